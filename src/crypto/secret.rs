@@ -1,0 +1,30 @@
+//! Types for secrets: zeroized when dropped, no Debug, no Clone.
+
+use zeroize::{Zeroize, ZeroizeOnDrop, Zeroizing};
+
+/// A 256-bit key.
+#[derive(Zeroize, ZeroizeOnDrop)]
+pub struct SecretKey([u8; 32]);
+
+impl SecretKey {
+    pub fn new(bytes: [u8; 32]) -> SecretKey {
+        SecretKey(bytes)
+    }
+
+    pub fn bytes(&self) -> &[u8; 32] {
+        &self.0
+    }
+}
+
+/// A passphrase as typed, without its line end.
+pub struct Passphrase(Zeroizing<Vec<u8>>);
+
+impl Passphrase {
+    pub fn new(bytes: Vec<u8>) -> Passphrase {
+        Passphrase(Zeroizing::new(bytes))
+    }
+
+    pub fn bytes(&self) -> &[u8] {
+        &self.0
+    }
+}

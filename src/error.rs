@@ -1,0 +1,123 @@
+//! The vocabulary at the bottom: errors, few kinds chosen by what the caller will do, and points in time.
+
+use std::io;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// Result of every fallible operation of the crate.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// What went wrong. The file-system kinds map one to one to an errno in the mount program;
+/// the archive kinds map to the exit codes of the command line.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("no such file or directory")]
+    NotFound,
+    #[error("file exists")]
+    Exists,
+    #[error("not a directory")]
+    NotDirectory,
+    #[error("is a directory")]
+    IsDirectory,
+    #[error("directory not empty")]
+    NotEmpty,
+    #[error("name too long")]
+    NameTooLong,
+    #[error("invalid argument: {0}")]
+    Invalid(String),
+    #[error("permission denied")]
+    PermissionDenied,
+    #[error("operation not permitted")]
+    NotPermitted,
+    #[error("file too large")]
+    FileTooLarge,
+    #[error("too many links")]
+    TooManyLinks,
+    #[error("no such attribute")]
+    NoAttribute,
+    #[error("attribute too large")]
+    AttributeTooLarge,
+    #[error("result does not fit")]
+    RangeTooSmall,
+    #[error("stale handle")]
+    Stale,
+    #[error("no such data or hole")]
+    NoSuchRange,
+    #[error("not supported: {0}")]
+    Unsupported(String),
+    #[error("no space left: {0}")]
+    NoSpace(String),
+    #[error("read-only: {0}")]
+    ReadOnly(String),
+
+    /// The file is not a lockbox archive.
+    #[error("not a lockbox archive: {0}")]
+    NotArchive(String),
+    /// The archive needs a newer program.
+    #[error("unsupported archive: {0}")]
+    UnsupportedVersion(String),
+    /// No key slot opens with what was given.
+    #[error("wrong password or key")]
+    WrongKey,
+    /// Authentic content is missing or altered; the message names the page.
+    #[error("damaged archive: {0}")]
+    Damaged(String),
+    /// Another process holds the archive; the message names it.
+    #[error("archive in use: {0}")]
+    InUse(String),
+    /// An earlier write or barrier failed; nothing more is written.
+    #[error("archive is read-only after a failed write: {0}")]
+    Latched(String),
+    /// The host refused a system call.
+    #[error("{context}")]
+    Io {
+        context: String,
+        #[source]
+        source: io::Error,
+    },
+}
+
+impl Error {
+    /// Wraps an error of the host; full disk becomes [`Error::NoSpace`].
+    pub fn io(context: impl Into<String>, source: io::Error) -> Self {
+        let context = context.into();
+        match source.raw_os_error() {
+            // EFBIG: a host file system with a small size limit is as full as a full disk.
+            Some(28 | 122 | 27) => Error::NoSpace(format!("{context}: {source}")),
+            Some(30) => Error::ReadOnly(format!("{context}: {source}")),
+            _ => Error::Io { context, source },
+        }
+    }
+
+    /// A structure that failed to decode or authenticate.
+    pub fn damaged(detail: impl Into<String>) -> Self {
+        Error::Damaged(detail.into())
+    }
+
+    pub fn invalid(detail: impl Into<String>) -> Self {
+        Error::Invalid(detail.into())
+    }
+}
+
+/// A point in time: seconds since 1970-01-01T00:00:00Z (may be negative) and nanoseconds below 10^9.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Timestamp {
+    pub seconds: i64,
+    pub nanos: u32,
+}
+
+impl Timestamp {
+    pub fn from_system(time: SystemTime) -> Self {
+        match time.duration_since(UNIX_EPOCH) {
+            Ok(d) => Timestamp { seconds: d.as_secs() as i64, nanos: d.subsec_nanos() },
+            Err(before) => {
+                let d = before.duration();
+                let (mut seconds, mut nanos) = (-(d.as_secs() as i64), d.subsec_nanos());
+                if nanos > 0 {
+                    seconds -= 1;
+                    nanos = 1_000_000_000 - nanos;
+                }
+                Timestamp { seconds, nanos }
+            }
+        }
+    }
+}

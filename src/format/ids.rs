@@ -1,0 +1,182 @@
+//! Ids, units, geometry and limits that every layer shares (specification sections 1, 2, 5.2 and 6).
+
+pub use crate::error::Timestamp;
+
+/// Bytes of a block, the unit of allocation.
+pub const BLOCK: u64 = 4096;
+/// The version that this program writes and reads.
+pub const FORMAT_VERSION: u32 = 1;
+/// Header blocks of one copy: framing and 32 slots.
+pub const HEADER_BLOCKS: u64 = 33;
+/// Key slots of a header.
+pub const KEY_SLOTS: usize = 32;
+/// First block of each header copy.
+pub const HEADER_START: [u64; 2] = [0, 320];
+/// First block of each ring area.
+pub const RING_START: [u64; 2] = [33, 353];
+/// Slots of the whole ring.
+pub const RING_SLOTS: u64 = 64;
+/// Blocks of an archive without any page.
+pub const MIN_BLOCKS: u64 = 385;
+/// Block ranges `[start, end)` that never belong to a page.
+pub const RESERVED: [(u64, u64); 2] = [(0, 65), (320, 385)];
+/// Bytes of a page that are not body plaintext: nonce 24, prologue 48 + 16, body tag 16.
+pub const PAGE_OVERHEAD: usize = 104;
+/// Longest page in blocks.
+pub const MAX_PAGE_BLOCKS: u64 = 64;
+/// Plain file data of one page, at most.
+pub const MAX_DATA: usize = 128 * 1024;
+/// Blocks of a raw node.
+pub const NODE_BLOCKS: u64 = 4;
+/// Longest encoded node.
+pub const NODE_CAPACITY: usize = NODE_BLOCKS as usize * BLOCK as usize - PAGE_OVERHEAD;
+/// Longest value of a leaf entry.
+pub const MAX_VALUE: usize = 3500;
+/// Blocks that one space-map value describes.
+pub const REGION_BLOCKS: u64 = 8192;
+/// Greatest inode number: the upper 16 bits of the kernel's number name the view.
+pub const MAX_INO: u64 = (1 << 48) - 1;
+
+/// Number of a commit, from 1; 0 means "none".
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Generation(pub u64);
+
+impl Generation {
+    pub fn next(self) -> Generation {
+        Generation(self.0 + 1)
+    }
+
+    /// Ring slot index of this generation's record, 0..64.
+    pub fn slot(self) -> u64 {
+        32 * (self.0 & 1) + (self.0 >> 1) % 32
+    }
+}
+
+/// Block address of the ring slot with this index.
+pub fn slot_block(slot: u64) -> u64 {
+    RING_START[(slot / 32) as usize] + slot % 32
+}
+
+/// Inode number.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Ino(pub u64);
+
+/// The root directory.
+pub const ROOT_INO: Ino = Ino(1);
+
+/// 128-bit authentication tag of a page body or record.
+pub type Tag = [u8; 16];
+
+/// Random id of an archive.
+pub type ArchiveId = [u8; 16];
+
+/// Random id of a writing session.
+pub type SessionId = [u8; 16];
+
+/// A run of blocks: address (48 bits) and length in blocks (16 bits).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Run {
+    pub address: u64,
+    pub blocks: u64,
+}
+
+impl Run {
+    pub fn new(address: u64, blocks: u64) -> Run {
+        Run { address, blocks }
+    }
+
+    pub fn pack(self) -> u64 {
+        self.address | (self.blocks << 48)
+    }
+
+    pub fn unpack(packed: u64) -> Run {
+        Run { address: packed & ((1 << 48) - 1), blocks: packed >> 48 }
+    }
+
+    pub fn end(self) -> u64 {
+        self.address + self.blocks
+    }
+
+    pub fn offset(self) -> u64 {
+        self.address * BLOCK
+    }
+
+    pub fn bytes(self) -> u64 {
+        self.blocks * BLOCK
+    }
+
+    /// Whether every block may belong to a page of a file of `total` blocks.
+    pub fn is_page_space(self, total: u64) -> bool {
+        self.blocks > 0
+            && self.blocks <= MAX_PAGE_BLOCKS
+            && self.end() <= total
+            && RESERVED.iter().all(|&(start, end)| self.end() <= start || self.address >= end)
+    }
+}
+
+/// Where a page is and the tag that it must have; `run.blocks == 0` is null.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Pointer {
+    pub run: Run,
+    pub generation: Generation,
+    pub tag: Tag,
+}
+
+impl Pointer {
+    pub const NULL: Pointer = Pointer { run: Run { address: 0, blocks: 0 }, generation: Generation(0), tag: [0; 16] };
+
+    pub fn is_null(&self) -> bool {
+        self.run.blocks == 0
+    }
+}
+
+/// Key of every tree, ordered as a tuple.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Key {
+    pub object: u64,
+    pub kind: u8,
+    pub sub: u64,
+}
+
+impl Key {
+    pub const MIN: Key = Key { object: 0, kind: 0, sub: 0 };
+    /// Only an upper fence, never an entry.
+    pub const MAX: Key = Key { object: u64::MAX, kind: u8::MAX, sub: u64::MAX };
+
+    pub const fn new(object: u64, kind: u8, sub: u64) -> Key {
+        Key { object, kind, sub }
+    }
+}
+
+/// Record kinds (the `kind` of a key), specification sections 6.2 and 7.
+pub mod kind {
+    pub const INODE: u8 = 1;
+    pub const INLINE: u8 = 2;
+    pub const XATTR: u8 = 3;
+    pub const XATTR_PIECE: u8 = 4;
+    pub const DIR_INDEX: u8 = 5;
+    pub const DIR_LIST: u8 = 6;
+    pub const EXTENT: u8 = 7;
+    pub const ORPHAN: u8 = 16;
+    pub const TRIM: u8 = 17;
+    pub const REFERENCE: u8 = 32;
+    pub const DEAD: u8 = 33;
+    pub const SNAPSHOT: u8 = 34;
+    pub const HISTORY: u8 = 35;
+    pub const SPACE: u8 = 36;
+}
+
+/// Trees by number, specification section 6.2.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum TreeId {
+    Live = 1,
+    References = 2,
+    Snapshots = 3,
+    History = 4,
+    Space = 5,
+}
+
+impl TreeId {
+    pub const ALL: [TreeId; 5] = [TreeId::Live, TreeId::References, TreeId::Snapshots, TreeId::History, TreeId::Space];
+}

@@ -1,0 +1,12 @@
+//! Bytes <-> values of the archive format; mirrors `format-spec/format.md` chapter by chapter. Total decoders, no I/O.
+
+pub mod header;
+pub mod ids;
+pub mod node;
+pub mod page;
+pub mod reader;
+pub mod record;
+pub mod space;
+pub mod values;
+
+pub use ids::*;

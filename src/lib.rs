@@ -1,0 +1,21 @@
+//! Lockbox: an encrypted archive in one ordinary file.
+//!
+//! The layers, lowest first, and what each may import, are in ARCHITECTURE.md; a test enforces the table.
+
+#![forbid(unsafe_code)]
+
+pub mod error;
+
+pub mod archive;
+pub(crate) mod btree;
+pub mod control;
+pub mod crypto;
+pub mod env;
+pub mod format;
+pub(crate) mod frame;
+pub mod fs;
+pub(crate) mod pager;
+pub mod storage;
+pub(crate) mod txn;
+
+pub use error::{Error, Result};

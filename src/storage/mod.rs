@@ -1,0 +1,61 @@
+//! Where an archive's bytes are: one trait, and the file, memory and crash-simulating implementations.
+
+mod file;
+mod memory;
+pub mod simulated;
+
+pub use file::{FileStorage, LockMode};
+pub use memory::MemoryStorage;
+
+use std::ops::Range;
+
+use crate::error::Result;
+
+/// A growable array of bytes with barriers. All methods may be called from several threads at once.
+///
+/// # Contract
+/// S1  `write_at`, `punch`, `allocate` and `set_len` may reach the medium in any order, in parts of 512 bytes, or not at all,
+///     until a `barrier` that was called after them has returned `Ok`.
+/// S2  After a failed `barrier` nothing is known about any write since the last good one; the caller latches.
+/// S3  `read_at` sees every earlier write of this process, whether or not it is on the medium; after `barrier` and `evict` it reads the medium.
+pub trait Storage: Send + Sync {
+    /// Length in bytes.
+    fn len(&self) -> Result<u64>;
+
+    fn is_empty(&self) -> Result<bool> {
+        Ok(self.len()? == 0)
+    }
+
+    /// Fills `out` from `offset`; `Damaged("archive is truncated ...")` when the storage ends before.
+    fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<()>;
+
+    /// Writes all of `data`, growing the storage when needed.
+    fn write_at(&self, offset: u64, data: &[u8]) -> Result<()>;
+
+    /// Makes the range really allocated on the host (zeros where it was a hole), growing the storage when needed.
+    /// `NoSpace` when the host is full; then nothing changed that matters.
+    fn allocate(&self, offset: u64, length: u64) -> Result<()>;
+
+    /// Gives the range back to the host; it reads as zeros. `Unsupported` where the host refuses.
+    fn punch(&self, offset: u64, length: u64) -> Result<()>;
+
+    fn set_len(&self, length: u64) -> Result<()>;
+
+    /// Returns when everything before it is on the medium.
+    fn barrier(&self) -> Result<()>;
+
+    /// Drops cached copies of the range, which must have been covered by a barrier, so that the next read comes from the medium.
+    fn evict(&self, offset: u64, length: u64) -> Result<()>;
+
+    /// The next range at or behind `offset` that holds data as the host sees it (SEEK_DATA), or None.
+    /// A host without the notion answers with the whole rest.
+    fn next_data(&self, offset: u64) -> Result<Option<Range<u64>>>;
+
+    /// Checks that the path still names the file that was opened, with at least the length seen last.
+    fn still_there(&self) -> Result<()> {
+        Ok(())
+    }
+
+    /// Whether writes are refused by the way it was opened.
+    fn read_only(&self) -> bool;
+}

@@ -1,0 +1,1 @@
+//! A storage that records every unsynced operation and can crash: drops, tears per 512 bytes and reorders what no barrier covered.
