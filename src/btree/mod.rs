@@ -1,1 +1,154 @@
-//! stub
+//! Copy-on-write B+tree over pages: persistent trees that share nodes, changed in memory, written once by a commit.
+//!
+//! # Invariants
+//! B1  A `Tree` value is a snapshot: no operation on another clone changes what it answers.
+//! B2  A node is changed in place only when nobody else can reach it: its `Arc` is unique along the whole path, it was born in the
+//!     transaction that is open now, and it is not stored. Otherwise it is cloned.
+//! B3  Cloning a node that an older transaction made (committed, or frozen and being written) adds it to `Edits::superseded`,
+//!     exactly once; its page is freed when the present transaction commits. Discarded edits supersede nothing.
+//! B4  A loaded node is used only when tree, level and both fences are those that its parent says.
+//! B5  An encoded node never exceeds NODE_CAPACITY; no node but an empty leaf root is empty.
+
+mod cache;
+mod cursor;
+mod edit;
+mod flush;
+mod node;
+#[cfg(test)]
+mod tests;
+
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+pub(crate) use cache::NodeStore;
+pub(crate) use node::Node;
+
+use crate::error::Result;
+use crate::format::record::Root;
+use crate::format::{Generation, Key, Pointer, TreeId};
+
+/// A child as its parent knows it.
+#[derive(Clone)]
+pub(crate) enum Child {
+    /// On the medium (and perhaps in the node cache).
+    Stored(Pointer),
+    /// In memory: changed since the last commit, or written by a commit that did not yet settle (`Node::stored` is set then).
+    Resident(Arc<Node>),
+}
+
+/// One version of one tree. Cloning is cheap.
+#[derive(Clone)]
+pub(crate) struct Tree {
+    id: TreeId,
+    level: u8,
+    root: Option<Child>,
+}
+
+/// What an operation's changes did to pages and memory.
+pub(crate) struct Edits {
+    /// The open transaction.
+    pub(crate) generation: Generation,
+    /// Nodes of older transactions that the new tree does not use any more.
+    pub(crate) superseded: Vec<Arc<Node>>,
+    /// Net number of nodes that the next commit has to write because of these edits.
+    pub(crate) dirtied: i64,
+}
+
+impl Edits {
+    pub(crate) fn new(generation: Generation) -> Edits {
+        Edits { generation, superseded: Vec::new(), dirtied: 0 }
+    }
+}
+
+impl Tree {
+    pub(crate) fn empty(id: TreeId) -> Tree {
+        Tree { id, level: 0, root: None }
+    }
+
+    /// The tree that a commit record names.
+    pub(crate) fn from_root(id: TreeId, root: &Root) -> Tree {
+        let _ = (id, root);
+        todo!()
+    }
+
+    /// Number of nodes that changing one record may dirty at most: path, splits and merges with siblings.
+    pub(crate) fn worst_case_dirty(&self) -> u64 {
+        2 * (u64::from(self.level) + 2) + 1
+    }
+
+    /// Calls `f` with the value of `key`, if there is one.
+    pub(crate) fn get<R>(&self, store: &NodeStore, key: Key, f: impl FnOnce(&[u8]) -> Result<R>) -> Result<Option<R>> {
+        let _ = (store, key, f);
+        todo!()
+    }
+
+    /// Calls `f` with the greatest entry at or before `key`, if there is one.
+    pub(crate) fn floor<R>(
+        &self,
+        store: &NodeStore,
+        key: Key,
+        f: impl FnOnce(Key, &[u8]) -> Result<R>,
+    ) -> Result<Option<R>> {
+        let _ = (store, key, f);
+        todo!()
+    }
+
+    /// Calls `f` with every entry in `[from, to)` in ascending order until it breaks.
+    pub(crate) fn scan(
+        &self,
+        store: &NodeStore,
+        from: Key,
+        to: Key,
+        f: &mut dyn FnMut(Key, &[u8]) -> Result<ControlFlow<()>>,
+    ) -> Result<()> {
+        let _ = (store, from, to, f);
+        todo!()
+    }
+
+    /// Inserts or replaces; answers whether the key was there. On an error the tree may be half changed: the caller discards it.
+    pub(crate) fn insert(&mut self, store: &NodeStore, edits: &mut Edits, key: Key, value: &[u8]) -> Result<bool> {
+        let _ = (store, edits, key, value);
+        todo!()
+    }
+
+    /// Removes; answers whether the key was there. On an error the tree may be half changed: the caller discards it.
+    pub(crate) fn remove(&mut self, store: &NodeStore, edits: &mut Edits, key: Key) -> Result<bool> {
+        let _ = (store, edits, key);
+        todo!()
+    }
+
+    /// Writes every resident node that is not stored yet, children first, through `write(level, encoded) -> pointer`,
+    /// sets `Node::stored`, puts the written nodes into the store's cache, and returns the root for the commit record.
+    /// Runs without any lock on the tree: other clones may be read and edited meanwhile.
+    pub(crate) fn flush(
+        &self,
+        store: &NodeStore,
+        write: &mut dyn FnMut(u8, Vec<u8>) -> Result<Pointer>,
+    ) -> Result<Root> {
+        let _ = (store, write);
+        todo!()
+    }
+
+    /// Replaces resident nodes that are stored by their pointers, so that memory is bounded by the cache again.
+    /// Only visits nodes that are not stored and their children.
+    pub(crate) fn settle(&mut self) {
+        todo!()
+    }
+
+    /// Number of resident nodes that no commit has written (for tests and accounting checks).
+    pub(crate) fn count_dirty(&self) -> u64 {
+        todo!()
+    }
+
+    /// Visits every stored node page of the tree (pointer, level); for `check` and rebuilding the space map.
+    /// Reads internal nodes and, when `leaves`, leaves too, verifying B4.
+    pub(crate) fn visit_pages(
+        &self,
+        store: &NodeStore,
+        leaves: bool,
+        f: &mut dyn FnMut(&Pointer, u8) -> Result<()>,
+    ) -> Result<()> {
+        let _ = (store, leaves, f);
+        todo!()
+    }
+}

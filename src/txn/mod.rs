@@ -1,1 +1,50 @@
-//! stub
+//! The only place where roots change: operations, commits, recovery, references, snapshots and reclaim of space.
+//!
+//! # Invariants
+//! T1  A block freed by commit N is not written, erased or truncated away before commit N+1 is durable and every reader that took its
+//!     state before the freeing operation has dropped it.
+//! T2  The record of N names every page that N brought in and no earlier barrier covered, or a barrier stands between those pages and the record.
+//! T3  The record of N+1 is written only after N's last barrier returned; it carries the tag of N.
+//! T4  A generation number is never used twice.
+//! T5  An operation is accepted only against free blocks that are allocated on the host: its data at worst case, the nodes that it may
+//!     dirty, and what the commit itself needs. So a commit never meets a full disk.
+//! T6  An operation is published whole or not at all.
+//! T7  The space map of checkpoint c together with the lists of the records c..=g is exactly the set of pages of root g.
+
+mod operation;
+mod volume;
+
+use std::ops::ControlFlow;
+
+pub(crate) use operation::Operation;
+pub(crate) use volume::{OpenOptions, Reservation, State, Volume, WrittenPiece};
+
+use crate::btree::{NodeStore, Tree};
+use crate::error::Result;
+use crate::format::Key;
+
+/// Read access to one version of the live tree; the same for readers and inside an operation.
+#[derive(Clone, Copy)]
+pub(crate) struct View<'a> {
+    pub(crate) tree: &'a Tree,
+    pub(crate) store: &'a NodeStore,
+}
+
+impl View<'_> {
+    pub(crate) fn get<R>(&self, key: Key, f: impl FnOnce(&[u8]) -> Result<R>) -> Result<Option<R>> {
+        self.tree.get(self.store, key, f)
+    }
+
+    pub(crate) fn floor<R>(&self, key: Key, f: impl FnOnce(Key, &[u8]) -> Result<R>) -> Result<Option<R>> {
+        self.tree.floor(self.store, key, f)
+    }
+
+    pub(crate) fn scan(
+        &self,
+        from: Key,
+        to: Key,
+        f: &mut dyn FnMut(Key, &[u8]) -> Result<ControlFlow<()>>,
+    ) -> Result<()> {
+        self.tree.scan(self.store, from, to, f)
+    }
+}

@@ -1,0 +1,1 @@
+//! Unlocks and opens an archive.

@@ -1,0 +1,1 @@
+//! Descends and scans without copying values.

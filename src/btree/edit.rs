@@ -1,0 +1,1 @@
+//! Inserts and removes with copy-on-write, splits and merges.

@@ -1,0 +1,1 @@
+//! Writes dirty nodes bottom-up and settles them.

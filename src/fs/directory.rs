@@ -1,0 +1,1 @@
+//! Edits and searches the two records of a directory entry (specification 7).

@@ -1,0 +1,1 @@
+//! Maps file ranges to extents: lookup, insert with split, removal, with reference counts kept right.

@@ -1,0 +1,2 @@
+//! Loads and stores inode values; counts open handles.
+pub(crate) struct OpenHandles;

@@ -1,0 +1,1 @@
+//! Frees unlinked and trimmed file content in bounded steps.

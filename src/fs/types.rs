@@ -1,0 +1,113 @@
+//! The vocabulary of the file system: attributes, requests and entries, free of kernel types.
+
+use crate::format::{Ino, Timestamp};
+
+/// File type and permission bits as in POSIX `st_mode`.
+pub mod mode {
+    pub const TYPE: u32 = 0o170000;
+    pub const SOCKET: u32 = 0o140000;
+    pub const SYMLINK: u32 = 0o120000;
+    pub const REGULAR: u32 = 0o100000;
+    pub const BLOCK: u32 = 0o060000;
+    pub const DIRECTORY: u32 = 0o040000;
+    pub const CHARACTER: u32 = 0o020000;
+    pub const FIFO: u32 = 0o010000;
+    pub const SET_UID: u32 = 0o4000;
+    pub const SET_GID: u32 = 0o2000;
+    pub const STICKY: u32 = 0o1000;
+    pub const PERMISSIONS: u32 = 0o7777;
+}
+
+/// What stat(2) tells.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Attributes {
+    pub ino: Ino,
+    pub mode: u32,
+    pub links: u32,
+    pub uid: u32,
+    pub gid: u32,
+    pub rdev: u32,
+    /// Bytes of a file or symlink target; of a directory a multiple of its entries.
+    pub size: u64,
+    /// 512-byte units of logical data without holes; never 0 for a file with data.
+    pub blocks: u64,
+    pub atime: Timestamp,
+    pub mtime: Timestamp,
+    pub ctime: Timestamp,
+    pub btime: Timestamp,
+}
+
+/// A time to set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SetTime {
+    Now,
+    To(Timestamp),
+}
+
+/// What setattr is to change.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct SetAttributes {
+    pub mode: Option<u32>,
+    pub uid: Option<u32>,
+    pub gid: Option<u32>,
+    pub size: Option<u64>,
+    pub atime: Option<SetTime>,
+    pub mtime: Option<SetTime>,
+    pub ctime: Option<SetTime>,
+    /// Clears set-id bits as a write by an ordinary user does (kernel's KILL_SUIDGID).
+    pub kill_set_id: bool,
+}
+
+/// Who creates an object.
+#[derive(Clone, Copy, Debug)]
+pub struct Creator {
+    pub uid: u32,
+    pub gid: u32,
+}
+
+/// What rename does with an existing target.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RenameMode {
+    Replace,
+    NoReplace,
+    Exchange,
+    /// Leaves a 0:0 character device in place of the source.
+    Whiteout,
+}
+
+/// xattr set flags.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum XattrMode {
+    Set,
+    Create,
+    Replace,
+}
+
+/// One listed directory entry.
+#[derive(Clone, Copy, Debug)]
+pub struct DirectoryEntry<'a> {
+    pub ino: Ino,
+    /// `mode >> 12`.
+    pub file_type: u8,
+    pub name: &'a [u8],
+    /// Where to go on after this entry.
+    pub cookie: u64,
+}
+
+/// What statfs(2) tells, in bytes.
+#[derive(Clone, Copy, Debug)]
+pub struct Statistics {
+    pub total: u64,
+    pub free: u64,
+    pub inodes: u64,
+    pub free_inodes: u64,
+}
+
+/// How durable things are without fsync.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum SyncProfile {
+    Never,
+    #[default]
+    Periodic,
+    Always,
+}

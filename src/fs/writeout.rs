@@ -1,0 +1,1 @@
+//! Turns staged data into pages and extents.

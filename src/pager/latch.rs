@@ -1,0 +1,2 @@
+//! The sticky write error.
+pub(crate) struct Latch;

@@ -1,0 +1,2 @@
+//! The commit ring.
+pub(crate) struct AuthenticRecord;
