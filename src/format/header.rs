@@ -41,17 +41,6 @@ pub struct Framing {
     pub commitment: [u8; 32],
     pub slots: [u8; 32],
     pub mac: [u8; 32],
-    /// Feature bits that forbid writing to a program that does not know them; this one knows none.
-    pub read_only_compatible: u64,
-}
-
-/// SHA-256 over a copy with the checksum field zeroed.
-fn checksum(copy_bytes: &[u8]) -> [u8; 32] {
-    let mut hash = Sha256::new();
-    hash.update(&copy_bytes[..CHECKSUM_AT]);
-    hash.update([0; 32]);
-    hash.update(&copy_bytes[4096..]);
-    hash.finalize().into()
 }
 
 /// Parsed, with a right checksum, but not authenticated: the MAC needs the volume key.

@@ -49,9 +49,6 @@ impl Root {
     }
 }
 
-const TWO_BARRIER: u32 = 1;
-const CLOSED: u32 = 2;
-
 /// Everything that a commit publishes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CommitRecord {
