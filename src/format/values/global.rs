@@ -63,7 +63,7 @@ impl DeadValue {
     }
 }
 
-/// Snapshot record.
+/// Snapshot record; an empty name says that the snapshot is being destroyed and its tree must not be read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SnapshotValue {
     pub generation: Generation,
@@ -78,7 +78,7 @@ const SNAPSHOT_HEAD: usize = 73;
 
 impl SnapshotValue {
     pub fn encode(&self) -> Vec<u8> {
-        debug_assert!(is_valid_name(&self.name));
+        debug_assert!(self.name.is_empty() || is_valid_name(&self.name));
         let mut out = Vec::with_capacity(SNAPSHOT_HEAD + self.name.len());
         out.extend_from_slice(&self.generation.0.to_le_bytes());
         out.extend_from_slice(&self.time.seconds.to_le_bytes());
@@ -98,7 +98,7 @@ impl SnapshotValue {
             return Err(Error::damaged("snapshot ends early"));
         };
         zero(&head[20..24], "snapshot")?;
-        if usize::from(head[72]) != name.len() || !is_valid_name(name) {
+        if usize::from(head[72]) != name.len() || !(name.is_empty() || is_valid_name(name)) {
             return Err(Error::damaged(format!("snapshot has a wrong name: length={} bytes={}", head[72], name.len())));
         }
         Ok(SnapshotValue {
