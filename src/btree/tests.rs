@@ -148,3 +148,12 @@ fn check_node(store: &NodeStore, child: &Child, place: Place) {
     })
     .unwrap();
 }
+
+/// Memory holds only what no commit has written.
+fn assert_settled(child: &Child) {
+    let Child::Resident(node) = child else { return };
+    assert!(node.stored.get().is_none(), "settled");
+    if let Body::Internal(children) = &node.body {
+        children.iter().for_each(|(_, child)| assert_settled(child));
+    }
+}

@@ -207,6 +207,7 @@ impl World {
         assert!(cold.memory() == 0);
 
         self.tree.settle();
+        self.tree.root.iter().for_each(assert_settled);
         assert_eq!(self.tree.count_dirty() as i64, self.dirtied);
         assert!(pages_of(&self.store, &self.tree).is_subset(&self.live));
         check_structure(&self.store, &self.tree);

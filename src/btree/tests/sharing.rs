@@ -1,7 +1,9 @@
 //! Who may change a node in place, what may be inserted, how full nodes are, and what the cache keeps.
 
 use super::*;
+use crate::btree::node::Leaf;
 use crate::format::MAX_VALUE;
+use crate::format::node::{self, NodeHead};
 
 fn key(object: u64) -> Key {
     Key::new(object, 1, 0)
@@ -159,4 +161,69 @@ fn the_cache_keeps_within_its_budget_and_forgets() {
     pages.iter().for_each(|pointer| large.forget(pointer));
     assert_eq!(large.memory(), 0);
     assert!(tree.get(&large, key(1), |_| Ok(())).is_err());
+}
+
+/// Three internal nodes with one leaf each, of one record: allowed by the format, though never written here.
+fn thin_tree(medium: &Medium) -> Tree {
+    let fences = [Key::MIN, key(2), key(3), Key::MAX];
+    let head = |level, lower, upper| NodeHead { level, tree: TreeId::Live as u8, lower, upper };
+    let children: Vec<(Key, Pointer)> = (0..3)
+        .map(|slot| {
+            let (lower, upper) = (fences[slot], fences[slot + 1]);
+            let entry = (key(slot as u64 + 1), &b"value"[..]);
+            let leaf = node::encode_leaf(&head(0, lower, upper), std::iter::once(entry));
+            let leaf = medium.write(Generation(1), leaf);
+            let internal = node::encode_internal(&head(1, lower, upper), std::iter::once((lower, leaf)));
+            (lower, medium.write(Generation(1), internal))
+        })
+        .collect();
+    let root = node::encode_internal(&head(2, Key::MIN, Key::MAX), children.into_iter());
+    let pointer = medium.write(Generation(1), root);
+    Tree::from_root(TreeId::Live, &Root { pointer, level: 2 })
+}
+
+#[test]
+fn a_neighbour_takes_the_range_of_an_emptied_node_on_every_level() {
+    for order in [[1, 2, 3], [1, 3, 2], [2, 1, 3], [2, 3, 1], [3, 2, 1], [3, 1, 2]] {
+        let medium = Arc::new(Medium::default());
+        let store = medium.cold(1 << 20);
+        let mut tree = thin_tree(&medium);
+        let mut edits = Edits::new(Generation(2));
+        for object in order {
+            let (before, bound) = (edits.dirtied, i64::from(tree.level) + 1);
+            assert!(tree.remove(&store, &mut edits, key(object)).unwrap());
+            assert!(edits.dirtied - before <= bound, "worst case");
+            assert_eq!(tree.count_dirty() as i64, edits.dirtied);
+            check_structure(&store, &tree);
+            // The whole range still takes records.
+            let mut copy = tree.clone();
+            let mut apart = Edits::new(Generation(2));
+            for other in [0, 1, 2, 3, 4] {
+                copy.insert(&store, &mut apart, key(other), b"new").unwrap();
+            }
+            assert_eq!(scan_all(&store, &copy).len(), 5);
+        }
+        assert!(tree.root.is_none());
+        let superseded: HashSet<Pointer> =
+            edits.superseded.iter().filter_map(|node| node.stored.get().copied()).collect();
+        assert_eq!((edits.dirtied, edits.superseded.len(), superseded.len()), (0, 7, 7), "B3: each of 7 pages once");
+    }
+}
+
+#[test]
+fn replaced_values_do_not_pile_up_in_a_leaf() {
+    let medium = Arc::new(Medium::default());
+    let store = medium.cold(0);
+    let mut tree = Tree::empty(TreeId::Live);
+    let mut edits = Edits::new(Generation(1));
+    for round in 0..1000 {
+        let length = round % 1000;
+        tree.insert(&store, &mut edits, key(1), &vec![1; length]).unwrap();
+        tree.insert(&store, &mut edits, key(2), &[2; 3]).unwrap();
+        tree.remove(&store, &mut edits, key(2)).unwrap();
+    }
+    let Some(Child::Resident(node)) = &tree.root else { panic!("not resident") };
+    let bound = 2 * (2 * node.encoded_size() + 512 + 1000);
+    assert!(node.memory() <= size_of::<Node>() + size_of::<Leaf>() + 4 * 32 + bound, "{}", node.memory());
+    assert_eq!(tree.get(&store, key(1), |value| Ok(value.len())).unwrap(), Some(999));
 }
