@@ -19,6 +19,9 @@ impl Volume {
             self.commit_for(Purpose::Drain)?;
         }
         let swept = self.sweep_step()?;
+        if self.space.lock().has_dirty() {
+            self.make_room(0, false)?;
+        }
         self.erase_step(false)?;
         let space = self.space.lock();
         Ok(swept || space.has_waiting() || space.has_dirty())
@@ -34,8 +37,13 @@ impl Volume {
             self.commit_for(Purpose::Drain)?;
         }
         self.release_waiting();
+        // What is being erased is out of reach for a moment, so something else has to be there.
+        self.make_room(0, false)?;
         while self.erase_step(true)? {}
-        Ok(())
+        let mut space = self.space.lock();
+        space
+            .overwrite_dirty(&mut |run| self.overwrite(run))
+            .map_err(|error| self.pager.latch().set("erasing freed blocks", &error))
     }
 
     /// After an unclean open: loads the next region, whose free blocks the host says hold data may be pages of a transaction that never
@@ -80,6 +88,11 @@ impl Volume {
                 Err(error) => return Err(error),
             }
         }
+        self.overwrite(run)?;
+        Ok(true)
+    }
+
+    fn overwrite(&self, run: Run) -> Result<()> {
         let mut at = run.offset();
         let end = at + run.bytes();
         let mut noise = vec![0; OVERWRITE_STEP.min(run.bytes()) as usize];
@@ -89,7 +102,7 @@ impl Volume {
             self.pager.storage().write_at(at, &noise[..count])?;
             at += count as u64;
         }
-        Ok(true)
+        Ok(())
     }
 
     /// Commits, drains, erases every free block, truncates the tail and writes the closed record. No call may follow.
