@@ -326,7 +326,8 @@ impl SpaceMap {
         }
         let used_loaded: u64 =
             self.regions.values().map(|r| r.used.iter().map(|w| u64::from(w.count_ones())).sum::<u64>()).sum();
-        let unloaded_blocks = (count - loaded) * REGION_BLOCKS;
+        let loaded_blocks: u64 = self.regions.values().map(|r| (self.total - r.base()).min(REGION_BLOCKS)).sum();
+        let unloaded_blocks = self.total - loaded_blocks;
         let unloaded_free = unloaded_blocks.saturating_sub(self.used_blocks.saturating_sub(used_loaded));
         if unloaded_free * 32 < unloaded_blocks { None } else { self.next_unloaded() }
     }
