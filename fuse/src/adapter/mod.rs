@@ -11,6 +11,7 @@
 
 mod convert;
 mod listings;
+mod reply;
 mod writers;
 
 pub use writers::Writers;
@@ -36,6 +37,7 @@ use lockbox::{Error, Result};
 
 use crate::errno::errno;
 use crate::kernel::{self, Granted};
+use reply::{full, reply_empty, reply_xattr};
 
 /// As good as for ever: nothing changes an archive but the mount itself. 34 years; the kernel computes in jiffies.
 const FOR_EVER: Duration = Duration::from_secs(1 << 30);
@@ -134,23 +136,6 @@ fn creator(request: &Request) -> Creator {
 
 fn writes(flags: OpenFlags) -> bool {
     flags.acc_mode() != OpenAccMode::O_RDONLY
-}
-
-fn reply_empty(result: Result<()>, reply: ReplyEmpty) {
-    match result {
-        Ok(()) => reply.ok(),
-        Err(error) => reply.error(errno(&error)),
-    }
-}
-
-fn reply_xattr(result: Result<Vec<u8>>, size: u32, reply: ReplyXattr) {
-    match result {
-        // A value is 64 KiB at most; a list of names that does not fit the kernel's 64 KiB fails below.
-        Ok(value) if size == 0 => reply.size(u32::try_from(value.len()).unwrap_or(u32::MAX)),
-        Ok(value) if value.len() > size as usize => reply.error(errno(&Error::RangeTooSmall)),
-        Ok(value) => reply.data(&value),
-        Err(error) => reply.error(errno(&error)),
-    }
 }
 
 impl fuser::Filesystem for Adapter {
@@ -497,8 +482,4 @@ impl fuser::Filesystem for Adapter {
     ) {
         reply.error(Errno::ENOTTY);
     }
-}
-
-fn full(full: bool) -> ControlFlow<()> {
-    if full { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
 }
