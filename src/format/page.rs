@@ -19,8 +19,8 @@ pub const POINTER: usize = 32;
 const BODY_HEAD: usize = 8;
 /// Bytes of an encoded packed item.
 const ITEM: usize = 24;
-/// Cells of one data page, at most.
-const MAX_CELLS: usize = 64;
+/// Cells of one data page, at most: the longest data in the smallest cells.
+const MAX_CELLS: usize = MAX_DATA / BLOCK as usize;
 /// Items of one packed page, at most.
 const MAX_ITEMS: usize = 4096;
 /// In a cell's stored length: the cell is not compressed.
@@ -102,8 +102,12 @@ impl Prologue {
 
     /// The relations between the fields that section 5.1 demands.
     fn check(&self) -> Result<()> {
-        let most_blocks = if self.kind == PageKind::Node { NODE_BLOCKS } else { MAX_PAGE_BLOCKS };
-        if self.blocks == 0 || u64::from(self.blocks) > most_blocks {
+        let blocks_fit = match self.kind {
+            PageKind::Node if self.compressed => 1..NODE_BLOCKS,
+            PageKind::Node => NODE_BLOCKS..NODE_BLOCKS + 1,
+            _ => 1..MAX_PAGE_BLOCKS + 1,
+        };
+        if !blocks_fit.contains(&u64::from(self.blocks)) {
             return Err(Error::damaged(format!("prologue has a wrong number of blocks: {}", self.blocks)));
         }
         let room = usize::from(self.blocks) * BLOCK as usize - PAGE_OVERHEAD;
@@ -242,7 +246,7 @@ pub fn encode_data_body(cell_log2: u8, cells: &[(&[u8], bool)], items: &[PackedI
 /// Decodes the head of a data body (without its padding) of `plain_length` file bytes.
 ///
 /// # Errors
-/// `Damaged` when counts, lengths or items do not fit; nothing is allocated beyond the counts' bounds (64 cells, 4,096 items).
+/// `Damaged` when counts, lengths or items do not fit; nothing is allocated beyond the counts' bounds (32 cells, 4,096 items).
 pub fn decode_cell_table(body: &[u8], plain_length: u32) -> Result<CellTable> {
     let Some((head, rest)) = body.split_first_chunk::<BODY_HEAD>() else {
         return Err(Error::damaged("data body ends early"));

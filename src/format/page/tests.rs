@@ -54,8 +54,16 @@ fn a_prologue_with_lengths_beyond_its_page_is_refused() {
     assert!(refused(Prologue { plain_length: 131073, ..data_prologue() }));
     assert!(refused(Prologue { plain_length: 0, ..data_prologue() }));
     assert!(refused(Prologue { plain_length: 16281, ..node_prologue() }));
-    assert!(refused(Prologue { blocks: 5, ..node_prologue() }));
-    assert!(refused(Prologue { compressed: false, ..node_prologue() }));
+}
+
+#[test]
+fn a_node_page_is_raw_in_4_blocks_or_compressed_in_fewer() {
+    let raw = Prologue { compressed: false, blocks: 4, stored_length: 205, plain_length: 205, ..node_prologue() };
+    assert_eq!(Prologue::decode(&raw.encode()).unwrap(), raw);
+    assert!(refused(Prologue { blocks: 3, ..raw }));
+    assert!(refused(Prologue { blocks: 5, ..raw }));
+    assert!(refused(Prologue { stored_length: 204, ..raw }));
+    assert!(refused(Prologue { blocks: 4, ..node_prologue() }));
 }
 
 #[test]
