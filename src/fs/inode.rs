@@ -26,8 +26,10 @@ pub(crate) fn store(op: &mut Operation<'_>, ino: Ino, inode: &InodeValue) -> Res
 pub(crate) struct OpenHandles(Mutex<HashMap<Ino, u64>>);
 
 impl OpenHandles {
-    pub(crate) fn open(&self, ino: Ino) {
+    /// Counts a handle; false when the inode is being deleted.
+    pub(crate) fn open(&self, ino: Ino) -> bool {
         *self.0.lock().entry(ino).or_default() += 1;
+        true
     }
 
     /// Answers whether it was the last handle.

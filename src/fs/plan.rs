@@ -241,9 +241,9 @@ fn remaining(pieces: &[Range<u64>], mapped: &[Mapped], visible: &Range<u64>) -> 
     for old in mapped {
         let mut at = old.offset.max(visible.start);
         let end = old.end().min(visible.end);
-        for piece in pieces.iter().filter(|piece| piece.end > at && piece.start < end) {
+        for piece in pieces.iter().filter(|piece| piece.end > old.offset && piece.start < end) {
             if piece.start > at {
-                rest.push(at..piece.start);
+                rest.push(at..piece.start.min(end));
             }
             at = at.max(piece.end);
         }

@@ -1,1 +1,3 @@
 //! Model tests of the file system.
+
+mod data;
