@@ -1,6 +1,7 @@
 //! File content against a model: staged, written out, cut, reopened; read by threads while it changes.
 
 use std::collections::BTreeMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -160,11 +161,19 @@ fn place(bench: &Bench, size: u64) -> Range<u64> {
     from..from + length
 }
 
+/// Names the content of all files together.
+fn digest(files: &BTreeMap<Ino, Vec<u8>>) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    files.hash(&mut hasher);
+    hasher.finish()
+}
+
 fn run_model(seed: u64, steps: u64, options: FsOptions) {
     let mut bench = Bench::new(seed, options);
     let mut files: BTreeMap<Ino, Vec<u8>> = (0..4).map(|_| (bench.make(), Vec::new())).collect();
-    let mut durable = files.clone();
     bench.fs.sync().unwrap();
+    // Every content since the last sync: after a crash one of them must be there, whole.
+    let mut moments = vec![digest(&files)];
     for step in 0..steps {
         let ino = *files.keys().nth(bench.below(files.len() as u64) as usize).unwrap();
         let size = files[&ino].len() as u64;
@@ -196,23 +205,21 @@ fn run_model(seed: u64, steps: u64, options: FsOptions) {
             }
             35..37 => {
                 bench.fs.sync().unwrap();
-                durable = files.clone();
+                moments.clear();
             }
             37 if bench.below(4) == 0 => {
                 if bench.below(2) == 0 {
                     bench.fs.close().unwrap();
-                } else {
-                    files = durable.clone();
+                    moments = vec![digest(&files)];
                 }
                 bench = bench.reopen();
-                // Only what is durable is certain after a crash, but early commits may have made more so: take what is there.
                 for (ino, model) in &mut files {
                     let size = bench.inode(*ino).size as usize;
-                    let found = bench.fs.read(*ino, 0, size + 10).unwrap();
-                    assert_eq!(found.len(), size);
-                    *model = found;
+                    *model = bench.fs.read(*ino, 0, size + 10).unwrap();
+                    assert_eq!(model.len(), size);
                 }
-                durable = files.clone();
+                assert!(moments.contains(&digest(&files)), "step {step}: not the content of one moment");
+                moments.clear();
             }
             38 => {
                 bench.fs.maintain().unwrap();
@@ -222,6 +229,7 @@ fn run_model(seed: u64, steps: u64, options: FsOptions) {
                 assert_eq!(staged, size, "step {step}");
             }
         }
+        moments.push(digest(&files));
         assert!(bench.fs.staging.total() <= options.staged_bytes + 3 * FRAME, "{}", bench.fs.staging.total());
     }
     for (ino, model) in &files {
@@ -248,8 +256,8 @@ fn run_model(seed: u64, steps: u64, options: FsOptions) {
 
 #[test]
 fn content_equals_the_model_through_writes_cuts_commits_and_reopening() {
-    for seed in 1..=4 {
-        run_model(seed, 500, OPTIONS);
+    for seed in 1..=8 {
+        run_model(seed, 600, OPTIONS);
     }
 }
 
@@ -421,6 +429,46 @@ fn writes_beyond_the_greatest_size_and_to_other_objects_are_refused() {
     assert!(bench.fs.staging.files().is_empty());
 }
 
+#[test]
+fn a_flush_whose_operation_is_not_published_is_made_again_and_nothing_twice() {
+    let bench = Bench::new(15, OPTIONS);
+    let files: Vec<Ino> = (0..6).map(|_| bench.make()).collect();
+    let mut models: Vec<Vec<u8>> = Vec::new();
+    for (index, ino) in files.iter().enumerate() {
+        let content = bench.bytes([10, 1000, 2000, 50_000, 300_000, 3000][index]);
+        bench.fs.write(*ino, 0, &content).unwrap();
+        models.push(content);
+    }
+    for round in 0..3_u8 {
+        let failed = bench.fs.volume.operate(100, true, |op| {
+            bench.fs.flush(op)?;
+            Err::<(), _>(Error::Stale)
+        });
+        assert!(matches!(failed, Err(Error::Stale)));
+        // Something else is published meanwhile.
+        bench.make();
+        for (ino, model) in files.iter().zip(&mut models) {
+            assert!(bench.fs.read(*ino, 0, 400_000).unwrap() == *model);
+            bench.fs.write(*ino, 5, &[round; 20]).unwrap();
+            write_model(model, 5, &[round; 20]);
+        }
+        bench.fs.truncate(files[4], 150_000, &mut |_| {}).unwrap();
+        models[4].truncate(150_000);
+        bench.fs.write(files[3], 0, &vec![round; FRAME as usize + 1]).unwrap();
+        models[3] = vec![round; FRAME as usize + 1];
+    }
+    assert!(bench.unlink(files[5], false));
+    for (ino, model) in files.iter().zip(&models).take(5) {
+        assert!(bench.fs.read(*ino, 0, 400_000).unwrap() == *model);
+    }
+    bench.audit(&files[..5]);
+    let bench = bench.reopen();
+    for (ino, model) in files.iter().zip(&models).take(5) {
+        assert!(bench.fs.read(*ino, 0, 400_000).unwrap() == *model);
+    }
+    bench.audit(&files[..5]);
+}
+
 /// A block that says its version in every word.
 fn block(version: u64) -> Vec<u8> {
     version.to_le_bytes().repeat(512)
@@ -523,10 +571,11 @@ fn threads_that_write_cut_and_commit_leave_each_file_as_its_owner_made_it() {
                 })
             })
             .collect();
-        let done = owners.into_iter().flat_map(|owner| owner.join().unwrap()).collect();
+        // Stopped before a failure of an owner is passed on, or the scope would wait for ever.
+        let joined: Vec<_> = owners.into_iter().map(|owner| owner.join()).collect();
         stop.store(true, Ordering::Relaxed);
         committer.join().unwrap();
-        done
+        joined.into_iter().flat_map(|files| files.unwrap()).collect()
     });
     bench.fs.sync().unwrap();
     let bench = bench.reopen();
