@@ -1,1 +1,98 @@
-//! Descends and scans without copying values.
+//! Descends and scans without copying values: resident nodes are borrowed, stored ones are held by the call that loaded them.
+
+use std::ops::ControlFlow;
+
+use super::node::{Body, Node, Place, slot_of};
+use super::{Child, NodeStore, ScanVisitor};
+use crate::error::Result;
+use crate::format::Key;
+
+/// Calls `f` with the node that `child` stands for.
+pub(super) fn with_node<R>(
+    store: &NodeStore,
+    child: &Child,
+    place: Place,
+    f: impl FnOnce(&Node) -> Result<R>,
+) -> Result<R> {
+    match child {
+        Child::Resident(node) => f(node),
+        Child::Stored(pointer) => f(&*store.load(pointer, place)?),
+    }
+}
+
+pub(super) fn get<R>(
+    store: &NodeStore,
+    node: &Node,
+    key: Key,
+    f: impl FnOnce(&[u8]) -> Result<R>,
+) -> Result<Option<R>> {
+    match &node.body {
+        Body::Leaf(leaf) => leaf.get(key).map(f).transpose(),
+        Body::Internal(children) => {
+            let slot = slot_of(children, key);
+            with_node(store, &children[slot].1, node.child_place(children, slot), |child| get(store, child, key, f))
+        }
+    }
+}
+
+/// `f` is taken when an entry is found. A leaf without an entry at or before `key` sends the search to its left neighbour, whose
+/// entries are all before `key`; no leaf below a root is empty (B5), so two children per level are visited at most.
+pub(super) fn floor<R, F: FnOnce(Key, &[u8]) -> Result<R>>(
+    store: &NodeStore,
+    node: &Node,
+    key: Key,
+    f: &mut Option<F>,
+) -> Result<Option<R>> {
+    match &node.body {
+        Body::Leaf(leaf) => {
+            let Some(position) = leaf.count_through(key).checked_sub(1) else { return Ok(None) };
+            let (key, value) = leaf.entry(position);
+            f.take().map(|f| f(key, value)).transpose()
+        }
+        Body::Internal(children) => {
+            for slot in (0..=slot_of(children, key)).rev() {
+                let place = node.child_place(children, slot);
+                let found = with_node(store, &children[slot].1, place, |child| floor(store, child, key, f))?;
+                if found.is_some() {
+                    return Ok(found);
+                }
+            }
+            Ok(None)
+        }
+    }
+}
+
+pub(super) fn scan(
+    store: &NodeStore,
+    node: &Node,
+    from: Key,
+    to: Key,
+    f: &mut ScanVisitor<'_>,
+) -> Result<ControlFlow<()>> {
+    match &node.body {
+        Body::Leaf(leaf) => {
+            for position in leaf.count_below(from)..leaf.len() {
+                let (key, value) = leaf.entry(position);
+                if key >= to {
+                    break;
+                }
+                if f(key, value)?.is_break() {
+                    return Ok(ControlFlow::Break(()));
+                }
+            }
+        }
+        Body::Internal(children) => {
+            for slot in slot_of(children, from)..children.len() {
+                let place = node.child_place(children, slot);
+                if place.lower >= to {
+                    break;
+                }
+                let flow = with_node(store, &children[slot].1, place, |child| scan(store, child, from, to, &mut *f))?;
+                if flow.is_break() {
+                    return Ok(flow);
+                }
+            }
+        }
+    }
+    Ok(ControlFlow::Continue(()))
+}

@@ -1,1 +1,243 @@
 //! Inserts and removes with copy-on-write, splits and merges.
+
+use std::sync::Arc;
+
+use super::node::{Body, Leaf, Node, Place, slot_of};
+use super::{Child, Edits, NodeStore, Tree};
+use crate::error::{Error, Result};
+use crate::format::node::{MAX_LEVEL, NODE_HEAD};
+use crate::format::{Key, MAX_VALUE, NODE_CAPACITY};
+
+/// Below this many encoded bytes a node looks for a neighbour to merge with.
+const SPARSE: usize = NODE_CAPACITY / 4;
+/// Neighbours merge only into a node that still takes a good number of inserts before it splits again.
+const MERGED: usize = NODE_CAPACITY / 4 * 3;
+
+/// What an edit needs besides the tree.
+struct Editor<'a> {
+    store: &'a NodeStore,
+    edits: &'a mut Edits,
+}
+
+pub(super) fn insert(tree: &mut Tree, store: &NodeStore, edits: &mut Edits, key: Key, value: &[u8]) -> Result<bool> {
+    if value.len() > MAX_VALUE {
+        return Err(Error::invalid(format!("tree value too long: bytes={}", value.len())));
+    }
+    if key == Key::MAX {
+        return Err(Error::invalid("the greatest key is only a fence"));
+    }
+    let mut editor = Editor { store, edits };
+    let place = Place::root(tree.id as u8, tree.level);
+    let Some(root) = &mut tree.root else {
+        let mut leaf = Leaf::default();
+        leaf.put(key, value);
+        tree.root = Some(editor.new_child(Node::new(editor.edits.generation, place, Body::Leaf(leaf))));
+        return Ok(false);
+    };
+    let root = editor.editable(root, place)?;
+    let (existed, right) = editor.insert(root, key, value)?;
+    if let Some((middle, right)) = right {
+        if tree.level == MAX_LEVEL {
+            return Err(Error::NoSpace(format!("tree is too high: tree={} level={}", place.tree, tree.level)));
+        }
+        tree.level += 1;
+        if let Some(left) = tree.root.take() {
+            let body = Body::Internal(vec![(Key::MIN, left), (middle, right)]);
+            let place = Place::root(place.tree, tree.level);
+            tree.root = Some(editor.new_child(Node::new(editor.edits.generation, place, body)));
+        }
+    }
+    Ok(existed)
+}
+
+pub(super) fn remove(tree: &mut Tree, store: &NodeStore, edits: &mut Edits, key: Key) -> Result<bool> {
+    // A key that is not there must not dirty its path.
+    if tree.get(store, key, |_| Ok(()))?.is_none() {
+        return Ok(false);
+    }
+    let mut editor = Editor { store, edits };
+    let Some(root) = &mut tree.root else { return Ok(false) };
+    let node = editor.editable(root, Place::root(tree.id as u8, tree.level))?;
+    editor.remove(node, key)?;
+    if node.is_empty() {
+        // B5: an empty tree has no node at all.
+        editor.edits.dirtied -= 1;
+        *tree = Tree::empty(tree.id);
+        return Ok(true);
+    }
+    while let Some(Child::Resident(node)) = &tree.root {
+        let Body::Internal(children) = &node.body else { break };
+        let [(_, only)] = children.as_slice() else { break };
+        let only = only.clone();
+        editor.retire(Arc::clone(node));
+        tree.root = Some(only);
+        tree.level -= 1;
+    }
+    Ok(true)
+}
+
+impl Editor<'_> {
+    fn insert(&mut self, node: &mut Node, key: Key, value: &[u8]) -> Result<(bool, Option<(Key, Child)>)> {
+        let level = node.level;
+        let (tree, upper) = (node.tree, node.upper);
+        let (newest, existed) = match &mut node.body {
+            Body::Leaf(leaf) => leaf.put(key, value),
+            Body::Internal(children) => {
+                let slot = slot_of(children, key);
+                let upper = children.get(slot + 1).map_or(upper, |next| next.0);
+                let place = Place { tree, level: level - 1, lower: children[slot].0, upper };
+                let child = self.editable(&mut children[slot].1, place)?;
+                let (existed, right) = self.insert(child, key, value)?;
+                let Some(right) = right else { return Ok((existed, None)) };
+                children.insert(slot + 1, right);
+                (slot + 1, existed)
+            }
+        };
+        if node.encoded_size() <= NODE_CAPACITY {
+            return Ok((existed, None));
+        }
+        let right = node.split(newest);
+        debug_assert!(node.encoded_size() <= NODE_CAPACITY && right.encoded_size() <= NODE_CAPACITY, "B5");
+        Ok((existed, Some((right.lower, self.new_child(right)))))
+    }
+
+    /// Removes a key that is there; may leave `node` empty or sparse, which its parent puts right.
+    fn remove(&mut self, node: &mut Node, key: Key) -> Result<()> {
+        let slot = match &mut node.body {
+            Body::Leaf(leaf) => {
+                leaf.remove(key);
+                return Ok(());
+            }
+            Body::Internal(children) => slot_of(children, key),
+        };
+        let child = self.editable_child(node, slot)?;
+        self.remove(child, key)?;
+        let (empty, size) = (child.is_empty(), child.encoded_size());
+        if empty {
+            self.absorb(node, slot)
+        } else if size < SPARSE {
+            self.merge(node, slot)
+        } else {
+            Ok(())
+        }
+    }
+
+    /// Takes the empty child in `slot` out and gives its range to a neighbour. Without one, `node` is empty itself afterwards.
+    fn absorb(&mut self, node: &mut Node, slot: usize) -> Result<()> {
+        let lower = node.lower;
+        let Body::Internal(children) = &node.body else { return Ok(()) };
+        let range = node.child_place(children, slot);
+        let count = children.len();
+        if slot > 0 {
+            let left = self.editable_child(node, slot - 1)?;
+            self.raise_upper(left, range.upper)?;
+        } else if count > 1 {
+            let right = self.editable_child(node, 1)?;
+            self.drop_lower(right, range.lower)?;
+        }
+        let Body::Internal(children) = &mut node.body else { return Ok(()) };
+        if let (_, Child::Resident(gone)) = children.remove(slot) {
+            self.retire(gone);
+        }
+        if let Some(first) = children.first_mut() {
+            first.0 = lower;
+        }
+        Ok(())
+    }
+
+    /// Widens a node, and the last child of every level below it, upwards.
+    fn raise_upper(&mut self, node: &mut Node, upper: Key) -> Result<()> {
+        if let Body::Internal(children) = &node.body {
+            let last = self.editable_child(node, children.len() - 1)?;
+            self.raise_upper(last, upper)?;
+        }
+        node.upper = upper;
+        Ok(())
+    }
+
+    /// Widens a node, and the first child of every level below it, downwards.
+    fn drop_lower(&mut self, node: &mut Node, lower: Key) -> Result<()> {
+        if let Body::Internal(_) = &node.body {
+            let first = self.editable_child(node, 0)?;
+            self.drop_lower(first, lower)?;
+        }
+        if let Body::Internal(children) = &mut node.body {
+            children[0].0 = lower;
+        }
+        node.lower = lower;
+        Ok(())
+    }
+
+    /// Merges the sparse child in `slot` with a neighbour, the left one first, if the two leave room.
+    fn merge(&mut self, node: &mut Node, slot: usize) -> Result<()> {
+        let Body::Internal(children) = &node.body else { return Ok(()) };
+        let first = slot.saturating_sub(1);
+        let last = (slot + 1).min(children.len() - 1);
+        for left in first..last {
+            let Body::Internal(children) = &node.body else { return Ok(()) };
+            let a = self.arc(&children[left].1, node.child_place(children, left))?;
+            let b = self.arc(&children[left + 1].1, node.child_place(children, left + 1))?;
+            if a.encoded_size() + b.encoded_size() - NODE_HEAD > MERGED {
+                continue;
+            }
+            let joined = self.new_child(Node::joined(&a, &b, self.edits.generation));
+            let Body::Internal(children) = &mut node.body else { return Ok(()) };
+            children[left].1 = joined;
+            children.remove(left + 1);
+            self.retire(a);
+            self.retire(b);
+            break;
+        }
+        Ok(())
+    }
+
+    fn editable_child<'n>(&mut self, node: &'n mut Node, slot: usize) -> Result<&'n mut Node> {
+        let Body::Internal(children) = &node.body else { unreachable!("only internal nodes have slots") };
+        let place = node.child_place(children, slot);
+        let Body::Internal(children) = &mut node.body else { unreachable!("only internal nodes have slots") };
+        self.editable(&mut children[slot].1, place)
+    }
+
+    /// The node of `child` for changes in place. The caller reached `child` through nodes that are editable themselves, so that a
+    /// unique `Arc` here is unique along the whole path (B2).
+    fn editable<'n>(&mut self, child: &'n mut Child, place: Place) -> Result<&'n mut Node> {
+        if let Child::Stored(pointer) = child {
+            *child = Child::Resident(self.store.load(pointer, place)?);
+        }
+        let Child::Resident(node) = child else { unreachable!("made resident above") };
+        if self.is_older(node) {
+            let copy = Arc::new(node.reborn(self.edits.generation));
+            // B3: no tree of this lineage reaches the original any more, so nobody can supersede it again.
+            self.edits.superseded.push(std::mem::replace(node, copy));
+            self.edits.dirtied += 1;
+        }
+        // B2: copied here when another version shares it; of the open transaction, so nothing is superseded.
+        Ok(Arc::make_mut(node))
+    }
+
+    fn arc(&self, child: &Child, place: Place) -> Result<Arc<Node>> {
+        match child {
+            Child::Resident(node) => Ok(Arc::clone(node)),
+            Child::Stored(pointer) => self.store.load(pointer, place),
+        }
+    }
+
+    fn new_child(&mut self, node: Node) -> Child {
+        self.edits.dirtied += 1;
+        Child::Resident(Arc::new(node))
+    }
+
+    /// `node` is not part of the tree any more.
+    fn retire(&mut self, node: Arc<Node>) {
+        if self.is_older(&node) {
+            self.edits.superseded.push(node); // B3
+        } else {
+            self.edits.dirtied -= 1;
+        }
+    }
+
+    /// Whether another transaction than the open one made the node: it has a page, or a commit in flight is giving it one.
+    fn is_older(&self, node: &Node) -> bool {
+        node.born != self.edits.generation || node.stored.get().is_some()
+    }
+}

@@ -1,1 +1,100 @@
-//! Writes dirty nodes bottom-up and settles them.
+//! Writes dirty nodes bottom-up, settles them, and walks what is stored.
+
+use std::sync::{Arc, OnceLock};
+
+use super::node::{Body, Node, Place};
+use super::{Child, NodeStore};
+use crate::error::Result;
+use crate::format::Pointer;
+
+/// Writes `node` and what is not stored below it; answers where it is.
+pub(super) fn flush(
+    store: &NodeStore,
+    node: &Arc<Node>,
+    write: &mut dyn FnMut(u8, Vec<u8>) -> Result<Pointer>,
+) -> Result<Pointer> {
+    if let Some(pointer) = node.stored.get() {
+        // Children of a stored node are stored: its page names them.
+        return Ok(*pointer);
+    }
+    let mut pointers = Vec::new();
+    if let Body::Internal(children) = &node.body {
+        pointers.reserve_exact(children.len());
+        for (_, child) in children {
+            pointers.push(match child {
+                Child::Stored(pointer) => *pointer,
+                Child::Resident(child) => flush(store, child, write)?,
+            });
+        }
+    }
+    let pointer = write(node.level, node.encode(&pointers))?;
+    // B1, B2: newer versions share the node, so it learns its place through the cell and is not touched otherwise. The cell was
+    // empty above, and the commit that runs this is the only one that writes.
+    let _ = node.stored.set(pointer);
+    match &node.body {
+        Body::Leaf(_) => store.keep(&pointer, node),
+        Body::Internal(children) => {
+            let children = children.iter().zip(&pointers).map(|((key, _), child)| (*key, Child::Stored(*child)));
+            let mut settled = Node::new(node.born, node.place(), Body::Internal(children.collect()));
+            settled.stored = OnceLock::from(pointer);
+            store.keep(&pointer, &Arc::new(settled));
+        }
+    }
+    Ok(pointer)
+}
+
+/// Replaces stored resident nodes in and below `child` by their pointers.
+pub(super) fn settle(child: &mut Child) {
+    let Child::Resident(node) = child else { return };
+    if let Some(pointer) = node.stored.get() {
+        *child = Child::Stored(*pointer);
+        return;
+    }
+    let Body::Internal(children) = &node.body else { return };
+    if !children.iter().any(|(_, child)| matches!(child, Child::Resident(_))) {
+        return;
+    }
+    // B1: copied when a published version shares it. The node belongs to the open transaction, so nothing is superseded (B3).
+    if let Body::Internal(children) = &mut Arc::make_mut(node).body {
+        children.iter_mut().for_each(|(_, child)| settle(child));
+    }
+}
+
+pub(super) fn count_dirty(child: &Child) -> u64 {
+    match child {
+        Child::Resident(node) if node.stored.get().is_none() => {
+            1 + match &node.body {
+                Body::Leaf(_) => 0,
+                Body::Internal(children) => children.iter().map(|(_, child)| count_dirty(child)).sum(),
+            }
+        }
+        _ => 0,
+    }
+}
+
+pub(super) fn visit_pages(
+    store: &NodeStore,
+    child: &Child,
+    place: Place,
+    leaves: bool,
+    f: &mut dyn FnMut(&Pointer, u8) -> Result<()>,
+) -> Result<()> {
+    let pointer = match child {
+        Child::Stored(pointer) => Some(pointer),
+        Child::Resident(node) => node.stored.get(),
+    };
+    if let Some(pointer) = pointer {
+        f(pointer, place.level)?;
+    }
+    if place.level == 0 && !leaves {
+        return Ok(());
+    }
+    super::cursor::with_node(store, child, place, |node| {
+        if let Body::Internal(children) = &node.body {
+            for (slot, (_, child)) in children.iter().enumerate() {
+                visit_pages(store, child, node.child_place(children, slot), leaves, f)?;
+            }
+        }
+        Ok(())
+    })
+}

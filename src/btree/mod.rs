@@ -22,6 +22,7 @@ use std::sync::Arc;
 
 pub(crate) use cache::NodeStore;
 pub(crate) use node::Node;
+use node::Place;
 
 use crate::error::Result;
 use crate::format::record::Root;
@@ -35,6 +36,9 @@ pub(crate) enum Child {
     /// In memory: changed since the last commit, or written by a commit that did not yet settle (`Node::stored` is set then).
     Resident(Arc<Node>),
 }
+
+/// Gets the entries of a scan until it breaks.
+pub(crate) type ScanVisitor<'a> = dyn FnMut(Key, &[u8]) -> Result<ControlFlow<()>> + 'a;
 
 /// One version of one tree. Cloning is cheap.
 #[derive(Clone)]
@@ -67,19 +71,25 @@ impl Tree {
 
     /// The tree that a commit record names.
     pub(crate) fn from_root(id: TreeId, root: &Root) -> Tree {
-        let _ = (id, root);
-        todo!()
+        if root.pointer.is_null() {
+            return Tree::empty(id);
+        }
+        Tree { id, level: root.level, root: Some(Child::Stored(root.pointer)) }
     }
 
-    /// Number of nodes that changing one record may dirty at most: path, splits and merges with siblings.
+    /// Number of nodes that changing one record may dirty at most.
+    ///
+    /// An insert clones one node and makes another by a split on each of the `level + 1` levels, and may put a root on top:
+    /// `2 * (level + 1) + 1`. A remove clones the path; a merge makes one node of two, of which at least the path's was just cloned,
+    /// and a neighbour that takes the range of an emptied child is cloned when that child's own clone goes: `level + 1`.
+    /// One more level is counted because a tree may grow between the reservation and the change.
     pub(crate) fn worst_case_dirty(&self) -> u64 {
         2 * (u64::from(self.level) + 2) + 1
     }
 
     /// Calls `f` with the value of `key`, if there is one.
     pub(crate) fn get<R>(&self, store: &NodeStore, key: Key, f: impl FnOnce(&[u8]) -> Result<R>) -> Result<Option<R>> {
-        let _ = (store, key, f);
-        todo!()
+        self.with_root(store, |root| cursor::get(store, root, key, f)).map(Option::flatten)
     }
 
     /// Calls `f` with the greatest entry at or before `key`, if there is one.
@@ -89,32 +99,25 @@ impl Tree {
         key: Key,
         f: impl FnOnce(Key, &[u8]) -> Result<R>,
     ) -> Result<Option<R>> {
-        let _ = (store, key, f);
-        todo!()
+        self.with_root(store, |root| cursor::floor(store, root, key, &mut Some(f))).map(Option::flatten)
     }
 
     /// Calls `f` with every entry in `[from, to)` in ascending order until it breaks.
-    pub(crate) fn scan(
-        &self,
-        store: &NodeStore,
-        from: Key,
-        to: Key,
-        f: &mut dyn FnMut(Key, &[u8]) -> Result<ControlFlow<()>>,
-    ) -> Result<()> {
-        let _ = (store, from, to, f);
-        todo!()
+    pub(crate) fn scan(&self, store: &NodeStore, from: Key, to: Key, f: &mut ScanVisitor<'_>) -> Result<()> {
+        if from < to {
+            self.with_root(store, |root| cursor::scan(store, root, from, to, f))?;
+        }
+        Ok(())
     }
 
     /// Inserts or replaces; answers whether the key was there. On an error the tree may be half changed: the caller discards it.
     pub(crate) fn insert(&mut self, store: &NodeStore, edits: &mut Edits, key: Key, value: &[u8]) -> Result<bool> {
-        let _ = (store, edits, key, value);
-        todo!()
+        edit::insert(self, store, edits, key, value)
     }
 
     /// Removes; answers whether the key was there. On an error the tree may be half changed: the caller discards it.
     pub(crate) fn remove(&mut self, store: &NodeStore, edits: &mut Edits, key: Key) -> Result<bool> {
-        let _ = (store, edits, key);
-        todo!()
+        edit::remove(self, store, edits, key)
     }
 
     /// Writes every resident node that is not stored yet, children first, through `write(level, encoded) -> pointer`,
@@ -125,19 +128,25 @@ impl Tree {
         store: &NodeStore,
         write: &mut dyn FnMut(u8, Vec<u8>) -> Result<Pointer>,
     ) -> Result<Root> {
-        let _ = (store, write);
-        todo!()
+        let pointer = match &self.root {
+            None => return Ok(Root::default()),
+            Some(Child::Stored(pointer)) => *pointer,
+            Some(Child::Resident(root)) => flush::flush(store, root, write)?,
+        };
+        Ok(Root { pointer, level: self.level })
     }
 
     /// Replaces resident nodes that are stored by their pointers, so that memory is bounded by the cache again.
     /// Only visits nodes that are not stored and their children.
     pub(crate) fn settle(&mut self) {
-        todo!()
+        if let Some(root) = &mut self.root {
+            flush::settle(root);
+        }
     }
 
     /// Number of resident nodes that no commit has written (for tests and accounting checks).
     pub(crate) fn count_dirty(&self) -> u64 {
-        todo!()
+        self.root.as_ref().map_or(0, flush::count_dirty)
     }
 
     /// Visits every stored node page of the tree (pointer, level); for `check` and rebuilding the space map.
@@ -148,7 +157,14 @@ impl Tree {
         leaves: bool,
         f: &mut dyn FnMut(&Pointer, u8) -> Result<()>,
     ) -> Result<()> {
-        let _ = (store, leaves, f);
-        todo!()
+        match &self.root {
+            None => Ok(()),
+            Some(root) => flush::visit_pages(store, root, Place::root(self.id as u8, self.level), leaves, f),
+        }
+    }
+
+    fn with_root<R>(&self, store: &NodeStore, f: impl FnOnce(&Node) -> Result<R>) -> Result<Option<R>> {
+        let Some(root) = &self.root else { return Ok(None) };
+        cursor::with_node(store, root, Place::root(self.id as u8, self.level), f).map(Some)
     }
 }

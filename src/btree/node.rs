@@ -2,12 +2,283 @@
 
 use std::sync::OnceLock;
 
-use crate::format::{Generation, Pointer};
+use super::Child;
+use crate::format::node::{self, INTERNAL_ENTRY, LEAF_ENTRY, NODE_HEAD, NodeHead};
+use crate::format::{Generation, Key, NODE_CAPACITY, Pointer};
+
+/// How full the left half stays when the newest entry is the last one: keys that ascend fill their nodes, and a tenth is left for
+/// values that grow.
+const ASCENDING_FILL: usize = NODE_CAPACITY / 10 * 9;
+/// Garbage that is not worth moving a leaf's values for.
+const GARBAGE: usize = 512;
 
 /// See the module's invariants.
+#[derive(Clone)]
 pub(crate) struct Node {
     /// Transaction that made this node; of a loaded node the generation of its page.
     pub(crate) born: Generation,
     /// Set once, when a commit has written it.
     pub(crate) stored: OnceLock<Pointer>,
+    pub(super) tree: u8,
+    pub(super) level: u8,
+    pub(super) lower: Key,
+    pub(super) upper: Key,
+    pub(super) body: Body,
+}
+
+#[derive(Clone)]
+pub(super) enum Body {
+    Leaf(Leaf),
+    /// The first key is the lower fence; a child's upper fence is the next key or the node's.
+    Internal(Vec<(Key, Child)>),
+}
+
+/// Level and fences that a parent demands of a child.
+#[derive(Clone, Copy)]
+pub(super) struct Place {
+    pub(super) tree: u8,
+    pub(super) level: u8,
+    pub(super) lower: Key,
+    pub(super) upper: Key,
+}
+
+impl Place {
+    pub(super) fn root(tree: u8, level: u8) -> Place {
+        Place { tree, level, lower: Key::MIN, upper: Key::MAX }
+    }
+}
+
+impl Node {
+    pub(super) fn new(born: Generation, place: Place, body: Body) -> Node {
+        let Place { tree, level, lower, upper } = place;
+        Node { born, stored: OnceLock::new(), tree, level, lower, upper, body }
+    }
+
+    /// The same content as a node of the transaction `born`, not stored.
+    pub(super) fn reborn(&self, born: Generation) -> Node {
+        Node::new(born, self.place(), self.body.clone())
+    }
+
+    pub(super) fn place(&self) -> Place {
+        Place { tree: self.tree, level: self.level, lower: self.lower, upper: self.upper }
+    }
+
+    pub(super) fn head(&self) -> NodeHead {
+        NodeHead { level: self.level, tree: self.tree, lower: self.lower, upper: self.upper }
+    }
+
+    pub(super) fn encoded_size(&self) -> usize {
+        NODE_HEAD
+            + match &self.body {
+                Body::Leaf(leaf) => leaf.encoded_size(),
+                Body::Internal(children) => children.len() * INTERNAL_ENTRY,
+            }
+    }
+
+    /// Estimated bytes in memory.
+    pub(super) fn memory(&self) -> usize {
+        size_of::<Node>()
+            + match &self.body {
+                Body::Leaf(leaf) => leaf.entries.capacity() * size_of::<Entry>() + leaf.heap.capacity(),
+                Body::Internal(children) => children.capacity() * size_of::<(Key, Child)>(),
+            }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        match &self.body {
+            Body::Leaf(leaf) => leaf.entries.is_empty(),
+            Body::Internal(children) => children.is_empty(),
+        }
+    }
+
+    /// What this node demands of the child in `slot`.
+    pub(super) fn child_place(&self, children: &[(Key, Child)], slot: usize) -> Place {
+        Place {
+            tree: self.tree,
+            level: self.level - 1,
+            lower: children[slot].0,
+            upper: children.get(slot + 1).map_or(self.upper, |next| next.0),
+        }
+    }
+
+    /// Splits an overfull node in two that fit; answers the right half. `newest` is the position of the entry that made it overfull.
+    ///
+    /// Two halves always suffice (B5): the node held at most `NODE_CAPACITY` before one entry came or grew, and an entry takes at most
+    /// 3,519 bytes, so the larger half of a split in the middle has at most (16,238 + 3,519) / 2 + 3,519 bytes of entries. The split
+    /// of ascending keys leaves at most nine tenths on the left, and on the right a tenth and at most two entries.
+    pub(super) fn split(&mut self, newest: usize) -> Node {
+        let total = self.encoded_size() - NODE_HEAD;
+        let right = match &mut self.body {
+            Body::Leaf(leaf) => {
+                let count = leaf.entries.len();
+                let limit = if newest + 1 == count { ASCENDING_FILL } else { total / 2 };
+                let mut left = 0;
+                let fitting = leaf.entries.iter().take_while(|entry| {
+                    left += LEAF_ENTRY + usize::from(entry.length);
+                    left <= limit
+                });
+                let at = fitting.count().clamp(1, count - 1);
+                Body::Leaf(leaf.split_off(at))
+            }
+            Body::Internal(children) => {
+                let count = children.len();
+                let limit = if newest + 1 == count { ASCENDING_FILL } else { total / 2 };
+                Body::Internal(children.split_off((limit / INTERNAL_ENTRY).clamp(1, count - 1)))
+            }
+        };
+        let lower = match &right {
+            Body::Leaf(leaf) => leaf.entries[0].key,
+            Body::Internal(children) => children[0].0,
+        };
+        let place = Place { lower, ..self.place() };
+        self.upper = lower;
+        Node::new(self.born, place, right)
+    }
+
+    /// The content of two neighbours as one node of the transaction `born`.
+    pub(super) fn joined(left: &Node, right: &Node, born: Generation) -> Node {
+        let body = match (&left.body, &right.body) {
+            (Body::Leaf(a), Body::Leaf(b)) => Body::Leaf(Leaf::copied(a.iter().chain(b.iter()))),
+            (Body::Internal(a), Body::Internal(b)) => Body::Internal(a.iter().chain(b).cloned().collect()),
+            // Neighbours have the level that their parent demands (B4), and a node's body follows from its level.
+            _ => unreachable!("neighbours of different levels"),
+        };
+        Node::new(born, Place { upper: right.upper, ..left.place() }, body)
+    }
+
+    /// The bytes of a leaf, or of an internal node whose children are at `pointers`.
+    pub(super) fn encode(&self, pointers: &[Pointer]) -> Vec<u8> {
+        match &self.body {
+            Body::Leaf(leaf) => node::encode_leaf(&self.head(), leaf.iter()),
+            Body::Internal(children) => {
+                node::encode_internal(&self.head(), children.iter().map(|child| child.0).zip(pointers.iter().copied()))
+            }
+        }
+    }
+}
+
+/// The slot of the child whose range holds `key`. Keys below the first belong to the first (only scans ask for those).
+pub(super) fn slot_of(children: &[(Key, Child)], key: Key) -> usize {
+    children.partition_point(|child| child.0 <= key).saturating_sub(1)
+}
+
+/// Where a value lies in the heap.
+#[derive(Clone, Copy)]
+struct Entry {
+    key: Key,
+    offset: u32,
+    length: u16,
+}
+
+impl Entry {
+    fn range(&self) -> std::ops::Range<usize> {
+        self.offset as usize..self.offset as usize + usize::from(self.length)
+    }
+}
+
+/// Sorted entries over one heap, so that copying a leaf is two copies of memory.
+#[derive(Clone, Default)]
+pub(super) struct Leaf {
+    entries: Vec<Entry>,
+    heap: Vec<u8>,
+    /// Bytes of the heap that entries name; the rest is garbage.
+    live: usize,
+}
+
+impl Leaf {
+    pub(super) fn copied<'a>(source: impl Iterator<Item = (Key, &'a [u8])> + Clone) -> Leaf {
+        let (count, bytes) = source.clone().fold((0, 0), |(count, bytes), (_, value)| (count + 1, bytes + value.len()));
+        let mut leaf = Leaf { entries: Vec::with_capacity(count), heap: Vec::with_capacity(bytes), live: bytes };
+        for (key, value) in source {
+            let offset = leaf.append(value);
+            leaf.entries.push(Entry { key, offset, length: value.len() as u16 });
+        }
+        leaf
+    }
+
+    fn encoded_size(&self) -> usize {
+        self.entries.len() * LEAF_ENTRY + self.live
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    pub(super) fn entry(&self, position: usize) -> (Key, &[u8]) {
+        let entry = &self.entries[position];
+        (entry.key, &self.heap[entry.range()])
+    }
+
+    pub(super) fn iter(&self) -> impl ExactSizeIterator<Item = (Key, &[u8])> + Clone {
+        self.entries.iter().map(|entry| (entry.key, &self.heap[entry.range()]))
+    }
+
+    /// Number of entries before `key`.
+    pub(super) fn count_below(&self, key: Key) -> usize {
+        self.entries.partition_point(|entry| entry.key < key)
+    }
+
+    /// Number of entries at or before `key`.
+    pub(super) fn count_through(&self, key: Key) -> usize {
+        self.entries.partition_point(|entry| entry.key <= key)
+    }
+
+    pub(super) fn get(&self, key: Key) -> Option<&[u8]> {
+        let position = self.entries.binary_search_by(|entry| entry.key.cmp(&key)).ok()?;
+        Some(self.entry(position).1)
+    }
+
+    /// Inserts or replaces; answers the position and whether the key was there. The value has at most `MAX_VALUE` bytes.
+    pub(super) fn put(&mut self, key: Key, value: &[u8]) -> (usize, bool) {
+        let length = value.len() as u16;
+        self.live += value.len();
+        let result = match self.entries.binary_search_by(|entry| entry.key.cmp(&key)) {
+            Ok(position) => {
+                let old = self.entries[position];
+                self.live -= usize::from(old.length);
+                let offset = if length <= old.length {
+                    self.heap[old.offset as usize..][..value.len()].copy_from_slice(value);
+                    old.offset
+                } else {
+                    self.append(value)
+                };
+                self.entries[position] = Entry { key, offset, length };
+                (position, true)
+            }
+            Err(position) => {
+                let offset = self.append(value);
+                self.entries.insert(position, Entry { key, offset, length });
+                (position, false)
+            }
+        };
+        self.compact();
+        result
+    }
+
+    pub(super) fn remove(&mut self, key: Key) -> bool {
+        let Ok(position) = self.entries.binary_search_by(|entry| entry.key.cmp(&key)) else { return false };
+        self.live -= usize::from(self.entries.remove(position).length);
+        self.compact();
+        true
+    }
+
+    /// The offset fits: a heap never outgrows three nodes' worth of bytes before it is compacted.
+    fn append(&mut self, value: &[u8]) -> u32 {
+        let offset = self.heap.len() as u32;
+        self.heap.extend_from_slice(value);
+        offset
+    }
+
+    /// Keeps at least about half of the heap live.
+    fn compact(&mut self) {
+        if self.heap.len() > 2 * self.live + GARBAGE {
+            *self = Leaf::copied(self.iter());
+        }
+    }
+
+    fn split_off(&mut self, at: usize) -> Leaf {
+        let right = Leaf::copied(self.iter().skip(at));
+        *self = Leaf::copied(self.iter().take(at));
+        right
+    }
 }

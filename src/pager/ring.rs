@@ -1,2 +1,61 @@
-//! The commit ring.
-pub(crate) struct AuthenticRecord;
+//! The commit ring: reads, writes and scrubs the slots of commit records.
+
+use super::Pager;
+use crate::env::Environment;
+use crate::error::{Error, Result};
+use crate::format::record::{CommitRecord, RECORD_PLAIN};
+use crate::format::{BLOCK, RING_SLOTS, Tag, slot_block};
+
+/// A record that opened under the commit key at its slot; nothing is known of its pages yet.
+#[derive(Clone, Debug)]
+pub(crate) struct AuthenticRecord {
+    pub(crate) record: CommitRecord,
+    pub(crate) tag: Tag,
+}
+
+impl Pager {
+    /// Every authentic record, by ascending generation. A slot that does not open is random, torn or foreign: skipped, for a tear
+    /// cannot be mistaken for a record.
+    ///
+    /// # Errors
+    /// `Io` when a slot cannot be read: a transient fault must not look like a missing record. `Damaged` for an authentic
+    /// record that does not decode.
+    pub(crate) fn read_ring(&self) -> Result<Vec<AuthenticRecord>> {
+        let mut records = Vec::new();
+        for slot in 0..RING_SLOTS {
+            let mut bytes = vec![0; BLOCK as usize];
+            self.storage.read_at(slot_block(slot) * BLOCK, &mut bytes)?;
+            let Some((plain, tag)) = self.cipher.open_record(slot, &bytes) else { continue };
+            let record = CommitRecord::decode(&plain)?;
+            if record.generation.slot() != slot {
+                return Err(Error::damaged(format!("commit record in a foreign slot: slot={slot}")));
+            }
+            records.push(AuthenticRecord { record, tag });
+        }
+        records.sort_by_key(|r| r.record.generation);
+        Ok(records)
+    }
+
+    /// Seals and writes a record into its slot; a failure latches.
+    pub(crate) fn write_record(&self, record: &CommitRecord) -> Result<Tag> {
+        self.latch.check()?;
+        let plain = record.encode();
+        debug_assert_eq!(plain.len(), RECORD_PLAIN);
+        let slot = record.generation.slot();
+        let (bytes, tag) = self.cipher.seal_record(slot, plain)?;
+        self.storage
+            .write_at(slot_block(slot) * BLOCK, &bytes)
+            .map_err(|e| self.latch.set("writing a commit record", &e))?;
+        Ok(tag)
+    }
+
+    /// Overwrites a slot with random bytes.
+    pub(crate) fn scrub_slot(&self, slot: u64, environment: &dyn Environment) -> Result<()> {
+        self.latch.check()?;
+        let mut bytes = vec![0; BLOCK as usize];
+        environment.fill_random(&mut bytes)?;
+        self.storage
+            .write_at(slot_block(slot) * BLOCK, &bytes)
+            .map_err(|e| self.latch.set("scrubbing a commit slot", &e))
+    }
+}

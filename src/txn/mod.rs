@@ -11,13 +11,26 @@
 //! T6  An operation is published whole or not at all.
 //! T7  The space map of checkpoint c together with the lists of the records c..=g is exactly the set of pages of root g.
 
+mod allocation;
+mod audit;
+mod commit;
+mod open;
 mod operation;
+mod recovery;
+mod references;
+mod snapshots;
+mod state;
+#[cfg(test)]
+mod tests;
+mod upkeep;
 mod volume;
 
 use std::ops::ControlFlow;
 
+pub(crate) use allocation::{Reservation, WrittenPiece};
 pub(crate) use operation::Operation;
-pub(crate) use volume::{OpenOptions, Reservation, State, Volume, WrittenPiece};
+pub(crate) use state::State;
+pub(crate) use volume::{OpenOptions, Volume};
 
 use crate::btree::{NodeStore, Tree};
 use crate::error::Result;

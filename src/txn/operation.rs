@@ -1,61 +1,90 @@
 //! One change of the archive, atomic: works on its own copy of the trees, published whole or dropped.
 
 use super::View;
-use crate::error::Result;
-use crate::format::{Generation, Ino, Key, Pointer};
+use super::state::{Counters, Trees};
+use crate::btree::Edits;
+use crate::error::{Error, Result};
+use crate::format::{Generation, Ino, Key, MAX_INO, Run, Tag};
 
 /// The working copy of an operation; see [`super::Volume::operate`].
 pub(crate) struct Operation<'v> {
-    _volume: &'v super::Volume,
+    pub(super) volume: &'v super::Volume,
+    pub(super) generation: Generation,
+    pub(super) trees: Trees,
+    pub(super) counters: Counters,
+    /// Anything at all was changed: otherwise nothing is published.
+    pub(super) changed: bool,
+    /// Edits of the live tree: its superseded nodes may belong to a snapshot.
+    pub(super) live_edits: Edits,
+    /// Edits of the global trees, which no snapshot contains.
+    pub(super) global_edits: Edits,
+    /// Pages that this operation brings in.
+    pub(super) adopted: Vec<(Run, Tag)>,
+    /// Pages whose last reference this operation removed.
+    pub(super) freed: Vec<Run>,
 }
 
 impl Operation<'_> {
     /// The live tree as changed so far.
     pub(crate) fn view(&self) -> View<'_> {
-        todo!()
+        View { tree: &self.trees.live, store: self.volume.store() }
     }
 
     /// The open transaction: `born` of every new extent.
     pub(crate) fn generation(&self) -> Generation {
-        todo!()
+        self.generation
     }
 
     /// Inserts or replaces a record of the live tree; answers whether it was there.
     pub(crate) fn insert(&mut self, key: Key, value: &[u8]) -> Result<bool> {
-        let _ = (key, value);
-        todo!()
+        self.changed = true;
+        self.trees.live.insert(self.volume.store(), &mut self.live_edits, key, value)
     }
 
     pub(crate) fn remove(&mut self, key: Key) -> Result<bool> {
-        let _ = key;
-        todo!()
+        let removed = self.trees.live.remove(self.volume.store(), &mut self.live_edits, key)?;
+        self.changed |= removed;
+        Ok(removed)
     }
 
     /// A number never used before; counts the inode as in use.
     pub(crate) fn allocate_ino(&mut self) -> Result<Ino> {
-        todo!()
+        if self.counters.next_ino > MAX_INO {
+            return Err(Error::NoSpace("inode numbers are used up".into()));
+        }
+        let ino = Ino(self.counters.next_ino);
+        self.changed = true;
+        self.counters.next_ino += 1;
+        self.counters.inodes += 1;
+        Ok(ino)
     }
 
     /// The inode's last record is gone.
     pub(crate) fn inode_gone(&mut self) {
-        todo!()
+        self.changed = true;
+        self.counters.inodes = self.counters.inodes.saturating_sub(1);
     }
 
-    /// A page just written by `Volume::write_data` or `write_packed` is now named by `extents` (>= 1) extents.
-    pub(crate) fn adopt(&mut self, page: &Pointer, extents: u32) -> Result<()> {
-        let _ = (page, extents);
-        todo!()
+    /// Nodes that the next commit has to write because of this operation, net.
+    pub(super) fn dirtied(&self) -> i64 {
+        self.live_edits.dirtied + self.global_edits.dirtied
     }
 
-    /// `more` further extents name the page (clone, split). Call before the `release` of what they replace.
-    pub(crate) fn share(&mut self, page: &Pointer, more: u32) -> Result<()> {
-        let _ = (page, more);
-        todo!()
-    }
-
-    /// An extent that named the page, born in `born`, left the live tree.
-    pub(crate) fn release(&mut self, page: &Pointer, born: Generation) -> Result<()> {
-        let _ = (page, born);
-        todo!()
+    /// Nodes of the live tree that the newest snapshot still shows go to its dead list instead of being freed.
+    pub(super) fn bury_snapshot_nodes(&mut self) -> Result<()> {
+        let newest = self.counters.newest_snapshot;
+        if newest == Generation(0) {
+            return Ok(());
+        }
+        let (theirs, ours): (Vec<_>, Vec<_>) =
+            std::mem::take(&mut self.live_edits.superseded).into_iter().partition(|node| {
+                // A node that is not stored yet belongs to the commit in flight, which is newer than any snapshot.
+                node.stored.get().is_some_and(|pointer| pointer.generation <= newest)
+            });
+        self.live_edits.superseded = ours;
+        for pointer in theirs.iter().filter_map(|node| node.stored.get()) {
+            self.bury(pointer.run, pointer.generation)?;
+        }
+        Ok(())
     }
 }

@@ -1,16 +1,23 @@
-//! The open archive as transactions see it: published state, reservations, and commits shared by concurrent callers.
+//! The open archive as transactions see it: published state, the writers' lock, and operations.
 
+use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 
+use arc_swap::ArcSwap;
+use parking_lot::{Condvar, Mutex, MutexGuard};
+
+use super::commit::CommitState;
+use super::state::{Epochs, State};
 use super::{Operation, View};
-use crate::btree::{NodeStore, Tree};
+use crate::btree::{Edits, Node, NodeStore, Tree};
 use crate::env::Environment;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::format::record::CommitRecord;
-use crate::format::{Generation, Ino, Pointer};
-use crate::frame::PageCipher;
+use crate::format::{Generation, Run, SessionId, Tag};
 use crate::pager::Pager;
-use crate::storage::Storage;
+use crate::pager::space::SpaceMap;
 
 /// How to open a volume.
 pub(crate) struct OpenOptions {
@@ -19,200 +26,217 @@ pub(crate) struct OpenOptions {
     pub(crate) memory: u64,
 }
 
-/// One published version; holding it pins every block that it can see.
-pub(crate) struct State {
-    pub(crate) live: Tree,
-    pub(crate) inodes: u64,
-    /// Number of the operation that published it, ascending.
-    pub(crate) sequence: u64,
+/// Estimated bytes of a dirty node in memory: encoded form, entries, allocation headers.
+const DIRTY_NODE_BYTES: u64 = 24 * 1024;
+
+/// Pages brought in or freed by one transaction beyond which it is committed: bounds memory and the record's lists.
+const LIST_LIMIT: u64 = 16_384;
+
+pub(super) type Flusher = Box<dyn Fn(&mut Operation<'_>) -> Result<()> + Send + Sync>;
+
+/// What writers share under their lock: the open transaction beside the published trees.
+pub(super) struct Writer {
+    pub(super) generation: Generation,
+    pub(super) next_sequence: u64,
+    /// Pages that the open transaction brought in.
+    pub(super) born: HashMap<u64, (Run, Tag)>,
+    /// Pages of older transactions that it freed.
+    pub(super) freed: Vec<Run>,
+    /// Nodes of older transactions that it replaced; their pages are known once the commit in flight is done.
+    pub(super) superseded: Vec<Arc<Node>>,
+    /// Something was published since the last freeze.
+    pub(super) changed: bool,
 }
 
-/// Blocks promised to data that is not yet written; given back when dropped. In units of 4 blocks (quads).
-pub(crate) struct Reservation {}
-
-impl Reservation {
-    /// Adds another reservation of the same volume to this one.
-    pub(crate) fn absorb(&mut self, other: Reservation) {
-        let _ = other;
-        todo!()
-    }
-
-    /// Takes `quads` out into a reservation of its own (fewer when it holds fewer).
-    pub(crate) fn split(&mut self, quads: u64) -> Reservation {
-        let _ = quads;
-        todo!()
-    }
-
-    pub(crate) fn quads(&self) -> u64 {
-        todo!()
-    }
+/// The open archive. Lock order: commit leader, writer, space, epochs.
+pub(crate) struct Volume {
+    pub(super) pager: Arc<Pager>,
+    pub(super) store: NodeStore,
+    pub(super) environment: Arc<dyn Environment>,
+    pub(super) published: ArcSwap<State>,
+    pub(super) epochs: Epochs,
+    pub(super) writer: Mutex<Writer>,
+    pub(super) space: Arc<Mutex<SpaceMap>>,
+    /// The checkpoint's tree; only the commit leader replaces it.
+    pub(super) space_tree: Mutex<Tree>,
+    pub(super) commits: Mutex<CommitState>,
+    pub(super) commit_done: Condvar,
+    pub(super) durable: ArcSwap<CommitRecord>,
+    pub(super) flusher: OnceLock<Flusher>,
+    /// Set by whoever stages data that the flusher will publish.
+    pub(super) staged: AtomicBool,
+    pub(super) dirty_nodes: AtomicI64,
+    /// Entries in the open transaction's lists of pages.
+    pub(super) list_entries: AtomicU64,
+    /// Bytes written since the last barrier.
+    pub(super) unsynced: AtomicU64,
+    pub(super) early_barrier: Mutex<()>,
+    pub(super) open_generation: AtomicU64,
+    pub(super) session: SessionId,
+    pub(super) header_sequence: u64,
+    pub(super) read_only: bool,
+    pub(super) fallback: Option<String>,
+    pub(super) memory: u64,
 }
-
-/// Where a piece of file data was written.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct WrittenPiece {
-    pub(crate) ino: Ino,
-    /// File offset of the first byte.
-    pub(crate) offset: u64,
-    pub(crate) length: u32,
-    pub(crate) page: Pointer,
-    /// First plain byte within the page.
-    pub(crate) start: u32,
-}
-
-/// The open archive.
-pub(crate) struct Volume {}
 
 impl Volume {
-    /// Makes a new, empty volume in a storage whose headers are written: random ring slots, empty trees. Nothing is durable
-    /// before the first `commit`.
-    pub(crate) fn create(
-        storage: Arc<dyn Storage>,
-        cipher: PageCipher,
-        environment: Arc<dyn Environment>,
-        header_sequence: u64,
-    ) -> Result<Arc<Volume>> {
-        let _ = (storage, cipher, environment, header_sequence);
-        todo!()
+    /// The current published version. Never waits.
+    pub(crate) fn state(&self) -> Arc<State> {
+        self.published.load_full()
     }
 
-    /// Recovers (writable) or just reads (read-only) the newest trustworthy commit.
-    ///
-    /// # Errors
-    /// `Damaged` naming what is missing, `ReadOnly` when a writable open meets a read-only storage.
-    pub(crate) fn open(
-        storage: Arc<dyn Storage>,
-        cipher: PageCipher,
-        environment: Arc<dyn Environment>,
-        header_sequence: u64,
-        options: &OpenOptions,
-    ) -> Result<Arc<Volume>> {
-        let _ = (storage, cipher, environment, header_sequence, options);
-        todo!()
+    pub(crate) fn view<'a>(&'a self, state: &'a State) -> View<'a> {
+        View { tree: &state.trees.live, store: self.store() }
+    }
+
+    pub(crate) fn store(&self) -> &NodeStore {
+        &self.store
+    }
+
+    pub(crate) fn pager(&self) -> &Pager {
+        &self.pager
     }
 
     /// A sentence when recovery rejected the newest record and took the one before.
     pub(crate) fn fallback(&self) -> Option<String> {
-        todo!()
+        self.fallback.clone()
     }
 
     /// The newest durable record (generation, time, counters).
     pub(crate) fn durable(&self) -> Arc<CommitRecord> {
-        todo!()
+        self.durable.load_full()
     }
 
     pub(crate) fn read_only(&self) -> bool {
-        todo!()
+        self.read_only
     }
 
-    /// Recomputes from the live tree, snapshots and dead lists which blocks are in use and every page's count, and compares with the
-    /// space map and reference records; `full` opens every page. Findings are sentences; empty means sound.
-    pub(crate) fn check_space(&self, full: bool, progress: &mut dyn FnMut(u64, u64)) -> Result<Vec<String>> {
-        let _ = (full, progress);
-        todo!()
+    /// (blocks of the file, blocks in use by pages of the last commit)
+    pub(crate) fn space(&self) -> (u64, u64) {
+        let space = self.space.lock();
+        (space.total(), space.used_blocks())
     }
 
-    /// The current published version. Never waits.
-    pub(crate) fn state(&self) -> Arc<State> {
-        todo!()
+    /// Sets what runs at the start of every commit, under the writers' lock, to move staged data into the transaction.
+    /// It may write data and change trees through the operation it gets; called once per commit, before the freeze.
+    pub(crate) fn set_flusher(&self, flusher: Flusher) {
+        // Only the first counts: one file system owns a volume.
+        let _ = self.flusher.set(flusher);
     }
 
-    pub(crate) fn view<'a>(&'a self, state: &'a State) -> View<'a> {
-        View { tree: &state.live, store: self.store() }
+    /// Says that the flusher has something to publish, so that the next `commit` is not skipped as empty.
+    pub(crate) fn mark_staged(&self) {
+        self.staged.store(true, Ordering::Release);
     }
 
-    pub(crate) fn store(&self) -> &NodeStore {
-        todo!()
+    /// Whether something was published or staged since the last commit began.
+    pub(crate) fn is_dirty(&self) -> bool {
+        self.staged.load(Ordering::Acquire) || self.writer.lock().changed
     }
 
-    pub(crate) fn pager(&self) -> &Pager {
-        todo!()
+    pub(super) fn check_writable(&self) -> Result<()> {
+        if self.read_only {
+            return Err(Error::ReadOnly("the archive is opened for reading".into()));
+        }
+        self.pager.latch().check()
     }
 
-    /// Promises room for `bytes` of file data in `pages` pages, at worst case.
-    ///
-    /// # Errors
-    /// `NoSpace` (nothing else is disturbed), `Latched`, `ReadOnly`.
-    pub(crate) fn reserve_data(&self, bytes: u64, pages: u64) -> Result<Reservation> {
-        let _ = (bytes, pages);
-        todo!()
+    /// Dirty nodes beyond which an operation first waits for a commit.
+    fn dirty_limit(&self) -> i64 {
+        (self.memory / 8 / DIRTY_NODE_BYTES).max(64) as i64
     }
 
     /// Runs `f` alone among writers on a working copy and publishes the result when it is `Ok`; readers never wait.
-    /// `records` bounds the number of tree records that `f` may insert or remove (nodes are reserved for them).
-    /// `essential` operations (delete, truncate, reclaim, write-out of accepted data) may use the reserve.
-    /// May commit first when too many nodes are dirty. Returns the sequence number that `f` published with its result.
+    /// The nodes that `f` dirtied are reserved before publication, so a full disk is an error of this operation alone (T5, T6).
+    /// `records` is about how many tree records `f` changes; `essential` operations (delete, truncate, reclaim, write-out of accepted
+    /// data) may use the reserve. Commits first when too many nodes are dirty or freed space waits for a commit.
     pub(crate) fn operate<R>(
         &self,
         records: u64,
         essential: bool,
         f: impl FnOnce(&mut Operation<'_>) -> Result<R>,
     ) -> Result<R> {
-        let _ = (records, essential, f);
-        todo!()
+        self.check_writable()?;
+        if self.dirty_nodes.load(Ordering::Relaxed) > self.dirty_limit()
+            || self.list_entries.load(Ordering::Relaxed) > LIST_LIMIT
+        {
+            self.commit()?;
+        }
+        self.make_room(records, essential)?;
+        let mut writer = self.writer.lock();
+        self.operate_locked(&mut writer, essential, f)
     }
 
-    /// Seals and writes `data` (1..=128 KiB) at `offset` of `ino`, outside of any operation; the caller names the pieces in an operation
-    /// (`adopt`) or calls `abandon`. More than one piece comes back only when free space is in fragments.
-    pub(crate) fn write_data(
+    /// `operate` for a caller that holds the writers' lock.
+    pub(super) fn operate_locked<R>(
         &self,
-        reservation: &mut Reservation,
-        ino: Ino,
-        offset: u64,
-        data: &[u8],
-        compress: bool,
-    ) -> Result<Vec<WrittenPiece>> {
-        let _ = (reservation, ino, offset, data, compress);
-        todo!()
+        writer: &mut MutexGuard<'_, Writer>,
+        essential: bool,
+        f: impl FnOnce(&mut Operation<'_>) -> Result<R>,
+    ) -> Result<R> {
+        let base = self.published.load_full();
+        let mut operation = Operation {
+            volume: self,
+            generation: writer.generation,
+            trees: base.trees.clone(),
+            counters: base.counters,
+            changed: false,
+            live_edits: Edits::new(writer.generation),
+            global_edits: Edits::new(writer.generation),
+            adopted: Vec::new(),
+            freed: Vec::new(),
+        };
+        drop(base);
+        let result = f(&mut operation)?;
+        operation.bury_snapshot_nodes()?;
+        self.publish(writer, operation, essential)?;
+        Ok(result)
     }
 
-    /// Packs whole small files (offset 0) into one shared page; at most 128 KiB in all, 256 files.
-    pub(crate) fn write_packed(
-        &self,
-        reservation: &mut Reservation,
-        files: &[(Ino, &[u8])],
-        compress: bool,
-    ) -> Result<Vec<WrittenPiece>> {
-        let _ = (reservation, files, compress);
-        todo!()
+    fn publish(&self, writer: &mut Writer, operation: Operation<'_>, essential: bool) -> Result<()> {
+        if !operation.changed {
+            return Ok(());
+        }
+        let dirtied = operation.dirtied();
+        if dirtied > 0 {
+            self.reserve_quads(dirtied as u64, essential)?;
+        } else {
+            self.space.lock().unreserve(dirtied.unsigned_abs());
+        }
+        self.dirty_nodes.fetch_add(dirtied, Ordering::Relaxed);
+
+        let sequence = writer.next_sequence;
+        writer.next_sequence += 1;
+        writer.changed = true;
+        writer.superseded.extend(operation.live_edits.superseded);
+        writer.superseded.extend(operation.global_edits.superseded);
+        for (run, tag) in operation.adopted {
+            writer.born.insert(run.address, (run, tag));
+        }
+        let mut unnamed = Vec::new();
+        for run in operation.freed {
+            // A page that this transaction brought in was never named by a commit: only readers can still see it.
+            match writer.born.remove(&run.address) {
+                Some((born, _)) => unnamed.push(born),
+                None => writer.freed.push(run),
+            }
+        }
+        let entries = writer.born.len() + writer.freed.len() + writer.superseded.len();
+        self.list_entries.store(entries as u64, Ordering::Relaxed);
+        let state = Arc::new(State { trees: operation.trees, counters: operation.counters, sequence });
+        self.epochs.add(&state);
+        self.published.store(state);
+        if !unnamed.is_empty() {
+            self.space.lock().discard(unnamed, sequence);
+            self.release_waiting();
+        }
+        Ok(())
     }
 
-    /// Gives back pages that no operation adopted.
-    pub(crate) fn abandon(&self, pieces: &[WrittenPiece]) {
-        let _ = pieces;
-        todo!()
-    }
-
-    /// Sets what runs at the start of every commit, under the writers' lock, to move staged data into the transaction.
-    /// It may write data and change trees through the operation it gets; called once per commit, before the freeze.
-    pub(crate) fn set_flusher(&self, flusher: Box<dyn Fn(&mut Operation<'_>) -> Result<()> + Send + Sync>) {
-        let _ = flusher;
-        todo!()
-    }
-
-    /// Returns when everything published (and staged, through the flusher) before the call is durable. Concurrent callers share commits.
-    pub(crate) fn commit(&self) -> Result<Generation> {
-        todo!()
-    }
-
-    /// Whether something was published or staged since the last commit began.
-    pub(crate) fn is_dirty(&self) -> bool {
-        todo!()
-    }
-
-    /// One background step: drains freed blocks of an idle archive by empty commits, erases dirty-free blocks older than about 5 s,
-    /// sweeps after an unclean open. Called every second or so by whoever owns the volume. Returns whether work is left.
-    pub(crate) fn maintain(&self) -> Result<bool> {
-        todo!()
-    }
-
-    /// Commits, drains, erases every free block, truncates the tail and writes the closed record. No call may follow.
-    pub(crate) fn close(&self) -> Result<()> {
-        todo!()
-    }
-
-    /// (blocks of the file, blocks in use by pages, blocks the host could still give or None when unknown)
-    pub(crate) fn space(&self) -> (u64, u64) {
-        todo!()
+    /// T1: hands freed blocks back to the allocator when no commit and no reader needs them.
+    pub(super) fn release_waiting(&self) {
+        let oldest = self.epochs.oldest();
+        let durable = self.durable.load().generation;
+        self.space.lock().release_waiting(durable, oldest);
     }
 }

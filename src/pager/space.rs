@@ -1,1 +1,0 @@
-//! The space map in memory.

@@ -1,0 +1,639 @@
+//! The space map in memory: regions loaded on demand, the states of free blocks, and reservations.
+//!
+//! # Invariants
+//! P1  A free block is in exactly one state: waiting -> dirty-free -> erasing -> erased. Waiting and erasing blocks are busy.
+//! P2  `reserved` groups of four free, host-allocated blocks exist at any time, beside the reserve; a page of n blocks consumes at most
+//!     ceil(n / 4) groups. So what was reserved can always be written.
+//! P3  A run leaves `waiting` only when a later commit than the one that freed it is durable and every reader that could see it is gone.
+//! P4  `used` is exactly the set of pages of the last durable commit; a checkpoint writes it before the running commit's lists are applied.
+
+mod region;
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+
+use crate::error::Result;
+use crate::format::space::RegionBits;
+use crate::format::{BLOCK, Generation, MIN_BLOCKS, REGION_BLOCKS, Run};
+use crate::storage::Storage;
+use region::{Region, any, fill};
+
+/// Groups of four blocks that only deletes, commits and the unmount may use: 1 MiB.
+pub(crate) const RESERVE_QUADS: u64 = 64;
+/// Growth of the file in blocks: at least 1 MiB, at most 16 MiB at once.
+const GROW_BLOCKS: (u64, u64) = (256, 4096);
+/// Blocks erased in one step at most: 64 MiB.
+const ERASE_STEP: u64 = 16_384;
+
+/// Blocks freed and not yet reusable.
+struct Waiting {
+    /// Commit that freed them; None for pages that no commit ever named.
+    freed_by: Option<Generation>,
+    /// Readers of states before this operation may still see them.
+    sequence: u64,
+    runs: Vec<Run>,
+}
+
+/// Why a reservation or allocation is not possible yet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Shortage {
+    /// This region is not loaded and may have room.
+    Load(u64),
+    /// Nothing more can be had from the host; freed blocks may become reusable by further commits.
+    Full,
+}
+
+/// The allocator's knowledge of one archive.
+pub(crate) struct SpaceMap {
+    total: u64,
+    used_blocks: u64,
+    regions: BTreeMap<u64, Box<Region>>,
+    /// Loaded regions with at least one free backed group.
+    roomy: BTreeSet<u64>,
+    /// Lists of recovered commits for regions that are not loaded: (allocated, run), in order.
+    pending: HashMap<u64, Vec<(bool, Run)>>,
+    waiting: VecDeque<Waiting>,
+    quads: u64,
+    reserved: u64,
+    /// Loaded regions that differ from the checkpoint.
+    changed: u64,
+    /// Entries in the lists of the open transaction.
+    list_entries: u64,
+    erasing: u64,
+    sweep: Option<u64>,
+    host_full: bool,
+}
+
+/// Splits a run at region borders.
+fn parts(run: Run) -> impl Iterator<Item = (u64, u64, u64)> {
+    let mut at = run.address;
+    std::iter::from_fn(move || {
+        if at >= run.end() {
+            return None;
+        }
+        let number = at / REGION_BLOCKS;
+        let start = at % REGION_BLOCKS;
+        let end = (start + run.end() - at).min(REGION_BLOCKS);
+        at += end - start;
+        Some((number, start, end))
+    })
+}
+
+impl SpaceMap {
+    /// The map of a file of `total` blocks with `used_blocks` in pages; no region is loaded.
+    /// `sweep`: the last session did not close, so free blocks may hold pages that nobody names.
+    pub(crate) fn new(total: u64, used_blocks: u64, sweep: bool) -> SpaceMap {
+        SpaceMap {
+            total,
+            used_blocks,
+            regions: BTreeMap::new(),
+            roomy: BTreeSet::new(),
+            pending: HashMap::new(),
+            waiting: VecDeque::new(),
+            quads: 0,
+            reserved: 0,
+            changed: 0,
+            list_entries: 0,
+            erasing: 0,
+            sweep: sweep.then_some(0),
+            host_full: false,
+        }
+    }
+
+    pub(crate) fn total(&self) -> u64 {
+        self.total
+    }
+
+    pub(crate) fn used_blocks(&self) -> u64 {
+        self.used_blocks
+    }
+
+    pub(crate) fn reserved(&self) -> u64 {
+        self.reserved
+    }
+
+    /// Tells how many pages the next commit has to list.
+    pub(crate) fn set_list_entries(&mut self, entries: u64) {
+        self.list_entries = entries;
+    }
+
+    /// Groups that the next commit needs beside the reserved ones: a path of the space tree, one node for each changed region
+    /// (they may all be far apart) and its splits, and list pages of 2,000 entries.
+    fn overhead(&self) -> u64 {
+        let regions = self.changed + self.pending.len() as u64;
+        12 + regions + regions / 4 + self.list_entries / 1000
+    }
+
+    fn update(regions: &mut BTreeMap<u64, Box<Region>>, roomy: &mut BTreeSet<u64>, quads: &mut u64, number: u64) {
+        if let Some(region) = regions.get_mut(&number) {
+            *quads = quads.wrapping_add_signed(region.recount());
+            if region.quads > 0 {
+                roomy.insert(number);
+            } else {
+                roomy.remove(&number);
+            }
+        }
+    }
+
+    fn touch(&mut self, number: u64) {
+        Self::update(&mut self.regions, &mut self.roomy, &mut self.quads, number);
+    }
+
+    // ---- loading ----
+
+    /// Adds the lists of a recovered commit, oldest first, before any region is loaded.
+    pub(crate) fn recover_lists(&mut self, allocated: impl Iterator<Item = Run>, freed: impl Iterator<Item = Run>) {
+        let lists = allocated.map(|run| (true, run)).chain(freed.map(|run| (false, run)));
+        for (number, entry) in lists.flat_map(|(set, run)| {
+            parts(run)
+                .map(move |(number, start, end)| (number, (set, Run::new(number * REGION_BLOCKS + start, end - start))))
+        }) {
+            self.pending.entry(number).or_default().push(entry);
+        }
+    }
+
+    /// Blocks that the newest recovered commit freed: they wait for the next one.
+    pub(crate) fn recover_waiting(&mut self, freed_by: Generation, runs: Vec<Run>) {
+        if !runs.is_empty() {
+            self.waiting.push_back(Waiting { freed_by: Some(freed_by), sequence: 0, runs });
+        }
+    }
+
+    pub(crate) fn is_loaded(&self, number: u64) -> bool {
+        self.regions.contains_key(&number)
+    }
+
+    /// Regions with recovered lists that are not loaded yet.
+    pub(crate) fn pending_regions(&self) -> Vec<u64> {
+        self.pending.keys().copied().collect()
+    }
+
+    /// Installs a region from its checkpoint value (None: no page in it): applies the recovered lists and asks the host which free blocks
+    /// hold data.
+    pub(crate) fn install(&mut self, number: u64, base: Option<&RegionBits>, storage: &dyn Storage) -> Result<()> {
+        if self.regions.contains_key(&number) {
+            return Ok(());
+        }
+        let mut region = Box::new(Region::new(number, self.total));
+        if let Some(bits) = base {
+            region.used = *bits;
+        }
+        for (set, run) in self.pending.get(&number).into_iter().flatten() {
+            let start = run.address % REGION_BLOCKS;
+            fill(&mut region.used, start, start + run.blocks, *set);
+            region.changed = true;
+        }
+        self.changed += u64::from(region.changed);
+        for w in 0..region.used.len() {
+            region.busy[w] |= region.used[w];
+        }
+        for run in self.waiting.iter().flat_map(|w| &w.runs) {
+            for (n, start, end) in parts(*run) {
+                if n == number {
+                    fill(&mut region.busy, start, end, true);
+                }
+            }
+        }
+        let base_byte = region.base() * BLOCK;
+        let end_byte = ((region.base() + REGION_BLOCKS).min(self.total)) * BLOCK;
+        let mut at = base_byte;
+        while at < end_byte {
+            let Some(data) = storage.next_data(at)? else { break };
+            if data.start >= end_byte {
+                break;
+            }
+            let start = (data.start.max(base_byte) - base_byte) / BLOCK;
+            let end = (data.end.min(end_byte) - base_byte).div_ceil(BLOCK);
+            fill(&mut region.dirty, start, end, true);
+            at = data.end.max(at + BLOCK);
+        }
+        for w in 0..region.dirty.len() {
+            region.dirty[w] &= !region.busy[w];
+            region.backed[w] = region.dirty[w];
+        }
+        self.pending.remove(&number);
+        self.regions.insert(number, region);
+        self.touch(number);
+        Ok(())
+    }
+
+    /// Installs a region whose pages were found by walking the trees; it differs from any checkpoint.
+    pub(crate) fn install_rebuilt(&mut self, number: u64, bits: &RegionBits, storage: &dyn Storage) -> Result<()> {
+        self.install(number, Some(bits), storage)?;
+        if let Some(region) = self.regions.get_mut(&number).filter(|r| !r.changed) {
+            region.changed = true;
+            self.changed += 1;
+        }
+        Ok(())
+    }
+
+    /// Forgets the recovered lists, which a rebuild replaces.
+    pub(crate) fn drop_pending(&mut self, used_blocks: u64) {
+        self.pending.clear();
+        self.used_blocks = used_blocks;
+    }
+
+    /// Drops loaded regions that hold nothing but what the checkpoint knows, until at most `keep` are loaded.
+    pub(crate) fn evict(&mut self, keep: usize) {
+        let mut spare = self.quads.saturating_sub(self.reserved + self.overhead() + RESERVE_QUADS);
+        let mut excess = self.regions.len().saturating_sub(keep);
+        let numbers: Vec<u64> = self.regions.keys().copied().collect();
+        for number in numbers {
+            if excess == 0 {
+                return;
+            }
+            let Some(region) = self.regions.get(&number) else { continue };
+            let busy_only_by_use = Region::new(number, self.total);
+            let plain = (0..region.used.len())
+                .all(|w| region.busy[w] == region.used[w] | busy_only_by_use.busy[w] && region.dirty[w] == 0);
+            if region.changed || !plain || region.quads > spare {
+                continue;
+            }
+            spare -= region.quads;
+            self.quads -= region.quads;
+            self.roomy.remove(&number);
+            self.regions.remove(&number);
+            excess -= 1;
+        }
+    }
+
+    // ---- reservations and allocation ----
+
+    /// Promises `quads` groups of four blocks, growing the file when needed.
+    ///
+    /// # Errors
+    /// `Ok(Err(shortage))` when that is not possible now; nothing changed then.
+    pub(crate) fn reserve(
+        &mut self,
+        quads: u64,
+        essential: bool,
+        storage: &dyn Storage,
+    ) -> Result<std::result::Result<(), Shortage>> {
+        let keep = self.overhead() + if essential { 0 } else { RESERVE_QUADS };
+        let wanted = self.reserved + quads + keep;
+        self.host_full = false;
+        while self.quads < wanted {
+            if let Err(shortage) = self.extend(wanted - self.quads, storage)? {
+                // Essential work may use up what the commit overhead keeps: the overhead is a bound, not a need.
+                if essential && self.quads >= self.reserved + quads {
+                    break;
+                }
+                return Ok(Err(shortage));
+            }
+        }
+        self.reserved += quads;
+        Ok(Ok(()))
+    }
+
+    pub(crate) fn unreserve(&mut self, quads: u64) {
+        debug_assert!(self.reserved >= quads);
+        self.reserved = self.reserved.saturating_sub(quads);
+    }
+
+    /// Gets more free backed groups: holes of loaded regions, then regions not loaded, then growth.
+    fn extend(&mut self, missing: u64, storage: &dyn Storage) -> Result<std::result::Result<(), Shortage>> {
+        if !self.host_full {
+            if self.back_holes(missing, storage)? {
+                return Ok(Ok(()));
+            }
+            if let Some(number) = self.region_worth_loading() {
+                return Ok(Err(Shortage::Load(number)));
+            }
+            let tail = self.total / REGION_BLOCKS;
+            if !self.total.is_multiple_of(REGION_BLOCKS) && !self.regions.contains_key(&tail) {
+                return Ok(Err(Shortage::Load(tail)));
+            }
+            if self.grow(missing, storage)? {
+                return Ok(Ok(()));
+            }
+            self.host_full = true;
+        }
+        match self.next_unloaded() {
+            Some(number) => Ok(Err(Shortage::Load(number))),
+            None => Ok(Err(Shortage::Full)),
+        }
+    }
+
+    fn next_unloaded(&self) -> Option<u64> {
+        (0..self.total.div_ceil(REGION_BLOCKS)).find(|n| !self.regions.contains_key(n))
+    }
+
+    /// A region that is not loaded, when those hold noticeably many free blocks: reading a full map to find crumbs does not pay.
+    fn region_worth_loading(&self) -> Option<u64> {
+        let count = self.total.div_ceil(REGION_BLOCKS);
+        let loaded = self.regions.len() as u64;
+        if loaded >= count {
+            return None;
+        }
+        let used_loaded: u64 =
+            self.regions.values().map(|r| r.used.iter().map(|w| u64::from(w.count_ones())).sum::<u64>()).sum();
+        let loaded_blocks: u64 = self.regions.values().map(|r| (self.total - r.base()).min(REGION_BLOCKS)).sum();
+        let unloaded_blocks = self.total - loaded_blocks;
+        let unloaded_free = unloaded_blocks.saturating_sub(self.used_blocks.saturating_sub(used_loaded));
+        if unloaded_free * 32 < unloaded_blocks { None } else { self.next_unloaded() }
+    }
+
+    /// Really allocates free blocks that are holes. False when there are none, or the host is full.
+    fn back_holes(&mut self, missing: u64, storage: &dyn Storage) -> Result<bool> {
+        let numbers: Vec<u64> = self.regions.keys().copied().collect();
+        for number in numbers {
+            let Some(region) = self.regions.get_mut(&number) else { continue };
+            let Some((start, length)) = region.first_hole() else { continue };
+            let end = start + length;
+            let end = end.min(start + (missing * 4).clamp(GROW_BLOCKS.0, GROW_BLOCKS.1));
+            match storage.allocate((region.base() + start) * BLOCK, (end - start) * BLOCK) {
+                Ok(()) => {}
+                Err(crate::Error::NoSpace(_)) => return Ok(false),
+                Err(error) => return Err(error),
+            }
+            fill(&mut region.backed, start, end, true);
+            self.touch(number);
+            return Ok(true);
+        }
+        Ok(false)
+    }
+
+    /// Grows the file by real allocation. False when the host is full.
+    fn grow(&mut self, missing: u64, storage: &dyn Storage) -> Result<bool> {
+        let comfortable = (self.total / 16).clamp(GROW_BLOCKS.0, GROW_BLOCKS.1).max((missing * 4).min(GROW_BLOCKS.1));
+        for step in [comfortable, (missing * 4 + 4).min(comfortable)] {
+            match storage.allocate(self.total * BLOCK, step * BLOCK) {
+                Ok(()) => {
+                    let old = self.total;
+                    self.total += step;
+                    for (number, start, end) in grown_parts(old, step) {
+                        let total = self.total;
+                        let region = self.regions.entry(number).or_insert_with(|| Box::new(Region::new(number, total)));
+                        fill(&mut region.busy, start, end, false);
+                        fill(&mut region.backed, start, end, true);
+                        self.touch(number);
+                    }
+                    return Ok(true);
+                }
+                Err(crate::Error::NoSpace(_)) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(false)
+    }
+
+    /// Takes a run of `blocks` out of the free backed blocks, consuming up to `from_reserved` reserved groups.
+    /// Dirty blocks first: overwriting is erasing. None when no run is long enough; the caller then asks for shorter ones.
+    pub(crate) fn allocate(&mut self, blocks: u64, from_reserved: u64) -> Option<Run> {
+        let found = [true, false].into_iter().find_map(|dirty| {
+            // Broken groups exist in regions without a whole free one, so small pages look everywhere.
+            let numbers: Box<dyn Iterator<Item = &u64>> =
+                if blocks < 4 { Box::new(self.regions.keys()) } else { Box::new(self.roomy.iter()) };
+            numbers
+                .filter_map(|n| self.regions.get(n))
+                .find_map(|r| r.find(blocks, dirty).map(|start| (r.number, start)))
+        });
+        let (number, start) = found?;
+        let region = self.regions.get_mut(&number)?;
+        fill(&mut region.busy, start, start + blocks, true);
+        fill(&mut region.dirty, start, start + blocks, false);
+        fill(&mut region.aged, start, start + blocks, false);
+        fill(&mut region.backed, start, start + blocks, false);
+        let run = Run::new(region.base() + start, blocks);
+        self.touch(number);
+        self.reserved = self.reserved.saturating_sub(from_reserved);
+        Some(run)
+    }
+
+    // ---- freeing ----
+
+    /// Blocks that no commit names (abandoned, or freed in the transaction that wrote them): reusable when readers from before `sequence`
+    /// are gone.
+    pub(crate) fn discard(&mut self, runs: Vec<Run>, sequence: u64) {
+        if !runs.is_empty() {
+            self.waiting.push_back(Waiting { freed_by: None, sequence, runs });
+        }
+    }
+
+    /// Commit `generation` is durable: what it brought in is used, what it freed waits.
+    pub(crate) fn committed(
+        &mut self,
+        generation: Generation,
+        allocated: impl Iterator<Item = Run>,
+        freed: Vec<Run>,
+        sequence: u64,
+    ) {
+        for run in allocated {
+            self.used_blocks += run.blocks;
+            self.mark_used(run, true);
+        }
+        for run in &freed {
+            self.used_blocks = self.used_blocks.saturating_sub(run.blocks);
+            self.mark_used(*run, false);
+        }
+        if !freed.is_empty() {
+            self.waiting.push_back(Waiting { freed_by: Some(generation), sequence, runs: freed });
+        }
+    }
+
+    fn mark_used(&mut self, run: Run, used: bool) {
+        for (number, start, end) in parts(run) {
+            if let Some(region) = self.regions.get_mut(&number) {
+                debug_assert!(any(&region.busy, start, end));
+                fill(&mut region.used, start, end, used);
+                self.changed += u64::from(!region.changed);
+                region.changed = true;
+            } else {
+                let entry = (used, Run::new(number * REGION_BLOCKS + start, end - start));
+                self.pending.entry(number).or_default().push(entry);
+            }
+        }
+    }
+
+    /// P3: makes waiting blocks reusable. `durable` is the last durable commit, `oldest` the sequence of the oldest state in use.
+    pub(crate) fn release_waiting(&mut self, durable: Generation, oldest: u64) {
+        let mut kept = VecDeque::with_capacity(self.waiting.len());
+        while let Some(entry) = self.waiting.pop_front() {
+            let passed = entry.freed_by.is_none_or(|generation| generation < durable);
+            if !passed || entry.sequence > oldest {
+                kept.push_back(entry);
+                continue;
+            }
+            let mut touched = BTreeSet::new();
+            for (number, start, end) in entry.runs.iter().flat_map(|run| parts(*run)) {
+                // A region that is not loaded learns from the host that the blocks hold data when it is.
+                let Some(region) = self.regions.get_mut(&number) else { continue };
+                fill(&mut region.busy, start, end, false);
+                fill(&mut region.dirty, start, end, true);
+                fill(&mut region.backed, start, end, true);
+                touched.insert(number);
+            }
+            for number in touched {
+                self.touch(number);
+            }
+        }
+        self.waiting = kept;
+    }
+
+    /// Whether freed blocks wait for a further commit to become durable.
+    pub(crate) fn waits_for_commit(&self) -> bool {
+        self.waiting.iter().any(|w| w.freed_by.is_some())
+    }
+
+    pub(crate) fn has_waiting(&self) -> bool {
+        !self.waiting.is_empty()
+    }
+
+    // ---- checkpoint ----
+
+    /// The values to write at a checkpoint (P4) of regions that changed since the last one; all are unchanged afterwards.
+    /// Pending regions must be loaded before.
+    pub(crate) fn take_checkpoint(&mut self) -> Vec<(u64, RegionBits)> {
+        let mut values = Vec::new();
+        self.changed = 0;
+        for region in self.regions.values_mut().filter(|r| r.changed) {
+            region.changed = false;
+            values.push((region.number, region.used));
+        }
+        values
+    }
+
+    // ---- erasing ----
+
+    /// Loads of the sweep after an unclean open: the next region to look at.
+    pub(crate) fn sweep_next(&self) -> Option<u64> {
+        self.sweep.filter(|n| n * REGION_BLOCKS < self.total)
+    }
+
+    /// The region was loaded; its dirty blocks need no ageing.
+    pub(crate) fn swept(&mut self, number: u64) {
+        if let Some(region) = self.regions.get_mut(&number) {
+            region.aged = region.dirty;
+        }
+        self.sweep = Some(number + 1).filter(|n| n * REGION_BLOCKS < self.total);
+    }
+
+    /// Moves dirty-free blocks to `erasing` and returns their runs, each with whether it has to stay allocated on the host (then it is to be
+    /// overwritten, not punched). Only blocks that were dirty at the last call already, unless `all`.
+    pub(crate) fn start_erasing(&mut self, all: bool) -> Vec<(Run, bool)> {
+        let mut runs = Vec::new();
+        let mut left = ERASE_STEP;
+        // What is being erased cannot be allocated: it may be taken from the reserve for a moment, never from what is promised.
+        let mut spare = self.quads.saturating_sub(self.reserved + self.overhead());
+        let numbers: Vec<u64> = self.regions.keys().copied().collect();
+        for number in numbers {
+            let Some(region) = self.regions.get_mut(&number) else { continue };
+            for (start, length) in Region::runs(|w| region.dirty[w] & if all { u64::MAX } else { region.aged[w] }) {
+                // The run may break groups at both ends.
+                let fits = spare.saturating_sub(1) * 4;
+                let length = length.min(left).min(fits);
+                if length == 0 {
+                    continue;
+                }
+                let quads = length.div_ceil(4) + 1;
+                left -= length;
+                spare -= quads;
+                fill(&mut region.busy, start, start + length, true);
+                fill(&mut region.dirty, start, start + length, false);
+                fill(&mut region.aged, start, start + length, false);
+                runs.push((Run::new(region.base() + start, length), spare < RESERVE_QUADS));
+            }
+            if !all && left > 0 {
+                region.aged = region.dirty;
+            }
+            self.touch(number);
+        }
+        self.erasing += runs.iter().map(|(run, _)| run.blocks).sum::<u64>();
+        runs
+    }
+
+    /// The run is erased; `backed` when it is still allocated on the host.
+    pub(crate) fn erased(&mut self, run: Run, backed: bool) {
+        self.erasing -= run.blocks;
+        for (number, start, end) in parts(run) {
+            let Some(region) = self.regions.get_mut(&number) else { continue };
+            fill(&mut region.busy, start, end, false);
+            fill(&mut region.backed, start, end, backed);
+            self.touch(number);
+        }
+    }
+
+    /// Overwrites dirty-free blocks one by one while nobody can allocate: what is left to do on a host so full that nothing can be
+    /// taken out of reach for a moment.
+    pub(crate) fn overwrite_dirty(&mut self, overwrite: &mut dyn FnMut(Run) -> Result<()>) -> Result<()> {
+        for region in self.regions.values_mut() {
+            for (start, length) in Region::runs(|w| region.dirty[w]) {
+                overwrite(Run::new(region.base() + start, length))?;
+                fill(&mut region.dirty, start, start + length, false);
+                fill(&mut region.aged, start, start + length, false);
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether any dirty-free block is left to erase in loaded regions.
+    pub(crate) fn has_dirty(&self) -> bool {
+        self.erasing > 0 || self.regions.values().any(|r| r.dirty.iter().any(|w| *w != 0))
+    }
+
+    /// Cuts free blocks off the end of the map and returns the new length of the file in blocks; the caller truncates the file.
+    /// Keeps the reserve's worth of backed blocks.
+    pub(crate) fn trim_tail(&mut self) -> u64 {
+        let mut end = self.total;
+        while end > MIN_BLOCKS {
+            let number = (end - 1) / REGION_BLOCKS;
+            let Some(region) = self.regions.get(&number) else { break };
+            let limit = end - number * REGION_BLOCKS;
+            let last_busy = (0..limit).rev().find(|&i| region.busy[(i / 64) as usize] >> (i % 64) & 1 == 1);
+            match last_busy {
+                Some(i) => {
+                    end = number * REGION_BLOCKS + i + 1;
+                    break;
+                }
+                None => end = number * REGION_BLOCKS,
+            }
+        }
+        let keep_quads = self.reserved + self.overhead() + RESERVE_QUADS;
+        // Cutting may not take what is promised: count the groups behind the cut.
+        let mut cut = end.max(MIN_BLOCKS).next_multiple_of(4);
+        let behind = |map: &SpaceMap, from: u64| -> u64 {
+            map.regions
+                .values()
+                .flat_map(|r| {
+                    Region::runs(|w| !r.busy[w] & r.backed[w])
+                        .into_iter()
+                        .map(|(s, l)| (r.base() + s, l))
+                        .collect::<Vec<_>>()
+                })
+                .filter(|(s, l)| s + l > from)
+                .map(|(s, l)| {
+                    let start = s.max(from);
+                    ((s + l) / 4).saturating_sub(start.div_ceil(4))
+                })
+                .sum()
+        };
+        let left = self.quads.saturating_sub(behind(self, cut));
+        if left < keep_quads {
+            cut = (cut + (keep_quads - left) * 4).min(self.total);
+        }
+        if cut >= self.total {
+            return self.total;
+        }
+        self.total = cut;
+        let numbers: Vec<u64> = self.regions.keys().copied().filter(|n| (n + 1) * REGION_BLOCKS > cut).collect();
+        for number in numbers {
+            if let Some(region) = self.regions.get_mut(&number) {
+                let from = cut.saturating_sub(region.base());
+                fill(&mut region.busy, from, REGION_BLOCKS, true);
+                fill(&mut region.dirty, from, REGION_BLOCKS, false);
+                fill(&mut region.aged, from, REGION_BLOCKS, false);
+                fill(&mut region.backed, from, REGION_BLOCKS, false);
+            }
+            self.touch(number);
+        }
+        cut
+    }
+
+    /// Every block that belongs to a page, for `check`: all regions must be loaded.
+    pub(crate) fn used_bits(&self, number: u64) -> Option<&RegionBits> {
+        self.regions.get(&number).map(|r| &r.used)
+    }
+}
+
+fn grown_parts(old: u64, step: u64) -> Vec<(u64, u64, u64)> {
+    parts(Run::new(old, step)).collect()
+}

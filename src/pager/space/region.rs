@@ -1,0 +1,244 @@
+//! One region of the space map in memory: which blocks are used, busy, dirty and backed, and runs found among them.
+
+use crate::format::space::{REGION_WORDS, RegionBits};
+use crate::format::{REGION_BLOCKS, RESERVED};
+
+/// The lowest bit of every group of four.
+const QUAD_LOW: u64 = 0x1111_1111_1111_1111;
+
+/// State of the 8,192 blocks of a region.
+///
+/// A block is *used* when a page of the last durable commit lies there; *busy* when it must not be allocated (used, waiting, in flight,
+/// being erased, reserved by the layout, or behind the end of the file); *dirty* when it is free and holds old ciphertext; *aged* when it
+/// was already dirty at the last tick; *backed* when it is free and the host has allocated it.
+pub(super) struct Region {
+    pub(super) number: u64,
+    pub(super) used: RegionBits,
+    pub(super) busy: RegionBits,
+    pub(super) dirty: RegionBits,
+    pub(super) aged: RegionBits,
+    pub(super) backed: RegionBits,
+    /// `used` differs from the checkpoint.
+    pub(super) changed: bool,
+    /// Free, backed, aligned groups of four blocks.
+    pub(super) quads: u64,
+}
+
+/// Sets or clears bits `[start, end)`.
+pub(super) fn fill(bits: &mut RegionBits, start: u64, end: u64, value: bool) {
+    let mut at = start;
+    while at < end {
+        let word = (at / 64) as usize;
+        let low = at % 64;
+        let high = (end - at + low).min(64);
+        let mask = if high - low == 64 { u64::MAX } else { ((1u64 << (high - low)) - 1) << low };
+        if value {
+            bits[word] |= mask;
+        } else {
+            bits[word] &= !mask;
+        }
+        at += high - low;
+    }
+}
+
+/// Whether any bit of `[start, end)` is set.
+pub(super) fn any(bits: &RegionBits, start: u64, end: u64) -> bool {
+    (start..end).any(|i| bits[(i / 64) as usize] >> (i % 64) & 1 == 1)
+}
+
+/// One bit (the lowest of four) for each aligned group of four set bits.
+fn full_quads(word: u64) -> u64 {
+    word & (word >> 1) & (word >> 2) & (word >> 3) & QUAD_LOW
+}
+
+fn count_quads(mask: impl Fn(usize) -> u64) -> u64 {
+    (0..REGION_WORDS).map(|w| u64::from(full_quads(mask(w)).count_ones())).sum()
+}
+
+impl Region {
+    /// A region with nothing in it but what the layout reserves and what lies behind `total` blocks.
+    pub(super) fn new(number: u64, total: u64) -> Region {
+        let mut region = Region {
+            number,
+            used: [0; REGION_WORDS],
+            busy: [0; REGION_WORDS],
+            dirty: [0; REGION_WORDS],
+            aged: [0; REGION_WORDS],
+            backed: [0; REGION_WORDS],
+            changed: false,
+            quads: 0,
+        };
+        let base = number * REGION_BLOCKS;
+        for (start, end) in RESERVED {
+            if start < base + REGION_BLOCKS && end > base {
+                fill(&mut region.busy, start.saturating_sub(base), (end - base).min(REGION_BLOCKS), true);
+            }
+        }
+        if total < base + REGION_BLOCKS {
+            fill(&mut region.busy, total.saturating_sub(base), REGION_BLOCKS, true);
+        }
+        region
+    }
+
+    pub(super) fn base(&self) -> u64 {
+        self.number * REGION_BLOCKS
+    }
+
+    /// Recounts after bits changed; answers the difference.
+    pub(super) fn recount(&mut self) -> i64 {
+        let before = self.quads;
+        self.quads = count_quads(|w| !self.busy[w] & self.backed[w]);
+        self.quads as i64 - before as i64
+    }
+
+    fn available(&self, word: usize) -> u64 {
+        !self.busy[word] & self.backed[word]
+    }
+
+    /// First fit of `blocks` among free backed blocks; among dirty blocks only when `dirty`.
+    ///
+    /// A run starts where free space starts or at a multiple of four, so that it never breaks more than ceil(blocks / 4) whole groups
+    /// (P2): where free space starts in the middle of a group, that group is broken already.
+    pub(super) fn find(&self, blocks: u64, dirty: bool) -> Option<u64> {
+        let mask = |w: usize| self.available(w) & if dirty { self.dirty[w] } else { u64::MAX };
+        if blocks < 4
+            && let Some(found) = find_in_partial_quads(blocks, |w| self.available(w), mask)
+        {
+            return Some(found);
+        }
+        let mut found = None;
+        for_each_run(mask, &mut |start, length| {
+            let joins = start % 4 != 0 && any_available(self, start - 1);
+            let first = if joins { start.next_multiple_of(4) } else { start };
+            if start + length >= first + blocks {
+                found = Some(first);
+            }
+            found.is_none()
+        });
+        found
+    }
+
+    /// Free groups of four that the host has not (wholly) allocated, as runs.
+    pub(super) fn first_hole(&self) -> Option<(u64, u64)> {
+        let hole = |w: usize| (full_quads(!self.busy[w]) & !full_quads(self.available(w))) * 0xF;
+        let mut found = None;
+        for_each_run(hole, &mut |start, length| {
+            found = Some((start, length));
+            false
+        });
+        found
+    }
+
+    /// Runs of set bits of `mask`, as (start, length) within the region.
+    pub(super) fn runs(mask: impl Fn(usize) -> u64) -> Vec<(u64, u64)> {
+        let mut runs = Vec::new();
+        for_each_run(mask, &mut |start, length| {
+            runs.push((start, length));
+            true
+        });
+        runs
+    }
+}
+
+fn any_available(region: &Region, block: u64) -> bool {
+    region.available((block / 64) as usize) >> (block % 64) & 1 == 1
+}
+
+/// Calls `f(start, length)` with the maximal runs of set bits, in order, until it says false.
+fn for_each_run(mask: impl Fn(usize) -> u64, f: &mut dyn FnMut(u64, u64) -> bool) {
+    let mut open: Option<(u64, u64)> = None;
+    for w in 0..REGION_WORDS {
+        let mut word = mask(w);
+        let base = w as u64 * 64;
+        if let Some((start, length)) = open {
+            // A run that reached the end of the last word goes on, or ends here.
+            let more = u64::from(word.trailing_ones());
+            if more == 64 {
+                open = Some((start, length + 64));
+                continue;
+            }
+            open = None;
+            if !f(start, length + more) {
+                return;
+            }
+            word &= !((1u64 << more) - 1);
+        }
+        while word != 0 {
+            let low = u64::from(word.trailing_zeros());
+            let length = u64::from((word >> low).trailing_ones());
+            if low + length == 64 {
+                open = Some((base + low, length));
+                break;
+            }
+            if !f(base + low, length) {
+                return;
+            }
+            word &= !(((1u64 << length) - 1) << low);
+        }
+    }
+    if let Some((start, length)) = open {
+        f(start, length);
+    }
+}
+
+/// Small pages go into groups that are already broken; `mask` says which blocks of them may be taken.
+fn find_in_partial_quads(blocks: u64, available: impl Fn(usize) -> u64, mask: impl Fn(usize) -> u64) -> Option<u64> {
+    for w in 0..REGION_WORDS {
+        let partial = mask(w) & !(full_quads(available(w)) * 0xF);
+        if partial == 0 {
+            continue;
+        }
+        for quad in 0..16 {
+            let nibble = partial >> (4 * quad) & 0xF;
+            for low in 0..=(4 - blocks) {
+                let wanted = ((1 << blocks) - 1) << low;
+                if nibble & wanted == wanted {
+                    return Some(w as u64 * 64 + 4 * quad + low);
+                }
+            }
+        }
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fill_and_runs_agree() {
+        let mut bits = [0; REGION_WORDS];
+        for (start, end) in [(0, 1), (3, 64), (64, 65), (100, 300), (8191, 8192)] {
+            fill(&mut bits, start, end, true);
+        }
+        assert_eq!(Region::runs(|w| bits[w]), vec![(0, 1), (3, 62), (100, 200), (8191, 1)]);
+        fill(&mut bits, 120, 121, false);
+        assert!(!any(&bits, 120, 121) && any(&bits, 119, 122));
+        assert_eq!(Region::runs(|w| bits[w])[2..4], [(100, 20), (121, 179)]);
+    }
+
+    #[test]
+    fn the_layout_and_the_end_of_the_file_are_busy() {
+        let region = Region::new(0, 1000);
+        let free = Region::runs(|w| !region.busy[w]);
+        assert_eq!(free, vec![(65, 255), (385, 615)]);
+    }
+
+    #[test]
+    fn no_allocation_breaks_more_whole_groups_than_it_was_promised() {
+        let mut region = Region::new(1, 1 << 20);
+        fill(&mut region.backed, 0, 64, true);
+        fill(&mut region.busy, 5, 6, true);
+        region.recount();
+        assert_eq!(region.quads, 15);
+        assert_eq!(region.find(1, false), Some(4));
+        assert_eq!(region.find(2, false), Some(6));
+        assert_eq!(region.find(4, false), Some(0));
+        assert_eq!(region.find(33, false), Some(6), "goes on where free space begins");
+        assert_eq!(region.find(33, true), None);
+        assert_eq!(region.find(59, false), None);
+        fill(&mut region.dirty, 9, 64, true);
+        assert_eq!(region.find(33, true), Some(12), "would break a whole group more at 9");
+        assert_eq!(region.find(2, true), Some(12));
+    }
+}

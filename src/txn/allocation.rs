@@ -1,0 +1,278 @@
+//! Room for changes: reservations, regions loaded on demand, and data pages written ahead of the operation that names them.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use parking_lot::Mutex;
+
+use super::Volume;
+use super::commit::Purpose;
+use crate::btree::Tree;
+use crate::error::{Error, Result};
+use crate::format::page::PackedItem;
+use crate::format::{BLOCK, Generation, Ino, Key, PAGE_OVERHEAD, Pointer, Run, kind, space};
+use crate::frame::{self, PlainPage};
+use crate::pager::space::{Shortage, SpaceMap};
+
+/// Written bytes that no barrier covered, at most: what an fsync of a small file may have to wait for.
+const UNSYNCED_LIMIT: u64 = 16 << 20;
+/// Plain data that fits four blocks raw: capacity 16,280 less the head of a data body.
+const QUAD_DATA: usize = 4 * BLOCK as usize - PAGE_OVERHEAD - 40;
+
+/// Blocks promised to data that is not yet written; given back when dropped. In units of 4 blocks (quads).
+pub(crate) struct Reservation {
+    space: Arc<Mutex<SpaceMap>>,
+    quads: u64,
+}
+
+impl Reservation {
+    /// Adds another reservation of the same volume to this one.
+    pub(crate) fn absorb(&mut self, mut other: Reservation) {
+        self.quads += std::mem::take(&mut other.quads);
+    }
+
+    /// Takes `quads` out into a reservation of its own (fewer when it holds fewer).
+    pub(crate) fn split(&mut self, quads: u64) -> Reservation {
+        let quads = quads.min(self.quads);
+        self.quads -= quads;
+        Reservation { space: self.space.clone(), quads }
+    }
+
+    pub(crate) fn quads(&self) -> u64 {
+        self.quads
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        if self.quads > 0 {
+            self.space.lock().unreserve(self.quads);
+        }
+    }
+}
+
+/// Where a piece of file data was written.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct WrittenPiece {
+    pub(crate) ino: Ino,
+    /// File offset of the first byte.
+    pub(crate) offset: u64,
+    pub(crate) length: u32,
+    pub(crate) page: Pointer,
+    /// First plain byte within the page.
+    pub(crate) start: u32,
+}
+
+impl Volume {
+    /// Promises room for `bytes` of file data in `pages` pages, at worst case.
+    ///
+    /// # Errors
+    /// `NoSpace` (nothing else is disturbed), `Latched`, `ReadOnly`.
+    pub(crate) fn reserve_data(&self, bytes: u64, pages: u64) -> Result<Reservation> {
+        self.check_writable()?;
+        // 16 KiB of plain data a quad, and per page one for the last part and one for heads and overheads.
+        let quads = bytes.div_ceil(4 * BLOCK) + 2 * pages;
+        match self.reserve_quads(quads, false) {
+            Err(Error::NoSpace(_)) if self.drain_for_room()? => self.reserve_quads(quads, false)?,
+            other => other?,
+        }
+        Ok(Reservation { space: self.space.clone(), quads })
+    }
+
+    /// A reservation of nothing, to be filled by `absorb`.
+    pub(crate) fn empty_reservation(&self) -> Reservation {
+        Reservation { space: self.space.clone(), quads: 0 }
+    }
+
+    /// Promises groups of four blocks (P2), loading regions and growing the file as needed.
+    pub(super) fn reserve_quads(&self, quads: u64, essential: bool) -> Result<()> {
+        loop {
+            let entries = self.list_entries.load(Ordering::Relaxed);
+            let shortage = {
+                let mut space = self.space.lock();
+                space.set_list_entries(entries);
+                space.reserve(quads, essential, &**self.pager.storage())?
+            };
+            match shortage {
+                Ok(()) => return Ok(()),
+                Err(Shortage::Load(number)) => self.load_region(number)?,
+                Err(Shortage::Full) => return Err(Error::NoSpace("the archive cannot grow".into())),
+            }
+        }
+    }
+
+    /// Makes room before the writers' lock is taken, so that freed blocks can be had by committing.
+    pub(super) fn make_room(&self, records: u64, essential: bool) -> Result<()> {
+        let quads = (records * 3 + 16).min(256);
+        let attempt = |volume: &Volume| -> Result<bool> {
+            match volume.reserve_quads(quads, essential) {
+                Ok(()) => {
+                    volume.space.lock().unreserve(quads);
+                    Ok(true)
+                }
+                Err(Error::NoSpace(_)) => Ok(false),
+                Err(error) => Err(error),
+            }
+        };
+        // When this does not suffice the operation itself finds out exactly.
+        if !attempt(self)? && self.drain_for_room()? {
+            attempt(self)?;
+        }
+        Ok(())
+    }
+
+    /// Commits so that freed blocks become reusable; answers whether that may have helped.
+    fn drain_for_room(&self) -> Result<bool> {
+        let mut helped = false;
+        for _ in 0..2 {
+            if !self.writer.lock().changed && !self.space.lock().waits_for_commit() {
+                break;
+            }
+            self.commit_for(Purpose::Drain)?;
+            helped = true;
+        }
+        Ok(helped)
+    }
+
+    /// Regions kept in memory beside those that have to be: their share of the memory budget, at about 5 KiB each.
+    pub(super) fn region_limit(&self) -> usize {
+        (self.memory / 16 / 5120).max(16) as usize
+    }
+
+    pub(super) fn load_region(&self, number: u64) -> Result<()> {
+        // Held until the region is installed, so that no checkpoint and eviction come between the reading and the installing.
+        let tree = self.space_tree.lock();
+        self.load_region_from(&tree, number)
+    }
+
+    pub(super) fn load_region_from(&self, tree: &Tree, number: u64) -> Result<()> {
+        if self.space.lock().is_loaded(number) {
+            return Ok(());
+        }
+        let base = tree.get(&self.store, Key::new(number, kind::SPACE, 0), space::decode)?;
+        self.space.lock().install(number, base.as_deref(), &**self.pager.storage())
+    }
+
+    fn allocate(&self, blocks: u64, reservation: &mut Reservation) -> Option<Run> {
+        let quads = blocks.div_ceil(4).min(reservation.quads);
+        let run = self.space.lock().allocate(blocks, quads)?;
+        reservation.quads -= quads;
+        Some(run)
+    }
+
+    fn seal_and_write(&self, page: &PlainPage, run: Run) -> Result<Pointer> {
+        let generation = Generation(self.open_generation.load(Ordering::Acquire));
+        let written = self.pager.seal(page, run, generation).and_then(|sealed| {
+            self.pager.write_page(&sealed)?;
+            Ok(sealed.pointer)
+        });
+        if written.is_err() {
+            self.discard_runs(vec![run]);
+        }
+        let pointer = written?;
+        self.bound_unsynced(run.bytes())?;
+        Ok(pointer)
+    }
+
+    /// Keeps the bytes that the next barrier has to wait for bounded, so that one file's fsync never waits for gigabytes of another.
+    fn bound_unsynced(&self, bytes: u64) -> Result<()> {
+        let unsynced = self.unsynced.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        if unsynced < UNSYNCED_LIMIT {
+            return Ok(());
+        }
+        // One thread waits for the medium; others go on until twice the bound.
+        let guard =
+            if unsynced < 2 * UNSYNCED_LIMIT { self.early_barrier.try_lock() } else { Some(self.early_barrier.lock()) };
+        if guard.is_some() && self.unsynced.load(Ordering::Relaxed) >= UNSYNCED_LIMIT {
+            self.barrier()?;
+        }
+        Ok(())
+    }
+
+    /// Seals and writes `data` (1..=128 KiB) at `offset` of `ino`, outside of any operation; the caller names the pieces in an operation
+    /// (`adopt`) or calls `abandon`. More than one piece comes back only when free space is in fragments.
+    pub(crate) fn write_data(
+        &self,
+        reservation: &mut Reservation,
+        ino: Ino,
+        offset: u64,
+        data: &[u8],
+        compress: bool,
+    ) -> Result<Vec<WrittenPiece>> {
+        let page = frame::data_page(ino.0, offset, data, compress);
+        if let Some(run) = self.allocate(page.blocks(), reservation) {
+            let page = self.seal_and_write(&page, run)?;
+            return Ok(vec![WrittenPiece { ino, offset, length: data.len() as u32, page, start: 0 }]);
+        }
+        let mut pieces = Vec::new();
+        for (index, part) in data.chunks(QUAD_DATA).enumerate() {
+            let offset = offset + (index * QUAD_DATA) as u64;
+            let page = frame::data_page(ino.0, offset, part, compress);
+            let written = match self.allocate(page.blocks(), reservation) {
+                Some(run) => self.seal_and_write(&page, run),
+                None => Err(Error::NoSpace("blocks kept for data are not there".into())),
+            };
+            match written {
+                Ok(page) => pieces.push(WrittenPiece { ino, offset, length: part.len() as u32, page, start: 0 }),
+                Err(error) => {
+                    self.abandon(&pieces);
+                    return Err(error);
+                }
+            }
+        }
+        Ok(pieces)
+    }
+
+    /// Packs whole small files (offset 0) into one shared page; at most 128 KiB in all, 256 files.
+    pub(crate) fn write_packed(
+        &self,
+        reservation: &mut Reservation,
+        files: &[(Ino, &[u8])],
+        compress: bool,
+    ) -> Result<Vec<WrittenPiece>> {
+        let mut data = Vec::with_capacity(files.iter().map(|(_, bytes)| bytes.len()).sum());
+        let mut items = Vec::with_capacity(files.len());
+        for (ino, bytes) in files {
+            items.push(PackedItem { ino: *ino, offset: 0, start: data.len() as u32, length: bytes.len() as u32 });
+            data.extend_from_slice(bytes);
+        }
+        let page = frame::packed_page(&data, &items, compress);
+        if let Some(run) = self.allocate(page.blocks(), reservation) {
+            let page = self.seal_and_write(&page, run)?;
+            let piece = |item: &PackedItem| WrittenPiece {
+                ino: item.ino,
+                offset: 0,
+                length: item.length,
+                page,
+                start: item.start,
+            };
+            return Ok(items.iter().map(piece).collect());
+        }
+        let mut pieces = Vec::new();
+        for (ino, bytes) in files {
+            match self.write_data(reservation, *ino, 0, bytes, compress) {
+                Ok(written) => pieces.extend(written),
+                Err(error) => {
+                    self.abandon(&pieces);
+                    return Err(error);
+                }
+            }
+        }
+        Ok(pieces)
+    }
+
+    /// Gives back pages that no operation adopted.
+    pub(crate) fn abandon(&self, pieces: &[WrittenPiece]) {
+        let mut runs: Vec<Run> = pieces.iter().map(|piece| piece.page.run).collect();
+        runs.sort_unstable();
+        runs.dedup();
+        self.discard_runs(runs);
+    }
+
+    fn discard_runs(&self, runs: Vec<Run>) {
+        // Nobody ever saw them, but a reader of the present state may not be older than the pages that lay there before: wait for it.
+        let sequence = self.published.load().sequence;
+        self.space.lock().discard(runs, sequence);
+        self.release_waiting();
+    }
+}

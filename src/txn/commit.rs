@@ -1,0 +1,445 @@
+//! Makes the open transaction durable: one leader at a time, concurrent callers share its commit.
+//!
+//! The order of writes, and why it suffices:
+//! 1. Under the writers' lock staged data moves into the transaction, which is then frozen; the next transaction opens.
+//! 2. Nodes are written bottom-up, then (sometimes) the space map's checkpoint.
+//! 3. When the lists fit into the record: record, one barrier. A crash before the barrier returns may leave a record whose pages are not all
+//!    there; recovery opens each listed page and falls back to the record before, which T1 kept whole.
+//!    Otherwise: list pages, barrier, record, barrier; the record is then only there when its pages are.
+//! 4. Only after the last barrier: acknowledge, and let what the *previous* commit freed be reused (T1).
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use parking_lot::MutexGuard;
+
+use super::Volume;
+use super::state::State;
+use super::volume::Writer;
+use crate::btree::{Edits, Node, Tree};
+use crate::error::{Error, Result};
+use crate::format::page::PageKind;
+use crate::format::record::{CommitRecord, DeltaList, Root};
+use crate::format::values::HistoryValue;
+use crate::format::{Generation, Key, Pointer, Run, Tag, TreeId, kind, space};
+use crate::frame::{self, PlainPage};
+
+/// A checkpoint is due after this many commits; the ring holds 64, recovery may need one more than this many.
+const CHECKPOINT_EVERY: u64 = 24;
+/// Entries of one list page of four blocks: (16,280 - 40) / 8.
+const LIST_PAGE_ENTRIES: usize = 2000;
+
+/// What the leader knows of the chain of records, and who waits for whom.
+#[derive(Default)]
+pub(super) struct CommitState {
+    running: bool,
+    /// Number of commits begun and finished; a caller needs one that begins after its call.
+    started: u64,
+    finished: u64,
+    /// The last commit that failed, with its reason.
+    failed: Option<(u64, String)>,
+    pub(super) chain: Chain,
+}
+
+/// The tail of the chain of durable records.
+#[derive(Clone, Default)]
+pub(super) struct Chain {
+    pub(super) tag: Tag,
+    pub(super) checkpoint: Generation,
+    /// List pages of the records since the checkpoint.
+    pub(super) list_pages: Vec<Run>,
+    /// First generation of this session, once it has committed.
+    pub(super) session_first: Option<Generation>,
+    /// The space map was rebuilt: the next commit writes all of it.
+    pub(super) force_checkpoint: bool,
+    /// What the first commit of this session writes about the session before: its first generation and record.
+    pub(super) previous_session: Option<(Generation, HistoryValue)>,
+}
+
+/// Why a commit is made.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Purpose {
+    /// When there is something to commit.
+    Changes,
+    /// Even when there is nothing: lets the blocks that the last commit freed go.
+    Drain,
+    /// The closed record of a clean end.
+    Close,
+}
+
+/// A transaction that takes no more operations.
+struct Frozen {
+    state: Arc<State>,
+    generation: Generation,
+    allocated: Vec<(Run, Tag)>,
+    freed: Vec<Run>,
+    superseded: Vec<Arc<Node>>,
+}
+
+impl Volume {
+    /// Returns when everything published (and staged, through the flusher) before the call is durable. Concurrent callers share commits.
+    pub(crate) fn commit(&self) -> Result<Generation> {
+        self.commit_for(Purpose::Changes)
+    }
+
+    pub(super) fn commit_for(&self, purpose: Purpose) -> Result<Generation> {
+        self.check_writable()?;
+        let mut state = self.commits.lock();
+        // A commit that is running may have frozen already, so the next one is needed.
+        let needed = state.started + 1;
+        while state.finished < needed {
+            if state.running {
+                self.commit_done.wait(&mut state);
+                continue;
+            }
+            state.running = true;
+            state.started += 1;
+            let number = state.started;
+            let mut chain = state.chain.clone();
+            drop(state);
+            let result = self.run_commit(purpose, &mut chain, None);
+            state = self.commits.lock();
+            state.running = false;
+            state.finished = number;
+            match result {
+                Ok(()) => state.chain = chain,
+                Err(error) => {
+                    state.failed = Some((number, error.to_string()));
+                    self.commit_done.notify_all();
+                    return Err(error);
+                }
+            }
+            self.commit_done.notify_all();
+        }
+        // The commit that covered this caller is `needed` or a later one.
+        if let Some((number, reason)) = &state.failed
+            && *number >= needed
+        {
+            self.pager.latch().check()?;
+            return Err(Error::NoSpace(reason.clone()));
+        }
+        Ok(self.durable.load().generation)
+    }
+
+    /// Waits for the commit in flight, then runs `f` as the only leader, with the chain.
+    pub(super) fn as_leader<R>(&self, f: impl FnOnce(&mut Chain) -> Result<R>) -> Result<R> {
+        let mut state = self.commits.lock();
+        while state.running {
+            self.commit_done.wait(&mut state);
+        }
+        state.running = true;
+        state.started += 1;
+        let number = state.started;
+        let mut chain = state.chain.clone();
+        drop(state);
+        let result = f(&mut chain);
+        let mut state = self.commits.lock();
+        state.running = false;
+        state.finished = number;
+        match &result {
+            Ok(_) => state.chain = chain,
+            Err(error) => state.failed = Some((number, error.to_string())),
+        }
+        self.commit_done.notify_all();
+        result
+    }
+
+    /// One commit by the leader. With `held` the writers' lock is kept throughout, so that nothing can be published meanwhile.
+    pub(super) fn run_commit(
+        &self,
+        purpose: Purpose,
+        chain: &mut Chain,
+        held: Option<&mut MutexGuard<'_, Writer>>,
+    ) -> Result<()> {
+        let frozen = match held {
+            Some(writer) => {
+                let frozen = self.freeze(purpose, chain, writer)?;
+                let Some(frozen) = frozen else { return Ok(()) };
+                self.write_commit(purpose, chain, frozen)?;
+                self.settle(writer);
+                return Ok(());
+            }
+            None => self.freeze(purpose, chain, &mut self.writer.lock())?,
+        };
+        let Some(frozen) = frozen else { return Ok(()) };
+        self.write_commit(purpose, chain, frozen)?;
+        self.settle(&mut self.writer.lock());
+        Ok(())
+    }
+
+    fn freeze(&self, purpose: Purpose, chain: &Chain, writer: &mut MutexGuard<'_, Writer>) -> Result<Option<Frozen>> {
+        if self.staged.swap(false, Ordering::AcqRel)
+            && let Some(flusher) = self.flusher.get()
+            && let Err(error) = self.operate_locked(writer, true, |operation| flusher(operation))
+        {
+            self.staged.store(true, Ordering::Release);
+            return Err(error);
+        }
+        if !writer.changed && purpose == Purpose::Changes {
+            return Ok(None);
+        }
+        if let Some((first, value)) = chain.previous_session {
+            self.operate_locked(writer, true, |operation| {
+                operation.changed = true;
+                let key = Key::new(0, kind::HISTORY, first.0);
+                let edits = &mut operation.global_edits;
+                operation.trees.history.insert(&self.store, edits, key, &value.encode())
+            })?;
+        }
+        let generation = writer.generation;
+        writer.generation = generation.next();
+        writer.changed = false;
+        self.open_generation.store(writer.generation.0, Ordering::Release);
+        self.list_entries.store(0, Ordering::Relaxed);
+        Ok(Some(Frozen {
+            state: self.published.load_full(),
+            generation,
+            allocated: std::mem::take(&mut writer.born).into_values().collect(),
+            freed: std::mem::take(&mut writer.freed),
+            superseded: std::mem::take(&mut writer.superseded),
+        }))
+    }
+
+    /// Everything between the freeze and the acknowledgement. Any failure latches: the next transaction is built on this one.
+    fn write_commit(&self, purpose: Purpose, chain: &mut Chain, frozen: Frozen) -> Result<()> {
+        self.try_write_commit(purpose, chain, frozen).map_err(|error| match error {
+            Error::Latched(_) => error,
+            error => self.pager.latch().set("committing", &error),
+        })
+    }
+
+    fn try_write_commit(&self, purpose: Purpose, chain: &mut Chain, frozen: Frozen) -> Result<()> {
+        let Frozen { state, generation, mut allocated, mut freed, superseded } = frozen;
+        let mut nodes = 0;
+        let trees = &state.trees;
+        let mut roots = [Root::default(); 5];
+        for (tree, id) in [
+            (&trees.live, TreeId::Live),
+            (&trees.references, TreeId::References),
+            (&trees.snapshots, TreeId::Snapshots),
+            (&trees.history, TreeId::History),
+        ] {
+            roots[id as usize - 1] = self.flush_tree(tree, id, generation, 1, &mut allocated, &mut nodes)?;
+        }
+        freed.extend(pages_of(&superseded)?);
+        drop(superseded);
+        self.dirty_nodes.fetch_sub(nodes, Ordering::Relaxed);
+
+        let mut next = chain.clone();
+        next.previous_session = None;
+        next.session_first = Some(chain.session_first.unwrap_or(generation));
+        let due = generation.0.saturating_sub(chain.checkpoint.0) >= CHECKPOINT_EVERY
+            || !chain.list_pages.is_empty()
+            || chain.force_checkpoint;
+        let mut space_tree = self.space_tree.lock();
+        let mut new_space_tree = None;
+        if due && purpose != Purpose::Close {
+            let mut tree = self.checkpoint(&space_tree, generation, &mut freed)?;
+            roots[4] = self.flush_tree(&tree, TreeId::Space, generation, 0, &mut allocated, &mut 0)?;
+            tree.settle();
+            freed.append(&mut next.list_pages);
+            next.checkpoint = generation;
+            next.force_checkpoint = false;
+            new_space_tree = Some(tree);
+        } else {
+            roots[4] = self.flush_tree(&space_tree, TreeId::Space, generation, 0, &mut allocated, &mut 0)?;
+        }
+        if next.checkpoint == Generation(0) {
+            next.checkpoint = generation;
+        }
+
+        let used = {
+            let in_use = self.space.lock().used_blocks();
+            in_use + blocks(allocated.iter().map(|(run, _)| *run)) - blocks(freed.iter().copied())
+        };
+        let mut record = CommitRecord {
+            generation,
+            previous_tag: chain.tag,
+            session: self.session,
+            session_first: next.session_first.unwrap_or(generation),
+            header_sequence: self.header_sequence,
+            time: self.environment.now(),
+            two_barrier: false,
+            closed: purpose == Purpose::Close,
+            roots,
+            next_ino: state.counters.next_ino,
+            inodes: state.counters.inodes,
+            used_blocks: used,
+            total_blocks: self.space.lock().total(),
+            next_dead: state.counters.next_dead,
+            next_snapshot: state.counters.next_snapshot,
+            newest_snapshot: state.counters.newest_snapshot,
+            newest_snapshot_id: state.counters.newest_snapshot_id,
+            checkpoint: next.checkpoint,
+            delta_list: Pointer::NULL,
+            allocated,
+            freed,
+        };
+        // T2
+        let lists = if CommitRecord::lists_fit(record.allocated.len(), record.freed.len()) {
+            let lists = (record.allocated.iter().map(|(run, _)| *run).collect::<Vec<_>>(), record.freed.clone());
+            if purpose == Purpose::Close {
+                self.barrier()?;
+            }
+            lists
+        } else {
+            let lists = self.write_lists(&mut record, &mut next)?;
+            self.barrier()?;
+            lists
+        };
+        // T3: only one leader, and it returns after its last barrier.
+        next.tag = self.pager.write_record(&record)?;
+        self.barrier()?;
+
+        let (allocated, freed) = lists;
+        {
+            let mut space = self.space.lock();
+            space.committed(generation, allocated.into_iter(), freed, state.sequence);
+            space.set_list_entries(0);
+        }
+        self.durable.store(Arc::new(record));
+        if let Some(tree) = new_space_tree {
+            *space_tree = tree;
+            self.space.lock().evict(self.region_limit());
+        }
+        drop(space_tree);
+        *chain = next;
+        drop(state);
+        self.release_waiting();
+        Ok(())
+    }
+
+    fn flush_tree(
+        &self,
+        tree: &Tree,
+        id: TreeId,
+        generation: Generation,
+        from_reserved: u64,
+        allocated: &mut Vec<(Run, Tag)>,
+        nodes: &mut i64,
+    ) -> Result<Root> {
+        tree.flush(&self.store, &mut |level, encoded| {
+            let page = frame::node_page(id as u8, level, encoded);
+            let pointer = self.write_reserved(&page, generation, from_reserved)?;
+            allocated.push((pointer.run, pointer.tag));
+            *nodes += 1;
+            Ok(pointer)
+        })
+    }
+
+    /// Writes a page of at most four blocks for which room is kept.
+    fn write_reserved(&self, page: &PlainPage, generation: Generation, from_reserved: u64) -> Result<Pointer> {
+        let run = self
+            .space
+            .lock()
+            .allocate(page.blocks(), from_reserved)
+            .ok_or_else(|| Error::NoSpace("blocks kept for a commit are not there".into()))?;
+        let sealed = self.pager.seal(page, run, generation)?;
+        self.pager.write_page(&sealed)?;
+        Ok(sealed.pointer)
+    }
+
+    /// The space tree brought up to the state after the previous commit (P4).
+    fn checkpoint(&self, tree: &Tree, generation: Generation, freed: &mut Vec<Run>) -> Result<Tree> {
+        let pending = self.space.lock().pending_regions();
+        for number in pending {
+            self.load_region_from(tree, number)?;
+        }
+        let mut tree = tree.clone();
+        let mut edits = Edits::new(generation);
+        for (number, bits) in self.space.lock().take_checkpoint() {
+            let key = Key::new(number, kind::SPACE, 0);
+            if bits.iter().all(|word| *word == 0) {
+                tree.remove(&self.store, &mut edits, key)?;
+            } else {
+                tree.insert(&self.store, &mut edits, key, &space::encode(&bits))?;
+            }
+        }
+        freed.extend(pages_of(&edits.superseded)?);
+        Ok(tree)
+    }
+
+    /// Moves the lists of a long commit into list pages, last first since each names the next; the record names the pages.
+    fn write_lists(&self, record: &mut CommitRecord, next: &mut Chain) -> Result<(Vec<Run>, Vec<Run>)> {
+        let allocated: Vec<Run> = std::mem::take(&mut record.allocated).into_iter().map(|(run, _)| run).collect();
+        let freed = std::mem::take(&mut record.freed);
+        let mut lists: Vec<DeltaList> = allocated
+            .chunks(LIST_PAGE_ENTRIES)
+            .map(|part| DeltaList { next: Pointer::NULL, allocated: part.to_vec(), freed: Vec::new() })
+            .chain(freed.chunks(LIST_PAGE_ENTRIES).map(|part| DeltaList {
+                next: Pointer::NULL,
+                allocated: Vec::new(),
+                freed: part.to_vec(),
+            }))
+            .collect();
+        while let Some(mut list) = lists.pop() {
+            list.next = record.delta_list;
+            let page = frame::delta_page(list.encode());
+            let pointer = self.write_reserved(&page, record.generation, 0)?;
+            record.delta_list = pointer;
+            record.allocated.push((pointer.run, pointer.tag));
+            record.used_blocks += pointer.run.blocks;
+            next.list_pages.push(pointer.run);
+        }
+        record.two_barrier = true;
+        let mut all = allocated;
+        all.extend(record.allocated.iter().map(|(run, _)| *run));
+        Ok((all, freed))
+    }
+
+    /// Reads the lists of a record, its list pages included.
+    pub(super) fn read_lists(
+        pager: &crate::pager::Pager,
+        record: &CommitRecord,
+    ) -> Result<(Vec<Run>, Vec<Run>, Vec<Run>)> {
+        let mut allocated: Vec<Run> = record.allocated.iter().map(|(run, _)| *run).collect();
+        let mut freed = record.freed.clone();
+        let mut pages = Vec::new();
+        let mut pointer = record.delta_list;
+        // The record lists every list page, so a longer chain is damage.
+        while !pointer.is_null() {
+            if pages.len() >= record.allocated.len() {
+                return Err(Error::damaged(format!("list pages of commit {} do not end", record.generation.0)));
+            }
+            let list = DeltaList::decode(pager.read_page(&pointer, PageKind::DeltaList)?.body())?;
+            pages.push(pointer.run);
+            allocated.extend(list.allocated);
+            freed.extend(list.freed);
+            pointer = list.next;
+        }
+        Ok((allocated, freed, pages))
+    }
+
+    pub(super) fn barrier(&self) -> Result<()> {
+        self.unsynced.store(0, Ordering::Relaxed);
+        self.pager.barrier()
+    }
+
+    /// Lets the memory of written nodes go: the published trees name them by pointer again.
+    fn settle(&self, _writer: &mut Writer) {
+        let base = self.published.load_full();
+        let mut trees = base.trees.clone();
+        trees.live.settle();
+        trees.references.settle();
+        trees.snapshots.settle();
+        trees.history.settle();
+        let state = Arc::new(State { trees, counters: base.counters, sequence: base.sequence });
+        self.epochs.add(&state);
+        self.published.store(state);
+    }
+}
+
+fn blocks(runs: impl Iterator<Item = Run>) -> u64 {
+    runs.map(|run| run.blocks).sum()
+}
+
+/// The pages of nodes that a transaction replaced. Every one is stored: it belongs to a commit before this one, and commits do not overlap.
+fn pages_of(nodes: &[Arc<Node>]) -> Result<Vec<Run>> {
+    nodes
+        .iter()
+        .map(|node| {
+            let pointer = node.stored.get();
+            pointer.map(|p| p.run).ok_or_else(|| Error::damaged("a replaced node was never written"))
+        })
+        .collect()
+}

@@ -1,0 +1,7 @@
+//! Tests of transactions: model, space states, recovery and crashes.
+
+mod crash;
+mod model;
+mod recovery;
+mod space;
+mod support;

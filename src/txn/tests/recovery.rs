@@ -1,0 +1,192 @@
+//! Which record is trusted after damage, how a broken chain is mended, and what is never undone.
+
+use std::sync::Arc;
+
+use super::support::*;
+use crate::Error;
+use crate::format::record::CommitRecord;
+use crate::format::{BLOCK, Generation, slot_block};
+use crate::storage::{MemoryStorage, Storage};
+
+fn destroy(storage: &MemoryStorage, block: u64) {
+    storage.write_at(block * BLOCK, &[0xA5; BLOCK as usize]).unwrap();
+}
+
+/// An archive with three committed slots, not closed.
+fn three_commits(dice: &Dice) -> (Arc<MemoryStorage>, Vec<Arc<CommitRecord>>, Content) {
+    let storage = Arc::new(MemoryStorage::new());
+    let volume = create(storage.clone(), dice);
+    let mut records = Vec::new();
+    let mut expected = Content::new();
+    for slot in 0..3 {
+        put(&volume, 2, slot, slot, 5000).unwrap();
+        expected.insert((2, slot), (slot, 5000));
+        volume.commit().unwrap();
+        records.push(volume.durable());
+    }
+    (storage, records, expected)
+}
+
+/// A torn one-barrier commit was never acknowledged: the one before is whole and is used, and the number is not used again.
+#[test]
+fn an_incomplete_newest_commit_falls_back_one_step() {
+    let dice = Dice::new(1);
+    let (storage, records, mut expected) = three_commits(&dice);
+    destroy(&storage, records[2].allocated[0].0.address);
+    let volume = open(storage.clone(), &dice);
+    assert!(volume.fallback().unwrap().contains(&format!("commit {}", records[2].generation.0)));
+    expected.remove(&(2, 2));
+    assert_live(&volume, &expected);
+    assert_sound(&volume);
+    put(&volume, 2, 9, 9, 100).unwrap();
+    expected.insert((2, 9), (9, 100));
+    assert!(volume.commit().unwrap() > records[2].generation);
+    drop(volume);
+    // The abandoned record cannot come back.
+    let volume = open(storage, &dice);
+    assert!(volume.fallback().is_none());
+    assert_live(&volume, &expected);
+    assert_sound(&volume);
+}
+
+#[test]
+fn two_incomplete_commits_are_damage_and_stay_untouched() {
+    let dice = Dice::new(2);
+    let (storage, records, _) = three_commits(&dice);
+    destroy(&storage, records[2].allocated[0].0.address);
+    destroy(&storage, records[1].allocated[0].0.address);
+    let before = storage.contents();
+    assert!(matches!(try_open(storage.clone(), &dice, false), Err(Error::Damaged(_))));
+    assert!(storage.contents() == before);
+}
+
+/// A closed record says that everything before it was durable: a bad page of the commit before is damage, never undone.
+#[test]
+fn a_durable_commit_is_never_undone() {
+    let dice = Dice::new(3);
+    let storage = Arc::new(MemoryStorage::new());
+    let volume = create(storage.clone(), &dice);
+    put(&volume, 2, 0, 1, 50_000).unwrap();
+    volume.close().unwrap();
+    let state = volume.state();
+    let extent =
+        volume.view(&state).get(extent_key(2, 0), crate::format::values::Extent::decode).unwrap().unwrap();
+    drop((state, volume));
+    destroy(&storage, extent.page.run.address + 1);
+    let volume = open(storage, &dice);
+    assert!(volume.fallback().is_none());
+    let mut out = vec![0; 50_000];
+    let error = volume.pager().read_data(&extent.page, 0, &mut out).unwrap_err();
+    assert!(error.to_string().contains(&format!("block={}", extent.page.run.address)), "{error}");
+    let findings = volume.check_space(true, &mut |_, _| {}).unwrap();
+    assert_eq!(findings.len(), 1, "{findings:?}");
+}
+
+/// A record that lies between the checkpoint and the newest one is lost: the space map is rebuilt from the trees.
+#[test]
+fn a_lost_record_of_the_chain_rebuilds_the_space_map() {
+    let dice = Dice::new(4);
+    let (storage, records, mut expected) = three_commits(&dice);
+    destroy(&storage, slot_block(records[1].generation.slot()));
+    let volume = open(storage.clone(), &dice);
+    assert_live(&volume, &expected);
+    assert_sound(&volume);
+    for slot in 10..30 {
+        put(&volume, 2, slot, slot, 5000).unwrap();
+        expected.insert((2, slot), (slot, 5000));
+        volume.commit().unwrap();
+    }
+    assert_sound(&volume);
+    drop(volume);
+    let volume = open(storage, &dice);
+    assert_live(&volume, &expected);
+    assert_sound(&volume);
+}
+
+#[test]
+fn a_ring_without_any_record_is_damage() {
+    let dice = Dice::new(5);
+    let (storage, _, _) = three_commits(&dice);
+    for slot in 0..64 {
+        destroy(&storage, slot_block(slot));
+    }
+    let error = try_open(storage, &dice, false).err().unwrap();
+    assert!(error.to_string().contains("commit ring"), "{error}");
+}
+
+/// More commits than the ring has slots, reopened at every distance from a checkpoint.
+#[test]
+fn the_ring_wraps_and_every_distance_from_a_checkpoint_reopens() {
+    let dice = Dice::new(6);
+    let storage = Arc::new(MemoryStorage::new());
+    let mut volume = create(storage.clone(), &dice);
+    let mut expected = Content::new();
+    for round in 0..150u64 {
+        put(&volume, 2, round % 17, round, 3000).unwrap();
+        expected.insert((2, round % 17), (round, 3000));
+        volume.commit().unwrap();
+        if round % 3 == 0 {
+            drop(volume);
+            volume = open(storage.clone(), &dice);
+            assert_live(&volume, &expected);
+            assert_sound(&volume);
+        }
+    }
+}
+
+/// A commit whose lists do not fit the record takes two barriers and list pages, which the next checkpoint frees.
+#[test]
+fn long_commits_use_list_pages() {
+    let dice = Dice::new(7);
+    let storage = Arc::new(MemoryStorage::new());
+    let mut volume = create(storage.clone(), &dice);
+    let mut expected = Content::new();
+    for round in 0..4 {
+        for slot in 0..400 {
+            put(&volume, 2, slot, round * 1000 + slot, 500).unwrap();
+            expected.insert((2, slot), (round * 1000 + slot, 500));
+        }
+        volume.commit().unwrap();
+        assert!(volume.durable().two_barrier);
+        assert!(!volume.durable().delta_list.is_null());
+        drop(volume);
+        volume = open(storage.clone(), &dice);
+        assert_live(&volume, &expected);
+        assert_sound(&volume);
+    }
+}
+
+/// The history keeps one record for each writing session that ended; a session that wrote nothing leaves no trace.
+#[test]
+fn the_history_names_every_writing_session() {
+    let dice = Dice::new(8);
+    let storage = Arc::new(MemoryStorage::new());
+    let volume = create(storage.clone(), &dice);
+    volume.close().unwrap();
+    let mut lasts = vec![volume.durable().generation];
+    drop(volume);
+    for session in 0..3 {
+        let volume = open(storage.clone(), &dice);
+        volume.close().unwrap();
+        drop(volume);
+        let volume = open(storage.clone(), &dice);
+        put(&volume, 2, session, session, 10).unwrap();
+        volume.close().unwrap();
+        lasts.push(volume.durable().generation);
+    }
+    let volume = open(storage, &dice);
+    let state = volume.state();
+    let mut found = Vec::new();
+    let all = (crate::format::Key::MIN, crate::format::Key::MAX);
+    state
+        .trees
+        .history
+        .scan(volume.store(), all.0, all.1, &mut |_, value| {
+            found.push(crate::format::values::HistoryValue::decode(value)?.last);
+            Ok(std::ops::ControlFlow::Continue(()))
+        })
+        .unwrap();
+    lasts.pop();
+    assert_eq!(found, lasts);
+    assert_ne!(found[0], Generation(0));
+}

@@ -1,0 +1,222 @@
+//! Reservations, the states of freed blocks, reader epochs, erasing and bounded memory.
+
+use std::sync::Arc;
+
+use super::support::*;
+use crate::Error;
+use crate::format::values::Extent;
+use crate::format::{BLOCK, Run};
+use crate::storage::{MemoryStorage, Storage};
+use crate::txn::Volume;
+
+fn run_of(volume: &Volume, file: u64, slot: u64) -> Run {
+    let state = volume.state();
+    volume.view(&state).get(extent_key(file, slot), Extent::decode).unwrap().unwrap().page.run
+}
+
+fn block(storage: &MemoryStorage, run: Run) -> Vec<u8> {
+    let mut bytes = vec![0; BLOCK as usize];
+    storage.read_at(run.offset(), &mut bytes).unwrap();
+    bytes
+}
+
+/// T1: what commit N frees stays whole until N + 1 is durable.
+#[test]
+fn freed_blocks_wait_for_the_commit_after_the_one_that_freed_them() {
+    let dice = Dice::new(1);
+    let storage = Arc::new(MemoryStorage::new());
+    let volume = create(storage.clone(), &dice);
+    put(&volume, 2, 0, 1, 3000).unwrap();
+    volume.commit().unwrap();
+    let run = run_of(&volume, 2, 0);
+    let sealed = block(&storage, run);
+    delete(&volume, 2, 0).unwrap();
+    volume.commit().unwrap();
+    for slot in 1..20 {
+        put(&volume, 2, slot, slot, 3000).unwrap();
+        assert_ne!(run_of(&volume, 2, slot), run, "reused while the commit before may still be the root");
+    }
+    assert_eq!(block(&storage, run), sealed);
+    volume.commit().unwrap();
+    // Now two commits are past it: the allocator prefers it.
+    let reused = (20..60).any(|slot| {
+        put(&volume, 2, slot, slot, 3000).unwrap();
+        run_of(&volume, 2, slot) == run
+    });
+    assert!(reused);
+    assert_sound(&volume);
+}
+
+/// T1: a reader that took its state before the deletion can read on, whatever is committed meanwhile.
+#[test]
+fn blocks_that_a_reader_can_see_are_not_reused_or_erased() {
+    let dice = Dice::new(2);
+    let storage = Arc::new(MemoryStorage::new());
+    let volume = create(storage.clone(), &dice);
+    let mut expected = Content::new();
+    for slot in 0..8 {
+        put(&volume, 2, slot, slot, 20_000).unwrap();
+        expected.insert((2, slot), (slot, 20_000));
+    }
+    // Not even committed: pages that were born and freed in one transaction are as visible to the reader.
+    let reader = volume.state();
+    for slot in 0..8 {
+        delete(&volume, 2, slot).unwrap();
+    }
+    for round in 0..4 {
+        for slot in 0..8 {
+            put(&volume, 3, slot, 100 * round + slot, 20_000).unwrap();
+        }
+        volume.commit().unwrap();
+        volume.maintain().unwrap();
+        volume.erase_all().unwrap();
+        assert_content(&volume, volume.view(&reader), &expected);
+    }
+    let before = volume.pager().storage().len().unwrap();
+    drop(reader);
+    volume.erase_all().unwrap();
+    for slot in 0..8 {
+        put(&volume, 4, slot, slot, 20_000).unwrap();
+    }
+    assert_eq!(volume.pager().storage().len().unwrap(), before, "freed blocks were not reused");
+    assert_sound(&volume);
+}
+
+/// T5: a full host refuses the one request, leaves the rest alone, and deletion makes room again.
+#[test]
+fn a_full_host_refuses_changes_but_not_deletion_commit_and_close() {
+    let dice = Dice::new(3);
+    let storage = Arc::new(MemoryStorage::new());
+    let volume = create(storage.clone(), &dice);
+    storage.set_capacity(Some(8 << 20));
+    let mut expected = Content::new();
+    let mut slot = 0;
+    let refused = loop {
+        match put(&volume, 2, slot, slot, 30_000) {
+            Ok(()) => expected.insert((2, slot), (slot, 30_000)),
+            Err(error) => break error,
+        };
+        slot += 1;
+        if slot % 7 == 0 {
+            volume.commit().unwrap();
+        }
+    };
+    assert!(matches!(refused, Error::NoSpace(_)), "{refused}");
+    assert!(slot > 50, "only {slot} pages fit");
+    volume.pager().latch().check().unwrap();
+    volume.commit().unwrap();
+    assert_live(&volume, &expected);
+    // Deletion works on the full archive, and commits make the blocks usable again.
+    for slot in 0..slot / 2 {
+        delete(&volume, 2, slot).unwrap();
+        expected.remove(&(2, slot));
+        volume.commit().unwrap();
+    }
+    put(&volume, 3, 0, 77, 30_000).unwrap();
+    expected.insert((3, 0), (77, 30_000));
+    assert_sound(&volume);
+    volume.close().unwrap();
+    drop(volume);
+    let volume = open(storage, &dice);
+    assert_live(&volume, &expected);
+    assert_sound(&volume);
+}
+
+/// P2 under fragmentation: every accepted reservation can be written although no long run is free.
+#[test]
+fn reservations_hold_when_free_space_is_in_fragments() {
+    let dice = Dice::new(4);
+    let storage = Arc::new(MemoryStorage::new());
+    let volume = create(storage.clone(), &dice);
+    storage.set_capacity(Some(10 << 20));
+    let mut slots = 0;
+    while put(&volume, 2, slots, slots, 60_000).is_ok() {
+        slots += 1;
+    }
+    for slot in (0..slots).step_by(2) {
+        delete(&volume, 2, slot).unwrap();
+    }
+    volume.commit().unwrap();
+    volume.erase_all().unwrap();
+    let data = bytes_of(5, 128 * 1024);
+    let mut written = Vec::new();
+    // The reserve may be one long run; it is used up first and the fragments take its place.
+    while let Ok(mut reservation) = volume.reserve_data(data.len() as u64, 1) {
+        written.push(volume.write_data(&mut reservation, crate::format::Ino(9), 0, &data, false).unwrap());
+    }
+    let counts: Vec<usize> = written.iter().map(Vec::len).collect();
+    assert!(counts.iter().any(|count| *count > 1), "expected fragments among {counts:?} with {slots} slots");
+    for pieces in &written {
+        assert_eq!(pieces.iter().map(|p| p.length as usize).sum::<usize>(), data.len());
+        for piece in pieces {
+            let mut back = vec![0; piece.length as usize];
+            volume.pager().read_data(&piece.page, piece.start, &mut back).unwrap();
+            assert_eq!(back, data[piece.offset as usize..][..back.len()]);
+        }
+        volume.abandon(pieces);
+    }
+    assert_sound(&volume);
+}
+
+/// What was deleted is gone from the host after the archive is closed, and the file is short again.
+#[test]
+fn closing_erases_and_gives_back() {
+    let dice = Dice::new(5);
+    let storage = Arc::new(MemoryStorage::new());
+    let volume = create(storage.clone(), &dice);
+    volume.close().unwrap();
+    drop(volume);
+    let empty = storage.allocated();
+    let volume = open(storage.clone(), &dice);
+    for slot in 0..100 {
+        put(&volume, 2, slot, slot, 60_000).unwrap();
+    }
+    volume.commit().unwrap();
+    let run = run_of(&volume, 2, 50);
+    let sealed = block(&storage, run);
+    assert!(storage.allocated() > empty + 5_000_000);
+    for slot in 0..100 {
+        delete(&volume, 2, slot).unwrap();
+    }
+    volume.close().unwrap();
+    assert!(storage.allocated() <= empty + (1 << 20), "{} after, {empty} when empty", storage.allocated());
+    let contents = storage.contents();
+    let at = run.offset() as usize;
+    assert!(contents.len() <= at || contents[at..at + 64] != sealed[..64], "ciphertext survived its deletion");
+}
+
+/// Regions are loaded when needed, not at opening; opening reads a bounded number of nodes.
+#[test]
+fn opening_loads_no_region() {
+    let dice = Dice::new(6);
+    let storage = Arc::new(MemoryStorage::new());
+    let volume = create(storage.clone(), &dice);
+    for slot in 0..600 {
+        put(&volume, 2, slot, slot, 120_000).unwrap();
+    }
+    volume.close().unwrap();
+    assert!(storage.len().unwrap() > 64 << 20);
+    drop(volume);
+    let volume = open(storage, &dice);
+    assert!((0..3).all(|number| !volume.space.lock().is_loaded(number)));
+    put(&volume, 3, 0, 1, 10).unwrap();
+    let loaded: Vec<u64> = (0..4).filter(|number| volume.space.lock().is_loaded(*number)).collect();
+    assert_eq!(loaded, [2], "{:?}", volume.space());
+    assert_sound(&volume);
+}
+
+/// Too many dirty nodes force a commit in the middle of a long run of operations.
+#[test]
+fn dirty_nodes_are_bounded() {
+    let dice = Dice::new(7);
+    let volume = create(Arc::new(MemoryStorage::new()), &dice);
+    let before = volume.durable().generation;
+    for n in 0..60_000u64 {
+        let key = crate::format::Key::new(n.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 20, 1, 0);
+        volume.operate(1, false, |op| op.insert(key, &[1; 140])).unwrap();
+        let dirty = volume.dirty_nodes.load(std::sync::atomic::Ordering::Relaxed);
+        assert!(dirty < 200, "{dirty} dirty nodes");
+    }
+    assert!(volume.durable().generation > before);
+    assert_sound(&volume);
+}

@@ -1,0 +1,140 @@
+//! A volume on a test storage, and small files made of extents to fill it with.
+
+use std::collections::BTreeMap;
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+use crate::crypto::SecretKey;
+use crate::env::SeededEnvironment;
+use crate::error::Result;
+use crate::format::values::Extent;
+use crate::format::{Ino, Key, kind};
+use crate::frame::PageCipher;
+use crate::storage::Storage;
+use crate::txn::{OpenOptions, State, View, Volume};
+
+pub(super) const ARCHIVE: [u8; 16] = [7; 16];
+pub(super) const MEMORY: u64 = 32 << 20;
+
+/// Randomness of a test, replayable by its seed.
+pub(super) struct Dice(pub(super) Arc<SeededEnvironment>);
+
+impl Dice {
+    pub(super) fn new(seed: u64) -> Dice {
+        println!("seed {seed}");
+        Dice(Arc::new(SeededEnvironment::new(seed)))
+    }
+
+    pub(super) fn below(&self, bound: u64) -> u64 {
+        self.0.next_u64() % bound
+    }
+}
+
+pub(super) fn cipher(environment: &Arc<SeededEnvironment>) -> PageCipher {
+    PageCipher::new(&SecretKey::new([9; 32]), ARCHIVE, environment.clone())
+}
+
+pub(super) fn create(storage: Arc<dyn Storage>, dice: &Dice) -> Arc<Volume> {
+    let volume = Volume::create(storage, cipher(&dice.0), dice.0.clone(), 1).unwrap();
+    volume.commit().unwrap();
+    volume
+}
+
+pub(super) fn try_open(storage: Arc<dyn Storage>, dice: &Dice, read_only: bool) -> Result<Arc<Volume>> {
+    let options = OpenOptions { read_only, memory: MEMORY };
+    Volume::open(storage, cipher(&dice.0), dice.0.clone(), 1, &options)
+}
+
+pub(super) fn open(storage: Arc<dyn Storage>, dice: &Dice) -> Arc<Volume> {
+    try_open(storage, dice, false).unwrap()
+}
+
+/// Content of extents: (file, slot) -> the seed that its bytes are made of, and their length.
+pub(super) type Content = BTreeMap<(u64, u64), (u64, usize)>;
+
+pub(super) fn bytes_of(seed: u64, length: usize) -> Vec<u8> {
+    let source = SeededEnvironment::new(seed);
+    let mut bytes = vec![0; length];
+    crate::env::Environment::fill_random(&source, &mut bytes).unwrap();
+    bytes
+}
+
+pub(super) fn extent_key(file: u64, slot: u64) -> Key {
+    Key::new(file, kind::EXTENT, slot << 17)
+}
+
+/// Writes new content for one slot of a file, replacing what was there.
+pub(super) fn put(volume: &Volume, file: u64, slot: u64, seed: u64, length: usize) -> Result<()> {
+    let mut reservation = volume.reserve_data(length as u64, 1)?;
+    let data = bytes_of(seed, length);
+    let pieces = volume.write_data(&mut reservation, Ino(file), slot << 17, &data, true)?;
+    let [piece] = &pieces[..] else {
+        // Fragmented: these tests keep one extent a slot, so they write it smaller.
+        volume.abandon(&pieces);
+        return Err(crate::Error::NoSpace("fragmented".into()));
+    };
+    let done = volume.operate(8, true, |op| {
+        let old = op.view().get(extent_key(file, slot), Extent::decode)?;
+        op.adopt(&piece.page, 1)?;
+        if let Some(old) = old {
+            op.release(&old.page, old.born)?;
+        }
+        let extent = Extent { page: piece.page, start: 0, length: piece.length, born: op.generation() };
+        op.insert(extent_key(file, slot), &extent.encode())
+    });
+    if done.is_err() {
+        volume.abandon(&pieces);
+    }
+    done.map(drop)
+}
+
+/// Makes one slot of a file name the page of another (a clone); the source may lie in a snapshot's view.
+pub(super) fn clone(volume: &Volume, source: View<'_>, from: (u64, u64), to: (u64, u64)) -> Result<bool> {
+    let Some(extent) = source.get(extent_key(from.0, from.1), Extent::decode)? else { return Ok(false) };
+    volume.operate(8, false, |op| {
+        let old = op.view().get(extent_key(to.0, to.1), Extent::decode)?;
+        op.share(&extent.page, 1)?;
+        if let Some(old) = old {
+            op.release(&old.page, old.born)?;
+        }
+        op.insert(extent_key(to.0, to.1), &Extent { born: op.generation(), ..extent }.encode())
+    })?;
+    Ok(true)
+}
+
+pub(super) fn delete(volume: &Volume, file: u64, slot: u64) -> Result<bool> {
+    volume.operate(8, true, |op| {
+        let Some(old) = op.view().get(extent_key(file, slot), Extent::decode)? else { return Ok(false) };
+        op.release(&old.page, old.born)?;
+        op.remove(extent_key(file, slot))
+    })
+}
+
+/// All extents of a view, each page read and compared with the seed that the caller expects.
+pub(super) fn assert_content(volume: &Volume, view: View<'_>, expected: &Content) {
+    let mut found = BTreeMap::new();
+    view.scan(Key::MIN, Key::MAX, &mut |key, value| {
+        if key.kind == kind::EXTENT {
+            found.insert((key.object, key.sub >> 17), Extent::decode(value)?);
+        }
+        Ok(ControlFlow::Continue(()))
+    })
+    .unwrap();
+    assert_eq!(found.keys().collect::<Vec<_>>(), expected.keys().collect::<Vec<_>>());
+    for (key, extent) in found {
+        let (seed, length) = expected[&key];
+        let mut bytes = vec![0; extent.length as usize];
+        volume.pager().read_data(&extent.page, extent.start, &mut bytes).unwrap();
+        assert_eq!(bytes, bytes_of(seed, length), "content of {key:?}");
+    }
+}
+
+pub(super) fn assert_live(volume: &Volume, expected: &Content) {
+    let state: Arc<State> = volume.state();
+    assert_content(volume, volume.view(&state), expected);
+}
+
+pub(super) fn assert_sound(volume: &Volume) {
+    let findings = volume.check_space(true, &mut |_, _| {}).unwrap();
+    assert!(findings.is_empty(), "{findings:?}");
+}

@@ -1,0 +1,133 @@
+//! What an open archive does in the background and at its end: drain, erase, sweep, truncate, close.
+
+use super::Volume;
+use super::commit::Purpose;
+use crate::error::{Error, Result};
+use crate::format::{BLOCK, Run};
+
+/// Bytes of random data written at once where the host does not punch.
+const OVERWRITE_STEP: u64 = 1 << 20;
+
+impl Volume {
+    /// One background step: drains freed blocks of an idle archive by empty commits, erases dirty-free blocks that were already dirty at the
+    /// last call (so call it every few seconds), sweeps after an unclean open. Returns whether work is left.
+    pub(crate) fn maintain(&self) -> Result<bool> {
+        self.check_writable()?;
+        self.pager.storage().still_there()?;
+        self.release_waiting();
+        if !self.is_dirty() && self.space.lock().waits_for_commit() {
+            self.commit_for(Purpose::Drain)?;
+        }
+        let swept = self.sweep_step()?;
+        if self.space.lock().has_dirty() {
+            self.make_room(0, false)?;
+        }
+        self.erase_step(false)?;
+        let space = self.space.lock();
+        Ok(swept || space.has_waiting() || space.has_dirty())
+    }
+
+    /// Erases everything that is free now, without waiting for its age (`lockbox purge`, unmount).
+    pub(crate) fn erase_all(&self) -> Result<()> {
+        while self.sweep_step()? {}
+        for _ in 0..3 {
+            if !self.is_dirty() && !self.space.lock().waits_for_commit() {
+                break;
+            }
+            self.commit_for(Purpose::Drain)?;
+        }
+        self.release_waiting();
+        // What is being erased is out of reach for a moment, so something else has to be there.
+        self.make_room(0, false)?;
+        while self.erase_step(true)? {}
+        let mut space = self.space.lock();
+        space
+            .overwrite_dirty(&mut |run| self.overwrite(run))
+            .map_err(|error| self.pager.latch().set("erasing freed blocks", &error))
+    }
+
+    /// After an unclean open: loads the next region, whose free blocks the host says hold data may be pages of a transaction that never
+    /// committed.
+    fn sweep_step(&self) -> Result<bool> {
+        let Some(number) = self.space.lock().sweep_next() else { return Ok(false) };
+        self.load_region(number)?;
+        self.space.lock().swept(number);
+        Ok(self.space.lock().sweep_next().is_some())
+    }
+
+    /// Erases one batch; answers whether there was anything.
+    fn erase_step(&self, all: bool) -> Result<bool> {
+        let runs = self.space.lock().start_erasing(all);
+        for (index, (run, keep)) in runs.iter().enumerate() {
+            match self.erase(*run, *keep) {
+                Ok(backed) => self.space.lock().erased(*run, backed),
+                Err(error) => {
+                    // The blocks stay hidden from the allocator; their content is still sealed.
+                    let mut space = self.space.lock();
+                    for (run, _) in &runs[index..] {
+                        space.erased(*run, true);
+                    }
+                    drop(space);
+                    return Err(match error {
+                        Error::NoSpace(_) => error,
+                        error => self.pager.latch().set("erasing freed blocks", &error),
+                    });
+                }
+            }
+        }
+        Ok(!runs.is_empty())
+    }
+
+    /// Punches the blocks, or overwrites them where they have to stay allocated or the host refuses. Answers whether they are still allocated.
+    fn erase(&self, run: Run, keep: bool) -> Result<bool> {
+        self.pager.latch().check()?;
+        if !keep {
+            match self.pager.storage().punch(run.offset(), run.bytes()) {
+                Ok(()) => return Ok(false),
+                Err(Error::Unsupported(_)) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        self.overwrite(run)?;
+        Ok(true)
+    }
+
+    fn overwrite(&self, run: Run) -> Result<()> {
+        let mut at = run.offset();
+        let end = at + run.bytes();
+        let mut noise = vec![0; OVERWRITE_STEP.min(run.bytes()) as usize];
+        while at < end {
+            let count = (end - at).min(OVERWRITE_STEP) as usize;
+            self.environment.fill_random(&mut noise[..count])?;
+            self.pager.storage().write_at(at, &noise[..count])?;
+            at += count as u64;
+        }
+        Ok(())
+    }
+
+    /// Commits, drains, erases every free block, truncates the tail and writes the closed record. No call may follow.
+    pub(crate) fn close(&self) -> Result<()> {
+        if self.read_only {
+            return Ok(());
+        }
+        self.check_writable()?;
+        let untouched = !self.is_dirty() && {
+            let unbroken = self.durable.load().closed;
+            unbroken && self.commits.lock().chain.session_first.is_none()
+        };
+        if untouched {
+            return Ok(());
+        }
+        self.commit()?;
+        self.erase_all()?;
+        let total = {
+            let mut space = self.space.lock();
+            space.trim_tail()
+        };
+        if self.pager.storage().len()? > total * BLOCK {
+            self.pager.storage().set_len(total * BLOCK)?;
+        }
+        self.commit_for(Purpose::Close)?;
+        Ok(())
+    }
+}
