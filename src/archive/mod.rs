@@ -12,6 +12,8 @@ mod passphrase;
 mod path;
 mod slots;
 mod stage;
+#[cfg(test)]
+mod tests;
 
 pub use check::CheckReport;
 pub use extract::{ExtractOptions, ExtractReport};

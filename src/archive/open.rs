@@ -82,7 +82,7 @@ impl Archive {
             generation: record.generation,
             committed: record.time,
             closed: record.closed,
-            inodes: volume.state().inodes,
+            inodes: volume.state().inodes(),
             file_bytes: self.storage.len()?,
             used_bytes: volume.space().1 * BLOCK,
             key_slots: self.key_slots.clone(),
