@@ -5,13 +5,13 @@
 #
 # Needs a Rust toolchain and root (directly or by sudo) for packages and mounts. Takes about 20 minutes on two cores.
 set -uo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
+cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
 
 PACKAGES=(acl attr binutils ca-certificates curl e2fsprogs fuse3 gcc git libc6-dev make mount python3 python3-venv
     rsync sqlite3 tar util-linux zstd)
 # The reader's needs; pinned so that a run next year tests the same thing.
-PYTHON_PACKAGES=(cryptography==45.0.7 zstandard==0.24.0)
-DENY_VERSION=0.19.0
+PYTHON_PACKAGES=(cryptography==46.0.7 zstandard==0.25.0)
+DENY_VERSION=0.20.2
 
 export CARGO_TERM_COLOR=never CARGO_INCREMENTAL=0 RUST_BACKTRACE=1 DEBIAN_FRONTEND=noninteractive
 target=${CARGO_TARGET_DIR:-$PWD/target}

@@ -1,1 +1,16 @@
-//! FUSE adapter.
+//! Mounts lockbox archives through FUSE: the adapter between kernel requests and the file system, and the daemon.
+
+pub mod adapter;
+pub mod daemon;
+pub mod errno;
+pub mod exit;
+pub mod journal;
+pub mod kernel;
+pub mod mount;
+pub mod mountinfo;
+pub mod options;
+pub mod passphrase;
+pub mod runtime;
+pub mod session;
+mod stop;
+mod ticker;

@@ -23,7 +23,7 @@ pub(super) trait NodePages: Send + Sync {
 
 impl NodePages for Pager {
     fn read_node(&self, pointer: &Pointer) -> Result<Vec<u8>> {
-        Ok(self.read_page(pointer, PageKind::Node)?.body)
+        Ok(self.read_page(pointer, PageKind::Node)?.into_body())
     }
 }
 

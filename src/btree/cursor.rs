@@ -3,7 +3,7 @@
 use std::ops::ControlFlow;
 
 use super::node::{Body, Node, Place, slot_of};
-use super::{Child, NodeStore};
+use super::{Child, NodeStore, ScanVisitor};
 use crate::error::Result;
 use crate::format::Key;
 
@@ -67,7 +67,7 @@ pub(super) fn scan(
     node: &Node,
     from: Key,
     to: Key,
-    f: &mut dyn FnMut(Key, &[u8]) -> Result<ControlFlow<()>>,
+    f: &mut ScanVisitor<'_>,
 ) -> Result<ControlFlow<()>> {
     match &node.body {
         Body::Leaf(leaf) => {

@@ -205,17 +205,13 @@ impl Editor<'_> {
             *child = Child::Resident(self.store.load(pointer, place)?);
         }
         let Child::Resident(node) = child else { unreachable!("made resident above") };
-        let mine = !self.is_older(node);
-        if !mine || Arc::get_mut(node).is_none() {
+        if self.is_older(node) {
             let copy = Arc::new(node.reborn(self.edits.generation));
-            let original = std::mem::replace(node, copy);
-            if !mine {
-                // B3: no tree of this lineage reaches the original any more, so nobody can supersede it again.
-                self.edits.superseded.push(original);
-                self.edits.dirtied += 1;
-            }
+            // B3: no tree of this lineage reaches the original any more, so nobody can supersede it again.
+            self.edits.superseded.push(std::mem::replace(node, copy));
+            self.edits.dirtied += 1;
         }
-        // Unique as just tested or made; `make_mut` therefore copies nothing.
+        // B2: copied here when another version shares it; of the open transaction, so nothing is superseded.
         Ok(Arc::make_mut(node))
     }
 

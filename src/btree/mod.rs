@@ -37,6 +37,9 @@ pub(crate) enum Child {
     Resident(Arc<Node>),
 }
 
+/// Gets the entries of a scan until it breaks.
+pub(crate) type ScanVisitor<'a> = dyn FnMut(Key, &[u8]) -> Result<ControlFlow<()>> + 'a;
+
 /// One version of one tree. Cloning is cheap.
 #[derive(Clone)]
 pub(crate) struct Tree {
@@ -100,13 +103,7 @@ impl Tree {
     }
 
     /// Calls `f` with every entry in `[from, to)` in ascending order until it breaks.
-    pub(crate) fn scan(
-        &self,
-        store: &NodeStore,
-        from: Key,
-        to: Key,
-        f: &mut dyn FnMut(Key, &[u8]) -> Result<ControlFlow<()>>,
-    ) -> Result<()> {
+    pub(crate) fn scan(&self, store: &NodeStore, from: Key, to: Key, f: &mut ScanVisitor<'_>) -> Result<()> {
         if from < to {
             self.with_root(store, |root| cursor::scan(store, root, from, to, f))?;
         }

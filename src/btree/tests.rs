@@ -1,1 +1,159 @@
-//! Model test against BTreeMap.
+//! What the tests of the trees share: a medium in memory, seeded randomness and the check of a tree's structure.
+
+mod damage;
+mod model;
+mod sharing;
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+use super::cache::NodePages;
+use super::node::Body;
+use super::*;
+use crate::error::Error;
+use crate::format::{NODE_CAPACITY, Run};
+
+type Content = BTreeMap<Key, Vec<u8>>;
+
+/// Pages that were ever written, by pointer.
+#[derive(Default)]
+struct Medium {
+    pages: Mutex<HashMap<Pointer, Vec<u8>>>,
+}
+
+impl NodePages for Medium {
+    fn read_node(&self, pointer: &Pointer) -> Result<Vec<u8>> {
+        let pages = self.pages.lock();
+        pages.get(pointer).cloned().ok_or_else(|| Error::damaged(format!("no page: block={}", pointer.run.address)))
+    }
+}
+
+impl Medium {
+    fn write(&self, generation: Generation, bytes: Vec<u8>) -> Pointer {
+        assert!(bytes.len() <= NODE_CAPACITY, "B5");
+        let mut pages = self.pages.lock();
+        let address = 1000 + 4 * pages.len() as u64;
+        let mut tag = [0; 16];
+        tag[..8].copy_from_slice(&(address * 31).to_le_bytes());
+        let pointer = Pointer { run: Run::new(address, 4), generation, tag };
+        assert!(pages.insert(pointer, bytes).is_none());
+        pointer
+    }
+
+    /// A store that has cached nothing yet.
+    fn cold(self: &Arc<Medium>, budget: usize) -> NodeStore {
+        NodeStore::over(Arc::clone(self) as Arc<dyn NodePages>, budget)
+    }
+
+    fn flush(&self, store: &NodeStore, tree: &Tree, generation: Generation) -> Root {
+        tree.flush(store, &mut |_, bytes| Ok(self.write(generation, bytes))).unwrap()
+    }
+}
+
+/// SplitMix64.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        z ^ (z >> 31)
+    }
+
+    fn below(&mut self, bound: u64) -> u64 {
+        self.next() % bound
+    }
+
+    fn value(&mut self, longest: u64) -> Vec<u8> {
+        let length = self.below(longest + 1) as usize;
+        let seed = self.next().to_le_bytes();
+        (0..length).map(|i| seed[i % 8] ^ i as u8).collect()
+    }
+}
+
+/// Names the seed of a test that fails; `LOCKBOX_SEED` replays one.
+struct Seed(u64);
+
+impl Seed {
+    fn choose(seeds: std::ops::Range<u64>) -> Vec<u64> {
+        match std::env::var("LOCKBOX_SEED") {
+            Ok(seed) => vec![seed.parse().unwrap()],
+            Err(_) => seeds.collect(),
+        }
+    }
+}
+
+impl Drop for Seed {
+    #[allow(clippy::print_stderr)]
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("failed with LOCKBOX_SEED={}", self.0);
+        }
+    }
+}
+
+fn scan_all(store: &NodeStore, tree: &Tree) -> Content {
+    let mut content = Content::new();
+    let mut last = None;
+    tree.scan(store, Key::MIN, Key::MAX, &mut |key, value| {
+        assert!(last < Some(key), "keys ascend");
+        last = Some(key);
+        content.insert(key, value.to_vec());
+        Ok(ControlFlow::Continue(()))
+    })
+    .unwrap();
+    content
+}
+
+fn pages_of(store: &NodeStore, tree: &Tree) -> HashSet<Pointer> {
+    let mut pages = HashSet::new();
+    tree.visit_pages(store, true, &mut |pointer, _| {
+        assert!(pages.insert(*pointer), "a page has one parent");
+        Ok(())
+    })
+    .unwrap();
+    pages
+}
+
+/// Checks B5 and that every fence is what the parent says, in resident nodes as in stored ones.
+fn check_structure(store: &NodeStore, tree: &Tree) {
+    let Some(root) = &tree.root else { return };
+    check_node(store, root, Place::root(tree.id as u8, tree.level));
+}
+
+fn check_node(store: &NodeStore, child: &Child, place: Place) {
+    cursor::with_node(store, child, place, |node| {
+        assert_eq!((node.tree, node.level), (place.tree, place.level));
+        assert_eq!((node.lower, node.upper), (place.lower, place.upper), "level {}", node.level);
+        assert!(!node.is_empty() && node.encoded_size() <= NODE_CAPACITY, "B5");
+        match &node.body {
+            Body::Leaf(leaf) => {
+                assert_eq!(node.encode(&[]).len(), node.encoded_size());
+                assert!(leaf.iter().all(|(key, _)| place.lower <= key && key < place.upper));
+            }
+            Body::Internal(children) => {
+                assert_eq!(children[0].0, node.lower);
+                assert!(children.is_sorted_by(|a, b| a.0 < b.0));
+                for (slot, (_, child)) in children.iter().enumerate() {
+                    check_node(store, child, node.child_place(children, slot));
+                }
+            }
+        }
+        Ok(())
+    })
+    .unwrap();
+}
+
+/// Memory holds only what no commit has written.
+fn assert_settled(child: &Child) {
+    let Child::Resident(node) = child else { return };
+    assert!(node.stored.get().is_none(), "settled");
+    if let Body::Internal(children) = &node.body {
+        children.iter().for_each(|(_, child)| assert_settled(child));
+    }
+}

@@ -1,10 +1,21 @@
-//! Messages of the daemon's control socket (status, stop) and the client side of it.
+//! Messages of the daemon's control socket (status, sync, stop), its server and its client.
+//!
+//! One connection carries one request and one answer, each a line of JSON. The socket lies in a directory of mode 0700
+//! that belongs to the daemon's user, so only that user and root reach it.
 
+mod client;
+mod server;
+
+pub use client::{ask, running};
+pub use server::{Server, serve};
+
+use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use crate::error::Result;
+/// Longest line that either side reads, so that a stranger's stream cannot fill the memory.
+const MAX_LINE: u64 = 64 << 10;
 
 /// What a client asks.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -45,18 +56,18 @@ pub struct Status {
 
 /// Where the socket of an archive lies: `runtime/lockbox/<hex id>.sock`.
 pub fn socket_path(runtime: &Path, archive_id: &[u8; 16]) -> PathBuf {
-    let _ = (runtime, archive_id);
-    todo!()
+    let mut name = String::with_capacity(37);
+    for byte in archive_id {
+        // Writing to a String never fails.
+        let _ = write!(name, "{byte:02x}");
+    }
+    name.push_str(".sock");
+    directory(runtime).join(name)
 }
 
-/// Sends one request to a daemon and waits for the answer (one line of JSON each way).
-pub fn ask(socket: &Path, request: &Request) -> Result<Response> {
-    let _ = (socket, request);
-    todo!()
+fn directory(runtime: &Path) -> PathBuf {
+    runtime.join("lockbox")
 }
 
-/// Every daemon that answers in `runtime/lockbox`, with its socket; dead sockets are skipped.
-pub fn running(runtime: &Path) -> Result<Vec<(PathBuf, Status)>> {
-    let _ = runtime;
-    todo!()
-}
+#[cfg(test)]
+mod tests;

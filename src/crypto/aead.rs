@@ -46,7 +46,7 @@ impl XaesKey {
 }
 
 impl PageKey {
-    /// Message 0: lowest bit of the IV's last byte 0.
+    /// Message 0: the IV of the nonce.
     ///
     /// # Panics
     /// When the message was sealed before: two messages under one key and IV would give both away.
@@ -58,7 +58,7 @@ impl PageKey {
         self.pair.open(0, aad, data, tag)
     }
 
-    /// Message 1: lowest bit of the IV's last byte 1.
+    /// Message 1: the IV of the nonce with the lowest bit of its last byte inverted.
     ///
     /// # Panics
     /// As [`PageKey::seal_prologue`].
@@ -128,7 +128,8 @@ impl<E: Engine> Xaes<E> {
 impl<E: Engine> Pair<E> {
     fn message_iv(&self, message: u8) -> [u8; IV] {
         let mut iv = self.iv;
-        iv[IV - 1] = iv[IV - 1] & !1 | message;
+        // Inverted, not set: otherwise that bit of the nonce could be altered unnoticed.
+        iv[IV - 1] ^= message;
         iv
     }
 

@@ -2,16 +2,9 @@
 
 use sha2::{Digest, Sha256};
 
-use super::ids::{ArchiveId, FORMAT_VERSION};
-use super::reader::Reader;
+use super::fixed::{array_at, exactly, put, u16_at, u32_at, u64_at, zero};
+use super::ids::{ArchiveId, BLOCK, FORMAT_VERSION};
 use crate::error::{Error, Result};
-
-const MAGIC: [u8; 16] = *b"\x89LOCKBOX\r\n\x1a\n\0\0\0\0";
-const SUITE: u16 = 1;
-const MAC_AT: usize = 4032;
-const CHECKSUM_AT: usize = 4064;
-/// Bytes of the sealed part of a slot with its tag.
-const SEALED: usize = 528;
 
 /// Bytes of one header copy: framing and slots.
 pub const HEADER_BYTES: usize = 33 * 4096;
@@ -19,6 +12,25 @@ pub const HEADER_BYTES: usize = 33 * 4096;
 pub const SLOT_EMPTY: u8 = 0;
 /// Kind byte of a passphrase slot.
 pub const SLOT_PASSPHRASE: u8 = 1;
+
+const MAGIC: [u8; 16] = *b"\x89LOCKBOX\r\n\x1a\n\0\0\0\0";
+const SUITE: u16 = 1;
+
+// Offsets in the framing block.
+const VERSION_AT: usize = 16;
+const SUITE_AT: usize = 20;
+const COPY_AT: usize = 22;
+const INCOMPATIBLE_AT: usize = 24;
+const READ_ONLY_AT: usize = 32;
+const COMPATIBLE_AT: usize = 40;
+const ARCHIVE_AT: usize = 48;
+const SEQUENCE_AT: usize = 64;
+const COMMITMENT_AT: usize = 72;
+const KINDS_AT: usize = 104;
+const ZERO_AT: usize = 136;
+const MAC_AT: usize = 4032;
+const CHECKSUM_AT: usize = 4064;
+const FRAMING_END: usize = 4096;
 
 /// The framing fields of one header copy.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,17 +41,6 @@ pub struct Framing {
     pub commitment: [u8; 32],
     pub slots: [u8; 32],
     pub mac: [u8; 32],
-    /// Feature bits that forbid writing to a program that does not know them; this one knows none.
-    pub read_only_compatible: u64,
-}
-
-/// SHA-256 over a copy with the checksum field zeroed.
-fn checksum(copy_bytes: &[u8]) -> [u8; 32] {
-    let mut hash = Sha256::new();
-    hash.update(&copy_bytes[..CHECKSUM_AT]);
-    hash.update([0; 32]);
-    hash.update(&copy_bytes[4096..]);
-    hash.finalize().into()
 }
 
 /// Parsed, with a right checksum, but not authenticated: the MAC needs the volume key.
@@ -48,6 +49,18 @@ pub struct ParsedHeader {
     pub framing: Framing,
     /// The whole copy, [`HEADER_BYTES`] long; slot `i` is `bytes[(i + 1) * 4096..][..4096]`.
     pub bytes: Vec<u8>,
+}
+
+impl ParsedHeader {
+    /// Feature bits without which a program may read but must not write; none is known to version 1.
+    pub fn read_only_features(&self) -> u64 {
+        u64_at(&self.bytes, READ_ONLY_AT)
+    }
+
+    /// Feature bits that a program may ignore.
+    pub fn compatible_features(&self) -> u64 {
+        u64_at(&self.bytes, COMPATIBLE_AT)
+    }
 }
 
 /// Parameters of a passphrase slot that are readable before unlocking.
@@ -72,31 +85,30 @@ pub struct PassphraseSlot {
 /// Encodes a copy: framing (with `mac` as given) + 32 slot blocks, checksum filled in.
 pub fn encode(framing: &Framing, slots: &[[u8; 4096]; 32]) -> Vec<u8> {
     let mut out = Vec::with_capacity(HEADER_BYTES);
-    out.extend_from_slice(&MAGIC);
-    out.extend_from_slice(&FORMAT_VERSION.to_le_bytes());
-    out.extend_from_slice(&SUITE.to_le_bytes());
-    out.extend_from_slice(&[framing.copy, 0]);
-    out.extend_from_slice(&[0; 24]); // feature bits: none in version 1
-    out.extend_from_slice(&framing.archive);
-    out.extend_from_slice(&framing.sequence.to_le_bytes());
-    out.extend_from_slice(&framing.commitment);
-    out.extend_from_slice(&framing.slots);
-    out.resize(MAC_AT, 0);
-    out.extend_from_slice(&framing.mac);
-    out.resize(4096, 0);
+    out.resize(FRAMING_END, 0);
+    put(&mut out, 0, MAGIC);
+    put(&mut out, VERSION_AT, FORMAT_VERSION.to_le_bytes());
+    put(&mut out, SUITE_AT, SUITE.to_le_bytes());
+    out[COPY_AT] = framing.copy;
+    put(&mut out, ARCHIVE_AT, framing.archive);
+    put(&mut out, SEQUENCE_AT, framing.sequence.to_le_bytes());
+    put(&mut out, COMMITMENT_AT, framing.commitment);
+    put(&mut out, KINDS_AT, framing.slots);
+    put(&mut out, MAC_AT, framing.mac);
     for slot in slots {
         out.extend_from_slice(slot);
     }
-    let checksum = checksum(&out);
-    out[CHECKSUM_AT..4096].copy_from_slice(&checksum);
+    let sum = checksum(&out);
+    put(&mut out, CHECKSUM_AT, sum);
     out
 }
 
 /// The bytes that the header MAC covers: the copy with MAC and checksum zeroed.
 pub fn mac_input(copy_bytes: &[u8]) -> Vec<u8> {
     let mut out = copy_bytes.to_vec();
-    let end = out.len().min(4096);
-    out[MAC_AT.min(end)..end].fill(0);
+    if let Some(sums) = out.get_mut(MAC_AT..FRAMING_END) {
+        sums.fill(0);
+    }
     out
 }
 
@@ -106,73 +118,87 @@ pub fn mac_input(copy_bytes: &[u8]) -> Vec<u8> {
 /// `NotArchive` without the magic, `UnsupportedVersion` for another version, suite or unknown incompatible bit (named),
 /// `Damaged` for a wrong checksum or copy number.
 pub fn decode(bytes: &[u8], copy: u8) -> Result<ParsedHeader> {
-    let mut reader = Reader::new(bytes, "header");
-    if reader.take(16).ok() != Some(&MAGIC[..]) {
-        return Err(Error::NotArchive("it does not begin like one".into()));
+    if bytes.get(..MAGIC.len()) != Some(&MAGIC[..]) {
+        return Err(Error::NotArchive(format!("header copy {copy} has no magic")));
     }
-    let version = reader.u32()?;
-    if version != FORMAT_VERSION {
+    // The version comes before the checksum: another version may compute it otherwise.
+    if let Some(version) = bytes.get(VERSION_AT..SUITE_AT).map(|field| u32_at(field, 0))
+        && version != FORMAT_VERSION
+    {
         return Err(Error::UnsupportedVersion(format!(
             "format version {version}, this program knows {FORMAT_VERSION}"
         )));
     }
-    let suite = reader.u16()?;
+    let whole: &[u8; HEADER_BYTES] = exactly(bytes, "header")?;
+    if checksum(whole) != array_at::<32>(whole, CHECKSUM_AT) {
+        return Err(Error::damaged(format!("header checksum differs: copy={copy}")));
+    }
+    let suite = u16_at(whole, SUITE_AT);
     if suite != SUITE {
-        return Err(Error::UnsupportedVersion(format!("cipher suite {suite}")));
+        return Err(Error::UnsupportedVersion(format!("cipher suite {suite}, this program knows {SUITE}")));
     }
-    // A header whose bytes rotted must not be mistaken for one of the future: features count only under a right checksum.
-    if bytes.len() != HEADER_BYTES || checksum(bytes)[..] != bytes[CHECKSUM_AT..4096] {
-        return Err(Error::damaged(format!("header copy {copy} has a wrong checksum")));
-    }
-    let found = reader.u8()?;
-    reader.zero(1)?;
-    if found != copy {
-        return Err(Error::damaged(format!("header copy {copy} says that it is copy {found}")));
-    }
-    let incompatible = reader.u64()?;
+    let incompatible = u64_at(whole, INCOMPATIBLE_AT);
     if incompatible != 0 {
-        return Err(Error::UnsupportedVersion(format!("incompatible feature bits {incompatible:#x}")));
+        let bits: Vec<String> = (0..64).filter(|bit| incompatible >> bit & 1 == 1).map(|bit| bit.to_string()).collect();
+        return Err(Error::UnsupportedVersion(format!("unknown incompatible feature bits: {}", bits.join(" "))));
     }
-    // Read-only-compatible and compatible bits do not hinder reading; a writer asks `Framing::writable`.
-    let read_only_compatible = reader.u64()?;
-    let _compatible = reader.u64()?;
+    if whole[COPY_AT] != copy {
+        return Err(Error::damaged(format!("header copy has a wrong number: copy={copy} found={}", whole[COPY_AT])));
+    }
+    zero(&whole[COPY_AT + 1..INCOMPATIBLE_AT], "header")?;
+    zero(&whole[ZERO_AT..MAC_AT], "header")?;
     let framing = Framing {
         copy,
-        archive: reader.array()?,
-        sequence: reader.u64()?,
-        commitment: reader.array()?,
-        slots: reader.array()?,
-        mac: {
-            reader.zero(MAC_AT - 136)?;
-            reader.array()?
-        },
-        read_only_compatible,
+        archive: array_at(whole, ARCHIVE_AT),
+        sequence: u64_at(whole, SEQUENCE_AT),
+        commitment: array_at(whole, COMMITMENT_AT),
+        slots: array_at(whole, KINDS_AT),
+        mac: array_at(whole, MAC_AT),
     };
-    Ok(ParsedHeader { framing, bytes: bytes.to_vec() })
+    Ok(ParsedHeader { framing, bytes: whole.to_vec() })
 }
 
 /// Encodes a passphrase slot block; `padding` fills what is random.
+///
+/// # Panics
+/// When `slot.sealed` is not 528 bytes long: only a seal of a 512-byte part makes it.
 pub fn encode_passphrase_slot(slot: &PassphraseSlot, padding: &[u8; 3464]) -> [u8; 4096] {
-    let mut out = Vec::with_capacity(4096);
-    out.extend_from_slice(&slot.salt);
-    out.extend_from_slice(&slot.kdf.memory_kib.to_le_bytes());
-    out.extend_from_slice(&slot.kdf.passes.to_le_bytes());
-    out.extend_from_slice(&slot.kdf.lanes.to_le_bytes());
-    out.extend_from_slice(&[0; 4]);
-    out.extend_from_slice(&slot.commitment);
-    out.extend_from_slice(&slot.nonce);
-    out.extend_from_slice(&slot.sealed);
-    out.extend_from_slice(padding);
-    let mut block = [0; 4096];
-    block.copy_from_slice(&out);
-    block
+    let mut out = [0; 4096];
+    put(&mut out, 0, slot.salt);
+    put(&mut out, 32, slot.kdf.memory_kib.to_le_bytes());
+    put(&mut out, 36, slot.kdf.passes.to_le_bytes());
+    put(&mut out, 40, slot.kdf.lanes.to_le_bytes());
+    put(&mut out, 48, slot.commitment);
+    put(&mut out, 80, slot.nonce);
+    out[104..632].copy_from_slice(&slot.sealed);
+    put(&mut out, 632, *padding);
+    out
 }
 
+/// Decodes a passphrase slot; whether its parameters are bearable is for the key derivation to judge.
+///
+/// # Errors
+/// `Damaged` for a block of another length or a reserved field that is not zero.
 pub fn decode_passphrase_slot(block: &[u8]) -> Result<PassphraseSlot> {
-    let mut reader = Reader::new(block, "key slot");
-    let salt = reader.array()?;
-    let kdf = KdfParameters { memory_kib: reader.u32()?, passes: reader.u32()?, lanes: reader.u32()? };
-    reader.zero(4)?;
-    let (commitment, nonce) = (reader.array()?, reader.array()?);
-    Ok(PassphraseSlot { salt, kdf, commitment, nonce, sealed: reader.take(SEALED)?.to_vec() })
+    let block: &[u8; BLOCK as usize] = exactly(block, "key slot")?;
+    zero(&block[44..48], "key slot")?;
+    Ok(PassphraseSlot {
+        salt: array_at(block, 0),
+        kdf: KdfParameters { memory_kib: u32_at(block, 32), passes: u32_at(block, 36), lanes: u32_at(block, 40) },
+        commitment: array_at(block, 48),
+        nonce: array_at(block, 80),
+        sealed: block[104..632].to_vec(),
+    })
 }
+
+/// SHA-256 over a whole copy as if its checksum field were zero.
+fn checksum(copy_bytes: &[u8]) -> [u8; 32] {
+    let mut hash = Sha256::new();
+    hash.update(&copy_bytes[..CHECKSUM_AT]);
+    hash.update([0; FRAMING_END - CHECKSUM_AT]);
+    hash.update(&copy_bytes[FRAMING_END..]);
+    hash.finalize().into()
+}
+
+#[cfg(test)]
+mod tests;

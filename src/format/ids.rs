@@ -36,6 +36,10 @@ pub const MAX_VALUE: usize = 3500;
 pub const REGION_BLOCKS: u64 = 8192;
 /// Greatest inode number: the upper 16 bits of the kernel's number name the view.
 pub const MAX_INO: u64 = (1 << 48) - 1;
+/// No file reaches beyond this offset: the greatest `off_t`.
+pub const MAX_OFFSET: u64 = i64::MAX as u64;
+/// Longest name of a directory entry, an xattr or a snapshot.
+pub const MAX_NAME: usize = 255;
 
 /// Number of a commit, from 1; 0 means "none".
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]

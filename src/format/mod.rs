@@ -9,4 +9,8 @@ pub mod record;
 pub mod space;
 pub mod values;
 
+mod fixed;
+#[cfg(test)]
+mod strategies;
+
 pub use ids::*;

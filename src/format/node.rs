@@ -1,7 +1,8 @@
 //! Specification section 6.1: nodes of the B+trees as bytes.
 
-use super::ids::{Key, MAX_VALUE, NODE_CAPACITY, Pointer};
-use super::reader::Reader;
+use super::fixed::{put, u16_at, u64_at, zero};
+use super::ids::{Key, MAX_VALUE, NODE_CAPACITY, Pointer, TreeId};
+use super::page::POINTER;
 use crate::error::{Error, Result};
 
 /// Bytes of an encoded key.
@@ -25,54 +26,64 @@ pub struct NodeHead {
 }
 
 /// A validated view of an encoded node; entries borrow the bytes.
+#[derive(Debug)]
 pub struct NodeView<'a> {
     pub head: NodeHead,
     pub entries: NodeEntries<'a>,
 }
 
 /// Entries of a node, in order.
+#[derive(Debug, PartialEq, Eq)]
 pub enum NodeEntries<'a> {
     Leaf(Vec<(Key, &'a [u8])>),
     Internal(Vec<(Key, Pointer)>),
 }
 
 /// Appends the encoded key.
+#[inline]
 pub fn put_key(out: &mut Vec<u8>, key: Key) {
-    out.extend_from_slice(&key.object.to_le_bytes());
-    out.push(key.kind);
-    out.extend_from_slice(&key.sub.to_le_bytes());
+    let mut bytes = [0; KEY];
+    put(&mut bytes, 0, key.object.to_le_bytes());
+    bytes[8] = key.kind;
+    put(&mut bytes, 9, key.sub.to_le_bytes());
+    out.extend_from_slice(&bytes);
 }
 
-fn read_key(reader: &mut Reader<'_>) -> Result<Key> {
-    Ok(Key { object: reader.u64()?, kind: reader.u8()?, sub: reader.u64()? })
+#[inline]
+fn key_at(bytes: &[u8], at: usize) -> Key {
+    Key { object: u64_at(bytes, at), kind: bytes[at + 8], sub: u64_at(bytes, at + 9) }
 }
 
-fn begin(head: &NodeHead, count: usize) -> Vec<u8> {
-    let mut out = Vec::with_capacity(NODE_CAPACITY);
+fn put_head(out: &mut Vec<u8>, head: &NodeHead, count: usize) {
+    debug_assert!(head.level <= MAX_LEVEL && count <= NODE_CAPACITY / LEAF_ENTRY);
     out.extend_from_slice(&[head.level, head.tree]);
     out.extend_from_slice(&(count as u16).to_le_bytes());
     out.extend_from_slice(&[0; 4]);
-    put_key(&mut out, head.lower);
-    put_key(&mut out, head.upper);
-    out
+    put_key(out, head.lower);
+    put_key(out, head.upper);
 }
 
 pub fn encode_leaf<'a>(head: &NodeHead, entries: impl ExactSizeIterator<Item = (Key, &'a [u8])>) -> Vec<u8> {
-    let mut out = begin(head, entries.len());
+    let mut out = Vec::with_capacity(NODE_CAPACITY);
+    put_head(&mut out, head, entries.len());
     for (key, value) in entries {
+        debug_assert!(value.len() <= MAX_VALUE);
         put_key(&mut out, key);
         out.extend_from_slice(&(value.len() as u16).to_le_bytes());
         out.extend_from_slice(value);
     }
+    debug_assert!(out.len() <= NODE_CAPACITY);
     out
 }
 
 pub fn encode_internal(head: &NodeHead, entries: impl ExactSizeIterator<Item = (Key, Pointer)>) -> Vec<u8> {
-    let mut out = begin(head, entries.len());
+    let mut out = Vec::with_capacity(NODE_HEAD + entries.len() * INTERNAL_ENTRY);
+    put_head(&mut out, head, entries.len());
     for (key, pointer) in entries {
         put_key(&mut out, key);
         out.extend_from_slice(&pointer.encode());
     }
+    debug_assert!(out.len() <= NODE_CAPACITY);
     out
 }
 
@@ -80,54 +91,101 @@ pub fn encode_internal(head: &NodeHead, entries: impl ExactSizeIterator<Item = (
 /// value lengths, no null pointer, nothing left over.
 pub fn decode(bytes: &[u8]) -> Result<NodeView<'_>> {
     if bytes.len() > NODE_CAPACITY {
-        return Err(Error::damaged("node is too long"));
+        return Err(Error::damaged(format!("node is too long: bytes={}", bytes.len())));
     }
-    let mut reader = Reader::new(bytes, "node");
-    let (level, tree, count) = (reader.u8()?, reader.u8()?, usize::from(reader.u16()?));
-    reader.zero(4)?;
-    let head = NodeHead { level, tree, lower: read_key(&mut reader)?, upper: read_key(&mut reader)? };
-    if level > MAX_LEVEL || head.lower >= head.upper {
-        return Err(Error::damaged("node has impossible fences or level"));
-    }
-    let smallest = if level == 0 { LEAF_ENTRY } else { INTERNAL_ENTRY };
-    if count > reader.remaining() / smallest || (level > 0 && count == 0) {
-        return Err(Error::damaged("node has an impossible number of entries"));
-    }
-    let mut before = None;
-    let mut check = |key: Key| {
-        let ascending = before.is_none_or(|before| before < key);
-        before = Some(key);
-        if ascending && key >= head.lower && key < head.upper {
-            Ok(())
-        } else {
-            Err(Error::damaged("node has keys out of order or outside of its fences"))
-        }
+    let Some((head, rest)) = bytes.split_first_chunk::<NODE_HEAD>() else {
+        return Err(Error::damaged("node ends early"));
     };
-    let entries = if level == 0 {
-        let mut entries = Vec::with_capacity(count);
-        for _ in 0..count {
-            let key = read_key(&mut reader)?;
-            check(key)?;
-            let length = usize::from(reader.u16()?);
-            if length > MAX_VALUE {
-                return Err(Error::damaged("node has a value that is too long"));
-            }
-            entries.push((key, reader.take(length)?));
-        }
-        NodeEntries::Leaf(entries)
+    zero(&head[4..8], "node")?;
+    let count = usize::from(u16_at(head, 2));
+    let head = NodeHead { level: head[0], tree: head[1], lower: key_at(head, 8), upper: key_at(head, 25) };
+    if head.level > MAX_LEVEL {
+        return Err(Error::damaged(format!("node has a wrong level: {}", head.level)));
+    }
+    if head.tree == 0 || usize::from(head.tree) > TreeId::ALL.len() {
+        return Err(Error::damaged(format!("node has a wrong tree: {}", head.tree)));
+    }
+    if head.lower >= head.upper {
+        return Err(Error::damaged("node has fences out of order"));
+    }
+    let entries = if head.level == 0 {
+        NodeEntries::Leaf(decode_leaf(&head, count, rest)?)
     } else {
-        let mut entries = Vec::with_capacity(count);
-        for index in 0..count {
-            let key = read_key(&mut reader)?;
-            check(key)?;
-            let pointer = Pointer::decode(&reader.array()?)?;
-            if pointer.is_null() || (index == 0 && key != head.lower) {
-                return Err(Error::damaged("internal node has a null child or a wrong first key"));
-            }
-            entries.push((key, pointer));
-        }
-        NodeEntries::Internal(entries)
+        NodeEntries::Internal(decode_internal(&head, count, rest)?)
     };
-    reader.finish()?;
     Ok(NodeView { head, entries })
 }
+
+fn decode_leaf<'a>(head: &NodeHead, count: usize, mut rest: &'a [u8]) -> Result<Vec<(Key, &'a [u8])>> {
+    if count == 0 && (head.lower, head.upper) != (Key::MIN, Key::MAX) {
+        return Err(Error::damaged("leaf is empty and not a root"));
+    }
+    if count * LEAF_ENTRY > rest.len() {
+        return Err(Error::damaged("leaf ends early"));
+    }
+    let mut entries = Vec::with_capacity(count);
+    let mut least = head.lower;
+    for position in 0..count {
+        let Some((start, tail)) = rest.split_first_chunk::<LEAF_ENTRY>() else {
+            return Err(Error::damaged("leaf ends early"));
+        };
+        let (key, length) = (key_at(start, 0), usize::from(u16_at(start, KEY)));
+        if key < least || (key == least && position > 0) {
+            return Err(key_order(key));
+        }
+        if length > MAX_VALUE {
+            return Err(Error::damaged(format!("leaf has a value that is too long: bytes={length}")));
+        }
+        let Some((value, tail)) = tail.split_at_checked(length) else {
+            return Err(Error::damaged("leaf ends early"));
+        };
+        entries.push((key, value));
+        (least, rest) = (key, tail);
+    }
+    if !rest.is_empty() {
+        return Err(Error::damaged("leaf is too long"));
+    }
+    below_upper(head, least)?;
+    Ok(entries)
+}
+
+fn decode_internal(head: &NodeHead, count: usize, rest: &[u8]) -> Result<Vec<(Key, Pointer)>> {
+    if count == 0 {
+        return Err(Error::damaged("internal node is empty"));
+    }
+    if count * INTERNAL_ENTRY != rest.len() {
+        return Err(Error::damaged(format!("internal node has a wrong length: entries={count} bytes={}", rest.len())));
+    }
+    let mut entries = Vec::with_capacity(count);
+    let mut last = head.lower;
+    for entry in rest.chunks_exact(INTERNAL_ENTRY) {
+        let key = key_at(entry, 0);
+        let ascends = if entries.is_empty() { key == last } else { key > last };
+        if !ascends {
+            return Err(key_order(key));
+        }
+        let mut pointer = [0; POINTER];
+        pointer.copy_from_slice(&entry[KEY..]);
+        let pointer = Pointer::decode(&pointer)?;
+        if pointer.is_null() {
+            return Err(Error::damaged("internal node has a null pointer"));
+        }
+        entries.push((key, pointer));
+        last = key;
+    }
+    below_upper(head, last)?;
+    Ok(entries)
+}
+
+/// Since keys ascend, the last one stands for all.
+fn below_upper(head: &NodeHead, last: Key) -> Result<()> {
+    if last < head.upper { Ok(()) } else { Err(key_order(last)) }
+}
+
+#[cold]
+fn key_order(key: Key) -> Error {
+    Error::damaged(format!("node has a key out of order: object={} kind={} sub={}", key.object, key.kind, key.sub))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,16 +1,25 @@
 //! Specification section 9: commit records and delta lists as bytes.
 
-use super::ids::Timestamp;
-use super::ids::{Generation, Pointer, Run, SessionId, Tag};
+use super::fixed::{array_at, exactly, put, put_time, time_at, u16_at, u32_at, u64_at, zero};
+use super::ids::{Generation, MAX_INO, MAX_PAGE_BLOCKS, Pointer, Run, SessionId, Tag, Timestamp};
 use super::node::MAX_LEVEL;
 use super::page::POINTER;
-use super::reader::Reader;
 use crate::error::{Error, Result};
 
 /// Bytes of a record's plaintext.
 pub const RECORD_PLAIN: usize = 4056;
 /// Plain bytes left for the allocated (24 each) and freed (8 each) lists.
-pub const RECORD_LISTS: usize = RECORD_PLAIN - 384;
+pub const RECORD_LISTS: usize = RECORD_PLAIN - LISTS_AT;
+
+const ROOT: usize = 40;
+const ROOTS_AT: usize = 72;
+const LISTS_AT: usize = 384;
+const ALLOCATED: usize = 24;
+const FREED: usize = 8;
+const TWO_BARRIER: u32 = 1;
+const CLOSED: u32 = 2;
+/// Bytes of a delta list before its runs.
+const DELTA_HEAD: usize = POINTER + 8;
 
 /// Root of one tree.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -22,25 +31,23 @@ pub struct Root {
 impl Root {
     /// 40 bytes: pointer, level, zero.
     pub fn encode(&self) -> [u8; 40] {
-        let mut out = [0; 40];
-        out[..POINTER].copy_from_slice(&self.pointer.encode());
+        let mut out = [0; ROOT];
+        put(&mut out, 0, self.pointer.encode());
         out[POINTER] = self.level;
         out
     }
 
+    /// # Errors
+    /// `Damaged` for a level beyond 15, or above 0 without a page.
     pub fn decode(bytes: &[u8; 40]) -> Result<Root> {
-        let mut reader = Reader::new(bytes, "root");
-        let root = Root { pointer: Pointer::decode(&reader.array()?)?, level: reader.u8()? };
-        reader.zero(7)?;
+        zero(&bytes[POINTER + 1..], "root")?;
+        let root = Root { pointer: Pointer::decode(&array_at(bytes, 0))?, level: bytes[POINTER] };
         if root.level > MAX_LEVEL || (root.pointer.is_null() && root.level != 0) {
-            return Err(Error::damaged("root has an impossible level"));
+            return Err(Error::damaged(format!("root has a wrong level: {}", root.level)));
         }
         Ok(root)
     }
 }
-
-const TWO_BARRIER: u32 = 1;
-const CLOSED: u32 = 2;
 
 /// Everything that a commit publishes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -72,117 +79,136 @@ pub struct CommitRecord {
 impl CommitRecord {
     /// Whether both lists fit into the record itself.
     pub fn lists_fit(allocated: usize, freed: usize) -> bool {
-        allocated * 24 + freed * 8 <= RECORD_LISTS
+        allocated * ALLOCATED + freed * FREED <= RECORD_LISTS
     }
 
     /// # Panics
     /// When the lists do not fit: ask [`CommitRecord::lists_fit`] first.
     pub fn encode(&self) -> Vec<u8> {
-        assert!(Self::lists_fit(self.allocated.len(), self.freed.len()), "lists of a commit record overflow");
-        let mut out = Vec::with_capacity(RECORD_PLAIN);
-        let put = |out: &mut Vec<u8>, value: u64| out.extend_from_slice(&value.to_le_bytes());
-        put(&mut out, self.generation.0);
-        out.extend_from_slice(&self.previous_tag);
-        out.extend_from_slice(&self.session);
-        put(&mut out, self.session_first.0);
-        put(&mut out, self.header_sequence);
-        out.extend_from_slice(&self.time.seconds.to_le_bytes());
-        out.extend_from_slice(&self.time.nanos.to_le_bytes());
+        assert!(Self::lists_fit(self.allocated.len(), self.freed.len()), "the lists of a record must fit");
+        let mut out = vec![0; RECORD_PLAIN];
+        put(&mut out, 0, self.generation.0.to_le_bytes());
+        put(&mut out, 8, self.previous_tag);
+        put(&mut out, 24, self.session);
+        put(&mut out, 40, self.session_first.0.to_le_bytes());
+        put(&mut out, 48, self.header_sequence.to_le_bytes());
+        put_time(&mut out, 56, self.time);
         let flags = if self.two_barrier { TWO_BARRIER } else { 0 } | if self.closed { CLOSED } else { 0 };
-        out.extend_from_slice(&flags.to_le_bytes());
-        for root in &self.roots {
-            out.extend_from_slice(&root.encode());
+        put(&mut out, 68, flags.to_le_bytes());
+        for (index, root) in self.roots.iter().enumerate() {
+            put(&mut out, ROOTS_AT + ROOT * index, root.encode());
         }
-        for value in [
-            self.next_ino,
-            self.inodes,
-            self.used_blocks,
-            self.total_blocks,
-            self.next_dead,
-            self.next_snapshot,
-            self.newest_snapshot.0,
-            self.checkpoint.0,
-            self.newest_snapshot_id,
-        ] {
-            put(&mut out, value);
+        let counters = [
+            (272, self.next_ino),
+            (280, self.inodes),
+            (288, self.used_blocks),
+            (296, self.total_blocks),
+            (304, self.next_dead),
+            (312, self.next_snapshot),
+            (320, self.newest_snapshot.0),
+            (328, self.checkpoint.0),
+            (336, self.newest_snapshot_id),
+        ];
+        for (at, value) in counters {
+            put(&mut out, at, value.to_le_bytes());
         }
-        out.extend_from_slice(&self.delta_list.encode());
-        out.extend_from_slice(&(self.allocated.len() as u16).to_le_bytes());
-        out.extend_from_slice(&(self.freed.len() as u16).to_le_bytes());
-        out.extend_from_slice(&[0; 4]);
+        put(&mut out, 344, self.delta_list.encode());
+        put(&mut out, 376, (self.allocated.len() as u16).to_le_bytes());
+        put(&mut out, 378, (self.freed.len() as u16).to_le_bytes());
+        let mut at = LISTS_AT;
         for (run, tag) in &self.allocated {
-            put(&mut out, run.pack());
-            out.extend_from_slice(tag);
+            put(&mut out, at, run.pack().to_le_bytes());
+            put(&mut out, at + 8, *tag);
+            at += ALLOCATED;
         }
         for run in &self.freed {
-            put(&mut out, run.pack());
+            put(&mut out, at, run.pack().to_le_bytes());
+            at += FREED;
         }
-        out.resize(RECORD_PLAIN, 0);
         out
     }
 
+    /// # Errors
+    /// `Damaged` for another length, unknown flags, lists beyond the record, runs that no page has.
     pub fn decode(bytes: &[u8]) -> Result<CommitRecord> {
-        let mut reader = Reader::new(bytes, "commit record");
-        let mut record = CommitRecord {
-            generation: Generation(reader.u64()?),
-            previous_tag: reader.array()?,
-            session: reader.array()?,
-            session_first: Generation(reader.u64()?),
-            header_sequence: reader.u64()?,
-            time: read_time(&mut reader)?,
-            ..CommitRecord::default()
-        };
-        let flags = reader.u32()?;
-        if flags & !(TWO_BARRIER | CLOSED) != 0 {
-            return Err(Error::damaged(format!("commit record has unknown flags {flags:#x}")));
+        let bytes: &[u8; RECORD_PLAIN] = exactly(bytes, "commit record")?;
+        let generation = Generation(u64_at(bytes, 0));
+        let flags = u32_at(bytes, 68);
+        if generation.0 == 0 || flags & !(TWO_BARRIER | CLOSED) != 0 {
+            return Err(Error::damaged(format!(
+                "commit record has unknown flags: generation={} flags={flags}",
+                generation.0
+            )));
         }
-        record.two_barrier = flags & TWO_BARRIER != 0;
-        record.closed = flags & CLOSED != 0;
-        for root in &mut record.roots {
-            *root = Root::decode(&reader.array()?)?;
+        let next_ino = u64_at(bytes, 272);
+        if next_ino > MAX_INO + 1 {
+            return Err(Error::damaged(format!("commit record has a wrong next inode: {next_ino}")));
         }
-        record.next_ino = reader.u64()?;
-        record.inodes = reader.u64()?;
-        record.used_blocks = reader.u64()?;
-        record.total_blocks = reader.u64()?;
-        record.next_dead = reader.u64()?;
-        record.next_snapshot = reader.u64()?;
-        record.newest_snapshot = Generation(reader.u64()?);
-        record.checkpoint = Generation(reader.u64()?);
-        record.newest_snapshot_id = reader.u64()?;
-        record.delta_list = Pointer::decode(&reader.array()?)?;
-        let (allocated, freed) = (usize::from(reader.u16()?), usize::from(reader.u16()?));
-        reader.zero(4)?;
-        if !Self::lists_fit(allocated, freed) {
-            return Err(Error::damaged("commit record has impossible counts"));
+        let mut roots = [Root::default(); 5];
+        for (index, root) in roots.iter_mut().enumerate() {
+            *root = Root::decode(&array_at(bytes, ROOTS_AT + ROOT * index))?;
         }
-        for _ in 0..allocated {
-            record.allocated.push((read_run(&mut reader, record.total_blocks)?, reader.array()?));
-        }
-        for _ in 0..freed {
-            record.freed.push(read_run(&mut reader, u64::MAX)?);
-        }
-        reader.zero(reader.remaining())?;
-        if record.generation == Generation(0) || record.checkpoint > record.generation {
-            return Err(Error::damaged("commit record has impossible generations"));
-        }
-        Ok(record)
+        zero(&bytes[380..LISTS_AT], "commit record")?;
+        let (allocated, freed) = decode_lists(bytes)?;
+        Ok(CommitRecord {
+            generation,
+            previous_tag: array_at(bytes, 8),
+            session: array_at(bytes, 24),
+            session_first: Generation(u64_at(bytes, 40)),
+            header_sequence: u64_at(bytes, 48),
+            time: time_at(bytes, 56, "commit record")?,
+            two_barrier: flags & TWO_BARRIER != 0,
+            closed: flags & CLOSED != 0,
+            roots,
+            next_ino,
+            inodes: u64_at(bytes, 280),
+            used_blocks: u64_at(bytes, 288),
+            total_blocks: u64_at(bytes, 296),
+            next_dead: u64_at(bytes, 304),
+            next_snapshot: u64_at(bytes, 312),
+            newest_snapshot: Generation(u64_at(bytes, 320)),
+            newest_snapshot_id: u64_at(bytes, 336),
+            checkpoint: Generation(u64_at(bytes, 328)),
+            delta_list: Pointer::decode(&array_at(bytes, 344))?,
+            allocated,
+            freed,
+        })
     }
 }
 
-pub(super) fn read_time(reader: &mut Reader<'_>) -> Result<Timestamp> {
-    let time = Timestamp { seconds: reader.i64()?, nanos: reader.u32()? };
-    if time.nanos >= 1_000_000_000 {
-        return Err(Error::damaged("time has more than a second of nanoseconds"));
+/// Pages allocated and runs freed.
+type Lists = (Vec<(Run, Tag)>, Vec<Run>);
+
+/// The two lists at the end of a record; what follows them is zero.
+fn decode_lists(bytes: &[u8; RECORD_PLAIN]) -> Result<Lists> {
+    let (allocated, freed) = (usize::from(u16_at(bytes, 376)), usize::from(u16_at(bytes, 378)));
+    if !CommitRecord::lists_fit(allocated, freed) {
+        return Err(Error::damaged(format!(
+            "commit record has lists beyond its end: allocated={allocated} freed={freed}"
+        )));
     }
-    Ok(time)
+    // Cannot fail: the sum was checked against what follows LISTS_AT.
+    let (pages, rest) = bytes[LISTS_AT..].split_at(allocated * ALLOCATED);
+    let (runs, rest) = rest.split_at(freed * FREED);
+    zero(rest, "commit record")?;
+    let pages = pages
+        .chunks_exact(ALLOCATED)
+        .map(|entry| Ok((run_at(entry, MAX_PAGE_BLOCKS)?, array_at(entry, 8))))
+        .collect::<Result<_>>()?;
+    Ok((pages, decode_runs(runs)?))
 }
 
-/// A run within page space; `total` bounds it when the reader knows the length of the file.
-fn read_run(reader: &mut Reader<'_>, total: u64) -> Result<Run> {
-    let run = Run::unpack(reader.u64()?);
-    if !run.is_page_space(total) {
-        return Err(Error::damaged(format!("impossible run of blocks: block={} blocks={}", run.address, run.blocks)));
+fn decode_runs(bytes: &[u8]) -> Result<Vec<Run>> {
+    bytes.chunks_exact(FREED).map(|entry| run_at(entry, u64::from(u16::MAX))).collect()
+}
+
+fn run_at(entry: &[u8], longest: u64) -> Result<Run> {
+    let run = Run::unpack(u64_at(entry, 0));
+    if run.blocks == 0 || run.blocks > longest {
+        return Err(Error::damaged(format!(
+            "list names a run of a wrong length: block={} blocks={}",
+            run.address, run.blocks
+        )));
     }
     Ok(run)
 }
@@ -197,7 +223,7 @@ pub struct DeltaList {
 
 impl DeltaList {
     pub fn encode(&self) -> Vec<u8> {
-        let mut out = Vec::with_capacity(POINTER + 8 + 8 * (self.allocated.len() + self.freed.len()));
+        let mut out = Vec::with_capacity(DELTA_HEAD + FREED * (self.allocated.len() + self.freed.len()));
         out.extend_from_slice(&self.next.encode());
         out.extend_from_slice(&(self.allocated.len() as u32).to_le_bytes());
         out.extend_from_slice(&(self.freed.len() as u32).to_le_bytes());
@@ -207,21 +233,25 @@ impl DeltaList {
         out
     }
 
+    /// # Errors
+    /// `Damaged` when the counts do not fill the bytes exactly, or for an empty run.
     pub fn decode(bytes: &[u8]) -> Result<DeltaList> {
-        let mut reader = Reader::new(bytes, "list page");
-        let next = Pointer::decode(&reader.array()?)?;
-        let (allocated, freed) = (reader.u32()? as usize, reader.u32()? as usize);
-        if allocated.saturating_add(freed) != reader.remaining() / 8 {
-            return Err(Error::damaged("list page has impossible counts"));
+        let Some((head, rest)) = bytes.split_first_chunk::<DELTA_HEAD>() else {
+            return Err(Error::damaged("delta list ends early"));
+        };
+        let (allocated, freed) = (u64::from(u32_at(head, POINTER)), u64::from(u32_at(head, POINTER + 4)));
+        if (allocated + freed) * FREED as u64 != rest.len() as u64 {
+            return Err(Error::damaged(format!("delta list has a wrong length: allocated={allocated} freed={freed}")));
         }
-        let mut list = DeltaList { next, allocated: Vec::with_capacity(allocated), freed: Vec::with_capacity(freed) };
-        for _ in 0..allocated {
-            list.allocated.push(read_run(&mut reader, u64::MAX)?);
-        }
-        for _ in 0..freed {
-            list.freed.push(read_run(&mut reader, u64::MAX)?);
-        }
-        reader.finish()?;
-        Ok(list)
+        // Cannot fail: both counts together fill `rest`.
+        let (first, second) = rest.split_at(allocated as usize * FREED);
+        Ok(DeltaList {
+            next: Pointer::decode(&array_at(head, 0))?,
+            allocated: decode_runs(first)?,
+            freed: decode_runs(second)?,
+        })
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -84,7 +84,7 @@ impl Pager {
                 if cell as usize >= table.cells.len() {
                     return Err(beyond_page(pointer));
                 }
-                let plain: Arc<[u8]> = frame::read_cell(&opened_page.body, table, cell as usize)?.into();
+                let plain: Arc<[u8]> = frame::read_cell(opened_page.body(), table, cell as usize)?.into();
                 copy_part(pointer, &plain, within, target)?;
                 self.cells.put(pointer, cell, plain);
             }
@@ -98,7 +98,7 @@ impl Pager {
         if !matches!(opened.prologue.kind, PageKind::Data | PageKind::Packed) {
             return Err(wrong_kind(pointer));
         }
-        let table = page::decode_cell_table(&opened.body, opened.prologue.plain_length)?;
+        let table = page::decode_cell_table(opened.body(), opened.prologue.plain_length)?;
         Ok((opened, table))
     }
 
@@ -156,7 +156,7 @@ fn read_uncached(
         if cell >= table.cells.len() {
             return Err(beyond_page(pointer));
         }
-        let plain = frame::read_cell(&opened.body, table, cell)?;
+        let plain = frame::read_cell(opened.body(), table, cell)?;
         let count = (cell_size - at % cell_size).min(out.len() - done);
         copy_part(pointer, &plain, at % cell_size, &mut out[done..done + count])?;
         done += count;

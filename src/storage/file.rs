@@ -31,7 +31,7 @@ const OPEN_ATTEMPTS: usize = 5;
 const EVICT_ALIGNMENT: u64 = 64 * 1024;
 
 /// Zeros are written in pieces of this size where the host cannot allocate.
-const ZEROS: [u8; 64 * 1024] = [0; 64 * 1024];
+static ZEROS: [u8; 64 * 1024] = [0; 64 * 1024];
 
 /// A locked file. The lock belongs to the open file description and ends with it, however the process ends.
 pub struct FileStorage {

@@ -97,8 +97,11 @@ impl Image {
         Ok(())
     }
 
-    /// Writes and grows; the caller has checked that `offset + data.len()` does not overflow.
+    /// Writes and grows; the caller has checked that `offset + data.len()` does not overflow. Nothing does not grow.
     pub(super) fn put(&mut self, offset: u64, data: &[u8]) {
+        if data.is_empty() {
+            return;
+        }
         let end = offset + data.len() as u64;
         self.reach(end);
         let mut rest = data;
@@ -129,6 +132,9 @@ impl Image {
     }
 
     pub(super) fn allocate(&mut self, offset: u64, length: u64) {
+        if length == 0 {
+            return;
+        }
         self.reach(offset + length);
         for (block, _) in pieces(offset, offset + length) {
             if matches!(self.slots[block], Slot::Hole) {

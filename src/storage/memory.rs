@@ -173,6 +173,15 @@ mod tests {
     }
 
     #[test]
+    fn nothing_does_not_grow_the_storage() {
+        let storage = MemoryStorage::new();
+        storage.write_at(100, &[]).unwrap();
+        storage.allocate(100, 0).unwrap();
+        storage.punch(100, 0).unwrap();
+        assert_eq!((storage.len().unwrap(), storage.allocated()), (0, 0));
+    }
+
+    #[test]
     fn ranges_beyond_the_largest_offset_are_refused() {
         let storage = MemoryStorage::new();
         assert!(matches!(storage.write_at(u64::MAX, &[1, 2]), Err(Error::Invalid(_))));

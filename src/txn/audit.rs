@@ -212,9 +212,9 @@ impl Volume {
         if !matches!(opened.prologue.kind, PageKind::Data | PageKind::Packed) {
             return Err(Error::damaged(format!("page of another kind: block={}", pointer.run.address)));
         }
-        let table = page::decode_cell_table(&opened.body, opened.prologue.plain_length)?;
+        let table = page::decode_cell_table(opened.body(), opened.prologue.plain_length)?;
         for cell in 0..table.cells.len() {
-            crate::frame::read_cell(&opened.body, &table, cell)?;
+            crate::frame::read_cell(opened.body(), &table, cell)?;
         }
         Ok(())
     }

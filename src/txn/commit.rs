@@ -401,7 +401,7 @@ impl Volume {
             if pages.len() >= record.allocated.len() {
                 return Err(Error::damaged(format!("list pages of commit {} do not end", record.generation.0)));
             }
-            let list = DeltaList::decode(&pager.read_page(&pointer, PageKind::DeltaList)?.body)?;
+            let list = DeltaList::decode(pager.read_page(&pointer, PageKind::DeltaList)?.body())?;
             pages.push(pointer.run);
             allocated.extend(list.allocated);
             freed.extend(list.freed);

@@ -326,7 +326,8 @@ impl SpaceMap {
         }
         let used_loaded: u64 =
             self.regions.values().map(|r| r.used.iter().map(|w| u64::from(w.count_ones())).sum::<u64>()).sum();
-        let unloaded_blocks = (count - loaded) * REGION_BLOCKS;
+        let loaded_blocks: u64 = self.regions.values().map(|r| (self.total - r.base()).min(REGION_BLOCKS)).sum();
+        let unloaded_blocks = self.total - loaded_blocks;
         let unloaded_free = unloaded_blocks.saturating_sub(self.used_blocks.saturating_sub(used_loaded));
         if unloaded_free * 32 < unloaded_blocks { None } else { self.next_unloaded() }
     }
@@ -336,11 +337,8 @@ impl SpaceMap {
         let numbers: Vec<u64> = self.regions.keys().copied().collect();
         for number in numbers {
             let Some(region) = self.regions.get_mut(&number) else { continue };
-            let hole = Region::runs(|w| !region.busy[w] & !region.backed[w])
-                .into_iter()
-                .map(|(start, length)| (start.next_multiple_of(4), (start + length) / 4 * 4))
-                .find(|(start, end)| end > start);
-            let Some((start, end)) = hole else { continue };
+            let Some((start, length)) = region.first_hole() else { continue };
+            let end = start + length;
             let end = end.min(start + (missing * 4).clamp(GROW_BLOCKS.0, GROW_BLOCKS.1));
             match storage.allocate((region.base() + start) * BLOCK, (end - start) * BLOCK) {
                 Ok(()) => {}
@@ -520,12 +518,13 @@ impl SpaceMap {
         for number in numbers {
             let Some(region) = self.regions.get_mut(&number) else { continue };
             for (start, length) in Region::runs(|w| region.dirty[w] & if all { u64::MAX } else { region.aged[w] }) {
-                let length = length.min(left);
                 // The run may break groups at both ends.
-                let quads = length.div_ceil(4) + 1;
-                if length == 0 || quads > spare {
+                let fits = spare.saturating_sub(1) * 4;
+                let length = length.min(left).min(fits);
+                if length == 0 {
                     continue;
                 }
+                let quads = length.div_ceil(4) + 1;
                 left -= length;
                 spare -= quads;
                 fill(&mut region.busy, start, start + length, true);
@@ -551,6 +550,19 @@ impl SpaceMap {
             fill(&mut region.backed, start, end, backed);
             self.touch(number);
         }
+    }
+
+    /// Overwrites dirty-free blocks one by one while nobody can allocate: what is left to do on a host so full that nothing can be
+    /// taken out of reach for a moment.
+    pub(crate) fn overwrite_dirty(&mut self, overwrite: &mut dyn FnMut(Run) -> Result<()>) -> Result<()> {
+        for region in self.regions.values_mut() {
+            for (start, length) in Region::runs(|w| region.dirty[w]) {
+                overwrite(Run::new(region.base() + start, length))?;
+                fill(&mut region.dirty, start, start + length, false);
+                fill(&mut region.aged, start, start + length, false);
+            }
+        }
+        Ok(())
     }
 
     /// Whether any dirty-free block is left to erase in loaded regions.

@@ -91,71 +91,100 @@ impl Region {
         self.quads as i64 - before as i64
     }
 
-    /// First free backed run of `blocks` (in aligned groups of four, so that a reservation of that many groups always suffices);
-    /// among dirty blocks only when `dirty`.
+    fn available(&self, word: usize) -> u64 {
+        !self.busy[word] & self.backed[word]
+    }
+
+    /// First fit of `blocks` among free backed blocks; among dirty blocks only when `dirty`.
+    ///
+    /// A run starts where free space starts or at a multiple of four, so that it never breaks more than ceil(blocks / 4) whole groups
+    /// (P2): where free space starts in the middle of a group, that group is broken already.
     pub(super) fn find(&self, blocks: u64, dirty: bool) -> Option<u64> {
-        let mask = |w: usize| {
-            let free = !self.busy[w] & self.backed[w];
-            if dirty { free & self.dirty[w] } else { free }
-        };
+        let mask = |w: usize| self.available(w) & if dirty { self.dirty[w] } else { u64::MAX };
         if blocks < 4
-            && let Some(found) = find_in_partial_quads(blocks, mask)
+            && let Some(found) = find_in_partial_quads(blocks, |w| self.available(w), mask)
         {
             return Some(found);
         }
-        let wanted = blocks.div_ceil(4);
-        let (mut count, mut start) = (0, 0);
-        for w in 0..REGION_WORDS {
-            let quads = full_quads(mask(w));
-            if quads == 0 {
-                count = 0;
-                continue;
+        let mut found = None;
+        for_each_run(mask, &mut |start, length| {
+            let joins = start % 4 != 0 && any_available(self, start - 1);
+            let first = if joins { start.next_multiple_of(4) } else { start };
+            if start + length >= first + blocks {
+                found = Some(first);
             }
-            for quad in 0..16 {
-                if quads >> (4 * quad) & 1 == 0 {
-                    count = 0;
-                    continue;
-                }
-                if count == 0 {
-                    start = (w * 64 + 4 * quad) as u64;
-                }
-                count += 1;
-                if count == wanted {
-                    return Some(start);
-                }
-            }
-        }
-        None
+            found.is_none()
+        });
+        found
+    }
+
+    /// Free groups of four that the host has not (wholly) allocated, as runs.
+    pub(super) fn first_hole(&self) -> Option<(u64, u64)> {
+        let hole = |w: usize| (full_quads(!self.busy[w]) & !full_quads(self.available(w))) * 0xF;
+        let mut found = None;
+        for_each_run(hole, &mut |start, length| {
+            found = Some((start, length));
+            false
+        });
+        found
     }
 
     /// Runs of set bits of `mask`, as (start, length) within the region.
     pub(super) fn runs(mask: impl Fn(usize) -> u64) -> Vec<(u64, u64)> {
-        let mut runs: Vec<(u64, u64)> = Vec::new();
-        for w in 0..REGION_WORDS {
-            let mut word = mask(w);
-            while word != 0 {
-                let low = u64::from(word.trailing_zeros());
-                let length = u64::from((word >> low).trailing_ones());
-                let start = w as u64 * 64 + low;
-                match runs.last_mut() {
-                    Some(last) if last.0 + last.1 == start => last.1 += length,
-                    _ => runs.push((start, length)),
-                }
-                if low + length == 64 {
-                    break;
-                }
-                word &= !(((1u64 << length) - 1) << low);
-            }
-        }
+        let mut runs = Vec::new();
+        for_each_run(mask, &mut |start, length| {
+            runs.push((start, length));
+            true
+        });
         runs
     }
 }
 
-/// Small pages go into groups that are already broken.
-fn find_in_partial_quads(blocks: u64, mask: impl Fn(usize) -> u64) -> Option<u64> {
+fn any_available(region: &Region, block: u64) -> bool {
+    region.available((block / 64) as usize) >> (block % 64) & 1 == 1
+}
+
+/// Calls `f(start, length)` with the maximal runs of set bits, in order, until it says false.
+fn for_each_run(mask: impl Fn(usize) -> u64, f: &mut dyn FnMut(u64, u64) -> bool) {
+    let mut open: Option<(u64, u64)> = None;
     for w in 0..REGION_WORDS {
-        let free = mask(w);
-        let partial = free & !(full_quads(free) * 0xF);
+        let mut word = mask(w);
+        let base = w as u64 * 64;
+        if let Some((start, length)) = open {
+            // A run that reached the end of the last word goes on, or ends here.
+            let more = u64::from(word.trailing_ones());
+            if more == 64 {
+                open = Some((start, length + 64));
+                continue;
+            }
+            open = None;
+            if !f(start, length + more) {
+                return;
+            }
+            word &= !((1u64 << more) - 1);
+        }
+        while word != 0 {
+            let low = u64::from(word.trailing_zeros());
+            let length = u64::from((word >> low).trailing_ones());
+            if low + length == 64 {
+                open = Some((base + low, length));
+                break;
+            }
+            if !f(base + low, length) {
+                return;
+            }
+            word &= !(((1u64 << length) - 1) << low);
+        }
+    }
+    if let Some((start, length)) = open {
+        f(start, length);
+    }
+}
+
+/// Small pages go into groups that are already broken; `mask` says which blocks of them may be taken.
+fn find_in_partial_quads(blocks: u64, available: impl Fn(usize) -> u64, mask: impl Fn(usize) -> u64) -> Option<u64> {
+    for w in 0..REGION_WORDS {
+        let partial = mask(w) & !(full_quads(available(w)) * 0xF);
         if partial == 0 {
             continue;
         }
@@ -196,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn small_pages_prefer_broken_groups_and_large_ones_aligned_groups() {
+    fn no_allocation_breaks_more_whole_groups_than_it_was_promised() {
         let mut region = Region::new(1, 1 << 20);
         fill(&mut region.backed, 0, 64, true);
         fill(&mut region.busy, 5, 6, true);
@@ -205,8 +234,11 @@ mod tests {
         assert_eq!(region.find(1, false), Some(4));
         assert_eq!(region.find(2, false), Some(6));
         assert_eq!(region.find(4, false), Some(0));
-        assert_eq!(region.find(33, false), Some(8));
+        assert_eq!(region.find(33, false), Some(6), "goes on where free space begins");
         assert_eq!(region.find(33, true), None);
-        assert_eq!(region.find(61, false), None);
+        assert_eq!(region.find(59, false), None);
+        fill(&mut region.dirty, 9, 64, true);
+        assert_eq!(region.find(33, true), Some(12), "would break a whole group more at 9");
+        assert_eq!(region.find(2, true), Some(12));
     }
 }

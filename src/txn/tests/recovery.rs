@@ -69,8 +69,7 @@ fn a_durable_commit_is_never_undone() {
     put(&volume, 2, 0, 1, 50_000).unwrap();
     volume.close().unwrap();
     let state = volume.state();
-    let extent =
-        volume.view(&state).get(extent_key(2, 0), crate::format::values::Extent::decode).unwrap().unwrap();
+    let extent = volume.view(&state).get(extent_key(2, 0), crate::format::values::Extent::decode).unwrap().unwrap();
     drop((state, volume));
     destroy(&storage, extent.page.run.address + 1);
     let volume = open(storage, &dice);

@@ -1,0 +1,122 @@
+//! Kernel types to the core's and back.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use fuser::{FileAttr, FileType, INodeNo, RenameFlags, TimeOrNow};
+use lockbox::Error;
+use lockbox::error::Timestamp;
+use lockbox::fs::{Attributes, RenameMode, SetTime, XattrMode, mode};
+
+/// The preferred size of I/O: the archive's block.
+const BLOCK: u32 = 4096;
+
+pub(crate) fn attributes(a: &Attributes) -> FileAttr {
+    FileAttr {
+        ino: INodeNo(a.ino.0),
+        size: a.size,
+        blocks: a.blocks,
+        atime: to_system(a.atime),
+        mtime: to_system(a.mtime),
+        ctime: to_system(a.ctime),
+        crtime: to_system(a.btime),
+        kind: file_type(a.mode >> 12),
+        // The mask leaves 12 bits.
+        perm: (a.mode & mode::PERMISSIONS) as u16,
+        nlink: a.links,
+        uid: a.uid,
+        gid: a.gid,
+        rdev: a.rdev,
+        blksize: BLOCK,
+        flags: 0,
+    }
+}
+
+/// From `mode >> 12`.
+pub(crate) fn file_type(bits: u32) -> FileType {
+    match bits << 12 {
+        mode::SOCKET => FileType::Socket,
+        mode::SYMLINK => FileType::Symlink,
+        mode::BLOCK => FileType::BlockDevice,
+        mode::DIRECTORY => FileType::Directory,
+        mode::CHARACTER => FileType::CharDevice,
+        mode::FIFO => FileType::NamedPipe,
+        _ => FileType::RegularFile,
+    }
+}
+
+/// A time that SystemTime cannot hold becomes 1970: it came from an archive that an odd program wrote.
+fn to_system(time: Timestamp) -> SystemTime {
+    let whole = Duration::from_secs(time.seconds.unsigned_abs());
+    let shifted = if time.seconds < 0 { UNIX_EPOCH.checked_sub(whole) } else { UNIX_EPOCH.checked_add(whole) };
+    shifted.and_then(|t| t.checked_add(Duration::from_nanos(time.nanos.into()))).unwrap_or(UNIX_EPOCH)
+}
+
+/// fuser turns the kernel's (seconds, nanoseconds) before 1970 into `EPOCH - (|seconds| + nanoseconds)`, which is undone
+/// here: nanoseconds always count forward.
+pub(crate) fn to_timestamp(time: SystemTime) -> Timestamp {
+    let signed = |seconds: u64| i64::try_from(seconds).unwrap_or(i64::MAX);
+    match time.duration_since(UNIX_EPOCH) {
+        Ok(after) => Timestamp { seconds: signed(after.as_secs()), nanos: after.subsec_nanos() },
+        Err(before) => {
+            let before = before.duration();
+            Timestamp { seconds: -signed(before.as_secs()), nanos: before.subsec_nanos() }
+        }
+    }
+}
+
+pub(crate) fn set_time(time: TimeOrNow) -> SetTime {
+    match time {
+        TimeOrNow::Now => SetTime::Now,
+        TimeOrNow::SpecificTime(time) => SetTime::To(to_timestamp(time)),
+    }
+}
+
+pub(crate) fn rename_mode(flags: RenameFlags) -> Result<RenameMode, Error> {
+    if flags.is_empty() {
+        Ok(RenameMode::Replace)
+    } else if flags == RenameFlags::RENAME_NOREPLACE {
+        Ok(RenameMode::NoReplace)
+    } else if flags == RenameFlags::RENAME_EXCHANGE {
+        Ok(RenameMode::Exchange)
+    } else if flags == RenameFlags::RENAME_WHITEOUT {
+        Ok(RenameMode::Whiteout)
+    } else {
+        Err(Error::invalid(format!("rename flags: flags={flags}")))
+    }
+}
+
+/// XATTR_CREATE is 1, XATTR_REPLACE 2.
+pub(crate) fn xattr_mode(flags: i32) -> Result<XattrMode, Error> {
+    match flags {
+        0 => Ok(XattrMode::Set),
+        1 => Ok(XattrMode::Create),
+        2 => Ok(XattrMode::Replace),
+        _ => Err(Error::invalid(format!("xattr flags: flags={flags}"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_before_1970_keep_their_nanoseconds() {
+        let time = Timestamp { seconds: -2, nanos: 200_000_000 };
+        // What stat(2) gets: -1.8 s.
+        assert_eq!(to_system(time), UNIX_EPOCH - Duration::from_millis(1800));
+        // What utimensat(2) of the same time looks like after fuser's conversion.
+        assert_eq!(to_timestamp(UNIX_EPOCH - Duration::new(2, 200_000_000)), time);
+    }
+
+    #[test]
+    fn an_impossible_time_is_not_a_panic() {
+        to_system(Timestamp { seconds: i64::MIN, nanos: 0 });
+        to_system(Timestamp { seconds: i64::MAX, nanos: 999_999_999 });
+    }
+
+    #[test]
+    fn rename_flags_do_not_combine() {
+        assert_eq!(rename_mode(RenameFlags::RENAME_WHITEOUT).unwrap(), RenameMode::Whiteout);
+        assert!(rename_mode(RenameFlags::RENAME_WHITEOUT | RenameFlags::RENAME_NOREPLACE).is_err());
+    }
+}

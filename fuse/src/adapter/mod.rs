@@ -1,0 +1,485 @@
+//! One kernel request, one call of the core, one reply; no policy.
+//!
+//! # Rules of the writeback cache
+//! W1  The kernel owns size, mtime and ctime of regular files: a WRITE touches no times, SETATTR stores what it is given.
+//! W2  A cached WRITE carries any open handle and no credentials: handle modes and O_APPEND are never looked at, and a
+//!     handle opened for writing only receives READs.
+//! W3  The kernel holds dirty pages of an inode only while the inode has a writer.
+//!
+//! The kernel's inode number is the core's and numbers are never reused, so there is no lookup table, FORGET means
+//! nothing and the generation is 0, which also makes NFS handles valid for ever.
+
+mod convert;
+mod listings;
+mod reply;
+mod writers;
+
+pub use writers::Writers;
+
+use std::ffi::OsStr;
+use std::io;
+use std::ops::ControlFlow;
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, SystemTime};
+
+use fuser::{
+    BsdFileFlags, CopyFileRangeFlags, Errno, FileHandle, FopenFlags, Generation, INodeNo, IoctlFlags, KernelConfig,
+    LockOwner, Notifier, OpenAccMode, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory,
+    ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr,
+    Request, TimeOrNow, WriteFlags,
+};
+use lockbox::fs::{Attributes, Creator, FileSystem, SetAttributes, SyncProfile, mode};
+use lockbox::{Error, Result};
+
+use crate::errno::errno;
+use crate::kernel::{self, Granted};
+use reply::{full, reply_empty, reply_xattr};
+
+/// As good as for ever: nothing changes an archive but the mount itself. 34 years; the kernel computes in jiffies.
+const FOR_EVER: Duration = Duration::from_secs(1 << 30);
+const GENERATION: Generation = Generation(0);
+const DEFAULT_ACL: &[u8] = b"system.posix_acl_default";
+const STATFS_BLOCK: u32 = 4096;
+
+/// What the adapter shares with the threads around it.
+#[derive(Default)]
+pub struct Shared {
+    pub writers: Writers,
+    /// Set by every request that may change the archive, cleared by whoever commits.
+    pub changed: AtomicBool,
+    /// Set once the session is there.
+    pub notifier: OnceLock<Notifier>,
+}
+
+/// Serves one archive to the kernel.
+pub struct Adapter {
+    fs: Arc<FileSystem>,
+    shared: Arc<Shared>,
+    /// The directory of the archive file, opened before mounting: a path could lead through the mount itself.
+    host: OwnedFd,
+    profile: SyncProfile,
+    granted: Granted,
+    listings: listings::Listings,
+}
+
+impl Adapter {
+    pub fn new(fs: Arc<FileSystem>, shared: Arc<Shared>, host: OwnedFd, profile: SyncProfile) -> Adapter {
+        Adapter { fs, shared, host, profile, granted: Granted::default(), listings: listings::Listings::default() }
+    }
+
+    fn attribute_time(&self, ino: u64) -> Duration {
+        if self.shared.writers.has(ino) { Duration::ZERO } else { FOR_EVER }
+    }
+
+    fn changing(&self) -> &FileSystem {
+        if !self.shared.changed.load(Ordering::Relaxed) {
+            self.shared.changed.store(true, Ordering::SeqCst);
+        }
+        &self.fs
+    }
+
+    fn reply_entry(&self, result: Result<Attributes>, reply: ReplyEntry) {
+        match result {
+            Ok(a) => {
+                reply.entry_with_ttls(&self.attribute_time(a.ino.0), &FOR_EVER, &convert::attributes(&a), GENERATION)
+            }
+            Err(error) => reply.error(errno(&error)),
+        }
+    }
+
+    fn reply_attributes(&self, result: Result<Attributes>, reply: ReplyAttr) {
+        match result {
+            Ok(a) => reply.attr(&self.attribute_time(a.ino.0), &convert::attributes(&a)),
+            Err(error) => reply.error(errno(&error)),
+        }
+    }
+
+    /// The umask, where it is ours to apply: a default ACL of the parent takes its place.
+    fn masked(&self, parent: INodeNo, requested: u32, umask: u32) -> u32 {
+        let ours = self.granted.masks_here && requested & umask != 0;
+        if ours && self.fs.xattr(ino(parent), DEFAULT_ACL).is_err() { requested & !umask } else { requested }
+    }
+
+    /// From now on the block count changes behind the kernel's back, so what it holds for ever is taken from it (S2).
+    fn begin_writing(&self, ino: INodeNo) {
+        if self.shared.writers.add(ino.0)
+            && let Some(notifier) = self.shared.notifier.get()
+        {
+            // An offset below 0 means attributes only. The kernel may not know the inode: nothing is lost then.
+            let _ = notifier.inval_inode(ino, -1, 0);
+        }
+    }
+
+    /// The bound of a listing; reading from the start refreshes it.
+    fn bound(&self, directory: INodeNo, handle: FileHandle, offset: u64) -> Result<u64> {
+        let bound = self.listings.bound(handle.0).ok_or(Error::Stale)?;
+        if offset > 0 {
+            return Ok(bound);
+        }
+        let bound = self.fs.directory_bound(ino(directory))?;
+        self.listings.rewind(handle.0, bound);
+        Ok(bound)
+    }
+}
+
+fn ino(number: INodeNo) -> lockbox::format::Ino {
+    lockbox::format::Ino(number.0)
+}
+
+fn creator(request: &Request) -> Creator {
+    Creator { uid: request.uid(), gid: request.gid() }
+}
+
+fn writes(flags: OpenFlags) -> bool {
+    flags.acc_mode() != OpenAccMode::O_RDONLY
+}
+
+impl fuser::Filesystem for Adapter {
+    fn init(&mut self, _: &Request, config: &mut KernelConfig) -> io::Result<()> {
+        self.granted = kernel::negotiate(config);
+        Ok(())
+    }
+
+    fn lookup(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        self.reply_entry(self.fs.lookup(ino(parent), name.as_bytes()), reply);
+    }
+
+    fn getattr(&self, _: &Request, number: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
+        self.reply_attributes(self.fs.attributes(ino(number)), reply);
+    }
+
+    /// With HANDLE_KILLPRIV_V2 the set-id bits are ours to clear: on chown always, on truncation by an ordinary user.
+    /// fuser hides the flag that says which truncation, so every one by another than root counts (S3).
+    fn setattr(
+        &self,
+        request: &Request,
+        number: INodeNo,
+        mode: Option<u32>,
+        uid: Option<u32>,
+        gid: Option<u32>,
+        size: Option<u64>,
+        atime: Option<TimeOrNow>,
+        mtime: Option<TimeOrNow>,
+        ctime: Option<SystemTime>,
+        _: Option<FileHandle>,
+        _: Option<SystemTime>,
+        _: Option<SystemTime>,
+        _: Option<SystemTime>,
+        _: Option<BsdFileFlags>,
+        reply: ReplyAttr,
+    ) {
+        let owner_changes = uid.is_some() || gid.is_some();
+        let set = SetAttributes {
+            mode: mode.map(|bits| bits & mode::PERMISSIONS),
+            uid,
+            gid,
+            size,
+            atime: atime.map(convert::set_time),
+            mtime: mtime.map(convert::set_time),
+            ctime: ctime.map(|time| convert::set_time(TimeOrNow::SpecificTime(time))),
+            kill_set_id: mode.is_none() && (owner_changes || (size.is_some() && request.uid() != 0)),
+        };
+        self.reply_attributes(self.changing().set_attributes(ino(number), &set), reply);
+    }
+
+    fn readlink(&self, _: &Request, number: INodeNo, reply: ReplyData) {
+        match self.fs.read_link(ino(number)) {
+            Ok(target) => reply.data(&target),
+            Err(error) => reply.error(errno(&error)),
+        }
+    }
+
+    fn mknod(
+        &self,
+        request: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        mode: u32,
+        umask: u32,
+        rdev: u32,
+        reply: ReplyEntry,
+    ) {
+        let mode = self.masked(parent, mode, umask);
+        let made = self.changing().make_node(ino(parent), name.as_bytes(), mode, rdev, creator(request));
+        self.reply_entry(made, reply);
+    }
+
+    fn mkdir(&self, request: &Request, parent: INodeNo, name: &OsStr, mode: u32, umask: u32, reply: ReplyEntry) {
+        let mode = self.masked(parent, mode, umask) & mode::PERMISSIONS;
+        let made = self.changing().make_directory(ino(parent), name.as_bytes(), mode, creator(request));
+        self.reply_entry(made, reply);
+    }
+
+    fn symlink(&self, request: &Request, parent: INodeNo, name: &OsStr, target: &Path, reply: ReplyEntry) {
+        let target = target.as_os_str().as_bytes();
+        let made = self.changing().make_symlink(ino(parent), name.as_bytes(), target, creator(request));
+        self.reply_entry(made, reply);
+    }
+
+    fn unlink(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        reply_empty(self.changing().unlink(ino(parent), name.as_bytes()), reply);
+    }
+
+    fn rmdir(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        reply_empty(self.changing().remove_directory(ino(parent), name.as_bytes()), reply);
+    }
+
+    fn rename(
+        &self,
+        _: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        new_parent: INodeNo,
+        new_name: &OsStr,
+        flags: RenameFlags,
+        reply: ReplyEmpty,
+    ) {
+        let renamed = convert::rename_mode(flags).and_then(|how| {
+            self.changing().rename(ino(parent), name.as_bytes(), ino(new_parent), new_name.as_bytes(), how)
+        });
+        reply_empty(renamed, reply);
+    }
+
+    fn link(&self, _: &Request, number: INodeNo, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        self.reply_entry(self.changing().link(ino(number), ino(parent), name.as_bytes()), reply);
+    }
+
+    /// The created file has a writer, so its attributes are not to be kept; this reply has one time-out for the name too,
+    /// which costs a lookup when the name is next used.
+    fn create(
+        &self,
+        request: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        mode: u32,
+        umask: u32,
+        flags: i32,
+        reply: ReplyCreate,
+    ) {
+        let mode = self.masked(parent, mode, umask);
+        match self.changing().create_and_open(ino(parent), name.as_bytes(), mode, creator(request)) {
+            Ok(a) => {
+                if writes(OpenFlags(flags)) {
+                    self.shared.writers.add(a.ino.0);
+                }
+                let time = self.attribute_time(a.ino.0);
+                let attributes = convert::attributes(&a);
+                reply.created(&time, &attributes, GENERATION, FileHandle(0), FopenFlags::FOPEN_KEEP_CACHE);
+            }
+            Err(error) => reply.error(errno(&error)),
+        }
+    }
+
+    fn open(&self, _: &Request, number: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
+        match self.fs.open(ino(number)) {
+            Ok(()) => {
+                if writes(flags) {
+                    self.begin_writing(number);
+                }
+                reply.opened(FileHandle(0), FopenFlags::FOPEN_KEEP_CACHE);
+            }
+            Err(error) => reply.error(errno(&error)),
+        }
+    }
+
+    fn read(
+        &self,
+        _: &Request,
+        number: INodeNo,
+        _: FileHandle,
+        offset: u64,
+        size: u32,
+        _: OpenFlags,
+        _: Option<LockOwner>,
+        reply: ReplyData,
+    ) {
+        match self.fs.read(ino(number), offset, size as usize) {
+            Ok(data) => reply.data(&data),
+            Err(error) => reply.error(errno(&error)),
+        }
+    }
+
+    fn write(
+        &self,
+        _: &Request,
+        number: INodeNo,
+        _: FileHandle,
+        offset: u64,
+        data: &[u8],
+        flags: WriteFlags,
+        _: OpenFlags,
+        _: Option<LockOwner>,
+        reply: ReplyWrite,
+    ) {
+        let kill = flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID);
+        let set = SetAttributes { kill_set_id: true, ..SetAttributes::default() };
+        let ready = if kill { self.changing().set_attributes(ino(number), &set).map(drop) } else { Ok(()) };
+        match ready.and_then(|()| self.changing().write(ino(number), offset, data)) {
+            // A request is 1 MiB at most.
+            Ok(()) => reply.written(data.len() as u32),
+            Err(error) => reply.error(errno(&error)),
+        }
+    }
+
+    /// ENOSYS tells the kernel not to ask again; it still writes its pages to us before close(2) returns.
+    fn flush(&self, _: &Request, _: INodeNo, _: FileHandle, _: LockOwner, reply: ReplyEmpty) {
+        match self.profile {
+            SyncProfile::Always => reply_empty(self.fs.sync(), reply),
+            SyncProfile::Never | SyncProfile::Periodic => reply.error(Errno::ENOSYS),
+        }
+    }
+
+    fn release(
+        &self,
+        _: &Request,
+        number: INodeNo,
+        _: FileHandle,
+        flags: OpenFlags,
+        _: Option<LockOwner>,
+        _: bool,
+        reply: ReplyEmpty,
+    ) {
+        if writes(flags) {
+            self.shared.writers.remove(number.0);
+        }
+        reply_empty(self.fs.release(ino(number)), reply);
+    }
+
+    fn fsync(&self, _: &Request, _: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
+        reply_empty(self.fs.sync(), reply);
+    }
+
+    fn opendir(&self, _: &Request, number: INodeNo, _: OpenFlags, reply: ReplyOpen) {
+        match self.fs.directory_bound(ino(number)) {
+            Ok(bound) => reply.opened(FileHandle(self.listings.open(bound)), FopenFlags::empty()),
+            Err(error) => reply.error(errno(&error)),
+        }
+    }
+
+    fn readdir(&self, _: &Request, number: INodeNo, handle: FileHandle, offset: u64, mut reply: ReplyDirectory) {
+        let listed = self.bound(number, handle, offset).and_then(|bound| {
+            self.fs.list_directory(ino(number), offset, bound, false, &mut |entry, _| {
+                let kind = convert::file_type(entry.file_type.into());
+                full(reply.add(INodeNo(entry.ino.0), entry.cookie, kind, OsStr::from_bytes(entry.name)))
+            })
+        });
+        match listed {
+            Ok(()) => reply.ok(),
+            Err(error) => reply.error(errno(&error)),
+        }
+    }
+
+    fn readdirplus(
+        &self,
+        _: &Request,
+        number: INodeNo,
+        handle: FileHandle,
+        offset: u64,
+        mut reply: ReplyDirectoryPlus,
+    ) {
+        let listed = self.bound(number, handle, offset).and_then(|bound| {
+            self.fs.list_directory(ino(number), offset, bound, true, &mut |entry, attributes| {
+                let Some(a) = attributes else { return ControlFlow::Continue(()) };
+                let (name, time) = (OsStr::from_bytes(entry.name), self.attribute_time(a.ino.0));
+                full(reply.add(INodeNo(a.ino.0), entry.cookie, name, &time, &convert::attributes(a), GENERATION))
+            })
+        });
+        match listed {
+            Ok(()) => reply.ok(),
+            Err(error) => reply.error(errno(&error)),
+        }
+    }
+
+    fn releasedir(&self, _: &Request, _: INodeNo, handle: FileHandle, _: OpenFlags, reply: ReplyEmpty) {
+        self.listings.close(handle.0);
+        reply.ok();
+    }
+
+    fn fsyncdir(&self, _: &Request, _: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
+        reply_empty(self.fs.sync(), reply);
+    }
+
+    fn statfs(&self, _: &Request, _: INodeNo, reply: ReplyStatfs) {
+        // Without an answer of the host nothing can be promised beyond the archive's own free blocks.
+        let host_free = nix::sys::statvfs::fstatvfs(&self.host).map_or(0, |s| s.blocks_available() * s.fragment_size());
+        match self.fs.statistics(host_free) {
+            Ok(s) => {
+                let blocks = |bytes: u64| bytes / u64::from(STATFS_BLOCK);
+                let (total, free) = (blocks(s.total), blocks(s.free));
+                reply.statfs(total, free, free, s.inodes, s.free_inodes, STATFS_BLOCK, 255, STATFS_BLOCK);
+            }
+            Err(error) => reply.error(errno(&error)),
+        }
+    }
+
+    fn setxattr(
+        &self,
+        _: &Request,
+        number: INodeNo,
+        name: &OsStr,
+        value: &[u8],
+        flags: i32,
+        _: u32,
+        reply: ReplyEmpty,
+    ) {
+        let set = convert::xattr_mode(flags)
+            .and_then(|how| self.changing().set_xattr(ino(number), name.as_bytes(), value, how));
+        reply_empty(set, reply);
+    }
+
+    fn getxattr(&self, _: &Request, number: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
+        reply_xattr(self.fs.xattr(ino(number), name.as_bytes()), size, reply);
+    }
+
+    fn listxattr(&self, _: &Request, number: INodeNo, size: u32, reply: ReplyXattr) {
+        reply_xattr(self.fs.list_xattrs(ino(number)), size, reply);
+    }
+
+    fn removexattr(&self, _: &Request, number: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        reply_empty(self.changing().remove_xattr(ino(number), name.as_bytes()), reply);
+    }
+
+    fn fallocate(&self, _: &Request, _: INodeNo, _: FileHandle, _: u64, _: u64, _: i32, reply: ReplyEmpty) {
+        reply.error(Errno::EOPNOTSUPP);
+    }
+
+    /// ENOSYS: the kernel seeks by itself, as if there were no holes.
+    fn lseek(&self, _: &Request, _: INodeNo, _: FileHandle, _: i64, _: i32, reply: ReplyLseek) {
+        reply.error(Errno::ENOSYS);
+    }
+
+    /// ENOSYS: the kernel copies through its page cache.
+    fn copy_file_range(
+        &self,
+        _: &Request,
+        _: INodeNo,
+        _: FileHandle,
+        _: u64,
+        _: INodeNo,
+        _: FileHandle,
+        _: u64,
+        _: u64,
+        _: CopyFileRangeFlags,
+        reply: ReplyWrite,
+    ) {
+        reply.error(Errno::ENOSYS);
+    }
+
+    fn ioctl(
+        &self,
+        _: &Request,
+        _: INodeNo,
+        _: FileHandle,
+        _: IoctlFlags,
+        _: u32,
+        _: &[u8],
+        _: u32,
+        reply: ReplyIoctl,
+    ) {
+        reply.error(Errno::ENOTTY);
+    }
+}

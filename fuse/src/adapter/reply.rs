@@ -1,0 +1,30 @@
+//! Replies that several requests share.
+
+use std::ops::ControlFlow;
+
+use fuser::{ReplyEmpty, ReplyXattr};
+use lockbox::{Error, Result};
+
+use crate::errno::errno;
+
+pub(crate) fn reply_empty(result: Result<()>, reply: ReplyEmpty) {
+    match result {
+        Ok(()) => reply.ok(),
+        Err(error) => reply.error(errno(&error)),
+    }
+}
+
+pub(crate) fn reply_xattr(result: Result<Vec<u8>>, size: u32, reply: ReplyXattr) {
+    match result {
+        // A value is 64 KiB at most; a list of names that does not fit the kernel's 64 KiB fails below.
+        Ok(value) if size == 0 => reply.size(u32::try_from(value.len()).unwrap_or(u32::MAX)),
+        Ok(value) if value.len() > size as usize => reply.error(errno(&Error::RangeTooSmall)),
+        Ok(value) => reply.data(&value),
+        Err(error) => reply.error(errno(&error)),
+    }
+}
+
+/// Ends a listing once the reply is full.
+pub(crate) fn full(full: bool) -> ControlFlow<()> {
+    if full { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+}

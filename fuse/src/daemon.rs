@@ -1,0 +1,158 @@
+//! Turns the mounting command into a daemon by running the program again, and tells when the mount answers.
+//!
+//! The mounting command has unlocked the archive, with the memory that takes. It hands the task (a line of JSON) and the
+//! key to the daemon's standard input and waits for one line of JSON on its standard output. Nothing secret is ever in
+//! arguments, environment or files.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::fd::AsFd;
+use std::os::unix::fs::MetadataExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use lockbox::archive::UnlockedKey;
+use nix::errno::Errno;
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use nix::unistd;
+use serde::{Deserialize, Serialize};
+use zeroize::Zeroizing;
+
+use crate::exit::Failure;
+use crate::journal::{self, Target};
+use crate::session::{self, Task};
+use crate::{mount, mountinfo};
+
+/// The hidden argument that makes the program the daemon.
+pub const ARGUMENT: &str = "--daemon";
+/// A task with two paths of 4 KiB in JSON and the key fit several times.
+const MAX_TASK: u64 = 256 << 10;
+
+#[derive(Serialize, Deserialize)]
+enum Report {
+    Ready { notice: Option<String> },
+    Failed(Failure),
+}
+
+/// No core dumps and no tracing of this process, and as many open files as allowed.
+pub fn harden() {
+    // Each may be refused in a sandbox; the archive is still better mounted than not.
+    let _ = nix::sys::prctl::set_dumpable(false);
+    let _ = setrlimit(Resource::RLIMIT_CORE, 0, 0);
+    if let Ok((_, most)) = getrlimit(Resource::RLIMIT_NOFILE) {
+        let _ = setrlimit(Resource::RLIMIT_NOFILE, most, most);
+    }
+}
+
+/// The mount point as an absolute path without links. A dead mount of ours that lies there is taken away first.
+pub fn prepare_point(path: &Path) -> Result<PathBuf, Failure> {
+    let failed = |e: io::Error| Failure::mount(format!("mount point {}: {e}", path.display()));
+    match path.metadata() {
+        Ok(metadata) if metadata.is_dir() => return path.canonicalize().map_err(failed),
+        Ok(_) => return Err(Failure::mount(format!("mount point {} is not a directory", path.display()))),
+        Err(e) if e.raw_os_error() == Some(Errno::ENOTCONN as i32) => {}
+        Err(e) => return Err(failed(e)),
+    }
+    // The dead directory itself cannot be resolved, its parent can.
+    let absolute = std::path::absolute(path).map_err(failed)?;
+    let point = match (absolute.parent(), absolute.file_name()) {
+        (Some(parent), Some(name)) => parent.canonicalize().map_err(failed)?.join(name),
+        _ => absolute,
+    };
+    match mountinfo::at(&point).map_err(failed)? {
+        Some(dead) if dead.file_system == mountinfo::TYPE => {}
+        _ => return Err(Failure::mount(format!("a dead mount that is not ours lies at {}", point.display()))),
+    }
+    if let Err(error) = mount::unmount(&point, true) {
+        return Err(Failure::mount(format!("cannot take away the dead mount at {}: {error:?}", point.display())));
+    }
+    prepare_point(&point)
+}
+
+/// Starts the daemon and returns when the mount answers.
+pub fn launch(task: &Task, key: &UnlockedKey) -> Result<Option<String>, Failure> {
+    let failed = |e: io::Error| Failure::other(format!("cannot start the daemon: {e}"));
+    let before = task.point().metadata().map_err(failed)?.dev();
+    let mut child = Command::new("/proc/self/exe")
+        .arg0("mount.lockbox")
+        .arg(ARGUMENT)
+        .arg(&task.archive)
+        .arg(&task.point)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .map_err(failed)?;
+    if let Some(mut stdin) = child.stdin.take() {
+        let mut line = serde_json::to_vec(task).map_err(|e| failed(e.into()))?;
+        line.push(b'\n');
+        // When the daemon is dead already its exit status says more than a broken pipe.
+        let _ = stdin.write_all(&line).and_then(|()| stdin.write_all(&key.to_bytes()));
+    }
+    let mut line = String::new();
+    if let Some(stdout) = child.stdout.take() {
+        BufReader::new(stdout).read_line(&mut line).map_err(failed)?;
+    }
+    if line.is_empty() {
+        let status = child.wait().map_err(failed)?;
+        return Err(Failure::other(format!("the daemon died while starting: {status}")));
+    }
+    match serde_json::from_str(&line).map_err(|e| failed(e.into()))? {
+        Report::Failed(failure) => Err(failure),
+        Report::Ready { notice } => {
+            let point = task.point();
+            let answers =
+                point.metadata().is_ok_and(|m| m.dev() != before) && nix::sys::statvfs::statvfs(point).is_ok();
+            if answers { Ok(notice) } else { Err(Failure::mount(format!("{} does not answer", point.display()))) }
+        }
+    }
+}
+
+/// The daemon's side: reads its task, serves it, and reports on standard output whether it came to serving.
+pub fn run() -> Result<(), Failure> {
+    let mut reported = false;
+    let result = serve(&mut reported);
+    match (&result, reported) {
+        // The mounting command prints it; this process has nobody to talk to.
+        (Err(failure), false) => drop(report(&Report::Failed(failure.clone()))),
+        (Err(failure), true) => tracing::error!("{failure}"),
+        (Ok(()), _) => {}
+    }
+    result
+}
+
+fn serve(reported: &mut bool) -> Result<(), Failure> {
+    let failed = |e: io::Error| Failure::other(format!("cannot start the daemon: {e}"));
+    // Refused only when this process leads a group already, as under a supervisor: then it needs no new session.
+    let _ = unistd::setsid();
+    std::env::set_current_dir("/").map_err(failed)?;
+    let (task, key) = read_task().map_err(failed)?;
+    let null = OpenOptions::new().read(true).write(true).open("/dev/null").map_err(failed)?;
+    unistd::dup2_stdin(&null).map_err(|e| failed(e.into()))?;
+    journal::start(&task.options.log.as_deref().map_or(Target::System, Target::File), task.verbose)?;
+    session::serve(&task, &key, |notice| {
+        report(&Report::Ready { notice: notice.map(str::to_owned) }).map_err(failed)?;
+        *reported = true;
+        let closed = unistd::dup2_stdout(&null).and_then(|()| unistd::dup2_stderr(&null));
+        closed.map_err(|e| failed(e.into()))
+    })
+}
+
+fn report(report: &Report) -> io::Result<()> {
+    let mut line = serde_json::to_vec(report)?;
+    line.push(b'\n');
+    let mut stdout = io::stdout().lock();
+    stdout.write_all(&line)?;
+    stdout.flush()
+}
+
+/// Reads unbuffered and into memory reserved beforehand, so that the key is in one place and wiped there.
+fn read_task() -> io::Result<(Task, UnlockedKey)> {
+    let mut bytes = Zeroizing::new(Vec::with_capacity(MAX_TASK as usize));
+    let stdin = File::from(io::stdin().as_fd().try_clone_to_owned()?);
+    stdin.take(MAX_TASK).read_to_end(&mut bytes)?;
+    let line = bytes.iter().position(|&b| b == b'\n').ok_or(io::ErrorKind::UnexpectedEof)?;
+    let task = serde_json::from_slice(&bytes[..line])?;
+    let key = UnlockedKey::from_bytes(&bytes[line + 1..]).map_err(io::Error::other)?;
+    Ok((task, key))
+}

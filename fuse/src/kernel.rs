@@ -1,0 +1,88 @@
+//! What lockbox asks of the kernel when a FUSE connection starts; the benchmark's yardstick asks the same.
+
+use std::path::Path;
+use std::{fs, io};
+
+use fuser::{Config, InitFlags, KernelConfig};
+use nix::sys::stat::{major, minor};
+
+/// Size of one READ or WRITE: with 128 KiB requests streaming lost 10-20 % here.
+const MAX_REQUEST: u32 = 1 << 20;
+
+/// Background requests in flight, enough that every event loop has work; the kernel's default is 12.
+const MAX_BACKGROUND: u16 = 64;
+
+/// The allow-list. Anything else that a kernel offers stays off: SETXATTR_EXT would make fuser misread names,
+/// ALLOW_IDMAP and OVER_IO_URING need code that does not exist here, ATOMIC_O_TRUNC needs an open that truncates,
+/// the lock flags would replace the kernel's local locks, which are right for one mount.
+const WANTED: [InitFlags; 9] = [
+    InitFlags::FUSE_WRITEBACK_CACHE,
+    InitFlags::FUSE_DO_READDIRPLUS,
+    InitFlags::FUSE_READDIRPLUS_AUTO,
+    InitFlags::FUSE_PARALLEL_DIROPS,
+    InitFlags::FUSE_CACHE_SYMLINKS,
+    InitFlags::FUSE_EXPORT_SUPPORT,
+    InitFlags::FUSE_ASYNC_DIO,
+    InitFlags::FUSE_HANDLE_KILLPRIV_V2,
+    ACL,
+];
+
+/// With ACLs the umask is the daemon's business, because a default ACL replaces it: both or neither.
+const ACL: InitFlags = InitFlags::FUSE_POSIX_ACL.union(InitFlags::FUSE_DONT_MASK);
+
+/// What the kernel granted that changes how requests are to be served.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Granted {
+    /// The kernel sends the mode of new objects unmasked.
+    pub masks_here: bool,
+}
+
+/// Answers the kernel's INIT.
+pub fn negotiate(config: &mut KernelConfig) -> Granted {
+    let mut granted = Granted::default();
+    for flags in WANTED {
+        // An error says that this kernel does not offer it: then it goes without.
+        if config.add_capabilities(flags).is_ok() && flags == ACL {
+            granted.masks_here = true;
+        }
+    }
+    // On refusal these three return the nearest value that is accepted.
+    if let Err(nearest) = config.set_max_write(MAX_REQUEST) {
+        let _ = config.set_max_write(nearest);
+    }
+    if let Err(nearest) = config.set_max_readahead(MAX_REQUEST) {
+        let _ = config.set_max_readahead(nearest);
+    }
+    if let Err(nearest) = config.set_max_background(MAX_BACKGROUND) {
+        let _ = config.set_max_background(nearest);
+    }
+    granted
+}
+
+/// How many event loops serve the connection, each with its own descriptor where this process may open the device.
+pub fn session_config(threads: usize) -> Config {
+    let mut config = Config::default();
+    config.n_threads = Some(threads.max(1));
+    config.clone_fd = fs::OpenOptions::new().read(true).write(true).open(crate::mount::DEVICE).is_ok();
+    config
+}
+
+/// Two loops at least, so that a long fsync leaves one free for others.
+pub fn default_threads() -> usize {
+    std::thread::available_parallelism().map_or(2, |n| n.get().max(2))
+}
+
+/// Raises the mount's read-ahead from the kernel's 128 KiB, which only root may.
+pub fn raise_read_ahead(device: u64) -> io::Result<()> {
+    let path = format!("/sys/class/bdi/{}:{}/read_ahead_kb", major(device), minor(device));
+    fs::write(path, (MAX_REQUEST >> 10).to_string())
+}
+
+/// Aborts a connection: every request under way and every later one fails at once.
+pub fn abort(device: u64) -> io::Result<()> {
+    let path = format!("/sys/fs/fuse/connections/{}/abort", minor(device));
+    if !Path::new(&path).exists() {
+        return Err(io::ErrorKind::NotFound.into());
+    }
+    fs::write(path, "1")
+}

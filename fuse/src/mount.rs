@@ -1,0 +1,241 @@
+//! Attaches the FUSE device to a mount point and takes it away again: directly as root, else through fusermount3.
+//!
+//! fuser could do both, but its owner check would also refuse the kernel's own threads, which bring cached times to a
+//! user's mount as uid 0, and a comma in its FSName would inject mount options. Who may use the mount is checked by the
+//! kernel (`allow_other` or its absence).
+
+use std::ffi::OsStr;
+use std::fs::{File, OpenOptions};
+use std::io::{self, IoSliceMut, Read};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::MetadataExt;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use nix::errno::Errno;
+use nix::mount::{MntFlags, MsFlags};
+use nix::sys::socket::{ControlMessageOwned, MsgFlags, SockaddrStorage, recvmsg};
+use nix::unistd::{getegid, geteuid};
+
+use crate::exit::Failure;
+
+pub const DEVICE: &str = "/dev/fuse";
+const FUSERMOUNT: &str = "fusermount3";
+
+/// What to mount.
+#[derive(Clone, Copy, Debug)]
+pub struct Mount<'a> {
+    /// The archive, as it is to show in the table of mounts.
+    pub source: &'a OsStr,
+    /// Shows as `fuse.SUBTYPE`.
+    pub subtype: &'a str,
+    /// An absolute path without links.
+    pub point: &'a Path,
+    pub allow_other: bool,
+    pub flags: MsFlags,
+}
+
+/// Why a mount stays.
+#[derive(Debug)]
+pub enum UnmountError {
+    /// Files are open below it, or it is somebody's working directory.
+    Busy,
+    Other(String),
+}
+
+impl Mount<'_> {
+    /// Mounts and returns the connection to the kernel.
+    pub fn attach(&self) -> Result<OwnedFd, Failure> {
+        if !Path::new(DEVICE).exists() {
+            return Err(Failure::mount(format!("{DEVICE} is missing: load the kernel module with 'modprobe fuse'")));
+        }
+        if geteuid().is_root() {
+            match self.attach_directly() {
+                // Root of a container without the capability: the set-uid program may still do it.
+                Err(AttachError::NotPermitted) => {}
+                Err(AttachError::Failed(failure)) => return Err(failure),
+                Ok(device) => return Ok(device),
+            }
+        }
+        self.attach_through_fusermount()
+    }
+
+    fn attach_directly(&self) -> Result<OwnedFd, AttachError> {
+        let failed = |what: String, e: io::Error| AttachError::Failed(Failure::mount(format!("{what}: {e}")));
+        let device: OwnedFd = match OpenOptions::new().read(true).write(true).open(DEVICE) {
+            Ok(file) => file.into(),
+            Err(e) if e.raw_os_error() == Some(Errno::EPERM as i32) => return Err(AttachError::NotPermitted),
+            Err(e) => return Err(failed(format!("cannot open {DEVICE}"), e)),
+        };
+        let mode =
+            self.point.metadata().map_err(|e| failed(format!("cannot read {}", self.point.display()), e))?.mode();
+        let mut data = format!(
+            "fd={},rootmode={mode:o},user_id={},group_id={},default_permissions,subtype={}",
+            device.as_raw_fd(),
+            geteuid(),
+            getegid(),
+            self.subtype
+        );
+        if self.allow_other {
+            data.push_str(",allow_other");
+        }
+        match nix::mount::mount(Some(self.source), self.point, Some("fuse"), self.flags, Some(data.as_str())) {
+            Ok(()) => Ok(device),
+            Err(Errno::EPERM) => Err(AttachError::NotPermitted),
+            Err(e) => Err(failed(format!("cannot mount at {}", self.point.display()), e.into())),
+        }
+    }
+
+    /// The program gets one end of a socket as its standard input and sends the opened device through it.
+    fn attach_through_fusermount(&self) -> Result<OwnedFd, Failure> {
+        let failed = |e: io::Error| Failure::mount(format!("cannot run {FUSERMOUNT}: {e}"));
+        let (ours, theirs) = UnixStream::pair().map_err(failed)?;
+        let mut child = Command::new(FUSERMOUNT)
+            .arg("-o")
+            .arg(self.fusermount_options())
+            .arg("--")
+            .arg(self.point)
+            .env("_FUSE_COMMFD", "0")
+            .stdin(OwnedFd::from(theirs))
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .map_err(|e| match e.kind() {
+                io::ErrorKind::NotFound => {
+                    Failure::mount(format!("{FUSERMOUNT} is missing: install the package fuse3, or mount as root"))
+                }
+                _ => failed(e),
+            })?;
+        let received = receive_device(&ours);
+        drop(ours);
+        let mut complaint = String::new();
+        if let Some(mut stderr) = child.stderr.take() {
+            let _ = stderr.read_to_string(&mut complaint);
+        }
+        let status = child.wait().map_err(failed)?;
+        match received {
+            Some(device) if status.success() => Ok(device),
+            _ => Err(Failure::mount(match complaint.trim() {
+                "" => format!("{FUSERMOUNT} failed: {status}"),
+                complaint => complaint.to_owned(),
+            })),
+        }
+    }
+
+    fn fusermount_options(&self) -> std::ffi::OsString {
+        let mut options = Vec::new();
+        for (flag, set, clear) in [
+            (MsFlags::MS_RDONLY, "ro", "rw"),
+            (MsFlags::MS_NOSUID, "nosuid", "suid"),
+            (MsFlags::MS_NODEV, "nodev", "dev"),
+            (MsFlags::MS_NOEXEC, "noexec", "exec"),
+            (MsFlags::MS_NOATIME, "noatime", "atime"),
+        ] {
+            options.extend_from_slice(if self.flags.contains(flag) { set } else { clear }.as_bytes());
+            options.push(b',');
+        }
+        if self.allow_other {
+            options.extend_from_slice(b"allow_other,");
+        }
+        options.extend_from_slice(b"default_permissions,subtype=");
+        options.extend_from_slice(self.subtype.as_bytes());
+        options.extend_from_slice(b",fsname=");
+        for &byte in self.source.as_bytes() {
+            if matches!(byte, b',' | b'\\') {
+                options.push(b'\\');
+            }
+            options.push(byte);
+        }
+        std::ffi::OsString::from_vec(options)
+    }
+}
+
+enum AttachError {
+    NotPermitted,
+    Failed(Failure),
+}
+
+fn receive_device(socket: &UnixStream) -> Option<OwnedFd> {
+    let mut byte = [0u8];
+    let mut parts = [IoSliceMut::new(&mut byte)];
+    let mut space = nix::cmsg_space!(std::os::fd::RawFd);
+    let message = loop {
+        match recvmsg::<SockaddrStorage>(socket.as_raw_fd(), &mut parts, Some(&mut space), MsgFlags::MSG_CMSG_CLOEXEC) {
+            Ok(message) => break message,
+            Err(Errno::EINTR) => {}
+            Err(_) => return None,
+        }
+    };
+    for control in message.cmsgs().ok()? {
+        if let ControlMessageOwned::ScmRights(descriptors) = control
+            && let Some(&descriptor) = descriptors.first()
+        {
+            // SAFETY: the kernel has just installed this descriptor for this message, so nobody else owns it; the
+            // space above has room for one, so there is no second one to lose.
+            return Some(unsafe { OwnedFd::from_raw_fd(descriptor) });
+        }
+    }
+    None
+}
+
+/// Unmounts; with `detach` also a busy mount, which then ends with its last user.
+pub fn unmount(point: &Path, detach: bool) -> Result<(), UnmountError> {
+    let flags = if detach { MntFlags::MNT_DETACH } else { MntFlags::empty() };
+    match nix::mount::umount2(point, flags | MntFlags::UMOUNT_NOFOLLOW) {
+        Ok(()) => Ok(()),
+        Err(Errno::EBUSY) => Err(UnmountError::Busy),
+        Err(Errno::EPERM) => unmount_through_fusermount(point, detach),
+        Err(e) => Err(UnmountError::Other(format!("cannot unmount {}: {e}", point.display()))),
+    }
+}
+
+fn unmount_through_fusermount(point: &Path, detach: bool) -> Result<(), UnmountError> {
+    let output = Command::new(FUSERMOUNT)
+        .arg("-u")
+        .args(detach.then_some("-z"))
+        .arg("--")
+        .arg(point)
+        .env("LC_ALL", "C")
+        .stdin(Stdio::null())
+        .output()
+        .map_err(|e| UnmountError::Other(format!("cannot run {FUSERMOUNT}: {e}")))?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let complaint = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+    if complaint.ends_with("Device or resource busy") {
+        return Err(UnmountError::Busy);
+    }
+    Err(UnmountError::Other(complaint))
+}
+
+/// Opens the root of the mount with the device number `device`, if it is still on top at `point`.
+pub fn open_root(point: &Path, device: u64) -> io::Result<File> {
+    let root = File::open(point)?;
+    if root.metadata()?.dev() != device {
+        return Err(io::ErrorKind::NotFound.into());
+    }
+    Ok(root)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_name_of_the_archive_cannot_inject_options() {
+        let mount = Mount {
+            source: OsStr::new(r"/a,allow_other,b\c"),
+            subtype: "lockbox",
+            point: Path::new("/mnt"),
+            allow_other: false,
+            flags: MsFlags::MS_NOSUID | MsFlags::MS_NODEV,
+        };
+        assert_eq!(
+            mount.fusermount_options(),
+            r"rw,nosuid,nodev,exec,atime,default_permissions,subtype=lockbox,fsname=/a\,allow_other\,b\\c"
+        );
+    }
+}

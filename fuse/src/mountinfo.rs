@@ -1,0 +1,77 @@
+//! Reads the kernel's table of mounts.
+
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStringExt;
+use std::path::{Path, PathBuf};
+use std::{fs, io};
+
+use nix::sys::stat::makedev;
+
+/// The file system type as the kernel shows it.
+pub const TYPE: &str = "fuse.lockbox";
+
+/// One line of /proc/self/mountinfo.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mounted {
+    pub device: u64,
+    pub point: PathBuf,
+    pub file_system: String,
+}
+
+/// The mount on top at `point`, which must be an absolute path without links.
+pub fn at(point: &Path) -> io::Result<Option<Mounted>> {
+    let table = fs::read("/proc/self/mountinfo")?;
+    Ok(table.split(|&b| b == b'\n').filter_map(parse).rfind(|m| m.point == point))
+}
+
+fn parse(line: &[u8]) -> Option<Mounted> {
+    let mut fields = line.split(|&b| b == b' ');
+    let device = std::str::from_utf8(fields.nth(2)?).ok()?;
+    let (major, minor) = device.split_once(':')?;
+    let device = makedev(major.parse().ok()?, minor.parse().ok()?);
+    let point = PathBuf::from(OsString::from_vec(unescape(fields.nth(1)?)));
+    // Optional fields end at a dash; the type follows.
+    let file_system = fields.skip_while(|&field| field != b"-").nth(1)?;
+    Some(Mounted { device, point, file_system: String::from_utf8_lossy(file_system).into_owned() })
+}
+
+/// Undoes the kernel's `\ooo` for space, tab, newline and backslash.
+fn unescape(field: &[u8]) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(field.len());
+    let mut rest = field;
+    while let [first, tail @ ..] = rest {
+        let octal = |b: &u8| (b'0'..=b'7').contains(b).then(|| u32::from(b - b'0'));
+        if *first == b'\\'
+            && let [a, b, c, after @ ..] = tail
+            && let (Some(a), Some(b), Some(c)) = (octal(a), octal(b), octal(c))
+            && let Ok(byte) = u8::try_from(a << 6 | b << 3 | c)
+        {
+            bytes.push(byte);
+            rest = after;
+        } else {
+            bytes.push(*first);
+            rest = tail;
+        }
+    }
+    bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_with_escapes_and_optional_fields_is_read() {
+        let line = br"36 35 0:42 / /mnt/a\040b rw,nosuid shared:1 master:2 - fuse.lockbox /x.lbx rw,user_id=0";
+        let mounted = parse(line).unwrap();
+        assert_eq!(mounted.point, Path::new("/mnt/a b"));
+        assert_eq!(mounted.device, makedev(0, 42));
+        assert_eq!(mounted.file_system, TYPE);
+    }
+
+    #[test]
+    fn a_short_line_is_skipped() {
+        assert_eq!(parse(b"36 35 0:42 / /mnt"), None);
+        assert_eq!(parse(b""), None);
+    }
+}

@@ -1,0 +1,278 @@
+//! Parses the lists given with `-o`.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use lockbox::archive::OpenOptions;
+use lockbox::fs::SyncProfile;
+use nix::mount::MsFlags;
+use serde::{Deserialize, Serialize};
+
+use crate::exit::Failure;
+use crate::kernel;
+
+/// Frame cache, node cache, dirty data and space map need some room each; below this the caches thrash.
+const MIN_MEMORY: u64 = 16 << 20;
+
+/// Everything that `-o` can say.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Options {
+    pub read_only: bool,
+    pub allow_other: bool,
+    pub suid: bool,
+    pub dev: bool,
+    pub exec: bool,
+    pub foreground: bool,
+    pub passfile: Option<PathBuf>,
+    /// Accept a passfile that others may read.
+    pub passfile_any: bool,
+    pub sync: Sync,
+    pub memory: u64,
+    pub pack: bool,
+    pub compress: bool,
+    pub threads: usize,
+    /// Seconds that a busy mount is served after the order to stop.
+    pub stop_timeout: u64,
+    pub log: Option<PathBuf>,
+}
+
+/// `sync=`; the core's type is not made for a message between processes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Sync {
+    Never,
+    Periodic,
+    Always,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        let open = OpenOptions::default();
+        Options {
+            read_only: false,
+            allow_other: false,
+            suid: false,
+            dev: false,
+            exec: true,
+            foreground: false,
+            passfile: None,
+            passfile_any: false,
+            sync: Sync::Periodic,
+            memory: open.memory,
+            pack: open.pack,
+            compress: open.compress,
+            threads: kernel::default_threads(),
+            stop_timeout: 60,
+            log: None,
+        }
+    }
+}
+
+impl Options {
+    /// Reads comma-separated lists; a later option overrides an earlier one.
+    pub fn parse<S: AsRef<str>>(lists: &[S]) -> Result<Options, Failure> {
+        let mut options = Options::default();
+        for option in lists.iter().flat_map(|list| list.as_ref().split(',')).filter(|option| !option.is_empty()) {
+            match option.split_once('=') {
+                Some((name, value)) => options.set_value(name, value)?,
+                None => options.set_flag(option)?,
+            }
+        }
+        Ok(options)
+    }
+
+    fn set_flag(&mut self, name: &str) -> Result<(), Failure> {
+        match name {
+            "ro" => self.read_only = true,
+            "rw" => self.read_only = false,
+            "allow_other" => self.allow_other = true,
+            "suid" => self.suid = true,
+            "nosuid" => self.suid = false,
+            "dev" => self.dev = true,
+            "nodev" => self.dev = false,
+            "exec" => self.exec = true,
+            "noexec" => self.exec = false,
+            "foreground" => self.foreground = true,
+            "passfile_any" => self.passfile_any = true,
+            "pack" => self.pack = true,
+            "compress" => self.compress = true,
+            "sync" => self.sync = Sync::Always,
+            // As mount(8) has them: some are for itself, the others are what this file system does anyway.
+            "defaults"
+            | "default_permissions"
+            | "async"
+            | "auto"
+            | "noauto"
+            | "nofail"
+            | "user"
+            | "users"
+            | "nouser"
+            | "owner"
+            | "group"
+            | "_netdev"
+            | "relatime"
+            | "atime"
+            | "noatime"
+            | "nodiratime" => {}
+            _ if name.starts_with("x-") || name.starts_with("X-") => {}
+            _ => return Err(unknown(name)),
+        }
+        Ok(())
+    }
+
+    fn set_value(&mut self, name: &str, value: &str) -> Result<(), Failure> {
+        match name {
+            "passfile" => self.passfile = Some(PathBuf::from(value)),
+            "log" => self.log = Some(PathBuf::from(value)),
+            "sync" => self.sync = parse_sync(value)?,
+            "memory" => self.memory = parse_size(value)?,
+            "threads" => self.threads = parse_number(name, value, 1, 256)? as usize,
+            "stop_timeout" => self.stop_timeout = parse_number(name, value, 0, 86_400)?,
+            "pack" => self.pack = parse_switch(name, value)?,
+            "compress" => self.compress = parse_switch(name, value)?,
+            "comment" => {}
+            _ if name.starts_with("x-") || name.starts_with("X-") => {}
+            _ => return Err(unknown(name)),
+        }
+        Ok(())
+    }
+
+    pub fn open_options(&self) -> OpenOptions {
+        OpenOptions {
+            read_only: self.read_only,
+            memory: self.memory,
+            sync: self.sync_profile(),
+            pack: self.pack,
+            compress: self.compress,
+        }
+    }
+
+    pub fn sync_profile(&self) -> SyncProfile {
+        match self.sync {
+            Sync::Never => SyncProfile::Never,
+            Sync::Periodic => SyncProfile::Periodic,
+            Sync::Always => SyncProfile::Always,
+        }
+    }
+
+    pub fn mount_flags(&self) -> MsFlags {
+        // Access times are not kept, so the kernel need not try.
+        let mut flags = MsFlags::MS_NOATIME;
+        flags.set(MsFlags::MS_RDONLY, self.read_only);
+        flags.set(MsFlags::MS_NOSUID, !self.suid);
+        flags.set(MsFlags::MS_NODEV, !self.dev);
+        flags.set(MsFlags::MS_NOEXEC, !self.exec);
+        flags
+    }
+
+    pub fn stop_timeout(&self) -> Duration {
+        Duration::from_secs(self.stop_timeout)
+    }
+}
+
+/// The options that are in force, without the paths of secrets and logs.
+impl fmt::Display for Options {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.read_only { "ro" } else { "rw" })?;
+        let flags = [("allow_other", self.allow_other), ("suid", self.suid), ("dev", self.dev), ("noexec", !self.exec)];
+        for (name, _) in flags.iter().filter(|(_, set)| *set) {
+            write!(f, ",{name}")?;
+        }
+        let sync = match self.sync {
+            Sync::Never => "never",
+            Sync::Periodic => "periodic",
+            Sync::Always => "always",
+        };
+        let switch = |on| if on { "on" } else { "off" };
+        write!(f, ",sync={sync},memory={},pack={}", self.memory, switch(self.pack))?;
+        write!(f, ",compress={},threads={}", switch(self.compress), self.threads)
+    }
+}
+
+fn unknown(name: &str) -> Failure {
+    Failure::usage(format!("unknown mount option: {name}"))
+}
+
+fn parse_sync(value: &str) -> Result<Sync, Failure> {
+    match value {
+        "never" => Ok(Sync::Never),
+        "periodic" => Ok(Sync::Periodic),
+        "always" => Ok(Sync::Always),
+        _ => Err(Failure::usage(format!("sync= takes never, periodic or always, not '{value}'"))),
+    }
+}
+
+fn parse_switch(name: &str, value: &str) -> Result<bool, Failure> {
+    match value {
+        "on" => Ok(true),
+        "off" => Ok(false),
+        _ => Err(Failure::usage(format!("{name}= takes on or off, not '{value}'"))),
+    }
+}
+
+fn parse_number(name: &str, value: &str, least: u64, most: u64) -> Result<u64, Failure> {
+    match value.parse() {
+        Ok(number) if (least..=most).contains(&number) => Ok(number),
+        _ => Err(Failure::usage(format!("{name}= takes a number from {least} to {most}, not '{value}'"))),
+    }
+}
+
+fn parse_size(value: &str) -> Result<u64, Failure> {
+    let (digits, shift) = match value.as_bytes().last() {
+        Some(b'K' | b'k') => (&value[..value.len() - 1], 10),
+        Some(b'M' | b'm') => (&value[..value.len() - 1], 20),
+        Some(b'G' | b'g') => (&value[..value.len() - 1], 30),
+        _ => (value, 0),
+    };
+    match digits.parse::<u64>().ok().and_then(|number| number.checked_mul(1 << shift)) {
+        Some(bytes) if bytes >= MIN_MEMORY => Ok(bytes),
+        _ => Err(Failure::usage(format!(
+            "memory= takes a size such as 64M or 1G, {} MiB at least, not '{value}'",
+            MIN_MEMORY >> 20
+        ))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::exit::USAGE;
+
+    #[test]
+    fn lists_are_read_in_order() {
+        let options = Options::parse(&["ro,allow_other,memory=64M", "rw,sync=never,pack=off,threads=3"]).unwrap();
+        assert!(!options.read_only);
+        assert!(options.allow_other);
+        assert_eq!(options.memory, 64 << 20);
+        assert_eq!(options.sync_profile(), SyncProfile::Never);
+        assert!(!options.pack);
+        assert!(options.compress);
+        assert_eq!(options.threads, 3);
+        assert_eq!(Options::parse(&[options.to_string()]).unwrap(), options);
+    }
+
+    #[test]
+    fn what_mount_8_passes_from_fstab_is_accepted() {
+        let list = "rw,defaults,noauto,nofail,user,x-systemd.automount,x-gvfs-name=Box,nosuid,nodev,noexec,noatime";
+        let options = Options::parse(&[list]).unwrap();
+        let expected = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC | MsFlags::MS_NOATIME;
+        assert_eq!(options.mount_flags(), expected);
+    }
+
+    #[test]
+    fn an_unknown_option_is_refused_by_name() {
+        for (list, name) in [("ro,blksize=512", "blksize"), ("allow_root", "allow_root"), ("fsname=x", "fsname")] {
+            let failure = Options::parse(&[list]).unwrap_err();
+            assert_eq!(failure.code, USAGE);
+            assert!(failure.message.contains(name), "{failure}");
+        }
+    }
+
+    #[test]
+    fn bad_values_are_refused() {
+        for list in ["sync=often", "memory=1M", "memory=M", "memory=99999999999G", "memory=", "threads=0", "pack=no"] {
+            assert_eq!(Options::parse(&[list]).unwrap_err().code, USAGE, "{list}");
+        }
+        assert_eq!(Options::parse(&["memory=1048576k"]).unwrap().memory, 1 << 30);
+    }
+}

@@ -1,0 +1,314 @@
+//! Serves one mounted archive from opening to closing, and stops it in the order that loses nothing.
+//!
+//! # Order of stopping
+//! 1  Unmount, which makes the kernel write its pages to us. A busy mount stays (the answer to a polite stop) or is
+//!    detached and served until its last user is gone or the deadline passes.
+//! 2  Join the event loops: no request is under way any more.
+//! 3  Close the archive: commit, erase, closed record.
+//! 4  Take the control socket away, answer those who asked to stop, exit.
+//!
+//! A handler that panics aborts the process (`panic = "abort"` in every profile that ships): no commit can follow.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use fuser::SessionACL;
+use lockbox::Error;
+use lockbox::archive::{Archive, UnlockedKey};
+use lockbox::control::{self, Request, Response, Status};
+use nix::sys::signal::{SigSet, Signal};
+use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
+
+use crate::adapter::{Adapter, Shared};
+use crate::exit::Failure;
+use crate::mount::{self, Mount};
+use crate::options::Options;
+use crate::stop::{Place, Unmounted};
+use crate::ticker::Ticker;
+use crate::{kernel, runtime};
+
+/// What to serve where. Paths are absolute; they go to the daemon as they are, whatever their encoding.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Task {
+    pub archive: OsString,
+    pub point: OsString,
+    pub options: Options,
+    pub verbose: bool,
+}
+
+impl Task {
+    pub fn archive(&self) -> &Path {
+        Path::new(&self.archive)
+    }
+
+    pub fn point(&self) -> &Path {
+        Path::new(&self.point)
+    }
+}
+
+enum Event {
+    /// The event loops have ended: unmounted by whomever.
+    Ended(std::io::Result<()>),
+    Signal(Signal),
+    Stop {
+        lazy: bool,
+        answer: Sender<Response>,
+    },
+}
+
+/// The archive until somebody closes it.
+type Slot = Arc<Mutex<Option<Archive>>>;
+
+/// Opens, mounts, calls `ready` (with what the user should know about the opening), serves and closes.
+pub fn serve(
+    task: &Task,
+    key: &UnlockedKey,
+    ready: impl FnOnce(Option<&str>) -> Result<(), Failure>,
+) -> Result<(), Failure> {
+    let signals = block_signals()?;
+    let host: OwnedFd = File::open(task.archive().parent().unwrap_or(Path::new("/")))
+        .map_err(|e| Failure::other(format!("cannot open the directory of {}: {e}", task.archive().display())))?
+        .into();
+    let archive = Archive::open(task.archive(), key, &task.options.open_options()).map_err(|e| in_use(task, e))?;
+    let notice = archive.info()?.fallback;
+    if let Some(sentence) = &notice {
+        tracing::warn!("{sentence}");
+    }
+    let fs = Arc::clone(archive.file_system());
+    let slot: Slot = Arc::new(Mutex::new(Some(archive)));
+
+    let (events, inbox) = mpsc::channel();
+    let served = start(task, &slot, host, signals, &events).and_then(|running| {
+        ready(notice.as_deref()).inspect_err(|_| {
+            running.place.unmount(true);
+            wait(&inbox, &running.place, Duration::ZERO);
+        })?;
+        let _ticker = (!task.options.read_only)
+            .then(|| Ticker::start(fs, running.shared, Arc::clone(&running.place), task.options.sync_profile()))
+            .transpose()
+            .map_err(|e| Failure::other(format!("cannot start a thread: {e}")))?;
+        Ok((running.server, wait(&inbox, &running.place, task.options.stop_timeout())))
+    });
+    let archive = slot.lock().take();
+    match served {
+        Ok((server, Ending { stopped, aborted })) => {
+            let closed = match archive {
+                // Event loops that could not be ended may still change the archive: no closed record may follow.
+                Some(archive) if aborted => archive.file_system().sync().map_err(Failure::from),
+                Some(archive) => archive.close().map_err(Failure::from),
+                None => Ok(()),
+            };
+            answer(server, stopped, &closed);
+            closed
+        }
+        Err(failure) => {
+            if let Some(archive) = archive {
+                archive.close()?;
+            }
+            Err(failure)
+        }
+    }
+}
+
+struct Running {
+    server: control::Server,
+    place: Arc<Place>,
+    shared: Arc<Shared>,
+}
+
+/// Starts the control socket, the mount, the event loops and the thread that takes signals.
+fn start(task: &Task, slot: &Slot, host: OwnedFd, signals: SigSet, events: &Sender<Event>) -> Result<Running, Failure> {
+    let info = slot.lock().as_ref().map(Archive::info).transpose()?;
+    let id = info.map(|info| info.archive).unwrap_or_default();
+    let server = {
+        let (task, slot, events) = (task.clone(), Arc::clone(slot), Mutex::new(events.clone()));
+        control::serve(&runtime::directory()?, &id, move |request| respond(&task, &slot, &events, &request))?
+    };
+
+    let fs = slot.lock().as_ref().map(|archive| Arc::clone(archive.file_system()));
+    let fs = fs.ok_or_else(|| Failure::other("the archive is closed"))?;
+    let shared = Arc::new(Shared::default());
+    let adapter = Adapter::new(fs, Arc::clone(&shared), host, task.options.sync_profile());
+    let device = Mount {
+        source: &task.archive,
+        subtype: "lockbox",
+        point: task.point(),
+        allow_other: task.options.allow_other,
+        flags: task.options.mount_flags(),
+    }
+    .attach()?;
+    let config = kernel::session_config(task.options.threads);
+    let session = fuser::Session::from_fd(adapter, device, SessionACL::All, config).map_err(|e| {
+        let _ = mount::unmount(task.point(), true);
+        Failure::mount(format!("the kernel did not accept the connection: {e}"))
+    })?;
+    let _ = shared.notifier.set(session.notifier());
+    let thread_failed = |e: std::io::Error| {
+        let _ = mount::unmount(task.point(), true);
+        Failure::other(format!("cannot start a thread: {e}"))
+    };
+    let ended = events.clone();
+    thread::Builder::new()
+        .name("session".into())
+        .spawn(move || {
+            let _ = ended.send(Event::Ended(session.run()));
+        })
+        .map_err(thread_failed)?;
+    // Answered by the event loops.
+    let root = task.point().metadata().map_err(|e| {
+        let _ = mount::unmount(task.point(), true);
+        Failure::mount(format!("{} does not answer: {e}", task.point().display()))
+    })?;
+    // Only root may; a user's mount reads ahead 128 KiB.
+    let _ = kernel::raise_read_ahead(root.dev());
+
+    let events = events.clone();
+    thread::Builder::new()
+        .name("signals".into())
+        .spawn(move || {
+            while let Ok(signal) = signals.wait() {
+                if events.send(Event::Signal(signal)).is_err() {
+                    return;
+                }
+            }
+        })
+        .map_err(thread_failed)?;
+    Ok(Running { server, place: Arc::new(Place::new(PathBuf::from(&task.point), root.dev())), shared })
+}
+
+/// Blocked before any thread starts, so that all inherit it and one thread can wait for them.
+fn block_signals() -> Result<SigSet, Failure> {
+    let mut signals = SigSet::empty();
+    for signal in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP] {
+        signals.add(signal);
+    }
+    signals.thread_block().map_err(|e| Failure::other(format!("cannot block signals: {e}")))?;
+    Ok(signals)
+}
+
+fn respond(task: &Task, slot: &Slot, events: &Mutex<Sender<Event>>, request: &Request) -> Response {
+    match request {
+        Request::Status => match slot.lock().as_ref().map(Archive::info) {
+            Some(Ok(info)) => Response::Status(Status {
+                pid: std::process::id(),
+                archive: task.archive.to_string_lossy().into_owned(),
+                archive_id: info.archive.iter().map(|byte| format!("{byte:02x}")).collect(),
+                mount_point: task.point.to_string_lossy().into_owned(),
+                read_only: task.options.read_only,
+                options: task.options.to_string(),
+                generation: info.generation.0,
+                dirty_bytes: 0,
+            }),
+            Some(Err(error)) => Response::Failed { message: error.to_string() },
+            None => Response::Failed { message: "the archive is being closed".into() },
+        },
+        Request::Sync => {
+            let fs = slot.lock().as_ref().map(|archive| Arc::clone(archive.file_system()));
+            match fs.map(|fs| fs.sync()) {
+                Some(Ok(())) | None => Response::Done,
+                Some(Err(error)) => Response::Failed { message: error.to_string() },
+            }
+        }
+        Request::Stop { lazy } => {
+            let (answer, answered) = mpsc::channel();
+            let _ = events.lock().send(Event::Stop { lazy: *lazy, answer });
+            answered.recv().unwrap_or(Response::Done)
+        }
+    }
+}
+
+/// How serving ended.
+struct Ending {
+    /// Those who asked to stop and want to know how it went.
+    stopped: Vec<Sender<Response>>,
+    /// The deadline passed and the connection could not be aborted.
+    aborted: bool,
+}
+
+/// Serves until the event loops have ended.
+fn wait(inbox: &Receiver<Event>, place: &Place, timeout: Duration) -> Ending {
+    let mut stopped = Vec::new();
+    let mut deadline: Option<Instant> = None;
+    loop {
+        let event = match deadline {
+            Some(at) => inbox.recv_timeout(at.saturating_duration_since(Instant::now())),
+            None => inbox.recv().map_err(|_| RecvTimeoutError::Disconnected),
+        };
+        match event {
+            Ok(Event::Ended(result)) => {
+                if let Err(error) = result {
+                    tracing::error!("the connection to the kernel ended: {error}");
+                }
+                return Ending { stopped, aborted: false };
+            }
+            Ok(Event::Signal(signal)) => {
+                tracing::info!("{signal}: stopping");
+                match place.unmount(true) {
+                    // A second signal ends the wait for those who still use it.
+                    _ if deadline.is_some() => deadline = Some(Instant::now()),
+                    Unmounted::Done | Unmounted::Busy => deadline = Some(Instant::now() + timeout),
+                    Unmounted::Failed(message) => tracing::error!("{message}"),
+                }
+            }
+            Ok(Event::Stop { lazy, answer }) => match place.unmount(lazy) {
+                Unmounted::Failed(message) => drop(answer.send(Response::Failed { message })),
+                Unmounted::Busy if !lazy => {
+                    drop(answer.send(Response::Busy { message: "files are open below the mount point".into() }));
+                }
+                Unmounted::Done | Unmounted::Busy => {
+                    deadline.get_or_insert(Instant::now() + timeout);
+                    stopped.push(answer);
+                }
+            },
+            Err(RecvTimeoutError::Timeout) => {
+                tracing::warn!("files are still open after {} s: their users are cut off", timeout.as_secs());
+                if kernel::abort(place.device()).is_err() {
+                    return Ending { stopped, aborted: true };
+                }
+                deadline = None;
+            }
+            Err(RecvTimeoutError::Disconnected) => return Ending { stopped, aborted: false },
+        }
+    }
+}
+
+fn answer(mut server: control::Server, stopped: Vec<Sender<Response>>, closed: &Result<(), Failure>) {
+    // Before the answer, so that who waited for it can mount again at once.
+    server.close();
+    for asked in stopped {
+        let _ = asked.send(match closed {
+            Ok(()) => Response::Done,
+            Err(failure) => Response::Failed { message: failure.message.clone() },
+        });
+    }
+    server.finish();
+}
+
+/// Names the holder of an archive when its daemon can be asked.
+fn in_use(task: &Task, error: Error) -> Failure {
+    match error {
+        Error::InUse(_) => holder(task.archive()).unwrap_or_else(|| error.into()),
+        _ => error.into(),
+    }
+}
+
+/// The failure to report when a daemon of this user has the archive mounted.
+pub fn holder(archive: &Path) -> Option<Failure> {
+    let id = Archive::identify(archive).ok()?;
+    let socket = control::socket_path(&runtime::directory().ok()?, &id);
+    let owner = std::fs::symlink_metadata(&socket).ok()?.uid();
+    let Ok(Response::Status(status)) = control::ask(&socket, &Request::Status) else { return None };
+    let user = nix::unistd::User::from_uid(owner.into()).ok().flatten().map_or(owner.to_string(), |user| user.name);
+    Some(Failure::new(
+        crate::exit::IN_USE,
+        format!("the archive is already mounted at {} by process {} (user {user})", status.mount_point, status.pid),
+    ))
+}

@@ -1,0 +1,193 @@
+//! The server half of the control socket: a thread that accepts, and one short-lived thread per request.
+
+use std::fs::{self, DirBuilder, Permissions};
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
+use nix::unistd::geteuid;
+use parking_lot::{Condvar, Mutex};
+
+use super::{MAX_LINE, Request, Response, directory, socket_path};
+use crate::error::{Error, Result};
+
+/// A client writes its line at once.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
+/// More connections at a time than any set of commands opens; beyond it new ones are dropped.
+const MAX_CONNECTIONS: usize = 64;
+
+/// The open socket of a daemon. Dropping it takes the socket away.
+pub struct Server {
+    socket: PathBuf,
+    /// Device and inode of the socket as bound, so that a successor's socket is never removed.
+    bound: (u64, u64),
+    shared: Arc<Shared>,
+    acceptor: Option<JoinHandle<()>>,
+}
+
+struct Shared {
+    stopping: AtomicBool,
+    connections: AtomicUsize,
+    /// Requests that were read and not yet answered.
+    unanswered: Mutex<usize>,
+    answered: Condvar,
+}
+
+/// Listens on the archive's socket; `handler` runs in a thread of its own for each request and may take its time.
+/// A socket file that nobody answers on is replaced.
+///
+/// # Errors
+/// `InUse` when a daemon answers on the socket, `NotPermitted` when the directory is not ours alone, `Io`.
+pub fn serve<H>(runtime: &Path, archive_id: &[u8; 16], handler: H) -> Result<Server>
+where
+    H: Fn(Request) -> Response + Send + Sync + 'static,
+{
+    prepare_directory(&directory(runtime))?;
+    let socket = socket_path(runtime, archive_id);
+    let at = |what: &str| format!("{what} control socket: path={}", socket.display());
+    let listener = bind(&socket)?;
+    fs::set_permissions(&socket, Permissions::from_mode(0o600)).map_err(|e| Error::io(at("protect"), e))?;
+    let metadata = fs::symlink_metadata(&socket).map_err(|e| Error::io(at("inspect"), e))?;
+
+    let shared = Arc::new(Shared {
+        stopping: AtomicBool::new(false),
+        connections: AtomicUsize::new(0),
+        unanswered: Mutex::new(0),
+        answered: Condvar::new(),
+    });
+    let acceptor = {
+        let shared = Arc::clone(&shared);
+        let handler: Arc<Handler> = Arc::new(handler);
+        thread::Builder::new()
+            .name("control".into())
+            .spawn(move || accept(&listener, &shared, &handler))
+            .map_err(|e| Error::io(at("start thread for"), e))?
+    };
+    Ok(Server { socket, bound: (metadata.dev(), metadata.ino()), shared, acceptor: Some(acceptor) })
+}
+
+type Handler = dyn Fn(Request) -> Response + Send + Sync;
+
+impl Server {
+    pub fn socket(&self) -> &Path {
+        &self.socket
+    }
+
+    /// Takes the socket away, so that no new client comes; requests under way still get their answers.
+    pub fn close(&mut self) {
+        let Some(acceptor) = self.acceptor.take() else { return };
+        self.shared.stopping.store(true, Ordering::SeqCst);
+        let woken = UnixStream::connect(&self.socket).is_ok();
+        if fs::symlink_metadata(&self.socket).is_ok_and(|m| (m.dev(), m.ino()) == self.bound) {
+            let _ = fs::remove_file(&self.socket);
+        }
+        // Somebody may have removed the socket: then the thread sleeps in accept and ends with the process.
+        if woken {
+            let _ = acceptor.join();
+        }
+    }
+
+    /// Waits until every request that was read has its answer.
+    pub fn finish(mut self) {
+        self.close();
+        let mut unanswered = self.shared.unanswered.lock();
+        while *unanswered > 0 {
+            self.shared.answered.wait(&mut unanswered);
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+/// Makes the directory, mode 0700, or verifies that it is ours alone: in a shared parent another user may have made it.
+fn prepare_directory(path: &Path) -> Result<()> {
+    match DirBuilder::new().mode(0o700).create(path) {
+        Err(e) if e.kind() != io::ErrorKind::AlreadyExists => {
+            return Err(Error::io(format!("create {}", path.display()), e));
+        }
+        _ => {}
+    }
+    let metadata = fs::symlink_metadata(path).map_err(|e| Error::io(format!("inspect {}", path.display()), e))?;
+    if !metadata.is_dir() || metadata.uid() != geteuid().as_raw() || metadata.mode() & 0o077 != 0 {
+        tracing::error!(path = %path.display(), "the runtime directory must be of mode 0700 and belong to this user");
+        return Err(Error::NotPermitted);
+    }
+    Ok(())
+}
+
+fn bind(socket: &Path) -> Result<UnixListener> {
+    for _ in 0..3 {
+        match UnixListener::bind(socket) {
+            Ok(listener) => return Ok(listener),
+            Err(e) if e.kind() == io::ErrorKind::AddrInUse => {
+                if UnixStream::connect(socket).is_ok() {
+                    return Err(Error::InUse(format!("a daemon answers on {}", socket.display())));
+                }
+                let _ = fs::remove_file(socket);
+            }
+            Err(e) => return Err(Error::io(format!("bind control socket: path={}", socket.display()), e)),
+        }
+    }
+    Err(Error::InUse(format!("another process keeps taking {}", socket.display())))
+}
+
+fn accept(listener: &UnixListener, shared: &Arc<Shared>, handler: &Arc<Handler>) {
+    for stream in listener.incoming() {
+        if shared.stopping.load(Ordering::SeqCst) {
+            return;
+        }
+        let Ok(stream) = stream else {
+            // Out of descriptors, most likely: give others time to close theirs.
+            thread::sleep(Duration::from_millis(100));
+            continue;
+        };
+        if shared.connections.load(Ordering::SeqCst) >= MAX_CONNECTIONS {
+            continue;
+        }
+        shared.connections.fetch_add(1, Ordering::SeqCst);
+        let (for_thread, handler) = (Arc::clone(shared), Arc::clone(handler));
+        let started = thread::Builder::new().name("control-request".into()).spawn(move || {
+            if let Err(error) = answer(stream, &for_thread, &handler) {
+                tracing::debug!(%error, "control connection failed");
+            }
+            for_thread.connections.fetch_sub(1, Ordering::SeqCst);
+        });
+        if started.is_err() {
+            shared.connections.fetch_sub(1, Ordering::SeqCst);
+        }
+    }
+}
+
+fn answer(mut stream: UnixStream, shared: &Shared, handler: &Arc<Handler>) -> io::Result<()> {
+    let peer = getsockopt(&stream, PeerCredentials)?.uid();
+    if peer != 0 && peer != geteuid().as_raw() {
+        return Err(io::ErrorKind::PermissionDenied.into());
+    }
+    stream.set_read_timeout(Some(REQUEST_TIMEOUT))?;
+    stream.set_write_timeout(Some(REQUEST_TIMEOUT))?;
+    let mut line = String::new();
+    BufReader::new((&stream).take(MAX_LINE)).read_line(&mut line)?;
+
+    *shared.unanswered.lock() += 1;
+    let response = match serde_json::from_str::<Request>(&line) {
+        Ok(request) => handler(request),
+        Err(e) => Response::Failed { message: format!("request not understood: {e}") },
+    };
+    let written = serde_json::to_vec(&response).map_err(io::Error::from).and_then(|mut bytes| {
+        bytes.push(b'\n');
+        stream.write_all(&bytes)
+    });
+    *shared.unanswered.lock() -= 1;
+    shared.answered.notify_all();
+    written
+}

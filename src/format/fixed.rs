@@ -1,0 +1,66 @@
+//! Little-endian fields at fixed offsets of structures whose length is already proved.
+//!
+//! Every caller passes a constant offset into an array of constant size (or a slice cut to one),
+//! so the slice accesses below cannot fail and their checks are compiled away.
+
+use super::ids::Timestamp;
+use crate::error::{Error, Result};
+
+#[inline]
+pub(super) fn array_at<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
+    let mut out = [0; N];
+    out.copy_from_slice(&bytes[at..at + N]);
+    out
+}
+
+#[inline]
+pub(super) fn u16_at(bytes: &[u8], at: usize) -> u16 {
+    u16::from_le_bytes(array_at(bytes, at))
+}
+
+#[inline]
+pub(super) fn u32_at(bytes: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes(array_at(bytes, at))
+}
+
+#[inline]
+pub(super) fn u64_at(bytes: &[u8], at: usize) -> u64 {
+    u64::from_le_bytes(array_at(bytes, at))
+}
+
+/// Seconds and nanoseconds, 12 bytes.
+#[inline]
+pub(super) fn time_at(bytes: &[u8], at: usize, what: &'static str) -> Result<Timestamp> {
+    let time = Timestamp { seconds: i64::from_le_bytes(array_at(bytes, at)), nanos: u32_at(bytes, at + 8) };
+    if time.nanos >= 1_000_000_000 {
+        return Err(Error::damaged(format!("{what} has a time beyond its second: nanoseconds={}", time.nanos)));
+    }
+    Ok(time)
+}
+
+#[inline]
+pub(super) fn put<const N: usize>(out: &mut [u8], at: usize, value: [u8; N]) {
+    out[at..at + N].copy_from_slice(&value);
+}
+
+#[inline]
+pub(super) fn put_time(out: &mut [u8], at: usize, time: Timestamp) {
+    put(out, at, time.seconds.to_le_bytes());
+    put(out, at + 8, time.nanos.to_le_bytes());
+}
+
+/// Refuses bytes that the specification calls zero and that are not.
+#[inline]
+pub(super) fn zero(bytes: &[u8], what: &'static str) -> Result<()> {
+    // No early exit: short runs compile to a few wide comparisons.
+    if bytes.iter().fold(0, |all, &byte| all | byte) != 0 {
+        return Err(Error::damaged(format!("{what} has a reserved field that is not zero")));
+    }
+    Ok(())
+}
+
+/// The value as an array of its only right length.
+#[inline]
+pub(super) fn exactly<'a, const N: usize>(bytes: &'a [u8], what: &'static str) -> Result<&'a [u8; N]> {
+    bytes.try_into().map_err(|_| Error::damaged(format!("{what} has a wrong length: bytes={} want={N}", bytes.len())))
+}
