@@ -92,6 +92,7 @@ DECODERS: dict[str, Callable[[bytes, dict[str, Any]], Any]] = {
     "passphrase_slot": lambda data, _: plain(fmt.decode_slot(data)),
 }
 NOT_NEEDED = {"reference", "dead", "history", "delta_list", "space"}
+OTHER_SHAPE = {"seal"}
 
 
 class Vectors(unittest.TestCase):
@@ -100,7 +101,7 @@ class Vectors(unittest.TestCase):
         for path in VECTORS.glob("*.json"):
             file = json.loads(path.read_text())
             seen.add(file["structure"])
-            if file["structure"] in NOT_NEEDED:
+            if file["structure"] in NOT_NEEDED | OTHER_SHAPE:
                 continue
             decode = DECODERS[file["structure"]]
             for vector in file["accepted"]:
@@ -111,7 +112,59 @@ class Vectors(unittest.TestCase):
                     with self.assertRaises(fmt.ReaderError) as refusal:
                         decode(unhex(vector["bytes"]), vector)
                     self.assertEqual(refusal.exception.verdict, vector["as"])
-        self.assertEqual(seen, DECODERS.keys() | NOT_NEEDED)
+        self.assertEqual(seen, DECODERS.keys() | NOT_NEEDED | OTHER_SHAPE)
+
+
+class Seals(unittest.TestCase):
+    def setUp(self) -> None:
+        self.vectors = json.loads((VECTORS / "seal.json").read_text())
+        self.id, self.volume_key = (bytes.fromhex(self.vectors[name]) for name in ("archive", "volume_key"))
+
+    def key(self, label: str) -> bytes:
+        return fmt.hkdf(self.volume_key, self.id, "lockbox/v1/" + label)
+
+    def reader(self, vector: dict[str, Any]) -> tuple[Archive, fmt.Pointer]:
+        """An archive of which only the page cipher and the vector's page exist."""
+        archive, data = Archive.__new__(Archive), unhex(vector["bytes"])
+        archive.id, archive.blocks, archive._page_key = self.id, 1 << 20, self.key("page")
+        archive._read = lambda address, blocks: data[-blocks * fmt.BLOCK :]  # type: ignore[method-assign]
+        pointer = {**vector["pointer"], "tag": bytes.fromhex(vector["pointer"]["tag"])}
+        return archive, fmt.Pointer(**pointer)
+
+    def test_keys_and_name_hashes_are_those_of_the_labels(self) -> None:
+        for vector in self.vectors["keys"]:
+            self.assertEqual(fmt.hkdf(self.volume_key, self.id, vector["label"]).hex(), vector["key"])
+        for vector in self.vectors["name_hashes"]:
+            name = vector["ino"].to_bytes(8, "little") + vector["name"].encode()
+            self.assertEqual(fmt.siphash24(self.key("name")[:16], name), vector["hash"])
+
+    def test_slot_and_header_open_as_they_say(self) -> None:
+        slot, header = self.vectors["passphrase_slots"][0], self.vectors["headers"][0]
+        data = bytes(fmt.BLOCK * (slot["number"] + 1)) + unhex(slot["bytes"])
+        kinds = bytes(slot["number"]) + b"\1"
+        fields = fmt.Header(0, self.id, 1, b"", kinds, b"", 0, 0, data)
+        self.assertEqual(fmt.unlock(fields, slot["passphrase"].encode()), self.volume_key)
+        fmt.authenticate(fmt.decode_header(unhex(header["bytes"]), header["copy"]), self.volume_key)
+
+    def test_pages_open_only_where_their_pointer_says(self) -> None:
+        for vector in self.vectors["pages"]:
+            archive, pointer = self.reader(vector)
+            prologue, body = archive._open_page_uncached(pointer)
+            self.assertEqual((plain(prologue), body), (vector["prologue"], unhex(vector["body"])))
+        for vector in self.vectors["pages_refused"]:
+            archive, pointer = self.reader(vector)
+            with self.subTest(vector["name"]), self.assertRaises(fmt.Damaged):
+                archive._open_page_uncached(pointer)
+
+    def test_records_open_only_in_their_slot(self) -> None:
+        for vector in self.vectors["records"] + self.vectors["records_refused"]:
+            data = unhex(vector["bytes"])
+            aad = fmt.associated_data("lockbox/v1/commit", self.id, bytes([vector["slot"]]))
+            open_it = lambda: fmt.xaes_open(self.key("commit"), data[:24], aad, data[24:], "record")  # noqa: E731
+            if "plain" in vector:
+                self.assertEqual(open_it(), unhex(vector["plain"]))
+            else:
+                self.assertRaises(fmt.Damaged, open_it)
 
 
 class Primitives(unittest.TestCase):
