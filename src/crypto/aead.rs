@@ -1,27 +1,34 @@
 //! XAES-256-GCM (C2SP) with a cached AES context, and the two-part page seal derived from it (specification 4.2).
 
+use std::sync::atomic::{AtomicU8, Ordering};
+
+use zeroize::Zeroizing;
+
+use super::engine::{Engine, IV, Native};
 use super::secret::SecretKey;
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 pub const NONCE: usize = 24;
 pub const TAG: usize = 16;
 
 /// Key of XAES-256-GCM with its AES context and CMAC subkey computed once.
-pub struct XaesKey {}
+pub struct XaesKey {
+    xaes: Xaes<Native>,
+}
 
 /// AES-256-GCM key of one page; seals exactly two messages, the prologue and the body.
-pub struct PageKey {}
+pub struct PageKey {
+    pair: Pair<Native>,
+}
 
 impl XaesKey {
     pub fn new(key: &SecretKey) -> XaesKey {
-        let _ = key;
-        todo!()
+        XaesKey { xaes: Xaes::new(key.bytes()) }
     }
 
-    /// Seals in place and returns the tag.
+    /// Seals in place and returns the tag. The nonce must never have sealed anything under this key: draw it at random.
     pub fn seal(&self, nonce: &[u8; NONCE], aad: &[u8], data: &mut [u8]) -> [u8; TAG] {
-        let _ = (nonce, aad, data);
-        todo!()
+        self.xaes.seal(nonce, aad, data)
     }
 
     /// Opens in place.
@@ -29,37 +36,127 @@ impl XaesKey {
     /// # Errors
     /// `Damaged("authentication failed")`; `data` is then zeroed.
     pub fn open(&self, nonce: &[u8; NONCE], aad: &[u8], data: &mut [u8], tag: &[u8; TAG]) -> Result<()> {
-        let _ = (nonce, aad, data, tag);
-        todo!()
+        self.xaes.open(nonce, aad, data, tag)
     }
 
-    /// Derives the key of the page with this nonce.
+    /// Derives the key of the page with this nonce. The same rule as for [`XaesKey::seal`] holds for the nonce when sealing.
     pub fn page_key(&self, nonce: &[u8; NONCE]) -> PageKey {
-        let _ = nonce;
-        todo!()
+        PageKey { pair: self.xaes.pair(nonce) }
     }
 }
 
 impl PageKey {
-    /// Message 0: lowest bit of the IV's last byte 0.
+    /// Message 0: the IV of the nonce.
+    ///
+    /// # Panics
+    /// When the message was sealed before: two messages under one key and IV would give both away.
     pub fn seal_prologue(&self, aad: &[u8], data: &mut [u8]) -> [u8; TAG] {
-        let _ = (aad, data);
-        todo!()
+        self.pair.seal(0, aad, data)
     }
 
     pub fn open_prologue(&self, aad: &[u8], data: &mut [u8], tag: &[u8; TAG]) -> Result<()> {
-        let _ = (aad, data, tag);
-        todo!()
+        self.pair.open(0, aad, data, tag)
     }
 
-    /// Message 1: lowest bit of the IV's last byte 1.
+    /// Message 1: the IV of the nonce with the lowest bit of its last byte inverted.
+    ///
+    /// # Panics
+    /// As [`PageKey::seal_prologue`].
     pub fn seal_body(&self, aad: &[u8], data: &mut [u8]) -> [u8; TAG] {
-        let _ = (aad, data);
-        todo!()
+        self.pair.seal(1, aad, data)
     }
 
     pub fn open_body(&self, aad: &[u8], data: &mut [u8], tag: &[u8; TAG]) -> Result<()> {
-        let _ = (aad, data, tag);
-        todo!()
+        self.pair.open(1, aad, data, tag)
     }
 }
+
+/// The key over either engine, so that tests can compare them.
+struct Xaes<E: Engine> {
+    block: E::Block,
+    /// CMAC's K1, RFC 4493: both derivation messages are whole blocks, so K2 is never needed.
+    subkey: Zeroizing<[u8; 16]>,
+}
+
+/// A derived key with the two IVs of a page.
+struct Pair<E: Engine> {
+    gcm: E::Gcm,
+    iv: [u8; IV],
+    /// Bit i: message i was sealed.
+    sealed: AtomicU8,
+}
+
+impl<E: Engine> Xaes<E> {
+    fn new(key: &[u8; 32]) -> Self {
+        let block = E::block(key);
+        let mut zero = Zeroizing::new([0; 32]);
+        E::encrypt(&block, &mut zero);
+        // Doubling in GF(2^128), without a branch on the secret bit.
+        let mut subkey = Zeroizing::new([0; 16]);
+        for i in 0..15 {
+            subkey[i] = zero[i] << 1 | zero[i + 1] >> 7;
+        }
+        subkey[15] = zero[15] << 1 ^ (0x87 & (zero[0] >> 7).wrapping_neg());
+        Xaes { block, subkey }
+    }
+
+    /// The AES-256-GCM key of a nonce: AES(M1 ^ K1) || AES(M2 ^ K1), Mi = 00 i 'X' 00 || N[0..12].
+    fn derive(&self, nonce: &[u8; NONCE]) -> E::Gcm {
+        let mut key = Zeroizing::new([0; 32]);
+        for (index, half) in key.chunks_exact_mut(16).enumerate() {
+            half[..4].copy_from_slice(&[0, index as u8 + 1, b'X', 0]);
+            half[4..].copy_from_slice(&nonce[..12]);
+            half.iter_mut().zip(self.subkey.iter()).for_each(|(byte, mask)| *byte ^= mask);
+        }
+        E::encrypt(&self.block, &mut key);
+        E::gcm(&key)
+    }
+
+    fn seal(&self, nonce: &[u8; NONCE], aad: &[u8], data: &mut [u8]) -> [u8; TAG] {
+        E::seal(&self.derive(nonce), &iv(nonce), aad, data)
+    }
+
+    fn open(&self, nonce: &[u8; NONCE], aad: &[u8], data: &mut [u8], tag: &[u8; TAG]) -> Result<()> {
+        open_or_clear::<E>(&self.derive(nonce), &iv(nonce), aad, data, tag)
+    }
+
+    fn pair(&self, nonce: &[u8; NONCE]) -> Pair<E> {
+        Pair { gcm: self.derive(nonce), iv: iv(nonce), sealed: AtomicU8::new(0) }
+    }
+}
+
+impl<E: Engine> Pair<E> {
+    fn message_iv(&self, message: u8) -> [u8; IV] {
+        let mut iv = self.iv;
+        // Inverted, not set: otherwise that bit of the nonce could be altered unnoticed.
+        iv[IV - 1] ^= message;
+        iv
+    }
+
+    fn seal(&self, message: u8, aad: &[u8], data: &mut [u8]) -> [u8; TAG] {
+        let before = self.sealed.fetch_or(1 << message, Ordering::Relaxed);
+        assert!(before & 1 << message == 0, "a message of a page is sealed once");
+        E::seal(&self.gcm, &self.message_iv(message), aad, data)
+    }
+
+    fn open(&self, message: u8, aad: &[u8], data: &mut [u8], tag: &[u8; TAG]) -> Result<()> {
+        open_or_clear::<E>(&self.gcm, &self.message_iv(message), aad, data, tag)
+    }
+}
+
+fn iv(nonce: &[u8; NONCE]) -> [u8; IV] {
+    let mut iv = [0; IV];
+    iv.copy_from_slice(&nonce[12..]);
+    iv
+}
+
+fn open_or_clear<E: Engine>(gcm: &E::Gcm, iv: &[u8; IV], aad: &[u8], data: &mut [u8], tag: &[u8; TAG]) -> Result<()> {
+    if E::open(gcm, iv, aad, data, tag) {
+        return Ok(());
+    }
+    data.fill(0); // unauthentic plaintext must not be looked at, not even by mistake
+    Err(Error::damaged("authentication failed"))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,7 +1,15 @@
 //! HKDF-SHA-256 with labels, HMAC and SHA-256 over headers, and Argon2id with clamped parameters.
 
+use argon2::{Algorithm, Argon2, Block, Params, Version};
+use hkdf::Hkdf;
+use hmac::{Hmac, KeyInit, Mac};
+use sha2::{Digest, Sha256};
+use subtle::ConstantTimeEq;
+use x25519_dalek::{PublicKey, StaticSecret};
+use zeroize::{Zeroize, Zeroizing};
+
 use super::secret::{Passphrase, SecretKey};
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 /// Cost of one Argon2id derivation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,46 +26,190 @@ impl KdfCost {
     pub const TEST: KdfCost = KdfCost { memory_kib: 8, passes: 1, lanes: 1 };
 }
 
+// The reader's bounds, specification 3.2.
+const LEAST_KIB_PER_LANE: u32 = 8;
+const MOST_KIB: u32 = 4 * 1024 * 1024;
+const MOST_PASSES: u32 = 64;
+const MOST_LANES: u32 = 16;
+
+/// What `create` chooses at most, whatever the machine: the archive must open on a smaller one.
+const CALIBRATED_KIB: u32 = 1024 * 1024;
+
 /// HKDF-SHA-256 with `salt`, info `label`, 32 bytes.
 pub fn hkdf(key: &SecretKey, salt: &[u8], label: &str) -> SecretKey {
-    let _ = (key, salt, label);
-    todo!()
+    let mut out = Zeroizing::new([0; 32]);
+    // HKDF refuses only outputs beyond 255 times the hash's 32 bytes.
+    Hkdf::<Sha256>::new(Some(salt), key.bytes()).expand(label.as_bytes(), &mut *out).expect("32 bytes are one hash");
+    SecretKey::new(*out)
 }
 
 /// Argon2id v1.3, 32 bytes. Bounds are checked before anything is allocated: memory 8 KiB x lanes..=4 GiB, passes 1..=64, lanes 1..=16.
 ///
 /// # Errors
-/// `Damaged` naming the bound for parameters out of bounds.
+/// `Damaged` naming the bound for parameters out of bounds, `Invalid` when the machine has not the memory.
 pub fn argon2id(passphrase: &Passphrase, salt: &[u8; 32], cost: KdfCost) -> Result<SecretKey> {
-    let _ = (passphrase, salt, cost);
-    todo!()
+    check(cost)?;
+    let refused = |error: argon2::Error| Error::invalid(format!("argon2id: {error}"));
+    let params = Params::new(cost.memory_kib, cost.passes, cost.lanes, Some(32)).map_err(refused)?;
+    let count = params.block_count();
+    // Allocated here so that a machine without the memory gets an error, and so that the blocks can be zeroized.
+    let mut memory: Vec<Block> = Vec::new();
+    if memory.try_reserve_exact(count).is_err() {
+        return Err(Error::invalid(format!("not enough memory for argon2id: memory_kib={}", cost.memory_kib)));
+    }
+    memory.resize(count, Block::new());
+    let mut out = Zeroizing::new([0; 32]);
+    let argon = Argon2::new(Algorithm::Argon2id, Version::V0x13, params);
+    let result = argon.hash_password_into_with_memory(passphrase.bytes(), salt, &mut *out, &mut memory);
+    memory.zeroize();
+    result.map_err(refused)?;
+    Ok(SecretKey::new(*out))
 }
 
-/// A cost that takes about `millis` on this machine, never under [`KdfCost::FLOOR`], never above 1 GiB or half of the memory.
-/// `elapsed` measures one derivation (the caller has the clock).
-pub fn calibrate(millis: u64, memory_limit_kib: u32, measure: impl FnMut(KdfCost) -> u64) -> KdfCost {
-    let _ = (millis, memory_limit_kib, measure);
-    todo!()
+fn check(cost: KdfCost) -> Result<()> {
+    let bound = |name: &str, value: u32, least: u32, most: u32| {
+        if (least..=most).contains(&value) {
+            return Ok(());
+        }
+        Err(Error::damaged(format!("argon2id {name} out of bounds: {value} is not in {least}..={most}")))
+    };
+    bound("lanes", cost.lanes, 1, MOST_LANES)?;
+    bound("passes", cost.passes, 1, MOST_PASSES)?;
+    bound("memory_kib", cost.memory_kib, LEAST_KIB_PER_LANE * cost.lanes, MOST_KIB)
+}
+
+/// A cost that takes about `millis` on this machine, never under [`KdfCost::FLOOR`], never above 1 GiB or `memory_limit_kib`
+/// (the caller passes half of the machine's memory). `measure` runs one derivation and returns its milliseconds.
+///
+/// Memory is doubled first, as it is what an attacker's hardware lacks most, until a derivation takes more than half of the
+/// time or the limit is reached; passes fill the rest.
+pub fn calibrate(millis: u64, memory_limit_kib: u32, mut measure: impl FnMut(KdfCost) -> u64) -> KdfCost {
+    let limit = memory_limit_kib.min(CALIBRATED_KIB);
+    let mut cost = KdfCost::FLOOR;
+    let mut taken = measure(cost).max(1);
+    while taken <= millis / 2 && cost.memory_kib <= limit / 2 {
+        cost.memory_kib *= 2;
+        taken = measure(cost).max(1);
+    }
+    let passes = u64::from(cost.passes).saturating_mul(millis) / taken;
+    cost.passes = passes.clamp(KdfCost::FLOOR.passes.into(), MOST_PASSES.into()) as u32;
+    cost
 }
 
 pub fn hmac_sha256(key: &SecretKey, data: &[u8]) -> [u8; 32] {
-    let _ = (key, data);
-    todo!()
+    // HMAC takes keys of any length.
+    let mut mac = <Hmac<Sha256> as KeyInit>::new_from_slice(key.bytes()).expect("any length is a key");
+    mac.update(data);
+    mac.finalize().into_bytes().into()
 }
 
 pub fn sha256(data: &[u8]) -> [u8; 32] {
-    let _ = data;
-    todo!()
+    Sha256::digest(data).into()
 }
 
 /// Constant-time comparison.
 pub fn equal(a: &[u8], b: &[u8]) -> bool {
-    let _ = (a, b);
-    todo!()
+    a.ct_eq(b).into()
 }
 
 /// Public half of the re-wrap key pair whose secret is `secret` (X25519, clamped).
 pub fn rewrap_public(secret: &SecretKey) -> [u8; 32] {
-    let _ = secret;
-    todo!()
+    PublicKey::from(&StaticSecret::from(*secret.bytes())).to_bytes()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn hex(bytes: &[u8]) -> String {
+        bytes.iter().map(|b| format!("{b:02x}")).collect()
+    }
+
+    #[test]
+    fn hashes_and_macs_as_published() {
+        assert_eq!(hex(&sha256(b"abc")), "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
+        // RFC 4231 case 1 has the 20-byte key 0b..; zeros up to the block length do not change an HMAC key.
+        let mut key = [0; 32];
+        key[..20].fill(0x0b);
+        let mac = hmac_sha256(&SecretKey::new(key), b"Hi There");
+        assert_eq!(hex(&mac), "b0344c61d8db38535ca8afceaf0bf12b881dc200c9833da726e9376c2e32cff7");
+    }
+
+    #[test]
+    fn derives_as_rfc_5869_says() {
+        // Extract and expand written out with HMAC, which the test above ties to its RFC.
+        let (key, salt) = (SecretKey::new([5; 32]), [6; 32]);
+        let extracted = hmac_sha256(&SecretKey::new(salt), key.bytes());
+        let expanded = hmac_sha256(&SecretKey::new(extracted), b"lockbox/v1/page\x01");
+        assert_eq!(hkdf(&key, &salt, "lockbox/v1/page").bytes(), &expanded);
+        assert_ne!(hkdf(&key, &salt, "lockbox/v1/commit").bytes(), &expanded);
+    }
+
+    #[test]
+    fn the_public_half_agrees_with_rfc_7748() {
+        // Section 6.1, Alice.
+        let secret = *b"\x77\x07\x6d\x0a\x73\x18\xa5\x7d\x3c\x16\xc1\x72\x51\xb2\x66\x45\
+            \xdf\x4c\x2f\x87\xeb\xc0\x99\x2a\xb1\x77\xfb\xa5\x1d\xb9\x2c\x2a";
+        let public = "8520f0098930a754748b7ddcb43ef75a0dbf3a0d26381af4eba4a98eaa9b4e6a";
+        assert_eq!(hex(&rewrap_public(&SecretKey::new(secret))), public);
+    }
+
+    #[test]
+    fn argon2id_depends_on_every_input() {
+        let derive = |word: &[u8], salt: u8, cost| {
+            *argon2id(&Passphrase::new(word.to_vec()), &[salt; 32], cost).unwrap().bytes()
+        };
+        let base = derive(b"word", 1, KdfCost::TEST);
+        assert_eq!(base, derive(b"word", 1, KdfCost::TEST));
+        assert_ne!(base, derive(b"wore", 1, KdfCost::TEST));
+        assert_ne!(base, derive(b"word", 2, KdfCost::TEST));
+        assert_ne!(base, derive(b"word", 1, KdfCost { passes: 2, ..KdfCost::TEST }));
+        assert_ne!(base, derive(b"word", 1, KdfCost { memory_kib: 16, ..KdfCost::TEST }));
+        assert_ne!(base, derive(b"word", 1, KdfCost { memory_kib: 16, lanes: 2, ..KdfCost::TEST }));
+    }
+
+    #[test]
+    fn parameters_out_of_bounds_are_refused_before_any_work() {
+        let test = KdfCost::TEST;
+        for (cost, name) in [
+            (KdfCost { memory_kib: 7, ..test }, "memory_kib"),
+            (KdfCost { memory_kib: 31, lanes: 4, ..test }, "memory_kib"),
+            (KdfCost { memory_kib: u32::MAX, ..test }, "memory_kib"),
+            (KdfCost { memory_kib: MOST_KIB + 1, ..test }, "memory_kib"),
+            (KdfCost { passes: 0, ..test }, "passes"),
+            (KdfCost { passes: 65, ..test }, "passes"),
+            (KdfCost { lanes: 0, ..test }, "lanes"),
+            (KdfCost { lanes: u32::MAX, ..test }, "lanes"),
+        ] {
+            match argon2id(&Passphrase::new(vec![]), &[0; 32], cost) {
+                Err(Error::Damaged(text)) => assert!(text.contains(name), "{text}"),
+                _ => panic!("accepted {cost:?}"),
+            }
+        }
+    }
+
+    #[test]
+    fn calibration_raises_memory_first_and_keeps_its_bounds() {
+        let speed = |mib_passes_per_second: u64| {
+            move |cost: KdfCost| {
+                u64::from(cost.memory_kib) / 1024 * u64::from(cost.passes) * 1000 / mib_passes_per_second
+            }
+        };
+        // Slow: the floor whatever it takes.
+        assert_eq!(calibrate(1000, 8 << 20, speed(100)), KdfCost::FLOOR);
+        // Middling: 512 MiB x 3 take 0.75 s, 4 passes a second.
+        assert_eq!(calibrate(1000, 8 << 20, speed(2048)), KdfCost { memory_kib: 512 << 10, passes: 4, lanes: 1 });
+        // Fast: 1 GiB is the end of memory.
+        assert_eq!(calibrate(1000, 8 << 20, speed(20 << 10)), KdfCost { memory_kib: 1 << 20, passes: 20, lanes: 1 });
+        // Little memory: passes only.
+        assert_eq!(calibrate(1000, 100 << 10, speed(640)), KdfCost { memory_kib: 64 << 10, passes: 10, lanes: 1 });
+        // A clock that tells nothing.
+        assert_eq!(calibrate(1000, 8 << 20, |_| 0), KdfCost { memory_kib: 1 << 20, passes: MOST_PASSES, lanes: 1 });
+    }
+
+    #[test]
+    fn comparison_sees_length_and_content() {
+        assert!(equal(b"abc", b"abc"));
+        assert!(!equal(b"abc", b"abd") && !equal(b"abc", b"ab"));
+    }
 }

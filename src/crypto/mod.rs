@@ -1,6 +1,7 @@
 //! AEAD, key derivation, key wrapping and the types that hold secrets; knows nothing of archives.
 
 pub mod aead;
+mod engine;
 pub mod kdf;
 pub mod secret;
 pub mod wrap;

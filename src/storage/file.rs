@@ -1,10 +1,19 @@
 //! An archive in an ordinary file, locked against other processes.
 
+use std::fs::{self, File, OpenOptions};
+use std::io;
 use std::ops::Range;
-use std::path::Path;
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::Storage;
-use crate::error::Result;
+use nix::errno::Errno;
+use nix::fcntl::{FallocateFlags, FcntlArg, PosixFadviseAdvice, fallocate, fcntl, posix_fadvise};
+use nix::libc;
+use nix::unistd::{Whence, fdatasync, fsync, lseek};
+
+use super::{Storage, end_of, truncated};
+use crate::error::{Error, Result};
 
 /// How a file is locked while it is open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,14 +24,46 @@ pub enum LockMode {
     Exclusive,
 }
 
-/// A locked file.
-pub struct FileStorage {}
+/// How often a path that is being replaced is opened again.
+const OPEN_ATTEMPTS: usize = 5;
+
+/// Cached copies are dropped in whole pages of the machine; 64 KiB is the largest page of a supported one.
+const EVICT_ALIGNMENT: u64 = 64 * 1024;
+
+/// Zeros are written in pieces of this size where the host cannot allocate.
+static ZEROS: [u8; 64 * 1024] = [0; 64 * 1024];
+
+/// A locked file. The lock belongs to the open file description and ends with it, however the process ends.
+pub struct FileStorage {
+    file: File,
+    /// Absolute, so that a later change of the working directory does not matter.
+    path: PathBuf,
+    read_only: bool,
+    /// Length that the file must have at least: the last one set, or a greater one written or seen.
+    least: AtomicU64,
+}
 
 impl FileStorage {
     /// Creates a new file with mode 0600 (refusing an existing one) and locks it for writing.
     pub fn create(path: &Path) -> Result<FileStorage> {
-        let _ = path;
-        todo!()
+        let path = absolute(path)?;
+        let opened = OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(&path);
+        let file = opened.map_err(|source| match source.kind() {
+            io::ErrorKind::AlreadyExists => {
+                Error::Io { context: format!("{} exists and is not overwritten", path.display()), source }
+            }
+            _ => Error::io(format!("creating {}", path.display()), source),
+        })?;
+        match lock(&file, LockMode::Exclusive, &path) {
+            Ok(()) => Ok(FileStorage { file, path, read_only: false, least: AtomicU64::new(0) }),
+            // Somebody opened the new file at once: it is in their hands.
+            Err(error @ Error::InUse(_)) => Err(error),
+            Err(error) => {
+                // A file that cannot be locked would only stand in the way; failing to remove it changes nothing.
+                let _ = fs::remove_file(&path);
+                Err(error)
+            }
+        }
     }
 
     /// Opens and locks (open-file-description lock), then checks that the path still names the file.
@@ -31,45 +72,254 @@ impl FileStorage {
     /// `InUse` when another process holds it in a conflicting way (the message names the process id when the host tells it),
     /// `NotFound`, `Io`, `NotArchive` when it is no regular file.
     pub fn open(path: &Path, mode: LockMode) -> Result<FileStorage> {
-        let _ = (path, mode);
-        todo!()
+        let path = absolute(path)?;
+        for _ in 0..OPEN_ATTEMPTS {
+            let file = open_regular(&path, mode)?;
+            lock(&file, mode, &path)?;
+            // Between open and lock somebody may have put another file in place (`compact` does): the lock would be on a
+            // file without a name.
+            let opened = metadata(&file, &path)?;
+            match fs::metadata(&path) {
+                Ok(named) if (named.dev(), named.ino()) == (opened.dev(), opened.ino()) => {
+                    let least = AtomicU64::new(opened.len());
+                    return Ok(FileStorage { file, path, read_only: mode == LockMode::Shared, least });
+                }
+                Ok(_) => {}
+                Err(source) if source.kind() == io::ErrorKind::NotFound => {}
+                Err(source) => return Err(Error::io(format!("looking up {}", path.display()), source)),
+            }
+        }
+        Err(Error::InUse(format!("{} is being replaced again and again", path.display())))
     }
 
     /// Makes the file's name durable: syncs its directory.
     pub fn sync_directory(&self) -> Result<()> {
-        todo!()
+        // An absolute path of a file has a parent.
+        let parent = self.path.parent().unwrap_or(Path::new("/"));
+        let failed = |source| Error::io(format!("syncing the directory {}", parent.display()), source);
+        let directory = File::open(parent).map_err(failed)?;
+        match fsync(&directory) {
+            // File systems without the notion (some network and FUSE ones) answer EINVAL; there is nothing to wait for.
+            Ok(()) | Err(Errno::EINVAL) => Ok(()),
+            Err(errno) => Err(failed(errno.into())),
+        }
+    }
+
+    fn failed(&self, what: &str) -> impl FnOnce(Errno) -> Error {
+        let context = format!("{what} {}", self.path.display());
+        move |errno| Error::io(context, errno.into())
+    }
+
+    /// Writes zeros behind the end, on hosts that cannot allocate. Holes inside the file stay holes there: they cannot be
+    /// told from data that another thread is just writing, and overwriting that would be worse than a late NoSpace.
+    fn extend_with_zeros(&self, end: u64) -> Result<()> {
+        let mut at = self.len()?;
+        while at < end {
+            let count = (end - at).min(ZEROS.len() as u64);
+            self.write_at(at, &ZEROS[..count as usize])?;
+            at += count;
+        }
+        Ok(())
+    }
+}
+
+fn absolute(path: &Path) -> Result<PathBuf> {
+    std::path::absolute(path).map_err(|source| Error::io(format!("finding {}", path.display()), source))
+}
+
+fn metadata(file: &File, path: &Path) -> Result<fs::Metadata> {
+    file.metadata().map_err(|source| Error::io(format!("examining {}", path.display()), source))
+}
+
+fn open_regular(path: &Path, mode: LockMode) -> Result<File> {
+    let write = mode == LockMode::Exclusive;
+    // O_NONBLOCK: a FIFO or device in place of an archive must be refused, not waited for. It means nothing for files.
+    let flags = libc::O_NONBLOCK | libc::O_NOCTTY;
+    let file = OpenOptions::new().read(true).write(write).custom_flags(flags).open(path);
+    let not_regular = || Error::NotArchive(format!("{} is not a regular file", path.display()));
+    let file = file.map_err(|source| match source.raw_os_error() {
+        Some(libc::ENOENT) => Error::NotFound,
+        Some(libc::EISDIR | libc::ENXIO | libc::ENODEV) => not_regular(),
+        _ if write => Error::io(format!("opening {} for writing", path.display()), source),
+        _ => Error::io(format!("opening {}", path.display()), source),
+    })?;
+    if metadata(&file, path)?.is_file() { Ok(file) } else { Err(not_regular()) }
+}
+
+/// Locks the whole file without waiting.
+fn lock(file: &File, mode: LockMode, path: &Path) -> Result<()> {
+    let kind = if mode == LockMode::Exclusive { libc::F_WRLCK } else { libc::F_RDLCK };
+    let mut range = libc::flock {
+        l_type: kind as libc::c_short,
+        l_whence: libc::SEEK_SET as libc::c_short,
+        l_start: 0,
+        l_len: 0,
+        l_pid: 0,
+    };
+    match fcntl(file, FcntlArg::F_OFD_SETLK(&range)) {
+        Ok(_) => Ok(()),
+        Err(Errno::EAGAIN | Errno::EACCES) => {
+            // The host tells a process id only of classic locks; a lock of ours shows as -1, and its holder is named by
+            // the control socket.
+            let holder = match fcntl(file, FcntlArg::F_OFD_GETLK(&mut range)) {
+                Ok(_) if range.l_type != libc::F_UNLCK as libc::c_short && range.l_pid > 0 => {
+                    format!("process {}", range.l_pid)
+                }
+                _ => "another process".to_string(),
+            };
+            Err(Error::InUse(format!("{} is held by {holder}", path.display())))
+        }
+        Err(errno) => Err(Error::io(format!("locking {}", path.display()), errno.into())),
     }
 }
 
 impl Storage for FileStorage {
     fn len(&self) -> Result<u64> {
-        todo!()
+        let length = metadata(&self.file, &self.path)?.len();
+        self.least.fetch_max(length, Ordering::Relaxed);
+        Ok(length)
     }
-    fn read_at(&self, _offset: u64, _out: &mut [u8]) -> Result<()> {
-        todo!()
+
+    fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<()> {
+        let end = end_of(offset, out.len() as u64)?;
+        let mut done = 0;
+        while done < out.len() {
+            match self.file.read_at(&mut out[done..], offset + done as u64) {
+                Ok(0) => return Err(truncated(offset + done as u64, end)),
+                Ok(count) => done += count,
+                Err(source) if source.kind() == io::ErrorKind::Interrupted => {}
+                Err(source) => {
+                    let context = format!("reading {}: offset={offset} length={}", self.path.display(), out.len());
+                    return Err(Error::io(context, source));
+                }
+            }
+        }
+        Ok(())
     }
-    fn write_at(&self, _offset: u64, _data: &[u8]) -> Result<()> {
-        todo!()
+
+    fn write_at(&self, offset: u64, data: &[u8]) -> Result<()> {
+        let end = end_of(offset, data.len() as u64)?;
+        let mut done = 0;
+        while done < data.len() {
+            let result = match self.file.write_at(&data[done..], offset + done as u64) {
+                Ok(0) => Err(io::Error::from(io::ErrorKind::WriteZero)),
+                other => other,
+            };
+            match result {
+                Ok(count) => done += count,
+                Err(source) if source.kind() == io::ErrorKind::Interrupted => {}
+                Err(source) => {
+                    let context = format!("writing {}: offset={offset} length={}", self.path.display(), data.len());
+                    return Err(Error::io(context, source));
+                }
+            }
+        }
+        self.least.fetch_max(end, Ordering::Relaxed);
+        Ok(())
     }
-    fn allocate(&self, _offset: u64, _length: u64) -> Result<()> {
-        todo!()
+
+    /// Where the host cannot allocate, only what lies behind the end becomes real, by writing zeros; nobody else may be
+    /// writing there at the same time.
+    fn allocate(&self, offset: u64, length: u64) -> Result<()> {
+        let end = end_of(offset, length)?;
+        if length == 0 {
+            return Ok(()); // the host answers EINVAL
+        }
+        loop {
+            match fallocate(&self.file, FallocateFlags::empty(), offset as libc::off_t, length as libc::off_t) {
+                Ok(()) => break,
+                Err(Errno::EINTR) => {}
+                Err(Errno::EOPNOTSUPP | Errno::ENOSYS) => return self.extend_with_zeros(end),
+                Err(errno) => return Err(self.failed("allocating space for")(errno)),
+            }
+        }
+        self.least.fetch_max(end, Ordering::Relaxed);
+        Ok(())
     }
-    fn punch(&self, _offset: u64, _length: u64) -> Result<()> {
-        todo!()
+
+    fn punch(&self, offset: u64, length: u64) -> Result<()> {
+        end_of(offset, length)?;
+        if length == 0 {
+            return Ok(());
+        }
+        let flags = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
+        loop {
+            match fallocate(&self.file, flags, offset as libc::off_t, length as libc::off_t) {
+                Ok(()) => return Ok(()),
+                Err(Errno::EINTR) => {}
+                Err(Errno::EOPNOTSUPP | Errno::ENOSYS) => {
+                    return Err(Error::Unsupported("the host's file system cannot punch holes".to_string()));
+                }
+                Err(errno) => return Err(self.failed("punching")(errno)),
+            }
+        }
     }
-    fn set_len(&self, _length: u64) -> Result<()> {
-        todo!()
+
+    fn set_len(&self, length: u64) -> Result<()> {
+        end_of(length, 0)?;
+        let set = self.file.set_len(length);
+        set.map_err(|source| Error::io(format!("setting the length of {}", self.path.display()), source))?;
+        self.least.store(length, Ordering::Relaxed);
+        Ok(())
     }
+
     fn barrier(&self) -> Result<()> {
-        todo!()
+        // No second try, whatever the error: the host reports a lost write once and may then call the page clean.
+        fdatasync(&self.file).map_err(self.failed("syncing"))
     }
-    fn evict(&self, _offset: u64, _length: u64) -> Result<()> {
-        todo!()
+
+    /// What may be trusted: pages that a good barrier covered are clean and are dropped, also such whose write-back failed
+    /// in an earlier process (they are clean but hold what the medium does not). A page that somebody maps or reads at
+    /// this moment may stay, and a host without a cache of its own (tmpfs) has nothing to drop.
+    fn evict(&self, offset: u64, length: u64) -> Result<()> {
+        let end = end_of(offset, length)?;
+        if length == 0 {
+            return Ok(()); // zero means "to the end" to the host
+        }
+        let start = offset - offset % EVICT_ALIGNMENT;
+        let length = (end - start).next_multiple_of(EVICT_ALIGNMENT);
+        let advice = PosixFadviseAdvice::POSIX_FADV_DONTNEED;
+        posix_fadvise(&self.file, start as libc::off_t, length as libc::off_t, advice)
+            .map_err(self.failed("dropping cached pages of"))
     }
-    fn next_data(&self, _offset: u64) -> Result<Option<Range<u64>>> {
-        todo!()
+
+    // Seeking moves the offset of the shared descriptor, which nothing uses: every access names its own offset.
+    fn next_data(&self, offset: u64) -> Result<Option<Range<u64>>> {
+        end_of(offset, 0)?;
+        let start = match lseek(&self.file, offset as libc::off_t, Whence::SeekData) {
+            Ok(start) => start as u64,
+            Err(Errno::ENXIO) => return Ok(None),
+            Err(Errno::EINVAL | Errno::EOPNOTSUPP) => {
+                let length = self.len()?;
+                return Ok((offset < length).then_some(offset..length));
+            }
+            Err(errno) => return Err(self.failed("seeking data in")(errno)),
+        };
+        match lseek(&self.file, start as libc::off_t, Whence::SeekHole) {
+            Ok(end) => Ok(Some(start..end as u64)),
+            Err(Errno::ENXIO) => Ok(None), // truncated in between
+            Err(errno) => Err(self.failed("seeking a hole in")(errno)),
+        }
     }
+
+    fn still_there(&self) -> Result<()> {
+        let opened = metadata(&self.file, &self.path)?;
+        let least = self.least.load(Ordering::Relaxed);
+        match fs::metadata(&self.path) {
+            Ok(named) if (named.dev(), named.ino()) == (opened.dev(), opened.ino()) => {}
+            Ok(_) => return Err(Error::damaged(format!("{} was replaced by another file", self.path.display()))),
+            Err(source) if source.kind() == io::ErrorKind::NotFound => {
+                return Err(Error::damaged(format!("{} was removed or renamed", self.path.display())));
+            }
+            Err(source) => return Err(Error::io(format!("looking up {}", self.path.display()), source)),
+        }
+        if opened.len() < least { Err(truncated(opened.len(), least)) } else { Ok(()) }
+    }
+
     fn read_only(&self) -> bool {
-        todo!()
+        self.read_only
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -2,36 +2,44 @@
 
 use std::ops::Range;
 
-use super::Storage;
+use parking_lot::RwLock;
+
+use super::image::Image;
+use super::{Storage, end_of};
 use crate::error::Result;
 
-/// A vector of bytes with a note of which blocks hold data; optionally bounded, so that a full disk can be played.
-pub struct MemoryStorage {}
+/// A sparse file's content; optionally bounded, so that a full disk can be played.
+pub struct MemoryStorage {
+    state: RwLock<State>,
+}
+
+struct State {
+    image: Image,
+    capacity: Option<u64>,
+}
 
 impl MemoryStorage {
     pub fn new() -> MemoryStorage {
-        todo!()
+        MemoryStorage { state: RwLock::new(State { image: Image::default(), capacity: None }) }
     }
 
-    /// Host capacity in bytes of allocated blocks; growth, allocation and writes into holes beyond it answer NoSpace.
+    /// Host capacity in bytes of allocated blocks; growth by writing, allocation and writes into holes beyond it answer NoSpace.
     pub fn set_capacity(&self, bytes: Option<u64>) {
-        let _ = bytes;
-        todo!()
+        self.state.write().capacity = bytes;
     }
 
     /// Bytes of the blocks that are allocated.
     pub fn allocated(&self) -> u64 {
-        todo!()
+        self.state.read().image.allocated()
     }
 
     /// A copy of the content, as somebody who copies the file would get it.
     pub fn contents(&self) -> Vec<u8> {
-        todo!()
+        self.state.read().image.to_bytes()
     }
 
     pub fn from_contents(bytes: Vec<u8>) -> MemoryStorage {
-        let _ = bytes;
-        todo!()
+        MemoryStorage { state: RwLock::new(State { image: Image::from_bytes(&bytes), capacity: None }) }
     }
 }
 
@@ -43,33 +51,140 @@ impl Default for MemoryStorage {
 
 impl Storage for MemoryStorage {
     fn len(&self) -> Result<u64> {
-        todo!()
+        Ok(self.state.read().image.len())
     }
-    fn read_at(&self, _offset: u64, _out: &mut [u8]) -> Result<()> {
-        todo!()
+
+    fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<()> {
+        self.state.read().image.read(offset, out)
     }
-    fn write_at(&self, _offset: u64, _data: &[u8]) -> Result<()> {
-        todo!()
+
+    fn write_at(&self, offset: u64, data: &[u8]) -> Result<()> {
+        end_of(offset, data.len() as u64)?;
+        let state = &mut *self.state.write();
+        state.image.check_capacity(offset, data.len() as u64, state.capacity)?;
+        state.image.put(offset, data);
+        Ok(())
     }
-    fn allocate(&self, _offset: u64, _length: u64) -> Result<()> {
-        todo!()
+
+    fn allocate(&self, offset: u64, length: u64) -> Result<()> {
+        end_of(offset, length)?;
+        let state = &mut *self.state.write();
+        state.image.check_capacity(offset, length, state.capacity)?;
+        state.image.allocate(offset, length);
+        Ok(())
     }
-    fn punch(&self, _offset: u64, _length: u64) -> Result<()> {
-        todo!()
+
+    fn punch(&self, offset: u64, length: u64) -> Result<()> {
+        self.state.write().image.punch(offset, length);
+        Ok(())
     }
-    fn set_len(&self, _length: u64) -> Result<()> {
-        todo!()
+
+    fn set_len(&self, length: u64) -> Result<()> {
+        end_of(length, 0)?;
+        self.state.write().image.set_len(length);
+        Ok(())
     }
+
     fn barrier(&self) -> Result<()> {
-        todo!()
+        Ok(())
     }
+
     fn evict(&self, _offset: u64, _length: u64) -> Result<()> {
-        todo!()
+        Ok(())
     }
-    fn next_data(&self, _offset: u64) -> Result<Option<Range<u64>>> {
-        todo!()
+
+    fn next_data(&self, offset: u64) -> Result<Option<Range<u64>>> {
+        Ok(self.state.read().image.next_data(offset))
     }
+
     fn read_only(&self) -> bool {
-        todo!()
+        false
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::Error;
+
+    #[test]
+    fn reads_back_what_was_written_and_zeros_between() {
+        let storage = MemoryStorage::new();
+        storage.write_at(10_000, b"hello").unwrap();
+        assert_eq!(storage.len().unwrap(), 10_005);
+        let mut out = [1; 16];
+        storage.read_at(9_989, &mut out).unwrap();
+        assert_eq!(&out, b"\0\0\0\0\0\0\0\0\0\0\0hello");
+        assert_eq!(storage.allocated(), 4096);
+        assert!(matches!(storage.read_at(9_990, &mut out), Err(Error::Damaged(_))));
+        assert_eq!(MemoryStorage::from_contents(storage.contents()).allocated(), 12_288);
+    }
+
+    #[test]
+    fn an_allocated_block_takes_space_but_is_no_data() {
+        let storage = MemoryStorage::new();
+        storage.allocate(4096, 8192).unwrap();
+        assert_eq!((storage.len().unwrap(), storage.allocated()), (12_288, 8192));
+        assert_eq!(storage.next_data(0).unwrap(), None);
+        storage.write_at(8192, &[1]).unwrap();
+        assert_eq!(storage.next_data(0).unwrap(), Some(8192..12_288));
+        assert_eq!(storage.next_data(9000).unwrap(), Some(9000..12_288));
+        assert_eq!(storage.next_data(12_288).unwrap(), None);
+        assert_eq!(storage.allocated(), 8192);
+    }
+
+    #[test]
+    fn punching_frees_whole_blocks_and_zeroes_parts() {
+        let storage = MemoryStorage::from_contents(vec![7; 16_384]);
+        storage.punch(4000, 4200).unwrap();
+        assert_eq!(storage.allocated(), 12_288);
+        let bytes = storage.contents();
+        assert!(bytes[4000..8200].iter().all(|&b| b == 0) && bytes[3999] == 7 && bytes[8200] == 7);
+        assert_eq!(storage.next_data(0).unwrap(), Some(0..4096));
+        assert_eq!(storage.next_data(4096).unwrap(), Some(8192..16_384));
+        storage.punch(0, u64::MAX).unwrap();
+        assert_eq!((storage.len().unwrap(), storage.allocated()), (16_384, 0));
+    }
+
+    #[test]
+    fn shrinking_forgets_and_growing_shows_zeros() {
+        let storage = MemoryStorage::from_contents(vec![7; 10_000]);
+        storage.set_len(5000).unwrap();
+        storage.set_len(10_000).unwrap();
+        let bytes = storage.contents();
+        assert!(bytes[..5000].iter().all(|&b| b == 7) && bytes[5000..].iter().all(|&b| b == 0));
+        assert_eq!(storage.allocated(), 8192);
+        storage.set_len(0).unwrap();
+        assert_eq!(storage.allocated(), 0);
+    }
+
+    #[test]
+    fn a_full_host_refuses_new_blocks_and_nothing_else() {
+        let storage = MemoryStorage::new();
+        storage.set_capacity(Some(8192));
+        storage.allocate(0, 8192).unwrap();
+        assert!(matches!(storage.write_at(8192, &[1]), Err(Error::NoSpace(_))));
+        assert!(matches!(storage.allocate(4096, 8192), Err(Error::NoSpace(_))));
+        assert_eq!(storage.len().unwrap(), 8192);
+        storage.write_at(0, &[1; 8192]).unwrap();
+        storage.punch(0, 4096).unwrap();
+        storage.write_at(8192, &[1]).unwrap();
+        assert!(matches!(storage.write_at(0, &[1]), Err(Error::NoSpace(_))));
+    }
+
+    #[test]
+    fn nothing_does_not_grow_the_storage() {
+        let storage = MemoryStorage::new();
+        storage.write_at(100, &[]).unwrap();
+        storage.allocate(100, 0).unwrap();
+        storage.punch(100, 0).unwrap();
+        assert_eq!((storage.len().unwrap(), storage.allocated()), (0, 0));
+    }
+
+    #[test]
+    fn ranges_beyond_the_largest_offset_are_refused() {
+        let storage = MemoryStorage::new();
+        assert!(matches!(storage.write_at(u64::MAX, &[1, 2]), Err(Error::Invalid(_))));
+        assert!(matches!(storage.allocate(u64::MAX, 2), Err(Error::Invalid(_))));
     }
 }

@@ -1,6 +1,7 @@
 //! Where an archive's bytes are: one trait, and the file, memory and crash-simulating implementations.
 
 mod file;
+mod image;
 mod memory;
 pub mod simulated;
 
@@ -9,7 +10,7 @@ pub use memory::MemoryStorage;
 
 use std::ops::Range;
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 /// A growable array of bytes with barriers. All methods may be called from several threads at once.
 ///
@@ -58,4 +59,17 @@ pub trait Storage: Send + Sync {
 
     /// Whether writes are refused by the way it was opened.
     fn read_only(&self) -> bool;
+}
+
+/// End of a range, which the host counts in signed 64 bits.
+fn end_of(offset: u64, length: u64) -> Result<u64> {
+    match offset.checked_add(length) {
+        Some(end) if end <= i64::MAX as u64 => Ok(end),
+        _ => Err(Error::invalid(format!("range beyond the largest file: offset={offset} length={length}"))),
+    }
+}
+
+/// The storage ends before what an authentic structure or the layout says must be there.
+fn truncated(length: u64, needed: u64) -> Error {
+    Error::damaged(format!("archive is truncated: length={length} needed={needed}"))
 }

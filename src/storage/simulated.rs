@@ -1,1 +1,445 @@
 //! A storage that records every unsynced operation and can crash: drops, tears per 512 bytes and reorders what no barrier covered.
+//!
+//! The medium and the cache of the playing host are kept apart. What this adds to [`MemoryStorage`](super::MemoryStorage):
+//!
+//! H1  An operation is pending until a good barrier; a crash keeps any subset of the pending ones, in any order, in parts.
+//! H2  Punches, allocations and changed lengths persist independently of data: each may survive where an earlier write did not.
+//! H3  After a failed barrier the written data is *clean but lost*: reads see it until it is evicted, no later barrier
+//!     brings it to the medium. (That is what ext4 and XFS do after a failed write-back.)
+//! H4  The death of a process loses nothing of the cache and makes nothing durable.
+
+use std::collections::BTreeSet;
+use std::io;
+use std::ops::Range;
+use std::sync::Arc;
+
+use parking_lot::{Mutex, RwLock};
+
+use super::image::{HOST_BLOCK, Image};
+use super::{Storage, end_of};
+use crate::error::{Error, Result};
+
+/// What a medium writes in one piece.
+pub const SECTOR: u64 = 512;
+
+/// An operation as the storage was asked for it.
+#[derive(Clone, Debug)]
+pub enum OpKind {
+    Write { offset: u64, data: Arc<[u8]> },
+    Punch { offset: u64, length: u64 },
+    Allocate { offset: u64, length: u64 },
+    SetLen(u64),
+    Barrier,
+}
+
+/// An operation that no barrier covered yet; numbers ascend in the order of the calls.
+#[derive(Clone, Debug)]
+pub struct PendingOp {
+    pub number: u64,
+    pub kind: OpKind,
+}
+
+/// What a crash leaves of a pending operation.
+pub enum Fate {
+    Drop,
+    Keep,
+    /// Only the parts for which this says true, counted from 0: sectors of a write, blocks of a punch or allocation.
+    /// A write that grew the storage grows it whole, with zeros for what is lost. A length is one part.
+    Torn(Box<dyn Fn(u64) -> bool>),
+}
+
+/// How an injected fault shows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    Eio,
+    NoSpace,
+}
+
+type Hook = Arc<dyn Fn(&OpKind) + Send + Sync>;
+type ReadFault = Box<dyn Fn(u64, usize) -> bool + Send + Sync>;
+
+/// A sparse file on a host that can lose power.
+pub struct SimulatedStorage {
+    state: Mutex<State>,
+    hook: RwLock<Option<Hook>>,
+    read_fault: RwLock<Option<ReadFault>>,
+}
+
+#[derive(Clone, Default)]
+struct State {
+    medium: Image,
+    /// What reads see: the medium with all pending operations, and the lost blocks as they were written.
+    cache: Image,
+    pending: Vec<PendingOp>,
+    /// Blocks that are clean but lost (H3).
+    lost: BTreeSet<u64>,
+    capacity: Option<u64>,
+    fail_barrier: bool,
+    fault: Option<(u64, Fault)>,
+    numbered: u64,
+    writes: u64,
+    barriers: u64,
+}
+
+impl SimulatedStorage {
+    pub fn new() -> Arc<SimulatedStorage> {
+        Self::with_state(State::default())
+    }
+
+    /// Starts with `bytes` on the medium.
+    pub fn from_contents(bytes: &[u8]) -> Arc<SimulatedStorage> {
+        Self::on_medium(Image::from_bytes(bytes), None)
+    }
+
+    fn on_medium(medium: Image, capacity: Option<u64>) -> Arc<SimulatedStorage> {
+        Self::with_state(State { cache: medium.clone(), medium, capacity, ..State::default() })
+    }
+
+    fn with_state(state: State) -> Arc<SimulatedStorage> {
+        Arc::new(SimulatedStorage { state: Mutex::new(state), hook: RwLock::new(None), read_fault: RwLock::new(None) })
+    }
+
+    /// Host capacity in bytes of allocated blocks, as [`MemoryStorage::set_capacity`](super::MemoryStorage::set_capacity).
+    pub fn set_capacity(&self, bytes: Option<u64>) {
+        self.state.lock().capacity = bytes;
+    }
+
+    /// Bytes of the blocks that are allocated, as the cache sees it.
+    pub fn allocated(&self) -> u64 {
+        self.state.lock().cache.allocated()
+    }
+
+    /// What reads see.
+    pub fn contents(&self) -> Vec<u8> {
+        self.state.lock().cache.to_bytes()
+    }
+
+    /// What a crash that loses everything pending would leave.
+    pub fn medium_contents(&self) -> Vec<u8> {
+        self.state.lock().medium.to_bytes()
+    }
+
+    /// The operations that no barrier covered, in the order of the calls.
+    pub fn pending(&self) -> Vec<PendingOp> {
+        self.state.lock().pending.clone()
+    }
+
+    /// Calls of `write_at` that succeeded.
+    pub fn writes(&self) -> u64 {
+        self.state.lock().writes
+    }
+
+    /// Calls of `barrier` that succeeded.
+    pub fn barriers(&self) -> u64 {
+        self.state.lock().barriers
+    }
+
+    /// Loses power: a new storage with the medium and what `choose` keeps of the pending operations, in the order of the calls.
+    /// This one is not changed.
+    pub fn crash(&self, choose: &mut dyn FnMut(&PendingOp) -> Fate) -> Arc<SimulatedStorage> {
+        let state = self.state.lock();
+        Self::after_crash(&state, 0..state.pending.len(), choose)
+    }
+
+    /// As [`SimulatedStorage::crash`], but the operations reach the medium in the order of `order`, indices of [`SimulatedStorage::pending`].
+    pub fn crash_in_order(&self, order: &[usize], choose: &mut dyn FnMut(&PendingOp) -> Fate) -> Arc<SimulatedStorage> {
+        Self::after_crash(&self.state.lock(), order.iter().copied(), choose)
+    }
+
+    /// Loses power at random: every pending operation is dropped, kept or torn on its own, in shuffled order. How many
+    /// survive differs from crash to crash, from none to all, so that "all but one" happens among hundreds, too.
+    pub fn crash_random(&self, rng: &mut dyn FnMut() -> u64) -> Arc<SimulatedStorage> {
+        let state = self.state.lock();
+        let mut order: Vec<usize> = (0..state.pending.len()).collect();
+        for last in (1..order.len()).rev() {
+            order.swap(last, (rng() % (last as u64 + 1)) as usize);
+        }
+        let (survival, tearing) = (rng() % 17, rng() % 4);
+        Self::after_crash(&state, order.into_iter(), &mut |_| {
+            if rng() % 16 < tearing {
+                let mut bits = [0; 4];
+                bits.fill_with(&mut *rng);
+                // 256 parts are a write of 128 KiB; behind that the pattern repeats.
+                Fate::Torn(Box::new(move |part| bits[(part / 64 % 4) as usize] >> (part % 64) & 1 == 1))
+            } else if rng() % 16 < survival {
+                Fate::Keep
+            } else {
+                Fate::Drop
+            }
+        })
+    }
+
+    fn after_crash(
+        state: &State,
+        order: impl Iterator<Item = usize>,
+        choose: &mut dyn FnMut(&PendingOp) -> Fate,
+    ) -> Arc<SimulatedStorage> {
+        let mut medium = state.medium.clone();
+        for op in order.filter_map(|index| state.pending.get(index)) {
+            match choose(op) {
+                Fate::Drop => {}
+                Fate::Keep => apply(&mut medium, &op.kind),
+                Fate::Torn(survives) => apply_parts(&mut medium, &op.kind, &survives),
+            }
+        }
+        Self::on_medium(medium, state.capacity)
+    }
+
+    /// Kills the process but not the host (H4): a new storage with the same medium, cache and pending operations, so that a
+    /// later crash loses what was never synced. Faults, counters and the hook are gone.
+    pub fn process_death(&self) -> Arc<SimulatedStorage> {
+        let state = self.state.lock().clone();
+        Self::with_state(State { fail_barrier: false, fault: None, writes: 0, barriers: 0, ..state })
+    }
+
+    /// The next barrier fails with EIO and loses the data written before it (H3); lengths, punches and allocations stay pending.
+    pub fn fail_next_barrier(&self) {
+        self.state.lock().fail_barrier = true;
+    }
+
+    /// After `count` more writes, allocations, punches and barriers, the next one fails, once. A failing barrier acts as in
+    /// [`SimulatedStorage::fail_next_barrier`]; of the others nothing happens.
+    pub fn fail_after(&self, count: u64, fault: Fault) {
+        self.state.lock().fault = Some((count, fault));
+    }
+
+    /// Reads (offset, length) for which `fails` says true answer EIO; None ends that.
+    pub fn fail_reads(&self, fails: Option<Box<dyn Fn(u64, usize) -> bool + Send + Sync>>) {
+        *self.read_fault.write() = fails;
+    }
+
+    /// Calls `hook` before each operation, with no lock held: it may crash this storage. A hook that holds the storage
+    /// strongly keeps it alive for ever.
+    pub fn on_op(&self, hook: Box<dyn Fn(&OpKind) + Send + Sync>) {
+        *self.hook.write() = Some(hook.into());
+    }
+
+    fn announce(&self, op: &OpKind) {
+        let hook = self.hook.read().clone();
+        if let Some(hook) = hook {
+            hook(op);
+        }
+    }
+}
+
+/// Applies the operation whole.
+fn apply(image: &mut Image, op: &OpKind) {
+    match op {
+        OpKind::Write { offset, data } => image.put(*offset, data),
+        OpKind::Punch { offset, length } => image.punch(*offset, *length),
+        OpKind::Allocate { offset, length } => image.allocate(*offset, *length),
+        OpKind::SetLen(length) => image.set_len(*length),
+        OpKind::Barrier => {}
+    }
+}
+
+/// The parts of `offset..offset + length` between multiples of `unit`.
+fn parts(offset: u64, length: u64, unit: u64) -> impl Iterator<Item = (u64, Range<u64>)> {
+    let end = offset.saturating_add(length);
+    let mut start = offset;
+    std::iter::from_fn(move || {
+        let part = start..(start - start % unit).saturating_add(unit).min(end);
+        start = part.end;
+        (part.start < part.end).then_some(part)
+    })
+    .enumerate()
+    .map(|(number, part)| (number as u64, part))
+}
+
+fn apply_parts(image: &mut Image, op: &OpKind, survives: &dyn Fn(u64) -> bool) {
+    match op {
+        OpKind::Write { offset, data } => {
+            let end = offset + data.len() as u64;
+            if image.len() < end {
+                image.set_len(end);
+            }
+            for (_, part) in parts(*offset, data.len() as u64, SECTOR).filter(|(number, _)| survives(*number)) {
+                image.put(part.start, &data[(part.start - offset) as usize..(part.end - offset) as usize]);
+            }
+        }
+        OpKind::Punch { offset, length } => {
+            // Nothing to punch behind the end; that also bounds the parts of "everything from here on".
+            let length = (*length).min(image.len().saturating_sub(*offset));
+            for (_, part) in parts(*offset, length, HOST_BLOCK).filter(|(number, _)| survives(*number)) {
+                image.punch(part.start, part.end - part.start);
+            }
+        }
+        OpKind::Allocate { offset, length } => {
+            for (_, part) in parts(*offset, *length, HOST_BLOCK).filter(|(number, _)| survives(*number)) {
+                image.allocate(part.start, part.end - part.start);
+            }
+        }
+        OpKind::SetLen(_) if survives(0) => apply(image, op),
+        OpKind::SetLen(_) | OpKind::Barrier => {}
+    }
+}
+
+fn eio(what: &str) -> Error {
+    Error::io(format!("simulated {what}"), io::Error::from_raw_os_error(nix::libc::EIO))
+}
+
+impl State {
+    /// Counts an operation that may be told to fail.
+    fn fault(&mut self, what: &str) -> Result<()> {
+        match &mut self.fault {
+            None => Ok(()),
+            Some((0, fault)) => {
+                let error = match fault {
+                    Fault::Eio => eio(what),
+                    Fault::NoSpace => Error::NoSpace(format!("simulated {what}")),
+                };
+                self.fault = None;
+                Err(error)
+            }
+            Some((left, _)) => {
+                *left -= 1;
+                Ok(())
+            }
+        }
+    }
+
+    fn perform(&mut self, kind: OpKind) {
+        apply(&mut self.cache, &kind);
+        if !self.lost.is_empty() {
+            self.find_again(&kind);
+        }
+        self.pending.push(PendingOp { number: self.numbered, kind });
+        self.numbered += 1;
+    }
+
+    /// A lost block that is overwritten or punched whole is dirty again and no more lost.
+    fn find_again(&mut self, kind: &OpKind) {
+        let (start, end) = match kind {
+            OpKind::Write { offset, data } => (*offset, offset + data.len() as u64),
+            OpKind::Punch { offset, length } => (*offset, offset.saturating_add(*length)),
+            OpKind::SetLen(length) => (*length, u64::MAX),
+            OpKind::Allocate { .. } | OpKind::Barrier => return,
+        };
+        self.lost.retain(|block| block * HOST_BLOCK < start || (block + 1) * HOST_BLOCK > end);
+    }
+
+    fn settle(&mut self) {
+        if self.lost.is_empty() {
+            // Everything that the cache shows is now on the medium; sharing its blocks copies none.
+            self.medium = self.cache.clone();
+        } else {
+            self.pending.iter().for_each(|op| apply(&mut self.medium, &op.kind));
+        }
+        self.pending.clear();
+    }
+
+    /// H3: forgets pending data, not metadata.
+    fn lose(&mut self) {
+        for op in &self.pending {
+            if let OpKind::Write { offset, data } = &op.kind {
+                let end = offset + data.len() as u64;
+                self.lost.extend(offset / HOST_BLOCK..end.div_ceil(HOST_BLOCK));
+            }
+        }
+        self.pending.retain(|op| !matches!(op.kind, OpKind::Write { .. }));
+        // The host still knows the length to which a lost write grew the file.
+        self.pending.push(PendingOp { number: self.numbered, kind: OpKind::SetLen(self.cache.len()) });
+        self.numbered += 1;
+    }
+
+    fn evict(&mut self, offset: u64, end: u64) {
+        let gone: Vec<u64> = self.lost.range(offset / HOST_BLOCK..end.div_ceil(HOST_BLOCK)).copied().collect();
+        if gone.is_empty() {
+            return;
+        }
+        // Dirty data is never dropped: what was written since the loss is laid over what the medium has.
+        let mut revealed = self.medium.clone();
+        self.pending.iter().for_each(|op| apply(&mut revealed, &op.kind));
+        for block in gone {
+            self.cache.copy_block(block, &revealed);
+            self.lost.remove(&block);
+        }
+    }
+}
+
+impl Storage for SimulatedStorage {
+    fn len(&self) -> Result<u64> {
+        Ok(self.state.lock().cache.len())
+    }
+
+    fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<()> {
+        if self.read_fault.read().as_ref().is_some_and(|fails| fails(offset, out.len())) {
+            return Err(eio("read error"));
+        }
+        self.state.lock().cache.read(offset, out)
+    }
+
+    fn write_at(&self, offset: u64, data: &[u8]) -> Result<()> {
+        end_of(offset, data.len() as u64)?;
+        let op = OpKind::Write { offset, data: data.into() };
+        self.announce(&op);
+        let mut state = self.state.lock();
+        state.fault("write error")?;
+        state.cache.check_capacity(offset, data.len() as u64, state.capacity)?;
+        state.perform(op);
+        state.writes += 1;
+        Ok(())
+    }
+
+    fn allocate(&self, offset: u64, length: u64) -> Result<()> {
+        end_of(offset, length)?;
+        let op = OpKind::Allocate { offset, length };
+        self.announce(&op);
+        let mut state = self.state.lock();
+        state.fault("allocation error")?;
+        state.cache.check_capacity(offset, length, state.capacity)?;
+        state.perform(op);
+        Ok(())
+    }
+
+    fn punch(&self, offset: u64, length: u64) -> Result<()> {
+        let op = OpKind::Punch { offset, length };
+        self.announce(&op);
+        let mut state = self.state.lock();
+        state.fault("punch error")?;
+        state.perform(op);
+        Ok(())
+    }
+
+    fn set_len(&self, length: u64) -> Result<()> {
+        end_of(length, 0)?;
+        let op = OpKind::SetLen(length);
+        self.announce(&op);
+        self.state.lock().perform(op);
+        Ok(())
+    }
+
+    fn barrier(&self) -> Result<()> {
+        self.announce(&OpKind::Barrier);
+        let mut state = self.state.lock();
+        let mut result = state.fault("barrier error");
+        if std::mem::take(&mut state.fail_barrier) {
+            result = Err(eio("barrier error"));
+        }
+        match result {
+            Ok(()) => {
+                state.settle();
+                state.barriers += 1;
+            }
+            Err(_) => state.lose(),
+        }
+        result
+    }
+
+    fn evict(&self, offset: u64, length: u64) -> Result<()> {
+        let end = end_of(offset, length)?;
+        self.state.lock().evict(offset, end);
+        Ok(())
+    }
+
+    fn next_data(&self, offset: u64) -> Result<Option<Range<u64>>> {
+        Ok(self.state.lock().cache.next_data(offset))
+    }
+
+    fn read_only(&self) -> bool {
+        false
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,250 @@
+use super::*;
+use crate::env::SeededEnvironment;
+use crate::format::Ino;
+use crate::format::page::decode_cell_table;
+
+const GENERATION: Generation = Generation(17);
+
+fn cipher() -> PageCipher {
+    PageCipher::new(&SecretKey::new([1; 32]), [2; 16], Arc::new(SeededEnvironment::new(3)))
+}
+
+fn noise(length: usize) -> Vec<u8> {
+    let mut out = vec![0; length];
+    SeededEnvironment::new(length as u64).fill_random(&mut out).unwrap();
+    out
+}
+
+/// Lines with some repetition, as source text has.
+fn text(length: usize) -> Vec<u8> {
+    let random = SeededEnvironment::new(5);
+    let mut out = Vec::new();
+    while out.len() < length {
+        let word = ["let ", "page", "\n    ", "self.", "(bytes)", "?;", "0x"][random.next_u64() as usize % 7];
+        out.extend_from_slice(word.as_bytes());
+    }
+    out.truncate(length);
+    out
+}
+
+fn seal_at(cipher: &PageCipher, page: &PlainPage, address: u64) -> SealedPage {
+    let sealed = cipher.seal(page, Run::new(address, page.blocks()), GENERATION).unwrap();
+    assert_eq!(sealed.bytes.len() as u64, sealed.pointer.run.bytes());
+    sealed
+}
+
+fn damage(result: Result<OpenedPage>) -> String {
+    match result {
+        Err(Error::Damaged(text)) => text,
+        Err(error) => panic!("{error}"),
+        Ok(_) => panic!("a wrong page was accepted"),
+    }
+}
+
+fn read_back(page: &PlainPage) -> Vec<u8> {
+    let cipher = cipher();
+    let sealed = seal_at(&cipher, page, 400);
+    let opened = cipher.open(&sealed.pointer, sealed.bytes).unwrap();
+    let table = decode_cell_table(opened.body(), opened.prologue.plain_length).unwrap();
+    (0..table.cells.len()).flat_map(|cell| read_cell(opened.body(), &table, cell).unwrap()).collect()
+}
+
+#[test]
+fn data_comes_back_whatever_its_size_and_nature() {
+    for length in [1, 100, 3980, 3981, 4096, 32_768, 32_769, 70_000, MAX_DATA] {
+        for data in [noise(length), text(length), vec![0; length]] {
+            for compress in [false, true] {
+                let page = data_page(9, 4096, &data, compress);
+                assert!(page.blocks() <= worst_case_blocks(length));
+                assert_eq!(read_back(&page), data);
+            }
+        }
+    }
+}
+
+#[test]
+fn compression_is_kept_only_where_it_saves_blocks() {
+    let raw = |length| worst_case_blocks(length);
+    assert!(data_page(1, 0, &text(MAX_DATA), true).blocks() < raw(MAX_DATA) / 2);
+    assert_eq!(data_page(1, 0, &text(MAX_DATA), false).blocks(), raw(MAX_DATA));
+    assert_eq!(data_page(1, 0, &noise(MAX_DATA), true).blocks(), raw(MAX_DATA));
+    // One block either way: raw, so that reading needs no decompression.
+    let page = data_page(1, 0, &text(3000), true);
+    assert!(decode_cell_table(&page.body, 3000).unwrap().cells[0].raw);
+    // Cells are chosen one by one.
+    let mixed = [text(CELL), noise(CELL), text(CELL)].concat();
+    let page = data_page(1, 0, &mixed, true);
+    let table = decode_cell_table(&page.body, mixed.len() as u32).unwrap();
+    assert_eq!(table.cells.iter().map(|cell| cell.raw).collect::<Vec<_>>(), [false, true, false]);
+    assert_eq!(read_back(&page), mixed);
+}
+
+#[test]
+fn packed_items_come_back() {
+    let items = [
+        PackedItem { ino: Ino(5), offset: 0, start: 0, length: 600 },
+        PackedItem { ino: Ino(6), offset: 0, start: 600, length: 400 },
+    ];
+    let data = noise(1000);
+    let page = packed_page(&data, &items, true);
+    assert_eq!(decode_cell_table(&page.body, 1000).unwrap().items, items);
+    assert_eq!(read_back(&page), data);
+}
+
+#[test]
+fn nodes_are_compressed_when_that_saves_a_block() {
+    let cipher = cipher();
+    for (encoded, blocks) in [(text(NODE_CAPACITY), 1..=3), (noise(NODE_CAPACITY), 4..=4), (noise(100), 1..=1)] {
+        let page = node_page(1, 3, encoded.clone());
+        assert!(blocks.contains(&page.blocks()), "{}", page.blocks());
+        let sealed = seal_at(&cipher, &page, 400);
+        let opened = cipher.open(&sealed.pointer, sealed.bytes).unwrap();
+        assert_eq!((opened.prologue.owner, opened.prologue.position), (1, 3));
+        assert_eq!(opened.body(), encoded);
+        assert_eq!(opened.into_body(), encoded);
+    }
+    let sealed = seal_at(&cipher, &delta_page(noise(5000)), 400);
+    assert_eq!(cipher.open(&sealed.pointer, sealed.bytes).unwrap().into_body(), noise(5000));
+}
+
+#[test]
+fn every_flipped_bit_of_a_page_is_refused() {
+    let cipher = cipher();
+    let sealed = seal_at(&cipher, &data_page(9, 0, b"a small page", true), 400);
+    assert_eq!(sealed.bytes.len(), 4096);
+    for bit in 0..4096 * 8 {
+        let mut bytes = sealed.bytes.clone();
+        bytes[bit / 8] ^= 1 << (bit % 8);
+        damage(cipher.open(&sealed.pointer, bytes));
+    }
+    for length in [0, 87, 104, 4095] {
+        damage(cipher.open(&sealed.pointer, sealed.bytes[..length].to_vec()));
+    }
+    assert!(cipher.open(&sealed.pointer, sealed.bytes).is_ok());
+}
+
+#[test]
+fn a_page_opens_only_in_its_place_and_archive() {
+    let cipher = cipher();
+    let sealed = seal_at(&cipher, &data_page(9, 0, b"a small page", true), 400);
+    let moved = Pointer { run: Run::new(401, 1), ..sealed.pointer };
+    let text = damage(cipher.open(&moved, sealed.bytes.clone()));
+    assert_eq!(text, "page failed authentication: block=401 generation=17");
+    assert!(cipher.open_prologue(401, &sealed.bytes).is_err());
+    let other = PageCipher::new(&SecretKey::new([1; 32]), [3; 16], Arc::new(SeededEnvironment::new(3)));
+    damage(other.open(&sealed.pointer, sealed.bytes));
+}
+
+#[test]
+fn an_authentic_page_that_the_pointer_does_not_mean_is_refused() {
+    let cipher = cipher();
+    let page = data_page(9, 0, b"a small page", true);
+    let sealed = seal_at(&cipher, &page, 400);
+    let stale = Pointer { generation: Generation(18), ..sealed.pointer };
+    assert_eq!(damage(cipher.open(&stale, sealed.bytes.clone())), "page is of generation 17: block=400 generation=18");
+    // Sealed again for the same place and generation: only the tag differs.
+    let again = seal_at(&cipher, &page, 400);
+    assert!(damage(cipher.open(&sealed.pointer, again.bytes)).starts_with("page has another tag"));
+    let longer = Pointer { run: Run::new(400, 2), ..sealed.pointer };
+    damage(cipher.open(&longer, sealed.bytes.clone()));
+    let doubled = [&sealed.bytes[..], &sealed.bytes].concat();
+    assert!(damage(cipher.open(&longer, doubled)).starts_with("page has 1 blocks, not 2"));
+}
+
+#[test]
+fn a_scanner_opens_the_prologue_alone() {
+    let cipher = cipher();
+    let sealed = seal_at(&cipher, &data_page(9, 8192, &noise(20_000), true), 400);
+    let prologue = cipher.open_prologue(400, &sealed.bytes[..88]).unwrap();
+    assert_eq!((prologue.kind, prologue.owner, prologue.position), (PageKind::Data, 9, 8192));
+    assert_eq!((prologue.generation, u64::from(prologue.blocks)), (GENERATION, sealed.pointer.run.blocks));
+    assert!(cipher.open_prologue(400, &sealed.bytes[..87]).is_err());
+    assert!(cipher.open_prologue(400, &noise(4096)).is_err());
+}
+
+#[test]
+fn a_record_opens_only_in_its_slot() {
+    let cipher = cipher();
+    let (bytes, tag) = cipher.seal_record(5, noise(RECORD_PLAIN)).unwrap();
+    assert_eq!(bytes.len() as u64, BLOCK);
+    assert_eq!(cipher.open_record(5, &bytes), Some((noise(RECORD_PLAIN), tag)));
+    assert_eq!(cipher.open_record(6, &bytes), None);
+    assert_eq!(cipher.open_record(5, &bytes[..4095]), None);
+    for at in 0..bytes.len() {
+        let mut altered = bytes.clone();
+        altered[at] ^= 0x80;
+        assert_eq!(cipher.open_record(5, &altered), None);
+    }
+    assert!(cipher.seal_record(5, vec![0; 100]).is_err());
+}
+
+#[test]
+fn no_two_pages_share_a_nonce_or_look_alike() {
+    let cipher = cipher();
+    let page = data_page(9, 0, &[0; 3000], true);
+    let (one, two) = (seal_at(&cipher, &page, 400), seal_at(&cipher, &page, 400));
+    assert_ne!(one.bytes[..NONCE], two.bytes[..NONCE]);
+    assert!(one.bytes.iter().zip(&two.bytes).filter(|(a, b)| a == b).count() < 100);
+}
+
+#[test]
+fn the_page_space_is_used_to_the_last_byte() {
+    assert_eq!(worst_case_blocks(4096 - PAGE_OVERHEAD - 12), 1);
+    assert_eq!(worst_case_blocks(4096 - PAGE_OVERHEAD - 11), 2);
+    assert_eq!(worst_case_blocks(MAX_DATA), 33);
+    let cipher = cipher();
+    let mut short = data_page(9, 0, b"x", false);
+    assert!(cipher.seal(&short, Run::new(400, 2), GENERATION).is_err());
+    short.kind = PageKind::Node;
+    assert_eq!(short.blocks(), NODE_BLOCKS);
+}
+
+#[test]
+fn a_cell_never_decompresses_to_more_than_it_says() {
+    let page = data_page(9, 0, &vec![0; CELL], true);
+    let mut table = decode_cell_table(&page.body, CELL as u32).unwrap();
+    for lie in [0, 1, CELL as u32 - 1, CELL as u32 + 1] {
+        table.cells[0].plain_length = lie;
+        assert!(read_cell(&page.body, &table, 0).is_err());
+    }
+    assert!(read_cell(&page.body, &table, 1).is_err());
+}
+
+/// `cargo test --release -- --ignored --nocapture speed`; the best round counts, as others may use the machine.
+#[test]
+#[ignore = "a measurement"]
+#[allow(clippy::print_stderr)]
+fn speed() {
+    fn best(bytes: usize, mut round: impl FnMut(usize)) -> String {
+        let timed = |index| {
+            let start = std::time::Instant::now();
+            round(index);
+            start.elapsed()
+        };
+        let best = (0..ROUNDS).map(timed).min().unwrap_or_default().as_secs_f64();
+        format!("{:7.2} us {:6.2} GiB/s", best * 1e6, bytes as f64 / best / f64::from(1 << 30))
+    }
+    const ROUNDS: usize = 1000;
+    let cipher = cipher();
+    let mut scratch = noise(MAX_DATA);
+    let derived = best(MAX_DATA, |_| drop(cipher.pages.page_key(&[7; NONCE])));
+    let alone = best(MAX_DATA, |_| {
+        cipher.pages.page_key(&[7; NONCE]).seal_body(b"", &mut scratch);
+    });
+    eprintln!("derive a page key {derived}\nderive and seal   {alone}");
+    for (name, data, compress) in [
+        ("raw", noise(MAX_DATA), false),
+        ("noise, probed", noise(MAX_DATA), true),
+        ("text", text(MAX_DATA), true),
+        ("4 KiB raw", noise(4096), false),
+    ] {
+        let built = best(data.len(), |_| drop(data_page(9, 0, &data, compress)));
+        let page = data_page(9, 0, &data, compress);
+        let seal = best(data.len(), |_| drop(seal_at(&cipher, &page, 400)));
+        let sealed = seal_at(&cipher, &page, 400);
+        let mut copies = vec![sealed.bytes.clone(); ROUNDS];
+        let open =
+            best(data.len(), |index| drop(cipher.open(&sealed.pointer, std::mem::take(&mut copies[index])).unwrap()));
+        eprintln!("{name:14} build {built} seal {seal} open {open}");
+    }
+}

@@ -1,0 +1,130 @@
+use std::os::unix::fs::PermissionsExt;
+
+use super::*;
+
+fn place() -> (tempfile::TempDir, PathBuf) {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("a.lbx");
+    (directory, path)
+}
+
+#[test]
+fn a_new_file_is_private_and_never_replaces_another() {
+    let (_directory, path) = place();
+    let storage = FileStorage::create(&path).unwrap();
+    storage.sync_directory().unwrap();
+    assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+    drop(storage);
+    let error = FileStorage::create(&path).err().unwrap();
+    assert!(error.to_string().ends_with("a.lbx exists and is not overwritten"), "{error}");
+}
+
+#[test]
+fn one_writer_excludes_everybody_and_readers_share() {
+    let (_directory, path) = place();
+    let writer = FileStorage::create(&path).unwrap();
+    for mode in [LockMode::Shared, LockMode::Exclusive] {
+        let error = FileStorage::open(&path, mode).err().unwrap();
+        assert!(matches!(&error, Error::InUse(text) if text.ends_with("held by another process")), "{error}");
+    }
+    drop(writer);
+    let first = FileStorage::open(&path, LockMode::Shared).unwrap();
+    let second = FileStorage::open(&path, LockMode::Shared).unwrap();
+    assert!(first.read_only() && second.read_only());
+    assert!(matches!(FileStorage::open(&path, LockMode::Exclusive), Err(Error::InUse(_))));
+    drop((first, second));
+    assert!(!FileStorage::open(&path, LockMode::Exclusive).unwrap().read_only());
+}
+
+#[test]
+fn only_regular_files_are_opened() {
+    let (directory, path) = place();
+    assert!(matches!(FileStorage::open(&path, LockMode::Shared), Err(Error::NotFound)));
+    nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRWXU).unwrap();
+    for mode in [LockMode::Shared, LockMode::Exclusive] {
+        assert!(matches!(FileStorage::open(&path, mode), Err(Error::NotArchive(_))));
+        assert!(matches!(FileStorage::open(directory.path(), mode), Err(Error::NotArchive(_))));
+    }
+}
+
+#[test]
+fn a_reader_cannot_write() {
+    let (_directory, path) = place();
+    drop(FileStorage::create(&path).unwrap());
+    let reader = FileStorage::open(&path, LockMode::Shared).unwrap();
+    assert!(reader.write_at(0, b"x").is_err());
+}
+
+#[test]
+fn reads_back_what_was_written_and_refuses_to_read_beyond() {
+    let (_directory, path) = place();
+    let storage = FileStorage::create(&path).unwrap();
+    storage.write_at(5000, b"hello").unwrap();
+    storage.barrier().unwrap();
+    storage.evict(4096, 4096).unwrap();
+    let mut out = [0; 5];
+    storage.read_at(5000, &mut out).unwrap();
+    assert_eq!(&out, b"hello");
+    let error = storage.read_at(5001, &mut out).err().unwrap();
+    assert!(matches!(&error, Error::Damaged(text) if text.starts_with("archive is truncated")), "{error}");
+}
+
+#[test]
+fn allocation_grows_and_holes_are_found_where_the_host_knows_them() {
+    let (_directory, path) = place();
+    let storage = FileStorage::create(&path).unwrap();
+    storage.allocate(0, 1 << 20).unwrap();
+    assert_eq!(storage.len().unwrap(), 1 << 20);
+    storage.set_len(4 << 20).unwrap();
+    storage.write_at(2 << 20, &[1; 8192]).unwrap();
+    storage.barrier().unwrap();
+    let mut found = Vec::new();
+    let mut at = 0;
+    while let Some(range) = storage.next_data(at).unwrap() {
+        at = range.end;
+        found.push(range);
+    }
+    assert!(found.iter().any(|range| range.start <= 2 << 20 && range.end >= (2 << 20) + 8192), "{found:?}");
+    match storage.punch(2 << 20, 8192) {
+        Ok(()) => {
+            let mut out = [9; 8192];
+            storage.read_at(2 << 20, &mut out).unwrap();
+            assert_eq!(out, [0; 8192]);
+        }
+        Err(Error::Unsupported(_)) => {}
+        Err(error) => panic!("{error}"),
+    }
+    assert_eq!(storage.next_data(4 << 20).unwrap(), None);
+}
+
+#[test]
+fn zeros_are_written_behind_the_end_only() {
+    let (_directory, path) = place();
+    let storage = FileStorage::create(&path).unwrap();
+    storage.write_at(0, &[5; 100]).unwrap();
+    storage.extend_with_zeros(200_000).unwrap();
+    assert_eq!(storage.len().unwrap(), 200_000);
+    let mut out = [9; 200];
+    storage.read_at(0, &mut out).unwrap();
+    assert!(out[..100] == [5; 100] && out[100..] == [0; 100]);
+}
+
+#[test]
+fn notices_that_the_path_names_something_else_or_that_the_file_shrank() {
+    let (directory, path) = place();
+    let storage = FileStorage::create(&path).unwrap();
+    storage.write_at(0, &[1; 8192]).unwrap();
+    storage.still_there().unwrap();
+    storage.set_len(4096).unwrap();
+    storage.still_there().unwrap();
+    OpenOptions::new().write(true).open(&path).unwrap().set_len(100).unwrap();
+    assert!(matches!(storage.still_there(), Err(Error::Damaged(_))));
+    storage.set_len(4096).unwrap();
+    let aside = directory.path().join("b.lbx");
+    fs::rename(&path, &aside).unwrap();
+    assert!(matches!(storage.still_there(), Err(Error::Damaged(_))));
+    fs::write(&path, [0; 4096]).unwrap();
+    assert!(matches!(storage.still_there(), Err(Error::Damaged(_))));
+    fs::rename(&aside, &path).unwrap();
+    storage.still_there().unwrap();
+}

@@ -1,0 +1,207 @@
+//! The content of a sparse file in memory, block by block; cloning shares the blocks until one side writes.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::{end_of, truncated};
+use crate::error::{Error, Result};
+
+/// Bytes of a block of the playing host.
+pub(super) const HOST_BLOCK: u64 = 4096;
+
+type Bytes = [u8; HOST_BLOCK as usize];
+
+/// What the host keeps of a block.
+#[derive(Clone, Default)]
+enum Slot {
+    /// Nothing; reads as zeros.
+    #[default]
+    Hole,
+    /// Space without content (an unwritten extent); reads as zeros and is no data for `SEEK_DATA`.
+    Unwritten,
+    Data(Arc<Bytes>),
+}
+
+/// A sparse file: its length and its blocks. Slots behind the vector's end are holes.
+///
+/// Bytes of a data block at or behind `len` are zero, so that growing shows zeros.
+#[derive(Clone, Default)]
+pub(super) struct Image {
+    len: u64,
+    slots: Vec<Slot>,
+    allocated: u64,
+}
+
+/// The pieces of `offset..end` that lie in one block each: block number and range within it.
+fn pieces(offset: u64, end: u64) -> impl Iterator<Item = (usize, Range<usize>)> {
+    let first = offset / HOST_BLOCK;
+    (first..end.div_ceil(HOST_BLOCK).max(first)).map(move |block| {
+        let base = block * HOST_BLOCK;
+        (block as usize, (offset.max(base) - base) as usize..(end.min(base + HOST_BLOCK) - base) as usize)
+    })
+}
+
+impl Image {
+    pub(super) fn from_bytes(bytes: &[u8]) -> Image {
+        let mut image = Image::default();
+        image.put(0, bytes);
+        image
+    }
+
+    pub(super) fn to_bytes(&self) -> Vec<u8> {
+        let mut out = vec![0; self.len as usize];
+        self.copy_out(0, &mut out);
+        out
+    }
+
+    pub(super) fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Bytes of the blocks that take space.
+    pub(super) fn allocated(&self) -> u64 {
+        self.allocated * HOST_BLOCK
+    }
+
+    pub(super) fn read(&self, offset: u64, out: &mut [u8]) -> Result<()> {
+        let end = end_of(offset, out.len() as u64)?;
+        if end > self.len {
+            return Err(truncated(self.len, end));
+        }
+        self.copy_out(offset, out);
+        Ok(())
+    }
+
+    fn copy_out(&self, offset: u64, out: &mut [u8]) {
+        let mut rest = out;
+        for (block, range) in pieces(offset, offset + rest.len() as u64) {
+            let (piece, tail) = rest.split_at_mut(range.len());
+            match self.slots.get(block) {
+                Some(Slot::Data(bytes)) => piece.copy_from_slice(&bytes[range]),
+                _ => piece.fill(0),
+            }
+            rest = tail;
+        }
+    }
+
+    /// Refuses what would take more than `capacity` bytes of blocks, before anything is changed.
+    pub(super) fn check_capacity(&self, offset: u64, length: u64, capacity: Option<u64>) -> Result<()> {
+        let Some(capacity) = capacity else { return Ok(()) };
+        let holes = pieces(offset, end_of(offset, length)?)
+            .filter(|(block, _)| matches!(self.slots.get(*block), None | Some(Slot::Hole)))
+            .count() as u64;
+        // Content that was there before the capacity was lowered stays, as on a host with a lowered quota.
+        if holes > 0 && self.allocated() + holes * HOST_BLOCK > capacity {
+            return Err(Error::NoSpace(format!("capacity={capacity} allocated={}", self.allocated())));
+        }
+        Ok(())
+    }
+
+    /// Writes and grows; the caller has checked that `offset + data.len()` does not overflow. Nothing does not grow.
+    pub(super) fn put(&mut self, offset: u64, data: &[u8]) {
+        if data.is_empty() {
+            return;
+        }
+        let end = offset + data.len() as u64;
+        self.reach(end);
+        let mut rest = data;
+        for (block, range) in pieces(offset, end) {
+            let (piece, tail) = rest.split_at(range.len());
+            let slot = &mut self.slots[block];
+            if matches!(slot, Slot::Hole) {
+                self.allocated += 1;
+            }
+            match slot {
+                Slot::Data(bytes) => Arc::make_mut(bytes)[range].copy_from_slice(piece),
+                Slot::Hole | Slot::Unwritten => {
+                    let mut bytes = [0; HOST_BLOCK as usize];
+                    bytes[range].copy_from_slice(piece);
+                    *slot = Slot::Data(Arc::new(bytes));
+                }
+            }
+            rest = tail;
+        }
+    }
+
+    fn reach(&mut self, end: u64) {
+        self.len = self.len.max(end);
+        let blocks = end.div_ceil(HOST_BLOCK) as usize;
+        if self.slots.len() < blocks {
+            self.slots.resize(blocks, Slot::Hole);
+        }
+    }
+
+    pub(super) fn allocate(&mut self, offset: u64, length: u64) {
+        if length == 0 {
+            return;
+        }
+        self.reach(offset + length);
+        for (block, _) in pieces(offset, offset + length) {
+            if matches!(self.slots[block], Slot::Hole) {
+                self.slots[block] = Slot::Unwritten;
+                self.allocated += 1;
+            }
+        }
+    }
+
+    /// Whole blocks become holes, the parts of others zeros; the length stays.
+    pub(super) fn punch(&mut self, offset: u64, length: u64) {
+        let end = offset.saturating_add(length).min(self.slots.len() as u64 * HOST_BLOCK);
+        if offset >= end {
+            return;
+        }
+        for (block, range) in pieces(offset, end) {
+            // The host frees a last block whose bytes up to the end of the file are all punched.
+            let whole = range.start == 0
+                && (range.len() as u64 == HOST_BLOCK || block as u64 * HOST_BLOCK + range.end as u64 >= self.len);
+            let slot = &mut self.slots[block];
+            if whole {
+                if !matches!(std::mem::take(slot), Slot::Hole) {
+                    self.allocated -= 1;
+                }
+            } else if let Slot::Data(bytes) = slot {
+                Arc::make_mut(bytes)[range].fill(0);
+            }
+        }
+    }
+
+    pub(super) fn set_len(&mut self, length: u64) {
+        if length < self.len {
+            let keep = length.div_ceil(HOST_BLOCK) as usize;
+            if keep < self.slots.len() {
+                let gone = self.slots.drain(keep..).filter(|slot| !matches!(slot, Slot::Hole)).count();
+                self.allocated -= gone as u64;
+            }
+            let part = (length % HOST_BLOCK) as usize;
+            if let (1.., Some(Slot::Data(bytes))) = (part, self.slots.get_mut((length / HOST_BLOCK) as usize)) {
+                Arc::make_mut(bytes)[part..].fill(0);
+            }
+        }
+        self.len = length;
+    }
+
+    pub(super) fn next_data(&self, offset: u64) -> Option<Range<u64>> {
+        let is_data = |slot: &Slot| matches!(slot, Slot::Data(_));
+        let from = (offset / HOST_BLOCK) as usize;
+        let first = from + self.slots.get(from..)?.iter().position(is_data)?;
+        let count = self.slots[first..].iter().position(|slot| !is_data(slot)).unwrap_or(self.slots.len() - first);
+        let start = (first as u64 * HOST_BLOCK).max(offset);
+        let end = ((first + count) as u64 * HOST_BLOCK).min(self.len);
+        (start < end).then_some(start..end)
+    }
+
+    /// Makes the block look as it does in `other`; the length stays.
+    pub(super) fn copy_block(&mut self, block: u64, other: &Image) {
+        let index = block as usize;
+        let replacement = other.slots.get(index).cloned().unwrap_or_default();
+        if index >= self.slots.len() {
+            if matches!(replacement, Slot::Hole) {
+                return;
+            }
+            self.slots.resize(index + 1, Slot::Hole);
+        }
+        self.allocated += u64::from(!matches!(replacement, Slot::Hole));
+        self.allocated -= u64::from(!matches!(self.slots[index], Slot::Hole));
+        self.slots[index] = replacement;
+    }
+}
