@@ -73,12 +73,6 @@ impl FileSystem {
         Ok(fs)
     }
 
-    /// Writes the root directory of a new archive (mode 0755, owned by `creator`).
-    pub(crate) fn format(&self, creator: Creator) -> Result<()> {
-        let _ = creator;
-        todo!()
-    }
-
     /// Makes everything durable, reclaims what is unlinked, erases free space and writes the closed record.
     pub fn close(&self) -> Result<()> {
         while !self.volume.read_only() && self.reclaim_step()? {}

@@ -239,9 +239,10 @@ fn runs(base: u64, frame: &Frame, mapped: &[Mapped], visible: &Range<u64>) -> Ve
 fn remaining(pieces: &[Range<u64>], mapped: &[Mapped], visible: &Range<u64>) -> Vec<Range<u64>> {
     let mut rest = Vec::new();
     for old in mapped {
-        let mut at = old.offset.max(visible.start);
+        let start = old.offset.max(visible.start);
         let end = old.end().min(visible.end);
-        for piece in pieces.iter().filter(|piece| piece.end > at && piece.start < end) {
+        let mut at = start;
+        for piece in pieces.iter().filter(|piece| piece.end > start && piece.start < end) {
             if piece.start > at {
                 rest.push(at..piece.start);
             }
