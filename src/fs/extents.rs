@@ -1,1 +1,165 @@
 //! Maps file ranges to extents: lookup, insert with split, removal, with reference counts kept right.
+//!
+//! # Invariants
+//! X1  Extents of an inode do not overlap; every extent is one count of its page (specification 8).
+//! X2  A part that remains of a cut extent is a new reference, born in the open transaction: it is shared before the old one is released.
+//! X3  `InodeValue::bytes` is the sum of the visible extents and the inline data; extents at or behind the trim offset are not visible.
+
+use std::ops::{ControlFlow, Range};
+
+use crate::error::Result;
+use crate::format::values::{Extent, InodeValue};
+use crate::format::{Ino, Key, MAX_DATA, kind};
+use crate::txn::{Operation, View, WrittenPiece};
+
+/// Records that removing or cutting one extent changes at most: itself, two parts, a dead-list entry, and a reference record split in
+/// three by the sharing and again by the release.
+pub(crate) const RECORDS_PER_CUT: u64 = 1 + 2 + 1 + 3 + 3;
+
+/// Records that one new extent changes at most: itself and the three around a reference count above 1.
+pub(crate) const RECORDS_PER_PIECE: u64 = 1 + 3;
+
+pub(crate) fn key(ino: Ino, offset: u64) -> Key {
+    Key::new(ino.0, kind::EXTENT, offset)
+}
+
+/// First key behind all extents of the inode.
+pub(crate) fn end_key(ino: Ino) -> Key {
+    Key::new(ino.0, kind::EXTENT + 1, 0)
+}
+
+/// An extent where it lies in its file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Mapped {
+    pub(crate) offset: u64,
+    pub(crate) extent: Extent,
+}
+
+impl Mapped {
+    pub(crate) fn end(&self) -> u64 {
+        self.offset + u64::from(self.extent.length)
+    }
+
+    /// Bytes of it that lie in `range`.
+    pub(crate) fn overlap(&self, range: &Range<u64>) -> u64 {
+        self.end().min(range.end).saturating_sub(self.offset.max(range.start))
+    }
+}
+
+/// Calls `f` with the extents that overlap `range`, ascending and whole; hidden ones too, the caller bounds `range` by the trim offset.
+pub(crate) fn visit(
+    view: View<'_>,
+    ino: Ino,
+    range: Range<u64>,
+    f: &mut dyn FnMut(Mapped) -> Result<ControlFlow<()>>,
+) -> Result<()> {
+    if range.is_empty() {
+        return Ok(());
+    }
+    let before = view.floor(key(ino, range.start), |found, value| {
+        if found.object != ino.0 || found.kind != kind::EXTENT {
+            return Ok(None);
+        }
+        Ok(Some(Mapped { offset: found.sub, extent: Extent::decode(value)? }))
+    })?;
+    if let Some(mapped) = before.flatten()
+        && mapped.end() > range.start
+        && f(mapped)?.is_break()
+    {
+        return Ok(());
+    }
+    view.scan(key(ino, range.start.saturating_add(1)), key(ino, range.end), &mut |found, value| {
+        f(Mapped { offset: found.sub, extent: Extent::decode(value)? })
+    })
+}
+
+/// The extents that overlap `range`, at most `limit`.
+pub(crate) fn overlapping(view: View<'_>, ino: Ino, range: Range<u64>, limit: usize) -> Result<Vec<Mapped>> {
+    let mut found = Vec::new();
+    visit(view, ino, range, &mut |mapped| {
+        found.push(mapped);
+        Ok(if found.len() >= limit { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
+    })?;
+    Ok(found)
+}
+
+/// Number of extents that overlap `range`, counted to `limit`, and the bytes of `range` that they name.
+pub(crate) fn measure(view: View<'_>, ino: Ino, range: Range<u64>, limit: u64) -> Result<(u64, u64)> {
+    let (mut count, mut bytes) = (0, 0);
+    visit(view, ino, range.clone(), &mut |mapped| {
+        count += 1;
+        bytes += mapped.overlap(&range);
+        Ok(if count >= limit { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
+    })?;
+    Ok((count, bytes))
+}
+
+/// Makes `range` a hole: removes the visible extents in it and cuts those that reach out of it.
+pub(crate) fn remove_range(op: &mut Operation<'_>, ino: Ino, inode: &mut InodeValue, range: Range<u64>) -> Result<()> {
+    let range = range.start..range.end.min(inode.trim);
+    for mapped in overlapping(op.view(), ino, range.clone(), usize::MAX)? {
+        let Mapped { offset, extent } = mapped;
+        let head = offset < range.start;
+        let tail = mapped.end() > range.end;
+        let parts = u32::from(head) + u32::from(tail);
+        // X2, except that a reference of the open transaction can simply stay: it has the right `born` already.
+        if extent.born == op.generation() && parts > 0 {
+            op.share(&extent.page, parts - 1)?;
+        } else {
+            op.share(&extent.page, parts)?;
+            op.release(&extent.page, extent.born)?;
+        }
+        let born = op.generation();
+        if head {
+            let length = (range.start - offset) as u32;
+            op.insert(key(ino, offset), &Extent { length, born, ..extent }.encode())?;
+        } else {
+            op.remove(key(ino, offset))?;
+        }
+        if tail {
+            let cut = (range.end - offset) as u32;
+            let rest = Extent { start: extent.start + cut, length: extent.length - cut, born, ..extent };
+            op.insert(key(ino, range.end), &rest.encode())?;
+        }
+        inode.bytes = inode.bytes.saturating_sub(mapped.overlap(&range));
+    }
+    Ok(())
+}
+
+/// Lets the piece be the content of its range. The caller adopts the page.
+pub(crate) fn replace(op: &mut Operation<'_>, inode: &mut InodeValue, piece: &WrittenPiece) -> Result<()> {
+    debug_assert!((1..=MAX_DATA as u32).contains(&piece.length));
+    remove_range(op, piece.ino, inode, piece.offset..piece.offset + u64::from(piece.length))?;
+    let extent = Extent { page: piece.page, start: piece.start, length: piece.length, born: op.generation() };
+    op.insert(key(piece.ino, piece.offset), &extent.encode())?;
+    inode.bytes += u64::from(piece.length);
+    Ok(())
+}
+
+/// The inode's inline data, if it has any; looked for only where it can be.
+pub(crate) fn inline(view: View<'_>, ino: Ino, inode: &InodeValue) -> Result<Option<Vec<u8>>> {
+    // Inline data counts in `bytes` and is never longer than a value (specification 7).
+    if inode.bytes == 0 || inode.bytes > crate::format::MAX_VALUE as u64 {
+        return Ok(None);
+    }
+    view.get(inline_key(ino), |value| Ok(value.to_vec()))
+}
+
+pub(crate) fn inline_key(ino: Ino) -> Key {
+    Key::new(ino.0, kind::INLINE, 0)
+}
+
+/// Replaces the inline data; an empty value removes the record.
+pub(crate) fn set_inline(op: &mut Operation<'_>, ino: Ino, inode: &mut InodeValue, value: &[u8]) -> Result<()> {
+    if let Some(old) = inline(op.view(), ino, inode)? {
+        inode.bytes = inode.bytes.saturating_sub(old.len() as u64);
+        if value.is_empty() {
+            op.remove(inline_key(ino))?;
+        }
+    }
+    if !value.is_empty() {
+        op.insert(inline_key(ino), value)?;
+        inode.bytes += value.len() as u64;
+    }
+    Ok(())
+}

@@ -1,13 +1,17 @@
 //! POSIX objects on transactions: inodes, directories, xattrs and file data; no kernel types.
 
+mod batch;
 mod directory;
 mod extents;
 mod inode;
+mod layer;
 mod ops;
+mod plan;
 mod reclaim;
 mod staging;
 #[cfg(test)]
 mod tests;
+mod truncate;
 mod types;
 mod writeout;
 
@@ -39,6 +43,7 @@ pub struct FileSystem {
     name_key: [u8; 16],
     staging: staging::Staging,
     handles: inode::OpenHandles,
+    reclaim: reclaim::Queue,
 }
 
 impl FileSystem {
@@ -49,23 +54,38 @@ impl FileSystem {
         name_key: [u8; 16],
         options: FsOptions,
     ) -> Result<Arc<FileSystem>> {
-        let _ = (volume, environment, name_key, options);
-        todo!()
-    }
-
-    /// Writes the root directory of a new archive (mode 0755, owned by `creator`).
-    pub(crate) fn format(&self, creator: Creator) -> Result<()> {
-        let _ = creator;
-        todo!()
+        let fs = Arc::new(FileSystem {
+            volume,
+            environment,
+            options,
+            name_key,
+            staging: staging::Staging::new(),
+            handles: inode::OpenHandles::default(),
+            reclaim: reclaim::Queue::default(),
+        });
+        if fs.volume.read_only() {
+            return Ok(fs);
+        }
+        // Weak: the volume belongs to the file system, not the other way round.
+        let flusher = Arc::downgrade(&fs);
+        fs.volume.set_flusher(Box::new(move |op| flusher.upgrade().map_or(Ok(()), |fs| fs.flush(op))));
+        fs.queue_left_over()?;
+        Ok(fs)
     }
 
     /// Makes everything durable, reclaims what is unlinked, erases free space and writes the closed record.
     pub fn close(&self) -> Result<()> {
-        todo!()
+        while !self.volume.read_only() && self.reclaim_step()? {}
+        self.volume.close()
     }
 
     /// One background step: reclaim of orphans and trims, then [`Volume::maintain`]. Returns whether work is left.
     pub fn maintain(&self) -> Result<bool> {
-        todo!()
+        if self.volume.read_only() {
+            return Ok(false);
+        }
+        self.reclaim_step()?;
+        let left = self.volume.maintain()?;
+        Ok(left || self.reclaim_pending())
     }
 }

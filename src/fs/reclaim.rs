@@ -1,1 +1,208 @@
 //! Frees unlinked and trimmed file content in bounded steps.
+
+use std::collections::BTreeSet;
+use std::ops::ControlFlow;
+
+use parking_lot::Mutex;
+
+use super::batch::existing;
+use super::{FileSystem, extents, inode};
+use crate::error::Result;
+use crate::format::values::{Extent, InodeValue, NO_TRIM};
+use crate::format::{Ino, Key, kind};
+use crate::txn::{Operation, View};
+
+/// Records of an object that one operation removes at most: about a hundred leaves, well under a tenth of a second.
+pub(crate) const STEP: u64 = 512;
+
+/// What an operation that calls `removed` has to count for it: each record, and for extents the reference records around it.
+pub(crate) const REMOVED_RECORDS: u64 = STEP * 5;
+
+/// Numbers of inodes that have something to be reclaimed.
+#[derive(Default)]
+pub(crate) struct Queue(Mutex<BTreeSet<Ino>>);
+
+fn orphan_key(ino: Ino) -> Key {
+    Key::new(0, kind::ORPHAN, ino.0)
+}
+
+fn trim_key(ino: Ino) -> Key {
+    Key::new(0, kind::TRIM, ino.0)
+}
+
+/// The first records of the object but its inode value, at most `limit`; extents with their value.
+fn first_records(view: View<'_>, ino: Ino, limit: u64) -> Result<Vec<(Key, Option<Extent>)>> {
+    let mut found = Vec::new();
+    view.scan(Key::new(ino.0, kind::INODE, 1), Key::new(ino.0 + 1, 0, 0), &mut |key, value| {
+        let extent = if key.kind == kind::EXTENT { Some(Extent::decode(value)?) } else { None };
+        found.push((key, extent));
+        Ok(if found.len() as u64 >= limit { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
+    })?;
+    Ok(found)
+}
+
+fn remove_records(op: &mut Operation<'_>, records: &[(Key, Option<Extent>)]) -> Result<()> {
+    for (key, extent) in records {
+        op.remove(*key)?;
+        if let Some(extent) = extent {
+            op.release(&extent.page, extent.born)?;
+        }
+    }
+    Ok(())
+}
+
+/// To be called when the last link went, in the same operation. A small inode that nobody has open goes at once: then the answer is true
+/// and, once the operation is published, the caller calls `forget_staged`. Else it becomes an orphan and the answer is false; unless it
+/// is open the caller then calls `queue_reclaim`.
+pub(crate) fn removed(op: &mut Operation<'_>, ino: Ino, inode: &InodeValue, open: bool) -> Result<bool> {
+    if !open {
+        let records = first_records(op.view(), ino, STEP + 1)?;
+        if records.len() as u64 <= STEP {
+            remove_records(op, &records)?;
+            op.remove(Key::new(ino.0, kind::INODE, 0))?;
+            if inode.trim != NO_TRIM {
+                op.remove(trim_key(ino))?;
+            }
+            op.inode_gone();
+            return Ok(true);
+        }
+    }
+    op.insert(orphan_key(ino), &[])?;
+    Ok(false)
+}
+
+/// Frees up to `STEP` extents from the trim offset on and moves it behind them.
+fn trim_step(op: &mut Operation<'_>, ino: Ino, inode: &mut InodeValue) -> Result<()> {
+    let mut found = Vec::new();
+    op.view().scan(extents::key(ino, inode.trim), extents::end_key(ino), &mut |key, value| {
+        found.push((key, Some(Extent::decode(value)?)));
+        Ok(if found.len() as u64 > STEP { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
+    })?;
+    let next = found.get(STEP as usize).map(|(key, _)| key.sub);
+    found.truncate(STEP as usize);
+    remove_records(op, &found)?;
+    inode.trim = next.unwrap_or(NO_TRIM);
+    if next.is_none() {
+        op.remove(trim_key(ino))?;
+    }
+    inode::store(op, ino, inode)
+}
+
+/// One step for an orphan; answers whether it is gone.
+fn orphan_step(op: &mut Operation<'_>, ino: Ino) -> Result<bool> {
+    let Some(mut inode) = existing(op.view(), ino)? else {
+        op.remove(orphan_key(ino))?;
+        return Ok(true);
+    };
+    let mut records = first_records(op.view(), ino, STEP + 1)?;
+    let all = records.len() as u64 <= STEP;
+    records.truncate(STEP as usize);
+    remove_records(op, &records)?;
+    if all {
+        op.remove(Key::new(ino.0, kind::INODE, 0))?;
+        op.remove(orphan_key(ino))?;
+        op.remove(trim_key(ino))?;
+        op.inode_gone();
+    } else if inode.trim != 0 {
+        // What is left of it is hidden, so the inode stays true to its extents between the steps.
+        inode.size = 0;
+        inode.bytes = 0;
+        inode.trim = 0;
+        op.insert(trim_key(ino), &[])?;
+        inode::store(op, ino, &inode)?;
+    }
+    Ok(all)
+}
+
+impl FileSystem {
+    /// Has the inode looked at by the next `maintain` or `close`.
+    pub(crate) fn queue_reclaim(&self, ino: Ino) {
+        self.reclaim.0.lock().insert(ino);
+    }
+
+    /// Queues what earlier sessions left; none of it can be open.
+    pub(super) fn queue_left_over(&self) -> Result<()> {
+        let state = self.volume.state();
+        let mut queue = self.reclaim.0.lock();
+        let to = Key::new(0, kind::TRIM + 1, 0);
+        self.volume.view(&state).scan(Key::new(0, kind::ORPHAN, 0), to, &mut |key, _| {
+            queue.insert(Ino(key.sub));
+            Ok(ControlFlow::Continue(()))
+        })
+    }
+
+    /// One step for the first inode of the queue; answers whether the queue had any.
+    pub(super) fn reclaim_step(&self) -> Result<bool> {
+        let Some(ino) = self.reclaim.0.lock().pop_first() else { return Ok(false) };
+        match self.reclaim_one(ino) {
+            Ok(false) => {}
+            Ok(true) => self.queue_reclaim(ino),
+            Err(error) => {
+                self.queue_reclaim(ino);
+                return Err(error);
+            }
+        }
+        Ok(true)
+    }
+
+    pub(super) fn reclaim_pending(&self) -> bool {
+        !self.reclaim.0.lock().is_empty()
+    }
+
+    /// Answers whether there is more to do for this inode.
+    fn reclaim_one(&self, ino: Ino) -> Result<bool> {
+        let state = self.volume.state();
+        let view = self.volume.view(&state);
+        let orphan = view.get(orphan_key(ino), |_| Ok(()))?.is_some();
+        let trimmed = existing(view, ino)?.is_some_and(|inode| inode.trim != NO_TRIM);
+        drop(state);
+        if orphan && !self.handles.is_open(ino) {
+            return self.reclaim_orphan(ino).map(|gone| !gone);
+        }
+        if trimmed && !orphan {
+            return self.trim_until(ino, None).map(|done| !done);
+        }
+        Ok(false)
+    }
+
+    fn reclaim_orphan(&self, ino: Ino) -> Result<bool> {
+        let file = self.staging.entry(ino);
+        let gone = {
+            let _turn = file.turn.lock();
+            // Batches ask the extents whether they are published (W2), so that has to be settled before extents go.
+            file.with(|content| content.discard());
+            self.land_older(&file)?;
+            // Nobody can stage more: there is neither a name nor a handle.
+            self.volume.operate(REMOVED_RECORDS, true, |op| orphan_step(op, ino))?
+        };
+        self.staging.leave(file);
+        if gone {
+            self.forget_staged(ino);
+        }
+        Ok(gone)
+    }
+
+    /// Moves the trim offset on to `until` or, without it, by one step; answers whether nothing is hidden any more before that.
+    fn trim_until(&self, ino: Ino, until: Option<u64>) -> Result<bool> {
+        loop {
+            // Each extent with the reference records around it, inode, trim record.
+            let records = STEP * 5 + 2;
+            let done = self.volume.operate(records, true, |op| {
+                let mut inode = inode::load(op.view(), ino)?;
+                let goal = until.unwrap_or(NO_TRIM);
+                if inode.trim < goal {
+                    trim_step(op, ino, &mut inode)?;
+                }
+                Ok(inode.trim >= goal)
+            })?;
+            if done || until.is_none() {
+                return Ok(done);
+            }
+        }
+    }
+
+    /// Frees what is hidden before `end`, so that it can be written to. The caller holds the turn.
+    pub(super) fn complete_trim(&self, ino: Ino, end: u64) -> Result<()> {
+        self.trim_until(ino, Some(end)).map(drop)
+    }
+}

@@ -1,2 +1,453 @@
-//! File data written but not yet sealed: bounded, visible to readers at once.
-pub(crate) struct Staging;
+//! File data accepted but not yet named by extents: bounded, visible to readers at once.
+//!
+//! A staged file is layers over its extents: the sealed ones, oldest first, each on its way into extents as part of a batch, then the
+//! active one that takes writes.
+//!
+//! # Locks, in order
+//! `turn` of a file (a whole write, truncate or write-out) > writers' lock (operations, commits) > `gate` > `content` of a file (short:
+//! no I/O on data, never while waiting for one of the others) > the batch. The flusher runs under the writers' lock and so takes no
+//! turn; readers take `content` only.
+//!
+//! # Invariants
+//! D1  A reader misses no accepted byte: under `content` it drops the layers whose batch is published in the present state, copies the
+//!     others, and then takes the state again. Whatever it did not find in a layer was published before that, so the state has it.
+//! D2  A layer is newer than the extents and than the layers before it, or equal to the extents: data that goes straight into extents,
+//!     and truncation, wait until no sealed layer is left, and take what they supersede out of the active layer (`pending`) from the
+//!     moment on that their operation is in the state.
+//! D3  One commit is one moment in time: a write enters its layer with `gate` shared, the flusher seals all layers with it exclusive.
+//! D4  Room for all staged bytes is reserved before they are accepted, held by the frame that needs it.
+
+use std::collections::HashMap;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use parking_lot::{Mutex, RwLock};
+
+use super::batch::{Batch, existing, names};
+use super::layer::{Existing, FRAME, Frame, Layer, QUAD, split};
+use super::{FileSystem, inode, plan};
+use crate::error::Result;
+use crate::format::{Ino, MAX_VALUE};
+use crate::txn::{Reservation, State, View, Volume, WrittenPiece};
+
+/// Spreads the map of staged files over this many locks; a few times the threads that serve a mount.
+const SHARDS: u64 = 16;
+
+/// All staged files of one file system.
+pub(crate) struct Staging {
+    shards: Vec<Mutex<HashMap<Ino, Arc<StagedFile>>>>,
+    /// D3.
+    pub(super) gate: RwLock<()>,
+    /// Bytes in all layers.
+    total: Arc<AtomicU64>,
+    /// Batches that may not be published yet, oldest first.
+    pub(super) batches: Mutex<Vec<Arc<Batch>>>,
+    /// Held by the thread that brings the total under its bound.
+    pub(super) pressure: Mutex<()>,
+}
+
+/// One file's staged data.
+pub(crate) struct StagedFile {
+    pub(super) ino: Ino,
+    pub(super) turn: Mutex<()>,
+    content: Mutex<Content>,
+    total: Arc<AtomicU64>,
+    /// Bytes of the active layer, for choosing what to write out.
+    active_bytes: AtomicU64,
+}
+
+/// What takes effect on the active layer as soon as the operation that it belongs to is in the state (D2).
+pub(super) enum Pending {
+    /// The file was cut to this size, which differs from the size that the inode had.
+    Cut(u64),
+    /// The range went straight into extents; this piece is one of them.
+    Cover(Range<u64>, WrittenPiece),
+}
+
+/// A layer on its way into extents.
+struct Sealed {
+    layer: Arc<Layer>,
+    batch: Arc<Batch>,
+}
+
+#[derive(Default)]
+pub(super) struct Content {
+    pub(super) active: Layer,
+    /// Covers exactly what the frames of `active` hold.
+    pub(super) room: Option<Reservation>,
+    sealed: Vec<Sealed>,
+    pub(super) pending: Option<Pending>,
+}
+
+/// Staged parts of a range as a reader sees them: later ones lie over earlier ones.
+pub(super) struct Overlay {
+    /// First offset behind all staged bytes of the file.
+    pub(super) end: u64,
+    pub(super) parts: Vec<(u64, Vec<u8>)>,
+}
+
+impl Staging {
+    pub(super) fn new() -> Staging {
+        Staging {
+            shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
+            gate: RwLock::new(()),
+            total: Arc::default(),
+            batches: Mutex::default(),
+            pressure: Mutex::new(()),
+        }
+    }
+
+    fn shard(&self, ino: Ino) -> &Mutex<HashMap<Ino, Arc<StagedFile>>> {
+        &self.shards[(ino.0 % SHARDS) as usize]
+    }
+
+    pub(super) fn total(&self) -> u64 {
+        self.total.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn find(&self, ino: Ino) -> Option<Arc<StagedFile>> {
+        self.shard(ino).lock().get(&ino).cloned()
+    }
+
+    pub(super) fn entry(&self, ino: Ino) -> Arc<StagedFile> {
+        let make = || {
+            Arc::new(StagedFile {
+                ino,
+                turn: Mutex::new(()),
+                content: Mutex::default(),
+                total: self.total.clone(),
+                active_bytes: AtomicU64::new(0),
+            })
+        };
+        self.shard(ino).lock().entry(ino).or_insert_with(make).clone()
+    }
+
+    /// All entries in the order of their numbers, which is the order of creation.
+    pub(super) fn files(&self) -> Vec<Arc<StagedFile>> {
+        let mut files: Vec<_> =
+            self.shards.iter().flat_map(|s| s.lock().values().cloned().collect::<Vec<_>>()).collect();
+        files.sort_unstable_by_key(|file| file.ino);
+        files
+    }
+
+    /// Drops what is published, and entries without content that nobody uses.
+    pub(super) fn sweep(&self, volume: &Volume) -> Result<()> {
+        for file in self.files() {
+            file.with(|content| content.settle(volume, file.ino, volume.view(&volume.state())))?;
+        }
+        for shard in &self.shards {
+            // Under the shard's lock nobody else can get hold of an entry that only the map holds.
+            shard.lock().retain(|_, file| Arc::strong_count(file) > 1 || !file.content.lock().is_empty());
+        }
+        self.batches.lock().retain(|batch| !batch.is_over());
+        Ok(())
+    }
+
+    /// Lets the entry go when it is empty and only the caller uses it.
+    pub(super) fn leave(&self, file: Arc<StagedFile>) {
+        let mut shard = self.shard(file.ino).lock();
+        if Arc::strong_count(&file) == 2 && file.content.lock().is_empty() {
+            shard.remove(&file.ino);
+        }
+    }
+}
+
+impl StagedFile {
+    /// Runs `f` on the content and keeps the totals right.
+    pub(super) fn with<R>(&self, f: impl FnOnce(&mut Content) -> R) -> R {
+        let mut content = self.content.lock();
+        let before = content.bytes();
+        let result = f(&mut content);
+        let after = content.bytes();
+        if after > before {
+            self.total.fetch_add(after - before, Ordering::Relaxed);
+        } else {
+            self.total.fetch_sub(before - after, Ordering::Relaxed);
+        }
+        self.active_bytes.store(content.active.bytes(), Ordering::Relaxed);
+        result
+    }
+
+    pub(super) fn active_bytes(&self) -> u64 {
+        self.active_bytes.load(Ordering::Relaxed)
+    }
+}
+
+impl Content {
+    fn bytes(&self) -> u64 {
+        self.active.bytes() + self.sealed.iter().map(|sealed| sealed.layer.bytes()).sum::<u64>()
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.active.is_empty() && self.sealed.is_empty()
+    }
+
+    pub(super) fn has_sealed(&self) -> bool {
+        !self.sealed.is_empty()
+    }
+
+    pub(super) fn sealed_batches(&self) -> Vec<Arc<Batch>> {
+        self.sealed.iter().map(|sealed| sealed.batch.clone()).collect()
+    }
+
+    fn layers(&self) -> impl Iterator<Item = &Layer> {
+        self.sealed.iter().map(|sealed| &*sealed.layer).chain([&self.active])
+    }
+
+    /// First offset behind all staged bytes.
+    pub(super) fn end(&self) -> u64 {
+        self.layers().map(Layer::end).max().unwrap_or(0)
+    }
+
+    /// Drops what is published in `view`. For a definite answer the caller holds the writers' lock; for others "not yet" is safe.
+    pub(super) fn settle(&mut self, volume: &Volume, ino: Ino, view: View<'_>) -> Result<()> {
+        let mut kept = Vec::new();
+        for sealed in std::mem::take(&mut self.sealed) {
+            let done = sealed.batch.is_done(volume, view);
+            if !matches!(done, Ok(true)) {
+                kept.push(sealed);
+            }
+        }
+        self.sealed = kept;
+        let published = match &self.pending {
+            None => false,
+            Some(Pending::Cut(size)) => existing(view, ino)?.is_none_or(|inode| inode.size == *size),
+            Some(Pending::Cover(_, piece)) => names(view, piece)?,
+        };
+        if published {
+            match self.pending.take() {
+                Some(Pending::Cut(size)) => self.active.remove(size..u64::MAX),
+                Some(Pending::Cover(range, _)) => self.active.remove(range),
+                None => {}
+            }
+            self.trim_room();
+        }
+        Ok(())
+    }
+
+    /// Gives back the room of frames that vanished.
+    pub(super) fn trim_room(&mut self) {
+        let held = self.active.held();
+        if let Some(room) = &mut self.room {
+            drop(room.split(room.quads().saturating_sub(held)));
+        }
+    }
+
+    pub(super) fn add_room(&mut self, more: Reservation) {
+        match &mut self.room {
+            Some(room) => room.absorb(more),
+            None => self.room = Some(more),
+        }
+    }
+
+    /// Moves the first frames, up to about `pieces` pieces, into a sealed layer with the room that they hold.
+    pub(super) fn seal(&mut self, batch: &Arc<Batch>, pieces: u64) -> Option<(Arc<Layer>, Option<Reservation>)> {
+        let layer = Arc::new(self.active.take_first(pieces));
+        if layer.is_empty() {
+            return None;
+        }
+        let room = self.room.as_mut().map(|room| room.split(layer.held()));
+        self.sealed.push(Sealed { layer: layer.clone(), batch: batch.clone() });
+        Some((layer, room))
+    }
+
+    /// Puts a layer that could not be written back under the newer ones, with what is left of the batch's room.
+    pub(super) fn thaw(&mut self, batch: &Arc<Batch>, room: &mut Option<Reservation>) {
+        let Some(at) = self.sealed.iter().position(|sealed| Arc::ptr_eq(&sealed.batch, batch)) else { return };
+        let layer = self.sealed.remove(at).layer;
+        for (offset, data) in layer.iter() {
+            let newer = self.sealed[at..].iter().map(|sealed| &*sealed.layer).chain([&self.active]);
+            let range = offset..offset + data.len() as u64;
+            let gaps: Vec<Range<u64>> =
+                newer.fold(vec![range], |gaps, layer| gaps.into_iter().flat_map(|gap| layer.gaps(gap)).collect());
+            for gap in gaps {
+                self.active.put(gap.start, &data[(gap.start - offset) as usize..(gap.end - offset) as usize]);
+            }
+        }
+        for (number, sealed) in &layer.frames {
+            if let Some(frame) = self.active.frames.get_mut(number)
+                && let Some(got) = room.as_mut().map(|room| room.split(sealed.held))
+            {
+                frame.held += got.quads();
+                self.add_room(got);
+            }
+        }
+    }
+
+    fn overlay(&self, range: &Range<u64>) -> Overlay {
+        let parts = self.layers().flat_map(|layer| layer.within(range)).map(|(at, data)| (at, data.to_vec())).collect();
+        Overlay { end: self.end(), parts }
+    }
+
+    /// Drops what no batch has sealed.
+    pub(super) fn discard(&mut self) {
+        self.active = Layer::default();
+        self.room = None;
+        self.pending = None;
+    }
+
+    fn clear(&mut self) {
+        *self = Content::default();
+    }
+}
+
+impl FileSystem {
+    /// A state, and what `f` tells of the content that lies over it (D1).
+    fn look<R>(&self, ino: Ino, f: impl FnOnce(&Content) -> R) -> Result<(Arc<State>, Option<R>)> {
+        // An entry leaves the map only when all it had is published, so without one the state taken now has everything.
+        let Some(file) = self.staging.find(ino) else { return Ok((self.volume.state(), None)) };
+        file.with(|content| {
+            loop {
+                let state = self.volume.state();
+                content.settle(&self.volume, ino, self.volume.view(&state))?;
+                let later = self.volume.state();
+                // What is pending may have been published between the two; then the layer is looked at again.
+                if content.pending.is_none() || Arc::ptr_eq(&state, &later) {
+                    let found = (!content.is_empty()).then(|| f(content));
+                    return Ok((later, found));
+                }
+            }
+        })
+    }
+
+    pub(super) fn overlay(&self, ino: Ino, range: &Range<u64>) -> Result<(Arc<State>, Overlay)> {
+        let (state, overlay) = self.look(ino, |content| content.overlay(range))?;
+        Ok((state, overlay.unwrap_or(Overlay { end: 0, parts: Vec::new() })))
+    }
+
+    /// The size of a file with staged data, that data included, and the number of staged bytes; None when nothing is staged.
+    pub(crate) fn staged_size(&self, ino: Ino) -> Option<(u64, u64)> {
+        let (state, found) = self.look(ino, |content| (content.end(), content.bytes())).ok()?;
+        let (end, bytes) = found?;
+        let inode = inode::load(self.volume.view(&state), ino).ok()?;
+        Some((inode.size.max(end), bytes))
+    }
+
+    /// Drops the staged data of an inode that no longer exists.
+    pub(crate) fn forget_staged(&self, ino: Ino) {
+        if let Some(file) = self.staging.find(ino) {
+            file.with(Content::clear);
+            self.staging.leave(file);
+        }
+    }
+
+    /// Accepts `parts` into the active layer, all or nothing, on `room` and what it lacks. The caller holds the turn.
+    pub(super) fn stage(&self, file: &StagedFile, parts: &[(u64, &[u8])], mut room: Option<Reservation>) -> Result<()> {
+        let touched = self.frames_touched(file, parts)?;
+        loop {
+            // D4. Room is reserved without the content's lock: it may take a commit to find it.
+            let short = file.with(|content| touched.shortfall(content));
+            self.reserve_more(&mut room, short)?;
+            let gate = self.staging.gate.read();
+            let staged = file.with(|content| {
+                if touched.shortfall(content).0 > room.as_ref().map_or(0, Reservation::quads) {
+                    // The flusher took frames that had room in them.
+                    return false;
+                }
+                touched.give(content, room.take());
+                for (offset, data) in parts {
+                    content.active.put(*offset, data);
+                }
+                content.trim_room();
+                true
+            });
+            drop(gate);
+            if staged {
+                self.volume.mark_staged();
+                return Ok(());
+            }
+        }
+    }
+
+    /// Reserves up to the second number of quads, at least the first.
+    fn reserve_more(&self, room: &mut Option<Reservation>, (least, most): (u64, u64)) -> Result<()> {
+        let got = room.as_ref().map_or(0, Reservation::quads);
+        let reserve = |quads: u64| self.volume.reserve_data((quads - got) * QUAD, 0);
+        let more = if least > got {
+            Some(if most > least { reserve(most).or_else(|_| reserve(least))? } else { reserve(least)? })
+        } else if most > got {
+            reserve(most).ok()
+        } else {
+            None
+        };
+        match (room.as_mut(), more) {
+            (Some(room), Some(more)) => room.absorb(more),
+            (None, more) => *room = more,
+            (Some(_), None) => {}
+        }
+        Ok(())
+    }
+
+    /// The frames that `parts` reach, with what their extents hold.
+    fn frames_touched(&self, file: &StagedFile, parts: &[(u64, &[u8])]) -> Result<Touched> {
+        let mut frames: Vec<(u64, u64)> = Vec::new();
+        for (offset, data) in parts {
+            for (number, _, range) in split(*offset, data.len()) {
+                match frames.last_mut() {
+                    Some((last, bytes)) if *last == number => *bytes += range.len() as u64,
+                    _ => frames.push((number, range.len() as u64)),
+                }
+            }
+        }
+        let known: Vec<bool> =
+            file.with(|c| frames.iter().map(|(number, _)| c.active.frames.contains_key(number)).collect());
+        let state = self.volume.state();
+        let view = self.volume.view(&state);
+        let inode = existing(view, file.ino)?.unwrap_or_default();
+        let visible = if inode.bytes == 0 { 0 } else { inode.trim };
+        let inline = inode.bytes <= MAX_VALUE as u64;
+        let mut touched = Vec::with_capacity(frames.len());
+        for ((number, more), known) in frames.into_iter().zip(known) {
+            let range = number * FRAME..((number + 1) * FRAME).min(visible);
+            let found = if known { Existing::default() } else { plan::measure(view, file.ino, range)? };
+            touched.push((number, more, Existing { inline, ..found }));
+        }
+        Ok(Touched(touched))
+    }
+}
+
+/// Frames that a write reaches: number, bytes to come, and what extents hold where the frame was not staged yet.
+struct Touched(Vec<(u64, u64, Existing)>);
+
+impl Touched {
+    /// Quads that are missing: what is needed, and what would also allow to merge with the extents.
+    fn shortfall(&self, content: &Content) -> (u64, u64) {
+        self.0.iter().fold((0, 0), |(least, most), (number, more, found)| {
+            let (frame_least, frame_most, held) = match content.active.frames.get(number) {
+                Some(frame) => {
+                    let (least, most) = frame.room_with(*more);
+                    (least, most, frame.held)
+                }
+                None => {
+                    let fresh = Frame { existing: *found, ..Default::default() };
+                    let (least, most) = fresh.room_with(*more);
+                    (least, most, 0)
+                }
+            };
+            (least + frame_least.saturating_sub(held), most + frame_most.saturating_sub(held))
+        })
+    }
+
+    /// Hands the room out to the frames, which come into being here: needs first, the rest for merging.
+    fn give(&self, content: &mut Content, room: Option<Reservation>) {
+        let mut left = room.as_ref().map_or(0, Reservation::quads);
+        for merging in [false, true] {
+            for (number, more, found) in &self.0 {
+                let frame = content
+                    .active
+                    .frames
+                    .entry(*number)
+                    .or_insert_with(|| Frame { existing: *found, ..Default::default() });
+                let (least, most) = frame.room_with(*more);
+                let want = if merging { most } else { least };
+                let given = want.saturating_sub(frame.held).min(left);
+                frame.held += given;
+                left -= given;
+            }
+        }
+        if let Some(room) = room {
+            content.add_room(room);
+        }
+    }
+}

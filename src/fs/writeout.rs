@@ -1,1 +1,267 @@
-//! Turns staged data into pages and extents.
+//! Turns staged data into pages and extents: all of it at each commit, some of it when there is too much.
+//!
+//! Two may want to write out the same file: the thread that holds its turn (`write_out`) and the flusher, which holds the writers' lock.
+//! They never do it twice. A layer is sealed for exactly one batch, under its content's lock; the batch is announced before. The flusher
+//! first lands every announced batch, waiting for those whose pages are being written (they wait for nothing that it holds, W3), then
+//! seals what is active for a batch of its own. Whoever comes second finds the batch applied and changes nothing.
+
+use std::sync::Arc;
+
+use super::batch::{Batch, Plan};
+use super::layer::Layer;
+use super::staging::StagedFile;
+use super::{FileSystem, extents};
+use crate::error::{Error, Result};
+use crate::format::values::InodeValue;
+use crate::format::{Ino, MAX_DATA};
+use crate::txn::{Operation, Reservation, View, WrittenPiece};
+
+/// Pieces of one write-out under pressure: bounds its operation to some thousands of records.
+const BATCH_PIECES: u64 = 512;
+
+/// A file with this much staged is written out alone; others are collected, so that small files are packed.
+const ALONE: u64 = MAX_DATA as u64;
+
+/// Bytes collected of small files at once: several packed pages.
+const COLLECT: u64 = 8 * MAX_DATA as u64;
+
+/// Records of landing a batch that was left over; the estimate only decides whether to make room first.
+const LEFT_OVER: u64 = 64;
+
+/// Attempts in a row that find every file taken by a commit or busy, before the writer goes on all the same.
+const FRUITLESS: u32 = 8;
+
+/// What was sealed for one batch.
+#[derive(Default)]
+struct Sealing {
+    layers: Vec<(Ino, Arc<Layer>)>,
+    files: Vec<Arc<StagedFile>>,
+    room: Option<Reservation>,
+}
+
+impl Sealing {
+    fn add(&mut self, file: &Arc<StagedFile>, layer: Arc<Layer>, room: Option<Reservation>) {
+        self.layers.push((file.ino, layer));
+        self.files.push(file.clone());
+        if let Some(more) = room {
+            match &mut self.room {
+                Some(room) => room.absorb(more),
+                None => self.room = Some(more),
+            }
+        }
+    }
+
+    fn thaw(&mut self, batch: &Arc<Batch>) {
+        for file in &self.files {
+            file.with(|content| content.thaw(batch, &mut self.room));
+        }
+    }
+}
+
+impl FileSystem {
+    /// What runs at the start of each commit, under the writers' lock: leaves nothing staged that was accepted before (D3).
+    pub(super) fn flush(&self, op: &mut Operation<'_>) -> Result<()> {
+        let batch = Arc::new(Batch::new());
+        let mut sealing = Sealing::default();
+        let (older, sealed) = {
+            let _gate = self.staging.gate.write();
+            let mut batches = self.staging.batches.lock();
+            // Failed ones are thawed by now, so their data is sealed here.
+            let older: Vec<Arc<Batch>> = batches.iter().filter(|older| !older.is_over()).cloned().collect();
+            batches.push(batch.clone());
+            drop(batches);
+            (older, self.seal_all(&batch, op, &mut sealing))
+        };
+        let landed = sealed.and_then(|()| self.land_all(&older, op));
+        let plans = landed.and_then(|()| self.write_pages(op.view(), &mut sealing));
+        let result = match plans {
+            Ok(plans) => {
+                batch.written(plans);
+                batch.land(&self.volume, op).map(drop)
+            }
+            Err(error) => {
+                sealing.thaw(&batch);
+                batch.failed();
+                Err(error)
+            }
+        };
+        self.staging.batches.lock().retain(|batch| !batch.is_over());
+        result
+    }
+
+    fn land_all(&self, batches: &[Arc<Batch>], op: &mut Operation<'_>) -> Result<()> {
+        for batch in batches {
+            batch.land(&self.volume, op)?;
+            if batch.has_failed() {
+                return Err(Error::NoSpace("staged data could not be written".into()));
+            }
+        }
+        Ok(())
+    }
+
+    fn seal_all(&self, batch: &Arc<Batch>, op: &Operation<'_>, sealing: &mut Sealing) -> Result<()> {
+        for file in self.staging.files() {
+            let sealed = file.with(|content| {
+                content.settle(&self.volume, file.ino, op.view())?;
+                Ok(content.seal(batch, u64::MAX))
+            })?;
+            if let Some((layer, room)) = sealed {
+                sealing.add(&file, layer, room);
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes the pages of what was sealed; on an error none of them is kept.
+    fn write_pages(&self, view: View<'_>, sealing: &mut Sealing) -> Result<Vec<Plan>> {
+        let mut planner = self.planner(view, &mut sealing.room);
+        let plans = planner.plan(&sealing.layers);
+        if plans.is_err() {
+            let written: Vec<WrittenPiece> = std::mem::take(&mut planner.written);
+            self.volume.abandon(&written);
+        }
+        plans
+    }
+
+    /// Writes out some of what is staged of `files`, ascending, whose turns the caller holds. Answers whether there was anything.
+    fn write_out(&self, files: &[Arc<StagedFile>]) -> Result<bool> {
+        for file in files {
+            self.land_older(file)?;
+        }
+        let batch = Arc::new(Batch::new());
+        let mut sealing = Sealing::default();
+        let sealed = {
+            let _gate = self.staging.gate.read();
+            self.staging.batches.lock().push(batch.clone());
+            self.seal_some(&batch, files, &mut sealing)
+        };
+        let state = self.volume.state();
+        let plans = sealed.and_then(|()| self.write_pages(self.volume.view(&state), &mut sealing));
+        drop(state);
+        let plans = match plans {
+            Ok(plans) => plans,
+            Err(error) => {
+                // Thawed before the flusher stops waiting, so that it fails too rather than commit without this data.
+                sealing.thaw(&batch);
+                batch.failed();
+                self.staging.batches.lock().retain(|batch| !batch.is_over());
+                self.volume.mark_staged();
+                return Err(error);
+            }
+        };
+        let records = plans.iter().map(Plan::records).sum();
+        batch.written(plans);
+        drop(sealing.room.take());
+        // When this fails the batch stays announced, and the next commit or change of these files lands it.
+        self.volume.operate(records, true, |op| batch.land(&self.volume, op))?;
+        for file in files {
+            self.settle(file)?;
+        }
+        self.staging.batches.lock().retain(|batch| !batch.is_over());
+        Ok(!sealing.layers.is_empty())
+    }
+
+    fn seal_some(&self, batch: &Arc<Batch>, files: &[Arc<StagedFile>], sealing: &mut Sealing) -> Result<()> {
+        let mut left = BATCH_PIECES;
+        for file in files {
+            let sealed = file.with(|content| {
+                let state = self.volume.state();
+                content.settle(&self.volume, file.ino, self.volume.view(&state))?;
+                // A layer of the flusher came between; it takes all there was.
+                Ok(if content.has_sealed() { None } else { content.seal(batch, left) })
+            })?;
+            if let Some((layer, room)) = sealed {
+                left = left.saturating_sub(layer.pieces());
+                sealing.add(file, layer, room);
+            }
+            if left == 0 {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn settle(&self, file: &StagedFile) -> Result<()> {
+        file.with(|content| content.settle(&self.volume, file.ino, self.volume.view(&self.volume.state())))
+    }
+
+    /// Returns when no sealed layer of the file is left (a commit may seal another one at once). The caller holds the turn.
+    pub(super) fn land_older(&self, file: &StagedFile) -> Result<()> {
+        self.settle(file)?;
+        let batches = file.with(|content| content.sealed_batches());
+        if batches.is_empty() {
+            return Ok(());
+        }
+        self.volume.operate(LEFT_OVER, true, |op| {
+            batches.iter().try_for_each(|batch| batch.land(&self.volume, op).map(drop))
+        })?;
+        self.settle(file)
+    }
+
+    /// Brings the staged bytes under three quarters of their bound when they are beyond it.
+    pub(super) fn relieve(&self) -> Result<()> {
+        let bound = self.options.staged_bytes;
+        if self.staging.total() <= bound {
+            return Ok(());
+        }
+        let _pressure = self.staging.pressure.lock();
+        let mut fruitless = 0;
+        while self.staging.total() > bound / 4 * 3 && fruitless < FRUITLESS {
+            self.staging.sweep(&self.volume)?;
+            if self.staging.total() <= bound / 4 * 3 {
+                break;
+            }
+            let files = self.staging.files();
+            let Some(largest) = files.iter().max_by_key(|file| file.active_bytes()) else { break };
+            let progress = if largest.active_bytes() >= ALONE {
+                let _turn = largest.turn.lock();
+                self.write_out(std::slice::from_ref(largest))?
+            } else {
+                self.write_out_small(&files)?
+            };
+            fruitless = if progress { 0 } else { fruitless + 1 };
+        }
+        Ok(())
+    }
+
+    /// Writes out the first files that nobody is busy with, in the order of creation.
+    fn write_out_small(&self, files: &[Arc<StagedFile>]) -> Result<bool> {
+        let mut turns = Vec::new();
+        let mut chosen = Vec::new();
+        let mut bytes = 0;
+        for file in files.iter().filter(|file| file.active_bytes() > 0) {
+            if bytes >= COLLECT || chosen.len() as u64 >= BATCH_PIECES {
+                break;
+            }
+            // Waiting for a second turn while holding the first could be a cycle.
+            if let Some(turn) = file.turn.try_lock() {
+                turns.push(turn);
+                bytes += file.active_bytes();
+                chosen.push(file.clone());
+            }
+        }
+        self.write_out(&chosen)
+    }
+
+    /// Whether the file has no sealed layer, so that its extents may be changed in `op`; a definite answer, for `op` holds the writers' lock.
+    pub(super) fn is_settled(&self, file: &StagedFile, op: &Operation<'_>) -> Result<bool> {
+        file.with(|content| {
+            content.settle(&self.volume, file.ino, op.view())?;
+            Ok(!content.has_sealed())
+        })
+    }
+
+    /// Names the pages of pieces that were written for one file in `op` and makes them its content.
+    pub(super) fn name_pieces(
+        &self,
+        op: &mut Operation<'_>,
+        inode: &mut InodeValue,
+        pieces: &[WrittenPiece],
+    ) -> Result<()> {
+        for piece in pieces {
+            op.adopt(&piece.page, 1)?;
+            extents::replace(op, inode, piece)?;
+        }
+        Ok(())
+    }
+}

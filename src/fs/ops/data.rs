@@ -1,26 +1,109 @@
 //! open, read, write, release of files.
 
-use crate::error::Result;
-use crate::format::Ino;
-use crate::fs::FileSystem;
+use std::ops::{ControlFlow, Range};
+
+use crate::error::{Error, Result};
+use crate::format::values::InodeValue;
+use crate::format::{Ino, Key, kind};
+use crate::fs::layer::{FRAME, INLINE_ROOM, QUAD, WHOLE_ROOM};
+use crate::fs::staging::{Pending, StagedFile};
+use crate::fs::truncate::MAX_SIZE;
+use crate::fs::{FileSystem, SyncProfile, extents, inode, mode, plan};
+use crate::txn::{Reservation, View, WrittenPiece};
 
 impl FileSystem {
     /// Counts a handle: an unlinked inode lives until the last one is closed. `Stale` when it does not exist.
     pub fn open(&self, ino: Ino) -> Result<()> {
-        let _ = ino;
-        todo!()
+        // Counted first: whoever unlinks it from now on sees the handle, and what is gone already shows below.
+        self.handles.open(ino);
+        let state = self.volume.state();
+        if let Err(error) = inode::load(self.volume.view(&state), ino) {
+            self.handles.release(ino);
+            return Err(match error {
+                Error::NotFound => Error::Stale,
+                error => error,
+            });
+        }
+        Ok(())
     }
 
     /// Ends a handle; the last one of an unlinked inode queues it for reclaim.
     pub fn release(&self, ino: Ino) -> Result<()> {
-        let _ = ino;
-        todo!()
+        if self.handles.release(ino) {
+            let state = self.volume.state();
+            let orphan = Key::new(0, kind::ORPHAN, ino.0);
+            if self.volume.view(&state).get(orphan, |_| Ok(()))?.is_some() {
+                self.queue_reclaim(ino);
+            }
+        }
+        if self.options.sync == SyncProfile::Always && self.volume.is_dirty() {
+            return self.sync();
+        }
+        Ok(())
     }
 
     /// The bytes `offset..offset + length`, short at the end of the file; holes read as zeros.
     pub fn read(&self, ino: Ino, offset: u64, length: usize) -> Result<Vec<u8>> {
-        let _ = (ino, offset, length);
-        todo!()
+        let wanted = offset..offset.saturating_add(length as u64);
+        let (state, overlay) = self.overlay(ino, &wanted)?;
+        let view = self.volume.view(&state);
+        let inode = self.regular(view, ino)?;
+        let range = offset..wanted.end.min(inode.size.max(overlay.end)).max(offset);
+        let mut out = vec![0; (range.end - range.start) as usize];
+        let whole = overlay.parts.iter().any(|(at, part)| *at == offset && part.len() == out.len());
+        if !whole {
+            self.read_published(view, ino, &inode, &range, &mut out)?;
+        }
+        for (at, part) in &overlay.parts {
+            let from = (at - offset) as usize;
+            // Staged bytes lie before the overlay's end, hence within the range.
+            out[from..from + part.len()].copy_from_slice(part);
+        }
+        Ok(out)
+    }
+
+    /// Fills `out` with what extents or inline data say of `range`; it holds zeros before.
+    pub(in crate::fs) fn read_published(
+        &self,
+        view: View<'_>,
+        ino: Ino,
+        inode: &InodeValue,
+        range: &Range<u64>,
+        out: &mut [u8],
+    ) -> Result<()> {
+        if inode.bytes == 0 {
+            return Ok(());
+        }
+        if let Some(content) = extents::inline(view, ino, inode)? {
+            let from = range.start.min(content.len() as u64) as usize;
+            let to = range.end.min(content.len() as u64) as usize;
+            out[..to - from].copy_from_slice(&content[from..to]);
+            return Ok(());
+        }
+        // Bytes behind the inode's size do not exist, even where an extent reaches beyond.
+        let visible = range.start..range.end.min(inode.trim).min(inode.size);
+        let mut found = Vec::new();
+        extents::visit(view, ino, visible.clone(), &mut |mapped| {
+            found.push(mapped);
+            Ok(ControlFlow::Continue(()))
+        })?;
+        for mapped in found {
+            let (from, to) = (mapped.offset.max(visible.start), mapped.end().min(visible.end));
+            let start = mapped.extent.start + (from - mapped.offset) as u32;
+            let part = &mut out[(from - range.start) as usize..(to - range.start) as usize];
+            self.volume.pager().read_data(&mapped.extent.page, start, part)?;
+        }
+        Ok(())
+    }
+
+    /// The inode of a regular file.
+    pub(in crate::fs) fn regular(&self, view: View<'_>, ino: Ino) -> Result<InodeValue> {
+        let inode = inode::load(view, ino)?;
+        match inode.mode & mode::TYPE {
+            mode::REGULAR => Ok(inode),
+            mode::DIRECTORY => Err(Error::IsDirectory),
+            _ => Err(Error::invalid(format!("not a regular file: ino={}", ino.0))),
+        }
     }
 
     /// Accepts all of `data` or nothing; the size grows when needed. Does not touch times (the caller's SETATTR does).
@@ -28,7 +111,112 @@ impl FileSystem {
     /// # Errors
     /// `NoSpace` against reservations, `FileTooLarge` beyond 2^63-1, `Latched`, `ReadOnly`.
     pub fn write(&self, ino: Ino, offset: u64, data: &[u8]) -> Result<()> {
-        let _ = (ino, offset, data);
-        todo!()
+        let end = offset.checked_add(data.len() as u64).filter(|end| *end <= MAX_SIZE).ok_or(Error::FileTooLarge)?;
+        let file = self.staging.entry(ino);
+        let result = {
+            let _turn = file.turn.lock();
+            self.write_in_turn(&file, offset..end, data)
+        };
+        self.staging.leave(file);
+        result?;
+        // The write itself is accepted and stays staged; the next commit reports what is wrong.
+        if let Err(error) = self.relieve() {
+            tracing::warn!(%error, "staged data could not be written out early");
+        }
+        Ok(())
+    }
+
+    fn write_in_turn(&self, file: &StagedFile, range: Range<u64>, data: &[u8]) -> Result<()> {
+        let state = self.volume.state();
+        let inode = self.regular(self.volume.view(&state), file.ino)?;
+        drop(state);
+        if range.is_empty() {
+            return Ok(());
+        }
+        if inode.trim < range.end {
+            self.complete_trim(file.ino, range.end)?;
+        }
+        let direct = range.start.next_multiple_of(FRAME)..range.end / FRAME * FRAME;
+        if direct.is_empty() {
+            return self.stage(file, &[(range.start, data)], None);
+        }
+        let (head, rest) = data.split_at((direct.start - range.start) as usize);
+        let (frames, tail) = rest.split_at((direct.end - direct.start) as usize);
+        let parts: Vec<(u64, &[u8])> =
+            [(range.start, head), (direct.end, tail)].into_iter().filter(|(_, part)| !part.is_empty()).collect();
+        // Room for the rest is promised before anything is changed, so that the write is accepted whole or not at all.
+        let most = parts.len() as u64 * (WHOLE_ROOM + INLINE_ROOM);
+        let room = if most > 0 { Some(self.volume.reserve_data(most * QUAD, 0)?) } else { None };
+        self.write_frames(file, &direct, frames)?;
+        if parts.is_empty() { Ok(()) } else { self.stage(file, &parts, room) }
+    }
+
+    /// Writes whole frames as pages and names them in one operation.
+    fn write_frames(&self, file: &StagedFile, range: &Range<u64>, data: &[u8]) -> Result<()> {
+        loop {
+            self.land_older(file)?;
+            let state = self.volume.state();
+            let view = self.volume.view(&state);
+            let inode = self.regular(view, file.ino)?;
+            let inline = extents::inline(view, file.ino, &inode)?;
+            let (cuts, _) = extents::measure(view, file.ino, range.clone(), u64::MAX)?;
+            drop(state);
+            let pieces = self.write_pieces(file.ino, &inode, range, data, inline.as_deref())?;
+            // Inode, inline data.
+            let records = 2 + pieces.len() as u64 * extents::RECORDS_PER_PIECE + cuts * extents::RECORDS_PER_CUT;
+            let result = self.volume.operate(records, false, |op| {
+                let mut inode = inode::load(op.view(), file.ino)?;
+                // A commit may have written out staged data of the file in between.
+                if !self.is_settled(file, op)? || extents::inline(op.view(), file.ino, &inode)? != inline {
+                    return Ok(false);
+                }
+                extents::set_inline(op, file.ino, &mut inode, &[])?;
+                self.name_pieces(op, &mut inode, &pieces)?;
+                inode.size = inode.size.max(range.end);
+                inode::store(op, file.ino, &inode)?;
+                if let Some(first) = pieces.iter().find(|piece| piece.offset == range.start) {
+                    file.with(|content| content.pending = Some(Pending::Cover(range.clone(), *first)));
+                }
+                Ok(true)
+            });
+            match result {
+                Ok(true) => return self.settle(file),
+                Ok(false) => self.volume.abandon(&pieces),
+                Err(error) => {
+                    file.with(|content| content.pending = None);
+                    self.volume.abandon(&pieces);
+                    return Err(error);
+                }
+            }
+        }
+    }
+
+    /// Writes the pages of whole frames, and one for inline data that they do not replace. On an error none is kept.
+    fn write_pieces(
+        &self,
+        ino: Ino,
+        inode: &InodeValue,
+        range: &Range<u64>,
+        data: &[u8],
+        inline: Option<&[u8]>,
+    ) -> Result<Vec<WrittenPiece>> {
+        // Inline data is shorter than a frame.
+        let inline = inline.filter(|_| range.start > 0);
+        let bytes = data.len() + inline.map_or(0, <[u8]>::len);
+        let pages = data.len() as u64 / FRAME + u64::from(inline.is_some());
+        let mut room: Reservation = self.volume.reserve_data(bytes as u64, pages)?;
+        let compress = plan::compresses(&self.options, inode);
+        let mut pieces = Vec::new();
+        let frames = data.chunks(FRAME as usize).zip((range.start..).step_by(FRAME as usize));
+        for (part, offset) in inline.map(|content| (content, 0)).into_iter().chain(frames) {
+            match self.volume.write_data(&mut room, ino, offset, part, compress) {
+                Ok(written) => pieces.extend(written),
+                Err(error) => {
+                    self.volume.abandon(&pieces);
+                    return Err(error);
+                }
+            }
+        }
+        Ok(pieces)
     }
 }

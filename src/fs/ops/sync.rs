@@ -1,11 +1,15 @@
 //! fsync and the periodic commit.
 
 use crate::error::Result;
-use crate::fs::FileSystem;
+use crate::fs::{FileSystem, SyncProfile};
 
 impl FileSystem {
-    /// Returns when everything done so far, whichever file it concerns, is durable.
+    /// Returns when everything done so far, whichever file it concerns, is durable; with `SyncProfile::Never` at once.
     pub fn sync(&self) -> Result<()> {
-        todo!()
+        if self.options.sync == SyncProfile::Never {
+            return Ok(());
+        }
+        self.volume.commit()?;
+        self.staging.sweep(&self.volume)
     }
 }

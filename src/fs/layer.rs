@@ -1,0 +1,316 @@
+//! A sparse buffer of file bytes: sorted pieces within aligned frames, the unit of write-out.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use crate::format::{BLOCK, MAX_DATA};
+
+/// Bytes of an aligned frame of a file: what one data page holds at most.
+pub(crate) const FRAME: u64 = MAX_DATA as u64;
+
+/// More pieces than this cutting one frame are rewritten as a whole (design 3.3: more cost more space than they save).
+pub(crate) const MAX_PIECES: usize = 12;
+
+/// Bytes of a quad, the unit of reservations.
+pub(crate) const QUAD: u64 = 4 * BLOCK;
+
+/// Quads that `Volume::reserve_data` promises for this much data: each page may need one for its last part and one for its heads.
+pub(crate) fn room(bytes: u64, pages: u64) -> u64 {
+    bytes.div_ceil(QUAD) + 2 * pages
+}
+
+/// What a frame costs at most, since it can always be written as one page.
+pub(crate) const WHOLE_ROOM: u64 = FRAME / QUAD + 2;
+
+/// What a frame holds in extents when staging of it begins; an estimate that only decides how much room is promised.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Existing {
+    pub(crate) extents: u64,
+    pub(crate) bytes: u64,
+    /// The file may have inline data, which write-out may have to turn into a page.
+    pub(crate) inline: bool,
+}
+
+/// Room for the page that inline data becomes.
+pub(crate) const INLINE_ROOM: u64 = 3;
+
+/// Bytes present without a gap.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Piece {
+    /// Offset in the frame.
+    pub(crate) start: u32,
+    pub(crate) data: Vec<u8>,
+}
+
+impl Piece {
+    fn end(&self) -> u32 {
+        // Pieces lie within a frame of 128 KiB.
+        self.start + self.data.len() as u32
+    }
+}
+
+/// Pieces of one frame: sorted, disjoint, not adjacent, never empty.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Frame {
+    pub(crate) pieces: Vec<Piece>,
+    /// Quads promised to the write-out of this frame.
+    pub(crate) held: u64,
+    pub(crate) existing: Existing,
+}
+
+impl Frame {
+    pub(crate) fn bytes(&self) -> u64 {
+        self.pieces.iter().map(|p| p.data.len() as u64).sum()
+    }
+
+    /// Quads that the frame may need when another `more` bytes are put: what it must have, and what lets it be merged with its extents.
+    pub(crate) fn room_with(&self, more: u64) -> (u64, u64) {
+        let (bytes, pieces) = (self.bytes() + more, self.pieces.len() as u64 + 1);
+        let inline = if self.existing.inline { INLINE_ROOM } else { 0 };
+        let least = room(bytes, pieces).min(WHOLE_ROOM);
+        let merged = if self.existing.extents > 0 { room(bytes + self.existing.bytes, 1).min(WHOLE_ROOM) } else { 0 };
+        (least + inline, least.max(merged) + inline)
+    }
+
+    pub(crate) fn put(&mut self, start: u32, new: &[u8]) {
+        let end = start + new.len() as u32;
+        let low = self.pieces.partition_point(|p| p.end() < start);
+        let high = self.pieces.partition_point(|p| p.start <= end);
+        if low >= high {
+            self.pieces.insert(low, Piece { start, data: new.to_vec() });
+            return;
+        }
+        let last = &self.pieces[high - 1];
+        let tail = if high - low > 1 && last.end() > end {
+            last.data[(end - last.start) as usize..].to_vec()
+        } else {
+            Vec::new()
+        };
+        let first = &mut self.pieces[low];
+        if first.start <= start {
+            let at = (start - first.start) as usize;
+            let over = (first.data.len() - at).min(new.len());
+            first.data[at..at + over].copy_from_slice(&new[..over]);
+            first.data.extend_from_slice(&new[over..]);
+            first.data.extend_from_slice(&tail);
+        } else {
+            let mut data = new.to_vec();
+            if high - low == 1 {
+                let kept = (end - first.start) as usize;
+                data.extend_from_slice(first.data.get(kept..).unwrap_or_default());
+            }
+            data.extend_from_slice(&tail);
+            *first = Piece { start, data };
+        }
+        self.pieces.drain(low + 1..high);
+    }
+
+    fn remove(&mut self, from: u32, to: u32) {
+        let mut kept = Vec::with_capacity(self.pieces.len() + 1);
+        for mut piece in self.pieces.drain(..) {
+            let (start, end) = (piece.start, piece.end());
+            if end <= from || start >= to {
+                kept.push(piece);
+                continue;
+            }
+            if end > to {
+                let tail = Piece { start: to, data: piece.data[(to - start) as usize..].to_vec() };
+                if start < from {
+                    piece.data.truncate((from - start) as usize);
+                    kept.push(piece);
+                }
+                kept.push(tail);
+            } else if start < from {
+                piece.data.truncate((from - start) as usize);
+                kept.push(piece);
+            }
+        }
+        self.pieces = kept;
+    }
+}
+
+/// The frames of one file by number.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Layer {
+    pub(crate) frames: BTreeMap<u64, Frame>,
+    bytes: u64,
+}
+
+impl Layer {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.frames.is_empty()
+    }
+
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Quads promised to the write-out of all of it.
+    pub(crate) fn held(&self) -> u64 {
+        self.frames.values().map(|frame| frame.held).sum()
+    }
+
+    pub(crate) fn pieces(&self) -> u64 {
+        self.frames.values().map(|f| f.pieces.len() as u64).sum()
+    }
+
+    /// First offset behind all bytes; 0 when empty.
+    pub(crate) fn end(&self) -> u64 {
+        self.frames
+            .last_key_value()
+            .map_or(0, |(number, frame)| number * FRAME + frame.pieces.last().map_or(0, |p| u64::from(p.end())))
+    }
+
+    /// The pieces with their file offsets, ascending.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (u64, &[u8])> {
+        self.frames.iter().flat_map(|(number, f)| {
+            f.pieces.iter().map(move |p| (number * FRAME + u64::from(p.start), p.data.as_slice()))
+        })
+    }
+
+    fn edit(&mut self, number: u64, change: impl FnOnce(&mut Frame)) {
+        let frame = self.frames.entry(number).or_default();
+        let bytes = frame.bytes();
+        change(frame);
+        self.bytes = self.bytes - bytes + frame.bytes();
+        if frame.pieces.is_empty() {
+            self.frames.remove(&number);
+        }
+    }
+
+    /// Puts bytes over what is there.
+    pub(crate) fn put(&mut self, offset: u64, data: &[u8]) {
+        for (number, start, range) in split(offset, data.len()) {
+            self.edit(number, |frame| frame.put(start, &data[range]));
+        }
+    }
+
+    /// Removes the bytes of `range`. Promised room of frames that vanish is the caller's to give back.
+    pub(crate) fn remove(&mut self, range: Range<u64>) {
+        if range.is_empty() {
+            return;
+        }
+        let numbers: Vec<u64> =
+            self.frames.range(range.start / FRAME..=(range.end - 1) / FRAME).map(|(number, _)| *number).collect();
+        for number in numbers {
+            let base = number * FRAME;
+            let from = range.start.saturating_sub(base).min(FRAME) as u32;
+            let to = (range.end - base).min(FRAME) as u32;
+            self.edit(number, |frame| frame.remove(from, to));
+        }
+    }
+
+    /// The parts of `range` that have no bytes here, ascending.
+    pub(crate) fn gaps(&self, range: Range<u64>) -> Vec<Range<u64>> {
+        let mut gaps = Vec::new();
+        let mut at = range.start;
+        for (offset, data) in self.within(&range) {
+            if offset > at {
+                gaps.push(at..offset);
+            }
+            at = at.max(offset + data.len() as u64);
+        }
+        if at < range.end {
+            gaps.push(at..range.end);
+        }
+        gaps
+    }
+
+    /// The present parts of `range`, clipped to it, ascending.
+    pub(crate) fn within<'a>(&'a self, range: &Range<u64>) -> impl Iterator<Item = (u64, &'a [u8])> + use<'a> {
+        let range = range.clone();
+        let frames = range.start / FRAME..range.end.div_ceil(FRAME).max(range.start / FRAME);
+        self.frames.range(frames).flat_map(move |(number, frame)| {
+            let base = number * FRAME;
+            let range = range.clone();
+            frame.pieces.iter().filter_map(move |piece| {
+                let offset = base + u64::from(piece.start);
+                let from = range.start.max(offset);
+                let to = range.end.min(offset + piece.data.len() as u64);
+                (from < to).then(|| (from, &piece.data[(from - offset) as usize..(to - offset) as usize]))
+            })
+        })
+    }
+
+    /// Moves the first frames out until they hold at least `pieces` pieces.
+    pub(crate) fn take_first(&mut self, pieces: u64) -> Layer {
+        let mut taken = Layer::default();
+        let mut count = 0;
+        while count < pieces {
+            let Some((number, frame)) = self.frames.pop_first() else { break };
+            count += frame.pieces.len() as u64;
+            let bytes = frame.bytes();
+            self.bytes -= bytes;
+            taken.bytes += bytes;
+            taken.frames.insert(number, frame);
+        }
+        taken
+    }
+}
+
+/// Cuts a range of `length` bytes into its parts per frame: frame number, offset in the frame, range of the data.
+pub(crate) fn split(offset: u64, length: usize) -> impl Iterator<Item = (u64, u32, Range<usize>)> {
+    let mut done = 0;
+    std::iter::from_fn(move || {
+        if done == length {
+            return None;
+        }
+        let at = offset + done as u64;
+        let start = at % FRAME;
+        let part = ((FRAME - start) as usize).min(length - done);
+        let range = done..done + part;
+        done += part;
+        Some((at / FRAME, start as u32, range))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::env::SeededEnvironment;
+
+    fn check(layer: &Layer, model: &[Option<u8>]) {
+        let mut shown = vec![None; model.len()];
+        for (offset, data) in layer.iter() {
+            for (i, byte) in data.iter().enumerate() {
+                shown[offset as usize + i] = Some(*byte);
+            }
+        }
+        assert!(shown == model);
+        assert_eq!(layer.bytes(), model.iter().flatten().count() as u64);
+        assert_eq!(layer.end(), model.iter().rposition(Option::is_some).map_or(0, |at| at as u64 + 1));
+        for frame in layer.frames.values() {
+            assert!(!frame.pieces.is_empty());
+            assert!(frame.pieces.windows(2).all(|w| w[0].end() < w[1].start), "pieces touch");
+        }
+    }
+
+    #[test]
+    fn a_layer_holds_exactly_what_was_put_and_not_removed() {
+        let random = SeededEnvironment::new(11);
+        let size = 3 * FRAME;
+        let mut layer = Layer::default();
+        let mut model = vec![None; size as usize];
+        for round in 0..600_u64 {
+            let from = random.next_u64() % size;
+            let length = (random.next_u64() % if round % 7 == 0 { FRAME } else { 3000 }).min(size - from);
+            let range = from as usize..(from + length) as usize;
+            if random.next_u64() % 4 == 0 {
+                layer.remove(from..from + length);
+                model[range].fill(None);
+            } else {
+                layer.put(from, &vec![round as u8; length as usize]);
+                model[range].fill(Some(round as u8));
+            }
+            if round % 20 == 0 {
+                check(&layer, &model);
+                let (from, to) = (size / 5, size / 5 + FRAME);
+                let absent: u64 = layer.gaps(from..to).iter().map(|gap| gap.end - gap.start).sum();
+                assert_eq!(absent, model[from as usize..to as usize].iter().filter(|b| b.is_none()).count() as u64);
+            }
+        }
+        layer.remove(FRAME + 5..u64::MAX);
+        model[FRAME as usize + 5..].fill(None);
+        check(&layer, &model);
+    }
+}

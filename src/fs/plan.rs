@@ -1,0 +1,340 @@
+//! Decides how a staged layer becomes pages: inline, packed with other small files, piece by piece or frames merged; and writes them.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::batch::{Plan, existing};
+use super::extents::{self, Mapped};
+use super::layer::{Existing, FRAME, Frame, INLINE_ROOM, Layer, MAX_PIECES, room};
+use super::{FileSystem, FsOptions};
+use crate::error::{Error, Result};
+use crate::format::values::{InodeValue, inode_flags};
+use crate::format::{Ino, MAX_DATA};
+use crate::txn::{Reservation, View, Volume, WrittenPiece};
+
+/// Files up to this many bytes are kept in the tree itself. To be decided by measurement (design 3.2): a packed file costs an extent of
+/// 73 bytes and a share of a page, an inline one its bytes in every walk over the inodes.
+pub(crate) const INLINE: u64 = 256;
+
+/// Files up to this many bytes are packed: at four or more a page the blocks that each would round up are worth sharing.
+const PACK: u64 = 32 * 1024;
+
+/// Items of one packed page (specification 5.3 bounds the page, `write_packed` the number).
+const PACK_FILES: usize = 256;
+
+/// Content of a frame up to this many bytes is rewritten whole: one quad of blocks, which a separate page would take too.
+const SMALL_FRAME: u64 = 16 * 1024;
+
+/// Extents counted in a frame before it is staged; beyond this it is merged anyway.
+const MEASURE: u64 = 4 * MAX_PIECES as u64;
+
+pub(super) fn measure(view: View<'_>, ino: Ino, range: Range<u64>) -> Result<Existing> {
+    let (extents, bytes) = extents::measure(view, ino, range, MEASURE)?;
+    Ok(Existing { extents, bytes, inline: false })
+}
+
+pub(super) fn compresses(options: &FsOptions, inode: &InodeValue) -> bool {
+    options.compress && inode.flags & inode_flags::NO_COMPRESS == 0
+}
+
+/// Writes the pages of a batch; the files of one that fails are left to the caller to abandon.
+pub(super) struct Planner<'a> {
+    pub(super) volume: &'a Volume,
+    pub(super) options: FsOptions,
+    pub(super) view: View<'a>,
+    pub(super) room: &'a mut Option<Reservation>,
+    /// Everything written so far.
+    pub(super) written: Vec<WrittenPiece>,
+}
+
+/// Small files of one owner and one compression setting, waiting for a shared page: index of the plan, content.
+type Packs<'a> = BTreeMap<(u32, bool), Vec<(usize, &'a [u8])>>;
+
+impl Planner<'_> {
+    /// Plans the layers in the order given (ascending numbers, so that files created together are packed together).
+    pub(super) fn plan(&mut self, layers: &[(Ino, Arc<Layer>)]) -> Result<Vec<Plan>> {
+        let mut plans = Vec::with_capacity(layers.len());
+        let mut packs = Packs::new();
+        for (ino, layer) in layers {
+            let Some(inode) = existing(self.view, *ino)? else { continue };
+            let mut plan = Plan { ino: *ino, end: layer.end(), inline: None, pieces: Vec::new(), cuts: 0, gone: false };
+            if let Some(content) = self.inline(&plan, &inode, layer)? {
+                plan.inline = Some(content);
+                plan.cuts = extents::measure(self.view, *ino, 0..inode.trim, u64::MAX)?.0;
+            } else if let Some(content) = self.packable(&inode, layer) {
+                plan.cuts = extents::measure(self.view, *ino, 0..inode.trim.min(plan.end), u64::MAX)?.0;
+                packs.entry((inode.uid, compresses(&self.options, &inode))).or_default().push((plans.len(), content));
+            } else {
+                self.frames(&mut plan, &inode, layer)?;
+            }
+            plans.push(plan);
+        }
+        for ((_, compress), files) in packs {
+            self.pack(&mut plans, compress, &files)?;
+        }
+        Ok(plans)
+    }
+
+    fn reservation(&mut self) -> Result<&mut Reservation> {
+        // D4: a layer is never without room.
+        self.room.as_mut().ok_or_else(|| Error::NoSpace("no room was kept for staged data".into()))
+    }
+
+    /// The whole content of a file that is to live in the tree.
+    fn inline(&self, plan: &Plan, inode: &InodeValue, layer: &Layer) -> Result<Option<Vec<u8>>> {
+        if plan.end > INLINE {
+            return Ok(None);
+        }
+        let whole = single(layer).is_some() && plan.end >= inode.size;
+        let mut content = Vec::new();
+        if !whole {
+            if extents::measure(self.view, plan.ino, 0..inode.trim, 1)?.0 > 0 {
+                return Ok(None);
+            }
+            content = extents::inline(self.view, plan.ino, inode)?.unwrap_or_default();
+        }
+        if content.len() as u64 > INLINE {
+            return Ok(None);
+        }
+        content.resize(content.len().max(plan.end as usize), 0);
+        for (offset, data) in layer.iter() {
+            content[offset as usize..offset as usize + data.len()].copy_from_slice(data);
+        }
+        Ok(Some(content))
+    }
+
+    fn packable<'l>(&self, inode: &InodeValue, layer: &'l Layer) -> Option<&'l [u8]> {
+        let allowed = self.options.pack && inode.flags & inode_flags::NO_PACK == 0;
+        let whole = layer.end() <= PACK && layer.end() >= inode.size;
+        if allowed && whole { single(layer) } else { None }
+    }
+
+    fn pack(&mut self, plans: &mut [Plan], compress: bool, files: &[(usize, &[u8])]) -> Result<()> {
+        let mut rest = files;
+        while !rest.is_empty() {
+            let mut bytes = 0;
+            let mut count = 0;
+            while count < rest.len().min(PACK_FILES) && bytes + rest[count].1.len() <= MAX_DATA {
+                bytes += rest[count].1.len();
+                count += 1;
+            }
+            let (page, later) = rest.split_at(count);
+            rest = later;
+            let volume = self.volume;
+            let pieces = match page {
+                [(index, content)] => {
+                    volume.write_data(self.reservation()?, plans[*index].ino, 0, content, compress)?
+                }
+                _ => {
+                    let content: Vec<(Ino, &[u8])> = page.iter().map(|(index, c)| (plans[*index].ino, *c)).collect();
+                    volume.write_packed(self.reservation()?, &content, compress)?
+                }
+            };
+            self.written.extend_from_slice(&pieces);
+            let mut at = 0;
+            for piece in pieces {
+                while plans[page[at].0].ino != piece.ino {
+                    at += 1;
+                }
+                plans[page[at].0].pieces.push(piece);
+            }
+        }
+        Ok(())
+    }
+
+    fn frames(&mut self, plan: &mut Plan, inode: &InodeValue, layer: &Layer) -> Result<()> {
+        // A file has inline data or extents: what the layer does not replace of inline data becomes part of its first frame.
+        let old = extents::inline(self.view, plan.ino, inode)?.unwrap_or_default();
+        let gaps = layer.gaps(0..old.len() as u64);
+        if !gaps.is_empty() {
+            let mut first = layer.frames.get(&0).cloned().unwrap_or_default();
+            first.held += INLINE_ROOM;
+            for gap in gaps {
+                first.put(gap.start as u32, &old[gap.start as usize..gap.end as usize]);
+            }
+            self.frame(plan, inode, 0, &first)?;
+        }
+        for (number, frame) in &layer.frames {
+            if *number > 0 || layer.gaps(0..old.len() as u64).is_empty() {
+                self.frame(plan, inode, *number, frame)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes one frame: its pieces each as a page, or merged with what its extents hold.
+    fn frame(&mut self, plan: &mut Plan, inode: &InodeValue, number: u64, frame: &Frame) -> Result<()> {
+        let range = number * FRAME..((number + 1) * FRAME).min(inode.trim);
+        let mapped = if inode.bytes == 0 {
+            Vec::new()
+        } else {
+            extents::overlapping(self.view, plan.ino, range.clone(), usize::MAX)?
+        };
+        plan.cuts += mapped.len() as u64;
+        let base = number * FRAME;
+        for run in runs(base, frame, &mapped, &range) {
+            let mut data = vec![0; (run.end - run.start) as usize];
+            for old in mapped.iter().filter(|old| old.overlap(&run) > 0) {
+                let (from, to) = (old.offset.max(run.start), old.end().min(run.end));
+                let out = &mut data[(from - run.start) as usize..(to - run.start) as usize];
+                let start = old.extent.start + (from - old.offset) as u32;
+                if !covered(base, frame, from..to) {
+                    self.volume.pager().read_data(&old.extent.page, start, out)?;
+                }
+            }
+            for piece in &frame.pieces {
+                let offset = base + u64::from(piece.start);
+                if run.contains(&offset) {
+                    let at = (offset - run.start) as usize;
+                    data[at..at + piece.data.len()].copy_from_slice(&piece.data);
+                }
+            }
+            let volume = self.volume;
+            let compress = compresses(&self.options, inode);
+            let pieces = volume.write_data(self.reservation()?, plan.ino, run.start, &data, compress)?;
+            self.written.extend_from_slice(&pieces);
+            plan.pieces.extend(pieces);
+        }
+        Ok(())
+    }
+}
+
+/// The layer's bytes when they are one piece from offset 0 on.
+fn single(layer: &Layer) -> Option<&[u8]> {
+    let mut pieces = layer.iter();
+    let (offset, data) = pieces.next()?;
+    (offset == 0 && pieces.next().is_none()).then_some(data)
+}
+
+fn covered(base: u64, frame: &Frame, range: Range<u64>) -> bool {
+    frame.pieces.iter().any(|piece| {
+        let start = base + u64::from(piece.start);
+        start <= range.start && start + piece.data.len() as u64 >= range.end
+    })
+}
+
+/// The ranges to be written as a page each. Every piece lies within one of them.
+fn runs(base: u64, frame: &Frame, mapped: &[Mapped], visible: &Range<u64>) -> Vec<Range<u64>> {
+    let pieces: Vec<Range<u64>> = frame
+        .pieces
+        .iter()
+        .map(|piece| base + u64::from(piece.start)..base + u64::from(piece.start) + piece.data.len() as u64)
+        .collect();
+    let rest = remaining(&pieces, mapped, visible);
+    let (new, old) = (length(&pieces), length(&rest));
+    let merge = old > 0 && (pieces.len() + rest.len() > MAX_PIECES || new + old <= SMALL_FRAME || new >= old);
+    let merged = || {
+        let mut all = pieces.clone();
+        all.extend(rest.iter().cloned());
+        let joined = join(all);
+        if joined.len() > MAX_PIECES { span(&joined) } else { joined }
+    };
+    let choices = [merge.then(merged), (pieces.len() <= MAX_PIECES).then(|| pieces.clone())];
+    // Staging held room for the frame as one page when for nothing else (`Frame::room_with`).
+    choices.into_iter().flatten().find(|runs| cost(runs) <= frame.held).unwrap_or_else(|| span(&pieces))
+}
+
+/// Parts of the visible extents that no piece replaces.
+fn remaining(pieces: &[Range<u64>], mapped: &[Mapped], visible: &Range<u64>) -> Vec<Range<u64>> {
+    let mut rest = Vec::new();
+    for old in mapped {
+        let start = old.offset.max(visible.start);
+        let end = old.end().min(visible.end);
+        let mut at = start;
+        for piece in pieces.iter().filter(|piece| piece.end > start && piece.start < end) {
+            if piece.start > at {
+                rest.push(at..piece.start);
+            }
+            at = at.max(piece.end);
+        }
+        if at < end {
+            rest.push(at..end);
+        }
+    }
+    rest
+}
+
+fn length(ranges: &[Range<u64>]) -> u64 {
+    ranges.iter().map(|range| range.end - range.start).sum()
+}
+
+fn cost(ranges: &[Range<u64>]) -> u64 {
+    ranges.iter().map(|range| room(range.end - range.start, 1)).sum()
+}
+
+fn span(ranges: &[Range<u64>]) -> Vec<Range<u64>> {
+    match (ranges.first(), ranges.last()) {
+        (Some(first), Some(last)) => std::iter::once(first.start..last.end).collect(),
+        _ => Vec::new(),
+    }
+}
+
+/// Sorts and joins what touches.
+fn join(mut ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
+    ranges.sort_unstable_by_key(|range| range.start);
+    let mut joined: Vec<Range<u64>> = Vec::with_capacity(ranges.len());
+    for range in ranges {
+        match joined.last_mut() {
+            Some(last) if last.end >= range.start => last.end = last.end.max(range.end),
+            _ => joined.push(range),
+        }
+    }
+    joined
+}
+
+impl FileSystem {
+    pub(super) fn planner<'a>(&'a self, view: View<'a>, room: &'a mut Option<Reservation>) -> Planner<'a> {
+        Planner { volume: &self.volume, options: self.options, view, room, written: Vec::new() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::layer::{Piece, WHOLE_ROOM};
+    use super::*;
+
+    fn frame(pieces: &[(u32, usize)], held: u64) -> Frame {
+        let pieces = pieces.iter().map(|(start, length)| Piece { start: *start, data: vec![1; *length] }).collect();
+        Frame { pieces, held, existing: Existing::default() }
+    }
+
+    fn extent(offset: u64, length: u32) -> Mapped {
+        let extent = crate::format::values::Extent {
+            page: crate::format::Pointer::NULL,
+            start: 0,
+            length,
+            born: crate::format::Generation(1),
+        };
+        Mapped { offset, extent }
+    }
+
+    #[test]
+    fn an_overwritten_block_becomes_a_page_of_its_own() {
+        let old = [extent(FRAME, FRAME as u32)];
+        let runs = runs(FRAME, &frame(&[(8192, 4096)], WHOLE_ROOM), &old, &(FRAME..2 * FRAME));
+        assert_eq!(runs, [FRAME + 8192..FRAME + 12288]);
+    }
+
+    #[test]
+    fn small_content_is_merged_when_there_is_room() {
+        let old = [extent(0, 8000)];
+        let visible = 0..FRAME;
+        assert_eq!(runs(0, &frame(&[(8000, 10)], WHOLE_ROOM), &old, &visible), [0..8010]);
+        assert_eq!(runs(0, &frame(&[(8000, 10)], 2), &old, &visible), [8000..8010]);
+    }
+
+    #[test]
+    fn a_frame_cut_too_often_is_written_whole_and_keeps_its_holes_outside() {
+        let pieces: Vec<(u32, usize)> = (0..20).map(|i| (4096 + i * 1000, 10)).collect();
+        let runs = runs(0, &frame(&pieces, WHOLE_ROOM), &[extent(0, 4000)], &(0..FRAME));
+        assert_eq!(runs, [0..4096 + 19_000 + 10]);
+    }
+
+    #[test]
+    fn merging_leaves_holes_between_runs_and_what_is_hidden_alone() {
+        let old = [extent(0, 1000), extent(50_000, 1000), extent(90_000, 1000)];
+        let runs = runs(0, &frame(&[(1000, 100)], WHOLE_ROOM), &old, &(0..90_000));
+        assert_eq!(runs, [0..1100, 50_000..51_000]);
+    }
+}
