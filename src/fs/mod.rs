@@ -49,8 +49,8 @@ impl FileSystem {
         name_key: [u8; 16],
         options: FsOptions,
     ) -> Result<Arc<FileSystem>> {
-        let _ = (volume, environment, name_key, options);
-        todo!()
+        let (staging, handles) = (staging::Staging, inode::OpenHandles::default());
+        Ok(Arc::new(FileSystem { volume, environment, options, name_key, staging, handles }))
     }
 
     /// Writes the root directory of a new archive (mode 0755, owned by `creator`).
@@ -61,11 +61,11 @@ impl FileSystem {
 
     /// Makes everything durable, reclaims what is unlinked, erases free space and writes the closed record.
     pub fn close(&self) -> Result<()> {
-        todo!()
+        self.volume.close()
     }
 
     /// One background step: reclaim of orphans and trims, then [`Volume::maintain`]. Returns whether work is left.
     pub fn maintain(&self) -> Result<bool> {
-        todo!()
+        self.volume.maintain()
     }
 }

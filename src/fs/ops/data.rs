@@ -7,14 +7,16 @@ use crate::fs::FileSystem;
 impl FileSystem {
     /// Counts a handle: an unlinked inode lives until the last one is closed. `Stale` when it does not exist.
     pub fn open(&self, ino: Ino) -> Result<()> {
-        let _ = ino;
-        todo!()
+        self.handles.open(ino);
+        Ok(())
     }
 
     /// Ends a handle; the last one of an unlinked inode queues it for reclaim.
     pub fn release(&self, ino: Ino) -> Result<()> {
-        let _ = ino;
-        todo!()
+        if self.handles.release(ino) {
+            self.queue_reclaim(ino);
+        }
+        Ok(())
     }
 
     /// The bytes `offset..offset + length`, short at the end of the file; holes read as zeros.

@@ -6,6 +6,6 @@ use crate::fs::FileSystem;
 impl FileSystem {
     /// Returns when everything done so far, whichever file it concerns, is durable.
     pub fn sync(&self) -> Result<()> {
-        todo!()
+        self.volume.commit().map(drop)
     }
 }
