@@ -55,8 +55,7 @@ impl FileSystem {
 
     /// Writes the root directory of a new archive (mode 0755, owned by `creator`).
     pub(crate) fn format(&self, creator: Creator) -> Result<()> {
-        let _ = creator;
-        todo!()
+        self.make_root(creator)
     }
 
     /// Makes everything durable, reclaims what is unlinked, erases free space and writes the closed record.
