@@ -1,1 +1,5 @@
 //! Model tests of the file system.
+
+mod model;
+mod names;
+mod support;
