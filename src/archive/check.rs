@@ -17,8 +17,15 @@ pub struct CheckReport {
 impl Archive {
     /// Verifies structure (quick) or every page, reference and count (full); `progress` gets (done, total) blocks.
     pub fn check(&self, full: bool, progress: &mut dyn FnMut(u64, u64)) -> Result<CheckReport> {
-        let findings = self.fs.volume.check_space(full, progress)?;
-        let record = self.fs.volume.durable();
-        Ok(CheckReport { pages: 0, inodes: record.inodes, directories: 0, bytes: 0, findings })
+        // The tree first: what it cannot reach need not be counted.
+        let (counts, mut findings) = self.fs.check_structure(full, progress)?;
+        findings.extend(self.fs.volume.check_space(full, progress)?);
+        Ok(CheckReport {
+            pages: self.fs.volume.space().1,
+            inodes: counts.inodes,
+            directories: counts.directories,
+            bytes: counts.bytes,
+            findings,
+        })
     }
 }

@@ -1,35 +1,32 @@
 //! Loads and stores inode values; counts open handles.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 
 use parking_lot::Mutex;
 
-use super::types::{Attributes, mode};
 use crate::error::{Error, Result};
 use crate::format::values::InodeValue;
 use crate::format::{Ino, Key, kind};
 use crate::txn::{Operation, View};
 
-fn key(ino: Ino) -> Key {
+pub(crate) fn key(ino: Ino) -> Key {
     Key::new(ino.0, kind::INODE, 0)
 }
 
-/// # Errors
-/// `Stale`: the inode was removed; somebody held on to its number.
-pub(crate) fn load(view: View<'_>, ino: Ino) -> Result<InodeValue> {
-    view.get(key(ino), InodeValue::decode)?.ok_or(Error::Stale)
+/// The inode, or None when it does not exist (any more).
+pub(crate) fn find(view: View<'_>, ino: Ino) -> Result<Option<InodeValue>> {
+    view.get(key(ino), InodeValue::decode)
 }
 
-/// A directory that something is to be created or found in.
-///
-/// # Errors
-/// `NotFound` when it was removed while somebody held it, as POSIX wants for a removed working directory; `NotDirectory`.
-pub(crate) fn load_directory(view: View<'_>, ino: Ino) -> Result<InodeValue> {
-    let inode = view.get(key(ino), InodeValue::decode)?.ok_or(Error::NotFound)?;
-    if !is_directory(&inode) {
-        return Err(Error::NotDirectory);
-    }
-    Ok(inode)
+/// The inode of a number that the caller was given earlier: `Stale` when it is gone.
+pub(crate) fn load(view: View<'_>, ino: Ino) -> Result<InodeValue> {
+    find(view, ino)?.ok_or(Error::Stale)
+}
+
+/// The inode that an authentic record of the same version names: its absence is damage.
+pub(crate) fn load_named(view: View<'_>, ino: Ino) -> Result<InodeValue> {
+    find(view, ino)?.ok_or_else(|| Error::damaged(format!("an entry names an inode that is missing: inode={}", ino.0)))
 }
 
 pub(crate) fn store(op: &mut Operation<'_>, ino: Ino, inode: &InodeValue) -> Result<()> {
@@ -37,75 +34,87 @@ pub(crate) fn store(op: &mut Operation<'_>, ino: Ino, inode: &InodeValue) -> Res
     Ok(())
 }
 
-pub(crate) fn remove(op: &mut Operation<'_>, ino: Ino) -> Result<()> {
-    op.remove(key(ino))?;
-    op.inode_gone();
-    Ok(())
-}
+/// Locks that opens of different files rarely share; opens are short, so a few times the number of threads is enough.
+const SHARDS: usize = 16;
+/// Count of an inode that an operation is about to delete: it can be opened no more.
+const RETIRED: u64 = u64::MAX;
 
-pub(crate) fn is_directory(inode: &InodeValue) -> bool {
-    inode.mode & mode::TYPE == mode::DIRECTORY
-}
-
-pub(crate) fn is_regular(inode: &InodeValue) -> bool {
-    inode.mode & mode::TYPE == mode::REGULAR
-}
-
-/// Bytes that a directory shows for each entry.
-const ENTRY_BYTES: u64 = 32;
-
-/// What stat tells of an inode; `staged` overlays (size, staged bytes) of a regular file.
-pub(crate) fn attributes(ino: Ino, inode: &InodeValue, staged: Option<(u64, u64)>) -> Attributes {
-    let (size, bytes) = match inode.mode & mode::TYPE {
-        // As on ext4: whole blocks that grow with the number of entries.
-        mode::DIRECTORY => {
-            let size = (inode.size * ENTRY_BYTES).max(1).next_multiple_of(4096);
-            (size, size)
-        }
-        _ => {
-            let (size, staged) = staged.unwrap_or((inode.size, 0));
-            // Staged bytes may lie over extents, so their sum is an upper bound; never more than the file has.
-            (size, (inode.bytes + staged).min(size.next_multiple_of(512)))
-        }
-    };
-    Attributes {
-        ino,
-        mode: inode.mode,
-        links: inode.links,
-        uid: inode.uid,
-        gid: inode.gid,
-        rdev: inode.rdev,
-        size,
-        blocks: bytes.div_ceil(512),
-        atime: inode.atime,
-        mtime: inode.mtime,
-        ctime: inode.ctime,
-        btime: inode.btime,
-    }
-}
-
-/// Handles of the kernel and of other users of the library; an unlinked inode lives as long as it has one.
+/// How many handles each inode has.
+///
+/// Whether an unlinked inode is deleted or kept is decided inside the operation that drops its last name, by `retire`. An `open` that
+/// comes between that decision and the publication is refused, so it cannot hold an inode that vanishes under it.
 #[derive(Default)]
-pub(crate) struct OpenHandles(Mutex<HashMap<Ino, u64>>);
+pub(crate) struct OpenHandles {
+    shards: [Mutex<HashMap<Ino, u64>>; SHARDS],
+}
 
 impl OpenHandles {
-    pub(crate) fn open(&self, ino: Ino) {
-        *self.0.lock().entry(ino).or_default() += 1;
+    fn shard(&self, ino: Ino) -> &Mutex<HashMap<Ino, u64>> {
+        &self.shards[(ino.0 % SHARDS as u64) as usize]
     }
 
-    /// Answers whether it was the last handle.
-    pub(crate) fn release(&self, ino: Ino) -> bool {
-        let mut handles = self.0.lock();
-        let Some(count) = handles.get_mut(&ino) else { return false };
-        *count -= 1;
-        if *count > 0 {
+    /// Counts a handle; false, and nothing counted, when the inode is being deleted.
+    pub(crate) fn open(&self, ino: Ino) -> bool {
+        let mut counts = self.shard(ino).lock();
+        let count = counts.entry(ino).or_insert(0);
+        if *count == RETIRED {
             return false;
         }
-        handles.remove(&ino);
+        *count += 1;
         true
     }
 
+    /// Ends a handle; answers whether it was the last one.
+    pub(crate) fn release(&self, ino: Ino) -> bool {
+        let mut counts = self.shard(ino).lock();
+        let Entry::Occupied(mut count) = counts.entry(ino) else { return false };
+        match *count.get() {
+            RETIRED => false,
+            0 | 1 => {
+                count.remove();
+                true
+            }
+            _ => {
+                *count.get_mut() -= 1;
+                false
+            }
+        }
+    }
+
     pub(crate) fn is_open(&self, ino: Ino) -> bool {
-        self.0.lock().contains_key(&ino)
+        self.shard(ino).lock().get(&ino).is_some_and(|&count| count != RETIRED)
+    }
+
+    /// Lets nobody open the inode until `revive`; false, and nothing done, when somebody has it open.
+    pub(crate) fn retire(&self, ino: Ino) -> bool {
+        *self.shard(ino).lock().entry(ino).or_insert(RETIRED) == RETIRED
+    }
+
+    /// Ends `retire`: the inode is gone, which a later open sees in the tree, or the deletion failed.
+    pub(crate) fn revive(&self, ino: Ino) {
+        let mut counts = self.shard(ino).lock();
+        if counts.get(&ino) == Some(&RETIRED) {
+            counts.remove(&ino);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_retired_inode_cannot_be_opened_and_an_open_one_not_retired() {
+        let handles = OpenHandles::default();
+        assert!(handles.open(Ino(5)) && handles.open(Ino(5)));
+        assert!(!handles.retire(Ino(5)));
+        assert!(!handles.release(Ino(5)));
+        assert!(handles.is_open(Ino(5)));
+        assert!(handles.release(Ino(5)));
+        assert!(!handles.release(Ino(5)) && !handles.is_open(Ino(5)));
+        assert!(handles.retire(Ino(5)));
+        assert!(!handles.open(Ino(5)) && !handles.is_open(Ino(5)));
+        handles.revive(Ino(5));
+        assert!(handles.open(Ino(5)));
     }
 }

@@ -1,6 +1,7 @@
 //! POSIX objects on transactions: inodes, directories, xattrs and file data; no kernel types.
 
 mod batch;
+mod check;
 mod directory;
 mod extents;
 mod inode;
@@ -71,6 +72,11 @@ impl FileSystem {
         fs.volume.set_flusher(Box::new(move |op| flusher.upgrade().map_or(Ok(()), |fs| fs.flush(op))));
         fs.queue_left_over()?;
         Ok(fs)
+    }
+
+    /// Writes the root directory of a new archive (mode 0755, owned by `creator`).
+    pub(crate) fn format(&self, creator: Creator) -> Result<()> {
+        self.make_root(creator)
     }
 
     /// Makes everything durable, reclaims what is unlinked, erases free space and writes the closed record.

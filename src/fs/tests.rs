@@ -1,1 +1,6 @@
 //! Model tests of the file system.
+
+mod crash;
+mod model;
+mod names;
+mod support;

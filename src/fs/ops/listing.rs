@@ -2,22 +2,29 @@
 
 use std::ops::ControlFlow;
 
-use crate::error::Result;
-use crate::format::values::decode_list;
-use crate::format::{Ino, Key, ROOT_INO, kind};
+use super::attributes::attributes_of;
+use crate::error::{Error, Result};
+use crate::format::values::{InodeValue, decode_list};
+use crate::format::{Ino, ROOT_INO};
+use crate::fs::directory::{DIRECTORY_TYPE, FIRST_SEQUENCE, list_key};
 use crate::fs::{Attributes, DirectoryEntry, FileSystem, inode, mode};
+use crate::txn::{State, View};
 
-const DIRECTORY_TYPE: u8 = (mode::DIRECTORY >> 12) as u8;
+/// Cookie of `.`.
+const SELF_COOKIE: u64 = 1;
+/// Cookie of `..`.
+const PARENT_COOKIE: u64 = 2;
 
 impl FileSystem {
     /// The bound that a listing started now must not pass: the directory's next sequence number.
     pub fn directory_bound(&self, directory: Ino) -> Result<u64> {
         let state = self.volume.state();
-        Ok(inode::load_directory(self.volume.view(&state), directory)?.next_sequence)
+        Ok(load_directory(self.volume.view(&state), directory)?.next_sequence)
     }
 
     /// Calls `f` with the entries behind `cookie` (0 at the start) and before `bound`: `.` (cookie 1), `..` (cookie 2), then the
     /// entries in creation order, each with its attributes when `with_attributes`. All of one call come from one version.
+    /// `f` must not call into this file system's changing operations: it runs while the version is read.
     pub fn list_directory(
         &self,
         directory: Ino,
@@ -28,32 +35,53 @@ impl FileSystem {
     ) -> Result<()> {
         let state = self.volume.state();
         let view = self.volume.view(&state);
-        // A directory that was removed while it was open lists nothing.
-        let parent = match inode::load_directory(view, directory) {
-            Err(crate::Error::NotFound) => return Ok(()),
-            other => other?,
-        };
-        let mut offer = |ino: Ino, file_type: u8, name: &[u8], cookie: u64| -> Result<ControlFlow<()>> {
+        let listed = load_directory(view, directory)?;
+        let mut emit = |ino: Ino, file_type: u8, name: &[u8], cookie: u64| -> Result<ControlFlow<()>> {
             let attributes = match with_attributes {
-                true => Some(self.overlaid(ino, &inode::load(view, ino)?)),
+                true => Some(self.listed_attributes(&state, view, ino)?),
                 false => None,
             };
             Ok(f(&DirectoryEntry { ino, file_type, name, cookie }, attributes.as_ref()))
         };
-        let above = if directory == ROOT_INO { ROOT_INO } else { parent.parent };
-        for (number, name, ino) in [(1, &b"."[..], directory), (2, &b".."[..], above)] {
-            if cookie < number && offer(ino, DIRECTORY_TYPE, name, number)?.is_break() {
-                return Ok(());
-            }
-        }
-        let from = Key::new(directory.0, kind::DIR_LIST, cookie.saturating_add(1));
-        let to = Key::new(directory.0, kind::DIR_LIST, bound);
-        if from >= to {
+        if cookie < SELF_COOKIE && emit(directory, DIRECTORY_TYPE, b".", SELF_COOKIE)?.is_break() {
             return Ok(());
         }
-        view.scan(from, to, &mut |key, value| {
+        let parent = if directory == ROOT_INO { ROOT_INO } else { listed.parent };
+        if cookie < PARENT_COOKIE && emit(parent, DIRECTORY_TYPE, b"..", PARENT_COOKIE)?.is_break() {
+            return Ok(());
+        }
+        let from = cookie.saturating_add(1).max(FIRST_SEQUENCE);
+        if from >= bound {
+            return Ok(());
+        }
+        view.scan(list_key(directory, from), list_key(directory, bound), &mut |key, value| {
             let entry = decode_list(value)?;
-            offer(entry.ino, entry.file_type, entry.name, key.sub)
+            emit(entry.ino, entry.file_type, entry.name, key.sub)
         })
     }
+
+    fn listed_attributes(&self, state: &State, view: View<'_>, ino: Ino) -> Result<Attributes> {
+        let inode = inode::load_named(view, ino)?;
+        // Staged data belongs to the newest version: when that is another one by now, size and blocks are taken from there.
+        let staged = self.staged_size(ino);
+        if inode.mode & mode::TYPE == mode::REGULAR && self.volume.state().sequence != state.sequence {
+            match self.attributes(ino) {
+                Err(Error::Stale) => {}
+                newest => return newest,
+            }
+        }
+        Ok(attributes_of(ino, &inode, staged))
+    }
+}
+
+/// `NotFound` when it was removed, as getdents(2) answers for a directory without a name.
+fn load_directory(view: View<'_>, ino: Ino) -> Result<InodeValue> {
+    let inode = inode::find(view, ino)?.ok_or(Error::NotFound)?;
+    if inode.mode & mode::TYPE != mode::DIRECTORY {
+        return Err(Error::NotDirectory);
+    }
+    if inode.links == 0 {
+        return Err(Error::NotFound);
+    }
+    Ok(inode)
 }

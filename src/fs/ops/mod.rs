@@ -3,6 +3,7 @@
 mod attributes;
 mod create;
 mod data;
+mod departure;
 mod links;
 mod listing;
 mod rename;
@@ -10,15 +11,15 @@ mod statistics;
 mod sync;
 mod xattr;
 
-use super::{FileSystem, SyncProfile};
 use crate::error::Result;
+use crate::fs::{FileSystem, SyncProfile};
 
 impl FileSystem {
-    /// With `sync=always` a change of names or attributes is durable before the call returns.
-    pub(super) fn finish_change<T>(&self, done: T) -> Result<T> {
+    /// What every successful change of the namespace ends with: under `sync=always` it is durable before it returns.
+    fn finish_change(&self) -> Result<()> {
         if self.options.sync == SyncProfile::Always {
             self.volume.commit()?;
         }
-        Ok(done)
+        Ok(())
     }
 }

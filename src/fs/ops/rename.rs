@@ -1,27 +1,46 @@
 //! rename with its four modes.
 
-use super::links::Fate;
-use crate::error::{Error, Result};
-use crate::format::values::{InodeValue, NO_TRIM};
-use crate::format::{Ino, Timestamp};
-use crate::fs::directory::{ENTRY_RECORDS, Found, check_name};
-use crate::fs::{FileSystem, RenameMode, inode, mode};
-use crate::txn::Operation;
+use super::create::{NewObject, begin_object};
+use super::departure::Departure;
+use crate::error::{Error, Result, Timestamp};
+use crate::format::values::InodeValue;
+use crate::format::{Ino, ROOT_INO};
+use crate::fs::directory::{self, Directory, Found, Target, check_name, is_dot};
+use crate::fs::{Creator, FileSystem, RenameMode, inode, mode};
+use crate::txn::{Operation, View};
 
-/// Both parents, both objects, both entries, and a whiteout.
-const RENAME_RECORDS: u64 = 5 + 3 * ENTRY_RECORDS;
+/// Source directory: inode, index and list. Target directory: the same. Moved inode, replaced inode, whiteout.
+const RECORDS: u64 = 3 + 3 + 3;
+/// Directories on the way to the root before a loop, which only damage can make, is assumed: deeper than anything that was ever nested.
+const MAX_DEPTH: u64 = 1 << 24;
 
-/// One end of a rename.
-#[derive(Clone, Copy)]
-struct Place<'a> {
-    directory: Ino,
-    name: &'a [u8],
+/// The directories of a rename; one when both names are in the same.
+struct Parents {
+    source: Directory,
+    other: Option<Directory>,
 }
 
-/// What is found there.
-struct Object {
-    found: Found,
-    inode: InodeValue,
+impl Parents {
+    fn target(&mut self) -> &mut Directory {
+        self.other.as_mut().unwrap_or(&mut self.source)
+    }
+
+    fn store(&mut self, op: &mut Operation<'_>, now: Timestamp) -> Result<()> {
+        self.source.store(op, now)?;
+        match &mut self.other {
+            Some(other) => other.store(op, now),
+            None => Ok(()),
+        }
+    }
+}
+
+/// What is renamed, within one operation.
+struct Move<'a> {
+    name: &'a [u8],
+    new_name: &'a [u8],
+    moved: Found,
+    parents: Parents,
+    now: Timestamp,
 }
 
 impl FileSystem {
@@ -34,160 +53,131 @@ impl FileSystem {
         new_name: &[u8],
         rename_mode: RenameMode,
     ) -> Result<()> {
-        for name in [name, new_name] {
-            if name == b"." || name == b".." {
-                return Err(Error::invalid("`.` and `..` cannot be renamed"));
-            }
-            check_name(name)?;
-        }
-        let (from, to) = (Place { directory, name }, Place { directory: new_directory, name: new_name });
-        // A replaced large file needs the reserve no more than its unlink would.
-        let fate = self.volume.operate(RENAME_RECORDS, false, |op| self.rename_in(op, from, to, rename_mode))?;
-        self.settle_fate(fate);
-        self.finish_change(())
-    }
-
-    fn object(&self, op: &Operation<'_>, place: Place<'_>) -> Result<Option<Object>> {
-        let Some(found) = self.find_entry(op.view(), place.directory, place.name)? else { return Ok(None) };
-        Ok(Some(Object { found, inode: inode::load(op.view(), found.ino)? }))
-    }
-
-    fn rename_in(&self, op: &mut Operation<'_>, from: Place<'_>, to: Place<'_>, how: RenameMode) -> Result<Fate> {
-        inode::load_directory(op.view(), from.directory)?;
-        inode::load_directory(op.view(), to.directory)?;
-        let source = self.object(op, from)?.ok_or(Error::NotFound)?;
-        let target = self.object(op, to)?;
-        if inode::is_directory(&source.inode) && self.is_below(op.view(), to.directory, source.found.ino)? {
-            return Err(Error::invalid("a directory cannot be moved below itself"));
-        }
-        match (how, target) {
-            (RenameMode::NoReplace, Some(_)) => Err(Error::Exists),
-            (RenameMode::Exchange, None) => Err(Error::NotFound),
-            (RenameMode::Exchange, Some(target)) => self.exchange(op, from, to, source, target),
-            (_, Some(target)) if target.found.ino == source.found.ino => Ok(Fate::Linked),
-            (_, Some(target)) => {
-                check_replaceable(&source.inode, &target.inode)?;
-                self.move_to(op, from, to, source, Some(target), how == RenameMode::Whiteout)
-            }
-            (_, None) => self.move_to(op, from, to, source, None, how == RenameMode::Whiteout),
-        }
-    }
-
-    fn exchange(
-        &self,
-        op: &mut Operation<'_>,
-        from: Place<'_>,
-        to: Place<'_>,
-        source: Object,
-        target: Object,
-    ) -> Result<Fate> {
-        if source.found.ino == target.found.ino {
-            return Ok(Fate::Linked);
-        }
-        if inode::is_directory(&target.inode) && self.is_below(op.view(), from.directory, target.found.ino)? {
-            return Err(Error::invalid("a directory cannot be moved below itself"));
+        check_name(name)?;
+        check_name(new_name)?;
+        if is_dot(name) || is_dot(new_name) {
+            return Err(Error::invalid("`.` and `..` cannot be renamed"));
         }
         let now = self.environment.now();
-        self.retarget_entry(op, from.directory, from.name, target.found.ino, target.found.file_type)?;
-        self.retarget_entry(op, to.directory, to.name, source.found.ino, source.found.file_type)?;
-        self.arrived(op, source, from.directory, to.directory, now)?;
-        self.arrived(op, target, to.directory, from.directory, now)?;
-        for directory in [from.directory, to.directory] {
-            let mut parent = inode::load_directory(op.view(), directory)?;
-            (parent.mtime, parent.ctime) = (now, now);
-            inode::store(op, directory, &parent)?;
-        }
-        Ok(Fate::Linked)
+        self.operate_departing(RECORDS, false, |op, departure| {
+            let source = Directory::load(op.view(), directory)?;
+            let other =
+                if directory == new_directory { None } else { Some(Directory::load(op.view(), new_directory)?) };
+            let moved = directory::find(op.view(), &self.name_key, directory, name)?.ok_or(Error::NotFound)?;
+            let existing = directory::find(op.view(), &self.name_key, new_directory, new_name)?;
+            match (rename_mode, existing) {
+                (RenameMode::NoReplace, Some(_)) => return Err(Error::Exists),
+                (RenameMode::Exchange, None) => return Err(Error::NotFound),
+                // Two names of one inode: POSIX wants nothing done, successfully.
+                (_, Some(existing)) if existing.target.ino == moved.target.ino => return Ok(()),
+                _ => {}
+            }
+            if other.is_some() && moved.target.is_directory() {
+                refuse_below(op.view(), moved.target.ino, new_directory)?;
+            }
+            let change = Move { name, new_name, moved, parents: Parents { source, other }, now };
+            match existing {
+                Some(existing) if rename_mode == RenameMode::Exchange => self.exchange(op, change, existing),
+                _ => self.replace(op, departure, change, existing, rename_mode == RenameMode::Whiteout),
+            }
+        })?;
+        self.finish_change()
     }
 
-    fn move_to(
+    fn exchange(&self, op: &mut Operation<'_>, change: Move<'_>, existing: Found) -> Result<()> {
+        let Move { name, new_name, moved, mut parents, now } = change;
+        if parents.other.is_some() && existing.target.is_directory() {
+            refuse_below(op.view(), existing.target.ino, parents.source.ino)?;
+        }
+        let (source, target) = (parents.source.ino, parents.target().ino);
+        parents.source.retarget(op, &self.name_key, name, moved, existing.target)?;
+        parents.target().retarget(op, &self.name_key, new_name, existing, moved.target)?;
+        parents.store(op, now)?;
+        store_moved(op, moved.target, target, now)?;
+        store_moved(op, existing.target, source, now)
+    }
+
+    fn replace(
         &self,
         op: &mut Operation<'_>,
-        from: Place<'_>,
-        to: Place<'_>,
-        source: Object,
-        target: Option<Object>,
+        departure: &mut Departure,
+        change: Move<'_>,
+        existing: Option<Found>,
         whiteout: bool,
-    ) -> Result<Fate> {
-        let now = self.environment.now();
-        let Found { ino, file_type, .. } = source.found;
-        // The parents are loaded anew for each step: both ends may be the same directory.
-        if whiteout {
-            let device = self.make_whiteout(op, now)?;
-            self.retarget_entry(op, from.directory, from.name, device, (mode::CHARACTER >> 12) as u8)?;
-            let mut parent = inode::load_directory(op.view(), from.directory)?;
-            (parent.mtime, parent.ctime) = (now, now);
-            inode::store(op, from.directory, &parent)?;
-        } else {
-            let mut parent = inode::load_directory(op.view(), from.directory)?;
-            self.remove_entry(op, from.directory, &mut parent, from.name, now)?;
-            inode::store(op, from.directory, &parent)?;
-        }
-        let mut fate = Fate::Linked;
-        let mut parent = inode::load_directory(op.view(), to.directory)?;
-        match target {
-            Some(target) => {
-                // A new sequence number: who lists the directory meanwhile sees the old entry or the new one.
-                self.remove_entry(op, to.directory, &mut parent, to.name, now)?;
-                self.add_entry(op, to.directory, &mut parent, to.name, ino, file_type, now)?;
-                if inode::is_directory(&target.inode) {
-                    parent.links -= 1;
-                    inode::store(op, to.directory, &parent)?;
-                    fate = self.drop_directory(op, target.found.ino, target.inode)?;
-                } else {
-                    inode::store(op, to.directory, &parent)?;
-                    fate = self.drop_link(op, target.found.ino, target.inode, now)?;
-                }
-            }
-            None => {
-                self.add_entry(op, to.directory, &mut parent, to.name, ino, file_type, now)?;
-                inode::store(op, to.directory, &parent)?;
-            }
-        }
-        self.arrived(op, source, from.directory, to.directory, now)?;
-        Ok(fate)
-    }
-
-    /// The object's own records after it moved: ctime, and for a directory its parent and both parents' link counts.
-    fn arrived(&self, op: &mut Operation<'_>, object: Object, old: Ino, new: Ino, now: Timestamp) -> Result<()> {
-        let Object { found, mut inode } = object;
-        inode.ctime = now;
-        if inode::is_directory(&inode) && old != new {
-            inode.parent = new;
-            let mut parent = inode::load_directory(op.view(), old)?;
-            parent.links -= 1;
-            inode::store(op, old, &parent)?;
-            let mut parent = inode::load_directory(op.view(), new)?;
-            parent.links = parent.links.checked_add(1).ok_or(Error::TooManyLinks)?;
-            inode::store(op, new, &parent)?;
-        }
-        inode::store(op, found.ino, &inode)
-    }
-
-    /// A 0:0 character device owned by root: what an overlay takes for "deleted here".
-    fn make_whiteout(&self, op: &mut Operation<'_>, now: Timestamp) -> Result<Ino> {
-        let ino = op.allocate_ino()?;
-        let inode = InodeValue {
-            mode: mode::CHARACTER,
-            links: 1,
-            atime: now,
-            mtime: now,
-            ctime: now,
-            btime: now,
-            trim: NO_TRIM,
-            next_piece: 1,
-            ..InodeValue::default()
+    ) -> Result<()> {
+        let Move { name, new_name, moved, mut parents, now } = change;
+        let replaced = match existing {
+            Some(existing) => Some((existing, load_replaceable(op.view(), moved.target, existing.target)?)),
+            None => None,
         };
-        inode::store(op, ino, &inode)?;
-        Ok(ino)
+        let key = &self.name_key;
+        if whiteout {
+            let left = leave_whiteout(op, &parents.source, now)?;
+            parents.source.retarget(op, key, name, moved, left)?;
+        } else if parents.other.is_some() || replaced.is_some() {
+            parents.source.remove(op, key, name, moved)?;
+        }
+        let is_new_entry = whiteout || parents.other.is_some();
+        let target = parents.target();
+        match &replaced {
+            Some((existing, _)) => target.retarget(op, key, new_name, *existing, moved.target)?,
+            None if is_new_entry => target.insert(op, key, new_name, moved.target)?,
+            None => target.rename(op, key, name, new_name, moved)?,
+        }
+        let new_parent = target.ino;
+        parents.store(op, now)?;
+        store_moved(op, moved.target, new_parent, now)?;
+        match replaced {
+            Some((existing, mut inode)) => self.drop_name(op, departure, existing.target.ino, &mut inode, now),
+            None => Ok(()),
+        }
     }
 }
 
-fn check_replaceable(source: &InodeValue, target: &InodeValue) -> Result<()> {
-    match (inode::is_directory(source), inode::is_directory(target)) {
-        (true, false) => Err(Error::NotDirectory),
-        (false, true) => Err(Error::IsDirectory),
-        (true, true) if target.size != 0 => Err(Error::NotEmpty),
-        _ => Ok(()),
+/// The inode that `moved` is to replace, if it may.
+fn load_replaceable(view: View<'_>, moved: Target, existing: Target) -> Result<InodeValue> {
+    match (moved.is_directory(), existing.is_directory()) {
+        (true, false) => return Err(Error::NotDirectory),
+        (false, true) => return Err(Error::IsDirectory),
+        _ => {}
     }
+    let inode = inode::load_named(view, existing.ino)?;
+    if existing.is_directory() && inode.size != 0 {
+        return Err(Error::NotEmpty);
+    }
+    Ok(inode)
+}
+
+/// `Invalid` when `ancestor` is `directory` or lies above it.
+fn refuse_below(view: View<'_>, ancestor: Ino, directory: Ino) -> Result<()> {
+    let mut at = directory;
+    for _ in 0..MAX_DEPTH {
+        if at == ancestor {
+            return Err(Error::invalid("a directory cannot be moved below itself"));
+        }
+        if at == ROOT_INO {
+            return Ok(());
+        }
+        at = inode::load_named(view, at)?.parent;
+    }
+    Err(Error::damaged(format!("the parents of a directory never reach the root: inode={}", directory.0)))
+}
+
+/// Changes 1 record.
+fn store_moved(op: &mut Operation<'_>, moved: Target, parent: Ino, now: Timestamp) -> Result<()> {
+    let mut inode = inode::load_named(op.view(), moved.ino)?;
+    if moved.is_directory() {
+        inode.parent = parent;
+    }
+    inode.ctime = now;
+    inode::store(op, moved.ino, &inode)
+}
+
+/// What overlayfs takes for a removed name: a 0:0 character device, owned as the directory that it is in. Changes 1 record.
+fn leave_whiteout(op: &mut Operation<'_>, parent: &Directory, now: Timestamp) -> Result<Target> {
+    let creator = Creator { uid: parent.inode.uid, gid: parent.inode.gid };
+    let object = NewObject { mode: mode::CHARACTER, rdev: 0, creator };
+    let (ino, inode) = begin_object(op, parent, object, now)?;
+    inode::store(op, ino, &inode)?;
+    Ok(Target::of(ino, &inode))
 }
