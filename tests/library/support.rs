@@ -9,6 +9,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use lockbox::env::{Environment, SeededEnvironment};
 use tempfile::TempDir;
 
 pub(crate) const PASSPHRASE: &str = "correct horse";
@@ -170,4 +171,12 @@ pub(crate) fn names(directory: &Path) -> Vec<OsString> {
     let mut names: Vec<_> = fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     names.sort();
     names
+}
+
+/// Bytes that do not compress.
+pub(crate) fn noise(length: usize) -> Vec<u8> {
+    let environment = SeededEnvironment::new(length as u64);
+    let mut bytes = vec![0; length];
+    environment.fill_random(&mut bytes).unwrap();
+    bytes
 }
