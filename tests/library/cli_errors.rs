@@ -6,7 +6,7 @@ use std::process::Command;
 
 use lockbox::storage::{FileStorage, LockMode};
 
-use crate::support::{Ended, PASSPHRASE, Place, end, end_with_input, names};
+use crate::support::{Ended, PASSPHRASE, Place, end, end_with_input, names, noise};
 
 /// Exit code and exact complaint.
 #[track_caller]
@@ -201,8 +201,7 @@ fn a_full_disk_loses_nothing_that_was_there() {
     place.archive("a.lbx");
     fs::write(place.path("one"), "kept").unwrap();
     place.good(&["add", "a.lbx", "one"]);
-    let noise: Vec<u8> = (0..16u32 << 20).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
-    fs::write(place.path("large"), noise).unwrap();
+    fs::write(place.path("large"), noise(16 << 20)).unwrap();
     let mut shell = Command::new("sh");
     shell.current_dir(place.path("")).env("LOCKBOX_PASSFILE", place.path("pass"));
     // In units of 512 bytes: 6 MiB. The signal that goes with the limit is ignored.

@@ -14,7 +14,7 @@ use lockbox::fs::Creator;
 use nix::sys::stat::{Mode, SFlag, makedev, mknod};
 use rustix::fs::{AtFlags, CWD, Timespec, Timestamps, XattrFlags};
 
-use crate::support::{PASSPHRASE, Place, describe, names};
+use crate::support::{PASSPHRASE, Place, describe, names, noise};
 
 fn set_time(path: &Path, seconds: i64, nanos: i64) {
     let time = Timespec { tv_sec: seconds, tv_nsec: nanos };
@@ -31,8 +31,7 @@ fn make_tree(root: &Path) {
     fs::write(root.join("empty"), "").unwrap();
     fs::write(root.join("tiny"), "tiny").unwrap();
     fs::write(root.join("a/deep/er/path/than/most/text"), "line\n".repeat(20_000)).unwrap();
-    let noise: Vec<u8> = (0..3_000_001u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 23) as u8).collect();
-    fs::write(root.join("dir/large"), &noise).unwrap();
+    fs::write(root.join("dir/large"), noise(3_000_001)).unwrap();
     fs::write(root.join("closed/inside/file"), "behind a closed door").unwrap();
     fs::write(root.join(OsStr::from_bytes(b"odd \xff\x01\nname")), "odd").unwrap();
 

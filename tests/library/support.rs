@@ -9,44 +9,45 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use lockbox::env::{Environment, SeededEnvironment};
 use tempfile::TempDir;
 
-pub const PASSPHRASE: &str = "correct horse";
+pub(crate) const PASSPHRASE: &str = "correct horse";
 
 /// A directory with a passfile; archives and trees go beside it.
-pub struct Place {
+pub(crate) struct Place {
     directory: TempDir,
 }
 
 /// How a run ended.
 #[derive(Debug)]
-pub struct Ended {
-    pub code: i32,
-    pub out: Vec<u8>,
-    pub complaint: String,
+pub(crate) struct Ended {
+    pub(crate) code: i32,
+    pub(crate) out: Vec<u8>,
+    pub(crate) complaint: String,
 }
 
 impl Place {
-    pub fn new() -> Place {
+    pub(crate) fn new() -> Place {
         let directory = TempDir::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
         let place = Place { directory };
         place.secret("pass", PASSPHRASE);
         place
     }
 
-    pub fn path(&self, name: impl AsRef<Path>) -> PathBuf {
+    pub(crate) fn path(&self, name: impl AsRef<Path>) -> PathBuf {
         self.directory.path().join(name)
     }
 
     /// Writes a passfile.
-    pub fn secret(&self, name: &str, text: &str) -> PathBuf {
+    pub(crate) fn secret(&self, name: &str, text: &str) -> PathBuf {
         let path = self.path(name);
         fs::write(&path, format!("{text}\n")).unwrap();
         fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
         path
     }
 
-    pub fn command(&self) -> Command {
+    pub(crate) fn command(&self) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_lockbox"));
         command.current_dir(self.directory.path()).stdin(Stdio::null());
         command.env_remove("LOCKBOX_PASSFILE").env_remove("LOCKBOX_PASSCOMMAND").env_remove("LOCKBOX_LOG");
@@ -56,27 +57,27 @@ impl Place {
     }
 
     /// Runs with the right passphrase.
-    pub fn run<S: AsRef<OsStr>>(&self, arguments: &[S]) -> Ended {
+    pub(crate) fn run<S: AsRef<OsStr>>(&self, arguments: &[S]) -> Ended {
         let mut command = self.command();
         command.env("LOCKBOX_PASSFILE", self.path("pass")).args(arguments);
         end(&mut command)
     }
 
     /// Runs with the right passphrase and must succeed without a word on standard error.
-    pub fn good<S: AsRef<OsStr>>(&self, arguments: &[S]) -> Vec<u8> {
+    pub(crate) fn good<S: AsRef<OsStr>>(&self, arguments: &[S]) -> Vec<u8> {
         let ended = self.run(arguments);
         assert_eq!((ended.code, ended.complaint.as_str()), (0, ""));
         ended.out
     }
 
     /// Makes an archive as cheaply as the program allows.
-    pub fn archive(&self, name: &str) -> PathBuf {
+    pub(crate) fn archive(&self, name: &str) -> PathBuf {
         self.good(&["create", name, "--kdf-memory", "1", "--kdf-passes", "1", "--weak-kdf"]);
         self.path(name)
     }
 }
 
-pub fn end(command: &mut Command) -> Ended {
+pub(crate) fn end(command: &mut Command) -> Ended {
     let output = command.output().unwrap();
     Ended {
         code: output.status.code().unwrap_or(-1),
@@ -86,7 +87,7 @@ pub fn end(command: &mut Command) -> Ended {
 }
 
 /// Runs with `input` on standard input.
-pub fn end_with_input(command: &mut Command, input: &str) -> Ended {
+pub(crate) fn end_with_input(command: &mut Command, input: &str) -> Ended {
     let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     child.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
     let output = child.wait_with_output().unwrap();
@@ -99,21 +100,21 @@ pub fn end_with_input(command: &mut Command, input: &str) -> Ended {
 
 /// What a copy must keep of one object.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Object {
-    pub mode: u32,
-    pub owner: (u32, u32),
-    pub links: u64,
-    pub modified: (i64, i64),
-    pub device: u64,
+pub(crate) struct Object {
+    pub(crate) mode: u32,
+    pub(crate) owner: (u32, u32),
+    pub(crate) links: u64,
+    pub(crate) modified: (i64, i64),
+    pub(crate) device: u64,
     /// Content of a file, target of a link.
-    pub content: Vec<u8>,
-    pub xattrs: BTreeMap<OsString, Vec<u8>>,
+    pub(crate) content: Vec<u8>,
+    pub(crate) xattrs: BTreeMap<OsString, Vec<u8>>,
     /// First path in order with the same inode.
-    pub same_as: PathBuf,
+    pub(crate) same_as: PathBuf,
 }
 
 /// Every object below `root`, and the root itself under an empty path.
-pub fn describe(root: &Path) -> BTreeMap<PathBuf, Object> {
+pub(crate) fn describe(root: &Path) -> BTreeMap<PathBuf, Object> {
     let mut paths = vec![root.to_path_buf()];
     let mut found = Vec::new();
     while let Some(path) = paths.pop() {
@@ -166,8 +167,16 @@ fn xattrs(path: &Path) -> BTreeMap<OsString, Vec<u8>> {
 }
 
 /// Names in a directory, sorted.
-pub fn names(directory: &Path) -> Vec<OsString> {
+pub(crate) fn names(directory: &Path) -> Vec<OsString> {
     let mut names: Vec<_> = fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     names.sort();
     names
+}
+
+/// Bytes that do not compress.
+pub(crate) fn noise(length: usize) -> Vec<u8> {
+    let environment = SeededEnvironment::new(length as u64);
+    let mut bytes = vec![0; length];
+    environment.fill_random(&mut bytes).unwrap();
+    bytes
 }
