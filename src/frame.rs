@@ -396,3 +396,5 @@ impl PageCipher {
 
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod vectors;

@@ -125,7 +125,7 @@ class Archive:
         data = self._read(address, blocks)
         nonce, place = data[:24], address.to_bytes(8, "little")
         cipher = AESGCM(fmt.xaes_key(self._page_key, nonce))
-        first, second = nonce[12:23] + bytes([nonce[23] & 0xFE]), nonce[12:23] + bytes([nonce[23] | 1])
+        first, second = nonce[12:], nonce[12:23] + bytes([nonce[23] ^ 1])
         try:
             plain = cipher.decrypt(first, data[24:88], fmt.associated_data("lockbox/v1/prologue", self.id, place))
             prologue = fmt.decode_prologue(plain)

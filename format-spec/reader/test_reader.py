@@ -100,6 +100,8 @@ class Vectors(unittest.TestCase):
         seen = set()
         for path in VECTORS.glob("*.json"):
             file = json.loads(path.read_text())
+            if "structure" not in file:
+                continue  # vectors of a primitive
             seen.add(file["structure"])
             if file["structure"] in NOT_NEEDED | OTHER_SHAPE:
                 continue

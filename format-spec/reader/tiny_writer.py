@@ -76,7 +76,7 @@ class Writer:
         prologue += struct.pack("<QQQQ", generation, owner, position, 0)
         place = struct.pack("<Q", address)
         cipher = AESGCM(fmt.xaes_key(self._key("page"), nonce))
-        first, second = nonce[12:23] + bytes([nonce[23] & 0xFE]), nonce[12:23] + bytes([nonce[23] | 1])
+        first, second = nonce[12:], nonce[12:23] + bytes([nonce[23] ^ 1])
         sealed = cipher.encrypt(first, prologue, fmt.associated_data("lockbox/v1/prologue", self.archive, place))
         aad = fmt.associated_data("lockbox/v1/body", self.archive, place, prologue)
         sealed += cipher.encrypt(second, body.ljust(blocks * BLOCK - 104, b"\0"), aad)

@@ -53,6 +53,16 @@ impl Header {
         Ok(Header { parsed, stale })
     }
 
+    /// This program knows no feature bits: whatever a newer one put there for writers or keepers of headers it cannot keep.
+    pub(super) fn check_writable(&self) -> Result<()> {
+        match self.parsed.read_only_features() | self.parsed.compatible_features() {
+            0 => Ok(()),
+            bits => Err(Error::UnsupportedVersion(format!(
+                "feature bits {bits:#x} can only be read by this program: open the archive read-only"
+            ))),
+        }
+    }
+
     pub(super) fn framing(&self) -> &Framing {
         &self.parsed.framing
     }

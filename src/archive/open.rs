@@ -56,6 +56,7 @@ impl Archive {
         }
         header.authenticate(&key.volume_key)?;
         if !options.read_only {
+            header.check_writable()?;
             header.repair(&*storage, &key.volume_key)?;
         }
         let environment = Arc::new(SystemEnvironment);

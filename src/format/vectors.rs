@@ -305,8 +305,8 @@ fn every_vector_decodes_or_is_refused_as_it_says() {
         let path = entry.unwrap().path();
         if path.extension().is_some_and(|extension| extension == "json") {
             let file: Value = serde_json::from_str(&fs::read_to_string(&path).unwrap()).unwrap();
-            if file["structure"] == "seal" {
-                continue; // seals need keys, which this layer does not have
+            if file["structure"].is_null() || file["structure"] == "seal" {
+                continue; // primitives and seals need keys, which this layer does not have: see crypto and frame
             }
             assert_eq!(path.file_stem().unwrap().to_str(), file["structure"].as_str());
             structures.insert(file["structure"].as_str().unwrap().to_owned());

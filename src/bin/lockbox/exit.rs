@@ -70,7 +70,7 @@ impl Failure {
             .max()?;
         let count = problems.len();
         let objects = if count == 1 { "1 object was" } else { &format!("{count} objects were") };
-        Some(Failure::new(worst, format!("{objects} not copied as they should be; see above")))
+        Some(Failure::new(worst, format!("{objects} not copied in full; see above")))
     }
 }
 
