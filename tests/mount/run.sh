@@ -90,7 +90,7 @@ for file in "$here"/cases/*.sh; do
             failures+=("$name")
             [[ $code -eq 124 || $code -eq 137 ]] && echo "did not end within $CASE_TIMEOUT s" >>"$log"
             printf 'FAILED  %-45s %4d s, exit code %d\n' "$name" $((SECONDS - started)) "$code"
-            tail -n 40 "$log" | sed 's/^/        | /'
+            tail -n 40 "$log" | cut -c -400 | sed 's/^/        | /'
         fi
     done
 done

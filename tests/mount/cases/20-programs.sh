@@ -5,7 +5,7 @@ case_git_works_and_clones() {
     local packages
     new_archive box
     attach box
-    packages=$(find "$(source_tree)" -mindepth 1 -maxdepth 1 -type d ! -name odd | sort | head -n 15)
+    packages=$(find "$(source_tree)" -mindepth 1 -maxdepth 1 -type d ! -name odd | sort | awk 'NR <= 15')
     mkdir "$WORK/box/repository"
     cd "$WORK/box/repository"
     export GIT_AUTHOR_NAME=Test GIT_AUTHOR_EMAIL=test@example.org GIT_COMMITTER_NAME=Test GIT_COMMITTER_EMAIL=test@example.org

@@ -3,7 +3,7 @@
 
 case_fsynced_bytes_survive_kill_9() {
     local profile
-    for profile in never periodic always; do
+    for profile in periodic always; do
         new_archive "$profile"
         attach "$profile" "sync=$profile"
         mkdir -p "$WORK/$profile/a/b/c"
