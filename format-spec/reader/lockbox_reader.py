@@ -258,7 +258,9 @@ class Archive:
         root = self.record.roots[fmt.SNAPSHOTS - 1]
         for key, value in self.scan(root, fmt.SNAPSHOTS, fmt.LEAST, fmt.GREATEST):
             if key.kind == fmt.SNAPSHOT:
-                yield key.object, fmt.decode_snapshot(value)
+                snapshot = fmt.decode_snapshot(value)
+                if snapshot.name:
+                    yield key.object, snapshot
 
     def walk(self) -> Iterator[tuple[bytes, int, Inode]]:
         """Every path, directories before what is in them."""

@@ -47,6 +47,7 @@ fn archive(entries: &[(usize, &str, KdfCost)]) -> MemoryStorage {
         slots: kinds,
         mac: [0; 32],
     };
+    #[allow(clippy::needless_range_loop)] // the number is used beside the place
     for copy in 0..2 {
         header::write_copy(&storage, &framing, &blocks, copy, &key()).unwrap();
     }
@@ -81,6 +82,7 @@ fn every_slot_opens_with_its_own_passphrase_only() {
 
 #[test]
 fn either_copy_may_be_damaged_and_is_repaired() {
+    #[allow(clippy::needless_range_loop)] // the number is used beside the place
     for copy in 0..2 {
         let start = HEADER_START[copy] * BLOCK;
         // Magic, version, sequence, a slot in use, an empty slot, MAC, checksum.

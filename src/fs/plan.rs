@@ -291,6 +291,7 @@ impl FileSystem {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::single_range_in_vec_init)] // lists of ranges that may have one
     use super::super::layer::{Piece, WHOLE_ROOM};
     use super::*;
 

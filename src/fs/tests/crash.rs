@@ -173,7 +173,7 @@ fn workload(seed: u64, steps: u64, wanted: usize) -> Run {
         let chance = SeededEnvironment::new(seed ^ 0xFEED);
         move |_: &OpKind| {
             let Some(storage) = weak.upgrade() else { return };
-            if chance.next_u64() % 5 != 0 || images.lock().len() >= wanted {
+            if !chance.next_u64().is_multiple_of(5) || images.lock().len() >= wanted {
                 return;
             }
             let crashed = match chance.next_u64() % 4 {
