@@ -199,6 +199,7 @@ fn probe(data: &[u8]) -> bool {
 }
 
 /// Upper bound of the blocks of a data page of `length` plain bytes, stored raw.
+#[cfg(test)]
 pub(crate) fn worst_case_blocks(length: usize) -> u64 {
     blocks_of(data_body_length(length, length.div_ceil(CELL), 0))
 }
@@ -396,3 +397,5 @@ impl PageCipher {
 
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod vectors;

@@ -1,9 +1,340 @@
-//! Copies files of an archive out to the host.
+//! Copies files of an archive out to the host, streaming, never beyond the target directory.
+
+use std::collections::HashMap;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
+
+use rustix::fs::{AtFlags, FileType, Mode, OFlags};
+
+use super::host::{apply, apply_at, extract_xattrs, host_error, split_device_number};
+use super::stage::{Stage, open_below, open_directory};
+use super::{Archive, Cause, Entries, Entry, Problem, Progress, display, path};
+use crate::env::SystemEnvironment;
+use crate::error::{Error, Result};
+use crate::format::{BLOCK, Ino, ROOT_INO};
+use crate::fs::{Attributes, FileSystem, mode};
+
+/// Bytes read from the archive and written to the host at once.
+const PIECE: usize = 1 << 20;
 
 /// How to extract.
-#[derive(Default)]
-pub struct ExtractOptions {}
+#[derive(Clone, Debug)]
+pub struct ExtractOptions {
+    /// Directory of the host that takes the items; made when it is missing.
+    pub to: PathBuf,
+    /// Replace files (and empty directories) that are in the way.
+    pub replace: bool,
+}
 
 /// What was extracted.
-#[derive(Default)]
-pub struct ExtractReport {}
+#[derive(Debug, Default)]
+pub struct ExtractReport {
+    pub files: u64,
+    pub directories: u64,
+    /// Further names of files that were extracted.
+    pub links: u64,
+    pub symlinks: u64,
+    /// FIFOs, sockets and devices.
+    pub others: u64,
+    pub bytes: u64,
+    /// What failed while the rest went on.
+    pub problems: Vec<Problem>,
+}
+
+impl Archive {
+    /// Copies each path with what is below it under its own name into `options.to`; without paths, everything. Nothing shows in the
+    /// target before it is complete, except that what could not be read or made is missing and reported.
+    ///
+    /// # Errors
+    /// `Exists` naming what is in the way, `NotFound` for a path, `NoSpace` and failures of the host: nothing was put into place then.
+    pub fn extract(
+        &self,
+        paths: &[Vec<u8>],
+        options: &ExtractOptions,
+        progress: &mut dyn FnMut(&Progress<'_>),
+    ) -> Result<ExtractReport> {
+        let fs = &**self.file_system();
+        let tops = tops(fs, paths)?;
+        let stage = Stage::new(&options.to, &SystemEnvironment)?;
+        if !options.replace {
+            for top in &tops {
+                if stage.occupied(&top.name)? {
+                    return Err(in_the_way(&top.name, &options.to));
+                }
+            }
+        }
+        let mut extract = Extract {
+            fs,
+            stage: &stage,
+            progress,
+            report: ExtractReport::default(),
+            links: HashMap::new(),
+            closed: Vec::new(),
+            path: Vec::new(),
+        };
+        for top in &tops {
+            extract.top(top)?;
+        }
+        for top in &tops {
+            extract.path = top.name.clone();
+            // What failed as a whole is not there, and was reported.
+            if rustix::fs::statat(stage.directory(), &top.name[..], AtFlags::SYMLINK_NOFOLLOW).is_err() {
+                continue;
+            }
+            match stage.install(&top.name, options.replace) {
+                Err(Error::Exists) => extract.note(Err(in_the_way(&top.name, &options.to)))?,
+                other => extract.note(other)?,
+            }
+        }
+        extract.close_directories()?;
+        Ok(extract.report)
+    }
+}
+
+/// The items that get a name of their own in the target.
+fn tops(fs: &FileSystem, paths: &[Vec<u8>]) -> Result<Vec<Entry>> {
+    let mut tops: Vec<Entry> = Vec::new();
+    let everything = [Vec::new()];
+    for path in if paths.is_empty() { &everything } else { paths } {
+        let attributes = path::resolve(fs, path).map_err(|error| match error {
+            Error::NotFound => Error::invalid(format!("the archive has no {}", display(path))),
+            error => error,
+        })?;
+        match path::components(path)?.last() {
+            Some(name) => tops.push(Entry { name: name.to_vec(), attributes }),
+            None => {
+                for entry in Entries::new(fs, ROOT_INO)? {
+                    tops.push(entry?);
+                }
+            }
+        }
+    }
+    tops.sort_by(|a, b| a.name.cmp(&b.name));
+    if let Some(pair) = tops.windows(2).find(|pair| pair[0].name == pair[1].name) {
+        return Err(Error::invalid(format!("two items would get the name {}", display(&pair[0].name))));
+    }
+    Ok(tops)
+}
+
+fn in_the_way(name: &[u8], target: &std::path::Path) -> Error {
+    Error::invalid(format!("{} exists already in {}", display(name), display_path(target)))
+}
+
+fn display_path(path: &std::path::Path) -> String {
+    display(std::os::unix::ffi::OsStrExt::as_bytes(path.as_os_str()))
+}
+
+struct Extract<'a> {
+    fs: &'a FileSystem,
+    stage: &'a Stage,
+    progress: &'a mut dyn FnMut(&Progress<'_>),
+    report: ExtractReport,
+    /// A file with several names: the path of its first copy below the stage, and the names still to come.
+    links: HashMap<Ino, (Vec<u8>, u32)>,
+    /// Directories whose mode would keep their owner out: they get it when everything is in place.
+    closed: Vec<(Vec<u8>, Attributes)>,
+    /// The path below the stage being made.
+    path: Vec<u8>,
+}
+
+/// A directory whose entries are being made.
+struct Level<'a> {
+    entries: Entries<'a>,
+    host: OwnedFd,
+    attributes: Attributes,
+    path_length: usize,
+}
+
+impl<'a> Extract<'a> {
+    fn top(&mut self, top: &Entry) -> Result<()> {
+        self.path.clear();
+        let mut levels = Vec::new();
+        let first = self.entry(self.stage.directory(), top);
+        levels.extend(self.settle(first)?);
+        while let Some(mut level) = levels.pop() {
+            self.path.truncate(level.path_length);
+            match level.entries.next() {
+                None => {
+                    let done = self.finish_directory(level);
+                    self.note(done)?;
+                }
+                Some(Err(error)) => {
+                    self.note(Err(error))?;
+                    levels.push(level); // its iterator has ended
+                }
+                Some(Ok(entry)) => {
+                    let below = self.entry(&level.host, &entry);
+                    let below = self.settle(below)?;
+                    levels.push(level);
+                    levels.extend(below);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes one object; a directory is made and returned, its entries follow.
+    fn entry(&mut self, at: &OwnedFd, entry: &Entry) -> Result<Option<Level<'a>>> {
+        let Entry { name, attributes } = entry;
+        if !self.path.is_empty() {
+            self.path.push(b'/');
+        }
+        self.path.extend_from_slice(name);
+        (self.progress)(&Progress { files: self.report.files, bytes: self.report.bytes, path: &self.path });
+        if matches!(&name[..], b"" | b"." | b"..") || name.iter().any(|b| matches!(b, b'/' | 0)) {
+            return Err(Error::damaged("a name that leads out of its directory"));
+        }
+        if attributes.mode & mode::TYPE == mode::DIRECTORY {
+            return self.directory(at, name, attributes).map(Some);
+        }
+        if attributes.links > 1
+            && let Some((first, remaining)) = self.links.remove(&attributes.ino)
+        {
+            self.link(&first, at, name)?;
+            if remaining > 1 {
+                self.links.insert(attributes.ino, (first, remaining - 1));
+            }
+            return Ok(None);
+        }
+        match attributes.mode & mode::TYPE {
+            mode::REGULAR => self.file(at, name, attributes)?,
+            mode::SYMLINK => {
+                let target = self.fs.read_link(attributes.ino)?;
+                rustix::fs::symlinkat(&target[..], at, &name[..]).map_err(host_error("cannot make the link"))?;
+                self.report.symlinks += 1;
+                self.note_metadata(apply_at(at, name, attributes))?;
+            }
+            _ => self.node(at, name, attributes)?,
+        }
+        if attributes.links > 1 {
+            self.links.insert(attributes.ino, (self.path.clone(), attributes.links - 1));
+        }
+        Ok(None)
+    }
+
+    fn directory(&mut self, at: &OwnedFd, name: &[u8], attributes: &Attributes) -> Result<Level<'a>> {
+        rustix::fs::mkdirat(at, name, Mode::RWXU).map_err(host_error("cannot make the directory"))?;
+        self.report.directories += 1;
+        let host = open_directory(at, name)?;
+        let entries = Entries::new(self.fs, attributes.ino)?;
+        Ok(Level { entries, host, attributes: *attributes, path_length: self.path.len() })
+    }
+
+    /// Times last: every entry made in a directory changes them.
+    fn finish_directory(&mut self, level: Level<'_>) -> Result<()> {
+        extract_xattrs(self.fs, level.attributes.ino, &level.host)?;
+        if level.attributes.mode & 0o700 != 0o700 {
+            self.closed.push((self.path.clone(), level.attributes));
+            return Ok(());
+        }
+        apply(&level.host, &level.attributes)
+    }
+
+    /// Directories of the list come after those within them.
+    fn close_directories(&mut self) -> Result<()> {
+        for (path, attributes) in std::mem::take(&mut self.closed) {
+            let closed = open_below(self.stage.target(), &path).and_then(|directory| apply(&directory, &attributes));
+            self.path = path;
+            self.note(closed)?;
+        }
+        Ok(())
+    }
+
+    fn link(&mut self, first: &[u8], at: &OwnedFd, name: &[u8]) -> Result<()> {
+        let (directory, first_name) = match first.iter().rposition(|&b| b == b'/') {
+            Some(slash) => (&first[..slash], &first[slash + 1..]),
+            None => (&b""[..], first),
+        };
+        let directory = open_below(self.stage.directory(), directory)?;
+        rustix::fs::linkat(directory, first_name, at, name, AtFlags::empty()).map_err(host_error("cannot link"))?;
+        self.report.links += 1;
+        Ok(())
+    }
+
+    fn file(&mut self, at: &OwnedFd, name: &[u8], attributes: &Attributes) -> Result<()> {
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let host = rustix::fs::openat(at, name, flags, Mode::RUSR | Mode::WUSR).map_err(host_error("cannot make"))?;
+        if let Err(error) = self.content(&host, attributes) {
+            // Half a file must not pass for the file.
+            if let Err(errno) = rustix::fs::unlinkat(at, name, AtFlags::empty()) {
+                return Err(host_error("cannot remove an unfinished copy")(errno));
+            }
+            return Err(error);
+        }
+        self.report.files += 1;
+        self.note_metadata(extract_xattrs(self.fs, attributes.ino, &host))?;
+        self.note_metadata(apply(&host, attributes))
+    }
+
+    /// A file with less data than its size has holes: blocks of zeros in it are left out.
+    fn content(&mut self, host: &OwnedFd, attributes: &Attributes) -> Result<()> {
+        let sparse = attributes.blocks.saturating_mul(512) < attributes.size;
+        let mut offset = 0;
+        while offset < attributes.size {
+            let wanted = usize::try_from(attributes.size - offset).unwrap_or(PIECE).min(PIECE);
+            let piece = self.fs.read(attributes.ino, offset, wanted)?;
+            if piece.is_empty() {
+                return Err(Error::damaged(format!("the file ends early: size={} end={offset}", attributes.size)));
+            }
+            let step = if sparse { BLOCK as usize } else { PIECE };
+            for (index, part) in piece.chunks(step).enumerate() {
+                if !sparse || part.iter().any(|&byte| byte != 0) {
+                    write_all(host, part, offset + (index * step) as u64)?;
+                }
+            }
+            offset += piece.len() as u64;
+            self.report.bytes += piece.len() as u64;
+            (self.progress)(&Progress { files: self.report.files, bytes: self.report.bytes, path: &self.path });
+        }
+        if sparse {
+            rustix::fs::ftruncate(host, attributes.size).map_err(host_error("cannot set the size"))?;
+        }
+        Ok(())
+    }
+
+    fn node(&mut self, at: &OwnedFd, name: &[u8], attributes: &Attributes) -> Result<()> {
+        let (major, minor) = split_device_number(attributes.rdev);
+        let kind = FileType::from_raw_mode(attributes.mode);
+        let device = rustix::fs::makedev(major, minor);
+        rustix::fs::mknodat(at, name, kind, Mode::RUSR | Mode::WUSR, device)
+            .map_err(host_error("cannot make the special file"))?;
+        self.report.others += 1;
+        self.note_metadata(apply_at(at, name, attributes))
+    }
+
+    /// The object is there, something about it is not: reported like any failure, but it stays.
+    fn note_metadata(&mut self, result: Result<()>) -> Result<()> {
+        self.note(result)
+    }
+
+    fn note(&mut self, result: Result<()>) -> Result<()> {
+        self.settle(result.map(Some)).map(drop)
+    }
+
+    /// Notes a failure that concerns one object, passes on one that ends the extraction.
+    fn settle<T>(&mut self, result: Result<Option<T>>) -> Result<Option<T>> {
+        match result {
+            Ok(value) => Ok(value),
+            Err(error @ (Error::NoSpace(_) | Error::ReadOnly(_))) => Err(error),
+            Err(error) => {
+                self.report.problems.push(Problem { path: self.path.clone(), cause: Cause::Failed(error) });
+                Ok(None)
+            }
+        }
+    }
+}
+
+fn write_all(host: impl AsFd, mut data: &[u8], mut offset: u64) -> Result<()> {
+    while !data.is_empty() {
+        match rustix::io::pwrite(&host, data, offset) {
+            Ok(0) => return Err(Error::io("cannot write", std::io::ErrorKind::WriteZero.into())),
+            Ok(length) => {
+                data = &data[length..];
+                offset += length as u64;
+            }
+            Err(rustix::io::Errno::INTR) => {}
+            Err(errno) => return Err(host_error("cannot write")(errno)),
+        }
+    }
+    Ok(())
+}

@@ -3,22 +3,34 @@
 mod check;
 mod create;
 mod extract;
+mod header;
+mod host;
 mod import;
+mod listing;
 mod open;
 mod passphrase;
+mod path;
+mod slots;
+mod stage;
+#[cfg(test)]
+mod tests;
 
 pub use check::CheckReport;
 pub use extract::{ExtractOptions, ExtractReport};
+pub use host::{device_number, split_device_number};
 pub use import::{ImportOptions, ImportReport};
+pub use listing::{Entries, Entry};
+pub use path::{display, resolve};
 
-use std::path::Path;
+use std::fmt;
 use std::sync::Arc;
 
-use crate::crypto::kdf::KdfCost;
-use crate::crypto::{Passphrase, SecretKey};
-use crate::error::Result;
+use crate::crypto::SecretKey;
+pub use crate::crypto::kdf::KdfCost;
+use crate::error::{Error, Result};
 use crate::format::{ArchiveId, Generation, Timestamp};
-use crate::fs::{Creator, FileSystem, SyncProfile};
+use crate::fs::{Creator, FileSystem, FsOptions, SyncProfile};
+use crate::storage::{FileStorage, Storage};
 
 /// How to create an archive.
 pub struct CreateOptions {
@@ -44,6 +56,65 @@ impl Default for OpenOptions {
     }
 }
 
+impl OpenOptions {
+    /// A quarter of the memory may hold staged data, but no more than 32 MiB: one fsync waits for at most that much.
+    fn file_system_options(&self) -> FsOptions {
+        let staged_bytes = (self.memory / 4).clamp(4 << 20, 32 << 20);
+        FsOptions { staged_bytes, sync: self.sync, pack: self.pack, compress: self.compress }
+    }
+}
+
+/// What unlocking may cost, whatever the header of a hostile archive asks for.
+#[derive(Clone, Copy, Debug)]
+pub struct UnlockLimits {
+    /// MiB times passes, over all slots that are tried.
+    pub cost_mib: u64,
+}
+
+impl Default for UnlockLimits {
+    /// 32 slots of 1 GiB and 2 passes each, which is about a second each on common machines.
+    fn default() -> Self {
+        UnlockLimits { cost_mib: 32 * 2 * 1024 }
+    }
+}
+
+/// A part of an import or extraction that failed while the rest went on.
+#[derive(Debug)]
+pub struct Problem {
+    pub path: Vec<u8>,
+    pub cause: Cause,
+}
+
+/// Why something is not as it should be.
+#[derive(Debug)]
+pub enum Cause {
+    /// The file changed while it was read: its copy may mix two versions.
+    Changed,
+    Failed(Error),
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: ", display(&self.path))?;
+        match &self.cause {
+            Cause::Changed => f.write_str("the file changed while it was read"),
+            Cause::Failed(error) => match std::error::Error::source(error) {
+                Some(source) => write!(f, "{error}: {source}"),
+                None => write!(f, "{error}"),
+            },
+        }
+    }
+}
+
+/// How far an import or extraction is.
+#[derive(Clone, Copy, Debug)]
+pub struct Progress<'a> {
+    pub files: u64,
+    pub bytes: u64,
+    /// What is being copied.
+    pub path: &'a [u8],
+}
+
 /// The unlocked volume key with the archive that it belongs to; what a mounting command hands to the daemon.
 pub struct UnlockedKey {
     pub(crate) archive: ArchiveId,
@@ -53,12 +124,18 @@ pub struct UnlockedKey {
 impl UnlockedKey {
     /// 48 bytes for a private pipe between two processes: archive id, volume key.
     pub fn to_bytes(&self) -> zeroize::Zeroizing<Vec<u8>> {
-        todo!()
+        // Allocated at once: a vector that grows leaves copies behind.
+        let mut bytes = zeroize::Zeroizing::new(Vec::with_capacity(48));
+        bytes.extend_from_slice(&self.archive);
+        bytes.extend_from_slice(self.volume_key.bytes());
+        bytes
     }
 
     pub fn from_bytes(bytes: &[u8]) -> Result<UnlockedKey> {
-        let _ = bytes;
-        todo!()
+        let wrong = || Error::invalid(format!("an unlocked key has 48 bytes: given={}", bytes.len()));
+        let (archive, key) = bytes.split_first_chunk::<16>().ok_or_else(wrong)?;
+        let key = zeroize::Zeroizing::new(<[u8; 32]>::try_from(key).map_err(|_| wrong())?);
+        Ok(UnlockedKey { archive: *archive, volume_key: SecretKey::new(*key) })
     }
 }
 
@@ -73,6 +150,7 @@ pub struct Info {
     pub inodes: u64,
     pub file_bytes: u64,
     pub used_bytes: u64,
+    /// Number and kind of each slot in use.
     pub key_slots: Vec<(u8, u8)>,
     /// A sentence when recovery had to fall back one commit.
     pub fallback: Option<String>,
@@ -81,58 +159,19 @@ pub struct Info {
 /// An open archive.
 pub struct Archive {
     fs: Arc<FileSystem>,
+    storage: Arc<FileStorage>,
+    /// Device and inode of the file.
+    identity: (u64, u64),
+    archive: ArchiveId,
+    key_slots: Vec<(u8, u8)>,
 }
 
 impl Archive {
-    /// Creates `path` (which must not exist), syncs it and its directory, and closes it.
-    pub fn create(path: &Path, passphrase: &Passphrase, options: &CreateOptions) -> Result<()> {
-        let _ = (path, passphrase, options);
-        todo!()
-    }
-
-    /// Reads the header and tries the passphrase on every passphrase slot. Needs no lock.
-    ///
-    /// # Errors
-    /// `NotFound`/`Io`, `NotArchive`, `UnsupportedVersion`, `Damaged` (both header copies), `WrongKey`.
-    pub fn unlock(path: &Path, passphrase: &Passphrase) -> Result<UnlockedKey> {
-        let _ = (path, passphrase);
-        todo!()
-    }
-
-    /// The archive's id, readable without a key.
-    pub fn identify(path: &Path) -> Result<ArchiveId> {
-        let _ = path;
-        todo!()
-    }
-
-    /// Locks and opens; a writable open repairs the older header copy first and recovers.
-    pub fn open(path: &Path, key: &UnlockedKey, options: &OpenOptions) -> Result<Archive> {
-        let _ = (path, key, options);
-        todo!()
-    }
-
     pub fn file_system(&self) -> &Arc<FileSystem> {
         &self.fs
     }
 
-    pub fn info(&self) -> Result<Info> {
-        todo!()
-    }
-
-    /// Verifies structure (quick) or every page, reference and count (full); `progress` gets (done, total) blocks.
-    pub fn check(&self, full: bool, progress: &mut dyn FnMut(u64, u64)) -> Result<CheckReport> {
-        let _ = (full, progress);
-        todo!()
-    }
-
-    /// Replaces the slot that `old` opens by one for `new`, in both header copies, one after the other with barriers.
-    pub fn change_passphrase(path: &Path, old: &Passphrase, new: &Passphrase, kdf: KdfCost) -> Result<()> {
-        let _ = (path, old, new, kdf);
-        todo!()
-    }
-
-    /// Commits, erases free space and writes the closed record.
-    pub fn close(self) -> Result<()> {
-        todo!()
+    pub fn read_only(&self) -> bool {
+        self.storage.read_only()
     }
 }

@@ -1,1 +1,167 @@
 //! Unlocks and opens an archive.
+
+use std::fs::File;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::Path;
+use std::sync::Arc;
+
+use super::create::name_key;
+use super::header::Header;
+use super::{Archive, Info, OpenOptions, UnlockLimits, UnlockedKey, slots};
+use crate::crypto::Passphrase;
+use crate::env::SystemEnvironment;
+use crate::error::{Error, Result};
+use crate::format::{ArchiveId, BLOCK, FORMAT_VERSION};
+use crate::frame::PageCipher;
+use crate::fs::FileSystem;
+use crate::storage::{FileStorage, LockMode, Storage};
+use crate::txn::{self, Volume};
+
+/// Below this the caches of the layers have no room to work in.
+const LEAST_MEMORY: u64 = 16 << 20;
+
+impl Archive {
+    /// Reads the header and tries the passphrase on every passphrase slot. Needs no lock.
+    ///
+    /// # Errors
+    /// `NotFound`/`Io`, `NotArchive`, `UnsupportedVersion`, `Damaged` (both header copies), `WrongKey`, `Unsupported` when a slot
+    /// costs more than the default limits.
+    pub fn unlock(path: &Path, passphrase: &Passphrase) -> Result<UnlockedKey> {
+        Archive::unlock_within(path, passphrase, &UnlockLimits::default())
+    }
+
+    /// Like [`Archive::unlock`] with other limits.
+    pub fn unlock_within(path: &Path, passphrase: &Passphrase, limits: &UnlockLimits) -> Result<UnlockedKey> {
+        let header = Header::read(&Unlocked::open(path)?)?;
+        let opened = slots::unlock(&header, passphrase, limits)?;
+        header.authenticate(&opened.secret.volume_key)?;
+        Ok(UnlockedKey { archive: header.framing().archive, volume_key: opened.secret.volume_key })
+    }
+
+    /// The archive's id, readable without a key.
+    pub fn identify(path: &Path) -> Result<ArchiveId> {
+        Ok(Header::read(&Unlocked::open(path)?)?.framing().archive)
+    }
+
+    /// Locks and opens; a writable open repairs the older header copy first and recovers.
+    pub fn open(path: &Path, key: &UnlockedKey, options: &OpenOptions) -> Result<Archive> {
+        if options.memory < LEAST_MEMORY {
+            return Err(Error::invalid(format!("memory={} is below {LEAST_MEMORY} bytes", options.memory)));
+        }
+        let lock = if options.read_only { LockMode::Shared } else { LockMode::Exclusive };
+        let storage = Arc::new(FileStorage::open(path, lock)?);
+        let mut header = Header::read(&*storage)?;
+        if header.framing().archive != key.archive {
+            return Err(Error::damaged("another archive took the place of the one that was unlocked"));
+        }
+        header.authenticate(&key.volume_key)?;
+        if !options.read_only {
+            header.check_writable()?;
+            header.repair(&*storage, &key.volume_key)?;
+        }
+        let environment = Arc::new(SystemEnvironment);
+        let cipher = PageCipher::new(&key.volume_key, key.archive, environment.clone());
+        let fs_options = options.file_system_options();
+        let volume_options =
+            txn::OpenOptions { read_only: options.read_only, memory: options.memory - fs_options.staged_bytes };
+        let volume =
+            Volume::open(storage.clone(), cipher, environment.clone(), header.framing().sequence, &volume_options)?;
+        let fs = FileSystem::new(volume, environment, name_key(&key.volume_key, &key.archive), fs_options)?;
+        let slots = header.framing().slots;
+        let key_slots = (0..).zip(slots).filter(|(_, kind)| *kind != 0).collect();
+        // Under the lock the path names the file that was opened.
+        let metadata = std::fs::metadata(path).map_err(|e| Error::io(format!("cannot read {}", path.display()), e))?;
+        Ok(Archive { fs, storage, identity: (metadata.dev(), metadata.ino()), archive: key.archive, key_slots })
+    }
+
+    pub fn info(&self) -> Result<Info> {
+        let volume = &self.fs.volume;
+        let record = volume.durable();
+        Ok(Info {
+            archive: self.archive,
+            format_version: FORMAT_VERSION,
+            generation: record.generation,
+            committed: record.time,
+            closed: record.closed,
+            inodes: volume.state().inodes(),
+            file_bytes: self.storage.len()?,
+            used_bytes: volume.space().1 * BLOCK,
+            key_slots: self.key_slots.clone(),
+            fallback: volume.fallback(),
+        })
+    }
+
+    /// Commits, erases free space and writes the closed record; a read-only archive is just left.
+    pub fn close(self) -> Result<()> {
+        if self.storage.read_only() { Ok(()) } else { self.fs.close() }
+    }
+}
+
+/// The archive file without a lock: enough to read the header, which survives a concurrent change of one copy.
+struct Unlocked {
+    file: File,
+    length: u64,
+}
+
+impl Unlocked {
+    fn open(path: &Path) -> Result<Unlocked> {
+        let failed = |source| Error::io(format!("cannot open {}", path.display()), source);
+        // A FIFO would block the open for ever, so the kind is looked at first.
+        let metadata = std::fs::metadata(path).map_err(failed)?;
+        if metadata.is_dir() {
+            return Err(Error::NotArchive("it is a directory".into()));
+        }
+        if !metadata.is_file() {
+            return Err(Error::NotArchive("it is no regular file".into()));
+        }
+        let file = File::open(path).map_err(failed)?;
+        let length = file.metadata().map_err(failed)?.size();
+        Ok(Unlocked { file, length })
+    }
+}
+
+impl Storage for Unlocked {
+    fn len(&self) -> Result<u64> {
+        Ok(self.length)
+    }
+
+    fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<()> {
+        self.file.read_exact_at(out, offset).map_err(|e| Error::io("cannot read the header", e))
+    }
+
+    fn write_at(&self, _offset: u64, _data: &[u8]) -> Result<()> {
+        Err(refuse_write())
+    }
+
+    fn allocate(&self, _offset: u64, _length: u64) -> Result<()> {
+        Err(refuse_write())
+    }
+
+    fn punch(&self, _offset: u64, _length: u64) -> Result<()> {
+        Err(refuse_write())
+    }
+
+    fn set_len(&self, _length: u64) -> Result<()> {
+        Err(refuse_write())
+    }
+
+    fn barrier(&self) -> Result<()> {
+        Err(refuse_write())
+    }
+
+    fn evict(&self, _offset: u64, _length: u64) -> Result<()> {
+        Ok(())
+    }
+
+    fn next_data(&self, offset: u64) -> Result<Option<std::ops::Range<u64>>> {
+        Ok((offset < self.length).then_some(offset..self.length))
+    }
+
+    fn read_only(&self) -> bool {
+        true
+    }
+}
+
+fn refuse_write() -> Error {
+    Error::ReadOnly("the file is not locked".into())
+}

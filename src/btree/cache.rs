@@ -64,14 +64,6 @@ impl NodeStore {
         NodeStore { source, shards, shard_budget: budget / SHARDS }
     }
 
-    pub(crate) fn pager(&self) -> &Arc<Pager> {
-        match &self.source {
-            Source::Pager(pager) => pager,
-            #[cfg(test)]
-            Source::Pages(_) => unreachable!("a store over a map of pages has no pager"),
-        }
-    }
-
     /// Forgets a node whose page was freed (its address may be reused under another generation).
     pub(crate) fn forget(&self, pointer: &Pointer) {
         let mut shard = self.shard(pointer).lock();
@@ -81,6 +73,7 @@ impl NodeStore {
     }
 
     /// Estimated bytes of the nodes kept.
+    #[cfg(test)]
     pub(crate) fn memory(&self) -> usize {
         self.shards.iter().map(|shard| shard.lock().bytes).sum()
     }

@@ -60,6 +60,7 @@ pub(super) fn settle(child: &mut Child) {
     }
 }
 
+#[cfg(test)]
 pub(super) fn count_dirty(child: &Child) -> u64 {
     match child {
         Child::Resident(node) if node.stored.get().is_none() => {

@@ -83,6 +83,7 @@ impl Tree {
     /// `2 * (level + 1) + 1`. A remove clones the path; a merge makes one node of two, of which at least the path's was just cloned,
     /// and a neighbour that takes the range of an emptied child is cloned when that child's own clone goes: `level + 1`.
     /// One more level is counted because a tree may grow between the reservation and the change.
+    #[cfg(test)]
     pub(crate) fn worst_case_dirty(&self) -> u64 {
         2 * (u64::from(self.level) + 2) + 1
     }
@@ -145,6 +146,7 @@ impl Tree {
     }
 
     /// Number of resident nodes that no commit has written (for tests and accounting checks).
+    #[cfg(test)]
     pub(crate) fn count_dirty(&self) -> u64 {
         self.root.as_ref().map_or(0, flush::count_dirty)
     }

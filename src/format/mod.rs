@@ -12,5 +12,7 @@ pub mod values;
 mod fixed;
 #[cfg(test)]
 mod strategies;
+#[cfg(test)]
+mod vectors;
 
 pub use ids::*;

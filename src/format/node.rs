@@ -49,8 +49,9 @@ pub fn put_key(out: &mut Vec<u8>, key: Key) {
     out.extend_from_slice(&bytes);
 }
 
+/// The key at a proved offset.
 #[inline]
-fn key_at(bytes: &[u8], at: usize) -> Key {
+pub(super) fn key_at(bytes: &[u8], at: usize) -> Key {
     Key { object: u64_at(bytes, at), kind: bytes[at + 8], sub: u64_at(bytes, at + 9) }
 }
 

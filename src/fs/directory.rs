@@ -1,1 +1,248 @@
 //! Edits and searches the two records of a directory entry (specification 7).
+//!
+//! # Invariants
+//! D1  Every entry has one index entry (found by the hash of its name) and one list record (at its sequence number) that agree.
+//! D2  A directory's size is the number of its entries, its links are 2 plus the number of its subdirectories.
+//! D3  A sequence number belongs to one entry at most for ever; renaming within the directory and replacing the target keep it.
+//! D4  A directory that has no name any more has no entries and gets none.
+
+use std::hash::Hasher;
+
+use siphasher::sip::SipHasher24;
+
+use super::{inode, mode};
+use crate::error::{Error, Result, Timestamp};
+use crate::format::values::{
+    IndexEntry, InodeValue, ListEntry, decode_index, encode_index, encode_list, find_in_index,
+};
+use crate::format::{Ino, Key, MAX_NAME, MAX_VALUE, kind};
+use crate::txn::{Operation, View};
+
+/// First sequence number of a directory: 1 and 2 are the cookies of `.` and `..`.
+pub(crate) const FIRST_SEQUENCE: u64 = 3;
+/// One less than the greatest u32, which stays free for programs that take it as "unknown".
+pub(crate) const MAX_LINKS: u32 = u32::MAX - 1;
+/// Type of a directory in its entry.
+pub(crate) const DIRECTORY_TYPE: u8 = file_type(mode::DIRECTORY);
+
+/// Type of an inode in its entry.
+pub(crate) const fn file_type(mode: u32) -> u8 {
+    ((mode & mode::TYPE) >> 12) as u8
+}
+
+/// With this key every directory and inode has but four different name hashes.
+#[cfg(test)]
+pub(crate) const COLLIDING_KEY: [u8; 16] = [0xC0; 16];
+
+/// Where the entry or attribute `name` of `owner` is found.
+pub(crate) fn name_hash(key: &[u8; 16], owner: Ino, name: &[u8]) -> u64 {
+    let mut hasher = SipHasher24::new_with_key(key);
+    hasher.write(&owner.0.to_le_bytes());
+    hasher.write(name);
+    let hash = hasher.finish();
+    #[cfg(test)]
+    if *key == COLLIDING_KEY {
+        return hash % 4;
+    }
+    hash
+}
+
+/// Refuses what cannot be the name of anything. `.` and `..` pass: each operation has its own answer to them.
+pub(crate) fn check_name(name: &[u8]) -> Result<()> {
+    if name.is_empty() {
+        return Err(Error::NotFound);
+    }
+    if name.len() > MAX_NAME {
+        return Err(Error::NameTooLong);
+    }
+    if name.iter().any(|&byte| byte == b'/' || byte == 0) {
+        return Err(Error::invalid("a name contains a slash or NUL"));
+    }
+    Ok(())
+}
+
+pub(crate) fn is_dot(name: &[u8]) -> bool {
+    name == b"." || name == b".."
+}
+
+/// What an entry names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Target {
+    pub(crate) ino: Ino,
+    pub(crate) file_type: u8,
+}
+
+impl Target {
+    pub(crate) fn of(ino: Ino, inode: &InodeValue) -> Target {
+        Target { ino, file_type: file_type(inode.mode) }
+    }
+
+    pub(crate) fn is_directory(self) -> bool {
+        self.file_type == DIRECTORY_TYPE
+    }
+}
+
+/// An entry as it was found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Found {
+    pub(crate) target: Target,
+    pub(crate) sequence: u64,
+}
+
+fn index_key(hash_key: &[u8; 16], directory: Ino, name: &[u8]) -> Key {
+    Key::new(directory.0, kind::DIR_INDEX, name_hash(hash_key, directory, name))
+}
+
+pub(crate) fn list_key(directory: Ino, sequence: u64) -> Key {
+    Key::new(directory.0, kind::DIR_LIST, sequence)
+}
+
+/// The entry `name` of `directory`.
+pub(crate) fn find(view: View<'_>, hash_key: &[u8; 16], directory: Ino, name: &[u8]) -> Result<Option<Found>> {
+    let found = view.get(index_key(hash_key, directory, name), |value| find_in_index(value, name))?;
+    Ok(found.flatten().map(|(ino, file_type, sequence)| Found { target: Target { ino, file_type }, sequence }))
+}
+
+/// A directory that an operation changes. Its records change at once, its inode when `store` is called.
+pub(crate) struct Directory {
+    pub(crate) ino: Ino,
+    pub(crate) inode: InodeValue,
+}
+
+impl Directory {
+    /// `NotFound` when it was removed (D4): the caller holds it by a working directory or a handle.
+    pub(crate) fn load(view: View<'_>, ino: Ino) -> Result<Directory> {
+        let inode = inode::find(view, ino)?.ok_or(Error::NotFound)?;
+        if inode.mode & mode::TYPE != mode::DIRECTORY {
+            return Err(Error::NotDirectory);
+        }
+        if inode.links == 0 {
+            return Err(Error::NotFound);
+        }
+        Ok(Directory { ino, inode })
+    }
+
+    /// Adds an entry behind all others. Changes 2 records.
+    pub(crate) fn insert(
+        &mut self,
+        op: &mut Operation<'_>,
+        hash_key: &[u8; 16],
+        name: &[u8],
+        target: Target,
+    ) -> Result<()> {
+        self.count_subdirectory(None, Some(target))?;
+        let sequence = self.inode.next_sequence;
+        self.inode.next_sequence += 1;
+        self.inode.size += 1;
+        self.put(op, hash_key, name, Found { target, sequence })
+    }
+
+    /// Removes an entry that `find` found in the same operation. Changes 2 records.
+    pub(crate) fn remove(
+        &mut self,
+        op: &mut Operation<'_>,
+        hash_key: &[u8; 16],
+        name: &[u8],
+        found: Found,
+    ) -> Result<()> {
+        self.count_subdirectory(Some(found.target), None)?;
+        self.inode.size = self.inode.size.saturating_sub(1);
+        self.remove_from_index(op, hash_key, name)?;
+        op.remove(list_key(self.ino, found.sequence))?;
+        Ok(())
+    }
+
+    /// Lets an entry name something else. Changes 2 records.
+    pub(crate) fn retarget(
+        &mut self,
+        op: &mut Operation<'_>,
+        hash_key: &[u8; 16],
+        name: &[u8],
+        found: Found,
+        target: Target,
+    ) -> Result<()> {
+        self.count_subdirectory(Some(found.target), Some(target))?;
+        self.put(op, hash_key, name, Found { target, ..found })
+    }
+
+    /// Gives an entry another, free name; it stays where it is in the listing. Changes 3 records.
+    pub(crate) fn rename(
+        &mut self,
+        op: &mut Operation<'_>,
+        hash_key: &[u8; 16],
+        name: &[u8],
+        new_name: &[u8],
+        found: Found,
+    ) -> Result<()> {
+        self.remove_from_index(op, hash_key, name)?;
+        self.put(op, hash_key, new_name, found)
+    }
+
+    /// Writes the inode of the changed directory. Changes 1 record.
+    pub(crate) fn store(&mut self, op: &mut Operation<'_>, now: Timestamp) -> Result<()> {
+        self.inode.mtime = now;
+        self.inode.ctime = now;
+        inode::store(op, self.ino, &self.inode)
+    }
+
+    fn count_subdirectory(&mut self, old: Option<Target>, new: Option<Target>) -> Result<()> {
+        match (old.is_some_and(Target::is_directory), new.is_some_and(Target::is_directory)) {
+            (false, true) if self.inode.links >= MAX_LINKS => return Err(Error::TooManyLinks),
+            (false, true) => self.inode.links += 1,
+            (true, false) => self.inode.links = self.inode.links.saturating_sub(1),
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// Writes both records of an entry, in place of those of the same name and sequence number.
+    fn put(&self, op: &mut Operation<'_>, hash_key: &[u8; 16], name: &[u8], found: Found) -> Result<()> {
+        let Found { target: Target { ino, file_type }, sequence } = found;
+        let key = index_key(hash_key, self.ino, name);
+        let mut entries = op.view().get(key, decode_index)?.unwrap_or_default();
+        entries.retain(|entry| entry.name != name);
+        entries.push(IndexEntry { name: name.to_vec(), file_type, sequence, ino });
+        let value = encode_index(&entries);
+        if value.len() > MAX_VALUE {
+            // 13 names of the same keyed 64-bit hash: not to be found without the key.
+            return Err(Error::NoSpace("too many names share one hash".into()));
+        }
+        op.insert(key, &value)?;
+        op.insert(list_key(self.ino, sequence), &encode_list(&ListEntry { name, file_type, ino }))?;
+        Ok(())
+    }
+
+    fn remove_from_index(&self, op: &mut Operation<'_>, hash_key: &[u8; 16], name: &[u8]) -> Result<()> {
+        let key = index_key(hash_key, self.ino, name);
+        let mut entries = op.view().get(key, decode_index)?.unwrap_or_default();
+        entries.retain(|entry| entry.name != name);
+        if entries.is_empty() {
+            op.remove(key)?;
+        } else {
+            op.insert(key, &encode_index(&entries))?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_name_hash_is_siphash_2_4_of_owner_and_name() {
+        // The reference vector of SipHash-2-4 for the bytes 0..15 under the key 0..16 (Aumasson and Bernstein, appendix A).
+        let key: [u8; 16] = std::array::from_fn(|i| i as u8);
+        let name: Vec<u8> = (8..15).collect();
+        assert_eq!(name_hash(&key, Ino(0x0706_0504_0302_0100), &name), 0xa129_ca61_49be_45e5);
+    }
+
+    #[test]
+    fn impossible_names_are_refused() {
+        assert!(matches!(check_name(b""), Err(Error::NotFound)));
+        assert!(matches!(check_name(&[b'a'; 256]), Err(Error::NameTooLong)));
+        assert!(matches!(check_name(b"a/b"), Err(Error::Invalid(_))));
+        assert!(matches!(check_name(b"a\0"), Err(Error::Invalid(_))));
+        assert!(check_name(&[0xff; 255]).is_ok());
+    }
+}

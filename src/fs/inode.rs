@@ -1,6 +1,7 @@
 //! Loads and stores inode values; counts open handles.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 
 use parking_lot::Mutex;
 
@@ -9,12 +10,23 @@ use crate::format::values::InodeValue;
 use crate::format::{Ino, Key, kind};
 use crate::txn::{Operation, View};
 
-fn key(ino: Ino) -> Key {
+pub(crate) fn key(ino: Ino) -> Key {
     Key::new(ino.0, kind::INODE, 0)
 }
 
+/// The inode, or None when it does not exist (any more).
+pub(crate) fn find(view: View<'_>, ino: Ino) -> Result<Option<InodeValue>> {
+    view.get(key(ino), InodeValue::decode)
+}
+
+/// The inode of a number that the caller was given earlier: `Stale` when it is gone.
 pub(crate) fn load(view: View<'_>, ino: Ino) -> Result<InodeValue> {
-    view.get(key(ino), InodeValue::decode)?.ok_or(Error::Stale)
+    find(view, ino)?.ok_or(Error::Stale)
+}
+
+/// The inode that an authentic record of the same version names: its absence is damage.
+pub(crate) fn load_named(view: View<'_>, ino: Ino) -> Result<InodeValue> {
+    find(view, ino)?.ok_or_else(|| Error::damaged(format!("an entry names an inode that is missing: inode={}", ino.0)))
 }
 
 pub(crate) fn store(op: &mut Operation<'_>, ino: Ino, inode: &InodeValue) -> Result<()> {
@@ -22,29 +34,87 @@ pub(crate) fn store(op: &mut Operation<'_>, ino: Ino, inode: &InodeValue) -> Res
     Ok(())
 }
 
+/// Locks that opens of different files rarely share; opens are short, so a few times the number of threads is enough.
+const SHARDS: usize = 16;
+/// Count of an inode that an operation is about to delete: it can be opened no more.
+const RETIRED: u64 = u64::MAX;
+
+/// How many handles each inode has.
+///
+/// Whether an unlinked inode is deleted or kept is decided inside the operation that drops its last name, by `retire`. An `open` that
+/// comes between that decision and the publication is refused, so it cannot hold an inode that vanishes under it.
 #[derive(Default)]
-pub(crate) struct OpenHandles(Mutex<HashMap<Ino, u64>>);
+pub(crate) struct OpenHandles {
+    shards: [Mutex<HashMap<Ino, u64>>; SHARDS],
+}
 
 impl OpenHandles {
-    /// Counts a handle; false when the inode is being deleted.
+    fn shard(&self, ino: Ino) -> &Mutex<HashMap<Ino, u64>> {
+        &self.shards[(ino.0 % SHARDS as u64) as usize]
+    }
+
+    /// Counts a handle; false, and nothing counted, when the inode is being deleted.
     pub(crate) fn open(&self, ino: Ino) -> bool {
-        *self.0.lock().entry(ino).or_default() += 1;
+        let mut counts = self.shard(ino).lock();
+        let count = counts.entry(ino).or_insert(0);
+        if *count == RETIRED {
+            return false;
+        }
+        *count += 1;
         true
     }
 
-    /// Answers whether it was the last handle.
+    /// Ends a handle; answers whether it was the last one.
     pub(crate) fn release(&self, ino: Ino) -> bool {
-        let mut handles = self.0.lock();
-        let Some(count) = handles.get_mut(&ino) else { return false };
-        *count -= 1;
-        if *count > 0 {
-            return false;
+        let mut counts = self.shard(ino).lock();
+        let Entry::Occupied(mut count) = counts.entry(ino) else { return false };
+        match *count.get() {
+            RETIRED => false,
+            0 | 1 => {
+                count.remove();
+                true
+            }
+            _ => {
+                *count.get_mut() -= 1;
+                false
+            }
         }
-        handles.remove(&ino);
-        true
     }
 
     pub(crate) fn is_open(&self, ino: Ino) -> bool {
-        self.0.lock().contains_key(&ino)
+        self.shard(ino).lock().get(&ino).is_some_and(|&count| count != RETIRED)
+    }
+
+    /// Lets nobody open the inode until `revive`; false, and nothing done, when somebody has it open.
+    pub(crate) fn retire(&self, ino: Ino) -> bool {
+        *self.shard(ino).lock().entry(ino).or_insert(RETIRED) == RETIRED
+    }
+
+    /// Ends `retire`: the inode is gone, which a later open sees in the tree, or the deletion failed.
+    pub(crate) fn revive(&self, ino: Ino) {
+        let mut counts = self.shard(ino).lock();
+        if counts.get(&ino) == Some(&RETIRED) {
+            counts.remove(&ino);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_retired_inode_cannot_be_opened_and_an_open_one_not_retired() {
+        let handles = OpenHandles::default();
+        assert!(handles.open(Ino(5)) && handles.open(Ino(5)));
+        assert!(!handles.retire(Ino(5)));
+        assert!(!handles.release(Ino(5)));
+        assert!(handles.is_open(Ino(5)));
+        assert!(handles.release(Ino(5)));
+        assert!(!handles.release(Ino(5)) && !handles.is_open(Ino(5)));
+        assert!(handles.retire(Ino(5)));
+        assert!(!handles.open(Ino(5)) && !handles.is_open(Ino(5)));
+        handles.revive(Ino(5));
+        assert!(handles.open(Ino(5)));
     }
 }

@@ -295,7 +295,7 @@ mod tests {
             let from = random.next_u64() % size;
             let length = (random.next_u64() % if round % 7 == 0 { FRAME } else { 3000 }).min(size - from);
             let range = from as usize..(from + length) as usize;
-            if random.next_u64() % 4 == 0 {
+            if random.next_u64().is_multiple_of(4) {
                 layer.remove(from..from + length);
                 model[range].fill(None);
             } else {

@@ -1,6 +1,7 @@
 //! POSIX objects on transactions: inodes, directories, xattrs and file data; no kernel types.
 
 mod batch;
+mod check;
 mod directory;
 mod extents;
 mod inode;
@@ -75,8 +76,7 @@ impl FileSystem {
 
     /// Writes the root directory of a new archive (mode 0755, owned by `creator`).
     pub(crate) fn format(&self, creator: Creator) -> Result<()> {
-        let _ = creator;
-        todo!()
+        self.make_root(creator)
     }
 
     /// Makes everything durable, reclaims what is unlinked, erases free space and writes the closed record.

@@ -239,9 +239,10 @@ fn runs(base: u64, frame: &Frame, mapped: &[Mapped], visible: &Range<u64>) -> Ve
 fn remaining(pieces: &[Range<u64>], mapped: &[Mapped], visible: &Range<u64>) -> Vec<Range<u64>> {
     let mut rest = Vec::new();
     for old in mapped {
-        let mut at = old.offset.max(visible.start);
+        let start = old.offset.max(visible.start);
         let end = old.end().min(visible.end);
-        for piece in pieces.iter().filter(|piece| piece.end > old.offset && piece.start < end) {
+        let mut at = start;
+        for piece in pieces.iter().filter(|piece| piece.end > start && piece.start < end) {
             if piece.start > at {
                 rest.push(at..piece.start.min(end));
             }
@@ -290,6 +291,7 @@ impl FileSystem {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::single_range_in_vec_init)] // lists of ranges that may have one
     use super::super::layer::{Piece, WHOLE_ROOM};
     use super::*;
 

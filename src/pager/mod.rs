@@ -53,7 +53,10 @@ impl Pager {
 
     /// Reads and opens a page of any kind.
     pub(crate) fn open_page(&self, pointer: &Pointer) -> Result<OpenedPage> {
-        // An authentic pointer is never out of bounds; a page that lies behind the end of a truncated file is damage.
+        // Only a hostile holder of the key can have sealed a pointer into header or ring; behind the end of a truncated file lies damage.
+        if !pointer.run.is_page_space(u64::MAX) {
+            return Err(Error::damaged(format!("page lies in header or ring: block={}", pointer.run.address)));
+        }
         let mut bytes = vec![0; (pointer.run.blocks * BLOCK) as usize];
         self.storage.read_at(pointer.run.offset(), &mut bytes)?;
         self.cipher.open(pointer, bytes)
@@ -99,6 +102,9 @@ impl Pager {
             return Err(wrong_kind(pointer));
         }
         let table = page::decode_cell_table(opened.body(), opened.prologue.plain_length)?;
+        if (opened.prologue.kind == PageKind::Packed) == table.items.is_empty() {
+            return Err(Error::damaged(format!("page has items of another kind: block={}", pointer.run.address)));
+        }
         Ok((opened, table))
     }
 

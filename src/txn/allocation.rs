@@ -79,11 +79,6 @@ impl Volume {
         Ok(Reservation { space: self.space.clone(), quads })
     }
 
-    /// A reservation of nothing, to be filled by `absorb`.
-    pub(crate) fn empty_reservation(&self) -> Reservation {
-        Reservation { space: self.space.clone(), quads: 0 }
-    }
-
     /// Promises groups of four blocks (P2), loading regions and growing the file as needed.
     pub(super) fn reserve_quads(&self, quads: u64, essential: bool) -> Result<()> {
         loop {

@@ -222,6 +222,8 @@ impl Volume {
             roots[id as usize - 1] = self.flush_tree(tree, id, generation, 1, &mut allocated, &mut nodes)?;
         }
         freed.extend(pages_of(&superseded)?);
+        // Nobody but readers of older versions asks for them again.
+        superseded.iter().filter_map(|node| node.stored.get()).for_each(|pointer| self.store.forget(pointer));
         drop(superseded);
         self.dirty_nodes.fetch_sub(nodes, Ordering::Relaxed);
 

@@ -18,6 +18,7 @@ mod open;
 mod operation;
 mod recovery;
 mod references;
+#[cfg_attr(not(test), expect(dead_code, reason = "model-tested with the transactions; their commands come later"))]
 mod snapshots;
 mod state;
 #[cfg(test)]
@@ -25,14 +26,12 @@ mod tests;
 mod upkeep;
 mod volume;
 
-use std::ops::ControlFlow;
-
 pub(crate) use allocation::{Reservation, WrittenPiece};
 pub(crate) use operation::Operation;
 pub(crate) use state::State;
 pub(crate) use volume::{OpenOptions, Volume};
 
-use crate::btree::{NodeStore, Tree};
+use crate::btree::{NodeStore, ScanVisitor, Tree};
 use crate::error::Result;
 use crate::format::Key;
 
@@ -52,12 +51,7 @@ impl View<'_> {
         self.tree.floor(self.store, key, f)
     }
 
-    pub(crate) fn scan(
-        &self,
-        from: Key,
-        to: Key,
-        f: &mut dyn FnMut(Key, &[u8]) -> Result<ControlFlow<()>>,
-    ) -> Result<()> {
+    pub(crate) fn scan(&self, from: Key, to: Key, f: &mut ScanVisitor<'_>) -> Result<()> {
         self.tree.scan(self.store, from, to, f)
     }
 }

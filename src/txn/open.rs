@@ -146,6 +146,7 @@ impl Volume {
             list_entries: AtomicU64::new(0),
             unsynced: AtomicU64::new(0),
             early_barrier: Mutex::new(()),
+            last_erase: Mutex::new(0),
             open_generation: AtomicU64::new(start.next_generation.0),
             header_sequence: start.header_sequence,
             read_only: start.read_only,

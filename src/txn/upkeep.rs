@@ -5,12 +5,14 @@ use super::commit::Purpose;
 use crate::error::{Error, Result};
 use crate::format::{BLOCK, Run};
 
+/// Seconds that a free block keeps its old ciphertext at least, and at most twice that plus the time to drain.
+const ERASE_AFTER: i64 = 5;
 /// Bytes of random data written at once where the host does not punch.
 const OVERWRITE_STEP: u64 = 1 << 20;
 
 impl Volume {
-    /// One background step: drains freed blocks of an idle archive by empty commits, erases dirty-free blocks that were already dirty at the
-    /// last call (so call it every few seconds), sweeps after an unclean open. Returns whether work is left.
+    /// One background step: drains freed blocks of an idle archive by empty commits, every 5 s erases blocks that were free 5 s before,
+    /// sweeps a region after an unclean open. Returns whether there is more to do at once.
     pub(crate) fn maintain(&self) -> Result<bool> {
         self.check_writable()?;
         self.pager.storage().still_there()?;
@@ -19,12 +21,25 @@ impl Volume {
             self.commit_for(Purpose::Drain)?;
         }
         let swept = self.sweep_step()?;
-        if self.space.lock().has_dirty() {
-            self.make_room(0, false)?;
+        if self.erase_is_due() {
+            if self.space.lock().has_dirty() {
+                self.make_room(0, false)?;
+            }
+            self.erase_step(false)?;
         }
-        self.erase_step(false)?;
-        let space = self.space.lock();
-        Ok(swept || space.has_waiting() || space.has_dirty())
+        Ok(swept)
+    }
+
+    /// Recycled blocks need no erasing, so what was freed gets this long to be recycled.
+    fn erase_is_due(&self) -> bool {
+        let now = self.environment.now().seconds;
+        let mut last = self.last_erase.lock();
+        // A clock that was set back must not stop erasing.
+        let due = now < *last || now - *last >= ERASE_AFTER;
+        if due {
+            *last = now;
+        }
+        due
     }
 
     /// Erases everything that is free now, without waiting for its age (`lockbox purge`, unmount).

@@ -71,6 +71,8 @@ pub(crate) struct Volume {
     /// Bytes written since the last barrier.
     pub(super) unsynced: AtomicU64,
     pub(super) early_barrier: Mutex<()>,
+    /// Second of the last background erase.
+    pub(super) last_erase: Mutex<i64>,
     pub(super) open_generation: AtomicU64,
     pub(super) session: SessionId,
     pub(super) header_sequence: u64,

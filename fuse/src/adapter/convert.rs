@@ -4,6 +4,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use fuser::{FileAttr, FileType, INodeNo, RenameFlags, TimeOrNow};
 use lockbox::Error;
+use lockbox::archive::{device_number, split_device_number};
 use lockbox::error::Timestamp;
 use lockbox::fs::{Attributes, RenameMode, SetTime, XattrMode, mode};
 
@@ -25,7 +26,7 @@ pub(crate) fn attributes(a: &Attributes) -> FileAttr {
         nlink: a.links,
         uid: a.uid,
         gid: a.gid,
-        rdev: a.rdev,
+        rdev: to_kernel_device(a.rdev),
         blksize: BLOCK,
         flags: 0,
     }
@@ -95,8 +96,29 @@ pub(crate) fn xattr_mode(flags: i32) -> Result<XattrMode, Error> {
     }
 }
 
+/// A device number as FUSE carries it (`new_encode_dev` of the kernel: 12 bits major within 20 bits minor) to the archive's.
+pub(super) fn from_kernel_device(device: u32) -> u32 {
+    device_number((device & 0xF_FF00) >> 8, (device & 0xFF) | (device >> 12 & 0xF_FF00))
+}
+
+/// The inverse of [`from_kernel_device`].
+pub(super) fn to_kernel_device(rdev: u32) -> u32 {
+    let (major, minor) = split_device_number(rdev);
+    (minor & 0xFF) | major << 8 | (minor & 0xF_FF00) << 12
+}
+
 #[cfg(test)]
 mod tests {
+    #[test]
+    fn device_numbers_keep_both_halves_across_the_kernels_encoding() {
+        for (major, minor) in [(0, 0), (1, 3), (8, 255), (259, 70_000), (4095, 0xF_FFFF)] {
+            let rdev = super::device_number(major, minor);
+            assert_eq!(super::from_kernel_device(super::to_kernel_device(rdev)), rdev);
+        }
+        // /dev/null as the kernel says it.
+        assert_eq!(super::to_kernel_device(super::device_number(1, 3)), 0x103);
+    }
+
     use super::*;
 
     #[test]

@@ -203,7 +203,7 @@ impl fuser::Filesystem for Adapter {
         rdev: u32,
         reply: ReplyEntry,
     ) {
-        let mode = self.masked(parent, mode, umask);
+        let (mode, rdev) = (self.masked(parent, mode, umask), convert::from_kernel_device(rdev));
         let made = self.changing().make_node(ino(parent), name.as_bytes(), mode, rdev, creator(request));
         self.reply_entry(made, reply);
     }

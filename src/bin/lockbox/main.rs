@@ -1,1 +1,82 @@
-fn main() {}
+//! The program `lockbox`: parses the command line and runs one command.
+
+mod add;
+mod cat;
+mod check;
+mod create;
+mod exit;
+mod extract;
+mod info;
+mod kdf;
+mod ls;
+mod mount;
+mod opening;
+mod output;
+mod passwd;
+mod progress;
+mod runtime;
+mod secrets;
+mod umount;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+use exit::Failure;
+
+/// Keep files in an encrypted archive: one file that any program uses as a folder
+#[derive(Parser)]
+#[command(name = "lockbox", version, after_help = exit::HELP)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    Create(create::Args),
+    Mount(mount::Args),
+    Umount(umount::Args),
+    Add(add::Args),
+    Extract(extract::Args),
+    Ls(ls::Args),
+    Cat(cat::Args),
+    Info(info::Args),
+    Check(check::Args),
+    Passwd(passwd::Args),
+}
+
+fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => {
+            // Help and version come as errors too; a message that cannot be shown has no other way out.
+            let _ = error.print();
+            return if error.use_stderr() { exit::USAGE.into() } else { ExitCode::SUCCESS };
+        }
+    };
+    secrets::keep_out_of_core_dumps();
+    output::start_log();
+    match run(&cli.command) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            output::complain(&failure.message);
+            failure.code.into()
+        }
+    }
+}
+
+fn run(command: &Command) -> Result<(), Failure> {
+    match command {
+        Command::Create(args) => create::run(args),
+        Command::Mount(args) => mount::run(args),
+        Command::Umount(args) => umount::run(args),
+        Command::Add(args) => add::run(args),
+        Command::Extract(args) => extract::run(args),
+        Command::Ls(args) => ls::run(args),
+        Command::Cat(args) => cat::run(args),
+        Command::Info(args) => info::run(args),
+        Command::Check(args) => check::run(args),
+        Command::Passwd(args) => passwd::run(args),
+    }
+}

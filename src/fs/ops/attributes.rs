@@ -1,8 +1,17 @@
 //! lookup, getattr, setattr.
 
-use crate::error::Result;
-use crate::format::Ino;
-use crate::fs::{Attributes, FileSystem, SetAttributes};
+use super::xattr;
+use crate::error::{Error, Result, Timestamp};
+use crate::format::values::{InodeValue, inode_flags};
+use crate::format::{BLOCK, Ino, MAX_OFFSET, ROOT_INO};
+use crate::fs::directory::{self, check_name};
+use crate::fs::{Attributes, FileSystem, SetAttributes, SetTime, inode, mode};
+
+/// Bytes that st_size of a directory says per entry: about what both records of a short name take.
+const ENTRY_BYTES: u64 = 32;
+const GROUP_EXECUTE: u32 = 0o010;
+/// What chown(2) and writes by ordinary users take away together with the set-id bits.
+const CAPABILITY: &[u8] = b"security.capability";
 
 impl FileSystem {
     /// `.` and `..` are understood; names are bytes without `/` and NUL, at most 255.
@@ -10,19 +19,154 @@ impl FileSystem {
     /// # Errors
     /// `NotFound`, `NotDirectory`, `NameTooLong`, `Stale` when `directory` no longer exists.
     pub fn lookup(&self, directory: Ino, name: &[u8]) -> Result<Attributes> {
-        let _ = (directory, name);
-        todo!()
+        check_name(name)?;
+        let state = self.volume.state();
+        let view = self.volume.view(&state);
+        let parent = inode::load(view, directory)?;
+        let ino = match name {
+            // An NFS server asks for `.` of any inode by its bare number.
+            b"." => directory,
+            _ if parent.mode & mode::TYPE != mode::DIRECTORY => return Err(Error::NotDirectory),
+            b".." if directory == ROOT_INO => ROOT_INO,
+            b".." => parent.parent,
+            _ => directory::find(view, &self.name_key, directory, name)?.ok_or(Error::NotFound)?.target.ino,
+        };
+        // From the newest version, because staged sizes belong to it; the name may be gone there.
+        self.attributes(ino).map_err(|error| match error {
+            Error::Stale => Error::NotFound,
+            other => other,
+        })
     }
 
     /// Includes the size and blocks of staged data.
     pub fn attributes(&self, ino: Ino) -> Result<Attributes> {
-        let _ = ino;
-        todo!()
+        // The staged size first: data that is written out in between is then counted twice in `blocks`, but never missed.
+        let staged = self.staged_size(ino);
+        let state = self.volume.state();
+        let inode = inode::load(self.volume.view(&state), ino)?;
+        Ok(attributes_of(ino, &inode, staged))
     }
 
     /// Changes what is given, all or nothing. Sets ctime to now unless given. A size beyond 2^63-1 is `FileTooLarge`.
+    ///
+    /// `kill_set_id` also removes the file's capabilities and leaves directories alone. A size that differs sets mtime to now unless given.
     pub fn set_attributes(&self, ino: Ino, set: &SetAttributes) -> Result<Attributes> {
-        let _ = (ino, set);
-        todo!()
+        for time in [set.atime, set.mtime, set.ctime].into_iter().flatten() {
+            if matches!(time, SetTime::To(time) if time.nanos >= 1_000_000_000) {
+                return Err(Error::invalid("nanoseconds of a time are out of range"));
+            }
+        }
+        if let Some(size) = set.size {
+            return self.set_size(ino, size, set);
+        }
+        // The inode, and an xattr that goes. Permissions can be taken away on a full disk.
+        let inode = self.volume.operate(1 + xattr::RECORDS_OF_VALUE, true, |op| {
+            let now = self.environment.now();
+            let mut inode = inode::load(op.view(), ino)?;
+            if drops_set_id(&inode, set) && inode.flags & inode_flags::HAS_XATTRS != 0 {
+                xattr::remove_entry(op, &self.name_key, ino, &mut inode, CAPABILITY)?;
+            }
+            apply(&mut inode, set, now);
+            inode::store(op, ino, &inode)?;
+            Ok(inode)
+        })?;
+        self.finish_change()?;
+        Ok(attributes_of(ino, &inode, self.staged_size(ino)))
+    }
+
+    fn set_size(&self, ino: Ino, size: u64, set: &SetAttributes) -> Result<Attributes> {
+        if size > MAX_OFFSET {
+            return Err(Error::FileTooLarge);
+        }
+        let before = self.attributes(ino)?;
+        match before.mode & mode::TYPE {
+            mode::REGULAR => {}
+            mode::DIRECTORY => return Err(Error::IsDirectory),
+            _ => return Err(Error::invalid("only regular files have a size to set")),
+        }
+        let mut set = *set;
+        if before.size != size && set.mtime.is_none() {
+            set.mtime = Some(SetTime::Now);
+        }
+        if set.kill_set_id {
+            self.strip_capability(ino, &set)?;
+        }
+        let now = self.environment.now();
+        let inode = self.truncate(ino, size, &mut |inode| apply(inode, &set, now))?;
+        self.finish_change()?;
+        Ok(attributes_of(ino, &inode, self.staged_size(ino)))
+    }
+
+    /// A step of its own before the size changes: fewer privileges than asked for is the safe side when the second step fails.
+    fn strip_capability(&self, ino: Ino, set: &SetAttributes) -> Result<()> {
+        // The inode and an xattr that goes.
+        self.volume.operate(1 + xattr::RECORDS_OF_VALUE, true, |op| {
+            let mut inode = inode::load(op.view(), ino)?;
+            if drops_set_id(&inode, set)
+                && inode.flags & inode_flags::HAS_XATTRS != 0
+                && xattr::remove_entry(op, &self.name_key, ino, &mut inode, CAPABILITY)?
+            {
+                inode::store(op, ino, &inode)?;
+            }
+            Ok(())
+        })
+    }
+}
+
+fn drops_set_id(inode: &InodeValue, set: &SetAttributes) -> bool {
+    set.kill_set_id && inode.mode & mode::TYPE != mode::DIRECTORY
+}
+
+/// Everything but the size.
+fn apply(inode: &mut InodeValue, set: &SetAttributes, now: Timestamp) {
+    let at = |time: SetTime| match time {
+        SetTime::Now => now,
+        SetTime::To(time) => time,
+    };
+    if let Some(mode) = set.mode {
+        inode.mode = (inode.mode & mode::TYPE) | (mode & mode::PERMISSIONS);
+    }
+    if drops_set_id(inode, set) {
+        inode.mode &= !mode::SET_UID;
+        // Without group execution the bit means mandatory locking, which has nothing to do with privileges.
+        if inode.mode & GROUP_EXECUTE != 0 {
+            inode.mode &= !mode::SET_GID;
+        }
+    }
+    inode.uid = set.uid.unwrap_or(inode.uid);
+    inode.gid = set.gid.unwrap_or(inode.gid);
+    inode.atime = set.atime.map_or(inode.atime, at);
+    inode.mtime = set.mtime.map_or(inode.mtime, at);
+    inode.ctime = set.ctime.map_or(now, at);
+}
+
+/// What stat(2) tells of an inode with this much staged data (size, bytes that no extent holds yet).
+///
+/// A directory's size is 32 bytes per entry, rounded up to whole blocks and at least one, and its blocks are those of that size.
+pub(super) fn attributes_of(ino: Ino, inode: &InodeValue, staged: Option<(u64, u64)>) -> Attributes {
+    let (size, blocks) = match inode.mode & mode::TYPE {
+        mode::DIRECTORY => {
+            let size = inode.size.saturating_mul(ENTRY_BYTES).max(1).next_multiple_of(BLOCK);
+            (size, size / 512)
+        }
+        _ => {
+            let (size, staged) = staged.unwrap_or((inode.size, 0));
+            // Staged bytes may lie over extents, so the sum is an upper bound; never more than the file has.
+            (size, inode.bytes.saturating_add(staged).min(size).div_ceil(512))
+        }
+    };
+    Attributes {
+        ino,
+        mode: inode.mode,
+        links: inode.links,
+        uid: inode.uid,
+        gid: inode.gid,
+        rdev: inode.rdev,
+        size,
+        blocks,
+        atime: inode.atime,
+        mtime: inode.mtime,
+        ctime: inode.ctime,
+        btime: inode.btime,
     }
 }

@@ -1,35 +1,225 @@
 //! mknod, create, mkdir, symlink.
 
-use crate::error::Result;
-use crate::format::Ino;
-use crate::fs::{Attributes, Creator, FileSystem};
+use std::ops::ControlFlow;
+
+use super::attributes::attributes_of;
+use crate::error::{Error, Result, Timestamp};
+use crate::format::values::{Extent, InodeValue, NO_TRIM, inode_flags};
+use crate::format::{Ino, Key, MAX_VALUE, ROOT_INO, kind};
+use crate::fs::directory::{self, Directory, FIRST_SEQUENCE, Target, check_name, is_dot};
+use crate::fs::{Attributes, Creator, FileSystem, inode, mode};
+use crate::txn::{Operation, WrittenPiece};
+
+/// PATH_MAX without its NUL.
+const MAX_TARGET: usize = 4095;
+/// A new object: its inode, and of the directory the inode, index and list.
+const RECORDS: u64 = 4;
+/// A symlink's target: inline, or an extent (a piece of a fragmented write holds more than 4,095 bytes).
+const RECORDS_OF_TARGET: u64 = 1;
+
+/// A new inode before it has a number.
+#[derive(Clone, Copy)]
+pub(super) struct NewObject {
+    /// With the type bits.
+    pub(super) mode: u32,
+    pub(super) rdev: u32,
+    pub(super) creator: Creator,
+}
 
 impl FileSystem {
     /// Regular file, FIFO, socket or device, by the type bits of `mode` (none: regular). In a set-gid directory the group is inherited.
+    /// `rdev` is `major << 20 | minor`, and 0 for everything but devices.
     pub fn make_node(&self, directory: Ino, name: &[u8], mode: u32, rdev: u32, creator: Creator) -> Result<Attributes> {
-        let _ = (directory, name, mode, rdev, creator);
-        todo!()
+        let mode = match mode & mode::TYPE {
+            0 => mode | mode::REGULAR,
+            mode::REGULAR | mode::FIFO | mode::SOCKET | mode::CHARACTER | mode::BLOCK => mode,
+            mode::DIRECTORY => return Err(Error::NotPermitted),
+            _ => return Err(Error::invalid("mknod does not make this type")),
+        };
+        let rdev = if matches!(mode & mode::TYPE, mode::CHARACTER | mode::BLOCK) { rdev } else { 0 };
+        self.make(directory, name, NewObject { mode, rdev, creator }, &mut |_, _, _| Ok(()))
     }
 
     /// Like `make_node` for a regular file, and counts one open handle for it in the same step.
     pub fn create_and_open(&self, directory: Ino, name: &[u8], mode: u32, creator: Creator) -> Result<Attributes> {
-        let _ = (directory, name, mode, creator);
-        todo!()
+        let object = NewObject { mode: (mode & mode::PERMISSIONS) | mode::REGULAR, rdev: 0, creator };
+        let mut opened = None;
+        // Nobody else can open or unlink it before it is published, so the handle is counted first.
+        let made = self.make(directory, name, object, &mut |_, ino, _| {
+            self.handles.open(ino);
+            opened = Some(ino);
+            Ok(())
+        });
+        if let (Err(_), Some(ino)) = (&made, opened) {
+            self.handles.release(ino);
+        }
+        made
     }
 
     pub fn make_directory(&self, directory: Ino, name: &[u8], mode: u32, creator: Creator) -> Result<Attributes> {
-        let _ = (directory, name, mode, creator);
-        todo!()
+        let object = NewObject { mode: (mode & mode::PERMISSIONS) | mode::DIRECTORY, rdev: 0, creator };
+        self.make(directory, name, object, &mut |_, _, _| Ok(()))
     }
 
     /// Target of 1..=4095 bytes.
     pub fn make_symlink(&self, directory: Ino, name: &[u8], target: &[u8], creator: Creator) -> Result<Attributes> {
-        let _ = (directory, name, target, creator);
-        todo!()
+        match target.len() {
+            0 => return Err(Error::NotFound),
+            1..=MAX_TARGET => {}
+            _ => return Err(Error::NameTooLong),
+        }
+        if target.contains(&0) {
+            return Err(Error::invalid("a symlink's target contains NUL"));
+        }
+        let object = NewObject { mode: mode::SYMLINK | 0o777, rdev: 0, creator };
+        if target.len() <= MAX_VALUE {
+            return self.make(directory, name, object, &mut |op, ino, inode| {
+                (inode.size, inode.bytes) = (target.len() as u64, target.len() as u64);
+                op.insert(Key::new(ino.0, kind::INLINE, 0), target)?;
+                Ok(())
+            });
+        }
+        let mut reservation = self.volume.reserve_data(target.len() as u64, 1)?;
+        let mut written = Vec::new();
+        let made = self.publish_object(directory, name, object, &mut |op, ino, inode| {
+            (inode.size, inode.bytes) = (target.len() as u64, target.len() as u64);
+            let compress = self.options.compress && inode.flags & inode_flags::NO_COMPRESS == 0;
+            written = self.volume.write_data(&mut reservation, ino, 0, target, compress)?;
+            adopt(op, &written)
+        });
+        if made.is_err() {
+            self.volume.abandon(&written);
+        }
+        let attributes = made?;
+        self.finish_change()?;
+        Ok(attributes)
     }
 
+    /// `Invalid` for anything but a symlink.
     pub fn read_link(&self, ino: Ino) -> Result<Vec<u8>> {
-        let _ = ino;
-        todo!()
+        let state = self.volume.state();
+        let view = self.volume.view(&state);
+        let inode = inode::load(view, ino)?;
+        if inode.mode & mode::TYPE != mode::SYMLINK {
+            return Err(Error::invalid("not a symbolic link"));
+        }
+        if let Some(target) = view.get(Key::new(ino.0, kind::INLINE, 0), |value| Ok(value.to_vec()))? {
+            return Ok(target);
+        }
+        let mut target = Vec::new();
+        let (from, to) = (Key::new(ino.0, kind::EXTENT, 0), Key::new(ino.0, kind::EXTENT + 1, 0));
+        view.scan(from, to, &mut |key, value| {
+            let extent = Extent::decode(value)?;
+            let start = target.len();
+            if key.sub != start as u64 || start + extent.length as usize > MAX_TARGET {
+                return Err(Error::damaged(format!("a symlink's extents are out of place: inode={}", ino.0)));
+            }
+            target.resize(start + extent.length as usize, 0);
+            self.volume.pager().read_data(&extent.page, extent.start, &mut target[start..])?;
+            Ok(ControlFlow::Continue(()))
+        })?;
+        if target.is_empty() || target.len() as u64 != inode.size {
+            return Err(Error::damaged(format!("a symlink's target is incomplete: inode={}", ino.0)));
+        }
+        Ok(target)
     }
+
+    /// Writes the root directory of a new archive.
+    pub(in crate::fs) fn make_root(&self, creator: Creator) -> Result<()> {
+        // The inode.
+        self.volume.operate(1, false, |op| {
+            let now = self.environment.now();
+            if op.allocate_ino()? != ROOT_INO {
+                return Err(Error::Exists);
+            }
+            let object = NewObject { mode: mode::DIRECTORY | 0o755, rdev: 0, creator };
+            inode::store(op, ROOT_INO, &new_inode(object, ROOT_INO, now))
+        })?;
+        self.finish_change()
+    }
+
+    fn make(&self, directory: Ino, name: &[u8], object: NewObject, fill: &mut Fill<'_>) -> Result<Attributes> {
+        let attributes = self.publish_object(directory, name, object, fill)?;
+        self.finish_change()?;
+        Ok(attributes)
+    }
+
+    /// Creates an object and its name in one operation, with what `fill` adds to it.
+    fn publish_object(
+        &self,
+        directory: Ino,
+        name: &[u8],
+        object: NewObject,
+        fill: &mut Fill<'_>,
+    ) -> Result<Attributes> {
+        check_name(name)?;
+        if is_dot(name) {
+            return Err(Error::Exists);
+        }
+        let (ino, inode) = self.volume.operate(RECORDS + RECORDS_OF_TARGET, false, |op| {
+            let now = self.environment.now();
+            let mut parent = Directory::load(op.view(), directory)?;
+            if directory::find(op.view(), &self.name_key, directory, name)?.is_some() {
+                return Err(Error::Exists);
+            }
+            let (ino, mut inode) = begin_object(op, &parent, object, now)?;
+            fill(op, ino, &mut inode)?;
+            inode::store(op, ino, &inode)?;
+            parent.insert(op, &self.name_key, name, Target::of(ino, &inode))?;
+            parent.store(op, now)?;
+            Ok((ino, inode))
+        })?;
+        Ok(attributes_of(ino, &inode, None))
+    }
+}
+
+/// What a new object has beside its inode and name.
+type Fill<'a> = dyn FnMut(&mut Operation<'_>, Ino, &mut InodeValue) -> Result<()> + 'a;
+
+/// Numbers a new object of `parent` and lets it inherit; the caller stores the inode.
+pub(super) fn begin_object(
+    op: &mut Operation<'_>,
+    parent: &Directory,
+    object: NewObject,
+    now: Timestamp,
+) -> Result<(Ino, InodeValue)> {
+    let mut inode = new_inode(object, parent.ino, now);
+    inode.flags = parent.inode.flags & (inode_flags::NO_PACK | inode_flags::NO_COMPRESS);
+    if parent.inode.mode & mode::SET_GID != 0 {
+        inode.gid = parent.inode.gid;
+        if inode.mode & mode::TYPE == mode::DIRECTORY {
+            inode.mode |= mode::SET_GID;
+        }
+    }
+    Ok((op.allocate_ino()?, inode))
+}
+
+fn new_inode(object: NewObject, parent: Ino, now: Timestamp) -> InodeValue {
+    let is_directory = object.mode & mode::TYPE == mode::DIRECTORY;
+    InodeValue {
+        mode: object.mode,
+        uid: object.creator.uid,
+        gid: object.creator.gid,
+        links: if is_directory { 2 } else { 1 },
+        atime: now,
+        mtime: now,
+        ctime: now,
+        btime: now,
+        rdev: object.rdev,
+        parent: if is_directory { parent } else { Ino(0) },
+        next_sequence: if is_directory { FIRST_SEQUENCE } else { 0 },
+        trim: NO_TRIM,
+        next_piece: 1,
+        ..InodeValue::default()
+    }
+}
+
+fn adopt(op: &mut Operation<'_>, written: &[WrittenPiece]) -> Result<()> {
+    for piece in written {
+        let born = op.generation();
+        let extent = Extent { page: piece.page, start: piece.start, length: piece.length, born };
+        op.adopt(&piece.page, 1)?;
+        op.insert(Key::new(piece.ino.0, kind::EXTENT, piece.offset), &extent.encode())?;
+    }
+    Ok(())
 }

@@ -62,7 +62,7 @@ impl FileSystem {
     }
 
     /// Fills `out` with what extents or inline data say of `range`; it holds zeros before.
-    fn read_published(
+    pub(in crate::fs) fn read_published(
         &self,
         view: View<'_>,
         ino: Ino,

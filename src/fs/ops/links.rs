@@ -1,24 +1,83 @@
 //! link, unlink, rmdir.
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::format::Ino;
-use crate::fs::{Attributes, FileSystem};
+use crate::fs::directory::{self, Directory, MAX_LINKS, Target, check_name, is_dot};
+use crate::fs::{Attributes, FileSystem, inode};
 
 impl FileSystem {
-    /// At most 2^32 - 2 links; directories refuse with `NotPermitted`.
+    /// At most 2^32 - 2 links; directories refuse with `NotPermitted`, an inode without any name with `NotFound`.
     pub fn link(&self, ino: Ino, directory: Ino, name: &[u8]) -> Result<Attributes> {
-        let _ = (ino, directory, name);
-        todo!()
+        check_name(name)?;
+        if is_dot(name) {
+            return Err(Error::Exists);
+        }
+        // The directory's inode, index and list; the linked inode.
+        self.volume.operate(4, false, |op| {
+            let now = self.environment.now();
+            let mut linked = inode::find(op.view(), ino)?.ok_or(Error::NotFound)?;
+            let target = Target::of(ino, &linked);
+            if target.is_directory() {
+                return Err(Error::NotPermitted);
+            }
+            let mut parent = Directory::load(op.view(), directory)?;
+            if directory::find(op.view(), &self.name_key, directory, name)?.is_some() {
+                return Err(Error::Exists);
+            }
+            match linked.links {
+                0 => return Err(Error::NotFound),
+                MAX_LINKS.. => return Err(Error::TooManyLinks),
+                _ => linked.links += 1,
+            }
+            linked.ctime = now;
+            parent.insert(op, &self.name_key, name, target)?;
+            parent.store(op, now)?;
+            inode::store(op, ino, &linked)
+        })?;
+        self.finish_change()?;
+        self.attributes(ino)
     }
 
     /// The last link of a file that is not open frees it at once when small, else in steps.
     pub fn unlink(&self, directory: Ino, name: &[u8]) -> Result<()> {
-        let _ = (directory, name);
-        todo!()
+        check_name(name)?;
+        match name {
+            b"." => return Err(Error::invalid("`.` cannot be unlinked")),
+            b".." => return Err(Error::IsDirectory),
+            _ => {}
+        }
+        self.remove_name(directory, name, false)
     }
 
     pub fn remove_directory(&self, directory: Ino, name: &[u8]) -> Result<()> {
-        let _ = (directory, name);
-        todo!()
+        check_name(name)?;
+        match name {
+            b"." => return Err(Error::invalid("`.` cannot be removed")),
+            b".." => return Err(Error::NotEmpty),
+            _ => {}
+        }
+        self.remove_name(directory, name, true)
+    }
+
+    fn remove_name(&self, directory: Ino, name: &[u8], want_directory: bool) -> Result<()> {
+        // The directory's inode, index and list; the removed inode.
+        self.operate_departing(4, true, |op, departure| {
+            let now = self.environment.now();
+            let mut parent = Directory::load(op.view(), directory)?;
+            let found = directory::find(op.view(), &self.name_key, directory, name)?.ok_or(Error::NotFound)?;
+            match (found.target.is_directory(), want_directory) {
+                (true, false) => return Err(Error::IsDirectory),
+                (false, true) => return Err(Error::NotDirectory),
+                _ => {}
+            }
+            let mut removed = inode::load_named(op.view(), found.target.ino)?;
+            if want_directory && removed.size != 0 {
+                return Err(Error::NotEmpty);
+            }
+            parent.remove(op, &self.name_key, name, found)?;
+            parent.store(op, now)?;
+            self.drop_name(op, departure, found.target.ino, &mut removed, now)
+        })?;
+        self.finish_change()
     }
 }

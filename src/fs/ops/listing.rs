@@ -2,19 +2,29 @@
 
 use std::ops::ControlFlow;
 
-use crate::error::Result;
-use crate::format::Ino;
-use crate::fs::{Attributes, DirectoryEntry, FileSystem};
+use super::attributes::attributes_of;
+use crate::error::{Error, Result};
+use crate::format::values::{InodeValue, decode_list};
+use crate::format::{Ino, ROOT_INO};
+use crate::fs::directory::{DIRECTORY_TYPE, FIRST_SEQUENCE, list_key};
+use crate::fs::{Attributes, DirectoryEntry, FileSystem, inode, mode};
+use crate::txn::{State, View};
+
+/// Cookie of `.`.
+const SELF_COOKIE: u64 = 1;
+/// Cookie of `..`.
+const PARENT_COOKIE: u64 = 2;
 
 impl FileSystem {
     /// The bound that a listing started now must not pass: the directory's next sequence number.
     pub fn directory_bound(&self, directory: Ino) -> Result<u64> {
-        let _ = directory;
-        todo!()
+        let state = self.volume.state();
+        Ok(load_directory(self.volume.view(&state), directory)?.next_sequence)
     }
 
     /// Calls `f` with the entries behind `cookie` (0 at the start) and before `bound`: `.` (cookie 1), `..` (cookie 2), then the
     /// entries in creation order, each with its attributes when `with_attributes`. All of one call come from one version.
+    /// `f` must not call into this file system's changing operations: it runs while the version is read.
     pub fn list_directory(
         &self,
         directory: Ino,
@@ -23,7 +33,59 @@ impl FileSystem {
         with_attributes: bool,
         f: &mut dyn FnMut(&DirectoryEntry<'_>, Option<&Attributes>) -> ControlFlow<()>,
     ) -> Result<()> {
-        let _ = (directory, cookie, bound, with_attributes, f);
-        todo!()
+        let state = self.volume.state();
+        let view = self.volume.view(&state);
+        // A directory that was removed while it was open lists nothing.
+        let listed = match load_directory(view, directory) {
+            Err(Error::NotFound) => return Ok(()),
+            other => other?,
+        };
+        let mut emit = |ino: Ino, file_type: u8, name: &[u8], cookie: u64| -> Result<ControlFlow<()>> {
+            let attributes = match with_attributes {
+                true => Some(self.listed_attributes(&state, view, ino)?),
+                false => None,
+            };
+            Ok(f(&DirectoryEntry { ino, file_type, name, cookie }, attributes.as_ref()))
+        };
+        if cookie < SELF_COOKIE && emit(directory, DIRECTORY_TYPE, b".", SELF_COOKIE)?.is_break() {
+            return Ok(());
+        }
+        let parent = if directory == ROOT_INO { ROOT_INO } else { listed.parent };
+        if cookie < PARENT_COOKIE && emit(parent, DIRECTORY_TYPE, b"..", PARENT_COOKIE)?.is_break() {
+            return Ok(());
+        }
+        let from = cookie.saturating_add(1).max(FIRST_SEQUENCE);
+        if from >= bound {
+            return Ok(());
+        }
+        view.scan(list_key(directory, from), list_key(directory, bound), &mut |key, value| {
+            let entry = decode_list(value)?;
+            emit(entry.ino, entry.file_type, entry.name, key.sub)
+        })
     }
+
+    fn listed_attributes(&self, state: &State, view: View<'_>, ino: Ino) -> Result<Attributes> {
+        let inode = inode::load_named(view, ino)?;
+        // Staged data belongs to the newest version: when that is another one by now, size and blocks are taken from there.
+        let staged = self.staged_size(ino);
+        if inode.mode & mode::TYPE == mode::REGULAR && self.volume.state().sequence != state.sequence {
+            match self.attributes(ino) {
+                Err(Error::Stale) => {}
+                newest => return newest,
+            }
+        }
+        Ok(attributes_of(ino, &inode, staged))
+    }
+}
+
+/// `NotFound` when it was removed while somebody held it.
+fn load_directory(view: View<'_>, ino: Ino) -> Result<InodeValue> {
+    let inode = inode::find(view, ino)?.ok_or(Error::NotFound)?;
+    if inode.mode & mode::TYPE != mode::DIRECTORY {
+        return Err(Error::NotDirectory);
+    }
+    if inode.links == 0 {
+        return Err(Error::NotFound);
+    }
+    Ok(inode)
 }

@@ -3,9 +3,23 @@
 mod attributes;
 mod create;
 mod data;
+mod departure;
 mod links;
 mod listing;
 mod rename;
 mod statistics;
 mod sync;
 mod xattr;
+
+use crate::error::Result;
+use crate::fs::{FileSystem, SyncProfile};
+
+impl FileSystem {
+    /// What every successful change of the namespace ends with: under `sync=always` it is durable before it returns.
+    fn finish_change(&self) -> Result<()> {
+        if self.options.sync == SyncProfile::Always {
+            self.volume.commit()?;
+        }
+        Ok(())
+    }
+}

@@ -1,8 +1,47 @@
 //! rename with its four modes.
 
-use crate::error::Result;
-use crate::format::Ino;
-use crate::fs::{FileSystem, RenameMode};
+use super::create::{NewObject, begin_object};
+use super::departure::Departure;
+use crate::error::{Error, Result, Timestamp};
+use crate::format::values::InodeValue;
+use crate::format::{Ino, ROOT_INO};
+use crate::fs::directory::{self, Directory, Found, Target, check_name, is_dot};
+use crate::fs::{Creator, FileSystem, RenameMode, inode, mode};
+use crate::txn::{Operation, View};
+
+/// Source directory: inode, index and list. Target directory: the same. Moved inode, replaced inode, whiteout.
+const RECORDS: u64 = 3 + 3 + 3;
+/// Directories on the way to the root before a loop, which only damage can make, is assumed: deeper than anything that was ever nested.
+const MAX_DEPTH: u64 = 1 << 24;
+
+/// The directories of a rename; one when both names are in the same.
+struct Parents {
+    source: Directory,
+    other: Option<Directory>,
+}
+
+impl Parents {
+    fn target(&mut self) -> &mut Directory {
+        self.other.as_mut().unwrap_or(&mut self.source)
+    }
+
+    fn store(&mut self, op: &mut Operation<'_>, now: Timestamp) -> Result<()> {
+        self.source.store(op, now)?;
+        match &mut self.other {
+            Some(other) => other.store(op, now),
+            None => Ok(()),
+        }
+    }
+}
+
+/// What is renamed, within one operation.
+struct Move<'a> {
+    name: &'a [u8],
+    new_name: &'a [u8],
+    moved: Found,
+    parents: Parents,
+    now: Timestamp,
+}
 
 impl FileSystem {
     /// Atomic. Refuses to move a directory below itself (`Invalid`).
@@ -14,7 +53,131 @@ impl FileSystem {
         new_name: &[u8],
         rename_mode: RenameMode,
     ) -> Result<()> {
-        let _ = (directory, name, new_directory, new_name, rename_mode);
-        todo!()
+        check_name(name)?;
+        check_name(new_name)?;
+        if is_dot(name) || is_dot(new_name) {
+            return Err(Error::invalid("`.` and `..` cannot be renamed"));
+        }
+        self.operate_departing(RECORDS, false, |op, departure| {
+            let now = self.environment.now();
+            let source = Directory::load(op.view(), directory)?;
+            let other =
+                if directory == new_directory { None } else { Some(Directory::load(op.view(), new_directory)?) };
+            let moved = directory::find(op.view(), &self.name_key, directory, name)?.ok_or(Error::NotFound)?;
+            let existing = directory::find(op.view(), &self.name_key, new_directory, new_name)?;
+            match (rename_mode, existing) {
+                (RenameMode::NoReplace, Some(_)) => return Err(Error::Exists),
+                (RenameMode::Exchange, None) => return Err(Error::NotFound),
+                // Two names of one inode: POSIX wants nothing done, successfully.
+                (_, Some(existing)) if existing.target.ino == moved.target.ino => return Ok(()),
+                _ => {}
+            }
+            if other.is_some() && moved.target.is_directory() {
+                refuse_below(op.view(), moved.target.ino, new_directory)?;
+            }
+            let change = Move { name, new_name, moved, parents: Parents { source, other }, now };
+            match existing {
+                Some(existing) if rename_mode == RenameMode::Exchange => self.exchange(op, change, existing),
+                _ => self.replace(op, departure, change, existing, rename_mode == RenameMode::Whiteout),
+            }
+        })?;
+        self.finish_change()
     }
+
+    fn exchange(&self, op: &mut Operation<'_>, change: Move<'_>, existing: Found) -> Result<()> {
+        let Move { name, new_name, moved, mut parents, now } = change;
+        if parents.other.is_some() && existing.target.is_directory() {
+            refuse_below(op.view(), existing.target.ino, parents.source.ino)?;
+        }
+        let (source, target) = (parents.source.ino, parents.target().ino);
+        parents.source.retarget(op, &self.name_key, name, moved, existing.target)?;
+        parents.target().retarget(op, &self.name_key, new_name, existing, moved.target)?;
+        parents.store(op, now)?;
+        store_moved(op, moved.target, target, now)?;
+        store_moved(op, existing.target, source, now)
+    }
+
+    fn replace(
+        &self,
+        op: &mut Operation<'_>,
+        departure: &mut Departure,
+        change: Move<'_>,
+        existing: Option<Found>,
+        whiteout: bool,
+    ) -> Result<()> {
+        let Move { name, new_name, moved, mut parents, now } = change;
+        let replaced = match existing {
+            Some(existing) => Some((existing, load_replaceable(op.view(), moved.target, existing.target)?)),
+            None => None,
+        };
+        let key = &self.name_key;
+        if whiteout {
+            let left = leave_whiteout(op, &parents.source, now)?;
+            parents.source.retarget(op, key, name, moved, left)?;
+        } else if parents.other.is_some() || replaced.is_some() {
+            parents.source.remove(op, key, name, moved)?;
+        }
+        let is_new_entry = whiteout || parents.other.is_some();
+        let target = parents.target();
+        match &replaced {
+            Some((existing, _)) => target.retarget(op, key, new_name, *existing, moved.target)?,
+            None if is_new_entry => target.insert(op, key, new_name, moved.target)?,
+            None => target.rename(op, key, name, new_name, moved)?,
+        }
+        let new_parent = target.ino;
+        parents.store(op, now)?;
+        store_moved(op, moved.target, new_parent, now)?;
+        match replaced {
+            Some((existing, mut inode)) => self.drop_name(op, departure, existing.target.ino, &mut inode, now),
+            None => Ok(()),
+        }
+    }
+}
+
+/// The inode that `moved` is to replace, if it may.
+fn load_replaceable(view: View<'_>, moved: Target, existing: Target) -> Result<InodeValue> {
+    match (moved.is_directory(), existing.is_directory()) {
+        (true, false) => return Err(Error::NotDirectory),
+        (false, true) => return Err(Error::IsDirectory),
+        _ => {}
+    }
+    let inode = inode::load_named(view, existing.ino)?;
+    if existing.is_directory() && inode.size != 0 {
+        return Err(Error::NotEmpty);
+    }
+    Ok(inode)
+}
+
+/// `Invalid` when `ancestor` is `directory` or lies above it.
+fn refuse_below(view: View<'_>, ancestor: Ino, directory: Ino) -> Result<()> {
+    let mut at = directory;
+    for _ in 0..MAX_DEPTH {
+        if at == ancestor {
+            return Err(Error::invalid("a directory cannot be moved below itself"));
+        }
+        if at == ROOT_INO {
+            return Ok(());
+        }
+        at = inode::load_named(view, at)?.parent;
+    }
+    Err(Error::damaged(format!("the parents of a directory never reach the root: inode={}", directory.0)))
+}
+
+/// Changes 1 record.
+fn store_moved(op: &mut Operation<'_>, moved: Target, parent: Ino, now: Timestamp) -> Result<()> {
+    let mut inode = inode::load_named(op.view(), moved.ino)?;
+    if moved.is_directory() {
+        inode.parent = parent;
+    }
+    inode.ctime = now;
+    inode::store(op, moved.ino, &inode)
+}
+
+/// What overlayfs takes for a removed name: a 0:0 character device, owned as the directory that it is in. Changes 1 record.
+fn leave_whiteout(op: &mut Operation<'_>, parent: &Directory, now: Timestamp) -> Result<Target> {
+    let creator = Creator { uid: parent.inode.uid, gid: parent.inode.gid };
+    let object = NewObject { mode: mode::CHARACTER, rdev: 0, creator };
+    let (ino, inode) = begin_object(op, parent, object, now)?;
+    inode::store(op, ino, &inode)?;
+    Ok(Target::of(ino, &inode))
 }

@@ -516,7 +516,7 @@ fn readers_see_whole_blocks_that_never_go_back_in_time() {
         let dice = SeededEnvironment::new(99);
         for version in 2..1500 {
             if version % 50 == 0 {
-                let from = if dice.next_u64() % 2 == 0 { 0 } else { 32 };
+                let from = if dice.next_u64().is_multiple_of(2) { 0 } else { 32 };
                 fs.write(ino, from * 4096, &block(version).repeat(32)).unwrap();
                 (from..from + 32).for_each(|b| acknowledged[b as usize].store(version, Ordering::Release));
             } else {
@@ -553,7 +553,7 @@ fn threads_that_write_cut_and_commit_leave_each_file_as_its_owner_made_it() {
                         let index = (dice.next_u64() % 3) as usize;
                         let (ino, model): (Ino, &mut Vec<u8>) = (files[index], &mut models[index]);
                         let offset = (dice.next_u64() % 400_000) as usize % (model.len() + 5000);
-                        if dice.next_u64() % 8 == 0 {
+                        if dice.next_u64().is_multiple_of(8) {
                             fs.truncate(ino, offset as u64, &mut |_| {}).unwrap();
                             model.resize(offset, 0);
                         } else {

@@ -107,10 +107,6 @@ impl SpaceMap {
         self.used_blocks
     }
 
-    pub(crate) fn reserved(&self) -> u64 {
-        self.reserved
-    }
-
     /// Tells how many pages the next commit has to list.
     pub(crate) fn set_list_entries(&mut self, entries: u64) {
         self.list_entries = entries;
@@ -472,10 +468,6 @@ impl SpaceMap {
     /// Whether freed blocks wait for a further commit to become durable.
     pub(crate) fn waits_for_commit(&self) -> bool {
         self.waiting.iter().any(|w| w.freed_by.is_some())
-    }
-
-    pub(crate) fn has_waiting(&self) -> bool {
-        !self.waiting.is_empty()
     }
 
     // ---- checkpoint ----

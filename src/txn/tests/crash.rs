@@ -10,7 +10,6 @@ use super::support::*;
 use crate::Error;
 use crate::format::values::Extent;
 use crate::format::{BLOCK, Generation, Key, MIN_BLOCKS, RESERVED, kind};
-use crate::storage::Storage;
 use crate::storage::simulated::{Fault, SimulatedStorage};
 use crate::txn::Volume;
 

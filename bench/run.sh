@@ -1,0 +1,183 @@
+#!/usr/bin/env bash
+# Measures lockbox beside ext4 (or what the disk has), gocryptfs, and a FUSE file system in memory that does nothing else.
+#
+#   bench/run.sh          needs root; prints a table and writes bench/results/DATE.md
+#
+#   SIZE     of the large file (default 256M)         FILES   small files of 1 KiB (default 5000)
+#   ROUNDS   interleaved rounds (default 3)           DISK    directory on the disk to measure (default $TMPDIR or /tmp)
+#   ONLY     candidates, such as "ceiling lockbox"    OPTIONS mount options for lockbox
+set -Eeuo pipefail
+export LC_ALL=C
+
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+repository=$(cd "$here/.." && pwd)
+export SIZE=${SIZE:-256M} SECONDS_EACH=${SECONDS_EACH:-5}
+FILES=${FILES:-5000}
+ROUNDS=${ROUNDS:-3}
+read -ra candidates <<<"${ONLY:-disk ceiling gocryptfs lockbox}"
+
+if [[ $EUID -ne 0 ]]; then
+    echo 'bench/run.sh: must run as root (it mounts, and drops the kernel caches)' >&2
+    exit 1
+fi
+missing=()
+for program in fio gocryptfs; do
+    command -v "$program" >/dev/null || missing+=("$program")
+done
+command -v fusermount3 >/dev/null || missing+=(fuse3)
+if [[ ${#missing[@]} -gt 0 ]]; then
+    apt-get -q update
+    DEBIAN_FRONTEND=noninteractive apt-get install -qy --no-install-recommends "${missing[@]}"
+fi
+
+(cd "$repository" && cargo build --quiet --release --locked --workspace --bins)
+programs=${CARGO_TARGET_DIR:-$repository/target}/release
+scratch=$(mktemp -d "${DISK:-${TMPDIR:-/tmp}}/lockbox-bench.XXXXXX")
+install -D "$programs/lockbox" "$scratch/bin/lockbox"
+install "$programs/mount-lockbox" "$scratch/bin/mount.lockbox"
+install "$programs/ceiling" "$scratch/bin/ceiling"
+PATH=$scratch/bin:$PATH
+(umask 077 && echo 'a passphrase of the measurements' >"$scratch/passphrase")
+ceiling_pid=
+
+finish() {
+    local code=$? name
+    trap - EXIT
+    set +e
+    for name in "${candidates[@]}"; do
+        close_candidate "$name" 2>/dev/null
+    done
+    rm -rf --one-file-system "$scratch"
+    exit "$code"
+}
+trap finish EXIT
+trap 'echo "bench/run.sh: line $LINENO failed: $BASH_COMMAND" >&2' ERR
+
+# Each candidate has a directory; new makes its store, open mounts it, close unmounts it durably.
+new_candidate() {
+    local store=$scratch/$1.store
+    rm -rf --one-file-system "$store"
+    mkdir -p "$store" "$scratch/$1"
+    case $1 in
+        disk | ceiling) ;;
+        gocryptfs) gocryptfs -q -init -scryptn 10 -passfile "$scratch/passphrase" "$store" ;;
+        lockbox) lockbox create --weak-kdf --kdf-memory 1 --passfile "$scratch/passphrase" "$store/box.lbx" ;;
+    esac
+}
+
+open_candidate() {
+    local store=$scratch/$1.store point=$scratch/$1
+    case $1 in
+        disk) mount --bind "$store" "$point" ;;
+        ceiling)
+            # In memory only, so it stays mounted for the whole round.
+            [[ -z $ceiling_pid ]] || return 0
+            ceiling "$point" &
+            ceiling_pid=$!
+            until mountpoint -q "$point"; do
+                kill -0 "$ceiling_pid"
+                sleep 0.01
+            done
+            ;;
+        gocryptfs) gocryptfs -q -passfile "$scratch/passphrase" "$store" "$point" ;;
+        lockbox) mount.lockbox "$store/box.lbx" "$point" -o "passfile=$scratch/passphrase${OPTIONS:+,$OPTIONS}" ;;
+    esac
+}
+
+close_candidate() {
+    local point=$scratch/$1
+    case $1 in
+        lockbox) lockbox umount "$point" ;;
+        ceiling)
+            [[ -n $ceiling_pid ]] || return 0
+            kill "$ceiling_pid"
+            wait "$ceiling_pid" || true
+            ceiling_pid=
+            ;;
+        *)
+            sync -f "$point"
+            umount "$point"
+            ;;
+    esac
+}
+
+# What was read or written before must not help.
+make_cold() {
+    if [[ $1 != ceiling ]]; then
+        close_candidate "$1"
+        open_candidate "$1"
+    fi
+    sync
+    echo 3 >/proc/sys/vm/drop_caches
+}
+
+# fio_job NAME FIELD: runs the job in the current directory and prints a number of its report.
+fio_job() {
+    fio --output-format=json "$here/fio/$1.fio" | python3 -c '
+import json, sys
+job = json.load(sys.stdin)["jobs"][0]
+side, field = sys.argv[1].split(".")
+if job["error"]:
+    sys.exit("fio failed")
+# The time of the final fsync belongs to the writing.
+if sys.argv[1] == "write.total":
+    print("%.1f" % (job["write"]["io_bytes"] / 1048576 / (job["job_runtime"] / 1000)))
+else:
+    print("%.1f" % (job[side][field] / (1048576 if field == "bw_bytes" else 1)))' "$2"
+}
+
+measurements=(
+    'sequential write + fsync, MiB/s'
+    'sequential read, cold, MiB/s'
+    'random read 4 KiB, O_DIRECT, IOPS'
+    'create 1 KiB files, fsync of directories, files/s'
+    'walk and stat, cold, files/s'
+    'read 1 KiB files, cold, files/s'
+    'delete tree, files/s'
+)
+
+# measure CANDIDATE: prints one number for each measurement.
+measure() {
+    local point=$scratch/$1
+    new_candidate "$1"
+    open_candidate "$1"
+    cd "$point"
+    fio_job sequential-write write.total
+    cd /
+    make_cold "$1"
+    cd "$point"
+    fio_job sequential-read read.bw_bytes
+    fio_job random-read read.iops
+    cd /
+    "$here/small_files.py" create "$point/small" "$FILES"
+    make_cold "$1"
+    "$here/small_files.py" stat "$point/small" "$FILES"
+    make_cold "$1"
+    "$here/small_files.py" read "$point/small" "$FILES"
+    "$here/small_files.py" delete "$point/small" "$FILES"
+    close_candidate "$1"
+    rm -rf --one-file-system "$scratch/$1.store"
+}
+
+for round in $(seq "$ROUNDS"); do
+    for name in "${candidates[@]}"; do
+        echo "round $round of $ROUNDS: $name" >&2
+        # Not in a subshell: the ceiling's process id has to be kept.
+        measure "$name" >"$scratch/numbers"
+        paste -s -d ' ' "$scratch/numbers" >>"$scratch/$name.numbers"
+    done
+done
+
+result=$here/results/$(date -u +%Y-%m-%d).md
+mkdir -p "$here/results"
+{
+    echo "# $(date -u '+%Y-%m-%d %H:%M') UTC"
+    echo
+    echo "- commit $(git -C "$repository" describe --always --dirty 2>/dev/null || echo unknown)"
+    echo "- $(nproc) processors ($(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -n 1)), $(awk '/MemTotal/ { print int($2 / 1048576) }' /proc/meminfo) GiB, kernel $(uname -r), disk $(stat -f -c %T "$scratch")"
+    echo "- $(gocryptfs -version | head -n 1); $(fio --version); $(rustc --version)"
+    echo "- SIZE=$SIZE FILES=$FILES ROUNDS=$ROUNDS OPTIONS=${OPTIONS-}"
+    echo
+    printf '%s\n' "${measurements[@]}" | python3 "$here/table.py" "$scratch" "${candidates[@]}"
+} | tee "$result"
+echo "written to $result" >&2

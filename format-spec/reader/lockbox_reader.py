@@ -1,0 +1,408 @@
+#!/usr/bin/env python3
+"""Lists and extracts lockbox archives, version 1: an independent reader written from ../format.md (section numbers are its).
+
+It is small rather than fast and never writes to the archive.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import getpass
+import os
+import stat
+import sys
+import time
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from typing import BinaryIO, NamedTuple
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+import lockbox_format as fmt
+from lockbox_format import BLOCK, Damaged, Entry, Inode, Key, Node, Pointer, Prologue, Record, Root, require
+
+
+def slot_index(generation: int) -> int:
+    return 32 * (generation % 2) + generation // 2 % 32
+
+
+def slot_block(index: int) -> int:
+    return 33 + 320 * (index // 32) + index % 32
+
+
+class Piece(NamedTuple):
+    offset: int
+    data: bytes
+
+
+class Archive:
+    """An unlocked archive at the commit that section 10.1 trusts."""
+
+    def __init__(self, file: BinaryIO, passphrase: bytes) -> None:
+        self.file = file
+        self.blocks = os.fstat(file.fileno()).st_size // BLOCK
+        self.warnings: list[str] = []
+        self.header = self._choose_header()
+        self.id = self.header.archive
+        volume_key = fmt.unlock(self.header, passphrase)
+        fmt.authenticate(self.header, volume_key)
+        self._page_key, self._commit_key, self._name_key = (
+            fmt.hkdf(volume_key, self.id, f"lockbox/v1/{label}") for label in ("page", "commit", "name")
+        )
+        self._open_page = lru_cache(64)(self._open_page_uncached)
+        self._node = lru_cache(512)(self._node_uncached)
+        self.record = self._choose_record()
+        self.live = self.record.roots[fmt.LIVE - 1]
+        require(self.live.pointer is not None, "the archive has no live tree")
+
+    # Sections 3 and 10: header and record
+
+    def _read(self, address: int, blocks: int) -> bytes:
+        data = os.pread(self.file.fileno(), blocks * BLOCK, address * BLOCK)
+        require(len(data) == blocks * BLOCK, f"the file ends early: block={address} blocks={blocks}")
+        return data
+
+    def _choose_header(self) -> fmt.Header:
+        good: list[fmt.Header] = []
+        failures: list[fmt.ReaderError] = []
+        for copy, start in enumerate(fmt.HEADER_START):
+            data = os.pread(self.file.fileno(), fmt.HEADER_BYTES, start * BLOCK)
+            try:
+                good.append(fmt.decode_header(data, copy))
+            except fmt.ReaderError as error:
+                failures.append(error)
+        if not good:
+            gravity = (fmt.NotArchive, fmt.Damaged, fmt.Unsupported)
+            raise max(failures, key=lambda error: gravity.index(type(error)))
+        self.warnings += [f"one header copy is unusable: {error}" for error in failures]
+        require(self.blocks >= fmt.MIN_BLOCKS, f"the file is truncated: blocks={self.blocks}")
+        return max(good, key=lambda header: header.sequence)
+
+    def _authentic_records(self) -> dict[int, tuple[Record, bytes]]:
+        records = {}
+        for index in range(64):
+            data = self._read(slot_block(index), 1)
+            aad = fmt.associated_data("lockbox/v1/commit", self.id, bytes([index]))
+            try:
+                plain = fmt.xaes_open(self._commit_key, data[:24], aad, data[24:], "commit record")
+            except Damaged:
+                continue  # random from creation, torn, or rejected earlier
+            record = fmt.decode_record(plain)
+            if slot_index(record.generation) == index:
+                records[record.generation] = (record, data[-16:])
+        return records
+
+    def _choose_record(self) -> Record:
+        records = self._authentic_records()
+        require(len(records) > 0, "no commit record is authentic")
+        newest, _ = records[max(records)]
+        chosen = newest
+        try:
+            for address, blocks, tag in newest.allocated:
+                prologue, _ = self._unseal(address, blocks)
+                found = self._read(address + blocks - 1, 1)[-16:]
+                require(prologue.blocks == blocks and found == tag, f"page is not the one listed: block={address}")
+        except Damaged as error:
+            before = records.get(newest.generation - 1)
+            if before and before[1] == newest.previous_tag and not newest.two_barrier and not newest.closed:
+                chosen = before[0]
+                self.warnings.append(f"commit {newest.generation} never completed, reading the one before: {error}")
+            else:
+                self.warnings.append(f"DAMAGED: commit {newest.generation} is incomplete: {error}")
+        require(chosen.total_blocks <= self.blocks, f"the file is truncated: want={chosen.total_blocks} blocks={self.blocks}")
+        if self.header.sequence < chosen.header_sequence:
+            self.warnings.append("the header is older than the archive: removed passphrases may be back")
+        return chosen
+
+    # Section 5: pages
+
+    def _unseal(self, address: int, blocks: int) -> tuple[Prologue, bytes]:
+        """Prologue and stored body of the page at this run."""
+        reserved = any(address < end and address + blocks > start for start, end in fmt.RESERVED)
+        require(not reserved and address + blocks <= self.blocks, f"pointer outside of the pages: block={address}")
+        data = self._read(address, blocks)
+        nonce, place = data[:24], address.to_bytes(8, "little")
+        cipher = AESGCM(fmt.xaes_key(self._page_key, nonce))
+        first, second = nonce[12:], nonce[12:23] + bytes([nonce[23] ^ 1])
+        try:
+            plain = cipher.decrypt(first, data[24:88], fmt.associated_data("lockbox/v1/prologue", self.id, place))
+            prologue = fmt.decode_prologue(plain)
+            require(prologue.blocks == blocks, f"page has another length: block={address}")
+            body = cipher.decrypt(second, data[88:], fmt.associated_data("lockbox/v1/body", self.id, place, plain))
+        except InvalidTag:
+            raise Damaged(f"page failed authentication: block={address}") from None
+        return prologue, body[: prologue.stored_length]
+
+    def _open_page_uncached(self, pointer: Pointer) -> tuple[Prologue, bytes]:
+        where = f"block={pointer.address} generation={pointer.generation}"
+        last = self._read(pointer.address + pointer.blocks - 1, 1)
+        require(last[-16:] == pointer.tag, f"page is not the one that its pointer names: {where}")
+        prologue, body = self._unseal(pointer.address, pointer.blocks)
+        require(prologue.generation == pointer.generation, f"page has another generation: {where}")
+        return prologue, body
+
+    def _page_data(self, pointer: Pointer, start: int, length: int) -> bytes:
+        """Section 5.3: plain bytes start..start + length of a data page."""
+        prologue, body = self._open_page(pointer)
+        require(prologue.kind in (fmt.DATA, fmt.PACKED), f"page is not a data page: block={pointer.address}")
+        require(start + length <= prologue.plain_length, f"extent reaches beyond its page: block={pointer.address}")
+        size, cells, items = fmt.decode_data_body(body, prologue.plain_length)
+        require((prologue.kind == fmt.PACKED) == (len(items) > 0), f"page has wrong items: block={pointer.address}")
+        first, last = start // size, (start + length - 1) // size
+        parts = []
+        for cell in cells[first : last + 1]:
+            stored = body[cell.at : cell.at + cell.stored]
+            parts.append(stored if cell.raw else fmt.decompress(stored, cell.plain_length, "cell"))
+        return b"".join(parts)[start - first * size :][:length]
+
+    # Section 6: trees
+
+    def _node_uncached(self, pointer: Pointer) -> Node:
+        prologue, body = self._open_page_uncached(pointer)
+        require(prologue.kind == fmt.NODE, f"page is not a node: block={pointer.address}")
+        node = fmt.decode_node(fmt.decompress(body, prologue.plain_length, "node") if prologue.compressed else body)
+        same = (prologue.owner, prologue.position) == (node.tree, node.level)
+        require(same, f"node differs from its prologue: block={pointer.address}")
+        return node
+
+    def scan(self, root: Root, tree: int, first: Key, end: Key) -> Iterator[tuple[Key, bytes]]:
+        """The records first..end in order."""
+        if root.pointer is not None:
+            yield from self._scan(root.pointer, (tree, root.level, fmt.LEAST, fmt.GREATEST), first, end)
+
+    def _scan(self, pointer: Pointer, want: tuple[int, int, Key, Key], first: Key, end: Key) -> Iterator[tuple[Key, bytes]]:
+        node = self._node(pointer)
+        tree, level, _, upper = want
+        found = (node.tree, node.level, node.lower, node.upper)
+        require(found == want, f"node is not the one that its parent names: block={pointer.address}")
+        for number, (key, value) in enumerate(node.entries):
+            if isinstance(value, bytes):
+                if first <= key < end:
+                    yield key, value
+                continue
+            limit = node.entries[number + 1][0] if number + 1 < len(node.entries) else upper
+            if key < end and first < limit:
+                yield from self._scan(value, (tree, level - 1, key, limit), first, end)
+
+    def get(self, key: Key) -> bytes | None:
+        after = Key(key.object, key.kind, key.sub + 1)
+        return next((value for _, value in self.scan(self.live, fmt.LIVE, key, after)), None)
+
+    def records(self, ino: int, kind: int) -> Iterator[tuple[int, bytes]]:
+        for key, value in self.scan(self.live, fmt.LIVE, Key(ino, kind, 0), Key(ino, kind + 1, 0)):
+            yield key.sub, value
+
+    # Section 7: files
+
+    def _hash(self, ino: int, name: bytes) -> int:
+        return fmt.siphash24(self._name_key[:16], ino.to_bytes(8, "little") + name)
+
+    def inode(self, ino: int) -> Inode:
+        value = self.get(Key(ino, fmt.INODE, 0))
+        require(value is not None, f"inode is missing: inode={ino}")
+        return fmt.decode_inode(value)
+
+    def entries(self, directory: int) -> Iterator[tuple[Entry, Inode]]:
+        """The listing, each entry checked against the index and its inode."""
+        names = set()
+        for sequence, value in self.records(directory, fmt.DIR_LIST):
+            entry = fmt.decode_list(value, sequence)
+            index = self.get(Key(directory, fmt.DIR_INDEX, self._hash(directory, entry.name)))
+            where = f"directory={directory} name={entry.name!r}"
+            require(index is not None and entry in fmt.decode_index(index), f"list and index differ: {where}")
+            require(entry.name not in names, f"name twice: {where}")
+            names.add(entry.name)
+            inode = self.inode(entry.ino)
+            require(inode.type == entry.type and inode.links > 0, f"entry and inode differ: {where}")
+            require(inode.type != fmt.DIRECTORY or inode.parent == directory, f"directory has another parent: {where}")
+            yield entry, inode
+        require(len(names) == self.inode(directory).size, f"directory has a wrong number of entries: inode={directory}")
+
+    def content(self, ino: int, inode: Inode) -> Iterator[Piece]:
+        """Section 7.3 for the whole file: pieces in order, holes left out."""
+        inline = self.get(Key(ino, fmt.INLINE, 0))
+        if inline is not None:
+            yield Piece(0, inline[: inode.size])
+            return
+        end, at = min(inode.size, inode.trim), 0
+        for offset, value in self.records(ino, fmt.EXTENT):
+            if offset >= end:
+                break
+            extent = fmt.decode_extent(value)
+            require(offset >= at, f"extents overlap: inode={ino} offset={offset}")
+            at = offset + extent.length
+            data = self._page_data(extent.page, extent.start, extent.length)
+            yield Piece(offset, data[: end - offset])
+
+    def target(self, ino: int, inode: Inode) -> bytes:
+        require(1 <= inode.size <= 4095, f"symlink has a wrong length: inode={ino}")
+        target = b"".join(piece.data for piece in self.content(ino, inode))
+        require(len(target) == inode.size and b"\0" not in target, f"symlink has a wrong target: inode={ino}")
+        return target
+
+    def xattrs(self, ino: int) -> Iterator[tuple[bytes, bytes]]:
+        for hashed, record in self.records(ino, fmt.XATTR):
+            for xattr in fmt.decode_xattrs(record):
+                require(self._hash(ino, xattr.name) == hashed, f"xattr has a wrong hash: inode={ino}")
+                value = xattr.value
+                if xattr.piece:
+                    pieces = [self.get(Key(ino, fmt.XATTR_PIECE, xattr.piece << 32 | i)) for i in range(-(-xattr.length // 3000))]
+                    right = all(p is not None and len(p) == min(3000, xattr.length - 3000 * i) for i, p in enumerate(pieces))
+                    require(right, f"xattr has wrong pieces: inode={ino} name={xattr.name!r}")
+                    value = b"".join(piece for piece in pieces if piece is not None)
+                yield xattr.name, value
+
+    def snapshots(self) -> Iterator[tuple[int, fmt.Snapshot]]:
+        root = self.record.roots[fmt.SNAPSHOTS - 1]
+        for key, value in self.scan(root, fmt.SNAPSHOTS, fmt.LEAST, fmt.GREATEST):
+            if key.kind == fmt.SNAPSHOT:
+                snapshot = fmt.decode_snapshot(value)
+                if snapshot.name:
+                    yield key.object, snapshot
+
+    def walk(self) -> Iterator[tuple[bytes, int, Inode]]:
+        """Every path, directories before what is in them."""
+        waiting = [(b"", fmt.ROOT_INO, self.inode(fmt.ROOT_INO))]
+        require(waiting[0][2].type == fmt.DIRECTORY, "the root is not a directory")
+        while waiting:
+            path, ino, inode = waiting.pop()
+            yield path, ino, inode
+            if inode.type == fmt.DIRECTORY:
+                children = [(os.path.join(path, entry.name), entry.ino, child) for entry, child in self.entries(ino)]
+                waiting += reversed(children)
+
+
+class Extraction:
+    """Writes the live tree into a new or empty directory."""
+
+    def __init__(self, archive: Archive, target: str) -> None:
+        self.archive, self.target = archive, os.fsencode(target)
+        self.first_path: dict[int, bytes] = {}
+        self.problems = 0
+
+    def run(self) -> int:
+        os.makedirs(self.target, mode=0o700, exist_ok=True)
+        if os.listdir(self.target):
+            raise fmt.ReaderError(f"{os.fsdecode(self.target)} is not empty")
+        directories = []
+        for path, ino, inode in self.archive.walk():
+            place = os.path.join(self.target, path)
+            if inode.type == fmt.DIRECTORY:
+                if path:
+                    os.mkdir(place, 0o700)
+                directories.append((place, ino, inode))
+            else:
+                self._attempt(place, lambda: self._make(place, ino, inode))
+        for place, ino, inode in reversed(directories):
+            self._attempt(place, lambda: self._dress(place, ino, inode))
+        return self.problems
+
+    def _attempt(self, place: bytes, action: Callable[[], None]) -> None:
+        try:
+            action()
+        except (fmt.ReaderError, OSError, OverflowError) as error:
+            self.problems += 1
+            print(f"{os.fsdecode(place)}: {error}", file=sys.stderr)
+
+    def _make(self, place: bytes, ino: int, inode: Inode) -> None:
+        if ino in self.first_path:
+            os.link(self.first_path[ino], place, follow_symlinks=False)
+            return
+        if inode.type == fmt.FILE:
+            with open(place, "xb") as out:
+                for piece in self.archive.content(ino, inode):
+                    out.seek(piece.offset)
+                    out.write(piece.data)
+                out.truncate(inode.size)
+        elif inode.type == fmt.SYMLINK:
+            os.symlink(self.archive.target(ino, inode), place)
+        elif inode.type == fmt.FIFO:
+            os.mkfifo(place, 0o600)
+        elif inode.type in (fmt.CHAR, fmt.BLOCKDEV):
+            kind = stat.S_IFCHR if inode.type == fmt.CHAR else stat.S_IFBLK
+            os.mknod(place, kind | 0o600, os.makedev(inode.rdev >> 20, inode.rdev & 0xFFFFF))
+        else:
+            raise Damaged(f"not extracted: type={inode.type}")
+        self.first_path[ino] = place
+        self._dress(place, ino, inode)
+
+    def _dress(self, place: bytes, ino: int, inode: Inode) -> None:
+        """Owner, xattrs, mode, times, in this order: each may undo or forbid the one before it."""
+        if os.geteuid() == 0:
+            os.chown(place, inode.uid, inode.gid, follow_symlinks=False)
+        for name, value in self.archive.xattrs(ino):
+            self._attempt(place + b" (" + name + b")", lambda: os.setxattr(place, name, value, follow_symlinks=False))
+        if inode.type != fmt.SYMLINK:
+            os.chmod(place, inode.mode & (0o7777 if os.geteuid() == 0 else 0o1777))
+        times = tuple(t.seconds * 10**9 + t.nanos for t in (inode.atime, inode.mtime))
+        os.utime(place, ns=times, follow_symlinks=False)
+
+
+def moment(seconds: int) -> str:
+    try:
+        return time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(seconds))
+    except (OverflowError, OSError, ValueError):
+        return f"{seconds}s"
+
+
+def show(archive: Archive) -> None:
+    for path, ino, inode in archive.walk():
+        when = moment(inode.mtime.seconds)
+        name = os.fsdecode(path) or "."
+        arrow = " -> " + os.fsdecode(archive.target(ino, inode)) if inode.type == fmt.SYMLINK else ""
+        print(f"{stat.filemode(inode.mode)} {inode.links:3} {inode.uid:5} {inode.gid:5} {inode.size:12} {when} {name}{arrow}")
+
+
+def describe(archive: Archive) -> None:
+    record = archive.record
+    print(f"archive     {archive.id.hex()}")
+    print(f"header      sequence {archive.header.sequence}, {sum(kind != 0 for kind in archive.header.slots)} key slots")
+    print(f"commit      {record.generation}{', closed' if record.closed else ''}")
+    print(f"session     {record.session.hex()} since commit {record.session_first}")
+    print(f"inodes      {record.inodes}")
+    print(f"blocks      {record.used_blocks} in pages, {record.total_blocks} in the file")
+    for number, snapshot in archive.snapshots():
+        print(f"snapshot    {number}: {os.fsdecode(snapshot.name)}, commit {snapshot.generation}, {snapshot.inodes} inodes")
+
+
+def passphrase(path: str | None) -> bytes:
+    if path is None:
+        return os.fsencode(getpass.getpass("Passphrase: "))
+    with open(path, "rb") as file:
+        return file.read().removesuffix(b"\n")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="Read a lockbox archive.")
+    parser.add_argument("--passfile", metavar="F", help="file with the passphrase")
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name, text in (("ls", "list every path"), ("info", "tell about the archive"), ("extract", "write the tree to DIR")):
+        command = commands.add_parser(name, help=text)
+        command.add_argument("archive", metavar="ARCHIVE")
+        if name == "extract":
+            command.add_argument("target", metavar="DIR")
+    options = parser.parse_args(arguments)
+    try:
+        with open(options.archive, "rb") as file:
+            fcntl.lockf(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            archive = Archive(file, passphrase(options.passfile))
+            for warning in archive.warnings:
+                print(f"warning: {warning}", file=sys.stderr)
+            if options.command == "extract":
+                return 1 if Extraction(archive, options.target).run() else 0
+            (show if options.command == "ls" else describe)(archive)
+        return 0
+    except (BlockingIOError, PermissionError) as error:
+        if error.filename:
+            print(f"error: {error}", file=sys.stderr)
+            return 1
+        print(f"error: {options.archive} is in use by a writer", file=sys.stderr)
+    except (fmt.ReaderError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,182 @@
+//! Reads, authenticates, writes and repairs the two header copies (specification section 3).
+//!
+//! # Invariants
+//! H1  At every moment one copy is whole on the medium: a copy is overwritten only while the other one is valid and at least as new.
+//! H2  Nothing of a header is used for writing before its MAC and the commitment of the volume key are right.
+
+use crate::crypto::SecretKey;
+use crate::crypto::kdf::{equal, hkdf, hmac_sha256};
+use crate::error::{Error, Result};
+use crate::format::header::{self, Framing, HEADER_BYTES, ParsedHeader};
+use crate::format::{ArchiveId, BLOCK, HEADER_START, KEY_SLOTS, MIN_BLOCKS};
+use crate::storage::Storage;
+
+/// One slot as it lies in the file.
+pub(super) type SlotBlock = [u8; BLOCK as usize];
+
+/// The slots of one header copy.
+pub(super) type Slots = Box<[SlotBlock; KEY_SLOTS]>;
+
+/// The newer valid header copy, not yet authenticated, and which copies differ from it.
+pub(super) struct Header {
+    parsed: ParsedHeader,
+    stale: [bool; 2],
+}
+
+/// Label of the key of the header MAC.
+const MAC_LABEL: &str = "lockbox/v1/header";
+/// Label of the commitment of the volume key.
+const COMMITMENT_LABEL: &str = "lockbox/v1/commitment";
+
+impl Header {
+    /// Picks the valid copy with the higher sequence number.
+    ///
+    /// # Errors
+    /// `NotArchive`, `UnsupportedVersion`, `Damaged` when both copies or the rest of the file are missing.
+    pub(super) fn read(storage: &dyn Storage) -> Result<Header> {
+        let length = storage.len()?;
+        let copies = [read_copy(storage, length, 0), read_copy(storage, length, 1)];
+        let is_archive =
+            copies.iter().any(|copy| !matches!(copy, Err(Error::NotArchive(_) | Error::UnsupportedVersion(_))));
+        if is_archive && length < MIN_BLOCKS * BLOCK {
+            return Err(Error::damaged(format!("the file is truncated: bytes={length} least={}", MIN_BLOCKS * BLOCK)));
+        }
+        let (parsed, other) = match copies {
+            [Ok(first), Ok(second)] if second.framing.sequence > first.framing.sequence => (second, Ok(first)),
+            [Ok(first), second] => (first, second),
+            [first, Ok(second)] => (second, first),
+            [Err(first), Err(second)] => return Err(graver(first, second)),
+        };
+        let chosen = usize::from(parsed.framing.copy);
+        let mut stale = [false; 2];
+        stale[1 - chosen] = !other.is_ok_and(|other| same_content(&parsed, &other));
+        Ok(Header { parsed, stale })
+    }
+
+    /// This program knows no feature bits: whatever a newer one put there for writers or keepers of headers it cannot keep.
+    pub(super) fn check_writable(&self) -> Result<()> {
+        match self.parsed.read_only_features() | self.parsed.compatible_features() {
+            0 => Ok(()),
+            bits => Err(Error::UnsupportedVersion(format!(
+                "feature bits {bits:#x} can only be read by this program: open the archive read-only"
+            ))),
+        }
+    }
+
+    pub(super) fn framing(&self) -> &Framing {
+        &self.parsed.framing
+    }
+
+    pub(super) fn slot(&self, slot: usize) -> &[u8] {
+        &self.parsed.bytes[(slot + 1) * BLOCK as usize..][..BLOCK as usize]
+    }
+
+    /// H2: checks the commitment and the MAC.
+    pub(super) fn authenticate(&self, volume_key: &SecretKey) -> Result<()> {
+        let framing = self.framing();
+        if !equal(&commitment(volume_key, &framing.archive), &framing.commitment) {
+            return Err(Error::damaged("the header does not belong to this volume key"));
+        }
+        let mac = mac(volume_key, &framing.archive, &self.parsed.bytes);
+        if !equal(&mac, &framing.mac) {
+            return Err(Error::damaged(format!("header failed authentication: copy={}", framing.copy)));
+        }
+        Ok(())
+    }
+
+    /// Rewrites the copy that is damaged or older. The header must be authentic (H2).
+    pub(super) fn repair(&mut self, storage: &dyn Storage, volume_key: &SecretKey) -> Result<()> {
+        for copy in 0..2u8 {
+            if self.stale[usize::from(copy)] {
+                tracing::warn!(copy, "repairing a damaged or older header copy");
+                write_copy(storage, self.framing(), &self.slots(), copy, volume_key)?;
+                self.stale[usize::from(copy)] = false;
+            }
+        }
+        Ok(())
+    }
+
+    /// Replaces one slot in both copies, one after the other. Both copies must be whole (see [`Header::repair`]).
+    pub(super) fn replace_slot(
+        &self,
+        storage: &dyn Storage,
+        slot: usize,
+        block: &SlotBlock,
+        volume_key: &SecretKey,
+    ) -> Result<()> {
+        let mut slots = self.slots();
+        slots[slot] = *block;
+        let mut framing = self.framing().clone();
+        framing.sequence += 1;
+        for copy in 0..2 {
+            write_copy(storage, &framing, &slots, copy, volume_key)?; // H1: passes a barrier before the next copy
+        }
+        Ok(())
+    }
+
+    fn slots(&self) -> Slots {
+        let mut slots = empty_slots();
+        for (i, block) in slots.iter_mut().enumerate() {
+            block.copy_from_slice(self.slot(i));
+        }
+        slots
+    }
+}
+
+/// 32 slots of zeros, made on the heap.
+pub(super) fn empty_slots() -> Slots {
+    let boxed: Box<[SlotBlock]> = vec![[0; BLOCK as usize]; KEY_SLOTS].into_boxed_slice();
+    // The slice was made with exactly KEY_SLOTS elements.
+    boxed.try_into().unwrap_or_else(|_| unreachable!())
+}
+
+/// What the framing block stores of the volume key.
+pub(super) fn commitment(volume_key: &SecretKey, archive: &ArchiveId) -> [u8; 32] {
+    *hkdf(volume_key, archive, COMMITMENT_LABEL).bytes()
+}
+
+/// Encodes one copy with its MAC, writes it and passes a barrier.
+pub(super) fn write_copy(
+    storage: &dyn Storage,
+    framing: &Framing,
+    slots: &[SlotBlock; KEY_SLOTS],
+    copy: u8,
+    volume_key: &SecretKey,
+) -> Result<()> {
+    let mut framing = Framing { copy, mac: [0; 32], ..framing.clone() };
+    framing.mac = mac(volume_key, &framing.archive, &header::encode(&framing, slots));
+    storage.write_at(HEADER_START[usize::from(copy)] * BLOCK, &header::encode(&framing, slots))?;
+    storage.barrier()
+}
+
+fn mac(volume_key: &SecretKey, archive: &ArchiveId, copy_bytes: &[u8]) -> [u8; 32] {
+    hmac_sha256(&hkdf(volume_key, archive, MAC_LABEL), &header::mac_input(copy_bytes))
+}
+
+fn read_copy(storage: &dyn Storage, length: u64, copy: u8) -> Result<ParsedHeader> {
+    let start = HEADER_START[usize::from(copy)] * BLOCK;
+    let available = length.saturating_sub(start).min(HEADER_BYTES as u64) as usize;
+    if available == 0 {
+        return Err(Error::NotArchive(if length == 0 { "the file is empty" } else { "the file is too short" }.into()));
+    }
+    // What a short file lacks reads as zeros: the magic still tells an archive from another file.
+    let mut bytes = vec![0; HEADER_BYTES];
+    storage.read_at(start, &mut bytes[..available])?;
+    header::decode(&bytes, copy)
+}
+
+fn same_content(a: &ParsedHeader, b: &ParsedHeader) -> bool {
+    let plain = |framing: &Framing| Framing { copy: 0, mac: [0; 32], ..framing.clone() };
+    plain(&a.framing) == plain(&b.framing) && a.bytes[BLOCK as usize..] == b.bytes[BLOCK as usize..]
+}
+
+/// Which of two failed copies tells the user more.
+fn graver(first: Error, second: Error) -> Error {
+    let weight = |error: &Error| match error {
+        Error::NotArchive(_) => 0,
+        Error::Damaged(_) => 1,
+        Error::UnsupportedVersion(_) => 3,
+        _ => 2,
+    };
+    if weight(&second) > weight(&first) { second } else { first }
+}

@@ -1,0 +1,144 @@
+//! Metadata of host files: attributes, times, device numbers and extended attributes, read and written by descriptor.
+
+use std::ffi::CStr;
+use std::os::fd::AsFd;
+
+use rustix::fs::{AtFlags, Gid, Mode, Stat, Timespec, Timestamps, Uid, XattrFlags};
+use rustix::io::Errno;
+
+use crate::error::{Error, Result, Timestamp};
+use crate::format::Ino;
+use crate::fs::{Attributes, FileSystem, SetAttributes, SetTime, XattrMode, mode};
+
+/// The extended attributes that are copied: the others belong to the host's policy, not to the content.
+const XATTR_PREFIX: &[u8] = b"user.";
+
+/// A device number as the archive stores it (specification 7.1).
+pub fn device_number(major: u32, minor: u32) -> u32 {
+    major << 20 | minor & 0xF_FFFF
+}
+
+/// Major and minor number of a stored device number.
+pub fn split_device_number(rdev: u32) -> (u32, u32) {
+    (rdev >> 20, rdev & 0xF_FFFF)
+}
+
+pub(super) fn host_error(context: &str) -> impl Fn(Errno) -> Error + '_ {
+    move |errno| Error::io(context, errno.into())
+}
+
+/// What an imported object takes from its host file; the size is set apart.
+pub(super) fn attributes_of(stat: &Stat) -> SetAttributes {
+    let time = |seconds: i64, nanos: u64| SetTime::To(Timestamp { seconds, nanos: nanos as u32 }); // below 10^9
+    SetAttributes {
+        mode: Some(stat.st_mode & mode::PERMISSIONS),
+        uid: Some(stat.st_uid),
+        gid: Some(stat.st_gid),
+        atime: Some(time(stat.st_atime, stat.st_atime_nsec)),
+        mtime: Some(time(stat.st_mtime, stat.st_mtime_nsec)),
+        ..SetAttributes::default()
+    }
+}
+
+/// Copies the user attributes of an open host file.
+pub(super) fn import_xattrs(file: impl AsFd, fs: &FileSystem, ino: Ino) -> Result<()> {
+    let failed = host_error("cannot read the extended attributes");
+    let mut names = vec![0; 1024];
+    let length = loop {
+        match rustix::fs::flistxattr(&file, &mut names[..]) {
+            Ok(length) => break length,
+            Err(Errno::RANGE) if names.len() < 1 << 20 => names.resize(names.len() * 4, 0),
+            Err(Errno::NOTSUP) => return Ok(()),
+            Err(errno) => return Err(failed(errno)),
+        }
+    };
+    let mut value = Vec::new();
+    for name in names[..length].split_inclusive(|&b| b == 0) {
+        let Ok(c_name) = CStr::from_bytes_with_nul(name) else { continue };
+        if !name.starts_with(XATTR_PREFIX) {
+            continue;
+        }
+        // The kernel's limit of one value.
+        value.resize(64 << 10, 0);
+        match rustix::fs::fgetxattr(&file, c_name, &mut value[..]) {
+            Ok(length) => fs.set_xattr(ino, c_name.to_bytes(), &value[..length], XattrMode::Set)?,
+            // Removed since it was listed.
+            Err(Errno::NODATA) => {}
+            Err(errno) => return Err(failed(errno)),
+        }
+    }
+    Ok(())
+}
+
+/// Gives an open host file the user attributes of `ino`.
+pub(super) fn extract_xattrs(fs: &FileSystem, ino: Ino, file: impl AsFd) -> Result<()> {
+    for name in fs.list_xattrs(ino)?.split(|&b| b == 0).filter(|name| name.starts_with(XATTR_PREFIX)) {
+        let value = fs.xattr(ino, name)?;
+        rustix::fs::fsetxattr(&file, name, &value, XattrFlags::empty())
+            .map_err(host_error("cannot set an extended attribute"))?;
+    }
+    Ok(())
+}
+
+/// Owner, mode and times of an open host file, in the order in which none undoes another.
+pub(super) fn apply(file: impl AsFd, attributes: &Attributes) -> Result<()> {
+    let owned = is_root();
+    if owned {
+        let (uid, gid) = owner(attributes);
+        rustix::fs::fchown(&file, uid, gid).map_err(host_error("cannot set the owner"))?;
+    }
+    rustix::fs::fchmod(&file, permissions(attributes, owned)).map_err(host_error("cannot set the mode"))?;
+    rustix::fs::futimens(&file, &times(attributes)).map_err(host_error("cannot set the times"))
+}
+
+/// The same for an object that is not opened: symbolic links (which have no mode), FIFOs, sockets and devices.
+pub(super) fn apply_at(directory: impl AsFd, name: &[u8], attributes: &Attributes) -> Result<()> {
+    let owned = is_root();
+    let no_follow = AtFlags::SYMLINK_NOFOLLOW;
+    if owned {
+        let (uid, gid) = owner(attributes);
+        rustix::fs::chownat(&directory, name, uid, gid, no_follow).map_err(host_error("cannot set the owner"))?;
+    }
+    if attributes.mode & mode::TYPE != mode::SYMLINK {
+        // Follows links, but the caller made this very object and it is none.
+        rustix::fs::chmodat(&directory, name, permissions(attributes, owned), AtFlags::empty())
+            .map_err(host_error("cannot set the mode"))?;
+    }
+    rustix::fs::utimensat(&directory, name, &times(attributes), no_follow).map_err(host_error("cannot set the times"))
+}
+
+fn owner(attributes: &Attributes) -> (Option<Uid>, Option<Gid>) {
+    // The greatest number means "leave" to chown(2).
+    let uid = (attributes.uid != u32::MAX).then(|| Uid::from_raw(attributes.uid));
+    let gid = (attributes.gid != u32::MAX).then(|| Gid::from_raw(attributes.gid));
+    (uid, gid)
+}
+
+/// Set-id bits of another owner would lend the rights of the one who extracts.
+fn permissions(attributes: &Attributes, owned: bool) -> Mode {
+    let set_id = mode::SET_UID | mode::SET_GID;
+    let own = owned
+        || (attributes.uid == nix::unistd::geteuid().as_raw() && attributes.gid == nix::unistd::getegid().as_raw());
+    Mode::from_raw_mode(attributes.mode & mode::PERMISSIONS & if own { u32::MAX } else { !set_id })
+}
+
+fn times(attributes: &Attributes) -> Timestamps {
+    let time = |time: Timestamp| Timespec { tv_sec: time.seconds, tv_nsec: time.nanos.into() };
+    Timestamps { last_access: time(attributes.atime), last_modification: time(attributes.mtime) }
+}
+
+fn is_root() -> bool {
+    nix::unistd::geteuid().is_root()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_number_keeps_both_halves() {
+        for (major, minor) in [(0, 0), (8, 1), (4095, 0xF_FFFF), (259, 70_000)] {
+            assert_eq!(split_device_number(device_number(major, minor)), (major, minor));
+        }
+    }
+}

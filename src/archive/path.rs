@@ -1,0 +1,98 @@
+//! Finds objects of an archive by path, and shows names that may hold any byte.
+
+use std::fmt::Write;
+
+use crate::error::{Error, Result};
+use crate::format::{Ino, ROOT_INO};
+use crate::fs::{Attributes, FileSystem, mode};
+
+/// The object at `path`, taken from the root. Empty parts and `.` are skipped; `..` and symbolic links are not followed.
+///
+/// # Errors
+/// `NotFound`, `NotDirectory`, `Invalid` for a path with `..`.
+pub fn resolve(fs: &FileSystem, path: &[u8]) -> Result<Attributes> {
+    let mut at = fs.attributes(ROOT_INO)?;
+    for name in components(path)? {
+        if at.mode & mode::TYPE != mode::DIRECTORY {
+            return Err(Error::NotDirectory);
+        }
+        at = fs.lookup(at.ino, name)?;
+    }
+    Ok(at)
+}
+
+/// The names of a path within the archive.
+pub(super) fn components(path: &[u8]) -> Result<Vec<&[u8]>> {
+    let names: Vec<&[u8]> = path.split(|&b| b == b'/').filter(|name| !matches!(*name, b"" | b".")).collect();
+    if names.contains(&&b".."[..]) {
+        return Err(Error::invalid("a path within the archive must not contain '..'"));
+    }
+    Ok(names)
+}
+
+/// The directory at `path`; what is missing of it is made with `make`.
+pub(super) fn resolve_or_make(
+    fs: &FileSystem,
+    path: &[u8],
+    mut make: impl FnMut(Ino, &[u8]) -> Result<Attributes>,
+) -> Result<Ino> {
+    let mut directory = ROOT_INO;
+    for name in components(path)? {
+        let found = match fs.lookup(directory, name) {
+            Err(Error::NotFound) => make(directory, name)?,
+            other => other?,
+        };
+        if found.mode & mode::TYPE != mode::DIRECTORY {
+            return Err(Error::NotDirectory);
+        }
+        directory = found.ino;
+    }
+    Ok(directory)
+}
+
+/// A name for a terminal: control characters and bytes that are no UTF-8 become `\xNN`.
+pub fn display(name: &[u8]) -> String {
+    let mut shown = String::with_capacity(name.len());
+    for piece in name.utf8_chunks() {
+        for character in piece.valid().chars() {
+            // Marks that reorder text could make a name look like another one.
+            if character.is_control()
+                || matches!(character, '\u{200e}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+            {
+                let mut bytes = [0; 4];
+                escape(character.encode_utf8(&mut bytes).as_bytes(), &mut shown);
+            } else {
+                shown.push(character);
+            }
+        }
+        escape(piece.invalid(), &mut shown);
+    }
+    shown
+}
+
+fn escape(bytes: &[u8], shown: &mut String) {
+    for byte in bytes {
+        // Writing to a String does not fail.
+        let _ = write!(shown, "\\x{byte:02x}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_cannot_drive_the_terminal() {
+        assert_eq!(display("Grüße".as_bytes()), "Grüße");
+        assert_eq!(display(b"a\x1b[2Jb\n"), "a\\x1b[2Jb\\x0a");
+        assert_eq!(display(b"\xff\xc3"), "\\xff\\xc3");
+        assert_eq!(display("\u{202e}x".as_bytes()), "\\xe2\\x80\\xaex");
+    }
+
+    #[test]
+    fn a_path_is_split_and_never_climbs() {
+        assert_eq!(components(b"/a//./b/").unwrap(), [b"a", b"b"]);
+        assert!(components(b"/").unwrap().is_empty());
+        assert!(components(b"a/../b").is_err());
+    }
+}

@@ -1,0 +1,197 @@
+//! Header copies and key slots: damage, tampering, hostile parameters, and a crash at any write of a change.
+
+use super::header::{self, Header, SlotBlock, empty_slots};
+use super::{UnlockLimits, UnlockedKey, slots};
+use crate::crypto::kdf::KdfCost;
+use crate::crypto::{Passphrase, SecretKey};
+use crate::env::{Environment, SeededEnvironment};
+use crate::error::Error;
+use crate::format::header::{Framing, HEADER_BYTES, SLOT_PASSPHRASE};
+use crate::format::{BLOCK, HEADER_START, MIN_BLOCKS};
+use crate::storage::{MemoryStorage, Storage};
+
+const ARCHIVE: [u8; 16] = [7; 16];
+const KEY: [u8; 32] = [9; 32];
+
+fn passphrase(text: &str) -> Passphrase {
+    Passphrase::new(text.as_bytes().to_vec())
+}
+
+fn key() -> SecretKey {
+    SecretKey::new(KEY)
+}
+
+fn slot(number: usize, text: &str, kdf: KdfCost) -> SlotBlock {
+    let environment = SeededEnvironment::new(number as u64);
+    slots::make(&ARCHIVE, number, &passphrase(text), kdf, &key(), "label".into(), &environment).unwrap()
+}
+
+/// An archive file with both header copies and nothing else.
+fn archive(entries: &[(usize, &str, KdfCost)]) -> MemoryStorage {
+    let storage = MemoryStorage::new();
+    storage.set_len(MIN_BLOCKS * BLOCK).unwrap();
+    let mut blocks = empty_slots();
+    let mut kinds = [0; 32];
+    for block in blocks.iter_mut() {
+        SeededEnvironment::new(1).fill_random(block).unwrap();
+    }
+    for &(number, text, kdf) in entries {
+        blocks[number] = slot(number, text, kdf);
+        kinds[number] = SLOT_PASSPHRASE;
+    }
+    let framing = Framing {
+        copy: 0,
+        archive: ARCHIVE,
+        sequence: 1,
+        commitment: header::commitment(&key(), &ARCHIVE),
+        slots: kinds,
+        mac: [0; 32],
+    };
+    #[allow(clippy::needless_range_loop)] // the number is used beside the place
+    for copy in 0..2 {
+        header::write_copy(&storage, &framing, &blocks, copy, &key()).unwrap();
+    }
+    storage
+}
+
+fn flip(storage: &MemoryStorage, offset: u64) {
+    let mut byte = [0];
+    storage.read_at(offset, &mut byte).unwrap();
+    storage.write_at(offset, &[byte[0] ^ 1]).unwrap();
+}
+
+fn opens(storage: &MemoryStorage, text: &str) -> bool {
+    let header = Header::read(storage).unwrap();
+    match slots::unlock(&header, &passphrase(text), &UnlockLimits::default()) {
+        Ok(opened) => {
+            header.authenticate(&opened.secret.volume_key).unwrap();
+            assert_eq!(opened.secret.volume_key.bytes(), &KEY);
+            true
+        }
+        Err(Error::WrongKey) => false,
+        Err(error) => panic!("{error}"),
+    }
+}
+
+#[test]
+fn every_slot_opens_with_its_own_passphrase_only() {
+    let storage = archive(&[(0, "one", KdfCost::TEST), (31, "two", KdfCost::TEST)]);
+    assert!(opens(&storage, "one") && opens(&storage, "two"));
+    assert!(!opens(&storage, "three") && !opens(&storage, ""));
+}
+
+#[test]
+fn either_copy_may_be_damaged_and_is_repaired() {
+    #[allow(clippy::needless_range_loop)] // the number is used beside the place
+    for copy in 0..2 {
+        let start = HEADER_START[copy] * BLOCK;
+        // Magic, version, sequence, a slot in use, an empty slot, MAC, checksum.
+        for offset in [0, 16, 64, 4096 + 50, 20 * 4096, 4040, 4070] {
+            let storage = archive(&[(0, "one", KdfCost::TEST)]);
+            let whole = storage.contents();
+            flip(&storage, start + offset);
+            assert!(opens(&storage, "one"), "copy={copy} offset={offset}");
+            Header::read(&storage).unwrap().repair(&storage, &key()).unwrap();
+            assert!(storage.contents() == whole, "copy={copy} offset={offset}");
+        }
+    }
+}
+
+#[test]
+fn two_damaged_copies_are_damage_and_no_wrong_password() {
+    let storage = archive(&[(0, "one", KdfCost::TEST)]);
+    for start in HEADER_START {
+        flip(&storage, start * BLOCK + 5000);
+    }
+    assert!(matches!(Header::read(&storage), Err(Error::Damaged(_))));
+}
+
+#[test]
+fn other_files_later_versions_and_short_files_are_told_apart() {
+    let other = MemoryStorage::from_contents(b"PK\x03\x04 not an archive".repeat(100));
+    assert!(matches!(Header::read(&other), Err(Error::NotArchive(_))));
+    assert!(matches!(Header::read(&MemoryStorage::new()), Err(Error::NotArchive(_))));
+
+    let storage = archive(&[(0, "one", KdfCost::TEST)]);
+    let whole = storage.contents();
+    for length in [100, 4096, HEADER_BYTES, 320 * 4096, whole.len() - 1] {
+        let short = MemoryStorage::from_contents(whole[..length].to_vec());
+        let error = Header::read(&short).err().unwrap();
+        assert!(matches!(&error, Error::Damaged(detail) if detail.contains("truncated")), "{length}: {error}");
+    }
+    for start in HEADER_START {
+        storage.write_at(start * BLOCK + 16, &2u32.to_le_bytes()).unwrap();
+    }
+    assert!(matches!(Header::read(&storage), Err(Error::UnsupportedVersion(_))));
+}
+
+/// Somebody without the key can compute the checksum but not the MAC.
+#[test]
+fn a_forged_newer_copy_is_refused() {
+    let storage = archive(&[(0, "one", KdfCost::TEST)]);
+    let header = Header::read(&storage).unwrap();
+    let framing = Framing { sequence: 9, ..header.framing().clone() };
+    let forged = crate::format::header::encode(&framing, &empty_slots());
+    storage.write_at(0, &forged).unwrap();
+    let header = Header::read(&storage).unwrap();
+    assert_eq!(header.framing().sequence, 9);
+    assert!(matches!(header.authenticate(&key()), Err(Error::Damaged(_))));
+}
+
+#[test]
+fn the_cost_of_all_trials_together_is_bounded() {
+    let storage = archive(&[(3, "one", KdfCost::TEST), (4, "two", KdfCost { memory_kib: 4096, passes: 3, lanes: 1 })]);
+    let header = Header::read(&storage).unwrap();
+    // 1 MiB for the first, rounded up, and 12 for the second.
+    let tight = UnlockLimits { cost_mib: 12 };
+    assert!(slots::unlock(&header, &passphrase("one"), &tight).is_ok(), "the cheap slot is tried first");
+    let error = slots::unlock(&header, &passphrase("two"), &tight).err().unwrap();
+    assert!(matches!(&error, Error::Unsupported(detail) if detail.contains("--kdf-limit")), "{error}");
+    assert!(slots::unlock(&header, &passphrase("two"), &UnlockLimits { cost_mib: 13 }).is_ok());
+}
+
+/// H1: whichever write of a change is torn, the archive opens with the old or the new passphrase, and the next writable open repairs it.
+#[test]
+fn a_change_torn_anywhere_leaves_one_whole_copy() {
+    let storage = archive(&[(0, "old", KdfCost::TEST)]);
+    let before = storage.contents();
+    let new = slot(0, "new", KdfCost::TEST);
+    Header::read(&storage).unwrap().replace_slot(&storage, 0, &new, &key()).unwrap();
+    let after = storage.contents();
+    assert!(opens(&storage, "new") && !opens(&storage, "old"));
+    let copies = HEADER_START.map(|start| start as usize * BLOCK as usize);
+    for (first, second) in [(copies[0], copies[1])] {
+        for torn in [0, 512, 4096, 4608, HEADER_BYTES - 512, HEADER_BYTES] {
+            // Copy 0 is under way.
+            let mut bytes = before.clone();
+            bytes[first..first + torn].copy_from_slice(&after[first..first + torn]);
+            check_torn(bytes);
+            // Copy 0 passed its barrier, copy 1 is under way.
+            let mut bytes = before.clone();
+            bytes[first..first + HEADER_BYTES].copy_from_slice(&after[first..first + HEADER_BYTES]);
+            bytes[second..second + torn].copy_from_slice(&after[second..second + torn]);
+            check_torn(bytes);
+        }
+    }
+}
+
+fn check_torn(bytes: Vec<u8>) {
+    let storage = MemoryStorage::from_contents(bytes);
+    let new = opens(&storage, "new");
+    assert_ne!(new, opens(&storage, "old"), "exactly one of the two opens it");
+    Header::read(&storage).unwrap().repair(&storage, &key()).unwrap();
+    for copy in HEADER_START {
+        // Without the other copy, the same passphrase opens it.
+        let alone = MemoryStorage::from_contents(storage.contents());
+        flip(&alone, copy * BLOCK + 9000);
+        assert_eq!(opens(&alone, "new"), new);
+    }
+}
+
+#[test]
+fn an_unlocked_key_survives_its_way_through_a_pipe() {
+    let sent = UnlockedKey { archive: ARCHIVE, volume_key: key() };
+    let received = UnlockedKey::from_bytes(&sent.to_bytes()).unwrap();
+    assert_eq!((received.archive, received.volume_key.bytes()), (ARCHIVE, &KEY));
+    assert!(UnlockedKey::from_bytes(&[0; 47]).is_err() && UnlockedKey::from_bytes(&[0; 49]).is_err());
+}

@@ -1,0 +1,54 @@
+//! `lockbox check`: verifies an archive.
+
+use serde_json::json;
+
+use crate::exit::{self, Failure, shown};
+use crate::opening::{self, ArchiveArgs};
+use crate::output::{self, Output};
+use crate::progress::Bar;
+
+/// Verify that an archive is sound
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    archive: ArchiveArgs,
+    /// Read and authenticate every page, not only the structure
+    #[arg(long)]
+    full: bool,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+    let path = &args.archive.archive;
+    let archive = args.archive.read()?;
+    let bar = Bar::checking();
+    let checked = archive.check(args.full, &mut |done, total| bar.checked(done, total));
+    drop(bar);
+    let report = checked.map_err(|error| opening::failure(path, error))?;
+    let mut out = Output::new();
+    if args.json {
+        out.json(&json!({
+            "full": args.full,
+            "sound": report.findings.is_empty(),
+            "blocks": report.blocks,
+            "inodes": report.inodes,
+            "directories": report.directories,
+            "bytes": report.bytes,
+            "findings": report.findings,
+        }))?;
+    } else if report.findings.is_empty() {
+        let what = if args.full { "every page" } else { "the structure" };
+        out.line(&format!("{}: sound ({what} checked, {} files and directories)", shown(path), report.inodes))?;
+    }
+    out.finish()?;
+    if report.findings.is_empty() {
+        return Ok(());
+    }
+    for finding in &report.findings {
+        output::complain(finding);
+    }
+    let message = format!("{}: damaged archive: findings={}", shown(path), report.findings.len());
+    Err(Failure::new(exit::DAMAGED, message))
+}

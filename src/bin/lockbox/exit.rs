@@ -1,0 +1,127 @@
+//! The one table of exit codes, and the failure that carries one to the end of the program.
+
+use std::error::Error as _;
+use std::path::Path;
+
+use lockbox::Error;
+use lockbox::archive::{Cause, Problem, display};
+
+pub(crate) const USAGE: u8 = 1;
+pub(crate) const OTHER: u8 = 2;
+pub(crate) const WRONG_KEY: u8 = 10;
+pub(crate) const NOT_ARCHIVE: u8 = 11;
+pub(crate) const DAMAGED: u8 = 12;
+pub(crate) const IN_USE: u8 = 13;
+pub(crate) const NO_SPACE: u8 = 14;
+pub(crate) const MOUNT_FAILED: u8 = 15;
+
+/// Shown under the list of commands.
+pub(crate) const HELP: &str = "\
+Exit codes: 0 success, 1 usage, 2 other error, 10 wrong password, 11 not an archive or unsupported version, \
+12 damaged, 13 in use, 14 no space, 15 mount failed";
+
+pub(crate) fn code(error: &Error) -> u8 {
+    match error {
+        Error::WrongKey => WRONG_KEY,
+        Error::NotArchive(_) | Error::UnsupportedVersion(_) => NOT_ARCHIVE,
+        Error::Damaged(_) => DAMAGED,
+        Error::InUse(_) => IN_USE,
+        Error::NoSpace(_) => NO_SPACE,
+        _ => OTHER,
+    }
+}
+
+/// Why the program ends without success: a sentence for the user and the exit code.
+pub(crate) struct Failure {
+    pub(crate) code: u8,
+    pub(crate) message: String,
+}
+
+impl Failure {
+    pub(crate) fn new(code: u8, message: impl Into<String>) -> Failure {
+        Failure { code, message: message.into() }
+    }
+
+    pub(crate) fn other(message: impl Into<String>) -> Failure {
+        Failure::new(OTHER, message)
+    }
+
+    pub(crate) fn usage(message: impl Into<String>) -> Failure {
+        Failure::new(USAGE, message)
+    }
+
+    /// A failure that concerns `path`, which is named unless the error does so itself.
+    pub(crate) fn at(path: &Path, error: &Error) -> Failure {
+        let message = match error {
+            Error::Io { .. } | Error::NoSpace(_) | Error::ReadOnly(_) | Error::Invalid(_) => sentence(error),
+            _ => format!("{}: {}", shown(path), sentence(error)),
+        };
+        Failure::new(code(error), message)
+    }
+
+    /// The gravest of the failures of single objects, which were shown one by one; None without any.
+    pub(crate) fn of_problems(problems: &[Problem]) -> Option<Failure> {
+        let worst = problems
+            .iter()
+            .map(|problem| match &problem.cause {
+                Cause::Changed => OTHER,
+                Cause::Failed(error) => code(error),
+            })
+            .max()?;
+        let count = problems.len();
+        let objects = if count == 1 { "1 object was" } else { &format!("{count} objects were") };
+        Some(Failure::new(worst, format!("{objects} not copied in full; see above")))
+    }
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Failure {
+        Failure::new(code(&error), sentence(&error))
+    }
+}
+
+/// The error with its causes, without the host's numbers for them.
+pub(crate) fn sentence(error: &Error) -> String {
+    let mut text = match error {
+        // The detail is a sentence of its own.
+        Error::Invalid(detail) => detail.clone(),
+        error => error.to_string(),
+    };
+    let mut source = error.source();
+    while let Some(cause) = source {
+        text.push_str(": ");
+        text.push_str(&cause.to_string());
+        source = cause.source();
+    }
+    without_numbers(text)
+}
+
+fn without_numbers(mut text: String) -> String {
+    while let Some(start) = text.find(" (os error ") {
+        let Some(length) = text[start..].find(')') else { break };
+        text.replace_range(start..=start + length, "");
+    }
+    text
+}
+
+/// An error of the host while something was done.
+pub(crate) fn host(context: impl AsRef<str>, error: &std::io::Error) -> Failure {
+    Failure::other(without_numbers(format!("{}: {error}", context.as_ref())))
+}
+
+/// A path for messages.
+pub(crate) fn shown(path: &Path) -> String {
+    display(std::os::unix::ffi::OsStrExt::as_bytes(path.as_os_str()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sentence_has_the_causes_and_no_numbers() {
+        let error = Error::io("cannot open a.lbx", std::io::Error::from_raw_os_error(13));
+        assert_eq!(sentence(&error), "cannot open a.lbx: Permission denied");
+        assert_eq!(Failure::at(Path::new("a.lbx"), &Error::WrongKey).message, "a.lbx: wrong password or key");
+    }
+}

@@ -1,0 +1,57 @@
+//! `lockbox extract`: copies files of an archive out to the host.
+
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+
+use lockbox::archive::ExtractOptions;
+use serde_json::json;
+
+use crate::exit::Failure;
+use crate::opening::{self, ArchiveArgs};
+use crate::output::{self, Output};
+use crate::progress::Bar;
+
+/// Copy files and directories out of an archive
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    archive: ArchiveArgs,
+    /// What to copy; everything by default
+    #[arg(value_name = "PATH")]
+    paths: Vec<OsString>,
+    /// Directory to copy into; made when it is missing
+    #[arg(long, value_name = "DIR")]
+    to: PathBuf,
+    /// Replace files and empty directories that are in the way
+    #[arg(long)]
+    force: bool,
+    /// Print a summary as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+    let archive = args.archive.read()?;
+    let paths: Vec<Vec<u8>> = args.paths.iter().map(|path| path.as_bytes().to_vec()).collect();
+    let options = ExtractOptions { to: args.to.clone(), replace: args.force };
+    let bar = Bar::copying();
+    let extracted = archive.extract(&paths, &options, &mut |progress| bar.copied(progress));
+    drop(bar);
+    let report = extracted.map_err(|error| opening::failure(&args.archive.archive, error))?;
+    output::complain_of(&report.problems);
+    if args.json {
+        let mut out = Output::new();
+        out.json(&json!({
+            "files": report.files,
+            "directories": report.directories,
+            "links": report.links,
+            "symlinks": report.symlinks,
+            "others": report.others,
+            "bytes": report.bytes,
+            "problems": output::problems(&report.problems),
+        }))?;
+        out.finish()?;
+    }
+    Failure::of_problems(&report.problems).map_or(Ok(()), Err)
+}

@@ -1,0 +1,66 @@
+//! `lockbox mount`: runs the mount program in its own place.
+
+use std::ffi::OsString;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::exit::{self, Failure};
+
+/// Names of the mount program.
+const NAMES: [&str; 2] = ["mount.lockbox", "mount-lockbox"];
+/// Where mount(8) looks for it.
+const SYSTEM: &str = "/sbin/mount.lockbox";
+
+/// Show an archive as a directory; returns when the directory answers
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// The archive file
+    archive: PathBuf,
+    /// An existing directory
+    directory: PathBuf,
+    /// Options as in mount(8), such as ro, allow_other, sync=always or memory=SIZE
+    #[arg(short = 'o', value_name = "OPTIONS", action = clap::ArgAction::Append)]
+    options: Vec<String>,
+    /// Stay in the foreground until the archive is unmounted
+    #[arg(long)]
+    foreground: bool,
+    /// Read the passphrase from FILE
+    #[arg(long, value_name = "FILE")]
+    passfile: Option<PathBuf>,
+    /// Accept a passfile that others may read
+    #[arg(long)]
+    passfile_any: bool,
+}
+
+pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+    let mut command = Command::new(program());
+    for options in arguments(args) {
+        command.arg("-o").arg(options);
+    }
+    if let Some(passfile) = &args.passfile {
+        // Not as an option: a comma in the path would end it.
+        command.env("LOCKBOX_PASSFILE", passfile);
+    }
+    let error = command.arg("--").arg(&args.archive).arg(&args.directory).exec();
+    let message = format!("cannot run {}", command.get_program().to_string_lossy());
+    Err(Failure { code: exit::MOUNT_FAILED, ..exit::host(message, &error) })
+}
+
+fn arguments(args: &Args) -> Vec<OsString> {
+    let flags = [(args.foreground, "foreground"), (args.passfile_any, "passfile_any")];
+    let flags = flags.iter().filter(|(set, _)| *set).map(|(_, name)| OsString::from(name));
+    args.options.iter().map(OsString::from).chain(flags).collect()
+}
+
+/// The program of the same installation, else the one in PATH or of the system.
+fn program() -> PathBuf {
+    let beside = std::env::current_exe().ok().and_then(|program| program.parent().map(Path::to_path_buf));
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    beside
+        .into_iter()
+        .chain(std::env::split_paths(&path))
+        .flat_map(|directory| NAMES.map(|name| directory.join(name)))
+        .find(|program| program.is_file())
+        .unwrap_or_else(|| PathBuf::from(SYSTEM))
+}

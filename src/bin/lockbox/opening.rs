@@ -1,0 +1,72 @@
+//! Opens an archive for a command, cheap checks first: nobody types a passphrase for nothing.
+
+use std::path::{Path, PathBuf};
+
+use lockbox::Error;
+use lockbox::archive::{Archive, OpenOptions};
+use lockbox::storage::{FileStorage, LockMode};
+
+use crate::exit::{self, Failure, shown};
+use crate::output;
+use crate::runtime;
+use crate::secrets::{LimitArgs, SecretArgs};
+
+/// The archive and what opens it
+#[derive(clap::Args)]
+pub(crate) struct ArchiveArgs {
+    /// The archive file
+    pub(crate) archive: PathBuf,
+    #[command(flatten)]
+    secret: SecretArgs,
+    #[command(flatten)]
+    limit: LimitArgs,
+}
+
+impl ArchiveArgs {
+    pub(crate) fn read(&self) -> Result<Archive, Failure> {
+        self.open(true)
+    }
+
+    pub(crate) fn write(&self) -> Result<Archive, Failure> {
+        self.open(false)
+    }
+
+    fn open(&self, read_only: bool) -> Result<Archive, Failure> {
+        let path = &self.archive;
+        let failed = |error| failure(path, error);
+        probe(path, if read_only { LockMode::Shared } else { LockMode::Exclusive })?;
+        let passphrase = self.secret.existing(path)?;
+        let key = Archive::unlock_within(path, &passphrase, &self.limit.limits()).map_err(failed)?;
+        let archive =
+            Archive::open(path, &key, &OpenOptions { read_only, ..OpenOptions::default() }).map_err(failed)?;
+        if let Some(fallback) = archive.info().map_err(failed)?.fallback {
+            output::complain(&format!("{}: {fallback}", shown(path)));
+        }
+        Ok(archive)
+    }
+}
+
+/// Fails at once when `path` is no archive or in use.
+pub(crate) fn probe(path: &Path, mode: LockMode) -> Result<(), Failure> {
+    Archive::identify(path).map_err(|error| failure(path, error))?;
+    FileStorage::open(path, mode).map(drop).map_err(|error| failure(path, error))
+}
+
+/// The failure with the holder's name when the archive is in use.
+pub(crate) fn failure(path: &Path, error: Error) -> Failure {
+    if let Error::InUse(_) = &error
+        && let Ok(id) = Archive::identify(path)
+        && let Some(status) = runtime::holder(&id)
+    {
+        let point = &status.mount_point;
+        return Failure::new(
+            exit::code(&error),
+            format!(
+                "{} is in use: process {} serves it at {point}; use the files there, or end that with 'lockbox umount {point}'",
+                shown(path),
+                status.pid
+            ),
+        );
+    }
+    Failure::at(path, &error)
+}

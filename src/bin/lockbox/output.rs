@@ -1,0 +1,144 @@
+//! What the program shows: lines on standard output, complaints on standard error, times and JSON.
+
+use std::io::{self, IsTerminal, Write};
+
+use lockbox::archive::{Cause, Problem, display};
+use lockbox::error::Timestamp;
+use serde_json::{Value, json};
+
+use crate::exit::{self, Failure};
+
+/// Shows what went wrong, once, as `lockbox: sentence`.
+pub(crate) fn complain(message: &str) {
+    // Nobody is left to tell when standard error is closed.
+    let _ = writeln!(io::stderr(), "lockbox: {message}");
+}
+
+/// Shows each object that failed.
+pub(crate) fn complain_of(problems: &[Problem]) {
+    for problem in problems {
+        complain(&format!("{}: {}", display(&problem.path), reason(problem)));
+    }
+}
+
+/// The same for a program.
+pub(crate) fn problems(problems: &[Problem]) -> Vec<Value> {
+    let object = |problem: &Problem| {
+        let mut object = json!({"message": reason(problem)});
+        put_name(&mut object, "path", &problem.path);
+        object
+    };
+    problems.iter().map(object).collect()
+}
+
+fn reason(problem: &Problem) -> String {
+    match &problem.cause {
+        Cause::Changed => "the file changed while it was read".to_owned(),
+        Cause::Failed(error) => exit::sentence(error),
+    }
+}
+
+/// The library's log goes to standard error; `LOCKBOX_LOG` chooses how much of it.
+pub(crate) fn start_log() {
+    let filter = tracing_subscriber::EnvFilter::try_from_env("LOCKBOX_LOG")
+        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn"));
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(io::stderr)
+        .without_time()
+        .with_target(false)
+        .with_ansi(io::stderr().is_terminal())
+        .init();
+}
+
+/// Standard output, buffered.
+pub(crate) struct Output {
+    out: io::BufWriter<io::StdoutLock<'static>>,
+    terminal: bool,
+}
+
+impl Output {
+    pub(crate) fn new() -> Output {
+        let out = io::stdout();
+        let terminal = out.is_terminal();
+        Output { out: io::BufWriter::with_capacity(64 << 10, out.lock()), terminal }
+    }
+
+    pub(crate) fn line(&mut self, text: &str) -> Result<(), Failure> {
+        self.bytes(text.as_bytes())?;
+        self.bytes(b"\n")
+    }
+
+    pub(crate) fn json(&mut self, value: &Value) -> Result<(), Failure> {
+        self.line(&value.to_string())
+    }
+
+    /// A name of the archive: as it is for a program, made harmless for a terminal.
+    pub(crate) fn name(&mut self, name: &[u8]) -> Result<(), Failure> {
+        if self.terminal { self.bytes(display(name).as_bytes()) } else { self.bytes(name) }
+    }
+
+    pub(crate) fn bytes(&mut self, bytes: &[u8]) -> Result<(), Failure> {
+        self.out.write_all(bytes).map_err(|e| exit::host("cannot write the output", &e))
+    }
+
+    pub(crate) fn finish(mut self) -> Result<(), Failure> {
+        self.out.flush().map_err(|e| exit::host("cannot write the output", &e))
+    }
+}
+
+/// Adds a name to a JSON object: `name` as text, and `name_hex` when the bytes are no UTF-8.
+pub(crate) fn put_name(object: &mut Value, key: &str, name: &[u8]) {
+    object[key] = json!(String::from_utf8_lossy(name));
+    if std::str::from_utf8(name).is_err() {
+        object[format!("{key}_hex")] = json!(hex(name));
+    }
+}
+
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// `2024-02-29 12:34:56` in UTC.
+pub(crate) fn utc(time: Timestamp) -> String {
+    let (days, second) = (time.seconds.div_euclid(86_400), time.seconds.rem_euclid(86_400));
+    let (year, month, day) = civil(days);
+    format!("{year:04}-{month:02}-{day:02} {:02}:{:02}:{:02}", second / 3600, second / 60 % 60, second % 60)
+}
+
+/// RFC 3339 with nanoseconds.
+pub(crate) fn rfc3339(time: Timestamp) -> String {
+    format!("{}.{:09}Z", utc(time).replace(' ', "T"), time.nanos)
+}
+
+/// Year, month and day of a day counted from 1970-01-01, in the proleptic Gregorian calendar. Years are counted from March, so that
+/// the leap day is the last of a year; 719,468 days lie between 0000-03-01 and 1970-01-01.
+fn civil(days: i64) -> (i64, i64, i64) {
+    let days = days.saturating_add(719_468);
+    let (era, day_of_era) = (days.div_euclid(146_097), days.rem_euclid(146_097));
+    let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let shifted = (5 * day_of_year + 2) / 153;
+    let month = if shifted < 10 { shifted + 3 } else { shifted - 9 };
+    let day = day_of_year - (153 * shifted + 2) / 5 + 1;
+    (year_of_era + era * 400 + i64::from(month <= 2), month, day)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_shown_in_utc() {
+        for (seconds, shown) in [
+            (0, "1970-01-01 00:00:00"),
+            (-1, "1969-12-31 23:59:59"),
+            (951_782_400, "2000-02-29 00:00:00"),
+            (1_709_209_296, "2024-02-29 12:21:36"),
+            (4_107_542_400, "2100-03-01 00:00:00"),
+        ] {
+            assert_eq!(utc(Timestamp { seconds, nanos: 0 }), shown);
+        }
+        assert_eq!(rfc3339(Timestamp { seconds: 1, nanos: 5 }), "1970-01-01T00:00:01.000000005Z");
+    }
+}

@@ -1,0 +1,148 @@
+//! `lockbox umount`: ends a mount and returns when everything is on the medium and the daemon has gone.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use lockbox::control::{self, Request, Response, Status};
+use nix::mount::{MntFlags, umount2};
+use nix::unistd::geteuid;
+
+use crate::exit::{self, Failure, shown};
+use crate::output;
+use crate::runtime;
+
+/// The daemon answers when the archive is closed; what it does after that takes moments.
+const EXIT_DEADLINE: Duration = Duration::from_secs(30);
+const POLL: Duration = Duration::from_millis(5);
+
+/// Unmount an archive; returns when its last commit is durable
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// The directory or the archive file
+    #[arg(value_name = "DIR|ARCHIVE")]
+    what: PathBuf,
+    /// Take a busy mount out of the directory tree now and end it when its last file is closed
+    #[arg(long)]
+    lazy: bool,
+}
+
+pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+    let what = runtime::canonical(&args.what);
+    match find(&what, &args.what)? {
+        Some((socket, status)) => stop(&socket, &status, args.lazy),
+        None => clear_dead(&what),
+    }
+}
+
+fn find(canonical: &Path, given: &Path) -> Result<Option<(PathBuf, Status)>, Failure> {
+    let Some(runtime) = runtime::directory() else { return Ok(None) };
+    let running = control::running(&runtime)?;
+    let by_point = running.iter().find(|(_, status)| Path::new(&status.mount_point) == canonical);
+    let found = by_point.or_else(|| {
+        // The links on the way to a dead mount cannot be followed; those to a living one or to an archive can.
+        let real = given.canonicalize().ok()?;
+        running.iter().find(|(_, status)| real == Path::new(&status.mount_point) || real == Path::new(&status.archive))
+    });
+    Ok(found.cloned())
+}
+
+fn stop(socket: &Path, status: &Status, lazy: bool) -> Result<(), Failure> {
+    match control::ask(socket, &Request::Stop { lazy })? {
+        Response::Done => {}
+        Response::Busy { message } => {
+            return Err(Failure::new(
+                exit::IN_USE,
+                format!(
+                    "{} is busy: {message}; close what is open there, or use 'lockbox umount --lazy'",
+                    status.mount_point
+                ),
+            ));
+        }
+        Response::Failed { message } => return Err(Failure::other(format!("{}: {message}", status.mount_point))),
+        Response::Status(_) => return Err(Failure::other("the daemon gave an answer that was not asked for")),
+    }
+    let start = Instant::now();
+    while runs(status.pid) {
+        if start.elapsed() > EXIT_DEADLINE {
+            return Err(Failure::other(format!("the archive is closed, but process {} does not end", status.pid)));
+        }
+        sleep(POLL);
+    }
+    Ok(())
+}
+
+/// Whether the process is there and not just waiting to be reaped.
+fn runs(pid: u32) -> bool {
+    let Ok(stat) = fs::read_to_string(format!("/proc/{pid}/stat")) else { return false };
+    // The name before the state may hold anything, so the last bracket counts.
+    !matches!(stat.rsplit(')').next().map(str::trim_start), Some(rest) if rest.starts_with(['Z', 'X']))
+}
+
+/// Takes away a mount of ours whose daemon died.
+fn clear_dead(point: &Path) -> Result<(), Failure> {
+    if !is_our_mount(point) {
+        return Err(Failure::other(format!("{} is neither a mounted archive nor its mount point", shown(point))));
+    }
+    // ENOTCONN: nobody serves it. The attributes may still be cached, a new handle cannot be.
+    if !fs::read_dir(point).is_err_and(|e| e.kind() == std::io::ErrorKind::NotConnected) {
+        return Err(Failure::other(format!("{} is served by a program of another user", shown(point))));
+    }
+    let cannot = |why: &str| Failure::other(format!("cannot clear the dead mount at {}: {why}", shown(point)));
+    if geteuid().is_root() {
+        umount2(point, MntFlags::MNT_DETACH).map_err(|errno| cannot(errno.desc()))?;
+    } else {
+        let status = Command::new("fusermount3").arg("-uz").arg("--").arg(point).status();
+        match status {
+            Ok(status) if status.success() => {}
+            Ok(status) => return Err(cannot(&format!("fusermount3: {status}"))),
+            Err(error) => return Err(cannot(&format!("fusermount3: {error}"))),
+        }
+    }
+    output::complain(&format!("cleared the mount at {}, whose daemon had died", shown(point)));
+    Ok(())
+}
+
+/// Whether the kernel's table has a mount of an archive there.
+fn is_our_mount(point: &Path) -> bool {
+    let table = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    table.lines().any(|line| {
+        let (mount, file_system) = line.split_once(" - ").unwrap_or((line, ""));
+        let at = mount.split(' ').nth(4).map(unescape);
+        file_system.starts_with("fuse.lockbox ") && at.as_deref() == Some(point.as_os_str().as_encoded_bytes())
+    })
+}
+
+/// Undoes the kernel's `\ooo` for space, tab, newline and backslash.
+fn unescape(field: &str) -> Vec<u8> {
+    let mut parts = field.split('\\');
+    let mut bytes = parts.next().unwrap_or_default().as_bytes().to_vec();
+    for part in parts {
+        match part.get(..3).and_then(|octal| u8::from_str_radix(octal, 8).ok()) {
+            Some(byte) => {
+                bytes.push(byte);
+                bytes.extend_from_slice(&part.as_bytes()[3..]);
+            }
+            None => bytes.extend_from_slice(part.as_bytes()),
+        }
+    }
+    bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kernels_escapes_are_undone() {
+        assert_eq!(unescape("/mnt/a\\040b\\134c"), b"/mnt/a b\\c");
+    }
+
+    #[test]
+    fn a_process_runs_until_it_is_gone() {
+        assert!(runs(std::process::id()));
+        assert!(!runs(u32::MAX));
+    }
+}

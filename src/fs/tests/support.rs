@@ -1,0 +1,93 @@
+//! File systems in memory, replayable by a seed.
+
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+use crate::crypto::SecretKey;
+use crate::env::{Environment, SeededEnvironment};
+use crate::error::Result;
+use crate::format::Ino;
+use crate::frame::PageCipher;
+use crate::fs::{Attributes, Creator, FileSystem, FsOptions, SyncProfile};
+use crate::storage::{MemoryStorage, Storage};
+use crate::txn::{OpenOptions, Volume};
+
+pub(super) const OPTIONS: FsOptions =
+    FsOptions { staged_bytes: 8 << 20, sync: SyncProfile::Periodic, pack: true, compress: true };
+pub(super) const NAME_KEY: [u8; 16] = [3; 16];
+pub(super) const CREATOR: Creator = Creator { uid: 1000, gid: 100 };
+const ARCHIVE: [u8; 16] = [7; 16];
+const MEMORY: u64 = 32 << 20;
+
+fn cipher(environment: Arc<dyn Environment>) -> PageCipher {
+    PageCipher::new(&SecretKey::new([9; 32]), ARCHIVE, environment)
+}
+
+/// A new file system with nothing but its root directory.
+pub(super) fn fresh(seed: u64) -> (Arc<MemoryStorage>, Arc<FileSystem>) {
+    fresh_with(seed, NAME_KEY, OPTIONS)
+}
+
+pub(super) fn fresh_with(seed: u64, name_key: [u8; 16], options: FsOptions) -> (Arc<MemoryStorage>, Arc<FileSystem>) {
+    println!("seed {seed}");
+    let storage = Arc::new(MemoryStorage::new());
+    let environment: Arc<dyn Environment> = Arc::new(SeededEnvironment::new(seed));
+    let volume = Volume::create(storage.clone(), cipher(environment.clone()), environment.clone(), 1).unwrap();
+    let fs = FileSystem::new(volume, environment, name_key, options).unwrap();
+    fs.format(CREATOR).unwrap();
+    (storage, fs)
+}
+
+/// A new file system on a storage of the test's, durable as it is.
+pub(super) fn create_on(storage: Arc<dyn Storage>, environment: Arc<dyn Environment>) -> Arc<FileSystem> {
+    let volume = Volume::create(storage, cipher(environment.clone()), environment.clone(), 1).unwrap();
+    let fs = FileSystem::new(volume, environment, NAME_KEY, OPTIONS).unwrap();
+    fs.format(CREATOR).unwrap();
+    fs.sync().unwrap();
+    fs
+}
+
+/// Opens what a crash left.
+pub(super) fn open_on(storage: Arc<dyn Storage>, environment: Arc<dyn Environment>) -> Arc<FileSystem> {
+    let open = OpenOptions { read_only: false, memory: MEMORY };
+    let volume = Volume::open(storage, cipher(environment.clone()), environment.clone(), 1, &open).unwrap();
+    FileSystem::new(volume, environment, NAME_KEY, OPTIONS).unwrap()
+}
+
+/// Closes and opens again.
+pub(super) fn reopen(storage: &Arc<MemoryStorage>, fs: Arc<FileSystem>) -> Arc<FileSystem> {
+    fs.close().unwrap();
+    open_again(storage, fs)
+}
+
+/// Opens again what was durable, without a close.
+pub(super) fn crash(storage: &Arc<MemoryStorage>, fs: Arc<FileSystem>) -> Arc<FileSystem> {
+    open_again(storage, fs)
+}
+
+fn open_again(storage: &Arc<MemoryStorage>, fs: Arc<FileSystem>) -> Arc<FileSystem> {
+    let (environment, name_key, options) = (fs.environment.clone(), fs.name_key, fs.options);
+    drop(fs);
+    let open = OpenOptions { read_only: false, memory: MEMORY };
+    let volume = Volume::open(storage.clone(), cipher(environment.clone()), environment.clone(), 1, &open).unwrap();
+    FileSystem::new(volume, environment, name_key, options).unwrap()
+}
+
+/// The live tree and the space it takes are sound.
+pub(super) fn assert_sound(fs: &FileSystem) {
+    let (_, findings) = fs.check_structure(true, &mut |_, _| {}).unwrap();
+    assert!(findings.is_empty(), "{findings:#?}");
+}
+
+/// Names, inodes and cookies behind `cookie`, without `.` and `..`, in the order of the listing.
+pub(super) fn list(fs: &FileSystem, directory: Ino, cookie: u64) -> Result<Vec<(Vec<u8>, Ino, u64)>> {
+    let bound = fs.directory_bound(directory)?;
+    let mut entries = Vec::new();
+    fs.list_directory(directory, cookie.max(2), bound, true, &mut |entry, attributes| {
+        let attributes: &Attributes = attributes.unwrap();
+        assert_eq!((entry.ino, u32::from(entry.file_type)), (attributes.ino, attributes.mode >> 12));
+        entries.push((entry.name.to_vec(), entry.ino, entry.cookie));
+        ControlFlow::Continue(())
+    })?;
+    Ok(entries)
+}

@@ -1,0 +1,390 @@
+//! Reads the sources and ARCHITECTURE.md, and fails on an import, a name or a file that the project's rules forbid.
+
+#![allow(clippy::unwrap_used)] // a failed step fails the test
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Modules of the table and what each may import.
+type Table = BTreeMap<String, BTreeSet<String>>;
+/// Sources as paths below the repository with their text.
+type Sources = BTreeMap<PathBuf, String>;
+
+const MAX_LINES: usize = 800;
+/// Words that say nothing about a thing's job, and those that the design replaced by others.
+const BANNED_NAMES: [&str; 6] = ["chunk", "blob", "manager", "helper", "util", "common"];
+/// Traces of the place where a source was written instead of the product that it belongs to.
+const FOREIGN: [&str; 8] =
+    ["/home/", "/root/", "/users/", "/work/", ".internal", ".corp.", "co-authored-by", "signed-off-by"];
+const ITEM_WORDS: [&str; 9] = ["fn", "struct", "enum", "union", "trait", "type", "mod", "const", "static"];
+const TEST_MARK: &str = "#[cfg(test)]";
+
+#[test]
+fn sources_keep_to_the_import_table_and_the_naming_rules() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let table = parse_table(&fs::read_to_string(root.join("ARCHITECTURE.md")).unwrap());
+    let mut sources = Sources::new();
+    for directory in ["src", "fuse/src"] {
+        read_sources(root, &root.join(directory), &mut sources);
+    }
+    assert!(sources.len() > 50, "only {} sources found", sources.len());
+    let faults = faults(&table, &sources);
+    assert!(faults.is_empty(), "{} faults:\n{}", faults.len(), faults.join("\n"));
+}
+
+fn read_sources(root: &Path, directory: &Path, sources: &mut Sources) {
+    for entry in fs::read_dir(directory).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            read_sources(root, &path, sources);
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            sources.insert(path.strip_prefix(root).unwrap().into(), fs::read_to_string(&path).unwrap());
+        }
+    }
+}
+
+fn parse_table(architecture: &str) -> Table {
+    let names = |cell: &str| -> BTreeSet<String> {
+        cell.split(',').map(|name| name.trim().trim_matches('`').to_owned()).filter(|name| name != "nothing").collect()
+    };
+    let rows = architecture.lines().skip_while(|line| !line.starts_with("| module | may import |")).skip(2);
+    let mut table = Table::new();
+    for row in rows.take_while(|line| line.starts_with('|')) {
+        let cells: Vec<&str> = row.trim_matches('|').split('|').collect();
+        assert_eq!(cells.len(), 2, "row of the import table: {row}");
+        for module in names(cells[0]) {
+            table.insert(module, names(cells[1]));
+        }
+    }
+    assert!(!table.is_empty(), "ARCHITECTURE.md has no import table");
+    table
+}
+
+/// Everything that is wrong, one sentence each.
+fn faults(table: &Table, sources: &Sources) -> Vec<String> {
+    let mut faults = Vec::new();
+    let tests = test_modules(sources);
+    let mut seen = BTreeSet::new();
+    for (path, text) in sources {
+        let shown = path.display();
+        let lower = text.to_lowercase();
+        for word in FOREIGN.iter().filter(|word| lower.contains(**word)) {
+            faults.push(format!("{shown}: contains '{word}', which belongs to a place and not to the product"));
+        }
+        if tests.iter().any(|test| path.starts_with(test) || path.with_extension("") == *test) {
+            continue;
+        }
+        let lines = text.lines().count();
+        if lines > MAX_LINES {
+            faults.push(format!("{shown}: {lines} lines, at most {MAX_LINES} are allowed"));
+        }
+        let opening = text.lines().next().unwrap_or_default();
+        if opening.strip_prefix("//! ").is_none_or(|sentence| sentence.len() <= 5) {
+            faults.push(format!("{shown}: the first line is no sentence that says the file's job"));
+        }
+        let code = without_tests(&blank(text));
+        for name in item_names(&code).into_iter().chain(path.file_stem().map(|stem| stem.to_string_lossy().into())) {
+            for banned in words(&name).iter().filter(|word| is_banned(word)) {
+                faults.push(format!("{shown}: the name '{name}' uses the word '{banned}'"));
+            }
+        }
+        let Some(module) = module_of(path) else { continue };
+        let Some(allowed) = table.get(&module) else {
+            faults.push(format!("{shown}: module '{module}' is not in the import table"));
+            continue;
+        };
+        for import in imports(path, &code) {
+            if import != module && !allowed.contains(&import) {
+                faults.push(format!("{shown}: '{module}' may not import '{import}'"));
+            }
+        }
+        seen.insert(module);
+    }
+    let gone = table.keys().filter(|row| !seen.contains(*row));
+    faults.extend(gone.map(|row| format!("import table: no module '{row}' exists")));
+    faults
+}
+
+/// Paths (without extension) of the modules that are compiled for tests only.
+fn test_modules(sources: &Sources) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for (path, text) in sources {
+        let code = blank(text);
+        for rest in code.split(TEST_MARK).skip(1) {
+            let item = rest.split([';', '{']).next().unwrap_or_default();
+            let declared = item.split_once("mod ").filter(|_| rest[item.len()..].starts_with(';'));
+            found.extend(declared.map(|(_, name)| home(path).join(name.trim())));
+        }
+    }
+    found
+}
+
+/// The directory in which the child modules of a file lie.
+fn home(path: &Path) -> PathBuf {
+    match path.file_stem().and_then(|stem| stem.to_str()) {
+        Some("mod" | "lib" | "main") => path.parent().unwrap_or(Path::new("")).into(),
+        _ => path.with_extension(""),
+    }
+}
+
+/// The row of the table that a file belongs to; none for the crate's root, which only lists modules.
+fn module_of(path: &Path) -> Option<String> {
+    if path.starts_with("fuse/src") {
+        return Some("fuse".into());
+    }
+    let inner = path.strip_prefix("src").ok()?;
+    let mut parts = inner.components().map(|part| part.as_os_str().to_string_lossy().into_owned());
+    let first = parts.next()?;
+    match (first.as_str(), parts.next()) {
+        ("lib.rs", None) => None,
+        ("bin", Some(program)) => Some(format!("bin/{}", program.trim_end_matches(".rs"))),
+        _ => Some(first.trim_end_matches(".rs").into()),
+    }
+}
+
+/// Top modules of the library that the code names.
+fn imports(path: &Path, code: &str) -> BTreeSet<String> {
+    let program = path.starts_with("fuse/src") || path.starts_with("src/bin");
+    let mut prefixes = vec![if program { "lockbox::" } else { "crate::" }.to_owned()];
+    let depth = home(path).components().count().saturating_sub(1);
+    if !program && depth > 0 {
+        // `super` often enough is the crate's root as well.
+        prefixes.push("super::".repeat(depth));
+    }
+    let mut found = BTreeSet::new();
+    for prefix in &prefixes {
+        for (at, _) in code.match_indices(prefix.as_str()) {
+            if !code[..at].ends_with(|c| is_name(c) || c == ':') {
+                found.extend(first_names(&code[at + prefix.len()..]));
+            }
+        }
+    }
+    // The root passes on two names of `error`.
+    let origin = |name: String| if matches!(name.as_str(), "Error" | "Result") { "error".into() } else { name };
+    found.into_iter().map(origin).collect()
+}
+
+/// The first name of a path, or of each path in a group: `{a::b, c::{d, e}}` gives a and c.
+fn first_names(path: &str) -> Vec<String> {
+    let name = |text: &str| text.trim_start().chars().take_while(|&c| is_name(c)).collect::<String>();
+    let Some(group) = path.trim_start().strip_prefix('{') else { return vec![name(path)] };
+    let mut names = vec![name(group)];
+    let mut depth = 1;
+    for (at, c) in group.char_indices() {
+        match c {
+            '{' => depth += 1,
+            '}' => depth -= 1,
+            ',' if depth == 1 => names.push(name(&group[at + 1..])),
+            _ => {}
+        }
+        if depth == 0 {
+            break;
+        }
+    }
+    names.retain(|name| !name.is_empty());
+    names
+}
+
+fn is_name(c: char) -> bool {
+    c.is_alphanumeric() || c == '_'
+}
+
+/// Names of the items that the code declares.
+fn item_names(code: &str) -> Vec<String> {
+    let tokens: Vec<&str> = code.split(|c| !is_name(c)).filter(|token| !token.is_empty()).collect();
+    let declared = tokens.windows(2).filter(|pair| ITEM_WORDS.contains(&pair[0]) && !ITEM_WORDS.contains(&pair[1]));
+    declared.map(|pair| pair[1].to_owned()).collect()
+}
+
+/// Splits `snake_case` and `CamelCase` into lower-case words.
+fn words(name: &str) -> Vec<String> {
+    let mut words = vec![String::new()];
+    let mut before = '_';
+    for c in name.chars() {
+        if c == '_' || (c.is_uppercase() && !before.is_uppercase()) {
+            words.push(String::new());
+        }
+        if c != '_' {
+            words.last_mut().unwrap().extend(c.to_lowercase());
+        }
+        before = c;
+    }
+    words.retain(|word| !word.is_empty());
+    words
+}
+
+fn is_banned(word: &str) -> bool {
+    let banned = |word: &str| BANNED_NAMES.contains(&word);
+    banned(word) || word.strip_suffix('s').is_some_and(banned)
+}
+
+/// Replaces comments and strings by spaces, so that only code is left to look at.
+fn blank(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(c) = rest.chars().next() {
+        let length = if rest.starts_with("//") {
+            rest.find('\n').unwrap_or(rest.len())
+        } else if rest.starts_with("/*") {
+            rest.find("*/").map_or(rest.len(), |end| end + 2)
+        } else if let Some(length) = raw_string(rest).filter(|_| !out.ends_with(is_name)) {
+            length
+        } else if c == '"' {
+            quoted(rest, '"')
+        } else if let Some(length) = character(rest) {
+            length
+        } else {
+            out.push(c);
+            rest = &rest[c.len_utf8()..];
+            continue;
+        };
+        out.extend(rest[..length].chars().map(|c| if c == '\n' { '\n' } else { ' ' }));
+        rest = &rest[length..];
+    }
+    out
+}
+
+fn raw_string(text: &str) -> Option<usize> {
+    let inner = text.strip_prefix("br").or_else(|| text.strip_prefix('r'))?;
+    let hashes = inner.len() - inner.trim_start_matches('#').len();
+    let body = inner[hashes..].strip_prefix('"')?;
+    let end = format!("\"{}", "#".repeat(hashes));
+    Some(text.len() - body.len() + body.find(&end).map_or(body.len(), |at| at + end.len()))
+}
+
+fn quoted(text: &str, quote: char) -> usize {
+    let mut escaped = false;
+    for (at, c) in text.char_indices().skip(1) {
+        match c {
+            _ if escaped => escaped = false,
+            '\\' => escaped = true,
+            _ if c == quote => return at + c.len_utf8(),
+            _ => {}
+        }
+    }
+    text.len()
+}
+
+/// The length of a character literal; none for a lifetime.
+fn character(text: &str) -> Option<usize> {
+    let mut chars = text.strip_prefix('\'')?.chars();
+    match (chars.next()?, chars.next()?) {
+        ('\\', _) => Some(quoted(text, '\'')),
+        (c, '\'') => Some(2 + c.len_utf8()),
+        _ => None,
+    }
+}
+
+/// Cuts out the items for tests only. The text must be free of comments and strings.
+fn without_tests(code: &str) -> String {
+    let mut parts = code.split(TEST_MARK);
+    let mut out = parts.next().unwrap_or_default().to_owned();
+    let mut depth = 0i32;
+    for part in parts {
+        let end = part.char_indices().find_map(|(at, c)| {
+            depth += i32::from(c == '{') - i32::from(c == '}');
+            (depth == 0 && matches!(c, ';' | '}')).then_some(at + 1)
+        });
+        // A mark inside of an item that is being cut out leaves the braces of that item open.
+        out.push_str(end.map_or("", |end| &part[end..]));
+    }
+    out
+}
+
+/// The rules themselves: each bad source must be found out, each good one let through.
+mod rules {
+    use super::*;
+
+    const TABLE: &str =
+        "text\n\n| module | may import |\n|---|---|\n| `low`, `fuse` | nothing |\n| `high` | `low` |\n\n";
+    const GOOD: &str = "//! Does one thing that can be said in a sentence.\n";
+
+    fn sources(more: &[(&str, &str)]) -> Sources {
+        let base = [("src/low.rs", ""), ("src/high/mod.rs", ""), ("fuse/src/lib.rs", "")];
+        base.iter().chain(more).map(|(path, code)| (PathBuf::from(path), format!("{GOOD}{code}"))).collect()
+    }
+
+    fn check(path: &str, code: &str) -> Vec<String> {
+        faults(&parse_table(TABLE), &sources(&[(path, code)]))
+    }
+
+    #[track_caller]
+    fn refused(path: &str, code: &str, expected: &str) {
+        let faults = check(path, code);
+        assert!(faults.len() == 1 && faults[0].contains(expected), "{code:?} gave {faults:?}");
+    }
+
+    #[track_caller]
+    fn accepted(path: &str, code: &str) {
+        assert_eq!(check(path, code), Vec::<String>::new(), "{code:?}");
+    }
+
+    #[test]
+    fn an_import_outside_the_table_is_found() {
+        refused("src/low.rs", "use crate::high::Thing;", "'low' may not import 'high'");
+        refused("src/low.rs", "use crate::{low::A, high::{B, C}};", "'low' may not import 'high'");
+        refused("src/low.rs", "fn f() { crate::high::g() }", "'low' may not import 'high'");
+        refused("src/low.rs", "use super::high::Thing;", "'low' may not import 'high'");
+        refused("src/low/inner.rs", "use super::super::high;", "'low' may not import 'high'");
+        refused("fuse/src/lib.rs", "use lockbox::high::Thing;", "'fuse' may not import 'high'");
+        accepted("src/high/part.rs", "use crate::low::Thing; use super::other; use crate::high::X;");
+        accepted("src/low/inner.rs", "use super::high; pub(crate) fn f() {}");
+    }
+
+    #[test]
+    fn comments_strings_and_tests_do_not_count_as_imports() {
+        accepted("src/low.rs", "// use crate::high;\n/// [`crate::high`]\nconst A: &str = \"use crate::high\";");
+        accepted("src/low.rs", "const A: &str = r#\"crate::high \"x\" \"#; const B: char = '\"'; // crate::high");
+        accepted(
+            "src/low.rs",
+            "fn f<'a>(x: &'a u8) {}\n#[cfg(test)]\nmod tests { use crate::high::{A, B}; fn f() {} }",
+        );
+        accepted("src/low.rs", "#[cfg(test)]\nmod a { #[cfg(test)]\nuse x::{Y}; fn f() { crate::high::g() } }");
+        refused("src/low.rs", "#[cfg(test)]\nmod tests { fn f() {} }\nuse crate::high;", "may not import 'high'");
+        refused("src/low.rs", "#[cfg(test)]\nmod tests;\nuse crate::high;", "may not import 'high'");
+    }
+
+    #[test]
+    fn files_of_test_modules_are_exempt() {
+        let table = parse_table(TABLE);
+        let tests = ("src/low/tests.rs", "use crate::high;");
+        assert_eq!(
+            faults(&table, &sources(&[("src/low.rs", "#[cfg(test)]\nmod tests;"), tests])),
+            Vec::<String>::new()
+        );
+        assert_eq!(faults(&table, &sources(&[("src/low.rs", "mod tests;"), tests])).len(), 1);
+    }
+
+    #[test]
+    fn modules_and_rows_without_each_other_are_found() {
+        refused("src/stray.rs", "", "module 'stray' is not in the import table");
+        let table = parse_table(&TABLE.replace("| `high` |", "| `high`, `gone` |"));
+        assert_eq!(faults(&table, &sources(&[])), ["import table: no module 'gone' exists"]);
+    }
+
+    #[test]
+    fn names_without_meaning_are_found() {
+        refused("src/low.rs", "struct PageManager;", "uses the word 'manager'");
+        refused("src/low.rs", "fn split_chunks() {}", "uses the word 'chunks'");
+        refused("src/low.rs", "mod utils { }", "uses the word 'utils'");
+        refused("src/high/common.rs", "", "uses the word 'common'");
+        accepted("src/low.rs", "fn f(x: &[u8]) { for part in x.chunks(4) {} }");
+    }
+
+    #[test]
+    fn long_files_and_files_without_a_purpose_are_found() {
+        refused("src/low.rs", &"\n".repeat(MAX_LINES), "801 lines");
+        accepted("src/low.rs", &"\n".repeat(MAX_LINES - 1));
+        let mut sources = sources(&[]);
+        sources.insert("src/low.rs".into(), "fn main() {}".into());
+        let found = faults(&parse_table(TABLE), &sources);
+        assert!(found.len() == 1 && found[0].contains("first line"), "{found:?}");
+    }
+
+    #[test]
+    fn traces_of_a_place_are_found() {
+        refused("src/low.rs", "const PATH: &str = \"/home/somebody/lockbox\";", "'/home/'");
+        refused("src/low.rs", "// built under /root/lockbox", "'/root/'");
+    }
+}

@@ -1,0 +1,273 @@
+//! What goes wrong: a clear sentence, the right exit code, nothing lost.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::process::Command;
+
+use lockbox::storage::{FileStorage, LockMode};
+
+use crate::support::{Ended, PASSPHRASE, Place, end, end_with_input, names, noise};
+
+/// Exit code and exact complaint.
+#[track_caller]
+fn fails(ended: &Ended, code: i32, complaint: &str) {
+    assert_eq!((ended.code, ended.complaint.as_str()), (code, format!("lockbox: {complaint}\n").as_str()));
+}
+
+#[test]
+fn a_wrong_command_line_is_a_usage_error() {
+    let place = Place::new();
+    for arguments in [&["frobnicate"][..], &[], &["ls"], &["create", "a.lbx", "--kdf-lanes", "17"]] {
+        assert_eq!(place.run(arguments).code, 1, "{arguments:?}");
+    }
+    assert_eq!(place.run(&["--help"]).code, 0);
+    assert_eq!(place.run(&["--version"]).code, 0);
+}
+
+#[test]
+fn a_weak_key_derivation_needs_a_word() {
+    let place = Place::new();
+    for weak in [&["--kdf-memory", "63"][..], &["--kdf-passes", "2"]] {
+        let ended = place.run(&[&["create", "a.lbx"], weak].concat());
+        fails(&ended, 1, "the key derivation is weaker than 64 MiB and 3 passes; --weak-kdf allows it for tests");
+        assert!(!place.path("a.lbx").exists());
+    }
+}
+
+#[test]
+fn an_existing_file_is_never_overwritten_by_create() {
+    let place = Place::new();
+    fs::write(place.path("a.lbx"), "precious").unwrap();
+    let ended = place.run(&["create", "a.lbx", "--kdf-memory", "1", "--weak-kdf"]);
+    fails(&ended, 2, "a.lbx exists already; it was left as it is");
+    assert_eq!(fs::read(place.path("a.lbx")).unwrap(), b"precious");
+}
+
+#[test]
+fn a_missing_archive_is_named() {
+    let place = Place::new();
+    for command in ["ls", "info", "check", "passwd"] {
+        fails(&place.run(&[command, "a.lbx"]), 2, "cannot open a.lbx: No such file or directory");
+    }
+}
+
+#[test]
+fn other_files_are_not_taken_for_archives() {
+    let place = Place::new();
+    fs::write(place.path("text"), "some text\n".repeat(1000)).unwrap();
+    fs::write(place.path("empty"), "").unwrap();
+    fs::create_dir(place.path("directory")).unwrap();
+    for name in ["text", "empty", "directory"] {
+        let ended = place.run(&["ls", name]);
+        assert_eq!(ended.code, 11);
+        assert!(ended.complaint.starts_with(&format!("lockbox: {name}: not a lockbox archive: ")), "{ended:?}");
+    }
+    assert_eq!(fs::read(place.path("text")).unwrap(), "some text\n".repeat(1000).as_bytes());
+}
+
+#[test]
+fn a_wrong_password_changes_nothing() {
+    let place = Place::new();
+    let archive = place.archive("a.lbx");
+    let before = fs::read(&archive).unwrap();
+    place.secret("wrong", "incorrect horse");
+    for arguments in [
+        &["ls", "a.lbx"][..],
+        &["add", "a.lbx", "pass"],
+        &["extract", "a.lbx", "--to", "out"],
+        &["check", "a.lbx"],
+        &["passwd", "a.lbx", "--new-passfile", "pass", "--kdf-memory", "1", "--weak-kdf"],
+    ] {
+        let ended = end(place.command().args(arguments).args(["--passfile", "wrong"]));
+        fails(&ended, 10, "a.lbx: wrong password or key");
+    }
+    assert!(fs::read(&archive).unwrap() == before);
+    assert!(!place.path("out").exists());
+}
+
+#[test]
+fn a_truncated_archive_is_damaged_and_left_alone() {
+    let place = Place::new();
+    let archive = place.archive("a.lbx");
+    let whole = fs::read(&archive).unwrap();
+    for length in [1000, 135_168, 384 * 4096] {
+        fs::write(&archive, &whole[..length]).unwrap();
+        for arguments in [&["ls", "a.lbx"][..], &["add", "a.lbx", "pass"]] {
+            fails(
+                &place.run(arguments),
+                12,
+                &format!("a.lbx: damaged archive: the file is truncated: bytes={length} least=1576960"),
+            );
+        }
+        assert!(fs::read(&archive).unwrap() == whole[..length]);
+    }
+}
+
+#[test]
+fn an_unknown_version_is_named() {
+    let place = Place::new();
+    let archive = place.archive("a.lbx");
+    let mut bytes = fs::read(&archive).unwrap();
+    for copy in [0, 320 * 4096] {
+        bytes[copy + 16] = 2;
+    }
+    fs::write(&archive, &bytes).unwrap();
+    let ended = place.run(&["ls", "a.lbx"]);
+    assert_eq!(ended.code, 11);
+    assert!(ended.complaint.starts_with("lockbox: a.lbx: unsupported archive: "), "{ended:?}");
+    assert!(ended.complaint.contains('2'), "{ended:?}");
+}
+
+#[test]
+fn a_damaged_header_copy_is_repaired_and_two_are_damage() {
+    let place = Place::new();
+    let archive = place.archive("a.lbx");
+    let flip = |offsets: &[usize]| {
+        let mut bytes = fs::read(&archive).unwrap();
+        for &offset in offsets {
+            bytes[offset] ^= 1;
+        }
+        fs::write(&archive, &bytes).unwrap();
+    };
+    let headers = || fs::read(&archive).unwrap()[..33 * 4096].to_vec();
+    let whole = headers();
+    flip(&[5000]);
+    place.good(&["ls", "a.lbx"]);
+    assert!(headers() != whole, "reading repairs nothing");
+    assert_eq!(place.run(&["add", "a.lbx", "pass"]).code, 0);
+    assert!(headers() == whole, "writing does");
+    flip(&[5000, 320 * 4096 + 5000]);
+    let ended = place.run(&["ls", "a.lbx"]);
+    assert_eq!(ended.code, 12, "{ended:?}");
+}
+
+#[test]
+fn a_directory_that_cannot_be_written_is_named() {
+    let place = Place::new();
+    let ended = place.run(&["create", "missing/a.lbx", "--kdf-memory", "1", "--weak-kdf"]);
+    assert_eq!(ended.code, 2);
+    assert!(ended.complaint.contains("missing/a.lbx: No such file or directory"), "{ended:?}");
+    // Root may write into any directory but this.
+    let closed = if nix::unistd::geteuid().is_root() { "/proc/self".into() } else { place.path("closed") };
+    if !closed.exists() {
+        fs::create_dir(&closed).unwrap();
+        fs::set_permissions(&closed, fs::Permissions::from_mode(0o555)).unwrap();
+    }
+    let archive = closed.join("a.lbx");
+    let ended = place.run(&["create", archive.to_str().unwrap(), "--kdf-memory", "1", "--weak-kdf"]);
+    assert_eq!(ended.code, 2, "{ended:?}");
+    assert!(ended.complaint.contains(archive.to_str().unwrap()), "{ended:?}");
+}
+
+#[test]
+fn an_archive_in_use_is_not_disturbed() {
+    let place = Place::new();
+    let archive = place.archive("a.lbx");
+    let reading = FileStorage::open(&archive, LockMode::Shared).unwrap();
+    place.good(&["ls", "a.lbx"]);
+    for arguments in [&["add", "a.lbx", "pass"][..], &["passwd", "a.lbx"]] {
+        let ended = place.run(arguments);
+        assert_eq!(ended.code, 13, "{ended:?}");
+        assert!(ended.complaint.contains("in use"), "{ended:?}");
+    }
+    drop(reading);
+    let _writing = FileStorage::open(&archive, LockMode::Exclusive).unwrap();
+    for command in ["ls", "info", "check"] {
+        assert_eq!(place.run(&[command, "a.lbx"]).code, 13);
+    }
+}
+
+#[test]
+fn an_existing_target_is_left_and_no_stage_stays() {
+    let place = Place::new();
+    place.archive("a.lbx");
+    fs::write(place.path("one"), "archived").unwrap();
+    place.good(&["add", "a.lbx", "one", "pass"]);
+    fs::create_dir(place.path("out")).unwrap();
+    fs::write(place.path("out/one"), "precious").unwrap();
+    let ended = place.run(&["extract", "a.lbx", "--to", "out"]);
+    fails(&ended, 2, "one exists already in out");
+    assert_eq!(names(&place.path("out")), ["one"]);
+    assert_eq!(fs::read(place.path("out/one")).unwrap(), b"precious");
+    place.good(&["extract", "a.lbx", "--to", "out", "--force"]);
+    assert_eq!(names(&place.path("out")), ["one", "pass"]);
+    assert_eq!(fs::read(place.path("out/one")).unwrap(), b"archived");
+}
+
+/// A limit on the file's size is a full disk to the archive.
+#[test]
+fn a_full_disk_loses_nothing_that_was_there() {
+    let place = Place::new();
+    place.archive("a.lbx");
+    fs::write(place.path("one"), "kept").unwrap();
+    place.good(&["add", "a.lbx", "one"]);
+    fs::write(place.path("large"), noise(16 << 20)).unwrap();
+    let mut shell = Command::new("sh");
+    shell.current_dir(place.path("")).env("LOCKBOX_PASSFILE", place.path("pass"));
+    // In units of 512 bytes: 6 MiB. The signal that goes with the limit is ignored.
+    shell.args(["-c", "trap '' XFSZ; ulimit -f 12288; exec \"$0\" add a.lbx large", env!("CARGO_BIN_EXE_lockbox")]);
+    let ended = end(&mut shell);
+    assert_eq!(ended.code, 14, "{ended:?}");
+    assert!(ended.complaint.contains("no space left"), "{ended:?}");
+    assert_eq!(place.good(&["ls", "a.lbx"]), b"one\n");
+    assert_eq!(place.good(&["cat", "a.lbx", "one"]), b"kept");
+    place.good(&["check", "--full", "a.lbx"]);
+}
+
+#[test]
+fn passphrases_come_from_every_source_but_the_command_line() {
+    let place = Place::new();
+    place.archive("a.lbx");
+    let ls = || {
+        let mut command = place.command();
+        command.args(["ls", "a.lbx"]);
+        command
+    };
+    assert_eq!(end(ls().args(["--passfile", "pass"])).code, 0);
+    assert_eq!(end(ls().env("LOCKBOX_PASSCOMMAND", "cat pass")).code, 0);
+    assert_eq!(end_with_input(&mut ls(), PASSPHRASE).code, 0);
+    assert_eq!(end_with_input(&mut ls(), &format!("{PASSPHRASE}\n")).code, 0);
+    assert_eq!(end_with_input(&mut ls(), &format!("{PASSPHRASE}\n\n")).code, 10);
+    fails(
+        &end_with_input(&mut ls(), "\n"),
+        2,
+        "the passphrase is empty: use --passfile, LOCKBOX_PASSCOMMAND or a terminal",
+    );
+    fails(&end(ls().env("LOCKBOX_PASSCOMMAND", "exit 3")), 2, "LOCKBOX_PASSCOMMAND failed: exit status: 3");
+    fs::set_permissions(place.path("pass"), fs::Permissions::from_mode(0o644)).unwrap();
+    fails(
+        &end(ls().args(["--passfile", "pass"])),
+        2,
+        "pass may be read by others (mode 0644): protect it with 'chmod 600', or allow it with --passfile-any",
+    );
+    assert_eq!(end(ls().args(["--passfile", "pass", "--passfile-any"])).code, 0);
+}
+
+#[test]
+fn a_changed_passphrase_opens_and_the_old_one_does_not() {
+    let place = Place::new();
+    place.archive("a.lbx");
+    place.good(&["add", "a.lbx", "pass"]);
+    place.secret("new", "battery staple");
+    let cheap = ["--kdf-memory", "1", "--kdf-passes", "1", "--weak-kdf"];
+    place.good(&[&["passwd", "a.lbx", "--new-passfile", "new"], &cheap[..]].concat());
+    assert_eq!(place.run(&["ls", "a.lbx"]).code, 10);
+    let ended = end(place.command().args(["ls", "a.lbx", "--passfile", "new"]));
+    assert_eq!((ended.code, &ended.out[..]), (0, &b"pass\n"[..]));
+    // Both from standard input, one a line.
+    let ended = end_with_input(
+        place.command().args(["passwd", "a.lbx"]).args(cheap),
+        &format!("battery staple\n{PASSPHRASE}\n"),
+    );
+    assert_eq!(ended.code, 0, "{ended:?}");
+    assert_eq!(place.good(&["ls", "a.lbx"]), b"pass\n");
+}
+
+#[test]
+fn nothing_mounted_is_not_unmounted() {
+    let place = Place::new();
+    fs::create_dir(place.path("directory")).unwrap();
+    let ended = place.run(&["umount", "directory"]);
+    assert_eq!(ended.code, 2);
+    assert!(ended.complaint.ends_with("/directory is neither a mounted archive nor its mount point\n"), "{ended:?}");
+}

@@ -1,0 +1,7 @@
+//! The library and the program `lockbox` as their users meet them.
+
+#![allow(clippy::unwrap_used)] // a test that cannot go on fails
+
+mod cli_errors;
+mod import_extract;
+mod support;

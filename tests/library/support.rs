@@ -1,0 +1,182 @@
+//! Runs the program on archives in a directory of their own, and describes directory trees for comparison.
+
+use std::collections::BTreeMap;
+use std::ffi::{OsStr, OsString};
+use std::fs;
+use std::io::Write;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use lockbox::env::{Environment, SeededEnvironment};
+use tempfile::TempDir;
+
+pub(crate) const PASSPHRASE: &str = "correct horse";
+
+/// A directory with a passfile; archives and trees go beside it.
+pub(crate) struct Place {
+    directory: TempDir,
+}
+
+/// How a run ended.
+#[derive(Debug)]
+pub(crate) struct Ended {
+    pub(crate) code: i32,
+    pub(crate) out: Vec<u8>,
+    pub(crate) complaint: String,
+}
+
+impl Place {
+    pub(crate) fn new() -> Place {
+        let directory = TempDir::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+        let place = Place { directory };
+        place.secret("pass", PASSPHRASE);
+        place
+    }
+
+    pub(crate) fn path(&self, name: impl AsRef<Path>) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    /// Writes a passfile.
+    pub(crate) fn secret(&self, name: &str, text: &str) -> PathBuf {
+        let path = self.path(name);
+        fs::write(&path, format!("{text}\n")).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
+        path
+    }
+
+    pub(crate) fn command(&self) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_lockbox"));
+        command.current_dir(self.directory.path()).stdin(Stdio::null());
+        command.env_remove("LOCKBOX_PASSFILE").env_remove("LOCKBOX_PASSCOMMAND").env_remove("LOCKBOX_LOG");
+        // No daemon of the machine can be taken for one of this test.
+        command.env("XDG_RUNTIME_DIR", self.directory.path());
+        command
+    }
+
+    /// Runs with the right passphrase.
+    pub(crate) fn run<S: AsRef<OsStr>>(&self, arguments: &[S]) -> Ended {
+        let mut command = self.command();
+        command.env("LOCKBOX_PASSFILE", self.path("pass")).args(arguments);
+        end(&mut command)
+    }
+
+    /// Runs with the right passphrase and must succeed without a word on standard error.
+    pub(crate) fn good<S: AsRef<OsStr>>(&self, arguments: &[S]) -> Vec<u8> {
+        let ended = self.run(arguments);
+        assert_eq!((ended.code, ended.complaint.as_str()), (0, ""));
+        ended.out
+    }
+
+    /// Makes an archive as cheaply as the program allows.
+    pub(crate) fn archive(&self, name: &str) -> PathBuf {
+        self.good(&["create", name, "--kdf-memory", "1", "--kdf-passes", "1", "--weak-kdf"]);
+        self.path(name)
+    }
+}
+
+pub(crate) fn end(command: &mut Command) -> Ended {
+    let output = command.output().unwrap();
+    Ended {
+        code: output.status.code().unwrap_or(-1),
+        out: output.stdout,
+        complaint: String::from_utf8(output.stderr).unwrap(),
+    }
+}
+
+/// Runs with `input` on standard input.
+pub(crate) fn end_with_input(command: &mut Command, input: &str) -> Ended {
+    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    child.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
+    let output = child.wait_with_output().unwrap();
+    Ended {
+        code: output.status.code().unwrap_or(-1),
+        out: output.stdout,
+        complaint: String::from_utf8(output.stderr).unwrap(),
+    }
+}
+
+/// What a copy must keep of one object.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Object {
+    pub(crate) mode: u32,
+    pub(crate) owner: (u32, u32),
+    pub(crate) links: u64,
+    pub(crate) modified: (i64, i64),
+    pub(crate) device: u64,
+    /// Content of a file, target of a link.
+    pub(crate) content: Vec<u8>,
+    pub(crate) xattrs: BTreeMap<OsString, Vec<u8>>,
+    /// First path in order with the same inode.
+    pub(crate) same_as: PathBuf,
+}
+
+/// Every object below `root`, and the root itself under an empty path.
+pub(crate) fn describe(root: &Path) -> BTreeMap<PathBuf, Object> {
+    let mut paths = vec![root.to_path_buf()];
+    let mut found = Vec::new();
+    while let Some(path) = paths.pop() {
+        if path.symlink_metadata().unwrap().is_dir() {
+            paths.extend(fs::read_dir(&path).unwrap().map(|entry| entry.unwrap().path()));
+        }
+        found.push(path);
+    }
+    found.sort();
+    let mut first = BTreeMap::new();
+    let mut objects = BTreeMap::new();
+    for path in found {
+        let metadata = path.symlink_metadata().unwrap();
+        let relative = path.strip_prefix(root).unwrap().to_path_buf();
+        let same_as = first.entry(metadata.ino()).or_insert_with(|| relative.clone()).clone();
+        let content = if metadata.is_symlink() {
+            fs::read_link(&path).unwrap().into_os_string().into_vec()
+        } else if metadata.is_file() {
+            fs::read(&path).unwrap()
+        } else {
+            Vec::new()
+        };
+        let object = Object {
+            mode: metadata.mode(),
+            owner: (metadata.uid(), metadata.gid()),
+            links: if metadata.is_dir() { 0 } else { metadata.nlink() },
+            modified: (metadata.mtime(), metadata.mtime_nsec()),
+            device: metadata.rdev(),
+            content,
+            xattrs: xattrs(&path),
+            same_as,
+        };
+        objects.insert(relative, object);
+    }
+    objects
+}
+
+fn xattrs(path: &Path) -> BTreeMap<OsString, Vec<u8>> {
+    let mut names = vec![0; 4096];
+    let Ok(length) = rustix::fs::llistxattr(path, &mut names[..]) else { return BTreeMap::new() };
+    let names = names[..length].split(|&b| b == 0).filter(|name| name.starts_with(b"user."));
+    names
+        .map(|name| {
+            let mut value = vec![0; 4096];
+            let length = rustix::fs::lgetxattr(path, name, &mut value[..]).unwrap();
+            value.truncate(length);
+            (OsStr::from_bytes(name).to_owned(), value)
+        })
+        .collect()
+}
+
+/// Names in a directory, sorted.
+pub(crate) fn names(directory: &Path) -> Vec<OsString> {
+    let mut names: Vec<_> = fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    names.sort();
+    names
+}
+
+/// Bytes that do not compress.
+pub(crate) fn noise(length: usize) -> Vec<u8> {
+    let environment = SeededEnvironment::new(length as u64);
+    let mut bytes = vec![0; length];
+    environment.fill_random(&mut bytes).unwrap();
+    bytes
+}

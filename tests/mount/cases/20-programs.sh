@@ -1,0 +1,213 @@
+# Programs with high demands on a file system work on the mount.
+# shellcheck shell=bash disable=SC2317,SC2164
+
+case_git_works_and_clones() {
+    local packages
+    new_archive box
+    attach box
+    packages=$(find "$(source_tree)" -mindepth 1 -maxdepth 1 -type d ! -name odd | sort | awk 'NR <= 15')
+    mkdir "$WORK/box/repository"
+    cd "$WORK/box/repository"
+    export GIT_AUTHOR_NAME=Test GIT_AUTHOR_EMAIL=test@example.org GIT_COMMITTER_NAME=Test GIT_COMMITTER_EMAIL=test@example.org
+    export GIT_CONFIG_GLOBAL=/dev/null
+    git init --quiet --initial-branch=main
+    local package
+    for package in $packages; do
+        cp -r "$package" .
+        rm -rf "./${package##*/}/.git"*
+        git add --all
+        git commit --quiet --message "Add ${package##*/}"
+    done
+    git gc --quiet --aggressive
+    git fsck --full --strict
+    git clone --quiet . ../clone
+    cd "$WORK"
+    reattach box
+    git -C "$WORK/box/repository" fsck --full
+    git -C "$WORK/box/clone" fsck --full
+    same "$(git -C "$WORK/box/repository" status --porcelain)" '' 'git status after the remount'
+    same "$(git -C "$WORK/box/repository" rev-parse HEAD)" "$(git -C "$WORK/box/clone" rev-parse HEAD)"
+    git clone --quiet "$WORK/box/repository" "$WORK/outside"
+    diff -r --exclude=.git "$WORK/outside" "$WORK/box/repository"
+    detach box
+}
+
+# database MODE: many small transactions, some rolled back; the content and the integrity are right after a remount.
+database() {
+    new_archive box
+    attach box
+    local mode=$1 file=$WORK/box/data.sqlite
+    sqlite3 "$file" "PRAGMA journal_mode=$mode; PRAGMA synchronous=FULL;
+        CREATE TABLE t (id INTEGER PRIMARY KEY, name TEXT UNIQUE, body BLOB);" >"$WORK/mode"
+    same "$(head -n 1 "$WORK/mode")" "${mode,,}" 'journal mode'
+    local number
+    {
+        for number in $(seq 300); do
+            echo "BEGIN; INSERT INTO t VALUES ($number, 'name $number', randomblob(($number * 37) % 9000));"
+            [[ $((number % 10)) -eq 0 ]] && echo "DELETE FROM t WHERE id % 10 = 3;"
+            [[ $((number % 7)) -eq 0 ]] && echo "ROLLBACK;" || echo "COMMIT;"
+        done
+        echo "PRAGMA integrity_check;"
+    } | sqlite3 "$file" >"$WORK/integrity"
+    same "$(tail -n 1 "$WORK/integrity")" ok 'integrity_check'
+    # A reader beside a writer: the shared-memory file of WAL is mapped by both.
+    in_background sqlite3 "$file" "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c LIMIT 3000)
+        INSERT INTO t SELECT x + 1000, 'more ' || x, zeroblob(500) FROM c;"
+    local writer=$!
+    while ! gone "$writer"; do
+        sqlite3 -cmd '.timeout 20000' "$file" 'SELECT count(*), max(id) FROM t;' >/dev/null
+    done
+    wait "$writer"
+    sqlite3 "$file" 'SELECT id, name, hex(body) FROM t ORDER BY id;' | sha256sum >"$WORK/before"
+    reattach box
+    same "$(sqlite3 "$file" 'PRAGMA integrity_check;')" ok 'integrity_check after the remount'
+    sqlite3 "$file" 'SELECT id, name, hex(body) FROM t ORDER BY id;' | sha256sum >"$WORK/after"
+    same_file "$WORK/before" "$WORK/after"
+    detach box
+}
+
+case_sqlite_with_a_rollback_journal() {
+    database DELETE
+}
+
+case_sqlite_with_a_write_ahead_log() {
+    database WAL
+}
+
+case_cargo_builds_a_project() {
+    new_archive box
+    attach box
+    mkdir -p "$WORK/box/project/src"
+    cat >"$WORK/box/project/Cargo.toml" <<'END'
+[package]
+name = "sample"
+version = "0.1.0"
+edition = "2021"
+
+[profile.dev]
+incremental = true
+END
+    cat >"$WORK/box/project/src/lib.rs" <<'END'
+pub fn greet(name: &str) -> String {
+    format!("hello {name}")
+}
+
+#[test]
+fn greets() {
+    assert_eq!(greet("box"), "hello box");
+}
+END
+    echo 'fn main() { println!("{}", sample::greet("box")); }' >"$WORK/box/project/src/main.rs"
+    cd "$WORK/box/project"
+    cargo build --quiet --offline
+    same "$(./target/debug/sample)" 'hello box'
+    cargo test --quiet --offline
+    sed -i 's/"box"/"chest"/' src/main.rs
+    cargo build --quiet --offline
+    same "$(./target/debug/sample)" 'hello chest'
+    cd "$WORK"
+    reattach box
+    same "$("$WORK/box/project/target/debug/sample")" 'hello chest'
+    detach box
+}
+
+# Archivers and linkers reopen, seek, append and map what they have just written.
+case_objects_are_archived_and_linked() {
+    new_archive box
+    attach box
+    cd "$WORK/box"
+    local number calls='' declarations=''
+    for number in $(seq 40); do
+        printf 'int f%d(int x) { return x + %d; }\nstatic char room%d[%d] = {1};\nchar *p%d = room%d;\n' \
+            "$number" "$number" "$number" $((number * 997)) "$number" "$number" >"f$number.c"
+        cc -g -c "f$number.c"
+        ar rc libf.a "f$number.o"
+        declarations+="int f$number(int);"
+        calls+="sum = f$number(sum);"
+    done
+    ranlib libf.a
+    printf '#include <stdio.h>\n%s\nint main(void) { int sum = 0; %s printf("%%d\\n", sum); return 0; }\n' \
+        "$declarations" "$calls" >main.c
+    cc -g -o main main.c libf.a
+    same "$(./main)" 820
+    strip main
+    same "$(./main)" 820
+    same "$(ar t libf.a | wc -l)" 40
+    cd "$WORK"
+    reattach box
+    same "$("$WORK/box/main")" 820
+    detach box
+}
+
+# With the writeback cache the kernel appends by itself; no byte of either writer may be lost or overwritten.
+case_two_writers_append_to_one_file() {
+    new_archive box
+    attach box
+    append() {
+        local number
+        for number in $(seq 3000); do
+            printf '%s %05d %s\n' "$1" "$number" "some text to fill the line" >>"$WORK/box/log"
+        done
+    }
+    in_background append a
+    local first=$!
+    in_background append b
+    wait "$first" "$!"
+    python3 - "$WORK/box/direct" <<'END'
+import os, sys
+children = []
+for letter in b"xy":
+    pid = os.fork()
+    if pid == 0:
+        file = os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        for number in range(2000):
+            os.write(file, bytes([letter]) * 99 + b"\n")
+            if number % 200 == 0:
+                os.fsync(file)
+        os._exit(0)
+    children.append(pid)
+for pid in children:
+    assert os.waitpid(pid, 0)[1] == 0
+END
+    verify() {
+        local writer
+        for writer in a b; do
+            same "$(grep -c "^$writer [0-9]\{5\} some text to fill the line$" "$WORK/box/log")" 3000 "lines of $writer"
+            same "$(grep "^$writer" "$WORK/box/log" | sort -c && echo sorted)" sorted
+        done
+        same "$(wc -l <"$WORK/box/log")" 6000
+        same "$(grep -Ec '^(x{99}|y{99})$' "$WORK/box/direct")" 4000
+        same "$(stat -c %s "$WORK/box/direct")" 400000
+    }
+    verify
+    reattach box
+    verify
+    detach box
+}
+
+case_shared_memory_map_is_written() {
+    new_archive box
+    attach box
+    python3 - "$WORK/box/mapped" <<'END'
+import mmap, os, sys
+with open(sys.argv[1], "w+b") as file:
+    file.truncate(3_000_000)
+    with mmap.mmap(file.fileno(), 0) as area:
+        for at in range(0, 3_000_000, 9973):
+            area[at:at + 4] = b"mark"
+        area.flush()
+        file.seek(9973)
+        assert file.read(4) == b"mark"
+    # A second mapping whose pages only the unmount writes.
+    area = mmap.mmap(file.fileno(), 0)
+    area[5:9] = b"late"
+END
+    reattach box
+    python3 - "$WORK/box/mapped" <<'END'
+import sys
+content = open(sys.argv[1], "rb").read()
+assert len(content) == 3_000_000 and content[5:9] == b"late"
+assert all(content[at:at + 4] == b"mark" for at in range(9973, 3_000_000 - 4, 9973))
+END
+    detach box
+}

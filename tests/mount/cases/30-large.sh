@@ -1,0 +1,120 @@
+# Large files and large directories, within the memory that was granted.
+# shellcheck shell=bash disable=SC2317,SC2164
+
+# Random parts, text and holes, from a fixed seed.
+make_large() {
+    python3 - "$1" <<'END'
+import random, sys
+random = random.Random(2)
+MIB = 1 << 20
+text = b"".join(b"line %d of a text that compresses well\n" % n for n in range(30_000))[:MIB]
+with open(sys.argv[1], "wb") as file:
+    for part in range(32):
+        if part % 4 == 3:
+            file.seek(64 * MIB, 1)
+        elif part % 4 == 2:
+            for _ in range(64):
+                file.write(text)
+        else:
+            for _ in range(64):
+                file.write(random.randbytes(MIB))
+    file.truncate(2048 * MIB)
+END
+}
+
+case_two_gib_pass_in_bounded_memory() {
+    local memory=64 sum
+    make_large "$WORK/large"
+    sum=$(sha256sum <"$WORK/large")
+    new_archive box
+    attach box "memory=${memory}M"
+    local pid
+    pid=$(daemon_of "$WORK/box.lbx")
+    local started=$SECONDS
+    dd if="$WORK/large" of="$WORK/box/dense" bs=1M conv=fsync status=none
+    local written=$((SECONDS - started))
+    same "$(stat -c %s "$WORK/box/dense")" 2147483648
+    dd if="$WORK/box/dense" of=/dev/null bs=1M status=none
+    reattach box "memory=${memory}M"
+    pid=$(daemon_of "$WORK/box.lbx")
+    same "$(sha256sum <"$WORK/box/dense")" "$sum" 'checksum after the remount'
+    cp --sparse=always "$WORK/large" "$WORK/box/sparse"
+    dd if="$WORK/box/sparse" of=/dev/null bs=1M status=none
+    local peak
+    peak=$(peak_memory "$pid")
+    note "peak memory of the daemon $peak MiB with memory=${memory}M; written with fsync in $written s"
+    [[ $peak -le $((memory + 64)) ]] || fail "the daemon used $peak MiB with memory=${memory}M"
+    reattach box
+    same "$(sha256sum <"$WORK/box/sparse")" "$sum" 'checksum of the sparse copy'
+    [[ $(stat -c %b "$WORK/box/sparse") -lt $((1700 * 2048)) ]] || fail 'holes of the sparse copy are counted as data'
+    rm "$WORK/box/dense"
+    detach box
+}
+
+case_a_hundred_thousand_files_in_one_directory() {
+    new_archive few
+    attach few
+    for number in $(seq 10); do head -c 1024 /dev/urandom >"$WORK/few/file$number"; done
+    detach few
+    new_archive many
+    attach many
+    python3 - "$WORK/many" <<'END'
+import os, random, sys
+random = random.Random(3)
+os.mkdir(sys.argv[1] + "/all")
+os.chdir(sys.argv[1] + "/all")
+for number in range(100_000):
+    with open("file %06d" % number, "wb", buffering=0) as file:
+        file.write(random.randbytes(1024))
+directory = os.open(".", os.O_RDONLY)
+os.fsync(directory)
+END
+    python3 -c 'for n in range(100_000): print("file %06d" % n)' >"$WORK/expected"
+    # shellcheck disable=SC2012
+    ls "$WORK/many/all" | diff - "$WORK/expected"
+    detach many
+    local name before after
+    for name in few many few many; do
+        before=$(date +%s%N)
+        attach "$name"
+        after=$(date +%s%N)
+        note "mounting the archive with $name files took $(((after - before) / 1000000)) ms"
+        detach "$name"
+    done
+    attach many
+    # shellcheck disable=SC2012
+    ls -U "$WORK/many/all" | sort | diff - "$WORK/expected"
+    python3 - "$WORK/many/all" <<'END'
+import os, random, sys
+random = random.Random(3)
+os.chdir(sys.argv[1])
+for number in range(100_000):
+    with open("file %06d" % number, "rb", buffering=0) as file:
+        assert file.read() == random.randbytes(1024), number
+names = [entry.name for entry in os.scandir(".")]
+assert len(names) == len(set(names)) == 100_000
+# Names that vanish while a listing is under way must not hide others.
+listing = os.scandir(".")
+seen = {next(listing).name for _ in range(500)}
+for number in range(0, 100_000, 2):
+    os.unlink("file %06d" % number)
+seen.update(entry.name for entry in listing)
+assert all("file %06d" % number in seen for number in range(1, 100_000, 2))
+END
+    same "$(find "$WORK/many/all" -type f | wc -l)" 50000
+    detach many
+    check_full many
+}
+
+case_truncate_to_astronomic_sizes_costs_nothing() {
+    new_archive box
+    attach box
+    truncate -s 999999999999999 "$WORK/box/huge"
+    same "$(stat -c %s "$WORK/box/huge")" 999999999999999
+    same "$(tail -c 5 "$WORK/box/huge" | od -An -tx1)" ' 00 00 00 00 00'
+    printf end | dd of="$WORK/box/huge" bs=1 seek=999999999999996 conv=notrunc status=none
+    same "$(tail -c 3 "$WORK/box/huge")" end
+    truncate -s 5 "$WORK/box/huge"
+    detach box
+    [[ $(du -m "$WORK/box.lbx" | cut -f1) -lt 16 ]] || fail 'a hole took space in the archive'
+}

@@ -1,0 +1,192 @@
+# What is promised when a daemon dies, stops or is busy.
+# shellcheck shell=bash disable=SC2317,SC2164
+
+case_fsynced_bytes_survive_kill_9() {
+    local profile
+    for profile in periodic always; do
+        new_archive "$profile"
+        attach "$profile" "sync=$profile"
+        mkdir -p "$WORK/$profile/a/b/c"
+        dd if=/dev/urandom of="$WORK/$profile/a/b/c/file" bs=1M count=5 conv=fsync status=none
+        sha256sum <"$WORK/$profile/a/b/c/file" >"$WORK/sum"
+        kill_daemon "$profile"
+        # The dead mount still lies there: the next mount takes it away.
+        attach "$profile" "sync=$profile"
+        sha256sum <"$WORK/$profile/a/b/c/file" | diff - "$WORK/sum"
+        detach "$profile"
+        check_full "$profile"
+    done
+}
+
+case_every_close_is_durable_with_sync_always() {
+    new_archive box
+    attach box sync=always
+    mkdir "$WORK/box/directory"
+    echo content >"$WORK/box/directory/file"
+    ln "$WORK/box/directory/file" "$WORK/box/link"
+    mv "$WORK/box/directory/file" "$WORK/box/directory/renamed"
+    kill_daemon box
+    attach box
+    same "$(cat "$WORK/box/directory/renamed" "$WORK/box/link")" $'content\ncontent'
+    [[ ! -e $WORK/box/directory/file ]] || fail 'the rename was lost'
+    detach box
+}
+
+case_the_periodic_commit_needs_no_fsync() {
+    new_archive box
+    attach box sync=periodic
+    echo closed >"$WORK/box/closed"
+    # Held open: the kernel keeps its bytes until somebody asks for them.
+    exec 7>"$WORK/box/open"
+    echo open >&7
+    # Twice the interval of the commit.
+    sleep 11
+    kill_daemon box
+    exec 7>&-
+    attach box
+    same "$(cat "$WORK/box/closed" "$WORK/box/open")" $'closed\nopen'
+    detach box
+}
+
+case_killed_at_any_moment_the_archive_is_whole() {
+    local round rounds=${KILLS:-10} pid
+    new_archive box
+    : >"$WORK/notes"
+    for round in $(seq "$rounds"); do
+        attach box
+        workload.py verify "$WORK/box" "$WORK/notes"
+        in_background workload.py change "$WORK/box" "$WORK/notes" "$round"
+        local worker=$!
+        pid=$(daemon_of "$WORK/box.lbx")
+        # The moment is the point: any is right.
+        sleep "$((RANDOM % 2)).$((RANDOM % 900 + 100))"
+        kill -9 "$pid"
+        await 30 gone "$pid"
+        wait "$worker" || fail "the workload failed by itself in round $round"
+        umount -l "$WORK/box"
+        check_full box
+        # Also without the check's own opening in between, every other time.
+        if [[ $((round % 2)) -eq 0 ]]; then
+            attach box
+            kill_daemon box
+        fi
+    done
+    attach box
+    workload.py verify "$WORK/box" "$WORK/notes"
+    note "$rounds kills, $(grep -c ^file "$WORK/notes") acknowledged files, $(grep -c ^going "$WORK/notes") deletions"
+    detach box
+    check_full box
+}
+
+case_a_copy_made_after_umount_has_everything() {
+    new_archive box
+    attach box
+    cp -r "$(source_tree)/odd" "$WORK/box/odd"
+    lockbox umount "$WORK/box"
+    # At once: nothing may still be on its way.
+    mkdir "$WORK/elsewhere"
+    cp "$WORK/box.lbx" "$WORK/elsewhere/copy.lbx"
+    mkdir "$WORK/elsewhere/copy"
+    mount.lockbox "$WORK/elsewhere/copy.lbx" "$WORK/elsewhere/copy" -o "passfile=$PASSFILE"
+    diff -r --no-dereference --exclude=fifo "$(source_tree)/odd" "$WORK/elsewhere/copy/odd"
+    lockbox umount "$WORK/elsewhere/copy"
+    lockbox check --full --passfile "$PASSFILE" "$WORK/elsewhere/copy.lbx"
+}
+
+# stops_with SIGNAL: bytes that only the kernel has when the signal arrives are saved.
+stops_with() {
+    local pid
+    new_archive "$1"
+    attach "$1" sync=never
+    head -c 30000000 /dev/urandom >"$WORK/content"
+    cp "$WORK/content" "$WORK/$1/file"
+    pid=$(daemon_of "$WORK/$1.lbx")
+    kill "-$1" "$pid"
+    await 60 gone "$pid"
+    ! mountpoint -q "$WORK/$1" || fail "still mounted after SIG$1"
+    attach "$1"
+    same_file "$WORK/content" "$WORK/$1/file"
+    detach "$1"
+    check_full "$1"
+}
+
+case_sigterm_saves_what_the_kernel_holds() {
+    stops_with TERM
+}
+
+case_sigint_saves_what_the_kernel_holds() {
+    stops_with INT
+}
+
+case_sigterm_of_a_busy_mount_waits_for_the_last_user() {
+    local pid
+    new_archive box
+    attach box sync=never
+    exec 7>"$WORK/box/open"
+    echo early >&7
+    pid=$(daemon_of "$WORK/box.lbx")
+    kill -TERM "$pid"
+    await 20 sh -c "! mountpoint -q '$WORK/box'"
+    echo late >&7
+    ! gone "$pid" || fail 'the daemon did not wait for the open file'
+    exec 7>&-
+    await 60 gone "$pid"
+    attach box
+    same "$(cat "$WORK/box/open")" $'early\nlate'
+    detach box
+}
+
+case_umount_of_a_busy_mount_is_refused() {
+    local pid
+    new_archive box
+    attach box
+    exec 7>"$WORK/box/open"
+    echo early >&7
+    pid=$(daemon_of "$WORK/box.lbx")
+    expect 13 'busy.*open' lockbox umount "$WORK/box"
+    mountpoint -q "$WORK/box" || fail 'unmounted although busy'
+    ! gone "$pid" || fail 'the daemon went away from a busy mount'
+    echo late >&7
+    exec 7>&-
+    detach box
+    attach box
+    same "$(cat "$WORK/box/open")" $'early\nlate'
+    detach box
+}
+
+case_an_unlinked_file_lives_while_it_is_open() {
+    local after
+    new_archive box
+    attach box
+    python3 - "$WORK/box" <<'END'
+import os, sys
+os.chdir(sys.argv[1])
+file = os.open("gone", os.O_RDWR | os.O_CREAT, 0o600)
+os.write(file, b"a" * 5_000_000)
+os.unlink("gone")
+os.fsync(file)
+assert os.fstat(file).st_nlink == 0 and os.listdir(".") == []
+os.pwrite(file, b"after", 4_000_000)
+os.ftruncate(file, 4_000_100)
+assert os.pread(file, 5, 4_000_000) == b"after" and os.fstat(file).st_size == 4_000_100
+keep = os.open("kept", os.O_RDWR | os.O_CREAT, 0o600)
+os.write(keep, b"old")
+with open("new", "w") as new:
+    new.write("new")
+os.rename("new", "kept")
+assert os.pread(keep, 3, 0) == b"old" and os.fstat(keep).st_nlink == 0
+END
+    same "$(cat "$WORK/box/kept")" new
+    # Reclaimed also when the daemon dies while the file is open.
+    exec 7>"$WORK/box/lost"
+    head -c 40000000 /dev/urandom >&7
+    rm "$WORK/box/lost"
+    python3 -c 'import os, sys; os.fsync(7); d = os.open(sys.argv[1], os.O_RDONLY); os.fsync(d)' "$WORK/box"
+    kill_daemon box
+    exec 7>&-
+    attach box
+    detach box
+    check_full box
+    after=$(du -m "$WORK/box.lbx" | cut -f1)
+    [[ $after -lt 25 ]] || fail "the unlinked file still takes space: $after MiB"
+}

@@ -1,0 +1,108 @@
+# The commands that work without a mount, beside a mount of the same archive.
+# shellcheck shell=bash disable=SC2317,SC2164
+
+case_add_extract_and_mount_agree() {
+    local tree
+    tree=$(source_tree)
+    new_archive box
+    lockbox add --passfile "$PASSFILE" "$WORK/box.lbx" "$tree" --to /
+    lockbox check --full --passfile "$PASSFILE" "$WORK/box.lbx"
+    attach box
+    same_tree "$tree" "$WORK/box/sources"
+    mkdir "$WORK/box/more"
+    cp -a "$tree/odd" "$WORK/box/more/odd"
+    detach box
+    lockbox extract --passfile "$PASSFILE" "$WORK/box.lbx" --to "$WORK/out"
+    same_tree "$tree" "$WORK/out/sources"
+    same_tree "$tree/odd" "$WORK/out/more/odd"
+    lockbox extract --passfile "$PASSFILE" "$WORK/box.lbx" more/odd/random --to "$WORK/single"
+    find "$WORK/single" -name random -exec cmp {} "$tree/odd/random" \;
+    lockbox cat --passfile "$PASSFILE" "$WORK/box.lbx" more/odd/random | cmp - "$tree/odd/random"
+}
+
+case_extract_never_follows_links_out_of_the_target() {
+    new_archive box
+    attach box
+    ln -s "$WORK/outside" "$WORK/box/trap"
+    mkdir "$WORK/box/directory"
+    echo evil >"$WORK/box/directory/file"
+    detach box
+    mkdir "$WORK/outside" "$WORK/out"
+    ln -s "$WORK/outside" "$WORK/out/directory"
+    lockbox extract --force --passfile "$PASSFILE" "$WORK/box.lbx" --to "$WORK/out" || true
+    same "$(ls -A "$WORK/outside")" '' 'a file was written outside of the target'
+}
+
+case_listings_are_right_and_readable_for_programs() {
+    new_archive box
+    attach box
+    mkdir "$WORK/box/directory"
+    printf 'twelve bytes' >"$WORK/box/directory/file"
+    touch -d '2001-02-03T04:05:06.789Z' "$WORK/box/directory/file"
+    ln -s target "$WORK/box/link"
+    detach box
+    local ask=(--passfile "$PASSFILE" "$WORK/box.lbx")
+    same "$(lockbox ls "${ask[@]}")" $'directory\nlink'
+    lockbox ls -lR "${ask[@]}" | grep -q '^-rw-r--r-- *1 *root *root *12 2001-02-03 04:05:06.*file$'
+    lockbox ls -R --json "${ask[@]}" | python3 -c '
+import json, sys
+objects = {o["path"]: o for o in map(json.loads, sys.stdin)}
+assert objects["/directory/file"]["size"] == 12, objects
+assert objects["/directory/file"]["mtime"].startswith("2001-02-03T04:05:06.789"), objects
+assert objects["/link"]["target"] == "target", objects'
+    lockbox info --json "${ask[@]}" | python3 -c '
+import json, sys
+info = json.load(sys.stdin)
+assert info["format_version"] == 1 and info["closed"] is True and info["fallback"] is None, info'
+    lockbox check --json --full "${ask[@]}" | python3 -c '
+import json, sys
+report = json.load(sys.stdin)
+assert report["sound"] is True and report["findings"] == [], report'
+    expect 2 'no such file' lockbox cat "${ask[@]}" nothing
+}
+
+case_passphrases_come_from_where_the_manual_says() {
+    new_archive box
+    LOCKBOX_PASSFILE=$PASSFILE lockbox ls "$WORK/box.lbx" </dev/null
+    LOCKBOX_PASSCOMMAND="cat '$PASSFILE'" lockbox ls "$WORK/box.lbx" </dev/null
+    lockbox ls "$WORK/box.lbx" <"$PASSFILE"
+    lockbox mount "$WORK/box.lbx" "$WORK/box" <"$PASSFILE"
+    ! tr '\0' '\n' </proc/"$(daemon_of "$WORK/box.lbx")"/cmdline | grep -q passphrase || fail 'in the arguments'
+    ! tr '\0' '\n' </proc/"$(daemon_of "$WORK/box.lbx")"/environ | grep -q "$PASSPHRASE" || fail 'in the environment'
+    detach box
+    expect 2 'empty|no passphrase' lockbox ls "$WORK/box.lbx"
+    expect 1 'usage|unexpected' lockbox ls --password secret "$WORK/box.lbx"
+}
+
+case_a_changed_passphrase_opens_and_the_old_one_does_not() {
+    new_archive box
+    echo 'the new passphrase' >"$WORK/new"
+    chmod 600 "$WORK/new"
+    lockbox passwd --weak-kdf --kdf-memory 1 --passfile "$PASSFILE" --new-passfile "$WORK/new" "$WORK/box.lbx"
+    expect 10 'wrong password' lockbox ls --passfile "$PASSFILE" "$WORK/box.lbx"
+    lockbox ls --passfile "$WORK/new" "$WORK/box.lbx"
+    mount.lockbox "$WORK/box.lbx" "$WORK/box" -o "passfile=$WORK/new"
+    detach box
+}
+
+# The reader that was written from the specification alone.
+case_the_independent_reader_extracts_the_same() {
+    local tree python=${READER_PYTHON:?set by tests/run.sh: a python with the packages of format-spec/reader}
+    tree=$(source_tree)
+    new_archive box
+    attach box
+    cp -a "$tree" "$WORK/box/sources"
+    # Something to split, trim and free: not only what a fresh copy looks like.
+    rm -r "$WORK"/box/sources/[a-d]*
+    printf changed | dd of="$WORK/box/sources/odd/random" bs=1 seek=1000000 conv=notrunc status=none
+    truncate -s 2000000 "$WORK/box/sources/odd/random"
+    reattach box
+    cp -a "$WORK/box/sources" "$WORK/expected"
+    detach box
+    lockbox extract --passfile "$PASSFILE" "$WORK/box.lbx" --to "$WORK/ours"
+    "$python" "$READER" --passfile "$PASSFILE" list "$WORK/box.lbx" >"$WORK/list"
+    "$python" "$READER" --passfile "$PASSFILE" extract "$WORK/box.lbx" "$WORK/theirs"
+    same_tree "$WORK/expected" "$WORK/ours/sources"
+    same_tree "$WORK/expected" "$WORK/theirs/sources"
+    [[ $(wc -l <"$WORK/list") -gt 1000 ]] || fail 'the list is short'
+}

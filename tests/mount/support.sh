@@ -1,0 +1,208 @@
+# What the cases share: archives, mounts, daemons, waiting, assertions. Sourced by run.sh, one process per case.
+# shellcheck shell=bash
+
+PASSPHRASE='a passphrase of the tests'
+TEST_USER=lockbox-test
+
+# Gives the case its own directory and makes sure that nothing of it stays behind.
+begin_case() {
+    WORK=$(mktemp -d "$SCRATCH_DIR/$1.XXXXXX")
+    chmod 755 "$WORK"
+    SHARED=$SCRATCH_DIR/shared
+    PASSFILE=$WORK/passphrase
+    printf '%s\n' "$PASSPHRASE" >"$PASSFILE"
+    chmod 600 "$PASSFILE"
+    BACKGROUND=()
+    trap 'echo "line $LINENO: \"$BASH_COMMAND\" failed with exit code $?"' ERR
+    trap end_case EXIT
+    cd "$WORK" || exit 1
+}
+
+end_case() {
+    local code=$? pid point
+    trap - ERR EXIT
+    set +e
+    cd /
+    for pid in "${BACKGROUND[@]}"; do
+        kill -9 "$pid" 2>/dev/null
+    done
+    if [[ $code -ne 0 ]]; then
+        cat "$WORK"/*.log 2>/dev/null | tail -n 20 | sed 's/^/daemon: /'
+    fi
+    while read -r point; do
+        umount -l "$point" 2>/dev/null
+    done < <(mounts_below "$WORK" | tac)
+    for pid in $(daemons_below "$WORK"); do
+        kill -9 "$pid" 2>/dev/null
+    done
+    [[ -n ${KEEP-} ]] || rm -rf --one-file-system "$WORK"
+    exit "$code"
+}
+
+fail() {
+    echo "$*"
+    # Through the exit trap.
+    exit 1
+}
+
+# A line that the runner shows also when the case passes.
+note() {
+    echo "note: $*"
+}
+
+mounts_below() {
+    awk -v top="$1/" 'index($5 "/", top) == 1 { print $5 }' /proc/self/mountinfo
+}
+
+# Daemons are recognised by their arguments: mount.lockbox --daemon ARCHIVE POINT.
+daemons_below() {
+    local file
+    for file in /proc/[0-9]*/cmdline; do
+        if tr '\0' '\n' 2>/dev/null <"$file" | awk -v top="$1/" '
+            NR == 2 && $0 != "--daemon" { exit 1 }
+            NR == 3 { found = index($0, top) == 1 }
+            END { exit !found }'; then
+            file=${file#/proc/}
+            echo "${file%/cmdline}"
+        fi
+    done
+}
+
+daemon_of() {
+    local archive=$1 pid
+    for pid in $(daemons_below "$(dirname "$archive")"); do
+        if [[ $(tr '\0' '\n' <"/proc/$pid/cmdline" | sed -n 3p) == "$archive" ]]; then
+            echo "$pid"
+            return 0
+        fi
+    done
+    echo "no daemon serves $archive" >&2
+    return 1
+}
+
+# Waits until the command succeeds.
+await() {
+    local seconds=$1 deadline=$((SECONDS + $1))
+    shift
+    until "$@"; do
+        if ((SECONDS >= deadline)); then
+            echo "not within $seconds s: $*" >&2
+            return 1
+        fi
+        sleep 0.02
+    done
+}
+
+gone() {
+    [[ ! -d /proc/$1 ]] || [[ $(awk '$1 == "State:" { print $2 }' "/proc/$1/status" 2>/dev/null) =~ ^[ZX]?$ ]]
+}
+
+# The cheapest key derivation that the program accepts: what a passphrase costs is not what these cases are about.
+create() {
+    lockbox create --weak-kdf --kdf-memory 1 --passfile "$PASSFILE" "$@"
+}
+
+# new_archive NAME: creates $WORK/NAME.lbx and the mount point $WORK/NAME.
+new_archive() {
+    create "$WORK/$1.lbx"
+    mkdir -p "$WORK/$1"
+}
+
+# attach NAME [OPTIONS]: mounts $WORK/NAME.lbx on $WORK/NAME.
+attach() {
+    mount.lockbox "$WORK/$1.lbx" "$WORK/$1" -o "passfile=$PASSFILE,log=$WORK/$1.log${2:+,$2}"
+    mountpoint -q "$WORK/$1"
+}
+
+# detach NAME: unmounts and proves that the daemon is gone when the command returns.
+detach() {
+    local pid
+    pid=$(daemon_of "$WORK/$1.lbx")
+    lockbox umount "$WORK/$1"
+    gone "$pid" || fail "lockbox umount returned before its daemon $pid ended"
+    ! mountpoint -q "$WORK/$1" || fail "still mounted: $WORK/$1"
+}
+
+reattach() {
+    detach "$1"
+    attach "$@"
+}
+
+# kill_daemon NAME: as the power of an operator or the kernel would. The dead mount is left for the next mount to clear.
+kill_daemon() {
+    local pid
+    pid=$(daemon_of "$WORK/$1.lbx")
+    kill -9 "$pid"
+    await 30 gone "$pid"
+}
+
+check_full() {
+    lockbox check --full --passfile "$PASSFILE" "$WORK/$1.lbx" || fail "check --full found damage in $1.lbx"
+}
+
+# in_background COMMAND...: its process id is then in $!, and it dies with the case.
+in_background() {
+    "$@" &
+    BACKGROUND+=($!)
+}
+
+# expect CODE PATTERN COMMAND...: the command ends with the code and says a sentence that matches, on standard error only.
+expect() {
+    local code=$1 pattern=$2 got=0
+    shift 2
+    "$@" >"$WORK/stdout" 2>"$WORK/stderr" </dev/null || got=$?
+    if [[ ! $got =~ ^($code)$ ]]; then
+        fail "exit code $got instead of $code: $* ($(tr '\n' ' ' <"$WORK/stderr"))"
+    fi
+    grep -Eiq -- "$pattern" "$WORK/stderr" || fail "nothing like '$pattern' in: $(cat "$WORK/stderr")"
+    ! grep -Eq 'panicked|RUST_BACKTRACE' "$WORK/stderr" || fail "a panic: $(cat "$WORK/stderr")"
+}
+
+same() {
+    [[ $1 == "$2" ]] || fail "${3:-values differ}: '$1' and '$2'"
+}
+
+same_file() {
+    cmp "$1" "$2" || fail "$1 and $2 differ"
+}
+
+# same_listing A B: names, types, modes, owners, sizes, times, links, devices and xattrs.
+same_listing() {
+    listing.py "$1" >"$WORK/listing.a"
+    listing.py "$2" >"$WORK/listing.b"
+    diff -a "$WORK/listing.a" "$WORK/listing.b" | head -n 20 || true
+    cmp -s "$WORK/listing.a" "$WORK/listing.b" || fail "the listings of $1 and $2 differ"
+}
+
+same_tree() {
+    # diff calls two FIFOs a difference; the listing compares them.
+    diff -r --no-dereference --exclude=fifo "$1" "$2" | head -n 20 || true
+    diff -rq --no-dereference --exclude=fifo "$1" "$2" >/dev/null || fail "the contents of $1 and $2 differ"
+    same_listing "$1" "$2"
+}
+
+# The tree of real sources that several cases use: at least 5,000 files, with all that metadata can be. Made once.
+source_tree() {
+    local tree=$SHARED/sources
+    if [[ ! -e $SHARED/sources.done ]]; then
+        rm -rf "$tree"
+        sources.py "${CARGO_HOME:-$HOME/.cargo}/registry/src" "$tree" >&2
+        touch "$SHARED/sources.done"
+    fi
+    echo "$tree"
+}
+
+need_user() {
+    id "$TEST_USER" >/dev/null 2>&1 || useradd --create-home --shell /bin/bash "$TEST_USER"
+}
+
+# as_user COMMAND...: as an ordinary user, without any of root's groups and rights.
+as_user() {
+    setpriv --reuid "$TEST_USER" --regid "$TEST_USER" --init-groups --inh-caps=-all \
+        env -u XDG_RUNTIME_DIR HOME="$(getent passwd "$TEST_USER" | cut -d: -f6)" "$@"
+}
+
+# Largest resident memory of a process so far, in MiB.
+peak_memory() {
+    awk '$1 == "VmHWM:" { print int($2 / 1024) }' "/proc/$1/status"
+}

@@ -1,0 +1,119 @@
+#!/usr/bin/env bash
+# Installs what the tests need on a Debian-like machine and runs all of them. Ends with 0 only when every stage passed.
+#
+#   tests/run.sh [STAGE...]     all stages, or those named: format lint test reader mount licences
+#
+# Needs a Rust toolchain and root (directly or by sudo) for packages and mounts. Takes about 20 minutes on two cores.
+set -uo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
+
+PACKAGES=(acl attr binutils ca-certificates curl e2fsprogs fuse3 gcc git libc6-dev make mount python3 python3-venv
+    rsync sqlite3 tar util-linux zstd)
+# The reader's needs; pinned so that a run next year tests the same thing.
+PYTHON_PACKAGES=(cryptography==46.0.7 zstandard==0.25.0)
+DENY_VERSION=0.20.2
+
+export CARGO_TERM_COLOR=never CARGO_INCREMENTAL=0 RUST_BACKTRACE=1 DEBIAN_FRONTEND=noninteractive
+target=${CARGO_TARGET_DIR:-$PWD/target}
+exec </dev/null
+
+as_root() {
+    if [[ $EUID -eq 0 ]]; then "$@"; else sudo --preserve-env=PATH,CARGO_HOME,RUSTUP_HOME,CARGO_TARGET_DIR,READER,READER_PYTHON,KILLS,FLIPS,SCRATCH "$@"; fi
+}
+
+stage_install() {
+    local missing=() package
+    for package in "${PACKAGES[@]}"; do
+        dpkg-query --show --showformat='${db:Status-Status}' "$package" 2>/dev/null | grep -qx installed || missing+=("$package")
+    done
+    if [[ ${#missing[@]} -gt 0 ]]; then
+        as_root apt-get -q update && as_root apt-get install -qy --no-install-recommends "${missing[@]}" || return 1
+    fi
+    local component
+    for component in rustfmt clippy; do
+        cargo "${component/rustfmt/fmt}" --version >/dev/null 2>&1 || rustup component add "$component" || return 1
+    done
+    # In a container the module is loaded already, or cannot be.
+    [[ -e /dev/fuse ]] || as_root modprobe fuse || true
+    if [[ ! -e /dev/fuse ]]; then
+        echo '/dev/fuse is missing, and the tests of real mounts need it'
+        return 1
+    fi
+}
+
+stage_format() {
+    cargo fmt --all --check
+}
+
+stage_lint() {
+    cargo clippy --quiet --workspace --all-targets -- -D warnings
+}
+
+stage_test() {
+    cargo test --quiet --workspace
+}
+
+stage_portable() {
+    cargo test --quiet --package lockbox --features portable --lib crypto::
+}
+
+stage_reader() {
+    local python=$target/reader/bin/python
+    [[ -x $python ]] || python3 -m venv "$target/reader" || return 1
+    "$python" -m pip install --quiet --disable-pip-version-check "${PYTHON_PACKAGES[@]}" || return 1
+    export READER_PYTHON=$python READER=$PWD/format-spec/reader/lockbox_reader.py
+    "$python" "$READER" --help >/dev/null
+}
+
+stage_mount() {
+    cargo build --quiet --workspace --bins || return 1
+    as_root tests/mount/run.sh
+}
+
+# Licences, duplicates and sources only: the advisory database is fetched from the network, which a test must not depend on.
+stage_licences() {
+    if ! cargo deny --version 2>/dev/null | grep -qx "cargo-deny $DENY_VERSION"; then
+        echo "building cargo-deny $DENY_VERSION, once for this CARGO_HOME"
+        CARGO_TARGET_DIR=$target/cargo-deny CARGO_PROFILE_RELEASE_LTO=off CARGO_PROFILE_RELEASE_OPT_LEVEL=0 \
+            cargo install --quiet --locked --force cargo-deny@$DENY_VERSION || return 1
+        rm -rf "$target/cargo-deny"
+    fi
+    cargo deny --offline --workspace check --hide-inclusion-graph licenses bans sources
+}
+
+stages=(install format lint test portable reader mount licences)
+if [[ $# -gt 0 ]]; then
+    stages=(install "$@")
+    # The mount stage compares with the reader as well.
+    [[ " $* " != *' mount '* || " $* " == *' reader '* ]] || stages=(install reader "$@")
+fi
+
+started=$SECONDS
+results=()
+failed=0
+for stage in "${stages[@]}"; do
+    if ! declare -F "stage_$stage" >/dev/null; then
+        echo "tests/run.sh: no stage '$stage'" >&2
+        exit 1
+    fi
+    echo "=== $stage"
+    before=$SECONDS
+    if "stage_$stage"; then outcome=passed; else
+        outcome=FAILED
+        failed=$((failed + 1))
+    fi
+    line=$(printf '%-10s %-7s %5d s' "$stage" "$outcome" $((SECONDS - before)))
+    results+=("$line")
+    echo "=== $line"
+    # Without what it needs nothing else can be trusted.
+    [[ $stage != install || $outcome == passed ]] || break
+done
+
+echo
+echo "Summary after $((SECONDS - started)) s:"
+printf '  %s\n' "${results[@]}"
+if [[ $failed -gt 0 ]]; then
+    echo "$failed of ${#results[@]} stages FAILED"
+    exit 1
+fi
+echo "all ${#results[@]} stages passed"
