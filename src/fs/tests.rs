@@ -4,4 +4,5 @@ mod crash;
 mod data;
 mod model;
 mod names;
+mod racing;
 mod support;

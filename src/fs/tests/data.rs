@@ -1,10 +1,9 @@
-//! File content against a model: staged, written out, cut, reopened; read by threads while it changes.
+//! File content against a model: staged, written out, cut, reopened, removed.
 
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crate::crypto::SecretKey;
 use crate::env::{Environment, SeededEnvironment};
@@ -18,18 +17,19 @@ use crate::storage::MemoryStorage;
 use crate::txn::{OpenOptions, Volume};
 
 const ARCHIVE: [u8; 16] = [7; 16];
-const OPTIONS: FsOptions = FsOptions { staged_bytes: 1 << 20, sync: SyncProfile::Periodic, pack: true, compress: true };
+pub(super) const OPTIONS: FsOptions =
+    FsOptions { staged_bytes: 1 << 20, sync: SyncProfile::Periodic, pack: true, compress: true };
 
 /// A file system in memory that can be closed, or dropped as in a crash, and opened again.
-struct Bench {
+pub(super) struct Bench {
     dice: Arc<SeededEnvironment>,
     storage: Arc<MemoryStorage>,
     options: FsOptions,
-    fs: Arc<FileSystem>,
+    pub(super) fs: Arc<FileSystem>,
 }
 
 impl Bench {
-    fn new(seed: u64, options: FsOptions) -> Bench {
+    pub(super) fn new(seed: u64, options: FsOptions) -> Bench {
         println!("seed {seed}");
         let dice = Arc::new(SeededEnvironment::new(seed));
         let storage = Arc::new(MemoryStorage::new());
@@ -55,7 +55,7 @@ impl Bench {
         bytes
     }
 
-    fn reopen(self) -> Bench {
+    pub(super) fn reopen(self) -> Bench {
         let Bench { dice, storage, options, fs } = self;
         drop(fs);
         let open = OpenOptions { read_only: false, memory: 32 << 20 };
@@ -64,7 +64,7 @@ impl Bench {
         Bench { dice, storage, options, fs }
     }
 
-    fn make(&self) -> Ino {
+    pub(super) fn make(&self) -> Ino {
         make(&self.fs)
     }
 
@@ -104,7 +104,7 @@ impl Bench {
     }
 
     /// Counts, space map and inode sizes agree with the extents.
-    fn audit(&self, files: &[Ino]) {
+    pub(super) fn audit(&self, files: &[Ino]) {
         self.fs.volume.commit().unwrap();
         let findings = self.fs.volume.check_space(true, &mut |_, _| {}).unwrap();
         assert_eq!(findings, Vec::<String>::new());
@@ -124,7 +124,7 @@ impl Bench {
     }
 }
 
-fn make(fs: &FileSystem) -> Ino {
+pub(super) fn make(fs: &FileSystem) -> Ino {
     fs.volume
         .operate(1, false, |op| {
             let ino = op.allocate_ino()?;
@@ -135,14 +135,14 @@ fn make(fs: &FileSystem) -> Ino {
         .unwrap()
 }
 
-fn write_model(model: &mut Vec<u8>, offset: usize, data: &[u8]) {
+pub(super) fn write_model(model: &mut Vec<u8>, offset: usize, data: &[u8]) {
     if model.len() < offset + data.len() {
         model.resize(offset + data.len(), 0);
     }
     model[offset..offset + data.len()].copy_from_slice(data);
 }
 
-fn read_model(model: &[u8], offset: usize, length: usize) -> &[u8] {
+pub(super) fn read_model(model: &[u8], offset: usize, length: usize) -> &[u8] {
     &model[offset.min(model.len())..(offset + length).min(model.len())]
 }
 
@@ -467,120 +467,4 @@ fn a_flush_whose_operation_is_not_published_is_made_again_and_nothing_twice() {
         assert!(bench.fs.read(*ino, 0, 400_000).unwrap() == *model);
     }
     bench.audit(&files[..5]);
-}
-
-/// A block that says its version in every word.
-fn block(version: u64) -> Vec<u8> {
-    version.to_le_bytes().repeat(512)
-}
-
-#[test]
-fn readers_see_whole_blocks_that_never_go_back_in_time() {
-    const BLOCKS: u64 = 64;
-    let bench = Bench::new(13, FsOptions { staged_bytes: 100_000, ..OPTIONS });
-    let ino = bench.make();
-    let fs = &bench.fs;
-    fs.write(ino, 0, &block(1).repeat(BLOCKS as usize)).unwrap();
-    let acknowledged: Vec<AtomicU64> = (0..BLOCKS).map(|_| AtomicU64::new(1)).collect();
-    let stop = AtomicBool::new(false);
-    std::thread::scope(|scope| {
-        for reader in 0..2 {
-            let (acknowledged, stop) = (&acknowledged, &stop);
-            scope.spawn(move || {
-                let dice = SeededEnvironment::new(100 + reader);
-                while !stop.load(Ordering::Relaxed) {
-                    let at = dice.next_u64() % BLOCKS;
-                    let count = 1 + dice.next_u64() % (BLOCKS - at).min(8);
-                    let least: Vec<u64> =
-                        (at..at + count).map(|b| acknowledged[b as usize].load(Ordering::Acquire)).collect();
-                    let found = fs.read(ino, at * 4096, (count * 4096) as usize).unwrap();
-                    assert_eq!(found.len() as u64, count * 4096);
-                    for (index, found) in found.chunks(4096).enumerate() {
-                        let version = u64::from_le_bytes(found[..8].try_into().unwrap());
-                        assert!(found == block(version), "torn block");
-                        assert!(
-                            version >= least[index],
-                            "block {} shows {version} after {}",
-                            at + index as u64,
-                            least[index]
-                        );
-                    }
-                }
-            });
-        }
-        let committer = scope.spawn(|| {
-            while !stop.load(Ordering::Relaxed) {
-                fs.sync().unwrap();
-            }
-        });
-        let dice = SeededEnvironment::new(99);
-        for version in 2..1500 {
-            if version % 50 == 0 {
-                let from = if dice.next_u64().is_multiple_of(2) { 0 } else { 32 };
-                fs.write(ino, from * 4096, &block(version).repeat(32)).unwrap();
-                (from..from + 32).for_each(|b| acknowledged[b as usize].store(version, Ordering::Release));
-            } else {
-                let at = dice.next_u64() % BLOCKS;
-                fs.write(ino, at * 4096, &block(version)).unwrap();
-                acknowledged[at as usize].store(version, Ordering::Release);
-            }
-        }
-        stop.store(true, Ordering::Relaxed);
-        committer.join().unwrap();
-    });
-    bench.audit(&[ino]);
-}
-
-#[test]
-fn threads_that_write_cut_and_commit_leave_each_file_as_its_owner_made_it() {
-    let bench = Bench::new(14, FsOptions { staged_bytes: 200_000, ..OPTIONS });
-    let fs = &bench.fs;
-    let stop = AtomicBool::new(false);
-    let done: Vec<(Ino, Vec<u8>)> = std::thread::scope(|scope| {
-        let committer = scope.spawn(|| {
-            while !stop.load(Ordering::Relaxed) {
-                fs.sync().unwrap();
-                fs.maintain().unwrap();
-            }
-        });
-        let owners: Vec<_> = (0..3_u64)
-            .map(|owner| {
-                scope.spawn(move || {
-                    let dice = SeededEnvironment::new(200 + owner);
-                    let files: Vec<Ino> = (0..3).map(|_| make(fs)).collect();
-                    let mut models = vec![Vec::new(); files.len()];
-                    for step in 0..400_u64 {
-                        let index = (dice.next_u64() % 3) as usize;
-                        let (ino, model): (Ino, &mut Vec<u8>) = (files[index], &mut models[index]);
-                        let offset = (dice.next_u64() % 400_000) as usize % (model.len() + 5000);
-                        if dice.next_u64().is_multiple_of(8) {
-                            fs.truncate(ino, offset as u64, &mut |_| {}).unwrap();
-                            model.resize(offset, 0);
-                        } else {
-                            let longest = if step % 20 == 0 { 300_000 } else { 9000 };
-                            let data = vec![step as u8; 1 + (dice.next_u64() % longest) as usize];
-                            fs.write(ino, offset as u64, &data).unwrap();
-                            write_model(model, offset, &data);
-                        }
-                        let length = 20_000;
-                        let from = (dice.next_u64() % (model.len() as u64 + 1)) as usize;
-                        let found = fs.read(ino, from as u64, length).unwrap();
-                        assert!(found == read_model(model, from, length), "owner {owner} step {step}");
-                    }
-                    files.into_iter().zip(models).collect::<Vec<_>>()
-                })
-            })
-            .collect();
-        // Stopped before a failure of an owner is passed on, or the scope would wait for ever.
-        let joined: Vec<_> = owners.into_iter().map(|owner| owner.join()).collect();
-        stop.store(true, Ordering::Relaxed);
-        committer.join().unwrap();
-        joined.into_iter().flat_map(|files| files.unwrap()).collect()
-    });
-    bench.fs.sync().unwrap();
-    let bench = bench.reopen();
-    for (ino, model) in &done {
-        assert!(bench.fs.read(*ino, 0, model.len() + 1).unwrap() == *model);
-    }
-    bench.audit(&done.iter().map(|(ino, _)| *ino).collect::<Vec<_>>());
 }
