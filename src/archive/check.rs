@@ -6,7 +6,8 @@ use crate::error::Result;
 /// What `check` found.
 #[derive(Clone, Debug, Default)]
 pub struct CheckReport {
-    pub pages: u64,
+    /// Blocks in use by pages.
+    pub blocks: u64,
     pub inodes: u64,
     pub directories: u64,
     pub bytes: u64,
@@ -15,13 +16,15 @@ pub struct CheckReport {
 }
 
 impl Archive {
-    /// Verifies structure (quick) or every page, reference and count (full); `progress` gets (done, total) blocks.
+    /// Verifies structure (quick) or every page, reference and count (full). `progress` gets (done, total), first in blocks for the
+    /// pages and the space, then in inodes for the tree of files.
     pub fn check(&self, full: bool, progress: &mut dyn FnMut(u64, u64)) -> Result<CheckReport> {
-        // The tree first: what it cannot reach need not be counted.
-        let (counts, mut findings) = self.fs.check_structure(full, progress)?;
-        findings.extend(self.fs.volume.check_space(full, progress)?);
+        let mut findings = self.fs.volume.check_space(full, progress)?;
+        let (counts, structure) = self.fs.check_structure(full, progress)?;
+        findings.extend(structure);
+        let record = self.fs.volume.durable();
         Ok(CheckReport {
-            pages: self.fs.volume.space().1,
+            blocks: record.used_blocks,
             inodes: counts.inodes,
             directories: counts.directories,
             bytes: counts.bytes,

@@ -244,7 +244,7 @@ fn remaining(pieces: &[Range<u64>], mapped: &[Mapped], visible: &Range<u64>) -> 
         let mut at = start;
         for piece in pieces.iter().filter(|piece| piece.end > start && piece.start < end) {
             if piece.start > at {
-                rest.push(at..piece.start);
+                rest.push(at..piece.start.min(end));
             }
             at = at.max(piece.end);
         }

@@ -1,6 +1,7 @@
 //! Model tests of the file system.
 
 mod crash;
+mod data;
 mod model;
 mod names;
 mod support;

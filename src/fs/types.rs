@@ -99,6 +99,7 @@ pub struct DirectoryEntry<'a> {
 pub struct Statistics {
     pub total: u64,
     pub free: u64,
+    /// In use and free together.
     pub inodes: u64,
     pub free_inodes: u64,
 }

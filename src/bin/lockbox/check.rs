@@ -32,7 +32,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         out.json(&json!({
             "full": args.full,
             "sound": report.findings.is_empty(),
-            "pages": report.pages,
+            "blocks": report.blocks,
             "inodes": report.inodes,
             "directories": report.directories,
             "bytes": report.bytes,

@@ -86,8 +86,8 @@ fn clear_dead(point: &Path) -> Result<(), Failure> {
     if !is_our_mount(point) {
         return Err(Failure::other(format!("{} is neither a mounted archive nor its mount point", shown(point))));
     }
-    // ENOTCONN: nobody serves it.
-    if !fs::symlink_metadata(point).is_err_and(|e| e.kind() == std::io::ErrorKind::NotConnected) {
+    // ENOTCONN: nobody serves it. The attributes may still be cached, a new handle cannot be.
+    if !fs::read_dir(point).is_err_and(|e| e.kind() == std::io::ErrorKind::NotConnected) {
         return Err(Failure::other(format!("{} is served by a program of another user", shown(point))));
     }
     let cannot = |why: &str| Failure::other(format!("cannot clear the dead mount at {}: {why}", shown(point)));

@@ -23,11 +23,10 @@ impl FileSystem {
         let state = self.volume.state();
         let view = self.volume.view(&state);
         let parent = inode::load(view, directory)?;
-        if parent.mode & mode::TYPE != mode::DIRECTORY {
-            return Err(Error::NotDirectory);
-        }
         let ino = match name {
+            // An NFS server asks for `.` of any inode by its bare number.
             b"." => directory,
+            _ if parent.mode & mode::TYPE != mode::DIRECTORY => return Err(Error::NotDirectory),
             b".." if directory == ROOT_INO => ROOT_INO,
             b".." => parent.parent,
             _ => directory::find(view, &self.name_key, directory, name)?.ok_or(Error::NotFound)?.target.ino,
@@ -50,20 +49,19 @@ impl FileSystem {
 
     /// Changes what is given, all or nothing. Sets ctime to now unless given. A size beyond 2^63-1 is `FileTooLarge`.
     ///
-    /// As Linux does it, a change of owner or group without a mode clears the set-id bits of anything but a directory. That, and
-    /// `kill_set_id`, also removes the file's capabilities. A size that differs sets mtime to now unless given.
+    /// `kill_set_id` also removes the file's capabilities and leaves directories alone. A size that differs sets mtime to now unless given.
     pub fn set_attributes(&self, ino: Ino, set: &SetAttributes) -> Result<Attributes> {
         for time in [set.atime, set.mtime, set.ctime].into_iter().flatten() {
             if matches!(time, SetTime::To(time) if time.nanos >= 1_000_000_000) {
                 return Err(Error::invalid("nanoseconds of a time are out of range"));
             }
         }
-        let now = self.environment.now();
         if let Some(size) = set.size {
-            return self.set_size(ino, size, set, now);
+            return self.set_size(ino, size, set);
         }
-        // The inode, and an xattr that goes.
-        let inode = self.volume.operate(1 + xattr::RECORDS_OF_VALUE, false, |op| {
+        // The inode, and an xattr that goes. Permissions can be taken away on a full disk.
+        let inode = self.volume.operate(1 + xattr::RECORDS_OF_VALUE, true, |op| {
+            let now = self.environment.now();
             let mut inode = inode::load(op.view(), ino)?;
             if drops_set_id(&inode, set) && inode.flags & inode_flags::HAS_XATTRS != 0 {
                 xattr::remove_entry(op, &self.name_key, ino, &mut inode, CAPABILITY)?;
@@ -76,7 +74,7 @@ impl FileSystem {
         Ok(attributes_of(ino, &inode, self.staged_size(ino)))
     }
 
-    fn set_size(&self, ino: Ino, size: u64, set: &SetAttributes, now: Timestamp) -> Result<Attributes> {
+    fn set_size(&self, ino: Ino, size: u64, set: &SetAttributes) -> Result<Attributes> {
         if size > MAX_OFFSET {
             return Err(Error::FileTooLarge);
         }
@@ -88,11 +86,12 @@ impl FileSystem {
         }
         let mut set = *set;
         if before.size != size && set.mtime.is_none() {
-            set.mtime = Some(SetTime::To(now));
+            set.mtime = Some(SetTime::Now);
         }
-        if set.kill_set_id || set.uid.is_some() || set.gid.is_some() {
+        if set.kill_set_id {
             self.strip_capability(ino, &set)?;
         }
+        let now = self.environment.now();
         let inode = self.truncate(ino, size, &mut |inode| apply(inode, &set, now))?;
         self.finish_change()?;
         Ok(attributes_of(ino, &inode, self.staged_size(ino)))
@@ -101,7 +100,7 @@ impl FileSystem {
     /// A step of its own before the size changes: fewer privileges than asked for is the safe side when the second step fails.
     fn strip_capability(&self, ino: Ino, set: &SetAttributes) -> Result<()> {
         // The inode and an xattr that goes.
-        self.volume.operate(1 + xattr::RECORDS_OF_VALUE, false, |op| {
+        self.volume.operate(1 + xattr::RECORDS_OF_VALUE, true, |op| {
             let mut inode = inode::load(op.view(), ino)?;
             if drops_set_id(&inode, set)
                 && inode.flags & inode_flags::HAS_XATTRS != 0
@@ -115,8 +114,7 @@ impl FileSystem {
 }
 
 fn drops_set_id(inode: &InodeValue, set: &SetAttributes) -> bool {
-    let owner_changes = (set.uid.is_some() || set.gid.is_some()) && set.mode.is_none();
-    inode.mode & mode::TYPE != mode::DIRECTORY && (set.kill_set_id || owner_changes)
+    set.kill_set_id && inode.mode & mode::TYPE != mode::DIRECTORY
 }
 
 /// Everything but the size.
@@ -153,7 +151,8 @@ pub(super) fn attributes_of(ino: Ino, inode: &InodeValue, staged: Option<(u64, u
         }
         _ => {
             let (size, staged) = staged.unwrap_or((inode.size, 0));
-            (size, inode.bytes.saturating_add(staged).div_ceil(512))
+            // Staged bytes may lie over extents, so the sum is an upper bound; never more than the file has.
+            (size, inode.bytes.saturating_add(staged).min(size).div_ceil(512))
         }
     };
     Attributes {

@@ -126,9 +126,9 @@ impl FileSystem {
 
     /// Writes the root directory of a new archive.
     pub(in crate::fs) fn make_root(&self, creator: Creator) -> Result<()> {
-        let now = self.environment.now();
         // The inode.
         self.volume.operate(1, false, |op| {
+            let now = self.environment.now();
             if op.allocate_ino()? != ROOT_INO {
                 return Err(Error::Exists);
             }
@@ -156,8 +156,8 @@ impl FileSystem {
         if is_dot(name) {
             return Err(Error::Exists);
         }
-        let now = self.environment.now();
         let (ino, inode) = self.volume.operate(RECORDS + RECORDS_OF_TARGET, false, |op| {
+            let now = self.environment.now();
             let mut parent = Directory::load(op.view(), directory)?;
             if directory::find(op.view(), &self.name_key, directory, name)?.is_some() {
                 return Err(Error::Exists);

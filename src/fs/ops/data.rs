@@ -15,14 +15,13 @@ impl FileSystem {
     /// Counts a handle: an unlinked inode lives until the last one is closed. `Stale` when it does not exist.
     pub fn open(&self, ino: Ino) -> Result<()> {
         // Counted first: whoever unlinks it from now on sees the handle, and what is gone already shows below.
-        self.handles.open(ino);
+        if !self.handles.open(ino) {
+            return Err(Error::Stale);
+        }
         let state = self.volume.state();
         if let Err(error) = inode::load(self.volume.view(&state), ino) {
             self.handles.release(ino);
-            return Err(match error {
-                Error::NotFound => Error::Stale,
-                error => error,
-            });
+            return Err(error);
         }
         Ok(())
     }

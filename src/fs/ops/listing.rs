@@ -35,7 +35,11 @@ impl FileSystem {
     ) -> Result<()> {
         let state = self.volume.state();
         let view = self.volume.view(&state);
-        let listed = load_directory(view, directory)?;
+        // A directory that was removed while it was open lists nothing.
+        let listed = match load_directory(view, directory) {
+            Err(Error::NotFound) => return Ok(()),
+            other => other?,
+        };
         let mut emit = |ino: Ino, file_type: u8, name: &[u8], cookie: u64| -> Result<ControlFlow<()>> {
             let attributes = match with_attributes {
                 true => Some(self.listed_attributes(&state, view, ino)?),
@@ -74,7 +78,7 @@ impl FileSystem {
     }
 }
 
-/// `NotFound` when it was removed, as getdents(2) answers for a directory without a name.
+/// `NotFound` when it was removed while somebody held it.
 fn load_directory(view: View<'_>, ino: Ino) -> Result<InodeValue> {
     let inode = inode::find(view, ino)?.ok_or(Error::NotFound)?;
     if inode.mode & mode::TYPE != mode::DIRECTORY {

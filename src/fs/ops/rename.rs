@@ -58,8 +58,8 @@ impl FileSystem {
         if is_dot(name) || is_dot(new_name) {
             return Err(Error::invalid("`.` and `..` cannot be renamed"));
         }
-        let now = self.environment.now();
         self.operate_departing(RECORDS, false, |op, departure| {
+            let now = self.environment.now();
             let source = Directory::load(op.view(), directory)?;
             let other =
                 if directory == new_directory { None } else { Some(Directory::load(op.view(), new_directory)?) };

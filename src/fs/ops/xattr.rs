@@ -50,9 +50,9 @@ impl FileSystem {
         if value.len() > MAX_XATTR {
             return Err(Error::AttributeTooLarge);
         }
-        let now = self.environment.now();
         // The inode, the old value and the new one.
         self.volume.operate(1 + 2 * RECORDS_OF_VALUE, false, |op| {
+            let now = self.environment.now();
             let mut inode = inode::load(op.view(), ino)?;
             let key = record_key(&self.name_key, ino, name);
             let mut entries = load(op.view(), &inode, key)?;
@@ -102,9 +102,9 @@ impl FileSystem {
     /// `NoAttribute`.
     pub fn remove_xattr(&self, ino: Ino, name: &[u8]) -> Result<()> {
         check_name(name)?;
-        let now = self.environment.now();
         // The inode and the old value.
         self.volume.operate(1 + RECORDS_OF_VALUE, true, |op| {
+            let now = self.environment.now();
             let mut inode = inode::load(op.view(), ino)?;
             if !remove_entry(op, &self.name_key, ino, &mut inode, name)? {
                 return Err(Error::NoAttribute);

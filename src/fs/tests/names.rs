@@ -287,6 +287,9 @@ fn dots_and_impossible_names_get_the_answers_of_linux() {
     assert!(matches!(fs.lookup(sub, b""), Err(Error::NotFound)));
     assert_eq!(fs.lookup(sub, b".").unwrap().ino, sub);
     assert_eq!(fs.lookup(ROOT_INO, b"..").unwrap().ino, ROOT_INO);
+    let file = fs.make_node(sub, b"f", 0o600, 0, CREATOR).unwrap().ino;
+    assert_eq!(fs.lookup(file, b".").unwrap().ino, file);
+    assert!(matches!(fs.lookup(file, b".."), Err(Error::NotDirectory)));
 }
 
 #[test]
@@ -354,6 +357,7 @@ fn nothing_is_made_in_a_removed_directory() {
     fs.remove_directory(ROOT_INO, b"sub").unwrap();
     assert!(matches!(fs.make_node(sub, b"f", 0o600, 0, CREATOR), Err(Error::NotFound)));
     assert!(matches!(fs.directory_bound(sub), Err(Error::NotFound)));
+    fs.list_directory(sub, 0, u64::MAX, true, &mut |entry, _| panic!("{entry:?}")).unwrap();
     assert!(matches!(fs.rename(sub, b"a", ROOT_INO, b"b", RenameMode::Replace), Err(Error::NotFound)));
     fs.release(sub).unwrap();
     assert!(matches!(fs.make_node(sub, b"f", 0o600, 0, CREATOR), Err(Error::NotFound)));
@@ -397,9 +401,12 @@ fn attributes_change_as_asked_and_nothing_else() {
     assert_eq!(is.mode, file.mode);
 
     fs.set_xattr(file.ino, b"security.capability", b"power", XattrMode::Set).unwrap();
-    let is = fs.set_attributes(file.ino, &SetAttributes { uid: Some(5), ..none }).unwrap();
+    let is = fs.set_attributes(file.ino, &SetAttributes { uid: Some(5), kill_set_id: true, ..none }).unwrap();
     assert_eq!((is.uid, is.gid, is.mode), (5, CREATOR.gid, mode::REGULAR | 0o755));
     assert!(matches!(fs.xattr(file.ino, b"security.capability"), Err(Error::NoAttribute)));
+
+    let chown = fs.set_attributes(file.ino, &SetAttributes { gid: Some(6), mode: Some(0o4755), ..none }).unwrap();
+    assert_eq!((chown.gid, chown.mode), (6, mode::REGULAR | 0o4755));
 
     let grown = fs.set_attributes(file.ino, &SetAttributes { size: Some(10_000), ..none }).unwrap();
     assert_eq!((grown.size, grown.blocks), (10_000, 0));
@@ -461,4 +468,15 @@ fn check_names_what_disagrees() {
     assert!(damage(file, &|inode| inode.bytes = 1).contains("its bytes are not those"));
     assert!(damage(file, &|inode| inode.mode = mode::FIFO).contains("its type is not the one"));
     assert!(damage(file, &|inode| inode.flags = 1).contains("attribute flag is wrong"));
+}
+
+#[test]
+fn statistics_add_up() {
+    let (_storage, fs) = fresh(14);
+    let before = fs.statistics(1 << 30).unwrap();
+    fs.make_node(ROOT_INO, b"f", 0o600, 0, CREATOR).unwrap();
+    let after = fs.statistics(1 << 30).unwrap();
+    assert!(before.free >= 1 << 30 && before.total >= before.free);
+    assert_eq!(after.inodes - after.free_inodes, 2);
+    assert_eq!(before.inodes - before.free_inodes, 1);
 }

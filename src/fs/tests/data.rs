@@ -1,0 +1,537 @@
+//! File content against a model: staged, written out, cut, reopened; read by threads while it changes.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use crate::crypto::SecretKey;
+use crate::env::{Environment, SeededEnvironment};
+use crate::error::Error;
+use crate::format::values::{InodeValue, NO_TRIM};
+use crate::format::{Ino, Key, kind};
+use crate::frame::PageCipher;
+use crate::fs::layer::FRAME;
+use crate::fs::{FileSystem, FsOptions, SyncProfile, extents, inode, mode, reclaim};
+use crate::storage::MemoryStorage;
+use crate::txn::{OpenOptions, Volume};
+
+const ARCHIVE: [u8; 16] = [7; 16];
+const OPTIONS: FsOptions = FsOptions { staged_bytes: 1 << 20, sync: SyncProfile::Periodic, pack: true, compress: true };
+
+/// A file system in memory that can be closed, or dropped as in a crash, and opened again.
+struct Bench {
+    dice: Arc<SeededEnvironment>,
+    storage: Arc<MemoryStorage>,
+    options: FsOptions,
+    fs: Arc<FileSystem>,
+}
+
+impl Bench {
+    fn new(seed: u64, options: FsOptions) -> Bench {
+        println!("seed {seed}");
+        let dice = Arc::new(SeededEnvironment::new(seed));
+        let storage = Arc::new(MemoryStorage::new());
+        let volume = Volume::create(storage.clone(), Bench::cipher(&dice), dice.clone(), 1).unwrap();
+        volume.commit().unwrap();
+        let fs = FileSystem::new(volume, dice.clone(), [3; 16], options).unwrap();
+        Bench { dice, storage, options, fs }
+    }
+
+    fn cipher(dice: &Arc<SeededEnvironment>) -> PageCipher {
+        PageCipher::new(&SecretKey::new([9; 32]), ARCHIVE, dice.clone())
+    }
+
+    fn below(&self, bound: u64) -> u64 {
+        self.dice.next_u64() % bound
+    }
+
+    fn bytes(&self, length: usize) -> Vec<u8> {
+        let mut bytes = vec![self.dice.next_u64() as u8; length];
+        if self.below(2) == 0 {
+            self.dice.fill_random(&mut bytes).unwrap();
+        }
+        bytes
+    }
+
+    fn reopen(self) -> Bench {
+        let Bench { dice, storage, options, fs } = self;
+        drop(fs);
+        let open = OpenOptions { read_only: false, memory: 32 << 20 };
+        let volume = Volume::open(storage.clone(), Bench::cipher(&dice), dice.clone(), 1, &open).unwrap();
+        let fs = FileSystem::new(volume, dice.clone(), [3; 16], options).unwrap();
+        Bench { dice, storage, options, fs }
+    }
+
+    fn make(&self) -> Ino {
+        make(&self.fs)
+    }
+
+    fn unlink(&self, ino: Ino, open: bool) -> bool {
+        let gone = self
+            .fs
+            .volume
+            .operate(reclaim::REMOVED_RECORDS, true, |op| {
+                let inode = inode::load(op.view(), ino)?;
+                reclaim::removed(op, ino, &inode, open)
+            })
+            .unwrap();
+        if gone {
+            self.fs.forget_staged(ino);
+        }
+        gone
+    }
+
+    fn inode(&self, ino: Ino) -> InodeValue {
+        let state = self.fs.volume.state();
+        inode::load(self.fs.volume.view(&state), ino).unwrap()
+    }
+
+    fn extents(&self, ino: Ino) -> Vec<extents::Mapped> {
+        let state = self.fs.volume.state();
+        extents::overlapping(self.fs.volume.view(&state), ino, 0..u64::MAX, usize::MAX).unwrap()
+    }
+
+    fn has_inline(&self, ino: Ino) -> bool {
+        let state = self.fs.volume.state();
+        self.fs.volume.view(&state).get(extents::inline_key(ino), |_| Ok(())).unwrap().is_some()
+    }
+
+    fn pending(&self, record: u8, ino: Ino) -> bool {
+        let state = self.fs.volume.state();
+        self.fs.volume.view(&state).get(Key::new(0, record, ino.0), |_| Ok(())).unwrap().is_some()
+    }
+
+    /// Counts, space map and inode sizes agree with the extents.
+    fn audit(&self, files: &[Ino]) {
+        self.fs.volume.commit().unwrap();
+        let findings = self.fs.volume.check_space(true, &mut |_, _| {}).unwrap();
+        assert_eq!(findings, Vec::<String>::new());
+        for &ino in files {
+            let inode = self.inode(ino);
+            let mapped = self.extents(ino);
+            assert!(mapped.windows(2).all(|pair| pair[0].end() <= pair[1].offset), "extents overlap: {mapped:?}");
+            assert!(!self.has_inline(ino) || mapped.is_empty(), "inline data beside extents");
+            let state = self.fs.volume.state();
+            let view = self.fs.volume.view(&state);
+            let inline = extents::inline(view, ino, &inode).unwrap().map_or(0, |value| value.len() as u64);
+            let visible: u64 = mapped.iter().map(|m| m.overlap(&(0..inode.trim))).sum();
+            assert_eq!(inode.bytes, inline + visible, "ino {}", ino.0);
+            assert!(mapped.iter().all(|m| m.end() <= inode.size || m.offset >= inode.trim));
+            assert_eq!(inode.trim != NO_TRIM, self.pending(kind::TRIM, ino));
+        }
+    }
+}
+
+fn make(fs: &FileSystem) -> Ino {
+    fs.volume
+        .operate(1, false, |op| {
+            let ino = op.allocate_ino()?;
+            let inode = InodeValue { mode: mode::REGULAR | 0o644, links: 1, trim: NO_TRIM, ..Default::default() };
+            inode::store(op, ino, &inode)?;
+            Ok(ino)
+        })
+        .unwrap()
+}
+
+fn write_model(model: &mut Vec<u8>, offset: usize, data: &[u8]) {
+    if model.len() < offset + data.len() {
+        model.resize(offset + data.len(), 0);
+    }
+    model[offset..offset + data.len()].copy_from_slice(data);
+}
+
+fn read_model(model: &[u8], offset: usize, length: usize) -> &[u8] {
+    &model[offset.min(model.len())..(offset + length).min(model.len())]
+}
+
+/// Lengths and places that meet the borders: bytes, blocks, inline size, frames.
+fn place(bench: &Bench, size: u64) -> Range<u64> {
+    let unit = [1, 100, 256, 4096, FRAME][bench.below(5) as usize];
+    let from = bench.below(size / unit + 1) * unit;
+    let length = match bench.below(6) {
+        0 => bench.below(300),
+        1 => 4096,
+        2 => bench.below(3 * FRAME),
+        3 => FRAME,
+        4 => bench.below(20_000),
+        _ => bench.below(4096),
+    };
+    from..from + length
+}
+
+fn run_model(seed: u64, steps: u64, options: FsOptions) {
+    let mut bench = Bench::new(seed, options);
+    let mut files: BTreeMap<Ino, Vec<u8>> = (0..4).map(|_| (bench.make(), Vec::new())).collect();
+    let mut durable = files.clone();
+    bench.fs.sync().unwrap();
+    for step in 0..steps {
+        let ino = *files.keys().nth(bench.below(files.len() as u64) as usize).unwrap();
+        let size = files[&ino].len() as u64;
+        match bench.below(40) {
+            0..16 => {
+                let range = place(&bench, size.min(5 * FRAME));
+                let data = bench.bytes((range.end - range.start) as usize);
+                bench.fs.write(ino, range.start, &data).unwrap();
+                if !data.is_empty() {
+                    write_model(files.get_mut(&ino).unwrap(), range.start as usize, &data);
+                }
+            }
+            16..19 => {
+                let data = bench.bytes(1 + bench.below(200) as usize);
+                bench.fs.write(ino, size, &data).unwrap();
+                write_model(files.get_mut(&ino).unwrap(), size as usize, &data);
+            }
+            19..32 => {
+                let range = place(&bench, size);
+                let length = (range.end - range.start) as usize;
+                let read = bench.fs.read(ino, range.start, length).unwrap();
+                assert!(read == read_model(&files[&ino], range.start as usize, length), "step {step} {range:?}");
+            }
+            32..35 => {
+                let to = if bench.below(3) == 0 { bench.below(400) } else { place(&bench, size.min(6 * FRAME)).start };
+                let inode = bench.fs.truncate(ino, to, &mut |inode| inode.uid = 7).unwrap();
+                assert_eq!((inode.size, inode.uid), (to, 7));
+                files.get_mut(&ino).unwrap().resize(to as usize, 0);
+            }
+            35..37 => {
+                bench.fs.sync().unwrap();
+                durable = files.clone();
+            }
+            37 if bench.below(4) == 0 => {
+                if bench.below(2) == 0 {
+                    bench.fs.close().unwrap();
+                } else {
+                    files = durable.clone();
+                }
+                bench = bench.reopen();
+                // Only what is durable is certain after a crash, but early commits may have made more so: take what is there.
+                for (ino, model) in &mut files {
+                    let size = bench.inode(*ino).size as usize;
+                    let found = bench.fs.read(*ino, 0, size + 10).unwrap();
+                    assert_eq!(found.len(), size);
+                    *model = found;
+                }
+                durable = files.clone();
+            }
+            38 => {
+                bench.fs.maintain().unwrap();
+            }
+            _ => {
+                let staged = bench.fs.staged_size(ino).map_or(bench.inode(ino).size, |(size, _)| size);
+                assert_eq!(staged, size, "step {step}");
+            }
+        }
+        assert!(bench.fs.staging.total() <= options.staged_bytes + 3 * FRAME, "{}", bench.fs.staging.total());
+    }
+    for (ino, model) in &files {
+        assert!(bench.fs.read(*ino, 0, model.len() + 1).unwrap() == *model);
+    }
+    let inos: Vec<Ino> = files.keys().copied().collect();
+    bench.audit(&inos);
+    bench.fs.close().unwrap();
+    let bench = bench.reopen();
+    for (ino, model) in &files {
+        assert!(bench.fs.read(*ino, 0, model.len() + 1).unwrap() == *model);
+    }
+    bench.audit(&inos);
+    for ino in inos {
+        if !bench.unlink(ino, false) {
+            bench.fs.queue_reclaim(ino);
+        }
+    }
+    bench.fs.close().unwrap();
+    let bench = bench.reopen();
+    bench.audit(&[]);
+    assert_eq!(bench.fs.volume.state().inodes(), 0);
+}
+
+#[test]
+fn content_equals_the_model_through_writes_cuts_commits_and_reopening() {
+    for seed in 1..=4 {
+        run_model(seed, 500, OPTIONS);
+    }
+}
+
+#[test]
+fn content_equals_the_model_when_nearly_nothing_may_be_staged() {
+    run_model(11, 300, FsOptions { staged_bytes: 20_000, pack: false, compress: false, ..OPTIONS });
+}
+
+#[test]
+fn an_open_after_a_sync_shows_what_was_synced_even_without_a_close() {
+    let bench = Bench::new(5, OPTIONS);
+    let (small, large) = (bench.make(), bench.make());
+    let content = bench.bytes(300_000);
+    bench.fs.write(small, 0, b"tiny").unwrap();
+    bench.fs.write(large, 1000, &content).unwrap();
+    bench.fs.sync().unwrap();
+    let bench = bench.reopen();
+    assert_eq!(bench.fs.read(small, 0, 100).unwrap(), b"tiny");
+    assert!(bench.has_inline(small));
+    assert_eq!(bench.fs.read(large, 1000, 400_000).unwrap(), content);
+    assert_eq!(bench.fs.read(large, 0, 1000).unwrap(), vec![0; 1000]);
+    bench.audit(&[small, large]);
+}
+
+#[test]
+fn inline_data_turns_into_extents_when_the_file_grows() {
+    let bench = Bench::new(6, OPTIONS);
+    let (staged, direct) = (bench.make(), bench.make());
+    for ino in [staged, direct] {
+        bench.fs.write(ino, 0, &[1; 100]).unwrap();
+    }
+    bench.fs.sync().unwrap();
+    assert!(bench.has_inline(staged) && bench.has_inline(direct));
+    bench.fs.write(staged, 500_000, b"far").unwrap();
+    bench.fs.write(direct, FRAME, &vec![2; FRAME as usize]).unwrap();
+    bench.fs.sync().unwrap();
+    for ino in [staged, direct] {
+        assert!(!bench.has_inline(ino));
+        assert_eq!(bench.fs.read(ino, 0, 101).unwrap(), [vec![1; 100], vec![0]].concat());
+    }
+    bench.audit(&[staged, direct]);
+}
+
+#[test]
+fn small_files_share_pages_but_not_with_another_owner() {
+    let bench = Bench::new(7, OPTIONS);
+    let files: Vec<Ino> = (0..30).map(|_| bench.make()).collect();
+    bench.fs.truncate(files[29], 0, &mut |inode| inode.uid = 5).unwrap();
+    for (index, ino) in files.iter().enumerate() {
+        bench.fs.write(*ino, 0, &vec![index as u8; 1000]).unwrap();
+    }
+    bench.fs.sync().unwrap();
+    let page = |ino: Ino| bench.extents(ino)[0].extent.page;
+    assert!(files[1..29].iter().all(|ino| page(*ino) == page(files[0])));
+    assert!(page(files[29]) != page(files[0]));
+    for (index, ino) in files.iter().enumerate() {
+        assert_eq!(bench.fs.read(*ino, 0, 2000).unwrap(), vec![index as u8; 1000]);
+    }
+    bench.audit(&files);
+    for ino in &files[..29] {
+        assert!(bench.unlink(*ino, false));
+    }
+    bench.audit(&files[29..]);
+}
+
+#[test]
+fn a_cut_with_many_extents_hides_them_at_once_and_frees_them_in_steps() {
+    let mut bench = Bench::new(8, OPTIONS);
+    let ino = bench.make();
+    let frames = 700;
+    for frame in 0..frames {
+        bench.fs.write(ino, frame * FRAME, &[frame as u8; 300]).unwrap();
+    }
+    bench.fs.sync().unwrap();
+    assert_eq!(bench.extents(ino).len() as u64, frames);
+    let inode = bench.fs.truncate(ino, 10 * FRAME + 100, &mut |_| {}).unwrap();
+    assert_eq!((inode.bytes, inode.trim), (10 * 300 + 100, 10 * FRAME + 100));
+    bench.fs.truncate(ino, frames * FRAME, &mut |_| {}).unwrap();
+    assert_eq!(bench.fs.read(ino, 10 * FRAME, 400).unwrap(), [vec![10; 100], vec![0; 300]].concat());
+    assert_eq!(bench.fs.read(ino, 500 * FRAME, 400).unwrap(), [0; 400]);
+    bench.audit(&[ino]);
+    bench = bench.reopen();
+    // A write behind the trim offset frees up to there first.
+    bench.fs.write(ino, 20 * FRAME, &[9; 10]).unwrap();
+    bench.fs.sync().unwrap();
+    assert_eq!(bench.fs.read(ino, 20 * FRAME, 300).unwrap(), [vec![9; 10], vec![0; 290]].concat());
+    bench.audit(&[ino]);
+    while bench.fs.reclaim_step().unwrap() {}
+    assert!(!bench.pending(kind::TRIM, ino));
+    assert_eq!(bench.extents(ino).len(), 12);
+    bench.audit(&[ino]);
+}
+
+#[test]
+fn an_orphan_lives_while_it_is_open_and_goes_in_steps_afterwards() {
+    let mut bench = Bench::new(9, OPTIONS);
+    let (open, large) = (bench.make(), bench.make());
+    bench.fs.open(open).unwrap();
+    bench.fs.write(open, 0, &[4; 5000]).unwrap();
+    for frame in 0..1300 {
+        bench.fs.write(large, frame * FRAME, &[frame as u8; 300]).unwrap();
+    }
+    assert!(!bench.unlink(open, true));
+    bench.fs.sync().unwrap();
+    assert!(!bench.unlink(large, false));
+    bench.fs.queue_reclaim(large);
+    assert_eq!(bench.fs.read(open, 0, 9000).unwrap(), [4; 5000]);
+    bench.fs.write(open, 5000, &[5; 10]).unwrap();
+    let mut steps = 0;
+    while bench.fs.reclaim_step().unwrap() {
+        steps += 1;
+        bench.audit(&[open]);
+    }
+    assert!(steps >= 3, "{steps}");
+    assert_eq!(bench.fs.read(open, 4999, 9000).unwrap(), [[4].as_slice(), &[5; 10]].concat());
+    assert_eq!(bench.fs.volume.state().inodes(), 1);
+    bench.fs.sync().unwrap();
+    // A crash closes every handle.
+    bench = bench.reopen();
+    assert!(bench.fs.reclaim_step().unwrap());
+    assert_eq!(bench.fs.volume.state().inodes(), 0);
+    assert!(matches!(bench.fs.open(open), Err(Error::Stale)));
+    bench.audit(&[]);
+}
+
+#[test]
+fn a_full_host_refuses_writes_and_loses_nothing_accepted() {
+    let bench = Bench::new(10, OPTIONS);
+    bench.storage.set_capacity(Some(8 << 20));
+    let ino = bench.make();
+    let mut accepted = Vec::new();
+    let mut refused = 0;
+    for step in 0..3000 {
+        let mut data = vec![0; if step % 5 == 0 { 200_000 } else { 3000 }];
+        bench.dice.fill_random(&mut data).unwrap();
+        match bench.fs.write(ino, accepted.len() as u64, &data) {
+            Ok(()) => accepted.extend(data),
+            Err(Error::NoSpace(_)) => refused += 1,
+            Err(error) => panic!("{error}"),
+        }
+        if refused > 20 {
+            break;
+        }
+    }
+    assert!(refused > 0 && accepted.len() > 2 << 20, "{}", accepted.len());
+    bench.fs.sync().unwrap();
+    assert!(bench.fs.read(ino, 0, accepted.len() + 1).unwrap() == accepted);
+    bench.fs.truncate(ino, 0, &mut |_| {}).unwrap();
+    bench.fs.sync().unwrap();
+    bench.fs.sync().unwrap();
+    bench.fs.write(ino, 0, &accepted[..1 << 20]).unwrap();
+    bench.audit(&[ino]);
+}
+
+#[test]
+fn writes_beyond_the_greatest_size_and_to_other_objects_are_refused() {
+    let bench = Bench::new(12, OPTIONS);
+    let ino = bench.make();
+    let last = i64::MAX as u64;
+    assert!(matches!(bench.fs.write(ino, last, &[1]), Err(Error::FileTooLarge)));
+    assert!(matches!(bench.fs.truncate(ino, last + 1, &mut |_| {}), Err(Error::FileTooLarge)));
+    bench.fs.write(ino, last - 1, &[1]).unwrap();
+    assert_eq!(bench.fs.staged_size(ino), Some((last, 1)));
+    bench.fs.sync().unwrap();
+    assert_eq!(bench.fs.read(ino, last - 2, 100).unwrap(), [0, 1]);
+    bench.fs.truncate(ino, last, &mut |inode| inode.mode = mode::DIRECTORY).unwrap();
+    assert!(matches!(bench.fs.write(ino, 0, &[1]), Err(Error::IsDirectory)));
+    assert!(matches!(bench.fs.write(Ino(99), 0, &[1]), Err(Error::Stale)));
+    assert!(bench.fs.staging.files().is_empty());
+}
+
+/// A block that says its version in every word.
+fn block(version: u64) -> Vec<u8> {
+    version.to_le_bytes().repeat(512)
+}
+
+#[test]
+fn readers_see_whole_blocks_that_never_go_back_in_time() {
+    const BLOCKS: u64 = 64;
+    let bench = Bench::new(13, FsOptions { staged_bytes: 100_000, ..OPTIONS });
+    let ino = bench.make();
+    let fs = &bench.fs;
+    fs.write(ino, 0, &block(1).repeat(BLOCKS as usize)).unwrap();
+    let acknowledged: Vec<AtomicU64> = (0..BLOCKS).map(|_| AtomicU64::new(1)).collect();
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for reader in 0..2 {
+            let (acknowledged, stop) = (&acknowledged, &stop);
+            scope.spawn(move || {
+                let dice = SeededEnvironment::new(100 + reader);
+                while !stop.load(Ordering::Relaxed) {
+                    let at = dice.next_u64() % BLOCKS;
+                    let count = 1 + dice.next_u64() % (BLOCKS - at).min(8);
+                    let least: Vec<u64> =
+                        (at..at + count).map(|b| acknowledged[b as usize].load(Ordering::Acquire)).collect();
+                    let found = fs.read(ino, at * 4096, (count * 4096) as usize).unwrap();
+                    assert_eq!(found.len() as u64, count * 4096);
+                    for (index, found) in found.chunks(4096).enumerate() {
+                        let version = u64::from_le_bytes(found[..8].try_into().unwrap());
+                        assert!(found == block(version), "torn block");
+                        assert!(
+                            version >= least[index],
+                            "block {} shows {version} after {}",
+                            at + index as u64,
+                            least[index]
+                        );
+                    }
+                }
+            });
+        }
+        let committer = scope.spawn(|| {
+            while !stop.load(Ordering::Relaxed) {
+                fs.sync().unwrap();
+            }
+        });
+        let dice = SeededEnvironment::new(99);
+        for version in 2..1500 {
+            if version % 50 == 0 {
+                let from = if dice.next_u64() % 2 == 0 { 0 } else { 32 };
+                fs.write(ino, from * 4096, &block(version).repeat(32)).unwrap();
+                (from..from + 32).for_each(|b| acknowledged[b as usize].store(version, Ordering::Release));
+            } else {
+                let at = dice.next_u64() % BLOCKS;
+                fs.write(ino, at * 4096, &block(version)).unwrap();
+                acknowledged[at as usize].store(version, Ordering::Release);
+            }
+        }
+        stop.store(true, Ordering::Relaxed);
+        committer.join().unwrap();
+    });
+    bench.audit(&[ino]);
+}
+
+#[test]
+fn threads_that_write_cut_and_commit_leave_each_file_as_its_owner_made_it() {
+    let bench = Bench::new(14, FsOptions { staged_bytes: 200_000, ..OPTIONS });
+    let fs = &bench.fs;
+    let stop = AtomicBool::new(false);
+    let done: Vec<(Ino, Vec<u8>)> = std::thread::scope(|scope| {
+        let committer = scope.spawn(|| {
+            while !stop.load(Ordering::Relaxed) {
+                fs.sync().unwrap();
+                fs.maintain().unwrap();
+            }
+        });
+        let owners: Vec<_> = (0..3_u64)
+            .map(|owner| {
+                scope.spawn(move || {
+                    let dice = SeededEnvironment::new(200 + owner);
+                    let files: Vec<Ino> = (0..3).map(|_| make(fs)).collect();
+                    let mut models = vec![Vec::new(); files.len()];
+                    for step in 0..400_u64 {
+                        let index = (dice.next_u64() % 3) as usize;
+                        let (ino, model): (Ino, &mut Vec<u8>) = (files[index], &mut models[index]);
+                        let offset = (dice.next_u64() % 400_000) as usize % (model.len() + 5000);
+                        if dice.next_u64() % 8 == 0 {
+                            fs.truncate(ino, offset as u64, &mut |_| {}).unwrap();
+                            model.resize(offset, 0);
+                        } else {
+                            let longest = if step % 20 == 0 { 300_000 } else { 9000 };
+                            let data = vec![step as u8; 1 + (dice.next_u64() % longest) as usize];
+                            fs.write(ino, offset as u64, &data).unwrap();
+                            write_model(model, offset, &data);
+                        }
+                        let length = 20_000;
+                        let from = (dice.next_u64() % (model.len() as u64 + 1)) as usize;
+                        let found = fs.read(ino, from as u64, length).unwrap();
+                        assert!(found == read_model(model, from, length), "owner {owner} step {step}");
+                    }
+                    files.into_iter().zip(models).collect::<Vec<_>>()
+                })
+            })
+            .collect();
+        let done = owners.into_iter().flat_map(|owner| owner.join().unwrap()).collect();
+        stop.store(true, Ordering::Relaxed);
+        committer.join().unwrap();
+        done
+    });
+    bench.fs.sync().unwrap();
+    let bench = bench.reopen();
+    for (ino, model) in &done {
+        assert!(bench.fs.read(*ino, 0, model.len() + 1).unwrap() == *model);
+    }
+    bench.audit(&done.iter().map(|(ino, _)| *ino).collect::<Vec<_>>());
+}
