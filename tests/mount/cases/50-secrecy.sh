@@ -66,10 +66,9 @@ for number in range(60):
         file.write(random.randbytes(random.choice([10, 900, 5000, 200_000])) + b"text " * random.randrange(9000))
 os.symlink("directory/file1", "link")
 os.setxattr("directory", "user.name", b"value")
-# In the past: rsync leaves a time alone that lies in the right second.
-os.utime("directory", ns=(10**18 + 7, 10**18 + 9))
 END
-    rsync -aX "$WORK/original/" "$WORK/box/"
+    # Without the window rsync leaves a time alone that lies in the right second.
+    rsync -aX --modify-window=-1 "$WORK/original/" "$WORK/box/"
     reattach box ro
     same "$(compare.py "$WORK/original" "$WORK/box")" same 'before any flip'
     detach box
