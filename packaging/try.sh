@@ -93,7 +93,7 @@ for word in letter accounts numbers mill bridge horse; do
     fi
 done
 echo 'None of: letter, accounts, numbers, mill, bridge, horse.'
-run 'head -c 6000000 secrets.lbx | tail -c 4096 | od -An -tx1 | head -n 3'
+run 'od -An -tx1 -j 200000 -N 48 secrets.lbx'
 echo 'wrong passphrase' >wrong
 chmod 600 wrong
 # shellcheck disable=SC2016

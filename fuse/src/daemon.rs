@@ -48,7 +48,9 @@ pub fn harden() {
 /// The mount point as an absolute path without links. A dead mount of ours that lies there is taken away first.
 pub fn prepare_point(path: &Path) -> Result<PathBuf, Failure> {
     let failed = |e: io::Error| Failure::mount(format!("mount point {}: {e}", path.display()));
-    match path.metadata() {
+    // The kernel may answer for the attributes of a dead root from its cache; only statfs always asks the daemon.
+    let answered = nix::sys::statvfs::statvfs(path).map_err(io::Error::from);
+    match answered.and_then(|_| path.metadata()) {
         Ok(metadata) if metadata.is_dir() => return path.canonicalize().map_err(failed),
         Ok(_) => return Err(Failure::mount(format!("mount point {} is not a directory", path.display()))),
         Err(e) if e.raw_os_error() == Some(Errno::ENOTCONN as i32) => {}

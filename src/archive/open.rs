@@ -11,7 +11,7 @@ use super::{Archive, Info, OpenOptions, UnlockLimits, UnlockedKey, slots};
 use crate::crypto::Passphrase;
 use crate::env::SystemEnvironment;
 use crate::error::{Error, Result};
-use crate::format::{ArchiveId, BLOCK, FORMAT_VERSION};
+use crate::format::{ArchiveId, BLOCK, FORMAT_VERSION, ROOT_INO};
 use crate::frame::PageCipher;
 use crate::fs::FileSystem;
 use crate::storage::{FileStorage, LockMode, Storage};
@@ -67,6 +67,8 @@ impl Archive {
         let volume =
             Volume::open(storage.clone(), cipher, environment.clone(), header.framing().sequence, &volume_options)?;
         let fs = FileSystem::new(volume, environment, name_key(&key.volume_key, &key.archive), fs_options)?;
+        // Who mounts learns of a damaged root here, with its name, and not from the kernel.
+        fs.attributes(ROOT_INO)?;
         let slots = header.framing().slots;
         let key_slots = (0..).zip(slots).filter(|(_, kind)| *kind != 0).collect();
         // Under the lock the path names the file that was opened.

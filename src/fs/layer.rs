@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use crate::format::{BLOCK, MAX_DATA};
+use crate::txn::quads_for;
 
 /// Bytes of an aligned frame of a file: what one data page holds at most.
 pub(crate) const FRAME: u64 = MAX_DATA as u64;
@@ -14,13 +15,13 @@ pub(crate) const MAX_PIECES: usize = 12;
 /// Bytes of a quad, the unit of reservations.
 pub(crate) const QUAD: u64 = 4 * BLOCK;
 
-/// Quads that `Volume::reserve_data` promises for this much data: each page may need one for its last part and one for its heads.
+/// Quads that this much data needs in so many pages; see [`quads_for`].
 pub(crate) fn room(bytes: u64, pages: u64) -> u64 {
-    bytes.div_ceil(QUAD) + 2 * pages
+    quads_for(bytes, pages)
 }
 
 /// What a frame costs at most, since it can always be written as one page.
-pub(crate) const WHOLE_ROOM: u64 = FRAME / QUAD + 2;
+pub(crate) const WHOLE_ROOM: u64 = quads_for(FRAME, 1);
 
 /// What a frame holds in extents when staging of it begins; an estimate that only decides how much room is promised.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -32,7 +33,7 @@ pub(crate) struct Existing {
 }
 
 /// Room for the page that inline data becomes.
-pub(crate) const INLINE_ROOM: u64 = 3;
+pub(crate) const INLINE_ROOM: u64 = 1;
 
 /// Bytes present without a gap.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -143,6 +144,12 @@ impl Layer {
 
     pub(crate) fn bytes(&self) -> u64 {
         self.bytes
+    }
+
+    /// What counts against the bound of staged data: room on the host is promised in whole quads, and a tiny file costs memory beside its
+    /// bytes.
+    pub(crate) fn weight(&self) -> u64 {
+        self.bytes.max(self.held() * QUAD)
     }
 
     /// Quads promised to the write-out of all of it.

@@ -322,7 +322,8 @@ mod tests {
         let old = [extent(0, 8000)];
         let visible = 0..FRAME;
         assert_eq!(runs(0, &frame(&[(8000, 10)], WHOLE_ROOM), &old, &visible), [0..8010]);
-        assert_eq!(runs(0, &frame(&[(8000, 10)], 2), &old, &visible), [8000..8010]);
+        let large = [extent(0, 30_000)];
+        assert_eq!(runs(0, &frame(&[(16_000, 10)], 1), &large, &visible), [16_000..16_010]);
     }
 
     #[test]

@@ -39,7 +39,7 @@ pub(crate) struct Staging {
     shards: Vec<Mutex<HashMap<Ino, Arc<StagedFile>>>>,
     /// D3.
     pub(super) gate: RwLock<()>,
-    /// Bytes in all layers.
+    /// Weight of all layers.
     total: Arc<AtomicU64>,
     /// Batches that may not be published yet, oldest first.
     pub(super) batches: Mutex<Vec<Arc<Batch>>>,
@@ -157,9 +157,9 @@ impl StagedFile {
     /// Runs `f` on the content and keeps the totals right.
     pub(super) fn with<R>(&self, f: impl FnOnce(&mut Content) -> R) -> R {
         let mut content = self.content.lock();
-        let before = content.bytes();
+        let before = content.weight();
         let result = f(&mut content);
-        let after = content.bytes();
+        let after = content.weight();
         if after > before {
             self.total.fetch_add(after - before, Ordering::Relaxed);
         } else {
@@ -177,6 +177,10 @@ impl StagedFile {
 impl Content {
     fn bytes(&self) -> u64 {
         self.active.bytes() + self.sealed.iter().map(|sealed| sealed.layer.bytes()).sum::<u64>()
+    }
+
+    fn weight(&self) -> u64 {
+        self.active.weight() + self.sealed.iter().map(|sealed| sealed.layer.weight()).sum::<u64>()
     }
 
     pub(super) fn is_empty(&self) -> bool {

@@ -19,6 +19,16 @@ const UNSYNCED_LIMIT: u64 = 16 << 20;
 /// Plain data that fits four blocks raw: capacity 16,280 less the head of a data body.
 const QUAD_DATA: usize = 4 * BLOCK as usize - PAGE_OVERHEAD - 40;
 
+/// Groups of four blocks that `bytes` of file data take in `pages` pages at worst: a page of n groups holds n * 16,240 bytes at least, raw and
+/// whole or cut into parts of one group each. With 0 pages the bytes are those of the groups themselves.
+pub(crate) const fn quads_for(bytes: u64, pages: u64) -> u64 {
+    match pages {
+        0 => bytes.div_ceil(4 * BLOCK),
+        1 => bytes.div_ceil(QUAD_DATA as u64),
+        _ => bytes / QUAD_DATA as u64 + pages,
+    }
+}
+
 /// Blocks promised to data that is not yet written; given back when dropped. In units of 4 blocks (quads).
 pub(crate) struct Reservation {
     space: Arc<Mutex<SpaceMap>>,
@@ -64,14 +74,13 @@ pub(crate) struct WrittenPiece {
 }
 
 impl Volume {
-    /// Promises room for `bytes` of file data in `pages` pages, at worst case.
+    /// Promises room for `bytes` of file data in `pages` pages, at worst case; 0 pages promise `bytes` of whole quads.
     ///
     /// # Errors
     /// `NoSpace` (nothing else is disturbed), `Latched`, `ReadOnly`.
     pub(crate) fn reserve_data(&self, bytes: u64, pages: u64) -> Result<Reservation> {
         self.check_writable()?;
-        // 16 KiB of plain data a quad, and per page one for the last part and one for heads and overheads.
-        let quads = bytes.div_ceil(4 * BLOCK) + 2 * pages;
+        let quads = quads_for(bytes, pages);
         match self.reserve_quads(quads, false) {
             Err(Error::NoSpace(_)) if self.drain_for_room()? => self.reserve_quads(quads, false)?,
             other => other?,

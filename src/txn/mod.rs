@@ -26,7 +26,7 @@ mod tests;
 mod upkeep;
 mod volume;
 
-pub(crate) use allocation::{Reservation, WrittenPiece};
+pub(crate) use allocation::{Reservation, WrittenPiece, quads_for};
 pub(crate) use operation::Operation;
 pub(crate) use state::State;
 pub(crate) use volume::{OpenOptions, Volume};

@@ -134,6 +134,11 @@ impl Volume {
             return Ok(());
         }
         self.commit()?;
+        loop {
+            let unknown = self.space.lock().unknown_tail();
+            let Some(number) = unknown else { break };
+            self.load_region(number)?;
+        }
         self.erase_all()?;
         let total = {
             let mut space = self.space.lock();

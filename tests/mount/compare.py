@@ -21,8 +21,9 @@ def compare(original, copy):
         try:
             right, found = os.lstat(ours), os.lstat(theirs)
             facts = ["st_mode", "st_uid", "st_gid", "st_mtime_ns"]
-            if any(getattr(right, fact) != getattr(found, fact) for fact in facts):
-                sys.exit("%r has wrong attributes" % theirs)
+            for fact in facts:
+                if getattr(right, fact) != getattr(found, fact):
+                    sys.exit("%r: %s is %r" % (theirs, fact, getattr(found, fact)))
             for attribute in os.listxattr(ours, follow_symlinks=False):
                 value = os.getxattr(theirs, attribute, follow_symlinks=False)
                 if value != os.getxattr(ours, attribute, follow_symlinks=False):

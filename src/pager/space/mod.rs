@@ -562,6 +562,21 @@ impl SpaceMap {
         self.erasing > 0 || self.regions.values().any(|r| r.dirty.iter().any(|w| *w != 0))
     }
 
+    /// The last region that may hold a page and is not loaded, when everything behind it is known to be free: to be loaded before the
+    /// tail is cut.
+    pub(crate) fn unknown_tail(&self) -> Option<u64> {
+        let mut number = self.total.div_ceil(REGION_BLOCKS);
+        while number > 0 {
+            number -= 1;
+            let Some(region) = self.regions.get(&number) else { return Some(number) };
+            let blocks = (self.total - region.base()).min(REGION_BLOCKS);
+            if any(&region.busy, 0, blocks) {
+                return None;
+            }
+        }
+        None
+    }
+
     /// Cuts free blocks off the end of the map and returns the new length of the file in blocks; the caller truncates the file.
     /// Keeps the reserve's worth of backed blocks.
     pub(crate) fn trim_tail(&mut self) -> u64 {

@@ -185,6 +185,31 @@ fn closing_erases_and_gives_back() {
     assert!(contents.len() <= at || contents[at..at + 64] != sealed[..64], "ciphertext survived its deletion");
 }
 
+/// The tail is given back although the regions there were never looked at in the session that freed the last page before them.
+#[test]
+fn a_free_tail_is_cut_whichever_session_freed_it() {
+    let dice = Dice::new(8);
+    let storage = Arc::new(MemoryStorage::new());
+    let volume = create(storage.clone(), &dice);
+    for slot in 0..600 {
+        put(&volume, 2, slot, slot, 120_000).unwrap();
+    }
+    let reader = volume.state();
+    for slot in 1..600 {
+        delete(&volume, 2, slot).unwrap();
+    }
+    // The reader keeps the blocks from being cut in this session.
+    volume.close().unwrap();
+    drop(reader);
+    assert!(storage.len().unwrap() > 64 << 20);
+    let volume = open(storage.clone(), &dice);
+    put(&volume, 2, 0, 1, 10).unwrap();
+    volume.close().unwrap();
+    assert!(storage.len().unwrap() < 8 << 20, "{} bytes are left", storage.len().unwrap());
+    let volume = open(storage, &dice);
+    assert_sound(&volume);
+}
+
 /// Regions are loaded when needed, not at opening; opening reads a bounded number of nodes.
 #[test]
 fn opening_loads_no_region() {

@@ -67,7 +67,7 @@ case_passphrases_come_from_where_the_manual_says() {
     LOCKBOX_PASSCOMMAND="cat '$PASSFILE'" lockbox ls "$WORK/box.lbx" </dev/null
     lockbox ls "$WORK/box.lbx" <"$PASSFILE"
     lockbox mount "$WORK/box.lbx" "$WORK/box" <"$PASSFILE"
-    ! tr '\0' '\n' </proc/"$(daemon_of "$WORK/box.lbx")"/cmdline | grep -q passphrase || fail 'in the arguments'
+    ! tr '\0' '\n' </proc/"$(daemon_of "$WORK/box.lbx")"/cmdline | grep -q "$PASSPHRASE" || fail 'in the arguments'
     ! tr '\0' '\n' </proc/"$(daemon_of "$WORK/box.lbx")"/environ | grep -q "$PASSPHRASE" || fail 'in the environment'
     detach box
     expect 2 'empty|no passphrase' lockbox ls "$WORK/box.lbx"
@@ -91,16 +91,16 @@ case_the_independent_reader_extracts_the_same() {
     tree=$(source_tree)
     new_archive box
     attach box
-    cp -a "$tree" "$WORK/box/sources"
+    rsync -aHX --sparse "$tree/" "$WORK/box/sources/"
     # Something to split, trim and free: not only what a fresh copy looks like.
     rm -r "$WORK"/box/sources/[a-d]*
     printf changed | dd of="$WORK/box/sources/odd/random" bs=1 seek=1000000 conv=notrunc status=none
     truncate -s 2000000 "$WORK/box/sources/odd/random"
     reattach box
-    cp -a "$WORK/box/sources" "$WORK/expected"
+    rsync -aHX --sparse "$WORK/box/sources/" "$WORK/expected/"
     detach box
     lockbox extract --passfile "$PASSFILE" "$WORK/box.lbx" --to "$WORK/ours"
-    "$python" "$READER" --passfile "$PASSFILE" list "$WORK/box.lbx" >"$WORK/list"
+    "$python" "$READER" --passfile "$PASSFILE" ls "$WORK/box.lbx" >"$WORK/list"
     "$python" "$READER" --passfile "$PASSFILE" extract "$WORK/box.lbx" "$WORK/theirs"
     same_tree "$WORK/expected" "$WORK/ours/sources"
     same_tree "$WORK/expected" "$WORK/theirs/sources"
