@@ -14,8 +14,9 @@ const MAX_BACKGROUND: u16 = 64;
 
 /// The allow-list. Anything else that a kernel offers stays off: SETXATTR_EXT would make fuser misread names,
 /// ALLOW_IDMAP and OVER_IO_URING need code that does not exist here, ATOMIC_O_TRUNC needs an open that truncates,
+/// POSIX_ACL and DONT_MASK promise ACLs that the core does not keep yet, so the kernel applies the umask;
 /// the lock flags would replace the kernel's local locks, which are right for one mount.
-const WANTED: [InitFlags; 9] = [
+const WANTED: [InitFlags; 8] = [
     InitFlags::FUSE_WRITEBACK_CACHE,
     InitFlags::FUSE_DO_READDIRPLUS,
     InitFlags::FUSE_READDIRPLUS_AUTO,
@@ -24,27 +25,13 @@ const WANTED: [InitFlags; 9] = [
     InitFlags::FUSE_EXPORT_SUPPORT,
     InitFlags::FUSE_ASYNC_DIO,
     InitFlags::FUSE_HANDLE_KILLPRIV_V2,
-    ACL,
 ];
 
-/// With ACLs the umask is the daemon's business, because a default ACL replaces it: both or neither.
-const ACL: InitFlags = InitFlags::FUSE_POSIX_ACL.union(InitFlags::FUSE_DONT_MASK);
-
-/// What the kernel granted that changes how requests are to be served.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Granted {
-    /// The kernel sends the mode of new objects unmasked.
-    pub masks_here: bool,
-}
-
 /// Answers the kernel's INIT.
-pub fn negotiate(config: &mut KernelConfig) -> Granted {
-    let mut granted = Granted::default();
+pub fn negotiate(config: &mut KernelConfig) {
     for flags in WANTED {
         // An error says that this kernel does not offer it: then it goes without.
-        if config.add_capabilities(flags).is_ok() && flags == ACL {
-            granted.masks_here = true;
-        }
+        let _ = config.add_capabilities(flags);
     }
     // On refusal these three return the nearest value that is accepted.
     if let Err(nearest) = config.set_max_write(MAX_REQUEST) {
@@ -56,7 +43,6 @@ pub fn negotiate(config: &mut KernelConfig) -> Granted {
     if let Err(nearest) = config.set_max_background(MAX_BACKGROUND) {
         let _ = config.set_max_background(nearest);
     }
-    granted
 }
 
 /// How many event loops serve the connection, each with its own descriptor where this process may open the device.

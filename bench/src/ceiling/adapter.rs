@@ -23,11 +23,10 @@ const BLOCKS: u64 = 1 << 28;
 #[derive(Default)]
 pub(crate) struct Adapter {
     store: Store,
-    masks_here: bool,
 }
 
 impl Adapter {
-    fn new_inode(&self, request: &Request, mode: u32, umask: u32) -> New {
+    fn new_inode(&self, request: &Request, mode: u32) -> New {
         let kind = match mode & 0o170_000 {
             0o010_000 => FileType::NamedPipe,
             0o020_000 => FileType::CharDevice,
@@ -37,9 +36,8 @@ impl Adapter {
             0o140_000 => FileType::Socket,
             _ => FileType::RegularFile,
         };
-        let permissions = if self.masks_here { mode & !umask } else { mode };
         let owner = (request.uid(), request.gid());
-        New { kind, permissions, owner, rdev: 0, target: Vec::new(), open: false }
+        New { kind, permissions: mode, owner, rdev: 0, target: Vec::new(), open: false }
     }
 
     /// Entries behind `offset`, `.` and `..` first, until `add` says that the reply is full.
@@ -89,7 +87,7 @@ fn time(time: TimeOrNow) -> SystemTime {
 
 impl fuser::Filesystem for Adapter {
     fn init(&mut self, _: &Request, config: &mut KernelConfig) -> io::Result<()> {
-        self.masks_here = kernel::negotiate(config).masks_here;
+        kernel::negotiate(config);
         Ok(())
     }
 
@@ -152,28 +150,19 @@ impl fuser::Filesystem for Adapter {
         }
     }
 
-    fn mknod(
-        &self,
-        request: &Request,
-        parent: INodeNo,
-        name: &OsStr,
-        mode: u32,
-        umask: u32,
-        rdev: u32,
-        reply: ReplyEntry,
-    ) {
-        let new = New { rdev, ..self.new_inode(request, mode, umask) };
+    fn mknod(&self, request: &Request, parent: INodeNo, name: &OsStr, mode: u32, _: u32, rdev: u32, reply: ReplyEntry) {
+        let new = New { rdev, ..self.new_inode(request, mode) };
         reply_entry(self.store.make(parent.0, name.as_bytes(), new), reply);
     }
 
-    fn mkdir(&self, request: &Request, parent: INodeNo, name: &OsStr, mode: u32, umask: u32, reply: ReplyEntry) {
-        let new = New { kind: FileType::Directory, ..self.new_inode(request, mode, umask) };
+    fn mkdir(&self, request: &Request, parent: INodeNo, name: &OsStr, mode: u32, _: u32, reply: ReplyEntry) {
+        let new = New { kind: FileType::Directory, ..self.new_inode(request, mode) };
         reply_entry(self.store.make(parent.0, name.as_bytes(), new), reply);
     }
 
     fn symlink(&self, request: &Request, parent: INodeNo, name: &OsStr, target: &Path, reply: ReplyEntry) {
         let target = target.as_os_str().as_bytes().to_vec();
-        let new = New { kind: FileType::Symlink, target, ..self.new_inode(request, 0o777, 0) };
+        let new = New { kind: FileType::Symlink, target, ..self.new_inode(request, 0o777) };
         reply_entry(self.store.make(parent.0, name.as_bytes(), new), reply);
     }
 
@@ -205,17 +194,8 @@ impl fuser::Filesystem for Adapter {
         reply_entry(self.store.link(number.0, parent.0, name.as_bytes()), reply);
     }
 
-    fn create(
-        &self,
-        request: &Request,
-        parent: INodeNo,
-        name: &OsStr,
-        mode: u32,
-        umask: u32,
-        _: i32,
-        reply: ReplyCreate,
-    ) {
-        let new = New { kind: FileType::RegularFile, open: true, ..self.new_inode(request, mode, umask) };
+    fn create(&self, request: &Request, parent: INodeNo, name: &OsStr, mode: u32, _: u32, _: i32, reply: ReplyCreate) {
+        let new = New { kind: FileType::RegularFile, open: true, ..self.new_inode(request, mode) };
         match self.store.make(parent.0, name.as_bytes(), new) {
             Ok(a) => reply.created(&FOR_EVER, &a, GENERATION, FileHandle(0), FopenFlags::FOPEN_KEEP_CACHE),
             Err(error) => reply.error(error),

@@ -36,13 +36,14 @@ use lockbox::fs::{Attributes, Creator, FileSystem, SetAttributes, SyncProfile, m
 use lockbox::{Error, Result};
 
 use crate::errno::errno;
-use crate::kernel::{self, Granted};
+use crate::kernel;
 use reply::{full, reply_empty, reply_xattr};
 
 /// As good as for ever: nothing changes an archive but the mount itself. 34 years; the kernel computes in jiffies.
 const FOR_EVER: Duration = Duration::from_secs(1 << 30);
 const GENERATION: Generation = Generation(0);
-const DEFAULT_ACL: &[u8] = b"system.posix_acl_default";
+/// Attributes in which the kernel would keep ACLs. Storing them without keeping what they promise would be worse than refusing.
+const ACLS: &[u8] = b"system.posix_acl_";
 const STATFS_BLOCK: u32 = 4096;
 
 /// What the adapter shares with the threads around it.
@@ -62,13 +63,12 @@ pub struct Adapter {
     /// The directory of the archive file, opened before mounting: a path could lead through the mount itself.
     host: OwnedFd,
     profile: SyncProfile,
-    granted: Granted,
     listings: listings::Listings,
 }
 
 impl Adapter {
     pub fn new(fs: Arc<FileSystem>, shared: Arc<Shared>, host: OwnedFd, profile: SyncProfile) -> Adapter {
-        Adapter { fs, shared, host, profile, granted: Granted::default(), listings: listings::Listings::default() }
+        Adapter { fs, shared, host, profile, listings: listings::Listings::default() }
     }
 
     fn attribute_time(&self, ino: u64) -> Duration {
@@ -96,12 +96,6 @@ impl Adapter {
             Ok(a) => reply.attr(&self.attribute_time(a.ino.0), &convert::attributes(&a)),
             Err(error) => reply.error(errno(&error)),
         }
-    }
-
-    /// The umask, where it is ours to apply: a default ACL of the parent takes its place.
-    fn masked(&self, parent: INodeNo, requested: u32, umask: u32) -> u32 {
-        let ours = self.granted.masks_here && requested & umask != 0;
-        if ours && self.fs.xattr(ino(parent), DEFAULT_ACL).is_err() { requested & !umask } else { requested }
     }
 
     /// From now on the block count changes behind the kernel's back, so what it holds for ever is taken from it (S2).
@@ -134,13 +128,20 @@ fn creator(request: &Request) -> Creator {
     Creator { uid: request.uid(), gid: request.gid() }
 }
 
+fn supported(name: &OsStr) -> Result<()> {
+    if name.as_bytes().starts_with(ACLS) {
+        return Err(Error::Unsupported("POSIX ACLs".into()));
+    }
+    Ok(())
+}
+
 fn writes(flags: OpenFlags) -> bool {
     flags.acc_mode() != OpenAccMode::O_RDONLY
 }
 
 impl fuser::Filesystem for Adapter {
     fn init(&mut self, _: &Request, config: &mut KernelConfig) -> io::Result<()> {
-        self.granted = kernel::negotiate(config);
+        kernel::negotiate(config);
         Ok(())
     }
 
@@ -193,23 +194,14 @@ impl fuser::Filesystem for Adapter {
         }
     }
 
-    fn mknod(
-        &self,
-        request: &Request,
-        parent: INodeNo,
-        name: &OsStr,
-        mode: u32,
-        umask: u32,
-        rdev: u32,
-        reply: ReplyEntry,
-    ) {
-        let (mode, rdev) = (self.masked(parent, mode, umask), convert::from_kernel_device(rdev));
+    fn mknod(&self, request: &Request, parent: INodeNo, name: &OsStr, mode: u32, _: u32, rdev: u32, reply: ReplyEntry) {
+        let rdev = convert::from_kernel_device(rdev);
         let made = self.changing().make_node(ino(parent), name.as_bytes(), mode, rdev, creator(request));
         self.reply_entry(made, reply);
     }
 
-    fn mkdir(&self, request: &Request, parent: INodeNo, name: &OsStr, mode: u32, umask: u32, reply: ReplyEntry) {
-        let mode = self.masked(parent, mode, umask) & mode::PERMISSIONS;
+    fn mkdir(&self, request: &Request, parent: INodeNo, name: &OsStr, mode: u32, _: u32, reply: ReplyEntry) {
+        let mode = mode & mode::PERMISSIONS;
         let made = self.changing().make_directory(ino(parent), name.as_bytes(), mode, creator(request));
         self.reply_entry(made, reply);
     }
@@ -256,11 +248,10 @@ impl fuser::Filesystem for Adapter {
         parent: INodeNo,
         name: &OsStr,
         mode: u32,
-        umask: u32,
+        _: u32,
         flags: i32,
         reply: ReplyCreate,
     ) {
-        let mode = self.masked(parent, mode, umask);
         match self.changing().create_and_open(ino(parent), name.as_bytes(), mode, creator(request)) {
             Ok(a) => {
                 if writes(OpenFlags(flags)) {
@@ -426,13 +417,14 @@ impl fuser::Filesystem for Adapter {
         _: u32,
         reply: ReplyEmpty,
     ) {
-        let set = convert::xattr_mode(flags)
+        let set = supported(name)
+            .and_then(|()| convert::xattr_mode(flags))
             .and_then(|how| self.changing().set_xattr(ino(number), name.as_bytes(), value, how));
         reply_empty(set, reply);
     }
 
     fn getxattr(&self, _: &Request, number: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
-        reply_xattr(self.fs.xattr(ino(number), name.as_bytes()), size, reply);
+        reply_xattr(supported(name).and_then(|()| self.fs.xattr(ino(number), name.as_bytes())), size, reply);
     }
 
     fn listxattr(&self, _: &Request, number: INodeNo, size: u32, reply: ReplyXattr) {
