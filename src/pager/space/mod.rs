@@ -7,13 +7,14 @@
 //! P3  A run leaves `waiting` only when a later commit than the one that freed it is durable and every reader that could see it is gone.
 //! P4  `used` is exactly the set of pages of the last durable commit; a checkpoint writes it before the running commit's lists are applied.
 
+mod erase;
 mod region;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
 use crate::error::Result;
 use crate::format::space::RegionBits;
-use crate::format::{BLOCK, Generation, MIN_BLOCKS, REGION_BLOCKS, Run};
+use crate::format::{BLOCK, Generation, REGION_BLOCKS, Run};
 use crate::storage::Storage;
 use region::{Region, any, fill};
 
@@ -21,8 +22,6 @@ use region::{Region, any, fill};
 pub(crate) const RESERVE_QUADS: u64 = 64;
 /// Growth of the file in blocks: at least 1 MiB, at most 16 MiB at once.
 const GROW_BLOCKS: (u64, u64) = (256, 4096);
-/// Blocks erased in one step at most: 64 MiB.
-const ERASE_STEP: u64 = 16_384;
 
 /// Blocks freed and not yet reusable.
 struct Waiting {
@@ -482,157 +481,6 @@ impl SpaceMap {
             values.push((region.number, region.used));
         }
         values
-    }
-
-    // ---- erasing ----
-
-    /// Loads of the sweep after an unclean open: the next region to look at.
-    pub(crate) fn sweep_next(&self) -> Option<u64> {
-        self.sweep.filter(|n| n * REGION_BLOCKS < self.total)
-    }
-
-    /// The region was loaded; its dirty blocks need no ageing.
-    pub(crate) fn swept(&mut self, number: u64) {
-        if let Some(region) = self.regions.get_mut(&number) {
-            region.aged = region.dirty;
-        }
-        self.sweep = Some(number + 1).filter(|n| n * REGION_BLOCKS < self.total);
-    }
-
-    /// Moves dirty-free blocks to `erasing` and returns their runs, each with whether it has to stay allocated on the host (then it is to be
-    /// overwritten, not punched). Only blocks that were dirty at the last call already, unless `all`.
-    pub(crate) fn start_erasing(&mut self, all: bool) -> Vec<(Run, bool)> {
-        let mut runs = Vec::new();
-        let mut left = ERASE_STEP;
-        // What is being erased cannot be allocated: it may be taken from the reserve for a moment, never from what is promised.
-        let mut spare = self.quads.saturating_sub(self.reserved + self.overhead());
-        let numbers: Vec<u64> = self.regions.keys().copied().collect();
-        for number in numbers {
-            let Some(region) = self.regions.get_mut(&number) else { continue };
-            for (start, length) in Region::runs(|w| region.dirty[w] & if all { u64::MAX } else { region.aged[w] }) {
-                // The run may break groups at both ends.
-                let fits = spare.saturating_sub(1) * 4;
-                let length = length.min(left).min(fits);
-                if length == 0 {
-                    continue;
-                }
-                let quads = length.div_ceil(4) + 1;
-                left -= length;
-                spare -= quads;
-                fill(&mut region.busy, start, start + length, true);
-                fill(&mut region.dirty, start, start + length, false);
-                fill(&mut region.aged, start, start + length, false);
-                runs.push((Run::new(region.base() + start, length), spare < RESERVE_QUADS));
-            }
-            if !all && left > 0 {
-                region.aged = region.dirty;
-            }
-            self.touch(number);
-        }
-        self.erasing += runs.iter().map(|(run, _)| run.blocks).sum::<u64>();
-        runs
-    }
-
-    /// The run is erased; `backed` when it is still allocated on the host.
-    pub(crate) fn erased(&mut self, run: Run, backed: bool) {
-        self.erasing -= run.blocks;
-        for (number, start, end) in parts(run) {
-            let Some(region) = self.regions.get_mut(&number) else { continue };
-            fill(&mut region.busy, start, end, false);
-            fill(&mut region.backed, start, end, backed);
-            self.touch(number);
-        }
-    }
-
-    /// Overwrites dirty-free blocks one by one while nobody can allocate: what is left to do on a host so full that nothing can be
-    /// taken out of reach for a moment.
-    pub(crate) fn overwrite_dirty(&mut self, overwrite: &mut dyn FnMut(Run) -> Result<()>) -> Result<()> {
-        for region in self.regions.values_mut() {
-            for (start, length) in Region::runs(|w| region.dirty[w]) {
-                overwrite(Run::new(region.base() + start, length))?;
-                fill(&mut region.dirty, start, start + length, false);
-                fill(&mut region.aged, start, start + length, false);
-            }
-        }
-        Ok(())
-    }
-
-    /// Whether any dirty-free block is left to erase in loaded regions.
-    pub(crate) fn has_dirty(&self) -> bool {
-        self.erasing > 0 || self.regions.values().any(|r| r.dirty.iter().any(|w| *w != 0))
-    }
-
-    /// The last region that may hold a page and is not loaded, when everything behind it is known to be free: to be loaded before the
-    /// tail is cut.
-    pub(crate) fn unknown_tail(&self) -> Option<u64> {
-        let mut number = self.total.div_ceil(REGION_BLOCKS);
-        while number > 0 {
-            number -= 1;
-            let Some(region) = self.regions.get(&number) else { return Some(number) };
-            let blocks = (self.total - region.base()).min(REGION_BLOCKS);
-            if any(&region.busy, 0, blocks) {
-                return None;
-            }
-        }
-        None
-    }
-
-    /// Cuts free blocks off the end of the map and returns the new length of the file in blocks; the caller truncates the file.
-    /// Keeps the reserve's worth of backed blocks.
-    pub(crate) fn trim_tail(&mut self) -> u64 {
-        let mut end = self.total;
-        while end > MIN_BLOCKS {
-            let number = (end - 1) / REGION_BLOCKS;
-            let Some(region) = self.regions.get(&number) else { break };
-            let limit = end - number * REGION_BLOCKS;
-            let last_busy = (0..limit).rev().find(|&i| region.busy[(i / 64) as usize] >> (i % 64) & 1 == 1);
-            match last_busy {
-                Some(i) => {
-                    end = number * REGION_BLOCKS + i + 1;
-                    break;
-                }
-                None => end = number * REGION_BLOCKS,
-            }
-        }
-        let keep_quads = self.reserved + self.overhead() + RESERVE_QUADS;
-        // Cutting may not take what is promised: count the groups behind the cut.
-        let mut cut = end.max(MIN_BLOCKS).next_multiple_of(4);
-        let behind = |map: &SpaceMap, from: u64| -> u64 {
-            map.regions
-                .values()
-                .flat_map(|r| {
-                    Region::runs(|w| !r.busy[w] & r.backed[w])
-                        .into_iter()
-                        .map(|(s, l)| (r.base() + s, l))
-                        .collect::<Vec<_>>()
-                })
-                .filter(|(s, l)| s + l > from)
-                .map(|(s, l)| {
-                    let start = s.max(from);
-                    ((s + l) / 4).saturating_sub(start.div_ceil(4))
-                })
-                .sum()
-        };
-        let left = self.quads.saturating_sub(behind(self, cut));
-        if left < keep_quads {
-            cut = (cut + (keep_quads - left) * 4).min(self.total);
-        }
-        if cut >= self.total {
-            return self.total;
-        }
-        self.total = cut;
-        let numbers: Vec<u64> = self.regions.keys().copied().filter(|n| (n + 1) * REGION_BLOCKS > cut).collect();
-        for number in numbers {
-            if let Some(region) = self.regions.get_mut(&number) {
-                let from = cut.saturating_sub(region.base());
-                fill(&mut region.busy, from, REGION_BLOCKS, true);
-                fill(&mut region.dirty, from, REGION_BLOCKS, false);
-                fill(&mut region.aged, from, REGION_BLOCKS, false);
-                fill(&mut region.backed, from, REGION_BLOCKS, false);
-            }
-            self.touch(number);
-        }
-        cut
     }
 
     /// Every block that belongs to a page, for `check`: all regions must be loaded.
