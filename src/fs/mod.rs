@@ -80,9 +80,16 @@ impl FileSystem {
     }
 
     /// Makes everything durable, reclaims what is unlinked, erases free space and writes the closed record.
+    ///
+    /// # Errors
+    /// That of closing the volume, else that of reclaim: what cannot be reclaimed stays for the next session.
     pub fn close(&self) -> Result<()> {
-        while !self.volume.read_only() && self.reclaim_step()? {}
-        self.volume.close()
+        let mut reclaimed = Ok(true);
+        while !self.volume.read_only() && matches!(reclaimed, Ok(true)) {
+            reclaimed = self.reclaim_step();
+        }
+        self.volume.close()?;
+        reclaimed.map(drop)
     }
 
     /// One background step: reclaim of orphans and trims, then [`Volume::maintain`]. Returns whether work is left.
@@ -90,8 +97,9 @@ impl FileSystem {
         if self.volume.read_only() {
             return Ok(false);
         }
-        self.reclaim_step()?;
+        let reclaimed = self.reclaim_step();
         let left = self.volume.maintain()?;
+        reclaimed?;
         Ok(left || self.reclaim_pending())
     }
 }

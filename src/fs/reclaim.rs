@@ -20,7 +20,21 @@ pub(crate) const REMOVED_RECORDS: u64 = STEP * 5;
 
 /// Numbers of inodes that have something to be reclaimed.
 #[derive(Default)]
-pub(crate) struct Queue(Mutex<BTreeSet<Ino>>);
+pub(crate) struct Queue {
+    waiting: Mutex<BTreeSet<Ino>>,
+    /// The number after which the next one is taken, so that one that fails every time does not keep the others waiting.
+    last: Mutex<Option<Ino>>,
+}
+
+impl Queue {
+    fn take(&self) -> Option<Ino> {
+        let mut last = self.last.lock();
+        let mut waiting = self.waiting.lock();
+        let next = waiting.iter().find(|ino| last.is_none_or(|last| **ino > last)).or(waiting.first()).copied();
+        *last = next;
+        next.filter(|ino| waiting.remove(ino))
+    }
+}
 
 fn orphan_key(ino: Ino) -> Key {
     Key::new(0, kind::ORPHAN, ino.0)
@@ -117,13 +131,13 @@ fn orphan_step(op: &mut Operation<'_>, ino: Ino) -> Result<bool> {
 impl FileSystem {
     /// Has the inode looked at by the next `maintain` or `close`.
     pub(crate) fn queue_reclaim(&self, ino: Ino) {
-        self.reclaim.0.lock().insert(ino);
+        self.reclaim.waiting.lock().insert(ino);
     }
 
     /// Queues what earlier sessions left; none of it can be open.
     pub(super) fn queue_left_over(&self) -> Result<()> {
         let state = self.volume.state();
-        let mut queue = self.reclaim.0.lock();
+        let mut queue = self.reclaim.waiting.lock();
         let to = Key::new(0, kind::TRIM + 1, 0);
         self.volume.view(&state).scan(Key::new(0, kind::ORPHAN, 0), to, &mut |key, _| {
             queue.insert(Ino(key.sub));
@@ -131,9 +145,9 @@ impl FileSystem {
         })
     }
 
-    /// One step for the first inode of the queue; answers whether the queue had any.
+    /// One step for the next inode of the queue; answers whether the queue had any.
     pub(super) fn reclaim_step(&self) -> Result<bool> {
-        let Some(ino) = self.reclaim.0.lock().pop_first() else { return Ok(false) };
+        let Some(ino) = self.reclaim.take() else { return Ok(false) };
         match self.reclaim_one(ino) {
             Ok(false) => {}
             Ok(true) => self.queue_reclaim(ino),
@@ -146,7 +160,7 @@ impl FileSystem {
     }
 
     pub(super) fn reclaim_pending(&self) -> bool {
-        !self.reclaim.0.lock().is_empty()
+        !self.reclaim.waiting.lock().is_empty()
     }
 
     /// Answers whether there is more to do for this inode.

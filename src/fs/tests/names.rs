@@ -9,7 +9,7 @@ use super::support::{CREATOR, NAME_KEY, OPTIONS, assert_sound, crash, fresh, fre
 use crate::env::SeededEnvironment;
 use crate::error::{Error, Result};
 use crate::format::values::InodeValue;
-use crate::format::{Ino, ROOT_INO};
+use crate::format::{Ino, Key, ROOT_INO, kind};
 use crate::fs::directory::{COLLIDING_KEY, MAX_LINKS};
 use crate::fs::{FileSystem, FsOptions, RenameMode, SetAttributes, SetTime, SyncProfile, XattrMode, inode, mode};
 use crate::storage::MemoryStorage;
@@ -479,4 +479,24 @@ fn statistics_add_up() {
     assert!(before.free >= 1 << 30 && before.total >= before.free);
     assert_eq!(after.inodes - after.free_inodes, 2);
     assert_eq!(before.inodes - before.free_inodes, 1);
+}
+
+#[test]
+fn an_orphan_that_cannot_be_reclaimed_stops_neither_the_others_nor_closing() {
+    let (storage, fs) = fresh(77);
+    let damaged = fs.create_and_open(ROOT_INO, b"damaged", 0o644, CREATOR).unwrap().ino;
+    let whole = fs.create_and_open(ROOT_INO, b"whole", 0o644, CREATOR).unwrap().ino;
+    for name in [&b"damaged"[..], b"whole"] {
+        fs.unlink(ROOT_INO, name).unwrap();
+    }
+    fs.volume.operate(1, true, |op| op.insert(Key::new(damaged.0, kind::INODE, 0), b"?")).unwrap();
+    fs.release(damaged).unwrap();
+    fs.release(whole).unwrap();
+    assert!(matches!(fs.maintain(), Err(Error::Damaged(_))));
+    fs.maintain().unwrap();
+    assert!(matches!(fs.attributes(whole), Err(Error::Stale)));
+    fs.make_directory(ROOT_INO, b"late", 0o755, CREATOR).unwrap();
+    assert!(matches!(fs.close(), Err(Error::Damaged(_))));
+    let fs = crash(&storage, fs);
+    assert!(fs.lookup(ROOT_INO, b"late").is_ok());
 }
