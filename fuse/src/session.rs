@@ -35,6 +35,9 @@ use crate::stop::{Place, Unmounted};
 use crate::ticker::Ticker;
 use crate::{kernel, runtime};
 
+/// How long event loops of a mount that failed to start may take to end.
+const LAST_REQUESTS: Duration = Duration::from_secs(2);
+
 /// What to serve where. Paths are absolute; they go to the daemon as they are, whatever their encoding.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Task {
@@ -89,13 +92,13 @@ pub fn serve(
     let served = start(task, &slot, host, signals, &events).and_then(|running| {
         ready(notice.as_deref()).inspect_err(|_| {
             running.place.unmount(true);
-            wait(&inbox, &running.place, Duration::ZERO);
+            wait(&inbox, &running.place, Duration::ZERO, Some(Instant::now()));
         })?;
         let _ticker = (!task.options.read_only)
             .then(|| Ticker::start(fs, running.shared, Arc::clone(&running.place), task.options.sync_profile()))
             .transpose()
             .map_err(|e| Failure::other(format!("cannot start a thread: {e}")))?;
-        Ok((running.server, wait(&inbox, &running.place, task.options.stop_timeout())))
+        Ok((running.server, wait(&inbox, &running.place, task.options.stop_timeout(), None)))
     });
     let archive = slot.lock().take();
     match served {
@@ -110,8 +113,13 @@ pub fn serve(
             closed
         }
         Err(failure) => {
-            if let Some(archive) = archive {
-                archive.close()?;
+            // Event loops that were started may still be at work, and nothing may follow a closed record.
+            let over =
+                matches!(inbox.recv_timeout(LAST_REQUESTS), Ok(Event::Ended(_)) | Err(RecvTimeoutError::Disconnected));
+            match archive {
+                Some(archive) if over => archive.close()?,
+                Some(archive) => archive.file_system().sync()?,
+                None => {}
             }
             Err(failure)
         }
@@ -233,10 +241,9 @@ struct Ending {
     aborted: bool,
 }
 
-/// Serves until the event loops have ended.
-fn wait(inbox: &Receiver<Event>, place: &Place, timeout: Duration) -> Ending {
+/// Serves until the event loops have ended; from `deadline` on, once there is one, the mount's users are cut off.
+fn wait(inbox: &Receiver<Event>, place: &Place, timeout: Duration, mut deadline: Option<Instant>) -> Ending {
     let mut stopped = Vec::new();
-    let mut deadline: Option<Instant> = None;
     loop {
         let event = match deadline {
             Some(at) => inbox.recv_timeout(at.saturating_duration_since(Instant::now())),
@@ -255,7 +262,11 @@ fn wait(inbox: &Receiver<Event>, place: &Place, timeout: Duration) -> Ending {
                     // A second signal ends the wait for those who still use it.
                     _ if deadline.is_some() => deadline = Some(Instant::now()),
                     Unmounted::Done | Unmounted::Busy => deadline = Some(Instant::now() + timeout),
-                    Unmounted::Failed(message) => tracing::error!("{message}"),
+                    Unmounted::Failed(message) => {
+                        // Whoever sends the signal wants an end: after the deadline the connection is aborted.
+                        tracing::error!("{message}");
+                        deadline = Some(Instant::now() + timeout);
+                    }
                 }
             }
             Ok(Event::Stop { lazy, answer }) => match place.unmount(lazy) {
