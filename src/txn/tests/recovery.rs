@@ -7,6 +7,7 @@ use crate::Error;
 use crate::format::record::CommitRecord;
 use crate::format::{BLOCK, Generation, slot_block};
 use crate::storage::{MemoryStorage, Storage};
+use crate::txn::commit::Purpose;
 
 fn destroy(storage: &MemoryStorage, block: u64) {
     storage.write_at(block * BLOCK, &[0xA5; BLOCK as usize]).unwrap();
@@ -111,6 +112,27 @@ fn a_ring_without_any_record_is_damage() {
     }
     let error = try_open(storage, &dice, false).err().unwrap();
     assert!(error.to_string().contains("commit ring"), "{error}");
+}
+
+/// T3: work that fails after its commit was durable (a snapshot on a full host) does not cut that commit out of the chain.
+#[test]
+fn a_leader_that_fails_after_its_commit_keeps_the_commit_in_the_chain() {
+    let dice = Dice::new(9);
+    let storage = Arc::new(MemoryStorage::new());
+    let volume = create(storage.clone(), &dice);
+    put(&volume, 2, 0, 1, 20_000).unwrap();
+    let failed = volume.as_leader(|chain| {
+        let mut writer = volume.writer.lock();
+        volume.run_commit(Purpose::Drain, chain, Some(&mut writer))?;
+        Err::<(), _>(Error::NoSpace("no room for what follows the commit".into()))
+    });
+    assert!(matches!(failed, Err(Error::NoSpace(_))));
+    put(&volume, 2, 1, 2, 20_000).unwrap();
+    volume.commit().unwrap();
+    drop(volume);
+    let volume = open(storage, &dice);
+    assert_sound(&volume);
+    assert_live(&volume, &Content::from([((2, 0), (1, 20_000)), ((2, 1), (2, 20_000))]));
 }
 
 /// More commits than the ring has slots, reopened at every distance from a checkpoint.

@@ -8,6 +8,7 @@ use crate::format::values::Extent;
 use crate::format::{BLOCK, Run};
 use crate::storage::{MemoryStorage, Storage};
 use crate::txn::Volume;
+use crate::txn::commit::Purpose;
 
 fn run_of(volume: &Volume, file: u64, slot: u64) -> Run {
     let state = volume.state();
@@ -203,6 +204,29 @@ fn opening_loads_no_region() {
     let loaded: Vec<u64> = (0..4).filter(|number| volume.space.lock().is_loaded(*number)).collect();
     assert_eq!(loaded, [2], "{:?}", volume.space());
     assert_sound(&volume);
+}
+
+/// A caller that needs a record gets one, also when it waits beside a caller that has nothing to commit.
+#[test]
+fn a_drain_is_not_satisfied_by_a_commit_of_nothing() {
+    let dice = Dice::new(11);
+    let volume = create(Arc::new(MemoryStorage::new()), &dice);
+    for _ in 0..20 {
+        let before = volume.durable().generation;
+        std::thread::scope(|scope| {
+            let mut drain = None;
+            volume
+                .as_leader(|_| {
+                    scope.spawn(|| volume.commit().unwrap());
+                    std::thread::sleep(std::time::Duration::from_millis(5));
+                    drain = Some(scope.spawn(|| volume.commit_for(Purpose::Drain).unwrap()));
+                    std::thread::sleep(std::time::Duration::from_millis(5));
+                    Ok(())
+                })
+                .unwrap();
+            assert!(drain.unwrap().join().unwrap() > before);
+        });
+    }
 }
 
 /// Too many dirty nodes force a commit in the middle of a long run of operations.
