@@ -70,6 +70,7 @@ impl Volume {
     /// `NoSpace` (nothing else is disturbed), `Latched`, `ReadOnly`.
     pub(crate) fn reserve_data(&self, bytes: u64, pages: u64) -> Result<Reservation> {
         self.check_writable()?;
+        self.open_session()?;
         // 16 KiB of plain data a quad, and per page one for the last part and one for heads and overheads.
         let quads = bytes.div_ceil(4 * BLOCK) + 2 * pages;
         match self.reserve_quads(quads, false) {
@@ -77,6 +78,15 @@ impl Volume {
             other => other?,
         }
         Ok(Reservation { space: self.space.clone(), quads })
+    }
+
+    /// Before anything is written on top of a closed record an empty commit takes its place: otherwise a crash before the first commit
+    /// would look like a clean end, and the pages written until then would not be swept.
+    pub(super) fn open_session(&self) -> Result<()> {
+        if self.durable.load().closed {
+            self.commit_for(Purpose::Drain)?;
+        }
+        Ok(())
     }
 
     /// Promises groups of four blocks (P2), loading regions and growing the file as needed.
