@@ -135,6 +135,34 @@ fn a_leader_that_fails_after_its_commit_keeps_the_commit_in_the_chain() {
     assert_live(&volume, &Content::from([((2, 0), (1, 20_000)), ((2, 1), (2, 20_000))]));
 }
 
+/// The list pages of the newest record are read at every opening, so a rebuilt map does not hand them out before the next commit.
+#[test]
+fn a_rebuilt_space_map_keeps_what_the_newest_record_lists() {
+    let dice = Dice::new(10);
+    let storage = Arc::new(MemoryStorage::new());
+    let volume = create(storage.clone(), &dice);
+    let first = volume.durable().generation;
+    let mut expected = Content::new();
+    for slot in 0..400 {
+        put(&volume, 2, slot, slot, 500).unwrap();
+        expected.insert((2, slot), (slot, 500));
+    }
+    volume.commit().unwrap();
+    assert!(!volume.durable().delta_list.is_null());
+    drop(volume);
+    destroy(&storage, slot_block(first.slot()));
+    let volume = open(storage.clone(), &dice);
+    // Written, but the process dies before it commits.
+    for slot in 0..20 {
+        put(&volume, 3, slot, slot, 15_000).unwrap();
+    }
+    drop(volume);
+    let volume = open(storage, &dice);
+    assert_live(&volume, &expected);
+    volume.commit().unwrap();
+    assert_sound(&volume);
+}
+
 /// More commits than the ring has slots, reopened at every distance from a checkpoint.
 #[test]
 fn the_ring_wraps_and_every_distance_from_a_checkpoint_reopens() {
