@@ -163,6 +163,54 @@ fn a_rebuilt_space_map_keeps_what_the_newest_record_lists() {
     assert_sound(&volume);
 }
 
+/// Reading needs no space map: damage that keeps it from being rebuilt does not keep a reader out.
+#[test]
+fn a_reader_opens_although_the_space_map_cannot_be_rebuilt() {
+    let dice = Dice::new(11);
+    let (storage, records, expected) = three_commits(&dice);
+    destroy(&storage, slot_block(records[0].generation.slot()));
+    let volume = try_open(storage.clone(), &dice, true).unwrap();
+    let references = volume.durable().roots[crate::format::TreeId::History as usize - 1];
+    assert!(references.pointer.is_null());
+    drop(volume);
+    let volume = open(storage.clone(), &dice);
+    for n in 0..2000 {
+        volume.operate(1, false, |op| op.insert(crate::format::Key::new(1 << 30, 1, n), &[7; 100])).unwrap();
+    }
+    volume.commit().unwrap();
+    let newest = volume.durable();
+    let last_leaf = newest.roots[0];
+    assert!(last_leaf.level > 0);
+    put(&volume, 9, 0, 1, 10).unwrap();
+    volume.commit().unwrap();
+    put(&volume, 9, 0, 1, 10).unwrap();
+    volume.commit().unwrap();
+    let state = volume.state();
+    let mut leaves = Vec::new();
+    state
+        .trees
+        .live
+        .visit_pages(volume.store(), true, &mut |p, level| {
+            leaves.push((*p, level));
+            Ok(())
+        })
+        .unwrap();
+    let listed: Vec<_> = volume.durable().allocated.iter().map(|(run, _)| *run).collect();
+    let victim = leaves.iter().rev().find(|(p, level)| *level == 0 && !listed.contains(&p.run)).unwrap().0;
+    let lost = volume.durable().checkpoint;
+    assert!(lost < volume.durable().generation);
+    drop((state, volume));
+    destroy(&storage, victim.run.address);
+    destroy(&storage, slot_block(lost.slot()));
+    assert!(matches!(try_open(storage.clone(), &dice, false), Err(Error::Damaged(_))));
+    let volume = try_open(storage, &dice, true).unwrap();
+    let state = volume.state();
+    for slot in expected.keys().map(|key| key.1) {
+        let found = volume.view(&state).get(extent_key(2, slot), crate::format::values::Extent::decode).unwrap();
+        assert!(found.is_some());
+    }
+}
+
 /// More commits than the ring has slots, reopened at every distance from a checkpoint.
 #[test]
 fn the_ring_wraps_and_every_distance_from_a_checkpoint_reopens() {
