@@ -6,6 +6,7 @@ use super::support::*;
 use crate::Error;
 use crate::format::values::Extent;
 use crate::format::{BLOCK, REGION_BLOCKS, Run};
+use crate::storage::simulated::{Fault, SimulatedStorage};
 use crate::storage::{MemoryStorage, Storage};
 use crate::txn::Volume;
 use crate::txn::commit::Purpose;
@@ -262,6 +263,35 @@ fn early_pages_of_a_session_that_never_committed_do_not_survive() {
     assert!(volume.space.lock().sweep_next().is_some(), "free blocks are not swept after a crash");
     volume.erase_all().unwrap();
     assert_ne!(block(&storage, run), sealed, "ciphertext of a transaction that never committed survived");
+    assert_sound(&volume);
+}
+
+/// A host that refuses to erase for want of space leaves the blocks dirty, so that the next attempt erases them; nothing latches.
+#[test]
+fn erasing_that_is_refused_is_done_later() {
+    let dice = Dice::new(10);
+    let storage = SimulatedStorage::new();
+    let volume = create(storage.clone(), &dice);
+    (0..20).for_each(|slot| put(&volume, 2, slot, slot, 100_000).unwrap());
+    volume.commit().unwrap();
+    let run = run_of(&volume, 2, 3);
+    let mut sealed = vec![0; BLOCK as usize];
+    storage.read_at(run.offset(), &mut sealed).unwrap();
+    (0..20).for_each(|slot| assert!(delete(&volume, 2, slot).unwrap()));
+    for _ in 0..3 {
+        volume.commit_for(Purpose::Drain).unwrap();
+    }
+    volume.release_waiting();
+    for count in 0..2 {
+        storage.fail_after(count, Fault::NoSpace);
+        let _ = volume.erase_all();
+        volume.pager().latch().check().unwrap();
+    }
+    volume.erase_all().unwrap();
+    let mut now = vec![0; BLOCK as usize];
+    storage.read_at(run.offset(), &mut now).unwrap();
+    assert!(now != sealed, "ciphertext was never erased");
+    assert!(!volume.space.lock().has_dirty());
     assert_sound(&volume);
 }
 
