@@ -427,7 +427,7 @@ impl SpaceMap {
         sequence: u64,
     ) {
         for run in allocated {
-            self.used_blocks += run.blocks;
+            self.used_blocks = self.used_blocks.saturating_add(run.blocks);
             self.mark_used(run, true);
         }
         for run in &freed {
