@@ -80,12 +80,22 @@ impl Volume {
     /// `NoSpace` (nothing else is disturbed), `Latched`, `ReadOnly`.
     pub(crate) fn reserve_data(&self, bytes: u64, pages: u64) -> Result<Reservation> {
         self.check_writable()?;
+        self.open_session()?;
         let quads = quads_for(bytes, pages);
         match self.reserve_quads(quads, false) {
             Err(Error::NoSpace(_)) if self.drain_for_room()? => self.reserve_quads(quads, false)?,
             other => other?,
         }
         Ok(Reservation { space: self.space.clone(), quads })
+    }
+
+    /// Before anything is written on top of a closed record an empty commit takes its place: otherwise a crash before the first commit
+    /// would look like a clean end, and the pages written until then would not be swept.
+    pub(super) fn open_session(&self) -> Result<()> {
+        if self.durable.load().closed {
+            self.commit_for(Purpose::Drain)?;
+        }
+        Ok(())
     }
 
     /// Promises groups of four blocks (P2), loading regions and growing the file as needed.

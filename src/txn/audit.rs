@@ -53,6 +53,13 @@ impl Census {
         }
     }
 
+    fn uses(&self, run: Run) -> bool {
+        (run.address..run.end()).any(|block| {
+            let bits = self.used.get(&(block / REGION_BLOCKS));
+            bits.is_some_and(|bits| bits[(block % REGION_BLOCKS / 64) as usize] >> (block % 64) & 1 == 1)
+        })
+    }
+
     /// One more name of a page; marks its blocks the first time.
     fn name(&mut self, run: Run, pointer: Option<Pointer>, total: u64) {
         let entry = self.pages.entry(run.address).or_insert((None, run.blocks, 0));
@@ -281,6 +288,9 @@ impl Volume {
         space.drop_pending(census.used_blocks);
         space.recover_waiting(durable.generation, durable.freed.clone());
         space.recover_waiting(durable.generation, old);
+        // The newest record still names them, and the next opening verifies them: list pages above all.
+        let listed = durable.allocated.iter().map(|(run, _)| *run).filter(|run| !census.uses(*run));
+        space.recover_waiting(durable.generation, listed.collect());
         let total = space.total();
         for number in 0..total.div_ceil(REGION_BLOCKS) {
             let bits = census.used.get(&number).map_or([0; REGION_WORDS], |bits| **bits);

@@ -36,6 +36,8 @@ pub(super) struct CommitState {
     /// Number of commits begun and finished; a caller needs one that begins after its call.
     started: u64,
     finished: u64,
+    /// Number of the last one that wrote a record.
+    recorded: u64,
     /// The last commit that failed, with its reason.
     failed: Option<(u64, String)>,
     pub(super) chain: Chain,
@@ -87,7 +89,13 @@ impl Volume {
         let mut state = self.commits.lock();
         // A commit that is running may have frozen already, so the next one is needed.
         let needed = state.started + 1;
-        while state.finished < needed {
+        // A commit for changes alone writes nothing when there are none, and only that of a close says so.
+        let served = |state: &CommitState| match purpose {
+            Purpose::Changes => state.finished >= needed,
+            Purpose::Drain => state.recorded >= needed,
+            Purpose::Close => state.recorded >= needed && self.durable.load().closed,
+        };
+        while !served(&state) {
             if state.running {
                 self.commit_done.wait(&mut state);
                 continue;
@@ -97,12 +105,17 @@ impl Volume {
             let number = state.started;
             let mut chain = state.chain.clone();
             drop(state);
+            let before = chain.tag;
             let result = self.run_commit(purpose, &mut chain, None);
             state = self.commits.lock();
             state.running = false;
             state.finished = number;
+            if chain.tag != before {
+                state.recorded = number;
+            }
+            state.chain = chain;
             match result {
-                Ok(()) => state.chain = chain,
+                Ok(()) => {}
                 Err(error) => {
                     state.failed = Some((number, error.to_string()));
                     self.commit_done.notify_all();
@@ -132,13 +145,18 @@ impl Volume {
         let number = state.started;
         let mut chain = state.chain.clone();
         drop(state);
+        let before = chain.tag;
         let result = f(&mut chain);
         let mut state = self.commits.lock();
         state.running = false;
         state.finished = number;
-        match &result {
-            Ok(_) => state.chain = chain,
-            Err(error) => state.failed = Some((number, error.to_string())),
+        if chain.tag != before {
+            state.recorded = number;
+        }
+        // Also after an error: `f` may have committed before it failed, and a commit that fails leaves the chain as it was.
+        state.chain = chain;
+        if let Err(error) = &result {
+            state.failed = Some((number, error.to_string()));
         }
         self.commit_done.notify_all();
         result
@@ -252,7 +270,10 @@ impl Volume {
 
         let used = {
             let in_use = self.space.lock().used_blocks();
-            in_use + blocks(allocated.iter().map(|(run, _)| *run)) - blocks(freed.iter().copied())
+            // A record may lie about it: only a holder of the key can make one, and that must not end the process.
+            in_use
+                .saturating_add(blocks(allocated.iter().map(|(run, _)| *run)))
+                .saturating_sub(blocks(freed.iter().copied()))
         };
         let mut record = CommitRecord {
             generation,
@@ -380,7 +401,7 @@ impl Volume {
             let pointer = self.write_reserved(&page, record.generation, 0)?;
             record.delta_list = pointer;
             record.allocated.push((pointer.run, pointer.tag));
-            record.used_blocks += pointer.run.blocks;
+            record.used_blocks = record.used_blocks.saturating_add(pointer.run.blocks);
             next.list_pages.push(pointer.run);
         }
         record.two_barrier = true;

@@ -112,7 +112,11 @@ impl Volume {
         let whole = recovered.restore_space(&volume, &mut chain)?;
         if !whole {
             tracing::warn!("the space map's chain of commit records is broken: it is rebuilt from the trees");
-            volume.rebuild_space(&mut chain)?;
+            match volume.rebuild_space(&mut chain) {
+                // Readers need no space map, and what is whole must stay readable.
+                Err(Error::Damaged(reason)) if !writable => tracing::warn!("{reason}"),
+                rebuilt => rebuilt?,
+            }
         }
         volume.commits.lock().chain = chain;
         Ok(Arc::new(volume))

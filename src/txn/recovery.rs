@@ -12,7 +12,7 @@ use crate::env::Environment;
 use crate::error::{Error, Result};
 use crate::format::record::CommitRecord;
 use crate::format::values::HistoryValue;
-use crate::format::{BLOCK, Generation, Pointer, RING_SLOTS, Run, Tag, slot_block};
+use crate::format::{BLOCK, Generation, Pointer, RESERVED, RING_SLOTS, Run, Tag, slot_block};
 use crate::pager::{AuthenticRecord, Pager};
 
 /// A record whose root may be returned, and what was learned on the way.
@@ -104,6 +104,11 @@ pub(super) fn choose(pager: &Pager, writable: bool, environment: &dyn Environmen
     Ok(Recovered { record: before.record, tag: before.tag, ring, next_generation, fallback: Some(fallback) })
 }
 
+/// Freed runs may be longer than a page.
+fn in_space(run: Run, total: u64) -> bool {
+    run.end() <= total && RESERVED.iter().all(|&(start, end)| run.end() <= start || run.address >= end)
+}
+
 impl Recovered {
     /// The records from the checkpoint to the chosen one, oldest first; None when one of them is lost.
     fn chain(&self) -> Option<Vec<&CommitRecord>> {
@@ -145,7 +150,12 @@ impl Recovered {
             chain.list_pages.extend(pages);
             if record.generation == self.record.generation {
                 // T1: they wait for the next commit, as they did before.
-                space.recover_waiting(record.generation, freed);
+                // Never makes anything outside of the page space free.
+                let total = space.total();
+                space.recover_waiting(
+                    record.generation,
+                    freed.into_iter().filter(|run| in_space(*run, total)).collect(),
+                );
             }
         }
         Ok(true)

@@ -44,6 +44,7 @@ impl Volume {
 
     /// Erases everything that is free now, without waiting for its age (`lockbox purge`, unmount).
     pub(crate) fn erase_all(&self) -> Result<()> {
+        self.check_writable()?;
         while self.sweep_step()? {}
         for _ in 0..3 {
             if !self.is_dirty() && !self.space.lock().waits_for_commit() {
@@ -56,9 +57,7 @@ impl Volume {
         self.make_room(0, false)?;
         while self.erase_step(true)? {}
         let mut space = self.space.lock();
-        space
-            .overwrite_dirty(&mut |run| self.overwrite(run))
-            .map_err(|error| self.pager.latch().set("erasing freed blocks", &error))
+        space.overwrite_dirty(&mut |run| self.overwrite(run)).map_err(|error| self.erasing_failed(error))
     }
 
     /// After an unclean open: loads the next region, whose free blocks the host says hold data may be pages of a transaction that never
@@ -66,8 +65,11 @@ impl Volume {
     fn sweep_step(&self) -> Result<bool> {
         let Some(number) = self.space.lock().sweep_next() else { return Ok(false) };
         self.load_region(number)?;
-        self.space.lock().swept(number);
-        Ok(self.space.lock().sweep_next().is_some())
+        let mut space = self.space.lock();
+        space.swept(number);
+        // The sweep visits the whole map, which is larger than the memory that it may take.
+        space.evict(self.region_limit());
+        Ok(space.sweep_next().is_some())
     }
 
     /// Erases one batch; answers whether there was anything.
@@ -77,16 +79,13 @@ impl Volume {
             match self.erase(*run, *keep) {
                 Ok(backed) => self.space.lock().erased(*run, backed),
                 Err(error) => {
-                    // The blocks stay hidden from the allocator; their content is still sealed.
+                    // They hold old ciphertext as before, for the next attempt.
                     let mut space = self.space.lock();
                     for (run, _) in &runs[index..] {
-                        space.erased(*run, true);
+                        space.not_erased(*run);
                     }
                     drop(space);
-                    return Err(match error {
-                        Error::NoSpace(_) => error,
-                        error => self.pager.latch().set("erasing freed blocks", &error),
-                    });
+                    return Err(self.erasing_failed(error));
                 }
             }
         }
@@ -99,7 +98,8 @@ impl Volume {
         if !keep {
             match self.pager.storage().punch(run.offset(), run.bytes()) {
                 Ok(()) => return Ok(false),
-                Err(Error::Unsupported(_)) => {}
+                // Punching may need room for the host's own lists; overwriting does not.
+                Err(Error::Unsupported(_) | Error::NoSpace(_)) => {}
                 Err(error) => return Err(error),
             }
         }
@@ -107,7 +107,15 @@ impl Volume {
         Ok(true)
     }
 
+    fn erasing_failed(&self, error: Error) -> Error {
+        match error {
+            Error::NoSpace(_) | Error::Latched(_) => error,
+            error => self.pager.latch().set("erasing freed blocks", &error),
+        }
+    }
+
     fn overwrite(&self, run: Run) -> Result<()> {
+        self.pager.latch().check()?;
         let mut at = run.offset();
         let end = at + run.bytes();
         let mut noise = vec![0; OVERWRITE_STEP.min(run.bytes()) as usize];

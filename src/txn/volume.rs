@@ -159,6 +159,7 @@ impl Volume {
         f: impl FnOnce(&mut Operation<'_>) -> Result<R>,
     ) -> Result<R> {
         self.check_writable()?;
+        self.open_session()?;
         if self.dirty_nodes.load(Ordering::Relaxed) > self.dirty_limit()
             || self.list_entries.load(Ordering::Relaxed) > LIST_LIMIT
         {

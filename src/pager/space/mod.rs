@@ -293,9 +293,11 @@ impl SpaceMap {
             if let Some(number) = self.region_worth_loading() {
                 return Ok(Err(Shortage::Load(number)));
             }
-            let tail = self.total / REGION_BLOCKS;
-            if !self.total.is_multiple_of(REGION_BLOCKS) && !self.regions.contains_key(&tail) {
-                return Ok(Err(Shortage::Load(tail)));
+            // Also a region that lies behind the end as a whole: pages that were there before the file was cut may still be known to the
+            // checkpoint and the lists since then.
+            let last = (self.total + self.growth(missing) - 1) / REGION_BLOCKS;
+            if let Some(number) = (self.total / REGION_BLOCKS..=last).find(|n| !self.regions.contains_key(n)) {
+                return Ok(Err(Shortage::Load(number)));
             }
             if self.grow(missing, storage)? {
                 return Ok(Ok(()));
@@ -321,8 +323,9 @@ impl SpaceMap {
         }
         let used_loaded: u64 =
             self.regions.values().map(|r| r.used.iter().map(|w| u64::from(w.count_ones())).sum::<u64>()).sum();
-        let loaded_blocks: u64 = self.regions.values().map(|r| (self.total - r.base()).min(REGION_BLOCKS)).sum();
-        let unloaded_blocks = self.total - loaded_blocks;
+        let loaded_blocks: u64 =
+            self.regions.values().map(|r| self.total.saturating_sub(r.base()).min(REGION_BLOCKS)).sum();
+        let unloaded_blocks = self.total.saturating_sub(loaded_blocks);
         let unloaded_free = unloaded_blocks.saturating_sub(self.used_blocks.saturating_sub(used_loaded));
         if unloaded_free * 32 < unloaded_blocks { None } else { self.next_unloaded() }
     }
@@ -347,9 +350,14 @@ impl SpaceMap {
         Ok(false)
     }
 
-    /// Grows the file by real allocation. False when the host is full.
+    /// Blocks to grow by when the host has them.
+    fn growth(&self, missing: u64) -> u64 {
+        (self.total / 16).clamp(GROW_BLOCKS.0, GROW_BLOCKS.1).max((missing * 4).min(GROW_BLOCKS.1))
+    }
+
+    /// Grows the file by real allocation. The regions that this reaches are loaded. False when the host is full.
     fn grow(&mut self, missing: u64, storage: &dyn Storage) -> Result<bool> {
-        let comfortable = (self.total / 16).clamp(GROW_BLOCKS.0, GROW_BLOCKS.1).max((missing * 4).min(GROW_BLOCKS.1));
+        let comfortable = self.growth(missing);
         for step in [comfortable, (missing * 4 + 4).min(comfortable)] {
             match storage.allocate(self.total * BLOCK, step * BLOCK) {
                 Ok(()) => {
@@ -360,6 +368,11 @@ impl SpaceMap {
                         let region = self.regions.entry(number).or_insert_with(|| Box::new(Region::new(number, total)));
                         fill(&mut region.busy, start, end, false);
                         fill(&mut region.backed, start, end, true);
+                        // A file that was cut by force has pages of the map behind its end.
+                        for w in 0..region.used.len() {
+                            region.busy[w] |= region.used[w];
+                            region.backed[w] &= !region.used[w];
+                        }
                         self.touch(number);
                     }
                     return Ok(true);
@@ -413,7 +426,7 @@ impl SpaceMap {
         sequence: u64,
     ) {
         for run in allocated {
-            self.used_blocks += run.blocks;
+            self.used_blocks = self.used_blocks.saturating_add(run.blocks);
             self.mark_used(run, true);
         }
         for run in &freed {

@@ -7,6 +7,7 @@ use crate::Error;
 use crate::format::record::CommitRecord;
 use crate::format::{BLOCK, Generation, slot_block};
 use crate::storage::{MemoryStorage, Storage};
+use crate::txn::commit::Purpose;
 
 fn destroy(storage: &MemoryStorage, block: u64) {
     storage.write_at(block * BLOCK, &[0xA5; BLOCK as usize]).unwrap();
@@ -111,6 +112,103 @@ fn a_ring_without_any_record_is_damage() {
     }
     let error = try_open(storage, &dice, false).err().unwrap();
     assert!(error.to_string().contains("commit ring"), "{error}");
+}
+
+/// T3: work that fails after its commit was durable (a snapshot on a full host) does not cut that commit out of the chain.
+#[test]
+fn a_leader_that_fails_after_its_commit_keeps_the_commit_in_the_chain() {
+    let dice = Dice::new(9);
+    let storage = Arc::new(MemoryStorage::new());
+    let volume = create(storage.clone(), &dice);
+    put(&volume, 2, 0, 1, 20_000).unwrap();
+    let failed = volume.as_leader(|chain| {
+        let mut writer = volume.writer.lock();
+        volume.run_commit(Purpose::Drain, chain, Some(&mut writer))?;
+        Err::<(), _>(Error::NoSpace("no room for what follows the commit".into()))
+    });
+    assert!(matches!(failed, Err(Error::NoSpace(_))));
+    put(&volume, 2, 1, 2, 20_000).unwrap();
+    volume.commit().unwrap();
+    drop(volume);
+    let volume = open(storage, &dice);
+    assert_sound(&volume);
+    assert_live(&volume, &Content::from([((2, 0), (1, 20_000)), ((2, 1), (2, 20_000))]));
+}
+
+/// The list pages of the newest record are read at every opening, so a rebuilt map does not hand them out before the next commit.
+#[test]
+fn a_rebuilt_space_map_keeps_what_the_newest_record_lists() {
+    let dice = Dice::new(10);
+    let storage = Arc::new(MemoryStorage::new());
+    let volume = create(storage.clone(), &dice);
+    let first = volume.durable().generation;
+    let mut expected = Content::new();
+    for slot in 0..400 {
+        put(&volume, 2, slot, slot, 500).unwrap();
+        expected.insert((2, slot), (slot, 500));
+    }
+    volume.commit().unwrap();
+    assert!(!volume.durable().delta_list.is_null());
+    drop(volume);
+    destroy(&storage, slot_block(first.slot()));
+    let volume = open(storage.clone(), &dice);
+    // Written, but the process dies before it commits.
+    for slot in 0..20 {
+        put(&volume, 3, slot, slot, 15_000).unwrap();
+    }
+    drop(volume);
+    let volume = open(storage, &dice);
+    assert_live(&volume, &expected);
+    volume.commit().unwrap();
+    assert_sound(&volume);
+}
+
+/// Reading needs no space map: damage that keeps it from being rebuilt does not keep a reader out.
+#[test]
+fn a_reader_opens_although_the_space_map_cannot_be_rebuilt() {
+    let dice = Dice::new(11);
+    let (storage, records, expected) = three_commits(&dice);
+    destroy(&storage, slot_block(records[0].generation.slot()));
+    let volume = try_open(storage.clone(), &dice, true).unwrap();
+    let references = volume.durable().roots[crate::format::TreeId::History as usize - 1];
+    assert!(references.pointer.is_null());
+    drop(volume);
+    let volume = open(storage.clone(), &dice);
+    for n in 0..2000 {
+        volume.operate(1, false, |op| op.insert(crate::format::Key::new(1 << 30, 1, n), &[7; 100])).unwrap();
+    }
+    volume.commit().unwrap();
+    let newest = volume.durable();
+    let last_leaf = newest.roots[0];
+    assert!(last_leaf.level > 0);
+    put(&volume, 9, 0, 1, 10).unwrap();
+    volume.commit().unwrap();
+    put(&volume, 9, 0, 1, 10).unwrap();
+    volume.commit().unwrap();
+    let state = volume.state();
+    let mut leaves = Vec::new();
+    state
+        .trees
+        .live
+        .visit_pages(volume.store(), true, &mut |p, level| {
+            leaves.push((*p, level));
+            Ok(())
+        })
+        .unwrap();
+    let listed: Vec<_> = volume.durable().allocated.iter().map(|(run, _)| *run).collect();
+    let victim = leaves.iter().rev().find(|(p, level)| *level == 0 && !listed.contains(&p.run)).unwrap().0;
+    let lost = volume.durable().checkpoint;
+    assert!(lost < volume.durable().generation);
+    drop((state, volume));
+    destroy(&storage, victim.run.address);
+    destroy(&storage, slot_block(lost.slot()));
+    assert!(matches!(try_open(storage.clone(), &dice, false), Err(Error::Damaged(_))));
+    let volume = try_open(storage, &dice, true).unwrap();
+    let state = volume.state();
+    for slot in expected.keys().map(|key| key.1) {
+        let found = volume.view(&state).get(extent_key(2, slot), crate::format::values::Extent::decode).unwrap();
+        assert!(found.is_some());
+    }
 }
 
 /// More commits than the ring has slots, reopened at every distance from a checkpoint.
