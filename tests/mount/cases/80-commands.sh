@@ -97,7 +97,8 @@ case_the_independent_reader_extracts_the_same() {
     printf changed | dd of="$WORK/box/sources/odd/random" bs=1 seek=1000000 conv=notrunc status=none
     truncate -s 2000000 "$WORK/box/sources/odd/random"
     reattach box
-    rsync -aHX --sparse "$WORK/box/sources/" "$WORK/expected/"
+    # Not by rsync, which leaves the time of the topmost directory as the copying made it.
+    cp -a "$WORK/box/sources" "$WORK/expected"
     detach box
     lockbox extract --passfile "$PASSFILE" "$WORK/box.lbx" --to "$WORK/ours"
     "$python" "$READER" --passfile "$PASSFILE" ls "$WORK/box.lbx" >"$WORK/list"
