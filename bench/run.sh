@@ -42,7 +42,7 @@ ceiling_pid=
 
 finish() {
     local code=$? name
-    trap - EXIT
+    trap - EXIT ERR
     set +e
     for name in "${candidates[@]}"; do
         close_candidate "$name" 2>/dev/null
