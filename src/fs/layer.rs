@@ -15,11 +15,6 @@ pub(crate) const MAX_PIECES: usize = 12;
 /// Bytes of a quad, the unit of reservations.
 pub(crate) const QUAD: u64 = 4 * BLOCK;
 
-/// Quads that this much data needs in so many pages; see [`quads_for`].
-pub(crate) fn room(bytes: u64, pages: u64) -> u64 {
-    quads_for(bytes, pages)
-}
-
 /// What a frame costs at most, since it can always be written as one page.
 pub(crate) const WHOLE_ROOM: u64 = quads_for(FRAME, 1);
 
@@ -68,8 +63,9 @@ impl Frame {
     pub(crate) fn room_with(&self, more: u64) -> (u64, u64) {
         let (bytes, pieces) = (self.bytes() + more, self.pieces.len() as u64 + 1);
         let inline = if self.existing.inline { INLINE_ROOM } else { 0 };
-        let least = room(bytes, pieces).min(WHOLE_ROOM);
-        let merged = if self.existing.extents > 0 { room(bytes + self.existing.bytes, 1).min(WHOLE_ROOM) } else { 0 };
+        let least = quads_for(bytes, pieces).min(WHOLE_ROOM);
+        let merged =
+            if self.existing.extents > 0 { quads_for(bytes + self.existing.bytes, 1).min(WHOLE_ROOM) } else { 0 };
         (least + inline, least.max(merged) + inline)
     }
 

@@ -6,12 +6,12 @@ use std::sync::Arc;
 
 use super::batch::{Plan, existing};
 use super::extents::{self, Mapped};
-use super::layer::{Existing, FRAME, Frame, INLINE_ROOM, Layer, MAX_PIECES, room};
+use super::layer::{Existing, FRAME, Frame, INLINE_ROOM, Layer, MAX_PIECES};
 use super::{FileSystem, FsOptions};
 use crate::error::{Error, Result};
 use crate::format::values::{InodeValue, inode_flags};
 use crate::format::{Ino, MAX_DATA};
-use crate::txn::{Reservation, View, Volume, WrittenPiece};
+use crate::txn::{Reservation, View, Volume, WrittenPiece, quads_for};
 
 /// Files up to this many bytes are kept in the tree itself. To be decided by measurement (design 3.2): a packed file costs an extent of
 /// 73 bytes and a share of a page, an inline one its bytes in every walk over the inodes.
@@ -260,7 +260,7 @@ fn length(ranges: &[Range<u64>]) -> u64 {
 }
 
 fn cost(ranges: &[Range<u64>]) -> u64 {
-    ranges.iter().map(|range| room(range.end - range.start, 1)).sum()
+    ranges.iter().map(|range| quads_for(range.end - range.start, 1)).sum()
 }
 
 fn span(ranges: &[Range<u64>]) -> Vec<Range<u64>> {

@@ -162,7 +162,7 @@ impl Recovered {
     }
 }
 
-/// Shared by create and open: a sentence-free way to fill a session id.
+/// A random id for a writing session that begins.
 pub(super) fn new_session(environment: &Arc<dyn Environment>) -> Result<[u8; 16]> {
     let mut session = [0; 16];
     environment.fill_random(&mut session)?;

@@ -363,7 +363,7 @@ impl SpaceMap {
                 Ok(()) => {
                     let old = self.total;
                     self.total += step;
-                    for (number, start, end) in grown_parts(old, step) {
+                    for (number, start, end) in parts(Run::new(old, step)) {
                         let total = self.total;
                         let region = self.regions.entry(number).or_insert_with(|| Box::new(Region::new(number, total)));
                         fill(&mut region.busy, start, end, false);
@@ -500,8 +500,4 @@ impl SpaceMap {
     pub(crate) fn used_bits(&self, number: u64) -> Option<&RegionBits> {
         self.regions.get(&number).map(|r| &r.used)
     }
-}
-
-fn grown_parts(old: u64, step: u64) -> Vec<(u64, u64, u64)> {
-    parts(Run::new(old, step)).collect()
 }
