@@ -285,6 +285,18 @@ class Prologue(NamedTuple):
     owner: int
     position: int
 
+    def has_cells(self) -> bool:
+        return self.kind in (DATA, PACKED)
+
+    def main_length(self) -> int:
+        """Bytes of the body with its padding, or of the head."""
+        return self.blocks * BLOCK - 104 - (self.stored_length if self.has_cells() else 0)
+
+
+def message_iv(nonce: bytes, message: int) -> bytes:
+    """Section 4.2: 0 is the prologue, 1 the body or head, 2 + i cell i."""
+    return nonce[12:23] + bytes([nonce[23] ^ message])
+
 
 def decode_prologue(data: bytes) -> Prologue:
     f = Fields(data, "prologue")
@@ -305,6 +317,7 @@ def decode_prologue(data: bytes) -> Prologue:
         require(p.owner == 0 and p.position == 0, "prologue names an owner that the kind does not have")
     if kind in (DATA, PACKED):
         require(1 <= plain <= MAX_DATA, "prologue has a wrong plain length")
+        require(1 <= stored <= blocks * BLOCK - 104 - 28, "prologue leaves no room for a head")
     elif not p.compressed:
         require(plain == stored, "prologue has lengths that differ")
     return p
@@ -334,36 +347,38 @@ def decode_pointer(data: bytes) -> Pointer | None:
     return Pointer(*decode_run(run, 64), generation, tag)
 
 
-Cell = NamedTuple("Cell", [("at", int), ("stored", int), ("raw", bool), ("plain_length", int)])
+Cell = NamedTuple("Cell", [("at", int), ("stored", int), ("raw", bool), ("plain_length", int), ("tag", bytes)])
 Item = NamedTuple("Item", [("ino", int), ("offset", int), ("start", int), ("length", int)])
+CellTable = NamedTuple("CellTable", [("size", int), ("cells", "list[Cell]"), ("items", "list[Item]")])
 
 
-def decode_data_body(body: bytes, plain: int) -> tuple[int, list[Cell], list[Item]]:
-    """Section 5.3: cell size, cells, items."""
-    f = Fields(body, "data body")
+def decode_data_head(head: bytes, stored_length: int, plain: int) -> CellTable:
+    """Section 5.3; a cell's `at` counts from the first cell."""
+    f = Fields(head, "data head")
     count, log2 = f.u16(), f.u8()
     f.zero(1)
     item_count = f.u16()
     f.zero(2)
-    require(12 <= log2 <= 17, "data body has a wrong cell size")
+    require(12 <= log2 <= 17, "data head has a wrong cell size")
     size = 1 << log2
-    require(1 <= plain <= MAX_DATA and count == -(-plain // size), "data body has a wrong number of cells")
-    require(item_count <= 4096, "data body has too many items")
-    lengths = [f.u32() for _ in range(count)]
+    require(1 <= plain <= MAX_DATA and count == -(-plain // size), "data head has a wrong number of cells")
+    require(item_count <= 4096, "data head has too many items")
+    cells, at = [], 0
+    for number in range(count):
+        length, tag, cell_plain = f.u32(), f.take(16), min(size, plain - number * size)
+        raw, stored = length >> 31 == 1, length & 2**31 - 1
+        require(stored == cell_plain if raw else stored > 0, "cell has a wrong length")
+        cells.append(Cell(at, stored, raw, cell_plain, tag))
+        at += stored
+    require(at == stored_length, "cells take another length than their page says")
     items = [Item(f.u64(), f.u64(), f.u32(), f.u32()) for _ in range(item_count)]
     end = 0
     for item in sorted(items, key=lambda item: item.start):
         require(1 <= item.ino <= MAX_INO and item.length > 0 and item.start >= end, "packed items are wrong or overlap")
         end = item.start + item.length
         require(end <= plain and item.offset + item.length <= MAX_OFFSET, "packed item is out of bounds")
-    cells = []
-    for number, length in enumerate(lengths):
-        raw, stored, cell_plain = length >> 31 == 1, length & 2**31 - 1, min(size, plain - number * size)
-        require(stored == cell_plain if raw else stored > 0, "cell has a wrong length")
-        cells.append(Cell(f.at, stored, raw, cell_plain))
-        f.take(stored)
-    f.end()
-    return size, cells, items
+    f.zero(f.left())
+    return CellTable(size, cells, items)
 
 
 def decompress(frame: bytes, plain: int, what: str) -> bytes:

@@ -32,6 +32,15 @@ def slot_block(index: int) -> int:
     return 33 + 320 * (index // 32) + index % 32
 
 
+class Unsealed(NamedTuple):
+    """An opened page: `body` is what is stored, without padding; of data pages it is all cells, and `table` says where each lies."""
+
+    prologue: Prologue
+    body: bytes
+    tag: bytes
+    table: fmt.CellTable | None
+
+
 class Piece(NamedTuple):
     offset: int
     data: bytes
@@ -101,9 +110,8 @@ class Archive:
         chosen = newest
         try:
             for address, blocks, tag in newest.allocated:
-                prologue, _ = self._unseal(address, blocks)
-                found = self._read(address + blocks - 1, 1)[-16:]
-                require(prologue.blocks == blocks and found == tag, f"page is not the one listed: block={address}")
+                page = self._unseal(address, blocks)
+                require(page.tag == tag, f"page is not the one listed: block={address}")
         except Damaged as error:
             before = records.get(newest.generation - 1)
             if before and before[1] == newest.previous_tag and not newest.two_barrier and not newest.closed:
@@ -118,49 +126,61 @@ class Archive:
 
     # Section 5: pages
 
-    def _unseal(self, address: int, blocks: int) -> tuple[Prologue, bytes]:
-        """Prologue and stored body of the page at this run."""
+    def _unseal(self, address: int, blocks: int) -> Unsealed:
+        """The page at this run, opened whole."""
         reserved = any(address < end and address + blocks > start for start, end in fmt.RESERVED)
         require(not reserved and address + blocks <= self.blocks, f"pointer outside of the pages: block={address}")
         data = self._read(address, blocks)
         nonce, place = data[:24], address.to_bytes(8, "little")
         cipher = AESGCM(fmt.xaes_key(self._page_key, nonce))
-        first, second = nonce[12:], nonce[12:23] + bytes([nonce[23] ^ 1])
+
+        def open_message(number: int, sealed: bytes, label: str, *rest: bytes) -> bytes:
+            aad = fmt.associated_data(f"lockbox/v1/{label}", self.id, place, *rest)
+            return cipher.decrypt(fmt.message_iv(nonce, number), sealed, aad)
+
         try:
-            plain = cipher.decrypt(first, data[24:88], fmt.associated_data("lockbox/v1/prologue", self.id, place))
+            plain = open_message(0, data[24:88], "prologue")
             prologue = fmt.decode_prologue(plain)
             require(prologue.blocks == blocks, f"page has another length: block={address}")
-            body = cipher.decrypt(second, data[88:], fmt.associated_data("lockbox/v1/body", self.id, place, plain))
+            end = 88 + prologue.main_length() + 16
+            tag = data[end - 16 : end]
+            main = open_message(1, data[88:end], "head" if prologue.has_cells() else "body", plain)
+            if not prologue.has_cells():
+                return Unsealed(prologue, main[: prologue.stored_length], tag, None)
+            table = fmt.decode_data_head(main, prologue.stored_length, prologue.plain_length)
+            right = (prologue.kind == fmt.PACKED) == (len(table.items) > 0)
+            require(right, f"page has wrong items: block={address}")
+            body = b""
+            for number, cell in enumerate(table.cells):
+                sealed = data[end + cell.at : end + cell.at + cell.stored] + cell.tag
+                body += open_message(2 + number, sealed, "cell", plain, bytes([number]))
         except InvalidTag:
             raise Damaged(f"page failed authentication: block={address}") from None
-        return prologue, body[: prologue.stored_length]
+        return Unsealed(prologue, body, tag, table)
 
-    def _open_page_uncached(self, pointer: Pointer) -> tuple[Prologue, bytes]:
+    def _open_page_uncached(self, pointer: Pointer) -> Unsealed:
         where = f"block={pointer.address} generation={pointer.generation}"
-        last = self._read(pointer.address + pointer.blocks - 1, 1)
-        require(last[-16:] == pointer.tag, f"page is not the one that its pointer names: {where}")
-        prologue, body = self._unseal(pointer.address, pointer.blocks)
-        require(prologue.generation == pointer.generation, f"page has another generation: {where}")
-        return prologue, body
+        page = self._unseal(pointer.address, pointer.blocks)
+        require(page.tag == pointer.tag, f"page is not the one that its pointer names: {where}")
+        require(page.prologue.generation == pointer.generation, f"page has another generation: {where}")
+        return page
 
     def _page_data(self, pointer: Pointer, start: int, length: int) -> bytes:
         """Section 5.3: plain bytes start..start + length of a data page."""
-        prologue, body = self._open_page(pointer)
-        require(prologue.kind in (fmt.DATA, fmt.PACKED), f"page is not a data page: block={pointer.address}")
+        prologue, body, _, table = self._open_page(pointer)
+        require(table is not None, f"page is not a data page: block={pointer.address}")
         require(start + length <= prologue.plain_length, f"extent reaches beyond its page: block={pointer.address}")
-        size, cells, items = fmt.decode_data_body(body, prologue.plain_length)
-        require((prologue.kind == fmt.PACKED) == (len(items) > 0), f"page has wrong items: block={pointer.address}")
-        first, last = start // size, (start + length - 1) // size
+        first, last = start // table.size, (start + length - 1) // table.size
         parts = []
-        for cell in cells[first : last + 1]:
+        for cell in table.cells[first : last + 1]:
             stored = body[cell.at : cell.at + cell.stored]
             parts.append(stored if cell.raw else fmt.decompress(stored, cell.plain_length, "cell"))
-        return b"".join(parts)[start - first * size :][:length]
+        return b"".join(parts)[start - first * table.size :][:length]
 
     # Section 6: trees
 
     def _node_uncached(self, pointer: Pointer) -> Node:
-        prologue, body = self._open_page_uncached(pointer)
+        prologue, body, _, _ = self._open_page_uncached(pointer)
         require(prologue.kind == fmt.NODE, f"page is not a node: block={pointer.address}")
         node = fmt.decode_node(fmt.decompress(body, prologue.plain_length, "node") if prologue.compressed else body)
         same = (prologue.owner, prologue.position) == (node.tree, node.level)

@@ -69,19 +69,31 @@ class Writer:
             head += hashlib.sha256(head + bytes(32) + slots).digest()
             self.image[start * BLOCK : start * BLOCK + fmt.HEADER_BYTES] = head + slots
 
-    def page(self, kind: int, body: bytes, plain: int, owner: int, position: int, compressed: bool = False) -> Page:
-        blocks = 4 if kind == fmt.NODE and not compressed else -(-(len(body) + 104) // BLOCK)
+    def page(self, kind: int, body: bytes, plain: int, owner: int, position: int, compressed: bool = False,
+             cells: list[bytes] | None = None) -> Page:  # fmt: skip
+        """With cells, `body` is the head without its entries' tags: 8 bytes, a length for each cell, the items."""
+        least = len(body) + sum(16 + len(cell) for cell in cells or [])
+        blocks = 4 if kind == fmt.NODE and not compressed else -(-(least + 104) // BLOCK)
         address, generation, nonce = len(self.image) // BLOCK, self.generation + 1, os.urandom(24)
-        prologue = struct.pack("<BBHIII", kind, compressed, blocks, len(body), plain, 0)
+        stored = sum(map(len, cells)) if cells else len(body)
+        prologue = struct.pack("<BBHIII", kind, compressed, blocks, stored, plain, 0)
         prologue += struct.pack("<QQQQ", generation, owner, position, 0)
         place = struct.pack("<Q", address)
         cipher = AESGCM(fmt.xaes_key(self._key("page"), nonce))
-        first, second = nonce[12:], nonce[12:23] + bytes([nonce[23] ^ 1])
-        sealed = cipher.encrypt(first, prologue, fmt.associated_data("lockbox/v1/prologue", self.archive, place))
-        aad = fmt.associated_data("lockbox/v1/body", self.archive, place, prologue)
-        sealed += cipher.encrypt(second, body.ljust(blocks * BLOCK - 104, b"\0"), aad)
-        self.image += nonce + sealed
-        page = Page(address, blocks, generation, sealed[-16:])
+
+        def seal(number: int, data: bytes, label: str, *rest: bytes) -> bytes:
+            aad = fmt.associated_data(f"lockbox/v1/{label}", self.archive, place, *rest)
+            return cipher.encrypt(fmt.message_iv(nonce, number), data, aad)
+
+        sealed_cells = [seal(2 + i, cell, "cell", prologue, bytes([i])) for i, cell in enumerate(cells or [])]
+        if cells:
+            at = 8 + 4 * len(cells)
+            entries = [body[8 + 4 * i : 12 + 4 * i] + cell[-16:] for i, cell in enumerate(sealed_cells)]
+            body = body[:8] + b"".join(entries) + body[at:]
+        room = blocks * BLOCK - 104 - (stored if cells else 0)
+        main = seal(1, body.ljust(room, b"\0"), "head" if cells else "body", prologue)
+        self.image += nonce + seal(0, prologue, "prologue") + main + b"".join(cell[:-16] for cell in sealed_cells)
+        page = Page(address, blocks, generation, main[-16:])
         self.allocated.append(page)
         return page
 
@@ -89,11 +101,10 @@ class Writer:
                   items: list[tuple[int, int, int, int]] | None = None) -> Page:  # fmt: skip
         plain = [data[at : at + (1 << log2)] for at in range(0, len(data), 1 << log2)]
         cells = [zstandard.compress(cell) if compress else cell for cell in plain]
-        body = struct.pack("<HBBHH", len(cells), log2, 0, len(items or []), 0)
-        body += b"".join(struct.pack("<I", len(cell) | (0 if compress else 1 << 31)) for cell in cells)
-        body += b"".join(struct.pack("<QQII", *item) for item in items or [])
-        kind = fmt.PACKED if items else fmt.DATA
-        return self.page(kind, body + b"".join(cells), len(data), ino, offset)
+        head = struct.pack("<HBBHH", len(cells), log2, 0, len(items or []), 0)
+        head += b"".join(struct.pack("<I", len(cell) | (0 if compress else 1 << 31)) for cell in cells)
+        head += b"".join(struct.pack("<QQII", *item) for item in items or [])
+        return self.page(fmt.PACKED if items else fmt.DATA, head, len(data), ino, offset, cells=cells)
 
     def extent(self, ino: int, offset: int, page: Page, start: int, length: int) -> None:
         self.live[Key(ino, fmt.EXTENT, offset)] = page.pack() + struct.pack("<IIQQ", start, length, page.generation, 0)

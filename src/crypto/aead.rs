@@ -1,6 +1,6 @@
-//! XAES-256-GCM (C2SP) with a cached AES context, and the two-part page seal derived from it (specification 4.2).
+//! XAES-256-GCM (C2SP) with a cached AES context, and the messages of a page under a key derived from it (specification 4.2).
 
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use zeroize::Zeroizing;
 
@@ -10,15 +10,17 @@ use crate::error::{Error, Result};
 
 pub const NONCE: usize = 24;
 pub const TAG: usize = 16;
+/// Cells of one page, at most.
+pub const MOST_CELLS: usize = 32;
 
 /// Key of XAES-256-GCM with its AES context and CMAC subkey computed once.
 pub struct XaesKey {
     xaes: Xaes<Native>,
 }
 
-/// AES-256-GCM key of one page; seals exactly two messages, the prologue and the body.
+/// AES-256-GCM key of one page; seals each of its messages once: the prologue, the body or head, and cells.
 pub struct PageKey {
-    pair: Pair<Native>,
+    messages: Messages<Native>,
 }
 
 impl XaesKey {
@@ -41,7 +43,7 @@ impl XaesKey {
 
     /// Derives the key of the page with this nonce. The same rule as for [`XaesKey::seal`] holds for the nonce when sealing.
     pub fn page_key(&self, nonce: &[u8; NONCE]) -> PageKey {
-        PageKey { pair: self.xaes.pair(nonce) }
+        PageKey { messages: self.xaes.messages(nonce) }
     }
 }
 
@@ -51,23 +53,37 @@ impl PageKey {
     /// # Panics
     /// When the message was sealed before: two messages under one key and IV would give both away.
     pub fn seal_prologue(&self, aad: &[u8], data: &mut [u8]) -> [u8; TAG] {
-        self.pair.seal(0, aad, data)
+        self.messages.seal(0, aad, data)
     }
 
     pub fn open_prologue(&self, aad: &[u8], data: &mut [u8], tag: &[u8; TAG]) -> Result<()> {
-        self.pair.open(0, aad, data, tag)
+        self.messages.open(0, aad, data, tag)
     }
 
-    /// Message 1: the IV of the nonce with the lowest bit of its last byte inverted.
+    /// Message 1, the body, or the head of a data page: the IV of the nonce with 1 xored into its last byte.
     ///
     /// # Panics
     /// As [`PageKey::seal_prologue`].
     pub fn seal_body(&self, aad: &[u8], data: &mut [u8]) -> [u8; TAG] {
-        self.pair.seal(1, aad, data)
+        self.messages.seal(1, aad, data)
     }
 
     pub fn open_body(&self, aad: &[u8], data: &mut [u8], tag: &[u8; TAG]) -> Result<()> {
-        self.pair.open(1, aad, data, tag)
+        self.messages.open(1, aad, data, tag)
+    }
+
+    /// Message 2 + `cell`: the IV of the nonce with that number xored into its last byte.
+    ///
+    /// # Panics
+    /// As [`PageKey::seal_prologue`], and when `cell` is [`MOST_CELLS`] or more.
+    pub fn seal_cell(&self, cell: usize, aad: &[u8], data: &mut [u8]) -> [u8; TAG] {
+        self.messages.seal(cell_message(cell), aad, data)
+    }
+
+    /// # Panics
+    /// When `cell` is [`MOST_CELLS`] or more.
+    pub fn open_cell(&self, cell: usize, aad: &[u8], data: &mut [u8], tag: &[u8; TAG]) -> Result<()> {
+        self.messages.open(cell_message(cell), aad, data, tag)
     }
 }
 
@@ -78,12 +94,12 @@ struct Xaes<E: Engine> {
     subkey: Zeroizing<[u8; 16]>,
 }
 
-/// A derived key with the two IVs of a page.
-struct Pair<E: Engine> {
+/// A derived key with the IVs of a page.
+struct Messages<E: Engine> {
     gcm: E::Gcm,
     iv: [u8; IV],
     /// Bit i: message i was sealed.
-    sealed: AtomicU8,
+    sealed: AtomicU64,
 }
 
 impl<E: Engine> Xaes<E> {
@@ -120,15 +136,15 @@ impl<E: Engine> Xaes<E> {
         open_or_clear::<E>(&self.derive(nonce), &iv(nonce), aad, data, tag)
     }
 
-    fn pair(&self, nonce: &[u8; NONCE]) -> Pair<E> {
-        Pair { gcm: self.derive(nonce), iv: iv(nonce), sealed: AtomicU8::new(0) }
+    fn messages(&self, nonce: &[u8; NONCE]) -> Messages<E> {
+        Messages { gcm: self.derive(nonce), iv: iv(nonce), sealed: AtomicU64::new(0) }
     }
 }
 
-impl<E: Engine> Pair<E> {
+impl<E: Engine> Messages<E> {
     fn message_iv(&self, message: u8) -> [u8; IV] {
         let mut iv = self.iv;
-        // Inverted, not set: otherwise that bit of the nonce could be altered unnoticed.
+        // Xored, not set: otherwise those bits of the nonce could be altered unnoticed.
         iv[IV - 1] ^= message;
         iv
     }
@@ -142,6 +158,11 @@ impl<E: Engine> Pair<E> {
     fn open(&self, message: u8, aad: &[u8], data: &mut [u8], tag: &[u8; TAG]) -> Result<()> {
         open_or_clear::<E>(&self.gcm, &self.message_iv(message), aad, data, tag)
     }
+}
+
+fn cell_message(cell: usize) -> u8 {
+    assert!(cell < MOST_CELLS, "a page has at most {MOST_CELLS} cells");
+    cell as u8 + 2
 }
 
 fn iv(nonce: &[u8; NONCE]) -> [u8; IV] {

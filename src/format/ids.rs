@@ -20,7 +20,7 @@ pub const RING_SLOTS: u64 = 64;
 pub const MIN_BLOCKS: u64 = 385;
 /// Block ranges `[start, end)` that never belong to a page.
 pub const RESERVED: [(u64, u64); 2] = [(0, 65), (320, 385)];
-/// Bytes of a page that are not body plaintext: nonce 24, prologue 48 + 16, body tag 16.
+/// Bytes of a page that are neither body nor head and cells: nonce 24, prologue 48 + 16, tag of body or head 16.
 pub const PAGE_OVERHEAD: usize = 104;
 /// Longest page in blocks.
 pub const MAX_PAGE_BLOCKS: u64 = 64;

@@ -1,5 +1,6 @@
 //! Bytes <-> values of the archive format; mirrors `format-spec/format.md` chapter by chapter. Total decoders, no I/O.
 
+pub mod data_head;
 pub mod header;
 pub mod ids;
 pub mod node;

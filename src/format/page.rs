@@ -1,10 +1,9 @@
-//! Specification section 5: prologue, pointer, and the body of data pages.
+//! Specification 5.1 and 5.2: prologue and pointer.
 
-use std::ops::Range;
-
+use super::data_head::head_length;
 use super::fixed::{array_at, put, u16_at, u32_at, u64_at, zero};
 use super::ids::{
-    BLOCK, Generation, Ino, MAX_DATA, MAX_INO, MAX_OFFSET, MAX_PAGE_BLOCKS, NODE_BLOCKS, NODE_CAPACITY, PAGE_OVERHEAD,
+    BLOCK, Generation, MAX_DATA, MAX_INO, MAX_OFFSET, MAX_PAGE_BLOCKS, NODE_BLOCKS, NODE_CAPACITY, PAGE_OVERHEAD,
     Pointer, Run, TreeId,
 };
 use super::node::MAX_LEVEL;
@@ -14,17 +13,6 @@ use crate::error::{Error, Result};
 pub const PROLOGUE: usize = 48;
 /// Bytes of an encoded pointer.
 pub const POINTER: usize = 32;
-
-/// Bytes of a data body before the cell lengths.
-const BODY_HEAD: usize = 8;
-/// Bytes of an encoded packed item.
-const ITEM: usize = 24;
-/// Cells of one data page, at most: the longest data in the smallest cells.
-const MAX_CELLS: usize = MAX_DATA / BLOCK as usize;
-/// Items of one packed page, at most.
-const MAX_ITEMS: usize = 4096;
-/// In a cell's stored length: the cell is not compressed.
-const RAW_BIT: u32 = 1 << 31;
 
 /// What a page holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,6 +43,7 @@ pub struct Prologue {
     /// The whole body is one zstd frame (nodes only).
     pub compressed: bool,
     pub blocks: u16,
+    /// Bytes of the body before its padding; of a data page those of all cells.
     pub stored_length: u32,
     pub plain_length: u32,
     pub generation: Generation,
@@ -100,6 +89,17 @@ impl Prologue {
         Ok(prologue)
     }
 
+    /// Whether the page holds file data: a sealed head and cells, each sealed by itself, instead of one sealed body.
+    pub fn has_cells(&self) -> bool {
+        matches!(self.kind, PageKind::Data | PageKind::Packed)
+    }
+
+    /// Bytes of the message that the pointer's tag authenticates: the head of a data page, else the body with its padding.
+    pub fn main_length(&self) -> usize {
+        let room = usize::from(self.blocks) * BLOCK as usize - PAGE_OVERHEAD;
+        if self.has_cells() { room - self.stored_length as usize } else { room }
+    }
+
     /// The relations between the fields that section 5.1 demands.
     fn check(&self) -> Result<()> {
         let blocks_fit = match self.kind {
@@ -116,7 +116,9 @@ impl Prologue {
             && match self.kind {
                 PageKind::Node if self.compressed => stored > 0 && plain <= NODE_CAPACITY,
                 PageKind::Node | PageKind::DeltaList => stored == plain,
-                PageKind::Data | PageKind::Packed => (1..=MAX_DATA).contains(&plain),
+                PageKind::Data | PageKind::Packed => {
+                    (1..=MAX_DATA).contains(&plain) && stored > 0 && room - stored >= head_length(1, 0)
+                }
             };
         if !lengths_fit {
             return Err(Error::damaged(format!(
@@ -170,159 +172,6 @@ impl Pointer {
         }
         Ok(Pointer { run, generation: Generation(u64_at(bytes, 8)), tag: array_at(bytes, 16) })
     }
-}
-
-/// One small file's part of a packed page, for `rescue`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PackedItem {
-    pub ino: Ino,
-    pub offset: u64,
-    pub start: u32,
-    pub length: u32,
-}
-
-impl PackedItem {
-    fn decode(bytes: &[u8]) -> PackedItem {
-        PackedItem {
-            ino: Ino(u64_at(bytes, 0)),
-            offset: u64_at(bytes, 8),
-            start: u32_at(bytes, 16),
-            length: u32_at(bytes, 20),
-        }
-    }
-
-    fn fits(&self, plain_length: u32) -> bool {
-        (1..=MAX_INO).contains(&self.ino.0)
-            && self.length > 0
-            && self.start.checked_add(self.length).is_some_and(|end| end <= plain_length)
-            && self.offset.checked_add(u64::from(self.length)).is_some_and(|end| end <= MAX_OFFSET)
-    }
-}
-
-/// Where the cells of a data body lie.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct CellTable {
-    pub cell_size: u32,
-    pub plain_length: u32,
-    pub cells: Vec<Cell>,
-    pub items: Vec<PackedItem>,
-}
-
-/// One independently compressed piece of a data page.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Cell {
-    /// Stored bytes within the body.
-    pub stored: Range<usize>,
-    pub raw: bool,
-    pub plain_length: u32,
-}
-
-/// Assembles a data body from already compressed cells.
-/// `cells` holds (bytes, raw); the plain lengths follow from `cell_log2` and `plain_length`.
-pub fn encode_data_body(cell_log2: u8, cells: &[(&[u8], bool)], items: &[PackedItem]) -> Vec<u8> {
-    debug_assert!((1..=MAX_CELLS).contains(&cells.len()) && items.len() <= MAX_ITEMS && (12..=17).contains(&cell_log2));
-    let stored: usize = cells.iter().map(|(bytes, _)| bytes.len()).sum();
-    let mut out = Vec::with_capacity(BODY_HEAD + 4 * cells.len() + ITEM * items.len() + stored);
-    out.extend_from_slice(&(cells.len() as u16).to_le_bytes());
-    out.extend_from_slice(&[cell_log2, 0]);
-    out.extend_from_slice(&(items.len() as u16).to_le_bytes());
-    out.extend_from_slice(&[0; 2]);
-    for &(bytes, raw) in cells {
-        let flag = if raw { RAW_BIT } else { 0 };
-        out.extend_from_slice(&(bytes.len() as u32 | flag).to_le_bytes());
-    }
-    for item in items {
-        out.extend_from_slice(&item.ino.0.to_le_bytes());
-        out.extend_from_slice(&item.offset.to_le_bytes());
-        out.extend_from_slice(&item.start.to_le_bytes());
-        out.extend_from_slice(&item.length.to_le_bytes());
-    }
-    for (bytes, _) in cells {
-        out.extend_from_slice(bytes);
-    }
-    out
-}
-
-/// Decodes the head of a data body (without its padding) of `plain_length` file bytes.
-///
-/// # Errors
-/// `Damaged` when counts, lengths or items do not fit; nothing is allocated beyond the counts' bounds (32 cells, 4,096 items).
-pub fn decode_cell_table(body: &[u8], plain_length: u32) -> Result<CellTable> {
-    let Some((head, rest)) = body.split_first_chunk::<BODY_HEAD>() else {
-        return Err(Error::damaged("data body ends early"));
-    };
-    let (cell_count, log2, item_count) = (usize::from(u16_at(head, 0)), head[2], usize::from(u16_at(head, 4)));
-    zero(&[head[3], head[6], head[7]], "data body")?;
-    if !(12..=17).contains(&log2) {
-        return Err(Error::damaged(format!("data body has a wrong cell size: log2={log2}")));
-    }
-    let cell_size = 1u32 << log2;
-    if plain_length == 0
-        || plain_length as usize > MAX_DATA
-        || cell_count > MAX_CELLS
-        || cell_count != plain_length.div_ceil(cell_size) as usize
-    {
-        return Err(Error::damaged(format!(
-            "data body has a wrong number of cells: cells={cell_count} plain={plain_length}"
-        )));
-    }
-    if item_count > MAX_ITEMS {
-        return Err(Error::damaged(format!("data body has too many items: {item_count}")));
-    }
-    let Some((lengths, rest)) = rest.split_at_checked(4 * cell_count) else {
-        return Err(Error::damaged("data body ends early"));
-    };
-    let Some((items, cells)) = rest.split_at_checked(ITEM * item_count) else {
-        return Err(Error::damaged("data body ends early"));
-    };
-    let first = body.len() - cells.len();
-    Ok(CellTable {
-        cell_size,
-        plain_length,
-        cells: decode_cells(lengths, first, body.len(), cell_size, plain_length)?,
-        items: decode_items(items, plain_length)?,
-    })
-}
-
-/// Lays out the cells from offset `at`; they must end exactly at `end`.
-fn decode_cells(lengths: &[u8], mut at: usize, end: usize, cell_size: u32, mut left: u32) -> Result<Vec<Cell>> {
-    let mut cells = Vec::with_capacity(lengths.len() / 4);
-    for field in lengths.chunks_exact(4) {
-        let field = u32_at(field, 0);
-        let (raw, stored) = (field & RAW_BIT != 0, (field & !RAW_BIT) as usize);
-        let plain_length = left.min(cell_size);
-        let length_fits = if raw { stored == plain_length as usize } else { stored > 0 };
-        if !length_fits || stored > end - at {
-            return Err(Error::damaged(format!("cell has a wrong length: stored={stored} plain={plain_length}")));
-        }
-        cells.push(Cell { stored: at..at + stored, raw, plain_length });
-        at += stored;
-        left -= plain_length;
-    }
-    if at != end {
-        return Err(Error::damaged("data body is too long"));
-    }
-    Ok(cells)
-}
-
-fn decode_items(bytes: &[u8], plain_length: u32) -> Result<Vec<PackedItem>> {
-    let items: Vec<PackedItem> = bytes.chunks_exact(ITEM).map(PackedItem::decode).collect();
-    if let Some(item) = items.iter().find(|item| !item.fits(plain_length)) {
-        return Err(Error::damaged(format!(
-            "packed item does not fit: inode={} start={} length={}",
-            item.ino.0, item.start, item.length
-        )));
-    }
-    // `fits` bounded the sums. Writers lay items out in order, so the sort is for damage and strange writers only.
-    let apart = |pair: &[PackedItem]| pair[0].start + pair[0].length <= pair[1].start;
-    if !items.windows(2).all(apart) {
-        let mut sorted = items.clone();
-        sorted.sort_unstable_by_key(|item| item.start);
-        if !sorted.windows(2).all(apart) {
-            return Err(Error::damaged("packed items overlap"));
-        }
-    }
-    Ok(items)
 }
 
 #[cfg(test)]

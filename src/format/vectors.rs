@@ -15,7 +15,7 @@ use super::values::{
     DeadValue, Extent, HistoryValue, InodeValue, ListEntry, ReferenceValue, SnapshotValue, decode_index, decode_list,
     decode_xattrs, encode_index, encode_list, encode_xattrs,
 };
-use super::{header, node, page, space};
+use super::{data_head, header, node, space};
 use crate::error::{Error, Result};
 
 /// What a structure says and how it encodes again.
@@ -79,13 +79,14 @@ fn prologue(bytes: &[u8]) -> Result<Rendered> {
     Ok((value, it.encode().to_vec()))
 }
 
-fn data_body(bytes: &[u8], plain_length: u32) -> Result<Rendered> {
-    let table = page::decode_cell_table(bytes, plain_length)?;
+fn data_head(bytes: &[u8], vector: &Value) -> Result<Rendered> {
+    let known = |name: &str| vector[name].as_u64().unwrap() as u32;
+    let table = data_head::decode_cell_table(bytes, known("stored_length"), known("plain_length"))?;
     let cells: Value = table
         .cells
         .iter()
         .map(|cell| {
-            json!({"at": cell.stored.start, "stored": cell.stored.len(), "raw": cell.raw, "plain_length": cell.plain_length})
+            json!({"at": cell.at, "stored": cell.stored, "raw": cell.raw, "plain_length": cell.plain_length, "tag": hex(&cell.tag)})
         })
         .collect();
     let items: Value = table
@@ -93,8 +94,8 @@ fn data_body(bytes: &[u8], plain_length: u32) -> Result<Rendered> {
         .iter()
         .map(|item| json!({"ino": item.ino.0, "offset": item.offset, "start": item.start, "length": item.length}))
         .collect();
-    let stored: Vec<(&[u8], bool)> = table.cells.iter().map(|cell| (&bytes[cell.stored.clone()], cell.raw)).collect();
-    let again = page::encode_data_body(table.cell_size.ilog2() as u8, &stored, &table.items);
+    let entries: Vec<_> = table.cells.iter().map(|cell| (cell.stored, cell.raw, cell.tag)).collect();
+    let again = data_head::encode_head(table.cell_size.ilog2() as u8, &entries, &table.items, bytes.len());
     Ok((json!({"cell_size": table.cell_size, "cells": cells, "items": items}), again))
 }
 
@@ -224,7 +225,7 @@ fn render(structure: &str, bytes: &[u8], vector: &Value) -> Result<Rendered> {
             Ok((of_key(key), again))
         }
         "prologue" => prologue(bytes),
-        "data_body" => data_body(bytes, vector["plain_length"].as_u64().unwrap() as u32),
+        "data_head" => data_head(bytes, vector),
         "node" => tree_node(bytes),
         "inode" => inode(bytes),
         "extent" => Extent::decode(bytes).map(|it| {

@@ -1,7 +1,13 @@
+use std::sync::Arc;
+
 use super::*;
-use crate::env::SeededEnvironment;
-use crate::format::Ino;
-use crate::format::page::decode_cell_table;
+use crate::crypto::SecretKey;
+use crate::crypto::aead::{NONCE, TAG};
+use crate::env::{Environment, SeededEnvironment};
+use crate::error::{Error, Result};
+use crate::format::data_head::CellTable;
+use crate::format::record::RECORD_PLAIN;
+use crate::format::{Generation, Ino, Pointer, Run};
 
 const GENERATION: Generation = Generation(17);
 
@@ -27,7 +33,7 @@ fn text(length: usize) -> Vec<u8> {
     out
 }
 
-fn seal_at(cipher: &PageCipher, page: &PlainPage, address: u64) -> SealedPage {
+fn seal_at(cipher: &PageCipher, page: &PlainPage<'_>, address: u64) -> SealedPage {
     let sealed = cipher.seal(page, Run::new(address, page.blocks()), GENERATION).unwrap();
     assert_eq!(sealed.bytes.len() as u64, sealed.pointer.run.bytes());
     sealed
@@ -41,17 +47,28 @@ fn damage(result: Result<OpenedPage>) -> String {
     }
 }
 
-fn read_back(page: &PlainPage) -> Vec<u8> {
+fn read_back(page: &PlainPage<'_>) -> Vec<u8> {
     let cipher = cipher();
     let sealed = seal_at(&cipher, page, 400);
     let opened = cipher.open(&sealed.pointer, sealed.bytes).unwrap();
-    let table = decode_cell_table(opened.body(), opened.prologue.plain_length).unwrap();
-    (0..table.cells.len()).flat_map(|cell| read_cell(opened.body(), &table, cell).unwrap()).collect()
+    (0..opened.table().unwrap().cells.len()).flat_map(|cell| opened.read_cell(cell).unwrap()).collect()
+}
+
+fn table_of(page: &PlainPage<'_>) -> CellTable {
+    let cipher = cipher();
+    let sealed = seal_at(&cipher, page, 400);
+    cipher.open(&sealed.pointer, sealed.bytes).unwrap().table().unwrap().clone()
+}
+
+/// Opens the head from as many of the page's bytes as it needs.
+fn head_of(cipher: &PageCipher, pointer: &Pointer, bytes: &[u8]) -> Result<DataHead> {
+    let begun = cipher.begin(pointer, bytes)?;
+    cipher.open_head(pointer, &begun, &mut bytes[..begun.main_end()].to_vec())
 }
 
 #[test]
 fn data_comes_back_whatever_its_size_and_nature() {
-    for length in [1, 100, 3980, 3981, 4096, 32_768, 32_769, 70_000, MAX_DATA] {
+    for length in [1, 100, 3964, 3965, 4096, CELL, CELL + 1, 70_000, MAX_DATA] {
         for data in [noise(length), text(length), vec![0; length]] {
             for compress in [false, true] {
                 let page = data_page(9, 4096, &data, compress);
@@ -69,13 +86,13 @@ fn compression_is_kept_only_where_it_saves_blocks() {
     assert_eq!(data_page(1, 0, &text(MAX_DATA), false).blocks(), raw(MAX_DATA));
     assert_eq!(data_page(1, 0, &noise(MAX_DATA), true).blocks(), raw(MAX_DATA));
     // One block either way: raw, so that reading needs no decompression.
-    let page = data_page(1, 0, &text(3000), true);
-    assert!(decode_cell_table(&page.body, 3000).unwrap().cells[0].raw);
+    let short = text(3000);
+    let page = data_page(1, 0, &short, true);
+    assert!(table_of(&page).cells[0].raw);
     // Cells are chosen one by one.
     let mixed = [text(CELL), noise(CELL), text(CELL)].concat();
     let page = data_page(1, 0, &mixed, true);
-    let table = decode_cell_table(&page.body, mixed.len() as u32).unwrap();
-    assert_eq!(table.cells.iter().map(|cell| cell.raw).collect::<Vec<_>>(), [false, true, false]);
+    assert_eq!(table_of(&page).cells.iter().map(|cell| cell.raw).collect::<Vec<_>>(), [false, true, false]);
     assert_eq!(read_back(&page), mixed);
 }
 
@@ -87,7 +104,7 @@ fn packed_items_come_back() {
     ];
     let data = noise(1000);
     let page = packed_page(&data, &items, true);
-    assert_eq!(decode_cell_table(&page.body, 1000).unwrap().items, items);
+    assert_eq!(table_of(&page).items, items);
     assert_eq!(read_back(&page), data);
 }
 
@@ -110,7 +127,8 @@ fn nodes_are_compressed_when_that_saves_a_block() {
 #[test]
 fn every_flipped_bit_of_a_page_is_refused() {
     let cipher = cipher();
-    let sealed = seal_at(&cipher, &data_page(9, 0, b"a small page", true), 400);
+    let items = [PackedItem { ino: Ino(5), offset: 0, start: 0, length: 12 }];
+    let sealed = seal_at(&cipher, &packed_page(b"a small page", &items, true), 400);
     assert_eq!(sealed.bytes.len(), 4096);
     for bit in 0..4096 * 8 {
         let mut bytes = sealed.bytes.clone();
@@ -189,8 +207,8 @@ fn no_two_pages_share_a_nonce_or_look_alike() {
 
 #[test]
 fn the_page_space_is_used_to_the_last_byte() {
-    assert_eq!(worst_case_blocks(4096 - PAGE_OVERHEAD - 12), 1);
-    assert_eq!(worst_case_blocks(4096 - PAGE_OVERHEAD - 11), 2);
+    assert_eq!(worst_case_blocks(3964), 1);
+    assert_eq!(worst_case_blocks(3965), 2);
     assert_eq!(worst_case_blocks(MAX_DATA), 33);
     let cipher = cipher();
     let mut short = data_page(9, 0, b"x", false);
@@ -199,13 +217,101 @@ fn the_page_space_is_used_to_the_last_byte() {
     assert_eq!(short.blocks(), NODE_BLOCKS);
 }
 
+/// Behind `allocation::quads_for`: whole or cut into groups, raw data fits the groups promised for it.
+#[test]
+fn a_page_of_any_length_fits_the_groups_promised_for_it() {
+    assert_eq!(worst_case_blocks(QUAD_DATA), 4);
+    assert_eq!(worst_case_blocks(QUAD_DATA + 1), 5);
+    for length in 1..=MAX_DATA {
+        assert!(worst_case_blocks(length).div_ceil(4) <= length.div_ceil(QUAD_DATA) as u64, "length={length}");
+    }
+}
+
 #[test]
 fn a_cell_never_decompresses_to_more_than_it_says() {
-    let page = data_page(9, 0, &vec![0; CELL], true);
-    let mut table = decode_cell_table(&page.body, CELL as u32).unwrap();
+    let page = data_page(9, 0, &[0; CELL], true);
+    let Content::Cells { cells, .. } = &page.content else { panic!("no cells") };
+    let mut entry = table_of(&page).cells[0];
+    assert!(!entry.raw);
+    let mut out = vec![1; CELL];
+    plain_cell(&entry, &cells[0].0, &mut out).unwrap();
+    assert_eq!(out, [0; CELL]);
     for lie in [0, 1, CELL as u32 - 1, CELL as u32 + 1] {
-        table.cells[0].plain_length = lie;
-        assert!(read_cell(&page.body, &table, 0).is_err());
+        entry.plain_length = lie;
+        assert!(plain_cell(&entry, &cells[0].0, &mut vec![0; lie as usize]).is_err());
+        assert!(plain_cell(&entry, &cells[0].0, &mut vec![0; CELL]).is_err());
     }
-    assert!(read_cell(&page.body, &table, 1).is_err());
+}
+
+#[test]
+fn cells_open_alone_and_any_flipped_bit_of_them_is_refused() {
+    let cipher = cipher();
+    let data = [noise(CELL), text(CELL), noise(100)].concat();
+    let sealed = seal_at(&cipher, &data_page(9, 0, &data, true), 400);
+    let head = head_of(&cipher, &sealed.pointer, &sealed.bytes).unwrap();
+    let entries = head.table.cells.clone();
+    assert_eq!(entries.iter().map(|cell| cell.raw).collect::<Vec<_>>(), [true, false, true]);
+    assert_eq!(head.place(&(2..3)).end, sealed.bytes.len(), "cells reach to the end of the page");
+    for (cell, entry) in entries.iter().enumerate() {
+        let place = head.place(&(cell..cell + 1));
+        let open = |bytes: &mut Vec<u8>| cipher.open_cells(&sealed.pointer, &head, cell..cell + 1, bytes);
+        let mut stored = sealed.bytes[place.clone()].to_vec();
+        open(&mut stored).unwrap();
+        let mut plain = vec![0; entry.plain_length as usize];
+        plain_cell(entry, &stored, &mut plain).unwrap();
+        assert_eq!(plain, data[cell * CELL..][..plain.len()]);
+        for at in (0..place.len()).step_by(97).chain([place.len() - 1]) {
+            let mut altered = sealed.bytes[place.clone()].to_vec();
+            altered[at] ^= 1 << (at % 8);
+            let error = open(&mut altered).unwrap_err().to_string();
+            let said = format!("page failed authentication: block=400 generation=17 cell={cell}");
+            assert!(error.ends_with(&said), "{error}");
+            assert!(altered.iter().all(|&byte| byte == 0), "what did not open stays readable");
+        }
+        assert!(open(&mut sealed.bytes[place.start..place.end - 1].to_vec()).is_err(), "cut");
+    }
+}
+
+#[test]
+fn a_cell_of_another_place_or_version_is_refused() {
+    let cipher = cipher();
+    let data = noise(3 * CELL);
+    let (one, two) = (data_page(9, 0, &data, false), data_page(9, 0, &data, false));
+    let (one, two) = (seal_at(&cipher, &one, 400), seal_at(&cipher, &two, 400));
+    let head = head_of(&cipher, &one.pointer, &one.bytes).unwrap();
+    let (first, second) = (head.place(&(0..1)), head.place(&(1..2)));
+    // Two cells of one page change places.
+    let mut swapped = one.bytes.clone();
+    swapped[first.clone()].copy_from_slice(&one.bytes[second.clone()]);
+    swapped[second.clone()].copy_from_slice(&one.bytes[first.clone()]);
+    assert!(cipher.open_cells(&one.pointer, &head, 0..1, &mut swapped[first.clone()].to_vec()).is_err());
+    damage(cipher.open(&one.pointer, swapped));
+    // The same cell of another version of the page, of the same content, address and generation.
+    let mut mixed = one.bytes.clone();
+    mixed[second.clone()].copy_from_slice(&two.bytes[second.clone()]);
+    assert!(cipher.open_cells(&one.pointer, &head, 1..2, &mut mixed[second.clone()].to_vec()).is_err());
+    assert!(cipher.open_cells(&one.pointer, &head, 0..1, &mut mixed[first].to_vec()).is_ok());
+    damage(cipher.open(&one.pointer, mixed));
+    // Everything but the nonce and prologue of another version, with the tag that the pointer expects.
+    let start = NONCE + 48 + TAG;
+    damage(cipher.open(&one.pointer, [&one.bytes[..start], &two.bytes[start..]].concat()));
+    damage(cipher.open(&two.pointer, [&one.bytes[..start], &two.bytes[start..]].concat()));
+}
+
+#[test]
+fn every_flipped_bit_up_to_the_cells_is_refused_by_the_head_alone() {
+    let cipher = cipher();
+    let sealed = seal_at(&cipher, &data_page(9, 0, &noise(5000), false), 400);
+    let end = cipher.begin(&sealed.pointer, &sealed.bytes).unwrap().main_end();
+    assert_eq!(end, 8192 - 5000, "the head's padding fills the page");
+    for bit in 0..end * 8 {
+        let mut bytes = sealed.bytes[..end].to_vec();
+        bytes[bit / 8] ^= 1 << (bit % 8);
+        assert!(head_of(&cipher, &sealed.pointer, &bytes).is_err(), "bit={bit}");
+    }
+    let begun = cipher.begin(&sealed.pointer, &sealed.bytes).unwrap();
+    assert!(cipher.open_head(&sealed.pointer, &begun, &mut sealed.bytes[..end - 1].to_vec()).is_err());
+    let list = seal_at(&cipher, &delta_page(noise(5000)), 400);
+    let begun = cipher.begin(&list.pointer, &list.bytes).unwrap();
+    assert!(cipher.open_head(&list.pointer, &begun, &mut list.bytes.clone()).is_err(), "no data page");
 }

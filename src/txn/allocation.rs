@@ -9,18 +9,15 @@ use super::Volume;
 use super::commit::Purpose;
 use crate::btree::Tree;
 use crate::error::{Error, Result};
-use crate::format::page::PackedItem;
-use crate::format::{BLOCK, Generation, Ino, Key, PAGE_OVERHEAD, Pointer, Run, kind, space};
-use crate::frame::{self, PlainPage};
+use crate::format::data_head::PackedItem;
+use crate::format::{BLOCK, Generation, Ino, Key, Pointer, Run, kind, space};
+use crate::frame::{self, PlainPage, QUAD_DATA};
 use crate::pager::space::{Shortage, SpaceMap};
 
 /// Written bytes that no barrier covered, at most: what an fsync of a small file may have to wait for.
 const UNSYNCED_LIMIT: u64 = 16 << 20;
-/// Plain data that fits four blocks raw: capacity 16,280 less the head of a data body.
-const QUAD_DATA: usize = 4 * BLOCK as usize - PAGE_OVERHEAD - 40;
-
-/// Groups of four blocks that `bytes` of file data take in `pages` pages at worst: a page of n groups holds n * 16,240 bytes at least, raw and
-/// whole or cut into parts of one group each. With 0 pages the bytes are those of the groups themselves.
+/// Groups of four blocks that `bytes` of file data take in `pages` pages at worst: a page of n groups holds n * `QUAD_DATA` bytes at least, raw
+/// and whole or cut into parts of one group each. With 0 pages the bytes are those of the groups themselves.
 pub(crate) const fn quads_for(bytes: u64, pages: u64) -> u64 {
     match pages {
         0 => bytes.div_ceil(4 * BLOCK),
@@ -174,7 +171,7 @@ impl Volume {
         Some(run)
     }
 
-    fn seal_and_write(&self, page: &PlainPage, run: Run) -> Result<Pointer> {
+    fn seal_and_write(&self, page: &PlainPage<'_>, run: Run) -> Result<Pointer> {
         let generation = Generation(self.open_generation.load(Ordering::Acquire));
         let written = self.pager.seal(page, run, generation).and_then(|sealed| {
             self.pager.write_page(&sealed)?;

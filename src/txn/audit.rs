@@ -9,7 +9,6 @@ use super::references;
 use super::state::State;
 use crate::btree::Tree;
 use crate::error::{Error, Result};
-use crate::format::page::{self, PageKind};
 use crate::format::space::{REGION_WORDS, RegionBits};
 use crate::format::values::{DeadValue, Extent, ReferenceValue};
 use crate::format::{Key, Pointer, REGION_BLOCKS, Run, kind};
@@ -216,12 +215,11 @@ impl Volume {
 
     fn open_data_page(&self, pointer: &Pointer) -> Result<()> {
         let opened = self.pager.open_page(pointer)?;
-        if !matches!(opened.prologue.kind, PageKind::Data | PageKind::Packed) {
+        if !opened.prologue.has_cells() {
             return Err(Error::damaged(format!("page of another kind: block={}", pointer.run.address)));
         }
-        let table = page::decode_cell_table(opened.body(), opened.prologue.plain_length)?;
-        for cell in 0..table.cells.len() {
-            crate::frame::read_cell(opened.body(), &table, cell)?;
+        for cell in 0..opened.table()?.cells.len() {
+            opened.read_cell(cell)?;
         }
         Ok(())
     }

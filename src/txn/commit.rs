@@ -351,7 +351,7 @@ impl Volume {
     }
 
     /// Writes a page of at most four blocks for which room is kept.
-    fn write_reserved(&self, page: &PlainPage, generation: Generation, from_reserved: u64) -> Result<Pointer> {
+    fn write_reserved(&self, page: &PlainPage<'_>, generation: Generation, from_reserved: u64) -> Result<Pointer> {
         let run = self
             .space
             .lock()

@@ -72,8 +72,8 @@ fn one_engine_opens_what_the_other_sealed() {
         let key: [u8; 32] = bytes(32).try_into().unwrap();
         let nonce: [u8; NONCE] = bytes(24).try_into().unwrap();
         let (aad, plain) = (bytes(length % 61), bytes(length));
-        let (one, two) = (Xaes::<System>::new(&key).pair(&nonce), Xaes::<Portable>::new(&key).pair(&nonce));
-        for message in [0, 1] {
+        let (one, two) = (Xaes::<System>::new(&key).messages(&nonce), Xaes::<Portable>::new(&key).messages(&nonce));
+        for message in [0, 1, 2, 33] {
             let (mut a, mut b) = (plain.clone(), plain.clone());
             let tags = (one.seal(message, &aad, &mut a), two.seal(message, &aad, &mut b));
             assert_eq!((&a, tags.0), (&b, tags.1));
@@ -89,26 +89,44 @@ fn key() -> XaesKey {
 }
 
 #[test]
-fn the_two_messages_of_a_page_differ_and_every_bit_of_the_nonce_counts() {
-    let nonce = [1; NONCE];
-    let page = key().page_key(&nonce);
-    let (mut prologue, mut body) = ([0; 48], [0; 48]);
-    let tags = (page.seal_prologue(b"", &mut prologue), page.seal_body(b"", &mut body));
-    assert_ne!(prologue, body);
-    // The prologue is plain XAES.
-    let mut plain = [0; 48];
-    assert_eq!((key().seal(&nonce, b"", &mut plain), plain), (tags.0, prologue));
-    assert!(page.open_prologue(b"", &mut body.clone(), &tags.1).is_err());
-    for bit in 0..NONCE * 8 {
-        let mut altered = nonce;
-        altered[bit / 8] ^= 1 << (bit % 8);
-        let page = key().page_key(&altered);
-        assert!(page.open_prologue(b"", &mut prologue.clone(), &tags.0).is_err());
-        assert!(page.open_body(b"", &mut body.clone(), &tags.1).is_err());
+fn the_messages_of_a_page_differ_and_every_bit_of_the_nonce_counts() {
+    for nonce in [[1; NONCE], [0xff; NONCE]] {
+        let page = key().page_key(&nonce);
+        let mut sealed = vec![[0; 48]; 2 + MOST_CELLS];
+        let mut tags = Vec::new();
+        for (message, data) in sealed.iter_mut().enumerate() {
+            tags.push(match message {
+                0 => page.seal_prologue(b"", data),
+                1 => page.seal_body(b"", data),
+                _ => page.seal_cell(message - 2, b"", data),
+            });
+        }
+        let open = |page: &PageKey, message: usize, data: &mut [u8], tag| match message {
+            0 => page.open_prologue(b"", data, tag),
+            1 => page.open_body(b"", data, tag),
+            _ => page.open_cell(message - 2, b"", data, tag),
+        };
+        // The prologue is plain XAES.
+        let mut plain = [0; 48];
+        assert_eq!((key().seal(&nonce, b"", &mut plain), plain), (tags[0], sealed[0]));
+        for message in 0..sealed.len() {
+            for other in 0..sealed.len() {
+                assert_eq!(open(&page, message, &mut sealed[other].clone(), &tags[other]).is_ok(), message == other);
+            }
+        }
+        for bit in 0..NONCE * 8 {
+            let mut altered = nonce;
+            altered[bit / 8] ^= 1 << (bit % 8);
+            let page = key().page_key(&altered);
+            for message in 0..sealed.len() {
+                assert!(open(&page, message, &mut sealed[message].clone(), &tags[message]).is_err());
+            }
+        }
+        for message in 0..sealed.len() {
+            open(&page, message, &mut sealed[message], &tags[message]).unwrap();
+            assert_eq!(sealed[message], [0; 48]);
+        }
     }
-    page.open_prologue(b"", &mut prologue, &tags.0).unwrap();
-    page.open_body(b"", &mut body, &tags.1).unwrap();
-    assert!(prologue == [0; 48] && body == [0; 48]);
 }
 
 #[test]
@@ -125,6 +143,12 @@ fn a_failed_opening_leaves_nothing_readable() {
 #[should_panic(expected = "sealed once")]
 fn a_page_key_never_seals_a_message_twice() {
     let page = key().page_key(&[1; NONCE]);
-    page.seal_body(b"", &mut [0; 16]);
-    page.seal_body(b"", &mut [1; 16]);
+    page.seal_cell(31, b"", &mut [0; 16]);
+    page.seal_cell(31, b"", &mut [1; 16]);
+}
+
+#[test]
+#[should_panic(expected = "at most 32 cells")]
+fn a_page_key_has_no_message_for_a_cell_too_many() {
+    key().page_key(&[1; NONCE]).seal_cell(MOST_CELLS, b"", &mut [0; 16]);
 }

@@ -1,0 +1,463 @@
+//! Seals plain pages and opens sealed ones: prologue, body or head, and cells, each bound to its place (specification 4.2 and 5).
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::compression::decompress;
+use super::{Content, PlainPage};
+use crate::crypto::SecretKey;
+use crate::crypto::aead::{NONCE, PageKey, TAG, XaesKey};
+use crate::crypto::kdf::hkdf;
+use crate::env::Environment;
+use crate::error::{Error, Result};
+use crate::format::data_head::{Cell, CellTable, decode_cell_table, encode_head};
+use crate::format::page::{PROLOGUE, PageKind, Prologue};
+use crate::format::record::RECORD_PLAIN;
+use crate::format::{ArchiveId, BLOCK, FORMAT_VERSION, Generation, NODE_CAPACITY, PAGE_OVERHEAD, Pointer, Run, Tag};
+
+/// First byte of the sealed body or head: nonce, sealed prologue, its tag.
+const MAIN: usize = NONCE + PROLOGUE + TAG;
+
+/// Seals and opens the pages and commit records of one archive.
+pub(crate) struct PageCipher {
+    pages: XaesKey,
+    records: XaesKey,
+    archive: ArchiveId,
+    environment: Arc<dyn Environment>,
+}
+
+/// A page ready to be written at `run`.
+pub(crate) struct SealedPage {
+    pub pointer: Pointer,
+    pub bytes: Vec<u8>,
+}
+
+/// An opened and authenticated page.
+pub(crate) struct OpenedPage {
+    pub prologue: Prologue,
+    /// The page as it was read, opened in place, or a decompressed node.
+    buffer: Vec<u8>,
+    body: Range<usize>,
+    table: Option<CellTable>,
+}
+
+impl OpenedPage {
+    /// The body without padding and, for nodes, decompressed; of a data page all cells as they are stored.
+    pub(crate) fn body(&self) -> &[u8] {
+        &self.buffer[self.body.clone()]
+    }
+
+    /// The body in a vector of its own; moves it to the front of the buffer.
+    pub(crate) fn into_body(mut self) -> Vec<u8> {
+        self.buffer.truncate(self.body.end);
+        self.buffer.drain(..self.body.start);
+        self.buffer
+    }
+
+    /// The head of a data page.
+    ///
+    /// # Errors
+    /// `Damaged` for a page of another kind.
+    pub(crate) fn table(&self) -> Result<&CellTable> {
+        self.table.as_ref().ok_or_else(|| Error::damaged("page holds no file data"))
+    }
+
+    /// The plain bytes of one cell.
+    pub(crate) fn read_cell(&self, cell: usize) -> Result<Vec<u8>> {
+        let missing = || Error::damaged(format!("data page has no cell {cell}"));
+        let entry = self.table()?.cells.get(cell).ok_or_else(missing)?;
+        let stored = entry.at as usize..(entry.at + entry.stored) as usize;
+        let mut plain = vec![0; entry.plain_length as usize];
+        plain_cell(entry, self.body().get(stored).ok_or_else(missing)?, &mut plain)?;
+        Ok(plain)
+    }
+}
+
+/// Fills `out`, which has the cell's plain length, from its opened bytes.
+pub(crate) fn plain_cell(cell: &Cell, stored: &[u8], out: &mut [u8]) -> Result<()> {
+    if out.len() != cell.plain_length as usize || stored.len() != cell.stored as usize {
+        return Err(Error::damaged(format!("cell has another length: stored={} plain={}", stored.len(), out.len())));
+    }
+    if cell.raw {
+        out.copy_from_slice(stored);
+        return Ok(());
+    }
+    decompress(stored, out).map_err(|error| Error::damaged(format!("a cell does not decompress: {error}")))
+}
+
+/// What opening cells of a data page takes. It was bound to the page by the pointer's tag, and names the tag of every cell.
+pub(crate) struct DataHead {
+    nonce: [u8; NONCE],
+    prologue: [u8; PROLOGUE],
+    /// Without its items, which readers of files do not need.
+    pub(crate) table: CellTable,
+    /// First byte of the cells within the page.
+    first: usize,
+}
+
+impl DataHead {
+    /// Where `cells` (not empty) lie within the page.
+    pub(crate) fn place(&self, cells: &Range<usize>) -> Range<usize> {
+        let (start, last) = (self.table.cells[cells.start], self.table.cells[cells.end - 1]);
+        self.first + start.at as usize..self.first + (last.at + last.stored) as usize
+    }
+
+    /// Bytes that it takes in memory.
+    pub(crate) fn bytes(&self) -> usize {
+        size_of::<DataHead>() + self.table.cells.len() * size_of::<Cell>()
+    }
+}
+
+/// A page of which the prologue is opened and agrees with the pointer.
+pub(crate) struct BegunPage {
+    prologue: Prologue,
+    plain: [u8; PROLOGUE],
+    key: PageKey,
+}
+
+impl BegunPage {
+    /// Bytes of the page that hold nonce, prologue, body or head and all of their tags.
+    pub(crate) fn main_end(&self) -> usize {
+        MAIN + self.prologue.main_length() + TAG
+    }
+}
+
+/// label || version u32 || archive id || block address u64 || prologue plaintext (48, but not for the prologue itself) || cell u8 (for cells).
+struct Aad {
+    bytes: [u8; 96],
+    length: usize,
+}
+
+impl Aad {
+    fn of_prologue(archive: &ArchiveId, address: u64) -> Aad {
+        let mut aad = Aad { bytes: [0; 96], length: 0 };
+        aad.put(b"lockbox/v1/prologue");
+        aad.put_place(archive, address);
+        aad
+    }
+
+    /// Of the message that the pointer's tag authenticates.
+    fn of_main(kind: PageKind, archive: &ArchiveId, address: u64, prologue: &[u8; PROLOGUE]) -> Aad {
+        let data = matches!(kind, PageKind::Data | PageKind::Packed);
+        let mut aad = Aad { bytes: [0; 96], length: 0 };
+        aad.put(if data { b"lockbox/v1/head" } else { b"lockbox/v1/body" });
+        aad.put_place(archive, address);
+        aad.put(prologue);
+        aad
+    }
+
+    /// Of cell 0; `set_cell` makes it that of another.
+    fn of_cells(archive: &ArchiveId, address: u64, prologue: &[u8; PROLOGUE]) -> Aad {
+        let mut aad = Aad { bytes: [0; 96], length: 0 };
+        aad.put(b"lockbox/v1/cell");
+        aad.put_place(archive, address);
+        aad.put(prologue);
+        aad.put(&[0]);
+        aad
+    }
+
+    fn set_cell(&mut self, cell: usize) {
+        self.bytes[self.length - 1] = cell as u8; // below 32
+    }
+
+    fn put(&mut self, part: &[u8]) {
+        self.bytes[self.length..self.length + part.len()].copy_from_slice(part);
+        self.length += part.len();
+    }
+
+    fn put_place(&mut self, archive: &ArchiveId, address: u64) {
+        self.put(&FORMAT_VERSION.to_le_bytes());
+        self.put(archive);
+        self.put(&address.to_le_bytes());
+    }
+
+    fn bytes(&self) -> &[u8] {
+        &self.bytes[..self.length]
+    }
+}
+
+/// `lockbox/v1/commit` || version u32 || archive id || slot index u8.
+fn record_aad(archive: &ArchiveId, slot: u64) -> [u8; 38] {
+    let mut aad = [0; 38];
+    aad[..17].copy_from_slice(b"lockbox/v1/commit");
+    aad[17..21].copy_from_slice(&FORMAT_VERSION.to_le_bytes());
+    aad[21..37].copy_from_slice(archive);
+    aad[37] = slot as u8; // below 64
+    aad
+}
+
+/// Copies a fixed field out of a buffer that is known to hold it.
+fn field<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
+    let mut out = [0; N];
+    out.copy_from_slice(&bytes[at..at + N]);
+    out
+}
+
+impl PageCipher {
+    /// `volume_key` is only used to derive the page and commit keys.
+    pub(crate) fn new(volume_key: &SecretKey, archive: ArchiveId, environment: Arc<dyn Environment>) -> PageCipher {
+        PageCipher {
+            pages: XaesKey::new(&hkdf(volume_key, &archive, "lockbox/v1/page")),
+            records: XaesKey::new(&hkdf(volume_key, &archive, "lockbox/v1/commit")),
+            archive,
+            environment,
+        }
+    }
+
+    fn nonce(&self) -> Result<[u8; NONCE]> {
+        let mut nonce = [0; NONCE];
+        self.environment.fill_random(&mut nonce)?;
+        Ok(nonce)
+    }
+
+    /// Seals `page` for the blocks `run` (exactly `page.blocks()` long) under a fresh random nonce.
+    ///
+    /// # Errors
+    /// `Io` when there is no randomness.
+    pub(crate) fn seal(&self, page: &PlainPage, run: Run, generation: Generation) -> Result<SealedPage> {
+        if run.blocks != page.blocks() {
+            return Err(Error::invalid(format!("page of {} blocks sealed for {}", page.blocks(), run.blocks)));
+        }
+        let prologue = Prologue {
+            kind: page.kind,
+            compressed: page.compressed,
+            blocks: run.blocks as u16,
+            stored_length: page.stored_length() as u32,
+            plain_length: page.plain_length,
+            generation,
+            owner: page.owner,
+            position: page.position,
+        };
+        let plain = prologue.encode();
+        let nonce = self.nonce()?;
+        let key = self.pages.page_key(&nonce);
+
+        let length = run.bytes() as usize;
+        let mut bytes = Vec::with_capacity(length);
+        bytes.extend_from_slice(&nonce);
+        bytes.extend_from_slice(&plain);
+        let tag = key.seal_prologue(Aad::of_prologue(&self.archive, run.address).bytes(), &mut bytes[NONCE..]);
+        bytes.extend_from_slice(&tag);
+        let end = MAIN + prologue.main_length();
+        match &page.content {
+            Content::Body(body) => bytes.extend_from_slice(body),
+            Content::Cells { cell_log2, cells, items } => {
+                bytes.resize(end + TAG, 0); // room for the head, which is sealed last: it names the cells' tags
+                let mut aad = Aad::of_cells(&self.archive, run.address, &plain);
+                let mut entries = Vec::with_capacity(cells.len());
+                for (cell, (stored, raw)) in cells.iter().enumerate() {
+                    let at = bytes.len();
+                    bytes.extend_from_slice(stored);
+                    aad.set_cell(cell);
+                    let tag = key.seal_cell(cell, aad.bytes(), &mut bytes[at..]);
+                    entries.push((stored.len() as u32, *raw, tag));
+                }
+                let head = encode_head(*cell_log2, &entries, items, prologue.main_length());
+                bytes[MAIN..end].copy_from_slice(&head);
+            }
+        }
+        if bytes.len() < length {
+            bytes.resize(length, 0); // padding of a body, and room for its tag: `blocks()` counts both
+        }
+        let aad = Aad::of_main(page.kind, &self.archive, run.address, &plain);
+        let tag = key.seal_body(aad.bytes(), &mut bytes[MAIN..end]);
+        bytes[end..end + TAG].copy_from_slice(&tag);
+        Ok(SealedPage { pointer: Pointer { run, generation, tag }, bytes })
+    }
+
+    /// Opens the prologue in the first 88 bytes or more of a page and compares it with the pointer.
+    ///
+    /// # Errors
+    /// `Damaged("page failed authentication: block=.. generation=..")`, or naming the field that differs from the pointer.
+    pub(crate) fn begin(&self, pointer: &Pointer, bytes: &[u8]) -> Result<BegunPage> {
+        let Run { address, blocks } = pointer.run;
+        let place = format_args!("block={address} generation={}", pointer.generation.0);
+        let begun = self.begin_at(address, bytes, |_| failed(pointer))?;
+        if u64::from(begun.prologue.blocks) != blocks {
+            return Err(Error::damaged(format!("page has {} blocks, not {blocks}: {place}", begun.prologue.blocks)));
+        }
+        if begun.prologue.generation != pointer.generation {
+            return Err(Error::damaged(format!("page is of generation {}: {place}", begun.prologue.generation.0)));
+        }
+        Ok(begun)
+    }
+
+    fn begin_at(&self, address: u64, bytes: &[u8], failed: impl Fn(Error) -> Error) -> Result<BegunPage> {
+        if bytes.len() < MAIN {
+            return Err(Error::damaged(format!("no room for a page: block={address}")));
+        }
+        let key = self.pages.page_key(&field(bytes, 0));
+        let mut plain: [u8; PROLOGUE] = field(bytes, NONCE);
+        let tag = field(bytes, NONCE + PROLOGUE);
+        key.open_prologue(Aad::of_prologue(&self.archive, address).bytes(), &mut plain, &tag).map_err(failed)?;
+        Ok(BegunPage { prologue: Prologue::decode(&plain)?, plain, key })
+    }
+
+    /// Opens body or head in place; `bytes` begins with the page and reaches at least to `begun.main_end()`.
+    fn open_main<'a>(&self, pointer: &Pointer, begun: &BegunPage, bytes: &'a mut [u8]) -> Result<&'a mut [u8]> {
+        let end = begun.main_end() - TAG;
+        let tag: Tag = field(bytes, end);
+        if tag != pointer.tag {
+            let Run { address, .. } = pointer.run;
+            return Err(Error::damaged(format!(
+                "page has another tag than its pointer: block={address} generation={}",
+                pointer.generation.0
+            )));
+        }
+        let aad = Aad::of_main(begun.prologue.kind, &self.archive, pointer.run.address, &begun.plain);
+        let main = &mut bytes[MAIN..end];
+        begun.key.open_body(aad.bytes(), main, &tag).map_err(|_| failed(pointer))?;
+        Ok(main)
+    }
+
+    /// Opens the head of a data page in place; `bytes` holds the page's first `begun.main_end()` bytes.
+    ///
+    /// # Errors
+    /// `Damaged` when it fails authentication, is not of a data page, or its fields do not fit.
+    pub(crate) fn open_head(&self, pointer: &Pointer, begun: &BegunPage, bytes: &mut [u8]) -> Result<DataHead> {
+        if !begun.prologue.has_cells() {
+            return Err(wrong_kind(pointer));
+        }
+        if bytes.len() < begun.main_end() {
+            return Err(Error::damaged(format!("data head ends early: block={}", pointer.run.address)));
+        }
+        let nonce = field(bytes, 0);
+        let mut table = self.open_table(pointer, begun, bytes)?;
+        table.items = Vec::new();
+        Ok(DataHead { nonce, prologue: begun.plain, table, first: begun.main_end() })
+    }
+
+    fn open_table(&self, pointer: &Pointer, begun: &BegunPage, bytes: &mut [u8]) -> Result<CellTable> {
+        let prologue = begun.prologue;
+        let head = self.open_main(pointer, begun, bytes)?;
+        let table = decode_cell_table(head, prologue.stored_length, prologue.plain_length)?;
+        if (prologue.kind == PageKind::Packed) == table.items.is_empty() {
+            return Err(Error::damaged(format!("page has items of another kind: block={}", pointer.run.address)));
+        }
+        Ok(table)
+    }
+
+    /// Opens consecutive cells in place: `bytes` is what `head.place(cells)` says.
+    ///
+    /// # Errors
+    /// `Damaged` when one fails authentication; its bytes are then zeroed.
+    pub(crate) fn open_cells(
+        &self,
+        pointer: &Pointer,
+        head: &DataHead,
+        cells: Range<usize>,
+        bytes: &mut [u8],
+    ) -> Result<()> {
+        let key = self.pages.page_key(&head.nonce);
+        self.open_cells_with(&key, pointer, &head.prologue, &head.table, cells, bytes)
+    }
+
+    fn open_cells_with(
+        &self,
+        key: &PageKey,
+        pointer: &Pointer,
+        prologue: &[u8; PROLOGUE],
+        table: &CellTable,
+        cells: Range<usize>,
+        mut bytes: &mut [u8],
+    ) -> Result<()> {
+        let mut aad = Aad::of_cells(&self.archive, pointer.run.address, prologue);
+        for cell in cells {
+            let entry = &table.cells[cell];
+            let Some((stored, rest)) = bytes.split_at_mut_checked(entry.stored as usize) else {
+                return Err(Error::damaged(format!("cell {cell} ends early: block={}", pointer.run.address)));
+            };
+            aad.set_cell(cell);
+            key.open_cell(cell, aad.bytes(), stored, &entry.tag).map_err(|_| {
+                let Run { address, .. } = pointer.run;
+                let generation = pointer.generation.0;
+                Error::damaged(format!(
+                    "page failed authentication: block={address} generation={generation} cell={cell}"
+                ))
+            })?;
+            bytes = rest;
+        }
+        Ok(())
+    }
+
+    /// Opens a whole page read from `pointer.run`, padding and every cell included, and checks it against the pointer.
+    ///
+    /// # Errors
+    /// As [`PageCipher::begin`].
+    pub(crate) fn open(&self, pointer: &Pointer, mut bytes: Vec<u8>) -> Result<OpenedPage> {
+        let Run { address, blocks } = pointer.run;
+        let place = format_args!("block={address} generation={}", pointer.generation.0);
+        let length = bytes.len();
+        if length as u64 != pointer.run.bytes() || length <= PAGE_OVERHEAD {
+            return Err(Error::damaged(format!("page has {length} bytes instead of {blocks} blocks: {place}")));
+        }
+        let begun = self.begin(pointer, &bytes)?;
+        let prologue = begun.prologue;
+        if prologue.has_cells() {
+            let table = self.open_table(pointer, &begun, &mut bytes)?;
+            let first = begun.main_end();
+            let cells = 0..table.cells.len();
+            self.open_cells_with(&begun.key, pointer, &begun.plain, &table, cells, &mut bytes[first..])?;
+            return Ok(OpenedPage { prologue, buffer: bytes, body: first..length, table: Some(table) });
+        }
+        let body = self.open_main(pointer, &begun, &mut bytes)?;
+        let (stored, padding) = body.split_at_checked(prologue.stored_length as usize).ok_or_else(|| {
+            Error::damaged(format!("stored length {} exceeds the page: {place}", prologue.stored_length))
+        })?;
+        if padding.iter().any(|&byte| byte != 0) {
+            return Err(Error::damaged(format!("page has padding that is not zero: {place}")));
+        }
+        if !prologue.compressed {
+            let body = MAIN..MAIN + stored.len();
+            return Ok(OpenedPage { prologue, buffer: bytes, body, table: None });
+        }
+        let plain_length = prologue.plain_length as usize;
+        if plain_length > NODE_CAPACITY {
+            return Err(Error::damaged(format!("node of {plain_length} bytes: {place}")));
+        }
+        let mut buffer = vec![0; plain_length];
+        decompress(stored, &mut buffer)
+            .map_err(|error| Error::damaged(format!("node does not decompress: {error}: {place}")))?;
+        Ok(OpenedPage { prologue, body: 0..buffer.len(), buffer, table: None })
+    }
+
+    /// Opens only the prologue of a page that may start at `address`; for scanners. `first_block` has at least 88 bytes.
+    pub(crate) fn open_prologue(&self, address: u64, first_block: &[u8]) -> Result<Prologue> {
+        self.begin_at(address, first_block, |error| error).map(|begun| begun.prologue)
+    }
+
+    /// Seals a record's 4,056 plain bytes for ring slot `slot`; returns the 4,096 bytes and the tag.
+    pub(crate) fn seal_record(&self, slot: u64, plain: Vec<u8>) -> Result<(Vec<u8>, Tag)> {
+        if plain.len() != RECORD_PLAIN {
+            return Err(Error::invalid(format!("commit record of {} bytes", plain.len())));
+        }
+        let nonce = self.nonce()?;
+        let mut bytes = Vec::with_capacity(BLOCK as usize);
+        bytes.extend_from_slice(&nonce);
+        bytes.extend_from_slice(&plain);
+        let tag = self.records.seal(&nonce, &record_aad(&self.archive, slot), &mut bytes[NONCE..]);
+        bytes.extend_from_slice(&tag);
+        Ok((bytes, tag))
+    }
+
+    /// Opens the content of ring slot `slot`; None when it is not authentic (random, torn, of another place).
+    pub(crate) fn open_record(&self, slot: u64, bytes: &[u8]) -> Option<(Vec<u8>, Tag)> {
+        if bytes.len() != BLOCK as usize {
+            return None;
+        }
+        let tag = field(bytes, NONCE + RECORD_PLAIN);
+        let mut plain = bytes[NONCE..NONCE + RECORD_PLAIN].to_vec();
+        self.records.open(&field(bytes, 0), &record_aad(&self.archive, slot), &mut plain, &tag).ok()?;
+        Some((plain, tag))
+    }
+}
+
+fn failed(pointer: &Pointer) -> Error {
+    let Run { address, .. } = pointer.run;
+    Error::damaged(format!("page failed authentication: block={address} generation={}", pointer.generation.0))
+}
+
+pub(crate) fn wrong_kind(pointer: &Pointer) -> Error {
+    let Run { address, .. } = pointer.run;
+    Error::damaged(format!("page of another kind: block={address} generation={}", pointer.generation.0))
+}

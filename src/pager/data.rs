@@ -1,0 +1,150 @@
+//! Reads of file data: only the cells that a range touches are read and opened, whole ones straight into the caller's buffer.
+//!
+//! D1  Nothing is handed out before its tag was verified: a cell's tag comes from the head, the head's from the pointer.
+//! D2  A head in memory is as good as one read again: what a pointer with this tag names never changes.
+//! D3  Cells that are wanted whole pass by the cell cache: the kernel keeps them. Of the others the rest is likely to be wanted next.
+
+use std::cell::RefCell;
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::{Pager, check_place};
+use crate::error::{Error, Result};
+use crate::format::{BLOCK, Pointer};
+use crate::frame::{DataHead, plain_cell};
+
+thread_local! {
+    /// Stored bytes on their way to the caller, at most one page for each thread that reads; kept, because zeroing it costs as much as opening.
+    static SCRATCH: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Runs `f` on `length` bytes of any content.
+fn with_scratch<R>(length: usize, f: impl FnOnce(&mut [u8]) -> R) -> R {
+    SCRATCH.with_borrow_mut(|buffer| {
+        if buffer.len() < length {
+            buffer.resize(length, 0);
+        }
+        f(&mut buffer[..length])
+    })
+}
+
+impl Pager {
+    /// Fills `out` with the plain file bytes from `start` of a data or packed page.
+    ///
+    /// # Errors
+    /// `Damaged` when a part that is needed fails, or the page has fewer bytes; what `out` then holds is no file data.
+    pub(crate) fn read_data(&self, pointer: &Pointer, start: u32, out: &mut [u8]) -> Result<()> {
+        if out.is_empty() {
+            return Ok(());
+        }
+        let head = self.head(pointer)?;
+        let table = &head.table;
+        let (mut at, mut left) = (start as usize, out);
+        if at + left.len() > table.plain_length as usize {
+            return Err(beyond_page(pointer));
+        }
+        let end = at + left.len();
+        let size = table.cell_size as usize;
+        while at < end {
+            let (cell, within) = (at / size, at % size);
+            let wholes = if within > 0 {
+                0
+            } else if end == table.plain_length as usize {
+                table.cells.len() - cell
+            } else {
+                end / size - cell
+            };
+            let count = match wholes {
+                0 => (size - within).min(end - at),
+                _ => (wholes * size).min(end - at),
+            };
+            let (target, rest) = left.split_at_mut(count);
+            if wholes > 0 {
+                self.read_whole(pointer, &head, cell..cell + wholes, target)?;
+            } else {
+                self.read_part(pointer, &head, cell, within, target)?;
+            }
+            at += count;
+            left = rest;
+        }
+        Ok(())
+    }
+
+    fn head(&self, pointer: &Pointer) -> Result<Arc<DataHead>> {
+        if let Some(head) = self.heads.get(pointer, 0) {
+            return Ok(head);
+        }
+        check_place(pointer)?;
+        let offset = pointer.run.offset();
+        let head = with_scratch(BLOCK as usize, |block| {
+            self.storage.read_at(offset, block)?;
+            let begun = self.cipher.begin(pointer, block)?;
+            if begun.main_end() <= block.len() {
+                return self.cipher.open_head(pointer, &begun, block);
+            }
+            // Many packed files: bounded by the length of a page.
+            let mut longer = vec![0; begun.main_end()];
+            self.storage.read_at(offset, &mut longer)?;
+            self.cipher.open_head(pointer, &begun, &mut longer)
+        })?;
+        let head = Arc::new(head);
+        self.heads.put(pointer, 0, head.clone(), head.bytes());
+        Ok(head)
+    }
+
+    /// Reads whole cells; raw ones are read and opened where they are wanted.
+    fn read_whole(&self, pointer: &Pointer, head: &DataHead, cells: Range<usize>, out: &mut [u8]) -> Result<()> {
+        let entries = &head.table.cells[cells.clone()];
+        if entries.iter().all(|cell| cell.raw) {
+            return self.read_cells(pointer, head, cells, out);
+        }
+        with_scratch(head.place(&cells).len(), |stored| {
+            self.read_cells(pointer, head, cells, stored)?;
+            let (mut stored, mut out) = (&*stored, out);
+            for entry in entries {
+                let (one, rest) = stored.split_at(entry.stored as usize);
+                let (target, others) = out.split_at_mut(entry.plain_length as usize);
+                plain_cell(entry, one, target)?;
+                (stored, out) = (rest, others);
+            }
+            Ok(())
+        })
+    }
+
+    /// Copies bytes `within..` of one cell, from the cache if it is there.
+    fn read_part(&self, pointer: &Pointer, head: &DataHead, cell: usize, within: usize, out: &mut [u8]) -> Result<()> {
+        let part = within..within + out.len();
+        if let Some(plain) = self.cells.get(pointer, cell as u32) {
+            out.copy_from_slice(&plain[part]);
+            return Ok(());
+        }
+        let entry = &head.table.cells[cell];
+        let plain = with_scratch(entry.stored as usize, |stored| {
+            self.read_cells(pointer, head, cell..cell + 1, stored)?;
+            if entry.raw {
+                return Ok(stored.to_vec());
+            }
+            let mut plain = vec![0; entry.plain_length as usize];
+            plain_cell(entry, stored, &mut plain)?;
+            Ok::<_, Error>(plain)
+        })?;
+        out.copy_from_slice(&plain[part]);
+        let bytes = plain.len();
+        self.cells.put(pointer, cell as u32, Arc::new(plain), bytes);
+        Ok(())
+    }
+
+    /// Reads consecutive cells as they are stored and opens them in place.
+    fn read_cells(&self, pointer: &Pointer, head: &DataHead, cells: Range<usize>, bytes: &mut [u8]) -> Result<()> {
+        let place = head.place(&cells);
+        self.storage.read_at(pointer.run.offset() + place.start as u64, bytes)?;
+        self.cipher.open_cells(pointer, head, cells, bytes)
+    }
+}
+
+fn beyond_page(pointer: &Pointer) -> Error {
+    Error::damaged(format!(
+        "extent reaches beyond its page: block={} generation={}",
+        pointer.run.address, pointer.generation.0
+    ))
+}
