@@ -40,6 +40,8 @@ fn code(error: &Error) -> Errno {
         | Error::UnsupportedVersion(_)
         | Error::WrongKey
         | Error::Damaged(_)
+        | Error::Older(_)
+        | Error::Forked(_)
         | Error::Io { .. } => Errno::EIO,
     }
 }

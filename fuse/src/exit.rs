@@ -13,6 +13,7 @@ pub const DAMAGED: u8 = 12;
 pub const IN_USE: u8 = 13;
 pub const NO_SPACE: u8 = 14;
 pub const MOUNT_FAILED: u8 = 15;
+pub const OLDER: u8 = 16;
 
 pub fn exit_code(error: &Error) -> u8 {
     match error {
@@ -21,6 +22,7 @@ pub fn exit_code(error: &Error) -> u8 {
         Error::Damaged(_) => DAMAGED,
         Error::InUse(_) => IN_USE,
         Error::NoSpace(_) => NO_SPACE,
+        Error::Older(_) | Error::Forked(_) => OLDER,
         _ => OTHER,
     }
 }

@@ -11,6 +11,8 @@ pub mod mountinfo;
 pub mod options;
 pub mod passphrase;
 pub mod runtime;
+mod sandbox;
 pub mod session;
 mod stop;
 mod ticker;
+pub mod unmounter;

@@ -4,9 +4,10 @@ use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use lockbox::archive::OpenOptions;
+use lockbox::archive::{OpenOptions, SeenOptions, state_directory};
 use lockbox::fs::SyncProfile;
 use nix::mount::MsFlags;
+use nix::unistd::geteuid;
 use serde::{Deserialize, Serialize};
 
 use crate::exit::Failure;
@@ -35,6 +36,10 @@ pub struct Options {
     /// Seconds that a busy mount is served after the order to stop.
     pub stop_timeout: u64,
     pub log: Option<PathBuf>,
+    pub accept_older: bool,
+    pub accept_fork: bool,
+    /// Whether the daemon gives up the files that it does not need.
+    pub sandbox: bool,
 }
 
 /// `sync=`; the core's type is not made for a message between processes.
@@ -64,6 +69,9 @@ impl Default for Options {
             threads: kernel::default_threads(),
             stop_timeout: 60,
             log: None,
+            accept_older: false,
+            accept_fork: false,
+            sandbox: true,
         }
     }
 }
@@ -93,6 +101,8 @@ impl Options {
             "exec" => self.exec = true,
             "noexec" => self.exec = false,
             "foreground" => self.foreground = true,
+            "accept-older" | "accept_older" => self.accept_older = true,
+            "accept-fork" | "accept_fork" => self.accept_fork = true,
             "passfile_any" => self.passfile_any = true,
             "pack" => self.pack = true,
             "compress" => self.compress = true,
@@ -130,6 +140,7 @@ impl Options {
             "stop_timeout" => self.stop_timeout = parse_number(name, value, 0, 86_400)?,
             "pack" => self.pack = parse_switch(name, value)?,
             "compress" => self.compress = parse_switch(name, value)?,
+            "sandbox" => self.sandbox = parse_switch(name, value)?,
             "comment" => {}
             _ if name.starts_with("x-") || name.starts_with("X-") => {}
             _ => return Err(unknown(name)),
@@ -145,6 +156,13 @@ impl Options {
             pack: self.pack,
             compress: self.compress,
         }
+    }
+
+    /// Where this user remembers archives, and what is accepted although it contradicts that.
+    pub fn seen_options(&self) -> SeenOptions {
+        let directory =
+            state_directory(std::env::var_os("XDG_STATE_HOME"), std::env::var_os("HOME"), geteuid().is_root());
+        SeenOptions { directory, accept_older: self.accept_older, accept_fork: self.accept_fork }
     }
 
     pub fn sync_profile(&self) -> SyncProfile {
@@ -185,7 +203,11 @@ impl fmt::Display for Options {
         };
         let switch = |on| if on { "on" } else { "off" };
         write!(f, ",sync={sync},memory={},pack={}", self.memory, switch(self.pack))?;
-        write!(f, ",compress={},threads={}", switch(self.compress), self.threads)
+        write!(f, ",compress={},threads={}", switch(self.compress), self.threads)?;
+        if !self.sandbox {
+            f.write_str(",sandbox=off")?;
+        }
+        Ok(())
     }
 }
 

@@ -30,9 +30,12 @@ use serde::{Deserialize, Serialize};
 use crate::adapter::{Adapter, Shared};
 use crate::exit::Failure;
 use crate::mount::{self, Mount};
+use crate::mountinfo;
 use crate::options::Options;
+use crate::sandbox::{self, Reach};
 use crate::stop::{Place, Unmounted};
 use crate::ticker::Ticker;
+use crate::unmounter::Unmounter;
 use crate::{kernel, runtime};
 
 /// How long event loops of a mount that failed to start may take to end.
@@ -80,12 +83,14 @@ pub fn serve(
     let host: OwnedFd = File::open(task.archive().parent().unwrap_or(Path::new("/")))
         .map_err(|e| Failure::other(format!("cannot open the directory of {}: {e}", task.archive().display())))?
         .into();
-    let archive = Archive::open(task.archive(), key, &task.options.open_options()).map_err(|e| in_use(task, e))?;
+    let archive = Archive::open_seen(task.archive(), key, &task.options.open_options(), &task.options.seen_options())
+        .map_err(|e| in_use(task, e))?;
     let notice = archive.info()?.fallback;
     if let Some(sentence) = &notice {
         tracing::warn!("{sentence}");
     }
     let fs = Arc::clone(archive.file_system());
+    let witness = Arc::clone(archive.witness());
     let slot: Slot = Arc::new(Mutex::new(Some(archive)));
 
     let (events, inbox) = mpsc::channel();
@@ -95,7 +100,9 @@ pub fn serve(
             wait(&inbox, &running.place, Duration::ZERO, Some(Instant::now()));
         })?;
         let _ticker = (!task.options.read_only)
-            .then(|| Ticker::start(fs, running.shared, Arc::clone(&running.place), task.options.sync_profile()))
+            .then(|| {
+                Ticker::start(fs, witness, running.shared, Arc::clone(&running.place), task.options.sync_profile())
+            })
             .transpose()
             .map_err(|e| Failure::other(format!("cannot start a thread: {e}")))?;
         Ok((running.server, wait(&inbox, &running.place, task.options.stop_timeout(), None)))
@@ -136,11 +143,7 @@ struct Running {
 fn start(task: &Task, slot: &Slot, host: OwnedFd, signals: SigSet, events: &Sender<Event>) -> Result<Running, Failure> {
     let info = slot.lock().as_ref().map(Archive::info).transpose()?;
     let id = info.map(|info| info.archive).unwrap_or_default();
-    let server = {
-        let (task, slot, events) = (task.clone(), Arc::clone(slot), Mutex::new(events.clone()));
-        control::serve(&runtime::directory()?, &id, move |request| respond(&task, &slot, &events, &request))?
-    };
-
+    let runtime = runtime::directory()?;
     let fs = slot.lock().as_ref().map(|archive| Arc::clone(archive.file_system()));
     let fs = fs.ok_or_else(|| Failure::other("the archive is closed"))?;
     let shared = Arc::new(Shared::default());
@@ -153,14 +156,20 @@ fn start(task: &Task, slot: &Slot, host: OwnedFd, signals: SigSet, events: &Send
         flags: task.options.mount_flags(),
     }
     .attach()?;
+    let place = Arc::new(confine(task, &runtime)?);
+    let server = {
+        let (task, slot, events) = (task.clone(), Arc::clone(slot), Mutex::new(events.clone()));
+        let served = control::serve(&runtime, &id, move |request| respond(&task, &slot, &events, &request));
+        served.inspect_err(|_| drop(place.unmount(true)))?
+    };
     let config = kernel::session_config(task.options.threads);
     let session = fuser::Session::from_fd(adapter, device, SessionACL::All, config).map_err(|e| {
-        let _ = mount::unmount(task.point(), true);
+        place.unmount(true);
         Failure::mount(format!("the kernel did not accept the connection: {e}"))
     })?;
     let _ = shared.notifier.set(session.notifier());
     let thread_failed = |e: std::io::Error| {
-        let _ = mount::unmount(task.point(), true);
+        place.unmount(true);
         Failure::other(format!("cannot start a thread: {e}"))
     };
     let ended = events.clone();
@@ -171,12 +180,12 @@ fn start(task: &Task, slot: &Slot, host: OwnedFd, signals: SigSet, events: &Send
         })
         .map_err(thread_failed)?;
     // Answered by the event loops.
-    let root = task.point().metadata().map_err(|e| {
-        let _ = mount::unmount(task.point(), true);
+    task.point().metadata().map_err(|e| {
+        place.unmount(true);
         Failure::mount(format!("{} does not answer: {e}", task.point().display()))
     })?;
     // Only root may; a user's mount reads ahead 128 KiB.
-    let _ = kernel::raise_read_ahead(root.dev());
+    let _ = kernel::raise_read_ahead(place.device());
 
     let events = events.clone();
     thread::Builder::new()
@@ -189,7 +198,41 @@ fn start(task: &Task, slot: &Slot, host: OwnedFd, signals: SigSet, events: &Send
             }
         })
         .map_err(thread_failed)?;
-    Ok(Running { server, place: Arc::new(Place::new(PathBuf::from(&task.point), root.dev())), shared })
+    Ok(Running { server, place, shared })
+}
+
+/// Finds the mount that was just made and enters the sandbox, with a process outside of it that can unmount. Comes before any thread.
+/// A machine that refuses a part of it gets its mount all the same, and a line in the log.
+fn confine(task: &Task, runtime: &Path) -> Result<Place, Failure> {
+    let lost = |what: String| {
+        let _ = mount::unmount(task.point(), true);
+        Failure::mount(format!("the mount at {} cannot be found: {what}", task.point().display()))
+    };
+    let mounted = mountinfo::at(task.point()).map_err(|e| lost(e.to_string()))?;
+    let device = mounted.ok_or_else(|| lost("it is not in the table of mounts".into()))?.device;
+    let place = |unmounter| Place::new(PathBuf::from(&task.point), device, unmounter);
+    if !task.options.sandbox {
+        return Ok(place(None));
+    }
+    let unmounter = match Unmounter::start(task.point(), device) {
+        Ok(unmounter) => unmounter,
+        Err(error) => {
+            tracing::warn!("the process that unmounts cannot be started ({error}): the daemon runs without a sandbox");
+            return Ok(place(None));
+        }
+    };
+    let reach = Reach {
+        archive: PathBuf::from(&task.archive),
+        point: PathBuf::from(&task.point),
+        runtime: runtime.to_path_buf(),
+        state: task.options.seen_options().directory,
+    };
+    match sandbox::enter(&reach) {
+        Ok(true) => {}
+        Ok(false) => tracing::info!("this kernel has no Landlock: the daemon runs without a sandbox"),
+        Err(error) => tracing::warn!("the sandbox was refused: {error}"),
+    }
+    Ok(place(Some(unmounter)))
 }
 
 /// Blocked before any thread starts, so that all inherit it and one thread can wait for them.
@@ -261,7 +304,9 @@ fn wait(inbox: &Receiver<Event>, place: &Place, timeout: Duration, mut deadline:
                 match place.unmount(true) {
                     // A second signal ends the wait for those who still use it.
                     _ if deadline.is_some() => deadline = Some(Instant::now()),
-                    Unmounted::Done | Unmounted::Busy => deadline = Some(Instant::now() + timeout),
+                    Unmounted::Gone | Unmounted::Detached | Unmounted::Busy => {
+                        deadline = Some(Instant::now() + timeout)
+                    }
                     Unmounted::Failed(message) => {
                         // Whoever sends the signal wants an end: after the deadline the connection is aborted.
                         tracing::error!("{message}");
@@ -274,7 +319,7 @@ fn wait(inbox: &Receiver<Event>, place: &Place, timeout: Duration, mut deadline:
                 Unmounted::Busy if !lazy => {
                     drop(answer.send(Response::Busy { message: "files are open below the mount point".into() }));
                 }
-                Unmounted::Done | Unmounted::Busy => {
+                Unmounted::Gone | Unmounted::Detached | Unmounted::Busy => {
                     deadline.get_or_insert(Instant::now() + timeout);
                     stopped.push(answer);
                 }

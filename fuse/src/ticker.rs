@@ -7,6 +7,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use lockbox::Result;
+use lockbox::archive::Witness;
 use lockbox::fs::{FileSystem, SyncProfile};
 
 use crate::adapter::Shared;
@@ -15,6 +16,8 @@ use crate::stop::Place;
 const STEP: Duration = Duration::from_secs(1);
 /// The loss window of `sync=periodic` is this plus one flush.
 const COMMIT: Duration = Duration::from_secs(5);
+/// Until the next time an older copy could pass for the newest; each time costs an fsync beside the archive.
+const REMEMBER: Duration = Duration::from_secs(60);
 /// Background steps in a row before the clock is looked at again.
 const STEPS: u32 = 64;
 
@@ -27,6 +30,7 @@ pub(crate) struct Ticker {
 impl Ticker {
     pub(crate) fn start(
         fs: Arc<FileSystem>,
+        witness: Arc<Witness>,
         shared: Arc<Shared>,
         place: Arc<Place>,
         profile: SyncProfile,
@@ -35,6 +39,7 @@ impl Ticker {
         let thread = thread::Builder::new().name("ticker".into()).spawn(move || {
             let mut clock = Clock { fs, shared, place, last_error: String::new() };
             let mut committed = Instant::now();
+            let mut remembered = Instant::now();
             while stopped.recv_timeout(STEP) == Err(RecvTimeoutError::Timeout) {
                 if profile == SyncProfile::Periodic && committed.elapsed() >= COMMIT {
                     let done = clock.commit();
@@ -43,6 +48,10 @@ impl Ticker {
                 }
                 let done = clock.maintain();
                 clock.report(done);
+                if remembered.elapsed() >= REMEMBER {
+                    witness.remember();
+                    remembered = Instant::now();
+                }
             }
         })?;
         Ok(Ticker { stop: Some(stop), thread: Some(thread) })

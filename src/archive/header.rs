@@ -21,6 +21,8 @@ pub(super) type Slots = Box<[SlotBlock; KEY_SLOTS]>;
 pub(super) struct Header {
     parsed: ParsedHeader,
     stale: [bool; 2],
+    /// The lowest sequence number of the valid copies.
+    settled: u64,
 }
 
 /// Label of the key of the header MAC.
@@ -47,10 +49,11 @@ impl Header {
             [first, Ok(second)] => (second, first),
             [Err(first), Err(second)] => return Err(graver(first, second)),
         };
+        let settled = other.as_ref().map_or(u64::MAX, |other| other.framing.sequence).min(parsed.framing.sequence);
         let chosen = usize::from(parsed.framing.copy);
         let mut stale = [false; 2];
         stale[1 - chosen] = !other.is_ok_and(|other| same_content(&parsed, &other));
-        Ok(Header { parsed, stale })
+        Ok(Header { parsed, stale, settled })
     }
 
     /// This program knows no feature bits: whatever a newer one put there for writers or keepers of headers it cannot keep.
@@ -65,6 +68,11 @@ impl Header {
 
     pub(super) fn framing(&self) -> &Framing {
         &self.parsed.framing
+    }
+
+    /// A sequence number that is durable whatever a crash does: a copy is written only when the other one has reached the medium (H1).
+    pub(super) fn settled_sequence(&self) -> u64 {
+        self.settled
     }
 
     pub(super) fn slot(&self, slot: usize) -> &[u8] {
@@ -93,6 +101,7 @@ impl Header {
                 self.stale[usize::from(copy)] = false;
             }
         }
+        self.settled = self.parsed.framing.sequence;
         Ok(())
     }
 

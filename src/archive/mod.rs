@@ -10,6 +10,7 @@ mod listing;
 mod open;
 mod passphrase;
 mod path;
+mod seen;
 mod slots;
 mod stage;
 #[cfg(test)]
@@ -21,6 +22,7 @@ pub use host::{device_number, split_device_number};
 pub use import::{ImportOptions, ImportReport};
 pub use listing::{Entries, Entry};
 pub use path::{display, resolve};
+pub use seen::{SeenOptions, Witness, state_directory};
 
 use std::fmt;
 use std::sync::Arc;
@@ -28,7 +30,7 @@ use std::sync::Arc;
 use crate::crypto::SecretKey;
 pub use crate::crypto::kdf::KdfCost;
 use crate::error::{Error, Result};
-use crate::format::{ArchiveId, Generation, Timestamp};
+use crate::format::{ArchiveId, Generation, SessionId, Timestamp};
 use crate::fs::{Creator, FileSystem, FsOptions, SyncProfile};
 use crate::storage::{FileStorage, Storage};
 
@@ -145,6 +147,8 @@ pub struct Info {
     pub archive: ArchiveId,
     pub format_version: u32,
     pub generation: Generation,
+    /// Id of the writing session that made the newest commit.
+    pub session: SessionId,
     pub committed: Timestamp,
     pub closed: bool,
     pub inodes: u64,
@@ -163,12 +167,18 @@ pub struct Archive {
     /// Device and inode of the file.
     identity: (u64, u64),
     archive: ArchiveId,
+    witness: Arc<Witness>,
     key_slots: Vec<(u8, u8)>,
 }
 
 impl Archive {
     pub fn file_system(&self) -> &Arc<FileSystem> {
         &self.fs
+    }
+
+    /// What remembers this archive for its user; call [`Witness::remember`] now and then while it is open.
+    pub fn witness(&self) -> &Arc<Witness> {
+        &self.witness
     }
 
     pub fn read_only(&self) -> bool {

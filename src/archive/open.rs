@@ -7,8 +7,9 @@ use std::sync::Arc;
 
 use super::create::name_key;
 use super::header::Header;
-use super::{Archive, Info, OpenOptions, UnlockLimits, UnlockedKey, slots};
-use crate::crypto::Passphrase;
+use super::seen::{self, Looked, SeenFile};
+use super::{Archive, Info, OpenOptions, SeenOptions, UnlockLimits, UnlockedKey, Witness, slots};
+use crate::crypto::{Passphrase, SecretKey};
 use crate::env::SystemEnvironment;
 use crate::error::{Error, Result};
 use crate::format::{ArchiveId, BLOCK, FORMAT_VERSION, ROOT_INO};
@@ -18,7 +19,7 @@ use crate::storage::{FileStorage, LockMode, Storage};
 use crate::txn::{self, Volume};
 
 /// Below this the caches of the layers have no room to work in.
-const LEAST_MEMORY: u64 = 16 << 20;
+pub(super) const LEAST_MEMORY: u64 = 16 << 20;
 
 impl Archive {
     /// Reads the header and tries the passphrase on every passphrase slot. Needs no lock.
@@ -45,6 +46,19 @@ impl Archive {
 
     /// Locks and opens; a writable open repairs the older header copy first and recovers.
     pub fn open(path: &Path, key: &UnlockedKey, options: &OpenOptions) -> Result<Archive> {
+        Archive::open_seen(path, key, options, &SeenOptions::default())
+    }
+
+    /// Like [`Archive::open`], and compares with what this user remembers of the archive.
+    ///
+    /// # Errors
+    /// `Older` and `Forked` unless they are accepted.
+    pub fn open_seen(
+        path: &Path,
+        key: &UnlockedKey,
+        options: &OpenOptions,
+        seen_options: &SeenOptions,
+    ) -> Result<Archive> {
         if options.memory < LEAST_MEMORY {
             return Err(Error::invalid(format!("memory={} is below {LEAST_MEMORY} bytes", options.memory)));
         }
@@ -64,8 +78,12 @@ impl Archive {
         let fs_options = options.file_system_options();
         let volume_options =
             txn::OpenOptions { read_only: options.read_only, memory: options.memory - fs_options.staged_bytes };
-        let volume =
-            Volume::open(storage.clone(), cipher, environment.clone(), header.framing().sequence, &volume_options)?;
+        let sequence = header.framing().sequence;
+        let looked = Looked::into(seen_file(seen_options, &key.volume_key, &key.archive));
+        let mark = looked.mark();
+        let volume = Volume::open_seen(storage.clone(), cipher, environment.clone(), sequence, &volume_options, mark)?;
+        let replace = seen::judge(&volume, sequence, looked.seen.as_ref(), seen_options)?;
+        let witness = Arc::new(Witness::new(volume.clone(), header.settled_sequence(), looked, replace));
         let fs = FileSystem::new(volume, environment, name_key(&key.volume_key, &key.archive), fs_options)?;
         // Who mounts learns of a damaged root here, with its name, and not from the kernel.
         fs.attributes(ROOT_INO)?;
@@ -73,7 +91,9 @@ impl Archive {
         let key_slots = (0..).zip(slots).filter(|(_, kind)| *kind != 0).collect();
         // Under the lock the path names the file that was opened.
         let metadata = std::fs::metadata(path).map_err(|e| Error::io(format!("cannot read {}", path.display()), e))?;
-        Ok(Archive { fs, storage, identity: (metadata.dev(), metadata.ino()), archive: key.archive, key_slots })
+        witness.remember();
+        let identity = (metadata.dev(), metadata.ino());
+        Ok(Archive { fs, storage, identity, archive: key.archive, witness, key_slots })
     }
 
     pub fn info(&self) -> Result<Info> {
@@ -83,6 +103,7 @@ impl Archive {
             archive: self.archive,
             format_version: FORMAT_VERSION,
             generation: record.generation,
+            session: record.session,
             committed: record.time,
             closed: record.closed,
             inodes: volume.state().inodes(),
@@ -95,8 +116,16 @@ impl Archive {
 
     /// Commits, erases free space and writes the closed record; a read-only archive is just left.
     pub fn close(self) -> Result<()> {
-        if self.storage.read_only() { Ok(()) } else { self.fs.close() }
+        if !self.storage.read_only() {
+            self.fs.close()?;
+            self.witness.remember();
+        }
+        Ok(())
     }
+}
+
+pub(super) fn seen_file(options: &SeenOptions, volume_key: &SecretKey, archive: &ArchiveId) -> Option<SeenFile> {
+    options.directory.as_deref().map(|directory| SeenFile::new(directory, volume_key, archive))
 }
 
 /// The archive file without a lock: enough to read the header, which survives a concurrent change of one copy.

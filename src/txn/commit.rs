@@ -47,6 +47,7 @@ pub(super) struct CommitState {
 #[derive(Clone, Default)]
 pub(super) struct Chain {
     pub(super) tag: Tag,
+    pub(super) generation: Generation,
     pub(super) checkpoint: Generation,
     /// List pages of the records since the checkpoint.
     pub(super) list_pages: Vec<Run>,
@@ -197,12 +198,7 @@ impl Volume {
             return Ok(None);
         }
         if let Some((first, value)) = chain.previous_session {
-            self.operate_locked(writer, true, |operation| {
-                operation.changed = true;
-                let key = Key::new(0, kind::HISTORY, first.0);
-                let edits = &mut operation.global_edits;
-                operation.trees.history.insert(&self.store, edits, key, &value.encode())
-            })?;
+            self.operate_locked(writer, true, |operation| operation.record_session(first, &value))?;
         }
         let generation = writer.generation;
         writer.generation = generation.next();
@@ -312,6 +308,7 @@ impl Volume {
         };
         // T3: only one leader, and it returns after its last barrier.
         next.tag = self.pager.write_record(&record)?;
+        next.generation = generation;
         self.barrier()?;
 
         let (allocated, freed) = lists;

@@ -14,6 +14,7 @@
 mod allocation;
 mod audit;
 mod commit;
+mod lineage;
 mod open;
 mod operation;
 mod recovery;
@@ -27,6 +28,7 @@ mod upkeep;
 mod volume;
 
 pub(crate) use allocation::{Reservation, WrittenPiece, quads_for};
+pub(crate) use lineage::{Descent, Mark};
 pub(crate) use operation::Operation;
 pub(crate) use state::State;
 pub(crate) use volume::{OpenOptions, Volume};

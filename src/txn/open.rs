@@ -7,6 +7,7 @@ use std::sync::{Arc, OnceLock};
 use arc_swap::ArcSwap;
 use parking_lot::{Condvar, Mutex};
 
+use super::Mark;
 use super::commit::{Chain, CommitState};
 use super::recovery::{self, new_session};
 use super::state::{Epochs, State};
@@ -33,6 +34,7 @@ struct Start {
     read_only: bool,
     memory: u64,
     header_sequence: u64,
+    line: Vec<Mark>,
 }
 
 impl Volume {
@@ -68,6 +70,7 @@ impl Volume {
             read_only: false,
             memory: CREATE_MEMORY,
             header_sequence,
+            line: Vec::new(),
         };
         let volume = Volume::assemble(pager, environment, start)?;
         volume.writer.lock().changed = true;
@@ -78,6 +81,7 @@ impl Volume {
     ///
     /// # Errors
     /// `Damaged` naming what is missing, `ReadOnly` when a writable open meets a read-only storage.
+    #[cfg_attr(not(test), allow(dead_code, reason = "programs remember what they saw"))]
     pub(crate) fn open(
         storage: Arc<dyn Storage>,
         cipher: PageCipher,
@@ -85,12 +89,24 @@ impl Volume {
         header_sequence: u64,
         options: &OpenOptions,
     ) -> Result<Arc<Volume>> {
+        Volume::open_seen(storage, cipher, environment, header_sequence, options, None)
+    }
+
+    /// Like [`Volume::open`]; `seen` is remembered as durable, so recovery does not undo it (L2).
+    pub(crate) fn open_seen(
+        storage: Arc<dyn Storage>,
+        cipher: PageCipher,
+        environment: Arc<dyn Environment>,
+        header_sequence: u64,
+        options: &OpenOptions,
+        seen: Option<&Mark>,
+    ) -> Result<Arc<Volume>> {
         if storage.read_only() && !options.read_only {
             return Err(Error::ReadOnly("the archive's file cannot be written".into()));
         }
         let writable = !options.read_only;
         let pager = Arc::new(Pager::new(storage, cipher, (options.memory / 2) as usize));
-        let recovered = recovery::choose(&pager, writable, &*environment)?;
+        let recovered = recovery::choose(&pager, writable, &*environment, seen)?;
         let record = recovered.record.clone();
         let blocks = pager.storage().len()? / BLOCK;
         let total = record.total_blocks.min(blocks).max(MIN_BLOCKS);
@@ -104,6 +120,7 @@ impl Volume {
             fallback: recovered.fallback.clone(),
             read_only: options.read_only,
             memory: options.memory,
+            line: recovered.line(),
             record,
             header_sequence,
         };
@@ -155,6 +172,7 @@ impl Volume {
             header_sequence: start.header_sequence,
             read_only: start.read_only,
             fallback: start.fallback,
+            line: start.line,
             memory: start.memory,
             pager,
         })

@@ -6,8 +6,8 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::Volume;
 use super::commit::Chain;
+use super::{Mark, Volume};
 use crate::env::Environment;
 use crate::error::{Error, Result};
 use crate::format::record::CommitRecord;
@@ -58,8 +58,13 @@ fn open_listed(pager: &Pager, run: Run, tag: Tag, bytes: Vec<u8>) -> Result<()> 
     pager.cipher().open(&pointer, bytes).map(drop)
 }
 
-/// Specification section 10.1.
-pub(super) fn choose(pager: &Pager, writable: bool, environment: &dyn Environment) -> Result<Recovered> {
+/// Specification 10.1; `seen` is a record that somebody remembers as durable (L2).
+pub(super) fn choose(
+    pager: &Pager,
+    writable: bool,
+    environment: &dyn Environment,
+    seen: Option<&Mark>,
+) -> Result<Recovered> {
     if writable {
         pager.storage().barrier()?;
         for slot in 0..RING_SLOTS {
@@ -75,7 +80,8 @@ pub(super) fn choose(pager: &Pager, writable: bool, environment: &dyn Environmen
         return Ok(Recovered { record: newest.record, tag: newest.tag, ring, next_generation, fallback: None });
     };
     let generation = newest.record.generation.0;
-    if newest.record.two_barrier || newest.record.closed {
+    let remembered = seen.is_some_and(|seen| seen.tag == newest.tag && seen.generation == newest.record.generation);
+    if newest.record.two_barrier || newest.record.closed || remembered {
         // It was durable: this is damage, never to be undone in silence.
         return Err(Error::damaged(format!("commit {generation} was durable, but {reason}")));
     }
@@ -130,6 +136,7 @@ impl Recovered {
     /// Feeds the space map with what happened since the checkpoint; false when the chain is broken and the map has to be rebuilt.
     pub(super) fn restore_space(&self, volume: &Volume, chain: &mut Chain) -> Result<bool> {
         chain.tag = self.tag;
+        chain.generation = self.record.generation;
         chain.checkpoint = self.record.checkpoint;
         chain.previous_session = Some((
             self.record.session_first,

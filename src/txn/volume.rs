@@ -10,7 +10,7 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::commit::CommitState;
 use super::state::{Epochs, State};
-use super::{Operation, View};
+use super::{Mark, Operation, View};
 use crate::btree::{Edits, Node, NodeStore, Tree};
 use crate::env::Environment;
 use crate::error::{Error, Result};
@@ -78,6 +78,8 @@ pub(crate) struct Volume {
     pub(super) header_sequence: u64,
     pub(super) read_only: bool,
     pub(super) fallback: Option<String>,
+    /// The record that was opened and those before it that the ring had, newest first.
+    pub(super) line: Vec<Mark>,
     pub(super) memory: u64,
 }
 

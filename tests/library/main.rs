@@ -4,4 +4,5 @@
 
 mod cli_errors;
 mod import_extract;
+mod older_copies;
 mod support;

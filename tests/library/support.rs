@@ -53,6 +53,7 @@ impl Place {
         command.env_remove("LOCKBOX_PASSFILE").env_remove("LOCKBOX_PASSCOMMAND").env_remove("LOCKBOX_LOG");
         // No daemon of the machine can be taken for one of this test.
         command.env("XDG_RUNTIME_DIR", self.directory.path());
+        command.env("XDG_STATE_HOME", self.directory.path().join("state"));
         command
     }
 

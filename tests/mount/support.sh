@@ -15,6 +15,8 @@ begin_case() {
     BACKGROUND=()
     trap 'echo "line $LINENO: \"$BASH_COMMAND\" failed with exit code $?"' ERR
     trap end_case EXIT
+    # What one case saw of an archive is nothing to the others, and nothing to the machine.
+    export XDG_STATE_HOME=$WORK/state
     cd "$WORK" || exit 1
 }
 
@@ -201,7 +203,7 @@ need_user() {
 # as_user COMMAND...: as an ordinary user, without any of root's groups and rights.
 as_user() {
     setpriv --reuid "$TEST_USER" --regid "$TEST_USER" --init-groups --inh-caps=-all \
-        env -u XDG_RUNTIME_DIR HOME="$(getent passwd "$TEST_USER" | cut -d: -f6)" "$@"
+        env -u XDG_RUNTIME_DIR -u XDG_STATE_HOME HOME="$(getent passwd "$TEST_USER" | cut -d: -f6)" "$@"
 }
 
 # Largest resident memory of a process so far, in MiB.

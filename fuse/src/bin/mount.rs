@@ -7,11 +7,11 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use lockbox::archive::Archive;
-use lockbox_fuse::exit::{Failure, USAGE};
+use lockbox_fuse::exit::{Failure, OTHER, USAGE};
 use lockbox_fuse::journal::{self, Target};
 use lockbox_fuse::options::Options;
 use lockbox_fuse::session::{self, Task};
-use lockbox_fuse::{daemon, passphrase};
+use lockbox_fuse::{daemon, passphrase, unmounter};
 
 /// Mount a lockbox archive
 ///
@@ -30,6 +30,9 @@ struct Arguments {
     /// Stay in the foreground and log to standard error
     #[arg(long)]
     foreground: bool,
+    /// Run the daemon without a sandbox, as sandbox=off
+    #[arg(long)]
+    no_sandbox: bool,
     /// Log more
     #[arg(short, long)]
     verbose: bool,
@@ -57,18 +60,26 @@ Options:
   passfile_any                 Accept a passfile that others may read
   stop_timeout=SECONDS         How long a busy mount is served after the order
                                to stop (default 60)
+  accept-older, accept-fork    Go on with a copy that is older than what this
+                               user saw of the archive, or was written apart
+  sandbox=on|off               Whether the daemon gives up the files that it does
+                               not need (default on)
   log=FILE                     Log there instead of to the system log
   foreground                   As --foreground
   suid, dev, exec, nosuid, nodev, noexec, noatime
                                As in mount(8); default nosuid,nodev
 Exit codes:
   0 mounted, 1 usage, 2 other error, 10 wrong passphrase, 11 not an archive or
-  too new, 12 damaged, 13 in use, 14 no space, 15 mounting failed";
+  too new, 12 damaged, 13 in use, 14 no space, 15 mounting failed,
+  16 older copy or copies written apart";
 
 fn main() -> ExitCode {
     daemon::harden();
     if std::env::args_os().nth(1).is_some_and(|first| first == daemon::ARGUMENT) {
         return finish(daemon::run(), false);
+    }
+    if std::env::args_os().nth(1).is_some_and(|first| first == unmounter::ARGUMENT) {
+        return if unmounter::run().is_ok() { ExitCode::SUCCESS } else { ExitCode::from(OTHER) };
     }
     let arguments = match Arguments::try_parse() {
         Ok(arguments) => arguments,
@@ -95,6 +106,7 @@ fn finish(result: Result<(), Failure>, speak: bool) -> ExitCode {
 fn mount(arguments: &Arguments) -> Result<(), Failure> {
     let mut options = Options::parse(&arguments.options)?;
     options.foreground |= arguments.foreground;
+    options.sandbox &= !arguments.no_sandbox;
     options.log = options.log.map(std::path::absolute).transpose().map_err(|e| Failure::usage(format!("log=: {e}")))?;
     if arguments.fake {
         return Ok(());

@@ -14,11 +14,12 @@ pub(crate) const DAMAGED: u8 = 12;
 pub(crate) const IN_USE: u8 = 13;
 pub(crate) const NO_SPACE: u8 = 14;
 pub(crate) const MOUNT_FAILED: u8 = 15;
+pub(crate) const OLDER: u8 = 16;
 
 /// Shown under the list of commands.
 pub(crate) const HELP: &str = "\
 Exit codes: 0 success, 1 usage, 2 other error, 10 wrong password, 11 not an archive or unsupported version, \
-12 damaged, 13 in use, 14 no space, 15 mount failed";
+12 damaged, 13 in use, 14 no space, 15 mount failed, 16 older copy or copies written apart";
 
 pub(crate) fn code(error: &Error) -> u8 {
     match error {
@@ -27,6 +28,7 @@ pub(crate) fn code(error: &Error) -> u8 {
         Error::Damaged(_) => DAMAGED,
         Error::InUse(_) => IN_USE,
         Error::NoSpace(_) => NO_SPACE,
+        Error::Older(_) | Error::Forked(_) => OLDER,
         _ => OTHER,
     }
 }

@@ -16,6 +16,7 @@ mod passwd;
 mod progress;
 mod runtime;
 mod secrets;
+mod seen;
 mod umount;
 
 use std::process::ExitCode;

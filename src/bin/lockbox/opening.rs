@@ -10,6 +10,7 @@ use crate::exit::{self, Failure, shown};
 use crate::output;
 use crate::runtime;
 use crate::secrets::{LimitArgs, SecretArgs};
+use crate::seen::SeenArgs;
 
 /// The archive and what opens it
 #[derive(clap::Args)]
@@ -20,6 +21,8 @@ pub(crate) struct ArchiveArgs {
     secret: SecretArgs,
     #[command(flatten)]
     limit: LimitArgs,
+    #[command(flatten)]
+    seen: SeenArgs,
 }
 
 impl ArchiveArgs {
@@ -37,8 +40,8 @@ impl ArchiveArgs {
         probe(path, if read_only { LockMode::Shared } else { LockMode::Exclusive })?;
         let passphrase = self.secret.existing(path)?;
         let key = Archive::unlock_within(path, &passphrase, &self.limit.limits()).map_err(failed)?;
-        let archive =
-            Archive::open(path, &key, &OpenOptions { read_only, ..OpenOptions::default() }).map_err(failed)?;
+        let options = OpenOptions { read_only, ..OpenOptions::default() };
+        let archive = Archive::open_seen(path, &key, &options, &self.seen.options()).map_err(failed)?;
         if let Some(fallback) = archive.info().map_err(failed)?.fallback {
             output::complain(&format!("{}: {fallback}", shown(path)));
         }

@@ -10,6 +10,7 @@ use crate::kdf::KdfArgs;
 use crate::opening;
 use crate::output::Output;
 use crate::secrets::{LimitArgs, SecretArgs};
+use crate::seen::SeenArgs;
 
 /// Change the passphrase of an archive that is not mounted
 #[derive(clap::Args)]
@@ -24,6 +25,8 @@ pub(crate) struct Args {
     #[command(flatten)]
     limit: LimitArgs,
     #[command(flatten)]
+    seen: SeenArgs,
+    #[command(flatten)]
     kdf: KdfArgs,
 }
 
@@ -33,7 +36,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     opening::probe(path, LockMode::Exclusive)?;
     let (old, new) = args.secret.both(args.new_passfile.as_deref(), path)?;
     let kdf = args.kdf.cost()?;
-    Archive::change_passphrase_within(path, &old, &new, kdf, &args.limit.limits()).map_err(failed)?;
+    let seen = args.seen.options();
+    Archive::change_passphrase_within(path, &old, &new, kdf, &args.limit.limits(), &seen).map_err(failed)?;
     let mut out = Output::new();
     out.line("The passphrase is changed. Older copies of the archive still open with the old one.")?;
     out.finish()
