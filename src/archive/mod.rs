@@ -10,6 +10,8 @@ mod listing;
 mod open;
 mod passphrase;
 mod path;
+mod rescue;
+mod scan;
 mod slots;
 mod stage;
 #[cfg(test)]
@@ -21,6 +23,7 @@ pub use host::{device_number, split_device_number};
 pub use import::{ImportOptions, ImportReport};
 pub use listing::{Entries, Entry};
 pub use path::{display, resolve};
+pub use rescue::{PARTIAL, RescueOptions, RescueProgress, RescueReport, RescueState, Rescued, UNNAMED};
 
 use std::fmt;
 use std::sync::Arc;

@@ -14,6 +14,7 @@ mod opening;
 mod output;
 mod passwd;
 mod progress;
+mod rescue;
 mod runtime;
 mod secrets;
 mod umount;
@@ -43,6 +44,7 @@ enum Command {
     Cat(cat::Args),
     Info(info::Args),
     Check(check::Args),
+    Rescue(rescue::Args),
     Passwd(passwd::Args),
 }
 
@@ -77,6 +79,7 @@ fn run(command: &Command) -> Result<(), Failure> {
         Command::Cat(args) => cat::run(args),
         Command::Info(args) => info::run(args),
         Command::Check(args) => check::run(args),
+        Command::Rescue(args) => rescue::run(args),
         Command::Passwd(args) => passwd::run(args),
     }
 }
