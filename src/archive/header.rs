@@ -119,6 +119,14 @@ impl Header {
         Ok(())
     }
 
+    /// Writes both copies, as they are, into another file of the same archive.
+    pub(super) fn write_to(&self, storage: &dyn Storage, volume_key: &SecretKey) -> Result<()> {
+        for copy in 0..2 {
+            write_copy(storage, self.framing(), &self.slots(), copy, volume_key)?;
+        }
+        Ok(())
+    }
+
     /// Replaces one slot in both copies, one after the other. Both copies must be whole (see [`Header::repair`]).
     pub(super) fn replace_slot(
         &self,

@@ -1,6 +1,7 @@
 //! The facade: create, open, check, change keys, import and extract; what programs use.
 
 mod check;
+mod compact;
 mod create;
 mod extract;
 mod header;
@@ -18,6 +19,7 @@ mod stage;
 mod tests;
 
 pub use check::CheckReport;
+pub use compact::{CompactOptions, CompactReport, CompactStep};
 pub use extract::{ExtractOptions, ExtractReport};
 pub use host::{device_number, split_device_number};
 pub use import::{ImportOptions, ImportReport};

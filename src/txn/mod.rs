@@ -23,6 +23,7 @@ mod snapshots;
 mod state;
 #[cfg(test)]
 mod tests;
+mod transfer;
 mod upkeep;
 mod volume;
 

@@ -39,6 +39,14 @@ impl ArchiveArgs {
         Archive::unlock_damaged(path, &passphrase, &self.limit.limits()).map_err(|error| failure(path, error))
     }
 
+    /// The key of an archive that nobody else has open.
+    pub(crate) fn unlock_alone(&self) -> Result<UnlockedKey, Failure> {
+        let path = &self.archive;
+        probe(path, LockMode::Exclusive)?;
+        let passphrase = self.secret.existing(path)?;
+        Archive::unlock_within(path, &passphrase, &self.limit.limits()).map_err(|error| failure(path, error))
+    }
+
     fn open(&self, read_only: bool) -> Result<Archive, Failure> {
         let path = &self.archive;
         let failed = |error| failure(path, error);
