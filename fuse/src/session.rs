@@ -268,6 +268,14 @@ fn respond(task: &Task, slot: &Slot, events: &Mutex<Sender<Event>>, request: &Re
                 Some(Err(error)) => Response::Failed { message: error.to_string() },
             }
         }
+        Request::Purge => {
+            let fs = slot.lock().as_ref().map(|archive| Arc::clone(archive.file_system()));
+            match fs.map(|fs| fs.purge()) {
+                Some(Ok(())) => Response::Done,
+                Some(Err(error)) => Response::Failed { message: error.to_string() },
+                None => Response::Failed { message: "the archive is being closed".into() },
+            }
+        }
         Request::Stop { lazy } => {
             let (answer, answered) = mpsc::channel();
             let _ = events.lock().send(Event::Stop { lazy: *lazy, answer });

@@ -324,7 +324,7 @@ impl<'a> Extract<'a> {
     }
 }
 
-fn write_all(host: impl AsFd, mut data: &[u8], mut offset: u64) -> Result<()> {
+pub(super) fn write_all(host: impl AsFd, mut data: &[u8], mut offset: u64) -> Result<()> {
     while !data.is_empty() {
         match rustix::io::pwrite(&host, data, offset) {
             Ok(0) => return Err(Error::io("cannot write", std::io::ErrorKind::WriteZero.into())),

@@ -56,6 +56,22 @@ impl Header {
         Ok(Header { parsed, stale, settled })
     }
 
+    /// Every copy that is whole in itself, the newer first, however short the file is; for rescue.
+    ///
+    /// # Errors
+    /// As [`Header::read`], when there is none.
+    pub(super) fn salvage(storage: &dyn Storage) -> Result<Vec<Header>> {
+        let length = storage.len()?;
+        let copies = match [read_copy(storage, length, 0), read_copy(storage, length, 1)] {
+            [Err(first), Err(second)] => return Err(graver(first, second)),
+            copies => copies,
+        };
+        let mut whole: Vec<Header> =
+            copies.into_iter().flatten().map(|parsed| Header { parsed, stale: [true; 2] }).collect();
+        whole.sort_by_key(|header| std::cmp::Reverse(header.framing().sequence));
+        Ok(whole)
+    }
+
     /// This program knows no feature bits: whatever a newer one put there for writers or keepers of headers it cannot keep.
     pub(super) fn check_writable(&self) -> Result<()> {
         match self.parsed.read_only_features() | self.parsed.compatible_features() {
@@ -81,13 +97,20 @@ impl Header {
 
     /// H2: checks the commitment and the MAC.
     pub(super) fn authenticate(&self, volume_key: &SecretKey) -> Result<()> {
+        self.check_commitment(volume_key)?;
         let framing = self.framing();
-        if !equal(&commitment(volume_key, &framing.archive), &framing.commitment) {
-            return Err(Error::damaged("the header does not belong to this volume key"));
-        }
         let mac = mac(volume_key, &framing.archive, &self.parsed.bytes);
         if !equal(&mac, &framing.mac) {
             return Err(Error::damaged(format!("header failed authentication: copy={}", framing.copy)));
+        }
+        Ok(())
+    }
+
+    /// Whether this is the key of the archive, however the rest of the header was altered.
+    pub(super) fn check_commitment(&self, volume_key: &SecretKey) -> Result<()> {
+        let framing = self.framing();
+        if !equal(&commitment(volume_key, &framing.archive), &framing.commitment) {
+            return Err(Error::damaged("the header does not belong to this volume key"));
         }
         Ok(())
     }
@@ -102,6 +125,14 @@ impl Header {
             }
         }
         self.settled = self.parsed.framing.sequence;
+        Ok(())
+    }
+
+    /// Writes both copies, as they are, into another file of the same archive.
+    pub(super) fn write_to(&self, storage: &dyn Storage, volume_key: &SecretKey) -> Result<()> {
+        for copy in 0..2 {
+            write_copy(storage, self.framing(), &self.slots(), copy, volume_key)?;
+        }
         Ok(())
     }
 

@@ -80,6 +80,15 @@ pub(super) fn extract_xattrs(fs: &FileSystem, ino: Ino, file: impl AsFd) -> Resu
     Ok(())
 }
 
+/// Gives an open host file those of the attributes that are copied at all.
+pub(super) fn put_xattrs(file: impl AsFd, xattrs: &[(Vec<u8>, Vec<u8>)]) -> Result<()> {
+    for (name, value) in xattrs.iter().filter(|(name, _)| name.starts_with(XATTR_PREFIX)) {
+        rustix::fs::fsetxattr(&file, &name[..], value, XattrFlags::empty())
+            .map_err(host_error("cannot set an extended attribute"))?;
+    }
+    Ok(())
+}
+
 /// Owner, mode and times of an open host file, in the order in which none undoes another.
 pub(super) fn apply(file: impl AsFd, attributes: &Attributes) -> Result<()> {
     let owned = is_root();

@@ -1,6 +1,7 @@
 //! The facade: create, open, check, change keys, import and extract; what programs use.
 
 mod check;
+mod compact;
 mod create;
 mod extract;
 mod header;
@@ -11,18 +12,22 @@ mod open;
 mod passphrase;
 mod path;
 mod seen;
+mod rescue;
+mod scan;
 mod slots;
 mod stage;
 #[cfg(test)]
 mod tests;
 
 pub use check::CheckReport;
+pub use compact::{CompactOptions, CompactReport, CompactStep};
 pub use extract::{ExtractOptions, ExtractReport};
 pub use host::{device_number, split_device_number};
 pub use import::{ImportOptions, ImportReport};
 pub use listing::{Entries, Entry};
 pub use path::{display, resolve};
 pub use seen::{SeenOptions, Witness, state_directory};
+pub use rescue::{PARTIAL, RescueOptions, RescueProgress, RescueReport, RescueState, Rescued, UNNAMED};
 
 use std::fmt;
 use std::sync::Arc;

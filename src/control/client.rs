@@ -18,7 +18,7 @@ const STATUS_TIMEOUT: Duration = Duration::from_secs(5);
 pub fn ask(socket: &Path, request: &Request) -> Result<Response> {
     let at = |what: &str| format!("{what} control socket: path={}", socket.display());
     let mut stream = UnixStream::connect(socket).map_err(|e| Error::io(at("connect to"), e))?;
-    // Stop and Sync last as long as the flush that they wait for.
+    // Stop, Sync and Purge last as long as the work that they wait for.
     if matches!(request, Request::Status) {
         stream.set_read_timeout(Some(STATUS_TIMEOUT)).map_err(|e| Error::io(at("set up"), e))?;
     }

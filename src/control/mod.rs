@@ -1,4 +1,4 @@
-//! Messages of the daemon's control socket (status, sync, stop), its server and its client.
+//! Messages of the daemon's control socket (status, sync, purge, stop), its server and its client.
 //!
 //! One connection carries one request and one answer, each a line of JSON. The socket lies in a directory of mode 0700
 //! that belongs to the daemon's user, so only that user and root reach it.
@@ -29,6 +29,8 @@ pub enum Request {
     },
     /// Commit now; answered when durable.
     Sync,
+    /// Commit, then erase everything that is free; answered when done.
+    Purge,
 }
 
 /// What the daemon answers.

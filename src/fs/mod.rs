@@ -92,6 +92,18 @@ impl FileSystem {
         reclaimed.map(drop)
     }
 
+    /// Makes everything durable, reclaims what is unlinked and erases all free space, without waiting for its age. What is deleted while it
+    /// runs may be erased only later.
+    ///
+    /// # Errors
+    /// `ReadOnly`, `NoSpace`, `Latched`.
+    pub fn purge(&self) -> Result<()> {
+        while self.reclaim_step()? {}
+        self.volume.commit()?;
+        self.staging.sweep(&self.volume)?;
+        self.volume.erase_all()
+    }
+
     /// One background step: reclaim of orphans and trims, then [`Volume::maintain`]. Returns whether work is left.
     pub fn maintain(&self) -> Result<bool> {
         if self.volume.read_only() {

@@ -164,14 +164,14 @@ impl Volume {
         self.space.lock().install(number, base.as_deref(), &**self.pager.storage())
     }
 
-    fn allocate(&self, blocks: u64, reservation: &mut Reservation) -> Option<Run> {
+    pub(super) fn allocate(&self, blocks: u64, reservation: &mut Reservation) -> Option<Run> {
         let quads = blocks.div_ceil(4).min(reservation.quads);
         let run = self.space.lock().allocate(blocks, quads)?;
         reservation.quads -= quads;
         Some(run)
     }
 
-    fn seal_and_write(&self, page: &PlainPage<'_>, run: Run) -> Result<Pointer> {
+    pub(super) fn seal_and_write(&self, page: &PlainPage<'_>, run: Run) -> Result<Pointer> {
         let generation = Generation(self.open_generation.load(Ordering::Acquire));
         let written = self.pager.seal(page, run, generation).and_then(|sealed| {
             self.pager.write_page(&sealed)?;

@@ -24,6 +24,7 @@ mod snapshots;
 mod state;
 #[cfg(test)]
 mod tests;
+mod transfer;
 mod upkeep;
 mod volume;
 

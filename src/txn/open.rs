@@ -46,15 +46,7 @@ impl Volume {
         environment: Arc<dyn Environment>,
         header_sequence: u64,
     ) -> Result<Arc<Volume>> {
-        let pager = Arc::new(Pager::new(storage, cipher, CREATE_MEMORY as usize / 4));
-        let mut length = pager.storage().len()?;
-        if length < MIN_BLOCKS * BLOCK {
-            length = MIN_BLOCKS * BLOCK;
-            pager.storage().set_len(length)?;
-        }
-        for slot in 0..RING_SLOTS {
-            pager.scrub_slot(slot, &*environment)?;
-        }
+        let length = storage.len()?.max(MIN_BLOCKS * BLOCK);
         let record = CommitRecord {
             next_ino: 1,
             next_dead: 1,
@@ -62,9 +54,28 @@ impl Volume {
             total_blocks: length / BLOCK,
             ..CommitRecord::default()
         };
+        Volume::begin(storage, cipher, environment, header_sequence, record, Generation(1))
+    }
+
+    /// An empty volume with the counters of `record`, whose first commit will be `next_generation`.
+    pub(super) fn begin(
+        storage: Arc<dyn Storage>,
+        cipher: PageCipher,
+        environment: Arc<dyn Environment>,
+        header_sequence: u64,
+        record: CommitRecord,
+        next_generation: Generation,
+    ) -> Result<Arc<Volume>> {
+        let pager = Arc::new(Pager::new(storage, cipher, CREATE_MEMORY as usize / 4));
+        if pager.storage().len()? < record.total_blocks * BLOCK {
+            pager.storage().set_len(record.total_blocks * BLOCK)?;
+        }
+        for slot in 0..RING_SLOTS {
+            pager.scrub_slot(slot, &*environment)?;
+        }
         let start = Start {
-            space: SpaceMap::new(length / BLOCK, 0, false),
-            next_generation: Generation(1),
+            space: SpaceMap::new(record.total_blocks, 0, false),
+            next_generation,
             record,
             fallback: None,
             read_only: false,

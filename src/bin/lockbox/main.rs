@@ -3,6 +3,7 @@
 mod add;
 mod cat;
 mod check;
+mod compact;
 mod create;
 mod exit;
 mod extract;
@@ -14,6 +15,8 @@ mod opening;
 mod output;
 mod passwd;
 mod progress;
+mod purge;
+mod rescue;
 mod runtime;
 mod secrets;
 mod seen;
@@ -44,6 +47,9 @@ enum Command {
     Cat(cat::Args),
     Info(info::Args),
     Check(check::Args),
+    Rescue(rescue::Args),
+    Compact(compact::Args),
+    Purge(purge::Args),
     Passwd(passwd::Args),
 }
 
@@ -78,6 +84,9 @@ fn run(command: &Command) -> Result<(), Failure> {
         Command::Cat(args) => cat::run(args),
         Command::Info(args) => info::run(args),
         Command::Check(args) => check::run(args),
+        Command::Rescue(args) => rescue::run(args),
+        Command::Compact(args) => compact::run(args),
+        Command::Purge(args) => purge::run(args),
         Command::Passwd(args) => passwd::run(args),
     }
 }

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use lockbox::Error;
-use lockbox::archive::{Archive, OpenOptions};
+use lockbox::archive::{Archive, OpenOptions, UnlockedKey};
 use lockbox::storage::{FileStorage, LockMode};
 
 use crate::exit::{self, Failure, shown};
@@ -32,6 +32,22 @@ impl ArchiveArgs {
 
     pub(crate) fn write(&self) -> Result<Archive, Failure> {
         self.open(false)
+    }
+
+    /// The key of an archive that may not open as a whole any more.
+    pub(crate) fn unlock_damaged(&self) -> Result<UnlockedKey, Failure> {
+        let path = &self.archive;
+        FileStorage::open(path, LockMode::Shared).map(drop).map_err(|error| failure(path, error))?;
+        let passphrase = self.secret.existing(path)?;
+        Archive::unlock_damaged(path, &passphrase, &self.limit.limits()).map_err(|error| failure(path, error))
+    }
+
+    /// The key of an archive that nobody else has open.
+    pub(crate) fn unlock_alone(&self) -> Result<UnlockedKey, Failure> {
+        let path = &self.archive;
+        probe(path, LockMode::Exclusive)?;
+        let passphrase = self.secret.existing(path)?;
+        Archive::unlock_within(path, &passphrase, &self.limit.limits()).map_err(|error| failure(path, error))
     }
 
     fn open(&self, read_only: bool) -> Result<Archive, Failure> {

@@ -20,6 +20,11 @@ impl Bar {
         Bar::new("{wide_bar} {percent:>3} %")
     }
 
+    /// For a scan with a known end, then copies.
+    pub(crate) fn rescuing() -> Bar {
+        Bar::new("{bar:20} {percent:>3} % {wide_msg}")
+    }
+
     fn new(template: &str) -> Bar {
         if !io::stderr().is_terminal() {
             return Bar(None);

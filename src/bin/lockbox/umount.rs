@@ -37,7 +37,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     }
 }
 
-fn find(canonical: &Path, given: &Path) -> Result<Option<(PathBuf, Status)>, Failure> {
+/// The daemon that serves the mount point or archive of this name.
+pub(crate) fn find(canonical: &Path, given: &Path) -> Result<Option<(PathBuf, Status)>, Failure> {
     let Some(runtime) = runtime::directory() else { return Ok(None) };
     let running = control::running(&runtime)?;
     let by_point = running.iter().find(|(_, status)| Path::new(&status.mount_point) == canonical);

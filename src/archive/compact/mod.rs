@@ -1,0 +1,156 @@
+//! Rewrites an archive into a new file without free space, and puts that in its place.
+//!
+//! # Order
+//! C1  The old file is locked for writing and opened for reading: nothing in it changes before its name goes to the new one.
+//! C2  The new file lies beside it, is locked, and holds the header with its key slots, then the content, then a closed record.
+//! C3  It is verified from the medium: every page, count and entry by itself, then record by record and byte by byte against the old one.
+//! C4  Owner, mode and extended attributes, fsync, rename, fsync of the directory. So a crash leaves the old or the new archive under the name,
+//!     and at most an unfinished file beside it, which the next run removes.
+
+mod copy;
+mod pages;
+mod records;
+mod replace;
+
+use std::path::Path;
+use std::sync::Arc;
+
+use super::create::name_key;
+use super::header::Header;
+use super::{Archive, OpenOptions, UnlockedKey};
+use crate::env::SystemEnvironment;
+use crate::error::{Error, Result};
+use crate::format::{BLOCK, MIN_BLOCKS};
+use crate::frame::PageCipher;
+use crate::fs::FileSystem;
+use crate::storage::{FileStorage, LockMode, Storage};
+use crate::txn::{self, Volume};
+
+/// How to compact.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct CompactOptions {
+    /// Only estimate.
+    pub dry_run: bool,
+    /// Go on when the file has several names: the others keep the old file.
+    pub break_links: bool,
+}
+
+/// How far it is; bytes of file data, of about `total`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CompactStep {
+    Created,
+    Copying { done: u64, total: u64 },
+    Copied,
+    Verifying { done: u64, total: u64 },
+    Verified,
+    /// From here on only the rename is left.
+    Prepared,
+    Replaced,
+}
+
+/// Sizes on the host in bytes: length of the file, and what it takes on the disk.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CompactReport {
+    pub length_before: u64,
+    pub disk_before: u64,
+    /// After a dry run both are what the pages in use take, which is a little more than they would after compaction.
+    pub length_after: u64,
+    pub disk_after: u64,
+}
+
+impl Archive {
+    /// Rewrites the archive at `path` (links are followed). `step` is told how far it is; when it fails, everything is left as it was.
+    ///
+    /// # Errors
+    /// `InUse` while it is open elsewhere, `Invalid` for a file with several names, `Unsupported` when there are snapshots, `Damaged` when a page
+    /// does not open, `NoSpace`.
+    pub fn compact(
+        path: &Path,
+        key: &UnlockedKey,
+        options: &CompactOptions,
+        step: &mut dyn FnMut(CompactStep) -> Result<()>,
+    ) -> Result<CompactReport> {
+        let real = std::fs::canonicalize(path).map_err(|e| Error::io(format!("cannot find {}", path.display()), e))?;
+        let storage = Arc::new(FileStorage::open(&real, LockMode::Exclusive)?);
+        replace::check_names(&real, options.break_links)?;
+        let header = Header::read(&*storage)?;
+        if header.framing().archive != key.archive {
+            return Err(Error::damaged("another archive took the place of the one that was unlocked"));
+        }
+        header.authenticate(&key.volume_key)?;
+        header.check_writable()?;
+        let old = open(storage, key, header.framing().sequence)?;
+        refuse_snapshots(&old.volume)?;
+        let (length_before, disk_before) = replace::sizes(&real)?;
+        let used = (old.volume.durable().used_blocks + MIN_BLOCKS) * BLOCK;
+        if options.dry_run {
+            return Ok(CompactReport { length_before, disk_before, length_after: used, disk_after: used });
+        }
+        replace::remove_leftovers(&real);
+        let beside = replace::Beside::new(&real, &SystemEnvironment)?;
+        step(CompactStep::Created)?;
+        header.write_to(beside.storage(), &key.volume_key)?;
+        let total = used;
+        fill(&old, beside.shared(), key, &mut |done| step(CompactStep::Copying { done, total }))?;
+        step(CompactStep::Copied)?;
+        verify(&old, beside.shared(), key, &mut |done| step(CompactStep::Verifying { done, total }))?;
+        step(CompactStep::Verified)?;
+        beside.take_after(&real)?;
+        step(CompactStep::Prepared)?;
+        beside.replace(&real)?;
+        let (length_after, disk_after) = replace::sizes(&real)?;
+        // It is done: nobody can stop it any more.
+        let _ = step(CompactStep::Replaced);
+        Ok(CompactReport { length_before, disk_before, length_after, disk_after })
+    }
+}
+
+/// C1: reads only, whatever the lock.
+fn open(storage: Arc<FileStorage>, key: &UnlockedKey, header_sequence: u64) -> Result<Arc<FileSystem>> {
+    let options = OpenOptions { read_only: true, ..OpenOptions::default() };
+    let environment = Arc::new(SystemEnvironment);
+    let cipher = PageCipher::new(&key.volume_key, key.archive, environment.clone());
+    let volume_options = txn::OpenOptions { read_only: true, memory: options.memory / 2 };
+    let volume = Volume::open(storage, cipher, environment.clone(), header_sequence, &volume_options)?;
+    FileSystem::new(volume, environment, name_key(&key.volume_key, &key.archive), options.file_system_options())
+}
+
+/// Their trees share pages with the live one in ways that only the references of this file describe.
+fn refuse_snapshots(volume: &Volume) -> Result<()> {
+    let snapshots = volume.snapshots()?;
+    if snapshots.is_empty() {
+        return Ok(());
+    }
+    let names: Vec<String> = snapshots
+        .iter()
+        .map(|(id, snapshot)| match &snapshot.name[..] {
+            b"" => format!("number {id} (being removed)"),
+            name => super::display(name),
+        })
+        .collect();
+    Err(Error::Unsupported(format!("an archive with snapshots cannot be compacted; remove these first: {}", names.join(", "))))
+}
+
+fn fill(old: &FileSystem, storage: Arc<FileStorage>, key: &UnlockedKey, watch: &mut copy::Watch<'_>) -> Result<()> {
+    let environment = Arc::new(SystemEnvironment);
+    let cipher = PageCipher::new(&key.volume_key, key.archive, environment.clone());
+    let state = old.volume.state();
+    let inodes = records::Records::new(&old.volume, &state)?.inodes();
+    let new = Volume::continue_from(&old.volume, storage, cipher, environment, inodes)?;
+    copy::copy(&old.volume, &state, &new, watch)
+}
+
+/// C3
+fn verify(old: &FileSystem, storage: Arc<FileStorage>, key: &UnlockedKey, watch: &mut copy::Watch<'_>) -> Result<()> {
+    storage.barrier()?;
+    storage.evict(0, storage.len()?)?;
+    let header = Header::read(&*storage)?;
+    header.authenticate(&key.volume_key)?;
+    let new = open(storage, key, header.framing().sequence)?;
+    let mut findings = new.volume.check_space(true, &mut |_, _| {})?;
+    findings.extend(new.check_structure(false, &mut |_, _| {})?.1);
+    if let Some(finding) = findings.first() {
+        return Err(Error::damaged(format!("the new archive is not sound: {finding}")));
+    }
+    copy::compare(&old.volume, &new.volume, watch)
+}

@@ -1,0 +1,163 @@
+//! Carries pages of file data over: what no extent names is left behind, and what several name is written once.
+//!
+//! Memory: about 100 bytes for each page that several extents name.
+
+use std::collections::HashMap;
+use std::ops::Range;
+
+use crate::error::{Error, Result};
+use crate::format::page::{PackedItem, PageKind, decode_cell_table};
+use crate::format::values::Extent;
+use crate::format::{Ino, Pointer};
+use crate::frame::{self, OpenedPage, PlainPage};
+use crate::txn::Volume;
+
+/// Items of a page at most (specification 5.3).
+const MAX_ITEMS: usize = 4096;
+
+/// A page that several extents name.
+#[derive(Default)]
+struct Shared {
+    /// What they name of it, joined and ascending once the page is placed.
+    ranges: Vec<Range<u32>>,
+    extents: u32,
+    placed: Option<Pointer>,
+}
+
+/// Where an extent's bytes are in the new archive.
+pub(super) struct Placed {
+    pub(super) page: Pointer,
+    pub(super) start: u32,
+    /// The page is new, and so many extents will name it.
+    pub(super) adopt: Option<u32>,
+}
+
+/// Pages of the old archive and their copies.
+pub(super) struct Pages<'a> {
+    from: &'a Volume,
+    to: &'a Volume,
+    shared: HashMap<u64, Shared>,
+}
+
+impl<'a> Pages<'a> {
+    pub(super) fn new(from: &'a Volume, to: &'a Volume) -> Pages<'a> {
+        Pages { from, to, shared: HashMap::new() }
+    }
+
+    /// To be called with every extent that is kept before the first is placed.
+    pub(super) fn announce(&mut self, extent: &Extent) -> Result<()> {
+        if self.from.count_of_page(&extent.page)? > 1 {
+            let shared = self.shared.entry(extent.page.run.address).or_default();
+            shared.extents += 1;
+            shared.ranges.push(extent.start..extent.start + extent.length);
+            if shared.ranges.len() > 64 {
+                join(&mut shared.ranges);
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes the page of `extent`, if it is not there already.
+    pub(super) fn place(&mut self, ino: Ino, offset: u64, extent: &Extent) -> Result<Placed> {
+        let address = extent.page.run.address;
+        let Some(shared) = self.shared.get_mut(&address) else {
+            let ranges = [extent.start..extent.start + extent.length];
+            let page = self.copy(ino, offset, extent, &ranges)?;
+            return Ok(Placed { page, start: 0, adopt: Some(1) });
+        };
+        if let Some(page) = shared.placed {
+            return Ok(Placed { page, start: moved(&shared.ranges, extent.start), adopt: None });
+        }
+        join(&mut shared.ranges);
+        let (ranges, extents) = (shared.ranges.clone(), shared.extents);
+        let page = self.copy(ino, offset, extent, &ranges)?;
+        if let Some(shared) = self.shared.get_mut(&address) {
+            shared.placed = Some(page);
+        }
+        Ok(Placed { page, start: moved(&ranges, extent.start), adopt: Some(extents) })
+    }
+
+    fn copy(&self, ino: Ino, offset: u64, extent: &Extent, ranges: &[Range<u32>]) -> Result<Pointer> {
+        let opened = self.from.pager().open_page(&extent.page)?;
+        if !matches!(opened.prologue.kind, PageKind::Data | PageKind::Packed) {
+            return Err(Error::damaged(format!("page of another kind: block={}", extent.page.run.address)));
+        }
+        self.to.write_framed(&reframed(opened, ranges, (ino, offset))?)
+    }
+}
+
+/// The page as it is when all of it is named, else one of the ranges alone.
+fn reframed(opened: OpenedPage, ranges: &[Range<u32>], (ino, offset): (Ino, u64)) -> Result<PlainPage> {
+    let prologue = opened.prologue;
+    let table = decode_cell_table(opened.body(), prologue.plain_length)?;
+    if ranges.last().is_none_or(|last| last.end > prologue.plain_length) {
+        return Err(Error::damaged("an extent reaches beyond its page"));
+    }
+    let mut items = Vec::new();
+    let mut at = 0;
+    for range in ranges {
+        for item in &table.items {
+            let (from, to) = (item.start.max(range.start), (item.start + item.length).min(range.end));
+            if from < to {
+                let offset = item.offset + u64::from(from - item.start);
+                items.push(PackedItem { ino: item.ino, offset, start: at + from - range.start, length: to - from });
+            }
+        }
+        if prologue.kind == PageKind::Data {
+            let offset = prologue.position + u64::from(range.start);
+            items.push(PackedItem { ino: Ino(prologue.owner), offset, start: at, length: range.len() as u32 });
+        }
+        at += range.len() as u32;
+    }
+    let whole = ranges.len() == 1 && ranges[0] == (0..prologue.plain_length);
+    if whole {
+        return Ok(PlainPage {
+            kind: prologue.kind,
+            compressed: false,
+            plain_length: prologue.plain_length,
+            owner: prologue.owner,
+            position: prologue.position,
+            body: opened.into_body(),
+        });
+    }
+    let mut plain = Vec::with_capacity(prologue.plain_length as usize);
+    for cell in 0..table.cells.len() {
+        plain.extend(frame::read_cell(opened.body(), &table, cell)?);
+    }
+    let data: Vec<u8> = ranges.iter().flat_map(|r| &plain[r.start as usize..r.end as usize]).copied().collect();
+    let compress = table.cells.iter().any(|cell| !cell.raw);
+    if prologue.kind == PageKind::Data && ranges.len() == 1 {
+        return Ok(frame::data_page(prologue.owner, items[0].offset, &data, compress));
+    }
+    if items.is_empty() {
+        return Ok(frame::data_page(ino.0, offset, &data, compress));
+    }
+    // They serve rescue alone; extents do not need them.
+    items.truncate(MAX_ITEMS);
+    Ok(frame::packed_page(&data, &items, compress))
+}
+
+/// Sorts and joins what overlaps or touches.
+fn join(ranges: &mut Vec<Range<u32>>) {
+    ranges.sort_unstable_by_key(|range| range.start);
+    let mut joined: Vec<Range<u32>> = Vec::with_capacity(ranges.len());
+    for range in ranges.drain(..) {
+        match joined.last_mut() {
+            Some(last) if last.end >= range.start => last.end = last.end.max(range.end),
+            _ => joined.push(range),
+        }
+    }
+    *ranges = joined;
+}
+
+/// Where byte `start` of the old page lies in one made of `ranges`.
+fn moved(ranges: &[Range<u32>], start: u32) -> u32 {
+    let mut at = 0;
+    for range in ranges {
+        if range.contains(&start) {
+            return at + start - range.start;
+        }
+        at += range.len() as u32;
+    }
+    start
+}

@@ -1,0 +1,172 @@
+//! Rescues what is whole from a damaged archive: without commit records and roots, with either header copy, never writing to it.
+//!
+//! A file is whole as of generation g when leaves that were in the tree together at g (`index`) cover its keys without a gap and every page
+//! that its extents name opens with the tag named; the newest such g wins. Nothing of another generation is mixed in. A leaf that covers a
+//! file's keys without having any says that the file was deleted. Names come from the directories' own newest whole versions, and where a
+//! directory is not whole from what is left of it; what has no name left goes to `unnamed/INO`.
+
+mod index;
+mod object;
+mod walk;
+mod write;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use super::header::Header;
+use super::stage::Stage;
+use super::{Archive, Problem, UnlockLimits, UnlockedKey, slots};
+use crate::crypto::Passphrase;
+use crate::env::{Environment, SystemEnvironment};
+use crate::error::{Error, Result};
+use crate::format::{Generation, Ino};
+use crate::frame::PageCipher;
+use crate::pager::Pager;
+use crate::storage::{FileStorage, LockMode, Storage};
+
+/// Decompressed file data kept while pages are read.
+const CELL_CACHE: usize = 4 << 20;
+
+/// Where what has no name goes.
+pub const UNNAMED: &str = "unnamed";
+/// Where what is not whole goes.
+pub const PARTIAL: &str = "partial";
+
+/// How to rescue.
+#[derive(Clone, Debug)]
+pub struct RescueOptions {
+    /// Directory of the host that takes what is found; made when it is missing, refused when it is not empty.
+    pub to: PathBuf,
+    /// Also write what is left of files that are not whole.
+    pub partial: bool,
+}
+
+/// What became of one object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RescueState {
+    /// All of it, as of one generation, under its path.
+    Whole,
+    /// Something of it is left.
+    Partial,
+    /// Known by name or by pages that nothing describes any more.
+    Lost,
+}
+
+/// One object and what became of it.
+#[derive(Debug)]
+pub struct Rescued<'a> {
+    pub state: RescueState,
+    /// Below the target.
+    pub path: &'a [u8],
+    pub ino: Ino,
+    /// As of which commit; 0 when nothing is left.
+    pub generation: Generation,
+    /// A newer version is known to have existed, but is not whole.
+    pub older: bool,
+    /// Why it is not (or not the newest) whole.
+    pub reason: &'a str,
+}
+
+/// How far a rescue is.
+#[derive(Clone, Copy, Debug)]
+pub enum RescueProgress<'a> {
+    /// (bytes scanned, bytes of the archive)
+    Scanning(u64, u64),
+    Writing(super::Progress<'a>),
+}
+
+/// What was rescued.
+#[derive(Debug, Default)]
+pub struct RescueReport {
+    /// Authentic pages of any age.
+    pub pages: u64,
+    pub unreadable_blocks: u64,
+    /// The newest generation that any page is known to belong to.
+    pub newest: Generation,
+    pub files: u64,
+    pub directories: u64,
+    pub links: u64,
+    /// Symbolic links, FIFOs, sockets and devices.
+    pub others: u64,
+    pub bytes: u64,
+    /// Whole, but not the newest version.
+    pub older: u64,
+    pub partial: u64,
+    pub lost: u64,
+    pub unnamed: u64,
+    /// What could not be made or set on the host.
+    pub problems: Vec<Problem>,
+}
+
+impl RescueReport {
+    /// Whether every object that is known was rescued in its newest version.
+    pub fn complete(&self) -> bool {
+        self.partial + self.lost + self.older + self.unreadable_blocks == 0 && self.problems.is_empty()
+    }
+}
+
+impl Archive {
+    /// Like [`Archive::unlock_within`] for a file that may be truncated or whose newer header copy may be forged.
+    pub fn unlock_damaged(path: &Path, passphrase: &Passphrase, limits: &UnlockLimits) -> Result<UnlockedKey> {
+        let storage = FileStorage::open(path, LockMode::Shared)?;
+        let mut failed = None;
+        for header in Header::salvage(&storage)? {
+            let opened = slots::unlock(&header, passphrase, limits)
+                .and_then(|opened| header.check_commitment(&opened.secret.volume_key).map(|()| opened));
+            match opened {
+                Ok(opened) => {
+                    return Ok(UnlockedKey { archive: header.framing().archive, volume_key: opened.secret.volume_key });
+                }
+                Err(error) => failed = failed.or(Some(error)),
+            }
+        }
+        Err(failed.unwrap_or(Error::WrongKey))
+    }
+
+    /// Writes everything that is whole in the archive at `path` below `options.to`; `item` gets each object and what became of it.
+    ///
+    /// # Errors
+    /// `Invalid` for a target that is not empty, `InUse`, failures of the host that end everything. Damage is no error: it is reported.
+    pub fn rescue(
+        path: &Path,
+        key: &UnlockedKey,
+        options: &RescueOptions,
+        item: &mut dyn FnMut(&Rescued<'_>) -> Result<()>,
+        progress: &mut dyn FnMut(&RescueProgress<'_>),
+    ) -> Result<RescueReport> {
+        let storage = Arc::new(FileStorage::open(path, LockMode::Shared)?);
+        let environment = Arc::new(SystemEnvironment);
+        let cipher = PageCipher::new(&key.volume_key, key.archive, environment.clone());
+        rescue_from(storage, cipher, &*environment, options, item, progress)
+    }
+}
+
+/// [`Archive::rescue`] from any storage.
+pub(super) fn rescue_from(
+    storage: Arc<dyn Storage>,
+    cipher: PageCipher,
+    environment: &dyn Environment,
+    options: &RescueOptions,
+    item: &mut dyn FnMut(&Rescued<'_>) -> Result<()>,
+    progress: &mut dyn FnMut(&RescueProgress<'_>),
+) -> Result<RescueReport> {
+    refuse_content(&options.to)?;
+    let pager = Arc::new(Pager::new(storage, cipher, CELL_CACHE));
+    let index = index::LeafIndex::build(pager.clone(), &mut |done, total| {
+        progress(&RescueProgress::Scanning(done, total));
+    })?;
+    let stage = Stage::new(&options.to, environment)?;
+    walk::run(index, &pager, &stage, options.partial, item, progress)
+}
+
+/// The target is new or empty, so that nothing found can be mistaken for something rescued, or the other way round.
+fn refuse_content(to: &Path) -> Result<()> {
+    match std::fs::read_dir(to) {
+        Ok(mut entries) => match entries.next() {
+            None => Ok(()),
+            Some(_) => Err(Error::invalid(format!("{} is not empty: name a new directory", to.display()))),
+        },
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(Error::io(format!("cannot look into {}", to.display()), error)),
+    }
+}

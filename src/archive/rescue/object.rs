@@ -1,0 +1,190 @@
+//! Reads one inode out of a version of its leaves: attributes, extended attributes and content, each checked against the others.
+
+use std::collections::HashMap;
+
+use super::index::{LeafIndex, Version};
+use crate::error::{Error, Result};
+use crate::format::values::{Extent, InodeValue, NO_TRIM, XATTR_PIECE, decode_xattrs};
+use crate::format::{Ino, Key, MAX_OFFSET, kind};
+use crate::fs::{Attributes, mode};
+use crate::pager::Pager;
+
+/// An inode without its file data and entries.
+pub(super) struct Object {
+    pub(super) inode: InodeValue,
+    inline: Option<Vec<u8>>,
+    /// Names and values.
+    pub(super) xattrs: Vec<(Vec<u8>, Vec<u8>)>,
+    stand_in: bool,
+}
+
+/// A sector that the medium does not give back is as lost as one that it altered.
+pub(super) fn as_damage(error: Error) -> Error {
+    match error {
+        Error::Io { context, source } => Error::damaged(format!("{context}: {source}")),
+        error => error,
+    }
+}
+
+/// Takes bytes of a file at an offset.
+pub(super) type Sink<'a> = dyn FnMut(u64, &[u8]) -> Result<()> + 'a;
+
+impl Object {
+    /// None when this version says that the inode does not exist.
+    ///
+    /// # Errors
+    /// `Damaged` when its records do not agree.
+    pub(super) fn load(index: &mut LeafIndex, version: &Version, ino: Ino) -> Result<Option<Object>> {
+        let (mut inode, mut inline, mut entries) = (None, None, Vec::new());
+        let mut pieces: HashMap<u64, Vec<u8>> = HashMap::new();
+        let mut others = false;
+        for &leaf in &version.leaves {
+            let more = index.records(leaf, Key::new(ino.0, 0, 0), Key::new(ino.0 + 1, 0, 0), &mut |key, value| {
+                others = true;
+                match key.kind {
+                    kind::INODE => inode = Some(InodeValue::decode(value)?),
+                    kind::INLINE => inline = Some(value.to_vec()),
+                    kind::XATTR => entries.extend(decode_xattrs(value)?),
+                    kind::XATTR_PIECE => drop(pieces.insert(key.sub, value.to_vec())),
+                    _ => return Ok(false),
+                }
+                Ok(true)
+            })?;
+            if !more {
+                break;
+            }
+        }
+        let Some(inode) = inode else {
+            return if others { Err(Error::damaged("its inode record is missing")) } else { Ok(None) };
+        };
+        let mut xattrs = Vec::with_capacity(entries.len());
+        for entry in entries {
+            if entry.piece == 0 {
+                xattrs.push((entry.name, entry.value));
+                continue;
+            }
+            let mut value = Vec::with_capacity(entry.length as usize);
+            for number in 0..(entry.length as usize).div_ceil(XATTR_PIECE) as u64 {
+                value.extend(pieces.remove(&((u64::from(entry.piece) << 32) + number)).unwrap_or_default());
+            }
+            if value.len() != entry.length as usize {
+                return Err(Error::damaged("the value of an extended attribute is incomplete"));
+            }
+            xattrs.push((entry.name, value));
+        }
+        Ok(Some(Object { inode, inline, xattrs, stand_in: false }))
+    }
+
+    /// In place of an inode whose record is lost: `mode` is all that its name says of it.
+    pub(super) fn stand_in(mode: u32) -> Object {
+        let inode = InodeValue { mode, links: 1, size: MAX_OFFSET, trim: NO_TRIM, ..InodeValue::default() };
+        Object { inode, inline: None, xattrs: Vec::new(), stand_in: true }
+    }
+
+    pub(super) fn is_stand_in(&self) -> bool {
+        self.stand_in
+    }
+
+    pub(super) fn file_type(&self) -> u32 {
+        self.inode.mode & mode::TYPE
+    }
+
+    pub(super) fn is_directory(&self) -> bool {
+        self.file_type() == mode::DIRECTORY
+    }
+
+    /// No name is left: it was deleted.
+    pub(super) fn is_orphan(&self) -> bool {
+        self.inode.links == 0
+    }
+
+    pub(super) fn attributes(&self, ino: Ino) -> Attributes {
+        let inode = &self.inode;
+        Attributes {
+            ino,
+            mode: inode.mode,
+            links: inode.links,
+            uid: inode.uid,
+            gid: inode.gid,
+            rdev: inode.rdev,
+            size: inode.size,
+            blocks: inode.bytes.div_ceil(512),
+            atime: inode.atime,
+            mtime: inode.mtime,
+            ctime: inode.ctime,
+            btime: inode.btime,
+        }
+    }
+
+    /// Hands every byte that is not in a hole to `sink` (specification 7.3). With `lenient` what cannot be read is left out.
+    /// Answers the bytes handed out.
+    ///
+    /// # Errors
+    /// `Damaged` for the first page that does not open with the tag named, or when the sum is not the one that the inode says.
+    pub(super) fn content(
+        &self,
+        (index, version): (&mut LeafIndex, &Version),
+        (pager, ino): (&Pager, Ino),
+        lenient: bool,
+        sink: &mut Sink<'_>,
+    ) -> Result<u64> {
+        let inode = &self.inode;
+        let (mut named, mut given, mut covered) = (0, 0, 0);
+        if let Some(inline) = &self.inline {
+            named += inline.len() as u64;
+            let length = (inline.len() as u64).min(inode.size);
+            sink(0, &inline[..length as usize])?;
+            given += length;
+        }
+        let mut page = Vec::new();
+        for &leaf in &version.leaves {
+            let (from, to) = (Key::new(ino.0, kind::EXTENT, 0), Key::new(ino.0, kind::EXTENT + 1, 0));
+            let mut extents = Vec::new();
+            index.records(leaf, from, to, &mut |key, value| {
+                extents.push((key.sub, Extent::decode(value)?));
+                Ok(true)
+            })?;
+            for (offset, extent) in extents {
+                let visible = offset.saturating_add(extent.length.into()).min(inode.trim);
+                if offset < covered || (self.inline.is_some() && offset < inode.trim) {
+                    return Err(Error::damaged("its extents overlap"));
+                }
+                covered = visible.max(offset);
+                named += visible.saturating_sub(offset);
+                let end = visible.min(inode.size);
+                if end <= offset {
+                    continue;
+                }
+                page.resize((end - offset) as usize, 0);
+                match pager.read_data(&extent.page, extent.start, &mut page).map_err(as_damage) {
+                    Err(Error::Damaged(_)) if lenient => continue,
+                    read => read?,
+                }
+                sink(offset, &page)?;
+                given += page.len() as u64;
+            }
+        }
+        // While a cut is being carried out the records behind it may be gone or not; in every other state the sum is exact.
+        if !lenient && (named != inode.bytes) && inode.trim == NO_TRIM {
+            return Err(Error::damaged(format!("its records name {named} bytes instead of {}", inode.bytes)));
+        }
+        Ok(given)
+    }
+
+    /// The target of a symbolic link.
+    pub(super) fn target(&self, index: (&mut LeafIndex, &Version), pager: (&Pager, Ino)) -> Result<Vec<u8>> {
+        // Specification 7: at most 4,095 bytes; checked before anything is allocated from it.
+        if !(1..=4095).contains(&self.inode.size) {
+            return Err(Error::damaged("its target has an impossible length"));
+        }
+        let mut target = vec![0; self.inode.size as usize];
+        let given = self.content(index, pager, false, &mut |offset, bytes| {
+            target[offset as usize..offset as usize + bytes.len()].copy_from_slice(bytes);
+            Ok(())
+        })?;
+        if given != self.inode.size || target.contains(&0) {
+            return Err(Error::damaged("its target is incomplete"));
+        }
+        Ok(target)
+    }
+}

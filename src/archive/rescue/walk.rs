@@ -1,0 +1,502 @@
+//! Walks from the root over everything that has a name, then over what has none, and writes what is whole.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::os::fd::OwnedFd;
+
+use rustix::fs::AtFlags;
+
+use super::super::host::{apply, host_error, put_xattrs};
+use super::super::stage::{Stage, open_below};
+use super::super::{Cause, Problem, Progress};
+use super::index::{LeafIndex, Version};
+use super::object::Object;
+use super::write::{self, Source};
+use super::{PARTIAL, RescueProgress, RescueReport, RescueState, Rescued, UNNAMED};
+use crate::error::{Error, Result};
+use crate::format::values::decode_list;
+use crate::format::{Generation, Ino, Key, ROOT_INO, kind};
+use crate::fs::{Attributes, mode};
+use crate::pager::Pager;
+
+struct Walk<'a> {
+    index: LeafIndex,
+    pager: &'a Pager,
+    stage: &'a Stage,
+    /// Where what is not whole goes, when it is wanted at all.
+    partial: Option<Special>,
+    item: &'a mut dyn FnMut(&Rescued<'_>) -> Result<()>,
+    progress: &'a mut dyn FnMut(&RescueProgress<'_>),
+    report: RescueReport,
+    /// Inodes that were dealt with: 16 bytes each.
+    seen: HashSet<u64>,
+    /// Path of the first copy of a file with several names.
+    links: HashMap<u64, Vec<u8>>,
+    /// Directories whose mode would keep their owner out: they get it at the end.
+    closed: Vec<(Vec<u8>, Attributes)>,
+    path: Vec<u8>,
+}
+
+/// A directory beside the rescued tree, made when something goes there.
+struct Special {
+    name: Vec<u8>,
+    host: Option<OwnedFd>,
+}
+
+/// A directory whose entries are being made.
+struct Level {
+    host: OwnedFd,
+    ino: Ino,
+    version: Version,
+    /// The next of the version's leaves.
+    leaf: usize,
+    entries: VecDeque<(Vec<u8>, u8, Ino)>,
+    object: Option<Object>,
+    path_length: usize,
+}
+
+/// What was found of an inode.
+enum Found {
+    /// A newer version than any that is whole says that it is gone.
+    Deleted,
+    Whole {
+        object: Object,
+        version: Version,
+        failed: Option<String>,
+    },
+    /// What is left, when there is an inode record, and why it is not whole.
+    Rest {
+        object: Option<Object>,
+        version: Version,
+        reason: String,
+    },
+}
+
+pub(super) fn run(
+    index: LeafIndex,
+    pager: &Pager,
+    stage: &Stage,
+    partial: bool,
+    item: &mut dyn FnMut(&Rescued<'_>) -> Result<()>,
+    progress: &mut dyn FnMut(&RescueProgress<'_>),
+) -> Result<RescueReport> {
+    let report = RescueReport {
+        pages: index.pages,
+        unreadable_blocks: index.unreadable,
+        newest: index.newest(),
+        ..RescueReport::default()
+    };
+    let mut walk = Walk {
+        index,
+        pager,
+        stage,
+        partial: partial.then(|| Special { name: PARTIAL.into(), host: None }),
+        item,
+        progress,
+        report,
+        seen: HashSet::new(),
+        links: HashMap::new(),
+        closed: Vec::new(),
+        path: Vec::new(),
+    };
+    walk.named()?;
+    walk.unnamed()?;
+    walk.undescribed()?;
+    walk.close_directories()?;
+    Ok(walk.report)
+}
+
+impl Walk<'_> {
+    fn named(&mut self) -> Result<()> {
+        self.seen.insert(ROOT_INO.0);
+        let (version, reason) =
+            match self.find(ROOT_INO, &mut |walk, object, version| walk.try_directory(object, version, ROOT_INO))? {
+                Found::Whole { version, failed, .. } => {
+                    self.say_whole(ROOT_INO, &version, failed.as_deref())?;
+                    self.report.directories += 1;
+                    return self.descend(stage_root(self.stage)?, ROOT_INO, version, None);
+                }
+                Found::Deleted => (self.index.remains(ROOT_INO), "it is missing".to_owned()),
+                Found::Rest { version, reason, .. } => (version, reason),
+            };
+        self.say(RescueState::Partial, ROOT_INO, version.generation, false, &reason)?;
+        self.descend(stage_root(self.stage)?, ROOT_INO, version, None)
+    }
+
+    /// Directories first, and those that another one will show not by themselves.
+    fn unnamed(&mut self) -> Result<()> {
+        let mut special = Special { name: UNNAMED.into(), host: None };
+        for pass in 0..3 {
+            let inodes = std::mem::take(&mut self.index.inodes);
+            for &ino in inodes.iter().filter(|ino| **ino <= crate::format::MAX_INO) {
+                if !self.seen.contains(&ino) && self.is_of_pass(pass, Ino(ino), &inodes)? {
+                    self.open_special(&mut special)?;
+                    let Some(host) = &special.host else { continue };
+                    let host = host.try_clone().map_err(|e| Error::io("cannot open the directory", e))?;
+                    self.path = [&special.name[..], b"/", ino.to_string().as_bytes()].concat();
+                    let made = self.report.files + self.report.others + self.report.directories;
+                    let below = self.entry(&host, ino.to_string().as_bytes(), Ino(ino), None);
+                    if let Some(level) = self.settle(below)? {
+                        self.walk_down(vec![level])?;
+                    }
+                    self.report.unnamed +=
+                        u64::from(self.report.files + self.report.others + self.report.directories > made);
+                }
+            }
+            self.index.inodes = inodes;
+        }
+        self.remove_if_empty(&special)
+    }
+
+    fn is_of_pass(&mut self, pass: u32, ino: Ino, inodes: &[u64]) -> Result<bool> {
+        if pass == 2 {
+            return Ok(true);
+        }
+        let mut directory = None;
+        for version in self.index.versions(ino).into_iter().chain([self.index.remains(ino)]) {
+            match Object::load(&mut self.index, &version, ino) {
+                Ok(Some(object)) => directory = Some(object),
+                Ok(None) | Err(Error::Damaged(_)) => {}
+                Err(error) => return Err(error),
+            }
+            if directory.is_some() {
+                break;
+            }
+        }
+        let Some(directory) = directory.filter(Object::is_directory) else { return Ok(false) };
+        let parent = directory.inode.parent.0;
+        let comes_later = !self.seen.contains(&parent) && inodes.binary_search(&parent).is_ok();
+        Ok(pass == 1 || !comes_later)
+    }
+
+    /// Inodes of which only data pages are left.
+    fn undescribed(&mut self) -> Result<()> {
+        let mut inodes: Vec<u64> = self.index.data.keys().copied().filter(|ino| !self.seen.contains(ino)).collect();
+        inodes.sort_unstable();
+        for ino in inodes {
+            // A leaf that covers it and does not have it says that it was deleted.
+            if !self.index.versions(Ino(ino)).is_empty() {
+                continue;
+            }
+            let pages = self.index.data.get(&ino).copied().unwrap_or_default();
+            let reason = format!("nothing describes its data: pages={} bytes={}", pages.count, pages.bytes);
+            self.path = [UNNAMED.as_bytes(), b"/", ino.to_string().as_bytes()].concat();
+            self.say(RescueState::Lost, Ino(ino), Generation(0), false, &reason)?;
+        }
+        Ok(())
+    }
+
+    fn descend(&mut self, host: OwnedFd, ino: Ino, version: Version, object: Option<Object>) -> Result<()> {
+        let level = self.level(host, ino, version, object);
+        self.walk_down(vec![level])
+    }
+
+    fn level(&self, host: OwnedFd, ino: Ino, version: Version, object: Option<Object>) -> Level {
+        Level { host, ino, version, leaf: 0, entries: VecDeque::new(), object, path_length: self.path.len() }
+    }
+
+    fn walk_down(&mut self, mut levels: Vec<Level>) -> Result<()> {
+        while let Some(mut level) = levels.pop() {
+            self.path.truncate(level.path_length);
+            match self.next_entry(&mut level) {
+                Ok(None) => {
+                    let done = self.finish(level);
+                    self.note(done)?;
+                }
+                Ok(Some((name, file_type, ino))) => {
+                    if !self.path.is_empty() {
+                        self.path.push(b'/');
+                    }
+                    self.path.extend_from_slice(&name);
+                    let below = self.entry(&level.host, &name, ino, Some(file_type));
+                    let below = self.settle(below)?;
+                    levels.push(level);
+                    levels.extend(below);
+                }
+                Err(error) => {
+                    self.note(Err(error))?;
+                    levels.push(level); // went on to its next leaf
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn next_entry(&mut self, level: &mut Level) -> Result<Option<(Vec<u8>, u8, Ino)>> {
+        while level.entries.is_empty() {
+            let Some(&leaf) = level.version.leaves.get(level.leaf) else { return Ok(None) };
+            level.leaf += 1;
+            let entries = &mut level.entries;
+            visit_entries(&mut self.index, leaf, level.ino, &mut |name, file_type, ino| {
+                entries.push_back((name.to_vec(), file_type, ino));
+            })?;
+        }
+        Ok(level.entries.pop_front())
+    }
+
+    /// Tries the versions of an inode, the newest first; `attempt` fails with `Damaged` for one that is not whole.
+    fn find(&mut self, ino: Ino, attempt: &mut dyn FnMut(&mut Self, &Object, &Version) -> Result<()>) -> Result<Found> {
+        let mut failed: Option<String> = None;
+        let mut rest = None;
+        for version in self.index.versions(ino) {
+            let object = match Object::load(&mut self.index, &version, ino) {
+                Ok(None) => {
+                    // It did not exist yet, or no more.
+                    if failed.is_none() {
+                        return Ok(Found::Deleted);
+                    }
+                    break;
+                }
+                Ok(Some(object)) if object.is_orphan() && failed.is_none() => return Ok(Found::Deleted),
+                Ok(Some(object)) => object,
+                Err(Error::Damaged(reason)) => {
+                    failed = failed.or(Some(reason));
+                    continue;
+                }
+                Err(error) => return Err(error),
+            };
+            match attempt(self, &object, &version) {
+                Ok(()) => return Ok(Found::Whole { object, version, failed }),
+                Err(Error::Damaged(reason)) => {
+                    failed = failed.or(Some(reason));
+                    rest = rest.or(Some((object, version)));
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        let reason = failed.unwrap_or_else(|| "not all leaves that describe it are left".into());
+        if let Some((object, version)) = rest {
+            return Ok(Found::Rest { object: Some(object), version, reason });
+        }
+        let version = self.index.remains(ino);
+        let object = Object::load(&mut self.index, &version, ino).unwrap_or_default();
+        Ok(Found::Rest { object, version, reason })
+    }
+
+    /// Whether all entries of a directory are there.
+    fn try_directory(&mut self, object: &Object, version: &Version, ino: Ino) -> Result<()> {
+        if !object.is_directory() {
+            return Err(Error::damaged("it is no directory"));
+        }
+        let mut count = 0;
+        for &leaf in &version.leaves {
+            visit_entries(&mut self.index, leaf, ino, &mut |_, _, _| count += 1)?;
+        }
+        if count != object.inode.size {
+            return Err(Error::damaged(format!("it has {count} entries instead of {}", object.inode.size)));
+        }
+        Ok(())
+    }
+
+    /// Deals with one object; a directory is made and returned, its entries follow.
+    fn entry(&mut self, at: &OwnedFd, name: &[u8], ino: Ino, named_type: Option<u8>) -> Result<Option<Level>> {
+        let files = self.report.files;
+        (self.progress)(&RescueProgress::Writing(Progress { files, bytes: self.report.bytes, path: &self.path }));
+        if !self.seen.insert(ino.0) {
+            return self.link(at, name, ino).map(|()| None);
+        }
+        let mut made = None;
+        let found = self.find(ino, &mut |walk, object, version| {
+            if object.is_directory() {
+                return walk.try_directory(object, version, ino);
+            }
+            let source = Source { index: &mut walk.index, pager: walk.pager, version, ino };
+            made = Some(write::object(source, object, false, walk.stage, (at, name))?);
+            Ok(())
+        })?;
+        match found {
+            Found::Deleted => Ok(None),
+            Found::Whole { object, version, failed } if object.is_directory() => {
+                let host = write::directory(at, name)?;
+                self.report.directories += 1;
+                self.say_whole(ino, &version, failed.as_deref())?;
+                Ok(Some(self.level(host, ino, version, Some(object))))
+            }
+            Found::Whole { object, version, failed } => {
+                self.count(&object, ino);
+                self.say_whole(ino, &version, failed.as_deref())?;
+                if let Some(made) = made {
+                    self.report.bytes += made.bytes;
+                    self.note(made.metadata)?;
+                }
+                Ok(None)
+            }
+            Found::Rest { object, version, reason } => {
+                let kind = object.as_ref().map_or(u32::from(named_type.unwrap_or(8)) << 12, Object::file_type);
+                if kind == mode::DIRECTORY {
+                    return self.broken_directory(at, name, ino, object, version, &reason);
+                }
+                self.broken_file(ino, object, &version, &reason)?;
+                Ok(None)
+            }
+        }
+    }
+
+    fn count(&mut self, object: &Object, ino: Ino) {
+        if object.file_type() == mode::REGULAR {
+            self.report.files += 1;
+        } else {
+            self.report.others += 1;
+        }
+        if object.inode.links > 1 {
+            self.links.insert(ino.0, self.path.clone());
+        }
+    }
+
+    /// What is left of its entries still names whole files.
+    fn broken_directory(
+        &mut self,
+        at: &OwnedFd,
+        name: &[u8],
+        ino: Ino,
+        object: Option<Object>,
+        version: Version,
+        reason: &str,
+    ) -> Result<Option<Level>> {
+        if version.leaves.is_empty() {
+            self.say(RescueState::Lost, ino, Generation(0), false, reason)?;
+            return Ok(None);
+        }
+        let host = write::directory(at, name)?;
+        self.say(RescueState::Partial, ino, version.generation, false, reason)?;
+        // All leaves, not only those of the version that came closest.
+        let version = self.index.remains(ino);
+        Ok(Some(self.level(host, ino, version, object)))
+    }
+
+    fn broken_file(&mut self, ino: Ino, object: Option<Object>, version: &Version, reason: &str) -> Result<()> {
+        let state = if object.is_some() { RescueState::Partial } else { RescueState::Lost };
+        self.say(state, ino, version.generation, false, reason)?;
+        let Some(mut special) = self.partial.take() else { return Ok(()) };
+        let written = self.write_partial(&mut special, ino, object, version);
+        self.partial = Some(special);
+        match written {
+            Err(Error::Damaged(_)) => Ok(()),
+            other => self.note(other),
+        }
+    }
+
+    fn write_partial(
+        &mut self,
+        special: &mut Special,
+        ino: Ino,
+        object: Option<Object>,
+        version: &Version,
+    ) -> Result<()> {
+        let object = object.unwrap_or_else(|| Object::stand_in(mode::REGULAR | 0o600));
+        if object.file_type() != mode::REGULAR {
+            return Ok(());
+        }
+        self.open_special(special)?;
+        let Some(host) = &special.host else { return Ok(()) };
+        let source = Source { index: &mut self.index, pager: self.pager, version, ino };
+        let made = write::object(source, &object, true, self.stage, (host, ino.0.to_string().as_bytes()))?;
+        made.metadata
+    }
+
+    /// A further name of a file that was made; of one that was not there is nothing to link to.
+    fn link(&mut self, at: &OwnedFd, name: &[u8], ino: Ino) -> Result<()> {
+        let Some(first) = self.links.get(&ino.0) else { return Ok(()) };
+        let (directory, first_name) = match first.iter().rposition(|&b| b == b'/') {
+            Some(slash) => (&first[..slash], &first[slash + 1..]),
+            None => (&b""[..], &first[..]),
+        };
+        let directory = open_below(self.stage.target(), directory)?;
+        rustix::fs::linkat(directory, first_name, at, name, AtFlags::empty()).map_err(host_error("cannot link"))?;
+        self.report.links += 1;
+        Ok(())
+    }
+
+    /// Times last: every entry made in a directory changes them.
+    fn finish(&mut self, level: Level) -> Result<()> {
+        let Some(object) = level.object else { return Ok(()) };
+        put_xattrs(&level.host, &object.xattrs)?;
+        let attributes = object.attributes(level.ino);
+        if attributes.mode & 0o700 != 0o700 {
+            self.closed.push((self.path.clone(), attributes));
+            return Ok(());
+        }
+        apply(&level.host, &attributes)
+    }
+
+    fn close_directories(&mut self) -> Result<()> {
+        for (path, attributes) in std::mem::take(&mut self.closed) {
+            let closed = open_below(self.stage.target(), &path).and_then(|directory| apply(&directory, &attributes));
+            self.path = path;
+            self.note(closed)?;
+        }
+        Ok(())
+    }
+
+    /// A name of the archive may be in the way: then another one is taken.
+    fn open_special(&mut self, special: &mut Special) -> Result<()> {
+        let wanted = special.name.clone();
+        for attempt in 1..100 {
+            if special.host.is_some() {
+                return Ok(());
+            }
+            match write::directory(self.stage.target(), &special.name) {
+                Ok(host) => special.host = Some(host),
+                Err(Error::Io { source, .. }) if source.kind() == std::io::ErrorKind::AlreadyExists => {
+                    special.name = [&wanted[..], format!(".{attempt}").as_bytes()].concat();
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    fn remove_if_empty(&mut self, special: &Special) -> Result<()> {
+        if special.host.is_some() {
+            match rustix::fs::unlinkat(self.stage.target(), &special.name[..], AtFlags::REMOVEDIR) {
+                Ok(()) | Err(rustix::io::Errno::NOTEMPTY | rustix::io::Errno::EXIST) => {}
+                Err(errno) => return Err(host_error("cannot remove an empty directory")(errno)),
+            }
+        }
+        Ok(())
+    }
+
+    fn say_whole(&mut self, ino: Ino, version: &Version, failed: Option<&str>) -> Result<()> {
+        self.report.older += u64::from(failed.is_some());
+        self.say(RescueState::Whole, ino, version.generation, failed.is_some(), failed.unwrap_or_default())
+    }
+
+    fn say(&mut self, state: RescueState, ino: Ino, generation: Generation, older: bool, reason: &str) -> Result<()> {
+        match state {
+            RescueState::Whole => {}
+            RescueState::Partial => self.report.partial += 1,
+            RescueState::Lost => self.report.lost += 1,
+        }
+        (self.item)(&Rescued { state, path: &self.path, ino, generation, older, reason })
+    }
+
+    fn note(&mut self, result: Result<()>) -> Result<()> {
+        self.settle(result.map(Some)).map(drop)
+    }
+
+    /// Notes a failure that concerns one object, passes on one that ends the rescue.
+    fn settle<T>(&mut self, result: Result<Option<T>>) -> Result<Option<T>> {
+        match result {
+            Ok(value) => Ok(value),
+            Err(error @ (Error::NoSpace(_) | Error::ReadOnly(_))) => Err(error),
+            Err(error) => {
+                self.report.problems.push(Problem { path: self.path.clone(), cause: Cause::Failed(error) });
+                Ok(None)
+            }
+        }
+    }
+}
+
+fn stage_root(stage: &Stage) -> Result<OwnedFd> {
+    stage.target().try_clone().map_err(|e| Error::io("cannot open the target", e))
+}
+
+/// Names, types and inodes of the entries that one leaf has of a directory. Names that lead out of it are refused by the decoder.
+fn visit_entries(index: &mut LeafIndex, leaf: u32, directory: Ino, f: &mut dyn FnMut(&[u8], u8, Ino)) -> Result<()> {
+    let (from, to) = (Key::new(directory.0, kind::DIR_LIST, 0), Key::new(directory.0, kind::DIR_LIST + 1, 0));
+    index.records(leaf, from, to, &mut |_, value| {
+        let entry = decode_list(value)?;
+        f(entry.name, entry.file_type, entry.ino);
+        Ok(true)
+    })?;
+    Ok(())
+}

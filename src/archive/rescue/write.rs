@@ -1,0 +1,120 @@
+//! Makes rescued objects on the host: complete before they get their name, entered by descriptor, never through a link.
+
+use std::os::fd::{AsFd, OwnedFd};
+
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, RenameFlags};
+use rustix::io::Errno;
+
+use super::super::extract::write_all;
+use super::super::host::{apply, apply_at, host_error, put_xattrs, split_device_number};
+use super::super::stage::{Stage, open_directory};
+use super::index::{LeafIndex, Version};
+use super::object::Object;
+use crate::error::{Error, Result};
+use crate::format::Ino;
+use crate::fs::mode;
+use crate::pager::Pager;
+
+/// Name of the file that is being made in the stage.
+const UNFINISHED: &str = "file";
+
+/// Where an object comes from.
+pub(super) struct Source<'a> {
+    pub(super) index: &'a mut LeafIndex,
+    pub(super) pager: &'a Pager,
+    pub(super) version: &'a Version,
+    pub(super) ino: Ino,
+}
+
+/// What was made, and what of its metadata could not be set.
+pub(super) struct Made {
+    pub(super) bytes: u64,
+    pub(super) metadata: Result<()>,
+}
+
+/// Makes a file, link or special file under its name.
+///
+/// # Errors
+/// `Damaged` when this version is not whole: then nothing was made. Others are the host's.
+pub(super) fn object(
+    source: Source<'_>,
+    object: &Object,
+    lenient: bool,
+    stage: &Stage,
+    (at, name): (&OwnedFd, &[u8]),
+) -> Result<Made> {
+    let attributes = object.attributes(source.ino);
+    match object.file_type() {
+        mode::REGULAR => file(source, object, lenient, stage, (at, name)),
+        mode::SYMLINK => {
+            let target = object.target((source.index, source.version), (source.pager, source.ino))?;
+            rustix::fs::symlinkat(&target[..], at, name).map_err(host_error("cannot make the link"))?;
+            Ok(Made { bytes: 0, metadata: apply_at(at, name, &attributes) })
+        }
+        mode::FIFO | mode::SOCKET | mode::CHARACTER | mode::BLOCK => {
+            let (major, minor) = split_device_number(attributes.rdev);
+            let device = rustix::fs::makedev(major, minor);
+            let kind = FileType::from_raw_mode(attributes.mode);
+            rustix::fs::mknodat(at, name, kind, Mode::RUSR | Mode::WUSR, device)
+                .map_err(host_error("cannot make the special file"))?;
+            Ok(Made { bytes: 0, metadata: apply_at(at, name, &attributes) })
+        }
+        other => Err(Error::damaged(format!("its type is unknown: mode={other:o}"))),
+    }
+}
+
+fn file(
+    source: Source<'_>,
+    object: &Object,
+    lenient: bool,
+    stage: &Stage,
+    (at, name): (&OwnedFd, &[u8]),
+) -> Result<Made> {
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let host = rustix::fs::openat(stage.directory(), UNFINISHED, flags, Mode::RUSR | Mode::WUSR)
+        .map_err(host_error("cannot make"))?;
+    let made = fill(source, object, lenient, &host);
+    let placed = made.and_then(|made| place(stage, at, name).map(|()| made));
+    if placed.is_err()
+        && let Err(errno) = rustix::fs::unlinkat(stage.directory(), UNFINISHED, AtFlags::empty())
+    {
+        tracing::warn!(%errno, "cannot remove an unfinished copy");
+    }
+    placed
+}
+
+fn fill(source: Source<'_>, object: &Object, lenient: bool, host: &OwnedFd) -> Result<Made> {
+    let attributes = object.attributes(source.ino);
+    let mut end = 0;
+    let bytes =
+        object.content((source.index, source.version), (source.pager, source.ino), lenient, &mut |offset, data| {
+            end = end.max(offset + data.len() as u64);
+            write_all(host, data, offset)
+        })?;
+    // Of an inode whose record is lost the size is not known: its end is that of what is left.
+    let size = if object.is_stand_in() { end } else { attributes.size };
+    rustix::fs::ftruncate(host, size).map_err(host_error("cannot set the size"))?;
+    let metadata = put_xattrs(host, &object.xattrs).and_then(|()| apply(host, &attributes));
+    Ok(Made { bytes, metadata })
+}
+
+/// Gives the finished file its name, if nothing has it.
+fn place(stage: &Stage, at: &OwnedFd, name: &[u8]) -> Result<()> {
+    let from = stage.directory();
+    let placed = match rustix::fs::renameat_with(from, UNFINISHED, at, name, RenameFlags::NOREPLACE) {
+        Err(Errno::INVAL | Errno::NOSYS | Errno::NOTSUP) => {
+            match rustix::fs::statat(at, name, AtFlags::SYMLINK_NOFOLLOW) {
+                Ok(_) => Err(Errno::EXIST),
+                Err(_) => rustix::fs::renameat(from, UNFINISHED, at, name),
+            }
+        }
+        other => other,
+    };
+    placed.map_err(host_error("cannot move it into place"))
+}
+
+/// Makes a directory and opens it.
+pub(super) fn directory(at: impl AsFd, name: &[u8]) -> Result<OwnedFd> {
+    rustix::fs::mkdirat(&at, name, Mode::RWXU).map_err(host_error("cannot make the directory"))?;
+    open_directory(&at, name)
+}

@@ -1,0 +1,89 @@
+//! `lockbox compact`: rewrites an archive without its free space.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use indicatif::HumanBytes;
+use lockbox::Error;
+use lockbox::archive::{Archive, CompactOptions, CompactStep};
+use nix::sys::signal::{SigSet, Signal};
+use serde_json::json;
+
+use crate::exit::{Failure, shown};
+use crate::opening::{self, ArchiveArgs};
+use crate::output::Output;
+use crate::progress::Bar;
+
+/// Rewrite an archive without its free space and put the new file in its place
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    archive: ArchiveArgs,
+    /// Only tell how large the archive would be, about
+    #[arg(long)]
+    dry_run: bool,
+    /// Go on although the file has further names (hard links), which will keep the old file
+    #[arg(long)]
+    break_links: bool,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+    let path = &args.archive.archive;
+    let key = args.archive.unlock_alone()?;
+    // Not before: a prompt for the passphrase can be left as usual.
+    let stopped = stop_on_signals()?;
+    let options = CompactOptions { dry_run: args.dry_run, break_links: args.break_links };
+    let bar = Bar::checking();
+    let done = Archive::compact(path, &key, &options, &mut |step| {
+        match step {
+            // Copying and comparing read the same bytes, so each is half of the work.
+            CompactStep::Copying { done, total } => bar.checked(done, 2 * total),
+            CompactStep::Verifying { done, total } => bar.checked(total + done, 2 * total),
+            _ => {}
+        }
+        if stopped.load(Ordering::Relaxed) && step != CompactStep::Replaced {
+            return Err(Error::invalid("interrupted; the archive is as it was"));
+        }
+        Ok(())
+    });
+    drop(bar);
+    let report = done.map_err(|error| opening::failure(path, error))?;
+    let mut out = Output::new();
+    if args.json {
+        out.json(&json!({
+            "dry_run": args.dry_run,
+            "length_before": report.length_before,
+            "disk_before": report.disk_before,
+            "length_after": report.length_after,
+            "disk_after": report.disk_after,
+        }))?;
+    } else {
+        let after = if args.dry_run { "about " } else { "" };
+        out.line(&format!(
+            "{}: {} on the disk before, {after}{} after",
+            shown(path),
+            HumanBytes(report.disk_before),
+            HumanBytes(report.disk_after)
+        ))?;
+    }
+    out.finish()
+}
+
+/// From now on SIGINT, SIGTERM and SIGHUP only set the flag, so that no unfinished file stays behind.
+fn stop_on_signals() -> Result<Arc<AtomicBool>, Failure> {
+    let failed = |why: String| Failure::other(format!("cannot watch for signals: {why}"));
+    let signals: SigSet = [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP].into_iter().collect();
+    signals.thread_block().map_err(|e| failed(e.desc().into()))?;
+    let stopped = Arc::new(AtomicBool::new(false));
+    let flag = stopped.clone();
+    let watch = move || {
+        while signals.wait().is_ok() {
+            flag.store(true, Ordering::Relaxed);
+        }
+    };
+    std::thread::Builder::new().name("signals".into()).spawn(watch).map_err(|e| failed(e.to_string()))?;
+    Ok(stopped)
+}

@@ -1,0 +1,41 @@
+//! `lockbox purge`: erases all freed space now, also of a mounted archive.
+
+use std::path::Path;
+
+use lockbox::control::{self, Request, Response};
+
+use crate::exit::Failure;
+use crate::opening::{self, ArchiveArgs};
+use crate::runtime;
+use crate::umount;
+
+/// Erase what deleted files left in an archive, now; the archive may be mounted, and named by its mount point
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    archive: ArchiveArgs,
+}
+
+pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+    let path = &args.archive.archive;
+    if let Some((socket, status)) = umount::find(&runtime::canonical(path), path)? {
+        return ask(&socket, &status.mount_point);
+    }
+    if path.is_dir() {
+        return Err(Failure::other(format!("{} is not the mount point of an archive", crate::exit::shown(path))));
+    }
+    let archive = args.archive.write()?;
+    let purged = archive.file_system().purge();
+    // Closing erases what is left and gives the end of the file back, also when purging failed half-way.
+    purged.and(archive.close()).map_err(|error| opening::failure(path, error))
+}
+
+fn ask(socket: &Path, mount_point: &str) -> Result<(), Failure> {
+    match control::ask(socket, &Request::Purge)? {
+        Response::Done => Ok(()),
+        Response::Failed { message } | Response::Busy { message } => {
+            Err(Failure::other(format!("{mount_point}: {message}")))
+        }
+        Response::Status(_) => Err(Failure::other("the daemon gave an answer that was not asked for")),
+    }
+}

@@ -1,0 +1,137 @@
+//! `lockbox rescue`: saves what is whole in a damaged archive.
+
+use std::path::PathBuf;
+
+use lockbox::archive::{Archive, RescueOptions, RescueProgress, RescueReport, RescueState, Rescued, display};
+use serde_json::json;
+
+use crate::exit::{self, Failure, shown};
+use crate::opening::{self, ArchiveArgs};
+use crate::output::{self, Output};
+use crate::progress::Bar;
+
+/// Copy what is whole out of a damaged archive
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    archive: ArchiveArgs,
+    /// Directory to copy into; made when it is missing, refused when it is not empty
+    #[arg(long, value_name = "DIR")]
+    to: PathBuf,
+    /// Also write what is left of files that are not whole, to DIR/partial
+    #[arg(long)]
+    partial: bool,
+    /// Print one JSON object for each file, and one summary
+    #[arg(long)]
+    json: bool,
+}
+
+pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+    let path = &args.archive.archive;
+    let key = args.archive.unlock_damaged()?;
+    let options = RescueOptions { to: args.to.clone(), partial: args.partial };
+    let mut out = Output::new();
+    let mut failed = None;
+    let bar = Bar::rescuing();
+    let rescued = Archive::rescue(
+        path,
+        &key,
+        &options,
+        &mut |item| {
+            // Whatever happens to the list, the files are what matters.
+            let told = if args.json { out.json(&as_json(item)) } else { tell(&mut out, item) };
+            failed = failed.take().or(told.err());
+            Ok(())
+        },
+        &mut |progress| match progress {
+            RescueProgress::Scanning(done, total) => bar.checked(*done, *total),
+            RescueProgress::Writing(progress) => bar.copied(progress),
+        },
+    );
+    drop(bar);
+    let report = rescued.map_err(|error| opening::failure(path, error))?;
+    if args.json {
+        out.json(&summary_json(&report))?;
+    } else {
+        out.line(&summary(&report))?;
+    }
+    out.finish()?;
+    output::complain_of(&report.problems);
+    if let Some(failure) = failed {
+        return Err(failure);
+    }
+    if report.complete() {
+        return Ok(());
+    }
+    Err(Failure::new(exit::DAMAGED, format!("{}: not everything could be rescued; see the list", shown(path))))
+}
+
+fn word(state: RescueState) -> &'static str {
+    match state {
+        RescueState::Whole => "whole",
+        RescueState::Partial => "partial",
+        RescueState::Lost => "lost",
+    }
+}
+
+fn tell(out: &mut Output, item: &Rescued<'_>) -> Result<(), Failure> {
+    let path = if item.path.is_empty() { "." } else { &display(item.path) };
+    let mut line = format!("{:<8} {path}", word(item.state));
+    if item.older {
+        line.push_str(&format!(
+            " (as of generation {}; a newer version is damaged: {})",
+            item.generation.0, item.reason
+        ));
+    } else if !item.reason.is_empty() {
+        line.push_str(&format!(" (inode {}: {})", item.ino.0, item.reason));
+    }
+    out.line(&line)
+}
+
+fn as_json(item: &Rescued<'_>) -> serde_json::Value {
+    let mut object = json!({
+        "state": word(item.state),
+        "inode": item.ino.0,
+        "generation": item.generation.0,
+        "older": item.older,
+        "reason": item.reason,
+    });
+    output::put_name(&mut object, "path", item.path);
+    object
+}
+
+fn summary(report: &RescueReport) -> String {
+    format!(
+        "{} files, {} directories, {} links and special files whole ({} in an older version, {} without a name); \
+         {} partial, {} lost; newest generation {}",
+        report.files,
+        report.directories,
+        report.others + report.links,
+        report.older,
+        report.unnamed,
+        report.partial,
+        report.lost,
+        report.newest.0
+    )
+}
+
+fn summary_json(report: &RescueReport) -> serde_json::Value {
+    json!({
+        "summary": {
+            "complete": report.complete(),
+            "files": report.files,
+            "directories": report.directories,
+            "links": report.links,
+            "others": report.others,
+            "bytes": report.bytes,
+            "older": report.older,
+            "unnamed": report.unnamed,
+            "partial": report.partial,
+            "lost": report.lost,
+            "pages": report.pages,
+            "unreadable_blocks": report.unreadable_blocks,
+            "newest_generation": report.newest.0,
+            "problems": output::problems(&report.problems),
+        }
+    })
+}
