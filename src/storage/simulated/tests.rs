@@ -340,7 +340,7 @@ fn planned_faults_meet_their_class_once_or_for_good() {
     assert!(matches!(storage.punch(0, 10), Err(Error::NoSpace(_))));
     storage.inject(Some(FaultPlan { count: 0, fault: Fault::Short, ..plan }));
     assert!(storage.write_at(0, &[7; 10]).is_err());
-    assert_eq!((byte(&storage, 4), byte(&storage, 5)), (7, 1));
+    assert_eq!((byte(&storage, 4), byte(&storage, 5)), (7, 0));
     storage.inject(Some(FaultPlan { class: Class::Read, count: 0, fault: Fault::Eio, lasting: false }));
     assert!(storage.read_at(0, &mut [0]).is_err());
     assert_eq!(byte(&storage, 0), 7);

@@ -1,6 +1,7 @@
 //! Tests of transactions: model, space states, recovery and crashes.
 
 mod crash;
+mod gaps;
 mod model;
 mod recovery;
 mod space;

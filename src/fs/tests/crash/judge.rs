@@ -12,6 +12,7 @@ use crate::format::page::PageKind;
 use crate::format::values::Extent;
 use crate::format::{BLOCK, Generation, Key, MIN_BLOCKS, RESERVED, kind};
 use crate::fs::FileSystem;
+use crate::storage::Storage;
 use crate::storage::simulated::{Class, Fault, FaultPlan, SimulatedStorage};
 
 /// Opens; everything promised must hold. The answer has what the user sees.
@@ -24,6 +25,9 @@ pub(super) fn open(
     let fs = try_open_on(storage.clone(), environment.clone()).unwrap_or_else(|error| panic!("does not open: {error}"));
     let generation = fs.volume.durable().generation;
     assert!(generation >= promised, "commit {} was acknowledged, {} found", promised.0, generation.0);
+    // Specification 9.1: a reader refuses a file that is shorter than the record that it trusts says.
+    let (length, blocks) = (storage.len().unwrap(), fs.volume.durable().total_blocks);
+    assert!(length >= blocks * BLOCK, "commit {} is of {blocks} blocks, the file of {length} bytes", generation.0);
     let (seen, _) = see(&fs);
     let known = allowed.iter().rev().any(|(_, state)| *state == seen);
     if !known {
