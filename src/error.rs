@@ -94,6 +94,25 @@ impl Error {
         }
     }
 
+    /// The same error for another caller who waited for what failed.
+    pub(crate) fn again(&self) -> Error {
+        match self {
+            Error::NoSpace(text) => Error::NoSpace(text.clone()),
+            Error::Damaged(text) => Error::Damaged(text.clone()),
+            Error::Latched(text) => Error::Latched(text.clone()),
+            Error::ReadOnly(text) => Error::ReadOnly(text.clone()),
+            Error::Io { context, source } => {
+                let source = match source.raw_os_error() {
+                    Some(number) => io::Error::from_raw_os_error(number),
+                    None => io::Error::new(source.kind(), source.to_string()),
+                };
+                Error::Io { context: context.clone(), source }
+            }
+            // Nothing else keeps a commit from being made; should it, the sentence is what the caller can use.
+            other => Error::Io { context: other.to_string(), source: io::ErrorKind::Other.into() },
+        }
+    }
+
     /// A structure that failed to decode or authenticate.
     pub fn damaged(detail: impl Into<String>) -> Self {
         Error::Damaged(detail.into())

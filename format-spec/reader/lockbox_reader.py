@@ -109,11 +109,13 @@ class Archive:
         newest, _ = records[max(records)]
         chosen = newest
         try:
+            require(newest.total_blocks <= self.blocks, f"the file is truncated: want={newest.total_blocks} blocks={self.blocks}")
             for address, blocks, tag in newest.allocated:
                 page = self._unseal(address, blocks)
                 require(page.tag == tag, f"page is not the one listed: block={address}")
         except Damaged as error:
-            before = records.get(newest.generation - 1)
+            # A number that recovery rejected is not used again, so the one before may be further away.
+            before = records.get(max((g for g in records if g < newest.generation), default=0))
             if before and before[1] == newest.previous_tag and not newest.two_barrier and not newest.closed:
                 chosen = before[0]
                 self.warnings.append(f"commit {newest.generation} never completed, reading the one before: {error}")

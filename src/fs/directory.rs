@@ -132,8 +132,10 @@ impl Directory {
     ) -> Result<()> {
         self.count_subdirectory(None, Some(target))?;
         let sequence = self.inode.next_sequence;
-        self.inode.next_sequence += 1;
-        self.inode.size += 1;
+        // A sequence number is never used again; only a hostile archive has one at the end of its range.
+        let next = sequence.checked_add(1);
+        self.inode.next_sequence = next.ok_or_else(|| Error::damaged("a directory has used up its numbers"))?;
+        self.inode.size = self.inode.size.saturating_add(1);
         self.put(op, hash_key, name, Found { target, sequence })
     }
 

@@ -132,7 +132,7 @@ pub(crate) fn replace(op: &mut Operation<'_>, inode: &mut InodeValue, piece: &Wr
     remove_range(op, piece.ino, inode, piece.offset..piece.offset + u64::from(piece.length))?;
     let extent = Extent { page: piece.page, start: piece.start, length: piece.length, born: op.generation() };
     op.insert(key(piece.ino, piece.offset), &extent.encode())?;
-    inode.bytes += u64::from(piece.length);
+    inode.bytes = inode.bytes.saturating_add(u64::from(piece.length));
     Ok(())
 }
 
@@ -159,7 +159,7 @@ pub(crate) fn set_inline(op: &mut Operation<'_>, ino: Ino, inode: &mut InodeValu
     }
     if !value.is_empty() {
         op.insert(inline_key(ino), value)?;
-        inode.bytes += value.len() as u64;
+        inode.bytes = inode.bytes.saturating_add(value.len() as u64);
     }
     Ok(())
 }

@@ -307,10 +307,15 @@ impl Storage for FileStorage {
         let least = self.least.load(Ordering::Relaxed);
         match fs::metadata(&self.path) {
             Ok(named) if (named.dev(), named.ino()) == (opened.dev(), opened.ino()) => {}
-            Ok(_) => return Err(Error::damaged(format!("{} was replaced by another file", self.path.display()))),
-            Err(source) if source.kind() == io::ErrorKind::NotFound => {
-                return Err(Error::damaged(format!("{} was removed or renamed", self.path.display())));
+            // Moved away, the file still has a name, and what is written to it can be found.
+            Ok(_) if opened.nlink() == 0 => {
+                return Err(Error::damaged(format!("{} was replaced by another file", self.path.display())));
             }
+            Err(source) if source.kind() == io::ErrorKind::NotFound && opened.nlink() == 0 => {
+                return Err(Error::damaged(format!("{} was removed", self.path.display())));
+            }
+            Ok(_) => {}
+            Err(source) if source.kind() == io::ErrorKind::NotFound => {}
             Err(source) => return Err(Error::io(format!("looking up {}", self.path.display()), source)),
         }
         if opened.len() < least { Err(truncated(opened.len(), least)) } else { Ok(()) }

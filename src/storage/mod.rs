@@ -52,7 +52,10 @@ pub trait Storage: Send + Sync {
     /// A host without the notion answers with the whole rest.
     fn next_data(&self, offset: u64) -> Result<Option<Range<u64>>>;
 
-    /// Checks that the path still names the file that was opened, with at least the length seen last.
+    /// Checks that the file still has a name and at least the length seen last: that what is written now can be found later.
+    ///
+    /// # Errors
+    /// `Damaged` when it was cut, removed or replaced; any other when the host does not tell.
     fn still_there(&self) -> Result<()> {
         Ok(())
     }

@@ -19,6 +19,12 @@ use super::image::{HOST_BLOCK, Image};
 use super::{Storage, end_of};
 use crate::error::{Error, Result};
 
+mod fault;
+mod trace;
+
+pub use fault::{Class, Fault, FaultPlan};
+pub use trace::{Replay, Trace};
+
 /// What a medium writes in one piece.
 pub const SECTOR: u64 = 512;
 
@@ -46,13 +52,8 @@ pub enum Fate {
     /// Only the parts for which this says true, counted from 0: sectors of a write, blocks of a punch or allocation.
     /// A write that grew the storage grows it whole, with zeros for what is lost. A length is one part.
     Torn(Box<dyn Fn(u64) -> bool>),
-}
-
-/// How an injected fault shows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fault {
-    Eio,
-    NoSpace,
+    /// As `Torn`, but the other sectors of a write hold garbage.
+    Garbage(Box<dyn Fn(u64) -> bool>),
 }
 
 type Hook = Arc<dyn Fn(&OpKind) + Send + Sync>;
@@ -75,10 +76,14 @@ struct State {
     lost: BTreeSet<u64>,
     capacity: Option<u64>,
     fail_barrier: bool,
-    fault: Option<(u64, Fault)>,
+    faults: Option<fault::Armed>,
+    trace: Option<Trace>,
     numbered: u64,
     writes: u64,
     barriers: u64,
+    /// Most bytes of writes that were ever pending at once.
+    most_pending: u64,
+    pending_bytes: u64,
 }
 
 impl SimulatedStorage {
@@ -176,20 +181,39 @@ impl SimulatedStorage {
     ) -> Arc<SimulatedStorage> {
         let mut medium = state.medium.clone();
         for op in order.filter_map(|index| state.pending.get(index)) {
-            match choose(op) {
-                Fate::Drop => {}
-                Fate::Keep => apply(&mut medium, &op.kind),
-                Fate::Torn(survives) => apply_parts(&mut medium, &op.kind, &survives),
-            }
+            apply_fate(&mut medium, &op.kind, &choose(op));
         }
         Self::on_medium(medium, state.capacity)
+    }
+
+    /// Records what is asked for from here on, and what is pending now, in at most `limit` bytes, until [`SimulatedStorage::recorded`].
+    pub fn record(&self, limit: u64) {
+        let state = &mut *self.state.lock();
+        let mut trace = Trace::new(state.medium.clone(), state.capacity, limit);
+        state.pending.iter().for_each(|op| trace.push(op.kind.clone()));
+        state.trace = Some(trace);
+    }
+
+    /// Operations recorded so far.
+    pub fn position(&self) -> usize {
+        self.state.lock().trace.as_ref().map_or(0, Trace::len)
+    }
+
+    /// Ends the recording.
+    pub fn recorded(&self) -> Option<Trace> {
+        self.state.lock().trace.take()
+    }
+
+    /// Most bytes of writes that were waiting for a barrier at any time.
+    pub fn most_pending(&self) -> u64 {
+        self.state.lock().most_pending
     }
 
     /// Kills the process but not the host (H4): a new storage with the same medium, cache and pending operations, so that a
     /// later crash loses what was never synced. Faults, counters and the hook are gone.
     pub fn process_death(&self) -> Arc<SimulatedStorage> {
         let state = self.state.lock().clone();
-        Self::with_state(State { fail_barrier: false, fault: None, writes: 0, barriers: 0, ..state })
+        Self::with_state(State { fail_barrier: false, faults: None, trace: None, writes: 0, barriers: 0, ..state })
     }
 
     /// The next barrier fails with EIO and loses the data written before it (H3); lengths, punches and allocations stay pending.
@@ -197,10 +221,20 @@ impl SimulatedStorage {
         self.state.lock().fail_barrier = true;
     }
 
-    /// After `count` more writes, allocations, punches and barriers, the next one fails, once. A failing barrier acts as in
-    /// [`SimulatedStorage::fail_next_barrier`]; of the others nothing happens.
+    /// After `count` more writes, allocations, punches, changes of length and barriers, the next one fails, once.
     pub fn fail_after(&self, count: u64, fault: Fault) {
-        self.state.lock().fault = Some((count, fault));
+        self.inject(Some(FaultPlan { class: Class::Change, count, fault, lasting: false }));
+    }
+
+    /// Operations fail as planned from here on; None ends that. A failing barrier acts as in [`SimulatedStorage::fail_next_barrier`], of
+    /// others nothing happens but what [`Fault::Short`] says.
+    pub fn inject(&self, plan: Option<FaultPlan>) {
+        self.state.lock().faults = plan.map(fault::Armed::new);
+    }
+
+    /// Operations that failed as planned since the last `inject`.
+    pub fn injected(&self) -> u64 {
+        self.state.lock().faults.as_ref().map_or(0, fault::Armed::failed)
     }
 
     /// Reads (offset, length) for which `fails` says true answer EIO; None ends that.
@@ -230,6 +264,15 @@ fn apply(image: &mut Image, op: &OpKind) {
         OpKind::Allocate { offset, length } => image.allocate(*offset, *length),
         OpKind::SetLen(length) => image.set_len(*length),
         OpKind::Barrier => {}
+    }
+}
+
+fn apply_fate(image: &mut Image, op: &OpKind, fate: &Fate) {
+    match fate {
+        Fate::Drop => {}
+        Fate::Keep => apply(image, op),
+        Fate::Torn(survives) => apply_parts(image, op, survives),
+        Fate::Garbage(survives) => trace::apply_garbage(image, op, survives),
     }
 }
 
@@ -280,25 +323,21 @@ fn eio(what: &str) -> Error {
 
 impl State {
     /// Counts an operation that may be told to fail.
-    fn fault(&mut self, what: &str) -> Result<()> {
-        match &mut self.fault {
+    fn fault(&mut self, class: Class) -> Result<()> {
+        match &mut self.faults {
             None => Ok(()),
-            Some((0, fault)) => {
-                let error = match fault {
-                    Fault::Eio => eio(what),
-                    Fault::NoSpace => Error::NoSpace(format!("simulated {what}")),
-                };
-                self.fault = None;
-                Err(error)
-            }
-            Some((left, _)) => {
-                *left -= 1;
-                Ok(())
-            }
+            Some(armed) => armed.meet(class),
         }
     }
 
     fn perform(&mut self, kind: OpKind) {
+        if let Some(trace) = &mut self.trace {
+            trace.push(kind.clone());
+        }
+        if let OpKind::Write { data, .. } = &kind {
+            self.pending_bytes += data.len() as u64;
+            self.most_pending = self.most_pending.max(self.pending_bytes);
+        }
         apply(&mut self.cache, &kind);
         if !self.lost.is_empty() {
             self.find_again(&kind);
@@ -326,6 +365,10 @@ impl State {
             self.pending.iter().for_each(|op| apply(&mut self.medium, &op.kind));
         }
         self.pending.clear();
+        self.pending_bytes = 0;
+        if let Some(trace) = &mut self.trace {
+            trace.push(OpKind::Barrier);
+        }
     }
 
     /// H3: forgets pending data, not metadata.
@@ -366,7 +409,9 @@ impl Storage for SimulatedStorage {
         if self.read_fault.read().as_ref().is_some_and(|fails| fails(offset, out.len())) {
             return Err(eio("read error"));
         }
-        self.state.lock().cache.read(offset, out)
+        let mut state = self.state.lock();
+        state.fault(Class::Read)?;
+        state.cache.read(offset, out)
     }
 
     fn write_at(&self, offset: u64, data: &[u8]) -> Result<()> {
@@ -374,7 +419,14 @@ impl Storage for SimulatedStorage {
         let op = OpKind::Write { offset, data: data.into() };
         self.announce(&op);
         let mut state = self.state.lock();
-        state.fault("write error")?;
+        if let Err(error) = state.fault(Class::Write) {
+            if state.faults.as_ref().is_some_and(fault::Armed::is_short) {
+                // The host took a part and then refused the rest.
+                let part = data.len() / 2;
+                state.perform(OpKind::Write { offset, data: data[..part].into() });
+            }
+            return Err(error);
+        }
         state.cache.check_capacity(offset, data.len() as u64, state.capacity)?;
         state.perform(op);
         state.writes += 1;
@@ -386,7 +438,7 @@ impl Storage for SimulatedStorage {
         let op = OpKind::Allocate { offset, length };
         self.announce(&op);
         let mut state = self.state.lock();
-        state.fault("allocation error")?;
+        state.fault(Class::Allocate)?;
         state.cache.check_capacity(offset, length, state.capacity)?;
         state.perform(op);
         Ok(())
@@ -396,7 +448,7 @@ impl Storage for SimulatedStorage {
         let op = OpKind::Punch { offset, length };
         self.announce(&op);
         let mut state = self.state.lock();
-        state.fault("punch error")?;
+        state.fault(Class::Punch)?;
         state.perform(op);
         Ok(())
     }
@@ -405,14 +457,16 @@ impl Storage for SimulatedStorage {
         end_of(length, 0)?;
         let op = OpKind::SetLen(length);
         self.announce(&op);
-        self.state.lock().perform(op);
+        let mut state = self.state.lock();
+        state.fault(Class::SetLen)?;
+        state.perform(op);
         Ok(())
     }
 
     fn barrier(&self) -> Result<()> {
         self.announce(&OpKind::Barrier);
         let mut state = self.state.lock();
-        let mut result = state.fault("barrier error");
+        let mut result = state.fault(Class::Barrier);
         if std::mem::take(&mut state.fail_barrier) {
             result = Err(eio("barrier error"));
         }

@@ -164,11 +164,22 @@ impl Volume {
         self.space.lock().install(number, base.as_deref(), &**self.pager.storage())
     }
 
-    pub(super) fn allocate(&self, blocks: u64, reservation: &mut Reservation) -> Option<Run> {
-        let quads = blocks.div_ceil(4).min(reservation.quads);
-        let run = self.space.lock().allocate(blocks, quads)?;
+    /// Blocks out of the reservation; None when no run is long enough.
+    ///
+    /// # Errors
+    /// `Invalid` for more than was reserved: the rest would be taken from what others were promised (P2).
+    pub(super) fn allocate(&self, blocks: u64, reservation: &mut Reservation) -> Result<Option<Run>> {
+        let quads = blocks.div_ceil(4);
+        if quads > reservation.quads {
+            debug_assert!(false, "{blocks} blocks of a reservation of {} groups", reservation.quads);
+            return Err(Error::invalid(format!(
+                "data beyond its reservation: blocks={blocks} groups={}",
+                reservation.quads
+            )));
+        }
+        let Some(run) = self.space.lock().allocate(blocks, quads) else { return Ok(None) };
         reservation.quads -= quads;
-        Some(run)
+        Ok(Some(run))
     }
 
     pub(super) fn seal_and_write(&self, page: &PlainPage<'_>, run: Run) -> Result<Pointer> {
@@ -211,7 +222,7 @@ impl Volume {
         compress: bool,
     ) -> Result<Vec<WrittenPiece>> {
         let page = frame::data_page(ino.0, offset, data, compress);
-        if let Some(run) = self.allocate(page.blocks(), reservation) {
+        if let Some(run) = self.allocate(page.blocks(), reservation)? {
             let page = self.seal_and_write(&page, run)?;
             return Ok(vec![WrittenPiece { ino, offset, length: data.len() as u32, page, start: 0 }]);
         }
@@ -220,8 +231,9 @@ impl Volume {
             let offset = offset + (index * QUAD_DATA) as u64;
             let page = frame::data_page(ino.0, offset, part, compress);
             let written = match self.allocate(page.blocks(), reservation) {
-                Some(run) => self.seal_and_write(&page, run),
-                None => Err(Error::NoSpace("blocks kept for data are not there".into())),
+                Ok(Some(run)) => self.seal_and_write(&page, run),
+                Err(error) => Err(error),
+                Ok(None) => Err(Error::NoSpace("blocks kept for data are not there".into())),
             };
             match written {
                 Ok(page) => pieces.push(WrittenPiece { ino, offset, length: part.len() as u32, page, start: 0 }),
@@ -248,7 +260,7 @@ impl Volume {
             data.extend_from_slice(bytes);
         }
         let page = frame::packed_page(&data, &items, compress);
-        if let Some(run) = self.allocate(page.blocks(), reservation) {
+        if let Some(run) = self.allocate(page.blocks(), reservation)? {
             let page = self.seal_and_write(&page, run)?;
             let piece = |item: &PackedItem| WrittenPiece {
                 ino: item.ino,

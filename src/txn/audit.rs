@@ -5,6 +5,7 @@ use std::ops::ControlFlow;
 
 use super::Volume;
 use super::commit::{Chain, Purpose};
+use super::recovery::in_space;
 use super::references;
 use super::state::State;
 use crate::btree::Tree;
@@ -180,7 +181,7 @@ impl Volume {
                 return Ok(ControlFlow::Continue(()));
             }
             let value = ReferenceValue::decode(value)?;
-            let (mut at, end) = (key.sub, key.sub + u64::from(value.run_blocks));
+            let (mut at, end) = (key.sub, key.sub.saturating_add(u64::from(value.run_blocks)));
             while at < end {
                 let Some((_, blocks, _)) = census.pages.get(&at) else {
                     wrong.push(format!("a count is kept for no page: block={at}"));
@@ -284,12 +285,14 @@ impl Volume {
         let durable = self.durable.load();
         let mut space = self.space.lock();
         space.drop_pending(census.used_blocks);
-        space.recover_waiting(durable.generation, durable.freed.clone());
-        space.recover_waiting(durable.generation, old);
-        // The newest record still names them, and the next opening verifies them: list pages above all.
-        let listed = durable.allocated.iter().map(|(run, _)| *run).filter(|run| !census.uses(*run));
-        space.recover_waiting(durable.generation, listed.collect());
+        // What a record says to be free, and what the old map says of itself, is free only where no tree has a page.
         let total = space.total();
+        let free = |run: &Run| in_space(*run, total) && !census.uses(*run);
+        space.recover_waiting(durable.generation, durable.freed.iter().copied().filter(free).collect());
+        space.recover_waiting(durable.generation, old.into_iter().filter(free).collect());
+        // The newest record still names them, and the next opening verifies them: list pages above all.
+        let listed = durable.allocated.iter().map(|(run, _)| *run).filter(free);
+        space.recover_waiting(durable.generation, listed.collect());
         for number in 0..total.div_ceil(REGION_BLOCKS) {
             let bits = census.used.get(&number).map_or([0; REGION_WORDS], |bits| **bits);
             space.install_rebuilt(number, &bits, &**self.pager.storage())?;

@@ -26,6 +26,9 @@ use crate::frame::{self, PlainPage};
 
 /// A checkpoint is due after this many commits; the ring holds 64, recovery may need one more than this many.
 const CHECKPOINT_EVERY: u64 = 24;
+/// A checkpoint that has no room waits for deletions to make some, at most until now: the chain must fit the ring, also for a writer that
+/// falls back by one (specification 9.3: c is at least g - 62).
+const CHECKPOINT_AT_LATEST: u64 = 48;
 /// Entries of one list page of four blocks: (16,280 - 40) / 8.
 const LIST_PAGE_ENTRIES: usize = 2000;
 
@@ -39,7 +42,7 @@ pub(super) struct CommitState {
     /// Number of the last one that wrote a record.
     recorded: u64,
     /// The last commit that failed, with its reason.
-    failed: Option<(u64, String)>,
+    failed: Option<(u64, Error)>,
     pub(super) chain: Chain,
 }
 
@@ -118,7 +121,7 @@ impl Volume {
             match result {
                 Ok(()) => {}
                 Err(error) => {
-                    state.failed = Some((number, error.to_string()));
+                    state.failed = Some((number, error.again()));
                     self.commit_done.notify_all();
                     return Err(error);
                 }
@@ -126,11 +129,11 @@ impl Volume {
             self.commit_done.notify_all();
         }
         // The commit that covered this caller is `needed` or a later one.
-        if let Some((number, reason)) = &state.failed
+        if let Some((number, error)) = &state.failed
             && *number >= needed
         {
             self.pager.latch().check()?;
-            return Err(Error::NoSpace(reason.clone()));
+            return Err(error.again());
         }
         Ok(self.durable.load().generation)
     }
@@ -157,7 +160,7 @@ impl Volume {
         // Also after an error: `f` may have committed before it failed, and a commit that fails leaves the chain as it was.
         state.chain = chain;
         if let Err(error) = &result {
-            state.failed = Some((number, error.to_string()));
+            state.failed = Some((number, error.again()));
         }
         self.commit_done.notify_all();
         result
@@ -224,6 +227,7 @@ impl Volume {
 
     fn try_write_commit(&self, purpose: Purpose, chain: &mut Chain, frozen: Frozen) -> Result<()> {
         let Frozen { state, generation, mut allocated, mut freed, superseded } = frozen;
+        self.check_host()?;
         let mut nodes = 0;
         let trees = &state.trees;
         let mut roots = [Root::default(); 5];
@@ -244,9 +248,11 @@ impl Volume {
         let mut next = chain.clone();
         next.previous_session = None;
         next.session_first = Some(chain.session_first.unwrap_or(generation));
-        let due = generation.0.saturating_sub(chain.checkpoint.0) >= CHECKPOINT_EVERY
-            || !chain.list_pages.is_empty()
-            || chain.force_checkpoint;
+        let age = generation.0.saturating_sub(chain.checkpoint.0);
+        let wanted = age >= CHECKPOINT_EVERY || !chain.list_pages.is_empty();
+        // A rebuilt map cannot wait: no chain leads to it.
+        let due = chain.force_checkpoint
+            || (wanted && (age >= CHECKPOINT_AT_LATEST || self.space.lock().has_room_for_checkpoint()));
         let mut space_tree = self.space_tree.lock();
         let mut new_space_tree = None;
         if due && purpose != Purpose::Close {

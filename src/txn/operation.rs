@@ -55,7 +55,7 @@ impl Operation<'_> {
         let ino = Ino(self.counters.next_ino);
         self.changed = true;
         self.counters.next_ino += 1;
-        self.counters.inodes += 1;
+        self.counters.inodes = self.counters.inodes.saturating_add(1);
         Ok(ino)
     }
 

@@ -27,11 +27,20 @@ pub(super) struct Recovered {
     pub(super) fallback: Option<String>,
 }
 
-/// Opens every page that the record lists, whole; the first that does not is described.
+/// Generations left for the session that opens: more than it can use, so that counting never overflows.
+const LAST_OPENED: u64 = u64::MAX - (1 << 48);
+
+/// Opens every page that the record lists, whole, and compares the length of the file; the first flaw is described.
 ///
 /// # Errors
-/// Only when a page cannot be read: a transient fault must not look like a torn commit.
-fn first_bad_page(pager: &Pager, record: &CommitRecord, from_medium: bool) -> Result<Option<String>> {
+/// Only when something cannot be read: a transient fault must not look like a torn commit.
+fn first_flaw(pager: &Pager, record: &CommitRecord, from_medium: bool) -> Result<Option<String>> {
+    // The host may lose growth and keep the record. What is behind the end would be free space only, but a file must be what its record says.
+    let length = pager.storage().len()?;
+    if length / BLOCK < record.total_blocks {
+        let wanted = record.total_blocks;
+        return Ok(Some(format!("the file is truncated: length={length} blocks={wanted}")));
+    }
     for (run, tag) in &record.allocated {
         if from_medium {
             pager.storage().evict(run.offset(), run.bytes())?;
@@ -75,11 +84,15 @@ pub(super) fn choose(
     let Some(newest) = ring.last().cloned() else {
         return Err(Error::damaged("no commit record opens: every slot of the commit ring is destroyed"));
     };
+    let generation = newest.record.generation.0;
+    if generation > LAST_OPENED {
+        // Only a holder of the key can have made it; no program counts that far.
+        return Err(Error::damaged(format!("commit number is too great to go on from: {generation}")));
+    }
     let next_generation = newest.record.generation.next();
-    let Some(reason) = first_bad_page(pager, &newest.record, writable)? else {
+    let Some(reason) = first_flaw(pager, &newest.record, writable)? else {
         return Ok(Recovered { record: newest.record, tag: newest.tag, ring, next_generation, fallback: None });
     };
-    let generation = newest.record.generation.0;
     let remembered = seen.is_some_and(|seen| seen.tag == newest.tag && seen.generation == newest.record.generation);
     if newest.record.two_barrier || newest.record.closed || remembered {
         // It was durable: this is damage, never to be undone in silence.
@@ -91,7 +104,7 @@ pub(super) fn choose(
             "commit {generation} is incomplete ({reason}) and its predecessor is missing"
         )));
     };
-    if let Some(reason) = first_bad_page(pager, &before.record, writable)? {
+    if let Some(reason) = first_flaw(pager, &before.record, writable)? {
         return Err(Error::damaged(format!(
             "commit {} was durable, but {reason} (commit {generation} is incomplete)",
             before.record.generation.0
@@ -111,7 +124,7 @@ pub(super) fn choose(
 }
 
 /// Freed runs may be longer than a page.
-fn in_space(run: Run, total: u64) -> bool {
+pub(super) fn in_space(run: Run, total: u64) -> bool {
     run.end() <= total && RESERVED.iter().all(|&(start, end)| run.end() <= start || run.address >= end)
 }
 

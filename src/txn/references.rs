@@ -24,7 +24,7 @@ fn floor(tree: &Tree, store: &NodeStore, block: u64) -> Result<Option<(u64, Refe
 /// The count of the page whose first block is `block`.
 pub(crate) fn count(tree: &Tree, store: &NodeStore, block: u64) -> Result<u64> {
     Ok(match floor(tree, store, block)? {
-        Some((start, value)) if start + u64::from(value.run_blocks) > block => u64::from(value.count),
+        Some((start, value)) if start.saturating_add(u64::from(value.run_blocks)) > block => u64::from(value.count),
         _ => 1,
     })
 }
@@ -41,7 +41,7 @@ fn set_count(tree: &mut Tree, store: &NodeStore, edits: &mut Edits, run: Run, co
     };
     let (mut start, mut end) = (run.address, run.end());
     if let Some((first, value)) = floor(tree, store, run.address)? {
-        let last = first + u64::from(value.run_blocks);
+        let last = first.saturating_add(u64::from(value.run_blocks));
         if last > run.address {
             // Cut the covering record; what is left of it keeps its count.
             if first < run.address {
@@ -57,7 +57,7 @@ fn set_count(tree: &mut Tree, store: &NodeStore, edits: &mut Edits, run: Run, co
     // Join with equal neighbours, so that a cloned sequential file needs few records.
     if start > 0
         && let Some((first, value)) = floor(tree, store, start - 1)?
-        && first + u64::from(value.run_blocks) == start
+        && first.checked_add(u64::from(value.run_blocks)) == Some(start)
         && value.count == count
         && end - first <= u64::from(u32::MAX)
     {
@@ -74,6 +74,11 @@ fn set_count(tree: &mut Tree, store: &NodeStore, edits: &mut Edits, run: Run, co
     let value = ReferenceValue { run_blocks: (end - start) as u32, count };
     tree.insert(store, edits, key(start), &value.encode())?;
     Ok(())
+}
+
+/// The number after `number`. Only a hostile record has one that leaves none.
+pub(super) fn following(number: u64) -> Result<u64> {
+    number.checked_add(1).ok_or_else(|| Error::damaged("numbers of a counter are used up"))
 }
 
 impl Operation<'_> {
@@ -117,7 +122,7 @@ impl Operation<'_> {
     pub(crate) fn bury(&mut self, run: Run, born: Generation) -> Result<()> {
         self.changed = true;
         let key = Key::new(self.counters.newest_snapshot_id, kind::DEAD, self.counters.next_dead);
-        self.counters.next_dead += 1;
+        self.counters.next_dead = following(self.counters.next_dead)?;
         let value = DeadValue { run, born }.encode();
         self.trees.references.insert(self.volume.store(), &mut self.global_edits, key, &value)?;
         Ok(())

@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 
 use super::Volume;
 use super::commit::Purpose;
+use super::references::following;
 use crate::btree::Tree;
 use crate::error::{Error, Result};
 use crate::format::values::{DeadValue, SnapshotValue};
@@ -36,7 +37,7 @@ impl Volume {
                     name: name.to_vec(),
                 };
                 operation.changed = true;
-                operation.counters.next_snapshot += 1;
+                operation.counters.next_snapshot = following(id)?;
                 operation.counters.newest_snapshot = durable.generation;
                 operation.counters.newest_snapshot_id = id;
                 let key = Key::new(id, kind::SNAPSHOT, 0);

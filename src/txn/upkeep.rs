@@ -15,7 +15,7 @@ impl Volume {
     /// sweeps a region after an unclean open. Returns whether there is more to do at once.
     pub(crate) fn maintain(&self) -> Result<bool> {
         self.check_writable()?;
-        self.pager.storage().still_there()?;
+        self.check_host().map_err(|error| self.pager.latch().set("looking after the archive's file", &error))?;
         self.release_waiting();
         if !self.is_dirty() && self.space.lock().waits_for_commit() {
             self.commit_for(Purpose::Drain)?;
@@ -28,6 +28,19 @@ impl Volume {
             self.erase_step(false)?;
         }
         Ok(swept)
+    }
+
+    /// Another program cut, replaced or removed the file: what is written to it from here on would be lost, or hide the damage.
+    pub(super) fn check_host(&self) -> Result<()> {
+        match self.pager.storage().still_there() {
+            Err(Error::Damaged(reason)) => Err(Error::Damaged(reason)),
+            // That nobody can tell at this moment is no reason to stop.
+            Err(error) => {
+                tracing::warn!("the archive's file cannot be examined: {error}");
+                Ok(())
+            }
+            Ok(()) => Ok(()),
+        }
     }
 
     /// Recycled blocks need no erasing, so what was freed gets this long to be recycled.
@@ -153,6 +166,10 @@ impl Volume {
             space.trim_tail()
         };
         if self.pager.storage().len()? > total * BLOCK {
+            if self.durable.load().total_blocks > total {
+                // The file must never be shorter than a record that may be trusted says.
+                self.commit_for(Purpose::Drain)?;
+            }
             self.pager.storage().set_len(total * BLOCK)?;
         }
         self.commit_for(Purpose::Close)?;

@@ -19,7 +19,7 @@ pub(super) const CREATOR: Creator = Creator { uid: 1000, gid: 100 };
 const ARCHIVE: [u8; 16] = [7; 16];
 const MEMORY: u64 = 32 << 20;
 
-fn cipher(environment: Arc<dyn Environment>) -> PageCipher {
+pub(super) fn cipher(environment: Arc<dyn Environment>) -> PageCipher {
     PageCipher::new(&SecretKey::new([9; 32]), ARCHIVE, environment)
 }
 
@@ -39,19 +39,23 @@ pub(super) fn fresh_with(seed: u64, name_key: [u8; 16], options: FsOptions) -> (
 }
 
 /// A new file system on a storage of the test's, durable as it is.
-pub(super) fn create_on(storage: Arc<dyn Storage>, environment: Arc<dyn Environment>) -> Arc<FileSystem> {
+pub(super) fn create_with(
+    storage: Arc<dyn Storage>,
+    environment: Arc<dyn Environment>,
+    options: FsOptions,
+) -> Arc<FileSystem> {
     let volume = Volume::create(storage, cipher(environment.clone()), environment.clone(), 1).unwrap();
-    let fs = FileSystem::new(volume, environment, NAME_KEY, OPTIONS).unwrap();
+    let fs = FileSystem::new(volume, environment, NAME_KEY, options).unwrap();
     fs.format(CREATOR).unwrap();
     fs.sync().unwrap();
     fs
 }
 
 /// Opens what a crash left.
-pub(super) fn open_on(storage: Arc<dyn Storage>, environment: Arc<dyn Environment>) -> Arc<FileSystem> {
+pub(super) fn try_open_on(storage: Arc<dyn Storage>, environment: Arc<dyn Environment>) -> Result<Arc<FileSystem>> {
     let open = OpenOptions { read_only: false, memory: MEMORY };
-    let volume = Volume::open(storage, cipher(environment.clone()), environment.clone(), 1, &open).unwrap();
-    FileSystem::new(volume, environment, NAME_KEY, OPTIONS).unwrap()
+    let volume = Volume::open(storage, cipher(environment.clone()), environment.clone(), 1, &open)?;
+    FileSystem::new(volume, environment, NAME_KEY, OPTIONS)
 }
 
 /// Closes and opens again.

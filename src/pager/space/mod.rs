@@ -118,6 +118,11 @@ impl SpaceMap {
         12 + regions + regions / 4 + self.list_entries / 1000
     }
 
+    /// Whether a checkpoint of everything that changed fits beside what is promised.
+    pub(crate) fn has_room_for_checkpoint(&self) -> bool {
+        self.quads >= self.reserved + self.overhead()
+    }
+
     fn update(regions: &mut BTreeMap<u64, Box<Region>>, roomy: &mut BTreeSet<u64>, quads: &mut u64, number: u64) {
         if let Some(region) = regions.get_mut(&number) {
             *quads = quads.wrapping_add_signed(region.recount());

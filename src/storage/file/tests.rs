@@ -110,7 +110,7 @@ fn zeros_are_written_behind_the_end_only() {
 }
 
 #[test]
-fn notices_that_the_path_names_something_else_or_that_the_file_shrank() {
+fn notices_that_the_file_was_removed_or_replaced_or_cut() {
     let (directory, path) = place();
     let storage = FileStorage::create(&path).unwrap();
     storage.write_at(0, &[1; 8192]).unwrap();
@@ -121,10 +121,16 @@ fn notices_that_the_path_names_something_else_or_that_the_file_shrank() {
     assert!(matches!(storage.still_there(), Err(Error::Damaged(_))));
     storage.set_len(4096).unwrap();
     let aside = directory.path().join("b.lbx");
+    // Moved away it can still be found, whatever lies in its place.
     fs::rename(&path, &aside).unwrap();
-    assert!(matches!(storage.still_there(), Err(Error::Damaged(_))));
+    storage.still_there().unwrap();
     fs::write(&path, [0; 4096]).unwrap();
-    assert!(matches!(storage.still_there(), Err(Error::Damaged(_))));
+    storage.still_there().unwrap();
     fs::rename(&aside, &path).unwrap();
     storage.still_there().unwrap();
+    fs::write(&aside, [0; 4096]).unwrap();
+    fs::rename(&aside, &path).unwrap();
+    assert!(matches!(storage.still_there(), Err(Error::Damaged(_))));
+    fs::remove_file(&path).unwrap();
+    assert!(matches!(storage.still_there(), Err(Error::Damaged(_))));
 }

@@ -250,3 +250,98 @@ fn behaves_like_a_plain_file_while_nothing_crashes() {
         assert_eq!(storage.contents(), model);
     }
 }
+
+#[test]
+fn a_replay_is_at_every_point_what_the_storage_was() {
+    let storage = ones();
+    storage.write_at(0, &[2; BLOCK]).unwrap();
+    storage.record(1 << 20);
+    let mut mediums = vec![storage.medium_contents()];
+    let mut caches = vec![storage.contents()];
+    let mut note = |storage: &SimulatedStorage| {
+        mediums.push(storage.medium_contents());
+        caches.push(storage.contents());
+    };
+    storage.punch(4096, 4096).unwrap();
+    note(&storage);
+    storage.write_at(8192, &[3; 2 * BLOCK]).unwrap();
+    note(&storage);
+    storage.barrier().unwrap();
+    note(&storage);
+    storage.allocate(20_000, 10_000).unwrap();
+    note(&storage);
+    storage.set_len(12_288).unwrap();
+    note(&storage);
+    assert_eq!(storage.position(), 6);
+    let trace = storage.recorded().unwrap();
+    assert!(trace.is_complete() && trace.len() == 6);
+    let mut point = trace.replay();
+    // What was pending when recording began comes first.
+    assert!(point.advance());
+    for (medium, cache) in mediums.iter().zip(&caches) {
+        assert!(point.power_loss(&mut |_| Fate::Drop).contents() == *medium);
+        assert!(point.power_loss(&mut |_| Fate::Keep).contents() == *cache);
+        let dead = point.process_death();
+        assert!(dead.contents() == *cache && dead.medium_contents() == *medium);
+        point.advance();
+    }
+    assert!(!point.advance());
+}
+
+#[test]
+fn a_recording_takes_no_more_memory_than_it_may() {
+    let storage = ones();
+    storage.record(3 * BLOCK as u64);
+    for _ in 0..10 {
+        storage.write_at(0, &[2; BLOCK]).unwrap();
+    }
+    let trace = storage.recorded().unwrap();
+    assert!(!trace.is_complete() && trace.len() == 2);
+}
+
+#[test]
+fn a_replayed_barrier_that_failed_shows_data_until_it_is_evicted() {
+    let storage = ones();
+    storage.record(1 << 20);
+    storage.write_at(0, &[2; BLOCK]).unwrap();
+    let trace = storage.recorded().unwrap();
+    let mut point = trace.replay();
+    point.advance();
+    let failed = point.failed_barrier();
+    failed.barrier().unwrap();
+    assert_eq!(byte(&failed, 0), 2);
+    failed.evict(0, 4096).unwrap();
+    assert_eq!(byte(&failed, 0), 1);
+}
+
+#[test]
+fn a_garbage_sector_is_neither_old_nor_new() {
+    let storage = ones();
+    storage.write_at(0, &[2; BLOCK]).unwrap();
+    let torn = storage.crash(&mut |_| Fate::Garbage(Box::new(|part| part != 1))).contents();
+    assert!(torn[..512].iter().all(|&b| b == 2) && torn[1024..BLOCK].iter().all(|&b| b == 2));
+    assert!(torn[512..1024] != [1; 512] && torn[512..1024] != [2; 512]);
+}
+
+#[test]
+fn planned_faults_meet_their_class_once_or_for_good() {
+    let storage = ones();
+    let plan = FaultPlan { class: Class::Write, count: 1, fault: Fault::Eio, lasting: false };
+    storage.inject(Some(plan));
+    storage.write_at(0, &[3]).unwrap();
+    storage.barrier().unwrap();
+    assert!(matches!(storage.write_at(0, &[4]), Err(Error::Io { .. })));
+    storage.write_at(0, &[5]).unwrap();
+    assert_eq!(storage.injected(), 1);
+    storage.inject(Some(FaultPlan { class: Class::Room, fault: Fault::NoSpace, lasting: true, ..plan }));
+    storage.punch(0, 10).unwrap();
+    storage.write_at(0, &[6]).unwrap();
+    assert!(matches!(storage.allocate(0, 10), Err(Error::NoSpace(_))));
+    assert!(matches!(storage.punch(0, 10), Err(Error::NoSpace(_))));
+    storage.inject(Some(FaultPlan { count: 0, fault: Fault::Short, ..plan }));
+    assert!(storage.write_at(0, &[7; 10]).is_err());
+    assert_eq!((byte(&storage, 4), byte(&storage, 5)), (7, 0));
+    storage.inject(Some(FaultPlan { class: Class::Read, count: 0, fault: Fault::Eio, lasting: false }));
+    assert!(storage.read_at(0, &mut [0]).is_err());
+    assert_eq!(byte(&storage, 0), 7);
+}

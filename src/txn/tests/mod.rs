@@ -2,6 +2,7 @@
 
 mod crash;
 mod lineage;
+mod gaps;
 mod model;
 mod recovery;
 mod space;

@@ -1,0 +1,291 @@
+//! What happens at the edges: no room for a checkpoint, failed leaders, hostile counters, reservations that do not suffice, lost growth.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use parking_lot::Mutex;
+
+use super::support::*;
+use crate::Error;
+use crate::format::record::CommitRecord;
+use crate::format::{BLOCK, Generation, Ino, Run};
+use crate::pager::Pager;
+use crate::storage::simulated::{Class, Fate, Fault, FaultPlan, OpKind, SimulatedStorage};
+use crate::storage::{MemoryStorage, Storage};
+use crate::txn::Volume;
+use crate::txn::commit::Purpose;
+
+/// Takes what is left of the room, but for some groups.
+fn leave_room(volume: &Volume, groups: u64) -> u64 {
+    let mut taken = 0;
+    while volume.reserve_quads(1, true).is_ok() {
+        taken += 1;
+    }
+    assert!(taken > groups);
+    volume.space.lock().unreserve(groups);
+    taken - groups
+}
+
+/// Specification 9.3: without room a checkpoint waits, but never longer than the ring lasts; nothing latches.
+#[test]
+fn a_checkpoint_without_room_waits_as_long_as_the_ring_lasts() {
+    let dice = Dice::new(1);
+    let storage = Arc::new(MemoryStorage::new());
+    let volume = create(storage.clone(), &dice);
+    for slot in 0..20 {
+        put(&volume, 2, slot, slot, 3000).unwrap();
+    }
+    for _ in 0..3 {
+        volume.commit_for(Purpose::Drain).unwrap();
+    }
+    storage.set_capacity(Some(storage.allocated()));
+    let taken = leave_room(&volume, 8);
+    let mut oldest = 0;
+    for _ in 0..120 {
+        volume.commit_for(Purpose::Drain).unwrap();
+        let record = volume.durable();
+        oldest = oldest.max(record.generation.0 - record.checkpoint.0);
+    }
+    assert!((30..=48).contains(&oldest), "the chain was {oldest} commits long");
+    volume.space.lock().unreserve(taken);
+    // With room it is made up for at once.
+    volume.commit_for(Purpose::Drain).unwrap();
+    for _ in 0..30 {
+        volume.commit_for(Purpose::Drain).unwrap();
+        let record = volume.durable();
+        assert!(record.generation.0 - record.checkpoint.0 <= 24);
+    }
+    assert_sound(&volume);
+    drop(volume);
+    assert_sound(&open(storage, &dice));
+}
+
+/// Whoever waits for a commit that failed is told why, in the same kind of error as its leader.
+#[test]
+fn who_waits_for_a_failed_commit_gets_the_leaders_error() {
+    const CALLERS: u64 = 8;
+    let dice = Dice::new(2);
+    for number in [5, 28] {
+        let volume = create(Arc::new(MemoryStorage::new()), &dice);
+        let led = Arc::new(AtomicU64::new(0));
+        let count = led.clone();
+        volume.set_flusher(Box::new(move |_| {
+            count.fetch_add(1, Ordering::Relaxed);
+            Err(Error::io("reading what is staged", std::io::Error::from_raw_os_error(number)))
+        }));
+        volume.mark_staged();
+        let arrived = AtomicU64::new(0);
+        let errors: Vec<Error> = std::thread::scope(|scope| {
+            let mut callers = Vec::new();
+            volume
+                .as_leader(|_| {
+                    callers.extend((0..CALLERS).map(|_| {
+                        scope.spawn(|| {
+                            arrived.fetch_add(1, Ordering::Relaxed);
+                            volume.commit().unwrap_err()
+                        })
+                    }));
+                    // They wait for this leader, or come after it and lead themselves: either is right, and most wait.
+                    while arrived.load(Ordering::Relaxed) < CALLERS {
+                        std::thread::yield_now();
+                    }
+                    Ok(())
+                })
+                .unwrap();
+            callers.into_iter().map(|caller| caller.join().unwrap()).collect()
+        });
+        for error in errors {
+            match number {
+                5 => {
+                    let same = matches!(&error, Error::Io { source, .. } if source.raw_os_error() == Some(5));
+                    assert!(same, "{error:?}");
+                }
+                _ => assert!(matches!(error, Error::NoSpace(_)), "{error:?}"),
+            }
+        }
+        println!("{} of {CALLERS} callers led", led.load(Ordering::Relaxed));
+        volume.pager().latch().check().unwrap();
+    }
+}
+
+/// Seals a record that only a holder of the key can make into its slot.
+fn forge(storage: &Arc<MemoryStorage>, dice: &Dice, record: &CommitRecord) {
+    Pager::new(storage.clone(), cipher(&dice.0), 1 << 20).write_record(record).unwrap();
+}
+
+/// Counters at the end of their range are an error of the change that needs the next number, never a wrapped number.
+#[test]
+fn counters_of_a_hostile_record_do_not_wrap() {
+    let dice = Dice::new(3);
+    let storage = Arc::new(MemoryStorage::new());
+    let volume = create(storage.clone(), &dice);
+    put(&volume, 2, 0, 1, 3000).unwrap();
+    volume.commit().unwrap();
+    let newest = (*volume.durable()).clone();
+    drop(volume);
+    for generation in [u64::MAX, u64::MAX - 1, u64::MAX - (1 << 40)] {
+        let storage = Arc::new(MemoryStorage::from_contents(storage.contents()));
+        forge(&storage, &dice, &CommitRecord { generation: Generation(generation), ..newest.clone() });
+        for read_only in [false, true] {
+            let opened = try_open(storage.clone(), &dice, read_only);
+            assert!(matches!(opened, Err(Error::Damaged(_))), "generation {generation}");
+        }
+    }
+    let hostile = CommitRecord {
+        generation: newest.generation.next(),
+        inodes: u64::MAX,
+        used_blocks: u64::MAX,
+        next_dead: u64::MAX,
+        next_snapshot: u64::MAX,
+        ..newest
+    };
+    forge(&storage, &dice, &hostile);
+    let volume = open(storage, &dice);
+    assert!(matches!(volume.take_snapshot(b"one"), Err(Error::Damaged(_))));
+    volume.operate(1, false, |op| op.allocate_ino()).unwrap();
+    volume.operate(1, false, |op| op.bury(Run::new(400, 1), Generation(1))).unwrap_err();
+    put(&volume, 2, 1, 1, 3000).unwrap();
+    volume.commit().unwrap();
+    assert!(volume.check_space(true, &mut |_, _| {}).unwrap().iter().any(|finding| finding.contains("counted wrong")));
+}
+
+/// P2: a writer that reserved too little fails; it does not take what others were promised.
+#[test]
+#[cfg_attr(debug_assertions, should_panic(expected = "of a reservation of 1 groups"))]
+fn data_beyond_its_reservation_is_refused() {
+    let dice = Dice::new(4);
+    let volume = create(Arc::new(MemoryStorage::new()), &dice);
+    let other = volume.reserve_data(100_000, 1).unwrap();
+    let mut small = volume.reserve_data(100, 1).unwrap();
+    let refused = volume.write_data(&mut small, Ino(2), 0, &bytes_of(1, 60_000), false);
+    assert!(matches!(refused, Err(Error::Invalid(_))));
+    assert_eq!((small.quads(), other.quads()), (1, 7));
+}
+
+/// A rebuilt map believes a record's list of freed runs only where no tree has a page and the file has blocks.
+#[test]
+fn a_rebuilt_space_map_does_not_free_what_is_in_use() {
+    let dice = Dice::new(5);
+    let storage = Arc::new(MemoryStorage::new());
+    let volume = create(storage.clone(), &dice);
+    let first = volume.durable().generation;
+    put(&volume, 2, 0, 1, 30_000).unwrap();
+    volume.commit().unwrap();
+    let state = volume.state();
+    let extent = crate::format::values::Extent::decode;
+    let page = volume.view(&state).get(extent_key(2, 0), extent).unwrap().unwrap().page.run;
+    let newest = (*volume.durable()).clone();
+    drop((state, volume));
+    let freed = vec![page, Run::new(33, 4), Run::new(newest.total_blocks - 1, 60_000)];
+    forge(&storage, &dice, &CommitRecord { generation: newest.generation.next(), freed, ..newest });
+    storage.write_at(crate::format::slot_block(first.slot()) * BLOCK, &[0xA5; BLOCK as usize]).unwrap();
+    let volume = open(storage.clone(), &dice);
+    for slot in 1..60 {
+        put(&volume, 2, slot, slot, 3000).unwrap();
+        volume.commit().unwrap();
+    }
+    let expected = (1..60).map(|slot| ((2, slot), (slot, 3000))).chain([((2, 0), (1, 30_000))]).collect();
+    assert_live(&volume, &expected);
+    assert_sound(&volume);
+    drop(volume);
+    assert_live(&open(storage, &dice), &expected);
+}
+
+/// On a host so full that nothing can be taken out of reach, old ciphertext is overwritten in place; when that is refused it stays to be done.
+#[test]
+fn overwriting_in_place_that_is_refused_is_done_later() {
+    let dice = Dice::new(6);
+    let storage = SimulatedStorage::new();
+    let volume = create(storage.clone(), &dice);
+    (0..20).for_each(|slot| put(&volume, 2, slot, slot, 30_000).unwrap());
+    volume.commit().unwrap();
+    (0..20).for_each(|slot| assert!(delete(&volume, 2, slot).unwrap()));
+    for _ in 0..3 {
+        volume.commit_for(Purpose::Drain).unwrap();
+    }
+    volume.release_waiting();
+    storage.set_capacity(Some(storage.allocated()));
+    let taken = leave_room(&volume, 0);
+    assert!(volume.space.lock().start_erasing(true).is_empty(), "there is room to erase in the usual way");
+    storage.inject(Some(FaultPlan { class: Class::Write, count: 0, fault: Fault::NoSpace, lasting: true }));
+    assert!(matches!(volume.erase_all(), Err(Error::NoSpace(_))));
+    assert!(storage.injected() > 0);
+    volume.pager().latch().check().unwrap();
+    assert!(volume.space.lock().has_dirty());
+    storage.inject(None);
+    volume.erase_all().unwrap();
+    assert!(!volume.space.lock().has_dirty());
+    volume.space.lock().unreserve(taken);
+    assert_sound(&volume);
+}
+
+fn assert_as_long_as_its_record(crashed: &Arc<SimulatedStorage>, dice: &Dice) -> Arc<Volume> {
+    let volume = open(crashed.clone(), dice);
+    let blocks = volume.durable().total_blocks;
+    assert!(crashed.len().unwrap() >= blocks * BLOCK, "the record says {blocks} blocks");
+    assert_sound(&volume);
+    volume
+}
+
+/// Found by the crash campaign (seed 1): the growth of the file is lost, the record that counts on it is not. It was never acknowledged.
+#[test]
+fn a_commit_whose_growth_was_lost_is_not_trusted() {
+    let dice = Dice::new(7);
+    let storage = SimulatedStorage::new();
+    let volume = create(storage.clone(), &dice);
+    put(&volume, 2, 0, 1, 3000).unwrap();
+    let acknowledged = volume.commit().unwrap();
+    put(&volume, 2, 1, 2, 3000).unwrap();
+    let before = volume.space().0;
+    let more = volume.reserve_data(64 << 20, 0).unwrap();
+    assert!(volume.space().0 > before);
+    drop(more);
+    let images: Arc<Mutex<Vec<Arc<SimulatedStorage>>>> = Arc::default();
+    let (weak, taken) = (Arc::downgrade(&storage), images.clone());
+    storage.on_op(Box::new(move |op| {
+        if let (OpKind::Barrier, Some(storage)) = (op, weak.upgrade()) {
+            let lost = |op: &crate::storage::simulated::PendingOp| match op.kind {
+                OpKind::Allocate { .. } => Fate::Drop,
+                _ => Fate::Keep,
+            };
+            taken.lock().push(storage.crash(&mut { lost }));
+        }
+    }));
+    volume.commit().unwrap();
+    storage.on_op(Box::new(|_| {}));
+    let images = std::mem::take(&mut *images.lock());
+    assert!(!images.is_empty());
+    for crashed in images {
+        let volume = assert_as_long_as_its_record(&crashed, &dice);
+        assert!(volume.fallback().is_some_and(|text| text.contains("truncated")));
+        assert_eq!(volume.durable().generation, acknowledged);
+    }
+}
+
+/// Found by the crash campaign: the file is cut only when a durable record says that it is shorter.
+#[test]
+fn closing_cuts_the_file_behind_a_record_that_says_so() {
+    let dice = Dice::new(8);
+    let storage = SimulatedStorage::new();
+    let volume = create(storage.clone(), &dice);
+    (0..100).for_each(|slot| put(&volume, 2, slot, slot, 60_000).unwrap());
+    volume.commit().unwrap();
+    (0..100).for_each(|slot| assert!(delete(&volume, 2, slot).unwrap()));
+    let images: Arc<Mutex<Vec<Arc<SimulatedStorage>>>> = Arc::default();
+    let (weak, taken) = (Arc::downgrade(&storage), images.clone());
+    storage.on_op(Box::new(move |_| {
+        let Some(storage) = weak.upgrade() else { return };
+        if storage.pending().iter().any(|op| matches!(op.kind, OpKind::SetLen(_))) {
+            let cut_only = |op: &crate::storage::simulated::PendingOp| match op.kind {
+                OpKind::SetLen(_) => Fate::Keep,
+                _ => Fate::Drop,
+            };
+            taken.lock().push(storage.crash(&mut { cut_only }));
+        }
+    }));
+    volume.close().unwrap();
+    storage.on_op(Box::new(|_| {}));
+    let images = std::mem::take(&mut *images.lock());
+    assert!(!images.is_empty(), "the file was not cut");
+    images.iter().for_each(|crashed| drop(assert_as_long_as_its_record(crashed, &dice)));
+}
