@@ -6,7 +6,7 @@ use super::Child;
 use crate::format::node::{self, INTERNAL_ENTRY, LEAF_ENTRY, NODE_HEAD, NodeHead};
 use crate::format::{Generation, Key, NODE_CAPACITY, Pointer};
 
-/// How full the left half stays when the newest entry is the last one: keys that ascend fill their nodes, and a tenth is left for
+/// How full the left half stays when the newest entry is the last one, or the last of its object and kind: keys that ascend fill their nodes, and a tenth is left for
 /// values that grow.
 const ASCENDING_FILL: usize = NODE_CAPACITY / 10 * 9;
 /// Garbage that is not worth moving a leaf's values for.
@@ -105,19 +105,23 @@ impl Node {
     ///
     /// Two halves always suffice (B5): the node held at most `NODE_CAPACITY` before one entry came or grew, and an entry takes at most
     /// 3,519 bytes, so the larger half of a split in the middle has at most (16,238 + 3,519) / 2 + 3,519 bytes of entries. The split
-    /// of ascending keys leaves at most nine tenths on the left, and on the right a tenth and at most two entries.
+    /// of ascending keys leaves at most nine tenths on the left, and on the right a tenth and at most two entries, or less than half.
     pub(super) fn split(&mut self, newest: usize) -> Node {
         let total = self.encoded_size() - NODE_HEAD;
         let right = match &mut self.body {
             Body::Leaf(leaf) => {
                 let count = leaf.entries.len();
-                let limit = if newest + 1 == count { ASCENDING_FILL } else { total / 2 };
+                let (limit, most) = if leaf.ends_group(newest) && leaf.size_through(newest) > total / 2 {
+                    (ASCENDING_FILL, newest + 1)
+                } else {
+                    (total / 2, count)
+                };
                 let mut left = 0;
                 let fitting = leaf.entries.iter().take_while(|entry| {
                     left += LEAF_ENTRY + usize::from(entry.length);
                     left <= limit
                 });
-                let at = fitting.count().clamp(1, count - 1);
+                let at = fitting.count().min(most).clamp(1, count - 1);
                 Body::Leaf(leaf.split_off(at))
             }
             Body::Internal(children) => {
@@ -202,6 +206,17 @@ impl Leaf {
 
     pub(super) fn len(&self) -> usize {
         self.entries.len()
+    }
+
+    /// Whether the entry is the last one of its object and kind: keys of one file's extents ascend also where other files follow.
+    fn ends_group(&self, position: usize) -> bool {
+        let group = |entry: &Entry| (entry.key.object, entry.key.kind);
+        self.entries.get(position + 1).is_none_or(|next| group(next) != group(&self.entries[position]))
+    }
+
+    /// Encoded bytes of the entries up to and with this one.
+    fn size_through(&self, position: usize) -> usize {
+        self.entries[..=position].iter().map(|entry| LEAF_ENTRY + usize::from(entry.length)).sum()
     }
 
     pub(super) fn entry(&self, position: usize) -> (Key, &[u8]) {

@@ -8,6 +8,7 @@ mod inode;
 mod layer;
 mod ops;
 mod plan;
+mod presence;
 mod reclaim;
 mod staging;
 #[cfg(test)]

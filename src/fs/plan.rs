@@ -18,7 +18,7 @@ use crate::txn::{Reservation, View, Volume, WrittenPiece, quads_for};
 pub(crate) const INLINE: u64 = 256;
 
 /// Files up to this many bytes are packed: at four or more a page the blocks that each would round up are worth sharing.
-const PACK: u64 = 32 * 1024;
+pub(super) const PACK: u64 = 32 * 1024;
 
 /// Items of one packed page (specification 5.3 bounds the page, `write_packed` the number).
 const PACK_FILES: usize = 256;
@@ -271,7 +271,7 @@ fn span(ranges: &[Range<u64>]) -> Vec<Range<u64>> {
 }
 
 /// Sorts and joins what touches.
-fn join(mut ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
+pub(super) fn join(mut ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
     ranges.sort_unstable_by_key(|range| range.start);
     let mut joined: Vec<Range<u64>> = Vec::with_capacity(ranges.len());
     for range in ranges {

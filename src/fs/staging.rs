@@ -26,7 +26,7 @@ use parking_lot::{Mutex, RwLock};
 
 use super::batch::{Batch, existing, names};
 use super::layer::{Existing, FRAME, Frame, Layer, QUAD, split};
-use super::{FileSystem, inode, plan};
+use super::{FileSystem, plan};
 use crate::error::Result;
 use crate::format::{Ino, MAX_VALUE};
 use crate::txn::{Reservation, State, View, Volume, WrittenPiece};
@@ -175,10 +175,6 @@ impl StagedFile {
 }
 
 impl Content {
-    fn bytes(&self) -> u64 {
-        self.active.bytes() + self.sealed.iter().map(|sealed| sealed.layer.bytes()).sum::<u64>()
-    }
-
     fn weight(&self) -> u64 {
         self.active.weight() + self.sealed.iter().map(|sealed| sealed.layer.weight()).sum::<u64>()
     }
@@ -284,6 +280,11 @@ impl Content {
         Overlay { end: self.end(), parts }
     }
 
+    /// Where the layers have bytes, in no order.
+    pub(super) fn ranges(&self) -> Vec<Range<u64>> {
+        self.layers().flat_map(Layer::iter).map(|(offset, data)| offset..offset + data.len() as u64).collect()
+    }
+
     /// Drops what no batch has sealed.
     pub(super) fn discard(&mut self) {
         self.active = Layer::default();
@@ -298,7 +299,7 @@ impl Content {
 
 impl FileSystem {
     /// A state, and what `f` tells of the content that lies over it (D1).
-    fn look<R>(&self, ino: Ino, f: impl FnOnce(&Content) -> R) -> Result<(Arc<State>, Option<R>)> {
+    pub(super) fn look<R>(&self, ino: Ino, f: impl FnOnce(&Content) -> R) -> Result<(Arc<State>, Option<R>)> {
         // An entry leaves the map only when all it had is published, so without one the state taken now has everything.
         let Some(file) = self.staging.find(ino) else { return Ok((self.volume.state(), None)) };
         file.with(|content| {
@@ -318,14 +319,6 @@ impl FileSystem {
     pub(super) fn overlay(&self, ino: Ino, range: &Range<u64>) -> Result<(Arc<State>, Overlay)> {
         let (state, overlay) = self.look(ino, |content| content.overlay(range))?;
         Ok((state, overlay.unwrap_or(Overlay { end: 0, parts: Vec::new() })))
-    }
-
-    /// The size of a file with staged data, that data included, and the number of staged bytes; None when nothing is staged.
-    pub(crate) fn staged_size(&self, ino: Ino) -> Option<(u64, u64)> {
-        let (state, found) = self.look(ino, |content| (content.end(), content.bytes())).ok()?;
-        let (end, bytes) = found?;
-        let inode = inode::load(self.volume.view(&state), ino).ok()?;
-        Some((inode.size.max(end), bytes))
     }
 
     /// Drops the staged data of an inode that no longer exists.

@@ -5,4 +5,5 @@ mod data;
 mod model;
 mod names;
 mod racing;
+mod ranges;
 mod support;

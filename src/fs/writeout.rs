@@ -5,6 +5,7 @@
 //! first lands every announced batch, waiting for those whose pages are being written (they wait for nothing that it holds, W3), then
 //! seals what is active for a batch of its own. Whoever comes second finds the batch applied and changes nothing.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use super::batch::{Batch, Plan};
@@ -196,6 +197,23 @@ impl FileSystem {
             batches.iter().try_for_each(|batch| batch.land(&self.volume, op).map(drop))
         })?;
         self.settle(file)
+    }
+
+    /// Returns when no sealed layer of the file is left and nothing staged lies over `range` (a commit may seal a layer of the rest at once;
+    /// `is_clear` tells). The caller holds the turn.
+    pub(super) fn clear_staged(&self, file: &Arc<StagedFile>, range: &Range<u64>) -> Result<()> {
+        loop {
+            self.land_older(file)?;
+            if file.with(|content| content.active.within(range).next().is_none()) {
+                return Ok(());
+            }
+            self.write_out(std::slice::from_ref(file))?;
+        }
+    }
+
+    /// Whether the extents of `range` may be changed in `op` (D2); a definite answer, for `op` holds the writers' lock.
+    pub(super) fn is_clear(&self, file: &StagedFile, op: &Operation<'_>, range: &Range<u64>) -> Result<bool> {
+        Ok(self.is_settled(file, op)? && file.with(|content| content.active.within(range).next().is_none()))
     }
 
     /// Brings the staged bytes under three quarters of their bound when they are beyond it.

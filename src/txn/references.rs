@@ -1,5 +1,7 @@
 //! How many extents and dead-list entries name each page, as run-length records in the reference tree (specification section 8).
 
+use std::ops::ControlFlow;
+
 use super::operation::Operation;
 use crate::btree::{Edits, NodeStore, Tree};
 use crate::error::{Error, Result};
@@ -81,6 +83,93 @@ pub(super) fn following(number: u64) -> Result<u64> {
     number.checked_add(1).ok_or_else(|| Error::damaged("numbers of a counter are used up"))
 }
 
+/// Adds to the count of every page in `blocks`, which are whole pages: as many record changes as counts differ there, however many pages.
+fn raise(tree: &mut Tree, store: &NodeStore, edits: &mut Edits, blocks: Run, more: u32) -> Result<()> {
+    let (start, end) = (blocks.address, blocks.end());
+    let old = records_around(tree, store, start, end)?;
+    let mut new: Vec<Counted> = Vec::with_capacity(old.len() + 2);
+    let mut at = start;
+    for record in &old {
+        let (from, to) = (record.start.max(start), record.end.min(end));
+        if from >= to {
+            // A neighbour, or what has nothing of the range.
+            if record.start >= end {
+                push(&mut new, at, end, 1 + u64::from(more))?;
+                at = end;
+            }
+            push(&mut new, record.start, record.end, record.count)?;
+            continue;
+        }
+        push(&mut new, record.start, from, record.count)?;
+        push(&mut new, at, from, 1 + u64::from(more))?;
+        push(&mut new, from, to, record.count + u64::from(more))?;
+        at = to;
+        push(&mut new, to, record.end, record.count)?;
+    }
+    // Behind a record that reaches beyond the range nothing is left of it.
+    if at < end {
+        push(&mut new, at, end, 1 + u64::from(more))?;
+    }
+    let at_start = |records: &[Counted], start: u64| {
+        records.binary_search_by_key(&start, |record| record.start).ok().map(|at| records[at])
+    };
+    for record in old.iter().filter(|record| at_start(&new, record.start).is_none()) {
+        tree.remove(store, edits, key(record.start))?;
+    }
+    for record in new.iter().filter(|record| at_start(&old, record.start) != Some(**record)) {
+        // `push` bounds both.
+        let value = ReferenceValue { run_blocks: (record.end - record.start) as u32, count: record.count as u32 };
+        tree.insert(store, edits, key(record.start), &value.encode())?;
+    }
+    Ok(())
+}
+
+/// A record as blocks from `start` to `end`.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Counted {
+    start: u64,
+    end: u64,
+    count: u64,
+}
+
+/// Appends a record that starts where the last one ends or later; joins the two when they say the same.
+fn push(records: &mut Vec<Counted>, start: u64, end: u64, count: u64) -> Result<()> {
+    if start >= end {
+        return Ok(());
+    }
+    if u32::try_from(count).is_err() {
+        return Err(Error::TooManyLinks);
+    }
+    match records.last_mut() {
+        Some(last) if last.end == start && last.count == count && end - last.start <= u64::from(u32::MAX) => {
+            last.end = end;
+        }
+        _ => records.push(Counted { start, end, count }),
+    }
+    Ok(())
+}
+
+/// The records that overlap `start..end` or touch it, ascending.
+fn records_around(tree: &Tree, store: &NodeStore, start: u64, end: u64) -> Result<Vec<Counted>> {
+    let counted = |first: u64, value: ReferenceValue| Counted {
+        start: first,
+        end: first + u64::from(value.run_blocks),
+        count: value.count.into(),
+    };
+    let mut found = Vec::new();
+    if let Some(before) = start.checked_sub(1)
+        && let Some((first, value)) = floor(tree, store, before)?
+        && first + u64::from(value.run_blocks) >= start
+    {
+        found.push(counted(first, value));
+    }
+    tree.scan(store, key(start), key(end.saturating_add(1)), &mut |key, value| {
+        found.push(counted(key.sub, ReferenceValue::decode(value)?));
+        Ok(ControlFlow::Continue(()))
+    })?;
+    Ok(found)
+}
+
 impl Operation<'_> {
     fn count_of(&self, run: Run) -> Result<u64> {
         count(&self.trees.references, self.volume.store(), run.address)
@@ -108,6 +197,26 @@ impl Operation<'_> {
         self.changed = true;
         let count = self.count_of(page.run)?;
         self.set_count_of(page.run, count + u64::from(more))
+    }
+
+    /// One further extent names each of the pages (a page may occur several times): neighbouring pages are counted together, so that a clone
+    /// of a file that lies in one piece changes few records. Call before the `release` of what they replace.
+    pub(crate) fn share_all(&mut self, pages: impl IntoIterator<Item = Run>) -> Result<()> {
+        let mut runs: Vec<Run> = pages.into_iter().collect();
+        runs.sort_unstable();
+        let mut joined: Vec<(Run, u32)> = Vec::new();
+        for same in runs.chunk_by(|a, b| a == b) {
+            let more = u32::try_from(same.len()).map_err(|_| Error::TooManyLinks)?;
+            match joined.last_mut() {
+                Some((last, count)) if *count == more && last.end() == same[0].address => last.blocks += same[0].blocks,
+                _ => joined.push((same[0], more)),
+            }
+        }
+        for (blocks, more) in joined {
+            self.changed = true;
+            raise(&mut self.trees.references, self.volume.store(), &mut self.global_edits, blocks, more)?;
+        }
+        Ok(())
     }
 
     /// An extent that named the page, born in `born`, left the live tree.

@@ -61,7 +61,7 @@ impl Volume {
         // Held together, or the same fragments would be promised again and again.
         let mut more: Vec<Reservation> = Vec::new();
         for _ in 0..ROOM_ATTEMPTS {
-            if let Some(run) = self.allocate(page.blocks(), &mut room) {
+            if let Some(run) = self.allocate(page.blocks(), &mut room)? {
                 return self.seal_and_write(page, run);
             }
             more.push(self.reserve_data(ROOM, 0)?);

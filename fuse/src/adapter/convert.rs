@@ -86,6 +86,27 @@ pub(crate) fn rename_mode(flags: RenameFlags) -> Result<RenameMode, Error> {
     }
 }
 
+/// What fallocate(2) is to do.
+pub(crate) enum Allocation {
+    Plain { keep_size: bool },
+    Zero { keep_size: bool },
+    Punch,
+}
+
+/// Collapsing and inserting ranges moves data by whole blocks of a block device, which there is none of here.
+pub(crate) fn allocation(mode: i32) -> Result<Allocation, Error> {
+    const KEEP_SIZE: i32 = nix::libc::FALLOC_FL_KEEP_SIZE;
+    const PUNCH: i32 = nix::libc::FALLOC_FL_PUNCH_HOLE | KEEP_SIZE;
+    const ZERO: i32 = nix::libc::FALLOC_FL_ZERO_RANGE;
+    const ZERO_KEEP: i32 = ZERO | KEEP_SIZE;
+    match mode {
+        0 | KEEP_SIZE => Ok(Allocation::Plain { keep_size: mode != 0 }),
+        ZERO | ZERO_KEEP => Ok(Allocation::Zero { keep_size: mode == ZERO_KEEP }),
+        PUNCH => Ok(Allocation::Punch),
+        _ => Err(Error::Unsupported(format!("fallocate mode: mode={mode:#x}"))),
+    }
+}
+
 /// XATTR_CREATE is 1, XATTR_REPLACE 2.
 pub(crate) fn xattr_mode(flags: i32) -> Result<XattrMode, Error> {
     match flags {
@@ -134,6 +155,18 @@ mod tests {
     fn an_impossible_time_is_not_a_panic() {
         to_system(Timestamp { seconds: i64::MIN, nanos: 0 });
         to_system(Timestamp { seconds: i64::MAX, nanos: 999_999_999 });
+    }
+
+    #[test]
+    fn fallocate_knows_its_modes_and_refuses_to_move_data() {
+        assert!(matches!(allocation(0), Ok(Allocation::Plain { keep_size: false })));
+        assert!(matches!(allocation(1), Ok(Allocation::Plain { keep_size: true })));
+        assert!(matches!(allocation(3), Ok(Allocation::Punch)));
+        assert!(matches!(allocation(0x10), Ok(Allocation::Zero { keep_size: false })));
+        assert!(matches!(allocation(0x11), Ok(Allocation::Zero { keep_size: true })));
+        for mode in [2, 8, 0x20, 0x40, 0x13] {
+            assert!(matches!(allocation(mode), Err(Error::Unsupported(_))), "mode={mode:#x}");
+        }
     }
 
     #[test]

@@ -12,6 +12,7 @@
 mod convert;
 mod listings;
 mod reply;
+mod seek;
 mod writers;
 
 pub use writers::Writers;
@@ -37,6 +38,7 @@ use lockbox::{Error, Result};
 
 use crate::errno::errno;
 use crate::kernel;
+use convert::Allocation;
 use reply::{full, reply_empty, reply_xattr};
 
 /// As good as for ever: nothing changes an archive but the mount itself. 34 years; the kernel computes in jiffies.
@@ -45,6 +47,8 @@ const GENERATION: Generation = Generation(0);
 /// Attributes in which the kernel would keep ACLs. Storing them without keeping what they promise would be worse than refusing.
 const ACLS: &[u8] = b"system.posix_acl_";
 const STATFS_BLOCK: u32 = 4096;
+/// Bytes of one copy_file_range at most, in whole blocks.
+const MAX_COPY: u32 = 1 << 31;
 
 /// What the adapter shares with the threads around it.
 #[derive(Default)]
@@ -106,6 +110,11 @@ impl Adapter {
             // An offset below 0 means attributes only. The kernel may not know the inode: nothing is lost then.
             let _ = notifier.inval_inode(ino, -1, 0);
         }
+    }
+
+    /// Without an answer of the host nothing can be promised beyond the archive's own free blocks.
+    fn host_free(&self) -> u64 {
+        nix::sys::statvfs::fstatvfs(&self.host).map_or(0, |s| s.blocks_available() * s.fragment_size())
     }
 
     /// The bound of a listing; reading from the start refreshes it.
@@ -395,9 +404,7 @@ impl fuser::Filesystem for Adapter {
     }
 
     fn statfs(&self, _: &Request, _: INodeNo, reply: ReplyStatfs) {
-        // Without an answer of the host nothing can be promised beyond the archive's own free blocks.
-        let host_free = nix::sys::statvfs::fstatvfs(&self.host).map_or(0, |s| s.blocks_available() * s.fragment_size());
-        match self.fs.statistics(host_free) {
+        match self.fs.statistics(self.host_free()) {
             Ok(s) => {
                 let blocks = |bytes: u64| bytes / u64::from(STATFS_BLOCK);
                 let (total, free) = (blocks(s.total), blocks(s.free));
@@ -435,30 +442,51 @@ impl fuser::Filesystem for Adapter {
         reply_empty(self.changing().remove_xattr(ino(number), name.as_bytes()), reply);
     }
 
-    fn fallocate(&self, _: &Request, _: INodeNo, _: FileHandle, _: u64, _: u64, _: i32, reply: ReplyEmpty) {
-        reply.error(Errno::EOPNOTSUPP);
+    fn fallocate(
+        &self,
+        request: &Request,
+        number: INodeNo,
+        _: FileHandle,
+        offset: u64,
+        length: u64,
+        mode: i32,
+        reply: ReplyEmpty,
+    ) {
+        let (number, kill) = (ino(number), request.uid() != 0);
+        let done = convert::allocation(mode).and_then(|how| match how {
+            Allocation::Punch => self.changing().punch_hole(number, offset, length, kill),
+            Allocation::Zero { keep_size } => self.changing().zero_range(number, offset, length, keep_size, kill),
+            Allocation::Plain { keep_size } => {
+                self.changing().allocate(number, offset, length, keep_size, kill, self.host_free())
+            }
+        });
+        reply_empty(done, reply);
     }
 
-    /// ENOSYS: the kernel seeks by itself, as if there were no holes.
-    fn lseek(&self, _: &Request, _: INodeNo, _: FileHandle, _: i64, _: i32, reply: ReplyLseek) {
-        reply.error(Errno::ENOSYS);
+    fn lseek(&self, _: &Request, number: INodeNo, _: FileHandle, offset: i64, whence: i32, reply: ReplyLseek) {
+        seek::Seek { number, offset, whence }.serve(&self.fs, &self.shared, reply);
     }
 
-    /// ENOSYS: the kernel copies through its page cache.
+    /// The kernel has written its dirty pages of both ranges, and drops those of the target afterwards.
     fn copy_file_range(
         &self,
-        _: &Request,
-        _: INodeNo,
+        request: &Request,
+        source: INodeNo,
         _: FileHandle,
-        _: u64,
-        _: INodeNo,
+        from: u64,
+        target: INodeNo,
         _: FileHandle,
-        _: u64,
-        _: u64,
+        to: u64,
+        length: u64,
         _: CopyFileRangeFlags,
         reply: ReplyWrite,
     ) {
-        reply.error(Errno::ENOSYS);
+        let (source, target, kill) = (ino(source), ino(target), request.uid() != 0);
+        // The reply counts in 32 bits.
+        match self.changing().copy_range(source, from, target, to, length.min(MAX_COPY.into()), kill) {
+            Ok(copied) => reply.written(u32::try_from(copied).unwrap_or(MAX_COPY)),
+            Err(error) => reply.error(errno(&error)),
+        }
     }
 
     fn ioctl(

@@ -5,6 +5,7 @@ use crate::error::{Error, Result, Timestamp};
 use crate::format::values::{InodeValue, inode_flags};
 use crate::format::{BLOCK, Ino, MAX_OFFSET, ROOT_INO};
 use crate::fs::directory::{self, check_name};
+use crate::fs::presence::{Presence, presence_with};
 use crate::fs::{Attributes, FileSystem, SetAttributes, SetTime, inode, mode};
 
 /// Bytes that st_size of a directory says per entry: about what both records of a short name take.
@@ -40,11 +41,10 @@ impl FileSystem {
 
     /// Includes the size and blocks of staged data.
     pub fn attributes(&self, ino: Ino) -> Result<Attributes> {
-        // The staged size first: data that is written out in between is then counted twice in `blocks`, but never missed.
-        let staged = self.staged_size(ino);
-        let state = self.volume.state();
-        let inode = inode::load(self.volume.view(&state), ino)?;
-        Ok(attributes_of(ino, &inode, staged))
+        let (state, staged) = self.staged_ranges(ino)?;
+        let view = self.volume.view(&state);
+        let inode = inode::load(view, ino)?;
+        Ok(attributes_of(ino, &inode, presence_with(view, ino, &inode, &staged)?))
     }
 
     /// Changes what is given, all or nothing. Sets ctime to now unless given. A size beyond 2^63-1 is `FileTooLarge`.
@@ -71,7 +71,7 @@ impl FileSystem {
             Ok(inode)
         })?;
         self.finish_change()?;
-        Ok(attributes_of(ino, &inode, self.staged_size(ino)))
+        Ok(attributes_of(ino, &inode, self.presence(ino)?))
     }
 
     fn set_size(&self, ino: Ino, size: u64, set: &SetAttributes) -> Result<Attributes> {
@@ -88,24 +88,27 @@ impl FileSystem {
         if before.size != size && set.mtime.is_none() {
             set.mtime = Some(SetTime::Now);
         }
-        if set.kill_set_id {
-            self.strip_capability(ino, &set)?;
-        }
+        self.strip_capability(ino, set.kill_set_id)?;
         let now = self.environment.now();
         let inode = self.truncate(ino, size, &mut |inode| apply(inode, &set, now))?;
         self.finish_change()?;
-        Ok(attributes_of(ino, &inode, self.staged_size(ino)))
+        Ok(attributes_of(ino, &inode, self.presence(ino)?))
     }
 
-    /// A step of its own before the size changes: fewer privileges than asked for is the safe side when the second step fails.
-    fn strip_capability(&self, ino: Ino, set: &SetAttributes) -> Result<()> {
+    /// A step of its own before the content changes: fewer privileges than asked for is the safe side when the second step fails.
+    pub(super) fn strip_capability(&self, ino: Ino, kill_set_id: bool) -> Result<()> {
+        let state = self.volume.state();
+        let has_some = |inode: &InodeValue| {
+            inode.mode & mode::TYPE != mode::DIRECTORY && inode.flags & inode_flags::HAS_XATTRS != 0
+        };
+        if !kill_set_id || !has_some(&inode::load(self.volume.view(&state), ino)?) {
+            return Ok(());
+        }
+        drop(state);
         // The inode and an xattr that goes.
         self.volume.operate(1 + xattr::RECORDS_OF_VALUE, true, |op| {
             let mut inode = inode::load(op.view(), ino)?;
-            if drops_set_id(&inode, set)
-                && inode.flags & inode_flags::HAS_XATTRS != 0
-                && xattr::remove_entry(op, &self.name_key, ino, &mut inode, CAPABILITY)?
-            {
+            if has_some(&inode) && xattr::remove_entry(op, &self.name_key, ino, &mut inode, CAPABILITY)? {
                 inode::store(op, ino, &inode)?;
             }
             Ok(())
@@ -115,6 +118,11 @@ impl FileSystem {
 
 fn drops_set_id(inode: &InodeValue, set: &SetAttributes) -> bool {
     set.kill_set_id && inode.mode & mode::TYPE != mode::DIRECTORY
+}
+
+/// What a change of content does to the rest of the inode.
+pub(super) fn modified(inode: &mut InodeValue, kill_set_id: bool, now: Timestamp) {
+    apply(inode, &SetAttributes { mtime: Some(SetTime::Now), kill_set_id, ..SetAttributes::default() }, now);
 }
 
 /// Everything but the size.
@@ -140,20 +148,16 @@ fn apply(inode: &mut InodeValue, set: &SetAttributes, now: Timestamp) {
     inode.ctime = set.ctime.map_or(now, at);
 }
 
-/// What stat(2) tells of an inode with this much staged data (size, bytes that no extent holds yet).
+/// What stat(2) tells of an inode with this content, staged data included.
 ///
 /// A directory's size is 32 bytes per entry, rounded up to whole blocks and at least one, and its blocks are those of that size.
-pub(super) fn attributes_of(ino: Ino, inode: &InodeValue, staged: Option<(u64, u64)>) -> Attributes {
+pub(super) fn attributes_of(ino: Ino, inode: &InodeValue, content: Presence) -> Attributes {
     let (size, blocks) = match inode.mode & mode::TYPE {
         mode::DIRECTORY => {
             let size = inode.size.saturating_mul(ENTRY_BYTES).max(1).next_multiple_of(BLOCK);
             (size, size / 512)
         }
-        _ => {
-            let (size, staged) = staged.unwrap_or((inode.size, 0));
-            // Staged bytes may lie over extents, so the sum is an upper bound; never more than the file has.
-            (size, inode.bytes.saturating_add(staged).min(size).div_ceil(512))
-        }
+        _ => (content.size, content.bytes.min(content.size).div_ceil(512)),
     };
     Attributes {
         ino,

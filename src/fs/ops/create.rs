@@ -7,6 +7,7 @@ use crate::error::{Error, Result, Timestamp};
 use crate::format::values::{Extent, InodeValue, NO_TRIM, inode_flags};
 use crate::format::{Ino, Key, MAX_VALUE, ROOT_INO, kind};
 use crate::fs::directory::{self, Directory, FIRST_SEQUENCE, Target, check_name, is_dot};
+use crate::fs::presence::Presence;
 use crate::fs::{Attributes, Creator, FileSystem, inode, mode};
 use crate::txn::{Operation, WrittenPiece};
 
@@ -169,7 +170,7 @@ impl FileSystem {
             parent.store(op, now)?;
             Ok((ino, inode))
         })?;
-        Ok(attributes_of(ino, &inode, None))
+        Ok(attributes_of(ino, &inode, Presence { size: inode.size, bytes: inode.bytes }))
     }
 }
 

@@ -125,7 +125,7 @@ impl FileSystem {
         Ok(())
     }
 
-    fn write_in_turn(&self, file: &StagedFile, range: Range<u64>, data: &[u8]) -> Result<()> {
+    pub(super) fn write_in_turn(&self, file: &StagedFile, range: Range<u64>, data: &[u8]) -> Result<()> {
         let state = self.volume.state();
         let inode = self.regular(self.volume.view(&state), file.ino)?;
         drop(state);

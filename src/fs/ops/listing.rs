@@ -7,6 +7,7 @@ use crate::error::{Error, Result};
 use crate::format::values::{InodeValue, decode_list};
 use crate::format::{Ino, ROOT_INO};
 use crate::fs::directory::{DIRECTORY_TYPE, FIRST_SEQUENCE, list_key};
+use crate::fs::presence::{Presence, presence_with};
 use crate::fs::{Attributes, DirectoryEntry, FileSystem, inode, mode};
 use crate::txn::{State, View};
 
@@ -66,15 +67,18 @@ impl FileSystem {
 
     fn listed_attributes(&self, state: &State, view: View<'_>, ino: Ino) -> Result<Attributes> {
         let inode = inode::load_named(view, ino)?;
-        // Staged data belongs to the newest version: when that is another one by now, size and blocks are taken from there.
-        let staged = self.staged_size(ino);
-        if inode.mode & mode::TYPE == mode::REGULAR && self.volume.state().sequence != state.sequence {
+        if inode.mode & mode::TYPE != mode::REGULAR {
+            return Ok(attributes_of(ino, &inode, Presence { size: inode.size, bytes: inode.bytes }));
+        }
+        // Staged data belongs to the newest version: when that is another one by now, all is taken from there.
+        let (newest, staged) = self.staged_ranges(ino)?;
+        if newest.sequence != state.sequence {
             match self.attributes(ino) {
-                Err(Error::Stale) => {}
+                Err(Error::Stale) => return Ok(attributes_of(ino, &inode, presence_with(view, ino, &inode, &[])?)),
                 newest => return newest,
             }
         }
-        Ok(attributes_of(ino, &inode, staged))
+        Ok(attributes_of(ino, &inode, presence_with(view, ino, &inode, &staged)?))
     }
 }
 

@@ -1,12 +1,16 @@
 //! The operations, one file per family; each is one core call of an adapter.
 
+mod allocate;
 mod attributes;
+mod copy;
 mod create;
 mod data;
 mod departure;
+mod holes;
 mod links;
 mod listing;
 mod rename;
+mod seek;
 mod statistics;
 mod sync;
 mod xattr;

@@ -12,6 +12,7 @@ use crate::format::values::{InodeValue, NO_TRIM};
 use crate::format::{Ino, Key, kind};
 use crate::frame::PageCipher;
 use crate::fs::layer::FRAME;
+use crate::fs::presence::Presence;
 use crate::fs::{FileSystem, FsOptions, SyncProfile, extents, inode, mode, reclaim};
 use crate::storage::MemoryStorage;
 use crate::txn::{OpenOptions, Volume};
@@ -43,11 +44,11 @@ impl Bench {
         PageCipher::new(&SecretKey::new([9; 32]), ARCHIVE, dice.clone())
     }
 
-    fn below(&self, bound: u64) -> u64 {
+    pub(super) fn below(&self, bound: u64) -> u64 {
         self.dice.next_u64() % bound
     }
 
-    fn bytes(&self, length: usize) -> Vec<u8> {
+    pub(super) fn bytes(&self, length: usize) -> Vec<u8> {
         let mut bytes = vec![self.dice.next_u64() as u8; length];
         if self.below(2) == 0 {
             self.dice.fill_random(&mut bytes).unwrap();
@@ -64,11 +65,16 @@ impl Bench {
         Bench { dice, storage, options, fs }
     }
 
+    pub(super) fn reopen_closed(self) -> Bench {
+        self.fs.close().unwrap();
+        self.reopen()
+    }
+
     pub(super) fn make(&self) -> Ino {
         make(&self.fs)
     }
 
-    fn unlink(&self, ino: Ino, open: bool) -> bool {
+    pub(super) fn unlink(&self, ino: Ino, open: bool) -> bool {
         let gone = self
             .fs
             .volume
@@ -83,17 +89,17 @@ impl Bench {
         gone
     }
 
-    fn inode(&self, ino: Ino) -> InodeValue {
+    pub(super) fn inode(&self, ino: Ino) -> InodeValue {
         let state = self.fs.volume.state();
         inode::load(self.fs.volume.view(&state), ino).unwrap()
     }
 
-    fn extents(&self, ino: Ino) -> Vec<extents::Mapped> {
+    pub(super) fn extents(&self, ino: Ino) -> Vec<extents::Mapped> {
         let state = self.fs.volume.state();
         extents::overlapping(self.fs.volume.view(&state), ino, 0..u64::MAX, usize::MAX).unwrap()
     }
 
-    fn has_inline(&self, ino: Ino) -> bool {
+    pub(super) fn has_inline(&self, ino: Ino) -> bool {
         let state = self.fs.volume.state();
         self.fs.volume.view(&state).get(extents::inline_key(ino), |_| Ok(())).unwrap().is_some()
     }
@@ -147,7 +153,7 @@ pub(super) fn read_model(model: &[u8], offset: usize, length: usize) -> &[u8] {
 }
 
 /// Lengths and places that meet the borders: bytes, blocks, inline size, frames.
-fn place(bench: &Bench, size: u64) -> Range<u64> {
+pub(super) fn place(bench: &Bench, size: u64) -> Range<u64> {
     let unit = [1, 100, 256, 4096, FRAME][bench.below(5) as usize];
     let from = bench.below(size / unit + 1) * unit;
     let length = match bench.below(6) {
@@ -162,7 +168,7 @@ fn place(bench: &Bench, size: u64) -> Range<u64> {
 }
 
 /// Names the content of all files together.
-fn digest(files: &BTreeMap<Ino, Vec<u8>>) -> u64 {
+pub(super) fn digest(files: &BTreeMap<Ino, Vec<u8>>) -> u64 {
     let mut hasher = DefaultHasher::new();
     files.hash(&mut hasher);
     hasher.finish()
@@ -225,8 +231,8 @@ fn run_model(seed: u64, steps: u64, options: FsOptions) {
                 bench.fs.maintain().unwrap();
             }
             _ => {
-                let staged = bench.fs.staged_size(ino).map_or(bench.inode(ino).size, |(size, _)| size);
-                assert_eq!(staged, size, "step {step}");
+                let presence = bench.fs.presence(ino).unwrap();
+                assert_eq!(presence.size, size, "step {step}");
             }
         }
         moments.push(digest(&files));
@@ -420,7 +426,7 @@ fn writes_beyond_the_greatest_size_and_to_other_objects_are_refused() {
     assert!(matches!(bench.fs.write(ino, last, &[1]), Err(Error::FileTooLarge)));
     assert!(matches!(bench.fs.truncate(ino, last + 1, &mut |_| {}), Err(Error::FileTooLarge)));
     bench.fs.write(ino, last - 1, &[1]).unwrap();
-    assert_eq!(bench.fs.staged_size(ino), Some((last, 1)));
+    assert_eq!(bench.fs.presence(ino).unwrap(), Presence { size: last, bytes: 1 });
     bench.fs.sync().unwrap();
     assert_eq!(bench.fs.read(ino, last - 2, 100).unwrap(), [0, 1]);
     bench.fs.truncate(ino, last, &mut |inode| inode.mode = mode::DIRECTORY).unwrap();

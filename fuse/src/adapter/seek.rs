@@ -1,0 +1,59 @@
+//! Answers SEEK_DATA and SEEK_HOLE once the kernel has handed over what it caches of the file.
+
+use std::sync::Arc;
+
+use fuser::{INodeNo, ReplyLseek};
+use lockbox::fs::FileSystem;
+use lockbox::{Error, Result};
+
+use super::{Shared, ino};
+use crate::errno::errno;
+
+/// One question.
+pub(super) struct Seek {
+    pub(super) number: INodeNo,
+    pub(super) offset: i64,
+    pub(super) whence: i32,
+}
+
+impl Seek {
+    fn answer(&self, fs: &FileSystem) -> Result<i64> {
+        // No file has anything before its first byte.
+        let from = u64::try_from(self.offset).map_err(|_| Error::NoSuchRange)?;
+        let found = match self.whence {
+            nix::libc::SEEK_DATA => fs.next_data(ino(self.number), from)?,
+            nix::libc::SEEK_HOLE => fs.next_hole(ino(self.number), from)?,
+            _ => return Err(Error::invalid(format!("whence={}", self.whence))),
+        };
+        // Offsets end at 2^63-1.
+        Ok(i64::try_from(found).unwrap_or(i64::MAX))
+    }
+
+    fn reply(&self, fs: &FileSystem, reply: ReplyLseek) {
+        match self.answer(fs) {
+            Ok(found) => reply.offset(found),
+            Err(error) => reply.error(errno(&error)),
+        }
+    }
+
+    /// The kernel asks without writing its dirty pages first, and would lose their data to whoever copies what we call data. Only an inode
+    /// with a writer has any (W3). Dropping its cached pages has them written, by WRITE requests that the event loops answer meanwhile:
+    /// hence the thread.
+    pub(super) fn serve(self, fs: &Arc<FileSystem>, shared: &Arc<Shared>, reply: ReplyLseek) {
+        if !shared.writers.has(self.number.0) {
+            return self.reply(fs, reply);
+        }
+        let (fs, shared) = (Arc::clone(fs), Arc::clone(shared));
+        let job = move || {
+            if let Some(notifier) = shared.notifier.get() {
+                // An error says that the kernel has forgotten the inode, and with it its pages.
+                let _ = notifier.inval_inode(self.number, self.offset.max(0), 0);
+            }
+            self.reply(&fs, reply);
+        };
+        if let Err(error) = std::thread::Builder::new().name("seek".into()).spawn(job) {
+            // The reply went with the thread that was not made, and has told the kernel of a failure.
+            tracing::error!(%error, "no thread for a seek");
+        }
+    }
+}

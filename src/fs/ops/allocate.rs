@@ -1,0 +1,65 @@
+//! Plain fallocate(2): whether the space is there, and the size.
+
+use super::attributes::modified;
+use super::holes::checked_range;
+use crate::error::{Error, Result};
+use crate::format::values::InodeValue;
+use crate::format::{BLOCK, Ino, MAX_DATA};
+use crate::fs::{FileSystem, extents, inode};
+use crate::txn::{View, quads_for};
+
+impl FileSystem {
+    /// Checks that the range could be written in full, and without `keep_size` extends the file to its end. Nothing is stored: a copy-on-write
+    /// archive could not put later writes into blocks kept for them, so what was checked is not kept for this file. `host_free` as in
+    /// [`FileSystem::statistics`].
+    ///
+    /// # Errors
+    /// `NoSpace`, and nothing has changed; `Invalid` for an empty range or anything but a regular file, `FileTooLarge` beyond 2^63-1.
+    pub fn allocate(
+        &self,
+        ino: Ino,
+        offset: u64,
+        length: u64,
+        keep_size: bool,
+        kill_set_id: bool,
+        host_free: u64,
+    ) -> Result<()> {
+        let range = checked_range(offset, length)?;
+        let state = self.volume.state();
+        let view = self.volume.view(&state);
+        let inode = self.regular(view, ino)?;
+        let wanted = worst_case(length.saturating_sub(present(view, ino, &inode, range.start, range.end)?));
+        let free = self.statistics(host_free)?.free;
+        if wanted > free {
+            return Err(Error::NoSpace(format!("the range needs more than is free: bytes={wanted} free={free}")));
+        }
+        drop(state);
+        self.strip_capability(ino, kill_set_id)?;
+        let file = self.staging.entry(ino);
+        let result = {
+            // The size is a writer's business (truncation looks at it and at what is staged together).
+            let _turn = file.turn.lock();
+            let now = self.environment.now();
+            self.volume.operate(1, false, |op| {
+                let mut inode = inode::load(op.view(), ino)?;
+                if !keep_size {
+                    inode.size = inode.size.max(range.end);
+                }
+                modified(&mut inode, kill_set_id, now);
+                inode::store(op, ino, &inode)
+            })
+        };
+        self.staging.leave(file);
+        result?;
+        self.finish_change()
+    }
+}
+
+/// Bytes of the range that extents hold already.
+fn present(view: View<'_>, ino: Ino, inode: &InodeValue, start: u64, end: u64) -> Result<u64> {
+    Ok(extents::measure(view, ino, start..end.min(inode.trim).min(inode.size).max(start), u64::MAX)?.1)
+}
+
+fn worst_case(bytes: u64) -> u64 {
+    quads_for(bytes, bytes.div_ceil(MAX_DATA as u64).max(1)).saturating_mul(4 * BLOCK)
+}

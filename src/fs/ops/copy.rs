@@ -1,0 +1,316 @@
+//! copy_file_range(2): a copy shares the pages of its source; what cannot be shared is copied.
+//!
+//! # Invariants
+//! C1  A packed page is named only by the first `PACK` bytes of files whose write-out packed it: an extent that ends there is never shared.
+//!     So a copy never ties the data of files of several owners together, whatever it is a copy of.
+//! C2  Nothing staged lies over the target's range when its extents change, and everything accepted of the source before the call is in
+//!     extents or inline data by then.
+//! C3  Every step is one operation, so a copy that fails or stops early leaves the first so many bytes copied and the rest as it was.
+
+use std::ops::{ControlFlow, Range};
+use std::sync::Arc;
+
+use super::attributes::modified;
+use crate::error::{Error, Result};
+use crate::format::values::{Extent, InodeValue, inode_flags};
+use crate::format::{BLOCK, Ino, MAX_VALUE};
+use crate::fs::extents::{self, Mapped};
+use crate::fs::plan::{self, PACK};
+use crate::fs::staging::StagedFile;
+use crate::fs::truncate::MAX_SIZE;
+use crate::fs::{FileSystem, inode};
+use crate::txn::{Operation, View};
+
+/// Extents that one step names, and of the target removes, at most: 256 MiB of a file written in one go.
+const STEP: usize = 2048;
+/// Extents that one call names at most; a caller asks again for the rest.
+const CALL: usize = 32 * STEP;
+/// Bytes that one step copies at most, and one call.
+const COPIED_STEP: u64 = 1 << 20;
+const COPIED_CALL: u64 = 64 << 20;
+/// A part shorter than this is copied: an extent of its own would cost as much and tie up a whole page.
+const LEAST_SHARED: u64 = BLOCK;
+
+/// One copy under way.
+struct Copy<'a> {
+    source: Ino,
+    target: &'a Arc<StagedFile>,
+    kill_set_id: bool,
+}
+
+/// What one step is about.
+struct Part {
+    from: u64,
+    to: u64,
+    length: u64,
+}
+
+/// What the source has at the beginning of a part.
+enum Found {
+    /// Holes and extents to be shared, over so many bytes.
+    Shared(u64, Vec<Mapped>),
+    /// So many bytes that have to be copied.
+    Bytes(u64),
+}
+
+impl FileSystem {
+    /// Copies up to `length` bytes of one file over those of another or of another part of itself; answers how many, which is less at the
+    /// end of the source and when there is much to do, and 0 only when there is nothing to copy. Holes become holes.
+    /// mtime and ctime of the target become now; `kill_set_id` as in [`crate::fs::SetAttributes`].
+    ///
+    /// # Errors
+    /// `Invalid` when the ranges overlap within one file or for anything but regular files (`IsDirectory`), `FileTooLarge` beyond 2^63-1,
+    /// `NoSpace`; after a part was copied its length is answered instead.
+    pub fn copy_range(
+        &self,
+        source: Ino,
+        from: u64,
+        target: Ino,
+        to: u64,
+        length: u64,
+        kill_set_id: bool,
+    ) -> Result<u64> {
+        let wanted = self.copied_length(source, from, target, to, length)?;
+        if wanted == 0 {
+            return Ok(0);
+        }
+        self.strip_capability(target, kill_set_id)?;
+        let file = self.staging.entry(target);
+        let result = self.copy_steps(source, from, &file, to, wanted, kill_set_id);
+        self.staging.leave(file);
+        let copied = result?;
+        self.finish_change()?;
+        Ok(copied)
+    }
+
+    fn copied_length(&self, source: Ino, from: u64, target: Ino, to: u64, length: u64) -> Result<u64> {
+        for ino in [source, target] {
+            let state = self.volume.state();
+            self.regular(self.volume.view(&state), ino)?;
+        }
+        let size = self.presence(source)?.size;
+        let wanted = length.min(size.saturating_sub(from));
+        if to.checked_add(wanted).is_none_or(|end| end > MAX_SIZE) {
+            return Err(Error::FileTooLarge);
+        }
+        if source == target && from < to.saturating_add(wanted) && to < from.saturating_add(wanted) {
+            return Err(Error::invalid(format!("the ranges overlap: ino={} from={from} to={to}", source.0)));
+        }
+        Ok(wanted)
+    }
+
+    fn copy_steps(
+        &self,
+        source: Ino,
+        from: u64,
+        target: &Arc<StagedFile>,
+        to: u64,
+        wanted: u64,
+        kill_set_id: bool,
+    ) -> Result<u64> {
+        self.land_source(source, target, from..from + wanted)?;
+        let copy = Copy { source, target, kill_set_id };
+        let (mut done, mut named, mut copied) = (0, 0, 0);
+        while done < wanted && named < CALL && copied < COPIED_CALL {
+            let part = Part { from: from + done, to: to + done, length: wanted - done };
+            match self.copy_step(&copy, part) {
+                Ok(Found::Shared(length, extents)) => {
+                    done += length;
+                    named += extents.len();
+                }
+                Ok(Found::Bytes(length)) => {
+                    done += length;
+                    copied += length;
+                    // No turn is held here. What was accepted stays staged; the next commit reports what is wrong.
+                    if let Err(error) = self.relieve() {
+                        tracing::warn!(%error, "staged data could not be written out early");
+                    }
+                }
+                Err(_) if done > 0 => break,
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(done)
+    }
+
+    /// C2, for the source.
+    fn land_source(&self, source: Ino, target: &Arc<StagedFile>, range: Range<u64>) -> Result<()> {
+        if source == target.ino {
+            let _turn = target.turn.lock();
+            return self.clear_staged(target, &range);
+        }
+        let Some(file) = self.staging.find(source) else { return Ok(()) };
+        let landed = {
+            let _turn = file.turn.lock();
+            self.clear_staged(&file, &range)
+        };
+        self.staging.leave(file);
+        landed
+    }
+
+    fn copy_step(&self, copy: &Copy<'_>, part: Part) -> Result<Found> {
+        let _turn = copy.target.turn.lock();
+        loop {
+            let state = self.volume.state();
+            let view = self.volume.view(&state);
+            let inode = self.regular(view, copy.target.ino)?;
+            let found = find(view, copy.source, &inode, &part)?;
+            drop(state);
+            let shared = match found {
+                Found::Bytes(length) => return self.copy_bytes(copy, &part, length).map(Found::Bytes),
+                Found::Shared(length, extents) => (length, extents.len() as u64),
+            };
+            let range = part.to..part.to + shared.0;
+            if inode.trim < range.end {
+                self.complete_trim(copy.target.ino, range.end)?;
+            }
+            self.clear_staged(copy.target, &range)?;
+            self.move_inline_to_page(copy.target)?;
+            let now = self.environment.now();
+            // Inode; extents of both; what is cut of the target is bounded in the step itself.
+            let records = 1 + shared.1 * extents::RECORDS_PER_PIECE + STEP as u64;
+            let step = self.volume.operate(records, false, |op| {
+                if !self.is_clear(copy.target, op, &range)? {
+                    return Ok(None);
+                }
+                let mut inode = inode::load(op.view(), copy.target.ino)?;
+                if inode.trim < range.end || has_inline(op.view(), copy.target.ino, &inode)? {
+                    return Ok(None);
+                }
+                let Found::Shared(length, extents) = find(op.view(), copy.source, &inode, &part)? else {
+                    return Ok(None);
+                };
+                let length = length.min(range.end - range.start);
+                let (length, extents) = share(op, copy.target.ino, &mut inode, &part, length, extents)?;
+                inode.size = inode.size.max(part.to + length);
+                modified(&mut inode, copy.kill_set_id, now);
+                inode::store(op, copy.target.ino, &inode)?;
+                Ok(Some(Found::Shared(length, extents)))
+            })?;
+            // Without an answer a commit or another writer came between: look again.
+            if let Some(done) = step {
+                return Ok(done);
+            }
+        }
+    }
+
+    /// Copies bytes as a read and a write would. The caller holds the target's turn.
+    fn copy_bytes(&self, copy: &Copy<'_>, part: &Part, length: u64) -> Result<u64> {
+        let mut data = self.read(copy.source, part.from, length as usize)?;
+        // The source may have been cut since: what is gone reads as a hole.
+        data.resize(length as usize, 0);
+        self.write_in_turn(copy.target, part.to..part.to + length, &data)?;
+        let now = self.environment.now();
+        self.volume.operate(1, true, |op| {
+            let mut inode = inode::load(op.view(), copy.target.ino)?;
+            modified(&mut inode, copy.kill_set_id, now);
+            inode::store(op, copy.target.ino, &inode)
+        })?;
+        Ok(length)
+    }
+
+    /// A file that is to have extents has no inline data. The caller holds the turn.
+    fn move_inline_to_page(&self, file: &StagedFile) -> Result<()> {
+        loop {
+            self.land_older(file)?;
+            let state = self.volume.state();
+            let view = self.volume.view(&state);
+            let inode = self.regular(view, file.ino)?;
+            let Some(content) = extents::inline(view, file.ino, &inode)? else { return Ok(()) };
+            drop(state);
+            let mut room = self.volume.reserve_data(content.len() as u64, 1)?;
+            let compress = plan::compresses(&self.options, &inode);
+            let pieces = self.volume.write_data(&mut room, file.ino, 0, &content, compress)?;
+            let records = 2 + pieces.len() as u64 * extents::RECORDS_PER_PIECE;
+            let moved = self.volume.operate(records, false, |op| {
+                let mut inode = inode::load(op.view(), file.ino)?;
+                let same = extents::inline(op.view(), file.ino, &inode)?.as_ref() == Some(&content);
+                if !same || !self.is_settled(file, op)? {
+                    return Ok(false);
+                }
+                extents::set_inline(op, file.ino, &mut inode, &[])?;
+                self.name_pieces(op, &mut inode, &pieces)?;
+                inode::store(op, file.ino, &inode)?;
+                Ok(true)
+            });
+            if !matches!(moved, Ok(true)) {
+                self.volume.abandon(&pieces);
+            }
+            if moved? {
+                return Ok(());
+            }
+        }
+    }
+}
+
+fn has_inline(view: View<'_>, ino: Ino, inode: &InodeValue) -> Result<bool> {
+    Ok(extents::inline(view, ino, inode)?.is_some())
+}
+
+/// What `source` has at the beginning of `part`, for a target with this inode.
+fn find(view: View<'_>, source: Ino, target: &InodeValue, part: &Part) -> Result<Found> {
+    let inode = inode::load(view, source)?;
+    let range = part.from..part.from + part.length;
+    if inode.bytes <= MAX_VALUE as u64
+        && let Some(content) = extents::inline(view, source, &inode)?
+        && content.len() as u64 > range.start
+    {
+        return Ok(Found::Bytes((content.len() as u64).min(range.end) - range.start));
+    }
+    let end = if inode.bytes == 0 { 0 } else { inode.trim.min(inode.size) };
+    let visible = range.start..range.end.min(end).max(range.start);
+    // A page that was compressed is no content for a file that is never to be.
+    let compressed = target.flags & inode_flags::NO_COMPRESS != 0 && inode.flags & inode_flags::NO_COMPRESS == 0;
+    let mut shared = Vec::new();
+    let (mut shared_end, mut bytes_end) = (range.end, range.start);
+    extents::visit(view, source, visible.clone(), &mut |mapped| {
+        let length = mapped.overlap(&visible);
+        let copied = compressed || length < LEAST_SHARED || mapped.end() <= PACK;
+        if copied && shared.is_empty() && mapped.offset <= bytes_end && bytes_end - range.start < COPIED_STEP {
+            bytes_end = mapped.end().min(visible.end);
+            return Ok(ControlFlow::Continue(()));
+        }
+        if copied || bytes_end > range.start || shared.len() == STEP {
+            shared_end = mapped.offset.max(range.start);
+            return Ok(ControlFlow::Break(()));
+        }
+        shared.push(mapped);
+        Ok(ControlFlow::Continue(()))
+    })?;
+    if bytes_end > range.start {
+        return Ok(Found::Bytes(bytes_end - range.start));
+    }
+    Ok(Found::Shared(shared_end - range.start, shared))
+}
+
+/// Lets the target name the extents; answers how far it got, for the target's own extents are removed in bounded steps too.
+fn share(
+    op: &mut Operation<'_>,
+    ino: Ino,
+    inode: &mut InodeValue,
+    part: &Part,
+    length: u64,
+    mut found: Vec<Mapped>,
+) -> Result<(u64, Vec<Mapped>)> {
+    debug_assert!(inode.trim >= part.to + length, "the caller completed the trim");
+    let replaced = extents::overlapping(op.view(), ino, part.to..part.to + length, STEP + 1)?;
+    let length = replaced.get(STEP).map_or(length, |next| next.offset - part.to);
+    let source = part.from..part.from + length;
+    found.retain(|mapped| mapped.overlap(&source) > 0);
+    // Shared before anything is released: the target may name the same pages already.
+    op.share_all(found.iter().map(|mapped| mapped.extent.page.run))?;
+    extents::remove_range(op, ino, inode, part.to..part.to + length)?;
+    let born = op.generation();
+    for mapped in &found {
+        let (start, end) = (mapped.offset.max(source.start), mapped.end().min(source.end));
+        let extent = Extent {
+            page: mapped.extent.page,
+            start: mapped.extent.start + (start - mapped.offset) as u32,
+            length: (end - start) as u32,
+            born,
+        };
+        op.insert(extents::key(ino, part.to + (start - part.from)), &extent.encode())?;
+        inode.bytes += end - start;
+    }
+    Ok((length, found))
+}

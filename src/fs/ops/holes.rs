@@ -1,0 +1,113 @@
+//! Making holes: PUNCH_HOLE and ZERO_RANGE of fallocate(2).
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::attributes::modified;
+use crate::error::{Error, Result};
+use crate::format::Ino;
+use crate::format::values::InodeValue;
+use crate::fs::reclaim::STEP;
+use crate::fs::staging::StagedFile;
+use crate::fs::truncate::MAX_SIZE;
+use crate::fs::{FileSystem, extents, inode};
+use crate::txn::Operation;
+
+/// A range as fallocate(2) takes it.
+pub(super) fn checked_range(offset: u64, length: u64) -> Result<Range<u64>> {
+    if length == 0 {
+        return Err(Error::invalid("the range is empty"));
+    }
+    match offset.checked_add(length).filter(|end| *end <= MAX_SIZE) {
+        Some(end) => Ok(offset..end),
+        None => Err(Error::FileTooLarge),
+    }
+}
+
+impl FileSystem {
+    /// Makes `offset..offset + length` a hole, which reads as zeros; the size stays. Whole pages in it are freed. mtime and ctime become
+    /// now; `kill_set_id` as in [`crate::fs::SetAttributes`]. A range of many extents goes in steps, each of them atomic.
+    ///
+    /// # Errors
+    /// `Invalid` for an empty range or anything but a regular file (`IsDirectory`), `FileTooLarge` beyond 2^63-1.
+    pub fn punch_hole(&self, ino: Ino, offset: u64, length: u64, kill_set_id: bool) -> Result<()> {
+        self.empty_range(ino, checked_range(offset, length)?, true, kill_set_id)
+    }
+
+    /// As [`FileSystem::punch_hole`], but without `keep_size` a file that ends before the range ends is extended to there.
+    ///
+    /// # Errors
+    /// As `punch_hole`.
+    pub fn zero_range(&self, ino: Ino, offset: u64, length: u64, keep_size: bool, kill_set_id: bool) -> Result<()> {
+        self.empty_range(ino, checked_range(offset, length)?, keep_size, kill_set_id)
+    }
+
+    fn empty_range(&self, ino: Ino, range: Range<u64>, keep_size: bool, kill_set_id: bool) -> Result<()> {
+        self.strip_capability(ino, kill_set_id)?;
+        let file = self.staging.entry(ino);
+        let result = {
+            let _turn = file.turn.lock();
+            self.empty_in_turn(&file, range, keep_size, kill_set_id)
+        };
+        self.staging.leave(file);
+        result?;
+        self.finish_change()
+    }
+
+    fn empty_in_turn(
+        &self,
+        file: &Arc<StagedFile>,
+        range: Range<u64>,
+        keep_size: bool,
+        kill_set_id: bool,
+    ) -> Result<()> {
+        let state = self.volume.state();
+        self.regular(self.volume.view(&state), file.ino)?;
+        drop(state);
+        let now = self.environment.now();
+        let mut at = range.start;
+        while at < range.end {
+            let rest = at..range.end;
+            self.clear_staged(file, &rest)?;
+            let state = self.volume.state();
+            let (cuts, _) = extents::measure(self.volume.view(&state), file.ino, rest.clone(), STEP)?;
+            drop(state);
+            // Inode and inline data.
+            let done = self.volume.operate(2 + cuts * extents::RECORDS_PER_CUT, true, |op| {
+                if !self.is_clear(file, op, &rest)? {
+                    return Ok(None);
+                }
+                let mut inode = inode::load(op.view(), file.ino)?;
+                let end = empty_step(op, file.ino, &mut inode, &rest)?;
+                if !keep_size {
+                    inode.size = inode.size.max(end);
+                }
+                modified(&mut inode, kill_set_id, now);
+                inode::store(op, file.ino, &inode)?;
+                Ok(Some(end))
+            })?;
+            // Without an answer a commit came between: look again.
+            at = done.unwrap_or(at);
+        }
+        Ok(())
+    }
+}
+
+/// Makes the first part of `range` a hole, as much as `STEP` extents name; answers where it ends.
+fn empty_step(op: &mut Operation<'_>, ino: Ino, inode: &mut InodeValue, range: &Range<u64>) -> Result<u64> {
+    if let Some(mut content) = extents::inline(op.view(), ino, inode)? {
+        let length = content.len() as u64;
+        if range.end >= length {
+            content.truncate(range.start.min(length) as usize);
+        } else {
+            content[range.start as usize..range.end as usize].fill(0);
+        }
+        extents::set_inline(op, ino, inode, &content)?;
+        return Ok(range.end);
+    }
+    let visible = range.start..range.end.min(inode.trim);
+    let found = extents::overlapping(op.view(), ino, visible, STEP as usize + 1)?;
+    let end = found.get(STEP as usize).map_or(range.end, |next| next.offset);
+    extents::remove_range(op, ino, inode, range.start..end)?;
+    Ok(end)
+}

@@ -1,0 +1,102 @@
+//! SEEK_DATA and SEEK_HOLE: where a file has bytes and where it has none.
+
+use std::ops::{ControlFlow, Range};
+
+use crate::error::{Error, Result};
+use crate::format::values::InodeValue;
+use crate::format::{BLOCK, Ino};
+use crate::fs::{FileSystem, extents};
+use crate::txn::View;
+
+/// Holes and data in whole blocks, as programs know them from other file systems: a block with any data is data.
+fn floor(offset: u64) -> u64 {
+    offset / BLOCK * BLOCK
+}
+
+fn ceiling(offset: u64) -> u64 {
+    offset.saturating_add(BLOCK - 1) / BLOCK * BLOCK
+}
+
+/// One version of a file's layout.
+struct Layout<'a> {
+    view: View<'a>,
+    ino: Ino,
+    inode: InodeValue,
+    /// Length of the inline data.
+    inline: u64,
+    /// Sorted and disjoint.
+    staged: Vec<Range<u64>>,
+    size: u64,
+}
+
+impl FileSystem {
+    /// The first offset at or after `offset` that has data.
+    ///
+    /// # Errors
+    /// `NoSuchRange` when there is none before the end of the file, `Invalid` or `IsDirectory` for anything but a regular file.
+    pub fn next_data(&self, ino: Ino, offset: u64) -> Result<u64> {
+        self.with_layout(ino, offset, |layout| layout.next_data(offset))?.ok_or(Error::NoSuchRange)
+    }
+
+    /// The first offset at or after `offset` that is in a hole; the end of the file counts as one.
+    ///
+    /// # Errors
+    /// `NoSuchRange` when `offset` is not before the end of the file, `Invalid` or `IsDirectory` for anything but a regular file.
+    pub fn next_hole(&self, ino: Ino, offset: u64) -> Result<u64> {
+        self.with_layout(ino, offset, |layout| layout.next_hole(offset))
+    }
+
+    fn with_layout<R>(&self, ino: Ino, offset: u64, f: impl FnOnce(&Layout<'_>) -> Result<R>) -> Result<R> {
+        let (state, staged) = self.staged_ranges(ino)?;
+        let view = self.volume.view(&state);
+        let inode = self.regular(view, ino)?;
+        let size = inode.size.max(staged.last().map_or(0, |range| range.end));
+        if offset >= size {
+            return Err(Error::NoSuchRange);
+        }
+        let inline = extents::inline(view, ino, &inode)?.map_or(0, |content| content.len() as u64);
+        f(&Layout { view, ino, inode, inline, staged, size })
+    }
+}
+
+impl Layout<'_> {
+    /// Where extents can be seen from `offset` on.
+    fn visible(&self, offset: u64) -> Range<u64> {
+        let end = if self.inode.bytes == 0 { 0 } else { self.inode.trim.min(self.inode.size) };
+        offset..end.max(offset)
+    }
+
+    fn next_data(&self, offset: u64) -> Result<Option<u64>> {
+        if offset < self.inline {
+            return Ok(Some(offset));
+        }
+        let staged = self.staged.iter().find(|range| range.end > offset).map(|range| range.start);
+        let mapped = extents::overlapping(self.view, self.ino, self.visible(offset), 1)?.first().map(|m| m.offset);
+        let first = [staged, mapped].into_iter().flatten().min();
+        Ok(first.map(|start| floor(start).max(offset)))
+    }
+
+    fn next_hole(&self, offset: u64) -> Result<u64> {
+        let mut at = if offset < self.inline { ceiling(self.inline) } else { offset };
+        loop {
+            let before = at;
+            let ahead = self.staged.partition_point(|range| range.end <= at);
+            for range in &self.staged[ahead..] {
+                if floor(range.start) > at {
+                    break;
+                }
+                at = at.max(ceiling(range.end));
+            }
+            extents::visit(self.view, self.ino, self.visible(at), &mut |mapped| {
+                if floor(mapped.offset) > at {
+                    return Ok(ControlFlow::Break(()));
+                }
+                at = at.max(ceiling(mapped.end()));
+                Ok(ControlFlow::Continue(()))
+            })?;
+            if at == before || at >= self.size {
+                return Ok(at.min(self.size));
+            }
+        }
+    }
+}

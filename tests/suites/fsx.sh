@@ -1,0 +1,114 @@
+#!/usr/bin/env bash
+# Random operations on one file of a real mount, compared byte by byte with what the file ought to hold.
+#
+#   tests/suites/fsx.sh [--operations N] [--seeds N] [--first-seed N] [PROFILE...]
+#
+# By default 20,000 operations with each of 3 seeds in each of nine profiles, a few minutes on two cores. The long run, some hours:
+#
+#   tests/suites/fsx.sh --operations 1000000 --seeds 20
+#
+# Ends with 0 only when nothing differed and no operation was refused; then every archive has also passed check --full.
+#
+# Seven profiles are the crate fsx 0.3.2 with one configuration each. It has no O_DIRECT, no ZERO_RANGE, no KEEP_SIZE, no SEEK_DATA, no second
+# file and cannot go on with a file after a remount: the profiles remount and direct, and these operations, are ranges.py beside this file.
+#
+# Needs root, /dev/fuse, python3 and cargo.
+#   PROGRAMS    directory with lockbox and mount-lockbox (default: target/debug, built when missing)
+#   SCRATCH     where archives lie (default $TMPDIR or /tmp)
+set -Eeuo pipefail
+
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+repository=$(cd "$here/../.." && pwd)
+FSX_VERSION=0.3.2
+operations=20000
+seeds=3
+first=1
+profiles=()
+while [[ $# -gt 0 ]]; do
+    case $1 in
+    --operations) operations=$2 && shift 2 ;;
+    --seeds) seeds=$2 && shift 2 ;;
+    --first-seed) first=$2 && shift 2 ;;
+    -*) echo "fsx.sh: unknown option $1" >&2 && exit 2 ;;
+    *) profiles+=("$1") && shift ;;
+    esac
+done
+[[ ${#profiles[@]} -gt 0 ]] || profiles=(plain mmap reopen remount holes copy direct all large)
+
+if [[ $EUID -ne 0 || ! -e /dev/fuse ]]; then
+    echo "fsx.sh: needs root and /dev/fuse" >&2
+    exit 1
+fi
+target=${CARGO_TARGET_DIR:-$repository/target}
+programs=${PROGRAMS:-$target/debug}
+if [[ -z ${PROGRAMS-} ]]; then
+    (cd "$repository" && cargo build --quiet --workspace --bins)
+fi
+fsx=$target/suites/bin/fsx
+if [[ $("$fsx" --version 2>/dev/null) != "fsx $FSX_VERSION" ]]; then
+    echo "building fsx $FSX_VERSION, once for this target directory"
+    CARGO_TARGET_DIR=$target/suites/build cargo install --quiet --locked --force --root "$target/suites" "fsx@$FSX_VERSION"
+    rm -rf "$target/suites/build"
+fi
+
+# configuration PROFILE: fsx's weights; what is not named has the weight 0, except write, read, truncate, mapread and mapwrite.
+configuration() {
+    case $1 in
+    plain) printf '%s\n' '[weights]' mapread=0 mapwrite=0 write=10 read=10 truncate=5 fsync=0.5 fdatasync=0.5 ;;
+    mmap) printf '%s\n' nomsyncafterwrite=true '[weights]' mapread=10 mapwrite=10 write=5 read=5 truncate=3 invalidate=1 ;;
+    reopen) printf '%s\n' '[weights]' mapread=2 mapwrite=2 write=10 read=10 truncate=5 close_open=5 fsync=0.5 ;;
+    holes) printf '%s\n' '[weights]' mapread=2 mapwrite=2 write=10 read=10 truncate=3 punch_hole=8 posix_fallocate=4 fsync=0.5 ;;
+    copy) printf '%s\n' '[weights]' mapread=2 mapwrite=2 write=8 read=10 truncate=3 copy_file_range=10 punch_hole=1 fsync=0.5 ;;
+    all) printf '%s\n' '[weights]' mapread=5 mapwrite=5 write=10 read=10 truncate=5 close_open=1 invalidate=1 fsync=0.5 \
+        fdatasync=0.5 posix_fallocate=3 punch_hole=4 sendfile=2 posix_fadvise=1 copy_file_range=5 ;;
+    large) printf '%s\n' flen=33554432 '[opsize]' max=1048576 '[weights]' mapread=2 mapwrite=2 write=10 read=10 truncate=1 \
+        close_open=1 punch_hole=4 posix_fallocate=1 copy_file_range=6 fsync=0.2 ;;
+    *) echo "fsx.sh: unknown profile $1" >&2 && return 1 ;;
+    esac
+}
+
+scratch=$(mktemp -d "${SCRATCH:-${TMPDIR:-/tmp}}/lockbox-fsx.XXXXXX")
+mkdir "$scratch/bin"
+install -m 755 "$programs/lockbox" "$scratch/bin/lockbox"
+install -m 755 "$programs/mount-lockbox" "$scratch/bin/mount.lockbox"
+export SCRATCH_DIR=$scratch PATH="$scratch/bin:$PATH:/usr/sbin:/sbin" LC_ALL=C.UTF-8
+unset XDG_RUNTIME_DIR LOCKBOX_PASSFILE LOCKBOX_PASSCOMMAND
+# shellcheck source=../mount/support.sh
+source "$here/../mount/support.sh"
+begin_case fsx
+# Its exit trap clears the mounts and daemons of this run; the scratch directory goes with it.
+trap 'code=$?; (exit $code); trap "rm -rf --one-file-system $scratch" EXIT; end_case' EXIT
+export PASSFILE
+
+# The remount that ranges.py asks for.
+remount=$WORK/remount
+printf '#!/bin/bash\nset -e\nlockbox umount "$1"\nexec mount.lockbox "$1.lbx" "$1" -o "passfile=%s,log=$1.log"\n' "$PASSFILE" >"$remount"
+chmod 755 "$remount"
+
+run() {
+    local profile=$1 seed=$2 name=$1-$2
+    local count=$operations
+    new_archive "$name"
+    attach "$name"
+    case $profile in
+    remount) python3 "$here/ranges.py" --seed "$seed" --operations "$count" --remount "$remount" "$WORK/$name" ;;
+    direct) python3 "$here/ranges.py" --seed "$seed" --operations "$count" --direct "$WORK/$name" ;;
+    *)
+        configuration "$profile" >"$WORK/$name.toml"
+        mkdir "$WORK/$name.artifacts"
+        "$fsx" -S "$seed" -N "$count" -f "$WORK/$name.toml" -P "$WORK/$name.artifacts" "$WORK/$name/file"
+        ;;
+    esac
+    detach "$name"
+    check_full "$name"
+    rm -rf "$WORK/$name.lbx" "$WORK/$name.artifacts"
+}
+
+for profile in "${profiles[@]}"; do
+    for ((seed = first; seed < first + seeds; seed++)); do
+        started=$SECONDS
+        # Not in a condition: that would switch set -e off within.
+        run "$profile" "$seed" >"$WORK/output" 2>&1 || { tail -n 40 "$WORK/output"; fail "FAILED: profile=$profile seed=$seed operations=$operations"; }
+        printf 'ok  %-8s seed %-4d %d operations, %d s\n' "$profile" "$seed" "$operations" $((SECONDS - started))
+    done
+done
