@@ -167,7 +167,7 @@ impl Import<'_> {
             FileType::Symlink => self.linked(&stat, parent, name, |import| {
                 let target =
                     rustix::fs::readlinkat(&at, host, Vec::new()).map_err(host_error("cannot read the link"))?;
-                let creator = Creator { uid: stat.st_uid, gid: stat.st_gid };
+                let creator = Creator { uid: stat.st_uid, gid: stat.st_gid, umask: None };
                 let make = |name: &[u8]| import.fs.make_symlink(parent, name, target.to_bytes(), creator);
                 let ino = import.place(parent, name, make, |import, ino| {
                     // A link has no mode of its own.
@@ -183,7 +183,7 @@ impl Import<'_> {
 
     fn directory(&mut self, host: OwnedFd, parent: Ino, name: &[u8]) -> Result<Level> {
         let stat = rustix::fs::fstat(&host).map_err(host_error("cannot read"))?;
-        let creator = Creator { uid: stat.st_uid, gid: stat.st_gid };
+        let creator = Creator { uid: stat.st_uid, gid: stat.st_gid, umask: None };
         let made = match self.fs.make_directory(parent, name, stat.st_mode & mode::PERMISSIONS, creator) {
             Err(Error::Exists) => self.fs.lookup(parent, name)?,
             other => other?,
@@ -235,7 +235,7 @@ impl Import<'_> {
         if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
             return Err(Error::invalid("the file was replaced while it was opened"));
         }
-        let creator = Creator { uid: stat.st_uid, gid: stat.st_gid };
+        let creator = Creator { uid: stat.st_uid, gid: stat.st_gid, umask: None };
         let fs = self.fs;
         let ino = self.place(
             parent,
@@ -301,7 +301,7 @@ impl Import<'_> {
     }
 
     fn node(&mut self, stat: &Stat, parent: Ino, name: &[u8]) -> Result<Ino> {
-        let creator = Creator { uid: stat.st_uid, gid: stat.st_gid };
+        let creator = Creator { uid: stat.st_uid, gid: stat.st_gid, umask: None };
         let rdev = device_number(rustix::fs::major(stat.st_rdev), rustix::fs::minor(stat.st_rdev));
         let fs = self.fs;
         let ino = self.place(

@@ -11,7 +11,7 @@ pub mod values;
 
 mod fixed;
 #[cfg(test)]
-mod strategies;
+pub(crate) mod strategies;
 #[cfg(test)]
 mod vectors;
 

@@ -168,7 +168,12 @@ fn a_file_that_changes_meanwhile_is_reported() {
     fs::write(place.path("tree/other"), "other").unwrap();
     let key = Archive::unlock(&path, &Passphrase::new(PASSPHRASE.into())).unwrap();
     let archive = Archive::open(&path, &key, &Default::default()).unwrap();
-    let options = ImportOptions { to: Vec::new(), follow: false, replace: false, creator: Creator { uid: 0, gid: 0 } };
+    let options = ImportOptions {
+        to: Vec::new(),
+        follow: false,
+        replace: false,
+        creator: Creator { uid: 0, gid: 0, umask: None },
+    };
     let log = place.path("tree/log");
     let mut appended = false;
     let report = archive

@@ -9,6 +9,7 @@
 //! The kernel's inode number is the core's and numbers are never reused, so there is no lookup table, FORGET means
 //! nothing and the generation is 0, which also makes NFS handles valid for ever.
 
+mod caller;
 mod convert;
 mod listings;
 mod reply;
@@ -37,13 +38,12 @@ use lockbox::{Error, Result};
 
 use crate::errno::errno;
 use crate::kernel;
+use caller::Caller;
 use reply::{full, reply_empty, reply_xattr};
 
 /// As good as for ever: nothing changes an archive but the mount itself. 34 years; the kernel computes in jiffies.
 const FOR_EVER: Duration = Duration::from_secs(1 << 30);
 const GENERATION: Generation = Generation(0);
-/// Attributes in which the kernel would keep ACLs. Storing them without keeping what they promise would be worse than refusing.
-const ACLS: &[u8] = b"system.posix_acl_";
 const STATFS_BLOCK: u32 = 4096;
 
 /// What the adapter shares with the threads around it.
@@ -124,15 +124,9 @@ fn ino(number: INodeNo) -> lockbox::format::Ino {
     lockbox::format::Ino(number.0)
 }
 
-fn creator(request: &Request) -> Creator {
-    Creator { uid: request.uid(), gid: request.gid() }
-}
-
-fn supported(name: &OsStr) -> Result<()> {
-    if name.as_bytes().starts_with(ACLS) {
-        return Err(Error::Unsupported("POSIX ACLs".into()));
-    }
-    Ok(())
+/// With DONT_MASK the umask is ours to apply.
+fn creator(request: &Request, umask: u32) -> Creator {
+    Creator { uid: request.uid(), gid: request.gid(), umask: Some(umask) }
 }
 
 fn writes(flags: OpenFlags) -> bool {
@@ -194,21 +188,30 @@ impl fuser::Filesystem for Adapter {
         }
     }
 
-    fn mknod(&self, request: &Request, parent: INodeNo, name: &OsStr, mode: u32, _: u32, rdev: u32, reply: ReplyEntry) {
+    fn mknod(
+        &self,
+        request: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        mode: u32,
+        umask: u32,
+        rdev: u32,
+        reply: ReplyEntry,
+    ) {
         let rdev = convert::from_kernel_device(rdev);
-        let made = self.changing().make_node(ino(parent), name.as_bytes(), mode, rdev, creator(request));
+        let made = self.changing().make_node(ino(parent), name.as_bytes(), mode, rdev, creator(request, umask));
         self.reply_entry(made, reply);
     }
 
-    fn mkdir(&self, request: &Request, parent: INodeNo, name: &OsStr, mode: u32, _: u32, reply: ReplyEntry) {
+    fn mkdir(&self, request: &Request, parent: INodeNo, name: &OsStr, mode: u32, umask: u32, reply: ReplyEntry) {
         let mode = mode & mode::PERMISSIONS;
-        let made = self.changing().make_directory(ino(parent), name.as_bytes(), mode, creator(request));
+        let made = self.changing().make_directory(ino(parent), name.as_bytes(), mode, creator(request, umask));
         self.reply_entry(made, reply);
     }
 
     fn symlink(&self, request: &Request, parent: INodeNo, name: &OsStr, target: &Path, reply: ReplyEntry) {
         let target = target.as_os_str().as_bytes();
-        let made = self.changing().make_symlink(ino(parent), name.as_bytes(), target, creator(request));
+        let made = self.changing().make_symlink(ino(parent), name.as_bytes(), target, creator(request, 0));
         self.reply_entry(made, reply);
     }
 
@@ -248,11 +251,11 @@ impl fuser::Filesystem for Adapter {
         parent: INodeNo,
         name: &OsStr,
         mode: u32,
-        _: u32,
+        umask: u32,
         flags: i32,
         reply: ReplyCreate,
     ) {
-        match self.changing().create_and_open(ino(parent), name.as_bytes(), mode, creator(request)) {
+        match self.changing().create_and_open(ino(parent), name.as_bytes(), mode, creator(request, umask)) {
             Ok(a) => {
                 if writes(OpenFlags(flags)) {
                     self.shared.writers.add(a.ino.0);
@@ -407,9 +410,11 @@ impl fuser::Filesystem for Adapter {
         }
     }
 
+    /// Without SETXATTR_EXT the kernel does not say whether an access list is to take the set-gid bit away, so that is found out
+    /// as the kernel would. It forgets its cached attributes and lists by itself once this and SETATTR are answered.
     fn setxattr(
         &self,
-        _: &Request,
+        request: &Request,
         number: INodeNo,
         name: &OsStr,
         value: &[u8],
@@ -417,18 +422,21 @@ impl fuser::Filesystem for Adapter {
         _: u32,
         reply: ReplyEmpty,
     ) {
-        let set = supported(name)
-            .and_then(|()| convert::xattr_mode(flags))
-            .and_then(|how| self.changing().set_xattr(ino(number), name.as_bytes(), value, how));
+        let caller = Caller::of(request);
+        let set = convert::xattr_mode(flags).and_then(|how| {
+            let keeps = |group| caller.keeps_set_gid(group);
+            self.changing().set_xattr_for(ino(number), name.as_bytes(), value, how, &keeps)
+        });
         reply_empty(set, reply);
     }
 
     fn getxattr(&self, _: &Request, number: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
-        reply_xattr(supported(name).and_then(|()| self.fs.xattr(ino(number), name.as_bytes())), size, reply);
+        reply_xattr(self.fs.xattr(ino(number), name.as_bytes()), size, reply);
     }
 
-    fn listxattr(&self, _: &Request, number: INodeNo, size: u32, reply: ReplyXattr) {
-        reply_xattr(self.fs.list_xattrs(ino(number)), size, reply);
+    fn listxattr(&self, request: &Request, number: INodeNo, size: u32, reply: ReplyXattr) {
+        let caller = Caller::of(request);
+        reply_xattr(self.fs.list_xattrs_for(ino(number), &|| caller.is_administrator()), size, reply);
     }
 
     fn removexattr(&self, _: &Request, number: INodeNo, name: &OsStr, reply: ReplyEmpty) {

@@ -1,5 +1,6 @@
 //! The operations, one file per family; each is one core call of an adapter.
 
+mod acl;
 mod attributes;
 mod create;
 mod data;
@@ -10,6 +11,10 @@ mod rename;
 mod statistics;
 mod sync;
 mod xattr;
+
+#[cfg(test)]
+pub(super) use xattr::put_entry;
+pub(super) use xattr::{BIRTH, value_of_entry};
 
 use crate::error::Result;
 use crate::fs::{FileSystem, SyncProfile};

@@ -13,7 +13,7 @@ use crate::format::{Generation, Ino, ROOT_INO};
 use crate::fs::{Creator, FileSystem, RenameMode, SetAttributes, XattrMode, mode};
 use crate::storage::simulated::{OpKind, SimulatedStorage};
 
-const OWNER: Creator = Creator { uid: 1000, gid: 1000 };
+const OWNER: Creator = Creator { uid: 1000, gid: 1000, umask: None };
 
 /// Everything that a user can see of an object.
 #[derive(Clone, Debug, PartialEq, Eq)]
