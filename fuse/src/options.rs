@@ -31,6 +31,8 @@ pub struct Options {
     pub memory: u64,
     pub pack: bool,
     pub compress: bool,
+    /// Keep access times, noted when something is opened for reading.
+    pub access_times: bool,
     pub threads: usize,
     /// Seconds that a busy mount is served after the order to stop.
     pub stop_timeout: u64,
@@ -61,6 +63,7 @@ impl Default for Options {
             memory: open.memory,
             pack: open.pack,
             compress: open.compress,
+            access_times: false,
             threads: kernel::default_threads(),
             stop_timeout: 60,
             log: None,
@@ -97,6 +100,7 @@ impl Options {
             "pack" => self.pack = true,
             "compress" => self.compress = true,
             "sync" => self.sync = Sync::Always,
+            "noatime" => self.access_times = false,
             // As mount(8) has them: some are for itself, the others are what this file system does anyway.
             "defaults"
             | "default_permissions"
@@ -112,7 +116,6 @@ impl Options {
             | "_netdev"
             | "relatime"
             | "atime"
-            | "noatime"
             | "nodiratime" => {}
             _ if name.starts_with("x-") || name.starts_with("X-") => {}
             _ => return Err(unknown(name)),
@@ -130,6 +133,7 @@ impl Options {
             "stop_timeout" => self.stop_timeout = parse_number(name, value, 0, 86_400)?,
             "pack" => self.pack = parse_switch(name, value)?,
             "compress" => self.compress = parse_switch(name, value)?,
+            "atime" => self.access_times = parse_atime(value)?,
             "comment" => {}
             _ if name.starts_with("x-") || name.starts_with("X-") => {}
             _ => return Err(unknown(name)),
@@ -156,8 +160,9 @@ impl Options {
     }
 
     pub fn mount_flags(&self) -> MsFlags {
-        // Access times are not kept, so the kernel need not try.
-        let mut flags = MsFlags::MS_NOATIME;
+        // The kernel leaves access times to us; the flag shows in the table of mounts what we do about them.
+        let mut flags = MsFlags::empty();
+        flags.set(MsFlags::MS_NOATIME, !self.access_times);
         flags.set(MsFlags::MS_RDONLY, self.read_only);
         flags.set(MsFlags::MS_NOSUID, !self.suid);
         flags.set(MsFlags::MS_NODEV, !self.dev);
@@ -185,7 +190,8 @@ impl fmt::Display for Options {
         };
         let switch = |on| if on { "on" } else { "off" };
         write!(f, ",sync={sync},memory={},pack={}", self.memory, switch(self.pack))?;
-        write!(f, ",compress={},threads={}", switch(self.compress), self.threads)
+        write!(f, ",compress={},threads={}", switch(self.compress), self.threads)?;
+        f.write_str(if self.access_times { ",atime=open" } else { "" })
     }
 }
 
@@ -199,6 +205,14 @@ fn parse_sync(value: &str) -> Result<Sync, Failure> {
         "periodic" => Ok(Sync::Periodic),
         "always" => Ok(Sync::Always),
         _ => Err(Failure::usage(format!("sync= takes never, periodic or always, not '{value}'"))),
+    }
+}
+
+fn parse_atime(value: &str) -> Result<bool, Failure> {
+    match value {
+        "off" => Ok(false),
+        "open" => Ok(true),
+        _ => Err(Failure::usage(format!("atime= takes off or open, not '{value}'"))),
     }
 }
 
@@ -257,6 +271,20 @@ mod tests {
         let options = Options::parse(&[list]).unwrap();
         let expected = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC | MsFlags::MS_NOATIME;
         assert_eq!(options.mount_flags(), expected);
+    }
+
+    #[test]
+    fn access_times_are_kept_on_request() {
+        for (list, kept) in
+            [("", false), ("atime=open", true), ("atime=open,noatime", false), ("noatime,atime=open", true)]
+        {
+            let options = Options::parse(&[list]).unwrap();
+            assert_eq!(options.access_times, kept, "{list}");
+            assert_eq!(options.mount_flags().contains(MsFlags::MS_NOATIME), !kept, "{list}");
+            assert_eq!(Options::parse(&[options.to_string()]).unwrap(), options);
+        }
+        assert_eq!(Options::parse(&["atime=open,atime=off"]).unwrap(), Options::default());
+        assert_eq!(Options::parse(&["atime=always"]).unwrap_err().code, USAGE);
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! The facade: create, open, check, change keys, import and extract; what programs use.
 
+mod attributes;
 mod check;
 mod create;
 mod extract;
@@ -15,6 +16,7 @@ mod stage;
 #[cfg(test)]
 mod tests;
 
+pub use attributes::LeftAttributes;
 pub use check::CheckReport;
 pub use extract::{ExtractOptions, ExtractReport};
 pub use host::{device_number, split_device_number};

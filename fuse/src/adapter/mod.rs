@@ -63,12 +63,20 @@ pub struct Adapter {
     /// The directory of the archive file, opened before mounting: a path could lead through the mount itself.
     host: OwnedFd,
     profile: SyncProfile,
+    /// Opening for reading is noted as access.
+    access_times: bool,
     listings: listings::Listings,
 }
 
 impl Adapter {
-    pub fn new(fs: Arc<FileSystem>, shared: Arc<Shared>, host: OwnedFd, profile: SyncProfile) -> Adapter {
-        Adapter { fs, shared, host, profile, listings: listings::Listings::default() }
+    pub fn new(
+        fs: Arc<FileSystem>,
+        shared: Arc<Shared>,
+        host: OwnedFd,
+        profile: SyncProfile,
+        access_times: bool,
+    ) -> Adapter {
+        Adapter { fs, shared, host, profile, access_times, listings: listings::Listings::default() }
     }
 
     fn attribute_time(&self, ino: u64) -> Duration {
@@ -108,6 +116,24 @@ impl Adapter {
         }
     }
 
+    /// Reading goes on when its time cannot be noted (full disk, latch); damage is logged by `errno`.
+    fn note_access(&self, number: INodeNo) {
+        if !self.access_times {
+            return;
+        }
+        match self.fs.note_access(ino(number)) {
+            Ok(false) => {}
+            Ok(true) => {
+                self.changing();
+                // The kernel keeps attributes for ever and no reply here carries new ones.
+                if let Some(notifier) = self.shared.notifier.get() {
+                    let _ = notifier.inval_inode(number, -1, 0);
+                }
+            }
+            Err(error) => drop(errno(&error)),
+        }
+    }
+
     /// The bound of a listing; reading from the start refreshes it.
     fn bound(&self, directory: INodeNo, handle: FileHandle, offset: u64) -> Result<u64> {
         let bound = self.listings.bound(handle.0).ok_or(Error::Stale)?;
@@ -133,6 +159,10 @@ fn writes(flags: OpenFlags) -> bool {
     flags.acc_mode() != OpenAccMode::O_RDONLY
 }
 
+fn notes_access(flags: OpenFlags) -> bool {
+    flags.acc_mode() != OpenAccMode::O_WRONLY && flags.0 & nix::libc::O_NOATIME == 0
+}
+
 impl fuser::Filesystem for Adapter {
     fn init(&mut self, _: &Request, config: &mut KernelConfig) -> io::Result<()> {
         kernel::negotiate(config);
@@ -148,7 +178,8 @@ impl fuser::Filesystem for Adapter {
     }
 
     /// With HANDLE_KILLPRIV_V2 the set-id bits are ours to clear: on chown always, on truncation by an ordinary user.
-    /// fuser hides the flag that says which truncation, so every one by another than root counts (S3).
+    /// fuser hides the flag that says which truncation, so every one by another than root counts (S3). A SETATTR of nothing but
+    /// perhaps ctime is a chown(2) that names nobody, or the kernel taking privileges away: the bits go too.
     fn setattr(
         &self,
         request: &Request,
@@ -167,7 +198,8 @@ impl fuser::Filesystem for Adapter {
         _: Option<BsdFileFlags>,
         reply: ReplyAttr,
     ) {
-        let owner_changes = uid.is_some() || gid.is_some();
+        let sets_times = atime.is_some() || mtime.is_some();
+        let owner_changes = uid.is_some() || gid.is_some() || (size.is_none() && !sets_times);
         let set = SetAttributes {
             mode: mode.map(|bits| bits & mode::PERMISSIONS),
             uid,
@@ -183,7 +215,10 @@ impl fuser::Filesystem for Adapter {
 
     fn readlink(&self, _: &Request, number: INodeNo, reply: ReplyData) {
         match self.fs.read_link(ino(number)) {
-            Ok(target) => reply.data(&target),
+            Ok(target) => {
+                self.note_access(number);
+                reply.data(&target);
+            }
             Err(error) => reply.error(errno(&error)),
         }
     }
@@ -274,6 +309,9 @@ impl fuser::Filesystem for Adapter {
                 if writes(flags) {
                     self.begin_writing(number);
                 }
+                if notes_access(flags) {
+                    self.note_access(number);
+                }
                 reply.opened(FileHandle(0), FopenFlags::FOPEN_KEEP_CACHE);
             }
             Err(error) => reply.error(errno(&error)),
@@ -347,9 +385,14 @@ impl fuser::Filesystem for Adapter {
         reply_empty(self.fs.sync(), reply);
     }
 
-    fn opendir(&self, _: &Request, number: INodeNo, _: OpenFlags, reply: ReplyOpen) {
+    fn opendir(&self, _: &Request, number: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
         match self.fs.directory_bound(ino(number)) {
-            Ok(bound) => reply.opened(FileHandle(self.listings.open(bound)), FopenFlags::empty()),
+            Ok(bound) => {
+                if notes_access(flags) {
+                    self.note_access(number);
+                }
+                reply.opened(FileHandle(self.listings.open(bound)), FopenFlags::empty());
+            }
             Err(error) => reply.error(errno(&error)),
         }
     }

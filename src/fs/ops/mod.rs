@@ -1,5 +1,6 @@
 //! The operations, one file per family; each is one core call of an adapter.
 
+mod access;
 mod acl;
 mod attributes;
 mod create;

@@ -1,11 +1,11 @@
 //! Access control lists and extended attributes as ext4 has them.
 
 use super::support::{CREATOR, assert_sound, fresh, list, reopen};
-use crate::error::Error;
+use crate::error::{Error, Timestamp};
 use crate::format::values::inode_flags;
 use crate::format::{Ino, ROOT_INO};
 use crate::fs::ops::BIRTH;
-use crate::fs::{Attributes, Creator, FileSystem, SetAttributes, XattrMode, inode, mode};
+use crate::fs::{Attributes, Creator, FileSystem, SetAttributes, SetTime, XattrMode, inode, mode};
 
 const ACCESS: &[u8] = b"system.posix_acl_access";
 const DEFAULT: &[u8] = b"system.posix_acl_default";
@@ -288,4 +288,31 @@ fn the_birth_time_is_told_and_never_changes() {
     fs.write(made.ino, 0, b"x").unwrap();
     assert_eq!(fs.xattr(made.ino, BIRTH).unwrap(), told);
     assert_eq!(fs.list_xattrs(made.ino).unwrap(), b"");
+}
+
+#[test]
+fn access_is_noted_after_a_change_and_once_a_day() {
+    let (_storage, fs) = fresh(111);
+    let ino = file(&fs, ROOT_INO, b"f", 0o644, 0).ino;
+    let accessed = || fs.attributes(ino).unwrap().atime;
+    assert!(fs.note_access(ino).unwrap());
+    let noted = fs.attributes(ino).unwrap();
+    assert!(noted.atime > noted.mtime && noted.ctime == noted.mtime);
+    assert!(!fs.note_access(ino).unwrap());
+    assert_eq!(accessed(), noted.atime);
+    set(&fs, ino, b"user.a", b"").unwrap();
+    assert!(fs.note_access(ino).unwrap() && accessed() > noted.atime);
+    let now = accessed().seconds;
+    let ago = |seconds: i64| SetTime::To(Timestamp { seconds: now - seconds, nanos: 0 });
+    let read = |atime: i64| {
+        let old = Some(ago(1_000_000));
+        let times = SetAttributes { atime: Some(ago(atime)), mtime: old, ctime: old, ..SetAttributes::default() };
+        fs.set_attributes(ino, &times).unwrap();
+        fs.note_access(ino).unwrap()
+    };
+    assert!(!read(86_000));
+    assert!(read(86_400));
+    assert!(read(1_000_000));
+    assert!(!read(-1_000_000), "a time in the future is newer than any change");
+    assert!(matches!(fs.note_access(Ino(99)), Err(Error::Stale)));
 }
