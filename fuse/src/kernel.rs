@@ -14,9 +14,9 @@ const MAX_BACKGROUND: u16 = 64;
 
 /// The allow-list. Anything else that a kernel offers stays off: SETXATTR_EXT would make fuser misread names,
 /// ALLOW_IDMAP and OVER_IO_URING need code that does not exist here, ATOMIC_O_TRUNC needs an open that truncates,
-/// POSIX_ACL and DONT_MASK promise ACLs that the core does not keep yet, so the kernel applies the umask;
 /// the lock flags would replace the kernel's local locks, which are right for one mount.
-const WANTED: [InitFlags; 8] = [
+/// POSIX_ACL and DONT_MASK belong together: a default list replaces the umask, so whoever inherits lists applies the umask too.
+const WANTED: [InitFlags; 10] = [
     InitFlags::FUSE_WRITEBACK_CACHE,
     InitFlags::FUSE_DO_READDIRPLUS,
     InitFlags::FUSE_READDIRPLUS_AUTO,
@@ -25,6 +25,8 @@ const WANTED: [InitFlags; 8] = [
     InitFlags::FUSE_EXPORT_SUPPORT,
     InitFlags::FUSE_ASYNC_DIO,
     InitFlags::FUSE_HANDLE_KILLPRIV_V2,
+    InitFlags::FUSE_POSIX_ACL,
+    InitFlags::FUSE_DONT_MASK,
 ];
 
 /// Answers the kernel's INIT.

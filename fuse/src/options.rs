@@ -32,6 +32,8 @@ pub struct Options {
     pub memory: u64,
     pub pack: bool,
     pub compress: bool,
+    /// Keep access times, noted when something is opened for reading.
+    pub access_times: bool,
     pub threads: usize,
     /// Seconds that a busy mount is served after the order to stop.
     pub stop_timeout: u64,
@@ -66,6 +68,7 @@ impl Default for Options {
             memory: open.memory,
             pack: open.pack,
             compress: open.compress,
+            access_times: false,
             threads: kernel::default_threads(),
             stop_timeout: 60,
             log: None,
@@ -107,6 +110,7 @@ impl Options {
             "pack" => self.pack = true,
             "compress" => self.compress = true,
             "sync" => self.sync = Sync::Always,
+            "noatime" => self.access_times = false,
             // As mount(8) has them: some are for itself, the others are what this file system does anyway.
             "defaults"
             | "default_permissions"
@@ -122,7 +126,6 @@ impl Options {
             | "_netdev"
             | "relatime"
             | "atime"
-            | "noatime"
             | "nodiratime" => {}
             _ if name.starts_with("x-") || name.starts_with("X-") => {}
             _ => return Err(unknown(name)),
@@ -141,6 +144,7 @@ impl Options {
             "pack" => self.pack = parse_switch(name, value)?,
             "compress" => self.compress = parse_switch(name, value)?,
             "sandbox" => self.sandbox = parse_switch(name, value)?,
+            "atime" => self.access_times = parse_atime(value)?,
             "comment" => {}
             _ if name.starts_with("x-") || name.starts_with("X-") => {}
             _ => return Err(unknown(name)),
@@ -174,8 +178,9 @@ impl Options {
     }
 
     pub fn mount_flags(&self) -> MsFlags {
-        // Access times are not kept, so the kernel need not try.
-        let mut flags = MsFlags::MS_NOATIME;
+        // The kernel leaves access times to us; the flag shows in the table of mounts what we do about them.
+        let mut flags = MsFlags::empty();
+        flags.set(MsFlags::MS_NOATIME, !self.access_times);
         flags.set(MsFlags::MS_RDONLY, self.read_only);
         flags.set(MsFlags::MS_NOSUID, !self.suid);
         flags.set(MsFlags::MS_NODEV, !self.dev);
@@ -207,7 +212,7 @@ impl fmt::Display for Options {
         if !self.sandbox {
             f.write_str(",sandbox=off")?;
         }
-        Ok(())
+        f.write_str(if self.access_times { ",atime=open" } else { "" })
     }
 }
 
@@ -221,6 +226,14 @@ fn parse_sync(value: &str) -> Result<Sync, Failure> {
         "periodic" => Ok(Sync::Periodic),
         "always" => Ok(Sync::Always),
         _ => Err(Failure::usage(format!("sync= takes never, periodic or always, not '{value}'"))),
+    }
+}
+
+fn parse_atime(value: &str) -> Result<bool, Failure> {
+    match value {
+        "off" => Ok(false),
+        "open" => Ok(true),
+        _ => Err(Failure::usage(format!("atime= takes off or open, not '{value}'"))),
     }
 }
 
@@ -279,6 +292,20 @@ mod tests {
         let options = Options::parse(&[list]).unwrap();
         let expected = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC | MsFlags::MS_NOATIME;
         assert_eq!(options.mount_flags(), expected);
+    }
+
+    #[test]
+    fn access_times_are_kept_on_request() {
+        for (list, kept) in
+            [("", false), ("atime=open", true), ("atime=open,noatime", false), ("noatime,atime=open", true)]
+        {
+            let options = Options::parse(&[list]).unwrap();
+            assert_eq!(options.access_times, kept, "{list}");
+            assert_eq!(options.mount_flags().contains(MsFlags::MS_NOATIME), !kept, "{list}");
+            assert_eq!(Options::parse(&[options.to_string()]).unwrap(), options);
+        }
+        assert_eq!(Options::parse(&["atime=open,atime=off"]).unwrap(), Options::default());
+        assert_eq!(Options::parse(&["atime=always"]).unwrap_err().code, USAGE);
     }
 
     #[test]

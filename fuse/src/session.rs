@@ -147,7 +147,8 @@ fn start(task: &Task, slot: &Slot, host: OwnedFd, signals: SigSet, events: &Send
     let fs = slot.lock().as_ref().map(|archive| Arc::clone(archive.file_system()));
     let fs = fs.ok_or_else(|| Failure::other("the archive is closed"))?;
     let shared = Arc::new(Shared::default());
-    let adapter = Adapter::new(fs, Arc::clone(&shared), host, task.options.sync_profile());
+    let profile = task.options.sync_profile();
+    let adapter = Adapter::new(fs, Arc::clone(&shared), host, profile, task.options.access_times);
     let device = Mount {
         source: &task.archive,
         subtype: "lockbox",

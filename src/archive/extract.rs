@@ -6,7 +6,8 @@ use std::path::PathBuf;
 
 use rustix::fs::{AtFlags, FileType, Mode, OFlags};
 
-use super::host::{apply, apply_at, extract_xattrs, host_error, split_device_number};
+use super::attributes::{self, LeftAttributes, Object, Turn};
+use super::host::{apply, apply_at, host_error, split_device_number};
 use super::stage::{Stage, open_below, open_directory};
 use super::{Archive, Cause, Entries, Entry, Problem, Progress, display, path};
 use crate::env::SystemEnvironment;
@@ -37,6 +38,8 @@ pub struct ExtractReport {
     /// FIFOs, sockets and devices.
     pub others: u64,
     pub bytes: u64,
+    /// Extended attributes that could not be set.
+    pub left: LeftAttributes,
     /// What failed while the rest went on.
     pub problems: Vec<Problem>,
 }
@@ -202,7 +205,7 @@ impl<'a> Extract<'a> {
                 let target = self.fs.read_link(attributes.ino)?;
                 rustix::fs::symlinkat(&target[..], at, &name[..]).map_err(host_error("cannot make the link"))?;
                 self.report.symlinks += 1;
-                self.note_metadata(apply_at(at, name, attributes))?;
+                self.note_metadata_at(at, name, attributes)?;
             }
             _ => self.node(at, name, attributes)?,
         }
@@ -222,19 +225,25 @@ impl<'a> Extract<'a> {
 
     /// Times last: every entry made in a directory changes them.
     fn finish_directory(&mut self, level: Level<'_>) -> Result<()> {
-        extract_xattrs(self.fs, level.attributes.ino, &level.host)?;
-        if level.attributes.mode & 0o700 != 0o700 {
-            self.closed.push((self.path.clone(), level.attributes));
+        let Level { host, attributes, .. } = level;
+        self.xattrs(&Object::open(&host), &attributes, Turn::BeforeMode)?;
+        if attributes.mode & 0o700 != 0o700 {
+            self.closed.push((self.path.clone(), attributes));
             return Ok(());
         }
-        apply(&level.host, &level.attributes)
+        apply(&host, &attributes)?;
+        self.xattrs(&Object::open(&host), &attributes, Turn::AfterMode)
     }
 
     /// Directories of the list come after those within them.
     fn close_directories(&mut self) -> Result<()> {
         for (path, attributes) in std::mem::take(&mut self.closed) {
-            let closed = open_below(self.stage.target(), &path).and_then(|directory| apply(&directory, &attributes));
+            let opened = open_below(self.stage.target(), &path);
             self.path = path;
+            let closed = opened.and_then(|directory| {
+                apply(&directory, &attributes)?;
+                self.xattrs(&Object::open(&directory), &attributes, Turn::AfterMode)
+            });
             self.note(closed)?;
         }
         Ok(())
@@ -262,8 +271,12 @@ impl<'a> Extract<'a> {
             return Err(error);
         }
         self.report.files += 1;
-        self.note_metadata(extract_xattrs(self.fs, attributes.ino, &host))?;
-        self.note_metadata(apply(&host, attributes))
+        let object = Object::open(&host);
+        let before = self.xattrs(&object, attributes, Turn::BeforeMode);
+        self.note_metadata(before)?;
+        self.note_metadata(apply(&host, attributes))?;
+        let after = self.xattrs(&object, attributes, Turn::AfterMode);
+        self.note_metadata(after)
     }
 
     /// A file with less data than its size has holes: blocks of zeros in it are left out.
@@ -299,7 +312,19 @@ impl<'a> Extract<'a> {
         rustix::fs::mknodat(at, name, kind, Mode::RUSR | Mode::WUSR, device)
             .map_err(host_error("cannot make the special file"))?;
         self.report.others += 1;
-        self.note_metadata(apply_at(at, name, attributes))
+        self.note_metadata_at(at, name, attributes)
+    }
+
+    /// Owner, mode, times and attributes of an object that is not opened; `user.` attributes such objects do not have.
+    fn note_metadata_at(&mut self, at: &OwnedFd, name: &[u8], attributes: &Attributes) -> Result<()> {
+        self.note_metadata(apply_at(at, name, attributes))?;
+        let object = Object::Named { directory: at.as_fd(), name, follow: false };
+        let after = self.xattrs(&object, attributes, Turn::AfterMode);
+        self.note_metadata(after)
+    }
+
+    fn xattrs(&mut self, object: &Object<'_>, attributes: &Attributes, turn: Turn) -> Result<()> {
+        attributes::extract(self.fs, attributes.ino, object, turn, &self.path, &mut self.report.left)
     }
 
     /// The object is there, something about it is not: reported like any failure, but it stays.

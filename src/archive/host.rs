@@ -1,17 +1,15 @@
-//! Metadata of host files: attributes, times, device numbers and extended attributes, read and written by descriptor.
+//! Metadata of host files: owner, mode, times and device numbers, read and written by descriptor.
 
-use std::ffi::CStr;
 use std::os::fd::AsFd;
 
 use rustix::fs::{AtFlags, Gid, Mode, Stat, Timespec, Timestamps, Uid, XattrFlags};
 use rustix::io::Errno;
 
 use crate::error::{Error, Result, Timestamp};
-use crate::format::Ino;
-use crate::fs::{Attributes, FileSystem, SetAttributes, SetTime, XattrMode, mode};
+use crate::fs::{Attributes, SetAttributes, SetTime, mode};
 
-/// The extended attributes that are copied: the others belong to the host's policy, not to the content.
-const XATTR_PREFIX: &[u8] = b"user.";
+/// Namespace of the attributes that anybody may set on a file that is theirs.
+const USER_XATTRS: &[u8] = b"user.";
 
 /// A device number as the archive stores it (specification 7.1).
 pub fn device_number(major: u32, minor: u32) -> u32 {
@@ -40,49 +38,9 @@ pub(super) fn attributes_of(stat: &Stat) -> SetAttributes {
     }
 }
 
-/// Copies the user attributes of an open host file.
-pub(super) fn import_xattrs(file: impl AsFd, fs: &FileSystem, ino: Ino) -> Result<()> {
-    let failed = host_error("cannot read the extended attributes");
-    let mut names = vec![0; 1024];
-    let length = loop {
-        match rustix::fs::flistxattr(&file, &mut names[..]) {
-            Ok(length) => break length,
-            Err(Errno::RANGE) if names.len() < 1 << 20 => names.resize(names.len() * 4, 0),
-            Err(Errno::NOTSUP) => return Ok(()),
-            Err(errno) => return Err(failed(errno)),
-        }
-    };
-    let mut value = Vec::new();
-    for name in names[..length].split_inclusive(|&b| b == 0) {
-        let Ok(c_name) = CStr::from_bytes_with_nul(name) else { continue };
-        if !name.starts_with(XATTR_PREFIX) {
-            continue;
-        }
-        // The kernel's limit of one value.
-        value.resize(64 << 10, 0);
-        match rustix::fs::fgetxattr(&file, c_name, &mut value[..]) {
-            Ok(length) => fs.set_xattr(ino, c_name.to_bytes(), &value[..length], XattrMode::Set)?,
-            // Removed since it was listed.
-            Err(Errno::NODATA) => {}
-            Err(errno) => return Err(failed(errno)),
-        }
-    }
-    Ok(())
-}
-
-/// Gives an open host file the user attributes of `ino`.
-pub(super) fn extract_xattrs(fs: &FileSystem, ino: Ino, file: impl AsFd) -> Result<()> {
-    for name in fs.list_xattrs(ino)?.split(|&b| b == 0).filter(|name| name.starts_with(XATTR_PREFIX)) {
-        let value = fs.xattr(ino, name)?;
-        rustix::fs::fsetxattr(&file, name, &value, XattrFlags::empty())
-            .map_err(host_error("cannot set an extended attribute"))?;
-    }
-    Ok(())
-}
-
 /// Gives an open host file those of the attributes that are copied at all.
 pub(super) fn put_xattrs(file: impl AsFd, xattrs: &[(Vec<u8>, Vec<u8>)]) -> Result<()> {
-    for (name, value) in xattrs.iter().filter(|(name, _)| name.starts_with(XATTR_PREFIX)) {
+    for (name, value) in xattrs.iter().filter(|(name, _)| name.starts_with(USER_XATTRS)) {
         rustix::fs::fsetxattr(&file, &name[..], value, XattrFlags::empty())
             .map_err(host_error("cannot set an extended attribute"))?;
     }

@@ -9,7 +9,8 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, SeekFrom, Stat};
 use rustix::io::Errno;
 
-use super::host::{attributes_of, device_number, host_error, import_xattrs};
+use super::attributes::{self, LeftAttributes, Object};
+use super::host::{attributes_of, device_number, host_error};
 use super::{Archive, Cause, Problem, Progress, path};
 use crate::error::{Error, Result};
 use crate::format::Ino;
@@ -42,6 +43,8 @@ pub struct ImportReport {
     /// FIFOs, sockets and devices.
     pub others: u64,
     pub bytes: u64,
+    /// Extended attributes that the archive does not keep.
+    pub left: LeftAttributes,
     /// What failed while the rest went on.
     pub problems: Vec<Problem>,
 }
@@ -167,30 +170,38 @@ impl Import<'_> {
             FileType::Symlink => self.linked(&stat, parent, name, |import| {
                 let target =
                     rustix::fs::readlinkat(&at, host, Vec::new()).map_err(host_error("cannot read the link"))?;
-                let creator = Creator { uid: stat.st_uid, gid: stat.st_gid };
+                let creator = Creator { uid: stat.st_uid, gid: stat.st_gid, umask: None };
                 let make = |name: &[u8]| import.fs.make_symlink(parent, name, target.to_bytes(), creator);
                 let ino = import.place(parent, name, make, |import, ino| {
                     // A link has no mode of its own.
                     let set = SetAttributes { mode: None, ..attributes_of(&stat) };
+                    import.xattrs(&Object::Named { directory: at.as_fd(), name: host, follow }, ino)?;
                     import.fs.set_attributes(ino, &set).map(drop)
                 })?;
                 import.report.symlinks += 1;
                 Ok(ino)
             }),
-            _ => self.linked(&stat, parent, name, |import| import.node(&stat, parent, name)),
+            _ => self.linked(&stat, parent, name, |import| {
+                let object = Object::Named { directory: at.as_fd(), name: host, follow };
+                import.node(&object, &stat, parent, name)
+            }),
         }
     }
 
     fn directory(&mut self, host: OwnedFd, parent: Ino, name: &[u8]) -> Result<Level> {
         let stat = rustix::fs::fstat(&host).map_err(host_error("cannot read"))?;
-        let creator = Creator { uid: stat.st_uid, gid: stat.st_gid };
+        let creator = Creator { uid: stat.st_uid, gid: stat.st_gid, umask: None };
         let made = match self.fs.make_directory(parent, name, stat.st_mode & mode::PERMISSIONS, creator) {
-            Err(Error::Exists) => self.fs.lookup(parent, name)?,
+            Err(Error::Exists) => {
+                let existing = self.fs.lookup(parent, name)?;
+                if existing.mode & mode::TYPE != mode::DIRECTORY {
+                    return Err(Error::Exists);
+                }
+                attributes::forget_lists(self.fs, existing.ino)?;
+                existing
+            }
             other => other?,
         };
-        if made.mode & mode::TYPE != mode::DIRECTORY {
-            return Err(Error::Exists);
-        }
         self.report.directories += 1;
         let host = Dir::new(host).map_err(host_error("cannot read the directory"))?;
         Ok(Level { host, stat, ino: made.ino, path_length: self.path.len() })
@@ -199,7 +210,7 @@ impl Import<'_> {
     /// Times last: every entry made in a directory changes them.
     fn finish_directory(&mut self, level: &Level) -> Result<()> {
         let host = level.host.fd().map_err(host_error("cannot read the directory"))?;
-        let xattrs = import_xattrs(host, self.fs, level.ino);
+        let xattrs = self.xattrs(&Object::open(&host), level.ino);
         self.fs.set_attributes(level.ino, &attributes_of(&level.stat))?;
         xattrs
     }
@@ -235,7 +246,7 @@ impl Import<'_> {
         if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
             return Err(Error::invalid("the file was replaced while it was opened"));
         }
-        let creator = Creator { uid: stat.st_uid, gid: stat.st_gid };
+        let creator = Creator { uid: stat.st_uid, gid: stat.st_gid, umask: None };
         let fs = self.fs;
         let ino = self.place(
             parent,
@@ -254,7 +265,7 @@ impl Import<'_> {
     fn fill(&mut self, host: &OwnedFd, before: &Stat, ino: Ino) -> Result<()> {
         let size = u64::try_from(before.st_size).unwrap_or(0);
         let end = self.content(host, size, ino)?;
-        import_xattrs(host, self.fs, ino)?;
+        self.xattrs(&Object::open(host), ino)?;
         let set = SetAttributes { size: Some(end), ..attributes_of(before) };
         self.fs.set_attributes(ino, &set)?;
         let after = rustix::fs::fstat(host).map_err(host_error("cannot read"))?;
@@ -300,18 +311,25 @@ impl Import<'_> {
         Ok(size)
     }
 
-    fn node(&mut self, stat: &Stat, parent: Ino, name: &[u8]) -> Result<Ino> {
-        let creator = Creator { uid: stat.st_uid, gid: stat.st_gid };
+    fn node(&mut self, object: &Object<'_>, stat: &Stat, parent: Ino, name: &[u8]) -> Result<Ino> {
+        let creator = Creator { uid: stat.st_uid, gid: stat.st_gid, umask: None };
         let rdev = device_number(rustix::fs::major(stat.st_rdev), rustix::fs::minor(stat.st_rdev));
         let fs = self.fs;
         let ino = self.place(
             parent,
             name,
             |name| fs.make_node(parent, name, stat.st_mode, rdev, creator),
-            |_, ino| fs.set_attributes(ino, &attributes_of(stat)).map(drop),
+            |import, ino| {
+                import.xattrs(object, ino)?;
+                fs.set_attributes(ino, &attributes_of(stat)).map(drop)
+            },
         )?;
         self.report.others += 1;
         Ok(ino)
+    }
+
+    fn xattrs(&mut self, object: &Object<'_>, ino: Ino) -> Result<()> {
+        attributes::import(object, self.fs, ino, &self.path, &mut self.report.left)
     }
 
     /// Makes an object and fills it; what could not be filled is removed again. A replacement is made beside and renamed over.

@@ -1,5 +1,6 @@
 //! The facade: create, open, check, change keys, import and extract; what programs use.
 
+mod attributes;
 mod check;
 mod compact;
 mod create;
@@ -19,6 +20,7 @@ mod stage;
 #[cfg(test)]
 mod tests;
 
+pub use attributes::LeftAttributes;
 pub use check::CheckReport;
 pub use compact::{CompactOptions, CompactReport, CompactStep};
 pub use extract::{ExtractOptions, ExtractReport};

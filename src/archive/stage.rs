@@ -40,7 +40,11 @@ impl Stage {
         rustix::fs::mkdirat(&directory, &name, Mode::RWXU).map_err(failed)?;
         let path = target.join(&name);
         match rustix::fs::openat(&directory, &name, DIRECTORY, Mode::empty()) {
-            Ok(stage) => Ok(Stage { target: directory, path, directory: stage }),
+            Ok(stage) => {
+                // Copies bring their own permissions, so nothing made here is to inherit any. Without a list there is nothing to remove.
+                let _ = rustix::fs::fremovexattr(&stage, "system.posix_acl_default");
+                Ok(Stage { target: directory, path, directory: stage })
+            }
             Err(errno) => {
                 // Nothing is in it yet.
                 let _ = fs::remove_dir(&path);

@@ -12,7 +12,7 @@ pub mod values;
 
 mod fixed;
 #[cfg(test)]
-mod strategies;
+pub(crate) mod strategies;
 #[cfg(test)]
 mod vectors;
 

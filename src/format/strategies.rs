@@ -32,7 +32,7 @@ pub(super) fn name() -> impl Strategy<Value = Vec<u8>> {
 }
 
 /// Changes up to four bytes of an encoding and may cut or extend it.
-pub(super) fn mutated(encoded: Vec<u8>) -> impl Strategy<Value = Vec<u8>> {
+pub(crate) fn mutated(encoded: Vec<u8>) -> impl Strategy<Value = Vec<u8>> {
     let length = encoded.len().max(1);
     (vec((0..length, any::<u8>()), 0..=4), 0..=length, vec(any::<u8>(), 0..4), 0..4u8).prop_map(
         move |(changes, cut, tail, how)| {
@@ -53,6 +53,6 @@ pub(super) fn mutated(encoded: Vec<u8>) -> impl Strategy<Value = Vec<u8>> {
 }
 
 /// Random bytes of 0..=`longest`.
-pub(super) fn noise(longest: usize) -> impl Strategy<Value = Vec<u8>> {
+pub(crate) fn noise(longest: usize) -> impl Strategy<Value = Vec<u8>> {
     vec(any::<u8>(), 0..=longest)
 }

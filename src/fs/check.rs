@@ -5,11 +5,13 @@
 use std::collections::{HashMap, HashSet};
 use std::ops::ControlFlow;
 
+use super::acl::{Acl, AclKind};
 use super::directory::{self, DIRECTORY_TYPE, FIRST_SEQUENCE, Found, Target, file_type, name_hash};
+use super::ops::{BIRTH, value_of_entry};
 use super::{FileSystem, mode};
 use crate::error::{Error, Result};
 use crate::format::values::{
-    Extent, InodeValue, NO_TRIM, XATTR_PIECE, decode_index, decode_list, decode_xattrs, inode_flags,
+    Extent, InodeValue, NO_TRIM, XATTR_PIECE, XattrEntry, decode_index, decode_list, decode_xattrs, inode_flags,
 };
 use crate::format::{Ino, Key, MAX_DATA, MAX_OFFSET, ROOT_INO, kind};
 use crate::txn::View;
@@ -176,9 +178,33 @@ impl Walk<'_> {
             if name_hash(&self.fs.name_key, self.object.ino, &entry.name) != key.sub {
                 self.find_here("an attribute is not where its name's hash says");
             }
+            if entry.name == BIRTH {
+                self.find_here("an attribute has the name under which the birth time is told");
+            }
             if entry.piece != 0 && self.object.pieces.insert(entry.piece, u64::from(entry.length)).is_some() {
                 self.find_here("two attributes share pieces");
             }
+            if let Some(kind) = AclKind::of_name(&entry.name) {
+                self.list(kind, entry)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// What `acl` promises of stored lists.
+    fn list(&mut self, kind: AclKind, entry: XattrEntry) -> Result<()> {
+        let mode = self.object.inode.map_or(0, |inode| inode.mode);
+        let value = value_of_entry(self.view, self.object.ino, entry)?;
+        let (file_type, bits) = (mode & mode::TYPE, mode & mode::ACCESS);
+        match Acl::parse(&value) {
+            Ok(Some(list)) if kind == AclKind::Access && (list.is_minimal() || list.mode_bits() != bits) => {
+                self.find_here("its access control list disagrees with its mode");
+            }
+            Ok(Some(_)) => {}
+            Ok(None) | Err(_) => self.find_here("has a malformed access control list"),
+        }
+        if file_type == mode::SYMLINK || (kind == AclKind::Default && file_type != mode::DIRECTORY) {
+            self.find_here("has an access control list that its type cannot have");
         }
         Ok(())
     }

@@ -1,5 +1,6 @@
 //! Model tests of the file system.
 
+mod acl;
 mod crash;
 mod data;
 mod model;

@@ -16,6 +16,8 @@ pub mod mode {
     pub const SET_GID: u32 = 0o2000;
     pub const STICKY: u32 = 0o1000;
     pub const PERMISSIONS: u32 = 0o7777;
+    /// What a umask takes away and an access control list is tied to.
+    pub const ACCESS: u32 = 0o777;
 }
 
 /// What stat(2) tells.
@@ -63,6 +65,9 @@ pub struct SetAttributes {
 pub struct Creator {
     pub uid: u32,
     pub gid: u32,
+    /// Bits taken from the mode unless the directory has a default access control list, which then decides instead.
+    /// None keeps the mode exactly as given and inherits no list, as copies that bring their own permissions want it.
+    pub umask: Option<u32>,
 }
 
 /// What rename does with an existing target.

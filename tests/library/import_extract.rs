@@ -54,7 +54,16 @@ fn make_tree(root: &Path) {
         let _ = rustix::fs::setxattr(root.join("tiny"), name, value, XattrFlags::empty());
         let _ = rustix::fs::setxattr(root.join("dir"), name, value, XattrFlags::empty());
     }
+    // u::rw-,u:1234:rwx,g::r--,m::r-x,o::---
+    let entries = [(1u16, 6u16, u32::MAX), (2, 7, 1234), (4, 4, u32::MAX), (16, 5, u32::MAX), (32, 0, u32::MAX)];
+    let entry =
+        |(tag, bits, id): (u16, u16, u32)| [&tag.to_le_bytes()[..], &bits.to_le_bytes(), &id.to_le_bytes()].concat();
+    let acl = [vec![2, 0, 0, 0], entries.map(entry).concat()].concat();
+    for (name, path) in [("access", "dir/large"), ("access", "fifo"), ("access", "dir"), ("default", "dir")] {
+        let _ = rustix::fs::setxattr(root.join(path), format!("system.posix_acl_{name}"), &acl, XattrFlags::empty());
+    }
     if nix::unistd::geteuid().is_root() {
+        let _ = rustix::fs::lsetxattr(root.join("link"), "trusted.mark", b"root's", XattrFlags::empty());
         nix::unistd::chown(&root.join("dir/large"), Some(12_345.into()), Some(54_321.into())).unwrap();
     }
     mode("tiny", 0o4751);
@@ -168,7 +177,12 @@ fn a_file_that_changes_meanwhile_is_reported() {
     fs::write(place.path("tree/other"), "other").unwrap();
     let key = Archive::unlock(&path, &Passphrase::new(PASSPHRASE.into())).unwrap();
     let archive = Archive::open(&path, &key, &Default::default()).unwrap();
-    let options = ImportOptions { to: Vec::new(), follow: false, replace: false, creator: Creator { uid: 0, gid: 0 } };
+    let options = ImportOptions {
+        to: Vec::new(),
+        follow: false,
+        replace: false,
+        creator: Creator { uid: 0, gid: 0, umask: None },
+    };
     let log = place.path("tree/log");
     let mut appended = false;
     let report = archive

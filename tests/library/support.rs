@@ -156,7 +156,8 @@ pub(crate) fn describe(root: &Path) -> BTreeMap<PathBuf, Object> {
 fn xattrs(path: &Path) -> BTreeMap<OsString, Vec<u8>> {
     let mut names = vec![0; 4096];
     let Ok(length) = rustix::fs::llistxattr(path, &mut names[..]) else { return BTreeMap::new() };
-    let names = names[..length].split(|&b| b == 0).filter(|name| name.starts_with(b"user."));
+    // A label says where a file is, not what it is.
+    let names = names[..length].split(|&b| b == 0).filter(|name| !name.is_empty() && *name != b"security.selinux");
     names
         .map(|name| {
             let mut value = vec![0; 4096];

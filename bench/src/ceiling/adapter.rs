@@ -150,13 +150,22 @@ impl fuser::Filesystem for Adapter {
         }
     }
 
-    fn mknod(&self, request: &Request, parent: INodeNo, name: &OsStr, mode: u32, _: u32, rdev: u32, reply: ReplyEntry) {
-        let new = New { rdev, ..self.new_inode(request, mode) };
+    fn mknod(
+        &self,
+        request: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        mode: u32,
+        umask: u32,
+        rdev: u32,
+        reply: ReplyEntry,
+    ) {
+        let new = New { rdev, ..self.new_inode(request, mode & !umask) };
         reply_entry(self.store.make(parent.0, name.as_bytes(), new), reply);
     }
 
-    fn mkdir(&self, request: &Request, parent: INodeNo, name: &OsStr, mode: u32, _: u32, reply: ReplyEntry) {
-        let new = New { kind: FileType::Directory, ..self.new_inode(request, mode) };
+    fn mkdir(&self, request: &Request, parent: INodeNo, name: &OsStr, mode: u32, umask: u32, reply: ReplyEntry) {
+        let new = New { kind: FileType::Directory, ..self.new_inode(request, mode & !umask) };
         reply_entry(self.store.make(parent.0, name.as_bytes(), new), reply);
     }
 
@@ -194,8 +203,17 @@ impl fuser::Filesystem for Adapter {
         reply_entry(self.store.link(number.0, parent.0, name.as_bytes()), reply);
     }
 
-    fn create(&self, request: &Request, parent: INodeNo, name: &OsStr, mode: u32, _: u32, _: i32, reply: ReplyCreate) {
-        let new = New { kind: FileType::RegularFile, open: true, ..self.new_inode(request, mode) };
+    fn create(
+        &self,
+        request: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        mode: u32,
+        umask: u32,
+        _: i32,
+        reply: ReplyCreate,
+    ) {
+        let new = New { kind: FileType::RegularFile, open: true, ..self.new_inode(request, mode & !umask) };
         match self.store.make(parent.0, name.as_bytes(), new) {
             Ok(a) => reply.created(&FOR_EVER, &a, GENERATION, FileHandle(0), FopenFlags::FOPEN_KEEP_CACHE),
             Err(error) => reply.error(error),

@@ -55,12 +55,14 @@ fn to_system(time: Timestamp) -> SystemTime {
 /// fuser turns the kernel's (seconds, nanoseconds) before 1970 into `EPOCH - (|seconds| + nanoseconds)`, which is undone
 /// here: nanoseconds always count forward.
 pub(crate) fn to_timestamp(time: SystemTime) -> Timestamp {
-    let signed = |seconds: u64| i64::try_from(seconds).unwrap_or(i64::MAX);
     match time.duration_since(UNIX_EPOCH) {
-        Ok(after) => Timestamp { seconds: signed(after.as_secs()), nanos: after.subsec_nanos() },
+        Ok(after) => {
+            Timestamp { seconds: i64::try_from(after.as_secs()).unwrap_or(i64::MAX), nanos: after.subsec_nanos() }
+        }
         Err(before) => {
             let before = before.duration();
-            Timestamp { seconds: -signed(before.as_secs()), nanos: before.subsec_nanos() }
+            let seconds = 0i64.checked_sub_unsigned(before.as_secs()).unwrap_or(i64::MIN);
+            Timestamp { seconds, nanos: before.subsec_nanos() }
         }
     }
 }
@@ -167,6 +169,13 @@ mod tests {
         for mode in [2, 8, 0x20, 0x40, 0x13] {
             assert!(matches!(allocation(mode), Err(Error::Unsupported(_))), "mode={mode:#x}");
         }
+    }
+
+    #[test]
+    fn the_earliest_time_comes_through() {
+        let earliest = Timestamp { seconds: i64::MIN, nanos: 0 };
+        assert_eq!(to_timestamp(to_system(earliest)), earliest);
+        assert_eq!(to_timestamp(UNIX_EPOCH - Duration::from_secs(1 << 63)), earliest);
     }
 
     #[test]

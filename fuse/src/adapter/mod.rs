@@ -9,6 +9,7 @@
 //! The kernel's inode number is the core's and numbers are never reused, so there is no lookup table, FORGET means
 //! nothing and the generation is 0, which also makes NFS handles valid for ever.
 
+mod caller;
 mod convert;
 mod listings;
 mod reply;
@@ -38,14 +39,13 @@ use lockbox::{Error, Result};
 
 use crate::errno::errno;
 use crate::kernel;
+use caller::Caller;
 use convert::Allocation;
 use reply::{full, reply_empty, reply_xattr};
 
 /// As good as for ever: nothing changes an archive but the mount itself. 34 years; the kernel computes in jiffies.
 const FOR_EVER: Duration = Duration::from_secs(1 << 30);
 const GENERATION: Generation = Generation(0);
-/// Attributes in which the kernel would keep ACLs. Storing them without keeping what they promise would be worse than refusing.
-const ACLS: &[u8] = b"system.posix_acl_";
 const STATFS_BLOCK: u32 = 4096;
 /// Bytes of one copy_file_range at most, in whole blocks.
 const MAX_COPY: u32 = 1 << 31;
@@ -67,12 +67,20 @@ pub struct Adapter {
     /// The directory of the archive file, opened before mounting: a path could lead through the mount itself.
     host: OwnedFd,
     profile: SyncProfile,
+    /// Opening for reading is noted as access.
+    access_times: bool,
     listings: listings::Listings,
 }
 
 impl Adapter {
-    pub fn new(fs: Arc<FileSystem>, shared: Arc<Shared>, host: OwnedFd, profile: SyncProfile) -> Adapter {
-        Adapter { fs, shared, host, profile, listings: listings::Listings::default() }
+    pub fn new(
+        fs: Arc<FileSystem>,
+        shared: Arc<Shared>,
+        host: OwnedFd,
+        profile: SyncProfile,
+        access_times: bool,
+    ) -> Adapter {
+        Adapter { fs, shared, host, profile, access_times, listings: listings::Listings::default() }
     }
 
     fn attribute_time(&self, ino: u64) -> Duration {
@@ -117,6 +125,24 @@ impl Adapter {
         nix::sys::statvfs::fstatvfs(&self.host).map_or(0, |s| s.blocks_available() * s.fragment_size())
     }
 
+    /// Reading goes on when its time cannot be noted (full disk, latch); damage is logged by `errno`.
+    fn note_access(&self, number: INodeNo) {
+        if !self.access_times {
+            return;
+        }
+        match self.fs.note_access(ino(number)) {
+            Ok(false) => {}
+            Ok(true) => {
+                self.changing();
+                // The kernel keeps attributes for ever and no reply here carries new ones.
+                if let Some(notifier) = self.shared.notifier.get() {
+                    let _ = notifier.inval_inode(number, -1, 0);
+                }
+            }
+            Err(error) => drop(errno(&error)),
+        }
+    }
+
     /// The bound of a listing; reading from the start refreshes it.
     fn bound(&self, directory: INodeNo, handle: FileHandle, offset: u64) -> Result<u64> {
         let bound = self.listings.bound(handle.0).ok_or(Error::Stale)?;
@@ -133,19 +159,17 @@ fn ino(number: INodeNo) -> lockbox::format::Ino {
     lockbox::format::Ino(number.0)
 }
 
-fn creator(request: &Request) -> Creator {
-    Creator { uid: request.uid(), gid: request.gid() }
-}
-
-fn supported(name: &OsStr) -> Result<()> {
-    if name.as_bytes().starts_with(ACLS) {
-        return Err(Error::Unsupported("POSIX ACLs".into()));
-    }
-    Ok(())
+/// With DONT_MASK the umask is ours to apply.
+fn creator(request: &Request, umask: u32) -> Creator {
+    Creator { uid: request.uid(), gid: request.gid(), umask: Some(umask) }
 }
 
 fn writes(flags: OpenFlags) -> bool {
     flags.acc_mode() != OpenAccMode::O_RDONLY
+}
+
+fn notes_access(flags: OpenFlags) -> bool {
+    flags.acc_mode() != OpenAccMode::O_WRONLY && flags.0 & nix::libc::O_NOATIME == 0
 }
 
 impl fuser::Filesystem for Adapter {
@@ -163,7 +187,8 @@ impl fuser::Filesystem for Adapter {
     }
 
     /// With HANDLE_KILLPRIV_V2 the set-id bits are ours to clear: on chown always, on truncation by an ordinary user.
-    /// fuser hides the flag that says which truncation, so every one by another than root counts (S3).
+    /// fuser hides the flag that says which truncation, so every one by another than root counts (S3). A SETATTR of nothing but
+    /// perhaps ctime is a chown(2) that names nobody, or the kernel taking privileges away: the bits go too.
     fn setattr(
         &self,
         request: &Request,
@@ -182,7 +207,8 @@ impl fuser::Filesystem for Adapter {
         _: Option<BsdFileFlags>,
         reply: ReplyAttr,
     ) {
-        let owner_changes = uid.is_some() || gid.is_some();
+        let sets_times = atime.is_some() || mtime.is_some();
+        let owner_changes = uid.is_some() || gid.is_some() || (size.is_none() && !sets_times);
         let set = SetAttributes {
             mode: mode.map(|bits| bits & mode::PERMISSIONS),
             uid,
@@ -198,26 +224,38 @@ impl fuser::Filesystem for Adapter {
 
     fn readlink(&self, _: &Request, number: INodeNo, reply: ReplyData) {
         match self.fs.read_link(ino(number)) {
-            Ok(target) => reply.data(&target),
+            Ok(target) => {
+                self.note_access(number);
+                reply.data(&target);
+            }
             Err(error) => reply.error(errno(&error)),
         }
     }
 
-    fn mknod(&self, request: &Request, parent: INodeNo, name: &OsStr, mode: u32, _: u32, rdev: u32, reply: ReplyEntry) {
+    fn mknod(
+        &self,
+        request: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        mode: u32,
+        umask: u32,
+        rdev: u32,
+        reply: ReplyEntry,
+    ) {
         let rdev = convert::from_kernel_device(rdev);
-        let made = self.changing().make_node(ino(parent), name.as_bytes(), mode, rdev, creator(request));
+        let made = self.changing().make_node(ino(parent), name.as_bytes(), mode, rdev, creator(request, umask));
         self.reply_entry(made, reply);
     }
 
-    fn mkdir(&self, request: &Request, parent: INodeNo, name: &OsStr, mode: u32, _: u32, reply: ReplyEntry) {
+    fn mkdir(&self, request: &Request, parent: INodeNo, name: &OsStr, mode: u32, umask: u32, reply: ReplyEntry) {
         let mode = mode & mode::PERMISSIONS;
-        let made = self.changing().make_directory(ino(parent), name.as_bytes(), mode, creator(request));
+        let made = self.changing().make_directory(ino(parent), name.as_bytes(), mode, creator(request, umask));
         self.reply_entry(made, reply);
     }
 
     fn symlink(&self, request: &Request, parent: INodeNo, name: &OsStr, target: &Path, reply: ReplyEntry) {
         let target = target.as_os_str().as_bytes();
-        let made = self.changing().make_symlink(ino(parent), name.as_bytes(), target, creator(request));
+        let made = self.changing().make_symlink(ino(parent), name.as_bytes(), target, creator(request, 0));
         self.reply_entry(made, reply);
     }
 
@@ -257,11 +295,11 @@ impl fuser::Filesystem for Adapter {
         parent: INodeNo,
         name: &OsStr,
         mode: u32,
-        _: u32,
+        umask: u32,
         flags: i32,
         reply: ReplyCreate,
     ) {
-        match self.changing().create_and_open(ino(parent), name.as_bytes(), mode, creator(request)) {
+        match self.changing().create_and_open(ino(parent), name.as_bytes(), mode, creator(request, umask)) {
             Ok(a) => {
                 if writes(OpenFlags(flags)) {
                     self.shared.writers.add(a.ino.0);
@@ -279,6 +317,9 @@ impl fuser::Filesystem for Adapter {
             Ok(()) => {
                 if writes(flags) {
                     self.begin_writing(number);
+                }
+                if notes_access(flags) {
+                    self.note_access(number);
                 }
                 reply.opened(FileHandle(0), FopenFlags::FOPEN_KEEP_CACHE);
             }
@@ -353,9 +394,14 @@ impl fuser::Filesystem for Adapter {
         reply_empty(self.fs.sync(), reply);
     }
 
-    fn opendir(&self, _: &Request, number: INodeNo, _: OpenFlags, reply: ReplyOpen) {
+    fn opendir(&self, _: &Request, number: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
         match self.fs.directory_bound(ino(number)) {
-            Ok(bound) => reply.opened(FileHandle(self.listings.open(bound)), FopenFlags::empty()),
+            Ok(bound) => {
+                if notes_access(flags) {
+                    self.note_access(number);
+                }
+                reply.opened(FileHandle(self.listings.open(bound)), FopenFlags::empty());
+            }
             Err(error) => reply.error(errno(&error)),
         }
     }
@@ -414,9 +460,11 @@ impl fuser::Filesystem for Adapter {
         }
     }
 
+    /// Without SETXATTR_EXT the kernel does not say whether an access list is to take the set-gid bit away, so that is found out
+    /// as the kernel would. It forgets its cached attributes and lists by itself once this and SETATTR are answered.
     fn setxattr(
         &self,
-        _: &Request,
+        request: &Request,
         number: INodeNo,
         name: &OsStr,
         value: &[u8],
@@ -424,18 +472,21 @@ impl fuser::Filesystem for Adapter {
         _: u32,
         reply: ReplyEmpty,
     ) {
-        let set = supported(name)
-            .and_then(|()| convert::xattr_mode(flags))
-            .and_then(|how| self.changing().set_xattr(ino(number), name.as_bytes(), value, how));
+        let caller = Caller::of(request);
+        let set = convert::xattr_mode(flags).and_then(|how| {
+            let keeps = |group| caller.keeps_set_gid(group);
+            self.changing().set_xattr_for(ino(number), name.as_bytes(), value, how, &keeps)
+        });
         reply_empty(set, reply);
     }
 
     fn getxattr(&self, _: &Request, number: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
-        reply_xattr(supported(name).and_then(|()| self.fs.xattr(ino(number), name.as_bytes())), size, reply);
+        reply_xattr(self.fs.xattr(ino(number), name.as_bytes()), size, reply);
     }
 
-    fn listxattr(&self, _: &Request, number: INodeNo, size: u32, reply: ReplyXattr) {
-        reply_xattr(self.fs.list_xattrs(ino(number)), size, reply);
+    fn listxattr(&self, request: &Request, number: INodeNo, size: u32, reply: ReplyXattr) {
+        let caller = Caller::of(request);
+        reply_xattr(self.fs.list_xattrs_for(ino(number), &|| caller.is_administrator()), size, reply);
     }
 
     fn removexattr(&self, _: &Request, number: INodeNo, name: &OsStr, reply: ReplyEmpty) {

@@ -55,6 +55,8 @@ Options:
                                (default periodic: every 5 seconds)
   memory=SIZE                  Cap of caches and unwritten data, such as 256M
   pack=on|off, compress=on|off How new data is stored
+  atime=off|open               Access times: as they are set (default), or
+                               noted when something is opened for reading
   threads=N                    Event loops (default: processors, at least 2)
   passfile=FILE                Read the passphrase from a private file
   passfile_any                 Accept a passfile that others may read

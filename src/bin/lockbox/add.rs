@@ -48,6 +48,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let report = imported.map_err(failed)?;
     closed.map_err(failed)?;
     output::complain_of(&report.problems);
+    output::complain_of_attributes(&report.left);
     if args.json {
         let mut out = Output::new();
         out.json(&json!({
@@ -57,6 +58,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             "symlinks": report.symlinks,
             "others": report.others,
             "bytes": report.bytes,
+            "attributes_left": report.left.count,
             "problems": output::problems(&report.problems),
         }))?;
         out.finish()?;

@@ -39,5 +39,5 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
 
 /// Whoever runs the program owns what it makes.
 pub(crate) fn creator() -> Creator {
-    Creator { uid: geteuid().as_raw(), gid: getegid().as_raw() }
+    Creator { uid: geteuid().as_raw(), gid: getegid().as_raw(), umask: None }
 }

@@ -40,6 +40,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     drop(bar);
     let report = extracted.map_err(|error| opening::failure(&args.archive.archive, error))?;
     output::complain_of(&report.problems);
+    output::complain_of_attributes(&report.left);
     if args.json {
         let mut out = Output::new();
         out.json(&json!({
@@ -49,6 +50,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             "symlinks": report.symlinks,
             "others": report.others,
             "bytes": report.bytes,
+            "attributes_left": report.left.count,
             "problems": output::problems(&report.problems),
         }))?;
         out.finish()?;

@@ -2,7 +2,7 @@
 
 use std::io::{self, IsTerminal, Write};
 
-use lockbox::archive::{Cause, Problem, display};
+use lockbox::archive::{Cause, LeftAttributes, Problem, display};
 use lockbox::error::Timestamp;
 use serde_json::{Value, json};
 
@@ -18,6 +18,15 @@ pub(crate) fn complain(message: &str) {
 pub(crate) fn complain_of(problems: &[Problem]) {
     for problem in problems {
         complain(&format!("{}: {}", display(&problem.path), reason(problem)));
+    }
+}
+
+/// Shows how many attributes were not copied, and one of them.
+pub(crate) fn complain_of_attributes(left: &LeftAttributes) {
+    match left.count {
+        0 => {}
+        1 => complain(&format!("1 extended attribute was not copied: {}", left.first)),
+        count => complain(&format!("{count} extended attributes were not copied, the first: {}", left.first)),
     }
 }
 

@@ -1,6 +1,6 @@
 //! lookup, getattr, setattr.
 
-use super::xattr;
+use super::{acl, xattr};
 use crate::error::{Error, Result, Timestamp};
 use crate::format::values::{InodeValue, inode_flags};
 use crate::format::{BLOCK, Ino, MAX_OFFSET, ROOT_INO};
@@ -59,10 +59,14 @@ impl FileSystem {
         if let Some(size) = set.size {
             return self.set_size(ino, size, set);
         }
-        // The inode, and an xattr that goes. Permissions can be taken away on a full disk.
-        let inode = self.volume.operate(1 + xattr::RECORDS_OF_VALUE, true, |op| {
+        // The inode, its access list, and an xattr that goes. Permissions can be taken away on a full disk.
+        let records = 1 + acl::RECORDS_OF_CHMOD + xattr::RECORDS_OF_VALUE;
+        let inode = self.volume.operate(records, true, |op| {
             let now = self.environment.now();
             let mut inode = inode::load(op.view(), ino)?;
+            if let Some(mode) = set.mode {
+                acl::change_mode(op, &self.name_key, ino, &mut inode, mode)?;
+            }
             if drops_set_id(&inode, set) && inode.flags & inode_flags::HAS_XATTRS != 0 {
                 xattr::remove_entry(op, &self.name_key, ino, &mut inode, CAPABILITY)?;
             }
@@ -88,7 +92,9 @@ impl FileSystem {
         if before.size != size && set.mtime.is_none() {
             set.mtime = Some(SetTime::Now);
         }
-        self.strip_capability(ino, set.kill_set_id)?;
+        if set.kill_set_id || set.mode.is_some() {
+            self.set_privileges(ino, &set)?;
+        }
         let now = self.environment.now();
         let inode = self.truncate(ino, size, &mut |inode| apply(inode, &set, now))?;
         self.finish_change()?;
@@ -114,6 +120,23 @@ impl FileSystem {
             Ok(())
         })
     }
+
+    /// Mode, access list and capabilities, in a step of its own before the size changes: the safe side when the second step fails, since
+    /// nobody gets more than was asked for.
+    fn set_privileges(&self, ino: Ino, set: &SetAttributes) -> Result<()> {
+        // The inode, its access list, and an xattr that goes.
+        self.volume.operate(1 + acl::RECORDS_OF_CHMOD + xattr::RECORDS_OF_VALUE, true, |op| {
+            let mut inode = inode::load(op.view(), ino)?;
+            let before = inode;
+            if let Some(mode) = set.mode {
+                acl::change_mode(op, &self.name_key, ino, &mut inode, mode)?;
+            }
+            if drops_set_id(&inode, set) && inode.flags & inode_flags::HAS_XATTRS != 0 {
+                xattr::remove_entry(op, &self.name_key, ino, &mut inode, CAPABILITY)?;
+            }
+            if inode != before { inode::store(op, ino, &inode) } else { Ok(()) }
+        })
+    }
 }
 
 fn drops_set_id(inode: &InodeValue, set: &SetAttributes) -> bool {
@@ -125,15 +148,12 @@ pub(super) fn modified(inode: &mut InodeValue, kill_set_id: bool, now: Timestamp
     apply(inode, &SetAttributes { mtime: Some(SetTime::Now), kill_set_id, ..SetAttributes::default() }, now);
 }
 
-/// Everything but the size.
+/// Everything but the size and what an access list is tied to.
 fn apply(inode: &mut InodeValue, set: &SetAttributes, now: Timestamp) {
     let at = |time: SetTime| match time {
         SetTime::Now => now,
         SetTime::To(time) => time,
     };
-    if let Some(mode) = set.mode {
-        inode.mode = (inode.mode & mode::TYPE) | (mode & mode::PERMISSIONS);
-    }
     if drops_set_id(inode, set) {
         inode.mode &= !mode::SET_UID;
         // Without group execution the bit means mandatory locking, which has nothing to do with privileges.

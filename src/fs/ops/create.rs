@@ -2,6 +2,7 @@
 
 use std::ops::ControlFlow;
 
+use super::acl::{self, RECORDS_INHERITED};
 use super::attributes::attributes_of;
 use crate::error::{Error, Result, Timestamp};
 use crate::format::values::{Extent, InodeValue, NO_TRIM, inode_flags};
@@ -157,13 +158,14 @@ impl FileSystem {
         if is_dot(name) {
             return Err(Error::Exists);
         }
-        let (ino, inode) = self.volume.operate(RECORDS + RECORDS_OF_TARGET, false, |op| {
+        let (ino, inode) = self.volume.operate(RECORDS + RECORDS_OF_TARGET + RECORDS_INHERITED, false, |op| {
             let now = self.environment.now();
             let mut parent = Directory::load(op.view(), directory)?;
             if directory::find(op.view(), &self.name_key, directory, name)?.is_some() {
                 return Err(Error::Exists);
             }
             let (ino, mut inode) = begin_object(op, &parent, object, now)?;
+            acl::inherit(op, &self.name_key, &parent, object.creator.umask, ino, &mut inode)?;
             fill(op, ino, &mut inode)?;
             inode::store(op, ino, &inode)?;
             parent.insert(op, &self.name_key, name, Target::of(ino, &inode))?;

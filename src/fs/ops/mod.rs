@@ -1,6 +1,8 @@
 //! The operations, one file per family; each is one core call of an adapter.
 
 mod allocate;
+mod access;
+mod acl;
 mod attributes;
 mod copy;
 mod create;
@@ -14,6 +16,10 @@ mod seek;
 mod statistics;
 mod sync;
 mod xattr;
+
+#[cfg(test)]
+pub(super) use xattr::put_entry;
+pub(super) use xattr::{BIRTH, value_of_entry};
 
 use crate::error::Result;
 use crate::fs::{FileSystem, SyncProfile};

@@ -175,7 +175,7 @@ fn store_moved(op: &mut Operation<'_>, moved: Target, parent: Ino, now: Timestam
 
 /// What overlayfs takes for a removed name: a 0:0 character device, owned as the directory that it is in. Changes 1 record.
 fn leave_whiteout(op: &mut Operation<'_>, parent: &Directory, now: Timestamp) -> Result<Target> {
-    let creator = Creator { uid: parent.inode.uid, gid: parent.inode.gid };
+    let creator = Creator { uid: parent.inode.uid, gid: parent.inode.gid, umask: None };
     let object = NewObject { mode: mode::CHARACTER, rdev: 0, creator };
     let (ino, inode) = begin_object(op, parent, object, now)?;
     inode::store(op, ino, &inode)?;

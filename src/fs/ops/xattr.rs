@@ -1,4 +1,4 @@
-//! Extended attributes: any namespace, values up to 64 KiB.
+//! Extended attributes: names, values up to 64 KiB, and the one that is not stored.
 
 use std::ops::{ControlFlow, Range};
 
@@ -7,6 +7,7 @@ use crate::format::values::{
     InodeValue, MAX_XATTR, XATTR_PIECE, XattrEntry, decode_xattrs, encode_xattrs, inode_flags,
 };
 use crate::format::{Ino, Key, MAX_NAME, MAX_VALUE, kind};
+use crate::fs::acl::AclKind;
 use crate::fs::directory::name_hash;
 use crate::fs::{FileSystem, XattrMode, inode};
 use crate::txn::{Operation, View};
@@ -16,37 +17,66 @@ const MAX_INSIDE: usize = 1024;
 /// Records that writing or removing one value changes at most: its entry and its pieces.
 pub(super) const RECORDS_OF_VALUE: u64 = 1 + MAX_XATTR.div_ceil(XATTR_PIECE) as u64;
 
+/// Answers with the birth time, which statx(2) cannot tell through FUSE. No file has a real attribute of this name, and it is not listed:
+/// programs that copy attributes would try to set it.
+pub(in crate::fs) const BIRTH: &[u8] = b"user.lockbox.btime";
+/// Namespaces whose attributes are kept as they are. The kernel decides who may read and write which.
+const NAMESPACES: [&[u8]; 3] = [b"user.", TRUSTED, b"security."];
+const TRUSTED: &[u8] = b"trusted.";
+/// All names of an inode with their NULs: what listxattr(2) can return.
+pub(in crate::fs) const MAX_LIST: usize = 65_536;
+
+/// What is behind a name.
+enum Attribute {
+    Plain,
+    List(AclKind),
+    Birth,
+}
+
 impl FileSystem {
     /// # Errors
-    /// `NoAttribute`.
+    /// `NoAttribute`, `Unsupported` for a namespace that is not kept.
     pub fn xattr(&self, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
-        check_name(name)?;
+        let attribute = classify(name)?;
         let state = self.volume.state();
         let view = self.volume.view(&state);
         let inode = inode::load(view, ino)?;
-        let entries = load(view, &inode, record_key(&self.name_key, ino, name))?;
-        let entry = entries.into_iter().find(|entry| entry.name == name).ok_or(Error::NoAttribute)?;
-        if entry.piece == 0 {
-            return Ok(entry.value);
-        }
-        let mut value = Vec::with_capacity(entry.length as usize);
-        let pieces = pieces(ino, &entry);
-        view.scan(pieces.start, pieces.end, &mut |key, bytes| {
-            if (key.sub - pieces.start.sub) * XATTR_PIECE as u64 == value.len() as u64 {
-                value.extend_from_slice(bytes);
+        match attribute {
+            Attribute::Birth => Ok(format!("{}.{:09}", inode.btime.seconds, inode.btime.nanos).into_bytes()),
+            Attribute::Plain | Attribute::List(_) => {
+                value_of(view, &self.name_key, ino, &inode, name)?.ok_or(Error::NoAttribute)
             }
-            Ok(ControlFlow::Continue(()))
-        })?;
-        if value.len() != entry.length as usize {
-            return Err(Error::damaged(format!("an attribute's value is incomplete: inode={}", ino.0)));
         }
-        Ok(value)
     }
 
+    /// As one who may do everything.
+    ///
     /// # Errors
-    /// `Exists` (Create), `NoAttribute` (Replace), `AttributeTooLarge` beyond 64 KiB, `RangeTooSmall` for names beyond 255.
+    /// Those of [`FileSystem::set_xattr_for`].
     pub fn set_xattr(&self, ino: Ino, name: &[u8], value: &[u8], how: XattrMode) -> Result<()> {
-        check_name(name)?;
+        self.set_xattr_for(ino, name, value, how, &|_| true)
+    }
+
+    /// An access list also sets the mode, and takes the set-gid bit away unless `keeps_set_gid` of the file's group.
+    ///
+    /// # Errors
+    /// `Exists` (Create), `NoAttribute` (Replace), `AttributeTooLarge` beyond 64 KiB, `RangeTooSmall` for names beyond 255, `Unsupported`
+    /// for other namespaces, `NotPermitted` for the birth time, `NoSpace` when the names of all attributes would exceed 64 KiB, which is
+    /// what can be listed. Of an access control list: `Invalid` when it is malformed, `PermissionDenied` for a default list of anything but
+    /// a directory.
+    pub fn set_xattr_for(
+        &self,
+        ino: Ino,
+        name: &[u8],
+        value: &[u8],
+        how: XattrMode,
+        keeps_set_gid: &dyn Fn(u32) -> bool,
+    ) -> Result<()> {
+        match classify(name)? {
+            Attribute::Birth => return Err(Error::NotPermitted),
+            Attribute::List(kind) => return self.set_acl(ino, kind, value, how, keeps_set_gid),
+            Attribute::Plain => {}
+        }
         if value.len() > MAX_XATTR {
             return Err(Error::AttributeTooLarge);
         }
@@ -54,54 +84,39 @@ impl FileSystem {
         self.volume.operate(1 + 2 * RECORDS_OF_VALUE, false, |op| {
             let now = self.environment.now();
             let mut inode = inode::load(op.view(), ino)?;
-            let key = record_key(&self.name_key, ino, name);
-            let mut entries = load(op.view(), &inode, key)?;
-            let old = entries.iter().position(|entry| entry.name == name).map(|at| entries.remove(at));
-            match (how, &old) {
-                (XattrMode::Create, Some(_)) => return Err(Error::Exists),
-                (XattrMode::Replace, None) => return Err(Error::NoAttribute),
-                _ => {}
-            }
-            if let Some(old) = old {
-                remove_pieces(op, ino, &old)?;
-            }
-            entries.push(store_value(op, ino, &mut inode, name, value)?);
-            let record = encode_xattrs(&entries);
-            if record.len() > MAX_VALUE {
-                // Three long values under the same keyed 64-bit hash: not to be found without the key.
-                return Err(Error::NoSpace("too many attributes share one hash".into()));
-            }
-            op.insert(key, &record)?;
-            inode.flags |= inode_flags::HAS_XATTRS;
+            put_entry(op, &self.name_key, ino, &mut inode, name, value, how)?;
             inode.ctime = now;
             inode::store(op, ino, &inode)
         })?;
         self.finish_change()
     }
 
-    /// Names, each followed by NUL, as listxattr(2) wants them.
+    /// All names, each followed by NUL, as listxattr(2) wants them.
     pub fn list_xattrs(&self, ino: Ino) -> Result<Vec<u8>> {
+        self.list_xattrs_for(ino, &|| true)
+    }
+
+    /// `trusted.` names only for those who may read them, as the kernel's own file systems do; `is_trusted` is asked when there is one.
+    pub fn list_xattrs_for(&self, ino: Ino, is_trusted: &dyn Fn() -> bool) -> Result<Vec<u8>> {
         let state = self.volume.state();
         let view = self.volume.view(&state);
-        let mut names = Vec::new();
-        if inode::load(view, ino)?.flags & inode_flags::HAS_XATTRS == 0 {
+        let names = names(view, ino, &inode::load(view, ino)?)?;
+        let has_trusted = names.split(|&byte| byte == 0).any(|name| name.starts_with(TRUSTED));
+        if !has_trusted || is_trusted() {
             return Ok(names);
         }
-        let all = records(ino);
-        view.scan(all.start, all.end, &mut |_, value| {
-            for entry in decode_xattrs(value)? {
-                names.extend_from_slice(&entry.name);
-                names.push(0);
-            }
-            Ok(ControlFlow::Continue(()))
-        })?;
-        Ok(names)
+        let shown = names.split_inclusive(|&byte| byte == 0).filter(|name| !name.starts_with(TRUSTED));
+        Ok(shown.flatten().copied().collect())
     }
 
     /// # Errors
-    /// `NoAttribute`.
+    /// `NoAttribute` (but for access control lists), `NotPermitted` for the birth time.
     pub fn remove_xattr(&self, ino: Ino, name: &[u8]) -> Result<()> {
-        check_name(name)?;
+        match classify(name)? {
+            Attribute::Birth => return Err(Error::NotPermitted),
+            Attribute::List(kind) => return self.remove_acl(ino, kind),
+            Attribute::Plain => {}
+        }
         // The inode and the old value.
         self.volume.operate(1 + RECORDS_OF_VALUE, true, |op| {
             let now = self.environment.now();
@@ -114,6 +129,110 @@ impl FileSystem {
         })?;
         self.finish_change()
     }
+}
+
+fn classify(name: &[u8]) -> Result<Attribute> {
+    match name.len() {
+        1..=MAX_NAME if !name.contains(&0) => {}
+        0..=MAX_NAME => return Err(Error::invalid("an attribute's name is empty or contains NUL")),
+        _ => return Err(Error::RangeTooSmall),
+    }
+    if name == BIRTH {
+        return Ok(Attribute::Birth);
+    }
+    if let Some(kind) = AclKind::of_name(name) {
+        return Ok(Attribute::List(kind));
+    }
+    match NAMESPACES.into_iter().find_map(|namespace| name.strip_prefix(namespace)) {
+        Some([]) => Err(Error::invalid("an attribute's name is a namespace only")),
+        Some(_) => Ok(Attribute::Plain),
+        None => Err(Error::Unsupported("attributes of this namespace".into())),
+    }
+}
+
+/// The value of an attribute if it is there.
+pub(super) fn value_of(
+    view: View<'_>,
+    hash_key: &[u8; 16],
+    ino: Ino,
+    inode: &InodeValue,
+    name: &[u8],
+) -> Result<Option<Vec<u8>>> {
+    let entries = load(view, inode, record_key(hash_key, ino, name))?;
+    entries.into_iter().find(|entry| entry.name == name).map(|entry| value_of_entry(view, ino, entry)).transpose()
+}
+
+pub(in crate::fs) fn value_of_entry(view: View<'_>, ino: Ino, entry: XattrEntry) -> Result<Vec<u8>> {
+    if entry.piece == 0 {
+        return Ok(entry.value);
+    }
+    let mut value = Vec::with_capacity(entry.length as usize);
+    let pieces = pieces(ino, &entry);
+    view.scan(pieces.start, pieces.end, &mut |key, bytes| {
+        if (key.sub - pieces.start.sub) * XATTR_PIECE as u64 == value.len() as u64 {
+            value.extend_from_slice(bytes);
+        }
+        Ok(ControlFlow::Continue(()))
+    })?;
+    if value.len() != entry.length as usize {
+        return Err(Error::damaged(format!("an attribute's value is incomplete: inode={}", ino.0)));
+    }
+    Ok(value)
+}
+
+/// Every name with its NUL; `AttributeTooLarge` when they exceed MAX_LIST, which only another writer can have made.
+fn names(view: View<'_>, ino: Ino, inode: &InodeValue) -> Result<Vec<u8>> {
+    let mut names = Vec::new();
+    if inode.flags & inode_flags::HAS_XATTRS == 0 {
+        return Ok(names);
+    }
+    let all = records(ino);
+    view.scan(all.start, all.end, &mut |_, value| {
+        for entry in decode_xattrs(value)? {
+            names.extend_from_slice(&entry.name);
+            names.push(0);
+        }
+        if names.len() > MAX_LIST {
+            return Err(Error::AttributeTooLarge);
+        }
+        Ok(ControlFlow::Continue(()))
+    })?;
+    Ok(names)
+}
+
+/// Writes an attribute; the caller stores the inode. Changes at most twice as many records as the value takes.
+pub(in crate::fs) fn put_entry(
+    op: &mut Operation<'_>,
+    hash_key: &[u8; 16],
+    ino: Ino,
+    inode: &mut InodeValue,
+    name: &[u8],
+    value: &[u8],
+    how: XattrMode,
+) -> Result<()> {
+    let key = record_key(hash_key, ino, name);
+    let mut entries = load(op.view(), inode, key)?;
+    let old = entries.iter().position(|entry| entry.name == name).map(|at| entries.remove(at));
+    match (how, old) {
+        (XattrMode::Create, Some(_)) => return Err(Error::Exists),
+        (XattrMode::Replace, None) => return Err(Error::NoAttribute),
+        (_, Some(old)) => remove_pieces(op, ino, &old)?,
+        (_, None) => {
+            // A flood ends here. The names are counted anew each time: hundreds of them take microseconds, and there is no counter to keep.
+            if names(op.view(), ino, inode)?.len() + name.len() + 1 > MAX_LIST {
+                return Err(Error::NoSpace("an inode's attributes have 64 KiB of names".into()));
+            }
+        }
+    }
+    entries.push(store_value(op, ino, inode, name, value)?);
+    let record = encode_xattrs(&entries);
+    if record.len() > MAX_VALUE {
+        // Three long values under the same keyed 64-bit hash: not to be found without the key.
+        return Err(Error::NoSpace("too many attributes share one hash".into()));
+    }
+    op.insert(key, &record)?;
+    inode.flags |= inode_flags::HAS_XATTRS;
+    Ok(())
 }
 
 /// Removes an attribute if it is there; the caller stores the inode. Changes at most RECORDS_OF_VALUE records.
@@ -144,14 +263,6 @@ pub(super) fn remove_entry(
         inode.flags &= !inode_flags::HAS_XATTRS;
     }
     Ok(true)
-}
-
-fn check_name(name: &[u8]) -> Result<()> {
-    match name.len() {
-        1..=MAX_NAME if !name.contains(&0) => Ok(()),
-        0..=MAX_NAME => Err(Error::invalid("an attribute's name is empty or contains NUL")),
-        _ => Err(Error::RangeTooSmall),
-    }
 }
 
 fn record_key(hash_key: &[u8; 16], ino: Ino, name: &[u8]) -> Key {

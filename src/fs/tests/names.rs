@@ -194,7 +194,8 @@ impl Driver {
     }
 
     fn xattr(&mut self) {
-        let (ino, name) = (self.any(), self.name());
+        let (ino, mut name) = (self.any(), [b"user.", &self.name()[..]].concat());
+        name.truncate(255);
         let value = vec![b'v'; [0, 10, 1024, 1025, 3000, 3001, 65_536][self.below(7)]];
         let has = self.model.nodes.get(&ino).map(|node| node.xattrs.contains_key(&name));
         if self.below(3) == 0 {
@@ -295,7 +296,7 @@ fn dots_and_impossible_names_get_the_answers_of_linux() {
 #[test]
 fn a_set_gid_directory_hands_its_group_down() {
     let (_storage, fs) = fresh(2);
-    let sub = fs.make_directory(ROOT_INO, b"sub", 0o2770, crate::fs::Creator { uid: 1, gid: 50 }).unwrap();
+    let sub = fs.make_directory(ROOT_INO, b"sub", 0o2770, crate::fs::Creator { uid: 1, gid: 50, umask: None }).unwrap();
     assert_eq!((sub.gid, sub.mode), (50, mode::DIRECTORY | 0o2770));
     let below = fs.make_directory(sub.ino, b"below", 0o700, CREATOR).unwrap();
     assert_eq!((below.gid, below.mode), (50, mode::DIRECTORY | 0o2700));

@@ -15,7 +15,7 @@ use crate::txn::{OpenOptions, Volume};
 pub(super) const OPTIONS: FsOptions =
     FsOptions { staged_bytes: 8 << 20, sync: SyncProfile::Periodic, pack: true, compress: true };
 pub(super) const NAME_KEY: [u8; 16] = [3; 16];
-pub(super) const CREATOR: Creator = Creator { uid: 1000, gid: 100 };
+pub(super) const CREATOR: Creator = Creator { uid: 1000, gid: 100, umask: None };
 const ARCHIVE: [u8; 16] = [7; 16];
 const MEMORY: u64 = 32 << 20;
 

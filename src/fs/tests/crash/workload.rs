@@ -11,7 +11,7 @@ use crate::format::{Generation, Ino, ROOT_INO};
 use crate::fs::{Creator, FileSystem, FsOptions, RenameMode, SetAttributes, XattrMode, mode};
 use crate::storage::simulated::{SimulatedStorage, Trace};
 
-const OWNER: Creator = Creator { uid: 1000, gid: 1000 };
+const OWNER: Creator = Creator { uid: 1000, gid: 1000, umask: None };
 /// Memory that the recording of one run may take.
 const TRACE_LIMIT: u64 = 512 << 20;
 

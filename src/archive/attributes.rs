@@ -1,0 +1,168 @@
+//! Extended attributes of host files, access control lists among them, copied in and out.
+
+use std::fmt::Write;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+
+use rustix::fs::{CWD, XattrFlags};
+use rustix::io::Errno;
+
+use super::display;
+use super::host::host_error;
+use crate::error::{Error, Result};
+use crate::format::Ino;
+use crate::fs::{FileSystem, XattrMode};
+
+/// The kernel's limit of one value and of all names.
+const MAX_VALUE: usize = 64 << 10;
+/// Needs a writable file, so these are set before the mode; the others are set after owner and mode, which would change them.
+const USER: &[u8] = b"user.";
+const ACCESS_LISTS: [&[u8]; 2] = [b"system.posix_acl_access", b"system.posix_acl_default"];
+
+/// A host file whose attributes are read or set.
+pub(super) enum Object<'a> {
+    Open(BorrowedFd<'a>),
+    /// A name in a directory (or a path): what cannot be opened. `follow` says whether a symbolic link stands for its target.
+    Named {
+        directory: BorrowedFd<'a>,
+        name: &'a [u8],
+        follow: bool,
+    },
+}
+
+impl<'a> Object<'a> {
+    pub(super) fn open(file: &'a impl AsFd) -> Object<'a> {
+        Object::Open(file.as_fd())
+    }
+
+    /// A path to a named object. There are no system calls for attributes by directory, so the path goes through the descriptor.
+    fn path(directory: BorrowedFd<'_>, name: &[u8]) -> Vec<u8> {
+        match directory.as_raw_fd() {
+            fd if fd == CWD.as_raw_fd() => name.to_vec(),
+            fd => [format!("/proc/self/fd/{fd}/").as_bytes(), name].concat(),
+        }
+    }
+
+    fn list(&self, names: &mut [u8]) -> rustix::io::Result<usize> {
+        match *self {
+            Object::Open(file) => rustix::fs::flistxattr(file, names),
+            Object::Named { directory, name, follow: true } => {
+                rustix::fs::listxattr(Object::path(directory, name), names)
+            }
+            Object::Named { directory, name, .. } => rustix::fs::llistxattr(Object::path(directory, name), names),
+        }
+    }
+
+    fn get(&self, attribute: &[u8], value: &mut [u8]) -> rustix::io::Result<usize> {
+        match *self {
+            Object::Open(file) => rustix::fs::fgetxattr(file, attribute, value),
+            Object::Named { directory, name, follow: true } => {
+                rustix::fs::getxattr(Object::path(directory, name), attribute, value)
+            }
+            Object::Named { directory, name, .. } => {
+                rustix::fs::lgetxattr(Object::path(directory, name), attribute, value)
+            }
+        }
+    }
+
+    fn set(&self, attribute: &[u8], value: &[u8]) -> rustix::io::Result<()> {
+        let flags = XattrFlags::empty();
+        match *self {
+            Object::Open(file) => rustix::fs::fsetxattr(file, attribute, value, flags),
+            Object::Named { directory, name, follow: true } => {
+                rustix::fs::setxattr(Object::path(directory, name), attribute, value, flags)
+            }
+            Object::Named { directory, name, .. } => {
+                rustix::fs::lsetxattr(Object::path(directory, name), attribute, value, flags)
+            }
+        }
+    }
+}
+
+/// Attributes that were not copied: refused where they were to go.
+#[derive(Debug, Default)]
+pub struct LeftAttributes {
+    pub count: u64,
+    /// The first one and why, for people.
+    pub first: String,
+}
+
+impl LeftAttributes {
+    fn add(&mut self, path: &[u8], name: &[u8], reason: &dyn std::fmt::Display) {
+        if self.count == 0 {
+            // Writing to a String does not fail.
+            let _ = write!(self.first, "{}: {}: {reason}", display(path), display(name));
+        }
+        self.count += 1;
+    }
+}
+
+/// Gives `ino` every attribute of a host file that the caller may read.
+pub(super) fn import(
+    object: &Object<'_>,
+    fs: &FileSystem,
+    ino: Ino,
+    path: &[u8],
+    left: &mut LeftAttributes,
+) -> Result<()> {
+    let failed = host_error("cannot read the extended attributes");
+    let mut names = vec![0; 1024];
+    let length = loop {
+        match object.list(&mut names) {
+            Ok(length) => break length,
+            Err(Errno::RANGE) if names.len() < MAX_VALUE => names.resize(MAX_VALUE, 0),
+            Err(Errno::NOTSUP) => return Ok(()),
+            Err(errno) => return Err(failed(errno)),
+        }
+    };
+    let mut value = Vec::new();
+    for name in names[..length].split(|&b| b == 0).filter(|name| !name.is_empty()) {
+        value.resize(MAX_VALUE, 0);
+        let length = match object.get(name, &mut value) {
+            Ok(length) => length,
+            // Removed since it was listed, or not for the caller to read.
+            Err(Errno::NODATA | Errno::PERM | Errno::ACCESS | Errno::NOTSUP) => continue,
+            Err(errno) => return Err(failed(errno)),
+        };
+        match fs.set_xattr(ino, name, &value[..length], XattrMode::Set) {
+            // Of the host's own kind, or a list that no Linux could read back.
+            Err(error @ (Error::Unsupported(_) | Error::AttributeTooLarge | Error::NotPermitted)) => {
+                left.add(path, name, &error);
+            }
+            other => other?,
+        }
+    }
+    Ok(())
+}
+
+/// Takes the lists away that an existing object has: a copy brings its own permissions.
+pub(super) fn forget_lists(fs: &FileSystem, ino: Ino) -> Result<()> {
+    ACCESS_LISTS.into_iter().try_for_each(|name| fs.remove_xattr(ino, name))
+}
+
+/// When attributes are set on an extracted object.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Turn {
+    BeforeMode,
+    AfterMode,
+}
+
+/// Gives a host file the attributes of `ino` that are set in this turn.
+pub(super) fn extract(
+    fs: &FileSystem,
+    ino: Ino,
+    object: &Object<'_>,
+    turn: Turn,
+    path: &[u8],
+    left: &mut LeftAttributes,
+) -> Result<()> {
+    for name in fs.list_xattrs(ino)?.split(|&b| b == 0).filter(|name| !name.is_empty()) {
+        if name.starts_with(USER) != (turn == Turn::BeforeMode) {
+            continue;
+        }
+        // A full disk shows as well where there is no room for attributes only, and files as such are complete by now.
+        if let Err(errno) = object.set(name, &fs.xattr(ino, name)?) {
+            left.add(path, name, &std::io::Error::from(errno));
+        }
+    }
+    Ok(())
+}
