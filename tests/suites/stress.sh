@@ -14,9 +14,10 @@ WORKERS=${WORKERS:-2}
 # Two run at a time, so that each meets another kind of load.
 STRESSORS=(access aio aiol chdir chattr chmod chown copy-file dentry dir dirdeep dirmany dup fallocate fcntl fiemap
     file-ioctl filename flock fsize fstat getdent handle hdd inode-flags inotify io iomix lease link locka lockf lockofd
-    mknod mmap msync open readahead rename revio seek sendfile splice symlink sync-file touch utime verity xattr)
+    mknod mmap msync open readahead rename revio seek sendfile splice symlink sync-file touch utime verity)
 # These may do nothing at all, for the reason that is printed. Everybody else must get something done.
 declare -A ABSENT=(
+    [inode-flags]='counts nothing on ext4 either'
     [fiemap]='FUSE has no request for extent maps'
     [verity]='FUSE passes fs-verity to the server, and an archive is authenticated whole'
     [fallocate]='refused by an archive without preallocation'
@@ -34,15 +35,28 @@ arguments_of() {
     esac
 }
 
-# stress NAME...: at the same time; counts each as passed, failed or skipped.
+# stress_ng OPTION...: where no other FUSE mount is seen, since some stressors sync every mount that there is.
+stress_ng() {
+    # shellcheck disable=SC2016
+    unshare --mount bash -c '
+        keep=$1
+        shift
+        awk "\$9 ~ /^fuse/ || \$10 ~ /^fuse/ { print \$5 }" /proc/self/mountinfo | while read -r point; do
+            case $keep/ in "$point"/*) ;; *) umount -l "$point" ;; esac
+        done
+        exec timeout --kill-after=10 "$@"' stress_ng "$DIRECTORY" "$@"
+}
+
+# stress SECONDS NAME...: at the same time; counts each as passed, failed or skipped.
 stress() {
-    local name arguments=() log=$WORK/stress-ng code=0 operations
+    local seconds=$1 name arguments=() log=$WORK/stress-ng code=0 operations
+    shift
     for name in "$@"; do
         # shellcheck disable=SC2207
         arguments+=($(arguments_of "$name"))
     done
-    timeout --kill-after=10 $((SECONDS_EACH * 4 + 120)) stress-ng "${arguments[@]}" --verify --metrics \
-        --timeout "$SECONDS_EACH" --temp-path "$DIRECTORY" >"$log" 2>&1 || code=$?
+    stress_ng $((seconds * 4 + 120)) stress-ng "${arguments[@]}" --verify --metrics \
+        --timeout "$seconds" --temp-path "$DIRECTORY" >"$log" 2>&1 || code=$?
     for name in "$@"; do
         operations=$(awk -v name="$name" '$2 == "metrc:" && $4 == name && $5 ~ /^[0-9]+$/ { print $5 }' "$log")
         if [[ $code -ne 0 || -z $operations ]] || grep -Eq "(fail|error): +\[[0-9]+\] $name: " "$log"; then
@@ -55,6 +69,9 @@ stress() {
         elif [[ -n ${ABSENT[$name]-} ]]; then
             SKIPPED+=("$name")
             printf 'skipped  %-12s %s\n' "$name" "${ABSENT[$name]}"
+        elif [[ $seconds -lt 20 ]]; then
+            # A busy machine may have kept it from finishing its first round.
+            stress 20 "$name"
         else
             FAILED=$((FAILED + 1))
             printf 'FAILED   %-12s got nothing done\n' "$name"
@@ -65,9 +82,23 @@ stress() {
 
 run_stressors() {
     while [[ $# -gt 0 ]]; do
-        stress "${@:1:2}"
+        stress "$SECONDS_EACH" "${@:1:2}"
         shift $(($# > 1 ? 2 : 1))
     done
+}
+
+# One operation of this stressor is 50,000 calls, so it gets until that is done.
+run_xattr() {
+    local log=$WORK/stress-ng
+    stress-ng --xattr 1 --xattr-ops 1 --verify --metrics --timeout 150 --temp-path "$DIRECTORY" >"$log" 2>&1 || true
+    if grep -Eq 'metrc: .* xattr +1 ' "$log" && ! grep -q 'fail: ' "$log"; then
+        PASSED=$((PASSED + 1))
+        echo 'passed   xattr               1 operation'
+    else
+        FAILED=$((FAILED + 1))
+        echo 'FAILED   xattr'
+        tail -n 10 "$log"
+    fi
 }
 
 # The load of an office's file server, replayed by four clients.
@@ -128,6 +159,7 @@ if [[ $# -gt 0 ]]; then
     run_stressors "$@"
 else
     run_stressors "${STRESSORS[@]}"
+    run_xattr
     run_dbench
     run_fio
 fi
