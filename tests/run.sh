@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs what the tests need on a Debian-like machine and runs all of them. Ends with 0 only when every stage passed.
 #
-#   tests/run.sh [STAGE...]     all stages, or those named: format lint test reader mount licences
+#   tests/run.sh [STAGE...]     all stages, or those named: format lint test reader mount suites licences
 #
 # Needs a Rust toolchain and root (directly or by sudo) for packages and mounts. Takes about 20 minutes on two cores.
 set -uo pipefail
@@ -18,7 +18,7 @@ target=${CARGO_TARGET_DIR:-$PWD/target}
 exec </dev/null
 
 as_root() {
-    if [[ $EUID -eq 0 ]]; then "$@"; else sudo --preserve-env=PATH,CARGO_HOME,RUSTUP_HOME,CARGO_TARGET_DIR,READER,READER_PYTHON,KILLS,FLIPS,SCRATCH "$@"; fi
+    if [[ $EUID -eq 0 ]]; then "$@"; else sudo --preserve-env=PATH,CARGO_HOME,RUSTUP_HOME,CARGO_TARGET_DIR,READER,READER_PYTHON,KILLS,FLIPS,SCRATCH,BESIDE,JOBS,ROUNDS,SECONDS_EACH "$@"; fi
 }
 
 stage_install() {
@@ -70,6 +70,25 @@ stage_mount() {
     as_root tests/mount/run.sh
 }
 
+# Each suite says in its last line what it counted.
+stage_suites() {
+    cargo build --quiet --workspace --bins || return 1
+    local suite failed=0 log=$target/suites/log before
+    mkdir -p "$target/suites"
+    for suite in tests/suites/*.sh; do
+        [[ -x $suite ]] || continue
+        before=$SECONDS
+        if as_root "$suite" >"$log" 2>&1; then
+            printf 'ok      %s (%d s)\n' "$(tail -n 1 "$log" | sed 's/^summary: //')" $((SECONDS - before))
+        else
+            failed=$((failed + 1))
+            printf 'FAILED  %s (%d s)\n' "$suite" $((SECONDS - before))
+            tail -n 40 "$log" | cut -c -400 | sed 's/^/        | /'
+        fi
+    done
+    [[ $failed -eq 0 ]]
+}
+
 # Licences, duplicates and sources only: the advisory database is fetched from the network, which a test must not depend on.
 stage_licences() {
     if ! cargo deny --version 2>/dev/null | grep -qx "cargo-deny $DENY_VERSION"; then
@@ -81,7 +100,7 @@ stage_licences() {
     cargo deny --offline --workspace check --hide-inclusion-graph licenses bans sources
 }
 
-stages=(install format lint test portable reader mount licences)
+stages=(install format lint test portable reader mount suites licences)
 if [[ $# -gt 0 ]]; then
     stages=(install "$@")
     # The mount stage compares with the reader as well.

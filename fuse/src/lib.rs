@@ -10,6 +10,7 @@ pub mod mount;
 pub mod mountinfo;
 pub mod options;
 pub mod passphrase;
+pub mod remount;
 pub mod runtime;
 mod sandbox;
 pub mod session;

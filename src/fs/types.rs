@@ -21,7 +21,7 @@ pub mod mode {
 }
 
 /// What stat(2) tells.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Attributes {
     pub ino: Ino,
     pub mode: u32,
@@ -47,7 +47,7 @@ pub enum SetTime {
 }
 
 /// What setattr is to change.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SetAttributes {
     pub mode: Option<u32>,
     pub uid: Option<u32>,

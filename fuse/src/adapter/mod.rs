@@ -5,12 +5,15 @@
 //! W2  A cached WRITE carries any open handle and no credentials: handle modes and O_APPEND are never looked at, and a
 //!     handle opened for writing only receives READs.
 //! W3  The kernel holds dirty pages of an inode only while the inode has a writer.
+//! W4  After the unlink of a last name it still brings the times of the file that is gone. They are accepted: it would
+//!     keep an error for the next syncfs(2), which would fail though nothing is wrong.
 //!
 //! The kernel's inode number is the core's and numbers are never reused, so there is no lookup table, FORGET means
 //! nothing and the generation is 0, which also makes NFS handles valid for ever.
 
 mod caller;
 mod convert;
+mod departed;
 mod listings;
 mod reply;
 mod seek;
@@ -219,7 +222,8 @@ impl fuser::Filesystem for Adapter {
             ctime: ctime.map(|time| convert::set_time(TimeOrNow::SpecificTime(time))),
             kill_set_id: mode.is_none() && (owner_changes || (size.is_some() && request.uid() != 0)),
         };
-        self.reply_attributes(self.changing().set_attributes(ino(number), &set), reply);
+        let outcome = self.changing().set_attributes(ino(number), &set);
+        self.reply_attributes(departed::accept_times(outcome, ino(number), &set), reply);
     }
 
     fn readlink(&self, _: &Request, number: INodeNo, reply: ReplyData) {

@@ -11,7 +11,7 @@ use lockbox_fuse::exit::{Failure, OTHER, USAGE};
 use lockbox_fuse::journal::{self, Target};
 use lockbox_fuse::options::Options;
 use lockbox_fuse::session::{self, Task};
-use lockbox_fuse::{daemon, passphrase, unmounter};
+use lockbox_fuse::{daemon, passphrase, remount, unmounter};
 
 /// Mount a lockbox archive
 ///
@@ -70,6 +70,7 @@ Options:
   foreground                   As --foreground
   suid, dev, exec, nosuid, nodev, noexec, noatime
                                As in mount(8); default nosuid,nodev
+  remount                      Change ro, rw and these of a living mount
 Exit codes:
   0 mounted, 1 usage, 2 other error, 10 wrong passphrase, 11 not an archive or
   too new, 12 damaged, 13 in use, 14 no space, 15 mounting failed,
@@ -106,6 +107,11 @@ fn finish(result: Result<(), Failure>, speak: bool) -> ExitCode {
 }
 
 fn mount(arguments: &Arguments) -> Result<(), Failure> {
+    if let Some(flags) = remount::requested(&arguments.options)? {
+        let absent = |e| Failure::mount(format!("mount point {}: {e}", arguments.directory.display()));
+        let point = arguments.directory.canonicalize().map_err(absent)?;
+        return if arguments.fake { Ok(()) } else { remount::remount(&point, flags) };
+    }
     let mut options = Options::parse(&arguments.options)?;
     options.foreground |= arguments.foreground;
     options.sandbox &= !arguments.no_sandbox;

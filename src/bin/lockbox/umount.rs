@@ -3,7 +3,8 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::thread::sleep;
+use std::sync::mpsc;
+use std::thread::{self, sleep};
 use std::time::{Duration, Instant};
 
 use lockbox::control::{self, Request, Response, Status};
@@ -16,6 +17,8 @@ use crate::runtime;
 
 /// The daemon answers when the archive is closed; what it does after that takes moments.
 const EXIT_DEADLINE: Duration = Duration::from_secs(30);
+/// A stopped or stuck daemon leaves every call on its mount waiting for ever; one that lives answers at once.
+const ANSWER_DEADLINE: Duration = Duration::from_secs(10);
 const POLL: Duration = Duration::from_millis(5);
 
 /// Unmount an archive; returns when its last commit is durable
@@ -33,7 +36,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let what = runtime::canonical(&args.what);
     match find(&what, &args.what)? {
         Some((socket, status)) => stop(&socket, &status, args.lazy),
-        None => clear_dead(&what),
+        None => clear(&what, args.lazy),
     }
 }
 
@@ -82,28 +85,62 @@ fn runs(pid: u32) -> bool {
     !matches!(stat.rsplit(')').next().map(str::trim_start), Some(rest) if rest.starts_with(['Z', 'X']))
 }
 
-/// Takes away a mount of ours whose daemon died.
-fn clear_dead(point: &Path) -> Result<(), Failure> {
+/// Takes away a mount of ours whose daemon died, or, when that is wanted, one that does not answer.
+fn clear(point: &Path, lazy: bool) -> Result<(), Failure> {
     if !is_our_mount(point) {
         return Err(Failure::other(format!("{} is neither a mounted archive nor its mount point", shown(point))));
     }
-    // ENOTCONN: nobody serves it. The attributes may still be cached, a new handle cannot be.
-    if !fs::read_dir(point).is_err_and(|e| e.kind() == std::io::ErrorKind::NotConnected) {
-        return Err(Failure::other(format!("{} is served by a program of another user", shown(point))));
-    }
-    let cannot = |why: &str| Failure::other(format!("cannot clear the dead mount at {}: {why}", shown(point)));
-    if geteuid().is_root() {
-        umount2(point, MntFlags::MNT_DETACH).map_err(|errno| cannot(errno.desc()))?;
-    } else {
-        let status = Command::new("fusermount3").arg("-uz").arg("--").arg(point).status();
-        match status {
-            Ok(status) if status.success() => {}
-            Ok(status) => return Err(cannot(&format!("fusermount3: {status}"))),
-            Err(error) => return Err(cannot(&format!("fusermount3: {error}"))),
+    let at = shown(point);
+    let notice = match probe(point) {
+        Probe::Dead => format!("cleared the mount at {at}, whose daemon had died"),
+        Probe::Silent if lazy => {
+            format!("detached {at}; the process that serves it does not answer and still holds the archive")
         }
-    }
-    output::complain(&format!("cleared the mount at {}, whose daemon had died", shown(point)));
+        Probe::Silent => {
+            return Err(Failure::other(format!(
+                "{at} does not answer: the process that serves it is stopped or stuck; continue it, or end it with \
+                 kill -9 (what was not durable is lost), then unmount again; --lazy takes the directory away now"
+            )));
+        }
+        Probe::Serves => return Err(Failure::other(format!("{at} is served by a program of another user"))),
+    };
+    detach(point)?;
+    output::complain(&notice);
     Ok(())
+}
+
+enum Probe {
+    Dead,
+    Silent,
+    Serves,
+}
+
+/// Asks in a thread of its own, as nothing else can end the waiting for a daemon that was stopped.
+fn probe(point: &Path) -> Probe {
+    let (sender, receiver) = mpsc::channel();
+    let point = point.to_owned();
+    thread::spawn(move || {
+        // ENOTCONN: nobody serves it. The attributes may still be cached, a new handle cannot be.
+        let dead = fs::read_dir(point).is_err_and(|e| e.kind() == std::io::ErrorKind::NotConnected);
+        let _ = sender.send(dead);
+    });
+    match receiver.recv_timeout(ANSWER_DEADLINE) {
+        Ok(true) => Probe::Dead,
+        Ok(false) => Probe::Serves,
+        Err(_) => Probe::Silent,
+    }
+}
+
+fn detach(point: &Path) -> Result<(), Failure> {
+    let cannot = |why: &str| Failure::other(format!("cannot take away the mount at {}: {why}", shown(point)));
+    if geteuid().is_root() {
+        return umount2(point, MntFlags::MNT_DETACH).map_err(|errno| cannot(errno.desc()));
+    }
+    match Command::new("fusermount3").arg("-uz").arg("--").arg(point).status() {
+        Ok(status) if status.success() => Ok(()),
+        Ok(status) => Err(cannot(&format!("fusermount3: {status}"))),
+        Err(error) => Err(cannot(&format!("fusermount3: {error}"))),
+    }
 }
 
 /// Whether the kernel's table has a mount of an archive there.

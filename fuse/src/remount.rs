@@ -1,0 +1,91 @@
+//! `mount -o remount`: changes what the kernel alone decides about a living mount.
+//!
+//! mount(8) passes everything that fstab and the kernel's table say beside what the user asked for. What belongs to the
+//! daemon (memory, profiles, the passphrase) stays as it was; only the kernel's flags change.
+
+use std::path::Path;
+
+use lockbox::control::{self, Request, Response};
+use nix::mount::MsFlags;
+
+use crate::exit::Failure;
+use crate::options::Options;
+use crate::{mountinfo, runtime};
+
+/// What the kernel's table shows for a FUSE mount; mount(8) hands it back.
+const SHOWN: [&str; 5] = ["user_id=", "group_id=", "max_read=", "blksize=", "subtype="];
+
+/// The flags to remount with, or none when the lists do not ask for it.
+pub fn requested<S: AsRef<str>>(lists: &[S]) -> Result<Option<MsFlags>, Failure> {
+    let all = || lists.iter().flat_map(|list| list.as_ref().split(','));
+    if !all().any(|option| option == "remount") {
+        return Ok(None);
+    }
+    let rest: Vec<&str> =
+        all().filter(|&option| option != "remount" && !SHOWN.iter().any(|shown| option.starts_with(shown))).collect();
+    Ok(Some(flags(&rest, Options::parse(&rest)?)))
+}
+
+/// The kernel's table names only what is switched off, so here, unlike at mounting, silence means `suid` and `dev`.
+fn flags(given: &[&str], mut options: Options) -> MsFlags {
+    let last = |on: &str, off: &str| given.iter().rfind(|&&option| option == on || option == off) != Some(&off);
+    options.suid = last("suid", "nosuid");
+    options.dev = last("dev", "nodev");
+    options.mount_flags()
+}
+
+/// Changes the mount at `point`. When this returns for a read-only mount, all that was written before is durable.
+pub fn remount(point: &Path, flags: MsFlags) -> Result<(), Failure> {
+    let failed = |e: std::io::Error| Failure::mount(format!("cannot remount {}: {e}", point.display()));
+    match mountinfo::at(point).map_err(failed)? {
+        Some(mounted) if mounted.file_system == mountinfo::TYPE => {}
+        _ => return Err(Failure::mount(format!("no archive is mounted at {}", point.display()))),
+    }
+    let daemons = control::running(&runtime::directory()?)?;
+    let daemon = daemons.iter().find(|(_, status)| Path::new(&status.mount_point) == point);
+    let read_only = flags.contains(MsFlags::MS_RDONLY);
+    if !read_only && daemon.is_some_and(|(_, status)| status.read_only) {
+        return Err(Failure::mount(format!(
+            "{} was mounted read-only, so the archive is not open for writing: unmount it and mount it again",
+            point.display()
+        )));
+    }
+    // The kernel hands its dirty pages to the daemon on the way to read-only.
+    nix::mount::mount(None::<&str>, point, None::<&str>, flags | MsFlags::MS_REMOUNT, None::<&str>)
+        .map_err(|e| failed(e.into()))?;
+    match daemon {
+        Some((socket, _)) if read_only => match control::ask(socket, &Request::Sync)? {
+            Response::Done => Ok(()),
+            Response::Failed { message } | Response::Busy { message } => Err(Failure::other(format!(
+                "{} is read-only, but not all of it is durable: {message}",
+                point.display()
+            ))),
+            Response::Status(_) => Err(Failure::other("the daemon gave an answer that was not asked for")),
+        },
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_ordinary_mount_is_no_remount() {
+        assert_eq!(requested(&["ro,noexec"]).unwrap(), None);
+    }
+
+    #[test]
+    fn what_the_kernel_shows_is_taken_back_and_only_flags_change() {
+        let list = "ro,noatime,remount,user_id=0,group_id=0,default_permissions,allow_other,memory=64M";
+        assert_eq!(requested(&[list]).unwrap(), Some(MsFlags::MS_RDONLY | MsFlags::MS_NOATIME));
+        let list = "rw,nosuid,nodev,noexec,noatime,remount,user_id=1000";
+        let all = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC | MsFlags::MS_NOATIME;
+        assert_eq!(requested(&[list]).unwrap(), Some(all));
+    }
+
+    #[test]
+    fn an_unknown_option_is_refused_here_too() {
+        assert!(requested(&["remount,blksize"]).is_err());
+    }
+}

@@ -1,0 +1,463 @@
+# What other encrypted file systems get wrong, and what a hostile user of the mount may try.
+# shellcheck shell=bash disable=SC2317,SC2164
+
+case_an_unlinked_open_file_can_be_synced_in_every_way() {
+    new_archive box
+    attach box
+    python3 - "$WORK/box" <<'END'
+import ctypes, mmap, os, sys
+libc = ctypes.CDLL(None, use_errno=True)
+os.chdir(sys.argv[1])
+for flags in (os.O_RDWR, os.O_RDWR | os.O_DIRECT):
+    file = os.open("file", flags | os.O_CREAT, 0o600)
+    os.write(file, mmap.mmap(-1, 8192))
+    os.unlink("file")
+    os.fsync(file)
+    os.fdatasync(file)
+    os.ftruncate(file, 20000)
+    os.fsync(file)
+    assert libc.sync_file_range(file, ctypes.c_long(0), ctypes.c_long(0), 7) == 0, ctypes.get_errno()
+    with mmap.mmap(file, 20000) as area:
+        area[19000:19004] = b"late"
+        area.flush()
+    os.fsync(file)
+    assert os.fstat(file).st_nlink == 0 and os.fstat(file).st_size == 20000
+    assert libc.syncfs(file) == 0, ctypes.get_errno()
+    os.close(file)
+# An error of writing back, kept by the kernel, would come out here.
+top = os.open(".", os.O_RDONLY)
+for _ in range(50):
+    open("short", "w").write("text")
+    os.unlink("short")
+    assert libc.syncfs(top) == 0, ctypes.get_errno()
+END
+    sync --file-system "$WORK/box"
+    detach box
+    check_full box
+}
+
+case_ten_thousand_open_unlinked_files_live_until_closed() {
+    new_archive box
+    attach box
+    # The limit of the caller, not of the mount.
+    ulimit -n 12000
+    python3 - "$WORK/box" <<'END'
+import os, sys
+os.chdir(sys.argv[1])
+files = []
+for number in range(10_000):
+    file = os.open("%d" % number, os.O_RDWR | os.O_CREAT, 0o600)
+    os.write(file, b"content of %d" % number)
+    os.unlink("%d" % number)
+    files.append(file)
+for file in files[::100]:
+    os.fsync(file)
+for number, file in enumerate(files):
+    expected = b"content of %d" % number
+    status = os.fstat(file)
+    assert status.st_nlink == 0 and status.st_size == len(expected)
+    assert os.pread(file, 100, 0) == expected
+assert os.listdir(".") == []
+END
+    reattach box
+    same "$(ls -A "$WORK/box")" ''
+    detach box
+    check_full box
+}
+
+case_anybody_may_truncate_to_astronomic_sizes() {
+    need_user
+    new_archive box
+    attach box allow_other
+    chmod 1777 "$WORK/box"
+    local size
+    for size in 1000000000000000 9223372036854775807; do
+        as_user truncate -s "$size" "$WORK/box/one$size" &
+        local first=$!
+        as_user truncate -s "$size" "$WORK/box/two$size"
+        wait "$first"
+        same "$(stat -c '%s %b' "$WORK/box/one$size")" "$size 0"
+        same "$(stat -c '%s %b' "$WORK/box/two$size")" "$size 0"
+        same "$(tail -c 3 "$WORK/box/one$size" | od -An -tx1)" ' 00 00 00'
+        as_user truncate -s 0 "$WORK/box/two$size"
+    done
+    expect 1 'file too large|invalid argument' as_user sh -c "exec 3<>'$WORK/box/more'; \
+        dd if=/dev/zero bs=10 count=1 seek=9223372036854775805 oflag=seek_bytes conv=notrunc status=none of='$WORK/box/more'"
+    detach box
+    [[ $(du -m "$WORK/box.lbx" | cut -f1) -lt 16 ]] || fail 'holes took space in the archive'
+    check_full box
+}
+
+case_links_times_and_modes_are_kept_as_asked() {
+    new_archive box
+    attach box
+    python3 - "$WORK/box" <<'END'
+import errno, os, stat, sys
+os.chdir(sys.argv[1])
+os.umask(0)
+for length in (1, 255, 1000, 4000, 4094, 4095):
+    target = "t" * length
+    os.symlink(target, "link%d" % length)
+    assert os.readlink("link%d" % length) == target
+    assert os.lstat("link%d" % length).st_size == length
+try:
+    os.symlink("t" * 4096, "too-long")
+    raise AssertionError("a target of 4096 bytes was accepted")
+except OSError as error:
+    assert error.errno == errno.ENAMETOOLONG, error
+times = (1_000_000_001_000_000_002, 2_000_000_003_000_000_004)
+os.utime("link255", ns=times, follow_symlinks=False)
+assert os.lstat("link255").st_mtime_ns == times[1]
+for mode in (0o151, 0o0, 0o1777, 0o2755, 0o4711, 0o7777, 0o640):
+    os.mkdir("directory%o" % mode, mode)
+    asked = mode & 0o1777  # mkdir(2) takes no set-id bits.
+    assert stat.S_IMODE(os.stat("directory%o" % mode).st_mode) == asked, oct(mode)
+    os.close(os.open("file%o" % mode, os.O_CREAT | os.O_RDWR, mode))
+    assert stat.S_IMODE(os.stat("file%o" % mode).st_mode) == mode, oct(mode)
+END
+    reattach box
+    same "$(readlink "$WORK/box/link4095" | tr -d '\n' | wc -c)" 4095
+    same "$(stat -c %Y "$WORK/box/link255")" 2000000003
+    same "$(stat -c %a "$WORK/box/directory151")" 151
+    same "$(stat -c %a "$WORK/box/file7777")" 7777
+    detach box
+}
+
+case_sizes_are_exact_at_every_boundary() {
+    new_archive box
+    attach box
+    python3 - "$WORK/box" write <<'END'
+import os, sys
+os.chdir(sys.argv[1])
+for power in (9, 12, 15, 17):
+    for size in range(2 ** power - 2, 2 ** power + 3):
+        with open("%d" % size, "wb") as file:
+            file.write(b"x" * size)
+            file.flush()
+            assert os.fstat(file.fileno()).st_size == size
+        assert os.stat("%d" % size).st_size == size
+END
+    reattach box
+    same "$(stat -c '%n %s' "$WORK"/box/* | awk '{ n = $1; sub(".*/", "", n); if (n != $2) print }')" ''
+    detach box
+}
+
+case_a_file_that_was_renamed_over_lives_on() {
+    new_archive box
+    attach box
+    python3 - "$WORK/box" <<'END'
+import os, sys
+os.chdir(sys.argv[1])
+for use in range(20):
+    open("old", "w").write("the old content")
+    open("new", "w").write("the new content")
+    file = os.open("old", os.O_RDWR)
+    number = os.fstat(file).st_ino
+    os.rename("new", "old")
+    status = os.fstat(file)
+    assert (status.st_ino, status.st_nlink, status.st_size) == (number, 0, 15), status
+    assert os.pread(file, 100, 0) == b"the old content"
+    os.pwrite(file, b"THE", 0)
+    os.fsync(file)
+    assert os.pread(file, 100, 0) == b"THE old content"
+    assert open("old").read() == "the new content"
+    assert os.stat("old").st_ino != number
+    os.close(file)
+END
+    detach box
+    check_full box
+}
+
+case_positions_in_a_directory_survive_removals() {
+    new_archive box
+    attach box
+    cat >"$WORK/seek.c" <<'END'
+#include <assert.h>
+#include <dirent.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+enum { N = 2000 };
+static long position[N + 2];
+static char name[N + 2][32];
+int main(void) {
+    for (int i = 0; i < N; i++) {
+        char path[32];
+        sprintf(path, "file%05d", i);
+        close(open(path, O_CREAT | O_WRONLY, 0600));
+    }
+    DIR *d = opendir(".");
+    struct dirent *e;
+    int n = 0;
+    for (position[0] = telldir(d); (e = readdir(d)); position[n] = telldir(d)) strcpy(name[n++], e->d_name);
+    assert(n == N + 2);
+    /* Every other name goes; every position still leads to the next one that is there. */
+    for (int i = 0; i < n; i += 2)
+        if (name[i][0] == 'f') assert(unlink(name[i]) == 0);
+    closedir(d);
+    d = opendir(".");
+    for (int i = n - 1; i >= 0; i--) {
+        int next = i;
+        while (next < n && next % 2 == 0 && name[next][0] == 'f') next++;
+        seekdir(d, position[i]);
+        e = readdir(d);
+        assert(next == n ? e == NULL : e && strcmp(e->d_name, name[next]) == 0);
+    }
+    return 0;
+}
+END
+    cc -o "$WORK/seek" "$WORK/seek.c"
+    mkdir "$WORK/box/many"
+    cd "$WORK/box/many"
+    "$WORK/seek"
+    cd "$WORK"
+    detach box
+}
+
+# A handle of name_to_handle_at(2) leads to its file, or to ESTALE; never to another file.
+case_file_handles_outlive_the_kernels_caches() {
+    new_archive box
+    attach box
+    cat >"$WORK/handles.py" <<'END'
+import ctypes, errno, os, sys
+libc = ctypes.CDLL(None, use_errno=True)
+class Handle(ctypes.Structure):
+    _fields_ = [("bytes", ctypes.c_uint), ("type", ctypes.c_int), ("opaque", ctypes.c_ubyte * 128)]
+top, action, store = sys.argv[1:]
+mount = os.open(top, os.O_RDONLY | os.O_DIRECTORY)
+paths = ["a/b/file%d" % n for n in range(50)] + ["a", "a/b"]
+if action == "take":
+    os.makedirs(top + "/a/b")
+    with open(store, "wb") as out:
+        for path in paths:
+            if "file" in path:
+                open(top + "/" + path, "w").write(path)
+            handle, number = Handle(128), ctypes.c_int()
+            assert libc.name_to_handle_at(mount, path.encode(), ctypes.byref(handle), ctypes.byref(number), 0) == 0
+            out.write(bytes(handle))
+else:
+    with open(store, "rb") as kept:
+        for path in paths:
+            handle = Handle.from_buffer_copy(kept.read(ctypes.sizeof(Handle)))
+            file = libc.open_by_handle_at(mount, ctypes.byref(handle), os.O_RDONLY)
+            if action == "gone" and "file" in path:
+                assert file < 0 and ctypes.get_errno() == errno.ESTALE, (path, file)
+                continue
+            assert file >= 0, (path, os.strerror(ctypes.get_errno()))
+            assert os.fstat(file).st_ino == os.stat(top + "/" + path).st_ino
+            if "file" in path:
+                assert os.read(file, 100) == path.encode()
+            os.close(file)
+END
+    python3 "$WORK/handles.py" "$WORK/box" take "$WORK/kept"
+    python3 "$WORK/handles.py" "$WORK/box" use "$WORK/kept"
+    echo 2 >/proc/sys/vm/drop_caches
+    python3 "$WORK/handles.py" "$WORK/box" use "$WORK/kept"
+    reattach box
+    python3 "$WORK/handles.py" "$WORK/box" use "$WORK/kept"
+    rm "$WORK"/box/a/b/file*
+    # Numbers are never used again, so new files are not mistaken for old ones.
+    touch "$WORK"/box/a/b/other{1..60}
+    python3 "$WORK/handles.py" "$WORK/box" gone "$WORK/kept"
+    detach box
+}
+
+case_many_users_create_at_once_and_own_what_they_made() {
+    new_archive box
+    attach box allow_other,suid,dev
+    chmod 1777 "$WORK/box"
+    python3 - "$WORK/box" <<'END'
+import os, stat, sys
+os.chdir(sys.argv[1])
+os.umask(0)
+children = []
+for user in range(3000, 3024):
+    pid = os.fork()
+    if pid == 0:
+        os.setgroups([])
+        os.setresgid(user + 500, user + 500, user + 500)
+        os.setresuid(user, user, user)
+        for turn in range(60):
+            name = "%d.%d" % (user, turn)
+            kind = turn % 5
+            if kind == 0:
+                os.close(os.open(name, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+            elif kind == 1:
+                os.mkdir(name, 0o700)
+            elif kind == 2:
+                os.symlink("target", name)
+            elif kind == 3:
+                os.mkfifo(name, 0o600)
+            else:
+                os.mknod(name, stat.S_IFSOCK | 0o600)
+            status = os.lstat(name)
+            if (status.st_uid, status.st_gid) != (user, user + 500):
+                os._exit(1)
+        os._exit(0)
+    children.append(pid)
+assert all(os.waitpid(pid, 0)[1] == 0 for pid in children)
+END
+    reattach box allow_other
+    same "$(find "$WORK/box" -mindepth 1 -printf '%f %U %G\n' | awk '{ split($1, n, "."); if (n[1] != $2 || n[1] + 500 != $3) print }')" ''
+    same "$(find "$WORK/box" -mindepth 1 | wc -l)" 1440
+    detach box
+}
+
+# One fsync carries everything that the name needs, however deep and new its directories are.
+case_nested_new_directories_are_durable_with_their_file() {
+    new_archive box
+    local round
+    for round in 1 2 3; do
+        attach box
+        python3 - "$WORK/box" "$round" <<'END'
+import os, sys
+os.chdir(sys.argv[1])
+for kind in ("fsync", "fdatasync", "directory"):
+    path = "%s.%s/b/c/d" % (kind, sys.argv[2])
+    os.makedirs(path)
+    file = os.open(path + "/file", os.O_CREAT | os.O_WRONLY, 0o600)
+    os.write(file, b"durable")
+    if kind == "directory":
+        os.close(file)
+        file = os.open(path, os.O_RDONLY)
+    (os.fdatasync if kind == "fdatasync" else os.fsync)(file)
+END
+        kill_daemon box
+        attach box
+        local kind
+        for kind in fsync fdatasync directory; do
+            same "$(stat -c %F "$WORK/box/$kind.$round/b/c/d/file")" 'regular file'
+        done
+        same "$(cat "$WORK/box/fsync.$round/b/c/d/file")" durable
+        same "$(cat "$WORK/box/fdatasync.$round/b/c/d/file")" durable
+        rm -r "$WORK/box/fsync.$round"
+        detach box
+        check_full box
+    done
+}
+
+case_a_flood_of_attributes_is_bounded_and_can_be_removed() {
+    new_archive box
+    attach box
+    python3 - "$WORK/box/file" <<'END'
+import errno, os, sys
+path = sys.argv[1]
+open(path, "w").close()
+COUNT = 8000
+for number in range(COUNT):
+    os.setxattr(path, "user.%d" % number, b"value %d" % number)
+for number in range(0, COUNT, 7):
+    assert os.getxattr(path, "user.%d" % number) == b"value %d" % number
+# listxattr(2) gives 64 KiB at most; more is an error, not a cut list.
+try:
+    os.listxattr(path)
+    raise AssertionError("a list of more than 64 KiB was cut")
+except OSError as error:
+    assert error.errno in (errno.E2BIG, errno.ERANGE), error
+os.setxattr(path, "user.large", b"x" * 65536)
+assert len(os.getxattr(path, "user.large")) == 65536
+try:
+    os.setxattr(path, "user.larger", b"x" * 65537)
+    raise AssertionError("65,537 bytes were accepted")
+except OSError as error:
+    assert error.errno in (errno.E2BIG, errno.ENOSPC), error
+for number in range(COUNT):
+    os.removexattr(path, "user.%d" % number)
+assert os.listxattr(path) == ["user.large"]
+END
+    rm "$WORK/box/file"
+    detach box
+    check_full box
+}
+
+case_few_descriptors_are_enough_for_daemon_and_caller() {
+    local pid
+    new_archive box
+    attach box
+    pid=$(daemon_of "$WORK/box.lbx")
+    # All that it has open stays open; not one more can be opened.
+    prlimit --pid "$pid" --nofile=1:
+    mkdir "$WORK/box/directory"
+    python3 - "$WORK/box" <<'END'
+import errno, os, resource, sys
+os.chdir(sys.argv[1])
+resource.setrlimit(resource.RLIMIT_NOFILE, (200, 200))
+files = []
+try:
+    while True:
+        files.append(os.open("file%d" % len(files), os.O_CREAT | os.O_RDWR, 0o600))
+except OSError as error:
+    assert error.errno == errno.EMFILE, error
+# What could not be opened was not created either.
+assert not os.path.lexists("file%d" % len(files))
+for file in files:
+    os.write(file, b"content")
+    os.fsync(file)
+END
+    df "$WORK/box" >/dev/null
+    prlimit --pid "$pid" --nofile=1000:
+    reattach box
+    same "$(cat "$WORK/box/file0")" content
+    detach box
+    check_full box
+}
+
+# A daemon that does not run cannot be waited for, so there is a way without it.
+case_the_mount_of_a_stopped_daemon_can_be_taken_away() {
+    local pid
+    new_archive box
+    attach box
+    echo content >"$WORK/box/file"
+    sync "$WORK/box/file"
+    pid=$(daemon_of "$WORK/box.lbx")
+    kill -STOP "$pid"
+    expect 2 'does not answer' timeout 60 lockbox umount "$WORK/box"
+    mountpoint -q "$WORK/box" || fail 'unmounted although that was refused'
+    timeout 60 lockbox umount --lazy "$WORK/box"
+    ! mountpoint -q "$WORK/box" || fail 'still mounted'
+    # It was detached, not killed: continued, it ends as after every unmount.
+    kill -CONT "$pid"
+    await 30 gone "$pid"
+    attach box
+    same "$(cat "$WORK/box/file")" content
+    pid=$(daemon_of "$WORK/box.lbx")
+    kill -STOP "$pid"
+    timeout 60 fusermount3 -uz "$WORK/box"
+    ! mountpoint -q "$WORK/box" || fail 'still mounted after fusermount3 -uz'
+    kill -KILL "$pid"
+    await 30 gone "$pid"
+    attach box
+    same "$(cat "$WORK/box/file")" content
+    detach box
+}
+
+case_a_living_mount_becomes_read_only_and_writable_again() {
+    local link=/sbin/mount.fuse.lockbox before made=
+    new_archive box
+    attach box
+    echo before >"$WORK/box/file"
+    if [[ ! -e $link ]]; then
+        ln -s "$SCRATCH_DIR/bin/mount.lockbox" "$link"
+        made=$link
+    fi
+    mount -o remount,ro "$WORK/box" || fail 'remount,ro'
+    expect 1 'read-only file system' touch "$WORK/box/other"
+    kill_daemon box
+    attach box
+    same "$(cat "$WORK/box/file")" before 'what was written before remount,ro is not durable'
+    mount -o remount,ro "$WORK/box"
+    mount -o remount,rw "$WORK/box"
+    echo after >"$WORK/box/file"
+    # A file that is open for writing keeps the mount writable.
+    exec 5>>"$WORK/box/file"
+    expect 15 'busy' mount.lockbox "$WORK/box.lbx" "$WORK/box" -o remount,ro
+    exec 5>&-
+    detach box
+    attach box ro
+    expect 15 'was mounted read-only' mount.lockbox "$WORK/box.lbx" "$WORK/box" -o remount,rw
+    same "$(cat "$WORK/box/file")" after
+    detach box
+    expect 15 'no archive is mounted' mount.lockbox "$WORK/box.lbx" "$WORK/box" -o remount,ro
+    [[ -z $made ]] || rm -f "$made"
+}
