@@ -66,6 +66,9 @@ impl Archive {
             txn::OpenOptions { read_only: options.read_only, memory: options.memory - fs_options.staged_bytes };
         let volume =
             Volume::open(storage.clone(), cipher, environment.clone(), header.framing().sequence, &volume_options)?;
+        if let Some(limit) = options.size_limit {
+            volume.limit_size(limit);
+        }
         let fs = FileSystem::new(volume, environment, name_key(&key.volume_key, &key.archive), fs_options)?;
         // Who mounts learns of a damaged root here, with its name, and not from the kernel.
         fs.attributes(ROOT_INO)?;
