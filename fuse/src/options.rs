@@ -16,6 +16,9 @@ use crate::kernel;
 /// Frame cache, node cache, dirty data and space map need some room each; below this the caches thrash.
 const MIN_MEMORY: u64 = 16 << 20;
 
+/// An empty archive has about 3 MiB, and 1 MiB is kept for deletes and commits.
+const MIN_SIZE_LIMIT: u64 = 8 << 20;
+
 /// Everything that `-o` can say.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Options {
@@ -30,6 +33,8 @@ pub struct Options {
     pub passfile_any: bool,
     pub sync: Sync,
     pub memory: u64,
+    /// Most bytes that the archive's file may have.
+    pub size_limit: Option<u64>,
     pub pack: bool,
     pub compress: bool,
     /// Keep access times, noted when something is opened for reading.
@@ -66,6 +71,7 @@ impl Default for Options {
             passfile_any: false,
             sync: Sync::Periodic,
             memory: open.memory,
+            size_limit: open.size_limit,
             pack: open.pack,
             compress: open.compress,
             access_times: false,
@@ -138,7 +144,8 @@ impl Options {
             "passfile" => self.passfile = Some(PathBuf::from(value)),
             "log" => self.log = Some(PathBuf::from(value)),
             "sync" => self.sync = parse_sync(value)?,
-            "memory" => self.memory = parse_size(value)?,
+            "memory" => self.memory = parse_size(name, value, MIN_MEMORY)?,
+            "size-limit" => self.size_limit = Some(parse_size(name, value, MIN_SIZE_LIMIT)?),
             "threads" => self.threads = parse_number(name, value, 1, 256)? as usize,
             "stop_timeout" => self.stop_timeout = parse_number(name, value, 0, 86_400)?,
             "pack" => self.pack = parse_switch(name, value)?,
@@ -159,6 +166,7 @@ impl Options {
             sync: self.sync_profile(),
             pack: self.pack,
             compress: self.compress,
+            size_limit: self.size_limit,
         }
     }
 
@@ -212,7 +220,13 @@ impl fmt::Display for Options {
         if !self.sandbox {
             f.write_str(",sandbox=off")?;
         }
-        f.write_str(if self.access_times { ",atime=open" } else { "" })
+        if self.access_times {
+            f.write_str(",atime=open")?;
+        }
+        match self.size_limit {
+            Some(limit) => write!(f, ",size-limit={limit}"),
+            None => Ok(()),
+        }
     }
 }
 
@@ -252,18 +266,19 @@ fn parse_number(name: &str, value: &str, least: u64, most: u64) -> Result<u64, F
     }
 }
 
-fn parse_size(value: &str) -> Result<u64, Failure> {
+fn parse_size(name: &str, value: &str, least: u64) -> Result<u64, Failure> {
     let (digits, shift) = match value.as_bytes().last() {
         Some(b'K' | b'k') => (&value[..value.len() - 1], 10),
         Some(b'M' | b'm') => (&value[..value.len() - 1], 20),
         Some(b'G' | b'g') => (&value[..value.len() - 1], 30),
+        Some(b'T' | b't') => (&value[..value.len() - 1], 40),
         _ => (value, 0),
     };
     match digits.parse::<u64>().ok().and_then(|number| number.checked_mul(1 << shift)) {
-        Some(bytes) if bytes >= MIN_MEMORY => Ok(bytes),
+        Some(bytes) if bytes >= least => Ok(bytes),
         _ => Err(Failure::usage(format!(
-            "memory= takes a size such as 64M or 1G, {} MiB at least, not '{value}'",
-            MIN_MEMORY >> 20
+            "{name}= takes a size such as 64M or 1G, {} MiB at least, not '{value}'",
+            least >> 20
         ))),
     }
 }
@@ -275,10 +290,12 @@ mod tests {
 
     #[test]
     fn lists_are_read_in_order() {
-        let options = Options::parse(&["ro,allow_other,memory=64M", "rw,sync=never,pack=off,threads=3"]).unwrap();
+        let options =
+            Options::parse(&["ro,allow_other,memory=64M", "rw,sync=never,pack=off,threads=3,size-limit=2T"]).unwrap();
         assert!(!options.read_only);
         assert!(options.allow_other);
         assert_eq!(options.memory, 64 << 20);
+        assert_eq!(options.size_limit, Some(2 << 40));
         assert_eq!(options.sync_profile(), SyncProfile::Never);
         assert!(!options.pack);
         assert!(options.compress);
@@ -319,7 +336,16 @@ mod tests {
 
     #[test]
     fn bad_values_are_refused() {
-        for list in ["sync=often", "memory=1M", "memory=M", "memory=99999999999G", "memory=", "threads=0", "pack=no"] {
+        for list in [
+            "sync=often",
+            "memory=1M",
+            "memory=M",
+            "memory=99999999999G",
+            "memory=",
+            "threads=0",
+            "pack=no",
+            "size-limit=1M",
+        ] {
             assert_eq!(Options::parse(&[list]).unwrap_err().code, USAGE, "{list}");
         }
         assert_eq!(Options::parse(&["memory=1048576k"]).unwrap().memory, 1 << 30);

@@ -57,11 +57,20 @@ pub struct OpenOptions {
     pub sync: SyncProfile,
     pub pack: bool,
     pub compress: bool,
+    /// Most bytes that the archive's file may have; one that has more already does not grow.
+    pub size_limit: Option<u64>,
 }
 
 impl Default for OpenOptions {
     fn default() -> Self {
-        OpenOptions { read_only: false, memory: 256 << 20, sync: SyncProfile::Periodic, pack: true, compress: true }
+        OpenOptions {
+            read_only: false,
+            memory: 256 << 20,
+            sync: SyncProfile::Periodic,
+            pack: true,
+            compress: true,
+            size_limit: None,
+        }
     }
 }
 

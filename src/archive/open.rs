@@ -84,6 +84,9 @@ impl Archive {
         let volume = Volume::open_seen(storage.clone(), cipher, environment.clone(), sequence, &volume_options, mark)?;
         let replace = seen::judge(&volume, sequence, looked.seen.as_ref(), seen_options)?;
         let witness = Arc::new(Witness::new(volume.clone(), header.settled_sequence(), looked, replace));
+        if let Some(limit) = options.size_limit {
+            volume.limit_size(limit);
+        }
         let fs = FileSystem::new(volume, environment, name_key(&key.volume_key, &key.archive), fs_options)?;
         // Who mounts learns of a damaged root here, with its name, and not from the kernel.
         fs.attributes(ROOT_INO)?;

@@ -103,7 +103,10 @@ pub struct DirectoryEntry<'a> {
 #[derive(Clone, Copy, Debug)]
 pub struct Statistics {
     pub total: u64,
+    /// Taken by nothing.
     pub free: u64,
+    /// What of it file data may take: less than `free` by what is kept for deletes, commits and the unmount.
+    pub available: u64,
     /// In use and free together.
     pub inodes: u64,
     pub free_inodes: u64,

@@ -174,6 +174,10 @@ fn lock(file: &File, mode: LockMode, path: &Path) -> Result<()> {
 }
 
 impl Storage for FileStorage {
+    fn allocated(&self) -> Result<u64> {
+        Ok(metadata(&self.file, &self.path)?.blocks() * 512)
+    }
+
     fn len(&self) -> Result<u64> {
         let length = metadata(&self.file, &self.path)?.len();
         self.least.fetch_max(length, Ordering::Relaxed);

@@ -50,6 +50,10 @@ impl Default for MemoryStorage {
 }
 
 impl Storage for MemoryStorage {
+    fn allocated(&self) -> Result<u64> {
+        Ok(MemoryStorage::allocated(self))
+    }
+
     fn len(&self) -> Result<u64> {
         Ok(self.state.read().image.len())
     }

@@ -52,6 +52,11 @@ pub trait Storage: Send + Sync {
     /// A host without the notion answers with the whole rest.
     fn next_data(&self, offset: u64) -> Result<Option<Range<u64>>>;
 
+    /// Bytes that the host has really allocated, as far as it tells; without holes the length.
+    fn allocated(&self) -> Result<u64> {
+        self.len()
+    }
+
     /// Checks that the file still has a name and at least the length seen last: that what is written now can be found later.
     ///
     /// # Errors

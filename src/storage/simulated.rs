@@ -401,6 +401,10 @@ impl State {
 }
 
 impl Storage for SimulatedStorage {
+    fn allocated(&self) -> Result<u64> {
+        Ok(SimulatedStorage::allocated(self))
+    }
+
     fn len(&self) -> Result<u64> {
         Ok(self.state.lock().cache.len())
     }

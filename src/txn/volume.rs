@@ -15,9 +15,9 @@ use crate::btree::{Edits, Node, NodeStore, Tree};
 use crate::env::Environment;
 use crate::error::{Error, Result};
 use crate::format::record::CommitRecord;
-use crate::format::{Generation, Run, SessionId, Tag};
+use crate::format::{BLOCK, Generation, Run, SessionId, Tag};
 use crate::pager::Pager;
-use crate::pager::space::SpaceMap;
+use crate::pager::space::{Blocks, SpaceMap};
 
 /// How to open a volume.
 pub(crate) struct OpenOptions {
@@ -119,6 +119,16 @@ impl Volume {
     pub(crate) fn space(&self) -> (u64, u64) {
         let space = self.space.lock();
         (space.total(), space.used_blocks())
+    }
+
+    /// Bounds the length of the archive's file from now on, like a quota; one that is longer already does not grow.
+    pub(crate) fn limit_size(&self, bytes: u64) {
+        self.space.lock().set_limit(bytes / BLOCK);
+    }
+
+    /// The blocks of the file and what they are taken for, those of the open transaction included.
+    pub(crate) fn blocks(&self) -> Blocks {
+        self.space.lock().blocks()
     }
 
     /// Sets what runs at the start of every commit, under the writers' lock, to move staged data into the transaction.

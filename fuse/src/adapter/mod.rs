@@ -457,8 +457,8 @@ impl fuser::Filesystem for Adapter {
         match self.fs.statistics(self.host_free()) {
             Ok(s) => {
                 let blocks = |bytes: u64| bytes / u64::from(STATFS_BLOCK);
-                let (total, free) = (blocks(s.total), blocks(s.free));
-                reply.statfs(total, free, free, s.inodes, s.free_inodes, STATFS_BLOCK, 255, STATFS_BLOCK);
+                let (total, free, available) = (blocks(s.total), blocks(s.free), blocks(s.available));
+                reply.statfs(total, free, available, s.inodes, s.free_inodes, STATFS_BLOCK, 255, STATFS_BLOCK);
             }
             Err(error) => reply.error(errno(&error)),
         }

@@ -54,6 +54,7 @@ Options:
   sync=never|periodic|always   How much is durable without fsync
                                (default periodic: every 5 seconds)
   memory=SIZE                  Cap of caches and unwritten data, such as 256M
+  size-limit=SIZE              Most that the archive's file may grow to
   pack=on|off, compress=on|off How new data is stored
   atime=off|open               Access times: as they are set (default), or
                                noted when something is opened for reading

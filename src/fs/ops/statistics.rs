@@ -8,17 +8,24 @@ use crate::fs::{FileSystem, Statistics};
 const BYTES_PER_INODE: u64 = 384;
 
 impl FileSystem {
-    /// Free is what the archive's free blocks and `host_free` (bytes that the host's file system has left) give together.
-    /// Blocks of headers and commit ring are nobody's.
+    /// Free is what the archive's free blocks and `host_free` (bytes that the host's file system has left) give together, within the
+    /// limit of the file's size. Free blocks that are holes have to come from the host too, like growth. Blocks of headers and commit
+    /// ring are nobody's; what is promised to staged data counts as taken.
     pub fn statistics(&self, host_free: u64) -> Result<Statistics> {
-        let (blocks, used) = self.volume.space();
+        let blocks = self.volume.blocks();
         let layout: u64 = RESERVED.iter().map(|(start, end)| end - start).sum();
-        let free = (blocks.saturating_sub(layout + used) * BLOCK).saturating_add(host_free);
+        let used = (blocks.taken + blocks.promised) * BLOCK;
+        let inside = (blocks.total * BLOCK).saturating_sub(layout * BLOCK + used);
+        let allocated = self.volume.pager().storage().allocated()?;
+        let backed = allocated.saturating_sub(layout * BLOCK + used).min(inside);
+        let from_host = (inside - backed).saturating_add(blocks.growth.saturating_mul(BLOCK)).min(host_free);
+        let free = backed.saturating_add(from_host);
         let inodes = self.volume.state().inodes();
         let free_inodes = (free / BYTES_PER_INODE).min(MAX_INO.saturating_sub(inodes));
         Ok(Statistics {
-            total: (used * BLOCK).saturating_add(free),
+            total: used.saturating_add(free),
             free,
+            available: free.saturating_sub(blocks.kept * BLOCK),
             // Like f_files of statfs(2): those in use and those that there is room for.
             inodes: inodes + free_inodes,
             free_inodes,

@@ -8,7 +8,10 @@
 //! P4  `used` is exactly the set of pages of the last durable commit; a checkpoint writes it before the running commit's lists are applied.
 
 mod erase;
+mod limit;
 mod region;
+
+pub(crate) use limit::Blocks;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
@@ -59,7 +62,12 @@ pub(crate) struct SpaceMap {
     list_entries: u64,
     erasing: u64,
     sweep: Option<u64>,
+    /// Neither the host nor the limit lets the file grow any more.
     host_full: bool,
+    /// Blocks that the file may have at most; one that has more already does not grow.
+    limit: u64,
+    /// Blocks allocated to pages that no durable commit names yet.
+    fresh: u64,
 }
 
 /// Splits a run at region borders.
@@ -95,27 +103,9 @@ impl SpaceMap {
             erasing: 0,
             sweep: sweep.then_some(0),
             host_full: false,
+            limit: u64::MAX,
+            fresh: 0,
         }
-    }
-
-    pub(crate) fn total(&self) -> u64 {
-        self.total
-    }
-
-    pub(crate) fn used_blocks(&self) -> u64 {
-        self.used_blocks
-    }
-
-    /// Tells how many pages the next commit has to list.
-    pub(crate) fn set_list_entries(&mut self, entries: u64) {
-        self.list_entries = entries;
-    }
-
-    /// Groups that the next commit needs beside the reserved ones: a path of the space tree, one node for each changed region
-    /// (they may all be far apart) and its splits, and list pages of 2,000 entries.
-    fn overhead(&self) -> u64 {
-        let regions = self.changed + self.pending.len() as u64;
-        12 + regions + regions / 4 + self.list_entries / 1000
     }
 
     /// Whether a checkpoint of everything that changed fits beside what is promised.
@@ -300,7 +290,7 @@ impl SpaceMap {
             }
             // Also a region that lies behind the end as a whole: pages that were there before the file was cut may still be known to the
             // checkpoint and the lists since then.
-            let last = (self.total + self.growth(missing) - 1) / REGION_BLOCKS;
+            let last = (self.total + self.growth(missing)).saturating_sub(1) / REGION_BLOCKS;
             if let Some(number) = (self.total / REGION_BLOCKS..=last).find(|n| !self.regions.contains_key(n)) {
                 return Ok(Err(Shortage::Load(number)));
             }
@@ -355,14 +345,12 @@ impl SpaceMap {
         Ok(false)
     }
 
-    /// Blocks to grow by when the host has them.
-    fn growth(&self, missing: u64) -> u64 {
-        (self.total / 16).clamp(GROW_BLOCKS.0, GROW_BLOCKS.1).max((missing * 4).min(GROW_BLOCKS.1))
-    }
-
-    /// Grows the file by real allocation. The regions that this reaches are loaded. False when the host is full.
+    /// Grows the file by real allocation. The regions that this reaches are loaded. False when the host is full or the limit reached.
     fn grow(&mut self, missing: u64, storage: &dyn Storage) -> Result<bool> {
         let comfortable = self.growth(missing);
+        if comfortable == 0 {
+            return Ok(false);
+        }
         for step in [comfortable, (missing * 4 + 4).min(comfortable)] {
             match storage.allocate(self.total * BLOCK, step * BLOCK) {
                 Ok(()) => {
@@ -409,6 +397,7 @@ impl SpaceMap {
         let run = Run::new(region.base() + start, blocks);
         self.touch(number);
         self.reserved = self.reserved.saturating_sub(from_reserved);
+        self.fresh += blocks;
         Some(run)
     }
 
@@ -417,6 +406,7 @@ impl SpaceMap {
     /// Blocks that no commit names (abandoned, or freed in the transaction that wrote them): reusable when readers from before `sequence`
     /// are gone.
     pub(crate) fn discard(&mut self, runs: Vec<Run>, sequence: u64) {
+        self.fresh = self.fresh.saturating_sub(runs.iter().map(|run| run.blocks).sum());
         if !runs.is_empty() {
             self.waiting.push_back(Waiting { freed_by: None, sequence, runs });
         }
@@ -432,6 +422,7 @@ impl SpaceMap {
     ) {
         for run in allocated {
             self.used_blocks = self.used_blocks.saturating_add(run.blocks);
+            self.fresh = self.fresh.saturating_sub(run.blocks);
             self.mark_used(run, true);
         }
         for run in &freed {

@@ -124,6 +124,79 @@ fn a_full_host_refuses_changes_but_not_deletion_commit_and_close() {
     assert_sound(&volume);
 }
 
+/// The limit of the size is a full host to whoever writes: a request is refused, nothing latches, and deletion makes room again.
+#[test]
+fn the_size_limit_refuses_changes_but_not_deletion_commit_and_close() {
+    const LIMIT: u64 = 10 << 20;
+    let dice = Dice::new(12);
+    let storage = Arc::new(MemoryStorage::new());
+    let volume = create(storage.clone(), &dice);
+    volume.limit_size(LIMIT);
+    let mut expected = Content::new();
+    for round in 0..3 {
+        let room = volume.blocks();
+        let promised = (room.total - room.taken + room.growth - room.kept) * BLOCK;
+        let mut accepted = 0;
+        let refused = loop {
+            let slot = expected.len() as u64 + 1000 * round;
+            match put(&volume, 2, slot, slot, 30_000) {
+                Ok(()) => expected.insert((2, slot), (slot, 30_000)),
+                Err(error) => break error,
+            };
+            accepted += 32_768;
+        };
+        assert!(matches!(refused, Error::NoSpace(_)), "{refused}");
+        volume.pager().latch().check().unwrap();
+        volume.commit().unwrap();
+        assert!(storage.len().unwrap() <= LIMIT);
+        if round == 0 {
+            assert!(accepted > 5 << 20 && accepted <= promised, "{accepted} bytes were accepted of {promised}");
+        }
+        for key in expected.keys().copied().collect::<Vec<_>>().iter().step_by(2) {
+            delete(&volume, key.0, key.1).unwrap();
+            expected.remove(key);
+            volume.commit().unwrap();
+        }
+        assert_live(&volume, &expected);
+    }
+    assert_eq!(volume.blocks().growth, 0);
+    volume.close().unwrap();
+    drop(volume);
+    // An archive that is longer than the limit does not grow; what it has is used.
+    let volume = open(storage.clone(), &dice);
+    let length = storage.len().unwrap();
+    volume.limit_size(1 << 20);
+    for (file, slot) in expected.keys() {
+        delete(&volume, *file, *slot).unwrap();
+    }
+    volume.commit_for(Purpose::Drain).unwrap();
+    put(&volume, 3, 0, 1, 30_000).unwrap();
+    assert!(storage.len().unwrap() <= length);
+    assert_sound(&volume);
+}
+
+/// Pages count as taken from their writing on, and no longer when nobody names them.
+#[test]
+fn blocks_of_pages_that_are_not_committed_are_taken() {
+    let dice = Dice::new(13);
+    let volume = create(Arc::new(MemoryStorage::new()), &dice);
+    let before = volume.blocks();
+    let mut reservation = volume.reserve_data(30_000, 1).unwrap();
+    assert_eq!(volume.blocks().promised, before.promised + 8);
+    let pieces = volume.write_data(&mut reservation, crate::format::Ino(2), 0, &[7; 30_000], false).unwrap();
+    assert_eq!(volume.blocks().taken, before.taken + 8);
+    assert_eq!(volume.blocks().promised, before.promised);
+    volume.abandon(&pieces);
+    assert_eq!(volume.blocks().taken, before.taken);
+    for slot in 0..50 {
+        put(&volume, 2, slot, slot, 30_000).unwrap();
+        put(&volume, 2, slot, slot, 3_000).unwrap();
+    }
+    volume.commit().unwrap();
+    assert_eq!(volume.blocks().taken, volume.space().1);
+    assert_eq!(volume.blocks().promised, 0);
+}
+
 /// P2 under fragmentation: every accepted reservation can be written although no long run is free.
 #[test]
 fn reservations_hold_when_free_space_is_in_fragments() {
