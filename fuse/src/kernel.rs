@@ -16,10 +16,9 @@ const MAX_BACKGROUND: u16 = 64;
 /// ALLOW_IDMAP and OVER_IO_URING need code that does not exist here, ATOMIC_O_TRUNC needs an open that truncates,
 /// the lock flags would replace the kernel's local locks, which are right for one mount.
 /// POSIX_ACL and DONT_MASK belong together: a default list replaces the umask, so whoever inherits lists applies the umask too.
-const WANTED: [InitFlags; 10] = [
+const WANTED: [InitFlags; 9] = [
     InitFlags::FUSE_WRITEBACK_CACHE,
     InitFlags::FUSE_DO_READDIRPLUS,
-    InitFlags::FUSE_READDIRPLUS_AUTO,
     InitFlags::FUSE_PARALLEL_DIROPS,
     InitFlags::FUSE_CACHE_SYMLINKS,
     InitFlags::FUSE_EXPORT_SUPPORT,

@@ -66,8 +66,9 @@ impl Header {
             [Err(first), Err(second)] => return Err(graver(first, second)),
             copies => copies,
         };
-        let mut whole: Vec<Header> =
-            copies.into_iter().flatten().map(|parsed| Header { parsed, stale: [true; 2] }).collect();
+        // Rescue neither writes nor judges ages, so nothing is taken for settled.
+        let whole = copies.into_iter().flatten().map(|parsed| Header { parsed, stale: [true; 2], settled: 0 });
+        let mut whole: Vec<Header> = whole.collect();
         whole.sort_by_key(|header| std::cmp::Reverse(header.framing().sequence));
         Ok(whole)
     }

@@ -12,9 +12,9 @@ mod listing;
 mod open;
 mod passphrase;
 mod path;
-mod seen;
 mod rescue;
 mod scan;
+mod seen;
 mod slots;
 mod stage;
 #[cfg(test)]
@@ -28,8 +28,8 @@ pub use host::{device_number, split_device_number};
 pub use import::{ImportOptions, ImportReport};
 pub use listing::{Entries, Entry};
 pub use path::{display, resolve};
-pub use seen::{SeenOptions, Witness, state_directory};
 pub use rescue::{PARTIAL, RescueOptions, RescueProgress, RescueReport, RescueState, Rescued, UNNAMED};
+pub use seen::{SeenOptions, Witness, state_directory};
 
 use std::fmt;
 use std::sync::Arc;

@@ -2,14 +2,16 @@
 //!
 //! Memory: about 100 bytes for each page that several extents name.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::ops::Range;
 
 use crate::error::{Error, Result};
-use crate::format::page::{PackedItem, PageKind, decode_cell_table};
+use crate::format::data_head::{Cell, PackedItem};
+use crate::format::page::PageKind;
 use crate::format::values::Extent;
 use crate::format::{Ino, Pointer};
-use crate::frame::{self, OpenedPage, PlainPage};
+use crate::frame::{self, Content, OpenedPage, PlainPage};
 use crate::txn::Volume;
 
 /// Items of a page at most (specification 5.3).
@@ -82,17 +84,33 @@ impl<'a> Pages<'a> {
         if !matches!(opened.prologue.kind, PageKind::Data | PageKind::Packed) {
             return Err(Error::damaged(format!("page of another kind: block={}", extent.page.run.address)));
         }
-        self.to.write_framed(&reframed(opened, ranges, (ino, offset))?)
+        let kept = plain(&opened, ranges)?;
+        self.to.write_framed(&reframed(&opened, ranges, &kept, (ino, offset))?)
     }
 }
 
-/// The page as it is when all of it is named, else one of the ranges alone.
-fn reframed(opened: OpenedPage, ranges: &[Range<u32>], (ino, offset): (Ino, u64)) -> Result<PlainPage> {
-    let prologue = opened.prologue;
-    let table = decode_cell_table(opened.body(), prologue.plain_length)?;
-    if ranges.last().is_none_or(|last| last.end > prologue.plain_length) {
+/// The plain bytes of the ranges, one after the other.
+fn plain(opened: &OpenedPage, ranges: &[Range<u32>]) -> Result<Vec<u8>> {
+    let table = opened.table()?;
+    if ranges.last().is_none_or(|last| last.end > table.plain_length) {
         return Err(Error::damaged("an extent reaches beyond its page"));
     }
+    let mut plain = Vec::with_capacity(table.plain_length as usize);
+    for cell in 0..table.cells.len() {
+        plain.extend(opened.read_cell(cell)?);
+    }
+    Ok(ranges.iter().flat_map(|r| &plain[r.start as usize..r.end as usize]).copied().collect())
+}
+
+/// The page as it is when all of it is named, else one of `kept`, the bytes of the ranges.
+fn reframed<'a>(
+    opened: &'a OpenedPage,
+    ranges: &[Range<u32>],
+    kept: &'a [u8],
+    (ino, offset): (Ino, u64),
+) -> Result<PlainPage<'a>> {
+    let prologue = opened.prologue;
+    let table = opened.table()?;
     let mut items = Vec::new();
     let mut at = 0;
     for range in ranges {
@@ -109,32 +127,31 @@ fn reframed(opened: OpenedPage, ranges: &[Range<u32>], (ino, offset): (Ino, u64)
         }
         at += range.len() as u32;
     }
-    let whole = ranges.len() == 1 && ranges[0] == (0..prologue.plain_length);
-    if whole {
+    if ranges.len() == 1 && ranges[0] == (0..prologue.plain_length) {
+        // The cells stay as they are compressed.
+        let stored =
+            |cell: &Cell| (Cow::Borrowed(&opened.body()[cell.at as usize..][..cell.stored as usize]), cell.raw);
+        let cells = table.cells.iter().map(stored).collect();
+        let cell_log2 = table.cell_size.trailing_zeros() as u8; // at most 17
         return Ok(PlainPage {
             kind: prologue.kind,
             compressed: false,
             plain_length: prologue.plain_length,
             owner: prologue.owner,
             position: prologue.position,
-            body: opened.into_body(),
+            content: Content::Cells { cell_log2, cells, items: table.items.clone() },
         });
     }
-    let mut plain = Vec::with_capacity(prologue.plain_length as usize);
-    for cell in 0..table.cells.len() {
-        plain.extend(frame::read_cell(opened.body(), &table, cell)?);
-    }
-    let data: Vec<u8> = ranges.iter().flat_map(|r| &plain[r.start as usize..r.end as usize]).copied().collect();
     let compress = table.cells.iter().any(|cell| !cell.raw);
     if prologue.kind == PageKind::Data && ranges.len() == 1 {
-        return Ok(frame::data_page(prologue.owner, items[0].offset, &data, compress));
+        return Ok(frame::data_page(prologue.owner, items[0].offset, kept, compress));
     }
     if items.is_empty() {
-        return Ok(frame::data_page(ino.0, offset, &data, compress));
+        return Ok(frame::data_page(ino.0, offset, kept, compress));
     }
     // They serve rescue alone; extents do not need them.
     items.truncate(MAX_ITEMS);
-    Ok(frame::packed_page(&data, &items, compress))
+    Ok(frame::packed_page(kept, &items, compress))
 }
 
 /// Sorts and joins what overlaps or touches.

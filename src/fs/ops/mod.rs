@@ -1,8 +1,8 @@
 //! The operations, one file per family; each is one core call of an adapter.
 
-mod allocate;
 mod access;
 mod acl;
+mod allocate;
 mod attributes;
 mod copy;
 mod create;

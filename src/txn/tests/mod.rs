@@ -1,8 +1,8 @@
 //! Tests of transactions: model, space states, recovery and crashes.
 
 mod crash;
-mod lineage;
 mod gaps;
+mod lineage;
 mod model;
 mod recovery;
 mod space;

@@ -226,7 +226,13 @@ fn die_again(
     let (fs, first) = judge::open(storage, environment, allowed, promised);
     let opened = storage.position();
     judge::inspect(&fs, &first, environment, true);
-    let made = fs.make_node(ROOT_INO, b"of the second session", mode::REGULAR | 0o600, 0, Creator { uid: 1, gid: 1, umask: None });
+    let made = fs.make_node(
+        ROOT_INO,
+        b"of the second session",
+        mode::REGULAR | 0o600,
+        0,
+        Creator { uid: 1, gid: 1, umask: None },
+    );
     let made = made.unwrap();
     let created = see(&fs).0;
     fs.write(made.ino, 0, &[42; 5000]).unwrap();
