@@ -7,13 +7,14 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
+use super::acl;
 use super::support::{create_on, open_on};
 use crate::env::SeededEnvironment;
 use crate::format::{Generation, Ino, ROOT_INO};
 use crate::fs::{Creator, FileSystem, RenameMode, SetAttributes, XattrMode, mode};
 use crate::storage::simulated::{OpKind, SimulatedStorage};
 
-const OWNER: Creator = Creator { uid: 1000, gid: 1000, umask: None };
+const OWNER: Creator = Creator { uid: 1000, gid: 1000, umask: Some(0o022) };
 
 /// Everything that a user can see of an object.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -106,6 +107,9 @@ fn step(fs: &FileSystem, environment: &SeededEnvironment, directories: &mut Vec<
         7..9 => {
             if let Ok(made) = fs.make_directory(directory, &name, 0o755, OWNER) {
                 directories.push(made.ino);
+                if dice(2) == 0 {
+                    fs.set_xattr(made.ino, acl::DEFAULT, &acl::named(7, 5), XattrMode::Set).unwrap();
+                }
             }
         }
         9 => {
@@ -153,8 +157,18 @@ fn step(fs: &FileSystem, environment: &SeededEnvironment, directories: &mut Vec<
         }
         _ => {
             if let Some(ino) = file {
-                let value = vec![7; [5, 900, 9000][dice(3) as usize]];
-                fs.set_xattr(ino, b"user.note", &value, XattrMode::Set).unwrap();
+                // A mode and a list that disagree are a finding of the check.
+                match dice(3) {
+                    0 => fs.set_xattr(ino, acl::ACCESS, &acl::named(dice(8) as u16, 4), XattrMode::Set).unwrap(),
+                    1 => {
+                        let set = SetAttributes { mode: Some(dice(0o1000) as u32), ..SetAttributes::default() };
+                        fs.set_attributes(ino, &set).unwrap();
+                    }
+                    _ => {
+                        let value = vec![7; [5, 900, 9000][dice(3) as usize]];
+                        fs.set_xattr(ino, b"user.note", &value, XattrMode::Set).unwrap();
+                    }
+                }
             }
         }
     }
