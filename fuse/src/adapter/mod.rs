@@ -12,6 +12,7 @@
 mod caller;
 mod convert;
 mod listings;
+mod notices;
 mod reply;
 mod writers;
 
@@ -39,6 +40,7 @@ use lockbox::{Error, Result};
 use crate::errno::errno;
 use crate::kernel;
 use caller::Caller;
+use notices::notes_access;
 use reply::{full, reply_empty, reply_xattr};
 
 /// As good as for ever: nothing changes an archive but the mount itself. 34 years; the kernel computes in jiffies.
@@ -106,34 +108,6 @@ impl Adapter {
         }
     }
 
-    /// From now on the block count changes behind the kernel's back, so what it holds for ever is taken from it (S2).
-    fn begin_writing(&self, ino: INodeNo) {
-        if self.shared.writers.add(ino.0)
-            && let Some(notifier) = self.shared.notifier.get()
-        {
-            // An offset below 0 means attributes only. The kernel may not know the inode: nothing is lost then.
-            let _ = notifier.inval_inode(ino, -1, 0);
-        }
-    }
-
-    /// Reading goes on when its time cannot be noted (full disk, latch); damage is logged by `errno`.
-    fn note_access(&self, number: INodeNo) {
-        if !self.access_times {
-            return;
-        }
-        match self.fs.note_access(ino(number)) {
-            Ok(false) => {}
-            Ok(true) => {
-                self.changing();
-                // The kernel keeps attributes for ever and no reply here carries new ones.
-                if let Some(notifier) = self.shared.notifier.get() {
-                    let _ = notifier.inval_inode(number, -1, 0);
-                }
-            }
-            Err(error) => drop(errno(&error)),
-        }
-    }
-
     /// The bound of a listing; reading from the start refreshes it.
     fn bound(&self, directory: INodeNo, handle: FileHandle, offset: u64) -> Result<u64> {
         let bound = self.listings.bound(handle.0).ok_or(Error::Stale)?;
@@ -157,10 +131,6 @@ fn creator(request: &Request, umask: u32) -> Creator {
 
 fn writes(flags: OpenFlags) -> bool {
     flags.acc_mode() != OpenAccMode::O_RDONLY
-}
-
-fn notes_access(flags: OpenFlags) -> bool {
-    flags.acc_mode() != OpenAccMode::O_WRONLY && flags.0 & nix::libc::O_NOATIME == 0
 }
 
 impl fuser::Filesystem for Adapter {
