@@ -15,6 +15,7 @@ mod caller;
 mod convert;
 mod departed;
 mod listings;
+mod notices;
 mod reply;
 mod seek;
 mod writers;
@@ -44,6 +45,7 @@ use crate::errno::errno;
 use crate::kernel;
 use caller::Caller;
 use convert::Allocation;
+use notices::notes_access;
 use reply::{full, reply_empty, reply_xattr};
 
 /// As good as for ever: nothing changes an archive but the mount itself. 34 years; the kernel computes in jiffies.
@@ -113,37 +115,9 @@ impl Adapter {
         }
     }
 
-    /// From now on the block count changes behind the kernel's back, so what it holds for ever is taken from it (S2).
-    fn begin_writing(&self, ino: INodeNo) {
-        if self.shared.writers.add(ino.0)
-            && let Some(notifier) = self.shared.notifier.get()
-        {
-            // An offset below 0 means attributes only. The kernel may not know the inode: nothing is lost then.
-            let _ = notifier.inval_inode(ino, -1, 0);
-        }
-    }
-
     /// Without an answer of the host nothing can be promised beyond the archive's own free blocks.
     fn host_free(&self) -> u64 {
         nix::sys::statvfs::fstatvfs(&self.host).map_or(0, |s| s.blocks_available() * s.fragment_size())
-    }
-
-    /// Reading goes on when its time cannot be noted (full disk, latch); damage is logged by `errno`.
-    fn note_access(&self, number: INodeNo) {
-        if !self.access_times {
-            return;
-        }
-        match self.fs.note_access(ino(number)) {
-            Ok(false) => {}
-            Ok(true) => {
-                self.changing();
-                // The kernel keeps attributes for ever and no reply here carries new ones.
-                if let Some(notifier) = self.shared.notifier.get() {
-                    let _ = notifier.inval_inode(number, -1, 0);
-                }
-            }
-            Err(error) => drop(errno(&error)),
-        }
     }
 
     /// The bound of a listing; reading from the start refreshes it.
@@ -169,10 +143,6 @@ fn creator(request: &Request, umask: u32) -> Creator {
 
 fn writes(flags: OpenFlags) -> bool {
     flags.acc_mode() != OpenAccMode::O_RDONLY
-}
-
-fn notes_access(flags: OpenFlags) -> bool {
-    flags.acc_mode() != OpenAccMode::O_WRONLY && flags.0 & nix::libc::O_NOATIME == 0
 }
 
 impl fuser::Filesystem for Adapter {

@@ -310,3 +310,15 @@ case_times_at_the_ends_of_what_can_be_said_do_no_harm() {
     detach box
     check_full box
 }
+
+case_permissions_change_as_on_a_file_system_of_the_kernel() {
+    local seed
+    new_archive box
+    attach box allow_other,suid,dev
+    for seed in 1 $RANDOM; do
+        mkdir -m 777 "$WORK/box/$seed" "$WORK/reference.$seed"
+        twins.py "$WORK/box/$seed" "$WORK/reference.$seed" "$seed" 2000
+    done
+    detach box
+    check_full box
+}

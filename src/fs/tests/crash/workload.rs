@@ -5,13 +5,14 @@ use std::hash::{DefaultHasher, Hasher};
 use std::ops::{ControlFlow, Range};
 use std::sync::Arc;
 
+use super::super::acl;
 use super::super::support::{OPTIONS, create_with};
 use crate::env::SeededEnvironment;
 use crate::format::{Generation, Ino, ROOT_INO};
 use crate::fs::{Creator, FileSystem, FsOptions, RenameMode, SetAttributes, XattrMode, mode};
 use crate::storage::simulated::{SimulatedStorage, Trace};
 
-const OWNER: Creator = Creator { uid: 1000, gid: 1000, umask: None };
+const OWNER: Creator = Creator { uid: 1000, gid: 1000, umask: Some(0o022) };
 /// Memory that the recording of one run may take.
 const TRACE_LIMIT: u64 = 512 << 20;
 
@@ -175,6 +176,9 @@ impl Changes<'_> {
             9 => {
                 if let Ok(made) = fs.make_directory(directory, &name, 0o755, OWNER) {
                     self.directories.push(made.ino);
+                    if self.below(2) == 0 {
+                        fs.set_xattr(made.ino, acl::DEFAULT, &acl::named(7, 5), XattrMode::Set).unwrap();
+                    }
                 }
             }
             10 => {
@@ -252,11 +256,21 @@ impl Changes<'_> {
 
     fn xattr(&self, file: Option<Ino>) {
         let Some(ino) = file else { return };
-        if self.below(4) == 0 {
-            let _ = self.fs.remove_xattr(ino, b"user.note");
-        } else {
-            let value = self.bytes([5, 900, 9000][self.below(3) as usize]);
-            self.fs.set_xattr(ino, b"user.note", &value, XattrMode::Set).unwrap();
+        match self.below(6) {
+            0 => drop(self.fs.remove_xattr(ino, b"user.note")),
+            // A mode and a list that disagree are a finding of the check.
+            1 => {
+                let list = acl::named(self.below(8) as u16, 4);
+                self.fs.set_xattr(ino, acl::ACCESS, &list, XattrMode::Set).unwrap();
+            }
+            2 => {
+                let set = SetAttributes { mode: Some(self.below(0o1000) as u32), ..SetAttributes::default() };
+                self.fs.set_attributes(ino, &set).unwrap();
+            }
+            _ => {
+                let value = self.bytes([5, 900, 9000][self.below(3) as usize]);
+                self.fs.set_xattr(ino, b"user.note", &value, XattrMode::Set).unwrap();
+            }
         }
     }
 }
