@@ -84,7 +84,7 @@ fn step(fs: &FileSystem, environment: &SeededEnvironment, directories: &mut Vec<
     let directory = directories[dice(directories.len() as u64) as usize];
     let name = some_name(environment);
     let file = fs.lookup(directory, &name).ok().filter(|a| a.mode & mode::TYPE == mode::REGULAR).map(|a| a.ino);
-    match dice(16) {
+    match dice(22) {
         0..3 => {
             if let Ok(made) = fs.make_node(directory, &name, mode::REGULAR | 0o640, 0, OWNER) {
                 let length = [10, 300, 5000, 200_000][dice(4) as usize];
@@ -151,6 +151,25 @@ fn step(fs: &FileSystem, environment: &SeededEnvironment, directories: &mut Vec<
                 let _ = fs.link(ino, to, &some_name(environment));
             }
         }
+        15 => {
+            if let Some(ino) = file {
+                let length = 1 + dice(100_000);
+                fs.punch_hole(ino, dice(300_000), length, false).unwrap();
+            }
+        }
+        16 => {
+            if let Some(ino) = file {
+                fs.zero_range(ino, dice(300_000), 1 + dice(50_000), dice(2) == 0, false).unwrap();
+            }
+        }
+        17..21 => {
+            let other = fs.lookup(directories[dice(directories.len() as u64) as usize], &some_name(environment)).ok();
+            if let (Some(from), Some(to)) = (file, other.filter(|a| a.mode & mode::TYPE == mode::REGULAR)) {
+                let aligned = [1, 4096, 131_072][dice(3) as usize];
+                // Refused where the ranges overlap within one file.
+                let _ = fs.copy_range(from, dice(3) * aligned, to.ino, dice(3) * aligned, 1 + dice(400_000), false);
+            }
+        }
         _ => {
             if let Some(ino) = file {
                 let value = vec![7; [5, 900, 9000][dice(3) as usize]];
@@ -208,7 +227,7 @@ fn workload(seed: u64, steps: u64, wanted: usize) -> Run {
 #[test]
 fn every_crash_gives_the_tree_of_a_commit_no_older_than_the_last_fsync() {
     for seed in 1..=5 {
-        let run = workload(seed, 160, 40);
+        let run = workload(seed, 260, 40);
         assert!(run.images.len() >= 20, "only {} images", run.images.len());
         for image in &run.images {
             let fs = open_on(image.storage.clone(), run.environment.clone());
