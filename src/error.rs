@@ -97,19 +97,40 @@ impl Error {
     /// The same error for another caller who waited for what failed.
     pub(crate) fn again(&self) -> Error {
         match self {
-            Error::NoSpace(text) => Error::NoSpace(text.clone()),
-            Error::Damaged(text) => Error::Damaged(text.clone()),
-            Error::Latched(text) => Error::Latched(text.clone()),
-            Error::ReadOnly(text) => Error::ReadOnly(text.clone()),
+            Error::NotFound => Error::NotFound,
+            Error::Exists => Error::Exists,
+            Error::NotDirectory => Error::NotDirectory,
+            Error::IsDirectory => Error::IsDirectory,
+            Error::NotEmpty => Error::NotEmpty,
+            Error::NameTooLong => Error::NameTooLong,
+            Error::Invalid(detail) => Error::Invalid(detail.clone()),
+            Error::PermissionDenied => Error::PermissionDenied,
+            Error::NotPermitted => Error::NotPermitted,
+            Error::FileTooLarge => Error::FileTooLarge,
+            Error::TooManyLinks => Error::TooManyLinks,
+            Error::NoAttribute => Error::NoAttribute,
+            Error::AttributeTooLarge => Error::AttributeTooLarge,
+            Error::RangeTooSmall => Error::RangeTooSmall,
+            Error::Stale => Error::Stale,
+            Error::NoSuchRange => Error::NoSuchRange,
+            Error::Unsupported(detail) => Error::Unsupported(detail.clone()),
+            Error::NoSpace(detail) => Error::NoSpace(detail.clone()),
+            Error::ReadOnly(detail) => Error::ReadOnly(detail.clone()),
+            Error::NotArchive(detail) => Error::NotArchive(detail.clone()),
+            Error::UnsupportedVersion(detail) => Error::UnsupportedVersion(detail.clone()),
+            Error::WrongKey => Error::WrongKey,
+            Error::Damaged(detail) => Error::Damaged(detail.clone()),
+            Error::InUse(detail) => Error::InUse(detail.clone()),
+            Error::Older(detail) => Error::Older(detail.clone()),
+            Error::Forked(detail) => Error::Forked(detail.clone()),
+            Error::Latched(detail) => Error::Latched(detail.clone()),
             Error::Io { context, source } => {
                 let source = match source.raw_os_error() {
-                    Some(number) => io::Error::from_raw_os_error(number),
+                    Some(code) => io::Error::from_raw_os_error(code),
                     None => io::Error::new(source.kind(), source.to_string()),
                 };
                 Error::Io { context: context.clone(), source }
             }
-            // Nothing else keeps a commit from being made; should it, the sentence is what the caller can use.
-            other => Error::Io { context: other.to_string(), source: io::ErrorKind::Other.into() },
         }
     }
 

@@ -12,7 +12,7 @@ use super::stage::{Stage, open_below, open_directory};
 use super::{Archive, Cause, Entries, Entry, Problem, Progress, display, path};
 use crate::env::SystemEnvironment;
 use crate::error::{Error, Result};
-use crate::format::{BLOCK, Ino, ROOT_INO};
+use crate::format::{Ino, ROOT_INO};
 use crate::fs::{Attributes, FileSystem, mode};
 
 /// Bytes read from the archive and written to the host at once.
@@ -279,28 +279,37 @@ impl<'a> Extract<'a> {
         self.note_metadata(after)
     }
 
-    /// A file with less data than its size has holes: blocks of zeros in it are left out.
+    /// Holes stay holes: only what the archive has data for is written.
     fn content(&mut self, host: &OwnedFd, attributes: &Attributes) -> Result<()> {
-        let sparse = attributes.blocks.saturating_mul(512) < attributes.size;
-        let mut offset = 0;
-        while offset < attributes.size {
-            let wanted = usize::try_from(attributes.size - offset).unwrap_or(PIECE).min(PIECE);
+        let (ino, size) = (attributes.ino, attributes.size);
+        let mut end = 0;
+        while end < size {
+            let start = match self.fs.next_data(ino, end) {
+                Err(Error::NoSuchRange) => break,
+                start => start?,
+            };
+            end = self.fs.next_hole(ino, start)?;
+            self.data(host, attributes, start, end)?;
+        }
+        if end < size {
+            rustix::fs::ftruncate(host, size).map_err(host_error("cannot set the size"))?;
+        }
+        // With the holes, as everywhere where sizes are added up.
+        self.report.bytes += size;
+        Ok(())
+    }
+
+    fn data(&mut self, host: &OwnedFd, attributes: &Attributes, mut offset: u64, end: u64) -> Result<()> {
+        while offset < end {
+            let wanted = usize::try_from(end - offset).unwrap_or(PIECE).min(PIECE);
             let piece = self.fs.read(attributes.ino, offset, wanted)?;
             if piece.is_empty() {
                 return Err(Error::damaged(format!("the file ends early: size={} end={offset}", attributes.size)));
             }
-            let step = if sparse { BLOCK as usize } else { PIECE };
-            for (index, part) in piece.chunks(step).enumerate() {
-                if !sparse || part.iter().any(|&byte| byte != 0) {
-                    write_all(host, part, offset + (index * step) as u64)?;
-                }
-            }
+            write_all(host, &piece, offset)?;
             offset += piece.len() as u64;
-            self.report.bytes += piece.len() as u64;
-            (self.progress)(&Progress { files: self.report.files, bytes: self.report.bytes, path: &self.path });
-        }
-        if sparse {
-            rustix::fs::ftruncate(host, attributes.size).map_err(host_error("cannot set the size"))?;
+            let bytes = self.report.bytes + offset;
+            (self.progress)(&Progress { files: self.report.files, bytes, path: &self.path });
         }
         Ok(())
     }

@@ -46,8 +46,8 @@ enum Step {
     Written(Vec<Plan>),
     Applied(Vec<Plan>),
     Done,
-    /// Nothing of it was named by an operation; its layers went back to where they came from.
-    Failed,
+    /// Nothing of it was named by an operation; its layers went back to where they came from. The error is for who waited for it.
+    Failed(Error),
 }
 
 /// See the invariants above.
@@ -66,8 +66,8 @@ impl Batch {
         self.changed.notify_all();
     }
 
-    pub(crate) fn failed(&self) {
-        *self.step.lock() = Step::Failed;
+    pub(crate) fn failed(&self, error: &Error) {
+        *self.step.lock() = Step::Failed(error.again());
         self.changed.notify_all();
     }
 
@@ -85,7 +85,7 @@ impl Batch {
                 *step = Step::Done;
                 Ok(true)
             }
-            Step::Writing | Step::Written(_) | Step::Failed => Ok(false),
+            Step::Writing | Step::Written(_) | Step::Failed(_) => Ok(false),
         }
     }
 
@@ -97,7 +97,7 @@ impl Batch {
             self.changed.wait(&mut step);
         }
         let mut plans = match &*step {
-            Step::Done | Step::Failed => return Ok(true),
+            Step::Done | Step::Failed(_) => return Ok(true),
             Step::Applied(plans) if published(plans, op.view())? => {
                 abandon_unnamed(volume, plans);
                 *step = Step::Done;
@@ -118,13 +118,17 @@ impl Batch {
         Ok(false)
     }
 
-    pub(crate) fn has_failed(&self) -> bool {
-        matches!(&*self.step.lock(), Step::Failed)
+    /// Why it could not be written, if so.
+    pub(crate) fn failure(&self) -> Option<Error> {
+        match &*self.step.lock() {
+            Step::Failed(error) => Some(error.again()),
+            _ => None,
+        }
     }
 
     /// Nothing is left to do with it.
     pub(crate) fn is_over(&self) -> bool {
-        matches!(&*self.step.lock(), Step::Done | Step::Failed)
+        matches!(&*self.step.lock(), Step::Done | Step::Failed(_))
     }
 }
 

@@ -7,4 +7,4 @@ mod model;
 mod names;
 mod racing;
 mod ranges;
-mod support;
+pub(super) mod support;

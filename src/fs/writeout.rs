@@ -12,7 +12,7 @@ use super::batch::{Batch, Plan};
 use super::layer::Layer;
 use super::staging::StagedFile;
 use super::{FileSystem, extents};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::format::values::InodeValue;
 use crate::format::{Ino, MAX_DATA};
 use crate::txn::{Operation, Reservation, View, WrittenPiece};
@@ -82,7 +82,7 @@ impl FileSystem {
             }
             Err(error) => {
                 sealing.thaw(&batch);
-                batch.failed();
+                batch.failed(&error);
                 Err(error)
             }
         };
@@ -93,8 +93,8 @@ impl FileSystem {
     fn land_all(&self, batches: &[Arc<Batch>], op: &mut Operation<'_>) -> Result<()> {
         for batch in batches {
             batch.land(&self.volume, op)?;
-            if batch.has_failed() {
-                return Err(Error::NoSpace("staged data could not be written".into()));
+            if let Some(error) = batch.failure() {
+                return Err(error);
             }
         }
         Ok(())
@@ -144,7 +144,7 @@ impl FileSystem {
             Err(error) => {
                 // Thawed before the flusher stops waiting, so that it fails too rather than commit without this data.
                 sealing.thaw(&batch);
-                batch.failed();
+                batch.failed(&error);
                 self.staging.batches.lock().retain(|batch| !batch.is_over());
                 self.volume.mark_staged();
                 return Err(error);
@@ -281,5 +281,34 @@ impl FileSystem {
             extents::replace(op, inode, piece)?;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::support::fresh;
+    use super::*;
+    use crate::error::Error;
+
+    #[test]
+    fn a_commit_tells_why_a_write_out_that_it_waited_for_failed() {
+        let (_, fs) = fresh(1);
+        let batch = Arc::new(Batch::new());
+        fs.staging.batches.lock().push(batch.clone());
+        let committing = std::thread::spawn({
+            let fs = fs.clone();
+            move || {
+                fs.volume.mark_staged();
+                fs.sync()
+            }
+        });
+        // Whichever comes first: the commit takes up the announced batch and waits for it, or finds it over and has nothing to report.
+        let failed = Error::io("cannot write", std::io::Error::from_raw_os_error(5));
+        while Arc::strong_count(&batch) < 3 {
+            std::thread::yield_now();
+        }
+        batch.failed(&failed);
+        let told = committing.join().unwrap();
+        assert!(matches!(told, Err(Error::Io { source, .. }) if source.raw_os_error() == Some(5)));
     }
 }

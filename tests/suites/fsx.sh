@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Random operations on one file of a real mount, compared byte by byte with what the file ought to hold.
 #
-#   tests/suites/fsx.sh [--operations N] [--seeds N] [--first-seed N] [PROFILE...]
+#   tests/suites/fsx.sh [--operations N] [--seeds N] [--first-seed N] [--jobs N] [PROFILE...]
 #
 # By default 20,000 operations with each of 3 seeds in each of nine profiles, a few minutes on two cores. The long run, some hours:
 #
@@ -23,12 +23,14 @@ FSX_VERSION=0.3.2
 operations=20000
 seeds=3
 first=1
+jobs=2
 profiles=()
 while [[ $# -gt 0 ]]; do
     case $1 in
     --operations) operations=$2 && shift 2 ;;
     --seeds) seeds=$2 && shift 2 ;;
     --first-seed) first=$2 && shift 2 ;;
+    --jobs) jobs=$2 && shift 2 ;;
     -*) echo "fsx.sh: unknown option $1" >&2 && exit 2 ;;
     *) profiles+=("$1") && shift ;;
     esac
@@ -61,7 +63,7 @@ configuration() {
     copy) printf '%s\n' '[weights]' mapread=2 mapwrite=2 write=8 read=10 truncate=3 copy_file_range=10 punch_hole=1 fsync=0.5 ;;
     all) printf '%s\n' '[weights]' mapread=5 mapwrite=5 write=10 read=10 truncate=5 close_open=1 invalidate=1 fsync=0.5 \
         fdatasync=0.5 posix_fallocate=3 punch_hole=4 sendfile=2 posix_fadvise=1 copy_file_range=5 ;;
-    large) printf '%s\n' flen=33554432 '[opsize]' max=1048576 '[weights]' mapread=2 mapwrite=2 write=10 read=10 truncate=1 \
+    large) printf '%s\n' flen=16777216 '[opsize]' max=262144 '[weights]' mapread=2 mapwrite=2 write=10 read=10 truncate=1 \
         close_open=1 punch_hole=4 posix_fallocate=1 copy_file_range=6 fsync=0.2 ;;
     *) echo "fsx.sh: unknown profile $1" >&2 && return 1 ;;
     esac
@@ -76,8 +78,19 @@ unset XDG_RUNTIME_DIR LOCKBOX_PASSFILE LOCKBOX_PASSCOMMAND
 # shellcheck source=../mount/support.sh
 source "$here/../mount/support.sh"
 begin_case fsx
-# Its exit trap clears the mounts and daemons of this run; the scratch directory goes with it.
-trap 'code=$?; (exit $code); trap "rm -rf --one-file-system $scratch" EXIT; end_case' EXIT
+# It clears the mounts and daemons of this run and then exits: in a subshell, so that the scratch directory can go after it.
+finish_all() {
+    local code=$1
+    trap - ERR EXIT
+    (
+        (exit "$code")
+        end_case
+    )
+    [[ -n ${KEEP-} ]] || rm -rf --one-file-system "$scratch"
+    exit "$code"
+}
+trap 'finish_all $?' EXIT
+trap 'exit 130' INT TERM
 export PASSFILE
 
 # The remount that ranges.py asks for.
@@ -104,11 +117,36 @@ run() {
     rm -rf "$WORK/$name.lbx" "$WORK/$name.artifacts"
 }
 
-for profile in "${profiles[@]}"; do
-    for ((seed = first; seed < first + seeds; seed++)); do
-        started=$SECONDS
-        # Not in a condition: that would switch set -e off within.
-        run "$profile" "$seed" >"$WORK/output" 2>&1 || { tail -n 40 "$WORK/output"; fail "FAILED: profile=$profile seed=$seed operations=$operations"; }
-        printf 'ok  %-8s seed %-4d %d operations, %d s\n' "$profile" "$seed" "$operations" $((SECONDS - started))
+# finish PROFILE SEED PID STARTED: ends the whole run when that one failed.
+finish() {
+    local code=0
+    wait "$3" || code=$?
+    if [[ $code -ne 0 ]]; then
+        tail -n 40 "$WORK/$1-$2.output"
+        fail "FAILED: profile=$1 seed=$2 operations=$operations"
+    fi
+    printf 'ok  %-8s seed %-4d %d operations, %d s\n' "$1" "$2" "$operations" $((SECONDS - $4))
+}
+
+# Two at a time: each is one program and one daemon that take turns.
+waiting=()
+for ((seed = first; seed < first + seeds; seed++)); do
+    for profile in "${profiles[@]}"; do
+        # As a job of its own and not in a condition, which would switch set -e off within.
+        (
+            set -Eeuo pipefail
+            run "$profile" "$seed"
+        ) >"$WORK/$profile-$seed.output" 2>&1 &
+        BACKGROUND+=($!)
+        waiting+=("$profile $seed $! $SECONDS")
+        if [[ ${#waiting[@]} -ge $jobs ]]; then
+            # shellcheck disable=SC2086
+            finish ${waiting[0]}
+            waiting=("${waiting[@]:1}")
+        fi
     done
+done
+for entry in "${waiting[@]}"; do
+    # shellcheck disable=SC2086
+    finish $entry
 done

@@ -46,14 +46,12 @@ use crate::kernel;
 use caller::Caller;
 use convert::Allocation;
 use notices::notes_access;
-use reply::{full, reply_empty, reply_xattr};
+use reply::{MAX_COPY, full, reply_copied, reply_empty, reply_xattr};
 
 /// As good as for ever: nothing changes an archive but the mount itself. 34 years; the kernel computes in jiffies.
 const FOR_EVER: Duration = Duration::from_secs(1 << 30);
 const GENERATION: Generation = Generation(0);
 const STATFS_BLOCK: u32 = 4096;
-/// Bytes of one copy_file_range at most, in whole blocks.
-const MAX_COPY: u32 = 1 << 31;
 
 /// What the adapter shares with the threads around it.
 #[derive(Default)]
@@ -507,11 +505,7 @@ impl fuser::Filesystem for Adapter {
         reply: ReplyWrite,
     ) {
         let (source, target, kill) = (ino(source), ino(target), request.uid() != 0);
-        // The reply counts in 32 bits.
-        match self.changing().copy_range(source, from, target, to, length.min(MAX_COPY.into()), kill) {
-            Ok(copied) => reply.written(u32::try_from(copied).unwrap_or(MAX_COPY)),
-            Err(error) => reply.error(errno(&error)),
-        }
+        reply_copied(self.changing().copy_range(source, from, target, to, length.min(MAX_COPY.into()), kill), reply);
     }
 
     fn ioctl(

@@ -2,7 +2,7 @@
 
 use std::ops::ControlFlow;
 
-use fuser::{ReplyEmpty, ReplyXattr};
+use fuser::{ReplyEmpty, ReplyWrite, ReplyXattr};
 use lockbox::{Error, Result};
 
 use crate::errno::errno;
@@ -10,6 +10,16 @@ use crate::errno::errno;
 pub(crate) fn reply_empty(result: Result<()>, reply: ReplyEmpty) {
     match result {
         Ok(()) => reply.ok(),
+        Err(error) => reply.error(errno(&error)),
+    }
+}
+
+/// Bytes of one copy_file_range at most, in whole blocks: the reply counts in 32 bits.
+pub(crate) const MAX_COPY: u32 = 1 << 31;
+
+pub(crate) fn reply_copied(result: Result<u64>, reply: ReplyWrite) {
+    match result {
+        Ok(copied) => reply.written(u32::try_from(copied).unwrap_or(MAX_COPY)),
         Err(error) => reply.error(errno(&error)),
     }
 }

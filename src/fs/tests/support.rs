@@ -24,7 +24,7 @@ pub(super) fn cipher(environment: Arc<dyn Environment>) -> PageCipher {
 }
 
 /// A new file system with nothing but its root directory.
-pub(super) fn fresh(seed: u64) -> (Arc<MemoryStorage>, Arc<FileSystem>) {
+pub(in crate::fs) fn fresh(seed: u64) -> (Arc<MemoryStorage>, Arc<FileSystem>) {
     fresh_with(seed, NAME_KEY, OPTIONS)
 }
 

@@ -158,7 +158,7 @@ impl Changes<'_> {
         let fs = self.fs;
         let (directory, name) = (self.directory(), self.name());
         let file = fs.lookup(directory, &name).ok().filter(|a| a.mode & mode::TYPE == mode::REGULAR).map(|a| a.ino);
-        match self.below(22) {
+        match self.below(26) {
             0..3 => self.create(directory, &name, [0, 10, 300, 3000, 9000, 140_000][self.below(6) as usize]),
             3 => {
                 for n in 0..if self.bursts && self.below(3) == 0 { 180 } else { 5 } {
@@ -210,6 +210,7 @@ impl Changes<'_> {
                     let _ = fs.unlink(directory, format!("small{n}").as_bytes());
                 }
             }
+            21..25 => self.ranges(file),
             _ => {
                 if let Some(ino) = file {
                     let mode = Some(0o600 + self.below(64) as u32);
@@ -252,6 +253,26 @@ impl Changes<'_> {
         let (to, new_name) = (self.directory(), self.name());
         let _ = self.fs.rename(directory, name, to, &new_name, how);
         self.forget_gone();
+    }
+
+    fn ranges(&self, file: Option<Ino>) {
+        let Some(ino) = file else { return };
+        match self.below(4) {
+            0 => self.fs.punch_hole(ino, self.below(300_000), 1 + self.below(100_000), false).unwrap(),
+            1 => {
+                let keep_size = self.below(2) == 0;
+                self.fs.zero_range(ino, self.below(300_000), 1 + self.below(50_000), keep_size, false).unwrap();
+            }
+            _ => {
+                let other = self.fs.lookup(self.directory(), &self.name()).ok();
+                if let Some(to) = other.filter(|a| a.mode & mode::TYPE == mode::REGULAR) {
+                    let aligned = [1, 4096, 131_072][self.below(3) as usize];
+                    let (from_at, to_at) = (self.below(3) * aligned, self.below(3) * aligned);
+                    // Refused where the ranges overlap within one file.
+                    let _ = self.fs.copy_range(ino, from_at, to.ino, to_at, 1 + self.below(400_000), false);
+                }
+            }
+        }
     }
 
     fn xattr(&self, file: Option<Ino>) {
