@@ -1,0 +1,186 @@
+# More programs as people use them; what 10 and 20 have already is not repeated.
+# shellcheck shell=bash disable=SC2317,SC2164
+
+# A tree with what archivers must keep: holes, hard links, attributes, odd names. Access lists are refused by archives.
+small_tree() {
+    mkdir -p "$1/directory/below" "$1/$(printf 'new\nline')"
+    head -c 300000 /dev/urandom >"$1/directory/random"
+    ln "$1/directory/random" "$1/directory/below/hard"
+    ln -s ../random "$1/directory/below/soft"
+    setfattr -n user.note -v 'kept' "$1/directory/random"
+    setfattr -n user.note -v 'kept too' "$1/directory"
+    truncate -s 5M "$1/sparse"
+    printf data | dd of="$1/sparse" bs=1 seek=3000000 conv=notrunc status=none
+    # Not this second's: rsync takes times within the same second for equal.
+    find "$1" -exec touch --no-dereference -d '2020-01-02 03:04:05.678901234' {} +
+    touch -d '1990-01-02 03:04:05.678901234' "$1/directory/below"
+}
+
+case_archivers_keep_holes_links_and_attributes() {
+    new_archive box
+    attach box
+    small_tree "$WORK/tree"
+    rsync -aHXS "$WORK/tree/" "$WORK/box/rsync/"
+    same_tree "$WORK/tree" "$WORK/box/rsync"
+    same "$(rsync -aHXSin --checksum --delete "$WORK/tree/" "$WORK/box/rsync/")" '' 'a second run of rsync'
+    tar -C "$WORK" --xattrs --sparse -cf "$WORK/box/tree.tar" tree
+    tar -C "$WORK/box" --xattrs --sparse -xf "$WORK/box/tree.tar"
+    same_tree "$WORK/tree" "$WORK/box/tree"
+    cp -a --reflink=auto --sparse=always "$WORK/box/tree" "$WORK/box/copy"
+    same_tree "$WORK/box/tree" "$WORK/box/copy"
+    [[ $(stat -c %b "$WORK/box/copy/sparse") -lt 2048 ]] || fail 'the copy has no holes'
+    (cd "$WORK/box" && zip -qry archive.zip copy/directory && mkdir unzipped && unzip -q archive.zip -d unzipped)
+    same_file "$WORK/box/unzipped/copy/directory/random" "$WORK/tree/directory/random"
+    same "$(readlink "$WORK/box/unzipped/copy/directory/below/soft")" ../random
+    touch -d '2001-01-01' "$WORK/mark"
+    same "$(cd "$WORK/box/tree" && find . -newer "$WORK/mark" -type d | sort | tr '\n' ' ' | tr -d '\n')" \
+        "$(cd "$WORK/tree" && find . -newer "$WORK/mark" -type d | sort | tr '\n' ' ' | tr -d '\n')" 'find -newer'
+    same "$(du -s --apparent-size --block-size=1 "$WORK/box/tree/sparse" | cut -f1)" 5242880
+    reattach box
+    same_tree "$WORK/tree" "$WORK/box/rsync"
+    detach box
+    check_full box
+}
+
+case_git_rewrites_history_and_uses_worktrees() {
+    local number
+    new_archive box
+    attach box
+    export GIT_AUTHOR_NAME=Test GIT_AUTHOR_EMAIL=test@example.org GIT_COMMITTER_NAME=Test GIT_COMMITTER_EMAIL=test@example.org
+    export GIT_CONFIG_GLOBAL=/dev/null
+    git init --quiet --initial-branch=main "$WORK/box/repository"
+    cd "$WORK/box/repository"
+    # 400 commits at once, as an import makes them.
+    for number in $(seq 400); do
+        printf 'commit refs/heads/main\ncommitter Test <test@example.org> %d +0000\ndata 5\nwork\n' $((1700000000 + number))
+        printf 'M 100644 inline file%d\ndata 9\ntext %04d\n\n' $((number % 20)) "$number"
+    done | git fast-import --quiet
+    git reset --quiet --hard main
+    same "$(git rev-list --count main)" 400
+    git worktree add --quiet -b side ../side main~20
+    (cd ../side && for number in 1 2 3 4 5; do echo "$number" >>aside && git add aside && git commit --quiet -m "aside $number"; done)
+    git -C ../side rebase --quiet main
+    same "$(git rev-list --count side)" 405
+    git worktree remove ../side
+    git gc --quiet --prune=now
+    git fsck --full --strict
+    cd "$WORK"
+    reattach box
+    git -C "$WORK/box/repository" fsck --full --strict
+    same "$(git -C "$WORK/box/repository" show side:aside | wc -l)" 5
+    detach box
+}
+
+# Output that several compilers and loggers append to while make runs two at a time.
+case_make_builds_in_parallel_and_appends_its_log() {
+    local number
+    new_archive box
+    attach box
+    cd "$WORK/box"
+    for number in $(seq 30); do
+        printf 'int f%d(void) { return %d; }\n' "$number" "$number" >"f$number.c"
+    done
+    {
+        echo '#include <stdio.h>'
+        for number in $(seq 30); do echo "int f$number(void);"; done
+        echo 'int main(void) { int sum = 0;'
+        for number in $(seq 30); do echo "sum += f$number();"; done
+        echo 'printf("%d\n", sum); return 0; }'
+    } >main.c
+    printf 'OBJECTS = $(patsubst %%.c,%%.o,$(wildcard *.c))\nprogram: $(OBJECTS)\n\tcc -o $@ $^ >>log 2>&1 && echo linked >>log\n' >Makefile
+    printf '%%.o: %%.c\n\tcc -O1 -c -o $@ $< >>log 2>&1 && echo "compiled $<" >>log\n' >>Makefile
+    make -j2 >/dev/null
+    same "$(./program)" 465
+    same "$(grep -c '^compiled ' log)" 31
+    same "$(make -q && echo done)" done 'make would build again'
+    touch f7.c
+    make -j2 >/dev/null
+    same "$(grep -c '^compiled ' log)" 32
+    cd "$WORK"
+    reattach box
+    same "$("$WORK/box/program")" 465
+    same "$(make -q -C "$WORK/box" && echo done)" done 'make would build again after the remount'
+    detach box
+}
+
+case_editors_save_by_rename_and_keep_backups() {
+    new_archive box
+    attach box
+    echo first >"$WORK/box/text"
+    chmod 640 "$WORK/box/text"
+    vim -Nu NONE -es -c 'set backup backupcopy=no backupdir=. backupskip=' -c '%s/first/second/' -c 'wq' "$WORK/box/text" || true
+    same "$(cat "$WORK/box/text")" second
+    same "$(cat "$WORK/box/text~")" first
+    vim -Nu NONE -es -c 'set backup backupcopy=yes backupdir=. backupskip=' -c '%s/second/third/' -c 'wq' "$WORK/box/text" || true
+    same "$(cat "$WORK/box/text")" third
+    same "$(stat -c %a "$WORK/box/text")" 640
+    same "$(ls -A "$WORK/box" | tr '\n' ' ')" 'text text~ '
+    detach box
+}
+
+# Mail programs take a dotlock and a lock of fcntl; both must keep four deliverers apart.
+case_a_mailbox_is_locked_by_dotlock_and_fcntl() {
+    new_archive box
+    attach box
+    python3 - "$WORK/box" <<'END'
+import fcntl, os, sys, time
+os.chdir(sys.argv[1])
+def deliver(who, number):
+    own = "lock.%d" % who
+    while True:
+        open(own, "w").close()
+        try:
+            os.link(own, "mbox.lock")
+            break
+        except FileExistsError:
+            os.unlink(own)
+            time.sleep(0.0005)
+    os.unlink(own)
+    with open("mbox", "r+b") as box:
+        fcntl.lockf(box, fcntl.LOCK_EX)
+        # Not by appending: a lost lock loses mail.
+        end = box.seek(0, 2)
+        box.seek(end)
+        box.write(b"From %d %04d\n\ntext\n" % (who, number))
+    os.unlink("mbox.lock")
+open("mbox", "w").close()
+children = []
+for who in range(4):
+    pid = os.fork()
+    if pid == 0:
+        for number in range(50):
+            deliver(who, number)
+        os._exit(0)
+    children.append(pid)
+assert all(os.waitpid(pid, 0)[1] == 0 for pid in children)
+END
+    same "$(grep -c '^From' "$WORK/box/mbox")" 200
+    same "$(stat -c %s "$WORK/box/mbox")" $((200 * 18))
+    reattach box
+    same "$(grep '^From' "$WORK/box/mbox" | sort -u | wc -l)" 200
+    detach box
+}
+
+case_several_programs_write_one_database() {
+    local writers=() writer
+    new_archive box
+    attach box
+    sqlite3 "$WORK/box/data" 'PRAGMA journal_mode=WAL; CREATE TABLE t (who INTEGER, number INTEGER, UNIQUE (who, number));' >/dev/null
+    write() {
+        local number
+        for number in $(seq 40); do echo "INSERT INTO t VALUES ($1, $number);"; done |
+            sqlite3 -cmd '.timeout 60000' "$WORK/box/data"
+    }
+    for writer in 1 2 3; do
+        in_background write "$writer"
+        writers+=($!)
+    done
+    for writer in "${writers[@]}"; do
+        sqlite3 -cmd '.timeout 60000' "$WORK/box/data" 'PRAGMA integrity_check;' | grep -qx ok
+        wait "$writer"
+    done
+    same "$(sqlite3 "$WORK/box/data" 'SELECT count(*) FROM t;')" 120
+    reattach box
+    same "$(sqlite3 "$WORK/box/data" 'PRAGMA integrity_check; SELECT count(*) FROM t;' | tr '\n' ' ')" 'ok 120 '
+    detach box
+}
