@@ -2,6 +2,7 @@
 
 mod crash;
 mod data;
+mod directories;
 mod model;
 mod names;
 mod racing;

@@ -49,7 +49,16 @@ pub(super) fn create_on(storage: Arc<dyn Storage>, environment: Arc<dyn Environm
 
 /// Opens what a crash left.
 pub(super) fn open_on(storage: Arc<dyn Storage>, environment: Arc<dyn Environment>) -> Arc<FileSystem> {
-    let open = OpenOptions { read_only: false, memory: MEMORY };
+    open_within(MEMORY, storage, environment)
+}
+
+/// With a cap of memory of the test's.
+pub(super) fn open_within(
+    memory: u64,
+    storage: Arc<dyn Storage>,
+    environment: Arc<dyn Environment>,
+) -> Arc<FileSystem> {
+    let open = OpenOptions { read_only: false, memory };
     let volume = Volume::open(storage, cipher(environment.clone()), environment.clone(), 1, &open).unwrap();
     FileSystem::new(volume, environment, NAME_KEY, OPTIONS).unwrap()
 }

@@ -1,0 +1,16 @@
+//! What `man/lockbox-semantics.7` says, proved on real mounts: each of its paragraphs is the doc comment of a test.
+//!
+//! Needs root and /dev/fuse. Each test has an archive and a mount of its own.
+
+mod absent;
+mod attributes;
+mod directories;
+mod durability;
+mod files;
+mod handles;
+mod locks;
+mod manual;
+mod names;
+mod renaming;
+mod space;
+mod support;
