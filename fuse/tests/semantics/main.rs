@@ -2,6 +2,12 @@
 //!
 //! Needs root and /dev/fuse. Each test has an archive and a mount of its own.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::print_stderr,
+    reason = "tests end at the first thing that is not as it should be"
+)]
+
 mod absent;
 mod attributes;
 mod directories;

@@ -22,25 +22,25 @@ use tempfile::TempDir;
 const PASSPHRASE: &str = "a passphrase of the tests";
 
 /// One archive and its mount.
-pub struct Mount {
+pub(crate) struct Mount {
     scratch: TempDir,
     options: String,
     mounted: bool,
 }
 
 impl Mount {
-    pub fn new() -> Mount {
+    pub(crate) fn new() -> Mount {
         Mount::with("")
     }
 
     /// With mount options, separated by commas.
-    pub fn with(options: &str) -> Mount {
+    pub(crate) fn with(options: &str) -> Mount {
         let scratch = tempfile::Builder::new().prefix("lockbox-semantics.").tempdir().unwrap();
         Mount::at(scratch, options)
     }
 
     /// In a directory of the test's.
-    pub fn at(scratch: TempDir, options: &str) -> Mount {
+    pub(crate) fn at(scratch: TempDir, options: &str) -> Mount {
         assert!(rustix::process::geteuid().is_root(), "the tests of real mounts need root");
         assert!(Path::new("/dev/fuse").exists(), "/dev/fuse is missing, and the tests of real mounts need it");
         let mut made = Mount { scratch, options: options.to_owned(), mounted: false };
@@ -57,21 +57,21 @@ impl Mount {
         made
     }
 
-    pub fn archive(&self) -> PathBuf {
+    pub(crate) fn archive(&self) -> PathBuf {
         self.scratch.path().join("box.lbx")
     }
 
-    pub fn root(&self) -> PathBuf {
+    pub(crate) fn root(&self) -> PathBuf {
         self.scratch.path().join("box")
     }
 
     /// A path below the mount point.
-    pub fn path(&self, name: &str) -> PathBuf {
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.root().join(name)
     }
 
     /// A path beside the mount, on the host.
-    pub fn outside(&self, name: &str) -> PathBuf {
+    pub(crate) fn outside(&self, name: &str) -> PathBuf {
         self.scratch.path().join(name)
     }
 
@@ -87,7 +87,7 @@ impl Mount {
         self.scratch.path().join("log")
     }
 
-    pub fn mount(&mut self) {
+    pub(crate) fn mount(&mut self) {
         let mut options = format!("passfile={},log={}", self.passfile().display(), self.log().display());
         if !self.options.is_empty() {
             options = format!("{options},{}", self.options);
@@ -109,7 +109,7 @@ impl Mount {
         control::ask(&control::socket_path(&self.runtime(), &id), request).map_err(io::Error::other)
     }
 
-    pub fn status(&self) -> Status {
+    pub(crate) fn status(&self) -> Status {
         match self.ask(&Request::Status).unwrap() {
             Response::Status(status) => status,
             other => panic!("{other:?}"),
@@ -117,7 +117,7 @@ impl Mount {
     }
 
     /// The orderly end: returns when the archive is closed.
-    pub fn unmount(&mut self) {
+    pub(crate) fn unmount(&mut self) {
         // A program that another test starts has all our descriptors for the moment before its exec.
         for _ in 0..500 {
             match self.ask(&Request::Stop { lazy: false }).unwrap() {
@@ -132,23 +132,23 @@ impl Mount {
         panic!("the mount stays busy");
     }
 
-    pub fn remount(&mut self) {
+    pub(crate) fn remount(&mut self) {
         self.unmount();
         self.mount();
     }
 
-    pub fn remount_with(&mut self, options: &str) {
+    pub(crate) fn remount_with(&mut self, options: &str) {
         self.options = options.to_owned();
         self.remount();
     }
 
     /// Ends the daemon as `kill -9` does, and mounts what it left.
-    pub fn crash(&mut self) {
+    pub(crate) fn crash(&mut self) {
         self.kill();
         self.mount();
     }
 
-    pub fn kill(&mut self) {
+    pub(crate) fn kill(&mut self) {
         let pid = Pid::from_raw(self.status().pid as i32).unwrap();
         let handle = pidfd_open(pid, PidfdFlags::empty()).unwrap();
         kill_process(pid, Signal::KILL).unwrap();
@@ -156,14 +156,14 @@ impl Mount {
     }
 
     /// Lets the kernel forget what it holds of the mount and does not use.
-    pub fn drop_caches(&self) {
+    pub(crate) fn drop_caches(&self) {
         // The kernel may still want to store times of files that are deleted already, and report that it could not.
         let _ = rustix::fs::syncfs(File::open(self.root()).unwrap());
         fs::write("/proc/sys/vm/drop_caches", "3").unwrap();
     }
 
     /// Closes the archive and proves that every page of it is sound.
-    pub fn check(&mut self) {
+    pub(crate) fn check(&mut self) {
         if self.mounted {
             self.unmount();
         }
@@ -196,22 +196,22 @@ impl Drop for Mount {
 }
 
 /// Waits until a descriptor has something to say.
-pub fn await_readable(descriptor: impl AsFd) {
+pub(crate) fn await_readable(descriptor: impl AsFd) {
     let mut polled = [PollFd::new(&descriptor, PollFlags::IN)];
     while poll(&mut polled, None).map_or_else(|e| e == rustix::io::Errno::INTR, |n| n == 0) {}
 }
 
-pub fn create(path: impl AsRef<Path>) -> File {
+pub(crate) fn create(path: impl AsRef<Path>) -> File {
     OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path).unwrap()
 }
 
-pub fn open_with(path: impl AsRef<Path>, flags: i32) -> io::Result<File> {
+pub(crate) fn open_with(path: impl AsRef<Path>, flags: i32) -> io::Result<File> {
     use std::os::unix::fs::OpenOptionsExt;
     OpenOptions::new().read(true).write(true).custom_flags(flags).open(path)
 }
 
 /// The number of an error, to compare with libc's.
-pub fn code<T>(result: Result<T, impl Into<io::Error>>) -> i32 {
+pub(crate) fn code<T>(result: Result<T, impl Into<io::Error>>) -> i32 {
     match result {
         Ok(_) => 0,
         Err(error) => error.into().raw_os_error().unwrap_or(-1),
@@ -219,7 +219,7 @@ pub fn code<T>(result: Result<T, impl Into<io::Error>>) -> i32 {
 }
 
 /// Bytes that do not compress, the same for the same seed.
-pub fn noise(seed: u64, length: usize) -> Vec<u8> {
+pub(crate) fn noise(seed: u64, length: usize) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
     let mut next = || {
         state ^= state << 13;
@@ -235,14 +235,14 @@ pub fn noise(seed: u64, length: usize) -> Vec<u8> {
     bytes
 }
 
-pub fn read_at(file: &File, offset: u64, length: usize) -> Vec<u8> {
+pub(crate) fn read_at(file: &File, offset: u64, length: usize) -> Vec<u8> {
     let mut bytes = vec![0; length];
     file.read_exact_at(&mut bytes, offset).unwrap();
     bytes
 }
 
 /// Runs a Python program with the given arguments and standard input; a second process where one is needed.
-pub fn python(program: &str, arguments: &[&Path]) -> std::process::Child {
+pub(crate) fn python(program: &str, arguments: &[&Path]) -> std::process::Child {
     Command::new("python3")
         .arg("-c")
         .arg(program)
@@ -254,13 +254,13 @@ pub fn python(program: &str, arguments: &[&Path]) -> std::process::Child {
 }
 
 /// A shared memory map of a file.
-pub struct Map {
+pub(crate) struct Map {
     start: NonNull<libc::c_void>,
     length: usize,
 }
 
 impl Map {
-    pub fn new(file: &File, length: usize) -> Map {
+    pub(crate) fn new(file: &File, length: usize) -> Map {
         let size = length.try_into().unwrap();
         let protection = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
         // SAFETY: the kernel chooses the address, so no other memory is touched; the map lives as long as this value.
@@ -268,19 +268,19 @@ impl Map {
         Map { start, length }
     }
 
-    pub fn get(&self, at: usize) -> u8 {
+    pub(crate) fn get(&self, at: usize) -> u8 {
         assert!(at < self.length);
         // SAFETY: within the map; volatile, since others change it.
         unsafe { self.start.as_ptr().cast::<u8>().add(at).read_volatile() }
     }
 
-    pub fn set(&self, at: usize, byte: u8) {
+    pub(crate) fn set(&self, at: usize, byte: u8) {
         assert!(at < self.length);
         // SAFETY: as in `get`.
         unsafe { self.start.as_ptr().cast::<u8>().add(at).write_volatile(byte) }
     }
 
-    pub fn sync(&self) {
+    pub(crate) fn sync(&self) {
         // SAFETY: exactly the map.
         unsafe { mman::msync(self.start, self.length, MsFlags::MS_SYNC) }.unwrap();
     }
@@ -296,14 +296,14 @@ impl Drop for Map {
 /// A file handle as name_to_handle_at(2) gives it.
 #[repr(C, align(8))]
 #[derive(Clone)]
-pub struct Handle {
+pub(crate) struct Handle {
     length: u32,
     kind: i32,
     bytes: [u8; 128],
 }
 
 impl Handle {
-    pub fn of(path: &Path) -> Handle {
+    pub(crate) fn of(path: &Path) -> Handle {
         let name = std::ffi::CString::new(path.as_os_str().as_encoded_bytes()).unwrap();
         let mut handle = Handle { length: 128, kind: 0, bytes: [0; 128] };
         let mut mount = 0;
@@ -316,7 +316,7 @@ impl Handle {
         handle
     }
 
-    pub fn open(&self, mount: &File, flags: i32) -> io::Result<File> {
+    pub(crate) fn open(&self, mount: &File, flags: i32) -> io::Result<File> {
         let mut handle = self.clone();
         // SAFETY: as in `of`; the kernel only reads it.
         let descriptor =
