@@ -3,6 +3,7 @@
 mod acl;
 mod crash;
 mod data;
+mod directories;
 mod model;
 mod names;
 mod racing;

@@ -87,9 +87,14 @@ impl Volume {
     }
 
     /// Before anything is written on top of a closed record an empty commit takes its place: otherwise a crash before the first commit
-    /// would look like a clean end, and the pages written until then would not be swept.
+    /// would look like a clean end, and the pages written until then would not be swept. On top of the record of a session that crashed it
+    /// makes the inode numbers durable that this one begins with, so that a second crash does not go back behind them.
     pub(super) fn open_session(&self) -> Result<()> {
-        if self.durable.load().closed {
+        let begins = {
+            let durable = self.durable.load();
+            durable.closed || (durable.session != self.session && durable.generation != Generation(0))
+        };
+        if begins {
             self.commit_for(Purpose::Drain)?;
         }
         Ok(())

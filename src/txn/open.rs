@@ -16,7 +16,7 @@ use crate::btree::{NodeStore, Tree};
 use crate::env::Environment;
 use crate::error::{Error, Result};
 use crate::format::record::CommitRecord;
-use crate::format::{BLOCK, Generation, MIN_BLOCKS, RING_SLOTS, TreeId};
+use crate::format::{BLOCK, Generation, MAX_INO, MIN_BLOCKS, RING_SLOTS, TreeId};
 use crate::frame::PageCipher;
 use crate::pager::Pager;
 use crate::pager::space::SpaceMap;
@@ -24,6 +24,10 @@ use crate::storage::Storage;
 
 /// Memory while an archive is made: nothing is read back.
 const CREATE_MEMORY: u64 = 16 << 20;
+
+/// Inode numbers that a transaction can give out before it has to be committed, with room to spare: it brings in 16,384 pages at most, of
+/// about 100 inodes each.
+const INODES_OF_TRANSACTION: u64 = 1 << 22;
 
 /// What create and open know before the volume exists.
 struct Start {
@@ -118,7 +122,12 @@ impl Volume {
         let writable = !options.read_only;
         let pager = Arc::new(Pager::new(storage, cipher, (options.memory / 2) as usize));
         let recovered = recovery::choose(&pager, writable, &*environment, seen)?;
-        let record = recovered.record.clone();
+        let mut record = recovered.record.clone();
+        if !record.closed {
+            // Numbers of files that were lost with the last session must not come to mean others.
+            let next = record.next_ino.saturating_add(INODES_OF_TRANSACTION).min(MAX_INO + 1);
+            record.next_ino = record.next_ino.max(next);
+        }
         let blocks = pager.storage().len()? / BLOCK;
         let total = record.total_blocks.min(blocks).max(MIN_BLOCKS);
         if writable && blocks > total {

@@ -53,7 +53,29 @@ pub(super) fn create_with(
 
 /// Opens what a crash left.
 pub(super) fn try_open_on(storage: Arc<dyn Storage>, environment: Arc<dyn Environment>) -> Result<Arc<FileSystem>> {
-    let open = OpenOptions { read_only: false, memory: MEMORY };
+    try_open_within(MEMORY, storage, environment)
+}
+
+/// As [`try_open_on`] for what must open.
+pub(super) fn open_on(storage: Arc<dyn Storage>, environment: Arc<dyn Environment>) -> Arc<FileSystem> {
+    try_open_on(storage, environment).unwrap()
+}
+
+/// With a cap of memory of the test's.
+pub(super) fn open_within(
+    memory: u64,
+    storage: Arc<dyn Storage>,
+    environment: Arc<dyn Environment>,
+) -> Arc<FileSystem> {
+    try_open_within(memory, storage, environment).unwrap()
+}
+
+fn try_open_within(
+    memory: u64,
+    storage: Arc<dyn Storage>,
+    environment: Arc<dyn Environment>,
+) -> Result<Arc<FileSystem>> {
+    let open = OpenOptions { read_only: false, memory };
     let volume = Volume::open(storage, cipher(environment.clone()), environment.clone(), 1, &open)?;
     FileSystem::new(volume, environment, NAME_KEY, OPTIONS)
 }

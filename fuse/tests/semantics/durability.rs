@@ -1,0 +1,283 @@
+//! What is durable when.
+
+use std::fs::{self, File};
+use std::io::Write;
+use std::os::unix::fs::{FileExt, symlink};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use nix::libc::{O_DIRECT, O_DSYNC, O_SYNC};
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
+
+use crate::support::{Map, Mount, await_readable, create, noise, open_with, read_at};
+
+/// When fsync(2) or fdatasync(2) returns, content, size and attributes of the file are durable, and so is its name,
+/// however new its directory is: they survive the death of the daemon and the loss of power.
+#[test]
+fn fsync_is_durable() {
+    let mut mount = Mount::new();
+    for number in 0..4 {
+        fs::create_dir_all(mount.path(&format!("new{number}/deep"))).unwrap();
+        let mut file = create(mount.path(&format!("new{number}/deep/file")));
+        file.write_all(&noise(number, 300_000)).unwrap();
+        if number % 2 == 0 {
+            file.sync_all().unwrap()
+        } else {
+            file.sync_data().unwrap()
+        }
+        mount.crash();
+    }
+    for number in 0..4 {
+        assert!(fs::read(mount.path(&format!("new{number}/deep/file"))).unwrap() == noise(number, 300_000));
+    }
+    mount.check();
+}
+
+/// One commit makes all durable that the daemon was given before, whichever file it concerns: when fsync(2) of one file
+/// returns, names that were made, moved or removed before are durable too. fsync(2) of a directory does the same.
+#[test]
+fn a_commit_covers_the_whole_archive() {
+    let mut mount = Mount::new();
+    for name in ["moved", "removed"] {
+        fs::create_dir(mount.path(name)).unwrap();
+    }
+    File::open(mount.root()).unwrap().sync_all().unwrap();
+    mount.crash();
+    fs::rename(mount.path("moved"), mount.path("there")).unwrap();
+    fs::remove_dir(mount.path("removed")).unwrap();
+    fs::write(mount.path("closed"), "closed").unwrap();
+    create(mount.path("synced")).sync_all().unwrap();
+    mount.crash();
+    let mut names: Vec<_> = fs::read_dir(mount.root()).unwrap().map(|e| e.unwrap().file_name()).collect();
+    names.sort();
+    assert_eq!(names, ["closed", "synced", "there"]);
+    assert_eq!(fs::read_to_string(mount.path("closed")).unwrap(), "closed");
+}
+
+/// After a crash the archive is as it was at one moment, no earlier than the last fsync(2) that returned: a later change
+/// is never there without an earlier one. This is about what the daemon was given. Data that was neither synced nor
+/// closed may still be in the kernel's cache and is then missing, although a later change of a name is there.
+#[test]
+fn a_crash_leaves_one_moment() {
+    let mut mount = Mount::new();
+    let (made, synced) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    for round in 1..=3 {
+        let (root, goal) = (mount.root(), 200 * round);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let directory = File::open(&root).unwrap();
+                for number in made.load(Ordering::SeqCst).. {
+                    if symlink("target", root.join(format!("{number:06}"))).is_err() {
+                        return;
+                    }
+                    made.store(number + 1, Ordering::SeqCst);
+                    if number % 10 == 0 && directory.sync_all().is_ok() {
+                        synced.store(number + 1, Ordering::SeqCst);
+                    }
+                }
+            });
+            while made.load(Ordering::SeqCst) < goal {
+                std::thread::yield_now();
+            }
+            mount.kill();
+        });
+        mount.mount();
+        let mut names: Vec<_> = fs::read_dir(mount.root()).unwrap().map(|e| e.unwrap().file_name()).collect();
+        names.sort();
+        assert!(names.len() >= synced.load(Ordering::SeqCst));
+        for (number, name) in names.iter().enumerate() {
+            assert_eq!(name.to_str().unwrap(), format!("{number:06}"), "a gap");
+        }
+        made.store(names.len(), Ordering::SeqCst);
+    }
+    mount.check();
+}
+
+/// close(2) hands to the daemon what the kernel holds of the file. So a file that was written, closed and then renamed
+/// over another one is never found empty or in part after a crash: the name shows the old content or the new one, even
+/// when the program did not call fsync(2).
+#[test]
+fn replacing_by_rename_is_safe_without_fsync() {
+    let mut mount = Mount::new();
+    fs::write(mount.path("name"), noise(0, 300_000)).unwrap();
+    for round in 1..=4 {
+        let done = AtomicUsize::new(0);
+        let (temporary, name) = (mount.path("name.new"), mount.path("name"));
+        let other = create(mount.path("other"));
+        other.sync_all().unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for version in 0.. {
+                    if fs::write(&temporary, noise(version, 300_000)).is_err() || fs::rename(&temporary, &name).is_err()
+                    {
+                        return;
+                    }
+                    let _ = other.set_len(version).and_then(|()| other.sync_all());
+                    done.fetch_add(1, Ordering::SeqCst);
+                }
+            });
+            while done.load(Ordering::SeqCst) < 5 * round {
+                std::thread::yield_now();
+            }
+            mount.kill();
+        });
+        drop(other);
+        mount.mount();
+        let found = fs::read(mount.path("name")).unwrap();
+        assert!((0..200).any(|version| found == noise(version, 300_000)), "{} bytes", found.len());
+    }
+    mount.check();
+}
+
+/// A write(2) to a file that was opened with O_SYNC or O_DSYNC is durable when it returns, also with O_DIRECT.
+#[test]
+fn synchronous_writes_are_durable() {
+    let mut mount = Mount::new();
+    for (number, flags) in [O_SYNC, O_DSYNC, O_DSYNC | O_DIRECT].into_iter().enumerate() {
+        let name = format!("file{number}");
+        create(mount.path(&name));
+        let file = open_with(mount.path(&name), flags).unwrap();
+        file.write_all_at(&noise(7, 8192), 4096).unwrap();
+        mount.crash();
+        assert!(fs::read(mount.path(&name)).unwrap()[4096..] == noise(7, 8192));
+    }
+}
+
+/// What was changed through a shared memory map is durable when msync(2) with MS_SYNC returns.
+#[test]
+fn msync_is_durable() {
+    let mut mount = Mount::new();
+    let file = create(mount.path("file"));
+    file.set_len(100_000).unwrap();
+    let map = Map::new(&file, 100_000);
+    for at in (0..100_000).step_by(1000) {
+        map.set(at, 0xA5);
+    }
+    map.sync();
+    mount.kill();
+    drop((map, file));
+    mount.mount();
+    let found = fs::read(mount.path("file")).unwrap();
+    assert!(found.len() == 100_000 && (0..100_000).all(|at| found[at] == if at % 1000 == 0 { 0xA5 } else { 0 }));
+}
+
+/// With `sync=periodic`, the default, everything is collected from the kernel's cache and committed every 5 seconds: a
+/// crash costs at most that and the time of one flush, also of files that are open.
+#[test]
+fn the_periodic_commit_bounds_the_loss() {
+    let mut mount = Mount::new();
+    let mut seconds = 7;
+    loop {
+        let mut file = create(mount.path("file"));
+        file.write_all(b"never synced").unwrap();
+        // Nothing tells from outside when the clock has ticked, so a slow machine gets longer.
+        std::thread::sleep(Duration::from_secs(seconds));
+        mount.crash();
+        if fs::read(mount.path("file")).is_ok_and(|found| found == b"never synced") {
+            return;
+        }
+        seconds *= 2;
+        assert!(seconds < 60, "nothing was committed");
+    }
+}
+
+/// With `sync=always`, besides, every close(2) of a written file and every change of a name is durable when it returns.
+#[test]
+fn sync_always_makes_names_and_closes_durable() {
+    let mut mount = Mount::with("sync=always");
+    fs::create_dir(mount.path("directory")).unwrap();
+    mount.crash();
+    fs::write(mount.path("directory/file"), noise(1, 100_000)).unwrap();
+    mount.crash();
+    fs::rename(mount.path("directory/file"), mount.path("file")).unwrap();
+    fs::remove_dir(mount.path("directory")).unwrap();
+    mount.crash();
+    assert!(fs::read(mount.path("file")).unwrap() == noise(1, 100_000));
+    assert!(!mount.path("directory").exists());
+}
+
+/// With `sync=never`, fsync(2) returns at once and promises nothing: a crash costs everything since the mount. What is
+/// left is whole, and an orderly unmount saves everything.
+#[test]
+fn sync_never_promises_nothing_but_an_orderly_end() {
+    let mut mount = Mount::with("sync=never");
+    fs::write(mount.path("kept"), noise(1, 100_000)).unwrap();
+    mount.remount();
+    let mut file = create(mount.path("lost"));
+    file.write_all(&noise(2, 100_000)).unwrap();
+    file.sync_all().unwrap();
+    mount.crash();
+    assert!(!mount.path("lost").exists());
+    assert!(fs::read(mount.path("kept")).unwrap() == noise(1, 100_000));
+    mount.check();
+}
+
+/// sync(2) and syncfs(2) hand the kernel's pages to the daemon, but no request of theirs reaches a FUSE daemon, so they
+/// make nothing durable. Use fsync(2), or leave it to the periodic commit.
+#[test]
+fn syncfs_commits_nothing() {
+    let mount = Mount::new();
+    let root = File::open(mount.root()).unwrap();
+    // The periodic commit may come between, hence several attempts; a syncfs that commits would fail them all.
+    let quiet = (0..10).any(|number| {
+        let before = mount.status().generation;
+        fs::create_dir(mount.path(&format!("{number}"))).unwrap();
+        rustix::fs::syncfs(&root).unwrap();
+        mount.status().generation == before
+    });
+    assert!(quiet, "syncfs commits");
+    let before = mount.status().generation;
+    fs::create_dir(mount.path("last")).unwrap();
+    root.sync_all().unwrap();
+    assert!(mount.status().generation > before);
+}
+
+/// `lockbox umount`, SIGTERM and SIGINT lose nothing in any profile. When `lockbox umount` returns, or the process of the
+/// daemon has ended, the archive is closed and may be copied.
+#[test]
+fn orderly_ends_lose_nothing() {
+    let mut mount = Mount::with("sync=never");
+    for (name, signal) in [("term", Some(Signal::TERM)), ("int", Some(Signal::INT)), ("umount", None)] {
+        fs::write(mount.path(name), noise(3, 200_000)).unwrap();
+        match signal {
+            None => mount.unmount(),
+            Some(signal) => {
+                let pid = Pid::from_raw(mount.status().pid as i32).unwrap();
+                let handle = pidfd_open(pid, PidfdFlags::empty()).unwrap();
+                kill_process(pid, signal).unwrap();
+                await_readable(&handle);
+            }
+        }
+        let copy = mount.outside("copy");
+        fs::copy(mount.archive(), &copy).unwrap();
+        fs::rename(&copy, mount.archive()).unwrap();
+        mount.mount();
+        assert!(fs::read(mount.path(name)).unwrap() == noise(3, 200_000));
+    }
+    mount.check();
+}
+
+/// A mount that nobody uses comes to rest: some seconds after the last change all is committed, what was deleted is
+/// erased, and the file of the archive is not written to any more.
+#[test]
+fn an_idle_mount_comes_to_rest() {
+    let mut mount = Mount::new();
+    let file = create(mount.path("kept"));
+    file.write_all_at(&noise(4, 300_000), 0).unwrap();
+    fs::write(mount.path("deleted"), noise(5, 3_000_000)).unwrap();
+    fs::remove_file(mount.path("deleted")).unwrap();
+    let look = || (mount.status().generation, fs::metadata(mount.archive()).unwrap().modified().unwrap());
+    // Twice longer than each of the daemon's periods, for slow machines; there is no event to wait for.
+    let (mut last, mut quiet, mut rounds) = (look(), 0, 0);
+    while quiet < 2 {
+        std::thread::sleep(Duration::from_secs(8));
+        let now = look();
+        quiet = if now == last { quiet + 1 } else { 0 };
+        (last, rounds) = (now, rounds + 1);
+        assert!(rounds < 10, "the archive is written to all the time");
+    }
+    mount.crash();
+    assert!(read_at(&create(mount.path("kept")), 0, 300_000) == noise(4, 300_000));
+    assert!(!mount.path("deleted").exists());
+    drop(file);
+}

@@ -1,0 +1,344 @@
+//! A fresh archive, mounted by the built program for one test and gone when the test ends, however it ends.
+
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::ptr::NonNull;
+
+use lockbox::archive::{Archive, CreateOptions, KdfCost};
+use lockbox::control::{self, Request, Response, Status};
+use lockbox::crypto::Passphrase;
+use lockbox::fs::Creator;
+use nix::libc;
+use nix::mount::{MntFlags, umount2};
+use nix::sys::mman::{self, MapFlags, MsFlags, ProtFlags};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
+use tempfile::TempDir;
+
+const PASSPHRASE: &str = "a passphrase of the tests";
+
+/// Exit code of a mount whose archive is locked.
+const IN_USE: i32 = 13;
+
+/// One archive and its mount.
+pub(crate) struct Mount {
+    scratch: TempDir,
+    options: String,
+    mounted: bool,
+}
+
+impl Mount {
+    pub(crate) fn new() -> Mount {
+        Mount::with("")
+    }
+
+    /// With mount options, separated by commas.
+    pub(crate) fn with(options: &str) -> Mount {
+        let scratch = tempfile::Builder::new().prefix("lockbox-semantics.").tempdir().unwrap();
+        Mount::at(scratch, options)
+    }
+
+    /// In a directory of the test's.
+    pub(crate) fn at(scratch: TempDir, options: &str) -> Mount {
+        assert!(rustix::process::geteuid().is_root(), "the tests of real mounts need root");
+        assert!(Path::new("/dev/fuse").exists(), "/dev/fuse is missing, and the tests of real mounts need it");
+        let mut made = Mount { scratch, options: options.to_owned(), mounted: false };
+        fs::create_dir(made.root()).unwrap();
+        fs::create_dir(made.runtime()).unwrap();
+        fs::write(made.passfile(), PASSPHRASE).unwrap();
+        fs::set_permissions(made.passfile(), fs::Permissions::from_mode(0o600)).unwrap();
+        let passphrase = Passphrase::new(PASSPHRASE.as_bytes().to_vec());
+        // What a passphrase costs is not what these tests are about.
+        let kdf = KdfCost { memory_kib: 1024, passes: 1, lanes: 1 };
+        let create = CreateOptions { kdf, creator: Creator { uid: 0, gid: 0, umask: None } };
+        Archive::create(&made.archive(), &passphrase, &create).unwrap();
+        made.mount();
+        made
+    }
+
+    pub(crate) fn archive(&self) -> PathBuf {
+        self.scratch.path().join("box.lbx")
+    }
+
+    pub(crate) fn root(&self) -> PathBuf {
+        self.scratch.path().join("box")
+    }
+
+    /// A path below the mount point.
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.root().join(name)
+    }
+
+    /// A path beside the mount, on the host.
+    pub(crate) fn outside(&self, name: &str) -> PathBuf {
+        self.scratch.path().join(name)
+    }
+
+    fn runtime(&self) -> PathBuf {
+        self.scratch.path().join("run")
+    }
+
+    fn passfile(&self) -> PathBuf {
+        self.scratch.path().join("passphrase")
+    }
+
+    fn log(&self) -> PathBuf {
+        self.scratch.path().join("log")
+    }
+
+    pub(crate) fn mount(&mut self) {
+        let mut options = format!("passfile={},log={}", self.passfile().display(), self.log().display());
+        if !self.options.is_empty() {
+            options = format!("{options},{}", self.options);
+        }
+        let attempt = || {
+            Command::new(env!("CARGO_BIN_EXE_mount-lockbox"))
+                .args(["-o", &options])
+                .arg(self.archive())
+                .arg(self.root())
+                .env("XDG_RUNTIME_DIR", self.runtime())
+                .stdin(Stdio::null())
+                .output()
+                .unwrap()
+        };
+        // A program that another test starts has the archive that was just made, and its lock, until its exec.
+        let mut output = attempt();
+        for _ in 0..100 {
+            if output.status.code() != Some(IN_USE) {
+                break;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(20));
+            output = attempt();
+        }
+        assert!(output.status.success(), "mounting failed: {}", String::from_utf8_lossy(&output.stderr));
+        self.mounted = true;
+    }
+
+    fn ask(&self, request: &Request) -> io::Result<Response> {
+        let id = Archive::identify(&self.archive()).map_err(io::Error::other)?;
+        control::ask(&control::socket_path(&self.runtime(), &id), request).map_err(io::Error::other)
+    }
+
+    pub(crate) fn status(&self) -> Status {
+        match self.ask(&Request::Status).unwrap() {
+            Response::Status(status) => status,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// The orderly end: returns when the archive is closed.
+    pub(crate) fn unmount(&mut self) {
+        // A program that another test starts has all our descriptors for the moment before its exec.
+        for _ in 0..500 {
+            match self.ask(&Request::Stop { lazy: false }).unwrap() {
+                Response::Done => {
+                    self.mounted = false;
+                    return;
+                }
+                Response::Busy { .. } => std::thread::sleep(std::time::Duration::from_millis(20)),
+                other => panic!("{other:?}"),
+            }
+        }
+        panic!("the mount stays busy");
+    }
+
+    pub(crate) fn remount(&mut self) {
+        self.unmount();
+        self.mount();
+    }
+
+    pub(crate) fn remount_with(&mut self, options: &str) {
+        self.options = options.to_owned();
+        self.remount();
+    }
+
+    /// Ends the daemon as `kill -9` does, and mounts what it left.
+    pub(crate) fn crash(&mut self) {
+        self.kill();
+        self.mount();
+    }
+
+    pub(crate) fn kill(&mut self) {
+        let pid = Pid::from_raw(self.status().pid as i32).unwrap();
+        let handle = pidfd_open(pid, PidfdFlags::empty()).unwrap();
+        kill_process(pid, Signal::KILL).unwrap();
+        await_readable(handle.as_fd());
+    }
+
+    /// Lets the kernel forget what it holds of the mount and does not use.
+    pub(crate) fn drop_caches(&self) {
+        // The kernel may still want to store times of files that are deleted already, and report that it could not.
+        let _ = rustix::fs::syncfs(File::open(self.root()).unwrap());
+        fs::write("/proc/sys/vm/drop_caches", "3").unwrap();
+    }
+
+    /// Closes the archive and proves that every page of it is sound.
+    pub(crate) fn check(&mut self) {
+        if self.mounted {
+            self.unmount();
+        }
+        let key = Archive::unlock(&self.archive(), &Passphrase::new(PASSPHRASE.as_bytes().to_vec())).unwrap();
+        let read = lockbox::archive::OpenOptions { read_only: true, ..Default::default() };
+        let report = Archive::open(&self.archive(), &key, &read).unwrap().check(true, &mut |_, _| {}).unwrap();
+        assert!(report.findings.is_empty(), "{:?}", report.findings);
+    }
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        if !self.mounted {
+            return;
+        }
+        if std::thread::panicking() {
+            eprintln!("log of the daemon:\n{}", fs::read_to_string(self.log()).unwrap_or_default());
+        }
+        // Whatever state the test left: the polite way, else by force.
+        if matches!(self.ask(&Request::Stop { lazy: false }), Ok(Response::Done)) {
+            return;
+        }
+        let _ = umount2(&self.root(), MntFlags::MNT_DETACH);
+        if let Ok(Response::Status(status)) = self.ask(&Request::Status)
+            && let Some(pid) = Pid::from_raw(status.pid as i32)
+        {
+            let _ = kill_process(pid, Signal::KILL);
+        }
+    }
+}
+
+/// Waits until a descriptor has something to say.
+pub(crate) fn await_readable(descriptor: impl AsFd) {
+    let mut polled = [PollFd::new(&descriptor, PollFlags::IN)];
+    while poll(&mut polled, None).map_or_else(|e| e == rustix::io::Errno::INTR, |n| n == 0) {}
+}
+
+pub(crate) fn create(path: impl AsRef<Path>) -> File {
+    OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path).unwrap()
+}
+
+pub(crate) fn open_with(path: impl AsRef<Path>, flags: i32) -> io::Result<File> {
+    use std::os::unix::fs::OpenOptionsExt;
+    OpenOptions::new().read(true).write(true).custom_flags(flags).open(path)
+}
+
+/// The number of an error, to compare with libc's.
+pub(crate) fn code<T>(result: Result<T, impl Into<io::Error>>) -> i32 {
+    match result {
+        Ok(_) => 0,
+        Err(error) => error.into().raw_os_error().unwrap_or(-1),
+    }
+}
+
+/// Bytes that do not compress, the same for the same seed.
+pub(crate) fn noise(seed: u64, length: usize) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state
+    };
+    let mut bytes = Vec::with_capacity(length + 8);
+    while bytes.len() < length {
+        bytes.extend_from_slice(&next().to_le_bytes());
+    }
+    bytes.truncate(length);
+    bytes
+}
+
+pub(crate) fn read_at(file: &File, offset: u64, length: usize) -> Vec<u8> {
+    let mut bytes = vec![0; length];
+    file.read_exact_at(&mut bytes, offset).unwrap();
+    bytes
+}
+
+/// Runs a Python program with the given arguments and standard input; a second process where one is needed.
+pub(crate) fn python(program: &str, arguments: &[&Path]) -> std::process::Child {
+    Command::new("python3")
+        .arg("-c")
+        .arg(program)
+        .args(arguments)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap()
+}
+
+/// A shared memory map of a file.
+pub(crate) struct Map {
+    start: NonNull<libc::c_void>,
+    length: usize,
+}
+
+impl Map {
+    pub(crate) fn new(file: &File, length: usize) -> Map {
+        let size = length.try_into().unwrap();
+        let protection = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
+        // SAFETY: the kernel chooses the address, so no other memory is touched; the map lives as long as this value.
+        let start = unsafe { mman::mmap(None, size, protection, MapFlags::MAP_SHARED, file, 0) }.unwrap();
+        Map { start, length }
+    }
+
+    pub(crate) fn get(&self, at: usize) -> u8 {
+        assert!(at < self.length);
+        // SAFETY: within the map; volatile, since others change it.
+        unsafe { self.start.as_ptr().cast::<u8>().add(at).read_volatile() }
+    }
+
+    pub(crate) fn set(&self, at: usize, byte: u8) {
+        assert!(at < self.length);
+        // SAFETY: as in `get`.
+        unsafe { self.start.as_ptr().cast::<u8>().add(at).write_volatile(byte) }
+    }
+
+    pub(crate) fn sync(&self) {
+        // SAFETY: exactly the map.
+        unsafe { mman::msync(self.start, self.length, MsFlags::MS_SYNC) }.unwrap();
+    }
+}
+
+impl Drop for Map {
+    fn drop(&mut self) {
+        // SAFETY: exactly the map, which nobody uses any more.
+        let _ = unsafe { mman::munmap(self.start, self.length) };
+    }
+}
+
+/// A file handle as name_to_handle_at(2) gives it.
+#[repr(C, align(8))]
+#[derive(Clone)]
+pub(crate) struct Handle {
+    length: u32,
+    kind: i32,
+    bytes: [u8; 128],
+}
+
+impl Handle {
+    pub(crate) fn of(path: &Path) -> Handle {
+        let name = std::ffi::CString::new(path.as_os_str().as_encoded_bytes()).unwrap();
+        let mut handle = Handle { length: 128, kind: 0, bytes: [0; 128] };
+        let mut mount = 0;
+        // SAFETY: the structure is a `struct file_handle` with room for `length` bytes behind its head.
+        let result = unsafe {
+            let raw = (&raw mut handle).cast::<libc::file_handle>();
+            libc::name_to_handle_at(libc::AT_FDCWD, name.as_ptr(), raw, &raw mut mount, 0)
+        };
+        assert_eq!(result, 0, "{}", io::Error::last_os_error());
+        handle
+    }
+
+    pub(crate) fn open(&self, mount: &File, flags: i32) -> io::Result<File> {
+        let mut handle = self.clone();
+        // SAFETY: as in `of`; the kernel only reads it.
+        let descriptor =
+            unsafe { libc::open_by_handle_at(mount.as_raw_fd(), (&raw mut handle).cast::<libc::file_handle>(), flags) };
+        if descriptor < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: just opened and nobody else's.
+        Ok(unsafe { OwnedFd::from_raw_fd(descriptor) }.into())
+    }
+}
