@@ -39,9 +39,15 @@ pub struct CompactOptions {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CompactStep {
     Created,
-    Copying { done: u64, total: u64 },
+    Copying {
+        done: u64,
+        total: u64,
+    },
     Copied,
-    Verifying { done: u64, total: u64 },
+    Verifying {
+        done: u64,
+        total: u64,
+    },
     Verified,
     /// From here on only the rename is left.
     Prepared,
@@ -128,7 +134,10 @@ fn refuse_snapshots(volume: &Volume) -> Result<()> {
             name => super::display(name),
         })
         .collect();
-    Err(Error::Unsupported(format!("an archive with snapshots cannot be compacted; remove these first: {}", names.join(", "))))
+    Err(Error::Unsupported(format!(
+        "an archive with snapshots cannot be compacted; remove these first: {}",
+        names.join(", ")
+    )))
 }
 
 fn fill(old: &FileSystem, storage: Arc<FileStorage>, key: &UnlockedKey, watch: &mut copy::Watch<'_>) -> Result<()> {

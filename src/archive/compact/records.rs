@@ -88,5 +88,9 @@ fn after(key: Key) -> Key {
     if key.sub < u64::MAX {
         return Key { sub: key.sub + 1, ..key };
     }
-    if key.kind < u8::MAX { Key::new(key.object, key.kind + 1, 0) } else { Key::new(key.object.saturating_add(1), 0, 0) }
+    if key.kind < u8::MAX {
+        Key::new(key.object, key.kind + 1, 0)
+    } else {
+        Key::new(key.object.saturating_add(1), 0, 0)
+    }
 }

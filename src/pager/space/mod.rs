@@ -352,13 +352,19 @@ impl SpaceMap {
 
     /// Blocks to grow by when the host has them.
     fn growth(&self, missing: u64) -> u64 {
-        (self.total / 16).clamp(GROW_BLOCKS.0, GROW_BLOCKS.1).max((missing * 4).min(GROW_BLOCKS.1))
+        self.whole_groups((self.total / 16).clamp(GROW_BLOCKS.0, GROW_BLOCKS.1).max((missing * 4).min(GROW_BLOCKS.1)))
+    }
+
+    /// The step that makes the file end with a whole group: small pages look for broken ones first, so one at the end would hold a page
+    /// for ever and the tail could never be cut.
+    fn whole_groups(&self, step: u64) -> u64 {
+        (self.total + step).next_multiple_of(4) - self.total
     }
 
     /// Grows the file by real allocation. The regions that this reaches are loaded. False when the host is full.
     fn grow(&mut self, missing: u64, storage: &dyn Storage) -> Result<bool> {
         let comfortable = self.growth(missing);
-        for step in [comfortable, (missing * 4 + 4).min(comfortable)] {
+        for step in [comfortable, self.whole_groups(missing * 4 + 4).min(comfortable)] {
             match storage.allocate(self.total * BLOCK, step * BLOCK) {
                 Ok(()) => {
                     let old = self.total;
