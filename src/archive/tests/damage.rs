@@ -238,12 +238,12 @@ fn leaves_of_different_generations_are_never_mixed() {
     let ino = super::sample::put(&fs, crate::format::ROOT_INO, b"large", b"x");
     // Small pieces far apart: hundreds of extents, several leaves.
     for n in 0..600u64 {
-        fs.write(ino, n * 131_072, &n.to_le_bytes()).unwrap();
+        fs.write(ino, n * 12_288, &n.to_le_bytes()).unwrap();
     }
     fs.sync().unwrap();
     let mut states = std::collections::BTreeMap::new();
     states.insert(fs.volume.durable().generation, super::sample::expected(&fs));
-    fs.write(ino, 599 * 131_072, b"changed at the end").unwrap();
+    fs.write(ino, 599 * 12_288, b"changed at the end").unwrap();
     fs.sync().unwrap();
     states.insert(fs.volume.durable().generation, super::sample::expected(&fs));
     let sample = Sample { bytes: storage.contents(), earlier: Vec::new(), states };
