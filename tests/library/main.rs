@@ -3,5 +3,6 @@
 #![allow(clippy::unwrap_used)] // a test that cannot go on fails
 
 mod cli_errors;
+mod damage;
 mod import_extract;
 mod support;

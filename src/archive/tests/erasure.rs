@@ -7,7 +7,7 @@ use super::super::scan::{open_found, scan};
 use super::sample::{cipher, create_on, fresh, noise, open_on, put};
 use crate::env::SeededEnvironment;
 use crate::format::page::{PageKind, decode_cell_table};
-use crate::format::{BLOCK, Ino, MIN_BLOCKS, ROOT_INO};
+use crate::format::{BLOCK, Ino, MIN_BLOCKS, ROOT_INO, Run};
 use crate::frame::read_cell;
 use crate::pager::Pager;
 use crate::storage::simulated::{Fate, OpKind, SimulatedStorage};
@@ -144,7 +144,7 @@ fn what_a_rejected_commit_wrote_is_gone_after_the_next_session() {
             let pending = storage.pending();
             let writes: Vec<u64> = pending
                 .iter()
-                .filter(|op| matches!(&op.kind, OpKind::Write { offset, .. } if *offset >= MIN_BLOCKS * BLOCK))
+                .filter(|op| matches!(&op.kind, OpKind::Write { offset, .. } if Run::new(offset / BLOCK, 1).is_page_space(u64::MAX)))
                 .map(|op| op.number)
                 .collect();
             for lost in writes {
