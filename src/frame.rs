@@ -5,7 +5,7 @@ mod compression;
 
 use std::borrow::Cow;
 
-pub(crate) use cipher::{DataHead, OpenedPage, PageCipher, SealedPage, plain_cell, wrong_kind};
+pub(crate) use cipher::{DataHead, OpenedPage, PageCipher, SealedPage, claimed_tag, plain_cell, wrong_kind};
 use compression::{Effort, compress, probe};
 
 use crate::format::data_head::{PackedItem, head_length};

@@ -41,10 +41,14 @@ pub(super) fn attributes_of(stat: &Stat) -> SetAttributes {
 /// Gives an open host file those of the attributes that are copied at all.
 pub(super) fn put_xattrs(file: impl AsFd, xattrs: &[(Vec<u8>, Vec<u8>)]) -> Result<()> {
     for (name, value) in xattrs.iter().filter(|(name, _)| name.starts_with(USER_XATTRS)) {
-        rustix::fs::fsetxattr(&file, &name[..], value, XattrFlags::empty())
-            .map_err(host_error("cannot set an extended attribute"))?;
+        rustix::fs::fsetxattr(&file, &name[..], value, XattrFlags::empty()).map_err(xattr_refused)?;
     }
     Ok(())
+}
+
+/// "No space" means here that the host keeps no value of that length, not that its disk is full: no reason to end everything.
+fn xattr_refused(errno: Errno) -> Error {
+    Error::Io { context: "cannot set an extended attribute".into(), source: errno.into() }
 }
 
 /// Owner, mode and times of an open host file, in the order in which none undoes another.

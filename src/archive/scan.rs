@@ -2,8 +2,8 @@
 
 use crate::error::{Error, Result};
 use crate::format::page::Prologue;
-use crate::format::{BLOCK, Pointer, RESERVED, Run, Tag};
-use crate::frame::{OpenedPage, PageCipher};
+use crate::format::{BLOCK, Pointer, RESERVED, Run};
+use crate::frame::{OpenedPage, PageCipher, claimed_tag};
 use crate::pager::Pager;
 use crate::storage::Storage;
 
@@ -86,7 +86,8 @@ pub(super) fn open_found(pager: &Pager, run: Run) -> Result<(Pointer, OpenedPage
     let mut bytes = vec![0; run.bytes() as usize];
     pager.storage().read_at(run.offset(), &mut bytes)?;
     let prologue = pager.cipher().open_prologue(run.address, &bytes)?;
-    let tag: Tag = bytes.last_chunk().copied().unwrap_or_default();
+    let short = || Error::damaged(format!("page ends early: block={}", run.address));
+    let tag = claimed_tag(&prologue, &bytes).ok_or_else(short)?;
     let pointer = Pointer { run, generation: prologue.generation, tag };
     let opened = pager.cipher().open(&pointer, bytes)?;
     Ok((pointer, opened))

@@ -4,7 +4,7 @@ use std::ops::ControlFlow;
 
 use super::node::{Body, Node, Place, slot_of};
 use super::{Child, NodeStore, ScanVisitor};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::format::Key;
 
 /// Calls `f` with the node that `child` stands for.
@@ -95,4 +95,32 @@ pub(super) fn scan(
         }
     }
     Ok(ControlFlow::Continue(()))
+}
+
+/// Goes on behind a node that is damaged.
+pub(super) fn scan_surviving(
+    store: &NodeStore,
+    child: &Child,
+    place: Place,
+    f: &mut dyn FnMut(Key, &[u8]) -> Result<()>,
+    lost: &mut dyn FnMut(Key, Key, Error) -> Result<()>,
+) -> Result<()> {
+    let node = match child {
+        Child::Resident(node) => node.clone(),
+        Child::Stored(pointer) => match store.load(pointer, place) {
+            Ok(node) => node,
+            Err(error @ (Error::Damaged(_) | Error::Io { .. })) => return lost(place.lower, place.upper, error),
+            Err(error) => return Err(error),
+        },
+    };
+    match &node.body {
+        Body::Leaf(leaf) => (0..leaf.len()).try_for_each(|position| {
+            let (key, value) = leaf.entry(position);
+            f(key, value)
+        }),
+        Body::Internal(children) => children
+            .iter()
+            .enumerate()
+            .try_for_each(|(slot, (_, child))| scan_surviving(store, child, node.child_place(children, slot), f, lost)),
+    }
 }

@@ -24,7 +24,7 @@ pub(crate) use cache::NodeStore;
 pub(crate) use node::Node;
 use node::Place;
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::format::record::Root;
 use crate::format::{Generation, Key, Pointer, TreeId};
 
@@ -109,6 +109,19 @@ impl Tree {
             self.with_root(store, |root| cursor::scan(store, root, from, to, f))?;
         }
         Ok(())
+    }
+
+    /// Calls `f` with every entry that can still be read; `lost` gets the range of keys below each node that cannot, and why.
+    pub(crate) fn scan_surviving(
+        &self,
+        store: &NodeStore,
+        f: &mut dyn FnMut(Key, &[u8]) -> Result<()>,
+        lost: &mut dyn FnMut(Key, Key, Error) -> Result<()>,
+    ) -> Result<()> {
+        match &self.root {
+            None => Ok(()),
+            Some(root) => cursor::scan_surviving(store, root, Place::root(self.id as u8, self.level), f, lost),
+        }
     }
 
     /// Inserts or replaces; answers whether the key was there. On an error the tree may be half changed: the caller discards it.

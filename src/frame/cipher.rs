@@ -457,6 +457,11 @@ fn failed(pointer: &Pointer) -> Error {
     Error::damaged(format!("page failed authentication: block={address} generation={}", pointer.generation.0))
 }
 
+/// The tag by which a pointer names the page that begins with this prologue, as it stands in `bytes`; for scanners, who have no pointer.
+pub(crate) fn claimed_tag(prologue: &Prologue, bytes: &[u8]) -> Option<Tag> {
+    bytes.get(MAIN + prologue.main_length()..)?.first_chunk().copied()
+}
+
 pub(crate) fn wrong_kind(pointer: &Pointer) -> Error {
     let Run { address, .. } = pointer.run;
     Error::damaged(format!("page of another kind: block={address} generation={}", pointer.generation.0))

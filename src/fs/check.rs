@@ -3,7 +3,6 @@
 //! Memory grows with the archive, about 64 bytes per inode: names can only be counted when all directories have been seen.
 
 use std::collections::{HashMap, HashSet};
-use std::ops::ControlFlow;
 
 use super::acl::{Acl, AclKind};
 use super::directory::{self, DIRECTORY_TYPE, FIRST_SEQUENCE, Found, Target, file_type, name_hash};
@@ -13,7 +12,7 @@ use crate::error::{Error, Result};
 use crate::format::values::{
     Extent, InodeValue, NO_TRIM, XATTR_PIECE, XattrEntry, decode_index, decode_list, decode_xattrs, inode_flags,
 };
-use crate::format::{Ino, Key, MAX_DATA, MAX_OFFSET, ROOT_INO, kind};
+use crate::format::{Ino, Key, MAX_DATA, MAX_INO, MAX_OFFSET, ROOT_INO, kind};
 use crate::txn::View;
 
 /// More than anybody reads; what follows from one damaged node may be millions.
@@ -80,7 +79,7 @@ impl FileSystem {
     /// through the extents that name it. `progress` gets (done, total) inodes.
     ///
     /// # Errors
-    /// Only what makes going on impossible: a node or page that cannot be read.
+    /// Only what makes going on impossible; a node or page that cannot be read is a finding like others.
     pub(crate) fn check_structure(
         &self,
         full: bool,
@@ -100,27 +99,42 @@ impl FileSystem {
             counts: StructureCounts::default(),
             findings: Vec::new(),
         };
-        view.scan(Key::MIN, Key::MAX, &mut |key, value| {
-            if Ino(key.object) != walk.object.ino {
-                walk.finish_object();
-                walk.object.ino = Ino(key.object);
-                if walk.counts.inodes.is_multiple_of(1024) {
-                    progress(walk.counts.inodes, state.inodes());
+        let mut lost = Vec::new();
+        view.scan_surviving(
+            &mut |key, value| {
+                if Ino(key.object) != walk.object.ino {
+                    walk.finish_object();
+                    walk.object.ino = Ino(key.object);
+                    if walk.counts.inodes.is_multiple_of(1024) {
+                        progress(walk.counts.inodes, state.inodes());
+                    }
                 }
-            }
-            match walk.record(key, value) {
-                Err(Error::Damaged(detail)) => walk.find(format!("inode {}: {detail}", key.object)),
-                other => other?,
-            }
-            Ok(ControlFlow::Continue(()))
-        })?;
+                match walk.record(key, value) {
+                    Err(Error::Damaged(detail)) => {
+                        walk.find(format!("inode {}: {detail}", key.object));
+                        Ok(())
+                    }
+                    other => other,
+                }
+            },
+            &mut |lower, upper, error| {
+                let last = upper.object - u64::from((upper.kind, upper.sub) == (0, 0) && upper.object > lower.object);
+                let range = format!("inodes {} to {}", lower.object, last.min(MAX_INO));
+                lost.push(format!("records of {range} cannot be read: {error}"));
+                Ok(())
+            },
+        )?;
         walk.finish_object();
+        for finding in lost {
+            walk.find(finding);
+        }
         walk.judge_names();
         walk.judge_reachability();
         if walk.counts.inodes != state.inodes() {
             let counted = walk.counts.inodes;
             walk.find(format!("the archive counts {} inodes, but has {counted}", state.inodes()));
         }
+        walk.name_findings()?;
         progress(state.inodes(), state.inodes());
         Ok((walk.counts, walk.findings))
     }
@@ -281,7 +295,12 @@ impl Walk<'_> {
         self.object.bytes += end.min(trim).saturating_sub(offset);
         if self.full && length <= MAX_DATA as u64 {
             self.buffer.resize(extent.length as usize, 0);
-            self.fs.volume.pager().read_data(&extent.page, extent.start, &mut self.buffer)?;
+            match self.fs.volume.pager().read_data(&extent.page, extent.start, &mut self.buffer) {
+                Err(error @ (Error::Damaged(_) | Error::Io { .. })) => {
+                    self.find_here(&format!("bytes {offset} to {} are lost: {error}", end - 1));
+                }
+                read => read?,
+            }
         }
         Ok(())
     }
@@ -326,6 +345,46 @@ impl Walk<'_> {
         for (_, finding) in wrong.iter().filter(|(is_wrong, _)| *is_wrong) {
             self.find_here(finding);
         }
+    }
+
+    /// Puts the path behind each inode number that a finding begins with, as far as the directories tell it.
+    fn name_findings(&mut self) -> Result<()> {
+        let mut wanted: HashSet<Ino> = self.findings.iter().filter_map(|finding| inode_of(finding)).collect();
+        let mut way: Vec<Ino> = wanted.iter().copied().collect();
+        while let Some(ino) = way.pop() {
+            let above = self.known.get(&ino).map_or(Ino(0), |known| known.named_in);
+            if above.0 > 0 && wanted.insert(above) {
+                way.push(above);
+            }
+        }
+        let mut names: HashMap<Ino, (Ino, Vec<u8>)> = HashMap::new();
+        let mut name = |key: Key, value: &[u8]| -> Result<()> {
+            if key.kind == kind::DIR_LIST
+                && key.object > 0
+                && let Ok(entry) = decode_list(value)
+                && wanted.contains(&entry.ino)
+            {
+                names.entry(entry.ino).or_insert_with(|| (Ino(key.object), entry.name.to_vec()));
+            }
+            Ok(())
+        };
+        self.view.scan_surviving(&mut name, &mut |_, _, _| Ok(()))?;
+        for finding in &mut self.findings {
+            let Some(ino) = inode_of(finding) else { continue };
+            let (mut at, mut path) = (ino, Vec::new());
+            // No path is longer than there are names: a circle ends.
+            for _ in 0..=names.len() {
+                let Some((above, name)) = names.get(&at) else { break };
+                path = [b"/", &name[..], &path].concat();
+                at = *above;
+            }
+            if !path.is_empty() {
+                let from = if at == ROOT_INO { "" } else { "..." };
+                let rest = finding.split_off(format!("inode {}", ino.0).len());
+                finding.push_str(&format!(" ({from}{}){rest}", String::from_utf8_lossy(&path).escape_debug()));
+            }
+        }
+        Ok(())
     }
 
     /// Types, links and parents, now that every name was seen.
@@ -374,6 +433,11 @@ impl Walk<'_> {
             self.find(format!("inode {}: is in a circle of directories", ino.0));
         }
     }
+}
+
+fn inode_of(finding: &str) -> Option<Ino> {
+    let (number, _) = finding.strip_prefix("inode ")?.split_once(':')?;
+    number.parse().ok().map(Ino)
 }
 
 fn judge_known(ino: Ino, known: &Known, orphan: bool) -> Vec<&'static str> {

@@ -35,7 +35,7 @@ pub(crate) use state::State;
 pub(crate) use volume::{OpenOptions, Volume};
 
 use crate::btree::{NodeStore, ScanVisitor, Tree};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::format::Key;
 
 /// Read access to one version of the live tree; the same for readers and inside an operation.
@@ -56,5 +56,14 @@ impl View<'_> {
 
     pub(crate) fn scan(&self, from: Key, to: Key, f: &mut ScanVisitor<'_>) -> Result<()> {
         self.tree.scan(self.store, from, to, f)
+    }
+
+    /// Every entry that can still be read; `lost` gets the range of keys below each node that cannot, and why.
+    pub(crate) fn scan_surviving(
+        &self,
+        f: &mut dyn FnMut(Key, &[u8]) -> Result<()>,
+        lost: &mut dyn FnMut(Key, Key, Error) -> Result<()>,
+    ) -> Result<()> {
+        self.tree.scan_surviving(self.store, f, lost)
     }
 }

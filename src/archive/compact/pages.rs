@@ -63,8 +63,8 @@ impl<'a> Pages<'a> {
     pub(super) fn place(&mut self, ino: Ino, offset: u64, extent: &Extent) -> Result<Placed> {
         let address = extent.page.run.address;
         let Some(shared) = self.shared.get_mut(&address) else {
-            let ranges = [extent.start..extent.start + extent.length];
-            let page = self.copy(ino, offset, extent, &ranges)?;
+            let range = extent.start..extent.start + extent.length;
+            let page = self.copy(ino, offset, extent, std::slice::from_ref(&range))?;
             return Ok(Placed { page, start: 0, adopt: Some(1) });
         };
         if let Some(page) = shared.placed {

@@ -55,6 +55,13 @@ impl SpaceMap {
     /// Blocks to grow by when the host has them; none when the limit is reached.
     pub(super) fn growth(&self, missing: u64) -> u64 {
         let comfortable = (self.total / 16).clamp(GROW_BLOCKS.0, GROW_BLOCKS.1).max((missing * 4).min(GROW_BLOCKS.1));
-        comfortable.min(self.limit.saturating_sub(self.total))
+        let last_group = self.limit / 4 * 4;
+        self.whole_groups(comfortable).min(last_group.saturating_sub(self.total))
+    }
+
+    /// The step that makes the file end with a whole group: small pages look for broken ones first, so one at the end would hold a page
+    /// for ever and the tail could never be cut.
+    pub(super) fn whole_groups(&self, step: u64) -> u64 {
+        (self.total + step).next_multiple_of(4) - self.total
     }
 }

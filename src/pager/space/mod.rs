@@ -351,7 +351,7 @@ impl SpaceMap {
         if comfortable == 0 {
             return Ok(false);
         }
-        for step in [comfortable, (missing * 4 + 4).min(comfortable)] {
+        for step in [comfortable, self.whole_groups(missing * 4 + 4).min(comfortable)] {
             match storage.allocate(self.total * BLOCK, step * BLOCK) {
                 Ok(()) => {
                     let old = self.total;

@@ -107,3 +107,25 @@ case_the_independent_reader_extracts_the_same() {
     same_tree "$WORK/expected" "$WORK/theirs/sources"
     [[ $(wc -l <"$WORK/list") -gt 1000 ]] || fail 'the list is short'
 }
+
+case_purge_erases_on_a_mount_and_damage_is_rescued() {
+    local tree before after
+    tree=$(source_tree)
+    new_archive box
+    attach box
+    head -c 20000000 /dev/urandom >"$WORK/box/secret"
+    cp -a "$tree/odd" "$WORK/box/odd"
+    sync -f "$WORK/box/secret"
+    before=$(stat -c %b "$WORK/box.lbx")
+    rm "$WORK/box/secret"
+    lockbox purge "$WORK/box"
+    after=$(stat -c %b "$WORK/box.lbx")
+    [[ $((before - after)) -gt 30000 ]] || fail "purge gave back too little: before=$before after=$after"
+    lockbox purge "$WORK/box.lbx"
+    detach box
+    # Every record of the ring, and one header copy.
+    dd if=/dev/urandom of="$WORK/box.lbx" bs=4096 count=65 conv=notrunc status=none
+    dd if=/dev/urandom of="$WORK/box.lbx" bs=4096 seek=353 count=32 conv=notrunc status=none
+    lockbox rescue --passfile "$PASSFILE" "$WORK/box.lbx" --to "$WORK/out"
+    same_tree "$tree/odd" "$WORK/out/odd"
+}

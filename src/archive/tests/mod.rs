@@ -1,5 +1,10 @@
 //! Header copies and key slots: damage, tampering, hostile parameters, and a crash at any write of a change.
 
+mod compaction;
+mod damage;
+mod erasure;
+mod sample;
+
 use super::header::{self, Header, SlotBlock, empty_slots};
 use super::{UnlockLimits, UnlockedKey, slots};
 use crate::crypto::kdf::KdfCost;

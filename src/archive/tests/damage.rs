@@ -1,0 +1,261 @@
+//! Damage of every kind to a small archive: what is read is what was written, or an error; what is rescued under its name is one version.
+
+use std::collections::BTreeSet;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::sync::Arc;
+
+use super::super::rescue::{RescueOptions, RescueState, rescue_from};
+use super::super::scan::scan;
+use super::sample::{Sample, cipher, sample};
+use crate::env::SeededEnvironment;
+use crate::format::{BLOCK, Generation, HEADER_START, RING_SLOTS, Run, slot_block};
+use crate::fs::mode;
+use crate::storage::MemoryStorage;
+
+const B: usize = BLOCK as usize;
+
+/// Every authentic page.
+fn pages(bytes: &[u8]) -> Vec<Run> {
+    let mut runs = Vec::new();
+    let storage = MemoryStorage::from_contents(bytes.to_vec());
+    scan(&storage, &cipher(), &mut |_, _| {}, &mut |run, _| {
+        runs.push(run);
+        Ok(())
+    })
+    .unwrap();
+    runs
+}
+
+struct Outcome {
+    whole: BTreeSet<Vec<u8>>,
+    not_whole: BTreeSet<Vec<u8>>,
+    complete: bool,
+}
+
+/// Rescues, and compares every object that is called whole with what it was in the generation that is told.
+fn rescue(sample: &Sample, bytes: Vec<u8>, what: &str) -> Outcome {
+    let target = tempfile::tempdir().unwrap();
+    let to = target.path().join("to");
+    let mut told = Vec::new();
+    let options = RescueOptions { to: to.clone(), partial: true };
+    let report = rescue_from(
+        Arc::new(MemoryStorage::from_contents(bytes)),
+        cipher(),
+        &SeededEnvironment::new(4),
+        &options,
+        &mut |item| {
+            told.push((item.state, item.path.to_vec(), item.ino, item.generation));
+            Ok(())
+        },
+        &mut |_| {},
+    )
+    .unwrap();
+    assert!(report.problems.is_empty(), "{what}: {:?}", report.problems);
+    let mut outcome = Outcome { whole: BTreeSet::new(), not_whole: BTreeSet::new(), complete: report.complete() };
+    for (state, path, ino, generation) in told {
+        let shown = String::from_utf8_lossy(&path).into_owned();
+        if state != RescueState::Whole {
+            outcome.not_whole.insert(path);
+            continue;
+        }
+        let host = to.join(Path::new(std::ffi::OsStr::from_bytes(&path)));
+        if ino.0 != 1 {
+            let then = sample.at(generation).values().find(|seen| seen.ino == ino);
+            let then = then.unwrap_or_else(|| panic!("{what}: {shown} did not exist in generation {}", generation.0));
+            let content = match then.mode & mode::TYPE {
+                mode::REGULAR => std::fs::read(&host).unwrap(),
+                mode::SYMLINK => std::fs::read_link(&host).unwrap().as_os_str().as_bytes().to_vec(),
+                _ => Vec::new(),
+            };
+            assert!(content == then.content, "{what}: {shown} as of generation {}", generation.0);
+        }
+        outcome.whole.insert(path);
+    }
+    outcome
+}
+
+fn judge(sample: &Sample, bytes: Vec<u8>, what: &str) {
+    sample.judge(bytes.clone(), what);
+    rescue(sample, bytes, what);
+}
+
+#[test]
+fn an_undamaged_archive_is_rescued_whole() {
+    let sample = sample();
+    assert_eq!(sample.judge(sample.bytes.clone(), "nothing"), 0);
+    let outcome = rescue(&sample, sample.bytes.clone(), "nothing");
+    assert!(outcome.complete && outcome.not_whole.is_empty());
+    // The root, and every path but the further name of a file.
+    assert_eq!(outcome.whole.len(), sample.newest().len());
+}
+
+/// A few bytes of each block: nonce, sealed prologue, tags, body, end.
+#[test]
+fn flipped_bytes_are_noticed_wherever_they_are() {
+    let sample = sample();
+    let heads: BTreeSet<u64> = pages(&sample.bytes).iter().map(|run| run.address).chain(HEADER_START).collect();
+    for block in interesting(&sample) {
+        let every: &[usize] = &[0, 11, 12, 23, 24, 71, 72, 87, 88, 104, 2047, 4032, 4064, 4080, 4095];
+        let offsets = if heads.contains(&(block as u64)) { every } else { &[0, 2047, 4095] };
+        for offset in offsets {
+            flip(&sample, block * B + offset);
+        }
+    }
+}
+
+/// Blocks that hold something, and some of those that do not.
+fn interesting(sample: &Sample) -> Vec<usize> {
+    let mut blocks: BTreeSet<u64> = pages(&sample.bytes).iter().flat_map(|run| run.address..run.end()).collect();
+    blocks.extend(HEADER_START.iter().flat_map(|start| [*start, start + 1, start + 32]));
+    blocks.extend((0..RING_SLOTS).map(slot_block));
+    let all = (sample.bytes.len() / B) as u64;
+    blocks.extend((0..all).step_by(16));
+    blocks.into_iter().filter(|block| *block < all).map(|block| block as usize).collect()
+}
+
+/// The exhaustive run; `tests/RELIABILITY.md` has the command.
+#[test]
+#[ignore = "takes an hour"]
+fn every_flipped_byte_is_noticed() {
+    let sample = sample();
+    for offset in 0..sample.bytes.len() {
+        flip(&sample, offset);
+    }
+}
+
+fn flip(sample: &Sample, offset: usize) {
+    let mut bytes = sample.bytes.clone();
+    bytes[offset] ^= 0x10;
+    sample.judge(bytes, &format!("byte {offset} of block {}", offset / B));
+}
+
+#[test]
+fn zeroed_blocks_cost_what_lay_there_and_nothing_else() {
+    let sample = sample();
+    let mut lost = 0;
+    for block in interesting(&sample) {
+        let mut bytes = sample.bytes.clone();
+        bytes[block * B..(block + 1) * B].fill(0);
+        lost += sample.judge(bytes.clone(), &format!("block {block} zeroed"));
+        rescue(&sample, bytes, &format!("block {block} zeroed"));
+    }
+    assert!(lost > 0, "no block mattered");
+}
+
+#[test]
+fn swapped_pages_do_not_stand_in_for_each_other() {
+    let sample = sample();
+    let pages = pages(&sample.bytes);
+    let mut swapped = 0;
+    for (index, one) in pages.iter().enumerate() {
+        for other in pages[index + 1..].iter().filter(|other| other.blocks == one.blocks) {
+            let mut bytes = sample.bytes.clone();
+            let (a, b) = (one.offset() as usize, other.offset() as usize);
+            for at in 0..one.bytes() as usize {
+                bytes.swap(a + at, b + at);
+            }
+            judge(&sample, bytes, &format!("pages {} and {} swapped", one.address, other.address));
+            swapped += 1;
+        }
+    }
+    assert!(swapped > 10, "only {swapped} pairs");
+}
+
+/// What an attacker who kept an older copy of the file can put back.
+#[test]
+fn older_blocks_do_not_stand_in_for_newer_ones() {
+    let sample = sample();
+    let mut replaced = 0;
+    for block in 0..sample.earlier.len() / B {
+        let range = block * B..(block + 1) * B;
+        if sample.earlier[range.clone()] != sample.bytes[range.clone()] {
+            let mut bytes = sample.bytes.clone();
+            bytes[range.clone()].copy_from_slice(&sample.earlier[range]);
+            judge(&sample, bytes, &format!("block {block} put back"));
+            replaced += 1;
+        }
+    }
+    assert!(replaced > 5, "only {replaced} blocks");
+    // All pages of the older copy under the newer records, and the other way round.
+    for pages_from in [&sample.earlier, &sample.bytes] {
+        let ring_from = if std::ptr::eq(pages_from, &sample.bytes) { &sample.earlier } else { &sample.bytes };
+        let mut bytes = pages_from.clone();
+        for slot in 0..RING_SLOTS {
+            let at = slot_block(slot) as usize * B;
+            bytes[at..at + B].copy_from_slice(&ring_from[at..at + B]);
+        }
+        judge(&sample, bytes, "pages and records of different copies");
+    }
+}
+
+#[test]
+fn truncated_files_are_refused_and_what_is_left_is_rescued() {
+    let sample = sample();
+    for block in interesting(&sample) {
+        let what = format!("truncated at block {block}");
+        for length in [block * B, block * B + 1000] {
+            sample.judge(sample.bytes[..length].to_vec(), &what);
+        }
+        rescue(&sample, sample.bytes[..block * B].to_vec(), &what);
+    }
+}
+
+#[test]
+fn header_copies_and_ring_slots_may_be_destroyed() {
+    let sample = sample();
+    for start in HEADER_START {
+        let mut bytes = sample.bytes.clone();
+        bytes[start as usize * B..(start as usize + 33) * B].fill(0xEE);
+        assert_eq!(sample.judge(bytes, "a header copy"), 0);
+    }
+    let newest = sample.states.keys().next_back().unwrap();
+    for slot in 0..RING_SLOTS {
+        let at = slot_block(slot) as usize * B;
+        let mut bytes = sample.bytes.clone();
+        bytes[at..at + B].fill(0xEE);
+        let failed = sample.judge(bytes, &format!("ring slot {slot}"));
+        assert!(failed == 0 || slot == newest.slot(), "slot {slot}");
+    }
+    let mut bytes = sample.bytes.clone();
+    for slot in 0..RING_SLOTS {
+        let at = slot_block(slot) as usize * B;
+        bytes[at..at + B].fill(0xEE);
+    }
+    let outcome = rescue(&sample, bytes.clone(), "no records");
+    assert!(outcome.complete);
+    assert_eq!(outcome.whole.len(), sample.newest().len());
+    for start in HEADER_START {
+        bytes[start as usize * B..(start as usize + 33) * B].fill(0xEE);
+    }
+    assert!(rescue(&sample, bytes, "no records, no headers").complete);
+}
+
+/// A file of many extents whose leaves were written at different times: without the nodes above nothing proves that they belong together.
+#[test]
+fn leaves_of_different_generations_are_never_mixed() {
+    let (storage, fs) = super::sample::fresh(9);
+    let ino = super::sample::put(&fs, crate::format::ROOT_INO, b"large", b"x");
+    // Small pieces far apart: hundreds of extents, several leaves.
+    for n in 0..600u64 {
+        fs.write(ino, n * 12_288, &n.to_le_bytes()).unwrap();
+    }
+    fs.sync().unwrap();
+    let mut states = std::collections::BTreeMap::new();
+    states.insert(fs.volume.durable().generation, super::sample::expected(&fs));
+    fs.write(ino, 599 * 12_288, b"changed at the end").unwrap();
+    fs.sync().unwrap();
+    states.insert(fs.volume.durable().generation, super::sample::expected(&fs));
+    let sample = Sample { bytes: storage.contents(), earlier: Vec::new(), states };
+    let nodes: Vec<Run> = pages(&sample.bytes).into_iter().filter(|run| run.blocks <= 4).collect();
+    for page in nodes {
+        let mut bytes = sample.bytes.clone();
+        for slot in 0..RING_SLOTS {
+            let at = slot_block(slot) as usize * B;
+            bytes[at..at + B].fill(0xEE);
+        }
+        bytes[page.offset() as usize..][..page.bytes() as usize].fill(0);
+        rescue(&sample, bytes, &format!("page {} zeroed", page.address));
+    }
+    assert!(sample.states.keys().next().unwrap() > &Generation(1));
+}

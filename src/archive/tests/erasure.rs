@@ -1,0 +1,246 @@
+//! What was deleted is gone from the file, even for somebody who has the key: every block is tried as the beginning of a page.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use super::super::scan::{open_found, scan};
+use super::sample::{cipher, create_on, fresh, noise, open_on, put};
+use crate::env::SeededEnvironment;
+use crate::format::page::PageKind;
+use crate::format::{BLOCK, Ino, MIN_BLOCKS, ROOT_INO, Run};
+use crate::pager::Pager;
+use crate::storage::simulated::{Fate, OpKind, SimulatedStorage};
+use crate::storage::{MemoryStorage, Storage};
+
+/// Inodes of which any data page can be opened, wherever it lies.
+fn recoverable(storage: &Arc<dyn Storage>) -> BTreeSet<Ino> {
+    let pager = Pager::new(storage.clone(), cipher(), 1 << 20);
+    let mut inodes = BTreeSet::new();
+    scan(&**storage, pager.cipher(), &mut |_, _| {}, &mut |run, prologue| {
+        let Ok((_, opened)) = open_found(&pager, run) else { return Ok(()) };
+        match prologue.kind {
+            PageKind::Data => drop(inodes.insert(Ino(prologue.owner))),
+            PageKind::Packed => {
+                opened.read_cell(0)?;
+                inodes.extend(opened.table()?.items.iter().map(|item| item.ino));
+            }
+            PageKind::Node | PageKind::DeltaList => {}
+        }
+        Ok(())
+    })
+    .unwrap();
+    inodes
+}
+
+fn of(storage: &Arc<MemoryStorage>) -> BTreeSet<Ino> {
+    recoverable(&(storage.clone() as Arc<dyn Storage>))
+}
+
+#[test]
+fn deleted_content_is_gone_after_a_purge_and_after_closing() {
+    for close in [false, true] {
+        let (storage, fs) = fresh(1);
+        let kept = put(&fs, ROOT_INO, b"kept", &noise(1, 200_000));
+        let secret = put(&fs, ROOT_INO, b"secret", &noise(2, 300_000));
+        fs.sync().unwrap();
+        assert!(of(&storage).is_superset(&BTreeSet::from([kept, secret])));
+        fs.unlink(ROOT_INO, b"secret").unwrap();
+        if close {
+            fs.close().unwrap()
+        } else {
+            fs.purge().unwrap()
+        }
+        assert_eq!(of(&storage), BTreeSet::from([kept]), "close={close}");
+    }
+}
+
+/// The documented delay: ten seconds of the clock, in background steps.
+#[test]
+fn deleted_content_is_gone_after_the_delay() {
+    let (storage, fs) = fresh(2);
+    put(&fs, ROOT_INO, b"secret", &noise(2, 300_000));
+    fs.sync().unwrap();
+    fs.unlink(ROOT_INO, b"secret").unwrap();
+    fs.sync().unwrap();
+    // The clock of the test goes on by a microsecond whenever it is asked.
+    let start = fs.environment.now().seconds;
+    while fs.environment.now().seconds < start + 11 {
+        fs.maintain().unwrap();
+        for _ in 0..100_000 {
+            fs.environment.now();
+        }
+    }
+    assert_eq!(of(&storage), BTreeSet::new());
+}
+
+#[test]
+fn overwritten_and_cut_content_is_gone_after_a_purge() {
+    let (storage, fs) = fresh(3);
+    let ino = put(&fs, ROOT_INO, b"file", &noise(2, 131_072));
+    fs.sync().unwrap();
+    let before = storage.contents();
+    let old: Vec<&[u8]> = before.chunks(BLOCK as usize).skip(65).collect();
+    fs.write(ino, 0, &noise(3, 131_072)).unwrap();
+    fs.purge().unwrap();
+    let after = storage.contents();
+    let pager = Pager::new(Arc::new(MemoryStorage::from_contents(before.clone())), cipher(), 1 << 20);
+    let mut pages = 0;
+    scan(&**pager.storage(), pager.cipher(), &mut |_, _| {}, &mut |run, prologue| {
+        if prologue.kind == PageKind::Data {
+            pages += 1;
+            let block = old[run.address as usize - 65];
+            assert!(!after.windows(64).step_by(64).any(|w| w == &block[..64]), "old page at {}", run.address);
+        }
+        Ok(())
+    })
+    .unwrap();
+    assert!(pages > 0);
+}
+
+/// A gigabyte that was streamed when the power failed was never named by a root; a sweep after the crash must find it.
+#[test]
+fn what_a_crash_left_of_a_stream_is_gone_after_the_next_session() {
+    for seed in 1..=4 {
+        println!("seed {seed}");
+        let storage = SimulatedStorage::new();
+        let fs = create_with_header(&storage, seed);
+        let kept = put(&fs, ROOT_INO, b"kept", &noise(1, 50_000));
+        fs.sync().unwrap();
+        let stream = put(&fs, ROOT_INO, b"stream", b"");
+        for n in 0..40u64 {
+            fs.write(stream, n * 262_144, &noise(n, 262_144)).unwrap();
+        }
+        // Written out early, without a commit: all of it survives, or every other write.
+        let mut number = 0;
+        let crashed = storage.crash(&mut |_| {
+            number += 1;
+            if seed % 2 == 0 || number % 2 == 0 { Fate::Keep } else { Fate::Drop }
+        });
+        let found = recoverable(&(crashed.clone() as Arc<dyn Storage>));
+        assert!(found.contains(&stream), "the crash left nothing to look for");
+        let again = open_on(crashed.clone(), false, seed + 100).unwrap();
+        again.purge().unwrap();
+        assert_eq!(recoverable(&(crashed.clone() as Arc<dyn Storage>)), BTreeSet::from([kept]));
+        again.close().unwrap();
+        assert_eq!(recoverable(&(crashed as Arc<dyn Storage>)), BTreeSet::from([kept]));
+    }
+}
+
+/// The commit that brought the file in was torn, so recovery rejects it and the one before counts.
+#[test]
+fn what_a_rejected_commit_wrote_is_gone_after_the_next_session() {
+    let storage = SimulatedStorage::new();
+    let fs = create_with_header(&storage, 5);
+    let kept = put(&fs, ROOT_INO, b"kept", &noise(1, 50_000));
+    fs.sync().unwrap();
+    let images: Arc<parking_lot::Mutex<Vec<Arc<SimulatedStorage>>>> = Arc::default();
+    let hook = {
+        let (weak, images) = (Arc::downgrade(&storage), images.clone());
+        move |op: &OpKind| {
+            let Some(storage) = weak.upgrade().filter(|_| matches!(op, OpKind::Barrier)) else { return };
+            // The record and everything but one of its pages reached the medium.
+            let pending = storage.pending();
+            let writes: Vec<u64> = pending
+                .iter()
+                .filter(|op| matches!(&op.kind, OpKind::Write { offset, .. } if Run::new(offset / BLOCK, 1).is_page_space(u64::MAX)))
+                .map(|op| op.number)
+                .collect();
+            for lost in writes {
+                images.lock().push(storage.crash(&mut |op| if op.number == lost { Fate::Drop } else { Fate::Keep }));
+            }
+        }
+    };
+    storage.on_op(Box::new(hook));
+    let secret = put(&fs, ROOT_INO, b"secret", &noise(2, 300_000));
+    fs.sync().unwrap();
+    storage.on_op(Box::new(|_| {}));
+    let images = std::mem::take(&mut *images.lock());
+    let mut rejected = 0;
+    for image in images {
+        let again = open_on(image.clone(), false, 200).unwrap();
+        rejected += u64::from(again.volume.fallback().is_some());
+        let there = again.lookup(ROOT_INO, b"secret").is_ok();
+        again.close().unwrap();
+        let found = recoverable(&(image as Arc<dyn Storage>));
+        assert_eq!(found.contains(&secret), there);
+        assert!(found.contains(&kept));
+    }
+    assert!(rejected > 0, "no commit was rejected");
+}
+
+fn create_with_header(storage: &Arc<SimulatedStorage>, seed: u64) -> Arc<crate::fs::FileSystem> {
+    storage.write_at(0, &super::sample::header_bytes()).unwrap();
+    create_on(storage.clone(), seed)
+}
+
+#[test]
+fn freed_space_goes_back_to_the_host() {
+    let (storage, fs) = fresh(6);
+    let empty = storage.allocated();
+    for n in 0..20u64 {
+        put(&fs, ROOT_INO, format!("f{n}").as_bytes(), &noise(n, 1 << 20));
+    }
+    fs.sync().unwrap();
+    assert!(storage.allocated() > empty + (20 << 20));
+    for n in 0..20 {
+        fs.unlink(ROOT_INO, format!("f{n}").as_bytes()).unwrap();
+    }
+    fs.purge().unwrap();
+    assert!(storage.allocated() < empty + (4 << 20), "allocated={}", storage.allocated());
+    fs.close().unwrap();
+    assert!(storage.len().unwrap() < MIN_BLOCKS * BLOCK + (4 << 20), "length={}", storage.len().unwrap());
+}
+
+/// Erasing and writing at once: what was written stays readable, so no erase ever met a block in use.
+#[test]
+fn an_erase_never_meets_a_block_in_use() {
+    let (storage, fs) = fresh(7);
+    let stop = std::sync::atomic::AtomicBool::new(false);
+    let contents = std::thread::scope(|scope| {
+        let eraser = scope.spawn(|| {
+            let mut rounds = 0;
+            while !stop.load(std::sync::atomic::Ordering::Relaxed) || rounds == 0 {
+                fs.purge().unwrap();
+                rounds += 1;
+            }
+        });
+        let writers: Vec<_> = (0..2u64)
+            .map(|writer| {
+                let fs = &fs;
+                scope.spawn(move || {
+                    let random = SeededEnvironment::new(writer);
+                    let mut files: Vec<(Vec<u8>, Ino, Vec<u8>)> = Vec::new();
+                    for n in 0..120u64 {
+                        let name = format!("w{writer}-{n}").into_bytes();
+                        let content = noise(writer * 1000 + n, 1 + (random.next_u64() % 150_000) as usize);
+                        let ino = put(fs, ROOT_INO, &name, &content);
+                        files.push((name, ino, content));
+                        if n % 3 == 0 {
+                            fs.sync().unwrap();
+                        }
+                        if files.len() > 12 {
+                            let (name, ..) = files.remove((random.next_u64() % 12) as usize);
+                            fs.unlink(ROOT_INO, &name).unwrap();
+                        }
+                        let (_, ino, content) = &files[(random.next_u64() % files.len() as u64) as usize];
+                        assert!(&fs.read(*ino, 0, content.len()).unwrap() == content);
+                    }
+                    files
+                })
+            })
+            .collect();
+        let files: Vec<_> = writers.into_iter().flat_map(|writer| writer.join().unwrap()).collect();
+        stop.store(true, std::sync::atomic::Ordering::Relaxed);
+        eraser.join().unwrap();
+        files
+    });
+    fs.close().unwrap();
+    let again = open_on(storage.clone(), true, 8).unwrap();
+    for (name, ino, content) in &contents {
+        assert!(&again.read(*ino, 0, content.len()).unwrap() == content, "{}", String::from_utf8_lossy(name));
+    }
+    assert!(again.volume.check_space(true, &mut |_, _| {}).unwrap().is_empty());
+    let alive: BTreeSet<Ino> = contents.iter().map(|(_, ino, _)| *ino).collect();
+    let left: Vec<_> = of(&storage).difference(&alive).copied().collect();
+    println!("in pages shared with living files: {left:?}");
+}

@@ -1,0 +1,97 @@
+//! Damaged archives as their users meet them: check, rescue, compact, purge.
+
+use std::fs;
+
+use crate::support::{Place, describe, noise};
+
+const B: usize = 4096;
+
+/// An archive with a small tree, and the tree.
+fn filled(place: &Place) {
+    fs::create_dir_all(place.path("tree/below")).unwrap();
+    fs::write(place.path("tree/large"), noise(400_000)).unwrap();
+    for n in 0..5 {
+        fs::write(place.path(format!("tree/below/small{n}")), noise(500 + n)).unwrap();
+    }
+    place.archive("a.lbx");
+    place.good(&["add", "a.lbx", "tree"]);
+}
+
+fn spoil(place: &Place, blocks: impl IntoIterator<Item = usize>) {
+    let mut bytes = fs::read(place.path("a.lbx")).unwrap();
+    for block in blocks {
+        bytes[block * B..(block + 1) * B].fill(0xEE);
+    }
+    fs::write(place.path("a.lbx"), bytes).unwrap();
+}
+
+#[test]
+fn an_archive_without_records_and_with_one_header_copy_is_rescued_whole() {
+    let place = Place::new();
+    filled(&place);
+    spoil(&place, (0..65).chain(353..385));
+    assert_eq!(place.run(&["check", "a.lbx"]).code, 12);
+    let out = place.good(&["rescue", "a.lbx", "--to", "out"]);
+    let out = String::from_utf8(out).unwrap();
+    assert!(out.contains("whole    tree/large") && out.contains("0 partial, 0 lost"), "{out}");
+    assert_eq!(describe(&place.path("tree")), describe(&place.path("out/tree")));
+    let again = place.run(&["rescue", "a.lbx", "--to", "out"]);
+    assert_eq!(again.code, 2);
+    assert!(again.complaint.contains("not empty"), "{}", again.complaint);
+}
+
+#[test]
+fn lost_data_is_named_by_check_and_by_rescue() {
+    let place = Place::new();
+    filled(&place);
+    let whole = fs::read(place.path("a.lbx")).unwrap();
+    let mut named = 0;
+    for block in (65..320).step_by(8) {
+        fs::write(place.path("a.lbx"), &whole).unwrap();
+        if whole[block * B..(block + 1) * B].iter().all(|&byte| byte == 0) {
+            continue;
+        }
+        spoil(&place, [block]);
+        let checked = place.run(&["check", "--full", "a.lbx"]);
+        if !checked.complaint.contains("(/tree/large): bytes") {
+            continue;
+        }
+        assert_eq!(checked.code, 12);
+        let to = format!("out{block}");
+        let rescued = place.run(&["rescue", "a.lbx", "--to", &to, "--partial", "--json"]);
+        assert_eq!(rescued.code, 12, "{}", rescued.complaint);
+        let out = String::from_utf8(rescued.out).unwrap();
+        let items: Vec<serde_json::Value> = out.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        let large = items.iter().find(|item| item["path"] == "tree/large").unwrap();
+        assert_eq!(large["state"], "partial");
+        assert_eq!(items.last().unwrap()["summary"]["partial"], 1);
+        assert!(!place.path(format!("{to}/tree/large")).exists());
+        let part = fs::read(place.path(format!("{to}/partial/{}", large["inode"]))).unwrap();
+        assert_eq!(part.len(), 400_000);
+        assert!(part != noise(400_000));
+        assert_eq!(describe(&place.path("tree/below")), describe(&place.path(format!("{to}/tree/below"))));
+        named += 1;
+        if named == 2 {
+            return;
+        }
+    }
+    panic!("no block of the file was hit");
+}
+
+#[test]
+fn compact_and_purge_leave_the_content_as_it_was() {
+    let place = Place::new();
+    filled(&place);
+    for _ in 0..2 {
+        place.good(&["add", "--force", "a.lbx", "tree"]);
+    }
+    place.good(&["purge", "a.lbx"]);
+    let sizes = |arguments: &[&str]| -> serde_json::Value { serde_json::from_slice(&place.good(arguments)).unwrap() };
+    let dry = sizes(&["compact", "--dry-run", "--json", "a.lbx"]);
+    let done = sizes(&["compact", "--json", "a.lbx"]);
+    assert_eq!(dry["length_before"], done["length_before"]);
+    assert!(done["length_after"].as_u64() <= done["length_before"].as_u64());
+    place.good(&["check", "--full", "a.lbx"]);
+    place.good(&["extract", "a.lbx", "--to", "out"]);
+    assert_eq!(describe(&place.path("tree")), describe(&place.path("out/tree")));
+}
