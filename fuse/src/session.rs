@@ -223,7 +223,6 @@ fn confine(task: &Task, runtime: &Path) -> Result<Place, Failure> {
     };
     let reach = Reach {
         archive: PathBuf::from(&task.archive),
-        point: PathBuf::from(&task.point),
         runtime: runtime.to_path_buf(),
         state: task.options.seen_options().directory,
     };
