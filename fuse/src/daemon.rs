@@ -45,6 +45,25 @@ pub fn harden() {
     }
 }
 
+/// Keeps all memory of this process out of swap, page by page as it is touched. Answers whether that could be promised: a limit on locked
+/// memory would make later allocations fail, so whoever has one goes without.
+pub fn lock_memory() -> bool {
+    use rustix::mm::{MlockAllFlags, mlockall};
+    let unlimited = getrlimit(Resource::RLIMIT_MEMLOCK).is_ok_and(|(soft, _)| soft == nix::libc::RLIM_INFINITY);
+    if !unlimited && !may_lock_beyond_the_limit() {
+        return false;
+    }
+    mlockall(MlockAllFlags::CURRENT | MlockAllFlags::FUTURE | MlockAllFlags::ONFAULT).is_ok()
+}
+
+/// The capability CAP_IPC_LOCK, which root of a container may lack.
+fn may_lock_beyond_the_limit() -> bool {
+    const IPC_LOCK: u32 = 14;
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    effective.and_then(|set| u64::from_str_radix(set.trim(), 16).ok()).is_some_and(|set| set >> IPC_LOCK & 1 == 1)
+}
+
 /// The mount point as an absolute path without links. A dead mount of ours that lies there is taken away first.
 pub fn prepare_point(path: &Path) -> Result<PathBuf, Failure> {
     let failed = |e: io::Error| Failure::mount(format!("mount point {}: {e}", path.display()));

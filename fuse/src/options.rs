@@ -4,7 +4,7 @@ use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use lockbox::archive::{OpenOptions, SeenOptions, state_directory};
+use lockbox::archive::{OpenOptions, SeenOptions, UnlockLimits, state_directory};
 use lockbox::fs::SyncProfile;
 use nix::mount::MsFlags;
 use nix::unistd::geteuid;
@@ -43,6 +43,8 @@ pub struct Options {
     /// Seconds that a busy mount is served after the order to stop.
     pub stop_timeout: u64,
     pub log: Option<PathBuf>,
+    /// MiB times passes that unlocking may cost; None for the default.
+    pub kdf_limit: Option<u64>,
     pub accept_older: bool,
     pub accept_fork: bool,
     /// Whether the daemon gives up the files that it does not need.
@@ -78,6 +80,7 @@ impl Default for Options {
             threads: kernel::default_threads(),
             stop_timeout: 60,
             log: None,
+            kdf_limit: None,
             accept_older: false,
             accept_fork: false,
             sandbox: true,
@@ -150,6 +153,7 @@ impl Options {
             "stop_timeout" => self.stop_timeout = parse_number(name, value, 0, 86_400)?,
             "pack" => self.pack = parse_switch(name, value)?,
             "compress" => self.compress = parse_switch(name, value)?,
+            "kdf-limit" | "kdf_limit" => self.kdf_limit = Some(parse_number(name, value, 1, u64::MAX)?),
             "sandbox" => self.sandbox = parse_switch(name, value)?,
             "atime" => self.access_times = parse_atime(value)?,
             "comment" => {}
@@ -168,6 +172,10 @@ impl Options {
             compress: self.compress,
             size_limit: self.size_limit,
         }
+    }
+
+    pub fn unlock_limits(&self) -> UnlockLimits {
+        self.kdf_limit.map_or_else(UnlockLimits::default, UnlockLimits::raised)
     }
 
     /// Where this user remembers archives, and what is accepted although it contradicts that.

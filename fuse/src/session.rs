@@ -36,7 +36,7 @@ use crate::sandbox::{self, Reach};
 use crate::stop::{Place, Unmounted};
 use crate::ticker::Ticker;
 use crate::unmounter::Unmounter;
-use crate::{kernel, runtime};
+use crate::{daemon, kernel, runtime};
 
 /// How long event loops of a mount that failed to start may take to end.
 const LAST_REQUESTS: Duration = Duration::from_secs(2);
@@ -80,6 +80,9 @@ pub fn serve(
     ready: impl FnOnce(Option<&str>) -> Result<(), Failure>,
 ) -> Result<(), Failure> {
     let signals = block_signals()?;
+    if !daemon::lock_memory() {
+        tracing::info!("the limit on locked memory does not allow keeping keys out of swap");
+    }
     let host: OwnedFd = File::open(task.archive().parent().unwrap_or(Path::new("/")))
         .map_err(|e| Failure::other(format!("cannot open the directory of {}: {e}", task.archive().display())))?
         .into();
@@ -224,7 +227,6 @@ fn confine(task: &Task, runtime: &Path) -> Result<Place, Failure> {
     };
     let reach = Reach {
         archive: PathBuf::from(&task.archive),
-        point: PathBuf::from(&task.point),
         runtime: runtime.to_path_buf(),
         state: task.options.seen_options().directory,
     };

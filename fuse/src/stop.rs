@@ -4,7 +4,6 @@ use std::path::PathBuf;
 
 use parking_lot::Mutex;
 
-use crate::mount;
 use crate::unmounter::{self, Unmounter};
 
 pub(crate) use crate::unmounter::Unmounted;
@@ -48,11 +47,13 @@ impl Place {
 
     /// Makes the kernel write its dirty pages to us.
     pub(crate) fn flush(&self) {
-        let attached = self.attached.lock();
-        if attached.there
-            && let Ok(root) = mount::open_root(&self.point, self.device)
-        {
-            let _ = nix::unistd::syncfs(&root);
+        let mut attached = self.attached.lock();
+        if !attached.there {
+            return;
+        }
+        match &mut attached.unmounter {
+            Some(unmounter) => unmounter.flush(),
+            None => unmounter::flush(&self.point, self.device),
         }
     }
 }

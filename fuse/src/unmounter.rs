@@ -1,4 +1,4 @@
-//! A second process that unmounts for the daemon, which may not do so itself once it is in its sandbox.
+//! A second process that unmounts and flushes for the daemon, which may not do so itself once it is in its sandbox.
 //!
 //! It starts before the daemon gives its rights up, knows the mount point and no secret, takes one byte per order on its standard input,
 //! and answers with a line of JSON. It ends when the daemon does, however that ends: the pipe is closed then.
@@ -18,6 +18,7 @@ use crate::mountinfo;
 pub const ARGUMENT: &str = "--unmounter";
 const POLITELY: u8 = b'u';
 const DETACH: u8 = b'd';
+const FLUSH: u8 = b'f';
 
 /// What became of an attempt.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -45,6 +46,13 @@ pub(crate) fn unmount(point: &Path, device: u64, detach: bool) -> Unmounted {
         Ok(()) => Unmounted::Detached,
         Err(UnmountError::Busy) => Unmounted::Busy,
         Err(UnmountError::Other(message)) => Unmounted::Failed(message),
+    }
+}
+
+/// Makes the kernel write the dirty pages of the mount with this device number.
+pub(crate) fn flush(point: &Path, device: u64) {
+    if let Ok(root) = mount::open_root(point, device) {
+        let _ = nix::unistd::syncfs(&root);
     }
 }
 
@@ -87,6 +95,11 @@ impl Unmounter {
         }
     }
 
+    /// Makes the kernel write its dirty pages to the daemon. What fails is tried again five seconds later.
+    pub(crate) fn flush(&mut self) {
+        let _ = self.ask(FLUSH);
+    }
+
     fn ask(&mut self, order: u8) -> io::Result<Unmounted> {
         self.orders.as_mut().ok_or(io::ErrorKind::BrokenPipe)?.write_all(&[order])?;
         let mut line = String::new();
@@ -116,7 +129,13 @@ pub fn run() -> io::Result<()> {
     answers.flush()?;
     let mut order = [0];
     while orders.read(&mut order)? > 0 {
-        let mut line = serde_json::to_vec(&unmount(&point, device, order[0] == DETACH))?;
+        let answer = if order[0] == FLUSH {
+            flush(&point, device);
+            Unmounted::Busy
+        } else {
+            unmount(&point, device, order[0] == DETACH)
+        };
+        let mut line = serde_json::to_vec(&answer)?;
         line.push(b'\n');
         answers.write_all(&line)?;
         answers.flush()?;

@@ -87,12 +87,22 @@ impl OpenOptions {
 pub struct UnlockLimits {
     /// MiB times passes, over all slots that are tried.
     pub cost_mib: u64,
+    /// MiB of one derivation.
+    pub memory_mib: u32,
+}
+
+impl UnlockLimits {
+    /// For archives that are trusted: any memory that the format allows.
+    pub fn raised(cost_mib: u64) -> UnlockLimits {
+        UnlockLimits { cost_mib, memory_mib: 4096 }
+    }
 }
 
 impl Default for UnlockLimits {
-    /// 32 slots of 1 GiB and 2 passes each, which is about a second each on common machines.
+    /// Eight slots of 1 GiB and 2 passes each, about a second each on common machines: a hostile header with 32 slots costs as much as
+    /// that and no more. 1 GiB is the most that a calibrated slot asks for.
     fn default() -> Self {
-        UnlockLimits { cost_mib: 32 * 2 * 1024 }
+        UnlockLimits { cost_mib: 8 * 2 * 1024, memory_mib: 1024 }
     }
 }
 

@@ -40,13 +40,14 @@ pub(super) fn unlock(header: &Header, passphrase: &Passphrase, limits: &UnlockLi
     let mut spent = 0u64;
     for (slot, parsed) in slots {
         spent = spent.saturating_add(cost(&parsed.kdf));
-        if spent > limits.cost_mib {
+        if spent > limits.cost_mib || parsed.kdf.memory_kib.div_ceil(1024) > limits.memory_mib {
             return Err(Error::Unsupported(format!(
-                "deriving the key of slot {slot} costs more than the limit: memory={} MiB passes={} limit={} MiB x passes; \
-                 raise the limit (--kdf-limit) if you trust the archive",
+                "deriving the key of slot {slot} costs more than the limit: memory={} MiB passes={} limit={} MiB x passes, \
+                 {} MiB; raise the limit (--kdf-limit, or kdf-limit= of a mount) if you trust the archive",
                 parsed.kdf.memory_kib / 1024,
                 parsed.kdf.passes,
-                limits.cost_mib
+                limits.cost_mib,
+                limits.memory_mib
             )));
         }
         let kek = match derive(passphrase, &parsed) {

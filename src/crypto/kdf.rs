@@ -154,6 +154,34 @@ mod tests {
         assert_eq!(hex(&rewrap_public(&SecretKey::new(secret))), public);
     }
 
+    /// RFC 9106, section 5.3: with secret and associated data, which a slot has none of. It proves the library.
+    #[test]
+    fn argon2id_agrees_with_rfc_9106() {
+        let mut params = argon2::ParamsBuilder::new();
+        params.m_cost(32).t_cost(3).p_cost(4).output_len(32);
+        params.data(argon2::AssociatedData::new(&[4; 12]).unwrap());
+        let params = params.build().unwrap();
+        let argon = Argon2::new_with_secret(&[3; 8], Algorithm::Argon2id, Version::V0x13, params).unwrap();
+        let mut out = [0; 32];
+        argon.hash_password_into(&[1; 32], &[2; 16], &mut out).unwrap();
+        assert_eq!(hex(&out), "0d640df58d78766c08c037a34a8b53c9d01ef0452d75b65eb52520e96b01e659");
+    }
+
+    /// What a slot derives, computed with another implementation (the Python package `cryptography`, which calls OpenSSL).
+    #[test]
+    fn a_slot_derives_what_another_implementation_does() {
+        let cost = KdfCost { memory_kib: 64, passes: 3, lanes: 4 };
+        let kek = argon2id(&Passphrase::new(b"correct horse".to_vec()), &[7; 32], cost).unwrap();
+        assert_eq!(hex(kek.bytes()), "c87dac0ed6ac676171b33f6b5842f904410b32cb99e040895795058efb4d1b97");
+    }
+
+    /// The published cases of RFC 5869 have keys of other lengths than ours, so this one was computed with the Python package as well.
+    #[test]
+    fn hkdf_agrees_with_another_implementation() {
+        let derived = hkdf(&SecretKey::new([0x0b; 32]), &[0xa5; 16], "lockbox/v1/slot/wrap");
+        assert_eq!(hex(derived.bytes()), "f0b035ee777de2659e976802d4b2be642d8b26325912040c6595ed1549d2c5c2");
+    }
+
     #[test]
     fn argon2id_depends_on_every_input() {
         let derive = |word: &[u8], salt: u8, cost| {

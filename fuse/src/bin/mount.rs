@@ -65,6 +65,7 @@ Options:
                                to stop (default 60)
   accept-older, accept-fork    Go on with a copy that is older than what this
                                user saw of the archive, or was written apart
+  kdf-limit=N                  What unlocking may cost, in MiB times passes
   sandbox=on|off               Whether the daemon gives up the files that it does
                                not need (default on)
   log=FILE                     Log there instead of to the system log
@@ -129,7 +130,7 @@ fn mount(arguments: &Arguments) -> Result<(), Failure> {
     if let Some(failure) = session::holder(&archive) {
         return Err(failure);
     }
-    let key = Archive::unlock(&archive, &passphrase::obtain(&options)?)?;
+    let key = Archive::unlock_within(&archive, &passphrase::obtain(&options)?, &options.unlock_limits())?;
     let task =
         Task { archive: OsString::from(archive), point: OsString::from(point), options, verbose: arguments.verbose };
     if task.options.foreground {

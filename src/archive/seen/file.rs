@@ -46,7 +46,7 @@ impl SeenFile {
         let failed = |e| Error::io(format!("cannot read {}", shown(&self.path)), e);
         let mut bytes = Vec::new();
         match File::open(&self.path) {
-            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => return Ok(None),
             Err(e) => return Err(failed(e)),
             Ok(file) => {
                 file.take((NONCE + HEAD + MARK * TRAIL + TAG) as u64 + 1).read_to_end(&mut bytes).map_err(failed)?

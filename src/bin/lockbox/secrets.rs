@@ -39,7 +39,7 @@ pub(crate) struct LimitArgs {
 
 impl LimitArgs {
     pub(crate) fn limits(&self) -> UnlockLimits {
-        self.kdf_limit.map_or_else(UnlockLimits::default, |cost_mib| UnlockLimits { cost_mib })
+        self.kdf_limit.map_or_else(UnlockLimits::default, UnlockLimits::raised)
     }
 }
 
