@@ -7,8 +7,8 @@ use crate::format::{Ino, ROOT_INO};
 use crate::fs::ops::BIRTH;
 use crate::fs::{Attributes, Creator, FileSystem, SetAttributes, SetTime, XattrMode, inode, mode};
 
-pub(super) const ACCESS: &[u8] = b"system.posix_acl_access";
-pub(super) const DEFAULT: &[u8] = b"system.posix_acl_default";
+const ACCESS: &[u8] = b"system.posix_acl_access";
+const DEFAULT: &[u8] = b"system.posix_acl_default";
 const NONE: u32 = u32::MAX;
 
 /// A list as the kernel hands it over: (tag, permissions, number).
@@ -23,7 +23,7 @@ fn acl(entries: &[(u16, u16, u32)]) -> Vec<u8> {
 }
 
 /// u::rwx,u:7:rwx,g::r-x,m::MASK,o::OTHERS
-pub(super) fn named(mask: u16, others: u16) -> Vec<u8> {
+fn named(mask: u16, others: u16) -> Vec<u8> {
     acl(&[(1, 7, NONE), (2, 7, 7), (4, 5, NONE), (16, mask, NONE), (32, others, NONE)])
 }
 

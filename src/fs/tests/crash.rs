@@ -7,14 +7,13 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use super::acl;
 use super::support::{create_on, open_on};
 use crate::env::SeededEnvironment;
 use crate::format::{Generation, Ino, ROOT_INO};
 use crate::fs::{Creator, FileSystem, RenameMode, SetAttributes, XattrMode, mode};
 use crate::storage::simulated::{OpKind, SimulatedStorage};
 
-const OWNER: Creator = Creator { uid: 1000, gid: 1000, umask: Some(0o022) };
+const OWNER: Creator = Creator { uid: 1000, gid: 1000, umask: None };
 
 /// Everything that a user can see of an object.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -107,9 +106,6 @@ fn step(fs: &FileSystem, environment: &SeededEnvironment, directories: &mut Vec<
         7..9 => {
             if let Ok(made) = fs.make_directory(directory, &name, 0o755, OWNER) {
                 directories.push(made.ino);
-                if dice(2) == 0 {
-                    fs.set_xattr(made.ino, acl::DEFAULT, &acl::named(7, 5), XattrMode::Set).unwrap();
-                }
             }
         }
         9 => {
@@ -157,18 +153,8 @@ fn step(fs: &FileSystem, environment: &SeededEnvironment, directories: &mut Vec<
         }
         _ => {
             if let Some(ino) = file {
-                // A mode and a list that disagree are a finding of the check.
-                match dice(3) {
-                    0 => fs.set_xattr(ino, acl::ACCESS, &acl::named(dice(8) as u16, 4), XattrMode::Set).unwrap(),
-                    1 => {
-                        let set = SetAttributes { mode: Some(dice(0o1000) as u32), ..SetAttributes::default() };
-                        fs.set_attributes(ino, &set).unwrap();
-                    }
-                    _ => {
-                        let value = vec![7; [5, 900, 9000][dice(3) as usize]];
-                        fs.set_xattr(ino, b"user.note", &value, XattrMode::Set).unwrap();
-                    }
-                }
+                let value = vec![7; [5, 900, 9000][dice(3) as usize]];
+                fs.set_xattr(ino, b"user.note", &value, XattrMode::Set).unwrap();
             }
         }
     }
