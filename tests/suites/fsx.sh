@@ -83,9 +83,10 @@ finish_all() {
     local code=$1
     trap - ERR EXIT
     (
+        set +e
         (exit "$code")
         end_case
-    )
+    ) || true
     [[ -n ${KEEP-} ]] || rm -rf --one-file-system "$scratch"
     exit "$code"
 }
