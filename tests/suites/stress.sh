@@ -12,9 +12,10 @@ source "$(dirname "${BASH_SOURCE[0]}")/support/suite.sh"
 SECONDS_EACH=${SECONDS_EACH:-3}
 WORKERS=${WORKERS:-2}
 # Two run at a time, so that each meets another kind of load. Not among them: io, which calls sync(2) and syncfs(2) for
-# every file system of the machine, and seal, whose files are not on this one.
+# every file system of the machine, getdent, which walks /, /proc and /tmp and waits for any stopped mount there, and
+# seal, whose files are not on this one.
 STRESSORS=(access aio aiol chdir chattr chmod chown copy-file dentry dir dirdeep dirmany dup fallocate fcntl fiemap
-    file-ioctl filename flock fsize fstat getdent handle hdd inode-flags inotify iomix lease link locka lockf lockofd
+    file-ioctl filename flock fsize fstat handle hdd inode-flags inotify iomix lease link locka lockf lockofd
     mknod mmap msync open readahead rename revio seek sendfile splice symlink sync-file touch utime verity)
 # These may do nothing at all, for the reason that is printed. Everybody else must get something done.
 declare -A ABSENT=(
