@@ -21,6 +21,9 @@ use tempfile::TempDir;
 
 const PASSPHRASE: &str = "a passphrase of the tests";
 
+/// Exit code of a mount whose archive is locked.
+const IN_USE: i32 = 13;
+
 /// One archive and its mount.
 pub(crate) struct Mount {
     scratch: TempDir,
@@ -92,14 +95,25 @@ impl Mount {
         if !self.options.is_empty() {
             options = format!("{options},{}", self.options);
         }
-        let output = Command::new(env!("CARGO_BIN_EXE_mount-lockbox"))
-            .args(["-o", &options])
-            .arg(self.archive())
-            .arg(self.root())
-            .env("XDG_RUNTIME_DIR", self.runtime())
-            .stdin(Stdio::null())
-            .output()
-            .unwrap();
+        let attempt = || {
+            Command::new(env!("CARGO_BIN_EXE_mount-lockbox"))
+                .args(["-o", &options])
+                .arg(self.archive())
+                .arg(self.root())
+                .env("XDG_RUNTIME_DIR", self.runtime())
+                .stdin(Stdio::null())
+                .output()
+                .unwrap()
+        };
+        // A program that another test starts has the archive that was just made, and its lock, until its exec.
+        let mut output = attempt();
+        for _ in 0..100 {
+            if output.status.code() != Some(IN_USE) {
+                break;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(20));
+            output = attempt();
+        }
         assert!(output.status.success(), "mounting failed: {}", String::from_utf8_lossy(&output.stderr));
         self.mounted = true;
     }
