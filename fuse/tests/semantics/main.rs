@@ -9,6 +9,7 @@
 )]
 
 mod absent;
+mod acl;
 mod attributes;
 mod directories;
 mod durability;
@@ -17,6 +18,7 @@ mod handles;
 mod locks;
 mod manual;
 mod names;
+mod ranges;
 mod renaming;
 mod space;
 mod support;
