@@ -135,7 +135,7 @@ fn any_range_reads_as_it_was_written() {
     for _ in 0..2000 {
         let (pointer, data) = &pages[random.next_u64() as usize % pages.len()];
         let mut ends = [random.next_u64() as usize % (data.len() + 1), random.next_u64() as usize % (data.len() + 1)];
-        if random.next_u64() % 2 == 0 {
+        if random.next_u64().is_multiple_of(2) {
             ends = ends.map(|end| end.next_multiple_of(CELL).min(data.len()));
         }
         ends.sort_unstable();
