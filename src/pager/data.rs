@@ -148,3 +148,6 @@ fn beyond_page(pointer: &Pointer) -> Error {
         pointer.run.address, pointer.generation.0
     ))
 }
+
+#[cfg(test)]
+mod tests;

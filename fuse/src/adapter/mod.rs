@@ -22,6 +22,7 @@ mod writers;
 
 pub use writers::Writers;
 
+use std::cell::RefCell;
 use std::ffi::OsStr;
 use std::io;
 use std::ops::ControlFlow;
@@ -52,6 +53,11 @@ use reply::{MAX_COPY, full, reply_copied, reply_empty, reply_xattr};
 const FOR_EVER: Duration = Duration::from_secs(1 << 30);
 const GENERATION: Generation = Generation(0);
 const STATFS_BLOCK: u32 = 4096;
+
+thread_local! {
+    /// Where a read's bytes stand until the kernel has copied them: one for each event loop, of at most a request (1 MiB).
+    static READ: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+}
 
 /// What the adapter shares with the threads around it.
 #[derive(Default)]
@@ -310,10 +316,10 @@ impl fuser::Filesystem for Adapter {
         _: Option<LockOwner>,
         reply: ReplyData,
     ) {
-        match self.fs.read(ino(number), offset, size as usize) {
-            Ok(data) => reply.data(&data),
+        READ.with_borrow_mut(|buffer| match self.fs.read_into(ino(number), offset, size as usize, buffer) {
+            Ok(count) => reply.data(&buffer[..count]),
             Err(error) => reply.error(errno(&error)),
-        }
+        });
     }
 
     fn write(

@@ -262,7 +262,7 @@ fn a_creation_that_fails_leaves_nothing() {
     let path = place.path().join("a.lbx");
     // More memory than the format allows: fails behind the creation of the file.
     let kdf = KdfCost { memory_kib: u32::MAX, ..KdfCost::TEST };
-    let options = CreateOptions { kdf, creator: Creator { uid: 0, gid: 0 } };
+    let options = CreateOptions { kdf, creator: Creator { uid: 0, gid: 0, umask: None } };
     assert!(Archive::create(&path, &passphrase("one"), &options).is_err());
     assert_eq!(std::fs::read_dir(place.path()).unwrap().count(), 0);
     // Somebody else's file is not touched.

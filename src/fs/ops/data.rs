@@ -43,25 +43,40 @@ impl FileSystem {
 
     /// The bytes `offset..offset + length`, short at the end of the file; holes read as zeros.
     pub fn read(&self, ino: Ino, offset: u64, length: usize) -> Result<Vec<u8>> {
+        let mut out = Vec::new();
+        let count = self.read_into(ino, offset, length, &mut out)?;
+        out.truncate(count);
+        Ok(out)
+    }
+
+    /// As [`FileSystem::read`], into the first bytes of `buffer`; answers how many. The buffer grows as needed and never shrinks, so one that
+    /// is used again is neither allocated nor zeroed. After an error its content means nothing.
+    pub fn read_into(&self, ino: Ino, offset: u64, length: usize, buffer: &mut Vec<u8>) -> Result<usize> {
         let wanted = offset..offset.saturating_add(length as u64);
         let (state, overlay) = self.overlay(ino, &wanted)?;
         let view = self.volume.view(&state);
         let inode = self.regular(view, ino)?;
         let range = offset..wanted.end.min(inode.size.max(overlay.end)).max(offset);
-        let mut out = vec![0; (range.end - range.start) as usize];
+        let count = (range.end - range.start) as usize;
+        if buffer.is_empty() {
+            *buffer = vec![0; count]; // the allocator has zeros at hand
+        } else if buffer.len() < count {
+            buffer.resize(count, 0);
+        }
+        let out = &mut buffer[..count];
         let whole = overlay.parts.iter().any(|(at, part)| *at == offset && part.len() == out.len());
         if !whole {
-            self.read_published(view, ino, &inode, &range, &mut out)?;
+            self.read_published(view, ino, &inode, &range, out)?;
         }
         for (at, part) in &overlay.parts {
             let from = (at - offset) as usize;
             // Staged bytes lie before the overlay's end, hence within the range.
             out[from..from + part.len()].copy_from_slice(part);
         }
-        Ok(out)
+        Ok(count)
     }
 
-    /// Fills `out` with what extents or inline data say of `range`; it holds zeros before.
+    /// Fills `out`, of any content before, with what extents or inline data say of `range`, and with zeros elsewhere.
     pub(in crate::fs) fn read_published(
         &self,
         view: View<'_>,
@@ -71,12 +86,15 @@ impl FileSystem {
         out: &mut [u8],
     ) -> Result<()> {
         if inode.bytes == 0 {
+            out.fill(0);
             return Ok(());
         }
         if let Some(content) = extents::inline(view, ino, inode)? {
             let from = range.start.min(content.len() as u64) as usize;
             let to = range.end.min(content.len() as u64) as usize;
-            out[..to - from].copy_from_slice(&content[from..to]);
+            let (stored, rest) = out.split_at_mut(to - from);
+            stored.copy_from_slice(&content[from..to]);
+            rest.fill(0);
             return Ok(());
         }
         // Bytes behind the inode's size do not exist, even where an extent reaches beyond.
@@ -86,12 +104,19 @@ impl FileSystem {
             found.push(mapped);
             Ok(ControlFlow::Continue(()))
         })?;
+        let mut filled = 0;
         for mapped in found {
             let (from, to) = (mapped.offset.max(visible.start), mapped.end().min(visible.end));
             let start = mapped.extent.start + (from - mapped.offset) as u32;
-            let part = &mut out[(from - range.start) as usize..(to - range.start) as usize];
-            self.volume.pager().read_data(&mapped.extent.page, start, part)?;
+            let place = (from - range.start) as usize..(to - range.start) as usize;
+            // Extents come in their order; between them lie holes.
+            if filled < place.start {
+                out[filled..place.start].fill(0);
+            }
+            filled = filled.max(place.end);
+            self.volume.pager().read_data(&mapped.extent.page, start, &mut out[place])?;
         }
+        out[filled..].fill(0);
         Ok(())
     }
 

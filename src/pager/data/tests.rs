@@ -1,0 +1,260 @@
+//! Reads of any range, what they read of the medium, and what damage they notice.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::*;
+use crate::crypto::SecretKey;
+use crate::env::{Environment, SeededEnvironment};
+use crate::format::data_head::PackedItem;
+use crate::format::{Generation, Ino, MAX_DATA, Run};
+use crate::frame::{self, CELL_LOG2, PageCipher, PlainPage};
+use crate::storage::{MemoryStorage, Storage};
+
+const CELL: usize = 1 << CELL_LOG2;
+
+/// Counts what is read.
+struct Counting {
+    memory: MemoryStorage,
+    reads: AtomicU64,
+    bytes: AtomicU64,
+}
+
+impl Counting {
+    /// (requests, bytes) since the last call.
+    fn take(&self) -> (u64, u64) {
+        (self.reads.swap(0, Ordering::Relaxed), self.bytes.swap(0, Ordering::Relaxed))
+    }
+
+    fn flip(&self, at: u64) {
+        let mut byte = [0];
+        self.memory.read_at(at, &mut byte).unwrap();
+        self.memory.write_at(at, &[byte[0] ^ 0x10]).unwrap();
+    }
+}
+
+impl Storage for Counting {
+    fn len(&self) -> Result<u64> {
+        self.memory.len()
+    }
+    fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<()> {
+        self.reads.fetch_add(1, Ordering::Relaxed);
+        self.bytes.fetch_add(out.len() as u64, Ordering::Relaxed);
+        self.memory.read_at(offset, out)
+    }
+    fn write_at(&self, offset: u64, data: &[u8]) -> Result<()> {
+        self.memory.write_at(offset, data)
+    }
+    fn allocate(&self, offset: u64, length: u64) -> Result<()> {
+        self.memory.allocate(offset, length)
+    }
+    fn punch(&self, offset: u64, length: u64) -> Result<()> {
+        self.memory.punch(offset, length)
+    }
+    fn set_len(&self, length: u64) -> Result<()> {
+        self.memory.set_len(length)
+    }
+    fn barrier(&self) -> Result<()> {
+        self.memory.barrier()
+    }
+    fn evict(&self, offset: u64, length: u64) -> Result<()> {
+        self.memory.evict(offset, length)
+    }
+    fn next_data(&self, offset: u64) -> Result<Option<Range<u64>>> {
+        self.memory.next_data(offset)
+    }
+    fn read_only(&self) -> bool {
+        false
+    }
+}
+
+fn cipher() -> PageCipher {
+    PageCipher::new(&SecretKey::new([1; 32]), [2; 16], Arc::new(SeededEnvironment::new(3)))
+}
+
+fn storage() -> Arc<Counting> {
+    Arc::new(Counting { memory: MemoryStorage::new(), reads: AtomicU64::new(0), bytes: AtomicU64::new(0) })
+}
+
+fn pager(storage: &Arc<Counting>, cache: usize) -> Pager {
+    Pager::new(storage.clone(), cipher(), cache)
+}
+
+fn write(pager: &Pager, page: &PlainPage<'_>, address: u64) -> Pointer {
+    let sealed = pager.seal(page, Run::new(address, page.blocks()), Generation(17)).unwrap();
+    pager.write_page(&sealed).unwrap();
+    sealed.pointer
+}
+
+fn noise(length: usize) -> Vec<u8> {
+    let mut out = vec![0; length];
+    SeededEnvironment::new(length as u64).fill_random(&mut out).unwrap();
+    out
+}
+
+/// Cells in turn noise and text, so that raw and compressed ones stand beside each other.
+fn mixed(length: usize) -> Vec<u8> {
+    let mut out = noise(length);
+    for (number, cell) in out.chunks_mut(CELL).enumerate() {
+        if number % 3 == 1 {
+            cell.iter_mut().enumerate().for_each(|(at, byte)| *byte = (at / 64) as u8);
+        }
+    }
+    out
+}
+
+fn read(pager: &Pager, pointer: &Pointer, range: Range<usize>) -> Result<Vec<u8>> {
+    let mut out = vec![0xEE; range.len()];
+    pager.read_data(pointer, range.start as u32, &mut out)?;
+    Ok(out)
+}
+
+#[test]
+fn any_range_reads_as_it_was_written() {
+    let seed = std::env::var("SEED").map_or(11, |seed| seed.parse().unwrap());
+    println!("SEED={seed}");
+    let random = SeededEnvironment::new(seed);
+    let storage = storage();
+    let pager = pager(&storage, 100_000);
+    let mut pages = Vec::new();
+    let mut address = 400;
+    for length in [1, CELL - 1, CELL, CELL + 1, 3 * CELL + 5, MAX_DATA - 1, MAX_DATA] {
+        for data in [noise(length), vec![7; length], mixed(length)] {
+            let page = frame::data_page(9, 0, &data, true);
+            let pointer = write(&pager, &page, address);
+            address += page.blocks();
+            pages.push((pointer, data));
+        }
+    }
+    for (pointer, data) in &pages {
+        assert_eq!(read(&pager, pointer, 0..data.len()).unwrap(), *data);
+        assert!(read(&pager, pointer, 0..0).unwrap().is_empty());
+        for range in [0..data.len() + 1, data.len()..data.len() + 1, data.len() + CELL..data.len() + CELL + 1] {
+            assert!(read(&pager, pointer, range).unwrap_err().to_string().contains("extent reaches beyond its page"));
+        }
+    }
+    for _ in 0..2000 {
+        let (pointer, data) = &pages[random.next_u64() as usize % pages.len()];
+        let mut ends = [random.next_u64() as usize % (data.len() + 1), random.next_u64() as usize % (data.len() + 1)];
+        if random.next_u64().is_multiple_of(2) {
+            ends = ends.map(|end| end.next_multiple_of(CELL).min(data.len()));
+        }
+        ends.sort_unstable();
+        assert_eq!(read(&pager, pointer, ends[0]..ends[1]).unwrap(), data[ends[0]..ends[1]], "{ends:?}");
+    }
+    assert!(pager.cells.bytes() <= 75_000 && pager.heads.bytes() <= 25_000);
+}
+
+#[test]
+fn a_small_read_reads_one_cell_and_the_next_one_of_it_nothing() {
+    let storage = storage();
+    let pager = pager(&storage, 1 << 20);
+    let data = noise(MAX_DATA);
+    let pointer = write(&pager, &frame::data_page(9, 0, &data, true), 400);
+    storage.take();
+    read(&pager, &pointer, 5 * CELL + 100..5 * CELL + 200).unwrap();
+    assert_eq!(storage.take(), (2, 4096 + CELL as u64), "the first block with the head, and a cell");
+    read(&pager, &pointer, 5 * CELL + 4096..6 * CELL).unwrap();
+    assert_eq!(storage.take(), (0, 0));
+    read(&pager, &pointer, 0..4096).unwrap();
+    assert_eq!(storage.take(), (1, CELL as u64), "the head is kept");
+    // Whole cells come with one request, and are not kept.
+    let kept = pager.cells.bytes();
+    assert_eq!(read(&pager, &pointer, 0..MAX_DATA).unwrap(), data);
+    assert_eq!(storage.take(), (1, MAX_DATA as u64));
+    assert_eq!(pager.cells.bytes(), kept);
+}
+
+#[test]
+fn the_raw_cells_of_a_full_page_begin_at_blocks() {
+    let storage = storage();
+    let pager = pager(&storage, 1 << 20);
+    let data = noise(MAX_DATA);
+    let pointer = write(&pager, &frame::data_page(9, 0, &data, true), 400);
+    let head = pager.head(&pointer).unwrap();
+    assert_eq!(head.place(&(0..MAX_DATA / CELL)), 4096..4096 + MAX_DATA);
+}
+
+#[test]
+fn a_head_longer_than_a_block_is_read_whole() {
+    let storage = storage();
+    let data = noise(1000);
+    let item = |start| PackedItem { ino: Ino(5), offset: 0, start, length: 1 };
+    let items: Vec<PackedItem> = (0..400).map(item).collect();
+    let pointer = write(&pager(&storage, 1 << 20), &frame::packed_page(&data, &items, false), 400);
+    assert_eq!(read(&pager(&storage, 1 << 20), &pointer, 0..1000).unwrap(), data);
+}
+
+/// Damage is noticed by whoever reads what is damaged, whatever part of the page it hits; the rest stays readable.
+#[test]
+fn a_flipped_bit_is_noticed_where_it_is_read() {
+    let storage = storage();
+    let data = mixed(5 * CELL + 100);
+    let pointer = write(&pager(&storage, 1 << 20), &frame::data_page(9, 0, &data, true), 400);
+    let (first, end) = (pointer.run.offset(), pointer.run.offset() + pointer.run.bytes());
+    let head = pager(&storage, 1 << 20).head(&pointer).unwrap();
+    let cells = head.table.cells.len();
+    for cell in 0..cells {
+        let place = head.place(&(cell..cell + 1));
+        storage.flip(first + place.end as u64 - 1);
+        let damaged = pager(&storage, 1 << 20);
+        for other in 0..cells {
+            for within in [0..CELL, 1..CELL] {
+                let range = other * CELL + within.start..(other * CELL + within.end).min(data.len());
+                let found = read(&damaged, &pointer, range.clone());
+                if other == cell {
+                    let text = found.unwrap_err().to_string();
+                    assert!(text.ends_with(&format!("block=400 generation=17 cell={cell}")), "{text}");
+                } else {
+                    assert_eq!(found.unwrap(), data[range]);
+                }
+            }
+        }
+        assert!(read(&damaged, &pointer, 0..data.len()).is_err());
+        assert!(damaged.open_page(&pointer).is_err());
+        storage.flip(first + place.end as u64 - 1);
+    }
+    let cells_at = head.place(&(0..1)).start as u64;
+    for at in (first..first + cells_at).step_by(13).chain([first + cells_at - 1]) {
+        storage.flip(at);
+        assert!(read(&pager(&storage, 1 << 20), &pointer, 0..10).is_err(), "at={}", at - first);
+        storage.flip(at);
+    }
+    assert_eq!(read(&pager(&storage, 1 << 20), &pointer, 0..data.len()).unwrap(), data);
+    // A truncated archive: what is there reads, what is not is damage.
+    storage.memory.set_len(end - 4096).unwrap();
+    let truncated = pager(&storage, 1 << 20);
+    assert_eq!(read(&truncated, &pointer, 0..CELL).unwrap(), data[..CELL]);
+    assert!(matches!(read(&truncated, &pointer, 0..data.len()), Err(Error::Damaged(_))));
+    assert!(matches!(truncated.open_page(&pointer), Err(Error::Damaged(_))));
+}
+
+#[test]
+fn an_older_version_of_a_page_is_refused_also_when_its_head_was_kept() {
+    let storage = storage();
+    let pager = pager(&storage, 1 << 20);
+    let (old, new) = (noise(2 * CELL), mixed(2 * CELL));
+    let before = write(&pager, &frame::data_page(9, 0, &old, false), 400);
+    assert_eq!(read(&pager, &before, 0..2 * CELL).unwrap(), old);
+    let mut bytes = vec![0; before.run.bytes() as usize];
+    storage.read_at(before.run.offset(), &mut bytes).unwrap();
+    let now = write(&pager, &frame::data_page(9, 0, &new, false), 400);
+    assert_eq!(read(&pager, &now, 0..2 * CELL).unwrap(), new);
+    assert!(read(&pager, &before, 0..2 * CELL).is_err(), "the old head does not open new cells");
+    // The second cell as it was before is put back under the new head.
+    let at = pager.head(&now).unwrap().place(&(1..2)).start;
+    storage.write_at(now.run.offset() + at as u64, &bytes[at..]).unwrap();
+    assert_eq!(read(&pager, &now, 0..CELL).unwrap(), new[..CELL]);
+    assert!(read(&pager, &now, CELL..2 * CELL).is_err());
+    storage.write_at(now.run.offset(), &bytes).unwrap();
+    assert!(read(&Pager::new(storage.clone(), cipher(), 0), &now, 0..CELL).is_err());
+}
+
+#[test]
+fn only_pages_of_file_data_are_read_as_such() {
+    let storage = storage();
+    let pager = pager(&storage, 1 << 20);
+    let pointer = write(&pager, &frame::delta_page(noise(5000)), 400);
+    assert!(read(&pager, &pointer, 0..10).unwrap_err().to_string().contains("page of another kind"));
+    let reserved = Pointer { run: Run::new(321, 2), ..pointer };
+    assert!(read(&pager, &reserved, 0..10).unwrap_err().to_string().contains("header or ring"));
+}
