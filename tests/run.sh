@@ -7,7 +7,7 @@
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
 
-PACKAGES=(acl attr binutils ca-certificates curl e2fsprogs fuse3 gcc git libc6-dev make mount python3 python3-venv
+PACKAGES=(acl attr binutils ca-certificates curl e2fsprogs fio fuse3 gcc git libc6-dev make mount python3 python3-venv
     rsync sqlite3 tar util-linux zstd)
 # The reader's needs; pinned so that a run next year tests the same thing.
 PYTHON_PACKAGES=(cryptography==46.0.7 zstandard==0.25.0)

@@ -2,6 +2,8 @@
 
 mod crash;
 mod data;
+mod faults;
+mod host;
 mod model;
 mod names;
 mod racing;

@@ -63,6 +63,10 @@ impl Armed {
         self.failed
     }
 
+    pub(super) fn is_full_host(&self) -> bool {
+        self.plan.fault == Fault::NoSpace
+    }
+
     pub(super) fn is_short(&self) -> bool {
         self.plan.fault == Fault::Short
     }

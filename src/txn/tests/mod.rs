@@ -2,6 +2,7 @@
 
 mod crash;
 mod gaps;
+mod group;
 mod model;
 mod recovery;
 mod space;
