@@ -34,8 +34,10 @@ load_git() {
 }
 
 load_fio() {
-    while [[ -d $WORK/box/fio ]]; do
-        fio --name=load --directory="$WORK/box/fio" --rw=randwrite --bsrange=1k-64k --size=24M --fsync="$((RANDOM % 30 + 2))" \
+    # From within the mount: by its path fio would make the directory anew where the mount was, and never end.
+    cd "$WORK/box/fio" || return 0
+    while [[ -d . ]]; do
+        fio --name=load --directory=. --rw=randwrite --bsrange=1k-64k --size=24M --fsync="$((RANDOM % 30 + 2))" \
             --fallocate=none --unlink="$((RANDOM % 2))" --time_based --runtime=20 --output=/dev/null >/dev/null 2>&1 || return 0
     done
 }
