@@ -4,6 +4,8 @@ mod acl;
 mod crash;
 mod data;
 mod directories;
+mod faults;
+mod host;
 mod model;
 mod names;
 mod racing;

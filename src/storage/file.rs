@@ -105,6 +105,12 @@ impl FileStorage {
         }
     }
 
+    /// Writing behind the end of a file that somebody cut would make it long again and hide what is lost. (Half a microsecond.)
+    fn check_uncut(&self) -> Result<()> {
+        let (length, least) = (metadata(&self.file, &self.path)?.len(), self.least.load(Ordering::Relaxed));
+        if length < least { Err(truncated(length, least)) } else { Ok(()) }
+    }
+
     fn failed(&self, what: &str) -> impl FnOnce(Errno) -> Error {
         let context = format!("{what} {}", self.path.display());
         move |errno| Error::io(context, errno.into())
@@ -121,6 +127,38 @@ impl FileStorage {
         }
         Ok(())
     }
+}
+
+/// Reads until `out` is full or the file ends; answers how much there was. The host may read less than asked for, or be interrupted.
+fn read_fully(
+    read: &mut dyn FnMut(&mut [u8], u64) -> io::Result<usize>,
+    offset: u64,
+    out: &mut [u8],
+) -> io::Result<usize> {
+    let mut done = 0;
+    while done < out.len() {
+        match read(&mut out[done..], offset + done as u64) {
+            Ok(0) => break,
+            Ok(count) => done += count,
+            Err(source) if source.kind() == io::ErrorKind::Interrupted => {}
+            Err(source) => return Err(source),
+        }
+    }
+    Ok(done)
+}
+
+/// Writes all of `data`, however little the host takes at once. A host that takes nothing has failed.
+fn write_fully(write: &mut dyn FnMut(&[u8], u64) -> io::Result<usize>, offset: u64, data: &[u8]) -> io::Result<()> {
+    let mut done = 0;
+    while done < data.len() {
+        match write(&data[done..], offset + done as u64) {
+            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+            Ok(count) => done += count,
+            Err(source) if source.kind() == io::ErrorKind::Interrupted => {}
+            Err(source) => return Err(source),
+        }
+    }
+    Ok(())
 }
 
 fn absolute(path: &Path) -> Result<PathBuf> {
@@ -186,38 +224,22 @@ impl Storage for FileStorage {
 
     fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<()> {
         let end = end_of(offset, out.len() as u64)?;
-        let mut done = 0;
-        while done < out.len() {
-            match self.file.read_at(&mut out[done..], offset + done as u64) {
-                Ok(0) => return Err(truncated(offset + done as u64, end)),
-                Ok(count) => done += count,
-                Err(source) if source.kind() == io::ErrorKind::Interrupted => {}
-                Err(source) => {
-                    let context = format!("reading {}: offset={offset} length={}", self.path.display(), out.len());
-                    return Err(Error::io(context, source));
-                }
+        match read_fully(&mut |out, at| self.file.read_at(out, at), offset, out) {
+            Ok(done) if done < out.len() => Err(truncated(offset + done as u64, end)),
+            Ok(_) => Ok(()),
+            Err(source) => {
+                let context = format!("reading {}: offset={offset} length={}", self.path.display(), out.len());
+                Err(Error::io(context, source))
             }
         }
-        Ok(())
     }
 
     fn write_at(&self, offset: u64, data: &[u8]) -> Result<()> {
         let end = end_of(offset, data.len() as u64)?;
-        let mut done = 0;
-        while done < data.len() {
-            let result = match self.file.write_at(&data[done..], offset + done as u64) {
-                Ok(0) => Err(io::Error::from(io::ErrorKind::WriteZero)),
-                other => other,
-            };
-            match result {
-                Ok(count) => done += count,
-                Err(source) if source.kind() == io::ErrorKind::Interrupted => {}
-                Err(source) => {
-                    let context = format!("writing {}: offset={offset} length={}", self.path.display(), data.len());
-                    return Err(Error::io(context, source));
-                }
-            }
-        }
+        self.check_uncut()?;
+        write_fully(&mut |data, at| self.file.write_at(data, at), offset, data).map_err(|source| {
+            Error::io(format!("writing {}: offset={offset} length={}", self.path.display(), data.len()), source)
+        })?;
         self.least.fetch_max(end, Ordering::Relaxed);
         Ok(())
     }
@@ -229,6 +251,7 @@ impl Storage for FileStorage {
         if length == 0 {
             return Ok(()); // the host answers EINVAL
         }
+        self.check_uncut()?;
         loop {
             match fallocate(&self.file, FallocateFlags::empty(), offset as libc::off_t, length as libc::off_t) {
                 Ok(()) => break,
@@ -261,6 +284,9 @@ impl Storage for FileStorage {
 
     fn set_len(&self, length: u64) -> Result<()> {
         end_of(length, 0)?;
+        self.check_uncut()?;
+        // Before the cut, so that no other thread takes it for somebody else's.
+        self.least.fetch_min(length, Ordering::Relaxed);
         let set = self.file.set_len(length);
         set.map_err(|source| Error::io(format!("setting the length of {}", self.path.display()), source))?;
         self.least.store(length, Ordering::Relaxed);

@@ -186,29 +186,6 @@ impl SimulatedStorage {
         Self::on_medium(medium, state.capacity)
     }
 
-    /// Records what is asked for from here on, and what is pending now, in at most `limit` bytes, until [`SimulatedStorage::recorded`].
-    pub fn record(&self, limit: u64) {
-        let state = &mut *self.state.lock();
-        let mut trace = Trace::new(state.medium.clone(), state.capacity, limit);
-        state.pending.iter().for_each(|op| trace.push(op.kind.clone()));
-        state.trace = Some(trace);
-    }
-
-    /// Operations recorded so far.
-    pub fn position(&self) -> usize {
-        self.state.lock().trace.as_ref().map_or(0, Trace::len)
-    }
-
-    /// Ends the recording.
-    pub fn recorded(&self) -> Option<Trace> {
-        self.state.lock().trace.take()
-    }
-
-    /// Most bytes of writes that were waiting for a barrier at any time.
-    pub fn most_pending(&self) -> u64 {
-        self.state.lock().most_pending
-    }
-
     /// Kills the process but not the host (H4): a new storage with the same medium, cache and pending operations, so that a
     /// later crash loses what was never synced. Faults, counters and the hook are gone.
     pub fn process_death(&self) -> Arc<SimulatedStorage> {
@@ -219,22 +196,6 @@ impl SimulatedStorage {
     /// The next barrier fails with EIO and loses the data written before it (H3); lengths, punches and allocations stay pending.
     pub fn fail_next_barrier(&self) {
         self.state.lock().fail_barrier = true;
-    }
-
-    /// After `count` more writes, allocations, punches, changes of length and barriers, the next one fails, once.
-    pub fn fail_after(&self, count: u64, fault: Fault) {
-        self.inject(Some(FaultPlan { class: Class::Change, count, fault, lasting: false }));
-    }
-
-    /// Operations fail as planned from here on; None ends that. A failing barrier acts as in [`SimulatedStorage::fail_next_barrier`], of
-    /// others nothing happens but what [`Fault::Short`] says.
-    pub fn inject(&self, plan: Option<FaultPlan>) {
-        self.state.lock().faults = plan.map(fault::Armed::new);
-    }
-
-    /// Operations that failed as planned since the last `inject`.
-    pub fn injected(&self) -> u64 {
-        self.state.lock().faults.as_ref().map_or(0, fault::Armed::failed)
     }
 
     /// Reads (offset, length) for which `fails` says true answer EIO; None ends that.
@@ -328,6 +289,11 @@ impl State {
             None => Ok(()),
             Some(armed) => armed.meet(class),
         }
+    }
+
+    fn meets_full_host_in_vain(&self, offset: u64, length: u64) -> bool {
+        self.faults.as_ref().is_some_and(fault::Armed::is_full_host)
+            && self.cache.check_capacity(offset, length, Some(0)).is_ok()
     }
 
     fn perform(&mut self, kind: OpKind) {
@@ -442,7 +408,10 @@ impl Storage for SimulatedStorage {
         let op = OpKind::Allocate { offset, length };
         self.announce(&op);
         let mut state = self.state.lock();
-        state.fault(Class::Allocate)?;
+        // Where everything is allocated already no host is too full.
+        if !state.meets_full_host_in_vain(offset, length) {
+            state.fault(Class::Allocate)?;
+        }
         state.cache.check_capacity(offset, length, state.capacity)?;
         state.perform(op);
         Ok(())

@@ -107,7 +107,13 @@ impl Volume {
             let shortage = {
                 let mut space = self.space.lock();
                 space.set_list_entries(entries);
-                space.reserve(quads, essential, &**self.pager.storage())?
+                match space.reserve(quads, essential, &**self.pager.storage()) {
+                    // The file was cut: nothing more may be promised.
+                    Err(error @ Error::Damaged(_)) => {
+                        return Err(self.pager.latch().set("growing the archive", &error));
+                    }
+                    reserved => reserved?,
+                }
             };
             match shortage {
                 Ok(()) => return Ok(()),

@@ -36,6 +36,8 @@ const LIST_PAGE_ENTRIES: usize = 2000;
 #[derive(Default)]
 pub(super) struct CommitState {
     running: bool,
+    /// Callers that wait for the commit in flight to end.
+    waiting: u64,
     /// Number of commits begun and finished; a caller needs one that begins after its call.
     started: u64,
     finished: u64,
@@ -101,7 +103,9 @@ impl Volume {
         };
         while !served(&state) {
             if state.running {
+                state.waiting += 1;
                 self.commit_done.wait(&mut state);
+                state.waiting -= 1;
                 continue;
             }
             state.running = true;
@@ -136,6 +140,12 @@ impl Volume {
             return Err(error.again());
         }
         Ok(self.durable.load().generation)
+    }
+
+    /// Callers that wait for the commit in flight.
+    #[cfg(test)]
+    pub(super) fn waiting_callers(&self) -> u64 {
+        self.commits.lock().waiting
     }
 
     /// Waits for the commit in flight, then runs `f` as the only leader, with the chain.

@@ -44,16 +44,24 @@ pub(super) fn create_with(
     environment: Arc<dyn Environment>,
     options: FsOptions,
 ) -> Arc<FileSystem> {
-    let volume = Volume::create(storage, cipher(environment.clone()), environment.clone(), 1).unwrap();
-    let fs = FileSystem::new(volume, environment, NAME_KEY, options).unwrap();
-    fs.format(CREATOR).unwrap();
-    fs.sync().unwrap();
-    fs
+    try_create_with(storage, environment, options).unwrap()
+}
+
+pub(super) fn try_create_with(
+    storage: Arc<dyn Storage>,
+    environment: Arc<dyn Environment>,
+    options: FsOptions,
+) -> Result<Arc<FileSystem>> {
+    let volume = Volume::create(storage, cipher(environment.clone()), environment.clone(), 1)?;
+    let fs = FileSystem::new(volume, environment, NAME_KEY, options)?;
+    fs.format(CREATOR)?;
+    fs.sync()?;
+    Ok(fs)
 }
 
 /// Opens what a crash left.
 pub(super) fn try_open_on(storage: Arc<dyn Storage>, environment: Arc<dyn Environment>) -> Result<Arc<FileSystem>> {
-    try_open_within(MEMORY, storage, environment)
+    try_open_with(storage, environment, MEMORY)
 }
 
 /// As [`try_open_on`] for what must open.
@@ -67,13 +75,13 @@ pub(super) fn open_within(
     storage: Arc<dyn Storage>,
     environment: Arc<dyn Environment>,
 ) -> Arc<FileSystem> {
-    try_open_within(memory, storage, environment).unwrap()
+    try_open_with(storage, environment, memory).unwrap()
 }
 
-fn try_open_within(
-    memory: u64,
+pub(super) fn try_open_with(
     storage: Arc<dyn Storage>,
     environment: Arc<dyn Environment>,
+    memory: u64,
 ) -> Result<Arc<FileSystem>> {
     let open = OpenOptions { read_only: false, memory };
     let volume = Volume::open(storage, cipher(environment.clone()), environment.clone(), 1, &open)?;

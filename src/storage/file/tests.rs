@@ -119,7 +119,12 @@ fn notices_that_the_file_was_removed_or_replaced_or_cut() {
     storage.still_there().unwrap();
     OpenOptions::new().write(true).open(&path).unwrap().set_len(100).unwrap();
     assert!(matches!(storage.still_there(), Err(Error::Damaged(_))));
-    storage.set_len(4096).unwrap();
+    // Nor is the file made long again, which would hide what is lost.
+    for refused in [storage.write_at(4096, &[1]), storage.allocate(0, 8192), storage.set_len(4096)] {
+        assert!(matches!(refused, Err(Error::Damaged(_))));
+    }
+    assert_eq!(storage.len().unwrap(), 100);
+    OpenOptions::new().write(true).open(&path).unwrap().set_len(4096).unwrap();
     let aside = directory.path().join("b.lbx");
     // Moved away it can still be found, whatever lies in its place.
     fs::rename(&path, &aside).unwrap();
@@ -133,4 +138,53 @@ fn notices_that_the_file_was_removed_or_replaced_or_cut() {
     assert!(matches!(storage.still_there(), Err(Error::Damaged(_))));
     fs::remove_file(&path).unwrap();
     assert!(matches!(storage.still_there(), Err(Error::Damaged(_))));
+}
+
+/// A host that takes and gives a few bytes at a time and is interrupted every other time.
+#[test]
+fn short_and_interrupted_transfers_are_continued() {
+    let mut host = Vec::new();
+    let mut turn = 0;
+    let mut interrupted = move || {
+        turn += 1;
+        if turn % 2 == 1 { Err(io::Error::from(io::ErrorKind::Interrupted)) } else { Ok(()) }
+    };
+    let data: Vec<u8> = (0..100).collect();
+    let mut write = |data: &[u8], at: u64| {
+        interrupted()?;
+        assert_eq!(at, 7 + host.len() as u64);
+        let count = data.len().min(9);
+        host.extend_from_slice(&data[..count]);
+        Ok(count)
+    };
+    write_fully(&mut write, 7, &data).unwrap();
+    assert_eq!(host, data);
+    let mut out = [0; 120];
+    let mut read = |out: &mut [u8], at: u64| {
+        interrupted()?;
+        let rest = &host[at as usize - 7..];
+        let count = rest.len().min(out.len()).min(9);
+        out[..count].copy_from_slice(&rest[..count]);
+        Ok(count)
+    };
+    assert_eq!(read_fully(&mut read, 7, &mut out).unwrap(), 100);
+    assert_eq!(out[..100], data);
+}
+
+#[test]
+fn a_transfer_that_fails_in_the_middle_or_makes_no_progress_is_an_error() {
+    for (number, kind) in [(5, None), (28, Some(io::ErrorKind::StorageFull))] {
+        let mut left = 10;
+        let mut write = |data: &[u8], _: u64| {
+            let count = data.len().min(left);
+            left -= count;
+            if count == 0 { Err(io::Error::from_raw_os_error(number)) } else { Ok(count) }
+        };
+        let error = write_fully(&mut write, 0, &[0; 20]).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(number));
+        assert!(kind.is_none_or(|kind| error.kind() == kind));
+    }
+    assert_eq!(write_fully(&mut |_, _| Ok(0), 0, &[1]).unwrap_err().kind(), io::ErrorKind::WriteZero);
+    let mut failing = |_: &mut [u8], _: u64| Err(io::Error::from_raw_os_error(5));
+    assert!(read_fully(&mut failing, 0, &mut [0; 4]).is_err());
 }

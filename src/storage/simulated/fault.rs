@@ -1,6 +1,6 @@
 //! Faults that a test plans: which operation fails, how, and whether it is the only one.
 
-use super::eio;
+use super::{SimulatedStorage, eio};
 use crate::error::{Error, Result};
 
 /// How an injected fault shows.
@@ -46,6 +46,32 @@ pub struct FaultPlan {
     pub lasting: bool,
 }
 
+impl SimulatedStorage {
+    /// After `count` more writes, allocations, punches, changes of length and barriers, the next one fails, once.
+    pub fn fail_after(&self, count: u64, fault: Fault) {
+        self.inject(Some(FaultPlan { class: Class::Change, count, fault, lasting: false }));
+    }
+
+    /// Operations fail as planned from here on; None ends that. A failing barrier acts as in [`SimulatedStorage::fail_next_barrier`], of
+    /// others nothing happens but what [`Fault::Short`] says.
+    pub fn inject(&self, plan: Option<FaultPlan>) {
+        self.state.lock().faults = plan.map(Armed::new);
+    }
+
+    /// Looks on without meeting planned faults or counting towards them.
+    pub fn without_faults<R>(&self, look: impl FnOnce() -> R) -> R {
+        let faults = self.state.lock().faults.take();
+        let seen = look();
+        self.state.lock().faults = faults;
+        seen
+    }
+
+    /// Operations that failed as planned since the last `inject`.
+    pub fn injected(&self) -> u64 {
+        self.state.lock().faults.as_ref().map_or(0, Armed::failed)
+    }
+}
+
 /// A plan on its way.
 #[derive(Clone)]
 pub(super) struct Armed {
@@ -61,6 +87,10 @@ impl Armed {
 
     pub(super) fn failed(&self) -> u64 {
         self.failed
+    }
+
+    pub(super) fn is_full_host(&self) -> bool {
+        self.plan.fault == Fault::NoSpace
     }
 
     pub(super) fn is_short(&self) -> bool {

@@ -53,6 +53,31 @@ impl Trace {
     }
 }
 
+impl SimulatedStorage {
+    /// Records what is asked for from here on, and what is pending now, in at most `limit` bytes, until [`SimulatedStorage::recorded`].
+    pub fn record(&self, limit: u64) {
+        let state = &mut *self.state.lock();
+        let mut trace = Trace::new(state.medium.clone(), state.capacity, limit);
+        state.pending.iter().for_each(|op| trace.push(op.kind.clone()));
+        state.trace = Some(trace);
+    }
+
+    /// Operations recorded so far.
+    pub fn position(&self) -> usize {
+        self.state.lock().trace.as_ref().map_or(0, Trace::len)
+    }
+
+    /// Ends the recording.
+    pub fn recorded(&self) -> Option<Trace> {
+        self.state.lock().trace.take()
+    }
+
+    /// Most bytes of writes that were waiting for a barrier at any time.
+    pub fn most_pending(&self) -> u64 {
+        self.state.lock().most_pending
+    }
+}
+
 /// A point of a run: so many operations were asked for and returned.
 #[derive(Clone)]
 pub struct Replay<'a> {

@@ -2,6 +2,7 @@
 
 mod crash;
 mod gaps;
+mod group;
 mod lineage;
 mod model;
 mod recovery;

@@ -3,7 +3,7 @@
 //!
 //! `SEED=17 cargo test -p lockbox --lib fs::tests::crash` runs all states of one seed; a violation names its seed, and the same seed gives
 //! the same states in the same order. The long campaign is
-//! `STATES=1000000 cargo test --release -p lockbox --lib crash_campaign -- --ignored --nocapture`.
+//! `STATES=1000000 tests/campaign/crash.sh`.
 
 mod judge;
 mod states;
@@ -13,6 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use states::{Plan, Tally, explore};
+pub(super) use workload::see;
 
 fn variable(name: &str) -> Option<u64> {
     std::env::var(name).ok().map(|value| value.parse().expect("a number"))

@@ -17,7 +17,7 @@ const OWNER: Creator = Creator { uid: 1000, gid: 1000, umask: Some(0o022) };
 const TRACE_LIMIT: u64 = 512 << 20;
 
 /// Everything that a user can see, one line an object: path, attributes, digests of content and extended attributes.
-pub(super) type Seen = Arc<str>;
+pub(in crate::fs::tests) type Seen = Arc<str>;
 
 pub(super) fn digest(bytes: &[u8]) -> u64 {
     let mut hasher = DefaultHasher::new();
@@ -72,7 +72,7 @@ fn describe(fs: &FileSystem, directory: Ino, path: &str, inodes: &mut BTreeSet<I
 }
 
 /// The whole tree as a user sees it, and the inodes that it reaches.
-pub(super) fn see(fs: &FileSystem) -> (Seen, BTreeSet<Ino>) {
+pub(in crate::fs::tests) fn see(fs: &FileSystem) -> (Seen, BTreeSet<Ino>) {
     let mut text = String::new();
     let mut inodes = BTreeSet::from([ROOT_INO]);
     describe(fs, ROOT_INO, "", &mut inodes, &mut text);

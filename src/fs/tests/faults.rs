@@ -1,0 +1,309 @@
+//! Each operation of the storage fails in its turn, once or from then on, under a scripted workload: the caller learns it, what was
+//! promised stays, and the next session finds a moment that is allowed.
+
+use std::sync::Arc;
+
+use super::crash::see;
+use super::support::{OPTIONS, create_with, try_create_with, try_open_on, try_open_with};
+use crate::env::SeededEnvironment;
+use crate::error::{Error, Result};
+use crate::format::{Ino, ROOT_INO};
+use crate::fs::{Creator, FileSystem, RenameMode, SetAttributes, XattrMode, mode};
+use crate::storage::simulated::{Class, Fault, FaultPlan, SimulatedStorage};
+
+const OWNER: Creator = Creator { uid: 1000, gid: 1000 };
+
+/// What a step of the script is, for what may be expected of it on a full host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    /// May be refused for want of space.
+    Grows,
+    /// Must succeed on a full host.
+    Frees,
+    /// As `Frees`; what was done before is durable when it succeeds.
+    Sync,
+}
+
+type Step = (&'static str, Kind, fn(&FileSystem) -> Result<()>);
+
+fn ino(fs: &FileSystem, name: &[u8]) -> Result<Ino> {
+    fs.lookup(ROOT_INO, name).map(|found| found.ino)
+}
+
+fn bytes(seed: u64, length: usize) -> Vec<u8> {
+    let mut bytes = vec![seed as u8; length];
+    crate::env::Environment::fill_random(&SeededEnvironment::new(seed), &mut bytes[..length / 2]).unwrap();
+    bytes
+}
+
+fn create(fs: &FileSystem, name: &[u8]) -> Result<()> {
+    fs.make_node(ROOT_INO, name, mode::REGULAR | 0o600, 0, OWNER).map(drop)
+}
+
+const SCRIPT: &[Step] = &[
+    ("create", Kind::Grows, |fs| create(fs, b"a")),
+    ("write", Kind::Grows, |fs| fs.write(ino(fs, b"a")?, 0, &bytes(1, 3000))),
+    ("create", Kind::Grows, |fs| create(fs, b"b")),
+    ("write a lot", Kind::Grows, |fs| fs.write(ino(fs, b"b")?, 0, &bytes(2, 120_000))),
+    ("fsync", Kind::Sync, |fs| fs.sync()),
+    ("make a directory", Kind::Grows, |fs| fs.make_directory(ROOT_INO, b"d", 0o755, OWNER).map(drop)),
+    ("create in it", Kind::Grows, |fs| {
+        fs.make_node(ino(fs, b"d")?, b"deep", mode::REGULAR | 0o600, 0, OWNER).map(drop)
+    }),
+    ("read", Kind::Frees, |fs| fs.read(ino(fs, b"b")?, 40_000, 30_000).map(drop)),
+    ("overwrite", Kind::Grows, |fs| fs.write(ino(fs, b"b")?, 50_000, &bytes(3, 9000))),
+    ("fsync", Kind::Sync, |fs| fs.sync()),
+    ("set an attribute", Kind::Grows, |fs| fs.set_xattr(ino(fs, b"b")?, b"user.note", &bytes(4, 5000), XattrMode::Set)),
+    ("truncate", Kind::Frees, |fs| {
+        let set = SetAttributes { size: Some(60_000), ..SetAttributes::default() };
+        fs.set_attributes(ino(fs, b"b")?, &set).map(drop)
+    }),
+    ("delete", Kind::Frees, |fs| fs.unlink(ROOT_INO, b"a")),
+    ("fsync", Kind::Sync, |fs| fs.sync()),
+    ("maintain", Kind::Sync, |fs| fs.maintain().map(drop)),
+    ("erase", Kind::Sync, |fs| fs.volume.erase_all()),
+    ("create", Kind::Grows, |fs| create(fs, b"c")),
+    ("write beyond the room", Kind::Grows, |fs| fs.write(ino(fs, b"c")?, 0, &bytes(5, 5_000_000))),
+    ("fsync", Kind::Sync, |fs| fs.sync()),
+    ("exchange", Kind::Grows, |fs| fs.rename(ROOT_INO, b"b", ROOT_INO, b"c", RenameMode::Exchange)),
+    ("overwrite", Kind::Grows, |fs| fs.write(ino(fs, b"b")?, 100, &bytes(6, 200))),
+    ("fsync", Kind::Sync, |fs| fs.sync()),
+    ("delete a lot", Kind::Frees, |fs| fs.unlink(ROOT_INO, b"b")),
+    ("fsync", Kind::Sync, |fs| fs.sync()),
+    ("close", Kind::Sync, |fs| fs.close()),
+];
+
+/// Checkpoints come after 24 commits: they are made due early in the script, so that their writes meet faults, too.
+fn prepare(storage: &Arc<SimulatedStorage>, environment: &Arc<SeededEnvironment>) -> Arc<FileSystem> {
+    let fs = create_with(storage.clone(), environment.clone(), OPTIONS);
+    for n in 0..20 {
+        fs.set_xattr(ROOT_INO, b"user.round", &[n], XattrMode::Set).unwrap();
+        fs.sync().unwrap();
+    }
+    drop(fs);
+    // With hardly any cache, so that the script reads.
+    try_open_with(storage.clone(), environment.clone(), 1).unwrap()
+}
+
+/// One run with a plan. Answers whether the plan's fault was met.
+fn run(plan: FaultPlan) -> bool {
+    let environment = Arc::new(SeededEnvironment::new(1));
+    let storage = SimulatedStorage::new();
+    let fs = prepare(&storage, &environment);
+    let mut states = vec![(0, see(&fs).0)];
+    let mut promised = 0;
+    let mut latched: Option<String> = None;
+    storage.inject(Some(plan));
+    for (name, kind, step) in SCRIPT {
+        let done = step(&fs);
+        storage.without_faults(|| states.push((0, see(&fs).0)));
+        match done {
+            Ok(()) => {
+                assert!(latched.is_none() || *kind != Kind::Sync, "{name} succeeded after {latched:?}");
+                if *kind == Kind::Sync {
+                    promised = states.len() - 1;
+                }
+            }
+            Err(Error::NotFound) => {}
+            Err(error) => {
+                assert!(storage.injected() > 0, "{name} failed by itself: {error}");
+                judge_error(name, *kind, plan, &error, &mut latched);
+            }
+        }
+    }
+    let met = storage.injected() > 0;
+    storage.inject(None);
+    let is_latched = fs.volume.pager().latch().check().is_err();
+    assert_eq!(is_latched, latched.is_some(), "a latch that nobody was told about");
+    if met && matches!(plan.class, Class::Barrier) || met && plan.class == Class::Write && plan.fault != Fault::NoSpace
+    {
+        assert!(is_latched, "a failed write or barrier has to latch");
+    }
+    drop(fs);
+    // The next session finds the host's cache, or after a power cut only what was synced and some of the rest.
+    let cut = storage.crash_random(&mut || environment.next_u64());
+    for storage in [cut, storage.process_death()] {
+        let fs = try_open_on(storage.clone(), environment.clone()).unwrap();
+        let seen = see(&fs).0;
+        assert!(
+            states[promised..].iter().any(|(_, state)| *state == seen),
+            "not a moment since the last fsync:\n{seen}"
+        );
+        let (_, findings) = fs.check_structure(true, &mut |_, _| {}).unwrap();
+        assert!(findings.is_empty(), "{findings:?}");
+        assert!(fs.volume.check_space(true, &mut |_, _| {}).unwrap().is_empty());
+        create(&fs, b"afterwards").unwrap();
+        fs.close().unwrap();
+    }
+    met
+}
+
+fn judge_error(name: &str, kind: Kind, plan: FaultPlan, error: &Error, latched: &mut Option<String>) {
+    match error {
+        Error::Latched(reason) => {
+            assert!(latched.as_ref().is_none_or(|first| first == reason), "two reasons: {latched:?} and {reason}");
+            // A host that is full is met where the file grows. Where it takes back what it gave, the commit cannot be made.
+            let promise_broken = matches!(plan.class, Class::Write | Class::Barrier);
+            assert!(plan.fault != Fault::NoSpace || promise_broken, "{name}: full host latched: {reason}");
+            *latched = Some(reason.clone());
+        }
+        Error::NoSpace(_) => {
+            assert_eq!(plan.fault, Fault::NoSpace, "{name}: {error}");
+            let refusable = kind == Kind::Grows || plan.class == Class::Write || plan.class == Class::SetLen;
+            assert!(refusable, "{name} must work on a full host: {error}");
+        }
+        Error::Io { .. } => assert_ne!(plan.fault, Fault::NoSpace, "{name}: {error}"),
+        error => panic!("{name}: {error}"),
+    }
+}
+
+/// Every turn of a class until the script runs through without a fault.
+fn every_turn(class: Class, fault: Fault) {
+    let mut turns = 0;
+    for lasting in [false, true] {
+        for count in 0.. {
+            let plan = FaultPlan { class, count, fault, lasting };
+            let met = std::panic::catch_unwind(|| run(plan)).unwrap_or_else(|panic| {
+                println!("violation: {plan:?}");
+                std::panic::resume_unwind(panic)
+            });
+            if !met {
+                break;
+            }
+            turns += 1;
+        }
+    }
+    println!("{turns} turns of {class:?} with {fault:?}");
+    assert!(turns > 0, "the script never met {class:?}");
+}
+
+#[test]
+fn a_write_that_fails() {
+    every_turn(Class::Write, Fault::Eio);
+}
+
+#[test]
+fn a_write_that_is_cut_short() {
+    every_turn(Class::Write, Fault::Short);
+}
+
+/// A host that takes back blocks that it had allocated (copy-on-write, thin provisioning).
+#[test]
+fn a_write_to_allocated_blocks_without_space() {
+    every_turn(Class::Write, Fault::NoSpace);
+}
+
+#[test]
+fn a_barrier_that_fails() {
+    every_turn(Class::Barrier, Fault::Eio);
+    every_turn(Class::Barrier, Fault::NoSpace);
+}
+
+/// A full host: growth, allocation and punching are refused.
+#[test]
+fn a_host_without_space() {
+    every_turn(Class::Room, Fault::NoSpace);
+    every_turn(Class::Allocate, Fault::NoSpace);
+    every_turn(Class::Punch, Fault::NoSpace);
+    every_turn(Class::SetLen, Fault::NoSpace);
+}
+
+#[test]
+fn growth_punching_and_cutting_that_fail() {
+    every_turn(Class::Allocate, Fault::Eio);
+    every_turn(Class::Punch, Fault::Eio);
+    every_turn(Class::SetLen, Fault::Eio);
+}
+
+#[test]
+fn a_read_that_fails() {
+    every_turn(Class::Read, Fault::Eio);
+}
+
+/// Faults while an archive is made: an error, no panic.
+#[test]
+fn creation_with_faults() {
+    let mut turns = 0;
+    for class in [Class::Write, Class::Barrier, Class::Allocate, Class::SetLen] {
+        for fault in [Fault::Eio, Fault::NoSpace] {
+            for count in 0.. {
+                let storage = SimulatedStorage::new();
+                storage.inject(Some(FaultPlan { class, count, fault, lasting: count % 2 == 1 }));
+                let made = try_create_with(storage.clone(), Arc::new(SeededEnvironment::new(1)), OPTIONS);
+                if storage.injected() == 0 {
+                    made.unwrap();
+                    break;
+                }
+                turns += 1;
+                match made {
+                    Err(Error::Latched(_)) => {}
+                    Err(Error::Io { .. }) => assert_eq!(fault, Fault::Eio),
+                    Err(Error::NoSpace(_)) => assert_eq!(fault, Fault::NoSpace),
+                    // A second, smaller step of growth may do.
+                    Ok(_) => {
+                        assert!(class == Class::Allocate && fault == Fault::NoSpace, "{class:?} {count} was overlooked")
+                    }
+                    Err(error) => panic!("{class:?} {count}: {error}"),
+                }
+            }
+        }
+    }
+    println!("{turns} turns");
+}
+
+/// Faults while a session recovers from a crash: the archive stays as good as it was.
+#[test]
+fn recovery_with_faults() {
+    let environment = Arc::new(SeededEnvironment::new(2));
+    let storage = SimulatedStorage::new();
+    let fs = prepare(&storage, &environment);
+    let mut states = Vec::new();
+    for (_, _, step) in &SCRIPT[..9] {
+        step(&fs).unwrap();
+    }
+    let promised = fs.volume.durable().generation;
+    states.push(see(&fs).0);
+    let before = {
+        let opened = try_open_on(storage.crash(&mut |_| crate::storage::simulated::Fate::Drop), environment.clone());
+        see(&opened.unwrap()).0
+    };
+    states.push(before);
+    // Stopped in the middle of a commit, with a record whose pages are not all there.
+    storage.inject(Some(FaultPlan { class: Class::Barrier, count: 0, fault: Fault::Eio, lasting: true }));
+    fs.sync().unwrap_err();
+    drop(fs);
+    storage.inject(None);
+    let mut turns = 0;
+    for class in [Class::Read, Class::Write, Class::Barrier, Class::Punch, Class::SetLen, Class::Allocate] {
+        for (fault, lasting) in [(Fault::Eio, false), (Fault::Eio, true), (Fault::NoSpace, true)] {
+            for count in 0.. {
+                let crashed = storage.process_death();
+                crashed.inject(Some(FaultPlan { class, count, fault, lasting }));
+                let recovered = try_open_on(crashed.clone(), environment.clone()).and_then(|fs| {
+                    while fs.maintain()? {}
+                    fs.volume.erase_all()
+                });
+                let met = crashed.injected() > 0;
+                crashed.inject(None);
+                match recovered {
+                    Err(Error::Latched(_) | Error::Io { .. } | Error::NoSpace(_)) if met => {}
+                    Ok(()) => {}
+                    Err(error) => panic!("{class:?} {fault:?} {count}: {error}"),
+                }
+                for again in [crashed.crash_random(&mut || environment.next_u64()), crashed] {
+                    let fs = try_open_on(again, environment.clone())
+                        .unwrap_or_else(|error| panic!("{class:?} {fault:?} {count}: {error}"));
+                    assert!(fs.volume.durable().generation >= promised);
+                    assert!(states.contains(&see(&fs).0), "{class:?} {fault:?} {count}");
+                    assert!(fs.volume.check_space(true, &mut |_, _| {}).unwrap().is_empty());
+                }
+                if !met {
+                    break;
+                }
+                turns += 1;
+            }
+        }
+    }
+    println!("{turns} turns");
+    assert!(turns > 100);
+}

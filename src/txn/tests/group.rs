@@ -1,0 +1,83 @@
+//! Callers that want something durable at the same time share a commit, and none waits for the gigabytes of another.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use super::support::*;
+use crate::storage::simulated::{OpKind, SimulatedStorage};
+
+/// Written bytes that no barrier covered, at most: the bound of one writer, and of several (`allocation.rs`).
+const BOUND: u64 = 16 << 20;
+/// A page, and the nodes and record of a commit.
+const SLACK: u64 = 1 << 20;
+
+/// One commit is at its barrier while seven callers come: one more commit serves them all.
+#[test]
+fn concurrent_callers_share_a_commit() {
+    const CALLERS: u64 = 8;
+    let dice = Dice::new(1);
+    let storage = SimulatedStorage::new();
+    let volume = create(storage.clone(), &dice);
+    put(&volume, 2, 0, 1, 3000).unwrap();
+    volume.commit().unwrap();
+    let held = AtomicBool::new(false);
+    let weak = Arc::downgrade(&volume);
+    storage.on_op(Box::new(move |op| {
+        if !matches!(op, OpKind::Barrier) || held.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        let Some(volume) = weak.upgrade() else { return };
+        while volume.waiting_callers() < CALLERS - 1 {
+            std::thread::yield_now();
+        }
+    }));
+    let before = (storage.barriers(), volume.durable().generation);
+    std::thread::scope(|scope| {
+        for slot in 1..=CALLERS {
+            let volume = &volume;
+            scope.spawn(move || {
+                put(volume, 2, slot, slot, 3000).unwrap();
+                volume.commit().unwrap();
+            });
+        }
+    });
+    storage.on_op(Box::new(|_| {}));
+    assert_eq!(storage.barriers() - before.0, 2, "barriers of {CALLERS} callers");
+    assert_eq!(volume.durable().generation.0 - before.1.0, 2);
+    // Every one of them is on the medium.
+    let expected = (0..=CALLERS).map(|slot| ((2, slot), (slot.max(1), 3000))).collect();
+    assert_live(&open(storage.crash(&mut |_| crate::storage::simulated::Fate::Drop), &dice), &expected);
+}
+
+/// What a barrier has to wait for is bounded whatever is written beside it.
+#[test]
+fn a_commit_never_waits_for_more_than_the_bound_of_early_pages() {
+    let dice = Dice::new(2);
+    let storage = SimulatedStorage::new();
+    let volume = create(storage.clone(), &dice);
+    // One writer, then four.
+    for (round, writers, bound) in [(0, 1, BOUND + SLACK), (1, 4, 2 * BOUND + SLACK)] {
+        std::thread::scope(|scope| {
+            for writer in 0..writers {
+                let volume = &volume;
+                scope.spawn(move || {
+                    let data = bytes_of(writer, 128 * 1024);
+                    for n in 0..(48 << 20) / data.len() as u64 / writers {
+                        let mut room = volume.reserve_data(data.len() as u64, 1).unwrap();
+                        let ino = crate::format::Ino(10 + writer);
+                        let pieces = volume.write_data(&mut room, ino, n << 17, &data, true).unwrap();
+                        volume.abandon(&pieces);
+                    }
+                });
+            }
+        });
+        assert!(storage.most_pending() <= bound, "{writers} writers left {} bytes unsynced", storage.most_pending());
+        assert!(storage.most_pending() > BOUND / 2, "the test wrote too little");
+        let before = storage.barriers();
+        put(&volume, 2, round, 1, 3000).unwrap();
+        volume.commit().unwrap();
+        assert!(storage.barriers() - before <= 2, "the commit of a small file took more than its own barriers");
+        assert!(storage.most_pending() <= bound);
+    }
+    assert_sound(&volume);
+}
