@@ -11,7 +11,7 @@ use crate::format::{Ino, ROOT_INO};
 use crate::fs::{Creator, FileSystem, RenameMode, SetAttributes, XattrMode, mode};
 use crate::storage::simulated::{Class, Fault, FaultPlan, SimulatedStorage};
 
-const OWNER: Creator = Creator { uid: 1000, gid: 1000 };
+const OWNER: Creator = Creator { uid: 1000, gid: 1000, umask: None };
 
 /// What a step of the script is, for what may be expected of it on a full host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

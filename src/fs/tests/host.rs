@@ -11,7 +11,7 @@ use crate::format::{Ino, ROOT_INO};
 use crate::fs::{Creator, FileSystem, mode};
 use crate::storage::{FileStorage, LockMode};
 
-const OWNER: Creator = Creator { uid: 1, gid: 1 };
+const OWNER: Creator = Creator { uid: 1, gid: 1, umask: None };
 
 struct Place {
     _directory: tempfile::TempDir,
