@@ -9,6 +9,7 @@ pub mod kernel;
 pub mod mount;
 pub mod mountinfo;
 pub mod options;
+pub mod pace;
 pub mod passphrase;
 pub mod remount;
 pub mod runtime;

@@ -151,7 +151,7 @@ fn start(task: &Task, slot: &Slot, host: OwnedFd, signals: SigSet, events: &Send
     let fs = fs.ok_or_else(|| Failure::other("the archive is closed"))?;
     let shared = Arc::new(Shared::default());
     let profile = task.options.sync_profile();
-    let adapter = Adapter::new(fs, Arc::clone(&shared), host, profile, task.options.access_times);
+    let adapter = Adapter::new(fs, Arc::clone(&shared), host, profile, task.options.access_times, task.options.threads);
     let device = Mount {
         source: &task.archive,
         subtype: "lockbox",

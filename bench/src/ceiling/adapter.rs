@@ -12,6 +12,7 @@ use fuser::{
     ReplyEntry, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
 };
 use lockbox_fuse::kernel;
+use lockbox_fuse::pace::{LONG_BYTES, Pace};
 
 use crate::store::{Content, Entry, New, Result, Store};
 
@@ -20,12 +21,16 @@ const GENERATION: Generation = Generation(0);
 /// What statfs tells: 1 TiB in blocks of 4 KiB.
 const BLOCKS: u64 = 1 << 28;
 
-#[derive(Default)]
 pub(crate) struct Adapter {
     store: Store,
+    pace: Pace,
 }
 
 impl Adapter {
+    pub(crate) fn new(loops: usize) -> Adapter {
+        Adapter { store: Store::default(), pace: Pace::new(loops) }
+    }
+
     fn new_inode(&self, request: &Request, mode: u32) -> New {
         let kind = match mode & 0o170_000 {
             0o010_000 => FileType::NamedPipe,
@@ -92,10 +97,12 @@ impl fuser::Filesystem for Adapter {
     }
 
     fn lookup(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        let _turn = self.pace.begin();
         reply_entry(self.store.lookup(parent.0, name.as_bytes()), reply);
     }
 
     fn getattr(&self, _: &Request, number: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
+        let _turn = self.pace.begin();
         match self.store.attributes(number.0) {
             Ok(attributes) => reply.attr(&FOR_EVER, &attributes),
             Err(error) => reply.error(error),
@@ -120,6 +127,7 @@ impl fuser::Filesystem for Adapter {
         _: Option<BsdFileFlags>,
         reply: ReplyAttr,
     ) {
+        let _turn = self.pace.begin();
         let set = self.store.with(number.0, |inode| {
             if let Some(size) = size {
                 inode.resize(size)?;
@@ -140,6 +148,7 @@ impl fuser::Filesystem for Adapter {
     }
 
     fn readlink(&self, _: &Request, number: INodeNo, reply: ReplyData) {
+        let _turn = self.pace.begin();
         let target = self.store.with(number.0, |inode| match &inode.content {
             Content::Symlink(target) => Ok(target.clone()),
             _ => Err(Errno::EINVAL),
@@ -160,26 +169,31 @@ impl fuser::Filesystem for Adapter {
         rdev: u32,
         reply: ReplyEntry,
     ) {
+        let _turn = self.pace.begin();
         let new = New { rdev, ..self.new_inode(request, mode & !umask) };
         reply_entry(self.store.make(parent.0, name.as_bytes(), new), reply);
     }
 
     fn mkdir(&self, request: &Request, parent: INodeNo, name: &OsStr, mode: u32, umask: u32, reply: ReplyEntry) {
+        let _turn = self.pace.begin();
         let new = New { kind: FileType::Directory, ..self.new_inode(request, mode & !umask) };
         reply_entry(self.store.make(parent.0, name.as_bytes(), new), reply);
     }
 
     fn symlink(&self, request: &Request, parent: INodeNo, name: &OsStr, target: &Path, reply: ReplyEntry) {
+        let _turn = self.pace.begin();
         let target = target.as_os_str().as_bytes().to_vec();
         let new = New { kind: FileType::Symlink, target, ..self.new_inode(request, 0o777) };
         reply_entry(self.store.make(parent.0, name.as_bytes(), new), reply);
     }
 
     fn unlink(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        let _turn = self.pace.begin();
         reply_empty(self.store.remove(parent.0, name.as_bytes()), reply);
     }
 
     fn rmdir(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        let _turn = self.pace.begin();
         reply_empty(self.store.remove(parent.0, name.as_bytes()), reply);
     }
 
@@ -193,6 +207,7 @@ impl fuser::Filesystem for Adapter {
         flags: RenameFlags,
         reply: ReplyEmpty,
     ) {
+        let _turn = self.pace.begin();
         if !flags.is_empty() {
             return reply.error(Errno::EINVAL);
         }
@@ -200,6 +215,7 @@ impl fuser::Filesystem for Adapter {
     }
 
     fn link(&self, _: &Request, number: INodeNo, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        let _turn = self.pace.begin();
         reply_entry(self.store.link(number.0, parent.0, name.as_bytes()), reply);
     }
 
@@ -213,6 +229,7 @@ impl fuser::Filesystem for Adapter {
         _: i32,
         reply: ReplyCreate,
     ) {
+        let _turn = self.pace.begin();
         let new = New { kind: FileType::RegularFile, open: true, ..self.new_inode(request, mode & !umask) };
         match self.store.make(parent.0, name.as_bytes(), new) {
             Ok(a) => reply.created(&FOR_EVER, &a, GENERATION, FileHandle(0), FopenFlags::FOPEN_KEEP_CACHE),
@@ -221,6 +238,7 @@ impl fuser::Filesystem for Adapter {
     }
 
     fn open(&self, _: &Request, number: INodeNo, _: OpenFlags, reply: ReplyOpen) {
+        let _turn = self.pace.begin();
         match self.store.open(number.0) {
             Ok(()) => reply.opened(FileHandle(0), FopenFlags::FOPEN_KEEP_CACHE),
             Err(error) => reply.error(error),
@@ -238,6 +256,10 @@ impl fuser::Filesystem for Adapter {
         _: Option<LockOwner>,
         reply: ReplyData,
     ) {
+        let turn = self.pace.begin();
+        if size as usize >= LONG_BYTES {
+            turn.long();
+        }
         match self.store.with(number.0, |inode| inode.read(offset, size as usize)) {
             Ok(data) => reply.data(&data),
             Err(error) => reply.error(error),
@@ -256,6 +278,10 @@ impl fuser::Filesystem for Adapter {
         _: Option<LockOwner>,
         reply: ReplyWrite,
     ) {
+        let turn = self.pace.begin();
+        if data.len() >= LONG_BYTES {
+            turn.long();
+        }
         match self.store.with(number.0, |inode| inode.write(offset, data)) {
             Ok(()) => reply.written(data.len() as u32),
             Err(error) => reply.error(error),
@@ -263,6 +289,7 @@ impl fuser::Filesystem for Adapter {
     }
 
     fn flush(&self, _: &Request, _: INodeNo, _: FileHandle, _: LockOwner, reply: ReplyEmpty) {
+        let _turn = self.pace.begin();
         reply.error(Errno::ENOSYS);
     }
 
@@ -276,19 +303,23 @@ impl fuser::Filesystem for Adapter {
         _: bool,
         reply: ReplyEmpty,
     ) {
+        let _turn = self.pace.begin();
         reply_empty(self.store.release(number.0), reply);
     }
 
     /// Answered, not ENOSYS: the request is part of what an fsync through FUSE costs.
     fn fsync(&self, _: &Request, _: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
+        let _turn = self.pace.begin();
         reply.ok();
     }
 
     fn fsyncdir(&self, _: &Request, _: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
+        let _turn = self.pace.begin();
         reply.ok();
     }
 
     fn readdir(&self, _: &Request, number: INodeNo, _: FileHandle, offset: u64, mut reply: ReplyDirectory) {
+        let _turn = self.pace.begin();
         let listed = self.list(number, offset, |cookie, entry| {
             reply.add(INodeNo(entry.ino), cookie, entry.kind, OsStr::from_bytes(&entry.name))
         });
@@ -299,6 +330,7 @@ impl fuser::Filesystem for Adapter {
     }
 
     fn readdirplus(&self, _: &Request, number: INodeNo, _: FileHandle, offset: u64, mut reply: ReplyDirectoryPlus) {
+        let _turn = self.pace.begin();
         // Collected first: one inode lock at a time. A reply never holds more than 4 KiB / 152 entries and some.
         let mut entries = Vec::new();
         let listed = self.list(number, offset, |cookie, entry| {
@@ -318,10 +350,12 @@ impl fuser::Filesystem for Adapter {
     }
 
     fn statfs(&self, _: &Request, _: INodeNo, reply: ReplyStatfs) {
+        let _turn = self.pace.begin();
         reply.statfs(BLOCKS, BLOCKS, BLOCKS, BLOCKS, BLOCKS, 4096, 255, 4096);
     }
 
     fn setxattr(&self, _: &Request, number: INodeNo, name: &OsStr, value: &[u8], _: i32, _: u32, reply: ReplyEmpty) {
+        let _turn = self.pace.begin();
         let set = self.store.with(number.0, |inode| {
             inode.xattrs.insert(name.as_bytes().to_vec(), value.to_vec());
             Ok(())
@@ -330,6 +364,7 @@ impl fuser::Filesystem for Adapter {
     }
 
     fn getxattr(&self, _: &Request, number: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
+        let _turn = self.pace.begin();
         let value = self.store.with(number.0, |inode| inode.xattrs.get(name.as_bytes()).cloned().ok_or(Errno::ENODATA));
         match value {
             Ok(value) if size == 0 => reply.size(value.len() as u32),
@@ -340,6 +375,7 @@ impl fuser::Filesystem for Adapter {
     }
 
     fn listxattr(&self, _: &Request, number: INodeNo, size: u32, reply: ReplyXattr) {
+        let _turn = self.pace.begin();
         let names = self.store.with(number.0, |inode| {
             Ok(inode.xattrs.keys().flat_map(|name| [name.as_slice(), b"\0"].concat()).collect::<Vec<u8>>())
         });

@@ -44,6 +44,7 @@ use lockbox::{Error, Result};
 
 use crate::errno::errno;
 use crate::kernel;
+use crate::pace::{LONG_BYTES, Pace};
 use caller::Caller;
 use convert::Allocation;
 use notices::notes_access;
@@ -79,6 +80,7 @@ pub struct Adapter {
     /// Opening for reading is noted as access.
     access_times: bool,
     listings: listings::Listings,
+    pace: Pace,
 }
 
 impl Adapter {
@@ -88,8 +90,10 @@ impl Adapter {
         host: OwnedFd,
         profile: SyncProfile,
         access_times: bool,
+        loops: usize,
     ) -> Adapter {
-        Adapter { fs, shared, host, profile, access_times, listings: listings::Listings::default() }
+        let listings = listings::Listings::default();
+        Adapter { fs, shared, host, profile, access_times, listings, pace: Pace::new(loops) }
     }
 
     fn attribute_time(&self, ino: u64) -> Duration {
@@ -156,10 +160,12 @@ impl fuser::Filesystem for Adapter {
     }
 
     fn lookup(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        let _turn = self.pace.begin();
         self.reply_entry(self.fs.lookup(ino(parent), name.as_bytes()), reply);
     }
 
     fn getattr(&self, _: &Request, number: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
+        let _turn = self.pace.begin();
         self.reply_attributes(self.fs.attributes(ino(number)), reply);
     }
 
@@ -184,6 +190,7 @@ impl fuser::Filesystem for Adapter {
         _: Option<BsdFileFlags>,
         reply: ReplyAttr,
     ) {
+        let _turn = self.pace.begin();
         let sets_times = atime.is_some() || mtime.is_some();
         let owner_changes = uid.is_some() || gid.is_some() || (size.is_none() && !sets_times);
         let set = SetAttributes {
@@ -201,6 +208,7 @@ impl fuser::Filesystem for Adapter {
     }
 
     fn readlink(&self, _: &Request, number: INodeNo, reply: ReplyData) {
+        let _turn = self.pace.begin();
         match self.fs.read_link(ino(number)) {
             Ok(target) => {
                 self.note_access(number);
@@ -220,28 +228,33 @@ impl fuser::Filesystem for Adapter {
         rdev: u32,
         reply: ReplyEntry,
     ) {
+        let _turn = self.pace.begin();
         let rdev = convert::from_kernel_device(rdev);
         let made = self.changing().make_node(ino(parent), name.as_bytes(), mode, rdev, creator(request, umask));
         self.reply_entry(made, reply);
     }
 
     fn mkdir(&self, request: &Request, parent: INodeNo, name: &OsStr, mode: u32, umask: u32, reply: ReplyEntry) {
+        let _turn = self.pace.begin();
         let mode = mode & mode::PERMISSIONS;
         let made = self.changing().make_directory(ino(parent), name.as_bytes(), mode, creator(request, umask));
         self.reply_entry(made, reply);
     }
 
     fn symlink(&self, request: &Request, parent: INodeNo, name: &OsStr, target: &Path, reply: ReplyEntry) {
+        let _turn = self.pace.begin();
         let target = target.as_os_str().as_bytes();
         let made = self.changing().make_symlink(ino(parent), name.as_bytes(), target, creator(request, 0));
         self.reply_entry(made, reply);
     }
 
     fn unlink(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        let _turn = self.pace.begin();
         reply_empty(self.changing().unlink(ino(parent), name.as_bytes()), reply);
     }
 
     fn rmdir(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        let _turn = self.pace.begin();
         reply_empty(self.changing().remove_directory(ino(parent), name.as_bytes()), reply);
     }
 
@@ -255,6 +268,7 @@ impl fuser::Filesystem for Adapter {
         flags: RenameFlags,
         reply: ReplyEmpty,
     ) {
+        let _turn = self.pace.begin();
         let renamed = convert::rename_mode(flags).and_then(|how| {
             self.changing().rename(ino(parent), name.as_bytes(), ino(new_parent), new_name.as_bytes(), how)
         });
@@ -262,6 +276,7 @@ impl fuser::Filesystem for Adapter {
     }
 
     fn link(&self, _: &Request, number: INodeNo, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        let _turn = self.pace.begin();
         self.reply_entry(self.changing().link(ino(number), ino(parent), name.as_bytes()), reply);
     }
 
@@ -277,6 +292,7 @@ impl fuser::Filesystem for Adapter {
         flags: i32,
         reply: ReplyCreate,
     ) {
+        let _turn = self.pace.begin();
         match self.changing().create_and_open(ino(parent), name.as_bytes(), mode, creator(request, umask)) {
             Ok(a) => {
                 if writes(OpenFlags(flags)) {
@@ -291,6 +307,7 @@ impl fuser::Filesystem for Adapter {
     }
 
     fn open(&self, _: &Request, number: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
+        let _turn = self.pace.begin();
         match self.fs.open(ino(number)) {
             Ok(()) => {
                 if writes(flags) {
@@ -316,6 +333,10 @@ impl fuser::Filesystem for Adapter {
         _: Option<LockOwner>,
         reply: ReplyData,
     ) {
+        let turn = self.pace.begin();
+        if size as usize >= LONG_BYTES {
+            turn.long();
+        }
         READ.with_borrow_mut(|buffer| match self.fs.read_into(ino(number), offset, size as usize, buffer) {
             Ok(count) => reply.data(&buffer[..count]),
             Err(error) => reply.error(errno(&error)),
@@ -334,6 +355,10 @@ impl fuser::Filesystem for Adapter {
         _: Option<LockOwner>,
         reply: ReplyWrite,
     ) {
+        let turn = self.pace.begin();
+        if data.len() >= LONG_BYTES {
+            turn.long();
+        }
         let kill = flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID);
         let set = SetAttributes { kill_set_id: true, ..SetAttributes::default() };
         let ready = if kill { self.changing().set_attributes(ino(number), &set).map(drop) } else { Ok(()) };
@@ -346,6 +371,10 @@ impl fuser::Filesystem for Adapter {
 
     /// ENOSYS tells the kernel not to ask again; it still writes its pages to us before close(2) returns.
     fn flush(&self, _: &Request, _: INodeNo, _: FileHandle, _: LockOwner, reply: ReplyEmpty) {
+        let turn = self.pace.begin();
+        if self.profile == SyncProfile::Always {
+            turn.long();
+        }
         match self.profile {
             SyncProfile::Always => reply_empty(self.fs.sync(), reply),
             SyncProfile::Never | SyncProfile::Periodic => reply.error(Errno::ENOSYS),
@@ -362,6 +391,7 @@ impl fuser::Filesystem for Adapter {
         _: bool,
         reply: ReplyEmpty,
     ) {
+        let _turn = self.pace.begin();
         if writes(flags) {
             self.shared.writers.remove(number.0);
         }
@@ -369,10 +399,13 @@ impl fuser::Filesystem for Adapter {
     }
 
     fn fsync(&self, _: &Request, _: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
+        let turn = self.pace.begin();
+        turn.long();
         reply_empty(self.fs.sync(), reply);
     }
 
     fn opendir(&self, _: &Request, number: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
+        let _turn = self.pace.begin();
         match self.fs.directory_bound(ino(number)) {
             Ok(bound) => {
                 if notes_access(flags) {
@@ -385,6 +418,7 @@ impl fuser::Filesystem for Adapter {
     }
 
     fn readdir(&self, _: &Request, number: INodeNo, handle: FileHandle, offset: u64, mut reply: ReplyDirectory) {
+        let _turn = self.pace.begin();
         let listed = self.bound(number, handle, offset).and_then(|bound| {
             self.fs.list_directory(ino(number), offset, bound, false, &mut |entry, _| {
                 let kind = convert::file_type(entry.file_type.into());
@@ -405,6 +439,7 @@ impl fuser::Filesystem for Adapter {
         offset: u64,
         mut reply: ReplyDirectoryPlus,
     ) {
+        let _turn = self.pace.begin();
         let listed = self.bound(number, handle, offset).and_then(|bound| {
             self.fs.list_directory(ino(number), offset, bound, true, &mut |entry, attributes| {
                 let Some(a) = attributes else { return ControlFlow::Continue(()) };
@@ -419,15 +454,19 @@ impl fuser::Filesystem for Adapter {
     }
 
     fn releasedir(&self, _: &Request, _: INodeNo, handle: FileHandle, _: OpenFlags, reply: ReplyEmpty) {
+        let _turn = self.pace.begin();
         self.listings.close(handle.0);
         reply.ok();
     }
 
     fn fsyncdir(&self, _: &Request, _: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
+        let turn = self.pace.begin();
+        turn.long();
         reply_empty(self.fs.sync(), reply);
     }
 
     fn statfs(&self, _: &Request, _: INodeNo, reply: ReplyStatfs) {
+        let _turn = self.pace.begin();
         match self.fs.statistics(self.host_free()) {
             Ok(s) => {
                 let blocks = |bytes: u64| bytes / u64::from(STATFS_BLOCK);
@@ -450,6 +489,7 @@ impl fuser::Filesystem for Adapter {
         _: u32,
         reply: ReplyEmpty,
     ) {
+        let _turn = self.pace.begin();
         let caller = Caller::of(request);
         let set = convert::xattr_mode(flags).and_then(|how| {
             let keeps = |group| caller.keeps_set_gid(group);
@@ -459,15 +499,18 @@ impl fuser::Filesystem for Adapter {
     }
 
     fn getxattr(&self, _: &Request, number: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
+        let _turn = self.pace.begin();
         reply_xattr(self.fs.xattr(ino(number), name.as_bytes()), size, reply);
     }
 
     fn listxattr(&self, request: &Request, number: INodeNo, size: u32, reply: ReplyXattr) {
+        let _turn = self.pace.begin();
         let caller = Caller::of(request);
         reply_xattr(self.fs.list_xattrs_for(ino(number), &|| caller.is_administrator()), size, reply);
     }
 
     fn removexattr(&self, _: &Request, number: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        let _turn = self.pace.begin();
         reply_empty(self.changing().remove_xattr(ino(number), name.as_bytes()), reply);
     }
 
@@ -481,6 +524,8 @@ impl fuser::Filesystem for Adapter {
         mode: i32,
         reply: ReplyEmpty,
     ) {
+        let turn = self.pace.begin();
+        turn.long();
         let (number, kill) = (ino(number), request.uid() != 0);
         let done = convert::allocation(mode).and_then(|how| match how {
             Allocation::Punch => self.changing().punch_hole(number, offset, length, kill),
@@ -493,6 +538,8 @@ impl fuser::Filesystem for Adapter {
     }
 
     fn lseek(&self, _: &Request, number: INodeNo, _: FileHandle, offset: i64, whence: i32, reply: ReplyLseek) {
+        let turn = self.pace.begin();
+        turn.long();
         seek::Seek { number, offset, whence }.serve(&self.fs, &self.shared, reply);
     }
 
@@ -510,6 +557,8 @@ impl fuser::Filesystem for Adapter {
         _: CopyFileRangeFlags,
         reply: ReplyWrite,
     ) {
+        let turn = self.pace.begin();
+        turn.long();
         let (source, target, kill) = (ino(source), ino(target), request.uid() != 0);
         reply_copied(self.changing().copy_range(source, from, target, to, length.min(MAX_COPY.into()), kill), reply);
     }
@@ -525,6 +574,7 @@ impl fuser::Filesystem for Adapter {
         _: u32,
         reply: ReplyIoctl,
     ) {
+        let _turn = self.pace.begin();
         reply.error(Errno::ENOTTY);
     }
 }
