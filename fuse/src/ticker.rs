@@ -1,7 +1,6 @@
 //! The daemon's clock: background steps every second, and in `sync=periodic` a flush and commit every five.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -81,13 +80,8 @@ impl Clock {
         if self.shared.writers.any() {
             self.place.flush();
         }
-        if self.shared.changed.swap(false, Ordering::SeqCst)
-            && let Err(error) = self.fs.sync()
-        {
-            self.shared.changed.store(true, Ordering::SeqCst);
-            return Err(error);
-        }
-        Ok(())
+        // Asked of the file system: it knows of a change from the moment it is accepted, also of one that comes during a commit.
+        if self.fs.is_dirty() { self.fs.sync() } else { Ok(()) }
     }
 
     fn maintain(&mut self) -> Result<()> {

@@ -29,7 +29,6 @@ use std::ops::ControlFlow;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime};
 
@@ -64,8 +63,6 @@ thread_local! {
 #[derive(Default)]
 pub struct Shared {
     pub writers: Writers,
-    /// Set by every request that may change the archive, cleared by whoever commits.
-    pub changed: AtomicBool,
     /// Set once the session is there.
     pub notifier: OnceLock<Notifier>,
 }
@@ -98,13 +95,6 @@ impl Adapter {
 
     fn attribute_time(&self, ino: u64) -> Duration {
         if self.shared.writers.has(ino) { Duration::ZERO } else { FOR_EVER }
-    }
-
-    fn changing(&self) -> &FileSystem {
-        if !self.shared.changed.load(Ordering::Relaxed) {
-            self.shared.changed.store(true, Ordering::SeqCst);
-        }
-        &self.fs
     }
 
     fn reply_entry(&self, result: Result<Attributes>, reply: ReplyEntry) {
@@ -203,7 +193,7 @@ impl fuser::Filesystem for Adapter {
             ctime: ctime.map(|time| convert::set_time(TimeOrNow::SpecificTime(time))),
             kill_set_id: mode.is_none() && (owner_changes || (size.is_some() && request.uid() != 0)),
         };
-        let outcome = self.changing().set_attributes(ino(number), &set);
+        let outcome = self.fs.set_attributes(ino(number), &set);
         self.reply_attributes(departed::accept_times(outcome, ino(number), &set), reply);
     }
 
@@ -230,32 +220,32 @@ impl fuser::Filesystem for Adapter {
     ) {
         let _turn = self.pace.begin();
         let rdev = convert::from_kernel_device(rdev);
-        let made = self.changing().make_node(ino(parent), name.as_bytes(), mode, rdev, creator(request, umask));
+        let made = self.fs.make_node(ino(parent), name.as_bytes(), mode, rdev, creator(request, umask));
         self.reply_entry(made, reply);
     }
 
     fn mkdir(&self, request: &Request, parent: INodeNo, name: &OsStr, mode: u32, umask: u32, reply: ReplyEntry) {
         let _turn = self.pace.begin();
         let mode = mode & mode::PERMISSIONS;
-        let made = self.changing().make_directory(ino(parent), name.as_bytes(), mode, creator(request, umask));
+        let made = self.fs.make_directory(ino(parent), name.as_bytes(), mode, creator(request, umask));
         self.reply_entry(made, reply);
     }
 
     fn symlink(&self, request: &Request, parent: INodeNo, name: &OsStr, target: &Path, reply: ReplyEntry) {
         let _turn = self.pace.begin();
         let target = target.as_os_str().as_bytes();
-        let made = self.changing().make_symlink(ino(parent), name.as_bytes(), target, creator(request, 0));
+        let made = self.fs.make_symlink(ino(parent), name.as_bytes(), target, creator(request, 0));
         self.reply_entry(made, reply);
     }
 
     fn unlink(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
         let _turn = self.pace.begin();
-        reply_empty(self.changing().unlink(ino(parent), name.as_bytes()), reply);
+        reply_empty(self.fs.unlink(ino(parent), name.as_bytes()), reply);
     }
 
     fn rmdir(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
         let _turn = self.pace.begin();
-        reply_empty(self.changing().remove_directory(ino(parent), name.as_bytes()), reply);
+        reply_empty(self.fs.remove_directory(ino(parent), name.as_bytes()), reply);
     }
 
     fn rename(
@@ -269,15 +259,14 @@ impl fuser::Filesystem for Adapter {
         reply: ReplyEmpty,
     ) {
         let _turn = self.pace.begin();
-        let renamed = convert::rename_mode(flags).and_then(|how| {
-            self.changing().rename(ino(parent), name.as_bytes(), ino(new_parent), new_name.as_bytes(), how)
-        });
+        let renamed = convert::rename_mode(flags)
+            .and_then(|how| self.fs.rename(ino(parent), name.as_bytes(), ino(new_parent), new_name.as_bytes(), how));
         reply_empty(renamed, reply);
     }
 
     fn link(&self, _: &Request, number: INodeNo, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
         let _turn = self.pace.begin();
-        self.reply_entry(self.changing().link(ino(number), ino(parent), name.as_bytes()), reply);
+        self.reply_entry(self.fs.link(ino(number), ino(parent), name.as_bytes()), reply);
     }
 
     /// The created file has a writer, so its attributes are not to be kept; this reply has one time-out for the name too,
@@ -293,7 +282,7 @@ impl fuser::Filesystem for Adapter {
         reply: ReplyCreate,
     ) {
         let _turn = self.pace.begin();
-        match self.changing().create_and_open(ino(parent), name.as_bytes(), mode, creator(request, umask)) {
+        match self.fs.create_and_open(ino(parent), name.as_bytes(), mode, creator(request, umask)) {
             Ok(a) => {
                 if writes(OpenFlags(flags)) {
                     self.shared.writers.add(a.ino.0);
@@ -361,8 +350,8 @@ impl fuser::Filesystem for Adapter {
         }
         let kill = flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID);
         let set = SetAttributes { kill_set_id: true, ..SetAttributes::default() };
-        let ready = if kill { self.changing().set_attributes(ino(number), &set).map(drop) } else { Ok(()) };
-        match ready.and_then(|()| self.changing().write(ino(number), offset, data)) {
+        let ready = if kill { self.fs.set_attributes(ino(number), &set).map(drop) } else { Ok(()) };
+        match ready.and_then(|()| self.fs.write(ino(number), offset, data)) {
             // A request is 1 MiB at most.
             Ok(()) => reply.written(data.len() as u32),
             Err(error) => reply.error(errno(&error)),
@@ -493,7 +482,7 @@ impl fuser::Filesystem for Adapter {
         let caller = Caller::of(request);
         let set = convert::xattr_mode(flags).and_then(|how| {
             let keeps = |group| caller.keeps_set_gid(group);
-            self.changing().set_xattr_for(ino(number), name.as_bytes(), value, how, &keeps)
+            self.fs.set_xattr_for(ino(number), name.as_bytes(), value, how, &keeps)
         });
         reply_empty(set, reply);
     }
@@ -511,7 +500,7 @@ impl fuser::Filesystem for Adapter {
 
     fn removexattr(&self, _: &Request, number: INodeNo, name: &OsStr, reply: ReplyEmpty) {
         let _turn = self.pace.begin();
-        reply_empty(self.changing().remove_xattr(ino(number), name.as_bytes()), reply);
+        reply_empty(self.fs.remove_xattr(ino(number), name.as_bytes()), reply);
     }
 
     fn fallocate(
@@ -528,10 +517,10 @@ impl fuser::Filesystem for Adapter {
         turn.long();
         let (number, kill) = (ino(number), request.uid() != 0);
         let done = convert::allocation(mode).and_then(|how| match how {
-            Allocation::Punch => self.changing().punch_hole(number, offset, length, kill),
-            Allocation::Zero { keep_size } => self.changing().zero_range(number, offset, length, keep_size, kill),
+            Allocation::Punch => self.fs.punch_hole(number, offset, length, kill),
+            Allocation::Zero { keep_size } => self.fs.zero_range(number, offset, length, keep_size, kill),
             Allocation::Plain { keep_size } => {
-                self.changing().allocate(number, offset, length, keep_size, kill, self.host_free())
+                self.fs.allocate(number, offset, length, keep_size, kill, self.host_free())
             }
         });
         reply_empty(done, reply);
@@ -560,7 +549,7 @@ impl fuser::Filesystem for Adapter {
         let turn = self.pace.begin();
         turn.long();
         let (source, target, kill) = (ino(source), ino(target), request.uid() != 0);
-        reply_copied(self.changing().copy_range(source, from, target, to, length.min(MAX_COPY.into()), kill), reply);
+        reply_copied(self.fs.copy_range(source, from, target, to, length.min(MAX_COPY.into()), kill), reply);
     }
 
     fn ioctl(

@@ -27,7 +27,6 @@ impl Adapter {
         match self.fs.note_access(ino(number)) {
             Ok(false) => {}
             Ok(true) => {
-                self.changing();
                 // The kernel keeps attributes for ever and no reply here carries new ones.
                 if let Some(notifier) = self.shared.notifier.get() {
                     let _ = notifier.inval_inode(number, -1, 0);

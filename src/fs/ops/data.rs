@@ -137,10 +137,13 @@ impl FileSystem {
     pub fn write(&self, ino: Ino, offset: u64, data: &[u8]) -> Result<()> {
         let end = offset.checked_add(data.len() as u64).filter(|end| *end <= MAX_SIZE).ok_or(Error::FileTooLarge)?;
         let file = self.staging.entry(ino);
-        let result = {
+        let range = offset..end;
+        // Before the turn, so that writers of one file compress and seal at the same time: what a page holds does not depend on what the
+        // file is when the page is named.
+        let result = self.seal_frames(ino, &range, data).and_then(|frames| {
             let _turn = file.turn.lock();
-            self.write_in_turn(&file, offset..end, data)
-        };
+            self.write_sealed(&file, range, data, frames)
+        });
         self.staging.leave(file);
         result?;
         // The write itself is accepted and stays staged; the next commit reports what is wrong.
@@ -150,69 +153,113 @@ impl FileSystem {
         Ok(())
     }
 
+    /// `write` for a caller that holds the turn.
     pub(super) fn write_in_turn(&self, file: &StagedFile, range: Range<u64>, data: &[u8]) -> Result<()> {
+        let frames = self.seal_frames(file.ino, &range, data)?;
+        self.write_sealed(file, range, data, frames)
+    }
+
+    /// Writes the pages of the whole frames within the range; nothing names them yet.
+    fn seal_frames(&self, ino: Ino, range: &Range<u64>, data: &[u8]) -> Result<Vec<WrittenPiece>> {
         let state = self.volume.state();
-        let inode = self.regular(self.volume.view(&state), file.ino)?;
+        let inode = self.regular(self.volume.view(&state), ino)?;
         drop(state);
-        if range.is_empty() {
-            return Ok(());
-        }
-        if inode.trim < range.end {
-            self.complete_trim(file.ino, range.end)?;
-        }
-        let direct = range.start.next_multiple_of(FRAME)..range.end / FRAME * FRAME;
+        let direct = whole_frames(range);
         if direct.is_empty() {
-            return self.stage(file, &[(range.start, data)], None);
+            return Ok(Vec::new());
+        }
+        let data = &data[(direct.start - range.start) as usize..(direct.end - range.start) as usize];
+        self.write_pieces(ino, &inode, &direct, data, None)
+    }
+
+    /// Names `frames`, which [`FileSystem::seal_frames`] made of the range, and stages the rest. The caller holds the turn.
+    fn write_sealed(&self, file: &StagedFile, range: Range<u64>, data: &[u8], frames: Vec<WrittenPiece>) -> Result<()> {
+        let direct = whole_frames(&range);
+        if direct.is_empty() {
+            self.leave_trim(file, range.end)?;
+            return if range.is_empty() { Ok(()) } else { self.stage(file, &[(range.start, data)], None) };
         }
         let (head, rest) = data.split_at((direct.start - range.start) as usize);
-        let (frames, tail) = rest.split_at((direct.end - direct.start) as usize);
+        let (whole, tail) = rest.split_at((direct.end - direct.start) as usize);
         let parts: Vec<(u64, &[u8])> =
             [(range.start, head), (direct.end, tail)].into_iter().filter(|(_, part)| !part.is_empty()).collect();
         // Room for the rest is promised before anything is changed, so that the write is accepted whole or not at all.
         let most = parts.len() as u64 * (WHOLE_ROOM + INLINE_ROOM);
-        let room = if most > 0 { Some(self.volume.reserve_data(most * QUAD, 0)?) } else { None };
-        self.write_frames(file, &direct, frames)?;
+        let room = || if most > 0 { self.volume.reserve_data(most * QUAD, 0).map(Some) } else { Ok(None) };
+        let ready = self.leave_trim(file, range.end).and_then(|()| room());
+        let room = ready.inspect_err(|_| self.volume.abandon(&frames))?;
+        self.name_frames(file, &direct, whole, frames)?;
         if parts.is_empty() { Ok(()) } else { self.stage(file, &parts, room) }
     }
 
-    /// Writes whole frames as pages and names them in one operation.
-    fn write_frames(&self, file: &StagedFile, range: &Range<u64>, data: &[u8]) -> Result<()> {
+    /// Frees what lies hidden before `end`, where nothing may be added until then. The caller holds the turn.
+    fn leave_trim(&self, file: &StagedFile, end: u64) -> Result<()> {
+        let state = self.volume.state();
+        let inode = self.regular(self.volume.view(&state), file.ino)?;
+        drop(state);
+        if inode.trim < end { self.complete_trim(file.ino, end) } else { Ok(()) }
+    }
+
+    /// Makes `pieces`, the pages of whole frames, the content of the range in one operation; abandons them on an error.
+    fn name_frames(
+        &self,
+        file: &StagedFile,
+        range: &Range<u64>,
+        data: &[u8],
+        mut pieces: Vec<WrittenPiece>,
+    ) -> Result<()> {
+        // Inline data that the pieces include, since it must not stay inline beside them.
+        let mut included: Option<Vec<u8>> = None;
         loop {
-            self.land_older(file)?;
-            let state = self.volume.state();
-            let view = self.volume.view(&state);
-            let inode = self.regular(view, file.ino)?;
-            let inline = extents::inline(view, file.ino, &inode)?;
-            let (cuts, _) = extents::measure(view, file.ino, range.clone(), u64::MAX)?;
-            drop(state);
-            let pieces = self.write_pieces(file.ino, &inode, range, data, inline.as_deref())?;
-            // Inode, inline data.
-            let records = 2 + pieces.len() as u64 * extents::RECORDS_PER_PIECE + cuts * extents::RECORDS_PER_CUT;
-            let result = self.volume.operate(records, false, |op| {
-                let mut inode = inode::load(op.view(), file.ino)?;
-                // A commit may have written out staged data of the file in between.
-                if !self.is_settled(file, op)? || extents::inline(op.view(), file.ino, &inode)? != inline {
-                    return Ok(false);
-                }
-                extents::set_inline(op, file.ino, &mut inode, &[])?;
-                self.name_pieces(op, &mut inode, &pieces)?;
-                inode.size = inode.size.max(range.end);
-                inode::store(op, file.ino, &inode)?;
-                if let Some(first) = pieces.iter().find(|piece| piece.offset == range.start) {
-                    file.with(|content| content.pending = Some(Pending::Cover(range.clone(), *first)));
-                }
-                Ok(true)
-            });
-            match result {
-                Ok(true) => return self.settle(file),
-                Ok(false) => self.volume.abandon(&pieces),
-                Err(error) => {
-                    file.with(|content| content.pending = None);
-                    self.volume.abandon(&pieces);
-                    return Err(error);
-                }
+            let named = self.try_to_name(file, range, data, &mut pieces, &mut included);
+            if named.is_err() {
+                file.with(|content| content.pending = None);
+                self.volume.abandon(&pieces);
+            }
+            if named? {
+                return self.settle(file);
             }
         }
+    }
+
+    /// False when a commit came between and the caller has to look again.
+    fn try_to_name(
+        &self,
+        file: &StagedFile,
+        range: &Range<u64>,
+        data: &[u8],
+        pieces: &mut Vec<WrittenPiece>,
+        included: &mut Option<Vec<u8>>,
+    ) -> Result<bool> {
+        self.land_older(file)?;
+        let state = self.volume.state();
+        let view = self.volume.view(&state);
+        let inode = self.regular(view, file.ino)?;
+        let inline = kept_inline(view, file.ino, &inode, range)?;
+        let (cuts, _) = extents::measure(view, file.ino, range.clone(), u64::MAX)?;
+        drop(state);
+        if inline != *included {
+            self.volume.abandon(&std::mem::take(pieces));
+            *pieces = self.write_pieces(file.ino, &inode, range, data, inline.as_deref())?;
+            *included = inline;
+        }
+        // Inode, inline data.
+        let records = 2 + pieces.len() as u64 * extents::RECORDS_PER_PIECE + cuts * extents::RECORDS_PER_CUT;
+        self.volume.operate(records, false, |op| {
+            let mut inode = inode::load(op.view(), file.ino)?;
+            // A commit may have written out staged data of the file in between.
+            if !self.is_settled(file, op)? || kept_inline(op.view(), file.ino, &inode, range)? != *included {
+                return Ok(false);
+            }
+            extents::set_inline(op, file.ino, &mut inode, &[])?;
+            self.name_pieces(op, &mut inode, pieces)?;
+            inode.size = inode.size.max(range.end);
+            inode::store(op, file.ino, &inode)?;
+            if let Some(first) = pieces.iter().find(|piece| piece.offset == range.start) {
+                file.with(|content| content.pending = Some(Pending::Cover(range.clone(), *first)));
+            }
+            Ok(true)
+        })
     }
 
     /// Writes the pages of whole frames, and one for inline data that they do not replace. On an error none is kept.
@@ -224,8 +271,6 @@ impl FileSystem {
         data: &[u8],
         inline: Option<&[u8]>,
     ) -> Result<Vec<WrittenPiece>> {
-        // Inline data is shorter than a frame.
-        let inline = inline.filter(|_| range.start > 0);
         let bytes = data.len() + inline.map_or(0, <[u8]>::len);
         let pages = data.len() as u64 / FRAME + u64::from(inline.is_some());
         let mut room: Reservation = self.volume.reserve_data(bytes as u64, pages)?;
@@ -243,4 +288,15 @@ impl FileSystem {
         }
         Ok(pieces)
     }
+}
+
+/// The aligned frames that the range covers; empty when there is none.
+fn whole_frames(range: &Range<u64>) -> Range<u64> {
+    let start = range.start.next_multiple_of(FRAME);
+    start..(range.end / FRAME * FRAME).max(start)
+}
+
+/// Inline data that whole frames at `range` do not replace: it is shorter than a frame.
+fn kept_inline(view: View<'_>, ino: Ino, inode: &InodeValue, range: &Range<u64>) -> Result<Option<Vec<u8>>> {
+    Ok(extents::inline(view, ino, inode)?.filter(|_| range.start > 0))
 }

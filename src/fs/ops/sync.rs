@@ -12,4 +12,9 @@ impl FileSystem {
         self.volume.commit()?;
         self.staging.sweep(&self.volume)
     }
+
+    /// Whether something was accepted that no commit has begun to make durable.
+    pub fn is_dirty(&self) -> bool {
+        self.volume.is_dirty()
+    }
 }

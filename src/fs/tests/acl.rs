@@ -207,8 +207,8 @@ fn check_finds_lists_that_lie() {
         let (_, findings) = fs.check_structure(false, &mut |_, _| {}).unwrap();
         findings.join("; ")
     };
-    assert_eq!(finding(ACCESS, &named(5, 4)), "inode 2: its access control list disagrees with its mode");
-    assert_eq!(finding(ACCESS, &[7; 3000]), "inode 2: has a malformed access control list");
+    assert_eq!(finding(ACCESS, &named(5, 4)), "inode 2 (/f): its access control list disagrees with its mode");
+    assert_eq!(finding(ACCESS, &[7; 3000]), "inode 2 (/f): has a malformed access control list");
     // What cannot be understood is an error of those who need it, not a guess.
     let chmod = SetAttributes { mode: Some(0o600), ..SetAttributes::default() };
     assert!(matches!(fs.set_attributes(ino, &chmod), Err(Error::Damaged(_))));

@@ -138,7 +138,8 @@ case_a_mounted_daemon_is_in_its_sandbox() {
     attach box sandbox=off
     pid=$(daemon_of "$WORK/box.lbx")
     same "$(awk '$1 == "NoNewPrivs:" { print $2 }' "/proc/$pid/status")" 0
-    same "$(compare.py "$(source_tree)/odd" "$WORK/box/odd")" same
+    # Nothing is left to copy. (compare.py opens what it compares, and there is a FIFO.)
+    same "$(rsync -aXHni --delete --modify-window=-1 "$(source_tree)/odd/" "$WORK/box/odd/")" ''
     detach box
 }
 
