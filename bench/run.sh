@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
-# Measures lockbox beside ext4 (or what the disk has), gocryptfs, and a FUSE file system in memory that does nothing else.
+# Measures lockbox beside the disk's own file system, gocryptfs, and a FUSE file system in memory that does nothing else.
 #
-#   bench/run.sh          needs root; prints a table and writes bench/results/DATE.md
+#   bench/run.sh [--all]  needs root; prints a table, writes bench/results/DATE.md, latest.json and latest.svg
 #
+#   --all    also CryFS and EncFS
 #   SIZE     of the large file (default 256M)         FILES   small files of 1 KiB (default 5000)
 #   ROUNDS   interleaved rounds (default 3)           DISK    directory on the disk to measure (default $TMPDIR or /tmp)
 #   ONLY     candidates, such as "ceiling lockbox"    OPTIONS mount options for lockbox
+#   SECONDS_EACH  of the timed jobs (default 5)
 set -Eeuo pipefail
 export LC_ALL=C
 
@@ -14,15 +16,25 @@ repository=$(cd "$here/.." && pwd)
 export SIZE=${SIZE:-256M} SECONDS_EACH=${SECONDS_EACH:-5}
 FILES=${FILES:-5000}
 ROUNDS=${ROUNDS:-3}
-read -ra candidates <<<"${ONLY:-disk ceiling gocryptfs lockbox}"
+everybody='disk ceiling gocryptfs lockbox'
+case ${1-} in
+    '') ;;
+    --all) everybody='disk ceiling gocryptfs cryfs encfs lockbox' ;;
+    *)
+        echo "bench/run.sh: unknown argument '$1'" >&2
+        exit 2
+        ;;
+esac
+read -ra candidates <<<"${ONLY:-$everybody}"
 
 if [[ $EUID -ne 0 ]]; then
     echo 'bench/run.sh: must run as root (it mounts, and drops the kernel caches)' >&2
     exit 1
 fi
 missing=()
-for program in fio gocryptfs; do
-    command -v "$program" >/dev/null || missing+=("$program")
+command -v fio >/dev/null || missing+=(fio)
+for program in gocryptfs cryfs encfs; do
+    [[ " ${candidates[*]} " != *" $program "* ]] || command -v "$program" >/dev/null || missing+=("$program")
 done
 command -v fusermount3 >/dev/null || missing+=(fuse3)
 if [[ ${#missing[@]} -gt 0 ]]; then
@@ -61,6 +73,7 @@ new_candidate() {
     case $1 in
         disk | ceiling) ;;
         gocryptfs) gocryptfs -q -init -scryptn 10 -passfile "$scratch/passphrase" "$store" ;;
+        cryfs | encfs) ;; # made by the first mount
         lockbox) lockbox create --weak-kdf --kdf-memory 1 --passfile "$scratch/passphrase" "$store/box.lbx" ;;
     esac
 }
@@ -80,6 +93,11 @@ open_candidate() {
             done
             ;;
         gocryptfs) gocryptfs -q -passfile "$scratch/passphrase" "$store" "$point" ;;
+        cryfs)
+            CRYFS_FRONTEND=noninteractive CRYFS_NO_UPDATE_CHECK=true CRYFS_LOCAL_STATE_DIR=$scratch/cryfs.state \
+                cryfs "$store" "$point" <"$scratch/passphrase" >/dev/null
+            ;;
+        encfs) encfs --standard --stdinpass "$store" "$point" <"$scratch/passphrase" >/dev/null ;;
         lockbox) mount.lockbox "$store/box.lbx" "$point" -o "passfile=$scratch/passphrase${OPTIONS:+,$OPTIONS}" ;;
     esac
 }
@@ -122,18 +140,26 @@ if job["error"]:
 # The time of the final fsync belongs to the writing.
 if sys.argv[1] == "write.total":
     print("%.1f" % (job["write"]["io_bytes"] / 1048576 / (job["job_runtime"] / 1000)))
+elif sys.argv[1] == "write.operations":
+    print("%.1f" % (job["write"]["total_ios"] / (job["job_runtime"] / 1000)))
 else:
     print("%.1f" % (job[side][field] / (1048576 if field == "bw_bytes" else 1)))' "$2"
 }
 
+# name | what is asked of lockbox against the ceiling | against gocryptfs | against the disk
 measurements=(
-    'sequential write + fsync, MiB/s'
-    'sequential read, cold, MiB/s'
-    'random read 4 KiB, O_DIRECT, IOPS'
-    'create 1 KiB files, fsync of directories, files/s'
-    'walk and stat, cold, files/s'
-    'read 1 KiB files, cold, files/s'
-    'delete tree, files/s'
+    'sequential write + fsync, MiB/s|0.75|2.0|'
+    'sequential read, cold, MiB/s|0.70|2.5|'
+    'sequential read, warm, MiB/s|0.95|3|'
+    'random read 4 KiB, O_DIRECT, depth 1, IOPS|0.6|1.5|'
+    'random read 4 KiB, O_DIRECT, depth 16, IOPS|0.5|5|'
+    'random write 4 KiB, one fsync at the end, IOPS|0.5|4|'
+    'random write 4 KiB, fsync each, IOPS||1.5|0.7'
+    'the same by four writers, IOPS||1.5|0.9'
+    'create 1 KiB files, fsync of directories, files/s|0.8|1.5|'
+    'walk and stat, cold, files/s|0.8|2|'
+    'read 1 KiB files, cold, files/s|0.8|1.5|'
+    'delete tree, files/s|0.8|1.5|'
 )
 
 # measure CANDIDATE: prints one number for each measurement.
@@ -147,7 +173,12 @@ measure() {
     make_cold "$1"
     cd "$point"
     fio_job sequential-read read.bw_bytes
+    fio_job sequential-read read.bw_bytes
     fio_job random-read read.iops
+    fio_job random-read-deep read.iops
+    fio_job random-write write.operations
+    fio_job synced-write write.iops
+    fio_job synced-writers write.iops
     cd /
     "$here/small_files.py" create "$point/small" "$FILES"
     make_cold "$1"
@@ -158,6 +189,12 @@ measure() {
     close_candidate "$1"
     rm -rf --one-file-system "$scratch/$1.store"
 }
+
+# Memory that a virtual machine never touched costs milliseconds for each MiB, which the first candidate would pay.
+python3 -c 'import mmap, sys
+memory = mmap.mmap(-1, int(sys.argv[1]))
+for at in range(0, len(memory), 4096):
+    memory[at] = 1' "$(awk '/MemAvailable/ { print int($2 * 1024 / 2) }' /proc/meminfo)"
 
 for round in $(seq "$ROUNDS"); do
     for name in "${candidates[@]}"; do
@@ -178,6 +215,7 @@ mkdir -p "$here/results"
     echo "- $(gocryptfs -version | head -n 1); $(fio --version); $(rustc --version)"
     echo "- SIZE=$SIZE FILES=$FILES ROUNDS=$ROUNDS OPTIONS=${OPTIONS-}"
     echo
-    printf '%s\n' "${measurements[@]}" | python3 "$here/table.py" "$scratch" "${candidates[@]}"
+    printf '%s\n' "${measurements[@]}" | python3 "$here/table.py" "$scratch" "$here/results/latest.json" "${candidates[@]}"
 } | tee "$result"
+"$programs/plot" "$here/results/latest.json" "$here/results/latest.svg"
 echo "written to $result" >&2

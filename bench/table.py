@@ -1,13 +1,20 @@
 #!/usr/bin/env python3
-"""Prints the table of a run: for each measurement the best round of each candidate, and lockbox as a share of the others."""
+"""Prints the table of a run (medians of the rounds, lockbox as a share of the others, what is asked of it) and writes the same as JSON.
+
+Arguments: directory with NAME.numbers, the JSON file, the candidates. Standard input: a line for each measurement,
+"name|goal against the ceiling|against gocryptfs|against the disk"; a goal may be empty.
+"""
+import json
 import pathlib
 import statistics
 import sys
 
+GOALS = ("ceiling", "gocryptfs", "disk")
+
 
 def main():
-    scratch, candidates = pathlib.Path(sys.argv[1]), sys.argv[2:]
-    measurements = [line.rstrip("\n") for line in sys.stdin]
+    scratch, result, candidates = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]), sys.argv[3:]
+    measurements = [line.rstrip("\n").split("|") for line in sys.stdin]
     rounds = {}
     for name in candidates:
         lines = (scratch / (name + ".numbers")).read_text(encoding="ascii").splitlines()
@@ -16,14 +23,25 @@ def main():
     heads = ["measurement"] + candidates + ["lockbox / " + name for name in others] + ["spread of lockbox"] * bool(others)
     print("| " + " | ".join(heads) + " |")
     print("|---" + "|---:" * (len(heads) - 1) + "|")
-    for index, measurement in enumerate(measurements):
-        best = {name: max(numbers[index] for numbers in rounds[name]) for name in candidates}
-        cells = [measurement] + ["%.0f" % best[name] for name in candidates]
-        cells += ["%.2f" % (best["lockbox"] / best[name]) for name in others]
+    rows = []
+    for index, (measurement, *asked) in enumerate(measurements):
+        median = {name: statistics.median(numbers[index] for numbers in rounds[name]) for name in candidates}
+        goals = {name: float(goal) for name, goal in zip(GOALS, asked) if goal}
+        ratios = {name: median["lockbox"] / median[name] for name in others}
+        cells = [measurement] + ["%.0f" % median[name] for name in candidates]
+        for name in others:
+            cell = "%.2f" % ratios[name]
+            if name in goals:
+                cell += (" >= %g" if ratios[name] >= goals[name] else " **< %g**") % goals[name]
+            cells.append(cell)
+        row = {"measurement": measurement, "median": median, "goals": goals, "ratios": ratios}
         if others:
             mine = [numbers[index] for numbers in rounds["lockbox"]]
-            cells.append("%.0f %%" % (100 * (max(mine) - min(mine)) / statistics.mean(mine)))
+            row["spread"] = (max(mine) - min(mine)) / statistics.mean(mine)
+            cells.append("%.0f %%" % (100 * row["spread"]))
         print("| " + " | ".join(cells) + " |")
+        rows.append(row)
+    result.write_text(json.dumps({"candidates": candidates, "rows": rows}, indent=1) + "\n", encoding="ascii")
 
 
 main()

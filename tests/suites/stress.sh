@@ -22,7 +22,6 @@ declare -A ABSENT=(
     [inode-flags]='counts nothing on ext4 either'
     [fiemap]='FUSE has no request for extent maps'
     [verity]='FUSE passes fs-verity to the server, and an archive is authenticated whole'
-    [fallocate]='refused by an archive without preallocation'
 )
 PASSED=0 FAILED=0 SKIPPED=()
 

@@ -29,7 +29,7 @@ impl FileSystem {
         let view = self.volume.view(&state);
         let inode = self.regular(view, ino)?;
         let wanted = worst_case(length.saturating_sub(present(view, ino, &inode, range.start, range.end)?));
-        let free = self.statistics(host_free)?.free;
+        let free = self.statistics(host_free)?.available;
         if wanted > free {
             return Err(Error::NoSpace(format!("the range needs more than is free: bytes={wanted} free={free}")));
         }
