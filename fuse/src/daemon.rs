@@ -19,6 +19,7 @@ use nix::unistd;
 use serde::{Deserialize, Serialize};
 use zeroize::Zeroizing;
 
+use crate::callers::Status;
 use crate::exit::Failure;
 use crate::journal::{self, Target};
 use crate::session::{self, Task};
@@ -59,9 +60,7 @@ pub fn lock_memory() -> bool {
 /// The capability CAP_IPC_LOCK, which root of a container may lack.
 fn may_lock_beyond_the_limit() -> bool {
     const IPC_LOCK: u32 = 14;
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
-    effective.and_then(|set| u64::from_str_radix(set.trim(), 16).ok()).is_some_and(|set| set >> IPC_LOCK & 1 == 1)
+    Status::own().has(IPC_LOCK)
 }
 
 /// The mount point as an absolute path without links. A dead mount of ours that lies there is taken away first.

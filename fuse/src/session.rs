@@ -28,6 +28,7 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 use crate::adapter::{Adapter, Shared};
+use crate::callers::Callers;
 use crate::exit::Failure;
 use crate::mount::{self, Mount};
 use crate::mountinfo;
@@ -151,7 +152,6 @@ fn start(task: &Task, slot: &Slot, host: OwnedFd, signals: SigSet, events: &Send
     let fs = fs.ok_or_else(|| Failure::other("the archive is closed"))?;
     let shared = Arc::new(Shared::default());
     let profile = task.options.sync_profile();
-    let adapter = Adapter::new(fs, Arc::clone(&shared), host, profile, task.options.access_times, task.options.threads);
     let device = Mount {
         source: &task.archive,
         subtype: "lockbox",
@@ -160,13 +160,16 @@ fn start(task: &Task, slot: &Slot, host: OwnedFd, signals: SigSet, events: &Send
         flags: task.options.mount_flags(),
     }
     .attach()?;
-    let place = Arc::new(confine(task, &runtime)?);
+    let (place, callers) = confine(task, &runtime)?;
+    let place = Arc::new(place);
     let server = {
         let (task, slot, events) = (task.clone(), Arc::clone(slot), Mutex::new(events.clone()));
         let served = control::serve(&runtime, &id, move |request| respond(&task, &slot, &events, &request));
         served.inspect_err(|_| drop(place.unmount(true)))?
     };
-    let config = kernel::session_config(task.options.threads);
+    let Options { access_times, threads, .. } = task.options;
+    let adapter = Adapter::new(fs, Arc::clone(&shared), host, callers, profile, access_times, threads);
+    let config = kernel::session_config(threads);
     let session = fuser::Session::from_fd(adapter, device, SessionACL::All, config).map_err(|e| {
         place.unmount(true);
         Failure::mount(format!("the kernel did not accept the connection: {e}"))
@@ -205,9 +208,9 @@ fn start(task: &Task, slot: &Slot, host: OwnedFd, signals: SigSet, events: &Send
     Ok(Running { server, place, shared })
 }
 
-/// Finds the mount that was just made and enters the sandbox, with a process outside of it that can unmount. Comes before any thread.
+/// Finds the mount that was just made and enters the sandbox, with a process outside of it that can unmount and read /proc. Comes before any thread.
 /// A machine that refuses a part of it gets its mount all the same, and a line in the log.
-fn confine(task: &Task, runtime: &Path) -> Result<Place, Failure> {
+fn confine(task: &Task, runtime: &Path) -> Result<(Place, Callers), Failure> {
     let lost = |what: String| {
         let _ = mount::unmount(task.point(), true);
         Failure::mount(format!("the mount at {} cannot be found: {what}", task.point().display()))
@@ -216,13 +219,13 @@ fn confine(task: &Task, runtime: &Path) -> Result<Place, Failure> {
     let device = mounted.ok_or_else(|| lost("it is not in the table of mounts".into()))?.device;
     let place = |unmounter| Place::new(PathBuf::from(&task.point), device, unmounter);
     if !task.options.sandbox {
-        return Ok(place(None));
+        return Ok((place(None), Callers::Here));
     }
-    let unmounter = match Unmounter::start(task.point(), device) {
-        Ok(unmounter) => unmounter,
+    let (unmounter, callers) = match Unmounter::start(task.point(), device) {
+        Ok(started) => started,
         Err(error) => {
             tracing::warn!("the process that unmounts cannot be started ({error}): the daemon runs without a sandbox");
-            return Ok(place(None));
+            return Ok((place(None), Callers::Here));
         }
     };
     let reach = Reach {
@@ -235,7 +238,7 @@ fn confine(task: &Task, runtime: &Path) -> Result<Place, Failure> {
         Ok(false) => tracing::info!("this kernel has no Landlock: the daemon runs without a sandbox"),
         Err(error) => tracing::warn!("the sandbox was refused: {error}"),
     }
-    Ok(place(Some(unmounter)))
+    Ok((place(Some(unmounter)), callers))
 }
 
 /// Blocked before any thread starts, so that all inherit it and one thread can wait for them.

@@ -45,15 +45,21 @@ impl Place {
         unmounted
     }
 
-    /// Makes the kernel write its dirty pages to us.
-    pub(crate) fn flush(&self) {
+    /// Makes the kernel write its dirty pages to us. What it cannot write stays dirty and is tried again the next time.
+    ///
+    /// # Errors
+    /// When the process that flushes for us is gone.
+    pub(crate) fn flush(&self) -> std::io::Result<()> {
         let mut attached = self.attached.lock();
         if !attached.there {
-            return;
+            return Ok(());
         }
         match &mut attached.unmounter {
             Some(unmounter) => unmounter.flush(),
-            None => unmounter::flush(&self.point, self.device),
+            None => {
+                unmounter::flush(&self.point, self.device);
+                Ok(())
+            }
         }
     }
 }

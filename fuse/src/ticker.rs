@@ -5,9 +5,9 @@ use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use lockbox::Result;
 use lockbox::archive::Witness;
 use lockbox::fs::{FileSystem, SyncProfile};
+use lockbox::{Error, Result};
 
 use crate::adapter::Shared;
 use crate::stop::Place;
@@ -77,11 +77,10 @@ impl Clock {
     /// Flushes the kernel's pages, then commits. No lock of the file system is held: the flush arrives as requests.
     fn commit(&mut self) -> Result<()> {
         // Without a writer the kernel has nothing (W3), and opening the root would make `umount` fail as busy.
-        if self.shared.writers.any() {
-            self.place.flush();
-        }
+        let flushed = if self.shared.writers.any() { self.place.flush() } else { Ok(()) };
         // Asked of the file system: it knows of a change from the moment it is accepted, also of one that comes during a commit.
-        if self.fs.is_dirty() { self.fs.sync() } else { Ok(()) }
+        let committed = if self.fs.is_dirty() { self.fs.sync() } else { Ok(()) };
+        committed.and(flushed.map_err(|e| Error::io("the process that flushes the mount does not answer", e)))
     }
 
     fn maintain(&mut self) -> Result<()> {

@@ -1,16 +1,22 @@
-//! A second process that unmounts and flushes for the daemon, which may not do so itself once it is in its sandbox.
+//! A second process that unmounts, flushes and reads /proc for the daemon, which may not do so itself once it is in its sandbox.
 //!
 //! It starts before the daemon gives its rights up, knows the mount point and no secret, takes one byte per order on its standard input,
-//! and answers with a line of JSON. It ends when the daemon does, however that ends: the pipe is closed then.
+//! which is a socket, and answers there with a line of JSON. Its standard output is a second socket, for questions about callers. It ends
+//! when the daemon does, however that ends: the sockets are closed then.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::process::{Child, Command, Stdio};
+use std::thread;
 
 use nix::sys::signal::SigSet;
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
+use crate::callers::{self, Callers};
 use crate::mount::{self, UnmountError};
 use crate::mountinfo;
 
@@ -59,33 +65,35 @@ pub(crate) fn flush(point: &Path, device: u64) {
 /// The daemon's side.
 pub(crate) struct Unmounter {
     child: Child,
-    orders: Option<ChildStdin>,
-    answers: BufReader<ChildStdout>,
+    /// None once there is nothing more to be ordered.
+    orders: Option<BufReader<UnixStream>>,
 }
 
 impl Unmounter {
-    /// Returns when the process waits for orders.
-    pub(crate) fn start(point: &Path, device: u64) -> io::Result<Unmounter> {
-        let mut child = Command::new("/proc/self/exe")
+    /// Returns when the process waits for orders and questions.
+    pub(crate) fn start(point: &Path, device: u64) -> io::Result<(Unmounter, Callers)> {
+        let (orders, their_orders) = UnixStream::pair()?;
+        let (questions, their_questions) = UnixStream::pair()?;
+        let child = Command::new("/proc/self/exe")
             .arg0("mount.lockbox")
             .arg(ARGUMENT)
             .arg(point)
             .arg(device.to_string())
             // A terminal's interrupt is for the daemon alone.
             .process_group(0)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
+            .stdin(OwnedFd::from(their_orders))
+            .stdout(OwnedFd::from(their_questions))
             .stderr(Stdio::null())
             .spawn()?;
-        let orders = child.stdin.take();
-        let answers = child.stdout.take().ok_or(io::ErrorKind::BrokenPipe)?;
-        let mut unmounter = Unmounter { child, orders, answers: BufReader::new(answers) };
+        let mut unmounter = Unmounter { child, orders: Some(BufReader::new(orders)) };
         let mut ready = String::new();
-        unmounter.answers.read_line(&mut ready)?;
+        if let Some(orders) = &mut unmounter.orders {
+            orders.read_line(&mut ready)?;
+        }
         if ready != "ready\n" {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
-        Ok(unmounter)
+        Ok((unmounter, Callers::Outside(Mutex::new(questions))))
     }
 
     pub(crate) fn unmount(&mut self, detach: bool) -> Unmounted {
@@ -95,15 +103,21 @@ impl Unmounter {
         }
     }
 
-    /// Makes the kernel write its dirty pages to the daemon. What fails is tried again five seconds later.
-    pub(crate) fn flush(&mut self) {
-        let _ = self.ask(FLUSH);
+    /// Makes the kernel write its dirty pages to the daemon.
+    ///
+    /// # Errors
+    /// When the process is gone: then nothing is durable any more without fsync before the end.
+    pub(crate) fn flush(&mut self) -> io::Result<()> {
+        self.ask(FLUSH).map(drop)
     }
 
     fn ask(&mut self, order: u8) -> io::Result<Unmounted> {
-        self.orders.as_mut().ok_or(io::ErrorKind::BrokenPipe)?.write_all(&[order])?;
+        let orders = self.orders.as_mut().ok_or(io::ErrorKind::BrokenPipe)?;
+        orders.get_ref().write_all(&[order])?;
         let mut line = String::new();
-        self.answers.read_line(&mut line)?;
+        if orders.read_line(&mut line)? == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
         Ok(serde_json::from_str(&line)?)
     }
 }
@@ -124,9 +138,11 @@ pub fn run() -> io::Result<()> {
         return Err(io::ErrorKind::InvalidInput.into());
     };
     let device = device.to_str().and_then(|text| text.parse().ok()).ok_or(io::ErrorKind::InvalidInput)?;
-    let (mut orders, mut answers) = (io::stdin().lock(), io::stdout().lock());
-    answers.write_all(b"ready\n")?;
-    answers.flush()?;
+    let mut orders = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
+    let questions = UnixStream::from(io::stdout().as_fd().try_clone_to_owned()?);
+    // Not waited for: it ends with this process, and without it the daemon is answered that nothing is known.
+    thread::Builder::new().name("callers".into()).spawn(move || callers::serve(questions))?;
+    orders.write_all(b"ready\n")?;
     let mut order = [0];
     while orders.read(&mut order)? > 0 {
         let answer = if order[0] == FLUSH {
@@ -137,8 +153,7 @@ pub fn run() -> io::Result<()> {
         };
         let mut line = serde_json::to_vec(&answer)?;
         line.push(b'\n');
-        answers.write_all(&line)?;
-        answers.flush()?;
+        orders.write_all(&line)?;
     }
     Ok(())
 }

@@ -41,6 +41,7 @@ use fuser::{
 use lockbox::fs::{Attributes, Creator, FileSystem, SetAttributes, SyncProfile, mode};
 use lockbox::{Error, Result};
 
+use crate::callers::Callers;
 use crate::errno::errno;
 use crate::kernel;
 use crate::pace::{LONG_BYTES, Pace};
@@ -73,6 +74,7 @@ pub struct Adapter {
     shared: Arc<Shared>,
     /// The directory of the archive file, opened before mounting: a path could lead through the mount itself.
     host: OwnedFd,
+    callers: Callers,
     profile: SyncProfile,
     /// Opening for reading is noted as access.
     access_times: bool,
@@ -85,12 +87,13 @@ impl Adapter {
         fs: Arc<FileSystem>,
         shared: Arc<Shared>,
         host: OwnedFd,
+        callers: Callers,
         profile: SyncProfile,
         access_times: bool,
         loops: usize,
     ) -> Adapter {
         let listings = listings::Listings::default();
-        Adapter { fs, shared, host, profile, access_times, listings, pace: Pace::new(loops) }
+        Adapter { fs, shared, host, callers, profile, access_times, listings, pace: Pace::new(loops) }
     }
 
     fn attribute_time(&self, ino: u64) -> Duration {
@@ -479,7 +482,7 @@ impl fuser::Filesystem for Adapter {
         reply: ReplyEmpty,
     ) {
         let _turn = self.pace.begin();
-        let caller = Caller::of(request);
+        let caller = Caller::of(request, &self.callers);
         let set = convert::xattr_mode(flags).and_then(|how| {
             let keeps = |group| caller.keeps_set_gid(group);
             self.fs.set_xattr_for(ino(number), name.as_bytes(), value, how, &keeps)
@@ -494,7 +497,7 @@ impl fuser::Filesystem for Adapter {
 
     fn listxattr(&self, request: &Request, number: INodeNo, size: u32, reply: ReplyXattr) {
         let _turn = self.pace.begin();
-        let caller = Caller::of(request);
+        let caller = Caller::of(request, &self.callers);
         reply_xattr(self.fs.list_xattrs_for(ino(number), &|| caller.is_administrator()), size, reply);
     }
 

@@ -155,6 +155,27 @@ case_a_killed_daemon_takes_the_other_process_along() {
     detach box
 }
 
+case_a_daemon_without_its_other_process_says_so_and_loses_nothing() {
+    local pid other
+    new_archive box
+    attach box
+    pid=$(daemon_of "$WORK/box.lbx")
+    other=$(pgrep -P "$pid")
+    kill -9 "$other"
+    await 10 gone "$other"
+    exec 7>"$WORK/box/file"
+    echo written >&7
+    await 30 grep -q 'process that flushes the mount does not answer' "$WORK/box.log"
+    exec 7>&-
+    # What an ordinary unmount does, as long as somebody else may unmount.
+    umount "$WORK/box"
+    await 30 gone "$pid"
+    attach box
+    same "$(cat "$WORK/box/file")" written
+    detach box
+    check_full box
+}
+
 case_an_older_copy_is_refused_by_mount() {
     new_archive box
     attach box

@@ -141,7 +141,7 @@ case_copying_programs_keep_lists_and_attributes() {
     # A copy brings its own permissions, whatever the directory hands down.
     setfacl -d -m u:9:rwx "$WORK/box/cp" "$WORK/box/rsync" "$WORK/box/tar"
     cp -a "$WORK/from/directory" "$WORK/box/cp/"
-    rsync -aAX "$WORK/from/directory" "$WORK/box/rsync/"
+    rsync -aAX --modify-window=-1 "$WORK/from/directory" "$WORK/box/rsync/"
     tar -C "$WORK/from" --acls --xattrs --xattrs-include='*' -cf "$WORK/tree.tar" directory
     tar -C "$WORK/box/tar" --acls --xattrs --xattrs-include='*' -xpf "$WORK/tree.tar"
     for to in cp rsync tar; do
