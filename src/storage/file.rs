@@ -107,8 +107,7 @@ impl FileStorage {
 
     /// Writing behind the end of a file that somebody cut would make it long again and hide what is lost. (Half a microsecond.)
     fn check_uncut(&self) -> Result<()> {
-        let (length, least) = (metadata(&self.file, &self.path)?.len(), self.least.load(Ordering::Relaxed));
-        if length < least { Err(truncated(length, least)) } else { Ok(()) }
+        check_length(&self.least, || Ok(metadata(&self.file, &self.path)?.len()))
     }
 
     fn failed(&self, what: &str) -> impl FnOnce(Errno) -> Error {
@@ -127,6 +126,15 @@ impl FileStorage {
         }
         Ok(())
     }
+}
+
+/// Compares what `length` finds with what it must be at least. Another thread of ours may grow or cut the file meanwhile: it raises `least` after
+/// growth and lowers it before a cut, so only a length below both of its values means that somebody else cut.
+fn check_length(least: &AtomicU64, length: impl FnOnce() -> Result<u64>) -> Result<()> {
+    let before = least.load(Ordering::SeqCst);
+    let length = length()?;
+    let least = before.min(least.load(Ordering::SeqCst));
+    if length < least { Err(truncated(length, least)) } else { Ok(()) }
 }
 
 /// Reads until `out` is full or the file ends; answers how much there was. The host may read less than asked for, or be interrupted.
@@ -218,7 +226,7 @@ impl Storage for FileStorage {
 
     fn len(&self) -> Result<u64> {
         let length = metadata(&self.file, &self.path)?.len();
-        self.least.fetch_max(length, Ordering::Relaxed);
+        self.least.fetch_max(length, Ordering::SeqCst);
         Ok(length)
     }
 
@@ -240,7 +248,7 @@ impl Storage for FileStorage {
         write_fully(&mut |data, at| self.file.write_at(data, at), offset, data).map_err(|source| {
             Error::io(format!("writing {}: offset={offset} length={}", self.path.display(), data.len()), source)
         })?;
-        self.least.fetch_max(end, Ordering::Relaxed);
+        self.least.fetch_max(end, Ordering::SeqCst);
         Ok(())
     }
 
@@ -260,7 +268,7 @@ impl Storage for FileStorage {
                 Err(errno) => return Err(self.failed("allocating space for")(errno)),
             }
         }
-        self.least.fetch_max(end, Ordering::Relaxed);
+        self.least.fetch_max(end, Ordering::SeqCst);
         Ok(())
     }
 
@@ -286,10 +294,10 @@ impl Storage for FileStorage {
         end_of(length, 0)?;
         self.check_uncut()?;
         // Before the cut, so that no other thread takes it for somebody else's.
-        self.least.fetch_min(length, Ordering::Relaxed);
+        self.least.fetch_min(length, Ordering::SeqCst);
         let set = self.file.set_len(length);
         set.map_err(|source| Error::io(format!("setting the length of {}", self.path.display()), source))?;
-        self.least.store(length, Ordering::Relaxed);
+        self.least.store(length, Ordering::SeqCst);
         Ok(())
     }
 
@@ -333,8 +341,8 @@ impl Storage for FileStorage {
     }
 
     fn still_there(&self) -> Result<()> {
+        self.check_uncut()?;
         let opened = metadata(&self.file, &self.path)?;
-        let least = self.least.load(Ordering::Relaxed);
         match fs::metadata(&self.path) {
             Ok(named) if (named.dev(), named.ino()) == (opened.dev(), opened.ino()) => {}
             // Moved away, the file still has a name, and what is written to it can be found.
@@ -348,7 +356,7 @@ impl Storage for FileStorage {
             Err(source) if source.kind() == io::ErrorKind::NotFound => {}
             Err(source) => return Err(Error::io(format!("looking up {}", self.path.display()), source)),
         }
-        if opened.len() < least { Err(truncated(opened.len(), least)) } else { Ok(()) }
+        Ok(())
     }
 
     fn read_only(&self) -> bool {

@@ -208,6 +208,8 @@ impl Volume {
             return Err(error);
         }
         if !writer.changed && purpose == Purpose::Changes {
+            // What there was may have been taken by a commit that failed: then nothing is durable that waited for it.
+            self.pager.latch().check()?;
             return Ok(None);
         }
         if let Some((first, value)) = chain.previous_session {

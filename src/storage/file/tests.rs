@@ -188,3 +188,23 @@ fn a_transfer_that_fails_in_the_middle_or_makes_no_progress_is_an_error() {
     let mut failing = |_: &mut [u8], _: u64| Err(io::Error::from_raw_os_error(5));
     assert!(read_fully(&mut failing, 0, &mut [0; 4]).is_err());
 }
+
+/// A thread that writes looks at the length while another one grows the file: that is no cut by somebody else, and must not latch the archive.
+#[test]
+fn growth_and_cuts_of_our_own_are_not_taken_for_somebody_elses() {
+    let least = AtomicU64::new(100);
+    // Grown between the look at the file and the comparison.
+    let grown = check_length(&least, || {
+        least.fetch_max(200, Ordering::SeqCst);
+        Ok(100)
+    });
+    assert!(grown.is_ok(), "{grown:?}");
+    // Cut by us: `least` is lowered before the file is.
+    let cut = check_length(&least, || {
+        least.fetch_min(50, Ordering::SeqCst);
+        Ok(50)
+    });
+    assert!(cut.is_ok(), "{cut:?}");
+    let theirs = check_length(&least, || Ok(49));
+    assert!(matches!(theirs, Err(Error::Damaged(_))), "{theirs:?}");
+}

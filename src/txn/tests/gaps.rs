@@ -289,3 +289,29 @@ fn closing_cuts_the_file_behind_a_record_that_says_so() {
     assert!(!images.is_empty(), "the file was not cut");
     images.iter().for_each(|crashed| drop(assert_as_long_as_its_record(crashed, &dice)));
 }
+
+/// A caller that arrives while a commit runs has nothing left to commit when it takes the lead; after a failed one that is no success.
+#[test]
+fn who_finds_nothing_to_do_after_a_failed_commit_is_not_told_that_all_is_durable() {
+    let dice = Dice::new(11);
+    let storage = SimulatedStorage::new();
+    let volume = create(storage.clone(), &dice);
+    put(&volume, 2, 0, 1, 3000).unwrap();
+    volume.commit().unwrap();
+    put(&volume, 2, 1, 2, 3000).unwrap();
+    let told = std::thread::scope(|scope| {
+        let mut caller = None;
+        let led = volume.as_leader(|chain| {
+            caller = Some(scope.spawn(|| volume.commit()));
+            while volume.waiting_callers() == 0 {
+                std::thread::yield_now();
+            }
+            storage.inject(Some(FaultPlan { class: Class::Barrier, count: 0, fault: Fault::Eio, lasting: false }));
+            let mut writer = volume.writer.lock();
+            volume.run_commit(Purpose::Changes, chain, Some(&mut writer))
+        });
+        assert!(matches!(led, Err(Error::Latched(_))), "{led:?}");
+        caller.unwrap().join().unwrap()
+    });
+    assert!(matches!(told, Err(Error::Latched(_))), "{told:?}");
+}
