@@ -10,6 +10,11 @@
 //! 2  Before long work, a loop that leaves the queue empty of loops calls another one.
 //! 3  Nobody stays away for longer than [`AWAY`] without being called, so work that turned out long without being announced
 //!    holds others up for a moment only, and the end of the connection is noticed.
+//! 4  While long work is under way, every request may have to wait for it (a commit holds the writers' lock for a while), so a
+//!    loop that takes one then calls another, as if its own were long.
+//!
+//! From 1 and 2 follows that no call is lost: who stays away and who calls decide under one lock, a call is a count and not
+//! only a signal, and whoever comes back takes one call at most, also when its time is up just then.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};
@@ -44,7 +49,17 @@ struct State {
     away: usize,
     /// Of these, how many have been called and are not back yet.
     called: usize,
+    /// Requests under way that were announced as long.
+    long: usize,
     loops: usize,
+}
+
+impl State {
+    /// Loops at the queue, or on their way there. One that has not started or has ended counts as if it were: others then stay away,
+    /// for [`AWAY`] at most.
+    fn at_queue(&self) -> usize {
+        (self.loops + self.called).saturating_sub(self.working + self.away)
+    }
 }
 
 thread_local! {
@@ -55,6 +70,7 @@ thread_local! {
 /// One request; ends when it is dropped, which has to be after its reply.
 pub struct Turn<'a> {
     pace: &'a Pace,
+    long: Cell<bool>,
 }
 
 impl Pace {
@@ -73,15 +89,14 @@ impl Pace {
         });
         let mut state = self.state.lock();
         state.working += 1;
-        if row >= ROW {
+        if row >= ROW || state.long > 0 {
             self.call_another(&mut state);
         }
-        Turn { pace: self }
+        Turn { pace: self, long: Cell::new(false) }
     }
 
     fn call_another(&self, state: &mut State) {
-        let at_queue = state.loops.saturating_sub(state.working + state.away);
-        if at_queue == 0 && state.away > state.called {
+        if state.at_queue() == 0 && state.away > state.called {
             state.called += 1;
             self.call.notify_one();
         }
@@ -91,7 +106,11 @@ impl Pace {
 impl Turn<'_> {
     /// What follows takes long, or waits for something.
     pub fn long(&self) {
-        self.pace.call_another(&mut self.pace.state.lock());
+        let mut state = self.pace.state.lock();
+        if !self.long.replace(true) {
+            state.long += 1;
+        }
+        self.pace.call_another(&mut state);
     }
 }
 
@@ -100,9 +119,11 @@ impl Drop for Turn<'_> {
         let pace = self.pace;
         let mut state = pace.state.lock();
         state.working -= 1;
-        // Without this one: others that wait at the queue.
-        let at_queue = state.loops.saturating_sub(state.working + state.away + 1);
-        if at_queue > 0 {
+        if self.long.get() {
+            state.long -= 1;
+        }
+        // This one counts as being there already; the others are what matters.
+        if state.at_queue() > 1 {
             state.away += 1;
             let until = Instant::now() + AWAY;
             let mut in_time = true;
@@ -116,3 +137,6 @@ impl Drop for Turn<'_> {
         LAST.with(|last| last.set((Some(Instant::now()), last.get().1)));
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,4 +1,10 @@
-//! The daemon's clock: background steps every second, and in `sync=periodic` a flush and commit every five.
+//! The daemon's clock: background steps every second, and in `sync=periodic` a flush and, a second later, a commit every five.
+//!
+//! # Rules
+//! 1  A commit comes [`ARRIVAL`] after its flush: syncfs(2) on a FUSE mount sends WRITE requests and does not wait until they are
+//!    answered, so a commit at once would miss some. What did not arrive by then is in the commit after it.
+//! 2  A flush comes [`PERIOD`] after the flush before, or as soon as the clock looks. So what the daemon was given before a flush
+//!    is durable one commit later, and what a program wrote is at most PERIOD + ARRIVAL + STEP old when its commit begins.
 
 use std::sync::Arc;
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
@@ -13,8 +19,10 @@ use crate::adapter::Shared;
 use crate::stop::Place;
 
 const STEP: Duration = Duration::from_secs(1);
-/// The loss window of `sync=periodic` is this plus one flush.
-const COMMIT: Duration = Duration::from_secs(5);
+/// From one flush of the kernel's pages to the next.
+const PERIOD: Duration = Duration::from_secs(5);
+/// What the pages have for their way from the kernel to us.
+const ARRIVAL: Duration = Duration::from_secs(1);
 /// Until the next time an older copy could pass for the newest; each time costs an fsync beside the archive.
 const REMEMBER: Duration = Duration::from_secs(60);
 /// Background steps in a row before the clock is looked at again.
@@ -37,13 +45,18 @@ impl Ticker {
         let (stop, stopped) = mpsc::channel();
         let thread = thread::Builder::new().name("ticker".into()).spawn(move || {
             let mut clock = Clock { fs, shared, place, last_error: String::new() };
-            let mut committed = Instant::now();
+            let mut schedule = (profile == SyncProfile::Periodic).then(|| Schedule::new(Instant::now()));
             let mut remembered = Instant::now();
             while stopped.recv_timeout(STEP) == Err(RecvTimeoutError::Timeout) {
-                if profile == SyncProfile::Periodic && committed.elapsed() >= COMMIT {
-                    let done = clock.commit();
-                    clock.report(done);
-                    committed = Instant::now();
+                let done = match schedule.as_mut().and_then(|schedule| schedule.due(Instant::now())) {
+                    Some(Due::Flush) => clock.flush(),
+                    Some(Due::Commit) => clock.commit(),
+                    None => Ok(()),
+                };
+                clock.report(done);
+                // From when the flush ended: what it sent is on its way from then on.
+                if let Some(schedule) = &mut schedule {
+                    schedule.looked(Instant::now());
                 }
                 let done = clock.maintain();
                 clock.report(done);
@@ -66,6 +79,50 @@ impl Drop for Ticker {
     }
 }
 
+/// What is to be done now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Due {
+    Flush,
+    Commit,
+}
+
+/// Which of the two is next, and when.
+struct Schedule {
+    next: Due,
+    at: Instant,
+    flush_began: Instant,
+    waits: bool,
+}
+
+impl Schedule {
+    fn new(now: Instant) -> Schedule {
+        Schedule { next: Due::Flush, at: now + PERIOD, flush_began: now, waits: true }
+    }
+
+    /// The step whose time has come; it is told to be over by `looked`.
+    fn due(&mut self, now: Instant) -> Option<Due> {
+        if now < self.at {
+            return None;
+        }
+        self.waits = false;
+        if self.next == Due::Flush {
+            self.flush_began = now;
+        }
+        Some(self.next)
+    }
+
+    /// The step that was due, if there was one, ended at `now`.
+    fn looked(&mut self, now: Instant) {
+        if std::mem::replace(&mut self.waits, true) {
+            return;
+        }
+        (self.next, self.at) = match self.next {
+            Due::Flush => (Due::Commit, now + ARRIVAL),
+            Due::Commit => (Due::Flush, self.flush_began + PERIOD),
+        };
+    }
+}
+
 struct Clock {
     fs: Arc<FileSystem>,
     shared: Arc<Shared>,
@@ -74,13 +131,16 @@ struct Clock {
 }
 
 impl Clock {
-    /// Flushes the kernel's pages, then commits. No lock of the file system is held: the flush arrives as requests.
-    fn commit(&mut self) -> Result<()> {
+    /// Sends for the kernel's dirty pages. No lock of the file system is held: they arrive as requests.
+    fn flush(&self) -> Result<()> {
         // Without a writer the kernel has nothing (W3), and opening the root would make `umount` fail as busy.
         let flushed = if self.shared.writers.any() { self.place.flush() } else { Ok(()) };
+        flushed.map_err(|e| Error::io("the process that flushes the mount does not answer", e))
+    }
+
+    fn commit(&self) -> Result<()> {
         // Asked of the file system: it knows of a change from the moment it is accepted, also of one that comes during a commit.
-        let committed = if self.fs.is_dirty() { self.fs.sync() } else { Ok(()) };
-        committed.and(flushed.map_err(|e| Error::io("the process that flushes the mount does not answer", e)))
+        if self.fs.is_dirty() { self.fs.sync() } else { Ok(()) }
     }
 
     fn maintain(&mut self) -> Result<()> {
@@ -99,6 +159,58 @@ impl Clock {
         if message != self.last_error {
             tracing::error!("background work failed: {message}");
             self.last_error = message;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Looks every STEP, with steps that take as long as `takes` says, and answers when what began and ended.
+    fn run(seconds: u64, takes: impl Fn(Due) -> Duration) -> Vec<(Due, Duration, Duration)> {
+        let start = Instant::now();
+        let mut now = start;
+        let mut schedule = Schedule::new(now);
+        let mut done = Vec::new();
+        while now < start + Duration::from_secs(seconds) {
+            now += STEP;
+            let began = now;
+            let due = schedule.due(now);
+            if let Some(due) = due {
+                now += takes(due);
+                done.push((due, began - start, now - start));
+            }
+            schedule.looked(now);
+        }
+        done
+    }
+
+    #[test]
+    fn what_was_written_is_in_a_commit_that_begins_seven_seconds_later() {
+        let done = run(600, |_| Duration::from_millis(3));
+        let flushes: Vec<_> = done.iter().filter(|(due, ..)| *due == Due::Flush).collect();
+        // A byte that just missed a flush is sent by the next one and committed after that.
+        for pair in flushes.windows(2) {
+            let missed = pair[0].1;
+            let commit = done.iter().find(|(due, began, _)| *due == Due::Commit && *began > pair[1].1);
+            let Some((_, began, _)) = commit else { continue };
+            assert!(*began - missed <= PERIOD + ARRIVAL + STEP, "{missed:?} {began:?}");
+        }
+        assert!(flushes.len() > 90);
+    }
+
+    #[test]
+    fn each_commit_leaves_the_pages_of_its_flush_time_to_arrive() {
+        for slow in [0, 30, 4_000, 9_000] {
+            let done = run(600, |due| Duration::from_millis(if due == Due::Flush { slow } else { slow / 2 }));
+            for pair in done.windows(2) {
+                assert_ne!(pair[0].0, pair[1].0, "in turn");
+                if pair[1].0 == Due::Commit {
+                    assert!(pair[1].1 - pair[0].2 >= ARRIVAL, "{pair:?}");
+                }
+            }
+            assert!(done.len() > 40);
         }
     }
 }

@@ -4,6 +4,7 @@ mod acl;
 mod crash;
 mod data;
 mod directories;
+mod dirty;
 mod faults;
 mod host;
 mod model;

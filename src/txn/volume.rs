@@ -145,7 +145,20 @@ impl Volume {
 
     /// Whether something was published or staged since the last commit began.
     pub(crate) fn is_dirty(&self) -> bool {
-        self.staged.load(Ordering::Acquire) || self.writer.lock().changed
+        // Under the writers' lock: a flusher that fails puts its mark back before it lets go of that.
+        let writer = self.writer.lock();
+        self.staged.load(Ordering::Acquire) || writer.changed
+    }
+
+    /// What changed nodes take in memory, roughly.
+    pub(crate) fn dirty_bytes(&self) -> u64 {
+        self.dirty_nodes.load(Ordering::Relaxed).max(0).unsigned_abs() * DIRTY_NODE_BYTES
+    }
+
+    /// The next operation commits before it begins.
+    pub(crate) fn commit_is_due(&self) -> bool {
+        self.dirty_nodes.load(Ordering::Relaxed) > self.dirty_limit()
+            || self.list_entries.load(Ordering::Relaxed) > LIST_LIMIT
     }
 
     pub(super) fn check_writable(&self) -> Result<()> {
@@ -172,9 +185,7 @@ impl Volume {
     ) -> Result<R> {
         self.check_writable()?;
         self.open_session()?;
-        if self.dirty_nodes.load(Ordering::Relaxed) > self.dirty_limit()
-            || self.list_entries.load(Ordering::Relaxed) > LIST_LIMIT
-        {
+        if self.commit_is_due() {
             self.commit()?;
         }
         self.make_room(records, essential)?;

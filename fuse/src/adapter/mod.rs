@@ -44,7 +44,7 @@ use lockbox::{Error, Result};
 use crate::callers::Callers;
 use crate::errno::errno;
 use crate::kernel;
-use crate::pace::{LONG_BYTES, Pace};
+use crate::pace::{LONG_BYTES, Pace, Turn};
 use caller::Caller;
 use convert::Allocation;
 use notices::notes_access;
@@ -94,6 +94,15 @@ impl Adapter {
     ) -> Adapter {
         let listings = listings::Listings::default();
         Adapter { fs, shared, host, callers, profile, access_times, listings, pace: Pace::new(loops) }
+    }
+
+    /// A request that changes something, which may have to wait for a commit.
+    fn begin_change(&self) -> Turn<'_> {
+        let turn = self.pace.begin();
+        if self.fs.may_wait() {
+            turn.long();
+        }
+        turn
     }
 
     fn attribute_time(&self, ino: u64) -> Duration {
@@ -183,7 +192,7 @@ impl fuser::Filesystem for Adapter {
         _: Option<BsdFileFlags>,
         reply: ReplyAttr,
     ) {
-        let _turn = self.pace.begin();
+        let _turn = self.begin_change();
         let sets_times = atime.is_some() || mtime.is_some();
         let owner_changes = uid.is_some() || gid.is_some() || (size.is_none() && !sets_times);
         let set = SetAttributes {
@@ -221,33 +230,33 @@ impl fuser::Filesystem for Adapter {
         rdev: u32,
         reply: ReplyEntry,
     ) {
-        let _turn = self.pace.begin();
+        let _turn = self.begin_change();
         let rdev = convert::from_kernel_device(rdev);
         let made = self.fs.make_node(ino(parent), name.as_bytes(), mode, rdev, creator(request, umask));
         self.reply_entry(made, reply);
     }
 
     fn mkdir(&self, request: &Request, parent: INodeNo, name: &OsStr, mode: u32, umask: u32, reply: ReplyEntry) {
-        let _turn = self.pace.begin();
+        let _turn = self.begin_change();
         let mode = mode & mode::PERMISSIONS;
         let made = self.fs.make_directory(ino(parent), name.as_bytes(), mode, creator(request, umask));
         self.reply_entry(made, reply);
     }
 
     fn symlink(&self, request: &Request, parent: INodeNo, name: &OsStr, target: &Path, reply: ReplyEntry) {
-        let _turn = self.pace.begin();
+        let _turn = self.begin_change();
         let target = target.as_os_str().as_bytes();
         let made = self.fs.make_symlink(ino(parent), name.as_bytes(), target, creator(request, 0));
         self.reply_entry(made, reply);
     }
 
     fn unlink(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        let _turn = self.pace.begin();
+        let _turn = self.begin_change();
         reply_empty(self.fs.unlink(ino(parent), name.as_bytes()), reply);
     }
 
     fn rmdir(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        let _turn = self.pace.begin();
+        let _turn = self.begin_change();
         reply_empty(self.fs.remove_directory(ino(parent), name.as_bytes()), reply);
     }
 
@@ -261,14 +270,14 @@ impl fuser::Filesystem for Adapter {
         flags: RenameFlags,
         reply: ReplyEmpty,
     ) {
-        let _turn = self.pace.begin();
+        let _turn = self.begin_change();
         let renamed = convert::rename_mode(flags)
             .and_then(|how| self.fs.rename(ino(parent), name.as_bytes(), ino(new_parent), new_name.as_bytes(), how));
         reply_empty(renamed, reply);
     }
 
     fn link(&self, _: &Request, number: INodeNo, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        let _turn = self.pace.begin();
+        let _turn = self.begin_change();
         self.reply_entry(self.fs.link(ino(number), ino(parent), name.as_bytes()), reply);
     }
 
@@ -284,7 +293,7 @@ impl fuser::Filesystem for Adapter {
         flags: i32,
         reply: ReplyCreate,
     ) {
-        let _turn = self.pace.begin();
+        let _turn = self.begin_change();
         match self.fs.create_and_open(ino(parent), name.as_bytes(), mode, creator(request, umask)) {
             Ok(a) => {
                 if writes(OpenFlags(flags)) {
@@ -348,7 +357,7 @@ impl fuser::Filesystem for Adapter {
         reply: ReplyWrite,
     ) {
         let turn = self.pace.begin();
-        if data.len() >= LONG_BYTES {
+        if data.len() >= LONG_BYTES || self.fs.may_wait() {
             turn.long();
         }
         let kill = flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID);
@@ -383,7 +392,7 @@ impl fuser::Filesystem for Adapter {
         _: bool,
         reply: ReplyEmpty,
     ) {
-        let _turn = self.pace.begin();
+        let _turn = self.begin_change();
         if writes(flags) {
             self.shared.writers.remove(number.0);
         }
@@ -481,7 +490,7 @@ impl fuser::Filesystem for Adapter {
         _: u32,
         reply: ReplyEmpty,
     ) {
-        let _turn = self.pace.begin();
+        let _turn = self.begin_change();
         let caller = Caller::of(request, &self.callers);
         let set = convert::xattr_mode(flags).and_then(|how| {
             let keeps = |group| caller.keeps_set_gid(group);
@@ -502,7 +511,7 @@ impl fuser::Filesystem for Adapter {
     }
 
     fn removexattr(&self, _: &Request, number: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        let _turn = self.pace.begin();
+        let _turn = self.begin_change();
         reply_empty(self.fs.remove_xattr(ino(number), name.as_bytes()), reply);
     }
 

@@ -9,8 +9,33 @@ impl FileSystem {
         if self.options.sync == SyncProfile::Never {
             return Ok(());
         }
+        self.save()
+    }
+
+    /// As [`FileSystem::sync`] in every profile: for whoever ends or freezes a mount.
+    pub fn save(&self) -> Result<()> {
         self.volume.commit()?;
         self.staging.sweep(&self.volume)
+    }
+
+    /// Bytes of memory that hold what no commit has begun to make durable: staged file data and changed nodes, both estimated.
+    pub fn dirty_bytes(&self) -> u64 {
+        self.staging.total() + self.volume.dirty_bytes()
+    }
+
+    /// Whether a change may now have to wait for a commit or for write-out; a guess, for those who plan threads.
+    pub fn may_wait(&self) -> bool {
+        self.options.sync == SyncProfile::Always
+            || self.staging.total() >= self.options.staged_bytes / 8 * 7
+            || self.volume.commit_is_due()
+    }
+
+    /// The failure that made the archive read-only, when one did.
+    pub fn latched(&self) -> Option<String> {
+        match self.volume.pager().latch().check() {
+            Err(error) => Some(error.to_string()),
+            Ok(()) => None,
+        }
     }
 
     /// Whether something was accepted that no commit has begun to make durable.

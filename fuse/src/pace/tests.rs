@@ -1,0 +1,262 @@
+//! Event loops at a queue in memory, with requests of every length.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread::{self, JoinHandle};
+
+use super::*;
+
+/// A request of a test.
+enum Request {
+    /// Answered at once.
+    Short,
+    /// Announced as long; waits until the gate opens.
+    Long(Arc<Gate>),
+    /// Waits as well, but nobody said so.
+    Unannounced(Arc<Gate>),
+    /// Takes so many rounds of nothing, announced when there are many.
+    Work(u32),
+    End,
+}
+
+/// Opens once.
+#[derive(Default)]
+struct Gate(Mutex<bool>, Condvar);
+
+impl Gate {
+    fn open(&self) {
+        *self.0.lock() = true;
+        self.1.notify_all();
+    }
+
+    fn wait(&self) {
+        let mut open = self.0.lock();
+        while !*open {
+            self.1.wait(&mut open);
+        }
+    }
+}
+
+/// The kernel's queue; which of several waiting loops is woken must not matter.
+#[derive(Default)]
+struct Queue {
+    requests: Mutex<VecDeque<(Request, Arc<Gate>)>>,
+    arrived: Condvar,
+    answered: AtomicUsize,
+    /// Loops between taking a request and answering it, now and at most.
+    busy: AtomicUsize,
+    most_busy: AtomicUsize,
+}
+
+impl Queue {
+    /// Queues a request; the gate opens when it is answered.
+    fn put(&self, request: Request) -> Arc<Gate> {
+        let answered = Arc::new(Gate::default());
+        self.requests.lock().push_back((request, answered.clone()));
+        self.arrived.notify_one();
+        answered
+    }
+
+    fn take(&self) -> (Request, Arc<Gate>) {
+        let mut requests = self.requests.lock();
+        loop {
+            match requests.pop_front() {
+                Some(request) => return request,
+                None => self.arrived.wait(&mut requests),
+            }
+        }
+    }
+}
+
+struct Loops {
+    queue: Arc<Queue>,
+    pace: Arc<Pace>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Loops {
+    fn start(count: usize) -> Loops {
+        let (queue, pace) = (Arc::new(Queue::default()), Arc::new(Pace::new(count)));
+        let threads = (0..count)
+            .map(|_| {
+                let (queue, pace) = (queue.clone(), pace.clone());
+                thread::spawn(move || serve(&queue, &pace))
+            })
+            .collect();
+        Loops { queue, pace, threads }
+    }
+
+    /// Ends all loops, which proves that all of them come back, and looks at what is left.
+    fn end(self) {
+        for _ in &self.threads {
+            self.queue.put(Request::End);
+        }
+        let count = self.threads.len();
+        for thread in self.threads {
+            thread.join().unwrap();
+        }
+        assert!(self.queue.most_busy.load(Ordering::SeqCst) <= count);
+        let state = self.pace.state.lock();
+        assert_eq!((state.working, state.away, state.called, state.long), (0, 0, 0, 0));
+    }
+
+    /// Waits until all loops but one stay away, which is where short requests lead.
+    fn settle(&self) {
+        loop {
+            self.queue.put(Request::Short).wait();
+            let state = self.pace.state.lock();
+            if state.away + 1 == state.loops && state.called == 0 {
+                return;
+            }
+        }
+    }
+}
+
+fn serve(queue: &Queue, pace: &Pace) {
+    loop {
+        let (request, answered) = queue.take();
+        if matches!(request, Request::End) {
+            return;
+        }
+        let turn = pace.begin();
+        let busy = queue.busy.fetch_add(1, Ordering::SeqCst) + 1;
+        queue.most_busy.fetch_max(busy, Ordering::SeqCst);
+        match request {
+            Request::Long(gate) => {
+                turn.long();
+                gate.wait();
+            }
+            Request::Unannounced(gate) => gate.wait(),
+            Request::Work(rounds) => {
+                if rounds > 1000 {
+                    turn.long();
+                }
+                (0..rounds).for_each(|round| drop(std::hint::black_box(round)));
+            }
+            Request::Short | Request::End => {}
+        }
+        queue.busy.fetch_sub(1, Ordering::SeqCst);
+        queue.answered.fetch_add(1, Ordering::SeqCst);
+        answered.open();
+        // After the reply, as in the adapter.
+        drop(turn);
+    }
+}
+
+#[test]
+fn short_requests_leave_one_loop_at_the_queue() {
+    let loops = Loops::start(4);
+    // Returns only when three of four stay away.
+    loops.settle();
+    loops.end();
+}
+
+#[test]
+fn long_work_calls_another_loop_until_all_are_busy() {
+    let loops = Loops::start(4);
+    let gate = Arc::new(Gate::default());
+    for _ in 0..3 {
+        // Somebody is at the queue, whatever the others wait for.
+        loops.queue.put(Request::Short).wait();
+        loops.queue.put(Request::Long(gate.clone()));
+    }
+    // Three wait for the gate; the fourth answers.
+    loops.queue.put(Request::Short).wait();
+    gate.open();
+    loops.end();
+}
+
+#[test]
+fn a_request_that_waits_without_saying_so_holds_others_up_for_a_moment_only() {
+    let loops = Loops::start(3);
+    for _ in 0..5 {
+        loops.settle();
+        let gates = [Arc::new(Gate::default()), Arc::new(Gate::default())];
+        for gate in &gates {
+            loops.queue.put(Request::Unannounced(gate.clone()));
+        }
+        // Nobody was called: whoever answers this came back by itself.
+        loops.queue.put(Request::Short).wait();
+        gates.iter().for_each(|gate| gate.open());
+    }
+    loops.end();
+}
+
+#[test]
+fn beside_long_work_every_request_calls_another_loop() {
+    let pace = Pace::new(3);
+    let long = pace.begin();
+    long.long();
+    // One loop at work, one away, one that takes the next request: as after calm times.
+    pace.state.lock().away = 1;
+    let second = pace.begin();
+    assert_eq!(pace.state.lock().called, 1);
+    // Whoever was called is on the way: one is enough.
+    second.long();
+    assert_eq!(pace.state.lock().called, 1);
+    assert_eq!(pace.state.lock().long, 2);
+    let mut state = pace.state.lock();
+    (state.away, state.called) = (0, 0);
+    drop(state);
+    drop((second, long));
+    assert_eq!(pace.state.lock().long, 0);
+}
+
+#[test]
+fn no_call_is_made_without_anybody_to_hear_it() {
+    let pace = Pace::new(2);
+    let (first, second) = (pace.begin(), pace.begin());
+    first.long();
+    second.long();
+    assert_eq!(pace.state.lock().called, 0);
+    drop((first, second));
+}
+
+/// Random lengths, from several senders that wait for their answers, and bursts that do not.
+#[test]
+fn every_request_is_answered_whatever_their_lengths() {
+    for seed in 1..=6_u64 {
+        println!("seed {seed}");
+        let count = 2 + (seed % 4) as usize;
+        let loops = Loops::start(count);
+        let sent: usize = thread::scope(|scope| {
+            let senders: Vec<_> = (0..4)
+                .map(|sender| {
+                    let queue = loops.queue.clone();
+                    scope.spawn(move || send(&queue, seed * 8 + sender))
+                })
+                .collect();
+            senders.into_iter().map(|sender| sender.join().unwrap()).sum()
+        });
+        assert_eq!(loops.queue.answered.load(Ordering::SeqCst), sent);
+        loops.end();
+    }
+}
+
+fn send(queue: &Queue, seed: u64) -> usize {
+    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+    let mut next = move || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state >> 11
+    };
+    let mut sent = 0;
+    for _ in 0..300 {
+        let burst = if next() % 10 == 0 { 8 } else { 1 };
+        let waiting: Vec<_> = (0..burst)
+            .map(|_| {
+                let rounds = match next() % 8 {
+                    0 => 200_000,
+                    1 => 900,
+                    _ => 10,
+                };
+                queue.put(Request::Work(rounds))
+            })
+            .collect();
+        sent += waiting.len();
+        waiting.iter().for_each(|answered| answered.wait());
+    }
+    sent
+}
