@@ -18,14 +18,8 @@ pub(crate) const QUAD: u64 = 4 * BLOCK;
 /// What a frame costs at most, since it can always be written as one page.
 pub(crate) const WHOLE_ROOM: u64 = quads_for(FRAME, 1);
 
-/// What a frame holds in extents when staging of it begins; an estimate that only decides how much room is promised.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Existing {
-    pub(crate) extents: u64,
-    pub(crate) bytes: u64,
-    /// The file may have inline data, which write-out may have to turn into a page.
-    pub(crate) inline: bool,
-}
+/// Quads promised for a byte that counts as staged, at most one for each of so many: a page of its own for every 4 KiB written here and there.
+const BYTES_PER_QUAD: u64 = QUAD / 4;
 
 /// Room for the page that inline data becomes.
 pub(crate) const INLINE_ROOM: u64 = 1;
@@ -49,9 +43,10 @@ impl Piece {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Frame {
     pub(crate) pieces: Vec<Piece>,
-    /// Quads promised to the write-out of this frame.
+    /// Quads promised to the write-out of this frame; a layer keeps the sum of them.
     pub(crate) held: u64,
-    pub(crate) existing: Existing,
+    /// The file may have inline data, which write-out may have to turn into a page.
+    pub(crate) inline: bool,
 }
 
 impl Frame {
@@ -59,14 +54,11 @@ impl Frame {
         self.pieces.iter().map(|p| p.data.len() as u64).sum()
     }
 
-    /// Quads that the frame may need when another `more` bytes are put: what it must have, and what lets it be merged with its extents.
-    pub(crate) fn room_with(&self, more: u64) -> (u64, u64) {
+    /// Quads that the frame needs at most when another `more` bytes are put. What merging it with its extents takes beyond that is asked for
+    /// when it is written out: then it is known, and nothing is lost when it is not there.
+    pub(crate) fn room_with(&self, more: u64) -> u64 {
         let (bytes, pieces) = (self.bytes() + more, self.pieces.len() as u64 + 1);
-        let inline = if self.existing.inline { INLINE_ROOM } else { 0 };
-        let least = quads_for(bytes, pieces).min(WHOLE_ROOM);
-        let merged =
-            if self.existing.extents > 0 { quads_for(bytes + self.existing.bytes, 1).min(WHOLE_ROOM) } else { 0 };
-        (least + inline, least.max(merged) + inline)
+        quads_for(bytes, pieces).min(WHOLE_ROOM) + if self.inline { INLINE_ROOM } else { 0 }
     }
 
     pub(crate) fn put(&mut self, start: u32, new: &[u8]) {
@@ -129,8 +121,10 @@ impl Frame {
 /// The frames of one file by number.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Layer {
-    pub(crate) frames: BTreeMap<u64, Frame>,
+    frames: BTreeMap<u64, Frame>,
+    /// Sums over the frames, kept because every request asks for them.
     bytes: u64,
+    held: u64,
 }
 
 impl Layer {
@@ -142,15 +136,32 @@ impl Layer {
         self.bytes
     }
 
-    /// What counts against the bound of staged data: room on the host is promised in whole quads, and a tiny file costs memory beside its
-    /// bytes.
+    /// What counts against the bound of staged data. Room on the host is promised in whole quads: what is promised for small pieces may go
+    /// beyond the bound, but only by a known factor.
     pub(crate) fn weight(&self) -> u64 {
-        self.bytes.max(self.held() * QUAD)
+        self.bytes.max(self.held * BYTES_PER_QUAD)
     }
 
     /// Quads promised to the write-out of all of it.
     pub(crate) fn held(&self) -> u64 {
-        self.frames.values().map(|frame| frame.held).sum()
+        self.held
+    }
+
+    pub(crate) fn frames(&self) -> &BTreeMap<u64, Frame> {
+        &self.frames
+    }
+
+    /// Promises `quads` more to a frame that is there.
+    pub(crate) fn hold(&mut self, number: u64, quads: u64) {
+        if let Some(frame) = self.frames.get_mut(&number) {
+            frame.held += quads;
+            self.held += quads;
+        }
+    }
+
+    /// Makes a frame, to which bytes are put before anybody else sees the layer, unless it is there.
+    pub(crate) fn begin(&mut self, number: u64, inline: bool) {
+        self.frames.entry(number).or_insert_with(|| Frame { inline, ..Frame::default() });
     }
 
     pub(crate) fn pieces(&self) -> u64 {
@@ -177,6 +188,7 @@ impl Layer {
         change(frame);
         self.bytes = self.bytes - bytes + frame.bytes();
         if frame.pieces.is_empty() {
+            self.held -= frame.held;
             self.frames.remove(&number);
         }
     }
@@ -244,7 +256,9 @@ impl Layer {
             count += frame.pieces.len() as u64;
             let bytes = frame.bytes();
             self.bytes -= bytes;
+            self.held -= frame.held;
             taken.bytes += bytes;
+            taken.held += frame.held;
             taken.frames.insert(number, frame);
         }
         taken
@@ -282,6 +296,7 @@ mod tests {
         assert!(shown == model);
         assert_eq!(layer.bytes(), model.iter().flatten().count() as u64);
         assert_eq!(layer.end(), model.iter().rposition(Option::is_some).map_or(0, |at| at as u64 + 1));
+        assert_eq!(layer.held(), layer.frames.values().map(|frame| frame.held).sum::<u64>());
         for frame in layer.frames.values() {
             assert!(!frame.pieces.is_empty());
             assert!(frame.pieces.windows(2).all(|w| w[0].end() < w[1].start), "pieces touch");
@@ -303,6 +318,7 @@ mod tests {
                 model[range].fill(None);
             } else {
                 layer.put(from, &vec![round as u8; length as usize]);
+                layer.hold(from / FRAME, round % 3);
                 model[range].fill(Some(round as u8));
             }
             if round % 20 == 0 {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::batch::{Plan, existing};
 use super::extents::{self, Mapped};
-use super::layer::{Existing, FRAME, Frame, INLINE_ROOM, Layer, MAX_PIECES};
+use super::layer::{FRAME, Frame, INLINE_ROOM, Layer, MAX_PIECES};
 use super::{FileSystem, FsOptions};
 use crate::error::{Error, Result};
 use crate::format::values::{InodeValue, inode_flags};
@@ -25,14 +25,6 @@ const PACK_FILES: usize = 256;
 
 /// Content of a frame up to this many bytes is rewritten whole: one quad of blocks, which a separate page would take too.
 const SMALL_FRAME: u64 = 16 * 1024;
-
-/// Extents counted in a frame before it is staged; beyond this it is merged anyway.
-const MEASURE: u64 = 4 * MAX_PIECES as u64;
-
-pub(super) fn measure(view: View<'_>, ino: Ino, range: Range<u64>) -> Result<Existing> {
-    let (extents, bytes) = extents::measure(view, ino, range, MEASURE)?;
-    Ok(Existing { extents, bytes, inline: false })
-}
 
 pub(super) fn compresses(options: &FsOptions, inode: &InodeValue) -> bool {
     options.compress && inode.flags & inode_flags::NO_COMPRESS == 0
@@ -148,19 +140,39 @@ impl Planner<'_> {
         let old = extents::inline(self.view, plan.ino, inode)?.unwrap_or_default();
         let gaps = layer.gaps(0..old.len() as u64);
         if !gaps.is_empty() {
-            let mut first = layer.frames.get(&0).cloned().unwrap_or_default();
+            let mut first = layer.frames().get(&0).cloned().unwrap_or_default();
             first.held += INLINE_ROOM;
             for gap in gaps {
                 first.put(gap.start as u32, &old[gap.start as usize..gap.end as usize]);
             }
             self.frame(plan, inode, 0, &first)?;
         }
-        for (number, frame) in &layer.frames {
+        for (number, frame) in layer.frames() {
             if *number > 0 || layer.gaps(0..old.len() as u64).is_empty() {
                 self.frame(plan, inode, *number, frame)?;
             }
         }
         Ok(())
+    }
+
+    /// The first of `choices` that room can be had for. What was promised to the frame is enough for the last one, and for what it adds to
+    /// that no promise was made to anybody: a merge is an economy.
+    fn affordable(&mut self, held: u64, choices: Vec<Vec<Range<u64>>>) -> Vec<Range<u64>> {
+        let mut choices = choices.into_iter().peekable();
+        while let Some(runs) = choices.next() {
+            let more = cost(&runs).saturating_sub(held);
+            if more == 0 || choices.peek().is_none() {
+                return runs;
+            }
+            if let Some(room) = self.volume.reserve_spare(more) {
+                match &mut *self.room {
+                    Some(all) => all.absorb(room),
+                    None => *self.room = Some(room),
+                }
+                return runs;
+            }
+        }
+        Vec::new()
     }
 
     /// Writes one frame: its pieces each as a page, or merged with what its extents hold.
@@ -173,7 +185,7 @@ impl Planner<'_> {
         };
         plan.cuts += mapped.len() as u64;
         let base = number * FRAME;
-        for run in runs(base, frame, &mapped, &range) {
+        for run in self.affordable(frame.held, runs(base, frame, &mapped, &range)) {
             let mut data = vec![0; (run.end - run.start) as usize];
             for old in mapped.iter().filter(|old| old.overlap(&run) > 0) {
                 let (from, to) = (old.offset.max(run.start), old.end().min(run.end));
@@ -214,8 +226,9 @@ fn covered(base: u64, frame: &Frame, range: Range<u64>) -> bool {
     })
 }
 
-/// The ranges to be written as a page each. Every piece lies within one of them.
-fn runs(base: u64, frame: &Frame, mapped: &[Mapped], visible: &Range<u64>) -> Vec<Range<u64>> {
+/// The ranges to be written as a page each, as choices of which the first is the best and the last always affordable. Every piece lies
+/// within a range of each choice.
+fn runs(base: u64, frame: &Frame, mapped: &[Mapped], visible: &Range<u64>) -> Vec<Vec<Range<u64>>> {
     let pieces: Vec<Range<u64>> = frame
         .pieces
         .iter()
@@ -230,9 +243,9 @@ fn runs(base: u64, frame: &Frame, mapped: &[Mapped], visible: &Range<u64>) -> Ve
         let joined = join(all);
         if joined.len() > MAX_PIECES { span(&joined) } else { joined }
     };
-    let choices = [merge.then(merged), (pieces.len() <= MAX_PIECES).then(|| pieces.clone())];
-    // Staging held room for the frame as one page when for nothing else (`Frame::room_with`).
-    choices.into_iter().flatten().find(|runs| cost(runs) <= frame.held).unwrap_or_else(|| span(&pieces))
+    // Staging holds room for each piece as a page, or for the frame as one page when that is less (`Frame::room_with`).
+    let separate = (pieces.len() <= MAX_PIECES).then(|| pieces.clone());
+    [merge.then(merged), separate, Some(span(&pieces))].into_iter().flatten().collect()
 }
 
 /// Parts of the visible extents that no piece replaces.
@@ -297,7 +310,7 @@ mod tests {
 
     fn frame(pieces: &[(u32, usize)], held: u64) -> Frame {
         let pieces = pieces.iter().map(|(start, length)| Piece { start: *start, data: vec![1; *length] }).collect();
-        Frame { pieces, held, existing: Existing::default() }
+        Frame { pieces, held, inline: false }
     }
 
     fn extent(offset: u64, length: u32) -> Mapped {
@@ -314,29 +327,31 @@ mod tests {
     fn an_overwritten_block_becomes_a_page_of_its_own() {
         let old = [extent(FRAME, FRAME as u32)];
         let runs = runs(FRAME, &frame(&[(8192, 4096)], WHOLE_ROOM), &old, &(FRAME..2 * FRAME));
-        assert_eq!(runs, [FRAME + 8192..FRAME + 12288]);
+        assert_eq!(runs[0], [FRAME + 8192..FRAME + 12288]);
     }
 
     #[test]
-    fn small_content_is_merged_when_there_is_room() {
+    fn small_content_is_merged_or_else_written_by_itself() {
         let old = [extent(0, 8000)];
         let visible = 0..FRAME;
-        assert_eq!(runs(0, &frame(&[(8000, 10)], WHOLE_ROOM), &old, &visible), [0..8010]);
+        let alone = vec![8000..8010];
+        assert_eq!(runs(0, &frame(&[(8000, 10)], 1), &old, &visible), [vec![0..8010], alone.clone(), alone]);
         let large = [extent(0, 30_000)];
-        assert_eq!(runs(0, &frame(&[(16_000, 10)], 1), &large, &visible), [16_000..16_010]);
+        assert_eq!(runs(0, &frame(&[(16_000, 10)], 1), &large, &visible)[0], [16_000..16_010]);
     }
 
     #[test]
     fn a_frame_cut_too_often_is_written_whole_and_keeps_its_holes_outside() {
         let pieces: Vec<(u32, usize)> = (0..20).map(|i| (4096 + i * 1000, 10)).collect();
         let runs = runs(0, &frame(&pieces, WHOLE_ROOM), &[extent(0, 4000)], &(0..FRAME));
-        assert_eq!(runs, [0..4096 + 19_000 + 10]);
+        assert_eq!(runs[0], [0..4096 + 19_000 + 10]);
+        assert_eq!(runs[1..], [[4096..4096 + 19_000 + 10]], "what was promised");
     }
 
     #[test]
     fn merging_leaves_holes_between_runs_and_what_is_hidden_alone() {
         let old = [extent(0, 1000), extent(50_000, 1000), extent(90_000, 1000)];
         let runs = runs(0, &frame(&[(1000, 100)], WHOLE_ROOM), &old, &(0..90_000));
-        assert_eq!(runs, [0..1100, 50_000..51_000]);
+        assert_eq!(runs[0], [0..1100, 50_000..51_000]);
     }
 }

@@ -24,9 +24,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::{Mutex, RwLock};
 
+use super::FileSystem;
 use super::batch::{Batch, existing, names};
-use super::layer::{Existing, FRAME, Frame, Layer, QUAD, split};
-use super::{FileSystem, plan};
+use super::layer::{Frame, Layer, QUAD, split};
 use crate::error::Result;
 use crate::format::{Ino, MAX_VALUE};
 use crate::txn::{Reservation, State, View, Volume, WrittenPiece};
@@ -265,11 +265,11 @@ impl Content {
                 self.active.put(gap.start, &data[(gap.start - offset) as usize..(gap.end - offset) as usize]);
             }
         }
-        for (number, sealed) in &layer.frames {
-            if let Some(frame) = self.active.frames.get_mut(number)
+        for (number, sealed) in layer.frames() {
+            if self.active.frames().contains_key(number)
                 && let Some(got) = room.as_mut().map(|room| room.split(sealed.held))
             {
-                frame.held += got.quads();
+                self.active.hold(*number, got.quads());
                 self.add_room(got);
             }
         }
@@ -335,10 +335,17 @@ impl FileSystem {
         loop {
             // D4. Room is reserved without the content's lock: it may take a commit to find it.
             let short = file.with(|content| touched.shortfall(content));
-            self.reserve_more(&mut room, short)?;
+            let got = room.as_ref().map_or(0, Reservation::quads);
+            if short > got {
+                let more = self.volume.reserve_data((short - got) * QUAD, 0)?;
+                match &mut room {
+                    Some(room) => room.absorb(more),
+                    None => room = Some(more),
+                }
+            }
             let gate = self.staging.gate.read();
             let staged = file.with(|content| {
-                if touched.shortfall(content).0 > room.as_ref().map_or(0, Reservation::quads) {
+                if touched.shortfall(content) > room.as_ref().map_or(0, Reservation::quads) {
                     // The flusher took frames that had room in them.
                     return false;
                 }
@@ -357,27 +364,10 @@ impl FileSystem {
         }
     }
 
-    /// Reserves up to the second number of quads, at least the first.
-    fn reserve_more(&self, room: &mut Option<Reservation>, (least, most): (u64, u64)) -> Result<()> {
-        let got = room.as_ref().map_or(0, Reservation::quads);
-        let reserve = |quads: u64| self.volume.reserve_data((quads - got) * QUAD, 0);
-        let more = if least > got {
-            Some(if most > least { reserve(most).or_else(|_| reserve(least))? } else { reserve(least)? })
-        } else if most > got {
-            reserve(most).ok()
-        } else {
-            None
-        };
-        match (room.as_mut(), more) {
-            (Some(room), Some(more)) => room.absorb(more),
-            (None, more) => *room = more,
-            (Some(_), None) => {}
-        }
-        Ok(())
-    }
-
-    /// The frames that `parts` reach, with what their extents hold.
+    /// The frames that `parts` reach.
     fn frames_touched(&self, file: &StagedFile, parts: &[(u64, &[u8])]) -> Result<Touched> {
+        let state = self.volume.state();
+        let inode = existing(self.volume.view(&state), file.ino)?.unwrap_or_default();
         let mut frames: Vec<(u64, u64)> = Vec::new();
         for (offset, data) in parts {
             for (number, _, range) in split(*offset, data.len()) {
@@ -387,61 +377,36 @@ impl FileSystem {
                 }
             }
         }
-        let known: Vec<bool> =
-            file.with(|c| frames.iter().map(|(number, _)| c.active.frames.contains_key(number)).collect());
-        let state = self.volume.state();
-        let view = self.volume.view(&state);
-        let inode = existing(view, file.ino)?.unwrap_or_default();
-        let visible = if inode.bytes == 0 { 0 } else { inode.trim };
-        let inline = inode.bytes <= MAX_VALUE as u64;
-        let mut touched = Vec::with_capacity(frames.len());
-        for ((number, more), known) in frames.into_iter().zip(known) {
-            let range = number * FRAME..((number + 1) * FRAME).min(visible);
-            let found = if known { Existing::default() } else { plan::measure(view, file.ino, range)? };
-            touched.push((number, more, Existing { inline, ..found }));
-        }
-        Ok(Touched(touched))
+        Ok(Touched { frames, inline: inode.bytes <= MAX_VALUE as u64 })
     }
 }
 
-/// Frames that a write reaches: number, bytes to come, and what extents hold where the frame was not staged yet.
-struct Touched(Vec<(u64, u64, Existing)>);
+/// Frames that a write reaches: number, bytes to come.
+struct Touched {
+    frames: Vec<(u64, u64)>,
+    /// The file may have inline data.
+    inline: bool,
+}
 
 impl Touched {
-    /// Quads that are missing: what is needed, and what would also allow to merge with the extents.
-    fn shortfall(&self, content: &Content) -> (u64, u64) {
-        self.0.iter().fold((0, 0), |(least, most), (number, more, found)| {
-            let (frame_least, frame_most, held) = match content.active.frames.get(number) {
-                Some(frame) => {
-                    let (least, most) = frame.room_with(*more);
-                    (least, most, frame.held)
-                }
-                None => {
-                    let fresh = Frame { existing: *found, ..Default::default() };
-                    let (least, most) = fresh.room_with(*more);
-                    (least, most, 0)
-                }
-            };
-            (least + frame_least.saturating_sub(held), most + frame_most.saturating_sub(held))
-        })
+    /// Quads that the frames need beside what they hold.
+    fn missing(&self, content: &Content, number: u64, more: u64) -> u64 {
+        match content.active.frames().get(&number) {
+            Some(frame) => frame.room_with(more).saturating_sub(frame.held),
+            None => Frame { inline: self.inline, ..Frame::default() }.room_with(more),
+        }
     }
 
-    /// Hands the room out to the frames, which come into being here: needs first, the rest for merging.
+    fn shortfall(&self, content: &Content) -> u64 {
+        self.frames.iter().map(|(number, more)| self.missing(content, *number, *more)).sum()
+    }
+
+    /// Hands the room, which is no shorter than the shortfall, out to the frames, which come into being here.
     fn give(&self, content: &mut Content, room: Option<Reservation>) {
-        let mut left = room.as_ref().map_or(0, Reservation::quads);
-        for merging in [false, true] {
-            for (number, more, found) in &self.0 {
-                let frame = content
-                    .active
-                    .frames
-                    .entry(*number)
-                    .or_insert_with(|| Frame { existing: *found, ..Default::default() });
-                let (least, most) = frame.room_with(*more);
-                let want = if merging { most } else { least };
-                let given = want.saturating_sub(frame.held).min(left);
-                frame.held += given;
-                left -= given;
-            }
+        for (number, more) in &self.frames {
+            let missing = self.missing(content, *number, *more);
+            content.active.begin(*number, self.inline);
+            content.active.hold(*number, missing);
         }
         if let Some(room) = room {
             content.add_room(room);

@@ -86,6 +86,12 @@ impl Volume {
         Ok(Reservation { space: self.space.clone(), quads })
     }
 
+    /// Promises groups of four blocks if they can be had without a commit, also to who holds the writers' lock.
+    pub(crate) fn reserve_spare(&self, quads: u64) -> Option<Reservation> {
+        self.reserve_quads(quads, false).ok()?;
+        Some(Reservation { space: self.space.clone(), quads })
+    }
+
     /// Before anything is written on top of a closed record an empty commit takes its place: otherwise a crash before the first commit
     /// would look like a clean end, and the pages written until then would not be swept. On top of the record of a session that crashed it
     /// makes the inode numbers durable that this one begins with, so that a second crash does not go back behind them.

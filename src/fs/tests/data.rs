@@ -474,3 +474,26 @@ fn a_flush_whose_operation_is_not_published_is_made_again_and_nothing_twice() {
     }
     bench.audit(&files[..5]);
 }
+
+#[test]
+fn small_writes_here_and_there_count_as_their_bytes_and_not_as_what_merging_them_may_take() {
+    let mut bench = Bench::new(21, FsOptions { staged_bytes: 1 << 20, pack: false, compress: false, ..OPTIONS });
+    let ino = bench.make();
+    let frames = 100;
+    let mut model = vec![1; frames * FRAME as usize];
+    bench.fs.write(ino, 0, &model).unwrap();
+    let file = bench.fs.staging.entry(ino);
+    let mut staged = 0;
+    for piece in 0..3_usize {
+        for frame in 0..80 {
+            let at = frame * FRAME as usize + piece * 40_000;
+            model[at..at + 4096].fill(frame as u8);
+            bench.fs.write(ino, at as u64, &model[at..at + 4096]).unwrap();
+            staged += 4096;
+            assert_eq!(file.active_bytes(), staged, "written out early");
+        }
+    }
+    bench.fs.sync().unwrap();
+    assert!(bench.fs.read(ino, 0, model.len()).unwrap() == model);
+    bench.audit(&[ino]);
+}
