@@ -129,9 +129,11 @@ impl FileSystem {
         while self.reclaim_step()? {}
         self.volume.commit()?;
         self.staging.sweep(&self.volume)?;
-        self.repack_all(true)?;
+        let repacked = self.repack_all(true);
         self.volume.commit()?;
-        self.volume.erase_all()
+        // What could not be repacked keeps nothing else from being erased.
+        self.volume.erase_all()?;
+        repacked
     }
 
     /// One background step: reclaim of orphans and trims, repacking of pages that deleted files left bytes on, then [`Volume::maintain`]. Returns whether work is left.

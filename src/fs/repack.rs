@@ -245,12 +245,15 @@ impl FileSystem {
         let mut groups: BTreeMap<Group, Vec<Part>> = BTreeMap::new();
         for page in pages {
             let read = self.parts_left(view, page).and_then(|parts| {
-                let mut parts = parts.unwrap_or_default();
-                for part in &mut parts {
+                let mut grouped = Vec::new();
+                for mut part in parts.unwrap_or_default() {
+                    let Some(inode) = existing(view, part.ino)? else { continue };
                     part.content = vec![0; part.extent.length as usize];
                     self.volume.pager().read_data(page, part.extent.start, &mut part.content)?;
+                    let pack = self.options.pack && inode.flags & inode_flags::NO_PACK == 0;
+                    grouped.push(((inode.uid, compresses(&self.options, &inode), pack), part));
                 }
-                Ok(parts)
+                Ok(grouped)
             });
             let parts = match read {
                 Err(Error::Damaged(reason)) => {
@@ -260,10 +263,8 @@ impl FileSystem {
                 }
                 read => read?,
             };
-            for part in parts {
-                let Some(inode) = existing(view, part.ino)? else { continue };
-                let pack = self.options.pack && inode.flags & inode_flags::NO_PACK == 0;
-                groups.entry((inode.uid, compresses(&self.options, &inode), pack)).or_default().push(part);
+            for (group, part) in parts {
+                groups.entry(group).or_default().push(part);
             }
         }
         groups.values_mut().for_each(|parts| parts.sort_by_key(|part| (part.ino, part.offset)));
