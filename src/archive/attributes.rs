@@ -146,6 +146,21 @@ pub(super) enum Turn {
     AfterMode,
 }
 
+/// Gives a host file those attributes that are set in this turn; what the host refuses is counted.
+pub(super) fn put(
+    xattrs: &[(Vec<u8>, Vec<u8>)],
+    object: &Object<'_>,
+    turn: Turn,
+    path: &[u8],
+    left: &mut LeftAttributes,
+) {
+    for (name, value) in xattrs.iter().filter(|(name, _)| name.starts_with(USER) == (turn == Turn::BeforeMode)) {
+        if let Err(errno) = object.set(name, value) {
+            left.add(path, name, &std::io::Error::from(errno));
+        }
+    }
+}
+
 /// Gives a host file the attributes of `ino` that are set in this turn.
 pub(super) fn extract(
     fs: &FileSystem,

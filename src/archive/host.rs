@@ -2,14 +2,11 @@
 
 use std::os::fd::AsFd;
 
-use rustix::fs::{AtFlags, Gid, Mode, Stat, Timespec, Timestamps, Uid, XattrFlags};
+use rustix::fs::{AtFlags, Gid, Mode, Stat, Timespec, Timestamps, Uid};
 use rustix::io::Errno;
 
 use crate::error::{Error, Result, Timestamp};
 use crate::fs::{Attributes, SetAttributes, SetTime, mode};
-
-/// Namespace of the attributes that anybody may set on a file that is theirs.
-const USER_XATTRS: &[u8] = b"user.";
 
 /// A device number as the archive stores it (specification 7.1).
 pub fn device_number(major: u32, minor: u32) -> u32 {
@@ -36,19 +33,6 @@ pub(super) fn attributes_of(stat: &Stat) -> SetAttributes {
         mtime: Some(time(stat.st_mtime, stat.st_mtime_nsec)),
         ..SetAttributes::default()
     }
-}
-
-/// Gives an open host file those of the attributes that are copied at all.
-pub(super) fn put_xattrs(file: impl AsFd, xattrs: &[(Vec<u8>, Vec<u8>)]) -> Result<()> {
-    for (name, value) in xattrs.iter().filter(|(name, _)| name.starts_with(USER_XATTRS)) {
-        rustix::fs::fsetxattr(&file, &name[..], value, XattrFlags::empty()).map_err(xattr_refused)?;
-    }
-    Ok(())
-}
-
-/// "No space" means here that the host keeps no value of that length, not that its disk is full: no reason to end everything.
-fn xattr_refused(errno: Errno) -> Error {
-    Error::Io { context: "cannot set an extended attribute".into(), source: errno.into() }
 }
 
 /// Owner, mode and times of an open host file, in the order in which none undoes another.

@@ -150,6 +150,17 @@ impl Key {
     pub const fn new(object: u64, kind: u8, sub: u64) -> Key {
         Key { object, kind, sub }
     }
+
+    /// The least key behind this one.
+    pub fn next(self) -> Option<Key> {
+        if let Some(sub) = self.sub.checked_add(1) {
+            return Some(Key { sub, ..self });
+        }
+        match self.kind.checked_add(1) {
+            Some(kind) => Some(Key::new(self.object, kind, 0)),
+            None => self.object.checked_add(1).map(|object| Key::new(object, 0, 0)),
+        }
+    }
 }
 
 /// Record kinds (the `kind` of a key), specification sections 6.2 and 7.

@@ -10,7 +10,7 @@ use crate::crypto::aead::{NONCE, PageKey, TAG, XaesKey};
 use crate::crypto::kdf::hkdf;
 use crate::env::Environment;
 use crate::error::{Error, Result};
-use crate::format::data_head::{Cell, CellTable, decode_cell_table, encode_head};
+use crate::format::data_head::{Cell, CellTable, PackedItem, decode_cell_table, encode_head};
 use crate::format::page::{PROLOGUE, PageKind, Prologue};
 use crate::format::record::RECORD_PLAIN;
 use crate::format::{ArchiveId, BLOCK, FORMAT_VERSION, Generation, NODE_CAPACITY, PAGE_OVERHEAD, Pointer, Run, Tag};
@@ -116,6 +116,10 @@ pub(crate) struct BegunPage {
 }
 
 impl BegunPage {
+    pub(crate) fn kind(&self) -> PageKind {
+        self.prologue.kind
+    }
+
     /// Bytes of the page that hold nonce, prologue, body or head and all of their tags.
     pub(crate) fn main_end(&self) -> usize {
         MAIN + self.prologue.main_length() + TAG
@@ -325,6 +329,14 @@ impl PageCipher {
         let mut table = self.open_table(pointer, begun, bytes)?;
         table.items = Vec::new();
         Ok(DataHead { nonce, prologue: begun.plain, table, first: begun.main_end() })
+    }
+
+    /// What lies in a packed page, from its first `begun.main_end()` bytes; nothing for a page of another kind.
+    pub(crate) fn open_items(&self, pointer: &Pointer, begun: &BegunPage, bytes: &mut [u8]) -> Result<Vec<PackedItem>> {
+        if bytes.len() < begun.main_end() {
+            return Err(Error::damaged(format!("data head ends early: block={}", pointer.run.address)));
+        }
+        Ok(self.open_table(pointer, begun, bytes)?.items)
     }
 
     fn open_table(&self, pointer: &Pointer, begun: &BegunPage, bytes: &mut [u8]) -> Result<CellTable> {

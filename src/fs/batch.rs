@@ -197,6 +197,12 @@ fn apply(op: &mut Operation<'_>, plans: &mut [Plan]) -> Result<()> {
     for (page, extents) in adopted.values() {
         op.adopt(page, *extents)?;
     }
+    // What was removed since it was packed lies on the pages of the others.
+    for piece in plans.iter().filter(|plan| plan.gone).flat_map(|plan| &plan.pieces) {
+        if adopted.contains_key(&piece.page.run.address) {
+            op.note_partly(&piece.page);
+        }
+    }
     for (plan, inode) in plans.iter().zip(inodes) {
         let Some(mut inode) = inode else { continue };
         if let Some(value) = &plan.inline {

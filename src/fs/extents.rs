@@ -7,6 +7,7 @@
 
 use std::ops::{ControlFlow, Range};
 
+use super::plan::PACK;
 use crate::error::Result;
 use crate::format::values::{Extent, InodeValue};
 use crate::format::{Ino, Key, MAX_DATA, kind};
@@ -94,11 +95,24 @@ pub(crate) fn measure(view: View<'_>, ino: Ino, range: Range<u64>, limit: u64) -
     Ok((count, bytes))
 }
 
+/// Only what ends in the first `PACK` bytes of its file can lie on a packed page (C1).
+pub(crate) fn may_be_packed(offset: u64, extent: &Extent) -> bool {
+    offset.saturating_add(extent.length.into()) <= PACK
+}
+
+/// The extent at `offset` is about to go, or a part of it.
+pub(crate) fn note_packed(op: &mut Operation<'_>, offset: u64, extent: &Extent) {
+    if may_be_packed(offset, extent) {
+        op.note_partly(&extent.page);
+    }
+}
+
 /// Makes `range` a hole: removes the visible extents in it and cuts those that reach out of it.
 pub(crate) fn remove_range(op: &mut Operation<'_>, ino: Ino, inode: &mut InodeValue, range: Range<u64>) -> Result<()> {
     let range = range.start..range.end.min(inode.trim);
     for mapped in overlapping(op.view(), ino, range.clone(), usize::MAX)? {
         let Mapped { offset, extent } = mapped;
+        note_packed(op, offset, &extent);
         let head = offset < range.start;
         let tail = mapped.end() > range.end;
         let parts = u32::from(head) + u32::from(tail);

@@ -11,6 +11,7 @@ mod ops;
 mod plan;
 mod presence;
 mod reclaim;
+mod repack;
 mod staging;
 #[cfg(test)]
 mod tests;
@@ -23,7 +24,8 @@ pub use types::*;
 use std::sync::Arc;
 
 use crate::env::Environment;
-use crate::error::Result;
+use crate::error::{Error, Result};
+use crate::format::Generation;
 use crate::txn::Volume;
 
 /// How a file system is opened.
@@ -47,6 +49,7 @@ pub struct FileSystem {
     staging: staging::Staging,
     handles: inode::OpenHandles,
     reclaim: reclaim::Queue,
+    repack: repack::Repack,
 }
 
 impl FileSystem {
@@ -65,6 +68,7 @@ impl FileSystem {
             staging: staging::Staging::new(),
             handles: inode::OpenHandles::default(),
             reclaim: reclaim::Queue::default(),
+            repack: repack::Repack::default(),
         });
         if fs.volume.read_only() {
             return Ok(fs);
@@ -73,6 +77,10 @@ impl FileSystem {
         let flusher = Arc::downgrade(&fs);
         fs.volume.set_flusher(Box::new(move |op| flusher.upgrade().map_or(Ok(()), |fs| fs.flush(op))));
         fs.queue_left_over()?;
+        let durable = fs.volume.durable();
+        if !durable.closed && durable.generation != Generation(0) {
+            fs.search_partly_named();
+        }
         Ok(fs)
     }
 
@@ -84,14 +92,32 @@ impl FileSystem {
     /// Makes everything durable, reclaims what is unlinked, erases free space and writes the closed record.
     ///
     /// # Errors
-    /// That of closing the volume, else that of reclaim: what cannot be reclaimed stays for the next session.
+    /// That of closing the volume, else that of reclaim: what cannot be reclaimed stays for the next session; else that of repacking: what
+    /// deleted files left on shared pages then stays until `purge` finds it.
     pub fn close(&self) -> Result<()> {
         let mut reclaimed = Ok(true);
         while !self.volume.read_only() && matches!(reclaimed, Ok(true)) {
             reclaimed = self.reclaim_step();
         }
+        let repacked = if self.volume.read_only() { Ok(()) } else { self.repack_at_the_end() };
         self.volume.close()?;
-        reclaimed.map(drop)
+        reclaimed.map(drop).and(repacked)
+    }
+
+    fn repack_at_the_end(&self) -> Result<()> {
+        // What is staged may take the place of packed files.
+        if self.volume.is_dirty() {
+            self.volume.commit()?;
+            self.staging.sweep(&self.volume)?;
+        }
+        match self.repack_all(false) {
+            // For `check` to report; closing need not fail for it.
+            Err(Error::Damaged(reason)) => {
+                tracing::warn!("not all pages of small files could be looked at: {reason}");
+                Ok(())
+            }
+            repacked => repacked,
+        }
     }
 
     /// Makes everything durable, reclaims what is unlinked and erases all free space, without waiting for its age. What is deleted while it
@@ -103,17 +129,22 @@ impl FileSystem {
         while self.reclaim_step()? {}
         self.volume.commit()?;
         self.staging.sweep(&self.volume)?;
-        self.volume.erase_all()
+        let repacked = self.repack_all(true);
+        self.volume.commit()?;
+        // What could not be repacked keeps nothing else from being erased.
+        self.volume.erase_all()?;
+        repacked
     }
 
-    /// One background step: reclaim of orphans and trims, then [`Volume::maintain`]. Returns whether work is left.
+    /// One background step: reclaim of orphans and trims, repacking of pages that deleted files left bytes on, then [`Volume::maintain`]. Returns whether work is left.
     pub fn maintain(&self) -> Result<bool> {
         if self.volume.read_only() {
             return Ok(false);
         }
         let reclaimed = self.reclaim_step();
+        let repacked = self.repack_step();
         let left = self.volume.maintain()?;
         reclaimed?;
-        Ok(left || self.reclaim_pending())
+        Ok(left || repacked? || self.reclaim_pending())
     }
 }

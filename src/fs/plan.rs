@@ -21,7 +21,7 @@ pub(crate) const INLINE: u64 = 256;
 pub(super) const PACK: u64 = 32 * 1024;
 
 /// Items of one packed page (specification 5.3 bounds the page, `write_packed` the number).
-const PACK_FILES: usize = 256;
+pub(super) const PACK_FILES: usize = 256;
 
 /// Content of a frame up to this many bytes is rewritten whole: one quad of blocks, which a separate page would take too.
 const SMALL_FRAME: u64 = 16 * 1024;
@@ -119,7 +119,8 @@ impl Planner<'_> {
                     volume.write_data(self.reservation()?, plans[*index].ino, 0, content, compress)?
                 }
                 _ => {
-                    let content: Vec<(Ino, &[u8])> = page.iter().map(|(index, c)| (plans[*index].ino, *c)).collect();
+                    let content: Vec<_> =
+                        page.iter().map(|(index, content)| (plans[*index].ino, 0, *content)).collect();
                     volume.write_packed(self.reservation()?, &content, compress)?
                 }
             };

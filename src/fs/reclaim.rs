@@ -59,6 +59,7 @@ fn remove_records(op: &mut Operation<'_>, records: &[(Key, Option<Extent>)]) -> 
     for (key, extent) in records {
         op.remove(*key)?;
         if let Some(extent) = extent {
+            extents::note_packed(op, key.sub, extent);
             op.release(&extent.page, extent.born)?;
         }
     }

@@ -10,6 +10,8 @@ use std::sync::Arc;
 
 use super::{Pager, check_place};
 use crate::error::{Error, Result};
+use crate::format::data_head::PackedItem;
+use crate::format::page::PageKind;
 use crate::format::{BLOCK, Pointer};
 use crate::frame::{DataHead, plain_cell};
 
@@ -90,6 +92,26 @@ impl Pager {
         let head = Arc::new(head);
         self.heads.put(pointer, 0, head.clone(), head.bytes());
         Ok(head)
+    }
+
+    /// What lies in a packed page; None when it is a page of another kind.
+    ///
+    /// # Errors
+    /// `Damaged` also when something else took the page's place.
+    pub(crate) fn packed_items(&self, pointer: &Pointer) -> Result<Option<Vec<PackedItem>>> {
+        check_place(pointer)?;
+        let offset = pointer.run.offset();
+        let mut bytes = vec![0; BLOCK as usize];
+        self.storage.read_at(offset, &mut bytes)?;
+        let begun = self.cipher.begin(pointer, &bytes)?;
+        if begun.kind() != PageKind::Packed {
+            return Ok(None);
+        }
+        if begun.main_end() > bytes.len() {
+            bytes = vec![0; begun.main_end()];
+            self.storage.read_at(offset, &mut bytes)?;
+        }
+        self.cipher.open_items(pointer, &begun, &mut bytes).map(Some)
     }
 
     /// Reads whole cells; raw ones are read and opened where they are wanted.

@@ -263,17 +263,17 @@ impl Volume {
         Ok(pieces)
     }
 
-    /// Packs whole small files (offset 0) into one shared page; at most 128 KiB in all, 256 files.
+    /// Packs small files (or parts of them: inode, offset, bytes) into one shared page; at most 128 KiB in all, 256 files.
     pub(crate) fn write_packed(
         &self,
         reservation: &mut Reservation,
-        files: &[(Ino, &[u8])],
+        files: &[(Ino, u64, &[u8])],
         compress: bool,
     ) -> Result<Vec<WrittenPiece>> {
-        let mut data = Vec::with_capacity(files.iter().map(|(_, bytes)| bytes.len()).sum());
+        let mut data = Vec::with_capacity(files.iter().map(|(_, _, bytes)| bytes.len()).sum());
         let mut items = Vec::with_capacity(files.len());
-        for (ino, bytes) in files {
-            items.push(PackedItem { ino: *ino, offset: 0, start: data.len() as u32, length: bytes.len() as u32 });
+        for (ino, offset, bytes) in files {
+            items.push(PackedItem { ino: *ino, offset: *offset, start: data.len() as u32, length: bytes.len() as u32 });
             data.extend_from_slice(bytes);
         }
         let page = frame::packed_page(&data, &items, compress);
@@ -281,7 +281,7 @@ impl Volume {
             let page = self.seal_and_write(&page, run)?;
             let piece = |item: &PackedItem| WrittenPiece {
                 ino: item.ino,
-                offset: 0,
+                offset: item.offset,
                 length: item.length,
                 page,
                 start: item.start,
@@ -289,8 +289,8 @@ impl Volume {
             return Ok(items.iter().map(piece).collect());
         }
         let mut pieces = Vec::new();
-        for (ino, bytes) in files {
-            match self.write_data(reservation, *ino, 0, bytes, compress) {
+        for (ino, offset, bytes) in files {
+            match self.write_data(reservation, *ino, *offset, bytes, compress) {
                 Ok(written) => pieces.extend(written),
                 Err(error) => {
                     self.abandon(&pieces);

@@ -17,6 +17,7 @@ mod commit;
 mod lineage;
 mod open;
 mod operation;
+mod partly;
 mod recovery;
 mod references;
 #[cfg_attr(not(test), expect(dead_code, reason = "model-tested with the transactions; their commands come later"))]

@@ -9,6 +9,7 @@ use parking_lot::{Condvar, Mutex};
 
 use super::Mark;
 use super::commit::{Chain, CommitState};
+use super::partly::PartlyNamed;
 use super::recovery::{self, new_session};
 use super::state::{Epochs, State};
 use super::volume::{OpenOptions, Volume, Writer};
@@ -188,6 +189,7 @@ impl Volume {
             unsynced: AtomicU64::new(0),
             early_barrier: Mutex::new(()),
             last_erase: Mutex::new(0),
+            partly_named: PartlyNamed::default(),
             open_generation: AtomicU64::new(start.next_generation.0),
             header_sequence: start.header_sequence,
             read_only: start.read_only,

@@ -4,7 +4,7 @@ use super::View;
 use super::state::{Counters, Trees};
 use crate::btree::Edits;
 use crate::error::{Error, Result};
-use crate::format::{Generation, Ino, Key, MAX_INO, Run, Tag};
+use crate::format::{Generation, Ino, Key, MAX_INO, Pointer, Run, Tag};
 
 /// The working copy of an operation; see [`super::Volume::operate`].
 pub(crate) struct Operation<'v> {
@@ -22,6 +22,8 @@ pub(crate) struct Operation<'v> {
     pub(super) adopted: Vec<(Run, Tag)>,
     /// Pages whose last reference this operation removed.
     pub(super) freed: Vec<Run>,
+    /// Pages that lost a part of what named them, and may be packed.
+    pub(super) partly: Vec<Pointer>,
 }
 
 impl Operation<'_> {

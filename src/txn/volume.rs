@@ -9,6 +9,7 @@ use arc_swap::ArcSwap;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::commit::CommitState;
+use super::partly::PartlyNamed;
 use super::state::{Epochs, State};
 use super::{Mark, Operation, View};
 use crate::btree::{Edits, Node, NodeStore, Tree};
@@ -73,6 +74,7 @@ pub(crate) struct Volume {
     pub(super) early_barrier: Mutex<()>,
     /// Second of the last background erase.
     pub(super) last_erase: Mutex<i64>,
+    pub(super) partly_named: PartlyNamed,
     pub(super) open_generation: AtomicU64,
     pub(super) session: SessionId,
     pub(super) header_sequence: u64,
@@ -211,6 +213,7 @@ impl Volume {
             global_edits: Edits::new(writer.generation),
             adopted: Vec::new(),
             freed: Vec::new(),
+            partly: Vec::new(),
         };
         drop(base);
         let result = f(&mut operation)?;
@@ -239,6 +242,7 @@ impl Volume {
         for (run, tag) in operation.adopted {
             writer.born.insert(run.address, (run, tag));
         }
+        self.partly_named.published(&operation.partly, &operation.freed);
         let mut unnamed = Vec::new();
         for run in operation.freed {
             // A page that this transaction brought in was never named by a commit: only readers can still see it.

@@ -13,8 +13,28 @@ fn filled(place: &Place) {
     for n in 0..5 {
         fs::write(place.path(format!("tree/below/small{n}")), noise(500 + n)).unwrap();
     }
+    dress(place);
     place.archive("a.lbx");
     place.good(&["add", "a.lbx", "tree"]);
+}
+
+/// Attributes, and a list by which user 1234 may read: user object, that user, group object, mask, others.
+fn dress(place: &Place) {
+    let entry = |tag: u16, permissions: u16, id: u32| {
+        [&tag.to_le_bytes()[..], &permissions.to_le_bytes(), &id.to_le_bytes()].concat()
+    };
+    let entries = [(1, 6, u32::MAX), (2, 4, 1234), (4, 4, u32::MAX), (0x10, 4, u32::MAX), (0x20, 0, u32::MAX)];
+    let list = [2u32.to_le_bytes().to_vec(), entries.map(|(tag, bits, id)| entry(tag, bits, id)).concat()].concat();
+    let set = |path: &str, name: &str, value: &[u8]| {
+        rustix::fs::setxattr(place.path(path), name, value, rustix::fs::XattrFlags::empty())
+    };
+    set("tree/large", "user.note", b"of the file").unwrap();
+    set("tree/large", "system.posix_acl_access", &list).unwrap();
+    set("tree/below", "user.note", b"of the directory").unwrap();
+    set("tree/below", "system.posix_acl_default", &list).unwrap();
+    if nix::unistd::geteuid().is_root() {
+        set("tree/below/small0", "trusted.note", b"of root").unwrap();
+    }
 }
 
 fn spoil(place: &Place, blocks: impl IntoIterator<Item = usize>) {

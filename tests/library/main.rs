@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)] // a test that cannot go on fails
 
 mod cli_errors;
+mod compaction;
 mod damage;
 mod import_extract;
 mod older_copies;

@@ -9,7 +9,8 @@ use crate::support::{Place, end};
 const OLDER: i32 = 16;
 
 fn commands() -> Vec<Vec<&'static str>> {
-    let mut commands: Vec<Vec<&str>> = ["info", "ls", "check"].iter().map(|name| vec![*name, "a.lbx"]).collect();
+    let mut commands: Vec<Vec<&str>> =
+        ["info", "ls", "check", "compact", "purge"].iter().map(|name| vec![*name, "a.lbx"]).collect();
     commands.push(vec!["check", "--full", "a.lbx"]);
     commands.push(vec!["cat", "a.lbx", "file"]);
     commands.push(vec!["extract", "a.lbx", "--to", "out"]);

@@ -17,22 +17,26 @@ use std::sync::Arc;
 
 use super::create::name_key;
 use super::header::Header;
-use super::{Archive, OpenOptions, UnlockedKey};
+use super::open::seen_file;
+use super::seen::{self, Looked};
+use super::{Archive, OpenOptions, SeenOptions, UnlockedKey, Witness};
 use crate::env::SystemEnvironment;
 use crate::error::{Error, Result};
 use crate::format::{BLOCK, MIN_BLOCKS};
 use crate::frame::PageCipher;
 use crate::fs::FileSystem;
 use crate::storage::{FileStorage, LockMode, Storage};
-use crate::txn::{self, Volume};
+use crate::txn::{self, Mark, Volume};
 
 /// How to compact.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct CompactOptions {
     /// Only estimate.
     pub dry_run: bool,
     /// Go on when the file has several names: the others keep the old file.
     pub break_links: bool,
+    /// What the user remembers of the archive: an older copy or a fork is refused as by [`Archive::open_seen`].
+    pub seen: SeenOptions,
 }
 
 /// How far it is; bytes of file data, of about `total`.
@@ -69,7 +73,7 @@ impl Archive {
     ///
     /// # Errors
     /// `InUse` while it is open elsewhere, `Invalid` for a file with several names, `Unsupported` when there are snapshots, `Damaged` when a page
-    /// does not open, `NoSpace`.
+    /// does not open, `NoSpace`, `Older` and `Forked` unless they are accepted.
     pub fn compact(
         path: &Path,
         key: &UnlockedKey,
@@ -85,7 +89,10 @@ impl Archive {
         }
         header.authenticate(&key.volume_key)?;
         header.check_writable()?;
-        let old = open(storage, key, header.framing().sequence)?;
+        let looked = Looked::into(seen_file(&options.seen, &key.volume_key, &key.archive));
+        let sequence = header.framing().sequence;
+        let old = open(storage, key, sequence, looked.mark())?;
+        let replace = seen::judge(&old.volume, sequence, looked.seen.as_ref(), &options.seen)?;
         refuse_snapshots(&old.volume)?;
         let (length_before, disk_before) = replace::sizes(&real)?;
         let used = (old.volume.durable().used_blocks + MIN_BLOCKS) * BLOCK;
@@ -97,13 +104,15 @@ impl Archive {
         step(CompactStep::Created)?;
         header.write_to(beside.storage(), &key.volume_key)?;
         let total = used;
-        fill(&old, beside.shared(), key, &mut |done| step(CompactStep::Copying { done, total }))?;
+        let new = fill(&old, beside.shared(), key, &mut |done| step(CompactStep::Copying { done, total }))?;
         step(CompactStep::Copied)?;
         verify(&old, beside.shared(), key, &mut |done| step(CompactStep::Verifying { done, total }))?;
         step(CompactStep::Verified)?;
         beside.take_after(&real)?;
         step(CompactStep::Prepared)?;
         beside.replace(&real)?;
+        // From here on the file as it was before is an older copy.
+        Witness::new(new, header.settled_sequence(), looked, replace).remember();
         let (length_after, disk_after) = replace::sizes(&real)?;
         // It is done: nobody can stop it any more.
         let _ = step(CompactStep::Replaced);
@@ -112,12 +121,17 @@ impl Archive {
 }
 
 /// C1: reads only, whatever the lock.
-fn open(storage: Arc<FileStorage>, key: &UnlockedKey, header_sequence: u64) -> Result<Arc<FileSystem>> {
+fn open(
+    storage: Arc<FileStorage>,
+    key: &UnlockedKey,
+    header_sequence: u64,
+    seen: Option<&Mark>,
+) -> Result<Arc<FileSystem>> {
     let options = OpenOptions { read_only: true, ..OpenOptions::default() };
     let environment = Arc::new(SystemEnvironment);
     let cipher = PageCipher::new(&key.volume_key, key.archive, environment.clone());
     let volume_options = txn::OpenOptions { read_only: true, memory: options.memory / 2 };
-    let volume = Volume::open(storage, cipher, environment.clone(), header_sequence, &volume_options)?;
+    let volume = Volume::open_seen(storage, cipher, environment.clone(), header_sequence, &volume_options, seen)?;
     FileSystem::new(volume, environment, name_key(&key.volume_key, &key.archive), options.file_system_options())
 }
 
@@ -140,13 +154,19 @@ fn refuse_snapshots(volume: &Volume) -> Result<()> {
     )))
 }
 
-fn fill(old: &FileSystem, storage: Arc<FileStorage>, key: &UnlockedKey, watch: &mut copy::Watch<'_>) -> Result<()> {
+fn fill(
+    old: &FileSystem,
+    storage: Arc<FileStorage>,
+    key: &UnlockedKey,
+    watch: &mut copy::Watch<'_>,
+) -> Result<Arc<Volume>> {
     let environment = Arc::new(SystemEnvironment);
     let cipher = PageCipher::new(&key.volume_key, key.archive, environment.clone());
     let state = old.volume.state();
     let inodes = records::Records::new(&old.volume, &state)?.inodes();
     let new = Volume::continue_from(&old.volume, storage, cipher, environment, inodes)?;
-    copy::copy(&old.volume, &state, &new, watch)
+    copy::copy(&old.volume, &state, &new, watch)?;
+    Ok(new)
 }
 
 /// C3
@@ -155,7 +175,7 @@ fn verify(old: &FileSystem, storage: Arc<FileStorage>, key: &UnlockedKey, watch:
     storage.evict(0, storage.len()?)?;
     let header = Header::read(&*storage)?;
     header.authenticate(&key.volume_key)?;
-    let new = open(storage, key, header.framing().sequence)?;
+    let new = open(storage, key, header.framing().sequence, None)?;
     let mut findings = new.volume.check_space(true, &mut |_, _| {})?;
     findings.extend(new.check_structure(false, &mut |_, _| {})?.1);
     if let Some(finding) = findings.first() {

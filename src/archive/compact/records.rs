@@ -53,7 +53,7 @@ impl<'a> Records<'a> {
             if batch.len() < BATCH {
                 return Ok(ControlFlow::Continue(()));
             }
-            self.next = Some(after(key));
+            self.next = key.next();
             Ok(ControlFlow::Break(()))
         })?;
         Ok(batch)
@@ -80,17 +80,5 @@ impl<'a> Records<'a> {
             }
             _ => Ok(Some(value.to_vec())),
         }
-    }
-}
-
-/// The least key behind `key`, which is below the greatest.
-fn after(key: Key) -> Key {
-    if key.sub < u64::MAX {
-        return Key { sub: key.sub + 1, ..key };
-    }
-    if key.kind < u8::MAX {
-        Key::new(key.object, key.kind + 1, 0)
-    } else {
-        Key::new(key.object.saturating_add(1), 0, 0)
     }
 }

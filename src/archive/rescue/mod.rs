@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 use super::header::Header;
 use super::stage::Stage;
-use super::{Archive, Problem, UnlockLimits, UnlockedKey, slots};
+use super::{Archive, LeftAttributes, Problem, UnlockLimits, UnlockedKey, slots};
 use crate::crypto::Passphrase;
 use crate::env::{Environment, SystemEnvironment};
 use crate::error::{Error, Result};
@@ -94,6 +94,8 @@ pub struct RescueReport {
     pub partial: u64,
     pub lost: u64,
     pub unnamed: u64,
+    /// Attributes that the host refused, such as `trusted.` ones of somebody who is not root.
+    pub left: LeftAttributes,
     /// What could not be made or set on the host.
     pub problems: Vec<Problem>,
 }

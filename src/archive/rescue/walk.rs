@@ -5,7 +5,8 @@ use std::os::fd::OwnedFd;
 
 use rustix::fs::AtFlags;
 
-use super::super::host::{apply, host_error, put_xattrs};
+use super::super::attributes::{self, Turn};
+use super::super::host::{apply, host_error};
 use super::super::stage::{Stage, open_below};
 use super::super::{Cause, Problem, Progress};
 use super::index::{LeafIndex, Version};
@@ -17,6 +18,9 @@ use crate::format::values::decode_list;
 use crate::format::{Generation, Ino, Key, ROOT_INO, kind};
 use crate::fs::{Attributes, mode};
 use crate::pager::Pager;
+
+/// Names and values.
+type Xattrs = Vec<(Vec<u8>, Vec<u8>)>;
 
 struct Walk<'a> {
     index: LeafIndex,
@@ -32,7 +36,7 @@ struct Walk<'a> {
     /// Path of the first copy of a file with several names.
     links: HashMap<u64, Vec<u8>>,
     /// Directories whose mode would keep their owner out: they get it at the end.
-    closed: Vec<(Vec<u8>, Attributes)>,
+    closed: Vec<(Vec<u8>, Attributes, Xattrs)>,
     path: Vec<u8>,
 }
 
@@ -299,7 +303,8 @@ impl Walk<'_> {
             if object.is_directory() {
                 return walk.try_directory(object, version, ino);
             }
-            let source = Source { index: &mut walk.index, pager: walk.pager, version, ino };
+            let (path, left) = (&walk.path[..], &mut walk.report.left);
+            let source = Source { index: &mut walk.index, pager: walk.pager, version, ino, path, left };
             made = Some(write::object(source, object, false, walk.stage, (at, name))?);
             Ok(())
         })?;
@@ -388,7 +393,8 @@ impl Walk<'_> {
         }
         self.open_special(special)?;
         let Some(host) = &special.host else { return Ok(()) };
-        let source = Source { index: &mut self.index, pager: self.pager, version, ino };
+        let (path, left) = (&self.path[..], &mut self.report.left);
+        let source = Source { index: &mut self.index, pager: self.pager, version, ino, path, left };
         let made = write::object(source, &object, true, self.stage, (host, ino.0.to_string().as_bytes()))?;
         made.metadata
     }
@@ -409,19 +415,28 @@ impl Walk<'_> {
     /// Times last: every entry made in a directory changes them.
     fn finish(&mut self, level: Level) -> Result<()> {
         let Some(object) = level.object else { return Ok(()) };
-        put_xattrs(&level.host, &object.xattrs)?;
-        let attributes = object.attributes(level.ino);
+        let (xattrs, attributes) = (object.xattrs.clone(), object.attributes(level.ino));
+        let host = attributes::Object::open(&level.host);
+        attributes::put(&xattrs, &host, Turn::BeforeMode, &self.path, &mut self.report.left);
         if attributes.mode & 0o700 != 0o700 {
-            self.closed.push((self.path.clone(), attributes));
+            self.closed.push((self.path.clone(), attributes, xattrs));
             return Ok(());
         }
-        apply(&level.host, &attributes)
+        apply(&level.host, &attributes)?;
+        attributes::put(&xattrs, &host, Turn::AfterMode, &self.path, &mut self.report.left);
+        Ok(())
     }
 
     fn close_directories(&mut self) -> Result<()> {
-        for (path, attributes) in std::mem::take(&mut self.closed) {
-            let closed = open_below(self.stage.target(), &path).and_then(|directory| apply(&directory, &attributes));
+        for (path, attributes, xattrs) in std::mem::take(&mut self.closed) {
+            let opened = open_below(self.stage.target(), &path);
             self.path = path;
+            let closed = opened.and_then(|directory| {
+                apply(&directory, &attributes)?;
+                let host = attributes::Object::open(&directory);
+                attributes::put(&xattrs, &host, Turn::AfterMode, &self.path, &mut self.report.left);
+                Ok(())
+            });
             self.note(closed)?;
         }
         Ok(())

@@ -5,8 +5,10 @@ use std::os::fd::{AsFd, OwnedFd};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, RenameFlags};
 use rustix::io::Errno;
 
+use super::super::LeftAttributes;
+use super::super::attributes::{self, Turn};
 use super::super::extract::write_all;
-use super::super::host::{apply, apply_at, host_error, put_xattrs, split_device_number};
+use super::super::host::{apply, apply_at, host_error, split_device_number};
 use super::super::stage::{Stage, open_directory};
 use super::index::{LeafIndex, Version};
 use super::object::Object;
@@ -24,6 +26,10 @@ pub(super) struct Source<'a> {
     pub(super) pager: &'a Pager,
     pub(super) version: &'a Version,
     pub(super) ino: Ino,
+    /// For messages.
+    pub(super) path: &'a [u8],
+    /// Attributes that the host refuses.
+    pub(super) left: &'a mut LeftAttributes,
 }
 
 /// What was made, and what of its metadata could not be set.
@@ -43,24 +49,32 @@ pub(super) fn object(
     stage: &Stage,
     (at, name): (&OwnedFd, &[u8]),
 ) -> Result<Made> {
-    let attributes = object.attributes(source.ino);
+    let stat = object.attributes(source.ino);
     match object.file_type() {
         mode::REGULAR => file(source, object, lenient, stage, (at, name)),
         mode::SYMLINK => {
             let target = object.target((source.index, source.version), (source.pager, source.ino))?;
             rustix::fs::symlinkat(&target[..], at, name).map_err(host_error("cannot make the link"))?;
-            Ok(Made { bytes: 0, metadata: apply_at(at, name, &attributes) })
+            Ok(dress(source, object, (at, name)))
         }
         mode::FIFO | mode::SOCKET | mode::CHARACTER | mode::BLOCK => {
-            let (major, minor) = split_device_number(attributes.rdev);
+            let (major, minor) = split_device_number(stat.rdev);
             let device = rustix::fs::makedev(major, minor);
-            let kind = FileType::from_raw_mode(attributes.mode);
+            let kind = FileType::from_raw_mode(stat.mode);
             rustix::fs::mknodat(at, name, kind, Mode::RUSR | Mode::WUSR, device)
                 .map_err(host_error("cannot make the special file"))?;
-            Ok(Made { bytes: 0, metadata: apply_at(at, name, &attributes) })
+            Ok(dress(source, object, (at, name)))
         }
         other => Err(Error::damaged(format!("its type is unknown: mode={other:o}"))),
     }
+}
+
+/// Owner, mode, times and attributes of an object that is not opened; `user.` attributes such objects do not have.
+fn dress(source: Source<'_>, object: &Object, (at, name): (&OwnedFd, &[u8])) -> Made {
+    let metadata = apply_at(at, name, &object.attributes(source.ino));
+    let host = attributes::Object::Named { directory: at.as_fd(), name, follow: false };
+    attributes::put(&object.xattrs, &host, Turn::AfterMode, source.path, source.left);
+    Made { bytes: 0, metadata }
 }
 
 fn file(
@@ -84,7 +98,7 @@ fn file(
 }
 
 fn fill(source: Source<'_>, object: &Object, lenient: bool, host: &OwnedFd) -> Result<Made> {
-    let attributes = object.attributes(source.ino);
+    let stat = object.attributes(source.ino);
     let mut end = 0;
     let bytes =
         object.content((source.index, source.version), (source.pager, source.ino), lenient, &mut |offset, data| {
@@ -92,9 +106,12 @@ fn fill(source: Source<'_>, object: &Object, lenient: bool, host: &OwnedFd) -> R
             write_all(host, data, offset)
         })?;
     // Of an inode whose record is lost the size is not known: its end is that of what is left.
-    let size = if object.is_stand_in() { end } else { attributes.size };
+    let size = if object.is_stand_in() { end } else { stat.size };
     rustix::fs::ftruncate(host, size).map_err(host_error("cannot set the size"))?;
-    let metadata = put_xattrs(host, &object.xattrs).and_then(|()| apply(host, &attributes));
+    let target = attributes::Object::open(host);
+    attributes::put(&object.xattrs, &target, Turn::BeforeMode, source.path, source.left);
+    let metadata = apply(host, &stat);
+    attributes::put(&object.xattrs, &target, Turn::AfterMode, source.path, source.left);
     Ok(Made { bytes, metadata })
 }
 

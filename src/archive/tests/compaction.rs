@@ -1,10 +1,10 @@
 //! Compaction: the same content in less space, the old file untouched until the rename, and one of the two at every step.
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use super::super::{Archive, CompactOptions, CompactStep, CreateOptions, OpenOptions, UnlockedKey};
+use super::super::{Archive, CompactOptions, CompactStep, CreateOptions, OpenOptions, SeenOptions, UnlockedKey};
 use super::passphrase;
 use super::sample::{Expected, expected, noise, put};
 use crate::crypto::kdf::KdfCost;
@@ -162,4 +162,158 @@ fn an_open_archive_and_one_with_snapshots_are_refused() {
     let refused = place.compact(CompactOptions::default(), &mut |_| Ok(()));
     assert!(matches!(&refused, Err(Error::Unsupported(text)) if text.contains("monday")), "{refused:?}");
     assert_eq!(place.names(), 1);
+}
+
+fn seen_in(home: &Path) -> SeenOptions {
+    SeenOptions { directory: Some(home.to_owned()), ..SeenOptions::default() }
+}
+
+fn look(place: &Place, path: &Path, seen: &SeenOptions) -> Result<()> {
+    let options = OpenOptions { read_only: true, ..OpenOptions::default() };
+    Archive::open_seen(path, &place.key, &options, seen).map(drop)
+}
+
+/// Also when the last session ended without closing.
+#[test]
+fn nobody_who_remembers_the_archive_takes_the_compacted_one_for_older_or_another() {
+    for closed in [true, false] {
+        println!("closed={closed}");
+        let place = Place::new();
+        let homes = tempfile::tempdir().unwrap();
+        let [writer, reader, early] = ["writer", "reader", "early"].map(|name| seen_in(&homes.path().join(name)));
+        look(&place, &place.path(), &early).unwrap();
+        for n in 0..3 {
+            let archive = Archive::open_seen(&place.path(), &place.key, &OpenOptions::default(), &writer).unwrap();
+            let ino = archive.file_system().lookup(ROOT_INO, b"large1").unwrap().ino;
+            archive.file_system().write(ino, 0, &noise(n, 5000)).unwrap();
+            archive.file_system().sync().unwrap();
+            archive.witness().remember();
+            if closed || n < 2 {
+                archive.close().unwrap();
+            }
+        }
+        look(&place, &place.path(), &reader).unwrap();
+        let older = place.directory.path().join("older.lbx");
+        fs::copy(place.path(), &older).unwrap();
+        place.compact(CompactOptions { seen: writer.clone(), ..CompactOptions::default() }, &mut |_| Ok(())).unwrap();
+        // Who compacted knows of it at once, the others when they have looked.
+        assert!(matches!(look(&place, &older, &writer), Err(Error::Older(_))));
+        for user in [&writer, &reader, &early] {
+            look(&place, &place.path(), user).unwrap();
+            assert!(matches!(look(&place, &older, user), Err(Error::Older(_))));
+            look(&place, &place.path(), user).unwrap();
+        }
+        // The history of sessions goes on in the compacted file, whoever writes it next.
+        let archive = Archive::open_seen(&place.path(), &place.key, &OpenOptions::default(), &reader).unwrap();
+        archive.file_system().unlink(ROOT_INO, b"large1").unwrap();
+        archive.close().unwrap();
+        for user in [&writer, &reader, &early] {
+            look(&place, &place.path(), user).unwrap();
+        }
+        // A copy from before is not compacted by mistake.
+        let before = fs::read(&older).unwrap();
+        let mut options = CompactOptions { seen: writer.clone(), ..CompactOptions::default() };
+        let refused = Archive::compact(&older, &place.key, &options, &mut |_| Ok(()));
+        assert!(matches!(refused, Err(Error::Older(_))), "{refused:?}");
+        assert!(fs::read(&older).unwrap() == before);
+        options.seen.accept_older = true;
+        Archive::compact(&older, &place.key, &options, &mut |_| Ok(())).unwrap();
+    }
+}
+
+#[test]
+fn copies_of_a_file_stay_shared() {
+    let mut place = Place::new();
+    let archive = Archive::open(&place.path(), &place.key, &OpenOptions::default()).unwrap();
+    let fs = archive.file_system();
+    let source = put(fs, ROOT_INO, b"source", &noise(90, 3 << 20));
+    for n in 0..10 {
+        let copy = put(fs, ROOT_INO, format!("copy{n}").as_bytes(), b"");
+        let mut at = 0;
+        while at < 3 << 20 {
+            at += fs.copy_range(source, at, copy, at, (3 << 20) - at, false).unwrap();
+        }
+        // Cut in the middle: extents that name parts of shared pages.
+        fs.write(copy, 200_000 + n * 7, b"another").unwrap();
+    }
+    place.content = expected(fs);
+    archive.close().unwrap();
+    let report = Archive::compact(&place.path(), &place.key, &CompactOptions::default(), &mut |_| Ok(())).unwrap();
+    assert!(report.length_after < 12 << 20, "{report:?}");
+    place.assert_whole(&place.path());
+    // They are counted right: the pages go with the last of the names.
+    let archive = Archive::open(&place.path(), &place.key, &OpenOptions::default()).unwrap();
+    for name in expected(archive.file_system()).keys() {
+        archive.file_system().unlink(ROOT_INO, name.rsplit(|&b| b == b'/').next().unwrap()).unwrap();
+    }
+    place.content = Expected::new();
+    archive.close().unwrap();
+    place.assert_whole(&place.path());
+}
+
+/// A session that ended while a file was deleted but open, and another one cut but not yet freed.
+#[test]
+fn what_was_left_to_be_freed_is_left_behind() {
+    let mut place = Place::new();
+    let archive = Archive::open(&place.path(), &place.key, &OpenOptions::default()).unwrap();
+    let fs = archive.file_system();
+    let orphan = put(fs, ROOT_INO, b"orphan", &noise(91, 4 << 20));
+    fs.open(orphan).unwrap();
+    let cut = put(fs, ROOT_INO, b"cut", b"");
+    for n in 0..700 {
+        fs.write(cut, n << 18, &noise(n, 4096)).unwrap();
+    }
+    fs.sync().unwrap();
+    fs.unlink(ROOT_INO, b"orphan").unwrap();
+    fs.set_attributes(cut, &crate::fs::SetAttributes { size: Some(5000), ..Default::default() }).unwrap();
+    fs.sync().unwrap();
+    place.content = expected(fs);
+    let inodes = archive.info().unwrap().inodes;
+    drop(archive);
+    let report = Archive::compact(&place.path(), &place.key, &CompactOptions::default(), &mut |_| Ok(())).unwrap();
+    assert!(report.length_after < report.length_before - (6 << 20), "{report:?}");
+    let options = OpenOptions { read_only: true, ..OpenOptions::default() };
+    let compacted = Archive::open(&place.path(), &place.key, &options).unwrap();
+    assert_eq!(compacted.info().unwrap().inodes, inodes - 1);
+    drop(compacted);
+    place.assert_whole(&place.path());
+}
+
+#[test]
+fn the_file_keeps_owner_mode_attributes_and_list() {
+    let place = Place::new();
+    let path = place.path();
+    // user 1234 may read: version 2; user object, user 1234, group object, mask, others.
+    let entry =
+        |tag: u16, perm: u16, id: u32| [&tag.to_le_bytes()[..], &perm.to_le_bytes(), &id.to_le_bytes()].concat();
+    let list = [
+        2u32.to_le_bytes().to_vec(),
+        entry(1, 6, u32::MAX),
+        entry(2, 4, 1234),
+        entry(4, 4, u32::MAX),
+        entry(0x10, 4, u32::MAX),
+        entry(0x20, 0, u32::MAX),
+    ]
+    .concat();
+    let set = |name: &str, value: &[u8]| rustix::fs::setxattr(&path, name, value, rustix::fs::XattrFlags::empty());
+    let get = |name: &str| {
+        let mut buffer = vec![0; 200];
+        let length = rustix::fs::getxattr(&path, name, &mut buffer[..]).unwrap();
+        buffer.truncate(length);
+        buffer
+    };
+    set("user.note", b"kept").unwrap();
+    set("system.posix_acl_access", &list).unwrap();
+    let root = fs::metadata(&path).unwrap().uid() == 0;
+    if root {
+        std::os::unix::fs::chown(&path, Some(4321), Some(4322)).unwrap();
+    }
+    let before = fs::metadata(&path).unwrap();
+    place.compact(CompactOptions::default(), &mut |_| Ok(())).unwrap();
+    let after = fs::metadata(&path).unwrap();
+    assert_ne!(before.ino(), after.ino());
+    assert_eq!((before.uid(), before.gid(), before.mode()), (after.uid(), after.gid(), after.mode()));
+    assert_eq!(after.mode() & 0o777, 0o640);
+    assert_eq!(get("user.note"), b"kept");
+    assert_eq!(get("system.posix_acl_access"), list);
 }

@@ -3,6 +3,7 @@
 mod compaction;
 mod damage;
 mod erasure;
+mod repacking;
 mod sample;
 
 use std::sync::Arc;

@@ -35,7 +35,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let key = args.archive.unlock_alone()?;
     // Not before: a prompt for the passphrase can be left as usual.
     let stopped = stop_on_signals()?;
-    let options = CompactOptions { dry_run: args.dry_run, break_links: args.break_links };
+    let seen = args.archive.seen();
+    let options = CompactOptions { dry_run: args.dry_run, break_links: args.break_links, seen };
     let bar = Bar::checking();
     let done = Archive::compact(path, &key, &options, &mut |step| {
         match step {

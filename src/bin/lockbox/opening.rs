@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use lockbox::Error;
-use lockbox::archive::{Archive, OpenOptions, UnlockedKey};
+use lockbox::archive::{Archive, OpenOptions, SeenOptions, UnlockedKey};
 use lockbox::storage::{FileStorage, LockMode};
 
 use crate::exit::{self, Failure, shown};
@@ -48,6 +48,11 @@ impl ArchiveArgs {
         probe(path, LockMode::Exclusive)?;
         let passphrase = self.secret.existing(path)?;
         Archive::unlock_within(path, &passphrase, &self.limit.limits()).map_err(|error| failure(path, error))
+    }
+
+    /// What this user remembers, for commands that open the archive in their own way.
+    pub(crate) fn seen(&self) -> SeenOptions {
+        self.seen.options()
     }
 
     fn open(&self, read_only: bool) -> Result<Archive, Failure> {

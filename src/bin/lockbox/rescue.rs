@@ -56,6 +56,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         out.line(&summary(&report))?;
     }
     out.finish()?;
+    output::complain_of_attributes(&report.left);
     output::complain_of(&report.problems);
     if let Some(failure) = failed {
         return Err(failure);
@@ -131,6 +132,7 @@ fn summary_json(report: &RescueReport) -> serde_json::Value {
             "pages": report.pages,
             "unreadable_blocks": report.unreadable_blocks,
             "newest_generation": report.newest.0,
+            "attributes_left": report.left.count,
             "problems": output::problems(&report.problems),
         }
     })

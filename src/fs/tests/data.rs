@@ -230,6 +230,7 @@ fn run_model(seed: u64, steps: u64, options: FsOptions) {
             38 => {
                 bench.fs.maintain().unwrap();
             }
+            39 if bench.below(2) == 0 => bench.fs.repack_all(bench.below(2) == 0).unwrap(),
             _ => {
                 let presence = bench.fs.presence(ino).unwrap();
                 assert_eq!(presence.size, size, "step {step}");

@@ -108,6 +108,62 @@ case_the_independent_reader_extracts_the_same() {
     [[ $(wc -l <"$WORK/list") -gt 1000 ]] || fail 'the list is short'
 }
 
+# Deleting seven of every eight files of each shared page gives their room back, by a purge and by waiting.
+case_small_files_that_shared_pages_are_erased() {
+    local full kept n how
+    new_archive box
+    for how in purge wait; do
+        attach box
+        mkdir "$WORK/box/$how"
+        head -c 6000000 /dev/urandom >"$WORK/noise"
+        split -b 3000 -a 4 -d "$WORK/noise" "$WORK/box/$how/f"
+        sync -f "$WORK/box/$how"
+        detach box
+        attach box
+        full=$(stat -c %b "$WORK/box.lbx")
+        for ((n = 0; n < 2000; n++)); do
+            [[ $((n % 8)) == 0 ]] || printf '%s/f%04d\0' "$WORK/box/$how" "$n"
+        done | xargs -0 rm
+        sync -f "$WORK/box/$how"
+        [[ $how == wait ]] || lockbox purge "$WORK/box"
+        # 10,260 of the 11,720 sectors of the files' content are to go; pages that only wait for others would keep them all.
+        kept=$full
+        for ((n = 0; n < 90 && full - kept < 8000; n++)); do
+            kept=$(stat -c %b "$WORK/box.lbx")
+            [[ $how == purge ]] && break
+            sleep 1
+        done
+        [[ $((full - kept)) -ge 8000 ]] || fail "$how: too little was given back: before=$full after=$kept"
+        for ((n = 0; n < 2000; n += 8)); do
+            cmp -s "$WORK/box/$how/f$(printf %04d "$n")" <(tail -c +$((n * 3000 + 1)) "$WORK/noise" | head -c 3000) ||
+                fail "$how: file $n differs"
+        done
+        detach box
+        lockbox check --full --passfile "$PASSFILE" "$WORK/box.lbx"
+    done
+}
+
+case_a_compaction_without_room_leaves_the_archive_alone() {
+    local before
+    mkdir "$WORK/small"
+    mount -t tmpfs -o size=64m tmpfs "$WORK/small"
+    new_archive box
+    head -c 36000000 /dev/urandom >"$WORK/large"
+    lockbox add --passfile "$PASSFILE" "$WORK/box.lbx" "$WORK/large"
+    cp "$WORK/box.lbx" "$WORK/small/box.lbx"
+    before=$(sha256sum <"$WORK/small/box.lbx")
+    if lockbox compact --passfile "$PASSFILE" "$WORK/small/box.lbx" 2>"$WORK/complaint"; then
+        umount "$WORK/small"
+        fail 'there was room'
+    fi
+    cat "$WORK/complaint"
+    [[ $(ls -A "$WORK/small") == box.lbx && $(sha256sum <"$WORK/small/box.lbx") == "$before" ]] || {
+        umount "$WORK/small"
+        fail 'something was left or changed'
+    }
+    umount "$WORK/small"
+}
+
 case_purge_erases_on_a_mount_and_damage_is_rescued() {
     local tree before after
     tree=$(source_tree)

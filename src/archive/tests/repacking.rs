@@ -1,0 +1,349 @@
+//! Small files share pages; the bytes of one that was deleted go all the same, and those of the others stay.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use super::erasure::recoverable;
+use super::sample::{Expected, create_on, expected, fresh, header_bytes, noise, open_on, put};
+use crate::env::SeededEnvironment;
+use crate::format::{Ino, ROOT_INO};
+use crate::fs::FileSystem;
+use crate::storage::simulated::{Fate, OpKind, SimulatedStorage};
+use crate::storage::{MemoryStorage, Storage};
+
+/// How a test lets the delay pass or goes without.
+#[derive(Clone, Copy, Debug)]
+enum Ending {
+    Delay,
+    Purge,
+    Close,
+}
+
+const ENDINGS: [Ending; 3] = [Ending::Delay, Ending::Purge, Ending::Close];
+
+fn name(n: u64) -> Vec<u8> {
+    format!("small{n}").into_bytes()
+}
+
+/// Small files of two owners, all packed.
+fn small_files(fs: &FileSystem, count: u64) -> Vec<Ino> {
+    let files = (0..count).map(|n| put(fs, ROOT_INO, &name(n), &noise(n, 700 + (n % 9) as usize * 400))).collect();
+    fs.sync().unwrap();
+    files
+}
+
+/// Background steps and periodic commits while so many seconds of the test's clock pass.
+fn wait(fs: &FileSystem, seconds: i64) {
+    let start = fs.environment.now().seconds;
+    while fs.environment.now().seconds < start + seconds {
+        if fs.is_dirty() {
+            fs.sync().unwrap();
+        }
+        while fs.maintain().unwrap() {}
+        for _ in 0..100_000 {
+            fs.environment.now();
+        }
+    }
+}
+
+fn end(fs: &FileSystem, ending: Ending) {
+    match ending {
+        Ending::Delay => {
+            fs.sync().unwrap();
+            wait(fs, 22);
+        }
+        Ending::Purge => fs.purge().unwrap(),
+        Ending::Close => fs.close().unwrap(),
+    }
+}
+
+fn of(storage: &Arc<MemoryStorage>) -> BTreeSet<Ino> {
+    recoverable(&(storage.clone() as Arc<dyn Storage>))
+}
+
+/// The content is as expected, and structure, counts and space are exact.
+fn assert_whole(storage: Arc<dyn Storage>, content: &Expected) {
+    let fs = open_on(storage, true, 900).unwrap();
+    assert!(expected(&fs) == *content);
+    let (_, findings) = fs.check_structure(true, &mut |_, _| {}).unwrap();
+    assert_eq!(findings.len(), 0, "{findings:?}");
+    assert_eq!(fs.volume.check_space(true, &mut |_, _| {}).unwrap(), Vec::<String>::new());
+}
+
+#[test]
+fn a_deleted_file_is_gone_from_the_page_that_it_shared() {
+    for ending in ENDINGS {
+        println!("{ending:?}");
+        let (storage, fs) = fresh(1);
+        let files = small_files(&fs, 300);
+        let all: BTreeSet<Ino> = files.iter().copied().collect();
+        assert!(of(&storage).is_superset(&all));
+        let mut gone = BTreeSet::new();
+        for n in (0..300).filter(|n| n % 3 == 0) {
+            fs.unlink(ROOT_INO, &name(n)).unwrap();
+            gone.insert(files[n as usize]);
+        }
+        let content = expected(&fs);
+        end(&fs, ending);
+        let left: BTreeSet<Ino> = all.difference(&gone).copied().collect();
+        assert_eq!(of(&storage), left);
+        drop(fs);
+        assert_whole(storage, &content);
+    }
+}
+
+#[test]
+fn content_that_was_cut_or_replaced_on_a_shared_page_is_gone() {
+    for ending in ENDINGS {
+        println!("{ending:?}");
+        let (storage, fs) = fresh(2);
+        let files = small_files(&fs, 60);
+        let before = items(&storage);
+        // One becomes inline, one is shortened, one is overwritten whole, one in the middle, one grows to a page of its own.
+        fs.truncate(files[1], 50, &mut |_| {}).unwrap();
+        fs.truncate(files[2], 800, &mut |_| {}).unwrap();
+        fs.write(files[3], 0, &noise(77, 1900)).unwrap();
+        fs.sync().unwrap();
+        fs.write(files[4], 300, &noise(78, 100)).unwrap();
+        fs.write(files[5], 0, &noise(79, 60_000)).unwrap();
+        let content = expected(&fs);
+        end(&fs, ending);
+        let after = items(&storage);
+        // Cut at 50 bytes and at 800: what lay behind is on no page.
+        let held = |items: &[(Ino, u64, u32)], ino: Ino| -> u64 {
+            items.iter().filter(|(other, ..)| *other == ino).map(|(_, _, length)| u64::from(*length)).sum()
+        };
+        assert_eq!((held(&before, files[1]), held(&before, files[2])), (1100, 1500));
+        assert!(held(&after, files[1]) <= 50 && held(&after, files[2]) <= 800, "{after:?}");
+        assert!(held(&after, files[3]) <= 1900, "{after:?}");
+        assert_eq!(held(&after, files[5]), 0);
+        drop(fs);
+        assert_whole(storage, &content);
+    }
+}
+
+/// Every item of every packed page that can be found.
+fn items(storage: &Arc<MemoryStorage>) -> Vec<(Ino, u64, u32)> {
+    let storage = storage.clone() as Arc<dyn Storage>;
+    let pager = crate::pager::Pager::new(storage.clone(), super::sample::cipher(), 1 << 20);
+    let mut found = Vec::new();
+    super::super::scan::scan(&*storage, pager.cipher(), &mut |_, _| {}, &mut |run, prologue| {
+        if prologue.kind == crate::format::page::PageKind::Packed
+            && let Ok((_, opened)) = super::super::scan::open_found(&pager, run)
+        {
+            found.extend(opened.table()?.items.iter().map(|item| (item.ino, item.offset, item.length)));
+        }
+        Ok(())
+    })
+    .unwrap();
+    found
+}
+
+/// What was deleted before a crash is found again by the next session, however it ends.
+#[test]
+fn what_a_crash_kept_from_being_repacked_is_gone_after_the_next_session() {
+    for ending in ENDINGS {
+        println!("{ending:?}");
+        let storage = SimulatedStorage::new();
+        storage.write_at(0, &header_bytes()).unwrap();
+        let fs = create_on(storage.clone(), 3);
+        let files = small_files(&fs, 100);
+        for n in (0..100).filter(|n| n % 2 == 0) {
+            fs.unlink(ROOT_INO, &name(n)).unwrap();
+        }
+        fs.sync().unwrap();
+        let content = expected(&fs);
+        let crashed = storage.crash(&mut |_| Fate::Keep);
+        let kept: BTreeSet<Ino> = files.iter().copied().skip(1).step_by(2).collect();
+        let found = recoverable(&(crashed.clone() as Arc<dyn Storage>));
+        assert!(found.len() > kept.len(), "nothing was left to look for");
+        let again = open_on(crashed.clone(), false, 103).unwrap();
+        if matches!(ending, Ending::Delay) {
+            // The noted pages wait for their time as in the first session.
+            wait(&again, 25);
+        }
+        end(&again, ending);
+        assert_eq!(recoverable(&(crashed.clone() as Arc<dyn Storage>)), kept);
+        drop(again);
+        assert_whole(crashed, &content);
+    }
+}
+
+/// A crash at every barrier of a purge leaves all files whole, and the next purge finishes the work.
+#[test]
+fn a_crash_while_pages_are_repacked_loses_nothing() {
+    let storage = SimulatedStorage::new();
+    storage.write_at(0, &header_bytes()).unwrap();
+    let fs = create_on(storage.clone(), 4);
+    let files = small_files(&fs, 200);
+    for n in (0..200).filter(|n| n % 4 != 0) {
+        fs.unlink(ROOT_INO, &name(n)).unwrap();
+    }
+    fs.sync().unwrap();
+    let content = expected(&fs);
+    let images: Arc<parking_lot::Mutex<Vec<Arc<SimulatedStorage>>>> = Arc::default();
+    let (weak, kept) = (Arc::downgrade(&storage), images.clone());
+    storage.on_op(Box::new(move |_| {
+        let Some(storage) = weak.upgrade() else { return };
+        let mut number = 0;
+        for every in [1, 2] {
+            kept.lock().push(storage.crash(&mut |_| {
+                number += 1;
+                if number % every == 0 { Fate::Keep } else { Fate::Drop }
+            }));
+        }
+    }));
+    fs.purge().unwrap();
+    storage.on_op(Box::new(|_| {}));
+    let images = std::mem::take(&mut *images.lock());
+    assert!(images.len() > 10, "{}", images.len());
+    let left: BTreeSet<Ino> = files.iter().copied().step_by(4).collect();
+    for image in images {
+        let again = open_on(image.clone(), false, 104).unwrap();
+        assert!(expected(&again) == content);
+        again.purge().unwrap();
+        assert_eq!(recoverable(&(image.clone() as Arc<dyn Storage>)), left);
+        again.close().unwrap();
+        drop(again);
+        assert_whole(image, &content);
+    }
+}
+
+/// A tree that is deleted as a whole is not written again first, and of other files no more than what is left of them.
+#[test]
+fn repacking_writes_what_is_left_once() {
+    let written = |delete: fn(u64) -> bool| {
+        let storage = SimulatedStorage::new();
+        storage.write_at(0, &header_bytes()).unwrap();
+        let fs = create_on(storage.clone(), 5);
+        let bytes = Arc::new(AtomicU64::new(0));
+        let counted = bytes.clone();
+        storage.on_op(Box::new(move |op| {
+            if let OpKind::Write { data, .. } = op {
+                counted.fetch_add(data.len() as u64, Ordering::Relaxed);
+            }
+        }));
+        for n in 0..10_000 {
+            put(&fs, ROOT_INO, &name(n), &noise(n, 1024));
+        }
+        fs.sync().unwrap();
+        wait(&fs, 11);
+        let before = bytes.load(Ordering::Relaxed);
+        for n in (0..10_000).filter(|n| delete(*n)) {
+            fs.unlink(ROOT_INO, &name(n)).unwrap();
+        }
+        fs.sync().unwrap();
+        let deleted = bytes.load(Ordering::Relaxed) - before;
+        wait(&fs, 30);
+        let total = bytes.load(Ordering::Relaxed) - before;
+        println!("bytes written: by deleting {deleted}, with repacking {total}");
+        total - deleted
+    };
+    // 5,000 KiB are left of 10,000; beside them go the leaves that name them.
+    let half = written(|n| n % 2 == 0);
+    assert!((5_000 << 10..12_000 << 10).contains(&half), "{half}");
+    let all = written(|_| true);
+    assert!(all < 1 << 20, "{all}");
+}
+
+/// Writers, deletes and repacking without pause: what lives has its content, what is deleted is gone.
+#[test]
+fn repacking_meets_writers_and_deletes() {
+    let (storage, fs) = fresh(6);
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let repacker = scope.spawn(|| {
+            while !stop.load(Ordering::Relaxed) {
+                fs.repack_all(true).unwrap();
+                fs.sync().unwrap();
+            }
+        });
+        let writers: Vec<_> = (0..3u64)
+            .map(|writer| {
+                let fs = &fs;
+                scope.spawn(move || {
+                    let random = SeededEnvironment::new(writer + 40);
+                    let below = |limit: u64| random.next_u64() % limit;
+                    let mut files: Vec<(Vec<u8>, Ino, Vec<u8>)> = Vec::new();
+                    for n in 0..600u64 {
+                        let name = format!("w{writer}-{n}").into_bytes();
+                        let content = noise(writer * 1000 + n, 300 + below(3000) as usize);
+                        let ino = put(fs, ROOT_INO, &name, &content);
+                        files.push((name, ino, content));
+                        if n % 5 == 0 {
+                            fs.sync().unwrap();
+                        }
+                        let at = below(files.len() as u64) as usize;
+                        match below(3) {
+                            0 if files.len() > 20 => {
+                                let (name, ..) = files.swap_remove(at);
+                                fs.unlink(ROOT_INO, &name).unwrap();
+                            }
+                            1 => {
+                                let (_, ino, content) = &mut files[at];
+                                let from = below(content.len() as u64 + 1) as usize;
+                                let new = noise(n + 7, (content.len() - from).min(200));
+                                fs.write(*ino, from as u64, &new).unwrap();
+                                content[from..from + new.len()].copy_from_slice(&new);
+                            }
+                            _ => {
+                                let (_, ino, content) = &mut files[at];
+                                let size = below(content.len() as u64 + 1);
+                                fs.truncate(*ino, size, &mut |_| {}).unwrap();
+                                content.truncate(size as usize);
+                            }
+                        }
+                        let at = below(files.len() as u64) as usize;
+                        let (_, ino, content) = &files[at];
+                        assert!(&fs.read(*ino, 0, 4000).unwrap() == content, "writer {writer} step {n}");
+                    }
+                    files
+                        .iter()
+                        .filter(|(_, _, content)| !content.is_empty())
+                        .map(|(_, ino, _)| *ino)
+                        .collect::<Vec<_>>()
+                })
+            })
+            .collect();
+        let ended: Vec<_> = writers.into_iter().map(|writer| writer.join()).collect();
+        stop.store(true, Ordering::Relaxed);
+        repacker.join().unwrap();
+        let alive: BTreeSet<Ino> = ended.into_iter().flat_map(|alive| alive.unwrap()).collect();
+        let content = expected(&fs);
+        fs.close().unwrap();
+        let left: Vec<Ino> = of(&storage).difference(&alive).copied().collect();
+        assert_eq!(left, []);
+        assert_whole(storage.clone(), &content);
+    });
+}
+
+/// On an archive that cannot grow the bytes stay, closing tells, and a purge with room finds them.
+#[test]
+fn without_room_closing_tells_and_a_later_purge_finds_what_is_left() {
+    let (storage, fs) = fresh(7);
+    let files = small_files(&fs, 200);
+    fs.volume.limit_size(storage.len().unwrap());
+    let mut n = 0;
+    while fs.volume.reserve_data(1 << 20, 0).is_ok() && n < 64 {
+        put(&fs, ROOT_INO, format!("fill{n}").as_bytes(), &noise(n, 200_000));
+        n += 1;
+        if fs.sync().is_err() {
+            break;
+        }
+    }
+    for n in (0..200).filter(|n| n % 2 == 0) {
+        fs.unlink(ROOT_INO, &name(n)).unwrap();
+    }
+    let content = expected(&fs);
+    let closed = fs.close();
+    drop(fs);
+    assert!(matches!(closed, Err(crate::error::Error::NoSpace(_))), "{closed:?}");
+    let again = open_on(storage.clone(), false, 107).unwrap();
+    again.purge().unwrap();
+    again.close().unwrap();
+    let gone: BTreeSet<Ino> = files.iter().copied().step_by(2).collect();
+    assert!(of(&storage).is_disjoint(&gone));
+    drop(again);
+    assert_whole(storage, &content);
+}
