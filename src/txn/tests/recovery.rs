@@ -287,3 +287,29 @@ fn the_history_names_every_writing_session() {
     assert_eq!(found, lasts);
     assert_ne!(found[0], Generation(0));
 }
+
+/// T4: a number may come again after a crash, so no two sessions may write live nodes under one: what a rescue finds would be mixed.
+#[test]
+fn the_first_commit_of_a_session_changes_no_live_node() {
+    for closed in [false, true] {
+        let dice = Dice::new(12);
+        let storage = Arc::new(MemoryStorage::new());
+        let volume = create(storage.clone(), &dice);
+        put(&volume, 2, 0, 1, 5000).unwrap();
+        volume.commit().unwrap();
+        if closed {
+            volume.close().unwrap();
+        }
+        let before = volume.durable();
+        drop(volume);
+        let volume = open(storage, &dice);
+        put(&volume, 2, 1, 2, 5000).unwrap();
+        volume.commit().unwrap();
+        let ring = volume.pager().read_ring().unwrap();
+        let mut session = ring.iter().filter(|found| found.record.session == volume.session);
+        let first = &session.next().unwrap().record;
+        assert_eq!((first.generation, first.previous_tag), (first.session_first, volume.line[0].tag));
+        assert_eq!(first.roots[0], before.roots[0]);
+        assert_ne!(session.next().unwrap().record.roots[0], before.roots[0]);
+    }
+}
