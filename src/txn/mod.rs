@@ -5,7 +5,9 @@
 //!     state before the freeing operation has dropped it.
 //! T2  The record of N names every page that N brought in and no earlier barrier covered, or a barrier stands between those pages and the record.
 //! T3  The record of N+1 is written only after N's last barrier returned; it carries the tag of N.
-//! T4  A generation number is never used twice.
+//! T4  A generation number is greater than that of every authentic record, a rejected one included, so none is used twice for commits that anybody
+//!     can have been told of. One whose record is gone may come again after a crash; as the first commit of a session changes no live node,
+//!     live nodes of one generation are of one session all the same.
 //! T5  An operation is accepted only against free blocks that are allocated on the host: its data at worst case, the nodes that it may
 //!     dirty, and what the commit itself needs. So a commit never meets a full disk.
 //! T6  An operation is published whole or not at all.

@@ -41,13 +41,66 @@ fn an_incomplete_newest_commit_falls_back_one_step() {
     assert_sound(&volume);
     put(&volume, 2, 9, 9, 100).unwrap();
     expected.insert((2, 9), (9, 100));
-    assert!(volume.commit().unwrap() > records[2].generation);
+    volume.commit().unwrap();
+    // Not even the first one of the session has the number of the rejected one (T4).
+    let first = volume.commits.lock().chain.session_first.unwrap();
+    assert!(first > records[2].generation);
     drop(volume);
     // The abandoned record cannot come back.
     let volume = open(storage, &dice);
     assert!(volume.fallback().is_none());
     assert_live(&volume, &expected);
     assert_sound(&volume);
+}
+
+/// Only the record that the incomplete one extends may take its place: what lies between it and an older one was acknowledged.
+#[test]
+fn an_incomplete_commit_without_its_predecessor_is_damage() {
+    let dice = Dice::new(13);
+    let (storage, records, _) = three_commits(&dice);
+    destroy(&storage, records[2].allocated[0].0.address);
+    destroy(&storage, slot_block(records[1].generation.slot()));
+    let before = storage.contents();
+    for read_only in [true, false] {
+        let error = try_open(storage.clone(), &dice, read_only).err().unwrap();
+        assert!(error.to_string().contains("its predecessor is missing"), "{error}");
+    }
+    assert!(storage.contents() == before);
+}
+
+/// A record of two barriers, or of a clean end, was written after what it needs was durable: a flaw in that is damage.
+#[test]
+fn a_flaw_of_a_record_of_two_barriers_or_a_closed_one_is_damage() {
+    let dice = Dice::new(14);
+    let storage = Arc::new(MemoryStorage::new());
+    let volume = create(storage.clone(), &dice);
+    put(&volume, 2, 1000, 1, 500).unwrap();
+    volume.commit().unwrap();
+    (0..400).for_each(|slot| put(&volume, 2, slot, slot, 500).unwrap());
+    volume.commit().unwrap();
+    let record = volume.durable();
+    assert!(record.two_barrier && !record.closed);
+    drop(volume);
+    let whole = storage.contents();
+    destroy(&storage, record.allocated[0].0.address);
+    assert_durable_but_flawed(&storage, &dice, record.generation);
+
+    let storage = Arc::new(MemoryStorage::from_contents(whole));
+    let volume = open(storage.clone(), &dice);
+    volume.close().unwrap();
+    let record = volume.durable();
+    assert!(record.closed && !record.two_barrier);
+    drop(volume);
+    storage.set_len((record.total_blocks - 1) * BLOCK).unwrap();
+    assert_durable_but_flawed(&storage, &dice, record.generation);
+}
+
+fn assert_durable_but_flawed(storage: &Arc<MemoryStorage>, dice: &Dice, generation: Generation) {
+    let before = storage.contents();
+    let error = try_open(storage.clone(), dice, false).err().unwrap();
+    let wanted = format!("commit {} was durable, but", generation.0);
+    assert!(error.to_string().contains(&wanted), "{error}");
+    assert!(storage.contents() == before);
 }
 
 #[test]
@@ -286,4 +339,30 @@ fn the_history_names_every_writing_session() {
     lasts.pop();
     assert_eq!(found, lasts);
     assert_ne!(found[0], Generation(0));
+}
+
+/// T4: a number may come again after a crash, so no two sessions may write live nodes under one: what a rescue finds would be mixed.
+#[test]
+fn the_first_commit_of_a_session_changes_no_live_node() {
+    for closed in [false, true] {
+        let dice = Dice::new(12);
+        let storage = Arc::new(MemoryStorage::new());
+        let volume = create(storage.clone(), &dice);
+        put(&volume, 2, 0, 1, 5000).unwrap();
+        volume.commit().unwrap();
+        if closed {
+            volume.close().unwrap();
+        }
+        let before = volume.durable();
+        drop(volume);
+        let volume = open(storage, &dice);
+        put(&volume, 2, 1, 2, 5000).unwrap();
+        volume.commit().unwrap();
+        let ring = volume.pager().read_ring().unwrap();
+        let mut session = ring.iter().filter(|found| found.record.session == volume.session);
+        let first = &session.next().unwrap().record;
+        assert_eq!((first.generation, first.previous_tag), (first.session_first, volume.line[0].tag));
+        assert_eq!(first.roots[0], before.roots[0]);
+        assert_ne!(session.next().unwrap().record.roots[0], before.roots[0]);
+    }
 }
