@@ -32,6 +32,34 @@ pub(crate) struct Args {
     lazy: bool,
 }
 
+/// The same under the name that umount(8) calls, with the options that it passes.
+#[derive(clap::Parser)]
+#[command(name = "umount.lockbox", version)]
+struct Umount8 {
+    /// The directory
+    #[arg(value_name = "DIR")]
+    what: PathBuf,
+    /// Take a busy mount out of the directory tree now and end it when its last file is closed
+    #[arg(short)]
+    lazy: bool,
+    #[arg(short = 'f', hide = true)]
+    force: bool,
+    #[arg(short = 'n', hide = true)]
+    no_table: bool,
+    #[arg(short = 'r', hide = true)]
+    read_only: bool,
+    #[arg(short = 'v', hide = true)]
+    verbose: bool,
+    #[arg(short = 't', hide = true)]
+    file_system_type: Option<String>,
+}
+
+/// What umount(8) wants done, as the command that does it.
+pub(crate) fn parse_as_umount_8() -> Result<crate::Command, clap::Error> {
+    let given = <Umount8 as clap::Parser>::try_parse()?;
+    Ok(crate::Command::Umount(Args { what: given.what, lazy: given.lazy }))
+}
+
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let what = runtime::canonical(&args.what);
     match find(&what, &args.what)? {
