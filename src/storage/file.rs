@@ -107,8 +107,7 @@ impl FileStorage {
 
     /// Writing behind the end of a file that somebody cut would make it long again and hide what is lost. (Half a microsecond.)
     fn check_uncut(&self) -> Result<()> {
-        let (length, least) = (metadata(&self.file, &self.path)?.len(), self.least.load(Ordering::Relaxed));
-        if length < least { Err(truncated(length, least)) } else { Ok(()) }
+        check_length(&self.least, &mut || Ok(metadata(&self.file, &self.path)?.len()))
     }
 
     fn failed(&self, what: &str) -> impl FnOnce(Errno) -> Error {
@@ -126,6 +125,21 @@ impl FileStorage {
             at += count;
         }
         Ok(())
+    }
+}
+
+/// The bound is read before the length: a file that another thread makes longer between the two is not a cut one. And again when the
+/// length is short: another thread lowers the bound before it cuts the file.
+fn check_length(least: &AtomicU64, look: &mut dyn FnMut() -> Result<u64>) -> Result<()> {
+    loop {
+        let bound = least.load(Ordering::SeqCst);
+        let length = look()?;
+        if length >= bound {
+            return Ok(());
+        }
+        if least.load(Ordering::SeqCst) >= bound {
+            return Err(truncated(length, bound));
+        }
     }
 }
 
@@ -286,7 +300,7 @@ impl Storage for FileStorage {
         end_of(length, 0)?;
         self.check_uncut()?;
         // Before the cut, so that no other thread takes it for somebody else's.
-        self.least.fetch_min(length, Ordering::Relaxed);
+        self.least.fetch_min(length, Ordering::SeqCst);
         let set = self.file.set_len(length);
         set.map_err(|source| Error::io(format!("setting the length of {}", self.path.display()), source))?;
         self.least.store(length, Ordering::Relaxed);
@@ -334,7 +348,6 @@ impl Storage for FileStorage {
 
     fn still_there(&self) -> Result<()> {
         let opened = metadata(&self.file, &self.path)?;
-        let least = self.least.load(Ordering::Relaxed);
         match fs::metadata(&self.path) {
             Ok(named) if (named.dev(), named.ino()) == (opened.dev(), opened.ino()) => {}
             // Moved away, the file still has a name, and what is written to it can be found.
@@ -348,7 +361,7 @@ impl Storage for FileStorage {
             Err(source) if source.kind() == io::ErrorKind::NotFound => {}
             Err(source) => return Err(Error::io(format!("looking up {}", self.path.display()), source)),
         }
-        if opened.len() < least { Err(truncated(opened.len(), least)) } else { Ok(()) }
+        self.check_uncut()
     }
 
     fn read_only(&self) -> bool {

@@ -188,3 +188,45 @@ fn a_transfer_that_fails_in_the_middle_or_makes_no_progress_is_an_error() {
     let mut failing = |_: &mut [u8], _: u64| Err(io::Error::from_raw_os_error(5));
     assert!(read_fully(&mut failing, 0, &mut [0; 4]).is_err());
 }
+
+/// Found by measuring under load: a thread that was interrupted between looking at the file and at what it must have took another thread's
+/// growth for a cut, and the archive became read-only.
+#[test]
+fn a_file_that_grows_or_is_cut_by_another_thread_meanwhile_is_not_damaged() {
+    let least = AtomicU64::new(100);
+    let mut length = 100;
+    // Grown right after it was looked at.
+    let grown = check_length(&least, &mut || {
+        let seen = length;
+        length += 50;
+        least.fetch_max(length, Ordering::SeqCst);
+        Ok(seen)
+    });
+    grown.unwrap();
+    // Cut right before, by us.
+    let mut cut = false;
+    let by_us = check_length(&least, &mut || {
+        if !std::mem::replace(&mut cut, true) {
+            least.fetch_min(70, Ordering::SeqCst);
+        }
+        Ok(70)
+    });
+    by_us.unwrap();
+    // And by somebody else.
+    let error = check_length(&least, &mut || Ok(60)).unwrap_err();
+    assert!(matches!(&error, Error::Damaged(text) if text.contains("length=60 needed=70")), "{error}");
+}
+
+/// The same with threads and a real file.
+#[test]
+fn writing_beside_growth_never_finds_the_file_cut() {
+    let (_directory, path) = place();
+    let storage = FileStorage::create(&path).unwrap();
+    storage.allocate(0, 4096).unwrap();
+    std::thread::scope(|scope| {
+        for _ in 0..3 {
+            scope.spawn(|| (0..20_000).for_each(|_| storage.write_at(0, &[1; 64]).unwrap()));
+        }
+        scope.spawn(|| (1..5_000_u64).for_each(|n| storage.allocate(n * 4096, 4096).unwrap()));
+    });
+}
