@@ -15,6 +15,7 @@ use std::process::{Command, Stdio};
 use lockbox::archive::UnlockedKey;
 use nix::errno::Errno;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use nix::sys::signal::{SigSet, Signal};
 use nix::unistd;
 use serde::{Deserialize, Serialize};
 use zeroize::Zeroizing;
@@ -36,8 +37,13 @@ enum Report {
     Failed(Failure),
 }
 
-/// No core dumps and no tracing of this process, and as many open files as allowed.
+/// No core dumps and no tracing of this process, as many open files as allowed, and no death at a limit on the size of files: the write
+/// that meets it fails, and that counts as no space.
 pub fn harden() {
+    let mut beyond_limit = SigSet::empty();
+    beyond_limit.add(Signal::SIGXFSZ);
+    // Before any other thread exists.
+    let _ = beyond_limit.thread_block();
     // Each may be refused in a sandbox; the archive is still better mounted than not.
     let _ = nix::sys::prctl::set_dumpable(false);
     let _ = setrlimit(Resource::RLIMIT_CORE, 0, 0);

@@ -20,9 +20,12 @@ use nix::sys::socket::{ControlMessageOwned, MsgFlags, SockaddrStorage, recvmsg};
 use nix::unistd::{getegid, geteuid};
 
 use crate::exit::Failure;
+use crate::mountinfo;
 
 pub const DEVICE: &str = "/dev/fuse";
 const FUSERMOUNT: &str = "fusermount3";
+/// Where umount(8) looks for it.
+const UMOUNT_PROGRAM: &str = "/sbin/umount.lockbox";
 
 /// What to mount.
 #[derive(Clone, Copy, Debug)]
@@ -209,6 +212,24 @@ fn unmount_through_fusermount(point: &Path, detach: bool) -> Result<(), UnmountE
         return Err(UnmountError::Busy);
     }
     Err(UnmountError::Other(complaint))
+}
+
+/// Tells umount(8), through libmount's table, to leave this mount to umount.lockbox, which waits for the daemon. Only root may, and
+/// only mount(8) knows the table's form and lock; where it is missing, umount(8) unmounts by itself.
+pub fn register(archive: &Path, point: &Path) {
+    if !geteuid().is_root() || !Path::new(UMOUNT_PROGRAM).exists() {
+        return;
+    }
+    let told = Command::new("mount")
+        .args(["--fake", "--internal-only", "-t", mountinfo::TYPE, "-o", "helper=lockbox,uhelper=lockbox", "--"])
+        .args([archive, point])
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status();
+    if !told.is_ok_and(|status| status.success()) {
+        tracing::debug!("umount(8) was not told of umount.lockbox");
+    }
 }
 
 /// Opens the root of the mount with the device number `device`, if it is still on top at `point`.

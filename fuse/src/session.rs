@@ -253,18 +253,18 @@ fn block_signals() -> Result<SigSet, Failure> {
 
 fn respond(task: &Task, slot: &Slot, events: &Mutex<Sender<Event>>, request: &Request) -> Response {
     match request {
-        Request::Status => match slot.lock().as_ref().map(|a| Ok((a.info()?, a.file_system().dirty_bytes()))) {
-            Some(Ok((info, dirty_bytes))) => Response::Status(Status {
+        // Nothing that asks the host: a mount whose host fails has to be found, and ended.
+        Request::Status => match slot.lock().as_ref() {
+            Some(archive) => Response::Status(Status {
                 pid: std::process::id(),
                 archive: task.archive.to_string_lossy().into_owned(),
-                archive_id: info.archive.iter().map(|byte| format!("{byte:02x}")).collect(),
+                archive_id: archive.id().iter().map(|byte| format!("{byte:02x}")).collect(),
                 mount_point: task.point.to_string_lossy().into_owned(),
                 read_only: task.options.read_only,
                 options: task.options.to_string(),
-                generation: info.generation.0,
-                dirty_bytes,
+                generation: archive.file_system().generation().0,
+                dirty_bytes: archive.file_system().dirty_bytes(),
             }),
-            Some(Err::<_, Error>(error)) => Response::Failed { message: error.to_string() },
             None => Response::Failed { message: "the archive is being closed".into() },
         },
         Request::Sync => {

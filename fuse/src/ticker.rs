@@ -1,4 +1,4 @@
-//! The daemon's clock: background steps every second, and in `sync=periodic` a flush and, a second later, a commit every five.
+//! The daemon's clock: background steps every second, and unless `sync=never` a flush and, a second later, a commit every five.
 //!
 //! # Rules
 //! 1  A commit comes [`ARRIVAL`] after its flush: syncfs(2) on a FUSE mount sends WRITE requests and does not wait until they are
@@ -45,7 +45,7 @@ impl Ticker {
         let (stop, stopped) = mpsc::channel();
         let thread = thread::Builder::new().name("ticker".into()).spawn(move || {
             let mut clock = Clock { fs, shared, place, last_error: String::new() };
-            let mut schedule = (profile == SyncProfile::Periodic).then(|| Schedule::new(Instant::now()));
+            let mut schedule = (profile != SyncProfile::Never).then(|| Schedule::new(Instant::now()));
             let mut remembered = Instant::now();
             while stopped.recv_timeout(STEP) == Err(RecvTimeoutError::Timeout) {
                 let done = match schedule.as_mut().and_then(|schedule| schedule.due(Instant::now())) {

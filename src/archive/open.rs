@@ -99,6 +99,10 @@ impl Archive {
         Ok(Archive { fs, storage, identity, archive: key.archive, witness, key_slots })
     }
 
+    pub fn id(&self) -> ArchiveId {
+        self.archive
+    }
+
     pub fn info(&self) -> Result<Info> {
         let volume = &self.fs.volume;
         let record = volume.durable();

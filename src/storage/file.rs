@@ -107,7 +107,7 @@ impl FileStorage {
 
     /// Writing behind the end of a file that somebody cut would make it long again and hide what is lost. (Half a microsecond.)
     fn check_uncut(&self) -> Result<()> {
-        check_length(&self.least, || Ok(metadata(&self.file, &self.path)?.len()))
+        check_length(&self.least, &mut || Ok(metadata(&self.file, &self.path)?.len()))
     }
 
     fn failed(&self, what: &str) -> impl FnOnce(Errno) -> Error {
@@ -128,13 +128,19 @@ impl FileStorage {
     }
 }
 
-/// Compares what `length` finds with what it must be at least. Another thread of ours may grow or cut the file meanwhile: it raises `least` after
-/// growth and lowers it before a cut, so only a length below both of its values means that somebody else cut.
-fn check_length(least: &AtomicU64, length: impl FnOnce() -> Result<u64>) -> Result<()> {
-    let before = least.load(Ordering::SeqCst);
-    let length = length()?;
-    let least = before.min(least.load(Ordering::SeqCst));
-    if length < least { Err(truncated(length, least)) } else { Ok(()) }
+/// The bound is read before the length: a file that another thread makes longer between the two is not a cut one. And again when the
+/// length is short: another thread lowers the bound before it cuts the file.
+fn check_length(least: &AtomicU64, look: &mut dyn FnMut() -> Result<u64>) -> Result<()> {
+    loop {
+        let bound = least.load(Ordering::SeqCst);
+        let length = look()?;
+        if length >= bound {
+            return Ok(());
+        }
+        if least.load(Ordering::SeqCst) >= bound {
+            return Err(truncated(length, bound));
+        }
+    }
 }
 
 /// Reads until `out` is full or the file ends; answers how much there was. The host may read less than asked for, or be interrupted.

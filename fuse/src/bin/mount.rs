@@ -11,7 +11,7 @@ use lockbox_fuse::exit::{Failure, OTHER, USAGE};
 use lockbox_fuse::journal::{self, Target};
 use lockbox_fuse::options::Options;
 use lockbox_fuse::session::{self, Task};
-use lockbox_fuse::{daemon, passphrase, remount, unmounter};
+use lockbox_fuse::{daemon, mount, passphrase, remount, unmounter};
 
 /// Mount a lockbox archive
 ///
@@ -93,7 +93,7 @@ fn main() -> ExitCode {
             return ExitCode::from(if error.use_stderr() { USAGE } else { 0 });
         }
     };
-    finish(mount(&arguments), true)
+    finish(mount_archive(&arguments), true)
 }
 
 fn finish(result: Result<(), Failure>, speak: bool) -> ExitCode {
@@ -108,7 +108,7 @@ fn finish(result: Result<(), Failure>, speak: bool) -> ExitCode {
     }
 }
 
-fn mount(arguments: &Arguments) -> Result<(), Failure> {
+fn mount_archive(arguments: &Arguments) -> Result<(), Failure> {
     if let Some(flags) = remount::requested(&arguments.options)? {
         let absent = |e| Failure::mount(format!("mount point {}: {e}", arguments.directory.display()));
         let point = arguments.directory.canonicalize().map_err(absent)?;
@@ -140,6 +140,7 @@ fn mount(arguments: &Arguments) -> Result<(), Failure> {
     if let Some(notice) = daemon::launch(&task, &key)? {
         tell(&notice);
     }
+    mount::register(task.archive(), task.point());
     Ok(())
 }
 

@@ -132,7 +132,9 @@ fn serve(queue: &Queue, pace: &Pace) {
                 if rounds > 1000 {
                     turn.long();
                 }
-                (0..rounds).for_each(|round| drop(std::hint::black_box(round)));
+                (0..rounds).for_each(|round| {
+                    std::hint::black_box(round);
+                });
             }
             Request::Short | Request::End => {}
         }

@@ -22,11 +22,14 @@ mod secrets;
 mod seen;
 mod umount;
 
+use std::ffi::OsStr;
+use std::path::Path;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
 use exit::Failure;
+use nix::sys::signal::{SigSet, Signal};
 
 /// Keep files in an encrypted archive: one file that any program uses as a folder
 #[derive(Parser)]
@@ -54,8 +57,13 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    let cli = match Cli::try_parse() {
-        Ok(cli) => cli,
+    let name = std::env::args_os().next().unwrap_or_default();
+    let parsed = match Path::new(&name).file_name().and_then(OsStr::to_str) {
+        Some("umount.lockbox" | "umount.fuse.lockbox") => umount::parse_as_umount_8(),
+        _ => Cli::try_parse().map(|cli| cli.command),
+    };
+    let command = match parsed {
+        Ok(command) => command,
         Err(error) => {
             // Help and version come as errors too; a message that cannot be shown has no other way out.
             let _ = error.print();
@@ -63,14 +71,23 @@ fn main() -> ExitCode {
         }
     };
     secrets::keep_out_of_core_dumps();
+    outlive_size_limits();
     output::start_log();
-    match run(&cli.command) {
+    match run(&command) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
             output::complain(&failure.message);
             failure.code.into()
         }
     }
+}
+
+/// A write that meets a limit on the size of files fails as on a full disk, instead of ending the program.
+fn outlive_size_limits() {
+    let mut beyond_limit = SigSet::empty();
+    beyond_limit.add(Signal::SIGXFSZ);
+    // Before any other thread exists.
+    let _ = beyond_limit.thread_block();
 }
 
 fn run(command: &Command) -> Result<(), Failure> {

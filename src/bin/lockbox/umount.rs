@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::sync::mpsc;
 use std::thread::{self, sleep};
 use std::time::{Duration, Instant};
@@ -30,13 +30,44 @@ pub(crate) struct Args {
     /// Take a busy mount out of the directory tree now and end it when its last file is closed
     #[arg(long)]
     lazy: bool,
+    /// Where no daemon can be asked, unmount all the same, as umount(8) would without this program
+    #[arg(skip)]
+    plainly: bool,
+}
+
+/// The same under the name that umount(8) calls, with the options that it passes.
+#[derive(clap::Parser)]
+#[command(name = "umount.lockbox", version)]
+struct Umount8 {
+    /// The directory
+    #[arg(value_name = "DIR")]
+    what: PathBuf,
+    /// Take a busy mount out of the directory tree now and end it when its last file is closed
+    #[arg(short)]
+    lazy: bool,
+    #[arg(short = 'f', hide = true)]
+    force: bool,
+    #[arg(short = 'n', hide = true)]
+    no_table: bool,
+    #[arg(short = 'r', hide = true)]
+    read_only: bool,
+    #[arg(short = 'v', hide = true)]
+    verbose: bool,
+    #[arg(short = 't', hide = true)]
+    file_system_type: Option<String>,
+}
+
+/// What umount(8) wants done, as the command that does it.
+pub(crate) fn parse_as_umount_8() -> Result<crate::Command, clap::Error> {
+    let given = <Umount8 as clap::Parser>::try_parse()?;
+    Ok(crate::Command::Umount(Args { what: given.what, lazy: given.lazy, plainly: true }))
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let what = runtime::canonical(&args.what);
     match find(&what, &args.what)? {
         Some((socket, status)) => stop(&socket, &status, args.lazy),
-        None => clear(&what, args.lazy),
+        None => clear(&what, args),
     }
 }
 
@@ -75,7 +106,21 @@ fn stop(socket: &Path, status: &Status, lazy: bool) -> Result<(), Failure> {
         }
         sleep(POLL);
     }
+    forget(Path::new(&status.mount_point));
     Ok(())
+}
+
+/// Takes the mount out of the table in which umount(8) finds this program; only root's mounts are in it.
+fn forget(point: &Path) {
+    let registered = || fs::read_to_string("/run/mount/utab").is_ok_and(|table| table.contains("helper=lockbox"));
+    // Of what else may be mounted there now the table is to be left alone.
+    if !geteuid().is_root() || is_mounted(point, "") || !registered() {
+        return;
+    }
+    let mut forgetting = Command::new("umount");
+    forgetting.args(["--fake", "--internal-only", "--"]).arg(point);
+    // What stays there is a line about a mount that is gone, which umount(8) passes over.
+    let _ = forgetting.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).status();
 }
 
 /// Whether the process is there and not just waiting to be reaped.
@@ -86,7 +131,8 @@ fn runs(pid: u32) -> bool {
 }
 
 /// Takes away a mount of ours whose daemon died, or, when that is wanted, one that does not answer.
-fn clear(point: &Path, lazy: bool) -> Result<(), Failure> {
+fn clear(point: &Path, args: &Args) -> Result<(), Failure> {
+    let lazy = args.lazy;
     if !is_our_mount(point) {
         return Err(Failure::other(format!("{} is neither a mounted archive nor its mount point", shown(point))));
     }
@@ -101,6 +147,12 @@ fn clear(point: &Path, lazy: bool) -> Result<(), Failure> {
                 "{at} does not answer: the process that serves it is stopped or stuck; continue it, or end it with \
                  kill -9 (what was not durable is lost), then unmount again; --lazy takes the directory away now"
             )));
+        }
+        Probe::Serves if args.plainly && geteuid().is_root() => {
+            let flags = if lazy { MntFlags::MNT_DETACH } else { MntFlags::empty() };
+            umount2(point, flags).map_err(|errno| Failure::other(format!("cannot unmount {at}: {}", errno.desc())))?;
+            output::complain(&format!("unmounted {at}, but its daemon could not be asked and may still be writing"));
+            return Ok(());
         }
         Probe::Serves => return Err(Failure::other(format!("{at} is served by a program of another user"))),
     };
@@ -145,11 +197,16 @@ fn detach(point: &Path) -> Result<(), Failure> {
 
 /// Whether the kernel's table has a mount of an archive there.
 fn is_our_mount(point: &Path) -> bool {
+    is_mounted(point, "fuse.lockbox ")
+}
+
+/// Whether something is mounted there whose type begins so.
+fn is_mounted(point: &Path, file_system_type: &str) -> bool {
     let table = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     table.lines().any(|line| {
         let (mount, file_system) = line.split_once(" - ").unwrap_or((line, ""));
         let at = mount.split(' ').nth(4).map(unescape);
-        file_system.starts_with("fuse.lockbox ") && at.as_deref() == Some(point.as_os_str().as_encoded_bytes())
+        file_system.starts_with(file_system_type) && at.as_deref() == Some(point.as_os_str().as_encoded_bytes())
     })
 }
 

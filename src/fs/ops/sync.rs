@@ -1,6 +1,7 @@
 //! fsync and the periodic commit.
 
 use crate::error::Result;
+use crate::format::Generation;
 use crate::fs::{FileSystem, SyncProfile};
 
 impl FileSystem {
@@ -30,12 +31,9 @@ impl FileSystem {
             || self.volume.commit_is_due()
     }
 
-    /// The failure that made the archive read-only, when one did.
-    pub fn latched(&self) -> Option<String> {
-        match self.volume.pager().latch().check() {
-            Err(error) => Some(error.to_string()),
-            Ok(()) => None,
-        }
+    /// The newest durable commit.
+    pub fn generation(&self) -> Generation {
+        self.volume.durable().generation
     }
 
     /// Whether something was accepted that no commit has begun to make durable.

@@ -183,6 +183,9 @@ case_a_limit_on_the_size_of_files_is_no_space() {
     same "$(cat "$WORK/box/kept")" kept
     detach box
     check_full box
+    head -c 30000000 /dev/urandom >"$WORK/large"
+    expect 14 'no space left' prlimit --fsize=20000000 lockbox add --passfile "$PASSFILE" "$WORK/box.lbx" "$WORK/large"
+    check_full box
 }
 
 # The kernel has no failing device for everybody, so the host is another archive's mount, whose daemon dies: every call on

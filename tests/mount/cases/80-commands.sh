@@ -185,3 +185,40 @@ case_purge_erases_on_a_mount_and_damage_is_rescued() {
     lockbox rescue --passfile "$PASSFILE" "$WORK/box.lbx" --to "$WORK/out"
     same_tree "$tree/odd" "$WORK/out/odd"
 }
+
+# umount(8) leaves a mount to umount.lockbox, which it looks for in /sbin alone: a private /sbin has it.
+case_umount_8_waits_for_the_daemon() {
+    local pid
+    new_archive box
+    mkdir "$WORK/sbin"
+    mount -t tmpfs none "$WORK/sbin"
+    mkdir "$WORK/sbin/upper" "$WORK/sbin/work"
+    ln -s "$(command -v lockbox)" "$WORK/sbin/upper/umount.lockbox"
+    unshare --mount --propagation private bash -Eeuo pipefail -c '
+        source "$1/support.sh"
+        WORK=$2 PASSFILE=$3
+        mount -t overlay -o "lowerdir=$(realpath /sbin),upperdir=$WORK/sbin/upper,workdir=$WORK/sbin/work" none "$(realpath /sbin)"
+        attach box sync=never
+        pid=$(daemon_of "$WORK/box.lbx")
+        head -c 30000000 /dev/urandom >"$WORK/content"
+        cp "$WORK/content" "$WORK/box/file"
+        # The result of the daemon is that of umount(8).
+        exec 7>"$WORK/box/open"
+        ! umount "$WORK/box" 2>"$WORK/stderr" || fail "unmounted although busy"
+        grep -q busy "$WORK/stderr"
+        exec 7>&-
+        umount "$WORK/box"
+        gone "$pid" || fail "umount(8) returned before the daemon ended"
+        ! grep -q "$WORK/box" /run/mount/utab || fail "the table still has the mount"
+        attach box
+        same_file "$WORK/content" "$WORK/box/file"
+        umount "$WORK/box"
+        # Another runtime directory: its daemon cannot be asked, but umount(8) works as without us.
+        attach box
+        mkdir "$WORK/runtime"
+        XDG_RUNTIME_DIR=$WORK/runtime umount "$WORK/box" 2>"$WORK/stderr"
+        grep -q "could not be asked" "$WORK/stderr"
+    ' - "$(dirname "$(realpath "${BASH_SOURCE[0]}")")/.." "$WORK" "$PASSFILE"
+    umount "$WORK/sbin"
+    await 30 lockbox check --full --passfile "$PASSFILE" "$WORK/box.lbx"
+}
