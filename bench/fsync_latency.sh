@@ -4,7 +4,8 @@
 #   bench/fsync_latency.sh     needs root and gocryptfs; prints a table in milliseconds
 #
 #   STREAM    MiB written beside (default 4096)       PROGRAMS  directory with the programs (default target/release, built)
-#   DISK      directory on the disk to measure        OPTIONS   mount options for lockbox
+#   DISK      directory on the disk to measure         OPTIONS   mount options for lockbox
+#   ONLY      candidates, such as "disk lockbox"
 set -Eeuo pipefail
 export LC_ALL=C
 
@@ -40,7 +41,7 @@ mount.lockbox "$scratch/box.lbx" "$scratch/lockbox" -o "passfile=$scratch/passph
 
 echo "load before: $(cut -d' ' -f1-3 /proc/loadavg); $STREAM MiB beside; $(nproc) processors"
 printf '| fsync of 4 KiB, ms | alone p50 | count | p50 | p99 | max | stream MiB/s |\n|---|---:|---:|---:|---:|---:|---:|\n'
-for name in disk gocryptfs lockbox; do
+for name in ${ONLY:-disk gocryptfs lockbox}; do
     sync
     python3 - "$name" "$scratch/$name" "$STREAM" <<'END'
 import os, sys, threading, time
