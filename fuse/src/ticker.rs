@@ -76,7 +76,7 @@ struct Clock {
 impl Clock {
     /// Flushes the kernel's pages, then commits. No lock of the file system is held: the flush arrives as requests.
     fn commit(&mut self) -> Result<()> {
-        // Without a writer the kernel has nothing (W3), and opening the root would make `umount` fail as busy.
+        // Without a writer the kernel has nothing (F3), and opening the root would make `umount` fail as busy.
         let flushed = if self.shared.writers.any() { self.place.flush() } else { Ok(()) };
         // Asked of the file system: it knows of a change from the moment it is accepted, also of one that comes during a commit.
         let committed = if self.fs.is_dirty() { self.fs.sync() } else { Ok(()) };
