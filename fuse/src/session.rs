@@ -116,7 +116,7 @@ pub fn serve(
         Ok((server, Ending { stopped, aborted })) => {
             let closed = match archive {
                 // Event loops that could not be ended may still change the archive: no closed record may follow.
-                Some(archive) if aborted => archive.file_system().sync().map_err(Failure::from),
+                Some(archive) if aborted => archive.file_system().make_durable().map_err(Failure::from),
                 Some(archive) => archive.close().map_err(Failure::from),
                 None => Ok(()),
             };
@@ -129,7 +129,7 @@ pub fn serve(
                 matches!(inbox.recv_timeout(LAST_REQUESTS), Ok(Event::Ended(_)) | Err(RecvTimeoutError::Disconnected));
             match archive {
                 Some(archive) if over => archive.close()?,
-                Some(archive) => archive.file_system().sync()?,
+                Some(archive) => archive.file_system().make_durable()?,
                 None => {}
             }
             Err(failure)
@@ -253,23 +253,25 @@ fn block_signals() -> Result<SigSet, Failure> {
 
 fn respond(task: &Task, slot: &Slot, events: &Mutex<Sender<Event>>, request: &Request) -> Response {
     match request {
-        Request::Status => match slot.lock().as_ref().map(Archive::info) {
-            Some(Ok(info)) => Response::Status(Status {
-                pid: std::process::id(),
-                archive: task.archive.to_string_lossy().into_owned(),
-                archive_id: info.archive.iter().map(|byte| format!("{byte:02x}")).collect(),
-                mount_point: task.point.to_string_lossy().into_owned(),
-                read_only: task.options.read_only,
-                options: task.options.to_string(),
-                generation: info.generation.0,
-                dirty_bytes: 0,
-            }),
-            Some(Err(error)) => Response::Failed { message: error.to_string() },
-            None => Response::Failed { message: "the archive is being closed".into() },
-        },
+        Request::Status => {
+            match slot.lock().as_ref().map(|archive| (archive.info(), archive.file_system().staged_bytes())) {
+                Some((Ok(info), dirty_bytes)) => Response::Status(Status {
+                    pid: std::process::id(),
+                    archive: task.archive.to_string_lossy().into_owned(),
+                    archive_id: info.archive.iter().map(|byte| format!("{byte:02x}")).collect(),
+                    mount_point: task.point.to_string_lossy().into_owned(),
+                    read_only: task.options.read_only,
+                    options: task.options.to_string(),
+                    generation: info.generation.0,
+                    dirty_bytes,
+                }),
+                Some((Err(error), _)) => Response::Failed { message: error.to_string() },
+                None => Response::Failed { message: "the archive is being closed".into() },
+            }
+        }
         Request::Sync => {
             let fs = slot.lock().as_ref().map(|archive| Arc::clone(archive.file_system()));
-            match fs.map(|fs| fs.sync()) {
+            match fs.map(|fs| fs.make_durable()) {
                 Some(Ok(())) | None => Response::Done,
                 Some(Err(error)) => Response::Failed { message: error.to_string() },
             }

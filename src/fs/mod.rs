@@ -101,8 +101,7 @@ impl FileSystem {
     /// `ReadOnly`, `NoSpace`, `Latched`.
     pub fn purge(&self) -> Result<()> {
         while self.reclaim_step()? {}
-        self.volume.commit()?;
-        self.staging.sweep(&self.volume)?;
+        self.make_durable()?;
         self.volume.erase_all()
     }
 
