@@ -1,5 +1,7 @@
 //! Reads the table of invariants in ARCHITECTURE.md and the sources: a letter stands for one list, and every list is in the table.
 
+#![allow(clippy::unwrap_used)] // as in every test
+
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
