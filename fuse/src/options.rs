@@ -225,6 +225,9 @@ impl fmt::Display for Options {
         let switch = |on| if on { "on" } else { "off" };
         write!(f, ",sync={sync},memory={},pack={}", self.memory, switch(self.pack))?;
         write!(f, ",compress={},threads={}", switch(self.compress), self.threads)?;
+        if self.stop_timeout != Options::default().stop_timeout {
+            write!(f, ",stop_timeout={}", self.stop_timeout)?;
+        }
         if !self.sandbox {
             f.write_str(",sandbox=off")?;
         }
@@ -298,8 +301,11 @@ mod tests {
 
     #[test]
     fn lists_are_read_in_order() {
-        let options =
-            Options::parse(&["ro,allow_other,memory=64M", "rw,sync=never,pack=off,threads=3,size-limit=2T"]).unwrap();
+        let options = Options::parse(&[
+            "ro,allow_other,memory=64M",
+            "rw,sync=never,pack=off,threads=3,stop_timeout=5,size-limit=2T",
+        ])
+        .unwrap();
         assert!(!options.read_only);
         assert!(options.allow_other);
         assert_eq!(options.memory, 64 << 20);

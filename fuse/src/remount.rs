@@ -26,11 +26,13 @@ pub fn requested<S: AsRef<str>>(lists: &[S]) -> Result<Option<MsFlags>, Failure>
     Ok(Some(flags(&rest, Options::parse(&rest)?)))
 }
 
-/// The kernel's table names only what is switched off, so here, unlike at mounting, silence means `suid` and `dev`.
+/// The kernel's table names only what is switched off, so here, unlike at mounting, silence means `suid`, `dev` and
+/// noted access times.
 fn flags(given: &[&str], mut options: Options) -> MsFlags {
     let last = |on: &str, off: &str| given.iter().rfind(|&&option| option == on || option == off) != Some(&off);
     options.suid = last("suid", "nosuid");
     options.dev = last("dev", "nodev");
+    options.access_times = last("relatime", "noatime");
     options.mount_flags()
 }
 
@@ -79,6 +81,9 @@ mod tests {
     fn what_the_kernel_shows_is_taken_back_and_only_flags_change() {
         let list = "ro,noatime,remount,user_id=0,group_id=0,default_permissions,allow_other,memory=64M";
         assert_eq!(requested(&[list]).unwrap(), Some(MsFlags::MS_RDONLY | MsFlags::MS_NOATIME));
+        let list = "ro,nosuid,nodev,relatime,remount,user_id=1000";
+        let noted = MsFlags::MS_RDONLY | MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
+        assert_eq!(requested(&[list]).unwrap(), Some(noted), "a mount with atime=open shows no noatime");
         let list = "rw,nosuid,nodev,noexec,noatime,remount,user_id=1000";
         let all = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC | MsFlags::MS_NOATIME;
         assert_eq!(requested(&[list]).unwrap(), Some(all));

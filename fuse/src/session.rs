@@ -116,7 +116,7 @@ pub fn serve(
         Ok((server, Ending { stopped, aborted })) => {
             let closed = match archive {
                 // Event loops that could not be ended may still change the archive: no closed record may follow.
-                Some(archive) if aborted => archive.file_system().save().map_err(Failure::from),
+                Some(archive) if aborted => archive.file_system().make_durable().map_err(Failure::from),
                 Some(archive) => archive.close().map_err(Failure::from),
                 None => Ok(()),
             };
@@ -129,7 +129,7 @@ pub fn serve(
                 matches!(inbox.recv_timeout(LAST_REQUESTS), Ok(Event::Ended(_)) | Err(RecvTimeoutError::Disconnected));
             match archive {
                 Some(archive) if over => archive.close()?,
-                Some(archive) => archive.file_system().save()?,
+                Some(archive) => archive.file_system().make_durable()?,
                 None => {}
             }
             Err(failure)
@@ -269,7 +269,7 @@ fn respond(task: &Task, slot: &Slot, events: &Mutex<Sender<Event>>, request: &Re
         },
         Request::Sync => {
             let fs = slot.lock().as_ref().map(|archive| Arc::clone(archive.file_system()));
-            match fs.map(|fs| fs.save()) {
+            match fs.map(|fs| fs.make_durable()) {
                 Some(Ok(())) | None => Response::Done,
                 Some(Err(error)) => Response::Failed { message: error.to_string() },
             }

@@ -54,7 +54,7 @@ impl Archive {
         // A crash between the two copies must find the other one whole.
         header.repair(&*storage, volume_key)?;
         header.replace_slot(&*storage, opened.slot, &block, volume_key)?;
-        // Both copies have reached the medium (W3).
+        // Both copies have reached the medium (U3).
         Witness::new(volume, sequence + 1, looked, replace).remember();
         Ok(())
     }

@@ -1,7 +1,7 @@
 //! The private directory beside an extraction's target, in which everything is made before it is renamed into place.
 //!
 //! # Invariants
-//! X1  Everything in it was made by this process: so no symbolic link of somebody else is on any path within, and every directory
+//! Y1  Everything in it was made by this process: so no symbolic link of somebody else is on any path within, and every directory
 //!     is entered by descriptor and without following links, so that none of the archive's own is followed either.
 
 use std::fs;
@@ -110,7 +110,7 @@ pub(super) fn open_directory(at: impl AsFd, name: &[u8]) -> Result<OwnedFd> {
     rustix::fs::openat(at, name, DIRECTORY, Mode::empty()).map_err(host_error("cannot open the directory"))
 }
 
-/// Opens the directory at the end of `path`, part by part: X1 for each, and a path of any length.
+/// Opens the directory at the end of `path`, part by part: Y1 for each, and a path of any length.
 pub(super) fn open_below(root: &OwnedFd, path: &[u8]) -> Result<OwnedFd> {
     let mut at = root.try_clone().map_err(|e| Error::io("cannot open the directory", e))?;
     for name in path.split(|&b| b == b'/').filter(|name| !name.is_empty()) {

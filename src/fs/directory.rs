@@ -1,10 +1,10 @@
 //! Edits and searches the two records of a directory entry (specification 7).
 //!
 //! # Invariants
-//! D1  Every entry has one index entry (found by the hash of its name) and one list record (at its sequence number) that agree.
-//! D2  A directory's size is the number of its entries, its links are 2 plus the number of its subdirectories.
-//! D3  A sequence number belongs to one entry at most for ever; renaming within the directory and replacing the target keep it.
-//! D4  A directory that has no name any more has no entries and gets none.
+//! N1  Every entry has one index entry (found by the hash of its name) and one list record (at its sequence number) that agree.
+//! N2  A directory's size is the number of its entries, its links are 2 plus the number of its subdirectories.
+//! N3  A sequence number belongs to one entry at most for ever; renaming within the directory and replacing the target keep it.
+//! N4  A directory that has no name any more has no entries and gets none.
 
 use std::hash::Hasher;
 
@@ -110,7 +110,7 @@ pub(crate) struct Directory {
 }
 
 impl Directory {
-    /// `NotFound` when it was removed (D4): the caller holds it by a working directory or a handle.
+    /// `NotFound` when it was removed (N4): the caller holds it by a working directory or a handle.
     pub(crate) fn load(view: View<'_>, ino: Ino) -> Result<Directory> {
         let inode = inode::find(view, ino)?.ok_or(Error::NotFound)?;
         if inode.mode & mode::TYPE != mode::DIRECTORY {

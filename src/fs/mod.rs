@@ -127,8 +127,7 @@ impl FileSystem {
     /// `ReadOnly`, `NoSpace`, `Latched`.
     pub fn purge(&self) -> Result<()> {
         while self.reclaim_step()? {}
-        self.volume.commit()?;
-        self.staging.sweep(&self.volume)?;
+        self.make_durable()?;
         let repacked = self.repack_all(true);
         self.volume.commit()?;
         // What could not be repacked keeps nothing else from being erased.

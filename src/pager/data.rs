@@ -1,8 +1,8 @@
 //! Reads of file data: only the cells that a range touches are read and opened, whole ones straight into the caller's buffer.
 //!
-//! D1  Nothing is handed out before its tag was verified: a cell's tag comes from the head, the head's from the pointer.
-//! D2  A head in memory is as good as one read again: what a pointer with this tag names never changes.
-//! D3  Cells that are wanted whole pass by the cell cache: the kernel keeps them. Of the others the rest is likely to be wanted next.
+//! G1  Nothing is handed out before its tag was verified: a cell's tag comes from the head, the head's from the pointer.
+//! G2  A head in memory is as good as one read again: what a pointer with this tag names never changes.
+//! G3  Cells that are wanted whole pass by the cell cache: the kernel keeps them. Of the others the rest is likely to be wanted next.
 
 use std::cell::RefCell;
 use std::ops::Range;

@@ -2,11 +2,11 @@
 //!
 //! The medium and the cache of the playing host are kept apart. What this adds to [`MemoryStorage`](super::MemoryStorage):
 //!
-//! H1  An operation is pending until a good barrier; a crash keeps any subset of the pending ones, in any order, in parts.
-//! H2  Punches, allocations and changed lengths persist independently of data: each may survive where an earlier write did not.
-//! H3  After a failed barrier the written data is *clean but lost*: reads see it until it is evicted, no later barrier
+//! E1  An operation is pending until a good barrier; a crash keeps any subset of the pending ones, in any order, in parts.
+//! E2  Punches, allocations and changed lengths persist independently of data: each may survive where an earlier write did not.
+//! E3  After a failed barrier the written data is *clean but lost*: reads see it until it is evicted, no later barrier
 //!     brings it to the medium. (That is what ext4 and XFS do after a failed write-back.)
-//! H4  The death of a process loses nothing of the cache and makes nothing durable.
+//! E4  The death of a process loses nothing of the cache and makes nothing durable.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -72,7 +72,7 @@ struct State {
     /// What reads see: the medium with all pending operations, and the lost blocks as they were written.
     cache: Image,
     pending: Vec<PendingOp>,
-    /// Blocks that are clean but lost (H3).
+    /// Blocks that are clean but lost (E3).
     lost: BTreeSet<u64>,
     capacity: Option<u64>,
     fail_barrier: bool,
@@ -186,14 +186,14 @@ impl SimulatedStorage {
         Self::on_medium(medium, state.capacity)
     }
 
-    /// Kills the process but not the host (H4): a new storage with the same medium, cache and pending operations, so that a
+    /// Kills the process but not the host (E4): a new storage with the same medium, cache and pending operations, so that a
     /// later crash loses what was never synced. Faults, counters and the hook are gone.
     pub fn process_death(&self) -> Arc<SimulatedStorage> {
         let state = self.state.lock().clone();
         Self::with_state(State { fail_barrier: false, faults: None, trace: None, writes: 0, barriers: 0, ..state })
     }
 
-    /// The next barrier fails with EIO and loses the data written before it (H3); lengths, punches and allocations stay pending.
+    /// The next barrier fails with EIO and loses the data written before it (E3); lengths, punches and allocations stay pending.
     pub fn fail_next_barrier(&self) {
         self.state.lock().fail_barrier = true;
     }
@@ -337,7 +337,7 @@ impl State {
         }
     }
 
-    /// H3: forgets pending data, not metadata.
+    /// E3: forgets pending data, not metadata.
     fn lose(&mut self) {
         for op in &self.pending {
             if let OpKind::Write { offset, data } = &op.kind {

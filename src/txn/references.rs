@@ -153,13 +153,13 @@ fn push(records: &mut Vec<Counted>, start: u64, end: u64, count: u64) -> Result<
 fn records_around(tree: &Tree, store: &NodeStore, start: u64, end: u64) -> Result<Vec<Counted>> {
     let counted = |first: u64, value: ReferenceValue| Counted {
         start: first,
-        end: first + u64::from(value.run_blocks),
+        end: first.saturating_add(u64::from(value.run_blocks)),
         count: value.count.into(),
     };
     let mut found = Vec::new();
     if let Some(before) = start.checked_sub(1)
         && let Some((first, value)) = floor(tree, store, before)?
-        && first + u64::from(value.run_blocks) >= start
+        && first.saturating_add(u64::from(value.run_blocks)) >= start
     {
         found.push(counted(first, value));
     }

@@ -1,11 +1,11 @@
 //! One kernel request, one call of the core, one reply; no policy.
 //!
 //! # Rules of the writeback cache
-//! W1  The kernel owns size, mtime and ctime of regular files: a WRITE touches no times, SETATTR stores what it is given.
-//! W2  A cached WRITE carries any open handle and no credentials: handle modes and O_APPEND are never looked at, and a
+//! F1  The kernel owns size, mtime and ctime of regular files: a WRITE touches no times, SETATTR stores what it is given.
+//! F2  A cached WRITE carries any open handle and no credentials: handle modes and O_APPEND are never looked at, and a
 //!     handle opened for writing only receives READs.
-//! W3  The kernel holds dirty pages of an inode only while the inode has a writer.
-//! W4  After the unlink of a last name it still brings the times of the file that is gone. They are accepted: it would
+//! F3  The kernel holds dirty pages of an inode only while the inode has a writer.
+//! F4  After the unlink of a last name it still brings the times of the file that is gone. They are accepted: it would
 //!     keep an error for the next syncfs(2), which would fail though nothing is wrong.
 //!
 //! The kernel's inode number is the core's and numbers are never reused, so there is no lookup table, FORGET means
@@ -18,128 +18,41 @@ mod listings;
 mod notices;
 mod reply;
 mod seek;
+mod served;
 mod writers;
 
+pub use served::{Adapter, Shared};
 pub use writers::Writers;
 
 use std::cell::RefCell;
 use std::ffi::OsStr;
 use std::io;
 use std::ops::ControlFlow;
-use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-use std::sync::{Arc, OnceLock};
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
-use fuser::{
-    BsdFileFlags, CopyFileRangeFlags, Errno, FileHandle, FopenFlags, Generation, INodeNo, IoctlFlags, KernelConfig,
-    LockOwner, Notifier, OpenAccMode, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory,
-    ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr,
-    Request, TimeOrNow, WriteFlags,
-};
-use lockbox::fs::{Attributes, Creator, FileSystem, SetAttributes, SyncProfile, mode};
-use lockbox::{Error, Result};
-
-use crate::callers::Callers;
 use crate::errno::errno;
 use crate::kernel;
-use crate::pace::{LONG_BYTES, Pace, Turn};
+use crate::pace::LONG_BYTES;
 use caller::Caller;
 use convert::Allocation;
+use fuser::{
+    BsdFileFlags, CopyFileRangeFlags, Errno, FileHandle, FopenFlags, INodeNo, IoctlFlags, KernelConfig, LockOwner,
+    OpenAccMode, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus,
+    ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow,
+    WriteFlags,
+};
+use lockbox::fs::{Creator, SetAttributes, SyncProfile, mode};
 use notices::notes_access;
 use reply::{MAX_COPY, full, reply_copied, reply_empty, reply_xattr};
+use served::GENERATION;
 
-/// As good as for ever: nothing changes an archive but the mount itself. 34 years; the kernel computes in jiffies.
-const FOR_EVER: Duration = Duration::from_secs(1 << 30);
-const GENERATION: Generation = Generation(0);
 const STATFS_BLOCK: u32 = 4096;
 
 thread_local! {
     /// Where a read's bytes stand until the kernel has copied them: one for each event loop, of at most a request (1 MiB).
     static READ: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
-}
-
-/// What the adapter shares with the threads around it.
-#[derive(Default)]
-pub struct Shared {
-    pub writers: Writers,
-    /// Set once the session is there.
-    pub notifier: OnceLock<Notifier>,
-}
-
-/// Serves one archive to the kernel.
-pub struct Adapter {
-    fs: Arc<FileSystem>,
-    shared: Arc<Shared>,
-    /// The directory of the archive file, opened before mounting: a path could lead through the mount itself.
-    host: OwnedFd,
-    callers: Callers,
-    profile: SyncProfile,
-    /// Opening for reading is noted as access.
-    access_times: bool,
-    listings: listings::Listings,
-    pace: Pace,
-}
-
-impl Adapter {
-    pub fn new(
-        fs: Arc<FileSystem>,
-        shared: Arc<Shared>,
-        host: OwnedFd,
-        callers: Callers,
-        profile: SyncProfile,
-        access_times: bool,
-        loops: usize,
-    ) -> Adapter {
-        let listings = listings::Listings::default();
-        Adapter { fs, shared, host, callers, profile, access_times, listings, pace: Pace::new(loops) }
-    }
-
-    /// A request that changes something, which may have to wait for a commit.
-    fn begin_change(&self) -> Turn<'_> {
-        let turn = self.pace.begin();
-        if self.fs.may_wait() {
-            turn.long();
-        }
-        turn
-    }
-
-    fn attribute_time(&self, ino: u64) -> Duration {
-        if self.shared.writers.has(ino) { Duration::ZERO } else { FOR_EVER }
-    }
-
-    fn reply_entry(&self, result: Result<Attributes>, reply: ReplyEntry) {
-        match result {
-            Ok(a) => {
-                reply.entry_with_ttls(&self.attribute_time(a.ino.0), &FOR_EVER, &convert::attributes(&a), GENERATION)
-            }
-            Err(error) => reply.error(errno(&error)),
-        }
-    }
-
-    fn reply_attributes(&self, result: Result<Attributes>, reply: ReplyAttr) {
-        match result {
-            Ok(a) => reply.attr(&self.attribute_time(a.ino.0), &convert::attributes(&a)),
-            Err(error) => reply.error(errno(&error)),
-        }
-    }
-
-    /// Without an answer of the host nothing can be promised beyond the archive's own free blocks.
-    fn host_free(&self) -> u64 {
-        nix::sys::statvfs::fstatvfs(&self.host).map_or(0, |s| s.blocks_available() * s.fragment_size())
-    }
-
-    /// The bound of a listing; reading from the start refreshes it.
-    fn bound(&self, directory: INodeNo, handle: FileHandle, offset: u64) -> Result<u64> {
-        let bound = self.listings.bound(handle.0).ok_or(Error::Stale)?;
-        if offset > 0 {
-            return Ok(bound);
-        }
-        let bound = self.fs.directory_bound(ino(directory))?;
-        self.listings.rewind(handle.0, bound);
-        Ok(bound)
-    }
 }
 
 fn ino(number: INodeNo) -> lockbox::format::Ino {
@@ -172,7 +85,7 @@ impl fuser::Filesystem for Adapter {
     }
 
     /// With HANDLE_KILLPRIV_V2 the set-id bits are ours to clear: on chown always, on truncation by an ordinary user.
-    /// fuser hides the flag that says which truncation, so every one by another than root counts (S3). A SETATTR of nothing but
+    /// fuser hides the flag that says which truncation, so every one by another than root counts. A SETATTR of nothing but
     /// perhaps ctime is a chown(2) that names nobody, or the kernel taking privileges away: the bits go too.
     fn setattr(
         &self,

@@ -9,7 +9,7 @@ use super::{Adapter, ino};
 use crate::errno::errno;
 
 impl Adapter {
-    /// From now on the block count changes behind the kernel's back, so what it holds for ever is taken from it (S2).
+    /// From now on the block count changes behind the kernel's back, so what it holds for ever is taken from it.
     pub(super) fn begin_writing(&self, ino: INodeNo) {
         if self.shared.writers.add(ino.0)
             && let Some(notifier) = self.shared.notifier.get()

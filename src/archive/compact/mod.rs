@@ -1,10 +1,10 @@
 //! Rewrites an archive into a new file without free space, and puts that in its place.
 //!
 //! # Order
-//! C1  The old file is locked for writing and opened for reading: nothing in it changes before its name goes to the new one.
-//! C2  The new file lies beside it, is locked, and holds the header with its key slots, then the content, then a closed record.
-//! C3  It is verified from the medium: every page, count and entry by itself, then record by record and byte by byte against the old one.
-//! C4  Owner, mode and extended attributes, fsync, rename, fsync of the directory. So a crash leaves the old or the new archive under the name,
+//! K1  The old file is locked for writing and opened for reading: nothing in it changes before its name goes to the new one.
+//! K2  The new file lies beside it, is locked, and holds the header with its key slots, then the content, then a closed record.
+//! K3  It is verified from the medium: every page, count and entry by itself, then record by record and byte by byte against the old one.
+//! K4  Owner, mode and extended attributes, fsync, rename, fsync of the directory. So a crash leaves the old or the new archive under the name,
 //!     and at most an unfinished file beside it, which the next run removes.
 
 mod copy;
@@ -120,7 +120,7 @@ impl Archive {
     }
 }
 
-/// C1: reads only, whatever the lock.
+/// K1: reads only, whatever the lock.
 fn open(
     storage: Arc<FileStorage>,
     key: &UnlockedKey,
@@ -169,7 +169,7 @@ fn fill(
     Ok(new)
 }
 
-/// C3
+/// K3
 fn verify(old: &FileSystem, storage: Arc<FileStorage>, key: &UnlockedKey, watch: &mut copy::Watch<'_>) -> Result<()> {
     storage.barrier()?;
     storage.evict(0, storage.len()?)?;

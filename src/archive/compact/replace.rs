@@ -119,7 +119,7 @@ impl Beside {
         synced.map_err(|e| Error::io(format!("syncing {}", self.path.display()), e))
     }
 
-    /// C4
+    /// K4
     pub(super) fn replace(&self, old: &Path) -> Result<()> {
         fs::rename(&self.path, old).map_err(|e| Error::io(format!("cannot replace {}", old.display()), e))?;
         self.finished.set(true);

@@ -231,7 +231,7 @@ fn sessions_of_other_machines_are_no_fork() {
     user.open_with(&storage, true, &user.options()).unwrap();
 }
 
-/// W1, W2: power cuts and process deaths at any storage operation, with the memory as it was at that moment, are never an alarm.
+/// U1, U2: power cuts and process deaths at any storage operation, with the memory as it was at that moment, are never an alarm.
 #[test]
 fn no_crash_raises_an_alarm() {
     let mut crashes = 0;
@@ -313,7 +313,7 @@ fn no_crash_raises_an_alarm() {
     assert!(crashes > 1000);
 }
 
-/// W2: a remembered commit that lost a page is damage; without the memory it would be undone in silence.
+/// U2: a remembered commit that lost a page is damage; without the memory it would be undone in silence.
 #[test]
 fn a_remembered_commit_is_not_undone() {
     let user = User::new(200);

@@ -18,7 +18,7 @@ pub(in crate::archive) struct Looked {
 }
 
 impl Looked {
-    /// A file that cannot be read or was altered is one warning (W4).
+    /// A file that cannot be read or was altered is one warning (U4).
     pub(in crate::archive) fn into(file: Option<SeenFile>) -> Looked {
         let seen = file.as_ref().and_then(|file| {
             file.load().unwrap_or_else(|error| {
@@ -126,7 +126,7 @@ impl Witness {
         Witness { volume, file: looked.file, header_sequence, saved, complained: AtomicBool::new(false) }
     }
 
-    /// Remembers the newest durable commit, if it is not yet. Failing costs one warning (W4).
+    /// Remembers the newest durable commit, if it is not yet. Failing costs one warning (U4).
     pub fn remember(&self) {
         if let Some(file) = &self.file
             && let Err(error) = self.try_remember(file)

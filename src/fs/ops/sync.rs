@@ -7,14 +7,11 @@ use crate::fs::{FileSystem, SyncProfile};
 impl FileSystem {
     /// Returns when everything done so far, whichever file it concerns, is durable; with `SyncProfile::Never` at once.
     pub fn sync(&self) -> Result<()> {
-        if self.options.sync == SyncProfile::Never {
-            return Ok(());
-        }
-        self.save()
+        if self.options.sync == SyncProfile::Never { Ok(()) } else { self.make_durable() }
     }
 
-    /// As [`FileSystem::sync`] in every profile: for whoever ends or freezes a mount.
-    pub fn save(&self) -> Result<()> {
+    /// As [`FileSystem::sync`] but under every profile: for the end of a mount, and when an operator asks.
+    pub fn make_durable(&self) -> Result<()> {
         self.volume.commit()?;
         self.staging.sweep(&self.volume)
     }

@@ -290,6 +290,20 @@ fn an_open_after_a_sync_shows_what_was_synced_even_without_a_close() {
 }
 
 #[test]
+fn the_order_to_make_durable_counts_under_every_profile() {
+    for sync in [SyncProfile::Never, SyncProfile::Periodic, SyncProfile::Always] {
+        let bench = Bench::new(50, FsOptions { sync, ..OPTIONS });
+        let ino = bench.make();
+        bench.fs.write(ino, 0, b"kept").unwrap();
+        assert!(bench.fs.staging.total() > 0);
+        bench.fs.make_durable().unwrap();
+        assert_eq!(bench.fs.staging.total(), 0);
+        let bench = bench.reopen();
+        assert_eq!(bench.fs.read(ino, 0, 100).unwrap(), b"kept", "{sync:?}");
+    }
+}
+
+#[test]
 fn inline_data_turns_into_extents_when_the_file_grows() {
     let bench = Bench::new(6, OPTIONS);
     let (staged, direct) = (bench.make(), bench.make());

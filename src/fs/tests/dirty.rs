@@ -67,13 +67,13 @@ fn saving_commits_in_every_profile() {
         let storage = SimulatedStorage::new();
         let environment = Arc::new(SeededEnvironment::new(51));
         let fs = create_with(storage.clone(), environment.clone(), FsOptions { sync, ..OPTIONS });
-        fs.save().unwrap();
+        fs.make_durable().unwrap();
         let file = fs.make_node(ROOT_INO, b"file", mode::REGULAR | 0o600, 0, CREATOR).unwrap().ino;
         fs.write(file, 0, &[1; 50_000]).unwrap();
         assert!(fs.dirty_bytes() >= 50_000);
         fs.sync().unwrap();
         assert_eq!(fs.is_dirty(), sync == SyncProfile::Never);
-        fs.save().unwrap();
+        fs.make_durable().unwrap();
         assert!(!fs.is_dirty());
         assert_eq!(fs.dirty_bytes(), 0);
         let crashed = open_on(storage.crash(&mut |_| Fate::Drop), environment);

@@ -1,0 +1,101 @@
+//! What requests are served with: the file system, what the threads share, and the answers that many requests have in common.
+
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use fuser::{FileHandle, Generation, INodeNo, Notifier, ReplyAttr, ReplyEntry};
+use lockbox::fs::{Attributes, FileSystem, SyncProfile};
+use lockbox::{Error, Result};
+
+use super::listings::Listings;
+use super::{Writers, convert, ino};
+use crate::callers::Callers;
+use crate::errno::errno;
+use crate::pace::{Pace, Turn};
+
+/// As good as for ever: nothing changes an archive but the mount itself. 34 years; the kernel computes in jiffies.
+pub(super) const FOR_EVER: Duration = Duration::from_secs(1 << 30);
+pub(super) const GENERATION: Generation = Generation(0);
+
+/// What the adapter shares with the threads around it.
+#[derive(Default)]
+pub struct Shared {
+    pub writers: Writers,
+    /// Set once the session is there.
+    pub notifier: OnceLock<Notifier>,
+}
+
+/// Serves one archive to the kernel.
+pub struct Adapter {
+    pub(super) fs: Arc<FileSystem>,
+    pub(super) shared: Arc<Shared>,
+    /// The directory of the archive file, opened before mounting: a path could lead through the mount itself.
+    host: OwnedFd,
+    pub(super) callers: Callers,
+    pub(super) profile: SyncProfile,
+    /// Opening for reading is noted as access.
+    pub(super) access_times: bool,
+    pub(super) listings: Listings,
+    pub(super) pace: Pace,
+}
+
+impl Adapter {
+    pub fn new(
+        fs: Arc<FileSystem>,
+        shared: Arc<Shared>,
+        host: OwnedFd,
+        callers: Callers,
+        profile: SyncProfile,
+        access_times: bool,
+        loops: usize,
+    ) -> Adapter {
+        let listings = Listings::default();
+        Adapter { fs, shared, host, callers, profile, access_times, listings, pace: Pace::new(loops) }
+    }
+
+    /// A request that changes something, which may have to wait for a commit.
+    pub(super) fn begin_change(&self) -> Turn<'_> {
+        let turn = self.pace.begin();
+        if self.fs.may_wait() {
+            turn.long();
+        }
+        turn
+    }
+
+    pub(super) fn attribute_time(&self, ino: u64) -> Duration {
+        if self.shared.writers.has(ino) { Duration::ZERO } else { FOR_EVER }
+    }
+
+    pub(super) fn reply_entry(&self, result: Result<Attributes>, reply: ReplyEntry) {
+        match result {
+            Ok(a) => {
+                reply.entry_with_ttls(&self.attribute_time(a.ino.0), &FOR_EVER, &convert::attributes(&a), GENERATION)
+            }
+            Err(error) => reply.error(errno(&error)),
+        }
+    }
+
+    pub(super) fn reply_attributes(&self, result: Result<Attributes>, reply: ReplyAttr) {
+        match result {
+            Ok(a) => reply.attr(&self.attribute_time(a.ino.0), &convert::attributes(&a)),
+            Err(error) => reply.error(errno(&error)),
+        }
+    }
+
+    /// Without an answer of the host nothing can be promised beyond the archive's own free blocks.
+    pub(super) fn host_free(&self) -> u64 {
+        nix::sys::statvfs::fstatvfs(&self.host).map_or(0, |s| s.blocks_available() * s.fragment_size())
+    }
+
+    /// The bound of a listing; reading from the start refreshes it.
+    pub(super) fn bound(&self, directory: INodeNo, handle: FileHandle, offset: u64) -> Result<u64> {
+        let bound = self.listings.bound(handle.0).ok_or(Error::Stale)?;
+        if offset > 0 {
+            return Ok(bound);
+        }
+        let bound = self.fs.directory_bound(ino(directory))?;
+        self.listings.rewind(handle.0, bound);
+        Ok(bound)
+    }
+}
