@@ -27,6 +27,9 @@ pub enum LockMode {
 /// How often a path that is being replaced is opened again.
 const OPEN_ATTEMPTS: usize = 5;
 
+/// How often a file that looks too short is examined again.
+const LENGTH_ATTEMPTS: usize = 5;
+
 /// Cached copies are dropped in whole pages of the machine; 64 KiB is the largest page of a supported one.
 const EVICT_ALIGNMENT: u64 = 64 * 1024;
 
@@ -107,8 +110,25 @@ impl FileStorage {
 
     /// Writing behind the end of a file that somebody cut would make it long again and hide what is lost. (Half a microsecond.)
     fn check_uncut(&self) -> Result<()> {
-        let (length, least) = (metadata(&self.file, &self.path)?.len(), self.least.load(Ordering::Relaxed));
-        if length < least { Err(truncated(length, least)) } else { Ok(()) }
+        self.examine_length().map(drop)
+    }
+
+    /// The file as it is now, when it is no shorter than it has to be.
+    ///
+    /// Other threads make it longer and shorter meanwhile. One that makes it longer raises `least` afterwards, one that makes it shorter lowers
+    /// `least` before: so the length read between two looks at `least` is no less than the smaller one, unless both happened in between.
+    /// Then it is read again; a file that somebody else cut stays short.
+    fn examine_length(&self) -> Result<fs::Metadata> {
+        for _ in 0..LENGTH_ATTEMPTS {
+            let before = self.least.load(Ordering::SeqCst);
+            let found = metadata(&self.file, &self.path)?;
+            let least = before.min(self.least.load(Ordering::SeqCst));
+            if found.len() >= least {
+                return Ok(found);
+            }
+        }
+        let (length, least) = (metadata(&self.file, &self.path)?.len(), self.least.load(Ordering::SeqCst));
+        Err(truncated(length, least))
     }
 
     fn failed(&self, what: &str) -> impl FnOnce(Errno) -> Error {
@@ -217,8 +237,10 @@ impl Storage for FileStorage {
     }
 
     fn len(&self) -> Result<u64> {
+        let before = self.least.load(Ordering::SeqCst);
         let length = metadata(&self.file, &self.path)?.len();
-        self.least.fetch_max(length, Ordering::Relaxed);
+        // Not when it was changed meanwhile: what was seen may be the length before a cut of ours.
+        let _ = self.least.compare_exchange(before, before.max(length), Ordering::SeqCst, Ordering::SeqCst);
         Ok(length)
     }
 
@@ -240,7 +262,7 @@ impl Storage for FileStorage {
         write_fully(&mut |data, at| self.file.write_at(data, at), offset, data).map_err(|source| {
             Error::io(format!("writing {}: offset={offset} length={}", self.path.display(), data.len()), source)
         })?;
-        self.least.fetch_max(end, Ordering::Relaxed);
+        self.least.fetch_max(end, Ordering::SeqCst);
         Ok(())
     }
 
@@ -260,7 +282,7 @@ impl Storage for FileStorage {
                 Err(errno) => return Err(self.failed("allocating space for")(errno)),
             }
         }
-        self.least.fetch_max(end, Ordering::Relaxed);
+        self.least.fetch_max(end, Ordering::SeqCst);
         Ok(())
     }
 
@@ -286,10 +308,10 @@ impl Storage for FileStorage {
         end_of(length, 0)?;
         self.check_uncut()?;
         // Before the cut, so that no other thread takes it for somebody else's.
-        self.least.fetch_min(length, Ordering::Relaxed);
+        self.least.fetch_min(length, Ordering::SeqCst);
         let set = self.file.set_len(length);
         set.map_err(|source| Error::io(format!("setting the length of {}", self.path.display()), source))?;
-        self.least.store(length, Ordering::Relaxed);
+        self.least.store(length, Ordering::SeqCst);
         Ok(())
     }
 
@@ -334,7 +356,6 @@ impl Storage for FileStorage {
 
     fn still_there(&self) -> Result<()> {
         let opened = metadata(&self.file, &self.path)?;
-        let least = self.least.load(Ordering::Relaxed);
         match fs::metadata(&self.path) {
             Ok(named) if (named.dev(), named.ino()) == (opened.dev(), opened.ino()) => {}
             // Moved away, the file still has a name, and what is written to it can be found.
@@ -348,7 +369,7 @@ impl Storage for FileStorage {
             Err(source) if source.kind() == io::ErrorKind::NotFound => {}
             Err(source) => return Err(Error::io(format!("looking up {}", self.path.display()), source)),
         }
-        if opened.len() < least { Err(truncated(opened.len(), least)) } else { Ok(()) }
+        self.check_uncut()
     }
 
     fn read_only(&self) -> bool {
