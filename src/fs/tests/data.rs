@@ -477,7 +477,7 @@ fn a_flush_whose_operation_is_not_published_is_made_again_and_nothing_twice() {
 
 #[test]
 fn small_writes_here_and_there_count_as_their_bytes_and_not_as_what_merging_them_may_take() {
-    let mut bench = Bench::new(21, FsOptions { staged_bytes: 1 << 20, pack: false, compress: false, ..OPTIONS });
+    let bench = Bench::new(21, FsOptions { staged_bytes: 1 << 20, pack: false, compress: false, ..OPTIONS });
     let ino = bench.make();
     let frames = 100;
     let mut model = vec![1; frames * FRAME as usize];
