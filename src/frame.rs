@@ -73,7 +73,10 @@ fn data_blocks(stored: usize, cells: usize, items: usize) -> u64 {
 pub(crate) fn node_page(tree: u8, level: u8, encoded: Vec<u8>) -> PlainPage<'static> {
     let plain_length = encoded.len() as u32;
     let most = NODE_CAPACITY - BLOCK as usize;
-    let (compressed, body) = match compress(&encoded, most, Effort::Regular) {
+    // A commit compresses every node that changed while somebody waits for it. In most nodes the tags are what does not shrink, so that coding
+    // the rest well saves no block: a leaf of extents takes 2 at 19 us as at 36 (level 1), one of names 2 at 18 as at 29; of all kinds only a
+    // full internal node takes one more (3 at 25 us, 2 at 40).
+    let (compressed, body) = match compress(&encoded, most, Effort::Fast) {
         Some(smaller) => (true, smaller),
         None => (false, encoded),
     };

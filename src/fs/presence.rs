@@ -17,6 +17,15 @@ pub(super) struct Presence {
     pub(super) bytes: u64,
 }
 
+/// Frames with staged data up to which the bytes below them are counted exactly: the kernel may ask for attributes with each write.
+const EXACT_FRAMES: usize = 32;
+
+/// What is staged of a file, as far as counting goes.
+enum Staged {
+    Ranges(Vec<Range<u64>>),
+    Sums { end: u64, bytes: u64 },
+}
+
 impl FileSystem {
     /// A state, and the ranges of the staged data that lies over it, sorted and disjoint.
     pub(super) fn staged_ranges(&self, ino: Ino) -> Result<(Arc<State>, Vec<Range<u64>>)> {
@@ -24,10 +33,22 @@ impl FileSystem {
         Ok((state, join(ranges.unwrap_or_default())))
     }
 
+    /// With many staged frames `bytes` is an estimate until they are written out: as if holes lay below them, but within the file.
     pub(super) fn presence(&self, ino: Ino) -> Result<Presence> {
-        let (state, staged) = self.staged_ranges(ino)?;
+        let (state, staged) = self.look(ino, |content| match content.sums() {
+            (frames, end, bytes) if frames > EXACT_FRAMES => Staged::Sums { end, bytes },
+            _ => Staged::Ranges(content.ranges()),
+        })?;
         let view = self.volume.view(&state);
-        presence_with(view, ino, &super::inode::load(view, ino)?, &staged)
+        let inode = super::inode::load(view, ino)?;
+        match staged {
+            Some(Staged::Sums { end, bytes }) => {
+                let size = inode.size.max(end);
+                Ok(Presence { size, bytes: inode.bytes.saturating_add(bytes).min(size.max(inode.bytes)) })
+            }
+            Some(Staged::Ranges(ranges)) => presence_with(view, ino, &inode, &join(ranges)),
+            None => presence_with(view, ino, &inode, &[]),
+        }
     }
 }
 

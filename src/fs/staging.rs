@@ -280,6 +280,12 @@ impl Content {
         Overlay { end: self.end(), parts }
     }
 
+    /// Number of frames, first offset behind all bytes, and bytes of the layers; what lies in several of them counts several times.
+    pub(super) fn sums(&self) -> (usize, u64, u64) {
+        let frames = self.layers().map(|layer| layer.frames().len()).sum();
+        (frames, self.end(), self.layers().map(Layer::bytes).sum())
+    }
+
     /// Where the layers have bytes, in no order.
     pub(super) fn ranges(&self) -> Vec<Range<u64>> {
         self.layers().flat_map(Layer::iter).map(|(offset, data)| offset..offset + data.len() as u64).collect()

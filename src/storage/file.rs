@@ -231,8 +231,10 @@ impl Storage for FileStorage {
     }
 
     fn len(&self) -> Result<u64> {
+        let before = self.least.load(Ordering::SeqCst);
         let length = metadata(&self.file, &self.path)?.len();
-        self.least.fetch_max(length, Ordering::SeqCst);
+        // Not when it was changed meanwhile: what was seen may be the length before a cut of ours.
+        let _ = self.least.compare_exchange(before, before.max(length), Ordering::SeqCst, Ordering::SeqCst);
         Ok(length)
     }
 

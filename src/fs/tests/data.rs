@@ -506,6 +506,8 @@ fn small_writes_here_and_there_count_as_their_bytes_and_not_as_what_merging_them
             bench.fs.write(ino, at as u64, &model[at..at + 4096]).unwrap();
             staged += 4096;
             assert_eq!(file.active_bytes(), staged, "written out early");
+            // Attributes show that there are no holes, whether what is staged is counted range by range or in sum.
+            assert_eq!(bench.fs.attributes(ino).unwrap().blocks, (model.len() / 512) as u64);
         }
     }
     bench.fs.sync().unwrap();

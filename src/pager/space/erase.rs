@@ -69,11 +69,12 @@ impl SpaceMap {
 
     /// The run could not be erased: it is dirty-free again.
     pub(crate) fn not_erased(&mut self, run: Run) {
-        self.erased(run, true);
+        // Dirty before it is counted as free.
         for (number, start, end) in parts(run) {
             let Some(region) = self.regions.get_mut(&number) else { continue };
             fill(&mut region.dirty, start, end, true);
         }
+        self.erased(run, true);
     }
 
     /// Overwrites dirty-free blocks one by one while nobody can allocate: what is left to do on a host so full that nothing can be

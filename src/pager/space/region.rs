@@ -22,6 +22,10 @@ pub(super) struct Region {
     pub(super) changed: bool,
     /// Free, backed, aligned groups of four blocks.
     pub(super) quads: u64,
+    /// Free, backed blocks outside of such groups.
+    loose: u64,
+    /// Free, backed blocks that were dirty when last counted: no fewer than there are, since nothing becomes dirty without a count.
+    recyclable: u64,
 }
 
 /// Sets or clears bits `[start, end)`.
@@ -51,10 +55,6 @@ fn full_quads(word: u64) -> u64 {
     word & (word >> 1) & (word >> 2) & (word >> 3) & QUAD_LOW
 }
 
-fn count_quads(mask: impl Fn(usize) -> u64) -> u64 {
-    (0..REGION_WORDS).map(|w| u64::from(full_quads(mask(w)).count_ones())).sum()
-}
-
 impl Region {
     /// A region with nothing in it but what the layout reserves and what lies behind `total` blocks.
     pub(super) fn new(number: u64, total: u64) -> Region {
@@ -67,6 +67,8 @@ impl Region {
             backed: [0; REGION_WORDS],
             changed: false,
             quads: 0,
+            loose: 0,
+            recyclable: 0,
         };
         let base = number * REGION_BLOCKS;
         for (start, end) in RESERVED {
@@ -84,10 +86,17 @@ impl Region {
         self.number * REGION_BLOCKS
     }
 
-    /// Recounts after bits changed; answers the difference.
+    /// Recounts after bits changed; answers the difference of groups.
     pub(super) fn recount(&mut self) -> i64 {
         let before = self.quads;
-        self.quads = count_quads(|w| !self.busy[w] & self.backed[w]);
+        let (mut quads, mut blocks, mut recyclable) = (0, 0, 0);
+        for word in 0..REGION_WORDS {
+            let available = self.available(word);
+            quads += u64::from(full_quads(available).count_ones());
+            blocks += u64::from(available.count_ones());
+            recyclable += u64::from((available & self.dirty[word]).count_ones());
+        }
+        (self.quads, self.loose, self.recyclable) = (quads, blocks - 4 * quads, recyclable);
         self.quads as i64 - before as i64
     }
 
@@ -101,7 +110,12 @@ impl Region {
     /// (P2): where free space starts in the middle of a group, that group is broken already.
     pub(super) fn find(&self, blocks: u64, dirty: bool) -> Option<u64> {
         let mask = |w: usize| self.available(w) & if dirty { self.dirty[w] } else { u64::MAX };
+        if blocks > if dirty { self.recyclable } else { self.loose + 4 * self.quads } {
+            debug_assert!(Region::runs(mask).iter().map(|run| run.1).sum::<u64>() < blocks, "counts are out of date");
+            return None;
+        }
         if blocks < 4
+            && blocks <= self.loose
             && let Some(found) = find_in_partial_quads(blocks, |w| self.available(w), mask)
         {
             return Some(found);
@@ -238,6 +252,7 @@ mod tests {
         assert_eq!(region.find(33, true), None);
         assert_eq!(region.find(59, false), None);
         fill(&mut region.dirty, 9, 64, true);
+        region.recount();
         assert_eq!(region.find(33, true), Some(12), "would break a whole group more at 9");
         assert_eq!(region.find(2, true), Some(12));
     }

@@ -230,3 +230,33 @@ fn writing_beside_growth_never_finds_the_file_cut() {
         scope.spawn(|| (1..5_000_u64).for_each(|n| storage.allocate(n * 4096, 4096).unwrap()));
     });
 }
+
+#[test]
+fn growing_and_shrinking_beside_writers_does_not_look_like_a_cut() {
+    const STEP: u64 = 4096;
+    let (_directory, path) = place();
+    let storage = FileStorage::create(&path).unwrap();
+    storage.allocate(0, STEP).unwrap();
+    let stop = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let writers = [0, 1].map(|at| {
+            let (storage, stop) = (&storage, &stop);
+            scope.spawn(move || {
+                while !stop.load(Ordering::SeqCst) {
+                    storage.write_at(at, &[1])?;
+                }
+                storage.still_there()
+            })
+        });
+        for round in 0..200 {
+            for step in 1..100 {
+                storage.allocate(step * STEP, STEP).unwrap();
+            }
+            storage.set_len(STEP * (1 + round % 3)).unwrap();
+        }
+        stop.store(true, Ordering::SeqCst);
+        for writer in writers {
+            writer.join().unwrap().unwrap();
+        }
+    });
+}
