@@ -3,6 +3,7 @@
 mod compaction;
 mod damage;
 mod erasure;
+mod hostile;
 mod sample;
 
 use std::sync::Arc;
