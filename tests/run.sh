@@ -68,7 +68,9 @@ stage_reader() {
     [[ -x $python ]] || python3 -m venv "$target/reader" || return 1
     "$python" -m pip install --quiet --disable-pip-version-check "${PYTHON_PACKAGES[@]}" || return 1
     export READER_PYTHON=$python READER=$PWD/format-spec/reader/lockbox_reader.py
-    "$python" "$READER" --help >/dev/null
+    "$python" "$READER" --help >/dev/null || return 1
+    # The vectors and the golden archives.
+    (cd format-spec/reader && "$python" -m unittest --quiet)
 }
 
 stage_mount() {

@@ -140,7 +140,7 @@ impl Forge {
         Forge::of(SAMPLE.get_or_init(|| sample().expect("the sample")).clone()).expect("the sample opens")
     }
 
-    fn of(base: Vec<u8>) -> Result<Forge> {
+    pub(in crate::archive) fn of(base: Vec<u8>) -> Result<Forge> {
         let fs = open_on(Arc::new(MemoryStorage::from_contents(base.clone())), true)?;
         let record = (*fs.volume.durable()).clone();
         let mut trees: [Vec<(Key, Vec<u8>)>; 5] = Default::default();

@@ -3,10 +3,12 @@
 
 mod cases;
 
+use std::collections::HashSet;
 use std::fs;
 use std::process::Command;
 
-use nix::sys::resource::{Resource, setrlimit};
+use nix::sys::resource::{Resource, UsageWho, getrusage, setrlimit};
+use nix::sys::time::TimeValLike;
 
 use super::super::fuzzing::{ARCHIVE, Forge, exercise, key};
 use super::super::{Archive, ExtractOptions, OpenOptions, RescueOptions, UnlockedKey};
@@ -50,26 +52,38 @@ fn every_case_within_bounds() {
     let directory = tempfile::tempdir().unwrap();
     let room = kib("VmSize:") * 1024 + MEMORY;
     setrlimit(Resource::RLIMIT_AS, room, room).unwrap();
+    let borne = borne_cases();
     let mut wrong = Vec::new();
     for Case { name, refused, bytes } in all {
         // The soft limit ends whatever spins; each case gets its seconds anew.
-        let spent = nix::sys::time::TimeValLike::num_seconds(
-            &nix::sys::resource::getrusage(nix::sys::resource::UsageWho::RUSAGE_SELF).unwrap().user_time(),
-        ) as u64;
+        let spent = getrusage(UsageWho::RUSAGE_SELF).unwrap().user_time().num_seconds() as u64;
         setrlimit(Resource::RLIMIT_CPU, spent + 30, nix::libc::RLIM_INFINITY).unwrap();
         println!("case {name}");
-        let refusals = exercise(&bytes, false);
-        if refused && refusals == 0 {
-            wrong.push(name.clone());
+        let tried = std::panic::catch_unwind(|| {
+            let refusals = exercise(&bytes, false);
+            on_the_host(directory.path(), &bytes);
+            refusals
+        });
+        match tried {
+            Ok(0) if refused && !borne.contains(&name) => wrong.push(format!("nobody noticed: {name}")),
+            Ok(_) => {}
+            Err(_) => wrong.push(format!("panicked: {name}")),
         }
-        on_the_host(directory.path(), &bytes);
     }
-    assert!(wrong.is_empty(), "nobody noticed: {wrong:?}");
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// Names of the cases that are wrong and that nothing has to notice: what they say is used for nothing, or only by later commands.
+fn borne_cases() -> HashSet<String> {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/src/archive/tests/hostile/borne.txt");
+    fs::read_to_string(path).unwrap().lines().map(str::to_owned).collect()
 }
 
 /// Extracts and rescues into directories of a directory that has nothing else.
 fn on_the_host(directory: &std::path::Path, bytes: &[u8]) {
     let own = directory.join("own");
+    // Left by a case that panicked.
+    let _ = fs::remove_dir_all(&own);
     fs::create_dir(&own).unwrap();
     let file = own.join("archive");
     fs::write(&file, bytes).unwrap();

@@ -3,6 +3,7 @@
 mod compaction;
 mod damage;
 mod erasure;
+mod golden;
 mod hostile;
 mod sample;
 
