@@ -64,7 +64,7 @@ mod tests {
                         input[at] = random.next_u64() as u8;
                     }
                 }
-                if random.next_u64() % 4 == 0 {
+                if random.next_u64().is_multiple_of(4) {
                     input.truncate(random.next_u64() as usize % (input.len() + 1));
                 }
                 entry(&input);

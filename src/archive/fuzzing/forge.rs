@@ -334,9 +334,8 @@ impl Forge {
             regions[(block / REGION_BLOCKS) as usize][at / 64] |= 1 << (at % 64);
         }
         self.record.used_blocks = regions.iter().flat_map(|bits| bits.iter()).map(|w| u64::from(w.count_ones())).sum();
-        let value =
-            |(n, bits): (usize, &Box<space::RegionBits>)| (Key::new(n as u64, kind::SPACE, 0), space::encode(bits));
-        regions.iter().enumerate().map(value).collect()
+        let value = |(n, bits): (usize, &space::RegionBits)| (Key::new(n as u64, kind::SPACE, 0), space::encode(bits));
+        regions.iter().map(|bits| &**bits).enumerate().map(value).collect()
     }
 
     /// The archive with everything as it says.

@@ -87,8 +87,8 @@ fn edit(forge: &mut Forge, operation: u8, operands: [u8; 6], bytes: &[u8], nodes
             // An extent of a page of any kind and content.
             let Some(page) = plain_page(bytes).filter(|page| page.blocks() <= 64) else { return };
             let pointer = forge.page(page);
-            let extents = forge.live().iter_mut().filter(|(key, _)| key.kind == kind::EXTENT);
-            if let Some((_, value)) = extents.skip(a % 8).next() {
+            let mut extents = forge.live().iter_mut().filter(|(key, _)| key.kind == kind::EXTENT);
+            if let Some((_, value)) = extents.nth(a % 8) {
                 let born = Generation(c as u64);
                 *value = Extent { page: pointer, start: d as u32, length: e as u32 * 97 + 1, born }.encode().to_vec();
             }
@@ -121,7 +121,7 @@ fn forged(data: &[u8]) -> Vec<u8> {
 
 pub(super) fn whole(data: &[u8]) {
     let bytes = forged(data);
-    exercise(&bytes, data.len() % 4 == 0);
+    exercise(&bytes, data.len().is_multiple_of(4));
 }
 
 /// Everything that may be asked of an archive. Answers how many of the questions found something wrong.

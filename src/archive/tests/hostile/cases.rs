@@ -25,6 +25,9 @@ pub(super) struct Case {
     pub(super) bytes: Vec<u8>,
 }
 
+/// Of a value.
+type Change = fn(&mut Vec<u8>);
+
 #[derive(Default)]
 struct Cases(Vec<Case>);
 
@@ -115,7 +118,7 @@ fn values(cases: &mut Cases) {
         }
     }
     for (tree, key) in keys {
-        let changes: [(&str, fn(&mut Vec<u8>)); 4] = [
+        let changes: [(&str, Change); 4] = [
             ("cut", |value| value.truncate(value.len().saturating_sub(1))),
             ("stretched", |value| value.push(0)),
             ("empty", Vec::clear),
