@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # Installs what the tests need on a Debian-like machine and runs all of them. Ends with 0 only when every stage passed.
 #
-#   tests/run.sh [STAGE...]     all stages, or those named: format lint test reader mount suites licences
+#   tests/run.sh [STAGE...]     all stages, or those named: format lint test portable reader fuzz mount suites licences
 #
 # Needs a Rust toolchain and root (directly or by sudo) for packages and mounts. Takes about 20 minutes on two cores.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
 
-PACKAGES=(acl attr binutils ca-certificates curl dbench e2fsprogs fio fuse3 gcc git libc6-dev make mount
+PACKAGES=(acl attr binutils ca-certificates curl dbench e2fsprogs fio fuse3 g++ gcc git libc6-dev make mount
     python3 python3-venv rsync sqlite3 stress-ng tar unzip util-linux vim zip zstd)
 # The reader's needs; pinned so that a run next year tests the same thing.
 PYTHON_PACKAGES=(cryptography==46.0.7 zstandard==0.25.0)
@@ -68,12 +68,19 @@ stage_reader() {
     [[ -x $python ]] || python3 -m venv "$target/reader" || return 1
     "$python" -m pip install --quiet --disable-pip-version-check "${PYTHON_PACKAGES[@]}" || return 1
     export READER_PYTHON=$python READER=$PWD/format-spec/reader/lockbox_reader.py
-    "$python" "$READER" --help >/dev/null
+    "$python" "$READER" --help >/dev/null || return 1
+    # The vectors and the golden archives.
+    (cd format-spec/reader && "$python" -m unittest --quiet)
 }
 
 stage_mount() {
     cargo build --quiet --workspace --bins || return 1
     as_root tests/mount/run.sh
+}
+
+# libFuzzer with AddressSanitizer: each target for a while, two at a time.
+stage_fuzz() {
+    tests/fuzz.sh
 }
 
 # Each suite says in its last line what it counted.
@@ -106,7 +113,7 @@ stage_licences() {
     cargo deny --offline --workspace check --hide-inclusion-graph licenses bans sources
 }
 
-stages=(install format lint test portable reader mount suites licences)
+stages=(install format lint test portable reader fuzz mount suites licences)
 if [[ $# -gt 0 ]]; then
     stages=(install "$@")
     # The mount stage compares with the reader as well.

@@ -5,6 +5,9 @@ mod check;
 mod compact;
 mod create;
 mod extract;
+#[cfg(any(test, fuzzing))]
+#[doc(hidden)]
+pub mod fuzzing;
 mod header;
 mod host;
 mod import;

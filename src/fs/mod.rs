@@ -1,6 +1,6 @@
 //! POSIX objects on transactions: inodes, directories, xattrs and file data; no kernel types.
 
-mod acl;
+pub(crate) mod acl;
 mod batch;
 mod check;
 mod directory;

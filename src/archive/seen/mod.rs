@@ -74,7 +74,7 @@ impl Seen {
         &self.trail[0]
     }
 
-    fn encode(&self) -> Vec<u8> {
+    pub(super) fn encode(&self) -> Vec<u8> {
         let mut out = Vec::with_capacity(HEAD + MARK * self.trail.len());
         out.extend_from_slice(&[VERSION, 0, 0, 0, 0, 0, 0, 0]);
         out.extend_from_slice(&self.time.seconds.to_le_bytes());
@@ -90,7 +90,7 @@ impl Seen {
         out
     }
 
-    fn decode(bytes: &[u8]) -> Result<Seen> {
+    pub(super) fn decode(bytes: &[u8]) -> Result<Seen> {
         let malformed = || Error::damaged("what was remembered of the archive does not decode");
         let (head, marks) = bytes.split_at_checked(HEAD).ok_or_else(malformed)?;
         let word = |bytes: &[u8], at: usize| {

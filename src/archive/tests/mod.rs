@@ -3,6 +3,8 @@
 mod compaction;
 mod damage;
 mod erasure;
+mod golden;
+mod hostile;
 mod repacking;
 mod sample;
 

@@ -174,7 +174,8 @@ fn apply(inode: &mut InodeValue, set: &SetAttributes, now: Timestamp) {
 pub(super) fn attributes_of(ino: Ino, inode: &InodeValue, content: Presence) -> Attributes {
     let (size, blocks) = match inode.mode & mode::TYPE {
         mode::DIRECTORY => {
-            let size = inode.size.saturating_mul(ENTRY_BYTES).max(1).next_multiple_of(BLOCK);
+            // The number of entries is the archive's word, and may be absurd.
+            let size = inode.size.saturating_mul(ENTRY_BYTES).clamp(1, MAX_OFFSET - BLOCK).next_multiple_of(BLOCK);
             (size, size / 512)
         }
         _ => (content.size, content.bytes.min(content.size).div_ceil(512)),

@@ -1,7 +1,7 @@
 //! statfs.
 
 use crate::error::Result;
-use crate::format::{BLOCK, MAX_INO, RESERVED};
+use crate::format::{BLOCK, MAX_INO, MAX_OFFSET, RESERVED};
 use crate::fs::{FileSystem, Statistics};
 
 /// Bytes that a new empty file takes in the leaves: inode 144, index and list about 30 each with keys of 17, leaves two thirds full.
@@ -14,8 +14,9 @@ impl FileSystem {
     pub fn statistics(&self, host_free: u64) -> Result<Statistics> {
         let blocks = self.volume.blocks();
         let layout: u64 = RESERVED.iter().map(|(start, end)| end - start).sum();
-        let used = (blocks.taken + blocks.promised) * BLOCK;
-        let inside = (blocks.total * BLOCK).saturating_sub(layout * BLOCK + used);
+        // What is taken is the archive's word.
+        let used = blocks.taken.saturating_add(blocks.promised).min(MAX_OFFSET / BLOCK) * BLOCK;
+        let inside = blocks.total.saturating_mul(BLOCK).saturating_sub(layout * BLOCK + used);
         let allocated = self.volume.pager().storage().allocated()?;
         let backed = allocated.saturating_sub(layout * BLOCK + used).min(inside);
         let from_host = (inside - backed).saturating_add(blocks.growth.saturating_mul(BLOCK)).min(host_free);
@@ -27,7 +28,7 @@ impl FileSystem {
             free,
             available: free.saturating_sub(blocks.kept * BLOCK),
             // Like f_files of statfs(2): those in use and those that there is room for.
-            inodes: inodes + free_inodes,
+            inodes: inodes.saturating_add(free_inodes),
             free_inodes,
         })
     }

@@ -1,0 +1,69 @@
+"""Reads the golden archives of ../../tests/data/golden and compares everything with their manifests."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import tempfile
+import unittest
+from pathlib import Path
+from typing import Any
+
+import lockbox_format as fmt
+import zstandard
+from lockbox_reader import Archive, Inode
+
+GOLDEN = Path(__file__).parent.parent.parent / "tests" / "data" / "golden"
+
+
+def content(archive: Archive, ino: int, inode: Inode) -> bytes:
+    if inode.type == fmt.SYMLINK:
+        return archive.target(ino, inode)
+    if inode.type != fmt.FILE:
+        return b""
+    out = bytearray(inode.size)
+    for piece in archive.content(ino, inode):
+        out[piece.offset : piece.offset + len(piece.data)] = piece.data
+    return bytes(out)
+
+
+def seen(archive: Archive) -> dict[str, Any]:
+    found = {}
+    for path, ino, inode in archive.walk():
+        directory = inode.type == fmt.DIRECTORY
+        found[(b"/" + path if path else b"").hex()] = {
+            "ino": ino,
+            "mode": inode.mode,
+            "uid": inode.uid,
+            "gid": inode.gid,
+            "links": 0 if directory else inode.links,
+            "size": 0 if directory else inode.size,
+            "rdev": inode.rdev,
+            "sha256": hashlib.sha256(content(archive, ino, inode)).hexdigest(),
+            "xattrs": {name.hex(): hashlib.sha256(value).hexdigest() for name, value in archive.xattrs(ino)},
+            "mtime": list(inode.mtime),
+        }
+    return found
+
+
+class Golden(unittest.TestCase):
+    def test_golden_archives(self) -> None:
+        manifests = sorted(GOLDEN.glob("*.json"))
+        self.assertGreaterEqual(len(manifests), 3)
+        for path in manifests:
+            manifest = json.loads(path.read_text())
+            packed = path.with_suffix(".lbx.zst").read_bytes()
+            data = zstandard.ZstdDecompressor(max_window_size=1 << 27).stream_reader(io.BytesIO(packed)).read()
+            self.assertEqual(hashlib.sha256(data).hexdigest(), manifest["sha256"], path.stem)
+            for passphrase in manifest["passphrases"]:
+                with self.subTest(archive=path.stem, passphrase=passphrase), tempfile.TemporaryFile() as file:
+                    file.write(data)
+                    file.flush()
+                    archive = Archive(file, passphrase.encode())
+                    self.assertEqual(archive.record.generation, manifest["generation"])
+                    self.assertEqual(seen(archive), manifest["objects"])
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,89 @@
+//! One program for all targets: `TARGET=node lockbox-fuzz [libFuzzer's options] CORPUS`. `SEEDS=DIRECTORY` writes the first inputs and ends.
+
+#![no_main]
+
+use std::fs;
+use std::path::Path;
+use std::sync::OnceLock;
+
+use libfuzzer_sys::fuzz_target;
+use lockbox::archive::fuzzing::{Entry, TARGETS, seeds, target};
+use lockbox::control::{Request, Response};
+use lockbox_fuse::options::Options;
+
+/// Targets of what lies above the library's archive.
+const UPPER: [(&str, Entry); 2] = [("control", control), ("options", options)];
+
+static CHOSEN: OnceLock<Entry> = OnceLock::new();
+
+/// Either side of the control socket.
+fn control(data: &[u8]) {
+    if let Ok(request) = serde_json::from_slice::<Request>(data) {
+        let text = serde_json::to_vec(&request).expect("a message is text");
+        let again: Request = serde_json::from_slice(&text).expect("a message that was written reads");
+        assert_eq!(serde_json::to_vec(&again).expect("a message is text"), text);
+    }
+    if let Ok(response) = serde_json::from_slice::<Response>(data) {
+        let text = serde_json::to_vec(&response).expect("a message is text");
+        let again: Response = serde_json::from_slice(&text).expect("a message that was written reads");
+        assert_eq!(serde_json::to_vec(&again).expect("a message is text"), text);
+    }
+}
+
+/// A list given with `-o`; what it was understood as can be handed to the daemon.
+fn options(data: &[u8]) {
+    let Ok(text) = std::str::from_utf8(data) else { return };
+    if let Ok(options) = Options::parse(&[text]) {
+        let message = serde_json::to_vec(&options).expect("options are text");
+        let again: Options = serde_json::from_slice(&message).expect("options that were written read");
+        assert!(again == options);
+        let _ = (options.open_options(), options.unlock_limits(), options.mount_flags(), options.stop_timeout());
+    }
+}
+
+fn upper_seeds(name: &str) -> Vec<Vec<u8>> {
+    let texts: &[&str] = match name {
+        "control" => &[
+            r#"{"request":"status"}"#,
+            r#"{"request":"stop","lazy":true}"#,
+            r#"{"response":"busy","message":"in use"}"#,
+            r#"{"response":"status","pid":7,"archive":"a.lbx","archive_id":"00","mount_point":"/mnt","read_only":false,"options":"","generation":9,"dirty_bytes":0}"#,
+        ],
+        "options" => &[
+            "ro,allow_other,nosuid,nodev",
+            "sync=always,memory=64M,size-limit=1G,atime=open,threads=4,pack=off,compress=off",
+            "stop-timeout=5,log=/tmp/log,kdf-limit=100,passfile=/pw,sandbox=off,accept-older",
+        ],
+        _ => &[],
+    };
+    texts.iter().map(|text| text.as_bytes().to_vec()).collect()
+}
+
+/// One directory for each target.
+fn write_seeds(to: &Path) {
+    for name in TARGETS.iter().chain(&UPPER).map(|(name, _)| *name) {
+        let directory = to.join(name);
+        fs::create_dir_all(&directory).expect("a directory for seeds");
+        for (number, seed) in seeds(name).into_iter().chain(upper_seeds(name)).enumerate() {
+            fs::write(directory.join(format!("seed{number:03}")), seed).expect("a seed is written");
+        }
+    }
+}
+
+fuzz_target!(
+    init: {
+        if let Some(to) = std::env::var_os("SEEDS") {
+            write_seeds(Path::new(&to));
+            std::process::exit(0);
+        }
+        let name = std::env::var("TARGET").expect("TARGET names what to fuzz");
+        let upper = UPPER.iter().find(|(known, _)| *known == name).map(|(_, entry)| *entry);
+        let entry = target(&name).or(upper).expect("TARGET is not known");
+        CHOSEN.set(entry).expect("chosen once");
+    },
+    |data: &[u8]| {
+        if let Some(entry) = CHOSEN.get() {
+            entry(data);
+        }
+    }
+);

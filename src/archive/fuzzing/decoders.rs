@@ -1,0 +1,180 @@
+//! Decoders of single structures: whatever decodes encodes to the same bytes, where there is one encoding, and decodes to the same value.
+
+use sha2::{Digest, Sha256};
+
+use super::super::seen::Seen;
+use crate::format::data_head::{decode_cell_table, encode_head, head_length};
+use crate::format::header::{self, HEADER_BYTES};
+use crate::format::node::{self, NodeEntries};
+use crate::format::page::{POINTER, PROLOGUE, Prologue};
+use crate::format::record::{CommitRecord, DeltaList, RECORD_PLAIN, Root};
+use crate::format::values::{
+    DeadValue, Extent, HistoryValue, InodeValue, MAX_XATTR, ReferenceValue, SnapshotValue, decode_index, decode_list,
+    decode_xattrs, encode_index, encode_list, encode_xattrs, find_in_index, is_valid_name,
+};
+use crate::format::{MAX_DATA, Pointer, space as space_map};
+use crate::fs::acl::Acl;
+
+const FRAMING: usize = 4096;
+const CHECKSUM: std::ops::Range<usize> = 4064..4096;
+/// Feature bits that programs of this version go on without; they are no part of the framing.
+const OPTIONAL_FEATURES: std::ops::Range<usize> = 32..48;
+
+/// The input, or zeros behind it.
+pub(super) fn filled<const N: usize>(data: &[u8]) -> [u8; N] {
+    let mut out = [0; N];
+    let length = data.len().min(N);
+    out[..length].copy_from_slice(&data[..length]);
+    out
+}
+
+/// The framing block is the input's; the checksum is made right in every input but those that ask for a wrong one.
+pub(super) fn header(data: &[u8]) {
+    let Some((&choice, data)) = data.split_first() else { return };
+    let copy = choice & 1;
+    if choice & 2 != 0 {
+        let _ = header::decode(data, copy);
+        return;
+    }
+    let mut bytes = vec![0; HEADER_BYTES];
+    bytes[..FRAMING].copy_from_slice(&filled::<FRAMING>(data));
+    bytes[CHECKSUM].fill(0);
+    let sum = Sha256::digest(&bytes);
+    bytes[CHECKSUM].copy_from_slice(&sum);
+    let Ok(parsed) = header::decode(&bytes, copy) else { return };
+    bytes[OPTIONAL_FEATURES].fill(0);
+    let encoded = header::encode(&parsed.framing, &[[0; 4096]; 32]);
+    assert!(encoded[..CHECKSUM.start] == bytes[..CHECKSUM.start], "a header is encoded otherwise");
+    assert_eq!(header::decode(&encoded, copy).map(|again| again.framing).ok(), Some(parsed.framing));
+}
+
+pub(super) fn slot(data: &[u8]) {
+    let _ = header::decode_passphrase_slot(data);
+    let block: [u8; 4096] = filled(data);
+    let Ok(slot) = header::decode_passphrase_slot(&block) else { return };
+    assert!(header::encode_passphrase_slot(&slot, &filled(&block[632..])) == block);
+}
+
+pub(super) fn record(data: &[u8]) {
+    let _ = CommitRecord::decode(data);
+    let plain: [u8; RECORD_PLAIN] = filled(data);
+    if let Ok(record) = CommitRecord::decode(&plain) {
+        assert!(record.encode() == plain, "a record is encoded otherwise");
+    }
+}
+
+pub(super) fn delta(data: &[u8]) {
+    if let Ok(list) = DeltaList::decode(data) {
+        assert!(list.encode() == data, "a delta list is encoded otherwise");
+    }
+}
+
+pub(super) fn prologue(data: &[u8]) {
+    let bytes: [u8; PROLOGUE] = filled(data);
+    if let Ok(prologue) = Prologue::decode(&bytes) {
+        assert_eq!(prologue.encode(), bytes);
+        let _ = prologue.main_length();
+    }
+    let bytes: [u8; POINTER] = filled(data);
+    if let Ok(pointer) = Pointer::decode(&bytes) {
+        assert_eq!(pointer.encode(), bytes);
+        let _ = pointer.run.is_page_space(u64::MAX);
+    }
+    let bytes: [u8; 40] = filled(data);
+    if let Ok(root) = Root::decode(&bytes) {
+        assert_eq!(root.encode(), bytes);
+    }
+}
+
+pub(super) fn head(data: &[u8]) {
+    let Some((lengths, head)) = data.split_first_chunk::<8>() else { return };
+    let word = |at: usize| u32::from_le_bytes(filled(&lengths[at..]));
+    let (stored, plain) = (word(0), word(4));
+    let Ok(table) = decode_cell_table(head, stored, plain) else { return };
+    let mut ends = 0;
+    let mut held = 0;
+    for cell in &table.cells {
+        assert_eq!(cell.at, ends);
+        ends += cell.stored;
+        held += cell.plain_length;
+    }
+    assert_eq!((ends, held), (stored, plain));
+    assert!(plain as usize <= MAX_DATA);
+    let cells: Vec<_> = table.cells.iter().map(|cell| (cell.stored, cell.raw, cell.tag)).collect();
+    assert!(head.len() >= head_length(cells.len(), table.items.len()));
+    let log2 = table.cell_size.trailing_zeros() as u8;
+    assert!(encode_head(log2, &cells, &table.items, head.len()) == head, "a head is encoded otherwise");
+}
+
+pub(super) fn node(data: &[u8]) {
+    let Ok(view) = node::decode(data) else { return };
+    let encoded = match &view.entries {
+        NodeEntries::Leaf(entries) => node::encode_leaf(&view.head, entries.iter().copied()),
+        NodeEntries::Internal(entries) => node::encode_internal(&view.head, entries.iter().copied()),
+    };
+    assert!(encoded == data, "a node is encoded otherwise");
+}
+
+/// Both records of an entry, and a look-up of a name that is there and of one that may not be.
+pub(super) fn directory(data: &[u8]) {
+    if let Ok(entry) = decode_list(data) {
+        assert!(is_valid_name(entry.name));
+        assert!(encode_list(&entry) == data);
+    }
+    let _ = find_in_index(data, b"name");
+    let Ok(entries) = decode_index(data) else { return };
+    assert!(encode_index(&entries) == data);
+    for entry in &entries {
+        assert!(is_valid_name(&entry.name));
+        assert!(matches!(find_in_index(data, &entry.name), Ok(Some(_))));
+    }
+}
+
+/// Values of fixed shape; the first byte chooses which.
+pub(super) fn values(data: &[u8]) {
+    let Some((&choice, value)) = data.split_first() else { return };
+    let encoded = match choice % 6 {
+        0 => InodeValue::decode(value).map(|v| v.encode().to_vec()),
+        1 => Extent::decode(value).map(|v| v.encode().to_vec()),
+        2 => ReferenceValue::decode(value).map(|v| v.encode().to_vec()),
+        3 => DeadValue::decode(value).map(|v| v.encode().to_vec()),
+        4 => SnapshotValue::decode(value).map(|v| v.encode()),
+        _ => HistoryValue::decode(value).map(|v| v.encode().to_vec()),
+    };
+    if let Ok(encoded) = encoded {
+        assert!(encoded == value, "a value is encoded otherwise");
+    }
+}
+
+pub(super) fn xattr(data: &[u8]) {
+    let Ok(entries) = decode_xattrs(data) else { return };
+    assert!(entries.iter().all(|entry| entry.length as usize <= MAX_XATTR && !entry.name.is_empty()));
+    assert!(encode_xattrs(&entries) == data);
+}
+
+/// A region has two encodings: the value counts.
+pub(super) fn space(data: &[u8]) {
+    if let Ok(bits) = space_map::decode(data) {
+        assert!(space_map::decode(&space_map::encode(&bits)).is_ok_and(|again| again == bits));
+    }
+}
+
+pub(super) fn acl(data: &[u8]) {
+    let Ok(Some(mut acl)) = Acl::parse(data) else { return };
+    let encoded = acl.encode();
+    let again = Acl::parse(&encoded).ok().flatten().expect("an encoded list parses");
+    assert!(again.encode() == encoded, "a list is encoded otherwise");
+    assert_eq!(acl.mode_bits() & !0o777, 0);
+    let (inherited, bits) = acl.inherit(0o644);
+    assert_eq!(bits & !0o644, 0);
+    assert!(inherited.is_none_or(|acl| Acl::parse(&acl.encode()).is_ok()));
+    acl.set_mode(0o751);
+    assert!(Acl::parse(&acl.encode()).is_ok());
+}
+
+pub(super) fn seen(data: &[u8]) {
+    let Ok(seen) = Seen::decode(data) else { return };
+    let encoded = seen.encode();
+    assert!(encoded.len() == data.len());
+    assert!(Seen::decode(&encoded).is_ok_and(|again| again.encode() == encoded));
+}

@@ -1,0 +1,375 @@
+//! Makes archives that are authentic but say what no writer would: records, nodes and pages of any content, sealed under a known key.
+
+use std::ops::ControlFlow;
+use std::sync::{Arc, OnceLock};
+
+use super::super::create::name_key;
+use super::super::header::{self, empty_slots};
+use crate::btree::{NodeStore, Tree};
+use crate::crypto::SecretKey;
+use crate::env::{Environment, SeededEnvironment};
+use crate::error::Result;
+use crate::format::header::Framing;
+use crate::format::node::{INTERNAL_ENTRY, LEAF_ENTRY, NODE_HEAD, put_key};
+use crate::format::page::PageKind;
+use crate::format::record::{CommitRecord, Root};
+use crate::format::values::{Extent, InodeValue, SnapshotValue};
+use crate::format::{
+    ArchiveId, BLOCK, Key, MIN_BLOCKS, NODE_CAPACITY, Pointer, REGION_BLOCKS, ROOT_INO, Run, TreeId, kind, slot_block,
+    space,
+};
+use crate::frame::{Content, PageCipher, PlainPage};
+use crate::fs::{Creator, FileSystem, FsOptions, SyncProfile, XattrMode, mode};
+use crate::storage::{MemoryStorage, Storage};
+use crate::txn::{OpenOptions, Volume};
+
+/// Id of every archive made here.
+pub(in crate::archive) const ARCHIVE: ArchiveId = [7; 16];
+const KEY: [u8; 32] = [9; 32];
+const OPTIONS: FsOptions = FsOptions { staged_bytes: 4 << 20, sync: SyncProfile::Periodic, pack: true, compress: true };
+pub(in crate::archive) const OWNER: Creator = Creator { uid: 1000, gid: 1000, umask: None };
+/// Memory of the layers below the file system.
+const MEMORY: u64 = 16 << 20;
+
+/// Changes the plain content of a page before it is sealed.
+type PageEdit = Box<dyn FnMut(&mut PlainPage<'static>)>;
+/// Changes the plain bytes of the record before it is sealed.
+type RecordEdit = Box<dyn FnOnce(&mut Vec<u8>)>;
+
+/// An archive taken apart.
+pub(in crate::archive) struct Forge {
+    /// Records of each tree by number - 1, written in the order in which they stand here.
+    pub(in crate::archive) trees: [Vec<(Key, Vec<u8>)>; 5],
+    /// The counters as they will be published; roots, lists and the size of the file are filled in.
+    pub(in crate::archive) record: CommitRecord,
+    /// Bytes of entries in a leaf: fewer make a deeper tree.
+    pub(in crate::archive) leaf_bytes: usize,
+    /// Whether the space map is made to fit what is written.
+    pub(in crate::archive) honest_space: bool,
+    pub(in crate::archive) on_page: Option<PageEdit>,
+    pub(in crate::archive) on_record: Option<RecordEdit>,
+    base: Vec<u8>,
+    next_block: u64,
+    /// Pages sealed here: what the file will have beyond `base`.
+    pages: Vec<(Run, Vec<u8>)>,
+    cipher: PageCipher,
+}
+
+pub(in crate::archive) fn key() -> SecretKey {
+    SecretKey::new(KEY)
+}
+
+fn cipher(seed: u64) -> PageCipher {
+    PageCipher::new(&key(), ARCHIVE, Arc::new(SeededEnvironment::new(seed)))
+}
+
+/// Two header copies without any key slot in use.
+pub(in crate::archive) fn with_header() -> Result<MemoryStorage> {
+    let storage = MemoryStorage::new();
+    storage.set_len(MIN_BLOCKS * BLOCK)?;
+    let mut blocks = empty_slots();
+    for block in blocks.iter_mut() {
+        SeededEnvironment::new(5).fill_random(block)?;
+    }
+    let commitment = header::commitment(&key(), &ARCHIVE);
+    let framing = Framing { copy: 0, archive: ARCHIVE, sequence: 1, commitment, slots: [0; 32], mac: [0; 32] };
+    for copy in 0..2 {
+        header::write_copy(&storage, &framing, &blocks, copy, &key())?;
+    }
+    Ok(storage)
+}
+
+/// A new file system on a storage that has a header.
+pub(in crate::archive) fn create_on(storage: Arc<dyn Storage>, seed: u64) -> Result<Arc<FileSystem>> {
+    let environment: Arc<dyn Environment> = Arc::new(SeededEnvironment::new(seed));
+    let cipher = PageCipher::new(&key(), ARCHIVE, environment.clone());
+    let volume = Volume::create(storage, cipher, environment.clone(), 1)?;
+    let fs = FileSystem::new(volume, environment, name_key(&key(), &ARCHIVE), OPTIONS)?;
+    fs.format(OWNER)?;
+    fs.sync()?;
+    Ok(fs)
+}
+
+/// Opens what lies in a storage, as `Archive::open` does but for header and lock.
+pub(in crate::archive) fn open_on(storage: Arc<dyn Storage>, read_only: bool) -> Result<Arc<FileSystem>> {
+    let environment: Arc<dyn Environment> = Arc::new(SeededEnvironment::new(storage.len()?));
+    let cipher = PageCipher::new(&key(), ARCHIVE, environment.clone());
+    let options = OpenOptions { read_only, memory: MEMORY };
+    let volume = Volume::open(storage, cipher, environment.clone(), 1, &options)?;
+    let fs = FileSystem::new(volume, environment, name_key(&key(), &ARCHIVE), OPTIONS)?;
+    fs.attributes(ROOT_INO)?;
+    Ok(fs)
+}
+
+pub(in crate::archive) fn noise(seed: u64, length: usize) -> Vec<u8> {
+    let random = SeededEnvironment::new(seed);
+    (0..length).map(|_| random.next_u64() as u8).collect()
+}
+
+/// A small archive with every kind of object and data page.
+fn sample() -> Result<Vec<u8>> {
+    let storage = Arc::new(with_header()?);
+    let fs = create_on(storage.clone(), 1)?;
+    let put = |directory, name: &[u8], content: &[u8]| -> Result<_> {
+        let ino = fs.make_node(directory, name, mode::REGULAR | 0o640, 0, OWNER)?.ino;
+        fs.write(ino, 0, content)?;
+        Ok(ino)
+    };
+    let directory = fs.make_directory(ROOT_INO, b"directory", 0o750, OWNER)?.ino;
+    let inline = put(ROOT_INO, b"inline", b"a few bytes")?;
+    for n in 0..3u64 {
+        put(directory, format!("packed{n}").as_bytes(), &noise(n, 900 + 100 * n as usize))?;
+    }
+    let text = put(ROOT_INO, b"text", &b"all work and no play makes jack a dull boy\n".repeat(900))?;
+    put(ROOT_INO, b"noise", &noise(99, 20_000))?;
+    let sparse = put(directory, b"sparse", b"begin")?;
+    fs.write(sparse, 400_000, b"end")?;
+    fs.set_xattr(inline, b"user.short", b"value", XattrMode::Set)?;
+    fs.set_xattr(text, b"user.long", &noise(7, 7000), XattrMode::Set)?;
+    fs.make_symlink(directory, b"link", b"../noise", OWNER)?;
+    fs.make_node(ROOT_INO, b"fifo", mode::FIFO | 0o600, 0, OWNER)?;
+    fs.link(text, directory, b"text too")?;
+    fs.close()?;
+    Ok(storage.contents())
+}
+
+impl Forge {
+    /// The sample, taken apart anew.
+    pub(in crate::archive) fn new() -> Forge {
+        static SAMPLE: OnceLock<Vec<u8>> = OnceLock::new();
+        Forge::of(SAMPLE.get_or_init(|| sample().expect("the sample")).clone()).expect("the sample opens")
+    }
+
+    pub(in crate::archive) fn of(base: Vec<u8>) -> Result<Forge> {
+        let fs = open_on(Arc::new(MemoryStorage::from_contents(base.clone())), true)?;
+        let record = (*fs.volume.durable()).clone();
+        let mut trees: [Vec<(Key, Vec<u8>)>; 5] = Default::default();
+        let store: &NodeStore = fs.volume.store();
+        for (id, records) in TreeId::ALL.into_iter().zip(&mut trees) {
+            let tree = Tree::from_root(id, &record.roots[id as usize - 1]);
+            tree.scan(store, Key::MIN, Key::MAX, &mut |key, value| {
+                records.push((key, value.to_vec()));
+                Ok(ControlFlow::Continue(()))
+            })?;
+        }
+        let next_block = base.len() as u64 / BLOCK;
+        let mut record = record;
+        record.generation = record.generation.next();
+        record.checkpoint = record.generation;
+        record.closed = true;
+        record.two_barrier = false;
+        (record.allocated, record.freed, record.delta_list) = Default::default();
+        Ok(Forge {
+            trees,
+            record,
+            leaf_bytes: NODE_CAPACITY - NODE_HEAD,
+            honest_space: true,
+            on_page: None,
+            on_record: None,
+            base,
+            next_block,
+            pages: Vec::new(),
+            cipher: cipher(3),
+        })
+    }
+
+    pub(in crate::archive) fn live(&mut self) -> &mut Vec<(Key, Vec<u8>)> {
+        &mut self.trees[0]
+    }
+
+    /// The value of a record of the live tree.
+    pub(in crate::archive) fn value(&mut self, key: Key) -> &mut Vec<u8> {
+        &mut self.live().iter_mut().find(|(other, _)| *other == key).expect("the record is there").1
+    }
+
+    /// Puts a record at its place in a tree, in place of one with that key.
+    pub(in crate::archive) fn put(&mut self, tree: TreeId, key: Key, value: &[u8]) {
+        let records = &mut self.trees[tree as usize - 1];
+        match records.binary_search_by_key(&key, |(key, _)| *key) {
+            Ok(at) => records[at].1 = value.to_vec(),
+            Err(at) => records.insert(at, (key, value.to_vec())),
+        }
+    }
+
+    pub(in crate::archive) fn remove(&mut self, key: Key) {
+        self.live().retain(|(other, _)| *other != key);
+    }
+
+    pub(in crate::archive) fn inode(&mut self, ino: u64, change: impl FnOnce(&mut InodeValue)) {
+        let value = self.value(Key::new(ino, kind::INODE, 0));
+        let mut inode = InodeValue::decode(value).expect("an inode");
+        change(&mut inode);
+        *value = inode.encode().to_vec();
+    }
+
+    /// Seals a page behind everything else.
+    pub(in crate::archive) fn page(&mut self, mut page: PlainPage<'static>) -> Pointer {
+        if let Some(edit) = &mut self.on_page {
+            edit(&mut page);
+        }
+        let run = Run::new(self.next_block, page.blocks().clamp(1, 64));
+        self.next_block += run.blocks;
+        let sealed = self.cipher.seal(&page, run, self.record.generation).expect("a page of its own length");
+        self.pages.push((run, sealed.bytes));
+        sealed.pointer
+    }
+
+    fn node(&mut self, tree: TreeId, level: u8, body: Vec<u8>) -> Pointer {
+        let plain_length = body.len() as u32;
+        let owner = tree as u64;
+        let content = Content::Body(body);
+        let kind = PageKind::Node;
+        let page = PlainPage { kind, compressed: false, plain_length, owner, position: level.into(), content };
+        self.page(page)
+    }
+
+    /// Writes a tree of these records, however wrong they are.
+    fn tree(&mut self, tree: TreeId, records: &[(Key, Vec<u8>)]) -> Root {
+        if records.is_empty() {
+            return Root::default();
+        }
+        let mut groups: Vec<&[(Key, Vec<u8>)]> = Vec::new();
+        let (mut start, mut held) = (0, 0);
+        for (at, (_, value)) in records.iter().enumerate() {
+            let bytes = LEAF_ENTRY + value.len();
+            if at > start && held + bytes > self.leaf_bytes {
+                groups.push(&records[start..at]);
+                (start, held) = (at, 0);
+            }
+            held += bytes;
+        }
+        groups.push(&records[start..]);
+        let mut level = 0;
+        let lowers: Vec<Key> =
+            groups.iter().enumerate().map(|(n, group)| if n == 0 { Key::MIN } else { group[0].0 }).collect();
+        let mut children = Vec::new();
+        for (n, group) in groups.iter().enumerate() {
+            let upper = lowers.get(n + 1).copied().unwrap_or(Key::MAX);
+            let mut body = node_head(tree, level, group.len(), lowers[n], upper);
+            for (key, value) in *group {
+                put_key(&mut body, *key);
+                body.extend_from_slice(&(value.len() as u16).to_le_bytes());
+                body.extend_from_slice(value);
+            }
+            children.push((lowers[n], self.node(tree, level, body)));
+        }
+        let fan = (self.leaf_bytes / INTERNAL_ENTRY).max(2);
+        while children.len() > 1 {
+            level += 1;
+            let mut above = Vec::new();
+            for (n, group) in children.chunks(fan).enumerate() {
+                let upper = children.get((n + 1) * fan).map_or(Key::MAX, |(key, _)| *key);
+                let mut body = node_head(tree, level, group.len(), group[0].0, upper);
+                for (key, pointer) in group {
+                    put_key(&mut body, *key);
+                    body.extend_from_slice(&pointer.encode());
+                }
+                above.push((group[0].0, self.node(tree, level, body)));
+            }
+            children = above;
+        }
+        Root { pointer: children[0].1, level }
+    }
+
+    /// A node of any content, for roots and pointers made by hand.
+    pub(in crate::archive) fn raw_node(
+        &mut self,
+        tree: TreeId,
+        level: u8,
+        fences: (Key, Key),
+        children: &[(Key, Pointer)],
+    ) -> Pointer {
+        let mut body = node_head(tree, level, children.len(), fences.0, fences.1);
+        for (key, pointer) in children {
+            put_key(&mut body, *key);
+            body.extend_from_slice(&pointer.encode());
+        }
+        self.node(tree, level, body)
+    }
+
+    /// Writes the live tree alone and names its root; for roots and snapshots made by hand.
+    pub(in crate::archive) fn live_root(&mut self) -> Root {
+        let records = self.trees[0].clone();
+        self.tree(TreeId::Live, &records)
+    }
+
+    /// Everything but the space map and the record; `roots` given by hand are kept.
+    pub(in crate::archive) fn build(mut self, roots: [Option<Root>; 4]) -> Vec<u8> {
+        for (id, given) in TreeId::ALL.into_iter().zip(roots) {
+            let records = std::mem::take(&mut self.trees[id as usize - 1]);
+            self.record.roots[id as usize - 1] = given.unwrap_or_else(|| self.tree(id, &records));
+            self.trees[id as usize - 1] = records;
+        }
+        if self.honest_space {
+            self.trees[4] = self.space_records();
+        }
+        let records = std::mem::take(&mut self.trees[4]);
+        self.record.roots[4] = self.tree(TreeId::Space, &records);
+        let mut out = self.base;
+        out.resize((self.next_block * BLOCK) as usize, 0);
+        for (run, bytes) in &self.pages {
+            out[run.offset() as usize..][..bytes.len()].copy_from_slice(bytes);
+        }
+        self.record.total_blocks = self.next_block;
+        let slot = self.record.generation.slot();
+        let mut plain = self.record.encode();
+        if let Some(edit) = self.on_record {
+            edit(&mut plain);
+        }
+        let (sealed, _) = self.cipher.seal_record(slot, plain).expect("a record");
+        out[(slot_block(slot) * BLOCK) as usize..][..BLOCK as usize].copy_from_slice(&sealed);
+        out
+    }
+
+    /// What the pages that are named and those written here take, and the leaf that will say so.
+    fn space_records(&mut self) -> Vec<(Key, Vec<u8>)> {
+        let mut runs: Vec<Run> = self.pages.iter().map(|(run, _)| *run).collect();
+        runs.push(Run::new(self.next_block, 4));
+        let extents = self.trees[0].iter().filter(|(key, _)| key.kind == kind::EXTENT);
+        runs.extend(extents.filter_map(|(_, value)| Extent::decode(value).ok()).map(|extent| extent.page.run));
+        let total = self.next_block + 4;
+        let mut regions = vec![Box::new([0u64; space::REGION_WORDS]); total.div_ceil(REGION_BLOCKS) as usize];
+        for block in runs.iter().filter(|run| run.end() <= total).flat_map(|run| run.address..run.end()) {
+            let at = (block % REGION_BLOCKS) as usize;
+            regions[(block / REGION_BLOCKS) as usize][at / 64] |= 1 << (at % 64);
+        }
+        self.record.used_blocks = regions.iter().flat_map(|bits| bits.iter()).map(|w| u64::from(w.count_ones())).sum();
+        let value = |(n, bits): (usize, &space::RegionBits)| (Key::new(n as u64, kind::SPACE, 0), space::encode(bits));
+        regions.iter().map(|bits| &**bits).enumerate().map(value).collect()
+    }
+
+    /// The archive with everything as it says.
+    pub(in crate::archive) fn finish(self) -> Vec<u8> {
+        self.build([None; 4])
+    }
+
+    /// A snapshot record that names a root.
+    pub(in crate::archive) fn snapshot(&mut self, id: u64, root: Root, name: &[u8]) {
+        let value = SnapshotValue {
+            generation: self.record.generation,
+            time: self.record.time,
+            root,
+            inodes: self.record.inodes,
+            name: name.to_vec(),
+        };
+        self.put(TreeId::Snapshots, Key::new(id, kind::SNAPSHOT, 0), &value.encode());
+    }
+
+    /// A snapshot record with a name that need not be one.
+    pub(in crate::archive) fn snapshot_bytes(&mut self, id: u64, name: &[u8]) {
+        self.snapshot(id, Root::default(), b"");
+        let records = &mut self.trees[TreeId::Snapshots as usize - 1];
+        let value = &mut records.iter_mut().find(|(key, _)| key.object == id).expect("just put").1;
+        *value.last_mut().expect("the length of the name") = name.len() as u8;
+        value.extend_from_slice(name);
+    }
+}
+
+fn node_head(tree: TreeId, level: u8, count: usize, lower: Key, upper: Key) -> Vec<u8> {
+    let mut out = vec![level, tree as u8];
+    out.extend_from_slice(&(count as u16).to_le_bytes());
+    out.extend_from_slice(&[0; 4]);
+    put_key(&mut out, lower);
+    put_key(&mut out, upper);
+    out
+}

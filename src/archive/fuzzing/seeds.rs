@@ -1,0 +1,191 @@
+//! What fuzzers begin with: valid encodings of each kind, taken from the sample and from values that the sample lacks.
+
+use super::forge::Forge;
+use crate::format::data_head::{PackedItem, encode_head};
+use crate::format::header::{self, Framing, KdfParameters, PassphraseSlot};
+use crate::format::node::{NodeHead, encode_internal, encode_leaf};
+use crate::format::page::{PageKind, Prologue};
+use crate::format::record::{DeltaList, Root};
+use crate::format::values::{DeadValue, HistoryValue, ReferenceValue, SnapshotValue};
+use crate::format::{Generation, Ino, Key, Pointer, Run, Timestamp, TreeId, kind, space};
+
+fn pointer() -> Pointer {
+    Pointer { run: Run::new(500, 4), generation: Generation(3), tag: [4; 16] }
+}
+
+/// Values of these record kinds in the sample, each behind `prefix`.
+fn of_sample(kinds: &[u8], prefix: &[u8]) -> Vec<Vec<u8>> {
+    let forge = Forge::new();
+    let records = forge.trees.iter().flatten().filter(|(key, _)| kinds.contains(&key.kind));
+    records.map(|(_, value)| [prefix, value].concat()).collect()
+}
+
+fn values() -> Vec<Vec<u8>> {
+    let root = Root { pointer: pointer(), level: 1 };
+    let generation = Generation(9);
+    let time = Timestamp { seconds: -5, nanos: 7 };
+    let snapshot = SnapshotValue { generation, time, root, inodes: 8, name: b"daily".to_vec() };
+    let history = HistoryValue { session: [3; 16], last: generation, last_tag: [5; 16] };
+    let mut all = of_sample(&[kind::INODE], &[0]);
+    all.extend(of_sample(&[kind::EXTENT], &[1]));
+    all.push([&[2][..], &ReferenceValue { run_blocks: 33, count: 2 }.encode()].concat());
+    all.push([&[3][..], &DeadValue { run: Run::new(500, 33), born: generation }.encode()].concat());
+    all.push([&[4][..], &snapshot.encode()].concat());
+    all.push([&[5][..], &history.encode()].concat());
+    all
+}
+
+fn headers() -> Vec<Vec<u8>> {
+    let framing = Framing { copy: 0, archive: [7; 16], sequence: 3, commitment: [1; 32], slots: [1; 32], mac: [2; 32] };
+    let encoded = header::encode(&framing, &[[0; 4096]; 32]);
+    vec![[&[0][..], &encoded[..4096]].concat(), [&[3][..], &encoded[..4096]].concat()]
+}
+
+fn slots() -> Vec<Vec<u8>> {
+    let kdf = KdfParameters { memory_kib: 65_536, passes: 3, lanes: 1 };
+    let slot = PassphraseSlot { salt: [1; 32], kdf, commitment: [2; 32], nonce: [3; 24], sealed: vec![4; 528] };
+    vec![header::encode_passphrase_slot(&slot, &[5; 3464]).to_vec()]
+}
+
+fn records() -> Vec<Vec<u8>> {
+    let mut record = Forge::new().record;
+    let plain = record.encode();
+    record.allocated = (0..9).map(|n| (Run::new(400 + n, 1), [n as u8; 16])).collect();
+    record.freed = vec![Run::new(500, 300), Run::new(900, 1)];
+    vec![plain, record.encode()]
+}
+
+fn deltas() -> Vec<Vec<u8>> {
+    let runs = vec![Run::new(500, 300), Run::new(900, 1)];
+    let lists = [DeltaList::default(), DeltaList { next: pointer(), allocated: runs.clone(), freed: runs }];
+    lists.iter().map(DeltaList::encode).collect()
+}
+
+fn prologues() -> Vec<Vec<u8>> {
+    let node = Prologue {
+        kind: PageKind::Node,
+        compressed: true,
+        blocks: 1,
+        stored_length: 300,
+        plain_length: 900,
+        generation: Generation(8),
+        owner: 1,
+        position: 0,
+    };
+    let data = Prologue { kind: PageKind::Data, compressed: false, owner: 4, position: 8192, ..node };
+    let root = Root { pointer: pointer(), level: 3 };
+    vec![node.encode().to_vec(), data.encode().to_vec(), pointer().encode().to_vec(), root.encode().to_vec()]
+}
+
+fn heads() -> Vec<Vec<u8>> {
+    let items = [
+        PackedItem { ino: Ino(4), offset: 0, start: 0, length: 100 },
+        PackedItem { ino: Ino(5), offset: 7, start: 100, length: 9 },
+    ];
+    let head =
+        |stored: u32, plain: u32, bytes: Vec<u8>| [&stored.to_le_bytes()[..], &plain.to_le_bytes(), &bytes].concat();
+    vec![
+        head(20_000, 20_000, encode_head(14, &[(16_384, true, [1; 16]), (3616, true, [2; 16])], &[], 100)),
+        head(400, 16_385, encode_head(14, &[(399, false, [1; 16]), (1, true, [2; 16])], &items, 200)),
+    ]
+}
+
+fn nodes() -> Vec<Vec<u8>> {
+    let forge = Forge::new();
+    let leaf = NodeHead { level: 0, tree: TreeId::Live as u8, lower: Key::MIN, upper: Key::MAX };
+    let entries: Vec<(Key, &[u8])> = forge.trees[0].iter().take(12).map(|(key, value)| (*key, &value[..])).collect();
+    let internal = NodeHead { level: 2, ..leaf };
+    let children = [(Key::MIN, pointer()), (Key::new(7, 1, 0), pointer())];
+    vec![
+        encode_leaf(&leaf, entries.into_iter()),
+        encode_leaf(&leaf, [].into_iter()),
+        encode_internal(&internal, children.into_iter()),
+    ]
+}
+
+fn lists() -> Vec<Vec<u8>> {
+    let entries =
+        [(1u16, 6u16, u32::MAX), (2, 4, 1001), (4, 5, u32::MAX), (8, 4, 77), (16, 7, u32::MAX), (32, 0, u32::MAX)];
+    let bytes = |count: usize| -> Vec<u8> {
+        let all = entries.iter().take(count).flat_map(|(tag, permissions, id)| {
+            [&tag.to_le_bytes()[..], &permissions.to_le_bytes(), &id.to_le_bytes()].concat()
+        });
+        2u32.to_le_bytes().into_iter().chain(all).collect()
+    };
+    vec![bytes(6), bytes(0), Vec::new()]
+}
+
+fn remembered() -> Vec<Vec<u8>> {
+    let mut one = vec![0; 32 + 2 * 48];
+    (one[0], one[20]) = (1, 2);
+    vec![one]
+}
+
+fn pages() -> Vec<Vec<u8>> {
+    let head = |kind: u8, flags: u8, cells: u8, items: u8, plain: u32, owner: u64, position: u64| {
+        let mut out = vec![kind, flags, cells, items];
+        out.extend(plain.to_le_bytes());
+        out.extend(owner.to_le_bytes());
+        out.extend(position.to_le_bytes());
+        out
+    };
+    let node = nodes().swap_remove(1);
+    let text = b"all work and no play ".repeat(30);
+    let squeezed = zstd::bulk::compress(&text, 1).expect("zstd compresses text");
+    let packed_node = zstd::bulk::compress(&node, 1).expect("zstd compresses a node");
+    vec![
+        [head(0, 0, 0, 0, node.len() as u32, 1, 0), node.clone()].concat(),
+        [head(0, 1, 0, 0, node.len() as u32, 1, 0), packed_node].concat(),
+        [head(1, 2, 0, 0, text.len() as u32, 4, 0), text.clone()].concat(),
+        [head(1, 8, 0, 0, text.len() as u32, 4, 0), squeezed].concat(),
+        [head(2, 2, 0, 3, text.len() as u32, 4, 0), text].concat(),
+        [head(3, 0, 0, 0, 40, 0, 0), vec![0; 40]].concat(),
+    ]
+}
+
+/// Edits of the whole archive: one of each kind, and none.
+fn edits() -> Vec<Vec<u8>> {
+    let edit = |operation: u8, operands: [u8; 6], bytes: &[u8]| {
+        [&[operation][..], &operands, &[bytes.len() as u8], bytes].concat()
+    };
+    let mut all = vec![Vec::new()];
+    for operation in 0..10 {
+        all.push(edit(operation, [0, 3, 0, 8, 0, 0], &[1, 2, 3, 4, 5, 6, 7, 8, 9]));
+    }
+    all.push(edit(9, [0, 0, 0, 5, 0, 6], &pages().swap_remove(2)[..200]));
+    all.push([edit(8, [0, 100, 0, 0, 0, 0], &[]), edit(5, [0, 3, 0, 44, 0, 0], &[0xff; 8])].concat());
+    all.push(edit(10, [0; 6], &[]));
+    all
+}
+
+fn sequences() -> Vec<Vec<u8>> {
+    let mixed: Vec<u8> = (0..60u8).flat_map(|n| [n, n / 3, n.wrapping_mul(37), n % 5, n.wrapping_mul(11), n]).collect();
+    let crash =
+        [[0, 0, 0, 0, 0, 0], [0, 0, 0, 1, 90, 3], [12, 0, 0, 0, 0, 0], [1, 0, 9, 0, 200, 4], [15, 3, 1, 0, 0, 0]];
+    vec![mixed, crash.concat(), Vec::new()]
+}
+
+/// Inputs for the target of this name; none for one that is unknown.
+pub fn seeds(target: &str) -> Vec<Vec<u8>> {
+    match target {
+        "header" => headers(),
+        "slot" => slots(),
+        "record" => records(),
+        "delta" => deltas(),
+        "prologue" => prologues(),
+        "head" => heads(),
+        "node" => nodes(),
+        "directory" => of_sample(&[kind::DIR_INDEX, kind::DIR_LIST], &[]),
+        "values" => values(),
+        "xattr" => of_sample(&[kind::XATTR], &[]),
+        "space" => {
+            [of_sample(&[kind::SPACE], &[]), vec![vec![0; 1025], space::encode(&[5; space::REGION_WORDS])]].concat()
+        }
+        "acl" => lists(),
+        "seen" => remembered(),
+        "page" => pages(),
+        "whole" => edits(),
+        "operations" => sequences(),
+        _ => Vec::new(),
+    }
+}

@@ -1,0 +1,271 @@
+//! Golden archives of format version 1 (`tests/data/golden`): every later program reads them as the manifests say, and refuses the damaged
+//! variants as recorded.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
+
+use super::super::fuzzing::{Forge, OWNER, create_on, noise, open_on};
+use super::super::header::Header;
+use super::sample::cipher;
+use super::{archive, opens};
+use crate::crypto::kdf::KdfCost;
+use crate::env::{Environment, SeededEnvironment};
+use crate::error::Result;
+use crate::format::record::DeltaList;
+use crate::format::{BLOCK, HEADER_START, Ino, RING_SLOTS, ROOT_INO, Run, TreeId, slot_block};
+use crate::frame::delta_page;
+use crate::fs::{FileSystem, SetAttributes, XattrMode, mode};
+use crate::storage::MemoryStorage;
+
+const PASSPHRASES: [(usize, &str); 3] = [(0, "golden one"), (5, "golden two"), (31, "golden thirty-one")];
+
+fn directory() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/data/golden")
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// What the program reads: by path in hexadecimal, since names are any bytes.
+fn listing(fs: &FileSystem) -> Result<Value> {
+    let mut objects = BTreeMap::new();
+    let mut pending = vec![(Vec::new(), ROOT_INO)];
+    while let Some((path, ino)) = pending.pop() {
+        let attributes = fs.attributes(ino)?;
+        let kind = attributes.mode & mode::TYPE;
+        let content = match kind {
+            mode::REGULAR => fs.read(ino, 0, attributes.size as usize)?,
+            mode::SYMLINK => fs.read_link(ino)?,
+            _ => Vec::new(),
+        };
+        let mut xattrs = BTreeMap::new();
+        for name in fs.list_xattrs(ino)?.split(|&b| b == 0).filter(|name| !name.is_empty()) {
+            xattrs.insert(hex(name), hex(&Sha256::digest(fs.xattr(ino, name)?)));
+        }
+        if kind == mode::DIRECTORY {
+            fs.list_directory(ino, 2, u64::MAX, false, &mut |entry, _| {
+                pending.push(([&path[..], b"/", entry.name].concat(), entry.ino));
+                std::ops::ControlFlow::Continue(())
+            })?;
+        }
+        let size = if kind == mode::DIRECTORY { 0 } else { attributes.size };
+        let links = if kind == mode::DIRECTORY { 0 } else { attributes.links };
+        objects.insert(
+            hex(&path),
+            json!({
+                "ino": ino.0, "mode": attributes.mode, "uid": attributes.uid, "gid": attributes.gid, "links": links,
+                "size": size, "rdev": attributes.rdev, "sha256": hex(&Sha256::digest(&content)), "xattrs": xattrs,
+                "mtime": [attributes.mtime.seconds, i64::from(attributes.mtime.nanos)],
+            }),
+        );
+    }
+    Ok(json!(objects))
+}
+
+/// What becomes of one who opens these bytes and reads everything.
+fn outcome(bytes: &[u8]) -> String {
+    let storage = Arc::new(MemoryStorage::from_contents(bytes.to_vec()));
+    match Header::read(&*storage).and_then(|_| open_on(storage, true)).and_then(|fs| listing(&fs)) {
+        Ok(_) => "read".into(),
+        Err(error) => error.to_string(),
+    }
+}
+
+fn file(fs: &FileSystem, directory: Ino, name: &[u8], content: &[u8]) -> Ino {
+    let made = fs.make_node(directory, name, mode::REGULAR | 0o640, 0, OWNER).unwrap();
+    fs.write(made.ino, 0, content).unwrap();
+    made.ino
+}
+
+/// Every kind of object, attribute and page.
+fn fill(fs: &FileSystem) {
+    let below = fs.make_directory(ROOT_INO, b"directory", 0o2750, OWNER).unwrap().ino;
+    let inline = file(fs, ROOT_INO, b"inline", b"a few bytes");
+    file(fs, ROOT_INO, b"empty", b"");
+    for n in 0..4 {
+        file(fs, below, format!("packed {n}").as_bytes(), &noise(n, 700 + 100 * n as usize));
+    }
+    let text = file(fs, ROOT_INO, b"text", &b"all work and no play makes jack a dull boy\n".repeat(4000));
+    let raw = file(fs, ROOT_INO, b"raw", &noise(40, 40_000));
+    let sparse = file(fs, below, b"sparse", b"begin");
+    fs.write(sparse, 3 << 40, b"end").unwrap();
+    fs.set_attributes(sparse, &SetAttributes { size: Some(9_000_000), ..SetAttributes::default() }).unwrap();
+    for (name, length) in [(&b"short"[..], 20), (b"inline", 3500), (b"longest", 4095)] {
+        fs.make_symlink(below, &[b"link ", name].concat(), &vec![b'x'; length], OWNER).unwrap();
+    }
+    fs.make_node(below, b"fifo", mode::FIFO | 0o600, 0, OWNER).unwrap();
+    fs.make_node(below, b"socket", mode::SOCKET | 0o700, 0, OWNER).unwrap();
+    fs.make_node(below, b"block", mode::BLOCK | 0o660, 8 << 20 | 1, OWNER).unwrap();
+    fs.make_node(below, b"character", mode::CHARACTER | 0o666, 1 << 20 | 3, OWNER).unwrap();
+    file(fs, below, b"\xff not UTF-8 \n", b"name");
+    file(fs, below, &[b'n'; 255], b"longest name");
+    fs.link(text, below, b"text too").unwrap();
+    fs.set_xattr(inline, b"user.short", b"value", XattrMode::Set).unwrap();
+    fs.set_xattr(inline, b"user.empty", b"", XattrMode::Set).unwrap();
+    fs.set_xattr(text, b"user.pieces", &noise(7, 20_000), XattrMode::Set).unwrap();
+    let list = |entries: &[(u16, u16, u32)]| -> Vec<u8> {
+        let entries = entries
+            .iter()
+            .flat_map(|(tag, bits, id)| [&tag.to_le_bytes()[..], &bits.to_le_bytes(), &id.to_le_bytes()].concat());
+        2u32.to_le_bytes().into_iter().chain(entries).collect()
+    };
+    let none = u32::MAX;
+    let access = list(&[(1, 6, none), (2, 4, 1001), (4, 4, none), (16, 4, none), (32, 0, none)]);
+    fs.set_xattr(raw, b"system.posix_acl_access", &access, XattrMode::Set).unwrap();
+    let default = list(&[(1, 7, none), (4, 5, none), (8, 7, 50), (16, 7, none), (32, 0, none)]);
+    fs.set_xattr(below, b"system.posix_acl_default", &default, XattrMode::Set).unwrap();
+    fs.sync().unwrap();
+    // Pages that two extents name, and one that is cut up.
+    let copy = file(fs, below, b"copy", b"");
+    fs.copy_range(text, 0, copy, 0, 172_000, false).unwrap();
+    fs.write(raw, 10_000, b"overwritten").unwrap();
+    fs.sync().unwrap();
+}
+
+fn objects() -> Vec<u8> {
+    let storage = Arc::new(archive(&PASSPHRASES.map(|(slot, text)| (slot, text, KdfCost::TEST))));
+    let fs = create_on(storage.clone(), 21).unwrap();
+    fill(&fs);
+    fs.close().unwrap();
+    drop(fs);
+    for n in 0..3u8 {
+        let fs = open_on(storage.clone(), false).unwrap();
+        file(&fs, ROOT_INO, &[b's', b'0' + n], b"of another session");
+        fs.close().unwrap();
+    }
+    storage.contents()
+}
+
+/// As a kill leaves it: the last record is not closed and needed one barrier, with an orphan and a trim offset.
+fn unclosed() -> Vec<u8> {
+    let storage = Arc::new(MemoryStorage::from_contents(objects()));
+    let fs = open_on(storage.clone(), false).unwrap();
+    let gone = file(&fs, ROOT_INO, b"gone", &noise(50, 9000));
+    let cut = file(&fs, ROOT_INO, b"cut", &noise(51, 30_000));
+    fs.sync().unwrap();
+    fs.open(gone).unwrap();
+    fs.unlink(ROOT_INO, b"gone").unwrap();
+    fs.set_attributes(cut, &SetAttributes { size: Some(10_000), ..SetAttributes::default() }).unwrap();
+    fs.sync().unwrap();
+    storage.contents()
+}
+
+/// Nodes of several levels, raw and compressed, a two-barrier record with a delta list, and a snapshot.
+fn deep() -> Vec<u8> {
+    let mut forge = Forge::of(objects()).unwrap();
+    forge.leaf_bytes = 1200;
+    let root = forge.live_root();
+    forge.record.newest_snapshot = forge.record.generation;
+    (forge.record.newest_snapshot_id, forge.record.next_snapshot) = (1, 2);
+    forge.snapshot(1, root, b"golden");
+    let list = DeltaList { allocated: vec![Run::new(390, 1)], ..DeltaList::default() };
+    let pointer = forge.page(delta_page(list.encode()));
+    forge.record.delta_list = pointer;
+    forge.record.allocated = vec![(pointer.run, pointer.tag)];
+    forge.record.two_barrier = true;
+    forge.record.closed = false;
+    forge.build([Some(root), None, None, None])
+}
+
+/// Slots of the ring that hold no record get equal random bytes, so that the file packs well.
+fn settled(mut bytes: Vec<u8>) -> Vec<u8> {
+    let mut filler = vec![0; BLOCK as usize];
+    SeededEnvironment::new(1).fill_random(&mut filler).unwrap();
+    for slot in 0..RING_SLOTS {
+        let at = (slot_block(slot) * BLOCK) as usize;
+        let block = &mut bytes[at..at + BLOCK as usize];
+        if cipher().open_record(slot, block).is_none() {
+            block.copy_from_slice(&filler);
+        }
+    }
+    bytes
+}
+
+/// Offsets of bytes that are flipped, alone or together.
+fn damages(bytes: &[u8]) -> Vec<(&'static str, Vec<usize>)> {
+    let storage = Arc::new(MemoryStorage::from_contents(bytes.to_vec()));
+    let fs = open_on(storage, true).unwrap();
+    let record = fs.volume.durable();
+    let root = record.roots[TreeId::Live as usize - 1].pointer.run.offset() as usize;
+    let newest = (slot_block(record.generation.slot()) * BLOCK) as usize;
+    let copies = |at: usize| HEADER_START.iter().map(|start| (start * BLOCK) as usize + at).collect();
+    vec![
+        ("magic of both headers", copies(0)),
+        ("version of both headers", copies(16)),
+        ("a key slot of both headers", copies(5000)),
+        ("magic of one header", vec![0]),
+        ("newest commit record", vec![newest + 100]),
+        ("root of the live tree, prologue", vec![root + 30]),
+        ("root of the live tree, body", vec![root + 300]),
+        ("root of the live tree, nonce", vec![root]),
+    ]
+}
+
+fn damaged(bytes: &[u8], offsets: &[usize]) -> Vec<u8> {
+    let mut out = bytes.to_vec();
+    offsets.iter().for_each(|&at| out[at] ^= 1);
+    out
+}
+
+/// Run once for a version of the format: its files are frozen.
+#[test]
+#[ignore = "writes the golden archives anew, which only a new version of the format may do"]
+fn write_golden_archives() {
+    std::fs::create_dir_all(directory()).unwrap();
+    for (name, bytes) in [("objects", objects()), ("unclosed", unclosed()), ("deep", deep())] {
+        let bytes = settled(bytes);
+        let fs = open_on(Arc::new(MemoryStorage::from_contents(bytes.clone())), true).unwrap();
+        let record = fs.volume.durable();
+        let damaged: Vec<Value> = damages(&bytes)
+            .into_iter()
+            .map(|(what, at)| json!({"what": what, "flip": at, "outcome": outcome(&damaged(&bytes, &at))}))
+            .collect();
+        let manifest = json!({
+            "passphrases": PASSPHRASES.map(|(_, text)| text),
+            "generation": record.generation.0, "closed": record.closed, "two_barrier": record.two_barrier,
+            "sha256": hex(&Sha256::digest(&bytes)),
+            "objects": listing(&fs).unwrap(),
+            "damaged": damaged,
+        });
+        let mut packed = zstd::bulk::Compressor::new(19).unwrap();
+        packed.long_distance_matching(true).unwrap();
+        packed.window_log(24).unwrap();
+        std::fs::write(directory().join(format!("{name}.lbx.zst")), packed.compress(&bytes).unwrap()).unwrap();
+        let text = serde_json::to_string_pretty(&manifest).unwrap();
+        std::fs::write(directory().join(format!("{name}.json")), text + "\n").unwrap();
+    }
+}
+
+#[test]
+fn golden_archives_are_read_and_refused_as_recorded() {
+    for name in ["objects", "unclosed", "deep"] {
+        let manifest = std::fs::read_to_string(directory().join(format!("{name}.json"))).unwrap();
+        let manifest: Value = serde_json::from_str(&manifest).unwrap();
+        let packed = std::fs::read(directory().join(format!("{name}.lbx.zst"))).unwrap();
+        let bytes = zstd::bulk::decompress(&packed, 64 << 20).unwrap();
+        assert_eq!(hex(&Sha256::digest(&bytes)), manifest["sha256"].as_str().unwrap(), "{name} itself was changed");
+        let storage = Arc::new(MemoryStorage::from_contents(bytes.clone()));
+        for text in manifest["passphrases"].as_array().unwrap() {
+            assert!(opens(&*storage, text.as_str().unwrap()), "{name}: {text}");
+        }
+        assert!(!opens(&*storage, "another"));
+        let fs = open_on(storage, true).unwrap();
+        let record = fs.volume.durable();
+        assert_eq!(record.generation.0, manifest["generation"].as_u64().unwrap());
+        assert_eq!(record.closed, manifest["closed"].as_bool().unwrap());
+        assert_eq!(record.two_barrier, manifest["two_barrier"].as_bool().unwrap());
+        assert_eq!(listing(&fs).unwrap(), manifest["objects"], "{name}");
+        let (_, findings) = fs.check_structure(true, &mut |_, _| {}).unwrap();
+        assert!(findings.is_empty(), "{name}: {findings:?}");
+        for variant in manifest["damaged"].as_array().unwrap() {
+            let offsets: Vec<usize> =
+                variant["flip"].as_array().unwrap().iter().map(|at| at.as_u64().unwrap() as usize).collect();
+            assert_eq!(outcome(&damaged(&bytes, &offsets)), variant["outcome"], "{name}: {}", variant["what"]);
+        }
+    }
+}

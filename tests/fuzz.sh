@@ -1,0 +1,70 @@
+#!/usr/bin/env bash
+# Builds the fuzz targets with libFuzzer and AddressSanitizer and runs each.
+#
+#   tests/fuzz.sh [SECONDS [TARGET...]]     60 seconds for a target that takes whole archives or operations, a fifth of it for one decoder
+#
+# JOBS=N runs N targets at a time (default 2). CORPUS=DIRECTORY keeps what was learned (default: below the target directory).
+# For a long run: FULL=1 tests/fuzz.sh 3600    gives decoders the whole time as well.
+# Needs no nightly toolchain: RUSTC_BOOTSTRAP lets the stable one use its sanitizer. An input may take 1 second and 256 MiB.
+set -uo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
+
+seconds=${1:-60}
+shift || true
+jobs=${JOBS:-2}
+base=${CARGO_TARGET_DIR:-$PWD/target}/fuzz
+corpus=${CORPUS:-$base/corpus}
+host=$(rustc -vV | sed -n 's/^host: //p')
+program=$base/$host/release/lockbox-fuzz
+wide=(whole operations page)
+decoders=(header slot record delta prologue head node directory values xattr space acl seen control options)
+targets=("$@")
+[[ $# -gt 0 ]] || targets=("${wide[@]}" "${decoders[@]}")
+
+# The counters and comparisons that libFuzzer reads; code generation units keep the link short.
+flags="-Zsanitizer=address -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4
+    -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table
+    -Cllvm-args=-sanitizer-coverage-trace-compares --cfg fuzzing -Ccodegen-units=4"
+RUSTC_BOOTSTRAP=1 CARGO_TARGET_DIR=$base RUSTFLAGS=$(tr -s '\n ' ' ' <<<"$flags") \
+    cargo build --quiet --locked --release --manifest-path fuzz/Cargo.toml --target "$host" || exit 1
+
+rm -rf "$base/seeds"
+SEEDS=$base/seeds "$program" >/dev/null 2>&1 || { echo 'the seeds cannot be made'; exit 1; }
+mkdir -p "$base/logs" "$base/findings"
+
+run() {
+    local target=$1 time=$seconds length=4096 log=$base/logs/$1
+    if [[ ${FULL:-0} != 1 && " ${wide[*]} " != *" $target "* ]]; then time=$(((seconds + 4) / 5)); fi
+    mkdir -p "$corpus/$target" "$base/tmp/$target"
+    # The quarantine of freed memory would otherwise count as the input's.
+    TARGET=$target TMPDIR=$base/tmp/$target ASAN_OPTIONS=quarantine_size_mb=8:detect_leaks=0 \
+        "$program" -max_total_time="$time" -timeout=1 -rss_limit_mb=256 -malloc_limit_mb=256 -max_len=$length -print_final_stats=1 \
+        -artifact_prefix="$base/findings/$target-" "$corpus/$target" "$base/seeds/$target" >"$log" 2>&1
+    local status=$? executions
+    executions=$(sed -n 's/^stat::number_of_executed_units: *//p' "$log")
+    if [[ $status -eq 0 ]]; then
+        printf 'ok      %-11s %12s executions in %s s\n' "$target" "${executions:-0}" "$time"
+    else
+        printf 'FINDING %-11s %12s executions\n' "$target" "${executions:-0}"
+        grep -E -m 3 'panicked|ERROR|SUMMARY' "$log" | cut -c -300
+        tail -n 15 "$log" | cut -c -300 | sed 's/^/        | /'
+    fi
+    return $status
+}
+
+failed=0
+running=0
+for target in "${targets[@]}"; do
+    if ((running >= jobs)); then
+        wait -n || failed=$((failed + 1))
+        running=$((running - 1))
+    fi
+    run "$target" &
+    running=$((running + 1))
+done
+while ((running > 0)); do
+    wait -n || failed=$((failed + 1))
+    running=$((running - 1))
+done
+echo "${#targets[@]} targets, $failed with findings; inputs are in $base/findings"
+[[ $failed -eq 0 ]]
