@@ -1,10 +1,10 @@
 //! Writes what is left of partly named packed pages elsewhere, so that the bytes of deleted files go with the old pages.
 //!
 //! # Invariants
-//! K1  A repack changes no content: an extent is replaced by the bytes read through it, and only when in the operation it is still the same.
-//! K2  A file with a sealed layer is left alone, for its batch asks the extents whether it was published (W2); its page waits.
-//! K3  What went between the reading and the operation makes the new page a partly named one, noted by the same operation.
-//! K4  Pages wait for one to two intervals, so that those that die as a whole are not written again, and one that is noted again and again is
+//! V1  A repack changes no content: an extent is replaced by the bytes read through it, and only when in the operation it is still the same.
+//! V2  A file with a sealed layer is left alone, for its batch asks the extents whether it was published (W2); its page waits.
+//! V3  What went between the reading and the operation makes the new page a partly named one, noted by the same operation.
+//! V4  Pages wait for one to two intervals, so that those that die as a whole are not written again, and one that is noted again and again is
 //!     repacked once per interval at most.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -21,7 +21,7 @@ use crate::format::values::{Extent, inode_flags};
 use crate::format::{Ino, Key, MAX_DATA, Pointer, kind};
 use crate::txn::{Operation, View, WrittenPiece};
 
-/// Seconds of an interval (K4); the manual names the delay.
+/// Seconds of an interval (V4); the manual names the delay.
 const INTERVAL: i64 = 5;
 /// Pages of one step: 1 MiB of content at most.
 const PAGES: usize = 8;
@@ -42,7 +42,7 @@ pub(super) struct Repack {
 
 #[derive(Default)]
 struct Turn {
-    /// Where the search for pages that nobody noted goes on (N3).
+    /// Where the search for pages that nobody noted goes on (Q3).
     search: Option<Key>,
     looked_at: BTreeSet<u64>,
     /// The archive was idle but for the repacking, which therefore commits itself.
@@ -74,7 +74,7 @@ struct Move {
 type Group = (u32, bool, bool);
 
 impl FileSystem {
-    /// Has the whole tree searched for pages that the session before noted (N3).
+    /// Has the whole tree searched for pages that the session before noted (Q3).
     pub(super) fn search_partly_named(&self) {
         self.repack.turn.lock().begin_search();
     }
@@ -271,7 +271,7 @@ impl FileSystem {
         Ok(groups)
     }
 
-    /// K2, as far as it can be brought about.
+    /// V2, as far as it can be brought about.
     fn land_sealed(&self, ino: Ino) -> Result<()> {
         let Some(file) = self.staging.find(ino) else { return Ok(()) };
         let landed = if file.with(|content| content.has_sealed()) {
@@ -321,8 +321,8 @@ impl FileSystem {
         self.volume.abandon(&pieces);
     }
 
-    /// Lets the new pieces take the place of the extents that are still the same (K1). Answers the pieces whose pages are not named at all;
-    /// None, and nothing done, when a file is in the way (K2).
+    /// Lets the new pieces take the place of the extents that are still the same (V1). Answers the pieces whose pages are not named at all;
+    /// None, and nothing done, when a file is in the way (V2).
     fn name_moves(&self, op: &mut Operation<'_>, moves: &[Move]) -> Result<Option<Vec<WrittenPiece>>> {
         for Move { part, .. } in moves {
             let Some(file) = self.staging.find(part.ino) else { continue };
@@ -349,7 +349,7 @@ impl FileSystem {
         for (page, extents) in pages.values() {
             op.adopt(page, *extents)?;
         }
-        // K3
+        // V3
         for piece in left_over.iter().filter(|piece| pages.contains_key(&piece.page.run.address)) {
             op.note_partly(&piece.page);
         }

@@ -14,9 +14,9 @@ const LIMIT: usize = 8192;
 const DUE: u8 = 2;
 
 /// Notes are hints: a page that is noted without need is looked at and dropped. What must not happen is that one is missing, so
-/// N1  a page is noted by the publication of the operation that took a part away, and dropped by the one that freed it;
-/// N2  who takes a page out to look at it notes it again unless it is whole, gone, or replaced;
-/// N3  notes that find no room, and those of a session that ended without closing, are made up for by a search of the tree.
+/// Q1  a page is noted by the publication of the operation that took a part away, and dropped by the one that freed it;
+/// Q2  who takes a page out to look at it notes it again unless it is whole, gone, or replaced;
+/// Q3  notes that find no room, and those of a session that ended without closing, are made up for by a search of the tree.
 #[derive(Default)]
 pub(crate) struct PartlyNamed {
     pages: Mutex<Pages>,
@@ -26,7 +26,7 @@ pub(crate) struct PartlyNamed {
 struct Pages {
     /// By address: the page, and ticks since it was noted.
     noted: BTreeMap<u64, (Pointer, u8)>,
-    /// N3
+    /// Q3
     overflowed: bool,
 }
 
@@ -91,7 +91,7 @@ impl PartlyNamed {
         std::mem::take(&mut self.pages.lock().overflowed)
     }
 
-    /// N1
+    /// Q1
     pub(super) fn published(&self, partly: &[Pointer], freed: &[Run]) {
         for page in partly {
             self.note(*page);
