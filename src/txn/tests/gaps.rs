@@ -315,3 +315,26 @@ fn who_finds_nothing_to_do_after_a_failed_commit_is_not_told_that_all_is_durable
     });
     assert!(matches!(told, Err(Error::Latched(_))), "{told:?}");
 }
+
+/// T2: the record of a commit too long to list its pages is written only behind a barrier that covers them, and acknowledged behind another.
+#[test]
+fn the_record_of_a_long_commit_stands_between_two_barriers() {
+    let dice = Dice::new(12);
+    let storage = SimulatedStorage::new();
+    let volume = create(storage.clone(), &dice);
+    (0..400).for_each(|slot| put(&volume, 2, slot, slot, 500).unwrap());
+    let asked: Arc<Mutex<String>> = Arc::default();
+    let log = asked.clone();
+    storage.on_op(Box::new(move |op| {
+        log.lock().push(match op {
+            OpKind::Barrier => 'b',
+            OpKind::Write { offset, .. } if matches!(offset / BLOCK, 33..=64 | 353..=384) => 'r',
+            _ => 'w',
+        });
+    }));
+    volume.commit().unwrap();
+    storage.on_op(Box::new(|_| {}));
+    assert!(volume.durable().two_barrier);
+    let asked = asked.lock();
+    assert!(asked.ends_with("wbrb") && asked.matches('r').count() == 1, "{asked}");
+}
