@@ -3,7 +3,7 @@
 #
 #   tests/fuzz.sh [SECONDS [TARGET...]]     30 seconds for a target that takes whole archives or operations, a fifth of it for one decoder
 #
-# JOBS=N runs N targets at a time (default 2). CORPUS=DIRECTORY keeps what was learned (default: below the target directory).
+# BUILD_ONLY=1 builds and runs nothing. JOBS=N runs N targets at a time (default 2). CORPUS=DIRECTORY keeps what was learned (default: below the target directory).
 # For a long run: FULL=1 tests/fuzz.sh 3600    gives decoders the whole time as well.
 # Needs no nightly toolchain: RUSTC_BOOTSTRAP lets the stable one use its sanitizer. An input may take 1 second and 256 MiB.
 set -uo pipefail
@@ -27,6 +27,7 @@ flags="-Zsanitizer=address -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverag
     -Cllvm-args=-sanitizer-coverage-trace-compares --cfg fuzzing -Ccodegen-units=4"
 RUSTC_BOOTSTRAP=1 CARGO_TARGET_DIR=$base RUSTFLAGS=$(tr -s '\n ' ' ' <<<"$flags") \
     cargo build --quiet --locked --release --manifest-path fuzz/Cargo.toml --target "$host" || exit 1
+[[ -z ${BUILD_ONLY-} ]] || exit 0
 
 rm -rf "$base/seeds"
 SEEDS=$base/seeds "$program" >/dev/null 2>&1 || { echo 'the seeds cannot be made'; exit 1; }

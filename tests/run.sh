@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs what the tests need on a Debian-like machine and runs all of them. Ends with 0 only when every stage passed.
 #
-#   tests/run.sh [STAGE...]     all stages, or those named: format lint test portable reader fuzz mount suites licences
+#   tests/run.sh [STAGE...]     all stages, or those named: format lint test portable reader mount suites fuzz licences
 #
 # Needs a Rust toolchain and root (directly or by sudo) for packages and mounts. Takes about 20 minutes on two cores.
 set -uo pipefail
@@ -75,16 +75,19 @@ stage_reader() {
 
 stage_mount() {
     cargo build --quiet --workspace --bins || return 1
+    start_building
     as_root tests/mount/run.sh
 }
 
 # libFuzzer with AddressSanitizer: each target for a while, two at a time.
 stage_fuzz() {
+    end_building
     tests/fuzz.sh
 }
 
 # Each suite says in its last line what it counted.
 stage_suites() {
+    end_building
     cargo build --quiet --workspace --bins || return 1
     local suite failed=0 log=$target/suites/log before
     mkdir -p "$target/suites"
@@ -104,16 +107,42 @@ stage_suites() {
 
 # Licences, duplicates and sources only: the advisory database is fetched from the network, which a test must not depend on.
 stage_licences() {
+    end_building
+    build_deny || return 1
+    cargo deny --offline --workspace check --hide-inclusion-graph licenses bans sources
+}
+
+build_deny() {
     if ! cargo deny --version 2>/dev/null | grep -qx "cargo-deny $DENY_VERSION"; then
         echo "building cargo-deny $DENY_VERSION, once for this CARGO_HOME"
         CARGO_TARGET_DIR=$target/cargo-deny CARGO_PROFILE_RELEASE_LTO=off CARGO_PROFILE_RELEASE_OPT_LEVEL=0 \
             cargo install --quiet --locked --force cargo-deny@$DENY_VERSION || return 1
         rm -rf "$target/cargo-deny"
     fi
-    cargo deny --offline --workspace check --hide-inclusion-graph licenses bans sources
 }
 
-stages=(install format lint test portable reader fuzz mount suites licences)
+# What later stages need takes minutes to build, and mounts under test leave most of one processor idle. A stage whose tool
+# could not be built here builds it itself, and tells why it cannot.
+builder=
+start_building() {
+    [[ -z $builder ]] || return 0
+    mkdir -p "$target"
+    {
+        renice -n 19 "$BASHPID"
+        build_deny
+        as_root env BUILD_ONLY=1 tests/suites/pjdfstest.sh
+        as_root env BUILD_ONLY=1 tests/suites/fsx.sh
+        BUILD_ONLY=1 tests/fuzz.sh
+    } >"$target/background-builds.log" 2>&1 &
+    builder=$!
+}
+
+end_building() {
+    [[ -z $builder ]] || wait "$builder" || true
+    builder=
+}
+
+stages=(install format lint test portable reader mount suites fuzz licences)
 if [[ $# -gt 0 ]]; then
     stages=(install "$@")
     # The mount stage compares with the reader as well.

@@ -43,14 +43,15 @@ if [[ $EUID -ne 0 || ! -e /dev/fuse ]]; then
 fi
 target=${CARGO_TARGET_DIR:-$repository/target}
 programs=${PROGRAMS:-$target/debug}
-if [[ -z ${PROGRAMS-} ]]; then
-    (cd "$repository" && cargo build --quiet --workspace --bins)
-fi
 fsx=$target/suites/bin/fsx
 if [[ $("$fsx" --version 2>/dev/null) != "fsx $FSX_VERSION" ]]; then
     echo "building fsx $FSX_VERSION, once for this target directory"
-    CARGO_TARGET_DIR=$target/suites/build cargo install --quiet --locked --force --root "$target/suites" "fsx@$FSX_VERSION"
+    CARGO_TARGET_DIR=$target/suites/build CARGO_PROFILE_RELEASE_LTO=off cargo install --quiet --locked --force --root "$target/suites" "fsx@$FSX_VERSION"
     rm -rf "$target/suites/build"
+fi
+[[ -z ${BUILD_ONLY-} ]] || exit 0
+if [[ -z ${PROGRAMS-} ]]; then
+    (cd "$repository" && cargo build --quiet --workspace --bins)
 fi
 
 # configuration PROFILE: fsx's weights; what is not named has the weight 0, except write, read, truncate, mapread and mapwrite.

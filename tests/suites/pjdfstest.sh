@@ -4,6 +4,7 @@
 #   tests/suites/pjdfstest.sh
 #   JOBS="6 16"    how many run at once, each the whole set in its own directory
 #   ROUNDS=1       how often each of these is repeated
+#   BUILD_ONLY=    when set, builds the tool and runs nothing
 #   BESIDE=        "ext4 gocryptfs": run on these first, for the table in tests/SUITES.md
 set -uo pipefail
 # shellcheck source=tests/suites/support/suite.sh
@@ -138,6 +139,7 @@ run_beside() {
 # Short, as the addresses of sockets below it are limited to 107 bytes.
 begin_suite p
 installed_crate pjdfstest "$VERSION"
+[[ -z ${BUILD_ONLY-} ]] || exit 0
 make_users
 make_remount_work
 mkdir "$WORK/second"
