@@ -3,7 +3,7 @@
 #
 #   tests/run.sh [STAGE...]     all stages, or those named: format lint test portable reader mount suites fuzz licences
 #
-# Needs a Rust toolchain and root (directly or by sudo) for packages and mounts. Takes about 20 minutes on two cores.
+# Needs a Rust toolchain and root (directly or by sudo) for packages and mounts. Takes about half an hour on two cores.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
 
