@@ -109,6 +109,8 @@ stage_suites() {
 stage_licences() {
     end_building
     build_deny || return 1
+    # Crates of other platforms are in the lock file but were not needed until here.
+    cargo fetch --quiet --locked || return 1
     cargo deny --offline --workspace check --hide-inclusion-graph licenses bans sources
 }
 
