@@ -86,24 +86,25 @@ END
     attach many
     # shellcheck disable=SC2012
     ls -U "$WORK/many/all" | sort | diff - "$WORK/expected"
-    python3 - "$WORK/many/all" <<'END'
+    python3 - "$WORK/many/all" "$many" <<'END'
 import os, random, sys
 random = random.Random(3)
 os.chdir(sys.argv[1])
-for number in range(int(sys.argv[2])):
+many = int(sys.argv[2])
+for number in range(many):
     with open("file %06d" % number, "rb", buffering=0) as file:
         assert file.read() == random.randbytes(1024), number
 names = [entry.name for entry in os.scandir(".")]
-assert len(names) == len(set(names)) == 100_000
+assert len(names) == len(set(names)) == many
 # Names that vanish while a listing is under way must not hide others.
 listing = os.scandir(".")
 seen = {next(listing).name for _ in range(500)}
-for number in range(0, 100_000, 2):
+for number in range(0, many, 2):
     os.unlink("file %06d" % number)
 seen.update(entry.name for entry in listing)
-assert all("file %06d" % number in seen for number in range(1, 100_000, 2))
+assert all("file %06d" % number in seen for number in range(1, many, 2))
 END
-    same "$(find "$WORK/many/all" -type f | wc -l)" 50000
+    same "$(find "$WORK/many/all" -type f | wc -l)" $((many / 2))
     detach many
     check_full many
 }
