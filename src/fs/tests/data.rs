@@ -65,6 +65,30 @@ impl Bench {
         Bench { dice, storage, options, fs }
     }
 
+    /// The files hold what the model says, now and after closing and opening; deleted, they leave nothing behind.
+    pub(super) fn ends_as(self, files: &BTreeMap<Ino, Vec<u8>>) {
+        let inos: Vec<Ino> = files.keys().copied().collect();
+        self.assert_holds(files);
+        self.audit(&inos);
+        let bench = self.reopen_closed();
+        bench.assert_holds(files);
+        bench.audit(&inos);
+        for ino in inos {
+            if !bench.unlink(ino, false) {
+                bench.fs.queue_reclaim(ino);
+            }
+        }
+        let bench = bench.reopen_closed();
+        bench.audit(&[]);
+        assert_eq!(bench.fs.volume.state().inodes(), 0);
+    }
+
+    fn assert_holds(&self, files: &BTreeMap<Ino, Vec<u8>>) {
+        for (ino, model) in files {
+            assert!(self.fs.read(*ino, 0, model.len() + 1).unwrap() == *model);
+        }
+    }
+
     pub(super) fn reopen_closed(self) -> Bench {
         self.fs.close().unwrap();
         self.reopen()
@@ -239,26 +263,7 @@ fn run_model(seed: u64, steps: u64, options: FsOptions) {
         moments.push(digest(&files));
         assert!(bench.fs.staging.total() <= options.staged_bytes + 3 * FRAME, "{}", bench.fs.staging.total());
     }
-    for (ino, model) in &files {
-        assert!(bench.fs.read(*ino, 0, model.len() + 1).unwrap() == *model);
-    }
-    let inos: Vec<Ino> = files.keys().copied().collect();
-    bench.audit(&inos);
-    bench.fs.close().unwrap();
-    let bench = bench.reopen();
-    for (ino, model) in &files {
-        assert!(bench.fs.read(*ino, 0, model.len() + 1).unwrap() == *model);
-    }
-    bench.audit(&inos);
-    for ino in inos {
-        if !bench.unlink(ino, false) {
-            bench.fs.queue_reclaim(ino);
-        }
-    }
-    bench.fs.close().unwrap();
-    let bench = bench.reopen();
-    bench.audit(&[]);
-    assert_eq!(bench.fs.volume.state().inodes(), 0);
+    bench.ends_as(&files);
 }
 
 #[test]
