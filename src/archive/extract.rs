@@ -9,7 +9,7 @@ use rustix::fs::{AtFlags, FileType, Mode, OFlags};
 use super::attributes::{self, LeftAttributes, Object, Turn};
 use super::host::{apply, apply_at, host_error, split_device_number};
 use super::stage::{Stage, open_below, open_directory};
-use super::{Archive, Cause, Entries, Entry, Problem, Progress, display, path};
+use super::{Archive, Entries, Entry, Problem, Progress, display, path};
 use crate::env::SystemEnvironment;
 use crate::error::{Error, Result};
 use crate::format::{Ino, ROOT_INO};
@@ -347,14 +347,7 @@ impl<'a> Extract<'a> {
 
     /// Notes a failure that concerns one object, passes on one that ends the extraction.
     fn settle<T>(&mut self, result: Result<Option<T>>) -> Result<Option<T>> {
-        match result {
-            Ok(value) => Ok(value),
-            Err(error @ (Error::NoSpace(_) | Error::ReadOnly(_))) => Err(error),
-            Err(error) => {
-                self.report.problems.push(Problem { path: self.path.clone(), cause: Cause::Failed(error) });
-                Ok(None)
-            }
-        }
+        Problem::settle(&mut self.report.problems, &self.path, result)
     }
 }
 

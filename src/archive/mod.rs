@@ -124,6 +124,20 @@ pub enum Cause {
     Failed(Error),
 }
 
+impl Problem {
+    /// Notes a failure that concerns the object at `path`, passes on one that ends everything: the host takes no more.
+    fn settle<T>(problems: &mut Vec<Problem>, path: &[u8], result: Result<Option<T>>) -> Result<Option<T>> {
+        match result {
+            Ok(value) => Ok(value),
+            Err(error @ (Error::NoSpace(_) | Error::ReadOnly(_))) => Err(error),
+            Err(error) => {
+                problems.push(Problem { path: path.to_vec(), cause: Cause::Failed(error) });
+                Ok(None)
+            }
+        }
+    }
+}
+
 impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: ", display(&self.path))?;

@@ -8,7 +8,7 @@ use rustix::fs::AtFlags;
 use super::super::attributes::{self, Turn};
 use super::super::host::{apply, host_error};
 use super::super::stage::{Stage, open_below};
-use super::super::{Cause, Problem, Progress};
+use super::super::{Problem, Progress};
 use super::index::{LeafIndex, Version};
 use super::object::Object;
 use super::write::{self, Source};
@@ -490,14 +490,7 @@ impl Walk<'_> {
 
     /// Notes a failure that concerns one object, passes on one that ends the rescue.
     fn settle<T>(&mut self, result: Result<Option<T>>) -> Result<Option<T>> {
-        match result {
-            Ok(value) => Ok(value),
-            Err(error @ (Error::NoSpace(_) | Error::ReadOnly(_))) => Err(error),
-            Err(error) => {
-                self.report.problems.push(Problem { path: self.path.clone(), cause: Cause::Failed(error) });
-                Ok(None)
-            }
-        }
+        Problem::settle(&mut self.report.problems, &self.path, result)
     }
 }
 
