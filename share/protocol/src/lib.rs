@@ -1,0 +1,5 @@
+//! What the client and the daemon of one-time links say to each other: handles, capsules and messages. No keys, no input and output.
+
+#![forbid(unsafe_code)]
+
+pub mod handle;
