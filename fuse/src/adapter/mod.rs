@@ -81,7 +81,7 @@ impl fuser::Filesystem for Adapter {
 
     fn getattr(&self, _: &Request, number: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
         let _turn = self.pace.begin();
-        self.reply_attributes(self.fs.attributes(ino(number)), reply);
+        self.answer_attributes(number, reply);
     }
 
     /// With HANDLE_KILLPRIV_V2 the set-id bits are ours to clear: on chown always, on truncation by an ordinary user.
@@ -276,7 +276,9 @@ impl fuser::Filesystem for Adapter {
         let kill = flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID);
         let set = SetAttributes { kill_set_id: true, ..SetAttributes::default() };
         let ready = if kill { self.fs.set_attributes(ino(number), &set).map(drop) } else { Ok(()) };
-        match ready.and_then(|()| self.fs.write(ino(number), offset, data)) {
+        let written = ready.and_then(|()| self.fs.write(ino(number), offset, data));
+        self.content_changed(number, kill);
+        match written {
             // A request is 1 MiB at most.
             Ok(()) => reply.written(data.len() as u32),
             Err(error) => reply.error(errno(&error)),
@@ -448,6 +450,7 @@ impl fuser::Filesystem for Adapter {
                 self.fs.allocate(number, offset, length, keep_size, kill, self.host_free())
             }
         });
+        self.content_changed(INodeNo(number.0), kill);
         reply_empty(done, reply);
     }
 
@@ -474,7 +477,9 @@ impl fuser::Filesystem for Adapter {
         let turn = self.pace.begin();
         turn.long();
         let (source, target, kill) = (ino(source), ino(target), request.uid() != 0);
-        reply_copied(self.fs.copy_range(source, from, target, to, length.min(MAX_COPY.into()), kill), reply);
+        let copied = self.fs.copy_range(source, from, target, to, length.min(MAX_COPY.into()), kill);
+        self.content_changed(INodeNo(target.0), kill);
+        reply_copied(copied, reply);
     }
 
     fn ioctl(
