@@ -57,6 +57,18 @@ impl Writers {
         written.handles == 1
     }
 
+    /// A writer of an inode that CREATE answers with attributes to keep for ever.
+    pub fn add_created(&self, ino: u64, blocks: u64) {
+        let mut inodes = self.shard(ino).lock();
+        let written = inodes.entry(ino).or_insert(Written { handles: 0, kept: Kept::Blocks(blocks) });
+        if written.handles > 0 {
+            // Not so new: somebody else writes it already, and the answer may cross what he does.
+            written.kept = Kept::Asked;
+        }
+        written.handles += 1;
+        self.open.fetch_add(1, Ordering::SeqCst);
+    }
+
     pub fn remove(&self, ino: u64) {
         if let Entry::Occupied(mut entry) = self.shard(ino).lock().entry(ino) {
             entry.get_mut().handles -= 1;
@@ -157,6 +169,20 @@ mod tests {
         writers.ask(5);
         writers.answer(5, 24);
         assert!(writers.changed(5, None), "not known any more");
+    }
+
+    #[test]
+    fn the_attributes_of_a_created_file_are_kept_until_it_is_written() {
+        let writers = Writers::default();
+        writers.add_created(5, 0);
+        assert!(writers.has(5) && writers.keeps(5));
+        assert!(writers.changed(5, Some(8)) && !writers.keeps(5));
+        // Another program created what was there by then.
+        writers.add_created(5, 8);
+        assert!(writers.changed(5, Some(8)), "it may have been told less");
+        writers.remove(5);
+        writers.remove(5);
+        assert!(!writers.any());
     }
 
     #[test]
