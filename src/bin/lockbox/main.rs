@@ -7,20 +7,25 @@ mod compact;
 mod create;
 mod exit;
 mod extract;
+mod header;
 mod info;
 mod kdf;
+mod key;
 mod ls;
 mod mount;
 mod opening;
 mod output;
 mod passwd;
 mod progress;
+mod prompts;
 mod purge;
+mod recovery;
 mod rescue;
 mod runtime;
 mod secrets;
 mod seen;
 mod umount;
+mod unlocking;
 
 use std::ffi::OsStr;
 use std::path::Path;
@@ -54,6 +59,11 @@ enum Command {
     Compact(compact::Args),
     Purge(purge::Args),
     Passwd(passwd::Args),
+    Recovery(recovery::Args),
+    #[command(subcommand)]
+    Key(key::Command),
+    #[command(subcommand)]
+    Header(header::Command),
 }
 
 fn main() -> ExitCode {
@@ -105,5 +115,8 @@ fn run(command: &Command) -> Result<(), Failure> {
         Command::Compact(args) => compact::run(args),
         Command::Purge(args) => purge::run(args),
         Command::Passwd(args) => passwd::run(args),
+        Command::Recovery(args) => recovery::run(args),
+        Command::Key(command) => key::run(command),
+        Command::Header(command) => header::run(command),
     }
 }

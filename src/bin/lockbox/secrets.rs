@@ -81,6 +81,25 @@ impl SecretArgs {
         }
     }
 
+    /// Whether the passphrase comes from where no person has to be asked.
+    pub(crate) fn given(&self) -> bool {
+        matches!(self.source(), Source::File(_) | Source::Command(_))
+    }
+
+    /// A passphrase to be set: from `file`, else standard input, or typed twice. For commands that do not need the one there is.
+    pub(crate) fn new_one(&self, file: Option<&Path>, archive: &Path) -> Result<Passphrase, Failure> {
+        match file {
+            Some(path) => checked(from_file(path, self.passfile_any)?),
+            None if io::stdin().is_terminal() => prompt_twice(archive),
+            None => checked(from_input()?),
+        }
+    }
+
+    /// Another secret that must be kept from others: from `file`, or standard input for `-`.
+    pub(crate) fn bytes(&self, file: &Path) -> Result<Zeroizing<Vec<u8>>, Failure> {
+        if file == Path::new("-") { from_input() } else { from_file(file, self.passfile_any) }
+    }
+
     /// The old and the new passphrase. Standard input gives both when it has to, one a line.
     pub(crate) fn both(&self, new: Option<&Path>, archive: &Path) -> Result<(Passphrase, Passphrase), Failure> {
         let source = self.source();
