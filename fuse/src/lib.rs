@@ -11,7 +11,6 @@ pub mod mount;
 pub mod mountinfo;
 pub mod options;
 pub mod pace;
-pub mod passphrase;
 pub mod remount;
 pub mod runtime;
 mod sandbox;

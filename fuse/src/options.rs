@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use lockbox::archive::{OpenOptions, SeenOptions, UnlockLimits, state_directory};
 use lockbox::fs::SyncProfile;
+use lockbox_secrets::Sources;
 use nix::mount::MsFlags;
 use nix::unistd::geteuid;
 use serde::{Deserialize, Serialize};
@@ -28,9 +29,9 @@ pub struct Options {
     pub dev: bool,
     pub exec: bool,
     pub foreground: bool,
-    pub passfile: Option<PathBuf>,
-    /// Accept a passfile that others may read.
-    pub passfile_any: bool,
+    /// Where secrets come from; the daemon has its key already.
+    #[serde(skip)]
+    pub sources: Sources,
     pub sync: Sync,
     pub memory: u64,
     /// Most bytes that the archive's file may have.
@@ -69,8 +70,7 @@ impl Default for Options {
             dev: false,
             exec: true,
             foreground: false,
-            passfile: None,
-            passfile_any: false,
+            sources: Sources::default(),
             sync: Sync::Periodic,
             memory: open.memory,
             size_limit: open.size_limit,
@@ -115,7 +115,8 @@ impl Options {
             "foreground" => self.foreground = true,
             "accept-older" | "accept_older" => self.accept_older = true,
             "accept-fork" | "accept_fork" => self.accept_fork = true,
-            "passfile_any" => self.passfile_any = true,
+            "passfile_any" | "passfile-any" => self.sources.passfile_any = true,
+            "ask_password" | "ask-password" => self.sources.ask_password = true,
             "pack" => self.pack = true,
             "compress" => self.compress = true,
             "sync" => self.sync = Sync::Always,
@@ -144,7 +145,10 @@ impl Options {
 
     fn set_value(&mut self, name: &str, value: &str) -> Result<(), Failure> {
         match name {
-            "passfile" => self.passfile = Some(PathBuf::from(value)),
+            "passfile" => self.sources.passfile = Some(PathBuf::from(value)),
+            "passfd" => self.sources.passfd = Some(parse_number(name, value, 0, i32::MAX as u64)? as i32),
+            "passcommand" => self.sources.passcommand = Some(value.into()),
+            "credential" => self.sources.credential = Some(value.into()),
             "log" => self.log = Some(PathBuf::from(value)),
             "sync" => self.sync = parse_sync(value)?,
             "memory" => self.memory = parse_size(name, value, MIN_MEMORY)?,

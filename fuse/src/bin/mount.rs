@@ -7,16 +7,18 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use lockbox::archive::Archive;
+use lockbox::crypto::Passphrase;
 use lockbox_fuse::exit::{Failure, OTHER, USAGE};
 use lockbox_fuse::journal::{self, Target};
 use lockbox_fuse::options::Options;
 use lockbox_fuse::session::{self, Task};
-use lockbox_fuse::{daemon, mount, passphrase, remount, unmounter};
+use lockbox_fuse::{daemon, mount, remount, unmounter};
+use lockbox_secrets::Sources;
 
 /// Mount a lockbox archive
 ///
-/// The passphrase comes from the option passfile=, the environment (LOCKBOX_PASSFILE, LOCKBOX_PASSCOMMAND), standard input
-/// when it is no terminal, or a prompt.
+/// The passphrase comes from an option, the environment (LOCKBOX_PASSFILE, LOCKBOX_PASSCOMMAND), standard input when it is
+/// no terminal, or a prompt.
 #[derive(Parser)]
 #[command(name = "mount.lockbox", version, after_help = AFTER_HELP)]
 struct Arguments {
@@ -30,6 +32,8 @@ struct Arguments {
     /// Stay in the foreground and log to standard error
     #[arg(long)]
     foreground: bool,
+    #[command(flatten)]
+    sources: Sources,
     /// Run the daemon without a sandbox, as sandbox=off
     #[arg(long)]
     no_sandbox: bool,
@@ -59,8 +63,9 @@ Options:
   atime=off|open               Access times: as they are set (default), or
                                noted when something is opened for reading
   threads=N                    Event loops (default: processors, at least 2)
-  passfile=FILE                Read the passphrase from a private file
-  passfile_any                 Accept a passfile that others may read
+  passfile=FILE, passfd=N, passcommand=CMD, credential=NAME, ask-password,
+  passfile-any                 Where the passphrase comes from, as the options
+                               with these names
   stop_timeout=SECONDS         How long a busy mount is served after the order
                                to stop (default 60)
   accept-older, accept-fork    Go on with a copy that is older than what this
@@ -117,6 +122,8 @@ fn mount_archive(arguments: &Arguments) -> Result<(), Failure> {
     let mut options = Options::parse(&arguments.options)?;
     options.foreground |= arguments.foreground;
     options.sandbox &= !arguments.no_sandbox;
+    options.sources.overridden_by(&arguments.sources);
+    options.sources.check()?;
     options.log = options.log.map(std::path::absolute).transpose().map_err(|e| Failure::usage(format!("log=: {e}")))?;
     if arguments.fake {
         return Ok(());
@@ -130,7 +137,9 @@ fn mount_archive(arguments: &Arguments) -> Result<(), Failure> {
     if let Some(failure) = session::holder(&archive) {
         return Err(failure);
     }
-    let key = Archive::unlock_within(&archive, &passphrase::obtain(&options)?, &options.unlock_limits())?;
+    let mut bytes = options.sources.passphrase(&arguments.archive)?;
+    let key =
+        Archive::unlock_within(&archive, &Passphrase::new(std::mem::take(&mut *bytes)), &options.unlock_limits())?;
     let task =
         Task { archive: OsString::from(archive), point: OsString::from(point), options, verbose: arguments.verbose };
     if task.options.foreground {

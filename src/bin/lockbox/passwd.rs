@@ -4,12 +4,13 @@ use std::path::PathBuf;
 
 use lockbox::archive::Archive;
 use lockbox::storage::LockMode;
+use lockbox_secrets::Sources;
 
 use crate::exit::Failure;
 use crate::kdf::KdfArgs;
 use crate::opening;
 use crate::output::Output;
-use crate::secrets::{LimitArgs, SecretArgs};
+use crate::secrets::{self, LimitArgs};
 use crate::seen::SeenArgs;
 
 /// Change the passphrase of an archive that is not mounted
@@ -18,7 +19,7 @@ pub(crate) struct Args {
     /// The archive file
     archive: PathBuf,
     #[command(flatten)]
-    secret: SecretArgs,
+    sources: Sources,
     /// Read the new passphrase from FILE
     #[arg(long, value_name = "FILE")]
     new_passfile: Option<PathBuf>,
@@ -34,7 +35,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let path = &args.archive;
     let failed = |error| opening::failure(path, error);
     opening::probe(path, LockMode::Exclusive)?;
-    let (old, new) = args.secret.both(args.new_passfile.as_deref(), path)?;
+    let (old, new) = secrets::both(&args.sources, args.new_passfile.as_deref(), path)?;
     let kdf = args.kdf.cost()?;
     let seen = args.seen.options();
     Archive::change_passphrase_within(path, &old, &new, kdf, &args.limit.limits(), &seen).map_err(failed)?;
