@@ -137,17 +137,20 @@ impl Header {
         Ok(())
     }
 
-    /// Replaces one slot in both copies, one after the other. Both copies must be whole (see [`Header::repair`]).
-    pub(super) fn replace_slot(
+    /// Replaces slots, given by number, kind and content, in both copies, one after the other. Both copies must be whole (see
+    /// [`Header::repair`]).
+    pub(super) fn replace_slots(
         &self,
         storage: &dyn Storage,
-        slot: usize,
-        block: &SlotBlock,
+        changes: &[(usize, (u8, SlotBlock))],
         volume_key: &SecretKey,
     ) -> Result<()> {
         let mut slots = self.slots();
-        slots[slot] = *block;
         let mut framing = self.framing().clone();
+        for (slot, (kind, block)) in changes {
+            slots[*slot] = *block;
+            framing.slots[*slot] = *kind;
+        }
         framing.sequence += 1;
         for copy in 0..2 {
             write_copy(storage, &framing, &slots, copy, volume_key)?; // H1: passes a barrier before the next copy

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use lockbox::Error;
-use lockbox::archive::{Archive, OpenOptions, SeenOptions, UnlockedKey};
+use lockbox::archive::{Archive, OpenOptions, Secrets, SeenOptions, UnlockedKey};
 use lockbox::storage::{FileStorage, LockMode};
 use lockbox_secrets::Sources;
 
@@ -39,8 +39,8 @@ impl ArchiveArgs {
     pub(crate) fn unlock_damaged(&self) -> Result<UnlockedKey, Failure> {
         let path = &self.archive;
         FileStorage::open(path, LockMode::Shared).map(drop).map_err(|error| failure(path, error))?;
-        let passphrase = secrets::existing(&self.sources, path)?;
-        Archive::unlock_damaged(path, &passphrase, &self.limit.limits()).map_err(|error| failure(path, error))
+        let secrets = Secrets::from(secrets::existing(&self.sources, path)?);
+        Archive::unlock_damaged(path, &secrets, &self.limit.limits()).map_err(|error| failure(path, error))
     }
 
     /// The key of an archive that nobody else has open.
