@@ -17,4 +17,5 @@ mod sandbox;
 pub mod session;
 mod stop;
 mod ticker;
+pub mod unlock;
 pub mod unmounter;

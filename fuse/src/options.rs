@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use lockbox::archive::{OpenOptions, SeenOptions, UnlockLimits, state_directory};
 use lockbox::fs::SyncProfile;
-use lockbox_secrets::Sources;
+use lockbox_secrets::{Cache, Sources};
 use nix::mount::MsFlags;
 use nix::unistd::geteuid;
 use serde::{Deserialize, Serialize};
@@ -32,6 +32,8 @@ pub struct Options {
     /// Where secrets come from; the daemon has its key already.
     #[serde(skip)]
     pub sources: Sources,
+    #[serde(skip)]
+    pub cache: Cache,
     pub sync: Sync,
     pub memory: u64,
     /// Most bytes that the archive's file may have.
@@ -71,6 +73,7 @@ impl Default for Options {
             exec: true,
             foreground: false,
             sources: Sources::default(),
+            cache: Cache::default(),
             sync: Sync::Periodic,
             memory: open.memory,
             size_limit: open.size_limit,
@@ -115,8 +118,8 @@ impl Options {
             "foreground" => self.foreground = true,
             "accept-older" | "accept_older" => self.accept_older = true,
             "accept-fork" | "accept_fork" => self.accept_fork = true,
-            "passfile_any" | "passfile-any" => self.sources.passfile_any = true,
-            "ask_password" | "ask-password" => self.sources.ask_password = true,
+            "passfile_any" | "passfile-any" => self.sources.passphrase.passfile_any = true,
+            "ask_password" | "ask-password" => self.sources.passphrase.ask_password = true,
             "pack" => self.pack = true,
             "compress" => self.compress = true,
             "sync" => self.sync = Sync::Always,
@@ -145,10 +148,13 @@ impl Options {
 
     fn set_value(&mut self, name: &str, value: &str) -> Result<(), Failure> {
         match name {
-            "passfile" => self.sources.passfile = Some(PathBuf::from(value)),
-            "passfd" => self.sources.passfd = Some(parse_number(name, value, 0, i32::MAX as u64)? as i32),
-            "passcommand" => self.sources.passcommand = Some(value.into()),
-            "credential" => self.sources.credential = Some(value.into()),
+            "passfile" => self.sources.passphrase.passfile = Some(PathBuf::from(value)),
+            "passfd" => self.sources.passphrase.passfd = Some(parse_number(name, value, 0, i32::MAX as u64)? as i32),
+            "passcommand" => self.sources.passphrase.passcommand = Some(value.into()),
+            "credential" => self.sources.passphrase.credential = Some(value.into()),
+            "keyfile" => self.sources.keyfile = Some(PathBuf::from(value)),
+            "identity" => self.sources.identity.push(PathBuf::from(value)),
+            "keyring-cache" | "keyring_cache" => self.cache.keyring_cache = Some(parse_time(name, value)?),
             "log" => self.log = Some(PathBuf::from(value)),
             "sync" => self.sync = parse_sync(value)?,
             "memory" => self.memory = parse_size(name, value, MIN_MEMORY)?,
@@ -272,6 +278,10 @@ fn parse_switch(name: &str, value: &str) -> Result<bool, Failure> {
         "off" => Ok(false),
         _ => Err(Failure::usage(format!("{name}= takes on or off, not '{value}'"))),
     }
+}
+
+fn parse_time(name: &str, value: &str) -> Result<Duration, Failure> {
+    lockbox_secrets::parse_timeout(value).map_err(|sentence| Failure::usage(format!("{name}= {sentence}")))
 }
 
 fn parse_number(name: &str, value: &str, least: u64, most: u64) -> Result<u64, Failure> {

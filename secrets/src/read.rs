@@ -34,10 +34,15 @@ pub(crate) enum Privacy {
 }
 
 pub(crate) fn file(path: &Path, what: &What, privacy: Privacy) -> Result<Bytes> {
-    file_within(path, what, privacy, WRITER_DEADLINE)
+    all(open(path, what, privacy)?, what, &shown(path))
 }
 
-fn file_within(path: &Path, what: &What, privacy: Privacy, deadline: Duration) -> Result<Bytes> {
+/// A file to read a secret from: private, and with a writer if it is a FIFO.
+pub(crate) fn open(path: &Path, what: &What, privacy: Privacy) -> Result<File> {
+    open_within(path, what, privacy, WRITER_DEADLINE)
+}
+
+fn open_within(path: &Path, what: &What, privacy: Privacy, deadline: Duration) -> Result<File> {
     let failed = |e: io::Error| Error::host(format!("cannot read the {} from {}", what.name, shown(path)), &e);
     // Without waiting: opening a FIFO without a writer would last until there is one.
     let flags = (OFlag::O_NONBLOCK | OFlag::O_NOCTTY).bits();
@@ -56,7 +61,7 @@ fn file_within(path: &Path, what: &What, privacy: Privacy, deadline: Duration) -
         )));
     }
     wait_again(&file).map_err(failed)?;
-    all(file, what, &shown(path))
+    Ok(file)
 }
 
 fn exposed(path: &Path, metadata: &Metadata) -> Error {
@@ -163,8 +168,8 @@ mod tests {
         let place = tempfile::tempdir().unwrap();
         let fifo = place.path().join("fifo");
         mkfifo(&fifo, Mode::S_IRUSR | Mode::S_IWUSR).unwrap();
-        let waited = file_within(&fifo, &PASSPHRASE, Privacy::Demanded, SHORTLY);
-        assert!(sentence(waited).starts_with("nobody wrote the passphrase to "));
+        let waited = open_within(&fifo, &PASSPHRASE, Privacy::Demanded, SHORTLY);
+        assert!(waited.err().unwrap().sentence.starts_with("nobody wrote the passphrase to "));
         let writer = thread::spawn({
             let fifo = fifo.clone();
             // Opening waits for the reader.

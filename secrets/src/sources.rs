@@ -1,320 +1,138 @@
-//! Chooses where the passphrase comes from: what the command line names, the environment, standard input, a prompt.
+//! What opens an archive as the command line says: a passphrase, a key file, identities.
 
-use std::ffi::{OsStr, OsString};
-use std::io::{self, IsTerminal};
-use std::os::fd::RawFd;
-use std::path::{Component, Path, PathBuf};
+use std::ffi::OsString;
+use std::fs::File;
+use std::path::PathBuf;
 
 use clap::Args;
 
-use crate::error::{Error, Result, shown};
-use crate::read::{PASSPHRASE, Privacy};
-use crate::{Bytes, program, prompt, read};
+use crate::error::{Result, shown};
+use crate::passphrase::PassphraseSources;
+use crate::read::{self, What};
+use crate::{Bytes, prompt};
 
-/// Where secrets come from, as the command line says; nothing in here is secret.
+const IDENTITY: What = What { name: "identity", most: 1 << 20 };
+/// Whoever reads it knows how much of it counts.
+const KEY_FILE: What = What { name: "key file", most: usize::MAX };
+
+/// Where the secrets that open an archive come from; nothing in here is secret.
 #[derive(Args, Clone, Debug, Default, PartialEq, Eq)]
 #[command(next_help_heading = "Secrets")]
 pub struct Sources {
-    /// Read the passphrase from FILE; without any source from LOCKBOX_PASSFILE, the output of LOCKBOX_PASSCOMMAND, standard
-    /// input when it is no terminal, or a prompt
+    #[command(flatten)]
+    pub passphrase: PassphraseSources,
+    /// Open with the key file FILE; a passphrase is asked for only when a key slot wants both
     #[arg(long, value_name = "FILE")]
-    pub passfile: Option<PathBuf>,
-    /// Read the passphrase from the open descriptor N
-    #[arg(long, value_name = "N")]
-    pub passfd: Option<RawFd>,
-    /// Take as the passphrase what the shell command CMD prints
-    #[arg(long, value_name = "CMD")]
-    pub passcommand: Option<OsString>,
-    /// Read the passphrase from the systemd credential NAME, a file in $CREDENTIALS_DIRECTORY
-    #[arg(long, value_name = "NAME")]
-    pub credential: Option<OsString>,
-    /// Ask for the passphrase through systemd-ask-password when there is no terminal
-    #[arg(long)]
-    pub ask_password: bool,
-    /// Accept files with secrets that others may read
-    #[arg(long)]
-    pub passfile_any: bool,
-}
-
-/// Where the passphrase comes from.
-enum Source<'a> {
-    File(PathBuf),
-    Descriptor(RawFd),
-    /// The command, and the name of where it was given.
-    Command(OsString, &'static str),
-    Credential(&'a OsStr),
-    AskPassword,
-    Input,
-    Prompt,
+    pub keyfile: Option<PathBuf>,
+    /// Open with the identities in FILE: those of age and its plugins, or an OpenSSH private key; may be repeated
+    #[arg(long, value_name = "FILE")]
+    pub identity: Vec<PathBuf>,
 }
 
 impl Sources {
-    /// Finds out what can never work, before anything is asked.
-    ///
     /// # Errors
-    /// Usage, naming the options that do not go together.
+    /// As [`PassphraseSources::check`].
     pub fn check(&self) -> Result<()> {
-        let given = [
-            ("passfile", self.passfile.is_some()),
-            ("passfd", self.passfd.is_some()),
-            ("passcommand", self.passcommand.is_some()),
-            ("credential", self.credential.is_some()),
-            ("ask-password", self.ask_password),
-        ];
-        let mut given = given.iter().filter(|(_, given)| *given).map(|(name, _)| name);
-        if let (Some(one), Some(other)) = (given.next(), given.next()) {
-            return Err(Error::usage(format!("{one} and {other} both give the passphrase: choose one")));
-        }
-        if self.passfd.is_some_and(|number| number < 0 || number == 1 || number == 2) {
-            return Err(Error::usage("passfd takes the number of a descriptor to read from: 0, 3 or more"));
-        }
-        if let Some(name) = &self.credential
-            && !is_plain_name(name)
-        {
-            return Err(Error::usage("credential takes the name of a credential, without a path"));
-        }
-        Ok(())
+        self.passphrase.check()
+    }
+
+    /// Whether the command line names anything that opens an archive, and not just a way of asking.
+    pub(crate) fn any_named(&self) -> bool {
+        self.passphrase.any_named() || self.names_file()
+    }
+
+    /// Whether it names what opens an archive without any passphrase.
+    pub(crate) fn names_file(&self) -> bool {
+        self.keyfile.is_some() || !self.identity.is_empty()
     }
 
     /// The same again for the command line of another program of lockbox.
     pub fn arguments(&self) -> Vec<OsString> {
-        let mut arguments = Vec::new();
-        let mut push = |name: &str, value: Option<&OsStr>| {
-            if let Some(value) = value {
-                // One argument: a value may begin with a dash.
-                let mut argument = OsString::from(name);
-                argument.push("=");
-                argument.push(value);
-                arguments.push(argument);
-            }
-        };
-        push("--passfile", self.passfile.as_deref().map(Path::as_os_str));
-        push("--passfd", self.passfd.map(|number| OsString::from(number.to_string())).as_deref());
-        push("--passcommand", self.passcommand.as_deref());
-        push("--credential", self.credential.as_deref());
-        for (name, given) in [("--ask-password", self.ask_password), ("--passfile-any", self.passfile_any)] {
-            if given {
-                arguments.push(name.into());
-            }
+        let mut arguments = self.passphrase.arguments();
+        let files = self.keyfile.iter().map(|path| ("--keyfile=", path));
+        for (name, path) in files.chain(self.identity.iter().map(|path| ("--identity=", path))) {
+            let mut argument = OsString::from(name);
+            argument.push(path);
+            arguments.push(argument);
         }
         arguments
     }
 
-    /// Replaces what `later` gives, as options do that come later.
+    /// Replaces what `later` gives, as options do that come later; identities add up.
     pub fn overridden_by(&mut self, later: &Sources) {
-        fn replace<T: Clone>(mine: &mut Option<T>, later: &Option<T>) {
-            if later.is_some() {
-                mine.clone_from(later);
-            }
+        self.passphrase.overridden_by(&later.passphrase);
+        if later.keyfile.is_some() {
+            self.keyfile.clone_from(&later.keyfile);
         }
-        replace(&mut self.passfile, &later.passfile);
-        replace(&mut self.passfd, &later.passfd);
-        replace(&mut self.passcommand, &later.passcommand);
-        replace(&mut self.credential, &later.credential);
-        self.ask_password |= later.ask_password;
-        self.passfile_any |= later.passfile_any;
+        self.identity.extend_from_slice(&later.identity);
     }
 
-    /// The passphrase of the archive at `path`, without its line end.
+    /// The key file, opened, and its name for messages.
     ///
     /// # Errors
-    /// As [`Sources::check`]; one sentence when the source fails or is empty.
-    pub fn passphrase(&self, path: &Path) -> Result<Bytes> {
-        match self.source()? {
-            Source::Prompt => checked(prompt::ask(&question(path))?),
-            source => self.read(&source, path),
-        }
+    /// One sentence when it cannot be opened or others may read it.
+    pub fn key_file(&self) -> Result<Option<(File, String)>> {
+        let open = |path: &PathBuf| Ok((read::open(path, &KEY_FILE, self.passphrase.privacy())?, shown(path)));
+        self.keyfile.as_ref().map(open).transpose()
     }
 
-    /// A passphrase to be set: typed twice at a prompt.
+    /// The content of each identity file and its name for messages.
     ///
     /// # Errors
-    /// As [`Sources::passphrase`]; when the two differ.
-    pub fn new_passphrase(&self, path: &Path) -> Result<Bytes> {
-        match self.source()? {
-            Source::Prompt => checked(prompt::ask_twice(&new_question(path))?),
-            source => self.read(&source, path),
-        }
+    /// One sentence when one cannot be read or others may read it.
+    pub fn identities(&self) -> Result<Vec<(Bytes, String)>> {
+        let read = |path: &PathBuf| Ok((read::file(path, &IDENTITY, self.passphrase.privacy())?, shown(path)));
+        self.identity.iter().map(read).collect()
     }
 
-    /// The old and the new passphrase; the new one from the file `new` if there is one. Standard input gives both when it has to, one a
-    /// line.
-    ///
-    /// # Errors
-    /// As [`Sources::new_passphrase`].
-    pub fn old_and_new(&self, new: Option<&Path>, path: &Path) -> Result<(Bytes, Bytes)> {
-        let source = self.source()?;
-        if let Some(file) = new {
-            let old = self.passphrase(path)?;
-            return Ok((old, checked(read::file(file, &PASSPHRASE, self.privacy())?)?));
-        }
-        match source {
-            Source::Input | Source::Descriptor(0) => two_lines(read::input(&PASSPHRASE)?),
-            _ if io::stdin().is_terminal() => {
-                Ok((self.passphrase(path)?, checked(prompt::ask_twice(&new_question(path))?)?))
-            }
-            source => Ok((self.read(&source, path)?, checked(read::input(&PASSPHRASE)?)?)),
-        }
-    }
-
-    fn source(&self) -> Result<Source<'_>> {
-        self.check()?;
-        let environment = |name| std::env::var_os(name).filter(|value| !value.is_empty());
-        let terminal = io::stdin().is_terminal();
-        Ok(if let Some(path) = &self.passfile {
-            Source::File(path.clone())
-        } else if let Some(number) = self.passfd {
-            Source::Descriptor(number)
-        } else if let Some(command) = &self.passcommand {
-            Source::Command(command.clone(), "the passcommand")
-        } else if let Some(name) = &self.credential {
-            Source::Credential(name)
-        } else if self.ask_password && !terminal {
-            Source::AskPassword
-        } else if let Some(path) = environment("LOCKBOX_PASSFILE") {
-            Source::File(path.into())
-        } else if let Some(command) = environment("LOCKBOX_PASSCOMMAND") {
-            Source::Command(command, "LOCKBOX_PASSCOMMAND")
-        } else if terminal {
-            Source::Prompt
-        } else {
-            Source::Input
-        })
-    }
-
-    fn privacy(&self) -> Privacy {
-        if self.passfile_any { Privacy::Waived } else { Privacy::Demanded }
-    }
-
-    fn read(&self, source: &Source<'_>, path: &Path) -> Result<Bytes> {
-        checked(match source {
-            Source::File(file) => read::file(file, &PASSPHRASE, self.privacy())?,
-            Source::Descriptor(number) => read::descriptor(*number, &PASSPHRASE)?,
-            Source::Command(command, name) => program::shell(command, name, &PASSPHRASE)?,
-            Source::Credential(name) => credential(name)?,
-            Source::AskPassword => program::ask(question(path).trim_end(), &PASSPHRASE)?,
-            Source::Input | Source::Prompt => read::input(&PASSPHRASE)?,
-        })
+    /// Answers a question of an identity or its plugin without showing the answer. None when there is nobody to ask.
+    pub fn answer(&self, question: &str) -> Option<Bytes> {
+        self.passphrase.answer(question)
     }
 }
 
-fn question(path: &Path) -> String {
-    format!("Passphrase of {}: ", shown(path))
-}
-
-fn new_question(path: &Path) -> String {
-    format!("New passphrase of {}: ", shown(path))
-}
-
-/// One part of a path, and not `.` or `..`.
-fn is_plain_name(name: &OsStr) -> bool {
-    let mut parts = Path::new(name).components();
-    matches!((parts.next(), parts.next()), (Some(Component::Normal(part)), None) if part == name)
-}
-
-/// A file that the service manager made for this unit alone; its directory keeps others out.
-fn credential(name: &OsStr) -> Result<Bytes> {
-    let directory = std::env::var_os("CREDENTIALS_DIRECTORY").map(PathBuf::from).filter(|path| path.is_absolute());
-    let Some(directory) = directory else {
-        return Err(Error::source(
-            "there are no credentials: CREDENTIALS_DIRECTORY is not set, as it is in units with LoadCredential=",
-        ));
-    };
-    read::file(&directory.join(name), &PASSPHRASE, Privacy::Waived)
-}
-
-/// Splits the old passphrase from the new one.
-fn two_lines(mut both: Bytes) -> Result<(Bytes, Bytes)> {
-    let Some(end) = both.iter().position(|&b| b == b'\n') else {
-        return Err(Error::source("standard input must have the old and the new passphrase, one a line"));
-    };
-    let mut second = Bytes::new(Vec::with_capacity(both.len()));
-    second.extend_from_slice(&both[end + 1..]);
-    both.truncate(end + 1);
-    Ok((checked(both)?, checked(second)?))
-}
-
-/// Cuts one line end and refuses what is empty then.
-fn checked(mut bytes: Bytes) -> Result<Bytes> {
-    if bytes.last() == Some(&b'\n') {
-        bytes.pop();
-        if bytes.last() == Some(&b'\r') {
-            bytes.pop();
-        }
-    }
-    if bytes.is_empty() {
-        return Err(Error::source("the passphrase is empty: use a passfile, LOCKBOX_PASSCOMMAND or a terminal"));
-    }
-    Ok(bytes)
+/// Asks for a line that others may see. None without a terminal.
+pub fn ask_openly(question: &str) -> Option<String> {
+    prompt::ask_openly(question)
 }
 
 #[cfg(test)]
 mod tests {
+    use clap::Parser;
+
     use super::*;
-    use crate::error::Kind;
 
-    #[test]
-    fn one_line_end_is_cut_and_nothing_is_refused() {
-        let cut = |text: &str| checked(Bytes::new(text.as_bytes().to_vec())).ok().map(|bytes| bytes.to_vec());
-        assert_eq!(cut("abc\n"), Some(b"abc".to_vec()));
-        assert_eq!(cut("abc\n\n"), Some(b"abc\n".to_vec()));
-        assert_eq!(cut(" abc\r\n"), Some(b" abc".to_vec()));
-        assert_eq!(cut("\n"), None);
-        assert_eq!(cut(""), None);
+    #[derive(Parser)]
+    struct Program {
+        #[command(flatten)]
+        sources: Sources,
     }
 
     #[test]
-    fn two_passphrases_come_one_a_line() {
-        let split = |text: &str| two_lines(Bytes::new(text.as_bytes().to_vec())).ok();
-        let (old, new) = split("old\nnew\n").unwrap();
-        assert_eq!((&**old, &**new), (&b"old"[..], &b"new"[..]));
-        for text in ["old", "old\n", "\nnew\n", "old\n\n"] {
-            assert!(split(text).is_none(), "{text:?}");
-        }
-    }
-
-    #[test]
-    fn two_sources_of_the_passphrase_are_a_usage_error() {
-        let all = Sources {
-            passfile: Some("file".into()),
-            passfd: Some(3),
-            passcommand: Some("command".into()),
-            credential: Some("name".into()),
-            ask_password: true,
-            passfile_any: false,
+    fn arguments_for_another_program_say_the_same() {
+        let given = ["--passfd=5", "--passfile-any", "--keyfile=-a, b", "--identity=one", "--identity=two"];
+        let parse = |arguments: &[OsString]| {
+            let name = [OsString::from("program")];
+            Program::try_parse_from(name.iter().chain(arguments)).ok().unwrap().sources
         };
-        let none = Sources::default;
-        let pick: [fn(&Sources, &mut Sources); 5] = [
-            |from, to| to.passfile = from.passfile.clone(),
-            |from, to| to.passfd = from.passfd,
-            |from, to| to.passcommand = from.passcommand.clone(),
-            |from, to| to.credential = from.credential.clone(),
-            |from, to| to.ask_password = from.ask_password,
-        ];
-        for (first, one) in pick.iter().enumerate() {
-            let mut sources = none();
-            one(&all, &mut sources);
-            assert_eq!(sources.check(), Ok(()));
-            for other in &pick[first + 1..] {
-                let mut both = sources.clone();
-                other(&all, &mut both);
-                let error = both.check().unwrap_err();
-                assert_eq!(error.kind, Kind::Usage);
-                assert!(error.sentence.contains(" both give the passphrase"), "{error}");
-                assert_eq!(both.passphrase(Path::new("a.lbx")).unwrap_err(), error);
-            }
+        let sources = parse(&given.map(OsString::from));
+        assert_eq!(sources.arguments(), given);
+        assert_eq!(parse(&sources.arguments()), sources);
+        for given in ["--passfile=x", "--passcommand=echo a, b", "--credential=name", "--ask-password"] {
+            let sources = parse(&[given.into()]);
+            assert_eq!(sources.arguments(), [given]);
         }
     }
 
     #[test]
-    fn a_credential_is_a_name_and_a_descriptor_can_be_read() {
-        for name in ["", ".", "..", "/etc/passwd", "a/b", "a/", "../a"] {
-            let sources = Sources { credential: Some(name.into()), ..Sources::default() };
-            assert_eq!(sources.check().unwrap_err().kind, Kind::Usage, "{name:?}");
-        }
-        for number in [-1, 1, 2] {
-            let sources = Sources { passfd: Some(number), ..Sources::default() };
-            assert_eq!(sources.check().unwrap_err().kind, Kind::Usage, "{number}");
-        }
+    fn later_options_replace_earlier_ones_and_identities_add_up() {
+        let one = Sources { keyfile: Some("a".into()), identity: vec!["x".into()], ..Sources::default() };
+        let other = Sources { keyfile: Some("b".into()), identity: vec!["y".into()], ..Sources::default() };
+        let mut both = one.clone();
+        both.overridden_by(&other);
+        assert_eq!((both.keyfile, both.identity), (Some("b".into()), vec!["x".into(), "y".into()]));
+        let mut both = one.clone();
+        both.overridden_by(&Sources::default());
+        assert_eq!(both, one);
     }
 }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use lockbox::Error;
 use lockbox::archive::{Archive, CreateOptions};
 use lockbox::fs::Creator;
-use lockbox_secrets::Sources;
+use lockbox_secrets::PassphraseSources;
 use nix::unistd::{getegid, geteuid};
 
 use crate::exit::{Failure, shown};
@@ -18,7 +18,7 @@ pub(crate) struct Args {
     /// The archive file, which must not exist
     archive: PathBuf,
     #[command(flatten)]
-    sources: Sources,
+    sources: PassphraseSources,
     #[command(flatten)]
     kdf: KdfArgs,
 }

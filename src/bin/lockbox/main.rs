@@ -7,6 +7,7 @@ mod compact;
 mod create;
 mod exit;
 mod extract;
+mod forget;
 mod info;
 mod kdf;
 mod ls;
@@ -54,6 +55,7 @@ enum Command {
     Compact(compact::Args),
     Purge(purge::Args),
     Passwd(passwd::Args),
+    Forget(forget::Args),
 }
 
 fn main() -> ExitCode {
@@ -105,5 +107,6 @@ fn run(command: &Command) -> Result<(), Failure> {
         Command::Compact(args) => compact::run(args),
         Command::Purge(args) => purge::run(args),
         Command::Passwd(args) => passwd::run(args),
+        Command::Forget(args) => forget::run(args),
     }
 }

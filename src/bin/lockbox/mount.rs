@@ -4,7 +4,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use lockbox_secrets::Sources;
+use lockbox_secrets::{Cache, Sources};
 
 use crate::exit::{self, Failure};
 
@@ -28,6 +28,8 @@ pub(crate) struct Args {
     foreground: bool,
     #[command(flatten)]
     sources: Sources,
+    #[command(flatten)]
+    cache: Cache,
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
@@ -40,7 +42,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         command.arg("--foreground");
     }
     // Not as mount options: a comma in a path would end one.
-    command.args(args.sources.arguments());
+    command.args(args.sources.arguments()).args(args.cache.arguments());
     let error = command.arg("--").arg(&args.archive).arg(&args.directory).exec();
     let message = format!("cannot run {}", command.get_program().to_string_lossy());
     Err(Failure { code: exit::MOUNT_FAILED, ..exit::host(message, &error) })

@@ -3,9 +3,9 @@
 use std::path::{Path, PathBuf};
 
 use lockbox::Error;
-use lockbox::archive::{Archive, OpenOptions, Secrets, SeenOptions, UnlockedKey};
+use lockbox::archive::{Archive, OpenOptions, SeenOptions, UnlockedKey};
 use lockbox::storage::{FileStorage, LockMode};
-use lockbox_secrets::Sources;
+use lockbox_secrets::{Cache, Sources};
 
 use crate::exit::{self, Failure, shown};
 use crate::output;
@@ -20,6 +20,8 @@ pub(crate) struct ArchiveArgs {
     pub(crate) archive: PathBuf,
     #[command(flatten)]
     sources: Sources,
+    #[command(flatten)]
+    cache: Cache,
     #[command(flatten)]
     limit: LimitArgs,
     #[command(flatten)]
@@ -39,16 +41,18 @@ impl ArchiveArgs {
     pub(crate) fn unlock_damaged(&self) -> Result<UnlockedKey, Failure> {
         let path = &self.archive;
         FileStorage::open(path, LockMode::Shared).map(drop).map_err(|error| failure(path, error))?;
-        let secrets = Secrets::from(secrets::existing(&self.sources, path)?);
-        Archive::unlock_damaged(path, &secrets, &self.limit.limits()).map_err(|error| failure(path, error))
+        secrets::unlock_damaged(path, &self.sources, &self.limit.limits())
     }
 
     /// The key of an archive that nobody else has open.
     pub(crate) fn unlock_alone(&self) -> Result<UnlockedKey, Failure> {
         let path = &self.archive;
         probe(path, LockMode::Exclusive)?;
-        let passphrase = secrets::existing(&self.sources, path)?;
-        Archive::unlock_within(path, &passphrase, &self.limit.limits()).map_err(|error| failure(path, error))
+        self.unlock()
+    }
+
+    fn unlock(&self) -> Result<UnlockedKey, Failure> {
+        secrets::unlock(&self.archive, &self.sources, &self.cache, &self.limit.limits())
     }
 
     /// What this user remembers, for commands that open the archive in their own way.
@@ -60,8 +64,7 @@ impl ArchiveArgs {
         let path = &self.archive;
         let failed = |error| failure(path, error);
         probe(path, if read_only { LockMode::Shared } else { LockMode::Exclusive })?;
-        let passphrase = secrets::existing(&self.sources, path)?;
-        let key = Archive::unlock_within(path, &passphrase, &self.limit.limits()).map_err(failed)?;
+        let key = self.unlock()?;
         let options = OpenOptions { read_only, ..OpenOptions::default() };
         let archive = Archive::open_seen(path, &key, &options, &self.seen.options()).map_err(failed)?;
         if let Some(fallback) = archive.info().map_err(failed)?.fallback {

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use lockbox::archive::{Archive, KeyAccess, Secrets};
+use lockbox::archive::{Archive, KeyAccess};
 use lockbox::storage::LockMode;
 use lockbox_secrets::Sources;
 
@@ -37,7 +37,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     opening::probe(path, LockMode::Exclusive)?;
     let (old, new) = secrets::both(&args.sources, args.new_passfile.as_deref(), path)?;
     let kdf = args.kdf.cost()?;
-    let access = KeyAccess { secrets: &Secrets::from(old), limits: args.limit.limits(), seen: args.seen.options() };
+    let access = KeyAccess { secrets: &old, limits: args.limit.limits(), seen: args.seen.options() };
     Archive::change_passphrase(path, &access, &new, kdf).map_err(failed)?;
     let mut out = Output::new();
     out.line("The passphrase is changed. Older copies of the archive still open with the old one.")?;

@@ -1,13 +1,18 @@
-//! What commands need of secrets: passphrases in the library's type, what unlocking may cost, and no core dumps.
+//! Gives the library the secrets that the command line names or somebody types.
 
+use std::fs::File;
+use std::io::{self, Write};
 use std::path::Path;
+use std::sync::Arc;
 
-use lockbox::archive::UnlockLimits;
-use lockbox::crypto::Passphrase;
-use lockbox_secrets::{Bytes, Sources};
+use lockbox::Error;
+use lockbox::archive::{Archive, KeyKind, Secrets, UnlockLimits, UnlockedKey};
+use lockbox::crypto::{KeyFile, Passphrase, Prompts, RecoveryCode};
+use lockbox_secrets::{Bytes, Cache, Lock, PassphraseSources, Sources};
 use nix::sys::resource::{Resource, setrlimit};
 
-use crate::exit::Failure;
+use crate::exit::{self, Failure, shown};
+use crate::{opening, output};
 
 /// What unlocking may cost
 #[derive(clap::Args)]
@@ -23,25 +28,161 @@ impl LimitArgs {
     }
 }
 
-/// The passphrase of an archive that exists.
-pub(crate) fn existing(sources: &Sources, archive: &Path) -> Result<Passphrase, Failure> {
-    Ok(typed(sources.passphrase(archive)?))
+/// The key of the archive at `path`: what the keyring keeps, or what the secrets open.
+pub(crate) fn unlock(
+    path: &Path,
+    sources: &Sources,
+    cache: &Cache,
+    limits: &UnlockLimits,
+) -> Result<UnlockedKey, Failure> {
+    let archive = Archive::identify(path).map_err(|error| opening::failure(path, error))?;
+    let mut door = Door::new(path, archive, sources, Box::new(|secrets| Archive::unlock_with(path, secrets, limits)));
+    let (key, refused) = lockbox_secrets::open(&mut door, path, sources, cache)?;
+    if let Some(error) = refused {
+        output::complain(&error.sentence);
+    }
+    Ok(key)
+}
+
+/// The same for an archive whose header may be damaged; nothing that is kept is used.
+pub(crate) fn unlock_damaged(path: &Path, sources: &Sources, limits: &UnlockLimits) -> Result<UnlockedKey, Failure> {
+    let opens = Box::new(|secrets: &Secrets| Archive::unlock_damaged(path, secrets, limits));
+    let mut door = Door::new(path, [0; 16], sources, opens);
+    lockbox_secrets::ask(&mut door, path, sources)
+}
+
+/// What the command line names, and a passphrase when that is nothing: for changes of the keys, which nothing that is kept may make.
+pub(crate) fn gather(path: &Path, sources: &Sources) -> Result<Secrets, Failure> {
+    let mut door = Door::new(path, [0; 16], sources, Box::new(|_| Err(Error::WrongKey)));
+    lockbox_secrets::gather(&mut door, path, sources)?;
+    Ok(door.secrets)
 }
 
 /// A passphrase to be set.
-pub(crate) fn to_set(sources: &Sources, archive: &Path) -> Result<Passphrase, Failure> {
+pub(crate) fn to_set(sources: &PassphraseSources, archive: &Path) -> Result<Passphrase, Failure> {
     Ok(typed(sources.new_passphrase(archive)?))
 }
 
-/// The old and the new passphrase.
-pub(crate) fn both(sources: &Sources, new: Option<&Path>, archive: &Path) -> Result<(Passphrase, Passphrase), Failure> {
-    let (old, new) = sources.old_and_new(new, archive)?;
-    Ok((typed(old), typed(new)))
+/// What opens the archive now, and the new passphrase.
+pub(crate) fn both(sources: &Sources, new: Option<&Path>, archive: &Path) -> Result<(Secrets, Passphrase), Failure> {
+    let mut files = sources.clone();
+    files.passphrase = PassphraseSources::default();
+    files.passphrase.passfile_any = sources.passphrase.passfile_any;
+    let named = sources.keyfile.is_some() || !sources.identity.is_empty();
+    let mut secrets = if named { gather(archive, &files)? } else { Secrets::default() };
+    let (old, new) = sources.passphrase.old_and_new(new, archive)?;
+    secrets.passphrase = Some(typed(old));
+    Ok((secrets, typed(new)))
 }
 
 /// Moves the bytes, so that there is no second copy of them.
 fn typed(mut bytes: Bytes) -> Passphrase {
     Passphrase::new(std::mem::take(&mut *bytes))
+}
+
+type Opens<'a> = Box<dyn Fn(&Secrets) -> lockbox::Result<UnlockedKey> + 'a>;
+
+/// An archive and the secrets that are tried on it.
+struct Door<'a> {
+    path: &'a Path,
+    archive: [u8; 16],
+    opens: Opens<'a>,
+    secrets: Secrets,
+    prompts: Arc<dyn Prompts>,
+    /// Why what looks like a recovery code is none.
+    mistyped: Option<Error>,
+}
+
+impl<'a> Door<'a> {
+    fn new(path: &'a Path, archive: [u8; 16], sources: &Sources, opens: Opens<'a>) -> Door<'a> {
+        let prompts = Arc::new(Asker(sources.clone()));
+        Door { path, archive, opens, secrets: Secrets::default(), prompts, mistyped: None }
+    }
+
+    fn failed(&self, error: Error) -> Failure {
+        opening::failure(self.path, error)
+    }
+}
+
+impl Lock for Door<'_> {
+    type Key = UnlockedKey;
+    type Failure = Failure;
+
+    fn archive(&self) -> [u8; 16] {
+        self.archive
+    }
+
+    fn accept(&self, kept: &[u8]) -> Option<UnlockedKey> {
+        let key = UnlockedKey::from_bytes(kept).ok()?;
+        Archive::check_key(self.path, &key).ok().map(|()| key)
+    }
+
+    fn to_keep(&self, key: &UnlockedKey) -> Bytes {
+        key.to_bytes()
+    }
+
+    fn add_key_file(&mut self, content: File, name: &str) -> Result<(), Failure> {
+        let read = KeyFile::read(content).map_err(|e| Failure::other(format!("{name}: {}", exit::sentence(&e))))?;
+        self.secrets.key_file = Some(read);
+        Ok(())
+    }
+
+    fn add_identities(&mut self, content: &[u8], name: &str) -> Result<(), Failure> {
+        Ok(self.secrets.identities.add(content, name, &self.prompts)?)
+    }
+
+    fn add_passphrase(&mut self, passphrase: Bytes) {
+        match RecoveryCode::parse(&passphrase) {
+            Ok(code) => self.secrets.recovery_code = Some(code),
+            Err(error) if lockbox_secrets::resembles_recovery_code(&passphrase) => self.mistyped = Some(error),
+            Err(_) => {}
+        }
+        self.secrets.passphrase = Some(typed(passphrase));
+    }
+
+    fn wants_both(&self) -> bool {
+        let kinds = Archive::key_kinds(self.path).unwrap_or_default();
+        kinds.iter().any(|(_, kind)| *kind == KeyKind::KeyFileAndPassphrase)
+    }
+
+    fn attempt(&self) -> Result<Option<UnlockedKey>, Failure> {
+        match (self.opens)(&self.secrets) {
+            Ok(key) => Ok(Some(key)),
+            Err(Error::WrongKey) => Ok(None),
+            Err(error) => Err(self.failed(error)),
+        }
+    }
+
+    fn wrong(&self) -> Failure {
+        let failure = self.failed(Error::WrongKey);
+        match &self.mistyped {
+            Some(error) => Failure::new(failure.code, format!("{}: {}", shown(self.path), exit::sentence(error))),
+            None => failure,
+        }
+    }
+}
+
+/// Lets identities and their plugins ask on the terminal.
+struct Asker(Sources);
+
+impl Prompts for Asker {
+    fn message(&self, text: &str) {
+        let _ = writeln!(io::stderr(), "{text}");
+    }
+
+    fn confirm(&self, question: &str, yes: &str, no: Option<&str>) -> Option<bool> {
+        let choice = no.map_or_else(|| format!("[{yes}]"), |no| format!("[1: {yes}, 2: {no}]"));
+        let answer = lockbox_secrets::ask_openly(&format!("{question} {choice} "))?;
+        Some(no.is_none() || answer.trim() == "1")
+    }
+
+    fn public(&self, question: &str) -> Option<String> {
+        lockbox_secrets::ask_openly(&format!("{question} "))
+    }
+
+    fn secret(&self, question: &str) -> Option<Passphrase> {
+        self.0.answer(&format!("{} ", question.trim_end())).map(typed)
+    }
 }
 
 /// No core dump and no debugger sees what is in memory. A host that refuses costs this protection, not the work.
