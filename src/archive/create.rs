@@ -96,7 +96,7 @@ fn write_header(
     Ok(())
 }
 
-fn random_key(environment: &dyn Environment) -> Result<SecretKey> {
+pub(super) fn random_key(environment: &dyn Environment) -> Result<SecretKey> {
     let mut bytes = zeroize::Zeroizing::new([0; 32]);
     environment.fill_random(&mut *bytes)?;
     Ok(SecretKey::new(*bytes))

@@ -9,8 +9,8 @@ use super::seen::{self, Looked};
 use super::slots::{self, KeyKind, NewKey, OpenedSlot, Place, Secrets};
 use super::{Archive, SeenOptions, UnlockLimits, Witness};
 use crate::crypto::kdf::KdfCost;
-use crate::crypto::{KeyFile, Passphrase, SecretKey};
-use crate::env::SystemEnvironment;
+use crate::crypto::{KeyFile, Passphrase, RecoveryCode, SecretKey};
+use crate::env::{Environment, SystemEnvironment};
 use crate::error::{Error, Result, Timestamp};
 use crate::format::header::SLOT_EMPTY;
 use crate::format::key_slot::{Description, MOST_LABEL, Rewrap};
@@ -92,6 +92,24 @@ impl KeyName {
 }
 
 impl Archive {
+    /// A new recovery code; [`Archive::add_key`] makes it open an archive.
+    ///
+    /// # Errors
+    /// `Io` when the system has no randomness.
+    pub fn new_recovery_code() -> Result<RecoveryCode> {
+        RecoveryCode::generate(&SystemEnvironment)
+    }
+
+    /// Random content for a key file.
+    ///
+    /// # Errors
+    /// `Io` when the system has no randomness.
+    pub fn new_key_file() -> Result<zeroize::Zeroizing<[u8; 64]>> {
+        let mut bytes = zeroize::Zeroizing::new([0; 64]);
+        SystemEnvironment.fill_random(&mut *bytes)?;
+        Ok(bytes)
+    }
+
     /// Every slot in use, and which of them `secrets` open: all of those are tried. Needs no lock.
     ///
     /// # Errors
@@ -145,7 +163,7 @@ impl Archive {
         }
         let removed = keys.iter().find(|key| usize::from(key.slot) == slot).cloned();
         let mut noise = [0; crate::format::BLOCK as usize];
-        crate::env::Environment::fill_random(&SystemEnvironment, &mut noise)?;
+        SystemEnvironment.fill_random(&mut noise)?;
         change.finish(vec![(slot, (SLOT_EMPTY, noise))])?;
         removed.ok_or_else(|| Error::invalid(format!("key slot {slot} is empty")))
     }

@@ -1,6 +1,7 @@
 //! The facade: create, open, check, change keys, import and extract; what programs use.
 
 mod attributes;
+mod backup;
 mod check;
 mod compact;
 mod create;
@@ -15,6 +16,7 @@ mod keys;
 mod listing;
 mod open;
 mod path;
+mod rekey;
 mod rescue;
 mod scan;
 mod seen;
@@ -24,6 +26,7 @@ mod stage;
 mod tests;
 
 pub use attributes::LeftAttributes;
+pub use backup::Restored;
 pub use check::CheckReport;
 pub use compact::{CompactOptions, CompactReport, CompactStep};
 pub use extract::{ExtractOptions, ExtractReport};
@@ -32,6 +35,7 @@ pub use import::{ImportOptions, ImportReport};
 pub use keys::{KeyAbout, KeyAccess, KeyInfo, KeyName};
 pub use listing::{Entries, Entry};
 pub use path::{display, resolve};
+pub use rekey::{KeepKeys, RekeyOptions, RekeyReport};
 pub use rescue::{PARTIAL, RescueOptions, RescueProgress, RescueReport, RescueState, Rescued, UNNAMED};
 pub use seen::{SeenOptions, Witness, state_directory};
 pub use slots::{KeyKind, NewKey, Secrets};

@@ -85,7 +85,6 @@ pub(in crate::archive) fn make(
 ///
 /// # Errors
 /// As [`make`]; `Damaged` when the slot does not decode.
-#[cfg_attr(not(test), expect(dead_code, reason = "used by rekey, which is on its way"))]
 pub(in crate::archive) fn rewrap(
     place: &Place<'_>,
     header: &Header,

@@ -3,9 +3,7 @@
 mod make;
 
 pub use make::NewKey;
-#[cfg(test)]
-pub(super) use make::rewrap;
-pub(super) use make::{Place, describe, description, make};
+pub(super) use make::{Place, describe, description, make, rewrap};
 
 use super::UnlockLimits;
 use super::header::Header;

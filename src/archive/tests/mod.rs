@@ -6,6 +6,7 @@ mod erasure;
 mod golden;
 mod hostile;
 mod key_slots;
+mod keys;
 mod repacking;
 mod sample;
 

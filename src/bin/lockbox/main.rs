@@ -8,20 +8,25 @@ mod create;
 mod exit;
 mod extract;
 mod forget;
+mod header;
 mod info;
 mod kdf;
+mod key;
 mod ls;
 mod mount;
 mod opening;
 mod output;
 mod passwd;
 mod progress;
+mod prompts;
 mod purge;
+mod recovery;
 mod rescue;
 mod runtime;
 mod secrets;
 mod seen;
 mod umount;
+mod unlocking;
 
 use std::ffi::OsStr;
 use std::path::Path;
@@ -56,6 +61,11 @@ enum Command {
     Purge(purge::Args),
     Passwd(passwd::Args),
     Forget(forget::Args),
+    Recovery(recovery::Args),
+    #[command(subcommand)]
+    Key(key::Command),
+    #[command(subcommand)]
+    Header(header::Command),
 }
 
 fn main() -> ExitCode {
@@ -108,5 +118,8 @@ fn run(command: &Command) -> Result<(), Failure> {
         Command::Purge(args) => purge::run(args),
         Command::Passwd(args) => passwd::run(args),
         Command::Forget(args) => forget::run(args),
+        Command::Recovery(args) => recovery::run(args),
+        Command::Key(command) => key::run(command),
+        Command::Header(command) => header::run(command),
     }
 }
