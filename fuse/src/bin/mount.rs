@@ -196,14 +196,20 @@ mod tests {
         let words = words();
         let mut missing: Vec<String> = Vec::new();
         let found = names(OPTIONS);
-        assert!(found.len() > 30 && found.contains("passfile") && found.contains("x-") == PAGE.contains("Cm x-"), "{found:?}");
+        assert!(
+            found.len() > 30 && found.contains("passfile") && found.contains("x-") == PAGE.contains("Cm x-"),
+            "{found:?}"
+        );
         // What is written with an underscore too is documented with a dash, or the other way round.
-        let documented = |name: &str| [name.replace('_', "-"), name.replace('-', "_")].iter().any(|n| words.contains(n));
+        let documented =
+            |name: &str| [name.replace('_', "-"), name.replace('-', "_")].iter().any(|n| words.contains(n));
         missing.extend(found.iter().filter(|name| !documented(name)).map(|name| format!("-o {name}")));
         assert!(REMOUNT.contains("remount") && words.contains("remount"));
         let mut command = Arguments::command();
         command.build();
-        for argument in command.get_arguments().filter(|argument| !["help", "version"].contains(&argument.get_id().as_str())) {
+        for argument in
+            command.get_arguments().filter(|argument| !["help", "version"].contains(&argument.get_id().as_str()))
+        {
             let long = argument.get_long().map(|long| format!("-{long}"));
             let name = long.or_else(|| argument.get_short().map(String::from));
             missing.extend(name.filter(|name| !words.contains(name)).map(|name| format!("-{name}")));

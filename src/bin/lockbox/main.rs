@@ -4,7 +4,9 @@ mod add;
 mod cat;
 mod check;
 mod compact;
+mod completions;
 mod create;
+mod doctor;
 mod exit;
 mod extract;
 mod forget;
@@ -13,6 +15,8 @@ mod info;
 mod kdf;
 mod key;
 mod ls;
+#[cfg(test)]
+mod manual;
 mod mount;
 mod opening;
 mod output;
@@ -61,6 +65,8 @@ enum Command {
     Purge(purge::Args),
     Passwd(passwd::Args),
     Forget(forget::Args),
+    Doctor(doctor::Args),
+    Completions(completions::Args),
     Recovery(recovery::Args),
     #[command(subcommand)]
     Key(key::Command),
@@ -118,6 +124,8 @@ fn run(command: &Command) -> Result<(), Failure> {
         Command::Purge(args) => purge::run(args),
         Command::Passwd(args) => passwd::run(args),
         Command::Forget(args) => forget::run(args),
+        Command::Doctor(args) => doctor::run(args),
+        Command::Completions(args) => completions::run(args),
         Command::Recovery(args) => recovery::run(args),
         Command::Key(command) => key::run(command),
         Command::Header(command) => header::run(command),
