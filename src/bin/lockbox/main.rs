@@ -4,14 +4,19 @@ mod add;
 mod cat;
 mod check;
 mod compact;
+mod completions;
 mod create;
+mod doctor;
 mod exit;
 mod extract;
+mod forget;
 mod header;
 mod info;
 mod kdf;
 mod key;
 mod ls;
+#[cfg(test)]
+mod manual;
 mod mount;
 mod opening;
 mod output;
@@ -59,6 +64,9 @@ enum Command {
     Compact(compact::Args),
     Purge(purge::Args),
     Passwd(passwd::Args),
+    Forget(forget::Args),
+    Doctor(doctor::Args),
+    Completions(completions::Args),
     Recovery(recovery::Args),
     #[command(subcommand)]
     Key(key::Command),
@@ -115,6 +123,9 @@ fn run(command: &Command) -> Result<(), Failure> {
         Command::Compact(args) => compact::run(args),
         Command::Purge(args) => purge::run(args),
         Command::Passwd(args) => passwd::run(args),
+        Command::Forget(args) => forget::run(args),
+        Command::Doctor(args) => doctor::run(args),
+        Command::Completions(args) => completions::run(args),
         Command::Recovery(args) => recovery::run(args),
         Command::Key(command) => key::run(command),
         Command::Header(command) => header::run(command),

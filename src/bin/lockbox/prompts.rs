@@ -1,42 +1,40 @@
 //! Asks the person at the terminal what plugins and protected identities want to know.
 
-use std::fs::File;
-use std::io::{BufRead, BufReader, Write};
 use std::sync::Arc;
 
 use lockbox::crypto::{Passphrase, Prompts};
+use lockbox_secrets::{Sources, ask_openly};
 
-use crate::output;
+use crate::{output, secrets};
 
-/// The terminal of the program, if it has one.
-struct Terminal;
+struct Asker(Sources);
 
 /// What commands hand to the library.
 pub(crate) fn terminal() -> Arc<dyn Prompts> {
-    Arc::new(Terminal)
+    Arc::new(Asker(Sources::default()))
 }
 
-impl Prompts for Terminal {
+/// The same, where what the command line names is a passphrase for identities as well.
+pub(crate) fn asking(sources: &Sources) -> Arc<dyn Prompts> {
+    Arc::new(Asker(sources.clone()))
+}
+
+impl Prompts for Asker {
     fn message(&self, text: &str) {
         output::complain(text);
     }
 
     fn confirm(&self, question: &str, yes: &str, no: Option<&str>) -> Option<bool> {
         let choice = no.map_or_else(|| format!("[y: {yes}, n]"), |no| format!("[y: {yes}, n: {no}]"));
-        let answer = self.public(&format!("{question} {choice}"))?;
-        Some(answer.trim().eq_ignore_ascii_case("y") || answer.trim().eq_ignore_ascii_case("yes"))
+        let answer = ask_openly(&format!("{question} {choice} "))?;
+        Some(["y", "yes"].iter().any(|word| answer.trim().eq_ignore_ascii_case(word)))
     }
 
     fn public(&self, question: &str) -> Option<String> {
-        let mut terminal = File::options().read(true).write(true).open("/dev/tty").ok()?;
-        write!(terminal, "{question} ").ok()?;
-        let mut line = String::new();
-        BufReader::new(terminal).read_line(&mut line).ok()?;
-        Some(line.trim_end_matches(['\r', '\n']).to_owned())
+        ask_openly(&format!("{question} "))
     }
 
     fn secret(&self, question: &str) -> Option<Passphrase> {
-        let typed = rpassword::prompt_password(format!("{} ", question.trim_end())).ok()?;
-        Some(Passphrase::new(typed.into_bytes()))
+        self.0.answer(&format!("{} ", question.trim_end())).map(secrets::typed)
     }
 }

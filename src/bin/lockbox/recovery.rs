@@ -6,13 +6,13 @@ use std::path::{Path, PathBuf};
 use lockbox::archive::{Archive, KeyAccess, KeyName, Secrets};
 use lockbox::crypto::{Passphrase, RecoveryCode};
 use lockbox::storage::LockMode;
-use zeroize::Zeroizing;
+use lockbox_secrets::{Bytes, PassphraseSources};
 
-use crate::exit::{self, Failure, shown};
+use crate::exit::{Failure, shown};
 use crate::kdf::KdfArgs;
 use crate::opening;
 use crate::output::Output;
-use crate::secrets::{LimitArgs, SecretArgs};
+use crate::secrets::{LimitArgs, typed};
 use crate::seen::SeenArgs;
 use crate::unlocking;
 
@@ -61,21 +61,21 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
 
 impl Args {
     fn code_and_new(&self, path: &Path) -> Result<(RecoveryCode, Passphrase), Failure> {
-        let secret = SecretArgs { passfile: None, passfile_any: self.passfile_any };
+        let secret = PassphraseSources { passfile_any: self.passfile_any, ..PassphraseSources::default() };
+        let new_one = |file: Option<&Path>| Ok::<_, Failure>(typed(secret.new_one(file, path)?));
         let terminal = std::io::stdin().is_terminal();
         if let Some(file) = &self.recovery_code {
             let code = RecoveryCode::parse(&secret.bytes(file)?)?;
-            return Ok((code, secret.new_one(self.new_passfile.as_deref(), path)?));
+            return Ok((code, new_one(self.new_passfile.as_deref())?));
         }
         if terminal {
             let question = format!("Recovery code of {}: ", shown(path));
-            let typed = rpassword::prompt_password(question).map_err(|e| exit::host("cannot ask for the code", &e))?;
-            let code = RecoveryCode::parse(Zeroizing::new(typed).as_bytes())?;
-            return Ok((code, secret.new_one(self.new_passfile.as_deref(), path)?));
+            let code = RecoveryCode::parse(&lockbox_secrets::ask_secretly(&question)?)?;
+            return Ok((code, new_one(self.new_passfile.as_deref())?));
         }
         let input = secret.bytes(Path::new("-"))?;
         if let Some(file) = &self.new_passfile {
-            return Ok((RecoveryCode::parse(&input)?, secret.new_one(Some(file), path)?));
+            return Ok((RecoveryCode::parse(&input)?, new_one(Some(file))?));
         }
         let Some(end) = input.iter().position(|&byte| byte == b'\n') else {
             return Err(Failure::other(
@@ -83,13 +83,6 @@ impl Args {
             ));
         };
         let code = RecoveryCode::parse(&input[..end])?;
-        let mut new = input[end + 1..].to_vec();
-        while new.last().is_some_and(|byte| matches!(byte, b'\n' | b'\r')) {
-            new.pop();
-        }
-        if new.is_empty() {
-            return Err(Failure::other("the new passphrase is empty"));
-        }
-        Ok((code, Passphrase::new(new)))
+        Ok((code, typed(PassphraseSources::checked(Bytes::new(input[end + 1..].to_vec()))?)))
     }
 }

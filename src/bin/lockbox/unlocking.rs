@@ -1,31 +1,21 @@
-//! Gets together what opens an archive: a passphrase, a key file, identities, a recovery code, and what that may cost.
+//! What opens an archive for a change of its keys: everything that the command line names, and never what the keyring keeps.
 
-use std::fs::File;
 use std::path::{Path, PathBuf};
 
-use lockbox::archive::{Archive, KeyAccess, KeyKind, Secrets};
-use lockbox::crypto::{KeyFile, Passphrase, RecoveryCode};
+use lockbox::archive::{Archive, KeyAccess, KeyKind, Secrets, UnlockLimits};
+use lockbox::crypto::{KeyFile, Passphrase};
+use lockbox_secrets::{PassphraseSources, Sources};
 
 use crate::exit::{self, Failure, shown};
 use crate::opening;
-use crate::prompts;
-use crate::secrets::{LimitArgs, SecretArgs};
+use crate::secrets::{self, LimitArgs, typed};
 use crate::seen::SeenArgs;
 
 /// What opens the archive
 #[derive(clap::Args)]
 pub(crate) struct UnlockArgs {
     #[command(flatten)]
-    pub(crate) secret: SecretArgs,
-    /// Open with the key file FILE; what needs a passphrase as well asks for that
-    #[arg(long, value_name = "FILE")]
-    keyfile: Option<PathBuf>,
-    /// Open with the age identities or the SSH private key in FILE; may be given several times
-    #[arg(long, value_name = "FILE")]
-    identity: Vec<PathBuf>,
-    /// Open with the recovery code in FILE, or on standard input for -
-    #[arg(long, value_name = "FILE")]
-    recovery_code: Option<PathBuf>,
+    sources: Sources,
     #[command(flatten)]
     limit: LimitArgs,
     #[command(flatten)]
@@ -35,63 +25,52 @@ pub(crate) struct UnlockArgs {
 impl UnlockArgs {
     /// Everything that was given; the passphrase is asked for only when something may need it.
     pub(crate) fn secrets(&self, archive: &Path) -> Result<Secrets, Failure> {
-        let passphrase = if self.needs_passphrase(archive)? { Some(self.secret.existing(archive)?) } else { None };
-        self.with_passphrase(passphrase)
+        let mut secrets = secrets::gather(archive, &self.sources)?;
+        if secrets.passphrase.is_none() && self.needs_passphrase(archive) {
+            secrets.passphrase = Some(typed(self.sources.passphrase.passphrase(archive)?));
+        }
+        Ok(secrets)
     }
 
-    /// The secrets and a new passphrase, from `new` or as [`SecretArgs::both`] reads them.
+    /// The same and a new passphrase, from `new` or as [`PassphraseSources::old_and_new`] reads them.
     pub(crate) fn secrets_and_new(&self, new: Option<&Path>, archive: &Path) -> Result<(Secrets, Passphrase), Failure> {
-        if self.needs_passphrase(archive)? {
-            let (old, new) = self.secret.both(new, archive)?;
-            return Ok((self.with_passphrase(Some(old))?, new));
+        self.sources.check()?;
+        let mut files = self.sources.clone();
+        files.passphrase =
+            PassphraseSources { passfile_any: self.sources.passphrase.passfile_any, ..Default::default() };
+        let mut secrets =
+            if self.sources.names_file() { secrets::gather(archive, &files)? } else { Secrets::default() };
+        if !self.sources.names_file() || self.sources.passphrase.any_named() || self.needs_passphrase(archive) {
+            let (old, new) = self.sources.passphrase.old_and_new(new, archive)?;
+            secrets::add_passphrase(&mut secrets, old);
+            return Ok((secrets, typed(new)));
         }
-        let secrets = self.with_passphrase(None)?;
-        Ok((secrets, self.secret.new_one(new, archive)?))
+        Ok((secrets, typed(self.sources.passphrase.new_one(new, archive)?)))
     }
 
     pub(crate) fn access<'a>(&self, secrets: &'a Secrets) -> KeyAccess<'a> {
         KeyAccess { secrets, limits: self.limit.limits(), seen: self.seen.options() }
     }
 
-    pub(crate) fn limits(&self) -> lockbox::archive::UnlockLimits {
+    pub(crate) fn limits(&self) -> UnlockLimits {
         self.limit.limits()
     }
 
-    fn needs_passphrase(&self, archive: &Path) -> Result<bool, Failure> {
-        if self.keyfile.is_none() && self.identity.is_empty() && self.recovery_code.is_none() || self.secret.given() {
-            return Ok(true);
-        }
+    /// A key file that is to open the archive from now on; private like any other.
+    pub(crate) fn new_key_file(&self, path: &Path) -> Result<KeyFile, Failure> {
+        let passphrase = PassphraseSources { passfile_any: self.sources.passphrase.passfile_any, ..Default::default() };
+        let sources = Sources { keyfile: Some(PathBuf::from(path)), passphrase, ..Sources::default() };
+        let gathered = secrets::gather(path, &sources)?.key_file;
+        gathered.ok_or_else(|| Failure::other(format!("{} is no key file", shown(path))))
+    }
+
+    /// Whether the key file opens nothing without a passphrase.
+    fn needs_passphrase(&self, archive: &Path) -> bool {
         // A header that cannot be read is the business of the command.
         let kinds = Archive::key_kinds(archive).unwrap_or_default();
         let has = |kind| kinds.iter().any(|(_, other)| *other == kind);
-        Ok(self.keyfile.is_some() && has(KeyKind::KeyFileAndPassphrase) && !has(KeyKind::KeyFile))
+        self.sources.keyfile.is_some() && has(KeyKind::KeyFileAndPassphrase) && !has(KeyKind::KeyFile)
     }
-
-    fn with_passphrase(&self, passphrase: Option<Passphrase>) -> Result<Secrets, Failure> {
-        let mut secrets = Secrets { passphrase, ..Secrets::default() };
-        if let Some(path) = &self.keyfile {
-            secrets.key_file = Some(key_file(path)?);
-        }
-        let prompts = prompts::terminal();
-        for path in &self.identity {
-            let content = self.secret.bytes(path)?;
-            secrets.identities.add(&content, &shown(path), &prompts)?;
-        }
-        if let Some(path) = &self.recovery_code {
-            secrets.recovery_code = Some(RecoveryCode::parse(&self.secret.bytes(path)?)?);
-        }
-        Ok(secrets)
-    }
-}
-
-/// Reads a key file; who may read it is its owner's business, as it may be a picture or a song.
-pub(crate) fn key_file(path: &Path) -> Result<KeyFile, Failure> {
-    let failed = |e: std::io::Error| exit::host(format!("cannot read the key file {}", shown(path)), &e);
-    let file = File::open(path).map_err(failed)?;
-    if file.metadata().map_err(failed)?.is_dir() {
-        return Err(Failure::other(format!("the key file {} is a directory", shown(path))));
-    }
-    KeyFile::read(file).map_err(|error| Failure::other(format!("{}: {}", shown(path), exit::sentence(&error))))
 }
 
 /// The failure of a change of keys.

@@ -77,11 +77,11 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         ));
     }
     if !args.generate {
-        let file = unlocking::key_file(file)?;
+        let file = args.key.unlock.new_key_file(file)?;
         return args.add_file(&file);
     }
     generate(file)?;
-    let added = unlocking::key_file(file).and_then(|read| args.add_file(&read));
+    let added = args.key.unlock.new_key_file(file).and_then(|read| args.add_file(&read));
     if added.is_err() {
         // It was made for nothing.
         let _ = std::fs::remove_file(file);
