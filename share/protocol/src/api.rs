@@ -11,16 +11,16 @@
 //! | `POST /v1/uploads` | Owner; the ciphertext (an age v1 file) as `application/octet-stream`, with a length or in parts | 201 `Uploaded`; 401, 403, 413, 415, 422, 507 |
 //! | `POST /v1/shares` | Owner; `Create` | 201 `Created`; 401, 403, 413, 415, 422, 507 |
 //! | `POST /v1/claim` | `Claim` | 200 `Claimed`; 404 without proof; with it 409 leased, 410 consumed, revoked or expired |
-//! | `GET`, `HEAD /v1/shares/ID/ciphertext` | Lease; `Range`, `If-Range`, `If-None-Match`, `If-Match` | 200, 206 the ciphertext; 304, 404 no such lease, 410 the lease ended, 412, 416 |
-//! | `POST /v1/shares/ID/complete` | Lease | 204, again as often as it is sent; 404, 410 the lease ended otherwise |
-//! | `GET /v1/shares?after=ID` | Owner | 200 `List`, newest first |
-//! | `GET /v1/shares/ID` | Owner | 200 `Info`; 404 |
-//! | `GET /v1/shares/ID/watch?after=N&wait=SECONDS` | Owner | 200 `Info`, as soon as it has an event after number N, at the latest after `wait` (default 30, at most 60); 404 |
-//! | `POST /v1/shares/ID/revoke` | Owner | 200 `Info`, again as often as it is sent; 404 |
-//! | `POST /v1/shares/ID/rearm` | Owner | 200 `Info`; 404, 409, 410 when it expired or was revoked |
+//! | `GET`, `HEAD /v1/shares/HANDLE/ciphertext` | Lease; `Range`, `If-Range`, `If-None-Match` | 200, 206 the ciphertext; 304, 404 no such lease, 410 the lease ended, 416 |
+//! | `POST /v1/shares/HANDLE/complete` | Lease | 204, again as often as it is sent; 404, 410 the lease ended otherwise |
+//! | `GET /v1/shares/HANDLE` | Owner | 200 `Info`; 404 |
+//! | `GET /v1/shares/HANDLE/watch?version=N&wait=SECONDS` | Owner | 200 `Info`, as soon as its version is above N or its state is not `state` (`&state=armed`, when given), at the latest after `wait` (default 30, at most 60); 404 |
+//! | `POST /v1/shares/HANDLE/revoke` | Owner | 200 `Info`, again as often as it is sent; 404 |
+//! | `POST /v1/shares/HANDLE/rearm` | Owner | 200 `Info`; 404, 409, 410 when it expired or was revoked |
 //! | `POST /v1/batch/create` | Owner; `Batch<Create>` | 200 `Results<Created>` |
 //! | `POST /v1/batch/claim` | `Batch<Claim>` | 200 `Results<Claimed>` |
-//! | `POST /v1/batch/revoke` | Owner; `Batch<ShareId>` | 200 `Results<Info>` |
+//! | `POST /v1/batch/revoke` | Owner; `Batch<Handle>` | 200 `Results<Info>` |
+//! | `POST /v1/batch/info` | Owner; `Batch<Handle>` | 200 `Results<Info>`: how an owner lists shares, for the daemon keeps no handles |
 //! | `GET`, `HEAD /s/ANYTHING` | | 200 the page, the same whatever stands there |
 //!
 //! - No `GET`, `HEAD` or `OPTIONS` changes the state of a share, with the one exception that a download under a lease counts
@@ -36,13 +36,13 @@
 
 use std::fmt;
 
-use crate::token::ShareId;
+use crate::handle::Handle;
 
 /// What the server allows.
 pub const LIMITS: &str = "/v1/limits";
 /// Ciphertext comes in.
 pub const UPLOADS: &str = "/v1/uploads";
-/// Shares are made and listed.
+/// Shares are made.
 pub const SHARES: &str = "/v1/shares";
 /// A share is claimed.
 pub const CLAIM: &str = "/v1/claim";
@@ -50,11 +50,17 @@ pub const CLAIM: &str = "/v1/claim";
 pub const BATCH_CREATE: &str = "/v1/batch/create";
 /// Many are claimed.
 pub const BATCH_CLAIM: &str = "/v1/batch/claim";
+/// Many are asked about.
+pub const BATCH_INFO: &str = "/v1/batch/info";
 /// Many are taken back.
 pub const BATCH_REVOKE: &str = "/v1/batch/revoke";
 /// The page's path begins so; a handle follows.
 pub const PAGE: &str = "/s/";
 
+/// Name of the daemon's Unix socket in the runtime directory.
+pub const SOCKET_NAME: &str = "lockbox-share.sock";
+/// The daemon's TCP port on the loopback address.
+pub const DEFAULT_PORT: u16 = 7377;
 /// Longest `wait` of a watch, in seconds.
 pub const MAX_WAIT: u64 = 60;
 /// `wait` when none is given, in seconds.
@@ -97,17 +103,17 @@ impl OfShare {
         }
     }
 
-    /// The path for the share `id`.
-    pub fn path(self, id: ShareId) -> impl fmt::Display {
-        format!("{SHARES}/{id}{}", self.ending())
+    /// The path for the share `handle`.
+    pub fn path(self, handle: Handle) -> impl fmt::Display {
+        format!("{SHARES}/{handle}{}", self.ending())
     }
 
     /// Reads a path; total.
-    pub fn parse(path: &str) -> Option<(OfShare, ShareId)> {
+    pub fn parse(path: &str) -> Option<(OfShare, Handle)> {
         let rest = path.strip_prefix(SHARES)?.strip_prefix('/')?;
-        let (id, ending) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
+        let (handle, ending) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
         let which = OfShare::ALL.into_iter().find(|which| which.ending() == ending)?;
-        Some((which, id.parse().ok()?))
+        Some((which, handle.parse().ok()?))
     }
 }
 
@@ -118,8 +124,8 @@ mod tests {
     #[test]
     fn paths_are_read_as_they_are_written() {
         for which in OfShare::ALL {
-            let id = ShareId::new([0xfb; 16]);
-            assert_eq!(OfShare::parse(&which.path(id).to_string()), Some((which, id)));
+            let handle: Handle = "1482719382210".parse().unwrap();
+            assert_eq!(OfShare::parse(&which.path(handle).to_string()), Some((which, handle)));
         }
     }
 
@@ -129,9 +135,9 @@ mod tests {
             "",
             "/v1/shares",
             "/v1/shares/",
-            "/v1/shares/AQ",
-            "/v1/shares/AQEBAQEBAQEBAQEBAQEBAQ/",
-            "/v1/shares/AQEBAQEBAQEBAQEBAQEBAQ/x",
+            "/v1/shares/14",
+            "/v1/shares/1482719382210/",
+            "/v1/shares/1482719382210/x",
         ] {
             assert_eq!(OfShare::parse(path), None, "{path}");
         }

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::capsule::Capsule;
 use crate::handle::Handle;
-use crate::token::{Auth, ClaimId, Digest, LeaseToken, ShareId, UploadToken, Verifier};
+use crate::token::{Auth, ClaimId, Digest, LeaseToken, UploadToken, Verifier};
 
 /// At most so many shares in one batch.
 pub const MAX_BATCH: usize = 100;
@@ -72,9 +72,7 @@ fn once() -> u8 {
 /// A share that was made.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Created {
-    /// For info, watch, revoke and rearm.
-    pub id: ShareId,
-    /// For the link.
+    /// For the link, and for info, watch, revoke and rearm.
     pub handle: Handle,
     /// The link without its fragment: `#` and the secret are the client's.
     pub url: String,
@@ -97,8 +95,6 @@ pub struct Claim {
 /// What a claimant gets.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Claimed {
-    /// For the download.
-    pub id: ShareId,
     /// What was sealed.
     pub capsule: Capsule,
     /// For the ciphertext; none when the content is inside the capsule.
@@ -131,66 +127,55 @@ pub enum State {
     Expired,
 }
 
-/// What happened to a share.
+/// How a claim stands or ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum EventKind {
-    /// Made by its owner.
-    Created,
-    /// A proof was shown and accepted.
-    Claimed,
-    /// The first byte of the ciphertext was sent.
-    Opened,
+pub enum ClaimState {
+    /// The lease runs and no byte was sent.
+    Leased,
+    /// The lease runs and bytes were sent.
+    Sending,
     /// The claimant has everything.
     Completed,
-    /// Armed again: by its owner, or because nothing had been sent when a lease ended.
-    Rearmed,
-    /// Taken back by its owner.
-    Revoked,
-    /// Ended by itself.
-    Expired,
+    /// The lease ended after some bytes; `rearm` gives the claim back.
+    Interrupted,
 }
 
-/// One line of a share's history.
+/// One claim in the history of a share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Event {
-    /// 1 for the first of this share, and so on.
-    pub number: u32,
-    /// What happened.
-    pub kind: EventKind,
-    /// When.
-    pub at: UnixSeconds,
+pub struct ClaimInfo {
+    /// How it stands or ended.
+    pub state: ClaimState,
+    /// When the proof was accepted.
+    pub claimed_at: UnixSeconds,
+    /// When it ended, or when the running lease will.
+    pub ended_at: UnixSeconds,
 }
 
-/// What an owner may know of a share.
+/// What an owner may know of a share; kept for a day after the share's end.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Info {
-    /// The one given when it was made.
-    pub id: ShareId,
+    /// The one asked for.
+    pub handle: Handle,
     /// Now.
     pub state: State,
     /// When it was made.
     pub created_at: UnixSeconds,
     /// When it ends or ended by itself.
     pub expires_at: UnixSeconds,
+    /// When its owner took it back.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub revoked_at: Option<UnixSeconds>,
     /// How often it may be claimed.
     pub max_claims: u8,
-    /// How often it was.
-    pub claims: u8,
+    /// How many claims are left.
+    pub claims_left: u8,
+    /// Every claim that took or holds one.
+    pub claims: Vec<ClaimInfo>,
     /// Bytes of the ciphertext in the spool; 0 when the content is in the capsule.
     pub size: u64,
-    /// Oldest first.
-    pub events: Vec<Event>,
-}
-
-/// One page of an owner's shares, newest first.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct List {
-    /// At most 100.
-    pub shares: Vec<Info>,
-    /// `?after=` for the next page; none on the last one.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub next: Option<ShareId>,
+    /// Grows with every change; for `watch`.
+    pub version: u32,
 }
 
 /// Many at once, each with a result of its own.
@@ -253,8 +238,8 @@ pub enum ErrorCode {
     Timeout,
     /// Claimed by another, whose lease has not ended. With proof only.
     Leased,
-    /// A rearm of a share that is not consumed or leased, or whose ciphertext is gone.
-    NotConsumed,
+    /// A rearm of a share none of whose downloads was interrupted.
+    NotInterrupted,
     /// Given away already. With proof only.
     Consumed,
     /// Taken back. With proof only.
@@ -291,7 +276,7 @@ impl ErrorCode {
             ErrorCode::Refused | ErrorCode::NotFound => 404,
             ErrorCode::Method => 405,
             ErrorCode::Timeout => 408,
-            ErrorCode::Leased | ErrorCode::NotConsumed => 409,
+            ErrorCode::Leased | ErrorCode::NotInterrupted => 409,
             ErrorCode::Consumed | ErrorCode::Revoked | ErrorCode::Expired => 410,
             ErrorCode::TooLarge => 413,
             ErrorCode::MediaType => 415,
@@ -309,8 +294,8 @@ impl ErrorCode {
 mod tests {
     use super::*;
 
-    fn id() -> ShareId {
-        ShareId::new([1; 16])
+    fn id() -> LeaseToken {
+        LeaseToken::new([1; 16])
     }
 
     #[test]
@@ -323,7 +308,7 @@ mod tests {
         };
         let text = serde_json::to_string(&results).unwrap();
         assert_eq!(text, r#"{"results":[{"ok":"AQEBAQEBAQEBAQEBAQEBAQ"},{"error":"refused","message":"no"}]}"#);
-        assert_eq!(serde_json::from_str::<Results<ShareId>>(&text).unwrap(), results);
+        assert_eq!(serde_json::from_str::<Results<LeaseToken>>(&text).unwrap(), results);
     }
 
     #[test]
@@ -339,9 +324,9 @@ mod tests {
     }
 
     #[test]
-    fn events_and_states_are_words() {
+    fn states_and_codes_are_words() {
         assert_eq!(serde_json::to_string(&State::Armed).unwrap(), "\"armed\"");
-        assert_eq!(serde_json::to_string(&EventKind::Completed).unwrap(), "\"completed\"");
-        assert_eq!(serde_json::to_string(&ErrorCode::NotConsumed).unwrap(), "\"not_consumed\"");
+        assert_eq!(serde_json::to_string(&ClaimState::Interrupted).unwrap(), "\"interrupted\"");
+        assert_eq!(serde_json::to_string(&ErrorCode::NotInterrupted).unwrap(), "\"not_interrupted\"");
     }
 }

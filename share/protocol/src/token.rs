@@ -137,18 +137,18 @@ secret! {
 }
 
 secret! {
-    /// Chosen by the owner at random; whoever has it lists, watches, revokes and rearms the owner's shares.
+    /// Chosen by the owner at random; whoever has it asks about, watches, revokes and rearms the shares that were made with it.
     OwnerToken, 32
 }
 
 secret! {
     /// Given to the one claimant of a share with ciphertext in the spool, for its downloads.
-    LeaseToken, 32
+    LeaseToken, 16
 }
 
 secret! {
     /// Given for ciphertext that was uploaded and belongs to no share yet.
-    UploadToken, 32
+    UploadToken, 16
 }
 
 secret! {
@@ -157,18 +157,8 @@ secret! {
 }
 
 public! {
-    /// SHA-256 of an [`Auth`]: what the daemon keeps of it.
+    /// SHA-256 of an [`Auth`] or an [`OwnerToken`]: what the daemon keeps of it.
     Verifier, 32
-}
-
-public! {
-    /// SHA-256 of an [`OwnerToken`], shortened: whose shares these are.
-    OwnerId, 16
-}
-
-public! {
-    /// Names a share to its owner and to its claimant. Derived from the handle under a key of the store, so it does not tell the handle.
-    ShareId, 16
 }
 
 public! {
@@ -192,10 +182,8 @@ impl Verifier {
 
 impl OwnerToken {
     /// What the daemon keeps in order to recognise this owner.
-    pub fn owner(&self) -> OwnerId {
-        let mut id = [0; OwnerId::LENGTH];
-        id.copy_from_slice(&Sha256::digest(self.0)[..OwnerId::LENGTH]);
-        OwnerId(id)
+    pub fn verifier(&self) -> Verifier {
+        Verifier(Sha256::digest(self.0).into())
     }
 }
 
@@ -216,20 +204,20 @@ mod tests {
 
         #[test]
         fn any_other_text_is_refused(text in "\\PC{0,60}") {
-            if let Ok(id) = text.parse::<ShareId>() {
-                prop_assert_eq!(id.to_string(), text);
+            if let Ok(id) = text.parse::<LeaseToken>() {
+                prop_assert!(*id.to_text() == text);
             }
         }
     }
 
     #[test]
     fn lengths_and_stray_bits_are_refused() {
-        let id = ShareId::new([255; 16]).to_string();
+        let id = LeaseToken::new([255; 16]).to_text().to_string();
         assert_eq!(id, "_____________________w");
         // The last letter carries four bits that stand for nothing.
-        assert!(id.replace('w', "x").parse::<ShareId>().is_err());
-        assert!(format!("{id}==").parse::<ShareId>().is_err());
-        assert!(id[1..].parse::<ShareId>().is_err());
+        assert!(id.replace('w', "x").parse::<LeaseToken>().is_err());
+        assert!(format!("{id}==").parse::<LeaseToken>().is_err());
+        assert!(id[1..].parse::<LeaseToken>().is_err());
         assert!(id.parse::<Auth>().is_err());
     }
 
@@ -247,6 +235,6 @@ mod tests {
         assert_eq!(Auth::new([7; 32]).verifier().as_bytes(), &expected);
         assert!(Verifier::new(expected).accepts(&Auth::new([7; 32])));
         assert!(!Verifier::new(expected).accepts(&Auth::new([8; 32])));
-        assert_eq!(OwnerToken::new([7; 32]).owner().as_bytes()[..], expected[..16]);
+        assert_eq!(OwnerToken::new([7; 32]).verifier().as_bytes(), &expected);
     }
 }
