@@ -17,7 +17,9 @@ pub enum Error {
     #[error("this is no one-time link: {0}")]
     NotALink(&'static str),
     /// The checksum of the link's secret does not fit.
-    #[error("damaged link: its secret, the part behind '#', is not as it was made; ask the sender for the link once more")]
+    #[error(
+        "damaged link: its secret, the part behind '#', is not as it was made; ask the sender for the link once more"
+    )]
     DamagedLink,
     /// A file changed while it was read.
     #[error("{0} changed while it was read; nothing was shared")]

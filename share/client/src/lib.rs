@@ -5,7 +5,10 @@
 pub mod clock;
 pub mod error;
 pub mod link;
+pub mod meta;
 pub mod name;
+pub mod seal;
 pub mod secret;
+pub mod source;
 
 pub use error::{Error, Result};

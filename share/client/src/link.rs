@@ -121,7 +121,9 @@ fn unbroken(text: &str) -> Zeroizing<String> {
         let line = line.trim_start_matches(['>', '|', ' ']);
         let line = line.strip_suffix('=').unwrap_or(line);
         whole.extend(line.chars().filter(|c| {
-            !c.is_whitespace() && !c.is_control() && !matches!(c, '\u{200b}'..='\u{200f}' | '\u{2060}' | '\u{feff}' | '\u{ad}')
+            !c.is_whitespace()
+                && !c.is_control()
+                && !matches!(c, '\u{200b}'..='\u{200f}' | '\u{2060}' | '\u{feff}' | '\u{ad}')
         }));
     }
     whole
@@ -160,7 +162,9 @@ mod tests {
 
     #[test]
     fn a_link_is_read_as_it_is_written() {
-        for base in ["https://share.example.org", "http://127.0.0.1:7777", "https://example.org/some/path", "http://[::1]:80"] {
+        for base in
+            ["https://share.example.org", "http://127.0.0.1:7777", "https://example.org/some/path", "http://[::1]:80"]
+        {
             let link = whole().replace("https://share.example.org", base);
             let read = Link::parse(&link).unwrap();
             assert_eq!((*read.to_text()).as_str(), link);
