@@ -1,6 +1,7 @@
 //! Mounts lockbox archives through FUSE: the adapter between kernel requests and the file system, and the daemon.
 
 pub mod adapter;
+mod answers;
 pub mod callers;
 pub mod daemon;
 pub mod errno;

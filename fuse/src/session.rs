@@ -12,7 +12,6 @@
 use std::ffi::OsString;
 use std::fs::File;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
@@ -22,12 +21,13 @@ use std::time::{Duration, Instant};
 use fuser::SessionACL;
 use lockbox::Error;
 use lockbox::archive::{Archive, UnlockedKey};
-use lockbox::control::{self, Request, Response, Status};
+use lockbox::control::{self, Request, Response};
 use nix::sys::signal::{SigSet, Signal};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 use crate::adapter::{Adapter, Shared};
+use crate::answers::Answers;
 use crate::callers::Callers;
 use crate::exit::Failure;
 use crate::mount::{self, Mount};
@@ -61,7 +61,8 @@ impl Task {
     }
 }
 
-enum Event {
+/// What the thread that waits for the end is told.
+pub(crate) enum Event {
     /// The event loops have ended: unmounted by whomever.
     Ended(std::io::Result<()>),
     Signal(Signal),
@@ -72,7 +73,7 @@ enum Event {
 }
 
 /// The archive until somebody closes it.
-type Slot = Arc<Mutex<Option<Archive>>>;
+pub(crate) type Slot = Arc<Mutex<Option<Archive>>>;
 
 /// Opens, mounts, calls `ready` (with what the user should know about the opening), serves and closes.
 pub fn serve(
@@ -163,8 +164,8 @@ fn start(task: &Task, slot: &Slot, host: OwnedFd, signals: SigSet, events: &Send
     let (place, callers) = confine(task, &runtime)?;
     let place = Arc::new(place);
     let server = {
-        let (task, slot, events) = (task.clone(), Arc::clone(slot), Mutex::new(events.clone()));
-        let served = control::serve(&runtime, &id, move |request| respond(&task, &slot, &events, &request));
+        let answers = Answers::new(task.clone(), Arc::clone(slot), Arc::clone(&shared), events.clone());
+        let served = control::serve(&runtime, &id, move |request| answers.respond(&request));
         served.inspect_err(|_| drop(place.unmount(true)))?
     };
     let Options { access_times, threads, .. } = task.options;
@@ -251,45 +252,6 @@ fn block_signals() -> Result<SigSet, Failure> {
     Ok(signals)
 }
 
-fn respond(task: &Task, slot: &Slot, events: &Mutex<Sender<Event>>, request: &Request) -> Response {
-    match request {
-        // Nothing that asks the host: a mount whose host fails has to be found, and ended.
-        Request::Status => match slot.lock().as_ref() {
-            Some(archive) => Response::Status(Status {
-                pid: std::process::id(),
-                archive: task.archive.to_string_lossy().into_owned(),
-                archive_id: archive.id().iter().map(|byte| format!("{byte:02x}")).collect(),
-                mount_point: task.point.to_string_lossy().into_owned(),
-                read_only: task.options.read_only,
-                options: task.options.to_string(),
-                generation: archive.file_system().generation().0,
-                dirty_bytes: archive.file_system().dirty_bytes(),
-            }),
-            None => Response::Failed { message: "the archive is being closed".into() },
-        },
-        Request::Sync => {
-            let fs = slot.lock().as_ref().map(|archive| Arc::clone(archive.file_system()));
-            match fs.map(|fs| fs.make_durable()) {
-                Some(Ok(())) | None => Response::Done,
-                Some(Err(error)) => Response::Failed { message: error.to_string() },
-            }
-        }
-        Request::Purge => {
-            let fs = slot.lock().as_ref().map(|archive| Arc::clone(archive.file_system()));
-            match fs.map(|fs| fs.purge()) {
-                Some(Ok(())) => Response::Done,
-                Some(Err(error)) => Response::Failed { message: error.to_string() },
-                None => Response::Failed { message: "the archive is being closed".into() },
-            }
-        }
-        Request::Stop { lazy } => {
-            let (answer, answered) = mpsc::channel();
-            let _ = events.lock().send(Event::Stop { lazy: *lazy, answer });
-            answered.recv().unwrap_or(Response::Done)
-        }
-    }
-}
-
 /// How serving ended.
 struct Ending {
     /// Those who asked to stop and want to know how it went.
@@ -373,10 +335,14 @@ fn in_use(task: &Task, error: Error) -> Failure {
 /// The failure to report when a daemon of this user has the archive mounted.
 pub fn holder(archive: &Path) -> Option<Failure> {
     let id = Archive::identify(archive).ok()?;
-    let socket = control::socket_path(&runtime::directory().ok()?, &id);
-    let owner = std::fs::symlink_metadata(&socket).ok()?.uid();
-    let Ok(Response::Status(status)) = control::ask(&socket, &Request::Status) else { return None };
-    let user = nix::unistd::User::from_uid(owner.into()).ok().flatten().map_or(owner.to_string(), |user| user.name);
+    let status = runtime::places().iter().find_map(|place| {
+        match control::ask(&control::socket_path(&place.runtime, &id), &Request::Status) {
+            Ok(Response::Status(status)) => Some(status),
+            _ => None,
+        }
+    })?;
+    let user = nix::unistd::User::from_uid(status.uid.into()).ok().flatten();
+    let user = user.map_or(status.uid.to_string(), |user| user.name);
     Some(Failure::new(
         crate::exit::IN_USE,
         format!("the archive is already mounted at {} by process {} (user {user})", status.mount_point, status.pid),

@@ -11,6 +11,7 @@ mod info;
 mod kdf;
 mod ls;
 mod mount;
+mod mounts;
 mod opening;
 mod output;
 mod passwd;
@@ -20,6 +21,7 @@ mod rescue;
 mod runtime;
 mod secrets;
 mod seen;
+mod status;
 mod umount;
 
 use std::ffi::OsStr;
@@ -44,6 +46,7 @@ enum Command {
     Create(create::Args),
     Mount(mount::Args),
     Umount(umount::Args),
+    Status(status::Args),
     Add(add::Args),
     Extract(extract::Args),
     Ls(ls::Args),
@@ -95,6 +98,7 @@ fn run(command: &Command) -> Result<(), Failure> {
         Command::Create(args) => create::run(args),
         Command::Mount(args) => mount::run(args),
         Command::Umount(args) => umount::run(args),
+        Command::Status(args) => status::run(args),
         Command::Add(args) => add::run(args),
         Command::Extract(args) => extract::run(args),
         Command::Ls(args) => ls::run(args),
