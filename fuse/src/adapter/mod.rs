@@ -41,12 +41,11 @@ use caller::Caller;
 use convert::Allocation;
 use fuser::{
     BsdFileFlags, CopyFileRangeFlags, Errno, FileHandle, FopenFlags, INodeNo, IoctlFlags, KernelConfig, LockOwner,
-    OpenAccMode, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus,
-    ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow,
-    WriteFlags,
+    OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty,
+    ReplyEntry, ReplyIoctl, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
 };
 use lockbox::fs::{Creator, SetAttributes, SyncProfile, mode};
-use notices::notes_access;
+use notices::{notes_access, writes};
 use reply::{MAX_COPY, full, reply_copied, reply_empty, reply_xattr};
 use served::GENERATION;
 
@@ -64,10 +63,6 @@ fn ino(number: INodeNo) -> lockbox::format::Ino {
 /// With DONT_MASK the umask is ours to apply.
 fn creator(request: &Request, umask: u32) -> Creator {
     Creator { uid: request.uid(), gid: request.gid(), umask: Some(umask) }
-}
-
-fn writes(flags: OpenFlags) -> bool {
-    flags.acc_mode() != OpenAccMode::O_RDONLY
 }
 
 impl fuser::Filesystem for Adapter {

@@ -61,10 +61,9 @@ enum Command {
 
 fn main() -> ExitCode {
     let name = std::env::args_os().next().unwrap_or_default();
-    let parsed = match Path::new(&name).file_name().and_then(OsStr::to_str) {
-        Some("umount.lockbox" | "umount.fuse.lockbox") => umount::parse_as_umount_8(),
-        _ => Cli::try_parse().map(|cli| cli.command),
-    };
+    let for_umount_8 =
+        matches!(Path::new(&name).file_name().and_then(OsStr::to_str), Some("umount.lockbox" | "umount.fuse.lockbox"));
+    let parsed = if for_umount_8 { umount::parse_as_umount_8() } else { Cli::try_parse().map(|cli| cli.command) };
     let command = match parsed {
         Ok(command) => command,
         Err(error) => {
@@ -80,7 +79,7 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
             output::complain(&failure.message);
-            failure.code.into()
+            if for_umount_8 { exit::umount_8_code(failure.code) } else { failure.code }.into()
         }
     }
 }

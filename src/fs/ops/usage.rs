@@ -1,7 +1,7 @@
 //! What an open archive holds in memory and on the host, told without waiting for either.
 
 use crate::error::CacheUse;
-use crate::format::BLOCK;
+use crate::format::{BLOCK, Ino};
 use crate::fs::{FileSystem, Usage};
 
 impl FileSystem {
@@ -19,6 +19,11 @@ impl FileSystem {
             used_bytes: blocks.as_ref().map(|(blocks, _)| blocks.taken.saturating_mul(BLOCK)),
             latched: self.volume.pager().latch().reason().map(str::to_owned),
         }
+    }
+
+    /// The highest inode number that was ever given out.
+    pub fn newest_inode(&self) -> Ino {
+        Ino(self.volume.state().counters.next_ino.saturating_sub(1))
     }
 
     /// Forgets what was decrypted and is not changed: pages of files, heads and nodes of trees.
