@@ -3,6 +3,8 @@
 use std::io;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use serde::{Deserialize, Serialize};
+
 /// Result of every fallible operation of the crate.
 pub type Result<T> = std::result::Result<T, Error>;
 
@@ -186,4 +188,11 @@ fn civil(days: i64) -> (i64, i64, i64) {
     let month = if shifted < 10 { shifted + 3 } else { shifted - 9 };
     let day = day_of_year - (153 * shifted + 2) / 5 + 1;
     (year_of_era + era * 400 + i64::from(month <= 2), month, day)
+}
+/// What a cache holds, and how often it had what was asked for since the archive was opened.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CacheUse {
+    pub bytes: u64,
+    pub hits: u64,
+    pub misses: u64,
 }

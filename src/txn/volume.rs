@@ -133,6 +133,12 @@ impl Volume {
         self.space.lock().blocks()
     }
 
+    /// The same with the bytes of memory that the map takes, or None while somebody works on it.
+    pub(crate) fn blocks_unless_busy(&self) -> Option<(Blocks, u64)> {
+        let space = self.space.try_lock()?;
+        Some((space.blocks(), space.memory()))
+    }
+
     /// Sets what runs at the start of every commit, under the writers' lock, to move staged data into the transaction.
     /// It may write data and change trees through the operation it gets; called once per commit, before the freeze.
     pub(crate) fn set_flusher(&self, flusher: Flusher) {

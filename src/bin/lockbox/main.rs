@@ -18,6 +18,7 @@ mod ls;
 #[cfg(test)]
 mod manual;
 mod mount;
+mod mounts;
 mod opening;
 mod output;
 mod passwd;
@@ -29,6 +30,7 @@ mod rescue;
 mod runtime;
 mod secrets;
 mod seen;
+mod status;
 mod umount;
 mod unlocking;
 
@@ -54,6 +56,7 @@ enum Command {
     Create(create::Args),
     Mount(mount::Args),
     Umount(umount::Args),
+    Status(status::Args),
     Add(add::Args),
     Extract(extract::Args),
     Ls(ls::Args),
@@ -76,10 +79,9 @@ enum Command {
 
 fn main() -> ExitCode {
     let name = std::env::args_os().next().unwrap_or_default();
-    let parsed = match Path::new(&name).file_name().and_then(OsStr::to_str) {
-        Some("umount.lockbox" | "umount.fuse.lockbox") => umount::parse_as_umount_8(),
-        _ => Cli::try_parse().map(|cli| cli.command),
-    };
+    let for_umount_8 =
+        matches!(Path::new(&name).file_name().and_then(OsStr::to_str), Some("umount.lockbox" | "umount.fuse.lockbox"));
+    let parsed = if for_umount_8 { umount::parse_as_umount_8() } else { Cli::try_parse().map(|cli| cli.command) };
     let command = match parsed {
         Ok(command) => command,
         Err(error) => {
@@ -95,7 +97,7 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
             output::complain(&failure.message);
-            failure.code.into()
+            if for_umount_8 { exit::umount_8_code(failure.code) } else { failure.code }.into()
         }
     }
 }
@@ -113,6 +115,7 @@ fn run(command: &Command) -> Result<(), Failure> {
         Command::Create(args) => create::run(args),
         Command::Mount(args) => mount::run(args),
         Command::Umount(args) => umount::run(args),
+        Command::Status(args) => status::run(args),
         Command::Add(args) => add::run(args),
         Command::Extract(args) => extract::run(args),
         Command::Ls(args) => ls::run(args),
