@@ -278,9 +278,8 @@ impl FileSystem {
     ) -> Result<()> {
         for piece in pieces {
             op.adopt(&piece.page, 1)?;
-            extents::replace(op, inode, piece)?;
         }
-        Ok(())
+        extents::replace(op, inode, pieces)
     }
 }
 
