@@ -12,6 +12,7 @@ mod plan;
 mod presence;
 mod reclaim;
 mod repack;
+mod sealers;
 mod staging;
 #[cfg(test)]
 mod tests;
@@ -57,6 +58,8 @@ pub struct FileSystem {
     handles: inode::OpenHandles,
     reclaim: reclaim::Queue,
     repack: repack::Repack,
+    /// How many write staged data out at once.
+    threads: usize,
 }
 
 impl FileSystem {
@@ -76,6 +79,7 @@ impl FileSystem {
             handles: inode::OpenHandles::default(),
             reclaim: reclaim::Queue::default(),
             repack: repack::Repack::default(),
+            threads: sealers::processors(),
         });
         if fs.volume.read_only() {
             return Ok(fs);
