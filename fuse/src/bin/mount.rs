@@ -58,7 +58,7 @@ Options:
   pack=on|off, compress=on|off How new data is stored
   atime=off|open               Access times: as they are set (default), or
                                noted when something is opened for reading
-  threads=N                    Event loops (default: processors, at least 2)
+  threads=N                    Event loops (default: processors, at least 4)
   passfile=FILE                Read the passphrase from a private file
   passfile_any                 Accept a passfile that others may read
   stop_timeout=SECONDS         How long a busy mount is served after the order
