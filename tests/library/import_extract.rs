@@ -8,7 +8,7 @@ use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
 use std::path::Path;
 use std::time::{Duration, UNIX_EPOCH};
 
-use lockbox::archive::{Archive, Cause, ImportOptions};
+use lockbox::archive::{Archive, Cause, Filter, ImportOptions};
 use lockbox::crypto::Passphrase;
 use lockbox::fs::Creator;
 use nix::sys::stat::{Mode, SFlag, makedev, mknod};
@@ -182,6 +182,8 @@ fn a_file_that_changes_meanwhile_is_reported() {
         follow: false,
         replace: false,
         creator: Creator { uid: 0, gid: 0, umask: None },
+        filter: Filter::default(),
+        mirror: None,
     };
     let log = place.path("tree/log");
     let mut appended = false;

@@ -14,6 +14,7 @@ mod mount;
 mod opening;
 mod output;
 mod passwd;
+mod patterns;
 mod progress;
 mod purge;
 mod rescue;
