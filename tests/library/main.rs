@@ -8,4 +8,5 @@ mod damage;
 mod import_extract;
 mod mirroring;
 mod older_copies;
+mod running;
 mod support;

@@ -5,6 +5,7 @@ mod cat;
 mod check;
 mod compact;
 mod create;
+mod env;
 mod exit;
 mod extract;
 mod info;
@@ -18,10 +19,12 @@ mod patterns;
 mod progress;
 mod purge;
 mod rescue;
+mod run;
 mod runtime;
 mod secrets;
 mod seen;
 mod umount;
+mod variables;
 
 use std::ffi::OsStr;
 use std::path::Path;
@@ -55,6 +58,8 @@ enum Command {
     Compact(compact::Args),
     Purge(purge::Args),
     Passwd(passwd::Args),
+    Env(env::Args),
+    Run(run::Args),
 }
 
 fn main() -> ExitCode {
@@ -71,10 +76,10 @@ fn main() -> ExitCode {
             return if error.use_stderr() { exit::USAGE.into() } else { ExitCode::SUCCESS };
         }
     };
-    secrets::keep_out_of_core_dumps();
+    let cores = secrets::keep_out_of_core_dumps();
     outlive_size_limits();
     output::start_log();
-    match run(&command) {
+    match run(&command, cores) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
             output::complain(&failure.message);
@@ -91,7 +96,14 @@ fn outlive_size_limits() {
     let _ = beyond_limit.thread_block();
 }
 
-fn run(command: &Command) -> Result<(), Failure> {
+/// For a program that takes this one's place.
+fn undo_outliving_size_limits() {
+    let mut beyond_limit = SigSet::empty();
+    beyond_limit.add(Signal::SIGXFSZ);
+    let _ = beyond_limit.thread_unblock();
+}
+
+fn run(command: &Command, cores: secrets::CoreLimit) -> Result<(), Failure> {
     match command {
         Command::Create(args) => create::run(args),
         Command::Mount(args) => mount::run(args),
@@ -106,5 +118,7 @@ fn run(command: &Command) -> Result<(), Failure> {
         Command::Compact(args) => compact::run(args),
         Command::Purge(args) => purge::run(args),
         Command::Passwd(args) => passwd::run(args),
+        Command::Env(args) => env::run(args),
+        Command::Run(args) => run::run(args, cores),
     }
 }

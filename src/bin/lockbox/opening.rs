@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use lockbox::Error;
 use lockbox::archive::{Archive, OpenOptions, SeenOptions, UnlockedKey};
+use lockbox::crypto::Passphrase;
 use lockbox::storage::{FileStorage, LockMode};
 
 use crate::exit::{self, Failure, shown};
@@ -27,11 +28,20 @@ pub(crate) struct ArchiveArgs {
 
 impl ArchiveArgs {
     pub(crate) fn read(&self) -> Result<Archive, Failure> {
-        self.open(true)
+        self.open(true, SecretArgs::existing)
     }
 
     pub(crate) fn write(&self) -> Result<Archive, Failure> {
-        self.open(false)
+        self.open(false, SecretArgs::existing)
+    }
+
+    /// For commands whose standard input is no passphrase.
+    pub(crate) fn read_with_input_taken(&self) -> Result<Archive, Failure> {
+        self.open(true, SecretArgs::existing_with_input_taken)
+    }
+
+    pub(crate) fn write_with_input_taken(&self) -> Result<Archive, Failure> {
+        self.open(false, SecretArgs::existing_with_input_taken)
     }
 
     /// The key of an archive that may not open as a whole any more.
@@ -55,11 +65,15 @@ impl ArchiveArgs {
         self.seen.options()
     }
 
-    fn open(&self, read_only: bool) -> Result<Archive, Failure> {
+    fn open(
+        &self,
+        read_only: bool,
+        passphrase: impl FnOnce(&SecretArgs, &Path) -> Result<Passphrase, Failure>,
+    ) -> Result<Archive, Failure> {
         let path = &self.archive;
         let failed = |error| failure(path, error);
         probe(path, if read_only { LockMode::Shared } else { LockMode::Exclusive })?;
-        let passphrase = self.secret.existing(path)?;
+        let passphrase = passphrase(&self.secret, path)?;
         let key = Archive::unlock_within(path, &passphrase, &self.limit.limits()).map_err(failed)?;
         let options = OpenOptions { read_only, ..OpenOptions::default() };
         let archive = Archive::open_seen(path, &key, &options, &self.seen.options()).map_err(failed)?;

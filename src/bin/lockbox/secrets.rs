@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 
 use lockbox::archive::UnlockLimits;
 use lockbox::crypto::Passphrase;
-use nix::sys::resource::{Resource, setrlimit};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use zeroize::Zeroizing;
 
 use crate::exit::{self, Failure, shown};
@@ -73,6 +73,17 @@ impl SecretArgs {
         }
     }
 
+    /// The same for a command whose standard input is something else: the terminal is asked instead.
+    pub(crate) fn existing_with_input_taken(&self, archive: &Path) -> Result<Passphrase, Failure> {
+        match self.source() {
+            Source::Input if File::open("/dev/tty").is_err() => Err(Failure::usage(
+                "standard input is not for the passphrase here: use --passfile, LOCKBOX_PASSFILE or LOCKBOX_PASSCOMMAND",
+            )),
+            Source::Input | Source::Prompt => prompt(&format!("Passphrase of {}: ", shown(archive))),
+            source => self.read(&source),
+        }
+    }
+
     /// A passphrase to be set: typed twice.
     pub(crate) fn to_set(&self, archive: &Path) -> Result<Passphrase, Failure> {
         match self.source() {
@@ -113,10 +124,26 @@ impl SecretArgs {
     }
 }
 
+/// What the limit of core dumps was.
+#[derive(Clone, Copy)]
+pub(crate) struct CoreLimit(Option<(u64, u64)>);
+
+impl CoreLimit {
+    /// For a program that takes this one's place.
+    pub(crate) fn restore(self) {
+        if let Some((soft, hard)) = self.0 {
+            let _ = setrlimit(Resource::RLIMIT_CORE, soft, hard);
+        }
+    }
+}
+
 /// No core dump and no debugger sees what is in memory. A host that refuses costs this protection, not the work.
-pub(crate) fn keep_out_of_core_dumps() {
-    let _ = setrlimit(Resource::RLIMIT_CORE, 0, 0);
+pub(crate) fn keep_out_of_core_dumps() -> CoreLimit {
+    let before = getrlimit(Resource::RLIMIT_CORE).ok();
+    // The hard limit stays, because nobody but root could undo it.
+    let _ = setrlimit(Resource::RLIMIT_CORE, 0, before.map_or(0, |(_, hard)| hard));
     let _ = nix::sys::prctl::set_dumpable(false);
+    CoreLimit(before)
 }
 
 fn prompt(question: &str) -> Result<Passphrase, Failure> {
@@ -166,7 +193,7 @@ fn from_input() -> Result<Zeroizing<Vec<u8>>, Failure> {
 }
 
 /// Reads into memory reserved beforehand: a vector that grew would leave copies behind.
-fn read(mut source: impl Read) -> io::Result<Zeroizing<Vec<u8>>> {
+pub(crate) fn read(mut source: impl Read) -> io::Result<Zeroizing<Vec<u8>>> {
     let mut bytes = Zeroizing::new(vec![0; MAX_BYTES + 1]);
     let mut length = 0;
     loop {
@@ -184,14 +211,19 @@ fn read(mut source: impl Read) -> io::Result<Zeroizing<Vec<u8>>> {
     Ok(bytes)
 }
 
-/// Cuts one line end and refuses what is empty then.
-fn checked(mut bytes: Zeroizing<Vec<u8>>) -> Result<Passphrase, Failure> {
+pub(crate) fn without_line_end(mut bytes: Zeroizing<Vec<u8>>) -> Zeroizing<Vec<u8>> {
     if bytes.last() == Some(&b'\n') {
         bytes.pop();
         if bytes.last() == Some(&b'\r') {
             bytes.pop();
         }
     }
+    bytes
+}
+
+/// Cuts one line end and refuses what is empty then.
+fn checked(bytes: Zeroizing<Vec<u8>>) -> Result<Passphrase, Failure> {
+    let mut bytes = without_line_end(bytes);
     if bytes.is_empty() {
         return Err(Failure::other("the passphrase is empty: use --passfile, LOCKBOX_PASSCOMMAND or a terminal"));
     }
