@@ -102,7 +102,7 @@ pub struct LeftAttributes {
 }
 
 impl LeftAttributes {
-    fn add(&mut self, path: &[u8], name: &[u8], reason: &dyn std::fmt::Display) {
+    pub(super) fn add(&mut self, path: &[u8], name: &[u8], reason: &dyn std::fmt::Display) {
         if self.count == 0 {
             // Writing to a String does not fail.
             let _ = write!(self.first, "{}: {}: {reason}", display(path), display(name));
@@ -202,7 +202,7 @@ fn is_kept(name: &[u8]) -> bool {
     name.starts_with(USER)
         || name.starts_with(TRUSTED)
         || name.starts_with(b"security.")
-        || ACCESS_LISTS.iter().any(|list| *list == name)
+        || ACCESS_LISTS.contains(&name)
 }
 
 /// Takes the lists away that an existing object has: a copy brings its own permissions.

@@ -55,6 +55,9 @@ pub enum Change {
     Update,
 }
 
+/// Hears of each change with the path within the archive.
+pub type Changed<'a> = dyn FnMut(Change, &[u8]) + 'a;
+
 impl MirrorPlan {
     /// An object that is in the source after all is not deleted.
     pub(super) fn spare(&mut self, parent: Ino, name: &[u8]) {
@@ -130,7 +133,7 @@ impl Archive {
         &'a self,
         sources: &[PathBuf],
         options: &'a ImportOptions,
-        changed: Option<&'a mut (dyn FnMut(Change, &[u8]) + 'a)>,
+        changed: Option<&'a mut Changed<'a>>,
     ) -> Result<MirrorPlan> {
         let fs = &**self.file_system();
         let target = match path::resolve(fs, &options.to) {
@@ -154,7 +157,7 @@ impl Archive {
 struct Planning<'a> {
     fs: &'a FileSystem,
     options: &'a ImportOptions,
-    changed: Option<&'a mut (dyn FnMut(Change, &[u8]) + 'a)>,
+    changed: Option<&'a mut Changed<'a>>,
     plan: MirrorPlan,
     /// Path within the archive of what is being looked at; the first `top_length` bytes are the source's own.
     path: Vec<u8>,

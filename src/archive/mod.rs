@@ -23,6 +23,7 @@ mod scan;
 mod seen;
 mod slots;
 mod stage;
+mod tar;
 #[cfg(test)]
 mod tests;
 
@@ -34,10 +35,11 @@ pub use filter::Filter;
 pub use host::{device_number, split_device_number};
 pub use import::{ImportOptions, ImportReport};
 pub use listing::{Entries, Entry};
-pub use mirror::{Change, Deletion, MirrorPlan};
+pub use mirror::{Change, Changed, Deletion, MirrorPlan};
 pub use path::{display, resolve};
 pub use rescue::{PARTIAL, RescueOptions, RescueProgress, RescueReport, RescueState, Rescued, UNNAMED};
 pub use seen::{SeenOptions, Witness, state_directory};
+pub use tar::{TarExport, TarImport, TarImportOptions};
 
 use std::fmt;
 use std::sync::Arc;

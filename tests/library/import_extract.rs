@@ -23,7 +23,7 @@ fn set_time(path: &Path, seconds: i64, nanos: i64) {
 }
 
 /// A tree with every kind of object that this machine lets us make.
-fn make_tree(root: &Path) {
+pub(crate) fn make_tree(root: &Path) {
     let mode = |name: &str, bits: u32| fs::set_permissions(root.join(name), fs::Permissions::from_mode(bits)).unwrap();
     fs::create_dir_all(root.join("dir/empty")).unwrap();
     fs::create_dir_all(root.join("closed/inside")).unwrap();
@@ -78,7 +78,7 @@ fn make_tree(root: &Path) {
 }
 
 /// Lets the temporary directory be removed.
-fn reopen(root: &Path) {
+pub(crate) fn reopen(root: &Path) {
     for name in ["closed", "closed/inside"] {
         fs::set_permissions(root.join(name), fs::Permissions::from_mode(0o700)).unwrap();
     }

@@ -10,3 +10,4 @@ mod mirroring;
 mod older_copies;
 mod running;
 mod support;
+mod tars;

@@ -7,7 +7,9 @@ mod compact;
 mod create;
 mod env;
 mod exit;
+mod export_tar;
 mod extract;
+mod import_tar;
 mod info;
 mod kdf;
 mod ls;
@@ -50,6 +52,8 @@ enum Command {
     Umount(umount::Args),
     Add(add::Args),
     Extract(extract::Args),
+    ExportTar(export_tar::Args),
+    ImportTar(import_tar::Args),
     Ls(ls::Args),
     Cat(cat::Args),
     Info(info::Args),
@@ -110,6 +114,8 @@ fn run(command: &Command, cores: secrets::CoreLimit) -> Result<(), Failure> {
         Command::Umount(args) => umount::run(args),
         Command::Add(args) => add::run(args),
         Command::Extract(args) => extract::run(args),
+        Command::ExportTar(args) => export_tar::run(args),
+        Command::ImportTar(args) => import_tar::run(args),
         Command::Ls(args) => ls::run(args),
         Command::Cat(args) => cat::run(args),
         Command::Info(args) => info::run(args),
