@@ -6,7 +6,6 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Parser;
-use lockbox::archive::Archive;
 use lockbox_fuse::exit::{Failure, OTHER, USAGE, called_as_mount_8};
 use lockbox_fuse::journal::{self, Target};
 use lockbox_fuse::notify::Notify;
