@@ -49,6 +49,18 @@ impl Archive {
         Ok(slots::kinds(&Header::read(&Unlocked::open(path)?)?))
     }
 
+    /// Whether `key`, which was kept somewhere, is the archive's: authenticates the header under it.
+    ///
+    /// # Errors
+    /// As [`Archive::identify`]; `WrongKey` for the key of another archive, or one from before its keys were changed.
+    pub fn check_key(path: &Path, key: &UnlockedKey) -> Result<()> {
+        let header = Header::read(&Unlocked::open(path)?)?;
+        if header.framing().archive != key.archive {
+            return Err(Error::WrongKey);
+        }
+        header.authenticate(&key.volume_key)
+    }
+
     /// The archive's id, readable without a key.
     pub fn identify(path: &Path) -> Result<ArchiveId> {
         Ok(Header::read(&Unlocked::open(path)?)?.framing().archive)

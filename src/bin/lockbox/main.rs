@@ -7,6 +7,7 @@ mod compact;
 mod create;
 mod exit;
 mod extract;
+mod forget;
 mod header;
 mod info;
 mod kdf;
@@ -17,7 +18,6 @@ mod opening;
 mod output;
 mod passwd;
 mod progress;
-mod prompts;
 mod purge;
 mod recovery;
 mod rescue;
@@ -64,6 +64,7 @@ enum Command {
     Key(key::Command),
     #[command(subcommand)]
     Header(header::Command),
+    Forget(forget::Args),
 }
 
 fn main() -> ExitCode {
@@ -118,5 +119,6 @@ fn run(command: &Command) -> Result<(), Failure> {
         Command::Recovery(args) => recovery::run(args),
         Command::Key(command) => key::run(command),
         Command::Header(command) => header::run(command),
+        Command::Forget(args) => forget::run(args),
     }
 }

@@ -2,14 +2,15 @@
 
 use std::path::PathBuf;
 
-use lockbox::archive::{Archive, KeyAccess, Secrets};
+use lockbox::archive::{Archive, KeyAccess};
 use lockbox::storage::LockMode;
+use lockbox_secrets::Sources;
 
 use crate::exit::Failure;
 use crate::kdf::KdfArgs;
 use crate::opening;
 use crate::output::Output;
-use crate::secrets::{LimitArgs, SecretArgs};
+use crate::secrets::{self, LimitArgs};
 use crate::seen::SeenArgs;
 
 /// Change the passphrase of an archive that is not mounted
@@ -18,7 +19,7 @@ pub(crate) struct Args {
     /// The archive file
     archive: PathBuf,
     #[command(flatten)]
-    secret: SecretArgs,
+    sources: Sources,
     /// Read the new passphrase from FILE
     #[arg(long, value_name = "FILE")]
     new_passfile: Option<PathBuf>,
@@ -34,9 +35,9 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let path = &args.archive;
     let failed = |error| opening::failure(path, error);
     opening::probe(path, LockMode::Exclusive)?;
-    let (old, new) = args.secret.both(args.new_passfile.as_deref(), path)?;
+    let (old, new) = secrets::both(&args.sources, args.new_passfile.as_deref(), path)?;
     let kdf = args.kdf.cost()?;
-    let access = KeyAccess { secrets: &Secrets::from(old), limits: args.limit.limits(), seen: args.seen.options() };
+    let access = KeyAccess { secrets: &old, limits: args.limit.limits(), seen: args.seen.options() };
     Archive::change_passphrase(path, &access, &new, kdf).map_err(failed)?;
     let mut out = Output::new();
     out.line("The passphrase is changed. Older copies of the archive still open with the old one.")?;

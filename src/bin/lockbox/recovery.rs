@@ -6,13 +6,13 @@ use std::path::{Path, PathBuf};
 use lockbox::archive::{Archive, KeyAccess, KeyName, Secrets};
 use lockbox::crypto::{Passphrase, RecoveryCode};
 use lockbox::storage::LockMode;
-use zeroize::Zeroizing;
+use lockbox_secrets::{PassphraseSources, Sources};
 
-use crate::exit::{self, Failure, shown};
+use crate::exit::{Failure, shown};
 use crate::kdf::KdfArgs;
 use crate::opening;
 use crate::output::Output;
-use crate::secrets::{LimitArgs, SecretArgs};
+use crate::secrets::{LimitArgs, typed};
 use crate::seen::SeenArgs;
 use crate::unlocking;
 
@@ -61,35 +61,23 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
 
 impl Args {
     fn code_and_new(&self, path: &Path) -> Result<(RecoveryCode, Passphrase), Failure> {
-        let secret = SecretArgs { passfile: None, passfile_any: self.passfile_any };
-        let terminal = std::io::stdin().is_terminal();
-        if let Some(file) = &self.recovery_code {
-            let code = RecoveryCode::parse(&secret.bytes(file)?)?;
-            return Ok((code, secret.new_one(self.new_passfile.as_deref(), path)?));
-        }
-        if terminal {
-            let question = format!("Recovery code of {}: ", shown(path));
-            let typed = rpassword::prompt_password(question).map_err(|e| exit::host("cannot ask for the code", &e))?;
-            let code = RecoveryCode::parse(Zeroizing::new(typed).as_bytes())?;
-            return Ok((code, secret.new_one(self.new_passfile.as_deref(), path)?));
-        }
-        let input = secret.bytes(Path::new("-"))?;
-        if let Some(file) = &self.new_passfile {
-            return Ok((RecoveryCode::parse(&input)?, secret.new_one(Some(file), path)?));
-        }
-        let Some(end) = input.iter().position(|&byte| byte == b'\n') else {
-            return Err(Failure::other(
-                "standard input must have the recovery code and the new passphrase, one a line",
-            ));
+        let of = |file: Option<&PathBuf>| PassphraseSources {
+            passfile: file.cloned(),
+            passfile_any: self.passfile_any,
+            ..PassphraseSources::default()
         };
-        let code = RecoveryCode::parse(&input[..end])?;
-        let mut new = input[end + 1..].to_vec();
-        while new.last().is_some_and(|byte| matches!(byte, b'\n' | b'\r')) {
-            new.pop();
-        }
-        if new.is_empty() {
-            return Err(Failure::other("the new passphrase is empty"));
-        }
-        Ok((code, Passphrase::new(new)))
+        let code = if self.recovery_code.is_some() {
+            of(self.recovery_code.as_ref()).passphrase(path)?
+        } else if std::io::stdin().is_terminal() {
+            let sources = Sources { passphrase: of(None), ..Sources::default() };
+            let typed = sources.answer(&format!("Recovery code of {}: ", shown(path)));
+            typed.ok_or_else(|| Failure::other("nobody could be asked for the recovery code: use --recovery-code"))?
+        } else {
+            // Standard input has the code, and the new passphrase as well when no file has that.
+            let (code, new) = of(None).old_and_new(self.new_passfile.as_deref(), path)?;
+            return Ok((RecoveryCode::parse(&code)?, typed(new)));
+        };
+        let code = RecoveryCode::parse(&code)?;
+        Ok((code, unlocking::new_passphrase(self.new_passfile.as_ref(), self.passfile_any, path)?))
     }
 }

@@ -1,31 +1,23 @@
-//! Gets together what opens an archive: a passphrase, a key file, identities, a recovery code, and what that may cost.
+//! Gets together what opens an archive for a change of its keys, a new passphrase, and what that may cost.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use lockbox::archive::{Archive, KeyAccess, KeyKind, Secrets};
-use lockbox::crypto::{KeyFile, Passphrase, RecoveryCode};
+use lockbox::archive::{Archive, KeyAccess, KeyKind, Secrets, UnlockLimits};
+use lockbox::crypto::{KeyFile, Passphrase, Prompts};
+use lockbox_secrets::{PassphraseSources, Sources};
 
 use crate::exit::{self, Failure, shown};
 use crate::opening;
-use crate::prompts;
-use crate::secrets::{LimitArgs, SecretArgs};
+use crate::secrets::{self, LimitArgs, typed};
 use crate::seen::SeenArgs;
 
 /// What opens the archive
 #[derive(clap::Args)]
 pub(crate) struct UnlockArgs {
     #[command(flatten)]
-    pub(crate) secret: SecretArgs,
-    /// Open with the key file FILE; what needs a passphrase as well asks for that
-    #[arg(long, value_name = "FILE")]
-    keyfile: Option<PathBuf>,
-    /// Open with the age identities or the SSH private key in FILE; may be given several times
-    #[arg(long, value_name = "FILE")]
-    identity: Vec<PathBuf>,
-    /// Open with the recovery code in FILE, or on standard input for -
-    #[arg(long, value_name = "FILE")]
-    recovery_code: Option<PathBuf>,
+    sources: Sources,
     #[command(flatten)]
     limit: LimitArgs,
     #[command(flatten)]
@@ -35,56 +27,57 @@ pub(crate) struct UnlockArgs {
 impl UnlockArgs {
     /// Everything that was given; the passphrase is asked for only when something may need it.
     pub(crate) fn secrets(&self, archive: &Path) -> Result<Secrets, Failure> {
-        let passphrase = if self.needs_passphrase(archive)? { Some(self.secret.existing(archive)?) } else { None };
-        self.with_passphrase(passphrase)
+        let mut secrets = secrets::gather(archive, &self.sources)?;
+        if secrets.passphrase.is_none() && secrets.key_file.is_some() {
+            // A header that cannot be read is the business of the command.
+            let kinds = Archive::key_kinds(archive).unwrap_or_default();
+            let has = |kind| kinds.iter().any(|(_, other)| *other == kind);
+            if has(KeyKind::KeyFileAndPassphrase) && !has(KeyKind::KeyFile) {
+                secrets.passphrase = Some(typed(self.sources.passphrase.passphrase(archive)?));
+            }
+        }
+        Ok(secrets)
     }
 
-    /// The secrets and a new passphrase, from `new` or as [`SecretArgs::both`] reads them.
-    pub(crate) fn secrets_and_new(&self, new: Option<&Path>, archive: &Path) -> Result<(Secrets, Passphrase), Failure> {
-        if self.needs_passphrase(archive)? {
-            let (old, new) = self.secret.both(new, archive)?;
-            return Ok((self.with_passphrase(Some(old))?, new));
+    /// The secrets and a new passphrase, from the file `new` or as [`secrets::both`] reads them.
+    pub(crate) fn secrets_and_new(
+        &self,
+        new: Option<&PathBuf>,
+        archive: &Path,
+    ) -> Result<(Secrets, Passphrase), Failure> {
+        let of = &self.sources.passphrase;
+        let any = PassphraseSources { passfile_any: of.passfile_any, ..PassphraseSources::default() };
+        let by_file = self.sources.keyfile.is_some() || !self.sources.identity.is_empty();
+        if !by_file || *of != any {
+            return secrets::both(&self.sources, new.map(PathBuf::as_path), archive);
         }
-        let secrets = self.with_passphrase(None)?;
-        Ok((secrets, self.secret.new_one(new, archive)?))
+        Ok((self.secrets(archive)?, new_passphrase(new, of.passfile_any, archive)?))
     }
 
     pub(crate) fn access<'a>(&self, secrets: &'a Secrets) -> KeyAccess<'a> {
         KeyAccess { secrets, limits: self.limit.limits(), seen: self.seen.options() }
     }
 
-    pub(crate) fn limits(&self) -> lockbox::archive::UnlockLimits {
+    pub(crate) fn limits(&self) -> UnlockLimits {
         self.limit.limits()
     }
 
-    fn needs_passphrase(&self, archive: &Path) -> Result<bool, Failure> {
-        if self.keyfile.is_none() && self.identity.is_empty() && self.recovery_code.is_none() || self.secret.given() {
-            return Ok(true);
-        }
-        // A header that cannot be read is the business of the command.
-        let kinds = Archive::key_kinds(archive).unwrap_or_default();
-        let has = |kind| kinds.iter().any(|(_, other)| *other == kind);
-        Ok(self.keyfile.is_some() && has(KeyKind::KeyFileAndPassphrase) && !has(KeyKind::KeyFile))
-    }
-
-    fn with_passphrase(&self, passphrase: Option<Passphrase>) -> Result<Secrets, Failure> {
-        let mut secrets = Secrets { passphrase, ..Secrets::default() };
-        if let Some(path) = &self.keyfile {
-            secrets.key_file = Some(key_file(path)?);
-        }
-        let prompts = prompts::terminal();
-        for path in &self.identity {
-            let content = self.secret.bytes(path)?;
-            secrets.identities.add(&content, &shown(path), &prompts)?;
-        }
-        if let Some(path) = &self.recovery_code {
-            secrets.recovery_code = Some(RecoveryCode::parse(&self.secret.bytes(path)?)?);
-        }
-        Ok(secrets)
+    pub(crate) fn prompts(&self) -> Arc<dyn Prompts> {
+        secrets::prompts(&self.sources)
     }
 }
 
-/// Reads a key file; who may read it is its owner's business, as it may be a picture or a song.
+/// A passphrase to be set, by somebody who opens the archive without one.
+pub(crate) fn new_passphrase(
+    file: Option<&PathBuf>,
+    passfile_any: bool,
+    archive: &Path,
+) -> Result<Passphrase, Failure> {
+    let sources = PassphraseSources { passfile: file.cloned(), passfile_any, ..PassphraseSources::default() };
+    secrets::to_set(&sources, archive)
+}
+
+/// Reads a key file that is to be added; who may read it is told when it is used.
 pub(crate) fn key_file(path: &Path) -> Result<KeyFile, Failure> {
     let failed = |e: std::io::Error| exit::host(format!("cannot read the key file {}", shown(path)), &e);
     let file = File::open(path).map_err(failed)?;
