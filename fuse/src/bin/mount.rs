@@ -6,8 +6,10 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Parser;
-use lockbox_fuse::exit::{Failure, OTHER, USAGE};
+use lockbox::archive::Archive;
+use lockbox_fuse::exit::{Failure, OTHER, USAGE, called_as_mount_8};
 use lockbox_fuse::journal::{self, Target};
+use lockbox_fuse::notify::Notify;
 use lockbox_fuse::options::Options;
 use lockbox_fuse::session::{self, Task};
 use lockbox_fuse::{daemon, mount, remount, unlock, unmounter};
@@ -45,7 +47,8 @@ struct Arguments {
     fake: bool,
     #[arg(short = 'n', hide = true)]
     no_table: bool,
-    #[arg(short = 's', hide = true)]
+    /// Pass over options that are not known
+    #[arg(short = 's')]
     sloppy: bool,
     #[arg(short = 't', hide = true)]
     file_system_type: Option<String>,
@@ -62,7 +65,7 @@ Options:
   pack=on|off, compress=on|off How new data is stored
   atime=off|open               Access times: as they are set (default), or
                                noted when something is opened for reading
-  threads=N                    Event loops (default: processors, at least 2)
+  threads=N                    Event loops (default: processors, at least 4)
   passfile=FILE, passfd=N, passcommand=CMD, credential=NAME, ask-password,
   keyfile=FILE, identity=FILE, passfile-any, keyring-cache=TIME
                                Where secrets come from, as the options with
@@ -75,6 +78,9 @@ Options:
   sandbox=on|off               Whether the daemon gives up the files that it does
                                not need (default on)
   log=FILE                     Log there instead of to the system log
+  idle=TIME                    Unmount when unused that long, such as 10m
+  lock-on-suspend              Unmount before the machine sleeps
+  nofail                       A missing archive is no failure
   foreground                   As --foreground
   suid, dev, exec, nosuid, nodev, noexec, noatime
                                As in mount(8); default nosuid,nodev
@@ -82,7 +88,9 @@ Options:
 Exit codes:
   0 mounted, 1 usage, 2 other error, 10 wrong passphrase, 11 not an archive or
   too new, 12 damaged, 13 in use, 14 no space, 15 mounting failed,
-  16 older copy or copies written apart";
+  16 older copy or copies written apart
+  Called by a path in /sbin or /usr/sbin, as mount(8) does: its codes
+  0 mounted, 1 usage, 2 system error, 32 failed";
 
 fn main() -> ExitCode {
     daemon::harden();
@@ -109,7 +117,8 @@ fn finish(result: Result<(), Failure>, speak: bool) -> ExitCode {
             if speak {
                 tell(&failure.message);
             }
-            ExitCode::from(failure.code)
+            let as_mount_8 = called_as_mount_8(std::env::args_os().next().as_deref());
+            ExitCode::from(if as_mount_8 { failure.mount_8_code() } else { failure.code })
         }
     }
 }
@@ -120,7 +129,7 @@ fn mount_archive(arguments: &Arguments) -> Result<(), Failure> {
         let point = arguments.directory.canonicalize().map_err(absent)?;
         return if arguments.fake { Ok(()) } else { remount::remount(&point, flags) };
     }
-    let mut options = Options::parse(&arguments.options)?;
+    let mut options = options(arguments)?;
     options.foreground |= arguments.foreground;
     options.sandbox &= !arguments.no_sandbox;
     options.sources.overridden_by(&arguments.sources);
@@ -130,10 +139,10 @@ fn mount_archive(arguments: &Arguments) -> Result<(), Failure> {
     if arguments.fake {
         return Ok(());
     }
-    let archive = arguments
-        .archive
-        .canonicalize()
-        .map_err(|e| Failure::other(format!("cannot open {}: {e}", arguments.archive.display())))?;
+    let archive = match arguments.archive.canonicalize() {
+        Err(e) if e.kind() == io::ErrorKind::NotFound && options.nofail => return Ok(()),
+        archive => archive.map_err(|e| Failure::other(format!("cannot open {}: {e}", arguments.archive.display())))?,
+    };
     let point = daemon::prepare_point(&arguments.directory)?;
     // Before the passphrase is asked for and worked on for a second.
     if let Some(failure) = session::holder(&archive) {
@@ -147,13 +156,29 @@ fn mount_archive(arguments: &Arguments) -> Result<(), Failure> {
         Task { archive: OsString::from(archive), point: OsString::from(point), options, verbose: arguments.verbose };
     if task.options.foreground {
         journal::start(&task.options.log.as_deref().map_or(Target::Terminal, Target::File), task.verbose)?;
-        return session::serve(&task, &key, |_| Ok(()));
+        let notify = Notify::connect(std::env::var_os("NOTIFY_SOCKET"))?;
+        let ready = |_: Option<&str>| {
+            notify.ready(&task.point().to_string_lossy());
+            Ok(())
+        };
+        return session::serve(&task, &key, ready, || notify.stopping());
     }
     if let Some(notice) = daemon::launch(&task, &key)? {
         tell(&notice);
     }
     mount::register(task.archive(), task.point());
     Ok(())
+}
+
+fn options(arguments: &Arguments) -> Result<Options, Failure> {
+    if !arguments.sloppy {
+        return Options::parse(&arguments.options);
+    }
+    let (options, unknown) = Options::parse_sloppily(&arguments.options)?;
+    if arguments.verbose {
+        unknown.iter().for_each(|name| tell(&format!("ignored: unknown mount option {name}")));
+    }
+    Ok(options)
 }
 
 fn tell(message: &str) {

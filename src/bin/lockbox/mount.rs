@@ -49,7 +49,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
 }
 
 /// The program of the same installation, else the one in PATH or of the system.
-fn program() -> PathBuf {
+pub(crate) fn program() -> PathBuf {
     let beside = std::env::current_exe().ok().and_then(|program| program.parent().map(Path::to_path_buf));
     let path = std::env::var_os("PATH").unwrap_or_default();
     beside

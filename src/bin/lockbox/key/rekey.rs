@@ -14,6 +14,7 @@ use crate::exit::Failure;
 use crate::opening;
 use crate::output::Output;
 use crate::progress::Bar;
+use crate::prompts;
 use crate::unlocking;
 
 /// Write an archive under a new volume key, so that removed keys are worth nothing for what it holds from now on
@@ -42,7 +43,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let path = &args.key.archive;
     opening::probe(path, LockMode::Exclusive)?;
     let secrets = args.key.unlock.secrets(path)?;
-    let prompts = args.key.unlock.prompts();
+    let prompts = prompts::terminal();
     let names = |given: &[String]| given.iter().map(|text| KeyName::parse(text)).collect();
     let keep = match (&args.only[..], &args.drop[..]) {
         ([], []) => KeepKeys::All,
