@@ -18,7 +18,7 @@ pub use error::{Error, Kind, Result};
 pub use keyring::{Cache, Keyring, parse_timeout};
 pub use opening::{Lock, ask, gather, open, resembles_recovery_code};
 pub use passphrase::PassphraseSources;
-pub use sources::{Sources, ask_openly, ask_secretly};
+pub use sources::{Sources, ask_openly};
 
 /// A secret, wiped when it is dropped.
 pub type Bytes = zeroize::Zeroizing<Vec<u8>>;

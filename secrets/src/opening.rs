@@ -28,10 +28,6 @@ pub trait Lock {
     /// For what has no identity in it, and identities that cannot be used.
     fn add_identities(&mut self, content: &[u8], name: &str) -> Result<(), Self::Failure>;
 
-    /// # Errors
-    /// For what is no recovery code.
-    fn add_recovery_code(&mut self, code: &[u8]) -> Result<(), Self::Failure>;
-
     /// Also for what is a recovery code.
     fn add_passphrase(&mut self, passphrase: Bytes);
 
@@ -119,9 +115,6 @@ pub fn gather<L: Lock>(lock: &mut L, path: &Path, sources: &Sources) -> Result<(
     for (content, name) in sources.identities()? {
         lock.add_identities(&content, &name)?;
     }
-    if let Some(code) = sources.recovery_code()? {
-        lock.add_recovery_code(&code)?;
-    }
     if sources.passphrase.any_named() || !sources.names_file() {
         lock.add_passphrase(sources.passphrase.passphrase(path)?);
     }
@@ -185,11 +178,6 @@ mod tests {
 
         fn add_identities(&mut self, _: &[u8], _: &str) -> Result<(), Error> {
             self.given.push("identity");
-            Ok(())
-        }
-
-        fn add_recovery_code(&mut self, _: &[u8]) -> Result<(), Error> {
-            self.given.push("code");
             Ok(())
         }
 

@@ -50,7 +50,7 @@ enum Source<'a> {
 
 impl PassphraseSources {
     /// Whether the command line names a source, and not just a way of asking.
-    pub fn any_named(&self) -> bool {
+    pub(crate) fn any_named(&self) -> bool {
         self.passfile.is_some() || self.passfd.is_some() || self.passcommand.is_some() || self.credential.is_some()
     }
 
@@ -171,34 +171,6 @@ impl PassphraseSources {
             false => return None,
         };
         answer.ok()
-    }
-
-    /// A passphrase to be set by a command that does not need the one there is: from `file`, typed twice, or from standard input.
-    ///
-    /// # Errors
-    /// As [`PassphraseSources::new_passphrase`].
-    pub fn new_one(&self, file: Option<&Path>, path: &Path) -> Result<Bytes> {
-        checked(match file {
-            Some(file) => read::file(file, &PASSPHRASE, self.privacy())?,
-            None if io::stdin().is_terminal() => prompt::ask_twice(&new_question(path))?,
-            None => read::input(&PASSPHRASE)?,
-        })
-    }
-
-    /// Another secret that is no longer than a passphrase: from `file`, or standard input for `-`.
-    ///
-    /// # Errors
-    /// One sentence when it cannot be read or others may read it.
-    pub fn bytes(&self, file: &Path) -> Result<Bytes> {
-        if file == Path::new("-") { read::input(&PASSPHRASE) } else { read::file(file, &PASSPHRASE, self.privacy()) }
-    }
-
-    /// Cuts one line end off.
-    ///
-    /// # Errors
-    /// For what is empty then.
-    pub fn checked(passphrase: Bytes) -> Result<Bytes> {
-        checked(passphrase)
     }
 
     fn source(&self) -> Result<Source<'_>> {

@@ -27,9 +27,6 @@ pub struct Sources {
     /// Open with the identities in FILE: those of age and its plugins, or an OpenSSH private key; may be repeated
     #[arg(long, value_name = "FILE")]
     pub identity: Vec<PathBuf>,
-    /// Open with the recovery code in FILE, or on standard input for -; it may also be given as a passphrase
-    #[arg(long, value_name = "FILE")]
-    pub recovery_code: Option<PathBuf>,
 }
 
 impl Sources {
@@ -45,15 +42,14 @@ impl Sources {
     }
 
     /// Whether it names what opens an archive without any passphrase.
-    pub fn names_file(&self) -> bool {
-        self.keyfile.is_some() || self.recovery_code.is_some() || !self.identity.is_empty()
+    pub(crate) fn names_file(&self) -> bool {
+        self.keyfile.is_some() || !self.identity.is_empty()
     }
 
     /// The same again for the command line of another program of lockbox.
     pub fn arguments(&self) -> Vec<OsString> {
         let mut arguments = self.passphrase.arguments();
         let files = self.keyfile.iter().map(|path| ("--keyfile=", path));
-        let files = files.chain(self.recovery_code.iter().map(|path| ("--recovery-code=", path)));
         for (name, path) in files.chain(self.identity.iter().map(|path| ("--identity=", path))) {
             let mut argument = OsString::from(name);
             argument.push(path);
@@ -68,9 +64,6 @@ impl Sources {
         if later.keyfile.is_some() {
             self.keyfile.clone_from(&later.keyfile);
         }
-        if later.recovery_code.is_some() {
-            self.recovery_code.clone_from(&later.recovery_code);
-        }
         self.identity.extend_from_slice(&later.identity);
     }
 
@@ -81,14 +74,6 @@ impl Sources {
     pub fn key_file(&self) -> Result<Option<(File, String)>> {
         let open = |path: &PathBuf| Ok((read::open(path, &KEY_FILE, self.passphrase.privacy())?, shown(path)));
         self.keyfile.as_ref().map(open).transpose()
-    }
-
-    /// The recovery code.
-    ///
-    /// # Errors
-    /// One sentence when it cannot be read or others may read it.
-    pub fn recovery_code(&self) -> Result<Option<Bytes>> {
-        self.recovery_code.as_ref().map(|path| self.passphrase.bytes(path)).transpose()
     }
 
     /// The content of each identity file and its name for messages.
@@ -104,14 +89,6 @@ impl Sources {
     pub fn answer(&self, question: &str) -> Option<Bytes> {
         self.passphrase.answer(question)
     }
-}
-
-/// Asks on the terminal without showing what is typed.
-///
-/// # Errors
-/// Without a terminal.
-pub fn ask_secretly(question: &str) -> Result<Bytes> {
-    prompt::ask(question)
 }
 
 /// Asks for a line that others may see. None without a terminal.
@@ -141,9 +118,7 @@ mod tests {
         let sources = parse(&given.map(OsString::from));
         assert_eq!(sources.arguments(), given);
         assert_eq!(parse(&sources.arguments()), sources);
-        for given in
-            ["--recovery-code=-", "--passfile=x", "--passcommand=echo a, b", "--credential=name", "--ask-password"]
-        {
+        for given in ["--passfile=x", "--passcommand=echo a, b", "--credential=name", "--ask-password"] {
             let sources = parse(&[given.into()]);
             assert_eq!(sources.arguments(), [given]);
         }

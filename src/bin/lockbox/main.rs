@@ -22,7 +22,6 @@ mod opening;
 mod output;
 mod passwd;
 mod progress;
-mod prompts;
 mod purge;
 mod recovery;
 mod rescue;
@@ -123,11 +122,11 @@ fn run(command: &Command) -> Result<(), Failure> {
         Command::Compact(args) => compact::run(args),
         Command::Purge(args) => purge::run(args),
         Command::Passwd(args) => passwd::run(args),
-        Command::Forget(args) => forget::run(args),
-        Command::Doctor(args) => doctor::run(args),
-        Command::Completions(args) => completions::run(args),
         Command::Recovery(args) => recovery::run(args),
         Command::Key(command) => key::run(command),
         Command::Header(command) => header::run(command),
+        Command::Forget(args) => forget::run(args),
+        Command::Doctor(args) => doctor::run(args),
+        Command::Completions(args) => completions::run(args),
     }
 }

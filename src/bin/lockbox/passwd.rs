@@ -2,14 +2,16 @@
 
 use std::path::PathBuf;
 
-use lockbox::archive::Archive;
+use lockbox::archive::{Archive, KeyAccess};
 use lockbox::storage::LockMode;
+use lockbox_secrets::Sources;
 
 use crate::exit::Failure;
 use crate::kdf::KdfArgs;
 use crate::opening;
 use crate::output::Output;
-use crate::unlocking::UnlockArgs;
+use crate::secrets::{self, LimitArgs};
+use crate::seen::SeenArgs;
 
 /// Change the passphrase of an archive that is not mounted
 #[derive(clap::Args)]
@@ -17,10 +19,14 @@ pub(crate) struct Args {
     /// The archive file
     archive: PathBuf,
     #[command(flatten)]
-    unlock: UnlockArgs,
+    sources: Sources,
     /// Read the new passphrase from FILE
     #[arg(long, value_name = "FILE")]
     new_passfile: Option<PathBuf>,
+    #[command(flatten)]
+    limit: LimitArgs,
+    #[command(flatten)]
+    seen: SeenArgs,
     #[command(flatten)]
     kdf: KdfArgs,
 }
@@ -29,9 +35,10 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let path = &args.archive;
     let failed = |error| opening::failure(path, error);
     opening::probe(path, LockMode::Exclusive)?;
-    let (old, new) = args.unlock.secrets_and_new(args.new_passfile.as_deref(), path)?;
+    let (old, new) = secrets::both(&args.sources, args.new_passfile.as_deref(), path)?;
     let kdf = args.kdf.cost()?;
-    Archive::change_passphrase(path, &args.unlock.access(&old), &new, kdf).map_err(failed)?;
+    let access = KeyAccess { secrets: &old, limits: args.limit.limits(), seen: args.seen.options() };
+    Archive::change_passphrase(path, &access, &new, kdf).map_err(failed)?;
     let mut out = Output::new();
     out.line("The passphrase is changed. Older copies of the archive still open with the old one.")?;
     out.finish()

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use lockbox::archive::{Archive, KeyAccess, KeyName, Secrets};
 use lockbox::crypto::{Passphrase, RecoveryCode};
 use lockbox::storage::LockMode;
-use lockbox_secrets::{Bytes, PassphraseSources};
+use lockbox_secrets::{PassphraseSources, Sources};
 
 use crate::exit::{Failure, shown};
 use crate::kdf::KdfArgs;
@@ -61,28 +61,23 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
 
 impl Args {
     fn code_and_new(&self, path: &Path) -> Result<(RecoveryCode, Passphrase), Failure> {
-        let secret = PassphraseSources { passfile_any: self.passfile_any, ..PassphraseSources::default() };
-        let new_one = |file: Option<&Path>| Ok::<_, Failure>(typed(secret.new_one(file, path)?));
-        let terminal = std::io::stdin().is_terminal();
-        if let Some(file) = &self.recovery_code {
-            let code = RecoveryCode::parse(&secret.bytes(file)?)?;
-            return Ok((code, new_one(self.new_passfile.as_deref())?));
-        }
-        if terminal {
-            let question = format!("Recovery code of {}: ", shown(path));
-            let code = RecoveryCode::parse(&lockbox_secrets::ask_secretly(&question)?)?;
-            return Ok((code, new_one(self.new_passfile.as_deref())?));
-        }
-        let input = secret.bytes(Path::new("-"))?;
-        if let Some(file) = &self.new_passfile {
-            return Ok((RecoveryCode::parse(&input)?, new_one(Some(file))?));
-        }
-        let Some(end) = input.iter().position(|&byte| byte == b'\n') else {
-            return Err(Failure::other(
-                "standard input must have the recovery code and the new passphrase, one a line",
-            ));
+        let of = |file: Option<&PathBuf>| PassphraseSources {
+            passfile: file.cloned(),
+            passfile_any: self.passfile_any,
+            ..PassphraseSources::default()
         };
-        let code = RecoveryCode::parse(&input[..end])?;
-        Ok((code, typed(PassphraseSources::checked(Bytes::new(input[end + 1..].to_vec()))?)))
+        let code = if self.recovery_code.is_some() {
+            of(self.recovery_code.as_ref()).passphrase(path)?
+        } else if std::io::stdin().is_terminal() {
+            let sources = Sources { passphrase: of(None), ..Sources::default() };
+            let typed = sources.answer(&format!("Recovery code of {}: ", shown(path)));
+            typed.ok_or_else(|| Failure::other("nobody could be asked for the recovery code: use --recovery-code"))?
+        } else {
+            // Standard input has the code, and the new passphrase as well when no file has that.
+            let (code, new) = of(None).old_and_new(self.new_passfile.as_deref(), path)?;
+            return Ok((RecoveryCode::parse(&code)?, typed(new)));
+        };
+        let code = RecoveryCode::parse(&code)?;
+        Ok((code, unlocking::new_passphrase(self.new_passfile.as_ref(), self.passfile_any, path)?))
     }
 }

@@ -1,6 +1,7 @@
 //! Gives the library the secrets that the command line names or somebody types.
 
 use std::fs::File;
+use std::io::{self, Write};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -11,7 +12,7 @@ use lockbox_secrets::{Bytes, Cache, Lock, PassphraseSources, Sources};
 use nix::sys::resource::{Resource, setrlimit};
 
 use crate::exit::{self, Failure, shown};
-use crate::{opening, output, prompts};
+use crate::{opening, output};
 
 /// What unlocking may cost
 #[derive(clap::Args)]
@@ -62,21 +63,27 @@ pub(crate) fn to_set(sources: &PassphraseSources, archive: &Path) -> Result<Pass
     Ok(typed(sources.new_passphrase(archive)?))
 }
 
+/// What opens the archive now, and the new passphrase.
+pub(crate) fn both(sources: &Sources, new: Option<&Path>, archive: &Path) -> Result<(Secrets, Passphrase), Failure> {
+    let mut files = sources.clone();
+    files.passphrase = PassphraseSources::default();
+    files.passphrase.passfile_any = sources.passphrase.passfile_any;
+    let named = sources.keyfile.is_some() || !sources.identity.is_empty();
+    let mut secrets = if named { gather(archive, &files)? } else { Secrets::default() };
+    let (old, new) = sources.passphrase.old_and_new(new, archive)?;
+    secrets.recovery_code = RecoveryCode::parse(&old).ok();
+    secrets.passphrase = Some(typed(old));
+    Ok((secrets, typed(new)))
+}
+
+/// What plugins ask of who makes a key for them.
+pub(crate) fn prompts(sources: &Sources) -> Arc<dyn Prompts> {
+    Arc::new(Asker(sources.clone()))
+}
+
 /// Moves the bytes, so that there is no second copy of them.
 pub(crate) fn typed(mut bytes: Bytes) -> Passphrase {
     Passphrase::new(std::mem::take(&mut *bytes))
-}
-
-/// Adds a passphrase, which may be a recovery code; says why what looks like one is none.
-pub(crate) fn add_passphrase(secrets: &mut Secrets, passphrase: Bytes) -> Option<Error> {
-    let code = RecoveryCode::parse(&passphrase);
-    let meant = lockbox_secrets::resembles_recovery_code(&passphrase);
-    secrets.passphrase = Some(typed(passphrase));
-    match code {
-        Ok(code) => secrets.recovery_code = Some(code),
-        Err(error) => return Some(error).filter(|_| meant),
-    }
-    None
 }
 
 type Opens<'a> = Box<dyn Fn(&Secrets) -> lockbox::Result<UnlockedKey> + 'a>;
@@ -94,7 +101,7 @@ struct Door<'a> {
 
 impl<'a> Door<'a> {
     fn new(path: &'a Path, archive: [u8; 16], sources: &Sources, opens: Opens<'a>) -> Door<'a> {
-        let prompts = prompts::asking(sources);
+        let prompts = Arc::new(Asker(sources.clone()));
         Door { path, archive, opens, secrets: Secrets::default(), prompts, mistyped: None }
     }
 
@@ -130,13 +137,13 @@ impl Lock for Door<'_> {
         Ok(self.secrets.identities.add(content, name, &self.prompts)?)
     }
 
-    fn add_recovery_code(&mut self, code: &[u8]) -> Result<(), Failure> {
-        self.secrets.recovery_code = Some(RecoveryCode::parse(code)?);
-        Ok(())
-    }
-
     fn add_passphrase(&mut self, passphrase: Bytes) {
-        self.mistyped = add_passphrase(&mut self.secrets, passphrase);
+        match RecoveryCode::parse(&passphrase) {
+            Ok(code) => self.secrets.recovery_code = Some(code),
+            Err(error) if lockbox_secrets::resembles_recovery_code(&passphrase) => self.mistyped = Some(error),
+            Err(_) => {}
+        }
+        self.secrets.passphrase = Some(typed(passphrase));
     }
 
     fn wants_both(&self) -> bool {
@@ -158,6 +165,29 @@ impl Lock for Door<'_> {
             Some(error) => Failure::new(failure.code, format!("{}: {}", shown(self.path), exit::sentence(error))),
             None => failure,
         }
+    }
+}
+
+/// Lets identities and their plugins ask on the terminal.
+struct Asker(Sources);
+
+impl Prompts for Asker {
+    fn message(&self, text: &str) {
+        let _ = writeln!(io::stderr(), "{text}");
+    }
+
+    fn confirm(&self, question: &str, yes: &str, no: Option<&str>) -> Option<bool> {
+        let choice = no.map_or_else(|| format!("[{yes}]"), |no| format!("[1: {yes}, 2: {no}]"));
+        let answer = lockbox_secrets::ask_openly(&format!("{question} {choice} "))?;
+        Some(no.is_none() || answer.trim() == "1")
+    }
+
+    fn public(&self, question: &str) -> Option<String> {
+        lockbox_secrets::ask_openly(&format!("{question} "))
+    }
+
+    fn secret(&self, question: &str) -> Option<Passphrase> {
+        self.0.answer(&format!("{} ", question.trim_end())).map(typed)
     }
 }
 

@@ -1,9 +1,11 @@
-//! What opens an archive for a change of its keys: everything that the command line names, and never what the keyring keeps.
+//! Gets together what opens an archive for a change of its keys, a new passphrase, and what that may cost.
 
+use std::fs::File;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use lockbox::archive::{Archive, KeyAccess, KeyKind, Secrets, UnlockLimits};
-use lockbox::crypto::{KeyFile, Passphrase};
+use lockbox::crypto::{KeyFile, Passphrase, Prompts};
 use lockbox_secrets::{PassphraseSources, Sources};
 
 use crate::exit::{self, Failure, shown};
@@ -26,26 +28,30 @@ impl UnlockArgs {
     /// Everything that was given; the passphrase is asked for only when something may need it.
     pub(crate) fn secrets(&self, archive: &Path) -> Result<Secrets, Failure> {
         let mut secrets = secrets::gather(archive, &self.sources)?;
-        if secrets.passphrase.is_none() && self.needs_passphrase(archive) {
-            secrets.passphrase = Some(typed(self.sources.passphrase.passphrase(archive)?));
+        if secrets.passphrase.is_none() && secrets.key_file.is_some() {
+            // A header that cannot be read is the business of the command.
+            let kinds = Archive::key_kinds(archive).unwrap_or_default();
+            let has = |kind| kinds.iter().any(|(_, other)| *other == kind);
+            if has(KeyKind::KeyFileAndPassphrase) && !has(KeyKind::KeyFile) {
+                secrets.passphrase = Some(typed(self.sources.passphrase.passphrase(archive)?));
+            }
         }
         Ok(secrets)
     }
 
-    /// The same and a new passphrase, from `new` or as [`PassphraseSources::old_and_new`] reads them.
-    pub(crate) fn secrets_and_new(&self, new: Option<&Path>, archive: &Path) -> Result<(Secrets, Passphrase), Failure> {
-        self.sources.check()?;
-        let mut files = self.sources.clone();
-        files.passphrase =
-            PassphraseSources { passfile_any: self.sources.passphrase.passfile_any, ..Default::default() };
-        let mut secrets =
-            if self.sources.names_file() { secrets::gather(archive, &files)? } else { Secrets::default() };
-        if !self.sources.names_file() || self.sources.passphrase.any_named() || self.needs_passphrase(archive) {
-            let (old, new) = self.sources.passphrase.old_and_new(new, archive)?;
-            secrets::add_passphrase(&mut secrets, old);
-            return Ok((secrets, typed(new)));
+    /// The secrets and a new passphrase, from the file `new` or as [`secrets::both`] reads them.
+    pub(crate) fn secrets_and_new(
+        &self,
+        new: Option<&PathBuf>,
+        archive: &Path,
+    ) -> Result<(Secrets, Passphrase), Failure> {
+        let of = &self.sources.passphrase;
+        let any = PassphraseSources { passfile_any: of.passfile_any, ..PassphraseSources::default() };
+        let by_file = self.sources.keyfile.is_some() || !self.sources.identity.is_empty();
+        if !by_file || *of != any {
+            return secrets::both(&self.sources, new.map(PathBuf::as_path), archive);
         }
-        Ok((secrets, typed(self.sources.passphrase.new_one(new, archive)?)))
+        Ok((self.secrets(archive)?, new_passphrase(new, of.passfile_any, archive)?))
     }
 
     pub(crate) fn access<'a>(&self, secrets: &'a Secrets) -> KeyAccess<'a> {
@@ -56,21 +62,29 @@ impl UnlockArgs {
         self.limit.limits()
     }
 
-    /// A key file that is to open the archive from now on; private like any other.
-    pub(crate) fn new_key_file(&self, path: &Path) -> Result<KeyFile, Failure> {
-        let passphrase = PassphraseSources { passfile_any: self.sources.passphrase.passfile_any, ..Default::default() };
-        let sources = Sources { keyfile: Some(PathBuf::from(path)), passphrase, ..Sources::default() };
-        let gathered = secrets::gather(path, &sources)?.key_file;
-        gathered.ok_or_else(|| Failure::other(format!("{} is no key file", shown(path))))
+    pub(crate) fn prompts(&self) -> Arc<dyn Prompts> {
+        secrets::prompts(&self.sources)
     }
+}
 
-    /// Whether the key file opens nothing without a passphrase.
-    fn needs_passphrase(&self, archive: &Path) -> bool {
-        // A header that cannot be read is the business of the command.
-        let kinds = Archive::key_kinds(archive).unwrap_or_default();
-        let has = |kind| kinds.iter().any(|(_, other)| *other == kind);
-        self.sources.keyfile.is_some() && has(KeyKind::KeyFileAndPassphrase) && !has(KeyKind::KeyFile)
+/// A passphrase to be set, by somebody who opens the archive without one.
+pub(crate) fn new_passphrase(
+    file: Option<&PathBuf>,
+    passfile_any: bool,
+    archive: &Path,
+) -> Result<Passphrase, Failure> {
+    let sources = PassphraseSources { passfile: file.cloned(), passfile_any, ..PassphraseSources::default() };
+    secrets::to_set(&sources, archive)
+}
+
+/// Reads a key file that is to be added; who may read it is told when it is used.
+pub(crate) fn key_file(path: &Path) -> Result<KeyFile, Failure> {
+    let failed = |e: std::io::Error| exit::host(format!("cannot read the key file {}", shown(path)), &e);
+    let file = File::open(path).map_err(failed)?;
+    if file.metadata().map_err(failed)?.is_dir() {
+        return Err(Failure::other(format!("the key file {} is a directory", shown(path))));
     }
+    KeyFile::read(file).map_err(|error| Failure::other(format!("{}: {}", shown(path), exit::sentence(&error))))
 }
 
 /// The failure of a change of keys.

@@ -15,7 +15,6 @@ use crate::exit::{self, Failure, shown};
 use crate::kdf::KdfArgs;
 use crate::opening;
 use crate::output::{self, Output};
-use crate::prompts;
 use crate::unlocking;
 
 /// Add a key: a passphrase, or what one of the options names
@@ -68,7 +67,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         return args.add_recipient(&recipient);
     }
     let Some(file) = &args.new_keyfile else {
-        let (secrets, new) = args.key.unlock.secrets_and_new(args.new_passfile.as_deref(), path)?;
+        let (secrets, new) = args.key.unlock.secrets_and_new(args.new_passfile.as_ref(), path)?;
         return args.add(&secrets, &NewKey::Passphrase(&new, args.kdf.cost()?));
     };
     if args.new_passfile.is_some() && !args.with_passphrase {
@@ -77,11 +76,11 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         ));
     }
     if !args.generate {
-        let file = args.key.unlock.new_key_file(file)?;
+        let file = unlocking::key_file(file)?;
         return args.add_file(&file);
     }
     generate(file)?;
-    let added = args.key.unlock.new_key_file(file).and_then(|read| args.add_file(&read));
+    let added = unlocking::key_file(file).and_then(|read| args.add_file(&read));
     if added.is_err() {
         // It was made for nothing.
         let _ = std::fs::remove_file(file);
@@ -100,7 +99,7 @@ impl Args {
     }
 
     fn add_recipient(&self, recipient: &Recipient) -> Result<(), Failure> {
-        let prompts = prompts::terminal();
+        let prompts = self.key.unlock.prompts();
         let secrets = self.key.unlock.secrets(&self.key.archive)?;
         self.add(&secrets, &NewKey::Recipient(recipient, &prompts))?;
         if recipient.shows() {
@@ -116,7 +115,7 @@ impl Args {
         if !self.with_passphrase {
             return self.add(&unlock.secrets(path)?, &NewKey::KeyFile(file));
         }
-        let (secrets, new) = unlock.secrets_and_new(self.new_passfile.as_deref(), path)?;
+        let (secrets, new) = unlock.secrets_and_new(self.new_passfile.as_ref(), path)?;
         self.add(&secrets, &NewKey::KeyFileAndPassphrase(file, &new, self.kdf.cost()?))
     }
 

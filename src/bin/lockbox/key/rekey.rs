@@ -14,7 +14,6 @@ use crate::exit::Failure;
 use crate::opening;
 use crate::output::Output;
 use crate::progress::Bar;
-use crate::prompts;
 use crate::unlocking;
 
 /// Write an archive under a new volume key, so that removed keys are worth nothing for what it holds from now on
@@ -43,7 +42,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let path = &args.key.archive;
     opening::probe(path, LockMode::Exclusive)?;
     let secrets = args.key.unlock.secrets(path)?;
-    let prompts = prompts::terminal();
+    let prompts = args.key.unlock.prompts();
     let names = |given: &[String]| given.iter().map(|text| KeyName::parse(text)).collect();
     let keep = match (&args.only[..], &args.drop[..]) {
         ([], []) => KeepKeys::All,
