@@ -89,6 +89,12 @@ fn every_command_and_option_is_in_the_manual_page_and_the_page_has_no_others() {
     let items = items();
     let shared: BTreeSet<String> = SHARED.iter().flat_map(|title| section(title)).flat_map(options).collect();
     let synopsis = section(".Sh SYNOPSIS");
+    // What `--json` prints has a section of its own.
+    let json: BTreeSet<&str> = section(".Sh JSON OUTPUT")
+        .iter()
+        .filter_map(|line| line.strip_prefix(".It Cm "))
+        .flat_map(|l| l.split(" , "))
+        .collect();
     let mut faults = Vec::new();
     let mut used = BTreeSet::new();
     for (name, command) in commands() {
@@ -104,7 +110,10 @@ fn every_command_and_option_is_in_the_manual_page_and_the_page_has_no_others() {
         if !synopsis.iter().any(|line| line.strip_prefix(".Cm ").is_some_and(|names| names.starts_with(outer))) {
             faults.push(format!("command '{name}' is not in the synopsis"));
         }
-        let has = of_command(&command);
+        let mut has = of_command(&command);
+        if has.remove("-json") && !json.contains(name.as_str()) {
+            faults.push(format!("what '{name} --json' prints is not described"));
+        }
         for option in has.iter().filter(|option| !item.options.contains(*option) && !shared.contains(*option)) {
             faults.push(format!("option -{option} of '{name}' is missing"));
         }
