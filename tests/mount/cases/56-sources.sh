@@ -224,8 +224,10 @@ case_a_key_in_the_keyring_is_used_before_asking_until_it_is_forgotten() {
     printf 'hush-hush\n' >wrong
     chmod 600 wrong
     refused 10 'wrong password' lockbox ls --passfile wrong box.lbx
-    # The kernel shows it to its possessor alone, with an end.
-    ! grep -q lockbox: /proc/keys || fail 'a program that does not possess the key sees it'
+    # The kernel shows it to its possessors alone, and it has an end.
+    need_user
+    ! as_user grep -q lockbox: /proc/keys || fail 'another user sees the key'
+    ! grep lockbox: /proc/keys | awk '$4 == "perm" || $5 != "3f000000"' | grep . || fail 'a key without an end, or for others'
     lockbox forget box.lbx | grep -q 'is forgotten'
     lockbox forget box.lbx | grep -q 'was not kept'
     refused 2 'the passphrase is empty' lockbox ls box.lbx
