@@ -41,7 +41,7 @@ case_every_source_opens_a_mount() {
     with --passfd=0 <"$PASSFILE"
     with -o "passcommand=cat $PASSFILE" </dev/null
     # A comma would end a mount option.
-    with --passcommand "printf '%s,' '' | cut -d, -f2; cat $PASSFILE | tr -d ,"  </dev/null
+    with --passcommand "true a, b; cat $PASSFILE" </dev/null
     with <"$PASSFILE"
     CREDENTIALS_DIRECTORY=$WORK/credentials with -o credential=box </dev/null
     LOCKBOX_PASSFILE=$PASSFILE with </dev/null
@@ -151,4 +151,116 @@ case_no_process_shows_a_secret_while_it_unlocks() {
     shows_nothing "$pid"
     # Nor may its user look into it: the files of an undumpable process belong to root.
     wait "$pid"
+}
+
+# What else opens an archive, and what is no such thing, in both programs.
+case_key_files_identities_and_codes_open_a_mount_or_say_why_not() {
+    local code
+    new_archive box
+    cd "$WORK"
+    add() { lockbox key add --passfile "$PASSFILE" box.lbx "$@" >added; }
+    add --new-keyfile key --generate
+    ssh-keygen -q -t ed25519 -N '' -f identity
+    add --recipient-file identity.pub 2>note
+    lockbox key recovery --json --passfile "$PASSFILE" box.lbx >code.json
+    code=$(python3 -c 'import json; print(json.load(open("code.json"))["recovery_code"])')
+    printf '%s\n' "$code" >code
+    # One digit of the last group but one is another.
+    python3 -c 'import sys; c = list(sys.argv[1]); c[50] = str((int(c[50]) + 1) % 10); print("".join(c))' "$code" >mistyped
+    head -c 100 /dev/urandom >other
+    head -c 10 /dev/urandom >short
+    head -c 100 /dev/zero >zeros
+    : >empty
+    cp key exposed
+    chmod 600 code mistyped other short zeros empty
+    chmod 644 exposed
+    mkdir directory
+    list() { lockbox ls "$@" box.lbx; }
+    attach_with() { mount.lockbox "$@" box.lbx box; }
+    local source program
+    for source in keyfile=key identity=identity passfile=code; do
+        lockbox ls "--$source" box.lbx
+        mount.lockbox box.lbx box -o "$source,log=$WORK/box.log" </dev/null
+        ! grep -aq "$code" "/proc/$(daemon_of "$WORK/box.lbx")/environ" box.log || fail 'the code shows'
+        detach box
+    done
+    for program in list attach_with; do
+        refused 10 'wrong password' "$program" --keyfile other
+        refused 10 'group' "$program" --passfile mistyped
+        refused 2 'too short' "$program" --keyfile short
+        refused 2 'repeated' "$program" --keyfile zeros
+        refused 2 'empty|too short' "$program" --keyfile empty
+        refused 2 'repeated|too large' "$program" --keyfile /dev/zero
+        refused 2 'too large' "$program" --keyfile /dev/urandom
+        refused 2 'directory' "$program" --keyfile directory
+        refused 2 'No such file' "$program" --keyfile missing
+        refused 2 'may be read by others' "$program" --keyfile exposed
+        refused 2 'identity' "$program" --identity other
+        refused 2 'longer than' "$program" --identity /dev/zero
+        refused 2 'identity' "$program" --identity empty
+    done
+    list --keyfile exposed --passfile-any
+    ! mountpoint -q box || fail 'mounted all the same'
+}
+
+case_a_key_in_the_keyring_is_used_before_asking_until_it_is_forgotten() {
+    new_archive box
+    cd "$WORK"
+    if ! lockbox doctor | grep -q 'keyring .*available'; then
+        refused 2 'keeps no keys' lockbox ls --keyring-cache 10m box.lbx
+        note 'no keyrings here: the option is refused'
+        return
+    fi
+    refused 2 'the passphrase is empty' lockbox ls box.lbx
+    refused 1 'takes a time' mount.lockbox -o keyring-cache=never box.lbx box
+    mount.lockbox -o "keyring-cache=10m,passfile=$PASSFILE,log=$WORK/box.log" box.lbx box
+    echo content >box/file
+    detach box
+    # Nothing is asked: standard input is empty.
+    lockbox ls box.lbx </dev/null | grep -qx file
+    mount.lockbox -o "log=$WORK/box.log" box.lbx box </dev/null
+    detach box
+    # What is named counts.
+    printf 'hush-hush\n' >wrong
+    chmod 600 wrong
+    refused 10 'wrong password' lockbox ls --passfile wrong box.lbx
+    # The kernel shows it to its possessors alone, and it has an end.
+    need_user
+    ! as_user grep -q lockbox: /proc/keys || fail 'another user sees the key'
+    ! grep lockbox: /proc/keys | awk '$4 == "perm" || $5 != "3f000000"' | grep . || fail 'a key without an end, or for others'
+    lockbox forget box.lbx | grep -q 'is forgotten'
+    lockbox forget box.lbx | grep -q 'was not kept'
+    refused 2 'the passphrase is empty' lockbox ls box.lbx
+    # A new volume key makes what is kept worthless; it is dropped, and asking goes on.
+    lockbox ls --keyring-cache 10m --passfile "$PASSFILE" box.lbx >/dev/null
+    lockbox key rekey --passfile "$PASSFILE" box.lbx >rekeyed
+    refused 2 'the passphrase is empty' lockbox ls box.lbx
+    lockbox forget box.lbx | grep -q 'was not kept'
+    lockbox ls --keyring-cache 2 --passfile "$PASSFILE" box.lbx >/dev/null
+    await 20 empty_again
+    ! lockbox forget 2>/dev/null || fail 'forget needs to be told what'
+}
+
+empty_again() {
+    ! lockbox ls "$WORK/box.lbx" </dev/null >/dev/null 2>&1
+}
+
+case_doctor_gives_advice_and_its_exit_code_is_stable() {
+    lockbox doctor >"$WORK/words"
+    grep -q '^ok .*fuse device' "$WORK/words"
+    lockbox doctor --json >"$WORK/json"
+    python3 - "$WORK/json" <<'END'
+import json, sys
+told = json.load(open(sys.argv[1]))
+assert told["ok"] is True, told
+names = [check["name"] for check in told["checks"]]
+for name in ["kernel", "fuse device", "fusermount3", "user_allow_other", "mount program", "memory lock", "clock", "swap",
+             "state directory", "runtime directory", "keyring", "sandbox"]:
+    assert name in names, name
+for check in told["checks"]:
+    assert check["state"] in ("ok", "advice", "bad") and check["found"], check
+    assert (check["advice"] is None) == (check["state"] == "ok"), check
+END
+    # Without a device, in a mount namespace of its own.
+    expect 2 'keeps lockbox from working' unshare --mount sh -c "mount --bind '$WORK/words' /dev/fuse && exec lockbox doctor"
 }
