@@ -77,7 +77,8 @@ pub fn prepare_point(path: &Path) -> Result<PathBuf, Failure> {
     match answered.and_then(|_| path.metadata()) {
         Ok(metadata) if metadata.is_dir() => return path.canonicalize().map_err(failed),
         Ok(_) => return Err(Failure::mount(format!("mount point {} is not a directory", path.display()))),
-        Err(e) if e.raw_os_error() == Some(Errno::ENOTCONN as i32) => {}
+        // ECONNABORTED is what the question gets that was under way when the daemon died.
+        Err(e) if [Some(Errno::ENOTCONN as i32), Some(Errno::ECONNABORTED as i32)].contains(&e.raw_os_error()) => {}
         Err(e) => return Err(failed(e)),
     }
     // The dead directory itself cannot be resolved, its parent can.

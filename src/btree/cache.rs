@@ -23,7 +23,14 @@ pub(super) trait NodePages: Send + Sync {
 
 impl NodePages for Pager {
     fn read_node(&self, pointer: &Pointer) -> Result<Vec<u8>> {
-        Ok(self.read_page(pointer, PageKind::Node)?.into_body())
+        let page = self.read_page(pointer, PageKind::Node)?;
+        // Specification 6.1: the prologue, by which a scan sorts pages, says the same as the node.
+        let (tree, level) = (page.prologue.owner, page.prologue.position);
+        match page.body() {
+            [own_level, own_tree, ..] if (u64::from(*own_tree), u64::from(*own_level)) == (tree, level) => {}
+            _ => return Err(misfit("node is not what its prologue says", pointer)),
+        }
+        Ok(page.into_body())
     }
 }
 

@@ -311,7 +311,7 @@ mod tests {
 
     fn frame(pieces: &[(u32, usize)], held: u64) -> Frame {
         let pieces = pieces.iter().map(|(start, length)| Piece { start: *start, data: vec![1; *length] }).collect();
-        Frame { pieces, held, inline: false }
+        Frame { pieces, held, ..Frame::default() }
     }
 
     fn extent(offset: u64, length: u32) -> Mapped {

@@ -7,6 +7,10 @@
 //! F3  The kernel holds dirty pages of an inode only while the inode has a writer.
 //! F4  After the unlink of a last name it still brings the times of the file that is gone. They are accepted: it would
 //!     keep an error for the next syncfs(2), which would fail though nothing is wrong.
+//! F5  Every name is answered for ever, a missing one too: nobody but the kernel changes names. A missing name that
+//!     expires is dropped by whoever looks it up while another creates it; the new file's inode then goes with its last
+//!     close, and an answer to a LOOKUP that was given before the last WRITE brings it back with the size of then, which
+//!     the kernel trusts (F1): the next append would overwrite. Attributes expire on their own.
 //!
 //! The kernel's inode number is the core's and numbers are never reused, so there is no lookup table, FORGET means
 //! nothing and the generation is 0, which also makes NFS handles valid for ever.
@@ -44,10 +48,11 @@ use fuser::{
     OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty,
     ReplyEntry, ReplyIoctl, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
 };
+use lockbox::Error;
 use lockbox::fs::{Creator, SetAttributes, SyncProfile, mode};
 use notices::{notes_access, writes};
 use reply::{MAX_COPY, full, reply_copied, reply_empty, reply_xattr};
-use served::GENERATION;
+use served::{FOR_EVER, GENERATION};
 
 const STATFS_BLOCK: u32 = 4096;
 
@@ -73,12 +78,16 @@ impl fuser::Filesystem for Adapter {
 
     fn lookup(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
         let _turn = self.begin();
-        self.reply_entry(self.fs.lookup(ino(parent), name.as_bytes()), reply);
+        match self.fs.lookup(ino(parent), name.as_bytes()) {
+            // F5.
+            Err(Error::NotFound) => reply.entry_with_ttls(&FOR_EVER, &FOR_EVER, &convert::no_attributes(), GENERATION),
+            found => self.reply_entry(found, reply),
+        }
     }
 
     fn getattr(&self, _: &Request, number: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
         let _turn = self.begin();
-        self.reply_attributes(self.fs.attributes(ino(number)), reply);
+        self.answer_attributes(number, reply);
     }
 
     /// With HANDLE_KILLPRIV_V2 the set-id bits are ours to clear: on chown always, on truncation by an ordinary user.
@@ -208,11 +217,11 @@ impl fuser::Filesystem for Adapter {
             Ok(a) => {
                 self.shared.activity.file_opened();
                 if writes(OpenFlags(flags)) {
-                    self.shared.writers.add(a.ino.0);
+                    self.shared.writers.add_created(a.ino.0, a.blocks);
                 }
-                let time = self.attribute_time(a.ino.0);
+                // F5: the name holds for ever, and fuser has one time for name and attributes.
                 let attributes = convert::attributes(&a);
-                reply.created(&time, &attributes, GENERATION, FileHandle(0), FopenFlags::FOPEN_KEEP_CACHE);
+                reply.created(&FOR_EVER, &attributes, GENERATION, FileHandle(0), FopenFlags::FOPEN_KEEP_CACHE);
             }
             Err(error) => reply.error(errno(&error)),
         }
@@ -275,7 +284,9 @@ impl fuser::Filesystem for Adapter {
         let kill = flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID);
         let set = SetAttributes { kill_set_id: true, ..SetAttributes::default() };
         let ready = if kill { self.fs.set_attributes(ino(number), &set).map(drop) } else { Ok(()) };
-        match ready.and_then(|()| self.fs.write(ino(number), offset, data)) {
+        let written = ready.and_then(|()| self.fs.write(ino(number), offset, data));
+        self.content_changed(number, kill);
+        match written {
             // A request is 1 MiB at most.
             Ok(()) => reply.written(data.len() as u32),
             Err(error) => reply.error(errno(&error)),
@@ -451,6 +462,7 @@ impl fuser::Filesystem for Adapter {
                 self.fs.allocate(number, offset, length, keep_size, kill, self.host_free())
             }
         });
+        self.content_changed(INodeNo(number.0), kill);
         reply_empty(done, reply);
     }
 
@@ -477,7 +489,9 @@ impl fuser::Filesystem for Adapter {
         let turn = self.begin();
         turn.long();
         let (source, target, kill) = (ino(source), ino(target), request.uid() != 0);
-        reply_copied(self.fs.copy_range(source, from, target, to, length.min(MAX_COPY.into()), kill), reply);
+        let copied = self.fs.copy_range(source, from, target, to, length.min(MAX_COPY.into()), kill);
+        self.content_changed(INodeNo(target.0), kill);
+        reply_copied(copied, reply);
     }
 
     fn ioctl(

@@ -70,6 +70,7 @@ impl Adapter {
         turn
     }
 
+    /// Of attributes that come with another answer: the kernel asks for those of an inode with writers when it wants them.
     pub(super) fn attribute_time(&self, ino: u64) -> Duration {
         if self.shared.writers.has(ino) { Duration::ZERO } else { FOR_EVER }
     }

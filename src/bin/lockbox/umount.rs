@@ -1,6 +1,7 @@
 //! `lockbox umount`: ends a mount and returns when everything is on the medium and the daemon has gone.
 
 use std::fs;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::mpsc;
@@ -189,8 +190,9 @@ fn probe(point: &Path) -> Probe {
     let (sender, receiver) = mpsc::channel();
     let point = point.to_owned();
     thread::spawn(move || {
-        // ENOTCONN: nobody serves it. The attributes may still be cached, a new handle cannot be.
-        let dead = fs::read_dir(point).is_err_and(|e| e.kind() == std::io::ErrorKind::NotConnected);
+        // ENOTCONN: nobody serves it; ECONNABORTED: not since the question. The attributes may still be cached, a new handle cannot be.
+        let dead = fs::read_dir(point)
+            .is_err_and(|e| matches!(e.kind(), ErrorKind::NotConnected | ErrorKind::ConnectionAborted));
         let _ = sender.send(dead);
     });
     match receiver.recv_timeout(ANSWER_DEADLINE) {
