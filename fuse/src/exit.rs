@@ -86,6 +86,15 @@ impl Failure {
     }
 }
 
+impl From<lockbox_secrets::Error> for Failure {
+    fn from(error: lockbox_secrets::Error) -> Failure {
+        match error.kind {
+            lockbox_secrets::Kind::Usage => Failure::usage(error.sentence),
+            lockbox_secrets::Kind::Source => Failure::other(error.sentence),
+        }
+    }
+}
+
 impl From<Error> for Failure {
     fn from(error: Error) -> Failure {
         let message = match std::error::Error::source(&error) {

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use lockbox::archive::{OpenOptions, SeenOptions, UnlockLimits, state_directory};
 use lockbox::fs::SyncProfile;
+use lockbox_secrets::{Cache, Sources};
 use nix::mount::MsFlags;
 use nix::unistd::geteuid;
 use serde::{Deserialize, Serialize};
@@ -31,9 +32,11 @@ pub struct Options {
     pub dev: bool,
     pub exec: bool,
     pub foreground: bool,
-    pub passfile: Option<PathBuf>,
-    /// Accept a passfile that others may read.
-    pub passfile_any: bool,
+    /// Where secrets come from; the daemon has its key already.
+    #[serde(skip)]
+    pub sources: Sources,
+    #[serde(skip)]
+    pub cache: Cache,
     pub sync: Sync,
     pub memory: u64,
     /// Most bytes that the archive's file may have.
@@ -78,8 +81,8 @@ impl Default for Options {
             dev: false,
             exec: true,
             foreground: false,
-            passfile: None,
-            passfile_any: false,
+            sources: Sources::default(),
+            cache: Cache::default(),
             sync: Sync::Periodic,
             memory: open.memory,
             size_limit: open.size_limit,
@@ -141,7 +144,8 @@ impl Options {
             "foreground" => self.foreground = true,
             "accept-older" | "accept_older" => self.accept_older = true,
             "accept-fork" | "accept_fork" => self.accept_fork = true,
-            "passfile_any" => self.passfile_any = true,
+            "passfile_any" | "passfile-any" => self.sources.passphrase.passfile_any = true,
+            "ask_password" | "ask-password" => self.sources.passphrase.ask_password = true,
             "pack" => self.pack = true,
             "compress" => self.compress = true,
             "sync" => self.sync = Sync::Always,
@@ -156,7 +160,14 @@ impl Options {
     /// Answers whether the option is known.
     fn set_value(&mut self, name: &str, value: &str) -> Result<bool, Failure> {
         match name {
-            "passfile" => self.passfile = Some(PathBuf::from(value)),
+            "passfile" => self.sources.passphrase.passfile = Some(PathBuf::from(value)),
+            "passfd" => self.sources.passphrase.passfd = Some(parse_number(name, value, 0, i32::MAX as u64)? as i32),
+            "passcommand" => self.sources.passphrase.passcommand = Some(value.into()),
+            "credential" => self.sources.passphrase.credential = Some(value.into()),
+            "keyfile" => self.sources.keyfile = Some(PathBuf::from(value)),
+            "recovery-code" | "recovery_code" => self.sources.recovery_code = Some(PathBuf::from(value)),
+            "identity" => self.sources.identity.push(PathBuf::from(value)),
+            "keyring-cache" | "keyring_cache" => self.cache.keyring_cache = Some(parse_time(name, value)?),
             "log" => self.log = Some(PathBuf::from(value)),
             "sync" => self.sync = parse_sync(value)?,
             "memory" => self.memory = parse_size(name, value, MIN_MEMORY)?,
@@ -301,6 +312,10 @@ fn parse_switch(name: &str, value: &str) -> Result<bool, Failure> {
         "off" => Ok(false),
         _ => Err(Failure::usage(format!("{name}= takes on or off, not '{value}'"))),
     }
+}
+
+fn parse_time(name: &str, value: &str) -> Result<Duration, Failure> {
+    lockbox_secrets::parse_timeout(value).map_err(|sentence| Failure::usage(format!("{name}= {sentence}")))
 }
 
 fn parse_number(name: &str, value: &str, least: u64, most: u64) -> Result<u64, Failure> {

@@ -19,6 +19,7 @@ mod truncate;
 mod types;
 mod writeout;
 
+pub(crate) use directory::name_hash;
 pub use types::*;
 
 use std::sync::Arc;
@@ -45,7 +46,7 @@ pub struct FileSystem {
     pub(crate) environment: Arc<dyn Environment>,
     pub(crate) options: FsOptions,
     /// Key of the directory and xattr name hashes.
-    name_key: [u8; 16],
+    pub(crate) name_key: [u8; 16],
     staging: staging::Staging,
     handles: inode::OpenHandles,
     reclaim: reclaim::Queue,

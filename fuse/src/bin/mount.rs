@@ -12,12 +12,13 @@ use lockbox_fuse::journal::{self, Target};
 use lockbox_fuse::notify::Notify;
 use lockbox_fuse::options::Options;
 use lockbox_fuse::session::{self, Task};
-use lockbox_fuse::{daemon, mount, passphrase, remount, unmounter};
+use lockbox_fuse::{daemon, mount, remount, unlock, unmounter};
+use lockbox_secrets::{Cache, Sources};
 
 /// Mount a lockbox archive
 ///
-/// The passphrase comes from the option passfile=, the environment (LOCKBOX_PASSFILE, LOCKBOX_PASSCOMMAND), standard input
-/// when it is no terminal, or a prompt.
+/// The passphrase comes from an option, the environment (LOCKBOX_PASSFILE, LOCKBOX_PASSCOMMAND), standard input when it is
+/// no terminal, or a prompt.
 #[derive(Parser)]
 #[command(name = "mount.lockbox", version, after_help = AFTER_HELP)]
 struct Arguments {
@@ -31,6 +32,10 @@ struct Arguments {
     /// Stay in the foreground and log to standard error
     #[arg(long)]
     foreground: bool,
+    #[command(flatten)]
+    sources: Sources,
+    #[command(flatten)]
+    cache: Cache,
     /// Run the daemon without a sandbox, as sandbox=off
     #[arg(long)]
     no_sandbox: bool,
@@ -61,8 +66,10 @@ Options:
   atime=off|open               Access times: as they are set (default), or
                                noted when something is opened for reading
   threads=N                    Event loops (default: processors, at least 2)
-  passfile=FILE                Read the passphrase from a private file
-  passfile_any                 Accept a passfile that others may read
+  passfile=FILE, passfd=N, passcommand=CMD, credential=NAME, ask-password,
+  keyfile=FILE, identity=FILE, passfile-any, keyring-cache=TIME
+                               Where secrets come from, as the options with
+                               these names
   stop_timeout=SECONDS         How long a busy mount is served after the order
                                to stop (default 60)
   accept-older, accept-fork    Go on with a copy that is older than what this
@@ -125,6 +132,9 @@ fn mount_archive(arguments: &Arguments) -> Result<(), Failure> {
     let mut options = options(arguments)?;
     options.foreground |= arguments.foreground;
     options.sandbox &= !arguments.no_sandbox;
+    options.sources.overridden_by(&arguments.sources);
+    options.sources.check()?;
+    options.cache.keyring_cache = arguments.cache.keyring_cache.or(options.cache.keyring_cache);
     options.log = options.log.map(std::path::absolute).transpose().map_err(|e| Failure::usage(format!("log=: {e}")))?;
     if arguments.fake {
         return Ok(());
@@ -138,7 +148,10 @@ fn mount_archive(arguments: &Arguments) -> Result<(), Failure> {
     if let Some(failure) = session::holder(&archive) {
         return Err(failure);
     }
-    let key = Archive::unlock_within(&archive, &passphrase::obtain(&options)?, &options.unlock_limits())?;
+    let (key, refused) = unlock::unlock(&archive, &arguments.archive, &options)?;
+    if let Some(sentence) = refused {
+        tell(&sentence);
+    }
     let task =
         Task { archive: OsString::from(archive), point: OsString::from(point), options, verbose: arguments.verbose };
     if task.options.foreground {
@@ -170,4 +183,62 @@ fn options(arguments: &Arguments) -> Result<Options, Failure> {
 
 fn tell(message: &str) {
     let _ = writeln!(io::stderr(), "mount.lockbox: {message}");
+}
+
+/// Compares the command line and the options with the manual page.
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use clap::CommandFactory;
+
+    use super::*;
+
+    const PAGE: &str = include_str!("../../../man/mount.lockbox.8");
+    const OPTIONS: &str = include_str!("../options.rs");
+    const REMOUNT: &str = include_str!("../remount.rs");
+
+    /// The names in the patterns of the functions that read options: strings before an arrow, alone on their line or one of several.
+    fn names(source: &str) -> BTreeSet<String> {
+        let tests = source.find("#[cfg(test)]").unwrap_or(source.len());
+        let functions = source[..tests].match_indices("    fn set_").map(|(at, _)| &source[at..]);
+        let bodies = functions.map(|rest| rest.split("\n    }\n").next().unwrap());
+        let patterns = bodies.flat_map(str::lines).map(|line| line.split("=>").next().unwrap());
+        let pattern = |line: &&str| line.trim_start().starts_with(['"', '|']);
+        let quoted = patterns.filter(pattern).flat_map(|line| line.split('"').skip(1).step_by(2));
+        quoted.map(str::to_owned).collect()
+    }
+
+    /// The words that the page sets as literal ones.
+    fn words() -> BTreeSet<String> {
+        let marked = PAGE.lines().filter(|line| line.contains("Cm ") || line.starts_with(".It Fl"));
+        let split = |line: &'static str| line.split([' ', ',', '|', '=']).filter(|word| !word.is_empty());
+        marked.flat_map(split).map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn every_option_is_in_the_manual_page() {
+        let words = words();
+        let mut missing: Vec<String> = Vec::new();
+        let found = names(OPTIONS);
+        assert!(
+            found.len() > 30 && found.contains("passfile") && found.contains("x-") == PAGE.contains("Cm x-"),
+            "{found:?}"
+        );
+        // What is written with an underscore too is documented with a dash, or the other way round.
+        let documented =
+            |name: &str| [name.replace('_', "-"), name.replace('-', "_")].iter().any(|n| words.contains(n));
+        missing.extend(found.iter().filter(|name| !documented(name)).map(|name| format!("-o {name}")));
+        assert!(REMOUNT.contains("remount") && words.contains("remount"));
+        let mut command = Arguments::command();
+        command.build();
+        for argument in
+            command.get_arguments().filter(|argument| !["help", "version"].contains(&argument.get_id().as_str()))
+        {
+            let long = argument.get_long().map(|long| format!("-{long}"));
+            let name = long.or_else(|| argument.get_short().map(String::from));
+            missing.extend(name.filter(|name| !words.contains(name)).map(|name| format!("-{name}")));
+        }
+        assert!(missing.is_empty(), "man/mount.lockbox.8 lacks {missing:?}");
+    }
 }

@@ -4,25 +4,35 @@ mod add;
 mod cat;
 mod check;
 mod compact;
+mod completions;
 mod create;
+mod doctor;
 mod exit;
 mod extract;
+mod forget;
+mod header;
 mod info;
 mod kdf;
+mod key;
 mod ls;
+#[cfg(test)]
+mod manual;
 mod mount;
 mod mounts;
 mod opening;
 mod output;
 mod passwd;
 mod progress;
+mod prompts;
 mod purge;
+mod recovery;
 mod rescue;
 mod runtime;
 mod secrets;
 mod seen;
 mod status;
 mod umount;
+mod unlocking;
 
 use std::ffi::OsStr;
 use std::path::Path;
@@ -57,6 +67,14 @@ enum Command {
     Compact(compact::Args),
     Purge(purge::Args),
     Passwd(passwd::Args),
+    Forget(forget::Args),
+    Doctor(doctor::Args),
+    Completions(completions::Args),
+    Recovery(recovery::Args),
+    #[command(subcommand)]
+    Key(key::Command),
+    #[command(subcommand)]
+    Header(header::Command),
 }
 
 fn main() -> ExitCode {
@@ -108,5 +126,11 @@ fn run(command: &Command) -> Result<(), Failure> {
         Command::Compact(args) => compact::run(args),
         Command::Purge(args) => purge::run(args),
         Command::Passwd(args) => passwd::run(args),
+        Command::Forget(args) => forget::run(args),
+        Command::Doctor(args) => doctor::run(args),
+        Command::Completions(args) => completions::run(args),
+        Command::Recovery(args) => recovery::run(args),
+        Command::Key(command) => key::run(command),
+        Command::Header(command) => header::run(command),
     }
 }
