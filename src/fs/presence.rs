@@ -17,6 +17,9 @@ pub(super) struct Presence {
     pub(super) bytes: u64,
 }
 
+/// An inode with staged bytes, and what lies below them.
+type StagedInode = (InodeValue, Presence);
+
 impl Presence {
     /// Of a file that nothing is staged of.
     pub(super) fn published(inode: &InodeValue) -> Presence {
@@ -35,7 +38,7 @@ impl FileSystem {
     ///
     /// The kernel may ask with each write, of a file of which thousands of pieces are staged: only those are looked at of which it is not
     /// known yet what lies below them.
-    pub(super) fn staged_presence(&self, ino: Ino) -> Result<(Arc<State>, Option<(InodeValue, Presence)>)> {
+    pub(super) fn staged_presence(&self, ino: Ino) -> Result<(Arc<State>, Option<StagedInode>)> {
         let (state, staged) = self.look(ino, |content, view| {
             let inode = super::inode::load(view, ino)?;
             let below = Below::new(view, ino, &inode)?;
