@@ -1,7 +1,7 @@
 //! The vocabulary at the bottom: errors, few kinds chosen by what the caller will do, and points in time.
 
 use std::io;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 
@@ -159,6 +159,17 @@ impl Timestamp {
         let (days, second) = (self.seconds.div_euclid(86_400), self.seconds.rem_euclid(86_400));
         let (year, month, day) = civil(days);
         format!("{year:04}-{month:02}-{day:02} {:02}:{:02}:{:02}", second / 3600, second / 60 % 60, second % 60)
+    }
+
+    /// The time since `earlier`; none when the clock was set back.
+    pub fn since(self, earlier: Timestamp) -> Duration {
+        let seconds = u64::try_from(self.seconds.saturating_sub(earlier.seconds)).unwrap_or(0);
+        let end = Duration::from_secs(seconds) + Duration::from_nanos(self.nanos.into());
+        if self.seconds < earlier.seconds {
+            Duration::ZERO
+        } else {
+            end.saturating_sub(Duration::from_nanos(earlier.nanos.into()))
+        }
     }
 
     pub fn from_system(time: SystemTime) -> Self {

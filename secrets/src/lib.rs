@@ -18,6 +18,7 @@ pub use error::{Error, Kind, Result};
 pub use keyring::{Cache, Keyring, parse_timeout};
 pub use opening::{Lock, ask, gather, open, resembles_recovery_code};
 pub use passphrase::PassphraseSources;
+pub use read::{value, without_line_end};
 pub use sources::{Sources, ask_openly, ask_secretly};
 
 /// A secret, wiped when it is dropped.

@@ -34,6 +34,9 @@ pub struct PassphraseSources {
     /// Accept files with secrets that others may read
     #[arg(long)]
     pub passfile_any: bool,
+    /// Standard input is something else, so the terminal is asked.
+    #[arg(skip)]
+    pub input_taken: bool,
 }
 
 /// Where the passphrase comes from.
@@ -72,6 +75,9 @@ impl PassphraseSources {
         }
         if self.passfd.is_some_and(|number| number < 0 || number == 1 || number == 2) {
             return Err(Error::usage("passfd takes the number of a descriptor to read from: 0, 3 or more"));
+        }
+        if self.input_taken && self.passfd == Some(0) {
+            return Err(Error::usage("standard input is not for the passphrase here: passfd takes another descriptor"));
         }
         if let Some(name) = &self.credential
             && !is_plain_name(name)
@@ -219,8 +225,12 @@ impl PassphraseSources {
             Source::File(path.into())
         } else if let Some(command) = environment("LOCKBOX_PASSCOMMAND") {
             Source::Command(command, "LOCKBOX_PASSCOMMAND")
-        } else if terminal {
+        } else if terminal || (self.input_taken && prompt::has_terminal()) {
             Source::Prompt
+        } else if self.input_taken {
+            return Err(Error::usage(
+                "standard input is not for the passphrase here: use --passfile, LOCKBOX_PASSFILE or LOCKBOX_PASSCOMMAND",
+            ));
         } else {
             Source::Input
         })
@@ -279,13 +289,8 @@ fn two_lines(mut both: Bytes) -> Result<(Bytes, Bytes)> {
 }
 
 /// Cuts one line end and refuses what is empty then.
-fn checked(mut bytes: Bytes) -> Result<Bytes> {
-    if bytes.last() == Some(&b'\n') {
-        bytes.pop();
-        if bytes.last() == Some(&b'\r') {
-            bytes.pop();
-        }
-    }
+fn checked(bytes: Bytes) -> Result<Bytes> {
+    let bytes = read::without_line_end(bytes);
     if bytes.is_empty() {
         return Err(Error::source("the passphrase is empty: use a passfile, LOCKBOX_PASSCOMMAND or a terminal"));
     }

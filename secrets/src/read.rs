@@ -25,6 +25,32 @@ pub(crate) struct What {
 
 pub(crate) const PASSPHRASE: What = What { name: "passphrase", most: 64 << 10 };
 
+/// Something secret that opens nothing.
+const VALUE: What = What { name: "value", most: 64 << 10 };
+
+/// Reads something secret that opens nothing, such as a token to keep, from `file` or standard input, and cuts one line end off.
+///
+/// # Errors
+/// One sentence when it cannot be read or is longer than 64 KiB.
+pub fn value(from: Option<&Path>) -> Result<Bytes> {
+    let read = match from {
+        Some(path) => file(path, &VALUE, Privacy::Waived)?,
+        None => input(&VALUE)?,
+    };
+    Ok(without_line_end(read))
+}
+
+/// Cuts one line end off.
+pub fn without_line_end(mut bytes: Bytes) -> Bytes {
+    if bytes.last() == Some(&b'\n') {
+        bytes.pop();
+        if bytes.last() == Some(&b'\r') {
+            bytes.pop();
+        }
+    }
+    bytes
+}
+
 /// Whether a file that others may read is taken.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Privacy {

@@ -5,7 +5,9 @@ mod backup;
 mod check;
 mod compact;
 mod create;
+mod difference;
 mod extract;
+mod filter;
 #[cfg(any(test, fuzzing))]
 #[doc(hidden)]
 pub mod fuzzing;
@@ -14,6 +16,7 @@ mod host;
 mod import;
 mod keys;
 mod listing;
+mod mirror;
 mod open;
 mod path;
 mod rekey;
@@ -22,6 +25,7 @@ mod scan;
 mod seen;
 mod slots;
 mod stage;
+mod tar;
 #[cfg(test)]
 mod tests;
 
@@ -30,15 +34,18 @@ pub use backup::Restored;
 pub use check::CheckReport;
 pub use compact::{CompactOptions, CompactReport, CompactStep};
 pub use extract::{ExtractOptions, ExtractReport};
+pub use filter::Filter;
 pub use host::{device_number, split_device_number};
 pub use import::{ImportOptions, ImportReport};
 pub use keys::{KeyAbout, KeyAccess, KeyInfo, KeyName};
 pub use listing::{Entries, Entry};
+pub use mirror::{Change, Changed, Deletion, MirrorPlan};
 pub use path::{display, resolve};
 pub use rekey::{KeepKeys, RekeyOptions, RekeyReport};
 pub use rescue::{PARTIAL, RescueOptions, RescueProgress, RescueReport, RescueState, Rescued, UNNAMED};
 pub use seen::{SeenOptions, Witness, state_directory};
 pub use slots::{KeyKind, NewKey, Secrets};
+pub use tar::{TarExport, TarImport, TarImportOptions};
 
 use std::fmt;
 use std::sync::Arc;

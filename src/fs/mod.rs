@@ -12,6 +12,7 @@ mod plan;
 mod presence;
 mod reclaim;
 mod repack;
+mod sealers;
 mod staging;
 #[cfg(test)]
 mod tests;
@@ -40,6 +41,13 @@ pub struct FsOptions {
     pub compress: bool,
 }
 
+impl FsOptions {
+    /// Staged bytes from which on a write may have to write some out.
+    fn nearly_staged(&self) -> u64 {
+        self.staged_bytes / 8 * 7
+    }
+}
+
 /// The mounted (or otherwise used) file system of one open archive. All methods may be called from several threads.
 pub struct FileSystem {
     pub(crate) volume: Arc<Volume>,
@@ -51,6 +59,8 @@ pub struct FileSystem {
     handles: inode::OpenHandles,
     reclaim: reclaim::Queue,
     repack: repack::Repack,
+    /// How many write staged data out at once.
+    threads: usize,
 }
 
 impl FileSystem {
@@ -70,6 +80,7 @@ impl FileSystem {
             handles: inode::OpenHandles::default(),
             reclaim: reclaim::Queue::default(),
             repack: repack::Repack::default(),
+            threads: sealers::processors(),
         });
         if fs.volume.read_only() {
             return Ok(fs);

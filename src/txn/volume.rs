@@ -62,6 +62,8 @@ pub(crate) struct Volume {
     pub(super) space_tree: Mutex<Tree>,
     pub(super) commits: Mutex<CommitState>,
     pub(super) commit_done: Condvar,
+    /// Somebody needs the commit that has not begun.
+    pub(super) commit_joined: Condvar,
     pub(super) durable: ArcSwap<CommitRecord>,
     pub(super) flusher: OnceLock<Flusher>,
     /// Set by whoever stages data that the flusher will publish.

@@ -7,10 +7,13 @@ mod compact;
 mod completions;
 mod create;
 mod doctor;
+mod env;
 mod exit;
+mod export_tar;
 mod extract;
 mod forget;
 mod header;
+mod import_tar;
 mod info;
 mod kdf;
 mod key;
@@ -22,17 +25,20 @@ mod mounts;
 mod opening;
 mod output;
 mod passwd;
+mod patterns;
 mod progress;
 mod prompts;
 mod purge;
 mod recovery;
 mod rescue;
+mod run;
 mod runtime;
 mod secrets;
 mod seen;
 mod status;
 mod umount;
 mod unlocking;
+mod variables;
 
 use std::ffi::OsStr;
 use std::path::Path;
@@ -59,6 +65,8 @@ enum Command {
     Status(status::Args),
     Add(add::Args),
     Extract(extract::Args),
+    ExportTar(export_tar::Args),
+    ImportTar(import_tar::Args),
     Ls(ls::Args),
     Cat(cat::Args),
     Info(info::Args),
@@ -75,6 +83,8 @@ enum Command {
     Key(key::Command),
     #[command(subcommand)]
     Header(header::Command),
+    Env(env::Args),
+    Run(run::Args),
 }
 
 fn main() -> ExitCode {
@@ -90,10 +100,10 @@ fn main() -> ExitCode {
             return if error.use_stderr() { exit::USAGE.into() } else { ExitCode::SUCCESS };
         }
     };
-    secrets::keep_out_of_core_dumps();
+    let cores = secrets::keep_out_of_core_dumps();
     outlive_size_limits();
     output::start_log();
-    match run(&command) {
+    match run(&command, cores) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
             output::complain(&failure.message);
@@ -110,7 +120,14 @@ fn outlive_size_limits() {
     let _ = beyond_limit.thread_block();
 }
 
-fn run(command: &Command) -> Result<(), Failure> {
+/// For a program that takes this one's place.
+fn undo_outliving_size_limits() {
+    let mut beyond_limit = SigSet::empty();
+    beyond_limit.add(Signal::SIGXFSZ);
+    let _ = beyond_limit.thread_unblock();
+}
+
+fn run(command: &Command, cores: secrets::CoreLimit) -> Result<(), Failure> {
     match command {
         Command::Create(args) => create::run(args),
         Command::Mount(args) => mount::run(args),
@@ -118,6 +135,8 @@ fn run(command: &Command) -> Result<(), Failure> {
         Command::Status(args) => status::run(args),
         Command::Add(args) => add::run(args),
         Command::Extract(args) => extract::run(args),
+        Command::ExportTar(args) => export_tar::run(args),
+        Command::ImportTar(args) => import_tar::run(args),
         Command::Ls(args) => ls::run(args),
         Command::Cat(args) => cat::run(args),
         Command::Info(args) => info::run(args),
@@ -132,5 +151,7 @@ fn run(command: &Command) -> Result<(), Failure> {
         Command::Recovery(args) => recovery::run(args),
         Command::Key(command) => key::run(command),
         Command::Header(command) => header::run(command),
+        Command::Env(args) => env::run(args),
+        Command::Run(args) => run::run(args, cores),
     }
 }

@@ -30,11 +30,26 @@ pub(crate) struct ArchiveArgs {
 
 impl ArchiveArgs {
     pub(crate) fn read(&self) -> Result<Archive, Failure> {
-        self.open(true)
+        self.open(true, &self.sources)
     }
 
     pub(crate) fn write(&self) -> Result<Archive, Failure> {
-        self.open(false)
+        self.open(false, &self.sources)
+    }
+
+    /// For commands whose standard input is no passphrase.
+    pub(crate) fn read_with_input_taken(&self) -> Result<Archive, Failure> {
+        self.open(true, &self.sources_without_input())
+    }
+
+    pub(crate) fn write_with_input_taken(&self) -> Result<Archive, Failure> {
+        self.open(false, &self.sources_without_input())
+    }
+
+    fn sources_without_input(&self) -> Sources {
+        let mut sources = self.sources.clone();
+        sources.passphrase.input_taken = true;
+        sources
     }
 
     /// The key of an archive that may not open as a whole any more.
@@ -48,11 +63,11 @@ impl ArchiveArgs {
     pub(crate) fn unlock_alone(&self) -> Result<UnlockedKey, Failure> {
         let path = &self.archive;
         probe(path, LockMode::Exclusive)?;
-        self.unlock()
+        self.unlock(&self.sources)
     }
 
-    fn unlock(&self) -> Result<UnlockedKey, Failure> {
-        secrets::unlock(&self.archive, &self.sources, &self.cache, &self.limit.limits())
+    fn unlock(&self, sources: &Sources) -> Result<UnlockedKey, Failure> {
+        secrets::unlock(&self.archive, sources, &self.cache, &self.limit.limits())
     }
 
     /// What this user remembers, for commands that open the archive in their own way.
@@ -60,11 +75,11 @@ impl ArchiveArgs {
         self.seen.options()
     }
 
-    fn open(&self, read_only: bool) -> Result<Archive, Failure> {
+    fn open(&self, read_only: bool, sources: &Sources) -> Result<Archive, Failure> {
         let path = &self.archive;
         let failed = |error| failure(path, error);
         probe(path, if read_only { LockMode::Shared } else { LockMode::Exclusive })?;
-        let key = self.unlock()?;
+        let key = self.unlock(sources)?;
         let options = OpenOptions { read_only, ..OpenOptions::default() };
         let archive = Archive::open_seen(path, &key, &options, &self.seen.options()).map_err(failed)?;
         if let Some(fallback) = archive.info().map_err(failed)?.fallback {

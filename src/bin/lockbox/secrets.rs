@@ -8,7 +8,7 @@ use lockbox::Error;
 use lockbox::archive::{Archive, KeyKind, Secrets, UnlockLimits, UnlockedKey};
 use lockbox::crypto::{KeyFile, Passphrase, Prompts, RecoveryCode};
 use lockbox_secrets::{Bytes, Cache, Lock, PassphraseSources, Sources};
-use nix::sys::resource::{Resource, setrlimit};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
 use crate::exit::{self, Failure, shown};
 use crate::{opening, output, prompts};
@@ -161,8 +161,24 @@ impl Lock for Door<'_> {
     }
 }
 
+/// What the limit of core dumps was.
+#[derive(Clone, Copy)]
+pub(crate) struct CoreLimit(Option<(u64, u64)>);
+
+impl CoreLimit {
+    /// For a program that takes this one's place.
+    pub(crate) fn restore(self) {
+        if let Some((soft, hard)) = self.0 {
+            let _ = setrlimit(Resource::RLIMIT_CORE, soft, hard);
+        }
+    }
+}
+
 /// No core dump and no debugger sees what is in memory. A host that refuses costs this protection, not the work.
-pub(crate) fn keep_out_of_core_dumps() {
-    let _ = setrlimit(Resource::RLIMIT_CORE, 0, 0);
+pub(crate) fn keep_out_of_core_dumps() -> CoreLimit {
+    let before = getrlimit(Resource::RLIMIT_CORE).ok();
+    // The hard limit stays, because nobody but root could undo it.
+    let _ = setrlimit(Resource::RLIMIT_CORE, 0, before.map_or(0, |(_, hard)| hard));
     let _ = nix::sys::prctl::set_dumpable(false);
+    CoreLimit(before)
 }

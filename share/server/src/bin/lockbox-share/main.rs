@@ -7,6 +7,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 mod bench_store;
+mod compact;
 
 /// Serve one-time links to sealed files
 #[derive(Parser)]
@@ -19,11 +20,13 @@ struct Arguments {
 #[derive(Subcommand)]
 enum Command {
     BenchStore(bench_store::BenchStore),
+    Compact(compact::Compact),
 }
 
 fn main() -> ExitCode {
     let result = match Arguments::parse().command {
         Command::BenchStore(arguments) => bench_store::run(&arguments),
+        Command::Compact(arguments) => compact::run(&arguments),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
