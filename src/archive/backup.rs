@@ -74,6 +74,7 @@ impl Archive {
             )),
             error => error,
         })?;
+        let whole = present.as_ref().ok().map(|header| header.framing().copy);
         let present = present.ok().map_or(0, |header| header.framing().sequence);
         let remembered = looked.seen.as_ref().map_or(0, seen::Seen::header_sequence);
         let known = present.max(volume.durable().header_sequence).max(remembered);
@@ -87,9 +88,7 @@ impl Archive {
         // What replaces a newer header must count as newer, or every program would take it for an older one put back.
         let sequence = if mine.sequence < known { known + 1 } else { mine.sequence };
         let framing = Framing { sequence, ..mine };
-        for copy in 0..2 {
-            header::write_copy(&*storage, &framing, &backup.slots(), copy, volume_key)?;
-        }
+        header::write_over(&*storage, whole, &framing, &backup.slots(), volume_key)?;
         Witness::new(volume, sequence, looked, false).remember();
         Ok(Restored { backup: mine.sequence, known })
     }

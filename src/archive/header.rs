@@ -182,6 +182,21 @@ pub(super) fn commitment(volume_key: &SecretKey, archive: &ArchiveId) -> [u8; 32
     *hkdf(volume_key, archive, COMMITMENT_LABEL).bytes()
 }
 
+/// Writes both copies over what is there, `whole` last: the copy that is known to be valid, if any (H1).
+pub(super) fn write_over(
+    storage: &dyn Storage,
+    whole: Option<u8>,
+    framing: &Framing,
+    slots: &[SlotBlock; KEY_SLOTS],
+    volume_key: &SecretKey,
+) -> Result<()> {
+    let last = whole.unwrap_or(1);
+    for copy in [1 - last, last] {
+        write_copy(storage, framing, slots, copy, volume_key)?;
+    }
+    Ok(())
+}
+
 /// Encodes one copy with its MAC, writes it and passes a barrier.
 pub(super) fn write_copy(
     storage: &dyn Storage,

@@ -416,3 +416,37 @@ fn a_power_cut_anywhere_in_a_change_of_keys_leaves_the_old_or_the_new_ones() {
     }
     assert!(cuts > 100, "only {cuts}");
 }
+
+/// H1 when a header is put back over one that has a single whole copy, whichever that is.
+#[test]
+fn a_power_cut_while_a_header_is_put_back_leaves_a_whole_copy() {
+    for damaged in 0..2u8 {
+        println!("damaged copy {damaged}");
+        let chance = SeededEnvironment::new(damaged.into());
+        let memory = archive(&[(0, "word", KdfCost::TEST)]);
+        let backup = Header::read(&memory).unwrap();
+        flip(&memory, HEADER_START[usize::from(damaged)] * BLOCK + 9000);
+        let storage = SimulatedStorage::from_contents(&memory.contents());
+        let images: Arc<Mutex<Vec<Arc<SimulatedStorage>>>> = Arc::default();
+        let hook = {
+            let (weak, images) = (Arc::downgrade(&storage), images.clone());
+            move |_: &OpKind| {
+                let Some(storage) = weak.upgrade() else { return };
+                for _ in 0..20 {
+                    images.lock().push(storage.crash_random(&mut || chance.next_u64()));
+                }
+            }
+        };
+        storage.on_op(Box::new(hook));
+        let whole = Header::read(&*storage).unwrap().framing().copy;
+        assert_eq!(whole, 1 - damaged);
+        let framing = Framing { sequence: 7, ..backup.framing().clone() };
+        header::write_over(&*storage, Some(whole), &framing, &backup.slots(), &key()).unwrap();
+        storage.on_op(Box::new(|_| {}));
+        assert!(images.lock().len() > 50);
+        for image in images.lock().iter() {
+            assert!(opens(&**image, "word"));
+        }
+        assert_eq!(Header::read(&*storage).unwrap().framing().sequence, 7);
+    }
+}

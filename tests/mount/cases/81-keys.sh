@@ -53,6 +53,7 @@ case_every_kind_of_key_opens_and_survives_a_new_volume_key() {
     key add --new-keyfile "$WORK/usb" --generate --label 'usb stick'
     same "$(stat -c '%s %a' "$WORK/usb")" '64 600'
     head -c 64 /dev/urandom >"$WORK/half"
+    chmod 600 "$WORK/half"
     key add --new-keyfile "$WORK/half" --with-passphrase --new-passfile "$WORK/third" "${CHEAP[@]}" --label both
     key recovery --label drawer >"$WORK/printed"
     grep -oE '[0-9]{6}(-[0-9]{6}){8}' "$WORK/printed" >"$WORK/code"
@@ -70,7 +71,7 @@ case_every_kind_of_key_opens_and_survives_a_new_volume_key() {
         same "$($try --passfile "$WORK/second")" 1
         same "$($try --keyfile "$WORK/usb")" 2
         same "$($try --keyfile "$WORK/half" --passfile "$WORK/third")" 3
-        same "$($try --recovery-code "$WORK/code")" 4
+        same "$($try --passfile "$WORK/code")" 4
         same "$($try --identity "$WORK/native.identity")" 5
         same "$($try --identity "$WORK/ssh")" 6
         same "$($try --identity "$WORK/plugin.identity")" 7
@@ -99,7 +100,7 @@ assert all(key["created"].endswith("Z") for key in keys) and keys[5]["recipient"
     lockbox key test --passfile "$WORK/second" "$WORK/before.lbx" >/dev/null
     same "$(opens --passfile "$PASSFILE")" 0
     same "$(opens --keyfile "$WORK/half" --passfile "$WORK/third")" 3
-    same "$(opens --recovery-code "$WORK/code")" 4
+    same "$(opens --passfile "$WORK/code")" 4
     same "$(opens --identity "$WORK/native.identity")" 5
     same "$(opens --identity "$WORK/ssh")" 6
     same "$(opens --identity "$WORK/plugin.identity")" 7
