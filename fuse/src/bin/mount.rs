@@ -195,6 +195,7 @@ mod tests {
 
     const PAGE: &str = include_str!("../../../man/mount.lockbox.8");
     const OPTIONS: &str = include_str!("../options.rs");
+    const FSTAB: &str = include_str!("../fstab.rs");
     const REMOUNT: &str = include_str!("../remount.rs");
 
     /// The names in the patterns of the functions that read options: strings before an arrow, alone on their line or one of several.
@@ -220,7 +221,10 @@ mod tests {
         let words = words();
         let mut missing: Vec<String> = Vec::new();
         let found = names(OPTIONS);
-        assert!(found.len() > 30 && found.contains("passfile"), "{found:?}");
+        assert!(
+            found.len() > 30 && found.contains("passfile") && FSTAB.contains("\"x-\"") && PAGE.contains("Cm x-"),
+            "{found:?}"
+        );
         // What is written with an underscore too is documented with a dash, or the other way round.
         let documented =
             |name: &str| [name.replace('_', "-"), name.replace('-', "_")].iter().any(|n| words.contains(n));

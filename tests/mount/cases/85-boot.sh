@@ -233,7 +233,15 @@ listener.bind(sys.argv[1])
 while True:
     print(listener.recv(4096).decode().replace("\n", " "))' "$WORK/notify" >"$WORK/heard"
     await 20 test -S "$WORK/notify"
-    NOTIFY_SOCKET=$WORK/notify in_background lockbox mount --foreground --passfile "$PASSFILE" "$WORK/box.lbx" "$WORK/box"
+    # What the unit starts, in the surroundings that systemd gives it.
+    mkdir -m 700 "$WORK/credentials"
+    install -m 400 "$PASSFILE" "$WORK/credentials/passphrase"
+    local start unit
+    unit=$(dirname "$(realpath "${BASH_SOURCE[0]}")")/../../../packaging/systemd/lockbox-mount@.service
+    start=$(sed -n 's|^ExecStart=/usr/bin/||p' "$unit")
+    [[ $start == 'lockbox mount --foreground '* ]] || fail "the unit starts something else: $start"
+    ARCHIVE=$WORK/box.lbx DIRECTORY=$WORK/box OPTIONS=idle=1h,nosuid CREDENTIALS_DIRECTORY=$WORK/credentials \
+        NOTIFY_SOCKET=$WORK/notify in_background bash -c "exec $start"
     local pid=$!
     await 30 grep -q "^READY=1 STATUS=mounted at $WORK/box" "$WORK/heard"
     echo content >"$WORK/box/file"
@@ -364,6 +372,28 @@ by_others() {
     mount -T "$WORK/fstab" -a
     mountpoint -q "$WORK/box"
     umount "$WORK/box"
+}
+
+# A line with `user`: mount(8) gives up its rights before it calls us, so the mount is the user's own.
+case_a_user_mounts_a_line_of_fstab() {
+    need_user
+    installed by_a_user
+}
+
+by_a_user() {
+    local users=$WORK/users
+    mkdir "$users" "$users/point" "$WORK/sbin/etc" "$WORK/sbin/etc.work"
+    chown -R "$TEST_USER:" "$users"
+    as_user sh -c "printf '%s\n' '$PASSPHRASE' | lockbox create --weak-kdf --kdf-memory 1 '$users/box.lbx'"
+    echo "$users/box.lbx $users/point lockbox noauto,user,exec 0 0" >"$WORK/sbin/etc/fstab"
+    mount -t overlay -o "lowerdir=/etc,upperdir=$WORK/sbin/etc,workdir=$WORK/sbin/etc.work" none /etc
+    as_user sh -c "printf '%s\n' '$PASSPHRASE' | mount '$users/point'"
+    [[ $(mounted_as "$users/point") == rw,nosuid,nodev*" fuse.lockbox $users/box.lbx" ]] || fail "$(mounted_as "$users/point")"
+    as_user sh -c "echo mine >'$users/point/file'"
+    as_user lockbox status --json >"$WORK/status"
+    same "$(field "$WORK/status" 'o["user"]')" "$TEST_USER"
+    as_user umount "$users/point"
+    await 30 as_user sh -c "printf '%s\n' '$PASSPHRASE' | lockbox check --full '$users/box.lbx'"
 }
 
 # What desktop programs ask for: mount without root by the password on standard input, find the mount by type and archive, unmount
