@@ -17,6 +17,9 @@ pub(super) struct Presence {
     pub(super) bytes: u64,
 }
 
+/// The inode as it is published, and the file with what is staged of it.
+pub(super) type Known = (InodeValue, Presence);
+
 impl Presence {
     /// Of a file that nothing is staged of.
     pub(super) fn published(inode: &InodeValue) -> Presence {
@@ -35,7 +38,7 @@ impl FileSystem {
     ///
     /// The kernel may ask with each write, of a file of which thousands of pieces are staged: only those are looked at of which it is not
     /// known yet what lies below them.
-    pub(super) fn staged_presence(&self, ino: Ino) -> Result<(Arc<State>, Option<(InodeValue, Presence)>)> {
+    pub(super) fn staged_presence(&self, ino: Ino) -> Result<(Arc<State>, Option<Known>)> {
         let (state, staged) = self.look(ino, |content, view| {
             let inode = super::inode::load(view, ino)?;
             let below = Below::new(view, ino, &inode)?;
@@ -46,7 +49,7 @@ impl FileSystem {
         Ok((state, staged.transpose()?))
     }
 
-    pub(super) fn presence(&self, ino: Ino) -> Result<(InodeValue, Presence)> {
+    pub(super) fn presence(&self, ino: Ino) -> Result<Known> {
         let (state, staged) = self.staged_presence(ino)?;
         if let Some(staged) = staged {
             return Ok(staged);

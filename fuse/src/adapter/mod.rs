@@ -15,6 +15,7 @@
 //! The kernel's inode number is the core's and numbers are never reused, so there is no lookup table, FORGET means
 //! nothing and the generation is 0, which also makes NFS handles valid for ever.
 
+mod activity;
 mod caller;
 mod convert;
 mod departed;
@@ -25,6 +26,7 @@ mod seek;
 mod served;
 mod writers;
 
+pub use activity::Activity;
 pub use served::{Adapter, Shared};
 pub use writers::Writers;
 
@@ -43,13 +45,12 @@ use caller::Caller;
 use convert::Allocation;
 use fuser::{
     BsdFileFlags, CopyFileRangeFlags, Errno, FileHandle, FopenFlags, INodeNo, IoctlFlags, KernelConfig, LockOwner,
-    OpenAccMode, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus,
-    ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow,
-    WriteFlags,
+    OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty,
+    ReplyEntry, ReplyIoctl, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
 };
 use lockbox::Error;
 use lockbox::fs::{Creator, SetAttributes, SyncProfile, mode};
-use notices::notes_access;
+use notices::{notes_access, writes};
 use reply::{MAX_COPY, full, reply_copied, reply_empty, reply_xattr};
 use served::{FOR_EVER, GENERATION};
 
@@ -69,10 +70,6 @@ fn creator(request: &Request, umask: u32) -> Creator {
     Creator { uid: request.uid(), gid: request.gid(), umask: Some(umask) }
 }
 
-fn writes(flags: OpenFlags) -> bool {
-    flags.acc_mode() != OpenAccMode::O_RDONLY
-}
-
 impl fuser::Filesystem for Adapter {
     fn init(&mut self, _: &Request, config: &mut KernelConfig) -> io::Result<()> {
         kernel::negotiate(config);
@@ -80,7 +77,7 @@ impl fuser::Filesystem for Adapter {
     }
 
     fn lookup(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        let _turn = self.pace.begin();
+        let _turn = self.begin();
         match self.fs.lookup(ino(parent), name.as_bytes()) {
             // F5.
             Err(Error::NotFound) => reply.entry_with_ttls(&FOR_EVER, &FOR_EVER, &convert::no_attributes(), GENERATION),
@@ -89,7 +86,7 @@ impl fuser::Filesystem for Adapter {
     }
 
     fn getattr(&self, _: &Request, number: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
-        let _turn = self.pace.begin();
+        let _turn = self.begin();
         self.answer_attributes(number, reply);
     }
 
@@ -132,7 +129,7 @@ impl fuser::Filesystem for Adapter {
     }
 
     fn readlink(&self, _: &Request, number: INodeNo, reply: ReplyData) {
-        let _turn = self.pace.begin();
+        let _turn = self.begin();
         match self.fs.read_link(ino(number)) {
             Ok(target) => {
                 self.note_access(number);
@@ -218,6 +215,7 @@ impl fuser::Filesystem for Adapter {
         let _turn = self.begin_change();
         match self.fs.create_and_open(ino(parent), name.as_bytes(), mode, creator(request, umask)) {
             Ok(a) => {
+                self.shared.activity.file_opened();
                 if writes(OpenFlags(flags)) {
                     self.shared.writers.add_created(a.ino.0, a.blocks);
                 }
@@ -230,9 +228,10 @@ impl fuser::Filesystem for Adapter {
     }
 
     fn open(&self, _: &Request, number: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
-        let _turn = self.pace.begin();
+        let _turn = self.begin();
         match self.fs.open(ino(number)) {
             Ok(()) => {
+                self.shared.activity.file_opened();
                 if writes(flags) {
                     self.begin_writing(number);
                 }
@@ -256,7 +255,7 @@ impl fuser::Filesystem for Adapter {
         _: Option<LockOwner>,
         reply: ReplyData,
     ) {
-        let turn = self.pace.begin();
+        let turn = self.begin();
         if size as usize >= LONG_BYTES {
             turn.long();
         }
@@ -278,7 +277,7 @@ impl fuser::Filesystem for Adapter {
         _: Option<LockOwner>,
         reply: ReplyWrite,
     ) {
-        let turn = self.pace.begin();
+        let turn = self.begin();
         if data.len() >= LONG_BYTES || self.fs.may_wait() {
             turn.long();
         }
@@ -296,7 +295,7 @@ impl fuser::Filesystem for Adapter {
 
     /// ENOSYS tells the kernel not to ask again; it still writes its pages to us before close(2) returns.
     fn flush(&self, _: &Request, _: INodeNo, _: FileHandle, _: LockOwner, reply: ReplyEmpty) {
-        let turn = self.pace.begin();
+        let turn = self.begin();
         if self.profile == SyncProfile::Always {
             turn.long();
         }
@@ -317,6 +316,7 @@ impl fuser::Filesystem for Adapter {
         reply: ReplyEmpty,
     ) {
         let _turn = self.begin_change();
+        self.shared.activity.file_closed();
         if writes(flags) {
             self.shared.writers.remove(number.0);
         }
@@ -324,15 +324,16 @@ impl fuser::Filesystem for Adapter {
     }
 
     fn fsync(&self, _: &Request, _: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
-        let turn = self.pace.begin();
+        let turn = self.begin();
         turn.long();
         reply_empty(self.fs.sync(), reply);
     }
 
     fn opendir(&self, _: &Request, number: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
-        let _turn = self.pace.begin();
+        let _turn = self.begin();
         match self.fs.directory_bound(ino(number)) {
             Ok(bound) => {
+                self.shared.activity.directory_opened();
                 if notes_access(flags) {
                     self.note_access(number);
                 }
@@ -343,7 +344,7 @@ impl fuser::Filesystem for Adapter {
     }
 
     fn readdir(&self, _: &Request, number: INodeNo, handle: FileHandle, offset: u64, mut reply: ReplyDirectory) {
-        let _turn = self.pace.begin();
+        let _turn = self.begin();
         let listed = self.bound(number, handle, offset).and_then(|bound| {
             self.fs.list_directory(ino(number), offset, bound, false, &mut |entry, _| {
                 let kind = convert::file_type(entry.file_type.into());
@@ -364,7 +365,7 @@ impl fuser::Filesystem for Adapter {
         offset: u64,
         mut reply: ReplyDirectoryPlus,
     ) {
-        let _turn = self.pace.begin();
+        let _turn = self.begin();
         let listed = self.bound(number, handle, offset).and_then(|bound| {
             self.fs.list_directory(ino(number), offset, bound, true, &mut |entry, attributes| {
                 let Some(a) = attributes else { return ControlFlow::Continue(()) };
@@ -379,18 +380,20 @@ impl fuser::Filesystem for Adapter {
     }
 
     fn releasedir(&self, _: &Request, _: INodeNo, handle: FileHandle, _: OpenFlags, reply: ReplyEmpty) {
-        let _turn = self.pace.begin();
+        let _turn = self.begin();
         self.listings.close(handle.0);
+        self.shared.activity.directory_closed();
         reply.ok();
     }
 
     fn fsyncdir(&self, _: &Request, _: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
-        let turn = self.pace.begin();
+        let turn = self.begin();
         turn.long();
         reply_empty(self.fs.sync(), reply);
     }
 
     fn statfs(&self, _: &Request, _: INodeNo, reply: ReplyStatfs) {
+        // No use of the mount: what shows free space does so again and again.
         let _turn = self.pace.begin();
         match self.fs.statistics(self.host_free()) {
             Ok(s) => {
@@ -424,12 +427,12 @@ impl fuser::Filesystem for Adapter {
     }
 
     fn getxattr(&self, _: &Request, number: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
-        let _turn = self.pace.begin();
+        let _turn = self.begin();
         reply_xattr(self.fs.xattr(ino(number), name.as_bytes()), size, reply);
     }
 
     fn listxattr(&self, request: &Request, number: INodeNo, size: u32, reply: ReplyXattr) {
-        let _turn = self.pace.begin();
+        let _turn = self.begin();
         let caller = Caller::of(request, &self.callers);
         reply_xattr(self.fs.list_xattrs_for(ino(number), &|| caller.is_administrator()), size, reply);
     }
@@ -449,7 +452,7 @@ impl fuser::Filesystem for Adapter {
         mode: i32,
         reply: ReplyEmpty,
     ) {
-        let turn = self.pace.begin();
+        let turn = self.begin();
         turn.long();
         let (number, kill) = (ino(number), request.uid() != 0);
         let done = convert::allocation(mode).and_then(|how| match how {
@@ -464,7 +467,7 @@ impl fuser::Filesystem for Adapter {
     }
 
     fn lseek(&self, _: &Request, number: INodeNo, _: FileHandle, offset: i64, whence: i32, reply: ReplyLseek) {
-        let turn = self.pace.begin();
+        let turn = self.begin();
         turn.long();
         seek::Seek { number, offset, whence }.serve(&self.fs, &self.shared, reply);
     }
@@ -483,7 +486,7 @@ impl fuser::Filesystem for Adapter {
         _: CopyFileRangeFlags,
         reply: ReplyWrite,
     ) {
-        let turn = self.pace.begin();
+        let turn = self.begin();
         turn.long();
         let (source, target, kill) = (ino(source), ino(target), request.uid() != 0);
         let copied = self.fs.copy_range(source, from, target, to, length.min(MAX_COPY.into()), kill);
@@ -502,7 +505,7 @@ impl fuser::Filesystem for Adapter {
         _: u32,
         reply: ReplyIoctl,
     ) {
-        let _turn = self.pace.begin();
+        let _turn = self.begin();
         reply.error(Errno::ENOTTY);
     }
 }

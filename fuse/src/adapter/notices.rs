@@ -70,6 +70,10 @@ impl Adapter {
     }
 }
 
+pub(super) fn writes(flags: OpenFlags) -> bool {
+    flags.acc_mode() != OpenAccMode::O_RDONLY
+}
+
 /// Whether an open counts as access.
 pub(super) fn notes_access(flags: OpenFlags) -> bool {
     flags.acc_mode() != OpenAccMode::O_WRONLY && flags.0 & nix::libc::O_NOATIME == 0

@@ -1,16 +1,14 @@
 //! `lockbox env`: sets, prints, lists and removes environment variables that an archive keeps for `lockbox run`.
 
-use std::fs::File;
 use std::io::{self, IsTerminal};
 use std::path::PathBuf;
 
 use lockbox::archive::Archive;
-use zeroize::Zeroizing;
 
-use crate::exit::{self, Failure, shown};
+use crate::exit::Failure;
 use crate::opening::{self, ArchiveArgs};
 use crate::output::Output;
-use crate::{secrets, variables};
+use crate::variables;
 
 /// Keep environment variables in an archive, for 'lockbox run'
 #[derive(clap::Args)]
@@ -71,9 +69,8 @@ fn set(args: &Set) -> Result<(), Failure> {
     variables::check_name(&args.name)?;
     // Before the passphrase, whose prompt would otherwise eat what is on standard input.
     let value = match &args.from {
-        Some(path) => Some(from_file(path)?),
         None if io::stdin().is_terminal() => None,
-        None => Some(secrets::read(io::stdin().lock()).map_err(|e| exit::host("cannot read the value", &e))?),
+        from => Some(lockbox_secrets::value(from.as_deref())?),
     };
     let archive = match (&value, &args.from) {
         (Some(_), None) => args.archive.write_with_input_taken()?,
@@ -82,20 +79,14 @@ fn set(args: &Set) -> Result<(), Failure> {
     let value = match value {
         Some(value) => value,
         None => {
-            let typed = rpassword::prompt_password(format!("Value of {}: ", args.name));
-            Zeroizing::new(typed.map_err(|e| exit::host("cannot ask for the value", &e))?.into_bytes())
+            let typed = lockbox_secrets::ask_secretly(&format!("Value of {}: ", args.name))?;
+            lockbox_secrets::without_line_end(typed)
         }
     };
-    let value = secrets::without_line_end(value);
     if value.contains(&0) {
         return Err(Failure::other("the value holds a NUL, which no variable can"));
     }
     change(&args.archive, archive, |archive| variables::set(archive, &args.name, &value))
-}
-
-fn from_file(path: &PathBuf) -> Result<Zeroizing<Vec<u8>>, Failure> {
-    let failed = |e: io::Error| exit::host(format!("cannot read the value from {}", shown(path)), &e);
-    secrets::read(File::open(path).map_err(failed)?).map_err(failed)
 }
 
 fn change(

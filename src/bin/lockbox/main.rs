@@ -4,28 +4,40 @@ mod add;
 mod cat;
 mod check;
 mod compact;
+mod completions;
 mod create;
+mod doctor;
 mod env;
 mod exit;
 mod export_tar;
 mod extract;
+mod forget;
+mod header;
 mod import_tar;
 mod info;
 mod kdf;
+mod key;
 mod ls;
+#[cfg(test)]
+mod manual;
 mod mount;
+mod mounts;
 mod opening;
 mod output;
 mod passwd;
 mod patterns;
 mod progress;
+mod prompts;
 mod purge;
+mod recovery;
 mod rescue;
 mod run;
 mod runtime;
 mod secrets;
 mod seen;
+mod status;
 mod umount;
+mod unlocking;
 mod variables;
 
 use std::ffi::OsStr;
@@ -50,6 +62,7 @@ enum Command {
     Create(create::Args),
     Mount(mount::Args),
     Umount(umount::Args),
+    Status(status::Args),
     Add(add::Args),
     Extract(extract::Args),
     ExportTar(export_tar::Args),
@@ -62,16 +75,23 @@ enum Command {
     Compact(compact::Args),
     Purge(purge::Args),
     Passwd(passwd::Args),
+    Forget(forget::Args),
+    Doctor(doctor::Args),
+    Completions(completions::Args),
+    Recovery(recovery::Args),
+    #[command(subcommand)]
+    Key(key::Command),
+    #[command(subcommand)]
+    Header(header::Command),
     Env(env::Args),
     Run(run::Args),
 }
 
 fn main() -> ExitCode {
     let name = std::env::args_os().next().unwrap_or_default();
-    let parsed = match Path::new(&name).file_name().and_then(OsStr::to_str) {
-        Some("umount.lockbox" | "umount.fuse.lockbox") => umount::parse_as_umount_8(),
-        _ => Cli::try_parse().map(|cli| cli.command),
-    };
+    let for_umount_8 =
+        matches!(Path::new(&name).file_name().and_then(OsStr::to_str), Some("umount.lockbox" | "umount.fuse.lockbox"));
+    let parsed = if for_umount_8 { umount::parse_as_umount_8() } else { Cli::try_parse().map(|cli| cli.command) };
     let command = match parsed {
         Ok(command) => command,
         Err(error) => {
@@ -87,7 +107,7 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
             output::complain(&failure.message);
-            failure.code.into()
+            if for_umount_8 { exit::umount_8_code(failure.code) } else { failure.code }.into()
         }
     }
 }
@@ -112,6 +132,7 @@ fn run(command: &Command, cores: secrets::CoreLimit) -> Result<(), Failure> {
         Command::Create(args) => create::run(args),
         Command::Mount(args) => mount::run(args),
         Command::Umount(args) => umount::run(args),
+        Command::Status(args) => status::run(args),
         Command::Add(args) => add::run(args),
         Command::Extract(args) => extract::run(args),
         Command::ExportTar(args) => export_tar::run(args),
@@ -124,6 +145,12 @@ fn run(command: &Command, cores: secrets::CoreLimit) -> Result<(), Failure> {
         Command::Compact(args) => compact::run(args),
         Command::Purge(args) => purge::run(args),
         Command::Passwd(args) => passwd::run(args),
+        Command::Forget(args) => forget::run(args),
+        Command::Doctor(args) => doctor::run(args),
+        Command::Completions(args) => completions::run(args),
+        Command::Recovery(args) => recovery::run(args),
+        Command::Key(command) => key::run(command),
+        Command::Header(command) => header::run(command),
         Command::Env(args) => env::run(args),
         Command::Run(args) => run::run(args, cores),
     }
