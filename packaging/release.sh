@@ -46,7 +46,7 @@ build() {
         done
         export CARGO_TARGET_DIR=$place/target CARGO_ENCODED_RUSTFLAGS=$rust CFLAGS="${CFLAGS-}$c" CXXFLAGS="${CXXFLAGS-}$c"
         export CARGO_PROFILE_RELEASE_STRIP=symbols CARGO_PROFILE_RELEASE_DEBUG=none
-        cargo build --quiet --release --locked --workspace --bins
+        cargo build --quiet --release --locked --bins --package lockbox --package lockbox-fuse --package lockbox-share
     )
 }
 

@@ -27,23 +27,22 @@ for page in man/*.[1-8]; do
     gzip -9n <"$page" >"$staged/usr/share/man/man$section/${page##*/}.gz"
 done
 
-# Older states of the source have no such command.
-if "$programs/lockbox" completions --help >/dev/null 2>&1; then
-    for shell in bash-completion/completions/lockbox:bash zsh/site-functions/_lockbox:zsh fish/vendor_completions.d/lockbox.fish:fish; do
-        file=$staged/usr/share/${shell%:*}
-        install -d "${file%/*}"
-        "$programs/lockbox" completions "${shell##*:}" >"$file"
-    done
-fi
+# Fedora's zsh looks in the first of its two places, Debian's in the second.
+for shell in bash-completion/completions/lockbox:bash \
+    zsh/site-functions/_lockbox:zsh zsh/vendor-completions/_lockbox:zsh fish/vendor_completions.d/lockbox.fish:fish; do
+    file=$staged/usr/share/${shell%:*}
+    install -d "${file%/*}"
+    "$programs/lockbox" completions "${shell##*:}" >"$file"
+done
 
-while read -r unit; do
+# Units for any archive; those of certain directories are examples.
+shopt -s nullglob
+for unit in packaging/systemd/*.service packaging/systemd/*.socket; do
     install -D -m 644 "$unit" "$staged/usr/lib/systemd/system/${unit##*/}"
-done < <(find packaging -path "$staged" -prune -o \( -name '*.service' -o -name '*.socket' -o -name '*.mount' -o -name '*.automount' \) \
-    ! -path '*/examples/*' -type f -print)
-if [[ -d packaging/examples ]]; then
-    install -d "$staged/usr/share/doc/lockbox"
-    cp -r packaging/examples "$staged/usr/share/doc/lockbox/examples"
-fi
+done
+for example in packaging/examples/* packaging/systemd/*.mount packaging/systemd/*.automount; do
+    install -D -m 644 "$example" "$staged/usr/share/doc/lockbox/examples/${example##*/}"
+done
 install -D -m 644 README.md "$staged/usr/share/doc/lockbox/README.md"
 install -D -m 644 CHANGELOG.md "$staged/usr/share/doc/lockbox/CHANGELOG.md"
 

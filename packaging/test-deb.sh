@@ -71,7 +71,11 @@ chroot "$root" /usr/bin/env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LC_
     /bin/sh -eux <<'INSIDE'
 dpkg --install /lockbox.deb
 lockbox --version
-test -s /usr/share/man/man1/lockbox.1.gz
+for page in man1/lockbox.1 man5/lockbox-format.5 man7/lockbox-semantics.7 man8/mount.lockbox.8; do
+    test -s /usr/share/man/$page.gz
+done
+test -s /usr/share/bash-completion/completions/lockbox
+test -s /usr/lib/systemd/system/lockbox-mount@.service
 test "$(readlink -f /usr/sbin/umount.lockbox)" = /usr/bin/lockbox
 mkdir /tmp/place /tmp/place/folder
 cd /tmp/place

@@ -169,6 +169,12 @@ fn an_import_merges_and_replaces_only_when_told() {
     assert_eq!(place.good(&["ls", "-R", "a.lbx"]), b"/:\ntree\n\n/tree:\none\n");
     imported(&place, &["a.lbx", "--force"], &input);
     assert_eq!(place.good(&["cat", "a.lbx", "tree/one", "tree/two"]), b"newtwo");
+    // What a killed import left is taken away by the next one.
+    fs::create_dir(place.path(".lockbox-import-tar")).unwrap();
+    fs::write(place.path(".lockbox-import-tar/rest"), "rest").unwrap();
+    place.good(&["add", "a.lbx", ".lockbox-import-tar"]);
+    imported(&place, &["a.lbx", "--to", "again"], &input);
+    assert_eq!(place.good(&["ls", "a.lbx"]), b"again\ntree\n");
     // A member that comes again replaces the one before, as in a tar that was appended to.
     tar(&["--create", "--file", "twice.tar", "tree"], &place.path(""));
     fs::write(place.path("tree/one"), "newest").unwrap();

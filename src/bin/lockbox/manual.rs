@@ -6,7 +6,7 @@ use clap::CommandFactory;
 
 const PAGE: &str = include_str!("../../../man/lockbox.1");
 /// Sections about options that several commands have.
-const SHARED: [&str; 2] = [".Ss Passphrase options", ".Ss KDF options"];
+const SHARED: [&str; 3] = [".Ss Passphrase options", ".Ss Pattern options", ".Ss KDF options"];
 
 /// What one item of the list of commands says.
 struct Item {

@@ -64,7 +64,7 @@ case_a_killed_mirror_loses_nothing_that_is_in_the_source() {
         if ((round > 0)); then
             lockbox add --mirror --delete-most --passfile "$PASSFILE" "$WORK/box.lbx" "$WORK/tree" &
             pid=$!
-            sleep "0.0$((RANDOM % 90 + 10))"
+            sleep "0.$(printf %03d $((RANDOM % 400 + 20)))"
             kill -9 "$pid" 2>/dev/null || true
             wait "$pid" 2>/dev/null || true
             lockbox check --full --passfile "$PASSFILE" "$WORK/box.lbx"

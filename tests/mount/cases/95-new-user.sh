@@ -24,14 +24,29 @@ case_a_new_user_finds_the_way() {
     # A secret for a script.
     types 'echo "s3cret token" | lockbox env set --passfile passphrase secrets.lbx TOKEN'
     same "$(types 'lockbox run --passfile passphrase secrets.lbx -- sh -c "echo \$TOKEN"' | tail -n 1)" 's3cret token'
-    # Another passphrase.
+    # Another passphrase and a key file; the first passphrase goes.
     types '(umask 077; echo "a better one, much longer" >better)'
-    types 'lockbox passwd --weak-kdf --kdf-memory 1 --passfile passphrase --new-passfile better secrets.lbx'
+    types 'lockbox key add --weak-kdf --kdf-memory 1 --passfile passphrase --new-passfile better secrets.lbx'
+    types 'lockbox key add --passfile better --new-keyfile stick.key --generate --label stick secrets.lbx'
+    types 'lockbox key rm --passfile better secrets.lbx 0'
+    types 'lockbox key ls --passfile better secrets.lbx | grep stick'
     expect 10 'wrong password' types 'lockbox ls --passfile passphrase secrets.lbx'
-    types 'lockbox check --full --passfile better secrets.lbx'
-    # As after a reboot: nothing but the file is left.
-    types 'lockbox mount --passfile better secrets.lbx folder'
+    types 'lockbox ls --keyfile stick.key secrets.lbx | grep letter.txt'
+    # Both are lost, and the code from the drawer helps.
+    types '(umask 077; lockbox key recovery --keyfile stick.key --label drawer secrets.lbx | grep -oE "[0-9]{6}(-[0-9]{6}){8}" >code)'
+    types 'rm better stick.key && (umask 077; echo "the newest passphrase" >newest)'
+    types 'lockbox recovery --weak-kdf --kdf-memory 1 --recovery-code code --new-passfile newest secrets.lbx'
+    types 'lockbox check --full --passfile newest secrets.lbx'
+    # As after a reboot: nothing but the file is left. Nobody unmounts this one.
+    types 'lockbox mount --passfile newest -o idle=5s secrets.lbx folder'
     same "$(types 'cat folder/letter.txt folder/copy/notes/first' | tail -n 2)" $'meet me at the bridge\none'
-    types 'lockbox umount secrets.lbx'
+    types 'lockbox status folder | grep -F "$PWD/secrets.lbx"'
+    await 60 is_unmounted "$WORK/user/folder"
+    types 'lockbox extract --passfile newest secrets.lbx letter.txt --to out && cat out/letter.txt'
     ! grep -aq -e mill -e bridge -e token -e notes "$WORK/user/secrets.lbx" || fail 'a word of the content stands in the archive'
+}
+
+# Asks the kernel's table: looking into the directory would be a use.
+is_unmounted() {
+    ! grep -qF " $1 " /proc/self/mountinfo
 }
