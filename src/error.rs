@@ -1,7 +1,9 @@
 //! The vocabulary at the bottom: errors, few kinds chosen by what the caller will do, and points in time.
 
 use std::io;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use serde::{Deserialize, Serialize};
 
 /// Result of every fallible operation of the crate.
 pub type Result<T> = std::result::Result<T, Error>;
@@ -159,6 +161,17 @@ impl Timestamp {
         format!("{year:04}-{month:02}-{day:02} {:02}:{:02}:{:02}", second / 3600, second / 60 % 60, second % 60)
     }
 
+    /// The time since `earlier`; none when the clock was set back.
+    pub fn since(self, earlier: Timestamp) -> Duration {
+        let seconds = u64::try_from(self.seconds.saturating_sub(earlier.seconds)).unwrap_or(0);
+        let end = Duration::from_secs(seconds) + Duration::from_nanos(self.nanos.into());
+        if self.seconds < earlier.seconds {
+            Duration::ZERO
+        } else {
+            end.saturating_sub(Duration::from_nanos(earlier.nanos.into()))
+        }
+    }
+
     pub fn from_system(time: SystemTime) -> Self {
         match time.duration_since(UNIX_EPOCH) {
             Ok(d) => Timestamp { seconds: d.as_secs() as i64, nanos: d.subsec_nanos() },
@@ -186,4 +199,11 @@ fn civil(days: i64) -> (i64, i64, i64) {
     let month = if shifted < 10 { shifted + 3 } else { shifted - 9 };
     let day = day_of_year - (153 * shifted + 2) / 5 + 1;
     (year_of_era + era * 400 + i64::from(month <= 2), month, day)
+}
+/// What a cache holds, and how often it had what was asked for since the archive was opened.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CacheUse {
+    pub bytes: u64,
+    pub hits: u64,
+    pub misses: u64,
 }

@@ -112,16 +112,26 @@ fn cut(data: &[u8], items: Vec<PackedItem>, compress_cells: bool) -> Content<'_>
     let cell_log2 = CELL_LOG2;
     let count = data.len().div_ceil(CELL);
     let raw_blocks = data_blocks(data.len(), count, items.len());
-    if compress_cells
-        && raw_blocks > 1
-        && let Some(effort) = probe(data)
-    {
+    let compressed = |effort: Effort| {
         // A cell that shrinks by less than a sixteenth is not worth decompressing at each read.
         let smaller = |cell: &[u8]| compress(cell, cell.len() - cell.len() / 16, effort);
         let cells: Vec<(Cow<'_, [u8]>, bool)> = data.chunks(CELL).map(|cell| choose(cell, smaller(cell))).collect();
         let stored = cells.iter().map(|(bytes, _)| bytes.len()).sum();
-        if data_blocks(stored, count, items.len()) < raw_blocks {
-            return Content::Cells { cell_log2, cells, items };
+        (data_blocks(stored, count, items.len()), cells)
+    };
+    if compress_cells && raw_blocks > 1 {
+        if data.len() <= 2 * BLOCK as usize {
+            // The pages of small overwrites, one at least for each: when the quick way leaves one block, nothing leaves fewer.
+            let (blocks, cells) = compressed(Effort::Fast);
+            if blocks == 1 {
+                return Content::Cells { cell_log2, cells, items };
+            }
+        }
+        if let Some(effort) = probe(data) {
+            let (blocks, cells) = compressed(effort);
+            if blocks < raw_blocks {
+                return Content::Cells { cell_log2, cells, items };
+            }
         }
     }
     let cells = data.chunks(CELL).map(|cell| (Cow::Borrowed(cell), true)).collect();

@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
 # Installs what the tests need on a Debian-like machine and runs all of them. Ends with 0 only when every stage passed.
 #
-#   tests/run.sh [STAGE...]     all stages, or those named: format lint test portable reader mount suites fuzz licences
+#   tests/run.sh [STAGE...]     all stages, or those named: format lint test portable reader mount suites package fuzz licences
 #
 # Needs a Rust toolchain and root (directly or by sudo) for packages and mounts. Takes about half an hour on two cores.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
 
-PACKAGES=(acl attr binutils ca-certificates curl dbench e2fsprogs fio fuse3 g++ gcc git libc6-dev make mount
-    python3 python3-venv redis-server rsync sqlite3 stress-ng tar unzip util-linux vim zip zstd)
+PACKAGES=(acl attr binutils ca-certificates curl dbench dbus debootstrap dpkg-dev e2fsprogs fio fuse3 g++ gcc git libarchive-tools libc6-dev
+    make mount python3 python3-dbus python3-gi python3-venv redis-server rsync sqlite3 stress-ng systemd tar unzip util-linux vim zip zstd)
 # The reader's needs; pinned so that a run next year tests the same thing.
 PYTHON_PACKAGES=(cryptography==46.0.7 zstandard==0.25.0)
 DENY_VERSION=0.20.2
@@ -18,7 +18,7 @@ target=${CARGO_TARGET_DIR:-$PWD/target}
 exec </dev/null
 
 as_root() {
-    if [[ $EUID -eq 0 ]]; then "$@"; else sudo --preserve-env=PATH,CARGO_HOME,RUSTUP_HOME,CARGO_TARGET_DIR,READER,READER_PYTHON,KILLS,FLIPS,SCRATCH,BESIDE,JOBS,ROUNDS,SECONDS_EACH "$@"; fi
+    if [[ $EUID -eq 0 ]]; then "$@"; else sudo --preserve-env=PATH,CARGO_HOME,RUSTUP_HOME,CARGO_TARGET_DIR,READER,READER_PYTHON,BUILD_ONLY,DEBIAN_MIRROR,DEBIAN_RELEASE,KILLS,FLIPS,SCRATCH,BESIDE,JOBS,ROUNDS,SECONDS_EACH "$@"; fi
 }
 
 stage_install() {
@@ -111,6 +111,16 @@ stage_suites() {
     [[ $failed -eq 0 ]]
 }
 
+# The .deb of the programs that the other stages built (the development profile), installed into a clean system and removed again.
+stage_package() {
+    end_building
+    cargo build --quiet --workspace --bins || return 1
+    packaging/tools.sh cargo-deb || return 1
+    rm -f "$target"/package/*.deb
+    packaging/build.sh "$target/debug" deb || return 1
+    as_root packaging/test-deb.sh "$target"/package/*.deb
+}
+
 # Licences, duplicates and sources only: the advisory database is fetched from the network, which a test must not depend on.
 stage_licences() {
     end_building
@@ -138,6 +148,8 @@ start_building() {
     {
         renice -n 19 "$BASHPID"
         build_deny
+        packaging/tools.sh cargo-deb
+        as_root env BUILD_ONLY=1 packaging/test-deb.sh
         as_root env BUILD_ONLY=1 tests/suites/pjdfstest.sh
         as_root env BUILD_ONLY=1 tests/suites/fsx.sh
         BUILD_ONLY=1 tests/fuzz.sh
@@ -150,7 +162,7 @@ end_building() {
     builder=
 }
 
-stages=(install format lint test portable reader mount suites fuzz licences)
+stages=(install format lint test portable reader mount suites package fuzz licences)
 if [[ $# -gt 0 ]]; then
     stages=(install "$@")
     # The mount stage compares with the reader as well.

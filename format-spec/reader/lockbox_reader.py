@@ -22,6 +22,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 import lockbox_format as fmt
 from lockbox_format import BLOCK, Damaged, Entry, Inode, Key, Node, Pointer, Prologue, Record, Root, require
+from lockbox_keys import Secrets, unlock
 
 
 def slot_index(generation: int) -> int:
@@ -49,13 +50,14 @@ class Piece(NamedTuple):
 class Archive:
     """An unlocked archive at the commit that section 10.1 trusts."""
 
-    def __init__(self, file: BinaryIO, passphrase: bytes) -> None:
+    def __init__(self, file: BinaryIO, secrets: Secrets | bytes) -> None:
         self.file = file
         self.blocks = os.fstat(file.fileno()).st_size // BLOCK
         self.warnings: list[str] = []
         self.header = self._choose_header()
         self.id = self.header.archive
-        volume_key = fmt.unlock(self.header, passphrase)
+        # Bytes are a passphrase.
+        volume_key = unlock(self.header, Secrets(secrets) if isinstance(secrets, bytes) else secrets)
         fmt.authenticate(self.header, volume_key)
         self._page_key, self._commit_key, self._name_key = (
             fmt.hkdf(volume_key, self.id, f"lockbox/v1/{label}") for label in ("page", "commit", "name")
@@ -389,16 +391,27 @@ def describe(archive: Archive) -> None:
         print(f"snapshot    {number}: {os.fsdecode(snapshot.name)}, commit {snapshot.generation}, {snapshot.inodes} inodes")
 
 
-def passphrase(path: str | None) -> bytes:
+def content_of(path: str | None) -> bytes | None:
     if path is None:
-        return os.fsencode(getpass.getpass("Passphrase: "))
+        return None
     with open(path, "rb") as file:
-        return file.read().removesuffix(b"\n")
+        return file.read()
+
+
+def secrets(options: argparse.Namespace) -> Secrets:
+    passphrase, key_file, code = (content_of(path) for path in (options.passfile, options.keyfile, options.recovery_code))
+    if passphrase is not None:
+        passphrase = passphrase.removesuffix(b"\n")
+    elif key_file is None and code is None:
+        passphrase = os.fsencode(getpass.getpass("Passphrase: "))
+    return Secrets(passphrase, key_file, None if code is None else code.decode(errors="replace"))
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Read a lockbox archive.")
     parser.add_argument("--passfile", metavar="F", help="file with the passphrase")
+    parser.add_argument("--keyfile", metavar="F", help="key file")
+    parser.add_argument("--recovery-code", metavar="F", help="file with a recovery code")
     commands = parser.add_subparsers(dest="command", required=True)
     for name, text in (("ls", "list every path"), ("info", "tell about the archive"), ("extract", "write the tree to DIR")):
         command = commands.add_parser(name, help=text)
@@ -409,7 +422,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         with open(options.archive, "rb") as file:
             fcntl.lockf(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            archive = Archive(file, passphrase(options.passfile))
+            archive = Archive(file, secrets(options))
             for warning in archive.warnings:
                 print(f"warning: {warning}", file=sys.stderr)
             if options.command == "extract":

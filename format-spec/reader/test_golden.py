@@ -12,6 +12,7 @@ from typing import Any
 
 import lockbox_format as fmt
 import zstandard
+from lockbox_keys import Secrets, describe, unlock
 from lockbox_reader import Archive, Inode
 
 GOLDEN = Path(__file__).parent.parent.parent / "tests" / "data" / "golden"
@@ -63,6 +64,20 @@ class Golden(unittest.TestCase):
                     archive = Archive(file, passphrase.encode())
                     self.assertEqual(archive.record.generation, manifest["generation"])
                     self.assertEqual(seen(archive), manifest["objects"])
+            for way in manifest.get("keys", []):
+                if "identity" in way:
+                    continue
+                with self.subTest(archive=path.stem, slot=way["slot"]), tempfile.TemporaryFile() as file:
+                    file.write(data)
+                    file.flush()
+                    passphrase = way["passphrase"].encode() if "passphrase" in way else None
+                    key_file = bytes.fromhex(way["key_file"]) if "key_file" in way else None
+                    secrets = Secrets(passphrase, key_file, way.get("recovery_code"))
+                    archive = Archive(file, secrets)
+                    self.assertEqual(seen(archive), manifest["objects"])
+                    description = describe(archive.header, way["slot"], unlock(archive.header, secrets))
+                    self.assertIsNotNone(description)
+                    self.assertEqual(description.label, way["label"])
 
 
 if __name__ == "__main__":

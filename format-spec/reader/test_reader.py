@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import lockbox_format as fmt
+import lockbox_keys as keys
 from lockbox_reader import Archive, main
 from tiny_writer import Page, Writer
 
@@ -90,6 +91,8 @@ DECODERS: dict[str, Callable[[bytes, dict[str, Any]], Any]] = {
     "record": lambda data, _: record(data),
     "header": header,
     "passphrase_slot": lambda data, _: plain(fmt.decode_slot(data)),
+    "key_slot": lambda data, vector: plain(keys.decode_key_slot(data, vector["kind"])),
+    "description": lambda data, _: plain(keys.decode_description(data)),
 }
 NOT_NEEDED = {"reference", "dead", "history", "delta_list", "space"}
 OTHER_SHAPE = {"seal"}

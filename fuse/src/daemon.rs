@@ -77,7 +77,8 @@ pub fn prepare_point(path: &Path) -> Result<PathBuf, Failure> {
     match answered.and_then(|_| path.metadata()) {
         Ok(metadata) if metadata.is_dir() => return path.canonicalize().map_err(failed),
         Ok(_) => return Err(Failure::mount(format!("mount point {} is not a directory", path.display()))),
-        Err(e) if e.raw_os_error() == Some(Errno::ENOTCONN as i32) => {}
+        // ECONNABORTED is what the question gets that was under way when the daemon died.
+        Err(e) if [Some(Errno::ENOTCONN as i32), Some(Errno::ECONNABORTED as i32)].contains(&e.raw_os_error()) => {}
         Err(e) => return Err(failed(e)),
     }
     // The dead directory itself cannot be resolved, its parent can.
@@ -98,13 +99,15 @@ pub fn prepare_point(path: &Path) -> Result<PathBuf, Failure> {
 
 /// Starts the daemon and returns when the mount answers.
 pub fn launch(task: &Task, key: &UnlockedKey) -> Result<Option<String>, Failure> {
-    let failed = |e: io::Error| Failure::other(format!("cannot start the daemon: {e}"));
+    let failed = |e: io::Error| Failure::system(format!("cannot start the daemon: {e}"));
     let before = task.point().metadata().map_err(failed)?.dev();
     let mut child = Command::new("/proc/self/exe")
         .arg0("mount.lockbox")
         .arg(ARGUMENT)
         .arg(&task.archive)
         .arg(&task.point)
+        // It asks nobody, and a command may hold what is nobody's business.
+        .env_remove("LOCKBOX_PASSCOMMAND")
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()
@@ -148,7 +151,7 @@ pub fn run() -> Result<(), Failure> {
 }
 
 fn serve(reported: &mut bool) -> Result<(), Failure> {
-    let failed = |e: io::Error| Failure::other(format!("cannot start the daemon: {e}"));
+    let failed = |e: io::Error| Failure::system(format!("cannot start the daemon: {e}"));
     // Refused only when this process leads a group already, as under a supervisor: then it needs no new session.
     let _ = unistd::setsid();
     std::env::set_current_dir("/").map_err(failed)?;
@@ -156,12 +159,13 @@ fn serve(reported: &mut bool) -> Result<(), Failure> {
     let null = OpenOptions::new().read(true).write(true).open("/dev/null").map_err(failed)?;
     unistd::dup2_stdin(&null).map_err(|e| failed(e.into()))?;
     journal::start(&task.options.log.as_deref().map_or(Target::System, Target::File), task.verbose)?;
-    session::serve(&task, &key, |notice| {
+    let ready = |notice: Option<&str>| {
         report(&Report::Ready { notice: notice.map(str::to_owned) }).map_err(failed)?;
         *reported = true;
         let closed = unistd::dup2_stdout(&null).and_then(|()| unistd::dup2_stderr(&null));
         closed.map_err(|e| failed(e.into()))
-    })
+    };
+    session::serve(&task, &key, ready, || {})
 }
 
 fn report(report: &Report) -> io::Result<()> {

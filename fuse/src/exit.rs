@@ -1,6 +1,8 @@
 //! The one table of the mount program's exit codes; `lockbox` uses the same numbers.
 
+use std::ffi::OsStr;
 use std::fmt;
+use std::path::Path;
 
 use lockbox::Error;
 use serde::{Deserialize, Serialize};
@@ -14,6 +16,21 @@ pub const IN_USE: u8 = 13;
 pub const NO_SPACE: u8 = 14;
 pub const MOUNT_FAILED: u8 = 15;
 pub const OLDER: u8 = 16;
+
+/// What mount(8) says of itself: wrong usage, an error of the system, and a mount that failed.
+const MOUNT_8_USAGE: u8 = 1;
+const MOUNT_8_SYSTEM: u8 = 2;
+const MOUNT_8_FAILED: u8 = 32;
+
+/// Where mount(8), automount daemons and systemd look for mount programs.
+const SYSTEM_DIRECTORIES: [&str; 2] = ["/sbin", "/usr/sbin"];
+
+/// Whether the program was called by its path in a directory of the system, as mount(8) calls it, and not by its name: then it
+/// ends with the exit codes of mount(8), since that passes them on as its own.
+pub fn called_as_mount_8(name: Option<&OsStr>) -> bool {
+    name.and_then(|name| Path::new(name).parent())
+        .is_some_and(|directory| SYSTEM_DIRECTORIES.iter().any(|system| directory == Path::new(system)))
+}
 
 pub fn exit_code(error: &Error) -> u8 {
     match error {
@@ -32,11 +49,14 @@ pub fn exit_code(error: &Error) -> u8 {
 pub struct Failure {
     pub code: u8,
     pub message: String,
+    /// The machine is at fault, not the archive, the user or the mount point.
+    #[serde(default)]
+    pub system: bool,
 }
 
 impl Failure {
     pub fn new(code: u8, message: impl Into<String>) -> Failure {
-        Failure { code, message: message.into() }
+        Failure { code, message: message.into(), system: false }
     }
 
     pub fn usage(message: impl Into<String>) -> Failure {
@@ -47,8 +67,31 @@ impl Failure {
         Failure::new(OTHER, message)
     }
 
+    /// A process or thread could not be started.
+    pub fn system(message: impl Into<String>) -> Failure {
+        Failure { system: true, ..Failure::other(message) }
+    }
+
+    /// The exit code as mount(8) has them.
+    pub fn mount_8_code(&self) -> u8 {
+        match self.code {
+            USAGE => MOUNT_8_USAGE,
+            _ if self.system => MOUNT_8_SYSTEM,
+            _ => MOUNT_8_FAILED,
+        }
+    }
+
     pub fn mount(message: impl Into<String>) -> Failure {
         Failure::new(MOUNT_FAILED, message)
+    }
+}
+
+impl From<lockbox_secrets::Error> for Failure {
+    fn from(error: lockbox_secrets::Error) -> Failure {
+        match error.kind {
+            lockbox_secrets::Kind::Usage => Failure::usage(error.sentence),
+            lockbox_secrets::Kind::Source => Failure::other(error.sentence),
+        }
     }
 }
 
@@ -78,5 +121,29 @@ mod tests {
         assert_eq!(failure.code, OTHER);
         assert!(failure.message.starts_with("open a.lbx: Permission denied"), "{failure}");
         assert_eq!(Failure::from(Error::WrongKey).code, WRONG_KEY);
+    }
+
+    #[test]
+    fn who_calls_by_the_path_of_mount_8_gets_its_codes() {
+        for (name, expected) in [
+            ("/sbin/mount.lockbox", true),
+            ("/usr/sbin/mount.fuse.lockbox", true),
+            ("mount.lockbox", false),
+            ("./mount.lockbox", false),
+            ("/usr/local/bin/mount-lockbox", false),
+            ("/usr/sbin/x/mount.lockbox", false),
+        ] {
+            assert_eq!(called_as_mount_8(Some(OsStr::new(name))), expected, "{name}");
+        }
+        assert!(!called_as_mount_8(None));
+        for (failure, code) in [
+            (Failure::usage("x"), 1),
+            (Failure::system("x"), 2),
+            (Failure::other("x"), 32),
+            (Failure::mount("x"), 32),
+            (Failure::new(WRONG_KEY, "x"), 32),
+        ] {
+            assert_eq!(failure.mount_8_code(), code);
+        }
     }
 }

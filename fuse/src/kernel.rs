@@ -54,9 +54,10 @@ pub fn session_config(threads: usize) -> Config {
     config
 }
 
-/// Two loops at least, so that a long fsync leaves one free for others.
+/// Four loops at least: each fsync keeps one, programs that sync at the same time share a commit, and one is left for others. Those that are
+/// not needed stay away from the queue.
 pub fn default_threads() -> usize {
-    std::thread::available_parallelism().map_or(2, |n| n.get().max(2))
+    std::thread::available_parallelism().map_or(4, |n| n.get().max(4))
 }
 
 /// Raises the mount's read-ahead from the kernel's 128 KiB, which only root may.

@@ -6,18 +6,22 @@ use std::time::Duration;
 
 use lockbox::archive::{OpenOptions, SeenOptions, UnlockLimits, state_directory};
 use lockbox::fs::SyncProfile;
+use lockbox_secrets::{Cache, Sources};
 use nix::mount::MsFlags;
 use nix::unistd::geteuid;
 use serde::{Deserialize, Serialize};
 
 use crate::exit::Failure;
-use crate::kernel;
+use crate::{fstab, kernel};
 
 /// Frame cache, node cache, dirty data and space map need some room each; below this the caches thrash.
 const MIN_MEMORY: u64 = 16 << 20;
 
 /// An empty archive has about 3 MiB, and 1 MiB is kept for deletes and commits.
 const MIN_SIZE_LIMIT: u64 = 8 << 20;
+
+/// A year, so that a mistyped number is not taken for never.
+const MAX_IDLE: u64 = 366 * 86_400;
 
 /// Everything that `-o` can say.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -28,9 +32,11 @@ pub struct Options {
     pub dev: bool,
     pub exec: bool,
     pub foreground: bool,
-    pub passfile: Option<PathBuf>,
-    /// Accept a passfile that others may read.
-    pub passfile_any: bool,
+    /// Where secrets come from; the daemon has its key already.
+    #[serde(skip)]
+    pub sources: Sources,
+    #[serde(skip)]
+    pub cache: Cache,
     pub sync: Sync,
     pub memory: u64,
     /// Most bytes that the archive's file may have.
@@ -49,6 +55,12 @@ pub struct Options {
     pub accept_fork: bool,
     /// Whether the daemon gives up the files that it does not need.
     pub sandbox: bool,
+    /// Seconds without use after which the archive is unmounted.
+    pub idle: Option<u64>,
+    /// Unmount before the machine sleeps.
+    pub lock_on_suspend: bool,
+    /// An archive that is not there is no failure.
+    pub nofail: bool,
 }
 
 /// `sync=`; the core's type is not made for a message between processes.
@@ -69,8 +81,8 @@ impl Default for Options {
             dev: false,
             exec: true,
             foreground: false,
-            passfile: None,
-            passfile_any: false,
+            sources: Sources::default(),
+            cache: Cache::default(),
             sync: Sync::Periodic,
             memory: open.memory,
             size_limit: open.size_limit,
@@ -84,6 +96,9 @@ impl Default for Options {
             accept_older: false,
             accept_fork: false,
             sandbox: true,
+            idle: None,
+            lock_on_suspend: false,
+            nofail: false,
         }
     }
 }
@@ -91,17 +106,31 @@ impl Default for Options {
 impl Options {
     /// Reads comma-separated lists; a later option overrides an earlier one.
     pub fn parse<S: AsRef<str>>(lists: &[S]) -> Result<Options, Failure> {
-        let mut options = Options::default();
-        for option in lists.iter().flat_map(|list| list.as_ref().split(',')).filter(|option| !option.is_empty()) {
-            match option.split_once('=') {
-                Some((name, value)) => options.set_value(name, value)?,
-                None => options.set_flag(option)?,
-            }
+        let (options, unknown) = Options::parse_sloppily(lists)?;
+        match unknown.first() {
+            None => Ok(options),
+            Some(name) => Err(Failure::usage(format!("unknown mount option: {name}"))),
         }
-        Ok(options)
     }
 
-    fn set_flag(&mut self, name: &str) -> Result<(), Failure> {
+    /// The same, with the names of options that nobody knows for the caller to judge. A wrong value of a known one is an error.
+    pub fn parse_sloppily<S: AsRef<str>>(lists: &[S]) -> Result<(Options, Vec<String>), Failure> {
+        let mut options = Options::default();
+        let mut unknown = Vec::new();
+        for option in lists.iter().flat_map(|list| list.as_ref().split(',')).filter(|option| !option.is_empty()) {
+            let (name, known) = match option.split_once('=') {
+                Some((name, value)) => (name, options.set_value(name, value)?),
+                None => (option, options.set_flag(option)),
+            };
+            if !known && !fstab::is_for_others(option) {
+                unknown.push(name.to_owned());
+            }
+        }
+        Ok((options, unknown))
+    }
+
+    /// Answers whether the option is known.
+    fn set_flag(&mut self, name: &str) -> bool {
         match name {
             "ro" => self.read_only = true,
             "rw" => self.read_only = false,
@@ -115,36 +144,30 @@ impl Options {
             "foreground" => self.foreground = true,
             "accept-older" | "accept_older" => self.accept_older = true,
             "accept-fork" | "accept_fork" => self.accept_fork = true,
-            "passfile_any" => self.passfile_any = true,
+            "passfile_any" | "passfile-any" => self.sources.passphrase.passfile_any = true,
+            "ask_password" | "ask-password" => self.sources.passphrase.ask_password = true,
             "pack" => self.pack = true,
             "compress" => self.compress = true,
             "sync" => self.sync = Sync::Always,
             "noatime" => self.access_times = false,
-            // As mount(8) has them: some are for itself, the others are what this file system does anyway.
-            "defaults"
-            | "default_permissions"
-            | "async"
-            | "auto"
-            | "noauto"
-            | "nofail"
-            | "user"
-            | "users"
-            | "nouser"
-            | "owner"
-            | "group"
-            | "_netdev"
-            | "relatime"
-            | "atime"
-            | "nodiratime" => {}
-            _ if name.starts_with("x-") || name.starts_with("X-") => {}
-            _ => return Err(unknown(name)),
+            "lock-on-suspend" | "lock_on_suspend" => self.lock_on_suspend = true,
+            "nofail" => self.nofail = true,
+            _ => return false,
         }
-        Ok(())
+        true
     }
 
-    fn set_value(&mut self, name: &str, value: &str) -> Result<(), Failure> {
+    /// Answers whether the option is known.
+    fn set_value(&mut self, name: &str, value: &str) -> Result<bool, Failure> {
         match name {
-            "passfile" => self.passfile = Some(PathBuf::from(value)),
+            "passfile" => self.sources.passphrase.passfile = Some(PathBuf::from(value)),
+            "passfd" => self.sources.passphrase.passfd = Some(parse_number(name, value, 0, i32::MAX as u64)? as i32),
+            "passcommand" => self.sources.passphrase.passcommand = Some(value.into()),
+            "credential" => self.sources.passphrase.credential = Some(value.into()),
+            "keyfile" => self.sources.keyfile = Some(PathBuf::from(value)),
+            "recovery-code" | "recovery_code" => self.sources.recovery_code = Some(PathBuf::from(value)),
+            "identity" => self.sources.identity.push(PathBuf::from(value)),
+            "keyring-cache" | "keyring_cache" => self.cache.keyring_cache = Some(parse_time(name, value)?),
             "log" => self.log = Some(PathBuf::from(value)),
             "sync" => self.sync = parse_sync(value)?,
             "memory" => self.memory = parse_size(name, value, MIN_MEMORY)?,
@@ -156,11 +179,10 @@ impl Options {
             "kdf-limit" | "kdf_limit" => self.kdf_limit = Some(parse_number(name, value, 1, u64::MAX)?),
             "sandbox" => self.sandbox = parse_switch(name, value)?,
             "atime" => self.access_times = parse_atime(value)?,
-            "comment" => {}
-            _ if name.starts_with("x-") || name.starts_with("X-") => {}
-            _ => return Err(unknown(name)),
+            "idle" => self.idle = parse_idle(value)?,
+            _ => return Ok(false),
         }
-        Ok(())
+        Ok(true)
     }
 
     pub fn open_options(&self) -> OpenOptions {
@@ -228,6 +250,12 @@ impl fmt::Display for Options {
         if self.stop_timeout != Options::default().stop_timeout {
             write!(f, ",stop_timeout={}", self.stop_timeout)?;
         }
+        if let Some(seconds) = self.idle {
+            write!(f, ",idle={seconds}")?;
+        }
+        if self.lock_on_suspend {
+            f.write_str(",lock-on-suspend")?;
+        }
         if !self.sandbox {
             f.write_str(",sandbox=off")?;
         }
@@ -239,10 +267,6 @@ impl fmt::Display for Options {
             None => Ok(()),
         }
     }
-}
-
-fn unknown(name: &str) -> Failure {
-    Failure::usage(format!("unknown mount option: {name}"))
 }
 
 fn parse_sync(value: &str) -> Result<Sync, Failure> {
@@ -262,12 +286,36 @@ fn parse_atime(value: &str) -> Result<bool, Failure> {
     }
 }
 
+/// Seconds, or minutes, hours or days with their letter; `off` for never.
+fn parse_idle(value: &str) -> Result<Option<u64>, Failure> {
+    if value == "off" {
+        return Ok(None);
+    }
+    let (digits, unit) = match value.as_bytes().last() {
+        Some(b's') => (&value[..value.len() - 1], 1),
+        Some(b'm') => (&value[..value.len() - 1], 60),
+        Some(b'h') => (&value[..value.len() - 1], 3600),
+        Some(b'd') => (&value[..value.len() - 1], 86_400),
+        _ => (value, 1),
+    };
+    match digits.parse::<u64>().ok().and_then(|number| number.checked_mul(unit)) {
+        Some(seconds @ 1..=MAX_IDLE) => Ok(Some(seconds)),
+        _ => Err(Failure::usage(format!(
+            "idle= takes a time such as 90s, 10m or 2h, a year at most, or off, not '{value}'"
+        ))),
+    }
+}
+
 fn parse_switch(name: &str, value: &str) -> Result<bool, Failure> {
     match value {
         "on" => Ok(true),
         "off" => Ok(false),
         _ => Err(Failure::usage(format!("{name}= takes on or off, not '{value}'"))),
     }
+}
+
+fn parse_time(name: &str, value: &str) -> Result<Duration, Failure> {
+    lockbox_secrets::parse_timeout(value).map_err(|sentence| Failure::usage(format!("{name}= {sentence}")))
 }
 
 fn parse_number(name: &str, value: &str, least: u64, most: u64) -> Result<u64, Failure> {
@@ -323,6 +371,27 @@ mod tests {
         let options = Options::parse(&[list]).unwrap();
         let expected = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC | MsFlags::MS_NOATIME;
         assert_eq!(options.mount_flags(), expected);
+    }
+
+    #[test]
+    fn what_nobody_knows_is_named_and_may_be_passed_over() {
+        let (options, unknown) = Options::parse_sloppily(&["ro,bogus,quux=7", "x-gvfs-show,comment=a"]).unwrap();
+        assert!(options.read_only);
+        assert_eq!(unknown, ["bogus", "quux"]);
+        assert_eq!(Options::parse_sloppily(&["memory=1"]).unwrap_err().code, USAGE);
+    }
+
+    #[test]
+    fn idle_times_have_units() {
+        for (value, seconds) in [("90", 90), ("90s", 90), ("10m", 600), ("2h", 7200), ("1d", 86_400)] {
+            let options = Options::parse(&[format!("lock-on-suspend,idle={value}")]).unwrap();
+            assert_eq!(options.idle, Some(seconds));
+            assert_eq!(Options::parse(&[options.to_string()]).unwrap(), options);
+        }
+        assert_eq!(Options::parse(&["idle=5,idle=off"]).unwrap().idle, None);
+        for value in ["", "0", "m", "10x", "-1", "367d", "99999999999999999999d"] {
+            assert_eq!(Options::parse(&[format!("idle={value}")]).unwrap_err().code, USAGE, "{value}");
+        }
     }
 
     #[test]

@@ -43,7 +43,7 @@ pub fn remount(point: &Path, flags: MsFlags) -> Result<(), Failure> {
         Some(mounted) if mounted.file_system == mountinfo::TYPE => {}
         _ => return Err(Failure::mount(format!("no archive is mounted at {}", point.display()))),
     }
-    let daemons = control::running(&runtime::directory()?)?;
+    let daemons = runtime::places().iter().map(control::running).collect::<Result<Vec<_>, _>>()?.concat();
     let daemon = daemons.iter().find(|(_, status)| Path::new(&status.mount_point) == point);
     let read_only = flags.contains(MsFlags::MS_RDONLY);
     if !read_only && daemon.is_some_and(|(_, status)| status.read_only) {

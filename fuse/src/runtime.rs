@@ -5,15 +5,24 @@ use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::PathBuf;
 
+use lockbox::control::{self, Place};
 use nix::unistd::geteuid;
 
 use crate::exit::Failure;
 
-/// `$XDG_RUNTIME_DIR`, else `/run` for root, else `/tmp/lockbox-UID`, which must be ours alone.
+/// Where daemons of this user may be; those of other users are not asked.
+pub fn places() -> Vec<Place> {
+    let user = geteuid().as_raw();
+    let mut places = control::places(std::env::var_os("XDG_RUNTIME_DIR").as_deref(), user);
+    places.retain(|place| place.owner == user);
+    places
+}
+
+/// `$XDG_RUNTIME_DIR` when it is ours (su(1) and sudo(8) may keep that of another user), else `/run` for root, else `/tmp/lockbox-UID`, which must be ours alone.
 pub fn directory() -> Result<PathBuf, Failure> {
     if let Some(path) = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from)
         && path.is_absolute()
-        && path.is_dir()
+        && path.metadata().is_ok_and(|metadata| metadata.is_dir() && metadata.uid() == geteuid().as_raw())
     {
         return Ok(path);
     }

@@ -12,7 +12,6 @@
 use std::ffi::OsString;
 use std::fs::File;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
@@ -22,19 +21,23 @@ use std::time::{Duration, Instant};
 use fuser::SessionACL;
 use lockbox::Error;
 use lockbox::archive::{Archive, UnlockedKey};
-use lockbox::control::{self, Request, Response, Status};
+use lockbox::control::{self, Request, Response};
+use lockbox::fs::FileSystem;
 use nix::sys::signal::{SigSet, Signal};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 use crate::adapter::{Adapter, Shared};
+use crate::answers::Answers;
 use crate::callers::Callers;
 use crate::exit::Failure;
+use crate::idle::{self, Watcher};
 use crate::mount::{self, Mount};
 use crate::mountinfo;
 use crate::options::Options;
 use crate::sandbox::{self, Reach};
 use crate::stop::{Place, Unmounted};
+use crate::suspend::{self, Slept};
 use crate::ticker::Ticker;
 use crate::unmounter::Unmounter;
 use crate::{daemon, kernel, runtime};
@@ -61,7 +64,8 @@ impl Task {
     }
 }
 
-enum Event {
+/// What the thread that waits for the end is told.
+pub(crate) enum Event {
     /// The event loops have ended: unmounted by whomever.
     Ended(std::io::Result<()>),
     Signal(Signal),
@@ -69,16 +73,21 @@ enum Event {
         lazy: bool,
         answer: Sender<Response>,
     },
+    /// Nobody used the mount for the time of `idle=`.
+    Idle,
+    /// The machine is about to sleep; a closed channel says that the archive is closed.
+    Sleep(Sender<Slept>),
 }
 
 /// The archive until somebody closes it.
-type Slot = Arc<Mutex<Option<Archive>>>;
+pub(crate) type Slot = Arc<Mutex<Option<Archive>>>;
 
-/// Opens, mounts, calls `ready` (with what the user should know about the opening), serves and closes.
+/// Opens, mounts, calls `ready` (with what the user should know about the opening), serves, calls `ending` and closes.
 pub fn serve(
     task: &Task,
     key: &UnlockedKey,
     ready: impl FnOnce(Option<&str>) -> Result<(), Failure>,
+    ending: impl FnOnce(),
 ) -> Result<(), Failure> {
     let signals = block_signals()?;
     if !daemon::lock_memory() {
@@ -89,31 +98,43 @@ pub fn serve(
         .into();
     let archive = Archive::open_seen(task.archive(), key, &task.options.open_options(), &task.options.seen_options())
         .map_err(|e| in_use(task, e))?;
-    let notice = archive.info()?.fallback;
-    if let Some(sentence) = &notice {
-        tracing::warn!("{sentence}");
-    }
+    let mut notices: Vec<String> = archive.info()?.fallback.into_iter().collect();
     let fs = Arc::clone(archive.file_system());
     let witness = Arc::clone(archive.witness());
     let slot: Slot = Arc::new(Mutex::new(Some(archive)));
 
     let (events, inbox) = mpsc::channel();
     let served = start(task, &slot, host, signals, &events).and_then(|running| {
+        if task.options.lock_on_suspend {
+            notices.extend(watch_sleep(&running, Arc::clone(&fs), &events));
+        }
+        for sentence in &notices {
+            tracing::warn!("{sentence}");
+        }
+        let notice = (!notices.is_empty()).then(|| notices.join("\nmount.lockbox: "));
         ready(notice.as_deref()).inspect_err(|_| {
             running.place.unmount(true);
             wait(&inbox, &running.place, Duration::ZERO, Some(Instant::now()));
         })?;
+        let thread_failed = |e| Failure::system(format!("cannot start a thread: {e}"));
+        let (shared, place) = (Arc::clone(&running.shared), Arc::clone(&running.place));
         let _ticker = (!task.options.read_only)
-            .then(|| {
-                Ticker::start(fs, witness, running.shared, Arc::clone(&running.place), task.options.sync_profile())
-            })
+            .then(|| Ticker::start(fs, witness, shared, place, task.options.sync_profile()))
             .transpose()
-            .map_err(|e| Failure::other(format!("cannot start a thread: {e}")))?;
-        Ok((running.server, wait(&inbox, &running.place, task.options.stop_timeout(), None)))
+            .map_err(thread_failed)?;
+        let idle = task.options.idle.map(Duration::from_secs);
+        let _watcher = idle
+            .map(|limit| Watcher::start(limit, idle::since_boot, running.shared, events.clone()))
+            .transpose()
+            .map_err(thread_failed)?;
+        let ended = wait(&inbox, &running.place, task.options.stop_timeout(), None);
+        ending();
+        Ok((running.server, ended))
     });
     let archive = slot.lock().take();
     match served {
-        Ok((server, Ending { stopped, aborted })) => {
+        // Who waits to sleep is let go when the archive is closed.
+        Ok((server, Ending { stopped, aborted, sleeping: _sleeping })) => {
             let closed = match archive {
                 // Event loops that could not be ended may still change the archive: no closed record may follow.
                 Some(archive) if aborted => archive.file_system().make_durable().map_err(Failure::from),
@@ -135,6 +156,13 @@ pub fn serve(
             Err(failure)
         }
     }
+}
+
+/// A sentence for the user when this machine cannot tell that it sleeps.
+fn watch_sleep(running: &Running, fs: Arc<FileSystem>, events: &Sender<Event>) -> Option<String> {
+    let (shared, place) = (Arc::clone(&running.shared), Arc::clone(&running.place));
+    let address = std::env::var("DBUS_SYSTEM_BUS_ADDRESS").ok();
+    suspend::start(suspend::Target { fs, shared, place, events: events.clone() }, address)
 }
 
 struct Running {
@@ -163,8 +191,8 @@ fn start(task: &Task, slot: &Slot, host: OwnedFd, signals: SigSet, events: &Send
     let (place, callers) = confine(task, &runtime)?;
     let place = Arc::new(place);
     let server = {
-        let (task, slot, events) = (task.clone(), Arc::clone(slot), Mutex::new(events.clone()));
-        let served = control::serve(&runtime, &id, move |request| respond(&task, &slot, &events, &request));
+        let answers = Answers::new(task.clone(), Arc::clone(slot), Arc::clone(&shared), events.clone());
+        let served = control::serve(&runtime, &id, move |request| answers.respond(&request));
         served.inspect_err(|_| drop(place.unmount(true)))?
     };
     let Options { access_times, threads, .. } = task.options;
@@ -177,7 +205,7 @@ fn start(task: &Task, slot: &Slot, host: OwnedFd, signals: SigSet, events: &Send
     let _ = shared.notifier.set(session.notifier());
     let thread_failed = |e: std::io::Error| {
         place.unmount(true);
-        Failure::other(format!("cannot start a thread: {e}"))
+        Failure::system(format!("cannot start a thread: {e}"))
     };
     let ended = events.clone();
     thread::Builder::new()
@@ -251,49 +279,12 @@ fn block_signals() -> Result<SigSet, Failure> {
     Ok(signals)
 }
 
-fn respond(task: &Task, slot: &Slot, events: &Mutex<Sender<Event>>, request: &Request) -> Response {
-    match request {
-        // Nothing that asks the host: a mount whose host fails has to be found, and ended.
-        Request::Status => match slot.lock().as_ref() {
-            Some(archive) => Response::Status(Status {
-                pid: std::process::id(),
-                archive: task.archive.to_string_lossy().into_owned(),
-                archive_id: archive.id().iter().map(|byte| format!("{byte:02x}")).collect(),
-                mount_point: task.point.to_string_lossy().into_owned(),
-                read_only: task.options.read_only,
-                options: task.options.to_string(),
-                generation: archive.file_system().generation().0,
-                dirty_bytes: archive.file_system().dirty_bytes(),
-            }),
-            None => Response::Failed { message: "the archive is being closed".into() },
-        },
-        Request::Sync => {
-            let fs = slot.lock().as_ref().map(|archive| Arc::clone(archive.file_system()));
-            match fs.map(|fs| fs.make_durable()) {
-                Some(Ok(())) | None => Response::Done,
-                Some(Err(error)) => Response::Failed { message: error.to_string() },
-            }
-        }
-        Request::Purge => {
-            let fs = slot.lock().as_ref().map(|archive| Arc::clone(archive.file_system()));
-            match fs.map(|fs| fs.purge()) {
-                Some(Ok(())) => Response::Done,
-                Some(Err(error)) => Response::Failed { message: error.to_string() },
-                None => Response::Failed { message: "the archive is being closed".into() },
-            }
-        }
-        Request::Stop { lazy } => {
-            let (answer, answered) = mpsc::channel();
-            let _ = events.lock().send(Event::Stop { lazy: *lazy, answer });
-            answered.recv().unwrap_or(Response::Done)
-        }
-    }
-}
-
 /// How serving ended.
 struct Ending {
     /// Those who asked to stop and want to know how it went.
     stopped: Vec<Sender<Response>>,
+    /// Those who hold up the machine's sleep until they are dropped.
+    sleeping: Vec<Sender<Slept>>,
     /// The deadline passed and the connection could not be aborted.
     aborted: bool,
 }
@@ -301,6 +292,7 @@ struct Ending {
 /// Serves until the event loops have ended; from `deadline` on, once there is one, the mount's users are cut off.
 fn wait(inbox: &Receiver<Event>, place: &Place, timeout: Duration, mut deadline: Option<Instant>) -> Ending {
     let mut stopped = Vec::new();
+    let mut sleeping = Vec::new();
     loop {
         let event = match deadline {
             Some(at) => inbox.recv_timeout(at.saturating_duration_since(Instant::now())),
@@ -311,7 +303,7 @@ fn wait(inbox: &Receiver<Event>, place: &Place, timeout: Duration, mut deadline:
                 if let Err(error) = result {
                     tracing::error!("the connection to the kernel ended: {error}");
                 }
-                return Ending { stopped, aborted: false };
+                return Ending { stopped, sleeping, aborted: false };
             }
             Ok(Event::Signal(signal)) => {
                 tracing::info!("{signal}: stopping");
@@ -338,14 +330,24 @@ fn wait(inbox: &Receiver<Event>, place: &Place, timeout: Duration, mut deadline:
                     stopped.push(answer);
                 }
             },
+            // No deadline for either: what keeps a mount alive that is gone from here, such as a bind of it, is served on.
+            Ok(Event::Idle) => match place.unmount(false) {
+                Unmounted::Gone => tracing::warn!("nobody used the archive for the time of idle=: unmounted"),
+                Unmounted::Failed(message) => tracing::warn!("idle, but {message}"),
+                Unmounted::Busy | Unmounted::Detached => {}
+            },
+            Ok(Event::Sleep(answer)) => match place.unmount(false) {
+                Unmounted::Gone => sleeping.push(answer),
+                Unmounted::Busy | Unmounted::Detached | Unmounted::Failed(_) => drop(answer.send(Slept::Busy)),
+            },
             Err(RecvTimeoutError::Timeout) => {
                 tracing::warn!("files are still open after {} s: their users are cut off", timeout.as_secs());
                 if kernel::abort(place.device()).is_err() {
-                    return Ending { stopped, aborted: true };
+                    return Ending { stopped, sleeping, aborted: true };
                 }
                 deadline = None;
             }
-            Err(RecvTimeoutError::Disconnected) => return Ending { stopped, aborted: false },
+            Err(RecvTimeoutError::Disconnected) => return Ending { stopped, sleeping, aborted: false },
         }
     }
 }
@@ -373,10 +375,14 @@ fn in_use(task: &Task, error: Error) -> Failure {
 /// The failure to report when a daemon of this user has the archive mounted.
 pub fn holder(archive: &Path) -> Option<Failure> {
     let id = Archive::identify(archive).ok()?;
-    let socket = control::socket_path(&runtime::directory().ok()?, &id);
-    let owner = std::fs::symlink_metadata(&socket).ok()?.uid();
-    let Ok(Response::Status(status)) = control::ask(&socket, &Request::Status) else { return None };
-    let user = nix::unistd::User::from_uid(owner.into()).ok().flatten().map_or(owner.to_string(), |user| user.name);
+    let status = runtime::places().iter().find_map(|place| {
+        match control::ask(&control::socket_path(&place.runtime, &id), &Request::Status) {
+            Ok(Response::Status(status)) => Some(status),
+            _ => None,
+        }
+    })?;
+    let user = nix::unistd::User::from_uid(status.uid.into()).ok().flatten();
+    let user = user.map_or(status.uid.to_string(), |user| user.name);
     Some(Failure::new(
         crate::exit::IN_USE,
         format!("the archive is already mounted at {} by process {} (user {user})", status.mount_point, status.pid),

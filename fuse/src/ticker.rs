@@ -22,7 +22,7 @@ const STEP: Duration = Duration::from_secs(1);
 /// From one flush of the kernel's pages to the next.
 const PERIOD: Duration = Duration::from_secs(5);
 /// What the pages have for their way from the kernel to us.
-const ARRIVAL: Duration = Duration::from_secs(1);
+pub(crate) const ARRIVAL: Duration = Duration::from_secs(1);
 /// Until the next time an older copy could pass for the newest; each time costs an fsync beside the archive.
 const REMEMBER: Duration = Duration::from_secs(60);
 /// Background steps in a row before the clock is looked at again.

@@ -1,5 +1,7 @@
 //! Extended attributes of host files, access control lists among them, copied in and out.
 
+use std::collections::BTreeMap;
+use std::ffi::CString;
 use std::fmt::Write;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
@@ -16,7 +18,11 @@ use crate::fs::{FileSystem, XattrMode};
 const MAX_VALUE: usize = 64 << 10;
 /// Needs a writable file, so these are set before the mode; the others are set after owner and mode, which would change them.
 const USER: &[u8] = b"user.";
+const TRUSTED: &[u8] = b"trusted.";
 const ACCESS_LISTS: [&[u8]; 2] = [b"system.posix_acl_access", b"system.posix_acl_default"];
+
+/// Names and values.
+type Attributes = BTreeMap<Vec<u8>, Vec<u8>>;
 
 /// A host file whose attributes are read or set.
 pub(super) enum Object<'a> {
@@ -40,6 +46,15 @@ impl<'a> Object<'a> {
             fd if fd == CWD.as_raw_fd() => name.to_vec(),
             fd => [format!("/proc/self/fd/{fd}/").as_bytes(), name].concat(),
         }
+    }
+
+    /// The target of a symbolic link that is named.
+    pub(super) fn link_target(&self) -> Result<Vec<u8>> {
+        let target = match *self {
+            Object::Open(file) => rustix::fs::readlinkat(file, "", Vec::new()),
+            Object::Named { directory, name, .. } => rustix::fs::readlinkat(directory, name, Vec::new()),
+        };
+        target.map(CString::into_bytes).map_err(host_error("cannot read the link"))
     }
 
     fn list(&self, names: &mut [u8]) -> rustix::io::Result<usize> {
@@ -87,7 +102,7 @@ pub struct LeftAttributes {
 }
 
 impl LeftAttributes {
-    fn add(&mut self, path: &[u8], name: &[u8], reason: &dyn std::fmt::Display) {
+    pub(super) fn add(&mut self, path: &[u8], name: &[u8], reason: &dyn std::fmt::Display) {
         if self.count == 0 {
             // Writing to a String does not fail.
             let _ = write!(self.first, "{}: {}: {reason}", display(path), display(name));
@@ -104,34 +119,90 @@ pub(super) fn import(
     path: &[u8],
     left: &mut LeftAttributes,
 ) -> Result<()> {
+    for (name, value) in read(object)? {
+        match fs.set_xattr(ino, &name, &value, XattrMode::Set) {
+            // Of the host's own kind, or a list that no Linux could read back.
+            Err(error @ (Error::Unsupported(_) | Error::AttributeTooLarge | Error::NotPermitted)) => {
+                left.add(path, &name, &error);
+            }
+            other => other?,
+        }
+    }
+    Ok(())
+}
+
+/// Every attribute of a host file that the caller may read.
+fn read(object: &Object<'_>) -> Result<Attributes> {
     let failed = host_error("cannot read the extended attributes");
     let mut names = vec![0; 1024];
     let length = loop {
         match object.list(&mut names) {
             Ok(length) => break length,
             Err(Errno::RANGE) if names.len() < MAX_VALUE => names.resize(MAX_VALUE, 0),
-            Err(Errno::NOTSUP) => return Ok(()),
+            Err(Errno::NOTSUP) => return Ok(Attributes::new()),
             Err(errno) => return Err(failed(errno)),
         }
     };
+    let mut found = Attributes::new();
     let mut value = Vec::new();
     for name in names[..length].split(|&b| b == 0).filter(|name| !name.is_empty()) {
         value.resize(MAX_VALUE, 0);
-        let length = match object.get(name, &mut value) {
-            Ok(length) => length,
+        match object.get(name, &mut value) {
+            Ok(length) => found.insert(name.to_vec(), value[..length].to_vec()),
             // Removed since it was listed, or not for the caller to read.
             Err(Errno::NODATA | Errno::PERM | Errno::ACCESS | Errno::NOTSUP) => continue,
             Err(errno) => return Err(failed(errno)),
         };
-        match fs.set_xattr(ino, name, &value[..length], XattrMode::Set) {
-            // Of the host's own kind, or a list that no Linux could read back.
-            Err(error @ (Error::Unsupported(_) | Error::AttributeTooLarge | Error::NotPermitted)) => {
-                left.add(path, name, &error);
-            }
-            other => other?,
+    }
+    Ok(found)
+}
+
+/// Whether `ino` has the attributes of a host file, as far as archives keep them.
+pub(super) fn same(object: &Object<'_>, fs: &FileSystem, ino: Ino) -> Result<bool> {
+    let mut host = read(object)?;
+    host.retain(|name, _| is_kept(name));
+    let stored = comparable_names(fs, ino)?;
+    if stored.len() != host.len() {
+        return Ok(false);
+    }
+    for name in stored {
+        if host.get(&name) != Some(&fs.xattr(ino, &name)?) {
+            return Ok(false);
         }
     }
-    Ok(())
+    Ok(true)
+}
+
+/// Gives `ino` the attributes of a host file, and takes away what that one does not have.
+pub(super) fn renew(
+    object: &Object<'_>,
+    fs: &FileSystem,
+    ino: Ino,
+    path: &[u8],
+    left: &mut LeftAttributes,
+) -> Result<()> {
+    let host = read(object)?;
+    for name in comparable_names(fs, ino)? {
+        if !host.contains_key(&name) {
+            fs.remove_xattr(ino, &name)?;
+        }
+    }
+    import(object, fs, ino, path, left)
+}
+
+/// Names of stored attributes that the host would have shown to the caller: `trusted.` ones it shows to root alone.
+fn comparable_names(fs: &FileSystem, ino: Ino) -> Result<Vec<Vec<u8>>> {
+    let root = nix::unistd::geteuid().is_root();
+    let names = fs.list_xattrs(ino)?;
+    let names = names.split(|&b| b == 0).filter(|name| !name.is_empty() && (root || !name.starts_with(TRUSTED)));
+    Ok(names.map(<[u8]>::to_vec).collect())
+}
+
+fn is_kept(name: &[u8]) -> bool {
+    name.starts_with(USER)
+        || name.starts_with(TRUSTED)
+        || name.starts_with(b"security.")
+        || ACCESS_LISTS.contains(&name)
 }
 
 /// Takes the lists away that an existing object has: a copy brings its own permissions.

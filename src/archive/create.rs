@@ -5,13 +5,14 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::header::{self, empty_slots};
-use super::{Archive, CreateOptions, OpenOptions, slots};
+use super::slots::{self, NewKey, Place};
+use super::{Archive, CreateOptions, OpenOptions};
 use crate::crypto::kdf::{KdfCost, argon2id, calibrate, hkdf};
 use crate::crypto::{Passphrase, SecretKey};
 use crate::env::{Environment, SystemEnvironment};
 use crate::error::Result;
 use crate::format::ArchiveId;
-use crate::format::header::{Framing, SLOT_EMPTY, SLOT_PASSPHRASE};
+use crate::format::header::{Framing, SLOT_EMPTY};
 use crate::frame::PageCipher;
 use crate::fs::FileSystem;
 use crate::storage::{FileStorage, Storage};
@@ -78,9 +79,9 @@ fn write_header(
     for block in blocks.iter_mut() {
         environment.fill_random(block)?;
     }
-    blocks[0] = slots::make(archive, 0, passphrase, options.kdf, volume_key, String::new(), environment)?;
     let mut kinds = [SLOT_EMPTY; 32];
-    kinds[0] = SLOT_PASSPHRASE;
+    let new = NewKey::Passphrase(passphrase, options.kdf);
+    (kinds[0], blocks[0]) = slots::make(&Place { archive, slot: 0, volume_key }, &new, String::new(), environment)?;
     let framing = Framing {
         copy: 0,
         archive: *archive,
@@ -95,7 +96,7 @@ fn write_header(
     Ok(())
 }
 
-fn random_key(environment: &dyn Environment) -> Result<SecretKey> {
+pub(super) fn random_key(environment: &dyn Environment) -> Result<SecretKey> {
     let mut bytes = zeroize::Zeroizing::new([0; 32]);
     environment.fill_random(&mut *bytes)?;
     Ok(SecretKey::new(*bytes))

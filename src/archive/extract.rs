@@ -9,7 +9,7 @@ use rustix::fs::{AtFlags, FileType, Mode, OFlags};
 use super::attributes::{self, LeftAttributes, Object, Turn};
 use super::host::{apply, apply_at, host_error, split_device_number};
 use super::stage::{Stage, open_below, open_directory};
-use super::{Archive, Entries, Entry, Problem, Progress, display, path};
+use super::{Archive, Entries, Entry, Filter, Problem, Progress, display, path};
 use crate::env::SystemEnvironment;
 use crate::error::{Error, Result};
 use crate::format::{Ino, ROOT_INO};
@@ -25,6 +25,8 @@ pub struct ExtractOptions {
     pub to: PathBuf,
     /// Replace files (and empty directories) that are in the way.
     pub replace: bool,
+    /// What below the paths is left out; without paths, what below the root.
+    pub filter: Filter,
 }
 
 /// What was extracted.
@@ -69,6 +71,8 @@ impl Archive {
         let mut extract = Extract {
             fs,
             stage: &stage,
+            filter: &options.filter,
+            whole: paths.is_empty(),
             progress,
             report: ExtractReport::default(),
             links: HashMap::new(),
@@ -130,6 +134,9 @@ fn display_path(path: &std::path::Path) -> String {
 struct Extract<'a> {
     fs: &'a FileSystem,
     stage: &'a Stage,
+    filter: &'a Filter,
+    /// Everything is extracted: the filter's paths begin at the root.
+    whole: bool,
     progress: &'a mut dyn FnMut(&Progress<'_>),
     report: ExtractReport,
     /// A file with several names: the path of its first copy below the stage, and the names still to come.
@@ -187,6 +194,9 @@ impl<'a> Extract<'a> {
         if matches!(&name[..], b"" | b"." | b"..") || name.iter().any(|b| matches!(b, b'/' | 0)) {
             return Err(Error::damaged("a name that leads out of its directory"));
         }
+        if self.is_left_out(attributes) {
+            return Ok(None);
+        }
         if attributes.mode & mode::TYPE == mode::DIRECTORY {
             return self.directory(at, name, attributes).map(Some);
         }
@@ -213,6 +223,12 @@ impl<'a> Extract<'a> {
             self.links.insert(attributes.ino, (self.path.clone(), attributes.links - 1));
         }
         Ok(None)
+    }
+
+    fn is_left_out(&self, attributes: &Attributes) -> bool {
+        let below_top = || self.path.splitn(2, |&b| b == b'/').nth(1);
+        let relative = if self.whole { Some(&self.path[..]) } else { below_top() };
+        relative.is_some_and(|path| self.filter.leaves_out(path, attributes.mode & mode::TYPE == mode::DIRECTORY))
     }
 
     fn directory(&mut self, at: &OwnedFd, name: &[u8], attributes: &Attributes) -> Result<Level<'a>> {

@@ -73,6 +73,16 @@ impl Header {
         Ok(whole)
     }
 
+    /// A copy, whichever of the two it is, outside of an archive.
+    ///
+    /// # Errors
+    /// As [`Header::read`].
+    pub(super) fn of_copy(bytes: &[u8]) -> Result<Header> {
+        let parsed = header::decode(bytes, 0).or_else(|first| header::decode(bytes, 1).map_err(|_| first))?;
+        let settled = parsed.framing.sequence;
+        Ok(Header { parsed, stale: [true; 2], settled })
+    }
+
     /// This program knows no feature bits: whatever a newer one put there for writers or keepers of headers it cannot keep.
     pub(super) fn check_writable(&self) -> Result<()> {
         match self.parsed.read_only_features() | self.parsed.compatible_features() {
@@ -129,25 +139,20 @@ impl Header {
         Ok(())
     }
 
-    /// Writes both copies, as they are, into another file of the same archive.
-    pub(super) fn write_to(&self, storage: &dyn Storage, volume_key: &SecretKey) -> Result<()> {
-        for copy in 0..2 {
-            write_copy(storage, self.framing(), &self.slots(), copy, volume_key)?;
-        }
-        Ok(())
-    }
-
-    /// Replaces one slot in both copies, one after the other. Both copies must be whole (see [`Header::repair`]).
-    pub(super) fn replace_slot(
+    /// Replaces slots, given by number, kind and content, in both copies, one after the other. Both copies must be whole (see
+    /// [`Header::repair`]).
+    pub(super) fn replace_slots(
         &self,
         storage: &dyn Storage,
-        slot: usize,
-        block: &SlotBlock,
+        changes: &[(usize, (u8, SlotBlock))],
         volume_key: &SecretKey,
     ) -> Result<()> {
         let mut slots = self.slots();
-        slots[slot] = *block;
         let mut framing = self.framing().clone();
+        for (slot, (kind, block)) in changes {
+            slots[*slot] = *block;
+            framing.slots[*slot] = *kind;
+        }
         framing.sequence += 1;
         for copy in 0..2 {
             write_copy(storage, &framing, &slots, copy, volume_key)?; // H1: passes a barrier before the next copy
@@ -155,7 +160,8 @@ impl Header {
         Ok(())
     }
 
-    fn slots(&self) -> Slots {
+    /// A copy of all slots.
+    pub(super) fn slots(&self) -> Slots {
         let mut slots = empty_slots();
         for (i, block) in slots.iter_mut().enumerate() {
             block.copy_from_slice(self.slot(i));

@@ -1,6 +1,8 @@
 //! Copies files of the host into an archive, streaming, with everything that the archive can keep of them.
 
-use std::collections::HashMap;
+mod renewal;
+
+use std::collections::{HashMap, HashSet};
 use std::ffi::CStr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
@@ -11,10 +13,11 @@ use rustix::io::Errno;
 
 use super::attributes::{self, LeftAttributes, Object};
 use super::host::{attributes_of, device_number, host_error};
-use super::{Archive, Cause, Problem, Progress, path};
+use super::mirror::MirrorPlan;
+use super::{Archive, Cause, Filter, Problem, Progress, path};
 use crate::error::{Error, Result};
 use crate::format::Ino;
-use crate::fs::{Attributes, Creator, FileSystem, RenameMode, SetAttributes, mode};
+use crate::fs::{Attributes, Creator, FileSystem, SetAttributes, mode};
 
 /// Bytes read from the host and handed to the archive at once.
 const PIECE: usize = 1 << 20;
@@ -30,6 +33,11 @@ pub struct ImportOptions {
     pub replace: bool,
     /// Owner of directories made for `to`.
     pub creator: Creator,
+    /// What below the sources is left out.
+    pub filter: Filter,
+    /// Make what the sources become equal to them: what is unchanged is not written again, and what the plan says is deleted, when all
+    /// else is done. A replaced object has its old content or the new one at any moment.
+    pub mirror: Option<MirrorPlan>,
 }
 
 /// What was imported.
@@ -43,6 +51,11 @@ pub struct ImportReport {
     /// FIFOs, sockets and devices.
     pub others: u64,
     pub bytes: u64,
+    /// Mirroring: what was as in the source, and what only got other metadata. Neither counts above.
+    pub unchanged: u64,
+    pub updated: u64,
+    /// Mirroring: what was deleted, with everything below.
+    pub deleted: u64,
     /// Extended attributes that the archive does not keep.
     pub left: LeftAttributes,
     /// What failed while the rest went on.
@@ -72,12 +85,16 @@ impl Archive {
             archive: self.identity,
             report: ImportReport::default(),
             links: HashMap::new(),
+            claimed: HashSet::new(),
             piece: vec![0; PIECE],
             path: Vec::new(),
+            top_length: 0,
+            plan: options.mirror.clone(),
         };
         for source in sources {
             import.source(source, directory)?;
         }
+        import.delete_the_rest()?;
         Ok(import.report)
     }
 }
@@ -91,9 +108,13 @@ struct Import<'a> {
     report: ImportReport,
     /// Device and inode of a file with several names: its copy and the names still to come.
     links: HashMap<(u64, u64), (Ino, u64)>,
+    /// Files of the archive that one with several names was found to be.
+    claimed: HashSet<Ino>,
     piece: Vec<u8>,
-    /// The host path being copied, for messages.
+    /// The host path being copied, for messages; the first `top_length` bytes are the source's own.
     path: Vec<u8>,
+    top_length: usize,
+    plan: Option<MirrorPlan>,
 }
 
 /// A directory whose entries are being copied.
@@ -101,12 +122,15 @@ struct Level {
     host: Dir,
     stat: Stat,
     ino: Ino,
+    /// Mirroring: the directory was there before, and what differs is to be found out.
+    is_old: bool,
     path_length: usize,
 }
 
 impl Import<'_> {
     fn source(&mut self, source: &Path, directory: Ino) -> Result<()> {
         self.path = source.as_os_str().as_bytes().to_vec();
+        self.top_length = self.path.len();
         let name = match source_name(source) {
             Ok(name) => name,
             Err(error) => return self.note(Err(error)),
@@ -153,8 +177,19 @@ impl Import<'_> {
         (self.progress)(&Progress { files: self.report.files, bytes: self.report.bytes, path: &self.path });
         let flags = if follow { AtFlags::empty() } else { AtFlags::SYMLINK_NOFOLLOW };
         let stat = rustix::fs::statat(&at, host, flags).map_err(host_error("cannot read"))?;
+        let is_directory = FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
+        if self.options.filter.leaves_out(self.path.get(self.top_length + 1..).unwrap_or_default(), is_directory) {
+            return Ok(None);
+        }
         if (stat.st_dev, stat.st_ino) == self.archive {
             return Err(Error::invalid("the archive cannot hold itself"));
+        }
+        if let Some(plan) = &mut self.plan {
+            plan.spare(parent, name);
+            let object = Object::Named { directory: at.as_fd(), name: host, follow };
+            if !is_directory && self.is_unchanged(&stat, &object, parent, name)? {
+                return Ok(None);
+            }
         }
         let open = |kind: OFlags| {
             let follow = if follow { OFlags::empty() } else { OFlags::NOFOLLOW };
@@ -173,10 +208,8 @@ impl Import<'_> {
                 let creator = Creator { uid: stat.st_uid, gid: stat.st_gid, umask: None };
                 let make = |name: &[u8]| import.fs.make_symlink(parent, name, target.to_bytes(), creator);
                 let ino = import.place(parent, name, make, |import, ino| {
-                    // A link has no mode of its own.
-                    let set = SetAttributes { mode: None, ..attributes_of(&stat) };
                     import.xattrs(&Object::Named { directory: at.as_fd(), name: host, follow }, ino)?;
-                    import.fs.set_attributes(ino, &set).map(drop)
+                    import.fs.set_attributes(ino, &metadata_of(&stat)).map(drop)
                 })?;
                 import.report.symlinks += 1;
                 Ok(ino)
@@ -191,25 +224,33 @@ impl Import<'_> {
     fn directory(&mut self, host: OwnedFd, parent: Ino, name: &[u8]) -> Result<Level> {
         let stat = rustix::fs::fstat(&host).map_err(host_error("cannot read"))?;
         let creator = Creator { uid: stat.st_uid, gid: stat.st_gid, umask: None };
-        let made = match self.fs.make_directory(parent, name, stat.st_mode & mode::PERMISSIONS, creator) {
-            Err(Error::Exists) => {
-                let existing = self.fs.lookup(parent, name)?;
-                if existing.mode & mode::TYPE != mode::DIRECTORY {
-                    return Err(Error::Exists);
+        let fs = self.fs;
+        let make = |name: &[u8]| fs.make_directory(parent, name, stat.st_mode & mode::PERMISSIONS, creator);
+        let existing = match fs.lookup(parent, name) {
+            Err(Error::NotFound) => None,
+            other => Some(other?),
+        };
+        let (ino, is_old) = match existing {
+            Some(existing) if existing.mode & mode::TYPE == mode::DIRECTORY => {
+                if self.plan.is_none() {
+                    attributes::forget_lists(fs, existing.ino)?;
                 }
-                attributes::forget_lists(self.fs, existing.ino)?;
-                existing
+                (existing.ino, self.plan.is_some())
             }
-            other => other?,
+            Some(_) if self.plan.is_none() => return Err(Error::Exists),
+            _ => (self.place(parent, name, make, |_, _| Ok(()))?, false),
         };
         self.report.directories += 1;
         let host = Dir::new(host).map_err(host_error("cannot read the directory"))?;
-        Ok(Level { host, stat, ino: made.ino, path_length: self.path.len() })
+        Ok(Level { host, stat, ino, is_old, path_length: self.path.len() })
     }
 
     /// Times last: every entry made in a directory changes them.
     fn finish_directory(&mut self, level: &Level) -> Result<()> {
         let host = level.host.fd().map_err(host_error("cannot read the directory"))?;
+        if level.is_old {
+            return self.renew_directory(&Object::open(&host), level);
+        }
         let xattrs = self.xattrs(&Object::open(&host), level.ino);
         self.fs.set_attributes(level.ino, &attributes_of(&level.stat))?;
         xattrs
@@ -342,8 +383,8 @@ impl Import<'_> {
     ) -> Result<Ino> {
         let mut beside = None;
         let made = match make(name) {
-            Err(Error::Exists) if self.options.replace => {
-                if self.fs.lookup(parent, name)?.mode & mode::TYPE == mode::DIRECTORY {
+            Err(Error::Exists) if self.options.replace || self.plan.is_some() => {
+                if self.plan.is_none() && self.fs.lookup(parent, name)?.mode & mode::TYPE == mode::DIRECTORY {
                     return Err(Error::IsDirectory);
                 }
                 let (made, temporary) = make_beside(&make)?;
@@ -353,7 +394,7 @@ impl Import<'_> {
             other => other?,
         };
         let filled = fill(self, made.ino).and_then(|()| match &beside {
-            Some(temporary) => self.fs.rename(parent, temporary, parent, name, RenameMode::Replace),
+            Some(temporary) => self.put_in_place(parent, temporary, name, &made),
             None => Ok(()),
         });
         match filled {
@@ -384,6 +425,15 @@ impl Import<'_> {
     }
 }
 
+/// What an object takes from its host file: a link has no mode of its own.
+fn metadata_of(stat: &Stat) -> SetAttributes {
+    let attributes = attributes_of(stat);
+    match FileType::from_raw_mode(stat.st_mode) {
+        FileType::Symlink => SetAttributes { mode: None, ..attributes },
+        _ => attributes,
+    }
+}
+
 fn make_beside(make: &impl Fn(&[u8]) -> Result<Attributes>) -> Result<(Attributes, Vec<u8>)> {
     let mut number = 0u32;
     loop {
@@ -397,7 +447,7 @@ fn make_beside(make: &impl Fn(&[u8]) -> Result<Attributes>) -> Result<(Attribute
 }
 
 /// The name that a source gets: its last part, or that of the real path for `.` and the like.
-fn source_name(source: &Path) -> Result<Vec<u8>> {
+pub(super) fn source_name(source: &Path) -> Result<Vec<u8>> {
     let name = match source.file_name() {
         Some(name) => name.to_owned(),
         None => {

@@ -1,38 +1,51 @@
 //! The facade: create, open, check, change keys, import and extract; what programs use.
 
 mod attributes;
+mod backup;
 mod check;
 mod compact;
 mod create;
+mod difference;
 mod extract;
+mod filter;
 #[cfg(any(test, fuzzing))]
 #[doc(hidden)]
 pub mod fuzzing;
 mod header;
 mod host;
 mod import;
+mod keys;
 mod listing;
+mod mirror;
 mod open;
-mod passphrase;
 mod path;
+mod rekey;
 mod rescue;
 mod scan;
 mod seen;
 mod slots;
 mod stage;
+mod tar;
 #[cfg(test)]
 mod tests;
 
 pub use attributes::LeftAttributes;
+pub use backup::Restored;
 pub use check::CheckReport;
 pub use compact::{CompactOptions, CompactReport, CompactStep};
 pub use extract::{ExtractOptions, ExtractReport};
+pub use filter::Filter;
 pub use host::{device_number, split_device_number};
 pub use import::{ImportOptions, ImportReport};
+pub use keys::{KeyAbout, KeyAccess, KeyInfo, KeyName};
 pub use listing::{Entries, Entry};
+pub use mirror::{Change, Changed, Deletion, MirrorPlan};
 pub use path::{display, resolve};
+pub use rekey::{KeepKeys, RekeyOptions, RekeyReport};
 pub use rescue::{PARTIAL, RescueOptions, RescueProgress, RescueReport, RescueState, Rescued, UNNAMED};
 pub use seen::{SeenOptions, Witness, state_directory};
+pub use slots::{KeyKind, NewKey, Secrets};
+pub use tar::{TarExport, TarImport, TarImportOptions};
 
 use std::fmt;
 use std::sync::Arc;

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use super::create::name_key;
 use super::header::Header;
 use super::seen::{self, Looked, SeenFile};
-use super::{Archive, Info, OpenOptions, SeenOptions, UnlockLimits, UnlockedKey, Witness, slots};
+use super::{Archive, Info, KeyKind, OpenOptions, Secrets, SeenOptions, UnlockLimits, UnlockedKey, Witness, slots};
 use crate::crypto::{Passphrase, SecretKey};
 use crate::env::SystemEnvironment;
 use crate::error::{Error, Result};
@@ -22,21 +22,43 @@ use crate::txn::{self, Volume};
 pub(super) const LEAST_MEMORY: u64 = 16 << 20;
 
 impl Archive {
-    /// Reads the header and tries the passphrase on every passphrase slot. Needs no lock.
+    /// Reads the header and tries `secrets` on every key slot that they may open, the cheapest first. Needs no lock.
     ///
     /// # Errors
     /// `NotFound`/`Io`, `NotArchive`, `UnsupportedVersion`, `Damaged` (both header copies), `WrongKey`, `Unsupported` when a slot
-    /// costs more than the default limits.
+    /// costs more than the limits, `Invalid` when an identity or its plugin fails and nothing else opens.
+    pub fn unlock_with(path: &Path, secrets: &Secrets, limits: &UnlockLimits) -> Result<UnlockedKey> {
+        let header = Header::read(&Unlocked::open(path)?)?;
+        let opened = slots::unlock(&header, secrets, limits)?;
+        header.authenticate(&opened.volume_key)?;
+        Ok(UnlockedKey { archive: header.framing().archive, volume_key: opened.volume_key })
+    }
+
+    /// [`Archive::unlock_with`] a passphrase and the default limits.
     pub fn unlock(path: &Path, passphrase: &Passphrase) -> Result<UnlockedKey> {
         Archive::unlock_within(path, passphrase, &UnlockLimits::default())
     }
 
-    /// Like [`Archive::unlock`] with other limits.
+    /// [`Archive::unlock_with`] a passphrase.
     pub fn unlock_within(path: &Path, passphrase: &Passphrase, limits: &UnlockLimits) -> Result<UnlockedKey> {
+        Archive::unlock_with(path, &Secrets::from(Passphrase::new(passphrase.bytes().to_vec())), limits)
+    }
+
+    /// Number and kind of each key slot in use, readable without a key: tells what to ask for.
+    pub fn key_kinds(path: &Path) -> Result<Vec<(u8, KeyKind)>> {
+        Ok(slots::kinds(&Header::read(&Unlocked::open(path)?)?))
+    }
+
+    /// Whether `key`, which was kept somewhere, is the archive's: authenticates the header under it.
+    ///
+    /// # Errors
+    /// As [`Archive::identify`]; `WrongKey` for the key of another archive, or one from before its keys were changed.
+    pub fn check_key(path: &Path, key: &UnlockedKey) -> Result<()> {
         let header = Header::read(&Unlocked::open(path)?)?;
-        let opened = slots::unlock(&header, passphrase, limits)?;
-        header.authenticate(&opened.secret.volume_key)?;
-        Ok(UnlockedKey { archive: header.framing().archive, volume_key: opened.secret.volume_key })
+        if header.framing().archive != key.archive {
+            return Err(Error::WrongKey);
+        }
+        header.authenticate(&key.volume_key)
     }
 
     /// The archive's id, readable without a key.
@@ -136,13 +158,13 @@ pub(super) fn seen_file(options: &SeenOptions, volume_key: &SecretKey, archive: 
 }
 
 /// The archive file without a lock: enough to read the header, which survives a concurrent change of one copy.
-struct Unlocked {
+pub(super) struct Unlocked {
     file: File,
     length: u64,
 }
 
 impl Unlocked {
-    fn open(path: &Path) -> Result<Unlocked> {
+    pub(super) fn open(path: &Path) -> Result<Unlocked> {
         let failed = |source| Error::io(format!("cannot open {}", path.display()), source);
         // A FIFO would block the open for ever, so the kind is looked at first.
         let metadata = std::fs::metadata(path).map_err(failed)?;

@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 
 use super::Child;
 use super::node::{Body, Leaf, Node, Place};
-use crate::error::{Error, Result};
+use crate::error::{CacheUse, Error, Result};
 use crate::format::node::{self, NodeEntries};
 use crate::format::page::PageKind;
 use crate::format::{Generation, Key, Pointer};
@@ -23,7 +23,14 @@ pub(super) trait NodePages: Send + Sync {
 
 impl NodePages for Pager {
     fn read_node(&self, pointer: &Pointer) -> Result<Vec<u8>> {
-        Ok(self.read_page(pointer, PageKind::Node)?.into_body())
+        let page = self.read_page(pointer, PageKind::Node)?;
+        // Specification 6.1: the prologue, by which a scan sorts pages, says the same as the node.
+        let (tree, level) = (page.prologue.owner, page.prologue.position);
+        match page.body() {
+            [own_level, own_tree, ..] if (u64::from(*own_tree), u64::from(*own_level)) == (tree, level) => {}
+            _ => return Err(misfit("node is not what its prologue says", pointer)),
+        }
+        Ok(page.into_body())
     }
 }
 
@@ -46,6 +53,8 @@ struct Shard {
     nodes: LruCache<(u64, Generation), Arc<Node>>,
     /// Sum of the nodes' estimated bytes.
     bytes: usize,
+    hits: u64,
+    misses: u64,
 }
 
 impl NodeStore {
@@ -60,7 +69,8 @@ impl NodeStore {
     }
 
     fn with_source(source: Source, budget: usize) -> NodeStore {
-        let shards = std::array::from_fn(|_| Mutex::new(Shard { nodes: LruCache::unbounded(), bytes: 0 }));
+        let shards =
+            std::array::from_fn(|_| Mutex::new(Shard { nodes: LruCache::unbounded(), bytes: 0, hits: 0, misses: 0 }));
         NodeStore { source, shards, shard_budget: budget / SHARDS }
     }
 
@@ -72,17 +82,32 @@ impl NodeStore {
         }
     }
 
-    /// Estimated bytes of the nodes kept.
+    /// Estimated bytes of the nodes kept, and how often one was found since the start.
+    pub(crate) fn usage(&self) -> CacheUse {
+        self.shards.iter().map(|shard| shard.lock()).fold(CacheUse::default(), |sum, shard| CacheUse {
+            bytes: sum.bytes + shard.bytes as u64,
+            hits: sum.hits + shard.hits,
+            misses: sum.misses + shard.misses,
+        })
+    }
+
+    /// Forgets all nodes; what a transaction changed is not kept here.
+    pub(crate) fn clear(&self) {
+        for shard in &self.shards {
+            let mut shard = shard.lock();
+            shard.bytes = 0;
+            shard.nodes.clear();
+        }
+    }
+
     #[cfg(test)]
     pub(crate) fn memory(&self) -> usize {
-        self.shards.iter().map(|shard| shard.lock().bytes).sum()
+        self.usage().bytes as usize
     }
 
     /// The stored node at `pointer`, which must be what its parent says (B4).
     pub(super) fn load(&self, pointer: &Pointer, place: Place) -> Result<Arc<Node>> {
-        let cached = self.shard(pointer).lock().nodes.get(&(pointer.run.address, pointer.generation)).cloned();
-        // A pointer with another tag does not name the page that was cached: let the pager judge it.
-        if let Some(node) = cached.filter(|node| node.stored.get() == Some(pointer)) {
+        if let Some(node) = self.cached(pointer) {
             check_place(&node, pointer, place)?;
             return Ok(node);
         }
@@ -97,6 +122,16 @@ impl NodeStore {
         let node = Arc::new(node);
         self.keep(pointer, &node);
         Ok(node)
+    }
+
+    fn cached(&self, pointer: &Pointer) -> Option<Arc<Node>> {
+        let mut shard = self.shard(pointer).lock();
+        let cached = shard.nodes.get(&(pointer.run.address, pointer.generation)).cloned();
+        // A pointer with another tag does not name the page that was cached: let the pager judge it.
+        let cached = cached.filter(|node| node.stored.get() == Some(pointer));
+        let counter = if cached.is_some() { &mut shard.hits } else { &mut shard.misses };
+        *counter += 1;
+        cached
     }
 
     /// Caches a node that is stored at `pointer`; an internal one has only stored children, or the budget would not bound memory.

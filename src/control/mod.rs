@@ -4,15 +4,19 @@
 //! that belongs to the daemon's user, so only that user and root reach it.
 
 mod client;
+mod places;
 mod server;
 
 pub use client::{ask, running};
+pub use places::{Place, places};
 pub use server::{Server, serve};
 
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
+
+use crate::error::CacheUse;
 
 /// Longest line that either side reads, so that a stranger's stream cannot fill the memory.
 const MAX_LINE: u64 = 64 << 10;
@@ -37,23 +41,56 @@ pub enum Request {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(tag = "response", rename_all = "kebab-case")]
 pub enum Response {
-    Status(Status),
+    Status(Box<Status>),
     Done,
     Busy { message: String },
     Failed { message: String },
 }
 
-/// A mounted archive as its daemon describes itself.
+/// A mounted archive as its daemon describes itself. What an older daemon does not tell is absent or 0.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Status {
+    /// Process and user id of the daemon; [`ask`] puts what the kernel says in their place.
     pub pid: u32,
+    pub uid: u32,
     pub archive: String,
     pub archive_id: String,
     pub mount_point: String,
     pub read_only: bool,
     pub options: String,
+    /// When the mount began, in seconds since 1970.
+    pub since: i64,
     pub generation: u64,
+    /// Commits since the mount began.
+    pub commits: u64,
     pub dirty_bytes: u64,
+    /// Handles that programs have open; a mapped file counts while its handle is open.
+    pub open_files: u64,
+    pub open_directories: u64,
+    pub caches: Caches,
+    /// Bytes that count against `memory_limit`, the option `memory=`.
+    pub memory_bytes: u64,
+    pub memory_limit: u64,
+    /// The most memory that the daemon ever had resident, in bytes.
+    pub peak_resident_bytes: u64,
+    /// Length of the archive's file and what of it is in use; None while that is being changed.
+    pub file_bytes: Option<u64>,
+    pub used_bytes: Option<u64>,
+    /// Why the archive became read-only.
+    pub latched: Option<String>,
+}
+
+/// The caches of a daemon.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Caches {
+    /// Decrypted pieces of file data.
+    pub cells: CacheUse,
+    /// Opened heads of data pages.
+    pub heads: CacheUse,
+    /// Nodes of trees.
+    pub nodes: CacheUse,
 }
 
 /// Where the socket of an archive lies: `runtime/lockbox/<hex id>.sock`.

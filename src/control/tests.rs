@@ -8,9 +8,15 @@ use crate::error::Error;
 
 const ID: [u8; 16] = [0xab; 16];
 
+fn own(runtime: &Path) -> Place {
+    Place { runtime: runtime.into(), owner: nix::unistd::geteuid().as_raw() }
+}
+
 fn describe(request: Request) -> Response {
     match request {
-        Request::Status => Response::Status(Status { pid: 7, mount_point: "/mnt".into(), ..Status::default() }),
+        Request::Status => {
+            Response::Status(Box::new(Status { pid: 7, mount_point: "/mnt".into(), ..Status::default() }))
+        }
         Request::Stop { lazy: false } => Response::Busy { message: "files are open".into() },
         _ => Response::Done,
     }
@@ -27,13 +33,15 @@ fn a_question_gets_the_handlers_answer_and_the_socket_goes_with_the_server() {
 
     assert!(matches!(ask(&socket, &Request::Stop { lazy: false }), Ok(Response::Busy { .. })));
     assert!(matches!(ask(&socket, &Request::Sync), Ok(Response::Done)));
-    let all = running(runtime.path()).unwrap();
+    let all = running(&own(runtime.path())).unwrap();
     assert_eq!(all.len(), 1);
-    assert_eq!(all[0].1.pid, 7);
+    // What the kernel says of the process and its user counts, not what that says of itself.
+    assert_eq!(all[0].1.pid, std::process::id());
+    assert_eq!(all[0].1.uid, nix::unistd::geteuid().as_raw());
 
     server.finish();
     assert!(!socket.exists());
-    assert!(running(runtime.path()).unwrap().is_empty());
+    assert!(running(&own(runtime.path())).unwrap().is_empty());
 }
 
 #[test]
@@ -64,5 +72,48 @@ fn a_directory_that_others_may_enter_is_refused() {
 
 #[test]
 fn running_without_a_directory_is_empty() {
-    assert!(running(std::path::Path::new("/nonexistent")).unwrap().is_empty());
+    assert!(running(&own(Path::new("/nonexistent"))).unwrap().is_empty());
+}
+
+#[test]
+fn nothing_is_asked_where_another_user_is_expected() {
+    let runtime = tempfile::tempdir().unwrap();
+    let _server = serve(runtime.path(), &ID, describe).unwrap();
+    let place = Place { owner: own(runtime.path()).owner + 1, ..own(runtime.path()) };
+    assert!(running(&place).unwrap().is_empty());
+    // Neither is a link followed, which may lead to the socket of another service.
+    let elsewhere = tempfile::tempdir().unwrap();
+    let sockets = elsewhere.path().join("lockbox");
+    std::fs::create_dir(&sockets).unwrap();
+    std::os::unix::fs::symlink(socket_path(runtime.path(), &ID), sockets.join("x.sock")).unwrap();
+    assert!(running(&own(elsewhere.path())).unwrap().is_empty());
+}
+
+#[test]
+fn a_daemon_that_answers_in_drops_is_left_in_time() {
+    let runtime = tempfile::tempdir().unwrap();
+    std::fs::create_dir(runtime.path().join("lockbox")).unwrap();
+    let listener = UnixListener::bind(socket_path(runtime.path(), &ID)).unwrap();
+    let (over, hold) = std::sync::mpsc::channel::<()>();
+    let dripping = std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        while std::io::Write::write_all(&mut stream, b" ").is_ok() {
+            if hold.recv_timeout(std::time::Duration::from_millis(100))
+                != Err(std::sync::mpsc::RecvTimeoutError::Timeout)
+            {
+                break;
+            }
+        }
+    });
+    assert!(matches!(ask(&socket_path(runtime.path(), &ID), &Request::Status), Err(Error::Io { .. })));
+    drop(over);
+    dripping.join().unwrap();
+}
+
+#[test]
+fn what_an_older_daemon_says_is_understood() {
+    let line = r#"{"response":"status","pid":1,"archive":"/a","archive_id":"00","mount_point":"/m","read_only":false,
+        "options":"rw","generation":3,"dirty_bytes":0}"#;
+    let Response::Status(status) = serde_json::from_str(line).unwrap() else { panic!("no status") };
+    assert_eq!((status.generation, status.since, status.file_bytes), (3, 0, None));
 }

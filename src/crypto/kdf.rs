@@ -37,9 +37,14 @@ const CALIBRATED_KIB: u32 = 1024 * 1024;
 
 /// HKDF-SHA-256 with `salt`, info `label`, 32 bytes.
 pub fn hkdf(key: &SecretKey, salt: &[u8], label: &str) -> SecretKey {
+    hkdf_with(key, salt, label.as_bytes())
+}
+
+/// The same with any bytes as info.
+pub fn hkdf_with(key: &SecretKey, salt: &[u8], info: &[u8]) -> SecretKey {
     let mut out = Zeroizing::new([0; 32]);
     // HKDF refuses only outputs beyond 255 times the hash's 32 bytes.
-    Hkdf::<Sha256>::new(Some(salt), key.bytes()).expand(label.as_bytes(), &mut *out).expect("32 bytes are one hash");
+    Hkdf::<Sha256>::new(Some(salt), key.bytes()).expand(info, &mut *out).expect("32 bytes are one hash");
     SecretKey::new(*out)
 }
 
@@ -117,6 +122,18 @@ pub fn rewrap_public(secret: &SecretKey) -> [u8; 32] {
     PublicKey::from(&StaticSecret::from(*secret.bytes())).to_bytes()
 }
 
+/// X25519 of a secret and somebody's public half.
+///
+/// # Errors
+/// `Damaged` for a public half of low order, which would give a result that everybody knows.
+pub fn agree(secret: &SecretKey, public: &[u8; 32]) -> Result<SecretKey> {
+    let shared = StaticSecret::from(*secret.bytes()).diffie_hellman(&PublicKey::from(*public));
+    if !shared.was_contributory() {
+        return Err(Error::damaged("key slot: the public half is none"));
+    }
+    Ok(SecretKey::new(shared.to_bytes()))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -152,6 +169,17 @@ mod tests {
             \xdf\x4c\x2f\x87\xeb\xc0\x99\x2a\xb1\x77\xfb\xa5\x1d\xb9\x2c\x2a";
         let public = "8520f0098930a754748b7ddcb43ef75a0dbf3a0d26381af4eba4a98eaa9b4e6a";
         assert_eq!(hex(&rewrap_public(&SecretKey::new(secret))), public);
+    }
+
+    #[test]
+    fn both_sides_agree_and_a_point_of_low_order_is_refused() {
+        let (one, other) = (SecretKey::new([3; 32]), SecretKey::new([5; 32]));
+        let shared = agree(&one, &rewrap_public(&other)).unwrap();
+        assert_eq!(shared.bytes(), agree(&other, &rewrap_public(&one)).unwrap().bytes());
+        let mut low = [0; 32];
+        assert!(matches!(agree(&one, &low), Err(Error::Damaged(_))));
+        low[0] = 1;
+        assert!(matches!(agree(&one, &low), Err(Error::Damaged(_))));
     }
 
     /// RFC 9106, section 5.3: with secret and associated data, which a slot has none of. It proves the library.

@@ -2,8 +2,14 @@
 
 pub mod aead;
 mod engine;
+pub mod identity;
 pub mod kdf;
+mod key_file;
+mod recovery;
 pub mod secret;
 pub mod wrap;
 
+pub use identity::{Identities, NoPrompts, Prompts};
+pub use key_file::KeyFile;
+pub use recovery::RecoveryCode;
 pub use secret::{Passphrase, SecretKey};

@@ -87,6 +87,70 @@ pub fn unwrap(kek: &SecretKey, archive: &[u8; 16], nonce: &[u8; 24], aad: &[u8],
     })
 }
 
+/// Length of a sealed volume key alone with its tag.
+pub const WRAPPED_KEY: usize = 32 + TAG;
+
+/// Seals the volume key alone: what holders of it may know of the slot is sealed under it (see [`seal_description`]).
+pub fn wrap_key(
+    kek: &SecretKey,
+    archive: &[u8; 16],
+    nonce: &[u8; 24],
+    aad: &[u8],
+    volume_key: &SecretKey,
+) -> [u8; WRAPPED_KEY] {
+    let mut out = [0; WRAPPED_KEY];
+    out[..32].copy_from_slice(volume_key.bytes());
+    let (plain, tag) = out.split_at_mut(32);
+    tag.copy_from_slice(&wrapping_key(kek, archive).seal(nonce, aad, plain));
+    out
+}
+
+/// # Errors
+/// `Damaged` when the seal does not open although the commitment did match.
+pub fn unwrap_key(
+    kek: &SecretKey,
+    archive: &[u8; 16],
+    nonce: &[u8; 24],
+    aad: &[u8],
+    sealed: &[u8; WRAPPED_KEY],
+) -> Result<SecretKey> {
+    let (sealed, tag) = sealed.split_at(32);
+    let mut tagged = [0; TAG];
+    tagged.copy_from_slice(tag);
+    let mut plain = Zeroizing::new([0; 32]);
+    plain.copy_from_slice(sealed);
+    let opened = wrapping_key(kek, archive).open(nonce, aad, &mut plain[..], &tagged);
+    opened.map_err(|_| Error::damaged("key slot: authentication failed"))?;
+    Ok(SecretKey::new(*plain))
+}
+
+fn description_key(volume_key: &SecretKey, archive: &[u8; 16]) -> XaesKey {
+    XaesKey::new(&hkdf(volume_key, archive, "lockbox/v1/slot/description"))
+}
+
+/// Seals `plain` in place and gives the tag.
+pub fn seal_description(
+    volume_key: &SecretKey,
+    archive: &[u8; 16],
+    nonce: &[u8; 24],
+    aad: &[u8],
+    plain: &mut [u8],
+) -> [u8; TAG] {
+    description_key(volume_key, archive).seal(nonce, aad, plain)
+}
+
+/// Opens in place; None when there is no description, which looks like any other random bytes.
+pub fn open_description(
+    volume_key: &SecretKey,
+    archive: &[u8; 16],
+    nonce: &[u8; 24],
+    aad: &[u8],
+    sealed: &mut [u8],
+    tag: &[u8; TAG],
+) -> Option<()> {
+    description_key(volume_key, archive).open(nonce, aad, sealed, tag).ok()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -135,6 +199,22 @@ mod tests {
             let mut altered = sealed.clone();
             altered[at] ^= 0x10;
             assert!(open(7, &ARCHIVE, b"aad", &altered).is_err());
+        }
+    }
+
+    #[test]
+    fn a_volume_key_alone_opens_with_the_same_key_and_place_only() {
+        let (kek, key) = (SecretKey::new([7; 32]), SecretKey::new([1; 32]));
+        let sealed = wrap_key(&kek, &ARCHIVE, &SLOT_NONCE, b"aad", &key);
+        let open = |kek: u8, aad: &[u8], sealed: &[u8; WRAPPED_KEY]| {
+            unwrap_key(&SecretKey::new([kek; 32]), &ARCHIVE, &SLOT_NONCE, aad, sealed).ok().map(|key| *key.bytes())
+        };
+        assert_eq!(open(7, b"aad", &sealed), Some([1; 32]));
+        assert_eq!((open(8, b"aad", &sealed), open(7, b"aae", &sealed)), (None, None));
+        for at in 0..WRAPPED_KEY {
+            let mut altered = sealed;
+            altered[at] ^= 1;
+            assert_eq!(open(7, b"aad", &altered), None);
         }
     }
 

@@ -3,6 +3,7 @@
 pub mod data_head;
 pub mod header;
 pub mod ids;
+pub mod key_slot;
 pub mod node;
 pub mod page;
 pub mod reader;

@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 
 use super::header::PassphraseSlot;
 use super::ids::{Key, Pointer, Run, Timestamp};
+use super::key_slot::{Description, KeySlot, Rewrap};
 use super::node::{NodeEntries, key_at, put_key};
 use super::page::Prologue;
 use super::record::{CommitRecord, DeltaList, Root};
@@ -214,6 +215,25 @@ fn passphrase_slot(bytes: &[u8]) -> Result<Rendered> {
     Ok((value, header::encode_passphrase_slot(&it, padding).to_vec()))
 }
 
+fn key_slot(bytes: &[u8], kind: u8) -> Result<Rendered> {
+    let it = KeySlot::decode(bytes, kind)?;
+    let value = json!({
+        "salt": hex(&it.salt), "kdf": it.kdf.map(|kdf| [kdf.memory_kib, kdf.passes, kdf.lanes]), "commitment": hex(&it.commitment),
+        "nonce": hex(&it.nonce), "sealed": hex(&it.sealed), "ephemeral": hex(&it.ephemeral), "age": hex(&it.age),
+    });
+    Ok((value, it.encode(kind, &fixed(bytes)?).to_vec()))
+}
+
+fn description(bytes: &[u8]) -> Result<Rendered> {
+    let it = Description::decode(bytes)?;
+    let (public, recipient) = match &it.rewrap {
+        Rewrap::Public(public) => (Some(hex(public)), None),
+        Rewrap::Recipient(text) => (None, Some(text.clone())),
+    };
+    let value = json!({"created": of_time(it.created), "label": it.label, "public": public, "recipient": recipient});
+    Ok((value, it.encode()?.to_vec()))
+}
+
 /// Decodes `bytes` as the named structure; `vector` has what a reader knows from elsewhere.
 fn render(structure: &str, bytes: &[u8], vector: &Value) -> Result<Rendered> {
     match structure {
@@ -256,6 +276,8 @@ fn render(structure: &str, bytes: &[u8], vector: &Value) -> Result<Rendered> {
         "space" => region(bytes),
         "header" => header_copy(bytes, vector["copy"].as_u64().unwrap() as u8),
         "passphrase_slot" => passphrase_slot(bytes),
+        "key_slot" => key_slot(bytes, vector["kind"].as_u64().unwrap() as u8),
+        "description" => description(bytes),
         other => panic!("no decoder for {other}"),
     }
 }

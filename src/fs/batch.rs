@@ -211,9 +211,7 @@ fn apply(op: &mut Operation<'_>, plans: &mut [Plan]) -> Result<()> {
         } else {
             // The planner put it under the layer.
             extents::set_inline(op, plan.ino, &mut inode, &[])?;
-            for piece in &plan.pieces {
-                extents::replace(op, &mut inode, piece)?;
-            }
+            extents::replace(op, &mut inode, &plan.pieces)?;
         }
         inode.size = inode.size.max(plan.end);
         inode::store(op, plan.ino, &inode)?;

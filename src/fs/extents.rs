@@ -7,10 +7,11 @@
 
 use std::ops::{ControlFlow, Range};
 
+use super::layer::FRAME;
 use super::plan::PACK;
 use crate::error::Result;
 use crate::format::values::{Extent, InodeValue};
-use crate::format::{Ino, Key, MAX_DATA, kind};
+use crate::format::{Ino, Key, MAX_DATA, Pointer, kind};
 use crate::txn::{Operation, View, WrittenPiece};
 
 /// Records that removing or cutting one extent changes at most: itself, two parts, a dead-list entry, and a reference record split in
@@ -140,14 +141,83 @@ pub(crate) fn remove_range(op: &mut Operation<'_>, ino: Ino, inode: &mut InodeVa
     Ok(())
 }
 
-/// Lets the piece be the content of its range. The caller adopts the page.
-pub(crate) fn replace(op: &mut Operation<'_>, inode: &mut InodeValue, piece: &WrittenPiece) -> Result<()> {
-    debug_assert!((1..=MAX_DATA as u32).contains(&piece.length));
-    remove_range(op, piece.ino, inode, piece.offset..piece.offset + u64::from(piece.length))?;
-    let extent = Extent { page: piece.page, start: piece.start, length: piece.length, born: op.generation() };
-    op.insert(key(piece.ino, piece.offset), &extent.encode())?;
-    inode.bytes = inode.bytes.saturating_add(u64::from(piece.length));
+/// Lets the pieces, of one file, be the content of their ranges. The caller adopts the pages.
+pub(crate) fn replace(op: &mut Operation<'_>, inode: &mut InodeValue, pieces: &[WrittenPiece]) -> Result<()> {
+    // Pieces of one frame mostly cut the same extents. What lies between those far apart need not be looked at.
+    let near = |a: &WrittenPiece, b: &WrittenPiece| a.offset / FRAME == b.offset / FRAME && end(a) <= b.offset;
+    pieces.chunk_by(near).try_for_each(|pieces| replace_near(op, inode, pieces))
+}
+
+fn end(piece: &WrittenPiece) -> u64 {
+    piece.offset + u64::from(piece.length)
+}
+
+/// `replace` for ascending pieces: each extent is cut once, and the count of each page changes once, however many pieces cut it.
+fn replace_near(op: &mut Operation<'_>, inode: &mut InodeValue, pieces: &[WrittenPiece]) -> Result<()> {
+    let (Some(first), Some(last)) = (pieces.first(), pieces.last()) else { return Ok(()) };
+    let (ino, born) = (first.ino, op.generation());
+    let mut counts: Vec<(Pointer, i64)> = Vec::new();
+    for mapped in overlapping(op.view(), ino, first.offset..end(last).min(inode.trim), usize::MAX)? {
+        let Mapped { offset, extent } = mapped;
+        let rest = remaining(&mapped, pieces, inode.trim);
+        let left: u64 = rest.iter().map(|part| part.end - part.start).sum();
+        if left == u64::from(extent.length) {
+            continue;
+        }
+        note_packed(op, offset, &extent);
+        let parts = rest.len() as u32; // an extent of at most 128 KiB has no more
+        if op.is_shown_by_snapshot(extent.born) {
+            // X2
+            op.share(&extent.page, parts)?;
+            op.release(&extent.page, extent.born)?;
+        } else {
+            let more = i64::from(parts) - 1;
+            match counts.iter_mut().find(|(page, _)| page.run == extent.page.run) {
+                Some((_, count)) => *count += more,
+                None => counts.push((extent.page, more)),
+            }
+        }
+        // A record at the same offset takes the place of this one.
+        let stays = |at: u64| at == offset;
+        if !rest.iter().any(|part| stays(part.start)) && !pieces.iter().any(|piece| stays(piece.offset)) {
+            op.remove(key(ino, offset))?;
+        }
+        for part in rest {
+            let (start, length) = (extent.start + (part.start - offset) as u32, (part.end - part.start) as u32);
+            op.insert(key(ino, part.start), &Extent { start, length, born, ..extent }.encode())?;
+        }
+        inode.bytes = inode.bytes.saturating_sub(u64::from(extent.length) - left);
+    }
+    for (page, more) in counts {
+        op.recount(&page, more)?;
+    }
+    for piece in pieces {
+        debug_assert!((1..=MAX_DATA as u32).contains(&piece.length) && piece.ino == ino);
+        let extent = Extent { page: piece.page, start: piece.start, length: piece.length, born };
+        op.insert(key(ino, piece.offset), &extent.encode())?;
+        inode.bytes = inode.bytes.saturating_add(u64::from(piece.length));
+    }
     Ok(())
+}
+
+/// What none of the pieces, ascending, replaces of an extent; they replace nothing that is hidden.
+fn remaining(mapped: &Mapped, pieces: &[WrittenPiece], trim: u64) -> Vec<Range<u64>> {
+    let mut rest = Vec::new();
+    let mut at = mapped.offset;
+    for piece in pieces.iter().filter(|piece| end(piece) > mapped.offset && piece.offset < mapped.end()) {
+        let to = end(piece).min(trim);
+        if piece.offset >= to {
+            break;
+        }
+        if piece.offset > at {
+            rest.push(at..piece.offset);
+        }
+        at = at.max(to);
+    }
+    if at < mapped.end() {
+        rest.push(at..mapped.end());
+    }
+    rest
 }
 
 /// The inode's inline data, if it has any; looked for only where it can be.

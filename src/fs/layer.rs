@@ -1,8 +1,9 @@
 //! A sparse buffer of file bytes: sorted pieces within aligned frames, the unit of write-out.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
+use crate::error::Result;
 use crate::format::{BLOCK, MAX_DATA};
 use crate::txn::quads_for;
 
@@ -47,6 +48,8 @@ pub(crate) struct Frame {
     pub(crate) held: u64,
     /// The file may have inline data, which write-out may have to turn into a page.
     pub(crate) inline: bool,
+    /// Bytes of the pieces that nothing lies below, once they are counted.
+    pub(crate) added: Option<u64>,
 }
 
 impl Frame {
@@ -125,6 +128,9 @@ pub(crate) struct Layer {
     /// Sums over the frames, kept because every request asks for them.
     bytes: u64,
     held: u64,
+    added: u64,
+    /// Frames of which `added` is not known.
+    uncounted: BTreeSet<u64>,
 }
 
 impl Layer {
@@ -164,6 +170,30 @@ impl Layer {
         self.frames.entry(number).or_insert_with(|| Frame { inline, ..Frame::default() });
     }
 
+    /// Bytes that nothing lies below. `bare` says how many of a range are such, and is asked about frames that changed since they were counted.
+    pub(crate) fn added(&mut self, mut bare: impl FnMut(Range<u64>) -> Result<u64>) -> Result<u64> {
+        while let Some(number) = self.uncounted.first().copied() {
+            if let Some(frame) = self.frames.get_mut(&number) {
+                let offset = |piece: &Piece| number * FRAME + u64::from(piece.start);
+                let counts =
+                    frame.pieces.iter().map(|piece| bare(offset(piece)..offset(piece) + piece.data.len() as u64));
+                let added = counts.sum::<Result<u64>>()?;
+                frame.added = Some(added);
+                self.added += added;
+            }
+            self.uncounted.remove(&number);
+        }
+        Ok(self.added)
+    }
+
+    /// Something else may lie below the frame from now on.
+    pub(crate) fn uncount(&mut self, number: u64) {
+        if let Some(added) = self.frames.get_mut(&number).and_then(|frame| frame.added.take()) {
+            self.added -= added;
+            self.uncounted.insert(number);
+        }
+    }
+
     pub(crate) fn pieces(&self) -> u64 {
         self.frames.values().map(|f| f.pieces.len() as u64).sum()
     }
@@ -187,9 +217,13 @@ impl Layer {
         let bytes = frame.bytes();
         change(frame);
         self.bytes = self.bytes - bytes + frame.bytes();
+        self.added -= frame.added.take().unwrap_or(0);
         if frame.pieces.is_empty() {
             self.held -= frame.held;
             self.frames.remove(&number);
+            self.uncounted.remove(&number);
+        } else {
+            self.uncounted.insert(number);
         }
     }
 
@@ -259,6 +293,9 @@ impl Layer {
             self.held -= frame.held;
             taken.bytes += bytes;
             taken.held += frame.held;
+            // A sealed layer is not counted: it is nothing but what is on its way.
+            self.added -= frame.added.unwrap_or(0);
+            self.uncounted.remove(&number);
             taken.frames.insert(number, frame);
         }
         taken
@@ -331,5 +368,30 @@ mod tests {
         layer.remove(FRAME + 5..u64::MAX);
         model[FRAME as usize + 5..].fill(None);
         check(&layer, &model);
+    }
+
+    #[test]
+    fn what_lies_below_is_asked_again_only_of_frames_that_changed() {
+        let mut layer = Layer::default();
+        let asked = std::cell::Cell::new(0);
+        let count = |layer: &mut Layer| {
+            asked.set(0);
+            let added = layer.added(|range| {
+                asked.set(asked.get() + 1);
+                Ok((range.end - range.start) / 2)
+            });
+            (added.unwrap(), asked.get())
+        };
+        for number in 0..100 {
+            layer.put(number * FRAME + 5, &[1; 10]);
+        }
+        assert_eq!(count(&mut layer), (500, 100));
+        assert_eq!(count(&mut layer), (500, 0));
+        layer.put(7 * FRAME + 5, &[2; 20]);
+        layer.uncount(9);
+        layer.remove(3 * FRAME..4 * FRAME);
+        assert_eq!(count(&mut layer), (500, 2));
+        assert_eq!(layer.take_first(10).frames().len(), 10);
+        assert_eq!(count(&mut layer), (445, 0));
     }
 }

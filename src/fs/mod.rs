@@ -12,6 +12,7 @@ mod plan;
 mod presence;
 mod reclaim;
 mod repack;
+mod sealers;
 mod staging;
 #[cfg(test)]
 mod tests;
@@ -19,6 +20,7 @@ mod truncate;
 mod types;
 mod writeout;
 
+pub(crate) use directory::name_hash;
 pub use types::*;
 
 use std::sync::Arc;
@@ -39,17 +41,26 @@ pub struct FsOptions {
     pub compress: bool,
 }
 
+impl FsOptions {
+    /// Staged bytes from which on a write may have to write some out.
+    fn nearly_staged(&self) -> u64 {
+        self.staged_bytes / 8 * 7
+    }
+}
+
 /// The mounted (or otherwise used) file system of one open archive. All methods may be called from several threads.
 pub struct FileSystem {
     pub(crate) volume: Arc<Volume>,
     pub(crate) environment: Arc<dyn Environment>,
     pub(crate) options: FsOptions,
     /// Key of the directory and xattr name hashes.
-    name_key: [u8; 16],
+    pub(crate) name_key: [u8; 16],
     staging: staging::Staging,
     handles: inode::OpenHandles,
     reclaim: reclaim::Queue,
     repack: repack::Repack,
+    /// How many write staged data out at once.
+    threads: usize,
 }
 
 impl FileSystem {
@@ -69,6 +80,7 @@ impl FileSystem {
             handles: inode::OpenHandles::default(),
             reclaim: reclaim::Queue::default(),
             repack: repack::Repack::default(),
+            threads: sealers::processors(),
         });
         if fs.volume.read_only() {
             return Ok(fs);

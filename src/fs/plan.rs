@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::batch::{Plan, existing};
 use super::extents::{self, Mapped};
 use super::layer::{FRAME, Frame, INLINE_ROOM, Layer, MAX_PIECES};
-use super::{FileSystem, FsOptions};
+use super::{FileSystem, FsOptions, sealers};
 use crate::error::{Error, Result};
 use crate::format::values::{InodeValue, inode_flags};
 use crate::format::{Ino, MAX_DATA};
@@ -36,6 +36,8 @@ pub(super) struct Planner<'a> {
     pub(super) options: FsOptions,
     pub(super) view: View<'a>,
     pub(super) room: &'a mut Option<Reservation>,
+    /// How many may write frames at once.
+    pub(super) threads: usize,
     /// Everything written so far.
     pub(super) written: Vec<WrittenPiece>,
 }
@@ -148,12 +150,10 @@ impl Planner<'_> {
             }
             self.frame(plan, inode, 0, &first)?;
         }
-        for (number, frame) in layer.frames() {
-            if *number > 0 || layer.gaps(0..old.len() as u64).is_empty() {
-                self.frame(plan, inode, *number, frame)?;
-            }
-        }
-        Ok(())
+        let done = layer.frames().contains_key(&0) && !layer.gaps(0..old.len() as u64).is_empty();
+        let rest: Vec<(u64, &Frame)> =
+            layer.frames().iter().map(|(number, frame)| (*number, frame)).skip(usize::from(done)).collect();
+        sealers::write_frames(self, plan, inode, &rest)
     }
 
     /// The first of `choices` that room can be had for. What was promised to the frame is enough for the last one, and for what it adds to
@@ -177,7 +177,7 @@ impl Planner<'_> {
     }
 
     /// Writes one frame: its pieces each as a page, or merged with what its extents hold.
-    fn frame(&mut self, plan: &mut Plan, inode: &InodeValue, number: u64, frame: &Frame) -> Result<()> {
+    pub(super) fn frame(&mut self, plan: &mut Plan, inode: &InodeValue, number: u64, frame: &Frame) -> Result<()> {
         let range = number * FRAME..((number + 1) * FRAME).min(inode.trim);
         let mapped = if inode.bytes == 0 {
             Vec::new()
@@ -299,7 +299,7 @@ pub(super) fn join(mut ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
 
 impl FileSystem {
     pub(super) fn planner<'a>(&'a self, view: View<'a>, room: &'a mut Option<Reservation>) -> Planner<'a> {
-        Planner { volume: &self.volume, options: self.options, view, room, written: Vec::new() }
+        Planner { volume: &self.volume, options: self.options, view, room, threads: self.threads, written: Vec::new() }
     }
 }
 
@@ -311,7 +311,7 @@ mod tests {
 
     fn frame(pieces: &[(u32, usize)], held: u64) -> Frame {
         let pieces = pieces.iter().map(|(start, length)| Piece { start: *start, data: vec![1; *length] }).collect();
-        Frame { pieces, held, inline: false }
+        Frame { pieces, held, ..Frame::default() }
     }
 
     fn extent(offset: u64, length: u32) -> Mapped {

@@ -205,7 +205,10 @@ impl Content {
         let mut kept = Vec::new();
         for sealed in std::mem::take(&mut self.sealed) {
             let done = sealed.batch.is_done(volume, view);
-            if !matches!(done, Ok(true)) {
+            if matches!(done, Ok(true)) {
+                // Write-out may have filled holes between the pieces.
+                sealed.layer.frames().keys().for_each(|number| self.active.uncount(*number));
+            } else {
                 kept.push(sealed);
             }
         }
@@ -266,6 +269,7 @@ impl Content {
             }
         }
         for (number, sealed) in layer.frames() {
+            self.active.uncount(*number);
             if self.active.frames().contains_key(number)
                 && let Some(got) = room.as_mut().map(|room| room.split(sealed.held))
             {
@@ -280,10 +284,21 @@ impl Content {
         Overlay { end: self.end(), parts }
     }
 
-    /// Number of frames, first offset behind all bytes, and bytes of the layers; what lies in several of them counts several times.
-    pub(super) fn sums(&self) -> (usize, u64, u64) {
-        let frames = self.layers().map(|layer| layer.frames().len()).sum();
-        (frames, self.end(), self.layers().map(Layer::bytes).sum())
+    /// Bytes of the layers that lie over no others and over nothing published; `bare` says how many bytes of a range nothing published has.
+    pub(super) fn added(&mut self, bare: &dyn Fn(Range<u64>) -> Result<u64>) -> Result<u64> {
+        let over = |older: &[Sealed], range: Range<u64>| {
+            let gaps = older
+                .iter()
+                .fold(vec![range], |gaps, sealed| gaps.into_iter().flat_map(|gap| sealed.layer.gaps(gap)).collect());
+            gaps.into_iter().map(bare).sum::<Result<u64>>()
+        };
+        let mut added = 0;
+        for (at, sealed) in self.sealed.iter().enumerate() {
+            for (offset, data) in sealed.layer.iter() {
+                added += over(&self.sealed[..at], offset..offset + data.len() as u64)?;
+            }
+        }
+        Ok(added + self.active.added(|range| over(&self.sealed, range))?)
     }
 
     /// Where the layers have bytes, in no order.
@@ -305,7 +320,11 @@ impl Content {
 
 impl FileSystem {
     /// A state, and what `f` tells of the content that lies over it (D1).
-    pub(super) fn look<R>(&self, ino: Ino, f: impl FnOnce(&Content) -> R) -> Result<(Arc<State>, Option<R>)> {
+    pub(super) fn look<R>(
+        &self,
+        ino: Ino,
+        f: impl FnOnce(&mut Content, View<'_>) -> R,
+    ) -> Result<(Arc<State>, Option<R>)> {
         // An entry leaves the map only when all it had is published, so without one the state taken now has everything.
         let Some(file) = self.staging.find(ino) else { return Ok((self.volume.state(), None)) };
         file.with(|content| {
@@ -315,7 +334,7 @@ impl FileSystem {
                 let later = self.volume.state();
                 // What is pending may have been published between the two; then the layer is looked at again.
                 if content.pending.is_none() || Arc::ptr_eq(&state, &later) {
-                    let found = (!content.is_empty()).then(|| f(content));
+                    let found = (!content.is_empty()).then(|| f(content, self.volume.view(&later)));
                     return Ok((later, found));
                 }
             }
@@ -323,7 +342,7 @@ impl FileSystem {
     }
 
     pub(super) fn overlay(&self, ino: Ino, range: &Range<u64>) -> Result<(Arc<State>, Overlay)> {
-        let (state, overlay) = self.look(ino, |content| content.overlay(range))?;
+        let (state, overlay) = self.look(ino, |content, _| content.overlay(range))?;
         Ok((state, overlay.unwrap_or(Overlay { end: 0, parts: Vec::new() })))
     }
 

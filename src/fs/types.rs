@@ -1,5 +1,6 @@
 //! The vocabulary of the file system: attributes, requests and entries, free of kernel types.
 
+use crate::error::CacheUse;
 use crate::format::{Ino, Timestamp};
 
 /// File type and permission bits as in POSIX `st_mode`.
@@ -110,6 +111,26 @@ pub struct Statistics {
     /// In use and free together.
     pub inodes: u64,
     pub free_inodes: u64,
+}
+
+/// What an open archive takes and how its caches do, in bytes.
+#[derive(Clone, Debug)]
+pub struct Usage {
+    /// Decrypted pieces of file data.
+    pub cells: CacheUse,
+    /// Opened heads of data pages.
+    pub heads: CacheUse,
+    /// Nodes of trees.
+    pub nodes: CacheUse,
+    /// What no commit has begun to make durable.
+    pub dirty_bytes: u64,
+    /// The part of the space map that is loaded.
+    pub map_bytes: u64,
+    /// Length of the archive's file and what of it is in use; None while the space map is busy.
+    pub file_bytes: Option<u64>,
+    pub used_bytes: Option<u64>,
+    /// Why the archive became read-only.
+    pub latched: Option<String>,
 }
 
 /// How durable things are without fsync.

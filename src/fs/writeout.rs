@@ -216,13 +216,18 @@ impl FileSystem {
         Ok(self.is_settled(file, op)? && file.with(|content| content.active.within(range).next().is_none()))
     }
 
-    /// Brings the staged bytes under three quarters of their bound when they are beyond it.
+    /// Brings the staged bytes under three quarters of their bound when they come near it: one writer does, and the others go on until
+    /// the bound is reached.
     pub(super) fn relieve(&self) -> Result<()> {
-        let bound = self.options.staged_bytes;
-        if self.staging.total() <= bound {
-            return Ok(());
-        }
-        let _pressure = self.staging.pressure.lock();
+        let (bound, total) = (self.options.staged_bytes, self.staging.total());
+        let pressure = if total > bound {
+            Some(self.staging.pressure.lock())
+        } else if total > self.options.nearly_staged() {
+            self.staging.pressure.try_lock()
+        } else {
+            None
+        };
+        let Some(_pressure) = pressure else { return Ok(()) };
         let mut fruitless = 0;
         while self.staging.total() > bound / 4 * 3 && fruitless < FRUITLESS {
             self.staging.sweep(&self.volume)?;
@@ -278,9 +283,8 @@ impl FileSystem {
     ) -> Result<()> {
         for piece in pieces {
             op.adopt(&piece.page, 1)?;
-            extents::replace(op, inode, piece)?;
         }
-        Ok(())
+        extents::replace(op, inode, pieces)
     }
 }
 

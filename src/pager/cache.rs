@@ -3,6 +3,7 @@
 use lru::LruCache;
 use parking_lot::Mutex;
 
+use crate::error::CacheUse;
 use crate::format::Pointer;
 
 const SHARDS: usize = 16;
@@ -21,6 +22,9 @@ struct Shard<V> {
     /// Values with their bytes.
     entries: LruCache<PartKey, (V, usize)>,
     bytes: usize,
+    /// Counted under the lock that is held anyway.
+    hits: u64,
+    misses: u64,
 }
 
 /// Parts of pages by (page, number of the part).
@@ -31,8 +35,9 @@ pub(crate) struct PartCache<V> {
 
 impl<V: Clone> PartCache<V> {
     pub(crate) fn new(budget: usize) -> PartCache<V> {
-        let shards = (0..SHARDS).map(|_| Mutex::new(Shard { entries: LruCache::unbounded(), bytes: 0 })).collect();
-        PartCache { shards, shard_budget: budget / SHARDS }
+        let shards =
+            (0..SHARDS).map(|_| Mutex::new(Shard { entries: LruCache::unbounded(), bytes: 0, hits: 0, misses: 0 }));
+        PartCache { shards: shards.collect(), shard_budget: budget / SHARDS }
     }
 
     fn place(&self, page: &Pointer, part: u32) -> (PartKey, &Mutex<Shard<V>>) {
@@ -44,7 +49,11 @@ impl<V: Clone> PartCache<V> {
 
     pub(crate) fn get(&self, page: &Pointer, part: u32) -> Option<V> {
         let (key, shard) = self.place(page, part);
-        shard.lock().entries.get(&key).map(|(value, _)| value.clone())
+        let mut shard = shard.lock();
+        let found = shard.entries.get(&key).map(|(value, _)| value.clone());
+        let counter = if found.is_some() { &mut shard.hits } else { &mut shard.misses };
+        *counter += 1;
+        found
     }
 
     /// Keeps `value`, which takes `bytes` of memory.
@@ -67,10 +76,27 @@ impl<V: Clone> PartCache<V> {
         drop(shard);
     }
 
-    /// Bytes held now.
+    /// Forgets everything.
+    pub(crate) fn clear(&self) {
+        for shard in &self.shards {
+            let mut shard = shard.lock();
+            shard.bytes = 0;
+            shard.entries.clear();
+        }
+    }
+
+    /// What is held now, and how often something was found since the start.
+    pub(crate) fn usage(&self) -> CacheUse {
+        self.shards.iter().map(|shard| shard.lock()).fold(CacheUse::default(), |sum, shard| CacheUse {
+            bytes: sum.bytes + shard.bytes as u64,
+            hits: sum.hits + shard.hits,
+            misses: sum.misses + shard.misses,
+        })
+    }
+
     #[cfg(test)]
     pub(crate) fn bytes(&self) -> usize {
-        self.shards.iter().map(|shard| shard.lock().bytes).sum()
+        self.usage().bytes as usize
     }
 }
 
@@ -89,6 +115,11 @@ mod tests {
         }
         assert_eq!(cache.get(&page(9_999), 0).unwrap(), 9_999);
         assert!(cache.get(&page(1), 0).is_none());
+        let usage = cache.usage();
+        assert_eq!((usage.hits, usage.misses), (1, 1));
+        cache.clear();
+        assert!(cache.get(&page(9_999), 0).is_none());
+        assert_eq!(cache.bytes(), 0);
     }
 
     #[test]

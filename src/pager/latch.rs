@@ -18,6 +18,11 @@ impl Latch {
         }
     }
 
+    /// Why nothing is written any more.
+    pub(crate) fn reason(&self) -> Option<&str> {
+        self.0.get().map(String::as_str)
+    }
+
     /// Latches because of `error` and returns what the failing caller shall see.
     pub(crate) fn set(&self, doing: &str, error: &Error) -> Error {
         let mut first = false;

@@ -13,7 +13,7 @@ pub(crate) use ring::AuthenticRecord;
 
 use cache::PartCache;
 
-use crate::error::{Error, Result};
+use crate::error::{CacheUse, Error, Result};
 use crate::format::page::PageKind;
 use crate::format::{BLOCK, Generation, Pointer, Run};
 use crate::frame::{DataHead, OpenedPage, PageCipher, PlainPage, SealedPage, wrong_kind};
@@ -52,6 +52,17 @@ impl Pager {
 
     pub(crate) fn latch(&self) -> &Latch {
         &self.latch
+    }
+
+    /// What the caches of cells and of heads hold and how often they had what was asked for.
+    pub(crate) fn cache_use(&self) -> (CacheUse, CacheUse) {
+        (self.cells.usage(), self.heads.usage())
+    }
+
+    /// Forgets what was decrypted of data pages.
+    pub(crate) fn forget_data(&self) {
+        self.cells.clear();
+        self.heads.clear();
     }
 
     /// Reads, opens and checks one page of the kind that the caller expects.

@@ -14,6 +14,7 @@ use std::sync::atomic::Ordering;
 use parking_lot::MutexGuard;
 
 use super::Volume;
+use super::gather::Gather;
 use super::state::State;
 use super::volume::Writer;
 use crate::btree::{Edits, Node, Tree};
@@ -45,7 +46,18 @@ pub(super) struct CommitState {
     recorded: u64,
     /// The last commit that failed, with its reason.
     failed: Option<(u64, Error)>,
+    /// Callers for which the next commit is needed.
+    pub(super) joined: u64,
+    pub(super) gather: Gather,
     pub(super) chain: Chain,
+}
+
+impl CommitState {
+    /// Whoever calls from now on needs a later commit. Answers the number of this one and how many it serves.
+    fn start(&mut self) -> (u64, u64) {
+        self.started += 1;
+        (self.started, std::mem::take(&mut self.joined))
+    }
 }
 
 /// The tail of the chain of durable records.
@@ -95,6 +107,8 @@ impl Volume {
         let mut state = self.commits.lock();
         // A commit that is running may have frozen already, so the next one is needed.
         let needed = state.started + 1;
+        state.joined += 1;
+        self.commit_joined.notify_one();
         // A commit for changes alone writes nothing when there are none, and only that of a close says so.
         let served = |state: &CommitState| match purpose {
             Purpose::Changes => state.finished >= needed,
@@ -109,15 +123,18 @@ impl Volume {
                 continue;
             }
             state.running = true;
-            state.started += 1;
-            let number = state.started;
+            self.gather(&mut state);
+            let (number, served) = state.start();
             let mut chain = state.chain.clone();
             drop(state);
-            let before = chain.tag;
+            let (before, began) = (chain.tag, self.environment.now());
             let result = self.run_commit(purpose, &mut chain, None);
+            let took = self.environment.now().since(began);
             state = self.commits.lock();
             state.running = false;
             state.finished = number;
+            let came = state.joined;
+            state.gather.ended(served, came, took);
             if chain.tag != before {
                 state.recorded = number;
             }
@@ -155,8 +172,7 @@ impl Volume {
             self.commit_done.wait(&mut state);
         }
         state.running = true;
-        state.started += 1;
-        let number = state.started;
+        let (number, _) = state.start();
         let mut chain = state.chain.clone();
         drop(state);
         let before = chain.tag;

@@ -16,6 +16,7 @@
 mod allocation;
 mod audit;
 mod commit;
+mod gather;
 mod lineage;
 mod open;
 mod operation;

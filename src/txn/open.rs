@@ -181,6 +181,7 @@ impl Volume {
             space_tree: Mutex::new(Tree::from_root(TreeId::Space, &space_root)),
             commits: Mutex::new(CommitState::default()),
             commit_done: Condvar::new(),
+            commit_joined: Condvar::new(),
             durable: ArcSwap::from_pointee(start.record),
             flusher: OnceLock::new(),
             staged: AtomicBool::new(false),

@@ -199,6 +199,30 @@ impl Operation<'_> {
         self.set_count_of(page.run, count + u64::from(more))
     }
 
+    /// So many more extents name the page, or fewer: the sum of what an operation added and took away. None of what it took away may be shown by
+    /// a snapshot.
+    pub(crate) fn recount(&mut self, page: &Pointer, more: i64) -> Result<()> {
+        // Parts of the extents have another `born`, even when there are as many as before.
+        self.changed = true;
+        if more == 0 {
+            return Ok(());
+        }
+        let count = self.count_of(page.run)?;
+        let left = count.checked_add_signed(more).ok_or_else(|| {
+            Error::damaged(format!("more extents name a page than its count says: block={}", page.run.address))
+        })?;
+        if left == 0 {
+            self.freed.push(page.run);
+        }
+        // A count of 1 has no record.
+        if count > 1 || left > 1 { self.set_count_of(page.run, left) } else { Ok(()) }
+    }
+
+    /// Whether what was born then stays named by the newest snapshot when it leaves the live tree.
+    pub(crate) fn is_shown_by_snapshot(&self, born: Generation) -> bool {
+        born <= self.counters.newest_snapshot
+    }
+
     /// One further extent names each of the pages (a page may occur several times): neighbouring pages are counted together, so that a clone
     /// of a file that lies in one piece changes few records. Call before the `release` of what they replace.
     pub(crate) fn share_all(&mut self, pages: impl IntoIterator<Item = Run>) -> Result<()> {
@@ -221,7 +245,7 @@ impl Operation<'_> {
 
     /// An extent that named the page, born in `born`, left the live tree.
     pub(crate) fn release(&mut self, page: &Pointer, born: Generation) -> Result<()> {
-        if born <= self.counters.newest_snapshot {
+        if self.is_shown_by_snapshot(born) {
             return self.bury(page.run, born);
         }
         self.drop_count(page.run)

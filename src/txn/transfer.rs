@@ -20,12 +20,14 @@ const ROOM_ATTEMPTS: usize = 32;
 
 impl Volume {
     /// Makes an empty volume in `storage`, whose headers are written, that goes on from the newest commit of `from`: generations, inode
-    /// numbers and the history of sessions continue, and its first record names that of `from`. `inodes` is what will be put into it.
+    /// numbers and the history of sessions continue, and its first record names that of `from`. `header_sequence` is the number of those headers,
+    /// `inodes` is what will be put into it.
     pub(crate) fn continue_from(
         from: &Volume,
         storage: Arc<dyn Storage>,
         cipher: PageCipher,
         environment: Arc<dyn Environment>,
+        header_sequence: u64,
         inodes: u64,
     ) -> Result<Arc<Volume>> {
         let old = from.durable();
@@ -38,7 +40,7 @@ impl Volume {
             ..CommitRecord::default()
         };
         let next = Generation(from.open_generation.load(std::sync::atomic::Ordering::Acquire));
-        let volume = Volume::begin(storage, cipher, environment, from.header_sequence, record, next)?;
+        let volume = Volume::begin(storage, cipher, environment, header_sequence, record, next)?;
         let before = from.commits.lock().chain.clone();
         volume.commits.lock().chain =
             Chain { tag: before.tag, previous_session: before.previous_session, ..Chain::default() };

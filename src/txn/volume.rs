@@ -62,6 +62,8 @@ pub(crate) struct Volume {
     pub(super) space_tree: Mutex<Tree>,
     pub(super) commits: Mutex<CommitState>,
     pub(super) commit_done: Condvar,
+    /// Somebody needs the commit that has not begun.
+    pub(super) commit_joined: Condvar,
     pub(super) durable: ArcSwap<CommitRecord>,
     pub(super) flusher: OnceLock<Flusher>,
     /// Set by whoever stages data that the flusher will publish.
@@ -131,6 +133,12 @@ impl Volume {
     /// The blocks of the file and what they are taken for, those of the open transaction included.
     pub(crate) fn blocks(&self) -> Blocks {
         self.space.lock().blocks()
+    }
+
+    /// The same with the bytes of memory that the map takes, or None while somebody works on it.
+    pub(crate) fn blocks_unless_busy(&self) -> Option<(Blocks, u64)> {
+        let space = self.space.try_lock()?;
+        Some((space.blocks(), space.memory()))
     }
 
     /// Sets what runs at the start of every commit, under the writers' lock, to move staged data into the transaction.

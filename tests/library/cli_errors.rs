@@ -231,7 +231,7 @@ fn passphrases_come_from_every_source_but_the_command_line() {
     fails(
         &end_with_input(&mut ls(), "\n"),
         2,
-        "the passphrase is empty: use --passfile, LOCKBOX_PASSCOMMAND or a terminal",
+        "the passphrase is empty: use a passfile, LOCKBOX_PASSCOMMAND or a terminal",
     );
     fails(&end(ls().env("LOCKBOX_PASSCOMMAND", "exit 3")), 2, "LOCKBOX_PASSCOMMAND failed: exit status: 3");
     fs::set_permissions(place.path("pass"), fs::Permissions::from_mode(0o644)).unwrap();

@@ -8,7 +8,7 @@ use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
 use std::path::Path;
 use std::time::{Duration, UNIX_EPOCH};
 
-use lockbox::archive::{Archive, Cause, ImportOptions};
+use lockbox::archive::{Archive, Cause, Filter, ImportOptions};
 use lockbox::crypto::Passphrase;
 use lockbox::fs::Creator;
 use nix::sys::stat::{Mode, SFlag, makedev, mknod};
@@ -23,7 +23,7 @@ fn set_time(path: &Path, seconds: i64, nanos: i64) {
 }
 
 /// A tree with every kind of object that this machine lets us make.
-fn make_tree(root: &Path) {
+pub(crate) fn make_tree(root: &Path) {
     let mode = |name: &str, bits: u32| fs::set_permissions(root.join(name), fs::Permissions::from_mode(bits)).unwrap();
     fs::create_dir_all(root.join("dir/empty")).unwrap();
     fs::create_dir_all(root.join("closed/inside")).unwrap();
@@ -78,7 +78,7 @@ fn make_tree(root: &Path) {
 }
 
 /// Lets the temporary directory be removed.
-fn reopen(root: &Path) {
+pub(crate) fn reopen(root: &Path) {
     for name in ["closed", "closed/inside"] {
         fs::set_permissions(root.join(name), fs::Permissions::from_mode(0o700)).unwrap();
     }
@@ -182,6 +182,8 @@ fn a_file_that_changes_meanwhile_is_reported() {
         follow: false,
         replace: false,
         creator: Creator { uid: 0, gid: 0, umask: None },
+        filter: Filter::default(),
+        mirror: None,
     };
     let log = place.path("tree/log");
     let mut appended = false;

@@ -6,5 +6,8 @@ mod cli_errors;
 mod compaction;
 mod damage;
 mod import_extract;
+mod mirroring;
 mod older_copies;
+mod running;
 mod support;
+mod tars;

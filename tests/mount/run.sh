@@ -7,6 +7,7 @@
 #   PROGRAMS    directory with lockbox and mount-lockbox (default: target/debug, built when missing)
 #   KILLS       rounds of the kill -9 case (default 10)
 #   FLIPS       bits flipped in the tampering case (default 40)
+#   MOUNT_JOBS  cases at a time (default 2: most of a case is waiting)
 #   SCRATCH     where archives and trees lie (default $TMPDIR or /tmp); needs about 8 GiB
 #   KEEP        when set, the scratch directory and the logs stay
 set -uo pipefail
@@ -36,6 +37,7 @@ if [[ -z ${PROGRAMS-} ]]; then
     (cd "$repository" && cargo build --quiet --workspace --bins) || exit 1
 fi
 
+jobs=${MOUNT_JOBS:-2}
 scratch=$(mktemp -d "${SCRATCH:-${TMPDIR:-/tmp}}/lockbox-mount.XXXXXX")
 chmod 755 "$scratch"
 mkdir "$scratch/bin" "$scratch/shared" "$scratch/logs"
@@ -70,30 +72,62 @@ wanted() {
     return 1
 }
 
+# Names of the cases of a file; those after a line "# Runs alone: REASON" with a mark.
+cases_of() {
+    awk '/^# Runs alone: ./ { alone = "!" }
+        /^case_[a-z0-9_]*\(\) \{$/ { sub(/^case_/, ""); sub(/\(.*/, ""); print alone $0 }
+        /^}$/ { alone = "" }' "$1"
+}
+
+# run_case FILE NAME: leaves the exit code and the seconds beside the log.
+run_case() {
+    local started=$SECONDS code
+    timeout --kill-after=20 "$CASE_TIMEOUT" bash "$here/run.sh" --case "$1" "$2" >"$scratch/logs/$2" 2>&1 </dev/null
+    code=$?
+    [[ $code -eq 124 || $code -eq 137 ]] && echo "did not end within $CASE_TIMEOUT s" >>"$scratch/logs/$2"
+    echo "$code $((SECONDS - started))" >"$scratch/logs/$2.end"
+}
+
 passed=0
 failed=0
 failures=()
-for file in "$here"/cases/*.sh; do
-    mapfile -t cases < <(sed -n 's/^case_\([a-z0-9_]*\)() {$/\1/p' "$file")
-    for name in "${cases[@]}"; do
-        wanted "$name" "$@" || continue
+declare -A running=()
+
+# Waits until at most $1 cases run, and tells how those ended that did.
+wait_for_cases() {
+    local pid name code took log
+    while [[ ${#running[@]} -gt $1 ]]; do
+        wait -n -p pid
+        name=${running[$pid]}
+        unset "running[$pid]"
         log=$scratch/logs/$name
-        started=$SECONDS
-        timeout --kill-after=20 "$CASE_TIMEOUT" bash "$here/run.sh" --case "$file" "$name" >"$log" 2>&1 </dev/null
-        code=$?
+        read -r code took <"$log.end"
         if [[ $code -eq 0 ]]; then
             passed=$((passed + 1))
-            printf 'ok      %-45s %4d s\n' "$name" $((SECONDS - started))
+            printf 'ok      %-45s %4d s\n' "$name" "$took"
             sed -n 's/^note: /        /p' "$log"
         else
             failed=$((failed + 1))
             failures+=("$name")
-            [[ $code -eq 124 || $code -eq 137 ]] && echo "did not end within $CASE_TIMEOUT s" >>"$log"
-            printf 'FAILED  %-45s %4d s, exit code %d\n' "$name" $((SECONDS - started)) "$code"
+            printf 'FAILED  %-45s %4d s, exit code %d\n' "$name" "$took" "$code"
             tail -n 40 "$log" | cut -c -400 | sed 's/^/        | /'
         fi
     done
+}
+
+for file in "$here"/cases/*.sh; do
+    mapfile -t cases < <(cases_of "$file")
+    for name in "${cases[@]}"; do
+        alone=${name%%[a-z]*}
+        name=${name#!}
+        wanted "$name" "$@" || continue
+        wait_for_cases "$([[ -n $alone ]] && echo 0 || echo $((jobs - 1)))"
+        run_case "$file" "$name" &
+        running[$!]=$name
+        [[ -z $alone ]] || wait_for_cases 0
+    done
 done
+wait_for_cases 0
 [[ $failed -eq 0 ]] || printf 'failed: %s\n' "${failures[*]}"
 echo "$passed passed, $failed failed"
 [[ $failed -eq 0 && $passed -gt 0 ]]

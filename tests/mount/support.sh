@@ -186,18 +186,25 @@ same_tree() {
 # The tree of real sources that several cases use: at least 5,000 files, with all that metadata can be. Made once.
 source_tree() {
     local tree=$SHARED/sources
-    if [[ ! -e $SHARED/sources.done ]]; then
-        rm -rf "$tree"
-        sources.py "${CARGO_HOME:-$HOME/.cargo}/registry/src" "$tree" >&2
-        touch "$SHARED/sources.done"
-    fi
+    (
+        # Two cases at a time may want it.
+        flock 9
+        if [[ ! -e $SHARED/sources.done ]]; then
+            rm -rf "$tree"
+            sources.py "${CARGO_HOME:-$HOME/.cargo}/registry/src" "$tree" >&2
+            touch "$SHARED/sources.done"
+        fi
+    ) 9>"$SHARED/sources.lock"
     echo "$tree"
 }
 
 need_user() {
     # What udev's rule for the device says; bare containers have it for root alone.
     chmod 666 /dev/fuse
-    id "$TEST_USER" >/dev/null 2>&1 || useradd --create-home --shell /bin/bash "$TEST_USER"
+    (
+        flock 9
+        id "$TEST_USER" >/dev/null 2>&1 || useradd --create-home --shell /bin/bash "$TEST_USER"
+    ) 9>"$SHARED/user.lock"
 }
 
 # as_user COMMAND...: as an ordinary user, without any of root's groups and rights.

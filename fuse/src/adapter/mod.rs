@@ -7,10 +7,15 @@
 //! F3  The kernel holds dirty pages of an inode only while the inode has a writer.
 //! F4  After the unlink of a last name it still brings the times of the file that is gone. They are accepted: it would
 //!     keep an error for the next syncfs(2), which would fail though nothing is wrong.
+//! F5  Every name is answered for ever, a missing one too: nobody but the kernel changes names. A missing name that
+//!     expires is dropped by whoever looks it up while another creates it; the new file's inode then goes with its last
+//!     close, and an answer to a LOOKUP that was given before the last WRITE brings it back with the size of then, which
+//!     the kernel trusts (F1): the next append would overwrite. Attributes expire on their own.
 //!
 //! The kernel's inode number is the core's and numbers are never reused, so there is no lookup table, FORGET means
 //! nothing and the generation is 0, which also makes NFS handles valid for ever.
 
+mod activity;
 mod caller;
 mod convert;
 mod departed;
@@ -21,6 +26,7 @@ mod seek;
 mod served;
 mod writers;
 
+pub use activity::Activity;
 pub use served::{Adapter, Shared};
 pub use writers::Writers;
 
@@ -39,14 +45,14 @@ use caller::Caller;
 use convert::Allocation;
 use fuser::{
     BsdFileFlags, CopyFileRangeFlags, Errno, FileHandle, FopenFlags, INodeNo, IoctlFlags, KernelConfig, LockOwner,
-    OpenAccMode, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus,
-    ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow,
-    WriteFlags,
+    OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty,
+    ReplyEntry, ReplyIoctl, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
 };
+use lockbox::Error;
 use lockbox::fs::{Creator, SetAttributes, SyncProfile, mode};
-use notices::notes_access;
+use notices::{notes_access, writes};
 use reply::{MAX_COPY, full, reply_copied, reply_empty, reply_xattr};
-use served::GENERATION;
+use served::{FOR_EVER, GENERATION};
 
 const STATFS_BLOCK: u32 = 4096;
 
@@ -64,10 +70,6 @@ fn creator(request: &Request, umask: u32) -> Creator {
     Creator { uid: request.uid(), gid: request.gid(), umask: Some(umask) }
 }
 
-fn writes(flags: OpenFlags) -> bool {
-    flags.acc_mode() != OpenAccMode::O_RDONLY
-}
-
 impl fuser::Filesystem for Adapter {
     fn init(&mut self, _: &Request, config: &mut KernelConfig) -> io::Result<()> {
         kernel::negotiate(config);
@@ -75,13 +77,17 @@ impl fuser::Filesystem for Adapter {
     }
 
     fn lookup(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        let _turn = self.pace.begin();
-        self.reply_entry(self.fs.lookup(ino(parent), name.as_bytes()), reply);
+        let _turn = self.begin();
+        match self.fs.lookup(ino(parent), name.as_bytes()) {
+            // F5.
+            Err(Error::NotFound) => reply.entry_with_ttls(&FOR_EVER, &FOR_EVER, &convert::no_attributes(), GENERATION),
+            found => self.reply_entry(found, reply),
+        }
     }
 
     fn getattr(&self, _: &Request, number: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
-        let _turn = self.pace.begin();
-        self.reply_attributes(self.fs.attributes(ino(number)), reply);
+        let _turn = self.begin();
+        self.answer_attributes(number, reply);
     }
 
     /// With HANDLE_KILLPRIV_V2 the set-id bits are ours to clear: on chown always, on truncation by an ordinary user.
@@ -123,7 +129,7 @@ impl fuser::Filesystem for Adapter {
     }
 
     fn readlink(&self, _: &Request, number: INodeNo, reply: ReplyData) {
-        let _turn = self.pace.begin();
+        let _turn = self.begin();
         match self.fs.read_link(ino(number)) {
             Ok(target) => {
                 self.note_access(number);
@@ -209,21 +215,23 @@ impl fuser::Filesystem for Adapter {
         let _turn = self.begin_change();
         match self.fs.create_and_open(ino(parent), name.as_bytes(), mode, creator(request, umask)) {
             Ok(a) => {
+                self.shared.activity.file_opened();
                 if writes(OpenFlags(flags)) {
-                    self.shared.writers.add(a.ino.0);
+                    self.shared.writers.add_created(a.ino.0, a.blocks);
                 }
-                let time = self.attribute_time(a.ino.0);
+                // F5: the name holds for ever, and fuser has one time for name and attributes.
                 let attributes = convert::attributes(&a);
-                reply.created(&time, &attributes, GENERATION, FileHandle(0), FopenFlags::FOPEN_KEEP_CACHE);
+                reply.created(&FOR_EVER, &attributes, GENERATION, FileHandle(0), FopenFlags::FOPEN_KEEP_CACHE);
             }
             Err(error) => reply.error(errno(&error)),
         }
     }
 
     fn open(&self, _: &Request, number: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
-        let _turn = self.pace.begin();
+        let _turn = self.begin();
         match self.fs.open(ino(number)) {
             Ok(()) => {
+                self.shared.activity.file_opened();
                 if writes(flags) {
                     self.begin_writing(number);
                 }
@@ -247,7 +255,7 @@ impl fuser::Filesystem for Adapter {
         _: Option<LockOwner>,
         reply: ReplyData,
     ) {
-        let turn = self.pace.begin();
+        let turn = self.begin();
         if size as usize >= LONG_BYTES {
             turn.long();
         }
@@ -269,14 +277,16 @@ impl fuser::Filesystem for Adapter {
         _: Option<LockOwner>,
         reply: ReplyWrite,
     ) {
-        let turn = self.pace.begin();
+        let turn = self.begin();
         if data.len() >= LONG_BYTES || self.fs.may_wait() {
             turn.long();
         }
         let kill = flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID);
         let set = SetAttributes { kill_set_id: true, ..SetAttributes::default() };
         let ready = if kill { self.fs.set_attributes(ino(number), &set).map(drop) } else { Ok(()) };
-        match ready.and_then(|()| self.fs.write(ino(number), offset, data)) {
+        let written = ready.and_then(|()| self.fs.write(ino(number), offset, data));
+        self.content_changed(number, kill);
+        match written {
             // A request is 1 MiB at most.
             Ok(()) => reply.written(data.len() as u32),
             Err(error) => reply.error(errno(&error)),
@@ -285,7 +295,7 @@ impl fuser::Filesystem for Adapter {
 
     /// ENOSYS tells the kernel not to ask again; it still writes its pages to us before close(2) returns.
     fn flush(&self, _: &Request, _: INodeNo, _: FileHandle, _: LockOwner, reply: ReplyEmpty) {
-        let turn = self.pace.begin();
+        let turn = self.begin();
         if self.profile == SyncProfile::Always {
             turn.long();
         }
@@ -306,6 +316,7 @@ impl fuser::Filesystem for Adapter {
         reply: ReplyEmpty,
     ) {
         let _turn = self.begin_change();
+        self.shared.activity.file_closed();
         if writes(flags) {
             self.shared.writers.remove(number.0);
         }
@@ -313,15 +324,16 @@ impl fuser::Filesystem for Adapter {
     }
 
     fn fsync(&self, _: &Request, _: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
-        let turn = self.pace.begin();
+        let turn = self.begin();
         turn.long();
         reply_empty(self.fs.sync(), reply);
     }
 
     fn opendir(&self, _: &Request, number: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
-        let _turn = self.pace.begin();
+        let _turn = self.begin();
         match self.fs.directory_bound(ino(number)) {
             Ok(bound) => {
+                self.shared.activity.directory_opened();
                 if notes_access(flags) {
                     self.note_access(number);
                 }
@@ -332,7 +344,7 @@ impl fuser::Filesystem for Adapter {
     }
 
     fn readdir(&self, _: &Request, number: INodeNo, handle: FileHandle, offset: u64, mut reply: ReplyDirectory) {
-        let _turn = self.pace.begin();
+        let _turn = self.begin();
         let listed = self.bound(number, handle, offset).and_then(|bound| {
             self.fs.list_directory(ino(number), offset, bound, false, &mut |entry, _| {
                 let kind = convert::file_type(entry.file_type.into());
@@ -353,7 +365,7 @@ impl fuser::Filesystem for Adapter {
         offset: u64,
         mut reply: ReplyDirectoryPlus,
     ) {
-        let _turn = self.pace.begin();
+        let _turn = self.begin();
         let listed = self.bound(number, handle, offset).and_then(|bound| {
             self.fs.list_directory(ino(number), offset, bound, true, &mut |entry, attributes| {
                 let Some(a) = attributes else { return ControlFlow::Continue(()) };
@@ -368,18 +380,20 @@ impl fuser::Filesystem for Adapter {
     }
 
     fn releasedir(&self, _: &Request, _: INodeNo, handle: FileHandle, _: OpenFlags, reply: ReplyEmpty) {
-        let _turn = self.pace.begin();
+        let _turn = self.begin();
         self.listings.close(handle.0);
+        self.shared.activity.directory_closed();
         reply.ok();
     }
 
     fn fsyncdir(&self, _: &Request, _: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
-        let turn = self.pace.begin();
+        let turn = self.begin();
         turn.long();
         reply_empty(self.fs.sync(), reply);
     }
 
     fn statfs(&self, _: &Request, _: INodeNo, reply: ReplyStatfs) {
+        // No use of the mount: what shows free space does so again and again.
         let _turn = self.pace.begin();
         match self.fs.statistics(self.host_free()) {
             Ok(s) => {
@@ -413,12 +427,12 @@ impl fuser::Filesystem for Adapter {
     }
 
     fn getxattr(&self, _: &Request, number: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
-        let _turn = self.pace.begin();
+        let _turn = self.begin();
         reply_xattr(self.fs.xattr(ino(number), name.as_bytes()), size, reply);
     }
 
     fn listxattr(&self, request: &Request, number: INodeNo, size: u32, reply: ReplyXattr) {
-        let _turn = self.pace.begin();
+        let _turn = self.begin();
         let caller = Caller::of(request, &self.callers);
         reply_xattr(self.fs.list_xattrs_for(ino(number), &|| caller.is_administrator()), size, reply);
     }
@@ -438,7 +452,7 @@ impl fuser::Filesystem for Adapter {
         mode: i32,
         reply: ReplyEmpty,
     ) {
-        let turn = self.pace.begin();
+        let turn = self.begin();
         turn.long();
         let (number, kill) = (ino(number), request.uid() != 0);
         let done = convert::allocation(mode).and_then(|how| match how {
@@ -448,11 +462,12 @@ impl fuser::Filesystem for Adapter {
                 self.fs.allocate(number, offset, length, keep_size, kill, self.host_free())
             }
         });
+        self.content_changed(INodeNo(number.0), kill);
         reply_empty(done, reply);
     }
 
     fn lseek(&self, _: &Request, number: INodeNo, _: FileHandle, offset: i64, whence: i32, reply: ReplyLseek) {
-        let turn = self.pace.begin();
+        let turn = self.begin();
         turn.long();
         seek::Seek { number, offset, whence }.serve(&self.fs, &self.shared, reply);
     }
@@ -471,10 +486,12 @@ impl fuser::Filesystem for Adapter {
         _: CopyFileRangeFlags,
         reply: ReplyWrite,
     ) {
-        let turn = self.pace.begin();
+        let turn = self.begin();
         turn.long();
         let (source, target, kill) = (ino(source), ino(target), request.uid() != 0);
-        reply_copied(self.fs.copy_range(source, from, target, to, length.min(MAX_COPY.into()), kill), reply);
+        let copied = self.fs.copy_range(source, from, target, to, length.min(MAX_COPY.into()), kill);
+        self.content_changed(INodeNo(target.0), kill);
+        reply_copied(copied, reply);
     }
 
     fn ioctl(
@@ -488,7 +505,7 @@ impl fuser::Filesystem for Adapter {
         _: u32,
         reply: ReplyIoctl,
     ) {
-        let _turn = self.pace.begin();
+        let _turn = self.begin();
         reply.error(Errno::ENOTTY);
     }
 }

@@ -1,21 +1,58 @@
 //! Tells the kernel which of its cached attributes changed without its doing.
 //!
 //! Mode and access control lists are not among them: SETATTR answers with the new mode, and after it, as after setting or removing a list,
-//! the kernel forgets by itself what it knew of both. A WRITE that takes set-id bits away has a writer, whose attributes are not kept.
+//! the kernel forgets by itself what it knew of both.
 
-use fuser::{INodeNo, OpenAccMode, OpenFlags};
+use std::time::Duration;
 
-use super::{Adapter, ino};
+use fuser::{INodeNo, OpenAccMode, OpenFlags, ReplyAttr};
+
+use super::served::FOR_EVER;
+use super::{Adapter, convert, ino};
 use crate::errno::errno;
 
 impl Adapter {
     /// From now on the block count changes behind the kernel's back, so what it holds for ever is taken from it.
     pub(super) fn begin_writing(&self, ino: INodeNo) {
-        if self.shared.writers.add(ino.0)
-            && let Some(notifier) = self.shared.notifier.get()
-        {
+        if self.shared.writers.add(ino.0) {
+            self.take_attributes(ino);
+        }
+    }
+
+    /// Comes after a change of the content, before its reply; with `kill` the mode may have changed too.
+    pub(super) fn content_changed(&self, number: INodeNo, kill: bool) {
+        let writers = &self.shared.writers;
+        if kill {
+            writers.changed(number.0, None);
+            self.take_attributes(number);
+        } else if writers.keeps(number.0) {
+            let blocks = self.fs.attributes(ino(number)).ok().map(|a| a.blocks);
+            if writers.changed(number.0, blocks) {
+                self.take_attributes(number);
+            }
+        }
+    }
+
+    /// Has the kernel ask again.
+    pub(super) fn take_attributes(&self, ino: INodeNo) {
+        if let Some(notifier) = self.shared.notifier.get() {
             // An offset below 0 means attributes only. The kernel may not know the inode: nothing is lost then.
             let _ = notifier.inval_inode(ino, -1, 0);
+        }
+    }
+
+    /// Answers GETATTR with what the kernel may keep until it is told otherwise.
+    pub(super) fn answer_attributes(&self, number: INodeNo, reply: ReplyAttr) {
+        self.shared.writers.ask(number.0);
+        match self.fs.attributes(ino(number)) {
+            Ok(a) => {
+                let keeps = self.shared.writers.answer(number.0, a.blocks);
+                if !keeps {
+                    self.take_attributes(number);
+                }
+                reply.attr(if keeps { &FOR_EVER } else { &Duration::ZERO }, &convert::attributes(&a));
+            }
+            Err(error) => reply.error(errno(&error)),
         }
     }
 
@@ -26,15 +63,15 @@ impl Adapter {
         }
         match self.fs.note_access(ino(number)) {
             Ok(false) => {}
-            Ok(true) => {
-                // The kernel keeps attributes for ever and no reply here carries new ones.
-                if let Some(notifier) = self.shared.notifier.get() {
-                    let _ = notifier.inval_inode(number, -1, 0);
-                }
-            }
+            // The kernel keeps attributes for ever and no reply here carries new ones.
+            Ok(true) => self.take_attributes(number),
             Err(error) => drop(errno(&error)),
         }
     }
+}
+
+pub(super) fn writes(flags: OpenFlags) -> bool {
+    flags.acc_mode() != OpenAccMode::O_RDONLY
 }
 
 /// Whether an open counts as access.

@@ -9,7 +9,7 @@ use lockbox::fs::{Attributes, FileSystem, SyncProfile};
 use lockbox::{Error, Result};
 
 use super::listings::Listings;
-use super::{Writers, convert, ino};
+use super::{Activity, Writers, convert, ino};
 use crate::callers::Callers;
 use crate::errno::errno;
 use crate::pace::{Pace, Turn};
@@ -22,6 +22,7 @@ pub(super) const GENERATION: Generation = Generation(0);
 #[derive(Default)]
 pub struct Shared {
     pub writers: Writers,
+    pub activity: Activity,
     /// Set once the session is there.
     pub notifier: OnceLock<Notifier>,
 }
@@ -54,15 +55,22 @@ impl Adapter {
         Adapter { fs, shared, host, callers, profile, access_times, listings, pace: Pace::new(loops) }
     }
 
+    /// A request that somebody's use of the mount makes.
+    pub(super) fn begin(&self) -> Turn<'_> {
+        self.shared.activity.note();
+        self.pace.begin()
+    }
+
     /// A request that changes something, which may have to wait for a commit.
     pub(super) fn begin_change(&self) -> Turn<'_> {
-        let turn = self.pace.begin();
+        let turn = self.begin();
         if self.fs.may_wait() {
             turn.long();
         }
         turn
     }
 
+    /// Of attributes that come with another answer: the kernel asks for those of an inode with writers when it wants them.
     pub(super) fn attribute_time(&self, ino: u64) -> Duration {
         if self.shared.writers.has(ino) { Duration::ZERO } else { FOR_EVER }
     }

@@ -1,4 +1,10 @@
-//! Counts the open handles that may write, per inode and in all.
+//! Counts the open handles that may write, per inode and in all, and remembers what the kernel keeps of an inode that has some.
+//!
+//! # Block counts
+//! With each WRITE the block count may change behind the kernel's back. Attributes that it may not keep would be asked for with each
+//! write(2), which takes longer than the write itself. So it keeps what GETATTR told it, and is told when a change of the content makes
+//! that wrong. A reply that crosses the telling does no harm: who is asked says so before looking ([`Writers::ask`]), so that a change made
+//! meanwhile is told, and the kernel drops replies to what it asked before it was told.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -9,10 +15,26 @@ use parking_lot::Mutex;
 /// Enough that event loops seldom meet.
 const SHARDS: u64 = 16;
 
-/// While an inode has a writer the kernel's cached block count is stale, and only then can the kernel hold dirty pages.
+/// While an inode has a writer its block count may change, and only then can the kernel hold dirty pages.
 pub struct Writers {
-    shards: Vec<Mutex<HashMap<u64, u32>>>,
+    shards: Vec<Mutex<HashMap<u64, Written>>>,
     open: AtomicUsize,
+}
+
+/// An inode with writers.
+struct Written {
+    handles: u32,
+    kept: Kept,
+}
+
+/// What the kernel keeps of the inode's attributes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kept {
+    Nothing,
+    /// An answer is on its way.
+    Asked,
+    /// This many blocks.
+    Blocks(u64),
 }
 
 impl Default for Writers {
@@ -22,23 +44,35 @@ impl Default for Writers {
 }
 
 impl Writers {
-    fn shard(&self, ino: u64) -> &Mutex<HashMap<u64, u32>> {
+    fn shard(&self, ino: u64) -> &Mutex<HashMap<u64, Written>> {
         &self.shards[(ino % SHARDS) as usize]
     }
 
     /// Returns whether this is the inode's first writer.
     pub fn add(&self, ino: u64) -> bool {
-        let mut counts = self.shard(ino).lock();
-        let count = counts.entry(ino).or_insert(0);
-        *count += 1;
+        let mut inodes = self.shard(ino).lock();
+        let written = inodes.entry(ino).or_insert(Written { handles: 0, kept: Kept::Nothing });
+        written.handles += 1;
         self.open.fetch_add(1, Ordering::SeqCst);
-        *count == 1
+        written.handles == 1
+    }
+
+    /// A writer of an inode that CREATE answers with attributes to keep for ever.
+    pub fn add_created(&self, ino: u64, blocks: u64) {
+        let mut inodes = self.shard(ino).lock();
+        let written = inodes.entry(ino).or_insert(Written { handles: 0, kept: Kept::Blocks(blocks) });
+        if written.handles > 0 {
+            // Not so new: somebody else writes it already, and the answer may cross what he does.
+            written.kept = Kept::Asked;
+        }
+        written.handles += 1;
+        self.open.fetch_add(1, Ordering::SeqCst);
     }
 
     pub fn remove(&self, ino: u64) {
         if let Entry::Occupied(mut entry) = self.shard(ino).lock().entry(ino) {
-            *entry.get_mut() -= 1;
-            if *entry.get() == 0 {
+            entry.get_mut().handles -= 1;
+            if entry.get().handles == 0 {
                 entry.remove();
             }
             self.open.fetch_sub(1, Ordering::SeqCst);
@@ -51,6 +85,53 @@ impl Writers {
 
     pub fn any(&self) -> bool {
         self.open.load(Ordering::SeqCst) > 0
+    }
+
+    fn with<R>(&self, ino: u64, f: impl FnOnce(&mut Kept) -> R) -> Option<R> {
+        if !self.any() {
+            return None;
+        }
+        self.shard(ino).lock().get_mut(&ino).map(|written| f(&mut written.kept))
+    }
+
+    /// The kernel wants attributes that it may keep. Comes before they are looked up.
+    pub fn ask(&self, ino: u64) {
+        self.with(ino, |kept| {
+            if *kept == Kept::Nothing {
+                *kept = Kept::Asked;
+            }
+        });
+    }
+
+    /// Whether the kernel may keep the answer, which says so many blocks. When not, what it keeps from before is wrong too: it is to be told.
+    pub fn answer(&self, ino: u64, blocks: u64) -> bool {
+        let may_keep = |kept: &mut Kept| {
+            let agrees = *kept == Kept::Asked || *kept == Kept::Blocks(blocks);
+            *kept = if agrees { Kept::Blocks(blocks) } else { Kept::Nothing };
+            agrees
+        };
+        self.with(ino, may_keep).unwrap_or(true)
+    }
+
+    /// Whether the kernel keeps a block count, or may be about to.
+    pub fn keeps(&self, ino: u64) -> bool {
+        self.with(ino, |kept| *kept != Kept::Nothing).unwrap_or(false)
+    }
+
+    /// The content changed, and the inode has so many blocks by now, if that is known: answers whether the kernel is to be told.
+    pub fn changed(&self, ino: u64, blocks: Option<u64>) -> bool {
+        let wrong = |kept: &mut Kept| {
+            let wrong = match *kept {
+                Kept::Nothing => false,
+                Kept::Asked => true,
+                Kept::Blocks(known) => Some(known) != blocks,
+            };
+            if wrong {
+                *kept = Kept::Nothing;
+            }
+            wrong
+        };
+        self.with(ino, wrong).unwrap_or(false)
     }
 }
 
@@ -72,5 +153,48 @@ mod tests {
         assert!(!writers.any());
         writers.remove(5);
         assert!(!writers.any());
+    }
+
+    #[test]
+    fn the_kernel_keeps_a_block_count_until_it_is_wrong() {
+        let writers = Writers::default();
+        assert!(writers.answer(5, 8), "without a writer nothing changes");
+        writers.add(5);
+        assert!(!writers.keeps(5) && !writers.changed(5, Some(8)));
+        writers.ask(5);
+        assert!(writers.keeps(5) && writers.answer(5, 8));
+        assert!(!writers.changed(5, Some(8)), "overwritten");
+        assert!(writers.changed(5, Some(16)) && !writers.keeps(5));
+        assert!(!writers.changed(5, Some(24)), "told once");
+        writers.ask(5);
+        writers.answer(5, 24);
+        assert!(writers.changed(5, None), "not known any more");
+    }
+
+    #[test]
+    fn the_attributes_of_a_created_file_are_kept_until_it_is_written() {
+        let writers = Writers::default();
+        writers.add_created(5, 0);
+        assert!(writers.has(5) && writers.keeps(5));
+        assert!(writers.changed(5, Some(8)) && !writers.keeps(5));
+        // Another program created what was there by then.
+        writers.add_created(5, 8);
+        assert!(writers.changed(5, Some(8)), "it may have been told less");
+        writers.remove(5);
+        writers.remove(5);
+        assert!(!writers.any());
+    }
+
+    #[test]
+    fn an_answer_that_a_change_crosses_is_not_kept() {
+        let writers = Writers::default();
+        writers.add(5);
+        writers.ask(5);
+        assert!(writers.changed(5, Some(16)));
+        assert!(!writers.answer(5, 8));
+        // Of two answers that differ nobody knows which one arrives last.
+        writers.ask(5);
+        writers.ask(5);
+        assert!(writers.answer(5, 8) && !writers.answer(5, 16) && !writers.keeps(5));
     }
 }

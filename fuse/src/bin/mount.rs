@@ -7,16 +7,18 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use lockbox::archive::Archive;
-use lockbox_fuse::exit::{Failure, OTHER, USAGE};
+use lockbox_fuse::exit::{Failure, OTHER, USAGE, called_as_mount_8};
 use lockbox_fuse::journal::{self, Target};
+use lockbox_fuse::notify::Notify;
 use lockbox_fuse::options::Options;
 use lockbox_fuse::session::{self, Task};
-use lockbox_fuse::{daemon, mount, passphrase, remount, unmounter};
+use lockbox_fuse::{daemon, mount, remount, unlock, unmounter};
+use lockbox_secrets::{Cache, Sources};
 
 /// Mount a lockbox archive
 ///
-/// The passphrase comes from the option passfile=, the environment (LOCKBOX_PASSFILE, LOCKBOX_PASSCOMMAND), standard input
-/// when it is no terminal, or a prompt.
+/// The passphrase comes from an option, the environment (LOCKBOX_PASSFILE, LOCKBOX_PASSCOMMAND), standard input when it is
+/// no terminal, or a prompt.
 #[derive(Parser)]
 #[command(name = "mount.lockbox", version, after_help = AFTER_HELP)]
 struct Arguments {
@@ -30,6 +32,10 @@ struct Arguments {
     /// Stay in the foreground and log to standard error
     #[arg(long)]
     foreground: bool,
+    #[command(flatten)]
+    sources: Sources,
+    #[command(flatten)]
+    cache: Cache,
     /// Run the daemon without a sandbox, as sandbox=off
     #[arg(long)]
     no_sandbox: bool,
@@ -41,7 +47,8 @@ struct Arguments {
     fake: bool,
     #[arg(short = 'n', hide = true)]
     no_table: bool,
-    #[arg(short = 's', hide = true)]
+    /// Pass over options that are not known
+    #[arg(short = 's')]
     sloppy: bool,
     #[arg(short = 't', hide = true)]
     file_system_type: Option<String>,
@@ -58,9 +65,11 @@ Options:
   pack=on|off, compress=on|off How new data is stored
   atime=off|open               Access times: as they are set (default), or
                                noted when something is opened for reading
-  threads=N                    Event loops (default: processors, at least 2)
-  passfile=FILE                Read the passphrase from a private file
-  passfile_any                 Accept a passfile that others may read
+  threads=N                    Event loops (default: processors, at least 4)
+  passfile=FILE, passfd=N, passcommand=CMD, credential=NAME, ask-password,
+  keyfile=FILE, identity=FILE, passfile-any, keyring-cache=TIME
+                               Where secrets come from, as the options with
+                               these names
   stop_timeout=SECONDS         How long a busy mount is served after the order
                                to stop (default 60)
   accept-older, accept-fork    Go on with a copy that is older than what this
@@ -69,6 +78,9 @@ Options:
   sandbox=on|off               Whether the daemon gives up the files that it does
                                not need (default on)
   log=FILE                     Log there instead of to the system log
+  idle=TIME                    Unmount when unused that long, such as 10m
+  lock-on-suspend              Unmount before the machine sleeps
+  nofail                       A missing archive is no failure
   foreground                   As --foreground
   suid, dev, exec, nosuid, nodev, noexec, noatime
                                As in mount(8); default nosuid,nodev
@@ -76,7 +88,9 @@ Options:
 Exit codes:
   0 mounted, 1 usage, 2 other error, 10 wrong passphrase, 11 not an archive or
   too new, 12 damaged, 13 in use, 14 no space, 15 mounting failed,
-  16 older copy or copies written apart";
+  16 older copy or copies written apart
+  Called by a path in /sbin or /usr/sbin, as mount(8) does: its codes
+  0 mounted, 1 usage, 2 system error, 32 failed";
 
 fn main() -> ExitCode {
     daemon::harden();
@@ -103,7 +117,8 @@ fn finish(result: Result<(), Failure>, speak: bool) -> ExitCode {
             if speak {
                 tell(&failure.message);
             }
-            ExitCode::from(failure.code)
+            let as_mount_8 = called_as_mount_8(std::env::args_os().next().as_deref());
+            ExitCode::from(if as_mount_8 { failure.mount_8_code() } else { failure.code })
         }
     }
 }
@@ -114,28 +129,39 @@ fn mount_archive(arguments: &Arguments) -> Result<(), Failure> {
         let point = arguments.directory.canonicalize().map_err(absent)?;
         return if arguments.fake { Ok(()) } else { remount::remount(&point, flags) };
     }
-    let mut options = Options::parse(&arguments.options)?;
+    let mut options = options(arguments)?;
     options.foreground |= arguments.foreground;
     options.sandbox &= !arguments.no_sandbox;
+    options.sources.overridden_by(&arguments.sources);
+    options.sources.check()?;
+    options.cache.keyring_cache = arguments.cache.keyring_cache.or(options.cache.keyring_cache);
     options.log = options.log.map(std::path::absolute).transpose().map_err(|e| Failure::usage(format!("log=: {e}")))?;
     if arguments.fake {
         return Ok(());
     }
-    let archive = arguments
-        .archive
-        .canonicalize()
-        .map_err(|e| Failure::other(format!("cannot open {}: {e}", arguments.archive.display())))?;
+    let archive = match arguments.archive.canonicalize() {
+        Err(e) if e.kind() == io::ErrorKind::NotFound && options.nofail => return Ok(()),
+        archive => archive.map_err(|e| Failure::other(format!("cannot open {}: {e}", arguments.archive.display())))?,
+    };
     let point = daemon::prepare_point(&arguments.directory)?;
     // Before the passphrase is asked for and worked on for a second.
     if let Some(failure) = session::holder(&archive) {
         return Err(failure);
     }
-    let key = Archive::unlock_within(&archive, &passphrase::obtain(&options)?, &options.unlock_limits())?;
+    let (key, refused) = unlock::unlock(&archive, &arguments.archive, &options)?;
+    if let Some(sentence) = refused {
+        tell(&sentence);
+    }
     let task =
         Task { archive: OsString::from(archive), point: OsString::from(point), options, verbose: arguments.verbose };
     if task.options.foreground {
         journal::start(&task.options.log.as_deref().map_or(Target::Terminal, Target::File), task.verbose)?;
-        return session::serve(&task, &key, |_| Ok(()));
+        let notify = Notify::connect(std::env::var_os("NOTIFY_SOCKET"))?;
+        let ready = |_: Option<&str>| {
+            notify.ready(&task.point().to_string_lossy());
+            Ok(())
+        };
+        return session::serve(&task, &key, ready, || notify.stopping());
     }
     if let Some(notice) = daemon::launch(&task, &key)? {
         tell(&notice);
@@ -144,6 +170,75 @@ fn mount_archive(arguments: &Arguments) -> Result<(), Failure> {
     Ok(())
 }
 
+fn options(arguments: &Arguments) -> Result<Options, Failure> {
+    if !arguments.sloppy {
+        return Options::parse(&arguments.options);
+    }
+    let (options, unknown) = Options::parse_sloppily(&arguments.options)?;
+    if arguments.verbose {
+        unknown.iter().for_each(|name| tell(&format!("ignored: unknown mount option {name}")));
+    }
+    Ok(options)
+}
+
 fn tell(message: &str) {
     let _ = writeln!(io::stderr(), "mount.lockbox: {message}");
+}
+
+/// Compares the command line and the options with the manual page.
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use clap::CommandFactory;
+
+    use super::*;
+
+    const PAGE: &str = include_str!("../../../man/mount.lockbox.8");
+    const OPTIONS: &str = include_str!("../options.rs");
+    const REMOUNT: &str = include_str!("../remount.rs");
+
+    /// The names in the patterns of the functions that read options: strings before an arrow, alone on their line or one of several.
+    fn names(source: &str) -> BTreeSet<String> {
+        let tests = source.find("#[cfg(test)]").unwrap_or(source.len());
+        let functions = source[..tests].match_indices("    fn set_").map(|(at, _)| &source[at..]);
+        let bodies = functions.map(|rest| rest.split("\n    }\n").next().unwrap());
+        let patterns = bodies.flat_map(str::lines).map(|line| line.split("=>").next().unwrap());
+        let pattern = |line: &&str| line.trim_start().starts_with(['"', '|']);
+        let quoted = patterns.filter(pattern).flat_map(|line| line.split('"').skip(1).step_by(2));
+        quoted.map(str::to_owned).collect()
+    }
+
+    /// The words that the page sets as literal ones.
+    fn words() -> BTreeSet<String> {
+        let marked = PAGE.lines().filter(|line| line.contains("Cm ") || line.starts_with(".It Fl"));
+        let split = |line: &'static str| line.split([' ', ',', '|', '=']).filter(|word| !word.is_empty());
+        marked.flat_map(split).map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn every_option_is_in_the_manual_page() {
+        let words = words();
+        let mut missing: Vec<String> = Vec::new();
+        let found = names(OPTIONS);
+        assert!(
+            found.len() > 30 && found.contains("passfile") && found.contains("x-") == PAGE.contains("Cm x-"),
+            "{found:?}"
+        );
+        // What is written with an underscore too is documented with a dash, or the other way round.
+        let documented =
+            |name: &str| [name.replace('_', "-"), name.replace('-', "_")].iter().any(|n| words.contains(n));
+        missing.extend(found.iter().filter(|name| !documented(name)).map(|name| format!("-o {name}")));
+        assert!(REMOUNT.contains("remount") && words.contains("remount"));
+        let mut command = Arguments::command();
+        command.build();
+        for argument in
+            command.get_arguments().filter(|argument| !["help", "version"].contains(&argument.get_id().as_str()))
+        {
+            let long = argument.get_long().map(|long| format!("-{long}"));
+            let name = long.or_else(|| argument.get_short().map(String::from));
+            missing.extend(name.filter(|name| !words.contains(name)).map(|name| format!("-{name}")));
+        }
+        assert!(missing.is_empty(), "man/mount.lockbox.8 lacks {missing:?}");
+    }
 }

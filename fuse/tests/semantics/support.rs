@@ -125,7 +125,7 @@ impl Mount {
 
     pub(crate) fn status(&self) -> Status {
         match self.ask(&Request::Status).unwrap() {
-            Response::Status(status) => status,
+            Response::Status(status) => *status,
             other => panic!("{other:?}"),
         }
     }

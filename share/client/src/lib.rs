@@ -1,3 +1,23 @@
 //! The sealed side of one-time links: seals a file, speaks to the daemon, opens what was received.
 
 #![forbid(unsafe_code)]
+
+pub mod book;
+pub mod clock;
+mod download;
+pub mod error;
+pub mod http;
+pub mod link;
+pub mod meta;
+pub mod name;
+mod open;
+mod partial;
+pub mod receive;
+pub mod seal;
+pub mod secret;
+pub mod sharing;
+pub mod source;
+mod state;
+
+pub use error::{Error, Result};
+pub use lockbox_share_protocol as protocol;

@@ -3,6 +3,8 @@
 use std::fmt;
 use std::str::FromStr;
 
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+
 /// Random digits that a handle has at least and at most.
 pub const RANDOM_DIGITS: std::ops::RangeInclusive<u32> = 6..=12;
 
@@ -64,6 +66,30 @@ impl FromStr for Handle {
         }
         let number = text[1..].parse().map_err(|_| NotAHandle)?;
         Handle::new(text.as_bytes()[0] - b'0', digits, number).ok_or(NotAHandle)
+    }
+}
+
+impl Serialize for Handle {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Handle {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Handle, D::Error> {
+        struct Text;
+        impl de::Visitor<'_> for Text {
+            type Value = Handle;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a handle of 7 to 13 digits as a text")
+            }
+
+            fn visit_str<E: de::Error>(self, text: &str) -> Result<Handle, E> {
+                text.parse().map_err(E::custom)
+            }
+        }
+        deserializer.deserialize_str(Text)
     }
 }
 

@@ -2,4 +2,9 @@
 
 #![forbid(unsafe_code)]
 
+pub mod age;
+pub mod api;
+pub mod capsule;
 pub mod handle;
+pub mod message;
+pub mod token;

@@ -2,6 +2,7 @@
 
 use std::ops::ControlFlow;
 
+use super::names::Names;
 use super::pages::Pages;
 use super::records::Records;
 use crate::error::{Error, Result};
@@ -13,7 +14,7 @@ use crate::txn::{State, Volume};
 pub(super) type Watch<'a> = dyn FnMut(u64) -> Result<()> + 'a;
 
 /// Copies what is kept of the live tree, and the history of sessions.
-pub(super) fn copy(from: &Volume, state: &State, to: &Volume, watch: &mut Watch<'_>) -> Result<()> {
+pub(super) fn copy(from: &Volume, state: &State, to: &Volume, names: &Names, watch: &mut Watch<'_>) -> Result<()> {
     let mut pages = Pages::new(from, to);
     let mut records = Records::new(from, state)?;
     loop {
@@ -49,7 +50,10 @@ pub(super) fn copy(from: &Volume, state: &State, to: &Volume, watch: &mut Watch<
             for (page, extents) in &adopted {
                 op.adopt(page, *extents)?;
             }
-            batch.iter().try_for_each(|(key, value)| op.insert(*key, value).map(drop))
+            batch.iter().try_for_each(|(key, value)| match names.moves(*key) {
+                true => names.insert(op, *key, value),
+                false => op.insert(*key, value).map(drop),
+            })
         })?;
         watch(done)?;
     }
@@ -74,31 +78,69 @@ fn copy_history(from: &Volume, to: &Volume) -> Result<()> {
 ///
 /// # Errors
 /// `Damaged` naming the inode that differs.
-pub(super) fn compare(from: &Volume, to: &Volume, watch: &mut Watch<'_>) -> Result<()> {
+pub(super) fn compare(from: &Volume, to: &Volume, names: &Names, watch: &mut Watch<'_>) -> Result<()> {
     let (old_state, new_state) = (from.state(), to.state());
-    let (mut old, mut new) = (Records::new(from, &old_state)?, Records::new(to, &new_state)?);
-    let mut done = 0;
+    let mut old = Walk::new(Records::new(from, &old_state)?);
+    let mut new = Walk::new(Records::new(to, &new_state)?);
+    let differs = |key: Key| Error::damaged(format!("the new archive differs: inode={} kind={}", key.object, key.kind));
+    let (mut done, mut moved, mut found) = (0, 0, 0);
     loop {
-        // Both walks count their records alike, so their batches are those of the same keys.
-        let (old, new) = (old.batch()?, new.batch()?);
-        if old.len() != new.len() {
-            return Err(Error::damaged("the new archive has another number of records"));
-        }
-        if old.is_empty() {
-            return Ok(());
-        }
-        for ((key, ours), (other, theirs)) in old.iter().zip(&new) {
-            let same = key == other
-                && match key.kind {
-                    kind::EXTENT => same_bytes(from, to, ours, theirs)?,
-                    _ => ours == theirs,
-                };
-            if !same {
-                return Err(Error::damaged(format!("the new archive differs: inode={} kind={}", key.object, key.kind)));
+        let ours = old.next(|key, value| match names.moves(key) {
+            true => {
+                moved += names.find(to.view(&new_state), key, value)?.ok_or_else(|| differs(key))?;
+                Ok(false)
             }
-            if key.kind == kind::EXTENT {
-                done += u64::from(Extent::decode(ours)?.length);
-                watch(done)?;
+            false => Ok(true),
+        })?;
+        let theirs = new.next(|key, value| match names.moves(key) {
+            true => {
+                found += Names::count(key, value)?;
+                Ok(false)
+            }
+            false => Ok(true),
+        })?;
+        let ((key, ours), (other, theirs)) = match (ours, theirs) {
+            (Some(ours), Some(theirs)) => (ours, theirs),
+            (None, None) if moved == found => return Ok(()),
+            _ => return Err(Error::damaged("the new archive has another number of records")),
+        };
+        let same = key == other
+            && match key.kind {
+                kind::EXTENT => same_bytes(from, to, &ours, &theirs)?,
+                _ => ours == theirs,
+            };
+        if !same {
+            return Err(differs(key));
+        }
+        if key.kind == kind::EXTENT {
+            done += u64::from(Extent::decode(&ours)?.length);
+            watch(done)?;
+        }
+    }
+}
+
+/// One record after the other.
+struct Walk<'a> {
+    records: Records<'a>,
+    batch: std::vec::IntoIter<(Key, Vec<u8>)>,
+}
+
+impl<'a> Walk<'a> {
+    fn new(records: Records<'a>) -> Walk<'a> {
+        Walk { records, batch: Vec::new().into_iter() }
+    }
+
+    /// The next record that `wanted` says yes to; None at the end.
+    fn next(&mut self, mut wanted: impl FnMut(Key, &[u8]) -> Result<bool>) -> Result<Option<(Key, Vec<u8>)>> {
+        loop {
+            for (key, value) in self.batch.by_ref() {
+                if wanted(key, &value)? {
+                    return Ok(Some((key, value)));
+                }
+            }
+            self.batch = self.records.batch()?.into_iter();
+            if self.batch.len() == 0 {
+                return Ok(None);
             }
         }
     }

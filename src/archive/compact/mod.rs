@@ -8,6 +8,7 @@
 //!     and at most an unfinished file beside it, which the next run removes.
 
 mod copy;
+mod names;
 mod pages;
 mod records;
 mod replace;
@@ -16,12 +17,16 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::create::name_key;
-use super::header::Header;
+use names::Names;
+
+use super::header::{self, Header, Slots};
 use super::open::seen_file;
 use super::seen::{self, Looked};
 use super::{Archive, OpenOptions, SeenOptions, UnlockedKey, Witness};
+use crate::crypto::SecretKey;
 use crate::env::SystemEnvironment;
 use crate::error::{Error, Result};
+use crate::format::header::Framing;
 use crate::format::{BLOCK, MIN_BLOCKS};
 use crate::frame::PageCipher;
 use crate::fs::FileSystem;
@@ -80,44 +85,83 @@ impl Archive {
         options: &CompactOptions,
         step: &mut dyn FnMut(CompactStep) -> Result<()>,
     ) -> Result<CompactReport> {
-        let real = std::fs::canonicalize(path).map_err(|e| Error::io(format!("cannot find {}", path.display()), e))?;
-        let storage = Arc::new(FileStorage::open(&real, LockMode::Exclusive)?);
-        replace::check_names(&real, options.break_links)?;
-        let header = Header::read(&*storage)?;
-        if header.framing().archive != key.archive {
-            return Err(Error::damaged("another archive took the place of the one that was unlocked"));
-        }
-        header.authenticate(&key.volume_key)?;
-        header.check_writable()?;
-        let looked = Looked::into(seen_file(&options.seen, &key.volume_key, &key.archive));
-        let sequence = header.framing().sequence;
-        let old = open(storage, key, sequence, looked.mark())?;
-        let replace = seen::judge(&old.volume, sequence, looked.seen.as_ref(), &options.seen)?;
-        refuse_snapshots(&old.volume)?;
-        let (length_before, disk_before) = replace::sizes(&real)?;
-        let used = (old.volume.durable().used_blocks + MIN_BLOCKS) * BLOCK;
-        if options.dry_run {
-            return Ok(CompactReport { length_before, disk_before, length_after: used, disk_after: used });
-        }
-        replace::remove_leftovers(&real);
-        let beside = replace::Beside::new(&real, &SystemEnvironment)?;
-        step(CompactStep::Created)?;
-        header.write_to(beside.storage(), &key.volume_key)?;
-        let total = used;
-        let new = fill(&old, beside.shared(), key, &mut |done| step(CompactStep::Copying { done, total }))?;
-        step(CompactStep::Copied)?;
-        verify(&old, beside.shared(), key, &mut |done| step(CompactStep::Verifying { done, total }))?;
-        step(CompactStep::Verified)?;
-        beside.take_after(&real)?;
-        step(CompactStep::Prepared)?;
-        beside.replace(&real)?;
-        // From here on the file as it was before is an older copy.
-        Witness::new(new, header.settled_sequence(), looked, replace).remember();
-        let (length_after, disk_after) = replace::sizes(&real)?;
-        // It is done: nobody can stop it any more.
-        let _ = step(CompactStep::Replaced);
-        Ok(CompactReport { length_before, disk_before, length_after, disk_after })
+        rewrite(path, key, options, &mut Target::same, step)
     }
+}
+
+/// What the new file is made with.
+pub(super) struct Target {
+    pub(super) key: UnlockedKey,
+    pub(super) framing: Framing,
+    pub(super) slots: Slots,
+}
+
+impl Target {
+    /// Everything as it is.
+    fn same(header: &Header, key: &UnlockedKey) -> Result<Target> {
+        Ok(Target { key: copied(key), framing: header.framing().clone(), slots: header.slots() })
+    }
+}
+
+fn copied(key: &UnlockedKey) -> UnlockedKey {
+    UnlockedKey { archive: key.archive, volume_key: SecretKey::new(*key.volume_key.bytes()) }
+}
+
+/// Writes the live content into a new file that `prepare` describes, once the archive may be used, and puts that in the old one's place.
+pub(super) fn rewrite(
+    path: &Path,
+    key: &UnlockedKey,
+    options: &CompactOptions,
+    prepare: &mut dyn FnMut(&Header, &UnlockedKey) -> Result<Target>,
+    step: &mut dyn FnMut(CompactStep) -> Result<()>,
+) -> Result<CompactReport> {
+    let real = std::fs::canonicalize(path).map_err(|e| Error::io(format!("cannot find {}", path.display()), e))?;
+    let storage = Arc::new(FileStorage::open(&real, LockMode::Exclusive)?);
+    replace::check_names(&real, options.break_links)?;
+    let header = Header::read(&*storage)?;
+    if header.framing().archive != key.archive {
+        return Err(Error::damaged("another archive took the place of the one that was unlocked"));
+    }
+    header.authenticate(&key.volume_key)?;
+    header.check_writable()?;
+    let looked = Looked::into(seen_file(&options.seen, &key.volume_key, &key.archive));
+    let sequence = header.framing().sequence;
+    let old = open(storage, key, sequence, looked.mark())?;
+    let replace = seen::judge(&old.volume, sequence, looked.seen.as_ref(), &options.seen)?;
+    refuse_snapshots(&old.volume)?;
+    let (length_before, disk_before) = replace::sizes(&real)?;
+    let used = (old.volume.durable().used_blocks + MIN_BLOCKS) * BLOCK;
+    if options.dry_run {
+        return Ok(CompactReport { length_before, disk_before, length_after: used, disk_after: used });
+    }
+    let target = prepare(&header, key)?;
+    replace::remove_leftovers(&real);
+    let beside = replace::Beside::new(&real, &SystemEnvironment)?;
+    step(CompactStep::Created)?;
+    for copy in 0..2 {
+        header::write_copy(beside.storage(), &target.framing, &target.slots, copy, &target.key.volume_key)?;
+    }
+    let total = used;
+    let new = fill(&old, beside.shared(), &target, &mut |done| step(CompactStep::Copying { done, total }))?;
+    step(CompactStep::Copied)?;
+    verify(&old, beside.shared(), &target.key, &mut |done| step(CompactStep::Verifying { done, total }))?;
+    step(CompactStep::Verified)?;
+    beside.take_after(&real)?;
+    step(CompactStep::Prepared)?;
+    beside.replace(&real)?;
+    // From here on the file as it was before is an older copy.
+    if target.framing.sequence == sequence {
+        Witness::new(new, header.settled_sequence(), looked, replace).remember();
+    } else {
+        // Also under the old key: a copy from before is an older one to who opens it.
+        Witness::new(new.clone(), target.framing.sequence, looked, replace).remember();
+        let file = seen_file(&options.seen, &target.key.volume_key, &target.key.archive);
+        Witness::new(new, target.framing.sequence, Looked { file, seen: None }, false).remember();
+    }
+    let (length_after, disk_after) = replace::sizes(&real)?;
+    // It is done: nobody can stop it any more.
+    let _ = step(CompactStep::Replaced);
+    Ok(CompactReport { length_before, disk_before, length_after, disk_after })
 }
 
 /// K1: reads only, whatever the lock.
@@ -157,15 +201,18 @@ fn refuse_snapshots(volume: &Volume) -> Result<()> {
 fn fill(
     old: &FileSystem,
     storage: Arc<FileStorage>,
-    key: &UnlockedKey,
+    target: &Target,
     watch: &mut copy::Watch<'_>,
 ) -> Result<Arc<Volume>> {
     let environment = Arc::new(SystemEnvironment);
+    let key = &target.key;
     let cipher = PageCipher::new(&key.volume_key, key.archive, environment.clone());
     let state = old.volume.state();
     let inodes = records::Records::new(&old.volume, &state)?.inodes();
-    let new = Volume::continue_from(&old.volume, storage, cipher, environment, inodes)?;
-    copy::copy(&old.volume, &state, &new, watch)?;
+    let sequence = target.framing.sequence;
+    let new = Volume::continue_from(&old.volume, storage, cipher, environment, sequence, inodes)?;
+    let names = Names::new(&old.name_key, &name_key(&key.volume_key, &key.archive));
+    copy::copy(&old.volume, &state, &new, &names, watch)?;
     Ok(new)
 }
 
@@ -181,5 +228,6 @@ fn verify(old: &FileSystem, storage: Arc<FileStorage>, key: &UnlockedKey, watch:
     if let Some(finding) = findings.first() {
         return Err(Error::damaged(format!("the new archive is not sound: {finding}")));
     }
-    copy::compare(&old.volume, &new.volume, watch)
+    let names = Names::new(&old.name_key, &new.name_key);
+    copy::compare(&old.volume, &new.volume, &names, watch)
 }

@@ -1,10 +1,15 @@
 //! Decoders of single structures: whatever decodes encodes to the same bytes, where there is one encoding, and decodes to the same value.
 
+use std::sync::Arc;
+
 use sha2::{Digest, Sha256};
 
 use super::super::seen::Seen;
+use crate::crypto::identity::Recipient;
+use crate::crypto::{Identities, NoPrompts, Prompts, RecoveryCode};
 use crate::format::data_head::{decode_cell_table, encode_head, head_length};
 use crate::format::header::{self, HEADER_BYTES};
+use crate::format::key_slot::{DESCRIPTION_PLAIN, Description, KeySlot, Rewrap};
 use crate::format::node::{self, NodeEntries};
 use crate::format::page::{POINTER, PROLOGUE, Prologue};
 use crate::format::record::{CommitRecord, DeltaList, RECORD_PLAIN, Root};
@@ -49,8 +54,32 @@ pub(super) fn header(data: &[u8]) {
 }
 
 pub(super) fn slot(data: &[u8]) {
-    let _ = header::decode_passphrase_slot(data);
     let block: [u8; 4096] = filled(data);
+    for kind in [0, 1, 2, 3, 4, 17, 18, 19, 20] {
+        let _ = KeySlot::decode(data, kind);
+        if let Ok(slot) = KeySlot::decode(&block, kind) {
+            assert!(slot.encode(kind, &block) == block, "a slot of kind {kind} is encoded otherwise");
+        }
+    }
+    // Behind the seal that it has in an archive.
+    let plain: [u8; DESCRIPTION_PLAIN] = filled(data);
+    if let Ok(description) = Description::decode(&plain) {
+        assert_eq!(description.encode().ok(), Some(plain), "a description is encoded otherwise");
+        if let Rewrap::Recipient(text) = &description.rewrap {
+            let _ = Recipient::parse(text);
+        }
+    }
+    // What an age file says is read before anything about it is proved.
+    let mut identities = Identities::default();
+    let prompts: Arc<dyn Prompts> = Arc::new(NoPrompts);
+    let identity = b"AGE-SECRET-KEY-1GQ9778VQXMMJVE8SK7J6VT8UJ4HDQAJUVSFCWCM02D8GEWQ72PVQ2Y5J33";
+    if identities.add(identity, "identity", &prompts).is_ok() {
+        let _ = identities.open(data);
+    }
+    if let Ok(code) = RecoveryCode::parse(data) {
+        assert!(RecoveryCode::parse(code.text().as_bytes()).is_ok());
+    }
+    let _ = header::decode_passphrase_slot(data);
     let Ok(slot) = header::decode_passphrase_slot(&block) else { return };
     assert!(header::encode_passphrase_slot(&slot, &filled(&block[632..])) == block);
 }

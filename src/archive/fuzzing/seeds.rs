@@ -3,6 +3,7 @@
 use super::forge::Forge;
 use crate::format::data_head::{PackedItem, encode_head};
 use crate::format::header::{self, Framing, KdfParameters, PassphraseSlot};
+use crate::format::key_slot::{Description, KeySlot, Rewrap, SEALED_KEY};
 use crate::format::node::{NodeHead, encode_internal, encode_leaf};
 use crate::format::page::{PageKind, Prologue};
 use crate::format::record::{DeltaList, Root};
@@ -44,7 +45,19 @@ fn headers() -> Vec<Vec<u8>> {
 fn slots() -> Vec<Vec<u8>> {
     let kdf = KdfParameters { memory_kib: 65_536, passes: 3, lanes: 1 };
     let slot = PassphraseSlot { salt: [1; 32], kdf, commitment: [2; 32], nonce: [3; 24], sealed: vec![4; 528] };
-    vec![header::encode_passphrase_slot(&slot, &[5; 3464]).to_vec()]
+    let mut seeds = vec![header::encode_passphrase_slot(&slot, &[5; 3464]).to_vec()];
+    let (salt, commitment, nonce, sealed, ephemeral) = ([1; 32], [2; 32], [3; 24], [4; SEALED_KEY], [6; 32]);
+    let age = b"age-encryption.org/v1\n-> X25519 qqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqo\nqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqo\n--- qqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqo\n";
+    for (kind, kdf, age) in [(2, Some(kdf), &[][..]), (3, None, &[]), (4, None, age), (17, Some(kdf), &[])] {
+        let slot = KeySlot { salt, kdf, commitment, nonce, sealed, ephemeral, age: age.to_vec() };
+        seeds.push(slot.encode(kind, &[5; 4096]).to_vec());
+    }
+    let created = Timestamp { seconds: 9, nanos: 1 };
+    for rewrap in [Rewrap::Public([7; 32]), Rewrap::Recipient("age1qpzry9x8".into())] {
+        seeds.extend(Description { created, label: "label".into(), rewrap }.encode().map(|bytes| bytes.to_vec()));
+    }
+    seeds.extend([age.to_vec(), b"000000-000011".to_vec()]);
+    seeds
 }
 
 fn records() -> Vec<Vec<u8>> {

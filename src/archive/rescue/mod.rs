@@ -15,8 +15,7 @@ use std::sync::Arc;
 
 use super::header::Header;
 use super::stage::Stage;
-use super::{Archive, LeftAttributes, Problem, UnlockLimits, UnlockedKey, slots};
-use crate::crypto::Passphrase;
+use super::{Archive, LeftAttributes, Problem, Secrets, UnlockLimits, UnlockedKey, slots};
 use crate::env::{Environment, SystemEnvironment};
 use crate::error::{Error, Result};
 use crate::format::{Generation, Ino};
@@ -108,16 +107,16 @@ impl RescueReport {
 }
 
 impl Archive {
-    /// Like [`Archive::unlock_within`] for a file that may be truncated or whose newer header copy may be forged.
-    pub fn unlock_damaged(path: &Path, passphrase: &Passphrase, limits: &UnlockLimits) -> Result<UnlockedKey> {
+    /// Like [`Archive::unlock_with`] for a file that may be truncated or whose newer header copy may be forged.
+    pub fn unlock_damaged(path: &Path, secrets: &Secrets, limits: &UnlockLimits) -> Result<UnlockedKey> {
         let storage = FileStorage::open(path, LockMode::Shared)?;
         let mut failed = None;
         for header in Header::salvage(&storage)? {
-            let opened = slots::unlock(&header, passphrase, limits)
-                .and_then(|opened| header.check_commitment(&opened.secret.volume_key).map(|()| opened));
+            let opened = slots::unlock(&header, secrets, limits)
+                .and_then(|opened| header.check_commitment(&opened.volume_key).map(|()| opened));
             match opened {
                 Ok(opened) => {
-                    return Ok(UnlockedKey { archive: header.framing().archive, volume_key: opened.secret.volume_key });
+                    return Ok(UnlockedKey { archive: header.framing().archive, volume_key: opened.volume_key });
                 }
                 Err(error) => failed = failed.or(Some(error)),
             }

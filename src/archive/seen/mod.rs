@@ -74,6 +74,10 @@ impl Seen {
         &self.trail[0]
     }
 
+    pub(super) fn header_sequence(&self) -> u64 {
+        self.header_sequence
+    }
+
     pub(super) fn encode(&self) -> Vec<u8> {
         let mut out = Vec::with_capacity(HEAD + MARK * self.trail.len());
         out.extend_from_slice(&[VERSION, 0, 0, 0, 0, 0, 0, 0]);

@@ -8,11 +8,15 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
+use super::super::UnlockLimits;
 use super::super::fuzzing::{Forge, OWNER, create_on, noise, open_on};
 use super::super::header::Header;
+use super::super::slots::{self, NewKey, Place, Secrets};
 use super::sample::cipher;
-use super::{archive, opens};
+use super::{archive, key, opens};
+use crate::crypto::identity::Recipient;
 use crate::crypto::kdf::KdfCost;
+use crate::crypto::{KeyFile, NoPrompts, Passphrase, Prompts, RecoveryCode, SecretKey};
 use crate::env::{Environment, SeededEnvironment};
 use crate::error::Result;
 use crate::format::record::DeltaList;
@@ -186,6 +190,124 @@ fn settled(mut bytes: Vec<u8>) -> Vec<u8> {
     bytes
 }
 
+/// Every kind of key, as it was made and re-wrapped; the manifest says what opens each slot.
+fn keys() -> (Vec<u8>, Value) {
+    let word = |text: &str| Passphrase::new(text.as_bytes().to_vec());
+    let file = |seed: u8| [[seed; 40], [seed + 1; 40]].concat();
+    let read = |seed: u8| KeyFile::read(&file(seed)[..]).unwrap();
+    let code = |seed| RecoveryCode::generate(&SeededEnvironment::new(seed)).unwrap();
+    let prompts: Arc<dyn Prompts> = Arc::new(NoPrompts);
+    let identity = age::x25519::Identity::generate();
+    let recipient = Recipient::parse(&identity.to_public().to_string()).unwrap();
+    let identity_text = identity.to_string();
+    let identity_text = age::secrecy::ExposeSecret::expose_secret(&identity_text);
+    let storage = archive(&[(0, "golden one", KdfCost::TEST)]);
+    let mut manifest = Vec::new();
+    for rewrapped in [false, true] {
+        let first = if rewrapped { 17 } else { 1 };
+        let (old, new) = (SecretKey::new([5; 32]), key());
+        let made_under = if rewrapped { &old } else { &new };
+        let seed = first as u8;
+        let (one, both) = (read(seed), read(seed + 2));
+        let (alone, with) = (word(&format!("alone {first}")), word(&format!("with {first}")));
+        let recovery = code(u64::from(seed));
+        let ways = [
+            (NewKey::Passphrase(&alone, KdfCost::TEST), json!({"passphrase": format!("alone {first}")})),
+            (NewKey::KeyFile(&one), json!({"key_file": hex(&file(seed))})),
+            (
+                NewKey::KeyFileAndPassphrase(&both, &with, KdfCost::TEST),
+                json!({"key_file": hex(&file(seed + 2)), "passphrase": format!("with {first}")}),
+            ),
+            (NewKey::RecoveryCode(&recovery), json!({"recovery_code": recovery.text().as_str()})),
+            (NewKey::Recipient(&recipient, &prompts), json!({"identity": identity_text})),
+        ];
+        for (number, (new_key, mut way)) in ways.into_iter().enumerate() {
+            let slot = first + number;
+            let label = format!("golden {slot}");
+            let place = Place { archive: &super::ARCHIVE, slot, volume_key: made_under };
+            let mut made = slots::make(&place, &new_key, label.clone(), &SeededEnvironment::new(slot as u64)).unwrap();
+            if rewrapped {
+                let staging = archive(&[]);
+                Header::read(&staging).unwrap().replace_slots(&staging, &[(slot, made)], &old).unwrap();
+                let header = Header::read(&staging).unwrap();
+                let about = slots::description(&header, slot, &old).unwrap();
+                let place = Place { volume_key: &new, ..place };
+                made = slots::rewrap(&place, &header, &about, &prompts, &SeededEnvironment::new(99)).unwrap();
+            }
+            Header::read(&storage).unwrap().replace_slots(&storage, &[(slot, made)], &new).unwrap();
+            (way["slot"], way["label"]) = (json!(slot), json!(label));
+            manifest.push(way);
+        }
+    }
+    let storage = Arc::new(storage);
+    let fs = create_on(storage.clone(), 21).unwrap();
+    file_at_root(&fs);
+    fs.close().unwrap();
+    (storage.contents(), json!(manifest))
+}
+
+fn file_at_root(fs: &FileSystem) {
+    file(fs, ROOT_INO, b"file", b"opened with any of the keys");
+}
+
+/// Run once, when the kinds of keys were added to the format: its file is frozen.
+#[test]
+#[ignore = "writes the golden archive of keys anew"]
+fn write_golden_keys() {
+    let (bytes, ways) = keys();
+    let bytes = settled(bytes);
+    let fs = open_on(Arc::new(MemoryStorage::from_contents(bytes.clone())), true).unwrap();
+    let record = fs.volume.durable();
+    let manifest = json!({
+        "passphrases": ["golden one"], "keys": ways,
+        "generation": record.generation.0, "closed": record.closed, "two_barrier": record.two_barrier,
+        "sha256": hex(&Sha256::digest(&bytes)), "objects": listing(&fs).unwrap(), "damaged": [],
+    });
+    let mut packed = zstd::bulk::Compressor::new(19).unwrap();
+    packed.long_distance_matching(true).unwrap();
+    packed.window_log(24).unwrap();
+    std::fs::write(directory().join("keys.lbx.zst"), packed.compress(&bytes).unwrap()).unwrap();
+    std::fs::write(directory().join("keys.json"), serde_json::to_string_pretty(&manifest).unwrap() + "\n").unwrap();
+}
+
+/// What opens a slot, as a manifest says it.
+fn secrets_of(way: &Value) -> Secrets {
+    let unhex = |text: &str| -> Vec<u8> {
+        (0..text.len()).step_by(2).map(|at| u8::from_str_radix(&text[at..at + 2], 16).unwrap()).collect()
+    };
+    let mut secrets = Secrets {
+        passphrase: way["passphrase"].as_str().map(|text| Passphrase::new(text.into())),
+        key_file: way["key_file"].as_str().map(|text| KeyFile::read(&unhex(text)[..]).unwrap()),
+        recovery_code: way["recovery_code"].as_str().map(|text| RecoveryCode::parse(text.as_bytes()).unwrap()),
+        ..Secrets::default()
+    };
+    if let Some(text) = way["identity"].as_str() {
+        let prompts: Arc<dyn Prompts> = Arc::new(NoPrompts);
+        secrets.identities.add(text.as_bytes(), "golden", &prompts).unwrap();
+    }
+    secrets
+}
+
+#[test]
+fn every_key_of_the_golden_archive_opens_its_slot() {
+    let manifest = std::fs::read_to_string(directory().join("keys.json")).unwrap();
+    let manifest: Value = serde_json::from_str(&manifest).unwrap();
+    let packed = std::fs::read(directory().join("keys.lbx.zst")).unwrap();
+    let storage = MemoryStorage::from_contents(zstd::bulk::decompress(&packed, 64 << 20).unwrap());
+    let header = Header::read(&storage).unwrap();
+    let ways = manifest["keys"].as_array().unwrap();
+    let kinds: std::collections::BTreeSet<u8> = header.framing().slots.into_iter().collect();
+    assert_eq!(kinds.into_iter().collect::<Vec<_>>(), [0, 1, 2, 3, 4, 17, 18, 19]);
+    for way in ways {
+        let opened = slots::unlock_each(&header, &secrets_of(way), &UnlockLimits::default()).unwrap();
+        let slot = way["slot"].as_u64().unwrap() as usize;
+        assert!(opened.iter().any(|opened| opened.slot == slot), "{slot}");
+        header.authenticate(&opened[0].volume_key).unwrap();
+        let about = slots::description(&header, slot, &opened[0].volume_key).unwrap();
+        assert_eq!(about.label, way["label"].as_str().unwrap());
+    }
+}
+
 /// Offsets of bytes that are flipped, alone or together.
 fn damages(bytes: &[u8]) -> Vec<(&'static str, Vec<usize>)> {
     let storage = Arc::new(MemoryStorage::from_contents(bytes.to_vec()));
@@ -243,7 +365,7 @@ fn write_golden_archives() {
 
 #[test]
 fn golden_archives_are_read_and_refused_as_recorded() {
-    for name in ["objects", "unclosed", "deep"] {
+    for name in ["objects", "unclosed", "deep", "keys"] {
         let manifest = std::fs::read_to_string(directory().join(format!("{name}.json"))).unwrap();
         let manifest: Value = serde_json::from_str(&manifest).unwrap();
         let packed = std::fs::read(directory().join(format!("{name}.lbx.zst"))).unwrap();

@@ -11,7 +11,7 @@ use nix::sys::resource::{Resource, UsageWho, getrusage, setrlimit};
 use nix::sys::time::TimeValLike;
 
 use super::super::fuzzing::{ARCHIVE, Forge, exercise, key};
-use super::super::{Archive, ExtractOptions, OpenOptions, RescueOptions, UnlockedKey};
+use super::super::{Archive, ExtractOptions, Filter, OpenOptions, RescueOptions, UnlockedKey};
 use cases::{Case, cases};
 
 /// Address space beyond what the test's process has when it begins.
@@ -90,7 +90,7 @@ fn on_the_host(directory: &std::path::Path, bytes: &[u8]) {
     let unlocked = UnlockedKey { archive: ARCHIVE, volume_key: key() };
     let options = OpenOptions { read_only: true, memory: 16 << 20, ..OpenOptions::default() };
     if let Ok(archive) = Archive::open(&file, &unlocked, &options) {
-        let options = ExtractOptions { to: own.join("extracted"), replace: false };
+        let options = ExtractOptions { to: own.join("extracted"), replace: false, filter: Filter::default() };
         // A refusal is as good as a report.
         let _ = archive.extract(&[], &options, &mut |_| {});
     }

@@ -5,6 +5,8 @@ mod damage;
 mod erasure;
 mod golden;
 mod hostile;
+mod key_slots;
+mod keys;
 mod repacking;
 mod sample;
 
@@ -13,7 +15,8 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use super::header::{self, Header, SlotBlock, empty_slots};
-use super::{Archive, CreateOptions, UnlockLimits, UnlockedKey, slots};
+use super::slots::{self, NewKey, Place, Secrets};
+use super::{Archive, CreateOptions, UnlockLimits, UnlockedKey};
 use crate::crypto::kdf::KdfCost;
 use crate::crypto::{Passphrase, SecretKey};
 use crate::env::{Environment, SeededEnvironment};
@@ -33,13 +36,18 @@ fn passphrase(text: &str) -> Passphrase {
     Passphrase::new(text.as_bytes().to_vec())
 }
 
+fn secrets(text: &str) -> Secrets {
+    Secrets::from(passphrase(text))
+}
+
 fn key() -> SecretKey {
     SecretKey::new(KEY)
 }
 
 fn slot(number: usize, text: &str, kdf: KdfCost) -> SlotBlock {
     let environment = SeededEnvironment::new(number as u64);
-    slots::make(&ARCHIVE, number, &passphrase(text), kdf, &key(), "label".into(), &environment).unwrap()
+    let place = Place { archive: &ARCHIVE, slot: number, volume_key: &key() };
+    slots::make(&place, &NewKey::Passphrase(&passphrase(text), kdf), "label".into(), &environment).unwrap().1
 }
 
 /// An archive file with both header copies and nothing else.
@@ -78,10 +86,10 @@ fn flip(storage: &MemoryStorage, offset: u64) {
 
 fn opens(storage: &dyn Storage, text: &str) -> bool {
     let header = Header::read(storage).unwrap();
-    match slots::unlock(&header, &passphrase(text), &UnlockLimits::default()) {
+    match slots::unlock(&header, &secrets(text), &UnlockLimits::default()) {
         Ok(opened) => {
-            header.authenticate(&opened.secret.volume_key).unwrap();
-            assert_eq!(opened.secret.volume_key.bytes(), &KEY);
+            header.authenticate(&opened.volume_key).unwrap();
+            assert_eq!(opened.volume_key.bytes(), &KEY);
             true
         }
         Err(Error::WrongKey) => false,
@@ -160,10 +168,10 @@ fn the_cost_of_all_trials_together_is_bounded() {
     let header = Header::read(&storage).unwrap();
     // 1 MiB for the first, rounded up, and 12 for the second.
     let tight = UnlockLimits { cost_mib: 12, ..UnlockLimits::default() };
-    assert!(slots::unlock(&header, &passphrase("one"), &tight).is_ok(), "the cheap slot is tried first");
-    let error = slots::unlock(&header, &passphrase("two"), &tight).err().unwrap();
+    assert!(slots::unlock(&header, &secrets("one"), &tight).is_ok(), "the cheap slot is tried first");
+    let error = slots::unlock(&header, &secrets("two"), &tight).err().unwrap();
     assert!(matches!(&error, Error::Unsupported(detail) if detail.contains("--kdf-limit")), "{error}");
-    assert!(slots::unlock(&header, &passphrase("two"), &UnlockLimits::raised(13)).is_ok());
+    assert!(slots::unlock(&header, &secrets("two"), &UnlockLimits::raised(13)).is_ok());
 }
 
 /// Would run for minutes and take 4 GiB if anything were derived.
@@ -185,7 +193,7 @@ fn thirty_two_hostile_slots_are_refused_before_any_work() {
             header::write_copy(&storage, &framing, &blocks, copy, &key()).unwrap();
         }
         let header = Header::read(&storage).unwrap();
-        let error = slots::unlock(&header, &passphrase("one"), &UnlockLimits::default()).err().unwrap();
+        let error = slots::unlock(&header, &secrets("one"), &UnlockLimits::default()).err().unwrap();
         assert!(matches!(error, Error::Unsupported(_) | Error::Damaged(_)), "{error}");
     }
 }
@@ -215,7 +223,7 @@ fn a_power_cut_anywhere_in_a_change_leaves_one_passphrase() {
             storage.on_op(Box::new(hook));
             let mut header = Header::read(&*storage).unwrap();
             header.repair(&*storage, &key()).unwrap();
-            header.replace_slot(&*storage, 0, &slots[(change + 1) % 2], &key()).unwrap();
+            header.replace_slots(&*storage, &[(0, (SLOT_PASSPHRASE, slots[(change + 1) % 2]))], &key()).unwrap();
             storage.on_op(Box::new(|_| {}));
             for image in images.lock().drain(..) {
                 cuts += 1;
@@ -281,7 +289,7 @@ fn a_change_torn_anywhere_leaves_one_whole_copy() {
     let storage = archive(&[(0, "old", KdfCost::TEST)]);
     let before = storage.contents();
     let new = slot(0, "new", KdfCost::TEST);
-    Header::read(&storage).unwrap().replace_slot(&storage, 0, &new, &key()).unwrap();
+    Header::read(&storage).unwrap().replace_slots(&storage, &[(0, (SLOT_PASSPHRASE, new))], &key()).unwrap();
     let after = storage.contents();
     assert!(opens(&storage, "new") && !opens(&storage, "old"));
     let copies = HEADER_START.map(|start| start as usize * BLOCK as usize);

@@ -74,7 +74,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
 }
 
 /// From now on SIGINT, SIGTERM and SIGHUP only set the flag, so that no unfinished file stays behind.
-fn stop_on_signals() -> Result<Arc<AtomicBool>, Failure> {
+pub(crate) fn stop_on_signals() -> Result<Arc<AtomicBool>, Failure> {
     let failed = |why: String| Failure::other(format!("cannot watch for signals: {why}"));
     let signals: SigSet = [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP].into_iter().collect();
     signals.thread_block().map_err(|e| failed(e.desc().into()))?;

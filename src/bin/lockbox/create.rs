@@ -5,11 +5,12 @@ use std::path::PathBuf;
 use lockbox::Error;
 use lockbox::archive::{Archive, CreateOptions};
 use lockbox::fs::Creator;
+use lockbox_secrets::PassphraseSources;
 use nix::unistd::{getegid, geteuid};
 
 use crate::exit::{Failure, shown};
 use crate::kdf::KdfArgs;
-use crate::secrets::SecretArgs;
+use crate::secrets;
 
 /// Create an empty archive
 #[derive(clap::Args)]
@@ -17,7 +18,7 @@ pub(crate) struct Args {
     /// The archive file, which must not exist
     archive: PathBuf,
     #[command(flatten)]
-    secret: SecretArgs,
+    sources: PassphraseSources,
     #[command(flatten)]
     kdf: KdfArgs,
 }
@@ -29,7 +30,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     if path.symlink_metadata().is_ok() {
         return Err(exists());
     }
-    let passphrase = args.secret.to_set(path)?;
+    let passphrase = secrets::to_set(&args.sources, path)?;
     let options = CreateOptions { kdf: args.kdf.cost()?, creator: creator() };
     Archive::create(path, &passphrase, &options).map_err(|error| match error {
         Error::Exists => exists(),

@@ -33,6 +33,11 @@ pub(crate) fn code(error: &Error) -> u8 {
     }
 }
 
+/// What umount(8) passes on as its own when it calls this program as umount.lockbox: 1 for wrong usage, 32 for a failure.
+pub(crate) fn umount_8_code(code: u8) -> u8 {
+    if code == USAGE { USAGE } else { 32 }
+}
+
 /// Why the program ends without success: a sentence for the user and the exit code.
 pub(crate) struct Failure {
     pub(crate) code: u8,
@@ -73,6 +78,15 @@ impl Failure {
         let count = problems.len();
         let objects = if count == 1 { "1 object was" } else { &format!("{count} objects were") };
         Some(Failure::new(worst, format!("{objects} not copied in full; see above")))
+    }
+}
+
+impl From<lockbox_secrets::Error> for Failure {
+    fn from(error: lockbox_secrets::Error) -> Failure {
+        match error.kind {
+            lockbox_secrets::Kind::Usage => Failure::usage(error.sentence),
+            lockbox_secrets::Kind::Source => Failure::other(error.sentence),
+        }
     }
 }
 

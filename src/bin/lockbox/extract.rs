@@ -10,6 +10,7 @@ use serde_json::json;
 use crate::exit::Failure;
 use crate::opening::{self, ArchiveArgs};
 use crate::output::{self, Output};
+use crate::patterns::PatternArgs;
 use crate::progress::Bar;
 
 /// Copy files and directories out of an archive
@@ -26,15 +27,17 @@ pub(crate) struct Args {
     /// Replace files and empty directories that are in the way
     #[arg(long)]
     force: bool,
+    #[command(flatten)]
+    patterns: PatternArgs,
     /// Print a summary as JSON
     #[arg(long)]
     json: bool,
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+    let options = ExtractOptions { to: args.to.clone(), replace: args.force, filter: args.patterns.filter()? };
     let archive = args.archive.read()?;
     let paths: Vec<Vec<u8>> = args.paths.iter().map(|path| path.as_bytes().to_vec()).collect();
-    let options = ExtractOptions { to: args.to.clone(), replace: args.force };
     let bar = Bar::copying();
     let extracted = archive.extract(&paths, &options, &mut |progress| bar.copied(progress));
     drop(bar);

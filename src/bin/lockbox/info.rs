@@ -59,9 +59,9 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
 /// Specification 3.1, field "kind of each key slot".
 fn slot_kind(kind: u8) -> &'static str {
     match kind {
-        1 => "passphrase",
-        2 => "key file",
-        3 => "recovery code",
+        1 | 17 => "passphrase",
+        2 | 18 => "key file",
+        3 | 19 => "recovery code",
         4 => "age recipient",
         _ => "unknown",
     }

@@ -4,23 +4,41 @@ mod add;
 mod cat;
 mod check;
 mod compact;
+mod completions;
 mod create;
+mod doctor;
+mod env;
 mod exit;
+mod export_tar;
 mod extract;
+mod forget;
+mod header;
+mod import_tar;
 mod info;
 mod kdf;
+mod key;
 mod ls;
+#[cfg(test)]
+mod manual;
 mod mount;
+mod mounts;
 mod opening;
 mod output;
 mod passwd;
+mod patterns;
 mod progress;
+mod prompts;
 mod purge;
+mod recovery;
 mod rescue;
+mod run;
 mod runtime;
 mod secrets;
 mod seen;
+mod status;
 mod umount;
+mod unlocking;
+mod variables;
 
 use std::ffi::OsStr;
 use std::path::Path;
@@ -44,8 +62,11 @@ enum Command {
     Create(create::Args),
     Mount(mount::Args),
     Umount(umount::Args),
+    Status(status::Args),
     Add(add::Args),
     Extract(extract::Args),
+    ExportTar(export_tar::Args),
+    ImportTar(import_tar::Args),
     Ls(ls::Args),
     Cat(cat::Args),
     Info(info::Args),
@@ -54,14 +75,23 @@ enum Command {
     Compact(compact::Args),
     Purge(purge::Args),
     Passwd(passwd::Args),
+    Forget(forget::Args),
+    Doctor(doctor::Args),
+    Completions(completions::Args),
+    Recovery(recovery::Args),
+    #[command(subcommand)]
+    Key(key::Command),
+    #[command(subcommand)]
+    Header(header::Command),
+    Env(env::Args),
+    Run(run::Args),
 }
 
 fn main() -> ExitCode {
     let name = std::env::args_os().next().unwrap_or_default();
-    let parsed = match Path::new(&name).file_name().and_then(OsStr::to_str) {
-        Some("umount.lockbox" | "umount.fuse.lockbox") => umount::parse_as_umount_8(),
-        _ => Cli::try_parse().map(|cli| cli.command),
-    };
+    let for_umount_8 =
+        matches!(Path::new(&name).file_name().and_then(OsStr::to_str), Some("umount.lockbox" | "umount.fuse.lockbox"));
+    let parsed = if for_umount_8 { umount::parse_as_umount_8() } else { Cli::try_parse().map(|cli| cli.command) };
     let command = match parsed {
         Ok(command) => command,
         Err(error) => {
@@ -70,14 +100,14 @@ fn main() -> ExitCode {
             return if error.use_stderr() { exit::USAGE.into() } else { ExitCode::SUCCESS };
         }
     };
-    secrets::keep_out_of_core_dumps();
+    let cores = secrets::keep_out_of_core_dumps();
     outlive_size_limits();
     output::start_log();
-    match run(&command) {
+    match run(&command, cores) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
             output::complain(&failure.message);
-            failure.code.into()
+            if for_umount_8 { exit::umount_8_code(failure.code) } else { failure.code }.into()
         }
     }
 }
@@ -90,13 +120,23 @@ fn outlive_size_limits() {
     let _ = beyond_limit.thread_block();
 }
 
-fn run(command: &Command) -> Result<(), Failure> {
+/// For a program that takes this one's place.
+fn undo_outliving_size_limits() {
+    let mut beyond_limit = SigSet::empty();
+    beyond_limit.add(Signal::SIGXFSZ);
+    let _ = beyond_limit.thread_unblock();
+}
+
+fn run(command: &Command, cores: secrets::CoreLimit) -> Result<(), Failure> {
     match command {
         Command::Create(args) => create::run(args),
         Command::Mount(args) => mount::run(args),
         Command::Umount(args) => umount::run(args),
+        Command::Status(args) => status::run(args),
         Command::Add(args) => add::run(args),
         Command::Extract(args) => extract::run(args),
+        Command::ExportTar(args) => export_tar::run(args),
+        Command::ImportTar(args) => import_tar::run(args),
         Command::Ls(args) => ls::run(args),
         Command::Cat(args) => cat::run(args),
         Command::Info(args) => info::run(args),
@@ -105,5 +145,13 @@ fn run(command: &Command) -> Result<(), Failure> {
         Command::Compact(args) => compact::run(args),
         Command::Purge(args) => purge::run(args),
         Command::Passwd(args) => passwd::run(args),
+        Command::Forget(args) => forget::run(args),
+        Command::Doctor(args) => doctor::run(args),
+        Command::Completions(args) => completions::run(args),
+        Command::Recovery(args) => recovery::run(args),
+        Command::Key(command) => key::run(command),
+        Command::Header(command) => header::run(command),
+        Command::Env(args) => env::run(args),
+        Command::Run(args) => run::run(args, cores),
     }
 }

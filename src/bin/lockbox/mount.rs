@@ -1,9 +1,10 @@
 //! `lockbox mount`: runs the mount program in its own place.
 
-use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+
+use lockbox_secrets::{Cache, Sources};
 
 use crate::exit::{self, Failure};
 
@@ -25,36 +26,30 @@ pub(crate) struct Args {
     /// Stay in the foreground until the archive is unmounted
     #[arg(long)]
     foreground: bool,
-    /// Read the passphrase from FILE
-    #[arg(long, value_name = "FILE")]
-    passfile: Option<PathBuf>,
-    /// Accept a passfile that others may read
-    #[arg(long)]
-    passfile_any: bool,
+    #[command(flatten)]
+    sources: Sources,
+    #[command(flatten)]
+    cache: Cache,
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+    args.sources.check()?;
     let mut command = Command::new(program());
-    for options in arguments(args) {
+    for options in &args.options {
         command.arg("-o").arg(options);
     }
-    if let Some(passfile) = &args.passfile {
-        // Not as an option: a comma in the path would end it.
-        command.env("LOCKBOX_PASSFILE", passfile);
+    if args.foreground {
+        command.arg("--foreground");
     }
+    // Not as mount options: a comma in a path would end one.
+    command.args(args.sources.arguments()).args(args.cache.arguments());
     let error = command.arg("--").arg(&args.archive).arg(&args.directory).exec();
     let message = format!("cannot run {}", command.get_program().to_string_lossy());
     Err(Failure { code: exit::MOUNT_FAILED, ..exit::host(message, &error) })
 }
 
-fn arguments(args: &Args) -> Vec<OsString> {
-    let flags = [(args.foreground, "foreground"), (args.passfile_any, "passfile_any")];
-    let flags = flags.iter().filter(|(set, _)| *set).map(|(_, name)| OsString::from(name));
-    args.options.iter().map(OsString::from).chain(flags).collect()
-}
-
 /// The program of the same installation, else the one in PATH or of the system.
-fn program() -> PathBuf {
+pub(crate) fn program() -> PathBuf {
     let beside = std::env::current_exe().ok().and_then(|program| program.parent().map(Path::to_path_buf));
     let path = std::env::var_os("PATH").unwrap_or_default();
     beside

@@ -5,11 +5,12 @@ use std::path::{Path, PathBuf};
 use lockbox::Error;
 use lockbox::archive::{Archive, OpenOptions, SeenOptions, UnlockedKey};
 use lockbox::storage::{FileStorage, LockMode};
+use lockbox_secrets::{Cache, Sources};
 
 use crate::exit::{self, Failure, shown};
 use crate::output;
 use crate::runtime;
-use crate::secrets::{LimitArgs, SecretArgs};
+use crate::secrets::{self, LimitArgs};
 use crate::seen::SeenArgs;
 
 /// The archive and what opens it
@@ -18,7 +19,9 @@ pub(crate) struct ArchiveArgs {
     /// The archive file
     pub(crate) archive: PathBuf,
     #[command(flatten)]
-    secret: SecretArgs,
+    sources: Sources,
+    #[command(flatten)]
+    cache: Cache,
     #[command(flatten)]
     limit: LimitArgs,
     #[command(flatten)]
@@ -27,27 +30,44 @@ pub(crate) struct ArchiveArgs {
 
 impl ArchiveArgs {
     pub(crate) fn read(&self) -> Result<Archive, Failure> {
-        self.open(true)
+        self.open(true, &self.sources)
     }
 
     pub(crate) fn write(&self) -> Result<Archive, Failure> {
-        self.open(false)
+        self.open(false, &self.sources)
+    }
+
+    /// For commands whose standard input is no passphrase.
+    pub(crate) fn read_with_input_taken(&self) -> Result<Archive, Failure> {
+        self.open(true, &self.sources_without_input())
+    }
+
+    pub(crate) fn write_with_input_taken(&self) -> Result<Archive, Failure> {
+        self.open(false, &self.sources_without_input())
+    }
+
+    fn sources_without_input(&self) -> Sources {
+        let mut sources = self.sources.clone();
+        sources.passphrase.input_taken = true;
+        sources
     }
 
     /// The key of an archive that may not open as a whole any more.
     pub(crate) fn unlock_damaged(&self) -> Result<UnlockedKey, Failure> {
         let path = &self.archive;
         FileStorage::open(path, LockMode::Shared).map(drop).map_err(|error| failure(path, error))?;
-        let passphrase = self.secret.existing(path)?;
-        Archive::unlock_damaged(path, &passphrase, &self.limit.limits()).map_err(|error| failure(path, error))
+        secrets::unlock_damaged(path, &self.sources, &self.limit.limits())
     }
 
     /// The key of an archive that nobody else has open.
     pub(crate) fn unlock_alone(&self) -> Result<UnlockedKey, Failure> {
         let path = &self.archive;
         probe(path, LockMode::Exclusive)?;
-        let passphrase = self.secret.existing(path)?;
-        Archive::unlock_within(path, &passphrase, &self.limit.limits()).map_err(|error| failure(path, error))
+        self.unlock(&self.sources)
+    }
+
+    fn unlock(&self, sources: &Sources) -> Result<UnlockedKey, Failure> {
+        secrets::unlock(&self.archive, sources, &self.cache, &self.limit.limits())
     }
 
     /// What this user remembers, for commands that open the archive in their own way.
@@ -55,12 +75,11 @@ impl ArchiveArgs {
         self.seen.options()
     }
 
-    fn open(&self, read_only: bool) -> Result<Archive, Failure> {
+    fn open(&self, read_only: bool, sources: &Sources) -> Result<Archive, Failure> {
         let path = &self.archive;
         let failed = |error| failure(path, error);
         probe(path, if read_only { LockMode::Shared } else { LockMode::Exclusive })?;
-        let passphrase = self.secret.existing(path)?;
-        let key = Archive::unlock_within(path, &passphrase, &self.limit.limits()).map_err(failed)?;
+        let key = self.unlock(sources)?;
         let options = OpenOptions { read_only, ..OpenOptions::default() };
         let archive = Archive::open_seen(path, &key, &options, &self.seen.options()).map_err(failed)?;
         if let Some(fallback) = archive.info().map_err(failed)?.fallback {

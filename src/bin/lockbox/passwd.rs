@@ -9,8 +9,7 @@ use crate::exit::Failure;
 use crate::kdf::KdfArgs;
 use crate::opening;
 use crate::output::Output;
-use crate::secrets::{LimitArgs, SecretArgs};
-use crate::seen::SeenArgs;
+use crate::unlocking::UnlockArgs;
 
 /// Change the passphrase of an archive that is not mounted
 #[derive(clap::Args)]
@@ -18,14 +17,10 @@ pub(crate) struct Args {
     /// The archive file
     archive: PathBuf,
     #[command(flatten)]
-    secret: SecretArgs,
+    unlock: UnlockArgs,
     /// Read the new passphrase from FILE
     #[arg(long, value_name = "FILE")]
     new_passfile: Option<PathBuf>,
-    #[command(flatten)]
-    limit: LimitArgs,
-    #[command(flatten)]
-    seen: SeenArgs,
     #[command(flatten)]
     kdf: KdfArgs,
 }
@@ -34,10 +29,9 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let path = &args.archive;
     let failed = |error| opening::failure(path, error);
     opening::probe(path, LockMode::Exclusive)?;
-    let (old, new) = args.secret.both(args.new_passfile.as_deref(), path)?;
+    let (old, new) = args.unlock.secrets_and_new(args.new_passfile.as_deref(), path)?;
     let kdf = args.kdf.cost()?;
-    let seen = args.seen.options();
-    Archive::change_passphrase_within(path, &old, &new, kdf, &args.limit.limits(), &seen).map_err(failed)?;
+    Archive::change_passphrase(path, &args.unlock.access(&old), &new, kdf).map_err(failed)?;
     let mut out = Output::new();
     out.line("The passphrase is changed. Older copies of the archive still open with the old one.")?;
     out.finish()

@@ -7,7 +7,6 @@ use lockbox::control::{self, Request, Response};
 use crate::exit::Failure;
 use crate::opening::{self, ArchiveArgs};
 use crate::runtime;
-use crate::umount;
 
 /// Erase what deleted files left in an archive, now; the archive may be mounted, and named by its mount point
 #[derive(clap::Args)]
@@ -18,7 +17,7 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let path = &args.archive.archive;
-    if let Some((socket, status)) = umount::find(&runtime::canonical(path), path)? {
+    if let Some((socket, status)) = runtime::find(&runtime::canonical(path), path)? {
         return ask(&socket, &status.mount_point);
     }
     if path.is_dir() {

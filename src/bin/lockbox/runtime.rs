@@ -1,38 +1,76 @@
-//! The runtime directory, where the sockets of mounted archives are, and who holds an archive.
+//! The daemons of mounted archives: where their sockets are, who holds an archive, and which one a user means.
 
-use std::fs;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use lockbox::control::{self, Request, Response, Status};
-use nix::unistd::geteuid;
+use lockbox::control::{self, Place, Request, Response, Status};
+use nix::unistd::{Uid, User, geteuid};
 
-/// `$XDG_RUNTIME_DIR`, else `/run` for root, else `/tmp/lockbox-UID` when it is this user's alone. None when there is none yet.
-pub(crate) fn directory() -> Option<PathBuf> {
-    if let Some(path) = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from)
-        && path.is_absolute()
-        && path.is_dir()
-    {
-        return Some(path);
+use crate::exit::Failure;
+use crate::mounts::{self, Mounted};
+
+/// A daemon that answered, with its socket.
+pub(crate) type Daemon = (PathBuf, Status);
+
+fn places() -> Vec<Place> {
+    control::places(std::env::var_os("XDG_RUNTIME_DIR").as_deref(), geteuid().as_raw())
+}
+
+/// Every daemon of this user, for root of all users, that serves what it says; the user's own first.
+pub(crate) fn believed() -> Result<Vec<Daemon>, Failure> {
+    let table = mounts::all();
+    Ok(daemons()?.into_iter().filter(|(_, status)| is_believed(status, &table)).collect())
+}
+
+fn daemons() -> Result<Vec<Daemon>, Failure> {
+    let me = geteuid().as_raw();
+    let mut found = Vec::new();
+    for place in places() {
+        match control::running(&place) {
+            Ok(running) => found.extend(running),
+            // What others did to their own directory is no reason to show nothing.
+            Err(_) if place.owner != me => {}
+            Err(error) => return Err(error.into()),
+        }
     }
-    let uid = geteuid();
-    if uid.is_root() {
-        return Some(PathBuf::from("/run"));
-    }
-    let path = PathBuf::from(format!("/tmp/lockbox-{uid}"));
-    // Anybody may make a name in /tmp first.
-    let metadata = fs::symlink_metadata(&path).ok()?;
-    let private = metadata.is_dir() && metadata.uid() == uid.as_raw() && metadata.mode() & 0o077 == 0;
-    private.then_some(path)
+    found.sort_by_key(|(_, status)| status.uid != me);
+    Ok(found)
 }
 
 /// The daemon that serves the archive with this id.
 pub(crate) fn holder(archive: &[u8; 16]) -> Option<Status> {
-    let socket = control::socket_path(&directory()?, archive);
-    match control::ask(&socket, &Request::Status) {
-        Ok(Response::Status(status)) => Some(status),
-        _ => None,
-    }
+    let mine = geteuid().as_raw();
+    places().iter().filter(|place| place.owner == mine).find_map(|place| {
+        match control::ask(&control::socket_path(&place.runtime, archive), &Request::Status) {
+            Ok(Response::Status(status)) => Some(*status),
+            _ => None,
+        }
+    })
+}
+
+/// The daemon that serves the mount point or archive of this name.
+pub(crate) fn find(canonical: &Path, given: &Path) -> Result<Option<Daemon>, Failure> {
+    let believed = believed()?;
+    let by_point = believed.iter().find(|(_, status)| Path::new(&status.mount_point) == canonical);
+    let found = by_point.or_else(|| {
+        // The links on the way to a dead mount cannot be followed; those to a living one or to an archive can.
+        let real = given.canonicalize().ok()?;
+        believed.iter().find(|(_, status)| real == Path::new(&status.mount_point) || real == Path::new(&status.archive))
+    });
+    Ok(found.cloned())
+}
+
+/// A daemon of another user may say of itself what it likes: what it serves must be that user's mount in the kernel's table.
+fn is_believed(status: &Status, table: &[Mounted]) -> bool {
+    let serves = |mounted: &&Mounted| mounted.point == Path::new(&status.mount_point);
+    status.uid == geteuid().as_raw()
+        || table.iter().rfind(serves).is_some_and(|mounted| {
+            mounted.is_archive() && mounted.user == Some(status.uid) && mounted.source == Path::new(&status.archive)
+        })
+}
+
+/// A user's name, or the number where it has none.
+pub(crate) fn user_name(user: u32) -> String {
+    User::from_uid(Uid::from_raw(user)).ok().flatten().map_or_else(|| user.to_string(), |user| user.name)
 }
 
 /// The path as a daemon that was started elsewhere knows it. The last part is not looked at: it may be a mount whose daemon is dead.
@@ -44,5 +82,23 @@ pub(crate) fn canonical(path: &Path) -> PathBuf {
             Err(_) => absolute,
         },
         _ => absolute,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_daemon_of_another_user_is_believed_only_with_a_mount_of_that_user() {
+        let other = geteuid().as_raw() + 1;
+        let line = |user| format!("36 35 0:42 / /mnt/a rw - fuse.lockbox /a.lbx rw,user_id={user},group_id=0");
+        let table = |user| mounts::parse(line(user).as_bytes()).into_iter().collect::<Vec<_>>();
+        let status = Status { uid: other, mount_point: "/mnt/a".into(), archive: "/a.lbx".into(), ..Status::default() };
+        assert!(is_believed(&status, &table(other)));
+        assert!(!is_believed(&status, &table(other + 1)));
+        assert!(!is_believed(&status, &[]));
+        assert!(!is_believed(&Status { archive: "/b.lbx".into(), ..status.clone() }, &table(other)));
+        assert!(is_believed(&Status { uid: geteuid().as_raw(), ..status }, &[]));
     }
 }

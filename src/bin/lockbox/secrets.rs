@@ -1,33 +1,17 @@
-//! Gets passphrases: from a file, a command, standard input or a prompt, never from the command line.
+//! Gives the library the secrets that the command line names or somebody types.
 
-use std::ffi::OsString;
 use std::fs::File;
-use std::io::{self, IsTerminal, Read};
-use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::path::Path;
+use std::sync::Arc;
 
-use lockbox::archive::UnlockLimits;
-use lockbox::crypto::Passphrase;
-use nix::sys::resource::{Resource, setrlimit};
-use zeroize::Zeroizing;
+use lockbox::Error;
+use lockbox::archive::{Archive, KeyKind, Secrets, UnlockLimits, UnlockedKey};
+use lockbox::crypto::{KeyFile, Passphrase, Prompts, RecoveryCode};
+use lockbox_secrets::{Bytes, Cache, Lock, PassphraseSources, Sources};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
 use crate::exit::{self, Failure, shown};
-
-/// Longer input is a mistake, such as a wrong file.
-const MAX_BYTES: usize = 64 << 10;
-
-/// Where the passphrase comes from
-#[derive(clap::Args)]
-pub(crate) struct SecretArgs {
-    /// Read the passphrase from FILE; without it from LOCKBOX_PASSFILE, the output of LOCKBOX_PASSCOMMAND, standard input when
-    /// it is no terminal, or a prompt
-    #[arg(long, value_name = "FILE")]
-    pub(crate) passfile: Option<PathBuf>,
-    /// Accept a passfile that others may read
-    #[arg(long)]
-    pub(crate) passfile_any: bool,
-}
+use crate::{opening, output, prompts};
 
 /// What unlocking may cost
 #[derive(clap::Args)]
@@ -43,171 +27,158 @@ impl LimitArgs {
     }
 }
 
-/// What a source of passphrases has.
-enum Source {
-    File(PathBuf),
-    Command(OsString),
-    Input,
-    Prompt,
+/// The key of the archive at `path`: what the keyring keeps, or what the secrets open.
+pub(crate) fn unlock(
+    path: &Path,
+    sources: &Sources,
+    cache: &Cache,
+    limits: &UnlockLimits,
+) -> Result<UnlockedKey, Failure> {
+    let archive = Archive::identify(path).map_err(|error| opening::failure(path, error))?;
+    let mut door = Door::new(path, archive, sources, Box::new(|secrets| Archive::unlock_with(path, secrets, limits)));
+    let (key, refused) = lockbox_secrets::open(&mut door, path, sources, cache)?;
+    if let Some(error) = refused {
+        output::complain(&error.sentence);
+    }
+    Ok(key)
 }
 
-impl SecretArgs {
-    fn source(&self) -> Source {
-        let environment = |name| std::env::var_os(name).filter(|value| !value.is_empty());
-        if let Some(path) = self.passfile.clone().or_else(|| environment("LOCKBOX_PASSFILE").map(PathBuf::from)) {
-            Source::File(path)
-        } else if let Some(command) = environment("LOCKBOX_PASSCOMMAND") {
-            Source::Command(command)
-        } else if io::stdin().is_terminal() {
-            Source::Prompt
-        } else {
-            Source::Input
+/// The same for an archive whose header may be damaged; nothing that is kept is used.
+pub(crate) fn unlock_damaged(path: &Path, sources: &Sources, limits: &UnlockLimits) -> Result<UnlockedKey, Failure> {
+    let opens = Box::new(|secrets: &Secrets| Archive::unlock_damaged(path, secrets, limits));
+    let mut door = Door::new(path, [0; 16], sources, opens);
+    lockbox_secrets::ask(&mut door, path, sources)
+}
+
+/// What the command line names, and a passphrase when that is nothing: for changes of the keys, which nothing that is kept may make.
+pub(crate) fn gather(path: &Path, sources: &Sources) -> Result<Secrets, Failure> {
+    let mut door = Door::new(path, [0; 16], sources, Box::new(|_| Err(Error::WrongKey)));
+    lockbox_secrets::gather(&mut door, path, sources)?;
+    Ok(door.secrets)
+}
+
+/// A passphrase to be set.
+pub(crate) fn to_set(sources: &PassphraseSources, archive: &Path) -> Result<Passphrase, Failure> {
+    Ok(typed(sources.new_passphrase(archive)?))
+}
+
+/// Moves the bytes, so that there is no second copy of them.
+pub(crate) fn typed(mut bytes: Bytes) -> Passphrase {
+    Passphrase::new(std::mem::take(&mut *bytes))
+}
+
+/// Adds a passphrase, which may be a recovery code; says why what looks like one is none.
+pub(crate) fn add_passphrase(secrets: &mut Secrets, passphrase: Bytes) -> Option<Error> {
+    let code = RecoveryCode::parse(&passphrase);
+    let meant = lockbox_secrets::resembles_recovery_code(&passphrase);
+    secrets.passphrase = Some(typed(passphrase));
+    match code {
+        Ok(code) => secrets.recovery_code = Some(code),
+        Err(error) => return Some(error).filter(|_| meant),
+    }
+    None
+}
+
+type Opens<'a> = Box<dyn Fn(&Secrets) -> lockbox::Result<UnlockedKey> + 'a>;
+
+/// An archive and the secrets that are tried on it.
+struct Door<'a> {
+    path: &'a Path,
+    archive: [u8; 16],
+    opens: Opens<'a>,
+    secrets: Secrets,
+    prompts: Arc<dyn Prompts>,
+    /// Why what looks like a recovery code is none.
+    mistyped: Option<Error>,
+}
+
+impl<'a> Door<'a> {
+    fn new(path: &'a Path, archive: [u8; 16], sources: &Sources, opens: Opens<'a>) -> Door<'a> {
+        let prompts = prompts::asking(sources);
+        Door { path, archive, opens, secrets: Secrets::default(), prompts, mistyped: None }
+    }
+
+    fn failed(&self, error: Error) -> Failure {
+        opening::failure(self.path, error)
+    }
+}
+
+impl Lock for Door<'_> {
+    type Key = UnlockedKey;
+    type Failure = Failure;
+
+    fn archive(&self) -> [u8; 16] {
+        self.archive
+    }
+
+    fn accept(&self, kept: &[u8]) -> Option<UnlockedKey> {
+        let key = UnlockedKey::from_bytes(kept).ok()?;
+        Archive::check_key(self.path, &key).ok().map(|()| key)
+    }
+
+    fn to_keep(&self, key: &UnlockedKey) -> Bytes {
+        key.to_bytes()
+    }
+
+    fn add_key_file(&mut self, content: File, name: &str) -> Result<(), Failure> {
+        let read = KeyFile::read(content).map_err(|e| Failure::other(format!("{name}: {}", exit::sentence(&e))))?;
+        self.secrets.key_file = Some(read);
+        Ok(())
+    }
+
+    fn add_identities(&mut self, content: &[u8], name: &str) -> Result<(), Failure> {
+        Ok(self.secrets.identities.add(content, name, &self.prompts)?)
+    }
+
+    fn add_recovery_code(&mut self, code: &[u8]) -> Result<(), Failure> {
+        self.secrets.recovery_code = Some(RecoveryCode::parse(code)?);
+        Ok(())
+    }
+
+    fn add_passphrase(&mut self, passphrase: Bytes) {
+        self.mistyped = add_passphrase(&mut self.secrets, passphrase);
+    }
+
+    fn wants_both(&self) -> bool {
+        let kinds = Archive::key_kinds(self.path).unwrap_or_default();
+        kinds.iter().any(|(_, kind)| *kind == KeyKind::KeyFileAndPassphrase)
+    }
+
+    fn attempt(&self) -> Result<Option<UnlockedKey>, Failure> {
+        match (self.opens)(&self.secrets) {
+            Ok(key) => Ok(Some(key)),
+            Err(Error::WrongKey) => Ok(None),
+            Err(error) => Err(self.failed(error)),
         }
     }
 
-    /// The passphrase of an archive that exists.
-    pub(crate) fn existing(&self, archive: &Path) -> Result<Passphrase, Failure> {
-        match self.source() {
-            Source::Prompt => prompt(&format!("Passphrase of {}: ", shown(archive))),
-            source => self.read(&source),
+    fn wrong(&self) -> Failure {
+        let failure = self.failed(Error::WrongKey);
+        match &self.mistyped {
+            Some(error) => Failure::new(failure.code, format!("{}: {}", shown(self.path), exit::sentence(error))),
+            None => failure,
         }
     }
+}
 
-    /// A passphrase to be set: typed twice.
-    pub(crate) fn to_set(&self, archive: &Path) -> Result<Passphrase, Failure> {
-        match self.source() {
-            Source::Prompt => prompt_twice(archive),
-            source => self.read(&source),
-        }
-    }
+/// What the limit of core dumps was.
+#[derive(Clone, Copy)]
+pub(crate) struct CoreLimit(Option<(u64, u64)>);
 
-    /// The old and the new passphrase. Standard input gives both when it has to, one a line.
-    pub(crate) fn both(&self, new: Option<&Path>, archive: &Path) -> Result<(Passphrase, Passphrase), Failure> {
-        let source = self.source();
-        if let Some(path) = new {
-            let old = self.existing(archive)?;
-            return Ok((old, checked(from_file(path, self.passfile_any)?)?));
+impl CoreLimit {
+    /// For a program that takes this one's place.
+    pub(crate) fn restore(self) {
+        if let Some((soft, hard)) = self.0 {
+            let _ = setrlimit(Resource::RLIMIT_CORE, soft, hard);
         }
-        match source {
-            Source::Input => {
-                let mut both = from_input()?;
-                let Some(end) = both.iter().position(|&b| b == b'\n') else {
-                    return Err(Failure::other("standard input must have the old and the new passphrase, one a line"));
-                };
-                let mut second = Zeroizing::new(Vec::with_capacity(both.len()));
-                second.extend_from_slice(&both[end + 1..]);
-                both.truncate(end + 1);
-                Ok((checked(both)?, checked(second)?))
-            }
-            _ if io::stdin().is_terminal() => Ok((self.existing(archive)?, prompt_twice(archive)?)),
-            source => Ok((self.read(&source)?, checked(from_input()?)?)),
-        }
-    }
-
-    fn read(&self, source: &Source) -> Result<Passphrase, Failure> {
-        checked(match source {
-            Source::File(path) => from_file(path, self.passfile_any)?,
-            Source::Command(command) => from_command(command)?,
-            Source::Input | Source::Prompt => from_input()?,
-        })
     }
 }
 
 /// No core dump and no debugger sees what is in memory. A host that refuses costs this protection, not the work.
-pub(crate) fn keep_out_of_core_dumps() {
-    let _ = setrlimit(Resource::RLIMIT_CORE, 0, 0);
+pub(crate) fn keep_out_of_core_dumps() -> CoreLimit {
+    let before = getrlimit(Resource::RLIMIT_CORE).ok();
+    // The hard limit stays, because nobody but root could undo it.
+    let _ = setrlimit(Resource::RLIMIT_CORE, 0, before.map_or(0, |(_, hard)| hard));
     let _ = nix::sys::prctl::set_dumpable(false);
-}
-
-fn prompt(question: &str) -> Result<Passphrase, Failure> {
-    let typed = rpassword::prompt_password(question).map_err(|e| exit::host("cannot ask for the passphrase", &e))?;
-    checked(Zeroizing::new(typed.into_bytes()))
-}
-
-fn prompt_twice(archive: &Path) -> Result<Passphrase, Failure> {
-    let first = prompt(&format!("New passphrase of {}: ", shown(archive)))?;
-    let second = prompt("The same again: ")?;
-    if first.bytes() != second.bytes() {
-        return Err(Failure::other("the two passphrases differ; nothing was changed"));
-    }
-    Ok(first)
-}
-
-fn from_file(path: &Path, any_mode: bool) -> Result<Zeroizing<Vec<u8>>, Failure> {
-    let failed = |e: io::Error| exit::host(format!("cannot read the passphrase from {}", shown(path)), &e);
-    let file = File::open(path).map_err(failed)?;
-    let metadata = file.metadata().map_err(failed)?;
-    if metadata.is_file() && metadata.mode() & 0o077 != 0 && !any_mode {
-        return Err(Failure::other(format!(
-            "{} may be read by others (mode {:04o}): protect it with 'chmod 600', or allow it with --passfile-any",
-            shown(path),
-            metadata.mode() & 0o7777
-        )));
-    }
-    read(file).map_err(failed)
-}
-
-fn from_command(command: &OsString) -> Result<Zeroizing<Vec<u8>>, Failure> {
-    let failed = |e: io::Error| exit::host("LOCKBOX_PASSCOMMAND failed", &e);
-    let mut child = Command::new("sh").arg("-c").arg(command).stdout(Stdio::piped()).spawn().map_err(failed)?;
-    let bytes = match child.stdout.take() {
-        Some(stdout) => read(stdout).map_err(failed)?,
-        None => Zeroizing::default(),
-    };
-    let status = child.wait().map_err(failed)?;
-    if !status.success() {
-        return Err(Failure::other(format!("LOCKBOX_PASSCOMMAND failed: {status}")));
-    }
-    Ok(bytes)
-}
-
-fn from_input() -> Result<Zeroizing<Vec<u8>>, Failure> {
-    read(io::stdin().lock()).map_err(|e| exit::host("cannot read the passphrase", &e))
-}
-
-/// Reads into memory reserved beforehand: a vector that grew would leave copies behind.
-fn read(mut source: impl Read) -> io::Result<Zeroizing<Vec<u8>>> {
-    let mut bytes = Zeroizing::new(vec![0; MAX_BYTES + 1]);
-    let mut length = 0;
-    loop {
-        match source.read(&mut bytes[length..]) {
-            Ok(0) => break,
-            Ok(count) => length += count,
-            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-            Err(e) => return Err(e),
-        }
-        if length > MAX_BYTES {
-            return Err(io::Error::other("longer than 64 KiB"));
-        }
-    }
-    bytes.truncate(length);
-    Ok(bytes)
-}
-
-/// Cuts one line end and refuses what is empty then.
-fn checked(mut bytes: Zeroizing<Vec<u8>>) -> Result<Passphrase, Failure> {
-    if bytes.last() == Some(&b'\n') {
-        bytes.pop();
-        if bytes.last() == Some(&b'\r') {
-            bytes.pop();
-        }
-    }
-    if bytes.is_empty() {
-        return Err(Failure::other("the passphrase is empty: use --passfile, LOCKBOX_PASSCOMMAND or a terminal"));
-    }
-    Ok(Passphrase::new(std::mem::take(&mut *bytes)))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn one_line_end_is_cut_and_nothing_is_refused() {
-        let cut = |text: &str| checked(Zeroizing::new(text.as_bytes().to_vec())).ok().map(|p| p.bytes().to_vec());
-        assert_eq!(cut("abc\n"), Some(b"abc".to_vec()));
-        assert_eq!(cut("abc\n\n"), Some(b"abc\n".to_vec()));
-        assert_eq!(cut(" abc\r\n"), Some(b" abc".to_vec()));
-        assert_eq!(cut("\n"), None);
-    }
+    CoreLimit(before)
 }

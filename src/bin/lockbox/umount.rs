@@ -1,6 +1,7 @@
 //! `lockbox umount`: ends a mount and returns when everything is on the medium and the daemon has gone.
 
 use std::fs;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::mpsc;
@@ -12,6 +13,7 @@ use nix::mount::{MntFlags, umount2};
 use nix::unistd::geteuid;
 
 use crate::exit::{self, Failure, shown};
+use crate::mounts;
 use crate::output;
 use crate::runtime;
 
@@ -25,8 +27,11 @@ const POLL: Duration = Duration::from_millis(5);
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// The directory or the archive file
-    #[arg(value_name = "DIR|ARCHIVE")]
-    what: PathBuf,
+    #[arg(value_name = "DIR|ARCHIVE", required_unless_present = "all")]
+    what: Option<PathBuf>,
+    /// Unmount all archives of this user, for root those of all users; what is busy is named and stays
+    #[arg(long, conflicts_with = "what")]
+    all: bool,
     /// Take a busy mount out of the directory tree now and end it when its last file is closed
     #[arg(long)]
     lazy: bool,
@@ -60,28 +65,42 @@ struct Umount8 {
 /// What umount(8) wants done, as the command that does it.
 pub(crate) fn parse_as_umount_8() -> Result<crate::Command, clap::Error> {
     let given = <Umount8 as clap::Parser>::try_parse()?;
-    Ok(crate::Command::Umount(Args { what: given.what, lazy: given.lazy, plainly: true }))
+    Ok(crate::Command::Umount(Args { what: Some(given.what), all: false, lazy: given.lazy, plainly: true }))
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
-    let what = runtime::canonical(&args.what);
-    match find(&what, &args.what)? {
+    let Some(given) = &args.what else { return all(args.lazy) };
+    let what = runtime::canonical(given);
+    match runtime::find(&what, given)? {
         Some((socket, status)) => stop(&socket, &status, args.lazy),
-        None => clear(&what, args),
+        None => clear(&what, args.lazy, args.plainly),
     }
 }
 
-/// The daemon that serves the mount point or archive of this name.
-pub(crate) fn find(canonical: &Path, given: &Path) -> Result<Option<(PathBuf, Status)>, Failure> {
-    let Some(runtime) = runtime::directory() else { return Ok(None) };
-    let running = control::running(&runtime)?;
-    let by_point = running.iter().find(|(_, status)| Path::new(&status.mount_point) == canonical);
-    let found = by_point.or_else(|| {
-        // The links on the way to a dead mount cannot be followed; those to a living one or to an archive can.
-        let real = given.canonicalize().ok()?;
-        running.iter().find(|(_, status)| real == Path::new(&status.mount_point) || real == Path::new(&status.archive))
-    });
-    Ok(found.cloned())
+/// Ends every mount of this user, for root of all users: each that cannot be ended is named, and the others go.
+fn all(lazy: bool) -> Result<(), Failure> {
+    let mut failures = Vec::new();
+    let mut asked = Vec::new();
+    for (socket, status) in runtime::believed()? {
+        failures.extend(stop(&socket, &status, lazy).err());
+        asked.push(PathBuf::from(status.mount_point));
+    }
+    for left in mounts::mine() {
+        if !asked.contains(&left.point) {
+            failures.extend(clear(&left.point, lazy, false).err());
+        }
+    }
+    match failures.len() {
+        0 => Ok(()),
+        1 => Err(failures.remove(0)),
+        count => {
+            for failure in &failures {
+                output::complain(&failure.message);
+            }
+            let worst = failures.iter().map(|failure| failure.code).max().unwrap_or(exit::OTHER);
+            Err(Failure::new(worst, format!("{count} archives are still mounted")))
+        }
+    }
 }
 
 fn stop(socket: &Path, status: &Status, lazy: bool) -> Result<(), Failure> {
@@ -114,7 +133,7 @@ fn stop(socket: &Path, status: &Status, lazy: bool) -> Result<(), Failure> {
 fn forget(point: &Path) {
     let registered = || fs::read_to_string("/run/mount/utab").is_ok_and(|table| table.contains("helper=lockbox"));
     // Of what else may be mounted there now the table is to be left alone.
-    if !geteuid().is_root() || is_mounted(point, "") || !registered() {
+    if !geteuid().is_root() || mounts::at(point).is_some() || !registered() {
         return;
     }
     let mut forgetting = Command::new("umount");
@@ -131,9 +150,8 @@ fn runs(pid: u32) -> bool {
 }
 
 /// Takes away a mount of ours whose daemon died, or, when that is wanted, one that does not answer.
-fn clear(point: &Path, args: &Args) -> Result<(), Failure> {
-    let lazy = args.lazy;
-    if !is_our_mount(point) {
+fn clear(point: &Path, lazy: bool, plainly: bool) -> Result<(), Failure> {
+    if !mounts::at(point).is_some_and(|mounted| mounted.is_archive()) {
         return Err(Failure::other(format!("{} is neither a mounted archive nor its mount point", shown(point))));
     }
     let at = shown(point);
@@ -148,7 +166,7 @@ fn clear(point: &Path, args: &Args) -> Result<(), Failure> {
                  kill -9 (what was not durable is lost), then unmount again; --lazy takes the directory away now"
             )));
         }
-        Probe::Serves if args.plainly && geteuid().is_root() => {
+        Probe::Serves if plainly && geteuid().is_root() => {
             let flags = if lazy { MntFlags::MNT_DETACH } else { MntFlags::empty() };
             umount2(point, flags).map_err(|errno| Failure::other(format!("cannot unmount {at}: {}", errno.desc())))?;
             output::complain(&format!("unmounted {at}, but its daemon could not be asked and may still be writing"));
@@ -172,8 +190,9 @@ fn probe(point: &Path) -> Probe {
     let (sender, receiver) = mpsc::channel();
     let point = point.to_owned();
     thread::spawn(move || {
-        // ENOTCONN: nobody serves it. The attributes may still be cached, a new handle cannot be.
-        let dead = fs::read_dir(point).is_err_and(|e| e.kind() == std::io::ErrorKind::NotConnected);
+        // ENOTCONN: nobody serves it; ECONNABORTED: not since the question. The attributes may still be cached, a new handle cannot be.
+        let dead = fs::read_dir(point)
+            .is_err_and(|e| matches!(e.kind(), ErrorKind::NotConnected | ErrorKind::ConnectionAborted));
         let _ = sender.send(dead);
     });
     match receiver.recv_timeout(ANSWER_DEADLINE) {
@@ -195,45 +214,9 @@ fn detach(point: &Path) -> Result<(), Failure> {
     }
 }
 
-/// Whether the kernel's table has a mount of an archive there.
-fn is_our_mount(point: &Path) -> bool {
-    is_mounted(point, "fuse.lockbox ")
-}
-
-/// Whether something is mounted there whose type begins so.
-fn is_mounted(point: &Path, file_system_type: &str) -> bool {
-    let table = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
-    table.lines().any(|line| {
-        let (mount, file_system) = line.split_once(" - ").unwrap_or((line, ""));
-        let at = mount.split(' ').nth(4).map(unescape);
-        file_system.starts_with(file_system_type) && at.as_deref() == Some(point.as_os_str().as_encoded_bytes())
-    })
-}
-
-/// Undoes the kernel's `\ooo` for space, tab, newline and backslash.
-fn unescape(field: &str) -> Vec<u8> {
-    let mut parts = field.split('\\');
-    let mut bytes = parts.next().unwrap_or_default().as_bytes().to_vec();
-    for part in parts {
-        match part.get(..3).and_then(|octal| u8::from_str_radix(octal, 8).ok()) {
-            Some(byte) => {
-                bytes.push(byte);
-                bytes.extend_from_slice(&part.as_bytes()[3..]);
-            }
-            None => bytes.extend_from_slice(part.as_bytes()),
-        }
-    }
-    bytes
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_kernels_escapes_are_undone() {
-        assert_eq!(unescape("/mnt/a\\040b\\134c"), b"/mnt/a b\\c");
-    }
 
     #[test]
     fn a_process_runs_until_it_is_gone() {

@@ -5,7 +5,7 @@ use crate::error::{Error, Result, Timestamp};
 use crate::format::values::{InodeValue, inode_flags};
 use crate::format::{BLOCK, Ino, MAX_OFFSET, ROOT_INO};
 use crate::fs::directory::{self, check_name};
-use crate::fs::presence::{Presence, presence_with};
+use crate::fs::presence::Presence;
 use crate::fs::{Attributes, FileSystem, SetAttributes, SetTime, inode, mode};
 
 /// Bytes that st_size of a directory says per entry: about what both records of a short name take.
@@ -41,10 +41,8 @@ impl FileSystem {
 
     /// Includes the size and blocks of staged data.
     pub fn attributes(&self, ino: Ino) -> Result<Attributes> {
-        let (state, staged) = self.staged_ranges(ino)?;
-        let view = self.volume.view(&state);
-        let inode = inode::load(view, ino)?;
-        Ok(attributes_of(ino, &inode, presence_with(view, ino, &inode, &staged)?))
+        let (inode, presence) = self.presence(ino)?;
+        Ok(attributes_of(ino, &inode, presence))
     }
 
     /// Changes what is given, all or nothing. Sets ctime to now unless given. A size beyond 2^63-1 is `FileTooLarge`.
@@ -75,7 +73,7 @@ impl FileSystem {
             Ok(inode)
         })?;
         self.finish_change()?;
-        Ok(attributes_of(ino, &inode, self.presence(ino)?))
+        Ok(attributes_of(ino, &inode, self.presence(ino)?.1))
     }
 
     fn set_size(&self, ino: Ino, size: u64, set: &SetAttributes) -> Result<Attributes> {
@@ -98,7 +96,7 @@ impl FileSystem {
         let now = self.environment.now();
         let inode = self.truncate(ino, size, &mut |inode| apply(inode, &set, now))?;
         self.finish_change()?;
-        Ok(attributes_of(ino, &inode, self.presence(ino)?))
+        Ok(attributes_of(ino, &inode, self.presence(ino)?.1))
     }
 
     /// A step of its own before the content changes: fewer privileges than asked for is the safe side when the second step fails.

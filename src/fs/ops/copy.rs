@@ -88,7 +88,7 @@ impl FileSystem {
             let state = self.volume.state();
             self.regular(self.volume.view(&state), ino)?;
         }
-        let size = self.presence(source)?.size;
+        let size = self.presence(source)?.1.size;
         let wanted = length.min(size.saturating_sub(from));
         if to.checked_add(wanted).is_none_or(|end| end > MAX_SIZE) {
             return Err(Error::FileTooLarge);

@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 use crate::format::values::{InodeValue, decode_list};
 use crate::format::{Ino, ROOT_INO};
 use crate::fs::directory::{DIRECTORY_TYPE, FIRST_SEQUENCE, list_key};
-use crate::fs::presence::{Presence, presence_with};
+use crate::fs::presence::Presence;
 use crate::fs::{Attributes, DirectoryEntry, FileSystem, inode, mode};
 use crate::txn::{State, View};
 
@@ -68,17 +68,18 @@ impl FileSystem {
     fn listed_attributes(&self, state: &State, view: View<'_>, ino: Ino) -> Result<Attributes> {
         let inode = inode::load_named(view, ino)?;
         if inode.mode & mode::TYPE != mode::REGULAR {
-            return Ok(attributes_of(ino, &inode, Presence { size: inode.size, bytes: inode.bytes }));
+            return Ok(attributes_of(ino, &inode, Presence::published(&inode)));
         }
         // Staged data belongs to the newest version: when that is another one by now, all is taken from there.
-        let (newest, staged) = self.staged_ranges(ino)?;
+        let (newest, staged) = self.staged_presence(ino)?;
         if newest.sequence != state.sequence {
             match self.attributes(ino) {
-                Err(Error::Stale) => return Ok(attributes_of(ino, &inode, presence_with(view, ino, &inode, &[])?)),
+                Err(Error::Stale) => return Ok(attributes_of(ino, &inode, Presence::published(&inode))),
                 newest => return newest,
             }
         }
-        Ok(attributes_of(ino, &inode, presence_with(view, ino, &inode, &staged)?))
+        let presence = staged.map_or_else(|| Presence::published(&inode), |(_, presence)| presence);
+        Ok(attributes_of(ino, &inode, presence))
     }
 }
 

@@ -15,6 +15,7 @@ mod rename;
 mod seek;
 mod statistics;
 mod sync;
+mod usage;
 mod xattr;
 
 #[cfg(test)]

@@ -24,7 +24,7 @@ impl FileSystem {
     /// Whether a change may now have to wait for a commit or for write-out; a guess, for those who plan threads.
     pub fn may_wait(&self) -> bool {
         self.options.sync == SyncProfile::Always
-            || self.staging.total() >= self.options.staged_bytes / 8 * 7
+            || self.staging.total() >= self.options.nearly_staged()
             || self.volume.commit_is_due()
     }
 

@@ -1,5 +1,6 @@
 //! What the file's blocks are taken for, and how far it may grow.
 
+use super::region::Region;
 use super::{GROW_BLOCKS, RESERVE_QUADS, SpaceMap};
 
 /// Blocks of the file and what they are taken for.
@@ -30,6 +31,11 @@ impl SpaceMap {
             kept: (RESERVE_QUADS + self.overhead()) * 4,
             growth: self.limit.saturating_sub(self.total),
         }
+    }
+
+    /// Bytes of memory that the loaded regions take.
+    pub(crate) fn memory(&self) -> u64 {
+        (self.regions.len() * size_of::<Region>()) as u64
     }
 
     pub(crate) fn total(&self) -> u64 {

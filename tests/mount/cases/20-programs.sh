@@ -185,6 +185,69 @@ END
     detach box
 }
 
+# A name that expires can bring a file back with a size of before the last write, which the kernel then trusts.
+case_two_writers_create_one_file() {
+    new_archive box
+    attach box
+    python3 - "$WORK/box" <<'END'
+import os, sys
+EACH = 4
+for turn in range(400):
+    path = "%s/file %d" % (sys.argv[1], turn)
+    begin, go = os.pipe()
+    children = []
+    for letter in b"ab":
+        pid = os.fork()
+        if pid == 0:
+            os.close(go)
+            os.read(begin, 1)
+            for number in range(EACH):
+                file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+                os.write(file, b"%c %d\n" % (letter, number))
+                os.close(file)
+            os._exit(0)
+        children.append(pid)
+    os.close(begin)
+    os.close(go)
+    for pid in children:
+        assert os.waitpid(pid, 0)[1] == 0
+    with open(path, "rb") as file:
+        lines = file.read().splitlines()
+    assert sorted(lines) == [b"%c %d" % (letter, number) for letter in b"ab" for number in range(EACH)], (turn, lines)
+END
+    detach box
+    check_full box
+}
+
+# While the daemon stands still, only what the kernel knows can be told. (Attributes are asked for after each close.)
+case_the_kernel_keeps_names_and_missing_ones() {
+    local pid
+    exists() {
+        timeout 20 python3 -c 'import os, sys; sys.exit(0 if os.access(sys.argv[1], os.F_OK) else 3)' "$1"
+    }
+    new_archive box
+    attach box
+    : >"$WORK/box/new"
+    same "$(exists "$WORK/box/missing" || echo $?)" 3
+    # Creating made the kernel ask for the directory's attributes anew.
+    stat "$WORK/box"
+    pid=$(daemon_of "$WORK/box.lbx")
+    kill -STOP "$pid"
+    same "$(exists "$WORK/box/missing" || echo $?)" 3
+    exists "$WORK/box/new" || fail 'the kernel forgot a new file when it was closed'
+    kill -CONT "$pid"
+    # What was missing is seen when it comes.
+    echo content >"$WORK/box/missing"
+    same "$(cat "$WORK/box/missing")" content
+    mv "$WORK/box/missing" "$WORK/box/gone"
+    expect 1 'no such file' stat "$WORK/box/missing"
+    mkdir "$WORK/box/missing"
+    expect 1 'no such file' stat "$WORK/box/missing/within"
+    ln "$WORK/box/gone" "$WORK/box/missing/within"
+    same "$(cat "$WORK/box/missing/within")" content
+    detach box
+}
+
 case_shared_memory_map_is_written() {
     new_archive box
     attach box

@@ -437,6 +437,7 @@ case_the_mount_of_a_stopped_daemon_can_be_taken_away() {
     detach box
 }
 
+# Runs alone: it puts a link into /sbin.
 case_a_living_mount_becomes_read_only_and_writable_again() {
     local link=/sbin/mount.fuse.lockbox before made=
     new_archive box

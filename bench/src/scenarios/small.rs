@@ -1,0 +1,99 @@
+//! Many files of 1 KiB: added, committed, listed, read five times, extracted; and the size beside that of tar and zstd.
+
+use std::io::Write;
+
+use lockbox::archive::{Entries, ExtractOptions};
+use lockbox::format::{Ino, ROOT_INO};
+use lockbox::fs::FileSystem;
+
+use crate::bench_box::{BenchBox, add_many, name};
+use crate::report::Report;
+use crate::{Outcome, Place, content};
+
+const SIZE: usize = 1024;
+
+pub(crate) fn run(place: &Place, files: usize) -> Outcome<()> {
+    let repeated = |_: usize| vec![b'x'; SIZE];
+    let text = |number: usize| content::text(number as u64 + 1, SIZE);
+    let noise = |number: usize| content::noise(number as u64 + 1, SIZE);
+    one(place, files, "one repeated byte", &repeated)?;
+    one(place, files, "text", &text)?;
+    one(place, files, "noise", &noise)
+}
+
+fn one(place: &Place, files: usize, data: &str, content: &dyn Fn(usize) -> Vec<u8>) -> Outcome<()> {
+    let report = Report::new(&format!("small: {files} files of 1 KiB, {data}"), place)?;
+    let contents: Vec<Vec<u8>> = (0..files).map(content).collect();
+    let mut made = BenchBox::new(place, "small")?;
+    let fs = made.fs()?;
+    let (add, directories) = report.time("add", || add_many(&fs, 0..files, &|number| contents[number].clone()))?;
+    let (commit, ()) = report.time("commit", || Ok(fs.make_durable()?))?;
+    report.row("add + commit", &format!("{:.1} ms", add + commit), None)?;
+    report.time("list with attributes", || list(&fs, &directories, files))?;
+    report.time("five extractions in memory", || (0..5).try_for_each(|_| read_all(&fs, &directories, &contents)))?;
+    let to = made.directory().join("out");
+    let options = ExtractOptions { to: to.clone(), replace: false };
+    let archive = made.archive()?;
+    report.time("extract to a directory", || Ok(archive.extract(&[], &options, &mut |_| {})?))?;
+    drop(fs);
+    report.time("close", || made.close())?;
+    let (ours, theirs) = (made.bytes()?, tar_zstd(&contents)?);
+    let ratio = ours as f64 / theirs as f64;
+    report.row("size, beside tar and zstd -1", &format!("{ours} / {theirs} = {ratio:.2}"), None)?;
+    made.make_cold()?;
+    made.open()?;
+    let fs = made.fs()?;
+    report.time("list with attributes, cold", || list(&fs, &directories, files))?;
+    report.time("one extraction in memory, cold", || read_all(&fs, &directories, &contents))?;
+    Ok(())
+}
+
+fn list(fs: &FileSystem, directories: &[Ino], files: usize) -> Outcome<()> {
+    let mut seen = 0;
+    for directory in directories {
+        for entry in Entries::new(fs, *directory)? {
+            seen += usize::from(entry?.attributes.size == SIZE as u64);
+        }
+    }
+    let tops = Entries::new(fs, ROOT_INO)?.count();
+    if (seen, tops) == (files, directories.len()) {
+        Ok(())
+    } else {
+        Err(format!("listed {seen} of {files} files").into())
+    }
+}
+
+fn read_all(fs: &FileSystem, directories: &[Ino], contents: &[Vec<u8>]) -> Outcome<()> {
+    let mut buffer = Vec::new();
+    let mut number = 0;
+    for directory in directories {
+        for entry in Entries::new(fs, *directory)? {
+            let count = fs.read_into(entry?.attributes.ino, 0, SIZE + 1, &mut buffer)?;
+            if contents.get(number).is_none_or(|content| buffer[..count] != content[..]) {
+                return Err(format!("file {number} has another content").into());
+            }
+            number += 1;
+        }
+    }
+    if number == contents.len() { Ok(()) } else { Err(format!("read {number} files").into()) }
+}
+
+/// Bytes of the same files as a tar archive of the old kind, compressed as one stream.
+fn tar_zstd(contents: &[Vec<u8>]) -> Outcome<u64> {
+    let mut stream = zstd::stream::Encoder::new(Vec::new(), 1)?;
+    for (number, content) in contents.iter().enumerate() {
+        let mut header = [0; 512];
+        header[..8].copy_from_slice(&name(number)[..8]);
+        header[100..108].copy_from_slice(b"0000644\0");
+        header[124..136].copy_from_slice(format!("{:011o}\0", content.len()).as_bytes());
+        header[136..148].copy_from_slice(b"15022302000\0");
+        header[148..156].copy_from_slice(b"        ");
+        let sum: u32 = header.iter().map(|byte| u32::from(*byte)).sum();
+        header[148..156].copy_from_slice(format!("{sum:06o}\0 ").as_bytes());
+        stream.write_all(&header)?;
+        stream.write_all(content)?;
+        stream.write_all(&vec![0; content.len().next_multiple_of(512) - content.len()])?;
+    }
+    stream.write_all(&[0; 1024])?;
+    Ok(stream.finish()?.len() as u64)
+}

@@ -1,0 +1,440 @@
+//! The part of the D-Bus protocol that hearing from one service takes: calls with strings, answers, signals, one descriptor.
+//!
+//! Written out because the daemon holds keys: the crates for D-Bus bring an event loop and threads of their own, and this
+//! is two calls and one signal. The specification is dbus.freedesktop.org/doc/dbus-specification.html; sections are named.
+
+use std::collections::VecDeque;
+use std::io::{self, IoSliceMut, Read, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::OwnedFd;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixStream};
+use std::time::Duration;
+
+use nix::unistd::geteuid;
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
+
+/// Longest message taken; ours are some hundred bytes, the protocol allows 128 MiB.
+const MAX_MESSAGE: usize = 1 << 20;
+/// How long the bus may take for a reply.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Bytes of the header before its fields, their length included.
+const FIXED: usize = 16;
+/// Fields of the header that are looked at (section "Header Fields"), and those of a call.
+const PATH: u8 = 1;
+const INTERFACE: u8 = 2;
+const MEMBER: u8 = 3;
+const ERROR_NAME: u8 = 4;
+const REPLY_SERIAL: u8 = 5;
+const DESTINATION: u8 = 6;
+const SENDER: u8 = 7;
+const SIGNATURE: u8 = 8;
+
+const CALL: u8 = 1;
+const REPLY: u8 = 2;
+const ERROR: u8 = 3;
+const SIGNAL: u8 = 4;
+
+#[cfg(target_endian = "little")]
+const ENDIAN: u8 = b'l';
+#[cfg(target_endian = "big")]
+const ENDIAN: u8 = b'B';
+
+/// Where a method is.
+#[derive(Clone, Copy)]
+pub(crate) struct Method<'a> {
+    pub(crate) destination: &'a str,
+    pub(crate) path: &'a str,
+    pub(crate) interface: &'a str,
+    pub(crate) member: &'a str,
+}
+
+/// A message that came.
+#[derive(Debug, Default)]
+pub(crate) struct Message {
+    kind: u8,
+    reply_to: u32,
+    pub(crate) interface: String,
+    pub(crate) member: String,
+    pub(crate) sender: String,
+    error: String,
+    signature: String,
+    body: Vec<u8>,
+    pub(crate) descriptor: Option<OwnedFd>,
+}
+
+impl Message {
+    /// The first argument, a string (`s`).
+    pub(crate) fn text(&self) -> Option<String> {
+        self.signature.starts_with('s').then(|| Reader { bytes: &self.body, at: 0 }.text().ok()).flatten()
+    }
+
+    /// The first argument, a boolean (`b`).
+    pub(crate) fn truth(&self) -> Option<bool> {
+        self.signature
+            .starts_with('b')
+            .then(|| Reader { bytes: &self.body, at: 0 }.number().ok())
+            .flatten()
+            .map(|n| n != 0)
+    }
+}
+
+/// A connection to a message bus.
+pub(crate) struct Bus {
+    stream: UnixStream,
+    serial: u32,
+    /// Signals that came while an answer was waited for.
+    early: VecDeque<Message>,
+}
+
+impl Bus {
+    /// Connects to the first address of the list that answers (section "Server Addresses"), and says hello.
+    pub(crate) fn connect(addresses: &str) -> io::Result<Bus> {
+        let mut last = io::Error::new(io::ErrorKind::InvalidInput, format!("no usable address: {addresses}"));
+        for address in addresses.split(';').filter_map(parse_address) {
+            match UnixStream::connect_addr(&address?).and_then(Bus::over) {
+                Ok(bus) => return Ok(bus),
+                Err(error) => last = error,
+            }
+        }
+        Err(last)
+    }
+
+    fn over(mut stream: UnixStream) -> io::Result<Bus> {
+        stream.set_read_timeout(Some(PATIENCE))?;
+        stream.set_write_timeout(Some(PATIENCE))?;
+        let name: String = geteuid().to_string().bytes().map(|byte| format!("{byte:02x}")).collect();
+        stream.write_all(format!("\0AUTH EXTERNAL {name}\r\n").as_bytes())?;
+        expect(&mut stream, "OK ")?;
+        stream.write_all(b"NEGOTIATE_UNIX_FD\r\n")?;
+        expect(&mut stream, "AGREE_UNIX_FD")?;
+        stream.write_all(b"BEGIN\r\n")?;
+        let mut bus = Bus { stream, serial: 0, early: VecDeque::new() };
+        bus.call_bus("Hello", &[])?;
+        Ok(bus)
+    }
+
+    /// A method of the bus itself.
+    pub(crate) fn call_bus(&mut self, member: &str, arguments: &[&str]) -> io::Result<Message> {
+        let method = Method {
+            destination: "org.freedesktop.DBus",
+            path: "/org/freedesktop/DBus",
+            interface: "org.freedesktop.DBus",
+            member,
+        };
+        self.call(&method, arguments)
+    }
+
+    /// Calls and waits for the answer.
+    ///
+    /// # Errors
+    /// Those of the connection, and what the other side answers as an error, by its name.
+    pub(crate) fn call(&mut self, method: &Method<'_>, arguments: &[&str]) -> io::Result<Message> {
+        self.serial += 1;
+        self.stream.write_all(&encode(self.serial, method, arguments))?;
+        self.stream.set_read_timeout(Some(PATIENCE))?;
+        loop {
+            let message = self.receive()?;
+            match message.kind {
+                SIGNAL => self.early.push_back(message),
+                REPLY if message.reply_to == self.serial => return Ok(message),
+                ERROR if message.reply_to == self.serial => {
+                    let said = message.text().unwrap_or_default();
+                    return Err(io::Error::other(format!("{}: {said}", message.error)));
+                }
+                // Calls to us, and answers that nobody waits for any more.
+                _ => {}
+            }
+        }
+    }
+
+    /// Waits for the next signal, however long it takes.
+    pub(crate) fn next_signal(&mut self) -> io::Result<Message> {
+        if let Some(message) = self.early.pop_front() {
+            return Ok(message);
+        }
+        self.stream.set_read_timeout(None)?;
+        loop {
+            let message = self.receive()?;
+            if message.kind == SIGNAL {
+                return Ok(message);
+            }
+        }
+    }
+
+    fn receive(&mut self) -> io::Result<Message> {
+        let mut bytes = vec![0; FIXED];
+        let mut descriptor = self.fill(&mut bytes)?;
+        let total = total_length(&bytes)?;
+        bytes.resize(total, 0);
+        let later = self.fill(&mut bytes[FIXED..])?;
+        descriptor = descriptor.or(later);
+        let mut message = decode(&bytes)?;
+        message.descriptor = descriptor;
+        Ok(message)
+    }
+
+    /// Reads until `buffer` is full; a descriptor that comes along is the answer.
+    fn fill(&mut self, mut buffer: &mut [u8]) -> io::Result<Option<OwnedFd>> {
+        let mut descriptor = None;
+        while !buffer.is_empty() {
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
+            let mut control = RecvAncillaryBuffer::new(&mut space);
+            let flags = RecvFlags::CMSG_CLOEXEC;
+            let received = match recvmsg(&self.stream, &mut [IoSliceMut::new(buffer)], &mut control, flags) {
+                Ok(received) => received,
+                Err(rustix::io::Errno::INTR) => continue,
+                Err(error) => return Err(error.into()),
+            };
+            for part in control.drain() {
+                if let RecvAncillaryMessage::ScmRights(descriptors) = part {
+                    descriptor = descriptors.into_iter().next().or(descriptor);
+                }
+            }
+            if received.bytes == 0 {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+            buffer = &mut buffer[received.bytes..];
+        }
+        Ok(descriptor)
+    }
+}
+
+/// `unix:path=` and `unix:abstract=`; other kinds of address are passed over.
+fn parse_address(address: &str) -> Option<io::Result<SocketAddr>> {
+    let keys = address.strip_prefix("unix:")?;
+    keys.split(',').find_map(|pair| match pair.split_once('=')? {
+        ("path", path) => Some(SocketAddr::from_pathname(unescape(path))),
+        ("abstract", name) => Some(SocketAddr::from_abstract_name(unescape(name))),
+        _ => None,
+    })
+}
+
+/// Undoes `%XX`.
+fn unescape(value: &str) -> String {
+    let mut parts = value.split('%');
+    let mut bytes = parts.next().unwrap_or_default().as_bytes().to_vec();
+    for part in parts {
+        match part.get(..2).and_then(|digits| u8::from_str_radix(digits, 16).ok()) {
+            Some(byte) => {
+                bytes.push(byte);
+                bytes.extend_from_slice(&part.as_bytes()[2..]);
+            }
+            None => bytes.extend_from_slice(part.as_bytes()),
+        }
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+/// Reads one line of the authentication (section "Authentication Protocol").
+fn expect(stream: &mut UnixStream, beginning: &str) -> io::Result<()> {
+    let mut line = Vec::new();
+    let mut byte = [0];
+    // One by one: what follows the last line are messages.
+    while !line.ends_with(b"\r\n") {
+        stream.read_exact(&mut byte)?;
+        line.push(byte[0]);
+        if line.len() > 1024 {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+    }
+    if line.starts_with(beginning.as_bytes()) {
+        return Ok(());
+    }
+    Err(io::Error::new(io::ErrorKind::PermissionDenied, String::from_utf8_lossy(line.trim_ascii_end()).into_owned()))
+}
+
+/// A call with strings as arguments (section "Message Format").
+fn encode(serial: u32, method: &Method<'_>, arguments: &[&str]) -> Vec<u8> {
+    let mut body = Vec::new();
+    for argument in arguments {
+        pad(&mut body, 4);
+        put_text(&mut body, argument);
+    }
+    let mut fields = Vec::new();
+    for (code, kind, value) in [
+        (PATH, b'o', method.path),
+        (DESTINATION, b's', method.destination),
+        (INTERFACE, b's', method.interface),
+        (MEMBER, b's', method.member),
+    ] {
+        pad(&mut fields, 8);
+        fields.extend_from_slice(&[code, 1, kind, 0]);
+        put_text(&mut fields, value);
+    }
+    if !arguments.is_empty() {
+        pad(&mut fields, 8);
+        fields.extend_from_slice(&[SIGNATURE, 1, b'g', 0]);
+        // Four strings at most.
+        fields.push(arguments.len() as u8);
+        fields.extend(arguments.iter().map(|_| b's'));
+        fields.push(0);
+    }
+    let mut message = vec![ENDIAN, CALL, 0, 1];
+    message.extend_from_slice(&(body.len() as u32).to_ne_bytes());
+    message.extend_from_slice(&serial.to_ne_bytes());
+    message.extend_from_slice(&(fields.len() as u32).to_ne_bytes());
+    message.extend_from_slice(&fields);
+    pad(&mut message, 8);
+    message.extend_from_slice(&body);
+    message
+}
+
+fn pad(bytes: &mut Vec<u8>, boundary: usize) {
+    bytes.resize(bytes.len().next_multiple_of(boundary), 0);
+}
+
+fn put_text(bytes: &mut Vec<u8>, text: &str) {
+    bytes.extend_from_slice(&(text.len() as u32).to_ne_bytes());
+    bytes.extend_from_slice(text.as_bytes());
+    bytes.push(0);
+}
+
+fn invalid(what: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, format!("a message of the bus is not understood: {what}"))
+}
+
+/// Length of the message that begins with these bytes.
+fn total_length(fixed: &[u8]) -> io::Result<usize> {
+    let mut reader = Reader { bytes: fixed, at: 4 };
+    if fixed.first() != Some(&ENDIAN) || fixed.get(3) != Some(&1) {
+        return Err(invalid("byte order or version"));
+    }
+    let body = reader.number()? as usize;
+    reader.number()?;
+    let fields = reader.number()? as usize;
+    let total = fields.checked_add(FIXED).map(|n| n.next_multiple_of(8)).and_then(|n| n.checked_add(body));
+    total.filter(|&total| total <= MAX_MESSAGE).ok_or_else(|| invalid("length"))
+}
+
+fn decode(bytes: &[u8]) -> io::Result<Message> {
+    let fields = Reader { bytes, at: 12 }.number()? as usize;
+    let end = FIXED + fields;
+    let header = bytes.get(..end).ok_or_else(|| invalid("length of the fields"))?;
+    let mut message = Message { kind: bytes[1], ..Message::default() };
+    let mut reader = Reader { bytes: header, at: FIXED };
+    while reader.at < end {
+        reader.align(8);
+        let code = reader.byte()?;
+        let value = match reader.signature()?.as_str() {
+            "s" | "o" => Value::Text(reader.text()?),
+            "g" => Value::Text(reader.signature()?),
+            "u" => Value::Number(reader.number()?),
+            other => return Err(invalid(other)),
+        };
+        match (code, value) {
+            (INTERFACE, Value::Text(text)) => message.interface = text,
+            (MEMBER, Value::Text(text)) => message.member = text,
+            (ERROR_NAME, Value::Text(text)) => message.error = text,
+            (SENDER, Value::Text(text)) => message.sender = text,
+            (SIGNATURE, Value::Text(text)) => message.signature = text,
+            (REPLY_SERIAL, Value::Number(number)) => message.reply_to = number,
+            _ => {}
+        }
+    }
+    message.body = bytes.get(end.next_multiple_of(8)..).unwrap_or_default().to_vec();
+    Ok(message)
+}
+
+enum Value {
+    Text(String),
+    Number(u32),
+}
+
+/// Takes values off a message, none beyond its end.
+struct Reader<'a> {
+    bytes: &'a [u8],
+    at: usize,
+}
+
+impl Reader<'_> {
+    fn align(&mut self, boundary: usize) {
+        self.at = self.at.next_multiple_of(boundary);
+    }
+
+    fn take(&mut self, length: usize) -> io::Result<&[u8]> {
+        let end = self.at.checked_add(length).ok_or_else(|| invalid("length"))?;
+        let taken = self.bytes.get(self.at..end).ok_or_else(|| invalid("cut short"))?;
+        self.at = end;
+        Ok(taken)
+    }
+
+    fn byte(&mut self) -> io::Result<u8> {
+        Ok(self.take(1)?[0])
+    }
+
+    fn number(&mut self) -> io::Result<u32> {
+        self.align(4);
+        let bytes: [u8; 4] = self.take(4)?.try_into().map_err(|_| invalid("number"))?;
+        Ok(u32::from_ne_bytes(bytes))
+    }
+
+    fn text(&mut self) -> io::Result<String> {
+        let length = self.number()? as usize;
+        self.string(length)
+    }
+
+    fn signature(&mut self) -> io::Result<String> {
+        let length = self.byte()?;
+        self.string(length.into())
+    }
+
+    /// With the zero that follows.
+    fn string(&mut self, length: usize) -> io::Result<String> {
+        let text = self.take(length)?.to_vec();
+        self.byte()?;
+        String::from_utf8(text).map_err(|_| invalid("text"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const METHOD: Method<'_> = Method { destination: "a.b", path: "/a/b", interface: "a.b.C", member: "Do" };
+
+    #[test]
+    fn a_call_reads_back_as_it_was_written() {
+        for arguments in [&[][..], &["x"], &["sleep", "lockbox", "why, because", "delay"]] {
+            let bytes = encode(7, &METHOD, arguments);
+            assert_eq!(total_length(&bytes[..FIXED]).unwrap(), bytes.len());
+            let message = decode(&bytes).unwrap();
+            assert_eq!((message.kind, &*message.interface, &*message.member), (CALL, "a.b.C", "Do"));
+            assert_eq!(message.signature, "s".repeat(arguments.len()));
+            assert_eq!(message.text().as_deref(), arguments.first().copied());
+            assert_eq!(message.truth(), None);
+        }
+    }
+
+    #[test]
+    fn no_message_however_damaged_is_more_than_refused() {
+        let bytes = encode(7, &METHOD, &["sleep", "lockbox"]);
+        for length in 0..bytes.len() {
+            let _ = decode(&bytes[..length.max(FIXED)]);
+            let _ = total_length(&bytes[..length.min(FIXED)]);
+        }
+        for at in 0..bytes.len() {
+            for value in [0, 1, 7, 0x7f, 0xff] {
+                let mut damaged = bytes.clone();
+                damaged[at] = value;
+                if total_length(&damaged[..FIXED]).is_ok_and(|total| total <= damaged.len()) {
+                    let _ = decode(&damaged).map(|message| (message.text(), message.truth()));
+                }
+            }
+        }
+        let mut endless = bytes;
+        endless[4..8].copy_from_slice(&u32::MAX.to_ne_bytes());
+        assert!(total_length(&endless[..FIXED]).is_err());
+    }
+
+    #[test]
+    fn addresses_are_paths_or_abstract_names() {
+        let path = |address: &str| parse_address(address).unwrap().unwrap().as_pathname().map(ToOwned::to_owned);
+        assert_eq!(path("unix:path=/run/a%20b,guid=00").unwrap().to_str(), Some("/run/a b"));
+        assert!(path("unix:abstract=/tmp/x").is_none());
+        assert!(parse_address("tcp:host=localhost").is_none());
+        assert!(parse_address("unix:guid=00").is_none());
+        assert!(Bus::connect("tcp:host=a;unix:path=/nonexistent").is_err());
+        assert!(Bus::connect("").is_err());
+    }
+}

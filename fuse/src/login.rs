@@ -1,0 +1,51 @@
+//! Hears from logind that the machine is about to sleep, and holds that up for a moment.
+
+use std::io;
+use std::os::fd::OwnedFd;
+
+use crate::dbus::{Bus, Message, Method};
+
+/// Where the bus of the system is, unless `DBUS_SYSTEM_BUS_ADDRESS` says otherwise.
+const SYSTEM_BUS: &str = "unix:path=/run/dbus/system_bus_socket;unix:path=/var/run/dbus/system_bus_socket";
+const SERVICE: &str = "org.freedesktop.login1";
+const PATH: &str = "/org/freedesktop/login1";
+const INTERFACE: &str = "org.freedesktop.login1.Manager";
+const SIGNAL: &str = "PrepareForSleep";
+
+/// logind, subscribed to.
+pub(crate) struct Login {
+    bus: Bus,
+}
+
+impl Login {
+    /// # Errors
+    /// When there is no bus, or no logind on it.
+    pub(crate) fn connect(address: Option<&str>) -> io::Result<Login> {
+        let mut bus = Bus::connect(address.filter(|address| !address.is_empty()).unwrap_or(SYSTEM_BUS))?;
+        let rule = format!("type='signal',sender='{SERVICE}',path='{PATH}',interface='{INTERFACE}',member='{SIGNAL}'");
+        bus.call_bus("AddMatch", &[&rule])?;
+        Ok(Login { bus })
+    }
+
+    /// The machine waits with sleeping while the descriptor is open, a few seconds at most (`InhibitDelayMaxSec=`).
+    pub(crate) fn delay_sleep(&mut self) -> io::Result<OwnedFd> {
+        let method = Method { destination: SERVICE, path: PATH, interface: INTERFACE, member: "Inhibit" };
+        let answer = self.bus.call(&method, &["sleep", "lockbox", "unmounts an encrypted archive", "delay"])?;
+        answer.descriptor.ok_or_else(|| io::Error::other("logind gave no lock"))
+    }
+
+    /// Waits until the machine is about to sleep (true) or woke up (false).
+    pub(crate) fn next(&mut self) -> io::Result<bool> {
+        loop {
+            let message = self.bus.next_signal()?;
+            if message.interface == INTERFACE && message.member == SIGNAL && self.is_from_logind(&message)? {
+                return message.truth().ok_or_else(|| io::Error::other("logind's signal is not understood"));
+            }
+        }
+    }
+
+    /// Any program may send us a signal; whose name is logind's now, the bus knows.
+    fn is_from_logind(&mut self, message: &Message) -> io::Result<bool> {
+        Ok(self.bus.call_bus("GetNameOwner", &[SERVICE])?.text().is_some_and(|owner| owner == message.sender))
+    }
+}

@@ -1,0 +1,121 @@
+//! Locks the archive before the machine sleeps: unmounts it, or when it is busy saves everything and drops what was decrypted.
+//!
+//! What a busy mount keeps is its key, without which its users would find nothing after waking up; what it drops are the
+//! daemon's caches and the kernel's pages of files, in the seconds that logind gives. Pages that programs hold locked or map
+//! writable may stay.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::mpsc::{self, Sender};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use fuser::INodeNo;
+use lockbox::fs::FileSystem;
+
+use crate::adapter::Shared;
+use crate::login::Login;
+use crate::session::Event;
+use crate::stop::Place;
+use crate::ticker::ARRIVAL;
+
+/// What dropping the kernel's pages may take: with saving it has to fit into logind's five seconds.
+const DROPPING: Duration = Duration::from_secs(2);
+/// Between attempts to reach a bus that went away.
+const RECONNECT: Duration = Duration::from_secs(30);
+
+/// What became of the attempt to unmount.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Slept {
+    Busy,
+}
+
+/// What is locked.
+pub(crate) struct Target {
+    pub(crate) fs: Arc<FileSystem>,
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) place: Arc<Place>,
+    pub(crate) events: Sender<Event>,
+}
+
+/// Subscribes and starts the thread that waits. The answer is a sentence for the user when this machine cannot tell that it sleeps.
+pub(crate) fn start(target: Target, address: Option<String>) -> Option<String> {
+    let begun = Login::connect(address.as_deref()).and_then(|mut login| Ok((login.delay_sleep()?, login)));
+    let (lock, login) = match begun {
+        Ok(begun) => begun,
+        Err(error) => {
+            return Some(format!(
+                "lock-on-suspend has no effect: logind cannot be reached ({error}); the archive stays mounted when the machine sleeps"
+            ));
+        }
+    };
+    // Not joined: it ends with the process, and so does the lock that it holds.
+    let started =
+        thread::Builder::new().name("suspend".into()).spawn(move || watch(&target, login, lock, address.as_deref()));
+    started.err().map(|error| format!("lock-on-suspend has no effect: {error}"))
+}
+
+fn watch(target: &Target, mut login: Login, lock: OwnedFd, address: Option<&str>) {
+    let mut lock = Some(lock);
+    loop {
+        let Err(error) = serve(target, &mut login, lock.take());
+        tracing::warn!("logind was lost, so the archive stays mounted when the machine sleeps: {error}");
+        (login, lock) = loop {
+            thread::sleep(RECONNECT);
+            if let Ok((found, login)) = Login::connect(address).and_then(|mut login| Ok((login.delay_sleep()?, login)))
+            {
+                tracing::warn!("logind is there again");
+                break (login, Some(found));
+            }
+        };
+    }
+}
+
+/// Locks at each sleep until the connection fails.
+fn serve(target: &Target, login: &mut Login, mut lock: Option<OwnedFd>) -> io::Result<std::convert::Infallible> {
+    loop {
+        if login.next()? {
+            target.lock();
+            drop(lock.take());
+        } else if lock.is_none() {
+            lock = Some(login.delay_sleep()?);
+        }
+    }
+}
+
+impl Target {
+    /// Returns when the archive is closed, or saved where it is busy.
+    fn lock(&self) {
+        tracing::info!("the machine is about to sleep");
+        let (answer, answered) = mpsc::channel();
+        // A closed channel: the session ended, with everything saved.
+        if self.events.send(Event::Sleep(answer)).is_err() || answered.recv() != Ok(Slept::Busy) {
+            return;
+        }
+        tracing::warn!("the archive is in use and stays mounted while the machine sleeps; its content is saved");
+        let flushed = self.place.flush();
+        thread::sleep(ARRIVAL);
+        let saved = flushed.map_err(|e| e.to_string()).and(self.fs.make_durable().map_err(|e| e.to_string()));
+        if let Err(error) = saved {
+            tracing::error!("not everything was saved before the machine slept: {error}");
+        }
+        self.forget();
+    }
+
+    /// Newest inodes first: those are likelier to be in the kernel's cache, and time is short.
+    fn forget(&self) {
+        let until = Instant::now() + DROPPING;
+        if let Some(notifier) = self.shared.notifier.get() {
+            for number in (1..=self.fs.newest_inode().0).rev() {
+                // An inode that the kernel does not know has no pages.
+                let _ = notifier.inval_inode(INodeNo(number), 0, 0);
+                if number % 256 == 0 && Instant::now() > until {
+                    tracing::warn!("not all that the kernel had cached of the archive was dropped in time");
+                    break;
+                }
+            }
+        }
+        self.fs.forget_plaintext();
+    }
+}

@@ -1,0 +1,170 @@
+//! Reads a ciphertext from a daemon: connections that are cut are made anew where they ended, as long as the lease lasts.
+
+use std::cell::RefCell;
+use std::io::{self, Read, Seek, SeekFrom};
+use std::rc::Rc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use lockbox_share_protocol::api::OfShare;
+use lockbox_share_protocol::handle::Handle;
+use lockbox_share_protocol::message::ErrorCode;
+use lockbox_share_protocol::token::{Digest, LeaseToken};
+use ureq::http::{StatusCode, header};
+
+use crate::error::{Error, Result};
+use crate::http::Client;
+
+/// Waits between two attempts grow from the first to the last.
+const FIRST_WAIT: Duration = Duration::from_millis(200);
+const LAST_WAIT: Duration = Duration::from_secs(5);
+
+/// What is downloaded, and by what right.
+pub(crate) struct Lot<'a> {
+    pub(crate) client: &'a Client,
+    pub(crate) handle: Handle,
+    pub(crate) token: &'a LeaseToken,
+    /// Bytes and SHA-256 of the ciphertext.
+    pub(crate) size: u64,
+    pub(crate) digest: Digest,
+    /// How long to try without a new byte.
+    pub(crate) patience: Duration,
+}
+
+/// Why a reader failed, more exactly than its `io::Error` can say.
+pub(crate) type Fault = Rc<RefCell<Option<Error>>>;
+
+/// The ciphertext as something to read and seek in.
+pub(crate) struct Download<'a> {
+    lot: Lot<'a>,
+    position: u64,
+    body: Option<ureq::BodyReader<'static>>,
+    advanced: Instant,
+    failures: u32,
+    fault: Fault,
+    progress: &'a dyn Fn(u64),
+}
+
+impl<'a> Download<'a> {
+    /// Nothing is requested before the first read. `progress` is told how many bytes were passed.
+    pub(crate) fn new(lot: Lot<'a>, progress: &'a dyn Fn(u64)) -> Download<'a> {
+        Download {
+            lot,
+            position: 0,
+            body: None,
+            advanced: Instant::now(),
+            failures: 0,
+            fault: Fault::default(),
+            progress,
+        }
+    }
+
+    /// Where the reason of a failure will be.
+    pub(crate) fn fault(&self) -> Fault {
+        self.fault.clone()
+    }
+
+    /// Bytes and SHA-256 that the whole has.
+    pub(crate) fn whole(&self) -> (u64, Digest) {
+        (self.lot.size, self.lot.digest)
+    }
+
+    fn connect(&mut self) -> Result<()> {
+        let Lot { client, handle, token, size, digest, .. } = &self.lot;
+        let path = OfShare::Ciphertext.path(*handle).to_string();
+        let response = client.range(&path, &token.to_text(), self.position, &digest.to_text())?;
+        let range = response.headers().get(header::CONTENT_RANGE).and_then(|value| value.to_str().ok());
+        let expected = format!("bytes {}-{}/{size}", self.position, size - 1);
+        match response.status() {
+            StatusCode::OK if self.position == 0 => {}
+            StatusCode::PARTIAL_CONTENT if range == Some(expected.as_str()) => {}
+            StatusCode::OK => return Err(Error::Damaged("the server has another file now".into())),
+            status => return Err(client.foreign(format!("status {status} for a part of a file"))),
+        }
+        self.body = Some(response.into_body().into_reader());
+        Ok(())
+    }
+
+    /// After a cut: waits, or gives up with the reason.
+    fn wait_or_give_up(&mut self, error: Error) -> io::Result<()> {
+        self.body = None;
+        let waiting_helps = match &error {
+            Error::Unreachable { .. } => true,
+            Error::Refused(failure) => {
+                matches!(failure.error, ErrorCode::Limited | ErrorCode::Unavailable | ErrorCode::Timeout)
+            }
+            _ => false,
+        };
+        if waiting_helps && self.advanced.elapsed() < self.lot.patience {
+            let wait = FIRST_WAIT * 2u32.pow(self.failures.min(5));
+            self.failures += 1;
+            tracing::info!(received = self.position, "the download was cut; trying again: {error}");
+            thread::sleep(wait.min(LAST_WAIT));
+            return Ok(());
+        }
+        let error = match error {
+            Error::Unreachable { reason, .. } => Error::Cut { received: self.position, size: self.lot.size, reason },
+            other => other,
+        };
+        let told = io::Error::other(error.to_string());
+        *self.fault.borrow_mut() = Some(error);
+        Err(told)
+    }
+
+    fn cut(&self, reason: impl Into<String>) -> Error {
+        Error::Unreachable { server: self.lot.client.server().to_string(), reason: reason.into() }
+    }
+}
+
+impl Read for Download<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let left = self.lot.size - self.position;
+        let wanted = buffer.len().min(usize::try_from(left).unwrap_or(usize::MAX));
+        if wanted == 0 {
+            return Ok(0);
+        }
+        loop {
+            let Some(body) = &mut self.body else {
+                if let Err(error) = self.connect() {
+                    self.wait_or_give_up(error)?;
+                }
+                continue;
+            };
+            match body.read(&mut buffer[..wanted]) {
+                Ok(0) => {
+                    let cut = self.cut("the connection ended early");
+                    self.wait_or_give_up(cut)?;
+                }
+                Ok(count) => {
+                    self.position += count as u64;
+                    self.advanced = Instant::now();
+                    self.failures = 0;
+                    (self.progress)(self.position);
+                    return Ok(count);
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => {
+                    let cut = self.cut(error.to_string());
+                    self.wait_or_give_up(cut)?;
+                }
+            }
+        }
+    }
+}
+
+impl Seek for Download<'_> {
+    fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
+        let position = match to {
+            SeekFrom::Start(position) => Some(position),
+            SeekFrom::Current(step) => self.position.checked_add_signed(step),
+            SeekFrom::End(step) => self.lot.size.checked_add_signed(step),
+        };
+        let position = position.filter(|&position| position <= self.lot.size);
+        let position = position.ok_or(io::Error::from(io::ErrorKind::InvalidInput))?;
+        if position != self.position {
+            self.body = None;
+            self.position = position;
+        }
+        Ok(position)
+    }
+}

@@ -1,0 +1,84 @@
+//! What goes wrong between two clients and a daemon, sorted by what the caller will do.
+
+use std::io;
+
+use lockbox_share_protocol::message::{ErrorCode, Failure};
+
+/// The result of this crate's functions.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// Why a share was not made, found or received.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The host has no randomness.
+    #[error("the system gave no random bytes")]
+    NoRandomness,
+    /// A text that is no link at all.
+    #[error("this is no one-time link: {0}")]
+    NotALink(&'static str),
+    /// The checksum of the link's secret does not fit.
+    #[error(
+        "damaged link: its secret, the part behind '#', is not as it was made; ask the sender for the link once more"
+    )]
+    DamagedLink,
+    /// A file changed while it was read.
+    #[error("{0} changed while it was read; nothing was shared")]
+    Changed(String),
+    /// Something that is not shared, such as a directory; a whole sentence.
+    #[error("{0}")]
+    Invalid(String),
+    /// No daemon answers.
+    #[error("the share daemon at {server} cannot be reached: {reason}")]
+    Unreachable { server: String, reason: String },
+    /// The daemon refused, and says why.
+    #[error("{}", refusal(.0))]
+    Refused(Failure),
+    /// What came over the connection makes no sense.
+    #[error("the server at {server} does not speak as a share daemon does: {reason}")]
+    Foreign { server: String, reason: String },
+    /// What was received is not what was sealed.
+    #[error("what was received is damaged: {0}")]
+    Damaged(String),
+    /// The download stopped and may go on later.
+    #[error("the download was cut after {received} of {size} bytes: {reason}")]
+    Cut { received: u64, size: u64, reason: String },
+    /// The target exists and was not to be replaced.
+    #[error("{0} exists already; it was left as it is")]
+    Exists(String),
+    /// The host failed.
+    #[error("{context}")]
+    Io { context: String, source: io::Error },
+}
+
+impl Error {
+    /// For `map_err`: what was done when the host failed.
+    pub(crate) fn io(context: impl Into<String>) -> impl FnOnce(io::Error) -> Error {
+        let context = context.into();
+        move |source| Error::Io { context, source }
+    }
+
+    /// The daemon's code, when it was the daemon that refused.
+    pub fn code(&self) -> Option<ErrorCode> {
+        match self {
+            Error::Refused(failure) => Some(failure.error),
+            _ => None,
+        }
+    }
+}
+
+/// What the daemon's refusal means to the one who asked.
+fn refusal(failure: &Failure) -> String {
+    let at = failure.at.map(|at| format!(" at {}", crate::clock::utc(at))).unwrap_or_default();
+    match failure.error {
+        ErrorCode::Refused => {
+            "this link opens nothing: it was used, taken back or has expired, or it never was one of this server".into()
+        }
+        ErrorCode::Consumed => format!("this link was used{at}: what it gave away is gone from the server"),
+        ErrorCode::Revoked => format!("this link was taken back by its owner{at}"),
+        ErrorCode::Expired => format!("this link expired{at}"),
+        ErrorCode::Leased => "this link is in use: somebody is downloading the file".into(),
+        ErrorCode::Limited => "the share daemon has no time: too many requests; try again later".into(),
+        ErrorCode::NoSpace => "the share daemon has no space left".into(),
+        _ => format!("the share daemon refused: {}", failure.message),
+    }
+}

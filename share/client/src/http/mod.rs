@@ -1,0 +1,298 @@
+//! Speaks HTTP/1.1 with a daemon over a Unix socket, TCP or TLS, and turns its answers into values or errors.
+
+mod unix;
+
+use std::fmt;
+use std::io::{self, Read};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use lockbox_share_protocol::message::Failure;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use ureq::http::{self, Method, Request, Response, StatusCode, header};
+use ureq::tls::{RootCerts, TlsConfig};
+use ureq::unversioned::resolver::DefaultResolver;
+use ureq::{Agent, Body, SendBody};
+use zeroize::Zeroizing;
+
+use self::unix::UnixConnector;
+use crate::error::{Error, Result};
+
+/// Longest JSON answer: a batch of a hundred shares with their claims has about 100 KiB.
+const MAX_ANSWER: u64 = 4 << 20;
+const CONNECT: Duration = Duration::from_secs(10);
+/// Silence on a connection: longer than the longest wait of a watch.
+const SILENCE: Duration = Duration::from_secs(75);
+/// Silence within a download, after which another connection is tried.
+const DOWNLOAD_SILENCE: Duration = Duration::from_secs(20);
+/// Fewer and larger reads: a download of gigabytes passes through this buffer.
+const BUFFER: usize = 128 << 10;
+
+/// Where a daemon listens.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Server {
+    /// `http://` or `https://`, a host, perhaps a port and a path; without a slash at its end.
+    Url(String),
+    /// A Unix socket of this machine.
+    Socket(PathBuf),
+}
+
+impl Server {
+    /// Reads what a user calls a server.
+    ///
+    /// # Errors
+    /// When it is no URL of a scheme that is spoken here.
+    pub fn parse(text: &str) -> Result<Server> {
+        let url = text.trim().trim_end_matches('/');
+        let known = ["http://", "https://"].iter().any(|scheme| url.len() > scheme.len() && url.starts_with(scheme));
+        if !known || url.contains(['#', '?', ' ']) || url.parse::<http::Uri>().is_err() {
+            return Err(Error::Invalid(format!(
+                "{text} is no URL of a share daemon, such as https://share.example.org"
+            )));
+        }
+        Ok(Server::Url(url.to_owned()))
+    }
+
+    /// The beginning of every request's address. A socket needs one as well, which nobody looks up.
+    fn base(&self) -> &str {
+        match self {
+            Server::Url(url) => url,
+            Server::Socket(_) => "http://127.0.0.1",
+        }
+    }
+
+    /// Whether what is sent cannot be read on the way.
+    pub fn is_private(&self) -> bool {
+        let Server::Url(url) = self else { return true };
+        let Some(rest) = url.strip_prefix("http://") else { return true };
+        ["127.", "[::1]", "localhost:", "localhost/"].iter().any(|host| rest.starts_with(host)) || rest == "localhost"
+    }
+}
+
+impl fmt::Display for Server {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Server::Url(url) => f.write_str(url),
+            Server::Socket(path) => write!(f, "{}", path.display()),
+        }
+    }
+}
+
+/// A daemon to which requests are sent.
+pub struct Client {
+    agent: Agent,
+    server: Server,
+}
+
+impl Client {
+    /// Connects nowhere yet.
+    pub fn new(server: Server) -> Client {
+        let config = Agent::config_builder()
+            .http_status_as_error(false)
+            .max_redirects(0)
+            .user_agent(concat!("lockbox/", env!("CARGO_PKG_VERSION")))
+            .timeout_connect(Some(CONNECT))
+            .timeout_per_read(Some(SILENCE))
+            .timeout_per_write(Some(SILENCE))
+            .input_buffer_size(BUFFER)
+            .output_buffer_size(BUFFER);
+        let agent = match &server {
+            Server::Socket(path) => {
+                Agent::with_parts(config.proxy(None).build(), UnixConnector(path.clone()), DefaultResolver::default())
+            }
+            Server::Url(url) => {
+                // The certificates that the system trusts; SSL_CERT_FILE names others.
+                let tls = TlsConfig::builder()
+                    .root_certs(RootCerts::PlatformVerifier)
+                    .unversioned_rustls_crypto_provider(Arc::new(rustls::crypto::aws_lc_rs::default_provider()))
+                    .build();
+                let config = config.tls_config(tls);
+                // What does not leave the machine needs no proxy.
+                let direct = url.starts_with("http://") && server.is_private();
+                let config = if direct { config.proxy(None) } else { config };
+                config.build().new_agent()
+            }
+        };
+        Client { agent, server }
+    }
+
+    /// Where it goes.
+    pub fn server(&self) -> &Server {
+        &self.server
+    }
+
+    /// Gets a value.
+    pub(crate) fn get<T: DeserializeOwned>(&self, path: &str, bearer: Option<&str>) -> Result<T> {
+        self.value(self.send(Method::GET, path, bearer, None)?)
+    }
+
+    /// Sends a value and gets one.
+    pub(crate) fn post<T: DeserializeOwned>(
+        &self,
+        path: &str,
+        bearer: Option<&str>,
+        message: Option<&impl Serialize>,
+    ) -> Result<T> {
+        let body = message.map(serde_json::to_vec).transpose();
+        let body = body.map_err(|error| Error::Invalid(error.to_string()))?.map(Zeroizing::new);
+        self.value(self.send(Method::POST, path, bearer, body)?)
+    }
+
+    /// Sends a request that is answered without a body.
+    pub(crate) fn signal(&self, path: &str, bearer: &str) -> Result<()> {
+        self.send(Method::POST, path, Some(bearer), None).map(drop)
+    }
+
+    fn send(
+        &self,
+        method: Method,
+        path: &str,
+        bearer: Option<&str>,
+        body: Option<Zeroizing<Vec<u8>>>,
+    ) -> Result<Response<Body>> {
+        let mut request = self.request(method, path, bearer)?;
+        let response = match body {
+            Some(body) => {
+                let json = header::HeaderValue::from_static("application/json");
+                request.headers_mut().insert(header::CONTENT_TYPE, json);
+                self.agent.run(request.map(|()| &body[..]))
+            }
+            None if *request.method() == Method::POST => self.agent.run(request.map(|()| &b""[..])),
+            None => self.agent.run(request),
+        };
+        self.accepted(response.map_err(|error| self.unreachable(&error))?)
+    }
+
+    /// Sends a body that is read piece by piece.
+    pub(crate) fn upload<T: DeserializeOwned>(
+        &self,
+        path: &str,
+        bearer: &str,
+        length: u64,
+        body: &mut dyn Read,
+    ) -> Result<T> {
+        let mut request = self.request(Method::POST, path, Some(bearer))?;
+        let headers = request.headers_mut();
+        headers.insert(header::CONTENT_TYPE, header::HeaderValue::from_static("application/octet-stream"));
+        headers.insert(header::CONTENT_LENGTH, header::HeaderValue::from(length));
+        let response = self.agent.run(request.map(|()| SendBody::from_reader(body)));
+        self.value(self.accepted(response.map_err(|error| self.unreachable(&error))?)?)
+    }
+
+    /// Bytes of a file from `start` on, under an entity tag that must still be the same.
+    pub(crate) fn range(&self, path: &str, bearer: &str, start: u64, tag: &str) -> Result<Response<Body>> {
+        let mut request = self.request(Method::GET, path, Some(bearer))?;
+        let headers = request.headers_mut();
+        if start > 0 {
+            headers.insert(header::RANGE, value(&format!("bytes={start}-"))?);
+            headers.insert(header::IF_RANGE, value(&format!("\"{tag}\""))?);
+        }
+        let request = self.agent.configure_request(request).timeout_per_read(Some(DOWNLOAD_SILENCE)).build();
+        let response = self.agent.run(request).map_err(|error| self.unreachable(&error))?;
+        self.accepted(response)
+    }
+
+    /// Whether a lease still stands.
+    pub(crate) fn probe(&self, path: &str, bearer: &str) -> Result<()> {
+        self.send(Method::HEAD, path, Some(bearer), None).map(drop)
+    }
+
+    fn request(&self, method: Method, path: &str, bearer: Option<&str>) -> Result<Request<()>> {
+        let address = format!("{}{path}", self.server.base());
+        let mut request = Request::builder()
+            .method(method)
+            .uri(address)
+            .body(())
+            .map_err(|_| Error::Invalid(format!("{} is no address of a server", self.server)))?;
+        if let Some(bearer) = bearer {
+            let text = Zeroizing::new(format!("Bearer {bearer}"));
+            let mut secret = value(&text)?;
+            secret.set_sensitive(true);
+            request.headers_mut().insert(header::AUTHORIZATION, secret);
+        }
+        Ok(request)
+    }
+
+    /// The response when it is a success, else the refusal that its body tells.
+    fn accepted(&self, response: Response<Body>) -> Result<Response<Body>> {
+        let status = response.status();
+        if status.is_success() {
+            return Ok(response);
+        }
+        let body = body(response).unwrap_or_default();
+        match serde_json::from_slice::<Failure>(&body) {
+            Ok(failure) => Err(Error::Refused(failure)),
+            // A proxy in front of the daemon, when it is stopped, or an answer to HEAD, which has no body.
+            Err(_) if status == StatusCode::BAD_GATEWAY || status == StatusCode::SERVICE_UNAVAILABLE => {
+                Err(Error::Unreachable { server: self.server.to_string(), reason: format!("status {status}") })
+            }
+            Err(_) => Err(self.foreign(format!("status {status}"))),
+        }
+    }
+
+    fn value<T: DeserializeOwned>(&self, response: Response<Body>) -> Result<T> {
+        let body = body(response).map_err(|error| self.cut_off(&error))?;
+        // The message of the parser may repeat parts of what it read.
+        serde_json::from_slice(&body).map_err(|_| self.foreign("its answer is not understood".into()))
+    }
+
+    pub(crate) fn foreign(&self, reason: String) -> Error {
+        Error::Foreign { server: self.server.to_string(), reason }
+    }
+
+    fn cut_off(&self, error: &io::Error) -> Error {
+        Error::Unreachable { server: self.server.to_string(), reason: plain(&error.to_string()) }
+    }
+
+    fn unreachable(&self, error: &ureq::Error) -> Error {
+        Error::Unreachable { server: self.server.to_string(), reason: plain(&error.to_string()) }
+    }
+}
+
+fn body(response: Response<Body>) -> io::Result<Zeroizing<Vec<u8>>> {
+    let mut bytes = Zeroizing::new(Vec::with_capacity(16 << 10));
+    response.into_body().into_reader().take(MAX_ANSWER).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+fn value(text: &str) -> Result<header::HeaderValue> {
+    header::HeaderValue::from_str(text)
+        .map_err(|_| Error::Invalid("a token has letters that HTTP does not allow".into()))
+}
+
+/// Without the names of types and the host's numbers of errors.
+fn plain(text: &str) -> String {
+    let text = text.strip_prefix("io: ").unwrap_or(text);
+    text.split(" (os error").next().unwrap_or(text).to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn servers_are_named_by_urls() {
+        for (text, shown) in [
+            ("https://share.example.org/", "https://share.example.org"),
+            (" http://127.0.0.1:7377", "http://127.0.0.1:7377"),
+            ("https://example.org/share", "https://example.org/share"),
+        ] {
+            assert_eq!(Server::parse(text).unwrap().to_string(), shown);
+        }
+        for text in ["", "share.example.org", "ftp://x", "https://", "https://x/#y", "https://a b", "https://x/?q"] {
+            assert!(Server::parse(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn only_plain_http_to_other_machines_can_be_read_on_the_way() {
+        let private = |text: &str| Server::parse(text).unwrap().is_private();
+        assert!(private("https://example.org") && private("http://127.0.0.1:1") && private("http://localhost"));
+        assert!(private("http://[::1]:7377") && private("http://localhost:80"));
+        assert!(
+            !private("http://example.org") && !private("http://localhost.example.org") && !private("http://10.0.0.1")
+        );
+    }
+}

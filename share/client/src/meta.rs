@@ -1,0 +1,92 @@
+//! What the sealed part of a capsule holds: name, size and digest of the content as one line of JSON, and small content behind it.
+//!
+//! The plaintext of the age file in a capsule is a JSON object, blanks, a line feed, and in a capsule with content inside that content. So
+//! whoever has the identity and `age` alone reads it with `age -d | head -n 1`, and small content with `age -d | tail -n +2`. The blanks
+//! pad the whole to a multiple of [`STEP`] bytes, so that a capsule does not tell how long a password in it is.
+
+use lockbox_share_protocol::token::Digest;
+use serde::{Deserialize, Serialize};
+use zeroize::Zeroizing;
+
+use crate::error::{Error, Result};
+
+/// The sealed part grows in steps of so many bytes.
+pub const STEP: usize = 512;
+/// Longest first line, which bounds what a reader takes in before it knows anything.
+const MAX_LINE: usize = 7 * 1024;
+
+/// What a sender says about the content.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Meta {
+    /// The file's name at the sender; a receiver makes it safe first.
+    pub name: String,
+    /// Bytes of the content.
+    pub size: u64,
+    /// SHA-256 of the content.
+    pub sha256: Digest,
+}
+
+impl Meta {
+    /// The plaintext of a capsule's sealed part.
+    pub(crate) fn encode(&self, content: &[u8]) -> Zeroizing<Vec<u8>> {
+        let line = self.line();
+        let used = line.len() + 1 + content.len();
+        let whole = used.next_multiple_of(STEP);
+        let mut plain = Zeroizing::new(Vec::with_capacity(whole));
+        plain.extend_from_slice(&line);
+        plain.resize(line.len() + whole - used, b' ');
+        plain.push(b'\n');
+        plain.extend_from_slice(content);
+        plain
+    }
+
+    /// Bytes of the plaintext with a content of `size` bytes behind it.
+    pub(crate) fn encoded_length(&self) -> usize {
+        let size = usize::try_from(self.size).unwrap_or(usize::MAX / 2);
+        (self.line().len() + 1 + size).next_multiple_of(STEP)
+    }
+
+    fn line(&self) -> Zeroizing<Vec<u8>> {
+        Zeroizing::new(serde_json::to_vec(self).expect("a text, a number and a digest are always JSON"))
+    }
+
+    /// Reads the plaintext of a sealed part; total. What follows the line is the content of a capsule with content inside.
+    pub(crate) fn decode(plain: &[u8]) -> Result<(Meta, &[u8])> {
+        let end = plain.iter().take(MAX_LINE).position(|&byte| byte == b'\n');
+        let end = end.ok_or_else(|| Error::Damaged("its description is too long".into()))?;
+        let meta = serde_json::from_slice(&plain[..end])
+            .map_err(|_| Error::Damaged("its description is not understood; perhaps a newer program made it".into()))?;
+        Ok((meta, &plain[end + 1..]))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn meta(name: &str, size: u64) -> Meta {
+        Meta { name: name.to_owned(), size, sha256: Digest::new([7; 32]) }
+    }
+
+    #[test]
+    fn lengths_of_small_content_are_hidden() {
+        let lengths = [0, 8, 12, 40].map(|length| meta("password", length as u64).encode(&vec![b'x'; length]).len());
+        assert_eq!(lengths, [STEP; 4]);
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_written_is_read(name in "\\PC{0,300}", content in proptest::collection::vec(any::<u8>(), 0..2000)) {
+            let meta = meta(&name, content.len() as u64);
+            let plain = meta.encode(&content);
+            prop_assert_eq!(plain.len() % STEP, 0);
+            prop_assert_eq!(Meta::decode(&plain).unwrap(), (meta, &content[..]));
+        }
+
+        #[test]
+        fn no_input_makes_it_fall(plain in proptest::collection::vec(any::<u8>(), 0..600)) {
+            let _ = Meta::decode(&plain);
+        }
+    }
+}

@@ -1,0 +1,204 @@
+//! The file that is being received: hidden and private beside its place, under its final name only when it is whole.
+
+use std::fs::{self, File};
+use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+use nix::errno::Errno;
+use nix::fcntl::{AT_FDCWD, FallocateFlags, RenameFlags, fallocate, renameat2};
+use sha2::{Digest as _, Sha256};
+
+use crate::error::{Error, Result};
+use crate::name;
+
+/// How many files of one name get a number before the user is asked to choose another.
+const MAX_NUMBER: u32 = 1000;
+
+/// What may happen to a file that has the target's name already.
+#[derive(Clone, Debug)]
+pub(crate) enum Place {
+    /// This name exactly.
+    Exactly { path: PathBuf, replace: bool },
+    /// In this directory under the sender's name, with a number when it is taken.
+    In { directory: PathBuf, replace: bool },
+}
+
+impl Place {
+    pub(crate) fn directory(&self) -> PathBuf {
+        let directory = match self {
+            Place::Exactly { path, .. } => path.parent().unwrap_or(Path::new("")),
+            Place::In { directory, .. } => directory,
+        };
+        if directory.as_os_str().is_empty() { PathBuf::from(".") } else { directory.to_owned() }
+    }
+}
+
+/// A file without its name yet. It stays when it is dropped unfinished, to be gone on with.
+pub(crate) struct Partial {
+    path: PathBuf,
+    file: File,
+}
+
+impl Partial {
+    /// Opens the file that `note` names in `directory`; with what it has, or empty.
+    ///
+    /// # Errors
+    /// When the directory cannot be written, or another program receives the same link there.
+    pub(crate) fn open(directory: &Path, note: &str, resume: bool) -> Result<Partial> {
+        let path = directory.join(format!(".lockbox-{note}.part"));
+        let mut options = File::options();
+        options.read(true).write(true).create(true).mode(0o600).custom_flags(nix::libc::O_NOFOLLOW);
+        let failed = || Error::io(format!("cannot write in {}", directory.display()));
+        let file = options.open(&path).map_err(failed())?;
+        match file.try_lock() {
+            Ok(()) => {}
+            Err(fs::TryLockError::WouldBlock) => {
+                return Err(Error::Invalid("another program is receiving this link in the same directory".into()));
+            }
+            Err(fs::TryLockError::Error(error)) => return Err(failed()(error)),
+        }
+        if !resume {
+            file.set_len(0).map_err(failed())?;
+        }
+        Ok(Partial { path, file })
+    }
+
+    /// Keeps the whole pieces of `piece` bytes that were received before, out of at most `size` bytes, and returns their length. The next
+    /// byte to be read is the first.
+    pub(crate) fn keep_whole(&mut self, piece: u64, size: u64) -> Result<u64> {
+        let failed = || Error::io("cannot read what was received before");
+        let length = self.file.metadata().map_err(failed())?.len().min(size) / piece * piece;
+        self.file.set_len(length).map_err(failed())?;
+        self.file.seek(SeekFrom::Start(0)).map_err(failed())?;
+        Ok(length)
+    }
+
+    /// Reads the first `length` bytes for their digest; the next byte to be written is behind them.
+    pub(crate) fn hash(&mut self, length: u64) -> Result<Sha256> {
+        let mut hash = Sha256::new();
+        let mut buffer = vec![0; 64 << 10];
+        let mut input = (&mut self.file).take(length);
+        loop {
+            match input.read(&mut buffer).map_err(Error::io("cannot read what was received before"))? {
+                0 => return Ok(hash),
+                count => hash.update(&buffer[..count]),
+            }
+        }
+    }
+
+    /// Makes room for `size` bytes, so that a full disk is told before a download and not at its end.
+    pub(crate) fn reserve(&self, size: u64) -> Result<()> {
+        let Ok(length) = i64::try_from(size) else { return Ok(()) };
+        if length == 0 {
+            return Ok(());
+        }
+        match fallocate(&self.file, FallocateFlags::FALLOC_FL_KEEP_SIZE, 0, length) {
+            // A host that cannot reserve tells by writing.
+            Ok(()) | Err(Errno::EOPNOTSUPP | Errno::ENOSYS | Errno::EINVAL | Errno::EINTR) => Ok(()),
+            Err(errno) => Err(Error::io("there is no room for the file")(errno.into())),
+        }
+    }
+
+    pub(crate) fn file(&mut self) -> &mut File {
+        &mut self.file
+    }
+
+    /// Makes the content durable and gives the file its name.
+    pub(crate) fn finish(mut self, place: &Place, sent_name: &str) -> Result<PathBuf> {
+        let failed = || Error::io("cannot write what was received");
+        self.file.flush().and_then(|()| self.file.sync_all()).map_err(failed())?;
+        let target = match place {
+            Place::Exactly { path, replace } => {
+                self.rename(path, *replace)?;
+                path.clone()
+            }
+            Place::In { directory, replace } => self.rename_free(directory, &name::safe(sent_name), *replace)?,
+        };
+        File::open(place.directory()).and_then(|directory| directory.sync_all()).map_err(failed())?;
+        Ok(target)
+    }
+
+    fn rename_free(&self, directory: &Path, name: &str, replace: bool) -> Result<PathBuf> {
+        let mut path = directory.join(name);
+        for number in 2..MAX_NUMBER {
+            match self.rename(&path, replace) {
+                Err(Error::Exists(_)) => path = directory.join(name::numbered(name, number)),
+                other => return other.map(|()| path),
+            }
+        }
+        Err(Error::Exists(path.display().to_string()))
+    }
+
+    fn rename(&self, to: &Path, replace: bool) -> Result<()> {
+        let failed = |error: io::Error| Error::io(format!("cannot write {}", to.display()))(error);
+        if replace {
+            return fs::rename(&self.path, to).map_err(failed);
+        }
+        let exists = || Error::Exists(to.display().to_string());
+        match renameat2(AT_FDCWD, &self.path, AT_FDCWD, to, RenameFlags::RENAME_NOREPLACE) {
+            Ok(()) => Ok(()),
+            Err(Errno::EEXIST) => Err(exists()),
+            // Some file systems do not know the flag; a link is never made over a file either.
+            Err(Errno::EINVAL | Errno::ENOSYS | Errno::EOPNOTSUPP) => match fs::hard_link(&self.path, to) {
+                Ok(()) => fs::remove_file(&self.path).map_err(failed),
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Err(exists()),
+                Err(error) => Err(failed(error)),
+            },
+            Err(errno) => Err(failed(errno.into())),
+        }
+    }
+
+    /// Takes away what is of no use any more.
+    pub(crate) fn discard(self) {
+        // Nothing is lost but space, and the failure that led here is the one to tell.
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn received(directory: &Path) -> Partial {
+        let mut partial = Partial::open(directory, "n", false).unwrap();
+        partial.file().write_all(b"new").unwrap();
+        partial
+    }
+
+    #[test]
+    fn nothing_is_replaced_unless_told() {
+        let place = tempfile::tempdir().unwrap();
+        let path = place.path().join("a.txt");
+        fs::write(&path, "old").unwrap();
+        let exactly = |replace| Place::Exactly { path: path.clone(), replace };
+        assert!(matches!(received(place.path()).finish(&exactly(false), "x"), Err(Error::Exists(_))));
+        assert_eq!(fs::read(&path).unwrap(), b"old");
+        let inside = Place::In { directory: place.path().into(), replace: false };
+        assert_eq!(received(place.path()).finish(&inside, "/x/a.txt").unwrap(), place.path().join("a (2).txt"));
+        assert_eq!(received(place.path()).finish(&inside, "a.txt").unwrap(), place.path().join("a (3).txt"));
+        received(place.path()).finish(&exactly(true), "x").unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"new");
+    }
+
+    #[test]
+    fn a_symbolic_link_in_the_way_is_not_followed() {
+        let place = tempfile::tempdir().unwrap();
+        fs::write(place.path().join("precious"), "old").unwrap();
+        std::os::unix::fs::symlink("precious", place.path().join(".lockbox-n.part")).unwrap();
+        assert!(Partial::open(place.path(), "n", false).is_err());
+        assert_eq!(fs::read(place.path().join("precious")).unwrap(), b"old");
+    }
+
+    #[test]
+    fn one_program_receives_at_a_time() {
+        let place = tempfile::tempdir().unwrap();
+        let first = received(place.path());
+        assert!(Partial::open(place.path(), "n", true).map(drop).unwrap_err().to_string().contains("another program"));
+        drop(first);
+        let mut again = Partial::open(place.path(), "n", true).unwrap();
+        assert_eq!(again.keep_whole(2, 9).unwrap(), 2);
+        again.discard();
+        assert_eq!(fs::read_dir(place.path()).unwrap().count(), 0);
+    }
+}

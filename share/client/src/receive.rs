@@ -1,0 +1,341 @@
+//! Receives a share: claims it, opens it while it is downloaded, and names the file when it is whole.
+
+use std::fs;
+use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use lockbox_share_protocol::api::{self, OfShare};
+use lockbox_share_protocol::capsule::{Capsule, Content};
+use lockbox_share_protocol::message::{Claim, Claimed};
+use lockbox_share_protocol::token::{ClaimId, Digest, LeaseToken};
+use serde::{Deserialize, Serialize};
+use sha2::{Digest as _, Sha256};
+use zeroize::Zeroizing;
+
+use crate::download::{Download, Lot};
+use crate::error::{Error, Result};
+use crate::http::Client;
+use crate::link::Link;
+use crate::meta::Meta;
+use crate::open::{self, Opening};
+use crate::partial::{Partial, Place};
+use crate::seal::PIECE;
+use crate::state;
+
+/// A claim whose reply was lost is repeated for so long: the daemon gives the same reply for a minute.
+const REPEAT: Duration = Duration::from_secs(api::REPEAT_SECONDS - 10);
+/// Patience of a download whose lease says nothing better.
+const LEAST_PATIENCE: Duration = Duration::from_secs(10);
+/// The end of a share is told so often before the daemon is left to find out by itself.
+const COMPLETIONS: u32 = 3;
+
+/// What a receiver remembers of a link, under a name that tells nothing of it: enough to go on after a cut, not enough to open anything.
+#[derive(Serialize, Deserialize)]
+struct Note {
+    claim: ClaimId,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    leased: Option<Leased>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Leased {
+    token: LeaseToken,
+    expires_in: u64,
+    capsule: Capsule,
+}
+
+/// Where what is received goes.
+#[derive(Clone, Debug)]
+pub enum Target {
+    /// A file of this name, which may be replaced or not.
+    File { path: PathBuf, replace: bool },
+    /// A file of the sender's name in this directory.
+    Directory { path: PathBuf, replace: bool },
+}
+
+impl Target {
+    fn place(&self) -> Place {
+        match self {
+            Target::File { path, replace } => Place::Exactly { path: path.clone(), replace: *replace },
+            Target::Directory { path, replace } => Place::In { directory: path.clone(), replace: *replace },
+        }
+    }
+}
+
+/// How to receive.
+pub struct Options<'a> {
+    /// Where notes for resuming are; without it a cut download cannot be gone on with.
+    pub state: Option<&'a Path>,
+    /// Goes on with what was received before.
+    pub resume: bool,
+    /// Keeps the age file as it is instead of opening it.
+    pub ciphertext: bool,
+    /// Told how many bytes of the ciphertext passed, and how many there are.
+    pub progress: &'a dyn Fn(u64, u64),
+}
+
+/// What was received.
+#[derive(Debug)]
+pub struct Receipt {
+    /// Where it is; none when it was written to a stream.
+    pub path: Option<PathBuf>,
+    /// The sender's name for it, not made safe.
+    pub name: String,
+    /// Bytes that were written.
+    pub size: u64,
+    /// SHA-256 of what was written.
+    pub sha256: Digest,
+    /// Whether the daemon heard that everything arrived.
+    pub confirmed: bool,
+}
+
+/// Receives into a file. Nothing is claimed before it is certain that the file can be written.
+///
+/// # Errors
+/// When the link is used up or unknown, the server is out of reach, what arrives is damaged, or the host fails. After [`Error::Cut`] the same
+/// call with `resume` goes on.
+pub fn to_file(client: &Client, link: &Link, target: &Target, options: &Options<'_>) -> Result<Receipt> {
+    let place = target.place();
+    if let Place::Exactly { path, replace: false } = &place
+        && path.symlink_metadata().is_ok()
+    {
+        return Err(Error::Exists(path.display().to_string()));
+    }
+    if let Place::Exactly { path, .. } = &place
+        && path.is_dir()
+    {
+        return Err(Error::Invalid(format!("{} is a directory", path.display())));
+    }
+    let mut partial = Partial::open(&place.directory(), &link.secret().note_name(), options.resume)?;
+    let claimed = match Claimant::begin(client, link, options) {
+        Ok(claimed) => claimed,
+        Err(error) => {
+            // What was received under a lease that ended cannot be gone on with.
+            if !matches!(error, Error::Unreachable { .. }) {
+                partial.discard();
+            }
+            return Err(error);
+        }
+    };
+    let received = claimed.receive(&mut partial, options);
+    let (name, size, sha256) = match received {
+        Ok(received) => received,
+        Err(error) => {
+            if matches!(error, Error::Damaged(_)) {
+                partial.discard();
+            }
+            return Err(error);
+        }
+    };
+    let path = partial.finish(&place, &name)?;
+    let confirmed = claimed.complete();
+    Ok(Receipt { path: Some(path), name, size, sha256, confirmed })
+}
+
+/// Receives into a stream. What was written before an error is authentic but not whole.
+///
+/// # Errors
+/// As for [`to_file`].
+pub fn to_stream(client: &Client, link: &Link, output: &mut dyn Write, options: &Options<'_>) -> Result<Receipt> {
+    let claimed = Claimant::begin(client, link, options)?;
+    let (name, size, sha256) = claimed.stream(output, options)?;
+    output.flush().map_err(Error::io("cannot write what was received"))?;
+    let confirmed = claimed.complete();
+    Ok(Receipt { path: None, name, size, sha256, confirmed })
+}
+
+/// Holds a claim that the daemon accepted.
+struct Claimant<'a> {
+    client: &'a Client,
+    link: &'a Link,
+    note_path: Option<PathBuf>,
+    capsule: Capsule,
+    lease: Option<(LeaseToken, u64)>,
+}
+
+impl<'a> Claimant<'a> {
+    fn begin(client: &'a Client, link: &'a Link, options: &Options<'_>) -> Result<Claimant<'a>> {
+        let directory = options.state.map(|state| state.join("receiving"));
+        if let Some(directory) = &directory {
+            state::make_directory(directory)?;
+        }
+        let note_path = directory.map(|directory| directory.join(format!("{}.json", link.secret().note_name())));
+        let note = match &note_path {
+            Some(path) => state::read::<Note>(path)?,
+            None => None,
+        };
+        let claimant = |capsule, lease| Claimant { client, link, note_path: note_path.clone(), capsule, lease };
+        let claim = match note {
+            Some(Note { leased: Some(leased), .. }) => {
+                let path = OfShare::Ciphertext.path(link.handle()).to_string();
+                match client.probe(&path, &leased.token.to_text()) {
+                    Ok(()) => return Ok(claimant(leased.capsule, Some((leased.token, leased.expires_in)))),
+                    Err(error @ Error::Unreachable { .. }) => return Err(error),
+                    // That lease ended; the share may have been armed again.
+                    Err(_) => new_claim()?,
+                }
+            }
+            Some(Note { claim, leased: None }) => claim,
+            None => new_claim()?,
+        };
+        let mut note = Note { claim, leased: None };
+        if let Some(path) = &note_path {
+            state::write(path, &note)?;
+        }
+        let claimed = send_claim(client, link, &note.claim);
+        let claimed = claimed.inspect_err(|error| {
+            if let (Error::Refused(_), Some(path)) = (error, &note_path) {
+                // The note has done its work.
+                let _ = fs::remove_file(path);
+            }
+        })?;
+        let Some(lease) = claimed.lease else { return Ok(claimant(claimed.capsule, None)) };
+        let (token, expires_in) = (lease.token, lease.expires_in);
+        let kept = LeaseToken::new(*token.as_bytes());
+        note.leased = Some(Leased { token, expires_in, capsule: claimed.capsule.clone() });
+        if let Some(path) = &note_path {
+            state::write(path, &note)?;
+        }
+        Ok(claimant(claimed.capsule, Some((kept, expires_in))))
+    }
+
+    /// The description, and the content when it is in the capsule.
+    fn opened(&self) -> Result<(Meta, Zeroizing<Vec<u8>>)> {
+        open::capsule(self.link.secret(), &self.capsule)
+    }
+
+    fn download<'b>(&'b self, size: u64, digest: Digest, progress: &'b dyn Fn(u64)) -> Result<Download<'b>> {
+        let Some((token, expires_in)) = &self.lease else {
+            return Err(self.client.foreign("it gave no leave to download".into()));
+        };
+        let patience = Duration::from_secs(*expires_in).max(LEAST_PATIENCE);
+        let lot = Lot { client: self.client, handle: self.link.handle(), token, size, digest, patience };
+        Ok(Download::new(lot, progress))
+    }
+
+    fn receive(&self, partial: &mut Partial, options: &Options<'_>) -> Result<(String, u64, Digest)> {
+        let Content::Spooled { size, digest } = self.capsule.content() else {
+            return self.stream(partial.file(), options);
+        };
+        let (meta, _) = self.opened()?;
+        let progress = |position| (options.progress)(position, size);
+        let download = self.download(size, digest, &progress)?;
+        if options.ciphertext {
+            partial.reserve(size)?;
+            let before = partial.keep_whole(1, size)?;
+            let hash = partial.hash(before)?;
+            return keep(download, &meta, before, hash, partial.file());
+        }
+        partial.reserve(meta.size)?;
+        let before = partial.keep_whole(PIECE as u64, meta.size)?;
+        let mut opening = Opening::new(self.link.secret(), download)?;
+        if before > 0 {
+            opening.skip(partial.file(), before)?;
+        }
+        opening.copy(&meta, partial.file())?;
+        Ok((meta.name, meta.size, meta.sha256))
+    }
+
+    fn stream(&self, output: &mut dyn Write, options: &Options<'_>) -> Result<(String, u64, Digest)> {
+        let (meta, content) = self.opened()?;
+        let failed = || Error::io("cannot write what was received");
+        match self.capsule.content() {
+            Content::Inline if options.ciphertext => {
+                let sealed = self.capsule.sealed();
+                output.write_all(sealed).map_err(failed())?;
+                Ok((age_name(&meta), sealed.len() as u64, Digest::new(Sha256::digest(sealed).into())))
+            }
+            Content::Inline => {
+                open::verify(&meta, &content)?;
+                output.write_all(&content).map_err(failed())?;
+                Ok((meta.name, meta.size, meta.sha256))
+            }
+            Content::Spooled { size, digest } => {
+                let progress = |position| (options.progress)(position, size);
+                let download = self.download(size, digest, &progress)?;
+                if options.ciphertext {
+                    return keep(download, &meta, 0, Sha256::new(), output);
+                }
+                Opening::new(self.link.secret(), download)?.copy(&meta, output)?;
+                Ok((meta.name, meta.size, meta.sha256))
+            }
+        }
+    }
+
+    /// Tells the daemon that everything arrived, and forgets the link.
+    fn complete(&self) -> bool {
+        if let Some(path) = &self.note_path {
+            // A note that stays tells nothing and opens nothing.
+            let _ = fs::remove_file(path);
+        }
+        let Some((token, _)) = &self.lease else { return true };
+        let path = OfShare::Complete.path(self.link.handle()).to_string();
+        (0..COMPLETIONS).any(|attempt| {
+            thread::sleep(Duration::from_millis(u64::from(attempt) * 300));
+            self.client.signal(&path, &token.to_text()).is_ok()
+        })
+    }
+}
+
+fn new_claim() -> Result<ClaimId> {
+    let mut claim = Zeroizing::new([0; ClaimId::LENGTH]);
+    getrandom::fill(&mut claim[..]).map_err(|_| Error::NoRandomness)?;
+    Ok(ClaimId::new(*claim))
+}
+
+/// Sends the same claim until there is a reply: a reply that was lost does not burn the link.
+fn send_claim(client: &Client, link: &Link, claim: &ClaimId) -> Result<Claimed> {
+    let message = Claim { handle: link.handle(), auth: link.secret().auth(), claim: ClaimId::new(*claim.as_bytes()) };
+    let begun = Instant::now();
+    let mut wait = Duration::from_millis(200);
+    loop {
+        match client.post(api::CLAIM, None, Some(&message)) {
+            Err(Error::Unreachable { reason, .. }) if begun.elapsed() < REPEAT && may_have_arrived(&reason) => {
+                tracing::info!("no reply to the claim; sending the same again: {reason}");
+                thread::sleep(wait);
+                wait = (wait * 2).min(Duration::from_secs(5));
+            }
+            other => return other,
+        }
+    }
+}
+
+/// A connection that was never made cannot have lost a reply.
+fn may_have_arrived(reason: &str) -> bool {
+    let never =
+        ["refused", "No such file", "host not found", "resolve", "certificate", "unreachable", "Permission denied"];
+    !never.iter().any(|word| reason.contains(word))
+}
+
+fn age_name(meta: &Meta) -> String {
+    format!("{}.age", meta.name)
+}
+
+/// Writes the ciphertext from `before` on, whose first part is in `hash` already, and compares its digest.
+fn keep(
+    mut download: Download<'_>,
+    meta: &Meta,
+    before: u64,
+    mut hash: Sha256,
+    output: &mut dyn Write,
+) -> Result<(String, u64, Digest)> {
+    let fault = download.fault();
+    let failed = |error: io::Error| fault.borrow_mut().take().unwrap_or_else(|| Error::Damaged(error.to_string()));
+    download.seek(SeekFrom::Start(before)).map_err(failed)?;
+    let mut buffer = vec![0; PIECE];
+    loop {
+        let count = download.read(&mut buffer).map_err(failed)?;
+        if count == 0 {
+            break;
+        }
+        hash.update(&buffer[..count]);
+        output.write_all(&buffer[..count]).map_err(Error::io("cannot write what was received"))?;
+    }
+    let (size, digest) = download.whole();
+    if hash.finalize()[..] != digest.as_bytes()[..] {
+        return Err(Error::Damaged("its digest is not the one that was sealed".into()));
+    }
+    Ok((age_name(meta), size, digest))
+}

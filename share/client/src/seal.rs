@@ -1,0 +1,325 @@
+//! Seals content to the identity of a link, as an age v1 file, piece by piece.
+
+use std::cell::RefCell;
+use std::io::{self, Read, Write};
+use std::iter;
+use std::rc::Rc;
+
+use age::stream::StreamWriter;
+use lockbox_share_protocol::capsule::{Capsule, Content, MAX_CAPSULE};
+use lockbox_share_protocol::token::Digest;
+use sha2::{Digest as _, Sha256};
+use zeroize::Zeroizing;
+
+use crate::error::{Error, Result};
+use crate::meta::Meta;
+use crate::secret::Secret;
+use crate::source::Source;
+
+/// age seals so many bytes at a time, each with a tag of [`TAG`] bytes.
+pub(crate) const PIECE: usize = 64 << 10;
+pub(crate) const TAG: u64 = 16;
+/// Room in a capsule for the header of the age file, which has a random part of up to about 300 bytes, its nonce and a tag.
+const SEALING: usize = 1024;
+/// Content up to so many bytes goes into the capsule when name and padding leave room.
+pub const MAX_INLINE: u64 = (MAX_CAPSULE - SEALING) as u64;
+
+/// Seals a text as a whole.
+fn sealed(secret: &Secret, plain: &[u8]) -> Result<Vec<u8>> {
+    let mut writer = writer(secret, Vec::new())?;
+    writer.write_all(plain).and_then(|()| writer.finish()).map_err(Error::io("cannot seal"))
+}
+
+fn writer<W: Write>(secret: &Secret, output: W) -> Result<StreamWriter<W>> {
+    let recipient = secret.identity()?.to_public();
+    let encryptor = age::Encryptor::with_recipients(iter::once(&recipient as &dyn age::Recipient))
+        .map_err(|error| Error::Invalid(format!("cannot seal: {error}")))?;
+    encryptor.wrap_output(output).map_err(Error::io("cannot seal"))
+}
+
+/// A capsule with the content inside, or None when there is too much of it.
+///
+/// # Errors
+/// When the source fails or changes.
+pub fn inline(secret: &Secret, source: &mut dyn Source) -> Result<Option<(Capsule, Meta)>> {
+    let foretold = Meta { name: source.name().to_owned(), size: source.size(), sha256: Digest::new([0; 32]) };
+    if source.size() > MAX_INLINE || foretold.encoded_length() + SEALING > MAX_CAPSULE {
+        return Ok(None);
+    }
+    let mut content = Zeroizing::new(Vec::with_capacity(MAX_CAPSULE));
+    let mut pieces = Pieces::new(source);
+    loop {
+        let piece = pieces.next()?;
+        if piece.is_empty() {
+            break;
+        }
+        content.extend_from_slice(piece);
+    }
+    let meta = pieces.meta();
+    let plain = meta.encode(&content);
+    Ok(Some((capsule(Content::Inline, &sealed(secret, &plain)?)?, meta)))
+}
+
+/// The capsule of content that was sealed into the spool.
+///
+/// # Errors
+/// When the name is longer than a capsule.
+pub fn spooled(secret: &Secret, meta: &Meta, size: u64, digest: Digest) -> Result<Capsule> {
+    capsule(Content::Spooled { size, digest }, &sealed(secret, &meta.encode(&[]))?)
+}
+
+fn capsule(content: Content, sealed: &[u8]) -> Result<Capsule> {
+    Capsule::new(content, sealed).map_err(|error| Error::Invalid(format!("cannot seal: {error}")))
+}
+
+/// Content in pieces of [`PIECE`] bytes, verified before the last byte is handed on.
+struct Pieces<'a> {
+    source: &'a mut dyn Source,
+    left: u64,
+    hash: Sha256,
+    buffer: Zeroizing<Vec<u8>>,
+}
+
+impl<'a> Pieces<'a> {
+    fn new(source: &'a mut dyn Source) -> Pieces<'a> {
+        Pieces { left: source.size(), source, hash: Sha256::new(), buffer: Zeroizing::new(vec![0; PIECE]) }
+    }
+
+    /// The next piece, empty at the end.
+    fn next(&mut self) -> Result<&[u8]> {
+        let wanted = usize::try_from(self.left).unwrap_or(usize::MAX).min(PIECE);
+        let mut filled = 0;
+        while filled < wanted {
+            match self.source.read(&mut self.buffer[filled..wanted]) {
+                Ok(0) => return Err(Error::Changed(self.source.name().to_owned())),
+                Ok(count) => filled += count,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(Error::io(format!("cannot read {}", self.source.name()))(error)),
+            }
+        }
+        self.left -= filled as u64;
+        self.hash.update(&self.buffer[..filled]);
+        if self.left == 0 && filled > 0 || self.source.size() == 0 {
+            self.source.verify()?;
+        }
+        Ok(&self.buffer[..filled])
+    }
+
+    /// Once everything was read.
+    fn meta(&self) -> Meta {
+        Meta {
+            name: self.source.name().to_owned(),
+            size: self.source.size(),
+            sha256: Digest::new(self.hash.clone().finalize().into()),
+        }
+    }
+}
+
+/// Ciphertext that is made while it is read.
+pub struct Sealing<'a> {
+    pieces: Pieces<'a>,
+    /// None when the last part was made.
+    writer: Option<StreamWriter<Outlet>>,
+    ready: Rc<RefCell<Vec<u8>>>,
+    taken: usize,
+    length: u64,
+    hash: Sha256,
+    failure: Option<Error>,
+}
+
+/// The end of the sealing writer: what it wrote is read from the other side.
+struct Outlet(Rc<RefCell<Vec<u8>>>);
+
+impl Write for Outlet {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.borrow_mut().extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl<'a> Sealing<'a> {
+    /// Begins to seal `source`.
+    ///
+    /// # Errors
+    /// When sealing is not possible.
+    pub fn new(secret: &Secret, source: &'a mut dyn Source) -> Result<Sealing<'a>> {
+        let ready = Rc::new(RefCell::new(Vec::with_capacity(2 * PIECE)));
+        let writer = writer(secret, Outlet(ready.clone()))?;
+        let head = ready.borrow().len() as u64;
+        let size = source.size();
+        let length = head + size + TAG * size.div_ceil(PIECE as u64).max(1);
+        Ok(Sealing {
+            pieces: Pieces::new(source),
+            writer: Some(writer),
+            ready,
+            taken: 0,
+            length,
+            hash: Sha256::new(),
+            failure: None,
+        })
+    }
+
+    /// Bytes of the ciphertext, known beforehand.
+    pub fn length(&self) -> u64 {
+        self.length
+    }
+
+    /// Bytes of the content that were not sealed yet.
+    pub fn left(&self) -> u64 {
+        self.pieces.left
+    }
+
+    /// What made reading fail, more exactly than the reader's error.
+    pub fn failure(&mut self) -> Option<Error> {
+        self.failure.take()
+    }
+
+    /// What was sealed, and the digest of the ciphertext; after everything was read.
+    pub fn finish(self) -> (Meta, Digest) {
+        (self.pieces.meta(), Digest::new(self.hash.finalize().into()))
+    }
+
+    /// Makes the next part of the ciphertext.
+    fn advance(&mut self) -> Result<()> {
+        let Some(writer) = &mut self.writer else { return Ok(()) };
+        let piece = self.pieces.next()?;
+        writer.write_all(piece).map_err(Error::io("cannot seal"))?;
+        if self.pieces.left == 0
+            && let Some(writer) = self.writer.take()
+        {
+            writer.finish().map_err(Error::io("cannot seal"))?;
+        }
+        Ok(())
+    }
+}
+
+impl Read for Sealing<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        while self.taken == self.ready.borrow().len() && self.writer.is_some() {
+            self.ready.borrow_mut().clear();
+            self.taken = 0;
+            if let Err(error) = self.advance() {
+                let told = io::Error::other(error.to_string());
+                self.failure = Some(error);
+                return Err(told);
+            }
+        }
+        let ready = self.ready.borrow();
+        let part = &ready[self.taken..];
+        let count = part.len().min(buffer.len());
+        buffer[..count].copy_from_slice(&part[..count]);
+        self.hash.update(&part[..count]);
+        self.taken += count;
+        Ok(count)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Bytes {
+        content: Vec<u8>,
+        at: usize,
+        changes: bool,
+    }
+
+    impl Source for Bytes {
+        fn name(&self) -> &str {
+            "bytes"
+        }
+
+        fn size(&self) -> u64 {
+            self.content.len() as u64
+        }
+
+        fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+            let count = buffer.len().min(self.content.len() - self.at).min(10_000);
+            buffer[..count].copy_from_slice(&self.content[self.at..self.at + count]);
+            self.at += count;
+            Ok(count)
+        }
+
+        fn verify(&mut self) -> Result<()> {
+            if self.changes { Err(Error::Changed("bytes".into())) } else { Ok(()) }
+        }
+    }
+
+    fn bytes(length: usize) -> Bytes {
+        Bytes { content: (0..length).map(|i| (i * i / 7) as u8).collect(), at: 0, changes: false }
+    }
+
+    fn opened(ciphertext: &[u8]) -> Vec<u8> {
+        age::decrypt(&Secret::sample().identity().unwrap(), ciphertext).unwrap()
+    }
+
+    #[test]
+    fn sealed_content_is_an_age_file_of_the_length_foretold() {
+        for length in [0, 1, PIECE - 1, PIECE, PIECE + 1, 3 * PIECE, 200_001] {
+            let mut source = bytes(length);
+            let mut sealing = Sealing::new(&Secret::sample(), &mut source).unwrap();
+            let mut ciphertext = Vec::new();
+            sealing.read_to_end(&mut ciphertext).unwrap();
+            assert_eq!(ciphertext.len() as u64, sealing.length(), "{length}");
+            let (meta, digest) = sealing.finish();
+            assert_eq!(digest.as_bytes()[..], Sha256::digest(&ciphertext)[..]);
+            assert_eq!(meta.sha256.as_bytes()[..], Sha256::digest(&source.content)[..]);
+            assert!(opened(&ciphertext) == source.content, "{length}");
+        }
+    }
+
+    #[test]
+    fn a_changed_source_never_becomes_a_whole_file() {
+        for length in [0, 1, PIECE, 3 * PIECE] {
+            let mut source = Bytes { changes: true, ..bytes(length) };
+            let mut sealing = Sealing::new(&Secret::sample(), &mut source).unwrap();
+            let mut ciphertext = Vec::new();
+            assert!(sealing.read_to_end(&mut ciphertext).is_err());
+            assert!(matches!(sealing.failure(), Some(Error::Changed(_))));
+            assert!(age::decrypt(&Secret::sample().identity().unwrap(), &ciphertext).is_err());
+            assert!(inline(&Secret::sample(), &mut Bytes { changes: true, ..bytes(10) }).is_err());
+        }
+    }
+
+    #[test]
+    fn small_content_goes_into_the_capsule() {
+        for length in [0, 1, 100, 6000] {
+            let (capsule, meta) = inline(&Secret::sample(), &mut bytes(length)).unwrap().unwrap();
+            assert_eq!(capsule.content(), Content::Inline);
+            let plain = opened(capsule.sealed());
+            let (read, content) = Meta::decode(&plain).unwrap();
+            assert_eq!((&read, content), (&meta, &bytes(length).content[..]));
+        }
+        for length in [MAX_CAPSULE - SEALING, MAX_CAPSULE] {
+            let mut source = bytes(length);
+            assert!(inline(&Secret::sample(), &mut source).unwrap().is_none());
+            assert_eq!(source.at, 0, "read, and missing from what is sealed next");
+        }
+    }
+
+    /// The random part of the header differs from run to run.
+    #[test]
+    fn the_largest_content_fits_whatever_the_header() {
+        for _ in 0..50 {
+            let mut length = MAX_CAPSULE - SEALING;
+            while inline(&Secret::sample(), &mut bytes(length)).unwrap().is_none() {
+                length -= 1;
+            }
+            assert!(length > 6000);
+        }
+    }
+
+    #[test]
+    fn memory_stays_bounded() {
+        let mut source = bytes(64 * PIECE);
+        let mut sealing = Sealing::new(&Secret::sample(), &mut source).unwrap();
+        let mut buffer = [0; 1000];
+        while sealing.read(&mut buffer).unwrap() > 0 {
+            assert!(sealing.ready.borrow().capacity() <= 4 * PIECE);
+        }
+    }
+}

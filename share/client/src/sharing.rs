@@ -1,0 +1,214 @@
+//! Makes shares, and asks about those that were made.
+
+use lockbox_share_protocol::api::{self, OfShare};
+use lockbox_share_protocol::capsule::{Capsule, Content};
+use lockbox_share_protocol::handle::Handle;
+use lockbox_share_protocol::message::{
+    Batch, Create, Created, Info, Limits, MAX_BATCH, Outcome, Results, State, Uploaded,
+};
+use lockbox_share_protocol::token::{OwnerToken, UploadToken};
+
+use crate::error::{Error, Result};
+use crate::http::Client;
+use crate::link::Link;
+use crate::meta::Meta;
+use crate::seal::{self, Sealing};
+use crate::secret::Secret;
+use crate::source::Source;
+
+/// The version of the protocol that is spoken here.
+const PROTOCOL: u32 = 1;
+
+/// How a share may be used.
+#[derive(Clone, Copy, Debug)]
+pub struct Terms {
+    /// Lifetime in seconds; without it the server's default.
+    pub expires_in: Option<u64>,
+    /// How often it may be claimed.
+    pub max_claims: u8,
+}
+
+/// A share that was made.
+pub struct Shared {
+    /// For the receiver.
+    pub link: Link,
+    /// What the server said.
+    pub created: Created,
+    /// What was sealed.
+    pub meta: Meta,
+}
+
+/// Seals `source` to a new secret, uploads it and makes a share of it. `progress` is told how many bytes of the content were sealed.
+///
+/// # Errors
+/// When the source fails or changes, the terms are beyond what the server allows, or the server refuses or is out of reach.
+pub fn share(
+    client: &Client,
+    owner: &OwnerToken,
+    source: &mut dyn Source,
+    terms: Terms,
+    progress: &dyn Fn(u64),
+) -> Result<Shared> {
+    let limits: Limits = client.get(api::LIMITS, None)?;
+    check(client, &limits, terms)?;
+    let secret = Secret::generate()?;
+    let (capsule, meta, upload) = match seal::inline(&secret, source)? {
+        Some((capsule, meta)) => (capsule, meta, None),
+        None => upload(client, owner, &limits, &secret, source, progress)?,
+    };
+    let message = Create {
+        capsule,
+        verifier: secret.auth().verifier(),
+        expires_in: terms.expires_in,
+        max_claims: terms.max_claims,
+        upload,
+    };
+    let created: Created = client.post(api::SHARES, Some(&owner.to_text()), Some(&message))?;
+    let link = Link::new(&created.url, secret)?;
+    if link.handle() != created.handle {
+        return Err(client.foreign("its link names another share".into()));
+    }
+    Ok(Shared { link, created, meta })
+}
+
+fn check(client: &Client, limits: &Limits, terms: Terms) -> Result<()> {
+    if limits.protocol != PROTOCOL {
+        return Err(
+            client.foreign(format!("it speaks version {} and this program version {PROTOCOL}", limits.protocol))
+        );
+    }
+    if let Some(wanted) = terms.expires_in
+        && wanted > limits.max_expiry
+    {
+        let longest = limits.max_expiry;
+        return Err(Error::Invalid(format!(
+            "this server keeps shares for at most {longest} s, and {wanted} s were asked for"
+        )));
+    }
+    if terms.max_claims > limits.max_claims {
+        let most = limits.max_claims;
+        return Err(Error::Invalid(format!("this server allows at most {most} downloads of a share")));
+    }
+    Ok(())
+}
+
+fn upload(
+    client: &Client,
+    owner: &OwnerToken,
+    limits: &Limits,
+    secret: &Secret,
+    source: &mut dyn Source,
+    progress: &dyn Fn(u64),
+) -> Result<(Capsule, Meta, Option<UploadToken>)> {
+    let size = source.size();
+    let mut sealing = Sealing::new(secret, source)?;
+    let length = sealing.length();
+    if length > limits.max_ciphertext {
+        let most = limits.max_ciphertext;
+        return Err(Error::Invalid(format!(
+            "this server takes files of at most {most} bytes, and this one has {size}"
+        )));
+    }
+    let mut told = Told { sealing: &mut sealing, size, progress };
+    let uploaded = client.upload::<Uploaded>(api::UPLOADS, &owner.to_text(), length, &mut told);
+    // The library reports a reader that failed as a connection that did.
+    let uploaded = uploaded.map_err(|error| sealing.failure().unwrap_or(error))?;
+    let (meta, digest) = sealing.finish();
+    if uploaded.size != length || uploaded.digest != digest {
+        return Err(client.foreign("it received other bytes than were sent".into()));
+    }
+    let capsule = seal::spooled(secret, &meta, length, digest)?;
+    debug_assert!(matches!(capsule.content(), Content::Spooled { .. }));
+    Ok((capsule, meta, Some(uploaded.upload)))
+}
+
+/// Tells of each part that is read.
+struct Told<'a, 'b> {
+    sealing: &'a mut Sealing<'b>,
+    size: u64,
+    progress: &'a dyn Fn(u64),
+}
+
+impl std::io::Read for Told<'_, '_> {
+    fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+        let count = self.sealing.read(buffer)?;
+        (self.progress)(self.size - self.sealing.left());
+        Ok(count)
+    }
+}
+
+/// What became of shares, in the order of `handles`; None for those of which the server does not know any more.
+///
+/// # Errors
+/// When the server refuses or is out of reach.
+pub fn infos(client: &Client, owner: &OwnerToken, handles: &[Handle]) -> Result<Vec<Option<Info>>> {
+    let mut infos = Vec::with_capacity(handles.len());
+    for part in handles.chunks(MAX_BATCH) {
+        let batch = Batch { items: part.to_vec() };
+        let answer: Results<Info> = client.post(api::BATCH_INFO, Some(&owner.to_text()), Some(&batch))?;
+        if answer.results.len() != part.len() {
+            return Err(client.foreign("it answered for other shares than were asked for".into()));
+        }
+        infos.extend(answer.results.into_iter().map(|outcome| match outcome {
+            Outcome::Done { ok } => Some(ok),
+            Outcome::Failed(_) => None,
+        }));
+    }
+    Ok(infos)
+}
+
+/// What became of one share.
+///
+/// # Errors
+/// When the server does not know it, refuses or is out of reach.
+pub fn info(client: &Client, owner: &OwnerToken, handle: Handle) -> Result<Info> {
+    let answer = client.get(&OfShare::Info.path(handle).to_string(), Some(&owner.to_text()));
+    answer.map_err(unknown)
+}
+
+/// Waits until a share is newer than `version` or in another state than `state`, or for `seconds`.
+///
+/// # Errors
+/// As for [`info`].
+pub fn watch(client: &Client, owner: &OwnerToken, last: &Info, seconds: u64) -> Result<Info> {
+    let state = match last.state {
+        State::Armed => "armed",
+        State::Leased => "leased",
+        State::Consumed => "consumed",
+        State::Revoked => "revoked",
+        State::Expired => "expired",
+    };
+    let path = OfShare::Watch.path(last.handle);
+    let path = format!("{path}?version={}&state={state}&wait={seconds}", last.version);
+    client.get(&path, Some(&owner.to_text())).map_err(unknown)
+}
+
+/// Takes a share back.
+///
+/// # Errors
+/// As for [`info`].
+pub fn revoke(client: &Client, owner: &OwnerToken, handle: Handle) -> Result<Info> {
+    change(client, owner, OfShare::Revoke, handle)
+}
+
+/// Arms a share again whose download was interrupted.
+///
+/// # Errors
+/// As for [`info`]; also when there is nothing to give back.
+pub fn rearm(client: &Client, owner: &OwnerToken, handle: Handle) -> Result<Info> {
+    change(client, owner, OfShare::Rearm, handle)
+}
+
+fn change(client: &Client, owner: &OwnerToken, what: OfShare, handle: Handle) -> Result<Info> {
+    client.post(&what.path(handle).to_string(), Some(&owner.to_text()), None::<&()>).map_err(unknown)
+}
+
+/// For an owner "refused" means that the server has forgotten the share.
+fn unknown(error: Error) -> Error {
+    match error {
+        Error::Refused(failure) if failure.error == lockbox_share_protocol::message::ErrorCode::Refused => {
+            Error::Invalid("the server does not know this share any more: it ended more than a day ago".into())
+        }
+        other => other,
+    }
+}

@@ -1,0 +1,193 @@
+//! What is shared: content of a known size that must not change while it is read.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, SystemTime};
+
+use crate::error::{Error, Result};
+
+/// Times of files move in steps of the kernel's tick, 1 to 10 ms: a change in the same tick as the one before does not show.
+const TICK: Duration = Duration::from_millis(20);
+/// A file that is written all the time is not waited for.
+const MAX_WAIT: Duration = Duration::from_secs(1);
+
+/// Something to be shared.
+pub trait Source {
+    /// How the receiver's file will be called.
+    fn name(&self) -> &str;
+
+    /// Bytes of the content.
+    fn size(&self) -> u64;
+
+    /// The next bytes.
+    ///
+    /// # Errors
+    /// When the host fails.
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize>;
+
+    /// Called when everything was read.
+    ///
+    /// # Errors
+    /// [`Error::Changed`] when what was read may be a mixture of two states.
+    fn verify(&mut self) -> Result<()>;
+}
+
+/// An ordinary file, on a mount or elsewhere.
+pub struct FileSource {
+    path: PathBuf,
+    name: String,
+    file: File,
+    before: Identity,
+}
+
+/// What changes when a file does.
+#[derive(PartialEq, Eq)]
+struct Identity {
+    device: u64,
+    inode: u64,
+    size: u64,
+    modified: (i64, i64),
+    changed: (i64, i64),
+}
+
+impl Identity {
+    fn of(metadata: &std::fs::Metadata) -> Identity {
+        Identity {
+            device: metadata.dev(),
+            inode: metadata.ino(),
+            size: metadata.size(),
+            modified: (metadata.mtime(), metadata.mtime_nsec()),
+            changed: (metadata.ctime(), metadata.ctime_nsec()),
+        }
+    }
+
+    /// Whether another change now could carry the same time as the last one.
+    fn is_fresh(&self, now: SystemTime) -> bool {
+        let Ok(seconds) = u64::try_from(self.changed.0) else { return false };
+        let nanos = u32::try_from(self.changed.1).unwrap_or_default();
+        let age = now.duration_since(SystemTime::UNIX_EPOCH + Duration::new(seconds, nanos));
+        // A time ahead of the clock is another machine's: waiting for it would not end.
+        age.is_ok_and(|age| age < TICK)
+    }
+}
+
+impl FileSource {
+    /// Opens a file and notes its identity.
+    ///
+    /// # Errors
+    /// When it cannot be read or is no regular file.
+    pub fn open(path: &Path) -> Result<FileSource> {
+        let shown = path.display().to_string();
+        // A named pipe without a writer must not stop the program.
+        let file = File::options()
+            .read(true)
+            .custom_flags(nix::libc::O_NONBLOCK)
+            .open(path)
+            .map_err(Error::io(format!("cannot open {shown}")))?;
+        let name = path.file_name().map(|name| name.to_string_lossy().into_owned());
+        let identify = || file.metadata().map_err(Error::io(format!("cannot read {shown}")));
+        let metadata = identify()?;
+        if metadata.is_dir() {
+            return Err(Error::Invalid(format!(
+                "{shown} is a directory; pack it into one file first, with tar for example"
+            )));
+        }
+        if !metadata.is_file() {
+            return Err(Error::Invalid(format!("{shown} is not a regular file")));
+        }
+        let mut before = Identity::of(&metadata);
+        let mut waited = Duration::ZERO;
+        while before.is_fresh(SystemTime::now()) && waited < MAX_WAIT {
+            thread::sleep(TICK);
+            waited += TICK;
+            before = Identity::of(&identify()?);
+        }
+        Ok(FileSource { path: path.to_owned(), name: name.unwrap_or_default(), file, before })
+    }
+}
+
+impl Source for FileSource {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn size(&self) -> u64 {
+        self.before.size
+    }
+
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.file.read(buffer)
+    }
+
+    fn verify(&mut self) -> Result<()> {
+        let shown = self.path.display();
+        let after = self.file.metadata().map_err(Error::io(format!("cannot read {shown}")))?;
+        // The path as well: whoever replaced the file meanwhile wants the new one shared.
+        let named = std::fs::metadata(&self.path).map(|metadata| Identity::of(&metadata));
+        if Identity::of(&after) != self.before || named.ok().as_ref() != Some(&self.before) {
+            return Err(Error::Changed(shown.to_string()));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    /// A file with ten bytes, of which five were read.
+    fn half_read() -> (tempfile::TempDir, PathBuf, FileSource) {
+        let place = tempfile::tempdir().unwrap();
+        let path = place.path().join("file");
+        fs::write(&path, "0123456789").unwrap();
+        let mut source = FileSource::open(&path).unwrap();
+        assert_eq!((source.name(), source.size()), ("file", 10));
+        source.read(&mut [0; 5]).unwrap();
+        (place, path, source)
+    }
+
+    #[test]
+    fn a_file_that_stays_as_it_is_can_be_shared() {
+        let (_place, _, mut source) = half_read();
+        assert!(source.verify().is_ok());
+    }
+
+    #[test]
+    fn every_change_is_noticed() {
+        let changes: [(&str, fn(&Path)); 5] = [
+            ("written over", |path| fs::write(path, "9876543210").unwrap()),
+            ("cut", |path| File::options().write(true).open(path).unwrap().set_len(3).unwrap()),
+            ("replaced", |path| {
+                fs::write(path.with_extension("new"), "0123456789").unwrap();
+                fs::rename(path.with_extension("new"), path).unwrap();
+            }),
+            ("removed", |path| fs::remove_file(path).unwrap()),
+            // mmap(2) and utimensat(2) can hide a change from mtime, not from ctime.
+            ("written over, with its old time", |path| {
+                let time = fs::metadata(path).unwrap().modified().unwrap();
+                fs::write(path, "9876543210").unwrap();
+                File::options().write(true).open(path).unwrap().set_modified(time).unwrap();
+            }),
+        ];
+        for (what, change) in changes {
+            let (_place, path, mut source) = half_read();
+            change(&path);
+            assert!(matches!(source.verify(), Err(Error::Changed(_))), "{what}");
+        }
+    }
+
+    #[test]
+    fn only_regular_files_are_shared() {
+        let place = tempfile::tempdir().unwrap();
+        let told = |path: &Path| FileSource::open(path).map(drop).unwrap_err().to_string();
+        assert!(told(place.path()).contains("is a directory"));
+        let pipe = place.path().join("pipe");
+        nix::unistd::mkfifo(&pipe, nix::sys::stat::Mode::S_IRWXU).unwrap();
+        assert!(told(&pipe).contains("is not a regular file"));
+        assert!(told(&place.path().join("none")).starts_with("cannot open"));
+    }
+}

@@ -1,0 +1,153 @@
+// Speaks with the daemon: claims, downloads in ranges that go on after a cut, completes.
+import { fromBase64, toBase64 } from "./capsule.js";
+import { authOf } from "./link.js";
+
+/** The daemon refused: `code` is its error, `at` the second since 1970 when the share ended. */
+export class Refused extends Error {
+    constructor({ error, message, at }) {
+        super(message);
+        this.code = error;
+        this.at = at;
+    }
+}
+
+/** The daemon could not be reached for longer than the lease lasts. */
+export class OutOfReach extends Error {}
+
+const pause = (milliseconds) => new Promise((resolve) => setTimeout(resolve, milliseconds));
+/** Bytes asked for at once: a proxy that ends long answers costs one range. */
+const RANGE = 16 * 1024 * 1024;
+/** A connection without a byte for so long is tried again. */
+const SILENCE = 20_000;
+const WAITS = [200, 500, 1000, 2000, 4000, 5000];
+const CLAIM_ATTEMPTS = 8;
+
+async function refusal(response) {
+    try {
+        return new Refused(await response.json());
+    } catch {
+        return new Refused({ error: "unavailable", message: `the server answered with status ${response.status}` });
+    }
+}
+
+const passes = (error) => !(error instanceof Refused) || ["limited", "unavailable", "timeout"].includes(error.code);
+
+/** A claim id to be kept until the reply came: the same id within a minute gets the same reply. */
+export function newClaimId() {
+    return toBase64(crypto.getRandomValues(new Uint8Array(16)));
+}
+
+/** Claims the share: `{ capsule, lease }`. A reply that was lost is asked for again. */
+export async function claim(link, id) {
+    const message = JSON.stringify({ handle: link.handle, auth: toBase64(authOf(link.secret)), claim: id });
+    for (let attempt = 0; ; attempt += 1) {
+        try {
+            const response = await fetch(`${link.base}/v1/claim`, {
+                method: "POST",
+                headers: { "content-type": "application/json" },
+                body: message,
+                cache: "no-store",
+                redirect: "error",
+            });
+            if (!response.ok) throw await refusal(response);
+            const { capsule, lease } = await response.json();
+            return { capsule: fromBase64(capsule), lease: lease ?? null };
+        } catch (error) {
+            if (!passes(error)) throw error;
+            if (attempt + 1 >= CLAIM_ATTEMPTS) throw new OutOfReach();
+            await pause(WAITS[Math.min(attempt, WAITS.length - 1)]);
+        }
+    }
+}
+
+/** Tells the daemon that everything arrived; it finds out by itself as well. */
+export async function complete(link, lease) {
+    for (let attempt = 0; attempt < 3; attempt += 1) {
+        try {
+            const response = await fetch(`${link.base}/v1/shares/${link.handle}/complete`, {
+                method: "POST",
+                headers: { authorization: `Bearer ${lease.token}` },
+                keepalive: true,
+            });
+            return response.ok;
+        } catch {
+            await pause(WAITS[attempt]);
+        }
+    }
+    return false;
+}
+
+/** The ciphertext as a stream. `watch` hears how many bytes came, and whether the connection is cut just now. */
+export function ciphertext(link, lease, { size, digest }, watch) {
+    let position = 0;
+    let reader = null;
+    let end = 0;
+    let failures = 0;
+    let advanced = performance.now();
+    let timer = 0;
+    let abort = null;
+
+    const request = async () => {
+        end = Math.min(position + RANGE, size);
+        abort = new AbortController();
+        timer = setTimeout(() => abort.abort(), SILENCE);
+        const response = await fetch(`${link.base}/v1/shares/${link.handle}/ciphertext`, {
+            headers: {
+                authorization: `Bearer ${lease.token}`,
+                range: `bytes=${position}-${end - 1}`,
+                "if-range": `"${digest}"`,
+            },
+            cache: "no-store",
+            redirect: "error",
+            signal: abort.signal,
+        });
+        if (response.status !== 206) throw await refusal(response);
+        if (response.headers.get("content-range") !== `bytes ${position}-${end - 1}/${size}`) {
+            throw new Refused({ error: "foreign", message: "the server sent another part than was asked for" });
+        }
+        reader = response.body.getReader();
+    };
+
+    const next = async () => {
+        if (!reader) await request();
+        clearTimeout(timer);
+        timer = setTimeout(() => abort.abort(), SILENCE);
+        const { done, value } = await reader.read();
+        clearTimeout(timer);
+        if (!done) return value.subarray(0, end - position);
+        reader = null;
+        if (position < end) throw new Error("cut");
+        return null;
+    };
+
+    return new ReadableStream({
+        async pull(controller) {
+            while (position < size) {
+                try {
+                    const part = await next();
+                    if (!part?.length) continue;
+                    position += part.length;
+                    failures = 0;
+                    advanced = performance.now();
+                    watch(position, false);
+                    controller.enqueue(part);
+                    return;
+                } catch (error) {
+                    clearTimeout(timer);
+                    abort?.abort();
+                    reader = null;
+                    if (!passes(error)) throw error;
+                    if (performance.now() - advanced > Math.max(lease.expires_in * 1000, 2000)) throw new OutOfReach();
+                    watch(position, true);
+                    await pause(WAITS[Math.min(failures, WAITS.length - 1)]);
+                    failures += 1;
+                }
+            }
+            controller.close();
+        },
+        cancel() {
+            clearTimeout(timer);
+            abort?.abort();
+        },
+    }, { highWaterMark: 0 });
+}

@@ -1,0 +1,243 @@
+// Opens links in Chromium against a real daemon: node run.mjs LOCKBOX LOCKBOX-SHARE [DIRECTORY FOR PICTURES]
+import assert from "node:assert/strict";
+import { randomBytes } from "node:crypto";
+import { mkdirSync, writeFileSync } from "node:fs";
+import { join } from "node:path";
+import { fragmentOf } from "../../src/link.js";
+import { browse, sha256, start, until } from "./stage.mjs";
+
+const [lockbox, daemon, pictures] = process.argv.slice(2);
+const LARGE = 64 * 1024 * 1024;
+
+const stage = await start({ lockbox, daemon });
+let failed = 0;
+let context;
+try {
+    context = await browse(stage.directory, { viewport: { width: 1100, height: 760 } });
+    const large = stage.path("Quarterly report.bin");
+    writeFileSync(large, randomBytes(LARGE));
+    const digest = await sha256(large);
+    const small = stage.path("password.txt");
+    writeFileSync(small, "correct horse battery staple\n");
+
+    const picture = async (page, name) => {
+        if (!pictures) return;
+        mkdirSync(pictures, { recursive: true });
+        for (const colorScheme of ["light", "dark"]) {
+            await page.emulateMedia({ colorScheme, reducedMotion: "reduce" });
+            await page.screenshot({ path: join(pictures, `${name}-${colorScheme}.png`) });
+        }
+        const before = page.viewportSize();
+        await page.emulateMedia({ colorScheme: "light" });
+        await page.setViewportSize({ width: 375, height: 667 });
+        await page.screenshot({ path: join(pictures, `${name}-telephone.png`) });
+        await page.setViewportSize(before);
+    };
+
+    /** Each scenario has a page of its own; nothing may be logged as an error by the browser's policy. */
+    const scenario = async (name, body) => {
+        const began = Date.now();
+        const page = await context.newPage();
+        const refused = [];
+        page.on("console", (message) => {
+            if (/Content Security Policy|Refused to/.test(message.text())) refused.push(message.text());
+        });
+        const thrown = [];
+        page.on("pageerror", (error) => thrown.push(String(error)));
+        try {
+            await body(page);
+            assert.deepEqual([refused, thrown], [[], []]);
+            console.log(`ok      ${name} (${((Date.now() - began) / 1000).toFixed(1)} s)`);
+        } catch (error) {
+            failed += 1;
+            const shown = await page.locator("main").innerText().catch(() => "nothing");
+            console.log(`FAILED  ${name}\n${error.stack}\nthe page showed: ${shown}`);
+        } finally {
+            await page.close();
+        }
+    };
+    const titled = (page, title) => until(
+        async () => (await page.locator("#title").textContent()) === title,
+        `the title '${title}'`,
+    );
+    const primary = (page) => page.locator("#primary");
+    /** Claims, saves, and returns where the browser put the file. */
+    const fetched = async (page, link) => {
+        await page.goto(link);
+        await titled(page, "A file is waiting for you");
+        await primary(page).click();
+        await titled(page, "Ready to download");
+        const download = page.waitForEvent("download");
+        await primary(page).click();
+        const path = await (await download).path();
+        await titled(page, "Saved");
+        return { path, name: (await download).suggestedFilename() };
+    };
+    /** Saves without the browser's question, which nobody could answer here, through its private storage. */
+    const withoutPicker = (page) => page.addInitScript(() => { delete window.showSaveFilePicker; });
+    /** Saves as if somebody had chosen a file in the browser's question. */
+    const withPicker = (page) => page.addInitScript(() => {
+        window.showSaveFilePicker = async ({ suggestedName }) => {
+            const root = await navigator.storage.getDirectory();
+            window.picked = await root.getFileHandle(suggestedName, { create: true });
+            return window.picked;
+        };
+    });
+    const state = async (share) => (await stage.info(share.id)).state;
+
+    await scenario("64 MiB arrive with an equal hash, and the link works once", async (page) => {
+        await withoutPicker(page);
+        const share = await stage.share(large);
+        await page.goto(share.link);
+        await titled(page, "A file is waiting for you");
+        await picture(page, "1-waiting");
+        assert.equal(await state(share), "armed");
+        const { path, name } = await fetched(page, share.link);
+        assert.equal(name, "Quarterly report.bin");
+        assert.equal(await sha256(path), digest);
+        await picture(page, "4-saved");
+        assert.ok(!page.url().includes("#"), "the link stays in the address bar");
+        await until(async () => (await state(share)) === "consumed", "the share is used");
+
+        const again = await context.newPage();
+        await again.goto(share.link);
+        await primary(again).click();
+        await titled(again, "This link was used");
+        await picture(again, "5-used");
+        await again.close();
+    });
+
+    await scenario("cut connections are gone on with", async (page) => {
+        await withoutPicker(page);
+        const share = await stage.share(large);
+        await page.goto(share.link);
+        await primary(page).click();
+        await titled(page, "Ready to download");
+        await picture(page, "2-ready");
+        stage.cuts.push(LARGE / 100, 8_000_000, 4_000_000, 200_000);
+        const download = page.waitForEvent("download");
+        await primary(page).click();
+        await until(() => stage.cuts.length === 0, "all connections that were to be cut");
+        assert.equal(await sha256(await (await download).path()), digest);
+        await titled(page, "Saved");
+    });
+
+    await scenario("a file goes straight to disk where the browser can", async (page) => {
+        await withPicker(page);
+        const share = await stage.share(large);
+        await page.goto(share.link);
+        await primary(page).click();
+        await titled(page, "Ready to download");
+        await primary(page).click();
+        await until(async () => Number(await page.locator("#bar").getAttribute("aria-valuenow")) > 20, "progress").catch(() => {});
+        await picture(page, "3-downloading");
+        await titled(page, "Saved");
+        const hash = await page.evaluate(async () => {
+            const bytes = await (await window.picked.getFile()).arrayBuffer();
+            return [...new Uint8Array(await crypto.subtle.digest("SHA-256", bytes))].map((byte) => byte.toString(16).padStart(2, "0")).join("");
+        });
+        assert.equal(hash, digest);
+    });
+
+    await scenario("a download that ends early is never saved", async (page) => {
+        await withPicker(page);
+        const share = await stage.share(large);
+        await page.goto(share.link);
+        await primary(page).click();
+        await titled(page, "Ready to download");
+        let parts = 0;
+        await page.route("**/ciphertext", async (route) => {
+            parts += 1;
+            if (parts < 3) await route.continue();
+            else await route.fulfill({ status: 410, contentType: "application/json", body: '{"error":"consumed","message":"over"}' });
+        });
+        await primary(page).click();
+        await titled(page, "This link was used");
+        assert.equal(await page.evaluate(async () => (await window.picked.getFile()).size), 0);
+    });
+
+    await scenario("flipped bytes are never saved", async (page) => {
+        await withPicker(page);
+        const share = await stage.share(large);
+        await page.goto(share.link);
+        await primary(page).click();
+        await titled(page, "Ready to download");
+        await page.route("**/ciphertext", async (route) => {
+            const response = await route.fetch();
+            const body = await response.body();
+            body[body.length >> 1] ^= 1;
+            await route.fulfill({ response, body });
+        });
+        await primary(page).click();
+        await titled(page, "The file is damaged");
+        assert.equal(await page.evaluate(async () => (await window.picked.getFile()).size), 0);
+        await picture(page, "6-damaged-file");
+    });
+
+    await scenario("small text is shown, copied and saved", async (page) => {
+        const share = await stage.share(small);
+        await page.goto(share.link);
+        await primary(page).click();
+        await titled(page, "Here it is");
+        await page.locator("#secondary").click();
+        assert.equal(await page.locator("#content").textContent(), "correct horse battery staple\n");
+        await picture(page, "7-text");
+        const download = page.waitForEvent("download");
+        await primary(page).click();
+        assert.equal(await sha256(await (await download).path()), await sha256(small));
+        await titled(page, "Saved");
+        assert.equal(await state(share), "consumed");
+    });
+
+    await scenario("a damaged link is told without a request", async (page) => {
+        const share = await stage.share(small);
+        const asked = [];
+        page.on("request", (request) => { if (request.url().includes("/v1/")) asked.push(request.url()); });
+        await page.goto(share.link.slice(0, -1));
+        await titled(page, "Damaged link");
+        await picture(page, "8-damaged-link");
+        await page.goto("about:blank");
+        await page.goto(share.link.split("#")[0]);
+        await titled(page, "Part of the link is missing");
+        assert.deepEqual(asked, []);
+        assert.equal(await state(share), "armed");
+    });
+
+    await scenario("a link with %23 for # is repaired", async (page) => {
+        const share = await stage.share(small);
+        await page.goto(share.link.replace("#", "%23"));
+        await titled(page, "A file is waiting for you");
+        assert.equal(page.url(), share.link);
+        await primary(page).click();
+        await titled(page, "Here it is");
+    });
+
+    await scenario("the wrong fragment opens nothing and uses nothing up", async (page) => {
+        const share = await stage.share(small);
+        const [url] = share.link.split("#");
+        await page.goto(`${url}#${fragmentOf(new Uint8Array(randomBytes(32)))}`);
+        await primary(page).click();
+        await titled(page, "This link opens nothing");
+        assert.equal(await state(share), "armed");
+    });
+
+    await scenario("a page that is loaded anew goes on with its claim", async (page) => {
+        await withoutPicker(page);
+        const share = await stage.share(large);
+        await page.goto(share.link);
+        await primary(page).click();
+        await titled(page, "Ready to download");
+        await page.reload();
+        await titled(page, "Ready to download");
+        const download = page.waitForEvent("download");
+        await primary(page).click();
+        assert.equal(await sha256(await (await download).path()), digest);
+    });
+
+    const log = stage.log();
+    assert.ok(!/password|Quarterly|Bearer|[?#][qpzry9x8gf2tvdw0s3jn54khce6mua7l]{58}/.test(log), `the daemon's log tells too much: ${log}`);
+} finally {
+    await context?.close();
+    await stage.close();
+}
+process.exitCode = failed > 0 ? 1 : 0;

@@ -1,0 +1,145 @@
+//! The paths of version 1 and what each takes and answers.
+//!
+//! Messages are the types of [`crate::message`] as JSON; ids and tokens are base64url without padding. Every failure has a
+//! [`Failure`](crate::message::Failure) as its body and the status of its code. `Owner` below stands for the header
+//! `Authorization: Bearer OWNER_TOKEN`, `Lease` for `Authorization: Bearer LEASE_TOKEN`. Unknown query parameters are refused.
+//! Every path may also answer 400, 405, 408, 413, 429 (with `Retry-After`), 500 and 503.
+//!
+//! | request | takes | answers |
+//! |---|---|---|
+//! | `GET /v1/limits` | | 200 `Limits` |
+//! | `POST /v1/uploads` | Owner; the ciphertext (an age v1 file) as `application/octet-stream`, with a length or in parts | 201 `Uploaded`; 401, 403, 413, 415, 422, 507 |
+//! | `POST /v1/shares` | Owner; `Create` | 201 `Created`; 401, 403, 413, 415, 422, 507 |
+//! | `POST /v1/claim` | `Claim` | 200 `Claimed`; 404 without proof; with it 409 leased, 410 consumed, revoked or expired |
+//! | `GET`, `HEAD /v1/shares/HANDLE/ciphertext` | Lease; `Range`, `If-Range`, `If-None-Match` | 200, 206 the ciphertext; 304, 404 no such lease, 410 the lease ended, 416 |
+//! | `POST /v1/shares/HANDLE/complete` | Lease | 204, again as often as it is sent; 404, 410 the lease ended otherwise |
+//! | `GET /v1/shares/HANDLE` | Owner | 200 `Info`; 404 |
+//! | `GET /v1/shares/HANDLE/watch?version=N&wait=SECONDS` | Owner | 200 `Info`, as soon as its version is above N or its state is not `state` (`&state=armed`, when given), at the latest after `wait` (default 30, at most 60); 404 |
+//! | `POST /v1/shares/HANDLE/revoke` | Owner | 200 `Info`, again as often as it is sent; 404 |
+//! | `POST /v1/shares/HANDLE/rearm` | Owner | 200 `Info`; 404, 409, 410 when it expired or was revoked |
+//! | `POST /v1/batch/create` | Owner; `Batch<Create>` | 200 `Results<Created>` |
+//! | `POST /v1/batch/claim` | `Batch<Claim>` | 200 `Results<Claimed>` |
+//! | `POST /v1/batch/revoke` | Owner; `Batch<Handle>` | 200 `Results<Info>` |
+//! | `POST /v1/batch/info` | Owner; `Batch<Handle>` | 200 `Results<Info>`: how an owner lists shares, for the daemon keeps no handles |
+//! | `GET`, `HEAD /s/ANYTHING` | | 200 the page, the same whatever stands there |
+//!
+//! - No `GET`, `HEAD` or `OPTIONS` changes the state of a share, with the one exception that a download under a lease counts
+//!   as opened with its first byte and is completed by its last.
+//! - **Upload.** Larger content is uploaded first, then `create` names the token and its capsule says the same size and digest.
+//!   A ciphertext that no share took within 15 minutes is thrown away.
+//! - **Claim.** A repeat with the same `claim` id within 60 s gets the same reply. A share whose content is in the capsule is
+//!   consumed by its last claim. One with ciphertext is leased: nobody else is served until the lease ends.
+//! - **Download.** The entity tag is the ciphertext's digest, strong. One range is answered by 206 with `Content-Range`; several
+//!   ranges, and ranges that are not understood, are answered by 200 with the whole. A body that ends early is to be resumed with
+//!   `Range: bytes=N-` and `If-Range`. After `complete`, or the last byte and some seconds, the share is consumed.
+//! - **Links.** `Created::url` is `PUBLIC_URL/s/HANDLE`; the client puts `#` and the secret behind it.
+
+use std::fmt;
+
+use crate::handle::Handle;
+
+/// What the server allows.
+pub const LIMITS: &str = "/v1/limits";
+/// Ciphertext comes in.
+pub const UPLOADS: &str = "/v1/uploads";
+/// Shares are made.
+pub const SHARES: &str = "/v1/shares";
+/// A share is claimed.
+pub const CLAIM: &str = "/v1/claim";
+/// Many are made.
+pub const BATCH_CREATE: &str = "/v1/batch/create";
+/// Many are claimed.
+pub const BATCH_CLAIM: &str = "/v1/batch/claim";
+/// Many are asked about.
+pub const BATCH_INFO: &str = "/v1/batch/info";
+/// Many are taken back.
+pub const BATCH_REVOKE: &str = "/v1/batch/revoke";
+/// The page's path begins so; a handle follows.
+pub const PAGE: &str = "/s/";
+
+/// Name of the daemon's Unix socket in the runtime directory.
+pub const SOCKET_NAME: &str = "lockbox-share.sock";
+/// The daemon's TCP port on the loopback address.
+pub const DEFAULT_PORT: u16 = 7377;
+/// Longest `wait` of a watch, in seconds.
+pub const MAX_WAIT: u64 = 60;
+/// `wait` when none is given, in seconds.
+pub const DEFAULT_WAIT: u64 = 30;
+/// The same claim gets the same reply for so many seconds.
+pub const REPEAT_SECONDS: u64 = 60;
+/// An upload that no share takes is kept for so many seconds.
+pub const UPLOAD_SECONDS: u64 = 15 * 60;
+
+/// A path below one share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OfShare {
+    /// Its state and history.
+    Info,
+    /// The same, later.
+    Watch,
+    /// Take it back.
+    Revoke,
+    /// Arm it again.
+    Rearm,
+    /// The claimant has everything.
+    Complete,
+    /// The claimant's bytes.
+    Ciphertext,
+}
+
+impl OfShare {
+    /// Every one.
+    pub const ALL: [OfShare; 6] =
+        [OfShare::Info, OfShare::Watch, OfShare::Revoke, OfShare::Rearm, OfShare::Complete, OfShare::Ciphertext];
+
+    fn ending(self) -> &'static str {
+        match self {
+            OfShare::Info => "",
+            OfShare::Watch => "/watch",
+            OfShare::Revoke => "/revoke",
+            OfShare::Rearm => "/rearm",
+            OfShare::Complete => "/complete",
+            OfShare::Ciphertext => "/ciphertext",
+        }
+    }
+
+    /// The path for the share `handle`.
+    pub fn path(self, handle: Handle) -> impl fmt::Display {
+        format!("{SHARES}/{handle}{}", self.ending())
+    }
+
+    /// Reads a path; total.
+    pub fn parse(path: &str) -> Option<(OfShare, Handle)> {
+        let rest = path.strip_prefix(SHARES)?.strip_prefix('/')?;
+        let (handle, ending) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
+        let which = OfShare::ALL.into_iter().find(|which| which.ending() == ending)?;
+        Some((which, handle.parse().ok()?))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_are_read_as_they_are_written() {
+        for which in OfShare::ALL {
+            let handle: Handle = "1482719382210".parse().unwrap();
+            assert_eq!(OfShare::parse(&which.path(handle).to_string()), Some((which, handle)));
+        }
+    }
+
+    #[test]
+    fn other_paths_are_none() {
+        for path in [
+            "",
+            "/v1/shares",
+            "/v1/shares/",
+            "/v1/shares/14",
+            "/v1/shares/1482719382210/",
+            "/v1/shares/1482719382210/x",
+        ] {
+            assert_eq!(OfShare::parse(path), None, "{path}");
+        }
+    }
+}

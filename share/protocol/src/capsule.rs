@@ -1,0 +1,271 @@
+//! The capsule: a small typed message with what is sealed of a share, and the only thing that the daemon accepts as one.
+//!
+//! ```text
+//! offset  bytes
+//!      0      4  "lbxs"
+//!      4      1  version, 1
+//!      5      1  type: 1 the content is inside, 2 the content is in the spool
+//!      6      2  S, length of the sealed part, little-endian
+//!      8      8  type 2 only: bytes of the ciphertext in the spool, little-endian, at least 1
+//!     16     32  type 2 only: SHA-256 of that ciphertext
+//!      .      S  the sealed part: an age v1 file
+//! ```
+//!
+//! Nothing follows. The whole is at most 8 KiB. What the sealed part holds (name, size, small content) is between the two clients.
+
+use base64::Engine;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+
+use crate::age;
+use crate::token::Digest;
+
+/// A capsule has at most so many bytes: what a store keeps beside its index without a file of its own.
+pub const MAX_CAPSULE: usize = 8 * 1024;
+
+const MAGIC: &[u8; 4] = b"lbxs";
+const VERSION: u8 = 1;
+const INLINE: u8 = 1;
+const SPOOLED: u8 = 2;
+const SHORT_HEAD: usize = 8;
+const LONG_HEAD: usize = 48;
+
+/// Where the content of a share is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Content {
+    /// In the sealed part of the capsule.
+    Inline,
+    /// In the spool, as one age v1 file.
+    Spooled {
+        /// Bytes of that file.
+        size: u64,
+        /// Of that file.
+        digest: Digest,
+    },
+}
+
+/// Bytes that are well formed as a capsule of a known type and version.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Capsule {
+    bytes: Vec<u8>,
+    content: Content,
+}
+
+/// Why bytes are no capsule.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NotACapsule {
+    /// Over [`MAX_CAPSULE`].
+    #[error("the capsule has more than {MAX_CAPSULE} bytes")]
+    TooLong,
+    /// Does not begin as one.
+    #[error("the bytes are no capsule")]
+    Foreign,
+    /// Of a later program.
+    #[error("version {0} of the capsule is not known")]
+    Version(u8),
+    /// Of a later program.
+    #[error("type {0} of the capsule is not known")]
+    Type(u8),
+    /// Lengths do not add up, or an empty file is announced.
+    #[error("the lengths in the capsule are wrong")]
+    Lengths,
+    /// What should be sealed is not.
+    #[error("the sealed part of the capsule is no age v1 file")]
+    NotSealed,
+}
+
+impl Capsule {
+    /// Puts a capsule together. `sealed` is an age v1 file.
+    ///
+    /// # Errors
+    /// When the result would be no capsule: too long, not sealed, or an empty file in the spool.
+    pub fn new(content: Content, sealed: &[u8]) -> Result<Capsule, NotACapsule> {
+        let length = u16::try_from(sealed.len()).map_err(|_| NotACapsule::TooLong)?;
+        let kind = if content == Content::Inline { INLINE } else { SPOOLED };
+        let mut bytes = Vec::with_capacity(LONG_HEAD + sealed.len());
+        bytes.extend_from_slice(MAGIC);
+        bytes.extend_from_slice(&[VERSION, kind]);
+        bytes.extend_from_slice(&length.to_le_bytes());
+        if let Content::Spooled { size, digest } = content {
+            bytes.extend_from_slice(&size.to_le_bytes());
+            bytes.extend_from_slice(digest.as_bytes());
+        }
+        bytes.extend_from_slice(sealed);
+        Capsule::decode(bytes)
+    }
+
+    /// Accepts bytes that are well formed; total.
+    ///
+    /// # Errors
+    /// Everything else.
+    pub fn decode(bytes: Vec<u8>) -> Result<Capsule, NotACapsule> {
+        if bytes.len() > MAX_CAPSULE {
+            return Err(NotACapsule::TooLong);
+        }
+        let Some((head, rest)) = bytes.split_first_chunk::<SHORT_HEAD>() else { return Err(NotACapsule::Foreign) };
+        if !head.starts_with(MAGIC) {
+            return Err(NotACapsule::Foreign);
+        }
+        if head[4] != VERSION {
+            return Err(NotACapsule::Version(head[4]));
+        }
+        let (content, sealed) = match head[5] {
+            INLINE => (Content::Inline, rest),
+            SPOOLED => {
+                let (size, rest) = rest.split_first_chunk::<8>().ok_or(NotACapsule::Lengths)?;
+                let (digest, rest) = rest.split_first_chunk::<32>().ok_or(NotACapsule::Lengths)?;
+                let size = u64::from_le_bytes(*size);
+                if size == 0 {
+                    return Err(NotACapsule::Lengths);
+                }
+                (Content::Spooled { size, digest: Digest::new(*digest) }, rest)
+            }
+            other => return Err(NotACapsule::Type(other)),
+        };
+        if sealed.len() != usize::from(u16::from_le_bytes([head[6], head[7]])) {
+            return Err(NotACapsule::Lengths);
+        }
+        if !age::is_file(sealed) {
+            return Err(NotACapsule::NotSealed);
+        }
+        Ok(Capsule { bytes, content })
+    }
+
+    /// Where the content is.
+    pub fn content(&self) -> Content {
+        self.content
+    }
+
+    /// The age v1 file inside.
+    pub fn sealed(&self) -> &[u8] {
+        let head = if self.content == Content::Inline { SHORT_HEAD } else { LONG_HEAD };
+        &self.bytes[head..]
+    }
+
+    /// The whole, as it is stored.
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    /// The whole, as it is stored.
+    pub fn into_bytes(self) -> Vec<u8> {
+        self.bytes
+    }
+}
+
+impl std::fmt::Debug for Capsule {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Capsule({:?}, {} bytes)", self.content, self.bytes.len())
+    }
+}
+
+impl Serialize for Capsule {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&URL_SAFE_NO_PAD.encode(&self.bytes))
+    }
+}
+
+impl<'de> Deserialize<'de> for Capsule {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Capsule, D::Error> {
+        struct Text;
+        impl de::Visitor<'_> for Text {
+            type Value = Capsule;
+
+            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str("a capsule in base64url")
+            }
+
+            fn visit_str<E: de::Error>(self, text: &str) -> Result<Capsule, E> {
+                if text.len() > MAX_CAPSULE.div_ceil(3) * 4 {
+                    return Err(E::custom(NotACapsule::TooLong));
+                }
+                let bytes = URL_SAFE_NO_PAD.decode(text).map_err(|_| E::custom(NotACapsule::Foreign))?;
+                Capsule::decode(bytes).map_err(E::custom)
+            }
+        }
+        deserializer.deserialize_str(Text)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn sealed(payload: usize) -> Vec<u8> {
+        let mut file = age::tests::HEAD.as_bytes().to_vec();
+        file.resize(file.len() + payload, 0x5a);
+        file
+    }
+
+    fn spooled() -> Content {
+        Content::Spooled { size: 1 << 40, digest: Digest::new([9; 32]) }
+    }
+
+    #[test]
+    fn capsules_are_read_as_they_are_written() {
+        for content in [Content::Inline, spooled()] {
+            let capsule = Capsule::new(content, &sealed(100)).unwrap();
+            assert_eq!(capsule.content(), content);
+            assert_eq!(capsule.sealed(), sealed(100));
+            let json = serde_json::to_string(&capsule).unwrap();
+            assert_eq!(serde_json::from_str::<Capsule>(&json).unwrap(), capsule);
+        }
+    }
+
+    #[test]
+    fn the_layout_is_the_documented_one() {
+        let bytes = Capsule::new(spooled(), &sealed(32)).unwrap().into_bytes();
+        let length = u16::try_from(sealed(32).len()).unwrap().to_le_bytes();
+        assert_eq!(bytes[..8], [b'l', b'b', b'x', b's', 1, 2, length[0], length[1]]);
+        assert_eq!(bytes[8..16], (1u64 << 40).to_le_bytes());
+        assert_eq!(bytes[16..48], [9; 32]);
+        assert_eq!(bytes[48..], sealed(32));
+    }
+
+    #[test]
+    fn each_fault_is_told_apart() {
+        let good = Capsule::new(spooled(), &sealed(32)).unwrap().into_bytes();
+        let with = |at: usize, value: u8| {
+            let mut bytes = good.clone();
+            bytes[at] = value;
+            Capsule::decode(bytes).unwrap_err()
+        };
+        assert_eq!(with(0, b'L'), NotACapsule::Foreign);
+        assert_eq!(with(4, 2), NotACapsule::Version(2));
+        assert_eq!(with(5, 3), NotACapsule::Type(3));
+        assert_eq!(with(5, 1), NotACapsule::Lengths);
+        assert_eq!(with(6, good[6] ^ 1), NotACapsule::Lengths);
+        assert_eq!(with(48, b'A'), NotACapsule::NotSealed);
+        assert_eq!(Capsule::decode(good[..good.len() - 1].to_vec()), Err(NotACapsule::Lengths));
+        assert_eq!(Capsule::decode(vec![0; MAX_CAPSULE + 1]), Err(NotACapsule::TooLong));
+        assert_eq!(Capsule::new(Content::Inline, &sealed(MAX_CAPSULE)), Err(NotACapsule::TooLong));
+        assert_eq!(Capsule::new(Content::Inline, b"attack at dawn"), Err(NotACapsule::NotSealed));
+        let empty = Content::Spooled { size: 0, digest: Digest::new([0; 32]) };
+        assert_eq!(Capsule::new(empty, &sealed(32)), Err(NotACapsule::Lengths));
+    }
+
+    #[test]
+    fn the_longest_capsule_has_eight_kibibytes() {
+        let room = MAX_CAPSULE - SHORT_HEAD - age::tests::HEAD.len();
+        assert_eq!(Capsule::new(Content::Inline, &sealed(room)).unwrap().as_bytes().len(), MAX_CAPSULE);
+        assert_eq!(Capsule::new(Content::Inline, &sealed(room + 1)), Err(NotACapsule::TooLong));
+    }
+
+    proptest! {
+        #[test]
+        fn every_input_is_refused_or_means_itself(
+            start in any::<bool>(), bytes in proptest::collection::vec(any::<u8>(), 0..400), cut in 0usize..400, flip in 0usize..400,
+        ) {
+            let mut input = if start { Capsule::new(spooled(), &sealed(64)).unwrap().into_bytes() } else { bytes };
+            input.truncate(cut);
+            if let Some(byte) = input.get_mut(flip) {
+                *byte ^= 0x41;
+            }
+            if let Ok(capsule) = Capsule::decode(input.clone()) {
+                let again = Capsule::new(capsule.content(), capsule.sealed()).unwrap();
+                prop_assert_eq!(again.as_bytes(), &input[..]);
+            }
+        }
+    }
+}

@@ -1,0 +1,332 @@
+//! The JSON messages of `/v1`, one type each. What each path takes and answers is the documentation of [`crate::api`].
+
+use serde::{Deserialize, Serialize};
+
+use crate::capsule::Capsule;
+use crate::handle::Handle;
+use crate::token::{Auth, ClaimId, Digest, LeaseToken, UploadToken, Verifier};
+
+/// At most so many shares in one batch.
+pub const MAX_BATCH: usize = 100;
+/// A share can be claimed at most so often.
+pub const MAX_CLAIMS: u8 = 8;
+
+/// Seconds since 1970 in UTC, by the daemon's clock.
+pub type UnixSeconds = u64;
+
+/// What the daemon allows; asked for before a share is made.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Limits {
+    /// Version of this protocol, 1.
+    pub protocol: u32,
+    /// Lifetime of a share that names none, in seconds.
+    pub default_expiry: u64,
+    /// Longest lifetime of a share, in seconds.
+    pub max_expiry: u64,
+    /// Most bytes of one ciphertext.
+    pub max_ciphertext: u64,
+    /// Most claims of one share.
+    pub max_claims: u8,
+    /// Most shares in one batch.
+    pub max_batch: usize,
+    /// Begins the links of this server, without a slash at its end.
+    pub public_url: String,
+}
+
+/// The answer to an upload.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Uploaded {
+    /// Names the ciphertext in the `create` that must follow.
+    pub upload: UploadToken,
+    /// Bytes received.
+    pub size: u64,
+    /// Of these bytes.
+    pub digest: Digest,
+    /// Seconds until it is thrown away if no share takes it.
+    pub expires_in: u64,
+}
+
+/// Makes a share.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Create {
+    /// What the claimant gets.
+    pub capsule: Capsule,
+    /// Recognises the claimant's proof.
+    pub verifier: Verifier,
+    /// Lifetime in seconds, at least 1; without it the server's default.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expires_in: Option<u64>,
+    /// How often it may be claimed, 1 to [`MAX_CLAIMS`].
+    #[serde(default = "once")]
+    pub max_claims: u8,
+    /// The ciphertext, when the capsule says that it is in the spool.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub upload: Option<UploadToken>,
+}
+
+fn once() -> u8 {
+    1
+}
+
+/// A share that was made.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Created {
+    /// For the link, and for info, watch, revoke and rearm.
+    pub handle: Handle,
+    /// The link without its fragment: `#` and the secret are the client's.
+    pub url: String,
+    /// When it ends by itself.
+    pub expires_at: UnixSeconds,
+}
+
+/// Claims a share: one atomic step.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Claim {
+    /// From the link.
+    pub handle: Handle,
+    /// Derived from the link's secret.
+    pub auth: Auth,
+    /// Chosen by the claimant at random. The same one within 60 s gets the same reply.
+    pub claim: ClaimId,
+}
+
+/// What a claimant gets.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Claimed {
+    /// What was sealed.
+    pub capsule: Capsule,
+    /// For the ciphertext; none when the content is inside the capsule.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lease: Option<Lease>,
+}
+
+/// Leave to download the ciphertext of one share.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Lease {
+    /// For `Authorization: Bearer`.
+    pub token: LeaseToken,
+    /// Seconds left; every download that makes progress extends it.
+    pub expires_in: u64,
+}
+
+/// Where a share is in its life.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum State {
+    /// Waits for a claim.
+    Armed,
+    /// Claimed; its ciphertext may be downloaded by the claimant alone.
+    Leased,
+    /// Given away as often as it was allowed.
+    Consumed,
+    /// Taken back by its owner.
+    Revoked,
+    /// Nobody came in time.
+    Expired,
+}
+
+/// How a claim stands or ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ClaimState {
+    /// The lease runs and no byte was sent.
+    Leased,
+    /// The lease runs and bytes were sent.
+    Sending,
+    /// The claimant has everything.
+    Completed,
+    /// The lease ended after some bytes; `rearm` gives the claim back.
+    Interrupted,
+}
+
+/// One claim in the history of a share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ClaimInfo {
+    /// How it stands or ended.
+    pub state: ClaimState,
+    /// When the proof was accepted.
+    pub claimed_at: UnixSeconds,
+    /// When it ended, or when the running lease will.
+    pub ended_at: UnixSeconds,
+}
+
+/// What an owner may know of a share; kept for a day after the share's end.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Info {
+    /// The one asked for.
+    pub handle: Handle,
+    /// Now.
+    pub state: State,
+    /// When it was made.
+    pub created_at: UnixSeconds,
+    /// When it ends or ended by itself.
+    pub expires_at: UnixSeconds,
+    /// When its owner took it back.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub revoked_at: Option<UnixSeconds>,
+    /// How often it may be claimed.
+    pub max_claims: u8,
+    /// How many claims are left.
+    pub claims_left: u8,
+    /// Every claim that took or holds one.
+    pub claims: Vec<ClaimInfo>,
+    /// Bytes of the ciphertext in the spool; 0 when the content is in the capsule.
+    pub size: u64,
+    /// Grows with every change; for `watch`.
+    pub version: u32,
+}
+
+/// Many at once, each with a result of its own.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Batch<T> {
+    /// 1 to [`MAX_BATCH`].
+    pub items: Vec<T>,
+}
+
+/// What became of each item, in order.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Results<T> {
+    /// As many as were asked for.
+    pub results: Vec<Outcome<T>>,
+}
+
+/// What became of one item.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Outcome<T> {
+    /// As the single request's success.
+    Done {
+        /// Its body.
+        ok: T,
+    },
+    /// As the single request's failure.
+    Failed(Failure),
+}
+
+/// The body of every failure.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Failure {
+    /// For programs.
+    pub error: ErrorCode,
+    /// For people: one sentence, without names, handles or addresses.
+    pub message: String,
+    /// When it was consumed, revoked or expired; only in answers to a valid proof.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub at: Option<UnixSeconds>,
+}
+
+/// Why a request failed. Each has one HTTP status, [`ErrorCode::status`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ErrorCode {
+    /// The message, a parameter or a header is not understood.
+    Malformed,
+    /// No owner token, or one of the wrong form.
+    Unauthorized,
+    /// This owner may not make shares here.
+    Forbidden,
+    /// Missing, or no proof: the answer is the same for both.
+    Refused,
+    /// No such path.
+    NotFound,
+    /// The path has other methods.
+    Method,
+    /// The client was too slow to send its request.
+    Timeout,
+    /// Claimed by another, whose lease has not ended. With proof only.
+    Leased,
+    /// A rearm of a share none of whose downloads was interrupted.
+    NotInterrupted,
+    /// Given away already. With proof only.
+    Consumed,
+    /// Taken back. With proof only.
+    Revoked,
+    /// Too late. With proof only.
+    Expired,
+    /// The body, the ciphertext or the batch is too large.
+    TooLarge,
+    /// The body is of another type than the path takes.
+    MediaType,
+    /// The upload is unknown, or its size or digest is not what the capsule says.
+    Upload,
+    /// What was uploaded is no age v1 file.
+    NotSealed,
+    /// None of the bytes asked for exist.
+    Range,
+    /// Asked too often; `Retry-After` says when again.
+    Limited,
+    /// The daemon cannot serve now: stopping, out of descriptors, or its disk is read-only.
+    Unavailable,
+    /// No room for what was sent.
+    NoSpace,
+    /// The daemon failed; its log says how.
+    Internal,
+}
+
+impl ErrorCode {
+    /// The HTTP status.
+    pub fn status(self) -> u16 {
+        match self {
+            ErrorCode::Malformed => 400,
+            ErrorCode::Unauthorized => 401,
+            ErrorCode::Forbidden => 403,
+            ErrorCode::Refused | ErrorCode::NotFound => 404,
+            ErrorCode::Method => 405,
+            ErrorCode::Timeout => 408,
+            ErrorCode::Leased | ErrorCode::NotInterrupted => 409,
+            ErrorCode::Consumed | ErrorCode::Revoked | ErrorCode::Expired => 410,
+            ErrorCode::TooLarge => 413,
+            ErrorCode::MediaType => 415,
+            ErrorCode::Range => 416,
+            ErrorCode::Upload | ErrorCode::NotSealed => 422,
+            ErrorCode::Limited => 429,
+            ErrorCode::Internal => 500,
+            ErrorCode::Unavailable => 503,
+            ErrorCode::NoSpace => 507,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn id() -> LeaseToken {
+        LeaseToken::new([1; 16])
+    }
+
+    #[test]
+    fn a_batch_tells_success_from_failure() {
+        let results = Results {
+            results: vec![
+                Outcome::Done { ok: id() },
+                Outcome::Failed(Failure { error: ErrorCode::Refused, message: "no".into(), at: None }),
+            ],
+        };
+        let text = serde_json::to_string(&results).unwrap();
+        assert_eq!(text, r#"{"results":[{"ok":"AQEBAQEBAQEBAQEBAQEBAQ"},{"error":"refused","message":"no"}]}"#);
+        assert_eq!(serde_json::from_str::<Results<LeaseToken>>(&text).unwrap(), results);
+    }
+
+    #[test]
+    fn a_claim_has_three_fields_and_no_other() {
+        let text = format!(
+            r#"{{"handle":"1482719382210","auth":"{}","claim":"{}"}}"#,
+            *Auth::new([2; 32]).to_text(),
+            *ClaimId::new([3; 16]).to_text()
+        );
+        assert!(serde_json::from_str::<Claim>(&text).is_ok());
+        assert!(serde_json::from_str::<Claim>(&text.replace("\"handle\"", "\"x\":1,\"handle\"")).is_err());
+        assert!(serde_json::from_str::<Claim>(&text.replace("\"1482719382210\"", "1482719382210")).is_err());
+    }
+
+    #[test]
+    fn states_and_codes_are_words() {
+        assert_eq!(serde_json::to_string(&State::Armed).unwrap(), "\"armed\"");
+        assert_eq!(serde_json::to_string(&ClaimState::Interrupted).unwrap(), "\"interrupted\"");
+        assert_eq!(serde_json::to_string(&ErrorCode::NotInterrupted).unwrap(), "\"not_interrupted\"");
+    }
+}

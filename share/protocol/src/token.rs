@@ -1,0 +1,240 @@
+//! Ids, tokens and proofs of fixed length, written as base64url without padding.
+
+use base64::Engine;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+use sha2::{Digest as _, Sha256};
+use subtle::ConstantTimeEq;
+use zeroize::{Zeroize, ZeroizeOnDrop, Zeroizing};
+
+/// Why a text is no id or token.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("not {bytes} bytes in base64url without padding")]
+pub struct NotBytes {
+    /// How many bytes were expected.
+    pub bytes: usize,
+}
+
+/// Decodes exactly N bytes; total for any text.
+fn decode<const N: usize>(text: &str) -> Result<Zeroizing<[u8; N]>, NotBytes> {
+    let mut bytes = Zeroizing::new([0; N]);
+    match URL_SAFE_NO_PAD.decode_slice(text, &mut bytes[..]) {
+        Ok(written) if written == N => Ok(bytes),
+        _ => Err(NotBytes { bytes: N }),
+    }
+}
+
+/// `$name` as a text, from a text, and both ways as JSON text.
+macro_rules! as_text {
+    ($name:ident, $length:expr) => {
+        impl $name {
+            /// Length in bytes.
+            pub const LENGTH: usize = $length;
+
+            /// Wraps bytes that came from the system's randomness, a derivation or a record.
+            pub fn new(bytes: [u8; $length]) -> $name {
+                $name(bytes)
+            }
+
+            /// The bytes themselves.
+            pub fn as_bytes(&self) -> &[u8; $length] {
+                &self.0
+            }
+
+            /// base64url without padding. The text of a secret is wiped when it is dropped.
+            pub fn to_text(&self) -> Zeroizing<String> {
+                Zeroizing::new(URL_SAFE_NO_PAD.encode(self.0))
+            }
+        }
+
+        impl std::str::FromStr for $name {
+            type Err = NotBytes;
+
+            fn from_str(text: &str) -> Result<$name, NotBytes> {
+                decode::<$length>(text).map(|bytes| $name(*bytes))
+            }
+        }
+
+        impl Serialize for $name {
+            fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                serializer.serialize_str(&self.to_text())
+            }
+        }
+
+        impl<'de> Deserialize<'de> for $name {
+            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<$name, D::Error> {
+                struct Text;
+                impl de::Visitor<'_> for Text {
+                    type Value = $name;
+
+                    fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                        write!(f, "{} bytes in base64url", $length)
+                    }
+
+                    fn visit_str<E: de::Error>(self, text: &str) -> Result<$name, E> {
+                        // The message must not repeat the text, which may be a secret with a slip.
+                        text.parse().map_err(E::custom)
+                    }
+                }
+                deserializer.deserialize_str(Text)
+            }
+        }
+    };
+}
+
+/// Known to one side only, or proves something: never shown, wiped when dropped.
+macro_rules! secret {
+    ($(#[$doc:meta])* $name:ident, $length:expr) => {
+        $(#[$doc])*
+        #[derive(Zeroize, ZeroizeOnDrop)]
+        pub struct $name([u8; $length]);
+
+        impl std::fmt::Debug for $name {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str(concat!(stringify!($name), "(..)"))
+            }
+        }
+
+        impl PartialEq for $name {
+            /// Takes the same time wherever the two differ.
+            fn eq(&self, other: &$name) -> bool {
+                self.0[..].ct_eq(&other.0[..]).into()
+            }
+        }
+
+        impl Eq for $name {}
+
+        as_text!($name, $length);
+    };
+}
+
+/// May be stored and shown.
+macro_rules! public {
+    ($(#[$doc:meta])* $name:ident, $length:expr) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        pub struct $name([u8; $length]);
+
+        impl std::fmt::Debug for $name {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                write!(f, concat!(stringify!($name), "({})"), *self.to_text())
+            }
+        }
+
+        impl std::fmt::Display for $name {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str(&self.to_text())
+            }
+        }
+
+        as_text!($name, $length);
+    };
+}
+
+secret! {
+    /// What a claimant shows: derived from the link's secret by the client, never stored by the daemon.
+    Auth, 32
+}
+
+secret! {
+    /// Chosen by the owner at random; whoever has it asks about, watches, revokes and rearms the shares that were made with it.
+    OwnerToken, 32
+}
+
+secret! {
+    /// Given to the one claimant of a share with ciphertext in the spool, for its downloads.
+    LeaseToken, 16
+}
+
+secret! {
+    /// Given for ciphertext that was uploaded and belongs to no share yet.
+    UploadToken, 16
+}
+
+secret! {
+    /// Chosen by the claimant at random: the same claim sent again within a minute gets the same reply.
+    ClaimId, 16
+}
+
+public! {
+    /// SHA-256 of an [`Auth`] or an [`OwnerToken`]: what the daemon keeps of it.
+    Verifier, 32
+}
+
+public! {
+    /// SHA-256 of a ciphertext.
+    Digest, 32
+}
+
+impl Auth {
+    /// What the daemon keeps in order to recognise this proof.
+    pub fn verifier(&self) -> Verifier {
+        Verifier(Sha256::digest(self.0).into())
+    }
+}
+
+impl Verifier {
+    /// Whether `auth` is the proof. Takes the same time wherever the hashes differ.
+    pub fn accepts(&self, auth: &Auth) -> bool {
+        self.0[..].ct_eq(&auth.verifier().0[..]).into()
+    }
+}
+
+impl OwnerToken {
+    /// What the daemon keeps in order to recognise this owner.
+    pub fn verifier(&self) -> Verifier {
+        Verifier(Sha256::digest(self.0).into())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn texts_are_read_as_they_are_written(bytes in any::<[u8; 32]>()) {
+            let auth = Auth::new(bytes);
+            prop_assert_eq!(auth.to_text().len(), 43);
+            prop_assert!(auth.to_text().parse::<Auth>() == Ok(Auth::new(bytes)));
+            let json = serde_json::to_string(&auth).unwrap();
+            prop_assert!(serde_json::from_str::<Auth>(&json).unwrap() == auth);
+        }
+
+        #[test]
+        fn any_other_text_is_refused(text in "\\PC{0,60}") {
+            if let Ok(id) = text.parse::<LeaseToken>() {
+                prop_assert!(*id.to_text() == text);
+            }
+        }
+    }
+
+    #[test]
+    fn lengths_and_stray_bits_are_refused() {
+        let id = LeaseToken::new([255; 16]).to_text().to_string();
+        assert_eq!(id, "_____________________w");
+        // The last letter carries four bits that stand for nothing.
+        assert!(id.replace('w', "x").parse::<LeaseToken>().is_err());
+        assert!(format!("{id}==").parse::<LeaseToken>().is_err());
+        assert!(id[1..].parse::<LeaseToken>().is_err());
+        assert!(id.parse::<Auth>().is_err());
+    }
+
+    #[test]
+    fn secrets_are_not_shown() {
+        let auth = Auth::new([b'A'; 32]);
+        assert_eq!(format!("{auth:?}"), "Auth(..)");
+        let error = serde_json::from_str::<Auth>("\"QUFBQQ\"").unwrap_err();
+        assert!(!error.to_string().contains("QUFB"), "{error}");
+    }
+
+    #[test]
+    fn the_verifier_is_the_hash_of_the_proof() {
+        let expected: [u8; 32] = Sha256::digest([7; 32]).into();
+        assert_eq!(Auth::new([7; 32]).verifier().as_bytes(), &expected);
+        assert!(Verifier::new(expected).accepts(&Auth::new([7; 32])));
+        assert!(!Verifier::new(expected).accepts(&Auth::new([8; 32])));
+        assert_eq!(OwnerToken::new([7; 32]).verifier().as_bytes(), &expected);
+    }
+}

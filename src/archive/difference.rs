@@ -1,0 +1,51 @@
+//! Tells whether an object of the archive still is what its file on the host is, without reading content.
+
+use rustix::fs::Stat;
+
+use super::attributes::{self, Object};
+use super::host::device_number;
+use crate::error::{Result, Timestamp};
+use crate::fs::{Attributes, FileSystem, mode};
+
+/// What a copy would have to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Difference {
+    None,
+    /// Owner, mode, times or attributes; the content stands.
+    Metadata,
+    /// Another type, size, time of modification, target or device.
+    Content,
+}
+
+/// Compares a file of the host with what the archive has. A file with the same size and the same time of modification to the nanosecond
+/// counts as unchanged. The access time does not count.
+pub(super) fn difference(
+    fs: &FileSystem,
+    existing: &Attributes,
+    stat: &Stat,
+    object: &Object<'_>,
+) -> Result<Difference> {
+    let kind = stat.st_mode & mode::TYPE;
+    if existing.mode & mode::TYPE != kind {
+        return Ok(Difference::Content);
+    }
+    let modified = Timestamp { seconds: stat.st_mtime, nanos: stat.st_mtime_nsec as u32 }; // below 10^9
+    let content_differs = match kind {
+        mode::REGULAR => u64::try_from(stat.st_size).ok() != Some(existing.size) || modified != existing.mtime,
+        mode::SYMLINK => fs.read_link(existing.ino)? != object.link_target()?,
+        mode::BLOCK | mode::CHARACTER => {
+            existing.rdev != device_number(rustix::fs::major(stat.st_rdev), rustix::fs::minor(stat.st_rdev))
+        }
+        _ => false,
+    };
+    if content_differs {
+        return Ok(Difference::Content);
+    }
+    // A link has no mode of its own.
+    let same_mode = kind == mode::SYMLINK || (existing.mode ^ stat.st_mode) & mode::PERMISSIONS == 0;
+    let same_owner = (existing.uid, existing.gid) == (stat.st_uid, stat.st_gid);
+    if same_mode && same_owner && modified == existing.mtime && attributes::same(object, fs, existing.ino)? {
+        return Ok(Difference::None);
+    }
+    Ok(Difference::Metadata)
+}

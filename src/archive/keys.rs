@@ -1,0 +1,342 @@
+//! Changes and lists key slots: adds, removes, replaces, describes; both header copies, one after the other.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use super::header::{Header, SlotBlock};
+use super::open::{LEAST_MEMORY, Unlocked, seen_file};
+use super::seen::{self, Looked};
+use super::slots::{self, KeyKind, NewKey, OpenedSlot, Place, Secrets};
+use super::{Archive, SeenOptions, UnlockLimits, Witness};
+use crate::crypto::kdf::KdfCost;
+use crate::crypto::{KeyFile, Passphrase, RecoveryCode, SecretKey};
+use crate::env::{Environment, SystemEnvironment};
+use crate::error::{Error, Result, Timestamp};
+use crate::format::header::SLOT_EMPTY;
+use crate::format::key_slot::{Description, MOST_LABEL, Rewrap};
+use crate::format::{ArchiveId, KEY_SLOTS};
+use crate::frame::PageCipher;
+use crate::storage::{FileStorage, LockMode};
+use crate::txn::{self, Volume};
+
+/// What opens the archive for a change of its keys, and what that may cost.
+pub struct KeyAccess<'a> {
+    pub secrets: &'a Secrets,
+    pub limits: UnlockLimits,
+    /// What the user remembers of the archive: an older copy or a fork is refused as by [`Archive::open_seen`].
+    pub seen: SeenOptions,
+}
+
+/// A key slot as holders of the volume key see it.
+#[derive(Clone, Debug)]
+pub struct KeyInfo {
+    pub slot: u8,
+    pub kind: KeyKind,
+    /// None for a slot of a program that described none: its label is readable only with its own secret.
+    pub about: Option<KeyAbout>,
+    /// The secrets that were given open it.
+    pub opened: bool,
+}
+
+/// What is known of a slot.
+#[derive(Clone, Debug)]
+pub struct KeyAbout {
+    pub label: String,
+    pub created: Timestamp,
+    /// Of age slots.
+    pub recipient: Option<String>,
+}
+
+impl KeyAbout {
+    fn new(description: Description) -> KeyAbout {
+        let recipient = match description.rewrap {
+            Rewrap::Recipient(text) => Some(text),
+            Rewrap::Public(_) => None,
+        };
+        KeyAbout { label: description.label, created: description.created, recipient }
+    }
+}
+
+/// A slot by its number or its label.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum KeyName {
+    Slot(u8),
+    Label(String),
+}
+
+impl KeyName {
+    /// Digits are a number: no label consists of them alone.
+    pub fn parse(text: &str) -> KeyName {
+        text.parse().map_or_else(|_| KeyName::Label(text.to_owned()), KeyName::Slot)
+    }
+
+    /// The slot in use that it names.
+    ///
+    /// # Errors
+    /// `Invalid` for none or several.
+    pub(super) fn find(&self, keys: &[KeyInfo]) -> Result<usize> {
+        let named = |key: &&KeyInfo| match self {
+            KeyName::Slot(slot) => key.slot == *slot,
+            KeyName::Label(label) => key.about.as_ref().is_some_and(|about| about.label == *label),
+        };
+        let mut found = keys.iter().filter(named);
+        match (found.next(), found.next(), self) {
+            (Some(key), None, _) => Ok(usize::from(key.slot)),
+            (None, _, KeyName::Slot(slot)) => Err(Error::invalid(format!("key slot {slot} is empty"))),
+            (None, _, KeyName::Label(label)) => {
+                Err(Error::invalid(format!("no key slot has the label {}", super::display(label.as_bytes()))))
+            }
+            _ => Err(Error::invalid("several key slots have this label: give the number")),
+        }
+    }
+}
+
+impl Archive {
+    /// A new recovery code; [`Archive::add_key`] makes it open an archive.
+    ///
+    /// # Errors
+    /// `Io` when the system has no randomness.
+    pub fn new_recovery_code() -> Result<RecoveryCode> {
+        RecoveryCode::generate(&SystemEnvironment)
+    }
+
+    /// Random content for a key file.
+    ///
+    /// # Errors
+    /// `Io` when the system has no randomness.
+    pub fn new_key_file() -> Result<zeroize::Zeroizing<[u8; 64]>> {
+        let mut bytes = zeroize::Zeroizing::new([0; 64]);
+        SystemEnvironment.fill_random(&mut *bytes)?;
+        Ok(bytes)
+    }
+
+    /// Every slot in use, and which of them `secrets` open: all of those are tried. Needs no lock.
+    ///
+    /// # Errors
+    /// As [`Archive::unlock_with`].
+    pub fn keys(path: &Path, secrets: &Secrets, limits: &UnlockLimits) -> Result<Vec<KeyInfo>> {
+        let header = Header::read(&Unlocked::open(path)?)?;
+        let opened = slots::unlock_each(&header, secrets, limits)?;
+        header.authenticate(&opened[0].volume_key)?;
+        Ok(listed(&header, &opened[0].volume_key, &opened))
+    }
+
+    /// Every slot in use, with the first that opens: cheaper than [`Archive::keys`].
+    ///
+    /// # Errors
+    /// As [`Archive::unlock_with`].
+    pub fn list_keys(path: &Path, secrets: &Secrets, limits: &UnlockLimits) -> Result<Vec<KeyInfo>> {
+        let header = Header::read(&Unlocked::open(path)?)?;
+        let opened = slots::unlock(&header, secrets, limits)?;
+        header.authenticate(&opened.volume_key)?;
+        Ok(listed(&header, &opened.volume_key, std::slice::from_ref(&opened)))
+    }
+
+    /// Makes `new` open the archive as well, with a label or none, and gives the slot's number.
+    ///
+    /// # Errors
+    /// As [`Archive::unlock_with`]; `InUse` while the archive is open elsewhere, `Invalid` for a label in use or too long and when all
+    /// slots are taken.
+    pub fn add_key(path: &Path, access: &KeyAccess<'_>, new: &NewKey<'_>, label: &str) -> Result<u8> {
+        let change = Change::begin(path, access)?;
+        change.check_label(label)?;
+        let slot = (0..KEY_SLOTS).find(|&slot| change.header.framing().slots[slot] == SLOT_EMPTY);
+        let slot = slot.ok_or_else(|| Error::invalid("all 32 key slots are in use: remove one first"))?;
+        let made = change.make(slot, new, label.to_owned())?;
+        change.finish(vec![(slot, made)])?;
+        Ok(slot as u8) // below 32
+    }
+
+    /// Empties a slot. Older copies of the file still open with its secret.
+    ///
+    /// # Errors
+    /// As [`Archive::add_key`]; `Invalid` for the last slot that this program can open.
+    pub fn remove_key(path: &Path, access: &KeyAccess<'_>, name: &KeyName) -> Result<KeyInfo> {
+        let change = Change::begin(path, access)?;
+        let keys = change.keys();
+        let slot = name.find(&keys)?;
+        let others = keys.iter().filter(|key| usize::from(key.slot) != slot);
+        if !others.clone().any(|key| !matches!(key.kind, KeyKind::Unknown(_))) {
+            return Err(Error::invalid(format!(
+                "key slot {slot} is the last one: without it nobody could open the archive; add another key first"
+            )));
+        }
+        let removed = keys.iter().find(|key| usize::from(key.slot) == slot).cloned();
+        let mut noise = [0; crate::format::BLOCK as usize];
+        SystemEnvironment.fill_random(&mut noise)?;
+        change.finish(vec![(slot, (SLOT_EMPTY, noise))])?;
+        removed.ok_or_else(|| Error::invalid(format!("key slot {slot} is empty")))
+    }
+
+    /// Replaces the passphrase of the slot that the secrets open; a key file that belongs to it stays.
+    ///
+    /// # Errors
+    /// As [`Archive::unlock_with`]; `InUse` while the archive is open elsewhere, `Invalid` when what opens it has no passphrase.
+    pub fn change_passphrase(path: &Path, access: &KeyAccess<'_>, new: &Passphrase, kdf: KdfCost) -> Result<()> {
+        let change = Change::begin(path, access)?;
+        let slot = change.opened.slot;
+        change.replace_passphrase(slot, new, kdf, access.secrets.key_file.as_ref())
+    }
+
+    /// Sets a passphrase with whatever opens the archive: in the slot that `name` gives, else in the only passphrase slot, else in a new
+    /// one. Gives the slot's number.
+    ///
+    /// # Errors
+    /// As [`Archive::add_key`]; `Invalid` when there are several passphrase slots and none is named.
+    pub fn set_passphrase(
+        path: &Path,
+        access: &KeyAccess<'_>,
+        name: Option<&KeyName>,
+        new: &Passphrase,
+        kdf: KdfCost,
+    ) -> Result<u8> {
+        let change = Change::begin(path, access)?;
+        let keys = change.keys();
+        let slot = match name {
+            Some(name) => name.find(&keys)?,
+            None => {
+                let mut passphrases = keys.iter().filter(|key| key.kind == KeyKind::Passphrase);
+                match (passphrases.next(), passphrases.next()) {
+                    (Some(key), None) => usize::from(key.slot),
+                    (None, _) => {
+                        let free = (0..KEY_SLOTS).find(|&slot| change.header.framing().slots[slot] == SLOT_EMPTY);
+                        let free =
+                            free.ok_or_else(|| Error::invalid("all 32 key slots are in use: remove one first"))?;
+                        let made = change.make(free, &NewKey::Passphrase(new, kdf), String::new())?;
+                        change.finish(vec![(free, made)])?;
+                        return Ok(free as u8); // below 32
+                    }
+                    _ => {
+                        return Err(Error::invalid(
+                            "several key slots have a passphrase: say with --slot which one is to get the new one",
+                        ));
+                    }
+                }
+            }
+        };
+        change.replace_passphrase(slot, new, kdf, access.secrets.key_file.as_ref())?;
+        Ok(slot as u8) // below 32
+    }
+}
+
+/// The slots in use, in order.
+pub(super) fn listed(header: &Header, volume_key: &SecretKey, opened: &[OpenedSlot]) -> Vec<KeyInfo> {
+    let of = |slot: u8| {
+        let mine = opened.iter().find(|opened| opened.slot == usize::from(slot));
+        let own = mine.and_then(|opened| opened.own.clone());
+        let about = slots::description(header, slot.into(), volume_key).or(own).map(KeyAbout::new);
+        (about, mine.is_some())
+    };
+    let info = |(slot, kind)| {
+        let (about, opened) = of(slot);
+        KeyInfo { slot, kind, about, opened }
+    };
+    slots::kinds(header).into_iter().map(info).collect()
+}
+
+/// An archive that is locked and unlocked for a change of its slots.
+struct Change {
+    storage: Arc<FileStorage>,
+    header: Header,
+    opened: OpenedSlot,
+    volume: Arc<Volume>,
+    looked: Looked,
+    replace: bool,
+}
+
+impl Change {
+    fn begin(path: &Path, access: &KeyAccess<'_>) -> Result<Change> {
+        let storage = Arc::new(FileStorage::open(path, LockMode::Exclusive)?);
+        let header = Header::read(&*storage)?;
+        let opened = slots::unlock(&header, access.secrets, &access.limits)?;
+        let volume_key = &opened.volume_key;
+        header.authenticate(volume_key)?;
+        header.check_writable()?;
+        let archive = header.framing().archive;
+        let sequence = header.framing().sequence;
+        // Only read: what a change of the keys needs is that this is no older copy, in which the change would be lost.
+        let environment = Arc::new(SystemEnvironment);
+        let cipher = PageCipher::new(volume_key, archive, environment.clone());
+        let looked = Looked::into(seen_file(&access.seen, volume_key, &archive));
+        let options = txn::OpenOptions { read_only: true, memory: LEAST_MEMORY };
+        let volume = Volume::open_seen(storage.clone(), cipher, environment, sequence, &options, looked.mark())?;
+        let replace = seen::judge(&volume, sequence, looked.seen.as_ref(), &access.seen)?;
+        Ok(Change { storage, header, opened, volume, looked, replace })
+    }
+
+    fn archive(&self) -> &ArchiveId {
+        &self.header.framing().archive
+    }
+
+    fn place(&self, slot: usize) -> Place<'_> {
+        Place { archive: self.archive(), slot, volume_key: &self.opened.volume_key }
+    }
+
+    fn keys(&self) -> Vec<KeyInfo> {
+        listed(&self.header, &self.opened.volume_key, std::slice::from_ref(&self.opened))
+    }
+
+    fn make(&self, slot: usize, new: &NewKey<'_>, label: String) -> Result<(u8, SlotBlock)> {
+        slots::make(&self.place(slot), new, label, &SystemEnvironment)
+    }
+
+    fn check_label(&self, label: &str) -> Result<()> {
+        if label.len() > MOST_LABEL {
+            return Err(Error::invalid(format!("the label is too long: bytes={} most={MOST_LABEL}", label.len())));
+        }
+        if label.chars().any(char::is_control) {
+            return Err(Error::invalid("a label has no control characters"));
+        }
+        if !label.is_empty() && label.bytes().all(|byte| byte.is_ascii_digit()) {
+            return Err(Error::invalid("a label is no number: those name slots"));
+        }
+        let taken = |key: &KeyInfo| key.about.as_ref().is_some_and(|about| about.label == label);
+        match self.keys().iter().find(|key| !label.is_empty() && taken(key)) {
+            Some(key) => Err(Error::invalid(format!("key slot {} has this label already", key.slot))),
+            None => Ok(()),
+        }
+    }
+
+    fn replace_passphrase(self, slot: usize, new: &Passphrase, kdf: KdfCost, file: Option<&KeyFile>) -> Result<()> {
+        let both;
+        let key = match (slots::kind_of(&self.header, slot), file) {
+            (KeyKind::Passphrase, _) => NewKey::Passphrase(new, kdf),
+            (KeyKind::KeyFileAndPassphrase, Some(file)) => {
+                both = NewKey::KeyFileAndPassphrase(file, new, kdf);
+                both
+            }
+            (kind, _) => {
+                return Err(Error::invalid(format!(
+                    "key slot {slot} has no passphrase that could be changed: it is a {}; add one with 'lockbox key add'",
+                    kind.name()
+                )));
+            }
+        };
+        let known = self.keys().into_iter().find(|key| usize::from(key.slot) == slot);
+        let label = known.and_then(|key| key.about).map(|about| about.label).unwrap_or_default();
+        let made = self.make(slot, &key, label)?;
+        self.finish(vec![(slot, made)])
+    }
+
+    /// Writes the slots, and a description for the slot that was opened when it has none yet.
+    fn finish(mut self, mut slots: Vec<(usize, (u8, SlotBlock))>) -> Result<()> {
+        let own = self.opened.slot;
+        let described = slots::description(&self.header, own, &self.opened.volume_key).is_some();
+        if let Some(description) = self.opened.own.as_ref().filter(|_| !described)
+            && slots.iter().all(|(slot, _)| *slot != own)
+        {
+            let kind = self.header.framing().slots[own];
+            let mut block = [0; crate::format::BLOCK as usize];
+            block.copy_from_slice(self.header.slot(own));
+            let block = slots::describe(&self.place(own), kind, block, description, &SystemEnvironment)?;
+            slots.push((own, (kind, block)));
+        }
+        let sequence = self.header.framing().sequence;
+        // A crash between the two copies must find the other one whole.
+        self.header.repair(&*self.storage, &self.opened.volume_key)?;
+        self.header.replace_slots(&*self.storage, &slots, &self.opened.volume_key)?;
+        // Both copies have reached the medium (U3).
+        Witness::new(self.volume, sequence + 1, self.looked, self.replace).remember();
+        Ok(())
+    }
+}

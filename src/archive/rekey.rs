@@ -1,0 +1,144 @@
+//! Writes an archive under a new volume key, and wraps that to every key slot that is kept, without the secrets of those.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use super::compact::{self, CompactOptions, CompactReport, CompactStep, Target};
+use super::create::random_key;
+use super::header::{self, Header, empty_slots};
+use super::keys::{KeyAccess, KeyInfo, KeyName, listed};
+use super::open::Unlocked;
+use super::slots::{self, KeyKind, OpenedSlot, Place};
+use super::{Archive, UnlockedKey};
+use crate::crypto::{Prompts, SecretKey};
+use crate::env::{Environment, SystemEnvironment};
+use crate::error::{Error, Result};
+use crate::format::header::{Framing, SLOT_EMPTY};
+
+/// Which keys open the archive afterwards.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum KeepKeys {
+    All,
+    Only(Vec<KeyName>),
+    Drop(Vec<KeyName>),
+}
+
+/// How to write under a new volume key.
+pub struct RekeyOptions<'a> {
+    pub keep: KeepKeys,
+    /// As of a compaction; `seen` is that of the access.
+    pub break_links: bool,
+    /// Only say what would be kept.
+    pub dry_run: bool,
+    /// For the plugins of age recipients.
+    pub prompts: &'a Arc<dyn Prompts>,
+}
+
+/// What became of the keys.
+#[derive(Clone, Debug)]
+pub struct RekeyReport {
+    pub kept: Vec<KeyInfo>,
+    pub dropped: Vec<KeyInfo>,
+    pub sizes: CompactReport,
+}
+
+impl Archive {
+    /// Rewrites the archive under a new volume key, verifies it and puts it in the old one's place, as [`Archive::compact`] does.
+    ///
+    /// # Errors
+    /// As [`Archive::compact`] and [`Archive::unlock_with`]; `Invalid` when nothing would be kept, and when a slot is to be kept to which
+    /// nothing can be wrapped: one of an unknown kind, without a description, or of a plugin that fails. Everything is as it was then.
+    pub fn rekey(
+        path: &Path,
+        access: &KeyAccess<'_>,
+        options: &RekeyOptions<'_>,
+        step: &mut dyn FnMut(CompactStep) -> Result<()>,
+    ) -> Result<RekeyReport> {
+        let header = Header::read(&Unlocked::open(path)?)?;
+        let opened = slots::unlock(&header, access.secrets, &access.limits)?;
+        header.authenticate(&opened.volume_key)?;
+        let (kept, dropped) = choose(&header, &opened, &options.keep)?;
+        let sequence = header.framing().sequence;
+        let key =
+            UnlockedKey { archive: header.framing().archive, volume_key: SecretKey::new(*opened.volume_key.bytes()) };
+        let compaction =
+            CompactOptions { dry_run: options.dry_run, break_links: options.break_links, seen: access.seen.clone() };
+        let mut prepare = |header: &Header, _: &UnlockedKey| {
+            // What was chosen was chosen of this header; nobody changes it any more, since the file is locked.
+            if header.framing().sequence != sequence {
+                return Err(Error::InUse("its keys were changed meanwhile; try again".into()));
+            }
+            target(header, &opened, &kept, options.prompts)
+        };
+        let sizes = compact::rewrite(path, &key, &compaction, &mut prepare, step)?;
+        Ok(RekeyReport { kept, dropped, sizes })
+    }
+}
+
+fn choose(header: &Header, opened: &OpenedSlot, keep: &KeepKeys) -> Result<(Vec<KeyInfo>, Vec<KeyInfo>)> {
+    let keys = listed(header, &opened.volume_key, std::slice::from_ref(opened));
+    let found = |names: &[KeyName]| names.iter().map(|name| name.find(&keys)).collect::<Result<Vec<_>>>();
+    let keeps: Box<dyn Fn(usize) -> bool> = match keep {
+        KeepKeys::All => Box::new(|_| true),
+        KeepKeys::Only(names) => {
+            let slots = found(names)?;
+            Box::new(move |slot| slots.contains(&slot))
+        }
+        KeepKeys::Drop(names) => {
+            let slots = found(names)?;
+            Box::new(move |slot| !slots.contains(&slot))
+        }
+    };
+    let (kept, dropped): (Vec<KeyInfo>, Vec<KeyInfo>) =
+        keys.iter().cloned().partition(|key| keeps(usize::from(key.slot)));
+    if kept.is_empty() {
+        return Err(Error::invalid("no key slot would be kept: nobody could open the archive"));
+    }
+    for key in &kept {
+        if matches!(key.kind, KeyKind::Unknown(_)) {
+            return Err(Error::invalid(format!(
+                "key slot {} is of a kind that this program does not know, and cannot be kept: use --drop {}",
+                key.slot, key.slot
+            )));
+        }
+        if key.about.is_none() {
+            return Err(Error::invalid(format!(
+                "key slot {} was made by an older program, and cannot be kept without its secret: change its passphrase to itself with \
+                 'lockbox passwd' first, or use --drop {}",
+                key.slot, key.slot
+            )));
+        }
+    }
+    Ok((kept, dropped))
+}
+
+fn target(header: &Header, opened: &OpenedSlot, kept: &[KeyInfo], prompts: &Arc<dyn Prompts>) -> Result<Target> {
+    let environment = SystemEnvironment;
+    let archive = header.framing().archive;
+    let volume_key = random_key(&environment)?;
+    let mut blocks = empty_slots();
+    for block in blocks.iter_mut() {
+        environment.fill_random(block)?;
+    }
+    let mut framing = Framing {
+        sequence: header.framing().sequence + 1,
+        commitment: header::commitment(&volume_key, &archive),
+        slots: [SLOT_EMPTY; 32],
+        ..header.framing().clone()
+    };
+    for key in kept {
+        let slot = usize::from(key.slot);
+        let own = opened.own.clone().filter(|_| opened.slot == slot);
+        let description = slots::description(header, slot, &opened.volume_key).or(own);
+        let description = description.ok_or_else(|| Error::damaged(format!("key slot {slot} lost its description")))?;
+        let place = Place { archive: &archive, slot, volume_key: &volume_key };
+        let wrapped = slots::rewrap(&place, header, &description, prompts, &environment);
+        (framing.slots[slot], blocks[slot]) = wrapped.map_err(|error| match error {
+            Error::Invalid(reason) => {
+                Error::invalid(format!("key slot {slot} cannot be kept: {reason}; or use --drop {slot}"))
+            }
+            error => error,
+        })?;
+    }
+    Ok(Target { key: UnlockedKey { archive, volume_key }, framing, slots: blocks })
+}

@@ -1,0 +1,134 @@
+//! Fields of a member's header: checksum, numbers and names, of bytes that anybody may have written.
+
+use tar::Header;
+
+use super::BLOCK;
+use crate::error::{Error, Result};
+
+/// Offsets and lengths.
+type Parts = Vec<(u64, u64)>;
+
+/// A header whose checksum is right, and no more than that.
+pub(super) struct Checked(Header);
+
+impl Checked {
+    /// None when the checksum is wrong.
+    pub(super) fn new(block: &[u8; BLOCK]) -> Option<Checked> {
+        let header = Header::from_byte_slice(block).clone();
+        let stated = number(&header.as_old().cksum)?;
+        // The checksum counts as spaces.
+        let outside = block[..148].iter().chain(&block[156..]);
+        let sum = outside.clone().map(|&byte| i64::from(byte)).sum::<i64>() + 8 * i64::from(b' ');
+        // Some old programs counted bytes as signed.
+        let signed = outside.map(|&byte| i64::from(byte as i8)).sum::<i64>() + 8 * i64::from(b' ');
+        (stated == sum || stated == signed).then_some(Checked(header))
+    }
+
+    pub(super) fn kind(&self) -> u8 {
+        self.0.as_old().linkflag[0]
+    }
+
+    pub(super) fn path(&self) -> Vec<u8> {
+        self.0.path_bytes().into_owned()
+    }
+
+    pub(super) fn link(&self) -> Vec<u8> {
+        self.0.link_name_bytes().unwrap_or_default().into_owned()
+    }
+
+    pub(super) fn mode(&self) -> Result<u32> {
+        in_range(number(&self.0.as_old().mode), "mode")
+    }
+
+    pub(super) fn uid(&self) -> Result<u32> {
+        in_range(number(&self.0.as_old().uid), "owner")
+    }
+
+    pub(super) fn gid(&self) -> Result<u32> {
+        in_range(number(&self.0.as_old().gid), "group")
+    }
+
+    pub(super) fn size(&self) -> Result<u64> {
+        in_range(number(&self.0.as_old().size), "size")
+    }
+
+    pub(super) fn modified(&self) -> Result<i64> {
+        in_range(number(&self.0.as_old().mtime), "time")
+    }
+
+    /// Major and minor number.
+    pub(super) fn device(&self) -> Result<(u32, u32)> {
+        let Some(header) = self.0.as_ustar() else { return self.gnu_device() };
+        Ok((in_range(number(&header.dev_major), "device")?, in_range(number(&header.dev_minor), "device")?))
+    }
+
+    fn gnu_device(&self) -> Result<(u32, u32)> {
+        let header = self.0.as_gnu().ok_or_else(|| Error::invalid("a device without numbers"))?;
+        Ok((in_range(number(&header.dev_major), "device")?, in_range(number(&header.dev_minor), "device")?))
+    }
+
+    /// Parts of a sparse file of GNU tar's old format as far as this header has them, whether more follow, and the whole size.
+    pub(super) fn sparse(&self) -> Result<(Parts, bool, u64)> {
+        let header = self.0.as_gnu().ok_or_else(|| Error::invalid("a sparse file without a map"))?;
+        let parts = header.sparse.iter().map(|part| (&part.offset[..], &part.numbytes[..]));
+        Ok((sparse_parts(parts)?, header.is_extended(), in_range(number(&header.realsize), "size")?))
+    }
+}
+
+/// Parts in a block that continues the map of a sparse file, and whether more follow.
+pub(super) fn sparse_continued(block: &[u8; BLOCK]) -> Result<(Parts, bool)> {
+    let mut more = tar::GnuExtSparseHeader::new();
+    more.as_mut_bytes().copy_from_slice(block);
+    let parts = more.sparse().iter().map(|part| (&part.offset[..], &part.numbytes[..]));
+    Ok((sparse_parts(parts)?, more.is_extended()))
+}
+
+fn sparse_parts<'a>(parts: impl Iterator<Item = (&'a [u8], &'a [u8])>) -> Result<Parts> {
+    parts
+        .take_while(|(offset, _)| offset[0] != 0)
+        .map(|(offset, length)| Ok((in_range(number(offset), "map")?, in_range(number(length), "map")?)))
+        .collect()
+}
+
+/// Octal digits between spaces and NULs (nothing is zero), or GNU tar's big-endian number with a mark in the first byte.
+fn number(field: &[u8]) -> Option<i64> {
+    match field.split_first() {
+        Some((&first, rest)) if first & 0x80 != 0 => {
+            // The bit below the mark is the sign.
+            let start = if first & 0x40 != 0 { i128::from(first as i8) } else { i128::from(first & 0x3f) };
+            // At most 12 bytes.
+            let value = rest.iter().fold(start, |value, &byte| value << 8 | i128::from(byte));
+            i64::try_from(value).ok()
+        }
+        _ => {
+            let end = field.iter().position(|&byte| byte == 0).unwrap_or(field.len());
+            let digits = field[..end].trim_ascii();
+            digits.iter().try_fold(0i64, |value, &byte| match byte {
+                b'0'..=b'7' => value.checked_mul(8)?.checked_add(i64::from(byte - b'0')),
+                _ => None,
+            })
+        }
+    }
+}
+
+fn in_range<T: TryFrom<i64>>(number: Option<i64>, what: &str) -> Result<T> {
+    number.and_then(|number| T::try_from(number).ok()).ok_or_else(|| Error::invalid(format!("its {what} is no number")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_octal_or_binary_with_a_sign() {
+        assert_eq!(number(b"0000644\0"), Some(0o644));
+        assert_eq!(number(b"   644 \0"), Some(0o644));
+        assert_eq!(number(b"\0\0\0\0"), Some(0));
+        assert_eq!(number(b"77777777777 "), Some(0o77_777_777_777));
+        assert_eq!(number(b"\x80\0\0\0\0\0\0\x02\0\0\0\0"), Some(2 << 32));
+        assert_eq!(number(&[0xff; 12]), Some(-1));
+        assert_eq!(number(b"\x80\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff"), None);
+        assert_eq!(number(b"12x"), None);
+        assert_eq!(number(b"89"), None);
+    }
+}

@@ -1,0 +1,65 @@
+//! `lockbox key`: the keys that open an archive.
+
+mod add;
+mod ls;
+mod rekey;
+mod rm;
+
+use std::path::PathBuf;
+
+use lockbox::archive::{KeyInfo, display};
+use serde_json::{Value, json};
+
+use crate::exit::Failure;
+use crate::output::rfc3339;
+use crate::unlocking::UnlockArgs;
+
+/// Add, list, remove and renew the keys that open an archive
+#[derive(clap::Subcommand)]
+pub(crate) enum Command {
+    Add(add::Args),
+    Ls(ls::Args),
+    Rm(rm::Args),
+    Test(ls::TestArgs),
+    Recovery(add::RecoveryArgs),
+    Rekey(rekey::Args),
+}
+
+pub(crate) fn run(command: &Command) -> Result<(), Failure> {
+    match command {
+        Command::Add(args) => add::run(args),
+        Command::Ls(args) => ls::run(args),
+        Command::Rm(args) => rm::run(args),
+        Command::Test(args) => ls::test(args),
+        Command::Recovery(args) => add::recovery(args),
+        Command::Rekey(args) => rekey::run(args),
+    }
+}
+
+/// The archive and what opens it
+#[derive(clap::Args)]
+struct KeyArgs {
+    /// The archive file
+    archive: PathBuf,
+    #[command(flatten)]
+    unlock: UnlockArgs,
+}
+
+fn json_of(key: &KeyInfo) -> Value {
+    let about = key.about.as_ref();
+    json!({
+        "slot": key.slot,
+        "kind": key.kind.name(),
+        "label": about.map(|about| about.label.clone()),
+        "created": about.map(|about| rfc3339(about.created)),
+        "recipient": about.and_then(|about| about.recipient.clone()),
+        "opened": key.opened,
+    })
+}
+
+/// `3 key file "usb stick"`
+fn name_of(key: &KeyInfo) -> String {
+    let label = key.about.as_ref().map(|about| about.label.as_str()).filter(|label| !label.is_empty());
+    let label = label.map(|label| format!(" \"{}\"", display(label.as_bytes()))).unwrap_or_default();
+    format!("{} {}{label}", key.slot, key.kind.name())
+}

@@ -1,0 +1,95 @@
+//! `lockbox key rekey`: writes an archive under a new volume key.
+
+use std::sync::atomic::Ordering;
+
+use indicatif::HumanBytes;
+use lockbox::Error;
+use lockbox::archive::{Archive, CompactStep, KeepKeys, KeyName, RekeyOptions};
+use lockbox::storage::LockMode;
+use serde_json::json;
+
+use super::{KeyArgs, json_of, name_of};
+use crate::compact::stop_on_signals;
+use crate::exit::Failure;
+use crate::opening;
+use crate::output::Output;
+use crate::progress::Bar;
+use crate::prompts;
+use crate::unlocking;
+
+/// Write an archive under a new volume key, so that removed keys are worth nothing for what it holds from now on
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    key: KeyArgs,
+    /// Keep only these keys, by slot or label; may be given several times
+    #[arg(long, value_name = "SLOT", conflicts_with = "drop")]
+    only: Vec<String>,
+    /// Keep all keys but these; may be given several times
+    #[arg(long, value_name = "SLOT")]
+    drop: Vec<String>,
+    /// Only list what would be kept
+    #[arg(long)]
+    dry_run: bool,
+    /// Go on although the file has further names (hard links), which will keep the old file
+    #[arg(long)]
+    break_links: bool,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+    let path = &args.key.archive;
+    opening::probe(path, LockMode::Exclusive)?;
+    let secrets = args.key.unlock.secrets(path)?;
+    let prompts = prompts::terminal();
+    let names = |given: &[String]| given.iter().map(|text| KeyName::parse(text)).collect();
+    let keep = match (&args.only[..], &args.drop[..]) {
+        ([], []) => KeepKeys::All,
+        ([], drop) => KeepKeys::Drop(names(drop)),
+        (only, _) => KeepKeys::Only(names(only)),
+    };
+    let options = RekeyOptions { keep, break_links: args.break_links, dry_run: args.dry_run, prompts: &prompts };
+    let stopped = stop_on_signals()?;
+    let bar = Bar::checking();
+    let done = Archive::rekey(path, &args.key.unlock.access(&secrets), &options, &mut |step| {
+        match step {
+            CompactStep::Copying { done, total } => bar.checked(done, 2 * total),
+            CompactStep::Verifying { done, total } => bar.checked(total + done, 2 * total),
+            _ => {}
+        }
+        if stopped.load(Ordering::Relaxed) && step != CompactStep::Replaced {
+            return Err(Error::invalid("interrupted; the archive is as it was"));
+        }
+        Ok(())
+    });
+    drop(bar);
+    let report = done.map_err(|error| unlocking::failure(path, error))?;
+    let mut out = Output::new();
+    if args.json {
+        out.json(&json!({
+            "dry_run": args.dry_run,
+            "kept": report.kept.iter().map(json_of).collect::<Vec<_>>(),
+            "dropped": report.dropped.iter().map(json_of).collect::<Vec<_>>(),
+            "disk_before": report.sizes.disk_before,
+            "disk_after": report.sizes.disk_after,
+        }))?;
+        return out.finish();
+    }
+    for (what, keys) in [("kept", &report.kept), ("dropped", &report.dropped)] {
+        for key in keys {
+            out.line(&format!("{what:<8} {}", name_of(key)))?;
+        }
+    }
+    if args.dry_run {
+        out.line("Nothing was written.")?;
+    } else {
+        out.line(&format!(
+            "The archive has a new volume key ({} on the disk before, {} after). Copies made before still open with the old keys.",
+            HumanBytes(report.sizes.disk_before),
+            HumanBytes(report.sizes.disk_after)
+        ))?;
+    }
+    out.finish()
+}

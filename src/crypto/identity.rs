@@ -1,0 +1,305 @@
+//! Age recipients and identities: wraps a key-encryption key to a recipient, and finds it again with identities (specification 3.7).
+
+use std::io::{Read, Write};
+use std::sync::Arc;
+
+use age::secrecy::SecretString;
+use age::{Callbacks, DecryptError, Decryptor, EncryptError, Encryptor, IdentityFile, plugin, ssh, tag, tagpq, x25519};
+use zeroize::Zeroizing;
+
+use super::secret::{Passphrase, SecretKey};
+use crate::error::{Error, Result};
+
+/// Most bytes of a file with identities.
+const MOST_IDENTITY_BYTES: usize = 1 << 20;
+/// Most identities that are tried on each slot.
+const MOST_IDENTITIES: usize = 64;
+
+/// What a plugin or a protected identity asks its user, answered by the program. None: nobody can be asked.
+pub trait Prompts: Send + Sync {
+    fn message(&self, text: &str);
+    fn confirm(&self, question: &str, yes: &str, no: Option<&str>) -> Option<bool>;
+    /// Input that others may see.
+    fn public(&self, question: &str) -> Option<String>;
+    /// Input without echo.
+    fn secret(&self, question: &str) -> Option<Passphrase>;
+}
+
+/// Answers nothing.
+pub struct NoPrompts;
+
+impl Prompts for NoPrompts {
+    fn message(&self, _: &str) {}
+
+    fn confirm(&self, _: &str, _: &str, _: Option<&str>) -> Option<bool> {
+        None
+    }
+
+    fn public(&self, _: &str) -> Option<String> {
+        None
+    }
+
+    fn secret(&self, _: &str) -> Option<Passphrase> {
+        None
+    }
+}
+
+/// [`Prompts`] as the age crate calls them; what a plugin says is made harmless for a terminal first.
+#[derive(Clone)]
+struct Asker(Arc<dyn Prompts>);
+
+impl Callbacks for Asker {
+    fn display_message(&self, message: &str) {
+        self.0.message(&printable(message));
+    }
+
+    fn confirm(&self, message: &str, yes: &str, no: Option<&str>) -> Option<bool> {
+        self.0.confirm(&printable(message), &printable(yes), no.map(printable).as_deref())
+    }
+
+    fn request_public_string(&self, description: &str) -> Option<String> {
+        self.0.public(&printable(description))
+    }
+
+    fn request_passphrase(&self, description: &str) -> Option<SecretString> {
+        secret_string(&self.0.secret(&printable(description))?)
+    }
+}
+
+fn secret_string(passphrase: &Passphrase) -> Option<SecretString> {
+    Some(SecretString::from(std::str::from_utf8(passphrase.bytes()).ok()?.to_owned()))
+}
+
+/// One line without control characters.
+fn printable(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(400).collect::<String>().trim().to_owned()
+}
+
+/// Identities that are tried on age slots.
+#[derive(Default)]
+pub struct Identities {
+    all: Vec<Box<dyn age::Identity + Send + Sync>>,
+}
+
+impl Identities {
+    pub fn is_empty(&self) -> bool {
+        self.all.is_empty()
+    }
+
+    /// Adds what an identity file holds: lines of `AGE-SECRET-KEY-1...` and `AGE-PLUGIN-...`, or one OpenSSH private key, whose passphrase
+    /// `prompts` is asked for. `name` is for messages only.
+    ///
+    /// # Errors
+    /// `Invalid` for anything else, a missing plugin and a wrong passphrase; nothing of the content is quoted.
+    pub fn add(&mut self, content: &[u8], name: &str, prompts: &Arc<dyn Prompts>) -> Result<()> {
+        if content.len() > MOST_IDENTITY_BYTES {
+            return Err(Error::invalid(format!("{name}: an identity file has at most 1 MiB")));
+        }
+        if content.starts_with(b"age-encryption.org/") || content.starts_with(b"-----BEGIN AGE") {
+            return Err(Error::invalid(format!(
+                "{name}: the identity file is encrypted; decrypt it with age into a pipe, such as --identity <(age -d FILE)"
+            )));
+        }
+        if content.trim_ascii_start().starts_with(b"-----BEGIN") {
+            self.all.push(Box::new(ssh_identity(content, name, prompts)?));
+        } else {
+            let file = IdentityFile::from_buffer(content)
+                .map_err(|_| Error::invalid(format!("{name}: it has a line that is no age identity")))?;
+            let identities = file.with_callbacks(Asker(prompts.clone())).into_identities();
+            self.all.extend(identities.map_err(|error| Error::invalid(format!("{name}: {}", reason(&error))))?);
+        }
+        match self.all.len() {
+            0 => Err(Error::invalid(format!("{name}: no identity is in it"))),
+            1..=MOST_IDENTITIES => Ok(()),
+            count => Err(Error::invalid(format!("{name}: {count} identities are too many, at most {MOST_IDENTITIES}"))),
+        }
+    }
+
+    /// The key-encryption key in `file`; None when no identity fits.
+    ///
+    /// # Errors
+    /// `Invalid` when an identity or a plugin fails, `Damaged` when the file is none that [`seal`] makes.
+    pub(crate) fn open(&self, file: &[u8]) -> Result<Option<SecretKey>> {
+        let damaged = || Error::damaged("key slot: its age file does not open");
+        let decryptor = Decryptor::new_buffered(file).map_err(|_| damaged())?;
+        let mut failed = None;
+        for identity in &self.all {
+            // Each by itself: one that fails must not keep the next from being tried.
+            let Ok(decryptor) = Decryptor::new_buffered(file) else { break };
+            match decryptor.decrypt(std::iter::once(&**identity as &dyn age::Identity)) {
+                Ok(reader) => return read_key(reader).map(Some).ok_or_else(damaged),
+                Err(DecryptError::NoMatchingKeys) => {}
+                Err(error) => {
+                    failed = failed.or(Some(Error::invalid(format!("an identity failed: {}", reason(&error)))))
+                }
+            }
+        }
+        drop(decryptor);
+        failed.map_or(Ok(None), Err)
+    }
+}
+
+fn read_key(mut reader: impl Read) -> Option<SecretKey> {
+    let mut key = Zeroizing::new([0; 32]);
+    reader.read_exact(&mut *key).ok()?;
+    // The last piece is authenticated when its end is reached.
+    (reader.read(&mut [0]).ok()? == 0).then(|| SecretKey::new(*key))
+}
+
+fn ssh_identity(content: &[u8], name: &str, prompts: &Arc<dyn Prompts>) -> Result<ssh::Identity> {
+    let identity = ssh::Identity::from_buffer(content, Some(name.to_owned()))
+        .map_err(|_| Error::invalid(format!("{name}: it is no OpenSSH private key")))?;
+    match identity {
+        ssh::Identity::Unencrypted(_) => Ok(identity),
+        // Now, once: the crate would ask for every line of every slot.
+        ssh::Identity::Encrypted(key) => {
+            let asked = prompts.secret(&format!("Passphrase of the SSH key {name}: "));
+            let passphrase = asked.as_ref().and_then(secret_string);
+            let passphrase = passphrase.ok_or_else(|| {
+                Error::invalid(format!(
+                    "{name}: the SSH key is protected, and nobody could be asked for its passphrase"
+                ))
+            })?;
+            let opened = key.decrypt(passphrase);
+            let opened = opened.map_err(|_| Error::invalid(format!("{name}: wrong passphrase of the SSH key")))?;
+            Ok(ssh::Identity::Unencrypted(opened))
+        }
+        ssh::Identity::Unsupported(_) => Err(Error::invalid(format!(
+            "{name}: this kind of SSH key cannot be used: RSA and Ed25519 keys in OpenSSH's format can"
+        ))),
+    }
+}
+
+/// Whom a slot is sealed to.
+pub struct Recipient {
+    kind: Kind,
+    text: String,
+}
+
+enum Kind {
+    X25519(x25519::Recipient),
+    Tag(tag::Recipient),
+    TagPq(Box<tagpq::Recipient>),
+    Ssh(Box<ssh::Recipient>),
+    Plugin(plugin::Recipient),
+}
+
+impl Recipient {
+    /// # Errors
+    /// `Invalid` saying what can be a recipient; secrets that are given by mistake are not quoted.
+    pub fn parse(text: &str) -> Result<Recipient> {
+        let text = text.trim();
+        if text.starts_with("AGE-SECRET-KEY-") || text.starts_with("AGE-PLUGIN-") {
+            return Err(Error::invalid("this is an identity, which is secret: give the recipient (age1...) instead"));
+        }
+        if text.starts_with("ssh-") || text.starts_with("ecdsa-") || text.starts_with("sk-") {
+            return ssh_recipient(text);
+        }
+        let kind = if let Ok(recipient) = text.parse::<x25519::Recipient>() {
+            Kind::X25519(recipient)
+        } else if let Ok(recipient) = text.parse::<tag::Recipient>() {
+            Kind::Tag(recipient)
+        } else if let Ok(recipient) = text.parse::<tagpq::Recipient>() {
+            Kind::TagPq(Box::new(recipient))
+        } else if let Ok(recipient) = text.parse::<plugin::Recipient>() {
+            Kind::Plugin(recipient)
+        } else {
+            return Err(Error::invalid(
+                "no age recipient: it begins with age1, or is an SSH public key (ssh-ed25519 or ssh-rsa)",
+            ));
+        };
+        Ok(Recipient { kind, text: text.to_owned() })
+    }
+
+    /// As it is stored, without a comment.
+    pub fn text(&self) -> &str {
+        &self.text
+    }
+
+    /// Whether somebody who knows the recipient sees in a copy of the archive that it may open it.
+    pub fn shows(&self) -> bool {
+        !matches!(self.kind, Kind::X25519(_))
+    }
+
+    /// An age file with `key`.
+    ///
+    /// # Errors
+    /// `Invalid` when a plugin is missing or fails.
+    pub(crate) fn seal(&self, key: &SecretKey, prompts: &Arc<dyn Prompts>) -> Result<Vec<u8>> {
+        let failed = |error: EncryptError| Error::invalid(format!("cannot seal to the recipient: {}", refusal(&error)));
+        match &self.kind {
+            Kind::X25519(recipient) => seal_to(recipient, key),
+            Kind::Tag(recipient) => seal_to(recipient, key),
+            Kind::TagPq(recipient) => seal_to(&**recipient, key),
+            Kind::Ssh(recipient) => seal_to(&**recipient, key),
+            Kind::Plugin(recipient) => {
+                let all = std::slice::from_ref(recipient);
+                plugin::RecipientPluginV1::new(recipient.plugin(), all, &[], Asker(prompts.clone()))
+                    .map_err(EncryptError::PluginResolve)
+                    .and_then(|plugin| seal_to(&plugin, key))
+            }
+        }
+        .map_err(failed)
+    }
+}
+
+fn seal_to(recipient: &dyn age::Recipient, key: &SecretKey) -> std::result::Result<Vec<u8>, EncryptError> {
+    let mut out = Vec::new();
+    let mut writer = Encryptor::with_recipients(std::iter::once(recipient))?.wrap_output(&mut out)?;
+    writer.write_all(key.bytes())?;
+    writer.finish()?;
+    Ok(out)
+}
+
+fn ssh_recipient(text: &str) -> Result<Recipient> {
+    let refused = |why: &str| Error::invalid(format!("no SSH recipient: {why}"));
+    match text.parse::<ssh::Recipient>() {
+        Ok(recipient) => Ok(Recipient { text: recipient.to_string(), kind: Kind::Ssh(Box::new(recipient)) }),
+        Err(ssh::ParseRecipientKeyError::RsaModulusTooLarge) => Err(refused("the RSA key is too large")),
+        Err(ssh::ParseRecipientKeyError::RsaModulusTooSmall) => Err(refused("RSA keys below 2048 bits are weak")),
+        Err(ssh::ParseRecipientKeyError::Unsupported(kind)) => {
+            Err(refused(&format!("keys of type {} cannot be sealed to; ssh-ed25519 and ssh-rsa can", printable(&kind))))
+        }
+        Err(_) => Err(refused("the public key is malformed")),
+    }
+}
+
+/// One sentence, in the program's words: the crate's are several lines.
+fn reason(error: &DecryptError) -> String {
+    match error {
+        DecryptError::PluginResolve(error) => missing(error),
+        DecryptError::Plugin(errors) => errors.first().map_or_else(|| "the plugin failed".to_owned(), said),
+        DecryptError::Io(error) => died(error),
+        DecryptError::KeyDecryptionFailed => "the identity is protected, and its passphrase is wrong or missing".into(),
+        _ => "it does not open what is sealed to it".into(),
+    }
+}
+
+fn refusal(error: &EncryptError) -> String {
+    match error {
+        EncryptError::PluginResolve(error) => missing(error),
+        EncryptError::Plugin(errors) => errors.first().map_or_else(|| "the plugin failed".to_owned(), said),
+        EncryptError::Io(error) => died(error),
+        _ => "the recipient refuses".into(),
+    }
+}
+
+fn missing(error: &plugin::ResolveError) -> String {
+    match error {
+        plugin::ResolveError::MissingPlugin { binary_name } => {
+            format!("{binary_name} is not installed, or not in PATH")
+        }
+        _ => "the name of the plugin is malformed".into(),
+    }
+}
+
+fn said(error: &impl std::fmt::Display) -> String {
+    printable(&error.to_string())
+}
+
+fn died(error: &std::io::Error) -> String {
+    match error.kind() {
+        std::io::ErrorKind::ConnectionAborted | std::io::ErrorKind::BrokenPipe => "the plugin ended early".into(),
+        _ => printable(&format!("the plugin failed: {error}")),
+    }
+}

@@ -1,0 +1,42 @@
+//! What an open archive holds in memory and on the host, told without waiting for either.
+
+use crate::error::CacheUse;
+use crate::format::{BLOCK, Ino};
+use crate::fs::{FileSystem, Usage};
+
+impl FileSystem {
+    /// Figures for an operator. Asks nothing of the host and waits for no lock that is held while the host works.
+    pub fn usage(&self) -> Usage {
+        let (cells, heads) = self.volume.pager().cache_use();
+        let blocks = self.volume.blocks_unless_busy();
+        Usage {
+            cells,
+            heads,
+            nodes: self.volume.store().usage(),
+            dirty_bytes: self.dirty_bytes(),
+            map_bytes: blocks.as_ref().map_or(0, |(_, memory)| *memory),
+            file_bytes: blocks.as_ref().map(|(blocks, _)| blocks.total.saturating_mul(BLOCK)),
+            used_bytes: blocks.as_ref().map(|(blocks, _)| blocks.taken.saturating_mul(BLOCK)),
+            latched: self.volume.pager().latch().reason().map(str::to_owned),
+        }
+    }
+
+    /// The highest inode number that was ever given out.
+    pub fn newest_inode(&self) -> Ino {
+        Ino(self.volume.state().counters.next_ino.saturating_sub(1))
+    }
+
+    /// Forgets what was decrypted and is not changed: pages of files, heads and nodes of trees.
+    pub fn forget_plaintext(&self) {
+        self.volume.pager().forget_data();
+        self.volume.store().clear();
+    }
+}
+
+impl Usage {
+    /// What counts against the cap of memory, in bytes.
+    pub fn memory(&self) -> u64 {
+        let cache = |cache: &CacheUse| cache.bytes;
+        cache(&self.cells) + cache(&self.heads) + cache(&self.nodes) + self.dirty_bytes + self.map_bytes
+    }
+}
