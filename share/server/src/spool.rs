@@ -114,6 +114,24 @@ impl Spool {
         Ok(())
     }
 
+    /// Finished payloads that were written longer ago than `age`.
+    ///
+    /// # Errors
+    /// `Unavailable`.
+    pub(crate) fn older_than(&self, age: Duration) -> Result<Vec<[u8; 16]>> {
+        let mut found = Vec::new();
+        for entry in fs::read_dir(&self.directory).map_err(refused)? {
+            let entry = entry.map_err(refused)?;
+            let Some(id) = id_of(&entry.file_name().to_string_lossy()) else { continue };
+            // Removed meanwhile: nothing to do.
+            let Ok(modified) = entry.metadata().and_then(|meta| meta.modified()) else { continue };
+            if SystemTime::now().duration_since(modified).is_ok_and(|old| old >= age) {
+                found.push(id);
+            }
+        }
+        Ok(found)
+    }
+
     /// Removes files that are older than any share can be: what a store on another machine forgot to remove.
     pub(crate) fn forget_abandoned(&self) {
         let Ok(entries) = fs::read_dir(&self.directory) else { return };
@@ -199,12 +217,19 @@ impl Drop for Deposit {
     }
 }
 
-fn name(id: &[u8; 16]) -> String {
+/// The name of a payload's file.
+pub(crate) fn name(id: &[u8; 16]) -> String {
     id.iter().fold(String::with_capacity(32), |mut text, byte| {
         // Writing to a string cannot fail.
         let _ = write!(text, "{byte:02x}");
         text
     })
+}
+
+/// The payload whose file has this name.
+fn id_of(name: &str) -> Option<[u8; 16]> {
+    let number = u128::from_str_radix(name, 16).ok().filter(|_| name.len() == 32)?;
+    Some(number.to_be_bytes())
 }
 
 fn refused(error: io::Error) -> StoreError {

@@ -23,9 +23,15 @@ use super::{
     Auth, ClaimId, Claimed, Created, Figures, Finish, Info, Lease, LeaseToken, NewShare, OwnerToken, Pending, Periods,
     Result, ShareStore, StoreError, check, random,
 };
+use crate::spool::Spool;
 
+mod payloads;
+mod server;
 #[cfg(test)]
 mod tests;
+
+use payloads::payload_name;
+use server::{connect, open, promise, shared_secret, unavailable};
 
 /// Connections, each with a thread.
 const CONNECTIONS: usize = 4;
@@ -42,7 +48,10 @@ const PLACE: Place = Place { nonce: 0, at: 0 };
 
 /// Writes when nobody else did since. The version holds the time of creation, so that a handle that is used again differs.
 const COMPARE_AND_SET: &str = "if (redis.call('HGET', KEYS[1], 'v') or '') ~= ARGV[1] then return 0 end \
-    redis.call('HSET', KEYS[1], 'v', ARGV[2], 'r', ARGV[3]) redis.call('PEXPIRE', KEYS[1], ARGV[4]) return 1";
+    redis.call('HSET', KEYS[1], 'v', ARGV[2], 'r', ARGV[3]) redis.call('PEXPIRE', KEYS[1], ARGV[4]) \
+    local payload = tonumber(ARGV[5]) \
+    if payload > 0 then redis.call('SET', KEYS[2], '1', 'PX', payload) elseif payload == 0 then redis.call('DEL', KEYS[2]) end \
+    return 1";
 
 /// Where the server is and what is asked of it.
 pub struct ValkeySettings {
@@ -65,6 +74,8 @@ struct Inner {
     client: redis::Client,
     queue: Mutex<Queue>,
     wanted: Condvar,
+    /// The store is being closed.
+    ended: Condvar,
     clock: StoreClock,
     periods: Periods,
     secret: [u8; 16],
@@ -107,6 +118,8 @@ struct Write {
     version: String,
     record: Vec<u8>,
     milliseconds: u64,
+    /// The name that stands for the payload, and how long it is needed.
+    payload: Option<(String, u64)>,
 }
 
 /// A request under way.
@@ -148,6 +161,9 @@ impl<T: Send> Job for Request<T> {
             version: format!("{}-{}", share.created.0, share.version),
             record,
             milliseconds: share.audit_until(&inner.periods).0.saturating_sub(now.0) + SLACK_MS,
+            payload: share.payload.map(|payload| {
+                (payload_name(&payload.id), share.content_until(&inner.periods).0.saturating_sub(now.0))
+            }),
         })
     }
 
@@ -188,6 +204,7 @@ impl ValkeyStore {
             client,
             queue: Mutex::default(),
             wanted: Condvar::new(),
+            ended: Condvar::new(),
             clock: StoreClock::fresh(Arc::clone(&settings.clock)),
             periods: settings.periods,
             secret,
@@ -205,9 +222,29 @@ impl ValkeyStore {
         Ok(ValkeyStore { inner, threads })
     }
 
+    /// Has a thread remove payloads that no share needs. Daemons that serve the same links share this directory as well.
+    ///
+    /// # Errors
+    /// `Unavailable` when there can be no thread.
+    pub fn look_after(&mut self, spool: Arc<Spool>) -> Result<()> {
+        let inner = Arc::clone(&self.inner);
+        let builder = std::thread::Builder::new().name("spool".into()).stack_size(256 * 1024);
+        let thread = builder.spawn(move || inner.look_after(&spool));
+        self.threads.push(thread.map_err(|error| StoreError::Unavailable(error.to_string()))?);
+        Ok(())
+    }
+
+    /// Removes payloads older than `young` that no share needs. A thread does it all the time.
+    ///
+    /// # Errors
+    /// `Unavailable`.
+    pub fn sweep_spool(&self, spool: &Spool, young: Duration) -> Result<()> {
+        self.inner.sweep_spool(spool, young)
+    }
+
     fn ask<T: Send + 'static>(&self, key: Key, decide: Decide<T>) -> Pending<T> {
         let (sender, receiver) = oneshot::channel();
-        let name = key.0.iter().fold(String::from("lockbox:share:"), |name, byte| name + &format!("{byte:02x}"));
+        let name = format!("lockbox:share:{}", crate::spool::name(&key.0));
         let job = Box::new(Request { key, name, decide, answer: None, sender });
         self.inner.queue.lock().jobs.push_back(job);
         self.inner.wanted.notify_one();
@@ -242,6 +279,7 @@ impl Drop for ValkeyStore {
     fn drop(&mut self) {
         self.inner.queue.lock().stopped = true;
         self.inner.wanted.notify_all();
+        self.inner.ended.notify_all();
         for thread in self.threads.drain(..) {
             let _ = thread.join();
         }
@@ -321,8 +359,12 @@ impl Inner {
             let stored = version.zip(record).and_then(|(version, record)| read(version, &record));
             let write = job.decide(self, stored);
             if let Some(write) = &write {
-                writes.cmd("EVAL").arg(COMPARE_AND_SET).arg(1).arg(job.name());
-                writes.arg(&write.expected).arg(&write.version).arg(&write.record).arg(write.milliseconds);
+                let (payload, needed) = match &write.payload {
+                    Some((name, needed)) => (name.as_str(), i64::try_from(*needed).unwrap_or(i64::MAX)),
+                    None => (job.name(), -1),
+                };
+                writes.cmd("EVAL").arg(COMPARE_AND_SET).arg(2).arg(job.name()).arg(payload);
+                writes.arg(&write.expected).arg(&write.version).arg(&write.record).arg(write.milliseconds).arg(needed);
             }
             decided.push(write.is_some());
         }
@@ -359,49 +401,6 @@ fn read(version: Vec<u8>, record: &[u8]) -> Option<Stored> {
         Content::At(_) | Content::Nowhere => Bytes::new(),
     };
     Some(Stored { version, share: record.share, capsule })
-}
-
-fn connect(client: &redis::Client) -> std::result::Result<redis::Connection, redis::RedisError> {
-    let connection = client.get_connection_with_timeout(TIMEOUT)?;
-    // WAITAOF itself may take its whole time.
-    connection.set_read_timeout(Some(TIMEOUT * 2))?;
-    connection.set_write_timeout(Some(TIMEOUT))?;
-    Ok(connection)
-}
-
-fn open(client: &redis::Client) -> Result<redis::Connection> {
-    connect(client).map_err(unavailable)
-}
-
-fn unavailable(error: redis::RedisError) -> StoreError {
-    StoreError::Unavailable(format!("the store's server: {error}"))
-}
-
-/// How the server can make a change durable before its reply.
-fn promise(connection: &mut redis::Connection) -> Result<Promise> {
-    let waited: std::result::Result<(u64, u64), _> = redis::cmd("WAITAOF").arg(1).arg(0).arg(1000).query(connection);
-    if waited.is_ok() {
-        return Ok(Promise::Wait);
-    }
-    let mut setting = |name: &str| -> Result<String> {
-        let answer: Vec<String> = redis::cmd("CONFIG").arg("GET").arg(name).query(connection).map_err(unavailable)?;
-        Ok(answer.into_iter().nth(1).unwrap_or_default())
-    };
-    if setting("appendonly")? == "yes" && setting("appendfsync")? == "always" {
-        return Ok(Promise::Always);
-    }
-    Err(StoreError::Unavailable(
-        "durability commit needs a server with WAITAOF, or with appendonly yes and appendfsync always".into(),
-    ))
-}
-
-/// The key of handles, which the first daemon makes for all.
-fn shared_secret(connection: &mut redis::Connection) -> Result<[u8; 16]> {
-    let fresh: [u8; 16] = random()?;
-    let name = "lockbox:share:secret";
-    redis::cmd("SETNX").arg(name).arg(&fresh[..]).query::<bool>(connection).map_err(unavailable)?;
-    let kept: Vec<u8> = redis::cmd("GET").arg(name).query(connection).map_err(unavailable)?;
-    kept.try_into().map_err(|_| StoreError::Unavailable(format!("{name} on the store's server has been changed")))
 }
 
 impl ShareStore for ValkeyStore {

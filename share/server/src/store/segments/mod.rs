@@ -72,6 +72,10 @@ const MAGIC: &[u8; 8] = b"LBXSHS1\0";
 /// The record of the decoy, as long as that of a usual capsule.
 const DECOY_CAPSULE: usize = 512;
 
+/// The index of a million live shares fits, with room for what is consumed meanwhile; what is not used is not touched. With a quarter
+/// of it flows were at 0.7 of those of an empty store, because most pages came through a system call.
+const CACHE: usize = 32 << 20;
+
 /// How a store is opened.
 #[derive(Clone)]
 pub struct Settings {
@@ -92,7 +96,7 @@ impl Default for Settings {
             durability: Durability::Commit,
             periods: Periods::default(),
             spool_capacity: 10 << 30,
-            cache: 8 << 20,
+            cache: CACHE,
             background: Some(Duration::from_secs(1)),
             clock: Arc::new(SystemClock),
         }

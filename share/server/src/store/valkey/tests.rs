@@ -5,7 +5,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Instant;
 
 use super::super::clock::manual::ManualClock;
-use super::super::conformance::{Subject, auth, handle, id, small, suite};
+use super::super::conformance::{Subject, auth, handle, id, owner, small, suite};
 use super::*;
 
 /// A server that ends with the test.
@@ -134,4 +134,30 @@ fn a_server_that_cannot_promise_is_refused_in_mode_commit() {
     let bad = ValkeySettings { url: "valkey://:secret@localhost/".into(), ..settings };
     let refused = ValkeyStore::connect(&bad).err().unwrap();
     assert!(matches!(refused, StoreError::Invalid(_)) && !refused.to_string().contains("secret@"), "{refused}");
+}
+
+#[test]
+fn payloads_that_no_share_needs_leave_the_spool() {
+    let server = Server::start(&[]);
+    let clock = Arc::new(ManualClock::new());
+    let store = ValkeyStore::connect(&server.settings(Durability::None, clock, Periods::default())).unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    let spool = Spool::open(directory.path(), 10_000).unwrap();
+    let payload = || {
+        let mut deposit = spool.begin().unwrap();
+        deposit.write(&[4; 1000]).unwrap();
+        Some(deposit.finish().wait().unwrap())
+    };
+    for number in 0..3 {
+        store.create(handle(number), NewShare { payload: payload(), ..small(number) }).wait().unwrap();
+    }
+    // Its share was never made.
+    payload();
+    store.revoke(handle(1), &owner(1)).wait().unwrap();
+    store.sweep_spool(&spool, Duration::from_secs(3600)).unwrap();
+    assert_eq!(spool.bytes(), 4000, "what is young stays");
+    store.sweep_spool(&spool, Duration::ZERO).unwrap();
+    assert_eq!(spool.bytes(), 2000);
+    let lease = store.claim(handle(2), &auth(2), id(1)).wait().unwrap().lease.unwrap();
+    assert!(spool.read(&lease.payload).is_ok());
 }

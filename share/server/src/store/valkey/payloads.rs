@@ -1,0 +1,55 @@
+//! Removes from the spool what no share on the server needs any more.
+
+use std::time::Duration;
+
+use super::Inner;
+use super::server::{open, unavailable};
+use crate::spool::{self, Spool};
+use crate::store::Result;
+
+/// How often payloads that no share needs are looked for.
+const SPOOL_SWEEP: Duration = Duration::from_secs(30);
+/// A payload is younger than its share: it is not looked for before the share must be there.
+const YOUNG: Duration = Duration::from_secs(600);
+
+impl Inner {
+    /// What the thread does until the store is closed.
+    pub(super) fn look_after(&self, spool: &Spool) {
+        loop {
+            {
+                let mut queue = self.queue.lock();
+                if !queue.stopped {
+                    self.ended.wait_for(&mut queue, SPOOL_SWEEP);
+                }
+                if queue.stopped {
+                    return;
+                }
+            }
+            if let Err(error) = self.sweep_spool(spool, YOUNG) {
+                tracing::warn!("the spool was not swept: {error}");
+            }
+        }
+    }
+
+    pub(super) fn sweep_spool(&self, spool: &Spool, young: Duration) -> Result<()> {
+        let ids = spool.older_than(young)?;
+        if ids.is_empty() {
+            return Ok(());
+        }
+        let mut connection = open(&self.client)?;
+        for ids in ids.chunks(1000) {
+            let mut asked = redis::Pipeline::with_capacity(ids.len());
+            for id in ids {
+                asked.cmd("EXISTS").arg(payload_name(id));
+            }
+            let needed: Vec<bool> = asked.query(&mut connection).map_err(unavailable)?;
+            ids.iter().zip(needed).filter(|(_, needed)| !needed).for_each(|(id, _)| spool.remove(id));
+        }
+        Ok(())
+    }
+}
+
+/// Stands on the server as long as the payload is needed.
+pub(super) fn payload_name(id: &[u8; 16]) -> String {
+    format!("lockbox:payload:{}", spool::name(id))
+}

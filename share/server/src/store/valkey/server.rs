@@ -1,0 +1,47 @@
+//! The server that keeps the shares: reaching it, and what it can promise.
+
+use super::{Promise, TIMEOUT};
+use crate::store::{Result, StoreError, random};
+
+pub(super) fn connect(client: &redis::Client) -> std::result::Result<redis::Connection, redis::RedisError> {
+    let connection = client.get_connection_with_timeout(TIMEOUT)?;
+    // WAITAOF itself may take its whole time.
+    connection.set_read_timeout(Some(TIMEOUT * 2))?;
+    connection.set_write_timeout(Some(TIMEOUT))?;
+    Ok(connection)
+}
+
+pub(super) fn open(client: &redis::Client) -> Result<redis::Connection> {
+    connect(client).map_err(unavailable)
+}
+
+pub(super) fn unavailable(error: redis::RedisError) -> StoreError {
+    StoreError::Unavailable(format!("the store's server: {error}"))
+}
+
+/// How the server can make a change durable before its reply.
+pub(super) fn promise(connection: &mut redis::Connection) -> Result<Promise> {
+    let waited: std::result::Result<(u64, u64), _> = redis::cmd("WAITAOF").arg(1).arg(0).arg(1000).query(connection);
+    if waited.is_ok() {
+        return Ok(Promise::Wait);
+    }
+    let mut setting = |name: &str| -> Result<String> {
+        let answer: Vec<String> = redis::cmd("CONFIG").arg("GET").arg(name).query(connection).map_err(unavailable)?;
+        Ok(answer.into_iter().nth(1).unwrap_or_default())
+    };
+    if setting("appendonly")? == "yes" && setting("appendfsync")? == "always" {
+        return Ok(Promise::Always);
+    }
+    Err(StoreError::Unavailable(
+        "durability commit needs a server with WAITAOF, or with appendonly yes and appendfsync always".into(),
+    ))
+}
+
+/// The key of handles, which the first daemon makes for all.
+pub(super) fn shared_secret(connection: &mut redis::Connection) -> Result<[u8; 16]> {
+    let fresh: [u8; 16] = random()?;
+    let name = "lockbox:share:secret";
+    redis::cmd("SETNX").arg(name).arg(&fresh[..]).query::<bool>(connection).map_err(unavailable)?;
+    let kept: Vec<u8> = redis::cmd("GET").arg(name).query(connection).map_err(unavailable)?;
+    kept.try_into().map_err(|_| StoreError::Unavailable(format!("{name} on the store's server has been changed")))
+}
