@@ -1,0 +1,3 @@
+//! Speaks HTTP with owners and claimants.
+
+pub mod range;
