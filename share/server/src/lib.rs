@@ -5,3 +5,4 @@
 pub mod http;
 pub mod limiter;
 pub mod metrics;
+pub mod store;
