@@ -5,4 +5,5 @@
 pub mod http;
 pub mod limiter;
 pub mod metrics;
+pub mod spool;
 pub mod store;

@@ -60,6 +60,29 @@ impl StoreClock {
         StoreClock { clock, base }
     }
 
+    /// Time that goes on from where an earlier process saved it. In the same run of the machine that is exact, whatever was done
+    /// to its clock. After a restart of the machine the wall clock's difference counts, and never less than nothing: a clock that
+    /// was set meanwhile cannot be told from time that went by.
+    pub fn resume(clock: std::sync::Arc<dyn Clock>, saved: &str) -> Option<StoreClock> {
+        let mut parts = saved.split_whitespace();
+        let mut number = || parts.next()?.parse::<u64>().ok();
+        let (time, steady, wall) = (number()?, number()?, number()?);
+        let now = clock.steady();
+        let gone = if parts.next()? == clock.boot() && now >= steady {
+            now - steady
+        } else {
+            clock.wall().0.saturating_sub(wall)
+        };
+        let base = time.saturating_add(gone).saturating_sub(now);
+        Some(StoreClock { clock, base })
+    }
+
+    /// What [`StoreClock::resume`] reads.
+    pub fn saved(&self) -> String {
+        let steady = self.clock.steady();
+        format!("{} {} {} {}\n", self.base.saturating_add(steady), steady, self.clock.wall().0, self.clock.boot())
+    }
+
     pub fn now(&self) -> Time {
         Time(self.base.saturating_add(self.clock.steady()))
     }
@@ -107,7 +130,6 @@ pub(crate) mod manual {
         }
 
         /// The machine starts anew: steady time begins again, and `away` goes by on the wall.
-        #[allow(dead_code)] // for stores that last longer than a process
         pub(crate) fn reboot(&self, away: Duration) {
             self.steady.store(1_000, Ordering::SeqCst);
             self.wall.fetch_add(away.as_millis() as u64, Ordering::SeqCst);

@@ -22,6 +22,7 @@ pub(crate) struct Subject {
 }
 
 type Make<'a> = &'a dyn Fn(Periods) -> Subject;
+type Case = fn(Make<'_>);
 
 pub(crate) const MINUTE: Duration = Duration::from_secs(60);
 pub(crate) const DAY_MS: i64 = 24 * 3600 * 1000;
@@ -64,7 +65,7 @@ pub(crate) fn large(number: u64) -> NewShare {
 
 /// Runs all cases.
 pub(crate) fn suite(make: Make<'_>) {
-    let cases: [(&str, fn(Make<'_>)); 19] = [
+    let cases: [(&str, Case); 19] = [
         ("what was deposited is given once", what_was_deposited_is_given_once),
         ("a repeated claim gets the same answer", a_repeated_claim_gets_the_same_answer),
         ("a handle is taken once", a_handle_is_taken_once),

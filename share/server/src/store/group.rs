@@ -92,6 +92,12 @@ impl Group {
         Some(Ticket { group: Arc::clone(self), epoch, waiting: None })
     }
 
+    /// A ticket for everything that was noted until now.
+    pub fn ticket_for_all(self: &Arc<Self>) -> Option<Ticket> {
+        let next = self.state.lock().next;
+        self.ticket(next)
+    }
+
     /// # Errors
     /// `Unavailable` after a failed barrier (Store rule 9).
     pub fn check(&self) -> Result<()> {

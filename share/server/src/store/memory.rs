@@ -75,12 +75,8 @@ impl ShareStore for MemoryStore {
     }
 
     fn claim(&self, handle: Handle, auth: &Auth, id: ClaimId) -> Pending<Claimed> {
-        let token = match random() {
-            Ok(token) => LeaseToken(token),
-            Err(error) => return Pending::ready(Err(error)),
-        };
         self.with(handle, |share, capsule| {
-            let step = share.claim(auth, id, &self.clock, &self.periods, token)?;
+            let step = share.claim(auth, id, &self.clock, &self.periods, || random().map(LeaseToken))?;
             Ok(share.claimed(&step, capsule.clone(), &self.clock))
         })
     }

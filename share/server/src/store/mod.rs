@@ -42,10 +42,15 @@ pub mod cell;
 pub mod clock;
 #[cfg(test)]
 mod conformance;
+pub mod disk;
 pub mod group;
 pub mod memory;
 mod pending;
+mod record;
+pub mod segments;
 mod share;
+#[cfg(any(test, fuzzing))]
+mod simulated;
 
 pub use pending::Pending;
 
@@ -390,6 +395,11 @@ pub fn random_handle(routing: u8, digits: u32) -> Result<Handle> {
                 .ok_or(StoreError::Invalid("a handle has a routing digit and 6 to 12 random digits"));
         }
     }
+}
+
+/// A name that nobody guesses.
+pub(crate) fn random_id() -> Result<[u8; 16]> {
+    random()
 }
 
 fn random<const N: usize>() -> Result<[u8; N]> {

@@ -83,7 +83,7 @@ impl Share {
         id: ClaimId,
         clock: &StoreClock,
         periods: &Periods,
-        fresh: LeaseToken,
+        fresh: impl FnOnce() -> Result<LeaseToken>,
     ) -> Result<Step> {
         self.prove(auth)?;
         let now = clock.now();
@@ -97,7 +97,13 @@ impl Share {
         if self.expires <= now {
             return Err(StoreError::Expired { at: clock.wall(self.expires) });
         }
-        let lease = self.payload.map(|_| (fresh, now.after(periods.first_lease)));
+        if self.cell.left() == 0 {
+            return Err(self.taken(clock));
+        }
+        let lease = match self.payload {
+            Some(_) => Some((fresh()?, now.after(periods.first_lease))),
+            None => None,
+        };
         match self.cell.take(id, now, lease) {
             Some(slot) => {
                 self.version += 1;
@@ -288,6 +294,12 @@ impl Share {
             Slot::Ended(ended) => ended.claimed.after(periods.repeat),
         });
         needs.max().unwrap_or(Time(0))
+    }
+
+    /// Something may still be claimed or downloaded, now or after a rearm. Its end is the death of the content, but for repeats.
+    pub(crate) fn live(&self) -> bool {
+        self.revoked.is_none()
+            && self.cell.slots().iter().any(|s| !matches!(s, Slot::Ended(Ended { completed: true, .. })))
     }
 
     /// From when on nothing is known of the share.
