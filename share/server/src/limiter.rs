@@ -98,6 +98,15 @@ impl Limiter {
         self.admit_at(client, cost, self.now())
     }
 
+    /// Takes back what [`Limiter::admit`] counted.
+    pub fn give_back(&self, client: Client, cost: u32) {
+        if self.rates.per_minute != 0 && client != Client::Local {
+            let credit = u64::from(cost) * self.interval();
+            // At least 1: zero is an empty slot.
+            self.with_bucket(client, |slot| slot.full_at = slot.full_at.saturating_sub(credit).max(1));
+        }
+    }
+
     /// As [`Limiter::admit`], for a request that may turn out to be a guess.
     ///
     /// # Errors
@@ -294,6 +303,16 @@ mod tests {
         let client = address("192.0.2.1");
         assert!(limiter.admit_at(client, 100, SECOND).is_ok());
         assert!(limiter.admit_at(client, 1, SECOND).is_err());
+    }
+
+    #[test]
+    fn what_is_given_back_was_not_counted() {
+        let limiter = limiter();
+        let client = address("192.0.2.1");
+        for _ in 0..1000 {
+            assert!(limiter.admit(client, 1).is_ok());
+            limiter.give_back(client, 1);
+        }
     }
 
     #[test]
