@@ -2,5 +2,8 @@
 
 #![forbid(unsafe_code)]
 
+pub mod http;
+pub mod limiter;
+pub mod metrics;
 pub mod spool;
 pub mod store;

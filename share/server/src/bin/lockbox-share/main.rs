@@ -6,8 +6,11 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
+mod bench_http;
 mod bench_store;
 mod compact;
+mod doctor;
+mod serve;
 
 /// Serve one-time links to sealed files
 #[derive(Parser)]
@@ -19,14 +22,32 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
+    Serve(Box<serve::Serve>),
+    /// Look for what would keep the daemon from serving
+    Doctor(doctor::Doctor),
     BenchStore(bench_store::BenchStore),
     Compact(compact::Compact),
+    /// Measure how many shares are made each second over HTTP
+    BenchHttp(bench_http::BenchHttp),
+    /// Measure how many shares are fetched each second over HTTP
+    BenchHttpFetch(bench_http::BenchHttp),
+    /// Measure how many shares are made and then fetched each second over HTTP
+    BenchHttpFlow(bench_http::BenchHttp),
+    /// Answer everything with what stands on standard input, for the measurements
+    #[command(hide = true)]
+    BenchFloor,
 }
 
 fn main() -> ExitCode {
     let result = match Arguments::parse().command {
+        Command::Serve(arguments) => serve::run(&arguments),
         Command::BenchStore(arguments) => bench_store::run(&arguments),
         Command::Compact(arguments) => compact::run(&arguments),
+        Command::Doctor(arguments) => doctor::run(&arguments),
+        Command::BenchHttp(arguments) => bench_http::run(&arguments, bench_http::What::Share),
+        Command::BenchHttpFetch(arguments) => bench_http::run(&arguments, bench_http::What::Fetch),
+        Command::BenchHttpFlow(arguments) => bench_http::run(&arguments, bench_http::What::Flow),
+        Command::BenchFloor => bench_http::floor::run(),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
