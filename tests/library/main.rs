@@ -7,4 +7,5 @@ mod compaction;
 mod damage;
 mod import_extract;
 mod older_copies;
+mod sharing;
 mod support;

@@ -16,10 +16,12 @@ mod output;
 mod passwd;
 mod progress;
 mod purge;
+mod receive;
 mod rescue;
 mod runtime;
 mod secrets;
 mod seen;
+mod share;
 mod umount;
 
 use std::ffi::OsStr;
@@ -54,6 +56,8 @@ enum Command {
     Compact(compact::Args),
     Purge(purge::Args),
     Passwd(passwd::Args),
+    Share(share::Args),
+    Receive(receive::Args),
 }
 
 fn main() -> ExitCode {
@@ -105,5 +109,7 @@ fn run(command: &Command) -> Result<(), Failure> {
         Command::Compact(args) => compact::run(args),
         Command::Purge(args) => purge::run(args),
         Command::Passwd(args) => passwd::run(args),
+        Command::Share(args) => share::run(args),
+        Command::Receive(args) => receive::run(args),
     }
 }
