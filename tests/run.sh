@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # Installs what the tests need on a Debian-like machine and runs all of them. Ends with 0 only when every stage passed.
 #
-#   tests/run.sh [STAGE...]     all stages, or those named: format lint test portable reader mount share suites package fuzz licences
+#   tests/run.sh [STAGE...]     all stages, or those named: format lint test portable reader mount share page suites package fuzz licences
 #
 # Needs a Rust toolchain and root (directly or by sudo) for packages and mounts. Takes about half an hour on two cores.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
 
-PACKAGES=(acl attr binutils ca-certificates curl dbench dbus debootstrap dpkg-dev e2fsprogs fio fuse3 g++ gcc git libarchive-tools libc6-dev
+PACKAGES=(acl age attr binutils ca-certificates curl dbench dbus debootstrap dpkg-dev e2fsprogs fio fuse3 g++ gcc git libarchive-tools libc6-dev
     make mount python3 python3-dbus python3-gi python3-venv redis-server rsync sqlite3 stress-ng systemd tar unzip util-linux vim zip zstd)
 # The reader's needs; pinned so that a run next year tests the same thing.
 PYTHON_PACKAGES=(cryptography==46.0.7 zstandard==0.25.0)
@@ -90,6 +90,27 @@ stage_share() {
     cargo test --quiet --package lockbox-share --test http && cargo build --quiet --package lockbox-share --bins && tests/share.sh
 }
 
+# The page of one-time links: its parts, that dist is what the sources build, and links opened in Chromium against a real daemon.
+stage_page() {
+    local missing=()
+    [[ -x /usr/bin/chromium ]] || missing+=(chromium)
+    # The distribution's Node.js may be too old, so one that is there is kept.
+    command -v node >/dev/null || missing+=(nodejs)
+    command -v npm >/dev/null || missing+=(npm)
+    if [[ ${#missing[@]} -gt 0 ]]; then
+        as_root apt-get -q update && as_root apt-get install -qy --no-install-recommends "${missing[@]}" || return 1
+    fi
+    if ! node --eval 'process.exit(Number(process.versions.node.split(".")[0]) < 20)'; then
+        echo "the page's tests need Node.js 20 or newer, and this is $(node --version)"
+        return 1
+    fi
+    # No package needs its installation script.
+    npm ci --prefix share/page --ignore-scripts --no-audit --no-fund --loglevel error || return 1
+    cargo build --quiet --package lockbox --package lockbox-share --bins || return 1
+    node --test --test-reporter=dot share/page/test/*.test.mjs || return 1
+    timeout 180 node share/page/test/browser/run.mjs "$target/debug/lockbox" "$target/debug/lockbox-share"
+}
+
 # libFuzzer with AddressSanitizer: each target for a while, two at a time.
 stage_fuzz() {
     end_building
@@ -167,7 +188,7 @@ end_building() {
     builder=
 }
 
-stages=(install format lint test portable reader mount share suites package fuzz licences)
+stages=(install format lint test portable reader mount share page suites package fuzz licences)
 if [[ $# -gt 0 ]]; then
     stages=(install "$@")
     # The mount stage compares with the reader as well.

@@ -9,5 +9,6 @@ mod import_extract;
 mod mirroring;
 mod older_copies;
 mod running;
+mod sharing;
 mod support;
 mod tars;

@@ -28,6 +28,8 @@ use crate::state;
 const REPEAT: Duration = Duration::from_secs(api::REPEAT_SECONDS - 10);
 /// Patience of a download whose lease says nothing better.
 const LEAST_PATIENCE: Duration = Duration::from_secs(10);
+/// Shares live for a week at most, unless a server was told otherwise.
+const NOTES_KEPT: Duration = Duration::from_secs(30 * 86_400);
 /// The end of a share is told so often before the daemon is left to find out by itself.
 const COMPLETIONS: u32 = 3;
 
@@ -72,6 +74,8 @@ pub struct Options<'a> {
     pub resume: bool,
     /// Keeps the age file as it is instead of opening it.
     pub ciphertext: bool,
+    /// How long to try again without a new byte; without it as long as the lease lasts.
+    pub patience: Option<Duration>,
     /// Told how many bytes of the ciphertext passed, and how many there are.
     pub progress: &'a dyn Fn(u64, u64),
 }
@@ -153,6 +157,7 @@ struct Claimant<'a> {
     note_path: Option<PathBuf>,
     capsule: Capsule,
     lease: Option<(LeaseToken, u64)>,
+    patience: Option<Duration>,
 }
 
 impl<'a> Claimant<'a> {
@@ -160,13 +165,16 @@ impl<'a> Claimant<'a> {
         let directory = options.state.map(|state| state.join("receiving"));
         if let Some(directory) = &directory {
             state::make_directory(directory)?;
+            state::sweep(directory, NOTES_KEPT);
         }
         let note_path = directory.map(|directory| directory.join(format!("{}.json", link.secret().note_name())));
         let note = match &note_path {
             Some(path) => state::read::<Note>(path)?,
             None => None,
         };
-        let claimant = |capsule, lease| Claimant { client, link, note_path: note_path.clone(), capsule, lease };
+        let patience = options.patience;
+        let claimant =
+            |capsule, lease| Claimant { client, link, note_path: note_path.clone(), capsule, lease, patience };
         let claim = match note {
             Some(Note { leased: Some(leased), .. }) => {
                 let path = OfShare::Ciphertext.path(link.handle()).to_string();
@@ -210,7 +218,7 @@ impl<'a> Claimant<'a> {
         let Some((token, expires_in)) = &self.lease else {
             return Err(self.client.foreign("it gave no leave to download".into()));
         };
-        let patience = Duration::from_secs(*expires_in).max(LEAST_PATIENCE);
+        let patience = self.patience.unwrap_or(Duration::from_secs(*expires_in).max(LEAST_PATIENCE));
         let lot = Lot { client: self.client, handle: self.link.handle(), token, size, digest, patience };
         Ok(Download::new(lot, progress))
     }

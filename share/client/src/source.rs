@@ -158,7 +158,8 @@ mod tests {
 
     #[test]
     fn every_change_is_noticed() {
-        let changes: [(&str, fn(&Path)); 5] = [
+        type Change = (&'static str, fn(&Path));
+        let changes: [Change; 5] = [
             ("written over", |path| fs::write(path, "9876543210").unwrap()),
             ("cut", |path| File::options().write(true).open(path).unwrap().set_len(3).unwrap()),
             ("replaced", |path| {

@@ -4,6 +4,7 @@ use std::fs::{self, DirBuilder, File};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::Path;
+use std::time::Duration;
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -18,6 +19,17 @@ const MAX_BYTES: u64 = 16 << 20;
 pub(crate) fn make_directory(path: &Path) -> Result<()> {
     let made = DirBuilder::new().recursive(true).mode(0o700).create(path);
     made.map_err(Error::io(format!("cannot make the directory {}", path.display())))
+}
+
+/// Takes away files that nobody changed for so long; what cannot be taken away is left for the next time.
+pub(crate) fn sweep(directory: &Path, age: Duration) {
+    let Ok(entries) = fs::read_dir(directory) else { return };
+    for entry in entries.flatten() {
+        let modified = entry.metadata().and_then(|metadata| metadata.modified());
+        if modified.is_ok_and(|modified| modified.elapsed().is_ok_and(|elapsed| elapsed > age)) {
+            let _ = fs::remove_file(entry.path());
+        }
+    }
 }
 
 /// Reads a file; None when there is none.
@@ -48,5 +60,25 @@ pub(crate) fn write(path: &Path, value: &impl Serialize) -> Result<()> {
     match path.parent() {
         Some(directory) => File::open(directory).and_then(|directory| directory.sync_all()).map_err(failed()),
         None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::SystemTime;
+
+    #[test]
+    fn only_old_files_are_swept() {
+        let place = tempfile::tempdir().unwrap();
+        let day = Duration::from_secs(86_400);
+        for (name, days) in [("old", 9), ("new", 7)] {
+            write(&place.path().join(name), &1).unwrap();
+            let file = File::options().write(true).open(place.path().join(name)).unwrap();
+            file.set_modified(SystemTime::now() - day * days).unwrap();
+        }
+        sweep(place.path(), day * 8);
+        assert_eq!(read::<u8>(&place.path().join("old")).unwrap(), None);
+        assert_eq!(read::<u8>(&place.path().join("new")).unwrap(), Some(1));
     }
 }

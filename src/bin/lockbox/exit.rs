@@ -15,11 +15,14 @@ pub(crate) const IN_USE: u8 = 13;
 pub(crate) const NO_SPACE: u8 = 14;
 pub(crate) const MOUNT_FAILED: u8 = 15;
 pub(crate) const OLDER: u8 = 16;
+pub(crate) const NO_LINK: u8 = 20;
+pub(crate) const NO_DAEMON: u8 = 21;
 
 /// Shown under the list of commands.
 pub(crate) const HELP: &str = "\
 Exit codes: 0 success, 1 usage, 2 other error, 10 wrong password, 11 not an archive or unsupported version, \
-12 damaged, 13 in use, 14 no space, 15 mount failed, 16 older copy or copies written apart";
+12 damaged, 13 in use, 14 no space, 15 mount failed, 16 older copy or copies written apart, \
+20 a link that opens nothing, 21 no share daemon";
 
 pub(crate) fn code(error: &Error) -> u8 {
     match error {

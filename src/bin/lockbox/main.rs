@@ -29,12 +29,14 @@ mod patterns;
 mod progress;
 mod prompts;
 mod purge;
+mod receive;
 mod recovery;
 mod rescue;
 mod run;
 mod runtime;
 mod secrets;
 mod seen;
+mod share;
 mod status;
 mod umount;
 mod unlocking;
@@ -85,6 +87,8 @@ enum Command {
     Header(header::Command),
     Env(env::Args),
     Run(run::Args),
+    Share(share::Args),
+    Receive(receive::Args),
 }
 
 fn main() -> ExitCode {
@@ -153,5 +157,7 @@ fn run(command: &Command, cores: secrets::CoreLimit) -> Result<(), Failure> {
         Command::Header(command) => header::run(command),
         Command::Env(args) => env::run(args),
         Command::Run(args) => run::run(args, cores),
+        Command::Share(args) => share::run(args),
+        Command::Receive(args) => receive::run(args),
     }
 }

@@ -51,13 +51,16 @@ fn reason(problem: &Problem) -> String {
 pub(crate) fn start_log() {
     let filter = tracing_subscriber::EnvFilter::try_from_env("LOCKBOX_LOG")
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn"));
-    tracing_subscriber::fmt()
+    let subscriber = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(io::stderr)
         .without_time()
         .with_target(false)
         .with_ansi(io::stderr().is_terminal())
-        .init();
+        .finish();
+    // `init` would show what libraries say through the crate `log` as well, and the HTTP library shows the bytes that it sends, tokens included.
+    // The only error is a second call.
+    let _ = tracing::subscriber::set_global_default(subscriber);
 }
 
 /// Standard output, buffered.

@@ -20,6 +20,11 @@ impl Bar {
         Bar::new("{wide_bar} {percent:>3} %")
     }
 
+    /// For one file on its way.
+    pub(crate) fn transferring() -> Bar {
+        Bar::new("{wide_bar} {bytes}/{total_bytes} {bytes_per_sec} {eta}")
+    }
+
     /// For a scan with a known end, then copies.
     pub(crate) fn rescuing() -> Bar {
         Bar::new("{bar:20} {percent:>3} % {wide_msg}")

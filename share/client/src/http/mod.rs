@@ -247,7 +247,12 @@ impl Client {
     }
 
     fn unreachable(&self, error: &ureq::Error) -> Error {
-        Error::Unreachable { server: self.server.to_string(), reason: plain(&error.to_string()) }
+        let mut reason = plain(&error.to_string());
+        if reason.contains("certificate") {
+            // The library's sentence is about algorithms and object identifiers.
+            reason = "its certificate is not trusted here; SSL_CERT_FILE names one that is".into();
+        }
+        Error::Unreachable { server: self.server.to_string(), reason }
     }
 }
 

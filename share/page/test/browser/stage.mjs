@@ -13,7 +13,7 @@ const FLAGS = [
     "--disable-component-update", "--disable-sync",
 ];
 
-export async function until(condition, what, seconds = 20) {
+export async function until(condition, what, seconds = 60) {
     const deadline = Date.now() + seconds * 1000;
     for (;;) {
         const value = await condition();

@@ -1,0 +1,283 @@
+//! Shares and receives files against a daemon that loses replies, cuts connections and tampers with what it keeps.
+
+#![allow(clippy::unwrap_used)] // a failed step fails the test
+
+mod daemon;
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use lockbox_share_client::Error;
+use lockbox_share_client::link::Link;
+use lockbox_share_client::protocol::token::OwnerToken;
+use lockbox_share_client::receive::{self, Options, Receipt, Target};
+use lockbox_share_client::sharing::{self, Terms};
+use lockbox_share_client::source::FileSource;
+use tempfile::TempDir;
+
+use crate::daemon::Daemon;
+
+const PIECE: usize = 64 << 10;
+/// Long enough for some attempts.
+const PATIENCE: Option<Duration> = Some(Duration::from_millis(700));
+
+struct Place {
+    directory: TempDir,
+    daemon: Daemon,
+}
+
+impl Place {
+    fn new() -> Place {
+        let directory = tempfile::tempdir().unwrap();
+        fs::create_dir(directory.path().join("in")).unwrap();
+        let daemon = Daemon::start(directory.path());
+        Place { directory, daemon }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    /// Shares `length` bytes as `report.bin`.
+    fn share(&self, length: usize) -> Link {
+        fs::write(self.path("report.bin"), content(length)).unwrap();
+        let mut source = FileSource::open(&self.path("report.bin")).unwrap();
+        let terms = Terms { expires_in: None, max_claims: 1 };
+        let owner = OwnerToken::new([5; 32]);
+        sharing::share(&self.daemon.client(), &owner, &mut source, terms, &|_| {}).unwrap().link
+    }
+
+    fn receive(&self, link: &Link, resume: bool) -> Result<Receipt, Error> {
+        self.receive_as(link, resume, false)
+    }
+
+    fn receive_as(&self, link: &Link, resume: bool, ciphertext: bool) -> Result<Receipt, Error> {
+        let target = Target::Directory { path: self.path("in"), replace: false };
+        let state = self.path("state");
+        let options = Options { state: Some(&state), resume, ciphertext, patience: PATIENCE, progress: &|_, _| {} };
+        receive::to_file(&self.daemon.client(), link, &target, &options)
+    }
+
+    /// Names in the target's directory.
+    fn names(&self) -> Vec<String> {
+        let entries = fs::read_dir(self.path("in")).unwrap();
+        let mut names: Vec<_> = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+        names.sort();
+        names
+    }
+}
+
+fn content(length: usize) -> Vec<u8> {
+    let mut state = length as u32 | 1;
+    let mut next = || {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        (state >> 24) as u8
+    };
+    (0..length).map(|_| next()).collect()
+}
+
+fn secret_parts(link: &Link) -> Vec<String> {
+    let text = link.to_text();
+    let fragment = text.split_once('#').unwrap().1;
+    vec![fragment.to_owned(), fragment.to_uppercase()]
+}
+
+#[track_caller]
+fn holds(path: &Path, length: usize) {
+    assert!(fs::read(path).unwrap() == content(length), "{} differs", path.display());
+}
+
+#[test]
+fn files_of_every_size_arrive() {
+    for length in [0, 1, 6000, 8000, PIECE - 1, PIECE, PIECE + 1, 1_000_000] {
+        let place = Place::new();
+        let link = place.share(length);
+        let receipt = place.receive(&link, false).unwrap();
+        assert_eq!((receipt.size, receipt.confirmed), (length as u64, true));
+        let path = receipt.path.unwrap();
+        assert_eq!(path, place.path("in/report.bin"));
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        holds(&path, length);
+        assert_eq!(place.names(), ["report.bin"]);
+        assert!(fs::read_dir(place.path("state/receiving")).unwrap().next().is_none());
+        // Once, and no more.
+        assert!(matches!(place.receive(&link, false), Err(Error::Refused(_))));
+        assert_eq!(place.names(), ["report.bin"]);
+    }
+}
+
+#[test]
+fn the_daemon_hears_no_secret_and_no_name() {
+    for length in [100, 200_000] {
+        let place = Place::new();
+        let link = place.share(length);
+        place.receive(&link, false).unwrap();
+        for heard in &place.daemon.inner.lock().unwrap().heard {
+            let text = String::from_utf8_lossy(heard);
+            assert!(!text.contains("report.bin"));
+            for secret in secret_parts(&link) {
+                assert!(!text.contains(&secret));
+            }
+        }
+    }
+}
+
+#[test]
+fn cut_downloads_go_on_by_themselves() {
+    let place = Place::new();
+    let link = place.share(1_000_000);
+    place.daemon.faults(|faults| faults.cuts = vec![0, 10_000, 500_000, 1]);
+    holds(&place.receive(&link, false).unwrap().path.unwrap(), 1_000_000);
+    let ranges = place.daemon.inner.lock().unwrap().ranges.clone();
+    assert_eq!(ranges, ["None", "None", "Some(10000)", "Some(510000)", "Some(510001)"]);
+}
+
+#[test]
+fn a_receiver_that_was_stopped_goes_on_later() {
+    let place = Place::new();
+    let length = 10 * PIECE + 17;
+    let link = place.share(length);
+    // More cuts without a byte than there is patience for; the first has 4 pieces and a part.
+    place.daemon.faults(|faults| faults.cuts = [vec![300_000], vec![0; 1000]].concat());
+    assert!(matches!(place.receive(&link, false), Err(Error::Cut { received: 300_000, .. })));
+    assert!(place.names().iter().all(|name| name.ends_with(".part")), "{:?}", place.names());
+    place.daemon.faults(|faults| faults.cuts.clear());
+    place.daemon.inner.lock().unwrap().ranges.clear();
+    holds(&place.receive(&link, true).unwrap().path.unwrap(), length);
+    assert_eq!(place.names(), ["report.bin"]);
+    let ranges = place.daemon.inner.lock().unwrap().ranges.clone();
+    // The header, the last piece (which proves the length), and then from the fifth piece on.
+    assert!(ranges.len() <= 3 && ranges.iter().any(|range| range.starts_with("Some(262")), "{ranges:?}");
+}
+
+#[test]
+fn a_stopped_receiver_may_begin_anew_under_its_lease() {
+    let place = Place::new();
+    let link = place.share(300_000);
+    place.daemon.faults(|faults| faults.cuts = [vec![200_000], vec![0; 1000]].concat());
+    assert!(matches!(place.receive(&link, false), Err(Error::Cut { .. })));
+    place.daemon.faults(|faults| faults.cuts.clear());
+    holds(&place.receive(&link, false).unwrap().path.unwrap(), 300_000);
+}
+
+#[test]
+fn a_lost_reply_to_a_claim_does_not_burn_the_link() {
+    for length in [100, 200_000] {
+        let place = Place::new();
+        let link = place.share(length);
+        place.daemon.faults(|faults| faults.lost_claims = 2);
+        holds(&place.receive(&link, false).unwrap().path.unwrap(), length);
+    }
+}
+
+#[test]
+fn tampered_ciphertext_is_never_named() {
+    type Tamper = (&'static str, fn(&mut Vec<u8>));
+    let tampers: [Tamper; 7] = [
+        ("a bit of the header", |file| file[30] ^= 1),
+        ("a bit of the first piece", |file| file[1000] ^= 1),
+        ("the last bit", |file| *file.last_mut().unwrap() ^= 0x80),
+        ("pieces in another order", |file| {
+            let start = file.len() - 3 * (PIECE + 16);
+            let (first, rest) = file[start..].split_at_mut(PIECE + 16);
+            first.swap_with_slice(&mut rest[..PIECE + 16]);
+        }),
+        ("without its last piece", |file| file.truncate(file.len() - PIECE - 16)),
+        ("without its last byte", |file| file.truncate(file.len() - 1)),
+        ("with a byte behind", |file| file.push(0)),
+    ];
+    for (what, tamper) in tampers {
+        for ciphertext in [false, true] {
+            let place = Place::new();
+            place.daemon.faults(|faults| faults.tamper = Some(tamper));
+            let link = place.share(4 * PIECE);
+            let received = place.receive_as(&link, false, ciphertext);
+            match what {
+                // What follows the length that was sealed is not even asked for.
+                "with a byte behind" => assert!(received.is_ok(), "{what}"),
+                "without its last piece" | "without its last byte" => {
+                    assert!(matches!(received, Err(Error::Cut { .. })), "{what}: {received:?}");
+                    assert!(place.names().iter().all(|name| name.ends_with(".part")), "{what}: {:?}", place.names());
+                }
+                _ => {
+                    assert!(matches!(received, Err(Error::Damaged(_))), "{what}: {received:?}");
+                    assert!(place.names().is_empty(), "{what}: {:?}", place.names());
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn an_age_file_can_be_kept_and_gone_on_with() {
+    let place = Place::new();
+    let link = place.share(500_000);
+    place.daemon.faults(|faults| faults.cuts = [vec![123_456], vec![0; 1000]].concat());
+    assert!(matches!(place.receive_as(&link, false, true), Err(Error::Cut { .. })));
+    place.daemon.faults(|faults| faults.cuts.clear());
+    let path = place.receive_as(&link, true, true).unwrap().path.unwrap();
+    assert_eq!(path, place.path("in/report.bin.age"));
+    let identity: age::x25519::Identity = link.secret().identity_line().parse().unwrap();
+    assert!(age::decrypt(&identity, &fs::read(path).unwrap()).unwrap() == content(500_000));
+    assert_eq!(place.daemon.inner.lock().unwrap().ranges.last().unwrap(), "Some(123456)");
+}
+
+#[test]
+fn a_lease_that_ended_is_told() {
+    let place = Place::new();
+    let link = place.share(300_000);
+    place.daemon.faults(|faults| faults.lease_ended = true);
+    assert!(matches!(place.receive(&link, false), Err(Error::Refused(_))));
+}
+
+#[test]
+fn nothing_is_claimed_when_the_file_cannot_be_written() {
+    let place = Place::new();
+    let link = place.share(100);
+    fs::write(place.path("taken"), "old").unwrap();
+    let options = Options { state: None, resume: false, ciphertext: false, patience: PATIENCE, progress: &|_, _| {} };
+    for path in ["taken", "none/file", "in"] {
+        let target = Target::File { path: place.path(path), replace: false };
+        assert!(receive::to_file(&place.daemon.client(), &link, &target, &options).is_err());
+    }
+    assert_eq!(fs::read(place.path("taken")).unwrap(), b"old");
+    let target = Target::File { path: place.path("taken"), replace: true };
+    receive::to_file(&place.daemon.client(), &link, &target, &options).unwrap();
+    holds(&place.path("taken"), 100);
+}
+
+#[test]
+fn a_stream_gets_the_content() {
+    for length in [100, 300_000] {
+        let place = Place::new();
+        let link = place.share(length);
+        let options =
+            Options { state: None, resume: false, ciphertext: false, patience: PATIENCE, progress: &|_, _| {} };
+        let mut output = Vec::new();
+        let receipt = receive::to_stream(&place.daemon.client(), &link, &mut output, &options).unwrap();
+        assert!(output == content(length) && receipt.path.is_none());
+    }
+}
+
+#[test]
+fn the_wrong_fragment_opens_nothing_and_burns_nothing() {
+    let place = Place::new();
+    let link = place.share(100);
+    let text = link.to_text();
+    let other = lockbox_share_client::secret::Secret::generate().unwrap().fragment();
+    let wrong = Link::parse(&format!("{}#{}", text.split_once('#').unwrap().0, *other)).unwrap();
+    let told = place.receive(&wrong, false).unwrap_err();
+    assert!(told.to_string().starts_with("this link opens nothing"), "{told}");
+    holds(&place.receive(&link, false).unwrap().path.unwrap(), 100);
+}
+
+#[test]
+fn a_daemon_out_of_reach_is_named() {
+    let place = Place::new();
+    let link = place.share(100);
+    fs::remove_file(&place.daemon.socket).unwrap();
+    let told = place.receive(&link, false).unwrap_err().to_string();
+    assert!(told.contains("daemon.sock cannot be reached: No such file"), "{told}");
+}

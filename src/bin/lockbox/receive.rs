@@ -1,0 +1,180 @@
+//! `lockbox receive`: receives what a one-time link gives away.
+
+use std::fs::File;
+use std::io::{self, IsTerminal, Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+use lockbox_share_client::Error;
+use lockbox_share_client::http::{Client, Server};
+use lockbox_share_client::link::{Link, MAX_TEXT};
+use lockbox_share_client::name;
+use lockbox_share_client::receive::{self, Options, Receipt, Target};
+use serde_json::json;
+use zeroize::Zeroizing;
+
+use crate::exit::{self, Failure, shown};
+use crate::output::{Output, complain, hex};
+use crate::progress::Bar;
+use crate::share::serving::{self, ServerArgs};
+
+/// Lines of a link that a terminal is asked for.
+const MAX_LINES: u32 = 6;
+
+/// Receive the file of a one-time link
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// The link; '-' or nothing reads it from standard input or a prompt, which other users cannot see
+    link: Option<String>,
+    /// Where the file goes: its name, a directory, or '-' for standard output; without it the sender's name in this directory
+    #[arg(short, long, value_name = "PATH")]
+    output: Option<PathBuf>,
+    /// Go on with a download that was cut
+    #[arg(long)]
+    resume: bool,
+    /// Replace a file that has the name already
+    #[arg(long)]
+    force: bool,
+    /// Keep the file sealed, as an age file
+    #[arg(long)]
+    ciphertext: bool,
+    /// Write the link's secret as an identity file for 'age -d -i FILE'; without --ciphertext nothing is received
+    #[arg(long, value_name = "FILE")]
+    identity: Option<PathBuf>,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    server: ServerArgs,
+}
+
+pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+    let link = link(args)?;
+    if let Some(path) = &args.identity {
+        write_identity(path, &link)?;
+        if !args.ciphertext {
+            return Ok(());
+        }
+    }
+    let server = match args.server.named()? {
+        Some(server) => server,
+        None => Server::parse(link.base()).map_err(|error| serving::failure(&error))?,
+    };
+    if !server.is_private() {
+        complain(&format!(
+            "{server} is not asked over https: others on the way can use the link up, but not open what it gives away"
+        ));
+    }
+    let client = Client::new(server);
+    let state = serving::state().ok();
+    let bar = Bar::transferring();
+    let progress = |done, total| bar.checked(done, total);
+    let options = Options {
+        state: state.as_deref(),
+        resume: args.resume,
+        ciphertext: args.ciphertext,
+        patience: None,
+        progress: &progress,
+    };
+    let received = match &args.output {
+        Some(path) if path.as_os_str() == "-" => {
+            let mut output = io::stdout().lock();
+            receive::to_stream(&client, &link, &mut output, &options)
+        }
+        path => receive::to_file(&client, &link, &target(path.as_deref(), args.force), &options),
+    };
+    drop(bar);
+    let receipt = received.map_err(|error| failure(&error, args))?;
+    tell(args, &receipt)
+}
+
+fn target(output: Option<&Path>, replace: bool) -> Target {
+    match output {
+        None => Target::Directory { path: PathBuf::new(), replace },
+        Some(path) if path.is_dir() => Target::Directory { path: path.into(), replace },
+        Some(path) => Target::File { path: path.into(), replace },
+    }
+}
+
+/// What can be done next is said as well.
+fn failure(error: &Error, args: &Args) -> Failure {
+    let mut failure = serving::failure(error);
+    let to_stream = args.output.as_ref().is_some_and(|path| path.as_os_str() == "-");
+    match error {
+        Error::Cut { .. } if !to_stream => failure.message.push_str("; go on with --resume and the same link"),
+        Error::Cut { .. } | Error::Damaged(_) if to_stream => {
+            failure.message.push_str("; what was written so far is not the whole file");
+        }
+        _ => {}
+    }
+    failure
+}
+
+fn tell(args: &Args, receipt: &Receipt) -> Result<(), Failure> {
+    if !receipt.confirmed {
+        complain("the share daemon did not hear that everything arrived; it will find out by itself");
+    }
+    if args.json && receipt.path.is_some() {
+        let mut out = Output::new();
+        out.json(&json!({
+            "path": receipt.path.as_ref().map(|path| path.to_string_lossy()),
+            "name": receipt.name,
+            "size": receipt.size,
+            "sha256": hex(receipt.sha256.as_bytes()),
+            "confirmed": receipt.confirmed,
+        }))?;
+        return out.finish();
+    }
+    let Some(path) = &receipt.path else { return Ok(()) };
+    let mut out = Output::new();
+    let unlike = name::safe(&receipt.name) != receipt.name;
+    let said = if unlike && args.output.is_none() { ", under a name made safe" } else { "" };
+    out.line(&format!("{}: {} bytes{said}", shown(path), receipt.size))?;
+    out.finish()
+}
+
+/// Never through the environment; in an argument with a warning.
+fn link(args: &Args) -> Result<Link, Failure> {
+    let failed = |error: Error| serving::failure(&error);
+    match args.link.as_deref() {
+        Some(text) if text != "-" => {
+            complain(
+                "other users of this machine can see a link that is given as an argument; give it on standard input or at the prompt",
+            );
+            Link::parse(text).map_err(failed)
+        }
+        _ if io::stdin().is_terminal() => prompt(),
+        _ => {
+            let mut bytes = Zeroizing::new(Vec::with_capacity(MAX_TEXT + 1));
+            let limit = MAX_TEXT as u64 + 1;
+            let read = io::stdin().lock().take(limit).read_to_end(&mut bytes);
+            read.map_err(|error| exit::host("cannot read the link", &error))?;
+            let text = Zeroizing::new(String::from_utf8_lossy(&bytes).into_owned());
+            Link::parse(&text).map_err(failed)
+        }
+    }
+}
+
+/// Asks until the link is whole: a line that was broken would else end up in the shell.
+fn prompt() -> Result<Link, Failure> {
+    let mut text = Zeroizing::new(String::with_capacity(4096));
+    for line in 0..MAX_LINES {
+        let question = if line == 0 { "Link (not shown): " } else { "The rest of it (not shown): " };
+        let typed =
+            rpassword::prompt_password(question).map_err(|error| exit::host("cannot ask for the link", &error))?;
+        let typed = Zeroizing::new(typed);
+        text.push_str(&typed);
+        text.push('\n');
+        if typed.is_empty() || !Link::may_go_on(&text) {
+            break;
+        }
+    }
+    Link::parse(&text).map_err(|error| serving::failure(&error))
+}
+
+fn write_identity(path: &Path, link: &Link) -> Result<(), Failure> {
+    let failed = |error: io::Error| exit::host(format!("cannot write {}", shown(path)), &error);
+    let mut file = File::options().write(true).create_new(true).mode(0o600).open(path).map_err(failed)?;
+    let line = link.secret().identity_line();
+    file.write_all(line.as_bytes()).and_then(|()| file.write_all(b"\n")).and_then(|()| file.sync_all()).map_err(failed)
+}

@@ -1,0 +1,127 @@
+//! One-time links without a daemon: what is wrong is said before anything is asked of one.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+
+use crate::support::{Place, end, end_with_input};
+
+const FRAGMENT: &str = "qypqxpq9qcrsszg2pvxq6rs0zqg3yyc5z5tpwxqergd3c8g7rusqgpqyee";
+
+fn link() -> String {
+    // Nobody listens on the discard port.
+    format!("http://127.0.0.1:9/s/1482719382210#{FRAGMENT}")
+}
+
+#[test]
+fn a_link_that_is_damaged_is_told_before_anybody_is_asked() {
+    let place = Place::new();
+    for (text, told) in [
+        (link().replace("qypq", "qypp"), "damaged link"),
+        (link()[..80].to_owned(), "damaged link"),
+        (link().split('#').next().unwrap().to_owned(), "the part behind '#' is missing"),
+        ("hello".to_owned(), "this is no one-time link"),
+        (String::new(), "this is no one-time link"),
+    ] {
+        let ended = end_with_input(place.command().arg("receive"), &text);
+        assert_eq!(ended.code, 20, "{text}");
+        assert!(ended.complaint.contains(told), "{text}: {}", ended.complaint);
+        assert!(!ended.complaint.contains(&FRAGMENT[8..30]), "the complaint repeats the link: {}", ended.complaint);
+    }
+}
+
+#[test]
+fn a_daemon_that_does_not_answer_is_named() {
+    let place = Place::new();
+    let ended = end_with_input(place.command().arg("receive"), &link());
+    assert_eq!(ended.code, 21);
+    assert_eq!(
+        ended.complaint,
+        "lockbox: the share daemon at http://127.0.0.1:9 cannot be reached: Connection refused\n"
+    );
+    fs::write(place.path("file"), "x").unwrap();
+    let ended = place.run(&["share", "file"]);
+    assert_eq!(ended.code, 21);
+    assert!(ended.complaint.contains("no share daemon runs on this machine"), "{}", ended.complaint);
+    let ended = place.run(&["share", "file", "--socket", "none.sock"]);
+    assert_eq!(ended.code, 21);
+    assert!(ended.complaint.contains("none.sock cannot be reached: No such file"), "{}", ended.complaint);
+}
+
+#[test]
+fn a_link_in_an_argument_warns() {
+    let place = Place::new();
+    let ended = end(place.command().args(["receive", &link()]));
+    assert!(ended.complaint.starts_with("lockbox: other users of this machine can see"), "{}", ended.complaint);
+    assert!(!ended.complaint.contains(FRAGMENT));
+}
+
+#[test]
+fn no_secret_is_logged() {
+    let place = Place::new();
+    let ended = end_with_input(place.command().arg("receive").env("LOCKBOX_LOG", "trace"), &link());
+    assert!(!ended.complaint.to_lowercase().contains(FRAGMENT), "{}", ended.complaint);
+    // What the HTTP library logs are the bytes that it sends.
+    assert!(!ended.complaint.contains("POST"), "{}", ended.complaint);
+}
+
+#[test]
+fn only_files_are_shared() {
+    let place = Place::new();
+    fs::create_dir(place.path("folder")).unwrap();
+    for (what, told) in [("folder", "folder is a directory"), ("none", "cannot open none: No such file")] {
+        let ended = place.run(&["share", what, "--socket", "none.sock"]);
+        assert_eq!(ended.code, 2);
+        assert!(ended.complaint.contains(told), "{}", ended.complaint);
+    }
+    place.archive("a.lbx");
+    place.good(&["add", "a.lbx", "folder"]);
+    for (what, told) in [("folder", "is a directory"), ("none", "no such file")] {
+        let ended = place.run(&["share", "--archive", "a.lbx", what, "--socket", "none.sock"]);
+        assert!(ended.code == 2 && ended.complaint.to_lowercase().contains(told), "{}", ended.complaint);
+    }
+}
+
+#[test]
+fn wrong_options_are_usage_errors() {
+    let place = Place::new();
+    fs::write(place.path("file"), "x").unwrap();
+    for arguments in [
+        &["share"][..],
+        &["share", "file", "--expires", "0"],
+        &["share", "file", "--expires", "soon"],
+        &["share", "file", "--max-downloads", "9"],
+        &["share", "file", "--server", "example.org"],
+        &["share", "file", "--server", "https://x", "--socket", "y"],
+        &["share", "info"],
+        &["share", "file", "--passfile", "pass"],
+    ] {
+        let code = place.run(arguments).code;
+        // A passphrase without an archive is of no use; it does no harm either.
+        assert_eq!(code, if arguments.contains(&"--passfile") { 21 } else { 1 }, "{arguments:?}");
+    }
+}
+
+#[test]
+fn the_key_of_a_link_can_be_had_for_age() {
+    let place = Place::new();
+    let ended = end_with_input(place.command().args(["receive", "--identity", "key.txt"]), &link());
+    assert_eq!((ended.code, ended.complaint.as_str()), (0, ""));
+    let key = fs::read_to_string(place.path("key.txt")).unwrap();
+    assert_eq!(key, format!("AGE-SECRET-KEY-1{}\n", FRAGMENT.to_uppercase()));
+    assert_eq!(fs::metadata(place.path("key.txt")).unwrap().permissions().mode() & 0o777, 0o600);
+    // Never over another file.
+    let ended = end_with_input(place.command().args(["receive", "--identity", "key.txt"]), &link());
+    assert_eq!(ended.code, 2);
+}
+
+#[test]
+fn shares_that_are_not_known_are_named() {
+    let place = Place::new();
+    for command in ["info", "watch", "revoke", "rearm"] {
+        let ended = place.run(&["share", command, "tax"]);
+        assert_eq!(ended.code, 2);
+        assert!(ended.complaint.contains("no share tax is known here"), "{}", ended.complaint);
+    }
+    assert_eq!(place.good(&["share", "ls"]), b"");
+    assert_eq!(place.good(&["share", "ls", "--json"]), b"[]\n");
+}

@@ -1,0 +1,263 @@
+#!/usr/bin/env bash
+# One-time links from end to end: `lockbox` against a real daemon.
+#
+#   tests/share/links.sh [DIRECTORY WITH THE PROGRAMS]     the default is target/debug
+set -uo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/../.." || exit 1
+programs=$(realpath "${1:-${CARGO_TARGET_DIR:-target}/debug}") || exit 1
+lockbox=$programs/lockbox
+place=$(mktemp -d "${TMPDIR:-/tmp}/lockbox-links.XXXXXX") || exit 1
+cd "$place" || exit 1
+export XDG_STATE_HOME=$place/state XDG_RUNTIME_DIR=$place LOCKBOX_PASSFILE=$place/pass
+unset LOCKBOX_PASSCOMMAND LOCKBOX_LOG http_proxy https_proxy HTTP_PROXY HTTPS_PROXY ALL_PROXY all_proxy
+daemon=
+failed=0
+cases=0
+
+finish() {
+    [[ -z $daemon ]] || { kill "$daemon" && wait "$daemon"; } 2>/dev/null
+    rm -rf "$place"
+}
+trap finish EXIT
+
+start_daemon() {
+    "$programs/lockbox-share" serve --state-dir "$place/store" --unix-socket "$place/lockbox-share.sock" --listen 127.0.0.1:0 \
+        --metrics-listen none --requests-per-minute 0 --misses-per-minute 100000 >"$place/daemon.log" 2>&1 &
+    daemon=$!
+    for _ in {1..200}; do
+        [[ -S $place/lockbox-share.sock ]] && return 0
+        kill -0 "$daemon" 2>/dev/null || break
+        sleep 0.05
+    done
+    cat "$place/daemon.log"
+    exit 1
+}
+
+case_() {
+    local name=$1 ended
+    shift
+    cases=$((cases + 1))
+    mkdir "$place/case"
+    # A case ends at its first failing command.
+    (cd "$place/case" && set -eE && trap 'echo "line $LINENO: $BASH_COMMAND"' ERR && "$@") >"$place/case.log" 2>&1
+    ended=$?
+    if [[ $ended -eq 0 ]]; then
+        echo "ok      $name"
+    else
+        failed=$((failed + 1))
+        echo "FAILED  $name"
+        sed 's/^/        | /' "$place/case.log"
+    fi
+    rm -rf "$place/case"
+}
+
+# The command must end with this code.
+ends() {
+    local wanted=$1 code=0
+    shift
+    "$@" || code=$?
+    [[ $code -eq $wanted ]] || { echo "'$*' ended with $code and not with $wanted"; return 1; }
+}
+
+share() { "$lockbox" share "$@" 2>>"$place/said"; }
+receive() { "$lockbox" receive --socket "$place/lockbox-share.sock" "$@" 2>>"$place/said"; }
+id_of() {
+    local url=${1%%#*}
+    echo "${url##*/}"
+}
+state_of() { "$lockbox" share info "$1" --json | sed 's/.*"state":"\([a-z]*\)".*/\1/'; }
+
+files_of_all_sizes() {
+    local size link
+    for size in 0 1 4096 7000 65536 5000000; do
+        head -c "$size" /dev/urandom >"file $size"
+        link=$(share "file $size")
+        mkdir in
+        receive -o in <<<"$link"
+        cmp "file $size" "in/file $size"
+        ends 20 receive -o in <<<"$link"
+        [[ $(ls -A in) == "file $size" ]]
+        rm -r in
+    done
+}
+
+from_an_archive() {
+    local link
+    echo "correct horse" >"$LOCKBOX_PASSFILE"
+    chmod 600 "$LOCKBOX_PASSFILE"
+    mkdir folder
+    head -c 300000 /dev/urandom >folder/plan.pdf
+    "$lockbox" create a.lbx --kdf-memory 1 --kdf-passes 1 --weak-kdf
+    "$lockbox" add a.lbx folder
+    link=$(share --archive a.lbx folder/plan.pdf)
+    receive <<<"$link"
+    cmp folder/plan.pdf plan.pdf
+}
+
+as_often_as_allowed() {
+    local link
+    echo text >note.txt
+    link=$(share note.txt --max-downloads 3)
+    for _ in 1 2 3; do receive -o - <<<"$link" | cmp - note.txt; done
+    ends 20 receive -o - <<<"$link"
+}
+
+one_winner_of_many() {
+    local link i winners=0 pids=()
+    head -c 200000 /dev/urandom >prize
+    link=$(share prize)
+    for i in {1..12}; do
+        (XDG_STATE_HOME=$place/case/state$i receive -o "won$i" <<<"$link") &
+        pids+=($!)
+    done
+    for i in "${pids[@]}"; do wait "$i" || true; done
+    for i in won*; do [[ ! -e $i ]] || { cmp "$i" prize && winners=$((winners + 1)); }; done
+    [[ $winners -eq 1 ]]
+}
+
+taken_back() {
+    local link id
+    echo text >note.txt
+    link=$(share note.txt --label "my note")
+    id=$(id_of "$link")
+    [[ $(state_of "$id") == armed ]]
+    [[ $("$lockbox" share ls --label "my note") == "$id  waiting "* ]]
+    "$lockbox" share revoke "my note" | grep -q '^state  *revoked$'
+    ends 20 receive -o - <<<"$link"
+    [[ $(state_of "my note") == revoked ]]
+    grep -q 'this link was taken back by its owner at 20' "$place/said"
+}
+
+looking_uses_nothing_up() {
+    local link url method look
+    head -c 100000 /dev/urandom >big
+    link=$(share big)
+    # The port was chosen by the system.
+    url=http://$(sed -n 's/^http=//p' "$place/daemon.log")/s/$(id_of "$link")
+    for method in GET HEAD OPTIONS; do
+        for _ in {1..20}; do
+            look=(--request "$method")
+            [[ $method != HEAD ]] || look=(--head)
+            curl --silent --noproxy '*' --output page "${look[@]}" --user-agent "Slackbot-LinkExpanding 1.0" "$url"
+        done
+    done
+    [[ $(state_of "$(id_of "$link")") == armed ]]
+    receive <<<"$link" -o out
+    cmp big out
+}
+
+killed_and_gone_on_with() {
+    local link pid
+    head -c 64000000 /dev/urandom >big
+    link=$(share big)
+    mkdir in
+    # No room for the file: told before anything is downloaded, and nothing is used up.
+    (ulimit -f 20000; ends 14 receive -o in <<<"$link")
+    [[ -z $(ls in) ]]
+    "$lockbox" receive --socket "$place/lockbox-share.sock" -o in --resume <<<"$link" &
+    pid=$!
+    until [[ -e in/big || $(stat --format %s in/.lockbox-*.part) -gt 1000000 ]]; do :; done
+    kill -9 "$pid" || true
+    wait "$pid" || true
+    if [[ ! -e in/big ]]; then receive -o in --resume <<<"$link"; fi
+    cmp big in/big
+    [[ $(ls -A in) == big ]]
+    [[ $(state_of "$(id_of "$link")") == consumed ]]
+}
+
+watched() {
+    local link
+    head -c 100000 /dev/urandom >big
+    link=$(share big --label watched)
+    "$lockbox" share watch watched >events &
+    local pid=$!
+    receive -o out <<<"$link"
+    wait "$pid"
+    grep -q 'UTC  made$' events && grep -q 'UTC  claimed$' events && grep -q 'UTC  received in full$' events
+}
+
+a_changed_file_is_not_shared() {
+    local writer code=0
+    head -c 50000000 /dev/zero >growing
+    (while :; do echo x >>growing; done) &
+    writer=$!
+    share growing >shared.txt || code=$?
+    kill "$writer"
+    wait "$writer" || true
+    [[ $code -eq 2 && ! -s shared.txt ]]
+    grep -q 'growing changed while it was read; nothing was shared' "$place/said"
+}
+
+opened_by_age_alone() {
+    local link
+    head -c 300000 /dev/urandom >big
+    link=$(share big)
+    receive --ciphertext --identity key.txt <<<"$link"
+    age -d -i key.txt big.age | cmp - big
+    echo "a small secret" >small
+    link=$(share small)
+    receive --ciphertext --identity key2.txt <<<"$link"
+    age -d -i key2.txt small.age | tail -n +2 | cmp - small
+    age -d -i key2.txt small.age | head -n 1 | grep -q '^{"name":"small","size":15,"sha256":"[^"]*"} *$'
+}
+
+nothing_is_replaced() {
+    local link
+    echo new >note.txt
+    link=$(share note.txt)
+    mkdir in
+    echo old >in/note.txt
+    ends 2 receive -o in/note.txt <<<"$link"
+    receive -o in <<<"$link"
+    [[ $(cat in/note.txt) == old && $(cat "in/note (2).txt") == new ]]
+    link=$(share note.txt)
+    receive -o in/note.txt --force <<<"$link"
+    [[ $(cat in/note.txt) == new ]]
+}
+
+no_secret_is_left_behind() {
+    local link fragment
+    head -c 100000 /dev/urandom >"secret name.txt"
+    link=$(share "secret name.txt")
+    fragment=${link##*#}
+    LOCKBOX_LOG=trace receive -o out <<<"$link"
+    ends 1 grep -rqi -e "$fragment" -e 'secret name' "$place/store" "$place/state" "$place/daemon.log" "$place/said"
+}
+
+over_tls() {
+    local pid port link
+    openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -keyout key.pem -out cert.pem -days 2 -subj /CN=localhost \
+        -addext subjectAltName=DNS:localhost -addext basicConstraints=critical,CA:FALSE
+    "$programs/lockbox-share" serve --state-dir store --unix-socket none --listen none --tls-listen 127.0.0.1:0 --tls-cert cert.pem \
+        --tls-key key.pem --public-url https://share.example.org --metrics-listen none >daemon.log &
+    pid=$!
+    # shellcheck disable=SC2064 # the process of this case
+    trap "kill $pid" EXIT
+    until grep -q '^ready=1' daemon.log; do kill -0 "$pid" && sleep 0.05; done
+    port=$(sed -n 's/^https=.*://p' daemon.log)
+    head -c 3000000 /dev/urandom >big
+    ends 21 share big --server "https://localhost:$port"
+    tail -n 1 "$place/said" | grep -q 'its certificate is not trusted here'
+    export SSL_CERT_FILE=$PWD/cert.pem
+    link=$(share big --server "https://localhost:$port")
+    [[ $link == https://share.example.org/s/*#* ]]
+    "$lockbox" receive --server "https://localhost:$port" -o out <<<"$link"
+    cmp big out
+}
+
+start_daemon
+case_ "files of all sizes arrive once" files_of_all_sizes
+case_ "a file of an archive is shared without a mount" from_an_archive
+case_ "a share can be received as often as it allows" as_often_as_allowed
+case_ "of twelve receivers at once one gets the file" one_winner_of_many
+case_ "a share can be taken back" taken_back
+case_ "looking at a link uses nothing up" looking_uses_nothing_up
+case_ "a receiver that ran out of room or was killed goes on" killed_and_gone_on_with
+case_ "watching tells what happens" watched
+case_ "a file that changes is not shared" a_changed_file_is_not_shared
+case_ "age alone opens what was received" opened_by_age_alone
+case_ "nothing is replaced unless told" nothing_is_replaced
+case_ "no log and no state has a secret" no_secret_is_left_behind
+case_ "the same goes over TLS, with a certificate that is trusted" over_tls
+echo "$cases cases, $failed failed"
+[[ $failed -eq 0 ]]
