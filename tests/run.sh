@@ -8,7 +8,7 @@ set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
 
 PACKAGES=(acl attr binutils ca-certificates curl dbench e2fsprogs fio fuse3 g++ gcc git libc6-dev make mount
-    python3 python3-venv rsync sqlite3 stress-ng tar unzip util-linux vim zip zstd)
+    python3 python3-venv redis-server rsync sqlite3 stress-ng tar unzip util-linux vim zip zstd)
 # The reader's needs; pinned so that a run next year tests the same thing.
 PYTHON_PACKAGES=(cryptography==46.0.7 zstandard==0.25.0)
 DENY_VERSION=0.20.2
@@ -51,12 +51,18 @@ stage_lint() {
 
 stage_test() {
     if [[ $EUID -eq 0 ]]; then
-        cargo test --quiet --workspace
+        cargo test --quiet --workspace && stage_model
         return
     fi
     # The tests of real mounts need root.
     cargo test --quiet --workspace --exclude lockbox-fuse &&
-        cargo test --quiet --package lockbox-fuse --config "target.'cfg(all())'.runner = ['sudo', '--preserve-env=PATH']"
+        cargo test --quiet --package lockbox-fuse --config "target.'cfg(all())'.runner = ['sudo', '--preserve-env=PATH']" &&
+        stage_model
+}
+
+# Every interleaving of the claims on one share: the feature replaces the locks, so that nothing else runs with it.
+stage_model() {
+    cargo test --quiet --package lockbox-share --features model --lib store::model::
 }
 
 stage_portable() {

@@ -10,9 +10,10 @@ use libfuzzer_sys::fuzz_target;
 use lockbox::archive::fuzzing::{Entry, TARGETS, seeds, target};
 use lockbox::control::{Request, Response};
 use lockbox_fuse::options::Options;
+use lockbox_share::store::fuzzing as shares;
 
 /// Targets of what lies above the library's archive.
-const UPPER: [(&str, Entry); 2] = [("control", control), ("options", options)];
+const UPPER: [(&str, Entry); 3] = [("control", control), ("options", options), ("segment", shares::segment)];
 
 static CHOSEN: OnceLock<Entry> = OnceLock::new();
 
@@ -59,12 +60,16 @@ fn upper_seeds(name: &str) -> Vec<Vec<u8>> {
     texts.iter().map(|text| text.as_bytes().to_vec()).collect()
 }
 
+fn share_seeds(name: &str) -> Vec<Vec<u8>> {
+    if name == "segment" { shares::segment_seeds() } else { Vec::new() }
+}
+
 /// One directory for each target.
 fn write_seeds(to: &Path) {
     for name in TARGETS.iter().chain(&UPPER).map(|(name, _)| *name) {
         let directory = to.join(name);
         fs::create_dir_all(&directory).expect("a directory for seeds");
-        for (number, seed) in seeds(name).into_iter().chain(upper_seeds(name)).enumerate() {
+        for (number, seed) in seeds(name).into_iter().chain(upper_seeds(name)).chain(share_seeds(name)).enumerate() {
             fs::write(directory.join(format!("seed{number:03}")), seed).expect("a seed is written");
         }
     }

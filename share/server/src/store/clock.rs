@@ -95,7 +95,7 @@ impl StoreClock {
     }
 }
 
-#[cfg(test)]
+#[cfg(any(test, fuzzing))]
 pub(crate) mod manual {
     //! A clock that tests turn.
 
@@ -125,11 +125,13 @@ pub(crate) mod manual {
         }
 
         /// Somebody sets the wall clock.
+        #[cfg(test)]
         pub(crate) fn step(&self, milliseconds: i64) {
             self.wall.fetch_add(milliseconds as u64, Ordering::SeqCst);
         }
 
         /// The machine starts anew: steady time begins again, and `away` goes by on the wall.
+        #[cfg(test)]
         pub(crate) fn reboot(&self, away: Duration) {
             self.steady.store(1_000, Ordering::SeqCst);
             self.wall.fetch_add(away.as_millis() as u64, Ordering::SeqCst);

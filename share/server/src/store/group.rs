@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
-use parking_lot::{Condvar, Mutex};
+use super::sync::{Condvar, Mutex};
 
 use super::{Result, StoreError};
 
@@ -114,6 +114,11 @@ impl Group {
         let waiters = std::mem::take(&mut state.waiters);
         drop(state);
         waiters.into_iter().for_each(|(_, waker)| waker.wake());
+    }
+
+    /// How many targets wait for a barrier.
+    pub fn gathered(&self) -> usize {
+        self.state.lock().dirty.len()
     }
 
     /// Barriers so far, and the microseconds that they took.

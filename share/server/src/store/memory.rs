@@ -128,7 +128,7 @@ mod tests {
             let clock = Arc::new(ManualClock::new());
             let store = MemoryStore::new(clock.clone(), periods).unwrap();
             let store = Arc::new(store);
-            Subject { store: store.clone(), clock, sweep: Box::new(move || store.sweep()) }
+            Subject { store: store.clone(), clock, sweep: Box::new(move || store.sweep()), counts: true }
         });
     }
 }

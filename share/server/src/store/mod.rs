@@ -43,14 +43,20 @@ pub mod clock;
 #[cfg(test)]
 mod conformance;
 pub mod disk;
+#[cfg(any(test, fuzzing))]
+pub mod fuzzing;
 pub mod group;
 pub mod memory;
+#[cfg(all(test, feature = "model"))]
+mod model;
 mod pending;
 mod record;
 pub mod segments;
 mod share;
 #[cfg(any(test, fuzzing))]
 mod simulated;
+mod sync;
+pub mod valkey;
 
 pub use pending::Pending;
 

@@ -132,20 +132,12 @@ impl SimulatedDisk {
     }
 
     /// Puts a file there, durable.
-    #[cfg(fuzzing)]
     pub(crate) fn plant(&self, name: &str, content: Vec<u8>) {
         let mut world = self.0.lock();
         let node = world.nodes.len();
         world.nodes.push(Node { durable: content.clone(), content, pending: Vec::new() });
         world.names.insert(name.into(), node);
         world.durable_names.insert(name.into(), node);
-    }
-
-    /// The content of a file.
-    #[cfg(fuzzing)]
-    pub(crate) fn content(&self, name: &str) -> Option<Vec<u8>> {
-        let world = self.0.lock();
-        world.names.get(name).map(|node| world.nodes[*node].content.clone())
     }
 
     /// The disk after the process was killed: everything that was written is there.
@@ -168,7 +160,7 @@ impl SimulatedDisk {
         let world = self.0.lock();
         let mut names = world.durable_names.clone();
         for step in &world.pending_names {
-            if random() % 2 == 0 {
+            if random().is_multiple_of(2) {
                 apply(&mut names, step);
             }
         }

@@ -30,6 +30,17 @@ use crate::spool::Spool;
 
 #[cfg(test)]
 mod crash;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzzing {
+    //! The head of a file that somebody made up.
+
+    use super::scan::{Class, Head};
+
+    pub(crate) fn head(nonce: u64, minute: u64, audit: bool, shard: u8) -> Vec<u8> {
+        let class = if audit { Class::Audit } else { Class::Content };
+        Head { nonce, minute, class, shard }.encode().to_vec()
+    }
+}
 mod index;
 mod replay;
 mod scan;

@@ -243,8 +243,21 @@ impl Shard {
         StoreError::Unavailable(why)
     }
 
-    /// Writes a record without content to the audit.
-    pub(super) fn put_audit(&mut self, key: &Key, share: &Share, until: Time) -> io::Result<Location> {
+    /// Writes a record without content to the audit. None when the disk has no room even after the reserve was given up: expired
+    /// content must go all the same, and what happened to it is forgotten.
+    pub(super) fn put_audit(&mut self, key: &Key, share: &Share, until: Time) -> io::Result<Option<Location>> {
+        match self.try_put_audit(key, share, until) {
+            Err(error) if no_space(&error) => {}
+            other => return other.map(Some),
+        }
+        self.give_up_reserve();
+        match self.try_put_audit(key, share, until) {
+            Err(error) if no_space(&error) => Ok(None),
+            other => other.map(Some),
+        }
+    }
+
+    fn try_put_audit(&mut self, key: &Key, share: &Share, until: Time) -> io::Result<Location> {
         // One file for each hour: nobody needs the end of an audit on the minute.
         let id = self.active(Class::Audit, until.0.div_ceil(3_600_000) * 60)?;
         self.append(id, key, share, Content::Nowhere)
@@ -318,7 +331,9 @@ impl Shard {
 
     /// Counts a share that lives in a segment, or no longer does.
     pub(super) fn count(&mut self, id: u32, share: &Share, add: bool) {
-        let Some(segment) = self.segments.get_mut(&id).filter(|_| share.live()) else { return };
+        // A share that expired unused is in the audit as it was, and lives no more.
+        let content = self.segments.get_mut(&id).filter(|segment| segment.head.class == Class::Content);
+        let Some(segment) = content.filter(|_| share.live()) else { return };
         let bytes = whole_length(share);
         if add {
             segment.live += 1;

@@ -17,6 +17,9 @@ use crate::store::{Result, State, StoreError};
 /// Dead bytes below this are left alone in the background.
 const WORTHWHILE: u64 = 256 * 1024;
 
+/// Files that wait for a barrier, before the sweep makes one.
+const GATHERED: usize = 32;
+
 impl Inner {
     /// Removes what is over, and with `all` everything that is dead; else only segments that are mostly dead.
     ///
@@ -26,6 +29,10 @@ impl Inner {
         self.group.check()?;
         let now = self.clock.now();
         self.save_clock()?;
+        if self.group.gathered() > GATHERED {
+            // In mode none nobody else asks for a barrier, and what waits for one holds its file open.
+            self.group.barrier()?;
+        }
         let mut removed = false;
         for number in 0..self.shards.len() {
             self.drop_ended_payloads(number, now)?;
@@ -110,12 +117,13 @@ impl Inner {
                 Some(shard.put(&found.key, &kept, &capsule, content_until).map_err(refused)?)
             }
             None => {
-                if found.share.state(now) == State::Expired && before.live() {
+                let class = shard.segments.get(&location.segment).map(|segment| segment.head.class);
+                if found.share.state(now) == State::Expired && class == Some(Class::Content) {
                     shard.expired += 1;
                 }
                 self.drop_payload(&found.share);
                 if audit_until > now {
-                    Some(shard.put_audit(&found.key, &found.share, audit_until).map_err(refused)?)
+                    shard.put_audit(&found.key, &found.share, audit_until).map_err(refused)?
                 } else {
                     None
                 }

@@ -43,7 +43,7 @@ fn the_segment_store_conforms_in_every_mode() {
             rig.settings.periods = periods;
             let store = Arc::new(rig.open());
             let swept = Arc::clone(&store);
-            Subject { store, clock: rig.clock, sweep: Box::new(move || swept.compact().unwrap()) }
+            Subject { store, clock: rig.clock, sweep: Box::new(move || swept.compact().unwrap()), counts: true }
         });
     }
 }
@@ -61,7 +61,7 @@ fn the_segment_store_conforms_on_a_real_disk() {
             assert!(directory.path().exists());
             swept.sweep().unwrap();
         });
-        Subject { store, clock, sweep }
+        Subject { store, clock, sweep, counts: true }
     });
 }
 
@@ -133,9 +133,13 @@ fn expired_bytes_are_pending_until_they_are_gone() {
     store.sweep().unwrap();
     let figures = store.figures();
     assert_eq!((figures.expired_bytes_pending, figures.live, figures.expired), (0, 0, 50));
+    // Their audit is no life, whoever reads it.
+    drop(store);
+    let store = rig.open();
+    assert_eq!(store.figures().live, 0);
     rig.clock.pass(MINUTE * 60 * 26);
     store.sweep().unwrap();
-    assert_eq!(rig.disk.bytes("segment-"), 0);
+    assert_eq!((rig.disk.bytes("segment-"), store.figures().expired), (0, 0));
 }
 
 #[test]
@@ -282,4 +286,37 @@ fn payloads_go_with_their_share() {
     clock.pass(MINUTE * 300);
     store.sweep().unwrap();
     assert_eq!(store.figures().spool_bytes, 0);
+}
+
+#[test]
+fn expired_content_goes_from_a_full_disk_as_well() {
+    let rig = Rig::new(Durability::Commit);
+    let store = rig.open();
+    for number in 0..50 {
+        store.create(handle(number), small(number)).wait().unwrap();
+    }
+    rig.disk.remove(shard::RESERVE_NAME).unwrap();
+    rig.disk.set_room(Some(0));
+    rig.clock.pass(MINUTE * 17);
+    store.sweep().unwrap();
+    // The first files that went made room for the audit of the others.
+    assert_eq!(store.figures().expired_bytes_pending, 0);
+    let told = (0..50).filter(|number| store.info(handle(*number), &owner(*number)).wait().is_ok()).count();
+    assert!((1..50).contains(&told), "{told} audits");
+}
+
+#[test]
+fn files_do_not_stay_open_in_mode_none() {
+    let rig = Rig::new(Durability::None);
+    let store = rig.open();
+    for number in 0..400 {
+        let ttl = MINUTE * (1 + number as u32);
+        store.create(handle(number), NewShare { ttl, ..small(number) }).wait().unwrap();
+    }
+    assert!(store.inner.group.gathered() > 300);
+    store.sweep().unwrap();
+    assert_eq!(store.inner.group.gathered(), 0);
+    for number in 0..400 {
+        claim(&store, number, number).unwrap();
+    }
 }

@@ -1,0 +1,158 @@
+//! Replays segment files that somebody made up: compiled for the fuzzer and for the tests of hostile files only.
+//!
+//! An input is a file as it is, or a list of records that get the checksums which their place asks for: nearly every other input
+//! would end at the first checksum.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::clock::manual::ManualClock;
+use super::record::{Content, FIXED, Place, encode, seal};
+use super::segments::fuzzing::head;
+use super::segments::{Durability, SegmentStore, Settings};
+use super::share::{Key, Share};
+use super::simulated::SimulatedDisk;
+use super::{Auth, ClaimId, NewShare, ShareStore, Verifier};
+
+const NONCE: u64 = 0x1234_5678_9abc_def0;
+/// The input is a whole file.
+const RAW: u8 = 0;
+
+/// Opens a store over what the input says, uses it, and opens it again.
+///
+/// # Panics
+/// When the store does not stand on what a second start finds: that is the finding.
+pub fn segment(data: &[u8]) {
+    let Some((&kind, rest)) = data.split_first() else { return };
+    let file = if kind == RAW { rest.to_vec() } else { forge(kind, rest) };
+    let disk = Arc::new(SimulatedDisk::new());
+    disk.plant("segment-00000003", file);
+    let clock = Arc::new(ManualClock::new());
+    let settings = Settings {
+        durability: Durability::Periodic,
+        background: None,
+        clock: clock.clone(),
+        cache: 1,
+        ..Settings::default()
+    };
+    let open = || SegmentStore::open_on(disk.clone(), None, &settings).expect("a sound disk opens");
+    let first = open();
+    let live = first.figures().live;
+    drop(first);
+    let second = open();
+    assert_eq!(second.figures().live, live, "a second replay differs");
+    // What was deposited before cannot keep others from being deposited, claimed and cleaned away.
+    let Some(handle) = lockbox_share_protocol::handle::Handle::new(1, 12, 5) else { return };
+    let auth = Auth([7; 32]);
+    let share = NewShare {
+        auth: Verifier::of(&auth.0),
+        owner: Verifier([0; 32]),
+        ttl: Duration::from_secs(60),
+        claims: 1,
+        capsule: bytes::Bytes::from_static(b"content"),
+        payload: None,
+    };
+    second.create(handle, share).wait().expect("a handle of a fresh key is free");
+    second.sweep().expect("a sound disk is swept");
+    second.compact().expect("a sound disk is compacted");
+    let live = second.figures().live;
+    drop(second);
+    let third = open();
+    assert_eq!(third.figures().live, live, "a replay after a compaction differs");
+    let claimed = third.claim(handle, &auth, ClaimId([1; 16])).wait().expect("what was deposited is there");
+    assert_eq!(claimed.capsule, "content");
+    clock.pass(Duration::from_secs(3600));
+    third.sweep().expect("a sound disk is swept");
+}
+
+/// A file whose head and records are sealed: for each record two bytes of length, then what stands behind the checksum.
+fn forge(kind: u8, mut rest: &[u8]) -> Vec<u8> {
+    let shard = kind % 4;
+    let mut file = head(NONCE, 28_333_400, kind & 0x10 != 0, shard);
+    while let Some((length, body)) = rest.split_first_chunk::<2>() {
+        let length = usize::from(u16::from_le_bytes(*length)).min(body.len());
+        let (record, behind) = body.split_at(length);
+        rest = behind;
+        let at = file.len() as u64;
+        let mut bytes = vec![0; 8];
+        bytes.extend_from_slice(record);
+        bytes.resize(bytes.len().max(FIXED).next_multiple_of(8), 0);
+        // Of its own shard, or it would be passed over.
+        bytes[31] = bytes[31] & !3 | shard;
+        seal(&mut bytes, Place { nonce: NONCE, at });
+        file.extend_from_slice(&bytes);
+    }
+    file
+}
+
+/// Inputs to begin with.
+pub fn segment_seeds() -> Vec<Vec<u8>> {
+    let new = NewShare {
+        auth: Verifier([1; 32]),
+        owner: Verifier([2; 32]),
+        ttl: Duration::from_secs(900),
+        claims: 2,
+        capsule: bytes::Bytes::from_static(b"capsule"),
+        payload: Some(super::SpoolEntry { id: [5; 16], length: 9, digest: [6; 32] }),
+    };
+    let share = Share::new(&new, super::clock::Time(1_700_000_000_000));
+    let mut used = Share { version: 2, ..share };
+    used.cell.take(ClaimId([8; 16]), super::clock::Time(1_700_000_000_005), None);
+    let mut records = Vec::new();
+    let mut file = head(NONCE, 28_333_400, false, 0);
+    let contents = [(share, Content::Here(&b"capsule"[..])), (used, Content::At(64)), (used, Content::Nowhere)];
+    for (share, content) in contents {
+        let mut bytes = Vec::new();
+        encode(&Key([0; 16]), &share, content, Place { nonce: NONCE, at: file.len() as u64 }, &mut bytes);
+        records.extend_from_slice(&(bytes.len() as u16 - 8).to_le_bytes());
+        records.extend_from_slice(&bytes[8..]);
+        file.extend_from_slice(&bytes);
+    }
+    let input = |kind: u8, bytes: &[u8]| [&[kind][..], bytes].concat();
+    vec![
+        input(RAW, &file),
+        input(RAW, &file[..file.len() - 9]),
+        input(4, &records),
+        input(0x11, &records),
+        input(5, &records[..records.len() / 2]),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What the fuzzer begins with, and some of what it makes of it.
+    #[test]
+    fn hostile_segments_are_replayed_without_harm() {
+        let seed = u64::from(std::process::id());
+        eprintln!("seed {seed}");
+        let mut state = seed;
+        let mut random = move || {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 33) as usize
+        };
+        for input in segment_seeds() {
+            segment(&input);
+            for _ in 0..60 {
+                let mut changed = input.clone();
+                for _ in 0..1 + random() % 4 {
+                    let at = random() % changed.len();
+                    changed[at] = [0, 1, 0x7f, 0xff, random() as u8][random() % 5];
+                }
+                segment(&changed);
+            }
+        }
+    }
+
+    /// A file that looks like the start of a record everywhere costs no hash of a whole record at each place.
+    #[test]
+    fn a_file_of_false_starts_is_given_up() {
+        let mut file = head(NONCE, 28_333_400, false, 0);
+        file.resize(8 << 20, 0);
+        for at in (64..file.len() - 16).step_by(8) {
+            file[at..at + 4].copy_from_slice(&8192u32.to_le_bytes());
+        }
+        segment(&[&[RAW][..], &file].concat());
+    }
+}
