@@ -17,7 +17,7 @@ corpus=${CORPUS:-$base/corpus}
 host=$(rustc -vV | sed -n 's/^host: //p')
 program=$base/$host/release/lockbox-fuzz
 wide=(whole operations page segment)
-decoders=(header slot record delta prologue head node directory values xattr space acl seen control options)
+decoders=(header slot record delta prologue head node directory values xattr space acl seen control options range capsule request)
 targets=("$@")
 [[ $# -gt 0 ]] || targets=("${wide[@]}" "${decoders[@]}")
 

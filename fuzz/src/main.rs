@@ -10,10 +10,18 @@ use libfuzzer_sys::fuzz_target;
 use lockbox::archive::fuzzing::{Entry, TARGETS, seeds, target};
 use lockbox::control::{Request, Response};
 use lockbox_fuse::options::Options;
+use lockbox_share::http::fuzzing as http;
 use lockbox_share::store::fuzzing as shares;
 
 /// Targets of what lies above the library's archive.
-const UPPER: [(&str, Entry); 3] = [("control", control), ("options", options), ("segment", shares::segment)];
+const UPPER: [(&str, Entry); 6] = [
+    ("control", control),
+    ("options", options),
+    ("segment", shares::segment),
+    ("range", http::ranges),
+    ("capsule", http::capsule),
+    ("request", http::request),
+];
 
 static CHOSEN: OnceLock<Entry> = OnceLock::new();
 
@@ -61,7 +69,7 @@ fn upper_seeds(name: &str) -> Vec<Vec<u8>> {
 }
 
 fn share_seeds(name: &str) -> Vec<Vec<u8>> {
-    if name == "segment" { shares::segment_seeds() } else { Vec::new() }
+    if name == "segment" { shares::segment_seeds() } else { http::seeds(name) }
 }
 
 /// One directory for each target.

@@ -18,6 +18,8 @@ mod claim;
 mod download;
 mod file;
 pub mod floor;
+#[cfg(fuzzing)]
+pub mod fuzzing;
 mod guard;
 pub mod listen;
 mod message;

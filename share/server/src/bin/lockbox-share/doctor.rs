@@ -13,7 +13,7 @@ use crate::serve;
 /// Free bytes below which a warning is given: a minute of busy sharing.
 const LITTLE: u64 = 256 << 20;
 
-/// Arguments of `doctor`
+/// Look for what would keep the daemon from serving
 #[derive(Args)]
 pub(crate) struct Doctor {
     /// Directory of the shares

@@ -23,10 +23,9 @@ struct Arguments {
 #[derive(Subcommand)]
 enum Command {
     Serve(Box<serve::Serve>),
-    /// Look for what would keep the daemon from serving
     Doctor(doctor::Doctor),
-    BenchStore(bench_store::BenchStore),
     Compact(compact::Compact),
+    BenchStore(bench_store::BenchStore),
     /// Measure how many shares are made each second over HTTP
     BenchHttp(bench_http::BenchHttp),
     /// Measure how many shares are fetched each second over HTTP
@@ -41,13 +40,13 @@ enum Command {
 fn main() -> ExitCode {
     let result = match Arguments::parse().command {
         Command::Serve(arguments) => serve::run(&arguments),
-        Command::BenchStore(arguments) => bench_store::run(&arguments),
-        Command::Compact(arguments) => compact::run(&arguments),
         Command::Doctor(arguments) => doctor::run(&arguments),
         Command::BenchHttp(arguments) => bench_http::run(&arguments, bench_http::What::Share),
         Command::BenchHttpFetch(arguments) => bench_http::run(&arguments, bench_http::What::Fetch),
         Command::BenchHttpFlow(arguments) => bench_http::run(&arguments, bench_http::What::Flow),
         Command::BenchFloor => bench_http::floor::run(),
+        Command::BenchStore(arguments) => bench_store::run(&arguments),
+        Command::Compact(arguments) => compact::run(&arguments),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

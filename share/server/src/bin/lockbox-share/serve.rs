@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,9 +11,13 @@ use lockbox_share::http::listen::UnixSocket;
 use lockbox_share::http::running::{self, Addresses, Running};
 use lockbox_share::http::{Creators, Daemon, Network, Settings, tls};
 use lockbox_share::limiter::Rates;
-use lockbox_share::store::ShareStore;
+use lockbox_share::spool::Spool;
+use lockbox_share::store::clock::SystemClock;
 use lockbox_share::store::segments::{self, Durability, SegmentStore};
+use lockbox_share::store::valkey::{ValkeySettings, ValkeyStore};
+use lockbox_share::store::{Periods, ShareStore};
 use lockbox_share_protocol::api::{DEFAULT_PORT, SOCKET_NAME};
+use zeroize::Zeroizing;
 
 /// The daemon's own figures are beside its port.
 const ADMIN_PORT: u16 = DEFAULT_PORT + 1;
@@ -26,6 +30,12 @@ pub(crate) struct Serve {
     /// Directory of the shares, made if it is missing
     #[arg(long, value_name = "DIR")]
     pub(crate) state_dir: PathBuf,
+    /// Keep the shares in a Valkey server instead, valkey://HOST:PORT/DB; ciphertext stays in the state directory
+    #[arg(long, value_name = "URL")]
+    store: Option<String>,
+    /// File with the password of that server
+    #[arg(long, value_name = "FILE", requires = "store")]
+    store_password_file: Option<PathBuf>,
     /// Address for HTTP; may be repeated, `none` for no address
     #[arg(long, value_name = "ADDRESS:PORT")]
     pub(crate) listen: Vec<String>,
@@ -210,31 +220,64 @@ fn start(arguments: &Serve) -> Result<Running, String> {
     let unix = unix
         .map(|path| UnixSocket::bind(&path).map_err(|error| format!("cannot listen on {}: {error}", path.display())))
         .transpose()?;
-    let store = open(&arguments.state_dir, arguments.durability, arguments.spool_size)?;
-    let spool = store.spool().cloned().ok_or("the store has no spool")?;
+    let (store, spool) = open(arguments)?;
     let settings = settings(arguments, &tcp);
     let mut secret = [0; 16];
     getrandom::fill(&mut secret).map_err(|error| format!("no randomness: {error}"))?;
-    let store: Arc<dyn ShareStore> = Arc::new(store);
     let daemon = Arc::new(Daemon::new(store, spool, settings, secret));
     let workers =
         arguments.workers.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, std::num::NonZero::get));
     running::start(daemon, Addresses { tcp, tls, admin }, unix, workers)
 }
 
-pub(crate) fn open(state: &Path, durability: Mode, spool_capacity: u64) -> Result<SegmentStore, String> {
+type Stores = (Arc<dyn ShareStore>, Arc<Spool>);
+
+fn open(arguments: &Serve) -> Result<Stores, String> {
+    let state = &arguments.state_dir;
     std::fs::DirBuilder::new()
         .recursive(true)
         .mode(0o700)
         .create(state)
         .map_err(|error| format!("cannot create {}: {error}", state.display()))?;
-    let durability = match durability {
+    let durability = match arguments.durability {
         Mode::Commit => Durability::Commit,
         Mode::Periodic => Durability::Periodic,
         Mode::None => Durability::None,
     };
-    let settings = segments::Settings { durability, spool_capacity, ..segments::Settings::default() };
-    SegmentStore::open(state, &settings).map_err(|error| error.to_string())
+    if let Some(url) = &arguments.store {
+        return open_valkey(url, arguments, durability);
+    }
+    let settings =
+        segments::Settings { durability, spool_capacity: arguments.spool_size, ..segments::Settings::default() };
+    let store = SegmentStore::open(state, &settings).map_err(|error| error.to_string())?;
+    let spool = store.spool().cloned().ok_or("the store has no spool")?;
+    let store: Arc<dyn ShareStore> = Arc::new(store);
+    Ok((store, spool))
+}
+
+fn open_valkey(url: &str, arguments: &Serve, durability: Durability) -> Result<Stores, String> {
+    let password = arguments
+        .store_password_file
+        .as_ref()
+        .map(|path| {
+            let text = std::fs::read_to_string(path).map(Zeroizing::new);
+            let text = text.map_err(|error| format!("cannot read {}: {error}", path.display()))?;
+            Ok::<_, String>(Zeroizing::new(text.trim_end_matches('\n').to_owned()))
+        })
+        .transpose()?;
+    let settings = ValkeySettings {
+        url: url.to_owned(),
+        password,
+        durability,
+        periods: Periods::default(),
+        clock: Arc::new(SystemClock),
+    };
+    let store = ValkeyStore::connect(&settings).map_err(|error| error.to_string())?;
+    let directory = arguments.state_dir.join("spool");
+    let spool = Spool::open(&directory, arguments.spool_size)
+        .map_err(|error| format!("cannot open {}: {error}", directory.display()))?;
+    let store: Arc<dyn ShareStore> = Arc::new(store);
+    Ok((store, spool))
 }
 
 fn addresses(given: &[String], default: SocketAddr) -> Result<Vec<SocketAddr>, String> {
