@@ -323,6 +323,22 @@ mod tests {
     }
 
     #[test]
+    fn an_input_that_is_taken_is_never_the_source() {
+        let taken = PassphraseSources { input_taken: true, ..PassphraseSources::default() };
+        let from = |sources: PassphraseSources| match sources.source() {
+            Ok(Source::Input) => "input",
+            Ok(Source::Descriptor(_)) => "descriptor",
+            Ok(Source::File(_)) => "file",
+            Ok(_) => "something else",
+            Err(_) => "nothing",
+        };
+        assert_ne!(from(taken.clone()), "input");
+        assert_eq!(from(PassphraseSources { passfd: Some(0), ..taken.clone() }), "nothing");
+        assert_eq!(from(PassphraseSources { passfd: Some(3), ..taken.clone() }), "descriptor");
+        assert_eq!(from(PassphraseSources { passfile: Some("file".into()), ..taken }), "file");
+    }
+
+    #[test]
     fn two_sources_of_the_passphrase_are_a_usage_error() {
         let all = PassphraseSources {
             passfile: Some("file".into()),
@@ -330,7 +346,7 @@ mod tests {
             passcommand: Some("command".into()),
             credential: Some("name".into()),
             ask_password: true,
-            passfile_any: false,
+            ..PassphraseSources::default()
         };
         let none = PassphraseSources::default;
         let pick: [fn(&PassphraseSources, &mut PassphraseSources); 5] = [
