@@ -10,7 +10,7 @@ use std::hint::black_box;
 use std::path::{Path, PathBuf};
 
 use criterion::{BatchSize, Criterion, Throughput, criterion_group, criterion_main};
-use lockbox::archive::{Archive, CreateOptions, Entries, ExtractOptions, ImportOptions, KdfCost, OpenOptions};
+use lockbox::archive::{Archive, CreateOptions, Entries, ExtractOptions, Filter, ImportOptions, KdfCost, OpenOptions};
 use lockbox::crypto::Passphrase;
 use lockbox::format::{Ino, ROOT_INO};
 use lockbox::fs::{Creator, FileSystem};
@@ -182,7 +182,14 @@ fn import_and_extract(c: &mut Criterion) {
     let mut group = c.benchmark_group("import and extract");
     group.sample_size(10);
     for (name, source) in [("1,000 x 1 KiB", &sources[0]), ("64 MiB", &sources[1])] {
-        let options = ImportOptions { to: Vec::new(), follow: false, replace: true, creator: CREATOR };
+        let options = ImportOptions {
+            to: Vec::new(),
+            follow: false,
+            replace: true,
+            creator: CREATOR,
+            filter: Filter::default(),
+            mirror: None,
+        };
         group.bench_function(format!("import and commit {name}"), |b| {
             b.iter(|| {
                 made.archive().import(std::slice::from_ref(source), &options, &mut |_| {}).unwrap();

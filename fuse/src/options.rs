@@ -165,6 +165,7 @@ impl Options {
             "passcommand" => self.sources.passphrase.passcommand = Some(value.into()),
             "credential" => self.sources.passphrase.credential = Some(value.into()),
             "keyfile" => self.sources.keyfile = Some(PathBuf::from(value)),
+            "recovery-code" | "recovery_code" => self.sources.recovery_code = Some(PathBuf::from(value)),
             "identity" => self.sources.identity.push(PathBuf::from(value)),
             "keyring-cache" | "keyring_cache" => self.cache.keyring_cache = Some(parse_time(name, value)?),
             "log" => self.log = Some(PathBuf::from(value)),

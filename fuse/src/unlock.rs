@@ -68,6 +68,11 @@ impl Lock for Door<'_> {
         Ok(self.secrets.identities.add(content, name, &self.prompts)?)
     }
 
+    fn add_recovery_code(&mut self, code: &[u8]) -> Result<(), Failure> {
+        self.secrets.recovery_code = Some(RecoveryCode::parse(code)?);
+        Ok(())
+    }
+
     fn add_passphrase(&mut self, passphrase: Bytes) {
         match RecoveryCode::parse(&passphrase) {
             Ok(code) => self.secrets.recovery_code = Some(code),
@@ -112,9 +117,9 @@ impl Prompts for Asker {
     }
 
     fn confirm(&self, question: &str, yes: &str, no: Option<&str>) -> Option<bool> {
-        let choice = no.map_or_else(|| format!("[{yes}]"), |no| format!("[1: {yes}, 2: {no}]"));
+        let choice = no.map_or_else(|| format!("[y: {yes}, n]"), |no| format!("[y: {yes}, n: {no}]"));
         let answer = lockbox_secrets::ask_openly(&format!("{question} {choice} "))?;
-        Some(no.is_none() || answer.trim() == "1")
+        Some(["y", "yes"].iter().any(|word| answer.trim().eq_ignore_ascii_case(word)))
     }
 
     fn public(&self, question: &str) -> Option<String> {

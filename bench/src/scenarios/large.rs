@@ -5,7 +5,7 @@ use std::io::Write;
 use std::path::Path;
 use std::time::Instant;
 
-use lockbox::archive::{ExtractOptions, ImportOptions};
+use lockbox::archive::{ExtractOptions, Filter, ImportOptions};
 use lockbox::format::ROOT_INO;
 
 use crate::bench_box::{BenchBox, CREATOR, forget};
@@ -36,7 +36,14 @@ fn one(place: &Place, size: u64, data: &str, content: &dyn Fn(u64) -> Vec<u8>) -
     for _ in 0..3 {
         copies.push(seconds(|| copy_synced(&source, &copy))?);
         fs::remove_file(&copy)?;
-        let options = ImportOptions { to: Vec::new(), follow: false, replace: true, creator: CREATOR };
+        let options = ImportOptions {
+            to: Vec::new(),
+            follow: false,
+            replace: true,
+            creator: CREATOR,
+            filter: Filter::default(),
+            mirror: None,
+        };
         let archive = made.archive()?;
         adds.push(seconds(|| {
             archive.import(std::slice::from_ref(&source), &options, &mut |_| {})?;
@@ -54,7 +61,11 @@ fn one(place: &Place, size: u64, data: &str, content: &dyn Fn(u64) -> Vec<u8>) -
     for round in 0..3 {
         copies.push(seconds(|| copy_synced(&source, &copy))?);
         fs::remove_file(&copy)?;
-        let options = ExtractOptions { to: made.directory().join(format!("out{round}")), replace: false };
+        let options = ExtractOptions {
+            to: made.directory().join(format!("out{round}")),
+            replace: false,
+            filter: Filter::default(),
+        };
         let archive = made.archive()?;
         extractions.push(seconds(|| {
             archive.extract(&[], &options, &mut |_| {})?;

@@ -2,7 +2,7 @@
 
 use std::io::Write;
 
-use lockbox::archive::{Entries, ExtractOptions};
+use lockbox::archive::{Entries, ExtractOptions, Filter};
 use lockbox::format::{Ino, ROOT_INO};
 use lockbox::fs::FileSystem;
 
@@ -32,7 +32,7 @@ fn one(place: &Place, files: usize, data: &str, content: &dyn Fn(usize) -> Vec<u
     report.time("list with attributes", || list(&fs, &directories, files))?;
     report.time("five extractions in memory", || (0..5).try_for_each(|_| read_all(&fs, &directories, &contents)))?;
     let to = made.directory().join("out");
-    let options = ExtractOptions { to: to.clone(), replace: false };
+    let options = ExtractOptions { to: to.clone(), replace: false, filter: Filter::default() };
     let archive = made.archive()?;
     report.time("extract to a directory", || Ok(archive.extract(&[], &options, &mut |_| {})?))?;
     drop(fs);

@@ -160,10 +160,9 @@ fn prompt() -> Result<Link, Failure> {
     let mut text = Zeroizing::new(String::with_capacity(4096));
     for line in 0..MAX_LINES {
         let question = if line == 0 { "Link (not shown): " } else { "The rest of it (not shown): " };
-        let typed =
-            rpassword::prompt_password(question).map_err(|error| exit::host("cannot ask for the link", &error))?;
-        let typed = Zeroizing::new(typed);
-        text.push_str(&typed);
+        let typed = lockbox_secrets::ask_secretly(question)?;
+        let typed = std::str::from_utf8(&typed).map_err(|_| Failure::usage("what was typed is no link"))?;
+        text.push_str(typed);
         text.push('\n');
         if typed.is_empty() || !Link::may_go_on(&text) {
             break;
