@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs what the tests need on a Debian-like machine and runs all of them. Ends with 0 only when every stage passed.
 #
-#   tests/run.sh [STAGE...]     all stages, or those named: format lint test portable reader mount page suites fuzz licences
+#   tests/run.sh [STAGE...]     all stages, or those named: format lint test portable reader mount share page suites fuzz licences
 #
 # Needs a Rust toolchain and root (directly or by sudo) for packages and mounts. Takes about half an hour on two cores.
 set -uo pipefail
@@ -100,6 +100,12 @@ stage_page() {
     timeout 180 node share/page/test/browser/run.mjs "$target/debug/lockbox" "$target/debug/lockbox-share"
 }
 
+# The share daemon: its tests over real sockets, and its interface against its own description.
+stage_share() {
+    cargo test --quiet --package lockbox-share --test http && cargo build --quiet --package lockbox-share --bins && tests/share.sh &&
+        cargo build --quiet --package lockbox --bins && tests/share/links.sh "$target/debug"
+}
+
 # libFuzzer with AddressSanitizer: each target for a while, two at a time.
 stage_fuzz() {
     end_building
@@ -165,7 +171,7 @@ end_building() {
     builder=
 }
 
-stages=(install format lint test portable reader mount page suites fuzz licences)
+stages=(install format lint test portable reader mount share page suites fuzz licences)
 if [[ $# -gt 0 ]]; then
     stages=(install "$@")
     # The mount stage compares with the reader as well.

@@ -1,0 +1,203 @@
+//! Asks as fast as answers come, over a fixed number of connections at a time, and keeps the latencies.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+use super::What;
+use super::messages::Messages;
+
+/// What is to be asked.
+pub(super) struct Load {
+    pub(super) address: SocketAddr,
+    pub(super) messages: Messages,
+    /// Handles to claim, for `Fetch`.
+    pub(super) handles: Vec<String>,
+    pub(super) what: What,
+    pub(super) requests: u64,
+    pub(super) concurrency: usize,
+    pub(super) keep_alive: bool,
+}
+
+/// What came of it.
+pub(super) struct Measured {
+    pub(super) done: u64,
+    pub(super) failed: u64,
+    pub(super) took: Duration,
+    /// Microseconds of each, in order of size.
+    latencies: Vec<u32>,
+}
+
+impl Measured {
+    pub(super) fn percentile(&self, percent: f64) -> u32 {
+        let place = (self.latencies.len() as f64 * percent / 100.0) as usize;
+        self.latencies.get(place.min(self.latencies.len().saturating_sub(1))).copied().unwrap_or(0)
+    }
+}
+
+/// Real answers, head and body.
+pub(super) struct Sample {
+    pub(super) created: Vec<u8>,
+    pub(super) claimed: Vec<u8>,
+}
+
+fn event_loop() -> Result<tokio::runtime::Runtime, String> {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(|error| error.to_string())
+}
+
+/// One share made and claimed.
+pub(super) fn sample(address: SocketAddr, messages: &Messages) -> Result<Sample, String> {
+    event_loop()?.block_on(async {
+        let mut asker = Asker { address, stream: None, keep_alive: false, answer: Vec::new() };
+        let told = |error: std::io::Error| format!("the daemon does not answer: {error}");
+        asker.ask(messages.create(false).as_bytes()).await.map_err(told)?;
+        let created = asker.answer.clone();
+        let handle = handle_in(&created).ok_or("the daemon made no share")?;
+        asker.ask(messages.claim(&handle, 0, false).as_bytes()).await.map_err(told)?;
+        Ok(Sample { created, claimed: asker.answer })
+    })
+}
+
+/// Makes shares a hundred at a time; their handles.
+pub(super) fn preload(address: SocketAddr, messages: &Messages, shares: u64) -> Result<Vec<String>, String> {
+    event_loop()?.block_on(async {
+        let mut asker = Asker { address, stream: None, keep_alive: true, answer: Vec::new() };
+        let mut handles = Vec::new();
+        let batch = messages.batch();
+        while (handles.len() as u64) < shares {
+            asker.ask(batch.as_bytes()).await.map_err(|error| format!("the daemon does not answer: {error}"))?;
+            let text = String::from_utf8_lossy(&asker.answer);
+            let before = handles.len();
+            handles.extend(
+                text.split("\"handle\":\"").skip(1).filter_map(|rest| rest.split('"').next()).map(str::to_owned),
+            );
+            if handles.len() == before {
+                return Err("the daemon made no shares".into());
+            }
+        }
+        handles.truncate(usize::try_from(shares).unwrap_or(usize::MAX));
+        Ok(handles)
+    })
+}
+
+fn handle_in(answer: &[u8]) -> Option<String> {
+    let text = std::str::from_utf8(answer).ok()?;
+    text.split("\"handle\":\"").nth(1)?.split('"').next().map(str::to_owned)
+}
+
+/// Runs the load on as many threads as there are processors.
+pub(super) fn run(load: Load) -> Result<Measured, String> {
+    let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get).min(load.concurrency);
+    let load = Arc::new(load);
+    let (next, failed) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
+    let began = Instant::now();
+    let running: Vec<_> = (0..threads)
+        .map(|thread| {
+            let (load, next, failed) = (load.clone(), next.clone(), failed.clone());
+            let tasks = load.concurrency / threads + usize::from(thread < load.concurrency % threads);
+            std::thread::spawn(move || -> Result<Vec<u32>, String> {
+                let runtime = event_loop()?;
+                runtime.block_on(async {
+                    let tasks: Vec<_> =
+                        (0..tasks).map(|_| tokio::spawn(ask_on(load.clone(), next.clone(), failed.clone()))).collect();
+                    let mut latencies = Vec::new();
+                    for task in tasks {
+                        latencies.extend(task.await.map_err(|error| error.to_string())?);
+                    }
+                    Ok(latencies)
+                })
+            })
+        })
+        .collect();
+    let mut latencies = Vec::new();
+    for thread in running {
+        latencies.extend(thread.join().map_err(|_| "a thread of the client ended by a panic")??);
+    }
+    let took = began.elapsed();
+    latencies.sort_unstable();
+    Ok(Measured { done: latencies.len() as u64, failed: failed.load(Relaxed), took, latencies })
+}
+
+/// One connection's worth of the load. A failure is counted and not repeated.
+async fn ask_on(load: Arc<Load>, next: Arc<AtomicU64>, failed: Arc<AtomicU64>) -> Vec<u32> {
+    let mut latencies = Vec::new();
+    let mut asker = Asker { address: load.address, stream: None, keep_alive: load.keep_alive, answer: Vec::new() };
+    let create = load.messages.create(load.keep_alive);
+    loop {
+        let number = next.fetch_add(1, Relaxed);
+        if number >= load.requests {
+            return latencies;
+        }
+        let began = Instant::now();
+        let done = match load.what {
+            What::Share => asker.succeeds(create.as_bytes()).await,
+            What::Fetch => match load.handles.get(usize::try_from(number).unwrap_or(usize::MAX)) {
+                Some(handle) => asker.succeeds(load.messages.claim(handle, number, load.keep_alive).as_bytes()).await,
+                None => false,
+            },
+            What::Flow => {
+                asker.succeeds(create.as_bytes()).await
+                    && match handle_in(&asker.answer) {
+                        Some(handle) => {
+                            asker.succeeds(load.messages.claim(&handle, number, load.keep_alive).as_bytes()).await
+                        }
+                        None => false,
+                    }
+            }
+        };
+        if done {
+            latencies.push(u32::try_from(began.elapsed().as_micros()).unwrap_or(u32::MAX));
+        } else {
+            failed.fetch_add(1, Relaxed);
+        }
+    }
+}
+
+struct Asker {
+    address: SocketAddr,
+    stream: Option<TcpStream>,
+    keep_alive: bool,
+    answer: Vec<u8>,
+}
+
+impl Asker {
+    async fn succeeds(&mut self, request: &[u8]) -> bool {
+        let done = self.ask(request).await.is_ok();
+        done && (self.answer.starts_with(b"HTTP/1.1 200") || self.answer.starts_with(b"HTTP/1.1 201"))
+    }
+
+    /// Sends a request, and reads the answer: to the end of the connection, or to its length on one that is kept.
+    async fn ask(&mut self, request: &[u8]) -> std::io::Result<()> {
+        let mut stream = match self.stream.take() {
+            Some(stream) => stream,
+            None => {
+                let stream = TcpStream::connect(self.address).await?;
+                stream.set_nodelay(true)?;
+                stream
+            }
+        };
+        stream.write_all(request).await?;
+        self.answer.clear();
+        loop {
+            if stream.read_buf(&mut self.answer).await? == 0 {
+                return Ok(());
+            }
+            if self.keep_alive && is_whole(&self.answer) {
+                self.stream = Some(stream);
+                return Ok(());
+            }
+        }
+    }
+}
+
+/// Whether head and body have come.
+fn is_whole(answer: &[u8]) -> bool {
+    let Some(end) = answer.windows(4).position(|window| window == b"\r\n\r\n") else { return false };
+    let head = std::str::from_utf8(&answer[..end]).unwrap_or_default();
+    let length = head.split("content-length: ").nth(1).and_then(|rest| rest.lines().next()?.parse::<usize>().ok());
+    answer.len() - end - 4 >= length.unwrap_or(0)
+}

@@ -1,0 +1,315 @@
+//! Measures the store alone: deposits, claims, and both in turn, on a store that may hold many shares already.
+
+use std::fs;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use clap::{Args, ValueEnum};
+use lockbox_share::store::segments::{Durability, SegmentStore, Settings};
+use lockbox_share::store::{
+    Auth, ClaimId, Claimed, Created, MAX_CAPSULE, NewShare, Pending, Result, ShareStore, StoreError, Verifier,
+    random_handle,
+};
+use lockbox_share_protocol::handle::Handle;
+
+/// Measure how many shares the store takes and gives away each second
+#[derive(Args)]
+pub(crate) struct BenchStore {
+    /// Directory of the store; without one a temporary directory, removed at the end
+    #[arg(long, value_name = "DIR")]
+    state_dir: Option<PathBuf>,
+    /// Shares to create, to fetch, and to create and fetch in turn
+    #[arg(long, default_value_t = 200_000, value_name = "N")]
+    requests: u64,
+    /// Bytes of each capsule, at most 8192
+    #[arg(long, default_value_t = 512, value_name = "BYTES")]
+    payload_bytes: usize,
+    /// Requests under way at a time, over all threads
+    #[arg(long, default_value_t = 128, value_name = "N")]
+    concurrency: usize,
+    /// Shares that live in the store before the measurement begins
+    #[arg(long, default_value_t = 0, value_name = "N")]
+    preload_shares: u64,
+    /// Random digits of a handle, 6 to 12
+    #[arg(long, default_value_t = 12, value_name = "N")]
+    share_code_digits: u32,
+    /// When a reply is given
+    #[arg(long, value_enum, default_value_t = Mode::Commit)]
+    durability: Mode,
+    /// Threads that ask; by default one for each processor
+    #[arg(long, value_name = "N")]
+    threads: Option<usize>,
+}
+
+/// Names of the modes on the command line.
+#[derive(Clone, Copy, ValueEnum)]
+enum Mode {
+    /// Survives the end of the process
+    None,
+    /// A power cut loses or repeats the last 50 ms
+    Periodic,
+    /// After its barrier
+    Commit,
+}
+
+const TTL: Duration = Duration::from_secs(900);
+
+/// One kind of work, done by several threads.
+struct Part<'a> {
+    store: &'a SegmentStore,
+    arguments: &'a BenchStore,
+    threads: usize,
+}
+
+pub(crate) fn run(arguments: &BenchStore) -> std::result::Result<(), String> {
+    if arguments.payload_bytes > MAX_CAPSULE || arguments.concurrency == 0 || arguments.requests == 0 {
+        return Err("--payload-bytes is at most 8192, --requests and --concurrency are at least 1".into());
+    }
+    let room = 10u64.saturating_pow(arguments.share_code_digits) / 2;
+    if arguments.preload_shares + 2 * arguments.requests > room {
+        return Err("--share-code-digits leaves too few handles for so many shares".into());
+    }
+    let temporary = std::env::temp_dir().join(format!("lockbox-share-bench-{}", std::process::id()));
+    let directory = arguments.state_dir.as_ref().unwrap_or(&temporary);
+    let measured = measure(arguments, directory);
+    if arguments.state_dir.is_none() {
+        fs::remove_dir_all(&temporary).map_err(|error| format!("{}: {error}", temporary.display()))?;
+    }
+    measured
+}
+
+fn measure(arguments: &BenchStore, directory: &std::path::Path) -> std::result::Result<(), String> {
+    let durability = match arguments.durability {
+        Mode::None => Durability::None,
+        Mode::Periodic => Durability::Periodic,
+        Mode::Commit => Durability::Commit,
+    };
+    let settings = Settings { durability, ..Settings::default() };
+    let store = SegmentStore::open(directory, &settings).map_err(|e| e.to_string())?;
+    let threads = arguments.threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
+    let threads = threads.clamp(1, arguments.concurrency);
+    let part = Part { store: &store, arguments, threads };
+    let failed = |error: StoreError| error.to_string();
+    print("durability", format!("{durability:?}").to_lowercase());
+    print("requests", arguments.requests);
+    print("payload_bytes", arguments.payload_bytes);
+    print("concurrency", arguments.concurrency);
+    print("threads", threads);
+    print("preload_shares", arguments.preload_shares);
+    if arguments.preload_shares > 0 {
+        part.create(arguments.preload_shares).map_err(failed)?;
+    }
+    print("live_before", store.figures().live);
+    print("rss_bytes_before", resident());
+    let created = timed("create", arguments.requests, || part.create(arguments.requests)).map_err(failed)?;
+    timed("fetch", arguments.requests, || part.fetch(&created)).map_err(failed)?;
+    timed("flow", arguments.requests, || part.flow()).map_err(failed)?;
+    store.flush().wait().map_err(failed)?;
+    let figures = store.figures();
+    print("live_after", figures.live);
+    print("segment_bytes", figures.segment_bytes);
+    print("index_bytes", figures.index_bytes);
+    print("barriers", figures.barriers);
+    print("barrier_seconds", format!("{:.3}", figures.barrier_micros as f64 / 1e6));
+    print("rss_bytes", resident());
+    Ok(())
+}
+
+/// Runs a part and prints its rate, raw and for each second of processor time.
+fn timed<T>(name: &str, requests: u64, run: impl FnOnce() -> Result<T>) -> Result<T> {
+    let (begun, cpu) = (Instant::now(), processor_seconds());
+    let done = run()?;
+    let (wall, cpu) = (begun.elapsed().as_secs_f64(), processor_seconds() - cpu);
+    print(&format!("{name}_per_second"), format!("{:.0}", requests as f64 / wall));
+    print(&format!("{name}_cpu_seconds"), format!("{cpu:.3}"));
+    print(&format!("{name}_per_cpu_second"), format!("{:.0}", requests as f64 / cpu.max(0.001)));
+    Ok(done)
+}
+
+/// The proof that belongs to a share.
+fn auth(number: u64) -> Auth {
+    let mut bytes = [0x5a; 32];
+    bytes[..8].copy_from_slice(&number.to_le_bytes());
+    Auth(bytes)
+}
+
+fn claim_id(number: u64) -> ClaimId {
+    ClaimId(u128::from(number).to_le_bytes())
+}
+
+impl Part<'_> {
+    fn share(&self, number: u64, capsule: &Bytes) -> NewShare {
+        let owner = Verifier([3; 32]);
+        let auth = Verifier::of(&auth(number).0);
+        NewShare { auth, owner, ttl: TTL, claims: 1, capsule: capsule.clone(), payload: None }
+    }
+
+    fn deposit(&self, number: u64, capsule: &Bytes) -> Result<(Handle, Pending<Created>)> {
+        let handle = random_handle(0, self.arguments.share_code_digits)?;
+        Ok((handle, self.store.create(handle, self.share(number, capsule))))
+    }
+
+    fn create(&self, count: u64) -> Result<Vec<(u64, Handle)>> {
+        let created = self.each(count, |range, slots| {
+            let capsule = Bytes::from(vec![0x61; self.arguments.payload_bytes]);
+            let mut handles = Vec::with_capacity((range.end - range.start) as usize);
+            let mut under_way = UnderWay::new(slots);
+            for number in range {
+                let (handle, pending) = self.deposit(number, &capsule)?;
+                handles.push((number, handle));
+                under_way.add((number, handle), pending)?;
+            }
+            let mut taken = under_way.finish()?;
+            handles.retain(|(_, handle)| !taken.contains(handle));
+            // A handle that was taken is drawn again.
+            for number in 0..taken.len() as u64 {
+                let (handle, pending) = self.deposit(u64::MAX - number, &capsule)?;
+                match pending.wait() {
+                    Ok(_) => handles.push((u64::MAX - number, handle)),
+                    Err(StoreError::Taken) => taken.push(handle),
+                    Err(error) => return Err(error),
+                }
+            }
+            Ok(handles)
+        })?;
+        Ok(created.into_iter().flatten().collect())
+    }
+
+    fn fetch(&self, created: &[(u64, Handle)]) -> Result<()> {
+        self.each(created.len() as u64, |range, slots| {
+            let mut under_way = UnderWay::new(slots);
+            for (number, handle) in &created[range.start as usize..range.end as usize] {
+                let pending: Pending<Claimed> = self.store.claim(*handle, &auth(*number), claim_id(*number));
+                under_way.add((*number, *handle), pending)?;
+            }
+            under_way.finish().map(|_| ())
+        })?;
+        Ok(())
+    }
+
+    /// Deposits and claims in turn, as many under way as asked for.
+    fn flow(&self) -> Result<()> {
+        self.each(self.arguments.requests, |range, slots| {
+            let capsule = Bytes::from(vec![0x61; self.arguments.payload_bytes]);
+            let mut number = range.start;
+            while number < range.end {
+                let batch = range.end.min(number + slots as u64);
+                let mut deposits = Vec::with_capacity(slots);
+                for number in number..batch {
+                    let (handle, pending) = self.deposit(number, &capsule)?;
+                    deposits.push((number, handle, pending));
+                }
+                let mut claims = Vec::with_capacity(slots);
+                for (number, handle, pending) in deposits {
+                    match pending.wait() {
+                        Ok(_) => claims.push(self.store.claim(handle, &auth(number), claim_id(number))),
+                        Err(StoreError::Taken) => {}
+                        Err(error) => return Err(error),
+                    }
+                }
+                for claim in claims {
+                    claim.wait()?;
+                }
+                number = batch;
+            }
+            Ok(())
+        })?;
+        Ok(())
+    }
+
+    /// Divides `count` among the threads; each has its part of the requests that are under way.
+    fn each<T: Send>(
+        &self,
+        count: u64,
+        work: impl Fn(std::ops::Range<u64>, usize) -> Result<T> + Sync,
+    ) -> Result<Vec<T>> {
+        let threads = self.threads as u64;
+        let slots = (self.arguments.concurrency / self.threads).max(1);
+        let next = AtomicU64::new(0);
+        std::thread::scope(|scope| {
+            let workers: Vec<_> = (0..threads)
+                .map(|_| {
+                    scope.spawn(|| {
+                        let thread = next.fetch_add(1, Ordering::Relaxed);
+                        work(count * thread / threads..count * (thread + 1) / threads, slots)
+                    })
+                })
+                .collect();
+            let joined = workers.into_iter().map(|worker| worker.join());
+            joined.map(|done| done.unwrap_or_else(|_| Err(StoreError::Unavailable("a thread failed".into())))).collect()
+        })
+    }
+}
+
+/// Requests of one thread that wait for their answer, oldest first.
+struct UnderWay<T> {
+    pending: std::collections::VecDeque<((u64, Handle), Pending<T>)>,
+    slots: usize,
+    taken: Vec<Handle>,
+}
+
+impl<T: Unpin> UnderWay<T> {
+    fn new(slots: usize) -> Self {
+        UnderWay { pending: std::collections::VecDeque::with_capacity(slots), slots, taken: Vec::new() }
+    }
+
+    fn add(&mut self, which: (u64, Handle), mut pending: Pending<T>) -> Result<()> {
+        // Most answers are ready at once when no barrier is waited for.
+        let mut context = Context::from_waker(Waker::noop());
+        if let Poll::Ready(answer) = std::pin::Pin::new(&mut pending).poll(&mut context) {
+            return self.answered(which.1, answer);
+        }
+        self.pending.push_back((which, pending));
+        if self.pending.len() >= self.slots { self.wait_for_oldest() } else { Ok(()) }
+    }
+
+    fn wait_for_oldest(&mut self) -> Result<()> {
+        match self.pending.pop_front() {
+            Some(((_, handle), pending)) => {
+                let answer = pending.wait();
+                self.answered(handle, answer)
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn answered(&mut self, handle: Handle, answer: Result<T>) -> Result<()> {
+        match answer {
+            Ok(_) => Ok(()),
+            Err(StoreError::Taken) => {
+                self.taken.push(handle);
+                Ok(())
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Waits for all, and gives the handles that were taken before.
+    fn finish(mut self) -> Result<Vec<Handle>> {
+        while !self.pending.is_empty() {
+            self.wait_for_oldest()?;
+        }
+        Ok(self.taken)
+    }
+}
+
+/// Bytes of memory that this process holds.
+fn resident() -> u64 {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok()).map_or(0, |kib| kib * 1024)
+}
+
+fn processor_seconds() -> f64 {
+    use nix::sys::resource::{UsageWho, getrusage};
+    let seconds = |time: nix::sys::time::TimeVal| time.tv_sec() as f64 + time.tv_usec() as f64 / 1e6;
+    getrusage(UsageWho::RUSAGE_SELF).map_or(0.0, |usage| seconds(usage.user_time()) + seconds(usage.system_time()))
+}
+
+#[allow(clippy::print_stdout)] // the result of the program
+fn print(name: &str, value: impl std::fmt::Display) {
+    println!("{name}={value}");
+}

@@ -1,0 +1,121 @@
+//! `lockbox-share doctor`: looks for what would keep the daemon from serving, and says what to do.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use lockbox_share_protocol::api::SOCKET_NAME;
+use nix::sys::resource::{Resource, getrlimit};
+
+use crate::serve;
+
+/// Free bytes below which a warning is given: a minute of busy sharing.
+const LITTLE: u64 = 256 << 20;
+
+/// Arguments of `doctor`
+#[derive(Args)]
+pub(crate) struct Doctor {
+    /// Directory of the shares
+    #[arg(long, value_name = "DIR")]
+    state_dir: PathBuf,
+}
+
+enum Finding {
+    Fine(String),
+    Warning(String),
+    Fault(String),
+}
+
+/// Prints one line for each thing looked at.
+///
+/// # Errors
+/// When something would keep the daemon from serving.
+#[allow(clippy::print_stdout)] // the result
+pub(crate) fn run(arguments: &Doctor) -> Result<(), String> {
+    let state = &arguments.state_dir;
+    let findings = [directory(state), writing(state), room(state), descriptors(), backlog(), socket()];
+    let mut faults = 0;
+    for finding in findings {
+        match finding {
+            Finding::Fine(text) => println!("ok       {text}"),
+            Finding::Warning(text) => println!("warning  {text}"),
+            Finding::Fault(text) => {
+                faults += 1;
+                println!("FAULT    {text}");
+            }
+        }
+    }
+    if faults == 0 { Ok(()) } else { Err(format!("{faults} of these would keep the daemon from serving")) }
+}
+
+fn directory(state: &Path) -> Finding {
+    match fs::metadata(state) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            Finding::Warning(format!("{} does not exist; serve makes it", state.display()))
+        }
+        Err(error) => Finding::Fault(format!("{} cannot be inspected: {error}", state.display())),
+        Ok(metadata) if !metadata.is_dir() => Finding::Fault(format!("{} is no directory", state.display())),
+        Ok(metadata) if metadata.mode() & 0o077 != 0 => {
+            Finding::Warning(format!("others may look into {}: chmod 700 it", state.display()))
+        }
+        Ok(_) => Finding::Fine(format!("{} is a private directory", state.display())),
+    }
+}
+
+fn writing(state: &Path) -> Finding {
+    if !state.is_dir() {
+        return Finding::Fine("nothing to write to yet".into());
+    }
+    let probe = state.join(format!("doctor-{}", std::process::id()));
+    let written = fs::write(&probe, b"probe").and_then(|()| fs::File::open(&probe)?.sync_all());
+    let _ = fs::remove_file(&probe);
+    match written {
+        Ok(()) => Finding::Fine("the disk takes writes and barriers".into()),
+        Err(error) => Finding::Fault(format!("the disk takes no writes: {error}")),
+    }
+}
+
+fn room(state: &Path) -> Finding {
+    let existing = state.ancestors().find(|path| path.exists()).unwrap_or(Path::new("/"));
+    match nix::sys::statvfs::statvfs(existing) {
+        Err(error) => Finding::Warning(format!("the free space cannot be told: {error}")),
+        Ok(figures) => {
+            let free = figures.blocks_available() * figures.fragment_size();
+            let text = format!("{} MiB are free", free >> 20);
+            if free < LITTLE { Finding::Warning(text) } else { Finding::Fine(text) }
+        }
+    }
+}
+
+fn descriptors() -> Finding {
+    match getrlimit(Resource::RLIMIT_NOFILE) {
+        Err(error) => Finding::Warning(format!("the limit of descriptors cannot be told: {error}")),
+        Ok((_, hard)) if hard < 20_000 => Finding::Warning(format!(
+            "only {hard} descriptors: connections over that wait; raise LimitNOFILE or lower --max-connections"
+        )),
+        Ok((_, hard)) => Finding::Fine(format!("{hard} descriptors")),
+    }
+}
+
+fn backlog() -> Finding {
+    let text = fs::read_to_string("/proc/sys/net/core/somaxconn").unwrap_or_default();
+    match text.trim().parse::<u32>() {
+        Ok(most) if most < 1024 => Finding::Warning(format!(
+            "bursts over {most} connections are refused by the kernel: raise net.core.somaxconn"
+        )),
+        Ok(most) => Finding::Fine(format!("{most} connections may wait to be accepted")),
+        Err(_) => Finding::Warning("net.core.somaxconn cannot be told".into()),
+    }
+}
+
+fn socket() -> Finding {
+    let path = match serve::runtime_directory() {
+        Ok(directory) => directory.join(SOCKET_NAME),
+        Err(message) => return Finding::Fault(message),
+    };
+    match std::os::unix::net::UnixStream::connect(&path) {
+        Ok(_) => Finding::Fine(format!("a daemon serves on {}", path.display())),
+        Err(_) => Finding::Fine(format!("no daemon serves on {}", path.display())),
+    }
+}

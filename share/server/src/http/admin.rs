@@ -1,0 +1,77 @@
+//! Health and metrics, on a listener of their own.
+
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper::{Method, Request, StatusCode};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use lockbox_share_protocol::message::ErrorCode;
+use tokio::net::TcpListener;
+use tokio::sync::Semaphore;
+
+use super::Daemon;
+use super::reply::{self, Refusal, Reply};
+
+/// Connections at a time; a scraper needs one.
+const CONNECTIONS: usize = 32;
+
+/// Opens the listener.
+///
+/// # Errors
+/// When the address is taken or not this machine's.
+pub async fn bind(address: SocketAddr) -> std::io::Result<TcpListener> {
+    TcpListener::bind(address).await
+}
+
+/// Answers for as long as it is polled.
+pub async fn serve(daemon: Arc<Daemon>, listener: TcpListener) {
+    let places = Arc::new(Semaphore::new(CONNECTIONS));
+    loop {
+        let Ok(place) = places.clone().acquire_owned().await else { return };
+        let stream = match listener.accept().await {
+            Ok((stream, _)) => stream,
+            Err(_) => {
+                // No descriptors: others will be closed.
+                tokio::time::sleep(Duration::from_millis(100)).await;
+                continue;
+            }
+        };
+        let daemon = daemon.clone();
+        tokio::spawn(async move {
+            let service = service_fn(|request: Request<Incoming>| {
+                let reply = answer(&daemon, &request);
+                async move { Ok::<_, Infallible>(reply) }
+            });
+            let connection = http1::Builder::new()
+                .timer(TokioTimer::new())
+                .header_read_timeout(Duration::from_secs(10))
+                .max_buf_size(8192)
+                .serve_connection(TokioIo::new(stream), service);
+            let _ = tokio::time::timeout(Duration::from_secs(60), connection).await;
+            drop(place);
+        });
+    }
+}
+
+fn answer(daemon: &Daemon, request: &Request<Incoming>) -> Reply {
+    if request.method() != Method::GET && request.method() != Method::HEAD {
+        return Refusal::method("GET, HEAD").reply();
+    }
+    let text = |status, text: String| reply::with_type(status, "text/plain; version=0.0.4", Bytes::from(text));
+    match request.uri().path() {
+        "/healthz" => text(StatusCode::OK, "ok\n".into()),
+        "/readyz" if daemon.is_stopping() => text(StatusCode::SERVICE_UNAVAILABLE, "the daemon stops\n".into()),
+        "/readyz" => match daemon.store.ready() {
+            Ok(()) => text(StatusCode::OK, "ready\n".into()),
+            Err(error) => text(StatusCode::SERVICE_UNAVAILABLE, format!("{error}\n")),
+        },
+        "/metrics" => text(StatusCode::OK, daemon.metrics.text(&daemon.figures())),
+        _ => Refusal::new(ErrorCode::NotFound, "there is no such path").reply(),
+    }
+}

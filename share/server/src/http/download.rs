@@ -1,0 +1,125 @@
+//! Gives ciphertext to whoever holds its lease.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use hyper::body::Incoming;
+use hyper::header::{self, HeaderName, HeaderValue};
+use hyper::{Method, Request, StatusCode};
+use lockbox_share_protocol::handle::Handle;
+use lockbox_share_protocol::message::ErrorCode;
+use lockbox_share_protocol::token::{self, Digest};
+
+use super::file::{AtEnd, FileBody};
+use super::range::{self, Answer, Wanted};
+use super::reply::{self, Refusal, Reply, ReplyBody};
+use super::{Daemon, claim, message};
+use crate::limiter::Client;
+use crate::store::{Finish, LeaseToken, StoreError};
+
+/// `GET` and `HEAD /v1/shares/HANDLE/ciphertext`
+pub(super) async fn download(
+    daemon: &Arc<Daemon>,
+    client: Client,
+    handle: Handle,
+    request: &Request<Incoming>,
+) -> Result<Reply, Refusal> {
+    daemon.limiter.admit(client, 1).map_err(|wait| Refusal::limited(wait.0))?;
+    let token = lease(request)?;
+    let lease = daemon.store.payload(handle, &token).await.map_err(|error| refused(daemon, client, error))?;
+    // Many parts make one download: who has the lease is not slowed down.
+    daemon.limiter.give_back(client, 1);
+    let length = lease.payload.length;
+    let tag = range::entity_tag(&Digest::new(lease.payload.digest));
+    let headers = request.headers();
+    let wanted = Wanted {
+        range: message::only(headers, header::RANGE)?,
+        if_range: message::only(headers, header::IF_RANGE)?,
+        if_none_match: message::only(headers, header::IF_NONE_MATCH)?,
+    };
+    let (status, first, end) = match range::decide(&wanted, length, &tag) {
+        Answer::Whole => (StatusCode::OK, 0, length),
+        Answer::Part { first, last } => (StatusCode::PARTIAL_CONTENT, first, last + 1),
+        Answer::NotModified => {
+            let mut reply = reply::empty(StatusCode::NOT_MODIFIED);
+            describe(&mut reply, &tag);
+            return Ok(reply);
+        }
+        Answer::NotSatisfiable => {
+            let mut reply = Refusal::new(ErrorCode::Range, "there are no such bytes").reply();
+            set(&mut reply, header::CONTENT_RANGE, &format!("bytes */{length}"));
+            return Ok(reply);
+        }
+    };
+    let mut reply = reply::empty(status);
+    describe(&mut reply, &tag);
+    set(&mut reply, header::CONTENT_TYPE, "application/octet-stream");
+    set(&mut reply, header::CONTENT_DISPOSITION, "attachment");
+    set(&mut reply, header::CONTENT_LENGTH, &(end - first).to_string());
+    if status == StatusCode::PARTIAL_CONTENT {
+        set(&mut reply, header::CONTENT_RANGE, &format!("bytes {first}-{}/{length}", end - 1));
+    }
+    if request.method() == Method::HEAD {
+        return Ok(reply);
+    }
+    let file = daemon.spool.read(&lease.payload)?;
+    let at_end = (end == length).then(|| last_byte(daemon.clone(), handle, token));
+    let counting = daemon.clone();
+    let sent = Box::new(move |bytes| {
+        counting.metrics.sent_bytes.fetch_add(bytes, Relaxed);
+    });
+    *reply.body_mut() = ReplyBody::File(FileBody::new(file, first, end, sent, at_end));
+    daemon.changed(handle);
+    Ok(reply)
+}
+
+/// After the last byte the claimant has some time to ask again, and then the share is consumed.
+fn last_byte(daemon: Arc<Daemon>, handle: Handle, token: LeaseToken) -> AtEnd {
+    Box::new(move || {
+        tokio::spawn(async move {
+            let grace = daemon.settings.grace;
+            if let Err(error) = daemon.store.finish(handle, &token, Finish::After(grace)).await {
+                // The lease ends by its time all the same.
+                tracing::warn!(%error, "the end of a download was not noted");
+            }
+            daemon.changed(handle);
+        });
+    })
+}
+
+/// `POST /v1/shares/HANDLE/complete`
+pub(super) async fn complete(
+    daemon: &Daemon,
+    client: Client,
+    handle: Handle,
+    request: &Request<Incoming>,
+) -> Result<Reply, Refusal> {
+    let token = lease(request)?;
+    daemon.store.finish(handle, &token, Finish::Now).await.map_err(|error| refused(daemon, client, error))?;
+    daemon.metrics.completed.fetch_add(1, Relaxed);
+    daemon.changed(handle);
+    Ok(reply::empty(StatusCode::NO_CONTENT))
+}
+
+fn lease(request: &Request<Incoming>) -> Result<LeaseToken, Refusal> {
+    message::bearer::<token::LeaseToken>(request.headers()).map(|token| LeaseToken(*token.as_bytes()))
+}
+
+fn refused(daemon: &Daemon, client: Client, error: StoreError) -> Refusal {
+    if error == StoreError::Unknown {
+        claim::missed(daemon, client);
+    }
+    Refusal::from(error)
+}
+
+fn describe(reply: &mut Reply, tag: &str) {
+    set(reply, header::ETAG, tag);
+    set(reply, header::ACCEPT_RANGES, "bytes");
+}
+
+fn set(reply: &mut Reply, name: HeaderName, value: &str) {
+    // Digits and base64url: always a header's value.
+    if let Ok(value) = HeaderValue::from_str(value) {
+        reply.headers_mut().insert(name, value);
+    }
+}

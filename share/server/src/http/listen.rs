@@ -1,0 +1,128 @@
+//! Makes the sockets that the workers accept on.
+
+use std::fs;
+use std::io;
+use std::net::{SocketAddr, TcpListener};
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+
+use socket2::{Domain, Protocol, SockAddr, Socket, Type};
+
+/// Connections that wait to be accepted; the kernel cuts it to net.core.somaxconn.
+const BACKLOG: i32 = 4096;
+
+/// One listener for each worker on the same address: the kernel spreads connections over them, and no two workers wake for one.
+///
+/// # Errors
+/// When the address is taken or not this machine's.
+pub fn tcp(address: SocketAddr, workers: usize) -> io::Result<Vec<TcpListener>> {
+    // Without SO_REUSEPORT first: with it a second daemon of the same user would share the address in silence.
+    drop(bind(address, false)?);
+    let first = bind(address, true)?;
+    first.listen(BACKLOG)?;
+    let first = TcpListener::from(first);
+    let bound = first.local_addr()?;
+    let mut listeners = vec![first];
+    for _ in 1..workers {
+        let socket = bind(bound, true)?;
+        socket.listen(BACKLOG)?;
+        listeners.push(socket.into());
+    }
+    Ok(listeners)
+}
+
+fn bind(address: SocketAddr, shared: bool) -> io::Result<Socket> {
+    let socket = Socket::new(Domain::for_address(address), Type::STREAM.nonblocking(), Some(Protocol::TCP))?;
+    socket.set_reuse_address(true)?;
+    if address.is_ipv6() {
+        socket.set_only_v6(true)?;
+    }
+    if shared {
+        socket.set_reuse_port(true)?;
+    }
+    socket.bind(&address.into())?;
+    // Until it listens, an address that was bound with SO_REUSEADDR only can be bound again.
+    if !shared {
+        socket.listen(1)?;
+    }
+    Ok(socket)
+}
+
+/// The Unix socket of the daemon, removed when it is dropped.
+pub struct UnixSocket {
+    path: PathBuf,
+    listener: UnixListener,
+}
+
+impl UnixSocket {
+    /// Listens at `path` for this user alone. What a dead daemon left there is replaced.
+    ///
+    /// # Errors
+    /// When another daemon serves there, or something that is no socket has the name.
+    pub fn bind(path: &Path) -> io::Result<UnixSocket> {
+        if let Ok(metadata) = fs::symlink_metadata(path) {
+            if !metadata.file_type().is_socket() {
+                return Err(io::Error::other("there is something else with this name"));
+            }
+            if UnixStream::connect(path).is_ok() {
+                return Err(io::Error::new(io::ErrorKind::AddrInUse, "another daemon serves there"));
+            }
+            fs::remove_file(path)?;
+        }
+        let socket = Socket::new(Domain::UNIX, Type::STREAM.nonblocking(), None)?;
+        socket.bind(&SockAddr::unix(path)?)?;
+        // Nobody can connect before it listens, so nobody slips in before the mode.
+        fs::set_permissions(path, fs::Permissions::from_mode(0o600))?;
+        socket.listen(BACKLOG)?;
+        Ok(UnixSocket { path: path.into(), listener: socket.into() })
+    }
+
+    /// One descriptor of it for each worker.
+    ///
+    /// # Errors
+    /// Without descriptors.
+    pub fn listeners(&self, workers: usize) -> io::Result<Vec<UnixListener>> {
+        (0..workers).map(|_| self.listener.try_clone()).collect()
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl Drop for UnixSocket {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn workers_share_an_address_and_a_second_daemon_does_not() {
+        let listeners = tcp("127.0.0.1:0".parse().unwrap(), 3).unwrap();
+        let address = listeners[0].local_addr().unwrap();
+        assert!(listeners.iter().all(|listener| listener.local_addr().unwrap() == address));
+        assert_eq!(tcp(address, 1).unwrap_err().kind(), io::ErrorKind::AddrInUse);
+    }
+
+    #[test]
+    fn the_unix_socket_is_private_and_replaces_only_a_dead_one() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("x.sock");
+        let socket = UnixSocket::bind(&path).unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        assert_eq!(UnixSocket::bind(&path).err().unwrap().kind(), io::ErrorKind::AddrInUse);
+        drop(socket);
+        assert!(!path.exists());
+        drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
+        drop(UnixSocket::bind(&path).unwrap());
+        fs::write(&path, "precious").unwrap();
+        assert!(UnixSocket::bind(&path).is_err());
+        assert_eq!(fs::read(&path).unwrap(), b"precious");
+    }
+}

@@ -1,0 +1,150 @@
+//! Reads what a request says: its message, its proof and its parameters.
+
+use std::time::Duration;
+
+use http_body_util::BodyExt;
+use hyper::body::{Body, Bytes, Incoming};
+use hyper::header::{self, HeaderName};
+use hyper::{HeaderMap, Request};
+use lockbox_share_protocol::message::ErrorCode;
+use serde::de::DeserializeOwned;
+use tokio::time::timeout;
+use zeroize::Zeroizing;
+
+use super::reply::Refusal;
+
+/// A message about one share: a capsule in base64 has 11 KiB.
+pub(super) const ONE: usize = 16 * 1024;
+/// A message about as many shares as a batch may have.
+pub(super) const MANY: usize = 100 * ONE;
+
+/// The next part of a body; None at its end.
+pub(super) async fn part(body: &mut Incoming, patience: Duration) -> Result<Option<Bytes>, Refusal> {
+    loop {
+        match timeout(patience, body.frame()).await {
+            Err(_) => return Err(Refusal::new(ErrorCode::Timeout, "the request came too slowly")),
+            Ok(None) => return Ok(None),
+            Ok(Some(Err(_))) => return Err(Refusal::malformed("the request ended early")),
+            // Trailers say nothing here.
+            Ok(Some(Ok(frame))) => {
+                if let Ok(bytes) = frame.into_data() {
+                    return Ok(Some(bytes));
+                }
+            }
+        }
+    }
+}
+
+/// Reads a message of at most `limit` bytes. The text is wiped afterwards, because it may hold a proof.
+pub(super) async fn json<T: DeserializeOwned>(
+    request: Request<Incoming>,
+    limit: usize,
+    patience: Duration,
+) -> Result<T, Refusal> {
+    expect_type(request.headers(), "application/json")?;
+    let too_large = || Refusal::new(ErrorCode::TooLarge, "the message is too large");
+    let mut body = request.into_body();
+    let announced = usize::try_from(body.size_hint().lower()).unwrap_or(usize::MAX);
+    if announced > limit {
+        return Err(too_large());
+    }
+    let mut text = Zeroizing::new(Vec::with_capacity(announced));
+    let read = async {
+        while let Some(bytes) = part(&mut body, patience).await? {
+            if text.len() + bytes.len() > limit {
+                return Err(too_large());
+            }
+            text.extend_from_slice(&bytes);
+        }
+        Ok(())
+    };
+    // The whole message has one time, or a client could send a byte now and then for ever.
+    match timeout(patience, read).await {
+        Err(_) => return Err(Refusal::new(ErrorCode::Timeout, "the request came too slowly")),
+        Ok(result) => result?,
+    }
+    // Only the place of the fault is told: the message could repeat a secret.
+    serde_json::from_slice(&text).map_err(|error| {
+        let (line, column) = (error.line(), error.column());
+        Refusal::malformed(format!("the message is not what this path takes: line {line}, column {column}"))
+    })
+}
+
+/// Refuses a body of another type.
+pub(super) fn expect_type(headers: &HeaderMap, expected: &'static str) -> Result<(), Refusal> {
+    let given = headers.get(header::CONTENT_TYPE).map(|value| value.as_bytes()).unwrap_or_default();
+    let essence = given.split(|&byte| byte == b';').next().unwrap_or_default().trim_ascii();
+    if essence.eq_ignore_ascii_case(expected.as_bytes()) {
+        return Ok(());
+    }
+    Err(Refusal::new(ErrorCode::MediaType, format!("the body must be of the type {expected}")))
+}
+
+/// The token of `Authorization: Bearer`.
+pub(super) fn bearer<T: std::str::FromStr>(headers: &HeaderMap) -> Result<T, Refusal> {
+    let missing = || Refusal::new(ErrorCode::Unauthorized, "a bearer token is needed");
+    let value = only(headers, header::AUTHORIZATION)?.ok_or_else(missing)?;
+    let (scheme, token) = std::str::from_utf8(value).ok().and_then(|text| text.split_once(' ')).ok_or_else(missing)?;
+    if !scheme.eq_ignore_ascii_case("bearer") {
+        return Err(missing());
+    }
+    token.trim().parse().map_err(|_| Refusal::new(ErrorCode::Unauthorized, "the bearer token has a wrong form"))
+}
+
+/// The one value of a header. Two different ones could be understood differently by two programs in a row.
+pub(super) fn only(headers: &HeaderMap, name: HeaderName) -> Result<Option<&[u8]>, Refusal> {
+    let mut values = headers.get_all(&name).iter();
+    let first = values.next().map(|value| value.as_bytes());
+    if values.next().is_some() {
+        return Err(Refusal::malformed(format!("the header {name} is there twice")));
+    }
+    Ok(first)
+}
+
+/// Reads `a=1&b=2` with these names only, each at most once.
+pub(super) fn parameters<'a, const N: usize>(
+    query: Option<&'a str>,
+    names: [&str; N],
+) -> Result<[Option<&'a str>; N], Refusal> {
+    let mut values = [None; N];
+    for pair in query.unwrap_or_default().split('&').filter(|pair| !pair.is_empty()) {
+        let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+        match names.iter().position(|known| *known == name) {
+            Some(place) if values[place].is_none() => values[place] = Some(value),
+            _ => return Err(Refusal::malformed("a parameter is unknown or there twice")),
+        }
+    }
+    Ok(values)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use lockbox_share_protocol::token::LeaseToken;
+
+    #[test]
+    fn parameters_are_known_and_there_once() {
+        assert_eq!(parameters(Some("wait=3&version=7"), ["version", "wait"]).unwrap(), [Some("7"), Some("3")]);
+        assert_eq!(parameters(None, ["version"]).unwrap(), [None]);
+        assert!(parameters(Some("version=1&version=2"), ["version"]).is_err());
+        assert!(parameters(Some("verson=1"), ["version"]).is_err());
+    }
+
+    #[test]
+    fn a_bearer_token_is_there_once_and_well_formed() {
+        let text = LeaseToken::new([3; 16]).to_text().to_string();
+        let ask = |values: &[&str]| {
+            let mut headers = HeaderMap::new();
+            for value in values {
+                headers.append(header::AUTHORIZATION, value.parse().unwrap());
+            }
+            bearer::<LeaseToken>(&headers).map(|token| token.to_text().to_string()).map_err(|refusal| refusal.code)
+        };
+        assert_eq!(ask(&[&format!("Bearer {text}")]), Ok(text.clone()));
+        assert_eq!(ask(&[&format!("bearer  {text}")]), Ok(text.clone()));
+        assert_eq!(ask(&[]), Err(ErrorCode::Unauthorized));
+        assert_eq!(ask(&[&format!("Basic {text}")]), Err(ErrorCode::Unauthorized));
+        assert_eq!(ask(&["Bearer short"]), Err(ErrorCode::Unauthorized));
+        assert_eq!(ask(&[&format!("Bearer {text}"), "Bearer x"]), Err(ErrorCode::Malformed));
+    }
+}

@@ -1,0 +1,174 @@
+//! Speaks HTTP with owners and claimants: one call of the store and one reply for each request.
+//!
+//! `listen` makes the sockets, `worker` accepts on them, `route` sends each request to its handler (`shares`, `claim`, `upload`,
+//! `download`, `page`), `reply` writes the answer. Handlers decide nothing about shares: the store does.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::{Notify, Semaphore};
+
+use crate::limiter::{Limiter, Rates};
+use crate::metrics::{Metrics, StoreFigures};
+use crate::spool::Spool;
+use crate::store::ShareStore;
+
+pub mod admin;
+mod claim;
+mod download;
+mod file;
+pub mod floor;
+mod guard;
+pub mod listen;
+mod message;
+mod origin;
+mod page;
+pub mod range;
+mod reply;
+mod route;
+pub mod running;
+mod shares;
+pub mod tls;
+mod upload;
+mod waiting;
+pub mod worker;
+
+pub use origin::Network;
+
+/// Watchers that may wait at a time; each holds a connection.
+const MAX_WATCHERS: usize = 1024;
+/// Uploads that may run at a time; each has a thread that writes.
+const MAX_UPLOADS: usize = 64;
+/// Owners who watch are woken by changes of shares whose handles fall into the same place.
+const CHANGE_PLACES: usize = 64;
+
+/// Who may make shares.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Creators {
+    /// Everybody who reaches the daemon.
+    Everybody,
+    /// Those who reach its Unix socket.
+    UnixSocket,
+}
+
+/// What the operator chose.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Begins the links, without a slash at its end.
+    pub public_url: String,
+    /// First digit of the handles, 0..=9.
+    pub routing: u8,
+    /// Random digits of the handles, 6..=12.
+    pub digits: u32,
+    /// Lifetime of shares that name none.
+    pub default_expiry: Duration,
+    /// Longest lifetime.
+    pub max_expiry: Duration,
+    /// Most bytes of one ciphertext.
+    pub max_ciphertext: u64,
+    /// How often clients may ask.
+    pub rates: Rates,
+    /// Whose forwarded addresses are believed.
+    pub trusted_proxies: Vec<Network>,
+    /// Who may make shares.
+    pub creators: Creators,
+    /// Connections that may be open at a time.
+    pub max_connections: usize,
+    /// For the head of a request, also for the next one on the same connection.
+    pub head_timeout: Duration,
+    /// For a message, and between two parts of an upload.
+    pub body_timeout: Duration,
+    /// For a client that does not take what is sent to it.
+    pub stall_timeout: Duration,
+    /// How long a claimant may ask again after the last byte was sent.
+    pub grace: Duration,
+    /// How long running requests may go on when the daemon stops.
+    pub stop_timeout: Duration,
+}
+
+impl Default for Settings {
+    fn default() -> Settings {
+        Settings {
+            public_url: format!("http://127.0.0.1:{}", lockbox_share_protocol::api::DEFAULT_PORT),
+            routing: 0,
+            digits: 12,
+            default_expiry: Duration::from_secs(15 * 60),
+            max_expiry: Duration::from_secs(7 * 24 * 3600),
+            max_ciphertext: 16 << 30,
+            rates: Rates::default(),
+            trusted_proxies: Vec::new(),
+            creators: Creators::Everybody,
+            max_connections: 20_000,
+            head_timeout: Duration::from_secs(10),
+            body_timeout: Duration::from_secs(30),
+            stall_timeout: Duration::from_secs(60),
+            grace: Duration::from_secs(60),
+            stop_timeout: Duration::from_secs(30),
+        }
+    }
+}
+
+/// Everything that the workers share.
+pub struct Daemon {
+    store: Arc<dyn ShareStore>,
+    spool: Arc<Spool>,
+    settings: Settings,
+    limiter: Limiter,
+    metrics: Metrics,
+    waiting: waiting::Waiting,
+    changes: [Notify; CHANGE_PLACES],
+    watchers: Semaphore,
+    uploads: Semaphore,
+    limits: bytes::Bytes,
+    stopping: std::sync::atomic::AtomicBool,
+}
+
+impl Daemon {
+    /// A daemon that serves what `store` and `spool` keep. `secret` is random and keys the limiter's table.
+    pub fn new(store: Arc<dyn ShareStore>, spool: Arc<Spool>, settings: Settings, secret: [u8; 16]) -> Daemon {
+        Daemon {
+            limiter: Limiter::new(settings.rates, secret),
+            metrics: Metrics::default(),
+            waiting: waiting::Waiting::default(),
+            changes: std::array::from_fn(|_| Notify::new()),
+            watchers: Semaphore::new(MAX_WATCHERS),
+            uploads: Semaphore::new(MAX_UPLOADS),
+            limits: shares::limits(&settings),
+            stopping: std::sync::atomic::AtomicBool::new(false),
+            store,
+            spool,
+            settings,
+        }
+    }
+
+    /// Throws away what was uploaded and taken by no share in time. To be called every some seconds, on a thread that may block.
+    pub fn discard_overdue(&self) {
+        self.waiting.discard_overdue(&self.spool);
+    }
+
+    /// Throws away everything that was uploaded and taken by no share: the process ends, and its tokens with it.
+    pub fn discard_waiting(&self) {
+        self.waiting.discard_all(&self.spool);
+    }
+
+    fn figures(&self) -> StoreFigures {
+        let store = self.store.figures();
+        StoreFigures {
+            live: store.live,
+            expired: store.expired,
+            segments: store.segment_files,
+            segment_bytes: store.segment_bytes,
+            index_bytes: store.index_bytes,
+            spool_bytes: self.spool.bytes(),
+            expired_bytes_pending: store.expired_bytes_pending,
+            fsyncs: store.barriers,
+            fsync_micros: store.barrier_micros,
+            limiter_bytes: self.limiter.bytes() as u64,
+            ready: self.store.ready().is_ok(),
+        }
+    }
+
+    fn is_stopping(&self) -> bool {
+        self.stopping.load(std::sync::atomic::Ordering::Relaxed)
+    }
+}

@@ -1,0 +1,145 @@
+//! Who sent a request: the peer of the connection, or whom a listed proxy names.
+
+use std::net::IpAddr;
+use std::str::FromStr;
+
+use hyper::HeaderMap;
+
+use crate::limiter::Client;
+
+/// The other end of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Peer {
+    /// Of the Unix socket.
+    Local,
+    /// Of a TCP connection.
+    Address(IpAddr),
+}
+
+/// An address, or all that begin as it does: `192.0.2.0/24`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Network {
+    address: IpAddr,
+    bits: u8,
+}
+
+/// Why a text is no network.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("an address or a network such as 192.0.2.0/24 or 2001:db8::/32 is expected")]
+pub struct NotANetwork;
+
+impl FromStr for Network {
+    type Err = NotANetwork;
+
+    fn from_str(text: &str) -> Result<Network, NotANetwork> {
+        let (address, bits) = match text.split_once('/') {
+            None => (text, None),
+            Some((address, bits)) => (address, Some(bits.parse::<u8>().map_err(|_| NotANetwork)?)),
+        };
+        let address: IpAddr = address.parse().map_err(|_| NotANetwork)?;
+        let width = if address.is_ipv4() { 32 } else { 128 };
+        let bits = bits.unwrap_or(width);
+        if bits > width {
+            return Err(NotANetwork);
+        }
+        Ok(Network { address, bits })
+    }
+}
+
+impl Network {
+    fn holds(self, address: IpAddr) -> bool {
+        match (self.address, address.to_canonical()) {
+            (IpAddr::V4(net), IpAddr::V4(other)) => {
+                let shift = 32 - u32::from(self.bits);
+                net.to_bits().checked_shr(shift) == other.to_bits().checked_shr(shift)
+            }
+            (IpAddr::V6(net), IpAddr::V6(other)) => {
+                let shift = 128 - u32::from(self.bits);
+                net.to_bits().checked_shr(shift) == other.to_bits().checked_shr(shift)
+            }
+            _ => false,
+        }
+    }
+}
+
+/// Whom the limiter counts. `X-Forwarded-For` is believed only from a listed proxy, and then from its right end: the last address
+/// that no listed proxy has is the client, for what stands left of it was written by the client itself.
+pub(super) fn client(peer: Peer, headers: &HeaderMap, trusted: &[Network]) -> Client {
+    let Peer::Address(address) = peer else { return Client::Local };
+    let is_trusted = |address: IpAddr| trusted.iter().any(|network| network.holds(address));
+    if !is_trusted(address) {
+        return Client::at(address);
+    }
+    let mut client = address;
+    let fields: Vec<&[u8]> = headers.get_all("x-forwarded-for").iter().map(|value| value.as_bytes()).collect();
+    for entry in fields.iter().rev().flat_map(|field| field.rsplit(|&byte| byte == b',')) {
+        let Some(named) = parse(entry) else { break };
+        client = named;
+        if !is_trusted(named) {
+            break;
+        }
+    }
+    Client::at(client)
+}
+
+/// `192.0.2.1`, `192.0.2.1:80`, `2001:db8::1`, `[2001:db8::1]:80`.
+fn parse(entry: &[u8]) -> Option<IpAddr> {
+    let text = std::str::from_utf8(entry).ok()?.trim();
+    text.parse()
+        .ok()
+        .or_else(|| text.parse::<std::net::SocketAddr>().ok().map(|socket| socket.ip()))
+        .or_else(|| text.strip_prefix('[')?.strip_suffix(']')?.parse::<std::net::Ipv6Addr>().ok().map(IpAddr::V6))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ask(peer: &str, forwarded: &[&str], trusted: &[&str]) -> Client {
+        let mut headers = HeaderMap::new();
+        for value in forwarded {
+            headers.append("x-forwarded-for", value.parse().unwrap());
+        }
+        let trusted: Vec<Network> = trusted.iter().map(|text| text.parse().unwrap()).collect();
+        client(Peer::Address(peer.parse().unwrap()), &headers, &trusted)
+    }
+
+    fn at(text: &str) -> Client {
+        Client::at(text.parse().unwrap())
+    }
+
+    #[test]
+    fn a_stranger_cannot_name_another_client() {
+        assert_eq!(ask("198.51.100.1", &["192.0.2.1"], &[]), at("198.51.100.1"));
+        assert_eq!(ask("198.51.100.1", &["192.0.2.1"], &["10.0.0.0/8"]), at("198.51.100.1"));
+    }
+
+    #[test]
+    fn a_listed_proxy_names_its_client_and_the_rest_is_not_believed() {
+        let proxies = ["10.0.0.0/8", "::1"];
+        assert_eq!(ask("10.1.2.3", &["192.0.2.1"], &proxies), at("192.0.2.1"));
+        // The client sent the first entry itself.
+        assert_eq!(ask("10.1.2.3", &["203.0.113.9, 192.0.2.1"], &proxies), at("192.0.2.1"));
+        assert_eq!(ask("10.1.2.3", &["203.0.113.9", "192.0.2.1, 10.9.9.9"], &proxies), at("192.0.2.1"));
+        assert_eq!(ask("::1", &["[2001:db8::7]:4711"], &proxies), at("2001:db8::7"));
+        assert_eq!(ask("10.1.2.3", &["192.0.2.1, nonsense"], &proxies), at("10.1.2.3"));
+        assert_eq!(ask("::ffff:10.1.2.3", &["192.0.2.1:99"], &proxies), at("192.0.2.1"));
+    }
+
+    #[test]
+    fn networks_are_read() {
+        for (text, inside, outside) in [
+            ("192.0.2.0/24", "192.0.2.255", "192.0.3.0"),
+            ("192.0.2.1", "192.0.2.1", "192.0.2.2"),
+            ("2001:db8::/32", "2001:db8:ffff::1", "2001:db9::"),
+            ("0.0.0.0/0", "255.1.1.1", "::1"),
+        ] {
+            let network: Network = text.parse().unwrap();
+            assert!(network.holds(inside.parse().unwrap()), "{text}");
+            assert!(!network.holds(outside.parse().unwrap()), "{text}");
+        }
+        for text in ["", "10.0.0.0/33", "::/129", "10.0.0/8", "localhost", "10.0.0.0/x"] {
+            assert_eq!(text.parse::<Network>(), Err(NotANetwork), "{text}");
+        }
+    }
+}

@@ -1,0 +1,219 @@
+//! Decides which bytes of a ciphertext a request gets: whole, a part, nothing new, or a refusal (RFC 9110, 13 and 14).
+
+use lockbox_share_protocol::token::Digest;
+
+/// What the headers of one request ask for.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Wanted<'a> {
+    /// `Range`.
+    pub range: Option<&'a [u8]>,
+    /// `If-Range`.
+    pub if_range: Option<&'a [u8]>,
+    /// `If-None-Match`.
+    pub if_none_match: Option<&'a [u8]>,
+}
+
+/// What it gets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Answer {
+    /// 200 with all bytes.
+    Whole,
+    /// 206 with the bytes from `first` to `last`, both included.
+    Part { first: u64, last: u64 },
+    /// 304: the client has it.
+    NotModified,
+    /// 416: no such bytes.
+    NotSatisfiable,
+}
+
+/// One range as it is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Asked {
+    From(u64),
+    Between(u64, u64),
+    Last(u64),
+}
+
+/// The strong entity tag of a ciphertext, with its quotes.
+pub fn entity_tag(digest: &Digest) -> String {
+    format!("\"{digest}\"")
+}
+
+/// Decides for a representation of `length` bytes, above zero, with the strong entity tag `tag`; total.
+pub fn decide(wanted: &Wanted<'_>, length: u64, tag: &str) -> Answer {
+    if wanted.if_none_match.is_some_and(|list| lists(list, tag.as_bytes())) {
+        return Answer::NotModified;
+    }
+    let Some(range) = wanted.range else { return Answer::Whole };
+    // A date, a weak tag or another tag: the client's part may be of something else.
+    if wanted.if_range.is_some_and(|validator| validator.trim_ascii() != tag.as_bytes()) {
+        return Answer::Whole;
+    }
+    // Several ranges and other units are answered with the whole, which RFC 9110 14.2 allows.
+    match parse(range) {
+        None => Answer::Whole,
+        Some(asked) => place(asked, length),
+    }
+}
+
+fn place(asked: Asked, length: u64) -> Answer {
+    let end = length.saturating_sub(1);
+    match asked {
+        Asked::From(first) | Asked::Between(first, _) if first >= length => Answer::NotSatisfiable,
+        Asked::From(first) => Answer::Part { first, last: end },
+        Asked::Between(first, last) => Answer::Part { first, last: last.min(end) },
+        Asked::Last(0) => Answer::NotSatisfiable,
+        Asked::Last(_) if length == 0 => Answer::NotSatisfiable,
+        Asked::Last(count) => Answer::Part { first: length.saturating_sub(count), last: end },
+    }
+}
+
+/// One range of bytes; None for several, for other units and for anything that is not understood.
+fn parse(range: &[u8]) -> Option<Asked> {
+    let text = std::str::from_utf8(range).ok()?.trim();
+    let (unit, set) = text.split_once('=')?;
+    if !unit.eq_ignore_ascii_case("bytes") {
+        return None;
+    }
+    let (first, last) = set.trim().split_once('-')?;
+    match (first.is_empty(), last.is_empty()) {
+        (true, true) => None,
+        (true, false) => Some(Asked::Last(number(last)?)),
+        (false, true) => Some(Asked::From(number(first)?)),
+        (false, false) => {
+            let (first, last) = (number(first)?, number(last)?);
+            (first <= last).then_some(Asked::Between(first, last))
+        }
+    }
+}
+
+/// Digits only. A number over 64 bits lies behind every end, as the largest one does.
+fn number(text: &str) -> Option<u64> {
+    if text.is_empty() || !text.bytes().all(|byte| byte.is_ascii_digit()) {
+        return None;
+    }
+    Some(text.parse().unwrap_or(u64::MAX))
+}
+
+/// Whether a list of entity tags names this one; weak comparison, as If-None-Match asks.
+fn lists(list: &[u8], tag: &[u8]) -> bool {
+    if list.trim_ascii() == b"*" {
+        return true;
+    }
+    // Our tags hold no comma.
+    list.split(|&byte| byte == b',').any(|entry| {
+        let entry = entry.trim_ascii();
+        entry.strip_prefix(b"W/").unwrap_or(entry) == tag
+    })
+}
+
+/// Takes any headers and any length; for the fuzzer.
+#[cfg(fuzzing)]
+pub fn fuzz(data: &[u8]) {
+    let Some((length, rest)) = data.split_first_chunk::<8>() else { return };
+    let length = u64::from_le_bytes(*length);
+    let mut fields = rest.split(|&byte| byte == b'\n');
+    let wanted = Wanted { range: fields.next(), if_range: fields.next(), if_none_match: fields.next() };
+    if let Answer::Part { first, last } = decide(&wanted, length, "\"tag\"") {
+        assert!(first <= last && last < length);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const TAG: &str = "\"abc\"";
+
+    fn ask(range: &str) -> Answer {
+        decide(&Wanted { range: Some(range.as_bytes()), ..Wanted::default() }, 1000, TAG)
+    }
+
+    #[test]
+    fn single_ranges_are_cut_to_the_length() {
+        let cases = [
+            ("bytes=0-0", 0, 0),
+            ("bytes=0-", 0, 999),
+            ("bytes=999-", 999, 999),
+            ("bytes=10-19", 10, 19),
+            ("bytes=990-5000", 990, 999),
+            ("bytes=-1", 999, 999),
+            ("bytes=-1000", 0, 999),
+            ("bytes=-5000", 0, 999),
+            ("bytes=5-99999999999999999999999999", 5, 999),
+            ("BYTES = 1-2", 1, 2),
+        ];
+        for (range, first, last) in cases {
+            let range = range.replace(" = ", "=");
+            assert_eq!(ask(&range), Answer::Part { first, last }, "{range}");
+        }
+    }
+
+    #[test]
+    fn ranges_behind_the_end_are_refused() {
+        for range in ["bytes=1000-", "bytes=1000-1001", "bytes=-0", "bytes=99999999999999999999999-"] {
+            assert_eq!(ask(range), Answer::NotSatisfiable, "{range}");
+        }
+    }
+
+    #[test]
+    fn several_ranges_other_units_and_nonsense_get_the_whole() {
+        for range in [
+            "bytes=0-1,5-6",
+            "bytes=",
+            "bytes=-",
+            "bytes",
+            "lines=0-1",
+            "bytes=5-4",
+            "bytes=a-b",
+            "bytes=+1-2",
+            "bytes=1--2",
+            "bytes=0x1-2",
+            "\u{fffd}",
+            "",
+        ] {
+            assert_eq!(ask(range), Answer::Whole, "{range}");
+        }
+    }
+
+    #[test]
+    fn if_range_lets_only_the_same_representation_be_resumed() {
+        let part = Answer::Part { first: 5, last: 999 };
+        for (validator, expected) in [
+            ("\"abc\"", part),
+            ("\"other\"", Answer::Whole),
+            ("W/\"abc\"", Answer::Whole),
+            ("Sat, 21 Nov 2026 15:00:00 GMT", Answer::Whole),
+            ("", Answer::Whole),
+        ] {
+            let wanted = Wanted { range: Some(b"bytes=5-"), if_range: Some(validator.as_bytes()), ..Wanted::default() };
+            assert_eq!(decide(&wanted, 1000, TAG), expected, "{validator}");
+        }
+    }
+
+    #[test]
+    fn if_none_match_comes_before_ranges() {
+        for (list, expected) in [
+            ("\"abc\"", Answer::NotModified),
+            ("W/\"abc\"", Answer::NotModified),
+            ("\"x\", \"abc\"", Answer::NotModified),
+            ("*", Answer::NotModified),
+            ("\"x\"", Answer::Part { first: 0, last: 0 }),
+        ] {
+            let wanted =
+                Wanted { range: Some(b"bytes=0-0"), if_none_match: Some(list.as_bytes()), ..Wanted::default() };
+            assert_eq!(decide(&wanted, 1000, TAG), expected, "{list}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn a_part_lies_within_the_length(text in "(bytes=)?[0-9]{0,21}-?[0-9]{0,21},?", length in 1u64..) {
+            let wanted = Wanted { range: Some(text.as_bytes()), ..Wanted::default() };
+            if let Answer::Part { first, last } = decide(&wanted, length, TAG) {
+                prop_assert!(first <= last && last < length);
+            }
+        }
+    }
+}

@@ -1,0 +1,173 @@
+//! Runs the daemon from its sockets to its end: event loops on threads, health and metrics, signals, the last flush.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+use tokio_rustls::TlsAcceptor;
+
+use super::listen::{self, UnixSocket};
+use super::worker::{self, Sockets};
+use super::{Daemon, admin};
+
+/// How often uploads that nobody took are looked for.
+const SWEEP: Duration = Duration::from_secs(30);
+/// Threads of one worker that wait for the disk: as many as uploads may run, and some for cold reads.
+const BLOCKING: usize = super::MAX_UPLOADS + 32;
+
+/// Where the daemon listens.
+#[derive(Default)]
+pub struct Addresses {
+    /// Plain HTTP.
+    pub tcp: Vec<SocketAddr>,
+    /// HTTPS.
+    pub tls: Vec<(SocketAddr, TlsAcceptor)>,
+    /// Health and metrics.
+    pub admin: Option<SocketAddr>,
+}
+
+/// A daemon that answers.
+pub struct Running {
+    daemon: Arc<Daemon>,
+    stop: watch::Sender<bool>,
+    threads: Vec<JoinHandle<io::Result<()>>>,
+    unix: Option<UnixSocket>,
+    /// Addresses with the ports that the kernel chose.
+    pub tcp: Vec<SocketAddr>,
+    /// The same for HTTPS.
+    pub tls: Vec<SocketAddr>,
+    /// The same for health and metrics.
+    pub admin: Option<SocketAddr>,
+}
+
+/// One event loop on this thread, with threads beside it that may wait for the disk.
+fn event_loop(blocking: usize) -> Result<tokio::runtime::Runtime, String> {
+    tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .max_blocking_threads(blocking)
+        .thread_keep_alive(Duration::from_secs(10))
+        .build()
+        .map_err(|error| format!("cannot start an event loop: {error}"))
+}
+
+/// Opens the sockets and starts `workers` event loops.
+///
+/// # Errors
+/// One sentence that names the address.
+pub fn start(
+    daemon: Arc<Daemon>,
+    addresses: Addresses,
+    unix: Option<UnixSocket>,
+    workers: usize,
+) -> Result<Running, String> {
+    let workers = workers.max(1);
+    let refused = |address: SocketAddr| move |error: io::Error| format!("cannot listen on {address}: {error}");
+    let mut sockets: Vec<Sockets> = (0..workers).map(|_| Sockets::default()).collect();
+    let (mut tcp, mut tls) = (Vec::new(), Vec::new());
+    for address in addresses.tcp {
+        for (place, listener) in listen::tcp(address, workers).map_err(refused(address))?.into_iter().enumerate() {
+            if place == 0 {
+                tcp.push(listener.local_addr().map_err(refused(address))?);
+            }
+            sockets[place].tcp.push(listener);
+        }
+    }
+    for (address, acceptor) in addresses.tls {
+        for (place, listener) in listen::tcp(address, workers).map_err(refused(address))?.into_iter().enumerate() {
+            if place == 0 {
+                tls.push(listener.local_addr().map_err(refused(address))?);
+            }
+            sockets[place].tls.push((listener, acceptor.clone()));
+        }
+    }
+    if let Some(socket) = &unix {
+        let listeners = socket.listeners(workers).map_err(|error| format!("cannot share the Unix socket: {error}"))?;
+        for (place, listener) in listeners.into_iter().enumerate() {
+            sockets[place].unix.push(listener);
+        }
+    }
+    let mut admin = None;
+    let mut admin_listener = None;
+    if let Some(address) = addresses.admin {
+        let listener = std::net::TcpListener::bind(address).map_err(refused(address))?;
+        listener.set_nonblocking(true).map_err(refused(address))?;
+        admin = Some(listener.local_addr().map_err(refused(address))?);
+        admin_listener = Some(listener);
+    }
+    let (stop, stopped) = watch::channel(false);
+    let mut threads = Vec::new();
+    for (place, sockets) in sockets.into_iter().enumerate() {
+        let (daemon, stopped) = (daemon.clone(), stopped.clone());
+        // Made here and not on its thread: who is told that the daemon is ready finds all of it, whatever comes at once.
+        let runtime = event_loop(BLOCKING)?;
+        let work = move || runtime.block_on(worker::run(daemon, sockets, stopped));
+        threads.push(spawn(format!("http-{place}"), work)?);
+    }
+    let (keeper, stopped) = (daemon.clone(), stopped);
+    let runtime = event_loop(4)?;
+    let work = move || runtime.block_on(keep(keeper, admin_listener, stopped));
+    threads.push(spawn("keeper".into(), work)?);
+    Ok(Running { daemon, stop, threads, unix, tcp, tls, admin })
+}
+
+fn spawn(
+    name: String,
+    work: impl FnOnce() -> io::Result<()> + Send + 'static,
+) -> Result<JoinHandle<io::Result<()>>, String> {
+    std::thread::Builder::new().name(name).spawn(work).map_err(|error| format!("cannot start a thread: {error}"))
+}
+
+/// Health, metrics and what is due now and then.
+async fn keep(
+    daemon: Arc<Daemon>,
+    listener: Option<std::net::TcpListener>,
+    mut stop: watch::Receiver<bool>,
+) -> io::Result<()> {
+    if let Some(listener) = listener {
+        tokio::spawn(admin::serve(daemon.clone(), TcpListener::from_std(listener)?));
+    }
+    let mut sweep = tokio::time::interval(SWEEP);
+    loop {
+        tokio::select! {
+            _ = stop.wait_for(|stop| *stop) => return Ok(()),
+            _ = sweep.tick() => {
+                let daemon = daemon.clone();
+                let _ = tokio::task::spawn_blocking(move || daemon.discard_overdue()).await;
+            }
+        }
+    }
+}
+
+impl Running {
+    /// Where the Unix socket is.
+    pub fn unix(&self) -> Option<&std::path::Path> {
+        self.unix.as_ref().map(UnixSocket::path)
+    }
+
+    /// Stops accepting, lets running requests end, makes everything durable.
+    ///
+    /// # Errors
+    /// One sentence when the store could not be flushed or an event loop failed.
+    pub fn stop(self) -> Result<(), String> {
+        self.daemon.stopping.store(true, Relaxed);
+        let _ = self.stop.send(true);
+        self.daemon.wake_watchers();
+        drop(self.unix);
+        let mut result = Ok(());
+        for thread in self.threads {
+            match thread.join() {
+                Ok(Ok(())) => {}
+                Ok(Err(error)) => result = Err(format!("an event loop failed: {error}")),
+                Err(_) => result = Err("an event loop ended by a panic".into()),
+            }
+        }
+        self.daemon.discard_waiting();
+        self.daemon.store.flush().wait().map_err(|error| format!("the last changes were not made durable: {error}"))?;
+        result
+    }
+}

@@ -1,0 +1,120 @@
+//! Takes ciphertext in: checked to be sealed, hashed and written on a thread that may wait for the disk.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Instant;
+
+use bytes::Bytes;
+use hyper::body::{Body, Incoming};
+use hyper::{Request, StatusCode};
+use lockbox_share_protocol::age::{self, Prefix};
+use lockbox_share_protocol::api::UPLOAD_SECONDS;
+use lockbox_share_protocol::message::{ErrorCode, Uploaded};
+use lockbox_share_protocol::token::{Digest, UploadToken};
+use tokio::sync::mpsc::{Receiver, Sender, channel};
+
+use super::origin::Peer;
+use super::reply::{self, Refusal, Reply};
+use super::{Daemon, message, shares};
+use crate::spool::{Deposit, Spool};
+use crate::store::StoreError;
+
+/// Parts that wait for the disk; hyper's parts have at most its buffer.
+const AHEAD: usize = 16;
+/// After a minute an upload must have come at so many bytes a second on the average, or it holds its place for ever.
+const LEAST_RATE: u64 = 1024;
+
+/// `POST /v1/uploads`
+pub(super) async fn upload(daemon: &Daemon, peer: Peer, request: Request<Incoming>) -> Result<Reply, Refusal> {
+    shares::creator(daemon, peer, request.headers())?;
+    message::expect_type(request.headers(), "application/octet-stream")?;
+    let most = daemon.settings.max_ciphertext;
+    if request.body().size_hint().lower() > most {
+        return Err(too_large());
+    }
+    let Ok(_place) = daemon.uploads.try_acquire() else {
+        return Err(Refusal::unavailable("too many uploads run at this time"));
+    };
+    if !daemon.waiting.has_room() {
+        return Err(Refusal::unavailable("too many uploads wait for their shares"));
+    }
+    let (parts, taken) = channel(AHEAD);
+    let spool = daemon.spool.clone();
+    let writing = tokio::task::spawn_blocking(move || write(&spool, taken));
+    let received = receive(daemon, request.into_body(), parts, most).await;
+    let written = writing.await;
+    received?;
+    let entry = match written {
+        Ok(Ok(Some(deposit))) => deposit.finish().await?,
+        Ok(Ok(None)) => return Err(Refusal::malformed("the upload ended early")),
+        Ok(Err(error)) => return Err(Refusal::from(error)),
+        Err(error) => {
+            tracing::error!(%error, "an upload was not written");
+            return Err(Refusal::new(ErrorCode::Internal, "the upload was not written"));
+        }
+    };
+    let mut random = [0; UploadToken::LENGTH];
+    if getrandom::fill(&mut random).is_err() {
+        daemon.spool.remove(&entry.id);
+        return Err(Refusal::unavailable("the daemon has no randomness"));
+    }
+    let token = UploadToken::new(random);
+    daemon.waiting.put(&token, entry);
+    let uploaded =
+        Uploaded { upload: token, size: entry.length, digest: Digest::new(entry.digest), expires_in: UPLOAD_SECONDS };
+    Ok(reply::json(StatusCode::CREATED, &uploaded))
+}
+
+fn too_large() -> Refusal {
+    Refusal::new(ErrorCode::TooLarge, "the ciphertext is larger than this server takes")
+}
+
+/// None ends the file; without it the writer throws away what it has.
+type Part = Option<Bytes>;
+
+async fn receive(daemon: &Daemon, mut body: Incoming, parts: Sender<Part>, most: u64) -> Result<(), Refusal> {
+    let started = Instant::now();
+    let not_sealed = || Refusal::new(ErrorCode::NotSealed, "the upload is no age v1 file");
+    let mut start: Option<Vec<u8>> = Some(Vec::new());
+    let mut received = 0u64;
+    while let Some(bytes) = message::part(&mut body, daemon.settings.body_timeout).await? {
+        received += bytes.len() as u64;
+        daemon.metrics.received_bytes.fetch_add(bytes.len() as u64, Relaxed);
+        if received > most {
+            return Err(too_large());
+        }
+        let seconds = started.elapsed().as_secs();
+        if seconds > 60 && received / seconds < LEAST_RATE {
+            return Err(Refusal::new(ErrorCode::Timeout, "the upload came too slowly"));
+        }
+        if let Some(seen) = &mut start {
+            let room = age::MAX_HEADER.saturating_sub(seen.len());
+            seen.extend_from_slice(&bytes[..bytes.len().min(room)]);
+            match age::prefix(seen) {
+                Prefix::Header(_) => start = None,
+                Prefix::Unfinished if seen.len() < age::MAX_HEADER => {}
+                _ => return Err(not_sealed()),
+            }
+        }
+        // A writer that has ended says why itself.
+        if parts.send(Some(bytes)).await.is_err() {
+            return Ok(());
+        }
+    }
+    if start.is_some() {
+        return Err(not_sealed());
+    }
+    let _ = parts.send(None).await;
+    Ok(())
+}
+
+fn write(spool: &Arc<Spool>, mut parts: Receiver<Part>) -> Result<Option<Deposit>, StoreError> {
+    let mut deposit = spool.begin()?;
+    while let Some(part) = parts.blocking_recv() {
+        match part {
+            Some(bytes) => deposit.write(&bytes)?,
+            None => return Ok(Some(deposit)),
+        }
+    }
+    Ok(None)
+}

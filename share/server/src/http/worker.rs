@@ -1,0 +1,267 @@
+//! Accepts connections and serves them, on one event loop for each core.
+
+use std::convert::Infallible;
+use std::fs::File;
+use std::io;
+use std::net::SocketAddr;
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+use hyper::Request;
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio_rustls::TlsAcceptor;
+
+use super::guard::Guarded;
+use super::origin::Peer;
+use super::{Daemon, route};
+
+/// What is read and written at a time on a connection, and the most that the head of a request may have.
+const BUFFER: usize = 8 * 1024;
+/// Refused connections that may linger at a time so that their clients see the answer.
+const LINGERING: i64 = 256;
+const BUSY: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\ncontent-length: 69\r\n\
+    retry-after: 5\r\nconnection: close\r\n\r\n{\"error\":\"unavailable\",\"message\":\"too many connections are open now\"}";
+
+/// What one worker accepts on.
+#[derive(Default)]
+pub struct Sockets {
+    /// Plain HTTP.
+    pub tcp: Vec<std::net::TcpListener>,
+    /// HTTPS.
+    pub tls: Vec<(std::net::TcpListener, TlsAcceptor)>,
+    /// Plain HTTP for this user.
+    pub unix: Vec<std::os::unix::net::UnixListener>,
+}
+
+/// Told to the workers when they are to stop.
+pub type Stop = watch::Receiver<bool>;
+
+async fn told_to_stop(stop: &mut Stop) {
+    // Without a sender nobody could say it any more.
+    let _ = stop.wait_for(|stop| *stop).await;
+}
+
+/// Serves until `stop`, and then until the running requests have ended or their time is over. To be called in a runtime of its own.
+///
+/// # Errors
+/// When a socket cannot be registered.
+pub async fn run(daemon: Arc<Daemon>, sockets: Sockets, stop: Stop) -> io::Result<()> {
+    let mut accepting = JoinSet::new();
+    for listener in sockets.tcp {
+        let listener = TcpListener::from_std(listener)?;
+        accepting.spawn(accept(daemon.clone(), Source::Tcp(listener, None), stop.clone()));
+    }
+    for (listener, acceptor) in sockets.tls {
+        let listener = TcpListener::from_std(listener)?;
+        accepting.spawn(accept(daemon.clone(), Source::Tcp(listener, Some(acceptor)), stop.clone()));
+    }
+    for listener in sockets.unix {
+        accepting.spawn(accept(daemon.clone(), Source::Unix(UnixListener::from_std(listener)?), stop.clone()));
+    }
+    let mut running = JoinSet::new();
+    while let Some(connections) = accepting.join_next().await {
+        if let Ok(mut connections) = connections {
+            running.spawn(async move { while connections.join_next().await.is_some() {} });
+        }
+    }
+    let rest = daemon.settings.stop_timeout;
+    let _ = tokio::time::timeout(rest, async { while running.join_next().await.is_some() {} }).await;
+    Ok(())
+}
+
+enum Source {
+    Tcp(TcpListener, Option<TlsAcceptor>),
+    Unix(UnixListener),
+}
+
+enum Accepted {
+    Tcp(TcpStream, SocketAddr),
+    Unix(UnixStream),
+}
+
+impl Source {
+    /// The next connection. Readiness is asked for again only when none waits, so a burst is drained in one turn.
+    async fn next(&self) -> io::Result<Accepted> {
+        match self {
+            Source::Tcp(listener, _) => listener.accept().await.map(|(stream, address)| Accepted::Tcp(stream, address)),
+            Source::Unix(listener) => listener.accept().await.map(|(stream, _)| Accepted::Unix(stream)),
+        }
+    }
+}
+
+/// Accepts until `stop`; gives back the connections that are still open.
+async fn accept(daemon: Arc<Daemon>, source: Source, stop: Stop) -> JoinSet<()> {
+    let mut connections = JoinSet::new();
+    // Given up when no descriptor is left, so that one client can be told.
+    let mut spare = File::open("/dev/null").ok();
+    let mut in_need = false;
+    let mut stopped = stop.clone();
+    loop {
+        let next = tokio::select! {
+            biased;
+            () = told_to_stop(&mut stopped) => return connections,
+            next = source.next() => next,
+        };
+        while connections.try_join_next().is_some() {}
+        match next {
+            Ok(accepted) => {
+                in_need = false;
+                begin(&daemon, &source, accepted, &stop, &mut connections);
+            }
+            Err(error) if is_of_the_connection(&error) => {}
+            Err(error) => {
+                daemon.metrics.accept_failures.fetch_add(1, Relaxed);
+                // Once for each time of need, not fifty times a second.
+                if !std::mem::replace(&mut in_need, true) {
+                    tracing::warn!(%error, "a connection cannot be accepted");
+                }
+                if spare.take().is_some()
+                    && let Ok(Ok(accepted)) = tokio::time::timeout(Duration::from_millis(1), source.next()).await
+                {
+                    turn_away_at_once(&accepted);
+                }
+                // Connections that end give descriptors back; asking again at once would only burn the processor.
+                tokio::time::sleep(Duration::from_millis(20)).await;
+                spare = File::open("/dev/null").ok();
+            }
+        }
+    }
+}
+
+/// A connection that broke before it was accepted says nothing about the listener.
+fn is_of_the_connection(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::ConnectionAborted | io::ErrorKind::ConnectionReset | io::ErrorKind::ConnectionRefused
+    )
+}
+
+/// Counts an open connection for as long as it lives.
+struct Counted(Arc<Daemon>);
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.metrics.connections.fetch_sub(1, Relaxed);
+    }
+}
+
+fn begin(daemon: &Arc<Daemon>, source: &Source, accepted: Accepted, stop: &Stop, connections: &mut JoinSet<()>) {
+    daemon.metrics.accepted.fetch_add(1, Relaxed);
+    let open = daemon.metrics.connections.fetch_add(1, Relaxed) + 1;
+    let counted = Counted(daemon.clone());
+    let most = i64::try_from(daemon.settings.max_connections).unwrap_or(i64::MAX);
+    if open > most {
+        daemon.metrics.connections_refused.fetch_add(1, Relaxed);
+        if open > most + LINGERING {
+            return turn_away_at_once(&accepted);
+        }
+        match accepted {
+            Accepted::Tcp(stream, _) => connections.spawn(turn_away(stream, counted)),
+            Accepted::Unix(stream) => connections.spawn(turn_away(stream, counted)),
+        };
+        return;
+    }
+    let stop = stop.clone();
+    match (accepted, source) {
+        (Accepted::Tcp(stream, address), Source::Tcp(_, tls)) => {
+            let _ = stream.set_nodelay(true);
+            let peer = Peer::Address(address.ip());
+            match tls.clone() {
+                None => connections.spawn(connection(counted, stream, peer, stop)),
+                Some(acceptor) => connections.spawn(async move {
+                    let patience = counted.0.settings.head_timeout;
+                    match tokio::time::timeout(patience, acceptor.accept(stream)).await {
+                        Ok(Ok(stream)) => connection(counted, stream, peer, stop).await,
+                        Ok(Err(_)) => {}
+                        Err(_) => slow(&counted.0),
+                    }
+                }),
+            };
+        }
+        (Accepted::Tcp(..), Source::Unix(_)) => {}
+        (Accepted::Unix(stream), _) => {
+            connections.spawn(connection(counted, stream, Peer::Local, stop));
+        }
+    }
+}
+
+fn slow(daemon: &Daemon) {
+    daemon.metrics.connections_slow.fetch_add(1, Relaxed);
+}
+
+/// Serves one connection.
+async fn connection<S: AsyncRead + AsyncWrite + Unpin>(counted: Counted, stream: S, peer: Peer, mut stop: Stop) {
+    let daemon = &counted.0;
+    let service = service_fn(|request: Request<Incoming>| async move {
+        Ok::<_, Infallible>(route::answer(daemon, peer, request).await)
+    });
+    let stream = TokioIo::new(Guarded::new(stream, daemon.settings.stall_timeout));
+    let mut connection = pin!(
+        http1::Builder::new()
+            .timer(TokioTimer::new())
+            .header_read_timeout(daemon.settings.head_timeout)
+            .max_buf_size(BUFFER)
+            .max_headers(64)
+            .serve_connection(stream, service)
+    );
+    let result = tokio::select! {
+        result = connection.as_mut() => result,
+        () = told_to_stop(&mut stop) => {
+            connection.as_mut().graceful_shutdown();
+            connection.await
+        }
+    };
+    if result.is_err_and(|error| error.is_timeout() || is_stalled(&error)) {
+        slow(daemon);
+    }
+}
+
+fn is_stalled(error: &hyper::Error) -> bool {
+    use std::error::Error;
+    error
+        .source()
+        .and_then(|source| source.downcast_ref::<io::Error>())
+        .is_some_and(|e| e.kind() == io::ErrorKind::TimedOut)
+}
+
+/// Says that too many connections are open, and waits until the client has seen it: closing a socket with unread bytes would
+/// throw the answer away.
+async fn turn_away<S: AsyncRead + AsyncWrite + Unpin>(mut stream: S, _counted: Counted) {
+    let told = async {
+        stream.write_all(BUSY).await?;
+        stream.shutdown().await?;
+        let mut unread = [0; 1024];
+        while stream.read(&mut unread).await? > 0 {}
+        io::Result::Ok(())
+    };
+    let _ = tokio::time::timeout(Duration::from_secs(1), told).await;
+}
+
+fn turn_away_at_once(accepted: &Accepted) {
+    let _ = match accepted {
+        Accepted::Tcp(stream, _) => stream.try_write(BUSY),
+        Accepted::Unix(stream) => stream.try_write(BUSY),
+    };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_ready_made_answer_has_the_length_that_it_says() {
+        let text = std::str::from_utf8(BUSY).unwrap();
+        let (head, body) = text.split_once("\r\n\r\n").unwrap();
+        assert!(head.contains(&format!("content-length: {}\r\n", body.len())), "{}", body.len());
+        assert!(serde_json::from_str::<lockbox_share_protocol::message::Failure>(body).is_ok());
+    }
+}

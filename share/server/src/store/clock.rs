@@ -1,0 +1,153 @@
+//! The store's own time, which never runs backwards and which a step of the machine's clock does not move.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use nix::time::{ClockId, clock_gettime};
+
+use super::WallTime;
+
+/// Milliseconds of the store's time. It starts near the wall clock's, and the two drift apart when the latter is set.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Time(pub u64);
+
+impl Time {
+    pub fn after(self, period: Duration) -> Time {
+        Time(self.0.saturating_add(u64::try_from(period.as_millis()).unwrap_or(u64::MAX)))
+    }
+}
+
+/// Where time comes from, so that tests can turn it.
+pub trait Clock: Send + Sync {
+    /// Milliseconds since some fixed moment, sleep of the machine included; never set by anybody.
+    fn steady(&self) -> u64;
+    /// Milliseconds since 1970, as the machine is set at this moment.
+    fn wall(&self) -> WallTime;
+    /// Names the run of the machine within which `steady` can be compared.
+    fn boot(&self) -> String;
+}
+
+/// The machine's clocks.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct SystemClock;
+
+impl Clock for SystemClock {
+    fn steady(&self) -> u64 {
+        // Linux has had this clock since 2.6.39, so the call cannot fail; zero would stop time and not turn it back.
+        clock_gettime(ClockId::CLOCK_BOOTTIME)
+            .map_or(0, |t| t.tv_sec().unsigned_abs() * 1000 + t.tv_nsec().unsigned_abs() / 1_000_000)
+    }
+
+    fn wall(&self) -> WallTime {
+        WallTime(SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_millis() as u64))
+    }
+
+    fn boot(&self) -> String {
+        std::fs::read_to_string("/proc/sys/kernel/random/boot_id").map_or(String::new(), |id| id.trim().to_owned())
+    }
+}
+
+/// The store's time: what was saved, plus what went by since.
+pub struct StoreClock {
+    clock: std::sync::Arc<dyn Clock>,
+    /// Store time at `steady` zero.
+    base: u64,
+}
+
+impl StoreClock {
+    /// Time that starts at the wall clock's.
+    pub fn fresh(clock: std::sync::Arc<dyn Clock>) -> StoreClock {
+        let base = clock.wall().0.saturating_sub(clock.steady());
+        StoreClock { clock, base }
+    }
+
+    /// Time that goes on from where an earlier process saved it. In the same run of the machine that is exact, whatever was done
+    /// to its clock. After a restart of the machine the wall clock's difference counts, and never less than nothing: a clock that
+    /// was set meanwhile cannot be told from time that went by.
+    pub fn resume(clock: std::sync::Arc<dyn Clock>, saved: &str) -> Option<StoreClock> {
+        let mut parts = saved.split_whitespace();
+        let mut number = || parts.next()?.parse::<u64>().ok();
+        let (time, steady, wall) = (number()?, number()?, number()?);
+        let now = clock.steady();
+        let gone = if parts.next()? == clock.boot() && now >= steady {
+            now - steady
+        } else {
+            clock.wall().0.saturating_sub(wall)
+        };
+        let base = time.saturating_add(gone).saturating_sub(now);
+        Some(StoreClock { clock, base })
+    }
+
+    /// What [`StoreClock::resume`] reads.
+    pub fn saved(&self) -> String {
+        let steady = self.clock.steady();
+        format!("{} {} {} {}\n", self.base.saturating_add(steady), steady, self.clock.wall().0, self.clock.boot())
+    }
+
+    pub fn now(&self) -> Time {
+        Time(self.base.saturating_add(self.clock.steady()))
+    }
+
+    /// The moment by the wall clock as it is set now.
+    pub fn wall(&self, time: Time) -> WallTime {
+        let now = i128::from(self.now().0);
+        let wall = i128::from(self.clock.wall().0) + i128::from(time.0) - now;
+        WallTime(u64::try_from(wall.max(0)).unwrap_or(u64::MAX))
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod manual {
+    //! A clock that tests turn.
+
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    use super::*;
+
+    pub(crate) struct ManualClock {
+        steady: AtomicU64,
+        wall: AtomicU64,
+        boot: AtomicU64,
+    }
+
+    impl ManualClock {
+        pub(crate) fn new() -> ManualClock {
+            ManualClock {
+                steady: AtomicU64::new(5_000),
+                wall: AtomicU64::new(1_700_000_000_000),
+                boot: AtomicU64::new(1),
+            }
+        }
+
+        /// Time goes by.
+        pub(crate) fn pass(&self, period: Duration) {
+            self.steady.fetch_add(period.as_millis() as u64, Ordering::SeqCst);
+            self.wall.fetch_add(period.as_millis() as u64, Ordering::SeqCst);
+        }
+
+        /// Somebody sets the wall clock.
+        pub(crate) fn step(&self, milliseconds: i64) {
+            self.wall.fetch_add(milliseconds as u64, Ordering::SeqCst);
+        }
+
+        /// The machine starts anew: steady time begins again, and `away` goes by on the wall.
+        pub(crate) fn reboot(&self, away: Duration) {
+            self.steady.store(1_000, Ordering::SeqCst);
+            self.wall.fetch_add(away.as_millis() as u64, Ordering::SeqCst);
+            self.boot.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    impl Clock for ManualClock {
+        fn steady(&self) -> u64 {
+            self.steady.load(Ordering::SeqCst)
+        }
+
+        fn wall(&self) -> WallTime {
+            WallTime(self.wall.load(Ordering::SeqCst))
+        }
+
+        fn boot(&self) -> String {
+            self.boot.load(Ordering::SeqCst).to_string()
+        }
+    }
+}

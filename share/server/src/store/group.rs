@@ -1,0 +1,220 @@
+//! Group commit: many changes share one barrier, and each waits for the first barrier that began after it.
+//!
+//! There is no fixed delay. While one barrier runs, changes gather for the next; a lone change waits for its own barrier only.
+
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex};
+
+use super::{Result, StoreError};
+
+/// Something that a barrier can make durable.
+pub trait Syncable: Send + Sync {
+    /// # Errors
+    /// What the medium says; nothing written since the last barrier may be relied on then.
+    fn sync(&self) -> std::io::Result<()>;
+}
+
+/// Numbers a barrier. Everything noted under it is durable when it is done.
+type Epoch = u64;
+
+/// Gathers what is to be synced, and wakes who waits for it.
+pub struct Group {
+    state: Mutex<State>,
+    wanted: Condvar,
+    /// Held during a barrier: were a later one done first, whoever waits for the earlier one would be told too soon.
+    lead: Mutex<()>,
+}
+
+struct State {
+    /// What is noted now becomes durable with this barrier.
+    next: Epoch,
+    done: Epoch,
+    dirty: Vec<Arc<dyn Syncable>>,
+    waiters: Vec<(Epoch, Waker)>,
+    /// Somebody waits for `next`.
+    urgent: bool,
+    failed: Option<String>,
+    stopped: bool,
+    barriers: u64,
+    micros: u64,
+}
+
+/// Waits for one barrier.
+pub struct Ticket {
+    group: Arc<Group>,
+    epoch: Epoch,
+    /// The waker that waits already.
+    waiting: Option<Waker>,
+}
+
+impl Group {
+    pub fn new() -> Arc<Group> {
+        Arc::new(Group {
+            state: Mutex::new(State {
+                next: 1,
+                done: 0,
+                dirty: Vec::new(),
+                waiters: Vec::new(),
+                urgent: false,
+                failed: None,
+                stopped: false,
+                barriers: 0,
+                micros: 0,
+            }),
+            wanted: Condvar::new(),
+            lead: Mutex::new(()),
+        })
+    }
+
+    /// Notes that `target` was written, and gives the number of the barrier that covers it. `noted` is the number that an earlier
+    /// call gave for the same target: it need not be listed twice.
+    pub fn note(&self, target: &Arc<dyn Syncable>, noted: Epoch) -> Epoch {
+        let mut state = self.state.lock();
+        if noted != state.next {
+            state.dirty.push(Arc::clone(target));
+        }
+        state.next
+    }
+
+    /// A ticket for the barrier `epoch`, or None when it is done.
+    pub fn ticket(self: &Arc<Self>, epoch: Epoch) -> Option<Ticket> {
+        let mut state = self.state.lock();
+        if epoch <= state.done && state.failed.is_none() {
+            return None;
+        }
+        if epoch == state.next && !state.urgent {
+            state.urgent = true;
+            self.wanted.notify_one();
+        }
+        Some(Ticket { group: Arc::clone(self), epoch, waiting: None })
+    }
+
+    /// A ticket for everything that was noted until now.
+    pub fn ticket_for_all(self: &Arc<Self>) -> Option<Ticket> {
+        let next = self.state.lock().next;
+        self.ticket(next)
+    }
+
+    /// # Errors
+    /// `Unavailable` after a failed barrier (Store rule 9).
+    pub fn check(&self) -> Result<()> {
+        match &self.state.lock().failed {
+            Some(why) => Err(StoreError::Unavailable(why.clone())),
+            None => Ok(()),
+        }
+    }
+
+    /// Ends all changes for the reason given, and tells everybody who waits.
+    pub fn latch(&self, why: String) {
+        let mut state = self.state.lock();
+        state.failed.get_or_insert(why);
+        let waiters = std::mem::take(&mut state.waiters);
+        drop(state);
+        waiters.into_iter().for_each(|(_, waker)| waker.wake());
+    }
+
+    /// Barriers so far, and the microseconds that they took.
+    pub fn figures(&self) -> (u64, u64) {
+        let state = self.state.lock();
+        (state.barriers, state.micros)
+    }
+
+    /// Makes everything noted until now durable on this thread.
+    ///
+    /// # Errors
+    /// `Unavailable`, and the group is latched.
+    pub fn barrier(&self) -> Result<()> {
+        let _lead = self.lead.lock();
+        let (epoch, dirty) = {
+            let mut state = self.state.lock();
+            if let Some(why) = &state.failed {
+                return Err(StoreError::Unavailable(why.clone()));
+            }
+            state.urgent = false;
+            let epoch = state.next;
+            state.next += 1;
+            (epoch, std::mem::take(&mut state.dirty))
+        };
+        let begun = Instant::now();
+        for target in &dirty {
+            if let Err(error) = target.sync() {
+                let why = format!("a barrier failed: {error}");
+                self.latch(why.clone());
+                return Err(StoreError::Unavailable(why));
+            }
+        }
+        self.done(epoch, if dirty.is_empty() { None } else { Some(begun.elapsed()) });
+        Ok(())
+    }
+
+    fn done(&self, epoch: Epoch, took: Option<Duration>) {
+        let mut state = self.state.lock();
+        state.done = epoch;
+        if let Some(took) = took {
+            state.barriers += 1;
+            state.micros += took.as_micros() as u64;
+        }
+        let done = state.done;
+        let mut ready = Vec::new();
+        state.waiters.retain(|(epoch, waker)| {
+            let waits = *epoch > done;
+            if !waits {
+                ready.push(waker.clone());
+            }
+            waits
+        });
+        drop(state);
+        ready.into_iter().for_each(Waker::wake);
+    }
+
+    /// The loop of the thread that makes barriers: at once when somebody waits, else every `period`; ends after [`Group::stop`].
+    pub fn run(&self, period: Option<Duration>) {
+        loop {
+            {
+                let mut state = self.state.lock();
+                while !state.urgent && !state.stopped {
+                    match period {
+                        Some(period) => {
+                            if self.wanted.wait_for(&mut state, period).timed_out() && !state.dirty.is_empty() {
+                                break;
+                            }
+                        }
+                        None => self.wanted.wait(&mut state),
+                    }
+                }
+                if state.stopped {
+                    return;
+                }
+            }
+            if self.barrier().is_err() {
+                return;
+            }
+        }
+    }
+
+    pub fn stop(&self) {
+        self.state.lock().stopped = true;
+        self.wanted.notify_all();
+    }
+}
+
+impl Ticket {
+    pub(super) fn poll(&mut self, context: &mut Context<'_>) -> Poll<Result<()>> {
+        let mut state = self.group.state.lock();
+        if let Some(why) = &state.failed {
+            return Poll::Ready(Err(StoreError::Unavailable(why.clone())));
+        }
+        if self.epoch <= state.done {
+            return Poll::Ready(Ok(()));
+        }
+        let waker = context.waker();
+        if !self.waiting.as_ref().is_some_and(|waiting| waiting.will_wake(waker)) {
+            state.waiters.push((self.epoch, waker.clone()));
+            self.waiting = Some(waker.clone());
+        }
+        Poll::Pending
+    }
+}

@@ -1,0 +1,280 @@
+//! A share as bytes. Little-endian; the layout stands in the table below and nowhere else.
+//!
+//! ```text
+//!   0  u64  checksum of all that follows, keyed with the segment's nonce and the record's place
+//!   8  u32  length of the whole record, a multiple of 8
+//!  12  u32  version
+//!  16  16   key
+//!  32  u64  created    40  u64  expires    48  u64  revoked, 0 for not
+//!  56  32   verifier of the receiver       88  32   verifier of the owner
+//! 120  u32  bytes of the capsule
+//! 124  u32  where the capsule is: 0 in this record, 0xffffffff nowhere, else the place of the record that has it
+//! 128  u8   claims allowed
+//! 129  u8   1 when there is a payload
+//! 130  u16  zero
+//! 132  u32  bytes of slots that follow
+//! 136       payload, when there is one: id 16, length u64, digest 32
+//!           slots: tag u8 (0 free, 1 leased, 2 ended), flags u8; unless free: claim id 16, token 16, claimed u64, end u64
+//!           capsule, when it is here; zeros up to the multiple of 8
+//! ```
+
+use std::hash::Hasher;
+
+use siphasher::sip::SipHasher13;
+
+use super::cell::{Cell, Ended, Running, Slot};
+use super::clock::Time;
+use super::share::{Key, Share};
+use super::{ClaimId, LeaseToken, MAX_CAPSULE, MAX_CLAIMS, SpoolEntry, Verifier};
+
+/// Bytes before the payload and the slots.
+pub(crate) const FIXED: usize = 136;
+const PAYLOAD: usize = 56;
+const SLOT: usize = 50;
+/// No record is longer.
+pub(crate) const MAX_RECORD: usize = FIXED + PAYLOAD + MAX_CLAIMS as usize * SLOT + MAX_CAPSULE + 8;
+
+const HERE: u32 = 0;
+const NOWHERE: u32 = u32::MAX;
+
+/// Where the capsule of a record is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Content<'a> {
+    Here(&'a [u8]),
+    /// In the record at this place of the same segment.
+    At(u32),
+    Nowhere,
+}
+
+/// What binds a record to its place.
+#[derive(Clone, Copy)]
+pub(crate) struct Place {
+    pub(crate) nonce: u64,
+    pub(crate) at: u64,
+}
+
+/// Appends the record of `share` to `out`.
+pub(crate) fn encode(key: &Key, share: &Share, content: Content<'_>, place: Place, out: &mut Vec<u8>) {
+    let start = out.len();
+    out.resize(start + FIXED, 0);
+    if let Some(payload) = &share.payload {
+        out.extend_from_slice(&payload.id);
+        out.extend_from_slice(&payload.length.to_le_bytes());
+        out.extend_from_slice(&payload.digest);
+    }
+    let slots = out.len();
+    for slot in share.cell.slots() {
+        encode_slot(slot, out);
+    }
+    let slots = (out.len() - slots) as u32;
+    let content = match content {
+        Content::Here(capsule) => {
+            out.extend_from_slice(capsule);
+            HERE
+        }
+        Content::At(at) => at,
+        Content::Nowhere => NOWHERE,
+    };
+    out.resize(start + (out.len() - start).next_multiple_of(8), 0);
+    let length = (out.len() - start) as u32;
+    let fixed = &mut out[start..start + FIXED];
+    fixed[8..12].copy_from_slice(&length.to_le_bytes());
+    fixed[12..16].copy_from_slice(&share.version.to_le_bytes());
+    fixed[16..32].copy_from_slice(&key.0);
+    fixed[32..40].copy_from_slice(&share.created.0.to_le_bytes());
+    fixed[40..48].copy_from_slice(&share.expires.0.to_le_bytes());
+    fixed[48..56].copy_from_slice(&share.revoked.map_or(0, |at| at.0.max(1)).to_le_bytes());
+    fixed[56..88].copy_from_slice(&share.auth.0);
+    fixed[88..120].copy_from_slice(&share.owner.0);
+    fixed[120..124].copy_from_slice(&share.capsule_bytes.to_le_bytes());
+    fixed[124..128].copy_from_slice(&content.to_le_bytes());
+    fixed[128] = share.cell.allowed();
+    fixed[129] = u8::from(share.payload.is_some());
+    fixed[132..136].copy_from_slice(&slots.to_le_bytes());
+    let sum = checksum(place, &out[start + 8..]);
+    out[start..start + 8].copy_from_slice(&sum.to_le_bytes());
+}
+
+fn encode_slot(slot: &Slot, out: &mut Vec<u8>) {
+    let (tag, flags, id, token, claimed, end) = match slot {
+        Slot::Free => {
+            out.extend_from_slice(&[0, 0]);
+            return;
+        }
+        Slot::Leased(l) => (1, u8::from(l.sent) | u8::from(l.finishing) << 1, l.id, l.token, l.claimed, l.until),
+        Slot::Ended(e) => (2, u8::from(e.completed), e.id, e.token, e.claimed, e.at),
+    };
+    out.extend_from_slice(&[tag, flags]);
+    out.extend_from_slice(&id.0);
+    out.extend_from_slice(&token.0);
+    out.extend_from_slice(&claimed.0.to_le_bytes());
+    out.extend_from_slice(&end.0.to_le_bytes());
+}
+
+/// Keyed, so that no capsule can hold what passes for a record, and bound to the place, so that none can be moved.
+fn checksum(place: Place, bytes: &[u8]) -> u64 {
+    let mut hasher = SipHasher13::new_with_keys(place.nonce, place.at);
+    hasher.write(bytes);
+    hasher.finish()
+}
+
+/// Over the head of a segment, which names the nonce of its records.
+pub(crate) fn head_checksum(bytes: &[u8]) -> u64 {
+    let mut hasher = SipHasher13::new_with_keys(0, 0);
+    hasher.write(bytes);
+    hasher.finish()
+}
+
+/// The length that a record claims to have, when it can be one.
+pub(crate) fn length(head: &[u8]) -> Option<usize> {
+    let length = u32_at(head, 8)? as usize;
+    (length.is_multiple_of(8) && (FIXED..=MAX_RECORD).contains(&length)).then_some(length)
+}
+
+/// A record whose checksum held and whose parts make sense.
+pub(crate) struct Record<'a> {
+    pub(crate) key: Key,
+    pub(crate) share: Share,
+    pub(crate) content: Content<'a>,
+}
+
+/// Reads the record at the start of `bytes`; None when it is torn, of another place, or makes no sense.
+pub(crate) fn decode(bytes: &[u8], place: Place) -> Option<Record<'_>> {
+    if sound(bytes, place) { parse(bytes) } else { None }
+}
+
+/// Whether the checksum of the record at the start of `bytes` holds.
+pub(crate) fn sound(bytes: &[u8], place: Place) -> bool {
+    let record = length(bytes).and_then(|length| bytes.get(..length));
+    record.is_some_and(|record| u64_at(record, 0) == Some(checksum(place, &record[8..])))
+}
+
+/// Reads a record whose checksum held. Whoever wrote a hostile file can make checksums too, so everything is checked.
+pub(crate) fn parse(bytes: &[u8]) -> Option<Record<'_>> {
+    let length = length(bytes)?;
+    let bytes = bytes.get(..length)?;
+    let (allowed, has_payload) = (bytes[128], bytes[129]);
+    if !(1..=MAX_CLAIMS).contains(&allowed) || has_payload > 1 || bytes[130..132] != [0, 0] {
+        return None;
+    }
+    let mut rest = &bytes[FIXED..];
+    let payload = if has_payload == 1 {
+        let head;
+        (head, rest) = rest.split_at_checked(PAYLOAD)?;
+        Some(SpoolEntry {
+            id: head[..16].try_into().ok()?,
+            length: u64_at(head, 16)?,
+            digest: head[24..].try_into().ok()?,
+        })
+    } else {
+        None
+    };
+    let (mut slots, rest) = rest.split_at_checked(u32_at(bytes, 132)? as usize)?;
+    let mut cell = Cell::new(allowed);
+    for slot in cell.slots_mut() {
+        (*slot, slots) = decode_slot(slots)?;
+    }
+    let capsule_bytes = u32_at(bytes, 120)?;
+    let content = match u32_at(bytes, 124)? {
+        HERE => Content::Here(rest.get(..capsule_bytes as usize)?),
+        NOWHERE => Content::Nowhere,
+        at => Content::At(at),
+    };
+    if !slots.is_empty() || capsule_bytes as usize > MAX_CAPSULE {
+        return None;
+    }
+    let share = Share {
+        version: u32_at(bytes, 12)?,
+        created: Time(u64_at(bytes, 32)?),
+        expires: Time(u64_at(bytes, 40)?),
+        revoked: Some(u64_at(bytes, 48)?).filter(|at| *at != 0).map(Time),
+        auth: Verifier(bytes[56..88].try_into().ok()?),
+        owner: Verifier(bytes[88..120].try_into().ok()?),
+        capsule_bytes,
+        payload,
+        cell,
+    };
+    Some(Record { key: Key(bytes[16..32].try_into().ok()?), share, content })
+}
+
+fn decode_slot(bytes: &[u8]) -> Option<(Slot, &[u8])> {
+    let (&[tag, flags], rest) = bytes.split_first_chunk::<2>()?;
+    if tag == 0 {
+        return (flags == 0).then_some((Slot::Free, rest));
+    }
+    let (slot, rest) = rest.split_at_checked(SLOT - 2)?;
+    let id = ClaimId(slot[..16].try_into().ok()?);
+    let token = LeaseToken(slot[16..32].try_into().ok()?);
+    let (claimed, end) = (Time(u64_at(slot, 32)?), Time(u64_at(slot, 40)?));
+    let slot = match (tag, flags) {
+        (1, 0..=3) => {
+            Slot::Leased(Running { id, token, claimed, until: end, sent: flags & 1 != 0, finishing: flags & 2 != 0 })
+        }
+        (2, 0..=1) => Slot::Ended(Ended { id, token, claimed, at: end, completed: flags == 1 }),
+        _ => return None,
+    };
+    Some((slot, rest))
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
+    Some(u32::from_le_bytes(bytes.get(at..at + 4)?.try_into().ok()?))
+}
+
+fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
+    Some(u64::from_le_bytes(bytes.get(at..at + 8)?.try_into().ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::conformance::{large, small};
+    use super::*;
+
+    const PLACE: Place = Place { nonce: 7, at: 64 };
+
+    fn shares() -> Vec<Share> {
+        let ended =
+            Ended { id: ClaimId([1; 16]), token: LeaseToken([2; 16]), claimed: Time(3), at: Time(4), completed: true };
+        let running = Running {
+            id: ClaimId([5; 16]),
+            token: LeaseToken([6; 16]),
+            claimed: Time(7),
+            until: Time(8),
+            sent: true,
+            finishing: false,
+        };
+        let mut busy = Share::new(&super::super::NewShare { claims: 8, ..large(1) }, Time(9));
+        busy.cell.slots_mut()[0] = Slot::Ended(ended);
+        busy.cell.slots_mut()[7] = Slot::Leased(running);
+        busy.revoked = Some(Time(77));
+        vec![Share::new(&small(1), Time(5)), busy]
+    }
+
+    #[test]
+    fn records_are_read_as_they_were_written() {
+        for share in shares() {
+            let capsule = vec![9; share.capsule_bytes as usize];
+            for content in [Content::Here(&capsule), Content::At(4096), Content::Nowhere] {
+                let mut bytes = Vec::new();
+                encode(&Key([3; 16]), &share, content, PLACE, &mut bytes);
+                let record = decode(&bytes, PLACE).unwrap();
+                assert!(record.share == share && record.content == content && record.key == Key([3; 16]));
+                assert_eq!(length(&bytes), Some(bytes.len()));
+                assert!(bytes.len() <= MAX_RECORD);
+            }
+        }
+    }
+
+    #[test]
+    fn a_flipped_moved_or_cut_record_is_none() {
+        let mut bytes = Vec::new();
+        encode(&Key([3; 16]), &shares()[1], Content::Here(&[9; 12]), PLACE, &mut bytes);
+        for at in 0..bytes.len() {
+            let mut flipped = bytes.clone();
+            flipped[at] ^= 0x10;
+            assert!(decode(&flipped, PLACE).is_none(), "flipped at {at}");
+            assert!(decode(&bytes[..at], PLACE).is_none(), "cut at {at}");
+        }
+        assert!(decode(&bytes, Place { nonce: 7, at: 72 }).is_none());
+        assert!(decode(&bytes, Place { nonce: 8, at: 64 }).is_none());
+    }
+}

@@ -1,0 +1,144 @@
+//! Walks over the records of one segment file, and over what is torn or damaged between them.
+
+use std::io;
+use std::sync::Arc;
+
+use crate::store::disk::DiskFile;
+use crate::store::record::{FIXED, MAX_RECORD, Place, Record, length, parse, sound};
+
+/// Bytes of the head of a segment file.
+pub(super) const HEAD: u64 = 64;
+const MAGIC: &[u8; 8] = b"LBXSHR1\0";
+const WINDOW: usize = 256 * 1024;
+/// Places that may look like a record and not be one, before a file is given up: a hostile file must not cost a hash of 9 KiB for
+/// each 8 bytes.
+const MAX_FALSE: u32 = 4096;
+
+/// What a segment is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) enum Class {
+    /// Shares with their content.
+    Content,
+    /// What is left of shares without content.
+    Audit,
+}
+
+/// The head of a segment file: magic, nonce u64, minute u64, class u8, shard u8, zeros, and their checksum.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Head {
+    pub(crate) nonce: u64,
+    /// Of the store's time; from then on the content of the file is dead.
+    pub(crate) minute: u64,
+    pub(crate) class: Class,
+    pub(crate) shard: u8,
+}
+
+impl Head {
+    pub(crate) fn encode(&self) -> [u8; HEAD as usize] {
+        let mut out = [0; HEAD as usize];
+        out[..8].copy_from_slice(MAGIC);
+        out[8..16].copy_from_slice(&self.nonce.to_le_bytes());
+        out[16..24].copy_from_slice(&self.minute.to_le_bytes());
+        out[24] = u8::from(self.class == Class::Audit);
+        out[25] = self.shard;
+        let sum = crate::store::record::head_checksum(&out[..56]);
+        out[56..].copy_from_slice(&sum.to_le_bytes());
+        out
+    }
+
+    pub(crate) fn decode(bytes: &[u8]) -> Option<Head> {
+        let bytes: &[u8; HEAD as usize] = bytes.first_chunk()?;
+        let word = |at: usize| u64::from_le_bytes(std::array::from_fn(|n| bytes[at + n]));
+        if &bytes[..8] != MAGIC || word(56) != crate::store::record::head_checksum(&bytes[..56]) {
+            return None;
+        }
+        let class = match bytes[24] {
+            0 => Class::Content,
+            1 => Class::Audit,
+            _ => return None,
+        };
+        Some(Head { nonce: word(8), minute: word(16), class, shard: bytes[25] })
+    }
+}
+
+/// Reads a segment from front to back with one bounded buffer.
+pub(super) struct Scanner {
+    file: Arc<dyn DiskFile>,
+    nonce: u64,
+    /// Where `buffer` begins in the file.
+    start: u64,
+    buffer: Vec<u8>,
+    /// The next byte to look at.
+    at: u64,
+    /// The file had no more when it was read last.
+    over: bool,
+    /// End of the newest sound record.
+    pub(super) end: u64,
+    /// Bytes that belong to no sound record and have one behind them.
+    pub(super) damaged: u64,
+    false_starts: u32,
+}
+
+impl Scanner {
+    pub(super) fn new(file: Arc<dyn DiskFile>, nonce: u64) -> Scanner {
+        Scanner {
+            file,
+            nonce,
+            start: HEAD,
+            buffer: Vec::new(),
+            at: HEAD,
+            over: false,
+            end: HEAD,
+            damaged: 0,
+            false_starts: 0,
+        }
+    }
+
+    /// The next sound record and its place. After None there may be more when the file has grown.
+    pub(super) fn next(&mut self) -> io::Result<Option<(u32, Record<'_>)>> {
+        let (at, length) = loop {
+            self.fill()?;
+            let window = &self.buffer[(self.at - self.start) as usize..];
+            if window.len() < FIXED || self.at > u64::from(u32::MAX) || self.false_starts > MAX_FALSE {
+                return Ok(None);
+            }
+            if let Some(length) = length(window) {
+                let place = Place { nonce: self.nonce, at: self.at };
+                if sound(window, place) && parse(window).is_some() {
+                    break (self.at, length);
+                }
+                self.false_starts += u32::from(length <= window.len());
+            }
+            self.at += 8;
+        };
+        self.damaged += at - self.end;
+        self.at = at + length as u64;
+        self.end = self.at;
+        let window = &self.buffer[(at - self.start) as usize..];
+        // Parsed a second time only to lend it: the first loan would have to end before the loop goes on.
+        Ok(parse(window).map(|record| (at as u32, record)))
+    }
+
+    /// Sets the scan back to the end of the newest sound record, because the file may have grown over what looked torn.
+    pub(super) fn again(&mut self) {
+        self.at = self.end;
+        self.over = false;
+        self.buffer.clear();
+        self.start = self.at;
+    }
+
+    fn fill(&mut self) -> io::Result<()> {
+        let used = (self.at - self.start) as usize;
+        if self.buffer.len() - used.min(self.buffer.len()) >= MAX_RECORD || self.over {
+            return Ok(());
+        }
+        self.buffer.drain(..used.min(self.buffer.len()));
+        self.start = self.at;
+        let kept = self.buffer.len();
+        self.buffer.resize(WINDOW, 0);
+        let read = self.file.read_at(&mut self.buffer[kept..], self.start + kept as u64)?;
+        self.over = kept + read < WINDOW;
+        self.buffer.truncate(kept + read);
+        Ok(())
+    }
+}

@@ -1,0 +1,381 @@
+//! One shard of the store: its segments, its index, and the single way in which a share changes.
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashMap, VecDeque};
+use std::io;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use super::index::{Index, Location};
+use super::scan::{Class, HEAD, Head};
+use crate::store::clock::Time;
+use crate::store::disk::{Disk, DiskFile};
+use crate::store::group::{Group, Syncable};
+use crate::store::record::{Content, FIXED, MAX_RECORD, Place, decode, encode, length};
+use crate::store::share::{Key, Share};
+use crate::store::{Result, StoreError, random};
+
+/// No more shares are added to a segment of this size, so that compaction works on pieces.
+const FULL: u64 = 64 * 1024 * 1024;
+/// What is noted of shares beyond this goes to another segment: places are 32 bits.
+const END: u64 = 1 << 30;
+/// Segment files that are open at a time in each shard.
+const OPEN: usize = 64;
+/// A record with a capsule of usual size is read at once.
+const GUESS: usize = 1024;
+/// A file of this many bytes is given up when the disk is full, so that shares can still be claimed, revoked and cleaned away.
+pub(super) const RESERVE: usize = 1024 * 1024;
+pub(super) const RESERVE_NAME: &str = "reserve";
+
+/// What all shards use.
+pub(super) struct Shared {
+    pub(super) disk: Arc<dyn Disk>,
+    pub(super) group: Arc<Group>,
+    pub(super) names: Arc<dyn Syncable>,
+    /// The next segment's number.
+    pub(super) ids: AtomicU32,
+    /// Pages of cache for each index.
+    pub(super) pages: usize,
+}
+
+/// One file, and what of it is worth keeping.
+pub(super) struct Segment {
+    pub(super) head: Head,
+    file: Option<Arc<dyn DiskFile>>,
+    pub(super) length: u64,
+    /// Shares that live here.
+    pub(super) live: u64,
+    /// Bytes of their content.
+    pub(super) live_bytes: u64,
+    /// The newest barrier that somebody who read from here may have to wait for.
+    noted: u64,
+    /// Until then repeated claims may need what looks dead.
+    pub(super) quiet: Time,
+}
+
+/// A share as it was found. The buffer of the shard holds its record.
+pub(super) struct Found {
+    pub(super) key: Key,
+    pub(super) location: Location,
+    pub(super) share: Share,
+    capsule: Where,
+}
+
+#[derive(Clone)]
+enum Where {
+    Buffer(Range<usize>),
+    At(u32),
+    Nowhere,
+}
+
+pub(super) struct Shard {
+    pub(super) number: u8,
+    pub(super) shared: Arc<Shared>,
+    pub(super) index: Index,
+    pub(super) segments: HashMap<u32, Segment>,
+    /// Where new records go.
+    pub(super) active: HashMap<(Class, u64), u32>,
+    opened: VecDeque<u32>,
+    buffer: Vec<u8>,
+    out: Vec<u8>,
+    /// Payloads to look after: when their share may have ended by time alone.
+    pub(super) due: BinaryHeap<Reverse<(Time, Key)>>,
+    /// Shares that expired unused.
+    pub(super) expired: u64,
+}
+
+impl Shard {
+    pub(super) fn new(number: u8, shared: Arc<Shared>) -> io::Result<Shard> {
+        let index = empty_index(number, &shared)?;
+        Ok(Shard {
+            number,
+            shared,
+            index,
+            segments: HashMap::new(),
+            active: HashMap::new(),
+            opened: VecDeque::new(),
+            buffer: Vec::new(),
+            out: Vec::new(),
+            due: BinaryHeap::new(),
+            expired: 0,
+        })
+    }
+
+    /// Gives back what the index took on the disk, when it is empty.
+    pub(super) fn shrink(&mut self) -> io::Result<()> {
+        if self.segments.is_empty() && self.index.entries() == 0 && self.index.bytes() > 64 * 1024 {
+            self.index = empty_index(self.number, &self.shared)?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn adopt(&mut self, id: u32, head: Head, length: u64) {
+        let segment = Segment { head, file: None, length, live: 0, live_bytes: 0, noted: 0, quiet: Time(0) };
+        self.segments.insert(id, segment);
+    }
+
+    /// The newest record of a share.
+    pub(super) fn find(&mut self, key: &Key) -> io::Result<Option<Found>> {
+        for location in self.index.find(key.hash())?.iter() {
+            if let Some(found) = self.read(location)?.filter(|found| found.key == *key) {
+                return Ok(Some(found));
+            }
+        }
+        Ok(None)
+    }
+
+    /// The record at a place; None when it is not sound there.
+    pub(super) fn read(&mut self, location: Location) -> io::Result<Option<Found>> {
+        let Some(segment) = self.segments.get(&location.segment) else { return Ok(None) };
+        let place = Place { nonce: segment.head.nonce, at: u64::from(location.at) };
+        let file = self.file(location.segment)?;
+        self.buffer.resize(MAX_RECORD, 0);
+        let mut filled = file.read_at(&mut self.buffer[..GUESS], place.at)?;
+        if let Some(length) = length(&self.buffer[..filled]).filter(|length| *length > filled && filled == GUESS) {
+            filled += file.read_at(&mut self.buffer[GUESS..length], place.at + GUESS as u64)?;
+        }
+        let Some(record) = decode(&self.buffer[..filled], place) else {
+            tracing::error!(
+                segment = location.segment,
+                at = location.at,
+                "a record is damaged; its share is not served"
+            );
+            return Ok(None);
+        };
+        let capsule = match record.content {
+            Content::Here(capsule) => {
+                let start = capsule.as_ptr().addr() - self.buffer.as_ptr().addr();
+                Where::Buffer(start..start + capsule.len())
+            }
+            Content::At(at) => Where::At(at),
+            Content::Nowhere => Where::Nowhere,
+        };
+        Ok(Some(Found { key: record.key, location, share: record.share, capsule }))
+    }
+
+    /// The capsule of the share that was found last; None when it is gone.
+    pub(super) fn capsule(&mut self, found: &Found) -> io::Result<Option<bytes::Bytes>> {
+        let range = match &found.capsule {
+            Where::Buffer(range) => range.clone(),
+            Where::Nowhere => return Ok(None),
+            Where::At(at) => match self.read(Location { at: *at, ..found.location })? {
+                Some(Found { capsule: Where::Buffer(range), key, .. }) if key == found.key => range,
+                _ => return Ok(None),
+            },
+        };
+        Ok(Some(bytes::Bytes::copy_from_slice(&self.buffer[range])))
+    }
+
+    /// Adds a share that is new to this shard.
+    pub(super) fn insert(&mut self, key: &Key, share: &Share, capsule: &[u8], until: Time) -> Result<Location> {
+        self.index.reserve(key.hash()).map_err(refused)?;
+        let location = self.put(key, share, capsule, until).map_err(refused)?;
+        self.index.insert(key.hash(), location).map_err(|error| self.lost(error))?;
+        Ok(location)
+    }
+
+    /// Writes a whole record to the segment whose content is dead at `until`, and counts it.
+    pub(super) fn put(&mut self, key: &Key, share: &Share, capsule: &[u8], until: Time) -> io::Result<Location> {
+        let id = self.active(Class::Content, until.0.div_ceil(60_000))?;
+        let location = self.append(id, key, share, Content::Here(capsule))?;
+        self.count(location.segment, share, true);
+        Ok(location)
+    }
+
+    /// Notes what a share became. The record goes behind its content; in front of a reply comes the barrier `noted`.
+    pub(super) fn change(
+        &mut self,
+        found: &Found,
+        before: &Share,
+        drop_content: bool,
+        quiet: Time,
+    ) -> Result<Location> {
+        let home = found.location.segment;
+        let content = match &found.capsule {
+            _ if drop_content => Content::Nowhere,
+            Where::Buffer(_) => Content::At(found.location.at),
+            Where::At(at) => Content::At(*at),
+            Where::Nowhere => Content::Nowhere,
+        };
+        if self.segments.get(&home).is_some_and(|segment| segment.length > END) {
+            return self.change_elsewhere(found, before);
+        }
+        let location = match self.append(home, &found.key, &found.share, content) {
+            Err(error) if no_space(&error) && self.give_up_reserve() => {
+                self.append(home, &found.key, &found.share, content)
+            }
+            other => other,
+        };
+        let location = location.map_err(refused)?;
+        self.moved(&found.key, found.location, Some(location))?;
+        if before.live() && !found.share.live() {
+            self.count(home, before, false);
+            if let Some(segment) = self.segments.get_mut(&home) {
+                segment.quiet = segment.quiet.max(quiet);
+            }
+        }
+        Ok(location)
+    }
+
+    /// A segment that grew to the end of its places hands the share on.
+    fn change_elsewhere(&mut self, found: &Found, before: &Share) -> Result<Location> {
+        let capsule = self.capsule(found).map_err(refused)?.unwrap_or_default();
+        let minute = self.segments.get(&found.location.segment).map_or(0, |segment| segment.head.minute);
+        let location = self.put(&found.key, &found.share, &capsule, Time(minute * 60_000)).map_err(refused)?;
+        self.moved(&found.key, found.location, Some(location))?;
+        self.count(found.location.segment, before, false);
+        Ok(location)
+    }
+
+    pub(super) fn moved(&mut self, key: &Key, old: Location, new: Option<Location>) -> Result<()> {
+        match self.index.replace(key.hash(), old, new) {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(self.lost(io::Error::other("an entry of the index is missing"))),
+            Err(error) => Err(self.lost(error)),
+        }
+    }
+
+    /// What is on the disk and what the index says differ now, and only a new start brings them together (Store rule 9).
+    fn lost(&self, error: io::Error) -> StoreError {
+        let why = format!("the index failed: {error}");
+        self.shared.group.latch(why.clone());
+        StoreError::Unavailable(why)
+    }
+
+    /// Writes a record without content to the audit.
+    pub(super) fn put_audit(&mut self, key: &Key, share: &Share, until: Time) -> io::Result<Location> {
+        // One file for each hour: nobody needs the end of an audit on the minute.
+        let id = self.active(Class::Audit, until.0.div_ceil(3_600_000) * 60)?;
+        self.append(id, key, share, Content::Nowhere)
+    }
+
+    fn append(&mut self, id: u32, key: &Key, share: &Share, content: Content<'_>) -> io::Result<Location> {
+        let file = self.file(id)?;
+        let segment = self.segments.get_mut(&id).ok_or_else(gone)?;
+        let at = segment.length;
+        self.out.clear();
+        encode(key, share, content, Place { nonce: segment.head.nonce, at }, &mut self.out);
+        // A failed write leaves its traces behind the end: the next one goes over them, and no part of them can pass for a record.
+        file.write_at(&self.out, at)?;
+        segment.length += self.out.len() as u64;
+        let target: Arc<dyn Syncable> = file;
+        segment.noted = self.shared.group.note(&target, segment.noted);
+        Ok(Location { segment: id, at: at as u32 })
+    }
+
+    /// The barrier that covers everything that can be read in a segment.
+    pub(super) fn noted(&self, id: u32) -> u64 {
+        self.segments.get(&id).map_or(0, |segment| segment.noted)
+    }
+
+    /// The segment that takes new records of this class and minute.
+    fn active(&mut self, class: Class, minute: u64) -> io::Result<u32> {
+        if let Some(id) = self.active.get(&(class, minute))
+            && self.segments.get(id).is_some_and(|segment| segment.length < FULL)
+        {
+            return Ok(*id);
+        }
+        let nonce = u64::from_le_bytes(random().map_err(io::Error::other)?);
+        let head = Head { nonce, minute, class, shard: self.number };
+        let id = self.shared.ids.fetch_add(1, Ordering::Relaxed);
+        let file = self.shared.disk.create(&name(id))?;
+        if let Err(error) = file.write_at(&head.encode(), 0) {
+            // Without its head the file is nothing; the next start removes it if this fails as well.
+            let _ = self.shared.disk.remove(&name(id));
+            return Err(error);
+        }
+        self.shared.group.note(&self.shared.names, 0);
+        self.adopt(id, head, HEAD);
+        self.opened(id, &file);
+        self.active.insert((class, minute), id);
+        Ok(id)
+    }
+
+    pub(super) fn file(&mut self, id: u32) -> io::Result<Arc<dyn DiskFile>> {
+        let segment = self.segments.get(&id).ok_or_else(gone)?;
+        if let Some(file) = &segment.file {
+            return Ok(Arc::clone(file));
+        }
+        let file = self.shared.disk.open(&name(id))?;
+        self.opened(id, &file);
+        Ok(file)
+    }
+
+    fn opened(&mut self, id: u32, file: &Arc<dyn DiskFile>) {
+        if self.opened.len() >= OPEN
+            && let Some(old) = self.opened.pop_front()
+            && let Some(segment) = self.segments.get_mut(&old)
+        {
+            // The group keeps what is not durable yet.
+            segment.file = None;
+        }
+        self.opened.push_back(id);
+        if let Some(segment) = self.segments.get_mut(&id) {
+            segment.file = Some(Arc::clone(file));
+        }
+    }
+
+    /// Counts a share that lives in a segment, or no longer does.
+    pub(super) fn count(&mut self, id: u32, share: &Share, add: bool) {
+        let Some(segment) = self.segments.get_mut(&id).filter(|_| share.live()) else { return };
+        let bytes = whole_length(share);
+        if add {
+            segment.live += 1;
+            segment.live_bytes += bytes;
+        } else {
+            segment.live = segment.live.saturating_sub(1);
+            segment.live_bytes = segment.live_bytes.saturating_sub(bytes);
+        }
+    }
+
+    fn give_up_reserve(&self) -> bool {
+        self.shared.disk.remove(RESERVE_NAME).is_ok()
+    }
+
+    pub(super) fn forget(&mut self, id: u32) -> Option<Segment> {
+        self.opened.retain(|open| *open != id);
+        self.active.retain(|_, active| *active != id);
+        self.segments.remove(&id)
+    }
+}
+
+fn empty_index(number: u8, shared: &Shared) -> io::Result<Index> {
+    let file = |kind| shared.disk.create(&format!("index-{number:02x}-{kind}"));
+    Index::new([file("pages")?, file("overflow")?], shared.pages)
+}
+
+pub(super) fn name(id: u32) -> String {
+    format!("segment-{id:08x}")
+}
+
+/// Bytes of a record with its content and without anything claimed.
+fn whole_length(share: &Share) -> u64 {
+    let payload = if share.payload.is_some() { 56 } else { 0 };
+    (FIXED + payload + 2 * usize::from(share.cell.allowed()) + share.capsule_bytes as usize).next_multiple_of(8) as u64
+}
+
+impl Key {
+    /// What the index knows it by.
+    pub(super) fn hash(&self) -> u64 {
+        u64::from_le_bytes(std::array::from_fn(|n| self.0[n]))
+    }
+
+    /// Not a part of the hash, or the pages of each index would be used unevenly.
+    pub(super) fn shard(&self, shards: usize) -> usize {
+        usize::from(self.0[15]) % shards
+    }
+}
+
+fn gone() -> io::Error {
+    io::Error::other("a segment is gone")
+}
+
+fn no_space(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
+}
+
+/// A write that did not happen: nothing has changed.
+pub(super) fn refused(error: io::Error) -> StoreError {
+    if no_space(&error) { StoreError::Full } else { StoreError::Unavailable(error.to_string()) }
+}

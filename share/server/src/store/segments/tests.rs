@@ -1,0 +1,285 @@
+//! The built-in store against the suite, on disks that are full, read-only or failing, and over restarts.
+
+use std::sync::Arc;
+
+use super::super::clock::manual::ManualClock;
+use super::super::conformance::{DAY_MS, MINUTE, Subject, auth, handle, id, large, owner, small, suite};
+use super::super::simulated::SimulatedDisk;
+use super::super::{Claimed, State};
+use super::*;
+
+pub(super) struct Rig {
+    pub(super) disk: Arc<SimulatedDisk>,
+    pub(super) clock: Arc<ManualClock>,
+    pub(super) settings: Settings,
+}
+
+impl Rig {
+    pub(super) fn new(durability: Durability) -> Rig {
+        let clock = Arc::new(ManualClock::new());
+        let settings = Settings { durability, background: None, clock: clock.clone(), cache: 1, ..Settings::default() };
+        Rig { disk: Arc::new(SimulatedDisk::new()), clock, settings }
+    }
+
+    pub(super) fn open(&self) -> SegmentStore {
+        SegmentStore::open_on(self.disk.clone(), None, &self.settings).unwrap()
+    }
+
+    /// The same, over another disk.
+    pub(super) fn on(&self, disk: SimulatedDisk) -> Rig {
+        Rig { disk: Arc::new(disk), clock: self.clock.clone(), settings: self.settings.clone() }
+    }
+}
+
+fn claim(store: &SegmentStore, number: u64, attempt: u64) -> Result<Claimed> {
+    store.claim(handle(number), &auth(number), id(attempt)).wait()
+}
+
+#[test]
+fn the_segment_store_conforms_in_every_mode() {
+    for durability in [Durability::None, Durability::Periodic, Durability::Commit] {
+        suite(&|periods| {
+            let mut rig = Rig::new(durability);
+            rig.settings.periods = periods;
+            let store = Arc::new(rig.open());
+            let swept = Arc::clone(&store);
+            Subject { store, clock: rig.clock, sweep: Box::new(move || swept.compact().unwrap()) }
+        });
+    }
+}
+
+#[test]
+fn the_segment_store_conforms_on_a_real_disk() {
+    suite(&|periods| {
+        let clock = Arc::new(ManualClock::new());
+        let directory = tempfile::tempdir().unwrap();
+        let settings = Settings { periods, background: None, clock: clock.clone(), ..Settings::default() };
+        let store = Arc::new(SegmentStore::open(directory.path(), &settings).unwrap());
+        let swept = Arc::clone(&store);
+        // The directory lives as long as the store.
+        let sweep = Box::new(move || {
+            assert!(directory.path().exists());
+            swept.sweep().unwrap();
+        });
+        Subject { store, clock, sweep }
+    });
+}
+
+#[test]
+fn shares_are_what_they_were_after_a_restart() {
+    let rig = Rig::new(Durability::Commit);
+    let store = rig.open();
+    for number in 0..300 {
+        store.create(handle(number), small(number)).wait().unwrap();
+    }
+    for number in 100..200 {
+        claim(&store, number, number).unwrap();
+    }
+    for number in 200..250 {
+        store.revoke(handle(number), &owner(number)).wait().unwrap();
+    }
+    drop(store);
+    let store = rig.open();
+    assert_eq!(store.replayed().records, 450);
+    assert_eq!(store.figures().live, 150);
+    for number in 0..300 {
+        let claimed = claim(&store, number, number + 1000);
+        match number {
+            100..200 => assert!(matches!(claimed.err(), Some(StoreError::Used { .. }))),
+            200..250 => assert!(matches!(claimed.err(), Some(StoreError::Revoked { .. }))),
+            _ => assert_eq!(claimed.unwrap().capsule, format!("capsule of {number}")),
+        }
+    }
+    // The answer that was lost with the process is given again.
+    assert!(claim(&store, 100, 100).unwrap().repeated);
+}
+
+#[test]
+fn a_consumed_backlog_shrinks_to_nothing() {
+    let mut rig = Rig::new(Durability::Periodic);
+    rig.settings.periods.audit = Duration::ZERO;
+    let store = rig.open();
+    for number in 0..2000 {
+        store.create(handle(number), NewShare { ttl: MINUTE * 2, ..small(number) }).wait().unwrap();
+        claim(&store, number, number).unwrap();
+    }
+    assert!(rig.disk.bytes("segment-") > 500_000);
+    rig.clock.pass(MINUTE);
+    store.compact().unwrap();
+    // What is left tells until the expiry that the shares were used.
+    assert_eq!(store.figures().live, 0);
+    assert!(matches!(claim(&store, 7, 9999).err(), Some(StoreError::Used { .. })));
+    let content = rig.disk.bytes("segment-");
+    rig.clock.pass(MINUTE * 60);
+    store.compact().unwrap();
+    assert_eq!(rig.disk.bytes("segment-"), 0, "{content} before");
+    let figures = store.figures();
+    assert_eq!((figures.segment_files, figures.segment_bytes, figures.expired_bytes_pending), (0, 0, 0));
+    assert!(figures.index_bytes <= 4 * 64 * 1024);
+    drop(store);
+    assert_eq!(rig.open().figures().live, 0);
+}
+
+#[test]
+fn expired_bytes_are_pending_until_they_are_gone() {
+    let rig = Rig::new(Durability::Periodic);
+    let store = rig.open();
+    for number in 0..50 {
+        store.create(handle(number), small(number)).wait().unwrap();
+    }
+    assert_eq!(store.figures().expired_bytes_pending, 0);
+    rig.clock.pass(MINUTE * 17);
+    assert!(store.figures().expired_bytes_pending > 50 * 136);
+    store.sweep().unwrap();
+    let figures = store.figures();
+    assert_eq!((figures.expired_bytes_pending, figures.live, figures.expired), (0, 0, 50));
+    rig.clock.pass(MINUTE * 60 * 26);
+    store.sweep().unwrap();
+    assert_eq!(rig.disk.bytes("segment-"), 0);
+}
+
+#[test]
+fn mostly_dead_segments_are_compacted_in_the_background() {
+    let rig = Rig::new(Durability::Periodic);
+    let store = rig.open();
+    let share =
+        |number| NewShare { capsule: Bytes::from(vec![number as u8; 4000]), ttl: MINUTE * 600, ..small(number) };
+    for number in 0..1000 {
+        store.create(handle(number), share(number)).wait().unwrap();
+        if number % 10 != 0 {
+            claim(&store, number, number).unwrap();
+        }
+    }
+    let before = rig.disk.bytes("segment-");
+    store.sweep().unwrap();
+    assert!(rig.disk.bytes("segment-") >= before, "claims of the last minute may still be repeated");
+    rig.clock.pass(MINUTE);
+    store.sweep().unwrap();
+    let after = rig.disk.bytes("segment-");
+    assert!(after < before / 4, "{before} -> {after}");
+    for number in 0..1000 {
+        let claimed = claim(&store, number, 5000 + number);
+        assert_eq!(claimed.is_ok(), number % 10 == 0);
+    }
+}
+
+#[test]
+fn time_goes_on_over_restarts_whatever_the_clock_says() {
+    for step in [DAY_MS, -DAY_MS] {
+        let rig = Rig::new(Durability::Commit);
+        let store = rig.open();
+        store.create(handle(1), small(1)).wait().unwrap();
+        drop(store);
+        rig.clock.step(step);
+        let store = rig.open();
+        store.sweep().unwrap();
+        rig.clock.pass(MINUTE * 14);
+        assert_eq!(store.info(handle(1), &owner(1)).wait().unwrap().state, State::Armed);
+        rig.clock.pass(MINUTE);
+        assert_eq!(store.info(handle(1), &owner(1)).wait().unwrap().state, State::Expired);
+    }
+    // The machine was off: that time has gone by as well.
+    let rig = Rig::new(Durability::Commit);
+    rig.open().create(handle(1), small(1)).wait().unwrap();
+    rig.clock.reboot(MINUTE * 16);
+    assert_eq!(rig.open().info(handle(1), &owner(1)).wait().unwrap().state, State::Expired);
+}
+
+#[test]
+fn a_full_disk_refuses_deposits_and_still_serves() {
+    let rig = Rig::new(Durability::Commit);
+    let store = rig.open();
+    let mut deposited = 0;
+    rig.disk.set_room(Some(40_000));
+    let refused = loop {
+        match store.create(handle(deposited), small(deposited)).wait() {
+            Ok(_) => deposited += 1,
+            Err(error) => break error,
+        }
+    };
+    assert_eq!(refused, StoreError::Full);
+    assert!(deposited > 20);
+    for number in 0..deposited {
+        assert_eq!(claim(&store, number, number).unwrap().capsule, format!("capsule of {number}"));
+    }
+    drop(store);
+    let store = rig.open();
+    assert_eq!(store.figures().live, 0);
+    assert!(matches!(claim(&store, 0, 999).err(), Some(StoreError::Used { .. })));
+    assert_eq!(claim(&store, deposited, 999).err(), Some(StoreError::Unknown));
+}
+
+#[test]
+fn a_read_only_disk_gives_nothing_away() {
+    let rig = Rig::new(Durability::Commit);
+    let store = rig.open();
+    store.create(handle(1), small(1)).wait().unwrap();
+    rig.disk.set_read_only(true);
+    assert!(matches!(claim(&store, 1, 1).err(), Some(StoreError::Unavailable(_))));
+    assert!(matches!(store.create(handle(2), small(2)).wait().err(), Some(StoreError::Unavailable(_))));
+    assert_eq!(store.info(handle(1), &owner(1)).wait().unwrap().state, State::Armed);
+    rig.disk.set_read_only(false);
+    assert!(claim(&store, 1, 1).is_ok());
+}
+
+#[test]
+fn a_failed_barrier_ends_all_changes() {
+    let rig = Rig::new(Durability::Commit);
+    let store = rig.open();
+    store.create(handle(1), small(1)).wait().unwrap();
+    store.create(handle(2), small(2)).wait().unwrap();
+    rig.disk.fail_barriers();
+    assert!(matches!(claim(&store, 1, 1).err(), Some(StoreError::Unavailable(_))));
+    assert!(matches!(store.ready(), Err(StoreError::Unavailable(_))));
+    assert!(matches!(claim(&store, 2, 1).err(), Some(StoreError::Unavailable(_))));
+    assert!(matches!(claim(&store, 1, 1).err(), Some(StoreError::Unavailable(_))), "nor is the lost answer repeated");
+}
+
+#[test]
+fn one_process_has_the_directory() {
+    let directory = tempfile::tempdir().unwrap();
+    let settings = Settings { background: None, ..Settings::default() };
+    let store = SegmentStore::open(directory.path(), &settings).unwrap();
+    let second = SegmentStore::open(directory.path(), &settings).err().unwrap();
+    assert!(second.to_string().contains("another lockbox-share uses this state directory"), "{second}");
+    drop(store);
+    SegmentStore::open(directory.path(), &settings).unwrap();
+}
+
+#[test]
+fn payloads_go_with_their_share() {
+    let directory = tempfile::tempdir().unwrap();
+    let clock = Arc::new(ManualClock::new());
+    let settings = Settings { background: None, clock: clock.clone(), ..Settings::default() };
+    let open = || SegmentStore::open(directory.path(), &settings).unwrap();
+    let store = open();
+    let payload = || {
+        let mut deposit = store.spool().unwrap().begin().unwrap();
+        deposit.write(&[4; 1000]).unwrap();
+        Some(deposit.finish().wait().unwrap())
+    };
+    for number in 0..6 {
+        let ttl = if number == 3 { MINUTE } else { MINUTE * 200 };
+        store.create(handle(number), NewShare { payload: payload(), ttl, ..large(number) }).wait().unwrap();
+    }
+    let orphan = payload().unwrap();
+    assert_eq!(store.figures().spool_bytes, 7000);
+    store.revoke(handle(0), &owner(0)).wait().unwrap();
+    assert_eq!(store.figures().spool_bytes, 6000, "revoked: at once");
+    let lease = |number| store.claim(handle(number), &auth(number), id(1)).wait().unwrap().lease.unwrap();
+    let (one, two) = (lease(1), lease(2));
+    store.payload(handle(1), &one.token).wait().unwrap();
+    store.finish(handle(1), &one.token, Finish::Now).wait().unwrap();
+    store.payload(handle(2), &two.token).wait().unwrap();
+    store.finish(handle(2), &two.token, Finish::After(MINUTE / 2)).wait().unwrap();
+    clock.pass(MINUTE * 2);
+    store.sweep().unwrap();
+    assert_eq!(store.figures().spool_bytes, 3000, "completed, completed by time, expired");
+    drop(store);
+    let store = open();
+    assert_eq!(store.figures().spool_bytes, 2000, "the orphan goes at the start");
+    assert!(store.spool().unwrap().read(&orphan).is_err());
+    clock.pass(MINUTE * 300);
+    store.sweep().unwrap();
+    assert_eq!(store.figures().spool_bytes, 0);
+}

@@ -1,0 +1,306 @@
+//! A disk in memory that stops at a chosen step and loses or tears what no barrier covered.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+use super::disk::{Disk, DiskFile};
+use super::group::Syncable;
+
+#[derive(Clone, Default)]
+struct Node {
+    content: Vec<u8>,
+    durable: Vec<u8>,
+    /// Writes since the last barrier.
+    pending: Vec<(u64, Vec<u8>)>,
+}
+
+#[derive(Clone)]
+enum NameStep {
+    Set(String, usize),
+    Remove(String),
+    Rename(String, String),
+}
+
+#[derive(Default)]
+struct World {
+    nodes: Vec<Node>,
+    names: BTreeMap<String, usize>,
+    durable_names: BTreeMap<String, usize>,
+    pending_names: Vec<NameStep>,
+    steps: u64,
+    stop_at: Option<u64>,
+    /// Bytes that may be written until the disk is full.
+    room: Option<u64>,
+    read_only: bool,
+    failing_barriers: bool,
+}
+
+impl World {
+    /// Counts one step; an error when the machine stands still. The step at which it stops may happen in part.
+    fn step(&mut self) -> io::Result<bool> {
+        self.steps += 1;
+        match self.stop_at {
+            Some(at) if self.steps > at => Err(io::Error::other("the machine stands still")),
+            Some(at) => Ok(self.steps == at),
+            None => Ok(false),
+        }
+    }
+
+    fn name(&mut self, step: NameStep) -> io::Result<()> {
+        if self.read_only {
+            return Err(io::ErrorKind::ReadOnlyFilesystem.into());
+        }
+        self.step()?;
+        apply(&mut self.names, &step);
+        self.pending_names.push(step);
+        Ok(())
+    }
+}
+
+fn apply(names: &mut BTreeMap<String, usize>, step: &NameStep) {
+    match step {
+        NameStep::Set(name, node) => {
+            names.insert(name.clone(), *node);
+        }
+        NameStep::Remove(name) => {
+            names.remove(name);
+        }
+        NameStep::Rename(from, to) => {
+            if let Some(node) = names.remove(from) {
+                names.insert(to.clone(), node);
+            }
+        }
+    }
+}
+
+fn write(content: &mut Vec<u8>, bytes: &[u8], at: u64) {
+    let at = at as usize;
+    if content.len() < at + bytes.len() {
+        content.resize(at + bytes.len(), 0);
+    }
+    content[at..at + bytes.len()].copy_from_slice(bytes);
+}
+
+/// See the module.
+pub(crate) struct SimulatedDisk(Arc<Mutex<World>>);
+
+impl SimulatedDisk {
+    pub(crate) fn new() -> SimulatedDisk {
+        SimulatedDisk(Arc::default())
+    }
+
+    /// Steps (writes, barriers, changes of names) until now.
+    #[cfg(test)]
+    pub(crate) fn steps(&self) -> u64 {
+        self.0.lock().steps
+    }
+
+    /// The machine stops at the step with this number, counted from the start of the disk.
+    #[cfg(test)]
+    pub(crate) fn stop_at(&self, step: u64) {
+        self.0.lock().stop_at = Some(step);
+    }
+
+    #[cfg(test)]
+    pub(crate) fn set_room(&self, room: Option<u64>) {
+        self.0.lock().room = room;
+    }
+
+    #[cfg(test)]
+    pub(crate) fn set_read_only(&self, read_only: bool) {
+        self.0.lock().read_only = read_only;
+    }
+
+    #[cfg(test)]
+    pub(crate) fn fail_barriers(&self) {
+        self.0.lock().failing_barriers = true;
+    }
+
+    /// Bytes of all files with this beginning.
+    #[cfg(test)]
+    pub(crate) fn bytes(&self, beginning: &str) -> usize {
+        let world = self.0.lock();
+        world
+            .names
+            .iter()
+            .filter(|(name, _)| name.starts_with(beginning))
+            .map(|(_, n)| world.nodes[*n].content.len())
+            .sum()
+    }
+
+    /// Puts a file there, durable.
+    #[cfg(fuzzing)]
+    pub(crate) fn plant(&self, name: &str, content: Vec<u8>) {
+        let mut world = self.0.lock();
+        let node = world.nodes.len();
+        world.nodes.push(Node { durable: content.clone(), content, pending: Vec::new() });
+        world.names.insert(name.into(), node);
+        world.durable_names.insert(name.into(), node);
+    }
+
+    /// The content of a file.
+    #[cfg(fuzzing)]
+    pub(crate) fn content(&self, name: &str) -> Option<Vec<u8>> {
+        let world = self.0.lock();
+        world.names.get(name).map(|node| world.nodes[*node].content.clone())
+    }
+
+    /// The disk after the process was killed: everything that was written is there.
+    #[cfg(test)]
+    pub(crate) fn after_kill(&self) -> SimulatedDisk {
+        let world = self.0.lock();
+        let nodes = world.nodes.clone();
+        SimulatedDisk(Arc::new(Mutex::new(World {
+            nodes,
+            names: world.names.clone(),
+            durable_names: world.durable_names.clone(),
+            pending_names: world.pending_names.clone(),
+            ..World::default()
+        })))
+    }
+
+    /// The disk after a power cut: of what no barrier covered each part is there, missing or torn, as `random` says.
+    #[cfg(test)]
+    pub(crate) fn after_power_cut(&self, random: &mut dyn FnMut() -> u64) -> SimulatedDisk {
+        let world = self.0.lock();
+        let mut names = world.durable_names.clone();
+        for step in &world.pending_names {
+            if random() % 2 == 0 {
+                apply(&mut names, step);
+            }
+        }
+        let nodes = world.nodes.iter().map(|node| {
+            let mut content = node.durable.clone();
+            for (at, bytes) in &node.pending {
+                let kept = match random() % 3 {
+                    0 => 0,
+                    1 => bytes.len(),
+                    _ => random() as usize % (bytes.len() + 1),
+                };
+                write(&mut content, &bytes[..kept], *at);
+            }
+            Node { durable: content.clone(), content, pending: Vec::new() }
+        });
+        SimulatedDisk(Arc::new(Mutex::new(World {
+            nodes: nodes.collect(),
+            durable_names: names.clone(),
+            names,
+            ..World::default()
+        })))
+    }
+}
+
+struct SimulatedFile {
+    world: Arc<Mutex<World>>,
+    node: usize,
+}
+
+impl Syncable for SimulatedFile {
+    fn sync(&self) -> io::Result<()> {
+        let mut world = self.world.lock();
+        if world.step()? {
+            return Err(io::Error::other("the machine stands still"));
+        }
+        if world.failing_barriers {
+            return Err(io::Error::other("the medium fails"));
+        }
+        let node = &mut world.nodes[self.node];
+        node.durable = node.content.clone();
+        node.pending.clear();
+        Ok(())
+    }
+}
+
+impl DiskFile for SimulatedFile {
+    fn read_at(&self, out: &mut [u8], at: u64) -> io::Result<usize> {
+        let world = self.world.lock();
+        let content = &world.nodes[self.node].content;
+        let start = usize::try_from(at).unwrap_or(usize::MAX).min(content.len());
+        let read = out.len().min(content.len() - start);
+        out[..read].copy_from_slice(&content[start..start + read]);
+        Ok(read)
+    }
+
+    fn write_at(&self, bytes: &[u8], at: u64) -> io::Result<()> {
+        let mut world = self.world.lock();
+        if world.read_only {
+            return Err(io::ErrorKind::ReadOnlyFilesystem.into());
+        }
+        let stops = world.step()?;
+        let grows = (at + bytes.len() as u64).saturating_sub(world.nodes[self.node].content.len() as u64);
+        let fits = world.room.is_none_or(|room| grows <= room);
+        // A write that fails for want of room, or at which the machine stops, happens in part.
+        let bytes = if stops || !fits { &bytes[..bytes.len() / 2] } else { bytes };
+        if fits && !stops {
+            world.room = world.room.map(|room| room - grows);
+        }
+        let node = &mut world.nodes[self.node];
+        write(&mut node.content, bytes, at);
+        node.pending.push((at, bytes.to_vec()));
+        if !fits {
+            return Err(io::ErrorKind::StorageFull.into());
+        }
+        if stops { Err(io::Error::other("the machine stands still")) } else { Ok(()) }
+    }
+
+    fn length(&self) -> io::Result<u64> {
+        Ok(self.world.lock().nodes[self.node].content.len() as u64)
+    }
+}
+
+struct Names(Arc<Mutex<World>>);
+
+impl Syncable for Names {
+    fn sync(&self) -> io::Result<()> {
+        let mut world = self.0.lock();
+        if world.step()? {
+            return Err(io::Error::other("the machine stands still"));
+        }
+        world.durable_names = world.names.clone();
+        world.pending_names.clear();
+        Ok(())
+    }
+}
+
+impl Disk for SimulatedDisk {
+    fn list(&self) -> io::Result<Vec<String>> {
+        Ok(self.0.lock().names.keys().cloned().collect())
+    }
+
+    fn create(&self, name: &str) -> io::Result<Arc<dyn DiskFile>> {
+        let mut world = self.0.lock();
+        let node = world.nodes.len();
+        world.name(NameStep::Set(name.into(), node))?;
+        world.nodes.push(Node::default());
+        Ok(Arc::new(SimulatedFile { world: Arc::clone(&self.0), node }))
+    }
+
+    fn open(&self, name: &str) -> io::Result<Arc<dyn DiskFile>> {
+        let node = self.0.lock().names.get(name).copied().ok_or(io::ErrorKind::NotFound)?;
+        Ok(Arc::new(SimulatedFile { world: Arc::clone(&self.0), node }))
+    }
+
+    fn remove(&self, name: &str) -> io::Result<()> {
+        let mut world = self.0.lock();
+        let node = world.names.get(name).copied().ok_or(io::ErrorKind::NotFound)?;
+        world.name(NameStep::Remove(name.into()))?;
+        let freed = world.nodes[node].content.len() as u64;
+        world.room = world.room.map(|room| room + freed);
+        Ok(())
+    }
+
+    fn rename(&self, from: &str, to: &str) -> io::Result<()> {
+        let mut world = self.0.lock();
+        if !world.names.contains_key(from) {
+            return Err(io::ErrorKind::NotFound.into());
+        }
+        world.name(NameStep::Rename(from.into(), to.into()))
+    }
+
+    fn names(&self) -> Arc<dyn Syncable> {
+        Arc::new(Names(Arc::clone(&self.0)))
+    }
+}

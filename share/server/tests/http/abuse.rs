@@ -1,0 +1,161 @@
+//! What clients do who mean no good, and what a poor host does: each has its answer, and the daemon goes on.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+
+use serde_json::json;
+
+use crate::daemon::{Connection, Daemon, Owner, QUICK, age_file, capsule, create, random, until};
+use lockbox_share_protocol::capsule::Content;
+
+#[test]
+fn the_limiter_binds_whatever_a_client_writes_of_itself() {
+    let daemon = Daemon::start(&["--durability", "none"]);
+    let mut connection = daemon.connect();
+    let mut statuses = Vec::new();
+    for number in 0..60 {
+        let forged = format!("192.0.2.{number}");
+        let headers =
+            [("x-forwarded-for", forged.as_str()), ("forwarded", "for=192.0.2.1"), ("x-real-ip", "192.0.2.1")];
+        statuses.push(connection.ask("GET", "/v1/limits", &headers, b"").status);
+    }
+    let limited = statuses.iter().filter(|status| **status == 429).count();
+    assert!((18..=20).contains(&limited), "{limited} of 60 were limited");
+    let answer = connection.ask("GET", "/v1/limits", &[], b"");
+    assert_eq!(answer.error(), "limited");
+    assert!(answer.header("retry-after").unwrap().parse::<u64>().unwrap() >= 1);
+    // Over the Unix socket nobody is limited.
+    let mut local = Connection::unix(&daemon.unix);
+    assert!((0..100).all(|_| local.ask("GET", "/v1/limits", &[], b"").status == 200));
+    assert_eq!(daemon.metric("lockbox_share_limited_total") as usize, limited + 1);
+}
+
+#[test]
+fn a_listed_proxy_names_the_clients() {
+    let daemon = Daemon::start(&["--durability", "none", "--trusted-proxy", "127.0.0.0/8"]);
+    let mut connection = daemon.connect();
+    for number in 0..100 {
+        let named = format!("203.0.113.{number}");
+        assert_eq!(connection.ask("GET", "/v1/limits", &[("x-forwarded-for", &named)], b"").status, 200);
+    }
+    let one_network = |number: usize| format!("2001:db8:7:7:{number:x}::{number:x}");
+    let limited = (0..60)
+        .filter(|&number| {
+            connection.ask("GET", "/v1/limits", &[("x-forwarded-for", &one_network(number))], b"").status == 429
+        })
+        .count();
+    assert!((18..=20).contains(&limited), "{limited} of 60 of one /64 were limited");
+}
+
+#[test]
+fn connections_over_the_limit_are_told_and_others_served_again() {
+    let options: Vec<&str> = QUICK.into_iter().chain(["--max-connections", "8"]).collect();
+    let daemon = Daemon::start(&options);
+    let idle: Vec<TcpStream> = (0..8).map(|_| TcpStream::connect(daemon.http).unwrap()).collect();
+    until("all are counted", || daemon.metric("lockbox_share_connections") == 8);
+    let answer = daemon.get("/v1/limits", &[]);
+    assert_eq!((answer.status, answer.error().as_str()), (503, "unavailable"));
+    drop(idle);
+    until("there is room again", || daemon.get("/v1/limits", &[]).status == 200);
+    assert!(daemon.metric("lockbox_share_connections_refused_total") >= 1);
+}
+
+#[test]
+fn without_descriptors_it_waits_and_serves_on() {
+    let directory = tempfile::tempdir().unwrap();
+    let log = directory.path().join("log");
+    let daemon = Daemon::launch(directory, &QUICK, |command| {
+        // A shell lowers both limits for the daemon that it becomes.
+        let mut shell = std::process::Command::new("sh");
+        shell.args(["-c", "ulimit -n 96; exec \"$@\"", "sh"]).arg(command.get_program()).args(command.get_args());
+        shell.stdout(std::process::Stdio::piped()).stderr(std::fs::File::create(log).unwrap());
+        *command = shell;
+    });
+    let many: Vec<TcpStream> = (0..150).filter_map(|_| TcpStream::connect(daemon.http).ok()).collect();
+    assert_eq!(many.len(), 150);
+    until("one of them cannot be accepted", || {
+        let mut log = many.iter();
+        log.any(|stream| {
+            stream.set_nonblocking(true).unwrap();
+            let mut byte = [0; 12];
+            let mut stream = stream;
+            matches!(stream.read(&mut byte), Ok(12) if &byte[9..] == b"503")
+        })
+    });
+    drop(many);
+    until("it serves again", || {
+        let mut stream = Connection::new(TcpStream::connect(daemon.http).unwrap());
+        stream.ask("GET", "/v1/limits", &[("connection", "close")], b"").status == 200
+    });
+    assert!(daemon.log().contains("cannot be accepted"), "{}", daemon.log());
+    assert!(daemon.metric("lockbox_share_accept_failures_total") >= 1);
+}
+
+#[test]
+fn ten_thousand_idle_connections_take_less_than_100_kilobytes_each() {
+    let limit = nix::sys::resource::getrlimit(nix::sys::resource::Resource::RLIMIT_NOFILE).unwrap();
+    let wanted = if limit.1 > 21_000 { 10_000 } else { 400 };
+    let _ = nix::sys::resource::setrlimit(nix::sys::resource::Resource::RLIMIT_NOFILE, limit.1, limit.1);
+    let options: Vec<&str> = QUICK.into_iter().chain(["--head-timeout", "600s"]).collect();
+    let daemon = Daemon::start(&options);
+    let resident = || {
+        let text = std::fs::read_to_string(format!("/proc/{}/status", daemon.child.id())).unwrap();
+        let line = text.lines().find(|line| line.starts_with("VmRSS:")).unwrap().to_owned();
+        line.split_whitespace().nth(1).unwrap().parse::<usize>().unwrap() * 1024
+    };
+    assert_eq!(daemon.get("/v1/limits", &[]).status, 200);
+    let before = resident();
+    let mut slow = Vec::new();
+    for number in 0..wanted {
+        let mut stream = TcpStream::connect(daemon.http).unwrap();
+        // Half of them have begun a request.
+        if number % 2 == 0 {
+            stream.write_all(b"GET /v1/limits HTTP/1.1\r\nhost: slow\r\nx-").unwrap();
+        }
+        slow.push(stream);
+    }
+    until("all are accepted", || daemon.metric("lockbox_share_connections") as usize >= wanted);
+    let each = resident().saturating_sub(before) / wanted;
+    assert!(each < 100_000, "{each} bytes for each connection");
+    // Others are served meanwhile.
+    assert_eq!(daemon.get("/v1/limits", &[]).status, 200);
+}
+
+#[test]
+fn a_full_disk_is_told_and_a_message_that_fits_is_taken_again() {
+    // The spool's own limit stands for the disk's: both answer alike.
+    let options: Vec<&str> = QUICK.into_iter().chain(["--spool-size", "1M"]).collect();
+    let daemon = Daemon::start(&options);
+    let owner = Owner::new();
+    let answer = daemon.upload(&owner, &age_file(2 << 20));
+    assert_eq!((answer.status, answer.error().as_str()), (507, "no_space"));
+    until("nothing is left of it", || daemon.metric("lockbox_share_spool_bytes") == 0);
+    daemon.share_file(&owner, &age_file(1000));
+}
+
+#[test]
+fn heads_that_are_no_http_end_their_connection_and_nothing_else() {
+    let daemon = Daemon::start(&QUICK);
+    let long = format!("GET / HTTP/1.1\r\nx: {}\r\n\r\n", "a".repeat(20_000));
+    for head in [
+        "\0\0\0\0\r\n\r\n",
+        "GET\r\n\r\n",
+        "GET / HTTP/9.9\r\n\r\n",
+        "POST /v1/claim HTTP/1.1\r\ncontent-length: x\r\n\r\n",
+        &long,
+    ] {
+        let mut stream = TcpStream::connect(daemon.http).unwrap();
+        let _ = stream.write_all(head.as_bytes());
+        let mut answer = Vec::new();
+        let _ = stream.read_to_end(&mut answer);
+        assert!(
+            answer.is_empty() || answer.starts_with(b"HTTP/1.1 4"),
+            "{head:.20}: {}",
+            String::from_utf8_lossy(&answer)
+        );
+    }
+    assert_eq!(daemon.get("/v1/limits", &[]).status, 200);
+    let owner = Owner::new();
+    let message = create(&random(), capsule(Content::Inline), None, &json!({}));
+    assert_eq!(daemon.post("/v1/shares", &[("authorization", &owner.header)], &message).status, 201);
+}

@@ -1,0 +1,140 @@
+//! Messages, methods, owners, batches and the page.
+
+use lockbox_share_protocol::capsule::Content;
+use serde_json::{Value, json};
+
+use crate::daemon::{Connection, Daemon, Owner, QUICK, age_file, capsule, create, lease, random};
+
+#[test]
+fn every_failure_is_a_message_with_its_status() {
+    let daemon = Daemon::start(&QUICK);
+    let owner = Owner::new();
+    let auth = [("authorization", owner.header.as_str())];
+    let good = create(&[1; 32], capsule(Content::Inline), None, &json!({}));
+    let changed = |name: &str, value: Value| {
+        let mut message = good.clone();
+        message[name] = value;
+        message
+    };
+    for (message, status, error) in [
+        (changed("capsule", json!("aGVsbG8")), 400, "malformed"),
+        (changed("verifier", json!("short")), 400, "malformed"),
+        (changed("unknown", json!(1)), 400, "malformed"),
+        (changed("max_claims", json!(9)), 400, "malformed"),
+        (changed("max_claims", json!(0)), 400, "malformed"),
+        (changed("expires_in", json!(0)), 400, "malformed"),
+        (changed("expires_in", json!(8 * 24 * 3600)), 400, "malformed"),
+        (changed("capsule", json!("a".repeat(20_000))), 413, "too_large"),
+    ] {
+        let answer = daemon.post("/v1/shares", &auth, &message);
+        assert_eq!((answer.status, answer.error().as_str()), (status, error), "{}", answer.text());
+    }
+    assert_eq!(daemon.post("/v1/shares", &[], &good).error(), "unauthorized");
+    assert_eq!(daemon.connect().ask("POST", "/v1/shares", &auth, good.to_string().as_bytes()).error(), "media_type");
+    assert_eq!(daemon.get("/v1/nowhere", &[]).error(), "not_found");
+    let method = daemon.get("/v1/claim", &[]);
+    assert_eq!((method.error().as_str(), method.header("allow")), ("method", Some("POST, OPTIONS")));
+    assert_eq!(daemon.get("/v1/limits?x=1", &[]).error(), "malformed");
+    assert_eq!(daemon.get("/v1/limits", &[]).json()["protocol"], 1);
+    let handle = format!("/v1/shares/{}", "0".repeat(13));
+    assert_eq!(daemon.get(&handle, &auth).error(), "refused");
+}
+
+#[test]
+fn only_its_owner_sees_and_takes_back_a_share() {
+    let daemon = Daemon::start(&QUICK);
+    let (owner, other) = (Owner::new(), Owner::new());
+    let share = daemon.share(&owner, &json!({}));
+    assert_eq!(share.created.url, format!("http://{}/s/{}", "127.0.0.1:0", share.created.handle));
+    for (method, ending) in [("GET", ""), ("GET", "/watch"), ("POST", "/revoke"), ("POST", "/rearm")] {
+        let headers = [("authorization", other.header.as_str())];
+        let answer = daemon.connect().ask(method, &share.path(ending), &headers, b"");
+        assert_eq!((answer.status, answer.error().as_str()), (404, "refused"), "{ending}");
+    }
+    assert_eq!(daemon.state_of(&owner, &share), "armed");
+    let headers = [("authorization", owner.header.as_str())];
+    let rearm = daemon.connect().ask("POST", &share.path("/rearm"), &headers, b"");
+    assert_eq!(rearm.error(), "not_interrupted");
+    for _ in 0..2 {
+        let revoked = daemon.connect().ask("POST", &share.path("/revoke"), &headers, b"");
+        assert_eq!((revoked.status, revoked.json()["state"].as_str().unwrap()), (200, "revoked"));
+    }
+    assert_eq!(daemon.claim(&share).error(), "revoked");
+}
+
+#[test]
+fn a_watcher_is_told_at_once() {
+    let daemon = Daemon::start(&QUICK);
+    let owner = Owner::new();
+    let share = daemon.share_file(&owner, &age_file(100));
+    let version = daemon.info(&owner, &share)["version"].as_u64().unwrap();
+    let headers = [("authorization", owner.header.as_str())];
+    let mut watcher = daemon.connect();
+    watcher.send("GET", &share.path(&format!("/watch?version={version}&state=armed&wait=60")), &headers, b"");
+    // An answer without a change comes after its time only.
+    assert_eq!(daemon.get(&share.path(&format!("/watch?version={version}&wait=0")), &headers).status, 200);
+    lease(&daemon.claim(&share));
+    let told = watcher.answer("GET");
+    assert_eq!(told.json()["state"], "leased");
+    assert!(told.json()["version"].as_u64().unwrap() > version);
+}
+
+#[test]
+fn batches_have_a_result_for_each_item() {
+    let daemon = Daemon::start(&QUICK);
+    let owner = Owner::new();
+    let headers = [("authorization", owner.header.as_str())];
+    let auths: Vec<[u8; 32]> = (0..100).map(|_| random()).collect();
+    let mut items: Vec<Value> =
+        auths.iter().map(|auth| create(auth, capsule(Content::Inline), None, &json!({}))).collect();
+    items[7]["max_claims"] = json!(99);
+    let made = daemon.post("/v1/batch/create", &headers, &json!({ "items": items })).json();
+    let handles: Vec<Value> = made["results"].as_array().unwrap().iter().map(|r| r["ok"]["handle"].clone()).collect();
+    assert_eq!(handles.len(), 100);
+    assert_eq!(made["results"][7]["error"], "malformed");
+    assert_eq!(handles.iter().filter(|handle| handle.is_string()).count(), 99);
+    let known: Vec<&Value> = handles.iter().filter(|handle| handle.is_string()).collect();
+    let info = daemon.post("/v1/batch/info", &headers, &json!({ "items": known })).json();
+    assert!(info["results"].as_array().unwrap().iter().all(|result| result["ok"]["state"] == "armed"));
+    let revoked = daemon.post("/v1/batch/revoke", &headers, &json!({ "items": [handles[0]] })).json();
+    assert_eq!(revoked["results"][0]["ok"]["state"], "revoked");
+    let text = |bytes: &[u8; 32]| lockbox_share_protocol::token::Auth::new(*bytes).to_text().to_string();
+    let claims: Vec<Value> = (0..3)
+        .map(|n| json!({ "handle": handles[n], "auth": text(&auths[n]), "claim": "AAAAAAAAAAAAAAAAAAAAAA" }))
+        .collect();
+    let claimed = daemon.post("/v1/batch/claim", &[], &json!({ "items": claims })).json();
+    assert_eq!(claimed["results"][0]["error"], "revoked");
+    assert!(claimed["results"][1]["ok"]["capsule"].is_string());
+    let many: Vec<&str> = (0..101).map(|_| "0000000000000").collect();
+    assert_eq!(daemon.post("/v1/batch/info", &headers, &json!({ "items": many })).error(), "malformed");
+    assert_eq!(daemon.post("/v1/batch/info", &headers, &json!({ "items": [] })).error(), "malformed");
+}
+
+#[test]
+fn the_page_is_the_same_for_everything_and_loads_nothing_from_elsewhere() {
+    let daemon = Daemon::start(&QUICK);
+    let share = daemon.share(&Owner::new(), &json!({}));
+    let page = daemon.get(&format!("/s/{}", share.created.handle), &[]);
+    for path in ["/s/0000000000000", "/s/", "/s/1482719382210%23AGE-SECRET-KEY", "/s/x?utm_source=mail"] {
+        let other = daemon.get(path, &[]);
+        assert_eq!((other.status, other.body == page.body), (200, true), "{path}");
+    }
+    assert!(page.header("content-security-policy").unwrap().starts_with("default-src 'none'"));
+    assert_eq!(page.header("referrer-policy"), Some("no-referrer"));
+    assert!(page.header("x-robots-tag").unwrap().contains("noindex"));
+    assert_eq!(page.header("x-content-type-options"), Some("nosniff"));
+    assert_eq!(page.header("cache-control"), Some("no-store"));
+}
+
+#[test]
+fn the_unix_socket_serves_the_same_and_may_be_the_only_way_to_make_shares() {
+    let options: Vec<&str> = QUICK.into_iter().chain(["--creators", "local"]).collect();
+    let daemon = Daemon::start(&options);
+    let owner = Owner::new();
+    let message = create(&[3; 32], capsule(Content::Inline), None, &json!({}));
+    let headers = [("authorization", owner.header.as_str()), ("content-type", "application/json")];
+    let network = daemon.connect().ask("POST", "/v1/shares", &headers, message.to_string().as_bytes());
+    assert_eq!((network.status, network.error().as_str()), (403, "forbidden"));
+    let local = Connection::unix(&daemon.unix).ask("POST", "/v1/shares", &headers, message.to_string().as_bytes());
+    assert_eq!(local.status, 201);
+}

@@ -1,0 +1,171 @@
+//! Ciphertext is given in any parts to the one who has its lease, until all of it has arrived.
+
+use std::io::Read;
+
+use serde_json::json;
+use sha2::{Digest, Sha256};
+
+use crate::daemon::{Daemon, Owner, QUICK, age_file, lease, until};
+
+/// Megabytes of the download that is cut; more with LOCKBOX_SHARE_CUT_MIB.
+fn cut_size() -> usize {
+    std::env::var("LOCKBOX_SHARE_CUT_MIB").ok().and_then(|text| text.parse().ok()).unwrap_or(64) << 20
+}
+
+#[test]
+fn a_download_that_is_cut_three_times_is_resumed_and_nobody_else_gets_it() {
+    let daemon = Daemon::start(&QUICK);
+    let owner = Owner::new();
+    let ciphertext = age_file(cut_size());
+    let share = daemon.share_file(&owner, &ciphertext);
+    let length = ciphertext.len();
+    let claimed = daemon.claim(&share);
+    let bearer = lease(&claimed);
+    let mut received = Vec::with_capacity(length);
+    let mut tag = String::new();
+    for permille in [10, 500, 999, 1000] {
+        let range = format!("bytes={}-", received.len());
+        let mut headers = vec![("authorization", bearer.as_str()), ("range", range.as_str())];
+        if !tag.is_empty() {
+            headers.push(("if-range", tag.as_str()));
+        }
+        let mut connection = daemon.connect();
+        connection.send("GET", &share.path("/ciphertext"), &headers, b"");
+        let head = connection.head();
+        assert_eq!(head.status, 206);
+        let expected = format!("bytes {}-{}/{length}", received.len(), length - 1);
+        assert_eq!(head.header("content-range"), Some(expected.as_str()));
+        tag = head.header("etag").unwrap().to_owned();
+        let wanted = length / 1000 * permille - received.len() + if permille == 1000 { length % 1000 } else { 0 };
+        let mut part = vec![0; wanted];
+        connection.stream.read_exact(&mut part).unwrap();
+        received.extend_from_slice(&part);
+        // Dropped here: the rest never arrives.
+        drop(connection);
+        let second = daemon.claim(&share);
+        assert_eq!((second.status, second.error().as_str()), (409, "leased"));
+    }
+    assert!(Sha256::digest(&received) == Sha256::digest(&ciphertext));
+    assert_eq!(daemon.connect().ask("POST", &share.path("/complete"), &[("authorization", &bearer)], b"").status, 204);
+    assert_eq!(daemon.state_of(&owner, &share), "consumed");
+    assert_eq!(daemon.info(&owner, &share)["claims"][0]["state"], "completed");
+    assert_eq!(daemon.claim(&share).status, 410);
+    // The lease is over, and the bytes with it.
+    let again = daemon.get(&share.path("/ciphertext"), &[("authorization", &bearer)]);
+    assert_eq!(again.status, 410);
+}
+
+#[test]
+fn ranges_are_answered_as_the_standard_says() {
+    let daemon = Daemon::start(&QUICK);
+    let owner = Owner::new();
+    let ciphertext = age_file(300_000);
+    let share = daemon.share_file(&owner, &ciphertext);
+    let bearer = lease(&daemon.claim(&share));
+    let length = ciphertext.len();
+    let path = share.path("/ciphertext");
+    let mut connection = daemon.connect();
+    let mut ask = |method: &str, headers: &[(&str, &str)]| {
+        let mut all = vec![("authorization", bearer.as_str())];
+        all.extend_from_slice(headers);
+        connection.ask(method, &path, &all, b"")
+    };
+    let whole = ask("GET", &[]);
+    assert_eq!((whole.status, whole.body == ciphertext), (200, true));
+    assert_eq!(whole.header("accept-ranges"), Some("bytes"));
+    assert_eq!(whole.header("cache-control"), Some("no-store"));
+    let tag = whole.header("etag").unwrap().to_owned();
+    for (range, first, last) in [
+        ("bytes=0-0", 0, 0),
+        ("bytes=131071-131073", 131_071, 131_073),
+        ("bytes=-5", length - 5, length - 1),
+        ("bytes=299999-", 299_999, length - 1),
+        ("bytes=7-99999999999", 7, length - 1),
+    ] {
+        let part = ask("GET", &[("range", range)]);
+        assert_eq!(part.status, 206, "{range}");
+        assert!(part.body == ciphertext[first..=last], "{range}");
+        assert_eq!(part.header("content-range"), Some(format!("bytes {first}-{last}/{length}").as_str()));
+    }
+    let several = ask("GET", &[("range", "bytes=0-1,5-9")]);
+    assert_eq!((several.status, several.body.len()), (200, length));
+    let behind = ask("GET", &[("range", "bytes=999999-")]);
+    assert_eq!((behind.status, behind.error().as_str()), (416, "range"));
+    assert_eq!(behind.header("content-range"), Some(format!("bytes */{length}").as_str()));
+    let head = ask("HEAD", &[("range", "bytes=0-9")]);
+    assert_eq!((head.status, head.header("content-length")), (206, Some("10")));
+    let head = ask("HEAD", &[]);
+    assert_eq!((head.status, head.header("content-length")), (200, Some(length.to_string().as_str())));
+    let known = ask("GET", &[("if-none-match", &tag)]);
+    assert_eq!((known.status, known.header("etag")), (304, Some(tag.as_str())));
+    assert_eq!(ask("GET", &[("range", "bytes=5-"), ("if-range", &tag)]).status, 206);
+    assert_eq!(ask("GET", &[("range", "bytes=5-"), ("if-range", "\"other\"")]).status, 200);
+    let wrong = "Bearer AAAAAAAAAAAAAAAAAAAAAA";
+    assert_eq!(daemon.get(&path, &[("authorization", wrong)]).status, 404);
+    assert_eq!(daemon.get(&path, &[]).status, 401);
+}
+
+#[test]
+fn the_last_byte_and_some_time_consume_a_share() {
+    let options: Vec<&str> = QUICK.into_iter().chain(["--grace", "1s"]).collect();
+    let daemon = Daemon::start(&options);
+    let owner = Owner::new();
+    let share = daemon.share_file(&owner, &age_file(1000));
+    let bearer = lease(&daemon.claim(&share));
+    assert_eq!(daemon.get(&share.path("/ciphertext"), &[("authorization", &bearer)]).status, 200);
+    until("the share is consumed", || daemon.state_of(&owner, &share) == "consumed");
+    assert_eq!(daemon.info(&owner, &share)["claims"][0]["state"], "completed");
+}
+
+#[test]
+fn an_upload_is_checked_before_it_becomes_a_share() {
+    let options: Vec<&str> = QUICK.into_iter().chain(["--max-file", "1M"]).collect();
+    let daemon = Daemon::start(&options);
+    let owner = Owner::new();
+    assert_eq!(daemon.upload(&owner, b"no age file at all, but long enough to be one").error(), "not_sealed");
+    assert_eq!(daemon.upload(&owner, b"age-encryption.org/v1\n-> X25519").error(), "not_sealed");
+    assert_eq!(daemon.upload(&owner, &age_file(1 << 20)).error(), "too_large");
+    // In parts, without a length.
+    let mut connection = daemon.connect();
+    let file = age_file(1000);
+    let mut body = Vec::new();
+    for part in file.chunks(100) {
+        body.extend_from_slice(format!("{:x}\r\n", part.len()).as_bytes());
+        body.extend_from_slice(part);
+        body.extend_from_slice(b"\r\n");
+    }
+    body.extend_from_slice(b"0\r\n\r\n");
+    let head = format!(
+        "POST /v1/uploads HTTP/1.1\r\nhost: x\r\nauthorization: {}\r\ncontent-type: application/octet-stream\r\n\
+         transfer-encoding: chunked\r\n\r\n",
+        owner.header
+    );
+    std::io::Write::write_all(connection.stream.get_mut(), &[head.as_bytes(), &body].concat()).unwrap();
+    let answer = connection.answer("POST");
+    assert_eq!((answer.status, answer.json()["size"].as_u64()), (201, Some(file.len() as u64)));
+    // A capsule that says something else of the upload.
+    let uploaded: lockbox_share_protocol::message::Uploaded = serde_json::from_slice(&answer.body).unwrap();
+    let content = lockbox_share_protocol::capsule::Content::Spooled { size: 5, digest: uploaded.digest };
+    let message = crate::daemon::create(&[1; 32], crate::daemon::capsule(content), Some(uploaded), &json!({}));
+    assert_eq!(daemon.post("/v1/shares", &[("authorization", &owner.header)], &message).error(), "upload");
+    let mut unknown = message.clone();
+    unknown["upload"] = json!("AAAAAAAAAAAAAAAAAAAAAA");
+    assert_eq!(daemon.post("/v1/shares", &[("authorization", &owner.header)], &unknown).error(), "upload");
+}
+
+#[test]
+fn an_upload_that_breaks_off_leaves_nothing() {
+    let daemon = Daemon::start(&QUICK);
+    let owner = Owner::new();
+    let mut connection = daemon.connect();
+    let head = format!(
+        "POST /v1/uploads HTTP/1.1\r\nhost: x\r\nauthorization: {}\r\ncontent-type: application/octet-stream\r\n\
+         content-length: 10000000\r\n\r\n",
+        owner.header
+    );
+    std::io::Write::write_all(connection.stream.get_mut(), &[head.as_bytes(), &age_file(100_000)].concat()).unwrap();
+    until("bytes arrive", || daemon.metric("lockbox_share_spool_bytes") > 0);
+    drop(connection);
+    until("the upload is removed", || daemon.metric("lockbox_share_spool_bytes") == 0);
+    assert_eq!(std::fs::read_dir(daemon.state().join("spool")).unwrap().count(), 0);
+}
