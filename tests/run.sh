@@ -85,11 +85,6 @@ stage_mount() {
     as_root tests/mount/run.sh
 }
 
-# The share daemon: its tests over real sockets, and its interface against its own description.
-stage_share() {
-    cargo test --quiet --package lockbox-share --test http && cargo build --quiet --package lockbox-share --bins && tests/share.sh
-}
-
 # The page of one-time links: its parts, that dist is what the sources build, and links opened in Chromium against a real daemon.
 stage_page() {
     local missing=()
@@ -106,9 +101,14 @@ stage_page() {
     fi
     # No package needs its installation script.
     npm ci --prefix share/page --ignore-scripts --no-audit --no-fund --loglevel error || return 1
-    cargo build --quiet --package lockbox --package lockbox-share --bins || return 1
+    cargo build --quiet --workspace --bins || return 1
     node --test --test-reporter=dot share/page/test/*.test.mjs || return 1
     timeout 180 node share/page/test/browser/run.mjs "$target/debug/lockbox" "$target/debug/lockbox-share"
+}
+
+# The share daemon: its interface against its own description, and links from end to end. (Its tests are in the stage "test".)
+stage_share() {
+    cargo build --quiet --workspace --bins && tests/share.sh && tests/share/links.sh "$target/debug"
 }
 
 # libFuzzer with AddressSanitizer: each target for a while, two at a time.

@@ -8,8 +8,8 @@ const MOST_IN_MEMORY = 2 * 1024 * 1024 * 1024;
 export class TooLarge extends Error {}
 
 /** Hands a finished file to the browser's downloads. */
-export function save(blob, name) {
-    const address = URL.createObjectURL(blob);
+export function save(content, name) {
+    const address = URL.createObjectURL(content);
     const anchor = Object.assign(document.createElement("a"), { href: address, download: name });
     document.body.append(anchor);
     anchor.click();
