@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs what the tests need on a Debian-like machine and runs all of them. Ends with 0 only when every stage passed.
 #
-#   tests/run.sh [STAGE...]     all stages, or those named: format lint test model portable reader mount share page suites package fuzz licences
+#   tests/run.sh [STAGE...]     all stages, or those named: format lint test portable reader mount share page suites package fuzz licences
 #
 # Needs a Rust toolchain and root (directly or by sudo) for packages and mounts. Takes about half an hour on two cores.
 set -uo pipefail
@@ -62,7 +62,7 @@ stage_test() {
 
 # Every interleaving of the claims on one share: the feature replaces the locks, so that nothing else runs with it.
 stage_model() {
-    cargo test --quiet --package lockbox-share --features model --lib store::model::
+    cargo test --quiet --workspace --features lockbox-share/model --lib store::model::
 }
 
 stage_portable() {
@@ -188,7 +188,7 @@ end_building() {
     builder=
 }
 
-stages=(install format lint test model portable reader mount share page suites package fuzz licences)
+stages=(install format lint test portable reader mount share page suites package fuzz licences)
 if [[ $# -gt 0 ]]; then
     stages=(install "$@")
     # The mount stage compares with the reader as well.
