@@ -232,7 +232,7 @@ over_tls() {
         --tls-key key.pem --public-url https://share.example.org --metrics-listen none >daemon.log &
     pid=$!
     # shellcheck disable=SC2064 # the process of this case
-    trap "kill $pid" EXIT
+    trap "kill $pid; wait $pid" EXIT
     until grep -q '^ready=1' daemon.log; do kill -0 "$pid" && sleep 0.05; done
     port=$(sed -n 's/^https=.*://p' daemon.log)
     head -c 3000000 /dev/urandom >big
