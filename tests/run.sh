@@ -66,7 +66,7 @@ stage_model() {
 }
 
 stage_portable() {
-    cargo test --quiet --package lockbox --features portable --lib crypto::
+    cargo test --quiet --workspace --features lockbox/portable --lib crypto::
 }
 
 stage_reader() {
