@@ -6,7 +6,7 @@ use clap::CommandFactory;
 
 const PAGE: &str = include_str!("../../../man/lockbox.1");
 /// Sections about options that several commands have.
-const SHARED: [&str; 3] = [".Ss Passphrase options", ".Ss Pattern options", ".Ss KDF options"];
+const SHARED: [&str; 4] = [".Ss Passphrase options", ".Ss Pattern options", ".Ss KDF options", ".Ss Daemon options"];
 
 /// What one item of the list of commands says.
 struct Item {
@@ -34,10 +34,12 @@ fn options(line: &str) -> impl Iterator<Item = String> {
 fn items() -> Vec<Item> {
     let mut found: Vec<Item> = Vec::new();
     let mut depth = 0;
-    for line in section(".Ss Commands") {
+    for line in section(".Ss Commands").into_iter().chain(section(".Ss One-time links")) {
         depth += i32::from(line.starts_with(".Bl ")) - i32::from(line.starts_with(".El"));
         match (line.strip_prefix(".It Cm "), found.last_mut()) {
             (Some(names), _) if depth == 1 => {
+                // `.It Cm receive Op Ar link`
+                let names = [" Op ", " Ar "].iter().fold(names, |name, word| name.split(word).next().unwrap_or(name));
                 found.push(Item { names: names.to_owned(), options: BTreeSet::new(), inner: BTreeSet::new() });
             }
             (Some(name), Some(item)) => {
@@ -70,7 +72,9 @@ fn commands() -> Vec<(String, clap::Command)> {
             let name = format!("{before}{}", inner.get_name());
             if inner.has_subcommands() {
                 add(inner, &format!("{name} "), all);
-            } else {
+            }
+            // `share` does something by itself too.
+            if !inner.has_subcommands() || !of_command(inner).is_empty() {
                 all.push((name, inner.clone()));
             }
         }
@@ -87,6 +91,12 @@ fn every_command_and_option_is_in_the_manual_page_and_the_page_has_no_others() {
     let items = items();
     let shared: BTreeSet<String> = SHARED.iter().flat_map(|title| section(title)).flat_map(options).collect();
     let synopsis = section(".Sh SYNOPSIS");
+    // What `--json` prints has a section of its own.
+    let json: BTreeSet<&str> = section(".Sh JSON OUTPUT")
+        .iter()
+        .filter_map(|line| line.strip_prefix(".It Cm "))
+        .flat_map(|names| names.split(" , "))
+        .collect();
     let mut faults = Vec::new();
     let mut used = BTreeSet::new();
     for (name, command) in commands() {
@@ -102,7 +112,10 @@ fn every_command_and_option_is_in_the_manual_page_and_the_page_has_no_others() {
         if !synopsis.iter().any(|line| line.strip_prefix(".Cm ").is_some_and(|names| names.starts_with(outer))) {
             faults.push(format!("command '{name}' is not in the synopsis"));
         }
-        let has = of_command(&command);
+        let mut has = of_command(&command);
+        if has.remove("-json") && !json.contains(name.as_str()) {
+            faults.push(format!("what '{name} --json' prints is not described"));
+        }
         for option in has.iter().filter(|option| !item.options.contains(*option) && !shared.contains(*option)) {
             faults.push(format!("option -{option} of '{name}' is missing"));
         }
