@@ -5,15 +5,17 @@ use std::sync::Arc;
 
 use super::compact::{self, CompactOptions, CompactReport, CompactStep, Target};
 use super::create::random_key;
-use super::header::{self, Header, empty_slots};
+use super::header::{self, Header, SlotBlock, empty_slots};
 use super::keys::{KeyAccess, KeyInfo, KeyName, listed};
 use super::open::Unlocked;
 use super::slots::{self, KeyKind, OpenedSlot, Place};
 use super::{Archive, UnlockedKey};
+use crate::crypto::kdf::equal;
 use crate::crypto::{Prompts, SecretKey};
 use crate::env::{Environment, SystemEnvironment};
 use crate::error::{Error, Result};
-use crate::format::header::{Framing, SLOT_EMPTY};
+use crate::format::KEY_SLOTS;
+use crate::format::header::{Framing, SLOT_EMPTY, encode};
 
 /// Which keys open the archive afterwards.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -68,7 +70,7 @@ impl Archive {
             if header.framing().sequence != sequence {
                 return Err(Error::InUse("its keys were changed meanwhile; try again".into()));
             }
-            target(header, &opened, &kept, options.prompts)
+            target(header, &opened, &kept, access, options.prompts)
         };
         let sizes = compact::rewrite(path, &key, &compaction, &mut prepare, step)?;
         Ok(RekeyReport { kept, dropped, sizes })
@@ -112,7 +114,13 @@ fn choose(header: &Header, opened: &OpenedSlot, keep: &KeepKeys) -> Result<(Vec<
     Ok((kept, dropped))
 }
 
-fn target(header: &Header, opened: &OpenedSlot, kept: &[KeyInfo], prompts: &Arc<dyn Prompts>) -> Result<Target> {
+fn target(
+    header: &Header,
+    opened: &OpenedSlot,
+    kept: &[KeyInfo],
+    access: &KeyAccess<'_>,
+    prompts: &Arc<dyn Prompts>,
+) -> Result<Target> {
     let environment = SystemEnvironment;
     let archive = header.framing().archive;
     let volume_key = random_key(&environment)?;
@@ -128,8 +136,9 @@ fn target(header: &Header, opened: &OpenedSlot, kept: &[KeyInfo], prompts: &Arc<
     };
     for key in kept {
         let slot = usize::from(key.slot);
+        // What the slot says of itself under its own key is better than what anybody with the volume key may have written.
         let own = opened.own.clone().filter(|_| opened.slot == slot);
-        let description = slots::description(header, slot, &opened.volume_key).or(own);
+        let description = own.or_else(|| slots::description(header, slot, &opened.volume_key));
         let description = description.ok_or_else(|| Error::damaged(format!("key slot {slot} lost its description")))?;
         let place = Place { archive: &archive, slot, volume_key: &volume_key };
         let wrapped = slots::rewrap(&place, header, &description, prompts, &environment);
@@ -140,5 +149,26 @@ fn target(header: &Header, opened: &OpenedSlot, kept: &[KeyInfo], prompts: &Arc<
             error => error,
         })?;
     }
+    if framing.slots[opened.slot] != SLOT_EMPTY {
+        prove_opens(&framing, &blocks, opened.slot, access, &volume_key)?;
+    }
     Ok(Target { key: UnlockedKey { archive, volume_key }, framing, slots: blocks })
+}
+
+/// Who had the volume key could have altered what the slot is wrapped anew by: the secret at hand must open it, before anything is written.
+fn prove_opens(
+    framing: &Framing,
+    blocks: &[SlotBlock; KEY_SLOTS],
+    slot: usize,
+    access: &KeyAccess<'_>,
+    volume_key: &SecretKey,
+) -> Result<()> {
+    let made = Header::of_copy(&encode(framing, blocks))?;
+    match slots::unlock(&made, access.secrets, &access.limits) {
+        Ok(opened) if equal(opened.volume_key.bytes(), volume_key.bytes()) => Ok(()),
+        Ok(_) | Err(Error::WrongKey) => Err(Error::damaged(format!(
+            "key slot {slot} would not open with its own secret after the change: its description was altered; nothing was changed"
+        ))),
+        Err(error) => Err(error),
+    }
 }

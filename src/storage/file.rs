@@ -92,6 +92,19 @@ impl FileStorage {
         Err(Error::InUse(format!("{} is being replaced again and again", path.display())))
     }
 
+    /// Whether `path` names this file now.
+    ///
+    /// # Errors
+    /// `Io` when the host does not tell; no file there is an answer.
+    pub fn is_at(&self, path: &Path) -> Result<bool> {
+        let opened = metadata(&self.file, &self.path)?;
+        match fs::metadata(path) {
+            Ok(named) => Ok((named.dev(), named.ino()) == (opened.dev(), opened.ino())),
+            Err(source) if source.kind() == io::ErrorKind::NotFound => Ok(false),
+            Err(source) => Err(Error::io(format!("looking up {}", path.display()), source)),
+        }
+    }
+
     /// Makes the file's name durable: syncs its directory.
     pub fn sync_directory(&self) -> Result<()> {
         // An absolute path of a file has a parent.

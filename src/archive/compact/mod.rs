@@ -126,7 +126,7 @@ pub(super) fn rewrite(
     header.check_writable()?;
     let looked = Looked::into(seen_file(&options.seen, &key.volume_key, &key.archive));
     let sequence = header.framing().sequence;
-    let old = open(storage, key, sequence, looked.mark())?;
+    let old = open(storage.clone(), key, sequence, looked.mark())?;
     let replace = seen::judge(&old.volume, sequence, looked.seen.as_ref(), &options.seen)?;
     refuse_snapshots(&old.volume)?;
     let (length_before, disk_before) = replace::sizes(&real)?;
@@ -148,6 +148,8 @@ pub(super) fn rewrite(
     step(CompactStep::Verified)?;
     beside.take_after(&real)?;
     step(CompactStep::Prepared)?;
+    replace::check_same(&real, &storage)?;
+    replace::check_names(&real, options.break_links)?;
     beside.replace(&real)?;
     // From here on the file as it was before is an older copy.
     if target.framing.sequence == sequence {

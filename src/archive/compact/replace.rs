@@ -26,6 +26,14 @@ pub(super) struct Beside {
     finished: std::cell::Cell<bool>,
 }
 
+/// Somebody may have put another file there meanwhile, which must not be lost.
+pub(super) fn check_same(path: &Path, locked: &FileStorage) -> Result<()> {
+    if locked.is_at(path)? {
+        return Ok(());
+    }
+    Err(Error::InUse(format!("another file took the place of {} meanwhile; nothing was changed", path.display())))
+}
+
 /// Length and bytes on the disk.
 pub(super) fn sizes(path: &Path) -> Result<(u64, u64)> {
     let metadata = metadata(path)?;
@@ -104,9 +112,17 @@ impl Beside {
         if (from.uid(), from.gid()) != (own.uid(), own.gid()) {
             std::os::unix::fs::chown(&self.path, Some(from.uid()), Some(from.gid())).map_err(cannot("owner"))?;
         }
+        // Inherited from the directory: with the old mode they would let in whom the old file did not.
+        let names = xattr_names(old)?;
+        for name in xattr_names(&self.path)? {
+            if name.starts_with(b"system.posix_acl_") && !names.contains(&name) {
+                let list = cannot("access control list");
+                rustix::fs::lremovexattr(&self.path, &name[..]).map_err(|errno| list(errno.into()))?;
+            }
+        }
         let mode = fs::Permissions::from_mode(from.mode() & 0o7777);
         fs::set_permissions(&self.path, mode).map_err(cannot("mode"))?;
-        for name in xattr_names(old)? {
+        for name in names {
             let attribute = format!("attribute {}", display(&name));
             let value = xattr(old, &name).map_err(|e| cannot(&attribute)(e.into()))?;
             if xattr(&self.path, &name).is_ok_and(|own| own == value) {
@@ -123,7 +139,11 @@ impl Beside {
     pub(super) fn replace(&self, old: &Path) -> Result<()> {
         fs::rename(&self.path, old).map_err(|e| Error::io(format!("cannot replace {}", old.display()), e))?;
         self.finished.set(true);
-        self.storage.sync_directory()
+        // The new file has the name: an error now must not look as if nothing was done.
+        if let Err(error) = self.storage.sync_directory() {
+            tracing::warn!(%error, path = %old.display(), "the new file may lose its name to the old one when the power fails");
+        }
+        Ok(())
     }
 }
 
