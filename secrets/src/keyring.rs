@@ -108,14 +108,16 @@ impl Keyring {
         let list = std::fs::read_to_string("/proc/keys")
             .map_err(|e| Error::host("cannot read the list of the kernel's keys", &e))?;
         let ours: Vec<Key> = list.lines().filter_map(of_list).collect();
+        let mut failure = None;
         for key in &ours {
             match key.invalidate() {
                 // It ended meanwhile.
                 Ok(()) | Err(KeyError::KeyDoesNotExist | KeyError::KeyExpired | KeyError::KeyRevoked) => {}
-                Err(error) => return Err(refused(error)),
+                // The others are dropped all the same.
+                Err(error) => failure = Some(refused(error)),
             }
         }
-        Ok(ours.len())
+        failure.map_or(Ok(ours.len()), Err)
     }
 }
 
@@ -124,8 +126,12 @@ fn of_list(line: &str) -> Option<Key> {
     let mut fields = line.split_ascii_whitespace();
     let id = i32::from_str_radix(fields.next()?, 16).ok()?;
     let flags = fields.next()?;
-    let mut fields = fields.skip(5);
-    let ours = fields.next()? == "user" && fields.next()?.starts_with(PREFIX);
+    let mut fields = fields.skip(3);
+    // Somebody else's may be listed too.
+    let owner = fields.next()?;
+    let mut fields = fields.skip(1);
+    let ours =
+        owner == nix::unistd::geteuid().to_string() && fields.next()? == "user" && fields.next()?.starts_with(PREFIX);
     // R: revoked, i: invalidated, D: dead; they wait for the collector.
     (ours && !flags.contains(['R', 'i', 'D'])).then(|| Key::from_id(KeySerialId(id)))
 }

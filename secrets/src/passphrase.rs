@@ -170,11 +170,13 @@ impl PassphraseSources {
 
     /// What an identity or its plugin wants to know, such as the passphrase of an SSH key.
     pub(crate) fn answer(&self, question: &str) -> Option<Bytes> {
-        let answer = match self.any_named() {
-            true => self.read(&self.source().ok()?, Path::new("")),
-            false if prompt::has_terminal() => prompt::ask(question).and_then(checked),
-            false if self.ask_password => program::ask(question.trim_end(), &PASSPHRASE).and_then(checked),
-            false => return None,
+        // Never what opens the archive: a token would take it for its PIN, block itself, and know it.
+        let answer = if prompt::has_terminal() {
+            prompt::ask(question).and_then(checked)
+        } else if self.ask_password {
+            program::ask(question.trim_end(), &PASSPHRASE).and_then(checked)
+        } else {
+            return None;
         };
         answer.ok()
     }
