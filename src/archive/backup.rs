@@ -32,8 +32,7 @@ impl Archive {
     /// As [`Archive::key_kinds`].
     pub fn backup_header(path: &Path) -> Result<Vec<u8>> {
         let header = Header::read(&Unlocked::open(path)?)?;
-        // As it is: the MAC covers the number of the copy.
-        Ok(crate::format::header::encode(header.framing(), &header.slots()))
+        Ok(header.copy_bytes().to_vec())
     }
 
     /// Writes the header in `backup` to both places of the archive. The secrets are those of the backup's key slots.
@@ -44,24 +43,18 @@ impl Archive {
     pub fn restore_header(path: &Path, backup: &[u8], access: &KeyAccess<'_>) -> Result<Restored> {
         let storage = Arc::new(FileStorage::open(path, LockMode::Exclusive)?);
         let backup = read_backup(backup)?;
-        let present = Header::read(&*storage);
         let mine = backup.framing().clone();
-        if let Ok(present) = &present {
-            let other = present.framing();
-            if other.archive != mine.archive {
-                return Err(Error::invalid("the header backup is of another archive"));
-            }
-            if !equal(&other.commitment, &mine.commitment) {
-                return Err(Error::invalid(
-                    "the header backup is from before the archive was given a new volume key (lockbox key rekey): it opens older copies only",
-                ));
-            }
-            present.check_writable()?;
-        }
         backup.check_writable()?;
-        let opened = slots::unlock(&backup, access.secrets, &access.limits)?;
+        let found = Header::read(&*storage).ok();
+        let misfit = |error| found.as_ref().and_then(|found| misfit(found.framing(), &mine)).unwrap_or(error);
+        let opened = slots::unlock(&backup, access.secrets, &access.limits).map_err(misfit)?;
         let volume_key = &opened.volume_key;
         backup.authenticate(volume_key)?;
+        // Anybody can put a header there; what counts is one that the archive's own key vouches for.
+        let present = found.as_ref().filter(|found| found.authenticate(volume_key).is_ok());
+        if let Some(present) = present {
+            present.check_writable()?;
+        }
 
         let environment = Arc::new(SystemEnvironment);
         let cipher = PageCipher::new(volume_key, mine.archive, environment.clone());
@@ -69,16 +62,19 @@ impl Archive {
         let options = txn::OpenOptions { read_only: true, memory: LEAST_MEMORY };
         let volume = Volume::open_seen(storage.clone(), cipher, environment, mine.sequence, &options, looked.mark());
         let volume = volume.map_err(|error| match error {
-            Error::Damaged(reason) => Error::damaged(format!(
+            Error::Damaged(reason) => misfit(Error::damaged(format!(
                 "the header backup is of another archive, or the archive's commits are lost as well: {reason}"
-            )),
+            ))),
             error => error,
         })?;
-        let whole = present.as_ref().ok().map(|header| header.framing().copy);
-        let present = present.ok().map_or(0, |header| header.framing().sequence);
+        let whole = present.map(|header| header.framing().copy);
         let remembered = looked.seen.as_ref().map_or(0, seen::Seen::header_sequence);
-        let known = present.max(volume.durable().header_sequence).max(remembered);
-        if mine.sequence < known && !access.seen.accept_older {
+        let numbered = present.map_or(0, |header| header.framing().sequence);
+        let known = numbered.max(volume.durable().header_sequence).max(remembered);
+        // Of two copies of the archive whose keys were changed apart, both headers have the same number.
+        let newest = mine.sequence > known
+            || (mine.sequence == known && present.is_none_or(|present| present.slots() == backup.slots()));
+        if !newest && !access.seen.accept_older {
             return Err(Error::Older(format!(
                 "the header backup (number {}) is older than the archive's keys (number {known}): a passphrase or key that was changed or \
                  removed since then would open it again; use --accept-older if that is what you want",
@@ -86,12 +82,25 @@ impl Archive {
             )));
         }
         // What replaces a newer header must count as newer, or every program would take it for an older one put back.
-        let sequence = if mine.sequence < known { known + 1 } else { mine.sequence };
+        let next = known.checked_add(1).ok_or_else(|| Error::damaged("the archive's header has the highest number"))?;
+        let sequence = if newest { mine.sequence } else { next };
         let framing = Framing { sequence, ..mine };
         header::write_over(&*storage, whole, &framing, &backup.slots(), volume_key)?;
         Witness::new(volume, sequence, looked, false).remember();
         Ok(Restored { backup: mine.sequence, known })
     }
+}
+
+/// Why a backup can never have been of the archive whose header was found, as far as that is to be believed.
+fn misfit(found: &Framing, mine: &Framing) -> Option<Error> {
+    if found.archive != mine.archive {
+        return Some(Error::invalid("the header backup is of another archive"));
+    }
+    (!equal(&found.commitment, &mine.commitment)).then(|| {
+        Error::invalid(
+            "the header backup is from before the archive was given a new volume key (lockbox key rekey): it opens older copies only",
+        )
+    })
 }
 
 fn read_backup(bytes: &[u8]) -> Result<Header> {

@@ -102,6 +102,11 @@ impl Header {
         self.settled
     }
 
+    /// The copy as it was read, which its MAC covers with all that this program does not know.
+    pub(super) fn copy_bytes(&self) -> &[u8] {
+        &self.parsed.bytes
+    }
+
     pub(super) fn slot(&self, slot: usize) -> &[u8] {
         &self.parsed.bytes[(slot + 1) * BLOCK as usize..][..BLOCK as usize]
     }
@@ -154,10 +159,13 @@ impl Header {
             framing.slots[*slot] = *kind;
         }
         framing.sequence += 1;
-        for copy in 0..2 {
-            write_copy(storage, &framing, &slots, copy, volume_key)?; // H1: passes a barrier before the next copy
-        }
-        Ok(())
+        // H1: each passes a barrier. Whoever gave a new secret must know which ones count after an error.
+        let first = write_copy(storage, &framing, &slots, 0, volume_key);
+        first.map_err(|error| in_doubt(error, "either the keys of before or the new ones open it"))?;
+        let second = write_copy(storage, &framing, &slots, 1, volume_key);
+        second.map_err(|error| {
+            in_doubt(error, "the new keys open it; the next change repairs the second copy of the header")
+        })
     }
 
     /// A copy of all slots.
@@ -195,6 +203,15 @@ pub(super) fn write_over(
         write_copy(storage, framing, slots, copy, volume_key)?;
     }
     Ok(())
+}
+
+fn in_doubt(error: Error, what: &str) -> Error {
+    let context = format!("while the keys of the archive were written, so that {what}");
+    match error {
+        Error::Io { context: doing, source } => Error::Io { context: format!("{doing} {context}"), source },
+        Error::NoSpace(detail) => Error::NoSpace(format!("{detail} {context}")),
+        error => error,
+    }
 }
 
 /// Encodes one copy with its MAC, writes it and passes a barrier.

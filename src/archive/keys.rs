@@ -67,7 +67,12 @@ pub enum KeyName {
 impl KeyName {
     /// Digits are a number: no label consists of them alone.
     pub fn parse(text: &str) -> KeyName {
-        text.parse().map_or_else(|_| KeyName::Label(text.to_owned()), KeyName::Slot)
+        let label = || KeyName::Label(text.to_owned());
+        if text.bytes().all(|byte| byte.is_ascii_digit()) {
+            text.parse().map_or_else(|_| label(), KeyName::Slot)
+        } else {
+            label()
+        }
     }
 
     /// The slot in use that it names.
@@ -198,6 +203,12 @@ impl Archive {
                 let mut passphrases = keys.iter().filter(|key| key.kind == KeyKind::Passphrase);
                 match (passphrases.next(), passphrases.next()) {
                     (Some(key), None) => usize::from(key.slot),
+                    (None, _) if keys.iter().any(|key| key.kind == KeyKind::KeyFileAndPassphrase) => {
+                        return Err(Error::invalid(
+                            "the archive's passphrase goes with a key file: say with --slot which one is to get the new one, or add a \
+                             passphrase that opens alone with 'lockbox key add'",
+                        ));
+                    }
                     (None, _) => {
                         let free = (0..KEY_SLOTS).find(|&slot| change.header.framing().slots[slot] == SLOT_EMPTY);
                         let free =

@@ -374,6 +374,58 @@ fn a_header_backup_of_another_archive_or_a_damaged_one_is_refused() {
     assert!(restore(&own).contains("new volume key"));
 }
 
+#[test]
+fn a_header_that_nobody_vouches_for_does_not_keep_the_right_one_out() {
+    let (case, other) = (Case::new(), Case::new());
+    let access = secrets("first");
+    let own = Archive::backup_header(&case.path()).unwrap();
+    let foreign = Archive::backup_header(&other.path()).unwrap();
+    // Both copies of another archive, and one of this archive with the highest number and a sum that anybody can make.
+    let mut forged = Framing { sequence: u64::MAX, ..Header::of_copy(&own).unwrap().framing().clone() };
+    forged.copy = 1;
+    let forged = crate::format::header::encode(&forged, &Header::of_copy(&own).unwrap().slots());
+    for put in [[&foreign[..], &foreign[..]], [&own[..], &forged[..]]] {
+        let mut bytes = std::fs::read(case.path()).unwrap();
+        for (start, copy) in HEADER_START.iter().zip(put) {
+            bytes[(start * BLOCK) as usize..][..HEADER_BYTES].copy_from_slice(copy);
+        }
+        std::fs::write(case.path(), bytes).unwrap();
+        Archive::restore_header(&case.path(), &own, &case.access(&access)).unwrap();
+        assert!(case.opens(&access));
+    }
+}
+
+#[test]
+fn digits_alone_are_a_slot_and_everything_else_is_a_label() {
+    for (text, slot) in [("5", Some(5)), ("31", Some(31)), ("+5", None), ("", None), ("5 ", None), ("300", None)] {
+        let expected = slot.map_or_else(|| KeyName::Label(text.into()), KeyName::Slot);
+        assert_eq!(KeyName::parse(text), expected, "{text:?}");
+    }
+}
+
+/// Who leaves had the volume key, and could write to whom a slot of others is wrapped anew.
+#[test]
+fn a_rekey_that_would_lock_its_own_user_out_is_refused() {
+    let case = Case::new();
+    case.add(&NewKey::KeyFile(&key_file()), "mine");
+    {
+        let storage = crate::storage::FileStorage::open(&case.path(), crate::storage::LockMode::Exclusive).unwrap();
+        let header = Header::read(&storage).unwrap();
+        let key = Archive::unlock(&case.path(), &passphrase("first")).unwrap();
+        let mut altered = slots::description(&header, 1, &key.volume_key).unwrap();
+        altered.rewrap = crate::format::key_slot::Rewrap::Public([9; 32]);
+        let mut block = [0; 4096];
+        block.copy_from_slice(header.slot(1));
+        let place = slots::Place { archive: &header.framing().archive, slot: 1, volume_key: &key.volume_key };
+        let kind = header.framing().slots[1];
+        let block = slots::describe(&place, kind, block, &altered, &SeededEnvironment::new(3)).unwrap();
+        header.replace_slots(&storage, &[(1, (kind, block))], &key.volume_key).unwrap();
+    }
+    let before = std::fs::read(case.path()).unwrap();
+    assert!(refusal(case.rekey(&with_file(), KeepKeys::All)).contains("description was altered"));
+    assert!(std::fs::read(case.path()).unwrap() == before);
+}
+
 /// H1 for changes of several slots and of kinds: a power cut anywhere leaves the keys of before or of after, also when both copies are
 /// read by their own.
 #[test]

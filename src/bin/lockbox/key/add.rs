@@ -69,7 +69,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     }
     let Some(file) = &args.new_keyfile else {
         let (secrets, new) = args.key.unlock.secrets_and_new(args.new_passfile.as_deref(), path)?;
-        return args.add(&secrets, &NewKey::Passphrase(&new, args.kdf.cost()?));
+        return tell(args.add(&secrets, &NewKey::Passphrase(&new, args.kdf.cost()?))?);
     };
     if args.new_passfile.is_some() && !args.with_passphrase {
         return Err(Failure::usage(
@@ -78,15 +78,11 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     }
     if !args.generate {
         let file = args.key.unlock.new_key_file(file)?;
-        return args.add_file(&file);
+        return tell(args.add_file(&file)?);
     }
     generate(file)?;
-    let added = args.key.unlock.new_key_file(file).and_then(|read| args.add_file(&read));
-    if added.is_err() {
-        // It was made for nothing.
-        let _ = std::fs::remove_file(file);
-    }
-    added
+    // A file whose key may have been added stays, whatever else went wrong.
+    tell(args.key.unlock.new_key_file(file).and_then(|read| args.add_file(&read))?)
 }
 
 impl Args {
@@ -102,7 +98,7 @@ impl Args {
     fn add_recipient(&self, recipient: &Recipient) -> Result<(), Failure> {
         let prompts = prompts::terminal();
         let secrets = self.key.unlock.secrets(&self.key.archive)?;
-        self.add(&secrets, &NewKey::Recipient(recipient, &prompts))?;
+        tell(self.add(&secrets, &NewKey::Recipient(recipient, &prompts))?)?;
         if recipient.shows() {
             output::complain(
                 "note: who knows this recipient can tell from a copy of the archive that it may open it; only X25519 recipients hide that",
@@ -111,7 +107,7 @@ impl Args {
         Ok(())
     }
 
-    fn add_file(&self, file: &lockbox::crypto::KeyFile) -> Result<(), Failure> {
+    fn add_file(&self, file: &lockbox::crypto::KeyFile) -> Result<u8, Failure> {
         let (path, unlock) = (&self.key.archive, &self.key.unlock);
         if !self.with_passphrase {
             return self.add(&unlock.secrets(path)?, &NewKey::KeyFile(file));
@@ -120,14 +116,17 @@ impl Args {
         self.add(&secrets, &NewKey::KeyFileAndPassphrase(file, &new, self.kdf.cost()?))
     }
 
-    fn add(&self, secrets: &Secrets, new: &NewKey<'_>) -> Result<(), Failure> {
+    fn add(&self, secrets: &Secrets, new: &NewKey<'_>) -> Result<u8, Failure> {
         let path = &self.key.archive;
-        let slot = Archive::add_key(path, &self.key.unlock.access(secrets), new, &self.label)
-            .map_err(|error| unlocking::failure(path, error))?;
-        let mut out = Output::new();
-        out.line(&format!("Key slot {slot} opens the archive as well."))?;
-        out.finish()
+        Archive::add_key(path, &self.key.unlock.access(secrets), new, &self.label)
+            .map_err(|error| unlocking::failure(path, error))
     }
+}
+
+fn tell(slot: u8) -> Result<(), Failure> {
+    let mut out = Output::new();
+    out.line(&format!("Key slot {slot} opens the archive as well."))?;
+    out.finish()
 }
 
 pub(crate) fn recovery(args: &RecoveryArgs) -> Result<(), Failure> {
@@ -154,7 +153,18 @@ fn generate(path: &Path) -> Result<(), Failure> {
     let failed = |e: std::io::Error| exit::host(format!("cannot make the key file {}", shown(path)), &e);
     let bytes = Archive::new_key_file()?;
     let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path).map_err(failed)?;
-    file.write_all(&*bytes).and_then(|()| file.sync_all()).map_err(failed)
+    let written = file.write_all(&*bytes).and_then(|()| file.sync_all()).and_then(|()| sync_name(path));
+    written.map_err(|e| {
+        // Half a key is none, and would be in the way of the next try.
+        let _ = std::fs::remove_file(path);
+        failed(e)
+    })
+}
+
+/// The slot will be durable, so the file must have its name then.
+fn sync_name(path: &Path) -> std::io::Result<()> {
+    let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    std::fs::File::open(directory)?.sync_all()
 }
 
 /// The first line that is no comment.
