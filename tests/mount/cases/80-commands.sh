@@ -214,10 +214,16 @@ case_umount_8_waits_for_the_daemon() {
         attach box
         same_file "$WORK/content" "$WORK/box/file"
         umount "$WORK/box"
-        # Another runtime directory: its daemon cannot be asked, but umount(8) works as without us.
+        # From a session with another runtime directory it is found all the same.
         attach box
+        pid=$(daemon_of "$WORK/box.lbx")
         mkdir "$WORK/runtime"
-        XDG_RUNTIME_DIR=$WORK/runtime umount "$WORK/box" 2>"$WORK/stderr"
+        XDG_RUNTIME_DIR=$WORK/runtime umount "$WORK/box"
+        gone "$pid" || fail "umount(8) did not find the daemon"
+        # Without its socket the daemon cannot be asked, but umount(8) works as without us.
+        attach box
+        mount -t tmpfs none /run/lockbox
+        umount "$WORK/box" 2>"$WORK/stderr"
         grep -q "could not be asked" "$WORK/stderr"
     ' - "$(dirname "$(realpath "${BASH_SOURCE[0]}")")/.." "$WORK" "$PASSFILE"
     umount "$WORK/sbin"

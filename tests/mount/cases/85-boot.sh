@@ -56,7 +56,9 @@ case_status_tells_holder_use_and_memory() {
 # In a namespace of its own, with other mounts of archives and other runtime directories out of sight: --all means all.
 alone() {
     unshare --mount --propagation private bash -Eeuo pipefail -c '
+        # Before what they may lie in is hidden.
         source "$1/support.sh"
+        source "$1/cases/85-boot.sh"
         case=$2
         mount -t tmpfs none /mnt
         mkdir /mnt/work /mnt/bin
@@ -69,7 +71,6 @@ alone() {
         WORK=/mnt/work PASSFILE=/mnt/work/passphrase
         trap "echo \"line \$LINENO: \\\"\$BASH_COMMAND\\\" failed\"" ERR
         cd /mnt/work
-        source "$1/cases/85-boot.sh"
         "$case"
     ' - "$(dirname "$(realpath "${BASH_SOURCE[0]}")")/.." "$1" "$WORK"
 }
