@@ -64,7 +64,7 @@ Options:
   pack=on|off, compress=on|off How new data is stored
   atime=off|open               Access times: as they are set (default), or
                                noted when something is opened for reading
-  threads=N                    Event loops (default: processors, at least 4)
+  threads=N                    Event loops (default: processors, at least 2)
   passfile=FILE, passfd=N, passcommand=CMD, credential=NAME, ask-password,
   keyfile=FILE, identity=FILE, passfile-any, keyring-cache=TIME
                                Where secrets come from, as the options with
