@@ -95,7 +95,7 @@ stage_page() {
     if [[ ${#missing[@]} -gt 0 ]]; then
         as_root apt-get -q update && as_root apt-get install -qy --no-install-recommends "${missing[@]}" || return 1
     fi
-    if ! node --eval 'process.exit(Number(process.versions.node.split(".")[0]) < 20)'; then
+    if ! node --eval 'process.exit(Number(process.versions.node.split(".")[0]) < 20 ? 1 : 0)'; then
         echo "the page's tests need Node.js 20 or newer, and this is $(node --version)"
         return 1
     fi
