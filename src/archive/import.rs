@@ -106,7 +106,8 @@ struct Import<'a> {
     /// Device and inode of the archive itself, which cannot be added to itself.
     archive: (u64, u64),
     report: ImportReport,
-    /// Device and inode of a file with several names: its copy and the names still to come.
+    /// Device and inode of a file with several names: its copy and the names still to come, as far as the count of them goes: sources that
+    /// lie in each other bring a name twice.
     links: HashMap<(u64, u64), (Ino, u64)>,
     /// Files of the archive that one with several names was found to be.
     claimed: HashSet<Ino>,
@@ -270,7 +271,7 @@ impl Import<'_> {
             Some((ino, remaining)) => {
                 self.place(parent, name, |name| self.fs.link(ino, parent, name), |_, _| Ok(()))?;
                 self.report.links += 1;
-                (ino, remaining - 1)
+                (ino, remaining.saturating_sub(1))
             }
             None => (copy(self)?, stat.st_nlink.saturating_sub(1)),
         };

@@ -197,6 +197,20 @@ fn patterns_leave_out_and_protect() {
     assert_eq!(place.run(&["add", "a.lbx", "tree", "--include", "a"]).code, 1);
 }
 
+#[test]
+fn sources_that_lie_in_each_other_may_have_hard_links() {
+    let place = Place::new();
+    place.archive("a.lbx");
+    fs::create_dir_all(place.path("a/b")).unwrap();
+    fs::write(place.path("a/b/one"), "one").unwrap();
+    fs::hard_link(place.path("a/b/one"), place.path("a/b/two")).unwrap();
+    for _ in 0..3 {
+        place.good(&["add", "a.lbx", "--mirror", "a", "a/b"]);
+    }
+    assert_eq!(place.good(&["cat", "a.lbx", "a/b/one", "a/b/two", "b/one", "b/two"]), b"oneoneoneone");
+    place.good(&["check", "--full", "a.lbx"]);
+}
+
 /// Random trees, changed at random between mirrors: each time the archive is what the source is.
 #[test]
 fn a_mirror_of_a_random_tree_is_equal_to_it() {

@@ -37,7 +37,7 @@ impl Import<'_> {
             }
         }
         if stat.st_nlink > 1 {
-            let remaining = linked.map_or(stat.st_nlink, |(_, remaining)| remaining) - 1;
+            let remaining = linked.map_or(stat.st_nlink, |(_, remaining)| remaining).saturating_sub(1);
             self.links.insert(id, (existing.ino, remaining));
             self.claimed.insert(existing.ino);
         }
