@@ -211,6 +211,18 @@ fn sources_that_lie_in_each_other_may_have_hard_links() {
     place.good(&["check", "--full", "a.lbx"]);
 }
 
+#[test]
+fn a_name_that_comes_twice_leaves_no_temporary_name() {
+    let place = Place::new();
+    place.archive("a.lbx");
+    fs::write(place.path("one"), "one").unwrap();
+    fs::hard_link(place.path("one"), place.path("two")).unwrap();
+    place.good(&["add", "a.lbx", "--force", "one", "one"]);
+    assert_eq!(place.good(&["ls", "a.lbx"]), b"one\n");
+    place.good(&["add", "a.lbx", "--force", "one", "two", "one"]);
+    assert_eq!(place.good(&["ls", "a.lbx"]), b"one\ntwo\n");
+}
+
 /// Random trees, changed at random between mirrors: each time the archive is what the source is.
 #[test]
 fn a_mirror_of_a_random_tree_is_equal_to_it() {

@@ -67,6 +67,10 @@ impl Import<'_> {
     /// The new object takes the place of the old one, which may be of any kind when mirroring.
     pub(super) fn put_in_place(&mut self, parent: Ino, temporary: &[u8], name: &[u8], made: &Attributes) -> Result<()> {
         let existing = self.fs.lookup(parent, name)?;
+        if existing.ino == made.ino {
+            // A rename between two names of one file does nothing, and would leave the temporary one.
+            return self.fs.unlink(parent, temporary);
+        }
         let is_directory = |attributes: &Attributes| attributes.mode & mode::TYPE == mode::DIRECTORY;
         if !is_directory(&existing) && !is_directory(made) {
             return self.fs.rename(parent, temporary, parent, name, RenameMode::Replace);
