@@ -385,8 +385,11 @@ impl Import<'_> {
         let mut beside = None;
         let made = match make(name) {
             Err(Error::Exists) if self.options.replace || self.plan.is_some() => {
-                if self.plan.is_none() && self.fs.lookup(parent, name)?.mode & mode::TYPE == mode::DIRECTORY {
-                    return Err(Error::IsDirectory);
+                let existing = self.fs.lookup(parent, name)?;
+                match &self.plan {
+                    Some(plan) => plan.may_replace(&existing)?,
+                    None if existing.mode & mode::TYPE == mode::DIRECTORY => return Err(Error::IsDirectory),
+                    None => {}
                 }
                 let (made, temporary) = make_beside(&make)?;
                 beside = Some(temporary);

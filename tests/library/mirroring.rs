@@ -3,14 +3,17 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
+use lockbox::archive::{Archive, Filter, ImportOptions, ImportReport};
+use lockbox::crypto::Passphrase;
 use lockbox::env::{Environment, SeededEnvironment};
+use lockbox::fs::Creator;
 use nix::sys::stat::{Mode, SFlag, mknod};
 use rustix::fs::{AtFlags, CWD, Timespec, Timestamps, XattrFlags};
 use serde_json::Value;
 
-use crate::support::{Place, describe};
+use crate::support::{PASSPHRASE, Place, describe};
 
 fn set_time(path: &Path, seconds: i64) {
     let time = Timespec { tv_sec: seconds, tv_nsec: 7 };
@@ -221,6 +224,49 @@ fn a_name_that_comes_twice_leaves_no_temporary_name() {
     assert_eq!(place.good(&["ls", "a.lbx"]), b"one\n");
     place.good(&["add", "a.lbx", "--force", "one", "two", "one"]);
     assert_eq!(place.good(&["ls", "a.lbx"]), b"one\ntwo\n");
+}
+
+fn opened(path: &Path) -> Archive {
+    let key = Archive::unlock(path, &Passphrase::new(PASSPHRASE.into())).unwrap();
+    Archive::open(path, &key, &Default::default()).unwrap()
+}
+
+/// Plans, has the host changed, and mirrors.
+fn mirrored(archive: &Archive, sources: &[PathBuf], meanwhile: impl FnOnce()) -> ImportReport {
+    let mut options = ImportOptions {
+        to: Vec::new(),
+        follow: false,
+        replace: false,
+        creator: Creator { uid: 0, gid: 0, umask: None },
+        filter: Filter::default(),
+        mirror: None,
+    };
+    options.mirror = Some(archive.plan_mirror(sources, &options, None).unwrap());
+    meanwhile();
+    archive.import(sources, &options, &mut |_| {}).unwrap()
+}
+
+#[test]
+fn a_directory_goes_only_when_that_was_planned() {
+    let place = Place::new();
+    let path = place.archive("a.lbx");
+    let tree = place.path("tree");
+    fs::create_dir_all(tree.join("dir/sub")).unwrap();
+    fs::write(tree.join("dir/sub/file"), "kept").unwrap();
+    place.good(&["add", "a.lbx", "tree"]);
+    let archive = opened(&path);
+    let report = mirrored(&archive, std::slice::from_ref(&tree), || {
+        fs::remove_dir_all(tree.join("dir")).unwrap();
+        fs::write(tree.join("dir"), "a file now").unwrap();
+    });
+    let told: Vec<_> = report.problems.iter().map(ToString::to_string).collect();
+    assert_eq!(told.len(), 1, "{told:?}");
+    assert!(told[0].ends_with("it became another kind of object since the plan was made"), "{told:?}");
+    assert_eq!(report.deleted, 0);
+    archive.close().unwrap();
+    assert_eq!(place.good(&["cat", "a.lbx", "tree/dir/sub/file"]), b"kept");
+    place.good(&["add", "a.lbx", "tree", "--mirror", "--delete-most"]);
+    assert_eq!(place.good(&["cat", "a.lbx", "tree/dir"]), b"a file now");
 }
 
 /// Random trees, changed at random between mirrors: each time the archive is what the source is.
