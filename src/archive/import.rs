@@ -36,7 +36,7 @@ pub struct ImportOptions {
     /// What below the sources is left out.
     pub filter: Filter,
     /// Make what the sources become equal to them: what is unchanged is not written again, and what the plan says is deleted, when all
-    /// else is done. A replaced object has its old content or the new one at any moment.
+    /// else is done and nothing failed. A replaced object has its old content or the new one at any moment.
     pub mirror: Option<MirrorPlan>,
 }
 
@@ -56,6 +56,9 @@ pub struct ImportReport {
     pub updated: u64,
     /// Mirroring: what was deleted, with everything below.
     pub deleted: u64,
+    /// Mirroring: what was to be deleted, each with everything below, and stays because a part of the sources could not be copied: who
+    /// does not know all that is there deletes nothing.
+    pub deletions_skipped: u64,
     /// Extended attributes that the archive does not keep.
     pub left: LeftAttributes,
     /// What failed while the rest went on.
@@ -183,7 +186,8 @@ impl Import<'_> {
             return Ok(None);
         }
         if (stat.st_dev, stat.st_ino) == self.archive {
-            return Err(Error::invalid("the archive cannot hold itself"));
+            self.report.problems.push(Problem { path: self.path.clone(), cause: Cause::Itself });
+            return Ok(None);
         }
         if let Some(plan) = &mut self.plan {
             plan.spare(parent, name);

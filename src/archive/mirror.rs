@@ -68,6 +68,11 @@ impl MirrorPlan {
         }
     }
 
+    /// What is still to go, each with everything below.
+    pub(super) fn still_to_go(&self) -> u64 {
+        self.doomed.len() as u64
+    }
+
     /// Whether an object of the archive may make way for one of the source. A directory only if its deletion was planned, and so counted.
     ///
     /// # Errors

@@ -269,6 +269,33 @@ fn a_directory_goes_only_when_that_was_planned() {
     assert_eq!(place.good(&["cat", "a.lbx", "tree/dir"]), b"a file now");
 }
 
+#[test]
+fn nothing_is_deleted_when_something_of_the_source_cannot_be_read() {
+    let place = Place::new();
+    let path = place.archive("a.lbx");
+    let (tree, other) = (place.path("tree"), place.path("other"));
+    fs::create_dir(&tree).unwrap();
+    for name in ["gone", "kept", "too"] {
+        fs::write(tree.join(name), name).unwrap();
+    }
+    fs::write(&other, "other").unwrap();
+    place.good(&["add", "a.lbx", "tree", "other"]);
+    fs::remove_file(tree.join("gone")).unwrap();
+    let archive = opened(&path);
+    let report = mirrored(&archive, &[tree.clone(), other.clone()], || fs::remove_file(&other).unwrap());
+    assert_eq!((report.problems.len(), report.deleted, report.deletions_skipped), (1, 0, 1));
+    archive.close().unwrap();
+    assert_eq!(place.good(&["cat", "a.lbx", "tree/gone", "other"]), b"goneother");
+    // What only changed while it was read, and the archive itself, are no reason to keep anything.
+    fs::rename(&path, tree.join("a.lbx")).unwrap();
+    let ended = place.run(&["add", "tree/a.lbx", "tree", "--mirror", "--json"]);
+    assert_eq!(ended.code, 2);
+    assert!(ended.complaint.contains("tree/a.lbx: the archive cannot hold itself\n"), "{}", ended.complaint);
+    let report: Value = serde_json::from_slice(&ended.out).unwrap();
+    assert_eq!((&report["deleted"], &report["deletions_skipped"]), (&Value::from(1), &Value::from(0)), "{report}");
+    assert_eq!(place.good(&["ls", "tree/a.lbx", "tree"]), b"kept\ntoo\n");
+}
+
 /// Random trees, changed at random between mirrors: each time the archive is what the source is.
 #[test]
 fn a_mirror_of_a_random_tree_is_equal_to_it() {

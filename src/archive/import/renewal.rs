@@ -5,7 +5,7 @@ use rustix::fs::Stat;
 use super::{Import, Level, metadata_of};
 use crate::archive::attributes::{self, Object};
 use crate::archive::difference::{Difference, difference};
-use crate::archive::mirror;
+use crate::archive::{Problem, mirror};
 use crate::error::{Error, Result};
 use crate::format::Ino;
 use crate::fs::{Attributes, RenameMode, mode};
@@ -54,8 +54,13 @@ impl Import<'_> {
         Ok(())
     }
 
+    /// Unless a part of the sources could not be copied.
     pub(super) fn delete_the_rest(&mut self) -> Result<()> {
         let Some(mut plan) = self.plan.take() else { return Ok(()) };
+        if self.report.problems.iter().any(Problem::hides_something) {
+            self.report.deletions_skipped = plan.still_to_go();
+            return Ok(());
+        }
         let fs = self.fs;
         plan.carry_out(fs, |path, result| {
             self.path = path.to_vec();
