@@ -20,8 +20,13 @@ pub struct Mounted {
 
 /// The mount on top at `point`, which must be an absolute path without links.
 pub fn at(point: &Path) -> io::Result<Option<Mounted>> {
+    Ok(table()?.into_iter().rfind(|m| m.point == point))
+}
+
+/// All mounts, a later one over an earlier one at the same point.
+pub fn table() -> io::Result<Vec<Mounted>> {
     let table = fs::read("/proc/self/mountinfo")?;
-    Ok(table.split(|&b| b == b'\n').filter_map(parse).rfind(|m| m.point == point))
+    Ok(table.split(|&b| b == b'\n').filter_map(parse).collect())
 }
 
 fn parse(line: &[u8]) -> Option<Mounted> {

@@ -323,7 +323,9 @@ fn wait(inbox: &Receiver<Event>, place: &Place, timeout: Duration, mut deadline:
             Ok(Event::Stop { lazy, answer }) => match place.unmount(lazy) {
                 Unmounted::Failed(message) => drop(answer.send(Response::Failed { message })),
                 Unmounted::Busy if !lazy => {
-                    drop(answer.send(Response::Busy { message: "files are open below the mount point".into() }));
+                    drop(answer.send(Response::Busy {
+                        message: "files are open below the mount point, or something is mounted over it".into(),
+                    }));
                 }
                 Unmounted::Gone | Unmounted::Detached | Unmounted::Busy => {
                     deadline.get_or_insert(Instant::now() + timeout);

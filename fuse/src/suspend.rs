@@ -7,7 +7,7 @@
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::mpsc::{self, Sender};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -20,6 +20,8 @@ use crate::session::Event;
 use crate::stop::Place;
 use crate::ticker::ARRIVAL;
 
+/// What unmounting and closing may take before the rest is saved beside it.
+const CLOSING: Duration = Duration::from_millis(1500);
 /// What dropping the kernel's pages may take: with saving it has to fit into logind's five seconds.
 const DROPPING: Duration = Duration::from_secs(2);
 /// Between attempts to reach a bus that went away.
@@ -84,13 +86,21 @@ fn serve(target: &Target, login: &mut Login, mut lock: Option<OwnedFd>) -> io::R
     }
 }
 
+/// Whether the session ends within `limit`, with everything saved: that closes the channel.
+fn closes(answered: &Receiver<Slept>, limit: Duration) -> bool {
+    match answered.recv_timeout(limit) {
+        Err(RecvTimeoutError::Disconnected) => true,
+        // No answer: what was unmounted here lives on elsewhere, such as in a bind or under its last users.
+        Ok(Slept::Busy) | Err(RecvTimeoutError::Timeout) => false,
+    }
+}
+
 impl Target {
     /// Returns when the archive is closed, or saved where it is busy.
     fn lock(&self) {
         tracing::info!("the machine is about to sleep");
         let (answer, answered) = mpsc::channel();
-        // A closed channel: the session ended, with everything saved.
-        if self.events.send(Event::Sleep(answer)).is_err() || answered.recv() != Ok(Slept::Busy) {
+        if self.events.send(Event::Sleep(answer)).is_err() || closes(&answered, CLOSING) {
             return;
         }
         tracing::warn!("the archive is in use and stays mounted while the machine sleeps; its content is saved");
@@ -117,5 +127,20 @@ impl Target {
             }
         }
         self.fs.forget_plaintext();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sleep_waits_neither_for_a_busy_session_nor_for_one_that_does_not_end() {
+        let (answer, answered) = mpsc::channel();
+        assert!(!closes(&answered, Duration::from_millis(1)), "it does not end");
+        answer.send(Slept::Busy).unwrap();
+        assert!(!closes(&answered, Duration::from_secs(60)), "it is busy");
+        drop(answer);
+        assert!(closes(&answered, Duration::from_secs(60)), "it ended");
     }
 }

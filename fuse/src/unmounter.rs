@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::callers::{self, Callers};
 use crate::mount::{self, UnmountError};
-use crate::mountinfo;
+use crate::mountinfo::{self, Mounted};
 
 /// The hidden argument that makes the program the unmounter.
 pub const ARGUMENT: &str = "--unmounter";
@@ -29,8 +29,9 @@ const FLUSH: u8 = b'f';
 /// What became of an attempt.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Unmounted {
-    /// Our mount is not there any more, or somebody mounted over it.
+    /// Our mount is not there any more.
     Gone,
+    /// Somebody uses it, or mounted over it.
     Busy,
     Detached,
     Failed(String),
@@ -38,9 +39,8 @@ pub(crate) enum Unmounted {
 
 /// Unmounts what has this device number at `point`; with `detach` also when it is busy.
 pub(crate) fn unmount(point: &Path, device: u64, detach: bool) -> Unmounted {
-    if !mountinfo::at(point).is_ok_and(|m| m.is_some_and(|m| m.device == device)) {
-        // Somebody was faster, or mounted over us: what is there is not ours to take away.
-        return Unmounted::Gone;
+    if let Some(unmounted) = without_trying(mountinfo::table(), point, device) {
+        return unmounted;
     }
     match mount::unmount(point, false) {
         Err(UnmountError::Busy) if detach => {}
@@ -52,6 +52,21 @@ pub(crate) fn unmount(point: &Path, device: u64, detach: bool) -> Unmounted {
         Ok(()) => Unmounted::Detached,
         Err(UnmountError::Busy) => Unmounted::Busy,
         Err(UnmountError::Other(message)) => Unmounted::Failed(message),
+    }
+}
+
+/// What is to be said when there is nothing at `point` that we may take away.
+fn without_trying(table: io::Result<Vec<Mounted>>, point: &Path, device: u64) -> Option<Unmounted> {
+    let table = match table {
+        Ok(table) => table,
+        // Nobody knows: who takes that for gone would leave an archive open that is believed to be closed.
+        Err(error) => return Some(Unmounted::Failed(format!("the table of mounts cannot be read: {error}"))),
+    };
+    match table.iter().rfind(|m| m.point == point) {
+        Some(top) if top.device == device => None,
+        // Somebody mounted over us, or moved us: what is there is not ours to take away, and we are still served.
+        _ if table.iter().any(|m| m.device == device) => Some(Unmounted::Busy),
+        _ => Some(Unmounted::Gone),
     }
 }
 
@@ -156,4 +171,26 @@ pub fn run() -> io::Result<()> {
         orders.write_all(&line)?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mount_is_gone_only_when_the_table_of_mounts_says_so() {
+        let point = Path::new("/mnt/a");
+        let said = |mounts: &[(u64, &str)]| {
+            let mounted =
+                |&(device, at): &(u64, &str)| Mounted { device, point: at.into(), file_system: mountinfo::TYPE.into() };
+            without_trying(Ok(mounts.iter().map(mounted).collect()), point, 7)
+        };
+        assert_eq!(said(&[(1, "/"), (7, "/mnt/a")]), None);
+        assert_eq!(said(&[(1, "/"), (7, "/mnt/a"), (9, "/mnt/a")]), Some(Unmounted::Busy), "mounted over");
+        assert_eq!(said(&[(1, "/"), (7, "/mnt/b")]), Some(Unmounted::Busy), "moved");
+        assert_eq!(said(&[(1, "/"), (9, "/mnt/a")]), Some(Unmounted::Gone), "replaced");
+        assert_eq!(said(&[(1, "/")]), Some(Unmounted::Gone));
+        let unread = without_trying(Err(io::ErrorKind::PermissionDenied.into()), point, 7);
+        assert!(matches!(unread, Some(Unmounted::Failed(_))), "{unread:?}");
+    }
 }

@@ -36,7 +36,7 @@ pub struct ImportOptions {
     /// What below the sources is left out.
     pub filter: Filter,
     /// Make what the sources become equal to them: what is unchanged is not written again, and what the plan says is deleted, when all
-    /// else is done. A replaced object has its old content or the new one at any moment.
+    /// else is done and nothing failed. A replaced object has its old content or the new one at any moment.
     pub mirror: Option<MirrorPlan>,
 }
 
@@ -56,6 +56,9 @@ pub struct ImportReport {
     pub updated: u64,
     /// Mirroring: what was deleted, with everything below.
     pub deleted: u64,
+    /// Mirroring: what was to be deleted, each with everything below, and stays because a part of the sources could not be copied: who
+    /// does not know all that is there deletes nothing.
+    pub deletions_skipped: u64,
     /// Extended attributes that the archive does not keep.
     pub left: LeftAttributes,
     /// What failed while the rest went on.
@@ -106,7 +109,8 @@ struct Import<'a> {
     /// Device and inode of the archive itself, which cannot be added to itself.
     archive: (u64, u64),
     report: ImportReport,
-    /// Device and inode of a file with several names: its copy and the names still to come.
+    /// Device and inode of a file with several names: its copy and the names still to come, as far as the count of them goes: sources that
+    /// lie in each other bring a name twice.
     links: HashMap<(u64, u64), (Ino, u64)>,
     /// Files of the archive that one with several names was found to be.
     claimed: HashSet<Ino>,
@@ -182,7 +186,8 @@ impl Import<'_> {
             return Ok(None);
         }
         if (stat.st_dev, stat.st_ino) == self.archive {
-            return Err(Error::invalid("the archive cannot hold itself"));
+            self.report.problems.push(Problem { path: self.path.clone(), cause: Cause::Itself });
+            return Ok(None);
         }
         if let Some(plan) = &mut self.plan {
             plan.spare(parent, name);
@@ -270,7 +275,7 @@ impl Import<'_> {
             Some((ino, remaining)) => {
                 self.place(parent, name, |name| self.fs.link(ino, parent, name), |_, _| Ok(()))?;
                 self.report.links += 1;
-                (ino, remaining - 1)
+                (ino, remaining.saturating_sub(1))
             }
             None => (copy(self)?, stat.st_nlink.saturating_sub(1)),
         };
@@ -384,8 +389,11 @@ impl Import<'_> {
         let mut beside = None;
         let made = match make(name) {
             Err(Error::Exists) if self.options.replace || self.plan.is_some() => {
-                if self.plan.is_none() && self.fs.lookup(parent, name)?.mode & mode::TYPE == mode::DIRECTORY {
-                    return Err(Error::IsDirectory);
+                let existing = self.fs.lookup(parent, name)?;
+                match &self.plan {
+                    Some(plan) => plan.may_replace(&existing)?,
+                    None if existing.mode & mode::TYPE == mode::DIRECTORY => return Err(Error::IsDirectory),
+                    None => {}
                 }
                 let (made, temporary) = make_beside(&make)?;
                 beside = Some(temporary);

@@ -28,6 +28,8 @@ pub struct MirrorPlan {
     /// Sources that are empty directories although the archive has something in their places.
     pub empty: Vec<PathBuf>,
     doomed: HashMap<(Ino, Vec<u8>), Doomed>,
+    /// Directories in whose places the sources have something else.
+    replaceable: HashSet<Ino>,
 }
 
 /// An object of the archive that is to go.
@@ -64,6 +66,22 @@ impl MirrorPlan {
         if !self.doomed.is_empty() {
             self.doomed.remove(&(parent, name.to_vec()));
         }
+    }
+
+    /// What is still to go, each with everything below.
+    pub(super) fn still_to_go(&self) -> u64 {
+        self.doomed.len() as u64
+    }
+
+    /// Whether an object of the archive may make way for one of the source. A directory only if its deletion was planned, and so counted.
+    ///
+    /// # Errors
+    /// `Invalid` when it may not.
+    pub(super) fn may_replace(&self, existing: &Attributes) -> Result<()> {
+        if existing.mode & mode::TYPE == mode::DIRECTORY && !self.replaceable.contains(&existing.ino) {
+            return Err(Error::invalid("it became another kind of object since the plan was made"));
+        }
+        Ok(())
     }
 
     /// Deletes what is still to go, and calls `deleted` with each path and the result: how many objects it was.
@@ -275,6 +293,7 @@ impl Planning<'_> {
             self.plan.entries += below;
             self.plan.deleted += below + 1;
             self.plan.deletions.push(Deletion { path: self.path.clone(), entries: below + 1 });
+            self.plan.replaceable.insert(existing.ino);
         }
         if self.changed.is_some() {
             match difference(self.fs, existing, stat, object)? {

@@ -134,10 +134,17 @@ pub struct Problem {
 pub enum Cause {
     /// The file changed while it was read: its copy may mix two versions.
     Changed,
+    /// The archive lies in the source, and cannot hold itself.
+    Itself,
     Failed(Error),
 }
 
 impl Problem {
+    /// Whether something of the source is not known that may be there.
+    fn hides_something(&self) -> bool {
+        matches!(self.cause, Cause::Failed(_))
+    }
+
     /// Notes a failure that concerns the object at `path`, passes on one that ends everything: the host takes no more.
     fn settle<T>(problems: &mut Vec<Problem>, path: &[u8], result: Result<Option<T>>) -> Result<Option<T>> {
         match result {
@@ -156,6 +163,7 @@ impl fmt::Display for Problem {
         write!(f, "{}: ", display(&self.path))?;
         match &self.cause {
             Cause::Changed => f.write_str("the file changed while it was read"),
+            Cause::Itself => f.write_str("the archive cannot hold itself"),
             Cause::Failed(error) => match std::error::Error::source(error) {
                 Some(source) => write!(f, "{error}: {source}"),
                 None => write!(f, "{error}"),

@@ -3,14 +3,17 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
+use lockbox::archive::{Archive, Filter, ImportOptions, ImportReport};
+use lockbox::crypto::Passphrase;
 use lockbox::env::{Environment, SeededEnvironment};
+use lockbox::fs::Creator;
 use nix::sys::stat::{Mode, SFlag, mknod};
 use rustix::fs::{AtFlags, CWD, Timespec, Timestamps, XattrFlags};
 use serde_json::Value;
 
-use crate::support::{Place, describe};
+use crate::support::{PASSPHRASE, Place, describe};
 
 fn set_time(path: &Path, seconds: i64) {
     let time = Timespec { tv_sec: seconds, tv_nsec: 7 };
@@ -195,6 +198,102 @@ fn patterns_leave_out_and_protect() {
     assert_eq!(ended.code, 1);
     assert!(ended.complaint.starts_with("lockbox: 'a{b' is no pattern: unclosed"), "{}", ended.complaint);
     assert_eq!(place.run(&["add", "a.lbx", "tree", "--include", "a"]).code, 1);
+}
+
+#[test]
+fn sources_that_lie_in_each_other_may_have_hard_links() {
+    let place = Place::new();
+    place.archive("a.lbx");
+    fs::create_dir_all(place.path("a/b")).unwrap();
+    fs::write(place.path("a/b/one"), "one").unwrap();
+    fs::hard_link(place.path("a/b/one"), place.path("a/b/two")).unwrap();
+    for _ in 0..3 {
+        place.good(&["add", "a.lbx", "--mirror", "a", "a/b"]);
+    }
+    assert_eq!(place.good(&["cat", "a.lbx", "a/b/one", "a/b/two", "b/one", "b/two"]), b"oneoneoneone");
+    place.good(&["check", "--full", "a.lbx"]);
+}
+
+#[test]
+fn a_name_that_comes_twice_leaves_no_temporary_name() {
+    let place = Place::new();
+    place.archive("a.lbx");
+    fs::write(place.path("one"), "one").unwrap();
+    fs::hard_link(place.path("one"), place.path("two")).unwrap();
+    place.good(&["add", "a.lbx", "--force", "one", "one"]);
+    assert_eq!(place.good(&["ls", "a.lbx"]), b"one\n");
+    place.good(&["add", "a.lbx", "--force", "one", "two", "one"]);
+    assert_eq!(place.good(&["ls", "a.lbx"]), b"one\ntwo\n");
+}
+
+fn opened(path: &Path) -> Archive {
+    let key = Archive::unlock(path, &Passphrase::new(PASSPHRASE.into())).unwrap();
+    Archive::open(path, &key, &Default::default()).unwrap()
+}
+
+/// Plans, has the host changed, and mirrors.
+fn mirrored(archive: &Archive, sources: &[PathBuf], meanwhile: impl FnOnce()) -> ImportReport {
+    let mut options = ImportOptions {
+        to: Vec::new(),
+        follow: false,
+        replace: false,
+        creator: Creator { uid: 0, gid: 0, umask: None },
+        filter: Filter::default(),
+        mirror: None,
+    };
+    options.mirror = Some(archive.plan_mirror(sources, &options, None).unwrap());
+    meanwhile();
+    archive.import(sources, &options, &mut |_| {}).unwrap()
+}
+
+#[test]
+fn a_directory_goes_only_when_that_was_planned() {
+    let place = Place::new();
+    let path = place.archive("a.lbx");
+    let tree = place.path("tree");
+    fs::create_dir_all(tree.join("dir/sub")).unwrap();
+    fs::write(tree.join("dir/sub/file"), "kept").unwrap();
+    place.good(&["add", "a.lbx", "tree"]);
+    let archive = opened(&path);
+    let report = mirrored(&archive, std::slice::from_ref(&tree), || {
+        fs::remove_dir_all(tree.join("dir")).unwrap();
+        fs::write(tree.join("dir"), "a file now").unwrap();
+    });
+    let told: Vec<_> = report.problems.iter().map(ToString::to_string).collect();
+    assert_eq!(told.len(), 1, "{told:?}");
+    assert!(told[0].ends_with("it became another kind of object since the plan was made"), "{told:?}");
+    assert_eq!(report.deleted, 0);
+    archive.close().unwrap();
+    assert_eq!(place.good(&["cat", "a.lbx", "tree/dir/sub/file"]), b"kept");
+    place.good(&["add", "a.lbx", "tree", "--mirror", "--delete-most"]);
+    assert_eq!(place.good(&["cat", "a.lbx", "tree/dir"]), b"a file now");
+}
+
+#[test]
+fn nothing_is_deleted_when_something_of_the_source_cannot_be_read() {
+    let place = Place::new();
+    let path = place.archive("a.lbx");
+    let (tree, other) = (place.path("tree"), place.path("other"));
+    fs::create_dir(&tree).unwrap();
+    for name in ["gone", "kept", "too"] {
+        fs::write(tree.join(name), name).unwrap();
+    }
+    fs::write(&other, "other").unwrap();
+    place.good(&["add", "a.lbx", "tree", "other"]);
+    fs::remove_file(tree.join("gone")).unwrap();
+    let archive = opened(&path);
+    let report = mirrored(&archive, &[tree.clone(), other.clone()], || fs::remove_file(&other).unwrap());
+    assert_eq!((report.problems.len(), report.deleted, report.deletions_skipped), (1, 0, 1));
+    archive.close().unwrap();
+    assert_eq!(place.good(&["cat", "a.lbx", "tree/gone", "other"]), b"goneother");
+    // What only changed while it was read, and the archive itself, are no reason to keep anything.
+    fs::rename(&path, tree.join("a.lbx")).unwrap();
+    let ended = place.run(&["add", "tree/a.lbx", "tree", "--mirror", "--json"]);
+    assert_eq!(ended.code, 2);
+    assert!(ended.complaint.contains("tree/a.lbx: the archive cannot hold itself\n"), "{}", ended.complaint);
+    let report: Value = serde_json::from_slice(&ended.out).unwrap();
+    assert_eq!((&report["deleted"], &report["deletions_skipped"]), (&Value::from(1), &Value::from(0)), "{report}");
+    assert_eq!(place.good(&["ls", "tree/a.lbx", "tree"]), b"kept\ntoo\n");
 }
 
 /// Random trees, changed at random between mirrors: each time the archive is what the source is.

@@ -6,7 +6,12 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use crate::support::{Ended, Place, describe};
+use lockbox::archive::Archive;
+use lockbox::crypto::Passphrase;
+use lockbox::format::ROOT_INO;
+use lockbox::fs::{Creator, XattrMode};
+
+use crate::support::{Ended, PASSPHRASE, Place, describe};
 
 fn tar(arguments: &[&str], directory: &Path) -> Vec<u8> {
     let output = Command::new("tar").args(arguments).current_dir(directory).env("TZ", "UTC").output().unwrap();
@@ -154,10 +159,25 @@ fn a_part_is_exported_under_its_path() {
     assert_eq!((ended.code, &ended.complaint[..], ended.out.len()), (2, "lockbox: the archive has no nothing\n", 0));
 }
 
+/// Makes what an import works in, with the mark that one sets or without.
+fn stage(path: &Path, is_marked: bool) {
+    let key = Archive::unlock(path, &Passphrase::new(PASSPHRASE.into())).unwrap();
+    let archive = Archive::open(path, &key, &Default::default()).unwrap();
+    let (fs, creator) = (archive.file_system(), Creator { uid: 0, gid: 0, umask: None });
+    let stage = fs.make_directory(ROOT_INO, b".lockbox-import-tar", 0o700, creator).unwrap().ino;
+    let rest = fs.create_and_open(stage, b"rest", 0o600, creator).unwrap().ino;
+    fs.write(rest, 0, b"rest").unwrap();
+    fs.release(rest).unwrap();
+    if is_marked {
+        fs.set_xattr(stage, b"user.lockbox.import-tar", b"", XattrMode::Set).unwrap();
+    }
+    archive.close().unwrap();
+}
+
 #[test]
 fn an_import_merges_and_replaces_only_when_told() {
     let place = Place::new();
-    place.archive("a.lbx");
+    let path = place.archive("a.lbx");
     fs::create_dir(place.path("tree")).unwrap();
     fs::write(place.path("tree/one"), "old").unwrap();
     place.good(&["add", "a.lbx", "tree"]);
@@ -170,9 +190,7 @@ fn an_import_merges_and_replaces_only_when_told() {
     imported(&place, &["a.lbx", "--force"], &input);
     assert_eq!(place.good(&["cat", "a.lbx", "tree/one", "tree/two"]), b"newtwo");
     // What a killed import left is taken away by the next one.
-    fs::create_dir(place.path(".lockbox-import-tar")).unwrap();
-    fs::write(place.path(".lockbox-import-tar/rest"), "rest").unwrap();
-    place.good(&["add", "a.lbx", ".lockbox-import-tar"]);
+    stage(&path, true);
     imported(&place, &["a.lbx", "--to", "again"], &input);
     assert_eq!(place.good(&["ls", "a.lbx"]), b"again\ntree\n");
     // A member that comes again replaces the one before, as in a tar that was appended to.
@@ -181,6 +199,16 @@ fn an_import_merges_and_replaces_only_when_told() {
     tar(&["--append", "--file", "twice.tar", "tree/one"], &place.path(""));
     imported(&place, &["a.lbx", "--to", "twice"], &fs::read(place.path("twice.tar")).unwrap());
     assert_eq!(place.good(&["cat", "a.lbx", "twice/tree/one"]), b"newest");
+    // What somebody else named so is not.
+    stage(&path, false);
+    let ended = import(&place, &["a.lbx", "--to", "more"], &input);
+    assert_eq!(ended.code, 2);
+    assert!(
+        ended.complaint.contains("has a .lockbox-import-tar in its root that no import left"),
+        "{}",
+        ended.complaint
+    );
+    assert_eq!(place.good(&["cat", "a.lbx", ".lockbox-import-tar/rest"]), b"rest");
 }
 
 /// One member with a right checksum.

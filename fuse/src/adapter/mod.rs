@@ -369,8 +369,13 @@ impl fuser::Filesystem for Adapter {
         let listed = self.bound(number, handle, offset).and_then(|bound| {
             self.fs.list_directory(ino(number), offset, bound, true, &mut |entry, attributes| {
                 let Some(a) = attributes else { return ControlFlow::Continue(()) };
-                let (name, time) = (OsStr::from_bytes(entry.name), self.attribute_time(a.ino.0));
-                full(reply.add(INodeNo(a.ino.0), entry.cookie, name, &time, &convert::attributes(a), GENERATION))
+                // One time counts for the name and the attributes, and names are kept for ever. The kernel drops attributes that were
+                // asked for before it was told to forget them.
+                if self.shared.writers.has(a.ino.0) {
+                    self.take_attributes(INodeNo(a.ino.0));
+                }
+                let name = OsStr::from_bytes(entry.name);
+                full(reply.add(INodeNo(a.ino.0), entry.cookie, name, &FOR_EVER, &convert::attributes(a), GENERATION))
             })
         });
         match listed {

@@ -5,7 +5,7 @@ use rustix::fs::Stat;
 use super::{Import, Level, metadata_of};
 use crate::archive::attributes::{self, Object};
 use crate::archive::difference::{Difference, difference};
-use crate::archive::mirror;
+use crate::archive::{Problem, mirror};
 use crate::error::{Error, Result};
 use crate::format::Ino;
 use crate::fs::{Attributes, RenameMode, mode};
@@ -37,7 +37,7 @@ impl Import<'_> {
             }
         }
         if stat.st_nlink > 1 {
-            let remaining = linked.map_or(stat.st_nlink, |(_, remaining)| remaining) - 1;
+            let remaining = linked.map_or(stat.st_nlink, |(_, remaining)| remaining).saturating_sub(1);
             self.links.insert(id, (existing.ino, remaining));
             self.claimed.insert(existing.ino);
         }
@@ -54,8 +54,13 @@ impl Import<'_> {
         Ok(())
     }
 
+    /// Unless a part of the sources could not be copied.
     pub(super) fn delete_the_rest(&mut self) -> Result<()> {
         let Some(mut plan) = self.plan.take() else { return Ok(()) };
+        if self.report.problems.iter().any(Problem::hides_something) {
+            self.report.deletions_skipped = plan.still_to_go();
+            return Ok(());
+        }
         let fs = self.fs;
         plan.carry_out(fs, |path, result| {
             self.path = path.to_vec();
@@ -67,6 +72,10 @@ impl Import<'_> {
     /// The new object takes the place of the old one, which may be of any kind when mirroring.
     pub(super) fn put_in_place(&mut self, parent: Ino, temporary: &[u8], name: &[u8], made: &Attributes) -> Result<()> {
         let existing = self.fs.lookup(parent, name)?;
+        if existing.ino == made.ino {
+            // A rename between two names of one file does nothing, and would leave the temporary one.
+            return self.fs.unlink(parent, temporary);
+        }
         let is_directory = |attributes: &Attributes| attributes.mode & mode::TYPE == mode::DIRECTORY;
         if !is_directory(&existing) && !is_directory(made) {
             return self.fs.rename(parent, temporary, parent, name, RenameMode::Replace);

@@ -16,6 +16,8 @@ use crate::fs::{Attributes, Creator, FileSystem, SetAttributes, SetTime, XattrMo
 const PIECE: usize = 1 << 20;
 /// Where a tar is unpacked, in the root of the archive. What a killed import left there, the next one removes.
 const STAGE: &[u8] = b".lockbox-import-tar";
+/// Tells a directory that an import made from one that somebody else named so.
+const MARK: &[u8] = b"user.lockbox.import-tar";
 
 /// How to import a tar.
 #[derive(Clone, Debug)]
@@ -50,7 +52,7 @@ impl Archive {
     /// # Errors
     /// `Invalid` for a stream that is no whole tar, or that has a member which would lie outside of the tree, below something that is no
     /// directory, or linked to what the tar does not have; `Exists` naming what is in the way without `replace`: the archive is then as it
-    /// was before. After `NoSpace`, `Latched` and `Damaged`, what the import made may be left in the directory `.lockbox-import-tar`.
+    /// was before. `Exists` without a name when the root has something named `.lockbox-import-tar` that no import made. After `NoSpace`, `Latched` and `Damaged`, what the import made may be left in the directory `.lockbox-import-tar`.
     pub fn import_tar(
         &self,
         input: &mut dyn Read,
@@ -58,9 +60,10 @@ impl Archive {
         progress: &mut dyn FnMut(&Progress<'_>),
     ) -> Result<TarImport> {
         let fs = &**self.file_system();
-        remove_stage(fs)?;
+        remove_old_stage(fs)?;
         let private = Creator { umask: None, ..options.creator };
-        let stage = fs.make_directory(ROOT_INO, STAGE, 0o700, private)?.ino;
+        let made = fs.make_directory(ROOT_INO, STAGE, 0o700, private)?;
+        let stage = made.ino;
         let mut import = Import {
             fs,
             options,
@@ -71,17 +74,24 @@ impl Archive {
             parent: None,
             piece: vec![0; PIECE],
         };
-        let result = import.unpack(input).and_then(|()| import.install());
-        let removed = remove_stage(fs);
+        let marked = fs.set_xattr(stage, MARK, b"", XattrMode::Set);
+        let result = marked.and_then(|()| import.unpack(input)).and_then(|()| import.install());
+        let removed = delete_tree(fs, ROOT_INO, STAGE, &made).map(drop);
         let report = import.report;
         result.and(removed).map(|()| report)
     }
 }
 
-fn remove_stage(fs: &FileSystem) -> Result<()> {
-    match fs.lookup(ROOT_INO, STAGE) {
-        Err(Error::NotFound) => Ok(()),
-        Ok(stage) => delete_tree(fs, ROOT_INO, STAGE, &stage).map(drop),
+/// Removes what a killed import left, and nothing else.
+fn remove_old_stage(fs: &FileSystem) -> Result<()> {
+    let stage = match fs.lookup(ROOT_INO, STAGE) {
+        Err(Error::NotFound) => return Ok(()),
+        found => found?,
+    };
+    let is_private = stage.mode & (mode::TYPE | mode::PERMISSIONS) == mode::DIRECTORY | 0o700;
+    match fs.xattr(stage.ino, MARK) {
+        Ok(_) if is_private => delete_tree(fs, ROOT_INO, STAGE, &stage).map(drop),
+        Ok(_) | Err(Error::NoAttribute) => Err(Error::Exists),
         Err(error) => Err(error),
     }
 }

@@ -84,6 +84,15 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let report = imported.map_err(failed)?;
     closed.map_err(failed)?;
     output::complain_of(&report.problems);
+    match report.deletions_skipped {
+        0 => {}
+        1 => output::complain("nothing was deleted, because not everything could be copied: 1 entry stays"),
+        count => {
+            output::complain(&format!(
+                "nothing was deleted, because not everything could be copied: {count} entries stay"
+            ));
+        }
+    }
     output::complain_of_attributes(&report.left);
     if args.json {
         let mut out = Output::new();
@@ -108,6 +117,7 @@ fn summary(args: &Args, report: &ImportReport) -> Value {
         summary["unchanged"] = json!(report.unchanged);
         summary["updated"] = json!(report.updated);
         summary["deleted"] = json!(report.deleted);
+        summary["deletions_skipped"] = json!(report.deletions_skipped);
     }
     summary
 }

@@ -74,7 +74,7 @@ impl Failure {
         let worst = problems
             .iter()
             .map(|problem| match &problem.cause {
-                Cause::Changed => OTHER,
+                Cause::Changed | Cause::Itself => OTHER,
                 Cause::Failed(error) => code(error),
             })
             .max()?;

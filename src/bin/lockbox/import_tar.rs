@@ -4,6 +4,7 @@ use std::ffi::OsString;
 use std::io::{self, IsTerminal, Read};
 use std::os::unix::ffi::OsStrExt;
 
+use lockbox::Error;
 use lockbox::archive::TarImportOptions;
 use serde_json::json;
 
@@ -50,7 +51,12 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     // A refused tar was taken back, which is a change too.
     let closed = archive.close();
     let failed = |error| opening::failure(&args.archive.archive, error);
-    let report = imported.map_err(failed)?;
+    let report = imported.map_err(|error| match error {
+        Error::Exists => Failure::other(
+            "nothing was imported: the archive has a .lockbox-import-tar in its root that no import left; rename or delete it",
+        ),
+        error => failed(error),
+    })?;
     closed.map_err(failed)?;
     output::complain_of_attributes(&report.left);
     if args.json {

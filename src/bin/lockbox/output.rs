@@ -43,6 +43,7 @@ pub(crate) fn problems(problems: &[Problem]) -> Vec<Value> {
 fn reason(problem: &Problem) -> String {
     match &problem.cause {
         Cause::Changed => "the file changed while it was read".to_owned(),
+        Cause::Itself => "the archive cannot hold itself".to_owned(),
         Cause::Failed(error) => exit::sentence(error),
     }
 }

@@ -71,10 +71,15 @@ impl FileSystem {
             return Ok(attributes_of(ino, &inode, Presence::published(&inode)));
         }
         // Staged data belongs to the newest version: when that is another one by now, all is taken from there.
-        let (newest, staged) = self.staged_presence(ino)?;
+        // It was removed meanwhile: the listing is of the older version, which has it.
+        let published = || Ok(attributes_of(ino, &inode, Presence::published(&inode)));
+        let (newest, staged) = match self.staged_presence(ino) {
+            Err(Error::Stale) => return published(),
+            looked => looked?,
+        };
         if newest.sequence != state.sequence {
             match self.attributes(ino) {
-                Err(Error::Stale) => return Ok(attributes_of(ino, &inode, Presence::published(&inode))),
+                Err(Error::Stale) => return published(),
                 newest => return newest,
             }
         }
