@@ -19,6 +19,7 @@ mod activity;
 mod caller;
 mod convert;
 mod departed;
+mod doubt;
 mod listings;
 mod notices;
 mod reply;
@@ -152,6 +153,7 @@ impl fuser::Filesystem for Adapter {
         let _turn = self.begin_change();
         let rdev = convert::from_kernel_device(rdev);
         let made = self.fs.make_node(ino(parent), name.as_bytes(), mode, rdev, creator(request, umask));
+        self.doubt(&made, &[(parent, name)]);
         self.reply_entry(made, reply);
     }
 
@@ -159,6 +161,7 @@ impl fuser::Filesystem for Adapter {
         let _turn = self.begin_change();
         let mode = mode & mode::PERMISSIONS;
         let made = self.fs.make_directory(ino(parent), name.as_bytes(), mode, creator(request, umask));
+        self.doubt(&made, &[(parent, name)]);
         self.reply_entry(made, reply);
     }
 
@@ -166,17 +169,22 @@ impl fuser::Filesystem for Adapter {
         let _turn = self.begin_change();
         let target = target.as_os_str().as_bytes();
         let made = self.fs.make_symlink(ino(parent), name.as_bytes(), target, creator(request, 0));
+        self.doubt(&made, &[(parent, name)]);
         self.reply_entry(made, reply);
     }
 
     fn unlink(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
         let _turn = self.begin_change();
-        reply_empty(self.fs.unlink(ino(parent), name.as_bytes()), reply);
+        let removed = self.fs.unlink(ino(parent), name.as_bytes());
+        self.doubt(&removed, &[(parent, name)]);
+        reply_empty(removed, reply);
     }
 
     fn rmdir(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
         let _turn = self.begin_change();
-        reply_empty(self.fs.remove_directory(ino(parent), name.as_bytes()), reply);
+        let removed = self.fs.remove_directory(ino(parent), name.as_bytes());
+        self.doubt(&removed, &[(parent, name)]);
+        reply_empty(removed, reply);
     }
 
     fn rename(
@@ -192,12 +200,15 @@ impl fuser::Filesystem for Adapter {
         let _turn = self.begin_change();
         let renamed = convert::rename_mode(flags)
             .and_then(|how| self.fs.rename(ino(parent), name.as_bytes(), ino(new_parent), new_name.as_bytes(), how));
+        self.doubt(&renamed, &[(parent, name), (new_parent, new_name)]);
         reply_empty(renamed, reply);
     }
 
     fn link(&self, _: &Request, number: INodeNo, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
         let _turn = self.begin_change();
-        self.reply_entry(self.fs.link(ino(number), ino(parent), name.as_bytes()), reply);
+        let linked = self.fs.link(ino(number), ino(parent), name.as_bytes());
+        self.doubt(&linked, &[(parent, name)]);
+        self.reply_entry(linked, reply);
     }
 
     /// The created file has a writer, so its attributes are not to be kept; this reply has one time-out for the name too,
@@ -213,7 +224,9 @@ impl fuser::Filesystem for Adapter {
         reply: ReplyCreate,
     ) {
         let _turn = self.begin_change();
-        match self.fs.create_and_open(ino(parent), name.as_bytes(), mode, creator(request, umask)) {
+        let made = self.fs.create_and_open(ino(parent), name.as_bytes(), mode, creator(request, umask));
+        self.doubt(&made, &[(parent, name)]);
+        match made {
             Ok(a) => {
                 self.shared.activity.file_opened();
                 if writes(OpenFlags(flags)) {
