@@ -45,9 +45,6 @@ impl Inner {
             // Before the next unlink this one is durable: an older file must not come back after a newer one went.
             self.shared.names.sync().map_err(refused)?;
         }
-        if let Some(spool) = &self.spool {
-            spool.forget_abandoned();
-        }
         self.restore_reserve();
         Ok(())
     }

@@ -289,6 +289,23 @@ fn payloads_go_with_their_share() {
 }
 
 #[test]
+fn no_step_of_the_wall_clock_removes_a_payload() {
+    let directory = tempfile::tempdir().unwrap();
+    let settings = Settings { background: None, clock: Arc::new(ManualClock::new()), ..Settings::default() };
+    let store = SegmentStore::open(directory.path(), &settings).unwrap();
+    let mut deposit = store.spool().unwrap().begin().unwrap();
+    deposit.write(&[4; 1000]).unwrap();
+    let payload = deposit.finish().wait().unwrap();
+    store.create(handle(1), NewShare { payload: Some(payload), ..large(1) }).wait().unwrap();
+    // As the file looks after the clock was set forward.
+    let long_ago = std::time::SystemTime::now() - Duration::from_secs(40 * 24 * 3600);
+    let path = directory.path().join("spool").join(crate::spool::name(&payload.id));
+    std::fs::File::options().write(true).open(path).unwrap().set_modified(long_ago).unwrap();
+    store.sweep().unwrap();
+    assert!(store.spool().unwrap().read(&payload).is_ok());
+}
+
+#[test]
 fn expired_content_goes_from_a_full_disk_as_well() {
     let rig = Rig::new(Durability::Commit);
     let store = rig.open();
