@@ -323,6 +323,20 @@ fn expired_content_goes_from_a_full_disk_as_well() {
 }
 
 #[test]
+fn what_a_kill_left_survives_a_power_cut_after_the_next_start() {
+    for durability in [Durability::Periodic, Durability::Commit] {
+        let rig = Rig::new(durability);
+        let store = rig.open();
+        store.create(handle(1), small(1)).wait().unwrap();
+        let killed = rig.on(rig.disk.after_kill());
+        let _started = killed.open();
+        // Nothing that no barrier covered is there.
+        let cut = killed.on(killed.disk.after_power_cut(&mut || 3));
+        assert!(claim(&cut.open(), 1, 1).is_ok(), "{durability:?}");
+    }
+}
+
+#[test]
 fn files_do_not_stay_open_in_mode_none() {
     let rig = Rig::new(Durability::None);
     let store = rig.open();
