@@ -28,25 +28,35 @@ impl Inner {
     pub(super) fn sweep(&self, all: bool) -> Result<()> {
         self.group.check()?;
         let now = self.clock.now();
-        self.save_clock()?;
+        let saved = self.save_clock();
         if self.group.gathered() > GATHERED {
             // In mode none nobody else asks for a barrier, and what waits for one holds its file open.
             self.group.barrier()?;
         }
         let mut removed = false;
-        for number in 0..self.shards.len() {
-            self.drop_ended_payloads(number, now)?;
-            for id in self.candidates(number, now, all) {
-                removed |= self.empty_segment(number, id, now)?;
+        let mut outcome = Ok(());
+        // One damaged file must not keep what is over in all the others.
+        let mut note = |done: Result<()>| {
+            if outcome.is_ok() {
+                outcome = done;
             }
-            self.shards[number].lock().shrink().map_err(refused)?;
+        };
+        note(saved);
+        for number in 0..self.shards.len() {
+            note(self.drop_ended_payloads(number, now));
+            for id in self.candidates(number, now, all) {
+                let emptied = self.empty_segment(number, id, now);
+                removed |= !matches!(emptied, Ok(false));
+                note(emptied.map(drop));
+            }
+            note(self.shards[number].lock().shrink().map_err(refused));
         }
         if removed {
             // Before the next unlink this one is durable: an older file must not come back after a newer one went.
-            self.shared.names.sync().map_err(refused)?;
+            note(self.shared.names.sync().map_err(refused));
         }
         self.restore_reserve();
-        Ok(())
+        outcome
     }
 
     fn candidates(&self, number: usize, now: Time, all: bool) -> Vec<u32> {

@@ -337,6 +337,32 @@ fn what_a_kill_left_survives_a_power_cut_after_the_next_start() {
 }
 
 #[test]
+fn one_damaged_segment_does_not_keep_the_others() {
+    let mut number = 0;
+    loop {
+        let rig = Rig::new(Durability::Commit);
+        let store = rig.open();
+        for number in 0..50 {
+            store.create(handle(number), small(number)).wait().unwrap();
+        }
+        drop(store);
+        // Opened anew, no file is held open.
+        let store = rig.open();
+        let names = rig.disk.list().unwrap().into_iter().filter(|name| name.starts_with("segment-"));
+        let Some(victim) = names.clone().nth(number) else { break };
+        assert!(names.count() > 2);
+        rig.disk.remove(&victim).unwrap();
+        rig.clock.pass(MINUTE * 17);
+        let before = store.figures().expired_bytes_pending;
+        assert!(store.sweep().is_err(), "{victim}");
+        let after = store.figures().expired_bytes_pending;
+        assert!(after * 2 < before, "{victim}: {before} -> {after}");
+        number += 1;
+    }
+    assert!(number > 2);
+}
+
+#[test]
 fn files_do_not_stay_open_in_mode_none() {
     let rig = Rig::new(Durability::None);
     let store = rig.open();
