@@ -197,6 +197,8 @@ impl Inner {
         let file = self.shared.disk.create("clock.new").map_err(refused);
         let saved = file.and_then(|file| {
             file.write_at(self.clock.saved().as_bytes(), 0).map_err(refused)?;
+            // A name without its content would be a store without time.
+            file.sync().map_err(refused)?;
             self.shared.disk.rename("clock.new", "clock").map_err(refused)
         });
         match saved {

@@ -337,6 +337,15 @@ fn what_a_kill_left_survives_a_power_cut_after_the_next_start() {
 }
 
 #[test]
+fn the_saved_time_is_whole_after_a_power_cut() {
+    let rig = Rig::new(Durability::Commit);
+    let _store = rig.open();
+    // Every change of a name is there, and no content that no barrier covered.
+    let cut = rig.disk.after_power_cut(&mut || 0);
+    assert!(cut.open("clock").unwrap().length().unwrap() > 0);
+}
+
+#[test]
 fn one_damaged_segment_does_not_keep_the_others() {
     let mut number = 0;
     loop {
