@@ -64,6 +64,12 @@ impl Error {
             _ => None,
         }
     }
+
+    /// Whether the link is over, so that nothing that was begun can be gone on with.
+    pub(crate) fn is_final(&self) -> bool {
+        let over = [ErrorCode::Refused, ErrorCode::Consumed, ErrorCode::Revoked, ErrorCode::Expired];
+        self.code().is_some_and(|code| over.contains(&code))
+    }
 }
 
 /// What the daemon's refusal means to the one who asked.

@@ -70,7 +70,11 @@ impl<'a> Opening<'a> {
             left -= part.len() as u64;
         }
         self.length = length;
-        self.reader.seek(SeekFrom::Start(length)).map(drop).map_err(|error| self.failed(&error))
+        let Some(last) = length.checked_sub(1) else { return Ok(()) };
+        // To the last byte before, not to the boundary behind it: there age looks at the file's last piece first, and to the daemon
+        // the last byte is the end of the download.
+        let gone = self.reader.seek(SeekFrom::Start(last)).and_then(|_| self.reader.read_exact(&mut buffer[..1]));
+        gone.map_err(|error| self.failed(&error))
     }
 
     /// Opens the rest, and verifies the whole: what is in `output` afterwards is what was sealed.

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use lockbox_share_protocol::api::{self, OfShare};
 use lockbox_share_protocol::capsule::{Capsule, Content};
-use lockbox_share_protocol::message::{Claim, Claimed};
+use lockbox_share_protocol::message::{Claim, Claimed, ErrorCode};
 use lockbox_share_protocol::token::{ClaimId, Digest, LeaseToken};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
@@ -117,7 +117,7 @@ pub fn to_file(client: &Client, link: &Link, target: &Target, options: &Options<
         Ok(claimed) => claimed,
         Err(error) => {
             // What was received under a lease that ended cannot be gone on with.
-            if !matches!(error, Error::Unreachable { .. }) {
+            if error.is_final() {
                 partial.discard();
             }
             return Err(error);
@@ -178,12 +178,11 @@ impl<'a> Claimant<'a> {
         let claim = match note {
             Some(Note { leased: Some(leased), .. }) => {
                 let path = OfShare::Ciphertext.path(link.handle()).to_string();
-                match client.probe(&path, &leased.token.to_text()) {
-                    Ok(()) => return Ok(claimant(leased.capsule, Some((leased.token, leased.expires_in)))),
-                    Err(error @ Error::Unreachable { .. }) => return Err(error),
-                    // That lease ended; the share may have been armed again.
-                    Err(_) => new_claim()?,
+                if client.probe(&path, &leased.token.to_text())? {
+                    return Ok(claimant(leased.capsule, Some((leased.token, leased.expires_in))));
                 }
+                // That lease ended; the share may have been armed again.
+                new_claim()?
             }
             Some(Note { claim, leased: None }) => claim,
             None => new_claim()?,
@@ -194,7 +193,7 @@ impl<'a> Claimant<'a> {
         }
         let claimed = send_claim(client, link, &note.claim);
         let claimed = claimed.inspect_err(|error| {
-            if let (Error::Refused(_), Some(path)) = (error, &note_path) {
+            if let (true, Some(path)) = (error.is_final(), &note_path) {
                 // The note has done its work.
                 let _ = fs::remove_file(path);
             }
@@ -300,12 +299,22 @@ fn send_claim(client: &Client, link: &Link, claim: &ClaimId) -> Result<Claimed> 
     let mut wait = Duration::from_millis(200);
     loop {
         match client.post(api::CLAIM, None, Some(&message)) {
-            Err(Error::Unreachable { reason, .. }) if begun.elapsed() < REPEAT && may_have_arrived(&reason) => {
-                tracing::info!("no reply to the claim; sending the same again: {reason}");
+            Err(error) if begun.elapsed() < REPEAT && worth_repeating(&error) => {
+                tracing::info!("no answer to the claim; sending the same again: {error}");
                 thread::sleep(wait);
                 wait = (wait * 2).min(Duration::from_secs(5));
             }
             other => return other,
+        }
+    }
+}
+
+/// Whether the reply may have been lost, or the daemon has no time at this moment.
+fn worth_repeating(error: &Error) -> bool {
+    match error {
+        Error::Unreachable { reason, .. } => may_have_arrived(reason),
+        other => {
+            matches!(other.code(), Some(ErrorCode::Limited | ErrorCode::Unavailable | ErrorCode::Timeout))
         }
     }
 }

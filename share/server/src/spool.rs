@@ -16,8 +16,6 @@ use crate::store::{Pending, Result, SpoolEntry, StoreError};
 
 /// What is being deposited carries this ending.
 const UNFINISHED: &str = "part";
-/// No share lives longer: files that are older than this and twice a day belong to none.
-const ABANDONED: Duration = Duration::from_secs(33 * 24 * 3600);
 
 /// A directory of payloads.
 pub struct Spool {
@@ -130,18 +128,6 @@ impl Spool {
             }
         }
         Ok(found)
-    }
-
-    /// Removes files that are older than any share can be: what a store on another machine forgot to remove.
-    pub(crate) fn forget_abandoned(&self) {
-        let Ok(entries) = fs::read_dir(&self.directory) else { return };
-        for entry in entries.flatten() {
-            let Ok(meta) = entry.metadata() else { continue };
-            let age = meta.modified().ok().and_then(|time| SystemTime::now().duration_since(time).ok());
-            if age.is_some_and(|age| age > ABANDONED) && fs::remove_file(entry.path()).is_ok() {
-                self.used.fetch_sub(meta.size(), Ordering::Relaxed);
-            }
-        }
     }
 
     fn path(&self, id: &[u8; 16]) -> PathBuf {

@@ -194,9 +194,14 @@ impl Client {
         self.accepted(response)
     }
 
-    /// Whether a lease still stands.
-    pub(crate) fn probe(&self, path: &str, bearer: &str) -> Result<()> {
-        self.send(Method::HEAD, path, Some(bearer), None).map(drop)
+    /// Whether a lease still stands. The answer has no body, so only a status that says it clearly ends a lease.
+    pub(crate) fn probe(&self, path: &str, bearer: &str) -> Result<bool> {
+        let request = self.request(Method::HEAD, path, Some(bearer))?;
+        match self.agent.run(request).map_err(|error| self.unreachable(&error))?.status() {
+            status if status.is_success() => Ok(true),
+            StatusCode::NOT_FOUND | StatusCode::GONE => Ok(false),
+            status => Err(self.busy(status)),
+        }
     }
 
     fn request(&self, method: Method, path: &str, bearer: Option<&str>) -> Result<Request<()>> {
@@ -224,10 +229,8 @@ impl Client {
         let body = body(response).unwrap_or_default();
         match serde_json::from_slice::<Failure>(&body) {
             Ok(failure) => Err(Error::Refused(failure)),
-            // A proxy in front of the daemon, when it is stopped, or an answer to HEAD, which has no body.
-            Err(_) if status == StatusCode::BAD_GATEWAY || status == StatusCode::SERVICE_UNAVAILABLE => {
-                Err(Error::Unreachable { server: self.server.to_string(), reason: format!("status {status}") })
-            }
+            // A proxy in front of the daemon, when it is stopped or slow.
+            Err(_) if status.is_server_error() || status == StatusCode::TOO_MANY_REQUESTS => Err(self.busy(status)),
             Err(_) => Err(self.foreign(format!("status {status}"))),
         }
     }
@@ -240,6 +243,10 @@ impl Client {
 
     pub(crate) fn foreign(&self, reason: String) -> Error {
         Error::Foreign { server: self.server.to_string(), reason }
+    }
+
+    fn busy(&self, status: StatusCode) -> Error {
+        Error::Unreachable { server: self.server.to_string(), reason: format!("status {status}") }
     }
 
     fn cut_off(&self, error: &io::Error) -> Error {

@@ -24,6 +24,8 @@ pub(crate) struct Faults {
     pub(crate) lost_claims: u32,
     /// Changes the ciphertext when it is stored.
     pub(crate) tamper: Option<fn(&mut Vec<u8>)>,
+    /// The next claims and questions for a lease are answered with these.
+    pub(crate) passing: Vec<(u16, ErrorCode)>,
     /// Whether the lease is gone.
     pub(crate) lease_ended: bool,
 }
@@ -118,7 +120,12 @@ fn answer(mut stream: &UnixStream, heard: &Heard, inner: &Mutex<Inner>) -> Optio
     let mut line = format!("{} {} ", heard.method, heard.path).into_bytes();
     line.extend_from_slice(&heard.body);
     inner.heard.push(line);
+    let asks = heard.method == "HEAD" || heard.path == "/v1/claim";
     let (status, head, body) = match (heard.method.as_str(), heard.path.as_str()) {
+        _ if asks && !inner.faults.passing.is_empty() => {
+            let (status, error) = inner.faults.passing.remove(0);
+            refusal(status, error)
+        }
         ("GET", "/v1/limits") => json(200, &limits()),
         ("POST", "/v1/uploads") => upload(&mut inner, heard),
         ("POST", "/v1/shares") => create(&mut inner, heard),

@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use lockbox_share_client::Error;
 use lockbox_share_client::link::Link;
+use lockbox_share_client::protocol::message::ErrorCode;
 use lockbox_share_client::protocol::token::OwnerToken;
 use lockbox_share_client::receive::{self, Options, Receipt, Target};
 use lockbox_share_client::sharing::{self, Terms};
@@ -148,8 +149,21 @@ fn a_receiver_that_was_stopped_goes_on_later() {
     holds(&place.receive(&link, true).unwrap().path.unwrap(), length);
     assert_eq!(place.names(), ["report.bin"]);
     let ranges = place.daemon.inner.lock().unwrap().ranges.clone();
-    // The header, the last piece (which proves the length), and then from the fifth piece on.
-    assert!(ranges.len() <= 3 && ranges.iter().any(|range| range.starts_with("Some(262")), "{ranges:?}");
+    // The header, and then from the fourth piece on; the end is not asked for before its turn.
+    assert!(ranges.len() == 2 && ranges[0] == "None" && ranges[1].starts_with("Some(196"), "{ranges:?}");
+}
+
+#[test]
+fn a_receiver_goes_on_behind_any_piece() {
+    // At the last whole piece as well, behind which nothing or a part follows.
+    for (length, cut) in [(3 * PIECE, 70_000), (3 * PIECE, 3 * PIECE), (PIECE + 5000, 68_000), (2 * PIECE, 131_200)] {
+        let place = Place::new();
+        let link = place.share(length);
+        place.daemon.faults(|faults| faults.cuts = [vec![cut], vec![0; 1000]].concat());
+        assert!(matches!(place.receive(&link, false), Err(Error::Cut { .. })), "{length} cut at {cut}");
+        place.daemon.faults(|faults| faults.cuts.clear());
+        holds(&place.receive(&link, true).unwrap().path.unwrap(), length);
+    }
 }
 
 #[test]
@@ -170,6 +184,30 @@ fn a_lost_reply_to_a_claim_does_not_burn_the_link() {
         place.daemon.faults(|faults| faults.lost_claims = 2);
         holds(&place.receive(&link, false).unwrap().path.unwrap(), length);
     }
+}
+
+#[test]
+fn a_daemon_without_time_does_not_end_what_was_begun() {
+    let busy = [(429, ErrorCode::Limited), (503, ErrorCode::Unavailable), (504, ErrorCode::Timeout)];
+    let place = Place::new();
+    let length = 10 * PIECE;
+    let link = place.share(length);
+    place.daemon.faults(|faults| {
+        faults.passing = busy.to_vec();
+        faults.cuts = [vec![300_000], vec![0; 1000]].concat();
+    });
+    assert!(matches!(place.receive(&link, false), Err(Error::Cut { received: 300_000, .. })));
+    let part = place.names();
+    for (status, error) in busy.into_iter().chain([(500, ErrorCode::Unavailable)]) {
+        place.daemon.faults(|faults| faults.passing = vec![(status, error)]);
+        let told = place.receive(&link, true);
+        assert!(matches!(told, Err(Error::Unreachable { .. })), "{status}: {told:?}");
+        assert_eq!(place.names(), part, "{status}");
+    }
+    place.daemon.faults(|faults| faults.cuts.clear());
+    place.daemon.inner.lock().unwrap().ranges.clear();
+    holds(&place.receive(&link, true).unwrap().path.unwrap(), length);
+    assert!(place.daemon.inner.lock().unwrap().ranges[1].starts_with("Some(196"));
 }
 
 #[test]

@@ -67,7 +67,7 @@ pub(crate) fn large(number: u64) -> NewShare {
 
 /// Runs all cases.
 pub(crate) fn suite(make: Make<'_>) {
-    let cases: [(&str, Case); 19] = [
+    let cases: [(&str, Case); 20] = [
         ("what was deposited is given once", what_was_deposited_is_given_once),
         ("a repeated claim gets the same answer", a_repeated_claim_gets_the_same_answer),
         ("a handle is taken once", a_handle_is_taken_once),
@@ -81,6 +81,7 @@ pub(crate) fn suite(make: Make<'_>) {
         ("a second claimant is refused throughout", a_second_claimant_is_refused_throughout),
         ("a download goes on while it is asked for", a_download_goes_on_while_it_is_asked_for),
         ("a finished lease is over", a_finished_lease_is_over),
+        ("who asks again after the last byte keeps the lease", who_asks_again_after_the_last_byte_keeps_the_lease),
         ("a lease outlives the share's expiry", a_lease_outlives_the_expiry),
         ("a revoked share gives nothing", a_revoked_share_gives_nothing),
         ("the audit stays and then goes", the_audit_stays_and_then_goes),
@@ -305,13 +306,38 @@ fn a_finished_lease_is_over(make: Make<'_>) {
     t.store.payload(handle(1), &lease.token).wait().unwrap();
     t.store.finish(handle(1), &lease.token, Finish::After(MINUTE)).wait().unwrap();
     t.clock.pass(MINUTE / 2);
-    t.store.payload(handle(1), &lease.token).wait().unwrap();
     t.store.finish(handle(1), &lease.token, Finish::After(MINUTE)).wait().unwrap();
     t.clock.pass(MINUTE / 2);
     let info = t.store.info(handle(1), &owner(1)).wait().unwrap();
     assert_eq!((info.state, info.events[0].state), (State::Consumed, ClaimState::Completed));
     assert!(matches!(t.store.payload(handle(1), &lease.token).wait().err(), Some(StoreError::Used { .. })));
     t.store.finish(handle(1), &lease.token, Finish::Now).wait().unwrap();
+}
+
+fn who_asks_again_after_the_last_byte_keeps_the_lease(make: Make<'_>) {
+    let t = make(Periods::default());
+    t.store.create(handle(1), large(1)).wait().unwrap();
+    let lease = t.store.claim(handle(1), &auth(1), id(1)).wait().unwrap().lease.unwrap();
+    // Twice: the download is cut, and going on begins with the last bytes.
+    for _ in 0..2 {
+        t.store.payload(handle(1), &lease.token).wait().unwrap();
+        t.store.finish(handle(1), &lease.token, Finish::After(MINUTE)).wait().unwrap();
+        t.store.payload(handle(1), &lease.token).wait().unwrap();
+        t.clock.pass(2 * MINUTE);
+        (t.sweep)();
+        assert_eq!(t.store.info(handle(1), &owner(1)).wait().unwrap().state, State::Leased);
+    }
+    t.store.payload(handle(1), &lease.token).wait().unwrap();
+    // But not for ever.
+    for _ in 0..23 * 3 {
+        t.clock.pass(20 * MINUTE);
+        t.store.payload(handle(1), &lease.token).wait().unwrap();
+    }
+    for _ in 0..3 {
+        t.clock.pass(20 * MINUTE);
+        let _ = t.store.payload(handle(1), &lease.token).wait();
+    }
+    assert!(matches!(t.store.payload(handle(1), &lease.token).wait().err(), Some(StoreError::Used { .. })));
 }
 
 fn a_lease_outlives_the_expiry(make: Make<'_>) {

@@ -3,6 +3,7 @@
 use lockbox_share_protocol::handle::Handle;
 use siphasher::sip128::{Hasher128, SipHasher24};
 use std::hash::Hasher;
+use std::time::Duration;
 
 use super::cell::{Cell, Ended, Slot};
 use super::clock::{StoreClock, Time};
@@ -10,6 +11,9 @@ use super::{
     Auth, ClaimEvent, ClaimId, ClaimState, Finish, Info, Lease, LeaseToken, NewShare, OwnerToken, Periods, Result,
     SpoolEntry, State, StoreError, Verifier, WallTime,
 };
+
+/// However often its holder asks again, a lease is renewed until here after its claim.
+const LONGEST_LEASE: Duration = Duration::from_secs(24 * 3600);
 
 /// A handle as it is kept: hashed under a key of the store (Store rule 6).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -142,7 +146,7 @@ impl Share {
     }
 
     /// Notes that a byte of the payload goes out and renews the lease. Renewals are noted when half of the time is over, so that
-    /// a download in many parts costs few writes.
+    /// a download in many parts costs few writes. Who asks again after the last byte lacks something still: the lease goes on.
     pub(crate) fn payload(&mut self, token: &LeaseToken, clock: &StoreClock, periods: &Periods) -> Result<Lease> {
         let now = clock.now();
         self.cell.settle(now);
@@ -154,9 +158,11 @@ impl Share {
         match slot {
             Slot::Leased(lease) => {
                 let payload = payload.ok_or(StoreError::Unknown)?;
-                let renewed = now.after(periods.transfer_lease);
-                if !lease.sent || (!lease.finishing && lease.until < now.after(periods.transfer_lease / 2)) {
+                let renewed = now.after(periods.transfer_lease).min(lease.claimed.after(LONGEST_LEASE));
+                let due = lease.until < renewed && lease.until < now.after(periods.transfer_lease / 2);
+                if !lease.sent || lease.finishing || due {
                     lease.sent = true;
+                    lease.finishing = false;
                     lease.until = lease.until.max(renewed);
                     self.version += 1;
                 }
@@ -180,7 +186,7 @@ impl Share {
             Slot::Leased(lease) => {
                 match how {
                     Finish::Now => *slot = lease.ended(now, true),
-                    // Only the first last byte counts: a receiver cannot keep a lease by asking for its end again and again.
+                    // Of several last bytes under way the first counts.
                     Finish::After(_) if lease.finishing => return Ok(()),
                     Finish::After(grace) => {
                         lease.sent = true;

@@ -43,6 +43,8 @@ const TIMEOUT: Duration = Duration::from_secs(5);
 const ROUNDS: usize = 1000;
 /// Keys live a little longer than what they hold, so that the server's clock decides nothing.
 const SLACK_MS: u64 = 60_000;
+/// Written only so that it is waited for.
+const FENCE: &str = "lockbox:share:fence";
 /// Records are bound to nothing else here: the server keeps each under its key.
 const PLACE: Place = Place { nonce: 0, at: 0 };
 
@@ -373,9 +375,12 @@ impl Inner {
             first = writes.query::<Vec<bool>>(connection)?;
         }
         if self.promise == Promise::Wait {
-            // Also for answers without a change: what they tell may be another's change that is not durable yet.
-            let (synced, _): (u64, u64) =
-                redis::cmd("WAITAOF").arg(1).arg(0).arg(TIMEOUT.as_millis() as u64).query(connection)?;
+            // Also for answers without a change: what they tell may be another's change that is not durable yet. The server waits for
+            // this connection's own last write alone, so there must be one behind everything that was read.
+            let mut fence = redis::Pipeline::with_capacity(2);
+            fence.cmd("SET").arg(FENCE).arg(1).ignore();
+            fence.cmd("WAITAOF").arg(1).arg(0).arg(TIMEOUT.as_millis() as u64);
+            let ((synced, _),): ((u64, u64),) = fence.query(connection)?;
             if synced == 0 {
                 return Err(redis::RedisError::from(std::io::Error::other("the server did not sync in time")));
             }

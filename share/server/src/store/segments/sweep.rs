@@ -28,28 +28,35 @@ impl Inner {
     pub(super) fn sweep(&self, all: bool) -> Result<()> {
         self.group.check()?;
         let now = self.clock.now();
-        self.save_clock()?;
+        let saved = self.save_clock();
         if self.group.gathered() > GATHERED {
             // In mode none nobody else asks for a barrier, and what waits for one holds its file open.
             self.group.barrier()?;
         }
         let mut removed = false;
-        for number in 0..self.shards.len() {
-            self.drop_ended_payloads(number, now)?;
-            for id in self.candidates(number, now, all) {
-                removed |= self.empty_segment(number, id, now)?;
+        let mut outcome = Ok(());
+        // One damaged file must not keep what is over in all the others.
+        let mut note = |done: Result<()>| {
+            if outcome.is_ok() {
+                outcome = done;
             }
-            self.shards[number].lock().shrink().map_err(refused)?;
+        };
+        note(saved);
+        for number in 0..self.shards.len() {
+            note(self.drop_ended_payloads(number, now));
+            for id in self.candidates(number, now, all) {
+                let emptied = self.empty_segment(number, id, now);
+                removed |= !matches!(emptied, Ok(false));
+                note(emptied.map(drop));
+            }
+            note(self.shards[number].lock().shrink().map_err(refused));
         }
         if removed {
             // Before the next unlink this one is durable: an older file must not come back after a newer one went.
-            self.shared.names.sync().map_err(refused)?;
-        }
-        if let Some(spool) = &self.spool {
-            spool.forget_abandoned();
+            note(self.shared.names.sync().map_err(refused));
         }
         self.restore_reserve();
-        Ok(())
+        outcome
     }
 
     fn candidates(&self, number: usize, now: Time, all: bool) -> Vec<u32> {
@@ -190,6 +197,8 @@ impl Inner {
         let file = self.shared.disk.create("clock.new").map_err(refused);
         let saved = file.and_then(|file| {
             file.write_at(self.clock.saved().as_bytes(), 0).map_err(refused)?;
+            // A name without its content would be a store without time.
+            file.sync().map_err(refused)?;
             self.shared.disk.rename("clock.new", "clock").map_err(refused)
         });
         match saved {

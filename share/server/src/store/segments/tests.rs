@@ -289,6 +289,23 @@ fn payloads_go_with_their_share() {
 }
 
 #[test]
+fn no_step_of_the_wall_clock_removes_a_payload() {
+    let directory = tempfile::tempdir().unwrap();
+    let settings = Settings { background: None, clock: Arc::new(ManualClock::new()), ..Settings::default() };
+    let store = SegmentStore::open(directory.path(), &settings).unwrap();
+    let mut deposit = store.spool().unwrap().begin().unwrap();
+    deposit.write(&[4; 1000]).unwrap();
+    let payload = deposit.finish().wait().unwrap();
+    store.create(handle(1), NewShare { payload: Some(payload), ..large(1) }).wait().unwrap();
+    // As the file looks after the clock was set forward.
+    let long_ago = std::time::SystemTime::now() - Duration::from_secs(40 * 24 * 3600);
+    let path = directory.path().join("spool").join(crate::spool::name(&payload.id));
+    std::fs::File::options().write(true).open(path).unwrap().set_modified(long_ago).unwrap();
+    store.sweep().unwrap();
+    assert!(store.spool().unwrap().read(&payload).is_ok());
+}
+
+#[test]
 fn expired_content_goes_from_a_full_disk_as_well() {
     let rig = Rig::new(Durability::Commit);
     let store = rig.open();
@@ -303,6 +320,55 @@ fn expired_content_goes_from_a_full_disk_as_well() {
     assert_eq!(store.figures().expired_bytes_pending, 0);
     let told = (0..50).filter(|number| store.info(handle(*number), &owner(*number)).wait().is_ok()).count();
     assert!((1..50).contains(&told), "{told} audits");
+}
+
+#[test]
+fn what_a_kill_left_survives_a_power_cut_after_the_next_start() {
+    for durability in [Durability::Periodic, Durability::Commit] {
+        let rig = Rig::new(durability);
+        let store = rig.open();
+        store.create(handle(1), small(1)).wait().unwrap();
+        let killed = rig.on(rig.disk.after_kill());
+        let _started = killed.open();
+        // Nothing that no barrier covered is there.
+        let cut = killed.on(killed.disk.after_power_cut(&mut || 3));
+        assert!(claim(&cut.open(), 1, 1).is_ok(), "{durability:?}");
+    }
+}
+
+#[test]
+fn the_saved_time_is_whole_after_a_power_cut() {
+    let rig = Rig::new(Durability::Commit);
+    let _store = rig.open();
+    // Every change of a name is there, and no content that no barrier covered.
+    let cut = rig.disk.after_power_cut(&mut || 0);
+    assert!(cut.open("clock").unwrap().length().unwrap() > 0);
+}
+
+#[test]
+fn one_damaged_segment_does_not_keep_the_others() {
+    let mut number = 0;
+    loop {
+        let rig = Rig::new(Durability::Commit);
+        let store = rig.open();
+        for number in 0..50 {
+            store.create(handle(number), small(number)).wait().unwrap();
+        }
+        drop(store);
+        // Opened anew, no file is held open.
+        let store = rig.open();
+        let names = rig.disk.list().unwrap().into_iter().filter(|name| name.starts_with("segment-"));
+        let Some(victim) = names.clone().nth(number) else { break };
+        assert!(names.count() > 2);
+        rig.disk.remove(&victim).unwrap();
+        rig.clock.pass(MINUTE * 17);
+        let before = store.figures().expired_bytes_pending;
+        assert!(store.sweep().is_err(), "{victim}");
+        let after = store.figures().expired_bytes_pending;
+        assert!(after * 2 < before, "{victim}: {before} -> {after}");
+        number += 1;
+    }
+    assert!(number > 2);
 }
 
 #[test]
