@@ -87,7 +87,9 @@ impl Spool {
         let length = fs::metadata(&path).map_or(0, |meta| meta.size());
         match fs::remove_file(&path) {
             Ok(()) => {
-                self.used.fetch_sub(length, Ordering::Relaxed);
+                // The directory may be shared: what another daemon put there was never counted here.
+                let less = |used: u64| Some(used.saturating_sub(length));
+                let _ = self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
             }
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             // The next start tries again.

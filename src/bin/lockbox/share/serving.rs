@@ -1,5 +1,6 @@
 //! Finds the share daemon, what this user remembers of shares, and the words for what goes wrong with them.
 
+use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 
 use lockbox::archive::state_directory;
@@ -45,7 +46,7 @@ impl ServerArgs {
         }
         let own = runtime::directory().map(|directory| directory.join(api::SOCKET_NAME));
         let sockets = own.into_iter().chain([PathBuf::from(SYSTEM_SOCKET)]);
-        sockets.into_iter().find(|path| path.exists()).map(Server::Socket).ok_or_else(|| {
+        sockets.into_iter().find(|path| UnixStream::connect(path).is_ok()).map(Server::Socket).ok_or_else(|| {
             Failure::new(
                 exit::NO_DAEMON,
                 "no share daemon runs on this machine: start one with 'lockbox-share serve', or name one with --server URL",

@@ -203,12 +203,14 @@ impl Signals {
 
 fn start(arguments: &Serve) -> Result<Running, String> {
     let tcp = addresses(&arguments.listen, SocketAddr::from(([127, 0, 0, 1], DEFAULT_PORT)))?;
+    let tcp = tcp.into_iter().map(with_port).collect::<Result<Vec<_>, _>>()?;
     let admin: Vec<String> = arguments.metrics_listen.iter().cloned().collect();
     let admin = addresses(&admin, SocketAddr::from(([127, 0, 0, 1], ADMIN_PORT)))?.first().copied();
     let tls = match (&arguments.tls_cert, &arguments.tls_key) {
         (Some(certificate), Some(key)) => {
             let acceptor = tls::acceptor(certificate, key)?;
-            arguments.tls_listen.iter().map(|address| (*address, acceptor.clone())).collect()
+            let bound = arguments.tls_listen.iter().map(|address| with_port(*address));
+            bound.map(|address| Ok((address?, acceptor.clone()))).collect::<Result<Vec<_>, String>>()?
         }
         _ => Vec::new(),
     };
@@ -221,7 +223,8 @@ fn start(arguments: &Serve) -> Result<Running, String> {
         .map(|path| UnixSocket::bind(&path).map_err(|error| format!("cannot listen on {}: {error}", path.display())))
         .transpose()?;
     let (store, spool) = open(arguments)?;
-    let settings = settings(arguments, &tcp);
+    let encrypted: Vec<SocketAddr> = tls.iter().map(|(address, _)| *address).collect();
+    let settings = settings(arguments, &tcp, &encrypted);
     let mut secret = [0; 16];
     getrandom::fill(&mut secret).map_err(|error| format!("no randomness: {error}"))?;
     let daemon = Arc::new(Daemon::new(store, spool, settings, secret));
@@ -272,12 +275,22 @@ fn open_valkey(url: &str, arguments: &Serve, durability: Durability) -> Result<S
         periods: Periods::default(),
         clock: Arc::new(SystemClock),
     };
-    let store = ValkeyStore::connect(&settings).map_err(|error| error.to_string())?;
+    let mut store = ValkeyStore::connect(&settings).map_err(|error| error.to_string())?;
     let directory = arguments.state_dir.join("spool");
     let spool = Spool::open(&directory, arguments.spool_size)
         .map_err(|error| format!("cannot open {}: {error}", directory.display()))?;
+    store.look_after(spool.clone()).map_err(|error| error.to_string())?;
     let store: Arc<dyn ShareStore> = Arc::new(store);
     Ok((store, spool))
+}
+
+/// Links name the port, so one that the host is to choose is chosen before.
+fn with_port(address: SocketAddr) -> Result<SocketAddr, String> {
+    if address.port() != 0 {
+        return Ok(address);
+    }
+    let free = std::net::TcpListener::bind(address).and_then(|listener| listener.local_addr());
+    free.map_err(|error| format!("cannot listen on {address}: {error}"))
 }
 
 fn addresses(given: &[String], default: SocketAddr) -> Result<Vec<SocketAddr>, String> {
@@ -291,8 +304,8 @@ fn addresses(given: &[String], default: SocketAddr) -> Result<Vec<SocketAddr>, S
     }
 }
 
-fn settings(arguments: &Serve, tcp: &[SocketAddr]) -> Settings {
-    let local = || match (arguments.tls_listen.first(), tcp.first()) {
+fn settings(arguments: &Serve, tcp: &[SocketAddr], tls: &[SocketAddr]) -> Settings {
+    let local = || match (tls.first(), tcp.first()) {
         (Some(address), _) => format!("https://{address}"),
         (None, Some(address)) => format!("http://{address}"),
         (None, None) => format!("http://127.0.0.1:{DEFAULT_PORT}"),

@@ -3,14 +3,14 @@
 use std::time::Duration;
 
 use super::Inner;
-use super::server::{open, unavailable};
+use super::server::{SECRET, open, unavailable};
 use crate::spool::{self, Spool};
-use crate::store::Result;
+use crate::store::{Result, StoreError};
 
 /// How often payloads that no share needs are looked for.
 const SPOOL_SWEEP: Duration = Duration::from_secs(30);
 /// A payload is younger than its share: it is not looked for before the share must be there.
-const YOUNG: Duration = Duration::from_secs(600);
+const YOUNG: Duration = Duration::from_secs(lockbox_share_protocol::api::UPLOAD_SECONDS + 300);
 
 impl Inner {
     /// What the thread does until the store is closed.
@@ -37,6 +37,11 @@ impl Inner {
             return Ok(());
         }
         let mut connection = open(&self.client)?;
+        // A server that came back empty, or another one, needs no payload at all: that is no reason to remove them.
+        let secret: Option<Vec<u8>> = redis::cmd("GET").arg(SECRET).query(&mut connection).map_err(unavailable)?;
+        if secret.as_deref() != Some(&self.secret[..]) {
+            return Err(StoreError::Unavailable("the server is not the one that these shares are on".into()));
+        }
         for ids in ids.chunks(1000) {
             let mut asked = redis::Pipeline::with_capacity(ids.len());
             for id in ids {

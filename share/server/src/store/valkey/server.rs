@@ -37,11 +37,13 @@ pub(super) fn promise(connection: &mut redis::Connection) -> Result<Promise> {
     ))
 }
 
+/// Where the server keeps the key of handles.
+pub(super) const SECRET: &str = "lockbox:share:secret";
+
 /// The key of handles, which the first daemon makes for all.
 pub(super) fn shared_secret(connection: &mut redis::Connection) -> Result<[u8; 16]> {
     let fresh: [u8; 16] = random()?;
-    let name = "lockbox:share:secret";
-    redis::cmd("SETNX").arg(name).arg(&fresh[..]).query::<bool>(connection).map_err(unavailable)?;
-    let kept: Vec<u8> = redis::cmd("GET").arg(name).query(connection).map_err(unavailable)?;
-    kept.try_into().map_err(|_| StoreError::Unavailable(format!("{name} on the store's server has been changed")))
+    redis::cmd("SETNX").arg(SECRET).arg(&fresh[..]).query::<bool>(connection).map_err(unavailable)?;
+    let kept: Vec<u8> = redis::cmd("GET").arg(SECRET).query(connection).map_err(unavailable)?;
+    kept.try_into().map_err(|_| StoreError::Unavailable(format!("{SECRET} on the store's server has been changed")))
 }
