@@ -45,7 +45,7 @@ fn only_its_owner_sees_and_takes_back_a_share() {
     let daemon = Daemon::start(&QUICK);
     let (owner, other) = (Owner::new(), Owner::new());
     let share = daemon.share(&owner, &json!({}));
-    assert_eq!(share.created.url, format!("http://{}/s/{}", "127.0.0.1:0", share.created.handle));
+    assert_eq!(share.created.url, format!("http://{}/s/{}", daemon.http, share.created.handle));
     for (method, ending) in [("GET", ""), ("GET", "/watch"), ("POST", "/revoke"), ("POST", "/rearm")] {
         let headers = [("authorization", other.header.as_str())];
         let answer = daemon.connect().ask(method, &share.path(ending), &headers, b"");
