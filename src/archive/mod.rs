@@ -115,10 +115,10 @@ impl UnlockLimits {
 }
 
 impl Default for UnlockLimits {
-    /// Eight slots of 1 GiB and 2 passes each, about a second each on common machines: a hostile header with 32 slots costs as much as
-    /// that and no more. 1 GiB is the most that a calibrated slot asks for.
+    /// Eight slots of 1 GiB and 3 passes each, the least that a calibrated slot has, and a second or two each on common machines: a hostile
+    /// header with 32 slots costs as much as that and no more. 1 GiB is the most that a calibrated slot asks for.
     fn default() -> Self {
-        UnlockLimits { cost_mib: 8 * 2 * 1024, memory_mib: 1024 }
+        UnlockLimits { cost_mib: 8 * 3 * 1024, memory_mib: 1024 }
     }
 }
 

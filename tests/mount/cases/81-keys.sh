@@ -175,8 +175,8 @@ case_wrong_and_hostile_input_of_every_kind_is_one_sentence() {
     cp "$WORK/box.lbx" "$WORK/before.lbx"
     head -c 31 /dev/urandom >"$WORK/short"
     expect 2 'may be read by others' key add --new-keyfile "$WORK/short"
-    chmod 600 "$WORK/short"
     head -c 100 /dev/zero >"$WORK/zeros"
+    chmod 600 "$WORK/short" "$WORK/zeros"
     expect 2 'too short: bytes=31 least=32' key add --new-keyfile "$WORK/short"
     expect 2 'one byte repeated' key add --new-keyfile "$WORK/zeros"
     expect 2 'too large' key add --new-keyfile /dev/urandom
