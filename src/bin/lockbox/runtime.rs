@@ -13,12 +13,12 @@ use crate::mounts::{self, Mounted};
 /// A daemon that answered, with its socket.
 pub(crate) type Daemon = (PathBuf, Status);
 
-/// Where the socket of this user's next mount goes: `$XDG_RUNTIME_DIR`, else `/run` for root, else `/tmp/lockbox-UID` when it is this
+/// Where the socket of this user's next mount goes: `$XDG_RUNTIME_DIR` when it is this user's, else `/run` for root, else `/tmp/lockbox-UID` when it is this
 /// user's alone. None when there is none yet.
 pub(crate) fn directory() -> Option<PathBuf> {
     if let Some(path) = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from)
         && path.is_absolute()
-        && path.is_dir()
+        && path.metadata().is_ok_and(|metadata| metadata.is_dir() && metadata.uid() == geteuid().as_raw())
     {
         return Some(path);
     }
