@@ -87,6 +87,11 @@ pub(super) enum Purpose {
     Close,
 }
 
+/// The number of the commit that a caller needs.
+#[derive(Debug)]
+#[must_use = "nobody else may lead the commit"]
+pub(crate) struct WantedCommit(u64);
+
 /// A transaction that takes no more operations.
 struct Frozen {
     state: Arc<State>,
@@ -103,12 +108,32 @@ impl Volume {
     }
 
     pub(super) fn commit_for(&self, purpose: Purpose) -> Result<Generation> {
+        let wanted = self.want_commit()?;
+        self.wait_for_commit(wanted, purpose)
+    }
+
+    /// Counts a caller in: the commit that it needs begins after this. Somebody has to wait for it, or nobody leads it.
+    ///
+    /// # Errors
+    /// `Latched`, `ReadOnly`.
+    pub(crate) fn want_commit(&self) -> Result<WantedCommit> {
         self.check_writable()?;
         let mut state = self.commits.lock();
         // A commit that is running may have frozen already, so the next one is needed.
         let needed = state.started + 1;
         state.joined += 1;
         self.commit_joined.notify_one();
+        Ok(WantedCommit(needed))
+    }
+
+    /// [`Self::commit`], by a caller that was counted in before.
+    pub(crate) fn commit_wanted(&self, wanted: WantedCommit) -> Result<Generation> {
+        self.wait_for_commit(wanted, Purpose::Changes)
+    }
+
+    /// Leads commits until the one that is wanted has ended, or waits for those who do.
+    fn wait_for_commit(&self, WantedCommit(needed): WantedCommit, purpose: Purpose) -> Result<Generation> {
+        let mut state = self.commits.lock();
         // A commit for changes alone writes nothing when there are none, and only that of a close says so.
         let served = |state: &CommitState| match purpose {
             Purpose::Changes => state.finished >= needed,
@@ -381,12 +406,12 @@ impl Volume {
         })
     }
 
-    /// Writes a page of at most four blocks for which room is kept.
+    /// Writes a page of at most four blocks for which room is kept, beside the one before it.
     fn write_reserved(&self, page: &PlainPage<'_>, generation: Generation, from_reserved: u64) -> Result<Pointer> {
         let run = self
             .space
             .lock()
-            .allocate(page.blocks(), from_reserved)
+            .allocate_node(page.blocks(), from_reserved)
             .ok_or_else(|| Error::NoSpace("blocks kept for a commit are not there".into()))?;
         let sealed = self.pager.seal(page, run, generation)?;
         self.pager.write_page(&sealed)?;

@@ -68,6 +68,8 @@ pub(crate) struct SpaceMap {
     limit: u64,
     /// Blocks allocated to pages that no durable commit names yet.
     fresh: u64,
+    /// The block behind the newest node.
+    next_node: u64,
 }
 
 /// Splits a run at region borders.
@@ -105,6 +107,7 @@ impl SpaceMap {
             host_full: false,
             limit: u64::MAX,
             fresh: 0,
+            next_node: 0,
         }
     }
 
@@ -380,25 +383,58 @@ impl SpaceMap {
     /// Takes a run of `blocks` out of the free backed blocks, consuming up to `from_reserved` reserved groups.
     /// Dirty blocks first: overwriting is erasing. None when no run is long enough; the caller then asks for shorter ones.
     pub(crate) fn allocate(&mut self, blocks: u64, from_reserved: u64) -> Option<Run> {
-        let found = [true, false].into_iter().find_map(|dirty| {
+        let found = self.first_fit(blocks)?;
+        Some(self.take(found, blocks, from_reserved))
+    }
+
+    /// As [`Self::allocate`], for the nodes of commits: each behind the one before, since every place is a request to the disk.
+    ///
+    /// A commit replaces about as many nodes as it writes, so groups that nodes filled come back as whole groups and are filled again.
+    pub(crate) fn allocate_node(&mut self, blocks: u64, from_reserved: u64) -> Option<Run> {
+        let next = self.next_node;
+        let behind = |map: &Self| {
+            map.regions.get(&(next / REGION_BLOCKS)).filter(|r| r.fits_at(next % REGION_BLOCKS, blocks)).map(|_| next)
+        };
+        let group = |map: &Self, dirty| {
+            let mut regions = map.roomy.iter().filter_map(|n| map.regions.get(n));
+            regions.find_map(|r| r.find(blocks.max(4), dirty).map(|start| r.base() + start))
+        };
+        let started = !next.is_multiple_of(4);
+        let found = started
+            .then(|| behind(self))
+            .flatten()
+            .or_else(|| group(self, true))
+            .or_else(|| behind(self))
+            .or_else(|| group(self, false))
+            .or_else(|| self.first_fit(blocks))?;
+        let run = self.take(found, blocks, from_reserved);
+        self.next_node = run.end();
+        Some(run)
+    }
+
+    fn first_fit(&self, blocks: u64) -> Option<u64> {
+        [true, false].into_iter().find_map(|dirty| {
             // Broken groups exist in regions without a whole free one, so small pages look everywhere.
             let numbers: Box<dyn Iterator<Item = &u64>> =
                 if blocks < 4 { Box::new(self.regions.keys()) } else { Box::new(self.roomy.iter()) };
             numbers
                 .filter_map(|n| self.regions.get(n))
-                .find_map(|r| r.find(blocks, dirty).map(|start| (r.number, start)))
-        });
-        let (number, start) = found?;
-        let region = self.regions.get_mut(&number)?;
-        fill(&mut region.busy, start, start + blocks, true);
-        fill(&mut region.dirty, start, start + blocks, false);
-        fill(&mut region.aged, start, start + blocks, false);
-        fill(&mut region.backed, start, start + blocks, false);
-        let run = Run::new(region.base() + start, blocks);
+                .find_map(|r| r.find(blocks, dirty).map(|start| r.base() + start))
+        })
+    }
+
+    fn take(&mut self, address: u64, blocks: u64, from_reserved: u64) -> Run {
+        let (number, start) = (address / REGION_BLOCKS, address % REGION_BLOCKS);
+        if let Some(region) = self.regions.get_mut(&number) {
+            fill(&mut region.busy, start, start + blocks, true);
+            fill(&mut region.dirty, start, start + blocks, false);
+            fill(&mut region.aged, start, start + blocks, false);
+            fill(&mut region.backed, start, start + blocks, false);
+        }
         self.touch(number);
         self.reserved = self.reserved.saturating_sub(from_reserved);
         self.fresh += blocks;
-        Some(run)
+        Run::new(address, blocks)
     }
 
     // ---- freeing ----

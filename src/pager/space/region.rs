@@ -122,7 +122,7 @@ impl Region {
         }
         let mut found = None;
         for_each_run(mask, &mut |start, length| {
-            let joins = start % 4 != 0 && any_available(self, start - 1);
+            let joins = !start.is_multiple_of(4) && is_available(self, start - 1);
             let first = if joins { start.next_multiple_of(4) } else { start };
             if start + length >= first + blocks {
                 found = Some(first);
@@ -130,6 +130,12 @@ impl Region {
             found.is_none()
         });
         found
+    }
+
+    /// Whether `blocks` free backed blocks lie at `start`, where free space or a group begins, as it does for [`Self::find`].
+    pub(super) fn fits_at(&self, start: u64, blocks: u64) -> bool {
+        let joins = !start.is_multiple_of(4) && is_available(self, start - 1);
+        !joins && start + blocks <= REGION_BLOCKS && (start..start + blocks).all(|block| is_available(self, block))
     }
 
     /// Free groups of four that the host has not (wholly) allocated, as runs.
@@ -154,7 +160,7 @@ impl Region {
     }
 }
 
-fn any_available(region: &Region, block: u64) -> bool {
+fn is_available(region: &Region, block: u64) -> bool {
     region.available((block / 64) as usize) >> (block % 64) & 1 == 1
 }
 

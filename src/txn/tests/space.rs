@@ -233,6 +233,33 @@ fn reservations_hold_when_free_space_is_in_fragments() {
     assert_sound(&volume);
 }
 
+/// The nodes of a commit lie side by side, and those that it frees come back as groups for the next: each place is a request to the disk.
+#[test]
+fn the_nodes_of_a_commit_lie_side_by_side() {
+    let dice = Dice::new(9);
+    let storage = Arc::new(MemoryStorage::new());
+    let volume = create(storage.clone(), &dice);
+    for slot in 0..2000 {
+        put(&volume, 2, slot, slot, 3000).unwrap();
+    }
+    volume.commit().unwrap();
+    let (mut nodes, mut places) = (0, 0);
+    for round in 0..200_u64 {
+        let slot = round * 7919 % 2000;
+        put(&volume, 2, slot, round, 3000).unwrap();
+        let data = run_of(&volume, 2, slot);
+        volume.commit().unwrap();
+        let durable = volume.durable();
+        let mut runs: Vec<Run> = durable.allocated.iter().map(|(run, _)| *run).filter(|run| *run != data).collect();
+        runs.sort_unstable();
+        nodes += runs.len();
+        places += 1 + runs.windows(2).filter(|pair| pair[0].end() != pair[1].address).count();
+    }
+    assert!(nodes >= 400, "{nodes} nodes in 200 commits");
+    assert!(places * 4 <= 200 * 5, "{nodes} nodes at {places} places in 200 commits");
+    assert_sound(&volume);
+}
+
 /// What was deleted is gone from the host after the archive is closed, and the file is short again.
 #[test]
 fn closing_erases_and_gives_back() {
