@@ -13,7 +13,7 @@ SCHEMATHESIS=4.32.5
 target=${CARGO_TARGET_DIR:-$PWD/target}
 venv=$target/schemathesis
 bin=${BIN:-$target/debug/lockbox-share}
-[[ -x $bin ]] || cargo build --quiet --package lockbox-share --bins || exit 1
+[[ -x $bin ]] || cargo build --quiet --workspace --bins --tests || exit 1
 if ! "$venv/bin/schemathesis" --version 2>/dev/null | grep -q "$SCHEMATHESIS"; then
     python3 -m venv "$venv" &&
         "$venv/bin/python" -m pip install --quiet --disable-pip-version-check "schemathesis==$SCHEMATHESIS" || exit 1

@@ -196,17 +196,18 @@ fn start(task: &Task, slot: &Slot, host: OwnedFd, signals: SigSet, events: &Send
         served.inspect_err(|_| drop(place.unmount(true)))?
     };
     let Options { access_times, threads, .. } = task.options;
-    let adapter = Adapter::new(fs, Arc::clone(&shared), host, callers, profile, access_times, threads);
+    let thread_failed = |e: std::io::Error| {
+        place.unmount(true);
+        Failure::system(format!("cannot start a thread: {e}"))
+    };
+    let adapter =
+        Adapter::new(fs, Arc::clone(&shared), host, callers, profile, access_times, threads).map_err(thread_failed)?;
     let config = kernel::session_config(threads);
     let session = fuser::Session::from_fd(adapter, device, SessionACL::All, config).map_err(|e| {
         place.unmount(true);
         Failure::mount(format!("the kernel did not accept the connection: {e}"))
     })?;
     let _ = shared.notifier.set(session.notifier());
-    let thread_failed = |e: std::io::Error| {
-        place.unmount(true);
-        Failure::system(format!("cannot start a thread: {e}"))
-    };
     let ended = events.clone();
     thread::Builder::new()
         .name("session".into())

@@ -21,6 +21,7 @@ mod types;
 mod writeout;
 
 pub(crate) use directory::name_hash;
+pub use ops::BegunSync;
 pub use types::*;
 
 use std::sync::Arc;

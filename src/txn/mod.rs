@@ -33,6 +33,7 @@ mod upkeep;
 mod volume;
 
 pub(crate) use allocation::{Reservation, WrittenPiece, quads_for};
+pub(crate) use commit::WantedCommit;
 pub(crate) use lineage::{Descent, Mark};
 pub(crate) use operation::Operation;
 pub(crate) use state::State;

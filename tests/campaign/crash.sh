@@ -3,7 +3,8 @@
 #
 #   STATES=1000000 SEED=1000 tests/campaign/crash.sh
 #
-# A violation names its seed, position and kind; `SEED=n cargo test -p lockbox --lib fs::tests::crash` tries every state of a seed again.
+# A violation names its seed, position and kind; `SEED=n cargo test --workspace --lib fs::tests::crash` tries every state of a seed again.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
-exec cargo test --release --package lockbox --lib crash_campaign -- --ignored --nocapture
+# The development profile, whose assertions judge too; its dependencies are built for speed.
+exec cargo test --workspace --lib crash_campaign -- --ignored --nocapture

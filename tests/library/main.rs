@@ -5,6 +5,7 @@
 mod cli_errors;
 mod compaction;
 mod damage;
+mod golden;
 mod import_extract;
 mod mirroring;
 mod older_copies;

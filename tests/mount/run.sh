@@ -34,7 +34,7 @@ fi
 
 programs=${PROGRAMS:-${CARGO_TARGET_DIR:-$repository/target}/debug}
 if [[ -z ${PROGRAMS-} ]]; then
-    (cd "$repository" && cargo build --quiet --workspace --bins) || exit 1
+    (cd "$repository" && cargo build --quiet --workspace --bins --tests) || exit 1
 fi
 
 jobs=${MOUNT_JOBS:-2}

@@ -51,7 +51,7 @@ if [[ $("$fsx" --version 2>/dev/null) != "fsx $FSX_VERSION" ]]; then
 fi
 [[ -z ${BUILD_ONLY-} ]] || exit 0
 if [[ -z ${PROGRAMS-} ]]; then
-    (cd "$repository" && cargo build --quiet --workspace --bins)
+    (cd "$repository" && cargo build --quiet --workspace --bins --tests)
 fi
 
 # configuration PROFILE: fsx's weights; what is not named has the weight 0, except write, read, truncate, mapread and mapwrite.

@@ -25,6 +25,7 @@ mod notices;
 mod reply;
 mod seek;
 mod served;
+mod syncs;
 mod writers;
 
 pub use activity::Activity;
@@ -337,9 +338,7 @@ impl fuser::Filesystem for Adapter {
     }
 
     fn fsync(&self, _: &Request, _: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
-        let turn = self.begin();
-        turn.long();
-        reply_empty(self.fs.sync(), reply);
+        self.syncs.answer(&self.begin(), reply);
     }
 
     fn opendir(&self, _: &Request, number: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
@@ -405,9 +404,7 @@ impl fuser::Filesystem for Adapter {
     }
 
     fn fsyncdir(&self, _: &Request, _: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
-        let turn = self.begin();
-        turn.long();
-        reply_empty(self.fs.sync(), reply);
+        self.syncs.answer(&self.begin(), reply);
     }
 
     fn statfs(&self, _: &Request, _: INodeNo, reply: ReplyStatfs) {

@@ -9,6 +9,7 @@ use lockbox::fs::{Attributes, FileSystem, SyncProfile};
 use lockbox::{Error, Result};
 
 use super::listings::Listings;
+use super::syncs::Syncs;
 use super::{Activity, Writers, convert, ino};
 use crate::callers::Callers;
 use crate::errno::errno;
@@ -39,9 +40,12 @@ pub struct Adapter {
     pub(super) access_times: bool,
     pub(super) listings: Listings,
     pub(super) pace: Pace,
+    pub(super) syncs: Syncs,
 }
 
 impl Adapter {
+    /// # Errors
+    /// Those of starting a thread.
     pub fn new(
         fs: Arc<FileSystem>,
         shared: Arc<Shared>,
@@ -50,9 +54,10 @@ impl Adapter {
         profile: SyncProfile,
         access_times: bool,
         loops: usize,
-    ) -> Adapter {
+    ) -> std::io::Result<Adapter> {
         let listings = Listings::default();
-        Adapter { fs, shared, host, callers, profile, access_times, listings, pace: Pace::new(loops) }
+        let (pace, syncs) = (Pace::new(loops), Syncs::start(Arc::clone(&fs))?);
+        Ok(Adapter { fs, shared, host, callers, profile, access_times, listings, pace, syncs })
     }
 
     /// A request that somebody's use of the mount makes.

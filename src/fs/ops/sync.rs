@@ -3,11 +3,34 @@
 use crate::error::Result;
 use crate::format::Generation;
 use crate::fs::{FileSystem, SyncProfile};
+use crate::txn::WantedCommit;
+
+/// A caller of [`FileSystem::sync`] that was counted in and is not answered yet.
+#[derive(Debug)]
+#[must_use = "its commit may be led by nobody"]
+pub struct BegunSync(Option<WantedCommit>);
 
 impl FileSystem {
     /// Returns when everything done so far, whichever file it concerns, is durable; with `SyncProfile::Never` at once.
     pub fn sync(&self) -> Result<()> {
-        if self.options.sync == SyncProfile::Never { Ok(()) } else { self.make_durable() }
+        self.finish_sync(self.begin_sync()?)
+    }
+
+    /// Counts a caller of [`FileSystem::sync`] in without waiting: what was done until now is covered, and a commit that is about to begin
+    /// serves the caller too. It is answered by [`FileSystem::finish_sync`], which may be called by another thread.
+    ///
+    /// # Errors
+    /// As [`FileSystem::sync`].
+    pub fn begin_sync(&self) -> Result<BegunSync> {
+        let never = self.options.sync == SyncProfile::Never;
+        Ok(BegunSync(if never { None } else { Some(self.volume.want_commit()?) }))
+    }
+
+    /// Returns when that caller's commit is durable, and leads it when nobody does.
+    pub fn finish_sync(&self, begun: BegunSync) -> Result<()> {
+        let Some(wanted) = begun.0 else { return Ok(()) };
+        self.volume.commit_wanted(wanted)?;
+        self.staging.sweep(&self.volume)
     }
 
     /// As [`FileSystem::sync`] but under every profile: for the end of a mount, and when an operator asks.

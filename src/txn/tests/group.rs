@@ -49,6 +49,34 @@ fn concurrent_callers_share_a_commit() {
     assert_live(&open(storage.crash(&mut |_| crate::storage::simulated::Fate::Drop), &dice), &expected);
 }
 
+/// Who was counted in before a commit began is served by it, whoever leads; who came later needs another one.
+#[test]
+fn a_caller_that_was_counted_in_is_served_by_the_next_commit() {
+    let dice = Dice::new(3);
+    let storage = SimulatedStorage::new();
+    let volume = create(storage.clone(), &dice);
+    put(&volume, 2, 0, 1, 3000).unwrap();
+    let early = volume.want_commit().unwrap();
+    let late = Arc::new(std::sync::Mutex::new(None));
+    let (weak, kept) = (Arc::downgrade(&volume), Arc::clone(&late));
+    storage.on_op(Box::new(move |op| {
+        let Some(volume) = weak.upgrade().filter(|_| matches!(op, OpKind::Barrier)) else { return };
+        kept.lock().unwrap().get_or_insert_with(|| {
+            put(&volume, 2, 1, 2, 3000).unwrap();
+            volume.want_commit().unwrap()
+        });
+    }));
+    let generation = volume.commit().unwrap();
+    storage.on_op(Box::new(|_| {}));
+    let barriers = storage.barriers();
+    assert_eq!(volume.commit_wanted(early).unwrap(), generation);
+    assert_eq!(storage.barriers(), barriers, "it was durable already");
+    let late = late.lock().unwrap().take().unwrap();
+    assert_eq!(volume.commit_wanted(late).unwrap(), generation.next());
+    let expected = [((2, 0), (1, 3000)), ((2, 1), (2, 3000))].into_iter().collect();
+    assert_live(&open(storage.crash(&mut |_| crate::storage::simulated::Fate::Drop), &dice), &expected);
+}
+
 /// What a barrier has to wait for is bounded whatever is written beside it.
 #[test]
 fn a_commit_never_waits_for_more_than_the_bound_of_early_pages() {

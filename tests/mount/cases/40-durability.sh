@@ -32,6 +32,45 @@ case_every_close_is_durable_with_sync_always() {
     detach box
 }
 
+# With two event loops, eight callers: those that come while a commit runs are counted in, not held in a loop each.
+case_callers_of_fsync_share_commits() {
+    local before after
+    new_archive box
+    attach box threads=2
+    mkdir "$WORK/box/d"
+    sync "$WORK/box/d"
+    before=$(commits_of box)
+    python3 - "$WORK/box/d" <<'END'
+import os, sys, threading
+errors = []
+def write(name):
+    try:
+        file = os.open(os.path.join(sys.argv[1], name), os.O_CREAT | os.O_WRONLY, 0o600)
+        for n in range(100):
+            os.pwrite(file, b"%06d" % n, 6 * n)
+            os.fsync(file)
+        os.close(file)
+    except OSError as error:
+        errors.append(error)
+threads = [threading.Thread(target=write, args=(str(n),)) for n in range(8)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+sys.exit(f"{errors}" if errors else 0)
+END
+    after=$(commits_of box)
+    note "$((after - before)) commits for 800 fsyncs"
+    [[ $((after - before)) -le 400 ]] || fail "$((after - before)) commits for 800 fsyncs"
+    kill_daemon box
+    attach box
+    same "$(cat "$WORK"/box/d/* | wc -c)" 4800
+    detach box
+}
+
+commits_of() {
+    lockbox status --json "$WORK/$1.lbx" | python3 -c 'import json, sys; print(json.load(sys.stdin)["commits"])'
+}
+
+
 case_the_periodic_commit_needs_no_fsync() {
     new_archive box
     attach box sync=periodic

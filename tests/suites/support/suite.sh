@@ -20,7 +20,7 @@ begin_suite() {
     fi
     local target=${CARGO_TARGET_DIR:-$REPOSITORY/target}
     TOOLS=${TOOLS:-$target/suites}
-    [[ -n ${PROGRAMS-} ]] || (cd "$REPOSITORY" && cargo build --quiet --workspace --bins)
+    [[ -n ${PROGRAMS-} ]] || (cd "$REPOSITORY" && cargo build --quiet --workspace --bins --tests)
     SCRATCH_DIR=$(mktemp -d "${SCRATCH:-${TMPDIR:-/tmp}}/lbx.XXXX")
     chmod 755 "$SCRATCH_DIR"
     mkdir "$SCRATCH_DIR/bin" "$SCRATCH_DIR/shared"
