@@ -191,10 +191,11 @@ measure() {
 }
 
 # Memory that a virtual machine never touched costs milliseconds for each MiB, which the first candidate would pay.
-python3 -c 'import mmap, sys
-memory = mmap.mmap(-1, int(sys.argv[1]))
+python3 -c 'import mmap, re
+available = int(re.search(r"MemAvailable: *([0-9]+)", open("/proc/meminfo").read())[1]) * 1024
+memory = mmap.mmap(-1, available // 2)
 for at in range(0, len(memory), 4096):
-    memory[at] = 1' "$(awk '/MemAvailable/ { print int($2 * 1024 / 2) }' /proc/meminfo)"
+    memory[at] = 1'
 
 for round in $(seq "$ROUNDS"); do
     for name in "${candidates[@]}"; do
