@@ -22,6 +22,7 @@ mod departed;
 mod doubt;
 mod listings;
 mod notices;
+mod privileges;
 mod reply;
 mod seek;
 mod served;
@@ -91,9 +92,6 @@ impl fuser::Filesystem for Adapter {
         self.answer_attributes(number, reply);
     }
 
-    /// With HANDLE_KILLPRIV_V2 the set-id bits are ours to clear: on chown always, on truncation by an ordinary user.
-    /// fuser hides the flag that says which truncation, so every one by another than root counts. A SETATTR of nothing but
-    /// perhaps ctime is a chown(2) that names nobody, or the kernel taking privileges away: the bits go too.
     fn setattr(
         &self,
         request: &Request,
@@ -113,8 +111,6 @@ impl fuser::Filesystem for Adapter {
         reply: ReplyAttr,
     ) {
         let _turn = self.begin_change();
-        let sets_times = atime.is_some() || mtime.is_some();
-        let owner_changes = uid.is_some() || gid.is_some() || (size.is_none() && !sets_times);
         let set = SetAttributes {
             mode: mode.map(|bits| bits & mode::PERMISSIONS),
             uid,
@@ -123,10 +119,12 @@ impl fuser::Filesystem for Adapter {
             atime: atime.map(convert::set_time),
             mtime: mtime.map(convert::set_time),
             ctime: ctime.map(|time| convert::set_time(TimeOrNow::SpecificTime(time))),
-            kill_set_id: mode.is_none() && (owner_changes || (size.is_some() && request.uid() != 0)),
+            ..SetAttributes::default()
         };
-        let outcome = self.fs.set_attributes(ino(number), &set);
-        self.reply_attributes(departed::accept_times(outcome, ino(number), &set), reply);
+        let outcome = self
+            .with_set_id(request, ino(number), set)
+            .and_then(|set| departed::accept_times(self.fs.set_attributes(ino(number), &set), ino(number), &set));
+        self.reply_attributes(outcome, reply);
     }
 
     fn readlink(&self, _: &Request, number: INodeNo, reply: ReplyData) {

@@ -155,7 +155,7 @@ fn apply(inode: &mut InodeValue, set: &SetAttributes, now: Timestamp) {
     if drops_set_id(inode, set) {
         inode.mode &= !mode::SET_UID;
         // Without group execution the bit means mandatory locking, which has nothing to do with privileges.
-        if inode.mode & GROUP_EXECUTE != 0 {
+        if inode.mode & GROUP_EXECUTE != 0 || set.kill_set_gid {
             inode.mode &= !mode::SET_GID;
         }
     }
