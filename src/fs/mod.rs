@@ -10,6 +10,7 @@ mod layer;
 mod ops;
 mod plan;
 mod presence;
+pub(crate) mod ranges;
 mod reclaim;
 mod repack;
 mod sealers;

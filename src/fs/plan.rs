@@ -7,6 +7,7 @@ use std::sync::Arc;
 use super::batch::{Plan, existing};
 use super::extents::{self, Mapped};
 use super::layer::{FRAME, Frame, INLINE_ROOM, Layer, MAX_PIECES};
+use super::ranges::join;
 use super::{FileSystem, FsOptions, sealers};
 use crate::error::{Error, Result};
 use crate::format::values::{InodeValue, inode_flags};
@@ -282,19 +283,6 @@ fn span(ranges: &[Range<u64>]) -> Vec<Range<u64>> {
         (Some(first), Some(last)) => std::iter::once(first.start..last.end).collect(),
         _ => Vec::new(),
     }
-}
-
-/// Sorts and joins what touches.
-pub(super) fn join(mut ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
-    ranges.sort_unstable_by_key(|range| range.start);
-    let mut joined: Vec<Range<u64>> = Vec::with_capacity(ranges.len());
-    for range in ranges {
-        match joined.last_mut() {
-            Some(last) if last.end >= range.start => last.end = last.end.max(range.end),
-            _ => joined.push(range),
-        }
-    }
-    joined
 }
 
 impl FileSystem {
