@@ -166,6 +166,13 @@ fn apply(inode: &mut InodeValue, set: &SetAttributes, now: Timestamp) {
     inode.ctime = set.ctime.map_or(now, at);
 }
 
+impl Attributes {
+    /// Of an inode that nothing is staged of.
+    pub(crate) fn of_published(ino: Ino, inode: &InodeValue) -> Attributes {
+        attributes_of(ino, inode, Presence::published(inode))
+    }
+}
+
 /// What stat(2) tells of an inode with this content, staged data included.
 ///
 /// A directory's size is 32 bytes per entry, rounded up to whole blocks and at least one, and its blocks are those of that size.
