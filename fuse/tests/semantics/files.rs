@@ -124,6 +124,32 @@ fn holes_take_no_space_and_data_counts_in_full() {
     assert!(fs::metadata(mount.archive()).unwrap().len() < 16 << 20);
 }
 
+/// Of small pieces written close together, more than 12 in 128 KiB, the holes between them are filled when they are stored.
+/// st_blocks counts them from a second or two after that on.
+#[test]
+fn holes_between_many_small_pieces_are_filled_and_then_counted() {
+    let mut mount = Mount::new();
+    let pieces = create(mount.path("pieces"));
+    for block in (0..32).step_by(2) {
+        pieces.write_all_at(&noise(block, 4096), block * 4096).unwrap();
+    }
+    drop(pieces);
+    let blocks = |mount: &Mount| fs::metadata(mount.path("pieces")).unwrap().blocks();
+    assert_eq!(blocks(&mount), 16 * 8);
+    File::open(mount.path("pieces")).unwrap().sync_all().unwrap();
+    // The kernel holds an answer for ever that was right when it was given.
+    for _ in 0..200 {
+        if blocks(&mount) == 31 * 8 {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    for _ in 0..2 {
+        assert_eq!(blocks(&mount), 31 * 8);
+        mount.remount();
+    }
+}
+
 /// What truncate(2) cuts off is gone at once, and reads as zeros when the file grows again.
 #[test]
 fn what_was_cut_off_does_not_come_back() {
