@@ -3,6 +3,7 @@
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Write};
 use std::os::unix::fs::{FileExt, MetadataExt};
+use std::time::Duration;
 
 use nix::libc::{EFBIG, ENOENT, O_DIRECT};
 
