@@ -1,4 +1,4 @@
-//! The daemon's clock: background steps every second, and unless `sync=never` a flush and, a second later, a commit every five.
+//! The daemon's clock: background steps and news for the kernel every second, and unless `sync=never` a flush and, a second later, a commit every five.
 //!
 //! # Rules
 //! 1  A commit comes [`ARRIVAL`] after its flush: syncfs(2) on a FUSE mount sends WRITE requests and does not wait until they are
@@ -60,6 +60,7 @@ impl Ticker {
                 }
                 let done = clock.maintain();
                 clock.report(done);
+                clock.tell();
                 if remembered.elapsed() >= REMEMBER {
                     witness.remember();
                     remembered = Instant::now();
@@ -150,6 +151,13 @@ impl Clock {
             }
         }
         Ok(())
+    }
+
+    /// Tells the kernel which block counts it keeps are wrong since write-out.
+    fn tell(&self) {
+        for ino in self.fs.take_filled() {
+            self.shared.blocks_changed(ino);
+        }
     }
 
     /// The same error every second is logged once.

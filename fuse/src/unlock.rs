@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use lockbox::Error;
-use lockbox::archive::{Archive, KeyKind, Secrets, UnlockLimits, UnlockedKey};
+use lockbox::archive::{Archive, Secrets, UnlockLimits, UnlockedKey};
 use lockbox::crypto::{KeyFile, Passphrase, Prompts, RecoveryCode};
 use lockbox_secrets::{Bytes, Lock, Sources};
 
@@ -50,8 +50,7 @@ impl Lock for Door<'_> {
     }
 
     fn accept(&self, kept: &[u8]) -> Option<UnlockedKey> {
-        let key = UnlockedKey::from_bytes(kept).ok()?;
-        Archive::check_key(self.path, &key).ok().map(|()| key)
+        Archive::accept_kept(self.path, kept)
     }
 
     fn to_keep(&self, key: &UnlockedKey) -> Bytes {
@@ -74,17 +73,11 @@ impl Lock for Door<'_> {
     }
 
     fn add_passphrase(&mut self, passphrase: Bytes) {
-        match RecoveryCode::parse(&passphrase) {
-            Ok(code) => self.secrets.recovery_code = Some(code),
-            Err(error) if lockbox_secrets::resembles_recovery_code(&passphrase) => self.mistyped = Some(error),
-            Err(_) => {}
-        }
-        self.secrets.passphrase = Some(typed(passphrase));
+        self.mistyped = self.secrets.add_typed(passphrase.into());
     }
 
     fn wants_both(&self) -> bool {
-        let kinds = Archive::key_kinds(self.path).unwrap_or_default();
-        kinds.iter().any(|(_, kind)| *kind == KeyKind::KeyFileAndPassphrase)
+        Archive::wants_both(self.path)
     }
 
     fn attempt(&self) -> Result<Option<UnlockedKey>, Failure> {
@@ -103,11 +96,6 @@ impl Lock for Door<'_> {
     }
 }
 
-/// Moves the bytes, so that there is no second copy of them.
-fn typed(mut bytes: Bytes) -> Passphrase {
-    Passphrase::new(std::mem::take(&mut *bytes))
-}
-
 /// Lets identities and their plugins ask on the terminal, when the mounting command has one.
 struct Asker(Sources);
 
@@ -117,9 +105,7 @@ impl Prompts for Asker {
     }
 
     fn confirm(&self, question: &str, yes: &str, no: Option<&str>) -> Option<bool> {
-        let choice = no.map_or_else(|| format!("[y: {yes}, n]"), |no| format!("[y: {yes}, n: {no}]"));
-        let answer = lockbox_secrets::ask_openly(&format!("{question} {choice} "))?;
-        Some(["y", "yes"].iter().any(|word| answer.trim().eq_ignore_ascii_case(word)))
+        lockbox_secrets::confirm_openly(question, yes, no)
     }
 
     fn public(&self, question: &str) -> Option<String> {
@@ -127,6 +113,6 @@ impl Prompts for Asker {
     }
 
     fn secret(&self, question: &str) -> Option<Passphrase> {
-        self.0.answer(&format!("{} ", question.trim_end())).map(typed)
+        self.0.answer(&format!("{} ", question.trim_end())).map(Passphrase::from)
     }
 }

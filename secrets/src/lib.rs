@@ -16,10 +16,10 @@ mod sources;
 
 pub use error::{Error, Kind, Result};
 pub use keyring::{Cache, Keyring, parse_timeout};
-pub use opening::{Lock, ask, gather, open, resembles_recovery_code};
+pub use opening::{Lock, ask, gather, open};
 pub use passphrase::PassphraseSources;
 pub use read::{value, without_line_end};
-pub use sources::{Sources, ask_openly, ask_secretly};
+pub use sources::{Sources, ask_openly, ask_secretly, confirm_openly};
 
 /// A secret, wiped when it is dropped.
 pub type Bytes = zeroize::Zeroizing<Vec<u8>>;

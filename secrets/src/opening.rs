@@ -128,12 +128,6 @@ pub fn gather<L: Lock>(lock: &mut L, path: &Path, sources: &Sources) -> Result<(
     Ok(())
 }
 
-/// Nine groups of six digits, whatever stands between them: somebody typed a recovery code, or meant to.
-pub fn resembles_recovery_code(typed: &[u8]) -> bool {
-    let digits = typed.iter().filter(|byte| byte.is_ascii_digit() || b"OoIl".contains(byte)).count();
-    (50..=58).contains(&digits) && typed.iter().all(|byte| byte.is_ascii_digit() || b"OoIl- \t\r\n".contains(byte))
-}
-
 #[cfg(test)]
 mod tests {
     use std::cell::Cell;
@@ -305,16 +299,5 @@ mod tests {
         let changed = Door { kept: [9; 48], ..Door::new(3, &["passphrase"]) };
         assert!(kept(&changed, &keyring).is_none());
         assert!(keyring.kept(&door.id).is_none(), "a key that opens nothing is dropped");
-    }
-
-    #[test]
-    fn a_recovery_code_is_recognised_by_its_look() {
-        let code = ["012345"; 9];
-        assert!(resembles_recovery_code(code.join("-").as_bytes()));
-        assert!(resembles_recovery_code(code.join(" ").as_bytes()));
-        assert!(resembles_recovery_code(format!("{}1234O", code[1..].join("")).as_bytes()));
-        for other in ["", "correct horse", "0123456789", &"1".repeat(80), &format!("{}x", code.join("-"))] {
-            assert!(!resembles_recovery_code(other.as_bytes()), "{other}");
-        }
     }
 }

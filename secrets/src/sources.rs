@@ -119,6 +119,13 @@ pub fn ask_openly(question: &str) -> Option<String> {
     prompt::ask_openly(question)
 }
 
+/// Asks for one of two choices that others may see, of which `no` may have a name too. None without a terminal.
+pub fn confirm_openly(question: &str, yes: &str, no: Option<&str>) -> Option<bool> {
+    let choice = no.map_or_else(|| format!("[y: {yes}, n]"), |no| format!("[y: {yes}, n: {no}]"));
+    let answer = ask_openly(&format!("{question} {choice} "))?;
+    Some(["y", "yes"].iter().any(|word| answer.trim().eq_ignore_ascii_case(word)))
+}
+
 #[cfg(test)]
 mod tests {
     use clap::Parser;

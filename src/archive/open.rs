@@ -53,12 +53,24 @@ impl Archive {
     ///
     /// # Errors
     /// As [`Archive::identify`]; `WrongKey` for the key of another archive, or one from before its keys were changed.
-    pub fn check_key(path: &Path, key: &UnlockedKey) -> Result<()> {
+    fn check_key(path: &Path, key: &UnlockedKey) -> Result<()> {
         let header = Header::read(&Unlocked::open(path)?)?;
         if header.framing().archive != key.archive {
             return Err(Error::WrongKey);
         }
         header.authenticate(&key.volume_key)
+    }
+
+    /// The key that was kept somewhere as these bytes, if it is still the archive's.
+    pub fn accept_kept(path: &Path, kept: &[u8]) -> Option<UnlockedKey> {
+        let key = UnlockedKey::from_bytes(kept).ok()?;
+        Archive::check_key(path, &key).ok().map(|()| key)
+    }
+
+    /// Whether a key slot wants a key file and a passphrase together. A header that cannot be read wants nothing.
+    pub fn wants_both(path: &Path) -> bool {
+        let kinds = Archive::key_kinds(path).unwrap_or_default();
+        kinds.iter().any(|(_, kind)| *kind == KeyKind::KeyFileAndPassphrase)
     }
 
     /// The archive's id, readable without a key.

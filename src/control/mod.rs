@@ -8,7 +8,7 @@ mod places;
 mod server;
 
 pub use client::{ask, running};
-pub use places::{Place, places};
+pub use places::{Place, Runtime, places, runtime};
 pub use server::{Server, serve};
 
 use std::fmt::Write;

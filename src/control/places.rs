@@ -1,15 +1,61 @@
-//! Where the daemons of this user, or for root those of everybody, keep their sockets.
+//! Where the daemons of this user, or for root those of everybody, keep their sockets, and where the next one puts its own.
 
 use std::ffi::{OsStr, OsString};
-use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::{fs, io};
 
 /// A runtime directory and the user whose daemons it may hold.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Place {
     pub runtime: PathBuf,
     pub owner: u32,
+}
+
+/// Where the socket of a user's next daemon goes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Runtime {
+    Ready(PathBuf),
+    /// To be made, with a mode that keeps others out.
+    Missing(PathBuf),
+    /// Somebody else's, or open to others: not to be used.
+    NotPrivate(PathBuf),
+}
+
+impl Runtime {
+    pub fn ready(self) -> Option<PathBuf> {
+        match self {
+            Runtime::Ready(path) => Some(path),
+            Runtime::Missing(_) | Runtime::NotPrivate(_) => None,
+        }
+    }
+}
+
+/// `$XDG_RUNTIME_DIR` when it is the user's (su(1) and sudo(8) may keep that of another), else `/run` for root, else `/tmp/lockbox-UID`
+/// when it is the user's alone.
+pub fn runtime(xdg_runtime_dir: Option<&OsStr>, user: u32) -> Runtime {
+    runtime_below(Path::new("/"), xdg_runtime_dir, user)
+}
+
+fn runtime_below(root: &Path, xdg_runtime_dir: Option<&OsStr>, user: u32) -> Runtime {
+    let is_ours = |path: &PathBuf| path.metadata().is_ok_and(|found| found.is_dir() && found.uid() == user);
+    if let Some(given) = xdg_runtime_dir.map(PathBuf::from).filter(|given| given.is_absolute()).filter(is_ours) {
+        return Runtime::Ready(given);
+    }
+    if user == 0 {
+        return Runtime::Ready(root.join("run"));
+    }
+    let path = root.join(fallback(user));
+    // Anybody may make a name in /tmp first: a directory of somebody else, or a link to one, is not taken.
+    match fs::symlink_metadata(&path) {
+        Ok(found) if found.is_dir() && found.uid() == user && found.mode() & 0o077 == 0 => Runtime::Ready(path),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Runtime::Missing(path),
+        _ => Runtime::NotPrivate(path),
+    }
+}
+
+fn fallback(user: u32) -> String {
+    format!("tmp/lockbox-{user}")
 }
 
 /// The places where a user's daemons may be, that of the user's own mounts first: a daemon that was started without the
@@ -34,7 +80,7 @@ fn places_below(root: &Path, xdg_runtime_dir: Option<&OsStr>, user: u32) -> Vec<
     }
     if user != 0 {
         add(root.join(format!("run/user/{user}")), user);
-        add(root.join(format!("tmp/lockbox-{user}")), user);
+        add(root.join(fallback(user)), user);
         return found;
     }
     add(root.join("run"), 0);
@@ -65,7 +111,40 @@ impl Place {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
     use super::*;
+
+    #[test]
+    fn the_next_daemon_has_a_directory_that_is_its_users_alone() {
+        let root = tempfile::tempdir().unwrap();
+        let me = root.path().metadata().unwrap().uid();
+        let set_mode = |path: &Path, mode| fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+        // Whoever runs this may be root, who has /run whatever lies elsewhere.
+        let user = if me == 0 { 1 } else { me };
+        let chosen = |given: Option<&Path>| runtime_below(root.path(), given.map(Path::as_os_str), user);
+        let own = root.path().join(fallback(user));
+        assert_eq!(chosen(None), Runtime::Missing(own.clone()));
+        assert_eq!(chosen(Some(Path::new("relative"))), Runtime::Missing(own.clone()));
+        fs::create_dir_all(&own).unwrap();
+        std::os::unix::fs::chown(&own, Some(user), None).unwrap();
+        for (mode, private) in [(0o750, false), (0o700, true)] {
+            set_mode(&own, mode);
+            assert_eq!(chosen(None).ready().is_some(), private, "{mode:o}");
+        }
+        let given = tempfile::tempdir().unwrap();
+        std::os::unix::fs::chown(given.path(), Some(user), None).unwrap();
+        assert_eq!(chosen(Some(given.path())), Runtime::Ready(given.path().to_path_buf()));
+        let elsewhere = root.path().join("elsewhere");
+        fs::rename(&own, &elsewhere).unwrap();
+        std::os::unix::fs::symlink(&elsewhere, &own).unwrap();
+        assert_eq!(chosen(None), Runtime::NotPrivate(own), "a link, which anybody may have made");
+        assert_eq!(runtime_below(root.path(), None, 0), Runtime::Ready(root.path().join("run")));
+        if me == 0 {
+            let others = Some(given.path().as_os_str());
+            assert_eq!(runtime_below(root.path(), others, 0), Runtime::Ready(root.path().join("run")));
+        }
+    }
 
     #[test]
     fn a_user_has_few_places_and_root_has_everybodys() {

@@ -85,6 +85,12 @@ impl RecoveryCode {
         Ok(code)
     }
 
+    /// Whether somebody typed a code, or meant to: nine groups of six digits, whatever stands between them.
+    pub fn is_meant_by(typed: &[u8]) -> bool {
+        let digits = typed.iter().filter(|byte| byte.is_ascii_digit() || b"OoIl".contains(byte)).count();
+        (50..=58).contains(&digits) && typed.iter().all(|byte| byte.is_ascii_digit() || b"OoIl- \t\r\n".contains(byte))
+    }
+
     /// The first 16 bits of a hash with a label of its own; whoever has the code can make it, nobody else sees it.
     fn check(&self) -> u16 {
         let mut labelled = Zeroizing::new(b"lockbox recovery code".to_vec());
@@ -123,6 +129,17 @@ fn digits(typed: &[u8]) -> Result<Zeroizing<Vec<u8>>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_code_is_recognised_by_its_look() {
+        let code = ["012345"; 9];
+        assert!(RecoveryCode::is_meant_by(code.join("-").as_bytes()));
+        assert!(RecoveryCode::is_meant_by(code.join(" ").as_bytes()));
+        assert!(RecoveryCode::is_meant_by(format!("{}1234O", code[1..].join("")).as_bytes()));
+        for other in ["", "correct horse", "0123456789", &"1".repeat(80), &format!("{}x", code.join("-"))] {
+            assert!(!RecoveryCode::is_meant_by(other.as_bytes()), "{other}");
+        }
+    }
     use crate::env::SeededEnvironment;
 
     fn code() -> RecoveryCode {

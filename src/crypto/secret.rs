@@ -28,3 +28,9 @@ impl Passphrase {
         &self.0
     }
 }
+
+impl From<Zeroizing<Vec<u8>>> for Passphrase {
+    fn from(bytes: Zeroizing<Vec<u8>>) -> Passphrase {
+        Passphrase(bytes)
+    }
+}

@@ -29,11 +29,18 @@ pub(crate) struct Plan {
     pub(crate) pieces: Vec<WrittenPiece>,
     /// Extents that the pieces will cut or replace.
     pub(crate) cuts: u64,
+    /// A piece covers what was a hole: the file gets more blocks than its staged data said.
+    pub(crate) fills: bool,
     /// The file was removed before the batch was applied.
     pub(crate) gone: bool,
 }
 
 impl Plan {
+    /// Of a layer that ends before `end`; nothing of it is written yet.
+    pub(crate) fn new(ino: Ino, end: u64) -> Plan {
+        Plan { ino, end, inline: None, pieces: Vec::new(), cuts: 0, fills: false, gone: false }
+    }
+
     /// Upper bound of the records that applying it changes: inode and inline data beside the extents.
     pub(crate) fn records(&self) -> u64 {
         2 + self.pieces.len() as u64 * extents::RECORDS_PER_PIECE + self.cuts * extents::RECORDS_PER_CUT

@@ -5,11 +5,13 @@ mod batch;
 mod check;
 mod directory;
 mod extents;
+mod filled;
 mod inode;
 mod layer;
 mod ops;
 mod plan;
 mod presence;
+pub(crate) mod ranges;
 mod reclaim;
 mod repack;
 mod sealers;
@@ -57,6 +59,7 @@ pub struct FileSystem {
     /// Key of the directory and xattr name hashes.
     pub(crate) name_key: [u8; 16],
     staging: staging::Staging,
+    filled: filled::Filled,
     handles: inode::OpenHandles,
     reclaim: reclaim::Queue,
     repack: repack::Repack,
@@ -78,6 +81,7 @@ impl FileSystem {
             options,
             name_key,
             staging: staging::Staging::new(),
+            filled: filled::Filled::default(),
             handles: inode::OpenHandles::default(),
             reclaim: reclaim::Queue::default(),
             repack: repack::Repack::default(),

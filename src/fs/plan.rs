@@ -6,7 +6,8 @@ use std::sync::Arc;
 
 use super::batch::{Plan, existing};
 use super::extents::{self, Mapped};
-use super::layer::{FRAME, Frame, INLINE_ROOM, Layer, MAX_PIECES};
+use super::layer::{FRAME, Frame, INLINE_ROOM, Layer, MAX_PIECES, Piece};
+use super::ranges::join;
 use super::{FileSystem, FsOptions, sealers};
 use crate::error::{Error, Result};
 use crate::format::values::{InodeValue, inode_flags};
@@ -52,7 +53,7 @@ impl Planner<'_> {
         let mut packs = Packs::new();
         for (ino, layer) in layers {
             let Some(inode) = existing(self.view, *ino)? else { continue };
-            let mut plan = Plan { ino: *ino, end: layer.end(), inline: None, pieces: Vec::new(), cuts: 0, gone: false };
+            let mut plan = Plan::new(*ino, layer.end());
             if let Some(content) = self.inline(&plan, &inode, layer)? {
                 plan.inline = Some(content);
                 plan.cuts = extents::measure(self.view, *ino, 0..inode.trim, u64::MAX)?.0;
@@ -186,7 +187,9 @@ impl Planner<'_> {
         };
         plan.cuts += mapped.len() as u64;
         let base = number * FRAME;
-        for run in self.affordable(frame.held, runs(base, frame, &mapped, &range)) {
+        let staged = staged(base, frame);
+        for run in self.affordable(frame.held, runs(&staged, &mapped, &range)) {
+            plan.fills |= fills(&run, &staged, &mapped);
             let mut data = vec![0; (run.end - run.start) as usize];
             for old in mapped.iter().filter(|old| old.overlap(&run) > 0) {
                 let (from, to) = (old.offset.max(run.start), old.end().min(run.end));
@@ -227,26 +230,40 @@ fn covered(base: u64, frame: &Frame, range: Range<u64>) -> bool {
     })
 }
 
+/// Where the pieces of a frame lie in their file.
+fn staged(base: u64, frame: &Frame) -> Vec<Range<u64>> {
+    let range = |piece: &Piece| {
+        let start = base + u64::from(piece.start);
+        start..start + piece.data.len() as u64
+    };
+    frame.pieces.iter().map(range).collect()
+}
+
+/// Whether a page over `run` covers holes between the pieces and the extents.
+fn fills(run: &Range<u64>, pieces: &[Range<u64>], mapped: &[Mapped]) -> bool {
+    if pieces.contains(run) {
+        return false;
+    }
+    let there = pieces.iter().cloned().chain(mapped.iter().map(|old| old.offset..old.end()));
+    let within = there.map(|part| part.start.max(run.start)..part.end.min(run.end)).filter(|part| !part.is_empty());
+    length(&join(within.collect())) < run.end - run.start
+}
+
 /// The ranges to be written as a page each, as choices of which the first is the best and the last always affordable. Every piece lies
 /// within a range of each choice.
-fn runs(base: u64, frame: &Frame, mapped: &[Mapped], visible: &Range<u64>) -> Vec<Vec<Range<u64>>> {
-    let pieces: Vec<Range<u64>> = frame
-        .pieces
-        .iter()
-        .map(|piece| base + u64::from(piece.start)..base + u64::from(piece.start) + piece.data.len() as u64)
-        .collect();
-    let rest = remaining(&pieces, mapped, visible);
-    let (new, old) = (length(&pieces), length(&rest));
+fn runs(pieces: &[Range<u64>], mapped: &[Mapped], visible: &Range<u64>) -> Vec<Vec<Range<u64>>> {
+    let rest = remaining(pieces, mapped, visible);
+    let (new, old) = (length(pieces), length(&rest));
     let merge = old > 0 && (pieces.len() + rest.len() > MAX_PIECES || new + old <= SMALL_FRAME || new >= old);
     let merged = || {
-        let mut all = pieces.clone();
+        let mut all = pieces.to_vec();
         all.extend(rest.iter().cloned());
         let joined = join(all);
         if joined.len() > MAX_PIECES { span(&joined) } else { joined }
     };
     // Staging holds room for each piece as a page, or for the frame as one page when that is less (`Frame::room_with`).
-    let separate = (pieces.len() <= MAX_PIECES).then(|| pieces.clone());
-    [merge.then(merged), separate, Some(span(&pieces))].into_iter().flatten().collect()
+    let separate = (pieces.len() <= MAX_PIECES).then(|| pieces.to_vec());
+    [merge.then(merged), separate, Some(span(pieces))].into_iter().flatten().collect()
 }
 
 /// Parts of the visible extents that no piece replaces.
@@ -284,19 +301,6 @@ fn span(ranges: &[Range<u64>]) -> Vec<Range<u64>> {
     }
 }
 
-/// Sorts and joins what touches.
-pub(super) fn join(mut ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
-    ranges.sort_unstable_by_key(|range| range.start);
-    let mut joined: Vec<Range<u64>> = Vec::with_capacity(ranges.len());
-    for range in ranges {
-        match joined.last_mut() {
-            Some(last) if last.end >= range.start => last.end = last.end.max(range.end),
-            _ => joined.push(range),
-        }
-    }
-    joined
-}
-
 impl FileSystem {
     pub(super) fn planner<'a>(&'a self, view: View<'a>, room: &'a mut Option<Reservation>) -> Planner<'a> {
         Planner { volume: &self.volume, options: self.options, view, room, threads: self.threads, written: Vec::new() }
@@ -306,12 +310,11 @@ impl FileSystem {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::single_range_in_vec_init)] // lists of ranges that may have one
-    use super::super::layer::{Piece, WHOLE_ROOM};
     use super::*;
 
-    fn frame(pieces: &[(u32, usize)], held: u64) -> Frame {
+    fn pieces(base: u64, pieces: &[(u32, usize)]) -> Vec<Range<u64>> {
         let pieces = pieces.iter().map(|(start, length)| Piece { start: *start, data: vec![1; *length] }).collect();
-        Frame { pieces, held, ..Frame::default() }
+        staged(base, &Frame { pieces, ..Frame::default() })
     }
 
     fn extent(offset: u64, length: u32) -> Mapped {
@@ -327,7 +330,7 @@ mod tests {
     #[test]
     fn an_overwritten_block_becomes_a_page_of_its_own() {
         let old = [extent(FRAME, FRAME as u32)];
-        let runs = runs(FRAME, &frame(&[(8192, 4096)], WHOLE_ROOM), &old, &(FRAME..2 * FRAME));
+        let runs = runs(&pieces(FRAME, &[(8192, 4096)]), &old, &(FRAME..2 * FRAME));
         assert_eq!(runs[0], [FRAME + 8192..FRAME + 12288]);
     }
 
@@ -336,15 +339,15 @@ mod tests {
         let old = [extent(0, 8000)];
         let visible = 0..FRAME;
         let alone = vec![8000..8010];
-        assert_eq!(runs(0, &frame(&[(8000, 10)], 1), &old, &visible), [vec![0..8010], alone.clone(), alone]);
+        assert_eq!(runs(&pieces(0, &[(8000, 10)]), &old, &visible), [vec![0..8010], alone.clone(), alone]);
         let large = [extent(0, 30_000)];
-        assert_eq!(runs(0, &frame(&[(16_000, 10)], 1), &large, &visible)[0], [16_000..16_010]);
+        assert_eq!(runs(&pieces(0, &[(16_000, 10)]), &large, &visible)[0], [16_000..16_010]);
     }
 
     #[test]
     fn a_frame_cut_too_often_is_written_whole_and_keeps_its_holes_outside() {
-        let pieces: Vec<(u32, usize)> = (0..20).map(|i| (4096 + i * 1000, 10)).collect();
-        let runs = runs(0, &frame(&pieces, WHOLE_ROOM), &[extent(0, 4000)], &(0..FRAME));
+        let cuts: Vec<(u32, usize)> = (0..20).map(|i| (4096 + i * 1000, 10)).collect();
+        let runs = runs(&pieces(0, &cuts), &[extent(0, 4000)], &(0..FRAME));
         assert_eq!(runs[0], [0..4096 + 19_000 + 10]);
         assert_eq!(runs[1..], [[4096..4096 + 19_000 + 10]], "what was promised");
     }
@@ -352,7 +355,16 @@ mod tests {
     #[test]
     fn merging_leaves_holes_between_runs_and_what_is_hidden_alone() {
         let old = [extent(0, 1000), extent(50_000, 1000), extent(90_000, 1000)];
-        let runs = runs(0, &frame(&[(1000, 100)], WHOLE_ROOM), &old, &(0..90_000));
+        let runs = runs(&pieces(0, &[(1000, 100)]), &old, &(0..90_000));
         assert_eq!(runs[0], [0..1100, 50_000..51_000]);
+    }
+
+    #[test]
+    fn a_page_fills_holes_when_neither_pieces_nor_extents_are_all_of_it() {
+        let new = pieces(0, &[(100, 100), (300, 100)]);
+        assert!(!fills(&(100..200), &new, &[]), "one piece");
+        assert!(fills(&(100..400), &new, &[]));
+        assert!(!fills(&(100..400), &new, &[extent(150, 200)]), "an extent lies between");
+        assert!(fills(&(50..400), &new, &[extent(150, 200)]));
     }
 }

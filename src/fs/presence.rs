@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::plan::join;
+use super::ranges::join;
 use super::{FileSystem, extents};
 use crate::error::Result;
 use crate::format::Ino;

@@ -62,7 +62,7 @@ pub(super) fn write_frames(
             let held = mine.iter().map(|(_, frame)| frame.held).sum();
             let mut room = work.room.as_mut().map(|room| room.split(held));
             drop(work);
-            let mut part = Plan { ino, end, inline: None, pieces: Vec::new(), cuts: 0, gone: false };
+            let mut part = Plan::new(ino, end);
             let mut own = Planner { volume, options, view, room: &mut room, threads: 1, written: Vec::new() };
             let result = mine.iter().try_for_each(|(number, frame)| own.frame(&mut part, inode, *number, frame));
             let written = own.written;
@@ -92,6 +92,7 @@ pub(super) fn write_frames(
     for (_, part) in done {
         plan.pieces.extend(part.pieces);
         plan.cuts += part.cuts;
+        plan.fills |= part.fills;
     }
     failed.map_or(Ok(()), Err)
 }

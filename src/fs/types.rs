@@ -57,8 +57,10 @@ pub struct SetAttributes {
     pub atime: Option<SetTime>,
     pub mtime: Option<SetTime>,
     pub ctime: Option<SetTime>,
-    /// Clears set-id bits as a write by an ordinary user does (kernel's KILL_SUIDGID).
+    /// Clears set-id bits as a write by an ordinary user does (kernel's KILL_SUIDGID): set-gid only where the group may execute.
     pub kill_set_id: bool,
+    /// With `kill_set_id`, clears set-gid in any case.
+    pub kill_set_gid: bool,
 }
 
 /// Who creates an object.

@@ -77,6 +77,7 @@ impl FileSystem {
         let plans = landed.and_then(|()| self.write_pages(op.view(), &mut sealing));
         let result = match plans {
             Ok(plans) => {
+                self.filled.note(&batch, &plans);
                 batch.written(plans);
                 batch.land(&self.volume, op).map(drop)
             }
@@ -151,6 +152,7 @@ impl FileSystem {
             }
         };
         let records = plans.iter().map(Plan::records).sum();
+        self.filled.note(&batch, &plans);
         batch.written(plans);
         drop(sealing.room.take());
         // When this fails the batch stays announced, and the next commit or change of these files lands it.

@@ -8,6 +8,7 @@ use fuser::Request;
 use crate::callers::Callers;
 
 /// Numbers of linux/capability.h.
+const CAP_FOWNER: u32 = 3;
 const CAP_FSETID: u32 = 4;
 const CAP_SYS_ADMIN: u32 = 21;
 
@@ -35,6 +36,11 @@ impl<'a> Caller<'a> {
         status.groups().any(|member| member == group) || (self.uid == 0 && status.has(CAP_FSETID))
     }
 
+    /// Whether it may do what the owner may.
+    pub(super) fn owns(&self, owner: u32) -> bool {
+        self.uid == owner || (self.uid == 0 && self.callers.status(self.thread).has(CAP_FOWNER))
+    }
+
     /// Whether it may read `trusted.` attributes.
     pub(super) fn is_administrator(&self) -> bool {
         self.uid == 0 && self.callers.status(self.thread).has(CAP_SYS_ADMIN)
@@ -46,9 +52,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn without_proc_only_the_primary_group_counts() {
+    fn without_proc_only_the_primary_group_and_the_user_count() {
         let gone = Caller { callers: &Callers::Here, uid: 0, gid: 5, thread: 0 };
         assert!(gone.keeps_set_gid(5) && !gone.keeps_set_gid(6) && !gone.is_administrator());
+        assert!(gone.owns(0) && !gone.owns(6));
     }
 
     #[test]

@@ -1,9 +1,19 @@
-//! Remembers for each open directory where its listing ends, so that renaming while listing terminates.
+//! Lists directories, and remembers for each open one where its listing ends, so that renaming while listing terminates.
 
 use std::collections::HashMap;
+use std::ffi::OsStr;
+use std::ops::ControlFlow;
+use std::os::unix::ffi::OsStrExt;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use fuser::{FileHandle, INodeNo, OpenFlags, ReplyDirectory, ReplyDirectoryPlus};
+use lockbox::{Error, Result};
 use parking_lot::Mutex;
+
+use super::notices::notes_access;
+use super::reply::full;
+use super::served::{FOR_EVER, GENERATION};
+use super::{Adapter, convert, ino};
 
 const SHARDS: u64 = 16;
 
@@ -41,6 +51,68 @@ impl Listings {
 
     pub(crate) fn close(&self, handle: u64) {
         self.shard(handle).lock().remove(&handle);
+    }
+}
+
+impl Adapter {
+    pub(super) fn begin_listing(&self, directory: INodeNo, flags: OpenFlags) -> Result<FileHandle> {
+        let bound = self.fs.directory_bound(ino(directory))?;
+        self.shared.activity.directory_opened();
+        if notes_access(flags) {
+            self.note_access(directory);
+        }
+        Ok(FileHandle(self.listings.open(bound)))
+    }
+
+    /// The bound of a listing; reading from the start refreshes it.
+    fn bound(&self, directory: INodeNo, handle: FileHandle, offset: u64) -> Result<u64> {
+        let bound = self.listings.bound(handle.0).ok_or(Error::Stale)?;
+        if offset > 0 {
+            return Ok(bound);
+        }
+        let bound = self.fs.directory_bound(ino(directory))?;
+        self.listings.rewind(handle.0, bound);
+        Ok(bound)
+    }
+
+    pub(super) fn list(
+        &self,
+        directory: INodeNo,
+        handle: FileHandle,
+        offset: u64,
+        reply: &mut ReplyDirectory,
+    ) -> Result<()> {
+        let bound = self.bound(directory, handle, offset)?;
+        self.fs.list_directory(ino(directory), offset, bound, false, &mut |entry, _| {
+            let kind = convert::file_type(entry.file_type.into());
+            full(reply.add(INodeNo(entry.ino.0), entry.cookie, kind, OsStr::from_bytes(entry.name)))
+        })
+    }
+
+    /// With attributes.
+    pub(super) fn list_plus(
+        &self,
+        directory: INodeNo,
+        handle: FileHandle,
+        offset: u64,
+        reply: &mut ReplyDirectoryPlus,
+    ) -> Result<()> {
+        let bound = self.bound(directory, handle, offset)?;
+        self.fs.list_directory(ino(directory), offset, bound, true, &mut |entry, attributes| {
+            let Some(a) = attributes else { return ControlFlow::Continue(()) };
+            // One time counts for the name and the attributes, and names are kept for ever. The kernel drops attributes that were
+            // asked for before it was told to forget them.
+            if self.shared.writers.has(a.ino.0) {
+                self.take_attributes(INodeNo(a.ino.0));
+            }
+            let name = OsStr::from_bytes(entry.name);
+            full(reply.add(INodeNo(a.ino.0), entry.cookie, name, &FOR_EVER, &convert::attributes(a), GENERATION))
+        })
+    }
+
+    pub(super) fn end_listing(&self, handle: FileHandle) {
+        self.listings.close(handle.0);
+        self.shared.activity.directory_closed();
     }
 }
 

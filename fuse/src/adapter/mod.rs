@@ -17,11 +17,13 @@
 
 mod activity;
 mod caller;
+mod content;
 mod convert;
 mod departed;
 mod doubt;
 mod listings;
 mod notices;
+mod privileges;
 mod reply;
 mod seek;
 mod served;
@@ -35,7 +37,6 @@ pub use writers::Writers;
 use std::cell::RefCell;
 use std::ffi::OsStr;
 use std::io;
-use std::ops::ControlFlow;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::time::SystemTime;
@@ -44,7 +45,6 @@ use crate::errno::errno;
 use crate::kernel;
 use crate::pace::LONG_BYTES;
 use caller::Caller;
-use convert::Allocation;
 use fuser::{
     BsdFileFlags, CopyFileRangeFlags, Errno, FileHandle, FopenFlags, INodeNo, IoctlFlags, KernelConfig, LockOwner,
     OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty,
@@ -53,7 +53,7 @@ use fuser::{
 use lockbox::Error;
 use lockbox::fs::{Creator, SetAttributes, SyncProfile, mode};
 use notices::{notes_access, writes};
-use reply::{MAX_COPY, full, reply_copied, reply_empty, reply_xattr};
+use reply::{reply_copied, reply_empty, reply_xattr};
 use served::{FOR_EVER, GENERATION};
 
 const STATFS_BLOCK: u32 = 4096;
@@ -92,9 +92,6 @@ impl fuser::Filesystem for Adapter {
         self.answer_attributes(number, reply);
     }
 
-    /// With HANDLE_KILLPRIV_V2 the set-id bits are ours to clear: on chown always, on truncation by an ordinary user.
-    /// fuser hides the flag that says which truncation, so every one by another than root counts. A SETATTR of nothing but
-    /// perhaps ctime is a chown(2) that names nobody, or the kernel taking privileges away: the bits go too.
     fn setattr(
         &self,
         request: &Request,
@@ -114,8 +111,6 @@ impl fuser::Filesystem for Adapter {
         reply: ReplyAttr,
     ) {
         let _turn = self.begin_change();
-        let sets_times = atime.is_some() || mtime.is_some();
-        let owner_changes = uid.is_some() || gid.is_some() || (size.is_none() && !sets_times);
         let set = SetAttributes {
             mode: mode.map(|bits| bits & mode::PERMISSIONS),
             uid,
@@ -124,10 +119,12 @@ impl fuser::Filesystem for Adapter {
             atime: atime.map(convert::set_time),
             mtime: mtime.map(convert::set_time),
             ctime: ctime.map(|time| convert::set_time(TimeOrNow::SpecificTime(time))),
-            kill_set_id: mode.is_none() && (owner_changes || (size.is_some() && request.uid() != 0)),
+            ..SetAttributes::default()
         };
-        let outcome = self.fs.set_attributes(ino(number), &set);
-        self.reply_attributes(departed::accept_times(outcome, ino(number), &set), reply);
+        let outcome = self
+            .with_set_id(request, ino(number), set)
+            .and_then(|set| departed::accept_times(self.fs.set_attributes(ino(number), &set), ino(number), &set));
+        self.reply_attributes(outcome, reply);
     }
 
     fn readlink(&self, _: &Request, number: INodeNo, reply: ReplyData) {
@@ -295,12 +292,7 @@ impl fuser::Filesystem for Adapter {
         if data.len() >= LONG_BYTES || self.fs.may_wait() {
             turn.long();
         }
-        let kill = flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID);
-        let set = SetAttributes { kill_set_id: true, ..SetAttributes::default() };
-        let ready = if kill { self.fs.set_attributes(ino(number), &set).map(drop) } else { Ok(()) };
-        let written = ready.and_then(|()| self.fs.write(ino(number), offset, data));
-        self.content_changed(number, kill);
-        match written {
+        match self.write_content(number, offset, data, flags) {
             // A request is 1 MiB at most.
             Ok(()) => reply.written(data.len() as u32),
             Err(error) => reply.error(errno(&error)),
@@ -343,27 +335,15 @@ impl fuser::Filesystem for Adapter {
 
     fn opendir(&self, _: &Request, number: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
         let _turn = self.begin();
-        match self.fs.directory_bound(ino(number)) {
-            Ok(bound) => {
-                self.shared.activity.directory_opened();
-                if notes_access(flags) {
-                    self.note_access(number);
-                }
-                reply.opened(FileHandle(self.listings.open(bound)), FopenFlags::empty());
-            }
+        match self.begin_listing(number, flags) {
+            Ok(handle) => reply.opened(handle, FopenFlags::empty()),
             Err(error) => reply.error(errno(&error)),
         }
     }
 
     fn readdir(&self, _: &Request, number: INodeNo, handle: FileHandle, offset: u64, mut reply: ReplyDirectory) {
         let _turn = self.begin();
-        let listed = self.bound(number, handle, offset).and_then(|bound| {
-            self.fs.list_directory(ino(number), offset, bound, false, &mut |entry, _| {
-                let kind = convert::file_type(entry.file_type.into());
-                full(reply.add(INodeNo(entry.ino.0), entry.cookie, kind, OsStr::from_bytes(entry.name)))
-            })
-        });
-        match listed {
+        match self.list(number, handle, offset, &mut reply) {
             Ok(()) => reply.ok(),
             Err(error) => reply.error(errno(&error)),
         }
@@ -378,19 +358,7 @@ impl fuser::Filesystem for Adapter {
         mut reply: ReplyDirectoryPlus,
     ) {
         let _turn = self.begin();
-        let listed = self.bound(number, handle, offset).and_then(|bound| {
-            self.fs.list_directory(ino(number), offset, bound, true, &mut |entry, attributes| {
-                let Some(a) = attributes else { return ControlFlow::Continue(()) };
-                // One time counts for the name and the attributes, and names are kept for ever. The kernel drops attributes that were
-                // asked for before it was told to forget them.
-                if self.shared.writers.has(a.ino.0) {
-                    self.take_attributes(INodeNo(a.ino.0));
-                }
-                let name = OsStr::from_bytes(entry.name);
-                full(reply.add(INodeNo(a.ino.0), entry.cookie, name, &FOR_EVER, &convert::attributes(a), GENERATION))
-            })
-        });
-        match listed {
+        match self.list_plus(number, handle, offset, &mut reply) {
             Ok(()) => reply.ok(),
             Err(error) => reply.error(errno(&error)),
         }
@@ -398,8 +366,7 @@ impl fuser::Filesystem for Adapter {
 
     fn releasedir(&self, _: &Request, _: INodeNo, handle: FileHandle, _: OpenFlags, reply: ReplyEmpty) {
         let _turn = self.begin();
-        self.listings.close(handle.0);
-        self.shared.activity.directory_closed();
+        self.end_listing(handle);
         reply.ok();
     }
 
@@ -469,16 +436,7 @@ impl fuser::Filesystem for Adapter {
     ) {
         let turn = self.begin();
         turn.long();
-        let (number, kill) = (ino(number), request.uid() != 0);
-        let done = convert::allocation(mode).and_then(|how| match how {
-            Allocation::Punch => self.fs.punch_hole(number, offset, length, kill),
-            Allocation::Zero { keep_size } => self.fs.zero_range(number, offset, length, keep_size, kill),
-            Allocation::Plain { keep_size } => {
-                self.fs.allocate(number, offset, length, keep_size, kill, self.host_free())
-            }
-        });
-        self.content_changed(INodeNo(number.0), kill);
-        reply_empty(done, reply);
+        reply_empty(self.allocate_content(request, number, offset, length, mode), reply);
     }
 
     fn lseek(&self, _: &Request, number: INodeNo, _: FileHandle, offset: i64, whence: i32, reply: ReplyLseek) {
@@ -487,7 +445,6 @@ impl fuser::Filesystem for Adapter {
         seek::Seek { number, offset, whence }.serve(&self.fs, &self.shared, reply);
     }
 
-    /// The kernel has written its dirty pages of both ranges, and drops those of the target afterwards.
     fn copy_file_range(
         &self,
         request: &Request,
@@ -503,10 +460,7 @@ impl fuser::Filesystem for Adapter {
     ) {
         let turn = self.begin();
         turn.long();
-        let (source, target, kill) = (ino(source), ino(target), request.uid() != 0);
-        let copied = self.fs.copy_range(source, from, target, to, length.min(MAX_COPY.into()), kill);
-        self.content_changed(INodeNo(target.0), kill);
-        reply_copied(copied, reply);
+        reply_copied(self.copy_content(request, (source, from), (target, to), length), reply);
     }
 
     fn ioctl(

@@ -8,7 +8,7 @@ use std::time::Duration;
 use fuser::{INodeNo, OpenAccMode, OpenFlags, ReplyAttr};
 
 use super::served::FOR_EVER;
-use super::{Adapter, convert, ino};
+use super::{Adapter, Shared, convert, ino};
 use crate::errno::errno;
 
 impl Adapter {
@@ -35,10 +35,7 @@ impl Adapter {
 
     /// Has the kernel ask again.
     pub(super) fn take_attributes(&self, ino: INodeNo) {
-        if let Some(notifier) = self.shared.notifier.get() {
-            // An offset below 0 means attributes only. The kernel may not know the inode: nothing is lost then.
-            let _ = notifier.inval_inode(ino, -1, 0);
-        }
+        self.shared.take_attributes(ino);
     }
 
     /// Answers GETATTR with what the kernel may keep until it is told otherwise.
@@ -67,6 +64,22 @@ impl Adapter {
             Ok(true) => self.take_attributes(number),
             Err(error) => drop(errno(&error)),
         }
+    }
+}
+
+impl Shared {
+    fn take_attributes(&self, ino: INodeNo) {
+        if let Some(notifier) = self.notifier.get() {
+            // An offset below 0 means attributes only. The kernel may not know the inode: nothing is lost then.
+            let _ = notifier.inval_inode(ino, -1, 0);
+        }
+    }
+
+    /// The block count has changed without a request, and what the kernel was told of it is wrong, whether the inode has writers or not.
+    /// No lock of the file system may be held: the kernel may wait for the answer to a request about the inode first.
+    pub(crate) fn blocks_changed(&self, ino: lockbox::format::Ino) {
+        self.writers.changed(ino.0, None);
+        self.take_attributes(INodeNo(ino.0));
     }
 }
 

@@ -4,13 +4,13 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use fuser::{FileHandle, Generation, INodeNo, Notifier, ReplyAttr, ReplyEntry};
+use fuser::{Generation, Notifier, ReplyAttr, ReplyEntry};
+use lockbox::Result;
 use lockbox::fs::{Attributes, FileSystem, SyncProfile};
-use lockbox::{Error, Result};
 
 use super::listings::Listings;
 use super::syncs::Syncs;
-use super::{Activity, Writers, convert, ino};
+use super::{Activity, Writers, convert};
 use crate::callers::Callers;
 use crate::errno::errno;
 use crate::pace::{Pace, Turn};
@@ -99,16 +99,5 @@ impl Adapter {
     /// Without an answer of the host nothing can be promised beyond the archive's own free blocks.
     pub(super) fn host_free(&self) -> u64 {
         nix::sys::statvfs::fstatvfs(&self.host).map_or(0, |s| s.blocks_available() * s.fragment_size())
-    }
-
-    /// The bound of a listing; reading from the start refreshes it.
-    pub(super) fn bound(&self, directory: INodeNo, handle: FileHandle, offset: u64) -> Result<u64> {
-        let bound = self.listings.bound(handle.0).ok_or(Error::Stale)?;
-        if offset > 0 {
-            return Ok(bound);
-        }
-        let bound = self.fs.directory_bound(ino(directory))?;
-        self.listings.rewind(handle.0, bound);
-        Ok(bound)
     }
 }

@@ -3,6 +3,7 @@
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Write};
 use std::os::unix::fs::{FileExt, MetadataExt};
+use std::time::Duration;
 
 use nix::libc::{EFBIG, ENOENT, O_DIRECT};
 
@@ -122,6 +123,36 @@ fn holes_take_no_space_and_data_counts_in_full() {
         mount.remount();
     }
     assert!(fs::metadata(mount.archive()).unwrap().len() < 16 << 20);
+}
+
+/// Of small pieces written close together, more than 12 in 128 KiB, the holes between them are filled when they are stored.
+/// st_blocks counts them from a second or two after that on.
+#[test]
+fn holes_between_many_small_pieces_are_filled_and_then_counted() {
+    let mut mount = Mount::new();
+    let pieces = create(mount.path("pieces"));
+    for block in (0..32).step_by(2) {
+        pieces.write_all_at(&noise(block, 4096), block * 4096).unwrap();
+    }
+    // Any close has the kernel ask for the blocks again, so the rest is done with a descriptor that stays open.
+    let reader = File::open(mount.path("pieces")).unwrap();
+    drop(pieces);
+    let blocks = |mount: &Mount| fs::metadata(mount.path("pieces")).unwrap().blocks();
+    assert_eq!(blocks(&mount), 16 * 8);
+    reader.sync_all().unwrap();
+    // The kernel holds an answer for ever that was right when it was given.
+    for _ in 0..200 {
+        if blocks(&mount) == 31 * 8 {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    assert_eq!(blocks(&mount), 31 * 8, "with the file open");
+    drop(reader);
+    for _ in 0..2 {
+        assert_eq!(blocks(&mount), 31 * 8);
+        mount.remount();
+    }
 }
 
 /// What truncate(2) cuts off is gone at once, and reads as zeros when the file grows again.

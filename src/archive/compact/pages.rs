@@ -12,6 +12,7 @@ use crate::format::page::PageKind;
 use crate::format::values::Extent;
 use crate::format::{Ino, Pointer};
 use crate::frame::{self, Content, OpenedPage, PlainPage};
+use crate::fs::ranges::join;
 use crate::txn::Volume;
 
 /// Items of a page at most (specification 5.3).
@@ -53,7 +54,7 @@ impl<'a> Pages<'a> {
             shared.extents += 1;
             shared.ranges.push(extent.start..extent.start + extent.length);
             if shared.ranges.len() > 64 {
-                join(&mut shared.ranges);
+                shared.ranges = join(std::mem::take(&mut shared.ranges));
             }
         }
         Ok(())
@@ -70,7 +71,7 @@ impl<'a> Pages<'a> {
         if let Some(page) = shared.placed {
             return Ok(Placed { page, start: moved(&shared.ranges, extent.start), adopt: None });
         }
-        join(&mut shared.ranges);
+        shared.ranges = join(std::mem::take(&mut shared.ranges));
         let (ranges, extents) = (shared.ranges.clone(), shared.extents);
         let page = self.copy(ino, offset, extent, &ranges)?;
         if let Some(shared) = self.shared.get_mut(&address) {
@@ -152,19 +153,6 @@ fn reframed<'a>(
     // They serve rescue alone; extents do not need them.
     items.truncate(MAX_ITEMS);
     Ok(frame::packed_page(kept, &items, compress))
-}
-
-/// Sorts and joins what overlaps or touches.
-fn join(ranges: &mut Vec<Range<u32>>) {
-    ranges.sort_unstable_by_key(|range| range.start);
-    let mut joined: Vec<Range<u32>> = Vec::with_capacity(ranges.len());
-    for range in ranges.drain(..) {
-        match joined.last_mut() {
-            Some(last) if last.end >= range.start => last.end = last.end.max(range.end),
-            _ => joined.push(range),
-        }
-    }
-    *ranges = joined;
 }
 
 /// Where byte `start` of the old page lies in one made of `ranges`.

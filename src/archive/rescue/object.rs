@@ -99,21 +99,7 @@ impl Object {
     }
 
     pub(super) fn attributes(&self, ino: Ino) -> Attributes {
-        let inode = &self.inode;
-        Attributes {
-            ino,
-            mode: inode.mode,
-            links: inode.links,
-            uid: inode.uid,
-            gid: inode.gid,
-            rdev: inode.rdev,
-            size: inode.size,
-            blocks: inode.bytes.div_ceil(512),
-            atime: inode.atime,
-            mtime: inode.mtime,
-            ctime: inode.ctime,
-            btime: inode.btime,
-        }
+        Attributes::of_published(ino, &self.inode)
     }
 
     /// Hands every byte that is not in a hole to `sink` (specification 7.3). With `lenient` what cannot be read is left out.

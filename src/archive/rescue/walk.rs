@@ -1,5 +1,7 @@
 //! Walks from the root over everything that has a name, then over what has none, and writes what is whole.
 
+mod beside;
+
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::os::fd::OwnedFd;
 
@@ -18,6 +20,7 @@ use crate::format::values::decode_list;
 use crate::format::{Generation, Ino, Key, ROOT_INO, kind};
 use crate::fs::{Attributes, mode};
 use crate::pager::Pager;
+use beside::Special;
 
 /// Names and values.
 type Xattrs = Vec<(Vec<u8>, Vec<u8>)>;
@@ -38,12 +41,6 @@ struct Walk<'a> {
     /// Directories whose mode would keep their owner out: they get it at the end.
     closed: Vec<(Vec<u8>, Attributes, Xattrs)>,
     path: Vec<u8>,
-}
-
-/// A directory beside the rescued tree, made when something goes there.
-struct Special {
-    name: Vec<u8>,
-    host: Option<OwnedFd>,
 }
 
 /// A directory whose entries are being made.
@@ -93,7 +90,7 @@ pub(super) fn run(
         index,
         pager,
         stage,
-        partial: partial.then(|| Special { name: PARTIAL.into(), host: None }),
+        partial: partial.then(|| Special::new(PARTIAL)),
         item,
         progress,
         report,
@@ -128,7 +125,7 @@ impl Walk<'_> {
 
     /// Directories first, and those that another one will show not by themselves.
     fn unnamed(&mut self) -> Result<()> {
-        let mut special = Special { name: UNNAMED.into(), host: None };
+        let mut special = Special::new(UNNAMED);
         for pass in 0..3 {
             let inodes = std::mem::take(&mut self.index.inodes);
             for &ino in inodes.iter().filter(|ino| **ino <= crate::format::MAX_INO) {
@@ -368,37 +365,6 @@ impl Walk<'_> {
         Ok(Some(self.level(host, ino, version, object)))
     }
 
-    fn broken_file(&mut self, ino: Ino, object: Option<Object>, version: &Version, reason: &str) -> Result<()> {
-        let state = if object.is_some() { RescueState::Partial } else { RescueState::Lost };
-        self.say(state, ino, version.generation, false, reason)?;
-        let Some(mut special) = self.partial.take() else { return Ok(()) };
-        let written = self.write_partial(&mut special, ino, object, version);
-        self.partial = Some(special);
-        match written {
-            Err(Error::Damaged(_)) => Ok(()),
-            other => self.note(other),
-        }
-    }
-
-    fn write_partial(
-        &mut self,
-        special: &mut Special,
-        ino: Ino,
-        object: Option<Object>,
-        version: &Version,
-    ) -> Result<()> {
-        let object = object.unwrap_or_else(|| Object::stand_in(mode::REGULAR | 0o600));
-        if object.file_type() != mode::REGULAR {
-            return Ok(());
-        }
-        self.open_special(special)?;
-        let Some(host) = &special.host else { return Ok(()) };
-        let (path, left) = (&self.path[..], &mut self.report.left);
-        let source = Source { index: &mut self.index, pager: self.pager, version, ino, path, left };
-        let made = write::object(source, &object, true, self.stage, (host, ino.0.to_string().as_bytes()))?;
-        made.metadata
-    }
-
     /// A further name of a file that was made; of one that was not there is nothing to link to.
     fn link(&mut self, at: &OwnedFd, name: &[u8], ino: Ino) -> Result<()> {
         let Some(first) = self.links.get(&ino.0) else { return Ok(()) };
@@ -438,34 +404,6 @@ impl Walk<'_> {
                 Ok(())
             });
             self.note(closed)?;
-        }
-        Ok(())
-    }
-
-    /// A name of the archive may be in the way: then another one is taken.
-    fn open_special(&mut self, special: &mut Special) -> Result<()> {
-        let wanted = special.name.clone();
-        for attempt in 1..100 {
-            if special.host.is_some() {
-                return Ok(());
-            }
-            match write::directory(self.stage.target(), &special.name) {
-                Ok(host) => special.host = Some(host),
-                Err(Error::Io { source, .. }) if source.kind() == std::io::ErrorKind::AlreadyExists => {
-                    special.name = [&wanted[..], format!(".{attempt}").as_bytes()].concat();
-                }
-                Err(error) => return Err(error),
-            }
-        }
-        Ok(())
-    }
-
-    fn remove_if_empty(&mut self, special: &Special) -> Result<()> {
-        if special.host.is_some() {
-            match rustix::fs::unlinkat(self.stage.target(), &special.name[..], AtFlags::REMOVEDIR) {
-                Ok(()) | Err(rustix::io::Errno::NOTEMPTY | rustix::io::Errno::EXIST) => {}
-                Err(errno) => return Err(host_error("cannot remove an empty directory")(errno)),
-            }
         }
         Ok(())
     }

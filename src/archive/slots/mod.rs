@@ -31,6 +31,21 @@ impl From<Passphrase> for Secrets {
     }
 }
 
+impl Secrets {
+    /// Adds what was typed as a passphrase, which may be a recovery code. Answers why what looks like one is none.
+    pub fn add_typed(&mut self, typed: Passphrase) -> Option<Error> {
+        let mistyped = match RecoveryCode::parse(typed.bytes()) {
+            Ok(code) => {
+                self.recovery_code = Some(code);
+                None
+            }
+            Err(error) => RecoveryCode::is_meant_by(typed.bytes()).then_some(error),
+        };
+        self.passphrase = Some(typed);
+        mistyped
+    }
+}
+
 /// What a slot asks for; readable without a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KeyKind {

@@ -2,11 +2,11 @@
 
 use std::io::Read;
 
+use super::announced::Announced;
 use super::header::{self, Checked};
 use super::sparse::{self, Map};
-use super::{ACLS, BLOCK, MAX_RECORDS, XATTR, acl, pax};
+use super::{BLOCK, MAX_RECORDS, pax};
 use crate::archive::display;
-use crate::archive::host::device_number;
 use crate::error::{Error, Result, Timestamp};
 use crate::fs::mode;
 
@@ -45,32 +45,6 @@ pub(super) enum Kind {
     Link(Vec<Vec<u8>>),
     /// A FIFO or device with its type bits and stored device number.
     Node(u32, u32),
-}
-
-/// What stands before a member and is about it.
-#[derive(Default)]
-struct Announced {
-    records: pax::Records,
-    name: Option<Vec<u8>>,
-    link: Option<Vec<u8>>,
-}
-
-impl Announced {
-    /// The last record of a key counts.
-    fn value(&self, key: &str) -> Option<&[u8]> {
-        self.records.iter().rev().find(|(name, _)| name == key.as_bytes()).map(|(_, value)| &value[..])
-    }
-
-    fn number<T: TryFrom<u64>>(&self, key: &str) -> Result<Option<T>> {
-        let Some(value) = self.value(key) else { return Ok(None) };
-        let number = pax::decimal(value).and_then(|number| T::try_from(number).ok());
-        number.map(Some).ok_or_else(|| Error::invalid(format!("its record {key} is no number")))
-    }
-
-    fn time(&self, key: &str) -> Result<Option<Timestamp>> {
-        let Some(value) = self.value(key) else { return Ok(None) };
-        pax::parse_time(value).map(Some).ok_or_else(|| Error::invalid(format!("its record {key} is no time")))
-    }
 }
 
 /// The members of a stream, one after the other.
@@ -239,8 +213,8 @@ impl<'a> Members<'a> {
             b'1' => Kind::Link(components(&link)?),
             b'2' if link.is_empty() || link.contains(&0) => return Err(Error::invalid("a link to nothing")),
             b'2' => Kind::Symlink(link),
-            b'3' => Kind::Node(mode::CHARACTER, device(header, announced)?),
-            b'4' => Kind::Node(mode::BLOCK, device(header, announced)?),
+            b'3' => Kind::Node(mode::CHARACTER, announced.device(header)?),
+            b'4' => Kind::Node(mode::BLOCK, announced.device(header)?),
             b'5' => Kind::Directory,
             b'6' => Kind::Node(mode::FIFO, 0),
             b'M' => return Err(Error::invalid("it goes on from another volume, and there is only this one")),
@@ -249,7 +223,7 @@ impl<'a> Members<'a> {
         if path.is_empty() && !matches!(kind, Kind::Directory) {
             return Err(Error::invalid("it has no name"));
         }
-        let (xattrs, strange) = attributes(&announced.records);
+        let (xattrs, strange) = announced.attributes();
         Ok(Member {
             name,
             path,
@@ -309,35 +283,6 @@ impl<'a> Members<'a> {
         }
         Map::checked(parts, size, self.remaining)
     }
-}
-
-fn device(header: &Checked, announced: &Announced) -> Result<u32> {
-    let (major, minor) = match (announced.number("SCHILY.devmajor")?, announced.number("SCHILY.devminor")?) {
-        (Some(major), Some(minor)) => (major, minor),
-        _ => header.device()?,
-    };
-    if major >= 1 << 12 || minor >= 1 << 20 {
-        return Err(Error::invalid("its device number is none of this system"));
-    }
-    Ok(device_number(major, minor))
-}
-
-type Attributes = (Vec<(Vec<u8>, Vec<u8>)>, Vec<&'static [u8]>);
-
-/// Attributes in records, and names of lists that are not understood.
-fn attributes(records: &pax::Records) -> Attributes {
-    let (mut found, mut strange) = (Vec::new(), Vec::new());
-    for (key, value) in records {
-        if let Some(name) = key.strip_prefix(XATTR.as_bytes()) {
-            found.push((pax::unescaped(name), value.clone()));
-        } else if let Some((_, name)) = ACLS.iter().find(|(word, _)| key == word.as_bytes()) {
-            match acl::from_text(value) {
-                Some(list) => found.push((name.to_vec(), list)),
-                None => strange.push(*name),
-            }
-        }
-    }
-    (found, strange)
 }
 
 /// The names of a path.

@@ -3,6 +3,7 @@
 //! the framing is read here, because what a stream claims about sizes is not to be believed before it is bounded.
 
 mod acl;
+mod announced;
 mod export;
 mod header;
 mod import;

@@ -103,16 +103,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
 }
 
 fn summary(args: &Args, report: &ImportReport) -> Value {
-    let mut summary = json!({
-        "files": report.files,
-        "directories": report.directories,
-        "links": report.links,
-        "symlinks": report.symlinks,
-        "others": report.others,
-        "bytes": report.bytes,
-        "attributes_left": report.left.count,
-        "problems": output::problems(&report.problems),
-    });
+    let mut summary = output::summary!(report);
+    summary["problems"] = output::problems(&report.problems).into();
     if args.mirror {
         summary["unchanged"] = json!(report.unchanged);
         summary["updated"] = json!(report.updated);

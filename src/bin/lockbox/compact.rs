@@ -34,23 +34,11 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let path = &args.archive.archive;
     let key = args.archive.unlock_alone()?;
     // Not before: a prompt for the passphrase can be left as usual.
-    let stopped = stop_on_signals()?;
+    let watch = Watch::start()?;
     let seen = args.archive.seen();
     let options = CompactOptions { dry_run: args.dry_run, break_links: args.break_links, seen };
-    let bar = Bar::checking();
-    let done = Archive::compact(path, &key, &options, &mut |step| {
-        match step {
-            // Copying and comparing read the same bytes, so each is half of the work.
-            CompactStep::Copying { done, total } => bar.checked(done, 2 * total),
-            CompactStep::Verifying { done, total } => bar.checked(total + done, 2 * total),
-            _ => {}
-        }
-        if stopped.load(Ordering::Relaxed) && step != CompactStep::Replaced {
-            return Err(Error::invalid("interrupted; the archive is as it was"));
-        }
-        Ok(())
-    });
-    drop(bar);
+    let done = Archive::compact(path, &key, &options, &mut |step| watch.step(step));
+    drop(watch);
     let report = done.map_err(|error| opening::failure(path, error))?;
     let mut out = Output::new();
     if args.json {
@@ -71,6 +59,31 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         ))?;
     }
     out.finish()
+}
+
+/// Shows how far a new file has come, and stops before it takes the archive's place when a signal came.
+pub(crate) struct Watch {
+    bar: Bar,
+    stopped: Arc<AtomicBool>,
+}
+
+impl Watch {
+    pub(crate) fn start() -> Result<Watch, Failure> {
+        Ok(Watch { stopped: stop_on_signals()?, bar: Bar::checking() })
+    }
+
+    pub(crate) fn step(&self, step: CompactStep) -> lockbox::Result<()> {
+        match step {
+            // Copying and comparing read the same bytes, so each is half of the work.
+            CompactStep::Copying { done, total } => self.bar.checked(done, 2 * total),
+            CompactStep::Verifying { done, total } => self.bar.checked(total + done, 2 * total),
+            _ => {}
+        }
+        if self.stopped.load(Ordering::Relaxed) && step != CompactStep::Replaced {
+            return Err(Error::invalid("interrupted; the archive is as it was"));
+        }
+        Ok(())
+    }
 }
 
 /// From now on SIGINT, SIGTERM and SIGHUP only set the flag, so that no unfinished file stays behind.

@@ -5,7 +5,6 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
 use lockbox::archive::ExtractOptions;
-use serde_json::json;
 
 use crate::exit::Failure;
 use crate::opening::{self, ArchiveArgs};
@@ -46,16 +45,9 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     output::complain_of_attributes(&report.left);
     if args.json {
         let mut out = Output::new();
-        out.json(&json!({
-            "files": report.files,
-            "directories": report.directories,
-            "links": report.links,
-            "symlinks": report.symlinks,
-            "others": report.others,
-            "bytes": report.bytes,
-            "attributes_left": report.left.count,
-            "problems": output::problems(&report.problems),
-        }))?;
+        let mut summary = output::summary!(report);
+        summary["problems"] = output::problems(&report.problems).into();
+        out.json(&summary)?;
         out.finish()?;
     }
     Failure::of_problems(&report.problems).map_or(Ok(()), Err)

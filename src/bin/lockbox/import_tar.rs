@@ -6,7 +6,6 @@ use std::os::unix::ffi::OsStrExt;
 
 use lockbox::Error;
 use lockbox::archive::TarImportOptions;
-use serde_json::json;
 
 use crate::create::creator;
 use crate::exit::Failure;
@@ -61,15 +60,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     output::complain_of_attributes(&report.left);
     if args.json {
         let mut out = Output::new();
-        out.json(&json!({
-            "files": report.files,
-            "directories": report.directories,
-            "links": report.links,
-            "symlinks": report.symlinks,
-            "others": report.others,
-            "bytes": report.bytes,
-            "attributes_left": report.left.count,
-        }))?;
+        out.json(&output::summary!(report))?;
         out.finish()?;
     }
     Ok(())

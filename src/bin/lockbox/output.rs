@@ -21,6 +21,22 @@ pub(crate) fn complain_of(problems: &[Problem]) {
     }
 }
 
+/// What a copy in either direction did, for programs; the reports have these fields in common.
+macro_rules! summary {
+    ($report:expr) => {
+        serde_json::json!({
+            "files": $report.files,
+            "directories": $report.directories,
+            "links": $report.links,
+            "symlinks": $report.symlinks,
+            "others": $report.others,
+            "bytes": $report.bytes,
+            "attributes_left": $report.left.count,
+        })
+    };
+}
+pub(crate) use summary;
+
 /// Shows how many attributes were not copied, and one of them.
 pub(crate) fn complain_of_attributes(left: &LeftAttributes) {
     match left.count {

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use lockbox::crypto::{Passphrase, Prompts};
-use lockbox_secrets::{Sources, ask_openly};
+use lockbox_secrets::{Sources, ask_openly, confirm_openly};
 
-use crate::{output, secrets};
+use crate::output;
 
 struct Asker(Sources);
 
@@ -25,9 +25,7 @@ impl Prompts for Asker {
     }
 
     fn confirm(&self, question: &str, yes: &str, no: Option<&str>) -> Option<bool> {
-        let choice = no.map_or_else(|| format!("[y: {yes}, n]"), |no| format!("[y: {yes}, n: {no}]"));
-        let answer = ask_openly(&format!("{question} {choice} "))?;
-        Some(["y", "yes"].iter().any(|word| answer.trim().eq_ignore_ascii_case(word)))
+        confirm_openly(question, yes, no)
     }
 
     fn public(&self, question: &str) -> Option<String> {
@@ -35,6 +33,6 @@ impl Prompts for Asker {
     }
 
     fn secret(&self, question: &str) -> Option<Passphrase> {
-        self.0.answer(&format!("{} ", question.trim_end())).map(secrets::typed)
+        self.0.answer(&format!("{} ", question.trim_end())).map(Passphrase::from)
     }
 }

@@ -12,7 +12,7 @@ use crate::exit::{Failure, shown};
 use crate::kdf::KdfArgs;
 use crate::opening;
 use crate::output::Output;
-use crate::secrets::{LimitArgs, typed};
+use crate::secrets::LimitArgs;
 use crate::seen::SeenArgs;
 use crate::unlocking;
 
@@ -62,7 +62,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
 impl Args {
     fn code_and_new(&self, path: &Path) -> Result<(RecoveryCode, Passphrase), Failure> {
         let secret = PassphraseSources { passfile_any: self.passfile_any, ..PassphraseSources::default() };
-        let new_one = |file: Option<&Path>| Ok::<_, Failure>(typed(secret.new_one(file, path)?));
+        let new_one = |file: Option<&Path>| Ok::<_, Failure>(Passphrase::from(secret.new_one(file, path)?));
         let terminal = std::io::stdin().is_terminal();
         if let Some(file) = &self.recovery_code {
             let code = RecoveryCode::parse(&secret.bytes(file)?)?;
@@ -83,6 +83,6 @@ impl Args {
             ));
         };
         let code = RecoveryCode::parse(&input[..end])?;
-        Ok((code, typed(PassphraseSources::checked(Bytes::new(input[end + 1..].to_vec()))?)))
+        Ok((code, PassphraseSources::checked(Bytes::new(input[end + 1..].to_vec()))?.into()))
     }
 }

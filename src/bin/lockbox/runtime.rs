@@ -1,10 +1,9 @@
 //! The daemons of mounted archives: where their sockets are, who holds an archive, and which one a user means.
 
-use std::fs;
-use std::os::unix::fs::MetadataExt;
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-use lockbox::control::{self, Place, Request, Response, Status};
+use lockbox::control::{self, Place, Request, Response, Runtime, Status};
 use nix::unistd::{Uid, User, geteuid};
 
 use crate::exit::Failure;
@@ -13,28 +12,17 @@ use crate::mounts::{self, Mounted};
 /// A daemon that answered, with its socket.
 pub(crate) type Daemon = (PathBuf, Status);
 
-/// Where the socket of this user's next mount goes: `$XDG_RUNTIME_DIR` when it is this user's, else `/run` for root, else `/tmp/lockbox-UID` when it is this
-/// user's alone. None when there is none yet.
-pub(crate) fn directory() -> Option<PathBuf> {
-    if let Some(path) = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from)
-        && path.is_absolute()
-        && path.metadata().is_ok_and(|metadata| metadata.is_dir() && metadata.uid() == geteuid().as_raw())
-    {
-        return Some(path);
-    }
-    let uid = geteuid();
-    if uid.is_root() {
-        return Some(PathBuf::from("/run"));
-    }
-    let path = PathBuf::from(format!("/tmp/lockbox-{uid}"));
-    // Anybody may make a name in /tmp first.
-    let metadata = fs::symlink_metadata(&path).ok()?;
-    let private = metadata.is_dir() && metadata.uid() == uid.as_raw() && metadata.mode() & 0o077 == 0;
-    private.then_some(path)
+fn given() -> Option<OsString> {
+    std::env::var_os("XDG_RUNTIME_DIR")
+}
+
+/// Where the socket of this user's next mount goes.
+pub(crate) fn directory() -> Runtime {
+    control::runtime(given().as_deref(), geteuid().as_raw())
 }
 
 fn places() -> Vec<Place> {
-    control::places(std::env::var_os("XDG_RUNTIME_DIR").as_deref(), geteuid().as_raw())
+    control::places(given().as_deref(), geteuid().as_raw())
 }
 
 /// Every daemon of this user, for root of all users, that serves what it says; the user's own first.

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use lockbox::Error;
-use lockbox::archive::{Archive, KeyKind, Secrets, UnlockLimits, UnlockedKey};
+use lockbox::archive::{Archive, Secrets, UnlockLimits, UnlockedKey};
 use lockbox::crypto::{KeyFile, Passphrase, Prompts, RecoveryCode};
 use lockbox_secrets::{Bytes, Cache, Lock, PassphraseSources, Sources};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
@@ -59,24 +59,7 @@ pub(crate) fn gather(path: &Path, sources: &Sources) -> Result<Secrets, Failure>
 
 /// A passphrase to be set.
 pub(crate) fn to_set(sources: &PassphraseSources, archive: &Path) -> Result<Passphrase, Failure> {
-    Ok(typed(sources.new_passphrase(archive)?))
-}
-
-/// Moves the bytes, so that there is no second copy of them.
-pub(crate) fn typed(mut bytes: Bytes) -> Passphrase {
-    Passphrase::new(std::mem::take(&mut *bytes))
-}
-
-/// Adds a passphrase, which may be a recovery code; says why what looks like one is none.
-pub(crate) fn add_passphrase(secrets: &mut Secrets, passphrase: Bytes) -> Option<Error> {
-    let code = RecoveryCode::parse(&passphrase);
-    let meant = lockbox_secrets::resembles_recovery_code(&passphrase);
-    secrets.passphrase = Some(typed(passphrase));
-    match code {
-        Ok(code) => secrets.recovery_code = Some(code),
-        Err(error) => return Some(error).filter(|_| meant),
-    }
-    None
+    Ok(sources.new_passphrase(archive)?.into())
 }
 
 type Opens<'a> = Box<dyn Fn(&Secrets) -> lockbox::Result<UnlockedKey> + 'a>;
@@ -112,8 +95,7 @@ impl Lock for Door<'_> {
     }
 
     fn accept(&self, kept: &[u8]) -> Option<UnlockedKey> {
-        let key = UnlockedKey::from_bytes(kept).ok()?;
-        Archive::check_key(self.path, &key).ok().map(|()| key)
+        Archive::accept_kept(self.path, kept)
     }
 
     fn to_keep(&self, key: &UnlockedKey) -> Bytes {
@@ -136,12 +118,11 @@ impl Lock for Door<'_> {
     }
 
     fn add_passphrase(&mut self, passphrase: Bytes) {
-        self.mistyped = add_passphrase(&mut self.secrets, passphrase);
+        self.mistyped = self.secrets.add_typed(passphrase.into());
     }
 
     fn wants_both(&self) -> bool {
-        let kinds = Archive::key_kinds(self.path).unwrap_or_default();
-        kinds.iter().any(|(_, kind)| *kind == KeyKind::KeyFileAndPassphrase)
+        Archive::wants_both(self.path)
     }
 
     fn attempt(&self) -> Result<Option<UnlockedKey>, Failure> {

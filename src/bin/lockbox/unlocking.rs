@@ -8,7 +8,7 @@ use lockbox_secrets::{PassphraseSources, Sources};
 
 use crate::exit::{self, Failure, shown};
 use crate::opening;
-use crate::secrets::{self, LimitArgs, typed};
+use crate::secrets::{self, LimitArgs};
 use crate::seen::SeenArgs;
 
 /// What opens the archive
@@ -27,7 +27,7 @@ impl UnlockArgs {
     pub(crate) fn secrets(&self, archive: &Path) -> Result<Secrets, Failure> {
         let mut secrets = secrets::gather(archive, &self.sources)?;
         if secrets.passphrase.is_none() && self.needs_passphrase(archive) {
-            secrets.passphrase = Some(typed(self.sources.passphrase.passphrase(archive)?));
+            secrets.passphrase = Some(self.sources.passphrase.passphrase(archive)?.into());
         }
         Ok(secrets)
     }
@@ -42,10 +42,10 @@ impl UnlockArgs {
             if self.sources.names_file() { secrets::gather(archive, &files)? } else { Secrets::default() };
         if !self.sources.names_file() || self.sources.passphrase.any_named() || self.needs_passphrase(archive) {
             let (old, new) = self.sources.passphrase.old_and_new(new, archive)?;
-            secrets::add_passphrase(&mut secrets, old);
-            return Ok((secrets, typed(new)));
+            secrets.add_typed(old.into());
+            return Ok((secrets, new.into()));
         }
-        Ok((secrets, typed(self.sources.passphrase.new_one(new, archive)?)))
+        Ok((secrets, self.sources.passphrase.new_one(new, archive)?.into()))
     }
 
     pub(crate) fn access<'a>(&self, secrets: &'a Secrets) -> KeyAccess<'a> {

@@ -155,7 +155,7 @@ fn apply(inode: &mut InodeValue, set: &SetAttributes, now: Timestamp) {
     if drops_set_id(inode, set) {
         inode.mode &= !mode::SET_UID;
         // Without group execution the bit means mandatory locking, which has nothing to do with privileges.
-        if inode.mode & GROUP_EXECUTE != 0 {
+        if inode.mode & GROUP_EXECUTE != 0 || set.kill_set_gid {
             inode.mode &= !mode::SET_GID;
         }
     }
@@ -164,6 +164,13 @@ fn apply(inode: &mut InodeValue, set: &SetAttributes, now: Timestamp) {
     inode.atime = set.atime.map_or(inode.atime, at);
     inode.mtime = set.mtime.map_or(inode.mtime, at);
     inode.ctime = set.ctime.map_or(now, at);
+}
+
+impl Attributes {
+    /// Of an inode that nothing is staged of.
+    pub(crate) fn of_published(ino: Ino, inode: &InodeValue) -> Attributes {
+        attributes_of(ino, inode, Presence::published(inode))
+    }
 }
 
 /// What stat(2) tells of an inode with this content, staged data included.

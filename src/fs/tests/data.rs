@@ -500,6 +500,50 @@ fn a_flush_whose_operation_is_not_published_is_made_again_and_nothing_twice() {
 }
 
 #[test]
+fn files_that_write_out_filled_are_told_once_and_then_count_as_they_will_for_ever() {
+    let bench = Bench::new(31, FsOptions { pack: false, ..OPTIONS });
+    let (cut, whole, sparse) = (bench.make(), bench.make(), bench.make());
+    let blocks = |ino: Ino| bench.fs.attributes(ino).unwrap().blocks;
+    // Too often for pages of their own; without a hole; and with one hole that stays.
+    for at in (0..40_u64).map(|piece| piece * 3000) {
+        bench.fs.write(cut, at, &[1; 100]).unwrap();
+    }
+    bench.fs.write(whole, 0, &[2; 120_000]).unwrap();
+    bench.fs.write(sparse, 0, &[3; 512]).unwrap();
+    bench.fs.write(sparse, 100_000, &[3; 512]).unwrap();
+    let before = [cut, whole, sparse].map(blocks);
+    assert_eq!(before, [8, 235, 2]);
+    assert_eq!(bench.fs.take_filled(), [], "nothing is written out");
+    bench.fs.sync().unwrap();
+    assert_eq!(bench.fs.take_filled(), [cut]);
+    assert_eq!(bench.fs.take_filled(), []);
+    let after = [cut, whole, sparse].map(blocks);
+    assert_eq!(after, [(39 * 3000_u64 + 100).div_ceil(512), 235, 2]);
+    let bench = bench.reopen();
+    assert_eq!([cut, whole, sparse].map(|ino| bench.fs.attributes(ino).unwrap().blocks), after);
+}
+
+#[test]
+fn a_file_is_told_to_be_filled_only_after_it_is() {
+    let bench = Bench::new(32, FsOptions { pack: false, ..OPTIONS });
+    let ino = bench.make();
+    for at in (0..40_u64).map(|piece| piece * 3000) {
+        bench.fs.write(ino, at, &[1; 100]).unwrap();
+    }
+    let failed = bench.fs.volume.operate(100, true, |op| {
+        bench.fs.flush(op)?;
+        assert_eq!(bench.fs.take_filled(), [], "the operation may yet fail");
+        Err::<(), _>(Error::Stale)
+    });
+    assert!(matches!(failed, Err(Error::Stale)));
+    assert_eq!(bench.fs.take_filled(), []);
+    assert_eq!(bench.fs.attributes(ino).unwrap().blocks, 8);
+    bench.fs.sync().unwrap();
+    assert_eq!(bench.fs.take_filled(), [ino]);
+    assert!(bench.fs.attributes(ino).unwrap().blocks > 200);
+}
+
+#[test]
 fn small_writes_here_and_there_count_as_their_bytes_and_not_as_what_merging_them_may_take() {
     let bench = Bench::new(21, FsOptions { staged_bytes: 1 << 20, pack: false, compress: false, ..OPTIONS });
     let ino = bench.make();

@@ -408,6 +408,13 @@ fn attributes_change_as_asked_and_nothing_else() {
 
     let chown = fs.set_attributes(file.ino, &SetAttributes { gid: Some(6), mode: Some(0o4755), ..none }).unwrap();
     assert_eq!((chown.gid, chown.mode), (6, mode::REGULAR | 0o4755));
+    let strip = SetAttributes { kill_set_id: true, ..none };
+    fs.set_attributes(file.ino, &SetAttributes { mode: Some(0o6644), ..none }).unwrap();
+    let member = fs.set_attributes(file.ino, &strip).unwrap();
+    assert_eq!(member.mode, mode::REGULAR | 0o2644);
+    let stranger = fs.set_attributes(file.ino, &SetAttributes { kill_set_gid: true, ..strip }).unwrap();
+    assert_eq!(stranger.mode, mode::REGULAR | 0o644);
+    fs.set_attributes(file.ino, &SetAttributes { mode: Some(0o4755), ..none }).unwrap();
 
     let grown = fs.set_attributes(file.ino, &SetAttributes { size: Some(10_000), ..none }).unwrap();
     assert_eq!((grown.size, grown.blocks), (10_000, 0));

@@ -135,15 +135,10 @@ case_bytes_that_only_the_kernel_had_are_refused_at_fsync_and_close() {
     loop_host
     attach_hosted sync=never
     dd if=/dev/zero of="$WORK/host/filler" bs=1M status=none || true
-    python3 - "$WORK/box" <<'END'
+    PYTHONPATH=$SCRATCH_DIR/bin python3 - "$WORK/box" <<'END'
 import errno, os, sys
+from calls import code
 os.chdir(sys.argv[1])
-def code(call, *arguments):
-    try:
-        call(*arguments)
-        return 0
-    except OSError as error:
-        return error.errno
 # More than the archive has of its own, accepted by the kernel's cache.
 file = os.open("big", os.O_CREAT | os.O_RDWR)
 for _ in range(64):
@@ -203,15 +198,10 @@ case_a_failing_host_makes_the_archive_read_only() {
     cp "$WORK/kept" "$WORK/box/kept"
     sync "$WORK/box/kept"
     kill_daemon outer
-    python3 - "$WORK/box" <<'END'
+    PYTHONPATH=$SCRATCH_DIR/bin python3 - "$WORK/box" <<'END'
 import errno, os, sys
+from calls import code
 os.chdir(sys.argv[1])
-def code(call, *arguments):
-    try:
-        call(*arguments)
-        return 0
-    except OSError as error:
-        return error.errno
 file = os.open("kept", os.O_RDWR)
 os.pwrite(file, b"lost", 0)
 first = code(os.fsync, file)

@@ -36,6 +36,8 @@ case_archivers_keep_holes_links_and_attributes() {
     same "$(cd "$WORK/box/tree" && find . -newer "$WORK/mark" -type d | sort | tr '\n' ' ' | tr -d '\n')" \
         "$(cd "$WORK/tree" && find . -newer "$WORK/mark" -type d | sort | tr '\n' ' ' | tr -d '\n')" 'find -newer'
     same "$(du -s --apparent-size --block-size=1 "$WORK/box/tree/sparse" | cut -f1)" 5242880
+    # The page that the kernel wrote, of which the file has four bytes.
+    same "$(du -s --block-size=1 "$WORK/box/tree/sparse" | cut -f1)" 4096 'du of a sparse file'
     reattach box
     same_tree "$WORK/tree" "$WORK/box/rsync"
     detach box

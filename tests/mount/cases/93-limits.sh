@@ -78,13 +78,13 @@ case_no_space_leaves_each_operation_undone() {
     create "$WORK/host/box.lbx"
     mount.lockbox "$WORK/host/box.lbx" "$WORK/point" -o "passfile=$PASSFILE,log=$WORK/point.log"
     python3 - "$WORK/point" "$WORK/host" <<'END'
-import errno, mmap, os, re, subprocess, sys
+import ctypes, errno, mmap, os, re, struct, subprocess, sys
 os.chdir(sys.argv[1])
 host = sys.argv[2]
 def tree(what):
     listing = subprocess.check_output(["listing.py", "."])
-    # The kernel sets the time of a write before it asks for the write, as on every file system.
-    return re.sub(rb"mtime=\d+", b"", listing) if what == "write" else listing
+    # The kernel sets the time of a change of content before it asks for the change, as on every file system.
+    return re.sub(rb"mtime=\d+", b"", listing) if what in ("write", "copy", "fallocate") else listing
 os.mkdir("keep")
 for number in range(200):
     with open("keep/file%d" % number, "wb") as file:
@@ -133,6 +133,29 @@ def write(turn):
         os.pwrite(file, block, (size + 4095) // 4096 * 4096)
     finally:
         os.close(file)
+def move(turn, flags=0):
+    new = ("keep/moved%d" % turn).ljust(250, "x")
+    if ctypes.CDLL(None, use_errno=True).renameat2(-100, moved[flags].encode(), -100, new.encode(), flags) != 0:
+        raise OSError(ctypes.get_errno(), "renameat2")
+    moved[flags] = new
+moved = {0: "keep/file199", 4: "keep/file198"}
+def copy(turn):
+    source, target = os.open("keep/file1", os.O_RDONLY), os.open("keep/file2", os.O_WRONLY)
+    try:
+        os.copy_file_range(source, target, 60000, 0, (turn + 10) << 17)
+    finally:
+        os.close(source)
+        os.close(target)
+def allocate(turn):
+    file = os.open("keep/file3", os.O_WRONLY)
+    try:
+        os.posix_fallocate(file, 0, 1 << 30)
+    finally:
+        os.close(file)
+def access_list(turn):
+    entries = [(1, 6, -1)] + [(2, 4, turn + user) for user in range(400)] + [(4, 4, -1), (16, 4, -1), (32, 0, -1)]
+    value = struct.pack("<I", 2) + b"".join(struct.pack("<HHi", *entry) for entry in entries)
+    os.setxattr("keep/file%d" % (turn % 190), "system.posix_acl_access", value)
 operations = [
     ("write", write),
     ("setxattr", lambda turn: os.setxattr("keep/file%d" % (turn % 200), "user.%d" % turn, os.urandom(60000))),
@@ -141,6 +164,11 @@ operations = [
     ("create", create),
     ("link", lambda turn: os.link("keep/file0", ("link%d" % turn).ljust(250, "x"))),
     ("mknod", lambda turn: os.mkfifo(("fifo%d" % turn).ljust(250, "x"))),
+    ("rename", move),
+    ("whiteout", lambda turn: move(turn + 100_000, 4)),
+    ("access list", access_list),
+    ("copy", copy),
+    ("fallocate", allocate),
 ]
 for name, call in operations:
     attempt(name, call)

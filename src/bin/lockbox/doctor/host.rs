@@ -8,6 +8,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, SystemTime};
 
 use lockbox::archive::state_directory;
+use lockbox::control::Runtime;
 use lockbox_secrets::Keyring;
 use nix::sys::resource::{Resource, getrlimit};
 use nix::unistd::{AccessFlags, access, geteuid};
@@ -225,17 +226,17 @@ fn state() -> Finding {
 
 fn runtime_directory() -> Finding {
     const NAME: &str = "runtime directory";
-    let uid = geteuid();
-    let fallback = PathBuf::from(format!("/tmp/lockbox-{uid}"));
     match runtime::directory() {
-        Some(path) if access(&path, AccessFlags::W_OK | AccessFlags::X_OK).is_ok() => Finding::good(NAME, shown(&path)),
-        Some(path) => Finding::bad(NAME, format!("{} cannot be written", shown(&path)), "mounts need a socket there"),
-        None if fs::symlink_metadata(&fallback).is_err() => {
-            Finding::good(NAME, format!("{}, to be made by the first mount", shown(&fallback)))
+        Runtime::Ready(path) if access(&path, AccessFlags::W_OK | AccessFlags::X_OK).is_ok() => {
+            Finding::good(NAME, shown(&path))
         }
-        None => Finding::bad(
+        Runtime::Ready(path) => {
+            Finding::bad(NAME, format!("{} cannot be written", shown(&path)), "mounts need a socket there")
+        }
+        Runtime::Missing(path) => Finding::good(NAME, format!("{}, to be made by the first mount", shown(&path))),
+        Runtime::NotPrivate(path) => Finding::bad(
             NAME,
-            format!("{} is not a private directory of this user", shown(&fallback)),
+            format!("{} is not a private directory of this user", shown(&path)),
             "remove it, or set XDG_RUNTIME_DIR to a directory of this user",
         ),
     }

@@ -1,19 +1,15 @@
 //! `lockbox key rekey`: writes an archive under a new volume key.
 
-use std::sync::atomic::Ordering;
-
 use indicatif::HumanBytes;
-use lockbox::Error;
-use lockbox::archive::{Archive, CompactStep, KeepKeys, KeyName, RekeyOptions};
+use lockbox::archive::{Archive, KeepKeys, KeyName, RekeyOptions};
 use lockbox::storage::LockMode;
 use serde_json::json;
 
 use super::{KeyArgs, json_of, name_of};
-use crate::compact::stop_on_signals;
+use crate::compact::Watch;
 use crate::exit::Failure;
 use crate::opening;
 use crate::output::Output;
-use crate::progress::Bar;
 use crate::prompts;
 use crate::unlocking;
 
@@ -51,20 +47,10 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         (only, _) => KeepKeys::Only(names(only)),
     };
     let options = RekeyOptions { keep, break_links: args.break_links, dry_run: args.dry_run, prompts: &prompts };
-    let stopped = stop_on_signals()?;
-    let bar = Bar::checking();
-    let done = Archive::rekey(path, &args.key.unlock.access(&secrets), &options, &mut |step| {
-        match step {
-            CompactStep::Copying { done, total } => bar.checked(done, 2 * total),
-            CompactStep::Verifying { done, total } => bar.checked(total + done, 2 * total),
-            _ => {}
-        }
-        if stopped.load(Ordering::Relaxed) && step != CompactStep::Replaced {
-            return Err(Error::invalid("interrupted; the archive is as it was"));
-        }
-        Ok(())
-    });
-    drop(bar);
+    let watch = Watch::start()?;
+    let access = args.key.unlock.access(&secrets);
+    let done = Archive::rekey(path, &access, &options, &mut |step| watch.step(step));
+    drop(watch);
     let report = done.map_err(|error| unlocking::failure(path, error))?;
     let mut out = Output::new();
     if args.json {

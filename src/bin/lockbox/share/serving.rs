@@ -44,7 +44,7 @@ impl ServerArgs {
         if let Some(server) = self.named()? {
             return Ok(server);
         }
-        let own = runtime::directory().map(|directory| directory.join(api::SOCKET_NAME));
+        let own = runtime::directory().ready().map(|directory| directory.join(api::SOCKET_NAME));
         let sockets = own.into_iter().chain([PathBuf::from(SYSTEM_SOCKET)]);
         sockets.into_iter().find(|path| UnixStream::connect(path).is_ok()).map(Server::Socket).ok_or_else(|| {
             Failure::new(

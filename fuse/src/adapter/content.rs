@@ -1,0 +1,55 @@
+//! Requests that change the content of a file, and what the kernel then no longer knows of it.
+
+use fuser::{INodeNo, Request, WriteFlags};
+use lockbox::Result;
+use lockbox::fs::SetAttributes;
+
+use super::convert::{self, Allocation};
+use super::reply::MAX_COPY;
+use super::{Adapter, ino};
+
+impl Adapter {
+    pub(super) fn write_content(&self, number: INodeNo, offset: u64, data: &[u8], flags: WriteFlags) -> Result<()> {
+        let kill = flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID);
+        let set = SetAttributes { kill_set_id: true, ..SetAttributes::default() };
+        let ready = if kill { self.fs.set_attributes(ino(number), &set).map(drop) } else { Ok(()) };
+        let written = ready.and_then(|()| self.fs.write(ino(number), offset, data));
+        self.content_changed(number, kill);
+        written
+    }
+
+    /// What fallocate(2) asks for.
+    pub(super) fn allocate_content(
+        &self,
+        request: &Request,
+        number: INodeNo,
+        offset: u64,
+        length: u64,
+        mode: i32,
+    ) -> Result<()> {
+        let (file, kill) = (ino(number), request.uid() != 0);
+        let done = convert::allocation(mode).and_then(|how| match how {
+            Allocation::Punch => self.fs.punch_hole(file, offset, length, kill),
+            Allocation::Zero { keep_size } => self.fs.zero_range(file, offset, length, keep_size, kill),
+            Allocation::Plain { keep_size } => {
+                self.fs.allocate(file, offset, length, keep_size, kill, self.host_free())
+            }
+        });
+        self.content_changed(number, kill);
+        done
+    }
+
+    /// The kernel has written its dirty pages of both ranges, and drops those of the target afterwards.
+    pub(super) fn copy_content(
+        &self,
+        request: &Request,
+        (source, from): (INodeNo, u64),
+        (target, to): (INodeNo, u64),
+        length: u64,
+    ) -> Result<u64> {
+        let kill = request.uid() != 0;
+        let copied = self.fs.copy_range(ino(source), from, ino(target), to, length.min(MAX_COPY.into()), kill);
+        self.content_changed(target, kill);
+        copied
+    }
+}

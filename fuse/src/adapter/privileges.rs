@@ -1,0 +1,111 @@
+//! Set-id bits: which of them go with a SETATTR, and who is refused one because of them.
+//!
+//! With HANDLE_KILLPRIV_V2 the bits are ours to clear. The kernel then also leaves out what it checks for a file system that does
+//! not ask for that: clearing them is a change of the mode, which only the owner may make. FUSE tells neither the reason of a SETATTR
+//! nor the flag that says which truncation takes the bits, so both are recognised:
+//!
+//! - Owner or group: a chown(2) that the kernel permitted. The bits go.
+//! - A size: they go unless root truncates. The kernel permitted that too.
+//! - Nothing but ctime, or nothing at all: a chown(2) that names nobody, which everybody may make where no bit goes. The kernel owns the
+//!   ctime of regular files (F1) and sends it along for these; of other types it sends nothing.
+//! - Nothing at all for a regular file: the kernel takes the bits before somebody writes, whom it permitted to.
+
+use fuser::Request;
+use lockbox::fs::{SetAttributes, mode};
+use lockbox::{Error, Result, format};
+
+use super::Adapter;
+use super::caller::Caller;
+
+const GROUP_EXECUTE: u32 = 0o010;
+
+impl Adapter {
+    /// `set` with what it takes away of the set-id bits.
+    pub(super) fn with_set_id(
+        &self,
+        request: &Request,
+        number: format::Ino,
+        set: SetAttributes,
+    ) -> Result<SetAttributes> {
+        let chown = set.uid.is_some() || set.gid.is_some();
+        let truncation = set.size.is_some() && request.uid() != 0;
+        // A mode that is given says what is left of them.
+        if set.mode.is_some() || !(chown || truncation || names_nobody(&set)) {
+            return Ok(set);
+        }
+        // The kernel holds the inode's lock: nobody changes mode or owner before the answer.
+        let before = self.fs.attributes(number)?;
+        let caller = Caller::of(request, &self.callers);
+        let going = going(before.mode, || caller.keeps_set_gid(before.gid));
+        if going != 0 && is_chown_of_nobody(before.mode, &set) && !caller.owns(before.uid) {
+            return Err(Error::NotPermitted);
+        }
+        Ok(SetAttributes { kill_set_id: true, kill_set_gid: going & mode::SET_GID != 0, ..set })
+    }
+}
+
+fn names_nobody(set: &SetAttributes) -> bool {
+    SetAttributes { ctime: None, ..*set } == SetAttributes::default()
+}
+
+fn is_chown_of_nobody(before: u32, set: &SetAttributes) -> bool {
+    names_nobody(set) && (set.ctime.is_some() || before & mode::TYPE != mode::REGULAR)
+}
+
+/// The bits of a mode that its file is to lose. Set-gid without execution by the group stays for who may keep it; directories lose nothing.
+fn going(before: u32, keeps_set_gid: impl FnOnce() -> bool) -> u32 {
+    if before & mode::TYPE == mode::DIRECTORY {
+        return 0;
+    }
+    let set_gid = before & mode::SET_GID != 0 && (before & GROUP_EXECUTE != 0 || !keeps_set_gid());
+    (before & mode::SET_UID) | if set_gid { mode::SET_GID } else { 0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use lockbox::fs::SetTime;
+
+    use super::*;
+
+    const CTIME: SetAttributes = SetAttributes {
+        ctime: Some(SetTime::Now),
+        mode: None,
+        uid: None,
+        gid: None,
+        size: None,
+        atime: None,
+        mtime: None,
+        kill_set_id: false,
+        kill_set_gid: false,
+    };
+
+    #[test]
+    fn a_chown_that_names_nobody_is_told_from_what_precedes_a_write() {
+        let nothing = SetAttributes::default();
+        assert!(is_chown_of_nobody(mode::REGULAR, &CTIME));
+        assert!(!is_chown_of_nobody(mode::REGULAR, &nothing), "the kernel takes privileges away for a writer");
+        for other in [mode::FIFO, mode::SOCKET, mode::CHARACTER, mode::BLOCK, mode::SYMLINK] {
+            assert!(is_chown_of_nobody(other, &nothing), "{other:o}: nobody writes to it through us");
+        }
+        for set in [
+            SetAttributes { uid: Some(1), ..CTIME },
+            SetAttributes { mtime: Some(SetTime::Now), ..CTIME },
+            SetAttributes { size: Some(0), ..CTIME },
+            SetAttributes { mode: Some(0o600), ..CTIME },
+        ] {
+            assert!(!is_chown_of_nobody(mode::REGULAR, &set), "{set:?}");
+        }
+    }
+
+    #[test]
+    fn the_bits_that_go_are_those_that_give_rights() {
+        let bits = |mode, member| going(mode, || member);
+        assert_eq!(bits(0o106_755, true), 0o6000);
+        assert_eq!(bits(0o104_644, true), 0o4000);
+        assert_eq!(bits(0o102_644, true), 0, "without execution by the group it says nothing about rights");
+        assert_eq!(bits(0o102_644, false), 0o2000, "but whoever is not of the group could not have set it");
+        assert_eq!(bits(0o100_755, false), 0);
+        assert_eq!(bits(0o046_777, false), 0, "of a directory it is about what is created in it");
+        assert_eq!(bits(0o016_010, false), 0o6000, "a FIFO");
+    }
+}
