@@ -20,6 +20,7 @@ mod truncate;
 mod types;
 mod writeout;
 
+pub(crate) use check::{Reading, Structure};
 pub(crate) use directory::name_hash;
 pub use types::*;
 

@@ -16,6 +16,7 @@
 mod allocation;
 mod audit;
 mod commit;
+mod finding;
 mod gather;
 mod lineage;
 mod open;
@@ -33,13 +34,15 @@ mod upkeep;
 mod volume;
 
 pub(crate) use allocation::{Reservation, WrittenPiece, quads_for};
+pub(crate) use audit::{Audit, DataPages};
+pub use finding::{Finding, FindingKind, Lost, Severity};
 pub(crate) use lineage::{Descent, Mark};
 pub(crate) use operation::Operation;
 pub(crate) use state::State;
 pub(crate) use volume::{OpenOptions, Volume};
 
-use crate::btree::{NodeStore, ScanVisitor, Tree};
-use crate::error::{Error, Result};
+use crate::btree::{LostVisitor, NodeStore, ScanVisitor, Tree};
+use crate::error::Result;
 use crate::format::Key;
 
 /// Read access to one version of the live tree; the same for readers and inside an operation.
@@ -62,11 +65,11 @@ impl View<'_> {
         self.tree.scan(self.store, from, to, f)
     }
 
-    /// Every entry that can still be read; `lost` gets the range of keys below each node that cannot, and why.
+    /// Every entry that can still be read; `lost` gets each node that cannot.
     pub(crate) fn scan_surviving(
         &self,
         f: &mut dyn FnMut(Key, &[u8]) -> Result<()>,
-        lost: &mut dyn FnMut(Key, Key, Error) -> Result<()>,
+        lost: &mut LostVisitor<'_>,
     ) -> Result<()> {
         self.tree.scan_surviving(self.store, f, lost)
     }

@@ -105,6 +105,11 @@ impl Volume {
         &self.pager
     }
 
+    /// Of the transaction that takes operations now: nothing in the trees can have been made by a later one.
+    pub(crate) fn open_generation(&self) -> Generation {
+        Generation(self.open_generation.load(Ordering::Acquire))
+    }
+
     /// A sentence when recovery rejected the newest record and took the one before.
     pub(crate) fn fallback(&self) -> Option<String> {
         self.fallback.clone()

@@ -18,6 +18,7 @@ mod sync;
 mod usage;
 mod xattr;
 
+pub(super) use create::MAX_TARGET;
 #[cfg(test)]
 pub(super) use xattr::put_entry;
 pub(super) use xattr::{BIRTH, value_of_entry};

@@ -146,7 +146,8 @@ fn counters_of_a_hostile_record_do_not_wrap() {
     volume.operate(1, false, |op| op.bury(Run::new(400, 1), Generation(1))).unwrap_err();
     put(&volume, 2, 1, 1, 3000).unwrap();
     volume.commit().unwrap();
-    assert!(volume.check_space(true, &mut |_, _| {}).unwrap().iter().any(|finding| finding.contains("counted wrong")));
+    let findings = volume.check_space(true, &mut |_, _| {}).unwrap();
+    assert!(findings.iter().any(|finding| finding.detail.contains("counted wrong")), "{findings:?}");
 }
 
 /// P2: a writer that reserved too little fails; it does not take what others were promised.

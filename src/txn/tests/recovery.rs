@@ -240,14 +240,11 @@ fn a_reader_opens_although_the_space_map_cannot_be_rebuilt() {
     volume.commit().unwrap();
     let state = volume.state();
     let mut leaves = Vec::new();
-    state
-        .trees
-        .live
-        .visit_pages(volume.store(), true, &mut |p, level| {
-            leaves.push((*p, level));
-            Ok(())
-        })
-        .unwrap();
+    let visit = &mut |p: &crate::format::Pointer, level| {
+        leaves.push((*p, level));
+        Ok(())
+    };
+    state.trees.live.visit_pages(volume.store(), visit, &mut |lost| Err(lost.error)).unwrap();
     let listed: Vec<_> = volume.durable().allocated.iter().map(|(run, _)| *run).collect();
     let victim = leaves.iter().rev().find(|(p, level)| *level == 0 && !listed.contains(&p.run)).unwrap().0;
     let lost = volume.durable().checkpoint;
