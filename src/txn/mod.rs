@@ -11,7 +11,8 @@
 //! T5  An operation is accepted only against free blocks that are allocated on the host: its data at worst case, the nodes that it may
 //!     dirty, and what the commit itself needs. So a commit never meets a full disk.
 //! T6  An operation is published whole or not at all.
-//! T7  The space map of checkpoint c together with the lists of the records c..=g is exactly the set of pages of root g.
+//! T7  The space map of checkpoint c together with the lists of the records c..=g is exactly the set of pages of root g. A record that no such
+//!     chain leads to says so with checkpoint 0; then that set is what the trees name.
 
 mod allocation;
 mod audit;
@@ -19,6 +20,7 @@ mod commit;
 mod finding;
 mod gather;
 mod lineage;
+mod lists;
 mod open;
 mod operation;
 mod partly;

@@ -18,7 +18,7 @@ use crate::error::{Error, Result};
 use crate::format::record::CommitRecord;
 use crate::format::{BLOCK, Generation, Run, SessionId, Tag};
 use crate::pager::Pager;
-use crate::pager::space::{Blocks, SpaceMap};
+use crate::pager::space::{Blocks, Keep, SpaceMap};
 
 /// How to open a volume.
 pub(crate) struct OpenOptions {
@@ -226,6 +226,7 @@ impl Volume {
             global_edits: Edits::new(writer.generation),
             adopted: Vec::new(),
             freed: Vec::new(),
+            of_commit: false,
             partly: Vec::new(),
         };
         drop(base);
@@ -240,7 +241,9 @@ impl Volume {
             return Ok(());
         }
         let dirtied = operation.dirtied();
-        if dirtied > 0 {
+        if dirtied > 0 && operation.of_commit {
+            self.reserve_keeping(dirtied as u64, Keep::Nothing)?;
+        } else if dirtied > 0 {
             self.reserve_quads(dirtied as u64, essential)?;
         } else {
             self.space.lock().unreserve(dirtied.unsigned_abs());
