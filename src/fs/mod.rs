@@ -42,13 +42,6 @@ pub struct FsOptions {
     pub compress: bool,
 }
 
-impl FsOptions {
-    /// Staged bytes from which on a write may have to write some out.
-    fn nearly_staged(&self) -> u64 {
-        self.staged_bytes / 8 * 7
-    }
-}
-
 /// The mounted (or otherwise used) file system of one open archive. All methods may be called from several threads.
 pub struct FileSystem {
     pub(crate) volume: Arc<Volume>,
