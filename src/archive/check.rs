@@ -2,6 +2,8 @@
 
 use super::Archive;
 use crate::error::Result;
+use crate::fs::{FileSystem, Reading, Structure};
+use crate::txn::{Audit, Finding, FindingKind};
 
 /// What `check` found.
 #[derive(Clone, Debug, Default)]
@@ -11,24 +13,37 @@ pub struct CheckReport {
     pub inodes: u64,
     pub directories: u64,
     pub bytes: u64,
-    /// One sentence each; empty means sound.
-    pub findings: Vec<String>,
+    /// None in what is sound.
+    pub findings: Vec<Finding>,
 }
 
 impl Archive {
-    /// Verifies structure (quick) or every page, reference and count (full). `progress` gets (done, total), first in blocks for the
-    /// pages and the space, then in inodes for the tree of files.
+    /// Verifies structure (quick) or every page, reference and count (full), reading each page of file data once. `progress` gets
+    /// (done, total), first in blocks for the pages and the space, then in inodes for the tree of files.
     pub fn check(&self, full: bool, progress: &mut dyn FnMut(u64, u64)) -> Result<CheckReport> {
-        let mut findings = self.fs.volume.check_space(full, progress)?;
-        let (counts, structure) = self.fs.check_structure(full, progress)?;
-        findings.extend(structure);
-        let record = self.fs.volume.durable();
-        Ok(CheckReport {
-            blocks: record.used_blocks,
-            inodes: counts.inodes,
-            directories: counts.directories,
-            bytes: counts.bytes,
-            findings,
-        })
+        check(&self.fs, full, progress)
     }
+}
+
+/// [`Archive::check`] of any file system.
+pub(super) fn check(fs: &FileSystem, full: bool, progress: &mut dyn FnMut(u64, u64)) -> Result<CheckReport> {
+    let Audit { mut findings, of_files, data } = fs.volume.audit(full, progress)?;
+    let reading = if full { Reading::But(&data) } else { Reading::Nothing };
+    let Structure { counts, findings: structure, lost_pages } = fs.walk_structure(reading, progress)?;
+    let records_lost = structure.iter().any(|finding| finding.kind == FindingKind::RecordsLost);
+    findings.extend(structure);
+    // Told by block are only the losses of which no file is known.
+    findings.extend(of_files.into_iter().filter(|finding| match finding.kind {
+        FindingKind::DataLost => finding.block.is_none_or(|block| !lost_pages.contains(&block)),
+        FindingKind::RecordsLost => !records_lost,
+        _ => false,
+    }));
+    let record = fs.volume.durable();
+    Ok(CheckReport {
+        blocks: record.used_blocks,
+        inodes: counts.inodes,
+        directories: counts.directories,
+        bytes: counts.bytes,
+        findings,
+    })
 }

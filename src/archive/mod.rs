@@ -47,6 +47,8 @@ pub use seen::{SeenOptions, Witness, state_directory};
 pub use slots::{KeyKind, NewKey, Secrets};
 pub use tar::{TarExport, TarImport, TarImportOptions};
 
+pub use crate::txn::{Finding, FindingKind, Lost, Severity};
+
 use std::fmt;
 use std::sync::Arc;
 

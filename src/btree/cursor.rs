@@ -1,9 +1,10 @@
 //! Descends and scans without copying values: resident nodes are borrowed, stored ones are held by the call that loaded them.
 
 use std::ops::ControlFlow;
+use std::sync::Arc;
 
 use super::node::{Body, Node, Place, slot_of};
-use super::{Child, NodeStore, ScanVisitor};
+use super::{Child, LostNode, LostVisitor, NodeStore, ScanVisitor};
 use crate::error::{Error, Result};
 use crate::format::Key;
 
@@ -97,22 +98,35 @@ pub(super) fn scan(
     Ok(ControlFlow::Continue(()))
 }
 
+/// The node, unless it is damaged: then `lost` is told.
+pub(super) fn surviving(
+    store: &NodeStore,
+    child: &Child,
+    place: Place,
+    lost: &mut LostVisitor<'_>,
+) -> Result<Option<Arc<Node>>> {
+    match child {
+        Child::Resident(node) => Ok(Some(node.clone())),
+        Child::Stored(pointer) => match store.load(pointer, place) {
+            Ok(node) => Ok(Some(node)),
+            Err(error @ (Error::Damaged(_) | Error::Io { .. })) => {
+                lost(LostNode { pointer: *pointer, lower: place.lower, upper: place.upper, error })?;
+                Ok(None)
+            }
+            Err(error) => Err(error),
+        },
+    }
+}
+
 /// Goes on behind a node that is damaged.
 pub(super) fn scan_surviving(
     store: &NodeStore,
     child: &Child,
     place: Place,
     f: &mut dyn FnMut(Key, &[u8]) -> Result<()>,
-    lost: &mut dyn FnMut(Key, Key, Error) -> Result<()>,
+    lost: &mut LostVisitor<'_>,
 ) -> Result<()> {
-    let node = match child {
-        Child::Resident(node) => node.clone(),
-        Child::Stored(pointer) => match store.load(pointer, place) {
-            Ok(node) => node,
-            Err(error @ (Error::Damaged(_) | Error::Io { .. })) => return lost(place.lower, place.upper, error),
-            Err(error) => return Err(error),
-        },
-    };
+    let Some(node) = surviving(store, child, place, lost)? else { return Ok(()) };
     match &node.body {
         Body::Leaf(leaf) => (0..leaf.len()).try_for_each(|position| {
             let (key, value) = leaf.entry(position);

@@ -3,7 +3,7 @@
 use std::sync::{Arc, OnceLock};
 
 use super::node::{Body, Node, Place};
-use super::{Child, NodeStore};
+use super::{Child, LostVisitor, NodeStore};
 use crate::error::Result;
 use crate::format::Pointer;
 
@@ -77,8 +77,8 @@ pub(super) fn visit_pages(
     store: &NodeStore,
     child: &Child,
     place: Place,
-    leaves: bool,
     f: &mut dyn FnMut(&Pointer, u8) -> Result<()>,
+    lost: &mut LostVisitor<'_>,
 ) -> Result<()> {
     let pointer = match child {
         Child::Stored(pointer) => Some(pointer),
@@ -87,15 +87,11 @@ pub(super) fn visit_pages(
     if let Some(pointer) = pointer {
         f(pointer, place.level)?;
     }
-    if place.level == 0 && !leaves {
-        return Ok(());
-    }
-    super::cursor::with_node(store, child, place, |node| {
-        if let Body::Internal(children) = &node.body {
-            for (slot, (_, child)) in children.iter().enumerate() {
-                visit_pages(store, child, node.child_place(children, slot), leaves, f)?;
-            }
+    let Some(node) = super::cursor::surviving(store, child, place, lost)? else { return Ok(()) };
+    if let Body::Internal(children) = &node.body {
+        for (slot, (_, child)) in children.iter().enumerate() {
+            visit_pages(store, child, node.child_place(children, slot), f, lost)?;
         }
-        Ok(())
-    })
+    }
+    Ok(())
 }

@@ -40,6 +40,18 @@ pub(crate) enum Child {
 /// Gets the entries of a scan until it breaks.
 pub(crate) type ScanVisitor<'a> = dyn FnMut(Key, &[u8]) -> Result<ControlFlow<()>> + 'a;
 
+/// A node that cannot be read.
+pub(crate) struct LostNode {
+    pub(crate) pointer: Pointer,
+    /// The keys that lay below it.
+    pub(crate) lower: Key,
+    pub(crate) upper: Key,
+    pub(crate) error: Error,
+}
+
+/// Gets the nodes that a walk has to pass by.
+pub(crate) type LostVisitor<'a> = dyn FnMut(LostNode) -> Result<()> + 'a;
+
 /// One version of one tree. Cloning is cheap.
 #[derive(Clone)]
 pub(crate) struct Tree {
@@ -111,12 +123,12 @@ impl Tree {
         Ok(())
     }
 
-    /// Calls `f` with every entry that can still be read; `lost` gets the range of keys below each node that cannot, and why.
+    /// Calls `f` with every entry that can still be read; `lost` gets each node that cannot.
     pub(crate) fn scan_surviving(
         &self,
         store: &NodeStore,
         f: &mut dyn FnMut(Key, &[u8]) -> Result<()>,
-        lost: &mut dyn FnMut(Key, Key, Error) -> Result<()>,
+        lost: &mut LostVisitor<'_>,
     ) -> Result<()> {
         match &self.root {
             None => Ok(()),
@@ -164,17 +176,17 @@ impl Tree {
         self.root.as_ref().map_or(0, flush::count_dirty)
     }
 
-    /// Visits every stored node page of the tree (pointer, level); for `check` and rebuilding the space map.
-    /// Reads internal nodes and, when `leaves`, leaves too, verifying B4.
+    /// Visits every stored node page of the tree (pointer, level), for `check` and rebuilding the space map. Reads all nodes, verifying B4, and goes on
+    /// behind those that cannot be read, which `lost` gets after `f`.
     pub(crate) fn visit_pages(
         &self,
         store: &NodeStore,
-        leaves: bool,
         f: &mut dyn FnMut(&Pointer, u8) -> Result<()>,
+        lost: &mut LostVisitor<'_>,
     ) -> Result<()> {
         match &self.root {
             None => Ok(()),
-            Some(root) => flush::visit_pages(store, root, Place::root(self.id as u8, self.level), leaves, f),
+            Some(root) => flush::visit_pages(store, root, Place::root(self.id as u8, self.level), f, lost),
         }
     }
 

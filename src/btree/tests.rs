@@ -112,11 +112,11 @@ fn scan_all(store: &NodeStore, tree: &Tree) -> Content {
 
 fn pages_of(store: &NodeStore, tree: &Tree) -> HashSet<Pointer> {
     let mut pages = HashSet::new();
-    tree.visit_pages(store, true, &mut |pointer, _| {
+    let visit = &mut |pointer: &Pointer, _| {
         assert!(pages.insert(*pointer), "a page has one parent");
         Ok(())
-    })
-    .unwrap();
+    };
+    tree.visit_pages(store, visit, &mut |lost| Err(lost.error)).unwrap();
     pages
 }
 

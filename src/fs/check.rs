@@ -2,18 +2,20 @@
 //!
 //! Memory grows with the archive, about 64 bytes per inode: names can only be counted when all directories have been seen.
 
+mod names;
+
 use std::collections::{HashMap, HashSet};
 
 use super::acl::{Acl, AclKind};
 use super::directory::{self, DIRECTORY_TYPE, FIRST_SEQUENCE, Found, Target, file_type, name_hash};
-use super::ops::{BIRTH, value_of_entry};
+use super::ops::{BIRTH, MAX_TARGET, value_of_entry};
 use super::{FileSystem, mode};
 use crate::error::{Error, Result};
 use crate::format::values::{
     Extent, InodeValue, NO_TRIM, XATTR_PIECE, XattrEntry, decode_index, decode_list, decode_xattrs, inode_flags,
 };
-use crate::format::{Ino, Key, MAX_DATA, MAX_INO, MAX_OFFSET, ROOT_INO, kind};
-use crate::txn::View;
+use crate::format::{Generation, Ino, Key, MAX_DATA, MAX_INO, MAX_OFFSET, kind};
+use crate::txn::{DataPages, Finding, FindingKind, Lost, Severity, View};
 
 /// More than anybody reads; what follows from one damaged node may be millions.
 const MAX_FINDINGS: usize = 1000;
@@ -25,6 +27,24 @@ pub(crate) struct StructureCounts {
     pub(crate) directories: u64,
     /// Plain bytes of all files and symlinks, without holes.
     pub(crate) bytes: u64,
+}
+
+/// What the walk found.
+pub(crate) struct Structure {
+    pub(crate) counts: StructureCounts,
+    pub(crate) findings: Vec<Finding>,
+    /// First blocks of the pages of file data that are told to be lost, of which file.
+    pub(crate) lost_pages: HashSet<u64>,
+}
+
+/// How much of the file data is read.
+#[derive(Clone, Copy)]
+pub(crate) enum Reading<'a> {
+    Nothing,
+    /// Everything that an extent names.
+    All,
+    /// What an audit did not find sound already.
+    But(&'a DataPages),
 }
 
 /// What is remembered of an inode until all names are counted.
@@ -53,6 +73,8 @@ struct Object {
     /// End of the extent before.
     covered: u64,
     bytes: u64,
+    /// What is known of a symbolic link's target, in full checks and when it lies in the tree.
+    target: Vec<u8>,
     indexed: u64,
     listed: u64,
     has_xattrs: bool,
@@ -63,7 +85,9 @@ struct Object {
 struct Walk<'a> {
     fs: &'a FileSystem,
     view: View<'a>,
-    full: bool,
+    reading: Reading<'a>,
+    /// Nothing that is there can have been made later.
+    newest: Generation,
     /// Takes the data that is read only to see that it can be.
     buffer: Vec<u8>,
     known: HashMap<Ino, Known>,
@@ -71,26 +95,34 @@ struct Walk<'a> {
     trims: HashSet<Ino>,
     object: Object,
     counts: StructureCounts,
-    findings: Vec<String>,
+    findings: Vec<Finding>,
+    lost_pages: HashSet<u64>,
 }
 
 impl FileSystem {
-    /// Walks the live tree of the newest version. A finding is a sentence; none means sound. `full` also reads every page of file data
-    /// through the extents that name it. `progress` gets (done, total) inodes.
-    ///
-    /// # Errors
-    /// Only what makes going on impossible; a node or page that cannot be read is a finding like others.
+    /// [`FileSystem::walk_structure`] by itself: `full` reads every page of file data through the extents that name it.
     pub(crate) fn check_structure(
         &self,
         full: bool,
         progress: &mut dyn FnMut(u64, u64),
-    ) -> Result<(StructureCounts, Vec<String>)> {
+    ) -> Result<(StructureCounts, Vec<Finding>)> {
+        let reading = if full { Reading::All } else { Reading::Nothing };
+        let Structure { counts, findings, .. } = self.walk_structure(reading, progress)?;
+        Ok((counts, findings))
+    }
+
+    /// Walks the live tree of the newest version; none is found in what is sound. `progress` gets (done, total) inodes.
+    ///
+    /// # Errors
+    /// Only what makes going on impossible; a node or page that cannot be read is a finding like others.
+    pub(crate) fn walk_structure(&self, reading: Reading<'_>, progress: &mut dyn FnMut(u64, u64)) -> Result<Structure> {
         let state = self.volume.state();
         let view = self.volume.view(&state);
         let mut walk = Walk {
             fs: self,
             view,
-            full,
+            reading,
+            newest: self.volume.open_generation(),
             buffer: Vec::new(),
             known: HashMap::new(),
             orphans: HashSet::new(),
@@ -98,6 +130,7 @@ impl FileSystem {
             object: Object::default(),
             counts: StructureCounts::default(),
             findings: Vec::new(),
+            lost_pages: HashSet::new(),
         };
         let mut lost = Vec::new();
         view.scan_surviving(
@@ -111,16 +144,19 @@ impl FileSystem {
                 }
                 match walk.record(key, value) {
                     Err(Error::Damaged(detail)) => {
-                        walk.find(format!("inode {}: {detail}", key.object));
+                        walk.find(Finding::new(FindingKind::Record, Severity::Wrong, detail).of_inode(Ino(key.object)));
                         Ok(())
                     }
                     other => other,
                 }
             },
-            &mut |lower, upper, error| {
+            &mut |node| {
+                let (lower, upper) = (node.lower, node.upper);
                 let last = upper.object - u64::from((upper.kind, upper.sub) == (0, 0) && upper.object > lower.object);
-                let range = format!("inodes {} to {}", lower.object, last.min(MAX_INO));
-                lost.push(format!("records of {range} cannot be read: {error}"));
+                let (first, last) = (lower.object, last.min(MAX_INO));
+                let text = format!("records of inodes {first} to {last} cannot be read: {}", node.error);
+                let finding = Finding::new(FindingKind::RecordsLost, Severity::Lost, text);
+                lost.push(finding.on_page(&node.pointer).losing(Lost::Inodes(Ino(first), Ino(last))));
                 Ok(())
             },
         )?;
@@ -131,26 +167,31 @@ impl FileSystem {
         walk.judge_names();
         walk.judge_reachability();
         if walk.counts.inodes != state.inodes() {
-            let counted = walk.counts.inodes;
-            walk.find(format!("the archive counts {} inodes, but has {counted}", state.inodes()));
+            let text = format!("the archive counts {} inodes, but has {}", state.inodes(), walk.counts.inodes);
+            walk.find(Finding::new(FindingKind::Counter, Severity::Minor, text));
         }
         walk.name_findings()?;
         progress(state.inodes(), state.inodes());
-        Ok((walk.counts, walk.findings))
+        let Walk { counts, findings, lost_pages, .. } = walk;
+        Ok(Structure { counts, findings, lost_pages })
     }
 }
 
 impl Walk<'_> {
-    fn find(&mut self, finding: String) {
+    fn find(&mut self, finding: Finding) {
         if self.findings.len() < MAX_FINDINGS {
             self.findings.push(finding);
         } else if self.findings.len() == MAX_FINDINGS {
-            self.findings.push("there are more findings".into());
+            self.findings.push(Finding::new(FindingKind::More, Severity::Wrong, "there are more findings"));
         }
     }
 
-    fn find_here(&mut self, finding: &str) {
-        self.find(format!("inode {}: {finding}", self.object.ino.0));
+    fn find_of(&mut self, kind: FindingKind, ino: Ino, detail: &str) {
+        self.find(Finding::new(kind, Severity::Wrong, detail).of_inode(ino));
+    }
+
+    fn find_here(&mut self, kind: FindingKind, detail: &str) {
+        self.find_of(kind, self.object.ino, detail);
     }
 
     fn record(&mut self, key: Key, value: &[u8]) -> Result<()> {
@@ -158,7 +199,10 @@ impl Walk<'_> {
             match key.kind {
                 kind::ORPHAN => drop(self.orphans.insert(Ino(key.sub))),
                 kind::TRIM => drop(self.trims.insert(Ino(key.sub))),
-                _ => self.find(format!("unknown record of kind {}", key.kind)),
+                _ => {
+                    let text = format!("unknown record of kind {}", key.kind);
+                    self.find(Finding::new(FindingKind::Record, Severity::Wrong, text));
+                }
             }
             return Ok(());
         }
@@ -167,7 +211,7 @@ impl Walk<'_> {
             return Ok(());
         }
         if self.object.inode.is_none() {
-            self.find_here("has records, but no inode");
+            self.find_here(FindingKind::Inode, "has records, but no inode");
             // Said once per object.
             self.object.inode = Some(InodeValue { trim: NO_TRIM, ..InodeValue::default() });
         }
@@ -175,28 +219,39 @@ impl Walk<'_> {
             kind::INLINE => {
                 self.object.inline = true;
                 self.object.bytes += value.len() as u64;
+                if self.is_symlink() {
+                    self.object.target.extend_from_slice(value);
+                }
             }
             kind::XATTR => self.xattrs(key, value)?,
             kind::XATTR_PIECE => self.xattr_piece(key, value),
             kind::DIR_INDEX => self.index(key, value)?,
             kind::DIR_LIST => self.entry(key, value)?,
             kind::EXTENT => self.extent(key, value)?,
-            _ => self.find_here("has a record of an unknown kind"),
+            _ => self.find_here(FindingKind::Record, "has a record of an unknown kind"),
         }
         Ok(())
     }
 
     fn xattrs(&mut self, key: Key, value: &[u8]) -> Result<()> {
         self.object.has_xattrs = true;
-        for entry in decode_xattrs(value)? {
+        let entries = decode_xattrs(value)?;
+        if entries.is_empty() {
+            self.find_here(FindingKind::Attribute, "has an empty attribute record");
+        }
+        // A record has the few names of one hash, so a name that is there twice is there twice in it.
+        if entries.iter().enumerate().any(|(at, entry)| entries[..at].iter().any(|other| other.name == entry.name)) {
+            self.find_here(FindingKind::Attribute, "has two attributes of one name");
+        }
+        for entry in entries {
             if name_hash(&self.fs.name_key, self.object.ino, &entry.name) != key.sub {
-                self.find_here("an attribute is not where its name's hash says");
+                self.find_here(FindingKind::Attribute, "an attribute is not where its name's hash says");
             }
             if entry.name == BIRTH {
-                self.find_here("an attribute has the name under which the birth time is told");
+                self.find_here(FindingKind::Attribute, "an attribute has the name under which the birth time is told");
             }
             if entry.piece != 0 && self.object.pieces.insert(entry.piece, u64::from(entry.length)).is_some() {
-                self.find_here("two attributes share pieces");
+                self.find_here(FindingKind::Attribute, "two attributes share pieces");
             }
             if let Some(kind) = AclKind::of_name(&entry.name) {
                 self.list(kind, entry)?;
@@ -212,13 +267,13 @@ impl Walk<'_> {
         let (file_type, bits) = (mode & mode::TYPE, mode & mode::ACCESS);
         match Acl::parse(&value) {
             Ok(Some(list)) if kind == AclKind::Access && (list.is_minimal() || list.mode_bits() != bits) => {
-                self.find_here("its access control list disagrees with its mode");
+                self.find_here(FindingKind::Attribute, "its access control list disagrees with its mode");
             }
             Ok(Some(_)) => {}
-            Ok(None) | Err(_) => self.find_here("has a malformed access control list"),
+            Ok(None) | Err(_) => self.find_here(FindingKind::Attribute, "has a malformed access control list"),
         }
         if file_type == mode::SYMLINK || (kind == AclKind::Default && file_type != mode::DIRECTORY) {
-            self.find_here("has an access control list that its type cannot have");
+            self.find_here(FindingKind::Attribute, "has an access control list that its type cannot have");
         }
         Ok(())
     }
@@ -230,19 +285,19 @@ impl Walk<'_> {
             Some(missing) if value.len() as u64 == (*missing).min(XATTR_PIECE as u64) && !value.is_empty() => {
                 *missing -= value.len() as u64;
             }
-            _ => self.find_here("a piece of an attribute is out of place"),
+            _ => self.find_here(FindingKind::Attribute, "a piece of an attribute is out of place"),
         }
     }
 
     fn index(&mut self, key: Key, value: &[u8]) -> Result<()> {
         let entries = decode_index(value)?;
         if entries.is_empty() {
-            self.find_here("has an empty index record");
+            self.find_here(FindingKind::Entry, "has an empty index record");
         }
         for entry in &entries {
             self.object.indexed += 1;
             if name_hash(&self.fs.name_key, self.object.ino, &entry.name) != key.sub {
-                self.find_here("an entry is not where its name's hash says");
+                self.find_here(FindingKind::Entry, "an entry is not where its name's hash says");
             }
         }
         Ok(())
@@ -255,12 +310,12 @@ impl Walk<'_> {
         self.object.listed += 1;
         let next = self.object.inode.map_or(0, |inode| inode.next_sequence);
         if !(FIRST_SEQUENCE..next).contains(&key.sub) {
-            self.find_here("an entry's sequence number is out of range");
+            self.find_here(FindingKind::Entry, "an entry's sequence number is out of range");
         }
         let target = Target { ino: entry.ino, file_type: entry.file_type };
         let indexed = directory::find(self.view, &self.fs.name_key, directory, entry.name)?;
         if indexed != Some(Found { target, sequence: key.sub }) {
-            self.find_here("an entry's two records disagree");
+            self.find_here(FindingKind::Entry, "an entry's two records disagree");
         }
         if target.is_directory() {
             self.known.entry(directory).or_default().subdirectories += 1;
@@ -269,7 +324,7 @@ impl Walk<'_> {
         known.names += 1;
         known.named_in = directory;
         if known.named_type.is_some_and(|other| other != target.file_type) {
-            self.find(format!("inode {}: its names say different types", target.ino.0));
+            self.find_of(FindingKind::Name, target.ino, "its names say different types");
         } else {
             known.named_type = Some(target.file_type);
         }
@@ -283,26 +338,57 @@ impl Walk<'_> {
         let end = offset.saturating_add(length);
         self.object.extents += 1;
         if offset < self.object.covered {
-            self.find_here("extents overlap");
+            self.find_here(FindingKind::Extent, "extents overlap");
         }
         if end > MAX_OFFSET {
-            self.find_here("an extent reaches beyond the greatest offset");
+            self.find_here(FindingKind::Extent, "an extent reaches beyond the greatest offset");
         }
         if length == 0 || u64::from(extent.start) + length > MAX_DATA as u64 {
-            self.find_here("an extent reaches beyond a page");
+            self.find_here(FindingKind::Extent, "an extent reaches beyond a page");
+        }
+        if extent.born > self.newest {
+            self.find_here(FindingKind::Extent, "an extent was made by a commit that is yet to come");
         }
         self.object.covered = end;
         self.object.bytes += end.min(trim).saturating_sub(offset);
-        if self.full && length <= MAX_DATA as u64 {
-            self.buffer.resize(extent.length as usize, 0);
-            match self.fs.volume.pager().read_data(&extent.page, extent.start, &mut self.buffer) {
-                Err(error @ (Error::Damaged(_) | Error::Io { .. })) => {
-                    self.find_here(&format!("bytes {offset} to {} are lost: {error}", end - 1));
+        if length <= MAX_DATA as u64 {
+            self.read_extent(offset, &extent)?;
+        }
+        Ok(())
+    }
+
+    /// Reads what nobody read yet. Targets of links that do not lie in the tree are read again: they are short and few.
+    fn read_extent(&mut self, offset: u64, extent: &Extent) -> Result<()> {
+        let is_symlink = self.is_symlink();
+        match self.reading {
+            Reading::Nothing => return Ok(()),
+            Reading::But(pages) if !is_symlink && pages.hold(extent) => return Ok(()),
+            Reading::But(_) | Reading::All => {}
+        }
+        self.buffer.resize(extent.length as usize, 0);
+        match self.fs.volume.pager().read_data(&extent.page, extent.start, &mut self.buffer) {
+            Err(error @ (Error::Damaged(_) | Error::Io { .. })) => {
+                let length = u64::from(extent.length);
+                let last = offset.saturating_add(length).saturating_sub(1);
+                let text = format!("bytes {offset} to {last} are lost: {error}");
+                let finding = Finding::new(FindingKind::DataLost, Severity::Lost, text).of_inode(self.object.ino);
+                self.find(finding.on_page(&extent.page).losing(Lost::Bytes { offset, length }));
+                if self.lost_pages.len() < MAX_FINDINGS {
+                    self.lost_pages.insert(extent.page.run.address);
                 }
-                read => read?,
+            }
+            read => {
+                read?;
+                if is_symlink && self.object.target.len() < MAX_DATA {
+                    self.object.target.extend_from_slice(&self.buffer);
+                }
             }
         }
         Ok(())
+    }
+
+    fn is_symlink(&self) -> bool {
+        self.object.inode.is_some_and(|inode| inode.mode & mode::TYPE == mode::SYMLINK)
     }
 
     /// All records of the object were seen.
@@ -329,140 +415,34 @@ impl Walk<'_> {
     fn judge_object(&mut self, object: &Object, inode: &InodeValue) {
         let has_content = matches!(inode.mode & mode::TYPE, mode::REGULAR | mode::SYMLINK);
         let is_directory = file_type(inode.mode) == DIRECTORY_TYPE;
+        let is_symlink = inode.mode & mode::TYPE == mode::SYMLINK;
+        let impossible = !(1..=MAX_TARGET as u64).contains(&inode.size);
+        use FindingKind::{Attribute, Entry, Inode};
         let wrong = [
-            (object.indexed != object.listed, "has a different number of index and list entries"),
-            (object.inline && object.extents > 0, "has inline data and extents"),
-            (!has_content && (object.inline || object.extents > 0), "has data, but is of a type without"),
-            (!is_directory && object.indexed + object.listed > 0, "has entries, but is not a directory"),
-            (is_directory && inode.size != object.listed, "its size is not the number of its entries"),
-            (inode.bytes != object.bytes, "its bytes are not those of its extents and inline data"),
-            (object.has_xattrs != (inode.flags & inode_flags::HAS_XATTRS != 0), "its attribute flag is wrong"),
-            (object.pieces.values().any(|&missing| missing > 0), "an attribute's value is incomplete"),
-            (object.pieces.keys().any(|&piece| piece >= inode.next_piece), "a piece number is not yet given out"),
-            ((inode.trim != NO_TRIM) != self.trims.contains(&object.ino), "its trim mark is wrong"),
-            (inode.mode & mode::TYPE == mode::SYMLINK && inode.size != inode.bytes, "its target is incomplete"),
+            (object.indexed != object.listed, Entry, "has a different number of index and list entries"),
+            (object.inline && object.extents > 0, Inode, "has inline data and extents"),
+            (!has_content && (object.inline || object.extents > 0), Inode, "has data, but is of a type without"),
+            (!is_directory && object.indexed + object.listed > 0, Entry, "has entries, but is not a directory"),
+            (is_directory && inode.size != object.listed, Entry, "its size is not the number of its entries"),
+            (inode.bytes != object.bytes, Inode, "its bytes are not those of its extents and inline data"),
+            (
+                object.has_xattrs != (inode.flags & inode_flags::HAS_XATTRS != 0),
+                Attribute,
+                "its attribute flag is wrong",
+            ),
+            (object.pieces.values().any(|&missing| missing > 0), Attribute, "an attribute's value is incomplete"),
+            (
+                object.pieces.keys().any(|&piece| piece >= inode.next_piece),
+                Attribute,
+                "a piece number is not yet given out",
+            ),
+            ((inode.trim != NO_TRIM) != self.trims.contains(&object.ino), Inode, "its trim mark is wrong"),
+            (is_symlink && inode.size != inode.bytes, Inode, "its target is incomplete"),
+            (is_symlink && impossible, Inode, "its target has an impossible length"),
+            (is_symlink && object.target.contains(&0), Inode, "its target has a byte that no path has"),
         ];
-        for (_, finding) in wrong.iter().filter(|(is_wrong, _)| *is_wrong) {
-            self.find_here(finding);
+        for (_, kind, detail) in wrong.into_iter().filter(|(is_wrong, ..)| *is_wrong) {
+            self.find_here(kind, detail);
         }
     }
-
-    /// Puts the path behind each inode number that a finding begins with, as far as the directories tell it.
-    fn name_findings(&mut self) -> Result<()> {
-        let mut wanted: HashSet<Ino> = self.findings.iter().filter_map(|finding| inode_of(finding)).collect();
-        let mut way: Vec<Ino> = wanted.iter().copied().collect();
-        while let Some(ino) = way.pop() {
-            let above = self.known.get(&ino).map_or(Ino(0), |known| known.named_in);
-            if above.0 > 0 && wanted.insert(above) {
-                way.push(above);
-            }
-        }
-        let mut names: HashMap<Ino, (Ino, Vec<u8>)> = HashMap::new();
-        let mut name = |key: Key, value: &[u8]| -> Result<()> {
-            if key.kind == kind::DIR_LIST
-                && key.object > 0
-                && let Ok(entry) = decode_list(value)
-                && wanted.contains(&entry.ino)
-            {
-                names.entry(entry.ino).or_insert_with(|| (Ino(key.object), entry.name.to_vec()));
-            }
-            Ok(())
-        };
-        self.view.scan_surviving(&mut name, &mut |_, _, _| Ok(()))?;
-        for finding in &mut self.findings {
-            let Some(ino) = inode_of(finding) else { continue };
-            let (mut at, mut path) = (ino, Vec::new());
-            // No path is longer than there are names: a circle ends.
-            for _ in 0..=names.len() {
-                let Some((above, name)) = names.get(&at) else { break };
-                path = [b"/", &name[..], &path].concat();
-                at = *above;
-            }
-            if !path.is_empty() {
-                let from = if at == ROOT_INO { "" } else { "..." };
-                let rest = finding.split_off(format!("inode {}", ino.0).len());
-                finding.push_str(&format!(" ({from}{}){rest}", String::from_utf8_lossy(&path).escape_debug()));
-            }
-        }
-        Ok(())
-    }
-
-    /// Types, links and parents, now that every name was seen.
-    fn judge_names(&mut self) {
-        let known = std::mem::take(&mut self.known);
-        let orphans = std::mem::take(&mut self.orphans);
-        for ino in &orphans {
-            match known.get(ino) {
-                Some(known) if known.exists && known.links == 0 && known.names == 0 => {}
-                Some(known) if known.exists => self.find(format!("inode {}: is an orphan with names", ino.0)),
-                _ => self.find(format!("inode {}: is an orphan, but missing", ino.0)),
-            }
-        }
-        for (&ino, known) in &known {
-            for finding in judge_known(ino, known, orphans.contains(&ino)) {
-                self.find(format!("inode {}: {finding}", ino.0));
-            }
-        }
-        if !known.get(&ROOT_INO).is_some_and(|root| root.exists && root.file_type == DIRECTORY_TYPE) {
-            self.find("there is no root directory".into());
-        }
-        // The order of a hash map is not that of the next run.
-        self.findings.sort_unstable();
-        self.known = known;
-    }
-
-    /// Directories that name each other in a circle have right links and parents, but no way from the root.
-    fn judge_reachability(&mut self) {
-        let mut reached: HashSet<Ino> = HashSet::from([ROOT_INO]);
-        let mut circles = Vec::new();
-        let directories = self.known.iter().filter(|(_, known)| known.exists && known.file_type == DIRECTORY_TYPE);
-        for (&ino, _) in directories.filter(|(_, known)| known.names > 0) {
-            let mut way = Vec::new();
-            let mut seen = HashSet::new();
-            let mut at = ino;
-            while !reached.contains(&at) && seen.insert(at) {
-                way.push(at);
-                at = self.known.get(&at).map_or(ROOT_INO, |known| known.named_in);
-            }
-            if !reached.contains(&at) {
-                circles.push(at);
-            }
-            reached.extend(way);
-        }
-        for ino in circles {
-            self.find(format!("inode {}: is in a circle of directories", ino.0));
-        }
-    }
-}
-
-fn inode_of(finding: &str) -> Option<Ino> {
-    let (number, _) = finding.strip_prefix("inode ")?.split_once(':')?;
-    number.parse().ok().map(Ino)
-}
-
-fn judge_known(ino: Ino, known: &Known, orphan: bool) -> Vec<&'static str> {
-    let is_directory = known.file_type == DIRECTORY_TYPE;
-    let wrong = if !known.exists {
-        vec![(true, "is named, but missing")]
-    } else if orphan {
-        Vec::new()
-    } else if is_directory {
-        let parent = if ino == ROOT_INO { ROOT_INO } else { known.named_in };
-        vec![
-            (known.names != u32::from(ino != ROOT_INO), "is a directory without or with several names"),
-            (known.links != known.subdirectories.saturating_add(2), "its links are not 2 and its subdirectories"),
-            (known.parent != parent, "its parent is not the directory that names it"),
-        ]
-    } else {
-        vec![
-            (known.names == 0, "has no name and is no orphan"),
-            (known.links != known.names, "its links are not the number of its names"),
-            (known.parent != Ino(0), "has a parent, but is not a directory"),
-        ]
-    };
-    let mut findings: Vec<&'static str> = wrong.into_iter().filter(|(is_wrong, _)| *is_wrong).map(|(_, f)| f).collect();
-    if known.exists && known.named_type.is_some_and(|named| named != known.file_type) {
-        findings.push("its type is not the one that its name says");
-    }
-    findings
 }

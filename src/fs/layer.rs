@@ -281,11 +281,11 @@ impl Layer {
         })
     }
 
-    /// Moves the first frames out until they hold at least `pieces` pieces.
-    pub(crate) fn take_first(&mut self, pieces: u64) -> Layer {
+    /// Moves the first frames out until they hold at least `pieces` pieces, or `most` bytes.
+    pub(crate) fn take_first(&mut self, pieces: u64, most: u64) -> Layer {
         let mut taken = Layer::default();
         let mut count = 0;
-        while count < pieces {
+        while count < pieces && taken.bytes < most {
             let Some((number, frame)) = self.frames.pop_first() else { break };
             count += frame.pieces.len() as u64;
             let bytes = frame.bytes();
@@ -391,7 +391,8 @@ mod tests {
         layer.uncount(9);
         layer.remove(3 * FRAME..4 * FRAME);
         assert_eq!(count(&mut layer), (500, 2));
-        assert_eq!(layer.take_first(10).frames().len(), 10);
+        assert_eq!(layer.take_first(10, u64::MAX).frames().len(), 10);
         assert_eq!(count(&mut layer), (445, 0));
+        assert_eq!(layer.take_first(u64::MAX, 15).frames().len(), 2);
     }
 }

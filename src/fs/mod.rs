@@ -22,6 +22,7 @@ mod truncate;
 mod types;
 mod writeout;
 
+pub(crate) use check::{Reading, Structure};
 pub(crate) use directory::name_hash;
 pub use ops::BegunSync;
 pub use types::*;
@@ -42,13 +43,6 @@ pub struct FsOptions {
     /// Pack small files into shared pages.
     pub pack: bool,
     pub compress: bool,
-}
-
-impl FsOptions {
-    /// Staged bytes from which on a write may have to write some out.
-    fn nearly_staged(&self) -> u64 {
-        self.staged_bytes / 8 * 7
-    }
 }
 
 /// The mounted (or otherwise used) file system of one open archive. All methods may be called from several threads.

@@ -8,6 +8,9 @@
 //! no I/O on data, never while waiting for one of the others) > the batch. The flusher runs under the writers' lock and so takes no
 //! turn; readers take `content` only.
 //!
+//! While somebody waits for a commit, staged bytes have a lower bound (`writeout::AWAITED_BYTES`), so that the flusher holds the writers' lock
+//! for some milliseconds, not for all that may be staged: who waits for the commit, and whoever stages more meanwhile, writes out the rest before.
+//!
 //! # Invariants
 //! D1  A reader misses no accepted byte: under `content` it drops the layers whose batch is published in the present state, copies the
 //!     others, and then takes the state again. Whatever it did not find in a layer was published before that, so the state has it.
@@ -45,6 +48,20 @@ pub(crate) struct Staging {
     pub(super) batches: Mutex<Vec<Arc<Batch>>>,
     /// Held by the thread that brings the total under its bound.
     pub(super) pressure: Mutex<()>,
+    /// Callers that wait for a commit.
+    awaited: AtomicU64,
+    /// The most bytes that a flush sealed.
+    #[cfg(test)]
+    pub(super) most_flushed: AtomicU64,
+}
+
+/// While it lives somebody waits for a commit.
+pub(super) struct Awaited<'a>(&'a Staging);
+
+impl Drop for Awaited<'_> {
+    fn drop(&mut self) {
+        self.0.awaited.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 /// One file's staged data.
@@ -95,7 +112,19 @@ impl Staging {
             total: Arc::default(),
             batches: Mutex::default(),
             pressure: Mutex::new(()),
+            awaited: AtomicU64::new(0),
+            #[cfg(test)]
+            most_flushed: AtomicU64::new(0),
         }
+    }
+
+    pub(super) fn await_commit(&self) -> Awaited<'_> {
+        self.awaited.fetch_add(1, Ordering::Relaxed);
+        Awaited(self)
+    }
+
+    pub(super) fn is_awaited(&self) -> bool {
+        self.awaited.load(Ordering::Relaxed) > 0
     }
 
     fn shard(&self, ino: Ino) -> &Mutex<HashMap<Ino, Arc<StagedFile>>> {
@@ -244,9 +273,14 @@ impl Content {
         }
     }
 
-    /// Moves the first frames, up to about `pieces` pieces, into a sealed layer with the room that they hold.
-    pub(super) fn seal(&mut self, batch: &Arc<Batch>, pieces: u64) -> Option<(Arc<Layer>, Option<Reservation>)> {
-        let layer = Arc::new(self.active.take_first(pieces));
+    /// Moves the first frames, up to about `pieces` pieces and `most` bytes, into a sealed layer with the room that they hold.
+    pub(super) fn seal(
+        &mut self,
+        batch: &Arc<Batch>,
+        pieces: u64,
+        most: u64,
+    ) -> Option<(Arc<Layer>, Option<Reservation>)> {
+        let layer = Arc::new(self.active.take_first(pieces, most));
         if layer.is_empty() {
             return None;
         }

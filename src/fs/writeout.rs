@@ -29,6 +29,14 @@ const COLLECT: u64 = 8 * MAX_DATA as u64;
 /// Records of landing a batch that was left over; the estimate only decides whether to make room first.
 const LEFT_OVER: u64 = 64;
 
+/// Bytes of one write-out under pressure: what a flush, which holds the writers' lock, may have to wait for.
+const BATCH_BYTES: u64 = 8 << 20;
+
+/// Staged bytes at most while somebody waits for a commit. The commit's flush seals them under the writers' lock, beside which nothing can be
+/// changed: with one request of each serving thread on top, that is what it can hold the lock for. At 400 MiB/s, what one processor
+/// compresses, 10 ms.
+pub(super) const AWAITED_BYTES: u64 = 4 << 20;
+
 /// Attempts in a row that find every file taken by a commit or busy, before the writer goes on all the same.
 const FRUITLESS: u32 = 8;
 
@@ -52,6 +60,11 @@ impl Sealing {
         }
     }
 
+    #[cfg(test)]
+    fn bytes(&self) -> u64 {
+        self.layers.iter().map(|(_, layer)| layer.bytes()).sum()
+    }
+
     fn thaw(&mut self, batch: &Arc<Batch>) {
         for file in &self.files {
             file.with(|content| content.thaw(batch, &mut self.room));
@@ -73,6 +86,8 @@ impl FileSystem {
             drop(batches);
             (older, self.seal_all(&batch, op, &mut sealing))
         };
+        #[cfg(test)]
+        self.staging.most_flushed.fetch_max(sealing.bytes(), std::sync::atomic::Ordering::Relaxed);
         let landed = sealed.and_then(|()| self.land_all(&older, op));
         let plans = landed.and_then(|()| self.write_pages(op.view(), &mut sealing));
         let result = match plans {
@@ -105,7 +120,7 @@ impl FileSystem {
         for file in self.staging.files() {
             let sealed = file.with(|content| {
                 content.settle(&self.volume, file.ino, op.view())?;
-                Ok(content.seal(batch, u64::MAX))
+                Ok(content.seal(batch, u64::MAX, u64::MAX))
             })?;
             if let Some((layer, room)) = sealed {
                 sealing.add(&file, layer, room);
@@ -165,19 +180,20 @@ impl FileSystem {
     }
 
     fn seal_some(&self, batch: &Arc<Batch>, files: &[Arc<StagedFile>], sealing: &mut Sealing) -> Result<()> {
-        let mut left = BATCH_PIECES;
+        let (mut left, mut most) = (BATCH_PIECES, BATCH_BYTES);
         for file in files {
             let sealed = file.with(|content| {
                 let state = self.volume.state();
                 content.settle(&self.volume, file.ino, self.volume.view(&state))?;
                 // A layer of the flusher came between; it takes all there was.
-                Ok(if content.has_sealed() { None } else { content.seal(batch, left) })
+                Ok(if content.has_sealed() { None } else { content.seal(batch, left, most) })
             })?;
             if let Some((layer, room)) = sealed {
                 left = left.saturating_sub(layer.pieces());
+                most = most.saturating_sub(layer.bytes());
                 sealing.add(file, layer, room);
             }
-            if left == 0 {
+            if left == 0 || most == 0 {
                 break;
             }
         }
@@ -218,22 +234,34 @@ impl FileSystem {
         Ok(self.is_settled(file, op)? && file.with(|content| content.active.within(range).next().is_none()))
     }
 
+    /// Staged bytes at most.
+    fn staging_bound(&self) -> u64 {
+        let bound = self.options.staged_bytes;
+        if self.staging.is_awaited() { bound.min(AWAITED_BYTES) } else { bound }
+    }
+
+    /// Staged bytes from which on a write may have to write some out.
+    pub(super) fn nearly_staged(&self) -> u64 {
+        self.staging_bound() / 8 * 7
+    }
+
     /// Brings the staged bytes under three quarters of their bound when they come near it: one writer does, and the others go on until
     /// the bound is reached.
     pub(super) fn relieve(&self) -> Result<()> {
-        let (bound, total) = (self.options.staged_bytes, self.staging.total());
-        let pressure = if total > bound {
+        let total = self.staging.total();
+        let pressure = if total > self.staging_bound() {
             Some(self.staging.pressure.lock())
-        } else if total > self.options.nearly_staged() {
+        } else if total > self.nearly_staged() {
             self.staging.pressure.try_lock()
         } else {
             None
         };
         let Some(_pressure) = pressure else { return Ok(()) };
         let mut fruitless = 0;
-        while self.staging.total() > bound / 4 * 3 && fruitless < FRUITLESS {
+        let is_much = || self.staging.total() > self.staging_bound() / 4 * 3;
+        while is_much() && fruitless < FRUITLESS {
             self.staging.sweep(&self.volume)?;
-            if self.staging.total() <= bound / 4 * 3 {
+            if !is_much() {
                 break;
             }
             let files = self.staging.files();

@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 use crate::format::data_head::PackedItem;
 use crate::format::{BLOCK, Generation, Ino, Key, Pointer, Run, kind, space};
 use crate::frame::{self, PlainPage, QUAD_DATA};
-use crate::pager::space::{Shortage, SpaceMap};
+use crate::pager::space::{Keep, Shortage, SpaceMap};
 
 /// Written bytes that no barrier covered, at most: what an fsync of a small file may have to wait for.
 const UNSYNCED_LIMIT: u64 = 16 << 20;
@@ -108,12 +108,16 @@ impl Volume {
 
     /// Promises groups of four blocks (P2), loading regions and growing the file as needed.
     pub(super) fn reserve_quads(&self, quads: u64, essential: bool) -> Result<()> {
+        self.reserve_keeping(quads, if essential { Keep::Lists } else { Keep::Reserve })
+    }
+
+    pub(super) fn reserve_keeping(&self, quads: u64, keep: Keep) -> Result<()> {
         loop {
             let entries = self.list_entries.load(Ordering::Relaxed);
             let shortage = {
                 let mut space = self.space.lock();
                 space.set_list_entries(entries);
-                match space.reserve(quads, essential, &**self.pager.storage()) {
+                match space.reserve(quads, keep, &**self.pager.storage()) {
                     // The file was cut: nothing more may be promised.
                     Err(error @ Error::Damaged(_)) => {
                         return Err(self.pager.latch().set("growing the archive", &error));

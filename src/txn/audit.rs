@@ -1,143 +1,239 @@
 //! Recomputes from the trees which blocks are in use and how often each page is named: for `check`, and to rebuild a lost space map.
 
 use std::collections::{BTreeMap, HashMap};
-use std::ops::ControlFlow;
 
 use super::Volume;
 use super::commit::{Chain, Purpose};
+use super::finding::{Finding, FindingKind, Severity};
 use super::recovery::in_space;
 use super::references;
 use super::state::State;
-use crate::btree::Tree;
+use crate::btree::{LostNode, Tree};
 use crate::error::{Error, Result};
 use crate::format::space::{REGION_WORDS, RegionBits};
 use crate::format::values::{DeadValue, Extent, ReferenceValue};
-use crate::format::{Key, Pointer, REGION_BLOCKS, Run, kind};
+use crate::format::{Key, Pointer, REGION_BLOCKS, Run, TreeId, kind};
 
 /// Findings reported at most; a broken archive would otherwise fill the memory with sentences.
 const MAX_FINDINGS: usize = 1000;
 
-/// What walking all trees found. Memory grows with the number of data pages (about 50 bytes each).
+/// A page of file data, or one that a dead list keeps.
+struct NamedPage {
+    /// What the first extent says; dead lists tell only the run.
+    pointer: Option<Pointer>,
+    blocks: u64,
+    /// Extents and dead-list entries that name it.
+    names: u64,
+    /// Bytes of file data that it was found to have; 0 when it was not opened, or does not open.
+    plain: u32,
+}
+
+/// What walking all trees found. Memory grows with the number of data pages (about 110 bytes each).
 #[derive(Default)]
 struct Census {
     used: BTreeMap<u64, Box<RegionBits>>,
     used_blocks: u64,
-    /// Data pages and dead pages: address -> (pointer when known, blocks, times named).
-    pages: HashMap<u64, (Option<Pointer>, u64, u64)>,
-    findings: Vec<String>,
+    pages: HashMap<u64, NamedPage>,
+    findings: Vec<Finding>,
+    /// What a walk over the files tells better, with their names.
+    of_files: Vec<Finding>,
+    /// Something of the trees could not be read: what is missing in the census may be there all the same.
+    incomplete: bool,
+}
+
+/// What an audit found.
+pub(crate) struct Audit {
+    pub(crate) findings: Vec<Finding>,
+    /// Losses in the tree of files and in file data, which `FileSystem::check_structure` tells with inodes and paths.
+    pub(crate) of_files: Vec<Finding>,
+    pub(crate) data: DataPages,
+}
+
+/// Which pages of file data were read whole and are sound, after a full audit.
+pub(crate) struct DataPages(HashMap<u64, NamedPage>);
+
+impl DataPages {
+    /// Whether the bytes of an extent were read and authenticated with the very tag that it names.
+    pub(crate) fn hold(&self, extent: &Extent) -> bool {
+        let end = u64::from(extent.start) + u64::from(extent.length);
+        self.0
+            .get(&extent.page.run.address)
+            .is_some_and(|page| page.pointer == Some(extent.page) && end <= u64::from(page.plain))
+    }
 }
 
 impl Census {
-    fn find(&mut self, finding: String) {
+    fn find(&mut self, finding: Finding) {
         if self.findings.len() < MAX_FINDINGS {
             self.findings.push(finding);
         }
     }
 
+    fn find_of_files(&mut self, finding: Finding) {
+        if self.of_files.len() < MAX_FINDINGS {
+            self.of_files.push(finding);
+        }
+    }
+
+    fn space(&mut self, severity: Severity, what: &str, block: u64) {
+        self.find(Finding::new(FindingKind::Space, severity, format!("{what}: block={block}")).at_block(block));
+    }
+
+    fn lose(&mut self, tree: TreeId, lost: &LostNode) {
+        self.incomplete = true;
+        match tree {
+            TreeId::Live => {
+                let text = format!("records cannot be read: {}", lost.error);
+                let finding = Finding::new(FindingKind::RecordsLost, Severity::Lost, text);
+                self.find_of_files(finding.on_page(&lost.pointer));
+            }
+            tree => self.find(Finding::of_index(tree, &lost.pointer, &lost.error)),
+        }
+    }
+
     fn mark(&mut self, run: Run, total: u64) {
         if !run.is_page_space(total) {
-            self.find(format!("page outside of the archive: block={} blocks={}", run.address, run.blocks));
+            let text = format!("page outside of the archive: block={} blocks={}", run.address, run.blocks);
+            self.find(Finding::new(FindingKind::Space, Severity::Wrong, text).at_block(run.address));
             return;
         }
         self.used_blocks += run.blocks;
         for block in run.address..run.end() {
             let bits = self.used.entry(block / REGION_BLOCKS).or_insert_with(|| Box::new([0; REGION_WORDS]));
             let (word, bit) = ((block % REGION_BLOCKS / 64) as usize, block % 64);
-            if bits[word] >> bit & 1 == 1 {
-                let text = format!("block is part of two pages: block={block}");
-                if self.findings.len() < MAX_FINDINGS {
-                    self.findings.push(text);
-                }
-            }
+            let twice = bits[word] >> bit & 1 == 1;
             bits[word] |= 1 << bit;
+            if twice {
+                self.space(Severity::Wrong, "block is part of two pages", block);
+            }
         }
     }
 
     fn uses(&self, run: Run) -> bool {
-        (run.address..run.end()).any(|block| {
-            let bits = self.used.get(&(block / REGION_BLOCKS));
-            bits.is_some_and(|bits| bits[(block % REGION_BLOCKS / 64) as usize] >> (block % 64) & 1 == 1)
-        })
+        (run.address..run.end()).any(|block| self.has(block))
+    }
+
+    fn has(&self, block: u64) -> bool {
+        let bits = self.used.get(&(block / REGION_BLOCKS));
+        bits.is_some_and(|bits| bits[(block % REGION_BLOCKS / 64) as usize] >> (block % 64) & 1 == 1)
     }
 
     /// One more name of a page; marks its blocks the first time.
     fn name(&mut self, run: Run, pointer: Option<Pointer>, total: u64) {
-        let entry = self.pages.entry(run.address).or_insert((None, run.blocks, 0));
-        entry.2 += 1;
-        entry.0 = entry.0.or(pointer);
-        let (first, same) = (entry.2 == 1, entry.1 == run.blocks);
+        let new = NamedPage { pointer: None, blocks: run.blocks, names: 0, plain: 0 };
+        let page = self.pages.entry(run.address).or_insert(new);
+        page.names += 1;
+        page.pointer = page.pointer.or(pointer);
+        let (first, same) = (page.names == 1, page.blocks == run.blocks);
         if first {
             self.mark(run, total);
         } else if !same {
-            self.find(format!("page is named with two lengths: block={}", run.address));
+            self.space(Severity::Wrong, "page is named with two lengths", run.address);
         }
     }
 }
 
 impl Volume {
     /// Recomputes from the live tree, snapshots and dead lists which blocks are in use and every page's count, and compares with the
-    /// space map and reference records; `full` opens every page. Findings are sentences; empty means sound.
+    /// space map and reference records; `full` opens every page. None is found in what is sound.
     /// Writers wait meanwhile. `progress` gets (blocks done, blocks in use).
-    pub(crate) fn check_space(&self, full: bool, progress: &mut dyn FnMut(u64, u64)) -> Result<Vec<String>> {
+    pub(crate) fn audit(&self, full: bool, progress: &mut dyn FnMut(u64, u64)) -> Result<Audit> {
         if self.read_only {
-            return self.audit(&self.commits.lock().chain.clone(), full, progress);
+            return self.audit_chain(&self.commits.lock().chain.clone(), full, progress);
         }
         self.as_leader(|chain| {
             let mut writer = self.writer.lock();
             self.run_commit(Purpose::Changes, chain, Some(&mut writer))?;
-            self.audit(chain, full, progress)
+            self.audit_chain(chain, full, progress)
         })
     }
 
-    fn audit(&self, chain: &Chain, full: bool, progress: &mut dyn FnMut(u64, u64)) -> Result<Vec<String>> {
+    /// All that an audit finds.
+    pub(crate) fn check_space(&self, full: bool, progress: &mut dyn FnMut(u64, u64)) -> Result<Vec<Finding>> {
+        let Audit { mut findings, of_files, .. } = self.audit(full, progress)?;
+        findings.extend(of_files);
+        Ok(findings)
+    }
+
+    fn audit_chain(&self, chain: &Chain, full: bool, progress: &mut dyn FnMut(u64, u64)) -> Result<Audit> {
         let state = self.state();
         let mut census = Census::default();
         self.count_everything(&state, chain, &mut census)?;
         let tree = self.space_tree.lock().clone();
         let total = self.space.lock().total();
-        self.walk_nodes(&tree, total, &mut census)?;
-        self.compare_space(&mut census)?;
-        self.compare_counts(&state, &mut census)?;
+        self.walk_nodes(&tree, TreeId::Space, total, &mut census)?;
+        let compared = self.compare_space(&mut census);
+        report(compared, FindingKind::Space, &mut census)?;
+        let compared = self.compare_counts(&state, &mut census);
+        report(compared, FindingKind::Count, &mut census)?;
         if full {
             self.open_data_pages(&mut census, progress)?;
         }
-        self.check_snapshots(&mut census, total)?;
-        Ok(census.findings)
+        let checked = self.check_snapshots(&state, &mut census, total);
+        report(checked, FindingKind::Snapshot, &mut census)?;
+        Ok(Audit { findings: census.findings, of_files: census.of_files, data: DataPages(census.pages) })
     }
 
-    fn walk_nodes(&self, tree: &Tree, total: u64, census: &mut Census) -> Result<()> {
-        let walked = tree.visit_pages(&self.store, true, &mut |pointer, _| {
-            census.mark(pointer.run, total);
-            Ok(())
-        });
-        report(walked, census)
+    fn walk_nodes(&self, tree: &Tree, id: TreeId, total: u64, census: &mut Census) -> Result<()> {
+        let mut lost = Vec::new();
+        tree.visit_pages(
+            &self.store,
+            &mut |pointer, _| {
+                census.mark(pointer.run, total);
+                Ok(())
+            },
+            &mut |node| {
+                lost.push(node);
+                Ok(())
+            },
+        )?;
+        lost.iter().for_each(|node| census.lose(id, node));
+        Ok(())
     }
 
     /// Everything but the space tree itself.
     fn count_everything(&self, state: &State, chain: &Chain, census: &mut Census) -> Result<()> {
         let total = self.space.lock().total();
         let trees = &state.trees;
-        for tree in [&trees.live, &trees.references, &trees.snapshots, &trees.history] {
-            self.walk_nodes(tree, total, census)?;
+        for (tree, id) in [
+            (&trees.live, TreeId::Live),
+            (&trees.references, TreeId::References),
+            (&trees.snapshots, TreeId::Snapshots),
+            (&trees.history, TreeId::History),
+        ] {
+            self.walk_nodes(tree, id, total, census)?;
         }
         for run in &chain.list_pages {
             census.mark(*run, total);
         }
-        let scanned = trees.live.scan(&self.store, Key::MIN, Key::MAX, &mut |key, value| {
+        // The nodes that these pass by were told when their pages were visited.
+        let extents = &mut |key: Key, value: &[u8]| {
             if key.kind == kind::EXTENT && key.object != 0 {
-                let extent = Extent::decode(value)?;
-                census.name(extent.page.run, Some(extent.page), total);
+                match Extent::decode(value) {
+                    Ok(extent) => census.name(extent.page.run, Some(extent.page), total),
+                    Err(error) => {
+                        census.incomplete = true;
+                        let text = format!("inode {}: {error}", key.object);
+                        census.find_of_files(Finding::new(FindingKind::Record, Severity::Wrong, text));
+                    }
+                }
             }
-            Ok(ControlFlow::Continue(()))
-        });
-        report(scanned, census)?;
-        let scanned = trees.references.scan(&self.store, Key::MIN, Key::MAX, &mut |key, value| {
+            Ok(())
+        };
+        trees.live.scan_surviving(&self.store, extents, &mut |_| Ok(()))?;
+        let dead = &mut |key: Key, value: &[u8]| {
             if key.kind == kind::DEAD {
-                census.name(DeadValue::decode(value)?.run, None, total);
+                match DeadValue::decode(value) {
+                    Ok(dead) => census.name(dead.run, None, total),
+                    Err(error) => {
+                        census.incomplete = true;
+                        census.find(Finding::new(FindingKind::Record, Severity::Wrong, error.to_string()));
+                    }
+                }
             }
-            Ok(ControlFlow::Continue(()))
-        });
-        report(scanned, census)
+            Ok(())
+        };
+        trees.references.scan_surviving(&self.store, dead, &mut |_| Ok(()))
     }
 
     fn compare_space(&self, census: &mut Census) -> Result<()> {
@@ -150,19 +246,21 @@ impl Volume {
             let found = census.used.get(&number).map_or([0; REGION_WORDS], |bits| **bits);
             for (word, (known, found)) in known.iter().zip(found.iter()).enumerate() {
                 let base = number * REGION_BLOCKS + word as u64 * 64;
-                if known & !found != 0 {
+                // Of what could not be read nobody knows which pages it names.
+                if known & !found != 0 && !census.incomplete {
                     let block = base + u64::from((known & !found).trailing_zeros());
-                    census.find(format!("space map says used, but no page is there: block={block}"));
+                    census.space(Severity::Minor, "space map says used, but no page is there", block);
                 }
                 if found & !known != 0 {
                     let block = base + u64::from((found & !known).trailing_zeros());
-                    census.find(format!("space map says free, but a page is there: block={block}"));
+                    census.space(Severity::Wrong, "space map says free, but a page is there", block);
                 }
             }
         }
         let counted = self.space.lock().used_blocks();
-        if counted != census.used_blocks {
-            census.find(format!("blocks in use are counted wrong: record={counted} found={}", census.used_blocks));
+        if counted != census.used_blocks && !census.incomplete {
+            let text = format!("blocks in use are counted wrong: record={counted} found={}", census.used_blocks);
+            census.find(Finding::new(FindingKind::Counter, Severity::Minor, text));
         }
         Ok(())
     }
@@ -170,92 +268,128 @@ impl Volume {
     fn compare_counts(&self, state: &State, census: &mut Census) -> Result<()> {
         let tree = &state.trees.references;
         let mut wrong = Vec::new();
-        for (address, (_, _, named)) in &census.pages {
+        let find = |severity, text: String, block| Finding::new(FindingKind::Count, severity, text).at_block(block);
+        for (address, page) in &census.pages {
             let count = references::count(tree, &self.store, *address)?;
-            if count != *named {
-                wrong.push(format!("page is counted wrong: block={address} record={count} found={named}"));
+            let named = page.names;
+            if count != named && !census.incomplete {
+                let text = format!("page is counted wrong: block={address} record={count} found={named}");
+                // A page that is counted too often is never freed; the other way round it is freed too early.
+                let severity = if count < named { Severity::Wrong } else { Severity::Minor };
+                wrong.push(find(severity, text, *address));
             }
         }
-        let scanned = tree.scan(&self.store, Key::MIN, Key::MAX, &mut |key, value| {
+        let counts = &mut |key: Key, value: &[u8]| {
             if key.kind != kind::REFERENCE {
-                return Ok(ControlFlow::Continue(()));
+                return Ok(());
             }
-            let value = ReferenceValue::decode(value)?;
-            let (mut at, end) = (key.sub, key.sub.saturating_add(u64::from(value.run_blocks)));
+            let nothing = |block| find(Severity::Minor, format!("a count is kept for no page: block={block}"), block);
+            let value = match ReferenceValue::decode(value) {
+                Ok(value) => value,
+                Err(error) => {
+                    wrong.push(find(Severity::Wrong, error.to_string(), key.sub));
+                    return Ok(());
+                }
+            };
+            let Some(end) = key.sub.checked_add(u64::from(value.run_blocks)) else {
+                wrong.push(nothing(key.sub));
+                return Ok(());
+            };
+            let mut at = key.sub;
             while at < end {
-                let Some((_, blocks, _)) = census.pages.get(&at) else {
-                    wrong.push(format!("a count is kept for no page: block={at}"));
+                let Some(page) = census.pages.get(&at) else {
+                    if !census.incomplete {
+                        wrong.push(nothing(at));
+                    }
                     break;
                 };
-                at += blocks;
+                at += page.blocks;
             }
-            Ok(ControlFlow::Continue(()))
-        });
-        report(scanned, census)?;
+            Ok(())
+        };
+        tree.scan_surviving(&self.store, counts, &mut |_| Ok(()))?;
+        wrong.sort_by_key(|finding| finding.block);
         wrong.into_iter().for_each(|finding| census.find(finding));
         Ok(())
     }
 
+    /// Reads every page of file data, once.
     fn open_data_pages(&self, census: &mut Census, progress: &mut dyn FnMut(u64, u64)) -> Result<()> {
-        let mut pages: Vec<(u64, Option<Pointer>, u64)> =
-            census.pages.iter().map(|(address, (pointer, blocks, _))| (*address, *pointer, *blocks)).collect();
-        pages.sort_unstable_by_key(|page| page.0);
+        let mut addresses: Vec<u64> = census.pages.keys().copied().collect();
+        addresses.sort_unstable();
         let mut done = 0;
-        for (_, pointer, blocks) in pages {
-            if let Some(pointer) = pointer {
+        for address in addresses {
+            let Some(page) = census.pages.get_mut(&address) else { continue };
+            done += page.blocks;
+            if let Some(pointer) = page.pointer {
                 match self.open_data_page(&pointer) {
-                    Err(Error::Damaged(text)) => census.find(text),
-                    other => other?,
+                    Ok(plain) => page.plain = plain,
+                    Err(error @ (Error::Damaged(_) | Error::Io { .. })) => {
+                        let finding = Finding::new(FindingKind::DataLost, Severity::Lost, error.to_string());
+                        census.find_of_files(finding.on_page(&pointer));
+                    }
+                    Err(error) => return Err(error),
                 }
             }
-            done += blocks;
             progress(done, census.used_blocks);
         }
         Ok(())
     }
 
-    fn open_data_page(&self, pointer: &Pointer) -> Result<()> {
+    /// Answers how many bytes of file data it has.
+    fn open_data_page(&self, pointer: &Pointer) -> Result<u32> {
         let opened = self.pager.open_page(pointer)?;
         if !opened.prologue.has_cells() {
             return Err(Error::damaged(format!("page of another kind: block={}", pointer.run.address)));
         }
-        for cell in 0..opened.table()?.cells.len() {
+        let table = opened.table()?;
+        for cell in 0..table.cells.len() {
             opened.read_cell(cell)?;
         }
-        Ok(())
+        Ok(table.plain_length)
     }
 
     /// Every page of a kept root must still be in use.
-    fn check_snapshots(&self, census: &mut Census, total: u64) -> Result<()> {
+    fn check_snapshots(&self, state: &State, census: &mut Census, total: u64) -> Result<()> {
+        let find = |severity, text: String| Finding::new(FindingKind::Snapshot, severity, text);
         for (id, snapshot) in self.snapshots()? {
+            if id >= state.counters.next_snapshot {
+                let text = format!("snapshot {id} has a number that was not yet given out");
+                census.find(find(Severity::Wrong, text));
+            }
             if snapshot.name.is_empty() {
                 continue;
             }
             let tree = self.snapshot_tree(&snapshot);
-            let mut runs = Vec::new();
-            let walked = tree.visit_pages(&self.store, true, &mut |pointer, _| {
-                runs.push(pointer.run);
-                Ok(())
-            });
-            report(walked, census)?;
-            let scanned = tree.scan(&self.store, Key::MIN, Key::MAX, &mut |key, value| {
+            let (mut runs, mut lost) = (Vec::new(), Vec::new());
+            tree.visit_pages(
+                &self.store,
+                &mut |pointer, _| {
+                    runs.push(pointer.run);
+                    Ok(())
+                },
+                &mut |node| {
+                    lost.push(node);
+                    Ok(())
+                },
+            )?;
+            for node in lost {
+                let text = format!("records of snapshot {id} cannot be read: {}", node.error);
+                census.find(find(Severity::Lost, text).on_page(&node.pointer));
+            }
+            let extents = &mut |key: Key, value: &[u8]| {
                 if key.kind == kind::EXTENT && key.object != 0 {
                     runs.push(Extent::decode(value)?.page.run);
                 }
-                Ok(ControlFlow::Continue(()))
-            });
-            report(scanned, census)?;
+                Ok(())
+            };
+            let scanned = tree.scan_surviving(&self.store, extents, &mut |_| Ok(()));
+            report(scanned, FindingKind::Snapshot, census)?;
             for run in runs {
-                let whole = run.is_page_space(total)
-                    && (run.address..run.end()).all(|block| {
-                        let word = (block % REGION_BLOCKS / 64) as usize;
-                        census
-                            .used
-                            .get(&(block / REGION_BLOCKS))
-                            .is_some_and(|bits| bits[word] >> (block % 64) & 1 == 1)
-                    });
-                if !whole {
-                    census.find(format!("snapshot {id} shows a page that is not in use: block={}", run.address));
+                let whole = run.is_page_space(total) && (run.address..run.end()).all(|block| census.has(block));
+                if !whole && !census.incomplete {
+                    let text = format!("snapshot {id} shows a page that is not in use: block={}", run.address);
+                    census.find(find(Severity::Wrong, text).at_block(run.address));
                 }
             }
         }
@@ -269,19 +403,23 @@ impl Volume {
         let state = self.state();
         let mut census = Census::default();
         self.count_everything(&state, chain, &mut census)?;
-        if let Some(finding) = census.findings.first() {
+        if let Some(finding) = census.findings.first().or(census.of_files.first()) {
             return Err(Error::damaged(format!("the space map cannot be rebuilt: {finding}")));
         }
         // The old map's own pages are given up; they wait like everything that the next commit replaces.
         let mut old = Vec::new();
         let old_tree = std::mem::replace(&mut *self.space_tree.lock(), Tree::empty(crate::format::TreeId::Space));
-        let walked = old_tree.visit_pages(&self.store, true, &mut |pointer, _| {
-            old.push(pointer.run);
-            Ok(())
-        });
-        if let Err(error) = walked {
-            tracing::warn!("the old space map is not whole: {error}");
-        }
+        old_tree.visit_pages(
+            &self.store,
+            &mut |pointer, _| {
+                old.push(pointer.run);
+                Ok(())
+            },
+            &mut |node| {
+                tracing::warn!("the old space map is not whole: {}", node.error);
+                Ok(())
+            },
+        )?;
         let durable = self.durable.load();
         let mut space = self.space.lock();
         space.drop_pending(census.used_blocks);
@@ -302,10 +440,10 @@ impl Volume {
 }
 
 /// Damage becomes a finding; anything else ends the audit.
-fn report(result: Result<()>, census: &mut Census) -> Result<()> {
+fn report(result: Result<()>, kind: FindingKind, census: &mut Census) -> Result<()> {
     match result {
         Err(Error::Damaged(text)) => {
-            census.find(text);
+            census.find(Finding::new(kind, Severity::Wrong, text));
             Ok(())
         }
         other => other,

@@ -19,19 +19,16 @@ use super::state::State;
 use super::volume::Writer;
 use crate::btree::{Edits, Node, Tree};
 use crate::error::{Error, Result};
-use crate::format::page::PageKind;
-use crate::format::record::{CommitRecord, DeltaList, Root};
+use crate::format::record::{CommitRecord, Root};
 use crate::format::values::HistoryValue;
 use crate::format::{Generation, Key, Pointer, Run, Tag, TreeId, kind, space};
 use crate::frame::{self, PlainPage};
 
 /// A checkpoint is due after this many commits; the ring holds 64, recovery may need one more than this many.
 const CHECKPOINT_EVERY: u64 = 24;
-/// A checkpoint that has no room waits for deletions to make some, at most until now: the chain must fit the ring, also for a writer that
-/// falls back by one (specification 9.3: c is at least g - 62).
-const CHECKPOINT_AT_LATEST: u64 = 48;
-/// Entries of one list page of four blocks: (16,280 - 40) / 8.
-const LIST_PAGE_ENTRIES: usize = 2000;
+/// A checkpoint that has no room waits for deletions to make some. So long the ring has all records since the last one, also for a writer that
+/// falls back by one (specification 9.3: c is at least g - 62); from then on records name no checkpoint, and the next opening makes the map anew.
+const LONGEST_CHAIN: u64 = 62;
 
 /// What the leader knows of the chain of records, and who waits for whom.
 #[derive(Default)]
@@ -70,10 +67,18 @@ pub(super) struct Chain {
     pub(super) list_pages: Vec<Run>,
     /// First generation of this session, once it has committed.
     pub(super) session_first: Option<Generation>,
-    /// The space map was rebuilt: the next commit writes all of it.
+    /// The space map was rebuilt, and no checkpoint has been written since.
     pub(super) force_checkpoint: bool,
     /// What the first commit of this session writes about the session before: its first generation and record.
     pub(super) previous_session: Option<(Generation, HistoryValue)>,
+}
+
+impl Chain {
+    /// T7: the checkpoint that the record of `generation` names, 0 when no chain of records leads from one to it.
+    fn told_checkpoint(&self, generation: Generation) -> Generation {
+        let broken = self.force_checkpoint || generation.0.saturating_sub(self.checkpoint.0) > LONGEST_CHAIN;
+        if broken { Generation(0) } else { self.checkpoint }
+    }
 }
 
 /// Why a commit is made.
@@ -93,12 +98,14 @@ pub(super) enum Purpose {
 pub(crate) struct WantedCommit(u64);
 
 /// A transaction that takes no more operations.
-struct Frozen {
-    state: Arc<State>,
-    generation: Generation,
-    allocated: Vec<(Run, Tag)>,
-    freed: Vec<Run>,
-    superseded: Vec<Arc<Node>>,
+pub(super) struct Frozen {
+    pub(super) state: Arc<State>,
+    pub(super) generation: Generation,
+    pub(super) allocated: Vec<(Run, Tag)>,
+    pub(super) freed: Vec<Run>,
+    pub(super) superseded: Vec<Arc<Node>>,
+    /// Groups promised to its list pages.
+    pub(super) lists: u64,
 }
 
 impl Volume {
@@ -260,14 +267,17 @@ impl Volume {
         writer.generation = generation.next();
         writer.changed = false;
         self.open_generation.store(writer.generation.0, Ordering::Release);
-        self.list_entries.store(0, Ordering::Relaxed);
-        Ok(Some(Frozen {
+        let mut frozen = Frozen {
             state: self.published.load_full(),
             generation,
             allocated: std::mem::take(&mut writer.born).into_values().collect(),
             freed: std::mem::take(&mut writer.freed),
             superseded: std::mem::take(&mut writer.superseded),
-        }))
+            lists: 0,
+        };
+        self.promise_lists(&mut frozen, chain);
+        self.list_entries.store(0, Ordering::Relaxed);
+        Ok(Some(frozen))
     }
 
     /// Everything between the freeze and the acknowledgement. Any failure latches: the next transaction is built on this one.
@@ -279,7 +289,7 @@ impl Volume {
     }
 
     fn try_write_commit(&self, purpose: Purpose, chain: &mut Chain, frozen: Frozen) -> Result<()> {
-        let Frozen { state, generation, mut allocated, mut freed, superseded } = frozen;
+        let Frozen { state, generation, mut allocated, mut freed, superseded, mut lists } = frozen;
         self.check_host()?;
         let mut nodes = 0;
         let trees = &state.trees;
@@ -301,25 +311,27 @@ impl Volume {
         let mut next = chain.clone();
         next.previous_session = None;
         next.session_first = Some(chain.session_first.unwrap_or(generation));
-        let age = generation.0.saturating_sub(chain.checkpoint.0);
-        let wanted = age >= CHECKPOINT_EVERY || !chain.list_pages.is_empty();
-        // A rebuilt map cannot wait: no chain leads to it.
-        let due = chain.force_checkpoint
-            || (wanted && (age >= CHECKPOINT_AT_LATEST || self.space.lock().has_room_for_checkpoint()));
         let mut space_tree = self.space_tree.lock();
-        let mut new_space_tree = None;
-        if due && purpose != Purpose::Close {
-            let mut tree = self.checkpoint(&space_tree, generation, &mut freed)?;
-            roots[4] = self.flush_tree(&tree, TreeId::Space, generation, 0, &mut allocated, &mut 0)?;
-            tree.settle();
-            freed.append(&mut next.list_pages);
-            next.checkpoint = generation;
-            next.force_checkpoint = false;
-            new_space_tree = Some(tree);
-        } else {
-            roots[4] = self.flush_tree(&space_tree, TreeId::Space, generation, 0, &mut allocated, &mut 0)?;
-        }
-        if next.checkpoint == Generation(0) {
+        let new_space_tree = match self.room_for_checkpoint(purpose, chain, generation) {
+            Some(promised) => {
+                let mut tree = self.checkpoint(&space_tree, generation, &mut freed)?;
+                let before = allocated.len() as u64;
+                roots[4] = self.flush_tree(&tree, TreeId::Space, generation, 1, &mut allocated, &mut 0)?;
+                // Its nodes may be what makes the lists too long for the record.
+                lists += promised.saturating_sub(allocated.len() as u64 - before);
+                tree.settle();
+                freed.append(&mut next.list_pages);
+                next.checkpoint = generation;
+                next.force_checkpoint = false;
+                Some(tree)
+            }
+            None => {
+                roots[4] = self.flush_tree(&space_tree, TreeId::Space, generation, 0, &mut allocated, &mut 0)?;
+                None
+            }
+        };
+        if next.checkpoint == Generation(0) && !next.force_checkpoint {
+            // The first commit of a volume: no page was there before.
             next.checkpoint = generation;
         }
 
@@ -348,31 +360,31 @@ impl Volume {
             next_snapshot: state.counters.next_snapshot,
             newest_snapshot: state.counters.newest_snapshot,
             newest_snapshot_id: state.counters.newest_snapshot_id,
-            checkpoint: next.checkpoint,
+            checkpoint: next.told_checkpoint(generation),
             delta_list: Pointer::NULL,
             allocated,
             freed,
         };
         // T2
-        let lists = if CommitRecord::lists_fit(record.allocated.len(), record.freed.len()) {
-            let lists = (record.allocated.iter().map(|(run, _)| *run).collect::<Vec<_>>(), record.freed.clone());
+        let (allocated, freed) = if CommitRecord::lists_fit(record.allocated.len(), record.freed.len()) {
+            let listed = (record.allocated.iter().map(|(run, _)| *run).collect::<Vec<_>>(), record.freed.clone());
             if purpose == Purpose::Close {
                 self.barrier()?;
             }
-            lists
+            listed
         } else {
-            let lists = self.write_lists(&mut record, &mut next)?;
+            let written = self.write_lists(&mut record, &mut next, &mut lists)?;
             self.barrier()?;
-            lists
+            written
         };
         // T3: only one leader, and it returns after its last barrier.
         next.tag = self.pager.write_record(&record)?;
         next.generation = generation;
         self.barrier()?;
 
-        let (allocated, freed) = lists;
         {
             let mut space = self.space.lock();
+            space.unreserve(lists);
             space.committed(generation, allocated.into_iter(), freed, state.sequence);
             space.set_list_entries(0);
         }
@@ -386,6 +398,14 @@ impl Volume {
         drop(state);
         self.release_waiting();
         Ok(())
+    }
+
+    /// What is promised to a checkpoint that is due; none while there is no room: ENOSPC must not latch, so a commit never takes what may not
+    /// be there.
+    fn room_for_checkpoint(&self, purpose: Purpose, chain: &Chain, generation: Generation) -> Option<u64> {
+        let age = generation.0.saturating_sub(chain.checkpoint.0);
+        let wanted = chain.force_checkpoint || age >= CHECKPOINT_EVERY || !chain.list_pages.is_empty();
+        if wanted && purpose != Purpose::Close { self.space.lock().promise_checkpoint() } else { None }
     }
 
     fn flush_tree(
@@ -407,7 +427,12 @@ impl Volume {
     }
 
     /// Writes a page of at most four blocks for which room is kept, beside the one before it.
-    fn write_reserved(&self, page: &PlainPage<'_>, generation: Generation, from_reserved: u64) -> Result<Pointer> {
+    pub(super) fn write_reserved(
+        &self,
+        page: &PlainPage<'_>,
+        generation: Generation,
+        from_reserved: u64,
+    ) -> Result<Pointer> {
         let run = self
             .space
             .lock()
@@ -436,57 +461,6 @@ impl Volume {
         }
         freed.extend(pages_of(&edits.superseded)?);
         Ok(tree)
-    }
-
-    /// Moves the lists of a long commit into list pages, last first since each names the next; the record names the pages.
-    fn write_lists(&self, record: &mut CommitRecord, next: &mut Chain) -> Result<(Vec<Run>, Vec<Run>)> {
-        let allocated: Vec<Run> = std::mem::take(&mut record.allocated).into_iter().map(|(run, _)| run).collect();
-        let freed = std::mem::take(&mut record.freed);
-        let mut lists: Vec<DeltaList> = allocated
-            .chunks(LIST_PAGE_ENTRIES)
-            .map(|part| DeltaList { next: Pointer::NULL, allocated: part.to_vec(), freed: Vec::new() })
-            .chain(freed.chunks(LIST_PAGE_ENTRIES).map(|part| DeltaList {
-                next: Pointer::NULL,
-                allocated: Vec::new(),
-                freed: part.to_vec(),
-            }))
-            .collect();
-        while let Some(mut list) = lists.pop() {
-            list.next = record.delta_list;
-            let page = frame::delta_page(list.encode());
-            let pointer = self.write_reserved(&page, record.generation, 0)?;
-            record.delta_list = pointer;
-            record.allocated.push((pointer.run, pointer.tag));
-            record.used_blocks = record.used_blocks.saturating_add(pointer.run.blocks);
-            next.list_pages.push(pointer.run);
-        }
-        record.two_barrier = true;
-        let mut all = allocated;
-        all.extend(record.allocated.iter().map(|(run, _)| *run));
-        Ok((all, freed))
-    }
-
-    /// Reads the lists of a record, its list pages included.
-    pub(super) fn read_lists(
-        pager: &crate::pager::Pager,
-        record: &CommitRecord,
-    ) -> Result<(Vec<Run>, Vec<Run>, Vec<Run>)> {
-        let mut allocated: Vec<Run> = record.allocated.iter().map(|(run, _)| *run).collect();
-        let mut freed = record.freed.clone();
-        let mut pages = Vec::new();
-        let mut pointer = record.delta_list;
-        // The record lists every list page, so a longer chain is damage.
-        while !pointer.is_null() {
-            if pages.len() >= record.allocated.len() {
-                return Err(Error::damaged(format!("list pages of commit {} do not end", record.generation.0)));
-            }
-            let list = DeltaList::decode(pager.read_page(&pointer, PageKind::DeltaList)?.body())?;
-            pages.push(pointer.run);
-            allocated.extend(list.allocated);
-            freed.extend(list.freed);
-            pointer = list.next;
-        }
-        Ok((allocated, freed, pages))
     }
 
     pub(super) fn barrier(&self) -> Result<()> {

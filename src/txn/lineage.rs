@@ -157,6 +157,7 @@ impl Operation<'_> {
     /// Writes the record of the session before this one, and removes the oldest ones beyond the bound.
     pub(super) fn record_session(&mut self, first: Generation, value: &HistoryValue) -> Result<()> {
         self.changed = true;
+        self.of_commit = true;
         let store = &self.volume.store;
         let history = &mut self.trees.history;
         let edits = &mut self.global_edits;

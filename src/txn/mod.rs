@@ -11,13 +11,16 @@
 //! T5  An operation is accepted only against free blocks that are allocated on the host: its data at worst case, the nodes that it may
 //!     dirty, and what the commit itself needs. So a commit never meets a full disk.
 //! T6  An operation is published whole or not at all.
-//! T7  The space map of checkpoint c together with the lists of the records c..=g is exactly the set of pages of root g.
+//! T7  The space map of checkpoint c together with the lists of the records c..=g is exactly the set of pages of root g. A record that no such
+//!     chain leads to says so with checkpoint 0; then that set is what the trees name.
 
 mod allocation;
 mod audit;
 mod commit;
+mod finding;
 mod gather;
 mod lineage;
+mod lists;
 mod open;
 mod operation;
 mod partly;
@@ -33,14 +36,16 @@ mod upkeep;
 mod volume;
 
 pub(crate) use allocation::{Reservation, WrittenPiece, quads_for};
+pub(crate) use audit::{Audit, DataPages};
 pub(crate) use commit::WantedCommit;
+pub use finding::{Finding, FindingKind, Lost, Severity};
 pub(crate) use lineage::{Descent, Mark};
 pub(crate) use operation::Operation;
 pub(crate) use state::State;
 pub(crate) use volume::{OpenOptions, Volume};
 
-use crate::btree::{NodeStore, ScanVisitor, Tree};
-use crate::error::{Error, Result};
+use crate::btree::{LostVisitor, NodeStore, ScanVisitor, Tree};
+use crate::error::Result;
 use crate::format::Key;
 
 /// Read access to one version of the live tree; the same for readers and inside an operation.
@@ -63,11 +68,11 @@ impl View<'_> {
         self.tree.scan(self.store, from, to, f)
     }
 
-    /// Every entry that can still be read; `lost` gets the range of keys below each node that cannot, and why.
+    /// Every entry that can still be read; `lost` gets each node that cannot.
     pub(crate) fn scan_surviving(
         &self,
         f: &mut dyn FnMut(Key, &[u8]) -> Result<()>,
-        lost: &mut dyn FnMut(Key, Key, Error) -> Result<()>,
+        lost: &mut LostVisitor<'_>,
     ) -> Result<()> {
         self.tree.scan_surviving(self.store, f, lost)
     }

@@ -22,6 +22,8 @@ pub(crate) struct Operation<'v> {
     pub(super) adopted: Vec<(Run, Tag)>,
     /// Pages whose last reference this operation removed.
     pub(super) freed: Vec<Run>,
+    /// It is a part of the commit itself, which must not fail for want of what is kept for commits.
+    pub(super) of_commit: bool,
     /// Pages that lost a part of what named them, and may be packed.
     pub(super) partly: Vec<Pointer>,
 }

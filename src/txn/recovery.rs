@@ -129,8 +129,11 @@ pub(super) fn in_space(run: Run, total: u64) -> bool {
 }
 
 impl Recovered {
-    /// The records from the checkpoint to the chosen one, oldest first; None when one of them is lost.
+    /// The records from the checkpoint to the chosen one, oldest first; None when one of them is lost, or there is no checkpoint.
     fn chain(&self) -> Option<Vec<&CommitRecord>> {
+        if self.record.checkpoint == Generation(0) {
+            return None; // T7
+        }
         let by_tag: BTreeMap<Tag, &CommitRecord> = self.ring.iter().map(|r| (r.tag, &r.record)).collect();
         let mut chain = vec![&self.record];
         while let Some(oldest) = chain.last()

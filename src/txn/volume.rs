@@ -18,7 +18,7 @@ use crate::error::{Error, Result};
 use crate::format::record::CommitRecord;
 use crate::format::{BLOCK, Generation, Run, SessionId, Tag};
 use crate::pager::Pager;
-use crate::pager::space::{Blocks, SpaceMap};
+use crate::pager::space::{Blocks, Keep, SpaceMap};
 
 /// How to open a volume.
 pub(crate) struct OpenOptions {
@@ -103,6 +103,11 @@ impl Volume {
 
     pub(crate) fn pager(&self) -> &Pager {
         &self.pager
+    }
+
+    /// Of the transaction that takes operations now: nothing in the trees can have been made by a later one.
+    pub(crate) fn open_generation(&self) -> Generation {
+        Generation(self.open_generation.load(Ordering::Acquire))
     }
 
     /// A sentence when recovery rejected the newest record and took the one before.
@@ -221,6 +226,7 @@ impl Volume {
             global_edits: Edits::new(writer.generation),
             adopted: Vec::new(),
             freed: Vec::new(),
+            of_commit: false,
             partly: Vec::new(),
         };
         drop(base);
@@ -235,7 +241,9 @@ impl Volume {
             return Ok(());
         }
         let dirtied = operation.dirtied();
-        if dirtied > 0 {
+        if dirtied > 0 && operation.of_commit {
+            self.reserve_keeping(dirtied as u64, Keep::Nothing)?;
+        } else if dirtied > 0 {
             self.reserve_quads(dirtied as u64, essential)?;
         } else {
             self.space.lock().unreserve(dirtied.unsigned_abs());

@@ -5,6 +5,7 @@ use std::collections::HashSet;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
+use super::super::check::check;
 use super::super::rescue::{RescueOptions, rescue_from};
 use super::decoders::filled;
 use super::forge::{Forge, OWNER, open_on};
@@ -131,8 +132,7 @@ pub(in crate::archive) fn exercise(bytes: &[u8], rescue: bool) -> usize {
         Err(_) => refusals += 1,
         Ok(fs) => {
             refusals += walk(&fs);
-            refusals += findings(fs.volume.check_space(true, &mut |_, _| {}));
-            refusals += findings(fs.check_structure(true, &mut |_, _| {}).map(|(_, findings)| findings));
+            refusals += check(&fs, true, &mut |_, _| {}).map_or(1, |report| report.findings.len());
             let _ = fs.statistics(1 << 30);
         }
     }
@@ -144,10 +144,6 @@ pub(in crate::archive) fn exercise(bytes: &[u8], rescue: bool) -> usize {
         refusals += rescued(bytes);
     }
     refusals
-}
-
-fn findings(checked: Result<Vec<String>>) -> usize {
-    checked.map_or(1, |findings| findings.len())
 }
 
 /// Looks at everything that has a name, as programs do: each directory once, files in parts.

@@ -5,7 +5,8 @@
 //!     it from that generation to the latest one of an authentic node (or record) that names it, by tag, in a place with the same fences.
 //! R2  Leaves whose known lifetimes share a generation g were in the tree together at g. Only such leaves are read together.
 //!
-//! Memory: about 130 bytes for each node page of any age (one for some 50 files), 16 for each inode number met.
+//! Memory: about 130 bytes for each node page of any age (one for some 50 files), 60 for each inode number met, and for each page of an inode
+//! that no leaf describes.
 
 use std::collections::{HashMap, HashSet};
 use std::num::NonZeroUsize;
@@ -16,6 +17,7 @@ use lru::LruCache;
 use super::super::scan::{open_found, scan};
 use super::object::as_damage;
 use crate::error::{Error, Result};
+use crate::format::data_head::PackedItem;
 use crate::format::node::{self, NodeEntries, NodeView};
 use crate::format::page::{PageKind, Prologue};
 use crate::format::record::CommitRecord;
@@ -43,11 +45,39 @@ pub(super) struct Version {
     pub(super) leaves: Vec<u32>,
 }
 
-/// Data pages that name an inode in their prologue.
+/// What pages of file data say of an inode themselves.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Pages {
     pub(super) count: u64,
     pub(super) bytes: u64,
+    /// Of the oldest and the youngest of them.
+    first: Generation,
+    pub(super) last: Generation,
+}
+
+impl Pages {
+    fn add(&mut self, generation: Generation, bytes: u32) {
+        self.first = if self.count == 0 { generation } else { self.first.min(generation) };
+        self.last = self.last.max(generation);
+        self.count += 1;
+        self.bytes += u64::from(bytes);
+    }
+
+    /// A page that is younger than every commit may never have been part of one.
+    fn last_until(&self, newest: Generation) -> Generation {
+        [self.last, self.first].into_iter().find(|generation| *generation <= newest).unwrap_or_default()
+    }
+}
+
+/// A part of a page that says itself which bytes of which file it has.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Piece {
+    pub(super) page: Pointer,
+    /// In the file.
+    pub(super) offset: u64,
+    /// In the page.
+    pub(super) start: u32,
+    pub(super) length: u32,
 }
 
 /// All leaves of the live tree by lower fence, and what else the scan met.
@@ -59,6 +89,7 @@ pub(super) struct LeafIndex {
     cache: LruCache<u32, Arc<Vec<u8>>>,
     /// Numbers of all inodes that a leaf has a record of, ascending.
     pub(super) inodes: Vec<u64>,
+    /// Of the inodes that no leaf has a record of.
     pub(super) data: HashMap<u64, Pages>,
     pub(super) pages: u64,
     pub(super) unreadable: u64,
@@ -78,9 +109,12 @@ impl Collected {
         self.pages += 1;
         match prologue.kind {
             PageKind::Data => {
-                let pages = self.data.entry(prologue.owner).or_default();
-                pages.count += 1;
-                pages.bytes += u64::from(prologue.plain_length);
+                self.data.entry(prologue.owner).or_default().add(prologue.generation, prologue.plain_length);
+            }
+            PageKind::Packed => {
+                for (ino, piece) in pieces_of(pager, run, prologue)? {
+                    self.data.entry(ino).or_default().add(prologue.generation, piece.length);
+                }
             }
             PageKind::Node if prologue.owner == TreeId::Live as u64 => match open_found(pager, run) {
                 Ok((pointer, opened)) => self.node(pointer, opened.body())?,
@@ -88,7 +122,7 @@ impl Collected {
                 Err(Error::Damaged(_) | Error::Io { .. }) => {}
                 Err(error) => return Err(error),
             },
-            PageKind::Packed | PageKind::Node | PageKind::DeltaList => {}
+            PageKind::Node | PageKind::DeltaList => {}
         }
         Ok(())
     }
@@ -117,6 +151,7 @@ impl LeafIndex {
         learn_lifetimes(&pager, &mut nodes)?;
         nodes.retain(|node| node.level == 0);
         nodes.sort_by_key(|node| (node.lower, node.pointer.generation));
+        found.data.retain(|ino, _| !found.inodes.contains(ino));
         let mut inodes: Vec<u64> = found.inodes.into_iter().collect();
         inodes.sort_unstable();
         let width = nodes.len().next_power_of_two();
@@ -137,6 +172,28 @@ impl LeafIndex {
             pages: found.pages,
             unreadable: scanned.unreadable,
         })
+    }
+
+    /// What is left of the content of `wanted` inodes by the word of the pages themselves, the oldest first. Scans the file once more.
+    pub(super) fn pieces(
+        &self,
+        wanted: &HashSet<u64>,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<HashMap<u64, Vec<Piece>>> {
+        let pager = &*self.pager;
+        let mut found: HashMap<u64, Vec<Piece>> = HashMap::new();
+        scan(&**pager.storage(), pager.cipher(), progress, &mut |run, prologue| {
+            if prologue.kind == PageKind::Packed || prologue.kind == PageKind::Data && wanted.contains(&prologue.owner)
+            {
+                for (ino, piece) in pieces_of(pager, run, prologue)?.into_iter().filter(|(ino, _)| wanted.contains(ino))
+                {
+                    found.entry(ino).or_default().push(piece);
+                }
+            }
+            Ok(())
+        })?;
+        found.values_mut().for_each(|pieces| pieces.sort_by_key(|piece| piece.page.generation));
+        Ok(found)
     }
 
     /// The newest generation that any leaf is known to belong to.
@@ -163,6 +220,34 @@ impl LeafIndex {
             stack.push((2 * index, start, half));
         }
         found
+    }
+
+    /// The last generation in which the leaf is known to be part of the tree.
+    pub(super) fn last(&self, leaf: u32) -> Generation {
+        self.leaves[leaf as usize].last
+    }
+
+    /// Whether something says that the inode existed after `generation`: a leaf with a record of it, or a page of its data that a commit
+    /// may have named.
+    pub(super) fn existed_after(&mut self, ino: Ino, generation: Generation) -> Result<bool> {
+        let newest = self.newest();
+        if self.data.get(&ino.0).is_some_and(|pages| pages.last_until(newest) > generation) {
+            return Ok(true);
+        }
+        let (from, to) = (Key::new(ino.0, 0, 0), Key::new(ino.0.saturating_add(1), 0, 0));
+        for leaf in self.of(ino) {
+            let mut found = false;
+            if self.leaves[leaf as usize].pointer.generation > generation {
+                self.records(leaf, from, to, &mut |_, _| {
+                    found = true;
+                    Ok(false)
+                })?;
+            }
+            if found {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     /// All leaves that have something of the inode's keys.
@@ -252,6 +337,26 @@ impl LeafIndex {
         }
         Ok(true)
     }
+}
+
+/// Which bytes of which files a page of file data says to have; none when it does not open.
+fn pieces_of(pager: &Pager, run: Run, prologue: &Prologue) -> Result<Vec<(u64, Piece)>> {
+    let (page, opened) = match open_found(pager, run) {
+        Ok(found) => found,
+        Err(Error::Damaged(_) | Error::Io { .. }) => return Ok(Vec::new()),
+        Err(error) => return Err(error),
+    };
+    if prologue.kind == PageKind::Data {
+        let piece = Piece { page, offset: prologue.position, start: 0, length: prologue.plain_length };
+        return Ok(vec![(prologue.owner, piece)]);
+    }
+    let items = match opened.table() {
+        Ok(table) => &table.items,
+        Err(Error::Damaged(_)) => return Ok(Vec::new()),
+        Err(error) => return Err(error),
+    };
+    let piece = |item: &PackedItem| Piece { page, offset: item.offset, start: item.start, length: item.length };
+    Ok(items.iter().map(|item| (item.ino.0, piece(item))).collect())
 }
 
 /// R1, from the top down: a node lives at least as long as the youngest of those that name it.

@@ -7,6 +7,7 @@
 
 mod index;
 mod object;
+mod undescribed;
 mod walk;
 mod write;
 
@@ -47,7 +48,7 @@ pub enum RescueState {
     Whole,
     /// Something of it is left.
     Partial,
-    /// Known by name or by pages that nothing describes any more.
+    /// Known by name alone, or by pages that do not open.
     Lost,
 }
 

@@ -2,7 +2,7 @@
 
 mod beside;
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::os::fd::OwnedFd;
 
 use rustix::fs::AtFlags;
@@ -25,22 +25,24 @@ use beside::Special;
 /// Names and values.
 type Xattrs = Vec<(Vec<u8>, Vec<u8>)>;
 
-struct Walk<'a> {
-    index: LeafIndex,
-    pager: &'a Pager,
-    stage: &'a Stage,
+pub(super) struct Walk<'a> {
+    pub(super) index: LeafIndex,
+    pub(super) pager: &'a Pager,
+    pub(super) stage: &'a Stage,
     /// Where what is not whole goes, when it is wanted at all.
-    partial: Option<Special>,
+    pub(super) partial: Option<Special>,
     item: &'a mut dyn FnMut(&Rescued<'_>) -> Result<()>,
-    progress: &'a mut dyn FnMut(&RescueProgress<'_>),
+    pub(super) progress: &'a mut dyn FnMut(&RescueProgress<'_>),
     report: RescueReport,
     /// Inodes that were dealt with: 16 bytes each.
-    seen: HashSet<u64>,
+    pub(super) seen: HashSet<u64>,
     /// Path of the first copy of a file with several names.
     links: HashMap<u64, Vec<u8>>,
+    /// Names of inodes of which nothing but data is left.
+    pub(super) undescribed: BTreeMap<u64, Vec<u8>>,
     /// Directories whose mode would keep their owner out: they get it at the end.
     closed: Vec<(Vec<u8>, Attributes, Xattrs)>,
-    path: Vec<u8>,
+    pub(super) path: Vec<u8>,
 }
 
 /// A directory whose entries are being made.
@@ -51,6 +53,8 @@ struct Level {
     /// The next of the version's leaves.
     leaf: usize,
     entries: VecDeque<(Vec<u8>, u8, Ino)>,
+    /// The last generation in which the entries are known to have been there.
+    known: Generation,
     object: Option<Object>,
     path_length: usize,
 }
@@ -96,6 +100,7 @@ pub(super) fn run(
         report,
         seen: HashSet::new(),
         links: HashMap::new(),
+        undescribed: BTreeMap::new(),
         closed: Vec::new(),
         path: Vec::new(),
     };
@@ -109,16 +114,17 @@ pub(super) fn run(
 impl Walk<'_> {
     fn named(&mut self) -> Result<()> {
         self.seen.insert(ROOT_INO.0);
-        let (version, reason) =
-            match self.find(ROOT_INO, &mut |walk, object, version| walk.try_directory(object, version, ROOT_INO))? {
-                Found::Whole { version, failed, .. } => {
-                    self.say_whole(ROOT_INO, &version, failed.as_deref())?;
-                    self.report.directories += 1;
-                    return self.descend(stage_root(self.stage)?, ROOT_INO, version, None);
-                }
-                Found::Deleted => (self.index.remains(ROOT_INO), "it is missing".to_owned()),
-                Found::Rest { version, reason, .. } => (version, reason),
-            };
+        let (version, reason) = match self
+            .find(ROOT_INO, Generation(0), &mut |walk, object, version| walk.try_directory(object, version, ROOT_INO))?
+        {
+            Found::Whole { version, failed, .. } => {
+                self.say_whole(ROOT_INO, &version, failed.as_deref())?;
+                self.report.directories += 1;
+                return self.descend(stage_root(self.stage)?, ROOT_INO, version, None);
+            }
+            Found::Deleted => (self.index.remains(ROOT_INO), "it is missing".to_owned()),
+            Found::Rest { version, reason, .. } => (version, reason),
+        };
         self.say(RescueState::Partial, ROOT_INO, version.generation, false, &reason)?;
         self.descend(stage_root(self.stage)?, ROOT_INO, version, None)
     }
@@ -135,7 +141,7 @@ impl Walk<'_> {
                     let host = host.try_clone().map_err(|e| Error::io("cannot open the directory", e))?;
                     self.path = [&special.name[..], b"/", ino.to_string().as_bytes()].concat();
                     let made = self.report.files + self.report.others + self.report.directories;
-                    let below = self.entry(&host, ino.to_string().as_bytes(), Ino(ino), None);
+                    let below = self.entry(&host, ino.to_string().as_bytes(), Ino(ino), None, Generation(0));
                     if let Some(level) = self.settle(below)? {
                         self.walk_down(vec![level])?;
                     }
@@ -169,30 +175,22 @@ impl Walk<'_> {
         Ok(pass == 1 || !comes_later)
     }
 
-    /// Inodes of which only data pages are left.
-    fn undescribed(&mut self) -> Result<()> {
-        let mut inodes: Vec<u64> = self.index.data.keys().copied().filter(|ino| !self.seen.contains(ino)).collect();
-        inodes.sort_unstable();
-        for ino in inodes {
-            // A leaf that covers it and does not have it says that it was deleted.
-            if !self.index.versions(Ino(ino)).is_empty() {
-                continue;
-            }
-            let pages = self.index.data.get(&ino).copied().unwrap_or_default();
-            let reason = format!("nothing describes its data: pages={} bytes={}", pages.count, pages.bytes);
-            self.path = [UNNAMED.as_bytes(), b"/", ino.to_string().as_bytes()].concat();
-            self.say(RescueState::Lost, Ino(ino), Generation(0), false, &reason)?;
-        }
-        Ok(())
-    }
-
     fn descend(&mut self, host: OwnedFd, ino: Ino, version: Version, object: Option<Object>) -> Result<()> {
         let level = self.level(host, ino, version, object);
         self.walk_down(vec![level])
     }
 
     fn level(&self, host: OwnedFd, ino: Ino, version: Version, object: Option<Object>) -> Level {
-        Level { host, ino, version, leaf: 0, entries: VecDeque::new(), object, path_length: self.path.len() }
+        Level {
+            host,
+            ino,
+            version,
+            leaf: 0,
+            entries: VecDeque::new(),
+            known: Generation(0),
+            object,
+            path_length: self.path.len(),
+        }
     }
 
     fn walk_down(&mut self, mut levels: Vec<Level>) -> Result<()> {
@@ -208,7 +206,7 @@ impl Walk<'_> {
                         self.path.push(b'/');
                     }
                     self.path.extend_from_slice(&name);
-                    let below = self.entry(&level.host, &name, ino, Some(file_type));
+                    let below = self.entry(&level.host, &name, ino, Some(file_type), level.known);
                     let below = self.settle(below)?;
                     levels.push(level);
                     levels.extend(below);
@@ -226,6 +224,7 @@ impl Walk<'_> {
         while level.entries.is_empty() {
             let Some(&leaf) = level.version.leaves.get(level.leaf) else { return Ok(None) };
             level.leaf += 1;
+            level.known = self.index.last(leaf);
             let entries = &mut level.entries;
             visit_entries(&mut self.index, leaf, level.ino, &mut |name, file_type, ino| {
                 entries.push_back((name.to_vec(), file_type, ino));
@@ -234,17 +233,25 @@ impl Walk<'_> {
         Ok(level.entries.pop_front())
     }
 
-    /// Tries the versions of an inode, the newest first; `attempt` fails with `Damaged` for one that is not whole.
-    fn find(&mut self, ino: Ino, attempt: &mut dyn FnMut(&mut Self, &Object, &Version) -> Result<()>) -> Result<Found> {
+    /// Tries the versions of an inode, the newest first; `attempt` fails with `Damaged` for one that is not whole. It is named in a leaf of
+    /// generation `named`: records from before that do not say that it was deleted.
+    fn find(
+        &mut self,
+        ino: Ino,
+        named: Generation,
+        attempt: &mut dyn FnMut(&mut Self, &Object, &Version) -> Result<()>,
+    ) -> Result<Found> {
         let mut failed: Option<String> = None;
         let mut rest = None;
         for version in self.index.versions(ino) {
             let object = match Object::load(&mut self.index, &version, ino) {
                 Ok(None) => {
                     // It did not exist yet, or no more.
-                    if failed.is_none() {
+                    let younger = named > version.generation || self.index.existed_after(ino, version.generation)?;
+                    if failed.is_none() && !younger {
                         return Ok(Found::Deleted);
                     }
+                    failed = failed.or_else(|| Some("the records that are left are from before it was made".into()));
                     break;
                 }
                 Ok(Some(object)) if object.is_orphan() && failed.is_none() => return Ok(Found::Deleted),
@@ -289,14 +296,21 @@ impl Walk<'_> {
     }
 
     /// Deals with one object; a directory is made and returned, its entries follow.
-    fn entry(&mut self, at: &OwnedFd, name: &[u8], ino: Ino, named_type: Option<u8>) -> Result<Option<Level>> {
+    fn entry(
+        &mut self,
+        at: &OwnedFd,
+        name: &[u8],
+        ino: Ino,
+        named_type: Option<u8>,
+        named: Generation,
+    ) -> Result<Option<Level>> {
         let files = self.report.files;
         (self.progress)(&RescueProgress::Writing(Progress { files, bytes: self.report.bytes, path: &self.path }));
         if !self.seen.insert(ino.0) {
             return self.link(at, name, ino).map(|()| None);
         }
         let mut made = None;
-        let found = self.find(ino, &mut |walk, object, version| {
+        let found = self.find(ino, named, &mut |walk, object, version| {
             if object.is_directory() {
                 return walk.try_directory(object, version, ino);
             }
@@ -413,7 +427,14 @@ impl Walk<'_> {
         self.say(RescueState::Whole, ino, version.generation, failed.is_some(), failed.unwrap_or_default())
     }
 
-    fn say(&mut self, state: RescueState, ino: Ino, generation: Generation, older: bool, reason: &str) -> Result<()> {
+    pub(super) fn say(
+        &mut self,
+        state: RescueState,
+        ino: Ino,
+        generation: Generation,
+        older: bool,
+        reason: &str,
+    ) -> Result<()> {
         match state {
             RescueState::Whole => {}
             RescueState::Partial => self.report.partial += 1,
@@ -427,7 +448,7 @@ impl Walk<'_> {
     }
 
     /// Notes a failure that concerns one object, passes on one that ends the rescue.
-    fn settle<T>(&mut self, result: Result<Option<T>>) -> Result<Option<T>> {
+    pub(super) fn settle<T>(&mut self, result: Result<Option<T>>) -> Result<Option<T>> {
         Problem::settle(&mut self.report.problems, &self.path, result)
     }
 }

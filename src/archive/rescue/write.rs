@@ -10,10 +10,10 @@ use super::super::attributes::{self, Turn};
 use super::super::extract::write_all;
 use super::super::host::{apply, apply_at, host_error, split_device_number};
 use super::super::stage::{Stage, open_directory};
-use super::index::{LeafIndex, Version};
-use super::object::Object;
+use super::index::{LeafIndex, Piece, Version};
+use super::object::{Object, as_damage};
 use crate::error::{Error, Result};
-use crate::format::Ino;
+use crate::format::{Ino, MAX_DATA, MAX_OFFSET};
 use crate::fs::mode;
 use crate::pager::Pager;
 
@@ -113,6 +113,39 @@ fn fill(source: Source<'_>, object: &Object, lenient: bool, host: &OwnedFd) -> R
     let metadata = apply(host, &stat);
     attributes::put(&object.xattrs, &target, Turn::AfterMode, source.path, source.left);
     Ok(Made { bytes, metadata })
+}
+
+/// Makes a file of what pages say themselves to be its bytes, younger ones over older ones; answers how many pieces could be read.
+pub(super) fn pieces(pieces: &[Piece], pager: &Pager, stage: &Stage, at: &OwnedFd, name: &[u8]) -> Result<u64> {
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let mut host = None;
+    let mut written = 0;
+    let mut bytes = Vec::new();
+    for piece in pieces {
+        // Only a holder of the key can have sealed a page that lies about that.
+        let end = piece.offset.checked_add(piece.length.into());
+        if end.is_none_or(|end| end > MAX_OFFSET) || piece.length as usize > MAX_DATA {
+            continue;
+        }
+        bytes.resize(piece.length as usize, 0);
+        match pager.read_data(&piece.page, piece.start, &mut bytes).map_err(as_damage) {
+            Err(Error::Damaged(_)) => continue,
+            read => read?,
+        }
+        let host = match &mut host {
+            Some(host) => host,
+            empty => empty.insert(
+                rustix::fs::openat(stage.directory(), UNFINISHED, flags, Mode::RUSR | Mode::WUSR)
+                    .map_err(host_error("cannot make"))?,
+            ),
+        };
+        write_all(host, &bytes, piece.offset)?;
+        written += 1;
+    }
+    if host.is_some() {
+        place(stage, at, name)?;
+    }
+    Ok(written)
 }
 
 /// Gives the finished file its name, if nothing has it.

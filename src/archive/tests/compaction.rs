@@ -1,6 +1,7 @@
 //! Compaction: the same content in less space, the old file untouched until the rename, and one of the two at every step.
 
 use std::fs;
+use std::ops::ControlFlow;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
@@ -9,8 +10,9 @@ use super::passphrase;
 use super::sample::{Expected, expected, noise, put};
 use crate::crypto::kdf::KdfCost;
 use crate::error::{Error, Result};
-use crate::format::{Generation, ROOT_INO};
-use crate::fs::Creator;
+use crate::format::values::{Extent, InodeValue, NO_TRIM};
+use crate::format::{Generation, Ino, Key, ROOT_INO, kind};
+use crate::fs::{Creator, FileSystem};
 
 struct Place {
     directory: tempfile::TempDir,
@@ -277,6 +279,56 @@ fn what_was_left_to_be_freed_is_left_behind() {
     assert_eq!(compacted.info().unwrap().inodes, inodes - 1);
     drop(compacted);
     place.assert_whole(&place.path());
+}
+
+/// Every record of the live tree.
+fn records(fs: &FileSystem) -> Vec<(Key, Vec<u8>)> {
+    let mut all = Vec::new();
+    let state = fs.volume.state();
+    let keep = &mut |key: Key, value: &[u8]| {
+        all.push((key, value.to_vec()));
+        Ok(ControlFlow::Continue(()))
+    };
+    fs.volume.view(&state).scan(Key::MIN, Key::MAX, keep).unwrap();
+    all
+}
+
+/// Record by record: the tree would be as sound with them, and whoever reads files sees no difference.
+#[test]
+fn no_record_of_an_orphan_or_behind_a_cut_is_carried_over_and_inode_numbers_go_on() {
+    let place = Place::new();
+    let archive = Archive::open(&place.path(), &place.key, &OpenOptions::default()).unwrap();
+    let fs = archive.file_system();
+    let orphan = put(fs, ROOT_INO, b"orphan", &noise(91, 1 << 20));
+    fs.open(orphan).unwrap();
+    let cut = put(fs, ROOT_INO, b"cut", b"");
+    (0..700).for_each(|n| fs.write(cut, n << 18, &noise(n, 4096)).unwrap());
+    // The greatest numbers are those of files that are gone.
+    let last = (0..50).map(|n| put(fs, ROOT_INO, format!("gone{n}").as_bytes(), b"x").0).max().unwrap();
+    (0..50).for_each(|n| fs.unlink(ROOT_INO, format!("gone{n}").as_bytes()).unwrap());
+    fs.sync().unwrap();
+    fs.unlink(ROOT_INO, b"orphan").unwrap();
+    fs.set_attributes(cut, &crate::fs::SetAttributes { size: Some(5000), ..Default::default() }).unwrap();
+    fs.sync().unwrap();
+    let before = records(fs);
+    let marked = |mark: u8, ino: Ino| before.iter().any(|(key, _)| *key == Key::new(0, mark, ino.0));
+    assert!(marked(kind::ORPHAN, orphan) && marked(kind::TRIM, cut), "nothing was left to be freed");
+    drop(archive);
+    place.compact(CompactOptions::default(), &mut |_| Ok(())).unwrap();
+
+    let archive = Archive::open(&place.path(), &place.key, &OpenOptions::default()).unwrap();
+    let fs = archive.file_system();
+    let after = records(fs);
+    assert!(after.iter().all(|(key, _)| key.object != 0 && key.object != orphan.0), "the orphan was carried over");
+    let of_cut = |wanted: u8| after.iter().filter(move |(key, _)| key.object == cut.0 && key.kind == wanted);
+    let extents: Vec<(u64, u32)> =
+        of_cut(kind::EXTENT).map(|(key, value)| (key.sub, Extent::decode(value).unwrap().length)).collect();
+    assert_eq!(extents, [(0, 4096)], "something behind the cut was carried over");
+    let inode = InodeValue::decode(&of_cut(kind::INODE).next().unwrap().1).unwrap();
+    assert_eq!((inode.trim, inode.size, inode.bytes), (NO_TRIM, 5000, 4096));
+    let made = put(fs, ROOT_INO, b"made", b"x").0;
+    assert!(made > last, "inode {made} was given before: the last one was {last}");
+    archive.close().unwrap();
 }
 
 #[test]

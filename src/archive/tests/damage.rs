@@ -4,13 +4,17 @@ use std::collections::BTreeSet;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::super::rescue::{RescueOptions, RescueState, rescue_from};
-use super::super::scan::scan;
-use super::sample::{Sample, cipher, sample};
+use super::super::scan::{open_found, scan};
+use super::sample::{Sample, cipher, expected, fresh, noise, put, sample};
 use crate::env::SeededEnvironment;
-use crate::format::{BLOCK, Generation, HEADER_START, RING_SLOTS, Run, slot_block};
+use crate::format::node::{self, NodeEntries};
+use crate::format::page::PageKind;
+use crate::format::{BLOCK, Generation, HEADER_START, Ino, RING_SLOTS, ROOT_INO, Run, slot_block};
 use crate::fs::mode;
+use crate::pager::Pager;
 use crate::storage::MemoryStorage;
 
 const B: usize = BLOCK as usize;
@@ -94,14 +98,17 @@ fn an_undamaged_archive_is_rescued_whole() {
 #[test]
 fn flipped_bytes_are_noticed_wherever_they_are() {
     let sample = sample();
+    let mut flipped = 0;
     let heads: BTreeSet<u64> = pages(&sample.bytes).iter().map(|run| run.address).chain(HEADER_START).collect();
     for block in interesting(&sample) {
         let every: &[usize] = &[0, 11, 12, 23, 24, 71, 72, 87, 88, 104, 2047, 4032, 4064, 4080, 4095];
         let offsets = if heads.contains(&(block as u64)) { every } else { &[0, 2047, 4095] };
         for offset in offsets {
             flip(&sample, block * B + offset);
+            flipped += 1;
         }
     }
+    println!("summary: {flipped} trials: bytes flipped");
 }
 
 /// Blocks that hold something, and some of those that do not.
@@ -119,9 +126,21 @@ fn interesting(sample: &Sample) -> Vec<usize> {
 #[ignore = "takes an hour"]
 fn every_flipped_byte_is_noticed() {
     let sample = sample();
-    for offset in 0..sample.bytes.len() {
-        flip(&sample, offset);
-    }
+    let next = AtomicUsize::new(0);
+    let every = || {
+        loop {
+            let offset = next.fetch_add(1, Ordering::Relaxed);
+            if offset >= sample.bytes.len() {
+                return;
+            }
+            flip(&sample, offset);
+            if offset.is_multiple_of(100_000) {
+                println!("{offset} of {} bytes", sample.bytes.len());
+            }
+        }
+    };
+    std::thread::scope(|scope| (0..2).for_each(|_| drop(scope.spawn(every))));
+    println!("summary: {} trials: bytes flipped, every one of the file", sample.bytes.len());
 }
 
 fn flip(sample: &Sample, offset: usize) {
@@ -134,6 +153,7 @@ fn flip(sample: &Sample, offset: usize) {
 fn zeroed_blocks_cost_what_lay_there_and_nothing_else() {
     let sample = sample();
     let mut lost = 0;
+    println!("summary: {} trials: blocks zeroed", interesting(&sample).len());
     for block in interesting(&sample) {
         let mut bytes = sample.bytes.clone();
         bytes[block * B..(block + 1) * B].fill(0);
@@ -159,6 +179,7 @@ fn swapped_pages_do_not_stand_in_for_each_other() {
             swapped += 1;
         }
     }
+    println!("summary: {swapped} trials: pages swapped");
     assert!(swapped > 10, "only {swapped} pairs");
 }
 
@@ -176,6 +197,7 @@ fn older_blocks_do_not_stand_in_for_newer_ones() {
             replaced += 1;
         }
     }
+    println!("summary: {} trials: blocks and rings replaced by older ones", replaced + 2);
     assert!(replaced > 5, "only {replaced} blocks");
     // All pages of the older copy under the newer records, and the other way round.
     for pages_from in [&sample.earlier, &sample.bytes] {
@@ -192,6 +214,7 @@ fn older_blocks_do_not_stand_in_for_newer_ones() {
 #[test]
 fn truncated_files_are_refused_and_what_is_left_is_rescued() {
     let sample = sample();
+    println!("summary: {} trials: truncated", 2 * interesting(&sample).len());
     for block in interesting(&sample) {
         let what = format!("truncated at block {block}");
         for length in [block * B, block * B + 1000] {
@@ -210,6 +233,7 @@ fn header_copies_and_ring_slots_may_be_destroyed() {
         assert_eq!(sample.judge(bytes, "a header copy"), 0);
     }
     let newest = sample.states.keys().next_back().unwrap();
+    println!("summary: {} trials: header copies and ring slots destroyed", HEADER_START.len() as u64 + RING_SLOTS + 2);
     for slot in 0..RING_SLOTS {
         let at = slot_block(slot) as usize * B;
         let mut bytes = sample.bytes.clone();
@@ -258,4 +282,96 @@ fn leaves_of_different_generations_are_never_mixed() {
         rescue(&sample, bytes, &format!("page {} zeroed", page.address));
     }
     assert!(sample.states.keys().next().unwrap() > &Generation(1));
+}
+
+/// Leaves of any age and tree, and the inodes that they have records of.
+fn leaves(bytes: &[u8]) -> Vec<(Run, BTreeSet<u64>)> {
+    let storage = Arc::new(MemoryStorage::from_contents(bytes.to_vec()));
+    let pager = Pager::new(storage.clone(), cipher(), 1 << 20);
+    let mut found = Vec::new();
+    scan(&*storage, &cipher(), &mut |_, _| {}, &mut |run, prologue| {
+        if prologue.kind == PageKind::Node {
+            let (_, page) = open_found(&pager, run)?;
+            if let NodeEntries::Leaf(entries) = node::decode(page.body())?.entries {
+                found.push((run, entries.iter().map(|(key, _)| key.object).collect()));
+            }
+        }
+        Ok(())
+    })
+    .unwrap();
+    found
+}
+
+fn zero(bytes: &mut [u8], run: Run) {
+    bytes[run.offset() as usize..][..run.bytes() as usize].fill(0);
+}
+
+/// What is told of each inode: state, path, generation; and what lies in `partial`.
+type Told = std::collections::BTreeMap<u64, (RescueState, Vec<u8>, Generation)>;
+
+fn rescue_partial(bytes: Vec<u8>, partial: bool) -> (Told, impl Fn(Ino) -> Option<Vec<u8>>) {
+    let target = tempfile::tempdir().unwrap();
+    let options = RescueOptions { to: target.path().join("to"), partial };
+    let mut told = Told::new();
+    let storage = Arc::new(MemoryStorage::from_contents(bytes));
+    let item = &mut |item: &super::super::Rescued<'_>| {
+        told.insert(item.ino.0, (item.state, item.path.to_vec(), item.generation));
+        Ok(())
+    };
+    let report = rescue_from(storage, cipher(), &SeededEnvironment::new(4), &options, item, &mut |_| {}).unwrap();
+    assert!(report.problems.is_empty() && !report.complete(), "{:?}", report.problems);
+    let part = move |ino: Ino| std::fs::read(target.path().join(format!("to/partial/{}", ino.0))).ok();
+    (told, part)
+}
+
+/// Without any leaf nothing is known of a file but what its pages say: that is all of its bytes, and perhaps some behind a cut.
+#[test]
+fn files_that_nothing_describes_are_put_together_from_their_pages() {
+    let sample = sample();
+    let mut bytes = sample.bytes.clone();
+    leaves(&sample.bytes).into_iter().for_each(|(run, _)| zero(&mut bytes, run));
+    let (told, part) = rescue_partial(bytes.clone(), true);
+    let mut compared = 0;
+    for seen in sample.newest().values().filter(|seen| seen.mode & mode::TYPE == mode::REGULAR) {
+        // The content of shorter ones was in the leaves.
+        if seen.content.len() <= 256 {
+            continue;
+        }
+        let (state, path, generation) = &told[&seen.ino.0];
+        assert_eq!((*state, &path[..]), (RescueState::Partial, format!("unnamed/{}", seen.ino.0).as_bytes()));
+        assert!(generation.0 > 0);
+        let left = part(seen.ino).unwrap();
+        assert!(left.len() >= seen.content.len() && left[..seen.content.len()] == seen.content, "inode {}", seen.ino.0);
+        compared += 1;
+    }
+    assert!(compared >= 8, "only {compared} files");
+    let (told, part) = rescue_partial(bytes, false);
+    assert!(told.values().any(|(state, ..)| *state == RescueState::Partial));
+    assert!(told.keys().all(|ino| part(Ino(*ino)).is_none()), "written without being asked");
+}
+
+/// A directory that is left gives a file its name, though nothing describes it any more.
+#[test]
+fn a_name_is_told_of_a_file_of_which_only_data_is_left() {
+    let (storage, fs) = fresh(21);
+    let (content, inos): (Vec<_>, Vec<_>) = (0..400u64)
+        .map(|n| {
+            let content = noise(n, 600 + n as usize);
+            let ino = put(&fs, ROOT_INO, format!("file{n}").as_bytes(), &content);
+            (content, ino)
+        })
+        .unzip();
+    fs.sync().unwrap();
+    assert_eq!(expected(&fs).len(), 400);
+    let whole = storage.contents();
+    let mut bytes = whole.clone();
+    // The root's entries are in other leaves than the last files.
+    let lost = leaves(&whole).into_iter().filter(|(_, inodes)| inodes.contains(&inos[390].0)).collect::<Vec<_>>();
+    assert!(!lost.is_empty() && lost.iter().all(|(_, inodes)| !inodes.contains(&ROOT_INO.0)));
+    lost.iter().for_each(|(run, _)| zero(&mut bytes, *run));
+    let (told, part) = rescue_partial(bytes, true);
+    assert_eq!(&told[&inos[390].0].1[..], b"file390");
+    assert_eq!(told[&inos[390].0].0, RescueState::Partial);
+    assert_eq!(part(inos[390]).as_deref(), Some(&content[390][..]));
+    assert!(told.values().filter(|(state, ..)| *state == RescueState::Whole).count() > 100);
 }

@@ -8,6 +8,7 @@ use crate::crypto::identity::Recipient;
 use crate::crypto::{KeyFile, NoPrompts, Prompts, RecoveryCode};
 use crate::format::ROOT_INO;
 use crate::fs::{SetAttributes, XattrMode, mode};
+use crate::storage::{FileStorage, LockMode};
 
 struct Case {
     place: tempfile::TempDir,
@@ -500,5 +501,32 @@ fn a_power_cut_while_a_header_is_put_back_leaves_a_whole_copy() {
             assert!(opens(&**image, "word"));
         }
         assert_eq!(Header::read(&*storage).unwrap().framing().sequence, 7);
+    }
+}
+
+/// A crash between the two copies of a change leaves an older one: who opens the archive for writing brings it up to date before anything
+/// else, who only reads leaves it as it is.
+#[test]
+fn a_writable_open_repairs_an_older_header_copy() {
+    for older in 0..2u8 {
+        let case = Case::new();
+        let unlocked = Archive::unlock(&case.path(), &passphrase("first")).unwrap();
+        let file = || FileStorage::open(&case.path(), LockMode::Exclusive).unwrap();
+        let header = Header::read(&file()).unwrap();
+        let mut framing = header.framing().clone();
+        framing.sequence += 1;
+        header::write_copy(&file(), &framing, &header.slots(), 1 - older, &unlocked.volume_key).unwrap();
+        let before = std::fs::read(case.path()).unwrap();
+        let open = |read_only| {
+            let options = OpenOptions { read_only, ..OpenOptions::default() };
+            Archive::open(&case.path(), &unlocked, &options).unwrap()
+        };
+        drop(open(true));
+        assert!(std::fs::read(case.path()).unwrap() == before, "a reader wrote");
+        drop(open(false));
+        let copies = Header::salvage(&file()).unwrap();
+        let sequences: Vec<u64> = copies.iter().map(|copy| copy.framing().sequence).collect();
+        assert_eq!(sequences, [framing.sequence; 2], "copy {older} is still the older one");
+        copies.iter().for_each(|copy| copy.authenticate(&unlocked.volume_key).unwrap());
     }
 }

@@ -68,7 +68,7 @@ fn assert_whole(storage: Arc<dyn Storage>, content: &Expected) {
     assert!(expected(&fs) == *content);
     let (_, findings) = fs.check_structure(true, &mut |_, _| {}).unwrap();
     assert_eq!(findings.len(), 0, "{findings:?}");
-    assert_eq!(fs.volume.check_space(true, &mut |_, _| {}).unwrap(), Vec::<String>::new());
+    assert_eq!(fs.volume.check_space(true, &mut |_, _| {}).unwrap(), []);
 }
 
 #[test]

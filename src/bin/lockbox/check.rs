@@ -1,5 +1,6 @@
 //! `lockbox check`: verifies an archive.
 
+use lockbox::archive::{Finding, Lost};
 use serde_json::json;
 
 use crate::exit::{self, Failure, shown};
@@ -36,7 +37,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             "inodes": report.inodes,
             "directories": report.directories,
             "bytes": report.bytes,
-            "findings": report.findings,
+            "findings": report.findings.iter().map(as_json).collect::<Vec<_>>(),
         }))?;
     } else if report.findings.is_empty() {
         let what = if args.full { "every page" } else { "the structure" };
@@ -47,8 +48,29 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         return Ok(());
     }
     for finding in &report.findings {
-        output::complain(finding);
+        output::complain(&finding.to_string());
     }
     let message = format!("{}: damaged archive: findings={}", shown(path), report.findings.len());
     Err(Failure::new(exit::DAMAGED, message))
+}
+
+fn as_json(finding: &Finding) -> serde_json::Value {
+    let lost = finding.lost.as_ref().map(|lost| match lost {
+        Lost::Bytes { offset, length } => json!({"offset": offset, "length": length}),
+        Lost::Inodes(first, last) => json!({"first_inode": first.0, "last_inode": last.0}),
+    });
+    let mut object = json!({
+        "kind": finding.kind.name(),
+        "severity": finding.severity.name(),
+        "path": null,
+        "inode": finding.inode.map(|ino| ino.0),
+        "block": finding.block,
+        "generation": finding.generation.map(|generation| generation.0),
+        "lost": lost,
+        "message": finding.to_string(),
+    });
+    if let Some(path) = &finding.path {
+        output::put_name(&mut object, "path", path);
+    }
+    object
 }

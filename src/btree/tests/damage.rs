@@ -55,7 +55,8 @@ fn assert_damaged(store: &NodeStore, tree: TreeId, root: &Root, detail: &str) {
         tree.get(store, key, |_| Ok(())).unwrap_err(),
         tree.floor(store, key, |_, _| Ok(())).unwrap_err(),
         tree.scan(store, Key::MIN, Key::MAX, &mut |_, _| Ok(ControlFlow::Continue(()))).unwrap_err(),
-        tree.visit_pages(store, true, &mut |_, _| Ok(())).unwrap_err(),
+        tree.visit_pages(store, &mut |_, _| Ok(()), &mut |lost| Err(lost.error)).unwrap_err(),
+        tree.scan_surviving(store, &mut |_, _| Ok(()), &mut |lost| Err(lost.error)).unwrap_err(),
         working.remove(store, &mut edits, key).unwrap_err(),
         working.insert(store, &mut edits, key, b"x").unwrap_err(),
     ];

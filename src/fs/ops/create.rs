@@ -13,7 +13,7 @@ use crate::fs::{Attributes, Creator, FileSystem, inode, mode};
 use crate::txn::{Operation, WrittenPiece};
 
 /// PATH_MAX without its NUL.
-const MAX_TARGET: usize = 4095;
+pub(in crate::fs) const MAX_TARGET: usize = 4095;
 /// A new object: its inode, and of the directory the inode, index and list.
 const RECORDS: u64 = 4;
 /// A symlink's target: inline, or an extent (a piece of a fragmented write holds more than 4,095 bytes).

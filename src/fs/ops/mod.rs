@@ -18,6 +18,7 @@ mod sync;
 mod usage;
 mod xattr;
 
+pub(super) use create::MAX_TARGET;
 pub use sync::BegunSync;
 #[cfg(test)]
 pub(super) use xattr::put_entry;

@@ -35,6 +35,11 @@ impl FileSystem {
 
     /// As [`FileSystem::sync`] but under every profile: for the end of a mount, and when an operator asks.
     pub fn make_durable(&self) -> Result<()> {
+        // Most of what is staged is sealed before the commit holds the writers' lock, and nobody stages much more until then.
+        let _awaited = self.staging.await_commit();
+        if let Err(error) = self.relieve() {
+            tracing::debug!(%error, "staged data could not be written out before the commit, which tells why");
+        }
         self.volume.commit()?;
         self.staging.sweep(&self.volume)
     }
@@ -47,7 +52,7 @@ impl FileSystem {
     /// Whether a change may now have to wait for a commit or for write-out; a guess, for those who plan threads.
     pub fn may_wait(&self) -> bool {
         self.options.sync == SyncProfile::Always
-            || self.staging.total() >= self.options.nearly_staged()
+            || self.staging.total() >= self.nearly_staged()
             || self.volume.commit_is_due()
     }
 

@@ -137,7 +137,7 @@ impl Bench {
     pub(super) fn audit(&self, files: &[Ino]) {
         self.fs.volume.commit().unwrap();
         let findings = self.fs.volume.check_space(true, &mut |_, _| {}).unwrap();
-        assert_eq!(findings, Vec::<String>::new());
+        assert!(findings.is_empty(), "{findings:?}");
         for &ino in files {
             let inode = self.inode(ino);
             let mapped = self.extents(ino);

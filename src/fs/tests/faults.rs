@@ -173,7 +173,7 @@ fn every_turn(class: Class, fault: Fault) {
             turns += 1;
         }
     }
-    println!("{turns} turns of {class:?} with {fault:?}");
+    println!("summary: {turns} faults: {class:?} with {fault:?}");
     assert!(turns > 0, "the script never met {class:?}");
 }
 
@@ -248,7 +248,7 @@ fn creation_with_faults() {
             }
         }
     }
-    println!("{turns} turns");
+    println!("summary: {turns} faults: during creation");
 }
 
 /// Faults while a session recovers from a crash: the archive stays as good as it was.
@@ -304,6 +304,6 @@ fn recovery_with_faults() {
             }
         }
     }
-    println!("{turns} turns");
+    println!("summary: {turns} faults: during recovery");
     assert!(turns > 100);
 }

@@ -468,7 +468,7 @@ fn check_names_what_disagrees() {
         let (_, findings) = fs.check_structure(false, &mut |_, _| {}).unwrap();
         store(kept);
         assert_sound(&fs);
-        findings.join("; ")
+        findings.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
     };
     assert_eq!(damage(file, &|inode| inode.links = 2), "inode 3 (/d/f): its links are not the number of its names");
     assert_eq!(damage(directory, &|inode| inode.size = 2), "inode 2 (/d): its size is not the number of its entries");

@@ -6,6 +6,7 @@ use super::data::{Bench, OPTIONS, make, read_model, write_model};
 use crate::env::SeededEnvironment;
 use crate::format::Ino;
 use crate::fs::FsOptions;
+use crate::fs::writeout::AWAITED_BYTES;
 
 /// A block that says its version in every word.
 fn block(version: u64) -> Vec<u8> {
@@ -121,4 +122,38 @@ fn threads_that_write_cut_and_commit_leave_each_file_as_its_owner_made_it() {
         assert!(bench.fs.read(*ino, 0, model.len() + 1).unwrap() == *model);
     }
     bench.audit(&done.iter().map(|(ino, _)| *ino).collect::<Vec<_>>());
+}
+
+/// A flush holds the writers' lock: it seals little by itself, whatever is staged and whoever stages meanwhile.
+#[test]
+fn a_flush_seals_a_bounded_part_of_what_is_staged() {
+    const PIECE: u64 = 8000;
+    const WRITERS: u64 = 3;
+    let bench = Bench::new(31, FsOptions { staged_bytes: 16 << 20, compress: false, ..OPTIONS });
+    let fs = &bench.fs;
+    let stop = AtomicBool::new(false);
+    let begun = std::time::Instant::now();
+    std::thread::scope(|scope| {
+        for number in 0..WRITERS {
+            let (ino, stop) = (bench.make(), &stop);
+            scope.spawn(move || {
+                let data = vec![number as u8; PIECE as usize];
+                let mut at = 0;
+                while !stop.load(Ordering::Relaxed) && begun.elapsed().as_secs() < 300 {
+                    fs.write(ino, at % (64 << 20), &data).unwrap();
+                    at += 20_011;
+                }
+            });
+        }
+        for _ in 0..6 {
+            // Much more than a flush may seal.
+            while fs.staging.total() < 10 << 20 && begun.elapsed().as_secs() < 300 {
+                std::thread::yield_now();
+            }
+            fs.sync().unwrap();
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+    let most = fs.staging.most_flushed.load(Ordering::Relaxed);
+    assert!(most > 0 && most <= AWAITED_BYTES + WRITERS * PIECE, "{most} bytes were sealed under the lock");
 }

@@ -58,6 +58,12 @@ impl SpaceMap {
         12 + regions + regions / 4 + self.list_entries / 1000
     }
 
+    /// Groups that the list pages of the next commit take at most, 2,000 entries each in two lists: for the pages listed so far, those that
+    /// are promised, and those of the operation that asks.
+    pub(super) fn lists(&self) -> u64 {
+        3 + (self.list_entries + self.reserved) / 2000
+    }
+
     /// Blocks to grow by when the host has them; none when the limit is reached.
     pub(super) fn growth(&self, missing: u64) -> u64 {
         let comfortable = (self.total / 16).clamp(GROW_BLOCKS.0, GROW_BLOCKS.1).max((missing * 4).min(GROW_BLOCKS.1));

@@ -44,6 +44,17 @@ pub(crate) enum Shortage {
     Full,
 }
 
+/// What a reservation has to leave to others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Keep {
+    /// The reserve, and what the next commit needs at most: for changes that ask for more room.
+    Reserve,
+    /// What the next commit cannot do without: for deletes and write-out of what was accepted, which free room or keep a promise.
+    Lists,
+    /// For the commit itself.
+    Nothing,
+}
+
 /// The allocator's knowledge of one archive.
 pub(crate) struct SpaceMap {
     total: u64,
@@ -111,9 +122,19 @@ impl SpaceMap {
         }
     }
 
-    /// Whether a checkpoint of everything that changed fits beside what is promised.
-    pub(crate) fn has_room_for_checkpoint(&self) -> bool {
-        self.quads >= self.reserved + self.overhead()
+    /// Promises groups that a commit is about to take, if they are there.
+    pub(crate) fn promise(&mut self, quads: u64) -> bool {
+        let there = self.quads >= self.reserved + quads;
+        if there {
+            self.reserved += quads;
+        }
+        there
+    }
+
+    /// Promises what a checkpoint of everything that changed takes at most, if that is there: nobody can take it away then.
+    pub(crate) fn promise_checkpoint(&mut self) -> Option<u64> {
+        let quads = self.overhead();
+        self.promise(quads).then_some(quads)
     }
 
     fn update(regions: &mut BTreeMap<u64, Box<Region>>, roomy: &mut BTreeSet<u64>, quads: &mut u64, number: u64) {
@@ -258,16 +279,20 @@ impl SpaceMap {
     pub(crate) fn reserve(
         &mut self,
         quads: u64,
-        essential: bool,
+        keep: Keep,
         storage: &dyn Storage,
     ) -> Result<std::result::Result<(), Shortage>> {
-        let keep = self.overhead() + if essential { 0 } else { RESERVE_QUADS };
+        let (keep, least) = match keep {
+            Keep::Reserve => (self.overhead() + RESERVE_QUADS, None),
+            // They may use up what a checkpoint would take: without room it waits.
+            Keep::Lists => (self.overhead(), Some(self.lists())),
+            Keep::Nothing => (0, None),
+        };
         let wanted = self.reserved + quads + keep;
         self.host_full = false;
         while self.quads < wanted {
             if let Err(shortage) = self.extend(wanted - self.quads, storage)? {
-                // Essential work may use up what the commit overhead keeps: the overhead is a bound, not a need.
-                if essential && self.quads >= self.reserved + quads {
+                if least.is_some_and(|least| self.quads >= self.reserved + quads + least) {
                     break;
                 }
                 return Ok(Err(shortage));

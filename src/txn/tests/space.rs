@@ -287,6 +287,30 @@ fn closing_erases_and_gives_back() {
     assert!(contents.len() <= at || contents[at..at + 64] != sealed[..64], "ciphertext survived its deletion");
 }
 
+/// However the file grows it ends with a whole group of four blocks: a small page in a broken one at the end would keep the tail for ever.
+#[test]
+fn the_file_ends_with_a_whole_group_however_it_grows() {
+    const ODD: u64 = (10 << 20) + 3 * BLOCK;
+    for (limit, capacity) in [(u64::MAX, None), (ODD, None), (u64::MAX, Some(ODD))] {
+        let dice = Dice::new(14);
+        let storage = Arc::new(MemoryStorage::new());
+        let volume = create(storage.clone(), &dice);
+        volume.limit_size(limit);
+        storage.set_capacity(capacity);
+        let mut lengths = std::collections::BTreeSet::new();
+        for slot in 0..300 {
+            let written = put(&volume, 2, slot, slot, 60_000);
+            let blocks = volume.space().0;
+            assert_eq!(blocks % 4, 0, "{blocks} blocks, limit={limit} capacity={capacity:?}");
+            lengths.insert(blocks);
+            if written.is_err() {
+                break;
+            }
+        }
+        assert!(lengths.len() > 3, "it grew to {lengths:?} only");
+    }
+}
+
 /// The tail is given back although the regions there were never looked at in the session that freed the last page before them.
 #[test]
 fn a_free_tail_is_cut_whichever_session_freed_it() {

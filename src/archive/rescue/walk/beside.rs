@@ -15,9 +15,9 @@ use crate::format::Ino;
 use crate::fs::mode;
 
 /// A directory beside the rescued tree, made when something goes there.
-pub(super) struct Special {
+pub(in crate::archive::rescue) struct Special {
     pub(super) name: Vec<u8>,
-    pub(super) host: Option<OwnedFd>,
+    pub(in crate::archive::rescue) host: Option<OwnedFd>,
 }
 
 impl Special {
@@ -34,6 +34,10 @@ impl Walk<'_> {
         version: &Version,
         reason: &str,
     ) -> Result<()> {
+        if object.is_none() && self.index.data.contains_key(&ino.0) {
+            self.undescribed.insert(ino.0, self.path.clone());
+            return Ok(());
+        }
         let state = if object.is_some() { RescueState::Partial } else { RescueState::Lost };
         self.say(state, ino, version.generation, false, reason)?;
         let Some(mut special) = self.partial.take() else { return Ok(()) };
@@ -65,7 +69,7 @@ impl Walk<'_> {
     }
 
     /// A name of the archive may be in the way: then another one is taken.
-    pub(super) fn open_special(&mut self, special: &mut Special) -> Result<()> {
+    pub(in crate::archive::rescue) fn open_special(&mut self, special: &mut Special) -> Result<()> {
         let wanted = special.name.clone();
         for attempt in 1..100 {
             if special.host.is_some() {

@@ -49,6 +49,7 @@ fn campaign(first_seed: u64, wanted: u64, per_seed: u64) -> Tally {
     });
     let last = next.load(Ordering::Relaxed) - 1;
     println!("seeds {first_seed}..={last}, {} s: {total:?}", started.elapsed().as_secs());
+    println!("summary: {total}");
     total
 }
 

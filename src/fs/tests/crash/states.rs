@@ -1,5 +1,6 @@
 //! What a crash at each point of a run may leave: every prefix, each write lost or torn, reordered subsets, dead processes, failed barriers.
 
+use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 
@@ -50,6 +51,22 @@ impl Tally {
         self.fallbacks += other.fallbacks;
         self.closed += other.closed;
         self.fsyncs += other.fsyncs;
+    }
+}
+
+impl fmt::Display for Tally {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} states in {} seeds, {} fsyncs; {} second crashes, {} dead processes, {} failed barriers, {} read errors in recovery",
+            self.states,
+            self.seeds,
+            self.fsyncs,
+            self.doubles,
+            self.process_deaths,
+            self.failed_barriers,
+            self.read_errors
+        )
     }
 }
 

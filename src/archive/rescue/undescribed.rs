@@ -1,0 +1,69 @@
+//! What is left of files that no inode record describes: their pages say themselves to which bytes of which inode they belong.
+//!
+//! Nothing tells which of these pages belonged together, or how long the file was. So what is made of them is partial, whatever it holds.
+
+use std::collections::HashMap;
+
+use super::index::Piece;
+use super::walk::Walk;
+use super::{RescueProgress, RescueState, UNNAMED, write};
+use crate::error::{Error, Result};
+use crate::format::Ino;
+
+impl Walk<'_> {
+    /// Inodes of which only pages of data are left, with a name or without.
+    pub(super) fn undescribed(&mut self) -> Result<()> {
+        let mut left = std::mem::take(&mut self.undescribed);
+        let mut unnamed = Vec::new();
+        for ino in self.index.data.keys().copied().filter(|ino| !self.seen.contains(ino)) {
+            unnamed.push(ino);
+        }
+        for ino in unnamed {
+            // A leaf that covers it and does not have it says that it was deleted, unless the leaf is from before it was made.
+            let deleted = match self.index.versions(Ino(ino)).first().map(|version| version.generation) {
+                Some(generation) => !self.index.existed_after(Ino(ino), generation)?,
+                None => false,
+            };
+            if !deleted {
+                left.insert(ino, [UNNAMED.as_bytes(), b"/", ino.to_string().as_bytes()].concat());
+            }
+        }
+        if left.is_empty() {
+            return Ok(());
+        }
+        let mut pieces = HashMap::new();
+        if self.partial.is_some() {
+            let progress = &mut self.progress;
+            let wanted = left.keys().copied().collect();
+            pieces = self.index.pieces(&wanted, &mut |done, total| progress(&RescueProgress::Scanning(done, total)))?;
+        }
+        for (ino, path) in left {
+            self.path = path;
+            let written = self.write_pieces(Ino(ino), &pieces.remove(&ino).unwrap_or_default());
+            let written = self.settle(written)?.unwrap_or_default();
+            let pages = self.index.data.get(&ino).copied().unwrap_or_default();
+            let state = if self.partial.is_some() && written == 0 { RescueState::Lost } else { RescueState::Partial };
+            let reason = format!(
+                "nothing but data is left of it, of one or several versions: pages={} bytes={}",
+                pages.count, pages.bytes
+            );
+            self.say(state, Ino(ino), pages.last, false, &reason)?;
+        }
+        Ok(())
+    }
+
+    /// Answers how many were written: none when that is not wanted.
+    fn write_pieces(&mut self, ino: Ino, pieces: &[Piece]) -> Result<Option<u64>> {
+        let Some(mut special) = self.partial.take() else { return Ok(None) };
+        let opened = if pieces.is_empty() { Ok(()) } else { self.open_special(&mut special) };
+        let written = opened.and_then(|()| match &special.host {
+            Some(host) => write::pieces(pieces, self.pager, self.stage, host, ino.0.to_string().as_bytes()),
+            None => Ok(0),
+        });
+        self.partial = Some(special);
+        match written {
+            Err(Error::Damaged(_)) => Ok(None),
+            written => written.map(Some),
+        }
+    }
+}

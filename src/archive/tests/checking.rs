@@ -1,0 +1,202 @@
+//! What `check` reads, and what it says of damage: kind, severity, file, place, loss.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::{ControlFlow, Range};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+use super::super::check::{CheckReport, check};
+use super::super::{Finding, FindingKind, Lost, Severity};
+use super::sample::{fresh, noise, open_on, put, sample};
+use crate::error::Result;
+use crate::format::values::Extent;
+use crate::format::{BLOCK, Ino, Key, Pointer, ROOT_INO, kind};
+use crate::fs::FileSystem;
+use crate::storage::{MemoryStorage, Storage};
+
+const B: usize = BLOCK as usize;
+
+/// Counts how often each block is read.
+struct Counting {
+    inner: MemoryStorage,
+    reads: Mutex<BTreeMap<u64, u64>>,
+}
+
+impl Storage for Counting {
+    fn len(&self) -> Result<u64> {
+        self.inner.len()
+    }
+
+    fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<()> {
+        let blocks = offset / BLOCK..(offset + out.len() as u64).div_ceil(BLOCK);
+        let mut reads = self.reads.lock();
+        blocks.for_each(|block| *reads.entry(block).or_default() += 1);
+        self.inner.read_at(offset, out)
+    }
+
+    fn write_at(&self, offset: u64, data: &[u8]) -> Result<()> {
+        self.inner.write_at(offset, data)
+    }
+
+    fn allocate(&self, offset: u64, length: u64) -> Result<()> {
+        self.inner.allocate(offset, length)
+    }
+
+    fn punch(&self, offset: u64, length: u64) -> Result<()> {
+        self.inner.punch(offset, length)
+    }
+
+    fn set_len(&self, length: u64) -> Result<()> {
+        self.inner.set_len(length)
+    }
+
+    fn barrier(&self) -> Result<()> {
+        self.inner.barrier()
+    }
+
+    fn evict(&self, offset: u64, length: u64) -> Result<()> {
+        self.inner.evict(offset, length)
+    }
+
+    fn next_data(&self, offset: u64) -> Result<Option<Range<u64>>> {
+        self.inner.next_data(offset)
+    }
+
+    fn read_only(&self) -> bool {
+        self.inner.read_only()
+    }
+}
+
+/// Inode, offset and value of each extent.
+fn extents(fs: &FileSystem) -> Vec<(Ino, u64, Extent)> {
+    let mut all = Vec::new();
+    let state = fs.volume.state();
+    let keep = &mut |key: Key, value: &[u8]| {
+        if key.kind == kind::EXTENT && key.object > 0 {
+            all.push((Ino(key.object), key.sub, Extent::decode(value)?));
+        }
+        Ok(ControlFlow::Continue(()))
+    };
+    fs.volume.view(&state).scan(Key::MIN, Key::MAX, keep).unwrap();
+    all
+}
+
+fn open(bytes: Vec<u8>) -> Arc<FileSystem> {
+    open_on(Arc::new(MemoryStorage::from_contents(bytes)), true, 3).unwrap()
+}
+
+fn checked(bytes: &[u8], full: bool) -> CheckReport {
+    check(&open(bytes.to_vec()), full, &mut |_, _| {}).unwrap()
+}
+
+/// The path of each inode.
+fn paths() -> BTreeMap<u64, BTreeSet<Vec<u8>>> {
+    let mut paths: BTreeMap<u64, BTreeSet<Vec<u8>>> = BTreeMap::new();
+    for (path, seen) in sample().newest() {
+        paths.entry(seen.ino.0).or_default().insert(path.clone());
+    }
+    paths
+}
+
+#[test]
+fn a_full_check_reads_every_page_of_file_data_once_and_a_quick_one_none() {
+    for (full, times) in [(true, 1), (false, 0)] {
+        let bytes = sample().bytes;
+        let storage = Arc::new(Counting { inner: MemoryStorage::from_contents(bytes), reads: Mutex::default() });
+        let fs = open_on(storage.clone(), true, 3).unwrap();
+        let data: BTreeSet<u64> =
+            extents(&fs).iter().flat_map(|(.., extent)| extent.page.run.address..extent.page.run.end()).collect();
+        assert!(data.len() > 20, "only {} blocks of data", data.len());
+        storage.reads.lock().clear();
+        assert_eq!(check(&fs, full, &mut |_, _| {}).unwrap().findings, []);
+        let reads = storage.reads.lock();
+        for block in data {
+            assert_eq!(reads.get(&block).copied().unwrap_or(0), times, "block {block}, full={full}");
+        }
+    }
+}
+
+/// Each page of file data in its turn: one finding for each extent on it, none for any other file, and none without a file.
+#[test]
+fn lost_data_is_told_once_with_file_place_and_bytes() {
+    let sample = sample();
+    let paths = paths();
+    let all = extents(&open(sample.bytes.clone()));
+    let pages: BTreeSet<(u64, u64)> = all.iter().map(|(.., e)| (e.page.run.address, e.page.run.blocks)).collect();
+    let mut shared = 0;
+    for (address, blocks) in pages {
+        let mut bytes = sample.bytes.clone();
+        bytes[address as usize * B..(address + blocks) as usize * B].fill(0xEE);
+        // The newest commit's pages are verified when it is opened.
+        let Ok(fs) = open_on(Arc::new(MemoryStorage::from_contents(bytes.clone())), true, 3) else { continue };
+        if fs.volume.fallback().is_some() {
+            continue;
+        }
+        assert_eq!(checked(&bytes, false).findings, [], "a quick check reads no data");
+        let found: Vec<Finding> = checked(&bytes, true).findings;
+        let on_page: Vec<&(Ino, u64, Extent)> = all.iter().filter(|(.., e)| e.page.run.address == address).collect();
+        shared += usize::from(on_page.len() > 1);
+        assert_eq!(found.len(), on_page.len(), "page {address}: {found:#?}");
+        for (ino, offset, extent) in on_page {
+            let finding = found.iter().find(|finding| finding.inode == Some(*ino)).unwrap();
+            assert_eq!((finding.kind, finding.severity), (FindingKind::DataLost, Severity::Lost));
+            assert_eq!((finding.block, finding.generation), (Some(address), Some(extent.page.generation)));
+            let length = u64::from(extent.length);
+            let lost = Some(Lost::Bytes { offset: *offset, length });
+            assert!(found.iter().any(|finding| finding.inode == Some(*ino) && finding.lost == lost), "{finding:?}");
+            assert!(paths[&ino.0].contains(finding.path.as_ref().unwrap()), "{finding:?}");
+        }
+    }
+    assert!(shared > 0, "no page of several files was damaged");
+}
+
+/// Of a lost node the inodes are told, and no count is called wrong that could not be counted.
+#[test]
+fn lost_records_are_told_with_their_inodes_and_nothing_is_blamed_on_what_is_left() {
+    let (storage, fs) = fresh(22);
+    for n in 0..400u64 {
+        put(&fs, ROOT_INO, format!("file{n}").as_bytes(), &noise(n, 600));
+    }
+    fs.sync().unwrap();
+    put(&fs, ROOT_INO, b"one more", b"so that not every leaf is of the newest commit");
+    fs.sync().unwrap();
+    let whole = storage.contents();
+    let fs = open(whole.clone());
+    let mut nodes: Vec<Pointer> = Vec::new();
+    let keep = &mut |pointer: &Pointer, level: u8| {
+        nodes.extend((level == 0).then_some(*pointer));
+        Ok(())
+    };
+    fs.volume.state().trees.live.visit_pages(fs.volume.store(), keep, &mut |lost| Err(lost.error)).unwrap();
+    let newest: BTreeSet<u64> = fs.volume.durable().allocated.iter().map(|(run, _)| run.address).collect();
+    let mut told = 0;
+    for node in nodes.iter().filter(|node| !newest.contains(&node.run.address)) {
+        let mut bytes = whole.clone();
+        bytes[node.run.offset() as usize..][..node.run.bytes() as usize].fill(0xEE);
+        for full in [false, true] {
+            let found = checked(&bytes, full).findings;
+            let lost: Vec<_> = found.iter().filter(|finding| finding.kind == FindingKind::RecordsLost).collect();
+            assert_eq!(lost.len(), 1, "{found:#?}");
+            assert_eq!((lost[0].block, lost[0].generation), (Some(node.run.address), Some(node.generation)));
+            assert!(matches!(lost[0].lost, Some(Lost::Inodes(first, last)) if first <= last));
+            let blamed = [FindingKind::Space, FindingKind::Count];
+            assert!(found.iter().all(|finding| !blamed.contains(&finding.kind)), "{found:#?}");
+        }
+        told += 1;
+    }
+    println!("{told} of {} leaves", nodes.len());
+    assert!(told > 0, "every leaf is of the newest commit");
+}
+
+/// What programs rely on: the names of kinds and severities do not change, and each kind has its own.
+#[test]
+fn kinds_and_severities_have_the_names_that_the_manual_tells() {
+    let page = include_str!("../../../man/lockbox.1");
+    let names: BTreeSet<&str> = FindingKind::ALL.iter().map(|kind| kind.name()).collect();
+    assert_eq!(names.len(), FindingKind::ALL.len());
+    let section = page.split(".It Cm check\n").nth(2).unwrap().split(".It Cm").next().unwrap();
+    for name in names.into_iter().chain([Severity::Lost, Severity::Wrong, Severity::Minor].map(Severity::name)) {
+        assert!(section.split([' ', ',', '\n']).any(|word| word == name), "{name} is not in the manual");
+    }
+}
