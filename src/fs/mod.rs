@@ -21,6 +21,7 @@ mod types;
 mod writeout;
 
 pub(crate) use directory::name_hash;
+pub use ops::{MAX_SMALL_FILE, NewFile};
 pub use types::*;
 
 use std::sync::Arc;
