@@ -28,7 +28,7 @@ fn contents(count: usize) -> Vec<(Vec<u8>, Vec<u8>)> {
     let lengths = [0, 1, 256, 257, 1024, 4096, 16_384, 20_000, MAX_SMALL_FILE as usize];
     let content = |n: usize| {
         let mut bytes = vec![n as u8; lengths[n % lengths.len()]];
-        if n % 2 == 0 {
+        if n.is_multiple_of(2) {
             dice.fill_random(&mut bytes).unwrap();
         }
         bytes
