@@ -22,7 +22,7 @@ const TRUSTED: &[u8] = b"trusted.";
 const ACCESS_LISTS: [&[u8]; 2] = [b"system.posix_acl_access", b"system.posix_acl_default"];
 
 /// Names and values.
-type Attributes = BTreeMap<Vec<u8>, Vec<u8>>;
+pub(super) type Attributes = BTreeMap<Vec<u8>, Vec<u8>>;
 
 /// A host file whose attributes are read or set.
 pub(super) enum Object<'a> {
@@ -132,7 +132,7 @@ pub(super) fn import(
 }
 
 /// Every attribute of a host file that the caller may read.
-fn read(object: &Object<'_>) -> Result<Attributes> {
+pub(super) fn read(object: &Object<'_>) -> Result<Attributes> {
     let failed = host_error("cannot read the extended attributes");
     let mut names = vec![0; 1024];
     let length = loop {

@@ -78,6 +78,7 @@ impl Archive {
             links: HashMap::new(),
             closed: Vec::new(),
             path: Vec::new(),
+            piece: Vec::new(),
         };
         for top in &tops {
             extract.top(top)?;
@@ -145,6 +146,8 @@ struct Extract<'a> {
     closed: Vec<(Vec<u8>, Attributes)>,
     /// The path below the stage being made.
     path: Vec<u8>,
+    /// What was read of a file, on its way to the host.
+    piece: Vec<u8>,
 }
 
 /// A directory whose entries are being made.
@@ -298,7 +301,12 @@ impl<'a> Extract<'a> {
     /// Holes stay holes: only what the archive has data for is written.
     fn content(&mut self, host: &OwnedFd, attributes: &Attributes) -> Result<()> {
         let (ino, size) = (attributes.ino, attributes.size);
-        let mut end = 0;
+        // Mostly there are no holes to look for.
+        let is_dense = attributes.blocks >= size.div_ceil(512);
+        if is_dense {
+            self.data(host, attributes, 0, size)?;
+        }
+        let mut end = if is_dense { size } else { 0 };
         while end < size {
             let start = match self.fs.next_data(ino, end) {
                 Err(Error::NoSuchRange) => break,
@@ -318,12 +326,12 @@ impl<'a> Extract<'a> {
     fn data(&mut self, host: &OwnedFd, attributes: &Attributes, mut offset: u64, end: u64) -> Result<()> {
         while offset < end {
             let wanted = usize::try_from(end - offset).unwrap_or(PIECE).min(PIECE);
-            let piece = self.fs.read(attributes.ino, offset, wanted)?;
-            if piece.is_empty() {
+            let length = self.fs.read_into(attributes.ino, offset, wanted, &mut self.piece)?;
+            if length == 0 {
                 return Err(Error::damaged(format!("the file ends early: size={} end={offset}", attributes.size)));
             }
-            write_all(host, &piece, offset)?;
-            offset += piece.len() as u64;
+            write_all(host, &self.piece[..length], offset)?;
+            offset += length as u64;
             let bytes = self.report.bytes + offset;
             (self.progress)(&Progress { files: self.report.files, bytes, path: &self.path });
         }

@@ -22,15 +22,21 @@ pub(super) fn host_error(context: &str) -> impl Fn(Errno) -> Error + '_ {
     move |errno| Error::io(context, errno.into())
 }
 
+/// Times of last access and last modification.
+pub(super) fn timestamps(stat: &Stat) -> (Timestamp, Timestamp) {
+    let time = |seconds: i64, nanos: u64| Timestamp { seconds, nanos: nanos as u32 }; // below 10^9
+    (time(stat.st_atime, stat.st_atime_nsec), time(stat.st_mtime, stat.st_mtime_nsec))
+}
+
 /// What an imported object takes from its host file; the size is set apart.
 pub(super) fn attributes_of(stat: &Stat) -> SetAttributes {
-    let time = |seconds: i64, nanos: u64| SetTime::To(Timestamp { seconds, nanos: nanos as u32 }); // below 10^9
+    let (atime, mtime) = timestamps(stat);
     SetAttributes {
         mode: Some(stat.st_mode & mode::PERMISSIONS),
         uid: Some(stat.st_uid),
         gid: Some(stat.st_gid),
-        atime: Some(time(stat.st_atime, stat.st_atime_nsec)),
-        mtime: Some(time(stat.st_mtime, stat.st_mtime_nsec)),
+        atime: Some(SetTime::To(atime)),
+        mtime: Some(SetTime::To(mtime)),
         ..SetAttributes::default()
     }
 }

@@ -1,6 +1,7 @@
 //! Copies files of the host into an archive, streaming, with everything that the archive can keep of them.
 
 mod renewal;
+mod small;
 
 use std::collections::{HashMap, HashSet};
 use std::ffi::CStr;
@@ -93,10 +94,12 @@ impl Archive {
             path: Vec::new(),
             top_length: 0,
             plan: options.mirror.clone(),
+            waiting: small::Waiting::default(),
         };
         for source in sources {
             import.source(source, directory)?;
         }
+        import.add_waiting()?;
         import.delete_the_rest()?;
         Ok(import.report)
     }
@@ -119,6 +122,7 @@ struct Import<'a> {
     path: Vec<u8>,
     top_length: usize,
     plan: Option<MirrorPlan>,
+    waiting: small::Waiting,
 }
 
 /// A directory whose entries are being copied.
@@ -145,14 +149,10 @@ impl Import<'_> {
         while let Some(mut level) = levels.pop() {
             self.path.truncate(level.path_length);
             match level.host.read() {
-                None => {
-                    let done = self.finish_directory(&level);
-                    self.note(done)?;
-                }
+                None => self.leave_directory(level)?,
                 Some(Err(errno)) => {
                     self.note(Err(host_error("cannot read the directory")(errno)))?;
-                    let done = self.finish_directory(&level);
-                    self.note(done)?;
+                    self.leave_directory(level)?;
                 }
                 Some(Ok(entry)) => {
                     let below = self.child(&level, entry.file_name());
@@ -189,6 +189,9 @@ impl Import<'_> {
             self.report.problems.push(Problem { path: self.path.clone(), cause: Cause::Itself });
             return Ok(None);
         }
+        if self.waiting.has(parent, name) {
+            self.add_waiting()?;
+        }
         if let Some(plan) = &mut self.plan {
             plan.spare(parent, name);
             let object = Object::Named { directory: at.as_fd(), name: host, follow };
@@ -205,7 +208,11 @@ impl Import<'_> {
         match FileType::from_raw_mode(stat.st_mode) {
             FileType::Directory => self.directory(open(OFlags::DIRECTORY)?, parent, name).map(Some),
             FileType::RegularFile => {
-                self.linked(&stat, parent, name, |import| import.file(&open(OFlags::empty())?, parent, name))
+                let file = open(OFlags::empty())?;
+                if stat.st_nlink == 1 && self.read_small(&file, parent, name)? {
+                    return Ok(None);
+                }
+                self.linked(&stat, parent, name, |import| import.file(&file, parent, name))
             }
             FileType::Symlink => self.linked(&stat, parent, name, |import| {
                 let target =

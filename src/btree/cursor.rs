@@ -3,7 +3,7 @@
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-use super::node::{Body, Node, Place, slot_of};
+use super::node::{Body, Leaf, Node, Place, slot_of};
 use super::{Child, LostNode, LostVisitor, NodeStore, ScanVisitor};
 use crate::error::{Error, Result};
 use crate::format::Key;
@@ -63,6 +63,37 @@ pub(super) fn floor<R, F: FnOnce(Key, &[u8]) -> Result<R>>(
     }
 }
 
+/// The leaf whose range holds `key`, below `child`.
+pub(super) fn leaf(store: &NodeStore, child: &Child, place: Place, key: Key) -> Result<Arc<Node>> {
+    match child {
+        Child::Resident(node) => leaf_below(store, node, key),
+        Child::Stored(pointer) => leaf_below(store, &store.load(pointer, place)?, key),
+    }
+}
+
+fn leaf_below(store: &NodeStore, node: &Arc<Node>, key: Key) -> Result<Arc<Node>> {
+    match &node.body {
+        Body::Leaf(_) => Ok(Arc::clone(node)),
+        Body::Internal(children) => {
+            let slot = slot_of(children, key);
+            leaf(store, &children[slot].1, node.child_place(children, slot), key)
+        }
+    }
+}
+
+pub(super) fn scan_leaf(leaf: &Leaf, from: Key, to: Key, f: &mut ScanVisitor<'_>) -> Result<ControlFlow<()>> {
+    for position in leaf.count_below(from)..leaf.len() {
+        let (key, value) = leaf.entry(position);
+        if key >= to {
+            break;
+        }
+        if f(key, value)?.is_break() {
+            return Ok(ControlFlow::Break(()));
+        }
+    }
+    Ok(ControlFlow::Continue(()))
+}
+
 pub(super) fn scan(
     store: &NodeStore,
     node: &Node,
@@ -71,17 +102,7 @@ pub(super) fn scan(
     f: &mut ScanVisitor<'_>,
 ) -> Result<ControlFlow<()>> {
     match &node.body {
-        Body::Leaf(leaf) => {
-            for position in leaf.count_below(from)..leaf.len() {
-                let (key, value) = leaf.entry(position);
-                if key >= to {
-                    break;
-                }
-                if f(key, value)?.is_break() {
-                    return Ok(ControlFlow::Break(()));
-                }
-            }
-        }
+        Body::Leaf(leaf) => return scan_leaf(leaf, from, to, f),
         Body::Internal(children) => {
             for slot in slot_of(children, from)..children.len() {
                 let place = node.child_place(children, slot);

@@ -12,6 +12,7 @@
 mod cache;
 mod cursor;
 mod edit;
+mod finger;
 mod flush;
 mod node;
 #[cfg(test)]
@@ -21,6 +22,7 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 
 pub(crate) use cache::NodeStore;
+pub(crate) use finger::Finger;
 pub(crate) use node::Node;
 use node::Place;
 

@@ -89,7 +89,7 @@ pub(crate) struct Found {
     pub(crate) sequence: u64,
 }
 
-fn index_key(hash_key: &[u8; 16], directory: Ino, name: &[u8]) -> Key {
+pub(crate) fn index_key(hash_key: &[u8; 16], directory: Ino, name: &[u8]) -> Key {
     Key::new(directory.0, kind::DIR_INDEX, name_hash(hash_key, directory, name))
 }
 
@@ -101,6 +101,26 @@ pub(crate) fn list_key(directory: Ino, sequence: u64) -> Key {
 pub(crate) fn find(view: View<'_>, hash_key: &[u8; 16], directory: Ino, name: &[u8]) -> Result<Option<Found>> {
     let found = view.get(index_key(hash_key, directory, name), |value| find_in_index(value, name))?;
     Ok(found.flatten().map(|(ino, file_type, sequence)| Found { target: Target { ino, file_type }, sequence }))
+}
+
+pub(crate) fn put_in_index(op: &mut Operation<'_>, key: Key, name: &[u8], found: Found) -> Result<()> {
+    let Found { target: Target { ino, file_type }, sequence } = found;
+    let mut entries = op.view().get(key, decode_index)?.unwrap_or_default();
+    entries.retain(|entry| entry.name != name);
+    entries.push(IndexEntry { name: name.to_vec(), file_type, sequence, ino });
+    let value = encode_index(&entries);
+    if value.len() > MAX_VALUE {
+        // 13 names of the same keyed 64-bit hash: not to be found without the key.
+        return Err(Error::NoSpace("too many names share one hash".into()));
+    }
+    op.insert(key, &value)?;
+    Ok(())
+}
+
+pub(crate) fn put_in_list(op: &mut Operation<'_>, directory: Ino, name: &[u8], found: Found) -> Result<()> {
+    let Found { target: Target { ino, file_type }, sequence } = found;
+    op.insert(list_key(directory, sequence), &encode_list(&ListEntry { name, file_type, ino }))?;
+    Ok(())
 }
 
 /// A directory that an operation changes. Its records change at once, its inode when `store` is called.
@@ -130,13 +150,19 @@ impl Directory {
         name: &[u8],
         target: Target,
     ) -> Result<()> {
+        let found = self.number(target)?;
+        self.put(op, hash_key, name, found)
+    }
+
+    /// Counts an entry behind all others, of which the caller puts both records.
+    pub(crate) fn number(&mut self, target: Target) -> Result<Found> {
         self.count_subdirectory(None, Some(target))?;
         let sequence = self.inode.next_sequence;
         // A sequence number is never used again; only a hostile archive has one at the end of its range.
         let next = sequence.checked_add(1);
         self.inode.next_sequence = next.ok_or_else(|| Error::damaged("a directory has used up its numbers"))?;
         self.inode.size = self.inode.size.saturating_add(1);
-        self.put(op, hash_key, name, Found { target, sequence })
+        Ok(Found { target, sequence })
     }
 
     /// Removes an entry that `find` found in the same operation. Changes 2 records.
@@ -199,19 +225,8 @@ impl Directory {
 
     /// Writes both records of an entry, in place of those of the same name and sequence number.
     fn put(&self, op: &mut Operation<'_>, hash_key: &[u8; 16], name: &[u8], found: Found) -> Result<()> {
-        let Found { target: Target { ino, file_type }, sequence } = found;
-        let key = index_key(hash_key, self.ino, name);
-        let mut entries = op.view().get(key, decode_index)?.unwrap_or_default();
-        entries.retain(|entry| entry.name != name);
-        entries.push(IndexEntry { name: name.to_vec(), file_type, sequence, ino });
-        let value = encode_index(&entries);
-        if value.len() > MAX_VALUE {
-            // 13 names of the same keyed 64-bit hash: not to be found without the key.
-            return Err(Error::NoSpace("too many names share one hash".into()));
-        }
-        op.insert(key, &value)?;
-        op.insert(list_key(self.ino, sequence), &encode_list(&ListEntry { name, file_type, ino }))?;
-        Ok(())
+        put_in_index(op, index_key(hash_key, self.ino, name), name, found)?;
+        put_in_list(op, self.ino, name, found)
     }
 
     fn remove_from_index(&self, op: &mut Operation<'_>, hash_key: &[u8; 16], name: &[u8]) -> Result<()> {

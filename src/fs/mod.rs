@@ -24,7 +24,7 @@ mod writeout;
 
 pub(crate) use check::{Reading, Structure};
 pub(crate) use directory::name_hash;
-pub use ops::BegunSync;
+pub use ops::{BegunSync, MAX_SMALL_FILE, NewFile};
 pub use types::*;
 
 use std::sync::Arc;

@@ -135,6 +135,11 @@ impl Staging {
         self.total.load(Ordering::Relaxed)
     }
 
+    /// Whether a version taken from now on has all that was accepted before: an entry leaves only when what it had is published.
+    pub(super) fn is_empty(&self) -> bool {
+        self.shards.iter().all(|shard| shard.lock().is_empty())
+    }
+
     pub(super) fn find(&self, ino: Ino) -> Option<Arc<StagedFile>> {
         self.shard(ino).lock().get(&ino).cloned()
     }

@@ -24,6 +24,7 @@ mod lists;
 mod open;
 mod operation;
 mod partly;
+mod reading;
 mod recovery;
 mod references;
 #[cfg_attr(not(test), expect(dead_code, reason = "model-tested with the transactions; their commands come later"))]
@@ -41,10 +42,11 @@ pub(crate) use commit::WantedCommit;
 pub use finding::{Finding, FindingKind, Lost, Severity};
 pub(crate) use lineage::{Descent, Mark};
 pub(crate) use operation::Operation;
+pub(crate) use reading::Reading;
 pub(crate) use state::State;
 pub(crate) use volume::{OpenOptions, Volume};
 
-use crate::btree::{LostVisitor, NodeStore, ScanVisitor, Tree};
+use crate::btree::{Finger, LostVisitor, NodeStore, ScanVisitor, Tree};
 use crate::error::Result;
 use crate::format::Key;
 
@@ -53,19 +55,30 @@ use crate::format::Key;
 pub(crate) struct View<'a> {
     pub(crate) tree: &'a Tree,
     pub(crate) store: &'a NodeStore,
+    /// Belongs to this version of the tree.
+    pub(crate) finger: Option<&'a Finger>,
 }
 
 impl View<'_> {
     pub(crate) fn get<R>(&self, key: Key, f: impl FnOnce(&[u8]) -> Result<R>) -> Result<Option<R>> {
-        self.tree.get(self.store, key, f)
+        match self.finger {
+            Some(finger) => self.tree.get_near(self.store, finger, key, f),
+            None => self.tree.get(self.store, key, f),
+        }
     }
 
     pub(crate) fn floor<R>(&self, key: Key, f: impl FnOnce(Key, &[u8]) -> Result<R>) -> Result<Option<R>> {
-        self.tree.floor(self.store, key, f)
+        match self.finger {
+            Some(finger) => self.tree.floor_near(self.store, finger, key, f),
+            None => self.tree.floor(self.store, key, f),
+        }
     }
 
     pub(crate) fn scan(&self, from: Key, to: Key, f: &mut ScanVisitor<'_>) -> Result<()> {
-        self.tree.scan(self.store, from, to, f)
+        match self.finger {
+            Some(finger) => self.tree.scan_near(self.store, finger, from, to, f),
+            None => self.tree.scan(self.store, from, to, f),
+        }
     }
 
     /// Every entry that can still be read; `lost` gets each node that cannot.

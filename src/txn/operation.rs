@@ -31,7 +31,7 @@ pub(crate) struct Operation<'v> {
 impl Operation<'_> {
     /// The live tree as changed so far.
     pub(crate) fn view(&self) -> View<'_> {
-        View { tree: &self.trees.live, store: self.volume.store() }
+        View { tree: &self.trees.live, store: self.volume.store(), finger: None }
     }
 
     /// The open transaction: `born` of every new extent.
@@ -53,14 +53,26 @@ impl Operation<'_> {
 
     /// A number never used before; counts the inode as in use.
     pub(crate) fn allocate_ino(&mut self) -> Result<Ino> {
-        if self.counters.next_ino > MAX_INO {
-            return Err(Error::NoSpace("inode numbers are used up".into()));
-        }
-        let ino = Ino(self.counters.next_ino);
-        self.changed = true;
-        self.counters.next_ino += 1;
-        self.counters.inodes = self.counters.inodes.saturating_add(1);
+        let ino = self.set_aside_inos(1)?;
+        self.inode_made();
         Ok(ino)
+    }
+
+    /// The first of `count` numbers that nobody else will be given, whether they are used or not; `inode_made` counts those that are.
+    pub(crate) fn set_aside_inos(&mut self, count: u64) -> Result<Ino> {
+        let first = self.counters.next_ino;
+        match first.checked_add(count) {
+            Some(next) if next <= MAX_INO + 1 => self.counters.next_ino = next,
+            _ => return Err(Error::NoSpace("inode numbers are used up".into())),
+        }
+        self.changed = true;
+        Ok(Ino(first))
+    }
+
+    /// A number that was set aside is in use now.
+    pub(crate) fn inode_made(&mut self) {
+        self.changed = true;
+        self.counters.inodes = self.counters.inodes.saturating_add(1);
     }
 
     /// The inode's last record is gone.

@@ -94,7 +94,7 @@ impl Volume {
     }
 
     pub(crate) fn view<'a>(&'a self, state: &'a State) -> View<'a> {
-        View { tree: &state.trees.live, store: self.store() }
+        View { tree: &state.trees.live, store: self.store(), finger: None }
     }
 
     pub(crate) fn store(&self) -> &NodeStore {

@@ -2,7 +2,7 @@
 
 use lockbox::fs::RenameMode;
 
-use crate::bench_box::{BenchBox, PER_DIRECTORY, add, add_many, name};
+use crate::bench_box::{BenchBox, PER_DIRECTORY, add, add_each, add_many, name};
 use crate::report::Report;
 use crate::{Outcome, Place, content};
 
@@ -18,7 +18,7 @@ pub(crate) fn run(place: &Place, files: usize) -> Outcome<()> {
 
     // Whole directories at the end, so that names never meet.
     let first = before.next_multiple_of(PER_DIRECTORY);
-    report.time("add", || add_many(&fs, first..first + files, &content))?;
+    report.time("add, one at a time", || add_each(&fs, first..first + files, &content))?;
     let home = |number: usize| directories[number / PER_DIRECTORY];
     report.time("delete", || (0..files).try_for_each(|n| Ok(fs.unlink(home(5 * n), &name(5 * n))?)))?;
     report.time("replace", || {

@@ -1,13 +1,14 @@
 //! An archive in a directory of its own, which goes with it.
 
 use std::fs::{self, File};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use lockbox::archive::{Archive, CreateOptions, KdfCost, OpenOptions, UnlockedKey};
 use lockbox::crypto::Passphrase;
 use lockbox::format::{Ino, ROOT_INO};
-use lockbox::fs::{Creator, FileSystem};
+use lockbox::fs::{Creator, FileSystem, NewFile};
 use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
 
 use crate::{Outcome, Place};
@@ -101,21 +102,45 @@ pub(crate) fn add(fs: &FileSystem, directory: Ino, name: &[u8], content: &[u8]) 
     Ok(fs.release(ino)?)
 }
 
-/// Adds files `first..last` in directories of [`PER_DIRECTORY`], which come into being with their first file; answers the directories.
-pub(crate) fn add_many(
-    fs: &FileSystem,
-    files: std::ops::Range<usize>,
-    content: &dyn Fn(usize) -> Vec<u8>,
-) -> Outcome<Vec<Ino>> {
+/// Adds files one at a time in directories of [`PER_DIRECTORY`], which come into being with their first file; answers the directories.
+pub(crate) fn add_each(fs: &FileSystem, files: Range<usize>, content: &dyn Fn(usize) -> Vec<u8>) -> Outcome<Vec<Ino>> {
     let mut directories = Vec::new();
-    for number in files {
-        if number % PER_DIRECTORY == 0 || directories.is_empty() {
-            let name = format!("d{:05}", number / PER_DIRECTORY).into_bytes();
-            directories.push(fs.make_directory(ROOT_INO, &name, 0o755, CREATOR)?.ino);
-        }
-        if let Some(directory) = directories.last() {
-            add(fs, *directory, &name(number), &content(number))?;
-        }
+    for numbers in by_directory(files) {
+        let directory = make_directory(fs, numbers.start)?;
+        directories.push(directory);
+        numbers.into_iter().try_for_each(|number| add(fs, directory, &name(number), &content(number)))?;
     }
     Ok(directories)
+}
+
+/// The same in bulk.
+pub(crate) fn add_many(fs: &FileSystem, files: Range<usize>, content: &dyn Fn(usize) -> Vec<u8>) -> Outcome<Vec<Ino>> {
+    let mut directories = Vec::new();
+    for numbers in by_directory(files) {
+        let directory = make_directory(fs, numbers.start)?;
+        directories.push(directory);
+        let made: Vec<(Vec<u8>, Vec<u8>)> = numbers.map(|number| (name(number), content(number))).collect();
+        let new: Vec<NewFile<'_>> = made.iter().map(|(name, content)| new_file(directory, name, content)).collect();
+        fs.add_files(&new)?.into_iter().collect::<Result<Vec<Ino>, _>>()?;
+    }
+    Ok(directories)
+}
+
+fn new_file<'a>(directory: Ino, name: &'a [u8], content: &'a [u8]) -> NewFile<'a> {
+    let Creator { uid, gid, .. } = CREATOR;
+    NewFile { directory, name, mode: 0o644, uid, gid, atime: None, mtime: None, xattrs: &[], content }
+}
+
+fn by_directory(files: Range<usize>) -> impl Iterator<Item = Range<usize>> {
+    let mut next = files.start;
+    std::iter::from_fn(move || {
+        let first = next;
+        next = (first / PER_DIRECTORY + 1).saturating_mul(PER_DIRECTORY).min(files.end);
+        (first < files.end).then_some(first..next)
+    })
+}
+
+fn make_directory(fs: &FileSystem, first: usize) -> Outcome<Ino> {
+    let name = format!("d{:05}", first / PER_DIRECTORY).into_bytes();
+    Ok(fs.make_directory(ROOT_INO, &name, 0o755, CREATOR)?.ino)
 }

@@ -90,7 +90,7 @@ fn copy_synced(from: &Path, to: &Path) -> Outcome<()> {
 fn beside(report: &Report, step: &str, size: u64, ours: f64, theirs: f64) -> Outcome<()> {
     let rate = |seconds: f64| size as f64 / seconds;
     let text = format!("{:.0} / {:.0} MiB/s = {:.2}", rate(ours), rate(theirs), theirs / ours);
-    report.row(step, &text, None)
+    report.row(step, &text)
 }
 
 /// Cold: opened anew for each read, and the host has forgotten the archive.
@@ -117,5 +117,5 @@ fn ranges(report: &Report, made: &mut BenchBox, size: u64, length: usize) -> Out
         warm.push(seconds(|| Ok(fs.read_into(ino, at, length, &mut buffer).map(drop)?))? * 1e6);
     }
     let step = format!("read of {} KiB at a random place, cold / warm", length >> 10);
-    report.row(&step, &format!("{:.0} / {:.0} us", median(cold), median(warm)), None)
+    report.row(&step, &format!("{:.0} / {:.0} us", median(cold), median(warm)))
 }

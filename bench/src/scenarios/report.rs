@@ -1,8 +1,11 @@
-//! Times a step and the most memory that the process held during it, and prints both as a row.
+//! Times a step, by the clock and in processor time, with the most memory that the process held during it, and prints them as a row.
 
 use std::fs;
 use std::io::Write;
 use std::time::Instant;
+
+use nix::sys::resource::{UsageWho, getrusage};
+use nix::sys::time::{TimeVal, TimeValLike};
 
 use crate::Outcome;
 
@@ -13,37 +16,61 @@ impl Report {
     pub(crate) fn new(title: &str, place: &crate::Place) -> Outcome<Report> {
         let mut out = std::io::stdout().lock();
         writeln!(out, "\n{title}, memory={}M, load {}", place.memory, load())?;
-        writeln!(out, "\n| step | result | peak memory, MiB |\n|---|---:|---:|")?;
+        writeln!(out, "\n| step | result | processor time | peak memory, MiB |\n|---|---:|---:|---:|")?;
         Ok(Report)
     }
 
     /// Runs a step and prints its milliseconds; answers them with what the step did.
     pub(crate) fn time<R>(&self, step: &str, f: impl FnOnce() -> Outcome<R>) -> Outcome<(f64, R)> {
-        let (millis, result, peak) = measure(f)?;
-        self.row(step, &format!("{millis:.1} ms"), Some(peak))?;
-        Ok((millis, result))
+        let (result, cost) = measure(f)?;
+        self.line(step, &format!("{:.1} ms", cost.millis), Some(&cost))?;
+        Ok((cost.millis, result))
     }
 
     /// The same for `count` equal steps, in microseconds of one.
     pub(crate) fn each<R>(&self, step: &str, count: usize, f: impl FnOnce() -> Outcome<R>) -> Outcome<f64> {
-        let (millis, _, peak) = measure(f)?;
-        let micros = millis * 1000.0 / count as f64;
-        self.row(step, &format!("{micros:.2} us each"), Some(peak))?;
+        let (_, cost) = measure(f)?;
+        let micros = cost.millis * 1000.0 / count as f64;
+        self.line(step, &format!("{micros:.2} us each"), Some(&cost))?;
         Ok(micros)
     }
 
-    pub(crate) fn row(&self, step: &str, result: &str, peak: Option<u64>) -> Outcome<()> {
-        let peak = peak.map_or(String::new(), |kib| format!("{:.0}", kib as f64 / 1024.0));
-        Ok(writeln!(std::io::stdout().lock(), "| {step} | {result} | {peak} |")?)
+    /// What was not measured as a step.
+    pub(crate) fn row(&self, step: &str, result: &str) -> Outcome<()> {
+        self.line(step, result, None)
+    }
+
+    fn line(&self, step: &str, result: &str, cost: Option<&Cost>) -> Outcome<()> {
+        let (processor, peak) = match cost {
+            Some(cost) => (format!("{:.0} ms", cost.processor), format!("{:.0}", cost.peak as f64 / 1024.0)),
+            None => Default::default(),
+        };
+        Ok(writeln!(std::io::stdout().lock(), "| {step} | {result} | {processor} | {peak} |")?)
     }
 }
 
-fn measure<R>(f: impl FnOnce() -> Outcome<R>) -> Outcome<(f64, R, u64)> {
+/// What a step took.
+struct Cost {
+    millis: f64,
+    /// Milliseconds of all threads, in the kernel too: other programs disturb this least.
+    processor: f64,
+    /// KiB.
+    peak: u64,
+}
+
+fn measure<R>(f: impl FnOnce() -> Outcome<R>) -> Outcome<(R, Cost)> {
     // Forgets the peak of what was before; a kernel that refuses tells the peak of the whole run.
     let _ = fs::write("/proc/self/clear_refs", "5");
-    let began = Instant::now();
+    let (began, before) = (Instant::now(), processor_millis()?);
     let result = f()?;
-    Ok((began.elapsed().as_secs_f64() * 1000.0, result, peak_kib()?))
+    let millis = began.elapsed().as_secs_f64() * 1000.0;
+    Ok((result, Cost { millis, processor: processor_millis()? - before, peak: peak_kib()? }))
+}
+
+fn processor_millis() -> Outcome<f64> {
+    let usage = getrusage(UsageWho::RUSAGE_SELF)?;
+    let millis = |time: TimeVal| time.num_microseconds() as f64 / 1000.0;
+    Ok(millis(usage.user_time()) + millis(usage.system_time()))
 }
 
 fn peak_kib() -> Outcome<u64> {

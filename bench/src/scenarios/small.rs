@@ -28,7 +28,7 @@ fn one(place: &Place, files: usize, data: &str, content: &dyn Fn(usize) -> Vec<u
     let fs = made.fs()?;
     let (add, directories) = report.time("add", || add_many(&fs, 0..files, &|number| contents[number].clone()))?;
     let (commit, ()) = report.time("commit", || Ok(fs.make_durable()?))?;
-    report.row("add + commit", &format!("{:.1} ms", add + commit), None)?;
+    report.row("add + commit", &format!("{:.1} ms", add + commit))?;
     report.time("list with attributes", || list(&fs, &directories, files))?;
     report.time("five extractions in memory", || (0..5).try_for_each(|_| read_all(&fs, &directories, &contents)))?;
     let to = made.directory().join("out");
@@ -39,7 +39,7 @@ fn one(place: &Place, files: usize, data: &str, content: &dyn Fn(usize) -> Vec<u
     report.time("close", || made.close())?;
     let (ours, theirs) = (made.bytes()?, tar_zstd(&contents)?);
     let ratio = ours as f64 / theirs as f64;
-    report.row("size, beside tar and zstd -1", &format!("{ours} / {theirs} = {ratio:.2}"), None)?;
+    report.row("size, beside tar and zstd -1", &format!("{ours} / {theirs} = {ratio:.2}"))?;
     made.make_cold()?;
     made.open()?;
     let fs = made.fs()?;

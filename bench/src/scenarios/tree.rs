@@ -29,7 +29,7 @@ fn one(place: &Place, entries: usize) -> Outcome<()> {
     })?;
     drop(fs);
     report.time("close", || made.close())?;
-    report.row("size", &format!("{:.0} bytes each", made.bytes()? as f64 / entries as f64), None)?;
+    report.row("size", &format!("{:.0} bytes each", made.bytes()? as f64 / entries as f64))?;
     made.make_cold()?;
     report.time("open, cold", || made.open())?;
     let fs = made.fs()?;

@@ -143,24 +143,41 @@ impl World {
         assert!(edits.dirtied - before <= bound, "worst case");
     }
 
+    /// The same answers from the root and from where the search before ended.
     fn search(&mut self) {
+        let finger = Finger::default();
+        let owned = |key: Key, value: &[u8]| Ok((key, value.to_vec()));
         for _ in 0..20 {
             let key = self.key();
-            let got = self.tree.get(&self.store, key, |value| Ok(value.to_vec())).unwrap();
-            assert_eq!(got.as_ref(), self.content.get(&key));
-            let floor = self.tree.floor(&self.store, key, |key, value| Ok((key, value.to_vec()))).unwrap();
-            let expected = self.content.range(..=key).next_back();
-            assert_eq!(floor.as_ref().map(|(key, value)| (key, value)), expected);
+            let expected = self.content.get(&key);
+            assert_eq!(self.tree.get(&self.store, key, |value| Ok(value.to_vec())).unwrap().as_ref(), expected);
+            let near = self.tree.get_near(&self.store, &finger, key, |value| Ok(value.to_vec())).unwrap();
+            assert_eq!(near.as_ref(), expected);
+            // The key before may be in the leaf before.
+            for key in [Key { sub: key.sub.saturating_sub(1), ..key }, key] {
+                let expected = self.content.range(..=key).next_back();
+                let floor = self.tree.floor(&self.store, key, owned).unwrap();
+                assert_eq!(floor.as_ref().map(|(key, value)| (key, value)), expected);
+                let near = self.tree.floor_near(&self.store, &finger, key, owned).unwrap();
+                assert_eq!(near.as_ref().map(|(key, value)| (key, value)), expected);
+            }
         }
-        let (from, to, most) = (self.key(), self.key(), self.random.below(50) as usize);
-        let mut got = Vec::new();
-        let mut collect = |key, value: &[u8]| {
-            got.push((key, value.to_vec()));
-            Ok(if got.len() > most { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
-        };
-        self.tree.scan(&self.store, from, to, &mut collect).unwrap();
-        let expected = if from < to { self.content.range(from..to).take(most + 1).collect() } else { Vec::new() };
-        assert_eq!(got.iter().map(|(key, value)| (key, value)).collect::<Vec<_>>(), expected);
+        let (from, to, most) = (self.key(), self.key(), self.random.below(500) as usize);
+        let expected: Vec<_> =
+            if from < to { self.content.range(from..to).take(most + 1).collect() } else { Vec::new() };
+        for near in [false, true, true] {
+            let mut got = Vec::new();
+            let mut collect = |key, value: &[u8]| {
+                got.push((key, value.to_vec()));
+                Ok(if got.len() > most { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
+            };
+            if near {
+                self.tree.scan_near(&self.store, &finger, from, to, &mut collect).unwrap();
+            } else {
+                self.tree.scan(&self.store, from, to, &mut collect).unwrap();
+            }
+            assert_eq!(got.iter().map(|(key, value)| (key, value)).collect::<Vec<_>>(), expected);
+        }
     }
 
     /// A commit begins: what was published is frozen, edits continue in the next transaction.

@@ -197,7 +197,7 @@ pub(super) fn begin_object(
     Ok((op.allocate_ino()?, inode))
 }
 
-fn new_inode(object: NewObject, parent: Ino, now: Timestamp) -> InodeValue {
+pub(super) fn new_inode(object: NewObject, parent: Ino, now: Timestamp) -> InodeValue {
     let is_directory = object.mode & mode::TYPE == mode::DIRECTORY;
     InodeValue {
         mode: object.mode,

@@ -9,7 +9,7 @@ use crate::fs::layer::{FRAME, INLINE_ROOM, QUAD, WHOLE_ROOM};
 use crate::fs::staging::{Pending, StagedFile};
 use crate::fs::truncate::MAX_SIZE;
 use crate::fs::{FileSystem, SyncProfile, extents, inode, mode, plan};
-use crate::txn::{Reservation, View, WrittenPiece};
+use crate::txn::{Reading, Reservation, View, WrittenPiece};
 
 impl FileSystem {
     /// Counts a handle: an unlinked inode lives until the last one is closed. `Stale` when it does not exist.
@@ -54,7 +54,9 @@ impl FileSystem {
     pub fn read_into(&self, ino: Ino, offset: u64, length: usize, buffer: &mut Vec<u8>) -> Result<usize> {
         let wanted = offset..offset.saturating_add(length as u64);
         let (state, overlay) = self.overlay(ino, &wanted)?;
-        let view = self.volume.view(&state);
+        // Inode, inline data and the extents of a small file mostly lie in one leaf.
+        let reading = Reading::of(&self.volume, state);
+        let view = reading.view();
         let inode = self.regular(view, ino)?;
         let range = offset..wanted.end.min(inode.size.max(overlay.end)).max(offset);
         let count = (range.end - range.start) as usize;

@@ -9,7 +9,7 @@ use crate::format::{Ino, ROOT_INO};
 use crate::fs::directory::{DIRECTORY_TYPE, FIRST_SEQUENCE, list_key};
 use crate::fs::presence::Presence;
 use crate::fs::{Attributes, DirectoryEntry, FileSystem, inode, mode};
-use crate::txn::{State, View};
+use crate::txn::{Reading, State, View};
 
 /// Cookie of `.`.
 const SELF_COOKIE: u64 = 1;
@@ -34,8 +34,10 @@ impl FileSystem {
         with_attributes: bool,
         f: &mut dyn FnMut(&DirectoryEntry<'_>, Option<&Attributes>) -> ControlFlow<()>,
     ) -> Result<()> {
-        let state = self.volume.state();
-        let view = self.volume.view(&state);
+        // Asked before the version is taken: what was accepted until then is in it, unless somebody has staged data.
+        let nothing_staged = self.staging.is_empty();
+        let reading = Reading::of(&self.volume, self.volume.state());
+        let view = reading.view();
         // A directory that was removed while it was open lists nothing.
         let listed = match load_directory(view, directory) {
             Err(Error::NotFound) => return Ok(()),
@@ -43,7 +45,11 @@ impl FileSystem {
         };
         let mut emit = |ino: Ino, file_type: u8, name: &[u8], cookie: u64| -> Result<ControlFlow<()>> {
             let attributes = match with_attributes {
-                true => Some(self.listed_attributes(&state, view, ino)?),
+                true if nothing_staged => {
+                    let inode = inode::load_named(view, ino)?;
+                    Some(attributes_of(ino, &inode, Presence::published(&inode)))
+                }
+                true => Some(self.listed_attributes(reading.state(), view, ino)?),
                 false => None,
             };
             Ok(f(&DirectoryEntry { ino, file_type, name, cookie }, attributes.as_ref()))

@@ -4,6 +4,7 @@ mod access;
 mod acl;
 mod allocate;
 mod attributes;
+mod bulk;
 mod copy;
 mod create;
 mod data;
@@ -18,6 +19,7 @@ mod sync;
 mod usage;
 mod xattr;
 
+pub use bulk::{MAX_SMALL_FILE, NewFile};
 pub(super) use create::MAX_TARGET;
 pub use sync::BegunSync;
 #[cfg(test)]

@@ -131,6 +131,11 @@ impl FileSystem {
     }
 }
 
+/// Whether an attribute of this name is kept just as it is: no access control list, nor one that is not stored.
+pub(super) fn is_plain(name: &[u8]) -> bool {
+    matches!(classify(name), Ok(Attribute::Plain))
+}
+
 fn classify(name: &[u8]) -> Result<Attribute> {
     match name.len() {
         1..=MAX_NAME if !name.contains(&0) => {}

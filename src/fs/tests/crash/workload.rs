@@ -8,8 +8,9 @@ use std::sync::Arc;
 use super::super::acl;
 use super::super::support::{OPTIONS, create_with};
 use crate::env::SeededEnvironment;
+use crate::error::Error;
 use crate::format::{Generation, Ino, ROOT_INO};
-use crate::fs::{Creator, FileSystem, FsOptions, RenameMode, SetAttributes, XattrMode, mode};
+use crate::fs::{Creator, FileSystem, FsOptions, NewFile, RenameMode, SetAttributes, XattrMode, mode};
 use crate::storage::simulated::{SimulatedStorage, Trace};
 
 const OWNER: Creator = Creator { uid: 1000, gid: 1000, umask: Some(0o022) };
@@ -147,6 +148,37 @@ impl Changes<'_> {
         }
     }
 
+    /// Several at once, into two directories, some under names that are taken: all that are not refused appear together.
+    fn add_files(&self, directory: Ino) {
+        let other = self.directory();
+        let made: Vec<(Ino, Vec<u8>, Vec<u8>)> = (0..2 + self.below(12))
+            .map(|n| {
+                let name = if n % 3 == 0 { self.name() } else { format!("small{n}").into_bytes() };
+                let length = [0, 10, 300, 3000, 9000, 30_000][self.below(6) as usize];
+                (if n % 2 == 0 { directory } else { other }, name, self.bytes(length))
+            })
+            .collect();
+        let note = [(b"user.note".to_vec(), self.bytes(2000))];
+        let files: Vec<NewFile<'_>> = made
+            .iter()
+            .enumerate()
+            .map(|(n, (directory, name, content))| NewFile {
+                directory: *directory,
+                name,
+                mode: 0o640,
+                uid: OWNER.uid + n as u32 % 2,
+                gid: OWNER.gid,
+                atime: None,
+                mtime: None,
+                xattrs: if n == 1 { &note } else { &[] },
+                content,
+            })
+            .collect();
+        for added in self.fs.add_files(&files).unwrap() {
+            assert!(matches!(added, Ok(_) | Err(Error::Exists)), "{added:?}");
+        }
+    }
+
     /// Directories that are no more are forgotten.
     fn forget_gone(&mut self) {
         let fs = self.fs;
@@ -158,13 +190,14 @@ impl Changes<'_> {
         let fs = self.fs;
         let (directory, name) = (self.directory(), self.name());
         let file = fs.lookup(directory, &name).ok().filter(|a| a.mode & mode::TYPE == mode::REGULAR).map(|a| a.ino);
-        match self.below(26) {
+        match self.below(27) {
             0..3 => self.create(directory, &name, [0, 10, 300, 3000, 9000, 140_000][self.below(6) as usize]),
             3 => {
                 for n in 0..if self.bursts && self.below(3) == 0 { 180 } else { 5 } {
                     self.create(directory, format!("small{n}").as_bytes(), 400 + self.below(3000) as usize);
                 }
             }
+            25 => self.add_files(directory),
             4 => return self.nested(directory),
             5..8 => self.overwrite(file),
             8 => {

@@ -1,0 +1,404 @@
+//! Adds many small files at once: their pages are packed and written first, then one operation names them all.
+//!
+//! # Invariants
+//! M1  A batch is one operation: readers and crashes see all of its files, each whole, or none of them (T6).
+//! M2  Packed pages name inodes, so the numbers of a batch are set aside before; nobody else gets them, used or not.
+//! M3  A page of a batch has as many counts as files that the operation names; a page that it names nothing of is abandoned.
+
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet};
+use std::thread;
+
+use parking_lot::Mutex;
+
+use super::create::{NewObject, new_inode};
+use super::xattr::{self, RECORDS_OF_VALUE, put_entry};
+use crate::error::{Error, Result, Timestamp};
+use crate::format::values::{Extent, InodeValue, MAX_XATTR, find_in_index, inode_flags};
+use crate::format::{Ino, Key, MAX_DATA};
+use crate::fs::directory::{self, Directory, Found, Target, check_name, is_dot, put_in_list};
+use crate::fs::plan::{INLINE, PACK, PACK_FILES};
+use crate::fs::{Creator, FileSystem, XattrMode, extents, inode, mode};
+use crate::txn::{Operation, Reservation, View, Volume, WrittenPiece, quads_for};
+
+/// Longest content of a file that can be added in bulk: what shares a page with others.
+pub const MAX_SMALL_FILE: u64 = PACK;
+
+/// Files of one operation. An operation copies each node that it changes once, about five for a file alone: with so many files that is
+/// nothing beside the files themselves, and nobody waits long for the writers' lock.
+const BATCH_FILES: usize = 1024;
+/// Content of one operation: some pages for each processor to seal.
+const BATCH_BYTES: usize = 16 * MAX_DATA;
+/// Records of a new file beside its attributes: inode, index, list, and content with a page's share of a count.
+const RECORDS: u64 = 5;
+/// Pages for each thread at least: sealing one takes 100 us and more, starting a thread about 50.
+const ENOUGH: usize = 2;
+
+/// A regular file that does not exist yet, with all that it is to have. Neither permissions nor anything else is inherited from the
+/// directory, but whether it is packed and compressed.
+#[derive(Clone, Copy, Debug)]
+pub struct NewFile<'a> {
+    pub directory: Ino,
+    pub name: &'a [u8],
+    /// Permission bits.
+    pub mode: u32,
+    pub uid: u32,
+    pub gid: u32,
+    /// Now, unless given.
+    pub atime: Option<Timestamp>,
+    pub mtime: Option<Timestamp>,
+    /// Names and values of attributes for which [`FileSystem::is_plain_xattr`].
+    pub xattrs: &'a [(Vec<u8>, Vec<u8>)],
+    /// At most [`MAX_SMALL_FILE`] bytes.
+    pub content: &'a [u8],
+}
+
+/// Files of a batch that share a page, by their index.
+struct Page {
+    files: Vec<usize>,
+    compress: bool,
+}
+
+impl FileSystem {
+    /// Adds new files, in the order given. Each is added whole or refused; what one is refused for (`Exists`, `NotFound`, ...) stands in its
+    /// place. Files are published in batches, each at once.
+    ///
+    /// # Errors
+    /// `NoSpace`, `Latched`, `ReadOnly`, `Damaged`, `Io`: what is not yet added is not. Files of the batches before are there.
+    pub fn add_files(&self, files: &[NewFile<'_>]) -> Result<Vec<Result<Ino>>> {
+        let mut added = Vec::with_capacity(files.len());
+        let mut rest = files;
+        while !rest.is_empty() {
+            let (batch, later) = rest.split_at(batch_length(rest));
+            self.add_batch(batch, &mut added)?;
+            rest = later;
+        }
+        self.finish_change()?;
+        Ok(added)
+    }
+
+    /// Whether an attribute of this name can be given to [`FileSystem::add_files`].
+    pub fn is_plain_xattr(name: &[u8]) -> bool {
+        xattr::is_plain(name)
+    }
+
+    /// What has no room as a whole may have it in parts: then what does not fit is a single file.
+    fn add_batch(&self, files: &[NewFile<'_>], added: &mut Vec<Result<Ino>>) -> Result<()> {
+        match self.try_add(files) {
+            Ok(outcomes) => added.extend(outcomes),
+            Err(error @ (Error::Latched(_) | Error::ReadOnly(_) | Error::Damaged(_) | Error::Io { .. })) => {
+                return Err(error);
+            }
+            Err(_) if files.len() > 1 => {
+                let (first, second) = files.split_at(files.len() / 2);
+                self.add_batch(first, added)?;
+                self.add_batch(second, added)?;
+            }
+            Err(error @ Error::NoSpace(_)) => return Err(error),
+            Err(error) => added.push(Err(error)),
+        }
+        Ok(())
+    }
+
+    fn try_add(&self, files: &[NewFile<'_>]) -> Result<Vec<Result<Ino>>> {
+        let (refused, pages) = self.arrange(files)?;
+        // M2
+        let first = self.volume.operate(1, false, |op| op.set_aside_inos(files.len() as u64))?;
+        let ino_of = |index: usize| Ino(first.0 + index as u64);
+        let paged = || pages.iter().flat_map(|page| &page.files).map(|index| files[*index].content.len() as u64);
+        // A file that finds no page to share takes one of its own.
+        let (bytes, count) = (paged().sum(), paged().count() as u64);
+        let room = if count > 0 { Some(self.volume.reserve_data(bytes, count)?) } else { None };
+        let mut written = write_pages(&self.volume, self.threads, &pages, files, &ino_of, room)?;
+        written.sort_unstable_by_key(|piece| (piece.ino, piece.offset));
+        let records = files.iter().map(|file| RECORDS + file.xattrs.len() as u64 * RECORDS_OF_VALUE).sum();
+        let published = self.volume.operate(records, false, |op| {
+            let outcome = |(index, refused): (usize, &Option<Error>)| match refused {
+                Some(error) => Err(error.again()),
+                None => Ok(ino_of(index)),
+            };
+            let mut outcomes: Vec<Result<Ino>> = refused.iter().enumerate().map(outcome).collect();
+            self.name_batch(op, files, &mut outcomes, &written)?;
+            Ok(outcomes)
+        });
+        let named: BTreeSet<Ino> = published.iter().flatten().flatten().copied().collect();
+        let pages: BTreeSet<u64> =
+            written.iter().filter(|piece| named.contains(&piece.ino)).map(|piece| piece.page.run.address).collect();
+        written.retain(|piece| !pages.contains(&piece.page.run.address));
+        if !written.is_empty() {
+            self.volume.abandon(&written); // M3
+        }
+        published
+    }
+
+    /// What can be told before the operation: why a file is refused, and which others share a page.
+    fn arrange(&self, files: &[NewFile<'_>]) -> Result<(Vec<Option<Error>>, Vec<Page>)> {
+        let state = self.volume.state();
+        let view = self.volume.view(&state);
+        let mut directories: BTreeMap<Ino, u32> = BTreeMap::new();
+        let mut open: BTreeMap<(u32, bool), (Vec<usize>, usize)> = BTreeMap::new();
+        let (mut refused, mut pages) = (Vec::with_capacity(files.len()), Vec::new());
+        for (index, file) in files.iter().enumerate() {
+            let checked = check(file).and_then(|()| self.refusal(view, file, &mut directories));
+            let length = file.content.len();
+            let flags = match checked {
+                Ok(flags) => flags,
+                Err(error @ (Error::Damaged(_) | Error::Io { .. })) => return Err(error),
+                Err(error) => {
+                    refused.push(Some(error));
+                    continue;
+                }
+            };
+            refused.push(None);
+            if length as u64 <= INLINE {
+                continue;
+            }
+            let compress = self.options.compress && flags & inode_flags::NO_COMPRESS == 0;
+            if !self.options.pack || flags & inode_flags::NO_PACK != 0 {
+                pages.push(Page { files: vec![index], compress });
+                continue;
+            }
+            // Files of one owner only: what lies on one page is read, and lost, together.
+            let (collected, bytes) = open.entry((file.uid, compress)).or_default();
+            if collected.len() == PACK_FILES || *bytes + length > MAX_DATA {
+                pages.push(Page { files: std::mem::take(collected), compress });
+                *bytes = 0;
+            }
+            collected.push(index);
+            *bytes += length;
+        }
+        let rest = open.into_iter().filter(|(_, (files, _))| !files.is_empty());
+        pages.extend(rest.map(|((_, compress), (files, _))| Page { files, compress }));
+        Ok((refused, pages))
+    }
+
+    /// The flags of the file's directory when nothing speaks against the file as things are now.
+    fn refusal(&self, view: View<'_>, file: &NewFile<'_>, directories: &mut BTreeMap<Ino, u32>) -> Result<u32> {
+        let flags = match directories.get(&file.directory) {
+            Some(flags) => *flags,
+            None => {
+                let flags = Directory::load(view, file.directory)?.inode.flags;
+                directories.insert(file.directory, flags);
+                flags
+            }
+        };
+        match directory::find(view, &self.name_key, file.directory, file.name)? {
+            Some(_) => Err(Error::Exists),
+            None => Ok(flags),
+        }
+    }
+
+    /// Gives every file that nothing speaks against its name, then all of them their inodes. Each kind of record is inserted in the order of
+    /// its keys, so that leaves are filled one after the other.
+    fn name_batch(
+        &self,
+        op: &mut Operation<'_>,
+        files: &[NewFile<'_>],
+        outcomes: &mut [Result<Ino>],
+        written: &[WrittenPiece],
+    ) -> Result<()> {
+        let now = self.environment.now();
+        let mut naming = Naming { directories: BTreeMap::new(), index: BTreeMap::new() };
+        let mut flags = vec![0; files.len()];
+        let mut listed = Vec::with_capacity(files.len());
+        for (index, file) in files.iter().enumerate() {
+            let Ok(ino) = outcomes[index] else { continue };
+            match naming.name(op, &self.name_key, file, ino) {
+                Ok((found, inherited)) => {
+                    flags[index] = inherited;
+                    listed.push((file, found));
+                }
+                // It came or went since it was looked at, or is twice in the batch. Nothing was changed for it.
+                Err(error @ (Error::Exists | Error::NotFound | Error::NotDirectory)) => outcomes[index] = Err(error),
+                Err(error) => return Err(error),
+            }
+        }
+        for (key, names) in naming.index {
+            names.into_iter().try_for_each(|(name, found)| directory::put_in_index(op, key, name, found))?;
+        }
+        let changed: BTreeSet<Ino> = listed.iter().map(|(file, _)| file.directory).collect();
+        listed.into_iter().try_for_each(|(file, found)| put_in_list(op, file.directory, file.name, found))?;
+        let changed = naming.directories.into_values().filter(|directory| changed.contains(&directory.ino));
+        changed.into_iter().try_for_each(|mut directory| directory.store(op, now))?;
+        let named: Vec<Ino> = outcomes.iter().flatten().copied().collect();
+        adopt_pages(op, &named, written)?;
+        let mut rest = written;
+        for (index, file) in files.iter().enumerate() {
+            let Ok(ino) = outcomes[index] else { continue };
+            let (_, from) = rest.split_at(rest.partition_point(|piece| piece.ino < ino));
+            let (pieces, behind) = from.split_at(from.partition_point(|piece| piece.ino == ino));
+            rest = behind;
+            self.fill_one(op, file, ino, flags[index], pieces, now)?;
+        }
+        Ok(())
+    }
+
+    fn fill_one(
+        &self,
+        op: &mut Operation<'_>,
+        file: &NewFile<'_>,
+        ino: Ino,
+        flags: u32,
+        pieces: &[WrittenPiece],
+        now: Timestamp,
+    ) -> Result<()> {
+        let creator = Creator { uid: file.uid, gid: file.gid, umask: None };
+        let object = NewObject { mode: (file.mode & mode::PERMISSIONS) | mode::REGULAR, rdev: 0, creator };
+        let length = file.content.len() as u64;
+        let mut value = InodeValue {
+            atime: file.atime.unwrap_or(now),
+            mtime: file.mtime.unwrap_or(now),
+            flags,
+            size: length,
+            bytes: length,
+            ..new_inode(object, file.directory, now)
+        };
+        op.inode_made();
+        for (name, content) in file.xattrs {
+            put_entry(op, &self.name_key, ino, &mut value, name, content, XattrMode::Create)?;
+        }
+        inode::store(op, ino, &value)?;
+        if pieces.is_empty() && length > 0 {
+            op.insert(extents::inline_key(ino), file.content)?;
+        }
+        for piece in pieces {
+            let extent = Extent { page: piece.page, start: piece.start, length: piece.length, born: op.generation() };
+            op.insert(extents::key(ino, piece.offset), &extent.encode())?;
+        }
+        Ok(())
+    }
+}
+
+/// M3. `named` ascends as the pieces do.
+fn adopt_pages(op: &mut Operation<'_>, named: &[Ino], written: &[WrittenPiece]) -> Result<()> {
+    // By address: the piece that stands for the page, how many are named and how many are not.
+    let mut pages: BTreeMap<u64, (&WrittenPiece, u32, u32)> = BTreeMap::new();
+    for piece in written {
+        let (_, kept, lost) = pages.entry(piece.page.run.address).or_insert((piece, 0, 0));
+        *(if named.binary_search(&piece.ino).is_ok() { kept } else { lost }) += 1;
+    }
+    for (piece, kept, lost) in pages.into_values().filter(|(_, kept, _)| *kept > 0) {
+        op.adopt(&piece.page, kept)?;
+        if lost > 0 {
+            op.note_partly(&piece.page);
+        }
+    }
+    Ok(())
+}
+
+/// Entries that a batch adds to its directories, not yet in the tree.
+struct Naming<'a> {
+    directories: BTreeMap<Ino, Directory>,
+    /// Names by the key of their index record.
+    index: BTreeMap<Key, Vec<(&'a [u8], Found)>>,
+}
+
+impl<'a> Naming<'a> {
+    /// The entry for the file, and what its directory wants of it. An error changes nothing.
+    fn name(&mut self, op: &Operation<'_>, hash_key: &[u8; 16], file: &NewFile<'a>, ino: Ino) -> Result<(Found, u32)> {
+        let directory = match self.directories.entry(file.directory) {
+            Entry::Occupied(entry) => entry.into_mut(),
+            Entry::Vacant(entry) => entry.insert(Directory::load(op.view(), file.directory)?),
+        };
+        let key = directory::index_key(hash_key, file.directory, file.name);
+        let there = op.view().get(key, |value| find_in_index(value, file.name))?.flatten();
+        let names = self.index.entry(key).or_default();
+        if there.is_some() || names.iter().any(|(name, _)| *name == file.name) {
+            return Err(Error::Exists);
+        }
+        let found = directory.number(Target { ino, file_type: directory::file_type(mode::REGULAR) })?;
+        names.push((file.name, found));
+        Ok((found, directory.inode.flags & (inode_flags::NO_PACK | inode_flags::NO_COMPRESS)))
+    }
+}
+
+fn batch_length(files: &[NewFile<'_>]) -> usize {
+    let mut bytes = 0;
+    let fitting = files.iter().take(BATCH_FILES).take_while(|file| {
+        bytes += file.content.len();
+        bytes <= BATCH_BYTES
+    });
+    fitting.count().max(1)
+}
+
+fn check(file: &NewFile<'_>) -> Result<()> {
+    check_name(file.name)?;
+    if is_dot(file.name) {
+        return Err(Error::Exists);
+    }
+    if file.content.len() as u64 > MAX_SMALL_FILE {
+        return Err(Error::FileTooLarge);
+    }
+    if [file.atime, file.mtime].into_iter().flatten().any(|time| time.nanos >= 1_000_000_000) {
+        return Err(Error::invalid("nanoseconds of a time are out of range"));
+    }
+    for (name, value) in file.xattrs {
+        if !xattr::is_plain(name) {
+            return Err(Error::Unsupported("such an attribute of a file that is added in bulk".into()));
+        }
+        if value.len() > MAX_XATTR {
+            return Err(Error::AttributeTooLarge);
+        }
+    }
+    Ok(())
+}
+
+/// Seals and writes the pages, on several threads when there are enough; on an error none is kept.
+fn write_pages(
+    volume: &Volume,
+    threads: usize,
+    pages: &[Page],
+    files: &[NewFile<'_>],
+    ino_of: &(dyn Fn(usize) -> Ino + Sync),
+    room: Option<Reservation>,
+) -> Result<Vec<WrittenPiece>> {
+    let Some(room) = room else { return Ok(Vec::new()) };
+    let shared = Mutex::new((pages.iter(), room, Vec::new(), None::<Error>));
+    let work = || {
+        loop {
+            let mut state = shared.lock();
+            let (next, room, _, failed) = &mut *state;
+            let Some(page) = next.next().filter(|_| failed.is_none()) else { return };
+            let quads = page.files.iter().map(|index| quads_for(files[*index].content.len() as u64, 1)).sum();
+            let mut own = room.split(quads);
+            drop(state);
+            let result = write_page(volume, page, files, ino_of, &mut own);
+            let (_, room, written, failed) = &mut *shared.lock();
+            room.absorb(own);
+            match result {
+                Ok(pieces) => written.extend(pieces),
+                Err(error) => drop(failed.get_or_insert(error)),
+            }
+        }
+    };
+    let helpers = threads.min(pages.len() / ENOUGH).saturating_sub(1);
+    thread::scope(|scope| {
+        // This thread is one of them, and does the work of those that cannot be started.
+        for _ in 0..helpers {
+            if thread::Builder::new().name("packer".into()).spawn_scoped(scope, work).is_err() {
+                break;
+            }
+        }
+        work();
+    });
+    let (_, _, written, failed) = shared.into_inner();
+    if let Some(error) = failed {
+        volume.abandon(&written);
+        return Err(error);
+    }
+    Ok(written)
+}
+
+fn write_page(
+    volume: &Volume,
+    page: &Page,
+    files: &[NewFile<'_>],
+    ino_of: &dyn Fn(usize) -> Ino,
+    room: &mut Reservation,
+) -> Result<Vec<WrittenPiece>> {
+    if let [index] = page.files[..] {
+        return volume.write_data(room, ino_of(index), 0, files[index].content, page.compress);
+    }
+    let parts: Vec<(Ino, u64, &[u8])> = page.files.iter().map(|i| (ino_of(*i), 0, files[*i].content)).collect();
+    volume.write_packed(room, &parts, page.compress)
+}
