@@ -15,6 +15,7 @@ use crate::opening;
 use crate::output::Output;
 use crate::progress::Bar;
 use crate::prompts;
+use crate::secrets;
 use crate::unlocking;
 
 /// Write an archive under a new volume key, so that removed keys are worth nothing for what it holds from now on
@@ -42,7 +43,7 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let path = &args.key.archive;
     opening::probe(path, LockMode::Exclusive)?;
-    let secrets = args.key.unlock.secrets(path)?;
+    let given = args.key.unlock.secrets(path)?;
     let prompts = prompts::terminal();
     let names = |given: &[String]| given.iter().map(|text| KeyName::parse(text)).collect();
     let keep = match (&args.only[..], &args.drop[..]) {
@@ -53,7 +54,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let options = RekeyOptions { keep, break_links: args.break_links, dry_run: args.dry_run, prompts: &prompts };
     let stopped = stop_on_signals()?;
     let bar = Bar::checking();
-    let done = Archive::rekey(path, &args.key.unlock.access(&secrets), &options, &mut |step| {
+    let done = Archive::rekey(path, &args.key.unlock.access(&given), &options, &mut |step| {
         match step {
             CompactStep::Copying { done, total } => bar.checked(done, 2 * total),
             CompactStep::Verifying { done, total } => bar.checked(total + done, 2 * total),
@@ -66,6 +67,9 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     });
     drop(bar);
     let report = done.map_err(|error| unlocking::failure(path, error))?;
+    if !args.dry_run {
+        secrets::forget_kept(path);
+    }
     let mut out = Output::new();
     if args.json {
         out.json(&json!({
