@@ -40,7 +40,7 @@ use crate::stop::{Place, Unmounted};
 use crate::suspend::{self, Slept};
 use crate::ticker::Ticker;
 use crate::unmounter::Unmounter;
-use crate::{daemon, kernel, runtime};
+use crate::{kernel, runtime};
 
 /// How long event loops of a mount that failed to start may take to end.
 const LAST_REQUESTS: Duration = Duration::from_secs(2);
@@ -90,7 +90,7 @@ pub fn serve(
     ending: impl FnOnce(),
 ) -> Result<(), Failure> {
     let signals = block_signals()?;
-    if !daemon::lock_memory() {
+    if !lockbox_secrets::lock_memory() {
         tracing::info!("the limit on locked memory does not allow keeping keys out of swap");
     }
     let host: OwnedFd = File::open(task.archive().parent().unwrap_or(Path::new("/")))

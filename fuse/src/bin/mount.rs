@@ -123,6 +123,8 @@ fn finish(result: Result<(), Failure>, speak: bool) -> ExitCode {
 }
 
 fn mount_archive(arguments: &Arguments) -> Result<(), Failure> {
+    // The daemon does that for itself.
+    let _ = lockbox_secrets::lock_memory_if_plenty();
     if let Some(flags) = remount::requested(&arguments.options)? {
         let absent = |e| Failure::mount(format!("mount point {}: {e}", arguments.directory.display()));
         let point = arguments.directory.canonicalize().map_err(absent)?;
