@@ -317,6 +317,10 @@ mount_8() {
     expect 1 'idle=' /sbin/mount.lockbox "$WORK/box.lbx" "$WORK/box" -f -o "$words,idle=x"
     /sbin/mount.lockbox "$WORK/box.lbx" "$WORK/box" -n -v -o "rw,$words"
     expect 32 'already mounted' mount -t lockbox -o "$words" "$WORK/box.lbx" "$WORK/other"
+    # Into another namespace neither of the two programs reaches, and both say what does.
+    expect 1 'nsenter --mount=' mount -N $$ -t lockbox -o "$words" "$WORK/other.lbx" "$WORK/other"
+    expect '1|32' 'nsenter --mount=' umount -N $$ "$WORK/box"
+    mountpoint -q "$WORK/box"
     umount "$WORK/box"
 
     cat >"$WORK/fstab" <<END
