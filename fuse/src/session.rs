@@ -188,10 +188,11 @@ fn start(task: &Task, slot: &Slot, host: OwnedFd, signals: SigSet, events: &Send
         flags: task.options.mount_flags(),
     }
     .attach()?;
+    let own_status = File::open("/proc/self/status").ok();
     let (place, callers) = confine(task, &runtime)?;
     let place = Arc::new(place);
     let server = {
-        let answers = Answers::new(task.clone(), Arc::clone(slot), Arc::clone(&shared), events.clone());
+        let answers = Answers::new(task.clone(), Arc::clone(slot), Arc::clone(&shared), events.clone(), own_status);
         let served = control::serve(&runtime, &id, move |request| answers.respond(&request));
         served.inspect_err(|_| drop(place.unmount(true)))?
     };
