@@ -60,10 +60,13 @@ inside() {
     chroot "$root" /usr/bin/env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LC_ALL=C.UTF-8 "$@"
 }
 
-# Every name in the clean system, without what the package database writes about any package.
+# Every name in the clean system, without what the package database writes about any package. A .rpm owns files and links alone: directories
+# that it made stay, empty.
 names() {
+    local which=()
+    [[ ${package##*.} == deb ]] || which=('!' -type d)
     (cd "$root" && find . \( -path ./proc -o -path ./dev -o -path ./run -o -path ./tmp -o -path ./var/lib/dpkg -o -path ./var/lib/rpm \) \
-        -prune -o -print | grep -vE '^\./(var/log/|var/cache/(ldconfig|debconf)|etc/ld\.so\.cache)' | LC_ALL=C sort)
+        -prune -o "${which[@]}" -print | grep -vE '^\./(var/log/|var/cache/(ldconfig|debconf)|etc/ld\.so\.cache)' | LC_ALL=C sort)
 }
 
 nothing_is_left() {
