@@ -17,9 +17,10 @@ install -m 755 --strip "$programs/mount-lockbox" "$staged/usr/sbin/mount.lockbox
 if [[ -e $programs/lockbox-share ]]; then
     install -m 755 --strip "$programs/lockbox-share" "$staged/usr/bin/lockbox-share"
 fi
-# umount(8) looks for the first, mount -o remount for the second.
+# umount(8) looks for the first, mount -o remount for the second, and both for the last two with the type as the kernel shows it.
 ln -s ../bin/lockbox "$staged/usr/sbin/umount.lockbox"
 ln -s mount.lockbox "$staged/usr/sbin/mount.fuse.lockbox"
+ln -s umount.lockbox "$staged/usr/sbin/umount.fuse.lockbox"
 
 for page in man/*.[1-8]; do
     section=${page##*.}
@@ -40,6 +41,12 @@ shopt -s nullglob
 for unit in packaging/systemd/*.service packaging/systemd/*.socket; do
     install -D -m 644 "$unit" "$staged/usr/lib/systemd/system/${unit##*/}"
 done
+if [[ -e $staged/usr/bin/lockbox-share ]]; then
+    install -D -m 644 packaging/lockbox-share.service "$staged/usr/lib/systemd/system/lockbox-share.service"
+    for example in packaging/lockbox-share/*; do
+        install -D -m 644 "$example" "$staged/usr/share/doc/lockbox/examples/lockbox-share/${example##*/}"
+    done
+fi
 for example in packaging/examples/* packaging/systemd/*.mount packaging/systemd/*.automount; do
     install -D -m 644 "$example" "$staged/usr/share/doc/lockbox/examples/${example##*/}"
 done

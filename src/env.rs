@@ -1,13 +1,17 @@
 //! The only source of time and randomness.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
+
+use rustix::time::{ClockId, clock_gettime};
 
 use crate::error::{Error, Result, Timestamp};
 
 /// Time and randomness, so that a test can replay both.
 pub trait Environment: Send + Sync {
     fn now(&self) -> Timestamp;
+    /// Processor time that this thread has used: what other programs do meanwhile, and who sets the clock, does not count.
+    fn processor_time(&self) -> Duration;
     /// Fills `out` with unpredictable bytes.
     ///
     /// # Errors
@@ -22,6 +26,12 @@ pub struct SystemEnvironment;
 impl Environment for SystemEnvironment {
     fn now(&self) -> Timestamp {
         Timestamp::from_system(SystemTime::now())
+    }
+
+    fn processor_time(&self) -> Duration {
+        let used = clock_gettime(ClockId::ThreadCPUTime);
+        // Neither can be negative, and nanoseconds are fewer than a billion.
+        Duration::new(used.tv_sec.max(0).unsigned_abs(), u32::try_from(used.tv_nsec).unwrap_or(0))
     }
 
     fn fill_random(&self, out: &mut [u8]) -> Result<()> {
@@ -54,6 +64,10 @@ impl Environment for SeededEnvironment {
     fn now(&self) -> Timestamp {
         let ticks = self.clock.fetch_add(1, Ordering::Relaxed);
         Timestamp { seconds: 1_700_000_000 + (ticks / 1_000_000) as i64, nanos: (ticks % 1_000_000) as u32 * 1000 }
+    }
+
+    fn processor_time(&self) -> Duration {
+        Duration::from_micros(self.clock.fetch_add(1, Ordering::Relaxed))
     }
 
     fn fill_random(&self, out: &mut [u8]) -> Result<()> {

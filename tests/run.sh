@@ -8,7 +8,7 @@ set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
 
 PACKAGES=(acl age attr binutils ca-certificates curl dbench dbus debootstrap dpkg-dev e2fsprogs fio fuse3 g++ gcc git libarchive-tools libc6-dev
-    make mount python3 python3-dbus python3-gi python3-venv redis-server rsync sqlite3 stress-ng systemd tar unzip util-linux vim zip zstd)
+    make mount python3 python3-dbus python3-gi python3-venv redis-server rpm rsync sqlite3 stress-ng systemd tar unzip util-linux vim zip zstd)
 # The reader's needs; pinned so that a run next year tests the same thing.
 PYTHON_PACKAGES=(cryptography==46.0.7 zstandard==0.25.0)
 DENY_VERSION=0.20.2
@@ -145,14 +145,14 @@ stage_suites() {
     [[ $failed -eq 0 ]]
 }
 
-# The .deb of the programs that the other stages built (the development profile), installed into a clean system and removed again.
+# Packages of the programs that the other stages built (the development profile), installed into a clean system, used and removed again.
 stage_package() {
     end_building
     build_programs || return 1
-    packaging/tools.sh cargo-deb || return 1
-    rm -f "$target"/package/*.deb
-    packaging/build.sh "$target/debug" deb || return 1
-    as_root packaging/test-deb.sh "$target"/package/*.deb
+    packaging/tools.sh cargo-deb cargo-generate-rpm || return 1
+    rm -f "$target"/package/*.{deb,rpm}
+    packaging/build.sh "$target/debug" || return 1
+    as_root packaging/test-package.sh "$target"/package/*.{deb,rpm}
 }
 
 # Licences, duplicates and sources only: the advisory database is fetched from the network, which a test must not depend on.
@@ -182,8 +182,8 @@ start_building() {
     {
         renice -n 19 "$BASHPID"
         build_deny
-        packaging/tools.sh cargo-deb
-        as_root env BUILD_ONLY=1 packaging/test-deb.sh
+        packaging/tools.sh cargo-deb cargo-generate-rpm
+        as_root env BUILD_ONLY=1 packaging/test-package.sh
         as_root env BUILD_ONLY=1 tests/suites/pjdfstest.sh
         as_root env BUILD_ONLY=1 tests/suites/fsx.sh
         BUILD_ONLY=1 tests/fuzz.sh

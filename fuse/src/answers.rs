@@ -1,5 +1,7 @@
 //! Answers what is asked at the daemon's control socket.
 
+use std::fs::File;
+use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Sender};
 use std::time::SystemTime;
@@ -7,7 +9,6 @@ use std::time::SystemTime;
 use lockbox::archive::Archive;
 use lockbox::control::{Caches, Request, Response, Status};
 use lockbox::fs::FileSystem;
-use nix::sys::resource::{UsageWho, getrusage};
 use nix::unistd::geteuid;
 use parking_lot::Mutex;
 
@@ -23,14 +24,22 @@ pub(crate) struct Answers {
     since: i64,
     /// The newest commit when the mount began.
     first_generation: u64,
+    /// What /proc says of this process, opened before the sandbox took /proc away.
+    own_status: Option<File>,
 }
 
 impl Answers {
-    pub(crate) fn new(task: Task, slot: Slot, shared: Arc<Shared>, events: Sender<Event>) -> Answers {
+    pub(crate) fn new(
+        task: Task,
+        slot: Slot,
+        shared: Arc<Shared>,
+        events: Sender<Event>,
+        own_status: Option<File>,
+    ) -> Answers {
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
         let since = now.map_or(0, |now| i64::try_from(now.as_secs()).unwrap_or(i64::MAX));
         let first_generation = slot.lock().as_ref().map_or(0, |archive| archive.file_system().generation().0);
-        Answers { task, slot, shared, events: Mutex::new(events), since, first_generation }
+        Answers { task, slot, shared, events: Mutex::new(events), since, first_generation, own_status }
     }
 
     pub(crate) fn respond(&self, request: &Request) -> Response {
@@ -82,7 +91,7 @@ impl Answers {
             open_directories: self.shared.activity.open_directories(),
             memory_bytes: usage.memory(),
             memory_limit: options.memory,
-            peak_resident_bytes: peak_resident_bytes(),
+            peak_resident_bytes: self.own_status.as_ref().map_or(0, peak_resident_bytes),
             file_bytes: usage.file_bytes,
             used_bytes: usage.used_bytes,
             caches: Caches { cells: usage.cells, heads: usage.heads, nodes: usage.nodes },
@@ -95,7 +104,23 @@ fn closing() -> Response {
     Response::Failed { message: "the archive is being closed".into() }
 }
 
-fn peak_resident_bytes() -> u64 {
-    // In KiB on Linux.
-    getrusage(UsageWho::RUSAGE_SELF).map_or(0, |usage| u64::try_from(usage.max_rss()).unwrap_or(0) << 10)
+/// Of this program alone: getrusage(2) would count the memory of the mounting command, which derived a key before it started the daemon.
+fn peak_resident_bytes(own_status: &File) -> u64 {
+    let mut text = [0; 4096];
+    let length = own_status.read_at(&mut text, 0).unwrap_or(0);
+    let text = String::from_utf8_lossy(&text[..length]);
+    let peak = text.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap_or_default();
+    peak.trim().trim_end_matches("kB").trim().parse::<u64>().unwrap_or(0) << 10
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_peak_of_this_process_is_read() {
+        let peak = peak_resident_bytes(&File::open("/proc/self/status").unwrap());
+        assert!((1 << 20..1 << 40).contains(&peak), "{peak}");
+        assert_eq!(peak_resident_bytes(&File::open("/proc/self/cmdline").unwrap()), 0);
+    }
 }

@@ -36,16 +36,7 @@ pub struct Status(String);
 
 impl Status {
     fn of(thread: u32) -> Status {
-        Status::read(&format!("/proc/{thread}/status"))
-    }
-
-    /// Of this process.
-    pub(crate) fn own() -> Status {
-        Status::read("/proc/self/status")
-    }
-
-    fn read(path: &str) -> Status {
-        Status::select(&fs::read_to_string(path).unwrap_or_default())
+        Status::select(&fs::read_to_string(format!("/proc/{thread}/status")).unwrap_or_default())
     }
 
     pub(crate) fn select(text: &str) -> Status {

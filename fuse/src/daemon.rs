@@ -20,7 +20,6 @@ use nix::unistd;
 use serde::{Deserialize, Serialize};
 use zeroize::Zeroizing;
 
-use crate::callers::Status;
 use crate::exit::Failure;
 use crate::journal::{self, Target};
 use crate::session::{self, Task};
@@ -50,23 +49,6 @@ pub fn harden() {
     if let Ok((_, most)) = getrlimit(Resource::RLIMIT_NOFILE) {
         let _ = setrlimit(Resource::RLIMIT_NOFILE, most, most);
     }
-}
-
-/// Keeps all memory of this process out of swap, page by page as it is touched. Answers whether that could be promised: a limit on locked
-/// memory would make later allocations fail, so whoever has one goes without.
-pub fn lock_memory() -> bool {
-    use rustix::mm::{MlockAllFlags, mlockall};
-    let unlimited = getrlimit(Resource::RLIMIT_MEMLOCK).is_ok_and(|(soft, _)| soft == nix::libc::RLIM_INFINITY);
-    if !unlimited && !may_lock_beyond_the_limit() {
-        return false;
-    }
-    mlockall(MlockAllFlags::CURRENT | MlockAllFlags::FUTURE | MlockAllFlags::ONFAULT).is_ok()
-}
-
-/// The capability CAP_IPC_LOCK, which root of a container may lack.
-fn may_lock_beyond_the_limit() -> bool {
-    const IPC_LOCK: u32 = 14;
-    Status::own().has(IPC_LOCK)
 }
 
 /// The mount point as an absolute path without links. A dead mount of ours that lies there is taken away first.

@@ -40,7 +40,7 @@ use crate::stop::{Place, Unmounted};
 use crate::suspend::{self, Slept};
 use crate::ticker::Ticker;
 use crate::unmounter::Unmounter;
-use crate::{daemon, kernel, runtime};
+use crate::{kernel, runtime};
 
 /// How long event loops of a mount that failed to start may take to end.
 const LAST_REQUESTS: Duration = Duration::from_secs(2);
@@ -90,7 +90,7 @@ pub fn serve(
     ending: impl FnOnce(),
 ) -> Result<(), Failure> {
     let signals = block_signals()?;
-    if !daemon::lock_memory() {
+    if !lockbox_secrets::lock_memory() {
         tracing::info!("the limit on locked memory does not allow keeping keys out of swap");
     }
     let host: OwnedFd = File::open(task.archive().parent().unwrap_or(Path::new("/")))
@@ -188,10 +188,11 @@ fn start(task: &Task, slot: &Slot, host: OwnedFd, signals: SigSet, events: &Send
         flags: task.options.mount_flags(),
     }
     .attach()?;
+    let own_status = File::open("/proc/self/status").ok();
     let (place, callers) = confine(task, &runtime)?;
     let place = Arc::new(place);
     let server = {
-        let answers = Answers::new(task.clone(), Arc::clone(slot), Arc::clone(&shared), events.clone());
+        let answers = Answers::new(task.clone(), Arc::clone(slot), Arc::clone(&shared), events.clone(), own_status);
         let served = control::serve(&runtime, &id, move |request| answers.respond(&request));
         served.inspect_err(|_| drop(place.unmount(true)))?
     };

@@ -7,6 +7,7 @@
 
 mod error;
 mod keyring;
+mod memory;
 mod opening;
 mod passphrase;
 mod program;
@@ -16,6 +17,7 @@ mod sources;
 
 pub use error::{Error, Kind, Result};
 pub use keyring::{Cache, Keyring, parse_timeout};
+pub use memory::{lock_memory, lock_memory_if_plenty};
 pub use opening::{Lock, ask, gather, open};
 pub use passphrase::PassphraseSources;
 pub use read::{value, without_line_end};

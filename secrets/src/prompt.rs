@@ -1,7 +1,7 @@
 //! Asks on the terminal, without showing what is typed.
 
 use std::fs::{File, OpenOptions};
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 
 use zeroize::Zeroizing;
 
@@ -13,7 +13,14 @@ const TERMINAL: &str = "/dev/tty";
 const MOST_LINE: u64 = 4096;
 
 pub(crate) fn ask(question: &str) -> Result<Bytes> {
-    let typed = rpassword::prompt_password(question).map_err(|e| Error::host("cannot ask for the passphrase", &e))?;
+    let typed = rpassword::prompt_password(question).map_err(|e| match e.kind() {
+        ErrorKind::UnexpectedEof => {
+            // The question stands there without an end of its line.
+            let _ = OpenOptions::new().write(true).open(TERMINAL).and_then(|mut terminal| terminal.write_all(b"\n"));
+            Error::source("nothing was typed")
+        }
+        _ => Error::host("cannot ask on the terminal", &e),
+    })?;
     Ok(Zeroizing::new(typed.into_bytes()))
 }
 

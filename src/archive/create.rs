@@ -33,21 +33,25 @@ impl Archive {
         })
     }
 
-    /// A key derivation that takes about `millis` on this machine and at most `memory_limit_kib`.
+    /// A key derivation that takes about `millis` on this machine when it has nothing else to do, and at most `memory_limit_kib`.
     pub fn calibrate(millis: u64, memory_limit_kib: u32) -> KdfCost {
-        let passphrase = Passphrase::new(b"calibration".to_vec());
-        calibrate(millis, memory_limit_kib, |cost| {
-            let start = SystemEnvironment.now();
-            // A cost that this machine refuses counts as too slow.
-            if argon2id(&passphrase, &[0; 32], cost).is_err() {
-                return u64::MAX;
-            }
-            let end = SystemEnvironment.now();
-            let nanos = (end.seconds - start.seconds) * 1_000_000_000 + i64::from(end.nanos) - i64::from(start.nanos);
-            // A clock set back meanwhile counts as an instant.
-            u64::try_from(nanos).unwrap_or(0) / 1_000_000
-        })
+        calibrate_by(&SystemEnvironment, millis, memory_limit_kib)
     }
+}
+
+/// Measures processor time: by the clock on the wall a busy machine would choose a cheap derivation, and an archive keeps it for good.
+/// One lane is one thread, so nothing of it is missed.
+fn calibrate_by(environment: &dyn Environment, millis: u64, memory_limit_kib: u32) -> KdfCost {
+    let passphrase = Passphrase::new(b"calibration".to_vec());
+    calibrate(millis, memory_limit_kib, |cost| {
+        let start = environment.processor_time();
+        // A cost that this machine refuses counts as too slow.
+        if argon2id(&passphrase, &[0; 32], cost).is_err() {
+            return u64::MAX;
+        }
+        let used = environment.processor_time().saturating_sub(start);
+        u64::try_from(used.as_millis()).unwrap_or(u64::MAX)
+    })
 }
 
 fn fill(storage: &Arc<FileStorage>, passphrase: &Passphrase, options: &CreateOptions) -> Result<()> {
@@ -107,4 +111,52 @@ pub(super) fn name_key(volume_key: &SecretKey, archive: &ArchiveId) -> [u8; 16] 
     let mut key = [0; 16];
     key.copy_from_slice(&hkdf(volume_key, archive, "lockbox/v1/name").bytes()[..16]);
     key
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU64, Ordering};
+    use std::time::Duration;
+
+    use super::*;
+    use crate::error::Timestamp;
+
+    /// A busy machine: each look at the clock on the wall is an hour after the last one, and a derivation takes 600 ms of the processor.
+    #[derive(Default)]
+    struct Busy {
+        looks: AtomicU64,
+    }
+
+    impl Environment for Busy {
+        fn now(&self) -> Timestamp {
+            let looks = self.looks.fetch_add(1, Ordering::Relaxed);
+            Timestamp { seconds: 3600 * looks as i64, nanos: 0 }
+        }
+
+        fn processor_time(&self) -> Duration {
+            Duration::from_millis(600 * self.looks.fetch_add(1, Ordering::Relaxed))
+        }
+
+        fn fill_random(&self, out: &mut [u8]) -> Result<()> {
+            out.fill(0);
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_busy_machine_chooses_the_same_key_derivation_as_an_idle_one() {
+        let floor = KdfCost::FLOOR;
+        assert_eq!(calibrate_by(&Busy::default(), 1000, u32::MAX), KdfCost { passes: 5, ..floor });
+    }
+
+    #[test]
+    fn processor_time_stands_still_while_a_thread_waits() {
+        let before = SystemEnvironment.processor_time();
+        std::thread::sleep(Duration::from_millis(300));
+        let waited = SystemEnvironment.processor_time() - before;
+        assert!(waited < Duration::from_millis(200), "{waited:?}");
+        argon2id(&Passphrase::new(b"word".to_vec()), &[0; 32], KdfCost { memory_kib: 16 << 10, ..KdfCost::FLOOR })
+            .unwrap();
+        assert!(SystemEnvironment.processor_time() - before > waited, "nothing was counted");
+    }
 }

@@ -38,6 +38,13 @@ pub struct KeyInfo {
     pub opened: bool,
 }
 
+impl KeyInfo {
+    /// Its label, when it has one that is known.
+    pub fn label(&self) -> Option<&str> {
+        self.about.as_ref().map(|about| about.label.as_str()).filter(|label| !label.is_empty())
+    }
+}
+
 /// What is known of a slot.
 #[derive(Clone, Debug)]
 pub struct KeyAbout {
@@ -45,6 +52,15 @@ pub struct KeyAbout {
     pub created: Timestamp,
     /// Of age slots.
     pub recipient: Option<String>,
+}
+
+/// What a change of a passphrase changed.
+#[derive(Clone, Debug)]
+pub struct PassphraseChange {
+    /// The slots that the old passphrase opened and the new one opens now, in order.
+    pub slots: Vec<u8>,
+    /// False when slots were left out for their cost: one of them may still have the old passphrase.
+    pub all_tried: bool,
 }
 
 impl KeyAbout {
@@ -173,14 +189,31 @@ impl Archive {
         removed.ok_or_else(|| Error::invalid(format!("key slot {slot} is empty")))
     }
 
-    /// Replaces the passphrase of the slot that the secrets open; a key file that belongs to it stays.
+    /// Replaces the passphrase of every slot that the secrets open, since the old one is to open nothing any more; a key file that belongs
+    /// to it stays.
     ///
     /// # Errors
     /// As [`Archive::unlock_with`]; `InUse` while the archive is open elsewhere, `Invalid` when what opens it has no passphrase.
-    pub fn change_passphrase(path: &Path, access: &KeyAccess<'_>, new: &Passphrase, kdf: KdfCost) -> Result<()> {
-        let change = Change::begin(path, access)?;
-        let slot = change.opened.slot;
-        change.replace_passphrase(slot, new, kdf, access.secrets.key_file.as_ref())
+    pub fn change_passphrase(
+        path: &Path,
+        access: &KeyAccess<'_>,
+        new: &Passphrase,
+        kdf: KdfCost,
+    ) -> Result<PassphraseChange> {
+        let mut all_tried = true;
+        let change = Change::begin_with(path, access, |header| {
+            let (opened, tried) = slots::unlock_all(header, access.secrets, &access.limits)?;
+            all_tried = tried;
+            Ok(opened)
+        })?;
+        let mut slots: Vec<usize> = change.opened.iter().map(|opened| opened.slot).collect();
+        slots.sort_unstable();
+        // A key file alone may be a key as well, and has no passphrase.
+        let has_passphrase = |slot: &usize| slots::kind_of(&change.header, *slot).has_passphrase();
+        let with: Vec<usize> = slots.iter().copied().filter(has_passphrase).collect();
+        let slots = if with.is_empty() { slots } else { with };
+        change.replace_passphrases(&slots, new, kdf, access.secrets.key_file.as_ref())?;
+        Ok(PassphraseChange { slots: slots.into_iter().map(|slot| slot as u8).collect(), all_tried }) // below 32
     }
 
     /// Sets a passphrase with whatever opens the archive: in the slot that `name` gives, else in the only passphrase slot, else in a new
@@ -205,8 +238,8 @@ impl Archive {
                     (Some(key), None) => usize::from(key.slot),
                     (None, _) if keys.iter().any(|key| key.kind == KeyKind::KeyFileAndPassphrase) => {
                         return Err(Error::invalid(
-                            "the archive's passphrase goes with a key file: say with --slot which one is to get the new one, or add a \
-                             passphrase that opens alone with 'lockbox key add'",
+                            "the archive's passphrase goes with a key file: add one that opens alone with 'lockbox key add \
+                             --recovery-code', or change it with the key file and 'lockbox passwd'",
                         ));
                     }
                     (None, _) => {
@@ -225,7 +258,7 @@ impl Archive {
                 }
             }
         };
-        change.replace_passphrase(slot, new, kdf, access.secrets.key_file.as_ref())?;
+        change.replace_passphrases(&[slot], new, kdf, access.secrets.key_file.as_ref())?;
         Ok(slot as u8) // below 32
     }
 }
@@ -249,7 +282,8 @@ pub(super) fn listed(header: &Header, volume_key: &SecretKey, opened: &[OpenedSl
 struct Change {
     storage: Arc<FileStorage>,
     header: Header,
-    opened: OpenedSlot,
+    /// What opened it: at least one slot.
+    opened: Vec<OpenedSlot>,
     volume: Arc<Volume>,
     looked: Looked,
     replace: bool,
@@ -257,10 +291,20 @@ struct Change {
 
 impl Change {
     fn begin(path: &Path, access: &KeyAccess<'_>) -> Result<Change> {
+        Change::begin_with(path, access, |header| {
+            slots::unlock(header, access.secrets, &access.limits).map(|opened| vec![opened])
+        })
+    }
+
+    fn begin_with(
+        path: &Path,
+        access: &KeyAccess<'_>,
+        unlock: impl FnOnce(&Header) -> Result<Vec<OpenedSlot>>,
+    ) -> Result<Change> {
         let storage = Arc::new(FileStorage::open(path, LockMode::Exclusive)?);
         let header = Header::read(&*storage)?;
-        let opened = slots::unlock(&header, access.secrets, &access.limits)?;
-        let volume_key = &opened.volume_key;
+        let opened = unlock(&header)?;
+        let volume_key = &opened.first().ok_or(Error::WrongKey)?.volume_key;
         header.authenticate(volume_key)?;
         header.check_writable()?;
         let archive = header.framing().archive;
@@ -279,12 +323,17 @@ impl Change {
         &self.header.framing().archive
     }
 
+    /// The key of the first slot that opened: the header was authenticated with it.
+    fn volume_key(&self) -> &SecretKey {
+        &self.opened[0].volume_key
+    }
+
     fn place(&self, slot: usize) -> Place<'_> {
-        Place { archive: self.archive(), slot, volume_key: &self.opened.volume_key }
+        Place { archive: self.archive(), slot, volume_key: self.volume_key() }
     }
 
     fn keys(&self) -> Vec<KeyInfo> {
-        listed(&self.header, &self.opened.volume_key, std::slice::from_ref(&self.opened))
+        listed(&self.header, self.volume_key(), &self.opened)
     }
 
     fn make(&self, slot: usize, new: &NewKey<'_>, label: String) -> Result<(u8, SlotBlock)> {
@@ -308,14 +357,29 @@ impl Change {
         }
     }
 
-    fn replace_passphrase(self, slot: usize, new: &Passphrase, kdf: KdfCost, file: Option<&KeyFile>) -> Result<()> {
-        let both;
+    fn replace_passphrases(
+        self,
+        slots: &[usize],
+        new: &Passphrase,
+        kdf: KdfCost,
+        file: Option<&KeyFile>,
+    ) -> Result<()> {
+        let made = slots.iter().map(|&slot| Ok((slot, self.with_passphrase(slot, new, kdf, file)?)));
+        let made = made.collect::<Result<Vec<_>>>()?;
+        self.finish(made)
+    }
+
+    /// The slot with another passphrase and everything else as it was.
+    fn with_passphrase(
+        &self,
+        slot: usize,
+        new: &Passphrase,
+        kdf: KdfCost,
+        file: Option<&KeyFile>,
+    ) -> Result<(u8, SlotBlock)> {
         let key = match (slots::kind_of(&self.header, slot), file) {
             (KeyKind::Passphrase, _) => NewKey::Passphrase(new, kdf),
-            (KeyKind::KeyFileAndPassphrase, Some(file)) => {
-                both = NewKey::KeyFileAndPassphrase(file, new, kdf);
-                both
-            }
+            (KeyKind::KeyFileAndPassphrase, Some(file)) => NewKey::KeyFileAndPassphrase(file, new, kdf),
             (kind, _) => {
                 return Err(Error::invalid(format!(
                     "key slot {slot} has no passphrase that could be changed: it is a {}; add one with 'lockbox key add'",
@@ -325,27 +389,29 @@ impl Change {
         };
         let known = self.keys().into_iter().find(|key| usize::from(key.slot) == slot);
         let label = known.and_then(|key| key.about).map(|about| about.label).unwrap_or_default();
-        let made = self.make(slot, &key, label)?;
-        self.finish(vec![(slot, made)])
+        self.make(slot, &key, label)
     }
 
-    /// Writes the slots, and a description for the slot that was opened when it has none yet.
+    /// Writes the slots, and a description for each slot that was opened and has none yet.
     fn finish(mut self, mut slots: Vec<(usize, (u8, SlotBlock))>) -> Result<()> {
-        let own = self.opened.slot;
-        let described = slots::description(&self.header, own, &self.opened.volume_key).is_some();
-        if let Some(description) = self.opened.own.as_ref().filter(|_| !described)
-            && slots.iter().all(|(slot, _)| *slot != own)
-        {
-            let kind = self.header.framing().slots[own];
-            let mut block = [0; crate::format::BLOCK as usize];
-            block.copy_from_slice(self.header.slot(own));
-            let block = slots::describe(&self.place(own), kind, block, description, &SystemEnvironment)?;
-            slots.push((own, (kind, block)));
+        for opened in &self.opened {
+            let own = opened.slot;
+            let described = slots::description(&self.header, own, self.volume_key()).is_some();
+            if let Some(description) = opened.own.as_ref().filter(|_| !described)
+                && slots.iter().all(|(slot, _)| *slot != own)
+            {
+                let kind = self.header.framing().slots[own];
+                let mut block = [0; crate::format::BLOCK as usize];
+                block.copy_from_slice(self.header.slot(own));
+                let block = slots::describe(&self.place(own), kind, block, description, &SystemEnvironment)?;
+                slots.push((own, (kind, block)));
+            }
         }
         let sequence = self.header.framing().sequence;
+        let volume_key = &self.opened[0].volume_key;
         // A crash between the two copies must find the other one whole.
-        self.header.repair(&*self.storage, &self.opened.volume_key)?;
-        self.header.replace_slots(&*self.storage, &slots, &self.opened.volume_key)?;
+        self.header.repair(&*self.storage, volume_key)?;
+        self.header.replace_slots(&*self.storage, &slots, volume_key)?;
         // Both copies have reached the medium (U3).
         Witness::new(self.volume, sequence + 1, self.looked, self.replace).remember();
         Ok(())

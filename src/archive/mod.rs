@@ -37,7 +37,7 @@ pub use extract::{ExtractOptions, ExtractReport};
 pub use filter::Filter;
 pub use host::{device_number, split_device_number};
 pub use import::{ImportOptions, ImportReport};
-pub use keys::{KeyAbout, KeyAccess, KeyInfo, KeyName};
+pub use keys::{KeyAbout, KeyAccess, KeyInfo, KeyName, PassphraseChange};
 pub use listing::{Entries, Entry};
 pub use mirror::{Change, Changed, Deletion, MirrorPlan};
 pub use path::{display, resolve};

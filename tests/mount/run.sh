@@ -4,7 +4,7 @@
 #   tests/mount/run.sh [NAME...]     all cases, or those whose name contains one of the words
 #
 # Needs root, /dev/fuse, and the packages that tests/run.sh installs.
-#   PROGRAMS    directory with lockbox and mount-lockbox (default: target/debug, built when missing)
+#   PROGRAMS    directory with lockbox, mount-lockbox and lockbox-share (default: target/debug, built when missing)
 #   KILLS       rounds of the kill -9 case (default 10)
 #   FLIPS       bits flipped in the tampering case (default 40)
 #   MOUNT_JOBS  cases at a time (default 2: most of a case is waiting)
@@ -44,6 +44,7 @@ mkdir "$scratch/bin" "$scratch/shared" "$scratch/logs"
 # Copies, so that an ordinary user reaches them and a rebuild does not change a running daemon.
 install -m 755 "$programs/lockbox" "$scratch/bin/lockbox" || exit 1
 install -m 755 "$programs/mount-lockbox" "$scratch/bin/mount.lockbox" || exit 1
+install -m 755 "$programs/lockbox-share" "$scratch/bin/lockbox-share" || exit 1
 install -m 755 "$here"/*.py "$scratch/bin/" || exit 1
 
 finish() {

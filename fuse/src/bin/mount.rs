@@ -51,6 +51,9 @@ struct Arguments {
     sloppy: bool,
     #[arg(short = 't', hide = true)]
     file_system_type: Option<String>,
+    /// As mount(8) passes it
+    #[arg(short = 'N', hide = true, value_name = "NAMESPACE")]
+    namespace: Option<PathBuf>,
 }
 
 const AFTER_HELP: &str = "\
@@ -123,6 +126,15 @@ fn finish(result: Result<(), Failure>, speak: bool) -> ExitCode {
 }
 
 fn mount_archive(arguments: &Arguments) -> Result<(), Failure> {
+    if let Some(namespace) = &arguments.namespace {
+        // The archive, the secrets and the daemon's socket are files of this namespace, and the mount would be in the other one.
+        return Err(Failure::usage(format!(
+            "an archive cannot be mounted into another namespace with -N: run the command inside of it, with nsenter --mount={}",
+            namespace.display()
+        )));
+    }
+    // The daemon does that for itself.
+    let _ = lockbox_secrets::lock_memory_if_plenty();
     if let Some(flags) = remount::requested(&arguments.options)? {
         let absent = |e| Failure::mount(format!("mount point {}: {e}", arguments.directory.display()));
         let point = arguments.directory.canonicalize().map_err(absent)?;

@@ -70,6 +70,11 @@ impl KeyKind {
             KeyKind::Unknown(_) => "unknown",
         }
     }
+
+    /// Whether a passphrase, alone or with a key file, opens it.
+    pub(super) fn has_passphrase(self) -> bool {
+        matches!(self, KeyKind::Passphrase | KeyKind::KeyFileAndPassphrase)
+    }
 }
 
 /// A slot that something opened.
@@ -173,21 +178,29 @@ pub(super) fn unlock(header: &Header, secrets: &Secrets, limits: &UnlockLimits) 
 /// # Errors
 /// As [`unlock`].
 pub(super) fn unlock_each(header: &Header, secrets: &Secrets, limits: &UnlockLimits) -> Result<Vec<OpenedSlot>> {
+    unlock_all(header, secrets, limits).map(|(opened, _)| opened)
+}
+
+/// The same, and whether every slot that they may open was tried, or some would have cost too much.
+///
+/// # Errors
+/// As [`unlock`].
+pub(super) fn unlock_all(header: &Header, secrets: &Secrets, limits: &UnlockLimits) -> Result<(Vec<OpenedSlot>, bool)> {
     let mut opened = Vec::new();
-    attempts(header, secrets, limits, &mut |slot| {
+    let tried = attempts(header, secrets, limits, &mut |slot| {
         opened.push(slot);
         true
     })?;
-    if opened.is_empty() { Err(Error::WrongKey) } else { Ok(opened) }
+    if opened.is_empty() { Err(Error::WrongKey) } else { Ok((opened, tried)) }
 }
 
-/// Hands each slot that opens to `found` until that says no.
+/// Hands each slot that opens to `found` until that says no. False when slots were left out for their cost.
 fn attempts(
     header: &Header,
     secrets: &Secrets,
     limits: &UnlockLimits,
     found: &mut dyn FnMut(OpenedSlot) -> bool,
-) -> Result<()> {
+) -> Result<bool> {
     let mut failure = None;
     let mut candidates = Vec::new();
     for slot in 0..KEY_SLOTS {
@@ -205,14 +218,14 @@ fn attempts(
             spent = spent.saturating_add(cost(kdf));
             if spent > limits.cost_mib || kdf.memory_kib.div_ceil(1024) > limits.memory_mib {
                 // What opened before was within the limit, and is told.
-                return if any { Ok(()) } else { Err(too_costly(candidate.slot, kdf, limits)) };
+                return if any { Ok(false) } else { Err(too_costly(candidate.slot, kdf, limits)) };
             }
         }
         match candidate.attempt(header, secrets) {
             Ok(Some(slot)) => {
                 any = true;
                 if !found(slot) {
-                    return Ok(());
+                    return Ok(true);
                 }
             }
             Ok(None) => {}
@@ -221,7 +234,7 @@ fn attempts(
     }
     match failure {
         Some(error) if !any => Err(error),
-        _ => Ok(()),
+        _ => Ok(true),
     }
 }
 

@@ -148,6 +148,41 @@ fn a_new_passphrase_takes_the_place_of_the_old_one_with_a_recovery_code_too() {
 }
 
 #[test]
+fn a_changed_passphrase_opens_no_slot_any_more_that_it_opened() {
+    let case = Case::new();
+    let same = passphrase("first");
+    case.add(&NewKey::KeyFile(&key_file()), "stick");
+    case.add(&NewKey::Passphrase(&same, KdfCost::TEST), "again");
+    case.add(&NewKey::Passphrase(&passphrase("other"), KdfCost::TEST), "other");
+    case.add(&NewKey::KeyFileAndPassphrase(&key_file(), &same, KdfCost::TEST), "both");
+    let change = |with: &Secrets, new: &str, limits: UnlockLimits| {
+        let access = KeyAccess { limits, ..case.access(with) };
+        Archive::change_passphrase(&case.path(), &access, &passphrase(new), KdfCost::TEST).unwrap()
+    };
+    // The key file opens a slot of its own too, and is tried first.
+    let with = Secrets { key_file: Some(key_file()), ..secrets("first") };
+    let changed = change(&with, "second", UnlockLimits::default());
+    assert_eq!((changed.slots, changed.all_tried), (vec![0, 2, 4], true));
+    let opened = |with: &Secrets| -> Vec<u8> {
+        let keys = Archive::keys(&case.path(), with, &UnlockLimits::default()).unwrap_or_default();
+        keys.iter().filter(|key| key.opened).map(|key| key.slot).collect()
+    };
+    assert!(opened(&secrets("first")).is_empty());
+    assert_eq!(opened(&secrets("second")), [0, 2]);
+    assert_eq!(opened(&with), [1]);
+    assert_eq!(opened(&Secrets { key_file: Some(key_file()), ..secrets("second") }), [0, 1, 2, 4]);
+    assert_eq!(opened(&secrets("other")), [3]);
+    let keys = Archive::list_keys(&case.path(), &with_file(), &UnlockLimits::default()).unwrap();
+    let labels: Vec<_> = keys.iter().map(|key| key.about.as_ref().unwrap().label.as_str()).collect();
+    assert_eq!(labels, ["", "stick", "again", "other", "both"]);
+    // Without the budget for a second slot that one keeps the old passphrase, which is told.
+    let tight = UnlockLimits { cost_mib: 1, ..UnlockLimits::default() };
+    let changed = change(&secrets("second"), "third", tight);
+    assert_eq!((changed.slots, changed.all_tried), (vec![0], false));
+    assert_eq!(opened(&secrets("second")), [2]);
+}
+
+#[test]
 fn keys_of_an_archive_in_use_stay_as_they_are() {
     let case = Case::new();
     let access = secrets("first");

@@ -9,6 +9,7 @@ use lockbox::archive::{Archive, Restored};
 
 use crate::exit::{self, Failure, shown};
 use crate::output::Output;
+use crate::secrets;
 use crate::unlocking::{self, UnlockArgs};
 
 /// Back up and restore the header of an archive, which holds the keys
@@ -75,9 +76,10 @@ fn restore(args: &RestoreArgs) -> Result<(), Failure> {
     let failed = |e: std::io::Error| exit::host(format!("cannot read {}", shown(&args.file)), &e);
     let mut bytes = Vec::new();
     std::fs::File::open(&args.file).and_then(|file| file.take(MOST).read_to_end(&mut bytes)).map_err(failed)?;
-    let secrets = args.unlock.secrets(path)?;
-    let Restored { backup, known } = Archive::restore_header(path, &bytes, &args.unlock.access(&secrets))
+    let given = args.unlock.secrets(path)?;
+    let Restored { backup, known } = Archive::restore_header(path, &bytes, &args.unlock.access(&given))
         .map_err(|error| unlocking::failure(path, error))?;
+    secrets::forget_kept(path);
     let mut out = Output::new();
     out.line(match backup < known {
         true => "The header is restored. Keys that were removed or changed since the backup open the archive again.",

@@ -14,10 +14,10 @@ pub(crate) struct KdfArgs {
     #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u32).range(1..=4096))]
     kdf_memory: Option<u32>,
     /// Passes over that memory
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
+    #[arg(long, visible_alias = "kdf-time", value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
     kdf_passes: Option<u32>,
     /// Lanes computed side by side
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=16))]
+    #[arg(long, visible_alias = "kdf-parallelism", value_name = "N", value_parser = clap::value_parser!(u32).range(1..=16))]
     kdf_lanes: Option<u32>,
     /// Allow less than 64 MiB and 3 passes: whoever has a copy of the archive can then guess passphrases cheaply
     #[arg(long)]

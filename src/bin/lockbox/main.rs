@@ -105,6 +105,8 @@ fn main() -> ExitCode {
         }
     };
     let cores = secrets::keep_out_of_core_dumps();
+    // Where that is not allowed, doctor says so.
+    let _ = lockbox_secrets::lock_memory_if_plenty();
     outlive_size_limits();
     output::start_log();
     match run(&command, cores) {

@@ -52,15 +52,16 @@ fn items() -> Vec<Item> {
     found
 }
 
+/// Long names, or short ones where there is no long one, and further long names.
 fn of_command(command: &clap::Command) -> BTreeSet<String> {
     let automatic = ["help", "version"];
     let arguments = command.get_arguments().filter(|argument| !argument.is_hide_set());
     let arguments = arguments.filter(|argument| !automatic.contains(&argument.get_id().as_str()));
     arguments
-        .filter_map(|argument| match (argument.get_long(), argument.get_short()) {
-            (Some(long), _) => Some(format!("-{long}")),
-            (None, Some(short)) => Some(short.to_string()),
-            (None, None) => None,
+        .flat_map(|argument| {
+            let name = argument.get_long().map(|long| format!("-{long}"));
+            let further = argument.get_visible_aliases().unwrap_or_default().into_iter().map(|long| format!("-{long}"));
+            name.or_else(|| argument.get_short().map(String::from)).into_iter().chain(further)
         })
         .collect()
 }

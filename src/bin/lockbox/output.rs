@@ -14,6 +14,11 @@ pub(crate) fn complain(message: &str) {
     let _ = writeln!(io::stderr(), "lockbox: {message}");
 }
 
+/// Shows a line that belongs to a question.
+pub(crate) fn show(line: &str) {
+    let _ = writeln!(io::stderr(), "{line}");
+}
+
 /// Shows each object that failed.
 pub(crate) fn complain_of(problems: &[Problem]) {
     for problem in problems {

@@ -8,7 +8,8 @@ use lockbox::storage::LockMode;
 use crate::exit::Failure;
 use crate::kdf::KdfArgs;
 use crate::opening;
-use crate::output::Output;
+use crate::output::{self, Output};
+use crate::secrets;
 use crate::unlocking::UnlockArgs;
 
 /// Change the passphrase of an archive that is not mounted
@@ -31,8 +32,22 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     opening::probe(path, LockMode::Exclusive)?;
     let (old, new) = args.unlock.secrets_and_new(args.new_passfile.as_deref(), path)?;
     let kdf = args.kdf.cost()?;
-    Archive::change_passphrase(path, &args.unlock.access(&old), &new, kdf).map_err(failed)?;
+    let changed = Archive::change_passphrase(path, &args.unlock.access(&old), &new, kdf).map_err(failed)?;
+    secrets::forget_kept(path);
     let mut out = Output::new();
-    out.line("The passphrase is changed. Older copies of the archive still open with the old one.")?;
-    out.finish()
+    let several = match &changed.slots[..] {
+        [] | [_] => String::new(),
+        [most @ .., last] => {
+            let most: Vec<String> = most.iter().map(u8::to_string).collect();
+            format!(" in key slots {} and {last}, which all had the old one", most.join(", "))
+        }
+    };
+    out.line(&format!("The passphrase is changed{several}. Older copies of the archive still open with the old one."))?;
+    out.finish()?;
+    if !changed.all_tried {
+        output::complain(
+            "other key slots cost too much to be tried and may still have the old passphrase: raise the limit with --kdf-limit, and try again",
+        );
+    }
+    Ok(())
 }

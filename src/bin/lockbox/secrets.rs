@@ -7,7 +7,7 @@ use std::sync::Arc;
 use lockbox::Error;
 use lockbox::archive::{Archive, Secrets, UnlockLimits, UnlockedKey};
 use lockbox::crypto::{KeyFile, Passphrase, Prompts, RecoveryCode};
-use lockbox_secrets::{Bytes, Cache, Lock, PassphraseSources, Sources};
+use lockbox_secrets::{Bytes, Cache, Keyring, Lock, PassphraseSources, Sources};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
 use crate::exit::{self, Failure, shown};
@@ -55,6 +55,15 @@ pub(crate) fn gather(path: &Path, sources: &Sources) -> Result<Secrets, Failure>
     let mut door = Door::new(path, [0; 16], sources, Box::new(|_| Err(Error::WrongKey)));
     lockbox_secrets::gather(&mut door, path, sources)?;
     Ok(door.secrets)
+}
+
+/// Drops what this user's keyring keeps of the archive: whoever changes its keys wants to be asked for them the next time.
+pub(crate) fn forget_kept(path: &Path) {
+    // Without keyrings nothing is kept, and an archive without an id never was.
+    let (Ok(keyring), Ok(archive)) = (Keyring::open(), Archive::identify(path)) else { return };
+    if let Err(error) = keyring.forget(&archive) {
+        output::complain(&error.sentence);
+    }
 }
 
 /// A passphrase to be set.

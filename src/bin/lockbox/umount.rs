@@ -60,11 +60,22 @@ struct Umount8 {
     verbose: bool,
     #[arg(short = 't', hide = true)]
     file_system_type: Option<String>,
+    #[arg(short = 'N', hide = true)]
+    namespace: Option<PathBuf>,
 }
 
 /// What umount(8) wants done, as the command that does it.
 pub(crate) fn parse_as_umount_8() -> Result<crate::Command, clap::Error> {
     let given = <Umount8 as clap::Parser>::try_parse()?;
+    if let Some(namespace) = &given.namespace {
+        return Err(clap::Error::raw(
+            clap::error::ErrorKind::InvalidValue,
+            format!(
+                "an archive cannot be unmounted in another namespace with -N: run the command inside of it, with nsenter --mount={}\n",
+                namespace.display()
+            ),
+        ));
+    }
     Ok(crate::Command::Umount(Args { what: Some(given.what), all: false, lazy: given.lazy, plainly: true }))
 }
 

@@ -149,6 +149,13 @@ case_no_process_shows_a_secret_while_it_unlocks() {
     BACKGROUND+=("$pid")
     await 10 grep -qa -- --passfile "/proc/$pid/cmdline"
     shows_nothing "$pid"
+    # Root may lock what it likes: neither the passphrase nor what is derived from it reaches swap.
+    locked() { [[ $(awk '$1 == "VmLck:" { print $2 }' "/proc/$pid/status") -gt 524288 ]]; }
+    if [[ $(awk '/^MemAvailable:/ { print $2 }' /proc/meminfo) -gt 1835008 ]]; then
+        await 10 locked
+    else
+        note 'too little memory to see that it is locked'
+    fi
     # Nor may its user look into it: the files of an undumpable process belong to root.
     wait "$pid"
 }
@@ -231,11 +238,23 @@ case_a_key_in_the_keyring_is_used_before_asking_until_it_is_forgotten() {
     lockbox forget box.lbx | grep -q 'is forgotten'
     lockbox forget box.lbx | grep -q 'was not kept'
     refused 2 'the passphrase is empty' lockbox ls box.lbx
-    # A new volume key makes what is kept worthless; it is dropped, and asking goes on.
-    lockbox ls --keyring-cache 10m --passfile "$PASSFILE" box.lbx >/dev/null
-    lockbox key rekey --passfile "$PASSFILE" box.lbx >rekeyed
-    refused 2 'the passphrase is empty' lockbox ls box.lbx
-    lockbox forget box.lbx | grep -q 'was not kept'
+    # Whoever changed the keys is asked for them again, and who only looked at what would change is not.
+    local change
+    lockbox key add --passfile "$PASSFILE" --new-keyfile key --generate box.lbx >added
+    lockbox key recovery --passfile "$PASSFILE" box.lbx | grep -oE '[0-9]{6}(-[0-9]{6}){8}' >code
+    chmod 600 code
+    for change in 'key rm box.lbx 1' 'key rekey box.lbx' "passwd --weak-kdf --kdf-memory 1 --new-passfile $PASSFILE box.lbx" \
+        "recovery --weak-kdf --kdf-memory 1 --recovery-code code --new-passfile $PASSFILE box.lbx" 'header restore --accept-older box.lbx newer'; do
+        lockbox ls --keyring-cache 10m --passfile "$PASSFILE" box.lbx >/dev/null
+        lockbox key rekey --dry-run --passfile "$PASSFILE" box.lbx >told
+        lockbox ls box.lbx </dev/null >/dev/null
+        [[ $change == recovery* ]] || change+=" --passfile $PASSFILE"
+        [[ $change != header* ]] || lockbox header backup box.lbx newer
+        # shellcheck disable=SC2086
+        lockbox $change >changed
+        lockbox forget box.lbx | grep -q 'was not kept' || fail "still kept after: $change"
+        refused 2 'the passphrase is empty' lockbox ls box.lbx
+    done
     lockbox ls --keyring-cache 2 --passfile "$PASSFILE" box.lbx >/dev/null
     await 20 empty_again
     ! lockbox forget 2>/dev/null || fail 'forget needs to be told what'

@@ -169,6 +169,40 @@ case_a_recovery_code_sets_a_new_passphrase() {
     expect 10 'wrong password' lockbox key test --passfile "$PASSFILE" "$WORK/box.lbx"
 }
 
+# Whose passphrase a recovery replaces is never a guess.
+case_a_recovery_replaces_nobodys_passphrase_unasked() {
+    local recover=(lockbox recovery "${CHEAP[@]}" --recovery-code "$WORK/code" --new-passfile "$WORK/new" "$WORK/box.lbx")
+    new_archive box
+    secret partner 'of somebody else'
+    secret new 'not forgotten'
+    key recovery | grep -oE '[0-9]{6}(-[0-9]{6}){8}' >"$WORK/code"
+    chmod 600 "$WORK/code"
+    key add --new-passfile "$WORK/partner" "${CHEAP[@]}" --label partner
+    cp "$WORK/box.lbx" "$WORK/before.lbx"
+    expect 2 'say with --slot .*\(0 passphrase, 2 passphrase "partner"\)' "${recover[@]}"
+    expect 2 'no key slot has the label' "${recover[@]}" --slot nobody
+    expect 2 'no passphrase that could be changed: it is a recovery code' "${recover[@]}" --slot 1
+    same_file "$WORK/box.lbx" "$WORK/before.lbx"
+    key rm 0 >/dev/null
+    # One is left, and its label says that it is somebody's.
+    expect 2 'say with --slot .*\(2 passphrase "partner"\)' "${recover[@]}"
+    same "$(opens --passfile "$WORK/partner")" 2
+    "${recover[@]}" --slot partner | grep -q '^Key slot 2 passphrase "partner" has the new passphrase'
+    same "$(opens --passfile "$WORK/new")" 2
+    expect 10 'wrong password' lockbox key test --passfile "$WORK/partner" "$WORK/box.lbx"
+}
+
+case_a_new_passphrase_takes_the_place_of_the_old_one_in_every_slot() {
+    new_archive box
+    secret new 'another one'
+    key add --new-passfile "$PASSFILE" "${CHEAP[@]}" --label again
+    same "$(opens --passfile "$PASSFILE")" '0 1'
+    lockbox passwd "${CHEAP[@]}" --passfile "$PASSFILE" --new-passfile "$WORK/new" "$WORK/box.lbx" >"$WORK/stdout"
+    grep -q 'is changed in key slots 0 and 1, which all had the old one' "$WORK/stdout"
+    expect 10 'wrong password' lockbox key test --passfile "$PASSFILE" "$WORK/box.lbx"
+    same "$(opens --passfile "$WORK/new")" '0 1'
+}
+
 case_wrong_and_hostile_input_of_every_kind_is_one_sentence() {
     new_archive box
     install_plugin

@@ -9,7 +9,10 @@ field() {
 case_status_tells_holder_use_and_memory() {
     local pid
     new_archive box
+    rm "$WORK/box.lbx"
+    lockbox create --weak-kdf --kdf-memory 128 --kdf-passes 1 --passfile "$PASSFILE" "$WORK/box.lbx"
     attach box memory=64M
+    lockbox status --json "$WORK/box" >"$WORK/memory"
     pid=$(daemon_of "$WORK/box.lbx")
     head -c 3000000 /dev/urandom >"$WORK/box/file"
     sync -f "$WORK/box/file"
@@ -34,6 +37,8 @@ case_status_tells_holder_use_and_memory() {
     lockbox status "$WORK/box" >"$WORK/status"
     grep -q "^Held by  *process $pid (user root)" "$WORK/status"
     grep -q '^Memory .* of 64 MiB' "$WORK/status"
+    # The mounting command took 128 MiB to derive the key, which is none of the daemon's.
+    field "$WORK/memory" '1 << 20 < o["peak_resident_bytes"] < 128 << 20' | grep -qx True
     # All of root's, among them perhaps dead ones of other cases.
     lockbox status >"$WORK/status" || true
     grep -q "^Mount point  *$WORK/box\$" "$WORK/status"
@@ -317,6 +322,10 @@ mount_8() {
     expect 1 'idle=' /sbin/mount.lockbox "$WORK/box.lbx" "$WORK/box" -f -o "$words,idle=x"
     /sbin/mount.lockbox "$WORK/box.lbx" "$WORK/box" -n -v -o "rw,$words"
     expect 32 'already mounted' mount -t lockbox -o "$words" "$WORK/box.lbx" "$WORK/other"
+    # Into another namespace neither of the two programs reaches, and both say what does.
+    expect 1 'nsenter --mount=' mount -N $$ -t lockbox -o "$words" "$WORK/other.lbx" "$WORK/other"
+    expect '1|32' 'nsenter --mount=' umount -N $$ "$WORK/box"
+    mountpoint -q "$WORK/box"
     umount "$WORK/box"
 
     cat >"$WORK/fstab" <<END

@@ -1,52 +1,32 @@
-# A new user's path, command by command as the manual shows it, by a user without rights.
+# A new user's way, told with the programs that were just built. packaging/test-package.sh tells the same story with an installed package.
 # shellcheck shell=bash disable=SC2317,SC2164
 
-# types COMMAND: runs what the user types, in the user's directory.
-types() {
-    echo "\$ $1"
-    (cd "$WORK/user" && as_user env PATH="$PATH" bash -Eeuo pipefail -c "$1")
-}
-
 case_a_new_user_finds_the_way() {
+    local name
     need_user
-    mkdir "$WORK/user"
-    chown "$TEST_USER:" "$WORK/user"
-    types '(umask 077; echo "correct horse battery staple" >passphrase)'
-    types 'lockbox create --weak-kdf --kdf-memory 1 --passfile passphrase secrets.lbx'
-    types 'mkdir folder && lockbox mount --passfile passphrase secrets.lbx folder'
-    types 'echo "meet me at the old mill" >folder/letter.txt && sed -i "s/old mill/bridge/" folder/letter.txt'
-    types 'lockbox umount folder && test -z "$(ls -A folder)"'
-    # Without a mount.
-    types 'mkdir notes && echo one >notes/first && lockbox add --mirror --passfile passphrase secrets.lbx notes'
-    types 'lockbox cat --passfile passphrase secrets.lbx letter.txt notes/first | grep -c bridge'
-    types 'lockbox export-tar --passfile passphrase secrets.lbx notes | tar --list'
-    types 'tar --create notes | lockbox import-tar --passfile passphrase secrets.lbx --to copy'
-    # A secret for a script.
-    types 'echo "s3cret token" | lockbox env set --passfile passphrase secrets.lbx TOKEN'
-    same "$(types 'lockbox run --passfile passphrase secrets.lbx -- sh -c "echo \$TOKEN"' | tail -n 1)" 's3cret token'
-    # Another passphrase and a key file; the first passphrase goes.
-    types '(umask 077; echo "a better one, much longer" >better)'
-    types 'lockbox key add --weak-kdf --kdf-memory 1 --passfile passphrase --new-passfile better secrets.lbx'
-    types 'lockbox key add --passfile better --new-keyfile stick.key --generate --label stick secrets.lbx'
-    types 'lockbox key rm --passfile better secrets.lbx 0'
-    types 'lockbox key ls --passfile better secrets.lbx | grep stick'
-    expect 10 'wrong password' types 'lockbox ls --passfile passphrase secrets.lbx'
-    types 'lockbox ls --keyfile stick.key secrets.lbx | grep letter.txt'
-    # Both are lost, and the code from the drawer helps.
-    types '(umask 077; lockbox key recovery --keyfile stick.key --label drawer secrets.lbx | grep -oE "[0-9]{6}(-[0-9]{6}){8}" >code)'
-    types 'rm better stick.key && (umask 077; echo "the newest passphrase" >newest)'
-    types 'lockbox recovery --weak-kdf --kdf-memory 1 --recovery-code code --new-passfile newest secrets.lbx'
-    types 'lockbox check --full --passfile newest secrets.lbx'
-    # As after a reboot: nothing but the file is left. Nobody unmounts this one.
-    types 'lockbox mount --passfile newest -o idle=5s secrets.lbx folder'
-    same "$(types 'cat folder/letter.txt folder/copy/notes/first' | tail -n 2)" $'meet me at the bridge\none'
-    types 'lockbox status folder | grep -F "$PWD/secrets.lbx"'
-    await 60 is_unmounted "$WORK/user/folder"
-    types 'lockbox extract --passfile newest secrets.lbx letter.txt --to out && cat out/letter.txt'
-    ! grep -aq -e mill -e bridge -e token -e notes "$WORK/user/secrets.lbx" || fail 'a word of the content stands in the archive'
-}
-
-# Asks the kernel's table: looking into the directory would be a use.
-is_unmounted() {
-    ! grep -qF " $1 " /proc/self/mountinfo
+    cp -r "$(dirname "$(realpath "${BASH_SOURCE[0]}")")/../../story" "$WORK/story"
+    mkdir "$WORK/srv" "$WORK/over"
+    mount -t tmpfs none "$WORK/over"
+    mkdir "$WORK"/over/{sbin,sbin.work,etc,etc.work}
+    # The names that a package installs, since mount(8) looks nowhere else.
+    for name in mount.lockbox mount.fuse.lockbox; do
+        ln -s "$(command -v mount.lockbox)" "$WORK/over/sbin/$name"
+    done
+    for name in umount.lockbox umount.fuse.lockbox; do
+        ln -s "$(command -v lockbox)" "$WORK/over/sbin/$name"
+    done
+    : >"$WORK/over/etc/fstab"
+    unshare --mount --propagation private bash -Eeuo pipefail -c '
+        trap "echo \"line \$LINENO: \\\"\$BASH_COMMAND\\\" failed\"" ERR
+        # Other archives of this machine have no part in the story.
+        awk "/ - fuse\.lockbox / { print \$5 }" /proc/self/mountinfo | while read -r point; do umount -i -l "$point"; done
+        for place in sbin etc; do
+            target=$(realpath "/$place")
+            mount -t overlay -o "lowerdir=$target,upperdir=$1/over/$place,workdir=$1/over/$place.work" none "$target"
+        done
+        mount --bind "$1/srv" /srv
+        mount -t tmpfs -o mode=755 none /run
+        STORY_USER=$2 "$1/story/tell.sh" "$1/story/new-user.txt"
+    ' - "$WORK" "$TEST_USER"
+    umount "$WORK/over"
 }

@@ -1,11 +1,11 @@
 //! `lockbox key ls` and `lockbox key test`: which keys there are, and which of them a secret is.
 
-use lockbox::archive::{Archive, KeyInfo, display};
+use lockbox::archive::{Archive, KeyInfo};
 use serde_json::json;
 
-use super::{KeyArgs, json_of, name_of};
+use super::{KeyArgs, json_of, name_of, row};
 use crate::exit::Failure;
-use crate::output::{Output, utc};
+use crate::output::Output;
 use crate::unlocking;
 
 /// List the keys of an archive, with their labels
@@ -32,15 +32,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let keys = keys(&args.key, Archive::list_keys)?;
     let mut out = Output::new();
     for key in &keys {
-        if args.json {
-            out.json(&json_of(key))?;
-            continue;
-        }
-        let (created, label) = match &key.about {
-            Some(about) => (format!("{} UTC", utc(about.created)), display(about.label.as_bytes())),
-            None => ("-".to_owned(), "(known to its own secret only)".to_owned()),
-        };
-        out.line(format!("{:>2}  {:<24} {created:<24} {label}", key.slot, key.kind.name()).trim_end())?;
+        if args.json { out.json(&json_of(key))? } else { out.line(&row(key))? }
     }
     out.finish()
 }

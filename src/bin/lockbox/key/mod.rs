@@ -11,7 +11,7 @@ use lockbox::archive::{KeyInfo, display};
 use serde_json::{Value, json};
 
 use crate::exit::Failure;
-use crate::output::rfc3339;
+use crate::output::{rfc3339, utc};
 use crate::unlocking::UnlockArgs;
 
 /// Add, list, remove and renew the keys that open an archive
@@ -57,9 +57,17 @@ fn json_of(key: &KeyInfo) -> Value {
     })
 }
 
+/// A line of the list of keys.
+pub(crate) fn row(key: &KeyInfo) -> String {
+    let (created, label) = match &key.about {
+        Some(about) => (format!("{} UTC", utc(about.created)), display(about.label.as_bytes())),
+        None => ("-".to_owned(), "(known to its own secret only)".to_owned()),
+    };
+    format!("{:>2}  {:<24} {created:<24} {label}", key.slot, key.kind.name()).trim_end().to_owned()
+}
+
 /// `3 key file "usb stick"`
-fn name_of(key: &KeyInfo) -> String {
-    let label = key.about.as_ref().map(|about| about.label.as_str()).filter(|label| !label.is_empty());
-    let label = label.map(|label| format!(" \"{}\"", display(label.as_bytes()))).unwrap_or_default();
+pub(crate) fn name_of(key: &KeyInfo) -> String {
+    let label = key.label().map(|label| format!(" \"{}\"", display(label.as_bytes()))).unwrap_or_default();
     format!("{} {}{label}", key.slot, key.kind.name())
 }

@@ -11,6 +11,7 @@ use crate::exit::Failure;
 use crate::opening;
 use crate::output::Output;
 use crate::prompts;
+use crate::secrets;
 use crate::unlocking;
 
 /// Write an archive under a new volume key, so that removed keys are worth nothing for what it holds from now on
@@ -38,7 +39,7 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let path = &args.key.archive;
     opening::probe(path, LockMode::Exclusive)?;
-    let secrets = args.key.unlock.secrets(path)?;
+    let given = args.key.unlock.secrets(path)?;
     let prompts = prompts::terminal();
     let names = |given: &[String]| given.iter().map(|text| KeyName::parse(text)).collect();
     let keep = match (&args.only[..], &args.drop[..]) {
@@ -48,10 +49,13 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     };
     let options = RekeyOptions { keep, break_links: args.break_links, dry_run: args.dry_run, prompts: &prompts };
     let watch = Watch::start()?;
-    let access = args.key.unlock.access(&secrets);
+    let access = args.key.unlock.access(&given);
     let done = Archive::rekey(path, &access, &options, &mut |step| watch.step(step));
     drop(watch);
     let report = done.map_err(|error| unlocking::failure(path, error))?;
+    if !args.dry_run {
+        secrets::forget_kept(path);
+    }
     let mut out = Output::new();
     if args.json {
         out.json(&json!({

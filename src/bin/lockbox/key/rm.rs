@@ -7,6 +7,7 @@ use super::{KeyArgs, name_of};
 use crate::exit::Failure;
 use crate::opening;
 use crate::output::Output;
+use crate::secrets;
 use crate::unlocking;
 
 /// Remove a key, by the number of its slot or by its label
@@ -21,9 +22,10 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let path = &args.key.archive;
     opening::probe(path, LockMode::Exclusive)?;
-    let secrets = args.key.unlock.secrets(path)?;
-    let removed = Archive::remove_key(path, &args.key.unlock.access(&secrets), &KeyName::parse(&args.slot))
+    let given = args.key.unlock.secrets(path)?;
+    let removed = Archive::remove_key(path, &args.key.unlock.access(&given), &KeyName::parse(&args.slot))
         .map_err(|error| unlocking::failure(path, error))?;
+    secrets::forget_kept(path);
     let mut out = Output::new();
     out.line(&format!(
         "Key slot {} is removed. Older copies of the archive still open with it, and who opened it before may have kept the volume key: \

@@ -59,3 +59,43 @@ fn main() -> ExitCode {
         }
     }
 }
+
+/// Compares the command line with the manual page.
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use clap::CommandFactory;
+
+    use super::*;
+
+    const PAGE: &str = include_str!("../../../../../man/lockbox-share.8");
+
+    #[test]
+    fn every_command_and_option_is_in_the_manual_page_and_the_page_has_no_others() {
+        let mut program = Arguments::command();
+        program.build();
+        let mut has: BTreeSet<String> = BTreeSet::new();
+        for command in
+            program.get_subcommands().filter(|command| !command.is_hide_set() && command.get_name() != "help")
+        {
+            assert!(
+                PAGE.lines()
+                    .any(|line| line.starts_with(".Cm ") && line.split(' ').any(|word| word == command.get_name())),
+                "the synopsis lacks '{}'",
+                command.get_name()
+            );
+            let shown = command.get_arguments().filter(|argument| !argument.is_hide_set());
+            has.extend(
+                shown.filter_map(|argument| argument.get_long()).filter(|long| *long != "help").map(str::to_owned),
+            );
+        }
+        let items = PAGE.lines().filter(|line| line.starts_with(".It Fl "));
+        let named = items.flat_map(|line| line.split([' ', ','])).filter_map(|word| word.strip_prefix('-'));
+        let told: BTreeSet<String> = named.map(str::to_owned).collect();
+        assert!(has.len() > 25, "{has:?}");
+        let lacking: Vec<_> = has.difference(&told).collect();
+        let foreign: Vec<_> = told.difference(&has).collect();
+        assert!(lacking.is_empty() && foreign.is_empty(), "the page lacks {lacking:?} and has {foreign:?}");
+    }
+}

@@ -1,0 +1,55 @@
+//! Keeps the memory of a program that holds secrets out of swap.
+
+use std::fs;
+
+use nix::libc::RLIM_INFINITY;
+use nix::sys::resource::{Resource, getrlimit};
+use rustix::mm::{MlockAllFlags, mlockall};
+
+/// The most that a key derivation takes unless the user raised it, and as much as everything else needs: where there is less, the machine
+/// would have to end programs instead of swapping.
+const ROOM_KIB: u64 = (1024 + 256) << 10;
+
+/// The capability CAP_IPC_LOCK, which root of a container may lack.
+const IPC_LOCK: u32 = 14;
+
+/// Locks all memory of this process, page by page as it is touched. Answers whether that could be promised: a limit on locked memory would
+/// make later allocations fail, so whoever has one goes without.
+pub fn lock_memory() -> bool {
+    let unlimited = getrlimit(Resource::RLIMIT_MEMLOCK).is_ok_and(|(soft, _)| soft == RLIM_INFINITY);
+    if !unlimited && !may_lock_beyond_the_limit(&fs::read_to_string("/proc/self/status").unwrap_or_default()) {
+        return false;
+    }
+    mlockall(MlockAllFlags::CURRENT | MlockAllFlags::FUTURE | MlockAllFlags::ONFAULT).is_ok()
+}
+
+/// The same for a program that derives keys, where memory is plenty. Programs that take this one's place begin without it.
+pub fn lock_memory_if_plenty() -> bool {
+    available_kib(&fs::read_to_string("/proc/meminfo").unwrap_or_default()).is_some_and(|kib| kib >= ROOM_KIB)
+        && lock_memory()
+}
+
+fn may_lock_beyond_the_limit(status: &str) -> bool {
+    let capabilities = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    capabilities.and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok()).is_some_and(|set| set >> IPC_LOCK & 1 == 1)
+}
+
+fn available_kib(table: &str) -> Option<u64> {
+    let rest = table.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    rest.trim().trim_end_matches("kB").trim().parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_proc_says_is_understood() {
+        assert!(may_lock_beyond_the_limit("Name:\tx\nCapEff:\t0000000000004000\n"));
+        for status in ["CapEff:\t00000000ffffbfff\n", "CapEff:\tnothing\n", "CapPrm:\t0000000000004000\n", ""] {
+            assert!(!may_lock_beyond_the_limit(status), "{status}");
+        }
+        assert_eq!(available_kib("MemTotal:  9 kB\nMemAvailable:   3145728 kB\n"), Some(3 << 20));
+        assert_eq!(available_kib("MemTotal:  9 kB\n"), None);
+    }
+}
