@@ -388,13 +388,18 @@ impl ShareStore for SegmentStore {
         )
     }
 
+    fn lease(&self, handle: Handle, token: &LeaseToken) -> Pending<Lease> {
+        let inner = &self.inner;
+        inner.request(handle, false, |share| share.lease(token, &inner.clock), |_, lease, _| lease)
+    }
+
     fn payload(&self, handle: Handle, token: &LeaseToken) -> Pending<Lease> {
         let inner = &self.inner;
         inner.request(handle, false, |share| share.payload(token, &inner.clock, &inner.periods), |_, lease, _| lease)
     }
 
-    fn finish(&self, handle: Handle, token: &LeaseToken, how: Finish) -> Pending<()> {
-        self.inner.request(handle, false, |share| share.finish(token, how, &self.inner.clock), |_, (), _| ())
+    fn finish(&self, handle: Handle, token: &LeaseToken, how: Finish) -> Pending<bool> {
+        self.inner.request(handle, false, |share| share.finish(token, how, &self.inner.clock), |_, news, _| news)
     }
 
     fn info(&self, handle: Handle, owner: &OwnerToken) -> Pending<Info> {
