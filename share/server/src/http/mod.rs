@@ -1,9 +1,11 @@
 //! Speaks HTTP with owners and claimants: one call of the store and one reply for each request.
 //!
 //! `listen` makes the sockets, `worker` accepts on them, `route` sends each request to its handler (`shares`, `claim`, `upload`,
-//! `download`, `page`), `reply` writes the answer. Handlers decide nothing about shares: the store does.
+//! `download`, `page`), `reply` writes the answer, `transfer` holds it to its lease while it goes out.
+//! Handlers decide nothing about shares: the store does.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use tokio::sync::{Notify, Semaphore};
@@ -12,6 +14,7 @@ use crate::limiter::{Limiter, Rates};
 use crate::metrics::{Metrics, StoreFigures};
 use crate::spool::Spool;
 use crate::store::ShareStore;
+use crate::store::clock::{Clock, SystemClock};
 
 pub mod admin;
 mod claim;
@@ -21,6 +24,7 @@ pub mod floor;
 #[cfg(fuzzing)]
 pub mod fuzzing;
 mod guard;
+mod leases;
 pub mod listen;
 mod message;
 mod origin;
@@ -31,6 +35,7 @@ mod route;
 pub mod running;
 mod shares;
 pub mod tls;
+mod transfer;
 mod upload;
 mod waiting;
 pub mod worker;
@@ -119,8 +124,12 @@ pub struct Daemon {
     metrics: Metrics,
     waiting: waiting::Waiting,
     changes: [Notify; CHANGE_PLACES],
+    /// Revocations and rearmings, by the same places: answers that go out look here before each part.
+    withdrawn: [AtomicU64; CHANGE_PLACES],
+    leases: leases::Leases,
     watchers: Semaphore,
     uploads: Semaphore,
+    clock: Arc<dyn Clock>,
     limits: bytes::Bytes,
     stopping: std::sync::atomic::AtomicBool,
 }
@@ -128,11 +137,25 @@ pub struct Daemon {
 impl Daemon {
     /// A daemon that serves what `store` and `spool` keep. `secret` is random and keys the limiter's table.
     pub fn new(store: Arc<dyn ShareStore>, spool: Arc<Spool>, settings: Settings, secret: [u8; 16]) -> Daemon {
+        Daemon::by(Arc::new(SystemClock), store, spool, settings, secret)
+    }
+
+    /// The same by a clock that tests turn.
+    pub(crate) fn by(
+        clock: Arc<dyn Clock>,
+        store: Arc<dyn ShareStore>,
+        spool: Arc<Spool>,
+        settings: Settings,
+        secret: [u8; 16],
+    ) -> Daemon {
         Daemon {
             limiter: Limiter::new(settings.rates, secret),
             metrics: Metrics::default(),
             waiting: waiting::Waiting::default(),
             changes: std::array::from_fn(|_| Notify::new()),
+            withdrawn: std::array::from_fn(|_| AtomicU64::new(0)),
+            leases: leases::Leases::default(),
+            clock,
             watchers: Semaphore::new(MAX_WATCHERS),
             uploads: Semaphore::new(MAX_UPLOADS),
             limits: shares::limits(&settings),
@@ -143,9 +166,11 @@ impl Daemon {
         }
     }
 
-    /// Throws away what was uploaded and taken by no share in time. To be called every some seconds, on a thread that may block.
+    /// Throws away what was uploaded and taken by no share in time, and forgets downloads that are over. To be called every some
+    /// seconds, on a thread that may block.
     pub fn discard_overdue(&self) {
         self.waiting.discard_overdue(&self.spool);
+        self.leases.forget_old();
     }
 
     /// Throws away everything that was uploaded and taken by no share: the process ends, and its tokens with it.
@@ -166,6 +191,7 @@ impl Daemon {
             fsyncs: store.barriers,
             fsync_micros: store.barrier_micros,
             limiter_bytes: self.limiter.bytes() as u64,
+            downloads: self.leases.running() as u64,
             ready: self.store.ready().is_ok(),
         }
     }

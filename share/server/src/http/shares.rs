@@ -207,7 +207,7 @@ pub(super) async fn revoke(
     let owner = owner(request.headers())?;
     let reply = of_owner(daemon, client, handle, daemon.store.revoke(handle, &owner)).await?;
     daemon.metrics.revoked.fetch_add(1, Relaxed);
-    daemon.changed(handle);
+    daemon.withdrawn(handle);
     Ok(reply)
 }
 
@@ -221,7 +221,7 @@ pub(super) async fn rearm(
     let owner = owner(request.headers())?;
     let reply = of_owner(daemon, client, handle, daemon.store.rearm(handle, &owner)).await?;
     daemon.metrics.rearmed.fetch_add(1, Relaxed);
-    daemon.changed(handle);
+    daemon.withdrawn(handle);
     Ok(reply)
 }
 
@@ -294,7 +294,7 @@ pub(super) async fn batch_revoke(
 ) -> Result<Reply, Refusal> {
     let revoked = |handle| {
         daemon.metrics.revoked.fetch_add(1, Relaxed);
-        daemon.changed(handle);
+        daemon.withdrawn(handle);
     };
     batch(daemon, client, request, |handle, owner| daemon.store.revoke(handle, owner), revoked).await
 }
@@ -370,6 +370,17 @@ impl Daemon {
     /// Wakes whoever watches the share.
     pub(super) fn changed(&self, handle: Handle) {
         self.changes[place(handle)].notify_waiters();
+    }
+
+    /// Takes the leases of a share from the answers that run under them, and wakes whoever watches it.
+    pub(super) fn withdrawn(&self, handle: Handle) {
+        self.withdrawn[place(handle)].fetch_add(1, Relaxed);
+        self.changed(handle);
+    }
+
+    /// Grows when leases of this share were taken back. Others may have the same number.
+    pub(super) fn withdrawals(&self, handle: Handle) -> u64 {
+        self.withdrawn[place(handle)].load(Relaxed)
     }
 
     /// Wakes all watchers, because the daemon stops.
