@@ -1,7 +1,7 @@
 //! Speaks HTTP with owners and claimants: one call of the store and one reply for each request.
 //!
 //! `listen` makes the sockets, `worker` accepts on them, `route` sends each request to its handler (`shares`, `claim`, `upload`,
-//! `download`, `page`), `reply` writes the answer, `transfer` holds it to its lease while it goes out.
+//! `download`, `page`, each alone or by `batch`), `reply` writes the answer, `transfer` holds it to its lease while it goes out.
 //! Handlers decide nothing about shares: the store does.
 
 use std::sync::Arc;
@@ -17,6 +17,7 @@ use crate::store::ShareStore;
 use crate::store::clock::{Clock, SystemClock};
 
 pub mod admin;
+mod batch;
 mod claim;
 mod download;
 mod file;
@@ -29,6 +30,7 @@ pub mod listen;
 mod message;
 mod origin;
 mod page;
+mod places;
 pub mod range;
 mod reply;
 mod route;
@@ -129,6 +131,7 @@ pub struct Daemon {
     leases: leases::Leases,
     watchers: Semaphore,
     uploads: Semaphore,
+    batches: places::Places,
     clock: Arc<dyn Clock>,
     limits: bytes::Bytes,
     stopping: std::sync::atomic::AtomicBool,
@@ -155,6 +158,7 @@ impl Daemon {
             changes: std::array::from_fn(|_| Notify::new()),
             withdrawn: std::array::from_fn(|_| AtomicU64::new(0)),
             leases: leases::Leases::default(),
+            batches: places::Places::new(batch::MAX_BATCHES, batch::MAX_BATCHES_OF_CLIENT),
             clock,
             watchers: Semaphore::new(MAX_WATCHERS),
             uploads: Semaphore::new(MAX_UPLOADS),

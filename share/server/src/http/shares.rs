@@ -11,15 +11,14 @@ use lockbox_share_protocol::api::{self, DEFAULT_WAIT, MAX_WAIT};
 use lockbox_share_protocol::capsule::Content;
 use lockbox_share_protocol::handle::Handle;
 use lockbox_share_protocol::message::{
-    Batch, ClaimInfo, ClaimState, Create, Created, ErrorCode, Info, Limits, MAX_BATCH, MAX_CLAIMS, Outcome, Results,
-    State,
+    ClaimInfo, ClaimState, Create, Created, ErrorCode, Info, Limits, MAX_BATCH, MAX_CLAIMS, State,
 };
 use lockbox_share_protocol::token;
 
-use super::message::{self, MANY, ONE};
+use super::message::{self, ONE};
 use super::origin::Peer;
 use super::reply::{self, Refusal, Reply};
-use super::{CHANGE_PLACES, Creators, Daemon, Settings, claim};
+use super::{CHANGE_PLACES, Creators, Daemon, Settings, batch, claim};
 use crate::limiter::Client;
 use crate::store::{self, NewShare, OwnerToken, Pending, SpoolEntry, StoreError, Verifier, WallTime};
 
@@ -80,29 +79,16 @@ pub(super) async fn batch_create(
     request: Request<Incoming>,
 ) -> Result<Reply, Refusal> {
     let owner = creator(daemon, peer, request.headers())?;
-    let batch: Batch<Create> = message::json(request, MANY, daemon.settings.body_timeout).await?;
-    let items = admit_batch(daemon, client, batch.items)?;
-    // All are begun before the first is awaited: they share their barrier.
-    let mut begun = Vec::with_capacity(items.len());
-    for item in items {
-        begun.push(prepare(daemon, owner, item).and_then(|wanted| begin(daemon, wanted)));
-    }
-    let mut results = Vec::with_capacity(begun.len());
-    for item in begun {
-        let result = match item {
-            Err(refusal) => Err(refusal),
-            Ok((handle, wanted, pending)) => match pending.await {
-                Ok(created) => Ok(made(daemon, handle, created)),
-                Err(StoreError::Taken) => mint(daemon, wanted).await,
-                Err(error) => Err(give_back(daemon, wanted, error)),
-            },
-        };
-        results.push(match result {
-            Ok(ok) => Outcome::Done { ok },
-            Err(refusal) => Outcome::Failed(refusal.failure()),
-        });
-    }
-    Ok(reply::json(StatusCode::OK, &Results { results }))
+    let begin = |item| begin(daemon, prepare(daemon, owner, item)?);
+    let end = |begun: Result<Begun, Refusal>| async move {
+        let (handle, wanted, pending) = begun?;
+        match pending.await {
+            Ok(created) => Ok(made(daemon, handle, created)),
+            Err(StoreError::Taken) => mint(daemon, wanted).await,
+            Err(error) => Err(give_back(daemon, wanted, error)),
+        }
+    };
+    batch::serve(daemon, client, request, begin, end).await
 }
 
 fn prepare(daemon: &Daemon, owner: Verifier, create: Create) -> Result<Wanted, Refusal> {
@@ -115,6 +101,7 @@ fn prepare(daemon: &Daemon, owner: Verifier, create: Create) -> Result<Wanted, R
     if !(1..=MAX_CLAIMS).contains(&create.max_claims) {
         return Err(Refusal::malformed("a share allows 1 to 8 claims"));
     }
+    let auth = Verifier(*create.verifier.as_bytes());
     let wrong = |message: &'static str| Refusal::new(ErrorCode::Upload, message);
     let upload = match (create.capsule.content(), create.upload) {
         (Content::Inline, None) => None,
@@ -130,7 +117,7 @@ fn prepare(daemon: &Daemon, owner: Verifier, create: Create) -> Result<Wanted, R
         }
     };
     let share = NewShare {
-        auth: Verifier(*create.verifier.as_bytes()),
+        auth,
         owner,
         ttl,
         claims: create.max_claims,
@@ -140,6 +127,7 @@ fn prepare(daemon: &Daemon, owner: Verifier, create: Create) -> Result<Wanted, R
     Ok(Wanted { share, upload })
 }
 
+/// A share under way in a batch.
 type Begun = (Handle, Wanted, Pending<store::Created>);
 
 fn begin(daemon: &Daemon, wanted: Wanted) -> Result<Begun, Refusal> {
@@ -174,18 +162,6 @@ fn give_back(daemon: &Daemon, wanted: Wanted, error: StoreError) -> Refusal {
     Refusal::from(error)
 }
 
-/// Counts the items of a batch as so many requests.
-pub(super) fn admit_batch<T>(daemon: &Daemon, client: Client, items: Vec<T>) -> Result<Vec<T>, Refusal> {
-    match items.len() {
-        0 => Err(Refusal::malformed("the batch is empty")),
-        count if count > MAX_BATCH => Err(Refusal::malformed("the batch has more than 100 items")),
-        count => {
-            daemon.limiter.admit(client, count as u32).map_err(|wait| Refusal::limited(wait.0))?;
-            Ok(items)
-        }
-    }
-}
-
 /// `GET /v1/shares/HANDLE`
 pub(super) async fn info(
     daemon: &Daemon,
@@ -206,9 +182,13 @@ pub(super) async fn revoke(
 ) -> Result<Reply, Refusal> {
     let owner = owner(request.headers())?;
     let reply = of_owner(daemon, client, handle, daemon.store.revoke(handle, &owner)).await?;
+    revoked(daemon, handle);
+    Ok(reply)
+}
+
+fn revoked(daemon: &Daemon, handle: Handle) {
     daemon.metrics.revoked.fetch_add(1, Relaxed);
     daemon.withdrawn(handle);
-    Ok(reply)
 }
 
 /// `POST /v1/shares/HANDLE/rearm`
@@ -283,7 +263,7 @@ pub(super) async fn watch(
 
 /// `POST /v1/batch/info`
 pub(super) async fn batch_info(daemon: &Daemon, client: Client, request: Request<Incoming>) -> Result<Reply, Refusal> {
-    batch(daemon, client, request, |handle, owner| daemon.store.info(handle, owner), |_| {}).await
+    batch_of_owner(daemon, client, request, |handle, owner| daemon.store.info(handle, owner), |_| {}).await
 }
 
 /// `POST /v1/batch/revoke`
@@ -292,14 +272,11 @@ pub(super) async fn batch_revoke(
     client: Client,
     request: Request<Incoming>,
 ) -> Result<Reply, Refusal> {
-    let revoked = |handle| {
-        daemon.metrics.revoked.fetch_add(1, Relaxed);
-        daemon.withdrawn(handle);
-    };
-    batch(daemon, client, request, |handle, owner| daemon.store.revoke(handle, owner), revoked).await
+    let step = |handle, owner: &OwnerToken| daemon.store.revoke(handle, owner);
+    batch_of_owner(daemon, client, request, step, |handle| revoked(daemon, handle)).await
 }
 
-async fn batch(
+async fn batch_of_owner(
     daemon: &Daemon,
     client: Client,
     request: Request<Incoming>,
@@ -307,20 +284,14 @@ async fn batch(
     done: impl Fn(Handle),
 ) -> Result<Reply, Refusal> {
     let owner = owner(request.headers())?;
-    let batch: Batch<Handle> = message::json(request, MANY, daemon.settings.body_timeout).await?;
-    let items = admit_batch(daemon, client, batch.items)?;
-    let begun: Vec<_> = items.into_iter().map(|handle| (handle, step(handle, &owner))).collect();
-    let mut results = Vec::with_capacity(begun.len());
-    for (handle, pending) in begun {
-        results.push(match known(daemon, client, pending).await {
-            Ok(info) => {
-                done(handle);
-                Outcome::Done { ok: told(handle, &info) }
-            }
-            Err(refusal) => Outcome::Failed(refusal.failure()),
-        });
-    }
-    Ok(reply::json(StatusCode::OK, &Results { results }))
+    let done = &done;
+    let begin = |handle| (handle, step(handle, &owner));
+    let end = |(handle, pending)| async move {
+        let info = known(daemon, client, pending).await?;
+        done(handle);
+        Ok::<_, Refusal>(told(handle, &info))
+    };
+    batch::serve(daemon, client, request, begin, end).await
 }
 
 /// What the store told, in the words of the protocol.
