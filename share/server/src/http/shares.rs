@@ -58,12 +58,21 @@ struct Wanted {
     upload: Option<(token::UploadToken, SpoolEntry)>,
 }
 
+/// What a message to make a share comes to.
+enum Prepared {
+    New(Wanted),
+    /// It was made before, and the answer was lost.
+    Again(Created),
+}
+
 /// `POST /v1/shares`
 pub(super) async fn create(daemon: &Daemon, peer: Peer, request: Request<Incoming>) -> Result<Reply, Refusal> {
     let owner = creator(daemon, peer, request.headers())?;
     let create: Create = message::json(request, ONE, daemon.settings.body_timeout).await?;
-    let wanted = prepare(daemon, owner, create)?;
-    let created = mint(daemon, wanted).await?;
+    let created = match prepare(daemon, owner, create)? {
+        Prepared::New(wanted) => mint(daemon, wanted).await?,
+        Prepared::Again(created) => created,
+    };
     let mut reply = reply::json(StatusCode::CREATED, &created);
     if let Ok(place) = HeaderValue::from_str(&format!("{}/{}", api::SHARES, created.handle)) {
         reply.headers_mut().insert(header::LOCATION, place);
@@ -79,19 +88,24 @@ pub(super) async fn batch_create(
     request: Request<Incoming>,
 ) -> Result<Reply, Refusal> {
     let owner = creator(daemon, peer, request.headers())?;
-    let begin = |item| begin(daemon, prepare(daemon, owner, item)?);
+    let begin = |item| match prepare(daemon, owner, item)? {
+        Prepared::New(wanted) => begin(daemon, wanted),
+        Prepared::Again(created) => Ok(Begun::Again(created)),
+    };
     let end = |begun: Result<Begun, Refusal>| async move {
-        let (handle, wanted, pending) = begun?;
-        match pending.await {
-            Ok(created) => Ok(made(daemon, handle, created)),
-            Err(StoreError::Taken) => mint(daemon, wanted).await,
-            Err(error) => Err(give_back(daemon, wanted, error)),
+        match begun? {
+            Begun::Again(created) => Ok(created),
+            Begun::New(handle, wanted, pending) => match pending.await {
+                Ok(created) => Ok(made(daemon, handle, &wanted, created)),
+                Err(StoreError::Taken) => mint(daemon, wanted).await,
+                Err(error) => Err(give_back(daemon, wanted, error)),
+            },
         }
     };
     batch::serve(daemon, client, request, begin, end).await
 }
 
-fn prepare(daemon: &Daemon, owner: Verifier, create: Create) -> Result<Wanted, Refusal> {
+fn prepare(daemon: &Daemon, owner: Verifier, create: Create) -> Result<Prepared, Refusal> {
     let settings = &daemon.settings;
     let ttl = create.expires_in.map_or(settings.default_expiry, Duration::from_secs);
     if ttl.is_zero() || ttl > settings.max_expiry {
@@ -108,9 +122,12 @@ fn prepare(daemon: &Daemon, owner: Verifier, create: Create) -> Result<Wanted, R
         (Content::Inline, Some(_)) => return Err(wrong("the capsule has the content inside, and takes no upload")),
         (Content::Spooled { .. }, None) => return Err(wrong("the capsule needs an upload")),
         (Content::Spooled { size, digest }, Some(token)) => {
-            let entry = daemon.waiting.take(&token).ok_or_else(|| wrong("there is no such upload"))?;
+            let Some(entry) = daemon.waiting.take(&token) else {
+                let made = daemon.waiting.made(&token, &owner, &auth);
+                return made.map(Prepared::Again).ok_or_else(|| wrong("there is no such upload"));
+            };
             if entry.length != size || entry.digest != *digest.as_bytes() {
-                daemon.waiting.put(&token, entry);
+                daemon.waiting.put_back(&token, owner, entry);
                 return Err(wrong("the upload is not what the capsule says"));
             }
             Some((token, entry))
@@ -124,17 +141,20 @@ fn prepare(daemon: &Daemon, owner: Verifier, create: Create) -> Result<Wanted, R
         capsule: Bytes::from(create.capsule.into_bytes()),
         payload: upload.as_ref().map(|(_, entry)| *entry),
     };
-    Ok(Wanted { share, upload })
+    Ok(Prepared::New(Wanted { share, upload }))
 }
 
 /// A share under way in a batch.
-type Begun = (Handle, Wanted, Pending<store::Created>);
+enum Begun {
+    New(Handle, Wanted, Pending<store::Created>),
+    Again(Created),
+}
 
 fn begin(daemon: &Daemon, wanted: Wanted) -> Result<Begun, Refusal> {
     match store::random_handle(daemon.settings.routing, daemon.settings.digits) {
         Ok(handle) => {
             let pending = daemon.store.create(handle, wanted.share.clone());
-            Ok((handle, wanted, pending))
+            Ok(Begun::New(handle, wanted, pending))
         }
         Err(error) => Err(give_back(daemon, wanted, error)),
     }
@@ -143,21 +163,25 @@ fn begin(daemon: &Daemon, wanted: Wanted) -> Result<Begun, Refusal> {
 async fn mint(daemon: &Daemon, wanted: Wanted) -> Result<Created, Refusal> {
     let (routing, digits) = (daemon.settings.routing, daemon.settings.digits);
     match store::mint(&*daemon.store, routing, digits, wanted.share.clone()).await {
-        Ok((handle, created)) => Ok(made(daemon, handle, created)),
+        Ok((handle, created)) => Ok(made(daemon, handle, &wanted, created)),
         Err(error) => Err(give_back(daemon, wanted, error)),
     }
 }
 
-fn made(daemon: &Daemon, handle: Handle, created: store::Created) -> Created {
+fn made(daemon: &Daemon, handle: Handle, wanted: &Wanted, created: store::Created) -> Created {
     daemon.metrics.created.fetch_add(1, Relaxed);
     let url = format!("{}{}{handle}", daemon.settings.public_url, api::PAGE);
-    Created { handle, url, expires_at: seconds(created.expires) }
+    let created = Created { handle, url, expires_at: seconds(created.expires) };
+    if let Some((token, _)) = &wanted.upload {
+        daemon.waiting.remember(token, wanted.share.owner, wanted.share.auth, created.clone());
+    }
+    created
 }
 
 /// The upload of a share that could not be made waits for another attempt.
 fn give_back(daemon: &Daemon, wanted: Wanted, error: StoreError) -> Refusal {
     if let Some((token, entry)) = wanted.upload {
-        daemon.waiting.put(&token, entry);
+        daemon.waiting.put_back(&token, wanted.share.owner, entry);
     }
     Refusal::from(error)
 }

@@ -286,6 +286,37 @@ fn an_upload_is_checked_before_it_becomes_a_share() {
 }
 
 #[test]
+fn an_upload_and_a_share_whose_answers_were_lost_are_made_once() {
+    let daemon = Daemon::start(&QUICK);
+    let owner = Owner::new();
+    let file = age_file(1000);
+    let uploads: Vec<Uploaded> =
+        (0..2).map(|_| serde_json::from_slice(&daemon.upload(&owner, &file).body).unwrap()).collect();
+    assert_eq!(uploads[0], uploads[1]);
+    until("the second file is gone", || daemon.metric("lockbox_share_spool_bytes") == file.len() as u64);
+    // Of another owner it is another upload.
+    let others: Uploaded = serde_json::from_slice(&daemon.upload(&Owner::new(), &file).body).unwrap();
+    assert!(others.upload != uploads[0].upload);
+    let [uploaded, again]: [Uploaded; 2] = uploads.try_into().ok().unwrap();
+    let content = Content::Spooled { size: uploaded.size, digest: uploaded.digest };
+    let message = create(&[1; 32], capsule(content), Some(uploaded), &json!({}));
+    let post = |owner: &Owner, message: &serde_json::Value, path: &str| {
+        daemon.post(path, &[("authorization", owner.header.as_str())], message)
+    };
+    let first = post(&owner, &message, "/v1/shares");
+    assert_eq!(first.status, 201, "{}", first.text());
+    let second = post(&owner, &message, "/v1/shares");
+    assert_eq!((second.status, second.json()), (201, first.json()));
+    let batch = post(&owner, &json!({ "items": [message] }), "/v1/batch/create").json();
+    assert_eq!(batch["results"][0]["ok"], first.json());
+    assert_eq!(daemon.metric("lockbox_share_created_total"), 1);
+    // Neither for somebody else nor for another share.
+    assert_eq!(post(&Owner::new(), &message, "/v1/shares").error(), "upload");
+    let other = create(&[2; 32], capsule(content), Some(again), &json!({}));
+    assert_eq!(post(&owner, &other, "/v1/shares").error(), "upload");
+}
+
+#[test]
 fn an_upload_that_breaks_off_leaves_nothing() {
     let daemon = Daemon::start(&QUICK);
     let owner = Owner::new();
