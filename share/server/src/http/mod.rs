@@ -42,7 +42,7 @@ mod upload;
 mod waiting;
 pub mod worker;
 
-pub use origin::Network;
+pub use origin::{Network, is_loopback_authority};
 
 /// Watchers that may wait at a time; each holds a connection.
 const MAX_WATCHERS: usize = 1024;
@@ -56,6 +56,8 @@ const CHANGE_PLACES: usize = 64;
 pub enum Creators {
     /// Everybody who reaches the daemon.
     Everybody,
+    /// Those on the same machine: over the Unix socket, or over a loopback address without a trace of a proxy.
+    ThisMachine,
     /// Those who reach its Unix socket.
     UnixSocket,
 }
@@ -106,7 +108,7 @@ impl Default for Settings {
             max_ciphertext: 16 << 30,
             rates: Rates::default(),
             trusted_proxies: Vec::new(),
-            creators: Creators::Everybody,
+            creators: Creators::ThisMachine,
             max_connections: 20_000,
             head_timeout: Duration::from_secs(10),
             body_timeout: Duration::from_secs(30),

@@ -16,7 +16,7 @@ use lockbox_share_protocol::message::{
 use lockbox_share_protocol::token;
 
 use super::message::{self, ONE};
-use super::origin::Peer;
+use super::origin::{self, Peer};
 use super::reply::{self, Refusal, Reply};
 use super::{CHANGE_PLACES, Creators, Daemon, Settings, batch, claim};
 use crate::limiter::Client;
@@ -42,10 +42,14 @@ pub(super) fn limits(settings: &Settings) -> Bytes {
 /// The owner's token, from somebody who may make shares.
 pub(super) fn creator(daemon: &Daemon, peer: Peer, headers: &HeaderMap) -> Result<Verifier, Refusal> {
     let owner = owner(headers)?;
-    if daemon.settings.creators == Creators::UnixSocket && peer != Peer::Local {
-        return Err(Refusal::new(ErrorCode::Forbidden, "shares are made through the daemon's Unix socket only"));
-    }
-    Ok(Verifier::of(&owner.0))
+    let refusal = match daemon.settings.creators {
+        Creators::Everybody => None,
+        Creators::ThisMachine => (!origin::is_of_this_machine(peer, headers))
+            .then_some("only programs on the server's own machine may make shares here (--creators local)"),
+        Creators::UnixSocket => (peer != Peer::Local)
+            .then_some("shares are made through the server's Unix socket only (--creators socket)"),
+    };
+    refusal.map_or(Ok(Verifier::of(&owner.0)), |message| Err(Refusal::new(ErrorCode::Forbidden, message)))
 }
 
 fn owner(headers: &HeaderMap) -> Result<OwnerToken, Refusal> {
