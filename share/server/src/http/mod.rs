@@ -22,7 +22,7 @@ mod claim;
 mod download;
 mod file;
 pub mod floor;
-#[cfg(fuzzing)]
+#[cfg(any(test, fuzzing))]
 pub mod fuzzing;
 mod guard;
 mod leases;
