@@ -35,7 +35,8 @@ fn all_tests(root: &Path) -> String {
 /// As a test of Rust, one with generated arguments (`name in any::<String>()`), or a case of a script.
 fn exists(test: &str, all: &str) -> bool {
     let function = format!("fn {test}(");
-    let is_test = |rest: &str| rest.split('{').next().is_some_and(|head| head.starts_with(')') || head.contains(" in "));
+    let is_test =
+        |rest: &str| rest.split('{').next().is_some_and(|head| head.starts_with(')') || head.contains(" in "));
     all.split(&function).skip(1).any(is_test) || all.contains(&format!("{test}() {{"))
 }
 

@@ -8,9 +8,9 @@ use lockbox_share_protocol::message::{Batch, MAX_BATCH, Outcome, Results};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use super::Daemon;
 use super::message::{self, MANY};
 use super::reply::{self, Refusal, Reply};
-use super::Daemon;
 use crate::limiter::Client;
 
 /// Batches that may be under way at a time. A message has up to 1.6 MiB, and so have its items and its results: 64 of them hold

@@ -224,7 +224,12 @@ fn connections(age_head: &str) -> Vec<Vec<u8>> {
         [ask("POST", &format!("{of_share}/revoke"), &owner, ""), ask("OPTIONS", "/v1/uploads", "", "")].concat(),
         upload,
         ask("POST", "/v1/batch/revoke", &format!("{owner}{json}"), r#"{"items":["1482719382210"]}"#),
-        ask("GET", &format!("{of_share}/watch?version=3&wait=0"), &format!("{owner}x-forwarded-for: 192.0.2.7\r\n"), ""),
+        ask(
+            "GET",
+            &format!("{of_share}/watch?version=3&wait=0"),
+            &format!("{owner}x-forwarded-for: 192.0.2.7\r\n"),
+            "",
+        ),
     ];
     texts.iter().enumerate().map(|(number, text)| [&[number as u8][..], text.as_bytes()].concat()).collect()
 }
@@ -244,7 +249,8 @@ mod tests {
         let pause = Duration::from_millis(300);
         let mut answer = |seed: &Vec<u8>| statuses(&stage.run(Peer::Local, &seed[1..], pause));
         let found: Vec<Vec<String>> = seeds("connection").iter().map(&mut answer).collect();
-        let expected: [&[&str]; 7] = [&["200", "200"], &["404"], &["404"], &["404", "204"], &["201"], &["200"], &["404"]];
+        let expected: [&[&str]; 7] =
+            [&["200", "200"], &["404"], &["404"], &["404", "204"], &["201"], &["200"], &["404"]];
         assert_eq!(found, expected);
     }
 

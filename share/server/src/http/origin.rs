@@ -165,7 +165,9 @@ mod tests {
         }
         assert!(ask("::1", &[("host", "localhost")]) && ask("::ffff:127.0.0.1", &[("host", "localhost")]));
         assert!(is_of_this_machine(Peer::Local, &HeaderMap::new()));
-        for host in ["share.example.org", "localhost.example.org", "192.0.2.1:7377", "127.0.0.1.example.org", "", "[::2]"] {
+        for host in
+            ["share.example.org", "localhost.example.org", "192.0.2.1:7377", "127.0.0.1.example.org", "", "[::2]"]
+        {
             assert!(!ask("127.0.0.1", &[("host", host)]), "{host}");
         }
         assert!(!ask("127.0.0.1", &[]));

@@ -46,8 +46,9 @@ pub(super) fn creator(daemon: &Daemon, peer: Peer, headers: &HeaderMap) -> Resul
         Creators::Everybody => None,
         Creators::ThisMachine => (!origin::is_of_this_machine(peer, headers))
             .then_some("only programs on the server's own machine may make shares here (--creators local)"),
-        Creators::UnixSocket => (peer != Peer::Local)
-            .then_some("shares are made through the server's Unix socket only (--creators socket)"),
+        Creators::UnixSocket => {
+            (peer != Peer::Local).then_some("shares are made through the server's Unix socket only (--creators socket)")
+        }
     };
     refusal.map_or(Ok(Verifier::of(&owner.0)), |message| Err(Refusal::new(ErrorCode::Forbidden, message)))
 }

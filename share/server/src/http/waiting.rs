@@ -112,8 +112,11 @@ impl Waiting {
 
     fn discard_older(&self, spool: &Spool, age: Duration) {
         let mut table = self.0.lock();
-        let overdue: Vec<SpoolEntry> =
-            table.uploads.extract_if(|_, upload| upload.since.elapsed() >= age).map(|(_, upload)| upload.entry).collect();
+        let overdue: Vec<SpoolEntry> = table
+            .uploads
+            .extract_if(|_, upload| upload.since.elapsed() >= age)
+            .map(|(_, upload)| upload.entry)
+            .collect();
         drop(table);
         for entry in overdue {
             spool.remove(&entry.id);

@@ -145,7 +145,8 @@ fn make(daemon: &Daemon, connection: TcpStream, more: &[(&str, &str)]) -> (u16, 
 fn strangers_and_proxies_make_no_shares_unless_told() {
     let forbidden = (403, "forbidden".to_owned());
     let made = (201, String::new());
-    let with = |options: &[&'static str]| Daemon::start(&QUICK.into_iter().chain(options.iter().copied()).collect::<Vec<_>>());
+    let with =
+        |options: &[&'static str]| Daemon::start(&QUICK.into_iter().chain(options.iter().copied()).collect::<Vec<_>>());
     let near = |daemon: &Daemon, more: &[(&str, &str)]| make(daemon, TcpStream::connect(daemon.http).unwrap(), more);
     let daemon = with(&[]);
     assert_eq!(near(&daemon, &[]), made);
@@ -205,7 +206,16 @@ fn a_daemon_at_which_nobody_could_make_shares_does_not_start() {
     let directory = tempfile::tempdir().unwrap();
     let start = |options: &[&str]| {
         let output = std::process::Command::new(env!("CARGO_BIN_EXE_lockbox-share"))
-            .args(["serve", "--unix-socket", "none", "--metrics-listen", "none", "--listen", "127.0.0.1:0", "--state-dir"])
+            .args([
+                "serve",
+                "--unix-socket",
+                "none",
+                "--metrics-listen",
+                "none",
+                "--listen",
+                "127.0.0.1:0",
+                "--state-dir",
+            ])
             .arg(directory.path())
             .args(options)
             .output()

@@ -337,9 +337,16 @@ mod tests {
         assert_eq!(creators(Some(Who::Everybody), public, true), Creators::Everybody);
         let address = |text: &str| text.parse::<SocketAddr>().unwrap();
         let (near, any, far) = (address("127.0.0.1:1"), address("0.0.0.0:1"), address("192.0.2.1:1"));
-        assert!(somebody_may(Creators::UnixSocket, true, &[far]) && !somebody_may(Creators::UnixSocket, false, &[near]));
-        assert!(somebody_may(Creators::ThisMachine, false, &[far, near]) && somebody_may(Creators::ThisMachine, false, &[any]));
-        assert!(!somebody_may(Creators::ThisMachine, false, &[far]) && somebody_may(Creators::Everybody, false, &[far]));
+        assert!(
+            somebody_may(Creators::UnixSocket, true, &[far]) && !somebody_may(Creators::UnixSocket, false, &[near])
+        );
+        assert!(
+            somebody_may(Creators::ThisMachine, false, &[far, near])
+                && somebody_may(Creators::ThisMachine, false, &[any])
+        );
+        assert!(
+            !somebody_may(Creators::ThisMachine, false, &[far]) && somebody_may(Creators::Everybody, false, &[far])
+        );
     }
 
     #[test]
