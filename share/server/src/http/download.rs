@@ -66,7 +66,7 @@ pub(super) async fn download(
     }
     let file = daemon.spool.read(&lease.payload)?;
     let transfer = Transfer::begin(daemon, handle, token, first).await?;
-    *reply.body_mut() = ReplyBody::File(FileBody::new(file, end, transfer));
+    *reply.body_mut() = ReplyBody::File(Box::new(FileBody::new(file, end, transfer)));
     daemon.changed(handle);
     Ok(reply)
 }

@@ -65,7 +65,7 @@ struct Wanted {
 
 /// What a message to make a share comes to.
 enum Prepared {
-    New(Wanted),
+    New(Box<Wanted>),
     /// It was made before, and the answer was lost.
     Again(Created),
 }
@@ -75,7 +75,7 @@ pub(super) async fn create(daemon: &Daemon, peer: Peer, request: Request<Incomin
     let owner = creator(daemon, peer, request.headers())?;
     let create: Create = message::json(request, ONE, daemon.settings.body_timeout).await?;
     let created = match prepare(daemon, owner, create)? {
-        Prepared::New(wanted) => mint(daemon, wanted).await?,
+        Prepared::New(wanted) => mint(daemon, *wanted).await?,
         Prepared::Again(created) => created,
     };
     let mut reply = reply::json(StatusCode::CREATED, &created);
@@ -102,8 +102,8 @@ pub(super) async fn batch_create(
             Begun::Again(created) => Ok(created),
             Begun::New(handle, wanted, pending) => match pending.await {
                 Ok(created) => Ok(made(daemon, handle, &wanted, created)),
-                Err(StoreError::Taken) => mint(daemon, wanted).await,
-                Err(error) => Err(give_back(daemon, wanted, error)),
+                Err(StoreError::Taken) => mint(daemon, *wanted).await,
+                Err(error) => Err(give_back(daemon, *wanted, error)),
             },
         }
     };
@@ -146,22 +146,22 @@ fn prepare(daemon: &Daemon, owner: Verifier, create: Create) -> Result<Prepared,
         capsule: Bytes::from(create.capsule.into_bytes()),
         payload: upload.as_ref().map(|(_, entry)| *entry),
     };
-    Ok(Prepared::New(Wanted { share, upload }))
+    Ok(Prepared::New(Box::new(Wanted { share, upload })))
 }
 
 /// A share under way in a batch.
 enum Begun {
-    New(Handle, Wanted, Pending<store::Created>),
+    New(Handle, Box<Wanted>, Pending<store::Created>),
     Again(Created),
 }
 
-fn begin(daemon: &Daemon, wanted: Wanted) -> Result<Begun, Refusal> {
+fn begin(daemon: &Daemon, wanted: Box<Wanted>) -> Result<Begun, Refusal> {
     match store::random_handle(daemon.settings.routing, daemon.settings.digits) {
         Ok(handle) => {
             let pending = daemon.store.create(handle, wanted.share.clone());
             Ok(Begun::New(handle, wanted, pending))
         }
-        Err(error) => Err(give_back(daemon, wanted, error)),
+        Err(error) => Err(give_back(daemon, *wanted, error)),
     }
 }
 

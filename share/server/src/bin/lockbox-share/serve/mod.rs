@@ -328,7 +328,7 @@ mod tests {
             assert_eq!(creators(None, Some(url), false), Creators::ThisMachine, "{url}");
         }
         let public = Some("https://share.example.org");
-        for url in [public.unwrap(), "http://192.0.2.1:7377", "http://127.0.0.1.example.org", "x"] {
+        for url in ["https://share.example.org", "http://192.0.2.1:7377", "http://127.0.0.1.example.org", "x"] {
             assert_eq!(creators(None, Some(url), false), Creators::UnixSocket, "{url}");
         }
         assert_eq!(creators(None, None, true), Creators::UnixSocket);
