@@ -14,10 +14,11 @@ use lockbox_share::http::fuzzing as http;
 use lockbox_share::store::fuzzing as shares;
 
 /// Targets of what lies above the library's archive.
-const UPPER: [(&str, Entry); 6] = [
+const UPPER: [(&str, Entry); 7] = [
     ("control", control),
     ("options", options),
     ("segment", shares::segment),
+    ("connection", http::connection),
     ("range", http::ranges),
     ("capsule", http::capsule),
     ("request", http::request),

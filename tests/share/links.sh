@@ -229,7 +229,7 @@ over_tls() {
     openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -keyout key.pem -out cert.pem -days 2 -subj /CN=localhost \
         -addext subjectAltName=DNS:localhost -addext basicConstraints=critical,CA:FALSE
     "$programs/lockbox-share" serve --state-dir store --unix-socket none --listen none --tls-listen 127.0.0.1:0 --tls-cert cert.pem \
-        --tls-key key.pem --public-url https://share.example.org --metrics-listen none >daemon.log &
+        --tls-key key.pem --public-url https://share.example.org --creators local --metrics-listen none >daemon.log &
     pid=$!
     # shellcheck disable=SC2064 # the process of this case
     trap "kill $pid; wait $pid" EXIT

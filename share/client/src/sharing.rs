@@ -1,5 +1,8 @@
 //! Makes shares, and asks about those that were made.
 
+use std::thread;
+use std::time::Duration;
+
 use lockbox_share_protocol::api::{self, OfShare};
 use lockbox_share_protocol::capsule::{Capsule, Content};
 use lockbox_share_protocol::handle::Handle;
@@ -18,6 +21,9 @@ use crate::source::Source;
 
 /// The version of the protocol that is spoken here.
 const PROTOCOL: u32 = 1;
+
+/// Between attempts to get an answer; the server remembers it for a minute.
+const PAUSES: [Duration; 3] = [Duration::from_millis(200), Duration::from_secs(1), Duration::from_secs(5)];
 
 /// How a share may be used.
 #[derive(Clone, Copy, Debug)]
@@ -63,12 +69,24 @@ pub fn share(
         max_claims: terms.max_claims,
         upload,
     };
-    let created: Created = client.post(api::SHARES, Some(&owner.to_text()), Some(&message))?;
+    let created = create(client, owner, &message)?;
     let link = Link::new(&created.url, secret)?;
     if link.handle() != created.handle {
         return Err(client.foreign("its link names another share".into()));
     }
     Ok(Shared { link, created, meta })
+}
+
+/// When the answer is lost after a long upload, it is asked for again: the server knows the share by its upload and answers as before.
+fn create(client: &Client, owner: &OwnerToken, message: &Create) -> Result<Created> {
+    let attempts = if message.upload.is_some() { PAUSES.len() } else { 0 };
+    for pause in PAUSES.into_iter().take(attempts) {
+        match client.post(api::SHARES, Some(&owner.to_text()), Some(message)) {
+            Err(Error::Unreachable { .. }) => thread::sleep(pause),
+            answer => return answer,
+        }
+    }
+    client.post(api::SHARES, Some(&owner.to_text()), Some(message))
 }
 
 fn check(client: &Client, limits: &Limits, terms: Terms) -> Result<()> {

@@ -241,6 +241,10 @@ async function download(link, note, capsule, meta, button) {
         await target.finish();
     } catch (error) {
         await target.discard();
+        if (isGivenBack(error)) {
+            givenBack(link);
+            return;
+        }
         const told = error instanceof DOMException && error.name === "QuotaExceededError" ? new sink.TooLarge() : error;
         const again = error instanceof server.OutOfReach;
         fail(told, again ? { label: "Try again", run: (next) => download(link, note, capsule, meta, next) } : undefined);
@@ -251,6 +255,22 @@ async function download(link, note, capsule, meta, button) {
     forgetLink(link);
     show({ state: "done", title: "Saved", text: "The file arrived whole and as it was sealed. This link is used up.", meta });
     await server.complete(link, note.lease);
+}
+
+/** The daemon knows the lease no more: it ended before anything was downloaded, or the owner took it back and armed the link again. */
+function isGivenBack(error) {
+    return error instanceof server.Refused && error.code === "refused";
+}
+
+/** A new claim tells whether the link still opens something. */
+function givenBack(link) {
+    notes.forget(link);
+    show({
+        state: "wrong",
+        title: "The file is no longer reserved for you",
+        text: "A file is reserved for two minutes until its download begins. Nothing was saved. Unless somebody else has opened it since, you can have it still.",
+        primary: { label: "Try again", run: (button) => claim(link, {}, button) },
+    });
 }
 
 async function transfer(link, note, capsule, meta, target) {

@@ -24,14 +24,17 @@
 //! | `GET`, `HEAD /s/ANYTHING` | | 200 the page, the same whatever stands there |
 //!
 //! - No `GET`, `HEAD` or `OPTIONS` changes the state of a share, with the one exception that a download under a lease counts
-//!   as opened with its first byte and is completed by its last.
+//!   as opened with its first byte and is completed by its last. `HEAD`, 304 and 416 leave the lease as it is.
 //! - **Upload.** Larger content is uploaded first, then `create` names the token and its capsule says the same size and digest.
-//!   A ciphertext that no share took within 15 minutes is thrown away.
+//!   A ciphertext that no share took within 15 minutes is thrown away. Both may be sent again when their answer was lost: the same
+//!   ciphertext of the same owner is the same upload while it waits, and the same owner and verifier get the share of an upload
+//!   for 60 s.
 //! - **Claim.** A repeat with the same `claim` id within 60 s gets the same reply. A share whose content is in the capsule is
 //!   consumed by its last claim. One with ciphertext is leased: nobody else is served until the lease ends.
 //! - **Download.** The entity tag is the ciphertext's digest, strong. One range is answered by 206 with `Content-Range`; several
 //!   ranges, and ranges that are not understood, are answered by 200 with the whole. A body that ends early is to be resumed with
-//!   `Range: bytes=N-` and `If-Range`. After `complete`, or the last byte and some seconds, the share is consumed.
+//!   `Range: bytes=N-` and `If-Range`. After `complete`, or the last byte and some seconds, the share is consumed. A body ends
+//!   early when its lease does. At most 8 run under one lease.
 //! - **Links.** `Created::url` is `PUBLIC_URL/s/HANDLE`; the client puts `#` and the secret behind it.
 
 use std::fmt;

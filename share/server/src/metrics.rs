@@ -93,8 +93,10 @@ pub struct Metrics {
     pub created: AtomicU64,
     /// Claims that were given.
     pub claimed: AtomicU64,
-    /// Claims whose claimant has everything.
+    /// Claims of which everything went out, each once.
     pub completed: AtomicU64,
+    /// Answers with ciphertext that ended early because their lease was over.
+    pub stopped: AtomicU64,
     /// Shares taken back.
     pub revoked: AtomicU64,
     /// Shares armed again by their owner.
@@ -130,6 +132,8 @@ pub struct StoreFigures {
     pub fsync_micros: u64,
     /// Bytes of the limiter's table.
     pub limiter_bytes: u64,
+    /// Answers with ciphertext that run.
+    pub downloads: u64,
     /// Whether the store takes changes.
     pub ready: bool,
 }
@@ -158,7 +162,7 @@ impl Metrics {
         self.write_latency(out)?;
         let read = |counter: &AtomicU64| counter.load(Relaxed);
         let connections = u64::try_from(self.connections.load(Relaxed)).unwrap_or(0);
-        let rows: [(&str, &str, &str, u64); 25] = [
+        let rows: [(&str, &str, &str, u64); 27] = [
             ("received_bytes_total", "counter", "Bytes of ciphertext that came in.", read(&self.received_bytes)),
             ("sent_bytes_total", "counter", "Bytes of ciphertext that went out.", read(&self.sent_bytes)),
             ("connections", "gauge", "Connections that are open.", connections),
@@ -169,7 +173,9 @@ impl Metrics {
             ("live", "gauge", "Shares whose content is kept.", store.live),
             ("created_total", "counter", "Shares made.", read(&self.created)),
             ("claimed_total", "counter", "Claims that were given.", read(&self.claimed)),
-            ("completed_total", "counter", "Claims whose claimant has everything.", read(&self.completed)),
+            ("completed_total", "counter", "Claims of which everything went out.", read(&self.completed)),
+            ("downloads", "gauge", "Answers with ciphertext that run.", store.downloads),
+            ("downloads_stopped_total", "counter", "Answers whose lease ended first.", read(&self.stopped)),
             ("expired_total", "counter", "Shares that expired unused.", store.expired),
             ("revoked_total", "counter", "Shares taken back by their owner.", read(&self.revoked)),
             ("rearmed_total", "counter", "Shares armed again by their owner.", read(&self.rearmed)),

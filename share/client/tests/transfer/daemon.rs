@@ -22,6 +22,8 @@ pub(crate) struct Faults {
     pub(crate) cuts: Vec<usize>,
     /// So many replies to a claim are lost.
     pub(crate) lost_claims: u32,
+    /// So many replies to the making of a share are lost.
+    pub(crate) lost_shares: u32,
     /// Changes the ciphertext when it is stored.
     pub(crate) tamper: Option<fn(&mut Vec<u8>)>,
     /// The next claims and questions for a lease are answered with these.
@@ -34,7 +36,7 @@ pub(crate) struct Faults {
 pub(crate) struct Inner {
     pub(crate) faults: Faults,
     uploads: Vec<Vec<u8>>,
-    shares: HashMap<String, Create>,
+    pub(crate) shares: HashMap<String, Create>,
     claims: HashMap<String, String>,
     /// Every request line and body as it came.
     pub(crate) heard: Vec<Vec<u8>>,
@@ -128,7 +130,14 @@ fn answer(mut stream: &UnixStream, heard: &Heard, inner: &Mutex<Inner>) -> Optio
         }
         ("GET", "/v1/limits") => json(200, &limits()),
         ("POST", "/v1/uploads") => upload(&mut inner, heard),
-        ("POST", "/v1/shares") => create(&mut inner, heard),
+        ("POST", "/v1/shares") => {
+            let reply = create(&mut inner, heard);
+            if inner.faults.lost_shares > 0 {
+                inner.faults.lost_shares -= 1;
+                return None;
+            }
+            reply
+        }
         ("POST", "/v1/claim") => {
             let reply = claim(&mut inner, heard);
             if inner.faults.lost_claims > 0 {
@@ -189,7 +198,9 @@ fn upload(inner: &mut Inner, heard: &Heard) -> Reply {
 
 fn create(inner: &mut Inner, heard: &Heard) -> Reply {
     let create: Create = serde_json::from_slice(&heard.body).unwrap();
-    let handle = format!("1{:012}", inner.shares.len());
+    // As the daemon does: the same share by its upload.
+    let same = inner.shares.iter().find(|(_, known)| known.upload.is_some() && known.upload == create.upload);
+    let handle = same.map_or_else(|| format!("1{:012}", inner.shares.len()), |(handle, _)| handle.clone());
     if let (Some(upload), Some(tamper)) = (&create.upload, inner.faults.tamper) {
         tamper(&mut inner.uploads[usize::from(upload.as_bytes()[0])]);
     }

@@ -177,6 +177,15 @@ fn a_stopped_receiver_may_begin_anew_under_its_lease() {
 }
 
 #[test]
+fn a_lost_reply_after_an_upload_makes_no_second_share() {
+    let place = Place::new();
+    place.daemon.faults(|faults| faults.lost_shares = 2);
+    let link = place.share(200_000);
+    assert_eq!(place.daemon.inner.lock().unwrap().shares.len(), 1);
+    holds(&place.receive(&link, false).unwrap().path.unwrap(), 200_000);
+}
+
+#[test]
 fn a_lost_reply_to_a_claim_does_not_burn_the_link() {
     for length in [100, 200_000] {
         let place = Place::new();

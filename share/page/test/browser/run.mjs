@@ -239,6 +239,44 @@ try {
         assert.equal(await sha256(await (await download).path()), middleDigest);
     });
 
+    /** To the daemon as after two minutes without a download: it knows the lease no more, and the link is armed. */
+    const reservationEnds = async (page, share) => {
+        await page.goto(share.link);
+        await primary(page).click();
+        await titled(page, "Ready to download");
+        await stage.rearm(share.id);
+        await primary(page).click();
+        await titled(page, "The file is no longer reserved for you");
+    };
+
+    await scenario("a reservation that ended unused is made anew by trying again", async (page) => {
+        await withoutPicker(page);
+        const share = await stage.share(middle);
+        await reservationEnds(page, share);
+        await picture(page, "9-reservation-ended");
+        assert.equal(await state(share), "armed");
+        await primary(page).click();
+        await titled(page, "Ready to download");
+        const download = page.waitForEvent("download");
+        await primary(page).click();
+        assert.equal(await sha256(await (await download).path()), middleDigest);
+        await titled(page, "Saved");
+        await until(async () => (await state(share)) === "consumed", "the share is used");
+    });
+
+    await scenario("trying again tells that somebody else has the file by now", async (page) => {
+        await withoutPicker(page);
+        const share = await stage.share(middle);
+        await reservationEnds(page, share);
+        const other = await context.newPage();
+        await other.goto(share.link);
+        await primary(other).click();
+        await titled(other, "Ready to download");
+        await primary(page).click();
+        await titled(page, "Somebody is downloading the file");
+        await other.close();
+    });
+
     const log = stage.log();
     assert.ok(!/password|Quarterly|Bearer|[?#][qpzry9x8gf2tvdw0s3jn54khce6mua7l]{58}/.test(log), `the daemon's log tells too much: ${log}`);
 } finally {

@@ -115,7 +115,8 @@ export async function start({ lockbox, daemon: program }) {
         const { stdout } = await run(lockbox, ["share", "info", id, "--json"], { env: environment });
         return JSON.parse(stdout);
     };
-    return { directory, path, origin, cuts: between.cuts, share, info, close, log: () => log };
+    const rearm = (id) => run(lockbox, ["share", "rearm", id], { env: environment });
+    return { directory, path, origin, cuts: between.cuts, share, info, rearm, close, log: () => log };
 }
 
 /** A browser with a profile of its own. */

@@ -7,12 +7,12 @@ use hyper::body::Incoming;
 use hyper::{Request, StatusCode};
 use lockbox_share_protocol::capsule::Capsule;
 use lockbox_share_protocol::handle::Handle;
-use lockbox_share_protocol::message::{Batch, Claim, Claimed, ErrorCode, Lease, Outcome, Results};
+use lockbox_share_protocol::message::{Claim, Claimed, ErrorCode, Lease};
 use lockbox_share_protocol::token::LeaseToken;
 
-use super::message::{self, MANY, ONE};
+use super::message::{self, ONE};
 use super::reply::{self, Refusal, Reply};
-use super::{Daemon, shares};
+use super::{Daemon, batch};
 use crate::limiter::Client;
 use crate::store::{self, Auth, ClaimId, Pending, StoreError};
 
@@ -29,18 +29,9 @@ pub(super) async fn claim(daemon: &Daemon, client: Client, request: Request<Inco
 /// `POST /v1/batch/claim`
 pub(super) async fn batch(daemon: &Daemon, client: Client, request: Request<Incoming>) -> Result<Reply, Refusal> {
     daemon.limiter.admit_claim(client, 0).map_err(|wait| Refusal::limited(wait.0))?;
-    let batch: Batch<Claim> = message::json(request, MANY, daemon.settings.body_timeout).await?;
-    let items = shares::admit_batch(daemon, client, batch.items)?;
-    // All are begun before the first is awaited: they share their barrier.
-    let begun: Vec<_> = items.iter().map(|item| (item.handle, begin(daemon, item))).collect();
-    let mut results = Vec::with_capacity(begun.len());
-    for (handle, pending) in begun {
-        results.push(match finish(daemon, client, handle, pending).await {
-            Ok(ok) => Outcome::Done { ok },
-            Err(refusal) => Outcome::Failed(refusal.failure()),
-        });
-    }
-    Ok(reply::json(StatusCode::OK, &Results { results }))
+    let begin = |claim: Claim| (claim.handle, begin(daemon, &claim));
+    let end = |(handle, pending)| finish(daemon, client, handle, pending);
+    batch::serve(daemon, client, request, begin, end).await
 }
 
 fn begin(daemon: &Daemon, claim: &Claim) -> Pending<store::Claimed> {

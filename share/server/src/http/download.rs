@@ -10,9 +10,10 @@ use lockbox_share_protocol::handle::Handle;
 use lockbox_share_protocol::message::ErrorCode;
 use lockbox_share_protocol::token::{self, Digest};
 
-use super::file::{AtEnd, FileBody};
+use super::file::FileBody;
 use super::range::{self, Answer, Wanted};
 use super::reply::{self, Refusal, Reply, ReplyBody};
+use super::transfer::Transfer;
 use super::{Daemon, claim, message};
 use crate::limiter::Client;
 use crate::store::{Finish, LeaseToken, StoreError};
@@ -26,7 +27,8 @@ pub(super) async fn download(
 ) -> Result<Reply, Refusal> {
     daemon.limiter.admit(client, 1).map_err(|wait| Refusal::limited(wait.0))?;
     let token = lease(request)?;
-    let lease = daemon.store.payload(handle, &token).await.map_err(|error| refused(daemon, client, error))?;
+    // HEAD, 304 and 416 tell of a lease and leave it as it is (Store rule 12).
+    let lease = daemon.store.lease(handle, &token).await.map_err(|error| refused(daemon, client, error))?;
     // Many parts make one download: who has the lease is not slowed down.
     daemon.limiter.give_back(client, 1);
     let length = lease.payload.length;
@@ -63,28 +65,10 @@ pub(super) async fn download(
         return Ok(reply);
     }
     let file = daemon.spool.read(&lease.payload)?;
-    let at_end = (end == length).then(|| last_byte(daemon.clone(), handle, token));
-    let counting = daemon.clone();
-    let sent = Box::new(move |bytes| {
-        counting.metrics.sent_bytes.fetch_add(bytes, Relaxed);
-    });
-    *reply.body_mut() = ReplyBody::File(FileBody::new(file, first, end, sent, at_end));
+    let transfer = Transfer::begin(daemon, handle, token, first).await?;
+    *reply.body_mut() = ReplyBody::File(Box::new(FileBody::new(file, end, transfer)));
     daemon.changed(handle);
     Ok(reply)
-}
-
-/// After the last byte the claimant has some time to ask again, and then the share is consumed.
-fn last_byte(daemon: Arc<Daemon>, handle: Handle, token: LeaseToken) -> AtEnd {
-    Box::new(move || {
-        tokio::spawn(async move {
-            let grace = daemon.settings.grace;
-            if let Err(error) = daemon.store.finish(handle, &token, Finish::After(grace)).await {
-                // The lease ends by its time all the same.
-                tracing::warn!(%error, "the end of a download was not noted");
-            }
-            daemon.changed(handle);
-        });
-    })
 }
 
 /// `POST /v1/shares/HANDLE/complete`
@@ -95,8 +79,12 @@ pub(super) async fn complete(
     request: &Request<Incoming>,
 ) -> Result<Reply, Refusal> {
     let token = lease(request)?;
-    daemon.store.finish(handle, &token, Finish::Now).await.map_err(|error| refused(daemon, client, error))?;
-    daemon.metrics.completed.fetch_add(1, Relaxed);
+    let finished = daemon.store.finish(handle, &token, Finish::Now).await;
+    let complete = finished.map_err(|error| refused(daemon, client, error))?;
+    // Not what was counted when its last byte went out, and nothing of which no byte did.
+    if !daemon.leases.completed(&token) && complete {
+        daemon.metrics.completed.fetch_add(1, Relaxed);
+    }
     daemon.changed(handle);
     Ok(reply::empty(StatusCode::NO_CONTENT))
 }

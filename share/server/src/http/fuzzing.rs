@@ -1,14 +1,138 @@
-//! What a client can send, for the fuzzer: ranges, capsules, messages, paths and forwarded addresses.
+//! What a client can send, for the fuzzer: whole connections, ranges, capsules, messages, paths and forwarded addresses. Compiled for
+//! the fuzzer and for the tests of hostile clients only.
 
+use std::cell::RefCell;
 use std::net::{IpAddr, Ipv4Addr};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
 
+use bytes::Bytes;
 use hyper::HeaderMap;
 use hyper::header::HeaderValue;
 use lockbox_share_protocol::api::OfShare;
 use lockbox_share_protocol::capsule::Capsule;
+use lockbox_share_protocol::handle::Handle;
 use lockbox_share_protocol::message::{Batch, Claim, Create};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::runtime::Runtime;
+use tokio::sync::watch;
 
-use super::{Network, message, origin, range};
+use super::origin::Peer;
+use super::worker::{self, Counted};
+use super::{Daemon, Network, Settings, message, origin, range};
+use crate::limiter::Rates;
+use crate::spool::Spool;
+use crate::store::clock::SystemClock;
+use crate::store::memory::MemoryStore;
+use crate::store::{NewShare, OwnerToken, Periods, ShareStore, State, Verifier};
+
+/// Connections that one daemon serves: what hostile but valid messages make stays in its memory.
+const RUNS: u32 = 1000;
+
+/// Turns of the event loop for the requests of one input.
+const TURNS: u32 = 50;
+
+thread_local! {
+    static STAGE: RefCell<Option<Stage>> = const { RefCell::new(None) };
+}
+
+/// A daemon with one share of which no input has proof.
+struct Stage {
+    runtime: Runtime,
+    daemon: Arc<Daemon>,
+    handle: Handle,
+    owner: OwnerToken,
+    directory: PathBuf,
+    runs: u32,
+}
+
+impl Stage {
+    fn new() -> Stage {
+        static NUMBER: AtomicU64 = AtomicU64::new(0);
+        let number = NUMBER.fetch_add(1, Relaxed);
+        let directory = std::env::temp_dir().join(format!("lockbox-share-fuzz-{}-{number}", std::process::id()));
+        let spool = Spool::open(&directory, 1 << 20).expect("a directory for the spool");
+        let store = MemoryStore::new(Arc::new(SystemClock), Periods::default()).expect("a store");
+        let handle = "1482719382210".parse().expect("a handle");
+        let owner = OwnerToken([9; 32]);
+        let share = NewShare {
+            auth: Verifier([1; 32]),
+            owner: Verifier::of(&owner.0),
+            ttl: Duration::from_secs(900),
+            claims: 1,
+            capsule: Bytes::from_static(b"content"),
+            payload: None,
+        };
+        store.create(handle, share).wait().expect("a share");
+        let settings = Settings { rates: Rates { per_minute: 0, ..Rates::default() }, ..Settings::default() };
+        let daemon = Arc::new(Daemon::new(Arc::new(store), spool, settings, [7; 16]));
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("an event loop");
+        Stage { runtime, daemon, handle, owner, directory, runs: 0 }
+    }
+
+    /// Sends bytes over one connection and returns what came back. The daemon takes the end of what is sent for the client's end, so
+    /// answers that need a thread may be missing without a `pause` before it.
+    fn run(&mut self, peer: Peer, bytes: &[u8], pause: Duration) -> Vec<u8> {
+        self.runs += 1;
+        let daemon = &self.daemon;
+        self.runtime.block_on(async {
+            let (near, far) = tokio::io::duplex(64 * 1024);
+            let (_stop, stopped) = watch::channel(false);
+            let served = tokio::spawn(worker::connection(Counted::new(daemon).0, far, peer, stopped));
+            let (mut answers, mut requests) = tokio::io::split(near);
+            let mut received = Vec::new();
+            let send = async {
+                // The daemon may end the connection before it has read everything.
+                let _ = requests.write_all(bytes).await;
+                for _ in 0..TURNS {
+                    tokio::task::yield_now().await;
+                }
+                if !pause.is_zero() {
+                    tokio::time::sleep(pause).await;
+                }
+                let _ = requests.shutdown().await;
+            };
+            let (_, read) = tokio::join!(send, answers.read_to_end(&mut received));
+            read.expect("memory fails no read");
+            served.await.expect("a connection ends without a panic");
+            received
+        })
+    }
+}
+
+impl Drop for Stage {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.directory);
+    }
+}
+
+/// Everything that comes over one connection: heads, bodies, requests in a row. The first byte says from where.
+///
+/// # Panics
+/// When the answer is no HTTP or a failure of the daemon, or when a share was changed without proof: that is the finding.
+pub fn connection(data: &[u8]) {
+    let Some((&from, bytes)) = data.split_first() else { return };
+    let peer = match from % 3 {
+        0 => Peer::Local,
+        1 => Peer::Address(IpAddr::V4(Ipv4Addr::LOCALHOST)),
+        _ => Peer::Address(IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1))),
+    };
+    STAGE.with_borrow_mut(|stage| {
+        if stage.as_ref().is_some_and(|stage| stage.runs >= RUNS) {
+            *stage = None;
+        }
+        let stage = stage.get_or_insert_with(Stage::new);
+        let answer = stage.run(peer, bytes, Duration::ZERO);
+        assert!(answer.is_empty() || answer.starts_with(b"HTTP/1."), "an answer that is no HTTP");
+        assert!(!answer.windows(12).any(|text| text == b"HTTP/1.1 500"), "the daemon failed");
+        let info = stage.daemon.store.info(stage.handle, &stage.owner).wait().expect("the share is there");
+        assert!(info.state == State::Armed && info.version == 1, "a share was changed without proof");
+        assert!(stage.daemon.leases.running() == 0 && stage.daemon.metrics.connections.load(Relaxed) == 0);
+        stage.daemon.discard_waiting();
+    });
+}
 
 /// A range, `If-Range` and `If-None-Match` on three lines, behind eight bytes of length.
 pub fn ranges(data: &[u8]) {
@@ -60,6 +184,7 @@ pub fn seeds(name: &str) -> Vec<Vec<u8>> {
             bytes.extend_from_slice(&[7; 40]);
             vec![bytes]
         }
+        "connection" => connections(head),
         "request" => vec![
             br#"{"handle":"1482719382210","auth":"AAAA","claim":"AAAA"}"#.to_vec(),
             b"/v1/shares/1482719382210/ciphertext".to_vec(),
@@ -67,5 +192,93 @@ pub fn seeds(name: &str) -> Vec<Vec<u8>> {
             b"203.0.113.9, [2001:db8::1]:80, 192.0.2.7".to_vec(),
         ],
         _ => Vec::new(),
+    }
+}
+
+/// One connection for each kind of path.
+fn connections(age_head: &str) -> Vec<Vec<u8>> {
+    let (long, short) = ("A".repeat(43), "A".repeat(22));
+    let ask = |method: &str, path: &str, more: &str, body: &str| {
+        let length = if method == "POST" { format!("content-length: {}\r\n", body.len()) } else { String::new() };
+        format!("{method} {path} HTTP/1.1\r\nhost: localhost\r\n{more}{length}\r\n{body}")
+    };
+    let of_share = "/v1/shares/1482719382210";
+    let owner = format!("authorization: Bearer {long}\r\n");
+    let json = "content-type: application/json\r\n";
+    let claim = format!(r#"{{"handle":"1482719382210","auth":"{long}","claim":"{short}"}}"#);
+    let sealed = format!("{age_head}{}", "x".repeat(40));
+    let upload = format!(
+        "POST /v1/uploads HTTP/1.1\r\nhost: localhost\r\n{owner}content-type: application/octet-stream\r\n\
+         transfer-encoding: chunked\r\n\r\n{:x}\r\n{sealed}\r\n0\r\n\r\n",
+        sealed.len()
+    );
+    let texts = [
+        [ask("GET", "/v1/limits", "", ""), ask("HEAD", "/s/1482719382210", "", "")].concat(),
+        ask(
+            "GET",
+            &format!("{of_share}/ciphertext"),
+            &format!("range: bytes=5-\r\nif-range: \"x\"\r\nauthorization: Bearer {short}\r\n"),
+            "",
+        ),
+        ask("POST", "/v1/claim", json, &claim),
+        [ask("POST", &format!("{of_share}/revoke"), &owner, ""), ask("OPTIONS", "/v1/uploads", "", "")].concat(),
+        upload,
+        ask("POST", "/v1/batch/revoke", &format!("{owner}{json}"), r#"{"items":["1482719382210"]}"#),
+        ask(
+            "GET",
+            &format!("{of_share}/watch?version=3&wait=0"),
+            &format!("{owner}x-forwarded-for: 192.0.2.7\r\n"),
+            "",
+        ),
+    ];
+    texts.iter().enumerate().map(|(number, text)| [&[number as u8][..], text.as_bytes()].concat()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn statuses(answer: &[u8]) -> Vec<String> {
+        let text = String::from_utf8_lossy(answer).into_owned();
+        text.split("HTTP/1.1 ").skip(1).map(|rest| rest[..3].to_owned()).collect()
+    }
+
+    #[test]
+    fn the_first_inputs_reach_their_handlers() {
+        let mut stage = Stage::new();
+        let pause = Duration::from_millis(300);
+        let mut answer = |seed: &Vec<u8>| statuses(&stage.run(Peer::Local, &seed[1..], pause));
+        let found: Vec<Vec<String>> = seeds("connection").iter().map(&mut answer).collect();
+        let expected: [&[&str]; 7] =
+            [&["200", "200"], &["404"], &["404"], &["404", "204"], &["201"], &["200"], &["404"]];
+        assert_eq!(found, expected);
+    }
+
+    #[test]
+    fn hostile_connections_change_nothing_without_proof() {
+        let seed = u64::from(std::process::id());
+        eprintln!("seed {seed}");
+        let mut state = seed;
+        let mut random = move || {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 33) as usize
+        };
+        for input in seeds("connection") {
+            connection(&input);
+            for _ in 0..100 {
+                let mut changed = input.clone();
+                for _ in 0..1 + random() % 4 {
+                    let at = random() % changed.len();
+                    match random() % 4 {
+                        0 => changed[at] = [0, b' ', b'\r', b'\n', b'0', 0xff][random() % 6],
+                        1 => changed[at] = random() as u8,
+                        2 => changed.truncate(at.max(1)),
+                        _ => changed.extend_from_within(at..),
+                    }
+                    changed.truncate(4096);
+                }
+                connection(&changed);
+            }
+        }
     }
 }

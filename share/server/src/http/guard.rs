@@ -9,23 +9,49 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Sleep, sleep};
 
-/// A stream that fails when a write waits for longer than its time. A read may wait: hyper and the handlers have timers for those.
+/// Who takes less in a second, over the time that a write may wait, counts as taking nothing: otherwise a byte now and then would hold
+/// a download's place for ever.
+const LEAST_RATE: u64 = 1024;
+
+/// A stream that fails when what is written is not taken in its time. A read may wait: hyper and the handlers have timers for those.
 pub(super) struct Guarded<S> {
     stream: S,
     patience: Duration,
-    /// Runs only while a write waits, so that an idle connection has no timer here.
+    /// Runs from the first write that waits until enough was taken, so that an idle connection has no timer here.
     waiting: Option<Pin<Box<Sleep>>>,
+    /// Bytes that were taken while it runs.
+    taken: u64,
 }
 
 impl<S> Guarded<S> {
     pub(super) fn new(stream: S, patience: Duration) -> Guarded<S> {
-        Guarded { stream, patience, waiting: None }
+        Guarded { stream, patience, waiting: None, taken: 0 }
+    }
+
+    fn wrote(&mut self, cx: &mut Context<'_>, result: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
+        if let (Poll::Ready(Ok(bytes)), true) = (&result, self.waiting.is_some()) {
+            self.taken += *bytes as u64;
+            if self.taken >= LEAST_RATE * self.patience.as_secs() {
+                self.waiting = None;
+            }
+        }
+        self.judge(cx, result)
+    }
+
+    /// Everything that was written is gone, or the stream is over.
+    fn flushed(&mut self, cx: &mut Context<'_>, result: Poll<io::Result<()>>) -> Poll<io::Result<()>> {
+        if result.is_ready() {
+            self.waiting = None;
+        }
+        self.judge(cx, result)
     }
 
     fn judge<T>(&mut self, cx: &mut Context<'_>, result: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
         if result.is_ready() {
-            self.waiting = None;
             return result;
+        }
+        if self.waiting.is_none() {
+            self.taken = 0;
         }
         let patience = self.patience;
         let timer = self.waiting.get_or_insert_with(|| Box::pin(sleep(patience)));
@@ -45,7 +71,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Guarded<S> {
 impl<S: AsyncWrite + Unpin> AsyncWrite for Guarded<S> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let result = Pin::new(&mut self.stream).poll_write(cx, bytes);
-        self.judge(cx, result)
+        self.wrote(cx, result)
     }
 
     fn poll_write_vectored(
@@ -54,7 +80,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Guarded<S> {
         slices: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let result = Pin::new(&mut self.stream).poll_write_vectored(cx, slices);
-        self.judge(cx, result)
+        self.wrote(cx, result)
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -63,12 +89,12 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Guarded<S> {
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let result = Pin::new(&mut self.stream).poll_flush(cx);
-        self.judge(cx, result)
+        self.flushed(cx, result)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let result = Pin::new(&mut self.stream).poll_shutdown(cx);
-        self.judge(cx, result)
+        self.flushed(cx, result)
     }
 }
 
@@ -85,21 +111,50 @@ mod tests {
         assert_eq!(error.kind(), io::ErrorKind::TimedOut);
     }
 
-    #[tokio::test(start_paused = true)]
-    async fn a_slow_client_is_served() {
+    /// Takes `bytes` every 5 seconds while 1 MiB is written to it.
+    async fn taking(bytes: usize) -> io::Result<()> {
         use tokio::io::AsyncReadExt;
-        let (mine, mut theirs) = tokio::io::duplex(16);
+        let (mine, mut theirs) = tokio::io::duplex(16 * 1024);
         let reader = tokio::spawn(async move {
-            let mut bytes = [0; 10];
-            for _ in 0..10 {
-                sleep(Duration::from_secs(50)).await;
-                theirs.read_exact(&mut bytes).await.unwrap();
+            let mut taken = vec![0; bytes];
+            loop {
+                sleep(Duration::from_secs(5)).await;
+                if theirs.read_exact(&mut taken).await.is_err() {
+                    return;
+                }
             }
         });
         let mut guarded = Guarded::new(mine, Duration::from_secs(60));
-        for _ in 0..10 {
-            guarded.write_all(&[0; 10]).await.unwrap();
-        }
+        let written = guarded.write_all(&[0; 1 << 20]).await;
+        drop(guarded);
         reader.await.unwrap();
+        written
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_slow_client_is_served_and_one_that_only_holds_its_place_is_not() {
+        taking(8 * 1024).await.unwrap();
+        assert_eq!(taking(100).await.unwrap_err().kind(), io::ErrorKind::TimedOut);
+    }
+
+    /// A pause between two answers is no slowness.
+    #[tokio::test(start_paused = true)]
+    async fn the_time_ends_when_everything_was_taken() {
+        use tokio::io::AsyncReadExt;
+        let (mine, mut theirs) = tokio::io::duplex(16);
+        let mut guarded = Guarded::new(mine, Duration::from_secs(60));
+        let mut taken = [0; 20];
+        for _ in 0..5 {
+            let (written, read) = tokio::join!(
+                async {
+                    guarded.write_all(&[0; 20]).await?;
+                    guarded.flush().await
+                },
+                theirs.read_exact(&mut taken)
+            );
+            written.unwrap();
+            read.unwrap();
+            sleep(Duration::from_secs(50)).await;
+        }
     }
 }

@@ -1,9 +1,11 @@
 //! Speaks HTTP with owners and claimants: one call of the store and one reply for each request.
 //!
 //! `listen` makes the sockets, `worker` accepts on them, `route` sends each request to its handler (`shares`, `claim`, `upload`,
-//! `download`, `page`), `reply` writes the answer. Handlers decide nothing about shares: the store does.
+//! `download`, `page`, each alone or by `batch`), `reply` writes the answer, `transfer` holds it to its lease while it goes out.
+//! Handlers decide nothing about shares: the store does.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use tokio::sync::{Notify, Semaphore};
@@ -12,30 +14,35 @@ use crate::limiter::{Limiter, Rates};
 use crate::metrics::{Metrics, StoreFigures};
 use crate::spool::Spool;
 use crate::store::ShareStore;
+use crate::store::clock::{Clock, SystemClock};
 
 pub mod admin;
+mod batch;
 mod claim;
 mod download;
 mod file;
 pub mod floor;
-#[cfg(fuzzing)]
+#[cfg(any(test, fuzzing))]
 pub mod fuzzing;
 mod guard;
+mod leases;
 pub mod listen;
 mod message;
 mod origin;
 mod page;
+mod places;
 pub mod range;
 mod reply;
 mod route;
 pub mod running;
 mod shares;
 pub mod tls;
+mod transfer;
 mod upload;
 mod waiting;
 pub mod worker;
 
-pub use origin::Network;
+pub use origin::{Network, is_loopback_authority};
 
 /// Watchers that may wait at a time; each holds a connection.
 const MAX_WATCHERS: usize = 1024;
@@ -49,6 +56,8 @@ const CHANGE_PLACES: usize = 64;
 pub enum Creators {
     /// Everybody who reaches the daemon.
     Everybody,
+    /// Those on the same machine: over the Unix socket, or over a loopback address without a trace of a proxy.
+    ThisMachine,
     /// Those who reach its Unix socket.
     UnixSocket,
 }
@@ -99,7 +108,7 @@ impl Default for Settings {
             max_ciphertext: 16 << 30,
             rates: Rates::default(),
             trusted_proxies: Vec::new(),
-            creators: Creators::Everybody,
+            creators: Creators::ThisMachine,
             max_connections: 20_000,
             head_timeout: Duration::from_secs(10),
             body_timeout: Duration::from_secs(30),
@@ -119,8 +128,13 @@ pub struct Daemon {
     metrics: Metrics,
     waiting: waiting::Waiting,
     changes: [Notify; CHANGE_PLACES],
+    /// Revocations and rearmings, by the same places: answers that go out look here before each part.
+    withdrawn: [AtomicU64; CHANGE_PLACES],
+    leases: leases::Leases,
     watchers: Semaphore,
     uploads: Semaphore,
+    batches: places::Places,
+    clock: Arc<dyn Clock>,
     limits: bytes::Bytes,
     stopping: std::sync::atomic::AtomicBool,
 }
@@ -128,11 +142,26 @@ pub struct Daemon {
 impl Daemon {
     /// A daemon that serves what `store` and `spool` keep. `secret` is random and keys the limiter's table.
     pub fn new(store: Arc<dyn ShareStore>, spool: Arc<Spool>, settings: Settings, secret: [u8; 16]) -> Daemon {
+        Daemon::by(Arc::new(SystemClock), store, spool, settings, secret)
+    }
+
+    /// The same by a clock that tests turn.
+    pub(crate) fn by(
+        clock: Arc<dyn Clock>,
+        store: Arc<dyn ShareStore>,
+        spool: Arc<Spool>,
+        settings: Settings,
+        secret: [u8; 16],
+    ) -> Daemon {
         Daemon {
             limiter: Limiter::new(settings.rates, secret),
             metrics: Metrics::default(),
             waiting: waiting::Waiting::default(),
             changes: std::array::from_fn(|_| Notify::new()),
+            withdrawn: std::array::from_fn(|_| AtomicU64::new(0)),
+            leases: leases::Leases::default(),
+            batches: places::Places::new(batch::MAX_BATCHES, batch::MAX_BATCHES_OF_CLIENT),
+            clock,
             watchers: Semaphore::new(MAX_WATCHERS),
             uploads: Semaphore::new(MAX_UPLOADS),
             limits: shares::limits(&settings),
@@ -143,9 +172,11 @@ impl Daemon {
         }
     }
 
-    /// Throws away what was uploaded and taken by no share in time. To be called every some seconds, on a thread that may block.
+    /// Throws away what was uploaded and taken by no share in time, and forgets downloads that are over. To be called every some
+    /// seconds, on a thread that may block.
     pub fn discard_overdue(&self) {
         self.waiting.discard_overdue(&self.spool);
+        self.leases.forget_old();
     }
 
     /// Throws away everything that was uploaded and taken by no share: the process ends, and its tokens with it.
@@ -166,6 +197,7 @@ impl Daemon {
             fsyncs: store.barriers,
             fsync_micros: store.barrier_micros,
             limiter_bytes: self.limiter.bytes() as u64,
+            downloads: self.leases.running() as u64,
             ready: self.store.ready().is_ok(),
         }
     }

@@ -4,6 +4,7 @@ use std::net::IpAddr;
 use std::str::FromStr;
 
 use hyper::HeaderMap;
+use hyper::header;
 
 use crate::limiter::Client;
 
@@ -82,6 +83,30 @@ pub(super) fn client(peer: Peer, headers: &HeaderMap, trusted: &[Network]) -> Cl
     Client::at(client)
 }
 
+/// Headers by which a proxy says for whom it asks, or that it is one.
+const FORWARDED: [&str; 5] = ["x-forwarded-for", "forwarded", "x-real-ip", "via", "x-forwarded-host"];
+
+/// Whether a request comes from this machine: over the Unix socket, or from a loopback address to one, without a trace of a proxy.
+/// A proxy on the same machine that hides both the client and the name that it asked for cannot be told from a local program;
+/// therefore whoever names another public URL or a trusted proxy must say who may make shares (`serve`).
+pub(super) fn is_of_this_machine(peer: Peer, headers: &HeaderMap) -> bool {
+    let Peer::Address(address) = peer else { return true };
+    address.to_canonical().is_loopback()
+        && !FORWARDED.iter().any(|name| headers.contains_key(*name))
+        && headers.get(header::HOST).is_some_and(|host| is_loopback_authority(host.as_bytes()))
+}
+
+/// `localhost`, `127.0.0.1:7377`, `[::1]:7377`. Any other name may be a web page's that was led to this address.
+pub fn is_loopback_authority(authority: &[u8]) -> bool {
+    let Ok(text) = std::str::from_utf8(authority) else { return false };
+    let name = match text.rsplit_once(':') {
+        Some((name, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => name,
+        _ => text,
+    };
+    let name = name.strip_prefix('[').and_then(|name| name.strip_suffix(']')).unwrap_or(name);
+    name.eq_ignore_ascii_case("localhost") || name.parse::<IpAddr>().is_ok_and(|ip| ip.to_canonical().is_loopback())
+}
+
 /// `192.0.2.1`, `192.0.2.1:80`, `2001:db8::1`, `[2001:db8::1]:80`.
 fn parse(entry: &[u8]) -> Option<IpAddr> {
     let text = std::str::from_utf8(entry).ok()?.trim();
@@ -124,6 +149,34 @@ mod tests {
         assert_eq!(ask("::1", &["[2001:db8::7]:4711"], &proxies), at("2001:db8::7"));
         assert_eq!(ask("10.1.2.3", &["192.0.2.1, nonsense"], &proxies), at("10.1.2.3"));
         assert_eq!(ask("::ffff:10.1.2.3", &["192.0.2.1:99"], &proxies), at("192.0.2.1"));
+    }
+
+    #[test]
+    fn only_requests_without_a_trace_of_a_proxy_are_of_this_machine() {
+        let ask = |peer: &str, headers: &[(&'static str, &str)]| {
+            let mut map = HeaderMap::new();
+            for (name, value) in headers {
+                map.append(*name, value.parse().unwrap());
+            }
+            is_of_this_machine(Peer::Address(peer.parse().unwrap()), &map)
+        };
+        for host in ["localhost", "LOCALHOST:7377", "127.0.0.1:7377", "127.9.9.9", "[::1]:7377", "[::ffff:127.0.0.1]"] {
+            assert!(ask("127.0.0.1", &[("host", host)]), "{host}");
+        }
+        assert!(ask("::1", &[("host", "localhost")]) && ask("::ffff:127.0.0.1", &[("host", "localhost")]));
+        assert!(is_of_this_machine(Peer::Local, &HeaderMap::new()));
+        for host in
+            ["share.example.org", "localhost.example.org", "192.0.2.1:7377", "127.0.0.1.example.org", "", "[::2]"]
+        {
+            assert!(!ask("127.0.0.1", &[("host", host)]), "{host}");
+        }
+        assert!(!ask("127.0.0.1", &[]));
+        for peer in ["192.0.2.1", "10.0.0.1", "2001:db8::1", "fe80::1"] {
+            assert!(!ask(peer, &[("host", "localhost")]), "{peer}");
+        }
+        for name in FORWARDED {
+            assert!(!ask("127.0.0.1", &[("host", "localhost"), (name, "127.0.0.1")]), "{name}");
+        }
     }
 
     #[test]

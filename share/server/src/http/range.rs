@@ -108,7 +108,7 @@ fn lists(list: &[u8], tag: &[u8]) -> bool {
 }
 
 /// Takes any headers and any length; for the fuzzer.
-#[cfg(fuzzing)]
+#[cfg(any(test, fuzzing))]
 pub fn fuzz(data: &[u8]) {
     let Some((length, rest)) = data.split_first_chunk::<8>() else { return };
     let length = u64::from_le_bytes(*length);

@@ -22,7 +22,7 @@ pub(super) enum ReplyBody {
     /// A message or a page.
     Whole(Bytes),
     /// A ciphertext, or a part of one.
-    File(FileBody),
+    File(Box<FileBody>),
 }
 
 /// An answer.

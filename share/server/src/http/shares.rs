@@ -11,15 +11,14 @@ use lockbox_share_protocol::api::{self, DEFAULT_WAIT, MAX_WAIT};
 use lockbox_share_protocol::capsule::Content;
 use lockbox_share_protocol::handle::Handle;
 use lockbox_share_protocol::message::{
-    Batch, ClaimInfo, ClaimState, Create, Created, ErrorCode, Info, Limits, MAX_BATCH, MAX_CLAIMS, Outcome, Results,
-    State,
+    ClaimInfo, ClaimState, Create, Created, ErrorCode, Info, Limits, MAX_BATCH, MAX_CLAIMS, State,
 };
 use lockbox_share_protocol::token;
 
-use super::message::{self, MANY, ONE};
-use super::origin::Peer;
+use super::message::{self, ONE};
+use super::origin::{self, Peer};
 use super::reply::{self, Refusal, Reply};
-use super::{CHANGE_PLACES, Creators, Daemon, Settings, claim};
+use super::{CHANGE_PLACES, Creators, Daemon, Settings, batch, claim};
 use crate::limiter::Client;
 use crate::store::{self, NewShare, OwnerToken, Pending, SpoolEntry, StoreError, Verifier, WallTime};
 
@@ -43,10 +42,15 @@ pub(super) fn limits(settings: &Settings) -> Bytes {
 /// The owner's token, from somebody who may make shares.
 pub(super) fn creator(daemon: &Daemon, peer: Peer, headers: &HeaderMap) -> Result<Verifier, Refusal> {
     let owner = owner(headers)?;
-    if daemon.settings.creators == Creators::UnixSocket && peer != Peer::Local {
-        return Err(Refusal::new(ErrorCode::Forbidden, "shares are made through the daemon's Unix socket only"));
-    }
-    Ok(Verifier::of(&owner.0))
+    let refusal = match daemon.settings.creators {
+        Creators::Everybody => None,
+        Creators::ThisMachine => (!origin::is_of_this_machine(peer, headers))
+            .then_some("only programs on the server's own machine may make shares here (--creators local)"),
+        Creators::UnixSocket => {
+            (peer != Peer::Local).then_some("shares are made through the server's Unix socket only (--creators socket)")
+        }
+    };
+    refusal.map_or(Ok(Verifier::of(&owner.0)), |message| Err(Refusal::new(ErrorCode::Forbidden, message)))
 }
 
 fn owner(headers: &HeaderMap) -> Result<OwnerToken, Refusal> {
@@ -59,12 +63,21 @@ struct Wanted {
     upload: Option<(token::UploadToken, SpoolEntry)>,
 }
 
+/// What a message to make a share comes to.
+enum Prepared {
+    New(Box<Wanted>),
+    /// It was made before, and the answer was lost.
+    Again(Created),
+}
+
 /// `POST /v1/shares`
 pub(super) async fn create(daemon: &Daemon, peer: Peer, request: Request<Incoming>) -> Result<Reply, Refusal> {
     let owner = creator(daemon, peer, request.headers())?;
     let create: Create = message::json(request, ONE, daemon.settings.body_timeout).await?;
-    let wanted = prepare(daemon, owner, create)?;
-    let created = mint(daemon, wanted).await?;
+    let created = match prepare(daemon, owner, create)? {
+        Prepared::New(wanted) => mint(daemon, *wanted).await?,
+        Prepared::Again(created) => created,
+    };
     let mut reply = reply::json(StatusCode::CREATED, &created);
     if let Ok(place) = HeaderValue::from_str(&format!("{}/{}", api::SHARES, created.handle)) {
         reply.headers_mut().insert(header::LOCATION, place);
@@ -80,32 +93,24 @@ pub(super) async fn batch_create(
     request: Request<Incoming>,
 ) -> Result<Reply, Refusal> {
     let owner = creator(daemon, peer, request.headers())?;
-    let batch: Batch<Create> = message::json(request, MANY, daemon.settings.body_timeout).await?;
-    let items = admit_batch(daemon, client, batch.items)?;
-    // All are begun before the first is awaited: they share their barrier.
-    let mut begun = Vec::with_capacity(items.len());
-    for item in items {
-        begun.push(prepare(daemon, owner, item).and_then(|wanted| begin(daemon, wanted)));
-    }
-    let mut results = Vec::with_capacity(begun.len());
-    for item in begun {
-        let result = match item {
-            Err(refusal) => Err(refusal),
-            Ok((handle, wanted, pending)) => match pending.await {
-                Ok(created) => Ok(made(daemon, handle, created)),
-                Err(StoreError::Taken) => mint(daemon, wanted).await,
-                Err(error) => Err(give_back(daemon, wanted, error)),
+    let begin = |item| match prepare(daemon, owner, item)? {
+        Prepared::New(wanted) => begin(daemon, wanted),
+        Prepared::Again(created) => Ok(Begun::Again(created)),
+    };
+    let end = |begun: Result<Begun, Refusal>| async move {
+        match begun? {
+            Begun::Again(created) => Ok(created),
+            Begun::New(handle, wanted, pending) => match pending.await {
+                Ok(created) => Ok(made(daemon, handle, &wanted, created)),
+                Err(StoreError::Taken) => mint(daemon, *wanted).await,
+                Err(error) => Err(give_back(daemon, *wanted, error)),
             },
-        };
-        results.push(match result {
-            Ok(ok) => Outcome::Done { ok },
-            Err(refusal) => Outcome::Failed(refusal.failure()),
-        });
-    }
-    Ok(reply::json(StatusCode::OK, &Results { results }))
+        }
+    };
+    batch::serve(daemon, client, request, begin, end).await
 }
 
-fn prepare(daemon: &Daemon, owner: Verifier, create: Create) -> Result<Wanted, Refusal> {
+fn prepare(daemon: &Daemon, owner: Verifier, create: Create) -> Result<Prepared, Refusal> {
     let settings = &daemon.settings;
     let ttl = create.expires_in.map_or(settings.default_expiry, Duration::from_secs);
     if ttl.is_zero() || ttl > settings.max_expiry {
@@ -115,75 +120,75 @@ fn prepare(daemon: &Daemon, owner: Verifier, create: Create) -> Result<Wanted, R
     if !(1..=MAX_CLAIMS).contains(&create.max_claims) {
         return Err(Refusal::malformed("a share allows 1 to 8 claims"));
     }
+    let auth = Verifier(*create.verifier.as_bytes());
     let wrong = |message: &'static str| Refusal::new(ErrorCode::Upload, message);
     let upload = match (create.capsule.content(), create.upload) {
         (Content::Inline, None) => None,
         (Content::Inline, Some(_)) => return Err(wrong("the capsule has the content inside, and takes no upload")),
         (Content::Spooled { .. }, None) => return Err(wrong("the capsule needs an upload")),
         (Content::Spooled { size, digest }, Some(token)) => {
-            let entry = daemon.waiting.take(&token).ok_or_else(|| wrong("there is no such upload"))?;
+            let Some(entry) = daemon.waiting.take(&token) else {
+                let made = daemon.waiting.made(&token, &owner, &auth);
+                return made.map(Prepared::Again).ok_or_else(|| wrong("there is no such upload"));
+            };
             if entry.length != size || entry.digest != *digest.as_bytes() {
-                daemon.waiting.put(&token, entry);
+                daemon.waiting.put_back(&token, owner, entry);
                 return Err(wrong("the upload is not what the capsule says"));
             }
             Some((token, entry))
         }
     };
     let share = NewShare {
-        auth: Verifier(*create.verifier.as_bytes()),
+        auth,
         owner,
         ttl,
         claims: create.max_claims,
         capsule: Bytes::from(create.capsule.into_bytes()),
         payload: upload.as_ref().map(|(_, entry)| *entry),
     };
-    Ok(Wanted { share, upload })
+    Ok(Prepared::New(Box::new(Wanted { share, upload })))
 }
 
-type Begun = (Handle, Wanted, Pending<store::Created>);
+/// A share under way in a batch.
+enum Begun {
+    New(Handle, Box<Wanted>, Pending<store::Created>),
+    Again(Created),
+}
 
-fn begin(daemon: &Daemon, wanted: Wanted) -> Result<Begun, Refusal> {
+fn begin(daemon: &Daemon, wanted: Box<Wanted>) -> Result<Begun, Refusal> {
     match store::random_handle(daemon.settings.routing, daemon.settings.digits) {
         Ok(handle) => {
             let pending = daemon.store.create(handle, wanted.share.clone());
-            Ok((handle, wanted, pending))
+            Ok(Begun::New(handle, wanted, pending))
         }
-        Err(error) => Err(give_back(daemon, wanted, error)),
+        Err(error) => Err(give_back(daemon, *wanted, error)),
     }
 }
 
 async fn mint(daemon: &Daemon, wanted: Wanted) -> Result<Created, Refusal> {
     let (routing, digits) = (daemon.settings.routing, daemon.settings.digits);
     match store::mint(&*daemon.store, routing, digits, wanted.share.clone()).await {
-        Ok((handle, created)) => Ok(made(daemon, handle, created)),
+        Ok((handle, created)) => Ok(made(daemon, handle, &wanted, created)),
         Err(error) => Err(give_back(daemon, wanted, error)),
     }
 }
 
-fn made(daemon: &Daemon, handle: Handle, created: store::Created) -> Created {
+fn made(daemon: &Daemon, handle: Handle, wanted: &Wanted, created: store::Created) -> Created {
     daemon.metrics.created.fetch_add(1, Relaxed);
     let url = format!("{}{}{handle}", daemon.settings.public_url, api::PAGE);
-    Created { handle, url, expires_at: seconds(created.expires) }
+    let created = Created { handle, url, expires_at: seconds(created.expires) };
+    if let Some((token, _)) = &wanted.upload {
+        daemon.waiting.remember(token, wanted.share.owner, wanted.share.auth, created.clone());
+    }
+    created
 }
 
 /// The upload of a share that could not be made waits for another attempt.
 fn give_back(daemon: &Daemon, wanted: Wanted, error: StoreError) -> Refusal {
     if let Some((token, entry)) = wanted.upload {
-        daemon.waiting.put(&token, entry);
+        daemon.waiting.put_back(&token, wanted.share.owner, entry);
     }
     Refusal::from(error)
-}
-
-/// Counts the items of a batch as so many requests.
-pub(super) fn admit_batch<T>(daemon: &Daemon, client: Client, items: Vec<T>) -> Result<Vec<T>, Refusal> {
-    match items.len() {
-        0 => Err(Refusal::malformed("the batch is empty")),
-        count if count > MAX_BATCH => Err(Refusal::malformed("the batch has more than 100 items")),
-        count => {
-            daemon.limiter.admit(client, count as u32).map_err(|wait| Refusal::limited(wait.0))?;
-            Ok(items)
-        }
-    }
 }
 
 /// `GET /v1/shares/HANDLE`
@@ -206,9 +211,13 @@ pub(super) async fn revoke(
 ) -> Result<Reply, Refusal> {
     let owner = owner(request.headers())?;
     let reply = of_owner(daemon, client, handle, daemon.store.revoke(handle, &owner)).await?;
-    daemon.metrics.revoked.fetch_add(1, Relaxed);
-    daemon.changed(handle);
+    revoked(daemon, handle);
     Ok(reply)
+}
+
+fn revoked(daemon: &Daemon, handle: Handle) {
+    daemon.metrics.revoked.fetch_add(1, Relaxed);
+    daemon.withdrawn(handle);
 }
 
 /// `POST /v1/shares/HANDLE/rearm`
@@ -221,7 +230,7 @@ pub(super) async fn rearm(
     let owner = owner(request.headers())?;
     let reply = of_owner(daemon, client, handle, daemon.store.rearm(handle, &owner)).await?;
     daemon.metrics.rearmed.fetch_add(1, Relaxed);
-    daemon.changed(handle);
+    daemon.withdrawn(handle);
     Ok(reply)
 }
 
@@ -283,7 +292,7 @@ pub(super) async fn watch(
 
 /// `POST /v1/batch/info`
 pub(super) async fn batch_info(daemon: &Daemon, client: Client, request: Request<Incoming>) -> Result<Reply, Refusal> {
-    batch(daemon, client, request, |handle, owner| daemon.store.info(handle, owner), |_| {}).await
+    batch_of_owner(daemon, client, request, |handle, owner| daemon.store.info(handle, owner), |_| {}).await
 }
 
 /// `POST /v1/batch/revoke`
@@ -292,14 +301,11 @@ pub(super) async fn batch_revoke(
     client: Client,
     request: Request<Incoming>,
 ) -> Result<Reply, Refusal> {
-    let revoked = |handle| {
-        daemon.metrics.revoked.fetch_add(1, Relaxed);
-        daemon.changed(handle);
-    };
-    batch(daemon, client, request, |handle, owner| daemon.store.revoke(handle, owner), revoked).await
+    let step = |handle, owner: &OwnerToken| daemon.store.revoke(handle, owner);
+    batch_of_owner(daemon, client, request, step, |handle| revoked(daemon, handle)).await
 }
 
-async fn batch(
+async fn batch_of_owner(
     daemon: &Daemon,
     client: Client,
     request: Request<Incoming>,
@@ -307,20 +313,14 @@ async fn batch(
     done: impl Fn(Handle),
 ) -> Result<Reply, Refusal> {
     let owner = owner(request.headers())?;
-    let batch: Batch<Handle> = message::json(request, MANY, daemon.settings.body_timeout).await?;
-    let items = admit_batch(daemon, client, batch.items)?;
-    let begun: Vec<_> = items.into_iter().map(|handle| (handle, step(handle, &owner))).collect();
-    let mut results = Vec::with_capacity(begun.len());
-    for (handle, pending) in begun {
-        results.push(match known(daemon, client, pending).await {
-            Ok(info) => {
-                done(handle);
-                Outcome::Done { ok: told(handle, &info) }
-            }
-            Err(refusal) => Outcome::Failed(refusal.failure()),
-        });
-    }
-    Ok(reply::json(StatusCode::OK, &Results { results }))
+    let done = &done;
+    let begin = |handle| (handle, step(handle, &owner));
+    let end = |(handle, pending)| async move {
+        let info = known(daemon, client, pending).await?;
+        done(handle);
+        Ok::<_, Refusal>(told(handle, &info))
+    };
+    batch::serve(daemon, client, request, begin, end).await
 }
 
 /// What the store told, in the words of the protocol.
@@ -370,6 +370,17 @@ impl Daemon {
     /// Wakes whoever watches the share.
     pub(super) fn changed(&self, handle: Handle) {
         self.changes[place(handle)].notify_waiters();
+    }
+
+    /// Takes the leases of a share from the answers that run under them, and wakes whoever watches it.
+    pub(super) fn withdrawn(&self, handle: Handle) {
+        self.withdrawn[place(handle)].fetch_add(1, Relaxed);
+        self.changed(handle);
+    }
+
+    /// Grows when leases of this share were taken back. Others may have the same number.
+    pub(super) fn withdrawals(&self, handle: Handle) -> u64 {
+        self.withdrawn[place(handle)].load(Relaxed)
     }
 
     /// Wakes all watchers, because the daemon stops.

@@ -15,6 +15,7 @@ use tokio::sync::mpsc::{Receiver, Sender, channel};
 
 use super::origin::Peer;
 use super::reply::{self, Refusal, Reply};
+use super::waiting::Arrived;
 use super::{Daemon, message, shares};
 use crate::spool::{Deposit, Spool};
 use crate::store::StoreError;
@@ -26,7 +27,7 @@ const LEAST_RATE: u64 = 1024;
 
 /// `POST /v1/uploads`
 pub(super) async fn upload(daemon: &Daemon, peer: Peer, request: Request<Incoming>) -> Result<Reply, Refusal> {
-    shares::creator(daemon, peer, request.headers())?;
+    let owner = shares::creator(daemon, peer, request.headers())?;
     message::expect_type(request.headers(), "application/octet-stream")?;
     let most = daemon.settings.max_ciphertext;
     if request.body().size_hint().lower() > most {
@@ -58,8 +59,11 @@ pub(super) async fn upload(daemon: &Daemon, peer: Peer, request: Request<Incomin
         daemon.spool.remove(&entry.id);
         return Err(Refusal::unavailable("the daemon has no randomness"));
     }
-    let token = UploadToken::new(random);
-    daemon.waiting.put(&token, entry);
+    let Arrived { token, entry, surplus } = daemon.waiting.arrived(UploadToken::new(random), owner, entry);
+    if let Some(surplus) = surplus {
+        let spool = daemon.spool.clone();
+        let _ = tokio::task::spawn_blocking(move || spool.remove(&surplus)).await;
+    }
     let uploaded =
         Uploaded { upload: token, size: entry.length, digest: Digest::new(entry.digest), expires_in: UPLOAD_SECONDS };
     Ok(reply::json(StatusCode::CREATED, &uploaded))

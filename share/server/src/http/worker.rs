@@ -146,7 +146,15 @@ fn is_of_the_connection(error: &io::Error) -> bool {
 }
 
 /// Counts an open connection for as long as it lives.
-struct Counted(Arc<Daemon>);
+pub(super) struct Counted(Arc<Daemon>);
+
+impl Counted {
+    /// With how many are open now, this one included.
+    pub(super) fn new(daemon: &Arc<Daemon>) -> (Counted, i64) {
+        let open = daemon.metrics.connections.fetch_add(1, Relaxed) + 1;
+        (Counted(daemon.clone()), open)
+    }
+}
 
 impl Drop for Counted {
     fn drop(&mut self) {
@@ -156,8 +164,7 @@ impl Drop for Counted {
 
 fn begin(daemon: &Arc<Daemon>, source: &Source, accepted: Accepted, stop: &Stop, connections: &mut JoinSet<()>) {
     daemon.metrics.accepted.fetch_add(1, Relaxed);
-    let open = daemon.metrics.connections.fetch_add(1, Relaxed) + 1;
-    let counted = Counted(daemon.clone());
+    let (counted, open) = Counted::new(daemon);
     let most = i64::try_from(daemon.settings.max_connections).unwrap_or(i64::MAX);
     if open > most {
         daemon.metrics.connections_refused.fetch_add(1, Relaxed);
@@ -199,7 +206,12 @@ fn slow(daemon: &Daemon) {
 }
 
 /// Serves one connection.
-async fn connection<S: AsyncRead + AsyncWrite + Unpin>(counted: Counted, stream: S, peer: Peer, mut stop: Stop) {
+pub(super) async fn connection<S: AsyncRead + AsyncWrite + Unpin>(
+    counted: Counted,
+    stream: S,
+    peer: Peer,
+    mut stop: Stop,
+) {
     let daemon = &counted.0;
     let service = service_fn(|request: Request<Incoming>| async move {
         Ok::<_, Infallible>(route::answer(daemon, peer, request).await)

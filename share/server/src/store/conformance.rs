@@ -67,7 +67,7 @@ pub(crate) fn large(number: u64) -> NewShare {
 
 /// Runs all cases.
 pub(crate) fn suite(make: Make<'_>) {
-    let cases: [(&str, Case); 20] = [
+    let cases: [(&str, Case); 22] = [
         ("what was deposited is given once", what_was_deposited_is_given_once),
         ("a repeated claim gets the same answer", a_repeated_claim_gets_the_same_answer),
         ("a handle is taken once", a_handle_is_taken_once),
@@ -76,11 +76,13 @@ pub(crate) fn suite(make: Make<'_>) {
         ("with proof the answer is true", with_proof_the_answer_is_true),
         ("all claims that were allowed are given", all_claims_that_were_allowed_are_given),
         ("an unused lease rearms", an_unused_lease_rearms),
+        ("telling of a lease changes nothing", telling_of_a_lease_changes_nothing),
         ("a used lease consumes", a_used_lease_consumes),
         ("the owner rearms what was interrupted", the_owner_rearms_what_was_interrupted),
         ("a second claimant is refused throughout", a_second_claimant_is_refused_throughout),
         ("a download goes on while it is asked for", a_download_goes_on_while_it_is_asked_for),
         ("a finished lease is over", a_finished_lease_is_over),
+        ("a claim becomes complete once", a_claim_becomes_complete_once),
         ("who asks again after the last byte keeps the lease", who_asks_again_after_the_last_byte_keeps_the_lease),
         ("a lease outlives the share's expiry", a_lease_outlives_the_expiry),
         ("a revoked share gives nothing", a_revoked_share_gives_nothing),
@@ -235,6 +237,31 @@ fn an_unused_lease_rearms(make: Make<'_>) {
     t.store.payload(handle(1), &second.token).wait().unwrap();
 }
 
+/// Store rule 12.
+fn telling_of_a_lease_changes_nothing(make: Make<'_>) {
+    let t = make(Periods::default());
+    t.store.create(handle(1), large(1)).wait().unwrap();
+    let lease = t.store.claim(handle(1), &auth(1), id(1)).wait().unwrap().lease.unwrap();
+    let before = t.store.info(handle(1), &owner(1)).wait().unwrap();
+    t.clock.pass(MINUTE);
+    let told = t.store.lease(handle(1), &lease.token).wait().unwrap();
+    assert!(told.until == lease.until && told.payload == lease.payload && told.token == lease.token);
+    assert_eq!(t.store.info(handle(1), &owner(1)).wait().unwrap(), before);
+    // It was neither renewed nor marked as used.
+    t.clock.pass(MINUTE);
+    assert_eq!(t.store.lease(handle(1), &lease.token).wait().err(), Some(StoreError::Unknown));
+    assert_eq!(t.store.info(handle(1), &owner(1)).wait().unwrap().state, State::Armed);
+    let second = t.store.claim(handle(1), &auth(1), id(2)).wait().unwrap().lease.unwrap();
+    t.store.payload(handle(1), &second.token).wait().unwrap();
+    t.store.finish(handle(1), &second.token, Finish::After(MINUTE)).wait().unwrap();
+    let finishing = t.store.lease(handle(1), &second.token).wait().unwrap();
+    t.clock.pass(MINUTE);
+    // Nor did it take the end of the download back.
+    assert_eq!(t.store.lease(handle(1), &second.token).wait().err(), Some(StoreError::Used { at: finishing.until }));
+    assert_eq!(t.store.info(handle(1), &owner(1)).wait().unwrap().events[0].state, ClaimState::Completed);
+    assert_eq!(t.store.lease(handle(1), &LeaseToken([1; 16])).wait().err(), Some(StoreError::Unknown));
+}
+
 fn a_used_lease_consumes(make: Make<'_>) {
     let t = make(Periods::default());
     t.store.create(handle(1), NewShare { ttl: 180 * MINUTE, ..large(1) }).wait().unwrap();
@@ -312,6 +339,35 @@ fn a_finished_lease_is_over(make: Make<'_>) {
     assert_eq!((info.state, info.events[0].state), (State::Consumed, ClaimState::Completed));
     assert!(matches!(t.store.payload(handle(1), &lease.token).wait().err(), Some(StoreError::Used { .. })));
     t.store.finish(handle(1), &lease.token, Finish::Now).wait().unwrap();
+}
+
+fn a_claim_becomes_complete_once(make: Make<'_>) {
+    let t = make(Periods::default());
+    let long = |number| NewShare { ttl: 180 * MINUTE, ..large(number) };
+    let leased = |number| t.store.claim(handle(number), &auth(number), id(1)).wait().unwrap().lease.unwrap().token;
+    let finish = |number, token, how| t.store.finish(handle(number), &token, how).wait().unwrap();
+    for number in 1..=4 {
+        t.store.create(handle(number), long(number)).wait().unwrap();
+    }
+    // Said by the receiver, twice.
+    let token = leased(1);
+    t.store.payload(handle(1), &token).wait().unwrap();
+    assert!(finish(1, token, Finish::Now) && !finish(1, token, Finish::Now));
+    // By time after the last byte.
+    let token = leased(2);
+    t.store.payload(handle(2), &token).wait().unwrap();
+    assert!(!finish(2, token, Finish::After(MINUTE)));
+    t.clock.pass(MINUTE);
+    assert!(!finish(2, token, Finish::Now));
+    // Without a byte sent.
+    let token = leased(3);
+    assert!(!finish(3, token, Finish::Now));
+    assert_eq!(t.store.info(handle(3), &owner(3)).wait().unwrap().state, State::Consumed);
+    // After it was interrupted.
+    let token = leased(4);
+    t.store.payload(handle(4), &token).wait().unwrap();
+    t.clock.pass(61 * MINUTE);
+    assert!(finish(4, token, Finish::Now) && !finish(4, token, Finish::Now));
 }
 
 fn who_asks_again_after_the_last_byte_keeps_the_lease(make: Make<'_>) {

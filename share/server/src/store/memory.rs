@@ -81,11 +81,15 @@ impl ShareStore for MemoryStore {
         })
     }
 
+    fn lease(&self, handle: Handle, token: &LeaseToken) -> Pending<Lease> {
+        self.with(handle, |share, _| share.lease(token, &self.clock))
+    }
+
     fn payload(&self, handle: Handle, token: &LeaseToken) -> Pending<Lease> {
         self.with(handle, |share, _| share.payload(token, &self.clock, &self.periods))
     }
 
-    fn finish(&self, handle: Handle, token: &LeaseToken, how: Finish) -> Pending<()> {
+    fn finish(&self, handle: Handle, token: &LeaseToken, how: Finish) -> Pending<bool> {
         self.with(handle, |share, _| share.finish(token, how, &self.clock))
     }
 

@@ -30,6 +30,13 @@
 //! - Store rule 9: a change that failed to become durable ends all changes: the store latches and refuses them until a restart.
 //! - Store rule 10: no call waits for a barrier of the disk. The change is made during the call, and awaiting the answer waits for
 //!   its durability. Many changes that are made before the first is awaited share their barrier.
+//! - Store rule 11: an answer that carries bytes of a payload obeys its lease for as long as it goes out. It asks [`ShareStore::payload`]
+//!   again when 10 seconds have gone by, when the share was revoked or rearmed meanwhile, and before its last part; so no body is
+//!   whole whose lease had ended before that part, and after ten seconds nothing more of it is handed over. What the connection's
+//!   buffers hold by then cannot be called back. Asking renews the lease: it lives while bytes flow, up to a day after its claim.
+//!   An answer that stands still, because its client takes nothing, does not ask and renews nothing.
+//! - Store rule 12: only an answer that carries bytes of a payload notes that something was sent. Telling of a lease (HEAD, 304, 416)
+//!   changes nothing.
 
 use std::time::Duration;
 
@@ -41,7 +48,7 @@ use zeroize::{Zeroize, ZeroizeOnDrop};
 pub mod cell;
 pub mod clock;
 #[cfg(test)]
-mod conformance;
+pub(crate) mod conformance;
 pub mod disk;
 #[cfg(any(test, fuzzing))]
 pub mod fuzzing;
@@ -54,7 +61,7 @@ mod record;
 pub mod segments;
 mod share;
 #[cfg(any(test, fuzzing))]
-mod simulated;
+pub(crate) mod simulated;
 mod sync;
 pub mod valkey;
 
@@ -317,17 +324,25 @@ pub trait ShareStore: Send + Sync {
     /// `Unknown`; with proof `Expired`, `Revoked`, `Used`, `Busy`; `Full`, `Unavailable` (nothing was given away).
     fn claim(&self, handle: Handle, auth: &Auth, id: ClaimId) -> Pending<Claimed>;
 
-    /// Must be awaited before each answer that carries bytes of the payload: notes that a byte is sent, and renews the lease.
+    /// Tells of a lease and changes nothing (Store rule 12).
     ///
     /// # Errors
     /// `Unknown` for a token that is wrong or whose lease ended unused; `Used` when the lease is over, `Revoked`; `Unavailable`.
+    fn lease(&self, handle: Handle, token: &LeaseToken) -> Pending<Lease>;
+
+    /// Must be awaited before each answer that carries bytes of the payload, and while it goes out (Store rule 11): notes that a
+    /// byte is sent, and renews the lease.
+    ///
+    /// # Errors
+    /// As [`ShareStore::lease`].
     fn payload(&self, handle: Handle, token: &LeaseToken) -> Pending<Lease>;
 
-    /// Ends a lease as complete; doing it twice is no error.
+    /// Ends a lease as complete; doing it twice is no error. True when a claim of which something was sent is complete by this call,
+    /// which it is once.
     ///
     /// # Errors
     /// As [`ShareStore::payload`]. A lease whose payload was never asked for is finished as well: the receiver says that it is done.
-    fn finish(&self, handle: Handle, token: &LeaseToken, how: Finish) -> Pending<()>;
+    fn finish(&self, handle: Handle, token: &LeaseToken, how: Finish) -> Pending<bool>;
 
     /// # Errors
     /// `Unknown`, `Unavailable`.

@@ -5,7 +5,7 @@ use siphasher::sip128::{Hasher128, SipHasher24};
 use std::hash::Hasher;
 use std::time::Duration;
 
-use super::cell::{Cell, Ended, Slot};
+use super::cell::{Cell, Ended, Running, Slot};
 use super::clock::{StoreClock, Time};
 use super::{
     Auth, ClaimEvent, ClaimId, ClaimState, Finish, Info, Lease, LeaseToken, NewShare, OwnerToken, Periods, Result,
@@ -145,36 +145,51 @@ impl Share {
         ends.max().unwrap_or(self.created)
     }
 
-    /// Notes that a byte of the payload goes out and renews the lease. Renewals are noted when half of the time is over, so that
-    /// a download in many parts costs few writes. Who asks again after the last byte lacks something still: the lease goes on.
-    pub(crate) fn payload(&mut self, token: &LeaseToken, clock: &StoreClock, periods: &Periods) -> Result<Lease> {
-        let now = clock.now();
-        self.cell.settle(now);
-        let (revoked, payload) = (self.revoked, self.payload);
+    /// The lease that runs under a token.
+    fn running(&mut self, token: &LeaseToken, clock: &StoreClock) -> Result<&mut Running> {
+        self.cell.settle(clock.now());
+        let revoked = self.revoked;
         let slot = self.cell.by_token(token).ok_or(StoreError::Unknown)?;
         if let Some(at) = revoked {
             return Err(StoreError::Revoked { at: clock.wall(at) });
         }
         match slot {
-            Slot::Leased(lease) => {
-                let payload = payload.ok_or(StoreError::Unknown)?;
-                let renewed = now.after(periods.transfer_lease).min(lease.claimed.after(LONGEST_LEASE));
-                let due = lease.until < renewed && lease.until < now.after(periods.transfer_lease / 2);
-                if !lease.sent || lease.finishing || due {
-                    lease.sent = true;
-                    lease.finishing = false;
-                    lease.until = lease.until.max(renewed);
-                    self.version += 1;
-                }
-                let Slot::Leased(lease) = slot else { return Err(StoreError::Unknown) };
-                Ok(Lease { token: lease.token, until: clock.wall(lease.until), payload })
-            }
+            Slot::Leased(lease) => Ok(lease),
             Slot::Ended(ended) => Err(StoreError::Used { at: clock.wall(ended.at) }),
             Slot::Free => Err(StoreError::Unknown),
         }
     }
 
-    pub(crate) fn finish(&mut self, token: &LeaseToken, how: Finish, clock: &StoreClock) -> Result<()> {
+    /// Tells of a lease (Store rule 12).
+    pub(crate) fn lease(&self, token: &LeaseToken, clock: &StoreClock) -> Result<Lease> {
+        let mut settled = *self;
+        let payload = self.payload;
+        let lease = settled.running(token, clock)?;
+        Ok(Lease { token: lease.token, until: clock.wall(lease.until), payload: payload.ok_or(StoreError::Unknown)? })
+    }
+
+    /// Notes that a byte of the payload goes out and renews the lease. Renewals are noted when half of the time is over, so that
+    /// a download in many parts costs few writes. Who asks again after the last byte lacks something still: the lease goes on.
+    pub(crate) fn payload(&mut self, token: &LeaseToken, clock: &StoreClock, periods: &Periods) -> Result<Lease> {
+        let now = clock.now();
+        let payload = self.payload;
+        let lease = self.running(token, clock)?;
+        let payload = payload.ok_or(StoreError::Unknown)?;
+        let renewed = now.after(periods.transfer_lease).min(lease.claimed.after(LONGEST_LEASE));
+        let due = lease.until < renewed && lease.until < now.after(periods.transfer_lease / 2);
+        let news = !lease.sent || lease.finishing || due;
+        if news {
+            lease.sent = true;
+            lease.finishing = false;
+            lease.until = lease.until.max(renewed);
+        }
+        let (token, until) = (lease.token, clock.wall(lease.until));
+        self.version += u32::from(news);
+        Ok(Lease { token, until, payload })
+    }
+
+    /// True when a claim of which something was sent is complete by this call.
+    pub(crate) fn finish(&mut self, token: &LeaseToken, how: Finish, clock: &StoreClock) -> Result<bool> {
         let now = clock.now();
         self.cell.settle(now);
         let revoked = self.revoked;
@@ -182,30 +197,32 @@ impl Share {
         if let Some(at) = revoked {
             return Err(StoreError::Revoked { at: clock.wall(at) });
         }
-        match slot {
-            Slot::Leased(lease) => {
-                match how {
-                    Finish::Now => *slot = lease.ended(now, true),
-                    // Of several last bytes under way the first counts.
-                    Finish::After(_) if lease.finishing => return Ok(()),
-                    Finish::After(grace) => {
-                        lease.sent = true;
-                        lease.finishing = true;
-                        lease.until = now.after(grace);
-                    }
+        let complete = match slot {
+            Slot::Leased(lease) => match how {
+                Finish::Now => {
+                    let sent = lease.sent;
+                    *slot = lease.ended(now, true);
+                    sent
                 }
-                self.version += 1;
-                Ok(())
-            }
-            Slot::Ended(Ended { completed: true, .. }) => Ok(()),
+                // Of several last bytes under way the first counts.
+                Finish::After(_) if lease.finishing => return Ok(false),
+                Finish::After(grace) => {
+                    lease.sent = true;
+                    lease.finishing = true;
+                    lease.until = now.after(grace);
+                    false
+                }
+            },
+            Slot::Ended(Ended { completed: true, .. }) => return Ok(false),
             // The receiver got all of it although its lease ran out meanwhile: the audit tells the truth.
             Slot::Ended(ended) => {
                 ended.completed = true;
-                self.version += 1;
-                Ok(())
+                true
             }
-            Slot::Free => Err(StoreError::Unknown),
-        }
+            Slot::Free => return Err(StoreError::Unknown),
+        };
+        self.version += 1;
+        Ok(complete)
     }
 
     pub(crate) fn info(&self, owner: &OwnerToken, clock: &StoreClock) -> Result<Info> {

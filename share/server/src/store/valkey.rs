@@ -440,15 +440,20 @@ impl ShareStore for ValkeyStore {
         )
     }
 
+    fn lease(&self, handle: Handle, token: &LeaseToken) -> Pending<Lease> {
+        let token = *token;
+        self.request(handle, move |inner, share| share.lease(&token, &inner.clock), |_, _, lease, _| lease)
+    }
+
     fn payload(&self, handle: Handle, token: &LeaseToken) -> Pending<Lease> {
         let token = *token;
         let step = move |inner: &Inner, share: &mut Share| share.payload(&token, &inner.clock, &inner.periods);
         self.request(handle, step, |_, _, lease, _| lease)
     }
 
-    fn finish(&self, handle: Handle, token: &LeaseToken, how: Finish) -> Pending<()> {
+    fn finish(&self, handle: Handle, token: &LeaseToken, how: Finish) -> Pending<bool> {
         let token = *token;
-        self.request(handle, move |inner, share| share.finish(&token, how, &inner.clock), |_, _, (), _| ())
+        self.request(handle, move |inner, share| share.finish(&token, how, &inner.clock), |_, _, news, _| news)
     }
 
     fn info(&self, handle: Handle, owner: &OwnerToken) -> Pending<Info> {

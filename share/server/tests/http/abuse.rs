@@ -61,6 +61,36 @@ fn connections_over_the_limit_are_told_and_others_served_again() {
 }
 
 #[test]
+fn slow_batches_of_one_client_leave_places_to_others() {
+    let daemon = Daemon::start(&QUICK);
+    let begin = || {
+        let mut stream = TcpStream::connect(daemon.http).unwrap();
+        let head = "POST /v1/batch/claim HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n";
+        stream.write_all(format!("{head}content-length: 500000\r\n\r\n{{").as_bytes()).unwrap();
+        stream
+    };
+    // More than the places of one client: a question below may take one before all of them came.
+    let slow: Vec<TcpStream> = (0..24).map(|_| begin()).collect();
+    let ask = json!({ "items": ["0000000000000"] });
+    let owner = Owner::new();
+    let headers = [("authorization", owner.header.as_str()), ("content-type", "application/json")];
+    let mut refused = None;
+    until("all places of the client are taken", || {
+        let answer = daemon.post("/v1/batch/info", &headers[..1], &ask);
+        refused = (answer.status == 503).then_some(answer);
+        refused.is_some()
+    });
+    let refused = refused.unwrap();
+    assert_eq!((refused.error().as_str(), refused.header("retry-after")), ("unavailable", Some("5")));
+    // Another client, and what is no batch, is served.
+    let mut local = Connection::unix(&daemon.unix);
+    assert_eq!(local.ask("POST", "/v1/batch/info", &headers, ask.to_string().as_bytes()).status, 200);
+    daemon.share(&owner, &json!({}));
+    drop(slow);
+    until("there is a place again", || daemon.post("/v1/batch/info", &headers[..1], &ask).status == 200);
+}
+
+#[test]
 fn without_descriptors_it_waits_and_serves_on() {
     let directory = tempfile::tempdir().unwrap();
     let log = directory.path().join("log");

@@ -1,5 +1,7 @@
 //! Messages, methods, owners, batches and the page.
 
+use std::net::TcpStream;
+
 use lockbox_share_protocol::capsule::Content;
 use serde_json::{Value, json};
 
@@ -126,15 +128,102 @@ fn the_page_is_the_same_for_everything_and_loads_nothing_from_elsewhere() {
     assert_eq!(page.header("cache-control"), Some("no-store"));
 }
 
-#[test]
-fn the_unix_socket_serves_the_same_and_may_be_the_only_way_to_make_shares() {
-    let options: Vec<&str> = QUICK.into_iter().chain(["--creators", "local"]).collect();
-    let daemon = Daemon::start(&options);
+/// Asks for a share over TCP, with these headers besides.
+fn make(daemon: &Daemon, connection: TcpStream, more: &[(&str, &str)]) -> (u16, String) {
     let owner = Owner::new();
-    let message = create(&[3; 32], capsule(Content::Inline), None, &json!({}));
-    let headers = [("authorization", owner.header.as_str()), ("content-type", "application/json")];
-    let network = daemon.connect().ask("POST", "/v1/shares", &headers, message.to_string().as_bytes());
-    assert_eq!((network.status, network.error().as_str()), (403, "forbidden"));
-    let local = Connection::unix(&daemon.unix).ask("POST", "/v1/shares", &headers, message.to_string().as_bytes());
-    assert_eq!(local.status, 201);
+    let message = create(&random(), capsule(Content::Inline), None, &json!({})).to_string();
+    let authorization = [("authorization", owner.header.as_str()), ("content-type", "application/json")];
+    let headers: Vec<(&str, &str)> = authorization.into_iter().chain(more.iter().copied()).collect();
+    let answer = Connection::new(connection).ask("POST", "/v1/shares", &headers, message.as_bytes());
+    let mut local = Connection::unix(&daemon.unix);
+    let over_socket = local.ask("POST", "/v1/shares", &headers, message.as_bytes());
+    assert_eq!(over_socket.status, 201, "the Unix socket is always local: {}", over_socket.text());
+    (answer.status, if answer.status == 201 { String::new() } else { answer.error() })
+}
+
+#[test]
+fn strangers_and_proxies_make_no_shares_unless_told() {
+    let forbidden = (403, "forbidden".to_owned());
+    let made = (201, String::new());
+    let with =
+        |options: &[&'static str]| Daemon::start(&QUICK.into_iter().chain(options.iter().copied()).collect::<Vec<_>>());
+    let near = |daemon: &Daemon, more: &[(&str, &str)]| make(daemon, TcpStream::connect(daemon.http).unwrap(), more);
+    let daemon = with(&[]);
+    assert_eq!(near(&daemon, &[]), made);
+    for header in ["x-forwarded-for", "forwarded", "x-real-ip", "via", "x-forwarded-host"] {
+        assert_eq!(near(&daemon, &[(header, "127.0.0.1")]), forbidden, "{header}");
+    }
+    // Uploads are the first step of a share.
+    let owner = Owner::new();
+    let headers = [
+        ("authorization", owner.header.as_str()),
+        ("content-type", "application/octet-stream"),
+        ("x-forwarded-for", "192.0.2.1"),
+    ];
+    assert_eq!(daemon.connect().ask("POST", "/v1/uploads", &headers, &age_file(100)).error(), "forbidden");
+    // Owners look after their shares from anywhere, and claims come from anywhere.
+    let share = daemon.share(&owner, &json!({}));
+    let headers = [("authorization", owner.header.as_str()), ("x-forwarded-for", "192.0.2.1")];
+    assert_eq!(daemon.get(&share.path(""), &headers).status, 200);
+    assert_eq!(daemon.post("/v1/claim", &[("x-forwarded-for", "192.0.2.1")], &share.claim(random())).status, 200);
+
+    assert_eq!(near(&with(&["--public-url", "https://share.example.org"]), &[]), forbidden);
+    assert_eq!(near(&with(&["--trusted-proxy", "127.0.0.1"]), &[]), forbidden);
+    assert_eq!(near(&with(&["--creators", "socket"]), &[]), forbidden);
+    assert_eq!(near(&with(&["--public-url", "http://localhost:99"]), &[]), made);
+    let daemon = with(&["--public-url", "https://share.example.org", "--creators", "local"]);
+    assert_eq!(near(&daemon, &[]), made);
+    assert_eq!(near(&daemon, &[("x-forwarded-for", "192.0.2.1")]), forbidden);
+    let daemon = with(&["--creators", "everybody"]);
+    assert_eq!(near(&daemon, &[("x-forwarded-for", "192.0.2.1")]), made);
+}
+
+#[test]
+fn who_comes_by_an_address_of_the_network_makes_no_shares_unless_told() {
+    // The address by which the machine would reach others; nothing is sent.
+    let socket = std::net::UdpSocket::bind("0.0.0.0:0").unwrap();
+    let Some(own) = socket.connect("192.0.2.1:9").ok().and_then(|()| socket.local_addr().ok()) else {
+        eprintln!("NOT TESTED: this machine has no address besides loopback");
+        return;
+    };
+    for (creators, status) in [(None, 403), (Some("everybody"), 201)] {
+        let mut options = QUICK.to_vec();
+        // A second address, so that the first is still the one of the tests.
+        let second = format!("{}:0", own.ip());
+        options.extend(["--listen", &second]);
+        options.extend(creators.iter().flat_map(|creators| ["--creators", creators]));
+        let daemon = Daemon::start(&options);
+        let (near, far) = (daemon.others[0], daemon.http);
+        assert!(near.ip().is_loopback() && !far.ip().is_loopback());
+        assert_eq!(make(&daemon, TcpStream::connect(far).unwrap(), &[]).0, status);
+        assert_eq!(make(&daemon, TcpStream::connect(near).unwrap(), &[]).0, 201);
+        assert_eq!(daemon.log().contains("everybody who reaches"), creators.is_some());
+    }
+}
+
+#[test]
+fn a_daemon_at_which_nobody_could_make_shares_does_not_start() {
+    let directory = tempfile::tempdir().unwrap();
+    let start = |options: &[&str]| {
+        let output = std::process::Command::new(env!("CARGO_BIN_EXE_lockbox-share"))
+            .args([
+                "serve",
+                "--unix-socket",
+                "none",
+                "--metrics-listen",
+                "none",
+                "--listen",
+                "127.0.0.1:0",
+                "--state-dir",
+            ])
+            .arg(directory.path())
+            .args(options)
+            .output()
+            .unwrap();
+        (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    for options in [&["--creators", "socket"][..], &["--public-url", "https://share.example.org"]] {
+        let (code, said) = start(options);
+        assert!(code == Some(1) && said.contains("say who may, with --creators"), "{said}");
+    }
 }

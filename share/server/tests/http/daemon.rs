@@ -18,7 +18,9 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 pub(crate) struct Daemon {
     pub(crate) child: Child,
+    /// The last of the addresses, and those before it.
     pub(crate) http: SocketAddr,
+    pub(crate) others: Vec<SocketAddr>,
     pub(crate) metrics: SocketAddr,
     pub(crate) unix: PathBuf,
     pub(crate) directory: TempDir,
@@ -59,20 +61,20 @@ impl Daemon {
         change(&mut command);
         let mut child = command.spawn().unwrap();
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        let (mut http, mut metrics) = (None, None);
+        let (mut http, mut metrics) = (Vec::new(), None);
         loop {
             let Some(line) = lines.next() else {
                 let log = std::fs::read_to_string(directory.path().join("log")).unwrap();
                 panic!("the daemon did not start: {:?}\n{log}", child.wait());
             };
             match line.unwrap().split_once('=').unwrap() {
-                ("http", address) => http = Some(address.parse().unwrap()),
+                ("http", address) => http.push(address.parse().unwrap()),
                 ("metrics", address) => metrics = Some(address.parse().unwrap()),
                 ("ready", _) => break,
                 _ => {}
             }
         }
-        Daemon { child, http: http.unwrap(), metrics: metrics.unwrap(), unix, directory }
+        Daemon { child, http: http.pop().unwrap(), others: http, metrics: metrics.unwrap(), unix, directory }
     }
 
     pub(crate) fn log(&self) -> String {

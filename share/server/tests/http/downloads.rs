@@ -5,7 +5,10 @@ use std::io::Read;
 use serde_json::json;
 use sha2::{Digest, Sha256};
 
-use crate::daemon::{Daemon, Owner, QUICK, age_file, lease, until};
+use lockbox_share_protocol::capsule::Content;
+use lockbox_share_protocol::message::Uploaded;
+
+use crate::daemon::{Daemon, Owner, QUICK, age_file, capsule, create, lease, until};
 
 /// Megabytes of the download that is cut; more with LOCKBOX_SHARE_CUT_MIB.
 fn cut_size() -> usize {
@@ -106,6 +109,135 @@ fn ranges_are_answered_as_the_standard_says() {
 }
 
 #[test]
+fn looking_under_a_lease_is_no_download() {
+    let daemon = Daemon::start(&QUICK);
+    let owner = Owner::new();
+    let ciphertext = age_file(1000);
+    let share = daemon.share_file(&owner, &ciphertext);
+    let bearer = lease(&daemon.claim(&share));
+    let before = daemon.info(&owner, &share);
+    let tag = format!("\"{}\"", lockbox_share_protocol::token::Digest::new(Sha256::digest(&ciphertext).into()));
+    for (method, header, status) in [
+        ("HEAD", ("range", "bytes=0-9"), 206),
+        ("HEAD", ("if-range", "x"), 200),
+        ("GET", ("if-none-match", tag.as_str()), 304),
+        ("GET", ("range", "bytes=99999-"), 416),
+        ("HEAD", ("range", "bytes=99999-"), 416),
+    ] {
+        let headers = [("authorization", bearer.as_str()), header];
+        assert_eq!(daemon.connect().ask(method, &share.path("/ciphertext"), &headers, b"").status, status);
+        assert_eq!(daemon.info(&owner, &share), before, "{method} {header:?}");
+    }
+    assert_eq!(before["claims"][0]["state"], "leased");
+    let part = daemon.get(&share.path("/ciphertext"), &[("authorization", &bearer), ("range", "bytes=0-0")]);
+    assert_eq!(part.status, 206);
+    assert_eq!(daemon.info(&owner, &share)["claims"][0]["state"], "sending");
+}
+
+#[test]
+fn only_whole_downloads_count_as_completed_and_each_once() {
+    let daemon = Daemon::start(&QUICK);
+    let owner = Owner::new();
+    let completed = || daemon.metric("lockbox_share_completed_total");
+    let claimed = |length: usize| {
+        let ciphertext = age_file(length);
+        let share = daemon.share_file(&owner, &ciphertext);
+        let bearer = lease(&daemon.claim(&share));
+        (share, bearer, ciphertext.len())
+    };
+    let get = |share: &crate::daemon::Share, bearer: &str, range: &str| {
+        daemon.get(&share.path("/ciphertext"), &[("authorization", bearer), ("range", range)])
+    };
+    let complete = |share: &crate::daemon::Share, bearer: &str| {
+        let headers = [("authorization", bearer)];
+        assert_eq!(daemon.connect().ask("POST", &share.path("/complete"), &headers, b"").status, 204);
+    };
+    // Looked at and given up.
+    let (share, bearer, _) = claimed(1000);
+    let headers = [("authorization", bearer.as_str())];
+    assert_eq!(daemon.connect().ask("HEAD", &share.path("/ciphertext"), &headers, b"").status, 200);
+    complete(&share, &bearer);
+    // The last byte alone, and a download that is cut.
+    let (share, bearer, _) = claimed(1000);
+    assert_eq!(get(&share, &bearer, "bytes=-1").status, 206);
+    let (cut, cut_bearer, _) = claimed(32 << 20);
+    let mut connection = daemon.connect();
+    connection.send("GET", &cut.path("/ciphertext"), &[("authorization", &cut_bearer)], b"");
+    assert_eq!(connection.head().status, 200);
+    drop(connection);
+    until("the answer is over", || daemon.metric("lockbox_share_downloads") == 0);
+    assert_eq!(completed(), 0);
+    // In two parts, again, and said by the receiver, twice.
+    let (share, bearer, length) = claimed(1000);
+    assert_eq!(get(&share, &bearer, "bytes=500-").status, 206);
+    assert_eq!(completed(), 0);
+    assert_eq!(get(&share, &bearer, "bytes=0-499").status, 206);
+    until("it is counted", || completed() == 1);
+    assert_eq!(get(&share, &bearer, "bytes=0-").body.len(), length);
+    complete(&share, &bearer);
+    complete(&share, &bearer);
+    assert_eq!(completed(), 1);
+    // Of what nobody saw go out whole, its receiver says so, and is believed once.
+    complete(&cut, &cut_bearer);
+    complete(&cut, &cut_bearer);
+    assert_eq!(completed(), 2);
+}
+
+#[test]
+fn a_share_that_is_taken_back_stops_in_mid_download() {
+    let daemon = Daemon::start(&QUICK);
+    let owner = Owner::new();
+    let ciphertext = age_file(64 << 20);
+    for (number, ending) in [(1, "/rearm"), (2, "/revoke")] {
+        let share = daemon.share_file(&owner, &ciphertext);
+        let bearer = lease(&daemon.claim(&share));
+        let mut connection = daemon.connect();
+        connection.send("GET", &share.path("/ciphertext"), &[("authorization", &bearer)], b"");
+        assert_eq!(connection.head().status, 200);
+        let mut received = vec![0; 1 << 20];
+        connection.stream.read_exact(&mut received).unwrap();
+        let headers = [("authorization", owner.header.as_str())];
+        assert_eq!(daemon.connect().ask("POST", &share.path(ending), &headers, b"").status, 200);
+        let _ = connection.stream.read_to_end(&mut received);
+        assert!(received.len() < ciphertext.len() && received[..] == ciphertext[..received.len()]);
+        assert_eq!(daemon.metric("lockbox_share_downloads_stopped_total"), number);
+        let again = daemon.get(&share.path("/ciphertext"), &[("authorization", &bearer)]);
+        if ending == "/revoke" {
+            assert_eq!((again.status, again.error().as_str()), (410, "revoked"));
+        } else {
+            assert_eq!((again.status, again.error().as_str()), (404, "refused"));
+            let bearer = lease(&daemon.claim(&share));
+            let whole = daemon.get(&share.path("/ciphertext"), &[("authorization", &bearer)]);
+            assert!(whole.body == ciphertext);
+        }
+    }
+}
+
+#[test]
+fn one_lease_has_eight_places_for_downloads() {
+    let daemon = Daemon::start(&QUICK);
+    let owner = Owner::new();
+    let share = daemon.share_file(&owner, &age_file(64 << 20));
+    let other = daemon.share_file(&owner, &age_file(1000));
+    let bearer = lease(&daemon.claim(&share));
+    // Nobody reads what is sent, so none of them ends.
+    let begin = || {
+        let mut connection = daemon.connect();
+        connection.send("GET", &share.path("/ciphertext"), &[("authorization", &bearer)], b"");
+        let head = connection.head();
+        (head, connection)
+    };
+    let mut running: Vec<_> = (0..8).map(|_| begin()).collect();
+    assert!(running.iter().all(|(head, _)| head.status == 200));
+    let ninth = daemon.get(&share.path("/ciphertext"), &[("authorization", &bearer)]);
+    assert_eq!((ninth.status, ninth.error().as_str(), ninth.header("retry-after")), (503, "unavailable", Some("5")));
+    let other_bearer = lease(&daemon.claim(&other));
+    assert_eq!(daemon.get(&other.path("/ciphertext"), &[("authorization", &other_bearer)]).status, 200);
+    running.pop();
+    until("there is a place again", || begin().0.status == 200);
+}
+
+#[test]
 fn the_last_byte_and_some_time_consume_a_share() {
     let options: Vec<&str> = QUICK.into_iter().chain(["--grace", "1s"]).collect();
     let daemon = Daemon::start(&options);
@@ -136,7 +268,7 @@ fn an_upload_is_checked_before_it_becomes_a_share() {
     }
     body.extend_from_slice(b"0\r\n\r\n");
     let head = format!(
-        "POST /v1/uploads HTTP/1.1\r\nhost: x\r\nauthorization: {}\r\ncontent-type: application/octet-stream\r\n\
+        "POST /v1/uploads HTTP/1.1\r\nhost: localhost\r\nauthorization: {}\r\ncontent-type: application/octet-stream\r\n\
          transfer-encoding: chunked\r\n\r\n",
         owner.header
     );
@@ -144,13 +276,44 @@ fn an_upload_is_checked_before_it_becomes_a_share() {
     let answer = connection.answer("POST");
     assert_eq!((answer.status, answer.json()["size"].as_u64()), (201, Some(file.len() as u64)));
     // A capsule that says something else of the upload.
-    let uploaded: lockbox_share_protocol::message::Uploaded = serde_json::from_slice(&answer.body).unwrap();
-    let content = lockbox_share_protocol::capsule::Content::Spooled { size: 5, digest: uploaded.digest };
-    let message = crate::daemon::create(&[1; 32], crate::daemon::capsule(content), Some(uploaded), &json!({}));
+    let uploaded: Uploaded = serde_json::from_slice(&answer.body).unwrap();
+    let content = Content::Spooled { size: 5, digest: uploaded.digest };
+    let message = create(&[1; 32], capsule(content), Some(uploaded), &json!({}));
     assert_eq!(daemon.post("/v1/shares", &[("authorization", &owner.header)], &message).error(), "upload");
     let mut unknown = message.clone();
     unknown["upload"] = json!("AAAAAAAAAAAAAAAAAAAAAA");
     assert_eq!(daemon.post("/v1/shares", &[("authorization", &owner.header)], &unknown).error(), "upload");
+}
+
+#[test]
+fn an_upload_and_a_share_whose_answers_were_lost_are_made_once() {
+    let daemon = Daemon::start(&QUICK);
+    let owner = Owner::new();
+    let file = age_file(1000);
+    let uploads: Vec<Uploaded> =
+        (0..2).map(|_| serde_json::from_slice(&daemon.upload(&owner, &file).body).unwrap()).collect();
+    assert_eq!(uploads[0], uploads[1]);
+    until("the second file is gone", || daemon.metric("lockbox_share_spool_bytes") == file.len() as u64);
+    // Of another owner it is another upload.
+    let others: Uploaded = serde_json::from_slice(&daemon.upload(&Owner::new(), &file).body).unwrap();
+    assert!(others.upload != uploads[0].upload);
+    let [uploaded, again]: [Uploaded; 2] = uploads.try_into().ok().unwrap();
+    let content = Content::Spooled { size: uploaded.size, digest: uploaded.digest };
+    let message = create(&[1; 32], capsule(content), Some(uploaded), &json!({}));
+    let post = |owner: &Owner, message: &serde_json::Value, path: &str| {
+        daemon.post(path, &[("authorization", owner.header.as_str())], message)
+    };
+    let first = post(&owner, &message, "/v1/shares");
+    assert_eq!(first.status, 201, "{}", first.text());
+    let second = post(&owner, &message, "/v1/shares");
+    assert_eq!((second.status, second.json()), (201, first.json()));
+    let batch = post(&owner, &json!({ "items": [message] }), "/v1/batch/create").json();
+    assert_eq!(batch["results"][0]["ok"], first.json());
+    assert_eq!(daemon.metric("lockbox_share_created_total"), 1);
+    // Neither for somebody else nor for another share.
+    assert_eq!(post(&Owner::new(), &message, "/v1/shares").error(), "upload");
+    let other = create(&[2; 32], capsule(content), Some(again), &json!({}));
+    assert_eq!(post(&owner, &other, "/v1/shares").error(), "upload");
 }
 
 #[test]
@@ -159,7 +322,7 @@ fn an_upload_that_breaks_off_leaves_nothing() {
     let owner = Owner::new();
     let mut connection = daemon.connect();
     let head = format!(
-        "POST /v1/uploads HTTP/1.1\r\nhost: x\r\nauthorization: {}\r\ncontent-type: application/octet-stream\r\n\
+        "POST /v1/uploads HTTP/1.1\r\nhost: localhost\r\nauthorization: {}\r\ncontent-type: application/octet-stream\r\n\
          content-length: 10000000\r\n\r\n",
         owner.header
     );

@@ -1,15 +1,14 @@
 //! `lockbox share`: gives away one file by a link that works once, and looks after such links.
 
-mod info;
 mod ls;
 mod new;
-mod rearm;
-mod revoke;
+mod one;
 pub(crate) mod serving;
 mod shown;
 mod watch;
 
 use clap::Subcommand;
+use lockbox_share_client::sharing;
 
 use crate::exit::Failure;
 
@@ -29,19 +28,22 @@ pub(crate) struct Args {
 #[derive(Subcommand)]
 enum Command {
     Ls(ls::Args),
-    Info(info::Args),
+    /// Tell what became of one share
+    Info(one::Args),
     Watch(watch::Args),
-    Revoke(revoke::Args),
-    Rearm(rearm::Args),
+    /// Take a share back: its link opens nothing any more
+    Revoke(one::Args),
+    /// Let a download that was interrupted be made once more
+    Rearm(one::Args),
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     match &args.command {
         Some(Command::Ls(args)) => ls::run(args),
-        Some(Command::Info(args)) => info::run(args),
+        Some(Command::Info(args)) => one::run(args, sharing::info),
         Some(Command::Watch(args)) => watch::run(args),
-        Some(Command::Revoke(args)) => revoke::run(args),
-        Some(Command::Rearm(args)) => rearm::run(args),
+        Some(Command::Revoke(args)) => one::run(args, sharing::revoke),
+        Some(Command::Rearm(args)) => one::run(args, sharing::rearm),
         None => new::run(&args.new),
     }
 }

@@ -351,14 +351,17 @@ impl Inner {
         let key = Key::of(handle, &self.secret);
         let mut shard = self.shard(&key).lock();
         let now = self.clock.now();
+        let mut kept = Share::new(share, now);
         if let Some(found) = shard.find(&key).map_err(refused)? {
             if found.share.audit_until(&self.periods) > now {
                 return Err(StoreError::Taken);
             }
+            // The old share's records may still be there at the next start, where of one handle's records the highest version
+            // counts: the new share's are above all of them.
+            kept.version = found.share.version.saturating_add(1);
             shard.moved(&key, found.location, None)?;
             shard.count(found.location.segment, &found.share, false);
         }
-        let kept = Share::new(share, now);
         let location = shard.insert(&key, &kept, &share.capsule, kept.expires)?;
         let created = Created { at: self.clock.wall(kept.created), expires: self.clock.wall(kept.expires) };
         Ok((created, shard.noted(location.segment)))
@@ -385,13 +388,18 @@ impl ShareStore for SegmentStore {
         )
     }
 
+    fn lease(&self, handle: Handle, token: &LeaseToken) -> Pending<Lease> {
+        let inner = &self.inner;
+        inner.request(handle, false, |share| share.lease(token, &inner.clock), |_, lease, _| lease)
+    }
+
     fn payload(&self, handle: Handle, token: &LeaseToken) -> Pending<Lease> {
         let inner = &self.inner;
         inner.request(handle, false, |share| share.payload(token, &inner.clock, &inner.periods), |_, lease, _| lease)
     }
 
-    fn finish(&self, handle: Handle, token: &LeaseToken, how: Finish) -> Pending<()> {
-        self.inner.request(handle, false, |share| share.finish(token, how, &self.inner.clock), |_, (), _| ())
+    fn finish(&self, handle: Handle, token: &LeaseToken, how: Finish) -> Pending<bool> {
+        self.inner.request(handle, false, |share| share.finish(token, how, &self.inner.clock), |_, news, _| news)
     }
 
     fn info(&self, handle: Handle, owner: &OwnerToken) -> Pending<Info> {

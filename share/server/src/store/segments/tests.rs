@@ -250,6 +250,29 @@ fn one_process_has_the_directory() {
     SegmentStore::open(directory.path(), &settings).unwrap();
 }
 
+/// Records of the share that had the handle before are still there at the next start.
+#[test]
+fn a_handle_that_is_used_again_outlives_the_records_of_before() {
+    for claims in [0, 3] {
+        let rig = Rig::new(Durability::Commit);
+        let store = rig.open();
+        store.create(handle(1), NewShare { claims: 8, ..small(1) }).wait().unwrap();
+        for attempt in 0..claims {
+            claim(&store, 1, attempt).unwrap();
+        }
+        let before = store.info(handle(1), &owner(1)).wait().unwrap().version;
+        rig.clock.pass(MINUTE * 60 * 26);
+        // No sweep came in between.
+        store.create(handle(1), small(2)).wait().unwrap();
+        assert!(store.info(handle(1), &owner(2)).wait().unwrap().version > before);
+        drop(store);
+        let store = rig.on(rig.disk.after_kill()).open();
+        let claimed = store.claim(handle(1), &auth(2), id(9)).wait().unwrap();
+        assert_eq!(claimed.capsule, "capsule of 2");
+        assert_eq!(store.claim(handle(1), &auth(1), id(10)).wait().err(), Some(StoreError::Unknown));
+    }
+}
+
 #[test]
 fn payloads_go_with_their_share() {
     let directory = tempfile::tempdir().unwrap();

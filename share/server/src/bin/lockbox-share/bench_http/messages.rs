@@ -65,7 +65,7 @@ impl Messages {
 fn post(path: &str, header: &str, keep_alive: bool, body: &str) -> String {
     let connection = if keep_alive { "" } else { "connection: close\r\n" };
     format!(
-        "POST {path} HTTP/1.1\r\nhost: bench\r\n{header}content-type: application/json\r\n{connection}\
+        "POST {path} HTTP/1.1\r\nhost: localhost\r\n{header}content-type: application/json\r\n{connection}\
          content-length: {}\r\n\r\n{body}",
         body.len()
     )

@@ -1,7 +1,6 @@
 //! `lockbox-share serve`: one conversion of the options, one daemon, one end.
 
 use std::net::SocketAddr;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,15 +8,17 @@ use std::time::Duration;
 use clap::{Args, ValueEnum};
 use lockbox_share::http::listen::UnixSocket;
 use lockbox_share::http::running::{self, Addresses, Running};
-use lockbox_share::http::{Creators, Daemon, Network, Settings, tls};
+use lockbox_share::http::{Creators, Daemon, Network, Settings, is_loopback_authority, tls};
 use lockbox_share::limiter::Rates;
-use lockbox_share::spool::Spool;
-use lockbox_share::store::clock::SystemClock;
-use lockbox_share::store::segments::{self, Durability, SegmentStore};
-use lockbox_share::store::valkey::{ValkeySettings, ValkeyStore};
-use lockbox_share::store::{Periods, ShareStore};
 use lockbox_share_protocol::api::{DEFAULT_PORT, SOCKET_NAME};
-use zeroize::Zeroizing;
+
+mod host;
+mod stores;
+mod values;
+
+pub(crate) use host::runtime_directory;
+use host::{notify, raise_descriptors};
+use values::{size, time};
 
 /// The daemon's own figures are beside its port.
 const ADMIN_PORT: u16 = DEFAULT_PORT + 1;
@@ -90,9 +91,9 @@ pub(crate) struct Serve {
     /// Address or network whose X-Forwarded-For is believed; may be repeated
     #[arg(long, value_name = "NETWORK")]
     trusted_proxy: Vec<Network>,
-    /// Who may make shares
-    #[arg(long, value_enum, default_value_t = Who::Everybody)]
-    creators: Who,
+    /// Who may make shares; without it `local`, and `socket` with a public URL or trusted proxies
+    #[arg(long, value_enum)]
+    creators: Option<Who>,
     /// Connections that may be open at a time
     #[arg(long, value_name = "N", default_value_t = 20_000)]
     max_connections: usize,
@@ -102,7 +103,7 @@ pub(crate) struct Serve {
     /// Time for a message, and between two parts of an upload
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = time)]
     body_timeout: Duration,
-    /// Time that a client may take nothing of what is sent
+    /// Time that a client may take less than 1 KiB/s of what is sent
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = time)]
     stall_timeout: Duration,
     /// Time after the last byte in which a download may be resumed
@@ -126,38 +127,14 @@ pub(crate) enum Mode {
     None,
 }
 
-#[derive(Clone, Copy, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Who {
     /// All who reach the daemon
     Everybody,
-    /// All who reach its Unix socket
+    /// All on this machine: over its Unix socket or a loopback address, not through a proxy
     Local,
-}
-
-/// `90s`, `15m`, `2h`, `7d`, or seconds.
-fn time(text: &str) -> Result<Duration, String> {
-    let (digits, unit) = match text.strip_suffix(['s', 'm', 'h', 'd']) {
-        Some(digits) => (digits, text.as_bytes()[text.len() - 1]),
-        None => (text, b's'),
-    };
-    let number: u64 = digits.parse().map_err(|_| "a number with s, m, h or d is expected".to_owned())?;
-    let factor = match unit {
-        b'm' => 60,
-        b'h' => 3600,
-        b'd' => 86400,
-        _ => 1,
-    };
-    number.checked_mul(factor).map(Duration::from_secs).ok_or_else(|| "the time is too long".into())
-}
-
-/// `512`, `8K`, `64M`, `16G`, `1T`, in powers of 1,024.
-fn size(text: &str) -> Result<u64, String> {
-    let (digits, shift) = match text.strip_suffix(['K', 'M', 'G', 'T']) {
-        Some(digits) => (digits, 10 * (1 + "KMGT".find(&text[text.len() - 1..]).unwrap_or(0))),
-        None => (text, 0),
-    };
-    let number: u64 = digits.parse().map_err(|_| "a number with K, M, G or T is expected".to_owned())?;
-    number.checked_mul(1 << shift).ok_or_else(|| "the size is too large".into())
+    /// All who reach its Unix socket
+    Socket,
 }
 
 /// Starts the daemon, says where it is, and serves until a signal.
@@ -172,8 +149,8 @@ pub(crate) fn run(arguments: &Serve) -> Result<(), String> {
         .map_err(|error| format!("cannot wait for signals: {error}"))?;
     // Before the daemon answers: a signal that comes early must not end it without its flush.
     let mut stop = signals.block_on(async { Signals::new() })?;
-    let running = start(arguments)?;
-    announce(&running);
+    let (running, creators) = start(arguments)?;
+    announce(&running, creators);
     notify("READY=1");
     signals.block_on(stop.next());
     notify("STOPPING=1");
@@ -201,7 +178,7 @@ impl Signals {
     }
 }
 
-fn start(arguments: &Serve) -> Result<Running, String> {
+fn start(arguments: &Serve) -> Result<(Running, Creators), String> {
     let tcp = addresses(&arguments.listen, SocketAddr::from(([127, 0, 0, 1], DEFAULT_PORT)))?;
     let tcp = tcp.into_iter().map(with_port).collect::<Result<Vec<_>, _>>()?;
     let admin: Vec<String> = arguments.metrics_listen.iter().cloned().collect();
@@ -222,66 +199,24 @@ fn start(arguments: &Serve) -> Result<Running, String> {
     let unix = unix
         .map(|path| UnixSocket::bind(&path).map_err(|error| format!("cannot listen on {}: {error}", path.display())))
         .transpose()?;
-    let (store, spool) = open(arguments)?;
-    let encrypted: Vec<SocketAddr> = tls.iter().map(|(address, _)| *address).collect();
-    let settings = settings(arguments, &tcp, &encrypted);
+    let (store, spool) = stores::open(arguments)?;
+    let settings = settings(arguments, &tcp, tls.first().map(|(address, _)| address));
+    let creators = settings.creators;
+    let open: Vec<SocketAddr> = tcp.iter().chain(tls.iter().map(|(address, _)| address)).copied().collect();
+    if !somebody_may(creators, unix.is_some(), &open) {
+        return Err("nobody could reach the daemon and make shares there: say who may, with --creators".into());
+    }
+    if creators == Creators::Everybody
+        && let Some(address) = open.iter().find(|address| !address.ip().is_loopback())
+    {
+        tracing::warn!("everybody who reaches {address} may make shares");
+    }
     let mut secret = [0; 16];
     getrandom::fill(&mut secret).map_err(|error| format!("no randomness: {error}"))?;
     let daemon = Arc::new(Daemon::new(store, spool, settings, secret));
     let workers =
         arguments.workers.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, std::num::NonZero::get));
-    running::start(daemon, Addresses { tcp, tls, admin }, unix, workers)
-}
-
-type Stores = (Arc<dyn ShareStore>, Arc<Spool>);
-
-fn open(arguments: &Serve) -> Result<Stores, String> {
-    let state = &arguments.state_dir;
-    std::fs::DirBuilder::new()
-        .recursive(true)
-        .mode(0o700)
-        .create(state)
-        .map_err(|error| format!("cannot create {}: {error}", state.display()))?;
-    let durability = match arguments.durability {
-        Mode::Commit => Durability::Commit,
-        Mode::Periodic => Durability::Periodic,
-        Mode::None => Durability::None,
-    };
-    if let Some(url) = &arguments.store {
-        return open_valkey(url, arguments, durability);
-    }
-    let settings =
-        segments::Settings { durability, spool_capacity: arguments.spool_size, ..segments::Settings::default() };
-    let store = SegmentStore::open(state, &settings).map_err(|error| error.to_string())?;
-    let spool = store.spool().cloned().ok_or("the store has no spool")?;
-    let store: Arc<dyn ShareStore> = Arc::new(store);
-    Ok((store, spool))
-}
-
-fn open_valkey(url: &str, arguments: &Serve, durability: Durability) -> Result<Stores, String> {
-    let password = arguments
-        .store_password_file
-        .as_ref()
-        .map(|path| {
-            let text = std::fs::read_to_string(path).map(Zeroizing::new);
-            let text = text.map_err(|error| format!("cannot read {}: {error}", path.display()))?;
-            Ok::<_, String>(Zeroizing::new(text.trim_end_matches('\n').to_owned()))
-        })
-        .transpose()?;
-    let settings = ValkeySettings {
-        url: url.to_owned(),
-        password,
-        durability,
-        periods: Periods::default(),
-        clock: Arc::new(SystemClock),
-    };
-    let mut store = ValkeyStore::connect(&settings).map_err(|error| error.to_string())?;
-    let directory = arguments.state_dir.join("spool");
-    let spool = Spool::open(&directory, arguments.spool_size)
-        .map_err(|error| format!("cannot open {}: {error}", directory.display()))?;
-    store.look_after(spool.clone()).map_err(|error| error.to_string())?;
-    let store: Arc<dyn ShareStore> = Arc::new(store);
-    Ok((store, spool))
+    Ok((running::start(daemon, Addresses { tcp, tls, admin }, unix, workers)?, creators))
 }
 
 /// Links name the port, so one that the host is to choose is chosen before.
@@ -304,8 +239,8 @@ fn addresses(given: &[String], default: SocketAddr) -> Result<Vec<SocketAddr>, S
     }
 }
 
-fn settings(arguments: &Serve, tcp: &[SocketAddr], tls: &[SocketAddr]) -> Settings {
-    let local = || match (tls.first(), tcp.first()) {
+fn settings(arguments: &Serve, tcp: &[SocketAddr], tls: Option<&SocketAddr>) -> Settings {
+    let local = || match (tls, tcp.first()) {
         (Some(address), _) => format!("https://{address}"),
         (None, Some(address)) => format!("http://{address}"),
         (None, None) => format!("http://127.0.0.1:{DEFAULT_PORT}"),
@@ -324,10 +259,7 @@ fn settings(arguments: &Serve, tcp: &[SocketAddr], tls: &[SocketAddr]) -> Settin
             misses_per_minute: arguments.misses_per_minute,
         },
         trusted_proxies: arguments.trusted_proxy.clone(),
-        creators: match arguments.creators {
-            Who::Everybody => Creators::Everybody,
-            Who::Local => Creators::UnixSocket,
-        },
+        creators: creators(arguments.creators, arguments.public_url.as_deref(), !arguments.trusted_proxy.is_empty()),
         max_connections: arguments.max_connections,
         head_timeout: arguments.head_timeout,
         body_timeout: arguments.body_timeout,
@@ -337,73 +269,52 @@ fn settings(arguments: &Serve, tcp: &[SocketAddr], tls: &[SocketAddr]) -> Settin
     }
 }
 
-/// Every connection takes a descriptor, and the usual soft limit is 1,024.
-fn raise_descriptors() {
-    use nix::sys::resource::{Resource, getrlimit, setrlimit};
-    if let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE)
-        && soft < hard
-        && let Err(error) = setrlimit(Resource::RLIMIT_NOFILE, hard, hard)
-    {
-        tracing::warn!(%error, "the limit of descriptors stays as it is");
+/// Who may make shares: no strangers, unless somebody said so. With a public name or a listed proxy there is a proxy in front of the
+/// daemon, of which a request over loopback need show no trace, and then the Unix socket alone tells who is on this machine.
+fn creators(said: Option<Who>, public_url: Option<&str>, has_proxies: bool) -> Creators {
+    match said {
+        Some(Who::Everybody) => Creators::Everybody,
+        Some(Who::Local) => Creators::ThisMachine,
+        Some(Who::Socket) => Creators::UnixSocket,
+        None if has_proxies || public_url.is_some_and(|url| !is_loopback_url(url)) => Creators::UnixSocket,
+        None => Creators::ThisMachine,
     }
 }
 
-/// `$XDG_RUNTIME_DIR`, else `/run` for root, else `/tmp/lockbox-UID`, which must be this user's alone.
-pub(crate) fn runtime_directory() -> Result<PathBuf, String> {
-    if let Some(path) = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from)
-        && path.is_absolute()
-        && path.is_dir()
-    {
-        return Ok(path);
-    }
-    let uid = nix::unistd::geteuid();
-    if uid.is_root() {
-        return Ok(PathBuf::from("/run"));
-    }
-    let path = PathBuf::from(format!("/tmp/lockbox-{uid}"));
-    match std::fs::DirBuilder::new().mode(0o700).create(&path) {
-        Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => {
-            return Err(format!("cannot create {}: {error}", path.display()));
+/// Whether anybody who may make shares can connect.
+fn somebody_may(creators: Creators, has_socket: bool, open: &[SocketAddr]) -> bool {
+    let near = |address: &SocketAddr| address.ip().is_loopback() || address.ip().is_unspecified();
+    has_socket
+        || match creators {
+            Creators::Everybody => true,
+            Creators::ThisMachine => open.iter().any(near),
+            Creators::UnixSocket => false,
         }
-        _ => {}
-    }
-    // Anybody may make a name in /tmp first: a directory of somebody else, or a link to one, is not taken.
-    let metadata =
-        std::fs::symlink_metadata(&path).map_err(|error| format!("cannot inspect {}: {error}", path.display()))?;
-    if !metadata.is_dir() || metadata.uid() != uid.as_raw() || metadata.mode() & 0o077 != 0 {
-        return Err(format!("{} is not a private directory of this user", path.display()));
-    }
-    Ok(path)
 }
 
-/// One `name=value` line for each listener, for people and for programs that start the daemon.
-fn announce(running: &Running) {
+fn is_loopback_url(url: &str) -> bool {
+    let behind = url.split_once("://").map_or(url, |(_, behind)| behind);
+    is_loopback_authority(behind.split(['/', '?', '#']).next().unwrap_or_default().as_bytes())
+}
+
+/// One `name=value` line for each listener and for who may make shares, for people and for programs that start the daemon.
+fn announce(running: &Running, creators: Creators) {
     use std::io::Write;
     let mut out = std::io::stdout().lock();
     let mut lines: Vec<String> = running.tcp.iter().map(|address| format!("http={address}")).collect();
     lines.extend(running.tls.iter().map(|address| format!("https={address}")));
     lines.extend(running.unix().map(|path| format!("unix={}", path.display())));
     lines.extend(running.admin.map(|address| format!("metrics={address}")));
+    let creators = match creators {
+        Creators::Everybody => "everybody",
+        Creators::ThisMachine => "local",
+        Creators::UnixSocket => "socket",
+    };
+    lines.push(format!("creators={creators}"));
     lines.push("ready=1".into());
     // Nobody may be listening, which is no reason not to serve.
     let _ = writeln!(out, "{}", lines.join("\n"));
     let _ = out.flush();
-}
-
-/// Tells the service manager, when there is one.
-fn notify(state: &str) {
-    use std::os::linux::net::SocketAddrExt;
-    use std::os::unix::ffi::OsStrExt;
-    use std::os::unix::net::{SocketAddr, UnixDatagram};
-    let Some(name) = std::env::var_os("NOTIFY_SOCKET") else { return };
-    let address = match name.as_bytes().strip_prefix(b"@") {
-        Some(rest) => SocketAddr::from_abstract_name(rest),
-        None => SocketAddr::from_pathname(&name),
-    };
-    let sent = address.and_then(|address| UnixDatagram::unbound()?.send_to_addr(state.as_bytes(), &address));
-    if let Err(error) = sent {
-        tracing::warn!(%error, "the service manager cannot be told");
-    }
 }
 
 #[cfg(test)]
@@ -411,16 +322,31 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_and_sizes_are_read() {
-        assert_eq!(time("15m"), Ok(Duration::from_secs(900)));
-        assert_eq!(time("7d"), Ok(Duration::from_secs(604_800)));
-        assert_eq!(time("90"), Ok(Duration::from_secs(90)));
+    fn strangers_make_shares_only_when_somebody_said_so() {
+        assert_eq!(creators(None, None, false), Creators::ThisMachine);
+        for url in ["http://127.0.0.1:7377", "https://localhost", "http://[::1]:7377/x"] {
+            assert_eq!(creators(None, Some(url), false), Creators::ThisMachine, "{url}");
+        }
+        let public = Some("https://share.example.org");
+        for url in ["https://share.example.org", "http://192.0.2.1:7377", "http://127.0.0.1.example.org", "x"] {
+            assert_eq!(creators(None, Some(url), false), Creators::UnixSocket, "{url}");
+        }
+        assert_eq!(creators(None, None, true), Creators::UnixSocket);
+        assert_eq!(creators(Some(Who::Local), public, true), Creators::ThisMachine);
+        assert_eq!(creators(Some(Who::Socket), None, false), Creators::UnixSocket);
+        assert_eq!(creators(Some(Who::Everybody), public, true), Creators::Everybody);
+        let address = |text: &str| text.parse::<SocketAddr>().unwrap();
+        let (near, any, far) = (address("127.0.0.1:1"), address("0.0.0.0:1"), address("192.0.2.1:1"));
         assert!(
-            time("").is_err() && time("x").is_err() && time("m").is_err() && time("99999999999999999999d").is_err()
+            somebody_may(Creators::UnixSocket, true, &[far]) && !somebody_may(Creators::UnixSocket, false, &[near])
         );
-        assert_eq!(size("16G"), Ok(16 << 30));
-        assert_eq!(size("512"), Ok(512));
-        assert!(size("").is_err() && size("G").is_err() && size("99999999999T").is_err());
+        assert!(
+            somebody_may(Creators::ThisMachine, false, &[far, near])
+                && somebody_may(Creators::ThisMachine, false, &[any])
+        );
+        assert!(
+            !somebody_may(Creators::ThisMachine, false, &[far]) && somebody_may(Creators::Everybody, false, &[far])
+        );
     }
 
     #[test]

@@ -1,0 +1,59 @@
+//! What the daemon asks of its host: descriptors, a runtime directory, a service manager that listens.
+
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::path::PathBuf;
+
+/// Every connection takes a descriptor, and the usual soft limit is 1,024.
+pub(super) fn raise_descriptors() {
+    use nix::sys::resource::{Resource, getrlimit, setrlimit};
+    if let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE)
+        && soft < hard
+        && let Err(error) = setrlimit(Resource::RLIMIT_NOFILE, hard, hard)
+    {
+        tracing::warn!(%error, "the limit of descriptors stays as it is");
+    }
+}
+
+/// `$XDG_RUNTIME_DIR`, else `/run` for root, else `/tmp/lockbox-UID`, which must be this user's alone.
+pub(crate) fn runtime_directory() -> Result<PathBuf, String> {
+    if let Some(path) = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from)
+        && path.is_absolute()
+        && path.is_dir()
+    {
+        return Ok(path);
+    }
+    let uid = nix::unistd::geteuid();
+    if uid.is_root() {
+        return Ok(PathBuf::from("/run"));
+    }
+    let path = PathBuf::from(format!("/tmp/lockbox-{uid}"));
+    match std::fs::DirBuilder::new().mode(0o700).create(&path) {
+        Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => {
+            return Err(format!("cannot create {}: {error}", path.display()));
+        }
+        _ => {}
+    }
+    // Anybody may make a name in /tmp first: a directory of somebody else, or a link to one, is not taken.
+    let metadata =
+        std::fs::symlink_metadata(&path).map_err(|error| format!("cannot inspect {}: {error}", path.display()))?;
+    if !metadata.is_dir() || metadata.uid() != uid.as_raw() || metadata.mode() & 0o077 != 0 {
+        return Err(format!("{} is not a private directory of this user", path.display()));
+    }
+    Ok(path)
+}
+
+/// Tells the service manager, when there is one.
+pub(super) fn notify(state: &str) {
+    use std::os::linux::net::SocketAddrExt;
+    use std::os::unix::ffi::OsStrExt;
+    use std::os::unix::net::{SocketAddr, UnixDatagram};
+    let Some(name) = std::env::var_os("NOTIFY_SOCKET") else { return };
+    let address = match name.as_bytes().strip_prefix(b"@") {
+        Some(rest) => SocketAddr::from_abstract_name(rest),
+        None => SocketAddr::from_pathname(&name),
+    };
+    let sent = address.and_then(|address| UnixDatagram::unbound()?.send_to_addr(state.as_bytes(), &address));
+    if let Err(error) = sent {
+        tracing::warn!(%error, "the service manager cannot be told");
+    }
+}

@@ -1,0 +1,82 @@
+//! Bounds what may be under way at a time, in all and for each client.
+
+use std::collections::HashMap;
+
+use parking_lot::Mutex;
+
+use crate::limiter::Client;
+
+/// Places of one kind of request.
+pub(super) struct Places {
+    all: usize,
+    each: usize,
+    taken: Mutex<Taken>,
+}
+
+#[derive(Default)]
+struct Taken {
+    all: usize,
+    clients: HashMap<Client, usize>,
+}
+
+/// A place that was taken; given back when it is dropped.
+pub(super) struct Place<'a> {
+    places: &'a Places,
+    client: Client,
+}
+
+impl Places {
+    /// `all` places, of which one client takes at most `each`: so one that holds its requests back does not stop the others.
+    pub(super) fn new(all: usize, each: usize) -> Places {
+        Places { all, each, taken: Mutex::default() }
+    }
+
+    /// None when all are taken, or this client's.
+    pub(super) fn take(&self, client: Client) -> Option<Place<'_>> {
+        let mut taken = self.taken.lock();
+        if taken.all >= self.all {
+            return None;
+        }
+        let clients = taken.clients.entry(client).or_default();
+        if *clients >= self.each {
+            return None;
+        }
+        *clients += 1;
+        taken.all += 1;
+        Some(Place { places: self, client })
+    }
+}
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        let mut taken = self.places.taken.lock();
+        taken.all = taken.all.saturating_sub(1);
+        if let Some(clients) = taken.clients.get_mut(&self.client) {
+            *clients = clients.saturating_sub(1);
+            if *clients == 0 {
+                taken.clients.remove(&self.client);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn places_are_bounded_in_all_and_for_each_client_and_come_back() {
+        let places = Places::new(5, 2);
+        let client = Client::Network;
+        let mut held: Vec<Place<'_>> = (0..2).map(|_| places.take(client(1)).unwrap()).collect();
+        assert!(places.take(client(1)).is_none());
+        held.extend((0..2).map(|_| places.take(Client::Local).unwrap()));
+        held.push(places.take(client(2)).unwrap());
+        assert!(places.take(client(3)).is_none());
+        held.remove(0);
+        assert!(places.take(client(1)).is_some());
+        held.clear();
+        let taken = places.taken.lock();
+        assert!(taken.all == 0 && taken.clients.is_empty());
+    }
+}

@@ -1,0 +1,160 @@
+//! Holds an answer that goes out to its lease (Store rule 11).
+
+use std::future::Future;
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use lockbox_share_protocol::handle::Handle;
+
+use super::Daemon;
+use super::leases::Busy;
+use super::reply::Refusal;
+use crate::store::{Finish, Lease, LeaseToken, Pending, StoreError};
+
+/// An answer that goes out asks so often whether its lease still stands: a lease of an hour is renewed in time, and a thousand
+/// answers cost the store a hundred looks in a second.
+const ASK_EVERY: Duration = Duration::from_secs(10);
+
+/// One answer with ciphertext, from its first byte to its end.
+pub(super) struct Transfer {
+    daemon: Arc<Daemon>,
+    handle: Handle,
+    token: LeaseToken,
+    first: u64,
+    at: u64,
+    length: u64,
+    /// By the daemon's steady clock, in milliseconds.
+    asked: u64,
+    /// Until when the lease stood by the newest answer of the store.
+    stands_until: u64,
+    /// Revocations and rearmings when the store was asked.
+    withdrawals: u64,
+    /// Nothing was handed over since the store was asked.
+    fresh: bool,
+    asking: Option<Pending<Lease>>,
+}
+
+impl Transfer {
+    /// Takes a place for an answer that begins at `first`, and notes that a byte goes out (Store rule 2).
+    pub(super) async fn begin(
+        daemon: &Arc<Daemon>,
+        handle: Handle,
+        token: LeaseToken,
+        first: u64,
+    ) -> Result<Transfer, Refusal> {
+        daemon.leases.begin(&token).map_err(|busy| {
+            Refusal::unavailable(match busy {
+                Busy::Daemon => "too many downloads run at this time",
+                Busy::Lease => "too many parts of this download are under way at this time",
+            })
+        })?;
+        let withdrawals = daemon.withdrawals(handle);
+        // From here on the place is given back when this is dropped.
+        let mut transfer = Transfer {
+            daemon: daemon.clone(),
+            handle,
+            token,
+            first,
+            at: first,
+            length: u64::MAX,
+            asked: daemon.clock.steady(),
+            stands_until: 0,
+            withdrawals,
+            fresh: true,
+            asking: None,
+        };
+        let lease = daemon.store.payload(handle, &token).await?;
+        transfer.length = lease.payload.length;
+        transfer.confirmed(&lease);
+        Ok(transfer)
+    }
+
+    /// Where the next part begins.
+    pub(super) fn at(&self) -> u64 {
+        self.at
+    }
+
+    /// Ready when another part may be handed over; `last` when the answer ends with it.
+    pub(super) fn poll_leave(&mut self, cx: &mut Context<'_>, last: bool) -> Poll<io::Result<()>> {
+        if self.asking.is_none() {
+            let withdrawals = self.daemon.withdrawals(self.handle);
+            let now = self.daemon.clock.steady();
+            let due = now >= self.asked + ASK_EVERY.as_millis() as u64;
+            if !due && withdrawals == self.withdrawals && (!last || self.fresh) {
+                return Poll::Ready(Ok(()));
+            }
+            self.withdrawals = withdrawals;
+            self.asking = Some(self.daemon.store.payload(self.handle, &self.token));
+        }
+        let Some(asking) = &mut self.asking else { return Poll::Ready(Ok(())) };
+        let answer = ready!(Pin::new(asking).poll(cx));
+        self.asking = None;
+        let now = self.daemon.clock.steady();
+        Poll::Ready(match answer {
+            Ok(lease) => {
+                self.confirmed(&lease);
+                Ok(())
+            }
+            // A store that cannot answer or renew takes no lease away; it ends by its time.
+            Err(StoreError::Unavailable(_) | StoreError::Full) if now < self.stands_until => {
+                self.asked = now;
+                self.fresh = true;
+                Ok(())
+            }
+            Err(error) => {
+                self.daemon.metrics.stopped.fetch_add(1, Relaxed);
+                Err(io::Error::new(io::ErrorKind::PermissionDenied, error))
+            }
+        })
+    }
+
+    /// So many bytes were handed over.
+    pub(super) fn handed_over(&mut self, bytes: u64) {
+        self.fresh = false;
+        self.at += bytes;
+        self.daemon.metrics.sent_bytes.fetch_add(bytes, Relaxed);
+    }
+
+    fn confirmed(&mut self, lease: &Lease) {
+        let left = lease.until.0.saturating_sub(self.daemon.clock.wall().0);
+        self.asked = self.daemon.clock.steady();
+        self.stands_until = self.asked.saturating_add(left);
+        self.fresh = true;
+    }
+}
+
+impl Drop for Transfer {
+    fn drop(&mut self) {
+        let ended = self.daemon.leases.end(&self.token, self.first..self.at, self.length);
+        if ended.whole {
+            self.daemon.metrics.completed.fetch_add(1, Relaxed);
+        }
+        if ended.finishes {
+            finish_later(&self.daemon, self.handle, self.token);
+        }
+    }
+}
+
+/// After the last byte the claimant has some time to ask again, and then the share is consumed.
+fn finish_later(daemon: &Arc<Daemon>, handle: Handle, token: LeaseToken) {
+    // Called here and not on the task: who asks for the next part asks after it.
+    let noted = daemon.store.finish(handle, &token, Finish::After(daemon.settings.grace));
+    // Without a runtime the daemon is at its end.
+    let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
+    let daemon = daemon.clone();
+    runtime.spawn(async move {
+        // Any other error says that the lease was over already.
+        if let Err(error @ (StoreError::Unavailable(_) | StoreError::Full)) = noted.await {
+            // It ends by its time all the same.
+            tracing::warn!(%error, "the end of a download was not noted");
+        }
+        daemon.changed(handle);
+    });
+}
+
+#[cfg(test)]
+mod tests;

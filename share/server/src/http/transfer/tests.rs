@@ -1,0 +1,278 @@
+//! Answers that go out, by a clock that the tests turn: what ends them, what renews their lease, what they count.
+
+use std::fs::File;
+use std::io::Write;
+use std::ops::Range;
+
+use bytes::Bytes;
+use tempfile::TempDir;
+use tokio::runtime::Runtime;
+
+use super::super::Settings;
+use super::super::file::{FileBody, PART};
+use super::*;
+use crate::spool::Spool;
+use crate::store::clock::manual::ManualClock;
+use crate::store::conformance::{MINUTE, auth, handle, id, large, owner};
+use crate::store::memory::MemoryStore;
+use crate::store::segments::{self, Durability, SegmentStore};
+use crate::store::simulated::SimulatedDisk;
+use crate::store::{ClaimState, NewShare, Periods, ShareStore, SpoolEntry, State};
+
+struct Rig {
+    daemon: Arc<Daemon>,
+    clock: Arc<ManualClock>,
+    content: Vec<u8>,
+    entry: SpoolEntry,
+    token: LeaseToken,
+    runtime: Runtime,
+    _directory: TempDir,
+}
+
+impl Rig {
+    fn new(length: usize) -> Rig {
+        let clock = Arc::new(ManualClock::new());
+        let store = Arc::new(MemoryStore::new(clock.clone(), Periods::default()).unwrap());
+        Rig::on(store, clock, length)
+    }
+
+    /// A claimed share of so many bytes.
+    fn on(store: Arc<dyn ShareStore>, clock: Arc<ManualClock>, length: usize) -> Rig {
+        let directory = tempfile::tempdir().unwrap();
+        let spool = Spool::open(directory.path(), 1 << 30).unwrap();
+        let content: Vec<u8> = (0..length).map(|n| (n % 251) as u8).collect();
+        let mut deposit = spool.begin().unwrap();
+        deposit.write(&content).unwrap();
+        let entry = deposit.finish().wait().unwrap();
+        let share = NewShare { payload: Some(entry), ttl: 24 * 60 * MINUTE, ..large(1) };
+        store.create(handle(1), share).wait().unwrap();
+        let token = store.claim(handle(1), &auth(1), id(1)).wait().unwrap().lease.unwrap().token;
+        let daemon = Arc::new(Daemon::by(clock.clone(), store, spool, Settings::default(), [1; 16]));
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        Rig { daemon, clock, content, entry, token, runtime, _directory: directory }
+    }
+
+    fn begin(&self, bytes: Range<usize>) -> FileBody {
+        self.begin_on(self.daemon.spool.read(&self.entry).unwrap(), bytes)
+    }
+
+    fn begin_on(&self, file: File, bytes: Range<usize>) -> FileBody {
+        let transfer = Transfer::begin(&self.daemon, handle(1), self.token, bytes.start as u64);
+        FileBody::new(file, bytes.end as u64, self.runtime.block_on(transfer).unwrap())
+    }
+
+    fn next(&self, body: &mut FileBody) -> Option<io::Result<Bytes>> {
+        self.runtime.block_on(std::future::poll_fn(|cx| body.poll(cx)))
+    }
+
+    /// A part must come.
+    fn part(&self, body: &mut FileBody) -> Bytes {
+        self.next(body).unwrap().unwrap()
+    }
+
+    /// The answer must end here, and not at its end.
+    fn stops(&self, body: &mut FileBody) {
+        let left = body.left();
+        let error = self.next(body).unwrap().unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::PermissionDenied);
+        assert!(left > 0 && body.left() == left, "something was handed over");
+    }
+
+    /// Reads on to the end.
+    fn rest(&self, body: &mut FileBody) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        while let Some(part) = self.next(body) {
+            bytes.extend_from_slice(&part.unwrap());
+        }
+        bytes
+    }
+
+    /// Drops an answer where the daemon would, and lets what it left behind come to its end.
+    fn ends(&self, body: FileBody) {
+        self.runtime.block_on(async {
+            drop(body);
+            for _ in 0..10 {
+                tokio::task::yield_now().await;
+            }
+        });
+    }
+
+    fn state(&self) -> (State, Option<ClaimState>) {
+        let info = self.daemon.store.info(handle(1), &owner(1)).wait().unwrap();
+        (info.state, info.events.first().map(|event| event.state))
+    }
+
+    fn completed(&self) -> u64 {
+        self.daemon.metrics.completed.load(Relaxed)
+    }
+}
+
+#[test]
+fn any_part_of_a_file_is_sent() {
+    let rig = Rig::new(PART * 2 + 100);
+    let length = rig.content.len();
+    let mut sent = 0;
+    for (first, end) in [(1, 2), (PART - 1, PART + 1), (PART, length), (5, 5), (0, length)] {
+        let mut body = rig.begin(first..end);
+        assert!(rig.rest(&mut body) == rig.content[first..end], "{first}..{end}");
+        rig.ends(body);
+        sent += (end - first) as u64;
+        assert_eq!(rig.daemon.metrics.sent_bytes.load(Relaxed), sent);
+    }
+    assert_eq!(rig.completed(), 1);
+}
+
+#[test]
+fn a_file_that_was_cut_is_an_error_and_no_end() {
+    let rig = Rig::new(2000);
+    let mut file = tempfile::tempfile().unwrap();
+    file.write_all(&[7; 1000]).unwrap();
+    let mut body = rig.begin_on(file, 0..2000);
+    assert_eq!(rig.part(&mut body), vec![7; 1000]);
+    assert!(rig.next(&mut body).unwrap().is_err());
+    rig.ends(body);
+    rig.clock.pass(2 * MINUTE);
+    assert_eq!(rig.state(), (State::Leased, Some(ClaimState::Sending)));
+    assert_eq!(rig.completed(), 0);
+}
+
+/// Without renewal the lease would end after an hour, with most of the bytes still to come.
+#[test]
+fn a_lease_is_renewed_while_bytes_flow_and_completed_at_the_end() {
+    let rig = Rig::new(PART * 40);
+    let mut body = rig.begin(0..rig.content.len());
+    let mut received = Vec::new();
+    for _ in 0..40 {
+        received.extend_from_slice(&rig.part(&mut body));
+        rig.clock.pass(10 * MINUTE);
+        assert_eq!(rig.state(), (State::Leased, Some(ClaimState::Sending)));
+        let other = rig.daemon.store.claim(handle(1), &auth(1), id(2)).wait();
+        assert!(matches!(other.err(), Some(StoreError::Busy { .. })));
+    }
+    assert!(received == rig.content && rig.next(&mut body).is_none());
+    rig.ends(body);
+    assert_eq!((rig.state().0, rig.completed()), (State::Leased, 1));
+    rig.clock.pass(MINUTE);
+    assert_eq!(rig.state(), (State::Consumed, Some(ClaimState::Completed)));
+}
+
+#[test]
+fn a_day_after_the_claim_every_lease_ends() {
+    let rig = Rig::new(PART * 40);
+    let mut body = rig.begin(0..rig.content.len());
+    for _ in 0..28 {
+        rig.part(&mut body);
+        rig.clock.pass(50 * MINUTE);
+    }
+    rig.part(&mut body);
+    rig.clock.pass(45 * MINUTE);
+    rig.stops(&mut body);
+}
+
+/// Another daemon on the same store, or another process, is not heard at once.
+#[test]
+fn ten_seconds_after_its_lease_is_gone_an_answer_hands_nothing_over() {
+    for rearmed in [false, true] {
+        let rig = Rig::new(PART * 10);
+        let mut body = rig.begin(0..rig.content.len());
+        rig.part(&mut body);
+        let store = &rig.daemon.store;
+        let taken_back = if rearmed { store.rearm(handle(1), &owner(1)) } else { store.revoke(handle(1), &owner(1)) };
+        taken_back.wait().unwrap();
+        rig.clock.pass(Duration::from_millis(9_999));
+        rig.part(&mut body);
+        rig.clock.pass(Duration::from_millis(1));
+        rig.stops(&mut body);
+        rig.stops(&mut body);
+        rig.ends(body);
+        assert_eq!(rig.state().0, if rearmed { State::Armed } else { State::Revoked });
+        assert_eq!((rig.completed(), rig.daemon.leases.running()), (0, 0));
+    }
+}
+
+#[test]
+fn what_this_daemon_took_back_stops_at_the_next_part() {
+    let rig = Rig::new(PART * 10);
+    let mut body = rig.begin(0..rig.content.len());
+    rig.part(&mut body);
+    rig.daemon.store.revoke(handle(1), &owner(1)).wait().unwrap();
+    rig.daemon.withdrawn(handle(1));
+    rig.stops(&mut body);
+    // Of another share with the same number: it is asked, and goes on.
+    let rig = Rig::new(PART * 3);
+    let mut body = rig.begin(0..rig.content.len());
+    rig.part(&mut body);
+    rig.daemon.withdrawn(handle(1));
+    assert_eq!(rig.rest(&mut body).len(), PART * 2);
+}
+
+#[test]
+fn no_answer_is_whole_whose_lease_ended_before_its_last_part() {
+    let rig = Rig::new(PART * 3);
+    let mut body = rig.begin(0..rig.content.len());
+    rig.part(&mut body);
+    rig.daemon.store.revoke(handle(1), &owner(1)).wait().unwrap();
+    rig.part(&mut body);
+    rig.stops(&mut body);
+    // The same for a part of the file.
+    let rig = Rig::new(PART * 3);
+    let mut body = rig.begin(0..PART * 2);
+    rig.part(&mut body);
+    rig.daemon.store.rearm(handle(1), &owner(1)).wait().unwrap();
+    rig.stops(&mut body);
+}
+
+#[test]
+fn an_answer_that_stands_still_renews_nothing() {
+    let rig = Rig::new(PART * 10);
+    let mut body = rig.begin(0..rig.content.len());
+    rig.part(&mut body);
+    rig.clock.pass(60 * MINUTE);
+    assert_eq!(rig.state(), (State::Consumed, Some(ClaimState::Interrupted)));
+    rig.stops(&mut body);
+}
+
+#[test]
+fn a_store_that_cannot_renew_takes_no_lease_away_before_its_time() {
+    let clock = Arc::new(ManualClock::new());
+    let settings = segments::Settings {
+        durability: Durability::None,
+        background: None,
+        clock: clock.clone(),
+        cache: 1,
+        ..segments::Settings::default()
+    };
+    let disk = Arc::new(SimulatedDisk::new());
+    let store = Arc::new(SegmentStore::open_on(disk.clone(), None, &settings).unwrap());
+    let rig = Rig::on(store, clock, PART * 20);
+    let mut body = rig.begin(0..rig.content.len());
+    rig.part(&mut body);
+    disk.set_read_only(true);
+    // A renewal is due from half an hour on.
+    for _ in 0..5 {
+        rig.clock.pass(11 * MINUTE);
+        rig.part(&mut body);
+    }
+    rig.clock.pass(5 * MINUTE);
+    rig.stops(&mut body);
+}
+
+/// A download in parallel ranges: the one with the last byte ends first.
+#[test]
+fn a_lease_stands_until_the_last_of_the_answers_that_run_together_ends() {
+    let rig = Rig::new(PART * 10);
+    let length = rig.content.len();
+    let (mut first, mut second) = (rig.begin(0..PART * 8), rig.begin(PART * 8..length));
+    assert_eq!(rig.rest(&mut second).len(), PART * 2);
+    rig.ends(second);
+    for _ in 0..8 {
+        rig.part(&mut first);
+        rig.clock.pass(2 * MINUTE);
+        assert_eq!(rig.state(), (State::Leased, Some(ClaimState::Sending)));
+    }
+    assert_eq!(rig.completed(), 0);
+    rig.ends(first);
+    assert_eq!(rig.completed(), 1);
+    rig.clock.pass(MINUTE);
+    assert_eq!(rig.state(), (State::Consumed, Some(ClaimState::Completed)));
+}
