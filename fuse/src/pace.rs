@@ -95,11 +95,26 @@ impl Pace {
         Turn { pace: self, long: Cell::new(false) }
     }
 
+    /// Long work on a thread that is no event loop, until the answer is dropped.
+    pub fn elsewhere(&self) -> Elsewhere<'_> {
+        self.state.lock().long += 1;
+        Elsewhere(self)
+    }
+
     fn call_another(&self, state: &mut State) {
         if state.at_queue() == 0 && state.away > state.called {
             state.called += 1;
             self.call.notify_one();
         }
+    }
+}
+
+/// Long work that takes no event loop.
+pub struct Elsewhere<'a>(&'a Pace);
+
+impl Drop for Elsewhere<'_> {
+    fn drop(&mut self) {
+        self.0.state.lock().long -= 1;
     }
 }
 

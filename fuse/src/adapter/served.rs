@@ -39,7 +39,7 @@ pub struct Adapter {
     /// Opening for reading is noted as access.
     pub(super) access_times: bool,
     pub(super) listings: Listings,
-    pub(super) pace: Pace,
+    pub(super) pace: Arc<Pace>,
     pub(super) syncs: Syncs,
 }
 
@@ -56,7 +56,8 @@ impl Adapter {
         loops: usize,
     ) -> std::io::Result<Adapter> {
         let listings = Listings::default();
-        let (pace, syncs) = (Pace::new(loops), Syncs::start(Arc::clone(&fs))?);
+        let pace = Arc::new(Pace::new(loops));
+        let syncs = Syncs::start(Arc::clone(&fs), Arc::clone(&pace))?;
         Ok(Adapter { fs, shared, host, callers, profile, access_times, listings, pace, syncs })
     }
 

@@ -10,6 +10,7 @@
 //! 2  Who is counted in while another leads is answered by the thread, which is called when that lead ends. So nobody is
 //!    forgotten: who leads and who waits are decided under one lock.
 //! 3  The thread ends with the adapter, after the last event loop, and answers all before.
+//! 4  Commits of the thread count as long work (rule 4 of `pace`): a change may have to wait for one.
 
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
@@ -19,7 +20,7 @@ use lockbox::fs::{BegunSync, FileSystem};
 use parking_lot::{Condvar, Mutex};
 
 use super::reply::reply_empty;
-use crate::pace::Turn;
+use crate::pace::{Pace, Turn};
 
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 enum Lead {
@@ -52,10 +53,10 @@ pub(super) struct Syncs {
 impl Syncs {
     /// # Errors
     /// Those of starting a thread.
-    pub(super) fn start(fs: Arc<FileSystem>) -> std::io::Result<Syncs> {
+    pub(super) fn start(fs: Arc<FileSystem>, pace: Arc<Pace>) -> std::io::Result<Syncs> {
         let queue = Arc::new(Queue::default());
         let (of_thread, its_queue) = (Arc::clone(&fs), Arc::clone(&queue));
-        let thread = thread::Builder::new().name("syncs".into()).spawn(move || serve(&of_thread, &its_queue))?;
+        let thread = thread::Builder::new().name("syncs".into()).spawn(move || serve(&of_thread, &its_queue, &pace))?;
         Ok(Syncs { fs, queue, thread: Some(thread) })
     }
 
@@ -85,7 +86,7 @@ impl Syncs {
     }
 }
 
-fn serve(fs: &FileSystem, queue: &Queue) {
+fn serve(fs: &FileSystem, queue: &Queue, pace: &Pace) {
     let mut state = queue.state.lock();
     loop {
         while state.lead != Lead::Thread {
@@ -100,6 +101,7 @@ fn serve(fs: &FileSystem, queue: &Queue) {
         }
         let callers = std::mem::take(&mut state.waiting);
         drop(state);
+        let _long = pace.elsewhere();
         // The first leads; the others were counted in before that commit began, or need one more.
         for (begun, reply) in callers {
             reply_empty(fs.finish_sync(begun), reply);

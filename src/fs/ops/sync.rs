@@ -22,26 +22,29 @@ impl FileSystem {
     /// # Errors
     /// As [`FileSystem::sync`].
     pub fn begin_sync(&self) -> Result<BegunSync> {
-        let never = self.options.sync == SyncProfile::Never;
-        Ok(BegunSync(if never { None } else { Some(self.volume.want_commit()?) }))
+        if self.options.sync == SyncProfile::Never { Ok(BegunSync(None)) } else { self.begin_commit() }
     }
 
     /// Returns when that caller's commit is durable, and leads it when nobody does.
     pub fn finish_sync(&self, begun: BegunSync) -> Result<()> {
         let Some(wanted) = begun.0 else { return Ok(()) };
+        // Most of what is staged is sealed before the commit holds the writers' lock, and nobody stages much more until then.
+        let _awaited = self.staging.await_commit();
+        if let Err(error) = self.relieve() {
+            tracing::debug!(%error, "staged data could not be written out before the commit, which tells why");
+        }
         self.volume.commit_wanted(wanted)?;
         self.staging.sweep(&self.volume)
     }
 
     /// As [`FileSystem::sync`] but under every profile: for the end of a mount, and when an operator asks.
     pub fn make_durable(&self) -> Result<()> {
-        // Most of what is staged is sealed before the commit holds the writers' lock, and nobody stages much more until then.
-        let _awaited = self.staging.await_commit();
-        if let Err(error) = self.relieve() {
-            tracing::debug!(%error, "staged data could not be written out before the commit, which tells why");
-        }
-        self.volume.commit()?;
-        self.staging.sweep(&self.volume)
+        self.finish_sync(self.begin_commit()?)
+    }
+
+    /// An archive that was opened for reading has nothing that is not durable.
+    fn begin_commit(&self) -> Result<BegunSync> {
+        Ok(BegunSync(if self.volume.read_only() { None } else { Some(self.volume.want_commit()?) }))
     }
 
     /// Bytes of memory that hold what no commit has begun to make durable: staged file data and changed nodes, both estimated.
