@@ -57,12 +57,12 @@ stage_lint() {
 
 stage_test() {
     if [[ $EUID -eq 0 ]]; then
-        cargo test --quiet --workspace && stage_model
+        cargo test --quiet --workspace --no-fail-fast && stage_model
         return
     fi
     # The tests of real mounts need root.
-    cargo test --quiet --workspace --exclude lockbox-fuse &&
-        cargo test --quiet --package lockbox-fuse --config "target.'cfg(all())'.runner = ['sudo', '--preserve-env=PATH']" &&
+    cargo test --quiet --workspace --no-fail-fast --exclude lockbox-fuse &&
+        cargo test --quiet --no-fail-fast --package lockbox-fuse --config "target.'cfg(all())'.runner = ['sudo', '--preserve-env=PATH']" &&
         stage_model
 }
 
