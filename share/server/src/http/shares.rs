@@ -269,7 +269,7 @@ pub(super) async fn watch(
         .map(|word| serde_json::from_value(serde_json::Value::from(word)))
         .transpose()
         .map_err(|_| Refusal::malformed("there is no such state"))?;
-    let Ok(_place) = daemon.watchers.try_acquire() else {
+    let Some(_place) = daemon.watchers.take(client) else {
         return Err(Refusal::unavailable("too many watch at this time"));
     };
     let end = tokio::time::Instant::now() + Duration::from_secs(wait);
