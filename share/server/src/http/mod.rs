@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
+use lockbox_share_protocol::message::ErrorCode;
 use tokio::sync::Notify;
 
 use crate::limiter::{Limiter, Rates};
@@ -41,6 +42,9 @@ mod transfer;
 mod upload;
 mod waiting;
 pub mod worker;
+
+#[cfg(test)]
+mod lost;
 
 pub use origin::{Network, is_loopback_authority};
 
@@ -121,6 +125,17 @@ impl Default for Settings {
             stop_timeout: Duration::from_secs(30),
         }
     }
+}
+
+/// Runs what changes shares until it is done, also when the client goes away meanwhile: hyper then drops the future of the request, and
+/// with it everything between a change of the store and what the daemon has to note of it.
+async fn see_through<T: Send + 'static>(
+    work: impl Future<Output = Result<T, reply::Refusal>> + Send + 'static,
+) -> Result<T, reply::Refusal> {
+    tokio::spawn(work).await.unwrap_or_else(|error| {
+        tracing::error!(%error, "a change was not seen through");
+        Err(reply::Refusal::new(ErrorCode::Internal, "the change was not seen through"))
+    })
 }
 
 /// Everything that the workers share.
