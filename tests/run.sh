@@ -178,7 +178,8 @@ build_deny() {
 builder=
 start_building() {
     [[ -z $builder ]] || return 0
-    mkdir -p "$target"
+    # Before root makes them: what the other stages write there is the user's.
+    mkdir -p "$target/package" "$target/suites"
     {
         renice -n 19 "$BASHPID"
         build_deny

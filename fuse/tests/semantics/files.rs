@@ -3,7 +3,7 @@
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Write};
 use std::os::unix::fs::{FileExt, MetadataExt};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nix::libc::{EFBIG, ENOENT, O_DIRECT};
 
@@ -129,6 +129,7 @@ fn holes_take_no_space_and_data_counts_in_full() {
 /// st_blocks counts them from a second or two after that on.
 #[test]
 fn holes_between_many_small_pieces_are_filled_and_then_counted() {
+    let started = Instant::now();
     let mut mount = Mount::new();
     let pieces = create(mount.path("pieces"));
     for block in (0..32).step_by(2) {
@@ -138,7 +139,9 @@ fn holes_between_many_small_pieces_are_filled_and_then_counted() {
     let reader = File::open(mount.path("pieces")).unwrap();
     drop(pieces);
     let blocks = |mount: &Mount| fs::metadata(mount.path("pieces")).unwrap().blocks();
-    assert_eq!(blocks(&mount), 16 * 8);
+    // On a machine so slow that 5 seconds have passed, they may have been stored without the sync.
+    let early = blocks(&mount);
+    assert!(early == 16 * 8 || (early == 31 * 8 && started.elapsed() >= Duration::from_secs(5)), "{early}");
     reader.sync_all().unwrap();
     // The kernel holds an answer for ever that was right when it was given.
     for _ in 0..200 {

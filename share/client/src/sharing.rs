@@ -7,7 +7,7 @@ use lockbox_share_protocol::api::{self, OfShare};
 use lockbox_share_protocol::capsule::{Capsule, Content};
 use lockbox_share_protocol::handle::Handle;
 use lockbox_share_protocol::message::{
-    Batch, Create, Created, Info, Limits, MAX_BATCH, Outcome, Results, State, Uploaded,
+    Batch, Create, Created, ErrorCode, Info, Limits, MAX_BATCH, Outcome, Results, State, Uploaded,
 };
 use lockbox_share_protocol::token::{OwnerToken, UploadToken};
 
@@ -83,6 +83,8 @@ fn create(client: &Client, owner: &OwnerToken, message: &Create) -> Result<Creat
     for pause in PAUSES.into_iter().take(attempts) {
         match client.post(api::SHARES, Some(&owner.to_text()), Some(message)) {
             Err(Error::Unreachable { .. }) => thread::sleep(pause),
+            // The message whose answer was lost may be under way at the daemon.
+            Err(error) if error.code() == Some(ErrorCode::Unavailable) => thread::sleep(pause),
             answer => return answer,
         }
     }
@@ -224,7 +226,7 @@ fn change(client: &Client, owner: &OwnerToken, what: OfShare, handle: Handle) ->
 /// For an owner "refused" means that the server has forgotten the share.
 fn unknown(error: Error) -> Error {
     match error {
-        Error::Refused(failure) if failure.error == lockbox_share_protocol::message::ErrorCode::Refused => {
+        Error::Refused(failure) if failure.error == ErrorCode::Refused => {
             Error::Invalid("the server does not know this share any more: it ended more than a day ago".into())
         }
         other => other,

@@ -229,3 +229,28 @@ END
     after=$(du -m "$WORK/box.lbx" | cut -f1)
     [[ $after -lt 25 ]] || fail "the unlinked file still takes space: $after MiB"
 }
+
+# There is nothing to make durable, and programs that sync what they read do not fail for it.
+case_fsync_and_close_of_a_mount_for_reading_succeed() {
+    local profile
+    new_archive box
+    attach box
+    mkdir "$WORK/box/d"
+    echo content >"$WORK/box/d/file"
+    detach box
+    for profile in always periodic never; do
+        attach box "ro,sync=$profile"
+        same "$(cat "$WORK/box/d/file")" content
+        python3 - "$WORK/box/d" <<'END'
+import os, sys
+for path in (os.path.join(sys.argv[1], "file"), sys.argv[1]):
+    opened = os.open(path, os.O_RDONLY)
+    os.fsync(opened)
+    os.fdatasync(opened)
+    os.close(opened)
+END
+        sync -f "$WORK/box/d/file"
+        detach box
+    done
+    check_full box
+}

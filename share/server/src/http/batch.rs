@@ -8,9 +8,9 @@ use lockbox_share_protocol::message::{Batch, MAX_BATCH, Outcome, Results};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::Daemon;
 use super::message::{self, MANY};
 use super::reply::{self, Refusal, Reply};
+use super::{Daemon, see_through};
 use crate::limiter::Client;
 
 /// Batches that may be under way at a time. A message has up to 1.6 MiB, and so have its items and its results: 64 of them hold
@@ -19,20 +19,22 @@ pub(super) const MAX_BATCHES: usize = 64;
 /// Of these, batches of one client: who sends slowly holds its places for up to the time of a message.
 pub(super) const MAX_BATCHES_OF_CLIENT: usize = 16;
 
-/// Serves a batch: `begin` starts the change of one item, `end` waits for it.
+/// Serves a batch: `begin` starts the change of one item, `end` waits for it. What was begun ends also without the client, and holds its
+/// place until then.
 pub(super) async fn serve<T, U, O, F>(
     daemon: &Daemon,
     client: Client,
     request: Request<Incoming>,
-    begin: impl Fn(T) -> U,
-    end: impl Fn(U) -> F,
+    begin: impl Fn(T) -> U + Send + 'static,
+    end: impl Fn(U) -> F + Send + 'static,
 ) -> Result<Reply, Refusal>
 where
-    T: DeserializeOwned,
-    O: Serialize,
-    F: Future<Output = Result<O, Refusal>>,
+    T: DeserializeOwned + Send + 'static,
+    U: Send + 'static,
+    O: Serialize + Send + 'static,
+    F: Future<Output = Result<O, Refusal>> + Send + 'static,
 {
-    let _place = daemon
+    let place = daemon
         .batches
         .take(client)
         .ok_or_else(|| Refusal::unavailable("too many batches are under way at this time"))?;
@@ -45,13 +47,18 @@ where
         return Err(Refusal::malformed("the batch has more than 100 items"));
     }
     daemon.limiter.admit(client, count as u32).map_err(|wait| Refusal::limited(wait.0))?;
-    let begun: Vec<U> = batch.items.into_iter().map(begin).collect();
-    let mut results = Vec::with_capacity(count);
-    for item in begun {
-        results.push(match end(item).await {
-            Ok(ok) => Outcome::Done { ok },
-            Err(refusal) => Outcome::Failed(refusal.failure()),
-        });
-    }
-    Ok(reply::json(StatusCode::OK, &Results { results }))
+    let work = async move {
+        let _place = place;
+        let begun: Vec<U> = batch.items.into_iter().map(begin).collect();
+        let mut results = Vec::with_capacity(count);
+        for item in begun {
+            let ending = end(item);
+            results.push(match ending.await {
+                Ok(ok) => Outcome::Done { ok },
+                Err(refusal) => Outcome::Failed(refusal.failure()),
+            });
+        }
+        Ok(Results { results })
+    };
+    Ok(reply::json(StatusCode::OK, &see_through(work).await?))
 }

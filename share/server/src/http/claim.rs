@@ -1,5 +1,6 @@
 //! Claims: one step of the store each, and the same answer for everybody without proof.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -27,10 +28,14 @@ pub(super) async fn claim(daemon: &Daemon, client: Client, request: Request<Inco
 }
 
 /// `POST /v1/batch/claim`
-pub(super) async fn batch(daemon: &Daemon, client: Client, request: Request<Incoming>) -> Result<Reply, Refusal> {
+pub(super) async fn batch(daemon: &Arc<Daemon>, client: Client, request: Request<Incoming>) -> Result<Reply, Refusal> {
     daemon.limiter.admit_claim(client, 0).map_err(|wait| Refusal::limited(wait.0))?;
-    let begin = |claim: Claim| (claim.handle, begin(daemon, &claim));
-    let end = |(handle, pending)| finish(daemon, client, handle, pending);
+    let (beginning, ending) = (daemon.clone(), daemon.clone());
+    let begin = move |claim: Claim| (claim.handle, begin(&beginning, &claim));
+    let end = move |(handle, pending)| {
+        let daemon = ending.clone();
+        async move { finish(&daemon, client, handle, pending).await }
+    };
     batch::serve(daemon, client, request, begin, end).await
 }
 

@@ -8,7 +8,8 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
-use tokio::sync::{Notify, Semaphore};
+use lockbox_share_protocol::message::ErrorCode;
+use tokio::sync::Notify;
 
 use crate::limiter::{Limiter, Rates};
 use crate::metrics::{Metrics, StoreFigures};
@@ -42,12 +43,19 @@ mod upload;
 mod waiting;
 pub mod worker;
 
+#[cfg(test)]
+mod lost;
+
 pub use origin::{Network, is_loopback_authority};
 
 /// Watchers that may wait at a time; each holds a connection.
 const MAX_WATCHERS: usize = 1024;
+/// Of these, watchers of one client: one that only waits does not keep the others from waiting.
+const MAX_WATCHERS_OF_CLIENT: usize = 128;
 /// Uploads that may run at a time; each has a thread that writes.
 const MAX_UPLOADS: usize = 64;
+/// Of these, uploads of one client, for the same reason as with batches.
+const MAX_UPLOADS_OF_CLIENT: usize = 16;
 /// Owners who watch are woken by changes of shares whose handles fall into the same place.
 const CHANGE_PLACES: usize = 64;
 
@@ -119,6 +127,17 @@ impl Default for Settings {
     }
 }
 
+/// Runs what changes shares until it is done, also when the client goes away meanwhile: hyper then drops the future of the request, and
+/// with it everything between a change of the store and what the daemon has to note of it.
+async fn see_through<T: Send + 'static>(
+    work: impl Future<Output = Result<T, reply::Refusal>> + Send + 'static,
+) -> Result<T, reply::Refusal> {
+    tokio::spawn(work).await.unwrap_or_else(|error| {
+        tracing::error!(%error, "a change was not seen through");
+        Err(reply::Refusal::new(ErrorCode::Internal, "the change was not seen through"))
+    })
+}
+
 /// Everything that the workers share.
 pub struct Daemon {
     store: Arc<dyn ShareStore>,
@@ -131,9 +150,9 @@ pub struct Daemon {
     /// Revocations and rearmings, by the same places: answers that go out look here before each part.
     withdrawn: [AtomicU64; CHANGE_PLACES],
     leases: leases::Leases,
-    watchers: Semaphore,
-    uploads: Semaphore,
-    batches: places::Places,
+    watchers: Arc<places::Places>,
+    uploads: Arc<places::Places>,
+    batches: Arc<places::Places>,
     clock: Arc<dyn Clock>,
     limits: bytes::Bytes,
     stopping: std::sync::atomic::AtomicBool,
@@ -162,8 +181,8 @@ impl Daemon {
             leases: leases::Leases::default(),
             batches: places::Places::new(batch::MAX_BATCHES, batch::MAX_BATCHES_OF_CLIENT),
             clock,
-            watchers: Semaphore::new(MAX_WATCHERS),
-            uploads: Semaphore::new(MAX_UPLOADS),
+            watchers: places::Places::new(MAX_WATCHERS, MAX_WATCHERS_OF_CLIENT),
+            uploads: places::Places::new(MAX_UPLOADS, MAX_UPLOADS_OF_CLIENT),
             limits: shares::limits(&settings),
             stopping: std::sync::atomic::AtomicBool::new(false),
             store,

@@ -1,6 +1,7 @@
 //! Bounds what may be under way at a time, in all and for each client.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use parking_lot::Mutex;
 
@@ -20,19 +21,19 @@ struct Taken {
 }
 
 /// A place that was taken; given back when it is dropped.
-pub(super) struct Place<'a> {
-    places: &'a Places,
+pub(super) struct Place {
+    places: Arc<Places>,
     client: Client,
 }
 
 impl Places {
     /// `all` places, of which one client takes at most `each`: so one that holds its requests back does not stop the others.
-    pub(super) fn new(all: usize, each: usize) -> Places {
-        Places { all, each, taken: Mutex::default() }
+    pub(super) fn new(all: usize, each: usize) -> Arc<Places> {
+        Arc::new(Places { all, each, taken: Mutex::default() })
     }
 
     /// None when all are taken, or this client's.
-    pub(super) fn take(&self, client: Client) -> Option<Place<'_>> {
+    pub(super) fn take(self: &Arc<Places>, client: Client) -> Option<Place> {
         let mut taken = self.taken.lock();
         if taken.all >= self.all {
             return None;
@@ -43,11 +44,11 @@ impl Places {
         }
         *clients += 1;
         taken.all += 1;
-        Some(Place { places: self, client })
+        Some(Place { places: self.clone(), client })
     }
 }
 
-impl Drop for Place<'_> {
+impl Drop for Place {
     fn drop(&mut self) {
         let mut taken = self.places.taken.lock();
         taken.all = taken.all.saturating_sub(1);
@@ -68,7 +69,7 @@ mod tests {
     fn places_are_bounded_in_all_and_for_each_client_and_come_back() {
         let places = Places::new(5, 2);
         let client = Client::Network;
-        let mut held: Vec<Place<'_>> = (0..2).map(|_| places.take(client(1)).unwrap()).collect();
+        let mut held: Vec<Place> = (0..2).map(|_| places.take(client(1)).unwrap()).collect();
         assert!(places.take(client(1)).is_none());
         held.extend((0..2).map(|_| places.take(Client::Local).unwrap()));
         held.push(places.take(client(2)).unwrap());

@@ -137,7 +137,7 @@ async fn serve(daemon: &Arc<Daemon>, peer: Peer, target: Target, request: Reques
     }
     match target {
         Target::Limits => Ok(reply::with_type(StatusCode::OK, "application/json", daemon.limits.clone())),
-        Target::Uploads => upload::upload(daemon, peer, request).await,
+        Target::Uploads => upload::upload(daemon, peer, client, request).await,
         Target::Shares => shares::create(daemon, peer, request).await,
         Target::Claim => claim::claim(daemon, client, request).await,
         Target::BatchCreate => shares::batch_create(daemon, peer, client, request).await,

@@ -1,5 +1,6 @@
 //! What owners do: make shares, ask about them, wait for changes, take them back and arm them again.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
@@ -18,7 +19,8 @@ use lockbox_share_protocol::token;
 use super::message::{self, ONE};
 use super::origin::{self, Peer};
 use super::reply::{self, Refusal, Reply};
-use super::{CHANGE_PLACES, Creators, Daemon, Settings, batch, claim};
+use super::waiting::Taken;
+use super::{CHANGE_PLACES, Creators, Daemon, Settings, batch, claim, see_through};
 use crate::limiter::Client;
 use crate::store::{self, NewShare, OwnerToken, Pending, SpoolEntry, StoreError, Verifier, WallTime};
 
@@ -71,13 +73,17 @@ enum Prepared {
 }
 
 /// `POST /v1/shares`
-pub(super) async fn create(daemon: &Daemon, peer: Peer, request: Request<Incoming>) -> Result<Reply, Refusal> {
+pub(super) async fn create(daemon: &Arc<Daemon>, peer: Peer, request: Request<Incoming>) -> Result<Reply, Refusal> {
     let owner = creator(daemon, peer, request.headers())?;
     let create: Create = message::json(request, ONE, daemon.settings.body_timeout).await?;
-    let created = match prepare(daemon, owner, create)? {
-        Prepared::New(wanted) => mint(daemon, *wanted).await?,
-        Prepared::Again(created) => created,
-    };
+    let maker = daemon.clone();
+    let created = see_through(async move {
+        match prepare(&maker, owner, create)? {
+            Prepared::New(wanted) => mint(&maker, *wanted).await,
+            Prepared::Again(created) => Ok(created),
+        }
+    })
+    .await?;
     let mut reply = reply::json(StatusCode::CREATED, &created);
     if let Ok(place) = HeaderValue::from_str(&format!("{}/{}", api::SHARES, created.handle)) {
         reply.headers_mut().insert(header::LOCATION, place);
@@ -87,29 +93,34 @@ pub(super) async fn create(daemon: &Daemon, peer: Peer, request: Request<Incomin
 
 /// `POST /v1/batch/create`
 pub(super) async fn batch_create(
-    daemon: &Daemon,
+    daemon: &Arc<Daemon>,
     peer: Peer,
     client: Client,
     request: Request<Incoming>,
 ) -> Result<Reply, Refusal> {
     let owner = creator(daemon, peer, request.headers())?;
-    let begin = |item| match prepare(daemon, owner, item)? {
-        Prepared::New(wanted) => begin(daemon, wanted),
+    let (beginning, ending) = (daemon.clone(), daemon.clone());
+    let begin = move |item| match prepare(&beginning, owner, item)? {
+        Prepared::New(wanted) => begin(&beginning, wanted),
         Prepared::Again(created) => Ok(Begun::Again(created)),
     };
-    let end = |begun: Result<Begun, Refusal>| async move {
-        match begun? {
-            Begun::Again(created) => Ok(created),
-            Begun::New(handle, wanted, pending) => match pending.await {
-                Ok(created) => Ok(made(daemon, handle, &wanted, created)),
-                Err(StoreError::Taken) => mint(daemon, *wanted).await,
-                Err(error) => Err(give_back(daemon, *wanted, error)),
-            },
+    let end = move |begun: Result<Begun, Refusal>| {
+        let daemon = ending.clone();
+        async move {
+            match begun? {
+                Begun::Again(created) => Ok(created),
+                Begun::New(handle, wanted, pending) => match pending.await {
+                    Ok(created) => Ok(made(&daemon, handle, &wanted, created)),
+                    Err(StoreError::Taken) => mint(&daemon, *wanted).await,
+                    Err(error) => Err(give_back(&daemon, &wanted, error)),
+                },
+            }
         }
     };
     batch::serve(daemon, client, request, begin, end).await
 }
 
+/// Takes the upload last. From then on only [`made`] or [`give_back`] may end it: to be called within [`see_through`].
 fn prepare(daemon: &Daemon, owner: Verifier, create: Create) -> Result<Prepared, Refusal> {
     let settings = &daemon.settings;
     let ttl = create.expires_in.map_or(settings.default_expiry, Duration::from_secs);
@@ -127,12 +138,14 @@ fn prepare(daemon: &Daemon, owner: Verifier, create: Create) -> Result<Prepared,
         (Content::Inline, Some(_)) => return Err(wrong("the capsule has the content inside, and takes no upload")),
         (Content::Spooled { .. }, None) => return Err(wrong("the capsule needs an upload")),
         (Content::Spooled { size, digest }, Some(token)) => {
-            let Some(entry) = daemon.waiting.take(&token) else {
-                let made = daemon.waiting.made(&token, &owner, &auth);
-                return made.map(Prepared::Again).ok_or_else(|| wrong("there is no such upload"));
+            let entry = match daemon.waiting.take(&token, &owner, &auth) {
+                Taken::Entry(entry) => entry,
+                Taken::Made(created) => return Ok(Prepared::Again(created)),
+                Taken::BeingMade => return Err(Refusal::unavailable("a share of this upload is being made")),
+                Taken::Unknown => return Err(wrong("there is no such upload")),
             };
             if entry.length != size || entry.digest != *digest.as_bytes() {
-                daemon.waiting.put_back(&token, owner, entry);
+                daemon.waiting.put_back(&token);
                 return Err(wrong("the upload is not what the capsule says"));
             }
             Some((token, entry))
@@ -161,7 +174,7 @@ fn begin(daemon: &Daemon, wanted: Box<Wanted>) -> Result<Begun, Refusal> {
             let pending = daemon.store.create(handle, wanted.share.clone());
             Ok(Begun::New(handle, wanted, pending))
         }
-        Err(error) => Err(give_back(daemon, *wanted, error)),
+        Err(error) => Err(give_back(daemon, &wanted, error)),
     }
 }
 
@@ -169,7 +182,7 @@ async fn mint(daemon: &Daemon, wanted: Wanted) -> Result<Created, Refusal> {
     let (routing, digits) = (daemon.settings.routing, daemon.settings.digits);
     match store::mint(&*daemon.store, routing, digits, wanted.share.clone()).await {
         Ok((handle, created)) => Ok(made(daemon, handle, &wanted, created)),
-        Err(error) => Err(give_back(daemon, wanted, error)),
+        Err(error) => Err(give_back(daemon, &wanted, error)),
     }
 }
 
@@ -184,9 +197,9 @@ fn made(daemon: &Daemon, handle: Handle, wanted: &Wanted, created: store::Create
 }
 
 /// The upload of a share that could not be made waits for another attempt.
-fn give_back(daemon: &Daemon, wanted: Wanted, error: StoreError) -> Refusal {
-    if let Some((token, entry)) = wanted.upload {
-        daemon.waiting.put_back(&token, wanted.share.owner, entry);
+fn give_back(daemon: &Daemon, wanted: &Wanted, error: StoreError) -> Refusal {
+    if let Some((token, _)) = &wanted.upload {
+        daemon.waiting.put_back(token);
     }
     Refusal::from(error)
 }
@@ -204,15 +217,19 @@ pub(super) async fn info(
 
 /// `POST /v1/shares/HANDLE/revoke`
 pub(super) async fn revoke(
-    daemon: &Daemon,
+    daemon: &Arc<Daemon>,
     client: Client,
     handle: Handle,
     request: &Request<Incoming>,
 ) -> Result<Reply, Refusal> {
     let owner = owner(request.headers())?;
-    let reply = of_owner(daemon, client, handle, daemon.store.revoke(handle, &owner)).await?;
-    revoked(daemon, handle);
-    Ok(reply)
+    let daemon = daemon.clone();
+    see_through(async move {
+        let reply = of_owner(&daemon, client, handle, daemon.store.revoke(handle, &owner)).await?;
+        revoked(&daemon, handle);
+        Ok(reply)
+    })
+    .await
 }
 
 fn revoked(daemon: &Daemon, handle: Handle) {
@@ -222,16 +239,20 @@ fn revoked(daemon: &Daemon, handle: Handle) {
 
 /// `POST /v1/shares/HANDLE/rearm`
 pub(super) async fn rearm(
-    daemon: &Daemon,
+    daemon: &Arc<Daemon>,
     client: Client,
     handle: Handle,
     request: &Request<Incoming>,
 ) -> Result<Reply, Refusal> {
     let owner = owner(request.headers())?;
-    let reply = of_owner(daemon, client, handle, daemon.store.rearm(handle, &owner)).await?;
-    daemon.metrics.rearmed.fetch_add(1, Relaxed);
-    daemon.withdrawn(handle);
-    Ok(reply)
+    let daemon = daemon.clone();
+    see_through(async move {
+        let reply = of_owner(&daemon, client, handle, daemon.store.rearm(handle, &owner)).await?;
+        daemon.metrics.rearmed.fetch_add(1, Relaxed);
+        daemon.withdrawn(handle);
+        Ok(reply)
+    })
+    .await
 }
 
 async fn of_owner(
@@ -269,7 +290,7 @@ pub(super) async fn watch(
         .map(|word| serde_json::from_value(serde_json::Value::from(word)))
         .transpose()
         .map_err(|_| Refusal::malformed("there is no such state"))?;
-    let Ok(_place) = daemon.watchers.try_acquire() else {
+    let Some(_place) = daemon.watchers.take(client) else {
         return Err(Refusal::unavailable("too many watch at this time"));
     };
     let end = tokio::time::Instant::now() + Duration::from_secs(wait);
@@ -291,34 +312,44 @@ pub(super) async fn watch(
 }
 
 /// `POST /v1/batch/info`
-pub(super) async fn batch_info(daemon: &Daemon, client: Client, request: Request<Incoming>) -> Result<Reply, Refusal> {
-    batch_of_owner(daemon, client, request, |handle, owner| daemon.store.info(handle, owner), |_| {}).await
+pub(super) async fn batch_info(
+    daemon: &Arc<Daemon>,
+    client: Client,
+    request: Request<Incoming>,
+) -> Result<Reply, Refusal> {
+    let step: Step = |daemon, handle, owner| daemon.store.info(handle, owner);
+    batch_of_owner(daemon, client, request, step, |_, _| {}).await
 }
 
 /// `POST /v1/batch/revoke`
 pub(super) async fn batch_revoke(
-    daemon: &Daemon,
+    daemon: &Arc<Daemon>,
     client: Client,
     request: Request<Incoming>,
 ) -> Result<Reply, Refusal> {
-    let step = |handle, owner: &OwnerToken| daemon.store.revoke(handle, owner);
-    batch_of_owner(daemon, client, request, step, |handle| revoked(daemon, handle)).await
+    let step: Step = |daemon, handle, owner| daemon.store.revoke(handle, owner);
+    batch_of_owner(daemon, client, request, step, revoked).await
 }
 
+type Step = fn(&Daemon, Handle, &OwnerToken) -> Pending<store::Info>;
+
 async fn batch_of_owner(
-    daemon: &Daemon,
+    daemon: &Arc<Daemon>,
     client: Client,
     request: Request<Incoming>,
-    step: impl Fn(Handle, &OwnerToken) -> Pending<store::Info>,
-    done: impl Fn(Handle),
+    step: Step,
+    done: fn(&Daemon, Handle),
 ) -> Result<Reply, Refusal> {
     let owner = owner(request.headers())?;
-    let done = &done;
-    let begin = |handle| (handle, step(handle, &owner));
-    let end = |(handle, pending)| async move {
-        let info = known(daemon, client, pending).await?;
-        done(handle);
-        Ok::<_, Refusal>(told(handle, &info))
+    let (beginning, ending) = (daemon.clone(), daemon.clone());
+    let begin = move |handle| (handle, step(&beginning, handle, &owner));
+    let end = move |(handle, pending)| {
+        let daemon = ending.clone();
+        async move {
+            let info = known(&daemon, client, pending).await?;
+            done(&daemon, handle);
+            Ok::<_, Refusal>(told(handle, &info))
+        }
     };
     batch::serve(daemon, client, request, begin, end).await
 }

@@ -17,6 +17,7 @@ use super::origin::Peer;
 use super::reply::{self, Refusal, Reply};
 use super::waiting::Arrived;
 use super::{Daemon, message, shares};
+use crate::limiter::Client;
 use crate::spool::{Deposit, Spool};
 use crate::store::StoreError;
 
@@ -26,14 +27,19 @@ const AHEAD: usize = 16;
 const LEAST_RATE: u64 = 1024;
 
 /// `POST /v1/uploads`
-pub(super) async fn upload(daemon: &Daemon, peer: Peer, request: Request<Incoming>) -> Result<Reply, Refusal> {
+pub(super) async fn upload(
+    daemon: &Daemon,
+    peer: Peer,
+    client: Client,
+    request: Request<Incoming>,
+) -> Result<Reply, Refusal> {
     let owner = shares::creator(daemon, peer, request.headers())?;
     message::expect_type(request.headers(), "application/octet-stream")?;
     let most = daemon.settings.max_ciphertext;
     if request.body().size_hint().lower() > most {
         return Err(too_large());
     }
-    let Ok(_place) = daemon.uploads.try_acquire() else {
+    let Some(_place) = daemon.uploads.take(client) else {
         return Err(Refusal::unavailable("too many uploads run at this time"));
     };
     if !daemon.waiting.has_room() {

@@ -2,6 +2,9 @@
 //!
 //! A request whose answer was lost is sent again, and then gets the same answer: an upload is known by its owner and its digest
 //! while it waits, a share by its upload, its owner and its verifier for a minute.
+//!
+//! At any time an upload is in one place: it waits, or a share is being made of it, or the share is there. Who takes it for a share
+//! says afterwards how that ended, also when nobody waits for the answer any more; until then it is refused to nobody for good.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -26,6 +29,8 @@ pub(super) struct Waiting(Mutex<Table>);
 #[derive(Default)]
 struct Table {
     uploads: HashMap<Token, Upload>,
+    /// Those of which a share is being made.
+    making: HashMap<Token, Upload>,
     /// What became of those that a share took.
     made: HashMap<Token, Made>,
 }
@@ -34,6 +39,18 @@ struct Upload {
     owner: Verifier,
     entry: SpoolEntry,
     since: Instant,
+}
+
+/// What becomes of a message to make a share of an upload.
+pub(super) enum Taken {
+    /// It is the asker's, who says with [`Waiting::remember`] or [`Waiting::put_back`] how it ended.
+    Entry(SpoolEntry),
+    /// An earlier message has it, and it is not known yet how that ends.
+    BeingMade,
+    /// The share that an earlier message made of it within the last minute.
+    Made(Created),
+    /// There is no such upload, or it is another's, or another share has it.
+    Unknown,
 }
 
 struct Made {
@@ -54,7 +71,8 @@ pub(super) struct Arrived {
 impl Waiting {
     /// Whether another upload may be begun.
     pub(super) fn has_room(&self) -> bool {
-        self.0.lock().uploads.len() < MOST
+        let table = self.0.lock();
+        table.uploads.len() + table.making.len() < MOST
     }
 
     /// Keeps an upload for 15 minutes, under `token` or under that of the same owner's same ciphertext.
@@ -71,19 +89,37 @@ impl Waiting {
         Arrived { token, entry, surplus: None }
     }
 
-    /// Keeps an upload that a share did not take after all.
-    pub(super) fn put_back(&self, token: &UploadToken, owner: Verifier, entry: SpoolEntry) {
-        self.0.lock().uploads.insert(*token.as_bytes(), Upload { owner, entry, since: Instant::now() });
+    /// Hands an upload of `owner` to the share that has the verifier `auth`.
+    pub(super) fn take(&self, token: &UploadToken, owner: &Verifier, auth: &Verifier) -> Taken {
+        let key = token.as_bytes();
+        let mut table = self.0.lock();
+        if table.uploads.get(key).is_some_and(|upload| upload.owner.accepts(owner))
+            && let Some(upload) = table.uploads.remove(key)
+        {
+            let entry = upload.entry;
+            table.making.insert(*key, upload);
+            return Taken::Entry(entry);
+        }
+        if table.making.get(key).is_some_and(|upload| upload.owner.accepts(owner)) {
+            return Taken::BeingMade;
+        }
+        let made = table.made.get(key).filter(|made| made.is_fresh());
+        let same = made.filter(|made| made.owner.accepts(owner) && made.auth.accepts(auth));
+        same.map_or(Taken::Unknown, |made| Taken::Made(made.created.clone()))
     }
 
-    /// Hands an upload to one share.
-    pub(super) fn take(&self, token: &UploadToken) -> Option<SpoolEntry> {
-        self.0.lock().uploads.remove(token.as_bytes()).map(|upload| upload.entry)
+    /// Keeps an upload that a share did not take after all, for its owner.
+    pub(super) fn put_back(&self, token: &UploadToken) {
+        let mut table = self.0.lock();
+        if let Some(upload) = table.making.remove(token.as_bytes()) {
+            table.uploads.insert(*token.as_bytes(), Upload { since: Instant::now(), ..upload });
+        }
     }
 
     /// Notes which share took an upload.
     pub(super) fn remember(&self, token: &UploadToken, owner: Verifier, auth: Verifier, created: Created) {
         let mut table = self.0.lock();
+        table.making.remove(token.as_bytes());
         if table.made.len() >= MOST {
             table.made.retain(|_, made| made.is_fresh());
         }
@@ -91,13 +127,6 @@ impl Waiting {
         if table.made.len() < MOST {
             table.made.insert(*token.as_bytes(), Made { owner, auth, created, since: Instant::now() });
         }
-    }
-
-    /// The share that took an upload within the last minute, for whoever asks for the same one again.
-    pub(super) fn made(&self, token: &UploadToken, owner: &Verifier, auth: &Verifier) -> Option<Created> {
-        let table = self.0.lock();
-        let made = table.made.get(token.as_bytes()).filter(|made| made.is_fresh())?;
-        (made.owner.accepts(owner) && made.auth.accepts(auth)).then(|| made.created.clone())
     }
 
     /// Blocks for as long as files are removed.
@@ -127,5 +156,40 @@ impl Waiting {
 impl Made {
     fn is_fresh(&self) -> bool {
         self.since.elapsed() < Duration::from_secs(REPEAT_SECONDS)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OWNER: Verifier = Verifier([1; 32]);
+    const AUTH: Verifier = Verifier([2; 32]);
+    const OTHER: Verifier = Verifier([3; 32]);
+
+    #[test]
+    fn an_upload_is_given_to_its_owner_alone_and_to_one_share_at_a_time() {
+        let waiting = Waiting::default();
+        let entry = SpoolEntry { id: [4; 16], length: 5, digest: [6; 32] };
+        let token = UploadToken::new([7; UploadToken::LENGTH]);
+        waiting.arrived(UploadToken::new([7; UploadToken::LENGTH]), OWNER, entry);
+        let take = |owner, auth| waiting.take(&token, owner, auth);
+        assert!(matches!(take(&OTHER, &AUTH), Taken::Unknown));
+        assert!(matches!(take(&OWNER, &AUTH), Taken::Entry(taken) if taken == entry));
+        // Of any share: which one has it is not known before it is there.
+        assert!(matches!(take(&OWNER, &AUTH), Taken::BeingMade));
+        assert!(matches!(take(&OWNER, &OTHER), Taken::BeingMade));
+        assert!(matches!(take(&OTHER, &AUTH), Taken::Unknown));
+        waiting.put_back(&token);
+        assert!(matches!(take(&OTHER, &AUTH), Taken::Unknown));
+        assert!(matches!(take(&OWNER, &AUTH), Taken::Entry(taken) if taken == entry));
+        let handle = "1482719382210".parse().unwrap();
+        waiting.remember(&token, OWNER, AUTH, Created { handle, url: String::new(), expires_at: 8 });
+        assert!(matches!(take(&OWNER, &AUTH), Taken::Made(made) if made.handle == handle));
+        assert!(matches!(take(&OWNER, &OTHER), Taken::Unknown));
+        assert!(matches!(take(&OTHER, &AUTH), Taken::Unknown));
+        // It is spent.
+        waiting.put_back(&token);
+        assert!(matches!(take(&OWNER, &OTHER), Taken::Unknown));
     }
 }

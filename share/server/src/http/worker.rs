@@ -14,6 +14,7 @@ use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
+use socket2::SockRef;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::sync::watch;
@@ -180,7 +181,7 @@ fn begin(daemon: &Arc<Daemon>, source: &Source, accepted: Accepted, stop: &Stop,
     let stop = stop.clone();
     match (accepted, source) {
         (Accepted::Tcp(stream, address), Source::Tcp(_, tls)) => {
-            let _ = stream.set_nodelay(true);
+            tune(&stream);
             let peer = Peer::Address(address.ip());
             match tls.clone() {
                 None => connections.spawn(connection(counted, stream, peer, stop)),
@@ -199,6 +200,18 @@ fn begin(daemon: &Arc<Daemon>, source: &Source, accepted: Accepted, stop: &Stop,
             connections.spawn(connection(counted, stream, Peer::Local, stop));
         }
     }
+}
+
+/// Bytes that the kernel takes of an answer beyond what it may send.
+const UNSENT: u32 = 32 * 1024;
+
+/// By itself the kernel takes up to 4 MiB (net.ipv4.tcp_wmem) for a connection, and asks for more only when a third of it is gone: a slow
+/// but honest client would seem to take nothing for minutes, and [`Guarded`] would end it, while many of them held gigabytes. With a
+/// bound on what is not sent yet, writes follow what the client takes.
+fn tune(stream: &TcpStream) {
+    // Neither can fail on a socket that TCP accepted, and the connection works without.
+    let _ = stream.set_nodelay(true);
+    let _ = SockRef::from(stream).set_tcp_notsent_lowat(UNSENT);
 }
 
 fn slow(daemon: &Daemon) {
@@ -268,6 +281,25 @@ fn turn_away_at_once(accepted: &Accepted) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Of what is written to a client that reads nothing, the kernel takes little.
+    #[tokio::test]
+    async fn writes_follow_what_the_client_takes() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let socket = tokio::net::TcpSocket::new_v4().unwrap();
+        socket.set_recv_buffer_size(16 * 1024).unwrap();
+        let address = listener.local_addr().unwrap();
+        let (client, accepted) = tokio::join!(socket.connect(address), listener.accept());
+        let (_client, (mut stream, _)) = (client.unwrap(), accepted.unwrap());
+        tune(&stream);
+        let mut taken = 0;
+        let part = vec![0; 128 * 1024];
+        while let Ok(Ok(length)) = tokio::time::timeout(Duration::from_millis(500), stream.write(&part)).await {
+            taken += length;
+            assert!(taken < 256 * 1024, "{taken} bytes were taken");
+        }
+        assert!(taken > 0);
+    }
 
     #[test]
     fn the_ready_made_answer_has_the_length_that_it_says() {

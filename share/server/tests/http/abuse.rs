@@ -91,6 +91,55 @@ fn slow_batches_of_one_client_leave_places_to_others() {
 }
 
 #[test]
+fn slow_uploads_of_one_client_leave_places_to_others() {
+    let daemon = Daemon::start(&QUICK);
+    let owner = Owner::new();
+    let authorization = format!("authorization: {}\r\n", owner.header);
+    let begin = || {
+        let mut stream = TcpStream::connect(daemon.http).unwrap();
+        let head = "POST /v1/uploads HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/octet-stream\r\n";
+        stream.write_all(format!("{head}{authorization}content-length: 500000\r\n\r\n").as_bytes()).unwrap();
+        stream
+    };
+    let slow: Vec<TcpStream> = (0..24).map(|_| begin()).collect();
+    let file = age_file(1000);
+    let mut refused = None;
+    until("all places of the client are taken", || {
+        let answer = daemon.upload(&owner, &file);
+        refused = (answer.status == 503).then_some(answer);
+        refused.is_some()
+    });
+    let refused = refused.unwrap();
+    assert_eq!((refused.error().as_str(), refused.header("retry-after")), ("unavailable", Some("5")));
+    let headers = [("authorization", owner.header.as_str()), ("content-type", "application/octet-stream")];
+    let mut local = Connection::unix(&daemon.unix);
+    assert_eq!(local.ask("POST", "/v1/uploads", &headers, &file).status, 201);
+    drop(slow);
+    until("there is a place again", || daemon.upload(&owner, &file).status == 201);
+}
+
+#[test]
+fn watchers_of_one_client_leave_places_to_others() {
+    let daemon = Daemon::start(&QUICK);
+    let owner = Owner::new();
+    let share = daemon.share(&owner, &json!({}));
+    let headers = [("authorization", owner.header.as_str())];
+    let watch = share.path("/watch?version=99&wait=60");
+    let begin = |_| {
+        let mut stream = TcpStream::connect(daemon.http).unwrap();
+        let head = format!("GET {watch} HTTP/1.1\r\nhost: localhost\r\nauthorization: {}\r\n\r\n", owner.header);
+        stream.write_all(head.as_bytes()).unwrap();
+        stream
+    };
+    let waiting: Vec<TcpStream> = (0..140).map(begin).collect();
+    let ask = share.path("/watch?wait=0");
+    until("all places of the client are taken", || daemon.get(&ask, &headers).status == 503);
+    assert_eq!(Connection::unix(&daemon.unix).ask("GET", &ask, &headers, b"").status, 200);
+    drop(waiting);
+    until("there is a place again", || daemon.get(&ask, &headers).status == 200);
+}
+
+#[test]
 fn without_descriptors_it_waits_and_serves_on() {
     let directory = tempfile::tempdir().unwrap();
     let log = directory.path().join("log");
