@@ -36,8 +36,10 @@ pub(super) fn check(fs: &FileSystem, full: bool, progress: &mut dyn FnMut(u64, u
     findings.extend(of_files.into_iter().filter(|finding| match finding.kind {
         FindingKind::DataLost => finding.block.is_none_or(|block| !lost_pages.contains(&block)),
         FindingKind::RecordsLost => !records_lost,
+        FindingKind::More => true,
         _ => false,
     }));
+    say_more_once(&mut findings);
     let record = fs.volume.durable();
     Ok(CheckReport {
         blocks: record.used_blocks,
@@ -46,4 +48,11 @@ pub(super) fn check(fs: &FileSystem, full: bool, progress: &mut dyn FnMut(u64, u
         bytes: counts.bytes,
         findings,
     })
+}
+
+/// Each walk tells by itself that there is more; whoever reads the findings is told once, behind them.
+fn say_more_once(findings: &mut Vec<Finding>) {
+    let more = findings.iter().find(|finding| finding.kind == FindingKind::More).cloned();
+    findings.retain(|finding| finding.kind != FindingKind::More);
+    findings.extend(more);
 }

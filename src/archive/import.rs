@@ -78,31 +78,39 @@ impl Archive {
         options: &ImportOptions,
         progress: &mut dyn FnMut(&Progress<'_>),
     ) -> Result<ImportReport> {
-        let fs = &**self.file_system();
-        let directory = path::resolve_or_make(fs, &options.to, |parent, name| {
-            fs.make_directory(parent, name, 0o755, options.creator)
-        })?;
-        let mut import = Import {
-            fs,
-            options,
-            progress,
-            archive: self.identity,
-            report: ImportReport::default(),
-            links: HashMap::new(),
-            claimed: HashSet::new(),
-            piece: vec![0; PIECE],
-            path: Vec::new(),
-            top_length: 0,
-            plan: options.mirror.clone(),
-            waiting: small::Waiting::default(),
-        };
-        for source in sources {
-            import.source(source, directory)?;
-        }
-        import.add_waiting()?;
-        import.delete_the_rest()?;
-        Ok(import.report)
+        import(self.file_system(), self.identity, sources, options, progress)
     }
+}
+
+/// [`Archive::import`] into any file system; `archive` is the device and inode of its file.
+pub(super) fn import(
+    fs: &FileSystem,
+    archive: (u64, u64),
+    sources: &[PathBuf],
+    options: &ImportOptions,
+    progress: &mut dyn FnMut(&Progress<'_>),
+) -> Result<ImportReport> {
+    let directory =
+        path::resolve_or_make(fs, &options.to, |parent, name| fs.make_directory(parent, name, 0o755, options.creator))?;
+    let mut import = Import {
+        fs,
+        options,
+        progress,
+        archive,
+        report: ImportReport::default(),
+        links: HashMap::new(),
+        claimed: HashSet::new(),
+        piece: vec![0; PIECE],
+        path: Vec::new(),
+        top_length: 0,
+        plan: options.mirror.clone(),
+        waiting: small::Waiting::default(),
+    };
+    let copied = sources.iter().try_for_each(|source| import.source(source, directory));
+    // What was read before an error is added as it would have been without waiting.
+    copied.and(import.add_waiting())?;
+    import.delete_the_rest()?;
+    Ok(import.report)
 }
 
 struct Import<'a> {
@@ -146,6 +154,17 @@ impl Import<'_> {
         let mut levels = Vec::new();
         let first = self.entry(CWD, source.as_os_str().as_bytes(), self.options.follow, directory, &name);
         levels.extend(self.settle(first)?);
+        let copied = self.copy_below(&mut levels);
+        while copied.is_err()
+            && let Some(level) = levels.pop()
+        {
+            self.give_up_directory(level);
+        }
+        copied
+    }
+
+    /// Copies what is below the last directory, and then below the one that it is in; an error leaves those that are not finished.
+    fn copy_below(&mut self, levels: &mut Vec<Level>) -> Result<()> {
         while let Some(mut level) = levels.pop() {
             self.path.truncate(level.path_length);
             match level.host.read() {
@@ -156,9 +175,9 @@ impl Import<'_> {
                 }
                 Some(Ok(entry)) => {
                     let below = self.child(&level, entry.file_name());
-                    let below = self.settle(below)?;
+                    let below = self.settle(below);
                     levels.push(level);
-                    levels.extend(below);
+                    levels.extend(below?);
                 }
             }
         }
@@ -427,7 +446,7 @@ impl Import<'_> {
     fn settle<T>(&mut self, result: Result<Option<T>>) -> Result<Option<T>> {
         match result {
             Ok(value) => Ok(value),
-            Err(error @ (Error::NoSpace(_) | Error::Latched(_) | Error::ReadOnly(_) | Error::Damaged(_))) => Err(error),
+            Err(error) if ends_import(&error) => Err(error),
             Err(error) => {
                 self.report.problems.push(Problem { path: self.path.clone(), cause: Cause::Failed(error) });
                 Ok(None)
@@ -438,6 +457,11 @@ impl Import<'_> {
     fn note(&mut self, result: Result<()>) -> Result<()> {
         self.settle(result.map(Some)).map(drop)
     }
+}
+
+/// Whether nothing more can be added.
+fn ends_import(error: &Error) -> bool {
+    matches!(error, Error::NoSpace(_) | Error::Latched(_) | Error::ReadOnly(_) | Error::Damaged(_))
 }
 
 /// What an object takes from its host file: a link has no mode of its own.

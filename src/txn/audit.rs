@@ -64,15 +64,11 @@ impl DataPages {
 
 impl Census {
     fn find(&mut self, finding: Finding) {
-        if self.findings.len() < MAX_FINDINGS {
-            self.findings.push(finding);
-        }
+        push_bounded(&mut self.findings, finding);
     }
 
     fn find_of_files(&mut self, finding: Finding) {
-        if self.of_files.len() < MAX_FINDINGS {
-            self.of_files.push(finding);
-        }
+        push_bounded(&mut self.of_files, finding);
     }
 
     fn space(&mut self, severity: Severity, what: &str, block: u64) {
@@ -439,6 +435,15 @@ impl Volume {
     }
 }
 
+/// The first one that is left out leaves a word that there are more.
+fn push_bounded(findings: &mut Vec<Finding>, finding: Finding) {
+    match findings.len() {
+        0..MAX_FINDINGS => findings.push(finding),
+        MAX_FINDINGS => findings.push(Finding::new(FindingKind::More, Severity::Wrong, "there are more findings")),
+        _ => {}
+    }
+}
+
 /// Damage becomes a finding; anything else ends the audit.
 fn report(result: Result<()>, kind: FindingKind, census: &mut Census) -> Result<()> {
     match result {
@@ -447,5 +452,29 @@ fn report(result: Result<()>, kind: FindingKind, census: &mut Census) -> Result<
             Ok(())
         }
         other => other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_left_out_is_told_of_once() {
+        let mut census = Census::default();
+        for block in 0..MAX_FINDINGS as u64 {
+            census.space(Severity::Wrong, "a finding", block);
+            census.find_of_files(Finding::new(FindingKind::Record, Severity::Wrong, "a finding"));
+        }
+        let told = |findings: &[Finding]| findings.iter().filter(|finding| finding.kind == FindingKind::More).count();
+        assert_eq!((told(&census.findings), told(&census.of_files)), (0, 0));
+        for block in 0..5 {
+            census.space(Severity::Wrong, "one too many", block);
+            census.find_of_files(Finding::new(FindingKind::Record, Severity::Wrong, "one too many"));
+        }
+        for findings in [&census.findings, &census.of_files] {
+            assert_eq!((findings.len(), told(findings)), (MAX_FINDINGS + 1, 1));
+            assert_eq!(findings.last().unwrap().kind, FindingKind::More);
+        }
     }
 }

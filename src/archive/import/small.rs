@@ -9,7 +9,7 @@ use std::os::fd::OwnedFd;
 use rustix::fs::{FileType, SeekFrom, Stat};
 use rustix::io::Errno;
 
-use super::{Import, Level};
+use super::{Import, Level, ends_import};
 use crate::archive::attributes::{self, Object};
 use crate::archive::host::{host_error, timestamps};
 use crate::archive::{Cause, Problem};
@@ -77,7 +77,9 @@ impl Import<'_> {
         let after = rustix::fs::fstat(host).map_err(host_error("cannot read"))?;
         let version = |stat: &Stat| (stat.st_size, stat.st_mtime, stat.st_mtime_nsec);
         let changed = content.len() as u64 != size || version(&stat) != version(&after);
-        self.waiting.bytes += content.len();
+        // What is held in memory: attributes may be much more than the content.
+        self.waiting.bytes +=
+            content.len() + xattrs.iter().map(|(name, value)| name.len() + value.len()).sum::<usize>();
         self.waiting.names.insert((parent, name.to_vec()));
         let (path, name) = (self.path.clone(), name.to_vec());
         self.waiting.files.push(Small { path, directory: parent, name, stat, xattrs, content, changed });
@@ -97,12 +99,36 @@ impl Import<'_> {
         if self.waiting.directories.len() >= MOST_DIRECTORIES { self.add_waiting() } else { Ok(()) }
     }
 
-    /// Adds what waits.
+    /// Adds what waits, and finishes the directories even when that fails: the mode of an unfinished one may give its group rights that
+    /// its access list takes away. Returns the first error that ends the import.
     pub(super) fn add_waiting(&mut self) -> Result<()> {
         let Waiting { files, directories, .. } = std::mem::take(&mut self.waiting);
         let path = std::mem::take(&mut self.path);
+        let mut done = if files.is_empty() { Ok(()) } else { self.add_small(&files) };
+        for (path, level) in directories {
+            self.path = path;
+            let finished = self.finish_directory(&level);
+            let noted = self.note(finished);
+            done = done.and(noted);
+        }
+        self.path = path;
+        done
+    }
+
+    /// A directory whose entries are not all copied, because the import ends.
+    pub(super) fn give_up_directory(&mut self, level: Level) {
+        self.path.truncate(level.path_length);
+        self.waiting.directories.push((self.path.clone(), level));
+    }
+
+    /// An error that concerns some of the files only does not end the import: then each is tried by itself, so that each one that is
+    /// missing is told of and the others are not missing.
+    fn add_small(&mut self, files: &[Small]) -> Result<()> {
         let new: Vec<NewFile<'_>> = files.iter().map(new_file).collect();
-        for (file, added) in files.iter().zip(self.fs.add_files(&new)?) {
+        let mut added = Vec::with_capacity(files.len());
+        let done = self.fs.add_files_to(&new, &mut added);
+        let (there, missing) = files.split_at(added.len());
+        for (file, added) in there.iter().zip(added) {
             self.path.clone_from(&file.path);
             if self.settle(added.map(Some))?.is_none() {
                 continue;
@@ -113,13 +139,18 @@ impl Import<'_> {
                 self.report.problems.push(Problem { path: self.path.clone(), cause: Cause::Changed });
             }
         }
-        for (path, level) in directories {
-            self.path = path;
-            let done = self.finish_directory(&level);
-            self.note(done)?;
+        match done {
+            Err(error) if !ends_import(&error) && missing.len() > 1 => {
+                tracing::warn!(%error, "cannot add files together, trying one by one");
+                missing.iter().try_for_each(|file| self.add_small(std::slice::from_ref(file)))
+            }
+            done => {
+                if let Some(file) = missing.first() {
+                    self.path.clone_from(&file.path);
+                }
+                self.note(done)
+            }
         }
-        self.path = path;
-        Ok(())
     }
 }
 

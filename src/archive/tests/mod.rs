@@ -6,6 +6,7 @@ mod damage;
 mod erasure;
 mod golden;
 mod hostile;
+mod importing;
 mod key_slots;
 mod keys;
 mod repacking;

@@ -76,9 +76,10 @@ impl Walk<'_> {
         if !known.get(&ROOT_INO).is_some_and(|root| root.exists && root.file_type == DIRECTORY_TYPE) {
             self.find(Finding::new(FindingKind::Name, Severity::Wrong, "there is no root directory"));
         }
-        // The order of a hash map is not that of the next run.
+        // The order of a hash map is not that of the next run. That there are more stays last.
         self.findings.sort_by(|one, other| {
-            let key = |finding: &Finding| (finding.inode, finding.kind, finding.lost.clone());
+            let last = |finding: &Finding| finding.kind == FindingKind::More;
+            let key = |finding: &Finding| (last(finding), finding.inode, finding.kind, finding.lost.clone());
             key(one).cmp(&key(other)).then_with(|| one.detail.cmp(&other.detail))
         });
         self.known = known;

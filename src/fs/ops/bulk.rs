@@ -27,7 +27,7 @@ pub const MAX_SMALL_FILE: u64 = PACK;
 /// Files of one operation. An operation copies each node that it changes once, about five for a file alone: with so many files that is
 /// nothing beside the files themselves, and nobody waits long for the writers' lock.
 const BATCH_FILES: usize = 1024;
-/// Content of one operation: some pages for each processor to seal.
+/// Content and attributes of one operation: some pages for each processor to seal.
 const BATCH_BYTES: usize = 16 * MAX_DATA;
 /// Records of a new file beside its attributes: inode, index, list, and content with a page's share of a count.
 const RECORDS: u64 = 5;
@@ -53,6 +53,13 @@ pub struct NewFile<'a> {
     pub content: &'a [u8],
 }
 
+impl NewFile<'_> {
+    /// What it makes an operation longer by: attributes may be much more than the content.
+    fn bytes(&self) -> usize {
+        self.content.len() + self.xattrs.iter().map(|(name, value)| name.len() + value.len()).sum::<usize>()
+    }
+}
+
 /// Files of a batch that share a page, by their index.
 struct Page {
     files: Vec<usize>,
@@ -64,17 +71,34 @@ impl FileSystem {
     /// place. Files are published in batches, each at once.
     ///
     /// # Errors
-    /// `NoSpace`, `Latched`, `ReadOnly`, `Damaged`, `Io`: what is not yet added is not. Files of the batches before are there.
+    /// `NoSpace`, `Latched`, `ReadOnly`, `Damaged`, `Io`: what is not yet added is not. Files of the batches before are there, as durable as
+    /// without the error; [`FileSystem::add_files_to`] tells which.
     pub fn add_files(&self, files: &[NewFile<'_>]) -> Result<Vec<Result<Ino>>> {
         let mut added = Vec::with_capacity(files.len());
+        self.add_files_to(files, &mut added)?;
+        Ok(added)
+    }
+
+    /// As [`FileSystem::add_files`]; after an error `added` has what became of the first files, and the others are not there.
+    ///
+    /// # Errors
+    /// As of `add_files`.
+    pub fn add_files_to(&self, files: &[NewFile<'_>], added: &mut Vec<Result<Ino>>) -> Result<()> {
+        let before = added.len();
+        let done = self.add_batches(files, added);
+        // What was published stays, whatever became of the rest.
+        let durable = if added[before..].iter().any(Result::is_ok) { self.finish_change() } else { Ok(()) };
+        done.and(durable)
+    }
+
+    fn add_batches(&self, files: &[NewFile<'_>], added: &mut Vec<Result<Ino>>) -> Result<()> {
         let mut rest = files;
         while !rest.is_empty() {
             let (batch, later) = rest.split_at(batch_length(rest));
-            self.add_batch(batch, &mut added)?;
+            self.add_batch(batch, added)?;
             rest = later;
         }
-        self.finish_change()?;
-        Ok(added)
+        Ok(())
     }
 
     /// Whether an attribute of this name can be given to [`FileSystem::add_files`].
@@ -102,13 +126,24 @@ impl FileSystem {
 
     fn try_add(&self, files: &[NewFile<'_>]) -> Result<Vec<Result<Ino>>> {
         let (refused, pages) = self.arrange(files)?;
-        // M2
-        let first = self.volume.operate(1, false, |op| op.set_aside_inos(files.len() as u64))?;
-        let ino_of = |index: usize| Ino(first.0 + index as u64);
+        let accepted = refused.iter().filter(|refused| refused.is_none()).count() as u64;
+        if accepted == 0 {
+            return Ok(refused.into_iter().flatten().map(Err).collect());
+        }
         let paged = || pages.iter().flat_map(|page| &page.files).map(|index| files[*index].content.len() as u64);
         // A file that finds no page to share takes one of its own.
         let (bytes, count) = (paged().sum(), paged().count() as u64);
         let room = if count > 0 { Some(self.volume.reserve_data(bytes, count)?) } else { None };
+        // M2. Behind what may fail for want of room: numbers that were set aside are never given back.
+        let mut next = self.volume.operate(1, false, |op| op.set_aside_inos(accepted))?;
+        let number = |refused: &Option<Error>| {
+            let own = next;
+            next.0 += u64::from(refused.is_none());
+            own
+        };
+        // A refused file has no number: what stands in its place is another's, and not asked for.
+        let inos: Vec<Ino> = refused.iter().map(number).collect();
+        let ino_of = |index: usize| inos[index];
         let mut written = write_pages(&self.volume, self.threads, &pages, files, &ino_of, room)?;
         written.sort_unstable_by_key(|piece| (piece.ino, piece.offset));
         let records = files.iter().map(|file| RECORDS + file.xattrs.len() as u64 * RECORDS_OF_VALUE).sum();
@@ -315,7 +350,7 @@ impl<'a> Naming<'a> {
 fn batch_length(files: &[NewFile<'_>]) -> usize {
     let mut bytes = 0;
     let fitting = files.iter().take(BATCH_FILES).take_while(|file| {
-        bytes += file.content.len();
+        bytes += file.bytes();
         bytes <= BATCH_BYTES
     });
     fitting.count().max(1)

@@ -2,11 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use super::support::{CREATOR, NAME_KEY, OPTIONS, assert_sound, fresh, fresh_with, list, reopen};
+use super::support::{CREATOR, NAME_KEY, OPTIONS, assert_sound, crash, fresh, fresh_with, list, reopen};
 use crate::env::{Environment, SeededEnvironment};
 use crate::error::{Error, Timestamp};
 use crate::format::{Ino, Key, ROOT_INO, kind};
-use crate::fs::{FileSystem, FsOptions, MAX_SMALL_FILE, NewFile, SetAttributes, SetTime, XattrMode, mode};
+use crate::fs::{FileSystem, FsOptions, MAX_SMALL_FILE, NewFile, SetAttributes, SetTime, SyncProfile, XattrMode, mode};
 
 fn new_file<'a>(directory: Ino, name: &'a [u8], content: &'a [u8]) -> NewFile<'a> {
     NewFile {
@@ -230,4 +230,77 @@ fn threads_that_add_the_same_names_share_them() {
     }
     assert_sound(&fs);
     assert!(fs.volume.check_space(true, &mut |_, _| {}).unwrap().is_empty());
+}
+
+/// Under sync=always what is there is durable, also when an error ends the rest.
+#[test]
+fn what_was_added_before_an_error_is_durable_where_every_change_is() {
+    let (storage, fs) = fresh_with(7, NAME_KEY, FsOptions { sync: SyncProfile::Always, ..OPTIONS });
+    let directory = fs.make_directory(ROOT_INO, b"d", 0o755, CREATOR).unwrap().ino;
+    let (blocks, _) = fs.volume.space();
+    fs.volume.limit_size((blocks + 800) * 4096);
+    let dice = SeededEnvironment::new(8);
+    let made: Vec<(Vec<u8>, Vec<u8>)> = (0..500)
+        .map(|n| {
+            let mut content = vec![0; 12_000];
+            dice.fill_random(&mut content).unwrap();
+            (format!("{n}").into_bytes(), content)
+        })
+        .collect();
+    let new: Vec<NewFile<'_>> = made.iter().map(|(name, content)| new_file(directory, name, content)).collect();
+    let mut added = Vec::new();
+    assert!(matches!(fs.add_files_to(&new, &mut added), Err(Error::NoSpace(_))));
+    assert!(added.len() > 50 && added.len() < new.len(), "{} of {} were added", added.len(), new.len());
+    let fs = crash(&storage, fs);
+    let there: BTreeMap<Vec<u8>, Ino> =
+        list(&fs, directory, 0).unwrap().into_iter().map(|(name, ino, _)| (name, ino)).collect();
+    let told = made.iter().zip(added).map(|((name, _), ino)| (name.clone(), ino.unwrap())).collect();
+    assert_eq!(there, told);
+    assert_sound(&fs);
+}
+
+#[test]
+fn files_that_are_refused_use_up_no_numbers() {
+    let (_, fs) = fresh(9);
+    let directory = fs.make_directory(ROOT_INO, b"d", 0o755, CREATOR).unwrap().ino;
+    let made = contents(50);
+    let new: Vec<NewFile<'_>> = made.iter().map(|(name, content)| new_file(directory, name, content)).collect();
+    let odd: Vec<NewFile<'_>> = new.iter().skip(1).step_by(2).copied().collect();
+    let node = |name: &[u8]| fs.make_node(ROOT_INO, name, mode::REGULAR | 0o600, 0, CREATOR).unwrap().ino.0;
+    let first = node(b"a");
+    assert!(fs.add_files(&odd).unwrap().iter().all(Result::is_ok));
+    assert_eq!(node(b"b"), first + 26);
+    // Half of them are there.
+    let added = fs.add_files(&new).unwrap();
+    assert_eq!(added.iter().filter(|added| matches!(added, Err(Error::Exists))).count(), 25);
+    assert_eq!(node(b"c"), first + 26 + 26);
+    assert!(fs.add_files(&new).unwrap().iter().all(|added| matches!(added, Err(Error::Exists))));
+    assert_eq!(node(b"d2"), first + 26 + 26 + 1);
+    for (name, ino, _) in list(&fs, directory, 0).unwrap() {
+        let content = &made.iter().find(|(made, _)| *made == name).unwrap().1;
+        assert!(fs.read(ino, 0, 1 << 20).unwrap() == *content);
+    }
+    assert_sound(&fs);
+}
+
+/// An operation is bounded by all that it takes, not by content alone.
+#[test]
+fn attributes_count_towards_the_length_of_an_operation() {
+    let (_, fs) = fresh(10);
+    let directory = fs.make_directory(ROOT_INO, b"d", 0o755, CREATOR).unwrap().ino;
+    let xattrs: Vec<(Vec<u8>, Vec<u8>)> =
+        (0..10).map(|n| (format!("user.{n}").into_bytes(), vec![n; 60_000])).collect();
+    let made = contents(8);
+    let new = |from: usize, xattrs| -> Vec<NewFile<'_>> {
+        made[from..].iter().map(|(name, content)| NewFile { xattrs, ..new_file(directory, name, content) }).collect()
+    };
+    let steps = |new: &[NewFile<'_>]| {
+        let before = fs.volume.state().sequence;
+        assert!(fs.add_files(new).unwrap().iter().all(Result::is_ok));
+        fs.volume.state().sequence - before
+    };
+    let alone = steps(&new(7, &xattrs[..]));
+    assert_eq!(steps(&new(4, &[])[..3]), alone, "three small files are one batch");
+    assert!(steps(&new(0, &xattrs[..])[..4]) >= 2 * alone, "four files of 600 KB were one batch");
+    assert_sound(&fs);
 }

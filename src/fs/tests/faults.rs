@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use super::crash::see;
-use super::support::{OPTIONS, create_with, try_create_with, try_open_on, try_open_with};
+use super::support::{CREATOR, OPTIONS, create_with, fresh, try_create_with, try_open_on, try_open_with};
 use crate::env::SeededEnvironment;
 use crate::error::{Error, Result};
 use crate::format::{Ino, ROOT_INO};
@@ -306,4 +306,26 @@ fn recovery_with_faults() {
     }
     println!("summary: {turns} faults: during recovery");
     assert!(turns > 100);
+}
+
+/// The order of findings does not put the word that there are more before them.
+#[test]
+fn that_there_are_more_findings_is_told_last() {
+    use crate::fs::inode;
+    use crate::txn::FindingKind;
+
+    let (_, fs) = fresh(31);
+    for n in 0..1100_u32 {
+        let name = format!("{n}").into_bytes();
+        let ino = fs.make_node(ROOT_INO, &name, mode::REGULAR | 0o600, 0, CREATOR).unwrap().ino;
+        let change = fs.volume.operate(1, false, |op| {
+            let mut value = inode::load(op.view(), ino)?;
+            value.links += 1;
+            inode::store(op, ino, &value)
+        });
+        change.unwrap();
+    }
+    let (_, findings) = fs.check_structure(false, &mut |_, _| {}).unwrap();
+    let more: Vec<usize> = (0..findings.len()).filter(|n| findings[*n].kind == FindingKind::More).collect();
+    assert_eq!(more, [findings.len() - 1]);
 }

@@ -415,6 +415,7 @@ impl SpaceMap {
     /// As [`Self::allocate`], for the nodes of commits: each behind the one before, since every place is a request to the disk.
     ///
     /// A commit replaces about as many nodes as it writes, so groups that nodes filled come back as whole groups and are filled again.
+    /// Where whole groups are few, blocks of broken ones go first: reservations are counted in whole groups, and refused for want of them.
     pub(crate) fn allocate_node(&mut self, blocks: u64, from_reserved: u64) -> Option<Run> {
         let next = self.next_node;
         let behind = |map: &Self| {
@@ -425,9 +426,11 @@ impl SpaceMap {
             regions.find_map(|r| r.find(blocks.max(4), dirty).map(|start| r.base() + start))
         };
         let started = !next.is_multiple_of(4);
+        let scarce = self.quads <= self.reserved + self.overhead() + RESERVE_QUADS;
         let found = started
             .then(|| behind(self))
             .flatten()
+            .or_else(|| scarce.then(|| self.first_fit(blocks)).flatten())
             .or_else(|| group(self, true))
             .or_else(|| behind(self))
             .or_else(|| group(self, false))

@@ -482,3 +482,34 @@ fn dirty_nodes_are_bounded() {
     assert!(volume.durable().generation > before);
     assert_sound(&volume);
 }
+
+/// Reservations are counted in whole groups: where those are few, nodes fill broken ones.
+#[test]
+fn nodes_fill_broken_groups_where_whole_ones_are_few() {
+    let dice = Dice::new(14);
+    let volume = create(Arc::new(MemoryStorage::new()), &dice);
+    (0..400).for_each(|slot| put(&volume, 2, slot, slot, 3000).unwrap());
+    volume.commit().unwrap();
+    (0..400).filter(|slot| slot % 4 > 0).for_each(|slot| assert!(delete(&volume, 2, slot).unwrap()));
+    for _ in 0..3 {
+        volume.commit_for(Purpose::Drain).unwrap();
+    }
+    volume.limit_size(0);
+    let mut taken = 0;
+    while volume.reserve_quads(1, false).is_ok() {
+        taken += 1;
+    }
+    let mut space = volume.space.lock();
+    let groups = |space: &mut crate::pager::space::SpaceMap| {
+        let count = (0..).take_while(|_| space.promise(1)).count() as u64;
+        space.unreserve(count);
+        count
+    };
+    let before = groups(&mut space);
+    let nodes: Vec<Run> = (0..40).map(|_| space.allocate_node(1, 0).unwrap()).collect();
+    assert_eq!(groups(&mut space), before, "nodes took whole groups while blocks of broken ones were free");
+    space.discard(nodes, 0);
+    space.unreserve(taken);
+    drop(space);
+    assert_sound(&volume);
+}

@@ -1,0 +1,108 @@
+//! What fails while small files wait is told of, file by file, and leaves no directory unfinished.
+
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, UNIX_EPOCH};
+
+use super::super::import::import;
+use super::super::{Filter, ImportOptions};
+use super::sample::{create_on, header_bytes, noise, open_on};
+use crate::error::Error;
+use crate::format::ROOT_INO;
+use crate::fs::{Creator, FileSystem};
+use crate::storage::simulated::{Class, Fault, FaultPlan, SimulatedStorage};
+use crate::storage::{MemoryStorage, Storage};
+
+const DIRECTORIES: usize = 4;
+const FILES: usize = 60;
+const TIME: u64 = 1_000_000;
+
+fn options() -> ImportOptions {
+    let creator = Creator { uid: 0, gid: 0, umask: None };
+    ImportOptions { to: b"/".to_vec(), follow: false, replace: false, creator, filter: Filter::default(), mirror: None }
+}
+
+/// Directories of small files that do not compress, all of one old time.
+fn source(directory: &Path) -> PathBuf {
+    let top = directory.join("top");
+    for d in 0..DIRECTORIES {
+        let below = top.join(format!("{d}"));
+        std::fs::create_dir_all(&below).unwrap();
+        for n in 0..FILES {
+            std::fs::write(below.join(format!("{n}")), noise((d * FILES + n) as u64, 12_000)).unwrap();
+        }
+        File::open(&below).unwrap().set_modified(UNIX_EPOCH + Duration::from_secs(TIME)).unwrap();
+    }
+    File::open(&top).unwrap().set_modified(UNIX_EPOCH + Duration::from_secs(TIME)).unwrap();
+    top
+}
+
+/// Host paths of the files that the archive has, and the directories' times.
+fn copied(fs: &FileSystem, top: &Path) -> (BTreeSet<Vec<u8>>, Vec<i64>) {
+    let (mut files, mut times) = (BTreeSet::new(), Vec::new());
+    let Ok(root) = fs.lookup(ROOT_INO, b"top") else { return (files, times) };
+    times.push(root.mtime.seconds);
+    for d in 0..DIRECTORIES {
+        let Ok(below) = fs.lookup(root.ino, format!("{d}").as_bytes()) else { continue };
+        times.push(below.mtime.seconds);
+        for n in 0..FILES {
+            let Ok(file) = fs.lookup(below.ino, format!("{n}").as_bytes()) else { continue };
+            assert!(fs.read(file.ino, 0, 1 << 20).unwrap() == noise((d * FILES + n) as u64, 12_000));
+            files.insert(top.join(format!("{d}/{n}")).into_os_string().into_encoded_bytes());
+        }
+    }
+    (files, times)
+}
+
+#[test]
+fn no_file_is_missing_of_which_nothing_is_told() {
+    let host = tempfile::tempdir().unwrap();
+    let top = source(host.path());
+    let mut met = 0;
+    for (count, lasting) in [(0, false), (1, false), (2, false), (0, true)] {
+        let storage = SimulatedStorage::from_contents(&{
+            let memory = Arc::new(MemoryStorage::from_contents(header_bytes()));
+            let fs = create_on(memory.clone(), 1);
+            fs.make_directory(ROOT_INO, b"other", 0o755, options().creator).unwrap();
+            fs.close().unwrap();
+            memory.contents()
+        });
+        let fs = open_on(storage.clone(), false, 2).unwrap();
+        storage.inject(Some(FaultPlan { class: Class::Allocate, count, fault: Fault::Eio, lasting }));
+        let report = import(&fs, (0, 0), &[top.clone()], &options(), &mut |_| {}).unwrap();
+        met += storage.injected();
+        storage.inject(None);
+        let (files, times) = copied(&fs, &top);
+        // What lasts keeps directories from getting their times too, and is told for each.
+        assert!(lasting || times.iter().all(|time| *time == TIME as i64), "{times:?}");
+        let told: Vec<&[u8]> = report.problems.iter().map(|problem| &problem.path[..]).collect();
+        assert!(told.iter().all(|path| path.starts_with(top.as_os_str().as_bytes())));
+        let mut missing = 0;
+        for (d, n) in (0..DIRECTORIES).flat_map(|d| (0..FILES).map(move |n| (d, n))) {
+            let path = top.join(format!("{d}/{n}"));
+            let above = path.ancestors().any(|path| told.contains(&path.as_os_str().as_bytes()));
+            assert!(above || files.contains(path.as_os_str().as_bytes()), "{path:?} is missing: {count} {lasting}");
+            missing += u64::from(!files.contains(path.as_os_str().as_bytes()));
+        }
+        assert_eq!(report.files, files.len() as u64);
+        println!("{count} {lasting}: {missing} missing, {} problems", told.len());
+    }
+    assert!(met > 1);
+}
+
+#[test]
+fn an_import_that_meets_a_full_archive_finishes_its_directories() {
+    let host = tempfile::tempdir().unwrap();
+    let top = source(host.path());
+    let storage = SimulatedStorage::from_contents(&header_bytes());
+    let fs = create_on(storage.clone(), 1);
+    fs.volume.limit_size(storage.len().unwrap() + (2 << 20));
+    let failed = import(&fs, (0, 0), &[top.clone()], &options(), &mut |_| {});
+    assert!(matches!(failed, Err(Error::NoSpace(_))), "{failed:?}");
+    let (files, times) = copied(&fs, &top);
+    assert!(!files.is_empty() && files.len() < DIRECTORIES * FILES, "{} files", files.len());
+    assert!(times.len() > 1 && times.iter().all(|time| *time == TIME as i64), "{times:?}");
+}
