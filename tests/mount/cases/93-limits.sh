@@ -92,7 +92,7 @@ for number in range(200):
         os.fsync(file.fileno())
     os.setxattr("keep/file%d" % number, "user.note", b"x" * 200)
 # First the host, then what the archive holds in reserve.
-with open(host + "/filler", "wb") as filler:
+with open(host + "/filler", "wb", buffering=0) as filler:
     try:
         while True:
             filler.write(b"\0" * 65536)
