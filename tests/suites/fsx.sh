@@ -54,17 +54,18 @@ if [[ -z ${PROGRAMS-} ]]; then
     (cd "$repository" && cargo build --quiet --workspace --bins --tests)
 fi
 
+# An operation of no length is refused by every file system when it is fallocate(2), which fsx takes for a fault: hence the least length of 1.
 # configuration PROFILE: fsx's weights; what is not named has the weight 0, except write, read, truncate, mapread and mapwrite.
 configuration() {
     case $1 in
     plain) printf '%s\n' '[weights]' mapread=0 mapwrite=0 write=10 read=10 truncate=5 fsync=0.5 fdatasync=0.5 ;;
     mmap) printf '%s\n' nomsyncafterwrite=true '[weights]' mapread=10 mapwrite=10 write=5 read=5 truncate=3 invalidate=1 ;;
     reopen) printf '%s\n' '[weights]' mapread=2 mapwrite=2 write=10 read=10 truncate=5 close_open=5 fsync=0.5 ;;
-    holes) printf '%s\n' '[weights]' mapread=2 mapwrite=2 write=10 read=10 truncate=3 punch_hole=8 posix_fallocate=4 fsync=0.5 ;;
+    holes) printf '%s\n' '[opsize]' min=1 '[weights]' mapread=2 mapwrite=2 write=10 read=10 truncate=3 punch_hole=8 posix_fallocate=4 fsync=0.5 ;;
     copy) printf '%s\n' '[weights]' mapread=2 mapwrite=2 write=8 read=10 truncate=3 copy_file_range=10 punch_hole=1 fsync=0.5 ;;
-    all) printf '%s\n' '[weights]' mapread=5 mapwrite=5 write=10 read=10 truncate=5 close_open=1 invalidate=1 fsync=0.5 \
+    all) printf '%s\n' '[opsize]' min=1 '[weights]' mapread=5 mapwrite=5 write=10 read=10 truncate=5 close_open=1 invalidate=1 fsync=0.5 \
         fdatasync=0.5 posix_fallocate=3 punch_hole=4 sendfile=2 posix_fadvise=1 copy_file_range=5 ;;
-    large) printf '%s\n' flen=16777216 '[opsize]' max=262144 '[weights]' mapread=2 mapwrite=2 write=10 read=10 truncate=1 \
+    large) printf '%s\n' flen=16777216 '[opsize]' min=1 max=262144 '[weights]' mapread=2 mapwrite=2 write=10 read=10 truncate=1 \
         close_open=1 punch_hole=4 posix_fallocate=1 copy_file_range=6 fsync=0.2 ;;
     *) echo "fsx.sh: unknown profile $1" >&2 && return 1 ;;
     esac
@@ -125,6 +126,7 @@ finish() {
     wait "$3" || code=$?
     if [[ $code -ne 0 ]]; then
         tail -n 40 "$WORK/$1-$2.output"
+        sed 's/^/daemon: /' "$WORK/$1-$2.log" | tail -n 20
         fail "FAILED: profile=$1 seed=$2 operations=$operations"
     fi
     printf 'ok  %-8s seed %-4d %d operations, %d s\n' "$1" "$2" "$operations" $((SECONDS - $4))
