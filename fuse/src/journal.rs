@@ -33,7 +33,22 @@ pub fn start(target: &Target<'_>, verbose: bool) -> Result<(), Failure> {
         }
         Target::System => builder.with_writer(System(connect())).without_time().try_init(),
     };
-    started.map_err(|e| Failure::other(format!("cannot start logging: {e}")))
+    started.map_err(|e| Failure::other(format!("cannot start logging: {e}")))?;
+    if !matches!(target, Target::Terminal) {
+        log_panics();
+    }
+    Ok(())
+}
+
+/// A panic ends the daemon, whose standard error is nowhere: without a line in the log nobody would know why. The place alone is told,
+/// since a message could quote what the archive holds.
+fn log_panics() {
+    std::panic::set_hook(Box::new(|panic| {
+        let place = panic.location().map_or("an unknown place".into(), ToString::to_string);
+        tracing::error!(
+            "the program has a fault and ends, at {place}: what was synced is safe; please report this line"
+        );
+    }));
 }
 
 fn connect() -> Option<UnixDatagram> {
@@ -69,5 +84,24 @@ impl Write for Line<'_> {
 
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_panic_is_told_by_its_place_alone() {
+        let directory = tempfile::tempdir().unwrap();
+        let log = directory.path().join("log");
+        let usual = std::panic::take_hook();
+        start(&Target::File(&log), false).unwrap();
+        let ended = std::thread::spawn(|| panic!("content of a file")).join();
+        std::panic::set_hook(usual);
+        assert!(ended.is_err());
+        let told = std::fs::read_to_string(&log).unwrap();
+        assert!(told.contains("ERROR") && told.contains("fuse/src/journal.rs:"), "{told}");
+        assert!(!told.contains("content of a file"), "{told}");
     }
 }
