@@ -122,8 +122,7 @@ impl Region {
         }
         let mut found = None;
         for_each_run(mask, &mut |start, length| {
-            let joins = !start.is_multiple_of(4) && is_available(self, start - 1);
-            let first = if joins { start.next_multiple_of(4) } else { start };
+            let first = if self.joins(start) { start.next_multiple_of(4) } else { start };
             if start + length >= first + blocks {
                 found = Some(first);
             }
@@ -132,10 +131,16 @@ impl Region {
         found
     }
 
+    /// Whether a run that starts there may break a whole group before it: it starts within a group, and not where free space does.
+    fn joins(&self, start: u64) -> bool {
+        !start.is_multiple_of(4) && is_available(self, start - 1)
+    }
+
     /// Whether `blocks` free backed blocks lie at `start`, where free space or a group begins, as it does for [`Self::find`].
     pub(super) fn fits_at(&self, start: u64, blocks: u64) -> bool {
-        let joins = !start.is_multiple_of(4) && is_available(self, start - 1);
-        !joins && start + blocks <= REGION_BLOCKS && (start..start + blocks).all(|block| is_available(self, block))
+        !self.joins(start)
+            && start + blocks <= REGION_BLOCKS
+            && (start..start + blocks).all(|block| is_available(self, block))
     }
 
     /// Free groups of four that the host has not (wholly) allocated, as runs.
