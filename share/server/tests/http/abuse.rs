@@ -8,6 +8,15 @@ use serde_json::json;
 use crate::daemon::{Connection, Daemon, Owner, QUICK, age_file, capsule, create, random, until};
 use lockbox_share_protocol::capsule::Content;
 
+/// Polls until `count` of the streams have an answer to read. A question that came earlier could take the place of one of them.
+fn until_answered(what: &str, streams: &[TcpStream], count: usize) {
+    let answered = |stream: &&TcpStream| {
+        stream.set_nonblocking(true).unwrap();
+        stream.peek(&mut [0]).is_ok()
+    };
+    until(what, || streams.iter().filter(answered).count() == count);
+}
+
 #[test]
 fn the_limiter_binds_whatever_a_client_writes_of_itself() {
     let daemon = Daemon::start(&["--durability", "none"]);
@@ -69,18 +78,13 @@ fn slow_batches_of_one_client_leave_places_to_others() {
         stream.write_all(format!("{head}content-length: 500000\r\n\r\n{{").as_bytes()).unwrap();
         stream
     };
-    // More than the places of one client: a question below may take one before all of them came.
     let slow: Vec<TcpStream> = (0..24).map(|_| begin()).collect();
+    until_answered("all places of the client are taken", &slow, 24 - 16);
     let ask = json!({ "items": ["0000000000000"] });
     let owner = Owner::new();
     let headers = [("authorization", owner.header.as_str()), ("content-type", "application/json")];
-    let mut refused = None;
-    until("all places of the client are taken", || {
-        let answer = daemon.post("/v1/batch/info", &headers[..1], &ask);
-        refused = (answer.status == 503).then_some(answer);
-        refused.is_some()
-    });
-    let refused = refused.unwrap();
+    let refused = daemon.post("/v1/batch/info", &headers[..1], &ask);
+    assert_eq!(refused.status, 503, "{}", refused.text());
     assert_eq!((refused.error().as_str(), refused.header("retry-after")), ("unavailable", Some("5")));
     // Another client, and what is no batch, is served.
     let mut local = Connection::unix(&daemon.unix);
@@ -102,14 +106,10 @@ fn slow_uploads_of_one_client_leave_places_to_others() {
         stream
     };
     let slow: Vec<TcpStream> = (0..24).map(|_| begin()).collect();
+    until_answered("all places of the client are taken", &slow, 24 - 16);
     let file = age_file(1000);
-    let mut refused = None;
-    until("all places of the client are taken", || {
-        let answer = daemon.upload(&owner, &file);
-        refused = (answer.status == 503).then_some(answer);
-        refused.is_some()
-    });
-    let refused = refused.unwrap();
+    let refused = daemon.upload(&owner, &file);
+    assert_eq!(refused.status, 503, "{}", refused.text());
     assert_eq!((refused.error().as_str(), refused.header("retry-after")), ("unavailable", Some("5")));
     let headers = [("authorization", owner.header.as_str()), ("content-type", "application/octet-stream")];
     let mut local = Connection::unix(&daemon.unix);
@@ -132,8 +132,9 @@ fn watchers_of_one_client_leave_places_to_others() {
         stream
     };
     let waiting: Vec<TcpStream> = (0..140).map(begin).collect();
+    until_answered("all places of the client are taken", &waiting, 140 - 128);
     let ask = share.path("/watch?wait=0");
-    until("all places of the client are taken", || daemon.get(&ask, &headers).status == 503);
+    assert_eq!(daemon.get(&ask, &headers).status, 503);
     assert_eq!(Connection::unix(&daemon.unix).ask("GET", &ask, &headers, b"").status, 200);
     drop(waiting);
     until("there is a place again", || daemon.get(&ask, &headers).status == 200);
