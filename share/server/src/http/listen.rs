@@ -13,10 +13,22 @@ use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 const BACKLOG: i32 = 4096;
 
 /// One listener for each worker on the same address: the kernel spreads connections over them, and no two workers wake for one.
+pub struct Tcp {
+    /// With the port that the kernel chose, when it was asked to.
+    pub address: SocketAddr,
+    /// As many as workers.
+    pub listeners: Vec<TcpListener>,
+}
+
+/// Listens at `address` for so many workers.
 ///
 /// # Errors
-/// When the address is taken or not this machine's.
-pub fn tcp(address: SocketAddr, workers: usize) -> io::Result<Vec<TcpListener>> {
+/// When the address is taken or not this machine's; the sentence names it.
+pub fn tcp(address: SocketAddr, workers: usize) -> Result<Tcp, String> {
+    spread(address, workers.max(1)).map_err(|error| format!("cannot listen on {address}: {error}"))
+}
+
+fn spread(address: SocketAddr, workers: usize) -> io::Result<Tcp> {
     // Without SO_REUSEPORT first: with it a second daemon of the same user would share the address in silence.
     drop(bind(address, false)?);
     let first = bind(address, true)?;
@@ -29,7 +41,7 @@ pub fn tcp(address: SocketAddr, workers: usize) -> io::Result<Vec<TcpListener>> 
         socket.listen(BACKLOG)?;
         listeners.push(socket.into());
     }
-    Ok(listeners)
+    Ok(Tcp { address: bound, listeners })
 }
 
 fn bind(address: SocketAddr, shared: bool) -> io::Result<Socket> {
@@ -104,10 +116,11 @@ mod tests {
 
     #[test]
     fn workers_share_an_address_and_a_second_daemon_does_not() {
-        let listeners = tcp("127.0.0.1:0".parse().unwrap(), 3).unwrap();
-        let address = listeners[0].local_addr().unwrap();
+        let Tcp { address, listeners } = tcp("127.0.0.1:0".parse().unwrap(), 3).unwrap();
+        assert_ne!(address.port(), 0);
+        assert_eq!(listeners.len(), 3);
         assert!(listeners.iter().all(|listener| listener.local_addr().unwrap() == address));
-        assert_eq!(tcp(address, 1).unwrap_err().kind(), io::ErrorKind::AddrInUse);
+        assert_eq!(spread(address, 1).err().unwrap().kind(), io::ErrorKind::AddrInUse);
     }
 
     #[test]

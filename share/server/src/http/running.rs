@@ -11,7 +11,7 @@ use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio_rustls::TlsAcceptor;
 
-use super::listen::{self, UnixSocket};
+use super::listen::{Tcp, UnixSocket};
 use super::worker::{self, Sockets};
 use super::{Daemon, admin};
 
@@ -20,13 +20,14 @@ const SWEEP: Duration = Duration::from_secs(30);
 /// Threads of one worker that wait for the disk: as many as uploads may run, and some for cold reads.
 const BLOCKING: usize = super::MAX_UPLOADS + 32;
 
-/// Where the daemon listens.
-#[derive(Default)]
-pub struct Addresses {
+/// Where the daemon listens. All of it is open before the daemon is made: its links name the ports.
+pub struct Open {
     /// Plain HTTP.
-    pub tcp: Vec<SocketAddr>,
+    pub tcp: Vec<Tcp>,
     /// HTTPS.
-    pub tls: Vec<(SocketAddr, TlsAcceptor)>,
+    pub tls: Vec<(Tcp, TlsAcceptor)>,
+    /// This machine's own programs.
+    pub unix: Option<UnixSocket>,
     /// Health and metrics.
     pub admin: Option<SocketAddr>,
 }
@@ -55,34 +56,26 @@ fn event_loop(blocking: usize) -> Result<tokio::runtime::Runtime, String> {
         .map_err(|error| format!("cannot start an event loop: {error}"))
 }
 
-/// Opens the sockets and starts `workers` event loops.
+/// Starts `workers` event loops, for as many as `open` has listeners.
 ///
 /// # Errors
-/// One sentence that names the address.
-pub fn start(
-    daemon: Arc<Daemon>,
-    addresses: Addresses,
-    unix: Option<UnixSocket>,
-    workers: usize,
-) -> Result<Running, String> {
+/// One sentence that names the address or what the host lacks.
+pub fn start(daemon: Arc<Daemon>, open: Open, workers: usize) -> Result<Running, String> {
     let workers = workers.max(1);
     let refused = |address: SocketAddr| move |error: io::Error| format!("cannot listen on {address}: {error}");
+    let Open { tcp: plain, tls: secure, unix, admin: figures } = open;
     let mut sockets: Vec<Sockets> = (0..workers).map(|_| Sockets::default()).collect();
     let (mut tcp, mut tls) = (Vec::new(), Vec::new());
-    for address in addresses.tcp {
-        for (place, listener) in listen::tcp(address, workers).map_err(refused(address))?.into_iter().enumerate() {
-            if place == 0 {
-                tcp.push(listener.local_addr().map_err(refused(address))?);
-            }
-            sockets[place].tcp.push(listener);
+    for Tcp { address, listeners } in plain {
+        tcp.push(address);
+        for (sockets, listener) in sockets.iter_mut().zip(listeners) {
+            sockets.tcp.push(listener);
         }
     }
-    for (address, acceptor) in addresses.tls {
-        for (place, listener) in listen::tcp(address, workers).map_err(refused(address))?.into_iter().enumerate() {
-            if place == 0 {
-                tls.push(listener.local_addr().map_err(refused(address))?);
-            }
-            sockets[place].tls.push((listener, acceptor.clone()));
+    for (Tcp { address, listeners }, acceptor) in secure {
+        tls.push(address);
+        for (sockets, listener) in sockets.iter_mut().zip(listeners) {
+            sockets.tls.push((listener, acceptor.clone()));
         }
     }
     if let Some(socket) = &unix {
@@ -93,7 +86,7 @@ pub fn start(
     }
     let mut admin = None;
     let mut admin_listener = None;
-    if let Some(address) = addresses.admin {
+    if let Some(address) = figures {
         let listener = std::net::TcpListener::bind(address).map_err(refused(address))?;
         listener.set_nonblocking(true).map_err(refused(address))?;
         admin = Some(listener.local_addr().map_err(refused(address))?);

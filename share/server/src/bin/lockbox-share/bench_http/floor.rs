@@ -11,8 +11,7 @@ pub(crate) fn run() -> Result<(), String> {
     // For as long as the process lives.
     let answer: &'static [u8] = answer.leak();
     let workers = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-    let listeners = listen::tcp(SocketAddr::from(([127, 0, 0, 1], 0)), workers).map_err(|error| error.to_string())?;
-    let address = listeners[0].local_addr().map_err(|error| error.to_string())?;
+    let listen::Tcp { address, listeners } = listen::tcp(SocketAddr::from(([127, 0, 0, 1], 0)), workers)?;
     let serve = move |listener| -> std::io::Result<()> {
         tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(floor::run(listener, answer))
     };

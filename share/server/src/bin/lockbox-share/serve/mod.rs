@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
-use lockbox_share::http::listen::UnixSocket;
-use lockbox_share::http::running::{self, Addresses, Running};
+use lockbox_share::http::listen::{self, Tcp, UnixSocket};
+use lockbox_share::http::running::{self, Open, Running};
 use lockbox_share::http::{Creators, Daemon, Network, Settings, is_loopback_authority, tls};
 use lockbox_share::limiter::Rates;
 use lockbox_share_protocol::api::{DEFAULT_PORT, SOCKET_NAME};
@@ -179,15 +179,17 @@ impl Signals {
 }
 
 fn start(arguments: &Serve) -> Result<(Running, Creators), String> {
+    let workers =
+        arguments.workers.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, std::num::NonZero::get));
     let tcp = addresses(&arguments.listen, SocketAddr::from(([127, 0, 0, 1], DEFAULT_PORT)))?;
-    let tcp = tcp.into_iter().map(with_port).collect::<Result<Vec<_>, _>>()?;
+    let tcp = tcp.into_iter().map(|address| listen::tcp(address, workers)).collect::<Result<Vec<_>, _>>()?;
     let admin: Vec<String> = arguments.metrics_listen.iter().cloned().collect();
     let admin = addresses(&admin, SocketAddr::from(([127, 0, 0, 1], ADMIN_PORT)))?.first().copied();
     let tls = match (&arguments.tls_cert, &arguments.tls_key) {
         (Some(certificate), Some(key)) => {
             let acceptor = tls::acceptor(certificate, key)?;
-            let bound = arguments.tls_listen.iter().map(|address| with_port(*address));
-            bound.map(|address| Ok((address?, acceptor.clone()))).collect::<Result<Vec<_>, String>>()?
+            let bound = arguments.tls_listen.iter().map(|address| listen::tcp(*address, workers));
+            bound.map(|bound| Ok((bound?, acceptor.clone()))).collect::<Result<Vec<_>, String>>()?
         }
         _ => Vec::new(),
     };
@@ -200,9 +202,10 @@ fn start(arguments: &Serve) -> Result<(Running, Creators), String> {
         .map(|path| UnixSocket::bind(&path).map_err(|error| format!("cannot listen on {}: {error}", path.display())))
         .transpose()?;
     let (store, spool) = stores::open(arguments)?;
-    let settings = settings(arguments, &tcp, tls.first().map(|(address, _)| address));
+    let settings = settings(arguments, tcp.first(), tls.first().map(|(bound, _)| bound));
     let creators = settings.creators;
-    let open: Vec<SocketAddr> = tcp.iter().chain(tls.iter().map(|(address, _)| address)).copied().collect();
+    let open: Vec<SocketAddr> =
+        tcp.iter().chain(tls.iter().map(|(bound, _)| bound)).map(|bound| bound.address).collect();
     if !somebody_may(creators, unix.is_some(), &open) {
         return Err("nobody could reach the daemon and make shares there: say who may, with --creators".into());
     }
@@ -214,18 +217,7 @@ fn start(arguments: &Serve) -> Result<(Running, Creators), String> {
     let mut secret = [0; 16];
     getrandom::fill(&mut secret).map_err(|error| format!("no randomness: {error}"))?;
     let daemon = Arc::new(Daemon::new(store, spool, settings, secret));
-    let workers =
-        arguments.workers.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, std::num::NonZero::get));
-    Ok((running::start(daemon, Addresses { tcp, tls, admin }, unix, workers)?, creators))
-}
-
-/// Links name the port, so one that the host is to choose is chosen before.
-fn with_port(address: SocketAddr) -> Result<SocketAddr, String> {
-    if address.port() != 0 {
-        return Ok(address);
-    }
-    let free = std::net::TcpListener::bind(address).and_then(|listener| listener.local_addr());
-    free.map_err(|error| format!("cannot listen on {address}: {error}"))
+    Ok((running::start(daemon, Open { tcp, tls, unix, admin }, workers)?, creators))
 }
 
 fn addresses(given: &[String], default: SocketAddr) -> Result<Vec<SocketAddr>, String> {
@@ -239,10 +231,10 @@ fn addresses(given: &[String], default: SocketAddr) -> Result<Vec<SocketAddr>, S
     }
 }
 
-fn settings(arguments: &Serve, tcp: &[SocketAddr], tls: Option<&SocketAddr>) -> Settings {
-    let local = || match (tls, tcp.first()) {
-        (Some(address), _) => format!("https://{address}"),
-        (None, Some(address)) => format!("http://{address}"),
+fn settings(arguments: &Serve, tcp: Option<&Tcp>, tls: Option<&Tcp>) -> Settings {
+    let local = || match (tls, tcp) {
+        (Some(bound), _) => format!("https://{}", bound.address),
+        (None, Some(bound)) => format!("http://{}", bound.address),
         (None, None) => format!("http://127.0.0.1:{DEFAULT_PORT}"),
     };
     let public_url = arguments.public_url.clone().unwrap_or_else(local);
