@@ -56,6 +56,12 @@ impl<V: Clone> PartCache<V> {
         found
     }
 
+    /// Whether it is there; counted neither as found nor as used.
+    pub(crate) fn has(&self, page: &Pointer, part: u32) -> bool {
+        let (key, shard) = self.place(page, part);
+        shard.lock().entries.contains(&key)
+    }
+
     /// Keeps `value`, which takes `bytes` of memory.
     pub(crate) fn put(&self, page: &Pointer, part: u32, value: V, bytes: usize) {
         let (key, shard) = self.place(page, part);
@@ -115,6 +121,7 @@ mod tests {
         }
         assert_eq!(cache.get(&page(9_999), 0).unwrap(), 9_999);
         assert!(cache.get(&page(1), 0).is_none());
+        assert!(cache.has(&page(9_999), 0) && !cache.has(&page(1), 0));
         let usage = cache.usage();
         assert_eq!((usage.hits, usage.misses), (1, 1));
         cache.clear();

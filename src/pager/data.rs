@@ -12,8 +12,8 @@ use super::{Pager, check_place};
 use crate::error::{Error, Result};
 use crate::format::data_head::PackedItem;
 use crate::format::page::PageKind;
-use crate::format::{BLOCK, Pointer};
-use crate::frame::{DataHead, plain_cell};
+use crate::format::{BLOCK, MAX_DATA, NODE_BLOCKS, Pointer};
+use crate::frame::{CELL_LOG2, DataHead, plain_cell};
 
 thread_local! {
     /// Stored bytes on their way to the caller, at most one page for each thread that reads; kept, because zeroing it costs as much as opening.
@@ -70,6 +70,38 @@ impl Pager {
             left = rest;
         }
         Ok(())
+    }
+
+    /// Tells the medium what [`Pager::read_data`] is going to be asked for: pages, each with its first plain byte and their count. Only of pages
+    /// whose head is not in memory: there two places are read one after the other, and of a long range many pages; a disk can fetch them side
+    /// by side, and neighbours in one go.
+    pub(crate) fn expect_data<'a>(&self, parts: impl Iterator<Item = (&'a Pointer, u32, u32)>) {
+        let mut wanted: Range<u64> = 0..0;
+        let mut add = |place: Range<u64>| {
+            if place.start == wanted.end {
+                wanted.end = place.end;
+            } else {
+                let before = std::mem::replace(&mut wanted, place);
+                if !before.is_empty() {
+                    self.storage.will_need(before.start, before.end - before.start);
+                }
+            }
+        };
+        for (pointer, start, length) in parts {
+            // G1 is not touched: a pointer that leads nowhere is refused when it is read.
+            if self.heads.has(pointer, 0) || check_place(pointer).is_err() {
+                continue;
+            }
+            let begin = pointer.run.offset();
+            let part = likely_part(pointer.run.bytes(), start, length);
+            if part.start <= 2 * BLOCK {
+                add(begin..begin + part.end);
+            } else {
+                add(begin..begin + BLOCK);
+                add(begin + part.start..begin + part.end);
+            }
+        }
+        add(0..0);
     }
 
     fn head(&self, pointer: &Pointer) -> Result<Arc<DataHead>> {
@@ -162,6 +194,21 @@ impl Pager {
         self.storage.read_at(pointer.run.offset() + place.start as u64, bytes)?;
         self.cipher.open_cells(pointer, head, cells, bytes)
     }
+}
+
+/// Where plain bytes probably lie in a page of `bytes`, as far as that can be told without its head: the page is taken for full and its cells for
+/// equally long. Exact for a full page of raw cells; else a block more on both sides.
+fn likely_part(bytes: u64, start: u32, length: u32) -> Range<u64> {
+    if bytes <= NODE_BLOCKS * BLOCK {
+        return 0..bytes; // all of it comes as fast as a part
+    }
+    let (full, cell) = (MAX_DATA as u64, 1 << CELL_LOG2);
+    let head = bytes.saturating_sub(full);
+    let slack = if head > 0 { 0 } else { BLOCK };
+    let place = |plain: u64| head + plain * (bytes - head) / full;
+    let (first, end) = (u64::from(start) / cell * cell, (u64::from(start) + u64::from(length)).next_multiple_of(cell));
+    let to = (place(end) + slack).min(bytes);
+    place(first).saturating_sub(slack).min(to)..to
 }
 
 fn beyond_page(pointer: &Pointer) -> Error {

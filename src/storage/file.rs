@@ -263,6 +263,15 @@ impl Storage for FileStorage {
         }
     }
 
+    fn will_need(&self, offset: u64, length: u64) {
+        // A length of 0 means "to the end" to the host.
+        if length == 0 || end_of(offset, length).is_err() {
+            return;
+        }
+        let advice = PosixFadviseAdvice::POSIX_FADV_WILLNEED;
+        let _ = posix_fadvise(&self.file, offset as libc::off_t, length as libc::off_t, advice);
+    }
+
     fn write_at(&self, offset: u64, data: &[u8]) -> Result<()> {
         let end = end_of(offset, data.len() as u64)?;
         self.check_uncut()?;

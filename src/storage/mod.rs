@@ -1,10 +1,14 @@
 //! Where an archive's bytes are: one trait, and the file, memory and crash-simulating implementations.
 
+#[cfg(test)]
+mod counting;
 mod file;
 mod image;
 mod memory;
 pub mod simulated;
 
+#[cfg(test)]
+pub(crate) use counting::CountingStorage;
 pub use file::{FileStorage, LockMode};
 pub use memory::MemoryStorage;
 
@@ -29,6 +33,10 @@ pub trait Storage: Send + Sync {
 
     /// Fills `out` from `offset`; `Damaged("archive is truncated ...")` when the storage ends before.
     fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<()>;
+
+    /// Says that the range is about to be read, so that the medium can fetch it while others are read. A hint: nothing waits for it, nothing
+    /// fails by it, and what is then read is read and verified all the same.
+    fn will_need(&self, _offset: u64, _length: u64) {}
 
     /// Writes all of `data`, growing the storage when needed.
     fn write_at(&self, offset: u64, data: &[u8]) -> Result<()>;

@@ -1,72 +1,18 @@
 //! What `check` reads, and what it says of damage: kind, severity, file, place, loss.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::ops::{ControlFlow, Range};
+use std::ops::ControlFlow;
 use std::sync::Arc;
-
-use parking_lot::Mutex;
 
 use super::super::check::{CheckReport, check};
 use super::super::{Finding, FindingKind, Lost, Severity};
 use super::sample::{fresh, noise, open_on, put, sample};
-use crate::error::Result;
 use crate::format::values::Extent;
 use crate::format::{BLOCK, Ino, Key, Pointer, ROOT_INO, kind};
 use crate::fs::FileSystem;
-use crate::storage::{MemoryStorage, Storage};
+use crate::storage::{CountingStorage, MemoryStorage};
 
 const B: usize = BLOCK as usize;
-
-/// Counts how often each block is read.
-struct Counting {
-    inner: MemoryStorage,
-    reads: Mutex<BTreeMap<u64, u64>>,
-}
-
-impl Storage for Counting {
-    fn len(&self) -> Result<u64> {
-        self.inner.len()
-    }
-
-    fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<()> {
-        let blocks = offset / BLOCK..(offset + out.len() as u64).div_ceil(BLOCK);
-        let mut reads = self.reads.lock();
-        blocks.for_each(|block| *reads.entry(block).or_default() += 1);
-        self.inner.read_at(offset, out)
-    }
-
-    fn write_at(&self, offset: u64, data: &[u8]) -> Result<()> {
-        self.inner.write_at(offset, data)
-    }
-
-    fn allocate(&self, offset: u64, length: u64) -> Result<()> {
-        self.inner.allocate(offset, length)
-    }
-
-    fn punch(&self, offset: u64, length: u64) -> Result<()> {
-        self.inner.punch(offset, length)
-    }
-
-    fn set_len(&self, length: u64) -> Result<()> {
-        self.inner.set_len(length)
-    }
-
-    fn barrier(&self) -> Result<()> {
-        self.inner.barrier()
-    }
-
-    fn evict(&self, offset: u64, length: u64) -> Result<()> {
-        self.inner.evict(offset, length)
-    }
-
-    fn next_data(&self, offset: u64) -> Result<Option<Range<u64>>> {
-        self.inner.next_data(offset)
-    }
-
-    fn read_only(&self) -> bool {
-        self.inner.read_only()
-    }
-}
 
 /// Inode, offset and value of each extent.
 fn extents(fs: &FileSystem) -> Vec<(Ino, u64, Extent)> {
@@ -103,14 +49,14 @@ fn paths() -> BTreeMap<u64, BTreeSet<Vec<u8>>> {
 fn a_full_check_reads_every_page_of_file_data_once_and_a_quick_one_none() {
     for (full, times) in [(true, 1), (false, 0)] {
         let bytes = sample().bytes;
-        let storage = Arc::new(Counting { inner: MemoryStorage::from_contents(bytes), reads: Mutex::default() });
+        let storage = Arc::new(CountingStorage::from_contents(bytes));
         let fs = open_on(storage.clone(), true, 3).unwrap();
         let data: BTreeSet<u64> =
             extents(&fs).iter().flat_map(|(.., extent)| extent.page.run.address..extent.page.run.end()).collect();
         assert!(data.len() > 20, "only {} blocks of data", data.len());
-        storage.reads.lock().clear();
+        storage.take_blocks();
         assert_eq!(check(&fs, full, &mut |_, _| {}).unwrap().findings, []);
-        let reads = storage.reads.lock();
+        let reads = storage.take_blocks();
         for block in data {
             assert_eq!(reads.get(&block).copied().unwrap_or(0), times, "block {block}, full={full}");
         }

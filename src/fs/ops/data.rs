@@ -5,6 +5,7 @@ use std::ops::{ControlFlow, Range};
 use crate::error::{Error, Result};
 use crate::format::values::InodeValue;
 use crate::format::{Ino, Key, kind};
+use crate::fs::extents::Mapped;
 use crate::fs::layer::{FRAME, INLINE_ROOM, QUAD, WHOLE_ROOM};
 use crate::fs::staging::{Pending, StagedFile};
 use crate::fs::truncate::MAX_SIZE;
@@ -106,10 +107,17 @@ impl FileSystem {
             found.push(mapped);
             Ok(ControlFlow::Continue(()))
         })?;
+        let part = |mapped: &Mapped| {
+            let (from, to) = (mapped.offset.max(visible.start), mapped.end().min(visible.end));
+            (from, to, mapped.extent.start + (from - mapped.offset) as u32)
+        };
+        self.volume.pager().expect_data(found.iter().map(|mapped| {
+            let (from, to, start) = part(mapped);
+            (&mapped.extent.page, start, (to - from) as u32)
+        }));
         let mut filled = 0;
         for mapped in found {
-            let (from, to) = (mapped.offset.max(visible.start), mapped.end().min(visible.end));
-            let start = mapped.extent.start + (from - mapped.offset) as u32;
+            let (from, to, start) = part(&mapped);
             let place = (from - range.start) as usize..(to - range.start) as usize;
             // Extents come in their order; between them lie holes.
             if filled < place.start {

@@ -1,81 +1,30 @@
 //! Reads of any range, what they read of the medium, and what damage they notice.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-
 use super::*;
 use crate::crypto::SecretKey;
 use crate::env::{Environment, SeededEnvironment};
 use crate::format::data_head::PackedItem;
 use crate::format::{Generation, Ino, MAX_DATA, Run};
 use crate::frame::{self, CELL_LOG2, PageCipher, PlainPage};
-use crate::storage::{MemoryStorage, Storage};
+use crate::storage::{CountingStorage, Storage};
 
 const CELL: usize = 1 << CELL_LOG2;
 
-/// Counts what is read.
-struct Counting {
-    memory: MemoryStorage,
-    reads: AtomicU64,
-    bytes: AtomicU64,
-}
-
-impl Counting {
-    /// (requests, bytes) since the last call.
-    fn take(&self) -> (u64, u64) {
-        (self.reads.swap(0, Ordering::Relaxed), self.bytes.swap(0, Ordering::Relaxed))
-    }
-
-    fn flip(&self, at: u64) {
-        let mut byte = [0];
-        self.memory.read_at(at, &mut byte).unwrap();
-        self.memory.write_at(at, &[byte[0] ^ 0x10]).unwrap();
-    }
-}
-
-impl Storage for Counting {
-    fn len(&self) -> Result<u64> {
-        self.memory.len()
-    }
-    fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<()> {
-        self.reads.fetch_add(1, Ordering::Relaxed);
-        self.bytes.fetch_add(out.len() as u64, Ordering::Relaxed);
-        self.memory.read_at(offset, out)
-    }
-    fn write_at(&self, offset: u64, data: &[u8]) -> Result<()> {
-        self.memory.write_at(offset, data)
-    }
-    fn allocate(&self, offset: u64, length: u64) -> Result<()> {
-        self.memory.allocate(offset, length)
-    }
-    fn punch(&self, offset: u64, length: u64) -> Result<()> {
-        self.memory.punch(offset, length)
-    }
-    fn set_len(&self, length: u64) -> Result<()> {
-        self.memory.set_len(length)
-    }
-    fn barrier(&self) -> Result<()> {
-        self.memory.barrier()
-    }
-    fn evict(&self, offset: u64, length: u64) -> Result<()> {
-        self.memory.evict(offset, length)
-    }
-    fn next_data(&self, offset: u64) -> Result<Option<Range<u64>>> {
-        self.memory.next_data(offset)
-    }
-    fn read_only(&self) -> bool {
-        false
-    }
+fn flip(storage: &CountingStorage, at: u64) {
+    let mut byte = [0];
+    storage.memory.read_at(at, &mut byte).unwrap();
+    storage.memory.write_at(at, &[byte[0] ^ 0x10]).unwrap();
 }
 
 fn cipher() -> PageCipher {
     PageCipher::new(&SecretKey::new([1; 32]), [2; 16], Arc::new(SeededEnvironment::new(3)))
 }
 
-fn storage() -> Arc<Counting> {
-    Arc::new(Counting { memory: MemoryStorage::new(), reads: AtomicU64::new(0), bytes: AtomicU64::new(0) })
+fn storage() -> Arc<CountingStorage> {
+    Arc::new(CountingStorage::default())
 }
 
-fn pager(storage: &Arc<Counting>, cache: usize) -> Pager {
+fn pager(storage: &Arc<CountingStorage>, cache: usize) -> Pager {
     Pager::new(storage.clone(), cipher(), cache)
 }
 
@@ -195,7 +144,7 @@ fn a_flipped_bit_is_noticed_where_it_is_read() {
     let cells = head.table.cells.len();
     for cell in 0..cells {
         let place = head.place(&(cell..cell + 1));
-        storage.flip(first + place.end as u64 - 1);
+        flip(&storage, first + place.end as u64 - 1);
         let damaged = pager(&storage, 1 << 20);
         for other in 0..cells {
             for within in [0..CELL, 1..CELL] {
@@ -211,13 +160,13 @@ fn a_flipped_bit_is_noticed_where_it_is_read() {
         }
         assert!(read(&damaged, &pointer, 0..data.len()).is_err());
         assert!(damaged.open_page(&pointer).is_err());
-        storage.flip(first + place.end as u64 - 1);
+        flip(&storage, first + place.end as u64 - 1);
     }
     let cells_at = head.place(&(0..1)).start as u64;
     for at in (first..first + cells_at).step_by(13).chain([first + cells_at - 1]) {
-        storage.flip(at);
+        flip(&storage, at);
         assert!(read(&pager(&storage, 1 << 20), &pointer, 0..10).is_err(), "at={}", at - first);
-        storage.flip(at);
+        flip(&storage, at);
     }
     assert_eq!(read(&pager(&storage, 1 << 20), &pointer, 0..data.len()).unwrap(), data);
     // A truncated archive: what is there reads, what is not is damage.
@@ -257,4 +206,61 @@ fn only_pages_of_file_data_are_read_as_such() {
     assert!(read(&pager, &pointer, 0..10).unwrap_err().to_string().contains("page of another kind"));
     let reserved = Pointer { run: Run::new(321, 2), ..pointer };
     assert!(read(&pager, &reserved, 0..10).unwrap_err().to_string().contains("header or ring"));
+}
+
+#[test]
+fn a_cold_read_says_first_what_it_will_read() {
+    let storage = storage();
+    let writer = pager(&storage, 1 << 20);
+    let half: Vec<u8> = noise(MAX_DATA)
+        .chunks(512)
+        .enumerate()
+        .flat_map(|(n, part)| if n % 2 == 0 { part.to_vec() } else { vec![0; 512] })
+        .collect();
+    let raw = write(&writer, &frame::data_page(9, 0, &noise(MAX_DATA), true), 400);
+    let compressed = write(&writer, &frame::data_page(9, 0, &half, true), 500);
+    let small = write(&writer, &frame::data_page(9, 0, &noise(9000), true), 600);
+    assert!(compressed.run.blocks < raw.run.blocks && small.run.blocks == 3);
+    for (page, parts) in [
+        (&raw, &[5 * CELL + 100..5 * CELL + 200, 0..4096, 0..MAX_DATA, 3 * CELL..5 * CELL, MAX_DATA - 1..MAX_DATA][..]),
+        (&compressed, &[5 * CELL + 100..5 * CELL + 200, 0..4096, 0..MAX_DATA, 7 * CELL..8 * CELL]),
+        (&small, &[0..1, 5000..9000]),
+    ] {
+        for part in parts {
+            let pager = pager(&storage, 1 << 20);
+            storage.take();
+            pager.expect_data([(page, part.start as u32, part.len() as u32)].into_iter());
+            assert_eq!(storage.take(), (0, 0), "a hint reads nothing");
+            let hinted: Vec<u64> = storage
+                .take_hints()
+                .iter()
+                .inspect(|hint| {
+                    assert!(page.run.offset() <= hint.start && hint.end <= page.run.offset() + page.run.bytes())
+                })
+                .flat_map(|hint| hint.start / BLOCK..hint.end.div_ceil(BLOCK))
+                .collect();
+            storage.take_blocks();
+            read(&pager, page, part.clone()).unwrap();
+            let wanted: Vec<u64> = storage.take_blocks().into_keys().collect();
+            assert!(wanted.iter().all(|block| hinted.contains(block)), "{part:?}: {wanted:?} of {hinted:?}");
+            if page == &raw {
+                assert_eq!(hinted, wanted, "{part:?}");
+            }
+            pager.expect_data([(page, part.start as u32, part.len() as u32)].into_iter());
+            assert_eq!(storage.take_hints(), [], "once the head is known nothing has to be guessed");
+        }
+    }
+    // Neighbours come in one go, others alone.
+    let next = write(&writer, &frame::data_page(9, 0, &noise(MAX_DATA), true), raw.run.end());
+    let fresh = pager(&storage, 1 << 20);
+    fresh.expect_data([&raw, &next, &small].map(|page| (page, 0, MAX_DATA as u32)).into_iter());
+    let of = |run: Run| run.offset()..run.offset() + run.bytes();
+    assert_eq!(storage.take_hints(), [of(raw.run).start..of(next.run).end, of(small.run)]);
+    // What an extent says may be a lie.
+    let pager = pager(&storage, 1 << 20);
+    for (start, length) in [(u32::MAX, u32::MAX), (0, 0), (u32::MAX, 0)] {
+        pager.expect_data([(&raw, start, length), (&compressed, start, length)].into_iter());
+    }
+    let beyond = |hint: &Range<u64>| hint.end > compressed.run.offset() + compressed.run.bytes();
+    assert!(!storage.take_hints().iter().any(beyond));
 }

@@ -1,0 +1,94 @@
+//! A storage of tests that counts what is read of it, and what it was told of reads to come.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use parking_lot::Mutex;
+
+use super::{MemoryStorage, Storage};
+use crate::error::Result;
+use crate::format::BLOCK;
+
+/// `memory`, with its reads counted. What goes to `memory` itself is not.
+#[derive(Default)]
+pub(crate) struct CountingStorage {
+    pub(crate) memory: MemoryStorage,
+    requests: AtomicU64,
+    bytes: AtomicU64,
+    blocks: Mutex<BTreeMap<u64, u64>>,
+    hints: Mutex<Vec<Range<u64>>>,
+}
+
+impl CountingStorage {
+    pub(crate) fn from_contents(bytes: Vec<u8>) -> CountingStorage {
+        CountingStorage { memory: MemoryStorage::from_contents(bytes), ..CountingStorage::default() }
+    }
+
+    /// (requests, bytes) since the last call.
+    pub(crate) fn take(&self) -> (u64, u64) {
+        (self.requests.swap(0, Ordering::Relaxed), self.bytes.swap(0, Ordering::Relaxed))
+    }
+
+    /// How often each block was read since the last call.
+    pub(crate) fn take_blocks(&self) -> BTreeMap<u64, u64> {
+        std::mem::take(&mut self.blocks.lock())
+    }
+
+    /// Ranges that [`Storage::will_need`] named since the last call.
+    pub(crate) fn take_hints(&self) -> Vec<Range<u64>> {
+        std::mem::take(&mut self.hints.lock())
+    }
+}
+
+impl Storage for CountingStorage {
+    fn len(&self) -> Result<u64> {
+        self.memory.len()
+    }
+
+    fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<()> {
+        self.requests.fetch_add(1, Ordering::Relaxed);
+        self.bytes.fetch_add(out.len() as u64, Ordering::Relaxed);
+        let touched = offset / BLOCK..(offset + out.len() as u64).div_ceil(BLOCK);
+        let mut blocks = self.blocks.lock();
+        touched.for_each(|block| *blocks.entry(block).or_default() += 1);
+        drop(blocks);
+        self.memory.read_at(offset, out)
+    }
+
+    fn will_need(&self, offset: u64, length: u64) {
+        self.hints.lock().push(offset..offset + length);
+    }
+
+    fn write_at(&self, offset: u64, data: &[u8]) -> Result<()> {
+        self.memory.write_at(offset, data)
+    }
+
+    fn allocate(&self, offset: u64, length: u64) -> Result<()> {
+        self.memory.allocate(offset, length)
+    }
+
+    fn punch(&self, offset: u64, length: u64) -> Result<()> {
+        self.memory.punch(offset, length)
+    }
+
+    fn set_len(&self, length: u64) -> Result<()> {
+        self.memory.set_len(length)
+    }
+
+    fn barrier(&self) -> Result<()> {
+        self.memory.barrier()
+    }
+
+    fn evict(&self, offset: u64, length: u64) -> Result<()> {
+        self.memory.evict(offset, length)
+    }
+
+    fn next_data(&self, offset: u64) -> Result<Option<Range<u64>>> {
+        self.memory.next_data(offset)
+    }
+
+    fn read_only(&self) -> bool {
+        self.memory.read_only()
+    }
+}
