@@ -32,6 +32,11 @@ enum Command {
     BenchHttpFetch(bench_http::BenchHttp),
     /// Measure how many shares are made and then fetched each second over HTTP
     BenchHttpFlow(bench_http::BenchHttp),
+    /// Measure how many simple questions are answered each second over HTTP, and how soon
+    BenchHttpGet(bench_http::BenchHttp),
+    /// Measure how many shares are made each second by batches of a hundred, beside one by one
+    BenchHttpBatch(bench_http::BenchHttp),
+    BenchHttpRange(bench_http::range::BenchRange),
     /// Answer everything with what stands on standard input, for the measurements
     #[command(hide = true)]
     BenchFloor,
@@ -44,6 +49,9 @@ fn main() -> ExitCode {
         Command::BenchHttp(arguments) => bench_http::run(&arguments, bench_http::What::Share),
         Command::BenchHttpFetch(arguments) => bench_http::run(&arguments, bench_http::What::Fetch),
         Command::BenchHttpFlow(arguments) => bench_http::run(&arguments, bench_http::What::Flow),
+        Command::BenchHttpGet(arguments) => bench_http::run(&arguments, bench_http::What::Get),
+        Command::BenchHttpBatch(arguments) => bench_http::run(&arguments, bench_http::What::Batch),
+        Command::BenchHttpRange(arguments) => bench_http::range::run(&arguments),
         Command::BenchFloor => bench_http::floor::run(),
         Command::BenchStore(arguments) => bench_store::run(&arguments),
         Command::Compact(arguments) => compact::run(&arguments),

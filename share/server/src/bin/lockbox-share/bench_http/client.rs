@@ -45,14 +45,14 @@ pub(super) struct Sample {
     pub(super) claimed: Vec<u8>,
 }
 
-fn event_loop() -> Result<tokio::runtime::Runtime, String> {
+pub(super) fn event_loop() -> Result<tokio::runtime::Runtime, String> {
     tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(|error| error.to_string())
 }
 
 /// One share made and claimed.
 pub(super) fn sample(address: SocketAddr, messages: &Messages) -> Result<Sample, String> {
     event_loop()?.block_on(async {
-        let mut asker = Asker { address, stream: None, keep_alive: false, answer: Vec::new() };
+        let mut asker = Asker::new(address, false);
         let told = |error: std::io::Error| format!("the daemon does not answer: {error}");
         asker.ask(messages.create(false).as_bytes()).await.map_err(told)?;
         let created = asker.answer.clone();
@@ -65,9 +65,9 @@ pub(super) fn sample(address: SocketAddr, messages: &Messages) -> Result<Sample,
 /// Makes shares a hundred at a time; their handles.
 pub(super) fn preload(address: SocketAddr, messages: &Messages, shares: u64) -> Result<Vec<String>, String> {
     event_loop()?.block_on(async {
-        let mut asker = Asker { address, stream: None, keep_alive: true, answer: Vec::new() };
+        let mut asker = Asker::new(address, true);
         let mut handles = Vec::new();
-        let batch = messages.batch();
+        let batch = messages.batch(true);
         while (handles.len() as u64) < shares {
             asker.ask(batch.as_bytes()).await.map_err(|error| format!("the daemon does not answer: {error}"))?;
             let text = String::from_utf8_lossy(&asker.answer);
@@ -125,8 +125,12 @@ pub(super) fn run(load: Load) -> Result<Measured, String> {
 /// One connection's worth of the load. A failure is counted and not repeated.
 async fn ask_on(load: Arc<Load>, next: Arc<AtomicU64>, failed: Arc<AtomicU64>) -> Vec<u32> {
     let mut latencies = Vec::new();
-    let mut asker = Asker { address: load.address, stream: None, keep_alive: load.keep_alive, answer: Vec::new() };
+    let mut asker = Asker::new(load.address, load.keep_alive);
     let create = load.messages.create(load.keep_alive);
+    let whole = match load.what {
+        What::Batch => load.messages.batch(load.keep_alive),
+        _ => Messages::get(load.keep_alive),
+    };
     loop {
         let number = next.fetch_add(1, Relaxed);
         if number >= load.requests {
@@ -135,6 +139,7 @@ async fn ask_on(load: Arc<Load>, next: Arc<AtomicU64>, failed: Arc<AtomicU64>) -
         let began = Instant::now();
         let done = match load.what {
             What::Share => asker.succeeds(create.as_bytes()).await,
+            What::Get | What::Batch => asker.succeeds(whole.as_bytes()).await,
             What::Fetch => match load.handles.get(usize::try_from(number).unwrap_or(usize::MAX)) {
                 Some(handle) => asker.succeeds(load.messages.claim(handle, number, load.keep_alive).as_bytes()).await,
                 None => false,
@@ -157,21 +162,32 @@ async fn ask_on(load: Arc<Load>, next: Arc<AtomicU64>, failed: Arc<AtomicU64>) -
     }
 }
 
-struct Asker {
+/// One connection, or one after the other.
+pub(super) struct Asker {
     address: SocketAddr,
     stream: Option<TcpStream>,
     keep_alive: bool,
-    answer: Vec<u8>,
+    pub(super) answer: Vec<u8>,
 }
 
 impl Asker {
+    pub(super) fn new(address: SocketAddr, keep_alive: bool) -> Asker {
+        Asker { address, stream: None, keep_alive, answer: Vec::new() }
+    }
+
+    /// What came behind the head.
+    pub(super) fn body(&self) -> &[u8] {
+        let end = self.answer.windows(4).position(|window| window == b"\r\n\r\n");
+        end.map_or(&[], |end| &self.answer[end + 4..])
+    }
+
     async fn succeeds(&mut self, request: &[u8]) -> bool {
         let done = self.ask(request).await.is_ok();
         done && (self.answer.starts_with(b"HTTP/1.1 200") || self.answer.starts_with(b"HTTP/1.1 201"))
     }
 
     /// Sends a request, and reads the answer: to the end of the connection, or to its length on one that is kept.
-    async fn ask(&mut self, request: &[u8]) -> std::io::Result<()> {
+    pub(super) async fn ask(&mut self, request: &[u8]) -> std::io::Result<()> {
         let mut stream = match self.stream.take() {
             Some(stream) => stream,
             None => {

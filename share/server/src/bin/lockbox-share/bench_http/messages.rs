@@ -2,7 +2,8 @@
 
 use lockbox_share_protocol::api;
 use lockbox_share_protocol::capsule::{Capsule, Content};
-use lockbox_share_protocol::message::{Batch, Create, MAX_BATCH};
+use lockbox_share_protocol::handle::Handle;
+use lockbox_share_protocol::message::{Batch, Create, Lease, MAX_BATCH, Uploaded};
 use lockbox_share_protocol::token::{Auth, ClaimId, OwnerToken};
 
 /// One claimant for all shares: the proof costs the daemon the same whatever it is.
@@ -19,13 +20,8 @@ pub(super) struct Messages {
 
 impl Messages {
     pub(super) fn new(payload_bytes: usize) -> Result<Messages, String> {
-        let mut sealed = b"age-encryption.org/v1\n\
-            -> X25519 SVrzdFfkPxf0LPHOUGB1gNb9E5Vr8EUDa9kxk04iQ0o\n\
-            0OrTkKHpE7klNLd0k+9Uam5hkQkzMxaqKcIPRIO1sNE\n\
-            --- gxhoSa5BciRDt8lOpYNcx4EYtKpS0CJ06F3ZwN82VaM\n"
-            .to_vec();
         // Nonce and tag of a payload of one part.
-        sealed.resize(sealed.len() + payload_bytes + 32, 0xa5);
+        let sealed = age_file(payload_bytes + 32);
         let capsule = Capsule::new(Content::Inline, &sealed).map_err(|error| error.to_string())?;
         let auth = Auth::new(AUTH);
         let create = || Create {
@@ -49,8 +45,50 @@ impl Messages {
         post(api::SHARES, &self.authorization, keep_alive, &self.create)
     }
 
-    pub(super) fn batch(&self) -> String {
-        post(api::BATCH_CREATE, &self.authorization, true, &self.batch)
+    /// [`MAX_BATCH`] shares.
+    pub(super) fn batch(&self, keep_alive: bool) -> String {
+        post(api::BATCH_CREATE, &self.authorization, keep_alive, &self.batch)
+    }
+
+    /// The simplest question.
+    pub(super) fn get(keep_alive: bool) -> String {
+        let connection = if keep_alive { "" } else { "connection: close\r\n" };
+        format!("GET {} HTTP/1.1\r\nhost: localhost\r\n{connection}\r\n", api::LIMITS)
+    }
+
+    /// Uploads `ciphertext`.
+    pub(super) fn upload(&self, ciphertext: &[u8]) -> Vec<u8> {
+        let head = format!(
+            "POST {} HTTP/1.1\r\nhost: localhost\r\n{}content-type: application/octet-stream\r\ncontent-length: {}\r\n\r\n",
+            api::UPLOADS,
+            self.authorization,
+            ciphertext.len()
+        );
+        [head.as_bytes(), ciphertext].concat()
+    }
+
+    /// Makes the share of an upload.
+    pub(super) fn create_of(&self, uploaded: Uploaded) -> Result<String, String> {
+        let content = Content::Spooled { size: uploaded.size, digest: uploaded.digest };
+        let create = Create {
+            capsule: Capsule::new(content, &age_file(100)).map_err(|error| error.to_string())?,
+            verifier: Auth::new(AUTH).verifier(),
+            expires_in: Some(3600),
+            max_claims: 1,
+            upload: Some(uploaded.upload),
+        };
+        let body = serde_json::to_string(&create).map_err(|error| error.to_string())?;
+        Ok(post(api::SHARES, &self.authorization, true, &body))
+    }
+
+    /// Asks for `length` bytes of the ciphertext from `start`.
+    pub(super) fn range(handle: Handle, lease: &Lease, start: u64, length: u64) -> String {
+        format!(
+            "GET {} HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {}\r\nrange: bytes={start}-{}\r\n\r\n",
+            api::OfShare::Ciphertext.path(handle),
+            *lease.token.to_text(),
+            start + length - 1
+        )
     }
 
     pub(super) fn claim(&self, handle: &str, number: u64, keep_alive: bool) -> String {
@@ -60,6 +98,17 @@ impl Messages {
         let body = format!("{{\"handle\":\"{handle}\",\"auth\":\"{}\",\"claim\":\"{id}\"}}", self.auth);
         post(api::CLAIM, "", keep_alive, &body)
     }
+}
+
+/// Looks like an age v1 file, which is all that a daemon can tell.
+pub(super) fn age_file(payload: usize) -> Vec<u8> {
+    let mut file = b"age-encryption.org/v1\n\
+        -> X25519 SVrzdFfkPxf0LPHOUGB1gNb9E5Vr8EUDa9kxk04iQ0o\n\
+        0OrTkKHpE7klNLd0k+9Uam5hkQkzMxaqKcIPRIO1sNE\n\
+        --- gxhoSa5BciRDt8lOpYNcx4EYtKpS0CJ06F3ZwN82VaM\n"
+        .to_vec();
+    file.resize(file.len() + payload, 0xa5);
+    file
 }
 
 fn post(path: &str, header: &str, keep_alive: bool, body: &str) -> String {

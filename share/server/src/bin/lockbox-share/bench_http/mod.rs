@@ -11,11 +11,13 @@ use clap::{Args, ValueEnum};
 mod client;
 pub(crate) mod floor;
 mod messages;
+pub(crate) mod range;
 
 use client::{Load, Measured};
+use lockbox_share_protocol::message::MAX_BATCH;
 use messages::Messages;
 
-/// Options of the three measurements
+/// Options of the measurements
 #[derive(Args)]
 pub(crate) struct BenchHttp {
     /// State directory of the daemon; without one a temporary directory, removed at the end
@@ -73,6 +75,10 @@ pub(crate) enum What {
     Fetch,
     /// Each share is made and then claimed.
     Flow,
+    /// The server is asked what it allows.
+    Get,
+    /// A hundred shares are made by each request, beside the same number one by one.
+    Batch,
 }
 
 impl What {
@@ -81,6 +87,8 @@ impl What {
             What::Share => "share",
             What::Fetch => "fetch",
             What::Flow => "flow",
+            What::Get => "get",
+            What::Batch => "batch",
         }
     }
 
@@ -138,15 +146,22 @@ impl Server {
     }
 }
 
+/// A daemon that refuses nobody.
+fn serve(program: &Path, state: &Path, durability: Durable) -> Command {
+    let mut command = Command::new(program);
+    command.args(["serve", "--listen", "127.0.0.1:0", "--unix-socket", "none", "--metrics-listen", "none"]);
+    command.args(["--requests-per-minute", "0", "--max-connections", "100000", "--durability"]);
+    command.arg(durability.word()).arg("--state-dir").arg(state).env("LOCKBOX_LOG", "warn");
+    command
+}
+
 /// Runs one measurement and prints `name=value` lines.
+#[allow(clippy::print_stdout)] // the result
 pub(crate) fn run(arguments: &BenchHttp, what: What) -> Result<(), String> {
     let directory = State::new(arguments.state_dir.as_deref())?;
     let program = std::env::current_exe().map_err(|error| format!("the program cannot be found: {error}"))?;
-    let mut command = Command::new(&program);
-    command.args(["serve", "--listen", "127.0.0.1:0", "--unix-socket", "none", "--metrics-listen", "none"]);
-    command.args(["--requests-per-minute", "0", "--max-connections", "100000", "--durability"]);
-    command.arg(arguments.durability.word()).arg("--state-dir").arg(&directory.path);
-    command.args(["--share-code-digits", &arguments.share_code_digits.to_string()]).env("LOCKBOX_LOG", "warn");
+    let mut command = serve(&program, &directory.path, arguments.durability);
+    command.args(["--share-code-digits", &arguments.share_code_digits.to_string()]);
     let daemon = Server::start(command, None)?;
     let messages = Messages::new(arguments.payload_bytes)?;
     let began = Instant::now();
@@ -156,7 +171,7 @@ pub(crate) fn run(arguments: &BenchHttp, what: What) -> Result<(), String> {
         What::Fetch => client::preload(daemon.address, &messages, arguments.requests)?,
         _ => Vec::new(),
     };
-    let load = |server: &Server, handles: &[String], requests| Load {
+    let load_of = |what, server: &Server, handles: &[String], requests| Load {
         address: server.address,
         messages: messages.clone(),
         handles: handles.to_vec(),
@@ -168,19 +183,27 @@ pub(crate) fn run(arguments: &BenchHttp, what: What) -> Result<(), String> {
     // What the ready-made answer is made of: one real answer.
     let sample = client::sample(daemon.address, &messages)?;
     let floor = |handles: &[String]| -> Result<Option<Figures>, String> {
-        if arguments.no_floor || arguments.keep_alive {
+        // There is one ready-made answer, of a kind that closes the connection.
+        if arguments.no_floor || arguments.keep_alive || matches!(what, What::Get | What::Batch) {
             return Ok(None);
         }
         let mut command = Command::new(&program);
         command.arg("bench-floor");
         let answer = if what == What::Fetch { &sample.claimed } else { &sample.created };
         let server = Server::start(command, Some(answer))?;
-        measure(&server, load(&server, handles, arguments.requests)).map(Some)
+        measure(&server, load_of(what, &server, handles, arguments.requests)).map(Some)
     };
     let before = floor(&handles)?;
-    let result = measure(&daemon, load(&daemon, &handles, arguments.requests))?;
+    let result = measure(&daemon, load_of(what, &daemon, &handles, arguments.requests))?;
     let after = floor(&handles)?;
     report(arguments, what, preload, &result, before.zip(after));
+    if what == What::Batch {
+        let shares = MAX_BATCH as f64;
+        let singly = measure(&daemon, load_of(What::Share, &daemon, &[], arguments.requests * MAX_BATCH as u64))?;
+        println!("shares_per_second={:.0}", result.rate() * shares);
+        println!("shares_per_second_singly={:.0}", singly.rate());
+        println!("times_singly={:.2}", result.rate() * shares / singly.rate());
+    }
     Ok(())
 }
 
