@@ -1,9 +1,12 @@
-//! One program for all targets: `TARGET=node lockbox-fuzz [libFuzzer's options] CORPUS`. `SEEDS=DIRECTORY` writes the first inputs and ends.
+//! One program for all targets: `TARGET=node lockbox-fuzz [libFuzzer's options] CORPUS`. `SEEDS=DIRECTORY` writes the first inputs and ends;
+//! `EXECUTIONS=N` runs the target so often without libFuzzer, on changed inputs of the directories that `CORPUS` lists (see [`mutate`]).
 
 #![no_main]
 
+mod mutate;
+
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use libfuzzer_sys::fuzz_target;
@@ -96,6 +99,15 @@ fuzz_target!(
         let name = std::env::var("TARGET").expect("TARGET names what to fuzz");
         let upper = UPPER.iter().find(|(known, _)| *known == name).map(|(_, entry)| *entry);
         let entry = target(&name).or(upper).expect("TARGET is not known");
+        if let Ok(executions) = std::env::var("EXECUTIONS") {
+            let number = |text: &str| text.parse::<u64>().expect("a number");
+            let seed = std::env::var("SEED").map_or(1, |text| number(&text));
+            let directories = std::env::var_os("CORPUS").expect("CORPUS lists directories, divided by colons");
+            let directories: Vec<PathBuf> = std::env::split_paths(&directories).collect();
+            let findings = std::env::var_os("FINDINGS").expect("FINDINGS is a directory");
+            mutate::run(&name, entry, number(&executions), seed, &directories, Path::new(&findings));
+            std::process::exit(0);
+        }
         CHOSEN.set(entry).expect("chosen once");
     },
     |data: &[u8]| {
