@@ -6,6 +6,7 @@
 # About ten minutes on two cores. Longer, each as far as its variable says; such a run has a row of its own:
 #   STATES=1000000   crash states (default 10000)        SEED=1000   the first seed of that campaign
 #   FLIPS=all        every byte of the small archive     KILLS=50    kills of the daemon under each load (default 4)
+#   EXECUTIONS=100000000  of each decoder, on changed inputs of the corpus, in the place of fuzzing with coverage
 #   FUZZ=3600        seconds for each fuzz target (default 5)
 # RELEASE=1 builds the campaigns optimised, for the long ones. PAGE=FILE writes there instead; PAGE=- only prints.
 # The kills need root. A campaign that cannot run is said to be, and leaves its row as it was; one that fails has its log named, and the exit code is 1.
@@ -128,7 +129,9 @@ for name in "${wanted[@]}"; do
         ;;
     hostile) campaign hostile 'hostile archives, authentic and wrong' "$self hostile" run_hostile last_summary ;;
     fuzz)
-        if [[ ${FUZZ:-5} -gt 5 ]]; then
+        if [[ -n ${EXECUTIONS-} ]]; then
+            campaign fuzz 'decoders on changed inputs' "EXECUTIONS=$EXECUTIONS $self fuzz" run_fuzz count_executions
+        elif [[ ${FUZZ:-5} -gt 5 ]]; then
             campaign fuzz 'fuzzing with AddressSanitizer, long' "FUZZ=$FUZZ $self fuzz" run_fuzz count_executions
         else
             campaign fuzz 'fuzzing with AddressSanitizer' "$self fuzz" run_fuzz count_executions
