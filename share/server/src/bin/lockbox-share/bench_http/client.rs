@@ -21,6 +21,10 @@ pub(super) struct Load {
     pub(super) requests: u64,
     pub(super) concurrency: usize,
     pub(super) keep_alive: bool,
+    /// Requests, or flows, a second; None asks again as soon as an answer came.
+    pub(super) rate: Option<u64>,
+    /// The first one is due then.
+    pub(super) begin: Instant,
 }
 
 /// What came of it.
@@ -136,7 +140,15 @@ async fn ask_on(load: Arc<Load>, next: Arc<AtomicU64>, failed: Arc<AtomicU64>) -
         if number >= load.requests {
             return latencies;
         }
-        let began = Instant::now();
+        let began = match load.rate {
+            // From the time that it was due: what an answer that is late holds up counts.
+            Some(rate) => {
+                let due = load.begin + Duration::from_nanos(number * 1_000_000_000 / rate);
+                tokio::time::sleep_until(due.into()).await;
+                due
+            }
+            None => Instant::now(),
+        };
         let done = match load.what {
             What::Share => asker.succeeds(create.as_bytes()).await,
             What::Get | What::Batch => asker.succeeds(whole.as_bytes()).await,

@@ -44,6 +44,9 @@ pub(crate) struct BenchHttp {
     /// Use each connection for many requests
     #[arg(long)]
     keep_alive: bool,
+    /// Begin so many a second, whether or not answers have come, instead of as many as can be
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    rate: Option<u64>,
     /// Leave out the comparison with ready-made answers
     #[arg(long)]
     no_floor: bool,
@@ -179,12 +182,18 @@ pub(crate) fn run(arguments: &BenchHttp, what: What) -> Result<(), String> {
         requests,
         concurrency: arguments.concurrency,
         keep_alive: arguments.keep_alive,
+        rate: arguments.rate,
+        begin: Instant::now(),
     };
     // What the ready-made answer is made of: one real answer.
     let sample = client::sample(daemon.address, &messages)?;
     let floor = |handles: &[String]| -> Result<Option<Figures>, String> {
         // There is one ready-made answer, of a kind that closes the connection.
-        if arguments.no_floor || arguments.keep_alive || matches!(what, What::Get | What::Batch) {
+        if arguments.no_floor
+            || arguments.keep_alive
+            || arguments.rate.is_some()
+            || matches!(what, What::Get | What::Batch)
+        {
             return Ok(None);
         }
         let mut command = Command::new(&program);
@@ -240,6 +249,9 @@ fn report(arguments: &BenchHttp, what: What, preload: Duration, result: &Figures
     println!("payload_bytes={}", arguments.payload_bytes);
     println!("concurrency={}", arguments.concurrency);
     println!("connections={}", if arguments.keep_alive { "kept" } else { "one per request" });
+    if let Some(rate) = arguments.rate {
+        println!("rate={rate}");
+    }
     println!("preload_shares={}", arguments.preload_shares);
     println!("preload_seconds={:.3}", preload.as_secs_f64());
     println!("done={}", result.measured.done);
