@@ -1,5 +1,6 @@
 //! What lockbox asks of the kernel when a FUSE connection starts; the benchmark's yardstick asks the same.
 
+use std::io::Write;
 use std::path::Path;
 use std::{fs, io};
 
@@ -8,6 +9,9 @@ use nix::sys::stat::{major, minor};
 
 /// Size of one READ or WRITE: with 128 KiB requests streaming lost 10-20 % here.
 const MAX_REQUEST: u32 = 1 << 20;
+
+/// Bytes that the kernel may hold back, decided by measurement (bench/README.md).
+const WRITE_BACK: u64 = 16 << 20;
 
 /// Background requests in flight, enough that every event loop has work; the kernel's default is 12.
 const MAX_BACKGROUND: u16 = 64;
@@ -60,10 +64,27 @@ pub fn default_threads() -> usize {
     std::thread::available_parallelism().map_or(2, |n| n.get().max(2))
 }
 
-/// Raises the mount's read-ahead from the kernel's 128 KiB, which only root may.
-pub fn raise_read_ahead(device: u64) -> io::Result<()> {
-    let path = format!("/sys/class/bdi/{}:{}/read_ahead_kb", major(device), minor(device));
-    fs::write(path, (MAX_REQUEST >> 10).to_string())
+/// How far the kernel reads ahead on a mount. Only root may change it.
+pub struct ReadAhead(fs::File);
+
+impl ReadAhead {
+    /// Opens it, before a sandbox takes it out of reach.
+    pub fn of(device: u64) -> io::Result<ReadAhead> {
+        let path = format!("/sys/class/bdi/{}:{}/read_ahead_kb", major(device), minor(device));
+        fs::OpenOptions::new().write(true).open(path).map(ReadAhead)
+    }
+
+    /// Raises it from the kernel's 128 KiB to a request, once the kernel has had its answer to INIT, which sets it back.
+    pub fn raise(mut self) -> io::Result<()> {
+        self.0.write_all((MAX_REQUEST >> 10).to_string().as_bytes())
+    }
+}
+
+/// Bounds what programs have written to the mount and the kernel has not yet handed over: an fsync of a small file waits behind all of it, since
+/// the daemon gets requests in their order. The kernel's own bound grows with the machine's memory (49 MiB on one of 24 GiB). Only root may.
+pub fn bound_write_back(device: u64) -> io::Result<()> {
+    let path = format!("/sys/class/bdi/{}:{}/max_bytes", major(device), minor(device));
+    fs::write(path, WRITE_BACK.to_string())
 }
 
 /// Aborts a connection: every request under way and every later one fails at once.

@@ -189,7 +189,7 @@ fn start(task: &Task, slot: &Slot, host: OwnedFd, signals: SigSet, events: &Send
     }
     .attach()?;
     let own_status = File::open("/proc/self/status").ok();
-    let (place, callers) = confine(task, &runtime)?;
+    let (place, callers, read_ahead) = confine(task, &runtime)?;
     let place = Arc::new(place);
     let server = {
         let answers = Answers::new(task.clone(), Arc::clone(slot), Arc::clone(&shared), events.clone(), own_status);
@@ -221,8 +221,9 @@ fn start(task: &Task, slot: &Slot, host: OwnedFd, signals: SigSet, events: &Send
         place.unmount(true);
         Failure::mount(format!("{} does not answer: {e}", task.point().display()))
     })?;
-    // Only root may; a user's mount reads ahead 128 KiB.
-    let _ = kernel::raise_read_ahead(place.device());
+    if let Some(read_ahead) = read_ahead {
+        let _ = read_ahead.raise();
+    }
 
     let events = events.clone();
     thread::Builder::new()
@@ -240,22 +241,27 @@ fn start(task: &Task, slot: &Slot, host: OwnedFd, signals: SigSet, events: &Send
 
 /// Finds the mount that was just made and enters the sandbox, with a process outside of it that can unmount and read /proc. Comes before any thread.
 /// A machine that refuses a part of it gets its mount all the same, and a line in the log.
-fn confine(task: &Task, runtime: &Path) -> Result<(Place, Callers), Failure> {
+fn confine(task: &Task, runtime: &Path) -> Result<(Place, Callers, Option<kernel::ReadAhead>), Failure> {
     let lost = |what: String| {
         let _ = mount::unmount(task.point(), true);
         Failure::mount(format!("the mount at {} cannot be found: {what}", task.point().display()))
     };
     let mounted = mountinfo::at(task.point()).map_err(|e| lost(e.to_string()))?;
     let device = mounted.ok_or_else(|| lost("it is not in the table of mounts".into()))?.device;
+    // The sandbox leaves nothing of /sys. Only root may: a user's mount reads ahead 128 KiB, and has the kernel's bound of what waits to be written.
+    let read_ahead = kernel::ReadAhead::of(device).ok();
+    if !task.options.read_only {
+        let _ = kernel::bound_write_back(device);
+    }
     let place = |unmounter| Place::new(PathBuf::from(&task.point), device, unmounter);
     if !task.options.sandbox {
-        return Ok((place(None), Callers::Here));
+        return Ok((place(None), Callers::Here, read_ahead));
     }
     let (unmounter, callers) = match Unmounter::start(task.point(), device) {
         Ok(started) => started,
         Err(error) => {
             tracing::warn!("the process that unmounts cannot be started ({error}): the daemon runs without a sandbox");
-            return Ok((place(None), Callers::Here));
+            return Ok((place(None), Callers::Here, read_ahead));
         }
     };
     let reach = Reach {
@@ -268,7 +274,7 @@ fn confine(task: &Task, runtime: &Path) -> Result<(Place, Callers), Failure> {
         Ok(false) => tracing::info!("this kernel has no Landlock: the daemon runs without a sandbox"),
         Err(error) => tracing::warn!("the sandbox was refused: {error}"),
     }
-    Ok((place(Some(unmounter)), callers))
+    Ok((place(Some(unmounter)), callers, read_ahead))
 }
 
 /// Blocked before any thread starts, so that all inherit it and one thread can wait for them.

@@ -64,7 +64,7 @@ fn run(arguments: &Arguments) -> Result<(), Failure> {
     });
     thread::spawn(move || {
         if let Ok(root) = point.metadata() {
-            let _ = kernel::raise_read_ahead(root.dev());
+            let _ = kernel::ReadAhead::of(root.dev()).and_then(kernel::ReadAhead::raise);
         }
     });
     session.run().map_err(failed)

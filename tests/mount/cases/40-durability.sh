@@ -33,6 +33,23 @@ case_every_close_is_durable_with_sync_always() {
 }
 
 # With two event loops, eight callers: those that come while a commit runs are counted in, not held in a loop each.
+# An fsync waits for what others wrote before it: the kernel may not hold back more of that on a machine with more memory. And it reads
+# ahead as much as one request takes. Both are set for root before the sandbox closes /sys.
+case_the_kernel_reads_ahead_and_holds_back_as_it_should() {
+    local device
+    new_archive box
+    attach box
+    device=/sys/class/bdi/$(mountpoint -d "$WORK/box")
+    if [[ ! -w $device/max_bytes ]]; then
+        echo "$device/max_bytes cannot be written on this machine"
+        return 0
+    fi
+    # The kernel rounds to a part of its memory.
+    (($(cat "$device/max_bytes") <= 17 << 20)) || fail "the kernel may hold back $(cat "$device/max_bytes") bytes"
+    [[ $(cat "$device/read_ahead_kb") == 1024 ]] || fail "the kernel reads ahead $(cat "$device/read_ahead_kb") KiB"
+    detach box
+}
+
 case_callers_of_fsync_share_commits() {
     local before after
     new_archive box
