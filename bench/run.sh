@@ -73,7 +73,9 @@ new_candidate() {
     case $1 in
         disk | ceiling) ;;
         gocryptfs) gocryptfs -q -init -scryptn 10 -passfile "$scratch/passphrase" "$store" ;;
-        cryfs | encfs) ;; # made by the first mount
+        # Made by the first mount. CryFS refuses a new store where it remembers another.
+        cryfs) rm -rf --one-file-system "$scratch/cryfs.state" ;;
+        encfs) ;;
         lockbox) lockbox create --weak-kdf --kdf-memory 1 --passfile "$scratch/passphrase" "$store/box.lbx" ;;
     esac
 }
