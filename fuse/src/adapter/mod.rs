@@ -11,9 +11,12 @@
 //!     expires is dropped by whoever looks it up while another creates it; the new file's inode then goes with its last
 //!     close, and an answer to a LOOKUP that was given before the last WRITE brings it back with the size of then, which
 //!     the kernel trusts (F1): the next append would overwrite. Attributes expire on their own.
+//! F6  Who opens a name looks it up first and opens the inode then. A rename in between must not end the file that was
+//!     found: ESTALE makes the kernel look once more, but the next rename may be as quick. So a file whose last name a
+//!     rename took is held open until FORGET, which the kernel sends when it drops the inode.
 //!
 //! The kernel's inode number is the core's and numbers are never reused, so there is no lookup table, FORGET means
-//! nothing and the generation is 0, which also makes NFS handles valid for ever.
+//! nothing but F6 and the generation is 0, which also makes NFS handles valid for ever.
 
 mod activity;
 mod caller;
@@ -24,6 +27,7 @@ mod doubt;
 mod listings;
 mod notices;
 mod privileges;
+mod replaced;
 mod reply;
 mod seek;
 mod served;
@@ -196,10 +200,21 @@ impl fuser::Filesystem for Adapter {
         reply: ReplyEmpty,
     ) {
         let _turn = self.begin_change();
-        let renamed = convert::rename_mode(flags)
-            .and_then(|how| self.fs.rename(ino(parent), name.as_bytes(), ino(new_parent), new_name.as_bytes(), how));
+        let renamed = convert::rename_mode(flags).and_then(|how| {
+            let held = self.replaced.hold(&self.fs, ino(new_parent), new_name, how);
+            let renamed = self.fs.rename(ino(parent), name.as_bytes(), ino(new_parent), new_name.as_bytes(), how);
+            let settled = held.map_or(Ok(()), |held| self.replaced.settle(&self.fs, held, renamed.is_ok()));
+            renamed.and(settled)
+        });
         self.doubt(&renamed, &[(parent, name), (new_parent, new_name)]);
         reply_empty(renamed, reply);
+    }
+
+    /// Has no answer.
+    fn forget(&self, _: &Request, number: INodeNo, _: u64) {
+        if let Err(error) = self.replaced.forget(&self.fs, ino(number)) {
+            tracing::warn!(%error, "a file that was replaced could not be removed yet");
+        }
     }
 
     fn link(&self, _: &Request, number: INodeNo, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {

@@ -9,6 +9,7 @@ use lockbox::Result;
 use lockbox::fs::{Attributes, FileSystem, SyncProfile};
 
 use super::listings::Listings;
+use super::replaced::Replaced;
 use super::syncs::Syncs;
 use super::{Activity, Writers, convert};
 use crate::callers::Callers;
@@ -39,6 +40,7 @@ pub struct Adapter {
     /// Opening for reading is noted as access.
     pub(super) access_times: bool,
     pub(super) listings: Listings,
+    pub(super) replaced: Replaced,
     pub(super) pace: Arc<Pace>,
     pub(super) syncs: Syncs,
 }
@@ -58,7 +60,8 @@ impl Adapter {
         let listings = Listings::default();
         let pace = Arc::new(Pace::new(loops));
         let syncs = Syncs::start(Arc::clone(&fs), Arc::clone(&pace))?;
-        Ok(Adapter { fs, shared, host, callers, profile, access_times, listings, pace, syncs })
+        let replaced = Replaced::default();
+        Ok(Adapter { fs, shared, host, callers, profile, access_times, listings, replaced, pace, syncs })
     }
 
     /// A request that somebody's use of the mount makes.

@@ -1,13 +1,14 @@
 //! rename(2) with its flags, and what is built on it.
 
 use std::fs::{self, File};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use nix::libc::{EEXIST, EINVAL, ENOENT, ENOTEMPTY};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
-use rustix::fs::{RenameFlags, XattrFlags, renameat_with};
+use rustix::fs::{Mode, OFlags, RenameFlags, XattrFlags, renameat_with};
 use rustix::io::Errno;
 
 use crate::support::{Mount, code, create};
@@ -36,6 +37,14 @@ fn a_replaced_name_is_never_absent() {
         stop.store(true, Ordering::Relaxed);
         assert!(reader.join().unwrap() > 0);
     });
+    // Between finding the name and opening what it means the file lives on, however many renames come between.
+    let found = rustix::fs::open(mount.path("name"), OFlags::PATH, Mode::empty()).unwrap();
+    let before = fs::read(mount.path("name")).unwrap();
+    fs::write(mount.path("new"), "another").unwrap();
+    fs::rename(mount.path("new"), mount.path("name")).unwrap();
+    assert!(fs::read(format!("/proc/self/fd/{}", found.as_raw_fd())).unwrap() == before);
+    drop(found);
+    assert_eq!(fs::read_to_string(mount.path("name")).unwrap(), "another");
     fs::create_dir_all(mount.path("full/below")).unwrap();
     fs::create_dir(mount.path("empty")).unwrap();
     assert_eq!(code(fs::rename(mount.path("empty"), mount.path("full"))), ENOTEMPTY);
