@@ -154,3 +154,4 @@ for entry in "${waiting[@]}"; do
     # shellcheck disable=SC2086
     finish $entry
 done
+echo "summary: fsx $FSX_VERSION and ranges.py: $((seeds * ${#profiles[@]})) runs of $operations operations in ${#profiles[@]} profiles, none differing or refused"

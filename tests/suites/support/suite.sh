@@ -65,7 +65,7 @@ end_case_with() {
 installed_crate() {
     if ! grep -qs "^\"$1 $2 " "$TOOLS/.crates.toml"; then
         CARGO_TARGET_DIR=$TOOLS/build CARGO_PROFILE_RELEASE_LTO=off \
-            cargo install --quiet --locked --root "$TOOLS" "$1@$2"
+            cargo install --quiet --locked --force --root "$TOOLS" "$1@$2"
         rm -rf "$TOOLS/build"
     fi
 }
