@@ -13,9 +13,17 @@ pub struct MemoryStorage {
     state: RwLock<State>,
 }
 
+#[derive(Clone)]
 struct State {
     image: Image,
     capacity: Option<u64>,
+}
+
+/// The blocks are shared until one side writes.
+impl Clone for MemoryStorage {
+    fn clone(&self) -> Self {
+        MemoryStorage { state: RwLock::new(self.state.read().clone()) }
+    }
 }
 
 impl MemoryStorage {
@@ -122,6 +130,18 @@ mod tests {
         assert_eq!(storage.allocated(), 4096);
         assert!(matches!(storage.read_at(9_990, &mut out), Err(Error::Damaged(_))));
         assert_eq!(MemoryStorage::from_contents(storage.contents()).allocated(), 12_288);
+    }
+
+    #[test]
+    fn a_clone_goes_its_own_way() {
+        let storage = MemoryStorage::from_contents(vec![7; 8192]);
+        let other = storage.clone();
+        other.write_at(100, &[1]).unwrap();
+        storage.punch(4096, 4096).unwrap();
+        let (mut here, mut there) = ([0; 8192], [0; 8192]);
+        storage.read_at(0, &mut here).unwrap();
+        other.read_at(0, &mut there).unwrap();
+        assert_eq!((here[100], here[8000], there[100], there[8000]), (7, 0, 1, 7));
     }
 
     #[test]

@@ -15,7 +15,7 @@ use crate::format::page::PageKind;
 use crate::format::{BLOCK, Generation, HEADER_START, Ino, RING_SLOTS, ROOT_INO, Run, slot_block};
 use crate::fs::mode;
 use crate::pager::Pager;
-use crate::storage::MemoryStorage;
+use crate::storage::{MemoryStorage, Storage};
 
 const B: usize = BLOCK as usize;
 
@@ -99,12 +99,13 @@ fn an_undamaged_archive_is_rescued_whole() {
 fn flipped_bytes_are_noticed_wherever_they_are() {
     let sample = sample();
     let mut flipped = 0;
+    let whole = MemoryStorage::from_contents(sample.bytes.clone());
     let heads: BTreeSet<u64> = pages(&sample.bytes).iter().map(|run| run.address).chain(HEADER_START).collect();
     for block in interesting(&sample) {
         let every: &[usize] = &[0, 11, 12, 23, 24, 71, 72, 87, 88, 104, 2047, 4032, 4064, 4080, 4095];
         let offsets = if heads.contains(&(block as u64)) { every } else { &[0, 2047, 4095] };
         for offset in offsets {
-            flip(&sample, block * B + offset);
+            flip(&sample, &whole, block * B + offset);
             flipped += 1;
         }
     }
@@ -128,12 +129,13 @@ fn every_flipped_byte_is_noticed() {
     let sample = sample();
     let next = AtomicUsize::new(0);
     let every = || {
+        let whole = MemoryStorage::from_contents(sample.bytes.clone());
         loop {
             let offset = next.fetch_add(1, Ordering::Relaxed);
             if offset >= sample.bytes.len() {
                 return;
             }
-            flip(&sample, offset);
+            flip(&sample, &whole, offset);
             if offset.is_multiple_of(100_000) {
                 println!("{offset} of {} bytes", sample.bytes.len());
             }
@@ -143,10 +145,10 @@ fn every_flipped_byte_is_noticed() {
     println!("summary: {} trials: bytes flipped, every one of the file", sample.bytes.len());
 }
 
-fn flip(sample: &Sample, offset: usize) {
-    let mut bytes = sample.bytes.clone();
-    bytes[offset] ^= 0x10;
-    sample.judge(bytes, &format!("byte {offset} of block {}", offset / B));
+fn flip(sample: &Sample, whole: &MemoryStorage, offset: usize) {
+    let flipped = whole.clone();
+    flipped.write_at(offset as u64, &[sample.bytes[offset] ^ 0x10]).unwrap();
+    sample.judge_storage(flipped, &format!("byte {offset} of block {}", offset / B));
 }
 
 #[test]

@@ -209,7 +209,11 @@ impl Sample {
 
     /// Opens and reads everything: right, or an error that says so. Answers how many objects could not be read.
     pub(super) fn judge(&self, bytes: Vec<u8>, what: &str) -> usize {
-        let fs = match open_on(Arc::new(MemoryStorage::from_contents(bytes)), true, 3) {
+        self.judge_storage(MemoryStorage::from_contents(bytes), what)
+    }
+
+    pub(super) fn judge_storage(&self, storage: MemoryStorage, what: &str) -> usize {
+        let fs = match open_on(Arc::new(storage), true, 3) {
             Ok(fs) => fs,
             Err(Error::Damaged(_) | Error::NotArchive(_) | Error::UnsupportedVersion(_)) => return self.newest().len(),
             Err(error) => panic!("{what}: {error}"),
