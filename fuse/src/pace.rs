@@ -13,20 +13,23 @@
 //! 4  While long work is under way, every request may have to wait for it (a commit holds the writers' lock for a while), so a
 //!    loop that takes one then calls another, as if its own were long.
 //!
+//! 5  A loop that goes back to the queue looks at it for a moment before it sleeps there ([`linger`]): only while that finds
+//!    requests, and only while nobody else wants the processor.
+//!
 //! From 1 and 2 follows that no call is lost: who stays away and who calls decide under one lock, a call is a count and not
 //! only a signal, and whoever comes back takes one call at most, also when its time is up just then.
 
 use std::cell::Cell;
+use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use parking_lot::{Condvar, Mutex};
+
+use self::linger::{Found, Linger};
 
 /// How long a loop stays away at most: an unmount waits for it, and 50 wake-ups a second cost nothing under load.
 const AWAY: Duration = Duration::from_millis(20);
-
-/// A request that was read this soon after the reply before it had been waiting in the queue: the read alone takes about
-/// 1 us, and being woken at least 5.
-const WAITING: Duration = Duration::from_micros(4);
 
 /// So many waiting requests in a row make a second loop worth waking, which costs about as much as they do.
 const ROW: u32 = 4;
@@ -34,9 +37,24 @@ const ROW: u32 = 4;
 /// Requests of at least this many bytes count as long: sealing or opening them takes more than waking a thread.
 pub const LONG_BYTES: usize = 64 << 10;
 
+/// Where the requests of one connection wait.
+pub trait Queue: Send + Sync {
+    /// Whether a read would return at once.
+    fn waiting(&self) -> bool;
+}
+
+/// The device of a connection, by whichever of its descriptors.
+impl Queue for OwnedFd {
+    fn waiting(&self) -> bool {
+        // The end of the connection is an event too; a failure leaves it to the read.
+        poll(&mut [PollFd::new(self.as_fd(), PollFlags::POLLIN)], PollTimeout::ZERO).is_ok_and(|ready| ready > 0)
+    }
+}
+
 /// The event loops of one connection.
-#[derive(Default)]
 pub struct Pace {
+    queue: Box<dyn Queue>,
+    linger: Linger,
     state: Mutex<State>,
     call: Condvar,
 }
@@ -63,8 +81,8 @@ impl State {
 }
 
 thread_local! {
-    /// When this loop went back to the queue, and how many requests in a row it found waiting.
-    static LAST: Cell<(Option<Instant>, u32)> = const { Cell::new((None, 0)) };
+    /// How many requests in a row this loop found waiting when it came back to the queue.
+    static FOUND: Cell<u32> = const { Cell::new(0) };
 }
 
 /// One request; ends when it is dropped, which has to be after its reply.
@@ -74,22 +92,21 @@ pub struct Turn<'a> {
 }
 
 impl Pace {
-    /// For `loops` event loops.
-    pub fn new(loops: usize) -> Pace {
-        Pace { state: Mutex::new(State { loops, ..State::default() }), call: Condvar::new() }
+    /// For `loops` event loops that read from `queue`.
+    pub fn new(loops: usize, queue: impl Queue + 'static) -> Pace {
+        Pace {
+            queue: Box::new(queue),
+            linger: Linger::new(),
+            state: Mutex::new(State { loops, ..State::default() }),
+            call: Condvar::new(),
+        }
     }
 
     /// A request came in.
     pub fn begin(&self) -> Turn<'_> {
-        let row = LAST.with(|last| {
-            let (at, row) = last.get();
-            let row = if at.is_some_and(|at| at.elapsed() < WAITING) { row + 1 } else { 0 };
-            last.set((None, row));
-            row
-        });
         let mut state = self.state.lock();
         state.working += 1;
-        if row >= ROW || state.long > 0 {
+        if FOUND.get() >= ROW || state.long > 0 {
             self.call_another(&mut state);
         }
         Turn { pace: self, long: Cell::new(false) }
@@ -149,9 +166,13 @@ impl Drop for Turn<'_> {
             state.away -= 1;
         }
         drop(state);
-        LAST.with(|last| last.set((Some(Instant::now()), last.get().1)));
+        match pace.linger.look(&*pace.queue) {
+            Found::AtOnce => FOUND.set(FOUND.get() + 1),
+            Found::Later | Found::Nothing => FOUND.set(0),
+        }
     }
 }
 
+mod linger;
 #[cfg(test)]
 mod tests;

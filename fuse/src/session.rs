@@ -35,6 +35,7 @@ use crate::idle::{self, Watcher};
 use crate::mount::{self, Mount};
 use crate::mountinfo;
 use crate::options::Options;
+use crate::pace::Pace;
 use crate::sandbox::{self, Reach};
 use crate::stop::{Place, Unmounted};
 use crate::suspend::{self, Slept};
@@ -201,8 +202,9 @@ fn start(task: &Task, slot: &Slot, host: OwnedFd, signals: SigSet, events: &Send
         place.unmount(true);
         Failure::system(format!("cannot start a thread: {e}"))
     };
+    let pace = Pace::new(threads, device.try_clone().map_err(thread_failed)?);
     let adapter =
-        Adapter::new(fs, Arc::clone(&shared), host, callers, profile, access_times, threads).map_err(thread_failed)?;
+        Adapter::new(fs, Arc::clone(&shared), host, callers, profile, access_times, pace).map_err(thread_failed)?;
     let config = kernel::session_config(threads);
     let session = fuser::Session::from_fd(adapter, device, SessionACL::All, config).map_err(|e| {
         place.unmount(true);

@@ -2,6 +2,7 @@
 
 use std::ffi::OsStr;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::time::{Duration, SystemTime};
@@ -27,8 +28,8 @@ pub(crate) struct Adapter {
 }
 
 impl Adapter {
-    pub(crate) fn new(loops: usize) -> Adapter {
-        Adapter { store: Store::default(), pace: Pace::new(loops) }
+    pub(crate) fn new(loops: usize, queue: OwnedFd) -> Adapter {
+        Adapter { store: Store::default(), pace: Pace::new(loops, queue) }
     }
 
     fn new_inode(&self, request: &Request, mode: u32) -> New {

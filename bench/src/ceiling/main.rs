@@ -51,8 +51,8 @@ fn run(arguments: &Arguments) -> Result<(), Failure> {
     let device =
         Mount { source: "ceiling".as_ref(), subtype: "ceiling", point: &point, allow_other: false, flags }.attach()?;
     let config = kernel::session_config(arguments.threads);
-    let session =
-        Session::from_fd(adapter::Adapter::new(arguments.threads), device, SessionACL::All, config).map_err(failed)?;
+    let adapter = adapter::Adapter::new(arguments.threads, device.try_clone().map_err(failed)?);
+    let session = Session::from_fd(adapter, device, SessionACL::All, config).map_err(failed)?;
     let stop_at = point.clone();
     thread::spawn(move || {
         while signals.wait().is_ok() {

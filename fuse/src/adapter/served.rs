@@ -55,10 +55,10 @@ impl Adapter {
         callers: Callers,
         profile: SyncProfile,
         access_times: bool,
-        loops: usize,
+        pace: Pace,
     ) -> std::io::Result<Adapter> {
         let listings = Listings::default();
-        let pace = Arc::new(Pace::new(loops));
+        let pace = Arc::new(pace);
         let syncs = Syncs::start(Arc::clone(&fs), Arc::clone(&pace))?;
         let replaced = Replaced::default();
         Ok(Adapter { fs, shared, host, callers, profile, access_times, listings, replaced, pace, syncs })

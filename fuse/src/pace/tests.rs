@@ -40,7 +40,7 @@ impl Gate {
 
 /// The kernel's queue; which of several waiting loops is woken must not matter.
 #[derive(Default)]
-struct Queue {
+struct Requests {
     requests: Mutex<VecDeque<(Request, Arc<Gate>)>>,
     arrived: Condvar,
     answered: AtomicUsize,
@@ -49,7 +49,7 @@ struct Queue {
     most_busy: AtomicUsize,
 }
 
-impl Queue {
+impl Requests {
     /// Queues a request; the gate opens when it is answered.
     fn put(&self, request: Request) -> Arc<Gate> {
         let answered = Arc::new(Gate::default());
@@ -69,15 +69,22 @@ impl Queue {
     }
 }
 
+impl super::Queue for Arc<Requests> {
+    fn waiting(&self) -> bool {
+        !self.requests.lock().is_empty()
+    }
+}
+
 struct Loops {
-    queue: Arc<Queue>,
+    queue: Arc<Requests>,
     pace: Arc<Pace>,
     threads: Vec<JoinHandle<()>>,
 }
 
 impl Loops {
     fn start(count: usize) -> Loops {
-        let (queue, pace) = (Arc::new(Queue::default()), Arc::new(Pace::new(count)));
+        let queue = Arc::new(Requests::default());
+        let pace = Arc::new(Pace::new(count, queue.clone()));
         let threads = (0..count)
             .map(|_| {
                 let (queue, pace) = (queue.clone(), pace.clone());
@@ -113,7 +120,7 @@ impl Loops {
     }
 }
 
-fn serve(queue: &Queue, pace: &Pace) {
+fn serve(queue: &Requests, pace: &Pace) {
     loop {
         let (request, answered) = queue.take();
         if matches!(request, Request::End) {
@@ -187,7 +194,7 @@ fn a_request_that_waits_without_saying_so_holds_others_up_for_a_moment_only() {
 
 #[test]
 fn beside_long_work_every_request_calls_another_loop() {
-    let pace = Pace::new(3);
+    let pace = Pace::new(3, Arc::<Requests>::default());
     let long = pace.begin();
     long.long();
     // One loop at work, one away, one that takes the next request: as after calm times.
@@ -207,7 +214,7 @@ fn beside_long_work_every_request_calls_another_loop() {
 
 #[test]
 fn no_call_is_made_without_anybody_to_hear_it() {
-    let pace = Pace::new(2);
+    let pace = Pace::new(2, Arc::<Requests>::default());
     let (first, second) = (pace.begin(), pace.begin());
     first.long();
     second.long();
@@ -236,7 +243,7 @@ fn every_request_is_answered_whatever_their_lengths() {
     }
 }
 
-fn send(queue: &Queue, seed: u64) -> usize {
+fn send(queue: &Requests, seed: u64) -> usize {
     let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
     let mut next = move || {
         state ^= state << 13;
