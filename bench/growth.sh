@@ -1,0 +1,121 @@
+#!/usr/bin/env bash
+# Measures what looking up, creating and fsync cost on a mount that holds few files and on one that holds a million.
+#
+#   bench/growth.sh [ENTRIES...]     needs root; default 1000 1000000; prints a table of microseconds, medians of single calls
+#
+#   ROUNDS    interleaved rounds (default 3)          CALLS    calls of a kind in each round (default 1000)
+#   PROGRAMS  directory with the programs (default target/release, built)
+#   DISK      directory on the disk to measure        OPTIONS  mount options (default memory=2048M, enough for all nodes)
+#
+# A lookup is stat(2) of a name that the kernel does not know, chosen at random, in a directory that it knows.
+# The archives are made by import-tar and mounted side by side, so that each round meets the same machine.
+set -Eeuo pipefail
+export LC_ALL=C
+
+if [[ $EUID -ne 0 ]]; then
+    echo 'bench/growth.sh: must run as root (it mounts, and drops the kernel caches)' >&2
+    exit 1
+fi
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+repository=$(cd "$here/.." && pwd)
+[[ $# -gt 0 ]] || set -- 1000 1000000
+programs=${PROGRAMS:-${CARGO_TARGET_DIR:-$repository/target}/release}
+if [[ -z ${PROGRAMS-} ]]; then
+    (cd "$repository" && cargo build --quiet --release --locked --workspace --bins)
+fi
+scratch=$(mktemp -d "${DISK:-${TMPDIR:-/tmp}}/lockbox-growth.XXXXXX")
+install -D "$programs/lockbox" "$scratch/bin/lockbox"
+install "$programs/mount-lockbox" "$scratch/bin/mount.lockbox"
+export PATH=$scratch/bin:$PATH XDG_STATE_HOME=$scratch/state
+(umask 077 && echo 'a passphrase of the measurements' >"$scratch/passphrase")
+
+finish() {
+    local code=$? entries
+    trap - EXIT
+    set +e
+    for entries in "${sizes[@]}"; do
+        mountpoint -q "$scratch/$entries" && lockbox umount "$scratch/$entries"
+    done
+    rm -rf --one-file-system "$scratch"
+    exit "$code"
+}
+sizes=("$@")
+trap finish EXIT
+
+for entries in "${sizes[@]}"; do
+    lockbox create --weak-kdf --kdf-memory 1 --passfile "$scratch/passphrase" "$scratch/$entries.lbx"
+    python3 - "$entries" <<'END' | lockbox import-tar --passfile "$scratch/passphrase" "$scratch/$entries.lbx"
+import sys
+entries, out = int(sys.argv[1]), sys.stdout.buffer
+def member(name, kind, mode):
+    header = bytearray(512)
+    header[0:len(name)] = name
+    header[100:108], header[108:116], header[116:124] = b"%07o\0" % mode, b"0000000\0", b"0000000\0"
+    header[124:136], header[136:148], header[148:156] = b"%011o\0" % 0, b"%011o\0" % 1700000000, b" " * 8
+    header[156:157], header[257:265] = kind, b"ustar\00000"
+    header[148:156] = b"%06o\0 " % sum(header)
+    return bytes(header)
+for number in range(entries):
+    if number % 1000 == 0:
+        out.write(member(b"d%d/" % (number // 1000), b"5", 0o755))
+    out.write(member(b"d%d/f%d" % (number // 1000, number), b"0", 0o644))
+out.write(bytes(1024))
+END
+    mkdir "$scratch/$entries"
+    mount.lockbox "$scratch/$entries.lbx" "$scratch/$entries" -o "passfile=$scratch/passphrase,${OPTIONS:-memory=2048M}"
+done
+
+python3 - "$scratch" "${ROUNDS:-3}" "${CALLS:-1000}" "${sizes[@]}" <<'END'
+import os, random, sys, time
+scratch, rounds, calls, sizes = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), [int(size) for size in sys.argv[4:]]
+chance = random.Random(1)
+names = ["lookup", "create", "write 4 KiB and fsync"]
+seen = {(size, name): [] for size in sizes for name in names}
+def timed(size, name, call, *arguments):
+    began = time.perf_counter()
+    answer = call(*arguments)
+    seen[size, name].append((time.perf_counter() - began) * 1e6)
+    return answer
+def path(size, number):
+    return f"{scratch}/{size}/d{number // 1000}/f{number}"
+def forget():
+    os.sync()
+    with open("/proc/sys/vm/drop_caches", "w") as file:
+        file.write("2")
+    # A call shall meet one name that the kernel does not know, not two.
+    for size in sizes:
+        for directory in range(0, size, 1000):
+            os.lstat(os.path.dirname(path(size, directory)))
+for size in sizes:
+    # Every node is in the daemon's memory afterwards.
+    for directory in os.scandir(f"{scratch}/{size}"):
+        for entry in os.scandir(directory):
+            os.lstat(entry)
+for round in range(rounds):
+    for size in sizes:
+        forget()
+        for number in chance.sample(range(size), min(calls, size)):
+            timed(size, "lookup", os.lstat, path(size, number))
+        for number in range(calls):
+            name = path(size, chance.randrange(size)) + f".{round}.{number}"
+            os.close(timed(size, "create", os.open, name, os.O_CREAT | os.O_WRONLY))
+        file = os.open(path(size, chance.randrange(size)), os.O_WRONLY)
+        for number in range(calls // 4):
+            os.pwrite(file, os.urandom(4096), 0)
+            timed(size, "write 4 KiB and fsync", os.fsync, file)
+        os.close(file)
+median = lambda values: sorted(values)[len(values) // 2]
+print("| microseconds | " + " | ".join(f"{size:,} entries" for size in sizes) + " | ratio |")
+print("|---|" + "---:|" * (len(sizes) + 1))
+for name in names:
+    times = [median(seen[size, name]) for size in sizes]
+    print(f"| {name} | " + " | ".join(f"{time:.0f}" for time in times) + f" | {times[-1] / times[0]:.2f} |")
+for size in sizes:
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            if f"{scratch}/{size}.lbx" in open(f"/proc/{pid}/cmdline").read() and "--daemon" in open(f"/proc/{pid}/cmdline").read():
+                peak = [line for line in open(f"/proc/{pid}/status") if line.startswith("VmHWM")][0].split()[1]
+                print(f"most memory with {size:,} entries: {int(peak) // 1024} MiB")
+        except OSError:
+            pass
+END
