@@ -10,6 +10,7 @@ use tokio::net::TcpStream;
 
 use super::What;
 use super::messages::Messages;
+use crate::serve::processors;
 
 /// What is to be asked.
 pub(super) struct Load {
@@ -95,7 +96,7 @@ fn handle_in(answer: &[u8]) -> Option<String> {
 
 /// Runs the load on as many threads as there are processors.
 pub(super) fn run(load: Load) -> Result<Measured, String> {
-    let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get).min(load.concurrency);
+    let threads = processors().min(load.concurrency);
     let load = Arc::new(load);
     let (next, failed) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
     let began = Instant::now();
