@@ -26,8 +26,9 @@ if [[ $# -eq 0 ]]; then
     [[ -n ${EXECUTIONS-} ]] || targets=("${wide[@]}" "${decoders[@]}")
 fi
 
-# The counters and comparisons that libFuzzer reads; code generation units keep the link short.
 plain="--cfg fuzzing"
+
+# The counters and comparisons that libFuzzer reads; code generation units keep the link short.
 flags="-Zsanitizer=address -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4
     -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table
     -Cllvm-args=-sanitizer-coverage-trace-compares --cfg fuzzing -Ccodegen-units=4"

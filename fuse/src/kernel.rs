@@ -70,8 +70,7 @@ pub struct ReadAhead(fs::File);
 impl ReadAhead {
     /// Opens it, before a sandbox takes it out of reach.
     pub fn of(device: u64) -> io::Result<ReadAhead> {
-        let path = format!("/sys/class/bdi/{}:{}/read_ahead_kb", major(device), minor(device));
-        fs::OpenOptions::new().write(true).open(path).map(ReadAhead)
+        fs::OpenOptions::new().write(true).open(setting(device, "read_ahead_kb")).map(ReadAhead)
     }
 
     /// Raises it from the kernel's 128 KiB to a request, once the kernel has had its answer to INIT, which sets it back.
@@ -83,8 +82,12 @@ impl ReadAhead {
 /// Bounds what programs have written to the mount and the kernel has not yet handed over: an fsync of a small file waits behind all of it, since
 /// the daemon gets requests in their order. The kernel's own bound grows with the machine's memory (49 MiB on one of 24 GiB). Only root may.
 pub fn bound_write_back(device: u64) -> io::Result<()> {
-    let path = format!("/sys/class/bdi/{}:{}/max_bytes", major(device), minor(device));
-    fs::write(path, WRITE_BACK.to_string())
+    fs::write(setting(device, "max_bytes"), WRITE_BACK.to_string())
+}
+
+/// Path of a setting of the kernel's cache of a mount.
+fn setting(device: u64, name: &str) -> String {
+    format!("/sys/class/bdi/{}:{}/{name}", major(device), minor(device))
 }
 
 /// Aborts a connection: every request under way and every later one fails at once.

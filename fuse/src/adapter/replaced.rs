@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
 
 use lockbox::format::Ino;
 use lockbox::fs::{FileSystem, RenameMode, mode};
@@ -14,7 +15,6 @@ pub(super) struct Replaced(Mutex<HashSet<u64>>);
 impl Replaced {
     /// The file that a rename to `name` will take the last name of, held open; None when there is none. To be told of the outcome.
     pub(super) fn hold(&self, fs: &FileSystem, directory: Ino, name: &OsStr, how: RenameMode) -> Option<Ino> {
-        use std::os::unix::ffi::OsStrExt;
         if !matches!(how, RenameMode::Replace | RenameMode::Whiteout) {
             return None;
         }

@@ -9,6 +9,12 @@ const MAC: usize = 43;
 /// The nonce of the payload and the tag of its last part.
 const LEAST_PAYLOAD: usize = 16 + 16;
 
+/// Header of a file that `age -r` wrote: for measurements and tests, which need something that passes for a sealed file.
+pub const SAMPLE_HEADER: &str = "age-encryption.org/v1\n\
+    -> X25519 SVrzdFfkPxf0LPHOUGB1gNb9E5Vr8EUDa9kxk04iQ0o\n\
+    0OrTkKHpE7klNLd0k+9Uam5hkQkzMxaqKcIPRIO1sNE\n\
+    --- gxhoSa5BciRDt8lOpYNcx4EYtKpS0CJ06F3ZwN82VaM\n";
+
 /// What a prefix of a file tells.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Prefix {
@@ -66,19 +72,13 @@ fn is_base64(byte: u8) -> bool {
 }
 
 #[cfg(test)]
-pub(crate) mod tests {
+mod tests {
     use super::*;
-
-    /// Header of a file that `age -r` wrote.
-    pub(crate) const HEAD: &str = "age-encryption.org/v1\n\
-        -> X25519 SVrzdFfkPxf0LPHOUGB1gNb9E5Vr8EUDa9kxk04iQ0o\n\
-        0OrTkKHpE7klNLd0k+9Uam5hkQkzMxaqKcIPRIO1sNE\n\
-        --- gxhoSa5BciRDt8lOpYNcx4EYtKpS0CJ06F3ZwN82VaM\n";
 
     #[test]
     fn a_file_needs_header_nonce_and_tag() {
         for payload in 0..40 {
-            let mut file = HEAD.as_bytes().to_vec();
+            let mut file = SAMPLE_HEADER.as_bytes().to_vec();
             file.resize(file.len() + payload, 0);
             assert_eq!(is_file(&file), payload >= 32, "{payload}");
         }
@@ -86,10 +86,10 @@ pub(crate) mod tests {
 
     #[test]
     fn every_beginning_of_a_header_may_become_one() {
-        for length in 0..HEAD.len() {
-            assert_eq!(prefix(&HEAD.as_bytes()[..length]), Prefix::Unfinished, "{length}");
+        for length in 0..SAMPLE_HEADER.len() {
+            assert_eq!(prefix(&SAMPLE_HEADER.as_bytes()[..length]), Prefix::Unfinished, "{length}");
         }
-        assert_eq!(prefix(HEAD.as_bytes()), Prefix::Header(HEAD.len()));
+        assert_eq!(prefix(SAMPLE_HEADER.as_bytes()), Prefix::Header(SAMPLE_HEADER.len()));
     }
 
     #[test]

@@ -193,7 +193,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn sealed(payload: usize) -> Vec<u8> {
-        let mut file = age::tests::HEAD.as_bytes().to_vec();
+        let mut file = age::SAMPLE_HEADER.as_bytes().to_vec();
         file.resize(file.len() + payload, 0x5a);
         file
     }
@@ -247,7 +247,7 @@ mod tests {
 
     #[test]
     fn the_longest_capsule_has_eight_kibibytes() {
-        let room = MAX_CAPSULE - SHORT_HEAD - age::tests::HEAD.len();
+        let room = MAX_CAPSULE - SHORT_HEAD - age::SAMPLE_HEADER.len();
         assert_eq!(Capsule::new(Content::Inline, &sealed(room)).unwrap().as_bytes().len(), MAX_CAPSULE);
         assert_eq!(Capsule::new(Content::Inline, &sealed(room + 1)), Err(NotACapsule::TooLong));
     }

@@ -32,7 +32,6 @@ case_every_close_is_durable_with_sync_always() {
     detach box
 }
 
-# With two event loops, eight callers: those that come while a commit runs are counted in, not held in a loop each.
 # An fsync waits for what others wrote before it: the kernel may not hold back more of that on a machine with more memory. And it reads
 # ahead as much as one request takes. Both are set for root before the sandbox closes /sys.
 case_the_kernel_reads_ahead_and_holds_back_as_it_should() {
@@ -50,6 +49,7 @@ case_the_kernel_reads_ahead_and_holds_back_as_it_should() {
     detach box
 }
 
+# With two event loops, eight callers: those that come while a commit runs are counted in, not held in a loop each.
 case_callers_of_fsync_share_commits() {
     local before after
     new_archive box

@@ -11,6 +11,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use hyper::HeaderMap;
 use hyper::header::HeaderValue;
+use lockbox_share_protocol::age;
 use lockbox_share_protocol::api::OfShare;
 use lockbox_share_protocol::capsule::Capsule;
 use lockbox_share_protocol::handle::Handle;
@@ -193,8 +194,7 @@ pub fn request(data: &[u8]) {
 
 /// First inputs of a target.
 pub fn seeds(name: &str) -> Vec<Vec<u8>> {
-    let head = "age-encryption.org/v1\n-> X25519 SVrzdFfkPxf0LPHOUGB1gNb9E5Vr8EUDa9kxk04iQ0o\n\
-        0OrTkKHpE7klNLd0k+9Uam5hkQkzMxaqKcIPRIO1sNE\n--- gxhoSa5BciRDt8lOpYNcx4EYtKpS0CJ06F3ZwN82VaM\n";
+    let head = age::SAMPLE_HEADER;
     match name {
         "range" => vec![b"\x00\x10\0\0\0\0\0\0bytes=5-9\n\"tag\"\n\"x\"".to_vec()],
         "capsule" => {

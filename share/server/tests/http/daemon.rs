@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use lockbox_share_protocol::age;
 use lockbox_share_protocol::capsule::{Capsule, Content};
 use lockbox_share_protocol::message::{Claim, Create, Created, Uploaded};
 use lockbox_share_protocol::token::{Auth, ClaimId, Digest, OwnerToken};
@@ -210,11 +211,7 @@ pub(crate) fn random<const N: usize>() -> [u8; N] {
 
 /// Bytes that look like an age v1 file with a payload of this length.
 pub(crate) fn age_file(payload: usize) -> Vec<u8> {
-    let mut file = b"age-encryption.org/v1\n\
-        -> X25519 SVrzdFfkPxf0LPHOUGB1gNb9E5Vr8EUDa9kxk04iQ0o\n\
-        0OrTkKHpE7klNLd0k+9Uam5hkQkzMxaqKcIPRIO1sNE\n\
-        --- gxhoSa5BciRDt8lOpYNcx4EYtKpS0CJ06F3ZwN82VaM\n"
-        .to_vec();
+    let mut file = age::SAMPLE_HEADER.as_bytes().to_vec();
     let mut state = u64::from_le_bytes(random());
     file.extend((0..payload.div_ceil(8)).flat_map(|_| {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);

@@ -15,6 +15,8 @@ use lockbox_share::store::{
 };
 use lockbox_share_protocol::handle::Handle;
 
+use crate::serve::processors;
+
 /// Measure how many shares the store takes and gives away each second
 #[derive(Args)]
 pub(crate) struct BenchStore {
@@ -89,7 +91,7 @@ fn measure(arguments: &BenchStore, directory: &std::path::Path) -> std::result::
     };
     let settings = Settings { durability, ..Settings::default() };
     let store = SegmentStore::open(directory, &settings).map_err(|e| e.to_string())?;
-    let threads = arguments.threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
+    let threads = arguments.threads.unwrap_or_else(processors);
     let threads = threads.clamp(1, arguments.concurrency);
     let part = Part { store: &store, arguments, threads };
     let failed = |error: StoreError| error.to_string();

@@ -10,6 +10,7 @@ use tokio::net::TcpStream;
 
 use super::What;
 use super::messages::Messages;
+use crate::serve::processors;
 
 /// What is to be asked.
 pub(super) struct Load {
@@ -95,7 +96,7 @@ fn handle_in(answer: &[u8]) -> Option<String> {
 
 /// Runs the load on as many threads as there are processors.
 pub(super) fn run(load: Load) -> Result<Measured, String> {
-    let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get).min(load.concurrency);
+    let threads = processors().min(load.concurrency);
     let load = Arc::new(load);
     let (next, failed) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
     let began = Instant::now();
@@ -189,8 +190,7 @@ impl Asker {
 
     /// What came behind the head.
     pub(super) fn body(&self) -> &[u8] {
-        let end = self.answer.windows(4).position(|window| window == b"\r\n\r\n");
-        end.map_or(&[], |end| &self.answer[end + 4..])
+        split(&self.answer).map_or(&[], |(_, body)| body)
     }
 
     async fn succeeds(&mut self, request: &[u8]) -> bool {
@@ -224,8 +224,14 @@ impl Asker {
 
 /// Whether head and body have come.
 fn is_whole(answer: &[u8]) -> bool {
-    let Some(end) = answer.windows(4).position(|window| window == b"\r\n\r\n") else { return false };
-    let head = std::str::from_utf8(&answer[..end]).unwrap_or_default();
+    let Some((head, body)) = split(answer) else { return false };
+    let head = std::str::from_utf8(head).unwrap_or_default();
     let length = head.split("content-length: ").nth(1).and_then(|rest| rest.lines().next()?.parse::<usize>().ok());
-    answer.len() - end - 4 >= length.unwrap_or(0)
+    body.len() >= length.unwrap_or(0)
+}
+
+/// Head, and what came of the body; None while the head is not whole.
+fn split(answer: &[u8]) -> Option<(&[u8], &[u8])> {
+    let end = answer.windows(4).position(|window| window == b"\r\n\r\n")?;
+    Some((&answer[..end], &answer[end + 4..]))
 }

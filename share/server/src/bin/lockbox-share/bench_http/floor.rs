@@ -5,13 +5,14 @@ use std::net::SocketAddr;
 
 use lockbox_share::http::{floor, listen};
 
+use crate::serve::processors;
+
 pub(crate) fn run() -> Result<(), String> {
     let mut answer = Vec::new();
     std::io::stdin().read_to_end(&mut answer).map_err(|error| format!("cannot read the answer: {error}"))?;
     // For as long as the process lives.
     let answer: &'static [u8] = answer.leak();
-    let workers = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-    let listen::Tcp { address, listeners } = listen::tcp(SocketAddr::from(([127, 0, 0, 1], 0)), workers)?;
+    let listen::Tcp { address, listeners } = listen::tcp(SocketAddr::from(([127, 0, 0, 1], 0)), processors())?;
     let serve = move |listener| -> std::io::Result<()> {
         tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(floor::run(listener, answer))
     };

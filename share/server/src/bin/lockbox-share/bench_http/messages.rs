@@ -1,10 +1,10 @@
 //! The requests of the measurements, written once and then copied.
 
-use lockbox_share_protocol::api;
 use lockbox_share_protocol::capsule::{Capsule, Content};
 use lockbox_share_protocol::handle::Handle;
 use lockbox_share_protocol::message::{Batch, Create, Lease, MAX_BATCH, Uploaded};
 use lockbox_share_protocol::token::{Auth, ClaimId, OwnerToken};
+use lockbox_share_protocol::{age, api};
 
 /// One claimant for all shares: the proof costs the daemon the same whatever it is.
 const AUTH: [u8; 32] = [0x51; 32];
@@ -102,11 +102,7 @@ impl Messages {
 
 /// Looks like an age v1 file, which is all that a daemon can tell.
 pub(super) fn age_file(payload: usize) -> Vec<u8> {
-    let mut file = b"age-encryption.org/v1\n\
-        -> X25519 SVrzdFfkPxf0LPHOUGB1gNb9E5Vr8EUDa9kxk04iQ0o\n\
-        0OrTkKHpE7klNLd0k+9Uam5hkQkzMxaqKcIPRIO1sNE\n\
-        --- gxhoSa5BciRDt8lOpYNcx4EYtKpS0CJ06F3ZwN82VaM\n"
-        .to_vec();
+    let mut file = age::SAMPLE_HEADER.as_bytes().to_vec();
     file.resize(file.len() + payload, 0xa5);
     file
 }

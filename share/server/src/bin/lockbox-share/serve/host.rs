@@ -1,4 +1,4 @@
-//! What the daemon asks of its host: descriptors, a runtime directory, a service manager that listens.
+//! What the daemon asks of its host: descriptors, processors, a runtime directory, a service manager that listens.
 
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::PathBuf;
@@ -12,6 +12,11 @@ pub(super) fn raise_descriptors() {
     {
         tracing::warn!(%error, "the limit of descriptors stays as it is");
     }
+}
+
+/// As many as this process may run on.
+pub(crate) fn processors() -> usize {
+    std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
 }
 
 /// `$XDG_RUNTIME_DIR`, else `/run` for root, else `/tmp/lockbox-UID`, which must be this user's alone.

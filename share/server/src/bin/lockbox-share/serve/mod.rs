@@ -16,8 +16,8 @@ mod host;
 mod stores;
 mod values;
 
-pub(crate) use host::runtime_directory;
 use host::{notify, raise_descriptors};
+pub(crate) use host::{processors, runtime_directory};
 use values::{size, time};
 
 /// The daemon's own figures are beside its port.
@@ -179,8 +179,7 @@ impl Signals {
 }
 
 fn start(arguments: &Serve) -> Result<(Running, Creators), String> {
-    let workers =
-        arguments.workers.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, std::num::NonZero::get));
+    let workers = arguments.workers.unwrap_or_else(processors);
     let tcp = addresses(&arguments.listen, SocketAddr::from(([127, 0, 0, 1], DEFAULT_PORT)))?;
     let tcp = tcp.into_iter().map(|address| listen::tcp(address, workers)).collect::<Result<Vec<_>, _>>()?;
     let admin: Vec<String> = arguments.metrics_listen.iter().cloned().collect();
