@@ -87,10 +87,9 @@ def forget():
         for directory in range(0, size, 1000):
             os.lstat(os.path.dirname(path(size, directory)))
 for size in sizes:
-    # Every node is in the daemon's memory afterwards.
-    for directory in os.scandir(f"{scratch}/{size}"):
-        for entry in os.scandir(directory):
-            os.lstat(entry)
+    # Every node that a lookup needs is in the daemon's memory afterwards.
+    for number in range(size):
+        os.lstat(path(size, number))
 for round in range(rounds):
     for size in sizes:
         forget()

@@ -2,10 +2,12 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Write};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::time::{Duration, Instant};
 
-use nix::libc::{EFBIG, ENOENT, O_DIRECT};
+use nix::libc::{EFBIG, ENOENT, ESTALE, O_DIRECT};
+use rustix::fs::{Mode, OFlags};
 
 use crate::support::{Map, Mount, code, create, noise, open_with, python, read_at};
 
@@ -224,7 +226,7 @@ fn unlinked_open_files_live_until_closed() {
     file.write_all_at(b"still", 10).unwrap();
     mount.drop_caches();
     assert_eq!(read_at(&file, 10, 5), b"still");
-    let by_descriptor = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&file));
+    let by_descriptor = format!("/proc/self/fd/{}", file.as_raw_fd());
     let linked = rustix::fs::linkat(
         rustix::fs::CWD,
         by_descriptor.as_str(),
@@ -246,5 +248,26 @@ fn unlinked_open_files_live_until_closed() {
     mount.crash();
     drop(file);
     assert_eq!(fs::read_dir(mount.root()).unwrap().count(), 0);
+    mount.check();
+}
+
+/// A descriptor that was opened with O_PATH does not hold a file open: when the last name of the file was unlinked,
+/// opening it by that descriptor through /proc/self/fd gets ESTALE, where ext4 still opens it. A file whose last name was
+/// taken by a rename is opened.
+#[test]
+fn a_descriptor_of_a_path_holds_no_unlinked_file() {
+    let mut mount = Mount::new();
+    for name in ["unlinked", "replaced", "other"] {
+        fs::write(mount.path(name), name).unwrap();
+    }
+    let path_only = |name| rustix::fs::open(mount.path(name), OFlags::PATH, Mode::empty()).unwrap();
+    let (unlinked, replaced) = (path_only("unlinked"), path_only("replaced"));
+    let again = |descriptor: &OwnedFd| fs::read(format!("/proc/self/fd/{}", descriptor.as_raw_fd()));
+    assert_eq!(again(&unlinked).unwrap(), b"unlinked");
+    fs::remove_file(mount.path("unlinked")).unwrap();
+    fs::rename(mount.path("other"), mount.path("replaced")).unwrap();
+    assert_eq!(code(again(&unlinked)), ESTALE);
+    assert_eq!(again(&replaced).unwrap(), b"replaced");
+    drop((unlinked, replaced));
     mount.check();
 }

@@ -158,7 +158,7 @@ fn every_flipped_byte_is_noticed() {
     let one_by_one = one_by_one.into_inner();
     let together = sample.bytes.len() - one_by_one;
     println!(
-        "summary: {} trials: {one_by_one} bytes flipped one by one, all of the others ({together}) by block",
+        "summary: {} trials: bytes flipped one by one, and all of the other {together} by block",
         one_by_one + together / B
     );
 }
