@@ -15,8 +15,9 @@ pub(in crate::archive) use {forge::*, whole::exercise};
 pub type Entry = fn(&[u8]);
 
 /// Every target of the library by name.
-pub const TARGETS: [(&str, Entry); 16] = [
+pub const TARGETS: [(&str, Entry); 17] = [
     ("header", decoders::header),
+    ("framing", decoders::framing),
     ("slot", decoders::slot),
     ("record", decoders::record),
     ("delta", decoders::delta),

@@ -42,6 +42,13 @@ fn headers() -> Vec<Vec<u8>> {
     vec![[&[0][..], &encoded[..4096]].concat(), [&[3][..], &encoded[..4096]].concat()]
 }
 
+/// Also short ones, which zeros follow: changes of them hit fields.
+fn framings() -> Vec<Vec<u8>> {
+    let mut seeds = headers();
+    seeds.extend(headers().iter().map(|seed| seed[..1 + 136].to_vec()));
+    seeds
+}
+
 fn slots() -> Vec<Vec<u8>> {
     let kdf = KdfParameters { memory_kib: 65_536, passes: 3, lanes: 1 };
     let slot = PassphraseSlot { salt: [1; 32], kdf, commitment: [2; 32], nonce: [3; 24], sealed: vec![4; 528] };
@@ -182,6 +189,7 @@ fn sequences() -> Vec<Vec<u8>> {
 pub fn seeds(target: &str) -> Vec<Vec<u8>> {
     match target {
         "header" => headers(),
+        "framing" => framings(),
         "slot" => slots(),
         "record" => records(),
         "delta" => deltas(),
