@@ -116,17 +116,23 @@ impl Options {
     /// The same, with the names of options that nobody knows for the caller to judge. A wrong value of a known one is an error.
     pub fn parse_sloppily<S: AsRef<str>>(lists: &[S]) -> Result<(Options, Vec<String>), Failure> {
         let mut options = Options::default();
+        let unknown = options.read(lists)?;
+        Ok((options, unknown))
+    }
+
+    /// Reads lists over what is set, and answers the names of options that nobody knows.
+    pub fn read<S: AsRef<str>>(&mut self, lists: &[S]) -> Result<Vec<String>, Failure> {
         let mut unknown = Vec::new();
         for option in lists.iter().flat_map(|list| list.as_ref().split(',')).filter(|option| !option.is_empty()) {
             let (name, known) = match option.split_once('=') {
-                Some((name, value)) => (name, options.set_value(name, value)?),
-                None => (option, options.set_flag(option)),
+                Some((name, value)) => (name, self.set_value(name, value)?),
+                None => (option, self.set_flag(option)),
             };
             if !known && !fstab::is_for_others(option) {
                 unknown.push(name.to_owned());
             }
         }
-        Ok((options, unknown))
+        Ok(unknown)
     }
 
     /// Answers whether the option is known.

@@ -15,9 +15,11 @@ pub(in crate::archive) use {forge::*, whole::exercise};
 pub type Entry = fn(&[u8]);
 
 /// Every target of the library by name.
-pub const TARGETS: [(&str, Entry); 16] = [
+pub const TARGETS: [(&str, Entry); 18] = [
     ("header", decoders::header),
+    ("framing", decoders::framing),
     ("slot", decoders::slot),
+    ("identity", decoders::identity),
     ("record", decoders::record),
     ("delta", decoders::delta),
     ("prologue", decoders::prologue),

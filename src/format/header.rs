@@ -85,7 +85,18 @@ pub struct PassphraseSlot {
 /// Encodes a copy: framing (with `mac` as given) + 32 slot blocks, checksum filled in.
 pub fn encode(framing: &Framing, slots: &[[u8; 4096]; 32]) -> Vec<u8> {
     let mut out = Vec::with_capacity(HEADER_BYTES);
-    out.resize(FRAMING_END, 0);
+    out.extend_from_slice(&encode_framing(framing));
+    for slot in slots {
+        out.extend_from_slice(slot);
+    }
+    let sum = checksum(&out);
+    put(&mut out, CHECKSUM_AT, sum);
+    out
+}
+
+/// The framing block, its checksum left zero: that covers the slots as well.
+pub fn encode_framing(framing: &Framing) -> [u8; FRAMING_END] {
+    let mut out = [0; FRAMING_END];
     put(&mut out, 0, MAGIC);
     put(&mut out, VERSION_AT, FORMAT_VERSION.to_le_bytes());
     put(&mut out, SUITE_AT, SUITE.to_le_bytes());
@@ -95,11 +106,6 @@ pub fn encode(framing: &Framing, slots: &[[u8; 4096]; 32]) -> Vec<u8> {
     put(&mut out, COMMITMENT_AT, framing.commitment);
     put(&mut out, KINDS_AT, framing.slots);
     put(&mut out, MAC_AT, framing.mac);
-    for slot in slots {
-        out.extend_from_slice(slot);
-    }
-    let sum = checksum(&out);
-    put(&mut out, CHECKSUM_AT, sum);
     out
 }
 
@@ -118,10 +124,24 @@ pub fn mac_input(copy_bytes: &[u8]) -> Vec<u8> {
 /// `NotArchive` without the magic, `UnsupportedVersion` for another version, suite or unknown incompatible bit (named),
 /// `Damaged` for a wrong checksum or copy number.
 pub fn decode(bytes: &[u8], copy: u8) -> Result<ParsedHeader> {
+    // The version comes before the checksum: another version may compute it otherwise.
+    recognize(bytes, copy)?;
+    let whole: &[u8; HEADER_BYTES] = exactly(bytes, "header")?;
+    if checksum(whole) != array_at::<32>(whole, CHECKSUM_AT) {
+        return Err(Error::damaged(format!("header checksum differs: copy={copy}")));
+    }
+    let framing = decode_framing(&whole[..FRAMING_END], copy)?;
+    Ok(ParsedHeader { framing, bytes: whole.to_vec() })
+}
+
+/// Whether the bytes begin as a copy of this version does, as far as they go.
+///
+/// # Errors
+/// `NotArchive` without the magic, `UnsupportedVersion` for another version.
+pub fn recognize(bytes: &[u8], copy: u8) -> Result<()> {
     if bytes.get(..MAGIC.len()) != Some(&MAGIC[..]) {
         return Err(Error::NotArchive(format!("header copy {copy} has no magic")));
     }
-    // The version comes before the checksum: another version may compute it otherwise.
     if let Some(version) = bytes.get(VERSION_AT..SUITE_AT).map(|field| u32_at(field, 0))
         && version != FORMAT_VERSION
     {
@@ -129,33 +149,37 @@ pub fn decode(bytes: &[u8], copy: u8) -> Result<ParsedHeader> {
             "format version {version}, this program knows {FORMAT_VERSION}"
         )));
     }
-    let whole: &[u8; HEADER_BYTES] = exactly(bytes, "header")?;
-    if checksum(whole) != array_at::<32>(whole, CHECKSUM_AT) {
-        return Err(Error::damaged(format!("header checksum differs: copy={copy}")));
-    }
-    let suite = u16_at(whole, SUITE_AT);
+    Ok(())
+}
+
+/// The fields of a framing block that was recognized; its checksum is the caller's to verify before.
+///
+/// # Errors
+/// `UnsupportedVersion` for another suite or unknown incompatible bit (named), `Damaged` for another length or copy number.
+pub fn decode_framing(block: &[u8], copy: u8) -> Result<Framing> {
+    let block: &[u8; FRAMING_END] = exactly(block, "header")?;
+    let suite = u16_at(block, SUITE_AT);
     if suite != SUITE {
         return Err(Error::UnsupportedVersion(format!("cipher suite {suite}, this program knows {SUITE}")));
     }
-    let incompatible = u64_at(whole, INCOMPATIBLE_AT);
+    let incompatible = u64_at(block, INCOMPATIBLE_AT);
     if incompatible != 0 {
         let bits: Vec<String> = (0..64).filter(|bit| incompatible >> bit & 1 == 1).map(|bit| bit.to_string()).collect();
         return Err(Error::UnsupportedVersion(format!("unknown incompatible feature bits: {}", bits.join(" "))));
     }
-    if whole[COPY_AT] != copy {
-        return Err(Error::damaged(format!("header copy has a wrong number: copy={copy} found={}", whole[COPY_AT])));
+    if block[COPY_AT] != copy {
+        return Err(Error::damaged(format!("header copy has a wrong number: copy={copy} found={}", block[COPY_AT])));
     }
-    zero(&whole[COPY_AT + 1..INCOMPATIBLE_AT], "header")?;
-    zero(&whole[ZERO_AT..MAC_AT], "header")?;
-    let framing = Framing {
+    zero(&block[COPY_AT + 1..INCOMPATIBLE_AT], "header")?;
+    zero(&block[ZERO_AT..MAC_AT], "header")?;
+    Ok(Framing {
         copy,
-        archive: array_at(whole, ARCHIVE_AT),
-        sequence: u64_at(whole, SEQUENCE_AT),
-        commitment: array_at(whole, COMMITMENT_AT),
-        slots: array_at(whole, KINDS_AT),
-        mac: array_at(whole, MAC_AT),
-    };
-    Ok(ParsedHeader { framing, bytes: whole.to_vec() })
+        archive: array_at(block, ARCHIVE_AT),
+        sequence: u64_at(block, SEQUENCE_AT),
+        commitment: array_at(block, COMMITMENT_AT),
+        slots: array_at(block, KINDS_AT),
+        mac: array_at(block, MAC_AT),
+    })
 }
 
 /// Encodes a passphrase slot block; `padding` fills what is random.

@@ -54,6 +54,7 @@ fn an_archive_without_records_and_with_one_header_copy_is_rescued_whole() {
     let out = place.good(&["rescue", "a.lbx", "--to", "out"]);
     let out = String::from_utf8(out).unwrap();
     assert!(out.contains("whole    tree/large") && out.contains("0 partial, 0 lost"), "{out}");
+    assert!(out.ends_with(": complete; newer ones may have been lost without a trace\n"), "{out}");
     assert_eq!(describe(&place.path("tree")), describe(&place.path("out/tree")));
     let again = place.run(&["rescue", "a.lbx", "--to", "out"]);
     assert_eq!(again.code, 2);

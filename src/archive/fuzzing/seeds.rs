@@ -1,9 +1,15 @@
 //! What fuzzers begin with: valid encodings of each kind, taken from the sample and from values that the sample lacks.
 
+use std::sync::Arc;
+
+use super::decoders::RECIPIENT;
 use super::forge::Forge;
+use crate::crypto::identity::Recipient;
+use crate::crypto::{NoPrompts, Prompts, RecoveryCode, SecretKey};
+use crate::env::SeededEnvironment;
 use crate::format::data_head::{PackedItem, encode_head};
 use crate::format::header::{self, Framing, KdfParameters, PassphraseSlot};
-use crate::format::key_slot::{Description, KeySlot, Rewrap, SEALED_KEY};
+use crate::format::key_slot::{Description, KeySlot, Rewrap, SEALED_KEY, SLOT_AGE};
 use crate::format::node::{NodeHead, encode_internal, encode_leaf};
 use crate::format::page::{PageKind, Prologue};
 use crate::format::record::{DeltaList, Root};
@@ -36,27 +42,65 @@ fn values() -> Vec<Vec<u8>> {
     all
 }
 
-fn headers() -> Vec<Vec<u8>> {
-    let framing = Framing { copy: 0, archive: [7; 16], sequence: 3, commitment: [1; 32], slots: [1; 32], mac: [2; 32] };
-    let encoded = header::encode(&framing, &[[0; 4096]; 32]);
-    vec![[&[0][..], &encoded[..4096]].concat(), [&[3][..], &encoded[..4096]].concat()]
+/// With the choice in front no longer than an input may be: the last bytes of a block are taken for zeros.
+fn chosen(choice: u8, block: &[u8]) -> Vec<u8> {
+    [&[choice], &block[..block.len().min(4095)]].concat()
 }
 
+fn headers() -> Vec<Vec<u8>> {
+    let framing = Framing { copy: 0, archive: [7; 16], sequence: 3, commitment: [1; 32], slots: [1; 32], mac: [2; 32] };
+    let encoded = header::encode_framing(&framing);
+    vec![chosen(0, &encoded), chosen(3, &encoded)]
+}
+
+/// Also the fields alone, with zeros behind them: more changes hit one.
+fn framings() -> Vec<Vec<u8>> {
+    const FIELDS: usize = 136;
+    let short = headers().into_iter().map(|seed| seed[..=FIELDS].to_vec());
+    headers().into_iter().chain(short).collect()
+}
+
+/// Each also without most of its random bytes.
 fn slots() -> Vec<Vec<u8>> {
     let kdf = KdfParameters { memory_kib: 65_536, passes: 3, lanes: 1 };
     let slot = PassphraseSlot { salt: [1; 32], kdf, commitment: [2; 32], nonce: [3; 24], sealed: vec![4; 528] };
-    let mut seeds = vec![header::encode_passphrase_slot(&slot, &[5; 3464]).to_vec()];
+    let mut blocks = vec![(7, header::encode_passphrase_slot(&slot, &[5; 3464]))];
     let (salt, commitment, nonce, sealed, ephemeral) = ([1; 32], [2; 32], [3; 24], [4; SEALED_KEY], [6; 32]);
-    let age = b"age-encryption.org/v1\n-> X25519 qqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqo\nqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqo\n--- qqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqo\n";
-    for (kind, kdf, age) in [(2, Some(kdf), &[][..]), (3, None, &[]), (4, None, age), (17, Some(kdf), &[])] {
-        let slot = KeySlot { salt, kdf, commitment, nonce, sealed, ephemeral, age: age.to_vec() };
-        seeds.push(slot.encode(kind, &[5; 4096]).to_vec());
+    let kinds = [(0, 2, Some(kdf)), (1, 3, None), (2, 4, None), (3, 17, Some(kdf)), (4, 18, None), (5, 19, None)];
+    for (choice, kind, kdf) in kinds {
+        let age = if kind == SLOT_AGE { vec![8; 200] } else { Vec::new() };
+        let slot = KeySlot { salt, kdf, commitment, nonce, sealed, ephemeral, age };
+        blocks.push((choice, slot.encode(kind, &[5; 4096])));
     }
+    blocks.push((6, [0; 4096]));
+    let mut seeds: Vec<_> = blocks.iter().map(|(choice, block)| chosen(*choice, block)).collect();
+    seeds.extend(blocks.iter().map(|(choice, block)| chosen(*choice, &block[..400])));
     let created = Timestamp { seconds: 9, nanos: 1 };
-    for rewrap in [Rewrap::Public([7; 32]), Rewrap::Recipient("age1qpzry9x8".into())] {
-        seeds.extend(Description { created, label: "label".into(), rewrap }.encode().map(|bytes| bytes.to_vec()));
+    for rewrap in
+        [Rewrap::Public([7; 32]), Rewrap::Recipient(RECIPIENT.into()), Rewrap::Recipient("ssh-ed25519 AA".into())]
+    {
+        let description = Description { created, label: "label".into(), rewrap };
+        let plain = description.encode().expect("a short description");
+        seeds.extend([chosen(8, &plain), chosen(8, &plain[..120])]);
     }
-    seeds.extend([age.to_vec(), b"000000-000011".to_vec()]);
+    let code = RecoveryCode::generate(&SeededEnvironment::new(3)).expect("seeded bytes");
+    seeds.push(chosen(9, code.text().as_bytes()));
+    seeds
+}
+
+/// An age file for the identity that is tried, one for nobody, and recipients of every kind.
+fn identities() -> Vec<Vec<u8>> {
+    let recipient = Recipient::parse(RECIPIENT).expect("a recipient");
+    let prompts: Arc<dyn Prompts> = Arc::new(NoPrompts);
+    let sealed = recipient.seal(&SecretKey::new([5; 32]), &prompts).expect("an age file");
+    let nobody = b"age-encryption.org/v1\n-> X25519 qqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqo\nqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqo\n--- qqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqo\n";
+    let mut seeds = vec![chosen(0, &sealed), chosen(0, nobody)];
+    let recipients = [
+        RECIPIENT,
+        "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIMe36GNRqUL7p72AX7MbeDZbt16C42sa3jgLVNA31N5R test",
+        include_str!("../tests/key_slots/hybrid_recipient"),
+    ];
+    seeds.extend(recipients.iter().map(|text| chosen(1, text.as_bytes())));
     seeds
 }
 
@@ -182,7 +226,9 @@ fn sequences() -> Vec<Vec<u8>> {
 pub fn seeds(target: &str) -> Vec<Vec<u8>> {
     match target {
         "header" => headers(),
+        "framing" => framings(),
         "slot" => slots(),
+        "identity" => identities(),
         "record" => records(),
         "delta" => deltas(),
         "prologue" => prologues(),

@@ -4,6 +4,9 @@
 //! R1  A node is part of the tree from the generation of its page until something replaces it, and never again. So it is known to be part of
 //!     it from that generation to the latest one of an authentic node (or record) that names it, by tag, in a place with the same fences.
 //! R2  Leaves whose known lifetimes share a generation g were in the tree together at g. Only such leaves are read together.
+//! R3  Let N be the newest generation of any surviving node or record. What leaves known to be part of the tree at N say is the newest that is
+//!     known; of everything else a newer version may have been destroyed, with or without a trace. So nothing is missing from the tree of N
+//!     when such leaves cover all keys, and only then. Of commits after N only data can be left, or a ring slot that shows there was none.
 //!
 //! Memory: about 130 bytes for each node page of any age (one for some 50 files), 60 for each inode number met, and for each page of an inode
 //! that no leaf describes.
@@ -15,6 +18,7 @@ use std::sync::Arc;
 use lru::LruCache;
 
 use super::super::scan::{open_found, scan};
+use super::Later;
 use super::object::as_damage;
 use crate::error::{Error, Result};
 use crate::format::data_head::PackedItem;
@@ -93,6 +97,9 @@ pub(super) struct LeafIndex {
     pub(super) data: HashMap<u64, Pages>,
     pub(super) pages: u64,
     pub(super) unreadable: u64,
+    /// R3: N.
+    pub(super) newest: Generation,
+    pub(super) later: Later,
 }
 
 /// Collects while the file is scanned.
@@ -102,11 +109,16 @@ struct Collected {
     inodes: HashSet<u64>,
     data: HashMap<u64, Pages>,
     pages: u64,
+    /// Of all pages of file data.
+    youngest: Generation,
 }
 
 impl Collected {
     fn page(&mut self, pager: &Pager, run: Run, prologue: &Prologue) -> Result<()> {
         self.pages += 1;
+        if matches!(prologue.kind, PageKind::Data | PageKind::Packed) {
+            self.youngest = self.youngest.max(prologue.generation);
+        }
         match prologue.kind {
             PageKind::Data => {
                 self.data.entry(prologue.owner).or_default().add(prologue.generation, prologue.plain_length);
@@ -148,7 +160,11 @@ impl LeafIndex {
         let scanned =
             scan(&**pager.storage(), pager.cipher(), progress, &mut |run, prologue| found.page(&pager, run, prologue))?;
         let mut nodes = found.nodes;
-        learn_lifetimes(&pager, &mut nodes)?;
+        let records = surviving_records(&pager);
+        learn_lifetimes(&pager, &records, &mut nodes);
+        let generations = nodes.iter().map(|node| node.last).chain(records.iter().map(|record| record.generation));
+        let newest = generations.max().unwrap_or_default();
+        let later = later_commits(&records, newest, found.youngest);
         nodes.retain(|node| node.level == 0);
         nodes.sort_by_key(|node| (node.lower, node.pointer.generation));
         found.data.retain(|ino, _| !found.inodes.contains(ino));
@@ -171,6 +187,8 @@ impl LeafIndex {
             data: found.data,
             pages: found.pages,
             unreadable: scanned.unreadable,
+            newest,
+            later,
         })
     }
 
@@ -196,9 +214,10 @@ impl LeafIndex {
         Ok(found)
     }
 
-    /// The newest generation that any leaf is known to belong to.
-    pub(super) fn newest(&self) -> Generation {
-        self.leaves.iter().map(|leaf| leaf.last).max().unwrap_or_default()
+    /// R3: whether every key of the tree of N is in a leaf that is left.
+    pub(super) fn is_whole(&self) -> bool {
+        let all: Vec<u32> = (0..self.leaves.len() as u32).collect();
+        self.covering(&all, self.newest, Key::MIN, Key::MAX).is_some()
     }
 
     /// Leaves of any age that overlap `[from, to)`, by lower fence.
@@ -230,7 +249,7 @@ impl LeafIndex {
     /// Whether something says that the inode existed after `generation`: a leaf with a record of it, or a page of its data that a commit
     /// may have named.
     pub(super) fn existed_after(&mut self, ino: Ino, generation: Generation) -> Result<bool> {
-        let newest = self.newest();
+        let newest = self.newest;
         if self.data.get(&ino.0).is_some_and(|pages| pages.last_until(newest) > generation) {
             return Ok(true);
         }
@@ -360,10 +379,10 @@ fn pieces_of(pager: &Pager, run: Run, prologue: &Prologue) -> Result<Vec<(u64, P
 }
 
 /// R1, from the top down: a node lives at least as long as the youngest of those that name it.
-fn learn_lifetimes(pager: &Pager, nodes: &mut [Node]) -> Result<()> {
+fn learn_lifetimes(pager: &Pager, records: &[CommitRecord], nodes: &mut [Node]) {
     let by_address: HashMap<u64, usize> =
         nodes.iter().enumerate().map(|(index, node)| (node.pointer.run.address, index)).collect();
-    for record in surviving_records(pager)? {
+    for record in records {
         let root = record.roots[TreeId::Live as usize - 1];
         if let Some(&index) = by_address.get(&root.pointer.run.address)
             && nodes[index].pointer == root.pointer
@@ -389,11 +408,22 @@ fn learn_lifetimes(pager: &Pager, nodes: &mut [Node]) -> Result<()> {
             }
         }
     }
-    Ok(())
+}
+
+/// R3: whether there were commits after `newest`. The slot of the next one keeps the record from 64 commits before until that is written.
+fn later_commits(records: &[CommitRecord], newest: Generation, youngest_data: Generation) -> Later {
+    let slot = Generation(newest.0.saturating_add(1)).slot();
+    if youngest_data > newest {
+        Later::Seen
+    } else if records.iter().any(|record| record.generation.slot() == slot) {
+        Later::Never
+    } else {
+        Later::Possible
+    }
 }
 
 /// Every commit record that opens; a slot that cannot be read or decoded has none.
-fn surviving_records(pager: &Pager) -> Result<Vec<CommitRecord>> {
+fn surviving_records(pager: &Pager) -> Vec<CommitRecord> {
     let mut records = Vec::new();
     for slot in 0..RING_SLOTS {
         let mut bytes = vec![0; BLOCK as usize];
@@ -403,5 +433,5 @@ fn surviving_records(pager: &Pager) -> Result<Vec<CommitRecord>> {
         let opened = pager.cipher().open_record(slot, &bytes).and_then(|(plain, _)| CommitRecord::decode(&plain).ok());
         records.extend(opened.filter(|record| record.generation.slot() == slot));
     }
-    Ok(records)
+    records
 }

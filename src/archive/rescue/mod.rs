@@ -2,7 +2,8 @@
 //!
 //! A file is whole as of generation g when leaves that were in the tree together at g (`index`) cover its keys without a gap and every page
 //! that its extents name opens with the tag named; the newest such g wins. Nothing of another generation is mixed in. A leaf that covers a
-//! file's keys without having any says that the file was deleted. Names come from the directories' own newest whole versions, and where a
+//! file's keys without having any says that the file was deleted. What is whole may still not be the newest: it is called unproved unless its
+//! leaves are known to be those of the newest commit that anything shows (R3). Names come from the directories' own newest whole versions, and where a
 //! directory is not whole from what is left of it; what has no name left goes to `unnamed/INO`.
 
 mod index;
@@ -63,8 +64,22 @@ pub struct Rescued<'a> {
     pub generation: Generation,
     /// A newer version is known to have existed, but is not whole.
     pub older: bool,
+    /// Nothing that is left shows whether a newer version existed.
+    pub unproved: bool,
     /// Why it is not (or not the newest) whole.
     pub reason: &'a str,
+}
+
+/// What is known of commits after the newest one that records and the tree's nodes show.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Later {
+    /// There was none.
+    Never,
+    /// They may have been lost without a trace.
+    #[default]
+    Possible,
+    /// File data is left that was written for one, which was lost or never made.
+    Seen,
 }
 
 /// How far a rescue is.
@@ -81,8 +96,11 @@ pub struct RescueReport {
     /// Authentic pages of any age.
     pub pages: u64,
     pub unreadable_blocks: u64,
-    /// The newest generation that any page is known to belong to.
+    /// The newest generation that a record or a node of the tree shows.
     pub newest: Generation,
+    /// Whether all leaves of that generation are left, so that nothing can be missing but what is listed.
+    pub index_whole: bool,
+    pub later: Later,
     pub files: u64,
     pub directories: u64,
     pub links: u64,
@@ -91,6 +109,8 @@ pub struct RescueReport {
     pub bytes: u64,
     /// Whole, but not the newest version.
     pub older: u64,
+    /// Whole, but perhaps not the newest version.
+    pub unproved: u64,
     pub partial: u64,
     pub lost: u64,
     pub unnamed: u64,
@@ -101,9 +121,12 @@ pub struct RescueReport {
 }
 
 impl RescueReport {
-    /// Whether every object that is known was rescued in its newest version.
+    /// Whether what was rescued is all that the commit `newest` had, and nothing shows a newer one; `later` tells whether that proves anything.
     pub fn complete(&self) -> bool {
-        self.partial + self.lost + self.older + self.unreadable_blocks == 0 && self.problems.is_empty()
+        self.partial + self.lost + self.older + self.unproved + self.unreadable_blocks == 0
+            && self.index_whole
+            && self.later != Later::Seen
+            && self.problems.is_empty()
     }
 }
 

@@ -87,7 +87,9 @@ pub(super) fn run(
     let report = RescueReport {
         pages: index.pages,
         unreadable_blocks: index.unreadable,
-        newest: index.newest(),
+        newest: index.newest,
+        index_whole: index.is_whole(),
+        later: index.later,
         ..RescueReport::default()
     };
     let mut walk = Walk {
@@ -440,7 +442,9 @@ impl Walk<'_> {
             RescueState::Partial => self.report.partial += 1,
             RescueState::Lost => self.report.lost += 1,
         }
-        (self.item)(&Rescued { state, path: &self.path, ino, generation, older, reason })
+        let unproved = state == RescueState::Whole && !older && generation < self.index.newest; // R3
+        self.report.unproved += u64::from(unproved);
+        (self.item)(&Rescued { state, path: &self.path, ino, generation, older, unproved, reason })
     }
 
     fn note(&mut self, result: Result<()>) -> Result<()> {

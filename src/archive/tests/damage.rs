@@ -6,15 +6,15 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use super::super::rescue::{RescueOptions, RescueState, rescue_from};
+use super::super::rescue::{Later, RescueOptions, RescueState, rescue_from};
 use super::super::scan::{open_found, scan};
-use super::sample::{Sample, cipher, expected, fresh, noise, put, sample};
+use super::sample::{OWNER, Sample, cipher, expected, fresh, noise, put, sample};
 use crate::env::SeededEnvironment;
 use crate::format::header::HEADER_BYTES;
 use crate::format::node::{self, NodeEntries};
 use crate::format::page::PageKind;
-use crate::format::{BLOCK, Generation, HEADER_START, Ino, RING_SLOTS, ROOT_INO, Run, slot_block};
-use crate::fs::mode;
+use crate::format::{BLOCK, Generation, HEADER_START, Ino, RING_SLOTS, ROOT_INO, Run, TreeId, slot_block};
+use crate::fs::{RenameMode, mode};
 use crate::pager::Pager;
 use crate::storage::{MemoryStorage, Storage};
 
@@ -35,10 +35,15 @@ fn pages(bytes: &[u8]) -> Vec<Run> {
 struct Outcome {
     whole: BTreeSet<Vec<u8>>,
     not_whole: BTreeSet<Vec<u8>>,
+    /// Of them whole, but told to be older than the newest, or perhaps.
+    doubted: usize,
+    newest: Generation,
+    later: Later,
     complete: bool,
 }
 
-/// Rescues, and compares every object that is called whole with what it was in the generation that is told.
+/// Rescues, and compares every object that is called whole with what it was in the generation that is told, and, unless that is told to be
+/// older, in the newest one. What is called complete must be that one, object by object.
 fn rescue(sample: &Sample, bytes: Vec<u8>, what: &str) -> Outcome {
     let target = tempfile::tempdir().unwrap();
     let to = target.path().join("to");
@@ -50,34 +55,63 @@ fn rescue(sample: &Sample, bytes: Vec<u8>, what: &str) -> Outcome {
         &SeededEnvironment::new(4),
         &options,
         &mut |item| {
-            told.push((item.state, item.path.to_vec(), item.ino, item.generation));
+            told.push((item.state, item.path.to_vec(), item.ino, item.generation, item.older || item.unproved));
             Ok(())
         },
         &mut |_| {},
     )
     .unwrap();
     assert!(report.problems.is_empty(), "{what}: {:?}", report.problems);
-    let mut outcome = Outcome { whole: BTreeSet::new(), not_whole: BTreeSet::new(), complete: report.complete() };
-    for (state, path, ino, generation) in told {
+    let mut outcome = Outcome {
+        whole: BTreeSet::new(),
+        not_whole: BTreeSet::new(),
+        doubted: 0,
+        newest: report.newest,
+        later: report.later,
+        complete: report.complete(),
+    };
+    for (state, path, ino, generation, doubted) in told {
         let shown = String::from_utf8_lossy(&path).into_owned();
         if state != RescueState::Whole {
             outcome.not_whole.insert(path);
             continue;
         }
-        let host = to.join(Path::new(std::ffi::OsStr::from_bytes(&path)));
-        if ino.0 != 1 {
+        outcome.doubted += usize::from(doubted);
+        let told_of = if doubted { vec![generation] } else { vec![generation, report.newest] };
+        for generation in told_of.into_iter().filter(|_| ino != ROOT_INO) {
             let then = sample.at(generation).values().find(|seen| seen.ino == ino);
             let then = then.unwrap_or_else(|| panic!("{what}: {shown} did not exist in generation {}", generation.0));
-            let content = match then.mode & mode::TYPE {
-                mode::REGULAR => std::fs::read(&host).unwrap(),
-                mode::SYMLINK => std::fs::read_link(&host).unwrap().as_os_str().as_bytes().to_vec(),
-                _ => Vec::new(),
-            };
-            assert!(content == then.content, "{what}: {shown} as of generation {}", generation.0);
+            assert!(content(&to, &path) == then.content, "{what}: {shown} as of generation {}", generation.0);
         }
         outcome.whole.insert(path);
     }
+    if outcome.complete {
+        let state = sample.at(report.newest);
+        for (path, seen) in state {
+            let shown = String::from_utf8_lossy(path);
+            assert!(content(&to, &path[1..]) == seen.content, "{what}: complete, but for {shown}");
+        }
+        assert_eq!(count_below(&to), state.len(), "{what}: complete, and more than that");
+    }
+    if outcome.later == Later::Never {
+        assert_eq!(sample.at(report.newest), sample.newest(), "{what}: newer commits are denied");
+    }
     outcome
+}
+
+/// What lies at a path that was rescued: the content of a file, the target of a link.
+fn content(to: &Path, path: &[u8]) -> Vec<u8> {
+    let host = to.join(Path::new(std::ffi::OsStr::from_bytes(path)));
+    let found = std::fs::symlink_metadata(&host).unwrap_or_else(|error| panic!("{}: {error}", host.display()));
+    if found.is_symlink() {
+        return std::fs::read_link(&host).unwrap().as_os_str().as_bytes().to_vec();
+    }
+    if found.is_file() { std::fs::read(&host).unwrap() } else { Vec::new() }
+}
+
+fn count_below(directory: &Path) -> usize {
+    let entries = std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path());
+    entries.map(|path| if path.is_dir() && !path.is_symlink() { 1 + count_below(&path) } else { 1 }).sum()
 }
 
 fn judge(sample: &Sample, bytes: Vec<u8>, what: &str) {
@@ -304,22 +338,31 @@ fn leaves_of_different_generations_are_never_mixed() {
     assert!(sample.states.keys().next().unwrap() > &Generation(1));
 }
 
-/// Leaves of any age and tree, and the inodes that they have records of.
-fn leaves(bytes: &[u8]) -> Vec<(Run, BTreeSet<u64>)> {
+/// Nodes of any age and tree: level, tree, generation, and the inodes that a leaf has records of.
+fn nodes(bytes: &[u8]) -> Vec<(Run, u8, u64, Generation, BTreeSet<u64>)> {
     let storage = Arc::new(MemoryStorage::from_contents(bytes.to_vec()));
     let pager = Pager::new(storage.clone(), cipher(), 1 << 20);
     let mut found = Vec::new();
     scan(&*storage, &cipher(), &mut |_, _| {}, &mut |run, prologue| {
         if prologue.kind == PageKind::Node {
             let (_, page) = open_found(&pager, run)?;
-            if let NodeEntries::Leaf(entries) = node::decode(page.body())?.entries {
-                found.push((run, entries.iter().map(|(key, _)| key.object).collect()));
-            }
+            let view = node::decode(page.body())?;
+            let inodes = match view.entries {
+                NodeEntries::Leaf(entries) => entries.iter().map(|(key, _)| key.object).collect(),
+                NodeEntries::Internal(_) => BTreeSet::new(),
+            };
+            found.push((run, view.head.level, prologue.owner, prologue.generation, inodes));
         }
         Ok(())
     })
     .unwrap();
     found
+}
+
+/// Leaves of any age and tree, and the inodes that they have records of.
+fn leaves(bytes: &[u8]) -> Vec<(Run, BTreeSet<u64>)> {
+    let leaves = nodes(bytes).into_iter().filter(|(_, level, ..)| *level == 0);
+    leaves.map(|(run, .., inodes)| (run, inodes)).collect()
 }
 
 fn zero(bytes: &mut [u8], run: Run) {
@@ -394,4 +437,96 @@ fn a_name_is_told_of_a_file_of_which_only_data_is_left() {
     assert_eq!(told[&inos[390].0].0, RescueState::Partial);
     assert_eq!(part(inos[390]).as_deref(), Some(&content[390][..]));
     assert!(told.values().filter(|(state, ..)| *state == RescueState::Whole).count() > 100);
+}
+
+/// Several leaves below a root, each of them written anew by some of many commits; no block that was freed is erased yet, as after a crash.
+fn with_history(commits: u64) -> Sample {
+    let (storage, fs) = fresh(31);
+    let mut states = std::collections::BTreeMap::new();
+    let mut keep = || {
+        fs.sync().unwrap();
+        states.insert(fs.volume.durable().generation, expected(&fs));
+    };
+    keep();
+    let directories: Vec<Ino> =
+        ["a", "b"].map(|name| fs.make_directory(ROOT_INO, name.as_bytes(), 0o750, OWNER).unwrap().ino).to_vec();
+    let mut files = Vec::new();
+    for n in 0..240u64 {
+        // Two in three are so short that their content is in the leaf.
+        let length = if n.is_multiple_of(3) { 700 } else { 100 + n as usize % 100 };
+        let directory = directories[n as usize / 120];
+        files.push(put(&fs, directory, format!("file{n}").as_bytes(), &noise(n, length)));
+    }
+    keep();
+    for n in 0..commits {
+        let file = ((n * 37 + 1) % 170) as usize;
+        fs.write(files[file], 0, &noise(1000 + n, 60)).unwrap();
+        match n % 4 {
+            0 => drop(put(&fs, directories[n as usize % 2], format!("later{n}").as_bytes(), b"made later")),
+            1 => {
+                let name = format!("file{}", n + 3);
+                let directory = directories[(n as usize + 3) / 120];
+                fs.rename(directory, name.as_bytes(), ROOT_INO, name.as_bytes(), RenameMode::NoReplace).unwrap();
+            }
+            2 => fs.unlink(directories[1], format!("file{}", 239 - n).as_bytes()).unwrap(),
+            _ => {}
+        }
+        keep();
+    }
+    Sample { bytes: storage.contents(), earlier: Vec::new(), states }
+}
+
+fn without_records(bytes: &mut [u8]) {
+    (0..RING_SLOTS).for_each(|slot| zero(bytes, Run::new(slot_block(slot), 1)));
+}
+
+/// The newest version of each leaf is destroyed while older ones are left: with and without records, and with whatever else could tell that
+/// there was a newer one. What `rescue` above compares holds in each case: nothing older passes for the newest, and nothing that lacks
+/// anything for complete.
+#[test]
+fn an_older_leaf_never_passes_for_the_newest_unnoticed() {
+    let live = TreeId::Live as u64;
+    let (mut trials, mut doubted, mut traceless) = (0, 0, 0);
+    for commits in [9, 70] {
+        let sample = with_history(commits);
+        let nodes: Vec<_> = nodes(&sample.bytes).into_iter().filter(|(_, _, tree, ..)| *tree == live).collect();
+        let newest = nodes.iter().map(|(_, _, _, generation, _)| *generation).max().unwrap();
+        let undamaged = rescue(&sample, sample.bytes.clone(), "nothing");
+        assert!(undamaged.complete && undamaged.doubted == 0);
+        assert_eq!(undamaged.later, if commits > RING_SLOTS { Later::Never } else { Later::Possible });
+        for (run, level, _, generation, _) in &nodes {
+            let mut bytes = sample.bytes.clone();
+            zero(&mut bytes, *run);
+            let what = format!("{commits} commits, node of level {level} and generation {} zeroed", generation.0);
+            let outcome = rescue(&sample, bytes.clone(), &what);
+            doubted += outcome.doubted;
+            without_records(&mut bytes);
+            let outcome = rescue(&sample, bytes.clone(), &format!("{what}, no records"));
+            doubted += outcome.doubted;
+            // All nodes above as well.
+            for (above, level, ..) in &nodes {
+                if *level > 0 {
+                    zero(&mut bytes, *above);
+                }
+            }
+            rescue(&sample, bytes, &format!("{what}, no nodes above, no records"));
+            trials += 3;
+        }
+        // All traces of the newest commits: what is left is complete as of an older one, and says so.
+        for from in newest.0 - 5..=newest.0 {
+            let mut bytes = sample.bytes.clone();
+            without_records(&mut bytes);
+            for (run, _, _, generation, _) in &nodes {
+                if generation.0 >= from {
+                    zero(&mut bytes, *run);
+                }
+            }
+            let outcome = rescue(&sample, bytes, &format!("{commits} commits, nothing of generation {from} and later"));
+            assert!(outcome.newest.0 < from && outcome.later != Later::Never);
+            traceless += usize::from(outcome.complete);
+            trials += 1;
+        }
+    }
+    println!("summary: {trials} trials: newer leaves destroyed and older ones left");
+    assert!(doubted > 100 && traceless > 0, "{doubted} {traceless}");
 }

@@ -17,7 +17,7 @@ use crate::storage::{MemoryStorage, Storage};
 use crate::txn::{OpenOptions, Volume};
 
 const OPTIONS: FsOptions = FsOptions { staged_bytes: 8 << 20, sync: SyncProfile::Periodic, pack: true, compress: true };
-const OWNER: Creator = Creator { uid: 1000, gid: 1000, umask: None };
+pub(super) const OWNER: Creator = Creator { uid: 1000, gid: 1000, umask: None };
 
 /// Everything that a reader sees of an object.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use lockbox::archive::{Archive, RescueOptions, RescueProgress, RescueReport, RescueState, Rescued, display};
+use lockbox::archive::{Archive, Later, RescueOptions, RescueProgress, RescueReport, RescueState, Rescued, display};
 use serde_json::json;
 
 use crate::exit::{self, Failure, shown};
@@ -64,7 +64,10 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     if report.complete() {
         return Ok(());
     }
-    Err(Failure::new(exit::DAMAGED, format!("{}: not everything could be rescued; see the list", shown(path))))
+    Err(Failure::new(
+        exit::DAMAGED,
+        format!("{}: not everything could be rescued, or be shown to be the newest; see the list", shown(path)),
+    ))
 }
 
 fn word(state: RescueState) -> &'static str {
@@ -83,6 +86,11 @@ fn tell(out: &mut Output, item: &Rescued<'_>) -> Result<(), Failure> {
             " (as of generation {}; a newer version is damaged: {})",
             item.generation.0, item.reason
         ));
+    } else if item.unproved {
+        line.push_str(&format!(
+            " (as of generation {}; nothing is left that shows whether there was a newer version)",
+            item.generation.0
+        ));
     } else if !item.reason.is_empty() {
         line.push_str(&format!(" (inode {}: {})", item.ino.0, item.reason));
     }
@@ -95,6 +103,7 @@ fn as_json(item: &Rescued<'_>) -> serde_json::Value {
         "inode": item.ino.0,
         "generation": item.generation.0,
         "older": item.older,
+        "unproved": item.unproved,
         "reason": item.reason,
     });
     output::put_name(&mut object, "path", item.path);
@@ -103,17 +112,39 @@ fn as_json(item: &Rescued<'_>) -> serde_json::Value {
 
 fn summary(report: &RescueReport) -> String {
     format!(
-        "{} files, {} directories, {} links and special files whole ({} in an older version, {} without a name); \
-         {} partial, {} lost; newest generation {}",
+        "{} files, {} directories, {} links and special files whole ({} in an older version, {} perhaps in one, {} without a name); \
+         {} partial, {} lost; newest generation {}: {}",
         report.files,
         report.directories,
         report.others + report.links,
         report.older,
+        report.unproved,
         report.unnamed,
         report.partial,
         report.lost,
-        report.newest.0
+        report.newest.0,
+        verdict(report)
     )
+}
+
+/// Whether that is all, as far as anybody can tell.
+fn verdict(report: &RescueReport) -> &'static str {
+    match report.later {
+        Later::Seen => "data of a newer one is left, which was lost or never made",
+        _ if !report.index_whole => "not all of its index is left, so newer versions and whole files may be missing",
+        _ if !report.complete() => "not complete",
+        Later::Never => "complete, and no newer one was made",
+        Later::Possible => "complete; newer ones may have been lost without a trace",
+    }
+}
+
+/// For `newer_commits`.
+fn later_word(later: Later) -> &'static str {
+    match later {
+        Later::Never => "none",
+        Later::Possible => "possible",
+        Later::Seen => "seen",
+    }
 }
 
 fn summary_json(report: &RescueReport) -> serde_json::Value {
@@ -126,6 +157,9 @@ fn summary_json(report: &RescueReport) -> serde_json::Value {
             "others": report.others,
             "bytes": report.bytes,
             "older": report.older,
+            "unproved": report.unproved,
+            "index_whole": report.index_whole,
+            "newer_commits": later_word(report.later),
             "unnamed": report.unnamed,
             "partial": report.partial,
             "lost": report.lost,
