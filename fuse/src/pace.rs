@@ -12,12 +12,13 @@
 //!    holds others up for a moment only, and the end of the connection is noticed.
 //! 4  While long work is under way, every request may have to wait for it (a commit holds the writers' lock for a while), so a
 //!    loop that takes one then calls another, as if its own were long.
-//!
 //! 5  A loop that goes back to the queue looks at it for a moment before it sleeps there ([`linger`]): only while that finds
 //!    requests, and only while nobody else wants the processor.
 //!
 //! From 1 and 2 follows that no call is lost: who stays away and who calls decide under one lock, a call is a count and not
 //! only a signal, and whoever comes back takes one call at most, also when its time is up just then.
+
+mod linger;
 
 use std::cell::Cell;
 use std::os::fd::{AsFd, OwnedFd};
@@ -167,12 +168,11 @@ impl Drop for Turn<'_> {
         }
         drop(state);
         match pace.linger.look(&*pace.queue) {
-            Found::AtOnce => FOUND.set(FOUND.get() + 1),
+            Found::AtOnce => FOUND.set(FOUND.get().saturating_add(1)),
             Found::Later | Found::Nothing => FOUND.set(0),
         }
     }
 }
 
-mod linger;
 #[cfg(test)]
 mod tests;

@@ -7,6 +7,7 @@ mod data;
 mod directories;
 mod dirty;
 mod faults;
+mod growth;
 mod host;
 mod model;
 mod names;

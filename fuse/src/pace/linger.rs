@@ -117,7 +117,6 @@ fn micros(time: Duration) -> u64 {
 #[cfg(test)]
 mod tests {
     use std::cell::{Cell, RefCell};
-    use std::sync::Mutex;
     use std::sync::atomic::AtomicUsize;
 
     use super::*;
@@ -129,12 +128,12 @@ mod tests {
     /// A queue that gets a request at the look of this number; looks are counted.
     struct Script {
         looks: AtomicUsize,
-        arrives: Mutex<usize>,
+        arrives: usize,
     }
 
     impl Queue for Script {
         fn waiting(&self) -> bool {
-            self.looks.fetch_add(1, Relaxed) + 1 >= *self.arrives.lock().unwrap()
+            self.looks.fetch_add(1, Relaxed) + 1 >= self.arrives
         }
     }
 
@@ -153,7 +152,7 @@ mod tests {
 
         /// What a look finds whose request comes at its `arrives`th glance, and the glances that it took.
         fn look(&self, arrives: usize) -> (Found, usize) {
-            let queue = Script { looks: AtomicUsize::new(0), arrives: Mutex::new(arrives) };
+            let queue = Script { looks: AtomicUsize::new(0), arrives };
             let give_way = || {
                 let took = self.taken.borrow_mut().pop().unwrap_or(us(1));
                 self.clock.set(self.clock.get() + took);

@@ -1,0 +1,108 @@
+#!/usr/bin/env bash
+# Measures programs on the host's disk, gocryptfs and lockbox: unpacking sources, git, SQLite, a build.
+#
+#   bench/programs.sh     needs root, gocryptfs, git, sqlite3 and cargo; prints a table of seconds, medians
+#
+#   ROUNDS    interleaved rounds (default 3)          PROGRAMS  directory with the programs (default target/release, built)
+#   DISK      directory on the disk to measure        OPTIONS   mount options for lockbox
+#   CRATES    how many of cargo's cached crates are unpacked (default 60)
+#
+# Sources: crates that cargo has downloaded, each unpacked by tar. git: init, add, commit and gc of what was unpacked. SQLite: 200 transactions of
+# ten rows with synchronous=FULL. Build: `cargo build --offline` of the crate lockbox-share-protocol with what it needs, sources and target inside.
+# The times count what the programs wait for; what stays in caches of the kernel counts for nobody.
+set -Eeuo pipefail
+export LC_ALL=C
+
+if [[ $EUID -ne 0 ]]; then
+    echo 'bench/programs.sh: must run as root (it mounts)' >&2
+    exit 1
+fi
+for program in gocryptfs git sqlite3 cargo; do
+    command -v "$program" >/dev/null || { echo "bench/programs.sh: $program is not installed" >&2 && exit 1; }
+done
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+repository=$(cd "$here/.." && pwd)
+programs=${PROGRAMS:-${CARGO_TARGET_DIR:-$repository/target}/release}
+if [[ -z ${PROGRAMS-} ]]; then
+    (cd "$repository" && cargo build --quiet --release --locked --workspace --bins)
+fi
+unset CARGO_TARGET_DIR
+scratch=$(mktemp -d "${DISK:-${TMPDIR:-/tmp}}/lockbox-programs.XXXXXX")
+install -D "$programs/lockbox" "$scratch/bin/lockbox"
+install "$programs/mount-lockbox" "$scratch/bin/mount.lockbox"
+export PATH=$scratch/bin:$PATH XDG_STATE_HOME=$scratch/state
+(umask 077 && echo 'a passphrase of the measurements' >"$scratch/passphrase")
+mkdir "$scratch/disk" "$scratch/store" "$scratch/gocryptfs" "$scratch/lockbox"
+
+finish() {
+    local code=$?
+    trap - EXIT
+    set +e
+    mountpoint -q "$scratch/lockbox" && lockbox umount "$scratch/lockbox"
+    mountpoint -q "$scratch/gocryptfs" && umount "$scratch/gocryptfs"
+    rm -rf --one-file-system "$scratch"
+    exit "$code"
+}
+trap finish EXIT
+
+gocryptfs -q -init -scryptn 10 -passfile "$scratch/passphrase" "$scratch/store"
+gocryptfs -q -passfile "$scratch/passphrase" "$scratch/store" "$scratch/gocryptfs"
+lockbox create --weak-kdf --kdf-memory 1 --passfile "$scratch/passphrase" "$scratch/box.lbx"
+mount.lockbox "$scratch/box.lbx" "$scratch/lockbox" -o "passfile=$scratch/passphrase${OPTIONS:+,$OPTIONS}"
+
+mapfile -t crates < <(find "${CARGO_HOME:-$HOME/.cargo}/registry/cache" -name '*.crate' | sort | head -n "${CRATES:-60}")
+[[ ${#crates[@]} -gt 0 ]] || { echo 'bench/programs.sh: cargo has no crates in its cache' >&2 && exit 1; }
+
+unpack() {
+    mkdir sources
+    local crate
+    for crate in "${crates[@]}"; do tar -xzf "$crate" -C sources; done
+}
+commit() {
+    git -C sources init --quiet
+    git -C sources add .
+    git -C sources -c user.name=a -c user.email=a@example.org commit --quiet --message=all
+    git -C sources gc --quiet
+}
+transactions() {
+    local number
+    {
+        echo 'pragma synchronous=full; create table t (a integer primary key, b text);'
+        for ((number = 0; number < 200; number++)); do
+            echo 'begin;'
+            for _ in 1 2 3 4 5 6 7 8 9 10; do echo "insert into t (b) values ('$number some text of a row');"; done
+            echo 'commit;'
+        done
+    } | sqlite3 database
+}
+build() {
+    mkdir project
+    git -C "$repository" archive HEAD | tar -x -C project
+    (cd project && cargo build --quiet --offline --package lockbox-share-protocol)
+}
+
+echo "$(nproc) processors; load before $(cut -d' ' -f1-3 /proc/loadavg); ${#crates[@]} crates" >&2
+for ((round = 1; round <= ${ROUNDS:-3}; round++)); do
+    for name in disk gocryptfs lockbox; do
+        work=$scratch/$name/work
+        mkdir "$work"
+        for what in unpack commit transactions build; do
+            began=$EPOCHREALTIME
+            (cd "$work" && "$what")
+            echo "$what $name $began $EPOCHREALTIME"
+        done
+        rm -rf --one-file-system "$work"
+        sync
+    done
+done | python3 -c '
+import collections, sys
+seen = collections.defaultdict(list)
+for line in sys.stdin:
+    what, name, began, ended = line.split()
+    seen[what, name].append(float(ended) - float(began))
+median = lambda values: sorted(values)[len(values) // 2]
+print("| seconds | disk | gocryptfs | lockbox | gocryptfs / lockbox |\n|---|---:|---:|---:|---:|")
+for what in dict.fromkeys(what for what, _ in seen):
+    disk, peer, ours = (median(seen[what, name]) for name in ["disk", "gocryptfs", "lockbox"])
+    print(f"| {what} | {disk:.2f} | {peer:.2f} | {ours:.2f} | {peer / ours:.2f} |")
+'
