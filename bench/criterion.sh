@@ -3,7 +3,7 @@
 #
 #   bench/criterion.sh save NAME [FILTER]      measures and keeps
 #   bench/criterion.sh compare NAME [FILTER]   measures and tells for each group whether it changed, and by how much
-#   bench/criterion.sh table NAME              prints what was kept, as the tables in bench/results
+#   bench/criterion.sh table NAME              prints what was kept as a table
 set -Eeuo pipefail
 
 if [[ $# -lt 2 || $# -gt 3 || ! $1 =~ ^(save|compare|table)$ ]]; then

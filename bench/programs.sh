@@ -9,7 +9,7 @@
 #
 # Sources: crates that cargo has downloaded, each unpacked by tar. git: init, add, commit and gc of what was unpacked. SQLite: 200 transactions of
 # ten rows with synchronous=FULL. Build: `cargo build --offline` of the crate lockbox-share-protocol with what it needs, sources and target inside.
-# The times count what the programs wait for; what stays in caches of the kernel counts for nobody.
+# The times count what the programs wait for; what stays in caches of the kernel counts for nobody. A program that fails is said to have failed.
 set -Eeuo pipefail
 export LC_ALL=C
 
@@ -88,8 +88,13 @@ for ((round = 1; round <= ${ROUNDS:-3}; round++)); do
         mkdir "$work"
         for what in unpack commit transactions build; do
             began=$EPOCHREALTIME
-            (cd "$work" && "$what")
-            echo "$what $name $began $EPOCHREALTIME"
+            # As a job and not in a condition, which would switch set -e off within.
+            (cd "$work" && "$what") &
+            if wait $!; then
+                echo "$what $name $began $EPOCHREALTIME"
+            else
+                echo "$what $name failed failed"
+            fi
         done
         rm -rf --one-file-system "$work"
         sync
@@ -99,10 +104,11 @@ import collections, sys
 seen = collections.defaultdict(list)
 for line in sys.stdin:
     what, name, began, ended = line.split()
-    seen[what, name].append(float(ended) - float(began))
-median = lambda values: sorted(values)[len(values) // 2]
+    seen[what, name].append(float("nan") if ended == "failed" else float(ended) - float(began))
+def median(values):
+    return float("nan") if any(value != value for value in values) else sorted(values)[len(values) // 2]
 print("| seconds | disk | gocryptfs | lockbox | gocryptfs / lockbox |\n|---|---:|---:|---:|---:|")
 for what in dict.fromkeys(what for what, _ in seen):
     disk, peer, ours = (median(seen[what, name]) for name in ["disk", "gocryptfs", "lockbox"])
-    print(f"| {what} | {disk:.2f} | {peer:.2f} | {ours:.2f} | {peer / ours:.2f} |")
+    print(f"| {what} | {disk:.2f} | {peer:.2f} | {ours:.2f} | {peer / ours:.2f} |".replace("nan", "failed"))
 '
