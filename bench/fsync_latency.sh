@@ -10,34 +10,11 @@ set -Eeuo pipefail
 export LC_ALL=C
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-repository=$(cd "$here/.." && pwd)
+# shellcheck source=place.sh
+source "$here/place.sh"
+take_place fsync_latency gocryptfs
+mount_side_by_side
 STREAM=${STREAM:-4096}
-programs=${PROGRAMS:-${CARGO_TARGET_DIR:-$repository/target}/release}
-if [[ -z ${PROGRAMS-} ]]; then
-    (cd "$repository" && cargo build --quiet --release --locked --workspace --bins)
-fi
-scratch=$(mktemp -d "${DISK:-${TMPDIR:-/tmp}}/lockbox-fsync.XXXXXX")
-install -D "$programs/lockbox" "$scratch/bin/lockbox"
-install "$programs/mount-lockbox" "$scratch/bin/mount.lockbox"
-export PATH=$scratch/bin:$PATH XDG_STATE_HOME=$scratch/state
-(umask 077 && echo 'a passphrase of the measurements' >"$scratch/passphrase")
-mkdir "$scratch/disk" "$scratch/store" "$scratch/gocryptfs" "$scratch/lockbox"
-
-finish() {
-    local code=$?
-    trap - EXIT
-    set +e
-    mountpoint -q "$scratch/lockbox" && lockbox umount "$scratch/lockbox"
-    mountpoint -q "$scratch/gocryptfs" && umount "$scratch/gocryptfs"
-    rm -rf --one-file-system "$scratch"
-    exit "$code"
-}
-trap finish EXIT
-
-gocryptfs -q -init -scryptn 10 -passfile "$scratch/passphrase" "$scratch/store"
-gocryptfs -q -passfile "$scratch/passphrase" "$scratch/store" "$scratch/gocryptfs"
-lockbox create --weak-kdf --kdf-memory 1 --passfile "$scratch/passphrase" "$scratch/box.lbx"
-mount.lockbox "$scratch/box.lbx" "$scratch/lockbox" -o "passfile=$scratch/passphrase${OPTIONS:+,$OPTIONS}"
 
 echo "load before: $(cut -d' ' -f1-3 /proc/loadavg); $STREAM MiB beside; $(nproc) processors"
 printf '| fsync of 4 KiB, ms | alone p50 | count | p50 | p99 | max | stream MiB/s |\n|---|---:|---:|---:|---:|---:|---:|\n'

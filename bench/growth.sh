@@ -12,38 +12,15 @@
 set -Eeuo pipefail
 export LC_ALL=C
 
-if [[ $EUID -ne 0 ]]; then
-    echo 'bench/growth.sh: must run as root (it mounts, and drops the kernel caches)' >&2
-    exit 1
-fi
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-repository=$(cd "$here/.." && pwd)
+# shellcheck source=place.sh
+source "$here/place.sh"
+take_place growth
 [[ $# -gt 0 ]] || set -- 1000 1000000
-programs=${PROGRAMS:-${CARGO_TARGET_DIR:-$repository/target}/release}
-if [[ -z ${PROGRAMS-} ]]; then
-    (cd "$repository" && cargo build --quiet --release --locked --workspace --bins)
-fi
-scratch=$(mktemp -d "${DISK:-${TMPDIR:-/tmp}}/lockbox-growth.XXXXXX")
-install -D "$programs/lockbox" "$scratch/bin/lockbox"
-install "$programs/mount-lockbox" "$scratch/bin/mount.lockbox"
-export PATH=$scratch/bin:$PATH XDG_STATE_HOME=$scratch/state
-(umask 077 && echo 'a passphrase of the measurements' >"$scratch/passphrase")
-
-finish() {
-    local code=$? entries
-    trap - EXIT
-    set +e
-    for entries in "${sizes[@]}"; do
-        mountpoint -q "$scratch/$entries" && lockbox umount "$scratch/$entries"
-    done
-    rm -rf --one-file-system "$scratch"
-    exit "$code"
-}
 sizes=("$@")
-trap finish EXIT
 
 for entries in "${sizes[@]}"; do
-    lockbox create --weak-kdf --kdf-memory 1 --passfile "$scratch/passphrase" "$scratch/$entries.lbx"
+    new_archive "$scratch/$entries.lbx"
     python3 - "$entries" <<'END' | lockbox import-tar --passfile "$scratch/passphrase" "$scratch/$entries.lbx"
 import sys
 entries, out = int(sys.argv[1]), sys.stdout.buffer
@@ -62,11 +39,11 @@ for number in range(entries):
 out.write(bytes(1024))
 END
     mkdir "$scratch/$entries"
-    mount.lockbox "$scratch/$entries.lbx" "$scratch/$entries" -o "passfile=$scratch/passphrase,${OPTIONS:-memory=2048M}"
+    mount_archive "$scratch/$entries.lbx" "$scratch/$entries" "${OPTIONS:-memory=2048M}"
 done
 
 python3 - "$scratch" "${ROUNDS:-3}" "${CALLS:-1000}" "${sizes[@]}" <<'END'
-import os, random, sys, time
+import json, os, random, subprocess, sys, time
 scratch, rounds, calls, sizes = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), [int(size) for size in sys.argv[4:]]
 chance = random.Random(1)
 names = ["lookup", "create", "write 4 KiB and fsync"]
@@ -110,11 +87,6 @@ for name in names:
     times = [median(seen[size, name]) for size in sizes]
     print(f"| {name} | " + " | ".join(f"{time:.0f}" for time in times) + f" | {times[-1] / times[0]:.2f} |")
 for size in sizes:
-    for pid in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            if f"{scratch}/{size}.lbx" in open(f"/proc/{pid}/cmdline").read() and "--daemon" in open(f"/proc/{pid}/cmdline").read():
-                peak = [line for line in open(f"/proc/{pid}/status") if line.startswith("VmHWM")][0].split()[1]
-                print(f"most memory with {size:,} entries: {int(peak) // 1024} MiB")
-        except OSError:
-            pass
+    status = json.loads(subprocess.check_output(["lockbox", "status", "--json", f"{scratch}/{size}"]))
+    print(f"most memory with {size:,} entries: {status['peak_resident_bytes'] >> 20} MiB")
 END

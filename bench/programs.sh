@@ -13,42 +13,12 @@
 set -Eeuo pipefail
 export LC_ALL=C
 
-if [[ $EUID -ne 0 ]]; then
-    echo 'bench/programs.sh: must run as root (it mounts)' >&2
-    exit 1
-fi
-for program in gocryptfs git sqlite3 cargo; do
-    command -v "$program" >/dev/null || { echo "bench/programs.sh: $program is not installed" >&2 && exit 1; }
-done
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-repository=$(cd "$here/.." && pwd)
-programs=${PROGRAMS:-${CARGO_TARGET_DIR:-$repository/target}/release}
-if [[ -z ${PROGRAMS-} ]]; then
-    (cd "$repository" && cargo build --quiet --release --locked --workspace --bins)
-fi
+# shellcheck source=place.sh
+source "$here/place.sh"
+take_place programs gocryptfs git sqlite3 cargo
 unset CARGO_TARGET_DIR
-scratch=$(mktemp -d "${DISK:-${TMPDIR:-/tmp}}/lockbox-programs.XXXXXX")
-install -D "$programs/lockbox" "$scratch/bin/lockbox"
-install "$programs/mount-lockbox" "$scratch/bin/mount.lockbox"
-export PATH=$scratch/bin:$PATH XDG_STATE_HOME=$scratch/state
-(umask 077 && echo 'a passphrase of the measurements' >"$scratch/passphrase")
-mkdir "$scratch/disk" "$scratch/store" "$scratch/gocryptfs" "$scratch/lockbox"
-
-finish() {
-    local code=$?
-    trap - EXIT
-    set +e
-    mountpoint -q "$scratch/lockbox" && lockbox umount "$scratch/lockbox"
-    mountpoint -q "$scratch/gocryptfs" && umount "$scratch/gocryptfs"
-    rm -rf --one-file-system "$scratch"
-    exit "$code"
-}
-trap finish EXIT
-
-gocryptfs -q -init -scryptn 10 -passfile "$scratch/passphrase" "$scratch/store"
-gocryptfs -q -passfile "$scratch/passphrase" "$scratch/store" "$scratch/gocryptfs"
-lockbox create --weak-kdf --kdf-memory 1 --passfile "$scratch/passphrase" "$scratch/box.lbx"
-mount.lockbox "$scratch/box.lbx" "$scratch/lockbox" -o "passfile=$scratch/passphrase${OPTIONS:+,$OPTIONS}"
+mount_side_by_side
 
 mapfile -t crates < <(find "${CARGO_HOME:-$HOME/.cargo}/registry/cache" -name '*.crate' | sort | head -n "${CRATES:-60}")
 [[ ${#crates[@]} -gt 0 ]] || { echo 'bench/programs.sh: cargo has no crates in its cache' >&2 && exit 1; }

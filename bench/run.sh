@@ -7,12 +7,13 @@
 #   SIZE     of the large file (default 256M)         FILES   small files of 1 KiB (default 5000)
 #   ROUNDS   interleaved rounds (default 3)           DISK    directory on the disk to measure (default $TMPDIR or /tmp)
 #   ONLY     candidates, such as "ceiling lockbox"    OPTIONS mount options for lockbox
-#   SECONDS_EACH  of the timed jobs (default 5)
+#   SECONDS_EACH  of the timed jobs (default 5)       PROGRAMS  directory with all programs of the workspace (default target/release, built)
 set -Eeuo pipefail
 export LC_ALL=C
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-repository=$(cd "$here/.." && pwd)
+# shellcheck source=place.sh
+source "$here/place.sh"
 export SIZE=${SIZE:-256M} SECONDS_EACH=${SECONDS_EACH:-5}
 FILES=${FILES:-5000}
 ROUNDS=${ROUNDS:-3}
@@ -27,10 +28,7 @@ case ${1-} in
 esac
 read -ra candidates <<<"${ONLY:-$everybody}"
 
-if [[ $EUID -ne 0 ]]; then
-    echo 'bench/run.sh: must run as root (it mounts, and drops the kernel caches)' >&2
-    exit 1
-fi
+take_place run
 missing=()
 command -v fio >/dev/null || missing+=(fio)
 for program in gocryptfs cryfs encfs; do
@@ -42,28 +40,8 @@ if [[ ${#missing[@]} -gt 0 ]]; then
     DEBIAN_FRONTEND=noninteractive apt-get install -qy --no-install-recommends "${missing[@]}"
 fi
 
-(cd "$repository" && cargo build --quiet --release --locked --workspace --bins)
-programs=${CARGO_TARGET_DIR:-$repository/target}/release
-scratch=$(mktemp -d "${DISK:-${TMPDIR:-/tmp}}/lockbox-bench.XXXXXX")
-install -D "$programs/lockbox" "$scratch/bin/lockbox"
-install "$programs/mount-lockbox" "$scratch/bin/mount.lockbox"
 install "$programs/ceiling" "$scratch/bin/ceiling"
-PATH=$scratch/bin:$PATH
-(umask 077 && echo 'a passphrase of the measurements' >"$scratch/passphrase")
 ceiling_pid=
-
-finish() {
-    local code=$? name
-    trap - EXIT ERR
-    set +e
-    for name in "${candidates[@]}"; do
-        close_candidate "$name" 2>/dev/null
-    done
-    rm -rf --one-file-system "$scratch"
-    exit "$code"
-}
-trap finish EXIT
-trap 'echo "bench/run.sh: line $LINENO failed: $BASH_COMMAND" >&2' ERR
 
 # Each candidate has a directory; new makes its store, open mounts it, close unmounts it durably.
 new_candidate() {
@@ -72,11 +50,11 @@ new_candidate() {
     mkdir -p "$store" "$scratch/$1"
     case $1 in
         disk | ceiling) ;;
-        gocryptfs) gocryptfs -q -init -scryptn 10 -passfile "$scratch/passphrase" "$store" ;;
+        gocryptfs) new_gocryptfs "$store" ;;
         # Made by the first mount. CryFS refuses a new store where it remembers another.
         cryfs) rm -rf --one-file-system "$scratch/cryfs.state" ;;
         encfs) ;;
-        lockbox) lockbox create --weak-kdf --kdf-memory 1 --passfile "$scratch/passphrase" "$store/box.lbx" ;;
+        lockbox) new_archive "$store/box.lbx" ;;
     esac
 }
 
@@ -94,13 +72,13 @@ open_candidate() {
                 sleep 0.01
             done
             ;;
-        gocryptfs) gocryptfs -q -passfile "$scratch/passphrase" "$store" "$point" ;;
+        gocryptfs) mount_gocryptfs "$store" "$point" ;;
         cryfs)
             CRYFS_FRONTEND=noninteractive CRYFS_NO_UPDATE_CHECK=true CRYFS_LOCAL_STATE_DIR=$scratch/cryfs.state \
                 cryfs "$store" "$point" <"$scratch/passphrase" >/dev/null
             ;;
         encfs) encfs --standard --stdinpass "$store" "$point" <"$scratch/passphrase" >/dev/null ;;
-        lockbox) mount.lockbox "$store/box.lbx" "$point" -o "passfile=$scratch/passphrase${OPTIONS:+,$OPTIONS}" ;;
+        lockbox) mount_archive "$store/box.lbx" "$point" "${OPTIONS-}" ;;
     esac
 }
 
