@@ -9,7 +9,7 @@ use rustix::fs::{AtFlags, FileType, Mode, OFlags};
 use super::attributes::{self, LeftAttributes, Object, Turn};
 use super::host::{apply, apply_at, host_error, split_device_number};
 use super::stage::{Stage, open_below, open_directory};
-use super::{Archive, Entries, Entry, Filter, Problem, Progress, display, path};
+use super::{Archive, Copied, Entries, Entry, Filter, Problem, Progress, display, path};
 use crate::env::SystemEnvironment;
 use crate::error::{Error, Result};
 use crate::format::{Ino, ROOT_INO};
@@ -32,14 +32,7 @@ pub struct ExtractOptions {
 /// What was extracted.
 #[derive(Debug, Default)]
 pub struct ExtractReport {
-    pub files: u64,
-    pub directories: u64,
-    /// Further names of files that were extracted.
-    pub links: u64,
-    pub symlinks: u64,
-    /// FIFOs, sockets and devices.
-    pub others: u64,
-    pub bytes: u64,
+    pub copied: Copied,
     /// Extended attributes that could not be set.
     pub left: LeftAttributes,
     /// What failed while the rest went on.
@@ -193,7 +186,7 @@ impl<'a> Extract<'a> {
             self.path.push(b'/');
         }
         self.path.extend_from_slice(name);
-        (self.progress)(&Progress { files: self.report.files, bytes: self.report.bytes, path: &self.path });
+        (self.progress)(&self.report.copied.progress(&self.path, 0));
         if matches!(&name[..], b"" | b"." | b"..") || name.iter().any(|b| matches!(b, b'/' | 0)) {
             return Err(Error::damaged("a name that leads out of its directory"));
         }
@@ -217,7 +210,7 @@ impl<'a> Extract<'a> {
             mode::SYMLINK => {
                 let target = self.fs.read_link(attributes.ino)?;
                 rustix::fs::symlinkat(&target[..], at, &name[..]).map_err(host_error("cannot make the link"))?;
-                self.report.symlinks += 1;
+                self.report.copied.symlinks += 1;
                 self.note_metadata_at(at, name, attributes)?;
             }
             _ => self.node(at, name, attributes)?,
@@ -236,7 +229,7 @@ impl<'a> Extract<'a> {
 
     fn directory(&mut self, at: &OwnedFd, name: &[u8], attributes: &Attributes) -> Result<Level<'a>> {
         rustix::fs::mkdirat(at, name, Mode::RWXU).map_err(host_error("cannot make the directory"))?;
-        self.report.directories += 1;
+        self.report.copied.directories += 1;
         let host = open_directory(at, name)?;
         let entries = Entries::new(self.fs, attributes.ino)?;
         Ok(Level { entries, host, attributes: *attributes, path_length: self.path.len() })
@@ -275,7 +268,7 @@ impl<'a> Extract<'a> {
         };
         let directory = open_below(self.stage.directory(), directory)?;
         rustix::fs::linkat(directory, first_name, at, name, AtFlags::empty()).map_err(host_error("cannot link"))?;
-        self.report.links += 1;
+        self.report.copied.links += 1;
         Ok(())
     }
 
@@ -289,7 +282,7 @@ impl<'a> Extract<'a> {
             }
             return Err(error);
         }
-        self.report.files += 1;
+        self.report.copied.files += 1;
         let object = Object::open(&host);
         let before = self.xattrs(&object, attributes, Turn::BeforeMode);
         self.note_metadata(before)?;
@@ -319,7 +312,7 @@ impl<'a> Extract<'a> {
             rustix::fs::ftruncate(host, size).map_err(host_error("cannot set the size"))?;
         }
         // With the holes, as everywhere where sizes are added up.
-        self.report.bytes += size;
+        self.report.copied.bytes += size;
         Ok(())
     }
 
@@ -332,8 +325,7 @@ impl<'a> Extract<'a> {
             }
             write_all(host, &self.piece[..length], offset)?;
             offset += length as u64;
-            let bytes = self.report.bytes + offset;
-            (self.progress)(&Progress { files: self.report.files, bytes, path: &self.path });
+            (self.progress)(&self.report.copied.progress(&self.path, offset));
         }
         Ok(())
     }
@@ -344,7 +336,7 @@ impl<'a> Extract<'a> {
         let device = rustix::fs::makedev(major, minor);
         rustix::fs::mknodat(at, name, kind, Mode::RUSR | Mode::WUSR, device)
             .map_err(host_error("cannot make the special file"))?;
-        self.report.others += 1;
+        self.report.copied.others += 1;
         self.note_metadata_at(at, name, attributes)
     }
 

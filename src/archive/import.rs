@@ -15,7 +15,7 @@ use rustix::io::Errno;
 use super::attributes::{self, LeftAttributes, Object};
 use super::host::{attributes_of, device_number, host_error};
 use super::mirror::MirrorPlan;
-use super::{Archive, Cause, Filter, Problem, Progress, path};
+use super::{Archive, Cause, Copied, Filter, Problem, Progress, path};
 use crate::error::{Error, Result};
 use crate::format::Ino;
 use crate::fs::{Attributes, Creator, FileSystem, SetAttributes, mode};
@@ -44,14 +44,7 @@ pub struct ImportOptions {
 /// What was imported.
 #[derive(Debug, Default)]
 pub struct ImportReport {
-    pub files: u64,
-    pub directories: u64,
-    /// Further names of files that were imported.
-    pub links: u64,
-    pub symlinks: u64,
-    /// FIFOs, sockets and devices.
-    pub others: u64,
-    pub bytes: u64,
+    pub copied: Copied,
     /// Mirroring: what was as in the source, and what only got other metadata. Neither counts above.
     pub unchanged: u64,
     pub updated: u64,
@@ -197,7 +190,7 @@ impl Import<'_> {
 
     /// Copies one object; a directory is made and returned, its entries follow.
     fn entry(&mut self, at: impl AsFd, host: &[u8], follow: bool, parent: Ino, name: &[u8]) -> Result<Option<Level>> {
-        (self.progress)(&Progress { files: self.report.files, bytes: self.report.bytes, path: &self.path });
+        (self.progress)(&self.report.copied.progress(&self.path, 0));
         let flags = if follow { AtFlags::empty() } else { AtFlags::SYMLINK_NOFOLLOW };
         let stat = rustix::fs::statat(&at, host, flags).map_err(host_error("cannot read"))?;
         let is_directory = FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
@@ -242,7 +235,7 @@ impl Import<'_> {
                     import.xattrs(&Object::Named { directory: at.as_fd(), name: host, follow }, ino)?;
                     import.fs.set_attributes(ino, &metadata_of(&stat)).map(drop)
                 })?;
-                import.report.symlinks += 1;
+                import.report.copied.symlinks += 1;
                 Ok(ino)
             }),
             _ => self.linked(&stat, parent, name, |import| {
@@ -271,7 +264,7 @@ impl Import<'_> {
             Some(_) if self.plan.is_none() => return Err(Error::Exists),
             _ => (self.place(parent, name, make, |_, _| Ok(()))?, false),
         };
-        self.report.directories += 1;
+        self.report.copied.directories += 1;
         let host = Dir::new(host).map_err(host_error("cannot read the directory"))?;
         Ok(Level { host, stat, ino, is_old, path_length: self.path.len() })
     }
@@ -300,7 +293,7 @@ impl Import<'_> {
         let remaining = match seen {
             Some((ino, remaining)) => {
                 self.place(parent, name, |name| self.fs.link(ino, parent, name), |_, _| Ok(()))?;
-                self.report.links += 1;
+                self.report.copied.links += 1;
                 (ino, remaining.saturating_sub(1))
             }
             None => (copy(self)?, stat.st_nlink.saturating_sub(1)),
@@ -330,7 +323,7 @@ impl Import<'_> {
                 filled
             },
         )?;
-        self.report.files += 1;
+        self.report.copied.files += 1;
         Ok(ino)
     }
 
@@ -376,8 +369,8 @@ impl Import<'_> {
                 };
                 self.fs.write(ino, offset, &self.piece[..length])?;
                 offset += length as u64;
-                self.report.bytes += length as u64;
-                (self.progress)(&Progress { files: self.report.files, bytes: self.report.bytes, path: &self.path });
+                self.report.copied.bytes += length as u64;
+                (self.progress)(&self.report.copied.progress(&self.path, 0));
             }
         }
         Ok(size)
@@ -396,7 +389,7 @@ impl Import<'_> {
                 fs.set_attributes(ino, &attributes_of(stat)).map(drop)
             },
         )?;
-        self.report.others += 1;
+        self.report.copied.others += 1;
         Ok(ino)
     }
 

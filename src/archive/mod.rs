@@ -183,6 +183,27 @@ pub struct Progress<'a> {
     pub path: &'a [u8],
 }
 
+/// What was copied, in or out, by kind.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct Copied {
+    pub files: u64,
+    pub directories: u64,
+    /// Further names of files.
+    pub links: u64,
+    pub symlinks: u64,
+    /// FIFOs, sockets and devices.
+    pub others: u64,
+    /// Content of the files.
+    pub bytes: u64,
+}
+
+impl Copied {
+    /// On the way at `path`, of which `within` bytes are done that do not count yet.
+    fn progress<'a>(&self, path: &'a [u8], within: u64) -> Progress<'a> {
+        Progress { files: self.files, bytes: self.bytes + within, path }
+    }
+}
+
 /// The unlocked volume key with the archive that it belongs to; what a mounting command hands to the daemon.
 pub struct UnlockedKey {
     pub(crate) archive: ArchiveId,

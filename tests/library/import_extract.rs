@@ -195,7 +195,7 @@ fn a_file_that_changes_meanwhile_is_reported() {
             }
         })
         .unwrap();
-    assert_eq!((report.files, report.problems.len()), (2, 1));
+    assert_eq!((report.copied.files, report.problems.len()), (2, 1));
     assert!(report.problems[0].path.ends_with(b"tree/log"));
     assert!(matches!(report.problems[0].cause, Cause::Changed));
     archive.close().unwrap();

@@ -133,8 +133,8 @@ impl Import<'_> {
             if self.settle(added.map(Some))?.is_none() {
                 continue;
             }
-            self.report.files += 1;
-            self.report.bytes += file.content.len() as u64;
+            self.report.copied.files += 1;
+            self.report.copied.bytes += file.content.len() as u64;
             if file.changed {
                 self.report.problems.push(Problem { path: self.path.clone(), cause: Cause::Changed });
             }

@@ -7,7 +7,7 @@ use tar::{EntryType, Header};
 
 use super::sparse::Map;
 use super::{ACLS, BLOCK, MAX_RECORDS, RECORD, XATTR, acl, pax};
-use crate::archive::{Archive, Entries, Entry, Filter, Progress, display, path, split_device_number};
+use crate::archive::{Archive, Copied, Entries, Entry, Filter, Progress, display, path, split_device_number};
 use crate::error::{Error, Result};
 use crate::format::Ino;
 use crate::fs::{Attributes, FileSystem, mode};
@@ -23,14 +23,7 @@ const MAX_SIZE: u64 = 0o77_777_777_777;
 /// What was written.
 #[derive(Debug, Default)]
 pub struct TarExport {
-    pub files: u64,
-    pub directories: u64,
-    /// Further names of files.
-    pub links: u64,
-    pub symlinks: u64,
-    /// FIFOs and devices.
-    pub others: u64,
-    pub bytes: u64,
+    pub copied: Copied,
     /// A tar has no place for them.
     pub sockets: u64,
 }
@@ -144,7 +137,7 @@ impl Export<'_> {
     }
 
     fn object(&mut self, path: &[u8], attributes: &Attributes) -> Result<()> {
-        (self.progress)(&Progress { files: self.report.files, bytes: self.report.bytes, path });
+        (self.progress)(&self.report.copied.progress(path, 0));
         let kind = attributes.mode & mode::TYPE;
         if kind == mode::SOCKET {
             self.report.sockets += 1;
@@ -153,7 +146,7 @@ impl Export<'_> {
         if kind != mode::DIRECTORY && attributes.links > 1 {
             if let Some(first) = self.links.get(&attributes.ino) {
                 let first = first.clone();
-                self.report.links += 1;
+                self.report.copied.links += 1;
                 return Member::new(path, EntryType::Link, attributes).linked_to(first).write(&mut self.out);
             }
             self.links.insert(attributes.ino, path.to_vec());
@@ -162,26 +155,26 @@ impl Export<'_> {
         match kind {
             mode::REGULAR => {
                 let member = member(EntryType::Regular)?;
-                self.report.files += 1;
+                self.report.copied.files += 1;
                 self.file(member, path, attributes)
             }
             mode::DIRECTORY => {
-                self.report.directories += 1;
+                self.report.copied.directories += 1;
                 let name = if path.is_empty() { b"./".to_vec() } else { [path, b"/"].concat() };
                 let mut member = member(EntryType::Directory)?;
                 member.name = name;
                 member.write(&mut self.out)
             }
             mode::SYMLINK => {
-                self.report.symlinks += 1;
+                self.report.copied.symlinks += 1;
                 member(EntryType::Symlink)?.linked_to(self.fs.read_link(attributes.ino)?).write(&mut self.out)
             }
             mode::FIFO => {
-                self.report.others += 1;
+                self.report.copied.others += 1;
                 member(EntryType::Fifo)?.write(&mut self.out)
             }
             mode::CHARACTER | mode::BLOCK => {
-                self.report.others += 1;
+                self.report.copied.others += 1;
                 let kind = if kind == mode::BLOCK { EntryType::Block } else { EntryType::Char };
                 let mut member = member(kind)?;
                 member.device = Some(split_device_number(attributes.rdev));
@@ -222,11 +215,10 @@ impl Export<'_> {
                 }
                 self.out.bytes(&piece)?;
                 offset += piece.len() as u64;
-                let bytes = self.report.bytes + offset;
-                (self.progress)(&Progress { files: self.report.files, bytes, path });
+                (self.progress)(&self.report.copied.progress(path, offset));
             }
         }
-        self.report.bytes += map.size;
+        self.report.copied.bytes += map.size;
         self.out.fill(BLOCK as u64)
     }
 

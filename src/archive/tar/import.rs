@@ -7,7 +7,7 @@ use super::members::{Kind, Member, Members};
 use super::sparse::Map;
 use crate::archive::attributes::LeftAttributes;
 use crate::archive::mirror::delete_tree;
-use crate::archive::{Archive, Progress, display, path};
+use crate::archive::{Archive, Copied, Progress, display, path};
 use crate::error::{Error, Result};
 use crate::format::{Ino, ROOT_INO};
 use crate::fs::{Attributes, Creator, FileSystem, SetAttributes, SetTime, XattrMode, mode};
@@ -33,14 +33,7 @@ pub struct TarImportOptions {
 /// What came out of a tar.
 #[derive(Debug, Default)]
 pub struct TarImport {
-    pub files: u64,
-    pub directories: u64,
-    /// Further names of files.
-    pub links: u64,
-    pub symlinks: u64,
-    /// FIFOs and devices.
-    pub others: u64,
-    pub bytes: u64,
+    pub copied: Copied,
     /// Extended attributes that the archive does not keep.
     pub left: LeftAttributes,
 }
@@ -118,7 +111,7 @@ impl Import<'_> {
     fn unpack(&mut self, input: &mut dyn Read) -> Result<()> {
         let mut members = Members::new(input);
         while let Some(member) = members.next()? {
-            (self.progress)(&Progress { files: self.report.files, bytes: self.report.bytes, path: &member.name });
+            (self.progress)(&self.report.copied.progress(&member.name, 0));
             let shown = display(&member.name);
             self.member(member, &mut members).map_err(|error| match error {
                 Error::Invalid(detail) if detail.starts_with("the tar ") => Error::Invalid(detail),
@@ -170,7 +163,7 @@ impl Import<'_> {
         match &member.kind {
             Kind::Directory => {
                 let made = self.fs.make_directory(parent, name, member.permissions, creator)?;
-                self.report.directories += 1;
+                self.report.copied.directories += 1;
                 self.directories.push(DirectoryMetadata { ino: made.ino, member });
                 Ok(())
             }
@@ -180,24 +173,24 @@ impl Import<'_> {
                     return Err(Error::invalid("it is a hard link to a directory"));
                 }
                 self.fs.link(target.ino, parent, name)?;
-                self.report.links += 1;
+                self.report.copied.links += 1;
                 Ok(())
             }
             Kind::File(map) => {
                 let made = self.fs.create_and_open(parent, name, member.permissions, creator)?;
                 let filled = self.fill(map, made.ino, &member, members);
                 self.fs.release(made.ino)?;
-                self.report.files += 1;
+                self.report.copied.files += 1;
                 filled
             }
             Kind::Symlink(target) => {
                 let made = self.fs.make_symlink(parent, name, target, creator)?;
-                self.report.symlinks += 1;
+                self.report.copied.symlinks += 1;
                 self.metadata(made.ino, &member, SetAttributes::default())
             }
             Kind::Node(kind, rdev) => {
                 let made = self.fs.make_node(parent, name, kind | member.permissions, *rdev, creator)?;
-                self.report.others += 1;
+                self.report.copied.others += 1;
                 self.metadata(made.ino, &member, permissions(&member))
             }
         }
@@ -215,8 +208,8 @@ impl Import<'_> {
                 }
                 self.fs.write(ino, offset, &self.piece[..wanted])?;
                 offset += wanted as u64;
-                self.report.bytes += wanted as u64;
-                (self.progress)(&Progress { files: self.report.files, bytes: self.report.bytes, path: &member.name });
+                self.report.copied.bytes += wanted as u64;
+                (self.progress)(&self.report.copied.progress(&member.name, 0));
             }
         }
         self.metadata(ino, member, SetAttributes { size: Some(map.size), ..permissions(member) })

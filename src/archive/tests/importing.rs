@@ -90,7 +90,7 @@ fn no_file_is_missing_of_which_nothing_is_told() {
             assert!(above || files.contains(&path), "{path:?} is missing: {count} {lasting}");
             missing += u64::from(!files.contains(&path));
         }
-        assert_eq!(report.files, files.len() as u64);
+        assert_eq!(report.copied.files, files.len() as u64);
         println!("{count} {lasting}: {missing} missing, {} problems", told.len());
     }
     assert!(met > 6);

@@ -103,7 +103,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
 }
 
 fn summary(args: &Args, report: &ImportReport) -> Value {
-    let mut summary = output::summary!(report);
+    let mut summary = output::summary(&report.copied, &report.left);
     summary["problems"] = output::problems(&report.problems).into();
     if args.mirror {
         summary["unchanged"] = json!(report.unchanged);

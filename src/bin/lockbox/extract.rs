@@ -45,7 +45,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     output::complain_of_attributes(&report.left);
     if args.json {
         let mut out = Output::new();
-        let mut summary = output::summary!(report);
+        let mut summary = output::summary(&report.copied, &report.left);
         summary["problems"] = output::problems(&report.problems).into();
         out.json(&summary)?;
         out.finish()?;

@@ -60,7 +60,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     output::complain_of_attributes(&report.left);
     if args.json {
         let mut out = Output::new();
-        out.json(&output::summary!(report))?;
+        out.json(&output::summary(&report.copied, &report.left))?;
         out.finish()?;
     }
     Ok(())

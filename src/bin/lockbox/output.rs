@@ -2,7 +2,7 @@
 
 use std::io::{self, IsTerminal, Write};
 
-use lockbox::archive::{Cause, LeftAttributes, Problem, display};
+use lockbox::archive::{Cause, Copied, LeftAttributes, Problem, display};
 use lockbox::error::Timestamp;
 use serde_json::{Value, json};
 
@@ -26,21 +26,18 @@ pub(crate) fn complain_of(problems: &[Problem]) {
     }
 }
 
-/// What a copy in either direction did, for programs; the reports have these fields in common.
-macro_rules! summary {
-    ($report:expr) => {
-        serde_json::json!({
-            "files": $report.files,
-            "directories": $report.directories,
-            "links": $report.links,
-            "symlinks": $report.symlinks,
-            "others": $report.others,
-            "bytes": $report.bytes,
-            "attributes_left": $report.left.count,
-        })
-    };
+/// What a copy in either direction did, for programs.
+pub(crate) fn summary(copied: &Copied, left: &LeftAttributes) -> Value {
+    json!({
+        "files": copied.files,
+        "directories": copied.directories,
+        "links": copied.links,
+        "symlinks": copied.symlinks,
+        "others": copied.others,
+        "bytes": copied.bytes,
+        "attributes_left": left.count,
+    })
 }
-pub(crate) use summary;
 
 /// Shows how many attributes were not copied, and one of them.
 pub(crate) fn complain_of_attributes(left: &LeftAttributes) {
