@@ -106,7 +106,7 @@ impl Adapter {
                 self.take_attributes(INodeNo(a.ino.0));
             }
             let name = OsStr::from_bytes(entry.name);
-            full(reply.add(INodeNo(a.ino.0), entry.cookie, name, &FOR_EVER, &convert::attributes(a), GENERATION))
+            full(reply.add(INodeNo(a.ino.0), entry.cookie, name, &FOR_EVER, &self.shared.told(a), GENERATION))
         })
     }
 

@@ -14,6 +14,8 @@
 //! F6  Who opens a name looks it up first and opens the inode then. A rename in between must not end the file that was
 //!     found: ESTALE makes the kernel look once more, but the next rename may be as quick. So a file whose last name a
 //!     rename took is held open until FORGET, which the kernel sends when it drops the inode.
+//! F7  A count of 0 blocks says that a file has no data, and backup programs believe it (GNU tar -S stores zeros). Of dirty
+//!     pages (F3) only the kernel knows, and it does not count them: so an inode with a writer has one block at least.
 //!
 //! The kernel's inode number is the core's and numbers are never reused, so there is no lookup table, FORGET means
 //! nothing but F6 and the generation is 0, which also makes NFS handles valid for ever.
@@ -246,7 +248,7 @@ impl fuser::Filesystem for Adapter {
                     self.shared.writers.add_created(a.ino.0, a.blocks);
                 }
                 // F5: the name holds for ever, and fuser has one time for name and attributes.
-                let attributes = convert::attributes(&a);
+                let attributes = self.shared.told(&a);
                 reply.created(&FOR_EVER, &attributes, GENERATION, FileHandle(0), FopenFlags::FOPEN_KEEP_CACHE);
             }
             Err(error) => reply.error(errno(&error)),
@@ -339,7 +341,7 @@ impl fuser::Filesystem for Adapter {
         let _turn = self.begin_change();
         self.shared.activity.file_closed();
         if writes(flags) {
-            self.shared.writers.remove(number.0);
+            self.end_writing(number);
         }
         reply_empty(self.fs.release(ino(number)), reply);
     }

@@ -5,7 +5,9 @@
 
 use std::time::Duration;
 
-use fuser::{INodeNo, OpenAccMode, OpenFlags, ReplyAttr};
+use fuser::{FileAttr, INodeNo, OpenAccMode, OpenFlags, ReplyAttr};
+
+use lockbox::fs::Attributes;
 
 use super::served::FOR_EVER;
 use super::{Adapter, Shared, convert, ino};
@@ -16,6 +18,13 @@ impl Adapter {
     pub(super) fn begin_writing(&self, ino: INodeNo) {
         if self.shared.writers.add(ino.0) {
             self.take_attributes(ino);
+        }
+    }
+
+    /// F7: whoever was told of a block that is not there is to ask again.
+    pub(super) fn end_writing(&self, number: INodeNo) {
+        if self.shared.writers.remove(number.0) && self.fs.attributes(ino(number)).is_ok_and(|a| a.blocks == 0) {
+            self.take_attributes(number);
         }
     }
 
@@ -43,11 +52,12 @@ impl Adapter {
         self.shared.writers.ask(number.0);
         match self.fs.attributes(ino(number)) {
             Ok(a) => {
-                let keeps = self.shared.writers.answer(number.0, a.blocks);
+                let (blocks, keeps) = self.shared.writers.answer(number.0, a.blocks);
                 if !keeps {
                     self.take_attributes(number);
                 }
-                reply.attr(if keeps { &FOR_EVER } else { &Duration::ZERO }, &convert::attributes(&a));
+                let attributes = FileAttr { blocks, ..convert::attributes(&a) };
+                reply.attr(if keeps { &FOR_EVER } else { &Duration::ZERO }, &attributes);
             }
             Err(error) => reply.error(errno(&error)),
         }
@@ -68,6 +78,11 @@ impl Adapter {
 }
 
 impl Shared {
+    /// What the kernel is told of an object (F7).
+    pub(super) fn told(&self, a: &Attributes) -> FileAttr {
+        FileAttr { blocks: self.writers.told(a.ino.0, a.blocks), ..convert::attributes(a) }
+    }
+
     fn take_attributes(&self, ino: INodeNo) {
         if let Some(notifier) = self.notifier.get() {
             // An offset below 0 means attributes only. The kernel may not know the inode: nothing is lost then.

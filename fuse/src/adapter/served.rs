@@ -11,7 +11,7 @@ use lockbox::fs::{Attributes, FileSystem, SyncProfile};
 use super::listings::Listings;
 use super::replaced::Replaced;
 use super::syncs::Syncs;
-use super::{Activity, Writers, convert};
+use super::{Activity, Writers};
 use crate::callers::Callers;
 use crate::errno::errno;
 use crate::pace::{Pace, Turn};
@@ -86,16 +86,14 @@ impl Adapter {
 
     pub(super) fn reply_entry(&self, result: Result<Attributes>, reply: ReplyEntry) {
         match result {
-            Ok(a) => {
-                reply.entry_with_ttls(&self.attribute_time(a.ino.0), &FOR_EVER, &convert::attributes(&a), GENERATION)
-            }
+            Ok(a) => reply.entry_with_ttls(&self.attribute_time(a.ino.0), &FOR_EVER, &self.shared.told(&a), GENERATION),
             Err(error) => reply.error(errno(&error)),
         }
     }
 
     pub(super) fn reply_attributes(&self, result: Result<Attributes>, reply: ReplyAttr) {
         match result {
-            Ok(a) => reply.attr(&self.attribute_time(a.ino.0), &convert::attributes(&a)),
+            Ok(a) => reply.attr(&self.attribute_time(a.ino.0), &self.shared.told(&a)),
             Err(error) => reply.error(errno(&error)),
         }
     }

@@ -12,6 +12,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 
+/// What an inode with writers counts at least (F7).
+const LEAST: u64 = 1;
+
 /// Enough that event loops seldom meet.
 const SHARDS: u64 = 16;
 
@@ -33,7 +36,7 @@ enum Kept {
     Nothing,
     /// An answer is on its way.
     Asked,
-    /// This many blocks.
+    /// This many blocks; [`LEAST`] also stands for fewer.
     Blocks(u64),
 }
 
@@ -60,7 +63,7 @@ impl Writers {
     /// A writer of an inode that CREATE answers with attributes to keep for ever.
     pub fn add_created(&self, ino: u64, blocks: u64) {
         let mut inodes = self.shard(ino).lock();
-        let written = inodes.entry(ino).or_insert(Written { handles: 0, kept: Kept::Blocks(blocks) });
+        let written = inodes.entry(ino).or_insert(Written { handles: 0, kept: Kept::Blocks(blocks.max(LEAST)) });
         if written.handles > 0 {
             // Not so new: somebody else writes it already, and the answer may cross what he does.
             written.kept = Kept::Asked;
@@ -69,14 +72,13 @@ impl Writers {
         self.open.fetch_add(1, Ordering::SeqCst);
     }
 
-    pub fn remove(&self, ino: u64) {
-        if let Entry::Occupied(mut entry) = self.shard(ino).lock().entry(ino) {
-            entry.get_mut().handles -= 1;
-            if entry.get().handles == 0 {
-                entry.remove();
-            }
-            self.open.fetch_sub(1, Ordering::SeqCst);
-        }
+    /// Returns whether this was the last writer and the kernel may keep a block that is not there, which it then is to be told.
+    pub fn remove(&self, ino: u64) -> bool {
+        let mut inodes = self.shard(ino).lock();
+        let Entry::Occupied(mut entry) = inodes.entry(ino) else { return false };
+        entry.get_mut().handles -= 1;
+        self.open.fetch_sub(1, Ordering::SeqCst);
+        entry.get().handles == 0 && matches!(entry.remove().kept, Kept::Asked | Kept::Blocks(LEAST))
     }
 
     pub fn has(&self, ino: u64) -> bool {
@@ -94,6 +96,11 @@ impl Writers {
         self.shard(ino).lock().get_mut(&ino).map(|written| f(&mut written.kept))
     }
 
+    /// What to tell of an inode that has so many blocks.
+    pub fn told(&self, ino: u64, blocks: u64) -> u64 {
+        if self.has(ino) { blocks.max(LEAST) } else { blocks }
+    }
+
     /// The kernel wants attributes that it may keep. Comes before they are looked up.
     pub fn ask(&self, ino: u64) {
         self.with(ino, |kept| {
@@ -103,14 +110,16 @@ impl Writers {
         });
     }
 
-    /// Whether the kernel may keep the answer, which says so many blocks. When not, what it keeps from before is wrong too: it is to be told.
-    pub fn answer(&self, ino: u64, blocks: u64) -> bool {
-        let may_keep = |kept: &mut Kept| {
-            let agrees = *kept == Kept::Asked || *kept == Kept::Blocks(blocks);
-            *kept = if agrees { Kept::Blocks(blocks) } else { Kept::Nothing };
-            agrees
+    /// The inode has so many blocks: how many to tell the kernel, and whether it may keep the answer. When not, what it keeps from before is
+    /// wrong too: it is to be told.
+    pub fn answer(&self, ino: u64, blocks: u64) -> (u64, bool) {
+        let told = |kept: &mut Kept| {
+            let told = blocks.max(LEAST);
+            let agrees = *kept == Kept::Asked || *kept == Kept::Blocks(told);
+            *kept = if agrees { Kept::Blocks(told) } else { Kept::Nothing };
+            (told, agrees)
         };
-        self.with(ino, may_keep).unwrap_or(true)
+        self.with(ino, told).unwrap_or((blocks, true))
     }
 
     /// Whether the kernel keeps a block count, or may be about to.
@@ -124,7 +133,7 @@ impl Writers {
             let wrong = match *kept {
                 Kept::Nothing => false,
                 Kept::Asked => true,
-                Kept::Blocks(known) => Some(known) != blocks,
+                Kept::Blocks(known) => Some(known) != blocks.map(|blocks| blocks.max(LEAST)),
             };
             if wrong {
                 *kept = Kept::Nothing;
@@ -158,11 +167,12 @@ mod tests {
     #[test]
     fn the_kernel_keeps_a_block_count_until_it_is_wrong() {
         let writers = Writers::default();
-        assert!(writers.answer(5, 8), "without a writer nothing changes");
+        assert_eq!(writers.answer(5, 8), (8, true), "without a writer nothing changes");
         writers.add(5);
         assert!(!writers.keeps(5) && !writers.changed(5, Some(8)));
         writers.ask(5);
-        assert!(writers.keeps(5) && writers.answer(5, 8));
+        assert!(writers.keeps(5));
+        assert_eq!(writers.answer(5, 8), (8, true));
         assert!(!writers.changed(5, Some(8)), "overwritten");
         assert!(writers.changed(5, Some(16)) && !writers.keeps(5));
         assert!(!writers.changed(5, Some(24)), "told once");
@@ -191,10 +201,30 @@ mod tests {
         writers.add(5);
         writers.ask(5);
         assert!(writers.changed(5, Some(16)));
-        assert!(!writers.answer(5, 8));
+        assert!(!writers.answer(5, 8).1);
         // Of two answers that differ nobody knows which one arrives last.
         writers.ask(5);
         writers.ask(5);
-        assert!(writers.answer(5, 8) && !writers.answer(5, 16) && !writers.keeps(5));
+        assert!(writers.answer(5, 8).1 && !writers.answer(5, 16).1 && !writers.keeps(5));
+    }
+    /// F7.
+    #[test]
+    fn an_inode_with_writers_has_a_block_until_the_last_is_gone() {
+        let writers = Writers::default();
+        writers.add_created(5, 0);
+        assert_eq!((writers.told(5, 0), writers.told(5, 3), writers.told(6, 0)), (1, 3, 0));
+        assert_eq!(writers.answer(5, 0), (1, true));
+        assert!(!writers.changed(5, Some(0)) && !writers.changed(5, Some(1)), "the kernel knows that");
+        writers.add(5);
+        assert!(!writers.remove(5), "one is left");
+        assert!(writers.remove(5), "the kernel keeps 1");
+        assert_eq!((writers.told(5, 0), writers.answer(5, 0)), (0, (0, true)));
+        writers.add_created(5, 0);
+        assert!(writers.changed(5, Some(2)));
+        assert!(!writers.remove(5), "it keeps nothing");
+        // An answer that is on its way may say either.
+        writers.add(5);
+        writers.ask(5);
+        assert!(writers.remove(5));
     }
 }
