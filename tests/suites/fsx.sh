@@ -13,7 +13,10 @@
 # file and cannot go on with a file after a remount: the profiles remount and direct, and these operations, are ranges.py beside this file.
 #
 # fsx never gives a mapping back, and the kernel allows 65,530 of them: a run of more than 50,000 operations is that of one process after the
-# other, on the same file of the same mount, each with a seed of its own.
+# other, on the same file of the same archive, each with a seed of its own.
+#
+# What a program reads comes from the kernel's cache as long as it is there, so that a file system could store anything else. Hence support/evict.py
+# drops the file's pages again and again meanwhile, and after each process the file is read once more from a new mount.
 #
 # Needs root, /dev/fuse, python3 and cargo.
 #   PROGRAMS    directory with lockbox and mount-lockbox (default: target/debug, built when missing)
@@ -107,7 +110,7 @@ chmod 755 "$remount"
 
 run() {
     local profile=$1 seed=$2 name=$1-$2
-    local count=$operations done
+    local count=$operations done evictor content
     new_archive "$name"
     attach "$name"
     case $profile in
@@ -117,8 +120,18 @@ run() {
         configuration "$profile" >"$WORK/$name.toml"
         mkdir "$WORK/$name.artifacts"
         for ((done = 0; done < count; done += PART)); do
+            python3 "$here/support/evict.py" --seed $((seed + done)) "$WORK/$name/file" &
+            evictor=$!
+            BACKGROUND+=("$evictor")
             "$fsx" -S $((seed + done)) -N $((count - done < PART ? count - done : PART)) -f "$WORK/$name.toml" -P "$WORK/$name.artifacts" "$WORK/$name/file"
+            kill "$evictor"
+            wait "$evictor" || [[ $? == 143 ]]
+            content=$(sha256sum <"$WORK/$name/file")
+            reattach "$name"
+            same "$(sha256sum <"$WORK/$name/file")" "$content"
         done
+        # With what fsx cannot do.
+        [[ $profile != all ]] || python3 "$here/ranges.py" --seed "$seed" --operations $((count / 4)) --direct --remount "$remount" "$WORK/$name"
         ;;
     esac
     detach "$name"

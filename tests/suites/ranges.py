@@ -171,6 +171,8 @@ class Run:
     def layout(self, file):
         """What is called a hole holds nothing, and data and holes alternate up to the end."""
         at, size, data = 0, len(file.content), 0
+        # Before seeking, which has the kernel hand over what it caches.
+        assert os.fstat(file.fd).st_blocks > 0 or not any(file.content), "data without blocks"
         while at < size:
             try:
                 found = os.lseek(file.fd, at, os.SEEK_DATA)
@@ -188,7 +190,6 @@ class Run:
         stat = os.fstat(file.fd)
         assert stat.st_size == size, f"size {stat.st_size} instead of {size}"
         assert stat.st_blocks * 512 <= data + BLOCK, f"{stat.st_blocks} blocks for {data} bytes"
-        assert stat.st_blocks > 0 or not any(file.content), "data without blocks"
 
     def reopen(self, file):
         file.close()
@@ -224,6 +225,8 @@ class Run:
                 self.random.choices(operations, weights)[0](self.random.choice(self.files))
             except (AssertionError, OSError) as error:
                 self.fail(f"{type(error).__name__}: {error}")
+        if self.options.remount:
+            self.remount()
         for file in self.files:
             self.check(file)
             file.close()
