@@ -81,6 +81,13 @@ impl OpenHandles {
         }
     }
 
+    /// Ends all handles.
+    pub(crate) fn forget(&self) {
+        for shard in &self.shards {
+            shard.lock().retain(|_, count| *count == RETIRED);
+        }
+    }
+
     pub(crate) fn is_open(&self, ino: Ino) -> bool {
         self.shard(ino).lock().get(&ino).is_some_and(|&count| count != RETIRED)
     }

@@ -3,6 +3,7 @@
 pub(crate) mod acl;
 mod batch;
 mod check;
+mod closing;
 mod directory;
 mod extents;
 mod filled;
@@ -57,6 +58,7 @@ pub struct FileSystem {
     handles: inode::OpenHandles,
     reclaim: reclaim::Queue,
     repack: repack::Repack,
+    closing: closing::Closing,
     /// How many write staged data out at once.
     threads: usize,
 }
@@ -79,6 +81,7 @@ impl FileSystem {
             handles: inode::OpenHandles::default(),
             reclaim: reclaim::Queue::default(),
             repack: repack::Repack::default(),
+            closing: closing::Closing::default(),
             threads: sealers::processors(),
         });
         if fs.volume.read_only() {
@@ -100,13 +103,15 @@ impl FileSystem {
         self.make_root(creator)
     }
 
-    /// Makes everything durable, reclaims what is unlinked, erases free space and writes the closed record.
+    /// Makes everything durable, reclaims what is unlinked, erases free space and writes the closed record. Nobody has anything open by now,
+    /// whoever did not say so is gone. Waits for calls of [`FileSystem::purge`] and [`FileSystem::make_durable`]; later ones fail.
     ///
     /// # Errors
     /// That of closing the volume, else that of reclaim: what cannot be reclaimed stays for the next session; else that of repacking: what
     /// deleted files left on shared pages then stays until `purge` finds it.
     pub fn close(&self) -> Result<()> {
-        let mut reclaimed = Ok(true);
+        let _closing = self.closing.begin();
+        let mut reclaimed = if self.volume.read_only() { Ok(true) } else { self.forget_handles().map(|()| true) };
         while !self.volume.read_only() && matches!(reclaimed, Ok(true)) {
             reclaimed = self.reclaim_step();
         }
@@ -135,10 +140,13 @@ impl FileSystem {
     /// runs may be erased only later.
     ///
     /// # Errors
-    /// `ReadOnly`, `NoSpace`, `Latched`.
+    /// `ReadOnly`, `NoSpace`, `Latched`; `Invalid` when the archive is being closed.
     pub fn purge(&self) -> Result<()> {
-        while self.reclaim_step()? {}
-        self.make_durable()?;
+        let _work = self.closing.work()?;
+        while self.reclaim_step()? {
+            self.closing.check()?;
+        }
+        self.commit_all()?;
         let repacked = self.repack_all(true);
         self.volume.commit()?;
         // What could not be repacked keeps nothing else from being erased.

@@ -135,7 +135,13 @@ impl FileSystem {
         self.reclaim.waiting.lock().insert(ino);
     }
 
-    /// Queues what earlier sessions left; none of it can be open.
+    /// A mount that ended without the last RELEASE leaves handles that nobody has: what was unlinked under them can go.
+    pub(super) fn forget_handles(&self) -> Result<()> {
+        self.handles.forget();
+        self.queue_left_over()
+    }
+
+    /// Queues what was left over; none of it can be open.
     pub(super) fn queue_left_over(&self) -> Result<()> {
         let state = self.volume.state();
         let mut queue = self.reclaim.waiting.lock();

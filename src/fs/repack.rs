@@ -111,7 +111,11 @@ impl FileSystem {
         loop {
             for _ in 0..ROUNDS {
                 self.volume.partly_named().hurry();
-                while self.repack_due()? {}
+                while self.repack_due()? {
+                    if search {
+                        self.closing.check()?;
+                    }
+                }
                 if self.volume.partly_named().is_empty() {
                     break;
                 }
@@ -120,6 +124,9 @@ impl FileSystem {
                 return Ok(());
             }
             self.search_step(&mut turn)?;
+            if search {
+                self.closing.check()?;
+            }
         }
     }
 

@@ -54,6 +54,19 @@ fn deleted_content_is_gone_after_a_purge_and_after_closing() {
     }
 }
 
+/// A mount that is cut off hears of no RELEASE.
+#[test]
+fn what_was_unlinked_while_open_is_gone_after_closing() {
+    let (storage, fs) = fresh(1);
+    let kept = put(&fs, ROOT_INO, b"kept", &noise(1, 200_000));
+    let secret = put(&fs, ROOT_INO, b"secret", &noise(2, 300_000));
+    fs.sync().unwrap();
+    fs.open(secret).unwrap();
+    fs.unlink(ROOT_INO, b"secret").unwrap();
+    fs.close().unwrap();
+    assert_eq!(of(&storage), BTreeSet::from([kept]));
+}
+
 /// The documented delay: ten seconds of the clock, in background steps.
 #[test]
 fn deleted_content_is_gone_after_the_delay() {

@@ -38,7 +38,15 @@ impl FileSystem {
     }
 
     /// As [`FileSystem::sync`] but under every profile: for the end of a mount, and when an operator asks.
+    ///
+    /// # Errors
+    /// As [`FileSystem::sync`]; `Invalid` when the archive is being closed.
     pub fn make_durable(&self) -> Result<()> {
+        let _work = self.closing.work()?;
+        self.commit_all()
+    }
+
+    pub(in crate::fs) fn commit_all(&self) -> Result<()> {
         self.finish_sync(self.begin_commit()?)
     }
 
