@@ -64,6 +64,11 @@ impl Frame {
         quads_for(bytes, pieces).min(WHOLE_ROOM) + if self.inline { INLINE_ROOM } else { 0 }
     }
 
+    /// Quads of the promise that are for the frame itself.
+    pub(crate) fn own_room(&self) -> u64 {
+        if self.inline { self.held.saturating_sub(INLINE_ROOM) } else { self.held }
+    }
+
     pub(crate) fn put(&mut self, start: u32, new: &[u8]) {
         let end = start + new.len() as u32;
         let low = self.pieces.partition_point(|p| p.end() < start);
@@ -168,6 +173,13 @@ impl Layer {
     /// Makes a frame, to which bytes are put before anybody else sees the layer, unless it is there.
     pub(crate) fn begin(&mut self, number: u64, inline: bool) {
         self.frames.entry(number).or_insert_with(|| Frame { inline, ..Frame::default() });
+    }
+
+    /// The file may have inline data after all.
+    pub(crate) fn doubt_inline(&mut self, number: u64) {
+        if let Some(frame) = self.frames.get_mut(&number) {
+            frame.inline = true;
+        }
     }
 
     /// Bytes that nothing lies below. `bare` says how many of a range are such, and is asked about frames that changed since they were counted.

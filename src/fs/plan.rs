@@ -71,9 +71,24 @@ impl Planner<'_> {
         Ok(plans)
     }
 
-    fn reservation(&mut self) -> Result<&mut Reservation> {
-        // D4: a layer is never without room.
-        self.room.as_mut().ok_or_else(|| Error::NoSpace("no room was kept for staged data".into()))
+    /// Room for a page of so many bytes. There always is some (D4), unless an earlier attempt to write the layer used it up in vain and
+    /// others have got what it gave back.
+    fn room_for(&mut self, bytes: usize) -> Result<&mut Reservation> {
+        let held = self.room.as_ref().map_or(0, Reservation::quads);
+        self.spare(quads_for(bytes as u64, 1).saturating_sub(held))?;
+        self.room.as_mut().ok_or_else(no_room)
+    }
+
+    /// Room beyond what was promised.
+    fn spare(&mut self, quads: u64) -> Result<()> {
+        if quads > 0 {
+            let more = self.volume.reserve_spare(quads).ok_or_else(no_room)?;
+            match &mut *self.room {
+                Some(all) => all.absorb(more),
+                None => *self.room = Some(more),
+            }
+        }
+        Ok(())
     }
 
     /// The whole content of a file that is to live in the tree.
@@ -119,12 +134,12 @@ impl Planner<'_> {
             let volume = self.volume;
             let pieces = match page {
                 [(index, content)] => {
-                    volume.write_data(self.reservation()?, plans[*index].ino, 0, content, compress)?
+                    volume.write_data(self.room_for(content.len())?, plans[*index].ino, 0, content, compress)?
                 }
                 _ => {
                     let content: Vec<_> =
                         page.iter().map(|(index, content)| (plans[*index].ino, 0, *content)).collect();
-                    volume.write_packed(self.reservation()?, &content, compress)?
+                    volume.write_packed(self.room_for(bytes)?, &content, compress)?
                 }
             };
             self.written.extend_from_slice(&pieces);
@@ -145,7 +160,9 @@ impl Planner<'_> {
         let gaps = layer.gaps(0..old.len() as u64);
         if !gaps.is_empty() {
             let mut first = layer.frames().get(&0).cloned().unwrap_or_default();
-            first.held += INLINE_ROOM;
+            // Promised with any frame that was staged over inline data, which does not spend it (`Frame::own_room`).
+            first.held = first.own_room() + INLINE_ROOM;
+            first.inline = false;
             for gap in gaps {
                 first.put(gap.start as u32, &old[gap.start as usize..gap.end as usize]);
             }
@@ -160,21 +177,14 @@ impl Planner<'_> {
     /// The first of `choices` that room can be had for. What was promised to the frame is enough for the last one, and for what it adds to
     /// that no promise was made to anybody: a merge is an economy.
     fn affordable(&mut self, held: u64, choices: Vec<Vec<Range<u64>>>) -> Vec<Range<u64>> {
-        let mut choices = choices.into_iter().peekable();
-        while let Some(runs) = choices.next() {
-            let more = cost(&runs).saturating_sub(held);
-            if more == 0 || choices.peek().is_none() {
+        let mut last = Vec::new();
+        for runs in choices {
+            if self.spare(cost(&runs).saturating_sub(held)).is_ok() {
                 return runs;
             }
-            if let Some(room) = self.volume.reserve_spare(more) {
-                match &mut *self.room {
-                    Some(all) => all.absorb(room),
-                    None => *self.room = Some(room),
-                }
-                return runs;
-            }
+            last = runs;
         }
-        Vec::new()
+        last
     }
 
     /// Writes one frame: its pieces each as a page, or merged with what its extents hold.
@@ -188,10 +198,35 @@ impl Planner<'_> {
         plan.cuts += mapped.len() as u64;
         let base = number * FRAME;
         let staged = staged(base, frame);
-        for run in self.affordable(frame.held, runs(&staged, &mapped, &range)) {
-            plan.fills |= fills(&run, &staged, &mapped);
+        let mut runs = self.affordable(frame.own_room(), runs(&staged, &mapped, &range));
+        let contents = match self.contents(base, frame, &mapped, &runs) {
+            Ok(contents) => contents,
+            // What cannot be read any more is left where it is, and what was written meanwhile needs none of it. A commit is that of all
+            // files: the damage of one must not stop it.
+            Err(_) if runs != staged => {
+                self.spare(cost(&staged).saturating_sub(frame.own_room()))?;
+                runs.clone_from(&staged);
+                self.contents(base, frame, &mapped, &runs)?
+            }
+            Err(error) => return Err(error),
+        };
+        for (run, data) in runs.iter().zip(contents) {
+            plan.fills |= fills(run, &staged, &mapped);
+            let volume = self.volume;
+            let compress = compresses(&self.options, inode);
+            let pieces = volume.write_data(self.room_for(data.len())?, plan.ino, run.start, &data, compress)?;
+            self.written.extend_from_slice(&pieces);
+            plan.pieces.extend(pieces);
+        }
+        Ok(())
+    }
+
+    /// What the pages over `runs` are to hold: the pieces of the frame that begins at `base`, over what is there.
+    fn contents(&self, base: u64, frame: &Frame, mapped: &[Mapped], runs: &[Range<u64>]) -> Result<Vec<Vec<u8>>> {
+        let mut contents = Vec::with_capacity(runs.len());
+        for run in runs {
             let mut data = vec![0; (run.end - run.start) as usize];
-            for old in mapped.iter().filter(|old| old.overlap(&run) > 0) {
+            for old in mapped.iter().filter(|old| old.overlap(run) > 0) {
                 let (from, to) = (old.offset.max(run.start), old.end().min(run.end));
                 let out = &mut data[(from - run.start) as usize..(to - run.start) as usize];
                 let start = old.extent.start + (from - old.offset) as u32;
@@ -206,14 +241,14 @@ impl Planner<'_> {
                     data[at..at + piece.data.len()].copy_from_slice(&piece.data);
                 }
             }
-            let volume = self.volume;
-            let compress = compresses(&self.options, inode);
-            let pieces = volume.write_data(self.reservation()?, plan.ino, run.start, &data, compress)?;
-            self.written.extend_from_slice(&pieces);
-            plan.pieces.extend(pieces);
+            contents.push(data);
         }
-        Ok(())
+        Ok(contents)
     }
+}
+
+fn no_room() -> Error {
+    Error::NoSpace("no room is left for staged data".into())
 }
 
 /// The layer's bytes when they are one piece from offset 0 on.

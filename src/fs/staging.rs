@@ -309,6 +309,9 @@ impl Content {
         }
         for (number, sealed) in layer.frames() {
             self.active.uncount(*number);
+            if sealed.inline {
+                self.active.doubt_inline(*number);
+            }
             if self.active.frames().contains_key(number)
                 && let Some(got) = room.as_mut().map(|room| room.split(sealed.held))
             {

@@ -14,3 +14,4 @@ mod names;
 mod racing;
 mod ranges;
 pub(super) mod support;
+mod writeout;

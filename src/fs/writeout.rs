@@ -129,13 +129,21 @@ impl FileSystem {
         Ok(())
     }
 
-    /// Writes the pages of what was sealed; on an error none of them is kept.
+    /// Writes the pages of what was sealed; on an error none of them is kept, and the room that they took is promised to the layers again.
     fn write_pages(&self, view: View<'_>, sealing: &mut Sealing) -> Result<Vec<Plan>> {
+        let held = sealing.room.as_ref().map_or(0, Reservation::quads);
         let mut planner = self.planner(view, &mut sealing.room);
         let plans = planner.plan(&sealing.layers);
         if plans.is_err() {
             let written: Vec<WrittenPiece> = std::mem::take(&mut planner.written);
             self.volume.abandon(&written);
+            let lost = held.saturating_sub(sealing.room.as_ref().map_or(0, Reservation::quads));
+            // When others were quicker, write-out asks again.
+            if let Some(room) = &mut sealing.room
+                && let Some(back) = self.volume.reserve_spare(lost)
+            {
+                room.absorb(back);
+            }
         }
         plans
     }

@@ -1,0 +1,119 @@
+//! Write-out at its limits: with exactly the room that was promised, over damage, and beside closing.
+
+use std::sync::Arc;
+
+use super::support::{CREATOR, assert_sound, fresh, reopen};
+use crate::env::{Environment, SeededEnvironment};
+use crate::error::Error;
+use crate::format::{Ino, ROOT_INO};
+use crate::fs::layer::FRAME;
+use crate::fs::{FileSystem, extents, mode};
+use crate::storage::{MemoryStorage, Storage};
+
+const BLOCK: usize = 4096;
+
+fn make(fs: &FileSystem, name: &[u8]) -> Ino {
+    fs.make_node(ROOT_INO, name, mode::REGULAR | 0o600, 0, CREATOR).unwrap().ino
+}
+
+fn noise(seed: u64, length: usize) -> Vec<u8> {
+    let mut bytes = vec![0; length];
+    SeededEnvironment::new(seed).fill_random(&mut bytes).unwrap();
+    bytes
+}
+
+/// A file with inline data gets pieces in its first frame, in another one, or in both, and nothing else is staged that could have brought
+/// room with it: what was promised is what write-out can do with.
+#[test]
+fn pieces_beside_inline_data_find_the_room_that_was_promised() {
+    for frames in [&[0][..], &[1], &[0, 1], &[1, 2]] {
+        for pieces in 1..=20 {
+            let (storage, fs) = fresh(pieces);
+            let file = make(&fs, b"file");
+            let mut content = noise(1, 200);
+            fs.write(file, 0, &content).unwrap();
+            fs.sync().unwrap();
+            content.resize(3 * FRAME as usize, 0);
+            let mut end = 200;
+            for frame in frames {
+                for piece in 0..pieces.min(15) {
+                    let at = (frame * FRAME) as usize + BLOCK + piece as usize * 2 * BLOCK;
+                    content[at..at + BLOCK].copy_from_slice(&noise(at as u64, BLOCK));
+                    fs.write(file, at as u64, &content[at..at + BLOCK]).unwrap();
+                    end = at + BLOCK;
+                }
+            }
+            fs.sync().unwrap();
+            let fs = reopen(&storage, fs);
+            assert!(fs.read(file, 0, content.len()).unwrap() == content[..end], "{pieces} pieces in {frames:?}");
+            assert_sound(&fs);
+        }
+    }
+}
+
+/// Flips a bit in the page that holds the start of the file.
+fn damage(storage: &MemoryStorage, fs: &FileSystem, file: Ino) {
+    let state = fs.volume.state();
+    let mapped = extents::overlapping(fs.volume.view(&state), file, 0..1, 1).unwrap();
+    let at = mapped[0].extent.page.run.offset() + 3000;
+    let mut byte = [0];
+    storage.read_at(at, &mut byte).unwrap();
+    storage.write_at(at, &[byte[0] ^ 4]).unwrap();
+}
+
+/// Small content is merged with what is written over it, and many pieces are merged with what lies between them: when that cannot be read,
+/// the pieces become pages of their own.
+#[test]
+fn a_damaged_page_stops_no_commit() {
+    for (size, pieces) in
+        [(3 * BLOCK, vec![BLOCK..2 * BLOCK]), (FRAME as usize, (1..16).map(|i| i * 8000..i * 8000 + 100).collect())]
+    {
+        let (storage, fs) = fresh(1);
+        let (file, other) = (make(&fs, b"file"), make(&fs, b"other"));
+        fs.write(file, 0, &noise(2, size)).unwrap();
+        let fs = reopen(&storage, fs);
+        damage(&storage, &fs, file);
+        for piece in &pieces {
+            fs.write(file, piece.start as u64, &noise(3, piece.len())).unwrap();
+        }
+        fs.write(other, 0, b"of somebody else").unwrap();
+        fs.sync().unwrap();
+        let fs = reopen(&storage, fs);
+        assert_eq!(fs.read(other, 0, 100).unwrap(), b"of somebody else");
+        for piece in pieces {
+            assert!(fs.read(file, piece.start as u64, piece.len()).unwrap() == noise(3, piece.len()));
+        }
+        assert!(matches!(fs.read(file, 0, 1), Err(Error::Damaged(_))), "what was damaged stays so");
+    }
+}
+
+#[test]
+fn nothing_follows_a_closed_record() {
+    let (storage, fs) = fresh(1);
+    make(&fs, b"file");
+    fs.close().unwrap();
+    assert!(matches!(fs.purge(), Err(Error::Invalid(_))));
+    assert!(matches!(fs.make_durable(), Err(Error::Invalid(_))));
+    assert!(fs.volume.durable().closed);
+    let fs = reopen(&storage, fs);
+    assert_sound(&fs);
+}
+
+/// A purge that is under way has the file grow while closing cuts its end off.
+#[test]
+fn closing_waits_for_who_works_beside_it() {
+    let (_, fs) = fresh(1);
+    make(&fs, b"file");
+    let work = fs.closing.work().unwrap();
+    let closing = std::thread::spawn({
+        let fs = Arc::clone(&fs);
+        move || fs.close()
+    });
+    while fs.closing.check().is_ok() {
+        std::thread::yield_now();
+    }
+    assert!(!fs.volume.durable().closed);
+    drop(work);
+    closing.join().unwrap().unwrap();
+    assert!(fs.volume.durable().closed);
+}
