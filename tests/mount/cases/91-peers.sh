@@ -70,9 +70,16 @@ is_all_hole() {
     [[ $(stat -c '%s %b' "$1") == "$2 0" ]]
 }
 
+# stored NAME: how many bytes of the archive, which is not mounted, are in use.
+stored() {
+    lockbox info --passfile "$PASSFILE" "$WORK/$1.lbx" | sed -n 's/^In use *\([0-9]*\) bytes$/\1/p'
+}
+
 case_anybody_may_truncate_to_astronomic_sizes() {
+    local before after
     need_user
     new_archive box
+    before=$(stored box)
     attach box allow_other
     chmod 1777 "$WORK/box"
     local size
@@ -86,9 +93,9 @@ case_anybody_may_truncate_to_astronomic_sizes() {
         same "$(tail -c 3 "$WORK/box/one$size" | od -An -tx1)" ' 00 00 00'
         as_user truncate -s 0 "$WORK/box/two$size"
     done
-    # The best of some turns: what it takes, not what else the machine does.
+    # The median: the machine does other things in some of the turns.
     as_user python3 - "$WORK/box/timed" <<'END'
-import os, sys, time
+import os, statistics, sys, time
 file = os.open(sys.argv[1], os.O_CREAT | os.O_RDWR, 0o600)
 def took(size):
     os.ftruncate(file, 0)
@@ -96,14 +103,17 @@ def took(size):
     os.ftruncate(file, size)
     return (time.monotonic() - before) * 1000
 for size in (10 ** 15, 2 ** 63 - 1):
-    best = min(took(size) for _ in range(20))
-    print("note: truncating to %d takes %.2f ms" % (size, best))
-    assert best < 10, best
+    median = statistics.median(took(size) for _ in range(101))
+    print("note: truncating to %d takes %.2f ms" % (size, median))
+    assert median < 10, median
 END
     expect 1 'file too large|invalid argument' as_user sh -c "exec 3<>'$WORK/box/more'; \
         dd if=/dev/zero bs=10 count=1 seek=9223372036854775805 oflag=seek_bytes conv=notrunc status=none of='$WORK/box/more'"
     detach box
-    [[ $(du -m "$WORK/box.lbx" | cut -f1) -lt 16 ]] || fail 'holes took space in the archive'
+    # Five names and inodes, in a node or two that take some blocks of 4 KiB; not a block of what is in the files.
+    after=$(stored box)
+    note "the holes took $((after - before)) bytes"
+    ((after > before && after - before <= 4 * 4096)) || fail "$before bytes were in use, and $after with the holes"
     check_full box
 }
 
