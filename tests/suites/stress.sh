@@ -38,8 +38,10 @@ arguments_of() {
 
 # stress SECONDS NAME...: at the same time; counts each as passed, failed or skipped.
 stress() {
-    local seconds=$1 name arguments=() log=$WORK/stress-ng code=0 operations
+    local seconds=$1 name arguments=() code=0 operations log
     shift
+    # One of a pair may be run again before the other is judged by what both left.
+    log=$WORK/stress-ng.$seconds.$1
     for name in "$@"; do
         # shellcheck disable=SC2207
         arguments+=($(arguments_of "$name"))
