@@ -90,6 +90,61 @@ case_git_rewrites_history_and_uses_worktrees() {
     detach box
 }
 
+# Thousands of commits, imported beside the mount as well: the same names of commits are the same content.
+case_git_keeps_a_large_history() {
+    local repository path=directory3/file7 bare=(outside.git box/imported.git)
+    new_archive box
+    attach box
+    export GIT_CONFIG_GLOBAL=/dev/null
+    cat >"$WORK/history.py" <<'END'
+import random, sys
+COMMITS = 4000
+chance = random.Random(4000)
+out = sys.stdout.buffer
+def block(text):
+    out.write(b"data %d\n%s\n" % (len(text), text))
+lines = {}
+for number in range(1, COMMITS + 1):
+    out.write(b"commit refs/heads/main\nmark :%d\ncommitter Test <test@example.org> %d +0000\n" % (number, 1_700_000_000 + 60 * number))
+    block(b"commit %d\n" % number)
+    if number % 50 == 0:
+        out.write(b"merge :%d\n" % (number - 20))
+    for _ in range(chance.randint(1, 3)):
+        path = b"directory%d/file%d" % (chance.randrange(12), chance.randrange(15))
+        content = lines.setdefault(path, [])
+        content.insert(chance.randint(0, len(content)), b"%d %x\n" % (number, chance.getrandbits(200)))
+        del content[40:]
+        out.write(b"M 100644 inline %s\n" % path)
+        block(b"".join(content))
+out.write(b"done\n")
+END
+    python3 "$WORK/history.py" >"$WORK/stream"
+    for repository in "${bare[@]}"; do
+        git init --quiet --bare --initial-branch=main "$repository"
+        git -C "$repository" fast-import --quiet --done <"$WORK/stream"
+    done
+    same "$(git -C outside.git rev-list --count main)" 4000
+    git -C box/imported.git repack -adq
+    git -C box/imported.git fsck --full --strict
+    git clone --quiet --no-local box/imported.git box/clone
+    git -C outside.git log -p main -- "$path" >"$WORK/log"
+    [[ $(grep -c '^commit ' "$WORK/log") -gt 30 ]] || fail "too few commits change $path"
+    verify() {
+        for repository in box/imported.git box/clone; do
+            same "$(git -C "$repository" rev-parse main 'main^{tree}' main~2000)" "$(git -C outside.git rev-parse main 'main^{tree}' main~2000)"
+            git -C "$repository" log -p main -- "$path" | cmp - "$WORK/log"
+        done
+    }
+    verify
+    reattach box
+    verify
+    git -C box/clone fsck --full --strict
+    same "$(git -C box/clone status --porcelain)" '' 'git status after the remount'
+    git clone --quiet outside.git checkout
+    diff -r --exclude=.git checkout box/clone
+    detach box
+}
+
 # Output that several compilers and loggers append to while make runs two at a time.
 case_make_builds_in_parallel_and_appends_its_log() {
     local number
