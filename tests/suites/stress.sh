@@ -125,7 +125,9 @@ run_fio() {
     checked psync --ioengine=psync --bs=1k-64k --bs_unaligned=1 --size=48M --io_size=96M --fsync=64
     checked libaio --ioengine=libaio --iodepth=16 --direct=1 --bs=4k-64k --size=48M --io_size=96M
     checked mmap --ioengine=mmap --bs=4k-32k --size=48M --io_size=96M
-    # Two programs, four threads each, on one file: every thread has its own part, and the parts are no whole pages.
+    # Two programs, four threads each, on one file: every thread has its own part, and the parts are no whole pages. The
+    # file is there before: fio would replace one that is shorter than its own part needs, also when the other writes it.
+    truncate -s 64000000 "$DIRECTORY/shared"
     local shared=(--filename=shared --thread --numjobs=4 --offset_increment=8000000 --size=8000000 --io_size=16000000 --group_reporting)
     checked first --ioengine=psync --bs=500-40000 --bs_unaligned=1 "${shared[@]}" >"$WORK/first" &
     local other=$!
