@@ -38,8 +38,10 @@ arguments_of() {
 
 # stress SECONDS NAME...: at the same time; counts each as passed, failed or skipped.
 stress() {
-    local seconds=$1 name arguments=() log=$WORK/stress-ng code=0 operations
+    local seconds=$1 name arguments=() code=0 operations log
     shift
+    # One of a pair may be run again before the other is judged by what both left.
+    log=$WORK/stress-ng.$seconds.$1
     for name in "$@"; do
         # shellcheck disable=SC2207
         arguments+=($(arguments_of "$name"))
@@ -103,18 +105,19 @@ run_dbench() {
     fi
 }
 
-# checked NAME OPTION...: random overwrites, each block with its checksum, all of it read back and compared.
+# checked NAME OPTION...: random overwrites, each block with its checksum, all of it read back and compared. With AGAIN
+# set nothing is written: what such a run before left is compared.
 checked() {
     local name=$1
     shift
     if (cd "$WORK" && fio --name="$name" --directory="$DIRECTORY" --rw=randwrite --norandommap --randrepeat=1 \
-        --verify=crc32c --verify_fatal=1 --do_verify=1 --output-format=terse --output="$WORK/fio.$name" "$@" \
+        --verify=crc32c --verify_fatal=1 --do_verify=1 ${AGAIN:+--verify_only} --output-format=terse --output="$WORK/fio.$name" "$@" \
         >"$WORK/fio.$name.err" 2>&1) && ! grep -Eq 'verify:|err=' "$WORK/fio.$name.err"; then
         PASSED=$((PASSED + 1))
-        echo "passed   fio $name"
+        echo "passed   fio $name${AGAIN:+, read again from another mount}"
     else
         FAILED=$((FAILED + 1))
-        echo "FAILED   fio $name"
+        echo "FAILED   fio $name${AGAIN:+, read again from another mount}"
         tail -n 20 "$WORK/fio.$name.err" "$WORK/fio.$name"
     fi
 }
@@ -123,7 +126,9 @@ run_fio() {
     checked psync --ioengine=psync --bs=1k-64k --bs_unaligned=1 --size=48M --io_size=96M --fsync=64
     checked libaio --ioengine=libaio --iodepth=16 --direct=1 --bs=4k-64k --size=48M --io_size=96M
     checked mmap --ioengine=mmap --bs=4k-32k --size=48M --io_size=96M
-    # Two programs, four threads each, on one file: every thread has its own part, and the parts are no whole pages.
+    # Two programs, four threads each, on one file: every thread has its own part, and the parts are no whole pages. The
+    # file is there before: fio would replace one that is shorter than its own part needs, also when the other writes it.
+    truncate -s 64000000 "$DIRECTORY/shared"
     local shared=(--filename=shared --thread --numjobs=4 --offset_increment=8000000 --size=8000000 --io_size=16000000 --group_reporting)
     checked first --ioengine=psync --bs=500-40000 --bs_unaligned=1 "${shared[@]}" >"$WORK/first" &
     local other=$!
@@ -134,6 +139,7 @@ run_fio() {
     if grep -q '^passed' "$WORK/first"; then PASSED=$((PASSED + 1)); else FAILED=$((FAILED + 1)); fi
 }
 
+AGAIN=
 begin_suite stress
 if [[ -n ${BESIDE-} ]]; then
     DIRECTORY=$(mktemp -d "$BESIDE/stress.XXXXXX")
@@ -158,6 +164,11 @@ if [[ -z ${BESIDE-} ]]; then
     # grep's exit code is 1 for none.
     errors=$(grep -c ERROR "$WORK/box.log" || true)
     same "$errors" "$(grep -c 'ERROR Failed to send FUSE reply' "$WORK/box.log" || true)" 'errors in the log'
+    if [[ $# -eq 0 ]]; then
+        # What fio compared may have come from the kernel's cache, and what it mapped was nowhere else yet.
+        reattach box allow_other,suid,dev
+        AGAIN=yes run_fio
+    fi
     detach box
     check_full box
 fi

@@ -70,9 +70,16 @@ is_all_hole() {
     [[ $(stat -c '%s %b' "$1") == "$2 0" ]]
 }
 
+# stored NAME: how many bytes of the archive, which is not mounted, are in use.
+stored() {
+    lockbox info --passfile "$PASSFILE" "$WORK/$1.lbx" | sed -n 's/^In use *\([0-9]*\) bytes$/\1/p'
+}
+
 case_anybody_may_truncate_to_astronomic_sizes() {
+    local before after
     need_user
     new_archive box
+    before=$(stored box)
     attach box allow_other
     chmod 1777 "$WORK/box"
     local size
@@ -86,9 +93,9 @@ case_anybody_may_truncate_to_astronomic_sizes() {
         same "$(tail -c 3 "$WORK/box/one$size" | od -An -tx1)" ' 00 00 00'
         as_user truncate -s 0 "$WORK/box/two$size"
     done
-    # The best of some turns: what it takes, not what else the machine does.
+    # The median: the machine does other things in some of the turns.
     as_user python3 - "$WORK/box/timed" <<'END'
-import os, sys, time
+import os, statistics, sys, time
 file = os.open(sys.argv[1], os.O_CREAT | os.O_RDWR, 0o600)
 def took(size):
     os.ftruncate(file, 0)
@@ -96,14 +103,17 @@ def took(size):
     os.ftruncate(file, size)
     return (time.monotonic() - before) * 1000
 for size in (10 ** 15, 2 ** 63 - 1):
-    best = min(took(size) for _ in range(20))
-    print("note: truncating to %d takes %.2f ms" % (size, best))
-    assert best < 10, best
+    median = statistics.median(took(size) for _ in range(101))
+    print("note: truncating to %d takes %.2f ms" % (size, median))
+    assert median < 10, median
 END
     expect 1 'file too large|invalid argument' as_user sh -c "exec 3<>'$WORK/box/more'; \
         dd if=/dev/zero bs=10 count=1 seek=9223372036854775805 oflag=seek_bytes conv=notrunc status=none of='$WORK/box/more'"
     detach box
-    [[ $(du -m "$WORK/box.lbx" | cut -f1) -lt 16 ]] || fail 'holes took space in the archive'
+    # Five names and inodes, in a node or two that take some blocks of 4 KiB; not a block of what is in the files.
+    after=$(stored box)
+    note "the holes took $((after - before)) bytes"
+    ((after > before && after - before <= 4 * 4096)) || fail "$before bytes were in use, and $after with the holes"
     check_full box
 }
 
@@ -280,6 +290,82 @@ END
     touch "$WORK"/box/a/b/other{1..60}
     python3 "$WORK/handles.py" "$WORK/box" gone "$WORK/kept"
     detach box
+}
+
+# Who holds a handle asks for `..` without any name: the answers must be the ancestors of today, not of when it was taken.
+case_the_parents_of_a_handle_follow_its_ancestors() {
+    new_archive box
+    attach box
+    mkdir -p "$WORK/box/old/parent/moved/c/d" "$WORK/box/new/other"
+    cat >"$WORK/parents.py" <<'END'
+import ctypes, os, sys
+libc = ctypes.CDLL(None, use_errno=True)
+class Handle(ctypes.Structure):
+    _fields_ = [("bytes", ctypes.c_uint), ("type", ctypes.c_int), ("opaque", ctypes.c_ubyte * 128)]
+top, action, store = sys.argv[1:4]
+root = os.open(top, os.O_RDONLY | os.O_DIRECTORY)
+PLACES = {"old": "old/parent", "new": "new/other", "top": "."}
+def climb(file):
+    """The numbers of the inodes from a directory up to the top."""
+    numbers = [os.fstat(file).st_ino]
+    file = os.dup(file)
+    while numbers[-1] != os.fstat(root).st_ino:
+        assert len(numbers) < 10, numbers
+        above = os.open("..", os.O_RDONLY | os.O_DIRECTORY, dir_fd=file)
+        os.close(file)
+        file = above
+        numbers.append(os.fstat(file).st_ino)
+    os.close(file)
+    return numbers
+def opened():
+    handle = Handle.from_buffer_copy(open(store, "rb").read())
+    file = libc.open_by_handle_at(root, ctypes.byref(handle), os.O_RDONLY | os.O_DIRECTORY)
+    assert file >= 0, os.strerror(ctypes.get_errno())
+    return file
+def by_names(place):
+    """The same by names, so asked for only after the handle was."""
+    path = os.path.normpath(PLACES[place] + "/moved/c/d")
+    numbers = []
+    while path:
+        numbers.append(os.stat(path, dir_fd=root).st_ino)
+        path = os.path.dirname(path)
+    return numbers + [os.fstat(root).st_ino]
+if action == "take":
+    handle, number = Handle(128), ctypes.c_int()
+    assert libc.name_to_handle_at(root, b"old/parent/moved/c/d", ctypes.byref(handle), ctypes.byref(number), 0) == 0
+    open(store, "wb").write(bytes(handle))
+    assert climb(opened()) == by_names("old")
+elif action == "climb":
+    got = climb(opened())
+    assert got == by_names(sys.argv[4]), (got, by_names(sys.argv[4]))
+else:
+    # Moved while a descriptor is open that was reached without a name.
+    source, target = sys.argv[4:]
+    file = opened()
+    os.rename(PLACES[source] + "/moved", PLACES[target] + "/moved", src_dir_fd=root, dst_dir_fd=root)
+    got = climb(file)
+    assert got == by_names(target), (got, by_names(target))
+END
+    parents() {
+        python3 "$WORK/parents.py" "$WORK/box" "$1" "$WORK/kept" "${@:2}"
+    }
+    parents take
+    mv "$WORK/box/old/parent/moved" "$WORK/box/new/other/moved"
+    parents climb new
+    echo 2 >/proc/sys/vm/drop_caches
+    parents climb new
+    reattach box
+    parents climb new
+    echo 2 >/proc/sys/vm/drop_caches
+    parents move new top
+    # The parent that it once had is gone altogether.
+    rm -r "$WORK/box/old" "$WORK/box/new"
+    echo 2 >/proc/sys/vm/drop_caches
+    parents climb top
+    reattach box
+    parents climb top
+    detach box
+    check_full box
 }
 
 case_many_users_create_at_once_and_own_what_they_made() {

@@ -1,7 +1,7 @@
 # More programs as people use them; what 10 and 20 have already is not repeated.
 # shellcheck shell=bash disable=SC2317,SC2164
 
-# A tree with what archivers must keep: holes, hard links, attributes, odd names. Access lists are refused by archives.
+# A tree with what archivers must keep: holes, hard links, attributes, access lists, odd names.
 small_tree() {
     mkdir -p "$1/directory/below" "$1/$(printf 'new\nline')"
     head -c 300000 /dev/urandom >"$1/directory/random"
@@ -9,6 +9,9 @@ small_tree() {
     ln -s ../random "$1/directory/below/soft"
     setfattr -n user.note -v 'kept' "$1/directory/random"
     setfattr -n user.note -v 'kept too' "$1/directory"
+    setfattr -n trusted.note -v 'of root' "$1/directory/below"
+    setfacl -m u:12345:rw,g:23456:r,m::rwx "$1/directory/random"
+    setfacl -m u:12345:rx -d -m u:12345:rwx,g:23456:r "$1/directory"
     truncate -s 5M "$1/sparse"
     printf data | dd of="$1/sparse" bs=1 seek=3000000 conv=notrunc status=none
     # Not this second's: rsync takes times within the same second for equal.
@@ -16,25 +19,39 @@ small_tree() {
     touch -d '1990-01-02 03:04:05.678901234' "$1/directory/below"
 }
 
+# facts_in_a_zip DIRECTORY: type, mode, size, link target and time of everything below it.
+facts_in_a_zip() {
+    (cd "$1" && find . -type l -printf '%P %y %l\n' -o -type d -printf '%P %y %m %Ts\n' -o -printf '%P %y %m %Ts %s\n' | sort)
+}
+
+# newer_than MARK DIRECTORY: types and names of what is below it, a line each.
+newer_than() {
+    (cd "$2" && find . -newer "$1" -printf '%y %P\0' | sort -z | tr '\n\0' '?\n')
+}
+
 case_archivers_keep_holes_links_and_attributes() {
     new_archive box
     attach box
     small_tree "$WORK/tree"
-    rsync -aHXS "$WORK/tree/" "$WORK/box/rsync/"
+    rsync -aHAXS "$WORK/tree/" "$WORK/box/rsync/"
     same_tree "$WORK/tree" "$WORK/box/rsync"
-    same "$(rsync -aHXSin --checksum --delete "$WORK/tree/" "$WORK/box/rsync/")" '' 'a second run of rsync'
-    tar -C "$WORK" --xattrs --sparse -cf "$WORK/box/tree.tar" tree
-    tar -C "$WORK/box" --xattrs --sparse -xf "$WORK/box/tree.tar"
+    # The listing shows access lists as the attributes that they are.
+    same "$(grep -Eo ' (system.posix_acl_(access|default)|trusted.note|user.note)=' "$WORK/listing.b" | sort | uniq -c | tr -s ' \n' ' ')" \
+        ' 3 system.posix_acl_access= 1 system.posix_acl_default= 1 trusted.note= 3 user.note= ' 'lists and attributes on the mount'
+    same "$(rsync -aHAXSin --checksum --delete "$WORK/tree/" "$WORK/box/rsync/")" '' 'a second run of rsync'
+    tar -C "$WORK" --xattrs --xattrs-include='*' --acls --sparse --format=posix -cf "$WORK/box/tree.tar" tree
+    tar -C "$WORK/box" --xattrs --xattrs-include='*' --acls --sparse -xf "$WORK/box/tree.tar"
     same_tree "$WORK/tree" "$WORK/box/tree"
     cp -a --reflink=auto --sparse=always "$WORK/box/tree" "$WORK/box/copy"
     same_tree "$WORK/box/tree" "$WORK/box/copy"
     [[ $(stat -c %b "$WORK/box/copy/sparse") -lt 2048 ]] || fail 'the copy has no holes'
     (cd "$WORK/box" && zip -qry archive.zip copy/directory && mkdir unzipped && unzip -q archive.zip -d unzipped)
-    same_file "$WORK/box/unzipped/copy/directory/random" "$WORK/tree/directory/random"
-    same "$(readlink "$WORK/box/unzipped/copy/directory/below/soft")" ../random
+    # A zip keeps neither hard links nor lists; what it keeps, links and times to the second among it, is all there.
+    diff -r --no-dereference "$WORK/box/unzipped/copy/directory" "$WORK/tree/directory" || fail 'unzipped files differ'
+    same "$(facts_in_a_zip "$WORK/box/unzipped/copy/directory")" "$(facts_in_a_zip "$WORK/tree/directory")" 'unzipped'
     touch -d '2001-01-01' "$WORK/mark"
-    same "$(cd "$WORK/box/tree" && find . -newer "$WORK/mark" -type d | sort | tr '\n' ' ' | tr -d '\n')" \
-        "$(cd "$WORK/tree" && find . -newer "$WORK/mark" -type d | sort | tr '\n' ' ' | tr -d '\n')" 'find -newer'
+    same "$(newer_than "$WORK/mark" "$WORK/box/tree")" "$(newer_than "$WORK/mark" "$WORK/tree")" 'find -newer'
+    same "$(newer_than "$WORK/mark" "$WORK/box/tree" | wc -l)" 7 'found by find -newer'
     same "$(du -s --apparent-size --block-size=1 "$WORK/box/tree/sparse" | cut -f1)" 5242880
     # The page that the kernel wrote, of which the file has four bytes.
     same "$(du -s --block-size=1 "$WORK/box/tree/sparse" | cut -f1)" 4096 'du of a sparse file'
@@ -70,6 +87,61 @@ case_git_rewrites_history_and_uses_worktrees() {
     reattach box
     git -C "$WORK/box/repository" fsck --full --strict
     same "$(git -C "$WORK/box/repository" show side:aside | wc -l)" 5
+    detach box
+}
+
+# Thousands of commits, imported beside the mount as well: the same names of commits are the same content.
+case_git_keeps_a_large_history() {
+    local repository path=directory3/file7 bare=(outside.git box/imported.git)
+    new_archive box
+    attach box
+    export GIT_CONFIG_GLOBAL=/dev/null
+    cat >"$WORK/history.py" <<'END'
+import random, sys
+COMMITS = 4000
+chance = random.Random(4000)
+out = sys.stdout.buffer
+def block(text):
+    out.write(b"data %d\n%s\n" % (len(text), text))
+lines = {}
+for number in range(1, COMMITS + 1):
+    out.write(b"commit refs/heads/main\nmark :%d\ncommitter Test <test@example.org> %d +0000\n" % (number, 1_700_000_000 + 60 * number))
+    block(b"commit %d\n" % number)
+    if number % 50 == 0:
+        out.write(b"merge :%d\n" % (number - 20))
+    for _ in range(chance.randint(1, 3)):
+        path = b"directory%d/file%d" % (chance.randrange(12), chance.randrange(15))
+        content = lines.setdefault(path, [])
+        content.insert(chance.randint(0, len(content)), b"%d %x\n" % (number, chance.getrandbits(200)))
+        del content[40:]
+        out.write(b"M 100644 inline %s\n" % path)
+        block(b"".join(content))
+out.write(b"done\n")
+END
+    python3 "$WORK/history.py" >"$WORK/stream"
+    for repository in "${bare[@]}"; do
+        git init --quiet --bare --initial-branch=main "$repository"
+        git -C "$repository" fast-import --quiet --done <"$WORK/stream"
+    done
+    same "$(git -C outside.git rev-list --count main)" 4000
+    git -C box/imported.git repack -adq
+    git -C box/imported.git fsck --full --strict
+    git clone --quiet --no-local box/imported.git box/clone
+    git -C outside.git log -p main -- "$path" >"$WORK/log"
+    [[ $(grep -c '^commit ' "$WORK/log") -gt 30 ]] || fail "too few commits change $path"
+    verify() {
+        for repository in box/imported.git box/clone; do
+            same "$(git -C "$repository" rev-parse main 'main^{tree}' main~2000)" "$(git -C outside.git rev-parse main 'main^{tree}' main~2000)"
+            git -C "$repository" log -p main -- "$path" | cmp - "$WORK/log"
+        done
+    }
+    verify
+    reattach box
+    verify
+    git -C box/clone fsck --full --strict
+    same "$(git -C box/clone status --porcelain)" '' 'git status after the remount'
+    git clone --quiet outside.git checkout
+    diff -r --exclude=.git checkout box/clone
     detach box
 }
 
@@ -120,46 +192,87 @@ case_editors_save_by_rename_and_keep_backups() {
     detach box
 }
 
-# Mail programs take a dotlock and a lock of fcntl; both must keep four deliverers apart.
-case_a_mailbox_is_locked_by_dotlock_and_fcntl() {
+# Mail programs take a dotlock, a lock of fcntl, or one of flock: each by itself must keep four deliverers apart.
+case_each_lock_keeps_a_mailbox_whole() {
+    local kind
     new_archive box
     attach box
-    python3 - "$WORK/box" <<'END'
+    cat >"$WORK/deliver.py" <<'END'
 import fcntl, os, sys, time
+DELIVERERS, EACH = 4, 30
 os.chdir(sys.argv[1])
-def deliver(who, number):
-    own = "lock.%d" % who
-    while True:
-        open(own, "w").close()
-        try:
-            os.link(own, "mbox.lock")
-            break
-        except FileExistsError:
-            os.unlink(own)
+kind = sys.argv[2]
+name = "mbox." + kind
+def dotlock(own):
+    os.close(os.open(own, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+    try:
+        os.link(own, name + ".lock")
+        return True
+    except FileExistsError:
+        return False
+    finally:
+        os.unlink(own)
+def lock(box, own):
+    """Tells whether somebody else had the lock."""
+    if kind == "dotlock":
+        if dotlock(own):
+            return False
+        while not dotlock(own):
             time.sleep(0.0005)
-    os.unlink(own)
-    with open("mbox", "r+b") as box:
-        fcntl.lockf(box, fcntl.LOCK_EX)
-        # Not by appending: a lost lock loses mail.
-        end = box.seek(0, 2)
-        box.seek(end)
-        box.write(b"From %d %04d\n\ntext\n" % (who, number))
-    os.unlink("mbox.lock")
-open("mbox", "w").close()
+        return True
+    take = {"fcntl": fcntl.lockf, "flock": fcntl.flock}[kind]
+    try:
+        take(box, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return False
+    except BlockingIOError:
+        take(box, fcntl.LOCK_EX)
+        return True
+def deliver(who, number):
+    with open(name, "r+b", buffering=0) as box:
+        waited = lock(box, "%s.%d" % (name, who))
+        # Neither by appending nor at once: without a lock messages are lost and mixed.
+        box.seek(0, os.SEEK_END)
+        os.sched_yield()
+        box.write(b"From %d %04d\n" % (who, number))
+        os.sched_yield()
+        box.write(b"\ntext %d %04d\n" % (who, number))
+        if kind == "dotlock":
+            os.unlink(name + ".lock")
+    return waited
+open(name, "w").close()
+begin, go = os.pipe()
+told, tell = os.pipe()
 children = []
-for who in range(4):
+for who in range(DELIVERERS):
     pid = os.fork()
     if pid == 0:
-        for number in range(50):
-            deliver(who, number)
+        os.close(go)
+        os.read(begin, 1)
+        waits = sum(deliver(who, number) for number in range(EACH))
+        os.write(tell, bytes([waits]))
         os._exit(0)
     children.append(pid)
+os.close(go)
 assert all(os.waitpid(pid, 0)[1] == 0 for pid in children)
+waits = sum(os.read(told, DELIVERERS))
+print("note: %s: %d of %d deliveries had to wait" % (kind, waits, DELIVERERS * EACH))
+assert waits > 0, "nobody ever wanted a lock that somebody had"
 END
-    same "$(grep -c '^From' "$WORK/box/mbox")" 200
-    same "$(stat -c %s "$WORK/box/mbox")" $((200 * 18))
+    cat >"$WORK/verify.py" <<'END'
+import re, sys
+content = open(sys.argv[1], "rb").read()
+messages = re.findall(rb"From (\d) (\d{4})\n\ntext \1 \2\n", content)
+assert len(messages) * 25 == len(content), "%d messages in %d bytes" % (len(messages), len(content))
+assert sorted(messages) == [(b"%d" % who, b"%04d" % number) for who in range(4) for number in range(30)], messages
+END
+    for kind in dotlock fcntl flock; do
+        python3 "$WORK/deliver.py" "$WORK/box" "$kind"
+        python3 "$WORK/verify.py" "$WORK/box/mbox.$kind"
+    done
     reattach box
-    same "$(grep '^From' "$WORK/box/mbox" | sort -u | wc -l)" 200
+    for kind in dotlock fcntl flock; do
+        python3 "$WORK/verify.py" "$WORK/box/mbox.$kind"
+    done
     detach box
 }
 

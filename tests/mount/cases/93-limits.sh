@@ -77,51 +77,80 @@ case_no_space_leaves_each_operation_undone() {
     mount -t tmpfs -o size=24m none "$WORK/host"
     create "$WORK/host/box.lbx"
     mount.lockbox "$WORK/host/box.lbx" "$WORK/point" -o "passfile=$PASSFILE,log=$WORK/point.log"
-    python3 - "$WORK/point" "$WORK/host" <<'END'
-import ctypes, errno, mmap, os, re, struct, subprocess, sys
-os.chdir(sys.argv[1])
-host = sys.argv[2]
+    cat >"$WORK/full.py" <<'END'
+import ctypes, errno, hashlib, mmap, os, re, struct, subprocess, sys
+point, host, passfile = sys.argv[1:]
+os.chdir(point)
+def content(path):
+    """What the file has beside zeros, and where; from the archive, not from the kernel's cache."""
+    digest = hashlib.sha256()
+    file = os.open(path, os.O_RDONLY)
+    try:
+        os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+        end = 0
+        while True:
+            try:
+                start = os.lseek(file, end, os.SEEK_DATA)
+            except OSError as error:
+                assert error.errno == errno.ENXIO, error
+                return digest.hexdigest()
+            end = os.lseek(file, start, os.SEEK_HOLE)
+            for at in range(start // 4096 * 4096, end, 4096):
+                block = os.pread(file, 4096, at)
+                if block.strip(b"\0"):
+                    digest.update(b"%d %d:" % (at, len(block)) + block)
+    finally:
+        os.close(file)
 def tree(what):
     listing = subprocess.check_output(["listing.py", "."])
     # The kernel sets the time of a change of content before it asks for the change, as on every file system.
-    return re.sub(rb"mtime=\d+", b"", listing) if what in ("write", "copy", "fallocate") else listing
+    if what in ("write", "copy", "fallocate"):
+        listing = re.sub(rb"mtime=\d+", b"", listing)
+    for directory, _, names in os.walk("."):
+        for name in sorted(names):
+            path = os.path.join(directory, name)
+            if os.path.isfile(path) and not os.path.islink(path):
+                listing += b"%s holds %s\n" % (os.fsencode(path), content(path).encode())
+    return listing
 os.mkdir("keep")
 for number in range(200):
     with open("keep/file%d" % number, "wb") as file:
         file.write(os.urandom(500))
         os.fsync(file.fileno())
     os.setxattr("keep/file%d" % number, "user.note", b"x" * 200)
-# First the host, then what the archive holds in reserve.
-with open(host + "/filler", "wb", buffering=0) as filler:
-    try:
-        while True:
-            filler.write(b"\0" * 65536)
-            filler.flush()
-    except OSError as error:
-        assert error.errno == errno.ENOSPC
-full = 0
-def attempt(what, call):
-    """Repeats the operation until there is no space: that one changes nothing."""
-    global full
-    for turn in range(40_000):
-        # Comparing each time would take hours; a failing one is compared with the state before it.
+filler = open(host + "/filler", "wb", buffering=0)
+def fill():
+    """What the host has left, to the last page. What the archive holds in reserve is for the operations."""
+    for size in (65536, 4096):
         try:
-            call(turn)
+            while True:
+                filler.write(b"\0" * size)
         except OSError as error:
-            assert error.errno == errno.ENOSPC, (what, error)
-            before = tree(what)
-            for again in range(3):
-                try:
-                    call(turn)
-                    return  # space was freed in the background
-                except OSError as error:
-                    assert error.errno == errno.ENOSPC, (what, error)
-                after = tree(what)
-                if after != before:
-                    changed = sorted(set(before.splitlines()) ^ set(after.splitlines()))[:6]
-                    raise AssertionError("a refused %s changed the tree: %r" % (what, changed))
-            full += 1
-            return
+            assert error.errno == errno.ENOSPC, error
+def refused(what, call, turn):
+    try:
+        call(turn)
+        return False
+    except OSError as error:
+        assert error.errno == errno.ENOSPC, (what, error)
+        return True
+def attempt(what, call):
+    """Repeats the operation until there is no space for it, which changes nothing, and tells how often there was."""
+    for turn in range(40_000):
+        fill()
+        # Comparing each time would take hours; those that fail are compared with the state after the first that did.
+        if not refused(what, call, turn):
+            continue
+        before = tree(what)
+        if not all(refused(what, call, turn) for _ in range(3)):
+            # Space was freed in the background.
+            continue
+        after = tree(what)
+        if after != before:
+            changed = sorted(set(before.splitlines()) ^ set(after.splitlines()))[:6]
+            raise AssertionError("a refused %s changed the tree: %r" % (what, changed))
+        return turn
+    raise AssertionError("%s never met a full disk" % what)
 def create(turn):
     os.close(os.open("create%d" % turn, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
 def write(turn):
@@ -149,7 +178,7 @@ def copy(turn):
 def allocate(turn):
     file = os.open("keep/file3", os.O_WRONLY)
     try:
-        os.posix_fallocate(file, 0, 1 << 30)
+        os.posix_fallocate(file, 0, 1 << 20)
     finally:
         os.close(file)
 def access_list(turn):
@@ -170,16 +199,23 @@ operations = [
     ("copy", copy),
     ("fallocate", allocate),
 ]
-for name, call in operations:
-    attempt(name, call)
-print("note: %d operations met a full disk" % full)
-assert full >= 4, full
+turns = [(name, attempt(name, call)) for name, call in operations]
+print("note: done before the disk was full: %s" % ", ".join("%s %d" % turn for turn in turns))
+# Unmounting works on a full disk, and what was refused is not in the archive either.
+before = tree("write")
+os.chdir("/")
+subprocess.check_call(["lockbox", "umount", point])
+subprocess.check_call(["mount.lockbox", host + "/box.lbx", point, "-o", "passfile=" + passfile])
+os.chdir(point)
+fill()
+assert tree("write") == before
 # Deleting needs no space that is not there.
 for name in sorted(os.listdir("keep")):
     os.unlink("keep/" + name)
 os.fsync(os.open(".", os.O_RDONLY))
 assert os.listdir("keep") == []
 END
+    python3 "$WORK/full.py" "$WORK/point" "$WORK/host" "$PASSFILE"
     rm "$WORK/host/filler"
     echo works >"$WORK/point/again"
     sync "$WORK/point/again"
