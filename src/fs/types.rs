@@ -64,7 +64,7 @@ pub struct SetAttributes {
 }
 
 /// Who creates an object.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Creator {
     pub uid: u32,
     pub gid: u32,
@@ -79,8 +79,8 @@ pub enum RenameMode {
     Replace,
     NoReplace,
     Exchange,
-    /// Leaves a 0:0 character device in place of the source.
-    Whiteout,
+    /// Leaves a 0:0 character device of this creator in place of the source.
+    Whiteout(Creator),
 }
 
 /// xattr set flags.

@@ -6,7 +6,7 @@ use fuser::{FileAttr, FileType, INodeNo, RenameFlags, TimeOrNow};
 use lockbox::Error;
 use lockbox::archive::{device_number, split_device_number};
 use lockbox::error::Timestamp;
-use lockbox::fs::{Attributes, RenameMode, SetTime, XattrMode, mode};
+use lockbox::fs::{Attributes, Creator, RenameMode, SetTime, XattrMode, mode};
 
 /// The preferred size of I/O: the archive's block.
 const BLOCK: u32 = 4096;
@@ -95,15 +95,17 @@ pub(crate) fn set_time(time: TimeOrNow) -> SetTime {
     }
 }
 
-pub(crate) fn rename_mode(flags: RenameFlags) -> Result<RenameMode, Error> {
+/// The kernel has seen to it that nothing is replaced with RENAME_NOREPLACE: nobody but it changes names (F5). So that flag adds nothing to
+/// RENAME_WHITEOUT; it has refused the other combinations.
+pub(crate) fn rename_mode(flags: RenameFlags, creator: Creator) -> Result<RenameMode, Error> {
     if flags.is_empty() {
         Ok(RenameMode::Replace)
     } else if flags == RenameFlags::RENAME_NOREPLACE {
         Ok(RenameMode::NoReplace)
     } else if flags == RenameFlags::RENAME_EXCHANGE {
         Ok(RenameMode::Exchange)
-    } else if flags == RenameFlags::RENAME_WHITEOUT {
-        Ok(RenameMode::Whiteout)
+    } else if flags.difference(RenameFlags::RENAME_NOREPLACE) == RenameFlags::RENAME_WHITEOUT {
+        Ok(RenameMode::Whiteout(creator))
     } else {
         Err(Error::invalid(format!("rename flags: flags={flags}")))
     }
@@ -200,8 +202,14 @@ mod tests {
     }
 
     #[test]
-    fn rename_flags_do_not_combine() {
-        assert_eq!(rename_mode(RenameFlags::RENAME_WHITEOUT).unwrap(), RenameMode::Whiteout);
-        assert!(rename_mode(RenameFlags::RENAME_WHITEOUT | RenameFlags::RENAME_NOREPLACE).is_err());
+    fn an_exchange_combines_with_nothing() {
+        let creator = Creator { uid: 1, gid: 2, umask: None };
+        let whiteout = RenameFlags::RENAME_WHITEOUT;
+        for flags in [whiteout, whiteout | RenameFlags::RENAME_NOREPLACE] {
+            assert_eq!(rename_mode(flags, creator).unwrap(), RenameMode::Whiteout(creator));
+        }
+        for other in [whiteout, RenameFlags::RENAME_NOREPLACE, RenameFlags::from_bits_retain(1 << 9)] {
+            assert!(rename_mode(RenameFlags::RENAME_EXCHANGE | other, creator).is_err());
+        }
     }
 }

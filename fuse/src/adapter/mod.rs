@@ -193,7 +193,7 @@ impl fuser::Filesystem for Adapter {
 
     fn rename(
         &self,
-        _: &Request,
+        request: &Request,
         parent: INodeNo,
         name: &OsStr,
         new_parent: INodeNo,
@@ -202,7 +202,7 @@ impl fuser::Filesystem for Adapter {
         reply: ReplyEmpty,
     ) {
         let _turn = self.begin_change();
-        let renamed = convert::rename_mode(flags).and_then(|how| {
+        let renamed = convert::rename_mode(flags, creator(request, 0)).and_then(|how| {
             let held = self.replaced.hold(&self.fs, ino(new_parent), new_name, how);
             let renamed = self.fs.rename(ino(parent), name.as_bytes(), ino(new_parent), new_name.as_bytes(), how);
             let settled = held.map_or(Ok(()), |held| self.replaced.settle(&self.fs, held, renamed.is_ok()));

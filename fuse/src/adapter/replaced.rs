@@ -15,7 +15,7 @@ pub(super) struct Replaced(Mutex<HashSet<u64>>);
 impl Replaced {
     /// The file that a rename to `name` will take the last name of, held open; None when there is none. To be told of the outcome.
     pub(super) fn hold(&self, fs: &FileSystem, directory: Ino, name: &OsStr, how: RenameMode) -> Option<Ino> {
-        if !matches!(how, RenameMode::Replace | RenameMode::Whiteout) {
+        if !matches!(how, RenameMode::Replace | RenameMode::Whiteout(_)) {
             return None;
         }
         // The kernel keeps both directories locked: the name means the same file until the rename is answered.

@@ -2,7 +2,7 @@
 
 use std::fs::{self, File};
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, chown};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -53,10 +53,11 @@ fn a_replaced_name_is_never_absent() {
 }
 
 /// renameat2(2) knows RENAME_NOREPLACE (EEXIST when the new name is taken), RENAME_EXCHANGE (both must exist) and
-/// RENAME_WHITEOUT, which leaves a character device 0:0 in place of the old name. Each is atomic.
+/// RENAME_WHITEOUT, which leaves a character device 0:0 of the caller in place of the old name and combines with
+/// RENAME_NOREPLACE. Each is atomic.
 #[test]
 fn flags_of_rename() {
-    let mount = Mount::new();
+    let mut mount = Mount::new();
     let root = File::open(mount.root()).unwrap();
     let rename = |old: &str, new: &str, flags| code(renameat_with(&root, old, &root, new, flags));
     fs::write(mount.path("a"), "a").unwrap();
@@ -73,6 +74,20 @@ fn flags_of_rename() {
     let left = fs::symlink_metadata(mount.path("b")).unwrap();
     assert!(left.file_type().is_char_device() && left.rdev() == 0);
     assert_eq!(fs::read_to_string(mount.path("moved")).unwrap(), "a");
+    // Of the caller, whose directory it is not.
+    fs::rename(mount.path("c"), mount.path("theirs")).unwrap();
+    chown(mount.path("theirs"), Some(7), Some(7)).unwrap();
+    fs::write(mount.path("theirs/file"), "b").unwrap();
+    let both = RenameFlags::WHITEOUT | RenameFlags::NOREPLACE;
+    assert_eq!(rename("theirs/file", "moved", both), EEXIST);
+    assert_eq!(rename("theirs/file", "theirs/other", both), 0);
+    drop(root);
+    mount.remount();
+    let left = fs::symlink_metadata(mount.path("theirs/file")).unwrap();
+    assert!(left.file_type().is_char_device() && left.rdev() == 0);
+    assert_eq!((left.uid(), left.gid(), left.mode() & 0o7777), (0, 0, 0));
+    assert_eq!(fs::read_to_string(mount.path("theirs/other")).unwrap(), "b");
+    mount.check();
 }
 
 /// A directory cannot be moved below itself, nor exchanged with one above or below it: EINVAL.

@@ -78,7 +78,13 @@ impl FileSystem {
             let change = Move { name, new_name, moved, parents: Parents { source, other }, now };
             match existing {
                 Some(existing) if rename_mode == RenameMode::Exchange => self.exchange(op, change, existing),
-                _ => self.replace(op, departure, change, existing, rename_mode == RenameMode::Whiteout),
+                _ => {
+                    let whiteout = match rename_mode {
+                        RenameMode::Whiteout(creator) => Some(creator),
+                        _ => None,
+                    };
+                    self.replace(op, departure, change, existing, whiteout)
+                }
             }
         })?;
         self.finish_change()
@@ -103,7 +109,7 @@ impl FileSystem {
         departure: &mut Departure,
         change: Move<'_>,
         existing: Option<Found>,
-        whiteout: bool,
+        whiteout: Option<Creator>,
     ) -> Result<()> {
         let Move { name, new_name, moved, mut parents, now } = change;
         let replaced = match existing {
@@ -111,13 +117,13 @@ impl FileSystem {
             None => None,
         };
         let key = &self.name_key;
-        if whiteout {
-            let left = leave_whiteout(op, &parents.source, now)?;
+        if let Some(creator) = whiteout {
+            let left = leave_whiteout(op, &parents.source, creator, now)?;
             parents.source.retarget(op, key, name, moved, left)?;
         } else if parents.other.is_some() || replaced.is_some() {
             parents.source.remove(op, key, name, moved)?;
         }
-        let is_new_entry = whiteout || parents.other.is_some();
+        let is_new_entry = whiteout.is_some() || parents.other.is_some();
         let target = parents.target();
         match &replaced {
             Some((existing, _)) => target.retarget(op, key, new_name, *existing, moved.target)?,
@@ -173,9 +179,9 @@ fn store_moved(op: &mut Operation<'_>, moved: Target, parent: Ino, now: Timestam
     inode::store(op, moved.ino, &inode)
 }
 
-/// What overlayfs takes for a removed name: a 0:0 character device, owned as the directory that it is in. Changes 1 record.
-fn leave_whiteout(op: &mut Operation<'_>, parent: &Directory, now: Timestamp) -> Result<Target> {
-    let creator = Creator { uid: parent.inode.uid, gid: parent.inode.gid, umask: None };
+/// What overlayfs takes for a removed name: a 0:0 character device without permissions. Changes 1 record.
+fn leave_whiteout(op: &mut Operation<'_>, parent: &Directory, creator: Creator, now: Timestamp) -> Result<Target> {
+    let creator = Creator { umask: None, ..creator };
     let object = NewObject { mode: mode::CHARACTER, rdev: 0, creator };
     let (ino, inode) = begin_object(op, parent, object, now)?;
     inode::store(op, ino, &inode)?;

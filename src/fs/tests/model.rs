@@ -218,10 +218,12 @@ impl Model {
                 _ => self.set_entry(new_directory, new_name, moved),
             }
         }
-        if how == RenameMode::Whiteout {
+        if let RenameMode::Whiteout(creator) = how {
             let left = whiteout.expect("no whiteout");
-            let gid = self.nodes[&directory].gid;
-            self.nodes.insert(left, Node { mode: mode::CHARACTER, links: 1, gid, ..Node::default() });
+            let parent = &self.nodes[&directory];
+            let gid = if parent.mode & mode::SET_GID != 0 { parent.gid } else { creator.gid };
+            let node = Node { mode: mode::CHARACTER, links: 1, gid, ..Node::default() };
+            self.nodes.insert(left, node);
             self.touch(left, true);
             self.set_entry(directory, name, left);
         } else if existing.is_none() && directory == new_directory {

@@ -156,11 +156,11 @@ impl Driver {
             1 => (self.directory(), self.name()),
             _ => self.entry(),
         };
-        let how = [RenameMode::Replace, RenameMode::NoReplace, RenameMode::Exchange, RenameMode::Whiteout];
+        let how = [RenameMode::Replace, RenameMode::NoReplace, RenameMode::Exchange, RenameMode::Whiteout(CREATOR)];
         let how = if self.below(3) == 0 { how[self.below(4)] } else { RenameMode::Replace };
         let is = self.fs.rename(directory, &name, new_directory, &new_name, how);
         let left = match (how, &is) {
-            (RenameMode::Whiteout, Ok(())) => self.fs.lookup(directory, &name).ok().map(|left| left.ino),
+            (RenameMode::Whiteout(_), Ok(())) => self.fs.lookup(directory, &name).ok().map(|left| left.ino),
             _ => None,
         };
         self.known.extend(left);
