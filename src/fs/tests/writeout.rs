@@ -65,23 +65,23 @@ fn damage(storage: &MemoryStorage, fs: &FileSystem, file: Ino) {
 /// the pieces become pages of their own.
 #[test]
 fn a_damaged_page_stops_no_commit() {
-    for (size, pieces) in
-        [(3 * BLOCK, vec![BLOCK..2 * BLOCK]), (FRAME as usize, (1..16).map(|i| i * 8000..i * 8000 + 100).collect())]
-    {
+    let one = vec![(BLOCK, BLOCK)];
+    let many = (1..16).map(|i| (i * 8000, 100)).collect();
+    for (size, pieces) in [(3 * BLOCK, one), (FRAME as usize, many)] {
         let (storage, fs) = fresh(1);
         let (file, other) = (make(&fs, b"file"), make(&fs, b"other"));
         fs.write(file, 0, &noise(2, size)).unwrap();
         let fs = reopen(&storage, fs);
         damage(&storage, &fs, file);
-        for piece in &pieces {
-            fs.write(file, piece.start as u64, &noise(3, piece.len())).unwrap();
+        for (at, length) in &pieces {
+            fs.write(file, *at as u64, &noise(3, *length)).unwrap();
         }
         fs.write(other, 0, b"of somebody else").unwrap();
         fs.sync().unwrap();
         let fs = reopen(&storage, fs);
         assert_eq!(fs.read(other, 0, 100).unwrap(), b"of somebody else");
-        for piece in pieces {
-            assert!(fs.read(file, piece.start as u64, piece.len()).unwrap() == noise(3, piece.len()));
+        for (at, length) in pieces {
+            assert!(fs.read(file, at as u64, length).unwrap() == noise(3, length));
         }
         assert!(matches!(fs.read(file, 0, 1), Err(Error::Damaged(_))), "what was damaged stays so");
     }
