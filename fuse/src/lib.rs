@@ -5,6 +5,7 @@ mod answers;
 pub mod callers;
 pub mod daemon;
 mod dbus;
+mod ending;
 pub mod errno;
 pub mod exit;
 pub mod fstab;

@@ -14,7 +14,7 @@ use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -30,6 +30,7 @@ use serde::{Deserialize, Serialize};
 use crate::adapter::{Adapter, Shared};
 use crate::answers::Answers;
 use crate::callers::Callers;
+use crate::ending::{self, Ending};
 use crate::exit::Failure;
 use crate::idle::{self, Watcher};
 use crate::mount::{self, Mount};
@@ -37,7 +38,7 @@ use crate::mountinfo;
 use crate::options::Options;
 use crate::pace::Pace;
 use crate::sandbox::{self, Reach};
-use crate::stop::{Place, Unmounted};
+use crate::stop::Place;
 use crate::suspend::{self, Slept};
 use crate::ticker::Ticker;
 use crate::unmounter::Unmounter;
@@ -115,7 +116,7 @@ pub fn serve(
         let notice = (!notices.is_empty()).then(|| notices.join("\nmount.lockbox: "));
         ready(notice.as_deref()).inspect_err(|_| {
             running.place.unmount(true);
-            wait(&inbox, &running.place, Duration::ZERO, Some(Instant::now()));
+            ending::wait(&inbox, &*running.place, Duration::ZERO, Some(Instant::now()));
         })?;
         let thread_failed = |e| Failure::system(format!("cannot start a thread: {e}"));
         let (shared, place) = (Arc::clone(&running.shared), Arc::clone(&running.place));
@@ -128,7 +129,7 @@ pub fn serve(
             .map(|limit| Watcher::start(limit, idle::since_boot, running.shared, events.clone()))
             .transpose()
             .map_err(thread_failed)?;
-        let ended = wait(&inbox, &running.place, task.options.stop_timeout(), None);
+        let ended = ending::wait(&inbox, &*running.place, task.options.stop_timeout(), None);
         ending();
         Ok((running.server, ended))
     });
@@ -287,81 +288,6 @@ fn block_signals() -> Result<SigSet, Failure> {
     }
     signals.thread_block().map_err(|e| Failure::other(format!("cannot block signals: {e}")))?;
     Ok(signals)
-}
-
-/// How serving ended.
-struct Ending {
-    /// Those who asked to stop and want to know how it went.
-    stopped: Vec<Sender<Response>>,
-    /// Those who hold up the machine's sleep until they are dropped.
-    sleeping: Vec<Sender<Slept>>,
-    /// The deadline passed and the connection could not be aborted.
-    aborted: bool,
-}
-
-/// Serves until the event loops have ended; from `deadline` on, once there is one, the mount's users are cut off.
-fn wait(inbox: &Receiver<Event>, place: &Place, timeout: Duration, mut deadline: Option<Instant>) -> Ending {
-    let mut stopped = Vec::new();
-    let mut sleeping = Vec::new();
-    loop {
-        let event = match deadline {
-            Some(at) => inbox.recv_timeout(at.saturating_duration_since(Instant::now())),
-            None => inbox.recv().map_err(|_| RecvTimeoutError::Disconnected),
-        };
-        match event {
-            Ok(Event::Ended(result)) => {
-                if let Err(error) = result {
-                    tracing::error!("the connection to the kernel ended: {error}");
-                }
-                return Ending { stopped, sleeping, aborted: false };
-            }
-            Ok(Event::Signal(signal)) => {
-                tracing::info!("{signal}: stopping");
-                match place.unmount(true) {
-                    // A second signal ends the wait for those who still use it.
-                    _ if deadline.is_some() => deadline = Some(Instant::now()),
-                    Unmounted::Gone | Unmounted::Detached | Unmounted::Busy => {
-                        deadline = Some(Instant::now() + timeout)
-                    }
-                    Unmounted::Failed(message) => {
-                        // Whoever sends the signal wants an end: after the deadline the connection is aborted.
-                        tracing::error!("{message}");
-                        deadline = Some(Instant::now() + timeout);
-                    }
-                }
-            }
-            Ok(Event::Stop { lazy, answer }) => match place.unmount(lazy) {
-                Unmounted::Failed(message) => drop(answer.send(Response::Failed { message })),
-                Unmounted::Busy if !lazy => {
-                    drop(answer.send(Response::Busy {
-                        message: "files are open below the mount point, or something is mounted over it".into(),
-                    }));
-                }
-                Unmounted::Gone | Unmounted::Detached | Unmounted::Busy => {
-                    deadline.get_or_insert(Instant::now() + timeout);
-                    stopped.push(answer);
-                }
-            },
-            // No deadline for either: what keeps a mount alive that is gone from here, such as a bind of it, is served on.
-            Ok(Event::Idle) => match place.unmount(false) {
-                Unmounted::Gone => tracing::warn!("nobody used the archive for the time of idle=: unmounted"),
-                Unmounted::Failed(message) => tracing::warn!("idle, but {message}"),
-                Unmounted::Busy | Unmounted::Detached => {}
-            },
-            Ok(Event::Sleep(answer)) => match place.unmount(false) {
-                Unmounted::Gone => sleeping.push(answer),
-                Unmounted::Busy | Unmounted::Detached | Unmounted::Failed(_) => drop(answer.send(Slept::Busy)),
-            },
-            Err(RecvTimeoutError::Timeout) => {
-                tracing::warn!("files are still open after {} s: their users are cut off", timeout.as_secs());
-                if kernel::abort(place.device()).is_err() {
-                    return Ending { stopped, sleeping, aborted: true };
-                }
-                deadline = None;
-            }
-            Err(RecvTimeoutError::Disconnected) => return Ending { stopped, sleeping, aborted: false },
-        }
-    }
 }
 
 fn answer(mut server: control::Server, stopped: Vec<Sender<Response>>, closed: &Result<(), Failure>) {

@@ -1,0 +1,175 @@
+//! Waits until serving ends, whoever ends it, and cuts the last users off when that takes too long.
+
+use std::io;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
+use std::time::{Duration, Instant};
+
+use lockbox::control::Response;
+
+use crate::kernel;
+use crate::session::Event;
+use crate::stop::{Place, Unmounted};
+use crate::suspend::Slept;
+
+/// What ending does to the mount.
+pub(crate) trait Mount {
+    /// With `detach` also when it is busy.
+    fn unmount(&self, detach: bool) -> Unmounted;
+
+    /// Has every request fail, so that the event loops end.
+    fn abort(&self) -> io::Result<()>;
+}
+
+impl Mount for Place {
+    fn unmount(&self, detach: bool) -> Unmounted {
+        Place::unmount(self, detach)
+    }
+
+    fn abort(&self) -> io::Result<()> {
+        kernel::abort(self.device())
+    }
+}
+
+/// How serving ended.
+pub(crate) struct Ending {
+    /// Those who asked to stop and want to know how it went.
+    pub(crate) stopped: Vec<Sender<Response>>,
+    /// Those who hold up the machine's sleep until they are dropped.
+    pub(crate) sleeping: Vec<Sender<Slept>>,
+    /// The deadline passed and the connection could not be aborted.
+    pub(crate) aborted: bool,
+}
+
+/// Serves until the event loops have ended; from `deadline` on, once there is one, the mount's users are cut off.
+pub(crate) fn wait(
+    inbox: &Receiver<Event>,
+    mount: &impl Mount,
+    timeout: Duration,
+    mut deadline: Option<Instant>,
+) -> Ending {
+    let mut stopped = Vec::new();
+    let mut sleeping = Vec::new();
+    loop {
+        let event = match deadline {
+            Some(at) => inbox.recv_timeout(at.saturating_duration_since(Instant::now())),
+            None => inbox.recv().map_err(|_| RecvTimeoutError::Disconnected),
+        };
+        match event {
+            Ok(Event::Ended(result)) => {
+                if let Err(error) = result {
+                    tracing::error!("the connection to the kernel ended: {error}");
+                }
+                return Ending { stopped, sleeping, aborted: false };
+            }
+            Ok(Event::Signal(signal)) => {
+                tracing::info!("{signal}: stopping");
+                match mount.unmount(true) {
+                    // A second signal ends the wait for those who still use it.
+                    _ if deadline.is_some() => deadline = Some(Instant::now()),
+                    Unmounted::Gone | Unmounted::Detached | Unmounted::Busy => {
+                        deadline = Some(Instant::now() + timeout)
+                    }
+                    Unmounted::Failed(message) => {
+                        // Whoever sends the signal wants an end: after the deadline the connection is aborted.
+                        tracing::error!("{message}");
+                        deadline = Some(Instant::now() + timeout);
+                    }
+                }
+            }
+            Ok(Event::Stop { lazy, answer }) => match mount.unmount(lazy) {
+                Unmounted::Failed(message) => drop(answer.send(Response::Failed { message })),
+                Unmounted::Busy if !lazy => {
+                    drop(answer.send(Response::Busy {
+                        message: "files are open below the mount point, or something is mounted over it".into(),
+                    }));
+                }
+                Unmounted::Gone | Unmounted::Detached | Unmounted::Busy => {
+                    deadline.get_or_insert(Instant::now() + timeout);
+                    stopped.push(answer);
+                }
+            },
+            // No deadline for either: what keeps a mount alive that is gone from here, such as a bind of it, is served on.
+            Ok(Event::Idle) => match mount.unmount(false) {
+                Unmounted::Gone => tracing::warn!("nobody used the archive for the time of idle=: unmounted"),
+                Unmounted::Failed(message) => tracing::warn!("idle, but {message}"),
+                Unmounted::Busy | Unmounted::Detached => {}
+            },
+            Ok(Event::Sleep(answer)) => match mount.unmount(false) {
+                Unmounted::Gone => sleeping.push(answer),
+                Unmounted::Busy | Unmounted::Detached | Unmounted::Failed(_) => drop(answer.send(Slept::Busy)),
+            },
+            Err(RecvTimeoutError::Timeout) => {
+                tracing::warn!("files are still open after {} s: their users are cut off", timeout.as_secs());
+                if mount.abort().is_err() {
+                    return Ending { stopped, sleeping, aborted: true };
+                }
+                deadline = None;
+            }
+            Err(RecvTimeoutError::Disconnected) => return Ending { stopped, sleeping, aborted: false },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+    use std::sync::mpsc;
+
+    use nix::sys::signal::Signal;
+
+    use super::*;
+
+    /// Answers with what it is told to and remembers what was asked of it.
+    struct Played {
+        unmounted: Unmounted,
+        /// Told that the loops have ended once the connection is aborted, as the kernel would see to.
+        ended: Option<Sender<Event>>,
+        asked: RefCell<Vec<&'static str>>,
+    }
+
+    impl Mount for Played {
+        fn unmount(&self, detach: bool) -> Unmounted {
+            self.asked.borrow_mut().push(if detach { "detach" } else { "unmount" });
+            self.unmounted.clone()
+        }
+
+        fn abort(&self) -> io::Result<()> {
+            self.asked.borrow_mut().push("abort");
+            match &self.ended {
+                Some(ended) => ended.send(Event::Ended(Ok(()))).map_err(io::Error::other),
+                None => Err(io::ErrorKind::NotFound.into()),
+            }
+        }
+    }
+
+    /// What the end was, and what was asked of the mount until then.
+    fn played(unmounted: Unmounted, abortable: bool, timeout: u64, script: Vec<Event>) -> (Ending, Vec<&'static str>) {
+        let (events, inbox) = mpsc::channel();
+        for event in script {
+            events.send(event).unwrap();
+        }
+        let mount = Played { unmounted, ended: abortable.then_some(events), asked: RefCell::default() };
+        let ending = wait(&inbox, &mount, Duration::from_secs(timeout), None);
+        (ending, mount.asked.into_inner())
+    }
+
+    #[test]
+    fn who_uses_a_detached_mount_is_cut_off_at_the_deadline() {
+        let (ending, asked) = played(Unmounted::Detached, true, 0, vec![Event::Signal(Signal::SIGTERM)]);
+        assert_eq!(asked, ["detach", "abort"]);
+        assert!(!ending.aborted, "the loops have ended");
+    }
+
+    #[test]
+    fn a_second_signal_ends_the_wait() {
+        let signals = vec![Event::Signal(Signal::SIGTERM), Event::Signal(Signal::SIGTERM)];
+        let (_, asked) = played(Unmounted::Detached, true, 86_400, signals);
+        assert_eq!(asked, ["detach", "detach", "abort"]);
+    }
+
+    #[test]
+    fn loops_that_ended_well_leave_the_archive_to_be_closed() {
+        let (ending, asked) = played(Unmounted::Gone, false, 60, vec![Event::Ended(Ok(()))]);
+        assert!(asked.is_empty() && !ending.aborted);
+    }
+}
