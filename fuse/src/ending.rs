@@ -36,7 +36,7 @@ pub(crate) struct Ending {
     pub(crate) stopped: Vec<Sender<Response>>,
     /// Those who hold up the machine's sleep until they are dropped.
     pub(crate) sleeping: Vec<Sender<Slept>>,
-    /// The deadline passed and the connection could not be aborted.
+    /// Nobody knows that the event loops have ended: the deadline passed and the connection could not be aborted, or a loop failed.
     pub(crate) aborted: bool,
 }
 
@@ -56,10 +56,13 @@ pub(crate) fn wait(
         };
         match event {
             Ok(Event::Ended(result)) => {
-                if let Err(error) = result {
-                    tracing::error!("the connection to the kernel ended: {error}");
+                let Err(error) = result else { return Ending { stopped, sleeping, aborted: false } };
+                // One loop may have failed alone, or not even started: the others still answer, and nobody joins them.
+                tracing::error!("the connection to the kernel ended: {error}");
+                if let Err(error) = mount.abort() {
+                    tracing::warn!("the connection to the kernel cannot be aborted: {error}");
                 }
-                return Ending { stopped, sleeping, aborted: false };
+                return Ending { stopped, sleeping, aborted: true };
             }
             Ok(Event::Signal(signal)) => {
                 tracing::info!("{signal}: stopping");
@@ -171,5 +174,15 @@ mod tests {
     fn loops_that_ended_well_leave_the_archive_to_be_closed() {
         let (ending, asked) = played(Unmounted::Gone, false, 60, vec![Event::Ended(Ok(()))]);
         assert!(asked.is_empty() && !ending.aborted);
+    }
+
+    #[test]
+    fn when_a_loop_fails_the_others_are_cut_off_and_not_taken_for_ended() {
+        for abortable in [true, false] {
+            let script = vec![Event::Ended(Err(io::ErrorKind::WouldBlock.into()))];
+            let (ending, asked) = played(Unmounted::Gone, abortable, 60, script);
+            assert_eq!(asked, ["abort"]);
+            assert!(ending.aborted);
+        }
     }
 }

@@ -148,8 +148,8 @@ pub fn serve(
         }
         Err(failure) => {
             // Event loops that were started may still be at work, and nothing may follow a closed record.
-            let over =
-                matches!(inbox.recv_timeout(LAST_REQUESTS), Ok(Event::Ended(_)) | Err(RecvTimeoutError::Disconnected));
+            let last = inbox.recv_timeout(LAST_REQUESTS);
+            let over = matches!(last, Ok(Event::Ended(Ok(()))) | Err(RecvTimeoutError::Disconnected));
             match archive {
                 Some(archive) if over => archive.close()?,
                 Some(archive) => archive.file_system().make_durable()?,
