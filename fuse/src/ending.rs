@@ -5,6 +5,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
 
 use lockbox::control::Response;
+use nix::sys::signal::Signal;
 
 use crate::kernel;
 use crate::session::Event;
@@ -45,70 +46,100 @@ pub(crate) fn wait(
     inbox: &Receiver<Event>,
     mount: &impl Mount,
     timeout: Duration,
-    mut deadline: Option<Instant>,
+    deadline: Option<Instant>,
 ) -> Ending {
-    let mut stopped = Vec::new();
-    let mut sleeping = Vec::new();
+    let mut course = Course { mount, timeout, deadline, stopped: Vec::new(), sleeping: Vec::new() };
     loop {
-        let event = match deadline {
+        let event = match course.deadline {
             Some(at) => inbox.recv_timeout(at.saturating_duration_since(Instant::now())),
             None => inbox.recv().map_err(|_| RecvTimeoutError::Disconnected),
         };
+        if let Some(loops) = course.take(event) {
+            let Course { stopped, sleeping, .. } = course;
+            return Ending { stopped, sleeping, aborted: matches!(loops, Loops::Unknown) };
+        }
+    }
+}
+
+/// What became of the event loops.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Loops {
+    Ended,
+    Unknown,
+}
+
+/// What has come of the events so far.
+struct Course<'a, M> {
+    mount: &'a M,
+    /// How long users are served after a signal.
+    timeout: Duration,
+    deadline: Option<Instant>,
+    stopped: Vec<Sender<Response>>,
+    sleeping: Vec<Sender<Slept>>,
+}
+
+impl<M: Mount> Course<'_, M> {
+    /// The answer ends the wait.
+    fn take(&mut self, event: Result<Event, RecvTimeoutError>) -> Option<Loops> {
         match event {
-            Ok(Event::Ended(result)) => {
-                let Err(error) = result else { return Ending { stopped, sleeping, aborted: false } };
+            Ok(Event::Ended(Ok(()))) | Err(RecvTimeoutError::Disconnected) => return Some(Loops::Ended),
+            Ok(Event::Ended(Err(error))) => {
                 // One loop may have failed alone, or not even started: the others still answer, and nobody joins them.
                 tracing::error!("the connection to the kernel ended: {error}");
-                if let Err(error) = mount.abort() {
+                if let Err(error) = self.mount.abort() {
                     tracing::warn!("the connection to the kernel cannot be aborted: {error}");
                 }
-                return Ending { stopped, sleeping, aborted: true };
+                return Some(Loops::Unknown);
             }
-            Ok(Event::Signal(signal)) => {
-                tracing::info!("{signal}: stopping");
-                match mount.unmount(true) {
-                    // A second signal ends the wait for those who still use it.
-                    _ if deadline.is_some() => deadline = Some(Instant::now()),
-                    Unmounted::Gone | Unmounted::Detached | Unmounted::Busy => {
-                        deadline = Some(Instant::now() + timeout)
-                    }
-                    Unmounted::Failed(message) => {
-                        // Whoever sends the signal wants an end: after the deadline the connection is aborted.
-                        tracing::error!("{message}");
-                        deadline = Some(Instant::now() + timeout);
-                    }
-                }
-            }
-            Ok(Event::Stop { lazy, answer }) => match mount.unmount(lazy) {
-                Unmounted::Failed(message) => drop(answer.send(Response::Failed { message })),
-                Unmounted::Busy if !lazy => {
-                    drop(answer.send(Response::Busy {
-                        message: "files are open below the mount point, or something is mounted over it".into(),
-                    }));
-                }
-                Unmounted::Gone | Unmounted::Detached | Unmounted::Busy => {
-                    deadline.get_or_insert(Instant::now() + timeout);
-                    stopped.push(answer);
-                }
-            },
+            Ok(Event::Signal(signal)) => self.signal(signal),
+            Ok(Event::Stop { lazy, answer }) => self.stop(lazy, answer),
             // No deadline for either: what keeps a mount alive that is gone from here, such as a bind of it, is served on.
-            Ok(Event::Idle) => match mount.unmount(false) {
+            Ok(Event::Idle) => match self.mount.unmount(false) {
                 Unmounted::Gone => tracing::warn!("nobody used the archive for the time of idle=: unmounted"),
                 Unmounted::Failed(message) => tracing::warn!("idle, but {message}"),
                 Unmounted::Busy | Unmounted::Detached => {}
             },
-            Ok(Event::Sleep(answer)) => match mount.unmount(false) {
-                Unmounted::Gone => sleeping.push(answer),
+            Ok(Event::Sleep(answer)) => match self.mount.unmount(false) {
+                Unmounted::Gone => self.sleeping.push(answer),
                 Unmounted::Busy | Unmounted::Detached | Unmounted::Failed(_) => drop(answer.send(Slept::Busy)),
             },
             Err(RecvTimeoutError::Timeout) => {
-                tracing::warn!("files are still open after {} s: their users are cut off", timeout.as_secs());
-                if mount.abort().is_err() {
-                    return Ending { stopped, sleeping, aborted: true };
+                tracing::warn!("files are still open after {} s: their users are cut off", self.timeout.as_secs());
+                if self.mount.abort().is_err() {
+                    return Some(Loops::Unknown);
                 }
-                deadline = None;
+                self.deadline = None;
             }
-            Err(RecvTimeoutError::Disconnected) => return Ending { stopped, sleeping, aborted: false },
+        }
+        None
+    }
+
+    fn signal(&mut self, signal: Signal) {
+        tracing::info!("{signal}: stopping");
+        // Whoever sends the signal wants an end: also after a failure the connection is aborted at the deadline.
+        if let Unmounted::Failed(message) = self.mount.unmount(true) {
+            tracing::error!("{message}");
+        }
+        // A second signal ends the wait for those who still use it.
+        let rest = if self.deadline.is_some() { Duration::ZERO } else { self.timeout };
+        self.deadline = Some(Instant::now() + rest);
+    }
+
+    fn stop(&mut self, lazy: bool, answer: Sender<Response>) {
+        match self.mount.unmount(lazy) {
+            Unmounted::Failed(message) => drop(answer.send(Response::Failed { message })),
+            Unmounted::Busy if !lazy => {
+                drop(answer.send(Response::Busy {
+                    message: "files are open below the mount point, or something is mounted over it".into(),
+                }));
+            }
+            Unmounted::Gone | Unmounted::Detached | Unmounted::Busy => {
+                // Who asks for a lazy end waits for the last user, however long that takes.
+                if !lazy {
+                    self.deadline.get_or_insert(Instant::now() + self.timeout);
+                }
+                self.stopped.push(answer);
+            }
         }
     }
 }
@@ -117,8 +148,6 @@ pub(crate) fn wait(
 mod tests {
     use std::cell::RefCell;
     use std::sync::mpsc;
-
-    use nix::sys::signal::Signal;
 
     use super::*;
 
@@ -184,5 +213,22 @@ mod tests {
             assert_eq!(asked, ["abort"]);
             assert!(ending.aborted);
         }
+    }
+
+    #[test]
+    fn a_lazy_stop_waits_for_the_last_user_until_a_signal_comes() {
+        let mount = Played { unmounted: Unmounted::Detached, ended: None, asked: RefCell::default() };
+        let timeout = Duration::from_secs(60);
+        let mut course = Course { mount: &mount, timeout, deadline: None, stopped: Vec::new(), sleeping: Vec::new() };
+        let (answer, answered) = mpsc::channel();
+        let stop = |lazy| Ok(Event::Stop { lazy, answer: answer.clone() });
+        assert_eq!(course.take(stop(true)), None);
+        assert_eq!((course.deadline, course.stopped.len()), (None, 1));
+        assert_eq!(course.take(Ok(Event::Signal(Signal::SIGTERM))), None);
+        let deadline = course.deadline.unwrap();
+        assert!(deadline > Instant::now(), "the first signal");
+        assert_eq!(course.take(stop(true)), None);
+        assert_eq!((course.deadline, course.stopped.len()), (Some(deadline), 2));
+        assert!(answered.try_recv().is_err(), "it is answered when the archive is closed");
     }
 }
