@@ -9,6 +9,7 @@ mod ending;
 pub mod errno;
 pub mod exit;
 pub mod fstab;
+mod handover;
 mod idle;
 pub mod journal;
 pub mod kernel;

@@ -191,7 +191,7 @@ fn start(task: &Task, slot: &Slot, host: OwnedFd, signals: SigSet, events: &Send
     }
     .attach()?;
     let own_status = File::open("/proc/self/status").ok();
-    let (place, callers, read_ahead) = confine(task, &runtime)?;
+    let (place, callers, read_ahead) = confine(task, &runtime, Arc::clone(&shared))?;
     let place = Arc::new(place);
     let server = {
         let answers = Answers::new(task.clone(), Arc::clone(slot), Arc::clone(&shared), events.clone(), own_status);
@@ -244,7 +244,11 @@ fn start(task: &Task, slot: &Slot, host: OwnedFd, signals: SigSet, events: &Send
 
 /// Finds the mount that was just made and enters the sandbox, with a process outside of it that can unmount and read /proc. Comes before any thread.
 /// A machine that refuses a part of it gets its mount all the same, and a line in the log.
-fn confine(task: &Task, runtime: &Path) -> Result<(Place, Callers, Option<kernel::ReadAhead>), Failure> {
+fn confine(
+    task: &Task,
+    runtime: &Path,
+    shared: Arc<Shared>,
+) -> Result<(Place, Callers, Option<kernel::ReadAhead>), Failure> {
     let lost = |what: String| {
         let _ = mount::unmount(task.point(), true);
         Failure::mount(format!("the mount at {} cannot be found: {what}", task.point().display()))
@@ -256,7 +260,7 @@ fn confine(task: &Task, runtime: &Path) -> Result<(Place, Callers, Option<kernel
     if !task.options.read_only {
         let _ = kernel::bound_write_back(device);
     }
-    let place = |unmounter| Place::new(PathBuf::from(&task.point), device, unmounter);
+    let place = |unmounter| Place::new(PathBuf::from(&task.point), device, unmounter, shared);
     if !task.options.sandbox {
         return Ok((place(None), Callers::Here, read_ahead));
     }

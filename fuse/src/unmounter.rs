@@ -70,11 +70,11 @@ fn without_trying(table: io::Result<Vec<Mounted>>, point: &Path, device: u64) ->
     }
 }
 
-/// Makes the kernel write the dirty pages of the mount with this device number.
-pub(crate) fn flush(point: &Path, device: u64) {
-    if let Ok(root) = mount::open_root(point, device) {
-        let _ = nix::unistd::syncfs(&root);
-    }
+/// Makes the kernel write the dirty pages of the mount with this device number. Answers whether it is on top at `point`.
+pub(crate) fn flush(point: &Path, device: u64) -> bool {
+    let Ok(root) = mount::open_root(point, device) else { return false };
+    let _ = nix::unistd::syncfs(&root);
+    true
 }
 
 /// The daemon's side.
@@ -118,12 +118,12 @@ impl Unmounter {
         }
     }
 
-    /// Makes the kernel write its dirty pages to the daemon.
+    /// Makes the kernel write its dirty pages to the daemon. Answers whether the mount is on top at its point.
     ///
     /// # Errors
     /// When the process is gone: then nothing is durable any more without fsync before the end.
-    pub(crate) fn flush(&mut self) -> io::Result<()> {
-        self.ask(FLUSH).map(drop)
+    pub(crate) fn flush(&mut self) -> io::Result<bool> {
+        Ok(self.ask(FLUSH)? == Unmounted::Busy)
     }
 
     fn ask(&mut self, order: u8) -> io::Result<Unmounted> {
@@ -161,8 +161,7 @@ pub fn run() -> io::Result<()> {
     let mut order = [0];
     while orders.read(&mut order)? > 0 {
         let answer = if order[0] == FLUSH {
-            flush(&point, device);
-            Unmounted::Busy
+            if flush(&point, device) { Unmounted::Busy } else { Unmounted::Gone }
         } else {
             unmount(&point, device, order[0] == DETACH)
         };
