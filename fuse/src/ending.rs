@@ -12,10 +12,16 @@ use crate::session::Event;
 use crate::stop::{Place, Unmounted};
 use crate::suspend::Slept;
 
+/// What those who are cut off have written gets this long to arrive: some tens of MiB that the kernel holds at most, page by page.
+const HAND_OVER: Duration = Duration::from_secs(10);
+
 /// What ending does to the mount.
 pub(crate) trait Mount {
     /// With `detach` also when it is busy.
     fn unmount(&self, detach: bool) -> Unmounted;
+
+    /// Has the kernel write what it caches of open files. Answers whether that ended within `limit`.
+    fn hand_over(&self, limit: Duration) -> bool;
 
     /// Has every request fail, so that the event loops end.
     fn abort(&self) -> io::Result<()>;
@@ -24,6 +30,10 @@ pub(crate) trait Mount {
 impl Mount for Place {
     fn unmount(&self, detach: bool) -> Unmounted {
         Place::unmount(self, detach)
+    }
+
+    fn hand_over(&self, limit: Duration) -> bool {
+        Place::hand_over(self, limit)
     }
 
     fn abort(&self) -> io::Result<()> {
@@ -86,7 +96,7 @@ impl<M: Mount> Course<'_, M> {
             Ok(Event::Ended(Err(error))) => {
                 // One loop may have failed alone, or not even started: the others still answer, and nobody joins them.
                 tracing::error!("the connection to the kernel ended: {error}");
-                if let Err(error) = self.mount.abort() {
+                if let Err(error) = self.cut_off() {
                     tracing::warn!("the connection to the kernel cannot be aborted: {error}");
                 }
                 return Some(Loops::Unknown);
@@ -105,13 +115,21 @@ impl<M: Mount> Course<'_, M> {
             },
             Err(RecvTimeoutError::Timeout) => {
                 tracing::warn!("files are still open after {} s: their users are cut off", self.timeout.as_secs());
-                if self.mount.abort().is_err() {
+                if self.cut_off().is_err() {
                     return Some(Loops::Unknown);
                 }
                 self.deadline = None;
             }
         }
         None
+    }
+
+    /// The kernel throws away what it still caches when its connection is aborted, so that is taken first.
+    fn cut_off(&self) -> io::Result<()> {
+        if !self.mount.hand_over(HAND_OVER) {
+            tracing::error!("the kernel did not hand over all that it caches of open files: what is missing is lost");
+        }
+        self.mount.abort()
     }
 
     fn signal(&mut self, signal: Signal) {
@@ -165,6 +183,11 @@ mod tests {
             self.unmounted.clone()
         }
 
+        fn hand_over(&self, _: Duration) -> bool {
+            self.asked.borrow_mut().push("hand over");
+            true
+        }
+
         fn abort(&self) -> io::Result<()> {
             self.asked.borrow_mut().push("abort");
             match &self.ended {
@@ -186,9 +209,9 @@ mod tests {
     }
 
     #[test]
-    fn who_uses_a_detached_mount_is_cut_off_at_the_deadline() {
+    fn who_uses_a_detached_mount_is_cut_off_at_the_deadline_and_keeps_what_was_written() {
         let (ending, asked) = played(Unmounted::Detached, true, 0, vec![Event::Signal(Signal::SIGTERM)]);
-        assert_eq!(asked, ["detach", "abort"]);
+        assert_eq!(asked, ["detach", "hand over", "abort"]);
         assert!(!ending.aborted, "the loops have ended");
     }
 
@@ -196,7 +219,7 @@ mod tests {
     fn a_second_signal_ends_the_wait() {
         let signals = vec![Event::Signal(Signal::SIGTERM), Event::Signal(Signal::SIGTERM)];
         let (_, asked) = played(Unmounted::Detached, true, 86_400, signals);
-        assert_eq!(asked, ["detach", "detach", "abort"]);
+        assert_eq!(asked, ["detach", "detach", "hand over", "abort"]);
     }
 
     #[test]
@@ -210,7 +233,7 @@ mod tests {
         for abortable in [true, false] {
             let script = vec![Event::Ended(Err(io::ErrorKind::WouldBlock.into()))];
             let (ending, asked) = played(Unmounted::Gone, abortable, 60, script);
-            assert_eq!(asked, ["abort"]);
+            assert_eq!(asked, ["hand over", "abort"]);
             assert!(ending.aborted);
         }
     }

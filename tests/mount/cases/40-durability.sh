@@ -192,6 +192,23 @@ case_sigterm_of_a_busy_mount_waits_for_the_last_user() {
     detach box
 }
 
+case_who_is_cut_off_keeps_what_was_written() {
+    local pid
+    new_archive box
+    attach box sync=never,stop_timeout=3
+    exec 7>"$WORK/box/open"
+    echo written >&7
+    pid=$(daemon_of "$WORK/box.lbx")
+    kill -TERM "$pid"
+    await 60 gone "$pid"
+    grep -q 'their users are cut off' "$WORK/box.log" || fail 'nobody was cut off'
+    exec 7>&-
+    attach box
+    same "$(cat "$WORK/box/open")" written
+    detach box
+    check_full box
+}
+
 # detach_lazily NAME: with files open in descriptor 7, which the command does not hold.
 detach_lazily() {
     in_background lockbox umount --lazy "$WORK/$1" 7>&-
