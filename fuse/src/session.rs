@@ -5,7 +5,7 @@
 //!    detached and served until its last user is gone or the deadline passes.
 //! 2  Join the event loops: no request is under way any more.
 //! 3  Close the archive: commit, erase, closed record.
-//! 4  Take the control socket away, answer those who asked to stop, exit.
+//! 4  Take the control socket away, answer those who asked to stop, say good-bye to the process that unmounts, exit.
 //!
 //! A handler that panics aborts the process (`panic = "abort"` in every profile that ships): no commit can follow.
 
@@ -14,7 +14,7 @@ use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::mpsc::{self, RecvTimeoutError, Sender};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -33,6 +33,7 @@ use crate::callers::Callers;
 use crate::ending::{self, Ending};
 use crate::exit::Failure;
 use crate::idle::{self, Watcher};
+use crate::journal::Target;
 use crate::mount::{self, Mount};
 use crate::mountinfo;
 use crate::options::Options;
@@ -106,7 +107,9 @@ pub fn serve(
     let slot: Slot = Arc::new(Mutex::new(Some(archive)));
 
     let (events, inbox) = mpsc::channel();
-    let served = start(task, &slot, host, signals, &events).and_then(|running| {
+    let started = start(task, &slot, host, signals, &events);
+    let place = started.as_ref().ok().map(|running| Arc::clone(&running.place));
+    let served = started.and_then(|running| {
         if task.options.lock_on_suspend {
             notices.extend(watch_sleep(&running, Arc::clone(&fs), &events));
         }
@@ -134,7 +137,7 @@ pub fn serve(
         Ok((running.server, ended))
     });
     let archive = slot.lock().take();
-    match served {
+    let closed = match served {
         // Who waits to sleep is let go when the archive is closed.
         Ok((server, Ending { stopped, aborted, sleeping: _sleeping })) => {
             let closed = match archive {
@@ -146,18 +149,26 @@ pub fn serve(
             answer(server, stopped, &closed);
             closed
         }
-        Err(failure) => {
-            // Event loops that were started may still be at work, and nothing may follow a closed record.
-            let last = inbox.recv_timeout(LAST_REQUESTS);
-            let over = matches!(last, Ok(Event::Ended(Ok(()))) | Err(RecvTimeoutError::Disconnected));
-            match archive {
-                Some(archive) if over => archive.close()?,
-                Some(archive) => archive.file_system().make_durable()?,
-                None => {}
-            }
-            Err(failure)
-        }
+        Err(failure) => close_unserved(archive, &inbox).and(Err(failure)),
+    };
+    // Other threads may hold it beyond the end of this one, so that dropping it would say nothing.
+    if let Some(place) = place {
+        place.dismiss();
     }
+    closed
+}
+
+/// Closes the archive of a mount that failed to start.
+fn close_unserved(archive: Option<Archive>, inbox: &Receiver<Event>) -> Result<(), Failure> {
+    // Event loops that were started may still be at work, and nothing may follow a closed record.
+    let last = inbox.recv_timeout(LAST_REQUESTS);
+    let over = matches!(last, Ok(Event::Ended(Ok(()))) | Err(RecvTimeoutError::Disconnected));
+    match archive {
+        Some(archive) if over => archive.close()?,
+        Some(archive) => archive.file_system().make_durable()?,
+        None => {}
+    }
+    Ok(())
 }
 
 /// A sentence for the user when this machine cannot tell that it sleeps.
@@ -264,7 +275,7 @@ fn confine(
     if !task.options.sandbox {
         return Ok((place(None), Callers::Here, read_ahead));
     }
-    let (unmounter, callers) = match Unmounter::start(task.point(), device) {
+    let (unmounter, callers) = match Unmounter::start(task.point(), device, &Target::of(&task.options)) {
         Ok(started) => started,
         Err(error) => {
             tracing::warn!("the process that unmounts cannot be started ({error}): the daemon runs without a sandbox");

@@ -15,6 +15,9 @@ pub(crate) use crate::unmounter::Unmounted;
 /// How long a flush may take where it has to wait: with locking before a sleep it has to fit into logind's five seconds.
 const FLUSH: Duration = Duration::from_secs(2);
 
+/// Longer than any order takes, unless the kernel is stuck.
+const LAST_ORDER: Duration = Duration::from_secs(2);
+
 /// The mount point and whether our mount is still there. The lock also keeps the periodic flush, which opens the root for
 /// a moment, from making the mount look busy.
 pub(crate) struct Place {
@@ -81,5 +84,13 @@ impl Place {
     /// Has the kernel write what it caches of open files, wherever the mount is, and answers whether that ended within `limit`.
     pub(crate) fn hand_over(&self, limit: Duration) -> bool {
         self.handover.within(limit)
+    }
+
+    /// The archive is closed: the process that unmounts is told so and ends.
+    pub(crate) fn dismiss(&self) {
+        // A flush before a sleep may hold it for ever, and the end is not to wait for that.
+        let Some(mut attached) = self.attached.try_lock_for(LAST_ORDER) else { return };
+        attached.there = false;
+        drop(attached.unmounter.take());
     }
 }

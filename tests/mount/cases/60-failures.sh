@@ -232,3 +232,21 @@ case_a_read_only_mount_changes_nothing() {
     detach box
     same "$(sha256sum <"$WORK/box.lbx")" "$before" 'a read-only mount changed the archive'
 }
+
+case_a_daemon_that_was_killed_is_named_in_the_log() {
+    local lost='/box: the daemon is gone without closing the archive'
+    new_archive box
+    attach box
+    reattach box
+    ! grep -q 'is gone' "$WORK/box.log" || fail "an orderly end is taken for a death: $(cat "$WORK/box.log")"
+    kill_daemon box
+    await 20 grep -qF "$lost" "$WORK/box.log"
+    same "$(grep -cF "$lost" "$WORK/box.log")" 1
+    umount -l "$WORK/box"
+    # In the foreground it is said where the rest is said.
+    in_background mount.lockbox --foreground "$WORK/box.lbx" "$WORK/box" -o "passfile=$PASSFILE" 2>"$WORK/said"
+    await 20 mountpoint -q "$WORK/box"
+    kill -9 "${BACKGROUND[-1]}"
+    await 20 grep -qF "$lost" "$WORK/said"
+    umount -l "$WORK/box"
+}

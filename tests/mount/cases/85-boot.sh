@@ -217,6 +217,8 @@ case_the_archive_is_locked_before_the_machine_sleeps() {
     pid=$(daemon_of "$WORK/busy.lbx")
     echo sleep >&8
     await 30 gone "$pid"
+    # Although a thread still listens to logind when the daemon ends.
+    ! grep -q 'is gone' "$WORK"/*.log || fail 'an orderly end is taken for a death'
     attach box
     same_file "$WORK/content" "$WORK/box/file"
     detach box
