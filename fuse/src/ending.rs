@@ -58,7 +58,8 @@ pub(crate) fn wait(
     timeout: Duration,
     deadline: Option<Instant>,
 ) -> Ending {
-    let mut course = Course { mount, timeout, deadline, stopped: Vec::new(), sleeping: Vec::new() };
+    let mut course =
+        Course { mount, timeout, deadline, ordered: deadline.is_some(), stopped: Vec::new(), sleeping: Vec::new() };
     loop {
         let event = match course.deadline {
             Some(at) => inbox.recv_timeout(at.saturating_duration_since(Instant::now())),
@@ -84,6 +85,8 @@ struct Course<'a, M> {
     /// How long users are served after a signal.
     timeout: Duration,
     deadline: Option<Instant>,
+    /// The mount went by order of this program.
+    ordered: bool,
     stopped: Vec<Sender<Response>>,
     sleeping: Vec<Sender<Slept>>,
 }
@@ -92,7 +95,14 @@ impl<M: Mount> Course<'_, M> {
     /// The answer ends the wait.
     fn take(&mut self, event: Result<Event, RecvTimeoutError>) -> Option<Loops> {
         match event {
-            Ok(Event::Ended(Ok(()))) | Err(RecvTimeoutError::Disconnected) => return Some(Loops::Ended),
+            Ok(Event::Ended(Ok(()))) | Err(RecvTimeoutError::Disconnected) => {
+                if !self.ordered {
+                    tracing::warn!(
+                        "another program took the mount away or aborted its connection: the archive is closed"
+                    );
+                }
+                return Some(Loops::Ended);
+            }
             Ok(Event::Ended(Err(error))) => {
                 // One loop may have failed alone, or not even started: the others still answer, and nobody joins them.
                 tracing::error!("the connection to the kernel ended: {error}");
@@ -104,12 +114,12 @@ impl<M: Mount> Course<'_, M> {
             Ok(Event::Signal(signal)) => self.signal(signal),
             Ok(Event::Stop { lazy, answer }) => self.stop(lazy, answer),
             // No deadline for either: what keeps a mount alive that is gone from here, such as a bind of it, is served on.
-            Ok(Event::Idle) => match self.mount.unmount(false) {
+            Ok(Event::Idle) => match self.unmount(false) {
                 Unmounted::Gone => tracing::warn!("nobody used the archive for the time of idle=: unmounted"),
                 Unmounted::Failed(message) => tracing::warn!("idle, but {message}"),
                 Unmounted::Busy | Unmounted::Detached => {}
             },
-            Ok(Event::Sleep(answer)) => match self.mount.unmount(false) {
+            Ok(Event::Sleep(answer)) => match self.unmount(false) {
                 Unmounted::Gone => self.sleeping.push(answer),
                 Unmounted::Busy | Unmounted::Detached | Unmounted::Failed(_) => drop(answer.send(Slept::Busy)),
             },
@@ -124,6 +134,12 @@ impl<M: Mount> Course<'_, M> {
         None
     }
 
+    fn unmount(&mut self, detach: bool) -> Unmounted {
+        let unmounted = self.mount.unmount(detach);
+        self.ordered |= matches!(unmounted, Unmounted::Gone | Unmounted::Detached);
+        unmounted
+    }
+
     /// The kernel throws away what it still caches when its connection is aborted, so that is taken first.
     fn cut_off(&self) -> io::Result<()> {
         if !self.mount.hand_over(HAND_OVER) {
@@ -133,9 +149,9 @@ impl<M: Mount> Course<'_, M> {
     }
 
     fn signal(&mut self, signal: Signal) {
-        tracing::info!("{signal}: stopping");
+        tracing::warn!("{signal}: stopping");
         // Whoever sends the signal wants an end: also after a failure the connection is aborted at the deadline.
-        if let Unmounted::Failed(message) = self.mount.unmount(true) {
+        if let Unmounted::Failed(message) = self.unmount(true) {
             tracing::error!("{message}");
         }
         // A second signal ends the wait for those who still use it.
@@ -144,7 +160,7 @@ impl<M: Mount> Course<'_, M> {
     }
 
     fn stop(&mut self, lazy: bool, answer: Sender<Response>) {
-        match self.mount.unmount(lazy) {
+        match self.unmount(lazy) {
             Unmounted::Failed(message) => drop(answer.send(Response::Failed { message })),
             Unmounted::Busy if !lazy => {
                 drop(answer.send(Response::Busy {
@@ -165,9 +181,13 @@ impl<M: Mount> Course<'_, M> {
 #[cfg(test)]
 mod tests {
     use std::cell::RefCell;
-    use std::sync::mpsc;
+    use std::io::Write;
+    use std::sync::{Arc, mpsc};
+
+    use parking_lot::Mutex;
 
     use super::*;
+    use crate::journal;
 
     /// Answers with what it is told to and remembers what was asked of it.
     struct Played {
@@ -195,6 +215,42 @@ mod tests {
                 None => Err(io::ErrorKind::NotFound.into()),
             }
         }
+    }
+
+    /// A log in memory.
+    #[derive(Clone, Default)]
+    struct Log(Arc<Mutex<Vec<u8>>>);
+
+    impl Write for Log {
+        fn write(&mut self, event: &[u8]) -> io::Result<usize> {
+            self.0.lock().write(event)
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    /// What is logged of these events unless more is asked for.
+    fn logged(script: Vec<Event>) -> String {
+        let log = Log::default();
+        let writer = log.clone();
+        let builder = tracing_subscriber::fmt().with_env_filter(journal::filter(false));
+        let subscriber = builder.with_target(false).with_ansi(false).with_writer(move || writer.clone()).finish();
+        tracing::subscriber::with_default(subscriber, || played(Unmounted::Gone, false, 60, script));
+        let bytes = log.0.lock().clone();
+        String::from_utf8(bytes).unwrap()
+    }
+
+    #[test]
+    fn the_log_tells_who_ended_the_mount() {
+        let ended = || Event::Ended(Ok(()));
+        let told = logged(vec![Event::Signal(Signal::SIGTERM), ended()]);
+        assert!(told.contains("SIGTERM: stopping") && !told.contains("another program"), "{told}");
+        let (answer, _answered) = mpsc::channel();
+        assert_eq!(logged(vec![Event::Stop { lazy: false, answer }, ended()]), "");
+        let told = logged(vec![ended()]);
+        assert!(told.contains("WARN another program took the mount away"), "{told}");
     }
 
     /// What the end was, and what was asked of the mount until then.
@@ -242,7 +298,14 @@ mod tests {
     fn a_lazy_stop_waits_for_the_last_user_until_a_signal_comes() {
         let mount = Played { unmounted: Unmounted::Detached, ended: None, asked: RefCell::default() };
         let timeout = Duration::from_secs(60);
-        let mut course = Course { mount: &mount, timeout, deadline: None, stopped: Vec::new(), sleeping: Vec::new() };
+        let mut course = Course {
+            mount: &mount,
+            timeout,
+            deadline: None,
+            ordered: false,
+            stopped: Vec::new(),
+            sleeping: Vec::new(),
+        };
         let (answer, answered) = mpsc::channel();
         let stop = |lazy| Ok(Event::Stop { lazy, answer: answer.clone() });
         assert_eq!(course.take(stop(true)), None);

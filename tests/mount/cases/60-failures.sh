@@ -250,3 +250,21 @@ case_a_daemon_that_was_killed_is_named_in_the_log() {
     await 20 grep -qF "$lost" "$WORK/said"
     umount -l "$WORK/box"
 }
+
+case_the_log_tells_who_ended_the_mount() {
+    local pid
+    new_archive box
+    attach box
+    detach box
+    same "$(cat "$WORK/box.log")" '' 'an unmount by lockbox umount is no news'
+    attach box
+    pid=$(daemon_of "$WORK/box.lbx")
+    kill -TERM "$pid"
+    await 30 gone "$pid"
+    grep -q 'SIGTERM: stopping' "$WORK/box.log"
+    attach box
+    pid=$(daemon_of "$WORK/box.lbx")
+    fusermount3 -u "$WORK/box"
+    await 30 gone "$pid"
+    same "$(grep -c 'another program took the mount away' "$WORK/box.log")" 1
+}
