@@ -237,8 +237,12 @@ mod tests {
     fn a_mount_is_gone_only_when_the_table_of_mounts_says_so() {
         let point = Path::new("/mnt/a");
         let said = |mounts: &[(u64, &str)]| {
-            let mounted =
-                |&(device, at): &(u64, &str)| Mounted { device, point: at.into(), file_system: mountinfo::TYPE.into() };
+            let mounted = |&(device, at): &(u64, &str)| Mounted {
+                device,
+                point: at.into(),
+                file_system: mountinfo::TYPE.into(),
+                user: None,
+            };
             without_trying(Ok(mounts.iter().map(mounted).collect()), point, 7)
         };
         assert_eq!(said(&[(1, "/"), (7, "/mnt/a")]), None);
