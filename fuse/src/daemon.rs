@@ -140,11 +140,12 @@ fn serve(reported: &mut bool) -> Result<(), Failure> {
     let (task, key) = read_task().map_err(failed)?;
     let null = OpenOptions::new().read(true).write(true).open("/dev/null").map_err(failed)?;
     unistd::dup2_stdin(&null).map_err(|e| failed(e.into()))?;
-    journal::start(&task.options.log.as_deref().map_or(Target::System, Target::File), task.verbose)?;
+    let log = journal::start(&Target::of(&task.options), task.verbose)?;
     let ready = |notice: Option<&str>| {
         report(&Report::Ready { notice: notice.map(str::to_owned) }).map_err(failed)?;
         *reported = true;
-        let closed = unistd::dup2_stdout(&null).and_then(|()| unistd::dup2_stderr(&null));
+        // A failed allocation, an overflown stack and an abort in C code are told there and nowhere else.
+        let closed = unistd::dup2_stdout(&null).and_then(|()| unistd::dup2_stderr(log.as_ref().unwrap_or(&null)));
         closed.map_err(|e| failed(e.into()))
     };
     session::serve(&task, &key, ready, || {})

@@ -1,6 +1,6 @@
 //! Where the program's messages go: the terminal, a file, or the system's log once it is a daemon.
 
-use std::fs::OpenOptions;
+use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::net::UnixDatagram;
@@ -10,6 +10,7 @@ use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::MakeWriter;
 
 use crate::exit::Failure;
+use crate::options::Options;
 
 /// Facility daemon (3), severity notice (5): the level stands in the line itself.
 const PRIORITY: u8 = 3 << 3 | 5;
@@ -20,15 +21,34 @@ pub enum Target<'a> {
     System,
 }
 
-/// Starts logging. Names, sizes and paths inside an archive are never logged, only inode numbers and pages.
-pub fn start(target: &Target<'_>, verbose: bool) -> Result<(), Failure> {
-    let filter = EnvFilter::new(if verbose { "info,lockbox=debug,lockbox_fuse=debug" } else { "warn,fuser=error" });
-    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_target(false).with_ansi(false);
+impl<'a> Target<'a> {
+    /// Where a mount with these options logs.
+    pub fn of(options: &'a Options) -> Target<'a> {
+        match &options.log {
+            Some(path) => Target::File(path),
+            None if options.foreground => Target::Terminal,
+            None => Target::System,
+        }
+    }
+}
+
+pub(crate) fn filter(verbose: bool) -> EnvFilter {
+    EnvFilter::new(if verbose { "info,lockbox=debug,lockbox_fuse=debug" } else { "warn,fuser=error" })
+}
+
+/// Starts logging, and answers the log if it is a file. Names, sizes and paths inside an archive are never logged, only inode numbers and
+/// pages.
+pub fn start(target: &Target<'_>, verbose: bool) -> Result<Option<File>, Failure> {
+    let builder = tracing_subscriber::fmt().with_env_filter(filter(verbose)).with_target(false).with_ansi(false);
+    let mut log = None;
     let started = match target {
         Target::Terminal => builder.with_writer(io::stderr).without_time().try_init(),
         Target::File(path) => {
             let file = OpenOptions::new().create(true).append(true).mode(0o600).open(path);
-            let file = file.map_err(|e| Failure::other(format!("cannot open the log {}: {e}", path.display())))?;
+            let both = file.and_then(|file| Ok((file.try_clone()?, file)));
+            let (again, file) =
+                both.map_err(|e| Failure::other(format!("cannot open the log {}: {e}", path.display())))?;
+            log = Some(again);
             builder.with_writer(std::sync::Mutex::new(file)).try_init()
         }
         Target::System => builder.with_writer(System(connect())).without_time().try_init(),
@@ -37,10 +57,10 @@ pub fn start(target: &Target<'_>, verbose: bool) -> Result<(), Failure> {
     if !matches!(target, Target::Terminal) {
         log_panics();
     }
-    Ok(())
+    Ok(log)
 }
 
-/// A panic ends the daemon, whose standard error is nowhere: without a line in the log nobody would know why. The place alone is told,
+/// A panic ends the daemon, whose standard error may be nowhere: without a line in the log nobody would know why. The place alone is told,
 /// since a message could quote what the archive holds.
 fn log_panics() {
     std::panic::set_hook(Box::new(|panic| {
@@ -96,12 +116,14 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let log = directory.path().join("log");
         let usual = std::panic::take_hook();
-        start(&Target::File(&log), false).unwrap();
+        let mut file = start(&Target::File(&log), false).unwrap().unwrap();
         let ended = std::thread::spawn(|| panic!("content of a file")).join();
         std::panic::set_hook(usual);
         assert!(ended.is_err());
+        file.write_all(b"said by the C library").unwrap();
         let told = std::fs::read_to_string(&log).unwrap();
         assert!(told.contains("ERROR") && told.contains("fuse/src/journal.rs:"), "{told}");
         assert!(!told.contains("content of a file"), "{told}");
+        assert!(told.ends_with("said by the C library"), "{told}");
     }
 }

@@ -16,6 +16,8 @@ pub struct Mounted {
     pub device: u64,
     pub point: PathBuf,
     pub file_system: String,
+    /// Who made a FUSE mount.
+    pub user: Option<u32>,
 }
 
 /// The mount on top at `point`, which must be an absolute path without links.
@@ -35,9 +37,12 @@ fn parse(line: &[u8]) -> Option<Mounted> {
     let (major, minor) = device.split_once(':')?;
     let device = makedev(major.parse().ok()?, minor.parse().ok()?);
     let point = PathBuf::from(OsString::from_vec(unescape(fields.nth(1)?)));
-    // Optional fields end at a dash; the type follows.
-    let file_system = fields.skip_while(|&field| field != b"-").nth(1)?;
-    Some(Mounted { device, point, file_system: String::from_utf8_lossy(file_system).into_owned() })
+    // Optional fields end at a dash; type, source and the file system's options follow.
+    let mut rest = fields.skip_while(|&field| field != b"-").skip(1);
+    let file_system = String::from_utf8_lossy(rest.next()?).into_owned();
+    let options = String::from_utf8_lossy(rest.nth(1).unwrap_or_default()).into_owned();
+    let user = options.split(',').find_map(|option| option.strip_prefix("user_id=")?.parse().ok());
+    Some(Mounted { device, point, file_system, user })
 }
 
 /// Undoes the kernel's `\ooo` for space, tab, newline and backslash.
@@ -67,11 +72,13 @@ mod tests {
 
     #[test]
     fn a_line_with_escapes_and_optional_fields_is_read() {
-        let line = br"36 35 0:42 / /mnt/a\040b rw,nosuid shared:1 master:2 - fuse.lockbox /x.lbx rw,user_id=0";
+        let line =
+            br"36 35 0:42 / /mnt/a\040b rw,nosuid shared:1 master:2 - fuse.lockbox /x.lbx rw,user_id=7,group_id=0";
         let mounted = parse(line).unwrap();
         assert_eq!(mounted.point, Path::new("/mnt/a b"));
         assert_eq!(mounted.device, makedev(0, 42));
         assert_eq!(mounted.file_system, TYPE);
+        assert_eq!(mounted.user, Some(7));
     }
 
     #[test]

@@ -39,11 +39,13 @@ fn flags(given: &[&str], mut options: Options) -> MsFlags {
 /// Changes the mount at `point`. When this returns for a read-only mount, all that was written before is durable.
 pub fn remount(point: &Path, flags: MsFlags) -> Result<(), Failure> {
     let failed = |e: std::io::Error| Failure::mount(format!("cannot remount {}: {e}", point.display()));
-    match mountinfo::at(point).map_err(failed)? {
-        Some(mounted) if mounted.file_system == mountinfo::TYPE => {}
+    let mounted = match mountinfo::at(point).map_err(failed)? {
+        Some(mounted) if mounted.file_system == mountinfo::TYPE => mounted,
         _ => return Err(Failure::mount(format!("no archive is mounted at {}", point.display()))),
-    }
-    let daemons = runtime::places().iter().map(control::running).collect::<Result<Vec<_>, _>>()?.concat();
+    };
+    // Whose mount it is says the kernel; a daemon of anybody else may claim what it likes.
+    let places = mounted.user.map_or_else(runtime::places, runtime::places_of);
+    let daemons = places.iter().map(control::running).collect::<Result<Vec<_>, _>>()?.concat();
     let daemon = daemons.iter().find(|(_, status)| Path::new(&status.mount_point) == point);
     let read_only = flags.contains(MsFlags::MS_RDONLY);
     if !read_only && daemon.is_some_and(|(_, status)| status.read_only) {
@@ -64,6 +66,10 @@ pub fn remount(point: &Path, flags: MsFlags) -> Result<(), Failure> {
             ))),
             Response::Status(_) => Err(Failure::other("the daemon gave an answer that was not asked for")),
         },
+        None if read_only => Err(Failure::other(format!(
+            "{} is read-only, but its daemon is not found and was not asked to make all of it durable",
+            point.display()
+        ))),
         _ => Ok(()),
     }
 }

@@ -17,9 +17,13 @@ fn given() -> Option<OsString> {
 
 /// Where daemons of this user may be; those of other users are not asked.
 pub fn places() -> Vec<Place> {
-    let user = geteuid().as_raw();
-    let mut places = control::places(given().as_deref(), user);
-    places.retain(|place| place.owner == user);
+    places_of(geteuid().as_raw())
+}
+
+/// Where daemons of this one may be; nowhere for one whom this process's user may not ask.
+pub fn places_of(owner: u32) -> Vec<Place> {
+    let mut places = control::places(given().as_deref(), geteuid().as_raw());
+    places.retain(|place| place.owner == owner);
     places
 }
 

@@ -5,7 +5,7 @@
 //!    detached and served until its last user is gone or the deadline passes.
 //! 2  Join the event loops: no request is under way any more.
 //! 3  Close the archive: commit, erase, closed record.
-//! 4  Take the control socket away, answer those who asked to stop, exit.
+//! 4  Take the control socket away, answer those who asked to stop, say good-bye to the process that unmounts, exit.
 //!
 //! A handler that panics aborts the process (`panic = "abort"` in every profile that ships): no commit can follow.
 
@@ -30,14 +30,16 @@ use serde::{Deserialize, Serialize};
 use crate::adapter::{Adapter, Shared};
 use crate::answers::Answers;
 use crate::callers::Callers;
+use crate::ending::{self, Ending};
 use crate::exit::Failure;
 use crate::idle::{self, Watcher};
+use crate::journal::Target;
 use crate::mount::{self, Mount};
 use crate::mountinfo;
 use crate::options::Options;
 use crate::pace::Pace;
 use crate::sandbox::{self, Reach};
-use crate::stop::{Place, Unmounted};
+use crate::stop::Place;
 use crate::suspend::{self, Slept};
 use crate::ticker::Ticker;
 use crate::unmounter::Unmounter;
@@ -105,7 +107,9 @@ pub fn serve(
     let slot: Slot = Arc::new(Mutex::new(Some(archive)));
 
     let (events, inbox) = mpsc::channel();
-    let served = start(task, &slot, host, signals, &events).and_then(|running| {
+    let started = start(task, &slot, host, signals, &events);
+    let place = started.as_ref().ok().map(|running| Arc::clone(&running.place));
+    let served = started.and_then(|running| {
         if task.options.lock_on_suspend {
             notices.extend(watch_sleep(&running, Arc::clone(&fs), &events));
         }
@@ -115,7 +119,7 @@ pub fn serve(
         let notice = (!notices.is_empty()).then(|| notices.join("\nmount.lockbox: "));
         ready(notice.as_deref()).inspect_err(|_| {
             running.place.unmount(true);
-            wait(&inbox, &running.place, Duration::ZERO, Some(Instant::now()));
+            ending::wait(&inbox, &*running.place, Duration::ZERO, Some(Instant::now()));
         })?;
         let thread_failed = |e| Failure::system(format!("cannot start a thread: {e}"));
         let (shared, place) = (Arc::clone(&running.shared), Arc::clone(&running.place));
@@ -128,12 +132,12 @@ pub fn serve(
             .map(|limit| Watcher::start(limit, idle::since_boot, running.shared, events.clone()))
             .transpose()
             .map_err(thread_failed)?;
-        let ended = wait(&inbox, &running.place, task.options.stop_timeout(), None);
+        let ended = ending::wait(&inbox, &*running.place, task.options.stop_timeout(), None);
         ending();
         Ok((running.server, ended))
     });
     let archive = slot.lock().take();
-    match served {
+    let closed = match served {
         // Who waits to sleep is let go when the archive is closed.
         Ok((server, Ending { stopped, aborted, sleeping: _sleeping })) => {
             let closed = match archive {
@@ -145,18 +149,26 @@ pub fn serve(
             answer(server, stopped, &closed);
             closed
         }
-        Err(failure) => {
-            // Event loops that were started may still be at work, and nothing may follow a closed record.
-            let over =
-                matches!(inbox.recv_timeout(LAST_REQUESTS), Ok(Event::Ended(_)) | Err(RecvTimeoutError::Disconnected));
-            match archive {
-                Some(archive) if over => archive.close()?,
-                Some(archive) => archive.file_system().make_durable()?,
-                None => {}
-            }
-            Err(failure)
-        }
+        Err(failure) => close_unserved(archive, &inbox).and(Err(failure)),
+    };
+    // Other threads may hold it beyond the end of this one, so that dropping it would say nothing.
+    if let Some(place) = place {
+        place.dismiss();
     }
+    closed
+}
+
+/// Closes the archive of a mount that failed to start.
+fn close_unserved(archive: Option<Archive>, inbox: &Receiver<Event>) -> Result<(), Failure> {
+    // Event loops that were started may still be at work, and nothing may follow a closed record.
+    let last = inbox.recv_timeout(LAST_REQUESTS);
+    let over = matches!(last, Ok(Event::Ended(Ok(()))) | Err(RecvTimeoutError::Disconnected));
+    match archive {
+        Some(archive) if over => archive.close()?,
+        Some(archive) => archive.file_system().make_durable()?,
+        None => {}
+    }
+    Ok(())
 }
 
 /// A sentence for the user when this machine cannot tell that it sleeps.
@@ -190,7 +202,7 @@ fn start(task: &Task, slot: &Slot, host: OwnedFd, signals: SigSet, events: &Send
     }
     .attach()?;
     let own_status = File::open("/proc/self/status").ok();
-    let (place, callers, read_ahead) = confine(task, &runtime)?;
+    let (place, callers, read_ahead) = confine(task, &runtime, Arc::clone(&shared))?;
     let place = Arc::new(place);
     let server = {
         let answers = Answers::new(task.clone(), Arc::clone(slot), Arc::clone(&shared), events.clone(), own_status);
@@ -243,7 +255,11 @@ fn start(task: &Task, slot: &Slot, host: OwnedFd, signals: SigSet, events: &Send
 
 /// Finds the mount that was just made and enters the sandbox, with a process outside of it that can unmount and read /proc. Comes before any thread.
 /// A machine that refuses a part of it gets its mount all the same, and a line in the log.
-fn confine(task: &Task, runtime: &Path) -> Result<(Place, Callers, Option<kernel::ReadAhead>), Failure> {
+fn confine(
+    task: &Task,
+    runtime: &Path,
+    shared: Arc<Shared>,
+) -> Result<(Place, Callers, Option<kernel::ReadAhead>), Failure> {
     let lost = |what: String| {
         let _ = mount::unmount(task.point(), true);
         Failure::mount(format!("the mount at {} cannot be found: {what}", task.point().display()))
@@ -255,11 +271,11 @@ fn confine(task: &Task, runtime: &Path) -> Result<(Place, Callers, Option<kernel
     if !task.options.read_only {
         let _ = kernel::bound_write_back(device);
     }
-    let place = |unmounter| Place::new(PathBuf::from(&task.point), device, unmounter);
+    let place = |unmounter| Place::new(PathBuf::from(&task.point), device, unmounter, shared);
     if !task.options.sandbox {
         return Ok((place(None), Callers::Here, read_ahead));
     }
-    let (unmounter, callers) = match Unmounter::start(task.point(), device) {
+    let (unmounter, callers) = match Unmounter::start(task.point(), device, &Target::of(&task.options)) {
         Ok(started) => started,
         Err(error) => {
             tracing::warn!("the process that unmounts cannot be started ({error}): the daemon runs without a sandbox");
@@ -287,81 +303,6 @@ fn block_signals() -> Result<SigSet, Failure> {
     }
     signals.thread_block().map_err(|e| Failure::other(format!("cannot block signals: {e}")))?;
     Ok(signals)
-}
-
-/// How serving ended.
-struct Ending {
-    /// Those who asked to stop and want to know how it went.
-    stopped: Vec<Sender<Response>>,
-    /// Those who hold up the machine's sleep until they are dropped.
-    sleeping: Vec<Sender<Slept>>,
-    /// The deadline passed and the connection could not be aborted.
-    aborted: bool,
-}
-
-/// Serves until the event loops have ended; from `deadline` on, once there is one, the mount's users are cut off.
-fn wait(inbox: &Receiver<Event>, place: &Place, timeout: Duration, mut deadline: Option<Instant>) -> Ending {
-    let mut stopped = Vec::new();
-    let mut sleeping = Vec::new();
-    loop {
-        let event = match deadline {
-            Some(at) => inbox.recv_timeout(at.saturating_duration_since(Instant::now())),
-            None => inbox.recv().map_err(|_| RecvTimeoutError::Disconnected),
-        };
-        match event {
-            Ok(Event::Ended(result)) => {
-                if let Err(error) = result {
-                    tracing::error!("the connection to the kernel ended: {error}");
-                }
-                return Ending { stopped, sleeping, aborted: false };
-            }
-            Ok(Event::Signal(signal)) => {
-                tracing::info!("{signal}: stopping");
-                match place.unmount(true) {
-                    // A second signal ends the wait for those who still use it.
-                    _ if deadline.is_some() => deadline = Some(Instant::now()),
-                    Unmounted::Gone | Unmounted::Detached | Unmounted::Busy => {
-                        deadline = Some(Instant::now() + timeout)
-                    }
-                    Unmounted::Failed(message) => {
-                        // Whoever sends the signal wants an end: after the deadline the connection is aborted.
-                        tracing::error!("{message}");
-                        deadline = Some(Instant::now() + timeout);
-                    }
-                }
-            }
-            Ok(Event::Stop { lazy, answer }) => match place.unmount(lazy) {
-                Unmounted::Failed(message) => drop(answer.send(Response::Failed { message })),
-                Unmounted::Busy if !lazy => {
-                    drop(answer.send(Response::Busy {
-                        message: "files are open below the mount point, or something is mounted over it".into(),
-                    }));
-                }
-                Unmounted::Gone | Unmounted::Detached | Unmounted::Busy => {
-                    deadline.get_or_insert(Instant::now() + timeout);
-                    stopped.push(answer);
-                }
-            },
-            // No deadline for either: what keeps a mount alive that is gone from here, such as a bind of it, is served on.
-            Ok(Event::Idle) => match place.unmount(false) {
-                Unmounted::Gone => tracing::warn!("nobody used the archive for the time of idle=: unmounted"),
-                Unmounted::Failed(message) => tracing::warn!("idle, but {message}"),
-                Unmounted::Busy | Unmounted::Detached => {}
-            },
-            Ok(Event::Sleep(answer)) => match place.unmount(false) {
-                Unmounted::Gone => sleeping.push(answer),
-                Unmounted::Busy | Unmounted::Detached | Unmounted::Failed(_) => drop(answer.send(Slept::Busy)),
-            },
-            Err(RecvTimeoutError::Timeout) => {
-                tracing::warn!("files are still open after {} s: their users are cut off", timeout.as_secs());
-                if kernel::abort(place.device()).is_err() {
-                    return Ending { stopped, sleeping, aborted: true };
-                }
-                deadline = None;
-            }
-            Err(RecvTimeoutError::Disconnected) => return Ending { stopped, sleeping, aborted: false },
-        }
-    }
 }
 
 fn answer(mut server: control::Server, stopped: Vec<Sender<Response>>, closed: &Result<(), Failure>) {

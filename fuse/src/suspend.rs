@@ -106,14 +106,21 @@ impl Target {
         tracing::warn!("the archive is in use and stays mounted while the machine sleeps; its content is saved");
         let flushed = self.place.flush();
         thread::sleep(ARRIVAL);
-        let saved = flushed.map_err(|e| e.to_string()).and(self.fs.make_durable().map_err(|e| e.to_string()));
+        let saved = flushed.map_err(|e| e.to_string()).and(self.commit());
+        self.forget();
+        // Pages that were written since, or by maps, came when they were dropped.
+        let saved = saved.and(if self.fs.is_dirty() { self.commit() } else { Ok(()) });
+        self.fs.forget_plaintext();
         if let Err(error) = saved {
             tracing::error!("not everything was saved before the machine slept: {error}");
         }
-        self.forget();
     }
 
-    /// Newest inodes first: those are likelier to be in the kernel's cache, and time is short.
+    fn commit(&self) -> Result<(), String> {
+        self.fs.make_durable().map_err(|e| e.to_string())
+    }
+
+    /// Drops the kernel's pages. Newest inodes first: those are likelier to be in the kernel's cache, and time is short.
     fn forget(&self) {
         let until = Instant::now() + DROPPING;
         if let Some(notifier) = self.shared.notifier.get() {
@@ -126,7 +133,6 @@ impl Target {
                 }
             }
         }
-        self.fs.forget_plaintext();
     }
 }
 

@@ -2,7 +2,8 @@
 //!
 //! It starts before the daemon gives its rights up, knows the mount point and no secret, takes one byte per order on its standard input,
 //! which is a socket, and answers there with a line of JSON. Its standard output is a second socket, for questions about callers. It ends
-//! when the daemon does, however that ends: the sockets are closed then.
+//! when the daemon does, however that ends: the sockets are closed then. A daemon that closed the archive says good-bye before; when it did
+//! not, as after SIGKILL, this process is the only one left to say so in the log.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
@@ -17,6 +18,8 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 use crate::callers::{self, Callers};
+use crate::exit::Failure;
+use crate::journal::{self, Target};
 use crate::mount::{self, UnmountError};
 use crate::mountinfo::{self, Mounted};
 
@@ -25,6 +28,11 @@ pub const ARGUMENT: &str = "--unmounter";
 const POLITELY: u8 = b'u';
 const DETACH: u8 = b'd';
 const FLUSH: u8 = b'f';
+/// Has no answer.
+const GOOD_BYE: u8 = b'g';
+
+/// Stands for standard error where the path of a log is expected; paths of logs are absolute.
+const STANDARD_ERROR: &str = "-";
 
 /// What became of an attempt.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -70,11 +78,11 @@ fn without_trying(table: io::Result<Vec<Mounted>>, point: &Path, device: u64) ->
     }
 }
 
-/// Makes the kernel write the dirty pages of the mount with this device number.
-pub(crate) fn flush(point: &Path, device: u64) {
-    if let Ok(root) = mount::open_root(point, device) {
-        let _ = nix::unistd::syncfs(&root);
-    }
+/// Makes the kernel write the dirty pages of the mount with this device number. Answers whether it is on top at `point`.
+pub(crate) fn flush(point: &Path, device: u64) -> bool {
+    let Ok(root) = mount::open_root(point, device) else { return false };
+    let _ = nix::unistd::syncfs(&root);
+    true
 }
 
 /// The daemon's side.
@@ -85,20 +93,26 @@ pub(crate) struct Unmounter {
 }
 
 impl Unmounter {
-    /// Returns when the process waits for orders and questions.
-    pub(crate) fn start(point: &Path, device: u64) -> io::Result<(Unmounter, Callers)> {
+    /// Returns when the process waits for orders and questions. `log` is where it says that the daemon is gone.
+    pub(crate) fn start(point: &Path, device: u64, log: &Target<'_>) -> io::Result<(Unmounter, Callers)> {
         let (orders, their_orders) = UnixStream::pair()?;
         let (questions, their_questions) = UnixStream::pair()?;
+        let (log, stderr) = match *log {
+            Target::System => (None, Stdio::null()),
+            Target::File(path) => (Some(path), Stdio::null()),
+            Target::Terminal => (Some(Path::new(STANDARD_ERROR)), Stdio::inherit()),
+        };
         let child = Command::new("/proc/self/exe")
             .arg0("mount.lockbox")
             .arg(ARGUMENT)
             .arg(point)
             .arg(device.to_string())
+            .args(log)
             // A terminal's interrupt is for the daemon alone.
             .process_group(0)
             .stdin(OwnedFd::from(their_orders))
             .stdout(OwnedFd::from(their_questions))
-            .stderr(Stdio::null())
+            .stderr(stderr)
             .spawn()?;
         let mut unmounter = Unmounter { child, orders: Some(BufReader::new(orders)) };
         let mut ready = String::new();
@@ -118,12 +132,12 @@ impl Unmounter {
         }
     }
 
-    /// Makes the kernel write its dirty pages to the daemon.
+    /// Makes the kernel write its dirty pages to the daemon. Answers whether the mount is on top at its point.
     ///
     /// # Errors
     /// When the process is gone: then nothing is durable any more without fsync before the end.
-    pub(crate) fn flush(&mut self) -> io::Result<()> {
-        self.ask(FLUSH).map(drop)
+    pub(crate) fn flush(&mut self) -> io::Result<bool> {
+        Ok(self.ask(FLUSH)? == Unmounted::Busy)
     }
 
     fn ask(&mut self, order: u8) -> io::Result<Unmounted> {
@@ -139,7 +153,10 @@ impl Unmounter {
 
 impl Drop for Unmounter {
     fn drop(&mut self) {
-        drop(self.orders.take());
+        if let Some(orders) = self.orders.take() {
+            // When that process is gone nobody needs to know.
+            let _ = orders.get_ref().write_all(&[GOOD_BYE]);
+        }
         let _ = self.child.wait();
     }
 }
@@ -152,24 +169,63 @@ pub fn run() -> io::Result<()> {
     let (Some(point), Some(device)) = (arguments.next().map(PathBuf::from), arguments.next()) else {
         return Err(io::ErrorKind::InvalidInput.into());
     };
+    let log = arguments.next().map(PathBuf::from);
     let device = device.to_str().and_then(|text| text.parse().ok()).ok_or(io::ErrorKind::InvalidInput)?;
     let mut orders = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
     let questions = UnixStream::from(io::stdout().as_fd().try_clone_to_owned()?);
     // Not waited for: it ends with this process, and without it the daemon is answered that nothing is known.
     thread::Builder::new().name("callers".into()).spawn(move || callers::serve(questions))?;
     orders.write_all(b"ready\n")?;
-    let mut order = [0];
-    while orders.read(&mut order)? > 0 {
-        let answer = if order[0] == FLUSH {
-            flush(&point, device);
-            Unmounted::Busy
-        } else {
-            unmount(&point, device, order[0] == DETACH)
-        };
-        let mut line = serde_json::to_vec(&answer)?;
-        line.push(b'\n');
-        orders.write_all(&line)?;
+    let parting = take_orders(&mut orders, |order| match order {
+        FLUSH if flush(&point, device) => Unmounted::Busy,
+        FLUSH => Unmounted::Gone,
+        _ => unmount(&point, device, order == DETACH),
+    });
+    match parting {
+        Parting::GoodBye => Ok(()),
+        Parting::Lost => mourn(&point, log.as_deref()).map_err(|failure| io::Error::other(failure.message)),
     }
+}
+
+/// How the daemon went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Parting {
+    GoodBye,
+    /// Without a word.
+    Lost,
+}
+
+fn take_orders(orders: &mut UnixStream, mut carry_out: impl FnMut(u8) -> Unmounted) -> Parting {
+    let mut order = [0];
+    loop {
+        match orders.read(&mut order) {
+            Ok(1) if order[0] == GOOD_BYE => return Parting::GoodBye,
+            // It may die before it takes the answer.
+            Ok(1) if answer(orders, &carry_out(order[0])).is_ok() => {}
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            _ => return Parting::Lost,
+        }
+    }
+}
+
+fn answer(orders: &mut UnixStream, unmounted: &Unmounted) -> io::Result<()> {
+    let mut line = serde_json::to_vec(unmounted)?;
+    line.push(b'\n');
+    orders.write_all(&line)
+}
+
+/// Says that the daemon is gone, where the daemon would have said it.
+fn mourn(point: &Path, log: Option<&Path>) -> Result<(), Failure> {
+    let target = match log {
+        None => Target::System,
+        Some(path) if path == Path::new(STANDARD_ERROR) => Target::Terminal,
+        Some(path) => Target::File(path),
+    };
+    journal::start(&target, false)?;
+    tracing::error!(
+        "{}: the daemon is gone without closing the archive; what was not durable is lost",
+        point.display()
+    );
     Ok(())
 }
 
@@ -181,8 +237,12 @@ mod tests {
     fn a_mount_is_gone_only_when_the_table_of_mounts_says_so() {
         let point = Path::new("/mnt/a");
         let said = |mounts: &[(u64, &str)]| {
-            let mounted =
-                |&(device, at): &(u64, &str)| Mounted { device, point: at.into(), file_system: mountinfo::TYPE.into() };
+            let mounted = |&(device, at): &(u64, &str)| Mounted {
+                device,
+                point: at.into(),
+                file_system: mountinfo::TYPE.into(),
+                user: None,
+            };
             without_trying(Ok(mounts.iter().map(mounted).collect()), point, 7)
         };
         assert_eq!(said(&[(1, "/"), (7, "/mnt/a")]), None);
@@ -192,5 +252,29 @@ mod tests {
         assert_eq!(said(&[(1, "/")]), Some(Unmounted::Gone));
         let unread = without_trying(Err(io::ErrorKind::PermissionDenied.into()), point, 7);
         assert!(matches!(unread, Some(Unmounted::Failed(_))), "{unread:?}");
+    }
+
+    /// Answers how the other process sees the daemon's end, and the orders that it was given.
+    fn parted(daemon: impl FnOnce(UnixStream)) -> (Parting, Vec<u8>) {
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        daemon(ours);
+        let mut given = Vec::new();
+        let parting = take_orders(&mut theirs, |order| {
+            given.push(order);
+            Unmounted::Busy
+        });
+        (parting, given)
+    }
+
+    #[test]
+    fn a_daemon_that_is_killed_is_told_from_one_that_closed_the_archive() {
+        assert_eq!(parted(drop), (Parting::Lost, vec![]));
+        let under_way = |mut orders: UnixStream| orders.write_all(&[FLUSH]).unwrap();
+        assert_eq!(parted(under_way), (Parting::Lost, vec![FLUSH]), "the answer cannot be sent");
+        let orderly = |orders: UnixStream| {
+            let child = Command::new("true").spawn().unwrap();
+            drop(Unmounter { child, orders: Some(BufReader::new(orders)) });
+        };
+        assert_eq!(parted(orderly), (Parting::GoodBye, vec![]));
     }
 }

@@ -13,11 +13,15 @@ const ROOM_KIB: u64 = (1024 + 256) << 10;
 /// The capability CAP_IPC_LOCK, which root of a container may lack.
 const IPC_LOCK: u32 = 14;
 
+/// The map of users of the initial namespace: all of them, each as itself.
+const INITIAL_NAMESPACE: [&str; 3] = ["0", "0", "4294967295"];
+
 /// Locks all memory of this process, page by page as it is touched. Answers whether that could be promised: a limit on locked memory would
 /// make later allocations fail, so whoever has one goes without.
 pub fn lock_memory() -> bool {
     let unlimited = getrlimit(Resource::RLIMIT_MEMLOCK).is_ok_and(|(soft, _)| soft == RLIM_INFINITY);
-    if !unlimited && !may_lock_beyond_the_limit(&fs::read_to_string("/proc/self/status").unwrap_or_default()) {
+    let read = |path| fs::read_to_string(path).unwrap_or_default();
+    if !unlimited && !may_lock_beyond_the_limit(&read("/proc/self/status"), &read("/proc/self/uid_map")) {
         return false;
     }
     mlockall(MlockAllFlags::CURRENT | MlockAllFlags::FUTURE | MlockAllFlags::ONFAULT).is_ok()
@@ -29,9 +33,13 @@ pub fn lock_memory_if_plenty() -> bool {
         && lock_memory()
 }
 
-fn may_lock_beyond_the_limit(status: &str) -> bool {
+/// A capability of another user namespace does not count: the kernel asks for that of the initial one, and shows either here.
+fn may_lock_beyond_the_limit(status: &str, uid_map: &str) -> bool {
     let capabilities = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
-    capabilities.and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok()).is_some_and(|set| set >> IPC_LOCK & 1 == 1)
+    uid_map.split_whitespace().eq(INITIAL_NAMESPACE)
+        && capabilities
+            .and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok())
+            .is_some_and(|set| set >> IPC_LOCK & 1 == 1)
 }
 
 fn available_kib(table: &str) -> Option<u64> {
@@ -45,9 +53,14 @@ mod tests {
 
     #[test]
     fn what_proc_says_is_understood() {
-        assert!(may_lock_beyond_the_limit("Name:\tx\nCapEff:\t0000000000004000\n"));
+        let initial = "         0          0 4294967295\n";
+        let able = "Name:\tx\nCapEff:\t0000000000004000\n";
+        assert!(may_lock_beyond_the_limit(able, initial));
+        for map in ["         0       1000          1\n", "0 0 65536\n", "0 0 1\n1 100000 65536\n", ""] {
+            assert!(!may_lock_beyond_the_limit(able, map), "{map}");
+        }
         for status in ["CapEff:\t00000000ffffbfff\n", "CapEff:\tnothing\n", "CapPrm:\t0000000000004000\n", ""] {
-            assert!(!may_lock_beyond_the_limit(status), "{status}");
+            assert!(!may_lock_beyond_the_limit(status, initial), "{status}");
         }
         assert_eq!(available_kib("MemTotal:  9 kB\nMemAvailable:   3145728 kB\n"), Some(3 << 20));
         assert_eq!(available_kib("MemTotal:  9 kB\n"), None);

@@ -89,6 +89,11 @@ impl Writers {
         self.open.load(Ordering::SeqCst) > 0
     }
 
+    /// Those that have writers, in no order.
+    pub fn inodes(&self) -> Vec<u64> {
+        self.shards.iter().flat_map(|shard| shard.lock().keys().copied().collect::<Vec<_>>()).collect()
+    }
+
     fn with<R>(&self, ino: u64, f: impl FnOnce(&mut Kept) -> R) -> Option<R> {
         if !self.any() {
             return None;
@@ -155,6 +160,11 @@ mod tests {
         assert!(!writers.add(5));
         assert!(writers.has(5));
         assert!(!writers.has(6));
+        writers.add(7);
+        let mut inodes = writers.inodes();
+        inodes.sort_unstable();
+        assert_eq!(inodes, [5, 7]);
+        writers.remove(7);
         writers.remove(5);
         assert!(writers.has(5));
         writers.remove(5);

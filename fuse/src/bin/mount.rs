@@ -166,7 +166,7 @@ fn mount_archive(arguments: &Arguments) -> Result<(), Failure> {
     let task =
         Task { archive: OsString::from(archive), point: OsString::from(point), options, verbose: arguments.verbose };
     if task.options.foreground {
-        journal::start(&task.options.log.as_deref().map_or(Target::Terminal, Target::File), task.verbose)?;
+        journal::start(&Target::of(&task.options), task.verbose)?;
         let notify = Notify::connect(std::env::var_os("NOTIFY_SOCKET"))?;
         let ready = |_: Option<&str>| {
             notify.ready(&task.point().to_string_lossy());

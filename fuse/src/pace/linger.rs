@@ -84,8 +84,12 @@ impl Linger {
             give_way();
             let time = now();
             let found = queue.waiting();
-            if time - last >= SLICE {
-                self.leave_off(time);
+            // A clock that steps back does not tell how long it took, and may be long in coming to the end of the moment.
+            let took = time.checked_sub(last);
+            if took.is_none_or(|took| took >= SLICE) {
+                if took.is_some() {
+                    self.leave_off(time);
+                }
                 return if found { Found::Later } else { Found::Nothing };
             }
             if found {
@@ -222,6 +226,19 @@ mod tests {
         // After a quiet time it is the short one again.
         played.takes_slice(LONGEST_CROWDED);
         played.clock.set(played.clock.get() + CROWDED);
+        assert!(played.lingers());
+    }
+
+    #[test]
+    fn a_clock_that_steps_back_ends_the_look_and_nothing_else() {
+        let played = Played::new();
+        for (arrives, found) in [(2, Found::Later), (3, Found::Nothing)] {
+            played.clock.set(us(1_000_000));
+            let queue = Script { looks: AtomicUsize::new(0), arrives };
+            let give_way = || played.clock.set(us(10));
+            assert_eq!(played.linger.look_by(&queue, || played.clock.get(), give_way), found);
+            assert_eq!(queue.looks.into_inner(), 2);
+        }
         assert!(played.lingers());
     }
 

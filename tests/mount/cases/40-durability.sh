@@ -192,6 +192,71 @@ case_sigterm_of_a_busy_mount_waits_for_the_last_user() {
     detach box
 }
 
+case_who_is_cut_off_keeps_what_was_written() {
+    local pid
+    new_archive box
+    attach box sync=never,stop_timeout=3
+    exec 7>"$WORK/box/open"
+    echo written >&7
+    pid=$(daemon_of "$WORK/box.lbx")
+    kill -TERM "$pid"
+    await 60 gone "$pid"
+    grep -q 'their users are cut off' "$WORK/box.log" || fail 'nobody was cut off'
+    exec 7>&-
+    attach box
+    same "$(cat "$WORK/box/open")" written
+    detach box
+    check_full box
+}
+
+# detach_lazily NAME: with files open in descriptor 7, which the command does not hold.
+detach_lazily() {
+    in_background lockbox umount --lazy "$WORK/$1" 7>&-
+    await 20 sh -c "! mountpoint -q '$WORK/$1'"
+}
+
+case_a_lazily_unmounted_archive_is_served_until_its_last_file_is_closed() {
+    local pid
+    new_archive box
+    attach box sync=never,stop_timeout=0
+    exec 7>"$WORK/box/open"
+    pid=$(daemon_of "$WORK/box.lbx")
+    detach_lazily box
+    # Asked at the socket, so the order has been taken; a deadline of no seconds would have passed with it.
+    lockbox status "$WORK/box.lbx" >/dev/null
+    echo late >&7
+    ! gone "$pid" || fail 'the daemon did not wait for the open file'
+    exec 7>&-
+    await 60 gone "$pid"
+    attach box
+    same "$(cat "$WORK/box/open")" late
+    detach box
+}
+
+case_a_detached_mount_is_committed_every_few_seconds() {
+    local before
+    new_archive box
+    attach box
+    : >"$WORK/box/open"
+    reattach box
+    exec 7>>"$WORK/box/open"
+    detach_lazily box
+    commits() {
+        lockbox status --json "$WORK/box.lbx" | python3 -c 'import json, sys; print(json.load(sys.stdin)["commits"])'
+    }
+    before=$(commits)
+    echo written >&7
+    # Long before the kernel brings its pages by itself.
+    committed() { [[ $(commits) -gt $before ]]; }
+    await 20 committed
+    kill_daemon box
+    exec 7>&-
+    attach box
+    same "$(cat "$WORK/box/open")" written
+    detach box
+    check_full box
+}
+
 case_umount_of_a_busy_mount_is_refused() {
     local pid
     new_archive box

@@ -116,8 +116,9 @@ case_a_daemon_holds_its_pipes_alone() {
     new_archive box
     attach box
     pid=$(daemon_of "$WORK/box.lbx")
-    # The key came by standard input, which is gone.
-    same "$(readlink "/proc/$pid/fd/0" "/proc/$pid/fd/1" "/proc/$pid/fd/2" | sort -u)" /dev/null
+    # The key came by standard input, which is gone. What is said on standard error is in the log.
+    same "$(readlink "/proc/$pid/fd/0" "/proc/$pid/fd/1" | sort -u)" /dev/null
+    same "$(readlink "/proc/$pid/fd/2")" "$(realpath "$WORK/box.log")"
     detach box
 }
 

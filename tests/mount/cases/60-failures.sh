@@ -232,3 +232,39 @@ case_a_read_only_mount_changes_nothing() {
     detach box
     same "$(sha256sum <"$WORK/box.lbx")" "$before" 'a read-only mount changed the archive'
 }
+
+case_a_daemon_that_was_killed_is_named_in_the_log() {
+    local lost='/box: the daemon is gone without closing the archive'
+    new_archive box
+    attach box
+    reattach box
+    ! grep -q 'is gone' "$WORK/box.log" || fail "an orderly end is taken for a death: $(cat "$WORK/box.log")"
+    kill_daemon box
+    await 20 grep -qF "$lost" "$WORK/box.log"
+    same "$(grep -cF "$lost" "$WORK/box.log")" 1
+    umount -l "$WORK/box"
+    # In the foreground it is said where the rest is said.
+    in_background mount.lockbox --foreground "$WORK/box.lbx" "$WORK/box" -o "passfile=$PASSFILE" 2>"$WORK/said"
+    await 20 mountpoint -q "$WORK/box"
+    kill -9 "${BACKGROUND[-1]}"
+    await 20 grep -qF "$lost" "$WORK/said"
+    umount -l "$WORK/box"
+}
+
+case_the_log_tells_who_ended_the_mount() {
+    local pid
+    new_archive box
+    attach box
+    detach box
+    same "$(cat "$WORK/box.log")" '' 'an unmount by lockbox umount is no news'
+    attach box
+    pid=$(daemon_of "$WORK/box.lbx")
+    kill -TERM "$pid"
+    await 30 gone "$pid"
+    grep -q 'SIGTERM: stopping' "$WORK/box.log"
+    attach box
+    pid=$(daemon_of "$WORK/box.lbx")
+    fusermount3 -u "$WORK/box"
+    await 30 gone "$pid"
+    same "$(grep -c 'another program took the mount away' "$WORK/box.log")" 1
+}

@@ -42,6 +42,21 @@ case_a_users_dead_mount_is_cleared_by_the_next() {
     as_user lockbox umount "$HOME_DIR/point"
 }
 
+case_what_root_makes_read_only_of_a_user_is_durable() {
+    local pid
+    users_archive
+    as_user lockbox mount -o sync=never --passfile "$USER_PASS" "$HOME_DIR/box.lbx" "$HOME_DIR/point"
+    as_user sh -c "echo before >'$HOME_DIR/point/file'"
+    mount.lockbox "$HOME_DIR/box.lbx" "$HOME_DIR/point" -o remount,ro,nosuid,nodev
+    expect 1 'read-only file system' as_user touch "$HOME_DIR/point/other"
+    pid=$(daemon_of "$HOME_DIR/box.lbx")
+    kill -9 "$pid"
+    await 30 gone "$pid"
+    as_user lockbox mount --passfile "$USER_PASS" "$HOME_DIR/box.lbx" "$HOME_DIR/point"
+    same "$(as_user cat "$HOME_DIR/point/file")" before
+    as_user lockbox umount "$HOME_DIR/point"
+}
+
 case_a_missing_fusermount3_is_explained() {
     users_archive
     expect 15 'fusermount3 is missing' as_user env PATH="$SCRATCH_DIR/bin" \

@@ -217,8 +217,30 @@ case_the_archive_is_locked_before_the_machine_sleeps() {
     pid=$(daemon_of "$WORK/busy.lbx")
     echo sleep >&8
     await 30 gone "$pid"
+    # Although a thread still listens to logind when the daemon ends.
+    ! grep -q 'is gone' "$WORK"/*.log || fail 'an orderly end is taken for a death'
     attach box
     same_file "$WORK/content" "$WORK/box/file"
+    detach box
+}
+
+case_a_detached_mount_is_saved_before_the_machine_sleeps() {
+    start_logind
+    new_archive box
+    attach box lock-on-suspend,sync=never
+    await 20 grep -q 'inhibited sleep delay lockbox 1' "$WORK/logind"
+    exec 7>"$WORK/box/file"
+    in_background lockbox umount --lazy "$WORK/box" 7>&- 8>&-
+    await 20 sh -c "! mountpoint -q '$WORK/box'"
+    echo written >&7
+    echo sleep >&8
+    await 30 grep -q 'asleep' "$WORK/logind"
+    same "$(grep -c 'gave up waiting' "$WORK/logind" || true)" 0
+    # It never wakes up.
+    kill_daemon box
+    exec 7>&-
+    attach box
+    same "$(cat "$WORK/box/file")" written
     detach box
 }
 

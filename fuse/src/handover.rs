@@ -1,0 +1,109 @@
+//! Has the kernel hand over what it caches of files that are open for writing, also where no path leads to them any more.
+//!
+//! syncfs(2) needs an open file of the mount, which nobody can open once it is detached. But dropping the cached pages of an inode has
+//! them written first, by WRITE requests that the event loops answer meanwhile: hence a thread, which is left behind when the kernel or
+//! the loops are stuck.
+
+use std::sync::Arc;
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use fuser::INodeNo;
+use parking_lot::Mutex;
+
+use crate::adapter::Shared;
+
+/// Hands over one connection's pages.
+pub(crate) struct HandOver {
+    shared: Arc<Shared>,
+    /// A thread that was left behind closes this when it ends: no second one is started beside it.
+    left_behind: Mutex<Option<Receiver<()>>>,
+}
+
+impl HandOver {
+    pub(crate) fn new(shared: Arc<Shared>) -> HandOver {
+        HandOver { shared, left_behind: Mutex::default() }
+    }
+
+    /// Answers whether all that was written before has arrived within `limit`. Not to be called from an event loop.
+    pub(crate) fn within(&self, limit: Duration) -> bool {
+        // Only an inode with a writer has pages that are not written (F3).
+        let inodes = self.shared.writers.inodes();
+        if inodes.is_empty() {
+            return true;
+        }
+        let shared = Arc::clone(&self.shared);
+        self.run_within(limit, move || {
+            let Some(notifier) = shared.notifier.get() else { return };
+            for ino in inodes {
+                // An error says that the kernel has forgotten the inode, and with it its pages, or that the connection is gone.
+                let _ = notifier.inval_inode(INodeNo(ino), 0, 0);
+            }
+        })
+    }
+
+    fn run_within(&self, limit: Duration, job: impl FnOnce() + Send + 'static) -> bool {
+        let until = Instant::now() + limit;
+        let mut left_behind = self.left_behind.lock();
+        if let Some(earlier) = left_behind.take()
+            && !ends_until(&earlier, until)
+        {
+            *left_behind = Some(earlier);
+            return false;
+        }
+        let (end, ended) = mpsc::channel();
+        let started = thread::Builder::new().name("handover".into()).spawn(move || {
+            job();
+            drop(end);
+        });
+        if let Err(error) = started {
+            tracing::error!("no thread for what the kernel caches of open files: {error}");
+            return false;
+        }
+        let over = ends_until(&ended, until);
+        if !over {
+            *left_behind = Some(ended);
+        }
+        over
+    }
+}
+
+/// Nothing is sent: the channel is closed at the end.
+fn ends_until(ended: &Receiver<()>, until: Instant) -> bool {
+    let rest = until.saturating_duration_since(Instant::now());
+    ended.recv_timeout(rest) == Err(RecvTimeoutError::Disconnected)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::*;
+
+    #[test]
+    fn without_a_writer_nothing_is_waited_for() {
+        assert!(HandOver::new(Arc::default()).within(Duration::ZERO));
+    }
+
+    #[test]
+    fn a_stuck_kernel_holds_nobody_up_and_gets_no_second_thread() {
+        let handover = HandOver::new(Arc::default());
+        let runs = Arc::new(AtomicUsize::new(0));
+        let counts = || {
+            let runs = Arc::clone(&runs);
+            move || {
+                runs.fetch_add(1, Ordering::SeqCst);
+            }
+        };
+        let (go_on, stuck) = mpsc::channel::<()>();
+        let waits = move || {
+            let _ = stuck.recv();
+        };
+        assert!(!handover.run_within(Duration::from_millis(1), waits));
+        assert!(!handover.run_within(Duration::from_millis(1), counts()), "the first is still at it");
+        drop(go_on);
+        assert!(handover.run_within(Duration::from_secs(60), counts()));
+        assert_eq!(runs.load(Ordering::SeqCst), 1);
+    }
+}
