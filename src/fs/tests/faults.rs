@@ -68,6 +68,22 @@ const SCRIPT: &[Step] = &[
     ("exchange", Kind::Grows, |fs| fs.rename(ROOT_INO, b"b", ROOT_INO, b"c", RenameMode::Exchange)),
     ("overwrite", Kind::Grows, |fs| fs.write(ino(fs, b"b")?, 100, &bytes(6, 200))),
     ("fsync", Kind::Sync, |fs| fs.sync()),
+    ("link", Kind::Grows, |fs| fs.link(ino(fs, b"b")?, ROOT_INO, b"link").map(drop)),
+    ("make a symlink", Kind::Grows, |fs| fs.make_symlink(ROOT_INO, b"symlink", &[b'x'; 3000], OWNER).map(drop)),
+    ("replace in another directory", Kind::Grows, |fs| {
+        fs.rename(ROOT_INO, b"link", ino(fs, b"d")?, b"deep", RenameMode::Replace)
+    }),
+    ("leave a whiteout", Kind::Grows, |fs| {
+        fs.rename(ino(fs, b"d")?, b"deep", ROOT_INO, b"back", RenameMode::Whiteout(OWNER))
+    }),
+    ("copy", Kind::Grows, |fs| fs.copy_range(ino(fs, b"c")?, 0, ino(fs, b"b")?, 9000, 40_000, false).map(drop)),
+    ("punch", Kind::Grows, |fs| fs.punch_hole(ino(fs, b"b")?, 100_000, 200_000, false)),
+    ("zero", Kind::Grows, |fs| fs.zero_range(ino(fs, b"b")?, 400_001, 5000, false, false)),
+    ("extend", Kind::Grows, |fs| {
+        let set = SetAttributes { size: Some(6_000_000), mode: Some(0o4711), ..SetAttributes::default() };
+        fs.set_attributes(ino(fs, b"b")?, &set).map(drop)
+    }),
+    ("remove an attribute", Kind::Frees, |fs| fs.remove_xattr(ino(fs, b"c")?, b"user.note")),
     ("delete a lot", Kind::Frees, |fs| fs.unlink(ROOT_INO, b"b")),
     ("fsync", Kind::Sync, |fs| fs.sync()),
     ("close", Kind::Sync, |fs| fs.close()),
@@ -104,9 +120,13 @@ fn run(plan: FaultPlan) -> bool {
                     promised = states.len() - 1;
                 }
             }
-            Err(Error::NotFound) => {}
+            Err(Error::NotFound | Error::NoAttribute) => {}
             Err(error) => {
                 assert!(storage.injected() > 0, "{name} failed by itself: {error}");
+                if *kind == Kind::Grows && matches!(error, Error::NoSpace(_)) {
+                    let [.., (_, before), (_, after)] = &states[..] else { unreachable!("the state before is kept") };
+                    assert_eq!(before, after, "{name} was refused and done in part");
+                }
                 judge_error(name, *kind, plan, &error, &mut latched);
             }
         }
