@@ -28,6 +28,8 @@ pub struct Writers {
 struct Written {
     handles: u32,
     kept: Kept,
+    /// The kernel has asked for attributes since there is a writer.
+    asked: bool,
 }
 
 /// What the kernel keeps of the inode's attributes.
@@ -54,7 +56,7 @@ impl Writers {
     /// Returns whether this is the inode's first writer.
     pub fn add(&self, ino: u64) -> bool {
         let mut inodes = self.shard(ino).lock();
-        let written = inodes.entry(ino).or_insert(Written { handles: 0, kept: Kept::Nothing });
+        let written = inodes.entry(ino).or_insert(Written { handles: 0, kept: Kept::Nothing, asked: false });
         written.handles += 1;
         self.open.fetch_add(1, Ordering::SeqCst);
         written.handles == 1
@@ -63,7 +65,8 @@ impl Writers {
     /// A writer of an inode that CREATE answers with attributes to keep for ever.
     pub fn add_created(&self, ino: u64, blocks: u64) {
         let mut inodes = self.shard(ino).lock();
-        let written = inodes.entry(ino).or_insert(Written { handles: 0, kept: Kept::Blocks(blocks.max(LEAST)) });
+        let written =
+            inodes.entry(ino).or_insert(Written { handles: 0, kept: Kept::Blocks(blocks.max(LEAST)), asked: false });
         if written.handles > 0 {
             // Not so new: somebody else writes it already, and the answer may cross what he does.
             written.kept = Kept::Asked;
@@ -72,13 +75,18 @@ impl Writers {
         self.open.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Returns whether this was the last writer and the kernel may keep a block that is not there, which it then is to be told.
+    /// Returns whether this was the last writer and the kernel may keep a block that is not there, which it then is to be told. By itself it
+    /// forgets the count with each close(2), hence what came with the answer to CREATE, but not what it has asked for since.
     pub fn remove(&self, ino: u64) -> bool {
         let mut inodes = self.shard(ino).lock();
         let Entry::Occupied(mut entry) = inodes.entry(ino) else { return false };
         entry.get_mut().handles -= 1;
         self.open.fetch_sub(1, Ordering::SeqCst);
-        entry.get().handles == 0 && matches!(entry.remove().kept, Kept::Asked | Kept::Blocks(LEAST))
+        if entry.get().handles > 0 {
+            return false;
+        }
+        let Written { kept, asked, .. } = entry.remove();
+        asked && matches!(kept, Kept::Asked | Kept::Blocks(LEAST))
     }
 
     pub fn has(&self, ino: u64) -> bool {
@@ -94,11 +102,11 @@ impl Writers {
         self.shards.iter().flat_map(|shard| shard.lock().keys().copied().collect::<Vec<_>>()).collect()
     }
 
-    fn with<R>(&self, ino: u64, f: impl FnOnce(&mut Kept) -> R) -> Option<R> {
+    fn with<R>(&self, ino: u64, f: impl FnOnce(&mut Written) -> R) -> Option<R> {
         if !self.any() {
             return None;
         }
-        self.shard(ino).lock().get_mut(&ino).map(|written| f(&mut written.kept))
+        self.shard(ino).lock().get_mut(&ino).map(f)
     }
 
     /// What to tell of an inode that has so many blocks.
@@ -108,9 +116,10 @@ impl Writers {
 
     /// The kernel wants attributes that it may keep. Comes before they are looked up.
     pub fn ask(&self, ino: u64) {
-        self.with(ino, |kept| {
-            if *kept == Kept::Nothing {
-                *kept = Kept::Asked;
+        self.with(ino, |written| {
+            written.asked = true;
+            if written.kept == Kept::Nothing {
+                written.kept = Kept::Asked;
             }
         });
     }
@@ -118,7 +127,7 @@ impl Writers {
     /// The inode has so many blocks: how many to tell the kernel, and whether it may keep the answer. When not, what it keeps from before is
     /// wrong too: it is to be told.
     pub fn answer(&self, ino: u64, blocks: u64) -> (u64, bool) {
-        let told = |kept: &mut Kept| {
+        let told = |Written { kept, .. }: &mut Written| {
             let told = blocks.max(LEAST);
             let agrees = *kept == Kept::Asked || *kept == Kept::Blocks(told);
             *kept = if agrees { Kept::Blocks(told) } else { Kept::Nothing };
@@ -129,12 +138,12 @@ impl Writers {
 
     /// Whether the kernel keeps a block count, or may be about to.
     pub fn keeps(&self, ino: u64) -> bool {
-        self.with(ino, |kept| *kept != Kept::Nothing).unwrap_or(false)
+        self.with(ino, |written| written.kept != Kept::Nothing).unwrap_or(false)
     }
 
     /// The content changed, and the inode has so many blocks by now, if that is known: answers whether the kernel is to be told.
     pub fn changed(&self, ino: u64, blocks: Option<u64>) -> bool {
-        let wrong = |kept: &mut Kept| {
+        let wrong = |Written { kept, .. }: &mut Written| {
             let wrong = match *kept {
                 Kept::Nothing => false,
                 Kept::Asked => true,
@@ -222,7 +231,10 @@ mod tests {
     fn an_inode_with_writers_has_a_block_until_the_last_is_gone() {
         let writers = Writers::default();
         writers.add_created(5, 0);
+        assert!(!writers.remove(5), "it has forgotten what CREATE said");
+        writers.add_created(5, 0);
         assert_eq!((writers.told(5, 0), writers.told(5, 3), writers.told(6, 0)), (1, 3, 0));
+        writers.ask(5);
         assert_eq!(writers.answer(5, 0), (1, true));
         assert!(!writers.changed(5, Some(0)) && !writers.changed(5, Some(1)), "the kernel knows that");
         writers.add(5);
@@ -230,6 +242,7 @@ mod tests {
         assert!(writers.remove(5), "the kernel keeps 1");
         assert_eq!((writers.told(5, 0), writers.answer(5, 0)), (0, (0, true)));
         writers.add_created(5, 0);
+        writers.ask(5);
         assert!(writers.changed(5, Some(2)));
         assert!(!writers.remove(5), "it keeps nothing");
         // An answer that is on its way may say either.
