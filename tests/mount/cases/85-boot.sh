@@ -422,7 +422,7 @@ by_a_user() {
     as_user sh -c "printf '%s\n' '$PASSPHRASE' | mount '$users/point'"
     [[ $(mounted_as "$users/point") == rw,nosuid,nodev*" fuse.lockbox $users/box.lbx" ]] || fail "$(mounted_as "$users/point")"
     as_user sh -c "echo mine >'$users/point/file'"
-    as_user lockbox status --json >"$WORK/status"
+    as_user lockbox status --json "$users/box.lbx" >"$WORK/status"
     same "$(field "$WORK/status" 'o["user"]')" "$TEST_USER"
     as_user umount "$users/point"
     await 30 as_user sh -c "printf '%s\n' '$PASSPHRASE' | lockbox check --full '$users/box.lbx'"
