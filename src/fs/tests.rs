@@ -9,6 +9,7 @@ mod dirty;
 mod faults;
 mod growth;
 mod host;
+mod listings;
 mod model;
 mod names;
 mod racing;
