@@ -1,4 +1,5 @@
-"""Has the kernel drop what it caches of a file, at random times until it is killed, so that who reads meanwhile reads what was stored.
+"""Has the kernel drop what it caches of a file, at random times until it is killed or its parent is gone, so that who reads meanwhile reads
+what was stored.
 
 evict.py --seed N FILE
 
@@ -16,8 +17,9 @@ parser.add_argument("--seed", type=int, required=True)
 parser.add_argument("file")
 options = parser.parse_args()
 chance = random.Random(options.seed)
+parent = os.getppid()
 # Kept open, since each close would have everything written.
 file = os.open(options.file, os.O_RDONLY | os.O_CREAT, 0o644)
-while True:
+while os.getppid() == parent:
     os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
     time.sleep(chance.uniform(0, LONGEST))
