@@ -94,13 +94,15 @@ run_xattr() {
 
 # The load of an office's file server, replayed by four clients.
 run_dbench() {
-    if dbench --directory="$DIRECTORY" --timelimit="${DBENCH_SECONDS:-10}" --loadfile=/usr/share/dbench/client.txt 4 >"$WORK/dbench" 2>&1 &&
-        ! grep -Eiq 'failed|error|mismatch' "$WORK/dbench"; then
+    local code=0
+    dbench --directory="$DIRECTORY" --timelimit="${DBENCH_SECONDS:-10}" --loadfile=/usr/share/dbench/client.txt 4 >"$WORK/dbench" 2>&1 || code=$?
+    if [[ $code -eq 0 ]] && ! grep -Eiq 'failed|error|mismatch' "$WORK/dbench"; then
         PASSED=$((PASSED + 1))
         echo "passed   dbench       $(grep Throughput "$WORK/dbench")"
     else
         FAILED=$((FAILED + 1))
-        echo 'FAILED   dbench'
+        echo "FAILED   dbench, exit code $code"
+        grep -Ein 'failed|error|mismatch' "$WORK/dbench" | head -n 20
         tail -n 20 "$WORK/dbench"
     fi
 }
