@@ -203,7 +203,8 @@ impl Planner<'_> {
             Ok(contents) => contents,
             // What cannot be read any more is left where it is, and what was written meanwhile needs none of it. A commit is that of all
             // files: the damage of one must not stop it.
-            Err(_) if runs != staged => {
+            Err(error) if runs != staged => {
+                tracing::warn!(ino = plan.ino.0, %error, "what lies beside written data cannot be read");
                 self.spare(cost(&staged).saturating_sub(frame.own_room()))?;
                 runs.clone_from(&staged);
                 self.contents(base, frame, &mapped, &runs)?
