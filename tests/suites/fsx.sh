@@ -122,7 +122,6 @@ run() {
         for ((done = 0; done < count; done += PART)); do
             python3 "$here/support/evict.py" --seed $((seed + done)) "$WORK/$name/file" &
             evictor=$!
-            BACKGROUND+=("$evictor")
             "$fsx" -S $((seed + done)) -N $((count - done < PART ? count - done : PART)) -f "$WORK/$name.toml" -P "$WORK/$name.artifacts" "$WORK/$name/file"
             kill "$evictor"
             wait "$evictor" || [[ $? == 143 ]]

@@ -6,7 +6,6 @@
 use std::time::Duration;
 
 use fuser::{FileAttr, INodeNo, OpenAccMode, OpenFlags, ReplyAttr};
-
 use lockbox::fs::Attributes;
 
 use super::served::FOR_EVER;
