@@ -38,6 +38,7 @@ mod route;
 pub mod running;
 mod seats;
 mod shares;
+mod site;
 pub mod tls;
 mod transfer;
 mod upload;

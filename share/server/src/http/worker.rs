@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use hyper::Request;
 use hyper::body::Incoming;
+use hyper::header::{HeaderValue, STRICT_TRANSPORT_SECURITY};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -29,6 +30,8 @@ use super::{Daemon, route};
 
 /// What is read and written at a time on a connection, and the most that the head of a request may have.
 const BUFFER: usize = 8 * 1024;
+/// Over TLS: browsers ask for this host by TLS alone, for a year.
+const STRICT: &str = "max-age=31536000";
 const BUSY: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\ncontent-length: 69\r\n\
     retry-after: 5\r\nconnection: close\r\n\r\n{\"error\":\"unavailable\",\"message\":\"too many connections are open now\"}";
 
@@ -214,6 +217,7 @@ pub(super) struct Connection {
     counted: Counted,
     seat: Arc<Seat>,
     peer: Peer,
+    is_tls: bool,
     stop: Stop,
 }
 
@@ -221,10 +225,10 @@ impl Connection {
     /// None when no place is free.
     pub(super) fn new(daemon: &Arc<Daemon>, peer: Peer, stop: Stop) -> Option<Connection> {
         let seat = daemon.seat(peer)?;
-        Some(Connection { counted: Counted::new(daemon), seat, peer, stop })
+        Some(Connection { counted: Counted::new(daemon), seat, peer, is_tls: false, stop })
     }
 
-    async fn serve_tls(self, stream: TcpStream, acceptor: TlsAcceptor) {
+    async fn serve_tls(mut self, stream: TcpStream, acceptor: TlsAcceptor) {
         let accepting = tokio::time::timeout(self.counted.0.settings.head_timeout, acceptor.accept(stream));
         let accepted = tokio::select! {
             accepted = accepting => accepted,
@@ -232,6 +236,7 @@ impl Connection {
         };
         match accepted {
             Ok(Ok(stream)) => {
+                self.is_tls = true;
                 self.serve(stream).await;
             }
             Ok(Err(_)) => {}
@@ -241,7 +246,7 @@ impl Connection {
 
     /// Until its end, or until another needs its place.
     pub(super) async fn serve<S: AsyncRead + AsyncWrite + Unpin>(self, stream: S) {
-        let Connection { counted, seat, peer, mut stop } = self;
+        let Connection { counted, seat, peer, is_tls, mut stop } = self;
         let (daemon, seat) = (&counted.0, &seat);
         let service = service_fn(|request: Request<Incoming>| async move {
             let under_way = seat.request();
@@ -250,7 +255,11 @@ impl Connection {
                 // The head was whole a moment too late, and the connection ends now.
                 None => Refusal::unavailable("too many connections are open now").reply(),
             };
-            Ok::<_, Infallible>(reply.map(|body| SeatedBody { body, _under_way: under_way }))
+            let mut reply = reply.map(|body| SeatedBody { body, _under_way: under_way });
+            if is_tls {
+                reply.headers_mut().insert(STRICT_TRANSPORT_SECURITY, HeaderValue::from_static(STRICT));
+            }
+            Ok::<_, Infallible>(reply)
         });
         let stream = TokioIo::new(Guarded::new(stream, daemon.settings.stall_timeout, Some(seat.clone())));
         let mut connection = pin!(

@@ -305,6 +305,60 @@ fn a_full_disk_is_told_and_a_message_that_fits_is_taken_again() {
     daemon.share_file(&owner, &age_file(1000));
 }
 
+/// What the daemon answers to bytes, until it closes the connection.
+fn raw(daemon: &Daemon, bytes: &[u8]) -> String {
+    let mut stream = TcpStream::connect(daemon.http).unwrap();
+    let _ = stream.write_all(bytes);
+    let mut answer = Vec::new();
+    let _ = stream.read_to_end(&mut answer);
+    String::from_utf8_lossy(&answer).into_owned()
+}
+
+#[test]
+fn a_request_names_its_host_once() {
+    let daemon = Daemon::start(&QUICK);
+    for (head, status) in [
+        ("GET /v1/limits HTTP/1.1\r\nhost: a\r\n", 200),
+        ("GET /v1/limits HTTP/1.1\r\n", 400),
+        ("GET /v1/limits HTTP/1.1\r\nhost: a\r\nhost: b\r\n", 400),
+        ("GET /v1/limits HTTP/1.1\r\nhost: a\r\nHost: a\r\n", 400),
+        ("GET /s/1482719382210 HTTP/1.1\r\nhost: a, b\r\n", 400),
+        ("GET http://b/v1/limits HTTP/1.1\r\nhost: a\r\n", 400),
+        ("GET /v1/limits HTTP/1.0\r\n", 200),
+        ("POST /v1/claim HTTP/1.1\r\n", 400),
+        ("GET /nothing HTTP/1.1\r\n", 400),
+    ] {
+        let answer = raw(&daemon, format!("{head}connection: close\r\n\r\n").as_bytes());
+        assert_eq!(answer.split(' ').nth(1), Some(status.to_string().as_str()), "{head}");
+    }
+}
+
+#[test]
+fn pages_of_other_sites_change_nothing() {
+    let daemon = Daemon::start(&QUICK);
+    let owner = Owner::new();
+    let share = daemon.share(&owner, &json!({}));
+    let own = format!("http://{}", daemon.http);
+    for other in [
+        ("origin", "https://evil.example"),
+        ("origin", "null"),
+        ("sec-fetch-site", "cross-site"),
+        ("sec-fetch-site", "same-site"),
+    ] {
+        let refused = daemon.post("/v1/claim", &[other], &share.claim(random()));
+        assert_eq!((refused.status, refused.error().as_str()), (403, "forbidden"), "{other:?}");
+        let headers = [other, ("authorization", owner.header.as_str())];
+        for path in ["/v1/uploads", "/v1/shares", "/v1/batch/create", &share.path("/revoke"), &share.path("/rearm")] {
+            assert_eq!(daemon.post(path, &headers, &json!({})).status, 403, "{path} {other:?}");
+        }
+        assert_eq!(daemon.get("/v1/limits", &[other]).status, 200);
+    }
+    assert_eq!(daemon.state_of(&owner, &share), "armed");
+    let page = [("origin", own.as_str()), ("sec-fetch-site", "same-origin")];
+    // The links of a daemon without a public name begin with its address, by which the page was loaded.
+    assert_eq!(daemon.post("/v1/claim", &page, &share.claim(random())).status, 200);
+}
+
 #[test]
 fn heads_that_are_no_http_end_their_connection_and_nothing_else() {
     let daemon = Daemon::start(&QUICK);
