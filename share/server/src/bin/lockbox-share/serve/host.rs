@@ -30,6 +30,19 @@ pub(super) fn connections_that_fit(wanted: usize, descriptors: usize) -> usize {
     wanted.min(descriptors.saturating_sub(BESIDE).max(descriptors / 2))
 }
 
+/// Closes what whoever started the daemon left open: it could keep a file, a pipe or a lock for as long as the daemon lives. To be called
+/// before anything is opened. Nothing is expected from a service manager but the three standard ones and a name in `NOTIFY_SOCKET`.
+pub(crate) fn close_inherited() {
+    let most = std::fs::read_dir("/proc/self/fd").map_or_else(
+        |_| (3..USUAL_DESCRIPTORS as i32).collect::<Vec<_>>(),
+        |open| open.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect(),
+    );
+    for descriptor in most.into_iter().filter(|descriptor| *descriptor > 2) {
+        // That of the listing itself is closed already.
+        let _ = nix::unistd::close(descriptor);
+    }
+}
+
 /// As many as this process may run on.
 pub(crate) fn processors() -> usize {
     std::thread::available_parallelism().map_or(1, std::num::NonZero::get)

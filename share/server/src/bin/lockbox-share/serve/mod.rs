@@ -16,7 +16,7 @@ mod host;
 mod stores;
 mod values;
 
-pub(crate) use host::{processors, runtime_directory};
+pub(crate) use host::{close_inherited, processors, runtime_directory};
 use host::{connections_that_fit, notify, raise_descriptors};
 use values::{size, time};
 
