@@ -243,6 +243,7 @@ over_tls() {
     [[ $link == https://share.example.org/s/*#* ]]
     "$lockbox" receive --server "https://localhost:$port" -o out <<<"$link"
     cmp big out
+    curl --silent --head --cacert cert.pem "https://localhost:$port/v1/limits" | grep -qi '^strict-transport-security: max-age=31536000'
 }
 
 start_daemon

@@ -328,3 +328,5 @@ function authentic(error) {
 
 start();
 addEventListener("hashchange", start);
+// Without private storage nothing is left in it.
+sink.sweep().catch(() => {});

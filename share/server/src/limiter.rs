@@ -35,7 +35,7 @@ impl Default for Rates {
 }
 
 /// Who asks, as far as the limiter tells clients apart.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Client {
     /// Through the Unix socket, whose mode already says who may: never limited.
     Local,

@@ -277,6 +277,81 @@ try {
         await other.close();
     });
 
+    /** Files of the page in private storage, as seen from a document of the server that runs no script of its own. */
+    const left = async (page) => page.evaluate(async () => {
+        const names = [];
+        for await (const name of (await navigator.storage.getDirectory()).keys()) names.push(name);
+        return names.filter((name) => name.startsWith("lockbox-")).sort();
+    });
+    const onlooker = await context.newPage();
+    await onlooker.goto(`${stage.origin}/assets/page.css`);
+    await until(async () => (await left(onlooker)).length === 0, "what earlier scenarios opened is gone");
+
+    await scenario("what was opened leaves the private storage after its download", async (page) => {
+        await withoutPicker(page);
+        await page.clock.install();
+        const share = await stage.share(middle);
+        const { path } = await fetched(page, share.link);
+        assert.equal(await sha256(path), middleDigest);
+        assert.equal((await left(onlooker)).length, 1);
+        await page.clock.runFor(60_000);
+        await until(async () => (await left(onlooker)).length === 0, "nothing is left");
+    });
+
+    await scenario("closing the page removes what was opened, and the download goes on", async () => {
+        const page = await context.newPage();
+        await withoutPicker(page);
+        const share = await stage.share(large);
+        await page.goto(share.link);
+        await primary(page).click();
+        await titled(page, "Ready to download");
+        const download = page.waitForEvent("download");
+        await primary(page).click();
+        const begun = await download;
+        await page.close();
+        await until(async () => (await left(onlooker)).length === 0, "nothing is left");
+        assert.equal(await sha256(await begun.path()), digest);
+    });
+
+    await scenario("what a closed page left is swept by the next, and what a living one holds is not", async (page) => {
+        const begin = async (tab) => {
+            await withoutPicker(tab);
+            const share = await stage.share(middle);
+            await tab.goto(share.link);
+            await primary(tab).click();
+            await titled(tab, "Ready to download");
+            let go;
+            const gate = new Promise((resolve) => { go = resolve; });
+            let parts = 0;
+            await tab.route("**/ciphertext", async (route) => {
+                parts += 1;
+                if (parts > 1) await gate;
+                await route.continue().catch(() => {});
+            });
+            const download = tab.waitForEvent("download").catch(() => null);
+            await primary(tab).click();
+            await until(() => parts > 1, "the middle of the download");
+            return { go, download };
+        };
+        const living = await begin(page);
+        // The file, and what Chromium writes beside it.
+        const held = await left(onlooker);
+        assert.notEqual(held.length, 0);
+        const closed = await context.newPage();
+        const broken = await begin(closed);
+        assert.ok((await left(onlooker)).length > held.length);
+        await closed.close();
+        broken.go();
+        const next = await context.newPage();
+        await next.goto((await stage.share(small)).link);
+        await until(async () => String(await left(onlooker)) === String(held), "only what is held is left");
+        await next.close();
+        living.go();
+        assert.equal(await sha256(await (await living.download).path()), middleDigest);
+        await titled(page, "Saved");
+    });
+    await onlooker.close();
+
     const log = stage.log();
     assert.ok(!/password|Quarterly|Bearer|[?#][qpzry9x8gf2tvdw0s3jn54khce6mua7l]{58}/.test(log), `the daemon's log tells too much: ${log}`);
 } finally {

@@ -21,7 +21,7 @@ use tokio::runtime::Runtime;
 use tokio::sync::{Notify, watch};
 
 use super::origin::Peer;
-use super::worker::{self, Counted};
+use super::worker::Connection;
 use super::{Daemon, Network, Settings, message, origin, range};
 use crate::limiter::Rates;
 use crate::spool::Spool;
@@ -87,7 +87,7 @@ impl Stage {
         self.runtime.block_on(async {
             let (near, far) = tokio::io::duplex(64 * 1024);
             let (_stop, stopped) = watch::channel(false);
-            let served = tokio::spawn(worker::connection(Counted::new(daemon).0, far, peer, stopped));
+            let served = tokio::spawn(Connection::new(daemon, peer, stopped).expect("a place").serve(far));
             let (mut answers, mut requests) = tokio::io::split(near);
             let mut received = Vec::new();
             let answered = Notify::new();

@@ -3,11 +3,14 @@
 use std::future::Future;
 use std::io;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Sleep, sleep};
+
+use super::seats::Seat;
 
 /// Who takes less in a second, over the time that a write may wait, counts as taking nothing: otherwise a byte now and then would hold
 /// a download's place for ever.
@@ -21,11 +24,13 @@ pub(super) struct Guarded<S> {
     waiting: Option<Pin<Box<Sleep>>>,
     /// Bytes that were taken while it runs.
     taken: u64,
+    /// Told when everything was handed over.
+    seat: Option<Arc<Seat>>,
 }
 
 impl<S> Guarded<S> {
-    pub(super) fn new(stream: S, patience: Duration) -> Guarded<S> {
-        Guarded { stream, patience, waiting: None, taken: 0 }
+    pub(super) fn new(stream: S, patience: Duration, seat: Option<Arc<Seat>>) -> Guarded<S> {
+        Guarded { stream, patience, waiting: None, taken: 0, seat }
     }
 
     fn wrote(&mut self, cx: &mut Context<'_>, result: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
@@ -42,6 +47,9 @@ impl<S> Guarded<S> {
     fn flushed(&mut self, cx: &mut Context<'_>, result: Poll<io::Result<()>>) -> Poll<io::Result<()>> {
         if result.is_ready() {
             self.waiting = None;
+            if let Some(seat) = &self.seat {
+                seat.flushed();
+            }
         }
         self.judge(cx, result)
     }
@@ -106,7 +114,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_client_that_does_not_read_is_left_after_its_time() {
         let (mine, _theirs) = tokio::io::duplex(16);
-        let mut guarded = Guarded::new(mine, Duration::from_secs(60));
+        let mut guarded = Guarded::new(mine, Duration::from_secs(60), None);
         let error = guarded.write_all(&[0; 100]).await.unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::TimedOut);
     }
@@ -124,7 +132,7 @@ mod tests {
                 }
             }
         });
-        let mut guarded = Guarded::new(mine, Duration::from_secs(60));
+        let mut guarded = Guarded::new(mine, Duration::from_secs(60), None);
         let written = guarded.write_all(&[0; 1 << 20]).await;
         drop(guarded);
         reader.await.unwrap();
@@ -142,7 +150,7 @@ mod tests {
     async fn the_time_ends_when_everything_was_taken() {
         use tokio::io::AsyncReadExt;
         let (mine, mut theirs) = tokio::io::duplex(16);
-        let mut guarded = Guarded::new(mine, Duration::from_secs(60));
+        let mut guarded = Guarded::new(mine, Duration::from_secs(60), None);
         let mut taken = [0; 20];
         for _ in 0..5 {
             let (written, read) = tokio::join!(

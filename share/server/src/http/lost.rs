@@ -17,7 +17,7 @@ use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinHandle;
 
 use super::origin::Peer;
-use super::worker::{self, Counted};
+use super::worker::Connection;
 use super::{Daemon, Settings};
 use crate::spool::Spool;
 use crate::store::clock::SystemClock;
@@ -128,7 +128,7 @@ impl Stage {
         let (near, far) = tokio::io::duplex(64 * 1024);
         let (stop, stopped) = watch::channel(false);
         let peer = Peer::Address(IpAddr::V4(Ipv4Addr::LOCALHOST));
-        let served = tokio::spawn(worker::connection(Counted::new(&self.daemon).0, far, peer, stopped));
+        let served = tokio::spawn(Connection::new(&self.daemon, peer, stopped).unwrap().serve(far));
         (near, served, stop)
     }
 

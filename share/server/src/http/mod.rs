@@ -1,15 +1,15 @@
 //! Speaks HTTP with owners and claimants: one call of the store and one reply for each request.
 //!
-//! `listen` makes the sockets, `worker` accepts on them, `route` sends each request to its handler (`shares`, `claim`, `upload`,
+//! `listen` makes the sockets, `worker` accepts on them, `seats` says who may stay, `route` sends each request to its handler (`shares`, `claim`, `upload`,
 //! `download`, `page`, each alone or by `batch`), `reply` writes the answer, `transfer` holds it to its lease while it goes out.
 //! Handlers decide nothing about shares: the store does.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use lockbox_share_protocol::message::ErrorCode;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, Semaphore};
 
 use crate::limiter::{Limiter, Rates};
 use crate::metrics::{Metrics, StoreFigures};
@@ -36,7 +36,9 @@ pub mod range;
 mod reply;
 mod route;
 pub mod running;
+mod seats;
 mod shares;
+mod site;
 pub mod tls;
 mod transfer;
 mod upload;
@@ -48,6 +50,10 @@ mod lost;
 
 pub use origin::{Network, is_loopback_authority};
 
+/// Connections of the Unix socket that may be open at a time, beside those of the network (`places`, rule 1).
+pub const LOCAL_CONNECTIONS: usize = 1024;
+/// Refused connections that may linger at a time so that their clients see the answer; of few places a quarter as many.
+pub const LINGERING: usize = 256;
 /// Watchers that may wait at a time; each holds a connection.
 const MAX_WATCHERS: usize = 1024;
 /// Of these, watchers of one client: one that only waits does not keep the others from waiting.
@@ -91,7 +97,7 @@ pub struct Settings {
     pub trusted_proxies: Vec<Network>,
     /// Who may make shares.
     pub creators: Creators,
-    /// Connections that may be open at a time.
+    /// Connections of the network that may be open at a time.
     pub max_connections: usize,
     /// For the head of a request, also for the next one on the same connection.
     pub head_timeout: Duration,
@@ -150,6 +156,9 @@ pub struct Daemon {
     /// Revocations and rearmings, by the same places: answers that go out look here before each part.
     withdrawn: [AtomicU64; CHANGE_PLACES],
     leases: leases::Leases,
+    network: Arc<seats::Seats>,
+    local: Arc<seats::Seats>,
+    lingering: Arc<Semaphore>,
     watchers: Arc<places::Places>,
     uploads: Arc<places::Places>,
     batches: Arc<places::Places>,
@@ -172,7 +181,11 @@ impl Daemon {
         settings: Settings,
         secret: [u8; 16],
     ) -> Daemon {
+        let connections = settings.max_connections;
         Daemon {
+            network: seats::Seats::new(connections, (connections / 4).max(1), settings.head_timeout),
+            local: seats::Seats::new(LOCAL_CONNECTIONS, LOCAL_CONNECTIONS, settings.head_timeout),
+            lingering: Arc::new(Semaphore::new(LINGERING.min(connections / 4))),
             limiter: Limiter::new(settings.rates, secret),
             metrics: Metrics::default(),
             waiting: waiting::Waiting::default(),
@@ -201,6 +214,19 @@ impl Daemon {
     /// Throws away everything that was uploaded and taken by no share: the process ends, and its tokens with it.
     pub fn discard_waiting(&self) {
         self.waiting.discard_all(&self.spool);
+    }
+
+    /// A place for a connection, when there is one.
+    fn seat(&self, peer: origin::Peer) -> Option<Arc<seats::Seat>> {
+        let seats = if peer == origin::Peer::Local { &self.local } else { &self.network };
+        seats.take(origin::guest(peer, &self.settings.trusted_proxies))
+    }
+
+    /// Ends connections that take too long for a head, when places are scarce. To be called every second.
+    fn end_slow(&self) {
+        let now = Instant::now();
+        self.network.end_slow(now);
+        self.local.end_slow(now);
     }
 
     fn figures(&self) -> StoreFigures {

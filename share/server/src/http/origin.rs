@@ -6,6 +6,7 @@ use std::str::FromStr;
 use hyper::HeaderMap;
 use hyper::header;
 
+use super::seats::Guest;
 use crate::limiter::Client;
 
 /// The other end of a connection.
@@ -63,12 +64,24 @@ impl Network {
     }
 }
 
+fn is_trusted(address: IpAddr, trusted: &[Network]) -> bool {
+    trusted.iter().any(|network| network.holds(address))
+}
+
+/// Whose place a connection takes, before it has said anything.
+pub(super) fn guest(peer: Peer, trusted: &[Network]) -> Guest {
+    match peer {
+        Peer::Local => Guest::Client(Client::Local),
+        Peer::Address(address) if is_trusted(address, trusted) => Guest::Proxy,
+        Peer::Address(address) => Guest::Client(Client::at(address)),
+    }
+}
+
 /// Whom the limiter counts. `X-Forwarded-For` is believed only from a listed proxy, and then from its right end: the last address
 /// that no listed proxy has is the client, for what stands left of it was written by the client itself.
 pub(super) fn client(peer: Peer, headers: &HeaderMap, trusted: &[Network]) -> Client {
     let Peer::Address(address) = peer else { return Client::Local };
-    let is_trusted = |address: IpAddr| trusted.iter().any(|network| network.holds(address));
-    if !is_trusted(address) {
+    if !is_trusted(address, trusted) {
         return Client::at(address);
     }
     let mut client = address;
@@ -76,7 +89,7 @@ pub(super) fn client(peer: Peer, headers: &HeaderMap, trusted: &[Network]) -> Cl
     for entry in fields.iter().rev().flat_map(|field| field.rsplit(|&byte| byte == b',')) {
         let Some(named) = parse(entry) else { break };
         client = named;
-        if !is_trusted(named) {
+        if !is_trusted(named, trusted) {
             break;
         }
     }

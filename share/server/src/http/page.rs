@@ -7,9 +7,9 @@ use lockbox_share_protocol::api;
 
 use super::reply::{self, Reply};
 
-/// Scripts and styles from here only, no frames, no forms, nothing else loaded.
+/// Scripts and styles from here only, no frames, no forms, nothing else loaded, and no text that becomes a script or an element.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; \
-    worker-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+    base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'";
 
 /// One of the embedded files, made by `share/page/build.mjs`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

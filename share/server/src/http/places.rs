@@ -1,4 +1,20 @@
 //! Bounds what may be under way at a time, in all and for each client.
+//!
+//! Nobody who only waits keeps the others out. Numbered, and cited where each is kept:
+//!
+//! 1. The Unix socket has places of its own (`LOCAL_CONNECTIONS`), which no client of the network can take. Together with the network's they
+//!    never need more descriptors than the process has (`connections_that_fit`).
+//! 2. A client (an IPv4 address, 64 bits of an IPv6 address) has at most a quarter of the network's places for connections. A listed proxy
+//!    speaks for many and is bound by the sum alone.
+//! 3. A connection that shows no whole head of a request (in the TLS handshake, in the head, between two requests) keeps its place only
+//!    while nobody needs it. When all places are taken, the oldest such connection of the client with the most places goes; when a client
+//!    has its part, the oldest of its own. Those of proxies go last.
+//! 4. The fuller the house, the shorter the time for a head: all of `head_timeout` while half of the places are free, a tenth when none is.
+//! 5. A request that is under way keeps its place until its answer was handed over; it ends by clocks of its own: for a message, for the parts
+//!    of an upload, and for a client that takes less of an answer than 1 KiB/s (`guard`).
+//! 6. Uploads, batches and watchers, which cost more than a connection, have places by client of their own.
+//!
+//! `seats` keeps 1 to 5; `Places` keeps 6.
 
 use std::collections::HashMap;
 use std::sync::Arc;

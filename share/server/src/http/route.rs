@@ -12,7 +12,7 @@ use lockbox_share_protocol::message::ErrorCode;
 
 use super::origin::{self, Peer};
 use super::reply::{self, Refusal, Reply};
-use super::{Daemon, claim, download, page, shares, upload};
+use super::{Daemon, claim, download, page, shares, site, upload};
 use crate::limiter::Client;
 use crate::metrics::Route;
 
@@ -93,11 +93,13 @@ impl Target {
 pub(super) async fn answer(daemon: &Arc<Daemon>, peer: Peer, request: Request<Incoming>) -> Reply {
     let started = Instant::now();
     let target = Target::of(request.uri().path());
-    let result = match target {
-        Some(target) => serve(daemon, peer, target, request).await,
-        None => {
+    let checked = site::check(&request, &daemon.settings.public_url)
+        .and_then(|()| target.ok_or_else(|| Refusal::new(ErrorCode::NotFound, "there is no such path")));
+    let result = match checked {
+        Ok(target) => serve(daemon, peer, target, request).await,
+        Err(refusal) => {
             let client = origin::client(peer, request.headers(), &daemon.settings.trusted_proxies);
-            admit(daemon, client).and(Err(Refusal::new(ErrorCode::NotFound, "there is no such path")))
+            admit(daemon, client).and(Err(refusal))
         }
     };
     let reply = result.unwrap_or_else(|refusal| {

@@ -17,6 +17,8 @@ use super::{Daemon, admin};
 
 /// How often uploads that nobody took are looked for.
 const SWEEP: Duration = Duration::from_secs(30);
+/// How often slow heads are looked for.
+const LOOK: Duration = Duration::from_secs(1);
 /// Threads of one worker that wait for the disk: as many as uploads may run, and some for cold reads.
 const BLOCKING: usize = super::MAX_UPLOADS + 32;
 
@@ -125,9 +127,11 @@ async fn keep(
         tokio::spawn(admin::serve(daemon.clone(), TcpListener::from_std(listener)?));
     }
     let mut sweep = tokio::time::interval(SWEEP);
+    let mut look = tokio::time::interval(LOOK);
     loop {
         tokio::select! {
             _ = stop.wait_for(|stop| *stop) => return Ok(()),
+            _ = look.tick() => daemon.end_slow(),
             _ = sweep.tick() => {
                 let daemon = daemon.clone();
                 let _ = tokio::task::spawn_blocking(move || daemon.discard_overdue()).await;

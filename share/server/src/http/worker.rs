@@ -11,24 +11,27 @@ use std::time::Duration;
 
 use hyper::Request;
 use hyper::body::Incoming;
+use hyper::header::{HeaderValue, STRICT_TRANSPORT_SECURITY};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use socket2::SockRef;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
-use tokio::sync::watch;
+use tokio::sync::{OwnedSemaphorePermit, watch};
 use tokio::task::JoinSet;
 use tokio_rustls::TlsAcceptor;
 
 use super::guard::Guarded;
 use super::origin::Peer;
+use super::reply::Refusal;
+use super::seats::{Seat, SeatedBody};
 use super::{Daemon, route};
 
 /// What is read and written at a time on a connection, and the most that the head of a request may have.
 const BUFFER: usize = 8 * 1024;
-/// Refused connections that may linger at a time so that their clients see the answer.
-const LINGERING: i64 = 256;
+/// Over TLS: browsers ask for this host by TLS alone, for a year.
+const STRICT: &str = "max-age=31536000";
 const BUSY: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\ncontent-length: 69\r\n\
     retry-after: 5\r\nconnection: close\r\n\r\n{\"error\":\"unavailable\",\"message\":\"too many connections are open now\"}";
 
@@ -147,13 +150,12 @@ fn is_of_the_connection(error: &io::Error) -> bool {
 }
 
 /// Counts an open connection for as long as it lives.
-pub(super) struct Counted(Arc<Daemon>);
+struct Counted(Arc<Daemon>);
 
 impl Counted {
-    /// With how many are open now, this one included.
-    pub(super) fn new(daemon: &Arc<Daemon>) -> (Counted, i64) {
-        let open = daemon.metrics.connections.fetch_add(1, Relaxed) + 1;
-        (Counted(daemon.clone()), open)
+    fn new(daemon: &Arc<Daemon>) -> Counted {
+        daemon.metrics.connections.fetch_add(1, Relaxed);
+        Counted(daemon.clone())
     }
 }
 
@@ -165,39 +167,31 @@ impl Drop for Counted {
 
 fn begin(daemon: &Arc<Daemon>, source: &Source, accepted: Accepted, stop: &Stop, connections: &mut JoinSet<()>) {
     daemon.metrics.accepted.fetch_add(1, Relaxed);
-    let (counted, open) = Counted::new(daemon);
-    let most = i64::try_from(daemon.settings.max_connections).unwrap_or(i64::MAX);
-    if open > most {
+    let peer = match &accepted {
+        Accepted::Tcp(_, address) => Peer::Address(address.ip()),
+        Accepted::Unix(_) => Peer::Local,
+    };
+    let Some(connection) = Connection::new(daemon, peer, stop.clone()) else {
         daemon.metrics.connections_refused.fetch_add(1, Relaxed);
-        if open > most + LINGERING {
-            return turn_away_at_once(&accepted);
-        }
-        match accepted {
-            Accepted::Tcp(stream, _) => connections.spawn(turn_away(stream, counted)),
-            Accepted::Unix(stream) => connections.spawn(turn_away(stream, counted)),
+        let counted = Counted::new(daemon);
+        match (daemon.lingering.clone().try_acquire_owned(), accepted) {
+            (Ok(place), Accepted::Tcp(stream, _)) => connections.spawn(turn_away(stream, (place, counted))),
+            (Ok(place), Accepted::Unix(stream)) => connections.spawn(turn_away(stream, (place, counted))),
+            (Err(_), accepted) => return turn_away_at_once(&accepted),
         };
         return;
-    }
-    let stop = stop.clone();
+    };
     match (accepted, source) {
-        (Accepted::Tcp(stream, address), Source::Tcp(_, tls)) => {
+        (Accepted::Tcp(stream, _), Source::Tcp(_, tls)) => {
             tune(&stream);
-            let peer = Peer::Address(address.ip());
             match tls.clone() {
-                None => connections.spawn(connection(counted, stream, peer, stop)),
-                Some(acceptor) => connections.spawn(async move {
-                    let patience = counted.0.settings.head_timeout;
-                    match tokio::time::timeout(patience, acceptor.accept(stream)).await {
-                        Ok(Ok(stream)) => connection(counted, stream, peer, stop).await,
-                        Ok(Err(_)) => {}
-                        Err(_) => slow(&counted.0),
-                    }
-                }),
+                None => connections.spawn(connection.serve(stream)),
+                Some(acceptor) => connections.spawn(connection.serve_tls(stream, acceptor)),
             };
         }
         (Accepted::Tcp(..), Source::Unix(_)) => {}
         (Accepted::Unix(stream), _) => {
-            connections.spawn(connection(counted, stream, Peer::Local, stop));
+            connections.spawn(connection.serve(stream));
         }
     }
 }
@@ -218,35 +212,75 @@ fn slow(daemon: &Daemon) {
     daemon.metrics.connections_slow.fetch_add(1, Relaxed);
 }
 
-/// Serves one connection.
-pub(super) async fn connection<S: AsyncRead + AsyncWrite + Unpin>(
+/// A connection that has a place.
+pub(super) struct Connection {
     counted: Counted,
-    stream: S,
+    seat: Arc<Seat>,
     peer: Peer,
-    mut stop: Stop,
-) {
-    let daemon = &counted.0;
-    let service = service_fn(|request: Request<Incoming>| async move {
-        Ok::<_, Infallible>(route::answer(daemon, peer, request).await)
-    });
-    let stream = TokioIo::new(Guarded::new(stream, daemon.settings.stall_timeout));
-    let mut connection = pin!(
-        http1::Builder::new()
-            .timer(TokioTimer::new())
-            .header_read_timeout(daemon.settings.head_timeout)
-            .max_buf_size(BUFFER)
-            .max_headers(64)
-            .serve_connection(stream, service)
-    );
-    let result = tokio::select! {
-        result = connection.as_mut() => result,
-        () = told_to_stop(&mut stop) => {
-            connection.as_mut().graceful_shutdown();
-            connection.await
+    is_tls: bool,
+    stop: Stop,
+}
+
+impl Connection {
+    /// None when no place is free.
+    pub(super) fn new(daemon: &Arc<Daemon>, peer: Peer, stop: Stop) -> Option<Connection> {
+        let seat = daemon.seat(peer)?;
+        Some(Connection { counted: Counted::new(daemon), seat, peer, is_tls: false, stop })
+    }
+
+    async fn serve_tls(mut self, stream: TcpStream, acceptor: TlsAcceptor) {
+        let accepting = tokio::time::timeout(self.counted.0.settings.head_timeout, acceptor.accept(stream));
+        let accepted = tokio::select! {
+            accepted = accepting => accepted,
+            () = self.seat.is_needed() => return slow(&self.counted.0),
+        };
+        match accepted {
+            Ok(Ok(stream)) => {
+                self.is_tls = true;
+                self.serve(stream).await;
+            }
+            Ok(Err(_)) => {}
+            Err(_) => slow(&self.counted.0),
         }
-    };
-    if result.is_err_and(|error| error.is_timeout() || is_stalled(&error)) {
-        slow(daemon);
+    }
+
+    /// Until its end, or until another needs its place.
+    pub(super) async fn serve<S: AsyncRead + AsyncWrite + Unpin>(self, stream: S) {
+        let Connection { counted, seat, peer, is_tls, mut stop } = self;
+        let (daemon, seat) = (&counted.0, &seat);
+        let service = service_fn(|request: Request<Incoming>| async move {
+            let under_way = seat.request();
+            let reply = match &under_way {
+                Some(_) => route::answer(daemon, peer, request).await,
+                // The head was whole a moment too late, and the connection ends now.
+                None => Refusal::unavailable("too many connections are open now").reply(),
+            };
+            let mut reply = reply.map(|body| SeatedBody { body, _under_way: under_way });
+            if is_tls {
+                reply.headers_mut().insert(STRICT_TRANSPORT_SECURITY, HeaderValue::from_static(STRICT));
+            }
+            Ok::<_, Infallible>(reply)
+        });
+        let stream = TokioIo::new(Guarded::new(stream, daemon.settings.stall_timeout, Some(seat.clone())));
+        let mut connection = pin!(
+            http1::Builder::new()
+                .timer(TokioTimer::new())
+                .header_read_timeout(daemon.settings.head_timeout)
+                .max_buf_size(BUFFER)
+                .max_headers(64)
+                .serve_connection(stream, service)
+        );
+        let result = tokio::select! {
+            result = connection.as_mut() => result,
+            () = seat.is_needed() => return slow(daemon),
+            () = told_to_stop(&mut stop) => {
+                connection.as_mut().graceful_shutdown();
+                connection.await
+            }
+        };
+        if result.is_err_and(|error| error.is_timeout() || is_stalled(&error)) {
+            slow(daemon);
+        }
     }
 }
 
@@ -260,7 +294,7 @@ fn is_stalled(error: &hyper::Error) -> bool {
 
 /// Says that too many connections are open, and waits until the client has seen it: closing a socket with unread bytes would
 /// throw the answer away.
-async fn turn_away<S: AsyncRead + AsyncWrite + Unpin>(mut stream: S, _counted: Counted) {
+async fn turn_away<S: AsyncRead + AsyncWrite + Unpin>(mut stream: S, _held: (OwnedSemaphorePermit, Counted)) {
     let told = async {
         stream.write_all(BUSY).await?;
         stream.shutdown().await?;

@@ -56,17 +56,109 @@ fn a_listed_proxy_names_the_clients() {
     assert!((18..=20).contains(&limited), "{limited} of 60 of one /64 were limited");
 }
 
+/// A connection from another address of this machine.
+fn from(address: &str, daemon: &Daemon) -> TcpStream {
+    let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+    let near: std::net::SocketAddr = format!("{address}:0").parse().unwrap();
+    socket.bind(&near.into()).unwrap();
+    socket.connect(&daemon.http.into()).unwrap();
+    socket.into()
+}
+
+/// A request whose head never ends.
+fn unfinished_head(mut stream: TcpStream) -> TcpStream {
+    stream.write_all(b"GET /v1/limits HTTP/1.1\r\nhost: slow\r\nx-").unwrap();
+    stream
+}
+
+/// A request that is under way until its body ends.
+fn unfinished_body(mut stream: TcpStream) -> TcpStream {
+    let head = "POST /v1/claim HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n";
+    stream.write_all(format!("{head}content-length: 5000\r\nexpect: 100-continue\r\n\r\n").as_bytes()).unwrap();
+    stream
+}
+
+/// Whether its request is under way: the daemon asks for the body when it begins to read it.
+fn is_under_way(stream: &mut TcpStream) -> bool {
+    let mut answer = [0; 12];
+    stream.read_exact(&mut answer).is_ok() && &answer == b"HTTP/1.1 100"
+}
+
+fn status_for(stream: TcpStream) -> u16 {
+    Connection::new(stream).ask("GET", "/v1/limits", &[], b"").status
+}
+
+/// The whole house, from one address: whatever its connections wait for, others are served every time.
 #[test]
-fn connections_over_the_limit_are_told_and_others_served_again() {
-    let options: Vec<&str> = QUICK.into_iter().chain(["--max-connections", "8"]).collect();
+fn one_address_takes_no_place_from_the_unix_socket_and_from_other_addresses() {
+    let options: Vec<&str> = QUICK.into_iter().chain(["--max-connections", "64", "--head-timeout", "600s"]).collect();
     let daemon = Daemon::start(&options);
-    let idle: Vec<TcpStream> = (0..8).map(|_| TcpStream::connect(daemon.http).unwrap()).collect();
-    until("all are counted", || daemon.metric("lockbox_share_connections") == 8);
-    let answer = daemon.get("/v1/limits", &[]);
+    let accepted = || daemon.metric("lockbox_share_connections_accepted_total");
+    let silent: Vec<TcpStream> = (0..64).map(|_| from("127.0.0.1", &daemon)).collect();
+    let slow: Vec<TcpStream> = (0..64).map(|_| unfinished_head(from("127.0.0.1", &daemon))).collect();
+    until("all have come", || accepted() == 128);
+    for _ in 0..50 {
+        assert_eq!(Connection::unix(&daemon.unix).ask("GET", "/v1/limits", &[], b"").status, 200);
+        assert_eq!(status_for(from("127.0.0.2", &daemon)), 200);
+        assert_eq!(status_for(from("127.0.0.1", &daemon)), 200);
+    }
+    assert_eq!(daemon.metric("lockbox_share_connections_refused_total"), 0);
+    drop((silent, slow));
+    // Bodies that never end are nobody's to take away; the address has its part of the places.
+    let mut busy: Vec<TcpStream> = (0..64).map(|_| unfinished_body(from("127.0.0.3", &daemon))).collect();
+    assert_eq!(busy.iter_mut().map(|stream| usize::from(is_under_way(stream))).sum::<usize>(), 16);
+    let answer = Connection::new(from("127.0.0.3", &daemon)).ask("GET", "/v1/limits", &[], b"");
     assert_eq!((answer.status, answer.error().as_str()), (503, "unavailable"));
-    drop(idle);
-    until("there is room again", || daemon.get("/v1/limits", &[]).status == 200);
+    for _ in 0..50 {
+        assert_eq!(Connection::unix(&daemon.unix).ask("GET", "/v1/limits", &[], b"").status, 200);
+        assert_eq!(status_for(from("127.0.0.2", &daemon)), 200);
+    }
+    drop(busy);
+    until("there is room again", || status_for(from("127.0.0.3", &daemon)) == 200);
+}
+
+#[test]
+fn a_full_house_serves_the_unix_socket_and_takes_places_back_from_who_only_waits() {
+    // Few descriptors: without a part that is kept, connections would take the last one.
+    let directory = tempfile::tempdir().unwrap();
+    let daemon = limited(directory, "160", &[]);
+    let full = 80;
+    let mut busy = Vec::new();
+    for address in ["127.0.0.1", "127.0.0.2", "127.0.0.3"] {
+        busy.extend((0..20).map(|_| unfinished_body(from(address, &daemon))));
+    }
+    assert!(busy.iter_mut().all(is_under_way));
+    let mut waiting: Vec<TcpStream> = (0..20).map(|_| unfinished_head(from("127.0.0.4", &daemon))).collect();
+    until("the house is full", || daemon.metric("lockbox_share_connections") == full);
+    // The oldest of those who wait goes for each newcomer with a request.
+    let mut more = Vec::new();
+    for _ in 0..20 {
+        more.push(unfinished_body(from("127.0.0.5", &daemon)));
+        assert!(more.last_mut().is_some_and(is_under_way));
+    }
+    assert!(waiting.iter_mut().all(|stream| matches!(stream.read(&mut [0; 1]), Ok(0) | Err(_))));
+    assert_eq!(daemon.metric("lockbox_share_connections"), full);
+    let answer = Connection::new(from("127.0.0.6", &daemon)).ask("GET", "/v1/limits", &[], b"");
+    assert_eq!((answer.status, answer.error().as_str()), (503, "unavailable"));
+    for _ in 0..50 {
+        assert_eq!(Connection::unix(&daemon.unix).ask("GET", "/v1/limits", &[], b"").status, 200);
+    }
+    assert_eq!(daemon.metric("lockbox_share_accept_failures_total"), 0);
+    drop(busy);
+    until("there is room again", || status_for(from("127.0.0.6", &daemon)) == 200);
     assert!(daemon.metric("lockbox_share_connections_refused_total") >= 1);
+}
+
+#[test]
+fn a_listed_proxy_is_bound_by_the_sum_of_all_places_alone() {
+    let proxy = ["--max-connections", "32", "--trusted-proxy", "127.0.0.1"];
+    let daemon = Daemon::start(&QUICK.into_iter().chain(proxy).collect::<Vec<_>>());
+    let mut busy: Vec<TcpStream> = (0..32).map(|_| unfinished_body(from("127.0.0.1", &daemon))).collect();
+    assert!(busy.iter_mut().all(is_under_way));
+    assert_eq!(status_for(from("127.0.0.1", &daemon)), 503);
+    assert_eq!(Connection::unix(&daemon.unix).ask("GET", "/v1/limits", &[], b"").status, 200);
+    drop(busy);
+    until("there is room again", || status_for(from("127.0.0.1", &daemon)) == 200);
 }
 
 #[test]
@@ -140,44 +232,44 @@ fn watchers_of_one_client_leave_places_to_others() {
     until("there is a place again", || daemon.get(&ask, &headers).status == 200);
 }
 
+/// A daemon that may open so many files.
+fn limited(directory: tempfile::TempDir, descriptors: &str, options: &[&str]) -> Daemon {
+    let log = directory.path().join("log");
+    Daemon::launch(directory, &[&QUICK[..], options].concat(), |command| {
+        // A shell lowers both limits for the daemon that it becomes.
+        let mut shell = std::process::Command::new("sh");
+        let script = format!("ulimit -n {descriptors}; exec \"$@\"");
+        shell.args(["-c", &script, "sh"]).arg(command.get_program()).args(command.get_args());
+        shell.stdout(std::process::Stdio::piped()).stderr(std::fs::File::create(log).unwrap());
+        *command = shell;
+    })
+}
+
 #[test]
 fn without_descriptors_it_waits_and_serves_on() {
     let directory = tempfile::tempdir().unwrap();
-    let log = directory.path().join("log");
-    let daemon = Daemon::launch(directory, &QUICK, |command| {
-        // A shell lowers both limits for the daemon that it becomes.
-        let mut shell = std::process::Command::new("sh");
-        shell.args(["-c", "ulimit -n 96; exec \"$@\"", "sh"]).arg(command.get_program()).args(command.get_args());
-        shell.stdout(std::process::Stdio::piped()).stderr(std::fs::File::create(log).unwrap());
-        *command = shell;
-    });
+    let daemon = limited(directory, "96", &["--trusted-proxy", "127.0.0.1"]);
+    // So many that those of the Unix socket take the last descriptor: of the network's the daemon takes half.
     let many: Vec<TcpStream> = (0..150).filter_map(|_| TcpStream::connect(daemon.http).ok()).collect();
     assert_eq!(many.len(), 150);
-    until("one of them cannot be accepted", || {
-        let mut log = many.iter();
-        log.any(|stream| {
-            stream.set_nonblocking(true).unwrap();
-            let mut byte = [0; 12];
-            let mut stream = stream;
-            matches!(stream.read(&mut byte), Ok(12) if &byte[9..] == b"503")
-        })
-    });
-    drop(many);
+    let local: Vec<_> = (0..100).filter_map(|_| std::os::unix::net::UnixStream::connect(&daemon.unix).ok()).collect();
+    until("one of them cannot be accepted", || daemon.log().contains("cannot be accepted"));
+    drop((many, local));
     until("it serves again", || {
         let mut stream = Connection::new(TcpStream::connect(daemon.http).unwrap());
         stream.ask("GET", "/v1/limits", &[("connection", "close")], b"").status == 200
     });
-    assert!(daemon.log().contains("cannot be accepted"), "{}", daemon.log());
+    assert!(daemon.log().contains("descriptors are enough for 48 connections"), "{}", daemon.log());
     assert!(daemon.metric("lockbox_share_accept_failures_total") >= 1);
 }
 
 #[test]
 fn ten_thousand_idle_connections_take_less_than_100_kilobytes_each() {
     let limit = nix::sys::resource::getrlimit(nix::sys::resource::Resource::RLIMIT_NOFILE).unwrap();
-    let wanted = if limit.1 > 21_000 { 10_000 } else { 400 };
+    let wanted = if limit.1 > 45_000 { 10_000 } else { 400 };
     let _ = nix::sys::resource::setrlimit(nix::sys::resource::Resource::RLIMIT_NOFILE, limit.1, limit.1);
-    let options: Vec<&str> = QUICK.into_iter().chain(["--head-timeout", "600s"]).collect();
-    let daemon = Daemon::start(&options);
+    let room = ["--head-timeout", "600s", "--max-connections", "40000"];
+    let daemon = Daemon::start(&QUICK.into_iter().chain(room).collect::<Vec<_>>());
     let resident = || {
         let text = std::fs::read_to_string(format!("/proc/{}/status", daemon.child.id())).unwrap();
         let line = text.lines().find(|line| line.starts_with("VmRSS:")).unwrap().to_owned();
@@ -211,6 +303,60 @@ fn a_full_disk_is_told_and_a_message_that_fits_is_taken_again() {
     assert_eq!((answer.status, answer.error().as_str()), (507, "no_space"));
     until("nothing is left of it", || daemon.metric("lockbox_share_spool_bytes") == 0);
     daemon.share_file(&owner, &age_file(1000));
+}
+
+/// What the daemon answers to bytes, until it closes the connection.
+fn raw(daemon: &Daemon, bytes: &[u8]) -> String {
+    let mut stream = TcpStream::connect(daemon.http).unwrap();
+    let _ = stream.write_all(bytes);
+    let mut answer = Vec::new();
+    let _ = stream.read_to_end(&mut answer);
+    String::from_utf8_lossy(&answer).into_owned()
+}
+
+#[test]
+fn a_request_names_its_host_once() {
+    let daemon = Daemon::start(&QUICK);
+    for (head, status) in [
+        ("GET /v1/limits HTTP/1.1\r\nhost: a\r\n", 200),
+        ("GET /v1/limits HTTP/1.1\r\n", 400),
+        ("GET /v1/limits HTTP/1.1\r\nhost: a\r\nhost: b\r\n", 400),
+        ("GET /v1/limits HTTP/1.1\r\nhost: a\r\nHost: a\r\n", 400),
+        ("GET /s/1482719382210 HTTP/1.1\r\nhost: a, b\r\n", 400),
+        ("GET http://b/v1/limits HTTP/1.1\r\nhost: a\r\n", 400),
+        ("GET /v1/limits HTTP/1.0\r\n", 200),
+        ("POST /v1/claim HTTP/1.1\r\n", 400),
+        ("GET /nothing HTTP/1.1\r\n", 400),
+    ] {
+        let answer = raw(&daemon, format!("{head}connection: close\r\n\r\n").as_bytes());
+        assert_eq!(answer.split(' ').nth(1), Some(status.to_string().as_str()), "{head}");
+    }
+}
+
+#[test]
+fn pages_of_other_sites_change_nothing() {
+    let daemon = Daemon::start(&QUICK);
+    let owner = Owner::new();
+    let share = daemon.share(&owner, &json!({}));
+    let own = format!("http://{}", daemon.http);
+    for other in [
+        ("origin", "https://evil.example"),
+        ("origin", "null"),
+        ("sec-fetch-site", "cross-site"),
+        ("sec-fetch-site", "same-site"),
+    ] {
+        let refused = daemon.post("/v1/claim", &[other], &share.claim(random()));
+        assert_eq!((refused.status, refused.error().as_str()), (403, "forbidden"), "{other:?}");
+        let headers = [other, ("authorization", owner.header.as_str())];
+        for path in ["/v1/uploads", "/v1/shares", "/v1/batch/create", &share.path("/revoke"), &share.path("/rearm")] {
+            assert_eq!(daemon.post(path, &headers, &json!({})).status, 403, "{path} {other:?}");
+        }
+        assert_eq!(daemon.get("/v1/limits", &[other]).status, 200);
+    }
+    assert_eq!(daemon.state_of(&owner, &share), "armed");
+    let page = [("origin", own.as_str()), ("sec-fetch-site", "same-origin")];
+    // The links of a daemon without a public name begin with its address, by which the page was loaded.
+    assert_eq!(daemon.post("/v1/claim", &page, &share.claim(random())).status, 200);
 }
 
 #[test]

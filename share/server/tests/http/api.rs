@@ -121,7 +121,10 @@ fn the_page_is_the_same_for_everything_and_loads_nothing_from_elsewhere() {
         let other = daemon.get(path, &[]);
         assert_eq!((other.status, other.body == page.body), (200, true), "{path}");
     }
-    assert!(page.header("content-security-policy").unwrap().starts_with("default-src 'none'"));
+    let policy = page.header("content-security-policy").unwrap();
+    assert!(policy.starts_with("default-src 'none'") && policy.contains("require-trusted-types-for 'script'"));
+    // Over plain HTTP browsers are told nothing of HTTPS.
+    assert_eq!(page.header("strict-transport-security"), None);
     assert_eq!(page.header("referrer-policy"), Some("no-referrer"));
     assert!(page.header("x-robots-tag").unwrap().contains("noindex"));
     assert_eq!(page.header("x-content-type-options"), Some("nosniff"));

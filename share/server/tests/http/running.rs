@@ -112,6 +112,23 @@ fn the_service_manager_is_told_when_it_is_ready() {
 }
 
 #[test]
+fn what_whoever_started_it_left_open_is_closed() {
+    let directory = tempfile::tempdir().unwrap();
+    let secret = directory.path().join("secret");
+    std::fs::write(&secret, "x").unwrap();
+    let daemon = Daemon::launch(directory, &QUICK, |command| {
+        let mut shell = Command::new("sh");
+        let script = "exec 3<\"$0\" 9<\"$0\"; exec \"$@\"";
+        shell.args(["-c", script]).arg(&secret).arg(command.get_program()).args(command.get_args());
+        shell.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::null());
+        *command = shell;
+    });
+    let open = std::fs::read_dir(format!("/proc/{}/fd", daemon.child.id())).unwrap();
+    let open: Vec<_> = open.filter_map(|entry| std::fs::read_link(entry.unwrap().path()).ok()).collect();
+    assert!(open.len() > 5 && !open.iter().any(|path| path.ends_with("secret")), "{open:?}");
+}
+
+#[test]
 fn a_stopped_client_of_a_message_is_told_that_it_was_too_slow() {
     let options: Vec<&str> = QUICK.into_iter().chain(["--body-timeout", "1s", "--head-timeout", "1s"]).collect();
     let daemon = Daemon::start(&options);

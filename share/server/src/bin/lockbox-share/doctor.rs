@@ -91,8 +91,8 @@ fn room(state: &Path) -> Finding {
 fn descriptors() -> Finding {
     match getrlimit(Resource::RLIMIT_NOFILE) {
         Err(error) => Finding::Warning(format!("the limit of descriptors cannot be told: {error}")),
-        Ok((_, hard)) if hard < 20_000 => Finding::Warning(format!(
-            "only {hard} descriptors: connections over that wait; raise LimitNOFILE or lower --max-connections"
+        Ok((_, hard)) if hard < 24_000 => Finding::Warning(format!(
+            "only {hard} descriptors: fewer connections than --max-connections are served; raise LimitNOFILE"
         )),
         Ok((_, hard)) => Finding::Fine(format!("{hard} descriptors")),
     }

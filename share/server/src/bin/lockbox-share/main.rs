@@ -43,6 +43,7 @@ enum Command {
 }
 
 fn main() -> ExitCode {
+    serve::close_inherited();
     let result = match Arguments::parse().command {
         Command::Serve(arguments) => serve::run(&arguments),
         Command::Doctor(arguments) => doctor::run(&arguments),

@@ -3,14 +3,43 @@
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::PathBuf;
 
-/// Every connection takes a descriptor, and the usual soft limit is 1,024.
-pub(super) fn raise_descriptors() {
+use lockbox_share::http::{LINGERING, LOCAL_CONNECTIONS};
+
+/// Every connection takes a descriptor, and the usual soft limit is 1,024. How many there may be now.
+pub(super) fn raise_descriptors() -> usize {
     use nix::sys::resource::{Resource, getrlimit, setrlimit};
-    if let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE)
-        && soft < hard
-        && let Err(error) = setrlimit(Resource::RLIMIT_NOFILE, hard, hard)
-    {
-        tracing::warn!(%error, "the limit of descriptors stays as it is");
+    let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE) else { return USUAL_DESCRIPTORS };
+    let mut most = soft;
+    if soft < hard {
+        match setrlimit(Resource::RLIMIT_NOFILE, hard, hard) {
+            Ok(()) => most = hard,
+            Err(error) => tracing::warn!(%error, "the limit of descriptors stays as it is"),
+        }
+    }
+    usize::try_from(most).unwrap_or(usize::MAX)
+}
+
+/// Where the limit cannot be told.
+const USUAL_DESCRIPTORS: usize = 1024;
+/// Descriptors beside the connections of the network: those of the Unix socket, refused ones that linger, running downloads and uploads
+/// with their files, the store.
+const BESIDE: usize = LOCAL_CONNECTIONS + LINGERING + 1024 + 64 + 256;
+
+/// Connections of the network that leave descriptors to all else, so that no number of them keeps the Unix socket from being served.
+pub(super) fn connections_that_fit(wanted: usize, descriptors: usize) -> usize {
+    wanted.min(descriptors.saturating_sub(BESIDE).max(descriptors / 2))
+}
+
+/// Closes what whoever started the daemon left open: it could keep a file, a pipe or a lock for as long as the daemon lives. To be called
+/// before anything is opened. Nothing is expected from a service manager but the three standard ones and a name in `NOTIFY_SOCKET`.
+pub(crate) fn close_inherited() {
+    let most = std::fs::read_dir("/proc/self/fd").map_or_else(
+        |_| (3..USUAL_DESCRIPTORS as i32).collect::<Vec<_>>(),
+        |open| open.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect(),
+    );
+    for descriptor in most.into_iter().filter(|descriptor| *descriptor > 2) {
+        // That of the listing itself is closed already.
+        let _ = nix::unistd::close(descriptor);
     }
 }
 
@@ -60,5 +89,18 @@ pub(super) fn notify(state: &str) {
     let sent = address.and_then(|address| UnixDatagram::unbound()?.send_to_addr(state.as_bytes(), &address));
     if let Err(error) = sent {
         tracing::warn!(%error, "the service manager cannot be told");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn connections_leave_descriptors_to_all_else() {
+        assert_eq!(connections_that_fit(20_000, 524_288), 20_000);
+        assert_eq!(connections_that_fit(20_000, 20_000), 20_000 - BESIDE);
+        assert_eq!(connections_that_fit(20_000, 4096), 2048);
+        assert_eq!(connections_that_fit(8, 96), 8);
     }
 }

@@ -16,8 +16,8 @@ mod host;
 mod stores;
 mod values;
 
-use host::{notify, raise_descriptors};
-pub(crate) use host::{processors, runtime_directory};
+pub(crate) use host::{close_inherited, processors, runtime_directory};
+use host::{connections_that_fit, notify, raise_descriptors};
 use values::{size, time};
 
 /// The daemon's own figures are beside its port.
@@ -94,7 +94,7 @@ pub(crate) struct Serve {
     /// Who may make shares; without it `local`, and `socket` with a public URL or trusted proxies
     #[arg(long, value_enum)]
     creators: Option<Who>,
-    /// Connections that may be open at a time
+    /// Connections of the network that may be open at a time; one address (IPv6: one /64) has a quarter of them at most
     #[arg(long, value_name = "N", default_value_t = 20_000)]
     max_connections: usize,
     /// Time for the head of a request
@@ -142,14 +142,14 @@ pub(crate) fn run(arguments: &Serve) -> Result<(), String> {
     let filter = tracing_subscriber::EnvFilter::try_from_env("LOCKBOX_LOG")
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(false).init();
-    raise_descriptors();
+    let descriptors = raise_descriptors();
     let signals = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .map_err(|error| format!("cannot wait for signals: {error}"))?;
     // Before the daemon answers: a signal that comes early must not end it without its flush.
     let mut stop = signals.block_on(async { Signals::new() })?;
-    let (running, creators) = start(arguments)?;
+    let (running, creators) = start(arguments, descriptors)?;
     announce(&running, creators);
     notify("READY=1");
     signals.block_on(stop.next());
@@ -178,7 +178,7 @@ impl Signals {
     }
 }
 
-fn start(arguments: &Serve) -> Result<(Running, Creators), String> {
+fn start(arguments: &Serve, descriptors: usize) -> Result<(Running, Creators), String> {
     let workers = arguments.workers.unwrap_or_else(processors);
     let tcp = addresses(&arguments.listen, SocketAddr::from(([127, 0, 0, 1], DEFAULT_PORT)))?;
     let tcp = tcp.into_iter().map(|address| listen::tcp(address, workers)).collect::<Result<Vec<_>, _>>()?;
@@ -201,7 +201,12 @@ fn start(arguments: &Serve) -> Result<(Running, Creators), String> {
         .map(|path| UnixSocket::bind(&path).map_err(|error| format!("cannot listen on {}: {error}", path.display())))
         .transpose()?;
     let (store, spool) = stores::open(arguments)?;
-    let settings = settings(arguments, tcp.first(), tls.first().map(|(bound, _)| bound));
+    let mut settings = settings(arguments, tcp.first(), tls.first().map(|(bound, _)| bound));
+    settings.max_connections = connections_that_fit(arguments.max_connections, descriptors);
+    if settings.max_connections < arguments.max_connections {
+        let most = settings.max_connections;
+        tracing::warn!("{descriptors} descriptors are enough for {most} connections: raise LimitNOFILE for more");
+    }
     let creators = settings.creators;
     let open: Vec<SocketAddr> =
         tcp.iter().chain(tls.iter().map(|(bound, _)| bound)).map(|bound| bound.address).collect();
