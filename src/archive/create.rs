@@ -1,6 +1,5 @@
 //! Creates an archive.
 
-use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -10,12 +9,12 @@ use super::{Archive, CreateOptions, OpenOptions};
 use crate::crypto::kdf::{KdfCost, argon2id, calibrate, hkdf};
 use crate::crypto::{Passphrase, SecretKey};
 use crate::env::{Environment, SystemEnvironment};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::format::ArchiveId;
 use crate::format::header::{Framing, SLOT_EMPTY};
 use crate::frame::PageCipher;
 use crate::fs::FileSystem;
-use crate::storage::{FileStorage, Storage};
+use crate::storage::{FileStorage, HostEntry, Storage};
 use crate::txn::Volume;
 
 /// Sequence number of a header that was never changed.
@@ -24,10 +23,16 @@ const FIRST_SEQUENCE: u64 = 1;
 impl Archive {
     /// Creates `path` (which must not exist), syncs it and its directory, and closes it. A failure leaves no file behind.
     pub fn create(path: &Path, passphrase: &Passphrase, options: &CreateOptions) -> Result<()> {
-        let storage = Arc::new(FileStorage::create(path)?);
-        fill(&storage, passphrase, options).inspect_err(|_| {
-            // From here on the file is ours: `FileStorage::create` refuses an existing one.
-            if let Err(error) = fs::remove_file(path) {
+        let cannot = |what: &str| {
+            let context = format!("{what} {}", path.display());
+            move |e| Error::io(context, e)
+        };
+        let entry = HostEntry::of(path).map_err(cannot("creating"))?;
+        let storage = Arc::new(FileStorage::create(&entry)?);
+        let filled = fill(&storage, passphrase, options);
+        let made = filled.and_then(|()| entry.sync_directory().map_err(cannot("syncing the directory of")));
+        made.inspect_err(|_| {
+            if let Err(error) = entry.remove(&*storage) {
                 tracing::warn!(%error, "cannot remove the unfinished archive");
             }
         })
@@ -67,8 +72,7 @@ fn fill(storage: &Arc<FileStorage>, passphrase: &Passphrase, options: &CreateOpt
     let fs = FileSystem::new(volume, environment, name_key(&volume_key, &archive), open.file_system_options())?;
     fs.format(options.creator)?;
     fs.close()?;
-    storage.barrier()?;
-    storage.sync_directory()
+    storage.barrier()
 }
 
 fn write_header(

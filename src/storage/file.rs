@@ -3,6 +3,7 @@
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::ops::Range;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,9 +11,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use nix::errno::Errno;
 use nix::fcntl::{FallocateFlags, FcntlArg, PosixFadviseAdvice, fallocate, fcntl, posix_fadvise};
 use nix::libc;
-use nix::unistd::{Whence, fdatasync, fsync, lseek};
+use nix::unistd::{Whence, fdatasync, lseek};
 
-use super::{Storage, end_of, truncated};
+use super::{HostEntry, Storage, end_of, truncated};
 use crate::error::{Error, Result};
 
 /// How a file is locked while it is open.
@@ -45,22 +46,21 @@ pub struct FileStorage {
 
 impl FileStorage {
     /// Creates a new file with mode 0600 (refusing an existing one) and locks it for writing.
-    pub fn create(path: &Path) -> Result<FileStorage> {
-        let path = absolute(path)?;
-        let opened = OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(&path);
-        let file = opened.map_err(|source| match source.kind() {
+    pub fn create(entry: &HostEntry) -> Result<FileStorage> {
+        let path = entry.path();
+        let file = entry.create().map_err(|source| match source.kind() {
             io::ErrorKind::AlreadyExists => {
                 Error::Io { context: format!("{} exists and is not overwritten", path.display()), source }
             }
             _ => Error::io(format!("creating {}", path.display()), source),
         })?;
-        match lock(&file, LockMode::Exclusive, &path) {
-            Ok(()) => Ok(FileStorage { file, path, read_only: false, least: AtomicU64::new(0) }),
+        match lock(&file, LockMode::Exclusive, path) {
+            Ok(()) => Ok(FileStorage { file, path: path.into(), read_only: false, least: AtomicU64::new(0) }),
             // Somebody opened the new file at once: it is in their hands.
             Err(error @ Error::InUse(_)) => Err(error),
             Err(error) => {
                 // A file that cannot be locked would only stand in the way; failing to remove it changes nothing.
-                let _ = fs::remove_file(&path);
+                let _ = entry.remove(&file);
                 Err(error)
             }
         }
@@ -72,50 +72,44 @@ impl FileStorage {
     /// `InUse` when another process holds it in a conflicting way (the message names the process id when the host tells it),
     /// `NotFound`, `Io`, `NotArchive` when it is no regular file.
     pub fn open(path: &Path, mode: LockMode) -> Result<FileStorage> {
+        // O_NONBLOCK: a FIFO or device in place of an archive must be refused, not waited for. It means nothing for files.
+        let flags = libc::O_NONBLOCK | libc::O_NOCTTY;
         let path = absolute(path)?;
+        let write = mode == LockMode::Exclusive;
+        let open = || OpenOptions::new().read(true).write(write).custom_flags(flags).open(&path);
+        FileStorage::open_by(&path, mode, &open, &|file| {
+            let opened = file.metadata()?;
+            match fs::metadata(&path) {
+                Ok(named) => Ok((named.dev(), named.ino()) == (opened.dev(), opened.ino())),
+                Err(source) if source.kind() == io::ErrorKind::NotFound => Ok(false),
+                Err(source) => Err(source),
+            }
+        })
+    }
+
+    /// The same by the name in a directory that is held open; a link there is not followed.
+    pub fn open_entry(entry: &HostEntry, mode: LockMode) -> Result<FileStorage> {
+        FileStorage::open_by(entry.path(), mode, &|| entry.open(mode == LockMode::Exclusive), &|file| entry.is(file))
+    }
+
+    fn open_by(
+        path: &Path,
+        mode: LockMode,
+        open: &dyn Fn() -> io::Result<File>,
+        is_named: &dyn Fn(&File) -> io::Result<bool>,
+    ) -> Result<FileStorage> {
         for _ in 0..OPEN_ATTEMPTS {
-            let file = open_regular(&path, mode)?;
-            lock(&file, mode, &path)?;
+            let file = regular(open(), mode, path)?;
+            lock(&file, mode, path)?;
             // Between open and lock somebody may have put another file in place (`compact` does): the lock would be on a
             // file without a name.
-            let opened = metadata(&file, &path)?;
-            match fs::metadata(&path) {
-                Ok(named) if (named.dev(), named.ino()) == (opened.dev(), opened.ino()) => {
-                    let least = AtomicU64::new(opened.len());
-                    return Ok(FileStorage { file, path, read_only: mode == LockMode::Shared, least });
-                }
-                Ok(_) => {}
-                Err(source) if source.kind() == io::ErrorKind::NotFound => {}
-                Err(source) => return Err(Error::io(format!("looking up {}", path.display()), source)),
+            if is_named(&file).map_err(|source| Error::io(format!("looking up {}", path.display()), source))? {
+                let least = AtomicU64::new(metadata(&file, path)?.len());
+                let read_only = mode == LockMode::Shared;
+                return Ok(FileStorage { file, path: path.into(), read_only, least });
             }
         }
         Err(Error::InUse(format!("{} is being replaced again and again", path.display())))
-    }
-
-    /// Whether `path` names this file now.
-    ///
-    /// # Errors
-    /// `Io` when the host does not tell; no file there is an answer.
-    pub fn is_at(&self, path: &Path) -> Result<bool> {
-        let opened = metadata(&self.file, &self.path)?;
-        match fs::metadata(path) {
-            Ok(named) => Ok((named.dev(), named.ino()) == (opened.dev(), opened.ino())),
-            Err(source) if source.kind() == io::ErrorKind::NotFound => Ok(false),
-            Err(source) => Err(Error::io(format!("looking up {}", path.display()), source)),
-        }
-    }
-
-    /// Makes the file's name durable: syncs its directory.
-    pub fn sync_directory(&self) -> Result<()> {
-        // An absolute path of a file has a parent.
-        let parent = self.path.parent().unwrap_or(Path::new("/"));
-        let failed = |source| Error::io(format!("syncing the directory {}", parent.display()), source);
-        let directory = File::open(parent).map_err(failed)?;
-        match fsync(&directory) {
-            // File systems without the notion (some network and FUSE ones) answer EINVAL; there is nothing to wait for.
-            Ok(()) | Err(Errno::EINVAL) => Ok(()),
-            Err(errno) => Err(failed(errno.into())),
-        }
     }
 
     /// Writing behind the end of a file that somebody cut would make it long again and hide what is lost. (Half a microsecond.)
@@ -196,16 +190,12 @@ fn metadata(file: &File, path: &Path) -> Result<fs::Metadata> {
     file.metadata().map_err(|source| Error::io(format!("examining {}", path.display()), source))
 }
 
-fn open_regular(path: &Path, mode: LockMode) -> Result<File> {
-    let write = mode == LockMode::Exclusive;
-    // O_NONBLOCK: a FIFO or device in place of an archive must be refused, not waited for. It means nothing for files.
-    let flags = libc::O_NONBLOCK | libc::O_NOCTTY;
-    let file = OpenOptions::new().read(true).write(write).custom_flags(flags).open(path);
+fn regular(file: io::Result<File>, mode: LockMode, path: &Path) -> Result<File> {
     let not_regular = || Error::NotArchive(format!("{} is not a regular file", path.display()));
     let file = file.map_err(|source| match source.raw_os_error() {
         Some(libc::ENOENT) => Error::NotFound,
         Some(libc::EISDIR | libc::ENXIO | libc::ENODEV) => not_regular(),
-        _ if write => Error::io(format!("opening {} for writing", path.display()), source),
+        _ if mode == LockMode::Exclusive => Error::io(format!("opening {} for writing", path.display()), source),
         _ => Error::io(format!("opening {}", path.display()), source),
     })?;
     if metadata(&file, path)?.is_file() { Ok(file) } else { Err(not_regular()) }
@@ -235,6 +225,12 @@ fn lock(file: &File, mode: LockMode, path: &Path) -> Result<()> {
             Err(Error::InUse(format!("{} is held by {holder}", path.display())))
         }
         Err(errno) => Err(Error::io(format!("locking {}", path.display()), errno.into())),
+    }
+}
+
+impl AsFd for FileStorage {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
     }
 }
 

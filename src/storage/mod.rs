@@ -1,7 +1,8 @@
-//! Where an archive's bytes are: one trait, and the file, memory and crash-simulating implementations.
+//! Where an archive's bytes are: one trait, and the file, memory and crash-simulating implementations; and names of the host's files.
 
 #[cfg(test)]
 mod counting;
+mod entry;
 mod file;
 mod image;
 mod memory;
@@ -9,6 +10,7 @@ pub mod simulated;
 
 #[cfg(test)]
 pub(crate) use counting::CountingStorage;
+pub use entry::HostEntry;
 pub use file::{FileStorage, LockMode};
 pub use memory::MemoryStorage;
 

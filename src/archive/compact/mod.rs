@@ -4,8 +4,9 @@
 //! K1  The old file is locked for writing and opened for reading: nothing in it changes before its name goes to the new one.
 //! K2  The new file lies beside it, is locked, and holds the header with its key slots, then the content, then a closed record.
 //! K3  It is verified from the medium: every page, count and entry by itself, then record by record and byte by byte against the old one.
-//! K4  Owner, mode and extended attributes, fsync, rename, fsync of the directory. So a crash leaves the old or the new archive under the name,
-//!     and at most an unfinished file beside it, which the next run removes.
+//! K4  Owner, mode and extended attributes, fsync, exchange of the names, removal of the old file's, fsync of the directory. So a crash leaves
+//!     the old or the new archive under the name, and at most one file beside it, which the next run removes.
+//! K5  Nothing is done to what a name means at that moment, and no other file becomes the archive: `replace.rs` has the argument.
 
 mod copy;
 mod names;
@@ -30,7 +31,7 @@ use crate::format::header::Framing;
 use crate::format::{BLOCK, MIN_BLOCKS};
 use crate::frame::PageCipher;
 use crate::fs::FileSystem;
-use crate::storage::{FileStorage, LockMode, Storage};
+use crate::storage::{FileStorage, Storage};
 use crate::txn::{self, Mark, Volume};
 
 /// How to compact.
@@ -116,9 +117,10 @@ pub(super) fn rewrite(
     step: &mut dyn FnMut(CompactStep) -> Result<()>,
 ) -> Result<CompactReport> {
     let real = std::fs::canonicalize(path).map_err(|e| Error::io(format!("cannot find {}", path.display()), e))?;
-    let storage = Arc::new(FileStorage::open(&real, LockMode::Exclusive)?);
-    replace::check_names(&real, options.break_links)?;
-    let header = Header::read(&*storage)?;
+    let file = replace::Old::open(&real)?;
+    let storage = file.storage();
+    file.check_names(options.break_links)?;
+    let header = Header::read(&**storage)?;
     if header.framing().archive != key.archive {
         return Err(Error::damaged("another archive took the place of the one that was unlocked"));
     }
@@ -129,14 +131,14 @@ pub(super) fn rewrite(
     let old = open(storage.clone(), key, sequence, looked.mark())?;
     let replace = seen::judge(&old.volume, sequence, looked.seen.as_ref(), &options.seen)?;
     refuse_snapshots(&old.volume)?;
-    let (length_before, disk_before) = replace::sizes(&real)?;
+    let (length_before, disk_before) = file.sizes()?;
     let used = (old.volume.durable().used_blocks + MIN_BLOCKS) * BLOCK;
     if options.dry_run {
         return Ok(CompactReport { length_before, disk_before, length_after: used, disk_after: used });
     }
     let target = prepare(&header, key)?;
-    replace::remove_leftovers(&real);
-    let beside = replace::Beside::new(&real, &SystemEnvironment)?;
+    file.remove_leftovers();
+    let beside = replace::Beside::new(&file, &SystemEnvironment)?;
     step(CompactStep::Created)?;
     for copy in 0..2 {
         header::write_copy(beside.storage(), &target.framing, &target.slots, copy, &target.key.volume_key)?;
@@ -146,11 +148,10 @@ pub(super) fn rewrite(
     step(CompactStep::Copied)?;
     verify(&old, beside.shared(), &target.key, &mut |done| step(CompactStep::Verifying { done, total }))?;
     step(CompactStep::Verified)?;
-    beside.take_after(&real)?;
+    beside.take_after(&file)?;
     step(CompactStep::Prepared)?;
-    replace::check_same(&real, &storage)?;
-    replace::check_names(&real, options.break_links)?;
-    beside.replace(&real)?;
+    file.check_names(options.break_links)?;
+    beside.replace(&file)?;
     // From here on the file as it was before is an older copy.
     if target.framing.sequence == sequence {
         Witness::new(new, header.settled_sequence(), looked, replace).remember();
@@ -160,7 +161,7 @@ pub(super) fn rewrite(
         let file = seen_file(&options.seen, &target.key.volume_key, &target.key.archive);
         Witness::new(new, target.framing.sequence, Looked { file, seen: None }, false).remember();
     }
-    let (length_after, disk_after) = replace::sizes(&real)?;
+    let (length_after, disk_after) = beside.sizes()?;
     // It is done: nobody can stop it any more.
     let _ = step(CompactStep::Replaced);
     Ok(CompactReport { length_before, disk_before, length_after, disk_after })

@@ -1,97 +1,125 @@
 //! The new file beside the old one: made, removed when it is not finished, given the old one's metadata and its name.
+//!
+//! Root may do this in a directory that belongs to somebody else, who can exchange what any name there means at any moment. So nothing is
+//! done to what a path names: both files are open, owner, mode and attributes go from descriptor to descriptor, and names are looked up in the
+//! directory that was opened once (`storage/entry.rs`).
+//!
+//! The last step is the only one that a name decides. A rename after comparing would still let what was put in the new file's place
+//! between the two calls take the place of the archive, which would be lost. So the two names are exchanged, at one moment, which loses nothing
+//! whatever they mean; then both are compared with the descriptors. Only when the archive's name is the new file's and the other one the old
+//! file's is the old file's name removed; otherwise the exchange is taken back. What comes between that comparison and the removal can only make
+//! the removal hit an entry that somebody else put there. Where the host cannot exchange, the names are compared, renamed, and compared again:
+//! there whoever can write the directory can make the archive lose its name, as they can with rm(1).
 
-use std::fs::{self, File};
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
-use std::path::{Path, PathBuf};
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 use std::sync::Arc;
 
-use rustix::fs::XattrFlags;
+use rustix::fs::{Gid, Mode, Stat, Uid, XattrFlags};
 use rustix::io::Errno;
 
 use super::super::display;
 use crate::env::Environment;
 use crate::error::{Error, Result};
-use crate::storage::{FileStorage, LockMode};
+use crate::storage::{FileStorage, HostEntry, LockMode, Storage};
 
 /// Bytes of the old name in the new one: together with the rest at most 255.
 const NAME: usize = 200;
 /// Digits of the random part.
 const DIGITS: usize = 16;
 
+/// The archive under its name, locked.
+pub(super) struct Old {
+    entry: HostEntry,
+    storage: Arc<FileStorage>,
+}
+
 /// The unfinished file; removed when dropped before it has the old one's name.
 pub(super) struct Beside {
     storage: Arc<FileStorage>,
-    path: PathBuf,
+    entry: HostEntry,
     finished: std::cell::Cell<bool>,
 }
 
-/// Somebody may have put another file there meanwhile, which must not be lost.
-pub(super) fn check_same(path: &Path, locked: &FileStorage) -> Result<()> {
-    if locked.is_at(path)? {
-        return Ok(());
+impl Old {
+    /// # Errors
+    /// As [`FileStorage::open`].
+    pub(super) fn open(path: &Path) -> Result<Old> {
+        let entry = HostEntry::of(path).map_err(|e| Error::io(format!("opening {}", path.display()), e))?;
+        let storage = Arc::new(FileStorage::open_entry(&entry, LockMode::Exclusive)?);
+        Ok(Old { entry, storage })
     }
-    Err(Error::InUse(format!("another file took the place of {} meanwhile; nothing was changed", path.display())))
-}
 
-/// Length and bytes on the disk.
-pub(super) fn sizes(path: &Path) -> Result<(u64, u64)> {
-    let metadata = metadata(path)?;
-    Ok((metadata.len(), metadata.blocks() * 512))
-}
-
-/// Another name would go on naming the old file, and the two would part unnoticed.
-pub(super) fn check_names(path: &Path, break_links: bool) -> Result<()> {
-    let links = metadata(path)?.nlink();
-    if links > 1 && !break_links {
-        return Err(Error::invalid(format!(
-            "{} has {links} names (hard links), and the others would keep the old file: remove them, or use --break-links",
-            path.display()
-        )));
+    pub(super) fn storage(&self) -> &Arc<FileStorage> {
+        &self.storage
     }
-    Ok(())
-}
 
-fn metadata(path: &Path) -> Result<fs::Metadata> {
-    fs::metadata(path).map_err(|e| Error::io(format!("examining {}", path.display()), e))
-}
+    fn shown(&self) -> std::path::Display<'_> {
+        self.entry.path().display()
+    }
 
-/// What the name of an unfinished file of this archive begins with.
-fn prefix(path: &Path) -> Vec<u8> {
-    let name = path.file_name().unwrap_or_default().as_bytes();
-    [b".", &name[..name.len().min(NAME)], b".compact-"].concat()
-}
-
-fn parent(path: &Path) -> &Path {
-    path.parent().unwrap_or(Path::new("/"))
-}
-
-/// Removes what a killed run left behind: files of that name which nobody holds.
-pub(super) fn remove_leftovers(path: &Path) {
-    let prefix = prefix(path);
-    let Ok(entries) = fs::read_dir(parent(path)) else { return };
-    for entry in entries.flatten() {
-        let name = entry.file_name();
-        let random = name.as_bytes().strip_prefix(&prefix[..]);
-        let ours = random.is_some_and(|r| r.len() == DIGITS && r.iter().all(u8::is_ascii_hexdigit));
-        if ours
-            && FileStorage::open(&entry.path(), LockMode::Exclusive).is_ok()
-            && let Err(error) = fs::remove_file(entry.path())
-        {
-            tracing::warn!(%error, path = %entry.path().display(), "cannot remove what an earlier run left");
+    /// Another name would go on naming the old file, and the two would part unnoticed.
+    pub(super) fn check_names(&self, break_links: bool) -> Result<()> {
+        let links = stat(&self.storage, &self.entry)?.st_nlink;
+        if links > 1 && !break_links {
+            return Err(Error::invalid(format!(
+                "{} has {links} names (hard links), and the others would keep the old file: remove them, or use --break-links",
+                self.shown()
+            )));
         }
+        Ok(())
+    }
+
+    /// Length and bytes on the disk.
+    pub(super) fn sizes(&self) -> Result<(u64, u64)> {
+        sizes(&self.storage, &self.entry)
+    }
+
+    /// What the name of an unfinished file of this archive begins with.
+    fn prefix(&self) -> Vec<u8> {
+        let name = self.entry.name().as_bytes();
+        [b".", &name[..name.len().min(NAME)], b".compact-"].concat()
+    }
+
+    /// Removes what a killed run left behind: files of that name which nobody holds.
+    pub(super) fn remove_leftovers(&self) {
+        let prefix = self.prefix();
+        for name in self.entry.names().unwrap_or_default() {
+            let random = name.as_bytes().strip_prefix(&prefix[..]);
+            let ours = random.is_some_and(|r| r.len() == DIGITS && r.iter().all(u8::is_ascii_hexdigit));
+            if !ours {
+                continue;
+            }
+            let removed = self.entry.beside(name.clone()).and_then(|entry| {
+                match FileStorage::open_entry(&entry, LockMode::Exclusive) {
+                    Ok(left) => entry.remove(&left).map(drop),
+                    Err(_) => Ok(()),
+                }
+            });
+            if let Err(error) = removed {
+                let name = display(name.as_bytes());
+                tracing::warn!(%error, name, "cannot remove what an earlier run left");
+            }
+        }
+    }
+
+    /// Somebody put another file in the place of one of ours, which must not be lost.
+    fn taken(&self) -> Error {
+        Error::InUse(format!("another file took the place of {} meanwhile; nothing was changed", self.shown()))
     }
 }
 
 impl Beside {
-    pub(super) fn new(path: &Path, environment: &dyn Environment) -> Result<Beside> {
+    pub(super) fn new(old: &Old, environment: &dyn Environment) -> Result<Beside> {
         let mut random = [0; 8];
         environment.fill_random(&mut random)?;
-        let mut name = prefix(path);
+        let mut name = old.prefix();
         name.extend_from_slice(format!("{:016x}", u64::from_le_bytes(random)).as_bytes());
-        let path = parent(path).join(std::ffi::OsString::from_vec(name));
-        let storage = Arc::new(FileStorage::create(&path)?);
-        Ok(Beside { storage, path, finished: std::cell::Cell::new(false) })
+        let entry = old.entry.beside(std::ffi::OsStr::from_bytes(&name).to_owned());
+        let entry = entry.map_err(|e| Error::io(format!("writing beside {}", old.shown()), e))?;
+        let storage = Arc::new(FileStorage::create(&entry)?);
+        Ok(Beside { storage, entry, finished: std::cell::Cell::new(false) })
     }
 
     pub(super) fn storage(&self) -> &FileStorage {
@@ -102,46 +130,82 @@ impl Beside {
         self.storage.clone()
     }
 
+    pub(super) fn sizes(&self) -> Result<(u64, u64)> {
+        sizes(&self.storage, &self.entry)
+    }
+
     /// Owner, mode and extended attributes (access control lists among them) of the old file; then everything is synced.
-    pub(super) fn take_after(&self, old: &Path) -> Result<()> {
+    pub(super) fn take_after(&self, old: &Old) -> Result<()> {
+        let new = &*self.storage;
         let cannot = |what: &str| {
-            let context = format!("cannot give the new file the {what} of {}", old.display());
-            move |e| Error::io(context, e)
+            let context = format!("cannot give the new file the {what} of {}", old.shown());
+            move |errno: Errno| Error::io(context, errno.into())
         };
-        let (from, own) = (metadata(old)?, metadata(&self.path)?);
-        if (from.uid(), from.gid()) != (own.uid(), own.gid()) {
-            std::os::unix::fs::chown(&self.path, Some(from.uid()), Some(from.gid())).map_err(cannot("owner"))?;
+        let (from, own) = (stat(&old.storage, &old.entry)?, stat(new, &self.entry)?);
+        if (from.st_uid, from.st_gid) != (own.st_uid, own.st_gid) {
+            let (uid, gid) = (Uid::from_raw(from.st_uid), Gid::from_raw(from.st_gid));
+            rustix::fs::fchown(new, Some(uid), Some(gid)).map_err(cannot("owner"))?;
         }
         // Inherited from the directory: with the old mode they would let in whom the old file did not.
-        let names = xattr_names(old)?;
-        for name in xattr_names(&self.path)? {
+        let names = xattr_names(&old.storage, &old.entry)?;
+        for name in xattr_names(new, &self.entry)? {
             if name.starts_with(b"system.posix_acl_") && !names.contains(&name) {
-                let list = cannot("access control list");
-                rustix::fs::lremovexattr(&self.path, &name[..]).map_err(|errno| list(errno.into()))?;
+                rustix::fs::fremovexattr(new, &name[..]).map_err(cannot("access control list"))?;
             }
         }
-        let mode = fs::Permissions::from_mode(from.mode() & 0o7777);
-        fs::set_permissions(&self.path, mode).map_err(cannot("mode"))?;
+        rustix::fs::fchmod(new, Mode::from_raw_mode(from.st_mode & 0o7777)).map_err(cannot("mode"))?;
         for name in names {
             let attribute = format!("attribute {}", display(&name));
-            let value = xattr(old, &name).map_err(|e| cannot(&attribute)(e.into()))?;
-            if xattr(&self.path, &name).is_ok_and(|own| own == value) {
+            let value = xattr(&old.storage, &name).map_err(cannot(&attribute))?;
+            if xattr(new, &name).is_ok_and(|own| own == value) {
                 continue;
             }
-            rustix::fs::lsetxattr(&self.path, &name[..], &value, XattrFlags::empty())
-                .map_err(|e| cannot(&attribute)(e.into()))?;
+            rustix::fs::fsetxattr(new, &name[..], &value, XattrFlags::empty()).map_err(cannot(&attribute))?;
         }
-        let synced = File::open(&self.path).and_then(|file| file.sync_all());
-        synced.map_err(|e| Error::io(format!("syncing {}", self.path.display()), e))
+        rustix::fs::fsync(new).map_err(|e| Error::io(format!("syncing {}", self.entry.path().display()), e.into()))
     }
 
     /// K4
-    pub(super) fn replace(&self, old: &Path) -> Result<()> {
-        fs::rename(&self.path, old).map_err(|e| Error::io(format!("cannot replace {}", old.display()), e))?;
+    ///
+    /// # Errors
+    /// `InUse` when one of the names is another file's: then each name means what it meant before.
+    pub(super) fn replace(&self, old: &Old) -> Result<()> {
+        self.replace_after(old, &mut || {})
+    }
+
+    /// `last` is called when nothing but the exchange is left to do.
+    fn replace_after(&self, old: &Old, last: &mut dyn FnMut()) -> Result<()> {
+        let failed = |e| Error::io(format!("cannot replace {}", old.shown()), e);
+        let hold = |archive: &FileStorage, other: &FileStorage| -> Result<bool> {
+            Ok(old.entry.is(archive).map_err(failed)? && self.entry.is(other).map_err(failed)?)
+        };
+        let (old_file, new_file) = (&*old.storage, &*self.storage);
+        if !hold(old_file, new_file)? {
+            return Err(old.taken());
+        }
+        last();
+        match self.entry.exchange(&old.entry) {
+            Ok(()) if hold(new_file, old_file)? => {
+                if let Err(error) = self.entry.remove(old_file) {
+                    tracing::warn!(%error, path = %self.entry.path().display(), "cannot remove the archive as it was before");
+                }
+            }
+            Ok(()) => {
+                self.entry.exchange(&old.entry).map_err(failed)?;
+                return Err(old.taken());
+            }
+            Err(error) if error.kind() == io::ErrorKind::Unsupported => {
+                self.entry.rename(&old.entry).map_err(failed)?;
+                if !old.entry.is(new_file).map_err(failed)? {
+                    return Err(Error::InUse(format!("another file took the place of {}", old.shown())));
+                }
+            }
+            Err(error) => return Err(failed(error)),
+        }
         self.finished.set(true);
         // The new file has the name: an error now must not look as if nothing was done.
-        if let Err(error) = self.storage.sync_directory() {
-            tracing::warn!(%error, path = %old.display(), "the new file may lose its name to the old one when the power fails");
+        if let Err(error) = self.entry.sync_directory() {
+            tracing::warn!(%error, path = %old.shown(), "the new file may lose its name to the old one when the power fails");
         }
         Ok(())
     }
@@ -150,28 +214,106 @@ impl Beside {
 impl Drop for Beside {
     fn drop(&mut self) {
         if !self.finished.get()
-            && let Err(error) = fs::remove_file(&self.path)
+            && let Err(error) = self.entry.remove(&*self.storage)
         {
-            tracing::warn!(%error, path = %self.path.display(), "cannot remove the unfinished file");
+            tracing::warn!(%error, path = %self.entry.path().display(), "cannot remove the unfinished file");
         }
     }
 }
 
-fn xattr_names(path: &Path) -> Result<Vec<Vec<u8>>> {
+fn stat(file: &FileStorage, entry: &HostEntry) -> Result<Stat> {
+    rustix::fs::fstat(file).map_err(|e| Error::io(format!("examining {}", entry.path().display()), e.into()))
+}
+
+fn sizes(file: &FileStorage, entry: &HostEntry) -> Result<(u64, u64)> {
+    Ok((file.len()?, stat(file, entry)?.st_blocks.cast_unsigned() * 512))
+}
+
+fn xattr_names(file: &FileStorage, entry: &HostEntry) -> Result<Vec<Vec<u8>>> {
     // The kernel's limit of the list.
     let mut names = vec![0; 64 << 10];
-    match rustix::fs::llistxattr(path, &mut names[..]) {
+    match rustix::fs::flistxattr(file, &mut names[..]) {
         Ok(length) => {
             Ok(names[..length].split(|&b| b == 0).filter(|name| !name.is_empty()).map(<[u8]>::to_vec).collect())
         }
         Err(Errno::NOTSUP) => Ok(Vec::new()),
-        Err(errno) => Err(Error::io(format!("reading the attributes of {}", path.display()), errno.into())),
+        Err(errno) => Err(Error::io(format!("reading the attributes of {}", entry.path().display()), errno.into())),
     }
 }
 
-fn xattr(path: &Path, name: &[u8]) -> std::result::Result<Vec<u8>, Errno> {
+fn xattr(file: &FileStorage, name: &[u8]) -> std::result::Result<Vec<u8>, Errno> {
     let mut value = vec![0; 64 << 10];
-    let length = rustix::fs::lgetxattr(path, name, &mut value[..])?;
+    let length = rustix::fs::fgetxattr(file, name, &mut value[..])?;
     value.truncate(length);
     Ok(value)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+    use crate::env::SystemEnvironment;
+
+    struct Place {
+        directory: tempfile::TempDir,
+        old: Old,
+    }
+
+    impl Place {
+        fn new() -> Place {
+            let directory = tempfile::tempdir().unwrap();
+            fs::write(directory.path().join("a.lbx"), "old").unwrap();
+            let old = Old::open(&directory.path().join("a.lbx")).unwrap();
+            Place { directory, old }
+        }
+
+        fn beside(&self) -> Beside {
+            let beside = Beside::new(&self.old, &SystemEnvironment).unwrap();
+            beside.storage().write_at(0, b"new").unwrap();
+            beside
+        }
+
+        /// Names and contents, without the random part of a name.
+        fn content(&self) -> Vec<(String, String)> {
+            let read = |entry: fs::DirEntry| {
+                let name = entry.file_name().into_string().unwrap();
+                (name.split("compact-").next().unwrap().to_owned(), fs::read_to_string(entry.path()).unwrap())
+            };
+            let mut content: Vec<_> = fs::read_dir(self.directory.path()).unwrap().map(|e| read(e.unwrap())).collect();
+            content.sort();
+            content
+        }
+    }
+
+    fn pairs(content: &[(&str, &str)]) -> Vec<(String, String)> {
+        content.iter().map(|&(name, text)| (name.to_owned(), text.to_owned())).collect()
+    }
+
+    #[test]
+    fn the_new_file_takes_the_name_and_nothing_else_stays() {
+        let place = Place::new();
+        place.beside().replace(&place.old).unwrap();
+        assert_eq!(place.content(), pairs(&[("a.lbx", "new")]));
+    }
+
+    #[test]
+    fn what_is_put_in_place_of_either_file_at_the_last_moment_replaces_nothing_and_is_not_removed() {
+        for swapped in ["new", "old"] {
+            let place = Place::new();
+            let beside = place.beside();
+            let replaced = beside.replace_after(&place.old, &mut || {
+                let entry = if swapped == "new" { &beside.entry } else { &place.old.entry };
+                fs::rename(entry.path(), place.directory.path().join("away")).unwrap();
+                fs::write(entry.path(), "somebody's").unwrap();
+            });
+            assert!(matches!(replaced, Err(Error::InUse(_))), "{swapped}: {replaced:?}");
+            drop(beside);
+            let left = match swapped {
+                "new" => pairs(&[(".a.lbx.", "somebody's"), ("a.lbx", "old"), ("away", "new")]),
+                _ => pairs(&[("a.lbx", "somebody's"), ("away", "old")]),
+            };
+            assert_eq!(place.content(), left, "{swapped}");
+        }
+    }
 }

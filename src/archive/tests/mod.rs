@@ -11,6 +11,7 @@ mod key_slots;
 mod keys;
 mod repacking;
 mod sample;
+mod swapped;
 
 use std::sync::Arc;
 

@@ -9,7 +9,7 @@ use crate::env::SeededEnvironment;
 use crate::error::Error;
 use crate::format::{Ino, ROOT_INO};
 use crate::fs::{Creator, FileSystem, mode};
-use crate::storage::{FileStorage, LockMode};
+use crate::storage::{FileStorage, HostEntry, LockMode};
 
 const OWNER: Creator = Creator { uid: 1, gid: 1, umask: None };
 
@@ -24,7 +24,11 @@ fn begin() -> (Place, Arc<FileSystem>, Ino, Vec<u8>) {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("a.lbx");
     let environment = Arc::new(SeededEnvironment::new(7));
-    let fs = create_with(Arc::new(FileStorage::create(&path).unwrap()), environment.clone(), OPTIONS);
+    let fs = create_with(
+        Arc::new(FileStorage::create(&HostEntry::of(&path).unwrap()).unwrap()),
+        environment.clone(),
+        OPTIONS,
+    );
     let made = fs.make_node(ROOT_INO, b"large", mode::REGULAR | 0o600, 0, OWNER).unwrap();
     let mut content = vec![0; 3_000_000];
     crate::env::Environment::fill_random(&*environment, &mut content).unwrap();

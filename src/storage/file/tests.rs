@@ -8,21 +8,25 @@ fn place() -> (tempfile::TempDir, PathBuf) {
     (directory, path)
 }
 
+fn create(path: &Path) -> Result<FileStorage> {
+    FileStorage::create(&HostEntry::of(path).unwrap())
+}
+
 #[test]
 fn a_new_file_is_private_and_never_replaces_another() {
     let (_directory, path) = place();
-    let storage = FileStorage::create(&path).unwrap();
-    storage.sync_directory().unwrap();
+    let storage = create(&path).unwrap();
+    HostEntry::of(&path).unwrap().sync_directory().unwrap();
     assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
     drop(storage);
-    let error = FileStorage::create(&path).err().unwrap();
+    let error = create(&path).err().unwrap();
     assert!(error.to_string().ends_with("a.lbx exists and is not overwritten"), "{error}");
 }
 
 #[test]
 fn one_writer_excludes_everybody_and_readers_share() {
     let (_directory, path) = place();
-    let writer = FileStorage::create(&path).unwrap();
+    let writer = create(&path).unwrap();
     for mode in [LockMode::Shared, LockMode::Exclusive] {
         let error = FileStorage::open(&path, mode).err().unwrap();
         assert!(matches!(&error, Error::InUse(text) if text.ends_with("held by another process")), "{error}");
@@ -50,7 +54,7 @@ fn only_regular_files_are_opened() {
 #[test]
 fn a_reader_cannot_write() {
     let (_directory, path) = place();
-    drop(FileStorage::create(&path).unwrap());
+    drop(create(&path).unwrap());
     let reader = FileStorage::open(&path, LockMode::Shared).unwrap();
     assert!(reader.write_at(0, b"x").is_err());
 }
@@ -58,7 +62,7 @@ fn a_reader_cannot_write() {
 #[test]
 fn reads_back_what_was_written_and_refuses_to_read_beyond() {
     let (_directory, path) = place();
-    let storage = FileStorage::create(&path).unwrap();
+    let storage = create(&path).unwrap();
     storage.write_at(5000, b"hello").unwrap();
     storage.barrier().unwrap();
     storage.evict(4096, 4096).unwrap();
@@ -72,7 +76,7 @@ fn reads_back_what_was_written_and_refuses_to_read_beyond() {
 #[test]
 fn allocation_grows_and_holes_are_found_where_the_host_knows_them() {
     let (_directory, path) = place();
-    let storage = FileStorage::create(&path).unwrap();
+    let storage = create(&path).unwrap();
     storage.allocate(0, 1 << 20).unwrap();
     assert_eq!(storage.len().unwrap(), 1 << 20);
     storage.set_len(4 << 20).unwrap();
@@ -100,7 +104,7 @@ fn allocation_grows_and_holes_are_found_where_the_host_knows_them() {
 #[test]
 fn zeros_are_written_behind_the_end_only() {
     let (_directory, path) = place();
-    let storage = FileStorage::create(&path).unwrap();
+    let storage = create(&path).unwrap();
     storage.write_at(0, &[5; 100]).unwrap();
     storage.extend_with_zeros(200_000).unwrap();
     assert_eq!(storage.len().unwrap(), 200_000);
@@ -112,7 +116,7 @@ fn zeros_are_written_behind_the_end_only() {
 #[test]
 fn notices_that_the_file_was_removed_or_replaced_or_cut() {
     let (directory, path) = place();
-    let storage = FileStorage::create(&path).unwrap();
+    let storage = create(&path).unwrap();
     storage.write_at(0, &[1; 8192]).unwrap();
     storage.still_there().unwrap();
     storage.set_len(4096).unwrap();
@@ -221,7 +225,7 @@ fn a_file_that_grows_or_is_cut_by_another_thread_meanwhile_is_not_damaged() {
 #[test]
 fn writing_beside_growth_never_finds_the_file_cut() {
     let (_directory, path) = place();
-    let storage = FileStorage::create(&path).unwrap();
+    let storage = create(&path).unwrap();
     storage.allocate(0, 4096).unwrap();
     std::thread::scope(|scope| {
         for _ in 0..3 {
@@ -235,7 +239,7 @@ fn writing_beside_growth_never_finds_the_file_cut() {
 fn growing_and_shrinking_beside_writers_does_not_look_like_a_cut() {
     const STEP: u64 = 4096;
     let (_directory, path) = place();
-    let storage = FileStorage::create(&path).unwrap();
+    let storage = create(&path).unwrap();
     storage.allocate(0, STEP).unwrap();
     let stop = std::sync::atomic::AtomicBool::new(false);
     std::thread::scope(|scope| {

@@ -1,0 +1,138 @@
+//! A name in a directory of the host that is held open, so that nobody who changes the path can lead what is done to it elsewhere.
+//!
+//! Whoever may write the directory can still exchange what has the name, at any moment. So what was made or opened is known by its
+//! descriptor: owner, mode and attributes are set there, and the name is touched only while it names that very file. Between such a look and
+//! the call that follows, the name can come to mean another file; then the call changes an entry of that directory, which whoever
+//! exchanged it could have changed alone: no entry of another directory, and no file's content, owner or mode. What must not be lost
+//! by that (`archive/compact/replace.rs`) is exchanged instead of replaced, and looked at again.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{AtFlags, CWD, Dir, Mode, OFlags, RenameFlags, Stat};
+use rustix::io::Errno;
+
+/// The entry, whether there is a file or not.
+pub struct HostEntry {
+    /// O_PATH: search permission is enough, as for a path.
+    directory: OwnedFd,
+    name: OsString,
+    /// For messages; absolute.
+    path: PathBuf,
+}
+
+impl HostEntry {
+    /// Opens the directory of `path`; links on the way there are followed, one in the entry itself never is.
+    pub fn of(path: &Path) -> io::Result<HostEntry> {
+        let path = std::path::absolute(path)?;
+        let name = match path.file_name() {
+            Some(name) if path.as_os_str().as_bytes().ends_with(name.as_bytes()) => name.to_owned(),
+            _ => return Err(Errno::ISDIR.into()),
+        };
+        // A path that has a name has a parent.
+        let parent = path.parent().unwrap_or(Path::new("/"));
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let directory = rustix::fs::openat(CWD, parent, flags, Mode::empty())?;
+        Ok(HostEntry { directory, name, path })
+    }
+
+    /// Another name in the same directory.
+    pub fn beside(&self, name: OsString) -> io::Result<HostEntry> {
+        Ok(HostEntry { directory: self.directory.try_clone()?, path: self.path.with_file_name(&name), name })
+    }
+
+    pub fn name(&self) -> &OsStr {
+        &self.name
+    }
+
+    /// The path that it had when it was opened, for messages.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Makes a file with mode 0600, refusing whatever has the name.
+    pub fn create(&self) -> io::Result<File> {
+        self.open_with(OFlags::RDWR | OFlags::CREATE | OFlags::EXCL)
+    }
+
+    /// Opens what has the name, without waiting for a FIFO's other end.
+    pub fn open(&self, write: bool) -> io::Result<File> {
+        let access = if write { OFlags::RDWR } else { OFlags::RDONLY };
+        self.open_with(access | OFlags::NONBLOCK | OFlags::NOCTTY)
+    }
+
+    fn open_with(&self, flags: OFlags) -> io::Result<File> {
+        let flags = flags | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        Ok(rustix::fs::openat(&self.directory, &self.name, flags, Mode::RUSR | Mode::WUSR)?.into())
+    }
+
+    /// Whether the name is that of `file` now.
+    pub fn is(&self, file: impl AsFd) -> io::Result<bool> {
+        match rustix::fs::statat(&self.directory, &self.name, AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(named) => Ok(identity(&named) == identity(&rustix::fs::fstat(file)?)),
+            Err(Errno::NOENT) => Ok(false),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+
+    /// Removes the name if it is that of `file`; whether it was.
+    pub fn remove(&self, file: impl AsFd) -> io::Result<bool> {
+        let ours = self.is(file)?;
+        if ours {
+            rustix::fs::unlinkat(&self.directory, &self.name, AtFlags::empty())?;
+        }
+        Ok(ours)
+    }
+
+    /// Gives each of two names of one directory the other's file, at one moment.
+    ///
+    /// # Errors
+    /// `Unsupported` where the host's file system does not know how.
+    pub fn exchange(&self, other: &HostEntry) -> io::Result<()> {
+        rustix::fs::renameat_with(&self.directory, &self.name, &self.directory, &other.name, RenameFlags::EXCHANGE)
+            .map_err(|errno| match errno {
+                Errno::INVAL | Errno::NOSYS | Errno::NOTSUP => io::ErrorKind::Unsupported.into(),
+                errno => errno.into(),
+            })
+    }
+
+    /// Moves what has the name to another one of the directory, in place of what has that.
+    pub fn rename(&self, other: &HostEntry) -> io::Result<()> {
+        Ok(rustix::fs::renameat(&self.directory, &self.name, &self.directory, &other.name)?)
+    }
+
+    /// All names of the directory but `.` and `..`.
+    pub fn names(&self) -> io::Result<Vec<OsString>> {
+        let mut names = Vec::new();
+        for entry in Dir::new(self.opened()?)? {
+            let name = entry?.file_name().to_bytes().to_vec();
+            if name != b"." && name != b".." {
+                names.push(OsString::from_vec(name));
+            }
+        }
+        Ok(names)
+    }
+
+    /// Makes the directory's names durable.
+    pub fn sync_directory(&self) -> io::Result<()> {
+        match rustix::fs::fsync(self.opened()?) {
+            // File systems without the notion (some network and FUSE ones) answer EINVAL; there is nothing to wait for.
+            Ok(()) | Err(Errno::INVAL) => Ok(()),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+
+    /// The very directory, opened for reading.
+    fn opened(&self) -> io::Result<OwnedFd> {
+        Ok(rustix::fs::openat(&self.directory, ".", OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?)
+    }
+}
+
+/// Device and inode.
+fn identity(stat: &Stat) -> (u64, u64) {
+    (stat.st_dev, stat.st_ino)
+}
