@@ -58,7 +58,7 @@ pub fn remount(point: &Path, flags: MsFlags) -> Result<(), Failure> {
     nix::mount::mount(None::<&str>, point, None::<&str>, flags | MsFlags::MS_REMOUNT, None::<&str>)
         .map_err(|e| failed(e.into()))?;
     match daemon {
-        Some((socket, _)) if read_only => match control::ask(socket, &Request::Sync)? {
+        Some((socket, status)) if read_only => match control::ask(socket, status.uid, &Request::Sync)? {
             Response::Done => Ok(()),
             Response::Failed { message } | Response::Busy { message } => Err(Failure::other(format!(
                 "{} is read-only, but not all of it is durable: {message}",

@@ -329,7 +329,7 @@ fn in_use(task: &Task, error: Error) -> Failure {
 pub fn holder(archive: &Path) -> Option<Failure> {
     let id = Archive::identify(archive).ok()?;
     let status = runtime::places().iter().find_map(|place| {
-        match control::ask(&control::socket_path(&place.runtime, &id), &Request::Status) {
+        match control::ask(&control::socket_path(&place.runtime, &id), place.owner, &Request::Status) {
             Ok(Response::Status(status)) => Some(status),
             _ => None,
         }

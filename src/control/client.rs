@@ -1,57 +1,89 @@
 //! The client half of the control socket: one question to one daemon, or the status of all.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::sync::mpsc;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use nix::libc::pid_t;
-use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
+use nix::sys::socket::sockopt::{PeerCredentials, SendTimeout};
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, getsockopt, setsockopt};
+use nix::sys::time::{TimeVal, TimeValLike};
+use nix::unistd::geteuid;
 
 use super::{MAX_LINE, Place, Request, Response, Status, directory};
 use crate::error::{Error, Result};
 
-/// A daemon answers a status request at once; one that does not is not worth waiting for.
+/// A daemon answers a status request at once; one that does not is not worth waiting for. It takes a connection and a request as soon.
 const STATUS_TIMEOUT: Duration = Duration::from_secs(if cfg!(test) { 1 } else { 5 });
 /// What the daemons of one place may take together, so that nobody can keep root's questions waiting for long.
 const PLACE_TIMEOUT: Duration = Duration::from_secs(20);
+/// Another user's daemon that ends closes an archive, most of which is writing 256 MiB at a usual size of its memory.
+const END_TIMEOUT: Duration = Duration::from_secs(60);
+/// Another user's daemon that erases overwrites what is free, 100 GiB at a usual disk's speed.
+const ERASE_TIMEOUT: Duration = Duration::from_secs(600);
 
-/// Sends one request to a daemon and waits for the answer (one line of JSON each way).
+/// Sends one request to a daemon of the user `owner` and waits for the answer (one line of JSON each way). Nothing is said to a process
+/// of somebody else, and only a daemon of this process's user may take as long as its work lasts.
 ///
 /// # Errors
-/// `Io` when nobody answers at `socket`, `Invalid` when the answer is not understood.
-pub fn ask(socket: &Path, request: &Request) -> Result<Response> {
-    ask_of(socket, request, None)
+/// `Io` when nobody answers at `socket` in time, `NotPermitted` when somebody else listens there, `Invalid` when the answer is not understood.
+pub fn ask(socket: &Path, owner: u32, request: &Request) -> Result<Response> {
+    ask_within(socket, owner, request, patience(owner, request))
 }
 
-/// Nothing is said to a process of another user than `owner`.
-fn ask_of(socket: &Path, request: &Request, owner: Option<u32>) -> Result<Response> {
+/// How long the answer may take; None for as long as the daemon works.
+pub(super) fn patience(owner: u32, request: &Request) -> Option<Duration> {
+    match request {
+        Request::Status => Some(STATUS_TIMEOUT),
+        _ if owner == geteuid().as_raw() => None,
+        Request::Stop { .. } => Some(END_TIMEOUT),
+        Request::Sync | Request::Purge => Some(ERASE_TIMEOUT),
+    }
+}
+
+pub(super) fn ask_within(socket: &Path, owner: u32, request: &Request, limit: Option<Duration>) -> Result<Response> {
     let at = |what: &str| format!("{what} control socket: path={}", socket.display());
-    let mut stream = UnixStream::connect(socket).map_err(|e| Error::io(at("connect to"), e))?;
+    let mut stream = connect(socket).map_err(|e| Error::io(at("connect to"), e))?;
     let peer = getsockopt(&stream, PeerCredentials).map_err(|e| Error::io(at("inspect"), e.into()))?;
-    if owner.is_some_and(|owner| owner != peer.uid()) {
+    if owner != peer.uid() {
         return Err(Error::NotPermitted);
     }
-    // Stop, Sync and Purge last as long as the work that they wait for.
-    let until = matches!(request, Request::Status).then(|| Instant::now() + STATUS_TIMEOUT);
+    let until = limit.map(|limit| Instant::now() + limit);
     let mut line = serde_json::to_vec(request).map_err(|e| Error::invalid(format!("control request: {e}")))?;
     line.push(b'\n');
     stream.write_all(&line).map_err(|e| Error::io(at("write to"), e))?;
 
     let mut answer = String::new();
-    BufReader::new(Patient { stream, until }.take(MAX_LINE))
-        .read_line(&mut answer)
-        .map_err(|e| Error::io(at("read from"), e))?;
+    let read = BufReader::new(Patient { stream, until }.take(MAX_LINE)).read_line(&mut answer);
+    read.map_err(|e| match (e.kind(), limit) {
+        (io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut, Some(limit)) => {
+            Error::io(format!("no answer within {} s on {}", limit.as_secs(), socket.display()), e)
+        }
+        _ => Error::io(at("read from"), e),
+    })?;
     if answer.is_empty() {
         return Err(Error::io(at("no answer on"), io::ErrorKind::UnexpectedEof.into()));
     }
-    let mut response =
+    let mut response: Response =
         serde_json::from_str(&answer).map_err(|e| Error::invalid(format!("answer on control socket: {e}")))?;
+    response.shorten();
     if let Response::Status(status) = &mut response {
         vouch(status, peer.pid(), peer.uid());
     }
     Ok(response)
+}
+
+/// Not for ever, as when the one who listens takes no connections.
+fn connect(socket: &Path) -> io::Result<UnixStream> {
+    let stream = nix::sys::socket::socket(AddressFamily::Unix, SockType::Stream, SockFlag::SOCK_CLOEXEC, None)?;
+    setsockopt(&stream, SendTimeout, &TimeVal::seconds(STATUS_TIMEOUT.as_secs() as i64))?;
+    nix::sys::socket::connect(stream.as_raw_fd(), &UnixAddr::new(socket)?)?;
+    Ok(UnixStream::from(stream))
 }
 
 /// Reads until a point in time, however slowly the bytes come.
@@ -78,8 +110,24 @@ fn vouch(status: &mut Status, pid: pid_t, uid: u32) {
     }
 }
 
-/// Every daemon that answers at `place`, with its socket, by mount point; dead sockets and those of other users are skipped.
+/// Every daemon that answers at `place`, with its socket, by mount point; dead sockets and those of other users are skipped. A place of
+/// another user may be a file system whose daemon never answers, so that nothing but a thread of its own is kept waiting there.
 pub fn running(place: &Place) -> Result<Vec<(PathBuf, Status)>> {
+    if place.owner == geteuid().as_raw() {
+        return list(place);
+    }
+    let (sender, listed) = mpsc::channel();
+    let (theirs, longest) = (place.clone(), PLACE_TIMEOUT + STATUS_TIMEOUT);
+    thread::Builder::new()
+        .name("place".into())
+        .spawn(move || sender.send(list(&theirs)))
+        .map_err(|e| Error::io("start a thread", e))?;
+    listed.recv_timeout(longest).unwrap_or_else(|_| {
+        Err(Error::io(format!("list {}", directory(&place.runtime).display()), io::ErrorKind::TimedOut.into()))
+    })
+}
+
+fn list(place: &Place) -> Result<Vec<(PathBuf, Status)>> {
     let directory = directory(&place.runtime);
     let listing = match directory.read_dir() {
         Ok(listing) => listing,
@@ -102,7 +150,7 @@ pub fn running(place: &Place) -> Result<Vec<(PathBuf, Status)>> {
         if !is_socket || socket.extension().is_none_or(|extension| extension != "sock") {
             continue;
         }
-        if let Ok(Response::Status(status)) = ask_of(&socket, &Request::Status, Some(place.owner)) {
+        if let Ok(Response::Status(status)) = ask(&socket, place.owner, &Request::Status) {
             found.push((socket, *status));
         }
     }

@@ -21,6 +21,9 @@ use crate::error::CacheUse;
 /// Longest line that either side reads, so that a stranger's stream cannot fill the memory.
 const MAX_LINE: u64 = 64 << 10;
 
+/// Longest text that a client takes from an answer, in bytes; a path has no more.
+const MAX_TEXT: usize = 4096;
+
 /// What a client asks.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(tag = "request", rename_all = "kebab-case")]
@@ -45,6 +48,21 @@ pub enum Response {
     Done,
     Busy { message: String },
     Failed { message: String },
+}
+
+impl Response {
+    /// Nobody's daemon gets to fill a screen.
+    fn shorten(&mut self) {
+        let cut = |text: &mut String| text.truncate(text.floor_char_boundary(MAX_TEXT));
+        match self {
+            Response::Status(status) => {
+                let Status { archive, archive_id, mount_point, options, latched, .. } = &mut **status;
+                [archive, archive_id, mount_point, options].into_iter().chain(latched.as_mut()).for_each(cut);
+            }
+            Response::Busy { message } | Response::Failed { message } => cut(message),
+            Response::Done => {}
+        }
+    }
 }
 
 /// A mounted archive as its daemon describes itself. What an older daemon does not tell is absent or 0.

@@ -67,30 +67,34 @@ pub fn places(xdg_runtime_dir: Option<&OsStr>, user: u32) -> Vec<Place> {
 
 fn places_below(root: &Path, xdg_runtime_dir: Option<&OsStr>, user: u32) -> Vec<Place> {
     let mut found: Vec<Place> = Vec::new();
-    let mut add = |runtime: PathBuf, owner: u32| {
+    let mut add = |runtime: PathBuf| {
         // By what they are, not by name: /run may be named /var/run.
         let same = |other: &Place| fs::metadata(&other.runtime).ok().zip(fs::metadata(&runtime).ok());
         let known = found.iter().filter_map(same).any(|(a, b)| (a.dev(), a.ino()) == (b.dev(), b.ino()));
         if !known && runtime.is_dir() {
-            found.push(Place { runtime, owner });
+            found.push(Place { runtime, owner: user });
         }
     };
     if let Some(given) = xdg_runtime_dir.map(PathBuf::from).filter(|given| given.is_absolute()) {
-        add(given, user);
+        add(given);
     }
     if user != 0 {
-        add(root.join(format!("run/user/{user}")), user);
-        add(root.join(fallback(user)), user);
+        add(root.join(format!("run/user/{user}")));
+        add(root.join(fallback(user)));
         return found;
     }
-    add(root.join("run"), 0);
+    add(root.join("run"));
+    let mut others = Vec::new();
     for (directory, prefix) in [("run/user", ""), ("tmp", "lockbox-")] {
         let mut users: Vec<u32> = names(&root.join(directory)).filter_map(|name| numbered(&name, prefix)).collect();
         users.sort_unstable();
-        for user in users {
-            add(root.join(directory).join(format!("{prefix}{user}")), user);
+        for owner in users {
+            let runtime = root.join(directory).join(format!("{prefix}{owner}"));
+            // What belongs to others is not looked at here: it may be a mount that never answers.
+            if owner == user { add(runtime) } else { others.push(Place { runtime, owner }) }
         }
     }
+    found.extend(others);
     found
 }
 

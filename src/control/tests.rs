@@ -8,8 +8,12 @@ use crate::error::Error;
 
 const ID: [u8; 16] = [0xab; 16];
 
+fn me() -> u32 {
+    nix::unistd::geteuid().as_raw()
+}
+
 fn own(runtime: &Path) -> Place {
-    Place { runtime: runtime.into(), owner: nix::unistd::geteuid().as_raw() }
+    Place { runtime: runtime.into(), owner: me() }
 }
 
 fn describe(request: Request) -> Response {
@@ -31,8 +35,8 @@ fn a_question_gets_the_handlers_answer_and_the_socket_goes_with_the_server() {
     assert_eq!(socket.metadata().unwrap().permissions().mode() & 0o777, 0o600);
     assert_eq!(socket.parent().unwrap().metadata().unwrap().permissions().mode() & 0o777, 0o700);
 
-    assert!(matches!(ask(&socket, &Request::Stop { lazy: false }), Ok(Response::Busy { .. })));
-    assert!(matches!(ask(&socket, &Request::Sync), Ok(Response::Done)));
+    assert!(matches!(ask(&socket, me(), &Request::Stop { lazy: false }), Ok(Response::Busy { .. })));
+    assert!(matches!(ask(&socket, me(), &Request::Sync), Ok(Response::Done)));
     let all = running(&own(runtime.path())).unwrap();
     assert_eq!(all.len(), 1);
     // What the kernel says of the process and its user counts, not what that says of itself.
@@ -49,7 +53,7 @@ fn a_second_server_of_the_same_archive_is_refused() {
     let runtime = tempfile::tempdir().unwrap();
     let first = serve(runtime.path(), &ID, describe).unwrap();
     assert!(matches!(serve(runtime.path(), &ID, describe), Err(Error::InUse(_))));
-    assert!(ask(first.socket(), &Request::Status).is_ok());
+    assert!(ask(first.socket(), me(), &Request::Status).is_ok());
 }
 
 #[test]
@@ -58,7 +62,7 @@ fn a_dead_socket_is_replaced() {
     drop(serve(runtime.path(), &ID, describe).unwrap());
     drop(UnixListener::bind(socket_path(runtime.path(), &ID)).unwrap());
     let server = serve(runtime.path(), &ID, describe).unwrap();
-    assert!(ask(server.socket(), &Request::Status).is_ok());
+    assert!(ask(server.socket(), me(), &Request::Status).is_ok());
 }
 
 #[test]
@@ -90,6 +94,79 @@ fn nothing_is_asked_where_another_user_is_expected() {
 }
 
 #[test]
+fn no_request_reaches_a_process_of_another_user() {
+    let runtime = tempfile::tempdir().unwrap();
+    let (sender, asked) = std::sync::mpsc::channel();
+    let sender = parking_lot::Mutex::new(sender);
+    let server = serve(runtime.path(), &ID, move |request| {
+        let _ = sender.lock().send(());
+        describe(request)
+    });
+    let server = server.unwrap();
+    for request in [Request::Status, Request::Sync, Request::Purge, Request::Stop { lazy: true }] {
+        assert!(matches!(ask(server.socket(), me() + 1, &request), Err(Error::NotPermitted)));
+    }
+    server.finish();
+    assert!(asked.try_recv().is_err());
+}
+
+#[test]
+fn who_answers_for_its_status_and_for_nothing_else_is_left_in_time_unless_it_is_ours() {
+    for request in [Request::Sync, Request::Purge, Request::Stop { lazy: false }, Request::Stop { lazy: true }] {
+        assert_eq!(client::patience(me(), &request), None);
+        let limit = client::patience(me() + 1, &request).unwrap();
+        assert!((60..=600).contains(&limit.as_secs()), "{request:?}");
+    }
+    let runtime = tempfile::tempdir().unwrap();
+    let (over, hold) = std::sync::mpsc::channel::<()>();
+    let hold = parking_lot::Mutex::new(hold);
+    let server = serve(runtime.path(), &ID, move |request| {
+        if !matches!(request, Request::Status) {
+            let _ = hold.lock().recv();
+        }
+        describe(request)
+    });
+    let server = server.unwrap();
+    assert!(ask(server.socket(), me(), &Request::Status).is_ok());
+    let limit = Some(std::time::Duration::from_millis(50));
+    let error = client::ask_within(server.socket(), me(), &Request::Stop { lazy: false }, limit).unwrap_err();
+    assert!(error.to_string().starts_with("no answer within"), "{error}");
+    drop(over);
+}
+
+#[test]
+fn who_takes_no_connection_is_left_in_time() {
+    let runtime = tempfile::tempdir().unwrap();
+    std::fs::create_dir(runtime.path().join("lockbox")).unwrap();
+    let socket = socket_path(runtime.path(), &ID);
+    let listener = UnixListener::bind(&socket).unwrap();
+    // A listener's queue is full when a connection has to wait.
+    nix::sys::socket::listen(&listener, nix::sys::socket::Backlog::new(0).unwrap()).unwrap();
+    let _waiting = std::os::unix::net::UnixStream::connect(&socket).unwrap();
+    assert!(matches!(ask(&socket, me(), &Request::Stop { lazy: false }), Err(Error::Io { .. })));
+}
+
+#[test]
+fn a_strangers_text_is_cut() {
+    let runtime = tempfile::tempdir().unwrap();
+    let long = || "ü".repeat(5000);
+    let talk = move |request| match request {
+        Request::Status => Response::Status(Box::new(Status { options: long(), latched: Some(long()), ..Status::default() })),
+        Request::Stop { .. } => Response::Busy { message: long() },
+        _ => Response::Failed { message: long() },
+    };
+    let server = serve(runtime.path(), &ID, talk).unwrap();
+    let Response::Status(status) = ask(server.socket(), me(), &Request::Status).unwrap() else { panic!("no status") };
+    assert_eq!((status.options.len(), status.latched.unwrap().len()), (4096, 4096));
+    for request in [Request::Sync, Request::Stop { lazy: false }] {
+        match ask(server.socket(), me(), &request).unwrap() {
+            Response::Busy { message } | Response::Failed { message } => assert_eq!(message.len(), 4096),
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+#[test]
 fn a_daemon_that_answers_in_drops_is_left_in_time() {
     let runtime = tempfile::tempdir().unwrap();
     std::fs::create_dir(runtime.path().join("lockbox")).unwrap();
@@ -105,7 +182,7 @@ fn a_daemon_that_answers_in_drops_is_left_in_time() {
             }
         }
     });
-    assert!(matches!(ask(&socket_path(runtime.path(), &ID), &Request::Status), Err(Error::Io { .. })));
+    assert!(matches!(ask(&socket_path(runtime.path(), &ID), me(), &Request::Status), Err(Error::Io { .. })));
     drop(over);
     dripping.join().unwrap();
 }

@@ -213,6 +213,28 @@ as_user() {
         env -u XDG_RUNTIME_DIR -u XDG_STATE_HOME HOME="$(getent passwd "$TEST_USER" | cut -d: -f6)" "$@"
 }
 
+# alone FUNCTION: in a namespace of its own, with other mounts of archives and other runtime directories out of sight: --all means all.
+alone() {
+    unshare --mount --propagation private bash -Eeuo pipefail -c '
+        # Before what they may lie in is hidden.
+        source "$1/support.sh"
+        source "$4"
+        case=$2
+        mount -t tmpfs none /mnt
+        mkdir /mnt/work /mnt/bin
+        mount --bind "$3" /mnt/work
+        mount --bind "$SCRATCH_DIR/bin" /mnt/bin
+        awk "/ - fuse\.lockbox / { print \$5 }" /proc/self/mountinfo | while read -r point; do umount -i -l "$point"; done
+        mount -t tmpfs none /run
+        mount -t tmpfs -o mode=1777 none /tmp
+        export PATH=/mnt/bin:$PATH
+        WORK=/mnt/work PASSFILE=/mnt/work/passphrase
+        trap "echo \"line \$LINENO: \\\"\$BASH_COMMAND\\\" failed\"" ERR
+        cd /mnt/work
+        "$case"
+    ' - "$(dirname "$(realpath "${BASH_SOURCE[0]}")")" "$1" "$WORK" "$(realpath "${BASH_SOURCE[1]}")"
+}
+
 # Largest resident memory of a process so far, in MiB.
 peak_memory() {
     awk '$1 == "VmHWM:" { print int($2 / 1024) }' "/proc/$1/status"

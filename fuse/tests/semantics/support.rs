@@ -120,7 +120,8 @@ impl Mount {
 
     fn ask(&self, request: &Request) -> io::Result<Response> {
         let id = Archive::identify(&self.archive()).map_err(io::Error::other)?;
-        control::ask(&control::socket_path(&self.runtime(), &id), request).map_err(io::Error::other)
+        let owner = nix::unistd::geteuid().as_raw();
+        control::ask(&control::socket_path(&self.runtime(), &id), owner, request).map_err(io::Error::other)
     }
 
     pub(crate) fn status(&self) -> Status {

@@ -13,6 +13,7 @@ mod export_tar;
 mod extract;
 mod forget;
 mod header;
+mod held;
 mod import_tar;
 mod info;
 mod kdf;

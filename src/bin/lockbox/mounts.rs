@@ -13,6 +13,12 @@ const TYPE: &str = "fuse.lockbox";
 /// One mount.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Mounted {
+    /// The kernel's number of the mount, which another one gets when this one is gone.
+    pub(crate) id: u64,
+    /// That of the mount on which it lies.
+    pub(crate) parent: u64,
+    /// The file system's device number, as `major:minor`: that of a bind mount is the same.
+    pub(crate) device: String,
     pub(crate) point: PathBuf,
     /// The archive, as it was named at mounting.
     pub(crate) source: PathBuf,
@@ -47,14 +53,22 @@ pub(crate) fn at(point: &Path) -> Option<Mounted> {
 
 pub(crate) fn parse(line: &[u8]) -> Option<Mounted> {
     let mut fields = line.split(|&b| b == b' ');
-    let point = path(fields.nth(4)?);
+    let mut number = || std::str::from_utf8(fields.next()?).ok()?.parse().ok();
+    let (id, parent) = (number()?, number()?);
+    let device = String::from_utf8_lossy(fields.next()?).into_owned();
+    let point = path(fields.nth(1)?);
     // Optional fields end at a dash; type, source and the file system's options follow.
     let mut rest = fields.skip_while(|&field| field != b"-").skip(1);
     let file_system = String::from_utf8_lossy(rest.next()?).into_owned();
     let source = path(rest.next()?);
     let options = String::from_utf8_lossy(rest.next().unwrap_or_default()).into_owned();
     let user = options.split(',').find_map(|option| option.strip_prefix("user_id=")?.parse().ok());
-    Some(Mounted { point, source, user, file_system })
+    Some(Mounted { id, parent, device, point, source, user, file_system })
+}
+
+/// Another mount of the same file system, such as the one that `mounted` is a bind of.
+pub(crate) fn twin<'a>(table: &'a [Mounted], mounted: &Mounted) -> Option<&'a Mounted> {
+    table.iter().find(|other| other.is_archive() && other.device == mounted.device && other.id != mounted.id)
 }
 
 fn path(field: &[u8]) -> PathBuf {
@@ -89,6 +103,7 @@ mod tests {
         assert_eq!(mounted.point, Path::new("/mnt/a b\\c"));
         assert_eq!(mounted.source, Path::new("/x y.lbx"));
         assert_eq!(mounted.user, Some(7));
+        assert_eq!((mounted.id, mounted.parent, &*mounted.device), (36, 35, "0:42"));
         assert!(mounted.is_archive());
     }
 

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use lockbox::control::{self, Request, Response};
+use lockbox::control::{self, Request, Response, Status};
 
 use crate::exit::Failure;
 use crate::opening::{self, ArchiveArgs};
@@ -18,7 +18,7 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let path = &args.archive.archive;
     if let Some((socket, status)) = runtime::find(&runtime::canonical(path), path)? {
-        return ask(&socket, &status.mount_point);
+        return ask(&socket, &status);
     }
     if path.is_dir() {
         return Err(Failure::other(format!("{} is not the mount point of an archive", crate::exit::shown(path))));
@@ -29,11 +29,11 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     purged.and(archive.close()).map_err(|error| opening::failure(path, error))
 }
 
-fn ask(socket: &Path, mount_point: &str) -> Result<(), Failure> {
-    match control::ask(socket, &Request::Purge)? {
+fn ask(socket: &Path, status: &Status) -> Result<(), Failure> {
+    match control::ask(socket, status.uid, &Request::Purge)? {
         Response::Done => Ok(()),
         Response::Failed { message } | Response::Busy { message } => {
-            Err(Failure::other(format!("{mount_point}: {message}")))
+            Err(Failure::other(format!("{}: {message}", status.mount_point)))
         }
         Response::Status(_) => Err(Failure::other("the daemon gave an answer that was not asked for")),
     }

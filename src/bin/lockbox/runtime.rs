@@ -2,11 +2,12 @@
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
+use std::thread::{self, ScopedJoinHandle};
 
 use lockbox::control::{self, Place, Request, Response, Runtime, Status};
 use nix::unistd::{Uid, User, geteuid};
 
-use crate::exit::Failure;
+use crate::exit::{Failure, shown};
 use crate::mounts::{self, Mounted};
 
 /// A daemon that answered, with its socket.
@@ -31,42 +32,71 @@ pub(crate) fn believed() -> Result<Vec<Daemon>, Failure> {
     Ok(daemons()?.into_iter().filter(|(_, status)| is_believed(status, &table)).collect())
 }
 
+/// All places are asked side by side, so that a slow one keeps no other waiting.
 fn daemons() -> Result<Vec<Daemon>, Failure> {
     let me = geteuid().as_raw();
+    let places = places();
+    let answers: Vec<_> = thread::scope(|scope| {
+        let asked: Vec<_> = places.iter().map(|place| scope.spawn(|| control::running(place))).collect();
+        asked.into_iter().map(ScopedJoinHandle::join).collect()
+    });
     let mut found = Vec::new();
-    for place in places() {
-        match control::running(&place) {
-            Ok(running) => found.extend(running),
+    for (place, answer) in places.iter().zip(answers) {
+        match answer {
+            Ok(Ok(running)) => found.extend(running),
+            Ok(Err(error)) if place.owner == me => return Err(error.into()),
             // What others did to their own directory is no reason to show nothing.
-            Err(_) if place.owner != me => {}
-            Err(error) => return Err(error.into()),
+            Ok(Err(_)) | Err(_) => {}
         }
     }
     found.sort_by_key(|(_, status)| status.uid != me);
     Ok(found)
 }
 
-/// The daemon that serves the archive with this id.
+/// The daemon of this user that serves the archive with this id.
 pub(crate) fn holder(archive: &[u8; 16]) -> Option<Status> {
     let mine = geteuid().as_raw();
     places().iter().filter(|place| place.owner == mine).find_map(|place| {
-        match control::ask(&control::socket_path(&place.runtime, archive), &Request::Status) {
+        match control::ask(&control::socket_path(&place.runtime, archive), mine, &Request::Status) {
             Ok(Response::Status(status)) => Some(*status),
             _ => None,
         }
     })
 }
 
-/// The daemon that serves the mount point or archive of this name.
+/// The daemon that serves the mount point of this name, or, when it is this user's own, the archive of this name.
 pub(crate) fn find(canonical: &Path, given: &Path) -> Result<Option<Daemon>, Failure> {
     let believed = believed()?;
-    let by_point = believed.iter().find(|(_, status)| Path::new(&status.mount_point) == canonical);
-    let found = by_point.or_else(|| {
-        // The links on the way to a dead mount cannot be followed; those to a living one or to an archive can.
-        let real = given.canonicalize().ok()?;
-        believed.iter().find(|(_, status)| real == Path::new(&status.mount_point) || real == Path::new(&status.archive))
-    });
-    Ok(found.cloned())
+    if let Some(found) = believed.iter().find(|(_, status)| Path::new(&status.mount_point) == canonical) {
+        return Ok(Some(found.clone()));
+    }
+    // The links on the way to a dead mount cannot be followed; those to a living one or to an archive can.
+    let Ok(real) = given.canonicalize() else { return Ok(None) };
+    Ok(believed.into_iter().find(|(_, status)| is_meant(status, &real)))
+}
+
+/// Which archive it serves says a daemon itself, and even the name in the table of mounts is one that its user chose: for another user's
+/// daemon only the place of the mount is certain.
+fn is_meant(status: &Status, real: &Path) -> bool {
+    let mine = status.uid == geteuid().as_raw();
+    real == Path::new(&status.mount_point) || (mine && real == Path::new(&status.archive))
+}
+
+/// Why there is nothing to be done with what was given as a mount point or an archive.
+pub(crate) fn not_found(canonical: &Path, given: &Path) -> Failure {
+    let real = given.canonicalize().unwrap_or_else(|_| canonical.to_path_buf());
+    let at = shown(given);
+    let named = |mounted: &Mounted| mounted.is_archive() && [canonical, &real].contains(&&*mounted.source);
+    let Some(mounted) = mounts::all().into_iter().rfind(named) else {
+        return Failure::other(format!("{at} is neither a mounted archive nor its mount point"));
+    };
+    let (user, point) = (mounted.user.map_or_else(|| "unknown".into(), user_name), shown(&mounted.point));
+    if mounted.user == Some(geteuid().as_raw()) {
+        return Failure::other(format!("no daemon answers for the mount of {at} at {point}: name it by that directory"));
+    }
+    Failure::other(format!(
+        "{at} is not mounted by this user; user {user} has a mount of this name at {point}, and only by its mount point can it be meant"
+    ))
 }
 
 /// A daemon of another user may say of itself what it likes: what it serves must be that user's mount in the kernel's table.
@@ -98,6 +128,16 @@ pub(crate) fn canonical(path: &Path) -> PathBuf {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_daemon_of_another_user_is_found_by_its_mount_point_only() {
+        let mine = geteuid().as_raw();
+        let status = |uid| Status { uid, mount_point: "/mnt/a".into(), archive: "/a.lbx".into(), ..Status::default() };
+        for (uid, by_archive) in [(mine, true), (mine + 1, false)] {
+            assert!(is_meant(&status(uid), Path::new("/mnt/a")));
+            assert_eq!(is_meant(&status(uid), Path::new("/a.lbx")), by_archive);
+        }
+    }
 
     #[test]
     fn a_daemon_of_another_user_is_believed_only_with_a_mount_of_that_user() {

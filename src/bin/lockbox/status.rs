@@ -73,13 +73,13 @@ fn one(given: &Path) -> Result<Found, Failure> {
         return Ok(Found::served(status, &mounts::all()));
     }
     let real = given.canonicalize().unwrap_or_else(|_| what.clone());
-    let named =
-        |mounted: &Mounted| [&what, &real].into_iter().any(|path| *path == mounted.point || *path == mounted.source);
-    mounts::all()
-        .into_iter()
-        .rfind(|mounted| mounted.is_archive() && named(mounted))
-        .map(Found::Silent)
-        .ok_or_else(|| Failure::other(format!("{} is neither a mounted archive nor its mount point", shown(given))))
+    // The name of an archive says something only of a mount of this user's own.
+    let me = Some(geteuid().as_raw());
+    let named = |mounted: &Mounted| {
+        [&what, &real].into_iter().any(|path| *path == mounted.point || (mounted.user == me && *path == mounted.source))
+    };
+    let silent = mounts::all().into_iter().rfind(|mounted| mounted.is_archive() && named(mounted));
+    silent.map(Found::Silent).ok_or_else(|| runtime::not_found(&what, given))
 }
 
 fn all() -> Result<Vec<Found>, Failure> {

@@ -1,21 +1,21 @@
 //! `lockbox umount`: ends a mount and returns when everything is on the medium and the daemon has gone.
 
 use std::fs;
-use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
 use std::thread::{self, sleep};
 use std::time::{Duration, Instant};
 
 use lockbox::control::{self, Request, Response, Status};
-use nix::mount::{MntFlags, umount2};
+use nix::errno::Errno;
 use nix::unistd::geteuid;
 
 use crate::exit::{self, Failure, shown};
-use crate::mounts;
+use crate::held::Held;
+use crate::mounts::{self, Mounted};
 use crate::output;
-use crate::runtime;
+use crate::runtime::{self, Daemon};
 
 /// The daemon answers when the archive is closed; what it does after that takes moments.
 const EXIT_DEADLINE: Duration = Duration::from_secs(30);
@@ -84,23 +84,45 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let what = runtime::canonical(given);
     match runtime::find(&what, given)? {
         Some((socket, status)) => stop(&socket, &status, args.lazy),
-        None => clear(&what, args.lazy, args.plainly),
+        None => match mounts::at(&what).filter(Mounted::is_archive) {
+            Some(mounted) => clear(&mounted, args.lazy, args.plainly),
+            None => Err(runtime::not_found(&what, given)),
+        },
     }
 }
 
-/// Ends every mount of this user, for root of all users: each that cannot be ended is named, and the others go.
+/// Ends every mount of this user, for root of all users: each that cannot be ended is named, and the others go. All are ended side by side, so
+/// that a daemon that takes its time, or plays with ours, keeps no other mount from its end.
 fn all(lazy: bool) -> Result<(), Failure> {
-    let mut failures = Vec::new();
-    let mut asked = Vec::new();
-    for (socket, status) in runtime::believed()? {
-        failures.extend(stop(&socket, &status, lazy).err());
-        asked.push(PathBuf::from(status.mount_point));
+    let daemons = runtime::believed()?;
+    let table = mounts::mine();
+    let device = |status: &Status| {
+        let served = table.iter().rfind(|mounted| mounted.point == Path::new(&status.mount_point));
+        served.map(|mounted| mounted.device.clone())
+    };
+    let mut left = table.clone();
+    let mut jobs: Vec<Job> = Vec::new();
+    for (socket, status) in daemons {
+        let device = device(&status);
+        let of_it = |mounted: &Mounted| Some(&mounted.device) == device.as_ref();
+        let (its, others): (Vec<_>, Vec<_>) = left.into_iter().partition(of_it);
+        // Binds of it go before, as its daemon ends with the last of its mounts.
+        let binds = its.into_iter().filter(|mounted| mounted.point != Path::new(&status.mount_point)).collect();
+        jobs.push(Job { clear: binds, stop: Some((socket, status)) });
+        left = others;
     }
-    for left in mounts::mine() {
-        if !asked.contains(&left.point) {
-            failures.extend(clear(&left.point, lazy, false).err());
+    // What lies over another at the same point goes first.
+    for mounted in left.into_iter().rev() {
+        let same = |job: &&mut Job| job.stop.is_none() && job.clear.iter().any(|other| other.point == mounted.point);
+        match jobs.iter_mut().find(same) {
+            Some(job) => job.clear.push(mounted),
+            None => jobs.push(Job { clear: vec![mounted], stop: None }),
         }
     }
+    let mut failures: Vec<Failure> = thread::scope(|scope| {
+        let running: Vec<_> = jobs.iter().map(|job| scope.spawn(|| job.run(lazy))).collect();
+        running.into_iter().flat_map(|job| job.join().unwrap_or_default()).collect()
+    });
     match failures.len() {
         0 => Ok(()),
         1 => Err(failures.remove(0)),
@@ -114,8 +136,30 @@ fn all(lazy: bool) -> Result<(), Failure> {
     }
 }
 
+/// What has to be done one after the other.
+struct Job {
+    clear: Vec<Mounted>,
+    stop: Option<Daemon>,
+}
+
+impl Job {
+    fn run(&self, lazy: bool) -> Vec<Failure> {
+        let cleared = self.clear.iter().filter_map(|mounted| clear(mounted, lazy, false).err());
+        let mut failures: Vec<Failure> = cleared.collect();
+        failures.extend(self.stop.as_ref().and_then(|(socket, status)| stop(socket, status, lazy).err()));
+        failures
+    }
+}
+
 fn stop(socket: &Path, status: &Status, lazy: bool) -> Result<(), Failure> {
-    match control::ask(socket, &Request::Stop { lazy })? {
+    let point = Path::new(&status.mount_point);
+    let theirs = status.uid != geteuid().as_raw();
+    let before = mounts::at(point);
+    let named = |error: &lockbox::Error| {
+        let user = runtime::user_name(status.uid);
+        Failure::other(format!("{} (user {user}): {}", shown(point), exit::sentence(error)))
+    };
+    match control::ask(socket, status.uid, &Request::Stop { lazy }).map_err(|error| named(&error))? {
         Response::Done => {}
         Response::Busy { message } => {
             return Err(Failure::new(
@@ -132,11 +176,21 @@ fn stop(socket: &Path, status: &Status, lazy: bool) -> Result<(), Failure> {
     let start = Instant::now();
     while runs(status.pid) {
         if start.elapsed() > EXIT_DEADLINE {
-            return Err(Failure::other(format!("the archive is closed, but process {} does not end", status.pid)));
+            return Err(Failure::other(format!(
+                "{}: the archive is closed, but process {} does not end",
+                shown(point),
+                status.pid
+            )));
         }
         sleep(POLL);
     }
-    forget(Path::new(&status.mount_point));
+    // Another user's daemon may say that it is done and not be.
+    if theirs && before.is_some_and(|before| mounts::all().contains(&before)) {
+        return Err(Failure::other(format!("{}: its daemon has ended, but it is still mounted", shown(point))));
+    }
+    if !theirs {
+        forget(point);
+    }
     Ok(())
 }
 
@@ -160,34 +214,60 @@ fn runs(pid: u32) -> bool {
     !matches!(stat.rsplit(')').next().map(str::trim_start), Some(rest) if rest.starts_with(['Z', 'X']))
 }
 
-/// Takes away a mount of ours whose daemon died, or, when that is wanted, one that does not answer.
-fn clear(point: &Path, lazy: bool, plainly: bool) -> Result<(), Failure> {
-    if !mounts::at(point).is_some_and(|mounted| mounted.is_archive()) {
-        return Err(Failure::other(format!("{} is neither a mounted archive nor its mount point", shown(point))));
-    }
-    let at = shown(point);
-    let notice = match probe(point) {
-        Probe::Dead => format!("cleared the mount at {at}, whose daemon had died"),
-        Probe::Silent if lazy => {
-            format!("detached {at}; the process that serves it does not answer and still holds the archive")
+/// Takes away a mount whose daemon died, one of several mounts of an archive, or, when that is wanted, one that does not answer.
+fn clear(mounted: &Mounted, lazy: bool, plainly: bool) -> Result<(), Failure> {
+    let at = shown(&mounted.point);
+    let held = reach(mounted)?;
+    let root = geteuid().is_root();
+    let twin = mounts::twin(&mounts::all(), mounted).cloned();
+    let (lazily, notice) = match (probe(&held), &twin) {
+        (Probe::Dead, _) => (true, format!("cleared the mount at {at}, whose daemon had died")),
+        (Probe::Silent, None) if lazy => {
+            (true, format!("detached {at}; the process that serves it does not answer and still holds the archive"))
         }
-        Probe::Silent => {
+        (Probe::Silent, None) => {
             return Err(Failure::other(format!(
                 "{at} does not answer: the process that serves it is stopped or stuck; continue it, or end it with \
                  kill -9 (what was not durable is lost), then unmount again; --lazy takes the directory away now"
             )));
         }
-        Probe::Serves if plainly && geteuid().is_root() => {
-            let flags = if lazy { MntFlags::MNT_DETACH } else { MntFlags::empty() };
-            umount2(point, flags).map_err(|errno| Failure::other(format!("cannot unmount {at}: {}", errno.desc())))?;
-            output::complain(&format!("unmounted {at}, but its daemon could not be asked and may still be writing"));
-            return Ok(());
+        (_, Some(_)) | (Probe::Serves, None) if root && (plainly || twin.is_some()) => (lazy, String::new()),
+        (_, Some(other)) => {
+            let other = shown(&other.point);
+            return Err(Failure::other(format!(
+                "{at} shows what is mounted at {other}: only root may take it away alone, and 'lockbox umount {other}' ends both"
+            )));
         }
-        Probe::Serves => return Err(Failure::other(format!("{at} is served by a program of another user"))),
+        (Probe::Serves, None) => {
+            return Err(Failure::other(format!("{at} is served by a program of another user")));
+        }
     };
-    detach(point)?;
-    output::complain(&notice);
+    take_away(mounted, held, lazily)?;
+    match (notice.as_str(), mounts::twin(&mounts::all(), mounted)) {
+        ("", Some(other)) => {
+            output::complain(&format!("unmounted {at}; the archive is still mounted at {}", shown(&other.point)));
+        }
+        ("", None) if twin.is_none() => {
+            output::complain(&format!("unmounted {at}, but its daemon could not be asked and may still be writing"));
+        }
+        ("", None) => {}
+        (notice, _) => output::complain(notice),
+    }
     Ok(())
+}
+
+/// The mount behind its path, on which every directory may be one of somebody else's file system.
+fn reach(mounted: &Mounted) -> Result<Arc<Held>, Failure> {
+    let at = shown(&mounted.point);
+    let found = mounted.clone();
+    match in_time(move || Held::of(&found)) {
+        Some(Ok(Some(held))) => Ok(Arc::new(held)),
+        Some(Ok(None)) => Err(Failure::other(format!(
+            "what lies at {at} is not the mount that was found there, and was left alone"
+        ))),
+        Some(Err(error)) => Err(exit::host(format!("cannot reach the mount at {at}"), &error)),
+        None => Err(Failure::other(format!("cannot reach the mount at {at}: a file system on the way does not answer"))),
+    }
 }
 
 enum Probe {
@@ -196,29 +276,39 @@ enum Probe {
     Serves,
 }
 
-/// Asks in a thread of its own, as nothing else can end the waiting for a daemon that was stopped.
-fn probe(point: &Path) -> Probe {
-    let (sender, receiver) = mpsc::channel();
-    let point = point.to_owned();
-    thread::spawn(move || {
-        // ENOTCONN: nobody serves it; ECONNABORTED: not since the question. The attributes may still be cached, a new handle cannot be.
-        let dead = fs::read_dir(point)
-            .is_err_and(|e| matches!(e.kind(), ErrorKind::NotConnected | ErrorKind::ConnectionAborted));
-        let _ = sender.send(dead);
-    });
-    match receiver.recv_timeout(ANSWER_DEADLINE) {
-        Ok(true) => Probe::Dead,
-        Ok(false) => Probe::Serves,
-        Err(_) => Probe::Silent,
+fn probe(held: &Arc<Held>) -> Probe {
+    let held = Arc::clone(held);
+    match in_time(move || held.is_dead()) {
+        Some(true) => Probe::Dead,
+        Some(false) => Probe::Serves,
+        None => Probe::Silent,
     }
 }
 
-fn detach(point: &Path) -> Result<(), Failure> {
-    let cannot = |why: &str| Failure::other(format!("cannot take away the mount at {}: {why}", shown(point)));
+/// Asks in a thread of its own, as nothing else can end the waiting for a daemon that was stopped.
+fn in_time<T: Send + 'static>(question: impl FnOnce() -> T + Send + 'static) -> Option<T> {
+    let (sender, receiver) = mpsc::channel();
+    thread::spawn(move || sender.send(question()));
+    receiver.recv_timeout(ANSWER_DEADLINE).ok()
+}
+
+fn take_away(mounted: &Mounted, held: Arc<Held>, lazily: bool) -> Result<(), Failure> {
+    let at = shown(&mounted.point);
+    let cannot = |why: &str| Failure::other(format!("cannot take away the mount at {at}: {why}"));
     if geteuid().is_root() {
-        return umount2(point, MntFlags::MNT_DETACH).map_err(|errno| cannot(errno.desc()));
+        let taken = match Arc::try_unwrap(held) {
+            Ok(held) if !lazily => held.unmount(),
+            Ok(held) => held.detach(),
+            // A thread waits for the daemon with it.
+            Err(held) if lazily => held.detach(),
+            Err(_) => Err(Errno::EBUSY),
+        };
+        return taken.map_err(|errno| match errno {
+            Errno::EBUSY => Failure::new(exit::IN_USE, format!("{at} is busy")),
+            errno => cannot(errno.desc()),
+        });
     }
-    match Command::new("fusermount3").arg("-uz").arg("--").arg(point).status() {
+    match Command::new("fusermount3").arg("-uz").arg("--").arg(&mounted.point).status() {
         Ok(status) if status.success() => Ok(()),
         Ok(status) => Err(cannot(&format!("fusermount3: {status}"))),
         Err(error) => Err(cannot(&format!("fusermount3: {error}"))),

@@ -58,28 +58,6 @@ case_status_tells_holder_use_and_memory() {
     lockbox umount "$WORK/box"
 }
 
-# In a namespace of its own, with other mounts of archives and other runtime directories out of sight: --all means all.
-alone() {
-    unshare --mount --propagation private bash -Eeuo pipefail -c '
-        # Before what they may lie in is hidden.
-        source "$1/support.sh"
-        source "$1/cases/85-boot.sh"
-        case=$2
-        mount -t tmpfs none /mnt
-        mkdir /mnt/work /mnt/bin
-        mount --bind "$3" /mnt/work
-        mount --bind "$SCRATCH_DIR/bin" /mnt/bin
-        awk "/ - fuse\.lockbox / { print \$5 }" /proc/self/mountinfo | while read -r point; do umount -i -l "$point"; done
-        mount -t tmpfs none /run
-        mount -t tmpfs -o mode=1777 none /tmp
-        export PATH=/mnt/bin:$PATH
-        WORK=/mnt/work PASSFILE=/mnt/work/passphrase
-        trap "echo \"line \$LINENO: \\\"\$BASH_COMMAND\\\" failed\"" ERR
-        cd /mnt/work
-        "$case"
-    ' - "$(dirname "$(realpath "${BASH_SOURCE[0]}")")/.." "$1" "$WORK"
-}
-
 case_umount_all_leaves_only_what_is_busy() {
     need_user
     alone all_is_unmounted
@@ -106,8 +84,9 @@ all_is_unmounted() {
     same "$(field "$WORK/status" 'o["mount_point"], o["user"]')" "('$users/point', '$TEST_USER')"
     expect 2 'only .* may ask' as_user lockbox status "$WORK/first"
     expect 13 "already mounted at $WORK/second by process" mount.lockbox "$WORK/second.lbx" "$WORK/first" -o "passfile=$PASSFILE"
-    # Root finds a user's daemon by name.
-    lockbox status "$users/box.lbx" | grep -q "user $TEST_USER"
+    # Root finds a user's daemon by the place of its mount; what it says of its archive anybody could say.
+    lockbox status "$users/point" | grep -q "user $TEST_USER"
+    expect 2 "user $TEST_USER has a mount of this name at $users/point" lockbox status "$users/box.lbx"
     exec 7>"$WORK/second/file"
     lockbox umount --all 2>"$WORK/stderr" || status=$?
     same "$status" 13

@@ -1,0 +1,69 @@
+# What other users of the machine say to root's commands, and to those of each other.
+# shellcheck shell=bash disable=SC2317,SC2164
+
+# impostor ARGUMENT...: a false mount, in the background.
+impostor() {
+    impostor.py "$TEST_USER" "$@" >"$WORK/impostor" &
+    BACKGROUND+=($!)
+    await 20 grep -q ready "$WORK/impostor"
+}
+
+end_impostors() {
+    kill "${BACKGROUND[@]}" 2>/dev/null || true
+    awk -v top="$WORK/users/" '/ - fuse\.lockbox / && index($5, top) == 1 { print $5 }' /proc/self/mountinfo |
+        while read -r point; do umount -i -l "$point"; done
+    wait 2>/dev/null || true
+}
+
+case_root_takes_away_the_mount_that_it_found_and_no_other() {
+    need_user
+    install -d -o "$TEST_USER" "$WORK/users"
+    alone a_swapped_parent_is_no_way
+}
+
+a_swapped_parent_is_no_way() {
+    mkdir -p "$WORK/victim/point"
+    mount -t tmpfs none "$WORK/victim/point"
+    as_user mkdir -p "$WORK/users/parent/point"
+    impostor "$WORK/users/parent/point" /any.lbx swap "$WORK/users/parent" "$WORK/victim"
+    lockbox umount --all 2>"$WORK/stderr" || true
+    [[ -L $WORK/users/parent ]] || fail 'the parent was not swapped, so nothing was proved'
+    mountpoint -q "$WORK/victim/point" || fail "root took away what a link led to: $(cat "$WORK/stderr")"
+    ! mountpoint -q "$WORK/users/parent.before/point" || fail "the false mount is still there: $(cat "$WORK/stderr")"
+    end_impostors
+}
+
+case_another_users_daemon_is_believed_where_it_is_mounted_only() {
+    need_user
+    install -d -o "$TEST_USER" "$WORK/users"
+    alone a_false_daemon_names_roots_archive
+}
+
+a_false_daemon_names_roots_archive() {
+    local id runtime point=$WORK/users/point
+    new_archive box
+    new_archive dead
+    echo 'not the passphrase' >"$WORK/wrong"
+    chmod 600 "$WORK/wrong"
+    as_user mkdir "$point"
+    id=$(lockbox info --json --passfile "$PASSFILE" "$WORK/box.lbx" | python3 -c 'import json, sys; print(json.load(sys.stdin)["archive_id"])')
+    runtime=/tmp/lockbox-$(id -u "$TEST_USER")
+    impostor "$point" "$WORK/box.lbx" control "$runtime/lockbox/$id.sock" \
+        "{\"archive\": \"$WORK/box.lbx\", \"mount_point\": \"$point\", \"options\": \"rw\\u001b[31m\\u009b31m\\u202e\", \"latched\": \"\\u001b]0;x\\u0007\\nlockbox: done\"}"
+    # The archive is opened, and not what another user says of it believed.
+    expect 10 'wrong password' lockbox purge --passfile "$WORK/wrong" "$WORK/box.lbx"
+    lockbox purge --passfile "$PASSFILE" "$WORK/box.lbx"
+    expect 2 "user $TEST_USER has a mount of this name" lockbox status "$WORK/box.lbx"
+    expect 2 "user $TEST_USER has a mount of this name" lockbox umount "$WORK/box.lbx"
+    attach box
+    detach box
+    # By its mount point it is asked.
+    lockbox status "$point" | grep -q "user $TEST_USER"
+    # One that does not stop keeps no other mount from its end.
+    attach dead
+    kill_daemon dead
+    in_background lockbox umount --all
+    dead_is_cleared() { ! mountpoint -q "$WORK/dead"; }
+    await 20 dead_is_cleared
+    end_impostors
+}
