@@ -5,6 +5,7 @@ mod compaction;
 mod damage;
 mod erasure;
 mod golden;
+mod headers;
 mod hostile;
 mod importing;
 mod key_slots;
