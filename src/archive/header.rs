@@ -5,6 +5,9 @@
 //! H2  Nothing of a header is used for writing before its MAC and the commitment of the volume key are right.
 //! H3  Each byte of one copy follows from the other copy and the volume key. So whatever was lost or altered in the copy that is not used
 //!     shows, and is written anew from the one that is.
+//! H4  A change of the header writes one copy, passes a barrier, writes the other copy, passes a barrier, and makes a commit whose record
+//!     carries the new number. From then on an older header beside that record is refused by everybody. A crash before the commit leaves
+//!     the new header with records that do not know of it: until the next commit only who remembers the new one would notice the old one.
 
 use crate::crypto::SecretKey;
 use crate::crypto::kdf::{equal, hkdf, hmac_sha256};

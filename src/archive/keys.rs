@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::header::{Header, SlotBlock};
 use super::open::Unlocked;
 use super::slots::{self, KeyKind, NewKey, OpenedSlot, Place, Secrets};
-use super::vouch::Current;
+use super::vouch::{Current, vouch};
 use super::{Archive, SeenOptions, UnlockLimits, Witness};
 use crate::crypto::kdf::KdfCost;
 use crate::crypto::{KeyFile, Passphrase, RecoveryCode, SecretKey};
@@ -401,9 +401,10 @@ impl Change {
             tracing::warn!("{mended}");
         }
         self.header.replace_slots(&*self.storage, &slots, volume_key)?;
-        // Both copies have reached the medium (U3).
-        let Current { volume, looked, replace } = self.current;
-        Witness::new(volume, sequence + 1, looked, replace).remember();
+        // Both copies have reached the medium (U3, H4).
+        let archive = self.header.framing().archive;
+        let newest = vouch(self.storage.clone(), &archive, volume_key, sequence + 1, self.current);
+        Witness::new(newest.volume, sequence + 1, newest.looked, newest.replace).remember();
         Ok(())
     }
 }

@@ -1,4 +1,4 @@
-//! What comes before a change of the header: the archive is looked at.
+//! What surrounds a change of the header: the archive is looked at before, and a commit names the new header behind it (H4).
 
 use std::path::Path;
 use std::sync::Arc;
@@ -56,6 +56,31 @@ pub(super) fn open(
     let cipher = PageCipher::new(volume_key, *archive, environment.clone());
     let options = txn::OpenOptions { read_only, memory: LEAST_MEMORY };
     Volume::open_seen(storage, cipher, environment, header_sequence, &options, looked.mark())
+}
+
+/// H4: commits the number of a header that is on the medium in both copies. Gives the newest commit, to be remembered.
+///
+/// The change of the keys is done when this is called. So what keeps the commit from being made (a full disk, damage in the space map) is told
+/// and is no failure of the change: the next commit of anybody makes up for it.
+pub(super) fn vouch(
+    storage: Arc<dyn Storage>,
+    archive: &ArchiveId,
+    volume_key: &SecretKey,
+    header_sequence: u64,
+    before: Current,
+) -> Current {
+    let committed = open(storage, archive, volume_key, header_sequence, false, &before.looked)
+        .and_then(|volume| volume.record_header().map(|()| volume));
+    match committed {
+        Ok(volume) => Current { volume, ..before },
+        Err(error) => {
+            tracing::warn!(
+                "the keys are changed, but no commit could be made that says so ({error}): until the next one, the header of before could \
+                 be put back unnoticed, and its keys would open the archive again"
+            );
+            before
+        }
+    }
 }
 
 impl Archive {

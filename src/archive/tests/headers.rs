@@ -1,12 +1,15 @@
-//! Headers: a copy that was lost or altered, an older one, and the end of the file.
+//! Headers beside the commits: one put back after a change of the keys, a copy that was lost or altered, and the end of the file.
 
 use std::path::Path;
 
 use super::keys::{Case, key_file};
 use super::*;
-use crate::archive::{FindingKind, KeyAccess, OpenOptions, SeenOptions, Severity};
+use crate::archive::seen::Looked;
+use crate::archive::{FindingKind, KeyAccess, KeyName, OpenOptions, SeenOptions, Severity, vouch};
 use crate::format::ROOT_INO;
+use crate::frame::PageCipher;
 use crate::fs::mode;
+use crate::txn::Volume;
 
 /// The bytes of both copies of the header.
 fn copies(path: &Path) -> [Vec<u8>; 2] {
@@ -22,6 +25,56 @@ fn put_back(path: &Path, copies: &[Vec<u8>; 2]) {
     std::fs::write(path, bytes).unwrap();
 }
 
+/// H4: also by who remembers nothing of the archive, and before anybody else wrote to it.
+#[test]
+fn a_header_from_before_any_change_of_keys_is_refused_at_once() {
+    let add = |path: &Path, access: &KeyAccess<'_>| {
+        Archive::add_key(path, access, &NewKey::KeyFile(&key_file()), "stick").map(drop)
+    };
+    let change = |path: &Path, access: &KeyAccess<'_>| {
+        Archive::change_passphrase(path, access, &passphrase("second"), KdfCost::TEST).map(drop)
+    };
+    let set = |path: &Path, access: &KeyAccess<'_>| {
+        Archive::set_passphrase(path, access, None, &passphrase("second"), KdfCost::TEST).map(drop)
+    };
+    let remove = |path: &Path, access: &KeyAccess<'_>| {
+        add(path, access)?;
+        Archive::remove_key(path, access, &KeyName::parse("stick")).map(drop)
+    };
+    let restore = |path: &Path, access: &KeyAccess<'_>| {
+        let backup = Archive::backup_header(path)?;
+        add(path, access)?;
+        let access = KeyAccess { seen: SeenOptions { accept_older: true, ..access.seen.clone() }, ..*access };
+        Archive::restore_header(path, &backup, &access).map(drop)
+    };
+    type Change<'a> = (&'a str, &'a dyn Fn(&Path, &KeyAccess<'_>) -> crate::Result<()>);
+    let changes: [Change<'_>; 5] =
+        [("add", &add), ("passwd", &change), ("set", &set), ("rm", &remove), ("restore", &restore)];
+    for (name, change) in changes {
+        for closed in [true, false] {
+            let case = Case::new();
+            fill_a_little(&case, closed);
+            let before = copies(&case.path());
+            let first = secrets("first");
+            let nobody = SeenOptions::default();
+            change(&case.path(), &KeyAccess { seen: nobody.clone(), ..case.access(&first) }).unwrap();
+            let after = copies(&case.path());
+            put_back(&case.path(), &before);
+            let opened = case.try_open(&first, &nobody);
+            assert!(matches!(&opened, Err(Error::Older(text)) if text.contains("header")), "{name}, closed={closed}");
+            put_back(&case.path(), &after);
+            let with = if ["passwd", "set"].contains(&name) { secrets("second") } else { first };
+            let key = Archive::unlock_with(&case.path(), &with, &UnlockLimits::default()).unwrap();
+            let options = OpenOptions { read_only: true, ..OpenOptions::default() };
+            let archive = Archive::open(&case.path(), &key, &options).unwrap();
+            assert_eq!(archive.info().unwrap().closed, closed, "{name}");
+            assert_eq!(archive.check(true, &mut |_, _| {}).unwrap().findings, [], "{name}, closed={closed}");
+            let ino = archive.file_system().lookup(ROOT_INO, b"file").unwrap().ino;
+            assert_eq!(archive.file_system().read(ino, 0, 100).unwrap(), b"content");
+        }
+    }
+}
+
 /// One small file; without `closed` the session ends as a crash would end it.
 fn fill_a_little(case: &Case, closed: bool) {
     let archive = case.try_open(&secrets("first"), &SeenOptions::default()).unwrap();
@@ -33,6 +86,54 @@ fn fill_a_little(case: &Case, closed: bool) {
     if closed {
         archive.close().unwrap();
     }
+}
+
+/// H4: wherever the power fails, no record knows of a newer header than the one that is used, so that no crash looks like a header put
+/// back; and one set of keys opens the archive.
+#[test]
+fn a_power_cut_anywhere_before_the_commit_that_follows_new_keys_looks_like_no_older_header() {
+    let mut cuts = 0;
+    for seed in 0..6 {
+        println!("seed {seed}");
+        let chance = SeededEnvironment::new(seed);
+        let memory = Arc::new(archive(&[(0, "old", KdfCost::TEST)]));
+        let cipher = || PageCipher::new(&key(), ARCHIVE, Arc::new(SeededEnvironment::new(5)));
+        let volume = Volume::create(memory.clone(), cipher(), Arc::new(SeededEnvironment::new(6)), 1).unwrap();
+        volume.commit().unwrap();
+        volume.close().unwrap();
+        let record_of = |storage: Arc<dyn Storage>| {
+            let volume = vouch::open(storage, &ARCHIVE, &key(), 1, true, &Looked::default()).unwrap();
+            (volume.durable().header_sequence, volume)
+        };
+        let storage = SimulatedStorage::from_contents(&memory.contents());
+        let images: Arc<Mutex<Vec<Arc<SimulatedStorage>>>> = Arc::default();
+        let hook = {
+            let (weak, images) = (Arc::downgrade(&storage), images.clone());
+            move |_: &OpKind| {
+                let Some(storage) = weak.upgrade() else { return };
+                images.lock().push(storage.process_death());
+                for _ in 0..3 {
+                    images.lock().push(storage.crash_random(&mut || chance.next_u64()));
+                }
+            }
+        };
+        let (number, before) = record_of(storage.clone());
+        assert_eq!(number, 1);
+        storage.on_op(Box::new(hook));
+        let new = slot(0, "new", KdfCost::TEST);
+        Header::read(&*storage).unwrap().replace_slots(&*storage, &[(0, (SLOT_PASSPHRASE, new))], &key()).unwrap();
+        let before = vouch::Current { volume: before, looked: Looked::default(), replace: false };
+        vouch::vouch(storage.clone(), &ARCHIVE, &key(), 2, before);
+        storage.on_op(Box::new(|_| {}));
+        assert_eq!(record_of(storage.clone()).0, 2);
+        for image in images.lock().drain(..) {
+            cuts += 1;
+            assert_ne!(opens(&*image, "new"), opens(&*image, "old"), "exactly one of the two opens it");
+            let used = Header::read(&*image).unwrap().framing().sequence;
+            assert!(record_of(image).0 <= used);
+        }
+    }
+    assert!(cuts > 200, "only {cuts}");
 }
 
 fn read_only() -> OpenOptions {
