@@ -400,6 +400,21 @@ class Archives(unittest.TestCase):
             self.assertEqual(archive.record.generation, self.writer.generation)
             self.assertIn("DAMAGED", archive.warnings[0])
 
+    def test_the_commit_that_is_gone_back_to_must_be_whole_itself(self) -> None:
+        first, second = self.packed_page.address * fmt.BLOCK, len(self.writer.image)
+        self.writer.commit()
+        torn = bytearray(self.writer.image)
+        torn[first + 300] ^= 1
+        torn[second + 300] ^= 1
+        self.refuses("failed authentication", lambda: self.open(torn))
+
+    def test_an_authentic_record_that_is_out_of_place_is_no_tear(self) -> None:
+        self.writer.commit(index=5)
+        self.refuses("foreign slot", self.open)
+
+    def test_a_part_of_a_block_behind_the_file_is_not_looked_at(self) -> None:
+        self.assertEqual(self.open(bytes(self.writer.image) + b"more").warnings, [])
+
     def test_a_truncated_file_is_refused(self) -> None:
         self.writer.commit(2)
         self.refuses("truncated", lambda: self.open(self.writer.image[: -fmt.BLOCK]))
