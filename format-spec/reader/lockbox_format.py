@@ -239,7 +239,10 @@ def decode_sealed_part(plain: bytes, number: int) -> bytes:
     f.zero(2)
     label = f.u16()
     require(label <= 255, f"key slot {number} has a label that is too long")
-    f.take(label)
+    try:
+        f.take(label).decode()
+    except UnicodeDecodeError:
+        raise Damaged(f"key slot {number} has a label that is not UTF-8") from None
     f.zero(f.left())
     return volume_key
 
