@@ -230,6 +230,23 @@ def siphash24(key: bytes, data: bytes) -> int:
     return v[0] ^ v[1] ^ v[2] ^ v[3]
 
 
+def decode_sealed_part(plain: bytes, number: int) -> bytes:
+    """Section 3.2: the volume key."""
+    f = Fields(plain, f"key slot {number}")
+    volume_key = f.take(32)
+    f.take(32)
+    f.time()
+    f.zero(2)
+    label = f.u16()
+    require(label <= 255, f"key slot {number} has a label that is too long")
+    try:
+        f.take(label).decode()
+    except UnicodeDecodeError:
+        raise Damaged(f"key slot {number} has a label that is not UTF-8") from None
+    f.zero(f.left())
+    return volume_key
+
+
 def unlock(header: Header, passphrase: bytes) -> bytes:
     """Section 3.2: the volume key."""
     damage: Damaged | None = None
@@ -250,16 +267,10 @@ def unlock(header: Header, passphrase: bytes) -> bytes:
         clear = header.slot(number)[:80]
         aad = associated_data("lockbox/v1/slot", header.archive, bytes([number, kind]), clear)
         key = hkdf(kek, header.archive, "lockbox/v1/slot/wrap")
-        f = Fields(xaes_open(key, slot.nonce, aad, slot.sealed, f"key slot {number}"), f"key slot {number}")
-        volume_key = f.take(32)
-        f.take(32)
-        f.time()
-        f.zero(2)
-        label = f.u16()
-        require(label <= 255, f"key slot {number} has a label that is too long")
-        f.take(label)
-        f.zero(f.left())
-        return volume_key
+        try:
+            return decode_sealed_part(xaes_open(key, slot.nonce, aad, slot.sealed, f"key slot {number}"), number)
+        except Damaged as error:
+            damage = error
     raise damage or WrongKey("wrong password")
 
 

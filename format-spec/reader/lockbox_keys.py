@@ -119,7 +119,9 @@ def describe(header: fmt.Header, number: int, volume_key: bytes) -> Description 
 
 def parse_recovery_code(text: str) -> bytes:
     """Section 3.6: the 16 bytes of a code."""
-    digits = "".join(c for c in text if c.isdigit())
+    digits = text.translate(str.maketrans({"O": "0", "o": "0", "I": "1", "l": "1", " ": "", "-": "", "\t": "", "\r": "", "\n": ""}))
+    if not (digits.isascii() and digits.isdigit()):
+        raise WrongKey("the recovery code has a typing error")
     groups = [int(digits[at : at + 6]) for at in range(0, len(digits), 6)]
     if len(digits) != 54 or any(group % 11 or group // 11 > 0xFFFF for group in groups):
         raise WrongKey("the recovery code has a typing error")
@@ -177,7 +179,13 @@ def unlock(header: fmt.Header, secrets: Secrets) -> bytes:
             continue
         aad = fmt.associated_data("lockbox/v1/slot", header.archive, bytes([number, kind]), header.slot(number)[:80])
         key = fmt.hkdf(kek, header.archive, "lockbox/v1/slot/wrap")
-        return fmt.xaes_open(key, slot.nonce, aad, slot.sealed, f"key slot {number}")
+        try:
+            return fmt.xaes_open(key, slot.nonce, aad, slot.sealed, f"key slot {number}")
+        except Damaged as error:
+            damage = error
     if secrets.passphrase is not None:
-        return fmt.unlock(header, secrets.passphrase)
+        try:
+            return fmt.unlock(header, secrets.passphrase)
+        except WrongKey:
+            pass
     raise damage or WrongKey("wrong password or key")

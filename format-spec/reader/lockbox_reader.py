@@ -100,9 +100,10 @@ class Archive:
                 plain = fmt.xaes_open(self._commit_key, data[:24], aad, data[24:], "commit record")
             except Damaged:
                 continue  # random from creation, torn, or rejected earlier
+            # What opens was made by a holder of the key: what does not decode is no tear.
             record = fmt.decode_record(plain)
-            if slot_index(record.generation) == index:
-                records[record.generation] = (record, data[-16:])
+            require(slot_index(record.generation) == index, f"commit record in a foreign slot: slot={index}")
+            records[record.generation] = (record, data[-16:])
         return records
 
     def _choose_record(self) -> Record:
@@ -111,15 +112,13 @@ class Archive:
         newest, _ = records[max(records)]
         chosen = newest
         try:
-            require(newest.total_blocks <= self.blocks, f"the file is truncated: want={newest.total_blocks} blocks={self.blocks}")
-            for address, blocks, tag in newest.allocated:
-                page = self._unseal(address, blocks)
-                require(page.tag == tag, f"page is not the one listed: block={address}")
+            self._verify(newest)
         except Damaged as error:
             # A number that recovery rejected is not used again, so the one before may be further away.
             before = records.get(max((g for g in records if g < newest.generation), default=0))
             if before and before[1] == newest.previous_tag and not newest.two_barrier and not newest.closed:
                 chosen = before[0]
+                self._verify(chosen)
                 self.warnings.append(f"commit {newest.generation} never completed, reading the one before: {error}")
             else:
                 self.warnings.append(f"DAMAGED: commit {newest.generation} is incomplete: {error}")
@@ -127,6 +126,15 @@ class Archive:
         if self.header.sequence < chosen.header_sequence:
             self.warnings.append("the header is older than the archive: removed passphrases may be back")
         return chosen
+
+    def _verify(self, record: Record) -> None:
+        """Section 10.1: every listed page opens whole with its tag, and the file is as long as the record says."""
+        require(record.total_blocks <= self.blocks, f"the file is truncated: want={record.total_blocks} blocks={self.blocks}")
+        for address, blocks, tag in record.allocated:
+            page = self._unseal(address, blocks)
+            require(page.tag == tag, f"page is not the one listed: block={address}")
+            if page.prologue.compressed:
+                fmt.decompress(page.body, page.prologue.plain_length, "node")
 
     # Section 5: pages
 

@@ -176,6 +176,68 @@ class Seals(unittest.TestCase):
                 self.assertRaises(fmt.Damaged, open_it)
 
 
+class Slots(unittest.TestCase):
+    """Sections 3.2 to 3.6, step by step."""
+
+    def setUp(self) -> None:
+        self.vectors = json.loads((VECTORS / "slots.json").read_text())
+        self.id, self.volume_key = (bytes.fromhex(self.vectors[name]) for name in ("archive", "volume_key"))
+
+    def header(self, slots: dict[int, tuple[int, bytes]]) -> fmt.Header:
+        data, kinds = bytearray(fmt.HEADER_BYTES), bytearray(32)
+        for number, (kind, block) in slots.items():
+            data[fmt.BLOCK * (number + 1) : fmt.BLOCK * (number + 2)] = block
+            kinds[number] = kind
+        return fmt.Header(0, self.id, 1, b"", bytes(kinds), b"", 0, 0, bytes(data))
+
+    def secrets(self, vector: dict[str, Any]) -> keys.Secrets:
+        passphrase, file = vector.get("passphrase"), vector.get("key_file")
+        return keys.Secrets(passphrase and passphrase.encode(), file and bytes.fromhex(file), vector.get("recovery_code"))
+
+    def test_every_step_from_the_secret_to_the_volume_key(self) -> None:
+        for vector in self.vectors["keys"]:
+            self.assertEqual(fmt.hkdf(self.volume_key, self.id, vector["label"]).hex(), vector["key"])
+        for vector in self.vectors["slots"]:
+            with self.subTest(vector["name"]):
+                kind, number, block, given = vector["kind"], vector["number"], unhex(vector["bytes"]), self.secrets(vector)
+                if kind != 1:
+                    kek = keys.key_of(kind, keys.decode_key_slot(block, kind), given, self.id)
+                    self.assertEqual(kek and kek.hex(), vector["kek"])
+                    k0 = keys.key_of(kind & ~16, keys.decode_key_slot(block, kind), given, self.id)
+                    self.assertEqual(k0 and k0.hex(), vector["k0"])
+                kek = bytes.fromhex(vector["kek"])
+                self.assertEqual(fmt.hkdf(kek, self.id, "lockbox/v1/slot/commit").hex(), vector["commitment"])
+                wrap = fmt.hkdf(kek, self.id, "lockbox/v1/slot/wrap")
+                self.assertEqual(wrap.hex(), vector["wrap_key"])
+                nonce, sealed, aad = (unhex(vector[name]) for name in ("nonce", "sealed", "associated_data"))
+                self.assertEqual(fmt.xaes_open(wrap, nonce, aad, sealed, "slot"), unhex(vector["plain"]))
+                header = self.header({number: (kind, block)})
+                self.assertEqual(keys.unlock(header, given), self.volume_key)
+                about = keys.describe(header, number, self.volume_key)
+                self.assertEqual(about and (about.label, (about.public or b"").hex()),
+                                 (vector["description"]["label"], vector["rewrap_public"]))  # fmt: skip
+
+    def test_a_bad_slot_keeps_nobody_out_of_another(self) -> None:
+        by_name = {vector["name"]: vector for vector in self.vectors["slots"]}
+        file, word = by_name["a_key_file_alone"], by_name["a_passphrase"]
+        for kind, at, value in ((99, 0, 0), (1, 36, 0), (1, 44, 1), (1, 40, 17), (17, 46, 1), (1, 104, 0)):
+            block = bytearray(unhex(word["bytes"]))
+            block[at] = value
+            header = self.header({0: (kind, bytes(block)), 1: (2, unhex(file["bytes"]))})
+            both = keys.Secrets(b"open sesame", bytes.fromhex(file["key_file"]))
+            self.assertEqual(keys.unlock(header, both), self.volume_key)
+            with self.assertRaises(fmt.WrongKey if kind == 99 else fmt.Damaged):
+                keys.unlock(header, keys.Secrets(b"open sesame"))
+
+    def test_recovery_codes_are_read_or_refused(self) -> None:
+        codes = self.vectors["recovery_codes"]
+        for vector in codes["accepted"]:
+            self.assertEqual(keys.parse_recovery_code(vector["text"]).hex(), vector["bytes"])
+        for vector in codes["refused"]:
+            with self.subTest(vector["name"]), self.assertRaises(fmt.WrongKey):
+                keys.parse_recovery_code(vector["text"])
+
+
 class Primitives(unittest.TestCase):
     def test_siphash_gives_the_published_values(self) -> None:
         secret = bytes(range(16))
@@ -337,6 +399,21 @@ class Archives(unittest.TestCase):
             archive = self.open(torn)
             self.assertEqual(archive.record.generation, self.writer.generation)
             self.assertIn("DAMAGED", archive.warnings[0])
+
+    def test_the_commit_that_is_gone_back_to_must_be_whole_itself(self) -> None:
+        first, second = self.packed_page.address * fmt.BLOCK, len(self.writer.image)
+        self.writer.commit()
+        torn = bytearray(self.writer.image)
+        torn[first + 300] ^= 1
+        torn[second + 300] ^= 1
+        self.refuses("failed authentication", lambda: self.open(torn))
+
+    def test_an_authentic_record_that_is_out_of_place_is_no_tear(self) -> None:
+        self.writer.commit(index=5)
+        self.refuses("foreign slot", self.open)
+
+    def test_a_part_of_a_block_behind_the_file_is_not_looked_at(self) -> None:
+        self.assertEqual(self.open(bytes(self.writer.image) + b"more").warnings, [])
 
     def test_a_truncated_file_is_refused(self) -> None:
         self.writer.commit(2)

@@ -152,7 +152,8 @@ class Writer:
             groups = [children[at : at + fanout] for at in range(0, len(children), fanout)]
             level += 1
 
-    def commit(self, flags: int = 0) -> None:
+    def commit(self, flags: int = 0, index: int | None = None) -> None:
+        """With `index` the record goes to that slot, whatever its generation says."""
         roots = self.tree(fmt.LIVE, self.live) + bytes(40 * 4)
         self.generation = generation = self.generation + 1
         record = struct.pack("<Q", generation) + self.tag + bytes(range(16)) + struct.pack("<QQqII", 1, 1, 5, 6, flags)
@@ -160,9 +161,10 @@ class Writer:
         record += roots + struct.pack("<9Q", *counters) + NULL + struct.pack("<HHI", len(self.allocated), 0, 0)
         record += b"".join(pack_run(page.address, page.blocks) + page.tag for page in self.allocated)
         self.allocated = []
-        index, nonce = 32 * (generation % 2) + generation // 2 % 32, os.urandom(24)
+        own, nonce = 32 * (generation % 2) + generation // 2 % 32, os.urandom(24)
+        index = own if index is None else index
         aad = fmt.associated_data("lockbox/v1/commit", self.archive, bytes([index]))
         sealed = AESGCM(fmt.xaes_key(self._key("commit"), nonce)).encrypt(nonce[12:], record.ljust(4056, b"\0"), aad)
         self.tag = sealed[-16:]
-        at = (33 + 320 * (generation % 2) + generation // 2 % 32) * BLOCK
+        at = (33 + 320 * (index // 32) + index % 32) * BLOCK
         self.image[at : at + BLOCK] = nonce + sealed

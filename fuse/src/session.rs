@@ -101,7 +101,8 @@ pub fn serve(
         .into();
     let archive = Archive::open_seen(task.archive(), key, &task.options.open_options(), &task.options.seen_options())
         .map_err(|e| in_use(task, e))?;
-    let mut notices: Vec<String> = archive.info()?.fallback.into_iter().collect();
+    let info = archive.info()?;
+    let mut notices: Vec<String> = info.fallback.into_iter().chain(info.mended).collect();
     let fs = Arc::clone(archive.file_system());
     let witness = Arc::clone(archive.witness());
     let slot: Slot = Arc::new(Mutex::new(Some(archive)));

@@ -5,16 +5,14 @@ use std::sync::Arc;
 
 use super::header::{self, Header};
 use super::keys::KeyAccess;
-use super::open::{LEAST_MEMORY, Unlocked, seen_file};
+use super::open::{Unlocked, seen_file};
 use super::seen::{self, Looked};
+use super::vouch::{self, Current};
 use super::{Archive, Witness, slots};
 use crate::crypto::kdf::equal;
-use crate::env::SystemEnvironment;
 use crate::error::{Error, Result};
 use crate::format::header::{Framing, HEADER_BYTES};
-use crate::frame::PageCipher;
 use crate::storage::{FileStorage, LockMode};
-use crate::txn::{self, Volume};
 
 /// What a restored header is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,17 +54,16 @@ impl Archive {
             present.check_writable()?;
         }
 
-        let environment = Arc::new(SystemEnvironment);
-        let cipher = PageCipher::new(volume_key, mine.archive, environment.clone());
         let looked = Looked::into(seen_file(&access.seen, volume_key, &mine.archive));
-        let options = txn::OpenOptions { read_only: true, memory: LEAST_MEMORY };
-        let volume = Volume::open_seen(storage.clone(), cipher, environment, mine.sequence, &options, looked.mark());
-        let volume = volume.map_err(|error| match error {
-            Error::Damaged(reason) => misfit(Error::damaged(format!(
-                "the header backup is of another archive, or the archive's commits are lost as well: {reason}"
-            ))),
-            error => error,
-        })?;
+        let volume =
+            vouch::open(storage.clone(), &mine.archive, volume_key, mine.sequence, true, &looked).map_err(|error| {
+                match error {
+                    Error::Damaged(reason) => misfit(Error::damaged(format!(
+                        "the header backup is of another archive, or the archive's commits are lost as well: {reason}"
+                    ))),
+                    error => error,
+                }
+            })?;
         let whole = present.map(|header| header.framing().copy);
         let remembered = looked.seen.as_ref().map_or(0, seen::Seen::header_sequence);
         let numbered = present.map_or(0, |header| header.framing().sequence);
@@ -86,7 +83,9 @@ impl Archive {
         let sequence = if newest { mine.sequence } else { next };
         let framing = Framing { sequence, ..mine };
         header::write_over(&*storage, whole, &framing, &backup.slots(), volume_key)?;
-        Witness::new(volume, sequence, looked, false).remember();
+        let current = Current { volume, looked, replace: false };
+        let newest = vouch::vouch(storage, &framing.archive, volume_key, sequence, current);
+        Witness::new(newest.volume, sequence, newest.looked, newest.replace).remember();
         Ok(Restored { backup: mine.sequence, known })
     }
 }

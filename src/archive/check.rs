@@ -2,8 +2,10 @@
 
 use super::Archive;
 use crate::error::Result;
+use crate::format::BLOCK;
 use crate::fs::{FileSystem, Reading, Structure};
-use crate::txn::{Audit, Finding, FindingKind};
+use crate::storage::Storage;
+use crate::txn::{Audit, Finding, FindingKind, Severity};
 
 /// What `check` found.
 #[derive(Clone, Debug, Default)]
@@ -21,8 +23,33 @@ impl Archive {
     /// Verifies structure (quick) or every page, reference and count (full), reading each page of file data once. `progress` gets
     /// (done, total), first in blocks for the pages and the space, then in inodes for the tree of files.
     pub fn check(&self, full: bool, progress: &mut dyn FnMut(u64, u64)) -> Result<CheckReport> {
-        check(&self.fs, full, progress)
+        let mut report = check(&self.fs, full, progress)?;
+        report.findings.splice(0..0, self.check_outside()?);
+        Ok(report)
     }
+
+    /// What no page tells: the header copy that is not used, and the end of the file.
+    fn check_outside(&self) -> Result<Vec<Finding>> {
+        let header = self.header_flaw.as_ref().map(|flaw| {
+            let detail = format!(
+                "{flaw}; without the other copy nothing would open, and the next writable opening or 'lockbox check --repair-header' \
+                 writes it anew"
+            );
+            Finding::new(FindingKind::Header, Severity::Minor, detail)
+        });
+        let length = partial_block(self.storage.len()?).map(|what| {
+            let detail = format!("{what}, and the next writable opening cuts it off");
+            Finding::new(FindingKind::Length, Severity::Minor, detail)
+        });
+        Ok(header.into_iter().chain(length).collect())
+    }
+}
+
+/// A part of a block at the end of a file of this length, as a sentence. Whole blocks behind the archive are no fault: after a crash the file may
+/// have grown for a commit that never came.
+pub(super) fn partial_block(length: u64) -> Option<String> {
+    let part = length % BLOCK;
+    (part > 0).then(|| format!("the file ends with a part of a block ({part} bytes) that belongs to nothing"))
 }
 
 /// [`Archive::check`] of any file system.

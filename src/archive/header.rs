@@ -3,6 +3,11 @@
 //! # Invariants
 //! H1  At every moment one copy is whole on the medium: a copy is overwritten only while the other one is valid and at least as new.
 //! H2  Nothing of a header is used for writing before its MAC and the commitment of the volume key are right.
+//! H3  Each byte of one copy follows from the other copy and the volume key. So whatever was lost or altered in the copy that is not used
+//!     shows, and is written anew from the one that is.
+//! H4  A change of the header writes one copy, passes a barrier, writes the other copy, passes a barrier, and makes a commit whose record
+//!     carries the new number. From then on an older header beside that record is refused by everybody. A crash before the commit leaves
+//!     the new header with records that do not know of it: until the next commit only who remembers the new one would notice the old one.
 
 use crate::crypto::SecretKey;
 use crate::crypto::kdf::{equal, hkdf, hmac_sha256};
@@ -17,10 +22,11 @@ pub(super) type SlotBlock = [u8; BLOCK as usize];
 /// The slots of one header copy.
 pub(super) type Slots = Box<[SlotBlock; KEY_SLOTS]>;
 
-/// The newer valid header copy, not yet authenticated, and which copies differ from it.
+/// The newer valid header copy, not yet authenticated, and the other one.
 pub(super) struct Header {
     parsed: ParsedHeader,
-    stale: [bool; 2],
+    /// The copy that is not used, or why it cannot be; None where nobody asks for it.
+    other: Option<Result<ParsedHeader>>,
     /// The lowest sequence number of the valid copies.
     settled: u64,
 }
@@ -50,10 +56,7 @@ impl Header {
             [Err(first), Err(second)] => return Err(graver(first, second)),
         };
         let settled = other.as_ref().map_or(u64::MAX, |other| other.framing.sequence).min(parsed.framing.sequence);
-        let chosen = usize::from(parsed.framing.copy);
-        let mut stale = [false; 2];
-        stale[1 - chosen] = !other.is_ok_and(|other| same_content(&parsed, &other));
-        Ok(Header { parsed, stale, settled })
+        Ok(Header { parsed, other: Some(other), settled })
     }
 
     /// Every copy that is whole in itself, the newer first, however short the file is; for rescue.
@@ -67,7 +70,7 @@ impl Header {
             copies => copies,
         };
         // Rescue neither writes nor judges ages, so nothing is taken for settled.
-        let whole = copies.into_iter().flatten().map(|parsed| Header { parsed, stale: [true; 2], settled: 0 });
+        let whole = copies.into_iter().flatten().map(|parsed| Header { parsed, other: None, settled: 0 });
         let mut whole: Vec<Header> = whole.collect();
         whole.sort_by_key(|header| std::cmp::Reverse(header.framing().sequence));
         Ok(whole)
@@ -80,7 +83,7 @@ impl Header {
     pub(super) fn of_copy(bytes: &[u8]) -> Result<Header> {
         let parsed = header::decode(bytes, 0).or_else(|first| header::decode(bytes, 1).map_err(|_| first))?;
         let settled = parsed.framing.sequence;
-        Ok(Header { parsed, stale: [true; 2], settled })
+        Ok(Header { parsed, other: None, settled })
     }
 
     /// This program knows no feature bits: whatever a newer one put there for writers or keepers of headers it cannot keep.
@@ -131,17 +134,34 @@ impl Header {
         Ok(())
     }
 
-    /// Rewrites the copy that is damaged or older. The header must be authentic (H2).
-    pub(super) fn repair(&mut self, storage: &dyn Storage, volume_key: &SecretKey) -> Result<()> {
-        for copy in 0..2u8 {
-            if self.stale[usize::from(copy)] {
-                tracing::warn!(copy, "repairing a damaged or older header copy");
-                write_copy(storage, self.framing(), &self.slots(), copy, volume_key)?;
-                self.stale[usize::from(copy)] = false;
+    /// What is wrong with the copy that is not used, as a sentence (H3). The one that is used must be authentic.
+    pub(super) fn flaw(&self, volume_key: &SecretKey) -> Option<String> {
+        let (used, copy) = (self.framing(), 1 - self.framing().copy);
+        match self.other.as_ref()? {
+            Err(Error::Damaged(reason) | Error::NotArchive(reason) | Error::UnsupportedVersion(reason)) => {
+                Some(format!("copy {copy} of the header is lost ({reason})"))
             }
+            Err(error) => Some(format!("copy {copy} of the header cannot be read ({error})")),
+            Ok(other) if other.framing.sequence < used.sequence => Some(format!(
+                "copy {copy} of the header is older than the other one: number {} instead of {}",
+                other.framing.sequence, used.sequence
+            )),
+            Ok(other) if other.bytes != encode_copy(used, &self.slots(), copy, volume_key) => {
+                Some(format!("copy {copy} of the header was altered"))
+            }
+            Ok(_) => None,
+        }
+    }
+
+    /// Writes the copy anew that is lost, altered or older, and says so. The other one must be authentic (H2).
+    pub(super) fn repair(&mut self, storage: &dyn Storage, volume_key: &SecretKey) -> Result<Option<String>> {
+        let flaw = self.flaw(volume_key);
+        if flaw.is_some() {
+            write_copy(storage, self.framing(), &self.slots(), 1 - self.framing().copy, volume_key)?;
+            self.other = None;
         }
         self.settled = self.parsed.framing.sequence;
-        Ok(())
+        Ok(flaw.map(|flaw| format!("{flaw}; it was written anew from the other copy")))
     }
 
     /// Replaces slots, given by number, kind and content, in both copies, one after the other. Both copies must be whole (see
@@ -222,10 +242,21 @@ pub(super) fn write_copy(
     copy: u8,
     volume_key: &SecretKey,
 ) -> Result<()> {
+    let bytes = encode_copy(framing, slots, copy, volume_key);
+    storage.write_at(HEADER_START[usize::from(copy)] * BLOCK, &bytes)?;
+    storage.barrier()
+}
+
+/// The bytes of a copy, with its MAC.
+pub(super) fn encode_copy(
+    framing: &Framing,
+    slots: &[SlotBlock; KEY_SLOTS],
+    copy: u8,
+    volume_key: &SecretKey,
+) -> Vec<u8> {
     let mut framing = Framing { copy, mac: [0; 32], ..framing.clone() };
     framing.mac = mac(volume_key, &framing.archive, &header::encode(&framing, slots));
-    storage.write_at(HEADER_START[usize::from(copy)] * BLOCK, &header::encode(&framing, slots))?;
-    storage.barrier()
+    header::encode(&framing, slots)
 }
 
 fn mac(volume_key: &SecretKey, archive: &ArchiveId, copy_bytes: &[u8]) -> [u8; 32] {
@@ -242,11 +273,6 @@ fn read_copy(storage: &dyn Storage, length: u64, copy: u8) -> Result<ParsedHeade
     let mut bytes = vec![0; HEADER_BYTES];
     storage.read_at(start, &mut bytes[..available])?;
     header::decode(&bytes, copy)
-}
-
-fn same_content(a: &ParsedHeader, b: &ParsedHeader) -> bool {
-    let plain = |framing: &Framing| Framing { copy: 0, mac: [0; 32], ..framing.clone() };
-    plain(&a.framing) == plain(&b.framing) && a.bytes[BLOCK as usize..] == b.bytes[BLOCK as usize..]
 }
 
 /// Which of two failed copies tells the user more.

@@ -4,9 +4,9 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::header::{Header, SlotBlock};
-use super::open::{LEAST_MEMORY, Unlocked, seen_file};
-use super::seen::{self, Looked};
+use super::open::Unlocked;
 use super::slots::{self, KeyKind, NewKey, OpenedSlot, Place, Secrets};
+use super::vouch::{Current, vouch};
 use super::{Archive, SeenOptions, UnlockLimits, Witness};
 use crate::crypto::kdf::KdfCost;
 use crate::crypto::{KeyFile, Passphrase, RecoveryCode, SecretKey};
@@ -15,9 +15,7 @@ use crate::error::{Error, Result, Timestamp};
 use crate::format::header::SLOT_EMPTY;
 use crate::format::key_slot::{Description, MOST_LABEL, Rewrap};
 use crate::format::{ArchiveId, KEY_SLOTS};
-use crate::frame::PageCipher;
 use crate::storage::{FileStorage, LockMode};
-use crate::txn::{self, Volume};
 
 /// What opens the archive for a change of its keys, and what that may cost.
 pub struct KeyAccess<'a> {
@@ -284,9 +282,7 @@ struct Change {
     header: Header,
     /// What opened it: at least one slot.
     opened: Vec<OpenedSlot>,
-    volume: Arc<Volume>,
-    looked: Looked,
-    replace: bool,
+    current: Current,
 }
 
 impl Change {
@@ -306,17 +302,8 @@ impl Change {
         let opened = unlock(&header)?;
         let volume_key = &opened.first().ok_or(Error::WrongKey)?.volume_key;
         header.authenticate(volume_key)?;
-        header.check_writable()?;
-        let archive = header.framing().archive;
-        let sequence = header.framing().sequence;
-        // Only read: what a change of the keys needs is that this is no older copy, in which the change would be lost.
-        let environment = Arc::new(SystemEnvironment);
-        let cipher = PageCipher::new(volume_key, archive, environment.clone());
-        let looked = Looked::into(seen_file(&access.seen, volume_key, &archive));
-        let options = txn::OpenOptions { read_only: true, memory: LEAST_MEMORY };
-        let volume = Volume::open_seen(storage.clone(), cipher, environment, sequence, &options, looked.mark())?;
-        let replace = seen::judge(&volume, sequence, looked.seen.as_ref(), &access.seen)?;
-        Ok(Change { storage, header, opened, volume, looked, replace })
+        let current = Current::look(storage.clone(), &header, volume_key, &access.seen)?;
+        Ok(Change { storage, header, opened, current })
     }
 
     fn archive(&self) -> &ArchiveId {
@@ -410,10 +397,14 @@ impl Change {
         let sequence = self.header.framing().sequence;
         let volume_key = &self.opened[0].volume_key;
         // A crash between the two copies must find the other one whole.
-        self.header.repair(&*self.storage, volume_key)?;
+        if let Some(mended) = self.header.repair(&*self.storage, volume_key)? {
+            tracing::warn!("{mended}");
+        }
         self.header.replace_slots(&*self.storage, &slots, volume_key)?;
-        // Both copies have reached the medium (U3).
-        Witness::new(self.volume, sequence + 1, self.looked, self.replace).remember();
+        // Both copies have reached the medium (U3, H4).
+        let archive = self.header.framing().archive;
+        let newest = vouch(self.storage.clone(), &archive, volume_key, sequence + 1, self.current);
+        Witness::new(newest.volume, sequence + 1, newest.looked, newest.replace).remember();
         Ok(())
     }
 }

@@ -28,6 +28,7 @@ mod stage;
 mod tar;
 #[cfg(test)]
 mod tests;
+mod vouch;
 
 pub use attributes::LeftAttributes;
 pub use backup::Restored;
@@ -245,6 +246,8 @@ pub struct Info {
     pub key_slots: Vec<(u8, u8)>,
     /// A sentence when recovery had to fall back one commit.
     pub fallback: Option<String>,
+    /// A sentence about each thing outside of the pages that opening it for writing put in order.
+    pub mended: Vec<String>,
 }
 
 /// An open archive.
@@ -256,6 +259,9 @@ pub struct Archive {
     archive: ArchiveId,
     witness: Arc<Witness>,
     key_slots: Vec<(u8, u8)>,
+    /// What is wrong with the header copy that is not used.
+    header_flaw: Option<String>,
+    mended: Vec<String>,
 }
 
 impl Archive {

@@ -5,6 +5,7 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 use std::sync::Arc;
 
+use super::check::partial_block;
 use super::create::name_key;
 use super::header::Header;
 use super::seen::{self, Looked, SeenFile};
@@ -78,7 +79,7 @@ impl Archive {
         Ok(Header::read(&Unlocked::open(path)?)?.framing().archive)
     }
 
-    /// Locks and opens; a writable open repairs the older header copy first and recovers.
+    /// Locks and opens; a writable open recovers, and mends what is outside of the pages ([`Info::mended`] tells what).
     pub fn open(path: &Path, key: &UnlockedKey, options: &OpenOptions) -> Result<Archive> {
         Archive::open_seen(path, key, options, &SeenOptions::default())
     }
@@ -105,8 +106,8 @@ impl Archive {
         header.authenticate(&key.volume_key)?;
         if !options.read_only {
             header.check_writable()?;
-            header.repair(&*storage, &key.volume_key)?;
         }
+        let length = storage.len()?;
         let environment = Arc::new(SystemEnvironment);
         let cipher = PageCipher::new(&key.volume_key, key.archive, environment.clone());
         let fs_options = options.file_system_options();
@@ -117,6 +118,13 @@ impl Archive {
         let mark = looked.mark();
         let volume = Volume::open_seen(storage.clone(), cipher, environment.clone(), sequence, &volume_options, mark)?;
         let replace = seen::judge(&volume, sequence, looked.seen.as_ref(), seen_options)?;
+        let mut mended = Vec::new();
+        if !options.read_only {
+            // Before the first record carries the number, and not from an older header that was just refused.
+            mended.extend(header.repair(&*storage, &key.volume_key)?);
+            mended.extend(partial_block(length).map(|what| format!("{what}; that was cut off")));
+        }
+        let header_flaw = header.flaw(&key.volume_key);
         let witness = Arc::new(Witness::new(volume.clone(), header.settled_sequence(), looked, replace));
         if let Some(limit) = options.size_limit {
             volume.limit_size(limit);
@@ -130,7 +138,7 @@ impl Archive {
         let metadata = std::fs::metadata(path).map_err(|e| Error::io(format!("cannot read {}", path.display()), e))?;
         witness.remember();
         let identity = (metadata.dev(), metadata.ino());
-        Ok(Archive { fs, storage, identity, archive: key.archive, witness, key_slots })
+        Ok(Archive { fs, storage, identity, archive: key.archive, witness, key_slots, header_flaw, mended })
     }
 
     pub fn id(&self) -> ArchiveId {
@@ -152,6 +160,7 @@ impl Archive {
             used_bytes: volume.space().1 * BLOCK,
             key_slots: self.key_slots.clone(),
             fallback: volume.fallback(),
+            mended: self.mended.clone(),
         })
     }
 

@@ -4,6 +4,7 @@ use std::cell::RefCell;
 use std::io;
 
 use zstd::bulk::{Compressor, Decompressor};
+use zstd::zstd_safe::find_frame_compressed_size;
 
 /// Bytes that tell whether compression can pay. A tenth of the time of a cell, and enough for zstd to find repetitions.
 const PROBE: usize = 4096;
@@ -47,8 +48,16 @@ pub(super) fn compress(data: &[u8], most: usize, effort: Effort) -> Option<Vec<u
     })
 }
 
-/// Decompresses what must fill `out` exactly; nothing is allocated from what the data say.
+/// A frame of the kind that others skip begins with one of sixteen numbers.
+const SKIPPABLE: u32 = 0x184D_2A50;
+
+/// Decompresses one frame, which must fill `out` exactly and have nothing before or behind it; nothing is allocated from what the data say.
 pub(super) fn decompress(data: &[u8], out: &mut [u8]) -> io::Result<()> {
+    // The library takes several frames for one, and passes by those that are to be skipped.
+    let magic = data.first_chunk::<4>().map_or(SKIPPABLE, |magic| u32::from_le_bytes(*magic));
+    if magic & !15 == SKIPPABLE || !matches!(find_frame_compressed_size(data), Ok(length) if length == data.len()) {
+        return Err(io::Error::other("not one frame"));
+    }
     DECOMPRESSOR.with_borrow_mut(|slot| {
         let decompressor = match slot {
             Some(decompressor) => decompressor,
@@ -73,4 +82,32 @@ pub(super) fn probe(data: &[u8]) -> Option<Effort> {
     };
     let fast = size(sample, Effort::Fast).unwrap_or(PROBE);
     Some(if fast <= regular + regular / 16 { Effort::Fast } else { Effort::Regular })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Specification 5.1: what the library takes beyond that, another implementation need not.
+    #[test]
+    fn what_is_decompressed_is_one_frame_and_nothing_beside_it() {
+        let frame = |data: &[u8]| zstd::bulk::compress(data, 1).unwrap();
+        let (first, second) = (frame(&[7; 500]), frame(&[8; 500]));
+        let skipped = [&SKIPPABLE.to_le_bytes()[..], &3u32.to_le_bytes(), b"abc"].concat();
+        let mut out = [0; 500];
+        decompress(&first, &mut out).unwrap();
+        assert_eq!(out, [7; 500]);
+        for wrong in [
+            [&skipped[..], &first].concat(),
+            [&first[..], &skipped].concat(),
+            [&first[..], &[0]].concat(),
+            [&first[..], &frame(&[])].concat(),
+            first[..first.len() - 1].to_vec(),
+            skipped,
+            Vec::new(),
+        ] {
+            assert!(decompress(&wrong, &mut out).is_err(), "{wrong:?}");
+        }
+        assert!(decompress(&[first, second].concat(), &mut [0; 1000]).is_err());
+    }
 }

@@ -204,6 +204,14 @@ impl Walk<'_> {
                     self.find(Finding::new(FindingKind::Record, Severity::Wrong, text));
                 }
             }
+            if !value.is_empty() {
+                let text = format!("a record of kind {} has a value", key.kind);
+                self.find(Finding::new(FindingKind::Record, Severity::Wrong, text));
+            }
+            return Ok(());
+        }
+        if matches!(key.kind, kind::INODE | kind::INLINE) && key.sub != 0 {
+            self.find_here(FindingKind::Record, "has a record with a key that no writer gives it");
             return Ok(());
         }
         if key.kind == kind::INODE {

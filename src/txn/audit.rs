@@ -158,6 +158,7 @@ impl Volume {
         let tree = self.space_tree.lock().clone();
         let total = self.space.lock().total();
         self.walk_nodes(&tree, TreeId::Space, total, &mut census)?;
+        self.find_strays(&state, &tree, &mut |finding| census.find(finding))?;
         let compared = self.compare_space(&mut census);
         report(compared, FindingKind::Space, &mut census)?;
         let compared = self.compare_counts(&state, &mut census);

@@ -33,12 +33,16 @@ pub enum FindingKind {
     Snapshot,
     /// A number of the commit record.
     Counter,
+    /// One of the two copies of the header is lost, altered or older.
+    Header,
+    /// The file has more than the archive.
+    Length,
     /// There is more than is told.
     More,
 }
 
 impl FindingKind {
-    pub const ALL: [FindingKind; 14] = [
+    pub const ALL: [FindingKind; 16] = [
         FindingKind::DataLost,
         FindingKind::RecordsLost,
         FindingKind::IndexLost,
@@ -52,6 +56,8 @@ impl FindingKind {
         FindingKind::Count,
         FindingKind::Snapshot,
         FindingKind::Counter,
+        FindingKind::Header,
+        FindingKind::Length,
         FindingKind::More,
     ];
 
@@ -71,6 +77,8 @@ impl FindingKind {
             FindingKind::Count => "count",
             FindingKind::Snapshot => "snapshot",
             FindingKind::Counter => "counter",
+            FindingKind::Header => "header",
+            FindingKind::Length => "length",
             FindingKind::More => "more",
         }
     }
@@ -83,7 +91,7 @@ pub enum Severity {
     Lost,
     /// Records contradict each other: what is read may be incomplete, and a change may do harm.
     Wrong,
-    /// Costs nothing but space, or is a wrong number.
+    /// Nothing that was stored is concerned: it costs space or a second copy, or is a wrong number.
     Minor,
 }
 

@@ -30,6 +30,7 @@ mod references;
 #[cfg_attr(not(test), expect(dead_code, reason = "model-tested with the transactions; their commands come later"))]
 mod snapshots;
 mod state;
+mod strays;
 #[cfg(test)]
 mod tests;
 mod transfer;

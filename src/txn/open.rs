@@ -129,10 +129,10 @@ impl Volume {
             let next = record.next_ino.saturating_add(INODES_OF_TRANSACTION).min(MAX_INO + 1);
             record.next_ino = record.next_ino.max(next);
         }
-        let blocks = pager.storage().len()? / BLOCK;
-        let total = record.total_blocks.min(blocks).max(MIN_BLOCKS);
-        if writable && blocks > total {
-            // Growth of a transaction that never committed. The rejected slot was scrubbed behind a barrier before.
+        let length = pager.storage().len()?;
+        let total = record.total_blocks.min(length / BLOCK).max(MIN_BLOCKS);
+        if writable && length > total * BLOCK {
+            // Growth of a transaction that never committed, or a part of a block. The rejected slot was scrubbed behind a barrier before.
             pager.storage().set_len(total * BLOCK)?;
         }
         let start = Start {

@@ -141,6 +141,14 @@ impl Volume {
         Ok(())
     }
 
+    /// A commit without changes, whose record carries the number of the header; the archive is left as it was: closed, or to be swept by
+    /// the next session. No call may follow.
+    pub(crate) fn record_header(&self) -> Result<()> {
+        let closed = self.durable.load().closed;
+        self.open_session()?;
+        if closed { self.close() } else { Ok(()) }
+    }
+
     /// Commits, drains, erases every free block, truncates the tail and writes the closed record. No call may follow.
     pub(crate) fn close(&self) -> Result<()> {
         if self.read_only {

@@ -1,6 +1,7 @@
 //! Damaged archives as their users meet them: check, rescue, compact, purge.
 
 use std::fs;
+use std::io::Write;
 
 use crate::support::{Place, describe, noise};
 
@@ -115,4 +116,31 @@ fn compact_and_purge_leave_the_content_as_it_was() {
     place.good(&["check", "--full", "a.lbx"]);
     place.good(&["extract", "a.lbx", "--to", "out"]);
     assert_eq!(describe(&place.path("tree")), describe(&place.path("out/tree")));
+}
+
+#[test]
+fn a_lost_copy_of_the_header_is_named_by_check_and_mended_by_it_or_by_the_next_writer() {
+    let place = Place::new();
+    filled(&place);
+    let whole = fs::read(place.path("a.lbx")).unwrap();
+    let said = "lockbox: a.lbx: copy 1 of the header is lost (header copy 1 has no magic); it was written anew from the other copy\n";
+    spoil(&place, 320..353);
+    let checked = place.run(&["check", "--full", "a.lbx"]);
+    assert_eq!(checked.code, 12);
+    assert!(checked.complaint.contains("copy 1 of the header is lost"), "{}", checked.complaint);
+    let checked = place.run(&["check", "--json", "a.lbx"]);
+    let report: serde_json::Value = serde_json::from_slice(&checked.out).unwrap();
+    let finding = &report["findings"][0];
+    assert_eq!((&finding["kind"], &finding["severity"]), (&"header".into(), &"minor".into()));
+    let repaired = place.run(&["check", "--repair-header", "a.lbx"]);
+    assert_eq!((repaired.code, repaired.complaint.as_str()), (0, said));
+    assert!(fs::read(place.path("a.lbx")).unwrap() == whole);
+
+    spoil(&place, 320..353);
+    fs::OpenOptions::new().append(true).open(place.path("a.lbx")).and_then(|mut file| file.write_all(b"more")).unwrap();
+    assert_eq!(place.run(&["check", "a.lbx"]).code, 12);
+    let purged = place.run(&["purge", "a.lbx"]);
+    assert!(purged.code == 0 && purged.complaint.starts_with(said), "{}", purged.complaint);
+    assert!(purged.complaint.contains("a part of a block (4 bytes)"), "{}", purged.complaint);
+    place.good(&["check", "--full", "a.lbx"]);
 }

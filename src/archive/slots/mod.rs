@@ -1,6 +1,8 @@
 //! Tries secrets on the key slots of a header, the cheapest first, within one cost budget.
 
 mod make;
+#[cfg(test)]
+mod vectors;
 
 pub use make::NewKey;
 pub(super) use make::{Place, describe, description, make, rewrap};

@@ -10,19 +10,19 @@ use crate::format::ROOT_INO;
 use crate::fs::{SetAttributes, XattrMode, mode};
 use crate::storage::{FileStorage, LockMode};
 
-struct Case {
+pub(super) struct Case {
     place: tempfile::TempDir,
 }
 
 impl Case {
-    fn new() -> Case {
+    pub(super) fn new() -> Case {
         let case = Case { place: tempfile::tempdir().unwrap() };
         let options = CreateOptions { kdf: KdfCost::TEST, creator: Creator { uid: 0, gid: 0, umask: None } };
         Archive::create(&case.path(), &passphrase("first"), &options).unwrap();
         case
     }
 
-    fn path(&self) -> PathBuf {
+    pub(super) fn path(&self) -> PathBuf {
         self.place.path().join("a.lbx")
     }
 
@@ -30,7 +30,7 @@ impl Case {
         SeenOptions { directory: Some(self.place.path().join("seen")), ..SeenOptions::default() }
     }
 
-    fn access<'a>(&self, secrets: &'a Secrets) -> KeyAccess<'a> {
+    pub(super) fn access<'a>(&self, secrets: &'a Secrets) -> KeyAccess<'a> {
         KeyAccess { secrets, limits: UnlockLimits::default(), seen: self.seen() }
     }
 
@@ -42,7 +42,7 @@ impl Case {
         self.try_open(secrets, &self.seen()).is_ok()
     }
 
-    fn try_open(&self, secrets: &Secrets, seen: &SeenOptions) -> crate::Result<Archive> {
+    pub(super) fn try_open(&self, secrets: &Secrets, seen: &SeenOptions) -> crate::Result<Archive> {
         let key = Archive::unlock_with(&self.path(), secrets, &UnlockLimits::default())?;
         Archive::open_seen(&self.path(), &key, &OpenOptions::default(), seen)
     }
@@ -63,7 +63,7 @@ fn prompts() -> Arc<dyn Prompts> {
     Arc::new(NoPrompts)
 }
 
-fn key_file() -> KeyFile {
+pub(super) fn key_file() -> KeyFile {
     KeyFile::read(&(0..64).collect::<Vec<u8>>()[..]).unwrap()
 }
 

@@ -5,6 +5,7 @@ mod compaction;
 mod damage;
 mod erasure;
 mod golden;
+mod headers;
 mod hostile;
 mod importing;
 mod key_slots;
@@ -12,6 +13,7 @@ mod keys;
 mod repacking;
 mod sample;
 mod swapped;
+mod smallest;
 
 use std::sync::Arc;
 
@@ -31,6 +33,22 @@ use crate::format::{BLOCK, HEADER_START, MIN_BLOCKS};
 use crate::fs::Creator;
 use crate::storage::simulated::{OpKind, SimulatedStorage};
 use crate::storage::{MemoryStorage, Storage};
+
+/// A file of `format-spec/vectors`.
+pub(super) fn vectors(name: &str) -> serde_json::Value {
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("format-spec/vectors");
+    serde_json::from_str(&std::fs::read_to_string(folder.join(format!("{name}.json"))).unwrap()).unwrap()
+}
+
+/// Groups of hexadecimal digits; `hh*n` repeats one byte.
+pub(super) fn unhex(value: &serde_json::Value) -> Vec<u8> {
+    let byte = |digits: &str| u8::from_str_radix(digits, 16).unwrap();
+    let group = |group: &str| match group.split_once('*') {
+        Some((digits, count)) => vec![byte(digits); count.parse().unwrap()],
+        None => (0..group.len() / 2).map(|i| byte(&group[2 * i..2 * i + 2])).collect(),
+    };
+    value.as_str().unwrap().split_whitespace().flat_map(group).collect()
+}
 
 const ARCHIVE: [u8; 16] = [7; 16];
 const KEY: [u8; 32] = [9; 32];

@@ -1,6 +1,6 @@
 //! `lockbox check`: verifies an archive.
 
-use lockbox::archive::{Finding, Lost};
+use lockbox::archive::{Archive, Finding, Lost};
 use serde_json::json;
 
 use crate::exit::{self, Failure, shown};
@@ -16,6 +16,9 @@ pub(crate) struct Args {
     /// Read and authenticate every page, not only the structure
     #[arg(long)]
     full: bool,
+    /// First write the copy of the header anew that is lost, altered or older than the other one
+    #[arg(long)]
+    repair_header: bool,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -23,7 +26,7 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let path = &args.archive.archive;
-    let archive = args.archive.read()?;
+    let (archive, repaired) = open(args)?;
     let bar = Bar::checking();
     let checked = archive.check(args.full, &mut |done, total| bar.checked(done, total));
     drop(bar);
@@ -38,6 +41,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             "directories": report.directories,
             "bytes": report.bytes,
             "findings": report.findings.iter().map(as_json).collect::<Vec<_>>(),
+            "header_repaired": repaired,
         }))?;
     } else if report.findings.is_empty() {
         let what = if args.full { "every page" } else { "the structure" };
@@ -52,6 +56,21 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     }
     let message = format!("{}: damaged archive: findings={}", shown(path), report.findings.len());
     Err(Failure::new(exit::DAMAGED, message))
+}
+
+/// The archive, and what was written anew of its header.
+fn open(args: &Args) -> Result<(Archive, Option<String>), Failure> {
+    if !args.repair_header {
+        return Ok((args.archive.read()?, None));
+    }
+    let path = &args.archive.archive;
+    let key = args.archive.unlock_alone()?;
+    let seen = args.archive.seen();
+    let repaired = Archive::repair_header(path, &key, &seen).map_err(|error| opening::failure(path, error))?;
+    if let Some(repaired) = repaired.as_ref().filter(|_| !args.json) {
+        output::complain(&format!("{}: {repaired}", shown(path)));
+    }
+    Ok((args.archive.read_with(&key)?, repaired))
 }
 
 fn as_json(finding: &Finding) -> serde_json::Value {

@@ -77,13 +77,24 @@ impl ArchiveArgs {
 
     fn open(&self, read_only: bool, sources: &Sources) -> Result<Archive, Failure> {
         let path = &self.archive;
-        let failed = |error| failure(path, error);
         probe(path, if read_only { LockMode::Shared } else { LockMode::Exclusive })?;
         let key = self.unlock(sources)?;
+        self.open_with(&key, read_only)
+    }
+
+    /// To read, with a key that was asked for before.
+    pub(crate) fn read_with(&self, key: &UnlockedKey) -> Result<Archive, Failure> {
+        self.open_with(key, true)
+    }
+
+    fn open_with(&self, key: &UnlockedKey, read_only: bool) -> Result<Archive, Failure> {
+        let path = &self.archive;
+        let failed = |error| failure(path, error);
         let options = OpenOptions { read_only, ..OpenOptions::default() };
-        let archive = Archive::open_seen(path, &key, &options, &self.seen.options()).map_err(failed)?;
-        if let Some(fallback) = archive.info().map_err(failed)?.fallback {
-            output::complain(&format!("{}: {fallback}", shown(path)));
+        let archive = Archive::open_seen(path, key, &options, &self.seen.options()).map_err(failed)?;
+        let info = archive.info().map_err(failed)?;
+        for sentence in info.fallback.iter().chain(&info.mended) {
+            output::complain(&format!("{}: {sentence}", shown(path)));
         }
         Ok(archive)
     }

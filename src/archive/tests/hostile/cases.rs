@@ -386,6 +386,26 @@ fn trees(cases: &mut Cases) {
     });
     cases.bad("records out of order", |forge| forge.live().swap(4, 9));
     cases.bad("the greatest key as a record", |forge| forge.live().push((Key::MAX, vec![1])));
+    // Readers pass by a record in a foreign place, as one of a kind that they do not know; a check tells it.
+    let strays = [
+        (TreeId::Live, Key::new(INLINE, kind::INODE, 1)),
+        (TreeId::Live, Key::new(INLINE, kind::INLINE, 1)),
+        (TreeId::Live, Key::new(INLINE, kind::HISTORY, 0)),
+        (TreeId::Live, Key::new(INLINE, kind::ORPHAN, 0)),
+        (TreeId::References, Key::new(INLINE, kind::INODE, 0)),
+        (TreeId::References, Key::new(1, kind::REFERENCE, 400)),
+        (TreeId::Snapshots, Key::new(INLINE, kind::INODE, 0)),
+        (TreeId::Snapshots, Key::new(1, kind::SNAPSHOT, 7)),
+        (TreeId::History, Key::new(INLINE, kind::INODE, 0)),
+        (TreeId::History, Key::new(7, kind::HISTORY, 1)),
+    ];
+    for (tree, key) in strays {
+        cases.bad(format!("a record in a foreign place: {tree:?} {key:?}"), |forge| forge.put(tree, key, &[0; 144]));
+    }
+    cases.bad("a mark that has a value", |forge| {
+        forge.put(TreeId::Live, Key::new(0, kind::TRIM, NOISE), b"value");
+        forge.inode(NOISE, |inode| inode.trim = 1 << 40);
+    });
     cases.borne("records of an unknown kind", |forge| {
         forge.put(TreeId::Live, Key::new(INLINE, 99, 0), b"for a later version");
     });

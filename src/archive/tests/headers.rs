@@ -1,0 +1,243 @@
+//! Headers beside the commits: one put back after a change of the keys, a copy that was lost or altered, and the end of the file.
+
+use std::path::Path;
+
+use super::keys::{Case, key_file};
+use super::*;
+use crate::archive::seen::Looked;
+use crate::archive::{FindingKind, KeyAccess, KeyName, OpenOptions, SeenOptions, Severity, vouch};
+use crate::format::ROOT_INO;
+use crate::frame::PageCipher;
+use crate::fs::mode;
+use crate::txn::Volume;
+
+/// The bytes of both copies of the header.
+fn copies(path: &Path) -> [Vec<u8>; 2] {
+    let bytes = std::fs::read(path).unwrap();
+    HEADER_START.map(|start| bytes[(start * BLOCK) as usize..][..HEADER_BYTES].to_vec())
+}
+
+fn put_back(path: &Path, copies: &[Vec<u8>; 2]) {
+    let mut bytes = std::fs::read(path).unwrap();
+    for (start, copy) in HEADER_START.iter().zip(copies) {
+        bytes[(start * BLOCK) as usize..][..HEADER_BYTES].copy_from_slice(copy);
+    }
+    std::fs::write(path, bytes).unwrap();
+}
+
+/// H4: also by who remembers nothing of the archive, and before anybody else wrote to it.
+#[test]
+fn a_header_from_before_any_change_of_keys_is_refused_at_once() {
+    let add = |path: &Path, access: &KeyAccess<'_>| {
+        Archive::add_key(path, access, &NewKey::KeyFile(&key_file()), "stick").map(drop)
+    };
+    let change = |path: &Path, access: &KeyAccess<'_>| {
+        Archive::change_passphrase(path, access, &passphrase("second"), KdfCost::TEST).map(drop)
+    };
+    let set = |path: &Path, access: &KeyAccess<'_>| {
+        Archive::set_passphrase(path, access, None, &passphrase("second"), KdfCost::TEST).map(drop)
+    };
+    let remove = |path: &Path, access: &KeyAccess<'_>| {
+        add(path, access)?;
+        Archive::remove_key(path, access, &KeyName::parse("stick")).map(drop)
+    };
+    let restore = |path: &Path, access: &KeyAccess<'_>| {
+        let backup = Archive::backup_header(path)?;
+        add(path, access)?;
+        let access = KeyAccess { seen: SeenOptions { accept_older: true, ..access.seen.clone() }, ..*access };
+        Archive::restore_header(path, &backup, &access).map(drop)
+    };
+    type Change<'a> = (&'a str, &'a dyn Fn(&Path, &KeyAccess<'_>) -> crate::Result<()>);
+    let changes: [Change<'_>; 5] =
+        [("add", &add), ("passwd", &change), ("set", &set), ("rm", &remove), ("restore", &restore)];
+    for (name, change) in changes {
+        for closed in [true, false] {
+            let case = Case::new();
+            fill_a_little(&case, closed);
+            let before = copies(&case.path());
+            let first = secrets("first");
+            let nobody = SeenOptions::default();
+            change(&case.path(), &KeyAccess { seen: nobody.clone(), ..case.access(&first) }).unwrap();
+            let after = copies(&case.path());
+            put_back(&case.path(), &before);
+            let opened = case.try_open(&first, &nobody);
+            assert!(matches!(&opened, Err(Error::Older(text)) if text.contains("header")), "{name}, closed={closed}");
+            put_back(&case.path(), &after);
+            let with = if ["passwd", "set"].contains(&name) { secrets("second") } else { first };
+            let key = Archive::unlock_with(&case.path(), &with, &UnlockLimits::default()).unwrap();
+            let options = OpenOptions { read_only: true, ..OpenOptions::default() };
+            let archive = Archive::open(&case.path(), &key, &options).unwrap();
+            assert_eq!(archive.info().unwrap().closed, closed, "{name}");
+            assert_eq!(archive.check(true, &mut |_, _| {}).unwrap().findings, [], "{name}, closed={closed}");
+            let ino = archive.file_system().lookup(ROOT_INO, b"file").unwrap().ino;
+            assert_eq!(archive.file_system().read(ino, 0, 100).unwrap(), b"content");
+        }
+    }
+}
+
+/// One small file; without `closed` the session ends as a crash would end it.
+fn fill_a_little(case: &Case, closed: bool) {
+    let archive = case.try_open(&secrets("first"), &SeenOptions::default()).unwrap();
+    let fs = archive.file_system();
+    let owner = Creator { uid: 0, gid: 0, umask: None };
+    let made = fs.make_node(ROOT_INO, b"file", mode::REGULAR | 0o644, 0, owner).unwrap();
+    fs.write(made.ino, 0, b"content").unwrap();
+    fs.sync().unwrap();
+    if closed {
+        archive.close().unwrap();
+    }
+}
+
+/// H4: wherever the power fails, no record knows of a newer header than the one that is used, so that no crash looks like a header put
+/// back; and one set of keys opens the archive.
+#[test]
+fn a_power_cut_anywhere_before_the_commit_that_follows_new_keys_looks_like_no_older_header() {
+    let mut cuts = 0;
+    for seed in 0..6 {
+        println!("seed {seed}");
+        let chance = SeededEnvironment::new(seed);
+        let memory = Arc::new(archive(&[(0, "old", KdfCost::TEST)]));
+        let cipher = || PageCipher::new(&key(), ARCHIVE, Arc::new(SeededEnvironment::new(5)));
+        let volume = Volume::create(memory.clone(), cipher(), Arc::new(SeededEnvironment::new(6)), 1).unwrap();
+        volume.commit().unwrap();
+        volume.close().unwrap();
+        let record_of = |storage: Arc<dyn Storage>| {
+            let volume = vouch::open(storage, &ARCHIVE, &key(), 1, true, &Looked::default()).unwrap();
+            (volume.durable().header_sequence, volume)
+        };
+        let storage = SimulatedStorage::from_contents(&memory.contents());
+        let images: Arc<Mutex<Vec<Arc<SimulatedStorage>>>> = Arc::default();
+        let hook = {
+            let (weak, images) = (Arc::downgrade(&storage), images.clone());
+            move |_: &OpKind| {
+                let Some(storage) = weak.upgrade() else { return };
+                images.lock().push(storage.process_death());
+                for _ in 0..3 {
+                    images.lock().push(storage.crash_random(&mut || chance.next_u64()));
+                }
+            }
+        };
+        let (number, before) = record_of(storage.clone());
+        assert_eq!(number, 1);
+        storage.on_op(Box::new(hook));
+        let new = slot(0, "new", KdfCost::TEST);
+        Header::read(&*storage).unwrap().replace_slots(&*storage, &[(0, (SLOT_PASSPHRASE, new))], &key()).unwrap();
+        let before = vouch::Current { volume: before, looked: Looked::default(), replace: false };
+        vouch::vouch(storage.clone(), &ARCHIVE, &key(), 2, before);
+        storage.on_op(Box::new(|_| {}));
+        assert_eq!(record_of(storage.clone()).0, 2);
+        for image in images.lock().drain(..) {
+            cuts += 1;
+            assert_ne!(opens(&*image, "new"), opens(&*image, "old"), "exactly one of the two opens it");
+            let used = Header::read(&*image).unwrap().framing().sequence;
+            assert!(record_of(image).0 <= used);
+        }
+    }
+    assert!(cuts > 200, "only {cuts}");
+}
+
+fn read_only() -> OpenOptions {
+    OpenOptions { read_only: true, ..OpenOptions::default() }
+}
+
+/// What a full check finds: kind and severity.
+fn findings(case: &Case, key: &UnlockedKey) -> Vec<(FindingKind, Severity, String)> {
+    let archive = Archive::open(&case.path(), key, &read_only()).unwrap();
+    let report = archive.check(true, &mut |_, _| {}).unwrap();
+    report.findings.into_iter().map(|finding| (finding.kind, finding.severity, finding.detail)).collect()
+}
+
+/// Who has no key can make the checksum right, but not the MAC.
+fn with_checksum(mut copy: Vec<u8>) -> Vec<u8> {
+    use sha2::Digest;
+    copy[4064..4096].fill(0);
+    let sum: [u8; 32] = sha2::Sha256::digest(&copy).into();
+    copy[4064..4096].copy_from_slice(&sum);
+    copy
+}
+
+/// H3: whichever copy it is and however it was altered; an opening for writing mends it, or a command that does nothing else.
+#[test]
+fn a_copy_of_the_header_that_was_lost_or_altered_is_found_and_mended() {
+    let case = Case::new();
+    fill_a_little(&case, true);
+    let key = Archive::unlock(&case.path(), &passphrase("first")).unwrap();
+    let whole = std::fs::read(case.path()).unwrap();
+    let [first, second] = copies(&case.path());
+    assert_eq!(findings(&case, &key), []);
+    let flipped = |copy: &[u8], at: usize| {
+        let mut copy = copy.to_vec();
+        copy[at] ^= 1;
+        copy
+    };
+    let older = Framing { sequence: 0, copy: 1, ..Header::of_copy(&second).unwrap().framing().clone() };
+    let older = header::encode_copy(&older, &Header::of_copy(&second).unwrap().slots(), 1, &key.volume_key);
+    let spoilt: [([Vec<u8>; 2], &str); 7] = [
+        ([vec![0; HEADER_BYTES], second.clone()], "copy 0 of the header is lost (header copy 0 has no magic)"),
+        ([first.clone(), vec![0; HEADER_BYTES]], "copy 1 of the header is lost (header copy 1 has no magic)"),
+        ([flipped(&first, 9000), second.clone()], "copy 0 of the header is lost (header checksum differs: copy=0)"),
+        ([first.clone(), flipped(&second, 70)], "copy 1 of the header is lost (header checksum differs: copy=1)"),
+        ([first.clone(), older], "copy 1 of the header is older than the other one: number 0 instead of 1"),
+        // The MAC alone, a feature bit that may be ignored.
+        ([first.clone(), with_checksum(flipped(&second, 4040))], "copy 1 of the header was altered"),
+        ([first.clone(), with_checksum(flipped(&second, 40))], "copy 1 of the header was altered"),
+    ];
+    for (copies, what) in spoilt {
+        put_back(&case.path(), &copies);
+        let found = findings(&case, &key);
+        assert!(
+            matches!(&found[..], [(FindingKind::Header, Severity::Minor, said)] if said.starts_with(what)),
+            "{found:?}"
+        );
+        let said = Archive::repair_header(&case.path(), &key, &SeenOptions::default()).unwrap();
+        assert_eq!(said, Some(format!("{what}; it was written anew from the other copy")));
+        assert!(std::fs::read(case.path()).unwrap() == whole, "{what}: something else was changed");
+
+        put_back(&case.path(), &copies);
+        let archive = Archive::open(&case.path(), &key, &OpenOptions::default()).unwrap();
+        assert_eq!(archive.info().unwrap().mended, [said.unwrap()]);
+        assert_eq!(archive.check(true, &mut |_, _| {}).unwrap().findings, []);
+        drop(archive);
+        assert!(std::fs::read(case.path()).unwrap() == whole, "{what}");
+    }
+    assert_eq!(Archive::repair_header(&case.path(), &key, &SeenOptions::default()).unwrap(), None);
+}
+
+/// An older header with one copy is refused before the other copy is written from it.
+#[test]
+fn an_older_header_is_not_written_to_the_other_copy() {
+    let case = Case::new();
+    let before = copies(&case.path());
+    let first = secrets("first");
+    let access = KeyAccess { seen: SeenOptions::default(), ..case.access(&first) };
+    Archive::add_key(&case.path(), &access, &NewKey::KeyFile(&key_file()), "").unwrap();
+    put_back(&case.path(), &[before[0].clone(), vec![0; HEADER_BYTES]]);
+    let put = std::fs::read(case.path()).unwrap();
+    assert!(matches!(case.try_open(&first, &SeenOptions::default()), Err(Error::Older(_))));
+    let key = Archive::unlock(&case.path(), &passphrase("first")).unwrap();
+    let repaired = Archive::repair_header(&case.path(), &key, &SeenOptions::default());
+    assert!(matches!(repaired, Err(Error::Older(_))));
+    assert!(std::fs::read(case.path()).unwrap() == put, "something was written");
+}
+
+#[test]
+fn a_part_of_a_block_behind_the_archive_is_told_and_cut_off() {
+    let case = Case::new();
+    let key = Archive::unlock(&case.path(), &passphrase("first")).unwrap();
+    let whole = std::fs::read(case.path()).unwrap();
+    // Whole blocks may be what a crash left.
+    for (more, part) in [(1, Some(1)), (4095, Some(4095)), (8192, None), (8193, Some(1))] {
+        std::fs::write(case.path(), [&whole[..], &vec![7; more]].concat()).unwrap();
+        let said = part.map(|part| format!("the file ends with a part of a block ({part} bytes)"));
+        match (&findings(&case, &key)[..], &said) {
+            ([], None) => {}
+            ([(FindingKind::Length, Severity::Minor, found)], Some(said)) if found.starts_with(said) => {}
+            (found, _) => panic!("{more}: {found:?}"),
+        }
+        let archive = Archive::open(&case.path(), &key, &OpenOptions::default()).unwrap();
+        let mended = archive.info().unwrap().mended;
+        assert_eq!(mended.len(), usize::from(part.is_some()), "{more}: {mended:?}");
+        archive.close().unwrap();
+        assert!(std::fs::read(case.path()).unwrap() == whole, "{more}");
+    }
+}

@@ -1,0 +1,102 @@
+//! What surrounds a change of the header: the archive is looked at before, and a commit names the new header behind it (H4).
+
+use std::path::Path;
+use std::sync::Arc;
+
+use super::header::Header;
+use super::open::{LEAST_MEMORY, seen_file};
+use super::seen::{self, Looked};
+use super::{Archive, SeenOptions, UnlockedKey};
+use crate::crypto::SecretKey;
+use crate::env::SystemEnvironment;
+use crate::error::{Error, Result};
+use crate::format::ArchiveId;
+use crate::frame::PageCipher;
+use crate::storage::{FileStorage, LockMode, Storage};
+use crate::txn::{self, Volume};
+
+/// An archive that may be changed, as far as its user knows.
+pub(super) struct Current {
+    pub(super) volume: Arc<Volume>,
+    pub(super) looked: Looked,
+    /// What is remembered was contradicted, and that was accepted.
+    pub(super) replace: bool,
+}
+
+impl Current {
+    /// Only reads: what a change of the header needs is that this is no older copy, in which the change would be lost. The header must be authentic.
+    ///
+    /// # Errors
+    /// `Older` and `Forked` unless accepted, `Damaged` when no commit can be trusted.
+    pub(super) fn look(
+        storage: Arc<dyn Storage>,
+        header: &Header,
+        volume_key: &SecretKey,
+        seen: &SeenOptions,
+    ) -> Result<Current> {
+        header.check_writable()?;
+        let (archive, sequence) = (header.framing().archive, header.framing().sequence);
+        let looked = Looked::into(seen_file(seen, volume_key, &archive));
+        let volume = open(storage, &archive, volume_key, sequence, true, &looked)?;
+        let replace = seen::judge(&volume, sequence, looked.seen.as_ref(), seen)?;
+        Ok(Current { volume, looked, replace })
+    }
+}
+
+/// Opens the commits of an archive beside a header with this number.
+pub(super) fn open(
+    storage: Arc<dyn Storage>,
+    archive: &ArchiveId,
+    volume_key: &SecretKey,
+    header_sequence: u64,
+    read_only: bool,
+    looked: &Looked,
+) -> Result<Arc<Volume>> {
+    let environment = Arc::new(SystemEnvironment);
+    let cipher = PageCipher::new(volume_key, *archive, environment.clone());
+    let options = txn::OpenOptions { read_only, memory: LEAST_MEMORY };
+    Volume::open_seen(storage, cipher, environment, header_sequence, &options, looked.mark())
+}
+
+/// H4: commits the number of a header that is on the medium in both copies. Gives the newest commit, to be remembered.
+///
+/// The change of the keys is done when this is called. So what keeps the commit from being made (a full disk, damage in the space map) is told
+/// and is no failure of the change: the next commit of anybody makes up for it.
+pub(super) fn vouch(
+    storage: Arc<dyn Storage>,
+    archive: &ArchiveId,
+    volume_key: &SecretKey,
+    header_sequence: u64,
+    before: Current,
+) -> Current {
+    let committed = open(storage, archive, volume_key, header_sequence, false, &before.looked)
+        .and_then(|volume| volume.record_header().map(|()| volume));
+    match committed {
+        Ok(volume) => Current { volume, ..before },
+        Err(error) => {
+            tracing::warn!(
+                "the keys are changed, but no commit could be made that says so ({error}): until the next one, the header of before could \
+                 be put back unnoticed, and its keys would open the archive again"
+            );
+            before
+        }
+    }
+}
+
+impl Archive {
+    /// Writes the copy of the header anew that is lost, altered or older than the other one, and gives a sentence about it; None when both
+    /// are as they should be. Nothing else is changed.
+    ///
+    /// # Errors
+    /// As [`Archive::open_seen`] for writing.
+    pub fn repair_header(path: &Path, key: &UnlockedKey, seen: &SeenOptions) -> Result<Option<String>> {
+        let storage = Arc::new(FileStorage::open(path, LockMode::Exclusive)?);
+        let mut header = Header::read(&*storage)?;
+        if header.framing().archive != key.archive {
+            return Err(Error::damaged("another archive took the place of the one that was unlocked"));
+        }
+        header.authenticate(&key.volume_key)?;
+        Current::look(storage.clone(), &header, &key.volume_key, seen)?;
+        header.repair(&*storage, &key.volume_key)
+    }
+}

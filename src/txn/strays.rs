@@ -1,0 +1,43 @@
+//! Looks for records where no writer puts them, in the trees beside that of the files (specification 6.2): readers pass them by.
+
+use super::Volume;
+use super::finding::{Finding, FindingKind, Severity};
+use super::state::State;
+use crate::btree::Tree;
+use crate::error::Result;
+use crate::format::{Key, TreeId, kind};
+
+/// Whether a key of this kind has its place there. Of the tree of files the walk over the files tells.
+fn belongs(tree: TreeId, key: Key) -> bool {
+    match (tree, key.kind) {
+        (TreeId::Live, _) | (TreeId::References, kind::DEAD) => true,
+        (TreeId::References, kind::REFERENCE) | (TreeId::History, kind::HISTORY) => key.object == 0,
+        (TreeId::Snapshots, kind::SNAPSHOT) | (TreeId::Space, kind::SPACE) => key.sub == 0,
+        _ => false,
+    }
+}
+
+impl Volume {
+    /// Tells each record that has no business in its tree. Nodes that cannot be read are told by who counts the pages.
+    pub(super) fn find_strays(&self, state: &State, space: &Tree, found: &mut dyn FnMut(Finding)) -> Result<()> {
+        let trees = &state.trees;
+        for (tree, id) in [
+            (&trees.references, TreeId::References),
+            (&trees.snapshots, TreeId::Snapshots),
+            (&trees.history, TreeId::History),
+            (space, TreeId::Space),
+        ] {
+            let look = &mut |key: Key, _: &[u8]| {
+                if !belongs(id, key) {
+                    let (number, Key { object, kind, sub }) = (id as u8, key);
+                    let text =
+                        format!("tree {number} has a record that does not belong there: ({object}, {kind}, {sub})");
+                    found(Finding::new(FindingKind::Record, Severity::Wrong, text));
+                }
+                Ok(())
+            };
+            tree.scan_surviving(&self.store, look, &mut |_| Ok(()))?;
+        }
+        Ok(())
+    }
+}
