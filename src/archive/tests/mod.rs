@@ -12,8 +12,8 @@ mod key_slots;
 mod keys;
 mod repacking;
 mod sample;
-mod swapped;
 mod smallest;
+mod swapped;
 
 use std::sync::Arc;
 
