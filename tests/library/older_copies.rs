@@ -96,9 +96,14 @@ fn a_header_from_before_a_change_of_the_passphrase_is_refused() {
         bytes[range.clone()].copy_from_slice(&before[range]);
     }
     fs::write(&path, bytes).unwrap();
-    let ended = place.run(&["ls", "a.lbx"]);
-    assert_eq!(ended.code, OLDER, "{}", ended.complaint);
-    assert!(ended.complaint.contains("header"), "{}", ended.complaint);
+    // Who saw the change, and who remembers nothing.
+    for home in ["state", "another"] {
+        let mut command = place.command();
+        command.env("XDG_STATE_HOME", place.path(home)).env("LOCKBOX_PASSFILE", place.path("pass"));
+        let ended = end(command.args(["ls", "a.lbx"]));
+        assert_eq!(ended.code, OLDER, "{}", ended.complaint);
+        assert!(ended.complaint.contains("header"), "{}", ended.complaint);
+    }
 }
 
 #[test]

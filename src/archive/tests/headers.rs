@@ -88,6 +88,27 @@ fn fill_a_little(case: &Case, closed: bool) {
     }
 }
 
+/// An archive whose first session was closed; "old" opens it.
+fn with_commits() -> Arc<MemoryStorage> {
+    let memory = Arc::new(archive(&[(0, "old", KdfCost::TEST)]));
+    let cipher = PageCipher::new(&key(), ARCHIVE, Arc::new(SeededEnvironment::new(5)));
+    let volume = Volume::create(memory.clone(), cipher, Arc::new(SeededEnvironment::new(6)), 1).unwrap();
+    volume.commit().unwrap();
+    volume.close().unwrap();
+    memory
+}
+
+/// H4: what keeps the commit from being made is told, and does not undo the change.
+#[test]
+fn a_change_of_keys_stands_also_without_its_commit() {
+    let volume = vouch::open(with_commits(), &ARCHIVE, &key(), 1, true, &Looked::default()).unwrap();
+    let before = vouch::Current { volume, looked: Looked::default(), replace: false };
+    let without = Arc::new(archive(&[(0, "new", KdfCost::TEST)]));
+    let after = vouch::vouch(without.clone(), &ARCHIVE, &key(), 2, before);
+    assert_eq!(after.volume.durable().header_sequence, 1);
+    assert!(opens(&*without, "new"));
+}
+
 /// H4: wherever the power fails, no record knows of a newer header than the one that is used, so that no crash looks like a header put
 /// back; and one set of keys opens the archive.
 #[test]
@@ -96,11 +117,7 @@ fn a_power_cut_anywhere_before_the_commit_that_follows_new_keys_looks_like_no_ol
     for seed in 0..6 {
         println!("seed {seed}");
         let chance = SeededEnvironment::new(seed);
-        let memory = Arc::new(archive(&[(0, "old", KdfCost::TEST)]));
-        let cipher = || PageCipher::new(&key(), ARCHIVE, Arc::new(SeededEnvironment::new(5)));
-        let volume = Volume::create(memory.clone(), cipher(), Arc::new(SeededEnvironment::new(6)), 1).unwrap();
-        volume.commit().unwrap();
-        volume.close().unwrap();
+        let memory = with_commits();
         let record_of = |storage: Arc<dyn Storage>| {
             let volume = vouch::open(storage, &ARCHIVE, &key(), 1, true, &Looked::default()).unwrap();
             (volume.durable().header_sequence, volume)
