@@ -127,7 +127,7 @@ impl Book {
         created_at: UnixSeconds,
         expires_at: UnixSeconds,
     ) -> Result<()> {
-        self.pages.shares.retain(|entry| entry.expires_at + KEPT > created_at);
+        self.pages.shares.retain(|entry| entry.expires_at.saturating_add(KEPT) > created_at);
         let label = label.map(str::to_owned);
         self.pages.shares.push(Entry { handle, server: name(server), label, created_at, expires_at });
         state::write(&self.path, &self.pages)
@@ -192,6 +192,10 @@ mod tests {
         assert!(book.find("none").unwrap_err().to_string().contains("no share none"));
         book.add(&url, handle("1000000000004"), None, 201 + KEPT, 300 + KEPT).unwrap();
         assert_eq!(book.entries().count(), 1);
+        // A server may say anything of the time.
+        book.add(&url, handle("1000000000005"), None, 202 + KEPT, u64::MAX).unwrap();
+        book.add(&url, handle("1000000000006"), None, 203 + KEPT, 300 + KEPT).unwrap();
+        assert_eq!(book.entries().count(), 3);
     }
 
     #[test]

@@ -5,6 +5,7 @@ use lockbox_share_protocol::handle::Handle;
 use zeroize::Zeroizing;
 
 use crate::error::{Error, Result};
+use crate::http::Server;
 use crate::secret::{FRAGMENT_LETTERS, Secret};
 
 /// Longer input is a mistake, such as a whole file.
@@ -25,9 +26,12 @@ impl Link {
     /// The link of a new share; `url` is what the server calls it.
     ///
     /// # Errors
-    /// When the server's URL is none of a share.
+    /// When the server's URL is none of a share: whoever gets the link opens it, and it is shown on a terminal.
     pub fn new(url: &str, secret: Secret) -> Result<Link> {
-        let (base, handle) = split_url(url).ok_or(Error::NotALink("the server named its share in an unknown way"))?;
+        let is_plain = |base: &str| base.bytes().all(|byte| byte.is_ascii_graphic()) && Server::parse(base).is_ok();
+        let (base, handle) = split_url(url)
+            .filter(|(base, _)| is_plain(base))
+            .ok_or(Error::NotALink("the server named its share in an unknown way"))?;
         Ok(Link { base: base.to_owned(), handle, secret })
     }
 
@@ -197,6 +201,32 @@ mod tests {
         ] {
             let read = Link::parse(&mangled).map(|read| read.to_text().to_string());
             assert_eq!(read.as_deref().ok(), Some(link.as_str()), "{mangled}");
+        }
+    }
+
+    #[test]
+    fn a_server_names_its_shares_by_plain_urls_only() {
+        let named = |base: &str| Link::new(&format!("{base}/s/1482719382210"), Secret::sample()).is_ok();
+        for base in
+            ["https://share.example.org", "http://127.0.0.1:7377", "https://example.org/some/path", "http://[::1]:80"]
+        {
+            assert!(named(base), "{base}");
+        }
+        for base in [
+            "file:///etc",
+            "javascript://x",
+            "ftp://example.org",
+            "https://a\u{1b}]0;owned\u{7}",
+            "https://a\nhttps://b",
+            "https://a b",
+            "https://a/\u{9b}31m",
+            "https://ex\u{e4}mple.org",
+            "https://a/\u{202e}moc",
+            "https://a/?x=1",
+            "https://a/#x",
+            "https://",
+        ] {
+            assert!(!named(base), "{base:?}");
         }
     }
 

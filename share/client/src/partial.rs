@@ -2,11 +2,12 @@
 
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use nix::errno::Errno;
 use nix::fcntl::{AT_FDCWD, FallocateFlags, RenameFlags, fallocate, renameat2};
+use nix::unistd::geteuid;
 use sha2::{Digest as _, Sha256};
 
 use crate::error::{Error, Result};
@@ -44,13 +45,19 @@ impl Partial {
     /// Opens the file that `note` names in `directory`; with what it has, or empty.
     ///
     /// # Errors
-    /// When the directory cannot be written, or another program receives the same link there.
+    /// When the directory cannot be written, another program receives the same link there, or the name is somebody else's: who shares the
+    /// directory could have made a file there, or a link to another file of this user, and would read or choose what is received.
     pub(crate) fn open(directory: &Path, note: &str, resume: bool) -> Result<Partial> {
         let path = directory.join(format!(".lockbox-{note}.part"));
         let mut options = File::options();
         options.read(true).write(true).create(true).mode(0o600).custom_flags(nix::libc::O_NOFOLLOW);
         let failed = || Error::io(format!("cannot write in {}", directory.display()));
         let file = options.open(&path).map_err(failed())?;
+        let found = file.metadata().map_err(failed())?;
+        if !found.is_file() || found.uid() != geteuid().as_raw() || found.nlink() != 1 {
+            return Err(Error::Invalid(format!("{} is not a file of this user alone; take it away", path.display())));
+        }
+        file.set_permissions(fs::Permissions::from_mode(0o600)).map_err(failed())?;
         match file.try_lock() {
             Ok(()) => {}
             Err(fs::TryLockError::WouldBlock) => {
@@ -108,6 +115,7 @@ impl Partial {
     pub(crate) fn finish(mut self, place: &Place, sent_name: &str) -> Result<PathBuf> {
         let failed = || Error::io("cannot write what was received");
         self.file.flush().and_then(|()| self.file.sync_all()).map_err(failed())?;
+        self.must_be_at(&self.path)?;
         let target = match place {
             Place::Exactly { path, replace } => {
                 self.rename(path, *replace)?;
@@ -115,8 +123,20 @@ impl Partial {
             }
             Place::In { directory, replace } => self.rename_free(directory, &name::safe(sent_name), *replace)?,
         };
+        self.must_be_at(&target)?;
         File::open(place.directory()).and_then(|directory| directory.sync_all()).map_err(failed())?;
         Ok(target)
+    }
+
+    /// Names are all that a rename knows, and who shares the directory may have put another file under one.
+    fn must_be_at(&self, path: &Path) -> Result<()> {
+        let failed = || Error::io("cannot write what was received");
+        let mine = self.file.metadata().map_err(failed())?;
+        match path.symlink_metadata() {
+            Ok(there) if (there.dev(), there.ino()) == (mine.dev(), mine.ino()) => Ok(()),
+            Ok(_) => Err(Error::Damaged(format!("somebody put another file at {}", path.display()))),
+            Err(error) => Err(failed()(error)),
+        }
     }
 
     fn rename_free(&self, directory: &Path, name: &str, replace: bool) -> Result<PathBuf> {
@@ -188,6 +208,46 @@ mod tests {
         std::os::unix::fs::symlink("precious", place.path().join(".lockbox-n.part")).unwrap();
         assert!(Partial::open(place.path(), "n", false).is_err());
         assert_eq!(fs::read(place.path().join("precious")).unwrap(), b"old");
+    }
+
+    #[test]
+    fn a_file_that_somebody_made_before_is_not_written() {
+        let place = tempfile::tempdir().unwrap();
+        let part = place.path().join(".lockbox-n.part");
+        let refused = |what: &str| {
+            let told = Partial::open(place.path(), "n", true).map(drop).unwrap_err().to_string();
+            assert!(told.contains("not a file of this user alone"), "{what}: {told}");
+            fs::remove_file(&part).unwrap();
+        };
+        // Another name of a precious file, which would be cut to nothing.
+        fs::write(place.path().join("precious"), "old").unwrap();
+        fs::hard_link(place.path().join("precious"), &part).unwrap();
+        refused("hard link");
+        assert_eq!(fs::read(place.path().join("precious")).unwrap(), b"old");
+        nix::unistd::mkfifo(&part, nix::sys::stat::Mode::S_IRWXU).unwrap();
+        refused("pipe");
+        if geteuid().is_root() {
+            fs::write(&part, "").unwrap();
+            std::os::unix::fs::chown(&part, Some(65_534), None).unwrap();
+            refused("another user's");
+        }
+        fs::write(&part, "").unwrap();
+        fs::set_permissions(&part, fs::Permissions::from_mode(0o666)).unwrap();
+        drop(received(place.path()));
+        assert_eq!(fs::metadata(&part).unwrap().mode() & 0o777, 0o600);
+    }
+
+    #[test]
+    fn a_file_that_was_put_in_its_place_does_not_get_the_name() {
+        let place = tempfile::tempdir().unwrap();
+        let partial = received(place.path());
+        fs::rename(place.path().join(".lockbox-n.part"), place.path().join("away")).unwrap();
+        fs::write(place.path().join(".lockbox-n.part"), "false").unwrap();
+        fs::write(place.path().join("a.txt"), "old").unwrap();
+        let told =
+            partial.finish(&Place::Exactly { path: place.path().join("a.txt"), replace: true }, "x").unwrap_err();
+        assert!(matches!(told, Error::Damaged(_)), "{told}");
+        assert_eq!(fs::read(place.path().join("a.txt")).unwrap(), b"old");
     }
 
     #[test]

@@ -28,6 +28,8 @@ use crate::state;
 const REPEAT: Duration = Duration::from_secs(api::REPEAT_SECONDS - 10);
 /// Patience of a download whose lease says nothing better.
 const LEAST_PATIENCE: Duration = Duration::from_secs(10);
+/// A server may say anything; a lease ends a day after the claim.
+const MOST_PATIENCE: Duration = Duration::from_secs(86_400);
 /// Shares live for a week at most, unless a server was told otherwise.
 const NOTES_KEPT: Duration = Duration::from_secs(30 * 86_400);
 /// The end of a share is told so often before the daemon is left to find out by itself.
@@ -210,14 +212,21 @@ impl<'a> Claimant<'a> {
 
     /// The description, and the content when it is in the capsule.
     fn opened(&self) -> Result<(Meta, Zeroizing<Vec<u8>>)> {
-        open::capsule(self.link.secret(), &self.capsule)
+        let (meta, content) = open::capsule(self.link.secret(), &self.capsule)?;
+        // What is sealed is longer than its content. No room is kept for what a sender only says.
+        if let Content::Spooled { size, .. } = self.capsule.content()
+            && meta.size > size
+        {
+            return Err(Error::Damaged(format!("{size} bytes cannot hold the {} of its description", meta.size)));
+        }
+        Ok((meta, content))
     }
 
     fn download<'b>(&'b self, size: u64, digest: Digest, progress: &'b dyn Fn(u64)) -> Result<Download<'b>> {
         let Some((token, expires_in)) = &self.lease else {
             return Err(self.client.foreign("it gave no leave to download".into()));
         };
-        let patience = self.patience.unwrap_or(Duration::from_secs(*expires_in).max(LEAST_PATIENCE));
+        let patience = self.patience.unwrap_or(Duration::from_secs(*expires_in).clamp(LEAST_PATIENCE, MOST_PATIENCE));
         let lot = Lot { client: self.client, handle: self.link.handle(), token, size, digest, patience };
         Ok(Download::new(lot, progress))
     }

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)] // a failed step fails the test
 
 mod daemon;
+mod hostile;
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -11,9 +12,13 @@ use std::time::Duration;
 
 use lockbox_share_client::Error;
 use lockbox_share_client::link::Link;
+use lockbox_share_client::meta::Meta;
+use lockbox_share_client::protocol::capsule::Content;
 use lockbox_share_client::protocol::message::ErrorCode;
 use lockbox_share_client::protocol::token::OwnerToken;
 use lockbox_share_client::receive::{self, Options, Receipt, Target};
+use lockbox_share_client::seal;
+use lockbox_share_client::secret::Secret;
 use lockbox_share_client::sharing::{self, Terms};
 use lockbox_share_client::source::FileSource;
 use tempfile::TempDir;
@@ -255,6 +260,23 @@ fn tampered_ciphertext_is_never_named() {
             }
         }
     }
+}
+
+/// A sender says anything of a content: no room is kept for more than what is sealed can hold.
+#[test]
+fn a_description_of_more_than_was_sealed_is_damage() {
+    let place = Place::new();
+    let link = place.share(4 * PIECE);
+    let secret = Secret::from_fragment(&link.secret().fragment()).unwrap();
+    let mut inner = place.daemon.inner.lock().unwrap();
+    let share = inner.shares.values_mut().next().unwrap();
+    let Content::Spooled { size, digest } = share.capsule.content() else { panic!("the content is beside it") };
+    let meta = Meta { name: "report.bin".into(), size: 1 << 40, sha256: digest };
+    share.capsule = seal::spooled(&secret, &meta, size, digest).unwrap();
+    drop(inner);
+    let error = place.receive(&link, false).unwrap_err();
+    assert!(matches!(&error, Error::Damaged(told) if told.contains("cannot hold")), "{error}");
+    assert!(place.names().is_empty());
 }
 
 #[test]
