@@ -39,7 +39,7 @@ impl FileSystem {
         let result = {
             // The size is a writer's business (truncation looks at it and at what is staged together).
             let _turn = file.turn.lock();
-            let now = self.environment.now();
+            let now = self.environment.stamp();
             self.volume.operate(1, false, |op| {
                 let mut inode = inode::load(op.view(), ino)?;
                 if !keep_size {

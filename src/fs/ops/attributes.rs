@@ -60,7 +60,7 @@ impl FileSystem {
         // The inode, its access list, and an xattr that goes. Permissions can be taken away on a full disk.
         let records = 1 + acl::RECORDS_OF_CHMOD + xattr::RECORDS_OF_VALUE;
         let inode = self.volume.operate(records, true, |op| {
-            let now = self.environment.now();
+            let now = self.environment.stamp();
             let mut inode = inode::load(op.view(), ino)?;
             if let Some(mode) = set.mode {
                 acl::change_mode(op, &self.name_key, ino, &mut inode, mode)?;
@@ -93,7 +93,7 @@ impl FileSystem {
         if set.kill_set_id || set.mode.is_some() {
             self.set_privileges(ino, &set)?;
         }
-        let now = self.environment.now();
+        let now = self.environment.stamp();
         let inode = self.truncate(ino, size, &mut |inode| apply(inode, &set, now))?;
         self.finish_change()?;
         Ok(attributes_of(ino, &inode, self.presence(ino)?.1))

@@ -166,7 +166,7 @@ impl FileSystem {
             }
             self.clear_staged(copy.target, &range)?;
             self.move_inline_to_page(copy.target)?;
-            let now = self.environment.now();
+            let now = self.environment.stamp();
             // Inode; extents of both; what is cut of the target is bounded in the step itself.
             let records = 1 + shared.1 * extents::RECORDS_PER_PIECE + STEP as u64;
             let step = self.volume.operate(records, false, |op| {
@@ -200,7 +200,7 @@ impl FileSystem {
         // The source may have been cut since: what is gone reads as a hole.
         data.resize(length as usize, 0);
         self.write_in_turn(copy.target, part.to..part.to + length, &data)?;
-        let now = self.environment.now();
+        let now = self.environment.stamp();
         self.volume.operate(1, true, |op| {
             let mut inode = inode::load(op.view(), copy.target.ino)?;
             modified(&mut inode, copy.kill_set_id, now);

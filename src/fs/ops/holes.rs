@@ -64,7 +64,7 @@ impl FileSystem {
         let state = self.volume.state();
         self.regular(self.volume.view(&state), file.ino)?;
         drop(state);
-        let now = self.environment.now();
+        let now = self.environment.stamp();
         let mut at = range.start;
         while at < range.end {
             let rest = at..range.end;
