@@ -16,6 +16,10 @@
 //!     rename took is held open until FORGET, which the kernel sends when it drops the inode.
 //! F7  A count of 0 blocks says that a file has no data, and backup programs believe it (GNU tar -S stores zeros). Of dirty
 //!     pages (F3) only the kernel knows, and it does not count them: so an inode with a writer has one block at least.
+//! F8  It stamps mtime and ctime of a regular file in memory when it asks for a change of content, and stores them later if they are
+//!     not what it stored before. So nobody else stamps them then: that would stay behind what it has stored already. It reads what it
+//!     stores before it asks, without waiting for a truncate(2) or touch(1) under way, so older times may come after newer ones: they
+//!     change nothing. What is stamped here is in order with the kernel's stamps (`Environment::stamp`).
 //!
 //! The kernel's inode number is the core's and numbers are never reused, so there is no lookup table, FORGET means
 //! nothing but F6 and the generation is 0, which also makes NFS handles valid for ever.
@@ -34,6 +38,7 @@ mod reply;
 mod seek;
 mod served;
 mod syncs;
+mod times;
 mod writers;
 
 pub use activity::Activity;
@@ -127,9 +132,10 @@ impl fuser::Filesystem for Adapter {
             ctime: ctime.map(|time| convert::set_time(TimeOrNow::SpecificTime(time))),
             ..SetAttributes::default()
         };
-        let outcome = self
-            .with_set_id(request, ino(number), set)
-            .and_then(|set| departed::accept_times(self.fs.set_attributes(ino(number), &set), ino(number), &set));
+        let outcome = self.with_set_id(request, ino(number), set).and_then(|set| {
+            let changed = self.shared.set_attributes(&self.fs, ino(number), &set);
+            departed::accept_times(changed, ino(number), &set)
+        });
         self.reply_attributes(outcome, reply);
     }
 

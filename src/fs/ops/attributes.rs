@@ -45,9 +45,10 @@ impl FileSystem {
         Ok(attributes_of(ino, &inode, presence))
     }
 
-    /// Changes what is given, all or nothing. Sets ctime to now unless given. A size beyond 2^63-1 is `FileTooLarge`.
+    /// Changes what is given, all or nothing. Sets ctime to now unless given, and so does a size that differs with mtime; of regular files
+    /// only without `brings_times`. A size beyond 2^63-1 is `FileTooLarge`.
     ///
-    /// `kill_set_id` also removes the file's capabilities and leaves directories alone. A size that differs sets mtime to now unless given.
+    /// `kill_set_id` also removes the file's capabilities and leaves directories alone.
     pub fn set_attributes(&self, ino: Ino, set: &SetAttributes) -> Result<Attributes> {
         for time in [set.atime, set.mtime, set.ctime].into_iter().flatten() {
             if matches!(time, SetTime::To(time) if time.nanos >= 1_000_000_000) {
@@ -87,7 +88,7 @@ impl FileSystem {
             _ => return Err(Error::invalid("only regular files have a size to set")),
         }
         let mut set = *set;
-        if before.size != size && set.mtime.is_none() {
+        if before.size != size && set.mtime.is_none() && !set.brings_times {
             set.mtime = Some(SetTime::Now);
         }
         if set.kill_set_id || set.mode.is_some() {
@@ -141,11 +142,6 @@ fn drops_set_id(inode: &InodeValue, set: &SetAttributes) -> bool {
     set.kill_set_id && inode.mode & mode::TYPE != mode::DIRECTORY
 }
 
-/// What a change of content does to the rest of the inode.
-pub(super) fn modified(inode: &mut InodeValue, kill_set_id: bool, now: Timestamp) {
-    apply(inode, &SetAttributes { mtime: Some(SetTime::Now), kill_set_id, ..SetAttributes::default() }, now);
-}
-
 /// Everything but the size and what an access list is tied to.
 fn apply(inode: &mut InodeValue, set: &SetAttributes, now: Timestamp) {
     let at = |time: SetTime| match time {
@@ -153,17 +149,23 @@ fn apply(inode: &mut InodeValue, set: &SetAttributes, now: Timestamp) {
         SetTime::To(time) => time,
     };
     if drops_set_id(inode, set) {
-        inode.mode &= !mode::SET_UID;
-        // Without group execution the bit means mandatory locking, which has nothing to do with privileges.
-        if inode.mode & GROUP_EXECUTE != 0 || set.kill_set_gid {
-            inode.mode &= !mode::SET_GID;
-        }
+        lose_set_id(inode, set.kill_set_gid);
     }
     inode.uid = set.uid.unwrap_or(inode.uid);
     inode.gid = set.gid.unwrap_or(inode.gid);
     inode.atime = set.atime.map_or(inode.atime, at);
     inode.mtime = set.mtime.map_or(inode.mtime, at);
-    inode.ctime = set.ctime.map_or(now, at);
+    let stays = set.brings_times && inode.mode & mode::TYPE == mode::REGULAR;
+    inode.ctime = set.ctime.map_or(if stays { inode.ctime } else { now }, at);
+}
+
+/// The set-id bits go as with a write by an ordinary user; set-gid only where the group may execute, unless `set_gid`.
+pub(super) fn lose_set_id(inode: &mut InodeValue, set_gid: bool) {
+    inode.mode &= !mode::SET_UID;
+    // Without group execution the bit means mandatory locking, which has nothing to do with privileges.
+    if inode.mode & GROUP_EXECUTE != 0 || set_gid {
+        inode.mode &= !mode::SET_GID;
+    }
 }
 
 impl Attributes {
