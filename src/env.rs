@@ -1,8 +1,10 @@
 //! The only source of time and randomness.
 
+use std::io::PipeReader;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
+use rustix::fs::{Timespec, Timestamps, UTIME_NOW, fstat, futimens};
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::error::{Error, Result, Timestamp};
@@ -10,6 +12,11 @@ use crate::error::{Error, Result, Timestamp};
 /// Time and randomness, so that a test can replay both.
 pub trait Environment: Send + Sync {
     fn now(&self) -> Timestamp;
+    /// The time that a file is given which changes now. Another clock than [`Environment::now`] may show it, and times of the two are not
+    /// to be compared.
+    fn stamp(&self) -> Timestamp {
+        self.now()
+    }
     /// Processor time that this thread has used: what other programs do meanwhile, and who sets the clock, does not count.
     fn processor_time(&self) -> Duration;
     /// Fills `out` with unpredictable bytes.
@@ -28,6 +35,12 @@ impl Environment for SystemEnvironment {
         Timestamp::from_system(SystemTime::now())
     }
 
+    /// The clock that the kernel's file systems use, which goes in steps of some milliseconds.
+    fn stamp(&self) -> Timestamp {
+        let coarse = clock_gettime(ClockId::RealtimeCoarse);
+        timestamp(coarse.tv_sec, coarse.tv_nsec)
+    }
+
     fn processor_time(&self) -> Duration {
         let used = clock_gettime(ClockId::ThreadCPUTime);
         // Neither can be negative, and nanoseconds are fewer than a billion.
@@ -36,6 +49,57 @@ impl Environment for SystemEnvironment {
 
     fn fill_random(&self, out: &mut [u8]) -> Result<()> {
         getrandom::fill(out).map_err(|e| Error::io("reading randomness", std::io::Error::other(e)))
+    }
+}
+
+fn timestamp(seconds: i64, nanos: i64) -> Timestamp {
+    // Nanoseconds of the kernel are fewer than a billion.
+    Timestamp { seconds, nanos: u32::try_from(nanos).unwrap_or(0) }
+}
+
+/// The machine's, with stamps in order with those that the kernel gives.
+///
+/// A file system that is mounted has two that give times: the kernel, to files that programs write, and this process, to everything else. A
+/// stamp is neither before what the kernel stamped before it nor after what the kernel stamps afterwards; so programs that compare files, as
+/// make(1) does, see what came first. No clock that a process can read is that one: the precise clock runs ahead of the kernel's by up to
+/// a step, and since Linux 6.13 the kernel's runs ahead of the coarse clock, up to the last time that any file system took from the precise
+/// clock. So the kernel is made to stamp a file, a pipe that nobody else has, and what it says is taken.
+#[derive(Debug)]
+pub struct StampingEnvironment {
+    stamped: Option<PipeReader>,
+}
+
+impl StampingEnvironment {
+    /// Without a descriptor to spare, stamps are those of the coarse clock.
+    #[expect(clippy::new_without_default, reason = "it opens a descriptor")]
+    pub fn new() -> StampingEnvironment {
+        StampingEnvironment { stamped: std::io::pipe().ok().map(|(reader, _)| reader) }
+    }
+
+    fn stamped(&self) -> Option<Timestamp> {
+        let file = self.stamped.as_ref()?;
+        let now = Timespec { tv_sec: 0, tv_nsec: UTIME_NOW };
+        futimens(file, &Timestamps { last_access: now, last_modification: now }).ok()?;
+        let stat = fstat(file).ok()?;
+        Some(timestamp(stat.st_ctime, i64::try_from(stat.st_ctime_nsec).ok()?))
+    }
+}
+
+impl Environment for StampingEnvironment {
+    fn now(&self) -> Timestamp {
+        SystemEnvironment.now()
+    }
+
+    fn stamp(&self) -> Timestamp {
+        self.stamped().unwrap_or_else(|| SystemEnvironment.stamp())
+    }
+
+    fn processor_time(&self) -> Duration {
+        SystemEnvironment.processor_time()
+    }
+
+    fn fill_random(&self, out: &mut [u8]) -> Result<()> {
+        SystemEnvironment.fill_random(out)
     }
 }
 
@@ -75,5 +139,36 @@ impl Environment for SeededEnvironment {
             piece.copy_from_slice(&self.next_u64().to_le_bytes()[..piece.len()]);
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::OwnedFd;
+
+    use rustix::fs::{MemfdFlags, memfd_create};
+
+    use super::*;
+
+    fn changed(file: &OwnedFd) -> Timestamp {
+        let stat = fstat(file).unwrap();
+        timestamp(stat.st_ctime, stat.st_ctime_nsec as i64)
+    }
+
+    /// Of new files the kernel takes the time from its coarse clock, of files that somebody looked at from the precise one.
+    #[test]
+    fn stamps_are_in_order_with_those_of_the_kernel() {
+        let environment = StampingEnvironment::new();
+        let mut last = environment.stamp();
+        for round in 0..5000 {
+            let file = memfd_create("stamped", MemfdFlags::CLOEXEC).unwrap();
+            let made = changed(&file);
+            rustix::io::write(&file, b"x").unwrap();
+            let times = [made, changed(&file), environment.stamp()];
+            for time in times {
+                assert!(last <= time, "round {round}: {last:?} and then {time:?} of {times:?}");
+                last = time;
+            }
+        }
     }
 }

@@ -11,7 +11,7 @@ use super::header::Header;
 use super::seen::{self, Looked, SeenFile};
 use super::{Archive, Info, KeyKind, OpenOptions, Secrets, SeenOptions, UnlockLimits, UnlockedKey, Witness, slots};
 use crate::crypto::{Passphrase, SecretKey};
-use crate::env::SystemEnvironment;
+use crate::env::StampingEnvironment;
 use crate::error::{Error, Result};
 use crate::format::{ArchiveId, BLOCK, FORMAT_VERSION, ROOT_INO};
 use crate::frame::PageCipher;
@@ -108,7 +108,7 @@ impl Archive {
             header.check_writable()?;
         }
         let length = storage.len()?;
-        let environment = Arc::new(SystemEnvironment);
+        let environment = Arc::new(StampingEnvironment::new());
         let cipher = PageCipher::new(&key.volume_key, key.archive, environment.clone());
         let fs_options = options.file_system_options();
         let volume_options =

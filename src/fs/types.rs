@@ -61,6 +61,8 @@ pub struct SetAttributes {
     pub kill_set_id: bool,
     /// With `kill_set_id`, clears set-gid in any case.
     pub kill_set_gid: bool,
+    /// Whoever asks brings mtime and ctime of a regular file himself, now or later: what is not given stays.
+    pub brings_times: bool,
 }
 
 /// Who creates an object.

@@ -11,7 +11,7 @@ use super::{Adapter, ino};
 impl Adapter {
     pub(super) fn write_content(&self, number: INodeNo, offset: u64, data: &[u8], flags: WriteFlags) -> Result<()> {
         let kill = flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID);
-        let set = SetAttributes { kill_set_id: true, ..SetAttributes::default() };
+        let set = SetAttributes { kill_set_id: true, brings_times: true, ..SetAttributes::default() };
         let ready = if kill { self.fs.set_attributes(ino(number), &set).map(drop) } else { Ok(()) };
         let written = ready.and_then(|()| self.fs.write(ino(number), offset, data));
         self.content_changed(number, kill);

@@ -77,6 +77,7 @@ mod tests {
         mtime: None,
         kill_set_id: false,
         kill_set_gid: false,
+        brings_times: false,
     };
 
     #[test]

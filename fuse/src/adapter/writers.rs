@@ -8,9 +8,12 @@
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
+
+use super::times::Newest;
 
 /// What an inode with writers counts at least (F7).
 const LEAST: u64 = 1;
@@ -30,6 +33,7 @@ struct Written {
     kept: Kept,
     /// The kernel has asked for attributes since there is a writer.
     asked: bool,
+    newest: Arc<Newest>,
 }
 
 /// What the kernel keeps of the inode's attributes.
@@ -40,6 +44,12 @@ enum Kept {
     Asked,
     /// This many blocks; [`LEAST`] also stands for fewer.
     Blocks(u64),
+}
+
+impl Written {
+    fn of(kept: Kept) -> Written {
+        Written { handles: 0, kept, asked: false, newest: Arc::default() }
+    }
 }
 
 impl Default for Writers {
@@ -56,7 +66,7 @@ impl Writers {
     /// Returns whether this is the inode's first writer.
     pub fn add(&self, ino: u64) -> bool {
         let mut inodes = self.shard(ino).lock();
-        let written = inodes.entry(ino).or_insert(Written { handles: 0, kept: Kept::Nothing, asked: false });
+        let written = inodes.entry(ino).or_insert_with(|| Written::of(Kept::Nothing));
         written.handles += 1;
         self.open.fetch_add(1, Ordering::SeqCst);
         written.handles == 1
@@ -65,8 +75,7 @@ impl Writers {
     /// A writer of an inode that CREATE answers with attributes to keep for ever.
     pub fn add_created(&self, ino: u64, blocks: u64) {
         let mut inodes = self.shard(ino).lock();
-        let written =
-            inodes.entry(ino).or_insert(Written { handles: 0, kept: Kept::Blocks(blocks.max(LEAST)), asked: false });
+        let written = inodes.entry(ino).or_insert_with(|| Written::of(Kept::Blocks(blocks.max(LEAST))));
         if written.handles > 0 {
             // Not so new: somebody else writes it already, and the answer may cross what he does.
             written.kept = Kept::Asked;
@@ -107,6 +116,11 @@ impl Writers {
             return None;
         }
         self.shard(ino).lock().get_mut(&ino).map(f)
+    }
+
+    /// What there is to know of an inode's times, when it has writers.
+    pub(super) fn newest(&self, ino: u64) -> Option<Arc<Newest>> {
+        self.with(ino, |written| Arc::clone(&written.newest))
     }
 
     /// What to tell of an inode that has so many blocks.

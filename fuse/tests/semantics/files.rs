@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use nix::libc::{EFBIG, ENOENT, ESTALE, O_DIRECT};
 use rustix::fs::{Mode, OFlags};
 
-use crate::support::{Map, Mount, code, create, noise, open_with, python, read_at};
+use crate::support::{Map, Mount, awaited, code, create, noise, open_with, python, read_at};
 
 /// read(2), write(2) and shared memory maps of a file work on the same pages of the kernel: what one of them changes the
 /// others see at once, within a process and between processes. A map does not grow a file.
@@ -52,8 +52,10 @@ fn maps_reads_and_writes_are_coherent() {
     assert_eq!(file.metadata().unwrap().len(), 8192);
 }
 
-/// O_DIRECT is accepted with any offset, length and address, goes past the kernel's cache, and agrees with it: each side
-/// sees what the other wrote. It makes nothing durable by itself.
+/// O_DIRECT is accepted with any offset, length and address, goes past the kernel's cache, and agrees with it: when a
+/// write(2) returned, each side sees what the other wrote. It makes nothing durable by itself. Asynchronous
+/// writes, by io_submit(2) or io_uring(7), agree only with what goes past the cache too: who reads the same bytes through it
+/// while one is under way may find the old ones there afterwards.
 #[test]
 fn direct_io_needs_no_alignment_and_is_coherent() {
     let mount = Mount::new();
@@ -133,17 +135,6 @@ fn holes_take_no_space_and_data_counts_in_full() {
         mount.remount();
     }
     assert!(fs::metadata(mount.archive()).unwrap().len() < 16 << 20);
-}
-
-/// For what follows a close: the daemon hears of it a moment after close(2).
-fn awaited(mut is_so: impl FnMut() -> bool) -> bool {
-    for _ in 0..200 {
-        if is_so() {
-            return true;
-        }
-        std::thread::sleep(Duration::from_millis(50));
-    }
-    is_so()
 }
 
 /// Waits until the file counts so many.

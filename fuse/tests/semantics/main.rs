@@ -22,3 +22,4 @@ mod ranges;
 mod renaming;
 mod space;
 mod support;
+mod times;

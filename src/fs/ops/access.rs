@@ -16,7 +16,7 @@ impl FileSystem {
         if self.volume.read_only() {
             return Ok(false);
         }
-        let now = self.environment.now();
+        let now = self.environment.stamp();
         let state = self.volume.state();
         if !is_due(&inode::load(self.volume.view(&state), ino)?, now) {
             return Ok(false);

@@ -33,7 +33,7 @@ impl FileSystem {
         let kept = (set_gid && keeps_set_gid(before.gid)).then_some(before.gid);
         // The inode, the old list and the new one.
         self.volume.operate(1 + 2 * RECORDS_OF_LIST, false, |op| {
-            let now = self.environment.now();
+            let now = self.environment.stamp();
             let mut inode = inode::load(op.view(), ino)?;
             refuse_misplaced(kind, inode.mode)?;
             if kind == AclKind::Access {
@@ -57,7 +57,7 @@ impl FileSystem {
     pub(super) fn remove_acl(&self, ino: Ino, kind: AclKind) -> Result<()> {
         // The inode and the list.
         self.volume.operate(1 + RECORDS_OF_LIST, true, |op| {
-            let now = self.environment.now();
+            let now = self.environment.stamp();
             let mut inode = inode::load(op.view(), ino)?;
             if remove_entry(op, &self.name_key, ino, &mut inode, kind.name())? {
                 inode.ctime = now;

@@ -1,6 +1,6 @@
 //! Plain fallocate(2): whether the space is there, and the size.
 
-use super::attributes::modified;
+use super::attributes::lose_set_id;
 use super::holes::checked_range;
 use crate::error::{Error, Result};
 use crate::format::values::InodeValue;
@@ -11,7 +11,7 @@ use crate::txn::{View, quads_for};
 impl FileSystem {
     /// Checks that the range could be written in full, and without `keep_size` extends the file to its end. Nothing is stored: a copy-on-write
     /// archive could not put later writes into blocks kept for them, so what was checked is not kept for this file. `host_free` as in
-    /// [`FileSystem::statistics`].
+    /// [`FileSystem::statistics`]. Does not touch times, as [`FileSystem::write`].
     ///
     /// # Errors
     /// `NoSpace`, and nothing has changed; `Invalid` for an empty range or anything but a regular file, `FileTooLarge` beyond 2^63-1.
@@ -39,13 +39,14 @@ impl FileSystem {
         let result = {
             // The size is a writer's business (truncation looks at it and at what is staged together).
             let _turn = file.turn.lock();
-            let now = self.environment.now();
             self.volume.operate(1, false, |op| {
                 let mut inode = inode::load(op.view(), ino)?;
                 if !keep_size {
                     inode.size = inode.size.max(range.end);
                 }
-                modified(&mut inode, kill_set_id, now);
+                if kill_set_id {
+                    lose_set_id(&mut inode, false);
+                }
                 inode::store(op, ino, &inode)
             })
         };

@@ -18,12 +18,13 @@ impl FileSystem {
     /// `.` and `..` are understood; names are bytes without `/` and NUL, at most 255.
     ///
     /// # Errors
-    /// `NotFound`, `NotDirectory`, `NameTooLong`, `Stale` when `directory` no longer exists.
+    /// `NotFound`, `NotDirectory`, `NameTooLong`, `Stale` when `directory` no longer exists, or has no name any more.
     pub fn lookup(&self, directory: Ino, name: &[u8]) -> Result<Attributes> {
         check_name(name)?;
         let state = self.volume.state();
         let view = self.volume.view(&state);
-        let parent = inode::load(view, directory)?;
+        // What is held without a name cannot be found again, not even by its number.
+        let parent = Some(inode::load(view, directory)?).filter(|inode| inode.links > 0).ok_or(Error::Stale)?;
         let ino = match name {
             // An NFS server asks for `.` of any inode by its bare number.
             b"." => directory,
@@ -45,9 +46,10 @@ impl FileSystem {
         Ok(attributes_of(ino, &inode, presence))
     }
 
-    /// Changes what is given, all or nothing. Sets ctime to now unless given. A size beyond 2^63-1 is `FileTooLarge`.
+    /// Changes what is given, all or nothing. Sets ctime to now unless given, and so does a size that differs with mtime; of regular files
+    /// only without `brings_times`. A size beyond 2^63-1 is `FileTooLarge`.
     ///
-    /// `kill_set_id` also removes the file's capabilities and leaves directories alone. A size that differs sets mtime to now unless given.
+    /// `kill_set_id` also removes the file's capabilities and leaves directories alone.
     pub fn set_attributes(&self, ino: Ino, set: &SetAttributes) -> Result<Attributes> {
         for time in [set.atime, set.mtime, set.ctime].into_iter().flatten() {
             if matches!(time, SetTime::To(time) if time.nanos >= 1_000_000_000) {
@@ -60,7 +62,7 @@ impl FileSystem {
         // The inode, its access list, and an xattr that goes. Permissions can be taken away on a full disk.
         let records = 1 + acl::RECORDS_OF_CHMOD + xattr::RECORDS_OF_VALUE;
         let inode = self.volume.operate(records, true, |op| {
-            let now = self.environment.now();
+            let now = self.environment.stamp();
             let mut inode = inode::load(op.view(), ino)?;
             if let Some(mode) = set.mode {
                 acl::change_mode(op, &self.name_key, ino, &mut inode, mode)?;
@@ -87,13 +89,13 @@ impl FileSystem {
             _ => return Err(Error::invalid("only regular files have a size to set")),
         }
         let mut set = *set;
-        if before.size != size && set.mtime.is_none() {
+        if before.size != size && set.mtime.is_none() && !set.brings_times {
             set.mtime = Some(SetTime::Now);
         }
         if set.kill_set_id || set.mode.is_some() {
             self.set_privileges(ino, &set)?;
         }
-        let now = self.environment.now();
+        let now = self.environment.stamp();
         let inode = self.truncate(ino, size, &mut |inode| apply(inode, &set, now))?;
         self.finish_change()?;
         Ok(attributes_of(ino, &inode, self.presence(ino)?.1))
@@ -141,11 +143,6 @@ fn drops_set_id(inode: &InodeValue, set: &SetAttributes) -> bool {
     set.kill_set_id && inode.mode & mode::TYPE != mode::DIRECTORY
 }
 
-/// What a change of content does to the rest of the inode.
-pub(super) fn modified(inode: &mut InodeValue, kill_set_id: bool, now: Timestamp) {
-    apply(inode, &SetAttributes { mtime: Some(SetTime::Now), kill_set_id, ..SetAttributes::default() }, now);
-}
-
 /// Everything but the size and what an access list is tied to.
 fn apply(inode: &mut InodeValue, set: &SetAttributes, now: Timestamp) {
     let at = |time: SetTime| match time {
@@ -153,17 +150,23 @@ fn apply(inode: &mut InodeValue, set: &SetAttributes, now: Timestamp) {
         SetTime::To(time) => time,
     };
     if drops_set_id(inode, set) {
-        inode.mode &= !mode::SET_UID;
-        // Without group execution the bit means mandatory locking, which has nothing to do with privileges.
-        if inode.mode & GROUP_EXECUTE != 0 || set.kill_set_gid {
-            inode.mode &= !mode::SET_GID;
-        }
+        lose_set_id(inode, set.kill_set_gid);
     }
     inode.uid = set.uid.unwrap_or(inode.uid);
     inode.gid = set.gid.unwrap_or(inode.gid);
     inode.atime = set.atime.map_or(inode.atime, at);
     inode.mtime = set.mtime.map_or(inode.mtime, at);
-    inode.ctime = set.ctime.map_or(now, at);
+    let stays = set.brings_times && inode.mode & mode::TYPE == mode::REGULAR;
+    inode.ctime = set.ctime.map_or(if stays { inode.ctime } else { now }, at);
+}
+
+/// The set-id bits go as with a write by an ordinary user; set-gid only where the group may execute, unless `set_gid`.
+pub(super) fn lose_set_id(inode: &mut InodeValue, set_gid: bool) {
+    inode.mode &= !mode::SET_UID;
+    // Without group execution the bit means mandatory locking, which has nothing to do with privileges.
+    if inode.mode & GROUP_EXECUTE != 0 || set_gid {
+        inode.mode &= !mode::SET_GID;
+    }
 }
 
 impl Attributes {

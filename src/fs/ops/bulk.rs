@@ -232,7 +232,7 @@ impl FileSystem {
         outcomes: &mut [Result<Ino>],
         written: &[WrittenPiece],
     ) -> Result<()> {
-        let now = self.environment.now();
+        let now = self.environment.stamp();
         let mut naming = Naming { directories: BTreeMap::new(), index: BTreeMap::new() };
         let mut flags = vec![0; files.len()];
         let mut listed = Vec::with_capacity(files.len());

@@ -10,7 +10,7 @@
 use std::ops::{ControlFlow, Range};
 use std::sync::Arc;
 
-use super::attributes::modified;
+use super::attributes::lose_set_id;
 use crate::error::{Error, Result};
 use crate::format::values::{Extent, InodeValue, inode_flags};
 use crate::format::{BLOCK, Ino, MAX_VALUE};
@@ -56,7 +56,7 @@ enum Found {
 impl FileSystem {
     /// Copies up to `length` bytes of one file over those of another or of another part of itself; answers how many, which is less at the
     /// end of the source and when there is much to do, and 0 only when there is nothing to copy. Holes become holes.
-    /// mtime and ctime of the target become now; `kill_set_id` as in [`crate::fs::SetAttributes`].
+    /// Does not touch times, as [`FileSystem::write`]; `kill_set_id` as in [`crate::fs::SetAttributes`].
     ///
     /// # Errors
     /// `Invalid` when the ranges overlap within one file or for anything but regular files (`IsDirectory`), `FileTooLarge` beyond 2^63-1,
@@ -166,7 +166,6 @@ impl FileSystem {
             }
             self.clear_staged(copy.target, &range)?;
             self.move_inline_to_page(copy.target)?;
-            let now = self.environment.now();
             // Inode; extents of both; what is cut of the target is bounded in the step itself.
             let records = 1 + shared.1 * extents::RECORDS_PER_PIECE + STEP as u64;
             let step = self.volume.operate(records, false, |op| {
@@ -183,7 +182,9 @@ impl FileSystem {
                 let length = length.min(range.end - range.start);
                 let (length, extents) = share(op, copy.target.ino, &mut inode, &part, length, extents)?;
                 inode.size = inode.size.max(part.to + length);
-                modified(&mut inode, copy.kill_set_id, now);
+                if copy.kill_set_id {
+                    lose_set_id(&mut inode, false);
+                }
                 inode::store(op, copy.target.ino, &inode)?;
                 Ok(Some(Found::Shared(length, extents)))
             })?;
@@ -200,12 +201,13 @@ impl FileSystem {
         // The source may have been cut since: what is gone reads as a hole.
         data.resize(length as usize, 0);
         self.write_in_turn(copy.target, part.to..part.to + length, &data)?;
-        let now = self.environment.now();
-        self.volume.operate(1, true, |op| {
-            let mut inode = inode::load(op.view(), copy.target.ino)?;
-            modified(&mut inode, copy.kill_set_id, now);
-            inode::store(op, copy.target.ino, &inode)
-        })?;
+        if copy.kill_set_id {
+            self.volume.operate(1, true, |op| {
+                let mut inode = inode::load(op.view(), copy.target.ino)?;
+                lose_set_id(&mut inode, false);
+                inode::store(op, copy.target.ino, &inode)
+            })?;
+        }
         Ok(length)
     }
 

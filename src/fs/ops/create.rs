@@ -130,7 +130,7 @@ impl FileSystem {
     pub(in crate::fs) fn make_root(&self, creator: Creator) -> Result<()> {
         // The inode.
         self.volume.operate(1, false, |op| {
-            let now = self.environment.now();
+            let now = self.environment.stamp();
             if op.allocate_ino()? != ROOT_INO {
                 return Err(Error::Exists);
             }
@@ -159,7 +159,7 @@ impl FileSystem {
             return Err(Error::Exists);
         }
         let (ino, inode) = self.volume.operate(RECORDS + RECORDS_OF_TARGET + RECORDS_INHERITED, false, |op| {
-            let now = self.environment.now();
+            let now = self.environment.stamp();
             let mut parent = Directory::load(op.view(), directory)?;
             if directory::find(op.view(), &self.name_key, directory, name)?.is_some() {
                 return Err(Error::Exists);

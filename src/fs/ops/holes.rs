@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::attributes::modified;
+use super::attributes::lose_set_id;
 use crate::error::{Error, Result};
 use crate::format::Ino;
 use crate::format::values::InodeValue;
@@ -25,8 +25,8 @@ pub(super) fn checked_range(offset: u64, length: u64) -> Result<Range<u64>> {
 }
 
 impl FileSystem {
-    /// Makes `offset..offset + length` a hole, which reads as zeros; the size stays. Whole pages in it are freed. mtime and ctime become
-    /// now; `kill_set_id` as in [`crate::fs::SetAttributes`]. A range of many extents goes in steps, each of them atomic.
+    /// Makes `offset..offset + length` a hole, which reads as zeros; the size stays. Whole pages in it are freed. Does not
+    /// touch times, as [`FileSystem::write`]; `kill_set_id` as in [`crate::fs::SetAttributes`]. A range of many extents goes in steps, each of them atomic.
     ///
     /// # Errors
     /// `Invalid` for an empty range or anything but a regular file (`IsDirectory`), `FileTooLarge` beyond 2^63-1.
@@ -64,7 +64,6 @@ impl FileSystem {
         let state = self.volume.state();
         self.regular(self.volume.view(&state), file.ino)?;
         drop(state);
-        let now = self.environment.now();
         let mut at = range.start;
         while at < range.end {
             let rest = at..range.end;
@@ -82,7 +81,9 @@ impl FileSystem {
                 if !keep_size {
                     inode.size = inode.size.max(end);
                 }
-                modified(&mut inode, kill_set_id, now);
+                if kill_set_id {
+                    lose_set_id(&mut inode, false);
+                }
                 inode::store(op, file.ino, &inode)?;
                 Ok(Some(end))
             })?;

@@ -14,7 +14,7 @@ impl FileSystem {
         }
         // The directory's inode, index and list; the linked inode.
         self.volume.operate(4, false, |op| {
-            let now = self.environment.now();
+            let now = self.environment.stamp();
             let mut linked = inode::find(op.view(), ino)?.ok_or(Error::NotFound)?;
             let target = Target::of(ino, &linked);
             if target.is_directory() {
@@ -62,7 +62,7 @@ impl FileSystem {
     fn remove_name(&self, directory: Ino, name: &[u8], want_directory: bool) -> Result<()> {
         // The directory's inode, index and list; the removed inode.
         self.operate_departing(4, true, |op, departure| {
-            let now = self.environment.now();
+            let now = self.environment.stamp();
             let mut parent = Directory::load(op.view(), directory)?;
             let found = directory::find(op.view(), &self.name_key, directory, name)?.ok_or(Error::NotFound)?;
             match (found.target.is_directory(), want_directory) {

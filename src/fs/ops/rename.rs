@@ -59,7 +59,7 @@ impl FileSystem {
             return Err(Error::invalid("`.` and `..` cannot be renamed"));
         }
         self.operate_departing(RECORDS, false, |op, departure| {
-            let now = self.environment.now();
+            let now = self.environment.stamp();
             let source = Directory::load(op.view(), directory)?;
             let other =
                 if directory == new_directory { None } else { Some(Directory::load(op.view(), new_directory)?) };

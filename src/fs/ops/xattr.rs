@@ -82,7 +82,7 @@ impl FileSystem {
         }
         // The inode, the old value and the new one.
         self.volume.operate(1 + 2 * RECORDS_OF_VALUE, false, |op| {
-            let now = self.environment.now();
+            let now = self.environment.stamp();
             let mut inode = inode::load(op.view(), ino)?;
             put_entry(op, &self.name_key, ino, &mut inode, name, value, how)?;
             inode.ctime = now;
@@ -119,7 +119,7 @@ impl FileSystem {
         }
         // The inode and the old value.
         self.volume.operate(1 + RECORDS_OF_VALUE, true, |op| {
-            let now = self.environment.now();
+            let now = self.environment.stamp();
             let mut inode = inode::load(op.view(), ino)?;
             if !remove_entry(op, &self.name_key, ino, &mut inode, name)? {
                 return Err(Error::NoAttribute);

@@ -1,0 +1,101 @@
+//! Keeps the times that the kernel stores from undoing newer ones that a program set meanwhile (F8).
+
+use std::time::SystemTime;
+
+use lockbox::error::Timestamp;
+use lockbox::fs::{Attributes, FileSystem, SetAttributes, SetTime};
+use lockbox::{Result, format};
+use parking_lot::Mutex;
+
+use super::Shared;
+
+/// Of an inode with writers: the newest ctime that came with a program's change of attributes. Locked until a change is made, so that of
+/// two the second one knows the first.
+pub(super) type Newest = Mutex<Option<Timestamp>>;
+
+impl Shared {
+    /// As [`FileSystem::set_attributes`], but times that the kernel stored too late change nothing. Only of an inode with writers can it
+    /// have some to store while a program sets others: it stores them before each close(2) returns.
+    pub(super) fn set_attributes(&self, fs: &FileSystem, ino: format::Ino, set: &SetAttributes) -> Result<Attributes> {
+        // F8.
+        let change = || fs.set_attributes(ino, &SetAttributes { brings_times: true, ..*set });
+        let (Some(SetTime::To(ctime)), Some(newest)) = (set.ctime, self.writers.newest(ino.0)) else { return change() };
+        let mut newest = newest.lock();
+        if !is_store(set) {
+            return change().inspect(|_| *newest = Some(ctime));
+        }
+        let now = Timestamp::from_system(SystemTime::now());
+        if is_late(ctime, *newest, now) { fs.attributes(ino) } else { change() }
+    }
+}
+
+/// How the kernel stores what it has in memory. utimensat(2) of the modification alone looks the same; it has a ctime of now.
+fn is_store(set: &SetAttributes) -> bool {
+    set.mtime.is_some() && SetAttributes { mtime: None, ctime: None, ..*set } == SetAttributes::default()
+}
+
+/// An older ctime is of before, unless the clock was set back since: then the newest one lies ahead of it.
+fn is_late(ctime: Timestamp, newest: Option<Timestamp>, now: Timestamp) -> bool {
+    newest.is_some_and(|newest| ctime < newest && newest <= now)
+}
+
+#[cfg(test)]
+mod tests {
+    use lockbox::archive::{Archive, CreateOptions, KdfCost, OpenOptions};
+    use lockbox::crypto::Passphrase;
+    use lockbox::fs::Creator;
+
+    use super::*;
+
+    fn at(nanos: u32) -> Timestamp {
+        Timestamp { seconds: 1_700_000_000, nanos }
+    }
+
+    fn stored(nanos: u32) -> SetAttributes {
+        let time = Some(SetTime::To(at(nanos)));
+        SetAttributes { mtime: time, ctime: time, ..SetAttributes::default() }
+    }
+
+    #[test]
+    fn times_that_a_truncation_overtook_are_not_stored() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("box.lbx");
+        let passphrase = Passphrase::new(b"a passphrase".to_vec());
+        let creator = Creator { uid: 0, gid: 0, umask: None };
+        let kdf = KdfCost { memory_kib: 1024, passes: 1, lanes: 1 };
+        Archive::create(&path, &passphrase, &CreateOptions { kdf, creator }).unwrap();
+        let key = Archive::unlock(&path, &passphrase).unwrap();
+        let archive = Archive::open(&path, &key, &OpenOptions::default()).unwrap();
+        let (fs, shared) = (archive.file_system(), Shared::default());
+        let ino = fs.create_and_open(format::ROOT_INO, b"file", 0o600, creator).unwrap().ino;
+        shared.writers.add(ino.0);
+        let set = |set: &SetAttributes| shared.set_attributes(fs, ino, set).map(|a| (a.mtime, a.ctime)).unwrap();
+        assert_eq!(set(&stored(5)), (at(5), at(5)));
+        assert_eq!(set(&SetAttributes { size: Some(7), ..stored(20) }), (at(20), at(20)));
+        assert_eq!(set(&stored(10)), (at(20), at(20)), "the kernel had read it before");
+        assert_eq!(set(&stored(30)), (at(30), at(30)));
+        shared.writers.remove(ino.0);
+        assert_eq!(set(&stored(10)), (at(10), at(10)), "only with a writer can it be late");
+    }
+
+    #[test]
+    fn a_store_is_told_from_what_programs_set() {
+        assert!(is_store(&stored(1)));
+        for set in [
+            SetAttributes { size: Some(0), ..stored(1) },
+            SetAttributes { mode: Some(0o600), mtime: None, ..stored(1) },
+            SetAttributes { atime: Some(SetTime::Now), ..stored(1) },
+            SetAttributes { mtime: None, ..stored(1) },
+        ] {
+            assert!(!is_store(&set), "{set:?}");
+        }
+    }
+
+    #[test]
+    fn older_times_are_late_unless_the_clock_was_set_back() {
+        assert!(!is_late(at(5), None, at(9)));
+        assert!(is_late(at(5), Some(at(6)), at(9)));
+        assert!(!is_late(at(6), Some(at(6)), at(9)) && !is_late(at(7), Some(at(6)), at(9)));
+        assert!(!is_late(at(5), Some(at(20)), at(9)), "20 is still to come");
+    }
+}
