@@ -150,7 +150,7 @@ impl FileSystem {
         let repacked = self.repack_all(true);
         self.volume.commit()?;
         // What could not be repacked keeps nothing else from being erased.
-        self.volume.erase_all()?;
+        self.volume.erase_everything()?;
         repacked
     }
 

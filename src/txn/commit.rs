@@ -93,6 +93,8 @@ pub(super) enum Purpose {
 }
 
 /// The number of the commit that a caller needs.
+    /// As `Drain` without a checkpoint: after free space was erased for the last time nothing may be freed.
+    Shorten,
 #[derive(Debug)]
 #[must_use = "nobody else may lead the commit"]
 pub(crate) struct WantedCommit(u64);
@@ -144,7 +146,7 @@ impl Volume {
         // A commit for changes alone writes nothing when there are none, and only that of a close says so.
         let served = |state: &CommitState| match purpose {
             Purpose::Changes => state.finished >= needed,
-            Purpose::Drain => state.recorded >= needed,
+            Purpose::Drain | Purpose::Shorten => state.recorded >= needed,
             Purpose::Close => state.recorded >= needed && self.durable.load().closed,
         };
         while !served(&state) {
@@ -405,7 +407,8 @@ impl Volume {
     fn room_for_checkpoint(&self, purpose: Purpose, chain: &Chain, generation: Generation) -> Option<u64> {
         let age = generation.0.saturating_sub(chain.checkpoint.0);
         let wanted = chain.force_checkpoint || age >= CHECKPOINT_EVERY || !chain.list_pages.is_empty();
-        if wanted && purpose != Purpose::Close { self.space.lock().promise_checkpoint() } else { None }
+        let ends = matches!(purpose, Purpose::Shorten | Purpose::Close);
+        if wanted && !ends { self.space.lock().promise_checkpoint() } else { None }
     }
 
     fn flush_tree(

@@ -20,7 +20,7 @@ impl Volume {
         if !self.is_dirty() && self.space.lock().waits_for_commit() {
             self.commit_for(Purpose::Drain)?;
         }
-        let swept = self.sweep_step()?;
+        let swept = self.sweep_step()? | self.look_step()?;
         if self.erase_is_due() {
             if self.space.lock().has_dirty() {
                 self.make_room(0, false)?;
@@ -28,6 +28,21 @@ impl Volume {
             self.erase_step(false)?;
         }
         Ok(swept)
+    }
+
+    /// Loads a region in which blocks came free unseen, so that they are erased with the others; answers whether there is one more. While
+    /// memory for regions is short the others wait for their turn, at the latest until the end.
+    fn look_step(&self) -> Result<bool> {
+        let next = || self.space.lock().next_unlooked();
+        let Some(number) = next() else { return Ok(false) };
+        if self.space.lock().has_loaded(self.region_limit()) {
+            self.space.lock().evict(self.region_limit() / 2);
+            if self.space.lock().has_loaded(self.region_limit()) {
+                return Ok(false);
+            }
+        }
+        self.load_region(number)?;
+        Ok(next().is_some())
     }
 
     /// Another program cut, replaced or removed the file: what is written to it from here on would be lost, or hide the damage.
@@ -55,7 +70,14 @@ impl Volume {
         due
     }
 
-    /// Erases everything that is free now, without waiting for its age (`lockbox purge`, unmount).
+    /// As [`Self::erase_all`], and looks for old ciphertext in all free space, also where no session that is remembered freed anything.
+    pub(crate) fn erase_everything(&self) -> Result<()> {
+        self.check_writable()?;
+        self.space.lock().sweep_everything();
+        self.erase_all()
+    }
+
+    /// Erases everything that was freed until now, without waiting for its age (unmount).
     pub(crate) fn erase_all(&self) -> Result<()> {
         self.check_writable()?;
         while self.sweep_step()? {}
@@ -68,9 +90,25 @@ impl Volume {
         self.release_waiting();
         // What is being erased is out of reach for a moment, so something else has to be there.
         self.make_room(0, false)?;
-        while self.erase_step(true)? {}
-        let mut space = self.space.lock();
-        space.overwrite_dirty(&mut |run| self.overwrite(run)).map_err(|error| self.erasing_failed(error))
+        loop {
+            let more = self.look_at_some()?;
+            while self.erase_step(true)? {}
+            let mut space = self.space.lock();
+            space.overwrite_dirty(&mut |run| self.overwrite(run)).map_err(|error| self.erasing_failed(error))?;
+            if !more {
+                return Ok(());
+            }
+            space.evict(self.region_limit() / 2);
+        }
+    }
+
+    /// Loads some of the regions in which blocks came free unseen; answers whether there are more.
+    fn look_at_some(&self) -> Result<bool> {
+        for _ in 0..self.region_limit() {
+            let Some(number) = self.space.lock().next_unlooked() else { return Ok(false) };
+            self.load_region(number)?;
+        }
+        Ok(self.space.lock().next_unlooked().is_some())
     }
 
     /// After an unclean open: loads the next region, whose free blocks the host says hold data may be pages of a transaction that never
@@ -142,6 +180,15 @@ impl Volume {
     }
 
     /// Commits, drains, erases every free block, truncates the tail and writes the closed record. No call may follow.
+    /// Loads the regions at the end that may be free, so that they can be cut off.
+    fn load_tail(&self) -> Result<()> {
+        loop {
+            let unknown = self.space.lock().unknown_tail();
+            let Some(number) = unknown else { return Ok(()) };
+            self.load_region(number)?;
+        }
+    }
+
     pub(crate) fn close(&self) -> Result<()> {
         if self.read_only {
             return Ok(());
@@ -155,20 +202,18 @@ impl Volume {
             return Ok(());
         }
         self.commit()?;
-        loop {
-            let unknown = self.space.lock().unknown_tail();
-            let Some(number) = unknown else { break };
-            self.load_region(number)?;
-        }
+        self.load_tail()?;
         self.erase_all()?;
         let total = {
+        // Erasing may have put regions away again.
+        self.load_tail()?;
             let mut space = self.space.lock();
             space.trim_tail()
         };
         if self.pager.storage().len()? > total * BLOCK {
             if self.durable.load().total_blocks > total {
                 // The file must never be shorter than a record that may be trusted says.
-                self.commit_for(Purpose::Drain)?;
+                self.commit_for(Purpose::Shorten)?;
             }
             self.pager.storage().set_len(total * BLOCK)?;
         }
