@@ -90,6 +90,8 @@ impl FileSystem {
         // Weak: the volume belongs to the file system, not the other way round.
         let flusher = Arc::downgrade(&fs);
         fs.volume.set_flusher(Box::new(move |op| flusher.upgrade().map_or(Ok(()), |fs| fs.flush(op))));
+        let reclaimer = Arc::downgrade(&fs);
+        fs.volume.set_reclaimer(Box::new(move || reclaimer.upgrade().map_or(Ok(false), |fs| fs.reclaim_for_room())));
         fs.queue_left_over()?;
         let durable = fs.volume.durable();
         if !durable.closed && durable.generation != Generation(0) {

@@ -15,4 +15,5 @@ mod names;
 mod racing;
 mod ranges;
 pub(super) mod support;
+mod shortage;
 mod writeout;

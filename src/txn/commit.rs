@@ -50,6 +50,11 @@ pub(super) struct CommitState {
 }
 
 impl CommitState {
+    /// A commit is in flight.
+    pub(super) fn is_running(&self) -> bool {
+        self.running
+    }
+
     /// Whoever calls from now on needs a later commit. Answers the number of this one and how many it serves.
     fn start(&mut self) -> (u64, u64) {
         self.started += 1;
@@ -241,7 +246,7 @@ impl Volume {
                 self.settle(writer);
                 return Ok(());
             }
-            None => self.freeze(purpose, chain, &mut self.writer.lock())?,
+            None => self.freeze_with_room(purpose, chain)?,
         };
         let Some(frozen) = frozen else { return Ok(()) };
         self.write_commit(purpose, chain, frozen)?;
@@ -249,7 +254,12 @@ impl Volume {
         Ok(())
     }
 
-    fn freeze(&self, purpose: Purpose, chain: &Chain, writer: &mut MutexGuard<'_, Writer>) -> Result<Option<Frozen>> {
+    pub(super) fn freeze(
+        &self,
+        purpose: Purpose,
+        chain: &Chain,
+        writer: &mut MutexGuard<'_, Writer>,
+    ) -> Result<Option<Frozen>> {
         if self.staged.swap(false, Ordering::AcqRel)
             && let Some(flusher) = self.flusher.get()
             && let Err(error) = self.operate_locked(writer, true, |operation| flusher(operation))
@@ -261,6 +271,11 @@ impl Volume {
             // What there was may have been taken by a commit that failed: then nothing is durable that waited for it.
             self.pager.latch().check()?;
             return Ok(None);
+        self.freeze_changes(chain, writer).map(Some)
+    }
+
+    /// Takes what is published, also when that is nothing new.
+    pub(super) fn freeze_changes(&self, chain: &Chain, writer: &mut MutexGuard<'_, Writer>) -> Result<Frozen> {
         }
         if let Some((first, value)) = chain.previous_session {
             self.operate_locked(writer, true, |operation| operation.record_session(first, &value))?;
@@ -279,11 +294,11 @@ impl Volume {
         };
         self.promise_lists(&mut frozen, chain);
         self.list_entries.store(0, Ordering::Relaxed);
-        Ok(Some(frozen))
+        Ok(frozen)
     }
 
     /// Everything between the freeze and the acknowledgement. Any failure latches: the next transaction is built on this one.
-    fn write_commit(&self, purpose: Purpose, chain: &mut Chain, frozen: Frozen) -> Result<()> {
+    pub(super) fn write_commit(&self, purpose: Purpose, chain: &mut Chain, frozen: Frozen) -> Result<()> {
         self.try_write_commit(purpose, chain, frozen).map_err(|error| match error {
             Error::Latched(_) => error,
             error => self.pager.latch().set("committing", &error),
@@ -472,7 +487,7 @@ impl Volume {
     }
 
     /// Lets the memory of written nodes go: the published trees name them by pointer again.
-    fn settle(&self, _writer: &mut Writer) {
+    pub(super) fn settle(&self, _writer: &mut Writer) {
         let base = self.published.load_full();
         let mut trees = base.trees.clone();
         trees.live.settle();

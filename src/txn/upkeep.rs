@@ -125,6 +125,7 @@ impl Volume {
 
     /// Erases one batch; answers whether there was anything.
     fn erase_step(&self, all: bool) -> Result<bool> {
+        let _erasing = self.erasing.lock();
         let runs = self.space.lock().start_erasing(all);
         for (index, (run, keep)) in runs.iter().enumerate() {
             match self.erase(*run, *keep) {

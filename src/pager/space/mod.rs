@@ -549,6 +549,11 @@ impl SpaceMap {
         self.waiting.iter().any(|w| w.freed_by.is_some())
     }
 
+    /// Whether blocks that the commits up to `durable` let go are only held by readers.
+    pub(crate) fn waits_for_readers(&self, durable: Generation) -> bool {
+        self.waiting.iter().any(|w| w.freed_by.is_none_or(|generation| generation < durable))
+    }
+
     // ---- checkpoint ----
 
     /// The values to write at a checkpoint (P4) of regions that changed since the last one; all are unchanged afterwards.
