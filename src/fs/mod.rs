@@ -118,7 +118,7 @@ impl FileSystem {
             reclaimed = self.reclaim_step();
         }
         let repacked = if self.volume.read_only() { Ok(()) } else { self.repack_at_the_end() };
-        self.volume.close()?;
+        self.volume.close().map_err(|error| self.told(error))?;
         reclaimed.map(drop).and(repacked)
     }
 
@@ -163,8 +163,9 @@ impl FileSystem {
         }
         let reclaimed = self.reclaim_step();
         let repacked = self.repack_step();
-        let left = self.volume.maintain()?;
+        let left = self.volume.maintain();
+        // What went wrong first is the cause of the others.
         reclaimed?;
-        Ok(left || repacked? || self.reclaim_pending())
+        Ok(left? || repacked? || self.reclaim_pending())
     }
 }

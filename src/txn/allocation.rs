@@ -120,7 +120,7 @@ impl Volume {
                 match space.reserve(quads, keep, &**self.pager.storage()) {
                     // The file was cut: nothing more may be promised.
                     Err(error @ Error::Damaged(_)) => {
-                        return Err(self.pager.latch().set("growing the archive", &error));
+                        return Err(self.pager.latch().set("growing the archive", error));
                     }
                     reserved => reserved?,
                 }

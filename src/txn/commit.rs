@@ -93,13 +93,13 @@ pub(super) enum Purpose {
     Changes,
     /// Even when there is nothing: lets the blocks that the last commit freed go.
     Drain,
+    /// As `Drain` without a checkpoint: after free space was erased for the last time nothing may be freed.
+    Shorten,
     /// The closed record of a clean end.
     Close,
 }
 
 /// The number of the commit that a caller needs.
-    /// As `Drain` without a checkpoint: after free space was erased for the last time nothing may be freed.
-    Shorten,
 #[derive(Debug)]
 #[must_use = "nobody else may lead the commit"]
 pub(crate) struct WantedCommit(u64);
@@ -192,7 +192,6 @@ impl Volume {
         if let Some((number, error)) = &state.failed
             && *number >= needed
         {
-            self.pager.latch().check()?;
             return Err(error.again());
         }
         Ok(self.durable.load().generation)
@@ -271,12 +270,12 @@ impl Volume {
             // What there was may have been taken by a commit that failed: then nothing is durable that waited for it.
             self.pager.latch().check()?;
             return Ok(None);
+        }
         self.freeze_changes(chain, writer).map(Some)
     }
 
     /// Takes what is published, also when that is nothing new.
     pub(super) fn freeze_changes(&self, chain: &Chain, writer: &mut MutexGuard<'_, Writer>) -> Result<Frozen> {
-        }
         if let Some((first, value)) = chain.previous_session {
             self.operate_locked(writer, true, |operation| operation.record_session(first, &value))?;
         }
@@ -301,7 +300,7 @@ impl Volume {
     pub(super) fn write_commit(&self, purpose: Purpose, chain: &mut Chain, frozen: Frozen) -> Result<()> {
         self.try_write_commit(purpose, chain, frozen).map_err(|error| match error {
             Error::Latched(_) => error,
-            error => self.pager.latch().set("committing", &error),
+            error => self.pager.latch().set("committing", error),
         })
     }
 

@@ -15,7 +15,7 @@ impl Volume {
     /// sweeps a region after an unclean open. Returns whether there is more to do at once.
     pub(crate) fn maintain(&self) -> Result<bool> {
         self.check_writable()?;
-        self.check_host().map_err(|error| self.pager.latch().set("looking after the archive's file", &error))?;
+        self.check_host().map_err(|error| self.pager.latch().set("looking after the archive's file", error))?;
         self.release_waiting();
         if !self.is_dirty() && self.space.lock().waits_for_commit() {
             self.commit_for(Purpose::Drain)?;
@@ -162,7 +162,7 @@ impl Volume {
     fn erasing_failed(&self, error: Error) -> Error {
         match error {
             Error::NoSpace(_) | Error::Latched(_) => error,
-            error => self.pager.latch().set("erasing freed blocks", &error),
+            error => self.pager.latch().set("erasing freed blocks", error),
         }
     }
 
@@ -180,7 +180,6 @@ impl Volume {
         Ok(())
     }
 
-    /// Commits, drains, erases every free block, truncates the tail and writes the closed record. No call may follow.
     /// Loads the regions at the end that may be free, so that they can be cut off.
     fn load_tail(&self) -> Result<()> {
         loop {
@@ -190,6 +189,7 @@ impl Volume {
         }
     }
 
+    /// Commits, drains, erases every free block, truncates the tail and writes the closed record. No call may follow.
     pub(crate) fn close(&self) -> Result<()> {
         if self.read_only {
             return Ok(());
@@ -205,9 +205,9 @@ impl Volume {
         self.commit()?;
         self.load_tail()?;
         self.erase_all()?;
-        let total = {
         // Erasing may have put regions away again.
         self.load_tail()?;
+        let total = {
             let mut space = self.space.lock();
             space.trim_tail()
         };
