@@ -33,7 +33,8 @@ fn code(error: &Error) -> Errno {
         Error::NoSuchRange => Errno::ENXIO,
         Error::Unsupported(_) => Errno::EOPNOTSUPP,
         Error::NoSpace(_) => Errno::ENOSPC,
-        // The latch makes the archive read-only: programs know how to live with EROFS, EIO would look like damage.
+        // The latch makes the archive read-only: programs know how to live with EROFS. Why it did is told once, as EIO, to who was met by
+        // the failure or asks for durability next.
         Error::ReadOnly(_) | Error::Latched(_) => Errno::EROFS,
         Error::InUse(_) => Errno::EBUSY,
         Error::NotArchive(_)

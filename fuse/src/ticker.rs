@@ -141,7 +141,7 @@ impl Clock {
 
     fn commit(&self) -> Result<()> {
         // Asked of the file system: it knows of a change from the moment it is accepted, also of one that comes during a commit.
-        if self.fs.is_dirty() { self.fs.sync() } else { Ok(()) }
+        if self.fs.is_dirty() { self.fs.sync_in_background() } else { Ok(()) }
     }
 
     fn maintain(&mut self) -> Result<()> {

@@ -90,6 +90,8 @@ impl FileSystem {
         // Weak: the volume belongs to the file system, not the other way round.
         let flusher = Arc::downgrade(&fs);
         fs.volume.set_flusher(Box::new(move |op| flusher.upgrade().map_or(Ok(()), |fs| fs.flush(op))));
+        let reclaimer = Arc::downgrade(&fs);
+        fs.volume.set_reclaimer(Box::new(move || reclaimer.upgrade().map_or(Ok(false), |fs| fs.reclaim_for_room())));
         fs.queue_left_over()?;
         let durable = fs.volume.durable();
         if !durable.closed && durable.generation != Generation(0) {
@@ -116,7 +118,7 @@ impl FileSystem {
             reclaimed = self.reclaim_step();
         }
         let repacked = if self.volume.read_only() { Ok(()) } else { self.repack_at_the_end() };
-        self.volume.close()?;
+        self.volume.close().map_err(|error| self.told(error))?;
         reclaimed.map(drop).and(repacked)
     }
 
@@ -150,7 +152,7 @@ impl FileSystem {
         let repacked = self.repack_all(true);
         self.volume.commit()?;
         // What could not be repacked keeps nothing else from being erased.
-        self.volume.erase_all()?;
+        self.volume.erase_everything()?;
         repacked
     }
 
@@ -161,8 +163,9 @@ impl FileSystem {
         }
         let reclaimed = self.reclaim_step();
         let repacked = self.repack_step();
-        let left = self.volume.maintain()?;
+        let left = self.volume.maintain();
+        // What went wrong first is the cause of the others.
         reclaimed?;
-        Ok(left || repacked? || self.reclaim_pending())
+        Ok(left? || repacked? || self.reclaim_pending())
     }
 }

@@ -3,9 +3,10 @@
 use std::collections::BTreeSet;
 use std::ops::ControlFlow;
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 
 use super::batch::existing;
+use super::staging::StagedFile;
 use super::{FileSystem, extents, inode};
 use crate::error::Result;
 use crate::format::values::{Extent, InodeValue, NO_TRIM};
@@ -34,6 +35,15 @@ impl Queue {
         *last = next;
         next.filter(|ino| waiting.remove(ino))
     }
+}
+
+/// What became of an inode of the queue.
+enum Step {
+    Nothing,
+    /// Somebody has its turn.
+    Busy,
+    More,
+    Last,
 }
 
 fn orphan_key(ino: Ino) -> Key {
@@ -155,41 +165,53 @@ impl FileSystem {
     /// One step for the next inode of the queue; answers whether the queue had any.
     pub(super) fn reclaim_step(&self) -> Result<bool> {
         let Some(ino) = self.reclaim.take() else { return Ok(false) };
-        match self.reclaim_one(ino) {
-            Ok(false) => {}
-            Ok(true) => self.queue_reclaim(ino),
-            Err(error) => {
-                self.queue_reclaim(ino);
-                return Err(error);
+        self.reclaim_queued(ino, |file| Some(file.turn.lock())).map(|_| true)
+    }
+
+    /// One step for the first inode of the queue that nobody is busy with; answers whether there was one. The caller may hold turns.
+    pub(super) fn reclaim_for_room(&self) -> Result<bool> {
+        let waiting = self.reclaim.waiting.lock().len();
+        for _ in 0..waiting {
+            let Some(ino) = self.reclaim.take() else { break };
+            if self.reclaim_queued(ino, |file| file.turn.try_lock())? {
+                return Ok(true);
             }
         }
-        Ok(true)
+        Ok(false)
+    }
+
+    /// One step for an inode that was taken out of the queue, and goes back to it when there is more to do; answers whether there was anything.
+    fn reclaim_queued(&self, ino: Ino, turn: impl Fn(&StagedFile) -> Option<MutexGuard<'_, ()>>) -> Result<bool> {
+        let step = self.reclaim_one(ino, turn);
+        if !matches!(step, Ok(Step::Nothing | Step::Last)) {
+            self.queue_reclaim(ino);
+        }
+        Ok(matches!(step?, Step::Last | Step::More))
     }
 
     pub(super) fn reclaim_pending(&self) -> bool {
         !self.reclaim.waiting.lock().is_empty()
     }
 
-    /// Answers whether there is more to do for this inode.
-    fn reclaim_one(&self, ino: Ino) -> Result<bool> {
+    fn reclaim_one(&self, ino: Ino, turn: impl Fn(&StagedFile) -> Option<MutexGuard<'_, ()>>) -> Result<Step> {
         let state = self.volume.state();
         let view = self.volume.view(&state);
         let orphan = view.get(orphan_key(ino), |_| Ok(()))?.is_some();
         let trimmed = existing(view, ino)?.is_some_and(|inode| inode.trim != NO_TRIM);
         drop(state);
         if orphan && !self.handles.is_open(ino) {
-            return self.reclaim_orphan(ino).map(|gone| !gone);
+            return self.reclaim_orphan(ino, turn);
         }
         if trimmed && !orphan {
-            return self.trim_until(ino, None).map(|done| !done);
+            return self.trim_until(ino, None).map(|done| if done { Step::Last } else { Step::More });
         }
-        Ok(false)
+        Ok(Step::Nothing)
     }
 
-    fn reclaim_orphan(&self, ino: Ino) -> Result<bool> {
+    fn reclaim_orphan(&self, ino: Ino, turn: impl Fn(&StagedFile) -> Option<MutexGuard<'_, ()>>) -> Result<Step> {
         let file = self.staging.entry(ino);
         let gone = {
-            let _turn = file.turn.lock();
+            let Some(_turn) = turn(&file) else { return Ok(Step::Busy) };
             // Batches ask the extents whether they are published (W2), so that has to be settled before extents go.
             file.with(|content| content.discard());
             self.land_older(&file)?;
@@ -200,7 +222,7 @@ impl FileSystem {
         if gone {
             self.forget_staged(ino);
         }
-        Ok(gone)
+        Ok(if gone { Step::Last } else { Step::More })
     }
 
     /// Moves the trim offset on to `until` or, without it, by one step; answers whether nothing is hidden any more before that.

@@ -14,5 +14,6 @@ mod model;
 mod names;
 mod racing;
 mod ranges;
+mod shortage;
 pub(super) mod support;
 mod writeout;

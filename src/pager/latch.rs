@@ -1,18 +1,37 @@
-//! The sticky write error: once a barrier or a reserved write failed, nothing more is written.
+//! The sticky write error: once a barrier or the write of a commit failed, nothing more is written.
+//!
+//! # What latches, and what does not
+//! - A barrier that fails: nobody knows what of the writes before it is on the medium.
+//! - A write that fails as writes to a broken host do: what lies there now is unknown, and the next one will fare no better.
+//! - A page, list or record that a commit cannot write, whatever the reason: the open transaction is built on the one that is lost.
+//! - Not a page of file data that is refused for want of space, in blocks that the host had allocated (copy-on-write, thin provisioning,
+//!   quotas): no operation names it yet, so its blocks are given back, and the data stays staged or was never accepted.
+//! - No single refusal for want of space: the same bytes are written to the same place once more, which is as if the first attempt had not
+//!   been. The seal covers bytes and place, and no record tells of the page before its barrier, so a part of the first attempt means nothing.
+//!
+//! # Who is told
+//! Whoever meets the failure gets its cause, and everybody later the latch. When that was background work, the next one who asks for
+//! durability gets the cause, once: what was accepted from programs before the failure is lost, and none of them has heard why.
 
 use std::sync::OnceLock;
+
+use parking_lot::Mutex;
 
 use crate::error::{Error, Result};
 
 /// Set at most once; the first reason stays.
 #[derive(Default)]
-pub(crate) struct Latch(OnceLock<String>);
+pub(crate) struct Latch {
+    reason: OnceLock<String>,
+    /// The cause, until somebody who asked for durability was told.
+    untold: Mutex<Option<Error>>,
+}
 
 impl Latch {
     /// # Errors
     /// `Latched` with the first failure, for every later writer.
     pub(crate) fn check(&self) -> Result<()> {
-        match self.0.get() {
+        match self.reason.get() {
             None => Ok(()),
             Some(reason) => Err(Error::Latched(reason.clone())),
         }
@@ -20,16 +39,18 @@ impl Latch {
 
     /// Why nothing is written any more.
     pub(crate) fn reason(&self) -> Option<&str> {
-        self.0.get().map(String::as_str)
+        self.reason.get().map(String::as_str)
     }
 
-    /// Latches because of `error` and returns what the failing caller shall see.
-    pub(crate) fn set(&self, doing: &str, error: &Error) -> Error {
+    /// Latches because of `error`, unless something did before, and returns it: what the failing caller shall see.
+    pub(crate) fn set(&self, doing: &str, error: Error) -> Error {
         let mut first = false;
-        let reason = self.0.get_or_init(|| {
+        let reason = self.reason.get_or_init(|| {
             first = true;
+            // Before anybody can see the reason and ask for the cause.
+            *self.untold.lock() = Some(error.again());
             let mut text = format!("{doing}: {error}");
-            if let Some(source) = std::error::Error::source(error) {
+            if let Some(source) = std::error::Error::source(&error) {
                 text.push_str(&format!(": {source}"));
             }
             text
@@ -37,6 +58,15 @@ impl Latch {
         if first {
             tracing::error!("archive is read-only from now on: {reason}");
         }
-        Error::Latched(reason.clone())
+        error
+    }
+
+    /// What to tell somebody who asked for durability and got `error`.
+    pub(crate) fn tell(&self, error: Error) -> Error {
+        if self.reason.get().is_none() {
+            return error;
+        }
+        let untold = self.untold.lock().take();
+        if matches!(error, Error::Latched(_)) { untold.unwrap_or(error) } else { error }
     }
 }

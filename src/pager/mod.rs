@@ -87,16 +87,31 @@ impl Pager {
         self.cipher.seal(page, run, generation)
     }
 
-    /// Writes a sealed page to its (reserved) blocks; a failure latches.
+    /// Writes a sealed page to its (reserved) blocks; a failure latches, but for want of space.
     pub(crate) fn write_page(&self, page: &SealedPage) -> Result<()> {
+        self.write(page.pointer.run.offset(), &page.bytes, "writing a page")
+    }
+
+    /// A second time when the host says that it is full: it had allocated the place.
+    fn write(&self, at: u64, bytes: &[u8], doing: &str) -> Result<()> {
         self.latch.check()?;
-        self.storage.write_at(page.pointer.run.offset(), &page.bytes).map_err(|e| self.latch.set("writing a page", &e))
+        let written = match self.storage.write_at(at, bytes) {
+            Err(Error::NoSpace(reason)) => {
+                tracing::warn!("the host refused a write into blocks that it had allocated: {reason}");
+                self.storage.write_at(at, bytes)
+            }
+            written => written,
+        };
+        written.map_err(|error| match error {
+            Error::NoSpace(_) => error,
+            error => self.latch.set(doing, error),
+        })
     }
 
     /// Waits until everything written before is on the medium; a failure latches.
     pub(crate) fn barrier(&self) -> Result<()> {
         self.latch.check()?;
-        self.storage.barrier().map_err(|e| self.latch.set("making writes durable", &e))
+        self.storage.barrier().map_err(|e| self.latch.set("making writes durable", e))
     }
 }
 

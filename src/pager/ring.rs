@@ -36,26 +36,20 @@ impl Pager {
         Ok(records)
     }
 
-    /// Seals and writes a record into its slot; a failure latches.
+    /// Seals and writes a record into its slot; a failure latches, but for want of space.
     pub(crate) fn write_record(&self, record: &CommitRecord) -> Result<Tag> {
-        self.latch.check()?;
         let plain = record.encode();
         debug_assert_eq!(plain.len(), RECORD_PLAIN);
         let slot = record.generation.slot();
         let (bytes, tag) = self.cipher.seal_record(slot, plain)?;
-        self.storage
-            .write_at(slot_block(slot) * BLOCK, &bytes)
-            .map_err(|e| self.latch.set("writing a commit record", &e))?;
+        self.write(slot_block(slot) * BLOCK, &bytes, "writing a commit record")?;
         Ok(tag)
     }
 
     /// Overwrites a slot with random bytes.
     pub(crate) fn scrub_slot(&self, slot: u64, environment: &dyn Environment) -> Result<()> {
-        self.latch.check()?;
         let mut bytes = vec![0; BLOCK as usize];
         environment.fill_random(&mut bytes)?;
-        self.storage
-            .write_at(slot_block(slot) * BLOCK, &bytes)
-            .map_err(|e| self.latch.set("scrubbing a commit slot", &e))
+        self.write(slot_block(slot) * BLOCK, &bytes, "scrubbing a commit slot")
     }
 }

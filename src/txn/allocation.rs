@@ -80,7 +80,7 @@ impl Volume {
         self.open_session()?;
         let quads = quads_for(bytes, pages);
         match self.reserve_quads(quads, false) {
-            Err(Error::NoSpace(_)) if self.drain_for_room()? => self.reserve_quads(quads, false)?,
+            Err(Error::NoSpace(_)) if self.await_room(quads)? => {}
             other => other?,
         }
         Ok(Reservation { space: self.space.clone(), quads })
@@ -120,7 +120,7 @@ impl Volume {
                 match space.reserve(quads, keep, &**self.pager.storage()) {
                     // The file was cut: nothing more may be promised.
                     Err(error @ Error::Damaged(_)) => {
-                        return Err(self.pager.latch().set("growing the archive", &error));
+                        return Err(self.pager.latch().set("growing the archive", error));
                     }
                     reserved => reserved?,
                 }
@@ -131,39 +131,6 @@ impl Volume {
                 Err(Shortage::Full) => return Err(Error::NoSpace("the archive cannot grow".into())),
             }
         }
-    }
-
-    /// Makes room before the writers' lock is taken, so that freed blocks can be had by committing.
-    pub(super) fn make_room(&self, records: u64, essential: bool) -> Result<()> {
-        let quads = (records * 3 + 16).min(256);
-        let attempt = |volume: &Volume| -> Result<bool> {
-            match volume.reserve_quads(quads, essential) {
-                Ok(()) => {
-                    volume.space.lock().unreserve(quads);
-                    Ok(true)
-                }
-                Err(Error::NoSpace(_)) => Ok(false),
-                Err(error) => Err(error),
-            }
-        };
-        // When this does not suffice the operation itself finds out exactly.
-        if !attempt(self)? && self.drain_for_room()? {
-            attempt(self)?;
-        }
-        Ok(())
-    }
-
-    /// Commits so that freed blocks become reusable; answers whether that may have helped.
-    fn drain_for_room(&self) -> Result<bool> {
-        let mut helped = false;
-        for _ in 0..2 {
-            if !self.writer.lock().changed && !self.space.lock().waits_for_commit() {
-                break;
-            }
-            self.commit_for(Purpose::Drain)?;
-            helped = true;
-        }
-        Ok(helped)
     }
 
     /// Regions kept in memory beside those that have to be: their share of the memory budget, at about 5 KiB each.

@@ -151,6 +151,15 @@ impl Volume {
         Ok(findings)
     }
 
+    /// Whether the block belongs to a page of the last commit.
+    #[cfg(test)]
+    pub(crate) fn uses_block(&self, block: u64) -> Result<bool> {
+        let (number, at) = (block / REGION_BLOCKS, block % REGION_BLOCKS);
+        self.load_region(number)?;
+        let space = self.space.lock();
+        Ok(space.used_bits(number).is_some_and(|bits| bits[(at / 64) as usize] >> (at % 64) & 1 == 1))
+    }
+
     fn audit_chain(&self, chain: &Chain, full: bool, progress: &mut dyn FnMut(u64, u64)) -> Result<Audit> {
         let state = self.state();
         let mut census = Census::default();

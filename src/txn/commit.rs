@@ -50,6 +50,11 @@ pub(super) struct CommitState {
 }
 
 impl CommitState {
+    /// A commit is in flight.
+    pub(super) fn is_running(&self) -> bool {
+        self.running
+    }
+
     /// Whoever calls from now on needs a later commit. Answers the number of this one and how many it serves.
     fn start(&mut self) -> (u64, u64) {
         self.started += 1;
@@ -88,6 +93,8 @@ pub(super) enum Purpose {
     Changes,
     /// Even when there is nothing: lets the blocks that the last commit freed go.
     Drain,
+    /// As `Drain` without a checkpoint: after free space was erased for the last time nothing may be freed.
+    Shorten,
     /// The closed record of a clean end.
     Close,
 }
@@ -144,7 +151,7 @@ impl Volume {
         // A commit for changes alone writes nothing when there are none, and only that of a close says so.
         let served = |state: &CommitState| match purpose {
             Purpose::Changes => state.finished >= needed,
-            Purpose::Drain => state.recorded >= needed,
+            Purpose::Drain | Purpose::Shorten => state.recorded >= needed,
             Purpose::Close => state.recorded >= needed && self.durable.load().closed,
         };
         while !served(&state) {
@@ -185,7 +192,6 @@ impl Volume {
         if let Some((number, error)) = &state.failed
             && *number >= needed
         {
-            self.pager.latch().check()?;
             return Err(error.again());
         }
         Ok(self.durable.load().generation)
@@ -239,7 +245,7 @@ impl Volume {
                 self.settle(writer);
                 return Ok(());
             }
-            None => self.freeze(purpose, chain, &mut self.writer.lock())?,
+            None => self.freeze_with_room(purpose, chain)?,
         };
         let Some(frozen) = frozen else { return Ok(()) };
         self.write_commit(purpose, chain, frozen)?;
@@ -247,7 +253,12 @@ impl Volume {
         Ok(())
     }
 
-    fn freeze(&self, purpose: Purpose, chain: &Chain, writer: &mut MutexGuard<'_, Writer>) -> Result<Option<Frozen>> {
+    pub(super) fn freeze(
+        &self,
+        purpose: Purpose,
+        chain: &Chain,
+        writer: &mut MutexGuard<'_, Writer>,
+    ) -> Result<Option<Frozen>> {
         if self.staged.swap(false, Ordering::AcqRel)
             && let Some(flusher) = self.flusher.get()
             && let Err(error) = self.operate_locked(writer, true, |operation| flusher(operation))
@@ -260,6 +271,11 @@ impl Volume {
             self.pager.latch().check()?;
             return Ok(None);
         }
+        self.freeze_changes(chain, writer).map(Some)
+    }
+
+    /// Takes what is published, also when that is nothing new.
+    pub(super) fn freeze_changes(&self, chain: &Chain, writer: &mut MutexGuard<'_, Writer>) -> Result<Frozen> {
         if let Some((first, value)) = chain.previous_session {
             self.operate_locked(writer, true, |operation| operation.record_session(first, &value))?;
         }
@@ -277,14 +293,14 @@ impl Volume {
         };
         self.promise_lists(&mut frozen, chain);
         self.list_entries.store(0, Ordering::Relaxed);
-        Ok(Some(frozen))
+        Ok(frozen)
     }
 
     /// Everything between the freeze and the acknowledgement. Any failure latches: the next transaction is built on this one.
-    fn write_commit(&self, purpose: Purpose, chain: &mut Chain, frozen: Frozen) -> Result<()> {
+    pub(super) fn write_commit(&self, purpose: Purpose, chain: &mut Chain, frozen: Frozen) -> Result<()> {
         self.try_write_commit(purpose, chain, frozen).map_err(|error| match error {
             Error::Latched(_) => error,
-            error => self.pager.latch().set("committing", &error),
+            error => self.pager.latch().set("committing", error),
         })
     }
 
@@ -405,7 +421,8 @@ impl Volume {
     fn room_for_checkpoint(&self, purpose: Purpose, chain: &Chain, generation: Generation) -> Option<u64> {
         let age = generation.0.saturating_sub(chain.checkpoint.0);
         let wanted = chain.force_checkpoint || age >= CHECKPOINT_EVERY || !chain.list_pages.is_empty();
-        if wanted && purpose != Purpose::Close { self.space.lock().promise_checkpoint() } else { None }
+        let ends = matches!(purpose, Purpose::Shorten | Purpose::Close);
+        if wanted && !ends { self.space.lock().promise_checkpoint() } else { None }
     }
 
     fn flush_tree(
@@ -469,7 +486,7 @@ impl Volume {
     }
 
     /// Lets the memory of written nodes go: the published trees name them by pointer again.
-    fn settle(&self, _writer: &mut Writer) {
+    pub(super) fn settle(&self, _writer: &mut Writer) {
         let base = self.published.load_full();
         let mut trees = base.trees.clone();
         trees.live.settle();

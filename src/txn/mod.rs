@@ -9,7 +9,8 @@
 //!     can have been told of. One whose record is gone may come again after a crash; as the first commit of a session changes no live node,
 //!     live nodes of one generation are of one session all the same.
 //! T5  An operation is accepted only against free blocks that are allocated on the host: its data at worst case, the nodes that it may
-//!     dirty, and what the commit itself needs. So a commit never meets a full disk.
+//!     dirty, and what the commit itself needs. So a commit never meets a full disk. Who finds none waits first for what is on its way
+//!     (`shortage`).
 //! T6  An operation is published whole or not at all.
 //! T7  The space map of checkpoint c together with the lists of the records c..=g is exactly the set of pages of root g. A record that no such
 //!     chain leads to says so with checkpoint 0; then that set is what the trees name.
@@ -27,6 +28,7 @@ mod partly;
 mod reading;
 mod recovery;
 mod references;
+mod shortage;
 #[cfg_attr(not(test), expect(dead_code, reason = "model-tested with the transactions; their commands come later"))]
 mod snapshots;
 mod state;

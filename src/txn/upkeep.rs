@@ -15,12 +15,12 @@ impl Volume {
     /// sweeps a region after an unclean open. Returns whether there is more to do at once.
     pub(crate) fn maintain(&self) -> Result<bool> {
         self.check_writable()?;
-        self.check_host().map_err(|error| self.pager.latch().set("looking after the archive's file", &error))?;
+        self.check_host().map_err(|error| self.pager.latch().set("looking after the archive's file", error))?;
         self.release_waiting();
         if !self.is_dirty() && self.space.lock().waits_for_commit() {
             self.commit_for(Purpose::Drain)?;
         }
-        let swept = self.sweep_step()?;
+        let swept = self.sweep_step()? | self.look_step()?;
         if self.erase_is_due() {
             if self.space.lock().has_dirty() {
                 self.make_room(0, false)?;
@@ -28,6 +28,21 @@ impl Volume {
             self.erase_step(false)?;
         }
         Ok(swept)
+    }
+
+    /// Loads a region in which blocks came free unseen, so that they are erased with the others; answers whether there is one more. While
+    /// memory for regions is short the others wait for their turn, at the latest until the end.
+    fn look_step(&self) -> Result<bool> {
+        let next = || self.space.lock().next_unlooked();
+        let Some(number) = next() else { return Ok(false) };
+        if self.space.lock().has_loaded(self.region_limit()) {
+            self.space.lock().evict(self.region_limit() / 2);
+            if self.space.lock().has_loaded(self.region_limit()) {
+                return Ok(false);
+            }
+        }
+        self.load_region(number)?;
+        Ok(next().is_some())
     }
 
     /// Another program cut, replaced or removed the file: what is written to it from here on would be lost, or hide the damage.
@@ -55,7 +70,14 @@ impl Volume {
         due
     }
 
-    /// Erases everything that is free now, without waiting for its age (`lockbox purge`, unmount).
+    /// As [`Self::erase_all`], and looks for old ciphertext in all free space, also where no session that is remembered freed anything.
+    pub(crate) fn erase_everything(&self) -> Result<()> {
+        self.check_writable()?;
+        self.space.lock().sweep_everything();
+        self.erase_all()
+    }
+
+    /// Erases everything that was freed until now, without waiting for its age (unmount).
     pub(crate) fn erase_all(&self) -> Result<()> {
         self.check_writable()?;
         while self.sweep_step()? {}
@@ -68,9 +90,25 @@ impl Volume {
         self.release_waiting();
         // What is being erased is out of reach for a moment, so something else has to be there.
         self.make_room(0, false)?;
-        while self.erase_step(true)? {}
-        let mut space = self.space.lock();
-        space.overwrite_dirty(&mut |run| self.overwrite(run)).map_err(|error| self.erasing_failed(error))
+        loop {
+            let more = self.look_at_some()?;
+            while self.erase_step(true)? {}
+            let mut space = self.space.lock();
+            space.overwrite_dirty(&mut |run| self.overwrite(run)).map_err(|error| self.erasing_failed(error))?;
+            if !more {
+                return Ok(());
+            }
+            space.evict(self.region_limit() / 2);
+        }
+    }
+
+    /// Loads some of the regions in which blocks came free unseen; answers whether there are more.
+    fn look_at_some(&self) -> Result<bool> {
+        for _ in 0..self.region_limit() {
+            let Some(number) = self.space.lock().next_unlooked() else { return Ok(false) };
+            self.load_region(number)?;
+        }
+        Ok(self.space.lock().next_unlooked().is_some())
     }
 
     /// After an unclean open: loads the next region, whose free blocks the host says hold data may be pages of a transaction that never
@@ -87,6 +125,7 @@ impl Volume {
 
     /// Erases one batch; answers whether there was anything.
     fn erase_step(&self, all: bool) -> Result<bool> {
+        let _erasing = self.erasing.lock();
         let runs = self.space.lock().start_erasing(all);
         for (index, (run, keep)) in runs.iter().enumerate() {
             match self.erase(*run, *keep) {
@@ -123,7 +162,7 @@ impl Volume {
     fn erasing_failed(&self, error: Error) -> Error {
         match error {
             Error::NoSpace(_) | Error::Latched(_) => error,
-            error => self.pager.latch().set("erasing freed blocks", &error),
+            error => self.pager.latch().set("erasing freed blocks", error),
         }
     }
 
@@ -149,6 +188,15 @@ impl Volume {
         if closed { self.close() } else { Ok(()) }
     }
 
+    /// Loads the regions at the end that may be free, so that they can be cut off.
+    fn load_tail(&self) -> Result<()> {
+        loop {
+            let unknown = self.space.lock().unknown_tail();
+            let Some(number) = unknown else { return Ok(()) };
+            self.load_region(number)?;
+        }
+    }
+
     /// Commits, drains, erases every free block, truncates the tail and writes the closed record. No call may follow.
     pub(crate) fn close(&self) -> Result<()> {
         if self.read_only {
@@ -163,12 +211,10 @@ impl Volume {
             return Ok(());
         }
         self.commit()?;
-        loop {
-            let unknown = self.space.lock().unknown_tail();
-            let Some(number) = unknown else { break };
-            self.load_region(number)?;
-        }
+        self.load_tail()?;
         self.erase_all()?;
+        // Erasing may have put regions away again.
+        self.load_tail()?;
         let total = {
             let mut space = self.space.lock();
             space.trim_tail()
@@ -176,7 +222,7 @@ impl Volume {
         if self.pager.storage().len()? > total * BLOCK {
             if self.durable.load().total_blocks > total {
                 // The file must never be shorter than a record that may be trusted says.
-                self.commit_for(Purpose::Drain)?;
+                self.commit_for(Purpose::Shorten)?;
             }
             self.pager.storage().set_len(total * BLOCK)?;
         }

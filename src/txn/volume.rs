@@ -10,6 +10,7 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::commit::CommitState;
 use super::partly::PartlyNamed;
+use super::shortage::Reclaimer;
 use super::state::{Epochs, State};
 use super::{Mark, Operation, View};
 use crate::btree::{Edits, Node, NodeStore, Tree};
@@ -66,6 +67,11 @@ pub(crate) struct Volume {
     pub(super) commit_joined: Condvar,
     pub(super) durable: ArcSwap<CommitRecord>,
     pub(super) flusher: OnceLock<Flusher>,
+    pub(super) reclaimer: OnceLock<Reclaimer>,
+    /// Held by the writer that brings room about for all who have none.
+    pub(super) shortage: Mutex<()>,
+    /// Held while free blocks are erased, which nobody can take meanwhile.
+    pub(super) erasing: Mutex<()>,
     /// Set by whoever stages data that the flusher will publish.
     pub(super) staged: AtomicBool,
     pub(super) dirty_nodes: AtomicI64,

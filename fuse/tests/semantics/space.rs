@@ -76,8 +76,9 @@ fn the_size_limit_holds() {
 }
 
 /// A full disk is an error of the request that finds no room, ENOSPC, and of nothing else: what was durable stays, deleting
-/// and unmounting work, and room that comes back is used. Since the kernel accepts writes before the daemon sees them, the
-/// error may come at fsync(2) or close(2). Only deletes and commits may use the last MiB.
+/// and unmounting work, and room that comes back is used: what was deleted can be written again at once, since who finds no
+/// room waits for what is on its way. Since the kernel accepts writes before the daemon sees them, the error may come at
+/// fsync(2) or close(2). Only deletes and commits may use the last MiB.
 #[test]
 fn a_full_host_loses_nothing() {
     let host = Host::new(48 * MIB);

@@ -256,3 +256,119 @@ fn an_erase_never_meets_a_block_in_use() {
     let alive: BTreeSet<Ino> = contents.iter().map(|(_, ino, _)| *ino).collect();
     assert_eq!(of(&storage).difference(&alive).copied().collect::<Vec<_>>(), []);
 }
+
+/// What every block behind headers and ring ever held, by address; holes and zeros are left out.
+#[derive(Default)]
+struct Held(std::collections::HashMap<u64, std::collections::HashSet<u64>>);
+
+impl Held {
+    fn blocks(storage: &dyn Storage, mut each: impl FnMut(u64, u64)) {
+        let length = storage.len().unwrap();
+        let mut bytes = vec![0; BLOCK as usize];
+        for address in (0..length / BLOCK).filter(|address| Run::new(*address, 1).is_page_space(u64::MAX)) {
+            storage.read_at(address * BLOCK, &mut bytes).unwrap();
+            if bytes.iter().any(|byte| *byte != 0) {
+                let mut hash = std::hash::DefaultHasher::new();
+                std::hash::Hash::hash(&bytes, &mut hash);
+                each(address, std::hash::Hasher::finish(&hash));
+            }
+        }
+    }
+
+    fn note(&mut self, storage: &dyn Storage) {
+        Held::blocks(storage, |address, hash| {
+            self.0.entry(address).or_default().insert(hash);
+        });
+    }
+
+    /// Blocks that hold what they held before although no page of the last commit has them, and what opens there.
+    fn left(&self, storage: &Arc<dyn Storage>, fs: &crate::fs::FileSystem) -> Vec<String> {
+        let mut left = Vec::new();
+        Held::blocks(&**storage, |address, hash| {
+            if self.0.get(&address).is_some_and(|held| held.contains(&hash)) && !fs.volume.uses_block(address).unwrap()
+            {
+                let mut bytes = vec![0; BLOCK as usize];
+                storage.read_at(address * BLOCK, &mut bytes).unwrap();
+                left.push(format!("block={address} {:?}", cipher().open_prologue(address, &bytes)));
+            }
+        });
+        left
+    }
+}
+
+/// Not one block of a page that is in no tree any more is left after a purge or an unmount: neither of deleted content, nor of the nodes of any
+/// former commit, nor of the space map's, however many commits lie behind the last checkpoint.
+#[test]
+fn no_block_of_any_former_page_is_left() {
+    for seed in 0..60_u64 {
+        let close = seed % 4 < 3;
+        let (storage, mut fs) = fresh(seed);
+        let shared: Arc<dyn Storage> = storage.clone();
+        let mut held = Held::default();
+        // Behind the first checkpoint, so that the next one replaces nodes of the space map.
+        for n in 0..26_u64 {
+            put(&fs, ROOT_INO, format!("tiny-{n}").as_bytes(), b"tiny");
+            fs.sync().unwrap();
+        }
+        if seed % 3 == 1 {
+            put(&fs, ROOT_INO, b"earlier", &noise(seed, 3_000_000));
+            held.note(&*shared);
+            fs.close().unwrap();
+            fs = open_on(storage.clone(), false, seed + 1000).unwrap();
+        }
+        for n in 0..12_u64 {
+            put(&fs, ROOT_INO, format!("small-{n}").as_bytes(), &noise(seed + n, 300 + 700 * n as usize));
+        }
+        put(&fs, ROOT_INO, b"large", &noise(seed, 2_000_000));
+        fs.sync().unwrap();
+        held.note(&*shared);
+        for n in 0..seed / 2 {
+            put(&fs, ROOT_INO, format!("more-{n}").as_bytes(), &noise(n, 20_000));
+            fs.sync().unwrap();
+            held.note(&*shared);
+        }
+        for name in ["large", "small-3", "small-7", "more-0", "more-5", "earlier"] {
+            let _ = fs.unlink(ROOT_INO, name.as_bytes());
+        }
+        if seed % 2 == 0 {
+            fs.sync().unwrap();
+            held.note(&*shared);
+        }
+        if close {
+            fs.close().unwrap();
+        } else {
+            fs.purge().unwrap();
+        }
+        let image: Arc<dyn Storage> = Arc::new(MemoryStorage::from_contents(storage.contents()));
+        let opened = open_on(image, true, seed + 2000).unwrap();
+        let left = held.left(&shared, &opened);
+        assert!(left.is_empty(), "{} blocks, close={close}: {left:?}", left.len());
+    }
+}
+
+/// The same for what lies in regions of the space map that the session had no need to look at.
+#[test]
+fn no_block_is_left_where_the_session_never_looked() {
+    for close in [true, false] {
+        let (storage, fs) = fresh(90);
+        let shared: Arc<dyn Storage> = storage.clone();
+        for name in ["first", "middle", "last"] {
+            put(&fs, ROOT_INO, name.as_bytes(), &noise(name.len() as u64, 36 << 20));
+            fs.sync().unwrap();
+        }
+        fs.close().unwrap();
+        let mut held = Held::default();
+        held.note(&*shared);
+        let fs = open_on(storage.clone(), false, 91).unwrap();
+        fs.unlink(ROOT_INO, b"middle").unwrap();
+        if close {
+            fs.close().unwrap();
+        } else {
+            fs.purge().unwrap();
+        }
+        let image: Arc<dyn Storage> = Arc::new(MemoryStorage::from_contents(storage.contents()));
+        let opened = open_on(image, true, 92).unwrap();
+        let left = held.left(&shared, &opened);
+        assert!(left.is_empty(), "{} blocks, close={close}, first {:?}", left.len(), left.first());
+    }
+}

@@ -262,11 +262,13 @@ fn reach(mounted: &Mounted) -> Result<Arc<Held>, Failure> {
     let found = mounted.clone();
     match in_time(move || Held::of(&found)) {
         Some(Ok(Some(held))) => Ok(Arc::new(held)),
-        Some(Ok(None)) => Err(Failure::other(format!(
-            "what lies at {at} is not the mount that was found there, and was left alone"
-        ))),
+        Some(Ok(None)) => {
+            Err(Failure::other(format!("what lies at {at} is not the mount that was found there, and was left alone")))
+        }
         Some(Err(error)) => Err(exit::host(format!("cannot reach the mount at {at}"), &error)),
-        None => Err(Failure::other(format!("cannot reach the mount at {at}: a file system on the way does not answer"))),
+        None => {
+            Err(Failure::other(format!("cannot reach the mount at {at}: a file system on the way does not answer")))
+        }
     }
 }
 

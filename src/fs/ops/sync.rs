@@ -1,6 +1,6 @@
 //! fsync and the periodic commit.
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::format::Generation;
 use crate::fs::{FileSystem, SyncProfile};
 use crate::txn::WantedCommit;
@@ -22,11 +22,31 @@ impl FileSystem {
     /// # Errors
     /// As [`FileSystem::sync`].
     pub fn begin_sync(&self) -> Result<BegunSync> {
-        if self.options.sync == SyncProfile::Never { Ok(BegunSync(None)) } else { self.begin_commit() }
+        if self.options.sync == SyncProfile::Never {
+            return Ok(BegunSync(None));
+        }
+        self.begin_commit().map_err(|error| self.told(error))
     }
 
     /// Returns when that caller's commit is durable, and leads it when nobody does.
     pub fn finish_sync(&self, begun: BegunSync) -> Result<()> {
+        self.finish_commit(begun).map_err(|error| self.told(error))
+    }
+
+    /// As [`FileSystem::sync`], for who has nobody to tell: after a failure the next caller of that gets the cause.
+    ///
+    /// # Errors
+    /// As [`FileSystem::sync`].
+    pub fn sync_in_background(&self) -> Result<()> {
+        if self.options.sync == SyncProfile::Never { Ok(()) } else { self.finish_commit(self.begin_commit()?) }
+    }
+
+    /// What somebody who asked for durability is told of an error.
+    pub(in crate::fs) fn told(&self, error: Error) -> Error {
+        self.volume.pager().latch().tell(error)
+    }
+
+    fn finish_commit(&self, begun: BegunSync) -> Result<()> {
         let Some(wanted) = begun.0 else { return Ok(()) };
         // Most of what is staged is sealed before the commit holds the writers' lock, and nobody stages much more until then.
         let _awaited = self.staging.await_commit();
@@ -47,7 +67,7 @@ impl FileSystem {
     }
 
     pub(in crate::fs) fn commit_all(&self) -> Result<()> {
-        self.finish_sync(self.begin_commit()?)
+        self.begin_commit().and_then(|begun| self.finish_commit(begun)).map_err(|error| self.told(error))
     }
 
     /// An archive that was opened for reading has nothing that is not durable.

@@ -8,7 +8,7 @@ use super::support::{CREATOR, OPTIONS, create_with, fresh, try_create_with, try_
 use crate::env::SeededEnvironment;
 use crate::error::{Error, Result};
 use crate::format::{Ino, ROOT_INO};
-use crate::fs::{Creator, FileSystem, RenameMode, SetAttributes, XattrMode, mode};
+use crate::fs::{Creator, FileSystem, FsOptions, RenameMode, SetAttributes, XattrMode, mode};
 use crate::storage::simulated::{Class, Fault, FaultPlan, SimulatedStorage};
 
 const OWNER: Creator = Creator { uid: 1000, gid: 1000, umask: None };
@@ -60,7 +60,7 @@ const SCRIPT: &[Step] = &[
     }),
     ("delete", Kind::Frees, |fs| fs.unlink(ROOT_INO, b"a")),
     ("fsync", Kind::Sync, |fs| fs.sync()),
-    ("maintain", Kind::Sync, |fs| fs.maintain().map(drop)),
+    ("maintain", Kind::Frees, |fs| fs.maintain().map(drop)),
     ("erase", Kind::Sync, |fs| fs.volume.erase_all()),
     ("create", Kind::Grows, |fs| create(fs, b"c")),
     ("write beyond the room", Kind::Grows, |fs| fs.write(ino(fs, b"c")?, 0, &bytes(5, 5_000_000))),
@@ -123,11 +123,16 @@ fn run(plan: FaultPlan) -> bool {
             Err(Error::NotFound | Error::NoAttribute) => {}
             Err(error) => {
                 assert!(storage.injected() > 0, "{name} failed by itself: {error}");
+                let reason = fs.volume.pager().latch().reason().map(str::to_owned);
+                if matches!(error, Error::Latched(_)) {
+                    assert!(latched.is_some(), "{name}: the first caller learns no cause: {error}");
+                }
                 if *kind == Kind::Grows && matches!(error, Error::NoSpace(_)) {
                     let [.., (_, before), (_, after)] = &states[..] else { unreachable!("the state before is kept") };
                     assert_eq!(before, after, "{name} was refused and done in part");
                 }
-                judge_error(name, *kind, plan, &error, &mut latched);
+                judge_error(name, *kind, plan, &error, &reason);
+                latched = reason;
             }
         }
     }
@@ -138,6 +143,10 @@ fn run(plan: FaultPlan) -> bool {
     if met && matches!(plan.class, Class::Barrier) || met && plan.class == Class::Write && plan.fault != Fault::NoSpace
     {
         assert!(is_latched, "a failed write or barrier has to latch");
+    }
+    if plan.class == Class::Write && plan.fault == Fault::NoSpace && !plan.lasting {
+        assert!(!is_latched, "one refusal for want of space latched");
+        assert_eq!(promised, states.len() - 1, "one refusal for want of space was not got over");
     }
     drop(fs);
     // The next session finds the host's cache, or after a power cut only what was synced and some of the rest.
@@ -158,18 +167,19 @@ fn run(plan: FaultPlan) -> bool {
     met
 }
 
-fn judge_error(name: &str, kind: Kind, plan: FaultPlan, error: &Error, latched: &mut Option<String>) {
+fn judge_error(name: &str, kind: Kind, plan: FaultPlan, error: &Error, latched: &Option<String>) {
+    // A host that is full is met where the file grows. Where it takes back what it gave, the commit cannot be made.
+    let promise_broken = matches!(plan.class, Class::Write | Class::Barrier);
+    if let Some(reason) = latched {
+        assert!(plan.fault != Fault::NoSpace || promise_broken, "{name}: full host latched: {reason}");
+    }
     match error {
         Error::Latched(reason) => {
-            assert!(latched.as_ref().is_none_or(|first| first == reason), "two reasons: {latched:?} and {reason}");
-            // A host that is full is met where the file grows. Where it takes back what it gave, the commit cannot be made.
-            let promise_broken = matches!(plan.class, Class::Write | Class::Barrier);
-            assert!(plan.fault != Fault::NoSpace || promise_broken, "{name}: full host latched: {reason}");
-            *latched = Some(reason.clone());
+            assert!(latched.as_ref() == Some(reason), "two reasons: {latched:?} and {reason}");
         }
         Error::NoSpace(_) => {
             assert_eq!(plan.fault, Fault::NoSpace, "{name}: {error}");
-            let refusable = kind == Kind::Grows || plan.class == Class::Write || plan.class == Class::SetLen;
+            let refusable = kind == Kind::Grows || promise_broken || plan.class == Class::SetLen;
             assert!(refusable, "{name} must work on a full host: {error}");
         }
         Error::Io { .. } => assert_ne!(plan.fault, Fault::NoSpace, "{name}: {error}"),
@@ -207,7 +217,8 @@ fn a_write_that_is_cut_short() {
     every_turn(Class::Write, Fault::Short);
 }
 
-/// A host that takes back blocks that it had allocated (copy-on-write, thin provisioning).
+/// A host that takes back blocks that it had allocated (copy-on-write, thin provisioning, quotas): once is got over, and from then on every
+/// write of data is refused until a commit cannot be finished.
 #[test]
 fn a_write_to_allocated_blocks_without_space() {
     every_turn(Class::Write, Fault::NoSpace);
@@ -240,6 +251,59 @@ fn a_read_that_fails() {
     every_turn(Class::Read, Fault::Eio);
 }
 
+/// Whoever asks first what became of the data learns why it is lost, also when the failure was met in the background; later callers learn that
+/// nothing is written any more.
+#[test]
+fn the_first_fsync_after_a_failure_tells_its_cause() {
+    let failing = |class| FaultPlan { class, count: 0, fault: Fault::Eio, lasting: false };
+    for (who, class) in [("fsync", Class::Barrier), ("write-out", Class::Write), ("maintain", Class::Barrier)] {
+        let environment = Arc::new(SeededEnvironment::new(9));
+        let storage = SimulatedStorage::new();
+        let fs = create_with(storage.clone(), environment, FsOptions { staged_bytes: 1 << 20, ..OPTIONS });
+        create(&fs, b"a").unwrap();
+        let file = ino(&fs, b"a").unwrap();
+        fs.write(file, 0, &bytes(1, 50_000)).unwrap();
+        if who == "maintain" {
+            // What the second commit frees waits for one more, which an idle archive makes by itself.
+            fs.sync().unwrap();
+            fs.write(file, 0, &bytes(2, 50_000)).unwrap();
+            fs.sync().unwrap();
+        }
+        storage.inject(Some(failing(class)));
+        match who {
+            "maintain" => drop(fs.maintain().unwrap_err()),
+            // What is staged exceeds its bound, and the write that finds that is accepted all the same.
+            "write-out" => (0..40).for_each(|n| drop(fs.write(file, n * 50_000, &bytes(3, 40_000)))),
+            _ => {}
+        }
+        let first = fs.sync();
+        assert_eq!(storage.injected(), 1, "{who}");
+        assert!(
+            matches!(&first, Err(Error::Io { source, .. }) if source.raw_os_error() == Some(5)),
+            "{who}: {first:?}"
+        );
+        for _ in 0..2 {
+            assert!(matches!(fs.sync(), Err(Error::Latched(_))), "{who}");
+        }
+        assert!(matches!(create(&fs, b"b"), Err(Error::Latched(_))), "{who}");
+    }
+}
+
+/// All callers that one commit was to serve learn why it failed.
+#[test]
+fn callers_that_share_a_failed_commit_all_learn_the_cause() {
+    let storage = SimulatedStorage::new();
+    let fs = create_with(storage.clone(), Arc::new(SeededEnvironment::new(10)), OPTIONS);
+    create(&fs, b"a").unwrap();
+    let begun: Vec<_> = (0..3).map(|_| fs.begin_sync().unwrap()).collect();
+    storage.inject(Some(FaultPlan { class: Class::Barrier, count: 0, fault: Fault::Eio, lasting: false }));
+    for begun in begun {
+        let told = fs.finish_sync(begun);
+        assert!(matches!(told, Err(Error::Io { .. })), "{told:?}");
+    }
+    assert!(matches!(fs.sync(), Err(Error::Latched(_))));
+}
+
 /// Faults while an archive is made: an error, no panic.
 #[test]
 fn creation_with_faults() {
@@ -256,12 +320,12 @@ fn creation_with_faults() {
                 }
                 turns += 1;
                 match made {
-                    Err(Error::Latched(_)) => {}
                     Err(Error::Io { .. }) => assert_eq!(fault, Fault::Eio),
                     Err(Error::NoSpace(_)) => assert_eq!(fault, Fault::NoSpace),
-                    // A second, smaller step of growth may do.
+                    // A second, smaller step of growth may do, and a second attempt of a write.
                     Ok(_) => {
-                        assert!(class == Class::Allocate && fault == Fault::NoSpace, "{class:?} {count} was overlooked")
+                        let again = class == Class::Allocate || class == Class::Write && count % 2 == 0;
+                        assert!(again && fault == Fault::NoSpace, "{class:?} {count} was overlooked")
                     }
                     Err(error) => panic!("{class:?} {count}: {error}"),
                 }

@@ -45,9 +45,12 @@ fn begin() -> (Place, Arc<FileSystem>, Ino, Vec<u8>) {
 /// Every change from now on fails with one and the same error, which names `what`.
 fn assert_latched(fs: &FileSystem, ino: Ino, what: &str) {
     match fs.write(ino, 0, b"new") {
-        Ok(()) | Err(Error::Latched(_)) => {}
+        Ok(()) | Err(Error::Damaged(_) | Error::Latched(_)) => {}
         Err(error) => panic!("{error}"),
     }
+    // The first one learns the cause.
+    let Err(Error::Damaged(cause)) = fs.sync() else { panic!("an fsync into a lost file succeeded") };
+    assert!(cause.contains(what), "{cause}");
     let Err(Error::Latched(reason)) = fs.sync() else { panic!("an fsync into a lost file succeeded") };
     assert!(reason.contains(what), "{reason}");
     for _ in 0..2 {
@@ -96,13 +99,15 @@ fn a_file_that_is_cut_under_the_mount_latches_and_shows_no_wrong_byte() {
 fn background_work_notices_that_the_file_was_cut() {
     let (place, fs, ino, _) = begin();
     cut(&place.path, 2_000_000);
-    let Err(Error::Latched(reason)) = fs.maintain() else { panic!("not noticed") };
+    let Err(Error::Damaged(reason)) = fs.maintain() else { panic!("not noticed") };
     assert!(reason.contains("truncated"), "{reason}");
     assert_latched_already(&fs, ino);
 }
 
 fn assert_latched_already(fs: &FileSystem, ino: Ino) {
     assert!(matches!(fs.write(ino, 0, b"new"), Err(Error::Latched(_))));
+    // Nobody was told before.
+    assert!(matches!(fs.sync(), Err(Error::Damaged(_))));
     assert!(matches!(fs.sync(), Err(Error::Latched(_))));
 }
 

@@ -22,6 +22,24 @@ impl SpaceMap {
         self.sweep = Some(number + 1).filter(|n| n * REGION_BLOCKS < self.total);
     }
 
+    /// From now on the sweep looks at every region, whatever the last session said.
+    pub(crate) fn sweep_everything(&mut self) {
+        self.sweep = Some(0);
+    }
+
+    /// A region in which blocks came free while it was not loaded.
+    pub(crate) fn next_unlooked(&mut self) -> Option<u64> {
+        let total = self.total;
+        // What lies behind the end is gone.
+        self.unlooked.retain(|number| number * REGION_BLOCKS < total);
+        self.unlooked.first().copied()
+    }
+
+    /// Whether this many regions are loaded.
+    pub(crate) fn has_loaded(&self, regions: usize) -> bool {
+        self.regions.len() >= regions
+    }
+
     /// Moves dirty-free blocks to `erasing` and returns their runs, each with whether it has to stay allocated on the host (then it is to be
     /// overwritten, not punched). Only blocks that were dirty at the last call already, unless `all`.
     pub(crate) fn start_erasing(&mut self, all: bool) -> Vec<(Run, bool)> {

@@ -65,6 +65,8 @@ pub(crate) struct SpaceMap {
     /// Lists of recovered commits for regions that are not loaded: (allocated, run), in order.
     pending: HashMap<u64, Vec<(bool, Run)>>,
     waiting: VecDeque<Waiting>,
+    /// Regions that are not loaded and in which blocks came free: they hold old ciphertext, which nothing else would look for.
+    unlooked: BTreeSet<u64>,
     quads: u64,
     reserved: u64,
     /// Loaded regions that differ from the checkpoint.
@@ -109,6 +111,7 @@ impl SpaceMap {
             roomy: BTreeSet::new(),
             pending: HashMap::new(),
             waiting: VecDeque::new(),
+            unlooked: BTreeSet::new(),
             quads: 0,
             reserved: 0,
             changed: 0,
@@ -225,6 +228,7 @@ impl SpaceMap {
             region.backed[w] = region.dirty[w];
         }
         self.pending.remove(&number);
+        self.unlooked.remove(&number);
         self.regions.insert(number, region);
         self.touch(number);
         Ok(())
@@ -524,7 +528,10 @@ impl SpaceMap {
             let mut touched = BTreeSet::new();
             for (number, start, end) in entry.runs.iter().flat_map(|run| parts(*run)) {
                 // A region that is not loaded learns from the host that the blocks hold data when it is.
-                let Some(region) = self.regions.get_mut(&number) else { continue };
+                let Some(region) = self.regions.get_mut(&number) else {
+                    self.unlooked.insert(number);
+                    continue;
+                };
                 fill(&mut region.busy, start, end, false);
                 fill(&mut region.dirty, start, end, true);
                 fill(&mut region.backed, start, end, true);
@@ -540,6 +547,11 @@ impl SpaceMap {
     /// Whether freed blocks wait for a further commit to become durable.
     pub(crate) fn waits_for_commit(&self) -> bool {
         self.waiting.iter().any(|w| w.freed_by.is_some())
+    }
+
+    /// Whether blocks that the commits up to `durable` let go are only held by readers.
+    pub(crate) fn waits_for_readers(&self, durable: Generation) -> bool {
+        self.waiting.iter().any(|w| w.freed_by.is_none_or(|generation| generation < durable))
     }
 
     // ---- checkpoint ----

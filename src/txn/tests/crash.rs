@@ -259,7 +259,7 @@ fn a_record_whose_barrier_failed_is_not_believed_from_the_cache() {
     volume.commit().unwrap();
     put(&volume, 2, 1, 2, 9000).unwrap();
     storage.fail_next_barrier();
-    assert!(matches!(volume.commit(), Err(Error::Latched(_))));
+    assert!(matches!(volume.commit(), Err(Error::Io { .. })));
     drop(volume);
     // The user mounts again at once, without a power cut.
     let volume = open(storage, &dice);

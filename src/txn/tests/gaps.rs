@@ -366,7 +366,7 @@ fn who_finds_nothing_to_do_after_a_failed_commit_is_not_told_that_all_is_durable
             let mut writer = volume.writer.lock();
             volume.run_commit(Purpose::Changes, chain, Some(&mut writer))
         });
-        assert!(matches!(led, Err(Error::Latched(_))), "{led:?}");
+        assert!(matches!(led, Err(Error::Io { .. })), "{led:?}");
         caller.unwrap().join().unwrap()
     });
     assert!(matches!(told, Err(Error::Latched(_))), "{told:?}");

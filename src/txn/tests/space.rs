@@ -513,3 +513,42 @@ fn nodes_fill_broken_groups_where_whole_ones_are_few() {
     drop(space);
     assert_sound(&volume);
 }
+
+/// What is being erased cannot be taken, so a writer without other room waits until it can.
+#[test]
+fn a_writer_without_room_waits_for_what_is_being_erased() {
+    const WANTED: u64 = 4 << 20;
+    let dice = Dice::new(15);
+    let storage = SimulatedStorage::new();
+    let volume = create(storage.clone(), &dice);
+    volume.limit_size(12 << 20);
+    let filled = (0..).take_while(|slot| put(&volume, 2, *slot, *slot, 60_000).is_ok()).count() as u64;
+    (0..filled).for_each(|slot| assert!(delete(&volume, 2, slot).unwrap()));
+    for _ in 0..3 {
+        volume.commit_for(Purpose::Drain).unwrap();
+    }
+    let (writer, waited) = (parking_lot::Mutex::new(None), Arc::new(std::sync::atomic::AtomicBool::new(false)));
+    let (weak, seen) = (Arc::downgrade(&volume), waited.clone());
+    let writer = Arc::new(writer);
+    let slot = writer.clone();
+    storage.on_op(Box::new(move |_| {
+        let Some(volume) = weak.upgrade().filter(|volume| volume.erasing.is_locked()) else { return };
+        let mut slot = slot.lock();
+        if slot.is_some() {
+            return;
+        }
+        let writer = std::thread::spawn({
+            let volume = volume.clone();
+            move || volume.reserve_data(WANTED, 0).map(drop)
+        });
+        while !writer.is_finished() && !volume.shortage.is_locked() {
+            std::thread::yield_now();
+        }
+        seen.store(!writer.is_finished(), std::sync::atomic::Ordering::SeqCst);
+        *slot = Some(writer);
+    }));
+    volume.erase_all().unwrap();
+    let writer = writer.lock().take().expect("nothing was erased");
+    writer.join().unwrap().unwrap();
+    assert!(waited.load(std::sync::atomic::Ordering::SeqCst), "there was room all the time");
+}

@@ -227,3 +227,39 @@ END
     same_file "$WORK/before" "$WORK/after"
     lockbox umount "$WORK/point"
 }
+
+# What a full archive has no room for fits as soon as something was deleted: the next write and its fsync wait for the room that is on its way.
+case_an_emptied_archive_takes_data_at_once() {
+    new_archive box
+    attach box size-limit=10M
+    python3 - "$WORK/box" <<'END'
+import errno, os, sys
+os.chdir(sys.argv[1])
+piece = os.urandom(1 << 20)
+for number in range(20):
+    # One large file, or one in so many pieces that it is freed in several steps.
+    size, stride = (1 << 20, 1 << 20) if number % 2 else (4096, 1 << 17)
+    file = os.open("filler", os.O_CREAT | os.O_WRONLY)
+    written = 0
+    try:
+        for offset in range(0, 1 << 32, stride):
+            written += os.pwrite(file, piece[:size], offset)
+            if written % (1 << 20) == 0:
+                os.fsync(file)
+    except OSError as error:
+        assert error.errno == errno.ENOSPC, error
+    # Unlinked while it is open, so it goes with the last descriptor.
+    os.unlink("filler")
+    os.close(file)
+    os.sync()
+    file = os.open("new", os.O_CREAT | os.O_TRUNC | os.O_WRONLY)
+    for _ in range(4):
+        os.write(file, piece)
+    os.fsync(file)
+    os.close(file)
+    assert os.stat("new").st_size == 4 << 20
+    os.unlink("new")
+END
+    detach box
+    check_full box
+}

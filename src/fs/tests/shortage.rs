@@ -1,0 +1,195 @@
+//! A full archive that was emptied takes new data at once: who finds no room waits for what is about to come free.
+
+use super::support::{CREATOR, NAME_KEY, OPTIONS, assert_sound, fresh_with};
+use crate::env::{Environment, SeededEnvironment};
+use crate::error::Error;
+use crate::format::{Ino, ROOT_INO};
+use crate::fs::{FileSystem, mode};
+
+const LIMIT: u64 = 14 << 20;
+
+/// How an archive is filled: bytes of each write, the distance from one to the next, writes of each file, writes between two fsyncs.
+#[derive(Clone, Copy, Debug)]
+struct Pattern {
+    request: usize,
+    stride: u64,
+    writes: u64,
+    sync_every: u64,
+}
+
+const PATTERNS: [Pattern; 6] = [
+    Pattern { request: 131_072, stride: 131_072, writes: 1000, sync_every: 1000 },
+    Pattern { request: 131_072, stride: 131_072, writes: 3, sync_every: 7 },
+    Pattern { request: 4096, stride: 131_072, writes: 10_000, sync_every: 100 },
+    Pattern { request: 4096, stride: 4096, writes: 10_000, sync_every: 1 },
+    Pattern { request: 20_000, stride: 50_000, writes: 40, sync_every: 1 },
+    Pattern { request: 3000, stride: 3000, writes: 1, sync_every: 50 },
+];
+
+fn noise(seed: u64, length: usize) -> Vec<u8> {
+    let mut bytes = vec![0; length];
+    SeededEnvironment::new(seed).fill_random(&mut bytes).unwrap();
+    bytes
+}
+
+/// Writes until there is no room; the files and the bytes that were accepted.
+fn fill(fs: &FileSystem, pattern: Pattern, round: u64) -> (Vec<(Vec<u8>, Ino)>, u64) {
+    let (mut files, mut accepted, mut writes) = (Vec::new(), 0, 0);
+    for number in 0.. {
+        let name = format!("fill-{number}").into_bytes();
+        let made = match fs.make_node(ROOT_INO, &name, mode::REGULAR | 0o600, 0, CREATOR) {
+            Ok(made) => made,
+            Err(Error::NoSpace(_)) => break,
+            Err(error) => panic!("{error}"),
+        };
+        files.push((name, made.ino));
+        for n in 0..pattern.writes {
+            let content = noise(round << 32 | writes, pattern.request);
+            let mut done = fs.write(made.ino, n * pattern.stride, &content);
+            writes += 1;
+            if done.is_ok() && writes % pattern.sync_every == 0 {
+                done = fs.sync();
+            }
+            match done {
+                Ok(()) => accepted += pattern.request as u64,
+                Err(Error::NoSpace(_)) => return (files, accepted),
+                Err(error) => panic!("{error}"),
+            }
+        }
+    }
+    (files, accepted)
+}
+
+#[test]
+fn what_was_deleted_and_synced_can_be_written_at_once() {
+    for (seed, pattern) in PATTERNS.into_iter().enumerate() {
+        for held in [false, true] {
+            println!("{pattern:?} held={held}");
+            let (_, fs) = fresh_with(seed as u64, NAME_KEY, OPTIONS);
+            fs.volume.limit_size(LIMIT);
+            for round in 0..4 {
+                let (files, accepted) = fill(&fs, pattern, round);
+                assert!(accepted > 1 << 20, "only {accepted} bytes were taken");
+                for (name, ino) in &files {
+                    // A file that somebody has open goes when it is closed.
+                    if held {
+                        fs.open(*ino).unwrap();
+                    }
+                    fs.unlink(ROOT_INO, name).unwrap();
+                    if held {
+                        fs.release(*ino).unwrap();
+                    }
+                }
+                fs.sync().unwrap();
+                let content = noise(round, (accepted / 2) as usize);
+                let ino = fs.make_node(ROOT_INO, b"new", mode::REGULAR | 0o600, 0, CREATOR).unwrap().ino;
+                for (n, part) in content.chunks(131_072).enumerate() {
+                    let offset = n as u64 * 131_072;
+                    let written = fs.write(ino, offset, part);
+                    assert!(written.is_ok(), "round {round} at {offset} of {accepted}: {written:?}");
+                }
+                fs.sync().unwrap();
+                assert!(fs.read(ino, 0, content.len()).unwrap() == content);
+                fs.unlink(ROOT_INO, b"new").unwrap();
+            }
+            fs.volume.pager().latch().check().unwrap();
+            assert_sound(&fs);
+        }
+    }
+}
+
+/// Promises are made for the pages of staged data, not for the nodes that name them: an fsync that finds no room for those lets go what was
+/// freed, too.
+#[test]
+fn an_fsync_without_room_for_nodes_lets_go_what_was_freed() {
+    const ANCHORS: u64 = 200;
+    let (_, fs) = fresh_with(20, NAME_KEY, OPTIONS);
+    fs.volume.limit_size(64 << 20);
+    let make = |name: String| fs.make_node(ROOT_INO, name.as_bytes(), mode::REGULAR | 0o600, 0, CREATOR).unwrap().ino;
+    // Each in a leaf of its own.
+    let anchors: Vec<Ino> = (0..ANCHORS)
+        .map(|n| {
+            for m in 0..100 {
+                make(format!("between-{n}-{m}"));
+            }
+            let ino = make(format!("anchor-{n}"));
+            fs.write(ino, 0, &noise(n, 9000)).unwrap();
+            ino
+        })
+        .collect();
+    // Room for the pages, and for as many nodes as the reserve has.
+    fs.write(make("room".into()), 0, &noise(1, 230 << 14)).unwrap();
+    fs.sync().unwrap();
+    let (filler, _) = fill(&fs, PATTERNS[0], 1);
+    fs.sync().unwrap();
+    fs.unlink(ROOT_INO, b"room").unwrap();
+    while fs.is_dirty() || fs.maintain().unwrap() {
+        fs.sync().unwrap();
+    }
+    for _ in 0..3 {
+        fs.maintain().unwrap();
+    }
+    filler.iter().for_each(|(name, _)| fs.unlink(ROOT_INO, name).unwrap());
+    fs.sync().unwrap();
+    for (n, ino) in anchors.iter().enumerate() {
+        fs.write(*ino, 0, &noise(500 + n as u64, 9000)).unwrap();
+    }
+    fs.sync().unwrap();
+    for (n, ino) in anchors.iter().enumerate() {
+        assert!(fs.read(*ino, 0, 9000).unwrap() == noise(500 + n as u64, 9000));
+    }
+    assert_sound(&fs);
+}
+
+/// Where nothing comes free the answer is final, and asking costs no commit.
+#[test]
+fn a_full_archive_with_nothing_to_free_refuses_without_a_commit() {
+    let (_, fs) = fresh_with(21, NAME_KEY, OPTIONS);
+    fs.volume.limit_size(LIMIT);
+    let (files, _) = fill(&fs, PATTERNS[0], 0);
+    for _ in 0..3 {
+        fs.sync().unwrap();
+        fs.maintain().unwrap();
+    }
+    let content = noise(1, 1 << 20);
+    assert!(matches!(fs.write(files[0].1, 60 << 20, &content), Err(Error::NoSpace(_))));
+    let before = fs.generation();
+    for _ in 0..20 {
+        assert!(matches!(fs.write(files[0].1, 60 << 20, &content), Err(Error::NoSpace(_))));
+    }
+    assert_eq!(fs.generation(), before);
+}
+
+/// Several writers that find no room at once share the wait, and what a delete in the middle of a commit frees is theirs.
+#[test]
+fn several_writers_without_room_share_what_comes_free() {
+    let (_, fs) = fresh_with(22, NAME_KEY, OPTIONS);
+    fs.volume.limit_size(LIMIT);
+    for round in 0..6 {
+        let (files, accepted) = fill(&fs, PATTERNS[1], round);
+        std::thread::scope(|scope| {
+            // The commits of others run all the time.
+            let syncs = scope.spawn(|| (0..30).for_each(|_| fs.sync().unwrap()));
+            files.iter().for_each(|(name, _)| fs.unlink(ROOT_INO, name).unwrap());
+            let writers: Vec<_> = (0..3_u64)
+                .map(|writer| {
+                    let fs = &fs;
+                    scope.spawn(move || {
+                        let name = format!("writer-{writer}").into_bytes();
+                        let ino = fs.make_node(ROOT_INO, &name, mode::REGULAR | 0o600, 0, CREATOR).unwrap().ino;
+                        let content = noise(writer, (accepted / 5) as usize);
+                        for (n, part) in content.chunks(131_072).enumerate() {
+                            fs.write(ino, n as u64 * 131_072, part).unwrap();
+                        }
+                        fs.sync().unwrap();
+                        assert!(fs.read(ino, 0, content.len()).unwrap() == content);
+                        fs.unlink(ROOT_INO, &name).unwrap();
+                    })
+                })
+                .collect();
+            writers.into_iter().for_each(|writer| writer.join().unwrap());
+            syncs.join().unwrap();
+        });
+    }
+    assert_sound(&fs);
+}

@@ -1,0 +1,162 @@
+//! What a change without room waits for before it is refused: room that is on its way.
+//!
+//! # The argument
+//! Room is on its way when (a) free blocks are being erased, (b) pages were freed and the commits that let them go have not ended (T1, P3),
+//! (c) objects that nobody can reach have pages yet, (d) a reader that is about to end can see freed pages. Nothing else ever frees a block.
+//!
+//! - (a) ends by itself: who erases waits for nobody.
+//! - (b) takes two commits at most. A page that was freed before the call was freed by the commit in flight, N, or by the open transaction,
+//!   N + 1 at the latest, and can be taken once N + 2 is durable. The second of two commits that begin after the call is no earlier than that.
+//!   None is made when nothing was freed.
+//! - (c) is finite: each step removes records of an object that gets no new ones. The steps between two attempts double, so that a large object costs
+//!   few commits.
+//! - (d) has a limit of time, since a reader may take as long as it likes.
+//!
+//! So every wait ends, and one that is refused afterwards was refused with nothing on its way that was freed before the call. The wait is
+//! shared: one writer brings it about while the others wait for `shortage`, and then try first.
+//!
+//! No lock that a commit needs is held meanwhile: the caller has no operation open. `shortage` is taken while a caller may hold the turn of
+//! a file; who has it waits for no turn (a commit's flusher takes none, and reclaim passes over an object whose turn is taken). Changes that
+//! free room do not take it, so that reclaim may be such a change.
+
+use std::time::Duration;
+
+use super::Volume;
+use super::commit::{Chain, Frozen, Purpose};
+use crate::error::{Error, Result};
+
+/// Waits for readers that can see freed pages: a request of some MiB is read in less.
+const READER_WAIT: (u32, Duration) = (50, Duration::from_millis(2));
+
+/// Removes some of what nobody can reach; answers whether it did.
+pub(super) type Reclaimer = Box<dyn Fn() -> Result<bool> + Send + Sync>;
+
+impl Volume {
+    /// Sets what frees the pages of objects that nobody can reach, one bounded step with each call. It may only make essential operations.
+    pub(crate) fn set_reclaimer(&self, reclaimer: Reclaimer) {
+        // Only the first counts: one file system owns a volume.
+        let _ = self.reclaimer.set(reclaimer);
+    }
+
+    /// Makes room before the writers' lock is taken, so that freed blocks can be had by committing.
+    pub(super) fn make_room(&self, records: u64, essential: bool) -> Result<()> {
+        // When this does not suffice the operation itself finds out exactly.
+        let quads = (records * 3 + 16).min(256);
+        let there = if self.try_reserve(quads, essential)? {
+            true
+        } else if essential {
+            self.await_commits(quads, essential)?
+        } else {
+            self.await_room(quads)?
+        };
+        if there {
+            self.space.lock().unreserve(quads);
+        }
+        Ok(())
+    }
+
+    /// Promises groups of four blocks as soon as they come free; false when they do not.
+    pub(super) fn await_room(&self, quads: u64) -> Result<bool> {
+        let _shared = self.shortage.lock();
+        Ok(self.try_reserve(quads, false)?
+            || self.await_commits(quads, false)?
+            || self.await_reclaim(quads)?
+            || self.await_readers(quads)?)
+    }
+
+    fn try_reserve(&self, quads: u64, essential: bool) -> Result<bool> {
+        match self.reserve_quads(quads, essential) {
+            Ok(()) => Ok(true),
+            Err(Error::NoSpace(_)) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// (a) and (b).
+    fn await_commits(&self, quads: u64, essential: bool) -> Result<bool> {
+        drop(self.erasing.lock());
+        if self.try_reserve(quads, essential)? {
+            return Ok(true);
+        }
+        for _ in 0..2 {
+            if !self.commit_may_free() {
+                break;
+            }
+            match self.commit_for(Purpose::Drain) {
+                // What is staged finds no room for its nodes; whoever asks for durability is told.
+                Err(Error::NoSpace(_)) => break,
+                committed => committed?,
+            };
+            if self.try_reserve(quads, essential)? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    fn commit_may_free(&self) -> bool {
+        // What a commit in flight frees is in neither of the other two.
+        self.commits.lock().is_running() || self.is_dirty() || self.space.lock().waits_for_commit()
+    }
+
+    /// Where what is staged finds no room for its nodes, commits without it let go what was freed before: two at most. While nothing else is
+    /// changed they are the same moment as the commit before them, so nothing overtakes what is staged (D3).
+    pub(super) fn freeze_with_room(&self, purpose: Purpose, chain: &mut Chain) -> Result<Option<Frozen>> {
+        for _ in 0..2 {
+            let mut writer = self.writer.lock();
+            match self.freeze(purpose, chain, &mut writer) {
+                Err(Error::NoSpace(_)) if !writer.changed && self.space.lock().waits_for_commit() => {}
+                frozen => return frozen,
+            }
+            let frozen = self.freeze_changes(chain, &mut writer)?;
+            drop(writer);
+            self.write_commit(Purpose::Drain, chain, frozen)?;
+            self.settle(&mut self.writer.lock());
+        }
+        self.freeze(purpose, chain, &mut self.writer.lock())
+    }
+
+    /// (c)
+    fn await_reclaim(&self, quads: u64) -> Result<bool> {
+        let Some(reclaimer) = self.reclaimer.get() else { return Ok(false) };
+        for round in 0.. {
+            let mut reclaimed = false;
+            for _ in 0..1_u64 << round.min(10) {
+                match reclaimer() {
+                    Ok(true) => reclaimed = true,
+                    Ok(false) => break,
+                    Err(error @ Error::Latched(_)) => return Err(error),
+                    // It stays queued, and background work tells.
+                    Err(error) => {
+                        tracing::debug!(%error, "what was deleted could not be reclaimed for want of room");
+                        return Ok(false);
+                    }
+                }
+            }
+            if !reclaimed {
+                break;
+            }
+            if self.await_commits(quads, false)? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// (d)
+    fn await_readers(&self, quads: u64) -> Result<bool> {
+        let (attempts, pause) = READER_WAIT;
+        for _ in 0..attempts {
+            let durable = self.durable.load().generation;
+            if !self.space.lock().waits_for_readers(durable) {
+                break;
+            }
+            std::thread::sleep(pause);
+            self.release_waiting();
+            if self.try_reserve(quads, false)? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+}
