@@ -86,7 +86,9 @@ case_one_damaged_header_copy_is_repaired() {
     for copy in 0 320; do
         new_archive "box$copy"
         dd if=/dev/urandom of="$WORK/box$copy.lbx" bs=4096 seek="$copy" count=33 conv=notrunc status=none
-        attach "box$copy"
+        expect 12 'copy . of the header is lost' lockbox check --passfile "$PASSFILE" "$WORK/box$copy.lbx"
+        attach "box$copy" 2>"$WORK/said"
+        grep -q 'of the header is lost .*written anew' "$WORK/said" || fail "the mount did not say what it mended: $(cat "$WORK/said")"
         echo content >"$WORK/box$copy/file"
         detach "box$copy"
         dd if=/dev/urandom of="$WORK/box$copy.lbx" bs=4096 seek=$((320 - copy)) count=33 conv=notrunc status=none
