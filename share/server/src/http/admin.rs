@@ -13,13 +13,16 @@ use hyper::{Method, Request, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use lockbox_share_protocol::message::ErrorCode;
 use tokio::net::TcpListener;
-use tokio::sync::Semaphore;
 
 use super::Daemon;
+use super::guard::Guarded;
 use super::reply::{self, Refusal, Reply};
+use super::seats::{Guest, SeatedBody, Seats};
+use crate::limiter::Client;
 
 /// Connections at a time; a scraper needs one.
 const CONNECTIONS: usize = 32;
+const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Opens the listener.
 ///
@@ -29,32 +32,37 @@ pub async fn bind(address: SocketAddr) -> std::io::Result<TcpListener> {
     TcpListener::bind(address).await
 }
 
-/// Answers for as long as it is polled.
+/// Answers for as long as it is polled. Who asks for nothing makes room, as on the other sockets (`places`, rule 3): a probe that had to
+/// wait for idle connections would take the daemon for dead.
 pub async fn serve(daemon: Arc<Daemon>, listener: TcpListener) {
-    let places = Arc::new(Semaphore::new(CONNECTIONS));
+    let seats = Seats::new(CONNECTIONS, CONNECTIONS, HEAD_TIMEOUT);
     loop {
-        let Ok(place) = places.clone().acquire_owned().await else { return };
-        let stream = match listener.accept().await {
-            Ok((stream, _)) => stream,
+        let (stream, address) = match listener.accept().await {
+            Ok(accepted) => accepted,
             Err(_) => {
                 // No descriptors: others will be closed.
                 tokio::time::sleep(Duration::from_millis(100)).await;
                 continue;
             }
         };
+        let Some(seat) = seats.take(Guest::Client(Client::at(address.ip()))) else { continue };
         let daemon = daemon.clone();
         tokio::spawn(async move {
             let service = service_fn(|request: Request<Incoming>| {
-                let reply = answer(&daemon, &request);
+                let under_way = seat.request();
+                let reply = answer(&daemon, &request).map(|body| SeatedBody { body, _under_way: under_way });
                 async move { Ok::<_, Infallible>(reply) }
             });
+            let stream = Guarded::new(stream, HEAD_TIMEOUT, Some(seat.clone()));
             let connection = http1::Builder::new()
                 .timer(TokioTimer::new())
-                .header_read_timeout(Duration::from_secs(10))
+                .header_read_timeout(HEAD_TIMEOUT)
                 .max_buf_size(8192)
                 .serve_connection(TokioIo::new(stream), service);
-            let _ = tokio::time::timeout(Duration::from_secs(60), connection).await;
-            drop(place);
+            tokio::select! {
+                _ = tokio::time::timeout(Duration::from_secs(60), connection) => {}
+                () = seat.is_needed() => {}
+            }
         });
     }
 }

@@ -8,3 +8,4 @@ mod claims;
 mod daemon;
 mod downloads;
 mod running;
+mod wire;
