@@ -12,6 +12,7 @@ mod host;
 mod listings;
 mod model;
 mod names;
+mod promise;
 mod racing;
 mod ranges;
 mod shortage;

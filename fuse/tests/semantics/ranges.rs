@@ -10,8 +10,9 @@ use crate::support::{Mount, code, create, noise, read_at};
 
 const MIB: u64 = 1 << 20;
 
-/// fallocate(2) makes sure that the range would fit now (ENOSPC otherwise) and extends the file, but keeps no room for it:
-/// an archive is written copy-on-write, so each write takes new room. The range stays a hole until it is written.
+/// fallocate(2) makes sure that the range would fit into what df(1) shows (ENOSPC otherwise) and extends the file, but keeps
+/// no room for it: an archive is written copy-on-write, so each write takes new room. The range stays a hole until it is
+/// written.
 #[test]
 fn fallocate_checks_the_space() {
     let mut mount = Mount::with("size-limit=32M");

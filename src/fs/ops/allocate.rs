@@ -3,13 +3,13 @@
 use super::attributes::lose_set_id;
 use super::holes::checked_range;
 use crate::error::{Error, Result};
+use crate::format::Ino;
 use crate::format::values::InodeValue;
-use crate::format::{BLOCK, Ino, MAX_DATA};
 use crate::fs::{FileSystem, extents, inode};
-use crate::txn::{View, quads_for};
+use crate::txn::View;
 
 impl FileSystem {
-    /// Checks that the range could be written in full, and without `keep_size` extends the file to its end. Nothing is stored: a copy-on-write
+    /// Checks that the range could be written in full, by the figure that statfs shows, and without `keep_size` extends the file to its end. Nothing is stored: a copy-on-write
     /// archive could not put later writes into blocks kept for them, so what was checked is not kept for this file. `host_free` as in
     /// [`FileSystem::statistics`]. Does not touch times, as [`FileSystem::write`].
     ///
@@ -28,8 +28,8 @@ impl FileSystem {
         let state = self.volume.state();
         let view = self.volume.view(&state);
         let inode = self.regular(view, ino)?;
-        let wanted = worst_case(length.saturating_sub(present(view, ino, &inode, range.start, range.end)?));
-        let free = self.statistics(host_free)?.available;
+        let wanted = length.saturating_sub(present(view, ino, &inode, range.start, range.end)?);
+        let free = self.writable_now(host_free)?;
         if wanted > free {
             return Err(Error::NoSpace(format!("the range needs more than is free: bytes={wanted} free={free}")));
         }
@@ -59,8 +59,4 @@ impl FileSystem {
 /// Bytes of the range that extents hold already.
 fn present(view: View<'_>, ino: Ino, inode: &InodeValue, start: u64, end: u64) -> Result<u64> {
     Ok(extents::measure(view, ino, start..end.min(inode.trim).min(inode.size).max(start), u64::MAX)?.1)
-}
-
-fn worst_case(bytes: u64) -> u64 {
-    quads_for(bytes, bytes.div_ceil(MAX_DATA as u64).max(1)).saturating_mul(4 * BLOCK)
 }
