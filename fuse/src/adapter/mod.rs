@@ -20,9 +20,12 @@
 //!     not what it stored before. So nobody else stamps them then: that would stay behind what it has stored already. It reads what it
 //!     stores before it asks, without waiting for a truncate(2) or touch(1) under way, so older times may come after newer ones: they
 //!     change nothing. What is stamped here is in order with the kernel's stamps (`Environment::stamp`).
+//! F9  A directory that was removed is still there for whoever works in it, has it open or holds a path to it: of these the kernel tells
+//!     nothing but FORGET. So it is held open until then, as in F6. What may be asked of it is its attributes; the kernel answers
+//!     by itself that nothing is in it and nothing can be made there.
 //!
 //! The kernel's inode number is the core's and numbers are never reused, so there is no lookup table, FORGET means
-//! nothing but F6 and the generation is 0, which also makes NFS handles valid for ever.
+//! nothing but F6 and F9, and the generation is 0, which also makes NFS handles valid for ever.
 
 mod activity;
 mod caller;
@@ -31,9 +34,9 @@ mod convert;
 mod departed;
 mod doubt;
 mod listings;
+mod nameless;
 mod notices;
 mod privileges;
-mod replaced;
 mod reply;
 mod seek;
 mod served;
@@ -192,7 +195,7 @@ impl fuser::Filesystem for Adapter {
 
     fn rmdir(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
         let _turn = self.begin_change();
-        let removed = self.fs.remove_directory(ino(parent), name.as_bytes());
+        let removed = self.nameless.remove_directory(&self.fs, ino(parent), name);
         self.doubt(&removed, &[(parent, name)]);
         reply_empty(removed, reply);
     }
@@ -208,20 +211,16 @@ impl fuser::Filesystem for Adapter {
         reply: ReplyEmpty,
     ) {
         let _turn = self.begin_change();
-        let renamed = convert::rename_mode(flags, creator(request, 0)).and_then(|how| {
-            let held = self.replaced.hold(&self.fs, ino(new_parent), new_name, how);
-            let renamed = self.fs.rename(ino(parent), name.as_bytes(), ino(new_parent), new_name.as_bytes(), how);
-            let settled = held.map_or(Ok(()), |held| self.replaced.settle(&self.fs, held, renamed.is_ok()));
-            renamed.and(settled)
-        });
+        let renamed = convert::rename_mode(flags, creator(request, 0))
+            .and_then(|how| self.nameless.rename(&self.fs, (ino(parent), name), (ino(new_parent), new_name), how));
         self.doubt(&renamed, &[(parent, name), (new_parent, new_name)]);
         reply_empty(renamed, reply);
     }
 
     /// Has no answer.
     fn forget(&self, _: &Request, number: INodeNo, _: u64) {
-        if let Err(error) = self.replaced.forget(&self.fs, ino(number)) {
-            tracing::warn!(%error, "a file that was replaced could not be removed yet");
+        if let Err(error) = self.nameless.forget(&self.fs, ino(number)) {
+            tracing::warn!(%error, "a file or directory without a name could not be removed yet");
         }
     }
 

@@ -9,7 +9,7 @@ use lockbox::Result;
 use lockbox::fs::{Attributes, FileSystem, SyncProfile};
 
 use super::listings::Listings;
-use super::replaced::Replaced;
+use super::nameless::Nameless;
 use super::syncs::Syncs;
 use super::{Activity, Writers};
 use crate::callers::Callers;
@@ -40,7 +40,7 @@ pub struct Adapter {
     /// Opening for reading is noted as access.
     pub(super) access_times: bool,
     pub(super) listings: Listings,
-    pub(super) replaced: Replaced,
+    pub(super) nameless: Nameless,
     pub(super) pace: Arc<Pace>,
     pub(super) syncs: Syncs,
 }
@@ -60,8 +60,8 @@ impl Adapter {
         let listings = Listings::default();
         let pace = Arc::new(pace);
         let syncs = Syncs::start(Arc::clone(&fs), Arc::clone(&pace))?;
-        let replaced = Replaced::default();
-        Ok(Adapter { fs, shared, host, callers, profile, access_times, listings, replaced, pace, syncs })
+        let nameless = Nameless::default();
+        Ok(Adapter { fs, shared, host, callers, profile, access_times, listings, nameless, pace, syncs })
     }
 
     /// A request that somebody's use of the mount makes.

@@ -2,12 +2,18 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::mem::MaybeUninit;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
 
-use rustix::fs::{FileType, RawDir, RenameFlags, SeekFrom, renameat_with, seek};
+use nix::libc::ENOENT;
+use rustix::fs::{
+    AtFlags, FileType, Gid, Mode, OFlags, RawDir, RenameFlags, SeekFrom, Timespec, Timestamps, Uid, XattrFlags, fchmod,
+    fchown, fgetxattr, fsetxattr, futimens, mkdirat, renameat_with, seek, statat,
+};
 
-use crate::support::{Mount, create};
+use crate::support::{Mount, awaited, code, create, python};
 
 /// A name, the cookie behind it, and its type.
 type Entry = (String, u64, FileType);
@@ -214,4 +220,85 @@ fn look_exchange(mount: &Mount) {
     assert_eq!((ino("a/y/.."), ino("b/x/..")), (ino("a"), ino("b")));
     let links = |name: &str| fs::metadata(mount.path(name)).unwrap().nlink();
     assert_eq!((links("a"), links("b"), links("a/y"), links("b/x")), (3, 4, 3, 2));
+}
+
+/// Works in a directory, and once told to says what it sees of it.
+const INSIDE: &str = "import os, sys
+os.chdir(sys.argv[1])
+print('inside', flush=True)
+sys.stdin.readline()
+print(os.stat('.').st_nlink, os.listdir('.'), os.path.samefile('..', sys.argv[2]))
+print(os.readlink('/proc/self/cwd').endswith('directory (deleted)'))
+os.chdir('.')
+os.chmod('.', 0o750)
+for make in (lambda: open('new', 'w'), lambda: os.mkdir('new'), lambda: os.link(sys.argv[3], 'new')):
+    try:
+        make()
+    except FileNotFoundError:
+        print('ENOENT')
+";
+
+/// A directory that was removed, or replaced by a rename, is still there for whoever works in it, has it open, or holds it by
+/// a descriptor of O_PATH: it has 0 links, lists nothing, nothing can be made in it (ENOENT), and its attributes can be read
+/// and changed. With the last of them, or after a crash, it is gone.
+#[test]
+fn removed_directories_live_as_long_as_they_are_used() {
+    let mut mount = Mount::new();
+    create(mount.path("file"));
+    let inodes = |mount: &Mount| {
+        let s = rustix::fs::statvfs(mount.root()).unwrap();
+        s.f_files - s.f_ffree
+    };
+    let before = inodes(&mount);
+    for replaced in [false, true] {
+        let path = mount.path("directory");
+        fs::create_dir(&path).unwrap();
+        let (directory, by_path) = (File::open(&path).unwrap(), rustix::fs::open(&path, OFlags::PATH, Mode::empty()));
+        let by_path = by_path.unwrap();
+        let mut child = python(INSIDE, &[&path, &mount.root(), &mount.path("file")]);
+        let mut said = BufReader::new(child.stdout.take().unwrap());
+        let mut inside = String::new();
+        said.read_line(&mut inside).unwrap();
+        if replaced {
+            fs::create_dir(mount.path("other")).unwrap();
+            fs::rename(mount.path("other"), &path).unwrap();
+            fs::remove_dir(&path).unwrap();
+        } else {
+            fs::remove_dir(&path).unwrap();
+        }
+        mount.drop_caches();
+        child.stdin.take().unwrap().write_all(b"now\n").unwrap();
+        inside.clear();
+        said.read_to_string(&mut inside).unwrap();
+        assert_eq!(inside, "0 [] True\nTrue\nENOENT\nENOENT\nENOENT\n");
+        assert!(child.wait().unwrap().success());
+        let listed =
+            |directory: &dyn AsRawFd| fs::read_dir(format!("/proc/self/fd/{}", directory.as_raw_fd())).unwrap().count();
+        assert_eq!((listed(&directory), listed(&by_path)), (0, 0));
+        assert_eq!(code(mkdirat(&directory, "new", Mode::RWXU)), ENOENT);
+        assert_eq!(code(statat(&directory, "file", AtFlags::empty())), ENOENT);
+        let is = directory.metadata().unwrap();
+        assert_eq!((is.nlink(), is.mode()), (0, 0o040_750));
+        fchmod(&directory, Mode::from_raw_mode(0o1700)).unwrap();
+        fchown(&directory, Some(Uid::from_raw(3)), Some(Gid::from_raw(4))).unwrap();
+        let time = Timespec { tv_sec: 5, tv_nsec: 6 };
+        futimens(&directory, &Timestamps { last_access: time, last_modification: time }).unwrap();
+        fsetxattr(&directory, "user.a", b"value", XattrFlags::empty()).unwrap();
+        directory.sync_all().unwrap();
+        mount.drop_caches();
+        let again = File::open(format!("/proc/self/fd/{}", by_path.as_raw_fd())).unwrap();
+        let is = again.metadata().unwrap();
+        assert_eq!((is.nlink(), is.mode(), is.uid(), is.gid(), is.mtime()), (0, 0o041_700, 3, 4, 5));
+        assert_eq!(fgetxattr(&again, "user.a", &mut [0; 9][..]).unwrap(), 5);
+        if replaced {
+            mount.kill();
+        }
+        drop((directory, by_path, again));
+        if replaced {
+            mount.mount();
+        }
+        // The daemon hears of the last close a moment later, and after a crash it has to look.
+        assert!(awaited(|| inodes(&mount) == before), "{} inodes of {before}", inodes(&mount));
+    }
+    mount.check();
 }

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use nix::libc::{EFBIG, ENOENT, ESTALE, O_DIRECT};
 use rustix::fs::{Mode, OFlags};
 
-use crate::support::{Map, Mount, code, create, noise, open_with, python, read_at};
+use crate::support::{Map, Mount, awaited, code, create, noise, open_with, python, read_at};
 
 /// read(2), write(2) and shared memory maps of a file work on the same pages of the kernel: what one of them changes the
 /// others see at once, within a process and between processes. A map does not grow a file.
@@ -133,17 +133,6 @@ fn holes_take_no_space_and_data_counts_in_full() {
         mount.remount();
     }
     assert!(fs::metadata(mount.archive()).unwrap().len() < 16 << 20);
-}
-
-/// For what follows a close: the daemon hears of it a moment after close(2).
-fn awaited(mut is_so: impl FnMut() -> bool) -> bool {
-    for _ in 0..200 {
-        if is_so() {
-            return true;
-        }
-        std::thread::sleep(Duration::from_millis(50));
-    }
-    is_so()
 }
 
 /// Waits until the file counts so many.

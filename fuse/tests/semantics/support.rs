@@ -209,6 +209,17 @@ impl Drop for Mount {
     }
 }
 
+/// For what follows a close: the daemon hears of it a moment after close(2).
+pub(crate) fn awaited(mut is_so: impl FnMut() -> bool) -> bool {
+    for _ in 0..200 {
+        if is_so() {
+            return true;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(50));
+    }
+    is_so()
+}
+
 /// Waits until a descriptor has something to say.
 pub(crate) fn await_readable(descriptor: impl AsFd) {
     let mut polled = [PollFd::new(&descriptor, PollFlags::IN)];

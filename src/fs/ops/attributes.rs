@@ -18,12 +18,13 @@ impl FileSystem {
     /// `.` and `..` are understood; names are bytes without `/` and NUL, at most 255.
     ///
     /// # Errors
-    /// `NotFound`, `NotDirectory`, `NameTooLong`, `Stale` when `directory` no longer exists.
+    /// `NotFound`, `NotDirectory`, `NameTooLong`, `Stale` when `directory` no longer exists, or has no name any more.
     pub fn lookup(&self, directory: Ino, name: &[u8]) -> Result<Attributes> {
         check_name(name)?;
         let state = self.volume.state();
         let view = self.volume.view(&state);
-        let parent = inode::load(view, directory)?;
+        // What is held without a name cannot be found again, not even by its number.
+        let parent = Some(inode::load(view, directory)?).filter(|inode| inode.links > 0).ok_or(Error::Stale)?;
         let ino = match name {
             // An NFS server asks for `.` of any inode by its bare number.
             b"." => directory,

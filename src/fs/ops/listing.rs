@@ -38,10 +38,11 @@ impl FileSystem {
         let nothing_staged = self.staging.is_empty();
         let reading = Reading::of(&self.volume, self.volume.state());
         let view = reading.view();
-        // A directory that was removed while it was open lists nothing.
+        // A directory that was removed while somebody held it lists nothing, not even itself.
         let listed = match load_directory(view, directory) {
-            Err(Error::NotFound) => return Ok(()),
-            other => other?,
+            Ok(listed) if listed.links > 0 => listed,
+            Ok(_) | Err(Error::NotFound) => return Ok(()),
+            Err(error) => return Err(error),
         };
         let mut emit = |ino: Ino, file_type: u8, name: &[u8], cookie: u64| -> Result<ControlFlow<()>> {
             let attributes = match with_attributes {
@@ -94,14 +95,11 @@ impl FileSystem {
     }
 }
 
-/// `NotFound` when it was removed while somebody held it.
+/// `NotFound` when it is gone; one that was removed and is held has no links.
 fn load_directory(view: View<'_>, ino: Ino) -> Result<InodeValue> {
     let inode = inode::find(view, ino)?.ok_or(Error::NotFound)?;
     if inode.mode & mode::TYPE != mode::DIRECTORY {
         return Err(Error::NotDirectory);
-    }
-    if inode.links == 0 {
-        return Err(Error::NotFound);
     }
     Ok(inode)
 }

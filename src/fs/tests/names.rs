@@ -357,12 +357,22 @@ fn nothing_is_made_in_a_removed_directory() {
     fs.open(sub).unwrap();
     fs.remove_directory(ROOT_INO, b"sub").unwrap();
     assert!(matches!(fs.make_node(sub, b"f", 0o600, 0, CREATOR), Err(Error::NotFound)));
-    assert!(matches!(fs.directory_bound(sub), Err(Error::NotFound)));
-    fs.list_directory(sub, 0, u64::MAX, true, &mut |entry, _| panic!("{entry:?}")).unwrap();
+    fs.list_directory(sub, 0, fs.directory_bound(sub).unwrap(), true, &mut |entry, _| panic!("{entry:?}")).unwrap();
+    for name in [&b"."[..], b"..", b"f"] {
+        assert!(matches!(fs.lookup(sub, name), Err(Error::Stale)));
+    }
+    assert_eq!(
+        fs.set_attributes(sub, &SetAttributes { mode: Some(0o700), ..SetAttributes::default() }).unwrap().links,
+        0
+    );
+    assert_sound(&fs);
     assert!(matches!(fs.rename(sub, b"a", ROOT_INO, b"b", RenameMode::Replace), Err(Error::NotFound)));
     fs.release(sub).unwrap();
     assert!(matches!(fs.make_node(sub, b"f", 0o600, 0, CREATOR), Err(Error::NotFound)));
+    while fs.maintain().unwrap() && fs.attributes(sub).is_ok() {}
+    assert!(matches!(fs.directory_bound(sub), Err(Error::NotFound)));
     assert!(list(&fs, ROOT_INO, 0).unwrap().is_empty());
+    assert_sound(&fs);
 }
 
 #[test]

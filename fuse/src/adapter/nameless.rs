@@ -1,0 +1,61 @@
+//! Files whose last name a rename gave to another file, and directories that were removed: they live as long as the kernel knows them (F6, F9).
+
+use std::collections::HashSet;
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+
+use lockbox::Result;
+use lockbox::format::Ino;
+use lockbox::fs::{Attributes, FileSystem, RenameMode, mode};
+use parking_lot::Mutex;
+
+/// Inodes that are held open for the kernel until it forgets them.
+#[derive(Default)]
+pub(super) struct Nameless(Mutex<HashSet<u64>>);
+
+impl Nameless {
+    /// Renames, and holds what loses its last name by it.
+    pub(super) fn rename(
+        &self,
+        fs: &FileSystem,
+        (directory, name): (Ino, &OsStr),
+        (new_directory, new_name): (Ino, &OsStr),
+        how: RenameMode,
+    ) -> Result<()> {
+        let replaces = matches!(how, RenameMode::Replace | RenameMode::Whiteout(_));
+        let last = |a: &Attributes| match a.mode & mode::TYPE {
+            mode::REGULAR => a.links == 1,
+            kind => kind == mode::DIRECTORY,
+        };
+        let held = if replaces { hold(fs, new_directory, new_name, last) } else { None };
+        let renamed = fs.rename(directory, name.as_bytes(), new_directory, new_name.as_bytes(), how);
+        self.settle(fs, held, renamed)
+    }
+
+    pub(super) fn remove_directory(&self, fs: &FileSystem, directory: Ino, name: &OsStr) -> Result<()> {
+        let held = hold(fs, directory, name, |a| a.mode & mode::TYPE == mode::DIRECTORY);
+        let removed = fs.remove_directory(directory, name.as_bytes());
+        self.settle(fs, held, removed)
+    }
+
+    /// The name is taken, or not.
+    fn settle(&self, fs: &FileSystem, held: Option<Ino>, taken: Result<()>) -> Result<()> {
+        let Some(held) = held else { return taken };
+        if taken.is_ok() && self.0.lock().insert(held.0) {
+            return taken;
+        }
+        taken.and(fs.release(held))
+    }
+
+    /// The kernel drops the inode.
+    pub(super) fn forget(&self, fs: &FileSystem, inode: Ino) -> Result<()> {
+        if self.0.lock().remove(&inode.0) { fs.release(inode) } else { Ok(()) }
+    }
+}
+
+/// What a name means, held open if it is to be. The kernel keeps the directory locked, so that the name means the same until its request is
+/// answered.
+fn hold(fs: &FileSystem, directory: Ino, name: &OsStr, is_held: impl FnOnce(&Attributes) -> bool) -> Option<Ino> {
+    let found = fs.lookup(directory, name.as_bytes()).ok()?;
+    (is_held(&found) && fs.open(found.ino).is_ok()).then_some(found.ino)
+}
