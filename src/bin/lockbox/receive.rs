@@ -1,10 +1,9 @@
 //! `lockbox receive`: receives what a one-time link gives away.
 
-use std::fs::File;
-use std::io::{self, IsTerminal, Read, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::io::{self, IsTerminal, Read};
 use std::path::{Path, PathBuf};
 
+use lockbox::storage::HostEntry;
 use lockbox_share_client::Error;
 use lockbox_share_client::http::{Client, Server};
 use lockbox_share_client::link::{Link, MAX_TEXT};
@@ -172,8 +171,11 @@ fn prompt() -> Result<Link, Failure> {
 }
 
 fn write_identity(path: &Path, link: &Link) -> Result<(), Failure> {
-    let failed = |error: io::Error| exit::host(format!("cannot write {}", shown(path)), &error);
-    let mut file = File::options().write(true).create_new(true).mode(0o600).open(path).map_err(failed)?;
-    let line = link.secret().identity_line();
-    file.write_all(line.as_bytes()).and_then(|()| file.write_all(b"\n")).and_then(|()| file.sync_all()).map_err(failed)
+    let text = link.secret().identity_line();
+    // Room for all of it: what grows leaves copies behind.
+    let mut line = Zeroizing::new(Vec::with_capacity(text.len() + 1));
+    line.extend_from_slice(text.as_bytes());
+    line.push(b'\n');
+    let written = HostEntry::of(path).and_then(|entry| entry.write_new(&line));
+    written.map_err(|error| exit::host(format!("cannot write {}", shown(path)), &error))
 }
