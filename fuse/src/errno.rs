@@ -36,6 +36,7 @@ fn code(error: &Error) -> Errno {
         // The latch makes the archive read-only: programs know how to live with EROFS, EIO would look like damage.
         Error::ReadOnly(_) | Error::Latched(_) => Errno::EROFS,
         Error::InUse(_) => Errno::EBUSY,
+        Error::Interrupted(_) => Errno::EINTR,
         Error::NotArchive(_)
         | Error::UnsupportedVersion(_)
         | Error::WrongKey

@@ -15,6 +15,7 @@ mod forget;
 mod header;
 mod import_tar;
 mod info;
+mod interrupt;
 mod kdf;
 mod key;
 mod ls;
