@@ -75,6 +75,9 @@ pub enum Error {
     /// An earlier write or barrier failed; nothing more is written.
     #[error("archive is read-only after a failed write: {0}")]
     Latched(String),
+    /// Whoever waits for it wants no more of it; the number of the signal that said so.
+    #[error("interrupted")]
+    Interrupted(u8),
     /// The host refused a system call.
     #[error("{context}")]
     Io {
@@ -126,6 +129,7 @@ impl Error {
             Error::Older(detail) => Error::Older(detail.clone()),
             Error::Forked(detail) => Error::Forked(detail.clone()),
             Error::Latched(detail) => Error::Latched(detail.clone()),
+            Error::Interrupted(signal) => Error::Interrupted(*signal),
             Error::Io { context, source } => {
                 let source = match source.raw_os_error() {
                     Some(code) => io::Error::from_raw_os_error(code),

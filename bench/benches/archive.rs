@@ -200,8 +200,9 @@ fn import_and_extract(c: &mut Criterion) {
         let to = made.directory.join("out");
         group.bench_function(format!("extract {name}"), |b| {
             let extract = || {
-                let options = ExtractOptions { to: to.clone(), replace: true, filter: Filter::default() };
-                made.archive().extract(std::slice::from_ref(&item), &options, &mut |_| {}).unwrap()
+                let options =
+                    ExtractOptions { to: to.clone(), replace: true, filter: Filter::default(), privileges: false };
+                made.archive().extract(std::slice::from_ref(&item), &options, &mut |_| Ok(())).unwrap()
             };
             b.iter_batched(|| drop(fs::remove_dir_all(&to)), |()| extract(), BatchSize::PerIteration);
         });

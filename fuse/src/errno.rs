@@ -37,6 +37,7 @@ fn code(error: &Error) -> Errno {
         // the failure or asks for durability next.
         Error::ReadOnly(_) | Error::Latched(_) => Errno::EROFS,
         Error::InUse(_) => Errno::EBUSY,
+        Error::Interrupted(_) => Errno::EINTR,
         Error::NotArchive(_)
         | Error::UnsupportedVersion(_)
         | Error::WrongKey

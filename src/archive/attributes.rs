@@ -2,14 +2,14 @@
 
 use std::collections::BTreeMap;
 use std::ffi::CString;
-use std::fmt::Write;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 use rustix::fs::{CWD, XattrFlags};
 use rustix::io::Errno;
 
-use super::display;
 use super::host::host_error;
+use super::left::LeftOut;
+use super::stage::descriptor_path;
 use crate::error::{Error, Result};
 use crate::format::Ino;
 use crate::fs::{FileSystem, XattrMode};
@@ -18,7 +18,8 @@ use crate::fs::{FileSystem, XattrMode};
 const MAX_VALUE: usize = 64 << 10;
 /// Needs a writable file, so these are set before the mode; the others are set after owner and mode, which would change them.
 const USER: &[u8] = b"user.";
-const TRUSTED: &[u8] = b"trusted.";
+pub(super) const TRUSTED: &[u8] = b"trusted.";
+pub(super) const SECURITY: &[u8] = b"security.";
 const ACCESS_LISTS: [&[u8]; 2] = [b"system.posix_acl_access", b"system.posix_acl_default"];
 
 /// Names and values.
@@ -27,6 +28,8 @@ pub(super) type Attributes = BTreeMap<Vec<u8>, Vec<u8>>;
 /// A host file whose attributes are read or set.
 pub(super) enum Object<'a> {
     Open(BorrowedFd<'a>),
+    /// Held by its path, without being opened: no call for attributes takes such a descriptor, so they go by what /proc calls it.
+    Held(BorrowedFd<'a>),
     /// A name in a directory (or a path): what cannot be opened. `follow` says whether a symbolic link stands for its target.
     Named {
         directory: BorrowedFd<'a>,
@@ -51,7 +54,7 @@ impl<'a> Object<'a> {
     /// The target of a symbolic link that is named.
     pub(super) fn link_target(&self) -> Result<Vec<u8>> {
         let target = match *self {
-            Object::Open(file) => rustix::fs::readlinkat(file, "", Vec::new()),
+            Object::Open(file) | Object::Held(file) => rustix::fs::readlinkat(file, "", Vec::new()),
             Object::Named { directory, name, .. } => rustix::fs::readlinkat(directory, name, Vec::new()),
         };
         target.map(CString::into_bytes).map_err(host_error("cannot read the link"))
@@ -60,6 +63,7 @@ impl<'a> Object<'a> {
     fn list(&self, names: &mut [u8]) -> rustix::io::Result<usize> {
         match *self {
             Object::Open(file) => rustix::fs::flistxattr(file, names),
+            Object::Held(file) => rustix::fs::listxattr(descriptor_path(file), names),
             Object::Named { directory, name, follow: true } => {
                 rustix::fs::listxattr(Object::path(directory, name), names)
             }
@@ -70,6 +74,7 @@ impl<'a> Object<'a> {
     fn get(&self, attribute: &[u8], value: &mut [u8]) -> rustix::io::Result<usize> {
         match *self {
             Object::Open(file) => rustix::fs::fgetxattr(file, attribute, value),
+            Object::Held(file) => rustix::fs::getxattr(descriptor_path(file), attribute, value),
             Object::Named { directory, name, follow: true } => {
                 rustix::fs::getxattr(Object::path(directory, name), attribute, value)
             }
@@ -83,47 +88,20 @@ impl<'a> Object<'a> {
         let flags = XattrFlags::empty();
         match *self {
             Object::Open(file) => rustix::fs::fsetxattr(file, attribute, value, flags),
-            Object::Named { directory, name, follow: true } => {
-                rustix::fs::setxattr(Object::path(directory, name), attribute, value, flags)
-            }
-            Object::Named { directory, name, .. } => {
-                rustix::fs::lsetxattr(Object::path(directory, name), attribute, value, flags)
-            }
+            Object::Held(file) => rustix::fs::setxattr(descriptor_path(file), attribute, value, flags),
+            // What a name means may have changed.
+            Object::Named { .. } => Err(Errno::BADF),
         }
-    }
-}
-
-/// Attributes that were not copied: refused where they were to go.
-#[derive(Debug, Default)]
-pub struct LeftAttributes {
-    pub count: u64,
-    /// The first one and why, for people.
-    pub first: String,
-}
-
-impl LeftAttributes {
-    pub(super) fn add(&mut self, path: &[u8], name: &[u8], reason: &dyn std::fmt::Display) {
-        if self.count == 0 {
-            // Writing to a String does not fail.
-            let _ = write!(self.first, "{}: {}: {reason}", display(path), display(name));
-        }
-        self.count += 1;
     }
 }
 
 /// Gives `ino` every attribute of a host file that the caller may read.
-pub(super) fn import(
-    object: &Object<'_>,
-    fs: &FileSystem,
-    ino: Ino,
-    path: &[u8],
-    left: &mut LeftAttributes,
-) -> Result<()> {
+pub(super) fn import(object: &Object<'_>, fs: &FileSystem, ino: Ino, path: &[u8], left: &mut LeftOut) -> Result<()> {
     for (name, value) in read(object)? {
         match fs.set_xattr(ino, &name, &value, XattrMode::Set) {
             // Of the host's own kind, or a list that no Linux could read back.
             Err(error @ (Error::Unsupported(_) | Error::AttributeTooLarge | Error::NotPermitted)) => {
-                left.add(path, &name, &error);
+                left.attributes.add(path, &name, &error);
             }
             other => other?,
         }
@@ -174,13 +152,7 @@ pub(super) fn same(object: &Object<'_>, fs: &FileSystem, ino: Ino) -> Result<boo
 }
 
 /// Gives `ino` the attributes of a host file, and takes away what that one does not have.
-pub(super) fn renew(
-    object: &Object<'_>,
-    fs: &FileSystem,
-    ino: Ino,
-    path: &[u8],
-    left: &mut LeftAttributes,
-) -> Result<()> {
+pub(super) fn renew(object: &Object<'_>, fs: &FileSystem, ino: Ino, path: &[u8], left: &mut LeftOut) -> Result<()> {
     let host = read(object)?;
     for name in comparable_names(fs, ino)? {
         if !host.contains_key(&name) {
@@ -199,10 +171,7 @@ fn comparable_names(fs: &FileSystem, ino: Ino) -> Result<Vec<Vec<u8>>> {
 }
 
 fn is_kept(name: &[u8]) -> bool {
-    name.starts_with(USER)
-        || name.starts_with(TRUSTED)
-        || name.starts_with(b"security.")
-        || ACCESS_LISTS.contains(&name)
+    name.starts_with(USER) || name.starts_with(TRUSTED) || name.starts_with(SECURITY) || ACCESS_LISTS.contains(&name)
 }
 
 /// Takes the lists away that an existing object has: a copy brings its own permissions.
@@ -218,16 +187,13 @@ pub(super) enum Turn {
 }
 
 /// Gives a host file those attributes that are set in this turn; what the host refuses is counted.
-pub(super) fn put(
-    xattrs: &[(Vec<u8>, Vec<u8>)],
-    object: &Object<'_>,
-    turn: Turn,
-    path: &[u8],
-    left: &mut LeftAttributes,
-) {
+pub(super) fn put(xattrs: &[(Vec<u8>, Vec<u8>)], object: &Object<'_>, turn: Turn, path: &[u8], left: &mut LeftOut) {
     for (name, value) in xattrs.iter().filter(|(name, _)| name.starts_with(USER) == (turn == Turn::BeforeMode)) {
+        if left.withholds_attribute(path, name) {
+            continue;
+        }
         if let Err(errno) = object.set(name, value) {
-            left.add(path, name, &std::io::Error::from(errno));
+            left.attributes.add(path, name, &std::io::Error::from(errno));
         }
     }
 }
@@ -239,15 +205,15 @@ pub(super) fn extract(
     object: &Object<'_>,
     turn: Turn,
     path: &[u8],
-    left: &mut LeftAttributes,
+    left: &mut LeftOut,
 ) -> Result<()> {
     for name in fs.list_xattrs(ino)?.split(|&b| b == 0).filter(|name| !name.is_empty()) {
-        if name.starts_with(USER) != (turn == Turn::BeforeMode) {
+        if name.starts_with(USER) != (turn == Turn::BeforeMode) || left.withholds_attribute(path, name) {
             continue;
         }
         // A full disk shows as well where there is no room for attributes only, and files as such are complete by now.
         if let Err(errno) = object.set(name, &fs.xattr(ino, name)?) {
-            left.add(path, name, &std::io::Error::from(errno));
+            left.attributes.add(path, name, &std::io::Error::from(errno));
         }
     }
     Ok(())

@@ -6,9 +6,10 @@ use std::path::PathBuf;
 
 use rustix::fs::{AtFlags, FileType, Mode, OFlags};
 
-use super::attributes::{self, LeftAttributes, Object, Turn};
-use super::host::{apply, apply_at, host_error, split_device_number};
-use super::stage::{Stage, open_below, open_directory};
+use super::attributes::{self, Object, Turn};
+use super::host::{apply, apply_at, host_error, is_root, split_device_number};
+use super::left::LeftOut;
+use super::stage::{Identity, Stage, hold_made, link_again, make_directory, open_again};
 use super::{Archive, Copied, Entries, Entry, Filter, Problem, Progress, display, path};
 use crate::env::SystemEnvironment;
 use crate::error::{Error, Result};
@@ -27,21 +28,23 @@ pub struct ExtractOptions {
     pub replace: bool,
     /// What below the paths is left out; without paths, what below the root.
     pub filter: Filter,
+    /// Makes devices, and keeps set-id bits and the attributes that give rights, when root extracts.
+    pub privileges: bool,
 }
 
 /// What was extracted.
 #[derive(Debug, Default)]
 pub struct ExtractReport {
     pub copied: Copied,
-    /// Extended attributes that could not be set.
-    pub left: LeftAttributes,
+    /// Extended attributes that could not be set, and what would lend rights.
+    pub left: LeftOut,
     /// What failed while the rest went on.
     pub problems: Vec<Problem>,
 }
 
 impl Archive {
     /// Copies each path with what is below it under its own name into `options.to`; without paths, everything. Nothing shows in the
-    /// target before it is complete, except that what could not be read or made is missing and reported.
+    /// target before it is complete, except that what could not be read or made is missing and reported. An error of `progress` ends it.
     ///
     /// # Errors
     /// `Exists` naming what is in the way, `NotFound` for a path, `NoSpace` and failures of the host: nothing was put into place then.
@@ -49,7 +52,7 @@ impl Archive {
         &self,
         paths: &[Vec<u8>],
         options: &ExtractOptions,
-        progress: &mut dyn FnMut(&Progress<'_>),
+        progress: &mut dyn FnMut(&Progress<'_>) -> Result<()>,
     ) -> Result<ExtractReport> {
         let fs = &**self.file_system();
         let tops = tops(fs, paths)?;
@@ -67,7 +70,7 @@ impl Archive {
             filter: &options.filter,
             whole: paths.is_empty(),
             progress,
-            report: ExtractReport::default(),
+            report: ExtractReport { left: LeftOut::extracting(options.privileges), ..ExtractReport::default() },
             links: HashMap::new(),
             closed: Vec::new(),
             path: Vec::new(),
@@ -131,12 +134,12 @@ struct Extract<'a> {
     filter: &'a Filter,
     /// Everything is extracted: the filter's paths begin at the root.
     whole: bool,
-    progress: &'a mut dyn FnMut(&Progress<'_>),
+    progress: &'a mut dyn FnMut(&Progress<'_>) -> Result<()>,
     report: ExtractReport,
-    /// A file with several names: the path of its first copy below the stage, and the names still to come.
-    links: HashMap<Ino, (Vec<u8>, u32)>,
+    /// A file with several names: the path of its first copy below the stage, which one it is, and the names still to come.
+    links: HashMap<Ino, (Vec<u8>, Identity, u32)>,
     /// Directories whose mode would keep their owner out: they get it when everything is in place.
-    closed: Vec<(Vec<u8>, Attributes)>,
+    closed: Vec<(Vec<u8>, Identity, Attributes)>,
     /// The path below the stage being made.
     path: Vec<u8>,
     /// What was read of a file, on its way to the host.
@@ -186,37 +189,32 @@ impl<'a> Extract<'a> {
             self.path.push(b'/');
         }
         self.path.extend_from_slice(name);
-        (self.progress)(&self.report.copied.progress(&self.path, 0));
+        (self.progress)(&self.report.copied.progress(&self.path, 0))?;
         if matches!(&name[..], b"" | b"." | b"..") || name.iter().any(|b| matches!(b, b'/' | 0)) {
             return Err(Error::damaged("a name that leads out of its directory"));
         }
-        if self.is_left_out(attributes) {
+        if self.is_left_out(attributes) || self.report.left.withholds_object(&self.path, attributes.mode) {
             return Ok(None);
         }
         if attributes.mode & mode::TYPE == mode::DIRECTORY {
             return self.directory(at, name, attributes).map(Some);
         }
         if attributes.links > 1
-            && let Some((first, remaining)) = self.links.remove(&attributes.ino)
+            && let Some((first, made, remaining)) = self.links.remove(&attributes.ino)
         {
-            self.link(&first, at, name)?;
+            link_again(self.stage.directory(), &first, made, at, name)?;
+            self.report.copied.links += 1;
             if remaining > 1 {
-                self.links.insert(attributes.ino, (first, remaining - 1));
+                self.links.insert(attributes.ino, (first, made, remaining - 1));
             }
             return Ok(None);
         }
-        match attributes.mode & mode::TYPE {
+        let made = match attributes.mode & mode::TYPE {
             mode::REGULAR => self.file(at, name, attributes)?,
-            mode::SYMLINK => {
-                let target = self.fs.read_link(attributes.ino)?;
-                rustix::fs::symlinkat(&target[..], at, &name[..]).map_err(host_error("cannot make the link"))?;
-                self.report.copied.symlinks += 1;
-                self.note_metadata_at(at, name, attributes)?;
-            }
             _ => self.node(at, name, attributes)?,
-        }
+        };
         if attributes.links > 1 {
-            self.links.insert(attributes.ino, (self.path.clone(), attributes.links - 1));
+            self.links.insert(attributes.ino, (self.path.clone(), made, attributes.links - 1));
         }
         Ok(None)
     }
@@ -228,9 +226,8 @@ impl<'a> Extract<'a> {
     }
 
     fn directory(&mut self, at: &OwnedFd, name: &[u8], attributes: &Attributes) -> Result<Level<'a>> {
-        rustix::fs::mkdirat(at, name, Mode::RWXU).map_err(host_error("cannot make the directory"))?;
+        let host = make_directory(at, name)?;
         self.report.copied.directories += 1;
-        let host = open_directory(at, name)?;
         let entries = Entries::new(self.fs, attributes.ino)?;
         Ok(Level { entries, host, attributes: *attributes, path_length: self.path.len() })
     }
@@ -239,8 +236,9 @@ impl<'a> Extract<'a> {
     fn finish_directory(&mut self, level: Level<'_>) -> Result<()> {
         let Level { host, attributes, .. } = level;
         self.xattrs(&Object::open(&host), &attributes, Turn::BeforeMode)?;
-        if attributes.mode & 0o700 != 0o700 {
-            self.closed.push((self.path.clone(), attributes));
+        // Root gets in all the same, and the stage keeps everybody else from exchanging directories now.
+        if attributes.mode & 0o700 != 0o700 && !is_root() {
+            self.closed.push((self.path.clone(), Identity::of(&host)?, attributes));
             return Ok(());
         }
         apply(&host, &attributes)?;
@@ -249,8 +247,8 @@ impl<'a> Extract<'a> {
 
     /// Directories of the list come after those within them.
     fn close_directories(&mut self) -> Result<()> {
-        for (path, attributes) in std::mem::take(&mut self.closed) {
-            let opened = open_below(self.stage.target(), &path);
+        for (path, made, attributes) in std::mem::take(&mut self.closed) {
+            let opened = open_again(self.stage.target(), &path, made);
             self.path = path;
             let closed = opened.and_then(|directory| {
                 apply(&directory, &attributes)?;
@@ -261,18 +259,7 @@ impl<'a> Extract<'a> {
         Ok(())
     }
 
-    fn link(&mut self, first: &[u8], at: &OwnedFd, name: &[u8]) -> Result<()> {
-        let (directory, first_name) = match first.iter().rposition(|&b| b == b'/') {
-            Some(slash) => (&first[..slash], &first[slash + 1..]),
-            None => (&b""[..], first),
-        };
-        let directory = open_below(self.stage.directory(), directory)?;
-        rustix::fs::linkat(directory, first_name, at, name, AtFlags::empty()).map_err(host_error("cannot link"))?;
-        self.report.copied.links += 1;
-        Ok(())
-    }
-
-    fn file(&mut self, at: &OwnedFd, name: &[u8], attributes: &Attributes) -> Result<()> {
+    fn file(&mut self, at: &OwnedFd, name: &[u8], attributes: &Attributes) -> Result<Identity> {
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let host = rustix::fs::openat(at, name, flags, Mode::RUSR | Mode::WUSR).map_err(host_error("cannot make"))?;
         if let Err(error) = self.content(&host, attributes) {
@@ -286,9 +273,11 @@ impl<'a> Extract<'a> {
         let object = Object::open(&host);
         let before = self.xattrs(&object, attributes, Turn::BeforeMode);
         self.note_metadata(before)?;
-        self.note_metadata(apply(&host, attributes))?;
+        let granted = self.report.left.granted(&self.path, attributes);
+        self.note_metadata(apply(&host, &granted))?;
         let after = self.xattrs(&object, attributes, Turn::AfterMode);
-        self.note_metadata(after)
+        self.note_metadata(after)?;
+        Identity::of(&host)
     }
 
     /// Holes stay holes: only what the archive has data for is written.
@@ -325,27 +314,31 @@ impl<'a> Extract<'a> {
             }
             write_all(host, &self.piece[..length], offset)?;
             offset += length as u64;
-            (self.progress)(&self.report.copied.progress(&self.path, offset));
+            (self.progress)(&self.report.copied.progress(&self.path, offset))?;
         }
         Ok(())
     }
 
-    fn node(&mut self, at: &OwnedFd, name: &[u8], attributes: &Attributes) -> Result<()> {
-        let (major, minor) = split_device_number(attributes.rdev);
+    /// Symbolic links, FIFOs, sockets and devices, which are not opened; `user.` attributes such objects do not have.
+    fn node(&mut self, at: &OwnedFd, name: &[u8], attributes: &Attributes) -> Result<Identity> {
         let kind = FileType::from_raw_mode(attributes.mode);
-        let device = rustix::fs::makedev(major, minor);
-        rustix::fs::mknodat(at, name, kind, Mode::RUSR | Mode::WUSR, device)
-            .map_err(host_error("cannot make the special file"))?;
-        self.report.copied.others += 1;
-        self.note_metadata_at(at, name, attributes)
-    }
-
-    /// Owner, mode, times and attributes of an object that is not opened; `user.` attributes such objects do not have.
-    fn note_metadata_at(&mut self, at: &OwnedFd, name: &[u8], attributes: &Attributes) -> Result<()> {
-        self.note_metadata(apply_at(at, name, attributes))?;
-        let object = Object::Named { directory: at.as_fd(), name, follow: false };
-        let after = self.xattrs(&object, attributes, Turn::AfterMode);
-        self.note_metadata(after)
+        if kind == FileType::Symlink {
+            let target = self.fs.read_link(attributes.ino)?;
+            rustix::fs::symlinkat(&target[..], at, name).map_err(host_error("cannot make the link"))?;
+            self.report.copied.symlinks += 1;
+        } else {
+            let (major, minor) = split_device_number(attributes.rdev);
+            let device = rustix::fs::makedev(major, minor);
+            rustix::fs::mknodat(at, name, kind, Mode::RUSR | Mode::WUSR, device)
+                .map_err(host_error("cannot make the special file"))?;
+            self.report.copied.others += 1;
+        }
+        let held = hold_made(at, name, kind)?;
+        let granted = self.report.left.granted(&self.path, attributes);
+        self.note_metadata(apply_at(&held, at, name, &granted))?;
+        let after = self.xattrs(&Object::Held(held.as_fd()), attributes, Turn::AfterMode);
+        self.note_metadata(after)?;
+        Identity::of(&held)
     }
 
     fn xattrs(&mut self, object: &Object<'_>, attributes: &Attributes, turn: Turn) -> Result<()> {

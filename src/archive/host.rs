@@ -5,6 +5,7 @@ use std::os::fd::AsFd;
 use rustix::fs::{AtFlags, Gid, Mode, Stat, Timespec, Timestamps, Uid};
 use rustix::io::Errno;
 
+use super::stage::descriptor_path;
 use crate::error::{Error, Result, Timestamp};
 use crate::fs::{Attributes, SetAttributes, SetTime, mode};
 
@@ -52,20 +53,20 @@ pub(super) fn apply(file: impl AsFd, attributes: &Attributes) -> Result<()> {
     rustix::fs::futimens(&file, &times(attributes)).map_err(host_error("cannot set the times"))
 }
 
-/// The same for an object that is not opened: symbolic links (which have no mode), FIFOs, sockets and devices.
-pub(super) fn apply_at(directory: impl AsFd, name: &[u8], attributes: &Attributes) -> Result<()> {
+/// The same for `held`, an object that is not opened but held by its path alone, and has this name: symbolic links (which have no mode), FIFOs,
+/// sockets and devices. The name serves for times only, which do no harm to whatever else it may mean by now.
+pub(super) fn apply_at(held: impl AsFd, directory: impl AsFd, name: &[u8], attributes: &Attributes) -> Result<()> {
     let owned = is_root();
-    let no_follow = AtFlags::SYMLINK_NOFOLLOW;
     if owned {
         let (uid, gid) = owner(attributes);
-        rustix::fs::chownat(&directory, name, uid, gid, no_follow).map_err(host_error("cannot set the owner"))?;
+        rustix::fs::chownat(&held, "", uid, gid, AtFlags::EMPTY_PATH).map_err(host_error("cannot set the owner"))?;
     }
     if attributes.mode & mode::TYPE != mode::SYMLINK {
-        // Follows links, but the caller made this very object and it is none.
-        rustix::fs::chmodat(&directory, name, permissions(attributes, owned), AtFlags::empty())
+        rustix::fs::chmod(descriptor_path(&held), permissions(attributes, owned))
             .map_err(host_error("cannot set the mode"))?;
     }
-    rustix::fs::utimensat(&directory, name, &times(attributes), no_follow).map_err(host_error("cannot set the times"))
+    rustix::fs::utimensat(&directory, name, &times(attributes), AtFlags::SYMLINK_NOFOLLOW)
+        .map_err(host_error("cannot set the times"))
 }
 
 fn owner(attributes: &Attributes) -> (Option<Uid>, Option<Gid>) {
@@ -88,7 +89,7 @@ fn times(attributes: &Attributes) -> Timestamps {
     Timestamps { last_access: time(attributes.atime), last_modification: time(attributes.mtime) }
 }
 
-fn is_root() -> bool {
+pub(super) fn is_root() -> bool {
     nix::unistd::geteuid().is_root()
 }
 

@@ -12,8 +12,9 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, SeekFrom, Stat};
 use rustix::io::Errno;
 
-use super::attributes::{self, LeftAttributes, Object};
+use super::attributes::{self, Object};
 use super::host::{attributes_of, device_number, host_error};
+use super::left::LeftOut;
 use super::mirror::MirrorPlan;
 use super::{Archive, Cause, Copied, Filter, Problem, Progress, path};
 use crate::error::{Error, Result};
@@ -54,7 +55,7 @@ pub struct ImportReport {
     /// does not know all that is there deletes nothing.
     pub deletions_skipped: u64,
     /// Extended attributes that the archive does not keep.
-    pub left: LeftAttributes,
+    pub left: LeftOut,
     /// What failed while the rest went on.
     pub problems: Vec<Problem>,
 }

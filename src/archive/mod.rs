@@ -15,6 +15,7 @@ mod header;
 mod host;
 mod import;
 mod keys;
+mod left;
 mod listing;
 mod mirror;
 mod open;
@@ -30,7 +31,6 @@ mod tar;
 mod tests;
 mod vouch;
 
-pub use attributes::LeftAttributes;
 pub use backup::Restored;
 pub use check::CheckReport;
 pub use compact::{CompactOptions, CompactReport, CompactStep};
@@ -39,6 +39,7 @@ pub use filter::Filter;
 pub use host::{device_number, split_device_number};
 pub use import::{ImportOptions, ImportReport};
 pub use keys::{KeyAbout, KeyAccess, KeyInfo, KeyName, PassphraseChange};
+pub use left::{Left, LeftOut};
 pub use listing::{Entries, Entry};
 pub use mirror::{Change, Changed, Deletion, MirrorPlan};
 pub use path::{display, resolve};
@@ -148,11 +149,11 @@ impl Problem {
         matches!(self.cause, Cause::Failed(_))
     }
 
-    /// Notes a failure that concerns the object at `path`, passes on one that ends everything: the host takes no more.
+    /// Notes a failure that concerns the object at `path`, passes on one that ends everything: the host takes no more, or whoever waits wants no more.
     fn settle<T>(problems: &mut Vec<Problem>, path: &[u8], result: Result<Option<T>>) -> Result<Option<T>> {
         match result {
             Ok(value) => Ok(value),
-            Err(error @ (Error::NoSpace(_) | Error::ReadOnly(_))) => Err(error),
+            Err(error @ (Error::NoSpace(_) | Error::ReadOnly(_) | Error::Interrupted(_))) => Err(error),
             Err(error) => {
                 problems.push(Problem { path: path.to_vec(), cause: Cause::Failed(error) });
                 Ok(None)

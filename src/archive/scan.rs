@@ -18,11 +18,11 @@ pub(super) struct Scanned {
 }
 
 /// Calls `page` with every place whose first block opens as a prologue for that address. Every block is tried, also within pages: a page that
-/// was overwritten in part may hold a younger one. Holes are skipped. `progress` gets (bytes done, bytes of the file).
+/// was overwritten in part may hold a younger one. Holes are skipped. `progress` gets (bytes done, bytes of the file); its error ends the scan.
 pub(super) fn scan(
     storage: &dyn Storage,
     cipher: &PageCipher,
-    progress: &mut dyn FnMut(u64, u64),
+    progress: &mut dyn FnMut(u64, u64) -> Result<()>,
     page: &mut dyn FnMut(Run, &Prologue) -> Result<()>,
 ) -> Result<Scanned> {
     let length = storage.len()? / BLOCK * BLOCK;
@@ -36,10 +36,10 @@ pub(super) fn scan(
             let count = (end - at).min(WINDOW);
             scan_window(storage, cipher, at, count, &mut scanned, page)?;
             at += count;
-            progress(at, length);
+            progress(at, length)?;
         }
     }
-    progress(length, length);
+    progress(length, length)?;
     Ok(scanned)
 }
 

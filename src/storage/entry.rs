@@ -8,7 +8,7 @@
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
-use std::io;
+use std::io::{self, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
@@ -68,6 +68,16 @@ impl HostEntry {
     fn open_with(&self, flags: OFlags) -> io::Result<File> {
         let flags = flags | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         Ok(rustix::fs::openat(&self.directory, &self.name, flags, Mode::RUSR | Mode::WUSR)?.into())
+    }
+
+    /// Makes a file of mode 0600 with this content, durable under its name; after a failure there is none.
+    pub fn write_new(&self, content: &[u8]) -> io::Result<()> {
+        let mut file = self.create()?;
+        let written = file.write_all(content).and_then(|()| file.sync_all()).and_then(|()| self.sync_directory());
+        written.inspect_err(|_| {
+            // The first failure is the one to tell.
+            let _ = self.remove(&file);
+        })
     }
 
     /// Whether the name is that of `file` now.
@@ -135,4 +145,55 @@ impl HostEntry {
 /// Device and inode.
 fn identity(stat: &Stat) -> (u64, u64) {
     (stat.st_dev, stat.st_ino)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::{PermissionsExt, symlink};
+
+    use super::*;
+
+    /// A directory with the entry `in/file`, which is opened.
+    fn place() -> (tempfile::TempDir, HostEntry) {
+        let place = tempfile::tempdir().unwrap();
+        fs::create_dir(place.path().join("in")).unwrap();
+        let entry = HostEntry::of(&place.path().join("in/file")).unwrap();
+        (place, entry)
+    }
+
+    #[test]
+    fn a_new_file_is_private_and_goes_nowhere_else() {
+        let (place, entry) = place();
+        symlink("../elsewhere", entry.path()).unwrap();
+        assert_eq!(entry.write_new(b"text").unwrap_err().kind(), io::ErrorKind::AlreadyExists);
+        assert!(!place.path().join("elsewhere").exists());
+        fs::remove_file(entry.path()).unwrap();
+        entry.write_new(b"text").unwrap();
+        assert_eq!(fs::read(entry.path()).unwrap(), b"text");
+        assert_eq!(fs::metadata(entry.path()).unwrap().permissions().mode() & 0o777, 0o600);
+    }
+
+    #[test]
+    fn only_the_file_itself_is_removed_whatever_the_path_means_by_now() {
+        let (place, entry) = place();
+        let file = entry.create().unwrap();
+        fs::rename(place.path().join("in"), place.path().join("moved")).unwrap();
+        fs::create_dir(place.path().join("in")).unwrap();
+        fs::write(place.path().join("in/file"), "precious").unwrap();
+        assert!(entry.remove(&file).unwrap());
+        assert!(!place.path().join("moved/file").exists());
+        fs::write(place.path().join("moved/file"), "somebody's").unwrap();
+        assert!(!entry.remove(&file).unwrap());
+        for kept in ["in/file", "moved/file"] {
+            assert!(place.path().join(kept).exists(), "{kept}");
+        }
+    }
+
+    #[test]
+    fn an_entry_has_a_name() {
+        for path in ["/", "..", "some/directory/", "directory/.."] {
+            assert!(HostEntry::of(Path::new(path)).is_err(), "{path}");
+        }
+    }
 }

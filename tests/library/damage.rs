@@ -52,7 +52,7 @@ fn an_archive_without_records_and_with_one_header_copy_is_rescued_whole() {
     filled(&place);
     spoil(&place, (0..65).chain(353..385));
     assert_eq!(place.run(&["check", "a.lbx"]).code, 12);
-    let out = place.good(&["rescue", "a.lbx", "--to", "out"]);
+    let out = place.good(&["rescue", "a.lbx", "--to", "out", "--privileges"]);
     let out = String::from_utf8(out).unwrap();
     assert!(out.contains("whole    tree/large") && out.contains("0 partial, 0 lost"), "{out}");
     assert!(out.ends_with(": complete; newer ones may have been lost without a trace\n"), "{out}");
@@ -80,7 +80,7 @@ fn lost_data_is_named_by_check_and_by_rescue() {
         }
         assert_eq!(checked.code, 12);
         let to = format!("out{block}");
-        let rescued = place.run(&["rescue", "a.lbx", "--to", &to, "--partial", "--json"]);
+        let rescued = place.run(&["rescue", "a.lbx", "--to", &to, "--partial", "--privileges", "--json"]);
         assert_eq!(rescued.code, 12, "{}", rescued.complaint);
         let out = String::from_utf8(rescued.out).unwrap();
         let items: Vec<serde_json::Value> = out.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
@@ -114,7 +114,7 @@ fn compact_and_purge_leave_the_content_as_it_was() {
     assert_eq!(dry["length_before"], done["length_before"]);
     assert!(done["length_after"].as_u64() <= done["length_before"].as_u64());
     place.good(&["check", "--full", "a.lbx"]);
-    place.good(&["extract", "a.lbx", "--to", "out"]);
+    place.good(&["extract", "a.lbx", "--to", "out", "--privileges"]);
     assert_eq!(describe(&place.path("tree")), describe(&place.path("out/tree")));
 }
 

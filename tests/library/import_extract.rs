@@ -95,7 +95,7 @@ fn a_tree_comes_back_with_everything() {
     }
     place.good(&["add", "a.lbx", "tree"]);
     place.good(&["check", "--full", "a.lbx"]);
-    place.good(&["extract", "a.lbx", "--to", "out"]);
+    place.good(&["extract", "a.lbx", "--to", "out", "--privileges"]);
     let (before, after) = (describe(&place.path("tree")), describe(&place.path("out/tree")));
     assert_eq!(before.keys().collect::<Vec<_>>(), after.keys().collect::<Vec<_>>());
     for (path, object) in &before {

@@ -165,6 +165,34 @@ killed_and_gone_on_with() {
     [[ $(state_of "$(id_of "$link")") == consumed ]]
 }
 
+interrupted_and_told() {
+    local link other pid code
+    head -c 64000000 /dev/urandom >big
+    echo small >small
+    mkdir in
+    for _ in {1..20}; do
+        rm -f in/big
+        link=$(share big)
+        code=0
+        "$lockbox" receive --socket "$place/lockbox-share.sock" -o in <<<"$link" >/dev/null 2>said &
+        pid=$!
+        until [[ -e in/big || $(stat --format %s in/.lockbox-*.part) -gt 1000000 ]]; do :; done
+        kill -TERM "$pid" || true
+        wait "$pid" || code=$?
+        [[ -e in/big ]] || break
+    done 2>/dev/null
+    [[ $code == 143 ]]
+    grep -Eqx 'lockbox: interrupted; what arrived \([0-9]+ bytes\) is kept in in/\.lockbox-[0-9a-f]+\.part: go on with --resume .*, or remove it' said
+    # Who receives something else there is told, and what nothing can be added to goes.
+    : >in/.lockbox-00000000000000000000000000000000.part
+    other=$(share small)
+    "$lockbox" receive --socket "$place/lockbox-share.sock" -o in <<<"$other" 2>said
+    grep -Eqx 'lockbox: in/\.lockbox-[0-9a-f]+\.part is what arrived of a download that was stopped: .*' said
+    receive -o in --resume <<<"$link"
+    cmp big in/big
+    [[ $(echo $(ls -A in)) == 'big small' ]]
+}
+
 watched() {
     local link
     head -c 100000 /dev/urandom >big
@@ -256,6 +284,7 @@ case_ "of twelve receivers at once one gets the file" one_winner_of_many
 case_ "a share can be taken back" taken_back
 case_ "looking at a link uses nothing up" looking_uses_nothing_up
 case_ "a receiver that ran out of room or was killed goes on" killed_and_gone_on_with
+case_ "a receiver that was stopped says what it keeps, and the next one tells of it" interrupted_and_told
 case_ "watching tells what happens" watched
 case_ "a file that changes is not shared" a_changed_file_is_not_shared
 case_ "age alone opens what was received" opened_by_age_alone

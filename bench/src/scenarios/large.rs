@@ -65,10 +65,11 @@ fn one(place: &Place, size: u64, data: &str, content: &dyn Fn(u64) -> Vec<u8>) -
             to: made.directory().join(format!("out{round}")),
             replace: false,
             filter: Filter::default(),
+            privileges: false,
         };
         let archive = made.archive()?;
         extractions.push(seconds(|| {
-            archive.extract(&[], &options, &mut |_| {})?;
+            archive.extract(&[], &options, &mut |_| Ok(()))?;
             Ok(File::open(options.to.join("source"))?.sync_all()?)
         })?);
         fs::remove_dir_all(&options.to)?;

@@ -2,7 +2,7 @@
 
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom, Write};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use nix::errno::Errno;
@@ -15,6 +15,12 @@ use crate::name;
 
 /// How many files of one name get a number before the user is asked to choose another.
 const MAX_NUMBER: u32 = 1000;
+
+/// Around the note's name in the name of a file that is being received.
+const PREFIX: &str = ".lockbox-";
+const SUFFIX: &str = ".part";
+/// Characters of a note's name.
+const NOTE: usize = 32;
 
 /// What may happen to a file that has the target's name already.
 #[derive(Clone, Debug)]
@@ -48,16 +54,16 @@ impl Partial {
     /// When the directory cannot be written, another program receives the same link there, or the name is somebody else's: who shares the
     /// directory could have made a file there, or a link to another file of this user, and would read or choose what is received.
     pub(crate) fn open(directory: &Path, note: &str, resume: bool) -> Result<Partial> {
-        let path = directory.join(format!(".lockbox-{note}.part"));
+        let path = directory.join(format!("{PREFIX}{note}{SUFFIX}"));
         let mut options = File::options();
         options.read(true).write(true).create(true).mode(0o600).custom_flags(nix::libc::O_NOFOLLOW);
         let failed = || Error::io(format!("cannot write in {}", directory.display()));
         let file = options.open(&path).map_err(failed())?;
         let found = file.metadata().map_err(failed())?;
-        if !found.is_file() || found.uid() != geteuid().as_raw() || found.nlink() != 1 {
-            return Err(Error::Invalid(format!("{} is not a file of this user alone; take it away", path.display())));
+        let alone = found.uid() == geteuid().as_raw() && found.mode() & 0o077 == 0 && found.nlink() == 1;
+        if !found.is_file() || !alone {
+            return Err(Error::Invalid(format!("{} is not a file of this user alone: remove it", path.display())));
         }
-        file.set_permissions(fs::Permissions::from_mode(0o600)).map_err(failed())?;
         match file.try_lock() {
             Ok(()) => {}
             Err(fs::TryLockError::WouldBlock) => {
@@ -105,6 +111,10 @@ impl Partial {
             Ok(()) | Err(Errno::EOPNOTSUPP | Errno::ENOSYS | Errno::EINVAL | Errno::EINTR) => Ok(()),
             Err(errno) => Err(Error::io("there is no room for the file")(errno.into())),
         }
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
     }
 
     pub(crate) fn file(&mut self) -> &mut File {
@@ -176,9 +186,69 @@ impl Partial {
     }
 }
 
+/// Removes what earlier downloads of this user left in `directory` and nothing can be added to: what is empty, and what has no note in
+/// `notes` any more. Returns what can be gone on with; what another program is receiving is neither.
+pub(crate) fn sweep(directory: &Path, notes: Option<&Path>) -> Vec<PathBuf> {
+    let Ok(entries) = fs::read_dir(directory) else { return Vec::new() };
+    let mut kept = Vec::new();
+    for entry in entries.flatten() {
+        let name = entry.file_name();
+        let note = name.to_str().and_then(|name| name.strip_prefix(PREFIX)?.strip_suffix(SUFFIX));
+        let Some(note) = note.filter(|note| note.len() == NOTE && note.bytes().all(|b| b.is_ascii_hexdigit())) else {
+            continue;
+        };
+        let path = directory.join(&name);
+        let flags = nix::libc::O_NOFOLLOW | nix::libc::O_NONBLOCK;
+        let Ok(file) = File::options().read(true).write(true).custom_flags(flags).open(&path) else { continue };
+        let Ok(metadata) = file.metadata() else { continue };
+        let own = metadata.is_file() && metadata.uid() == geteuid().as_raw();
+        if !own || file.try_lock().is_err() {
+            continue;
+        }
+        let goes_on = notes.is_none_or(|notes| notes.join(format!("{note}.json")).exists());
+        if metadata.len() > 0 && goes_on {
+            kept.push(path);
+        } else {
+            // Only the name: in a directory where others rename, they could remove what has it as well.
+            let _ = fs::remove_file(&path);
+        }
+    }
+    kept.sort();
+    kept
+}
+
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
     use super::*;
+
+    #[test]
+    fn what_nothing_can_be_added_to_is_swept_and_the_rest_told() {
+        let place = tempfile::tempdir().unwrap();
+        let notes = place.path().join("notes");
+        let directory = place.path().join("in");
+        fs::create_dir(&notes).unwrap();
+        fs::create_dir(&directory).unwrap();
+        let part = |digit: &str| directory.join(format!("{PREFIX}{}{SUFFIX}", digit.repeat(NOTE)));
+        for (digit, content) in [("a", "resumed"), ("b", "forgotten"), ("c", ""), ("d", "received")] {
+            fs::write(part(digit), content).unwrap();
+        }
+        for digit in ["a", "c"] {
+            fs::write(notes.join(format!("{}.json", digit.repeat(NOTE))), "{}").unwrap();
+        }
+        fs::write(directory.join(".lockbox-mine.part"), "not of this program").unwrap();
+        fs::write(place.path().join("precious"), "linked").unwrap();
+        std::os::unix::fs::symlink("../precious", part("e")).unwrap();
+        let held = File::options().write(true).open(part("d")).unwrap();
+        held.try_lock().unwrap();
+        assert_eq!(sweep(&directory, None), [part("a"), part("b")], "without notes nobody knows");
+        assert_eq!(sweep(&directory, Some(&notes)), [part("a")]);
+        let names: Vec<bool> = ["a", "b", "c", "d"].map(|digit| part(digit).exists()).into();
+        assert_eq!(names, [true, false, false, true]);
+        assert_eq!(fs::read(place.path().join("precious")).unwrap(), b"linked");
+        assert!(directory.join(".lockbox-mine.part").exists());
+    }
 
     fn received(directory: &Path) -> Partial {
         let mut partial = Partial::open(directory, "n", false).unwrap();
@@ -227,14 +297,13 @@ mod tests {
         nix::unistd::mkfifo(&part, nix::sys::stat::Mode::S_IRWXU).unwrap();
         refused("pipe");
         if geteuid().is_root() {
-            fs::write(&part, "").unwrap();
+            drop(received(place.path()));
             std::os::unix::fs::chown(&part, Some(65_534), None).unwrap();
             refused("another user's");
         }
-        fs::write(&part, "").unwrap();
-        fs::set_permissions(&part, fs::Permissions::from_mode(0o666)).unwrap();
-        drop(received(place.path()));
-        assert_eq!(fs::metadata(&part).unwrap().mode() & 0o777, 0o600);
+        fs::write(&part, "readable").unwrap();
+        fs::set_permissions(&part, fs::Permissions::from_mode(0o644)).unwrap();
+        refused("others may read it");
     }
 
     #[test]

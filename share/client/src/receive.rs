@@ -20,7 +20,7 @@ use crate::http::Client;
 use crate::link::Link;
 use crate::meta::Meta;
 use crate::open::{self, Opening};
-use crate::partial::{Partial, Place};
+use crate::partial::{self, Partial, Place};
 use crate::seal::PIECE;
 use crate::state;
 
@@ -80,6 +80,8 @@ pub struct Options<'a> {
     pub patience: Option<Duration>,
     /// Told how many bytes of the ciphertext passed, and how many there are.
     pub progress: &'a dyn Fn(u64, u64),
+    /// Told where what arrives is kept until it is whole, as soon as this program holds it. After a failure it is there if it can be gone on with.
+    pub kept_in: &'a dyn Fn(&Path),
 }
 
 /// What was received.
@@ -95,6 +97,16 @@ pub struct Receipt {
     pub sha256: Digest,
     /// Whether the daemon heard that everything arrived.
     pub confirmed: bool,
+}
+
+/// Where notes are below the state directory.
+fn notes(state: &Path) -> PathBuf {
+    state.join("receiving")
+}
+
+/// Removes what earlier downloads left where `target` goes and cannot be gone on with; returns what can.
+pub fn sweep(target: &Target, state: Option<&Path>) -> Vec<PathBuf> {
+    partial::sweep(&target.place().directory(), state.map(notes).as_deref())
 }
 
 /// Receives into a file. Nothing is claimed before it is certain that the file can be written.
@@ -115,6 +127,7 @@ pub fn to_file(client: &Client, link: &Link, target: &Target, options: &Options<
         return Err(Error::Invalid(format!("{} is a directory", path.display())));
     }
     let mut partial = Partial::open(&place.directory(), &link.secret().note_name(), options.resume)?;
+    (options.kept_in)(partial.path());
     let claimed = match Claimant::begin(client, link, options) {
         Ok(claimed) => claimed,
         Err(error) => {
@@ -164,7 +177,7 @@ struct Claimant<'a> {
 
 impl<'a> Claimant<'a> {
     fn begin(client: &'a Client, link: &'a Link, options: &Options<'_>) -> Result<Claimant<'a>> {
-        let directory = options.state.map(|state| state.join("receiving"));
+        let directory = options.state.map(notes);
         if let Some(directory) = &directory {
             state::make_directory(directory)?;
             state::sweep(directory, NOTES_KEPT);

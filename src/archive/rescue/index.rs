@@ -155,7 +155,7 @@ impl Collected {
 }
 
 impl LeafIndex {
-    pub(super) fn build(pager: Arc<Pager>, progress: &mut dyn FnMut(u64, u64)) -> Result<LeafIndex> {
+    pub(super) fn build(pager: Arc<Pager>, progress: &mut dyn FnMut(u64, u64) -> Result<()>) -> Result<LeafIndex> {
         let mut found = Collected::default();
         let scanned =
             scan(&**pager.storage(), pager.cipher(), progress, &mut |run, prologue| found.page(&pager, run, prologue))?;
@@ -196,7 +196,7 @@ impl LeafIndex {
     pub(super) fn pieces(
         &self,
         wanted: &HashSet<u64>,
-        progress: &mut dyn FnMut(u64, u64),
+        progress: &mut dyn FnMut(u64, u64) -> Result<()>,
     ) -> Result<HashMap<u64, Vec<Piece>>> {
         let pager = &*self.pager;
         let mut found: HashMap<u64, Vec<Piece>> = HashMap::new();

@@ -16,8 +16,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::header::Header;
-use super::stage::Stage;
-use super::{Archive, LeftAttributes, Problem, Secrets, UnlockLimits, UnlockedKey, slots};
+use super::left::LeftOut;
+use super::stage::{self, Stage};
+use super::{Archive, Problem, Secrets, UnlockLimits, UnlockedKey, slots};
 use crate::env::{Environment, SystemEnvironment};
 use crate::error::{Error, Result};
 use crate::format::{Generation, Ino};
@@ -40,6 +41,8 @@ pub struct RescueOptions {
     pub to: PathBuf,
     /// Also write what is left of files that are not whole.
     pub partial: bool,
+    /// Makes devices, and keeps set-id bits and the attributes that give rights, when root rescues.
+    pub privileges: bool,
 }
 
 /// What became of one object.
@@ -114,8 +117,8 @@ pub struct RescueReport {
     pub partial: u64,
     pub lost: u64,
     pub unnamed: u64,
-    /// Attributes that the host refused, such as `trusted.` ones of somebody who is not root.
-    pub left: LeftAttributes,
+    /// Attributes that the host refused, such as `trusted.` ones of somebody who is not root, and what would lend rights.
+    pub left: LeftOut,
     /// What could not be made or set on the host.
     pub problems: Vec<Problem>,
 }
@@ -148,7 +151,8 @@ impl Archive {
         Err(failed.unwrap_or(Error::WrongKey))
     }
 
-    /// Writes everything that is whole in the archive at `path` below `options.to`; `item` gets each object and what became of it.
+    /// Writes everything that is whole in the archive at `path` below `options.to`; `item` gets each object and what became of it;
+    /// an error of `item` or `progress` ends the rescue, and what was rescued until then stays.
     ///
     /// # Errors
     /// `Invalid` for a target that is not empty, `InUse`, failures of the host that end everything. Damage is no error: it is reported.
@@ -157,7 +161,7 @@ impl Archive {
         key: &UnlockedKey,
         options: &RescueOptions,
         item: &mut dyn FnMut(&Rescued<'_>) -> Result<()>,
-        progress: &mut dyn FnMut(&RescueProgress<'_>),
+        progress: &mut dyn FnMut(&RescueProgress<'_>) -> Result<()>,
     ) -> Result<RescueReport> {
         let storage = Arc::new(FileStorage::open(path, LockMode::Shared)?);
         let environment = Arc::new(SystemEnvironment);
@@ -173,15 +177,15 @@ pub(super) fn rescue_from(
     environment: &dyn Environment,
     options: &RescueOptions,
     item: &mut dyn FnMut(&Rescued<'_>) -> Result<()>,
-    progress: &mut dyn FnMut(&RescueProgress<'_>),
+    progress: &mut dyn FnMut(&RescueProgress<'_>) -> Result<()>,
 ) -> Result<RescueReport> {
+    stage::sweep(&options.to);
     refuse_content(&options.to)?;
     let pager = Arc::new(Pager::new(storage, cipher, CELL_CACHE));
-    let index = index::LeafIndex::build(pager.clone(), &mut |done, total| {
-        progress(&RescueProgress::Scanning(done, total));
-    })?;
+    let index =
+        index::LeafIndex::build(pager.clone(), &mut |done, total| progress(&RescueProgress::Scanning(done, total)))?;
     let stage = Stage::new(&options.to, environment)?;
-    walk::run(index, &pager, &stage, options.partial, item, progress)
+    walk::run(index, &pager, &stage, options, item, progress)
 }
 
 /// The target is new or empty, so that nothing found can be mistaken for something rescued, or the other way round.

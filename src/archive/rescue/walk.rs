@@ -5,16 +5,15 @@ mod beside;
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::os::fd::OwnedFd;
 
-use rustix::fs::AtFlags;
-
 use super::super::attributes::{self, Turn};
-use super::super::host::{apply, host_error};
-use super::super::stage::{Stage, open_below};
+use super::super::host::{apply, is_root};
+use super::super::left::LeftOut;
+use super::super::stage::{Identity, Stage, link_again, open_again};
 use super::super::{Problem, Progress};
 use super::index::{LeafIndex, Version};
 use super::object::Object;
 use super::write::{self, Source};
-use super::{PARTIAL, RescueProgress, RescueReport, RescueState, Rescued, UNNAMED};
+use super::{PARTIAL, RescueOptions, RescueProgress, RescueReport, RescueState, Rescued, UNNAMED};
 use crate::error::{Error, Result};
 use crate::format::values::decode_list;
 use crate::format::{Generation, Ino, Key, ROOT_INO, kind};
@@ -32,16 +31,16 @@ pub(super) struct Walk<'a> {
     /// Where what is not whole goes, when it is wanted at all.
     pub(super) partial: Option<Special>,
     item: &'a mut dyn FnMut(&Rescued<'_>) -> Result<()>,
-    pub(super) progress: &'a mut dyn FnMut(&RescueProgress<'_>),
+    pub(super) progress: &'a mut dyn FnMut(&RescueProgress<'_>) -> Result<()>,
     report: RescueReport,
     /// Inodes that were dealt with: 16 bytes each.
     pub(super) seen: HashSet<u64>,
-    /// Path of the first copy of a file with several names.
-    links: HashMap<u64, Vec<u8>>,
+    /// The first copy of a file with several names: its path, and which one it is.
+    links: HashMap<u64, (Vec<u8>, Identity)>,
     /// Names of inodes of which nothing but data is left.
     pub(super) undescribed: BTreeMap<u64, Vec<u8>>,
     /// Directories whose mode would keep their owner out: they get it at the end.
-    closed: Vec<(Vec<u8>, Attributes, Xattrs)>,
+    closed: Vec<(Vec<u8>, Identity, Attributes, Xattrs)>,
     pub(super) path: Vec<u8>,
 }
 
@@ -80,9 +79,9 @@ pub(super) fn run(
     index: LeafIndex,
     pager: &Pager,
     stage: &Stage,
-    partial: bool,
+    options: &RescueOptions,
     item: &mut dyn FnMut(&Rescued<'_>) -> Result<()>,
-    progress: &mut dyn FnMut(&RescueProgress<'_>),
+    progress: &mut dyn FnMut(&RescueProgress<'_>) -> Result<()>,
 ) -> Result<RescueReport> {
     let report = RescueReport {
         pages: index.pages,
@@ -90,13 +89,14 @@ pub(super) fn run(
         newest: index.newest,
         index_whole: index.is_whole(),
         later: index.later,
+        left: LeftOut::extracting(options.privileges),
         ..RescueReport::default()
     };
     let mut walk = Walk {
         index,
         pager,
         stage,
-        partial: partial.then(|| Special::new(PARTIAL)),
+        partial: options.partial.then(|| Special::new(PARTIAL)),
         item,
         progress,
         report,
@@ -306,8 +306,8 @@ impl Walk<'_> {
         named_type: Option<u8>,
         named: Generation,
     ) -> Result<Option<Level>> {
-        let files = self.report.files;
-        (self.progress)(&RescueProgress::Writing(Progress { files, bytes: self.report.bytes, path: &self.path }));
+        let (files, before) = (self.report.files, self.report.bytes);
+        (self.progress)(&RescueProgress::Writing(Progress { files, bytes: before, path: &self.path }))?;
         if !self.seen.insert(ino.0) {
             return self.link(at, name, ino).map(|()| None);
         }
@@ -316,26 +316,30 @@ impl Walk<'_> {
             if object.is_directory() {
                 return walk.try_directory(object, version, ino);
             }
-            let (path, left) = (&walk.path[..], &mut walk.report.left);
-            let source = Source { index: &mut walk.index, pager: walk.pager, version, ino, path, left };
+            let (path, left, progress) = (&walk.path[..], &mut walk.report.left, &mut walk.progress);
+            let written =
+                &mut |bytes| progress(&RescueProgress::Writing(Progress { files, bytes: before + bytes, path }));
+            let source = Source { index: &mut walk.index, pager: walk.pager, version, ino, path, left, written };
             made = Some(write::object(source, object, false, walk.stage, (at, name))?);
             Ok(())
         })?;
         match found {
             Found::Deleted => Ok(None),
             Found::Whole { object, version, failed } if object.is_directory() => {
-                let host = write::directory(at, name)?;
+                let host = write::directory(self.stage, at, name)?;
                 self.report.directories += 1;
                 self.say_whole(ino, &version, failed.as_deref())?;
                 Ok(Some(self.level(host, ino, version, Some(object))))
             }
             Found::Whole { object, version, failed } => {
-                self.count(&object, ino);
+                // None for a device that was left out.
+                let Some((made, identity)) = made.and_then(|made| made.identity.map(|which| (made, which))) else {
+                    return Ok(None);
+                };
+                self.count(&object, ino, identity);
                 self.say_whole(ino, &version, failed.as_deref())?;
-                if let Some(made) = made {
-                    self.report.bytes += made.bytes;
-                    self.note(made.metadata)?;
-                }
+                self.report.bytes += made.bytes;
+                self.note(made.metadata)?;
                 Ok(None)
             }
             Found::Rest { object, version, reason } => {
@@ -349,14 +353,14 @@ impl Walk<'_> {
         }
     }
 
-    fn count(&mut self, object: &Object, ino: Ino) {
+    fn count(&mut self, object: &Object, ino: Ino, identity: Identity) {
         if object.file_type() == mode::REGULAR {
             self.report.files += 1;
         } else {
             self.report.others += 1;
         }
         if object.inode.links > 1 {
-            self.links.insert(ino.0, self.path.clone());
+            self.links.insert(ino.0, (self.path.clone(), identity));
         }
     }
 
@@ -374,7 +378,7 @@ impl Walk<'_> {
             self.say(RescueState::Lost, ino, Generation(0), false, reason)?;
             return Ok(None);
         }
-        let host = write::directory(at, name)?;
+        let host = write::directory(self.stage, at, name)?;
         self.say(RescueState::Partial, ino, version.generation, false, reason)?;
         // All leaves, not only those of the version that came closest.
         let version = self.index.remains(ino);
@@ -383,13 +387,8 @@ impl Walk<'_> {
 
     /// A further name of a file that was made; of one that was not there is nothing to link to.
     fn link(&mut self, at: &OwnedFd, name: &[u8], ino: Ino) -> Result<()> {
-        let Some(first) = self.links.get(&ino.0) else { return Ok(()) };
-        let (directory, first_name) = match first.iter().rposition(|&b| b == b'/') {
-            Some(slash) => (&first[..slash], &first[slash + 1..]),
-            None => (&b""[..], &first[..]),
-        };
-        let directory = open_below(self.stage.target(), directory)?;
-        rustix::fs::linkat(directory, first_name, at, name, AtFlags::empty()).map_err(host_error("cannot link"))?;
+        let Some((first, made)) = self.links.get(&ino.0) else { return Ok(()) };
+        link_again(self.stage.target(), first, *made, at, name)?;
         self.report.links += 1;
         Ok(())
     }
@@ -400,8 +399,9 @@ impl Walk<'_> {
         let (xattrs, attributes) = (object.xattrs.clone(), object.attributes(level.ino));
         let host = attributes::Object::open(&level.host);
         attributes::put(&xattrs, &host, Turn::BeforeMode, &self.path, &mut self.report.left);
-        if attributes.mode & 0o700 != 0o700 {
-            self.closed.push((self.path.clone(), attributes, xattrs));
+        // Root gets in all the same, and the directory is at hand.
+        if attributes.mode & 0o700 != 0o700 && !is_root() {
+            self.closed.push((self.path.clone(), Identity::of(&level.host)?, attributes, xattrs));
             return Ok(());
         }
         apply(&level.host, &attributes)?;
@@ -410,8 +410,8 @@ impl Walk<'_> {
     }
 
     fn close_directories(&mut self) -> Result<()> {
-        for (path, attributes, xattrs) in std::mem::take(&mut self.closed) {
-            let opened = open_below(self.stage.target(), &path);
+        for (path, made, attributes, xattrs) in std::mem::take(&mut self.closed) {
+            let opened = open_again(self.stage.target(), &path, made);
             self.path = path;
             let closed = opened.and_then(|directory| {
                 apply(&directory, &attributes)?;

@@ -1,15 +1,14 @@
-//! Makes rescued objects on the host: complete before they get their name, entered by descriptor, never through a link.
+//! Makes rescued objects on the host: complete before they get their name, known by descriptor (Y1), never through a link.
 
 use std::os::fd::{AsFd, OwnedFd};
 
-use rustix::fs::{AtFlags, FileType, Mode, OFlags, RenameFlags};
-use rustix::io::Errno;
+use rustix::fs::{AtFlags, FileType, Mode, OFlags};
 
-use super::super::LeftAttributes;
 use super::super::attributes::{self, Turn};
 use super::super::extract::write_all;
 use super::super::host::{apply, apply_at, host_error, split_device_number};
-use super::super::stage::{Stage, open_directory};
+use super::super::left::LeftOut;
+use super::super::stage::{Identity, Stage, hold_made, make_directory};
 use super::index::{LeafIndex, Piece, Version};
 use super::object::{Object, as_damage};
 use crate::error::{Error, Result};
@@ -17,8 +16,8 @@ use crate::format::{Ino, MAX_DATA, MAX_OFFSET};
 use crate::fs::mode;
 use crate::pager::Pager;
 
-/// Name of the file that is being made in the stage.
-const UNFINISHED: &str = "file";
+/// Name of what is being made in the stage.
+const UNFINISHED: &[u8] = b"unfinished";
 
 /// Where an object comes from.
 pub(super) struct Source<'a> {
@@ -28,14 +27,18 @@ pub(super) struct Source<'a> {
     pub(super) ino: Ino,
     /// For messages.
     pub(super) path: &'a [u8],
-    /// Attributes that the host refuses.
-    pub(super) left: &'a mut LeftAttributes,
+    /// What is left out of it.
+    pub(super) left: &'a mut LeftOut,
+    /// Told how many bytes of it were written; its error ends the rescue.
+    pub(super) written: &'a mut dyn FnMut(u64) -> Result<()>,
 }
 
 /// What was made, and what of its metadata could not be set.
 pub(super) struct Made {
     pub(super) bytes: u64,
     pub(super) metadata: Result<()>,
+    /// None for a device that is left out.
+    pub(super) identity: Option<Identity>,
 }
 
 /// Makes a file, link or special file under its name.
@@ -49,32 +52,48 @@ pub(super) fn object(
     stage: &Stage,
     (at, name): (&OwnedFd, &[u8]),
 ) -> Result<Made> {
-    let stat = object.attributes(source.ino);
     match object.file_type() {
         mode::REGULAR => file(source, object, lenient, stage, (at, name)),
-        mode::SYMLINK => {
-            let target = object.target((source.index, source.version), (source.pager, source.ino))?;
-            rustix::fs::symlinkat(&target[..], at, name).map_err(host_error("cannot make the link"))?;
-            Ok(dress(source, object, (at, name)))
-        }
-        mode::FIFO | mode::SOCKET | mode::CHARACTER | mode::BLOCK => {
-            let (major, minor) = split_device_number(stat.rdev);
-            let device = rustix::fs::makedev(major, minor);
-            let kind = FileType::from_raw_mode(stat.mode);
-            rustix::fs::mknodat(at, name, kind, Mode::RUSR | Mode::WUSR, device)
-                .map_err(host_error("cannot make the special file"))?;
-            Ok(dress(source, object, (at, name)))
+        mode::SYMLINK | mode::FIFO | mode::SOCKET | mode::CHARACTER | mode::BLOCK => {
+            special(source, object, stage, (at, name))
         }
         other => Err(Error::damaged(format!("its type is unknown: mode={other:o}"))),
     }
 }
 
-/// Owner, mode, times and attributes of an object that is not opened; `user.` attributes such objects do not have.
-fn dress(source: Source<'_>, object: &Object, (at, name): (&OwnedFd, &[u8])) -> Made {
-    let metadata = apply_at(at, name, &object.attributes(source.ino));
-    let host = attributes::Object::Named { directory: at.as_fd(), name, follow: false };
+/// What is not opened; `user.` attributes such objects do not have.
+fn special(source: Source<'_>, object: &Object, stage: &Stage, (at, name): (&OwnedFd, &[u8])) -> Result<Made> {
+    let stat = object.attributes(source.ino);
+    if source.left.withholds_object(source.path, stat.mode) {
+        return Ok(Made { bytes: 0, metadata: Ok(()), identity: None });
+    }
+    let own = stage.directory();
+    let kind = FileType::from_raw_mode(stat.mode);
+    if kind == FileType::Symlink {
+        let target = object.target((source.index, source.version), (source.pager, source.ino))?;
+        rustix::fs::symlinkat(&target[..], own, UNFINISHED).map_err(host_error("cannot make the link"))?;
+    } else {
+        let (major, minor) = split_device_number(stat.rdev);
+        let device = rustix::fs::makedev(major, minor);
+        rustix::fs::mknodat(own, UNFINISHED, kind, Mode::RUSR | Mode::WUSR, device)
+            .map_err(host_error("cannot make the special file"))?;
+    }
+    let held = hold_made(own, UNFINISHED, kind)?;
+    let metadata = apply_at(&held, own, UNFINISHED, &source.left.granted(source.path, &stat));
+    let host = attributes::Object::Held(held.as_fd());
     attributes::put(&object.xattrs, &host, Turn::AfterMode, source.path, source.left);
-    Made { bytes: 0, metadata }
+    let identity = Some(Identity::of(&held)?);
+    finished(stage, place(stage, at, name).map(|()| Made { bytes: 0, metadata, identity }))
+}
+
+/// Takes away what did not get its name.
+fn finished(stage: &Stage, placed: Result<Made>) -> Result<Made> {
+    if placed.is_err()
+        && let Err(errno) = rustix::fs::unlinkat(stage.directory(), UNFINISHED, AtFlags::empty())
+    {
+        tracing::warn!(%errno, "cannot remove an unfinished copy");
+    }
+    placed
 }
 
 fn file(
@@ -88,31 +107,27 @@ fn file(
     let host = rustix::fs::openat(stage.directory(), UNFINISHED, flags, Mode::RUSR | Mode::WUSR)
         .map_err(host_error("cannot make"))?;
     let made = fill(source, object, lenient, &host);
-    let placed = made.and_then(|made| place(stage, at, name).map(|()| made));
-    if placed.is_err()
-        && let Err(errno) = rustix::fs::unlinkat(stage.directory(), UNFINISHED, AtFlags::empty())
-    {
-        tracing::warn!(%errno, "cannot remove an unfinished copy");
-    }
-    placed
+    finished(stage, made.and_then(|made| place(stage, at, name).map(|()| made)))
 }
 
 fn fill(source: Source<'_>, object: &Object, lenient: bool, host: &OwnedFd) -> Result<Made> {
     let stat = object.attributes(source.ino);
-    let mut end = 0;
+    let (mut end, mut written) = (0, 0);
     let bytes =
         object.content((source.index, source.version), (source.pager, source.ino), lenient, &mut |offset, data| {
             end = end.max(offset + data.len() as u64);
-            write_all(host, data, offset)
+            write_all(host, data, offset)?;
+            written += data.len() as u64;
+            (source.written)(written)
         })?;
     // Of an inode whose record is lost the size is not known: its end is that of what is left.
     let size = if object.is_stand_in() { end } else { stat.size };
     rustix::fs::ftruncate(host, size).map_err(host_error("cannot set the size"))?;
     let target = attributes::Object::open(host);
     attributes::put(&object.xattrs, &target, Turn::BeforeMode, source.path, source.left);
-    let metadata = apply(host, &stat);
+    let metadata = apply(host, &source.left.granted(source.path, &stat));
     attributes::put(&object.xattrs, &target, Turn::AfterMode, source.path, source.left);
-    Ok(Made { bytes, metadata })
+    Ok(Made { bytes, metadata, identity: Some(Identity::of(host)?) })
 }
 
 /// Makes a file of what pages say themselves to be its bytes, younger ones over older ones; answers how many pieces could be read.
@@ -148,23 +163,17 @@ pub(super) fn pieces(pieces: &[Piece], pager: &Pager, stage: &Stage, at: &OwnedF
     Ok(written)
 }
 
-/// Gives the finished file its name, if nothing has it.
+/// Gives what is finished its name, if nothing has it.
 fn place(stage: &Stage, at: &OwnedFd, name: &[u8]) -> Result<()> {
-    let from = stage.directory();
-    let placed = match rustix::fs::renameat_with(from, UNFINISHED, at, name, RenameFlags::NOREPLACE) {
-        Err(Errno::INVAL | Errno::NOSYS | Errno::NOTSUP) => {
-            match rustix::fs::statat(at, name, AtFlags::SYMLINK_NOFOLLOW) {
-                Ok(_) => Err(Errno::EXIST),
-                Err(_) => rustix::fs::renameat(from, UNFINISHED, at, name),
-            }
-        }
-        other => other,
-    };
-    placed.map_err(host_error("cannot move it into place"))
+    stage.place(UNFINISHED, at, name).map_err(host_error("cannot move it into place"))
 }
 
-/// Makes a directory and opens it.
-pub(super) fn directory(at: impl AsFd, name: &[u8]) -> Result<OwnedFd> {
-    rustix::fs::mkdirat(&at, name, Mode::RWXU).map_err(host_error("cannot make the directory"))?;
-    open_directory(&at, name)
+/// Makes a directory and opens it: in the stage, since somebody else may change the directory where it goes.
+pub(super) fn directory(stage: &Stage, at: &OwnedFd, name: &[u8]) -> Result<OwnedFd> {
+    let made = make_directory(stage.directory(), UNFINISHED)?;
+    place(stage, at, name).inspect_err(|_| {
+        // It is empty.
+        let _ = rustix::fs::unlinkat(stage.directory(), UNFINISHED, AtFlags::REMOVEDIR);
+    })?;
+    Ok(made)
 }

@@ -5,7 +5,7 @@ use std::io::Read;
 use super::install::Install;
 use super::members::{Kind, Member, Members};
 use super::sparse::Map;
-use crate::archive::attributes::LeftAttributes;
+use crate::archive::left::LeftOut;
 use crate::archive::mirror::delete_tree;
 use crate::archive::{Archive, Copied, Progress, display, path};
 use crate::error::{Error, Result};
@@ -35,7 +35,7 @@ pub struct TarImportOptions {
 pub struct TarImport {
     pub copied: Copied,
     /// Extended attributes that the archive does not keep.
-    pub left: LeftAttributes,
+    pub left: LeftOut,
 }
 
 impl Archive {
@@ -226,12 +226,12 @@ impl Import<'_> {
                     | Error::PermissionDenied
                     | Error::RangeTooSmall
                     | Error::Invalid(_)),
-                ) => self.report.left.add(&member.name, name, &error),
+                ) => self.report.left.attributes.add(&member.name, name, &error),
                 other => other?,
             }
         }
         for name in &member.strange {
-            self.report.left.add(&member.name, name, &"it names somebody unknown, or is no list");
+            self.report.left.attributes.add(&member.name, name, &"it names somebody unknown, or is no list");
         }
         let set = SetAttributes {
             uid: Some(member.uid),

@@ -24,7 +24,7 @@ const B: usize = BLOCK as usize;
 fn pages(bytes: &[u8]) -> Vec<Run> {
     let mut runs = Vec::new();
     let storage = MemoryStorage::from_contents(bytes.to_vec());
-    scan(&storage, &cipher(), &mut |_, _| {}, &mut |run, _| {
+    scan(&storage, &cipher(), &mut |_, _| Ok(()), &mut |run, _| {
         runs.push(run);
         Ok(())
     })
@@ -48,7 +48,7 @@ fn rescue(sample: &Sample, bytes: Vec<u8>, what: &str) -> Outcome {
     let target = tempfile::tempdir().unwrap();
     let to = target.path().join("to");
     let mut told = Vec::new();
-    let options = RescueOptions { to: to.clone(), partial: true };
+    let options = RescueOptions { to: to.clone(), partial: true, privileges: false };
     let report = rescue_from(
         Arc::new(MemoryStorage::from_contents(bytes)),
         cipher(),
@@ -58,7 +58,7 @@ fn rescue(sample: &Sample, bytes: Vec<u8>, what: &str) -> Outcome {
             told.push((item.state, item.path.to_vec(), item.ino, item.generation, item.older || item.unproved));
             Ok(())
         },
-        &mut |_| {},
+        &mut |_| Ok(()),
     )
     .unwrap();
     assert!(report.problems.is_empty(), "{what}: {:?}", report.problems);
@@ -343,7 +343,7 @@ fn nodes(bytes: &[u8]) -> Vec<(Run, u8, u64, Generation, BTreeSet<u64>)> {
     let storage = Arc::new(MemoryStorage::from_contents(bytes.to_vec()));
     let pager = Pager::new(storage.clone(), cipher(), 1 << 20);
     let mut found = Vec::new();
-    scan(&*storage, &cipher(), &mut |_, _| {}, &mut |run, prologue| {
+    scan(&*storage, &cipher(), &mut |_, _| Ok(()), &mut |run, prologue| {
         if prologue.kind == PageKind::Node {
             let (_, page) = open_found(&pager, run)?;
             let view = node::decode(page.body())?;
@@ -374,14 +374,14 @@ type Told = std::collections::BTreeMap<u64, (RescueState, Vec<u8>, Generation)>;
 
 fn rescue_partial(bytes: Vec<u8>, partial: bool) -> (Told, impl Fn(Ino) -> Option<Vec<u8>>) {
     let target = tempfile::tempdir().unwrap();
-    let options = RescueOptions { to: target.path().join("to"), partial };
+    let options = RescueOptions { to: target.path().join("to"), partial, privileges: false };
     let mut told = Told::new();
     let storage = Arc::new(MemoryStorage::from_contents(bytes));
     let item = &mut |item: &super::super::Rescued<'_>| {
         told.insert(item.ino.0, (item.state, item.path.to_vec(), item.generation));
         Ok(())
     };
-    let report = rescue_from(storage, cipher(), &SeededEnvironment::new(4), &options, item, &mut |_| {}).unwrap();
+    let report = rescue_from(storage, cipher(), &SeededEnvironment::new(4), &options, item, &mut |_| Ok(())).unwrap();
     assert!(report.problems.is_empty() && !report.complete(), "{:?}", report.problems);
     let part = move |ino: Ino| std::fs::read(target.path().join(format!("to/partial/{}", ino.0))).ok();
     (told, part)

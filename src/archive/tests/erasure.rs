@@ -16,7 +16,7 @@ use crate::storage::{MemoryStorage, Storage};
 pub(super) fn recoverable(storage: &Arc<dyn Storage>) -> BTreeSet<Ino> {
     let pager = Pager::new(storage.clone(), cipher(), 1 << 20);
     let mut inodes = BTreeSet::new();
-    scan(&**storage, pager.cipher(), &mut |_, _| {}, &mut |run, prologue| {
+    scan(&**storage, pager.cipher(), &mut |_, _| Ok(()), &mut |run, prologue| {
         let Ok((_, opened)) = open_found(&pager, run) else { return Ok(()) };
         match prologue.kind {
             PageKind::Data => drop(inodes.insert(Ino(prologue.owner))),
@@ -98,7 +98,7 @@ fn overwritten_and_cut_content_is_gone_after_a_purge() {
     let after = storage.contents();
     let pager = Pager::new(Arc::new(MemoryStorage::from_contents(before.clone())), cipher(), 1 << 20);
     let mut pages = 0;
-    scan(&**pager.storage(), pager.cipher(), &mut |_, _| {}, &mut |run, prologue| {
+    scan(&**pager.storage(), pager.cipher(), &mut |_, _| Ok(()), &mut |run, prologue| {
         if prologue.kind == PageKind::Data {
             pages += 1;
             let block = old[run.address as usize - 65];

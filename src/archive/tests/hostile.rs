@@ -85,12 +85,13 @@ fn on_the_host(directory: &std::path::Path, bytes: &[u8]) {
     let unlocked = UnlockedKey { archive: ARCHIVE, volume_key: key() };
     let options = OpenOptions { read_only: true, memory: 16 << 20, ..OpenOptions::default() };
     if let Ok(archive) = Archive::open(&file, &unlocked, &options) {
-        let options = ExtractOptions { to: own.join("extracted"), replace: false, filter: Filter::default() };
+        let options =
+            ExtractOptions { to: own.join("extracted"), replace: false, filter: Filter::default(), privileges: true };
         // A refusal is as good as a report.
-        let _ = archive.extract(&[], &options, &mut |_| {});
+        let _ = archive.extract(&[], &options, &mut |_| Ok(()));
     }
-    let options = RescueOptions { to: own.join("rescued"), partial: true };
-    let _ = Archive::rescue(&file, &unlocked, &options, &mut |_| Ok(()), &mut |_| {});
+    let options = RescueOptions { to: own.join("rescued"), partial: true, privileges: true };
+    let _ = Archive::rescue(&file, &unlocked, &options, &mut |_| Ok(()), &mut |_| Ok(()));
     let names = |directory: &std::path::Path| -> Vec<_> {
         fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().file_name()).collect()
     };

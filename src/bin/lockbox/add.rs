@@ -93,7 +93,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             ));
         }
     }
-    output::complain_of_attributes(&report.left);
+    output::complain_of_left(&report.left);
     if args.json {
         let mut out = Output::new();
         out.json(&summary(args, &report))?;

@@ -1,18 +1,18 @@
 //! `lockbox compact`: rewrites an archive without its free space.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::path::Path;
 
 use indicatif::HumanBytes;
 use lockbox::Error;
 use lockbox::archive::{Archive, CompactOptions, CompactStep};
-use nix::sys::signal::{SigSet, Signal};
 use serde_json::json;
 
-use crate::exit::{Failure, shown};
-use crate::opening::{self, ArchiveArgs};
+use crate::exit::{self, Failure, shown};
+use crate::interrupt::Interrupt;
+use crate::opening::ArchiveArgs;
 use crate::output::Output;
 use crate::progress::Bar;
+use crate::unlocking;
 
 /// Rewrite an archive without its free space and put the new file in its place
 #[derive(clap::Args)]
@@ -39,7 +39,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let options = CompactOptions { dry_run: args.dry_run, break_links: args.break_links, seen };
     let done = Archive::compact(path, &key, &options, &mut |step| watch.step(step));
     drop(watch);
-    let report = done.map_err(|error| opening::failure(path, error))?;
+    let report = done.map_err(|error| failure(path, error))?;
     let mut out = Output::new();
     if args.json {
         out.json(&json!({
@@ -64,12 +64,12 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
 /// Shows how far a new file has come, and stops before it takes the archive's place when a signal came.
 pub(crate) struct Watch {
     bar: Bar,
-    stopped: Arc<AtomicBool>,
+    interrupt: Interrupt,
 }
 
 impl Watch {
     pub(crate) fn start() -> Result<Watch, Failure> {
-        Ok(Watch { stopped: stop_on_signals()?, bar: Bar::checking() })
+        Ok(Watch { interrupt: Interrupt::watch()?, bar: Bar::checking() })
     }
 
     pub(crate) fn step(&self, step: CompactStep) -> lockbox::Result<()> {
@@ -79,25 +79,14 @@ impl Watch {
             CompactStep::Verifying { done, total } => self.bar.checked(total + done, 2 * total),
             _ => {}
         }
-        if self.stopped.load(Ordering::Relaxed) && step != CompactStep::Replaced {
-            return Err(Error::invalid("interrupted; the archive is as it was"));
-        }
-        Ok(())
+        self.interrupt.check()
     }
 }
 
-/// From now on SIGINT, SIGTERM and SIGHUP only set the flag, so that no unfinished file stays behind.
-pub(crate) fn stop_on_signals() -> Result<Arc<AtomicBool>, Failure> {
-    let failed = |why: String| Failure::other(format!("cannot watch for signals: {why}"));
-    let signals: SigSet = [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP].into_iter().collect();
-    signals.thread_block().map_err(|e| failed(e.desc().into()))?;
-    let stopped = Arc::new(AtomicBool::new(false));
-    let flag = stopped.clone();
-    let watch = move || {
-        while signals.wait().is_ok() {
-            flag.store(true, Ordering::Relaxed);
-        }
-    };
-    std::thread::Builder::new().name("signals".into()).spawn(watch).map_err(|e| failed(e.to_string()))?;
-    Ok(stopped)
+/// What is said when it was not done.
+pub(crate) fn failure(path: &Path, error: Error) -> Failure {
+    match error {
+        Error::Interrupted(_) => Failure::new(exit::code(&error), "interrupted; the archive is as it was"),
+        error => unlocking::failure(path, error),
+    }
 }

@@ -22,7 +22,7 @@ pub(crate) const NO_DAEMON: u8 = 21;
 pub(crate) const HELP: &str = "\
 Exit codes: 0 success, 1 usage, 2 other error, 10 wrong password, 11 not an archive or unsupported version, \
 12 damaged, 13 in use, 14 no space, 15 mount failed, 16 older copy or copies written apart, \
-20 a link that opens nothing, 21 no share daemon";
+20 a link that opens nothing, 21 no share daemon, 128 and the signal's number when interrupted";
 
 pub(crate) fn code(error: &Error) -> u8 {
     match error {
@@ -32,8 +32,14 @@ pub(crate) fn code(error: &Error) -> u8 {
         Error::InUse(_) => IN_USE,
         Error::NoSpace(_) => NO_SPACE,
         Error::Older(_) | Error::Forked(_) => OLDER,
+        Error::Interrupted(signal) => by_signal(*signal),
         _ => OTHER,
     }
+}
+
+/// As shells show a program that a signal ended.
+pub(crate) fn by_signal(signal: u8) -> u8 {
+    128 + signal
 }
 
 /// What umount(8) passes on as its own when it calls this program as umount.lockbox: 1 for wrong usage, 32 for a failure.

@@ -4,9 +4,10 @@ use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
+use lockbox::Error;
 use lockbox::archive::ExtractOptions;
 
-use crate::exit::Failure;
+use crate::exit::{self, Failure};
 use crate::opening::{self, ArchiveArgs};
 use crate::output::{self, Output};
 use crate::patterns::PatternArgs;
@@ -26,6 +27,9 @@ pub(crate) struct Args {
     /// Replace files and empty directories that are in the way
     #[arg(long)]
     force: bool,
+    /// As root, also make devices and keep set-user-ID and set-group-ID bits, file capabilities and other attributes that give rights
+    #[arg(long)]
+    privileges: bool,
     #[command(flatten)]
     patterns: PatternArgs,
     /// Print a summary as JSON
@@ -34,18 +38,30 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
-    let options = ExtractOptions { to: args.to.clone(), replace: args.force, filter: args.patterns.filter()? };
-    let archive = args.archive.read()?;
+    let options = ExtractOptions {
+        to: args.to.clone(),
+        replace: args.force,
+        filter: args.patterns.filter()?,
+        privileges: args.privileges,
+    };
+    let (archive, interrupt) = args.archive.read_watched()?;
     let paths: Vec<Vec<u8>> = args.paths.iter().map(|path| path.as_bytes().to_vec()).collect();
     let bar = Bar::copying();
-    let extracted = archive.extract(&paths, &options, &mut |progress| bar.copied(progress));
+    let extracted = archive.extract(&paths, &options, &mut |progress| {
+        bar.copied(progress);
+        interrupt.check()
+    });
     drop(bar);
-    let report = extracted.map_err(|error| opening::failure(&args.archive.archive, error))?;
+    let report = extracted.map_err(|error| match error {
+        Error::Interrupted(_) => Failure::new(exit::code(&error), "interrupted; nothing was extracted"),
+        error => opening::failure(&args.archive.archive, error),
+    })?;
     output::complain_of(&report.problems);
-    output::complain_of_attributes(&report.left);
+    output::complain_of_left(&report.left);
     if args.json {
         let mut out = Output::new();
         let mut summary = output::summary(&report.copied, &report.left);
+        summary["privileges_left"] = report.left.privileges.count.into();
         summary["problems"] = output::problems(&report.problems).into();
         out.json(&summary)?;
         out.finish()?;

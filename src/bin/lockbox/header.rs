@@ -1,11 +1,10 @@
 //! `lockbox header`: keeps a copy of an archive's header elsewhere, and puts it back.
 
-use std::fs::OpenOptions;
-use std::io::{Read, Write};
-use std::os::unix::fs::OpenOptionsExt;
-use std::path::{Path, PathBuf};
+use std::io::Read;
+use std::path::PathBuf;
 
 use lockbox::archive::{Archive, Restored};
+use lockbox::storage::HostEntry;
 
 use crate::exit::{self, Failure, shown};
 use crate::output::Output;
@@ -52,23 +51,13 @@ pub(crate) fn run(command: &Command) -> Result<(), Failure> {
 fn backup(args: &BackupArgs) -> Result<(), Failure> {
     let bytes = Archive::backup_header(&args.archive).map_err(|error| unlocking::failure(&args.archive, error))?;
     let failed = |e: std::io::Error| exit::host(format!("cannot write {}", shown(&args.file)), &e);
-    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&args.file).map_err(failed)?;
-    let written = file.write_all(&bytes).and_then(|()| file.sync_all()).and_then(|()| sync_directory(&args.file));
-    if let Err(error) = written {
-        let _ = std::fs::remove_file(&args.file);
-        return Err(failed(error));
-    }
+    HostEntry::of(&args.file).and_then(|entry| entry.write_new(&bytes)).map_err(failed)?;
     let mut out = Output::new();
     out.line(
         "The backup opens with the keys of today, also after they were changed or removed: keep it as safe as the archive, and make a new \
          one after each change of the keys.",
     )?;
     out.finish()
-}
-
-fn sync_directory(path: &Path) -> std::io::Result<()> {
-    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    std::fs::File::open(parent)?.sync_all()
 }
 
 fn restore(args: &RestoreArgs) -> Result<(), Failure> {

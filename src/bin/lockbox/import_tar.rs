@@ -57,7 +57,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         error => failed(error),
     })?;
     closed.map_err(failed)?;
-    output::complain_of_attributes(&report.left);
+    output::complain_of_left(&report.left);
     if args.json {
         let mut out = Output::new();
         out.json(&output::summary(&report.copied, &report.left))?;

@@ -16,6 +16,7 @@ mod header;
 mod held;
 mod import_tar;
 mod info;
+mod interrupt;
 mod kdf;
 mod key;
 mod ls;

@@ -8,6 +8,7 @@ use lockbox::storage::{FileStorage, LockMode};
 use lockbox_secrets::{Cache, Sources};
 
 use crate::exit::{self, Failure, shown};
+use crate::interrupt::Interrupt;
 use crate::output;
 use crate::runtime;
 use crate::secrets::{self, LimitArgs};
@@ -31,6 +32,14 @@ pub(crate) struct ArchiveArgs {
 impl ArchiveArgs {
     pub(crate) fn read(&self) -> Result<Archive, Failure> {
         self.open(true, &self.sources)
+    }
+
+    /// For commands that take back what is not complete when they are interrupted.
+    pub(crate) fn read_watched(&self) -> Result<(Archive, Interrupt), Failure> {
+        probe(&self.archive, LockMode::Shared)?;
+        let key = self.unlock(&self.sources)?;
+        let interrupt = Interrupt::watch()?;
+        Ok((self.open_with(&key, true)?, interrupt))
     }
 
     pub(crate) fn write(&self) -> Result<Archive, Failure> {
@@ -76,10 +85,8 @@ impl ArchiveArgs {
     }
 
     fn open(&self, read_only: bool, sources: &Sources) -> Result<Archive, Failure> {
-        let path = &self.archive;
-        probe(path, if read_only { LockMode::Shared } else { LockMode::Exclusive })?;
-        let key = self.unlock(sources)?;
-        self.open_with(&key, read_only)
+        probe(&self.archive, if read_only { LockMode::Shared } else { LockMode::Exclusive })?;
+        self.open_with(&self.unlock(sources)?, read_only)
     }
 
     /// To read, with a key that was asked for before.

@@ -2,7 +2,7 @@
 
 use std::io::{self, IsTerminal, Write};
 
-use lockbox::archive::{Cause, Copied, LeftAttributes, Problem, display};
+use lockbox::archive::{Cause, Copied, Left, LeftOut, Problem, display};
 use lockbox::error::Timestamp;
 use serde_json::{Value, json};
 
@@ -27,7 +27,7 @@ pub(crate) fn complain_of(problems: &[Problem]) {
 }
 
 /// What a copy in either direction did, for programs.
-pub(crate) fn summary(copied: &Copied, left: &LeftAttributes) -> Value {
+pub(crate) fn summary(copied: &Copied, left: &LeftOut) -> Value {
     json!({
         "files": copied.files,
         "directories": copied.directories,
@@ -35,16 +35,23 @@ pub(crate) fn summary(copied: &Copied, left: &LeftAttributes) -> Value {
         "symlinks": copied.symlinks,
         "others": copied.others,
         "bytes": copied.bytes,
-        "attributes_left": left.count,
+        "attributes_left": left.attributes.count,
     })
 }
 
-/// Shows how many attributes were not copied, and one of them.
-pub(crate) fn complain_of_attributes(left: &LeftAttributes) {
-    match left.count {
+/// Shows how much was left out of a copy, and one example of each kind.
+pub(crate) fn complain_of_left(left: &LeftOut) {
+    let Left { count, first } = &left.attributes;
+    match count {
         0 => {}
-        1 => complain(&format!("1 extended attribute was not copied: {}", left.first)),
-        count => complain(&format!("{count} extended attributes were not copied, the first: {}", left.first)),
+        1 => complain(&format!("1 extended attribute was not copied: {first}")),
+        count => complain(&format!("{count} extended attributes were not copied, the first: {first}")),
+    }
+    let Left { count, first } = &left.privileges;
+    match count {
+        0 => {}
+        1 => complain(&format!("1 privilege was left out ({first}); --privileges keeps it")),
+        count => complain(&format!("{count} privileges were left out (the first: {first}); --privileges keeps them")),
     }
 }
 

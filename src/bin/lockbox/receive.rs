@@ -1,10 +1,10 @@
 //! `lockbox receive`: receives what a one-time link gives away.
 
-use std::fs::File;
-use std::io::{self, IsTerminal, Read, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::io::{self, IsTerminal, Read};
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use lockbox::storage::HostEntry;
 use lockbox_share_client::Error;
 use lockbox_share_client::http::{Client, Server};
 use lockbox_share_client::link::{Link, MAX_TEXT};
@@ -14,6 +14,7 @@ use serde_json::json;
 use zeroize::Zeroizing;
 
 use crate::exit::{self, Failure, shown};
+use crate::interrupt;
 use crate::output::{Output, complain, hex};
 use crate::progress::Bar;
 use crate::share::serving::{self, ServerArgs};
@@ -67,25 +68,88 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     }
     let client = Client::new(server);
     let state = serving::state().ok();
+    let kept = Kept::default();
+    let to_stream = args.output.as_ref().is_some_and(|path| path.as_os_str() == "-");
+    if !to_stream {
+        kept.tell_on_signal()?;
+    }
     let bar = Bar::transferring();
     let progress = |done, total| bar.checked(done, total);
+    let kept_in = |path: &Path| kept.begin(path);
     let options = Options {
         state: state.as_deref(),
         resume: args.resume,
         ciphertext: args.ciphertext,
         patience: None,
         progress: &progress,
+        kept_in: &kept_in,
     };
     let received = match &args.output {
-        Some(path) if path.as_os_str() == "-" => {
+        Some(_) if to_stream => {
             let mut output = io::stdout().lock();
             receive::to_stream(&client, &link, &mut output, &options)
         }
-        path => receive::to_file(&client, &link, &target(path.as_deref(), args.force), &options),
+        path => {
+            let target = target(path.as_deref(), args.force);
+            if !args.resume {
+                tell_unfinished(&receive::sweep(&target, state.as_deref()));
+            }
+            receive::to_file(&client, &link, &target, &options)
+        }
     };
     drop(bar);
-    let receipt = received.map_err(|error| failure(&error, args))?;
+    let receipt = received.map_err(|error| failure(&error, args, &kept))?;
     tell(args, &receipt)
+}
+
+/// Where what arrived is, until it is whole.
+#[derive(Clone, Default)]
+struct Kept(Arc<Mutex<Option<PathBuf>>>);
+
+impl Kept {
+    fn begin(&self, path: &Path) {
+        *self.path() = Some(path.to_owned());
+    }
+
+    fn path(&self) -> MutexGuard<'_, Option<PathBuf>> {
+        // Nothing panics while it is held.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A sentence on what is left, if anything is; what is empty goes.
+    fn sentence(&self) -> Option<String> {
+        let path = self.path().clone()?;
+        match path.symlink_metadata().ok()?.len() {
+            0 => {
+                let _ = std::fs::remove_file(&path);
+                None
+            }
+            length => Some(format!(
+                "what arrived ({length} bytes) is kept in {}: go on with --resume and the same link, or remove it",
+                shown(&path)
+            )),
+        }
+    }
+
+    /// What arrived is worth keeping, so a signal ends the program as ever, but not without a word. Before any other thread is started.
+    fn tell_on_signal(&self) -> Result<(), Failure> {
+        let kept = self.clone();
+        interrupt::on_signal(move |signal| {
+            let told = kept.sentence().map_or_else(|| "interrupted".into(), |told| format!("interrupted; {told}"));
+            complain(&told);
+            std::process::exit(exit::by_signal(signal).into());
+        })
+    }
+}
+
+/// What is left of others is not this command's to remove.
+fn tell_unfinished(paths: &[PathBuf]) {
+    for path in paths {
+        complain(&format!(
+            "{} is what arrived of a download that was stopped: go on with --resume and its link, or remove it",
+            shown(path)
+        ));
+    }
 }
 
 fn target(output: Option<&Path>, replace: bool) -> Target {
@@ -97,15 +161,18 @@ fn target(output: Option<&Path>, replace: bool) -> Target {
 }
 
 /// What can be done next is said as well.
-fn failure(error: &Error, args: &Args) -> Failure {
+fn failure(error: &Error, args: &Args, kept: &Kept) -> Failure {
     let mut failure = serving::failure(error);
     let to_stream = args.output.as_ref().is_some_and(|path| path.as_os_str() == "-");
     match error {
-        Error::Cut { .. } if !to_stream => failure.message.push_str("; go on with --resume and the same link"),
         Error::Cut { .. } | Error::Damaged(_) if to_stream => {
             failure.message.push_str("; what was written so far is not the whole file");
         }
-        _ => {}
+        _ => {
+            if let Some(told) = kept.sentence() {
+                failure.message.push_str(&format!("; {told}"));
+            }
+        }
     }
     failure
 }
@@ -172,8 +239,11 @@ fn prompt() -> Result<Link, Failure> {
 }
 
 fn write_identity(path: &Path, link: &Link) -> Result<(), Failure> {
-    let failed = |error: io::Error| exit::host(format!("cannot write {}", shown(path)), &error);
-    let mut file = File::options().write(true).create_new(true).mode(0o600).open(path).map_err(failed)?;
-    let line = link.secret().identity_line();
-    file.write_all(line.as_bytes()).and_then(|()| file.write_all(b"\n")).and_then(|()| file.sync_all()).map_err(failed)
+    let text = link.secret().identity_line();
+    // Room for all of it: what grows leaves copies behind.
+    let mut line = Zeroizing::new(Vec::with_capacity(text.len() + 1));
+    line.extend_from_slice(text.as_bytes());
+    line.push(b'\n');
+    let written = HostEntry::of(path).and_then(|entry| entry.write_new(&line));
+    written.map_err(|error| exit::host(format!("cannot write {}", shown(path)), &error))
 }

@@ -2,10 +2,12 @@
 
 use std::path::PathBuf;
 
+use lockbox::Error;
 use lockbox::archive::{Archive, Later, RescueOptions, RescueProgress, RescueReport, RescueState, Rescued, display};
 use serde_json::json;
 
 use crate::exit::{self, Failure, shown};
+use crate::interrupt::Interrupt;
 use crate::opening::{self, ArchiveArgs};
 use crate::output::{self, Output};
 use crate::progress::Bar;
@@ -21,6 +23,9 @@ pub(crate) struct Args {
     /// Also write what is left of files that are not whole, to DIR/partial
     #[arg(long)]
     partial: bool,
+    /// As root, also make devices and keep set-user-ID and set-group-ID bits, file capabilities and other attributes that give rights
+    #[arg(long)]
+    privileges: bool,
     /// Print one JSON object for each file, and one summary
     #[arg(long)]
     json: bool,
@@ -29,7 +34,8 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let path = &args.archive.archive;
     let key = args.archive.unlock_damaged()?;
-    let options = RescueOptions { to: args.to.clone(), partial: args.partial };
+    let options = RescueOptions { to: args.to.clone(), partial: args.partial, privileges: args.privileges };
+    let interrupt = Interrupt::watch()?;
     let mut out = Output::new();
     let mut failed = None;
     let bar = Bar::rescuing();
@@ -43,20 +49,29 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             failed = failed.take().or(told.err());
             Ok(())
         },
-        &mut |progress| match progress {
-            RescueProgress::Scanning(done, total) => bar.checked(*done, *total),
-            RescueProgress::Writing(progress) => bar.copied(progress),
+        &mut |progress| {
+            match progress {
+                RescueProgress::Scanning(done, total) => bar.checked(*done, *total),
+                RescueProgress::Writing(progress) => bar.copied(progress),
+            }
+            interrupt.check()
         },
     );
     drop(bar);
-    let report = rescued.map_err(|error| opening::failure(path, error))?;
+    let report = rescued.map_err(|error| match error {
+        Error::Interrupted(_) => {
+            let kept = format!("interrupted; what was rescued until then is whole and stays in {}", shown(&args.to));
+            Failure::new(exit::code(&error), kept)
+        }
+        error => opening::failure(path, error),
+    })?;
     if args.json {
         out.json(&summary_json(&report))?;
     } else {
         out.line(&summary(&report))?;
     }
     out.finish()?;
-    output::complain_of_attributes(&report.left);
+    output::complain_of_left(&report.left);
     output::complain_of(&report.problems);
     if let Some(failure) = failed {
         return Err(failure);
@@ -166,7 +181,8 @@ fn summary_json(report: &RescueReport) -> serde_json::Value {
             "pages": report.pages,
             "unreadable_blocks": report.unreadable_blocks,
             "newest_generation": report.newest.0,
-            "attributes_left": report.left.count,
+            "attributes_left": report.left.attributes.count,
+            "privileges_left": report.left.privileges.count,
             "problems": output::problems(&report.problems),
         }
     })

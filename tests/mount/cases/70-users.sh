@@ -88,3 +88,54 @@ case_permissions_hold_between_users() {
     same "$(as_user cat "$WORK/box/private")" private
     detach box
 }
+
+# The user puts a link in the new file's place as soon as it is there, and a directory of root's in that of the hidden one of an extraction.
+case_root_compacts_beside_a_user_who_exchanges_names() {
+    local round command code done=0
+    users_archive
+    head -c 3000000 /dev/urandom >"$WORK/noise"
+    lockbox add --passfile "$PASSFILE" "$HOME_DIR/box.lbx" "$WORK/noise"
+    echo private >"$WORK/victim"
+    chmod 600 "$WORK/victim"
+    cat >"$WORK/exchange.py" <<'END'
+import itertools, os, sys
+home, victim = sys.argv[1:]
+os.chdir(home)
+moved = None
+for number in itertools.count():
+    try:
+        if moved:
+            os.rename(moved, "precious")
+            moved = None
+        for name in os.listdir():
+            if ".compact-" in name and not os.path.islink(name):
+                os.rename(name, "away%d" % number)
+                os.symlink(victim, name)
+            elif name.startswith(".lockbox-extract-") and not moved:
+                os.rename(name, "hidden%d" % number)
+                os.rename("precious", name)
+                moved = name
+    except FileNotFoundError:
+        pass
+END
+    mkdir -m 700 "$HOME_DIR/precious"
+    echo private >"$HOME_DIR/precious/file"
+    in_background as_user python3 "$WORK/exchange.py" "$HOME_DIR" "$WORK/victim"
+    for round in {1..6}; do
+        for command in compact 'extract --force --to .'; do
+            code=0
+            # shellcheck disable=SC2086
+            (cd "$HOME_DIR" && lockbox $command --passfile "$PASSFILE" box.lbx) >"$WORK/said" 2>&1 || code=$?
+            # 13: somebody else changes the directory.
+            [[ $code == 0 || $code == 13 ]] || fail "$command: exit code $code: $(cat "$WORK/said")"
+            done=$((done + (code == 0)))
+        done
+    done
+    kill "$!"
+    same "$(stat -c '%U %a' "$WORK/victim")" 'root 600'
+    # Whichever of its two names it has by now.
+    same "$(find "$HOME_DIR" -name file -exec cat {} +)" private 'a directory of root was emptied'
+    same "$(stat -c %U "$HOME_DIR/box.lbx")" "$TEST_USER"
+    lockbox check --full --passfile "$PASSFILE" "$HOME_DIR/box.lbx"
+    note "$done of 12 commands were done"
+}

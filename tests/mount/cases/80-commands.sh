@@ -12,7 +12,7 @@ case_add_extract_and_mount_agree() {
     mkdir "$WORK/box/more"
     cp -a "$tree/odd" "$WORK/box/more/odd"
     detach box
-    lockbox extract --passfile "$PASSFILE" "$WORK/box.lbx" --to "$WORK/out"
+    lockbox extract --privileges --passfile "$PASSFILE" "$WORK/box.lbx" --to "$WORK/out"
     same_tree "$tree" "$WORK/out/sources"
     same_tree "$tree/odd" "$WORK/out/more/odd"
     lockbox extract --passfile "$PASSFILE" "$WORK/box.lbx" more/odd/random --to "$WORK/single"
@@ -100,7 +100,7 @@ case_the_independent_reader_extracts_the_same() {
     # Not by rsync, which leaves the time of the topmost directory as the copying made it.
     cp -a "$WORK/box/sources" "$WORK/expected"
     detach box
-    lockbox extract --passfile "$PASSFILE" "$WORK/box.lbx" --to "$WORK/ours"
+    lockbox extract --privileges --passfile "$PASSFILE" "$WORK/box.lbx" --to "$WORK/ours"
     "$python" "$READER" --passfile "$PASSFILE" ls "$WORK/box.lbx" >"$WORK/list"
     "$python" "$READER" --passfile "$PASSFILE" extract "$WORK/box.lbx" "$WORK/theirs"
     same_tree "$WORK/expected" "$WORK/ours/sources"
@@ -183,7 +183,7 @@ case_purge_erases_on_a_mount_and_damage_is_rescued() {
     # Every record of the ring, and one header copy.
     dd if=/dev/urandom of="$WORK/box.lbx" bs=4096 count=65 conv=notrunc status=none
     dd if=/dev/urandom of="$WORK/box.lbx" bs=4096 seek=353 count=32 conv=notrunc status=none
-    lockbox rescue --passfile "$PASSFILE" "$WORK/box.lbx" --to "$WORK/out"
+    lockbox rescue --privileges --passfile "$PASSFILE" "$WORK/box.lbx" --to "$WORK/out"
     same_tree "$tree/odd" "$WORK/out/odd"
 }
 

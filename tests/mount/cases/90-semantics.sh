@@ -245,7 +245,7 @@ case_add_and_extract_carry_lists_and_attributes() {
     setfattr -n security.capability -v 0x0000000200040000000000000000000000000000 "$file"
     new_archive box
     lockbox add --passfile "$PASSFILE" "$WORK/box.lbx" "$WORK/from/directory"
-    lockbox extract --passfile "$PASSFILE" "$WORK/box.lbx" --to "$WORK/to"
+    lockbox extract --privileges --passfile "$PASSFILE" "$WORK/box.lbx" --to "$WORK/to"
     same_tree "$WORK/from/directory" "$WORK/to/directory"
     lists "$WORK/from/directory" >"$WORK/wanted.acl"
     lists "$WORK/to/directory" | diff "$WORK/wanted.acl" - || fail 'lists were lost'

@@ -62,7 +62,14 @@ impl Place {
     fn receive_as(&self, link: &Link, resume: bool, ciphertext: bool) -> Result<Receipt, Error> {
         let target = Target::Directory { path: self.path("in"), replace: false };
         let state = self.path("state");
-        let options = Options { state: Some(&state), resume, ciphertext, patience: PATIENCE, progress: &|_, _| {} };
+        let options = Options {
+            state: Some(&state),
+            resume,
+            ciphertext,
+            patience: PATIENCE,
+            progress: &|_, _| {},
+            kept_in: &|_| {},
+        };
         receive::to_file(&self.daemon.client(), link, &target, &options)
     }
 
@@ -306,7 +313,14 @@ fn nothing_is_claimed_when_the_file_cannot_be_written() {
     let place = Place::new();
     let link = place.share(100);
     fs::write(place.path("taken"), "old").unwrap();
-    let options = Options { state: None, resume: false, ciphertext: false, patience: PATIENCE, progress: &|_, _| {} };
+    let options = Options {
+        state: None,
+        resume: false,
+        ciphertext: false,
+        patience: PATIENCE,
+        progress: &|_, _| {},
+        kept_in: &|_| {},
+    };
     for path in ["taken", "none/file", "in"] {
         let target = Target::File { path: place.path(path), replace: false };
         assert!(receive::to_file(&place.daemon.client(), &link, &target, &options).is_err());
@@ -322,8 +336,14 @@ fn a_stream_gets_the_content() {
     for length in [100, 300_000] {
         let place = Place::new();
         let link = place.share(length);
-        let options =
-            Options { state: None, resume: false, ciphertext: false, patience: PATIENCE, progress: &|_, _| {} };
+        let options = Options {
+            state: None,
+            resume: false,
+            ciphertext: false,
+            patience: PATIENCE,
+            progress: &|_, _| {},
+            kept_in: &|_| {},
+        };
         let mut output = Vec::new();
         let receipt = receive::to_stream(&place.daemon.client(), &link, &mut output, &options).unwrap();
         assert!(output == content(length) && receipt.path.is_none());

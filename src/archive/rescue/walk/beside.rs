@@ -4,11 +4,12 @@ use std::os::fd::OwnedFd;
 
 use rustix::fs::AtFlags;
 
-use super::super::RescueState;
+use super::super::{RescueProgress, RescueState};
 use super::super::index::Version;
 use super::super::object::Object;
 use super::super::write::{self, Source};
 use super::Walk;
+use crate::archive::Progress;
 use crate::archive::host::host_error;
 use crate::error::{Error, Result};
 use crate::format::Ino;
@@ -62,8 +63,10 @@ impl Walk<'_> {
         }
         self.open_special(special)?;
         let Some(host) = &special.host else { return Ok(()) };
-        let (path, left) = (&self.path[..], &mut self.report.left);
-        let source = Source { index: &mut self.index, pager: self.pager, version, ino, path, left };
+        let (path, left, progress) = (&self.path[..], &mut self.report.left, &mut self.progress);
+        let (files, before) = (self.report.files, self.report.bytes);
+        let written = &mut |bytes| progress(&RescueProgress::Writing(Progress { files, bytes: before + bytes, path }));
+        let source = Source { index: &mut self.index, pager: self.pager, version, ino, path, left, written };
         let made = write::object(source, &object, true, self.stage, (host, ino.0.to_string().as_bytes()))?;
         made.metadata
     }
@@ -75,7 +78,7 @@ impl Walk<'_> {
             if special.host.is_some() {
                 return Ok(());
             }
-            match write::directory(self.stage.target(), &special.name) {
+            match write::directory(self.stage, self.stage.target(), &special.name) {
                 Ok(host) => special.host = Some(host),
                 Err(Error::Io { source, .. }) if source.kind() == std::io::ErrorKind::AlreadyExists => {
                     special.name = [&wanted[..], format!(".{attempt}").as_bytes()].concat();

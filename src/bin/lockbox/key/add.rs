@@ -1,13 +1,10 @@
 //! `lockbox key add` and `lockbox key recovery`: one more key that opens an archive.
 
-use std::fs::OpenOptions;
-use std::io::Write;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use lockbox::archive::{Archive, NewKey, Secrets};
 use lockbox::crypto::identity::Recipient;
-use lockbox::storage::LockMode;
+use lockbox::storage::{HostEntry, LockMode};
 use serde_json::json;
 
 use super::KeyArgs;
@@ -149,22 +146,11 @@ pub(crate) fn recovery(args: &RecoveryArgs) -> Result<(), Failure> {
     out.finish()
 }
 
+/// The slot will be durable, so the file must have its name then; half a key is none, and would be in the way of the next try.
 fn generate(path: &Path) -> Result<(), Failure> {
-    let failed = |e: std::io::Error| exit::host(format!("cannot make the key file {}", shown(path)), &e);
     let bytes = Archive::new_key_file()?;
-    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path).map_err(failed)?;
-    let written = file.write_all(&*bytes).and_then(|()| file.sync_all()).and_then(|()| sync_name(path));
-    written.map_err(|e| {
-        // Half a key is none, and would be in the way of the next try.
-        let _ = std::fs::remove_file(path);
-        failed(e)
-    })
-}
-
-/// The slot will be durable, so the file must have its name then.
-fn sync_name(path: &Path) -> std::io::Result<()> {
-    let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    std::fs::File::open(directory)?.sync_all()
+    let made = HostEntry::of(path).and_then(|entry| entry.write_new(&*bytes));
+    made.map_err(|e| exit::host(format!("cannot make the key file {}", shown(path)), &e))
 }
 
 /// The first line that is no comment.

@@ -6,13 +6,12 @@ use lockbox::storage::LockMode;
 use serde_json::json;
 
 use super::{KeyArgs, json_of, name_of};
-use crate::compact::Watch;
+use crate::compact::{self, Watch};
 use crate::exit::Failure;
 use crate::opening;
 use crate::output::Output;
 use crate::prompts;
 use crate::secrets;
-use crate::unlocking;
 
 /// Write an archive under a new volume key, so that removed keys are worth nothing for what it holds from now on
 #[derive(clap::Args)]
@@ -52,7 +51,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let access = args.key.unlock.access(&given);
     let done = Archive::rekey(path, &access, &options, &mut |step| watch.step(step));
     drop(watch);
-    let report = done.map_err(|error| unlocking::failure(path, error))?;
+    let report = done.map_err(|error| compact::failure(path, error))?;
     if !args.dry_run {
         secrets::forget_kept(path);
     }

@@ -1,0 +1,99 @@
+//! What lends rights is made of an archive only when root asks for it.
+
+use std::fs;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt, symlink};
+use std::path::Path;
+
+use nix::sys::stat::{Mode, SFlag, makedev, mknod};
+use rustix::fs::XattrFlags;
+
+use crate::support::Place;
+
+/// An empty capability set.
+const CAPABILITIES: &[u8] = b"\x00\x00\x00\x02\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00";
+
+/// What stands for rights of each kind, as far as this user can make it and this host has it; and how many there are.
+fn make(root: &Path) -> u64 {
+    let set_mode = |name: &str, mode| fs::set_permissions(root.join(name), fs::Permissions::from_mode(mode)).unwrap();
+    fs::create_dir(root).unwrap();
+    for name in ["plain", "user", "group", "capable"] {
+        fs::write(root.join(name), name).unwrap();
+    }
+    fs::hard_link(root.join("user"), root.join("user again")).unwrap();
+    symlink("user", root.join("link")).unwrap();
+    mknod(&root.join("fifo"), SFlag::S_IFIFO, Mode::from_bits_truncate(0o640), 0).unwrap();
+    fs::create_dir(root.join("shared")).unwrap();
+    let is_root = nix::unistd::geteuid().is_root();
+    if is_root {
+        std::os::unix::fs::chown(root.join("user"), Some(1234), Some(1234)).unwrap();
+    }
+    set_mode("user", 0o4755);
+    set_mode("group", 0o2755);
+    set_mode("shared", 0o2775);
+    let mut count = 2;
+    if !is_root {
+        return 0;
+    }
+    // Containers may refuse these.
+    count +=
+        u64::from(mknod(&root.join("device"), SFlag::S_IFCHR, Mode::from_bits_truncate(0o666), makedev(1, 3)).is_ok());
+    for (name, value) in [("security.capability", CAPABILITIES), ("trusted.mark", b"root's")] {
+        count += u64::from(rustix::fs::setxattr(root.join("capable"), name, value, XattrFlags::empty()).is_ok());
+    }
+    count
+}
+
+fn attributes(path: &Path) -> Vec<String> {
+    let mut names = vec![0; 4096];
+    let length = rustix::fs::llistxattr(path, &mut names[..]).unwrap_or(0);
+    let names = names[..length].split(|&b| b == 0).map(|name| String::from_utf8_lossy(name).into_owned());
+    let rights = names.filter(|name| name.starts_with("security.capability") || name.starts_with("trusted."));
+    let mut rights: Vec<_> = rights.collect();
+    rights.sort();
+    rights
+}
+
+#[test]
+fn root_makes_what_lends_rights_only_when_told_to() {
+    let place = Place::new();
+    place.archive("a.lbx");
+    let rights = make(&place.path("tree"));
+    place.good(&["add", "a.lbx", "tree"]);
+    if !nix::unistd::geteuid().is_root() {
+        // Nobody else has anything to lend but what is their own.
+        place.good(&["extract", "a.lbx", "--to", "out"]);
+        assert_eq!(place.path("out/tree/user").metadata().unwrap().mode() & 0o7777, 0o4755);
+        return;
+    }
+    for command in ["extract", "rescue"] {
+        println!("{command}");
+        let (plain, all) = (format!("{command} plain"), format!("{command} all"));
+        let ended = place.run(&[command, "a.lbx", "--to", &plain, "--json"]);
+        assert_eq!(ended.code, 0, "{}", ended.complaint);
+        assert_eq!(ended.complaint.lines().count(), 1, "{}", ended.complaint);
+        let said = format!("lockbox: {rights} privileges were left out (the first: tree/");
+        assert!(ended.complaint.starts_with(&said), "{}", ended.complaint);
+        let last = String::from_utf8(ended.out).unwrap().lines().last().unwrap().to_owned();
+        let summary: serde_json::Value = serde_json::from_str(&last).unwrap();
+        let summary = if command == "rescue" { &summary["summary"] } else { &summary };
+        assert_eq!(summary["privileges_left"], rights);
+        assert_eq!(summary["attributes_left"], 0);
+        let out = place.path(&plain).join("tree");
+        let mode = |name: &str| out.join(name).symlink_metadata().unwrap().mode() & 0o7777;
+        assert_eq!((mode("user"), mode("group"), mode("shared"), mode("fifo")), (0o755, 0o755, 0o2775, 0o640));
+        assert_eq!(out.join("user").metadata().unwrap().uid(), 1234, "owners are kept");
+        assert_eq!(out.join("user again").metadata().unwrap().nlink(), 2);
+        assert!(!out.join("device").exists());
+        assert_eq!(attributes(&out.join("capable")), [""; 0]);
+
+        place.good(&[command, "a.lbx", "--to", &all, "--privileges"]);
+        let out = place.path(&all).join("tree");
+        let mode = |name: &str| out.join(name).symlink_metadata().unwrap().mode() & 0o7777;
+        assert_eq!((mode("user"), mode("group")), (0o4755, 0o2755));
+        if let Ok(device) = place.path("tree/device").metadata() {
+            let made = out.join("device").metadata().unwrap();
+            assert!(made.file_type().is_char_device() && made.rdev() == device.rdev());
+        }
+        assert_eq!(attributes(&out.join("capable")), attributes(&place.path("tree/capable")));
+    }
+}
