@@ -1,8 +1,13 @@
 //! An archive in an ordinary file, locked against other processes.
+//!
+//! The file's name is looked up in its directory, which is opened once, never again by path: an archive may be mounted over the directory
+//! that holds it, and the daemon, which answers every lookup below its mount, would wait for itself.
 
+use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::ops::Range;
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,6 +16,7 @@ use nix::errno::Errno;
 use nix::fcntl::{FallocateFlags, FcntlArg, PosixFadviseAdvice, fallocate, fcntl, posix_fadvise};
 use nix::libc;
 use nix::unistd::{Whence, fdatasync, fsync, lseek};
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, openat, statat};
 
 use super::{Storage, end_of, truncated};
 use crate::error::{Error, Result};
@@ -36,11 +42,39 @@ static ZEROS: [u8; 64 * 1024] = [0; 64 * 1024];
 /// A locked file. The lock belongs to the open file description and ends with it, however the process ends.
 pub struct FileStorage {
     file: File,
-    /// Absolute, so that a later change of the working directory does not matter.
+    /// For messages.
     path: PathBuf,
+    name: Name,
     read_only: bool,
     /// Length that the file must have at least: the last one set, or a greater one written or seen.
     least: AtomicU64,
+}
+
+/// A file's name, which whatever is mounted over its directory does not hide.
+struct Name {
+    directory: OwnedFd,
+    name: OsString,
+    /// None but a link that was there at first is followed: a later one may lead anywhere.
+    how: AtFlags,
+}
+
+impl Name {
+    /// That of an absolute path; the file need not exist.
+    fn of(path: &Path) -> io::Result<Name> {
+        let parent = path.parent().unwrap_or(Path::new("/"));
+        let directory = openat(CWD, parent, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+        let name = path.file_name().unwrap_or(".".as_ref()).to_owned();
+        let found = statat(&directory, &name, AtFlags::SYMLINK_NOFOLLOW);
+        let is_link = found.is_ok_and(|found| FileType::from_raw_mode(found.st_mode) == FileType::Symlink);
+        let how = if is_link { AtFlags::empty() } else { AtFlags::SYMLINK_NOFOLLOW };
+        Ok(Name { directory, name, how })
+    }
+
+    /// Whether it names the file with this metadata now.
+    fn names(&self, file: &fs::Metadata) -> io::Result<bool> {
+        let named = statat(&self.directory, &self.name, self.how)?;
+        Ok((named.st_dev, named.st_ino) == (file.dev(), file.ino()))
+    }
 }
 
 impl FileStorage {
@@ -55,7 +89,10 @@ impl FileStorage {
             _ => Error::io(format!("creating {}", path.display()), source),
         })?;
         match lock(&file, LockMode::Exclusive, &path) {
-            Ok(()) => Ok(FileStorage { file, path, read_only: false, least: AtomicU64::new(0) }),
+            Ok(()) => {
+                let name = Name::of(&path).map_err(|source| looking_up(&path, source))?;
+                Ok(FileStorage { file, path, name, read_only: false, least: AtomicU64::new(0) })
+            }
             // Somebody opened the new file at once: it is in their hands.
             Err(error @ Error::InUse(_)) => Err(error),
             Err(error) => {
@@ -79,14 +116,14 @@ impl FileStorage {
             // Between open and lock somebody may have put another file in place (`compact` does): the lock would be on a
             // file without a name.
             let opened = metadata(&file, &path)?;
-            match fs::metadata(&path) {
-                Ok(named) if (named.dev(), named.ino()) == (opened.dev(), opened.ino()) => {
+            match Name::of(&path).and_then(|name| Ok((name.names(&opened)?, name))) {
+                Ok((true, name)) => {
                     let least = AtomicU64::new(opened.len());
-                    return Ok(FileStorage { file, path, read_only: mode == LockMode::Shared, least });
+                    return Ok(FileStorage { file, path, name, read_only: mode == LockMode::Shared, least });
                 }
-                Ok(_) => {}
+                Ok((false, _)) => {}
                 Err(source) if source.kind() == io::ErrorKind::NotFound => {}
-                Err(source) => return Err(Error::io(format!("looking up {}", path.display()), source)),
+                Err(source) => return Err(looking_up(&path, source)),
             }
         }
         Err(Error::InUse(format!("{} is being replaced again and again", path.display())))
@@ -101,16 +138,16 @@ impl FileStorage {
         match fs::metadata(path) {
             Ok(named) => Ok((named.dev(), named.ino()) == (opened.dev(), opened.ino())),
             Err(source) if source.kind() == io::ErrorKind::NotFound => Ok(false),
-            Err(source) => Err(Error::io(format!("looking up {}", path.display()), source)),
+            Err(source) => Err(looking_up(path, source)),
         }
     }
 
     /// Makes the file's name durable: syncs its directory.
     pub fn sync_directory(&self) -> Result<()> {
-        // An absolute path of a file has a parent.
-        let parent = self.path.parent().unwrap_or(Path::new("/"));
-        let failed = |source| Error::io(format!("syncing the directory {}", parent.display()), source);
-        let directory = File::open(parent).map_err(failed)?;
+        let failed = |source| Error::io(format!("syncing the directory of {}", self.path.display()), source);
+        // Opened for reading now: what is searched only needs no such right.
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let directory = openat(&self.name.directory, ".", flags, Mode::empty()).map_err(|e| failed(e.into()))?;
         match fsync(&directory) {
             // File systems without the notion (some network and FUSE ones) answer EINVAL; there is nothing to wait for.
             Ok(()) | Err(Errno::EINVAL) => Ok(()),
@@ -194,6 +231,10 @@ fn absolute(path: &Path) -> Result<PathBuf> {
 
 fn metadata(file: &File, path: &Path) -> Result<fs::Metadata> {
     file.metadata().map_err(|source| Error::io(format!("examining {}", path.display()), source))
+}
+
+fn looking_up(path: &Path, source: io::Error) -> Error {
+    Error::io(format!("looking up {}", path.display()), source)
 }
 
 fn open_regular(path: &Path, mode: LockMode) -> Result<File> {
@@ -373,10 +414,9 @@ impl Storage for FileStorage {
     fn still_there(&self) -> Result<()> {
         self.check_uncut()?;
         let opened = metadata(&self.file, &self.path)?;
-        match fs::metadata(&self.path) {
-            Ok(named) if (named.dev(), named.ino()) == (opened.dev(), opened.ino()) => {}
+        match self.name.names(&opened) {
             // Moved away, the file still has a name, and what is written to it can be found.
-            Ok(_) if opened.nlink() == 0 => {
+            Ok(false) if opened.nlink() == 0 => {
                 return Err(Error::damaged(format!("{} was replaced by another file", self.path.display())));
             }
             Err(source) if source.kind() == io::ErrorKind::NotFound && opened.nlink() == 0 => {
@@ -384,7 +424,7 @@ impl Storage for FileStorage {
             }
             Ok(_) => {}
             Err(source) if source.kind() == io::ErrorKind::NotFound => {}
-            Err(source) => return Err(Error::io(format!("looking up {}", self.path.display()), source)),
+            Err(source) => return Err(looking_up(&self.path, source)),
         }
         Ok(())
     }

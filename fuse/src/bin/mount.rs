@@ -11,7 +11,7 @@ use lockbox_fuse::journal::{self, Target};
 use lockbox_fuse::notify::Notify;
 use lockbox_fuse::options::Options;
 use lockbox_fuse::session::{self, Task};
-use lockbox_fuse::{daemon, mount, remount, unlock, unmounter};
+use lockbox_fuse::{daemon, hidden, mount, remount, unlock, unmounter};
 use lockbox_secrets::{Cache, Sources};
 
 /// Mount a lockbox archive
@@ -83,6 +83,8 @@ Options:
   idle=TIME                    Unmount when unused that long, such as 10m
   lock-on-suspend              Unmount before the machine sleeps
   nofail                       A missing archive is no failure
+  over-archive                 Mount also where that hides the archive, the log,
+                               or what the daemon keeps
   foreground                   As --foreground
   suid, dev, exec, nosuid, nodev, noexec, noatime
                                As in mount(8); default nosuid,nodev
@@ -155,6 +157,7 @@ fn mount_archive(arguments: &Arguments) -> Result<(), Failure> {
         archive => archive.map_err(|e| Failure::other(format!("cannot open {}: {e}", arguments.archive.display())))?,
     };
     let point = daemon::prepare_point(&arguments.directory)?;
+    hidden::check(&point, &archive, &options)?;
     // Before the passphrase is asked for and worked on for a second.
     if let Some(failure) = session::holder(&archive) {
         return Err(failure);
