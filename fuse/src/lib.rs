@@ -8,6 +8,7 @@ mod dbus;
 mod ending;
 pub mod errno;
 pub mod exit;
+mod filter;
 pub mod fstab;
 mod handover;
 pub mod hidden;

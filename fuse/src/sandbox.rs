@@ -1,7 +1,8 @@
 //! Takes from the daemon the files that it does not need once the mount is there (Landlock, as far as the kernel has it).
 //!
 //! A program that is led astray by a hostile archive or a hostile request keeps what it holds open (the archive, the connection, the log)
-//! and can open nothing else of the machine, run no program, and connect nowhere by TCP. Landlock binds a thread and those that it starts, so this comes before any other thread does, and
+//! and can open nothing else of the machine, run no program, connect nowhere by TCP, and reach no abstract socket and signal nobody outside;
+//! the rest is refused by [`crate::filter`]. Landlock binds a thread and those that it starts, so this comes before any other thread does, and
 //! before the mount answers. What is within reach is named by descriptors, opened before the mount was there. Landlock also forbids
 //! unmounting. So a second process unmounts and opens the root for the periodic flush.
 
@@ -10,7 +11,7 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use landlock::{
     ABI, Access, AccessFs, AccessNet, BitFlags, CompatLevel, Compatible, PathBeneath, RestrictionStatus, Ruleset,
-    RulesetAttr, RulesetCreated, RulesetCreatedAttr, RulesetError, RulesetStatus,
+    RulesetAttr, RulesetCreated, RulesetCreatedAttr, RulesetError, RulesetStatus, Scope,
 };
 
 /// What stays within reach, by descriptors: the mount may hide the paths.
@@ -26,6 +27,8 @@ pub(crate) struct Reach<'a> {
 /// Rights that are taken away at all: those of files up to ABI 3, so that ioctls of the connection stay, and TCP.
 const FILES: ABI = ABI::V3;
 const NETWORK: ABI = ABI::V4;
+/// Abstract sockets of others, and signals to them.
+const SCOPES: ABI = ABI::V6;
 
 /// Restricts this thread and all that it starts. The answer says how much of it the kernel does.
 ///
@@ -41,6 +44,7 @@ fn rules(reach: &Reach<'_>) -> Result<RulesetCreated, RulesetError> {
         .set_compatibility(CompatLevel::BestEffort)
         .handle_access(AccessFs::from_all(FILES))?
         .handle_access(AccessNet::from_all(NETWORK))?
+        .scope(Scope::from_all(SCOPES))?
         .create()?;
     let device = File::open(crate::mount::DEVICE).ok().map(OwnedFd::from);
     let remember = AccessFs::WriteFile | AccessFs::MakeReg | AccessFs::RemoveFile;

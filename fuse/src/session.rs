@@ -53,7 +53,7 @@ use crate::suspend::{self, Slept};
 use crate::ticker::Ticker;
 use crate::unmounter::Unmounter;
 use crate::watch::Watch;
-use crate::{kernel, runtime};
+use crate::{filter, kernel, runtime};
 
 /// How long event loops of a mount that failed to start may take to end.
 const LAST_REQUESTS: Duration = Duration::from_secs(2);
@@ -314,6 +314,9 @@ fn confine(reach: &Reach<'_>) {
         Ok(true) => {}
         Ok(false) => tracing::info!("this kernel has no Landlock: the daemon runs without a sandbox"),
         Err(error) => tracing::warn!("the sandbox was refused: {error}"),
+    }
+    if let Err(error) = filter::enter() {
+        tracing::warn!("the filter of system calls was refused: {error}");
     }
 }
 

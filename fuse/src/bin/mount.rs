@@ -169,6 +169,7 @@ fn mount_archive(arguments: &Arguments) -> Result<(), Failure> {
     let task =
         Task { archive: OsString::from(archive), point: OsString::from(point), options, verbose: arguments.verbose };
     if task.options.foreground {
+        daemon::close_inherited();
         journal::start(&Target::of(&task.options), task.verbose)?;
         let notify = Notify::connect(std::env::var_os("NOTIFY_SOCKET"))?;
         let ready = |_: Option<&str>| {
