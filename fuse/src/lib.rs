@@ -14,6 +14,7 @@ mod handover;
 pub mod hidden;
 mod idle;
 pub mod journal;
+pub mod kept;
 pub mod kernel;
 mod login;
 pub mod mount;

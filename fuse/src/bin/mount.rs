@@ -11,7 +11,7 @@ use lockbox_fuse::journal::{self, Target};
 use lockbox_fuse::notify::Notify;
 use lockbox_fuse::options::Options;
 use lockbox_fuse::session::{self, Task};
-use lockbox_fuse::{daemon, hidden, mount, remount, unlock, unmounter};
+use lockbox_fuse::{daemon, hidden, kept, mount, remount, unlock, unmounter};
 use lockbox_secrets::{Cache, Sources};
 
 /// Mount a lockbox archive
@@ -88,6 +88,7 @@ Options:
   foreground                   As --foreground
   suid, dev, exec, nosuid, nodev, noexec, noatime
                                As in mount(8); default nosuid,nodev
+  set-id, devices              suid and dev, in words that mount(8) passes on
   remount                      Change ro, rw and these of a living mount
 Exit codes:
   0 mounted, 1 usage, 2 other error, 10 wrong passphrase, 11 not an archive or
@@ -143,6 +144,7 @@ fn mount_archive(arguments: &Arguments) -> Result<(), Failure> {
         return if arguments.fake { Ok(()) } else { remount::remount(&point, flags) };
     }
     let mut options = options(arguments)?;
+    kept::check(&options, &arguments.archive, &arguments.directory)?;
     options.foreground |= arguments.foreground;
     options.sandbox &= !arguments.no_sandbox;
     options.sources.overridden_by(&arguments.sources);
