@@ -51,6 +51,14 @@ pub fn harden() {
     }
 }
 
+/// Closes whatever the program that started this one had open and did not mean to hand over. All that is handed over is standard input,
+/// output and error, and is read by now. Not to be called while this program has anything open.
+pub fn close_inherited() {
+    // SAFETY: descriptors from 3 up belong to no value of this process: it has opened nothing that it has not closed again.
+    // An old kernel refuses the call; then they stay open, as they were.
+    let _ = unsafe { nix::libc::syscall(nix::libc::SYS_close_range, 3u32, u32::MAX, 0u32) };
+}
+
 /// The mount point as an absolute path without links. A dead mount of ours that lies there is taken away first.
 pub fn prepare_point(path: &Path) -> Result<PathBuf, Failure> {
     let failed = |e: io::Error| Failure::mount(format!("mount point {}: {e}", path.display()));
@@ -121,6 +129,7 @@ pub fn launch(task: &Task, key: &UnlockedKey) -> Result<Option<String>, Failure>
 
 /// The daemon's side: reads its task, serves it, and reports on standard output whether it came to serving.
 pub fn run() -> Result<(), Failure> {
+    close_inherited();
     let mut reported = false;
     let result = serve(&mut reported);
     match (&result, reported) {

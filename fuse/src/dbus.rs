@@ -87,20 +87,21 @@ pub(crate) struct Bus {
     early: VecDeque<Message>,
 }
 
-impl Bus {
-    /// Connects to the first address of the list that answers (section "Server Addresses"), and says hello.
-    pub(crate) fn connect(addresses: &str) -> io::Result<Bus> {
-        let mut last = io::Error::new(io::ErrorKind::InvalidInput, format!("no usable address: {addresses}"));
-        for address in addresses.split(';').filter_map(parse_address) {
-            match UnixStream::connect_addr(&address?).and_then(Bus::over) {
-                Ok(bus) => return Ok(bus),
-                Err(error) => last = error,
-            }
+/// Connects to the first address of the list that answers (section "Server Addresses").
+pub(crate) fn dial(addresses: &str) -> io::Result<UnixStream> {
+    let mut last = io::Error::new(io::ErrorKind::InvalidInput, format!("no usable address: {addresses}"));
+    for address in addresses.split(';').filter_map(parse_address) {
+        match UnixStream::connect_addr(&address?) {
+            Ok(stream) => return Ok(stream),
+            Err(error) => last = error,
         }
-        Err(last)
     }
+    Err(last)
+}
 
-    fn over(mut stream: UnixStream) -> io::Result<Bus> {
+impl Bus {
+    /// Says hello over a fresh connection.
+    pub(crate) fn over(mut stream: UnixStream) -> io::Result<Bus> {
         stream.set_read_timeout(Some(PATIENCE))?;
         stream.set_write_timeout(Some(PATIENCE))?;
         let name: String = geteuid().to_string().bytes().map(|byte| format!("{byte:02x}")).collect();
@@ -434,7 +435,7 @@ mod tests {
         assert!(path("unix:abstract=/tmp/x").is_none());
         assert!(parse_address("tcp:host=localhost").is_none());
         assert!(parse_address("unix:guid=00").is_none());
-        assert!(Bus::connect("tcp:host=a;unix:path=/nonexistent").is_err());
-        assert!(Bus::connect("").is_err());
+        assert!(dial("tcp:host=a;unix:path=/nonexistent").is_err());
+        assert!(dial("").is_err());
     }
 }

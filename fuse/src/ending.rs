@@ -7,7 +7,6 @@ use std::time::{Duration, Instant};
 use lockbox::control::Response;
 use nix::sys::signal::Signal;
 
-use crate::kernel;
 use crate::session::Event;
 use crate::stop::{Place, Unmounted};
 use crate::suspend::Slept;
@@ -37,7 +36,7 @@ impl Mount for Place {
     }
 
     fn abort(&self) -> io::Result<()> {
-        kernel::abort(self.device())
+        Place::abort(self)
     }
 }
 
@@ -113,6 +112,8 @@ impl<M: Mount> Course<'_, M> {
             }
             Ok(Event::Signal(signal)) => self.signal(signal),
             Ok(Event::Stop { lazy, answer }) => self.stop(lazy, answer),
+            // Told in the log by who found it.
+            Ok(Event::WaitsForItself) => self.ordered = true,
             // No deadline for either: what keeps a mount alive that is gone from here, such as a bind of it, is served on.
             Ok(Event::Idle) => match self.unmount(false) {
                 Unmounted::Gone => tracing::warn!("nobody used the archive for the time of idle=: unmounted"),
@@ -251,6 +252,7 @@ mod tests {
         assert_eq!(logged(vec![Event::Stop { lazy: false, answer }, ended()]), "");
         let told = logged(vec![ended()]);
         assert!(told.contains("WARN another program took the mount away"), "{told}");
+        assert_eq!(logged(vec![Event::WaitsForItself, ended()]), "", "the watch tells");
     }
 
     /// What the end was, and what was asked of the mount until then.

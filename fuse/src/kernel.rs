@@ -1,7 +1,6 @@
 //! What lockbox asks of the kernel when a FUSE connection starts; the benchmark's yardstick asks the same.
 
 use std::io::Write;
-use std::path::Path;
 use std::{fs, io};
 
 use fuser::{Config, InitFlags, KernelConfig};
@@ -90,11 +89,7 @@ fn setting(device: u64, name: &str) -> String {
     format!("/sys/class/bdi/{}:{}/{name}", major(device), minor(device))
 }
 
-/// Aborts a connection: every request under way and every later one fails at once.
-pub fn abort(device: u64) -> io::Result<()> {
-    let path = format!("/sys/fs/fuse/connections/{}/abort", minor(device));
-    if !Path::new(&path).exists() {
-        return Err(io::ErrorKind::NotFound.into());
-    }
-    fs::write(path, "1")
+/// Opens the file by which a connection is aborted: every request under way and every later one then fails at once.
+pub fn open_abort(device: u64) -> io::Result<fs::File> {
+    fs::OpenOptions::new().write(true).open(format!("/sys/fs/fuse/connections/{}/abort", minor(device)))
 }

@@ -2,8 +2,9 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
 
-use crate::dbus::{Bus, Message, Method};
+use crate::dbus::{self, Bus, Message, Method};
 
 /// Where the bus of the system is, unless `DBUS_SYSTEM_BUS_ADDRESS` says otherwise.
 const SYSTEM_BUS: &str = "unix:path=/run/dbus/system_bus_socket;unix:path=/var/run/dbus/system_bus_socket";
@@ -17,11 +18,17 @@ pub(crate) struct Login {
     bus: Bus,
 }
 
+/// A connection to the bus of the system.
+pub(crate) fn dial() -> io::Result<UnixStream> {
+    let address = std::env::var("DBUS_SYSTEM_BUS_ADDRESS").ok().filter(|address| !address.is_empty());
+    dbus::dial(address.as_deref().unwrap_or(SYSTEM_BUS))
+}
+
 impl Login {
     /// # Errors
-    /// When there is no bus, or no logind on it.
-    pub(crate) fn connect(address: Option<&str>) -> io::Result<Login> {
-        let mut bus = Bus::connect(address.filter(|address| !address.is_empty()).unwrap_or(SYSTEM_BUS))?;
+    /// When there is no bus at the other end, or no logind on it.
+    pub(crate) fn over(stream: UnixStream) -> io::Result<Login> {
+        let mut bus = Bus::over(stream)?;
         let rule = format!("type='signal',sender='{SERVICE}',path='{PATH}',interface='{INTERFACE}',member='{SIGNAL}'");
         bus.call_bus("AddMatch", &[&rule])?;
         Ok(Login { bus })

@@ -111,7 +111,7 @@ impl Mount<'_> {
                 }
                 _ => failed(e),
             })?;
-        let received = receive_device(&ours);
+        let received = receive_descriptor(&ours);
         drop(ours);
         let mut complaint = String::new();
         if let Some(mut stderr) = child.stderr.take() {
@@ -160,7 +160,8 @@ enum AttachError {
     Failed(Failure),
 }
 
-fn receive_device(socket: &UnixStream) -> Option<OwnedFd> {
+/// The descriptor that comes along with the next byte.
+pub(crate) fn receive_descriptor(socket: &UnixStream) -> Option<OwnedFd> {
     let mut byte = [0u8];
     let mut parts = [IoSliceMut::new(&mut byte)];
     let mut space = nix::cmsg_space!(std::os::fd::RawFd);

@@ -46,7 +46,7 @@ fn parse(line: &[u8]) -> Option<Mounted> {
 }
 
 /// Undoes the kernel's `\ooo` for space, tab, newline and backslash.
-fn unescape(field: &[u8]) -> Vec<u8> {
+pub(crate) fn unescape(field: &[u8]) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(field.len());
     let mut rest = field;
     while let [first, tail @ ..] = rest {

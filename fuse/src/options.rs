@@ -4,7 +4,7 @@ use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use lockbox::archive::{OpenOptions, SeenOptions, UnlockLimits, state_directory};
+use lockbox::archive::{OpenOptions, SeenOptions, UnlockLimits, seen_directory};
 use lockbox::fs::SyncProfile;
 use lockbox_secrets::{Cache, Sources};
 use nix::mount::MsFlags;
@@ -61,6 +61,8 @@ pub struct Options {
     pub lock_on_suspend: bool,
     /// An archive that is not there is no failure.
     pub nofail: bool,
+    /// Mount also where that hides the archive, or what the daemon works with.
+    pub over_archive: bool,
 }
 
 /// `sync=`; the core's type is not made for a message between processes.
@@ -99,6 +101,7 @@ impl Default for Options {
             idle: None,
             lock_on_suspend: false,
             nofail: false,
+            over_archive: false,
         }
     }
 }
@@ -141,9 +144,9 @@ impl Options {
             "ro" => self.read_only = true,
             "rw" => self.read_only = false,
             "allow_other" => self.allow_other = true,
-            "suid" => self.suid = true,
+            "suid" | "set-id" | "set_id" => self.suid = true,
             "nosuid" => self.suid = false,
-            "dev" => self.dev = true,
+            "dev" | "devices" => self.dev = true,
             "nodev" => self.dev = false,
             "exec" => self.exec = true,
             "noexec" => self.exec = false,
@@ -158,6 +161,7 @@ impl Options {
             "noatime" => self.access_times = false,
             "lock-on-suspend" | "lock_on_suspend" => self.lock_on_suspend = true,
             "nofail" => self.nofail = true,
+            "over-archive" | "over_archive" => self.over_archive = true,
             _ => return false,
         }
         true
@@ -209,7 +213,7 @@ impl Options {
     /// Where this user remembers archives, and what is accepted although it contradicts that.
     pub fn seen_options(&self) -> SeenOptions {
         let directory =
-            state_directory(std::env::var_os("XDG_STATE_HOME"), std::env::var_os("HOME"), geteuid().is_root());
+            seen_directory(std::env::var_os("XDG_STATE_HOME"), std::env::var_os("HOME"), geteuid().is_root());
         SeenOptions { directory, accept_older: self.accept_older, accept_fork: self.accept_fork }
     }
 

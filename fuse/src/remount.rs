@@ -29,10 +29,11 @@ pub fn requested<S: AsRef<str>>(lists: &[S]) -> Result<Option<MsFlags>, Failure>
 /// The kernel's table names only what is switched off, so here, unlike at mounting, silence means `suid`, `dev` and
 /// noted access times.
 fn flags(given: &[&str], mut options: Options) -> MsFlags {
-    let last = |on: &str, off: &str| given.iter().rfind(|&&option| option == on || option == off) != Some(&off);
-    options.suid = last("suid", "nosuid");
-    options.dev = last("dev", "nodev");
-    options.access_times = last("relatime", "noatime");
+    let last =
+        |on: &[&str], off: &str| given.iter().rfind(|&option| on.contains(option) || *option == off) != Some(&off);
+    options.suid = last(&["suid", "set-id", "set_id"], "nosuid");
+    options.dev = last(&["dev", "devices"], "nodev");
+    options.access_times = last(&["relatime"], "noatime");
     options.mount_flags()
 }
 
@@ -90,6 +91,8 @@ mod tests {
         let list = "ro,nosuid,nodev,relatime,remount,user_id=1000";
         let noted = MsFlags::MS_RDONLY | MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
         assert_eq!(requested(&[list]).unwrap(), Some(noted), "a mount with atime=open shows no noatime");
+        let list = "rw,nosuid,nodev,noatime,remount,set-id,devices";
+        assert_eq!(requested(&[list]).unwrap(), Some(MsFlags::MS_NOATIME), "in words that mount(8) passes on");
         let list = "rw,nosuid,nodev,noexec,noatime,remount,user_id=1000";
         let all = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC | MsFlags::MS_NOATIME;
         assert_eq!(requested(&[list]).unwrap(), Some(all));

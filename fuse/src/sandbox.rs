@@ -1,64 +1,64 @@
 //! Takes from the daemon the files that it does not need once the mount is there (Landlock, as far as the kernel has it).
 //!
 //! A program that is led astray by a hostile archive or a hostile request keeps what it holds open (the archive, the connection, the log)
-//! and can open nothing else of the machine, run no program, and connect nowhere by TCP. Landlock binds a thread and those that it starts,
-//! so this comes before any other thread does, and before the mount answers: its own root must not be named here, since looking at it would
-//! wait for this very thread. Landlock also forbids unmounting. So a second process unmounts and opens the root for the periodic flush.
+//! and can open nothing else of the machine, run no program, connect nowhere by TCP, and reach no abstract socket and signal nobody outside;
+//! the rest is refused by [`crate::filter`]. Landlock binds a thread and those that it starts, so this comes before any other thread does, and
+//! before the mount answers. What is within reach is named by descriptors, opened before the mount was there. Landlock also forbids
+//! unmounting. So a second process unmounts and opens the root for the periodic flush.
 
-use std::path::{Path, PathBuf};
+use std::fs::File;
+use std::os::fd::{AsFd, OwnedFd};
 
 use landlock::{
-    ABI, Access, AccessFs, AccessNet, BitFlags, CompatLevel, Compatible, PathBeneath, PathFd, RestrictionStatus,
-    Ruleset, RulesetAttr, RulesetCreated, RulesetCreatedAttr, RulesetError, RulesetStatus,
+    ABI, Access, AccessFs, AccessNet, BitFlags, CompatLevel, Compatible, PathBeneath, RestrictionStatus, Ruleset,
+    RulesetAttr, RulesetCreated, RulesetCreatedAttr, RulesetError, RulesetStatus, Scope,
 };
 
-/// What stays within reach.
-pub(crate) struct Reach {
-    pub(crate) archive: PathBuf,
-    pub(crate) runtime: PathBuf,
-    pub(crate) state: Option<PathBuf>,
+/// What stays within reach, by descriptors: the mount may hide the paths.
+pub(crate) struct Reach<'a> {
+    /// The directory of the control socket, which is to be removed.
+    pub(crate) sockets: &'a OwnedFd,
+    /// The directory in which archives are remembered.
+    pub(crate) seen: Option<&'a OwnedFd>,
+    /// What /proc has of this process's own threads.
+    pub(crate) tasks: Option<&'a OwnedFd>,
 }
 
 /// Rights that are taken away at all: those of files up to ABI 3, so that ioctls of the connection stay, and TCP.
 const FILES: ABI = ABI::V3;
 const NETWORK: ABI = ABI::V4;
+/// Abstract sockets of others, and signals to them.
+const SCOPES: ABI = ABI::V6;
 
 /// Restricts this thread and all that it starts. The answer says how much of it the kernel does.
 ///
 /// # Errors
 /// When the kernel has Landlock and refuses it: nothing is restricted then.
-pub(crate) fn enter(reach: &Reach) -> Result<bool, RulesetError> {
+pub(crate) fn enter(reach: &Reach<'_>) -> Result<bool, RulesetError> {
     let status: RestrictionStatus = rules(reach)?.restrict_self()?;
     Ok(status.ruleset != RulesetStatus::NotEnforced)
 }
 
-fn rules(reach: &Reach) -> Result<RulesetCreated, RulesetError> {
+fn rules(reach: &Reach<'_>) -> Result<RulesetCreated, RulesetError> {
     let mut rules = Ruleset::default()
         .set_compatibility(CompatLevel::BestEffort)
         .handle_access(AccessFs::from_all(FILES))?
         .handle_access(AccessNet::from_all(NETWORK))?
+        .scope(Scope::from_all(SCOPES))?
         .create()?;
-    let file = AccessFs::ReadFile | AccessFs::WriteFile | AccessFs::Truncate;
-    // Names of neighbours, for syncing the directory; nothing of what they contain.
-    let parent = reach.archive.parent().unwrap_or(Path::new("/"));
-    let names = AccessFs::ReadDir | AccessFs::MakeSock | AccessFs::MakeDir | AccessFs::RemoveFile;
-    let mut wanted: Vec<(&Path, BitFlags<AccessFs>)> = vec![
-        (&reach.archive, file),
-        (parent, AccessFs::ReadDir.into()),
-        (&reach.runtime, names),
+    let device = File::open(crate::mount::DEVICE).ok().map(OwnedFd::from);
+    let remember = AccessFs::WriteFile | AccessFs::MakeReg | AccessFs::RemoveFile;
+    let wanted: [(Option<&OwnedFd>, BitFlags<AccessFs>); 4] = [
+        (Some(reach.sockets), AccessFs::RemoveFile.into()),
+        (reach.seen, remember),
+        (reach.tasks, AccessFs::ReadFile | AccessFs::ReadDir),
         // Each event loop has a descriptor of its own.
-        (Path::new(crate::mount::DEVICE), AccessFs::ReadFile | AccessFs::WriteFile),
-        // Aborting a connection whose users do not let go, and the read-ahead of the mount.
-        (Path::new("/sys/fs/fuse/connections"), AccessFs::WriteFile.into()),
-        (Path::new("/sys/devices/virtual/bdi"), AccessFs::WriteFile.into()),
+        (device.as_ref(), AccessFs::ReadFile | AccessFs::WriteFile),
     ];
-    if let Some(state) = &reach.state {
-        wanted.push((state, file | AccessFs::ReadDir | AccessFs::MakeReg | AccessFs::RemoveFile));
-    }
-    for (path, access) in wanted {
+    for (opened, access) in wanted {
         // What is not there cannot be opened either way.
-        if let Ok(opened) = PathFd::new(path) {
-            rules = rules.add_rule(PathBeneath::new(opened, access))?;
+        if let Some(opened) = opened {
+            rules = rules.add_rule(PathBeneath::new(opened.as_fd(), access))?;
         }
     }
     Ok(rules)
@@ -66,7 +66,7 @@ fn rules(reach: &Reach) -> Result<RulesetCreated, RulesetError> {
 
 #[cfg(test)]
 mod tests {
-    use std::fs::{self, File};
+    use std::fs;
 
     use super::*;
 
@@ -75,12 +75,16 @@ mod tests {
     fn only_what_is_within_reach_can_be_opened() {
         let place = tempfile::tempdir().unwrap();
         let at = |name: &str| place.path().join(name);
-        for name in ["host", "runtime", "state"] {
+        for name in ["host", "sockets", "state", "state/seen"] {
             fs::create_dir(at(name)).unwrap();
         }
         fs::write(at("host/a.lbx"), b"archive").unwrap();
-        fs::write(at("host/other"), b"other").unwrap();
-        let reach = Reach { archive: at("host/a.lbx"), runtime: at("runtime"), state: Some(at("state")) };
+        fs::write(at("sockets/own"), b"").unwrap();
+        fs::write(at("state/token"), b"of the owner of a share").unwrap();
+        let open = |name: &str| OwnedFd::from(File::open(at(name)).unwrap());
+        let (sockets, seen, tasks) =
+            (open("sockets"), open("state/seen"), File::open("/proc/self/task").unwrap().into());
+        let reach = Reach { sockets: &sockets, seen: Some(&seen), tasks: Some(&tasks) };
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 if !enter(&reach).unwrap() {
@@ -90,17 +94,18 @@ mod tests {
                     return;
                 }
                 assert!(File::open("/etc/passwd").is_err());
-                assert!(File::open(at("host/other")).is_err());
+                assert!(File::open(at("host/a.lbx")).is_err(), "what is needed of it is open");
+                assert!(File::open("/proc/self/environ").is_err());
                 assert!(fs::write(at("host/new"), b"").is_err());
+                assert!(File::open(at("state/token")).is_err());
+                assert!(fs::remove_file(at("state/token")).is_err());
+                assert!(fs::write(at("sockets/new"), b"").is_err());
                 assert!(std::process::Command::new("/bin/true").status().is_err());
                 assert!(std::net::TcpListener::bind("127.0.0.1:0").is_err());
-                assert!(fs::OpenOptions::new().read(true).write(true).open(at("host/a.lbx")).is_ok());
-                assert!(File::open(at("host")).is_ok());
-                fs::write(at("state/new"), b"seen").unwrap();
-                fs::rename(at("state/new"), at("state/seen")).unwrap();
-                let socket = std::os::unix::net::UnixListener::bind(at("runtime/socket")).unwrap();
-                drop(socket);
-                fs::remove_file(at("runtime/socket")).unwrap();
+                fs::write(at("state/seen/new"), b"seen").unwrap();
+                fs::rename(at("state/seen/new"), at("state/seen/kept")).unwrap();
+                fs::remove_file(at("sockets/own")).unwrap();
+                assert!(fs::read(format!("/proc/self/task/{}/wchan", nix::unistd::gettid())).is_ok());
             });
         });
         assert!(File::open("/etc/passwd").is_ok(), "other threads keep their rights");

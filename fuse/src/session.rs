@@ -1,5 +1,14 @@
 //! Serves one mounted archive from opening to closing, and stops it in the order that loses nothing.
 //!
+//! # Order of starting
+//! Whatever is needed later is opened before the mount is there: the mount may lie over it, and looking below its own mount is what the
+//! daemon must never do, since the answer would be its own (see [`crate::watch`]). After the mount no path is opened but in /proc, /sys and
+//! /dev, over which nothing is mounted ([`crate::hidden`]).
+//! 1  The archive with its directory, what is remembered of it, the control socket, the bus, the process that unmounts.
+//! 2  The mount, and the kernel's files for it.
+//! 3  The sandbox, before any other thread.
+//! 4  The event loops, and whatever else runs.
+//!
 //! # Order of stopping
 //! 1  Unmount, which makes the kernel write its pages to us. A busy mount stays (the answer to a polite stop) or is
 //!    detached and served until its last user is gone or the deadline passes.
@@ -11,8 +20,8 @@
 
 use std::ffi::OsString;
 use std::fs::File;
-use std::os::fd::OwnedFd;
-use std::path::{Path, PathBuf};
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::thread;
@@ -22,9 +31,9 @@ use fuser::SessionACL;
 use lockbox::Error;
 use lockbox::archive::{Archive, UnlockedKey};
 use lockbox::control::{self, Request, Response};
-use lockbox::fs::FileSystem;
 use nix::sys::signal::{SigSet, Signal};
 use parking_lot::Mutex;
+use rustix::fs::{CWD, Mode, OFlags, openat};
 use serde::{Deserialize, Serialize};
 
 use crate::adapter::{Adapter, Shared};
@@ -43,7 +52,8 @@ use crate::stop::Place;
 use crate::suspend::{self, Slept};
 use crate::ticker::Ticker;
 use crate::unmounter::Unmounter;
-use crate::{kernel, runtime};
+use crate::watch::Watch;
+use crate::{filter, kernel, runtime};
 
 /// How long event loops of a mount that failed to start may take to end.
 const LAST_REQUESTS: Duration = Duration::from_secs(2);
@@ -78,6 +88,8 @@ pub(crate) enum Event {
     },
     /// Nobody used the mount for the time of `idle=`.
     Idle,
+    /// The daemon waits for itself, and its connection is aborted.
+    WaitsForItself,
     /// The machine is about to sleep; a closed channel says that the archive is closed.
     Sleep(Sender<Slept>),
 }
@@ -108,11 +120,13 @@ pub fn serve(
     let slot: Slot = Arc::new(Mutex::new(Some(archive)));
 
     let (events, inbox) = mpsc::channel();
+    let bus = task.options.lock_on_suspend.then(suspend::connect);
     let started = start(task, &slot, host, signals, &events);
     let place = started.as_ref().ok().map(|running| Arc::clone(&running.place));
     let served = started.and_then(|running| {
-        if task.options.lock_on_suspend {
-            notices.extend(watch_sleep(&running, Arc::clone(&fs), &events));
+        if let Some(bus) = bus {
+            let (fs, shared, place) = (Arc::clone(&fs), Arc::clone(&running.shared), Arc::clone(&running.place));
+            notices.extend(suspend::start(suspend::Target { fs, shared, place, events: events.clone() }, bus));
         }
         for sentence in &notices {
             tracing::warn!("{sentence}");
@@ -172,28 +186,49 @@ fn close_unserved(archive: Option<Archive>, inbox: &Receiver<Event>) -> Result<(
     Ok(())
 }
 
-/// A sentence for the user when this machine cannot tell that it sleeps.
-fn watch_sleep(running: &Running, fs: Arc<FileSystem>, events: &Sender<Event>) -> Option<String> {
-    let (shared, place) = (Arc::clone(&running.shared), Arc::clone(&running.place));
-    let address = std::env::var("DBUS_SYSTEM_BUS_ADDRESS").ok();
-    suspend::start(suspend::Target { fs, shared, place, events: events.clone() }, address)
-}
-
 struct Running {
     server: control::Server,
     place: Arc<Place>,
     shared: Arc<Shared>,
 }
 
+/// What is there before the mount is.
+struct Prepared {
+    listening: control::Listening,
+    unmounter: Unmounter,
+    callers: Callers,
+    /// What /proc says of this process.
+    own_status: Option<File>,
+    /// None where it could prove nothing.
+    watch: Option<Watch>,
+    seen: Option<OwnedFd>,
+}
+
+fn prepare(task: &Task, id: &[u8; 16], host: &OwnedFd) -> Result<Prepared, Failure> {
+    let listening = control::listen(&runtime::directory()?, id)?;
+    let own_status = File::open("/proc/self/status").ok();
+    let seen = task.options.seen_options().directory.and_then(|path| File::open(path).ok()).map(OwnedFd::from);
+    let (unmounter, callers) = Unmounter::start(task.point(), &Target::of(&task.options))
+        .map_err(|e| Failure::system(format!("cannot start the process that unmounts: {e}")))?;
+    let place = |path: &Path| openat(CWD, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).ok();
+    let (log, program) = (task.options.log.as_deref().and_then(place), place(Path::new("/proc/self/exe")));
+    let stderr = std::io::stderr();
+    let held = [Some(host), Some(listening.directory()), seen.as_ref(), log.as_ref(), program.as_ref()];
+    let files = held.into_iter().flatten().map(AsFd::as_fd).chain([stderr.as_fd()]);
+    let watch =
+        Watch::prepare(files).inspect_err(|error| tracing::info!("the daemon does not watch itself: {error}")).ok();
+    Ok(Prepared { listening, unmounter, callers, own_status, watch, seen })
+}
+
 /// Starts the control socket, the mount, the event loops and the thread that takes signals.
 fn start(task: &Task, slot: &Slot, host: OwnedFd, signals: SigSet, events: &Sender<Event>) -> Result<Running, Failure> {
     let info = slot.lock().as_ref().map(Archive::info).transpose()?;
     let id = info.map(|info| info.archive).unwrap_or_default();
-    let runtime = runtime::directory()?;
     let fs = slot.lock().as_ref().map(|archive| Arc::clone(archive.file_system()));
     let fs = fs.ok_or_else(|| Failure::other("the archive is closed"))?;
     let shared = Arc::new(Shared::default());
     let profile = task.options.sync_profile();
+    let Prepared { listening, unmounter, callers, own_status, watch, seen } = prepare(task, &id, &host)?;
     let device = Mount {
         source: &task.archive,
         subtype: "lockbox",
@@ -202,27 +237,28 @@ fn start(task: &Task, slot: &Slot, host: OwnedFd, signals: SigSet, events: &Send
         flags: task.options.mount_flags(),
     }
     .attach()?;
-    let own_status = File::open("/proc/self/status").ok();
-    let (place, callers, read_ahead) = confine(task, &runtime, Arc::clone(&shared))?;
+    let (place, read_ahead) = found(task, unmounter, Arc::clone(&shared))?;
     let place = Arc::new(place);
+    if task.options.sandbox {
+        let tasks = watch.as_ref().map(Watch::tasks);
+        confine(&Reach { sockets: listening.directory(), seen: seen.as_ref(), tasks });
+    }
+    let failed = |failure: Failure| {
+        place.unmount(true);
+        failure
+    };
+    let thread_failed = |e: std::io::Error| failed(Failure::system(format!("cannot start a thread: {e}")));
     let server = {
         let answers = Answers::new(task.clone(), Arc::clone(slot), Arc::clone(&shared), events.clone(), own_status);
-        let served = control::serve(&runtime, &id, move |request| answers.respond(&request));
-        served.inspect_err(|_| drop(place.unmount(true)))?
+        listening.serve(move |request| answers.respond(&request)).map_err(|error| failed(error.into()))?
     };
     let Options { access_times, threads, .. } = task.options;
-    let thread_failed = |e: std::io::Error| {
-        place.unmount(true);
-        Failure::system(format!("cannot start a thread: {e}"))
-    };
     let pace = Pace::new(threads, device.try_clone().map_err(thread_failed)?);
     let adapter =
         Adapter::new(fs, Arc::clone(&shared), host, callers, profile, access_times, pace).map_err(thread_failed)?;
     let config = kernel::session_config(threads);
-    let session = fuser::Session::from_fd(adapter, device, SessionACL::All, config).map_err(|e| {
-        place.unmount(true);
-        Failure::mount(format!("the kernel did not accept the connection: {e}"))
-    })?;
+    let session = fuser::Session::from_fd(adapter, device, SessionACL::All, config)
+        .map_err(|e| failed(Failure::mount(format!("the kernel did not accept the connection: {e}"))))?;
     let _ = shared.notifier.set(session.notifier());
     let ended = events.clone();
     thread::Builder::new()
@@ -231,15 +267,13 @@ fn start(task: &Task, slot: &Slot, host: OwnedFd, signals: SigSet, events: &Send
             let _ = ended.send(Event::Ended(session.run()));
         })
         .map_err(thread_failed)?;
-    // Answered by the event loops.
-    task.point().metadata().map_err(|e| {
-        place.unmount(true);
-        Failure::mount(format!("{} does not answer: {e}", task.point().display()))
-    })?;
+    place.look().map_err(|e| failed(Failure::mount(format!("{} does not answer: {e}", task.point().display()))))?;
     if let Some(read_ahead) = read_ahead {
         let _ = read_ahead.raise();
     }
-
+    if let Some(watch) = watch {
+        watch.start(Arc::clone(&place), events.clone()).map_err(thread_failed)?;
+    }
     let events = events.clone();
     thread::Builder::new()
         .name("signals".into())
@@ -254,46 +288,37 @@ fn start(task: &Task, slot: &Slot, host: OwnedFd, signals: SigSet, events: &Send
     Ok(Running { server, place, shared })
 }
 
-/// Finds the mount that was just made and enters the sandbox, with a process outside of it that can unmount and read /proc. Comes before any thread.
-/// A machine that refuses a part of it gets its mount all the same, and a line in the log.
-fn confine(
+/// Finds the mount that was just made, and opens what the kernel has for it.
+fn found(
     task: &Task,
-    runtime: &Path,
+    mut unmounter: Unmounter,
     shared: Arc<Shared>,
-) -> Result<(Place, Callers, Option<kernel::ReadAhead>), Failure> {
+) -> Result<(Place, Option<kernel::ReadAhead>), Failure> {
     let lost = |what: String| {
         let _ = mount::unmount(task.point(), true);
         Failure::mount(format!("the mount at {} cannot be found: {what}", task.point().display()))
     };
     let mounted = mountinfo::at(task.point()).map_err(|e| lost(e.to_string()))?;
     let device = mounted.ok_or_else(|| lost("it is not in the table of mounts".into()))?.device;
-    // The sandbox leaves nothing of /sys. Only root may: a user's mount reads ahead 128 KiB, and has the kernel's bound of what waits to be written.
+    // Only root may: a user's mount reads ahead 128 KiB, and has the kernel's bound of what waits to be written.
     let read_ahead = kernel::ReadAhead::of(device).ok();
     if !task.options.read_only {
         let _ = kernel::bound_write_back(device);
     }
-    let place = |unmounter| Place::new(PathBuf::from(&task.point), device, unmounter, shared);
-    if !task.options.sandbox {
-        return Ok((place(None), Callers::Here, read_ahead));
-    }
-    let (unmounter, callers) = match Unmounter::start(task.point(), device, &Target::of(&task.options)) {
-        Ok(started) => started,
-        Err(error) => {
-            tracing::warn!("the process that unmounts cannot be started ({error}): the daemon runs without a sandbox");
-            return Ok((place(None), Callers::Here, read_ahead));
-        }
-    };
-    let reach = Reach {
-        archive: PathBuf::from(&task.archive),
-        runtime: runtime.to_path_buf(),
-        state: task.options.seen_options().directory,
-    };
-    match sandbox::enter(&reach) {
+    unmounter.mounted(device).map_err(|e| lost(format!("the process that unmounts is gone ({e})")))?;
+    Ok((Place::new(kernel::open_abort(device).ok(), unmounter, shared), read_ahead))
+}
+
+/// Comes before any thread. A machine that refuses a part of it gets its mount all the same, and a line in the log.
+fn confine(reach: &Reach<'_>) {
+    match sandbox::enter(reach) {
         Ok(true) => {}
         Ok(false) => tracing::info!("this kernel has no Landlock: the daemon runs without a sandbox"),
         Err(error) => tracing::warn!("the sandbox was refused: {error}"),
     }
-    Ok((place(Some(unmounter)), callers, read_ahead))
+    if let Err(error) = filter::enter() {
+        tracing::warn!("the filter of system calls was refused: {error}");
+    }
 }
 
 /// Blocked before any thread starts, so that all inherit it and one thread can wait for them.

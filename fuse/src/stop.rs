@@ -1,6 +1,8 @@
 //! Takes the mount away: when nobody uses it, or detached from the tree while its last users finish.
 
-use std::path::PathBuf;
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,7 +10,7 @@ use parking_lot::Mutex;
 
 use crate::adapter::Shared;
 use crate::handover::HandOver;
-use crate::unmounter::{self, Unmounter};
+use crate::unmounter::Unmounter;
 
 pub(crate) use crate::unmounter::Unmounted;
 
@@ -18,29 +20,49 @@ const FLUSH: Duration = Duration::from_secs(2);
 /// Longer than any order takes, unless the kernel is stuck.
 const LAST_ORDER: Duration = Duration::from_secs(2);
 
-/// The mount point and whether our mount is still there. The lock also keeps the periodic flush, which opens the root for
+/// Whether our mount is still there, and its connection's end. The lock also keeps the periodic flush, which opens the root for
 /// a moment, from making the mount look busy.
 pub(crate) struct Place {
-    point: PathBuf,
-    device: u64,
+    /// The kernel's file that aborts the connection, opened while no other connection can have its number.
+    abort: Option<File>,
     attached: Mutex<Attached>,
     handover: HandOver,
 }
 
 struct Attached {
     there: bool,
-    /// Once this process may not unmount.
+    /// None once it was sent away.
     unmounter: Option<Unmounter>,
 }
 
 impl Place {
-    pub(crate) fn new(point: PathBuf, device: u64, unmounter: Option<Unmounter>, shared: Arc<Shared>) -> Place {
-        let attached = Mutex::new(Attached { there: true, unmounter });
-        Place { point, device, attached, handover: HandOver::new(shared) }
+    pub(crate) fn new(abort: Option<File>, unmounter: Unmounter, shared: Arc<Shared>) -> Place {
+        let attached = Mutex::new(Attached { there: true, unmounter: Some(unmounter) });
+        Place { abort, attached, handover: HandOver::new(shared) }
     }
 
-    pub(crate) fn device(&self) -> u64 {
-        self.device
+    /// Has every request fail, under way or later, so that the event loops end.
+    ///
+    /// # Errors
+    /// When the kernel did not let us have its file for that.
+    pub(crate) fn abort(&self) -> io::Result<()> {
+        self.abort.as_ref().ok_or(io::ErrorKind::NotFound)?.write_all(b"1")
+    }
+
+    /// Whether the mount answers. Not asked by this process: while every event loop is busy it would wait for itself.
+    pub(crate) fn look(&self) -> io::Result<()> {
+        match &mut self.attached.lock().unmounter {
+            Some(unmounter) => unmounter.look(),
+            None => Err(io::ErrorKind::NotConnected.into()),
+        }
+    }
+
+    /// A new connection to the bus of the system.
+    ///
+    /// # Errors
+    /// When nobody answers there.
+    pub(crate) fn dial(&self) -> io::Result<UnixStream> {
+        self.attached.lock().unmounter.as_mut().ok_or(io::ErrorKind::NotConnected)?.dial()
     }
 
     /// Unmounts, which makes the kernel write its pages to us first; with `detach` also when busy.
@@ -51,7 +73,7 @@ impl Place {
         }
         let unmounted = match &mut attached.unmounter {
             Some(unmounter) => unmounter.unmount(detach),
-            None => unmounter::unmount(&self.point, self.device, detach),
+            None => Unmounted::Gone,
         };
         attached.there = !matches!(unmounted, Unmounted::Gone | Unmounted::Detached);
         unmounted
@@ -77,7 +99,7 @@ impl Place {
         }
         match &mut attached.unmounter {
             Some(unmounter) => unmounter.flush(),
-            None => Ok(unmounter::flush(&self.point, self.device)),
+            None => Ok(false),
         }
     }
 

@@ -6,6 +6,7 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::thread;
@@ -15,7 +16,7 @@ use fuser::INodeNo;
 use lockbox::fs::FileSystem;
 
 use crate::adapter::Shared;
-use crate::login::Login;
+use crate::login::{self, Login};
 use crate::session::Event;
 use crate::stop::Place;
 use crate::ticker::ARRIVAL;
@@ -41,11 +42,26 @@ pub(crate) struct Target {
     pub(crate) events: Sender<Event>,
 }
 
-/// Subscribes and starts the thread that waits. The answer is a sentence for the user when this machine cannot tell that it sleeps.
-pub(crate) fn start(target: Target, address: Option<String>) -> Option<String> {
-    let begun = Login::connect(address.as_deref()).and_then(|mut login| Ok((login.delay_sleep()?, login)));
-    let (lock, login) = match begun {
-        Ok(begun) => begun,
+/// logind, subscribed to, and its lock that holds up the next sleep.
+pub(crate) struct Subscribed {
+    login: Login,
+    lock: OwnedFd,
+}
+
+/// Subscribes by the way of the bus, before the mount may hide that.
+pub(crate) fn connect() -> io::Result<Subscribed> {
+    login::dial().and_then(subscribe)
+}
+
+fn subscribe(stream: UnixStream) -> io::Result<Subscribed> {
+    let mut login = Login::over(stream)?;
+    Ok(Subscribed { lock: login.delay_sleep()?, login })
+}
+
+/// Starts the thread that waits. The answer is a sentence for the user when this machine cannot tell that it sleeps.
+pub(crate) fn start(target: Target, subscribed: io::Result<Subscribed>) -> Option<String> {
+    let subscribed = match subscribed {
+        Ok(subscribed) => subscribed,
         Err(error) => {
             return Some(format!(
                 "lock-on-suspend has no effect: logind cannot be reached ({error}); the archive stays mounted when the machine sleeps"
@@ -53,22 +69,20 @@ pub(crate) fn start(target: Target, address: Option<String>) -> Option<String> {
         }
     };
     // Not joined: it ends with the process, and so does the lock that it holds.
-    let started =
-        thread::Builder::new().name("suspend".into()).spawn(move || watch(&target, login, lock, address.as_deref()));
+    let started = thread::Builder::new().name("suspend".into()).spawn(move || watch(&target, subscribed));
     started.err().map(|error| format!("lock-on-suspend has no effect: {error}"))
 }
 
-fn watch(target: &Target, mut login: Login, lock: OwnedFd, address: Option<&str>) {
-    let mut lock = Some(lock);
+fn watch(target: &Target, mut subscribed: Subscribed) {
     loop {
-        let Err(error) = serve(target, &mut login, lock.take());
+        let Subscribed { mut login, lock } = subscribed;
+        let Err(error) = serve(target, &mut login, Some(lock));
         tracing::warn!("logind was lost, so the archive stays mounted when the machine sleeps: {error}");
-        (login, lock) = loop {
+        subscribed = loop {
             thread::sleep(RECONNECT);
-            if let Ok((found, login)) = Login::connect(address).and_then(|mut login| Ok((login.delay_sleep()?, login)))
-            {
+            if let Ok(again) = target.place.dial().and_then(subscribe) {
                 tracing::warn!("logind is there again");
-                break (login, Some(found));
+                break again;
             }
         };
     }

@@ -1,12 +1,15 @@
 //! A second process that unmounts, flushes and reads /proc for the daemon, which may not do so itself once it is in its sandbox.
 //!
-//! It starts before the daemon gives its rights up, knows the mount point and no secret, takes one byte per order on its standard input,
-//! which is a socket, and answers there with a line of JSON. Its standard output is a second socket, for questions about callers. It ends
-//! when the daemon does, however that ends: the sockets are closed then. A daemon that closed the archive says good-bye before; when it did
+//! It also is the one that looks below the mount: a daemon that does so waits for an answer of its own. It starts before the mount is there,
+//! which may hide what it is made of (the program, its libraries, the log), knows the mount point and no secret, takes one byte per order on
+//! its standard input, which is a socket, and answers there with a line of JSON; the first order tells it the mount's device number. Its
+//! standard output is a second socket, for questions about callers. It ends when the daemon does, however that ends: the sockets are closed then. A daemon that closed the archive says good-bye before; when it did
 //! not, as after SIGKILL, this process is the only one left to say so in the log.
 
-use std::io::{self, BufRead, BufReader, Read, Write};
+use std::io::{self, BufRead, BufReader, IoSlice, Read, Write};
+use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -15,11 +18,12 @@ use std::thread;
 
 use nix::sys::signal::SigSet;
 use parking_lot::Mutex;
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use serde::{Deserialize, Serialize};
 
 use crate::callers::{self, Callers};
-use crate::exit::Failure;
 use crate::journal::{self, Target};
+use crate::login;
 use crate::mount::{self, UnmountError};
 use crate::mountinfo::{self, Mounted};
 
@@ -28,6 +32,9 @@ pub const ARGUMENT: &str = "--unmounter";
 const POLITELY: u8 = b'u';
 const DETACH: u8 = b'd';
 const FLUSH: u8 = b'f';
+const LOOK: u8 = b'l';
+/// Is answered with a byte, and a descriptor when there is a bus.
+const DIAL: u8 = b's';
 /// Has no answer.
 const GOOD_BYE: u8 = b'g';
 
@@ -85,6 +92,15 @@ pub(crate) fn flush(point: &Path, device: u64) -> bool {
     true
 }
 
+/// Whether the mount with this device number is on top at `point` and answers.
+fn look(point: &Path, device: u64) -> Unmounted {
+    match point.metadata() {
+        Ok(root) if root.dev() == device => Unmounted::Busy,
+        Ok(_) => Unmounted::Gone,
+        Err(error) => Unmounted::Failed(error.to_string()),
+    }
+}
+
 /// The daemon's side.
 pub(crate) struct Unmounter {
     child: Child,
@@ -94,7 +110,7 @@ pub(crate) struct Unmounter {
 
 impl Unmounter {
     /// Returns when the process waits for orders and questions. `log` is where it says that the daemon is gone.
-    pub(crate) fn start(point: &Path, device: u64, log: &Target<'_>) -> io::Result<(Unmounter, Callers)> {
+    pub(crate) fn start(point: &Path, log: &Target<'_>) -> io::Result<(Unmounter, Callers)> {
         let (orders, their_orders) = UnixStream::pair()?;
         let (questions, their_questions) = UnixStream::pair()?;
         let (log, stderr) = match *log {
@@ -106,7 +122,6 @@ impl Unmounter {
             .arg0("mount.lockbox")
             .arg(ARGUMENT)
             .arg(point)
-            .arg(device.to_string())
             .args(log)
             // A terminal's interrupt is for the daemon alone.
             .process_group(0)
@@ -125,6 +140,24 @@ impl Unmounter {
         Ok((unmounter, Callers::Outside(Mutex::new(questions))))
     }
 
+    /// Tells it of the mount. Before that there is nothing that it can do.
+    pub(crate) fn mounted(&mut self, device: u64) -> io::Result<()> {
+        let orders = self.orders.as_mut().ok_or(io::ErrorKind::BrokenPipe)?;
+        orders.get_ref().write_all(&device.to_le_bytes())
+    }
+
+    /// Whether the mount answers.
+    ///
+    /// # Errors
+    /// What the kernel said instead, or that another mount is there.
+    pub(crate) fn look(&mut self) -> io::Result<()> {
+        match self.ask(LOOK)? {
+            Unmounted::Busy => Ok(()),
+            Unmounted::Failed(message) => Err(io::Error::other(message)),
+            Unmounted::Gone | Unmounted::Detached => Err(io::Error::other("something else is mounted there")),
+        }
+    }
+
     pub(crate) fn unmount(&mut self, detach: bool) -> Unmounted {
         match self.ask(if detach { DETACH } else { POLITELY }) {
             Ok(unmounted) => unmounted,
@@ -138,6 +171,13 @@ impl Unmounter {
     /// When the process is gone: then nothing is durable any more without fsync before the end.
     pub(crate) fn flush(&mut self) -> io::Result<bool> {
         Ok(self.ask(FLUSH)? == Unmounted::Busy)
+    }
+
+    /// Has it connect to the bus of the system: the daemon's sandbox connects nowhere.
+    pub(crate) fn dial(&mut self) -> io::Result<UnixStream> {
+        let orders = self.orders.as_mut().ok_or(io::ErrorKind::BrokenPipe)?.get_ref();
+        (&mut &*orders).write_all(&[DIAL])?;
+        mount::receive_descriptor(orders).map(UnixStream::from).ok_or_else(|| io::ErrorKind::NotConnected.into())
     }
 
     fn ask(&mut self, order: u8) -> io::Result<Unmounted> {
@@ -154,7 +194,7 @@ impl Unmounter {
 impl Drop for Unmounter {
     fn drop(&mut self) {
         if let Some(orders) = self.orders.take() {
-            // When that process is gone nobody needs to know.
+            // When that process is gone nobody needs to know. One that was told of no mount takes this for its end.
             let _ = orders.get_ref().write_all(&[GOOD_BYE]);
         }
         let _ = self.child.wait();
@@ -166,25 +206,40 @@ pub fn run() -> io::Result<()> {
     // A supervisor that stops the whole group means the daemon, which still needs this process then.
     SigSet::all().thread_block()?;
     let mut arguments = std::env::args_os().skip(2);
-    let (Some(point), Some(device)) = (arguments.next().map(PathBuf::from), arguments.next()) else {
-        return Err(io::ErrorKind::InvalidInput.into());
-    };
+    let point = arguments.next().map(PathBuf::from).ok_or(io::ErrorKind::InvalidInput)?;
     let log = arguments.next().map(PathBuf::from);
-    let device = device.to_str().and_then(|text| text.parse().ok()).ok_or(io::ErrorKind::InvalidInput)?;
+    // Opened while it is there: the mount may hide it.
+    let target = match log.as_deref() {
+        None => Target::System,
+        Some(path) if path == Path::new(STANDARD_ERROR) => Target::Terminal,
+        Some(path) => Target::File(path),
+    };
+    journal::start(&target, false).map_err(|failure| io::Error::other(failure.message))?;
     let mut orders = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
     let questions = UnixStream::from(io::stdout().as_fd().try_clone_to_owned()?);
     // Not waited for: it ends with this process, and without it the daemon is answered that nothing is known.
     thread::Builder::new().name("callers".into()).spawn(move || callers::serve(questions))?;
     orders.write_all(b"ready\n")?;
+    let mut device = [0; 8];
+    if orders.read_exact(&mut device).is_err() {
+        // There was no mount, and nothing was lost.
+        return Ok(());
+    }
+    let device = u64::from_le_bytes(device);
     let parting = take_orders(&mut orders, |order| match order {
         FLUSH if flush(&point, device) => Unmounted::Busy,
         FLUSH => Unmounted::Gone,
+        LOOK => look(&point, device),
         _ => unmount(&point, device, order == DETACH),
     });
     match parting {
-        Parting::GoodBye => Ok(()),
-        Parting::Lost => mourn(&point, log.as_deref()).map_err(|failure| io::Error::other(failure.message)),
+        Parting::GoodBye => {}
+        Parting::Lost => tracing::error!(
+            "{}: the daemon is gone without closing the archive; what was not durable is lost",
+            point.display()
+        ),
     }
+    Ok(())
 }
 
 /// How the daemon went.
@@ -200,6 +255,7 @@ fn take_orders(orders: &mut UnixStream, mut carry_out: impl FnMut(u8) -> Unmount
     loop {
         match orders.read(&mut order) {
             Ok(1) if order[0] == GOOD_BYE => return Parting::GoodBye,
+            Ok(1) if order[0] == DIAL && hand_over(orders, login::dial()).is_ok() => {}
             // It may die before it takes the answer.
             Ok(1) if answer(orders, &carry_out(order[0])).is_ok() => {}
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -208,25 +264,23 @@ fn take_orders(orders: &mut UnixStream, mut carry_out: impl FnMut(u8) -> Unmount
     }
 }
 
+/// Sends the connection with a byte, or the byte alone.
+fn hand_over(orders: &UnixStream, connection: io::Result<UnixStream>) -> io::Result<()> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    let connection = connection.ok();
+    let descriptors: Vec<_> = connection.iter().map(AsFd::as_fd).collect();
+    if !descriptors.is_empty() {
+        control.push(SendAncillaryMessage::ScmRights(&descriptors));
+    }
+    sendmsg(orders, &[IoSlice::new(&[DIAL])], &mut control, SendFlags::NOSIGNAL)?;
+    Ok(())
+}
+
 fn answer(orders: &mut UnixStream, unmounted: &Unmounted) -> io::Result<()> {
     let mut line = serde_json::to_vec(unmounted)?;
     line.push(b'\n');
     orders.write_all(&line)
-}
-
-/// Says that the daemon is gone, where the daemon would have said it.
-fn mourn(point: &Path, log: Option<&Path>) -> Result<(), Failure> {
-    let target = match log {
-        None => Target::System,
-        Some(path) if path == Path::new(STANDARD_ERROR) => Target::Terminal,
-        Some(path) => Target::File(path),
-    };
-    journal::start(&target, false)?;
-    tracing::error!(
-        "{}: the daemon is gone without closing the archive; what was not durable is lost",
-        point.display()
-    );
-    Ok(())
 }
 
 #[cfg(test)]
@@ -276,5 +330,16 @@ mod tests {
             drop(Unmounter { child, orders: Some(BufReader::new(orders)) });
         };
         assert_eq!(parted(orderly), (Parting::GoodBye, vec![]));
+    }
+
+    #[test]
+    fn a_connection_is_handed_over_or_known_to_be_missing() {
+        let (daemon, unmounter) = UnixStream::pair().unwrap();
+        let (mut bus, end) = UnixStream::pair().unwrap();
+        hand_over(&unmounter, Ok(end)).unwrap();
+        mount::receive_descriptor(&daemon).map(UnixStream::from).unwrap().write_all(b"x").unwrap();
+        bus.read_exact(&mut [0]).unwrap();
+        hand_over(&unmounter, Err(io::ErrorKind::NotFound.into())).unwrap();
+        assert!(mount::receive_descriptor(&daemon).is_none());
     }
 }

@@ -45,7 +45,7 @@ pub use mirror::{Change, Changed, Deletion, MirrorPlan};
 pub use path::{display, resolve};
 pub use rekey::{KeepKeys, RekeyOptions, RekeyReport};
 pub use rescue::{Later, PARTIAL, RescueOptions, RescueProgress, RescueReport, RescueState, Rescued, UNNAMED};
-pub use seen::{SeenOptions, Witness, state_directory};
+pub use seen::{SeenOptions, Witness, seen_directory, state_directory};
 pub use slots::{KeyKind, NewKey, Secrets};
 pub use tar::{TarExport, TarImport, TarImportOptions};
 

@@ -9,7 +9,7 @@ mod server;
 
 pub use client::{ask, running};
 pub use places::{Place, Runtime, places, runtime};
-pub use server::{Server, serve};
+pub use server::{Listening, Server, listen};
 
 use std::fmt::Write;
 use std::path::{Path, PathBuf};

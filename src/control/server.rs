@@ -1,8 +1,12 @@
 //! The server half of the control socket: a thread that accepts, and one short-lived thread per request.
+//!
+//! The socket is bound before the archive is mounted, and taken away by its directory's descriptor: the mount may lie over that directory.
 
+use std::ffi::OsString;
 use std::fs::{self, DirBuilder, Permissions};
 use std::io::{self, BufRead, BufReader, Read, Write};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -13,6 +17,8 @@ use std::time::Duration;
 use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 use nix::unistd::geteuid;
 use parking_lot::{Condvar, Mutex};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, Stat, fstat, openat, statat, unlinkat};
+use rustix::net::Shutdown;
 
 use super::{MAX_LINE, Request, Response, directory, socket_path};
 use crate::error::{Error, Result};
@@ -22,13 +28,45 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 /// More connections at a time than any set of commands opens; beyond it new ones are dropped.
 const MAX_CONNECTIONS: usize = 64;
 
+/// A socket that waits for a daemon to answer; dropping it takes it away.
+pub struct Listening {
+    socket: Socket,
+    listener: Arc<UnixListener>,
+}
+
 /// The open socket of a daemon. Dropping it takes the socket away.
 pub struct Server {
-    socket: PathBuf,
-    /// Device and inode of the socket as bound, so that a successor's socket is never removed.
-    bound: (u64, u64),
+    socket: Socket,
+    listener: Arc<UnixListener>,
     shared: Arc<Shared>,
     acceptor: Option<JoinHandle<()>>,
+}
+
+/// A name in the directory of sockets, which goes when this is dropped.
+struct Socket {
+    path: PathBuf,
+    directory: OwnedFd,
+    name: OsString,
+    /// Device and inode of the socket as bound, so that a successor's socket is never removed.
+    bound: (u64, u64),
+}
+
+impl Socket {
+    fn identity(directory: &OwnedFd, name: &OsString) -> rustix::io::Result<(u64, u64)> {
+        statat(directory, name, AtFlags::SYMLINK_NOFOLLOW).map(|found: Stat| (found.st_dev, found.st_ino))
+    }
+
+    fn remove(&self) {
+        if Socket::identity(&self.directory, &self.name) == Ok(self.bound) {
+            let _ = unlinkat(&self.directory, &self.name, AtFlags::empty());
+        }
+    }
+}
+
+impl Drop for Socket {
+    fn drop(&mut self) {
+        self.remove();
+    }
 }
 
 struct Shared {
@@ -39,56 +77,67 @@ struct Shared {
     answered: Condvar,
 }
 
-/// Listens on the archive's socket; `handler` runs in a thread of its own for each request and may take its time.
-/// A socket file that nobody answers on is replaced.
+/// Listens on the archive's socket: who connects waits until it is served. A socket file that nobody answers on is replaced.
 ///
 /// # Errors
 /// `InUse` when a daemon answers on the socket, `NotPermitted` when the directory is not ours alone, `Io`.
-pub fn serve<H>(runtime: &Path, archive_id: &[u8; 16], handler: H) -> Result<Server>
-where
-    H: Fn(Request) -> Response + Send + Sync + 'static,
-{
-    prepare_directory(&directory(runtime))?;
-    let socket = socket_path(runtime, archive_id);
-    let at = |what: &str| format!("{what} control socket: path={}", socket.display());
-    let listener = bind(&socket)?;
-    fs::set_permissions(&socket, Permissions::from_mode(0o600)).map_err(|e| Error::io(at("protect"), e))?;
-    let metadata = fs::symlink_metadata(&socket).map_err(|e| Error::io(at("inspect"), e))?;
+pub fn listen(runtime: &Path, archive_id: &[u8; 16]) -> Result<Listening> {
+    let directory = prepare_directory(&directory(runtime))?;
+    let path = socket_path(runtime, archive_id);
+    let at = |what: &str| format!("{what} control socket: path={}", path.display());
+    let name = path.file_name().unwrap_or_default().to_owned();
+    let listener = Arc::new(bind(&path)?);
+    fs::set_permissions(&path, Permissions::from_mode(0o600)).map_err(|e| Error::io(at("protect"), e))?;
+    let bound = Socket::identity(&directory, &name).map_err(|e| Error::io(at("inspect"), e.into()))?;
+    Ok(Listening { socket: Socket { path, directory, name, bound }, listener })
+}
 
-    let shared = Arc::new(Shared {
-        stopping: AtomicBool::new(false),
-        connections: AtomicUsize::new(0),
-        unanswered: Mutex::new(0),
-        answered: Condvar::new(),
-    });
-    let acceptor = {
-        let shared = Arc::clone(&shared);
-        let handler: Arc<Handler> = Arc::new(handler);
-        thread::Builder::new()
-            .name("control".into())
-            .spawn(move || accept(&listener, &shared, &handler))
-            .map_err(|e| Error::io(at("start thread for"), e))?
-    };
-    Ok(Server { socket, bound: (metadata.dev(), metadata.ino()), shared, acceptor: Some(acceptor) })
+impl Listening {
+    /// The directory that the socket lies in.
+    pub fn directory(&self) -> &OwnedFd {
+        &self.socket.directory
+    }
+
+    /// `handler` runs in a thread of its own for each request and may take its time.
+    ///
+    /// # Errors
+    /// Those of starting a thread.
+    pub fn serve<H>(self, handler: H) -> Result<Server>
+    where
+        H: Fn(Request) -> Response + Send + Sync + 'static,
+    {
+        let shared = Arc::new(Shared {
+            stopping: AtomicBool::new(false),
+            connections: AtomicUsize::new(0),
+            unanswered: Mutex::new(0),
+            answered: Condvar::new(),
+        });
+        let acceptor = {
+            let (shared, listener) = (Arc::clone(&shared), Arc::clone(&self.listener));
+            let handler: Arc<Handler> = Arc::new(handler);
+            thread::Builder::new()
+                .name("control".into())
+                .spawn(move || accept(&listener, &shared, &handler))
+                .map_err(|e| Error::io("start thread for control socket", e))?
+        };
+        Ok(Server { socket: self.socket, listener: self.listener, shared, acceptor: Some(acceptor) })
+    }
 }
 
 type Handler = dyn Fn(Request) -> Response + Send + Sync;
 
 impl Server {
     pub fn socket(&self) -> &Path {
-        &self.socket
+        &self.socket.path
     }
 
     /// Takes the socket away, so that no new client comes; requests under way still get their answers.
     pub fn close(&mut self) {
         let Some(acceptor) = self.acceptor.take() else { return };
         self.shared.stopping.store(true, Ordering::SeqCst);
-        let woken = UnixStream::connect(&self.socket).is_ok();
-        if fs::symlink_metadata(&self.socket).is_ok_and(|m| (m.dev(), m.ino()) == self.bound) {
-            let _ = fs::remove_file(&self.socket);
-        }
-        // Somebody may have removed the socket: then the thread sleeps in accept and ends with the process.
-        if woken {
+        self.socket.remove();
+        // Ends the wait in accept(2), also when somebody removed the socket.
+        if rustix::net::shutdown(&self.listener, Shutdown::Both).is_ok() {
             let _ = acceptor.join();
         }
     }
@@ -110,19 +159,21 @@ impl Drop for Server {
 }
 
 /// Makes the directory, mode 0700, or verifies that it is ours alone: in a shared parent another user may have made it.
-fn prepare_directory(path: &Path) -> Result<()> {
+fn prepare_directory(path: &Path) -> Result<OwnedFd> {
     match DirBuilder::new().mode(0o700).create(path) {
         Err(e) if e.kind() != io::ErrorKind::AlreadyExists => {
             return Err(Error::io(format!("create {}", path.display()), e));
         }
         _ => {}
     }
-    let metadata = fs::symlink_metadata(path).map_err(|e| Error::io(format!("inspect {}", path.display()), e))?;
-    if !metadata.is_dir() || metadata.uid() != geteuid().as_raw() || metadata.mode() & 0o077 != 0 {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let opened = openat(CWD, path, flags, Mode::empty()).and_then(|opened| Ok((fstat(&opened)?, opened)));
+    let (metadata, opened) = opened.map_err(|e| Error::io(format!("inspect {}", path.display()), e.into()))?;
+    if metadata.st_uid != geteuid().as_raw() || metadata.st_mode & 0o077 != 0 {
         tracing::error!(path = %path.display(), "the runtime directory must be of mode 0700 and belong to this user");
         return Err(Error::NotPermitted);
     }
-    Ok(())
+    Ok(opened)
 }
 
 fn bind(socket: &Path) -> Result<UnixListener> {

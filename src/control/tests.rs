@@ -26,6 +26,14 @@ fn describe(request: Request) -> Response {
     }
 }
 
+fn serve(
+    runtime: &Path,
+    id: &[u8; 16],
+    handler: impl Fn(Request) -> Response + Send + Sync + 'static,
+) -> crate::Result<Server> {
+    listen(runtime, id)?.serve(handler)
+}
+
 #[test]
 fn a_question_gets_the_handlers_answer_and_the_socket_goes_with_the_server() {
     let runtime = tempfile::tempdir().unwrap();

@@ -82,11 +82,16 @@ impl HostEntry {
 
     /// Whether the name is that of `file` now.
     pub fn is(&self, file: impl AsFd) -> io::Result<bool> {
-        match rustix::fs::statat(&self.directory, &self.name, AtFlags::SYMLINK_NOFOLLOW) {
+        match self.stat(AtFlags::SYMLINK_NOFOLLOW) {
             Ok(named) => Ok(identity(&named) == identity(&rustix::fs::fstat(file)?)),
             Err(Errno::NOENT) => Ok(false),
             Err(errno) => Err(errno.into()),
         }
+    }
+
+    /// What has the name.
+    pub(super) fn stat(&self, how: AtFlags) -> std::result::Result<Stat, Errno> {
+        rustix::fs::statat(&self.directory, &self.name, how)
     }
 
     /// Removes the name if it is that of `file`; whether it was.

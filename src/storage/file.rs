@@ -1,4 +1,7 @@
 //! An archive in an ordinary file, locked against other processes.
+//!
+//! The file's name is looked up in its directory, which is opened once, never again by path: an archive may be mounted over the directory
+//! that holds it, and the daemon, which answers every lookup below its mount, would wait for itself.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -12,6 +15,7 @@ use nix::errno::Errno;
 use nix::fcntl::{FallocateFlags, FcntlArg, PosixFadviseAdvice, fallocate, fcntl, posix_fadvise};
 use nix::libc;
 use nix::unistd::{Whence, fdatasync, lseek};
+use rustix::fs::{AtFlags, FileType};
 
 use super::{HostEntry, Storage, end_of, truncated};
 use crate::error::{Error, Result};
@@ -37,11 +41,37 @@ static ZEROS: [u8; 64 * 1024] = [0; 64 * 1024];
 /// A locked file. The lock belongs to the open file description and ends with it, however the process ends.
 pub struct FileStorage {
     file: File,
-    /// Absolute, so that a later change of the working directory does not matter.
+    /// For messages.
     path: PathBuf,
+    name: Name,
     read_only: bool,
     /// Length that the file must have at least: the last one set, or a greater one written or seen.
     least: AtomicU64,
+}
+
+/// A file's name, which whatever is mounted over its directory does not hide.
+struct Name {
+    entry: HostEntry,
+    /// None but a link that was there at first is followed: a later one may lead anywhere.
+    how: AtFlags,
+}
+
+impl Name {
+    /// The file need not exist.
+    fn of(entry: HostEntry) -> Name {
+        let found = entry.stat(AtFlags::SYMLINK_NOFOLLOW);
+        let is_link = found.is_ok_and(|found| FileType::from_raw_mode(found.st_mode) == FileType::Symlink);
+        Name { entry, how: if is_link { AtFlags::empty() } else { AtFlags::SYMLINK_NOFOLLOW } }
+    }
+
+    /// Whether it names the file with this metadata now.
+    ///
+    /// # Errors
+    /// `NotFound` when there is no such name.
+    fn names(&self, file: &fs::Metadata) -> io::Result<bool> {
+        let named = self.entry.stat(self.how)?;
+        Ok((named.st_dev, named.st_ino) == (file.dev(), file.ino()))
+    }
 }
 
 impl FileStorage {
@@ -55,7 +85,11 @@ impl FileStorage {
             _ => Error::io(format!("creating {}", path.display()), source),
         })?;
         match lock(&file, LockMode::Exclusive, path) {
-            Ok(()) => Ok(FileStorage { file, path: path.into(), read_only: false, least: AtomicU64::new(0) }),
+            Ok(()) => {
+                let name = entry.beside(entry.name().to_owned()).map(Name::of);
+                let name = name.map_err(|source| looking_up(path, source))?;
+                Ok(FileStorage { file, path: path.into(), name, read_only: false, least: AtomicU64::new(0) })
+            }
             // Somebody opened the new file at once: it is in their hands.
             Err(error @ Error::InUse(_)) => Err(error),
             Err(error) => {
@@ -77,36 +111,41 @@ impl FileStorage {
         let path = absolute(path)?;
         let write = mode == LockMode::Exclusive;
         let open = || OpenOptions::new().read(true).write(write).custom_flags(flags).open(&path);
-        FileStorage::open_by(&path, mode, &open, &|file| {
-            let opened = file.metadata()?;
-            match fs::metadata(&path) {
-                Ok(named) => Ok((named.dev(), named.ino()) == (opened.dev(), opened.ino())),
-                Err(source) if source.kind() == io::ErrorKind::NotFound => Ok(false),
-                Err(source) => Err(source),
-            }
-        })
+        FileStorage::open_by(&path, mode, &open, &|| HostEntry::of(&path))
     }
 
     /// The same by the name in a directory that is held open; a link there is not followed.
     pub fn open_entry(entry: &HostEntry, mode: LockMode) -> Result<FileStorage> {
-        FileStorage::open_by(entry.path(), mode, &|| entry.open(mode == LockMode::Exclusive), &|file| entry.is(file))
+        let name = || entry.beside(entry.name().to_owned());
+        FileStorage::open_by(entry.path(), mode, &|| entry.open(mode == LockMode::Exclusive), &name)
     }
 
     fn open_by(
         path: &Path,
         mode: LockMode,
         open: &dyn Fn() -> io::Result<File>,
-        is_named: &dyn Fn(&File) -> io::Result<bool>,
+        name: &dyn Fn() -> io::Result<HostEntry>,
     ) -> Result<FileStorage> {
         for _ in 0..OPEN_ATTEMPTS {
             let file = regular(open(), mode, path)?;
             lock(&file, mode, path)?;
             // Between open and lock somebody may have put another file in place (`compact` does): the lock would be on a
             // file without a name.
-            if is_named(&file).map_err(|source| Error::io(format!("looking up {}", path.display()), source))? {
-                let least = AtomicU64::new(metadata(&file, path)?.len());
-                let read_only = mode == LockMode::Shared;
-                return Ok(FileStorage { file, path: path.into(), read_only, least });
+            let opened = metadata(&file, path)?;
+            match name().map(Name::of).and_then(|name| Ok((name.names(&opened)?, name))) {
+                Ok((true, name)) => {
+                    let least = AtomicU64::new(opened.len());
+                    return Ok(FileStorage {
+                        file,
+                        path: path.into(),
+                        name,
+                        read_only: mode == LockMode::Shared,
+                        least,
+                    });
+                }
+                Ok((false, _)) => {}
+                Err(source) if source.kind() == io::ErrorKind::NotFound => {}
+                Err(source) => return Err(looking_up(path, source)),
             }
         }
         Err(Error::InUse(format!("{} is being replaced again and again", path.display())))
@@ -188,6 +227,10 @@ fn absolute(path: &Path) -> Result<PathBuf> {
 
 fn metadata(file: &File, path: &Path) -> Result<fs::Metadata> {
     file.metadata().map_err(|source| Error::io(format!("examining {}", path.display()), source))
+}
+
+fn looking_up(path: &Path, source: io::Error) -> Error {
+    Error::io(format!("looking up {}", path.display()), source)
 }
 
 fn regular(file: io::Result<File>, mode: LockMode, path: &Path) -> Result<File> {
@@ -369,10 +412,9 @@ impl Storage for FileStorage {
     fn still_there(&self) -> Result<()> {
         self.check_uncut()?;
         let opened = metadata(&self.file, &self.path)?;
-        match fs::metadata(&self.path) {
-            Ok(named) if (named.dev(), named.ino()) == (opened.dev(), opened.ino()) => {}
+        match self.name.names(&opened) {
             // Moved away, the file still has a name, and what is written to it can be found.
-            Ok(_) if opened.nlink() == 0 => {
+            Ok(false) if opened.nlink() == 0 => {
                 return Err(Error::damaged(format!("{} was replaced by another file", self.path.display())));
             }
             Err(source) if source.kind() == io::ErrorKind::NotFound && opened.nlink() == 0 => {
@@ -380,7 +422,7 @@ impl Storage for FileStorage {
             }
             Ok(_) => {}
             Err(source) if source.kind() == io::ErrorKind::NotFound => {}
-            Err(source) => return Err(Error::io(format!("looking up {}", self.path.display()), source)),
+            Err(source) => return Err(looking_up(&self.path, source)),
         }
         Ok(())
     }

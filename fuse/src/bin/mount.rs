@@ -11,7 +11,7 @@ use lockbox_fuse::journal::{self, Target};
 use lockbox_fuse::notify::Notify;
 use lockbox_fuse::options::Options;
 use lockbox_fuse::session::{self, Task};
-use lockbox_fuse::{daemon, mount, remount, unlock, unmounter};
+use lockbox_fuse::{daemon, hidden, kept, mount, remount, unlock, unmounter};
 use lockbox_secrets::{Cache, Sources};
 
 /// Mount a lockbox archive
@@ -83,9 +83,12 @@ Options:
   idle=TIME                    Unmount when unused that long, such as 10m
   lock-on-suspend              Unmount before the machine sleeps
   nofail                       A missing archive is no failure
+  over-archive                 Mount also where that hides the archive, the log,
+                               or what the daemon keeps
   foreground                   As --foreground
   suid, dev, exec, nosuid, nodev, noexec, noatime
                                As in mount(8); default nosuid,nodev
+  set-id, devices              suid and dev, in words that mount(8) passes on
   remount                      Change ro, rw and these of a living mount
 Exit codes:
   0 mounted, 1 usage, 2 other error, 10 wrong passphrase, 11 not an archive or
@@ -141,6 +144,7 @@ fn mount_archive(arguments: &Arguments) -> Result<(), Failure> {
         return if arguments.fake { Ok(()) } else { remount::remount(&point, flags) };
     }
     let mut options = options(arguments)?;
+    kept::check(&options, &arguments.archive, &arguments.directory)?;
     options.foreground |= arguments.foreground;
     options.sandbox &= !arguments.no_sandbox;
     options.sources.overridden_by(&arguments.sources);
@@ -155,6 +159,7 @@ fn mount_archive(arguments: &Arguments) -> Result<(), Failure> {
         archive => archive.map_err(|e| Failure::other(format!("cannot open {}: {e}", arguments.archive.display())))?,
     };
     let point = daemon::prepare_point(&arguments.directory)?;
+    hidden::check(&point, &archive, &options)?;
     // Before the passphrase is asked for and worked on for a second.
     if let Some(failure) = session::holder(&archive) {
         return Err(failure);
@@ -166,6 +171,7 @@ fn mount_archive(arguments: &Arguments) -> Result<(), Failure> {
     let task =
         Task { archive: OsString::from(archive), point: OsString::from(point), options, verbose: arguments.verbose };
     if task.options.foreground {
+        daemon::close_inherited();
         journal::start(&Target::of(&task.options), task.verbose)?;
         let notify = Notify::connect(std::env::var_os("NOTIFY_SOCKET"))?;
         let ready = |_: Option<&str>| {

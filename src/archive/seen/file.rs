@@ -1,9 +1,16 @@
 //! The file in which what is remembered of one archive lies, sealed.
+//!
+//! Its directory is opened once, when the archive is: later the archive may be mounted over it, and a daemon that looks below its own
+//! mount waits for itself. So a directory that could not be had then is not tried again.
 
-use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::fs::{DirBuilder, File};
 use std::io::{self, Read, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
+
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, openat, renameat, unlinkat};
+use rustix::io::Errno;
 
 use super::{HEAD, MARK, Seen, TRAIL, shown};
 use crate::crypto::SecretKey;
@@ -22,9 +29,22 @@ const AAD: &[u8] = b"lockbox/v1/seen";
 
 /// Where one archive is remembered, and the key that seals it.
 pub(in crate::archive) struct SeenFile {
-    directory: PathBuf,
+    directory: rustix::io::Result<OwnedFd>,
+    name: String,
+    /// For messages.
     path: PathBuf,
     key: XaesKey,
+}
+
+fn open_directory(path: &Path) -> io::Result<OwnedFd> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    match openat(CWD, path, flags, Mode::empty()) {
+        Err(Errno::NOENT) => {
+            DirBuilder::new().recursive(true).mode(0o700).create(path)?;
+            Ok(openat(CWD, path, flags, Mode::empty())?)
+        }
+        opened => Ok(opened?),
+    }
 }
 
 impl SeenFile {
@@ -32,8 +52,9 @@ impl SeenFile {
         let name: String =
             hkdf(volume_key, archive, NAME_LABEL).bytes()[..16].iter().map(|b| format!("{b:02x}")).collect();
         SeenFile {
-            directory: directory.to_path_buf(),
+            directory: open_directory(directory).map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO)),
             path: directory.join(format!("{name}.seen")),
+            name,
             key: XaesKey::new(&hkdf(volume_key, archive, KEY_LABEL)),
         }
     }
@@ -45,12 +66,16 @@ impl SeenFile {
     pub(in crate::archive) fn load(&self) -> Result<Option<Seen>> {
         let failed = |e| Error::io(format!("cannot read {}", shown(&self.path)), e);
         let mut bytes = Vec::new();
-        match File::open(&self.path) {
-            Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => return Ok(None),
-            Err(e) => return Err(failed(e)),
-            Ok(file) => {
-                file.take((NONCE + HEAD + MARK * TRAIL + TAG) as u64 + 1).read_to_end(&mut bytes).map_err(failed)?
-            }
+        // Without a directory there is nothing to read; that nothing can be remembered is told when it is tried.
+        let Ok(directory) = &self.directory else { return Ok(None) };
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        match openat(directory, format!("{}.seen", self.name), flags, Mode::empty()) {
+            Err(Errno::NOENT) => return Ok(None),
+            Err(e) => return Err(failed(e.into())),
+            Ok(file) => File::from(file)
+                .take((NONCE + HEAD + MARK * TRAIL + TAG) as u64 + 1)
+                .read_to_end(&mut bytes)
+                .map_err(failed)?,
         };
         let altered = || Error::damaged(format!("{} was altered", shown(&self.path)));
         let (nonce, sealed) = bytes.split_first_chunk::<NONCE>().ok_or_else(altered)?;
@@ -67,22 +92,23 @@ impl SeenFile {
         environment.fill_random(&mut nonce)?;
         let mut sealed = seen.encode();
         let tag = self.key.seal(&nonce, AAD, &mut sealed);
-        DirBuilder::new().recursive(true).mode(0o700).create(&self.directory).map_err(failed)?;
+        let directory = self.directory.as_ref().map_err(|&errno| failed(errno.into()))?;
         // The nonce is random, so is the name: two processes do not meet, and no link of somebody else is followed.
         let suffix: String = nonce[..8].iter().map(|b| format!("{b:02x}")).collect();
-        let temporary = self.path.with_extension(format!("{suffix}.new"));
+        let temporary = format!("{}.{suffix}.new", self.name);
         let write = || -> io::Result<()> {
-            let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&temporary)?;
+            let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+            let mut file = File::from(openat(directory, &temporary, flags, Mode::RUSR | Mode::WUSR)?);
             file.write_all(&[&nonce[..], &sealed, &tag].concat())?;
             file.sync_all()?;
-            fs::rename(&temporary, &self.path)?;
+            renameat(directory, &temporary, directory, format!("{}.seen", self.name))?;
             // File systems without the notion answer EINVAL; the rename stands all the same.
-            let _ = File::open(&self.directory)?.sync_all();
+            let _ = rustix::fs::fsync(directory);
             Ok(())
         };
         write().map_err(|e| {
             // It may not exist.
-            let _ = fs::remove_file(&temporary);
+            let _ = unlinkat(directory, &temporary, AtFlags::empty());
             failed(e)
         })
     }

@@ -51,6 +51,11 @@ pub fn state_directory(state_home: Option<OsString>, home: Option<OsString>, roo
     }
 }
 
+/// The part of [`state_directory`] that holds nothing but what is remembered of archives: a mount's daemon keeps access to that alone.
+pub fn seen_directory(state_home: Option<OsString>, home: Option<OsString>, root: bool) -> Option<PathBuf> {
+    state_directory(state_home, home, root).map(|directory| directory.join("seen"))
+}
+
 /// Sessions that are remembered, to tell an older copy from a fork with a lower number: 48 bytes each.
 const TRAIL: usize = 64;
 

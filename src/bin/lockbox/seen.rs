@@ -1,6 +1,6 @@
 //! What this user remembers of archives: where, and what is accepted although it contradicts that.
 
-use lockbox::archive::{SeenOptions, state_directory};
+use lockbox::archive::{SeenOptions, seen_directory};
 use nix::unistd::geteuid;
 
 /// What to do about an archive that is not what was seen before
@@ -17,7 +17,7 @@ pub(crate) struct SeenArgs {
 impl SeenArgs {
     pub(crate) fn options(&self) -> SeenOptions {
         let directory =
-            state_directory(std::env::var_os("XDG_STATE_HOME"), std::env::var_os("HOME"), geteuid().is_root());
+            seen_directory(std::env::var_os("XDG_STATE_HOME"), std::env::var_os("HOME"), geteuid().is_root());
         SeenOptions { directory, accept_older: self.accept_older, accept_fork: self.accept_fork }
     }
 }

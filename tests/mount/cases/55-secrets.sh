@@ -128,6 +128,8 @@ case_a_mounted_daemon_is_in_its_sandbox() {
     attach box
     pid=$(daemon_of "$WORK/box.lbx")
     same "$(cat /proc/"$pid"/task/*/status | awk '$1 == "NoNewPrivs:" { print $2 }' | sort -u)" 1
+    # Each thread has the filter of system calls.
+    same "$(cat /proc/"$pid"/task/*/status | awk '$1 == "Seccomp:" { print $2 }' | sort -u)" 2
     # The process that unmounts is outside, and has no secret.
     other=$(pgrep -P "$pid")
     same "$(tr '\0' '\n' <"/proc/$other/cmdline" | sed -n 2p)" --unmounter
@@ -195,4 +197,21 @@ case_an_older_copy_is_refused_by_mount() {
     detach box
     attach box
     detach box
+}
+
+case_a_daemon_holds_nothing_that_its_caller_had_open() {
+    local pid
+    new_archive box
+    echo secret >"$WORK/open"
+    exec 9<"$WORK/open"
+    attach box
+    pid=$(daemon_of "$WORK/box.lbx")
+    ! find "/proc/$pid/fd" "/proc/$(pgrep -P "$pid")/fd" -lname "$WORK/open" | grep . || fail 'the daemon has it open'
+    detach box
+    in_background mount.lockbox --foreground "$WORK/box.lbx" "$WORK/box" -o "passfile=$PASSFILE" 2>"$WORK/box.log"
+    pid=$!
+    await 30 mountpoint -q "$WORK/box"
+    ! find "/proc/$pid/fd" -lname "$WORK/open" | grep . || fail 'in the foreground it has'
+    exec 9<&-
+    lockbox umount "$WORK/box"
 }

@@ -435,3 +435,33 @@ case_the_units_are_what_systemd_expects() {
         >"$WORK/verified" 2>&1 || fail "$(cat "$WORK/verified")"
     ! grep -F "$WORK" "$WORK/verified" || fail 'systemd complains of a unit'
 }
+
+case_set_id_and_devices_come_through_mount_8() {
+    installed rights_by_mount_8
+}
+
+rights_by_mount_8() {
+    new_archive box
+    flags() { awk -v point="$WORK/box" '$5 == point { print $6 }' /proc/self/mountinfo; }
+    has_both() {
+        [[ ,$(flags), != *,nosuid,* && ,$(flags), != *,nodev,* ]] || fail "$1: $(flags)"
+        lockbox umount "$WORK/box"
+    }
+    mount -t lockbox -o "set-id,devices,passfile=$PASSFILE" "$WORK/box.lbx" "$WORK/box"
+    has_both 'command line'
+    # One of the two, and the order of the others does not matter.
+    mount -t lockbox -o "rw,set-id,exec,passfile=$PASSFILE" "$WORK/box.lbx" "$WORK/box"
+    same "$(flags)" rw,nodev,noatime
+    lockbox umount "$WORK/box"
+    echo "$WORK/box.lbx $WORK/box lockbox noauto,set-id,devices,passfile=$PASSFILE 0 0" >"$WORK/fstab"
+    mount -T "$WORK/fstab" "$WORK/box"
+    has_both fstab
+    # What mount(8) keeps to itself is not lost in silence.
+    expect 1 'does not pass the option suid on.*set-id' mount -t lockbox -o "suid,dev,passfile=$PASSFILE" "$WORK/box.lbx" "$WORK/box"
+    echo "$WORK/box.lbx $WORK/box lockbox noauto,dev,passfile=$PASSFILE 0 0" >"$WORK/fstab"
+    expect 1 'does not pass the option dev on.*devices' mount -T "$WORK/fstab" "$WORK/box"
+    ! mountpoint -q "$WORK/box" || fail 'it was mounted all the same'
+    # Called by hand, the words have always meant this.
+    mount.lockbox "$WORK/box.lbx" "$WORK/box" -o "suid,dev,passfile=$PASSFILE"
+    has_both 'by hand'
+}

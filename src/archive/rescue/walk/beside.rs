@@ -4,10 +4,10 @@ use std::os::fd::OwnedFd;
 
 use rustix::fs::AtFlags;
 
-use super::super::{RescueProgress, RescueState};
 use super::super::index::Version;
 use super::super::object::Object;
 use super::super::write::{self, Source};
+use super::super::{RescueProgress, RescueState};
 use super::Walk;
 use crate::archive::Progress;
 use crate::archive::host::host_error;

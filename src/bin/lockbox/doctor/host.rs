@@ -148,14 +148,27 @@ fn mount_by_type() -> Finding {
 
 fn sandbox() -> Finding {
     const NAME: &str = "sandbox";
-    match fs::read_to_string("/sys/kernel/security/lsm") {
-        Ok(modules) if modules.trim().split(',').any(|module| module == "landlock") => Finding::good(NAME, "Landlock"),
-        Ok(_) => Finding::advice(
+    let filter = fs::read_to_string("/proc/sys/kernel/seccomp/actions_avail")
+        .is_ok_and(|actions| actions.split_whitespace().any(|action| action == "errno"));
+    let modules = fs::read_to_string("/sys/kernel/security/lsm");
+    let landlock = modules.map(|modules| modules.trim().split(',').any(|module| module == "landlock"));
+    match (landlock, filter) {
+        (Ok(true), true) => Finding::good(NAME, "Landlock, and a filter of system calls"),
+        (Ok(true), false) => Finding::advice(
+            NAME,
+            "the kernel has no filters of system calls (seccomp): a daemon that is led astray can still connect to local services",
+            "use a kernel with CONFIG_SECCOMP_FILTER",
+        ),
+        (Ok(false), _) => Finding::advice(
             NAME,
             "the kernel runs without Landlock: daemons keep access to all files of their user",
             "add landlock to the kernel's parameter lsm=",
         ),
-        Err(_) => Finding::good(NAME, "cannot be told here: /sys/kernel/security is not mounted"),
+        (Err(_), true) => Finding::good(
+            NAME,
+            "a filter of system calls; Landlock cannot be told: /sys/kernel/security is not mounted",
+        ),
+        (Err(_), false) => Finding::good(NAME, "cannot be told here: /sys/kernel/security is not mounted"),
     }
 }
 

@@ -1,0 +1,82 @@
+//! Refuses a mount point whose mount would hide what the daemon works with.
+//!
+//! The daemon itself holds all of that open and goes on. But nobody else finds it any more: the archive, to copy it; the log; the socket by
+//! which `lockbox umount` asks; what is remembered against older copies. So the user has to want it.
+
+use std::path::{Path, PathBuf};
+
+use crate::exit::Failure;
+use crate::options::Options;
+use crate::runtime;
+
+/// What a daemon cannot do without, and opens by path: nothing may be mounted over it.
+const SYSTEM: [&str; 3] = ["/proc", "/sys", "/dev"];
+
+/// # Errors
+/// Names what `point`, a path without links, contains.
+pub fn check(point: &Path, archive: &Path, options: &Options) -> Result<(), Failure> {
+    if let Some(system) = SYSTEM.iter().find(|path| Path::new(path).starts_with(point)) {
+        return Err(Failure::mount(format!("nothing can be mounted at {}: it holds {system}", point.display())));
+    }
+    if options.over_archive {
+        return Ok(());
+    }
+    let needed = [
+        ("the archive", Some(archive.to_path_buf())),
+        ("what this user remembers of archives", options.seen_options().directory),
+        ("the daemon's socket", runtime::directory().ok()),
+        ("the log", options.log.clone()),
+    ];
+    for (what, path) in needed {
+        if let Some(path) = path.map(|path| real(&path))
+            && path.starts_with(point)
+        {
+            return Err(Failure::mount(format!(
+                "the mount point {} holds {what}, {}, which the mount would hide: use -o over-archive to mount there all the same",
+                point.display(),
+                path.display()
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// The path without links, as far as it is there.
+fn real(path: &Path) -> PathBuf {
+    for there in path.ancestors() {
+        if let Ok(found) = there.canonicalize() {
+            let rest = path.strip_prefix(there).unwrap_or(Path::new(""));
+            return found.join(rest);
+        }
+    }
+    path.to_path_buf()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_would_be_hidden_is_named_unless_it_is_wanted() {
+        let place = tempfile::tempdir().unwrap();
+        let home = place.path().canonicalize().unwrap();
+        let at = |name: &str| home.join(name);
+        std::fs::create_dir_all(at("logs")).unwrap();
+        std::os::unix::fs::symlink(at("logs"), at("link")).unwrap();
+        let mut options = Options::default();
+        let refused = |point: &Path, archive: &str, options: &Options| match check(point, &at(archive), options) {
+            Ok(()) => String::new(),
+            Err(failure) => failure.message,
+        };
+        assert!(refused(&home, "a.lbx", &options).contains("holds the archive"));
+        assert_eq!(refused(&at("point"), "a.lbx", &options), "");
+        assert_eq!(refused(&at("a"), "a.lbx", &options), "", "a name that begins alike");
+        options.log = Some(at("link/not/there"));
+        assert!(refused(&at("logs"), "a.lbx", &options).contains("holds the log"));
+        options.over_archive = true;
+        assert_eq!(refused(&home, "a.lbx", &options), "");
+        for system in ["/", "/proc", "/sys", "/dev"] {
+            assert!(refused(Path::new(system), "a.lbx", &options).contains("nothing can be mounted"), "{system}");
+        }
+    }
+}

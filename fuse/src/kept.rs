@@ -1,0 +1,124 @@
+//! Finds the words `suid` and `dev` that mount(8) keeps to itself, and refuses them by name.
+//!
+//! libmount hands a helper what differs from the kernel's defaults: of `-o suid,dev` nothing is left, unless `user` or `users` stand beside
+//! it. Ours are the other way round (nosuid, nodev), so the words would be lost in silence. They are read where mount(8) read them: in its
+//! command line, which is that of our parent, and in its table. That is enough to say so and not to rely on: what gives a mount such rights
+//! is written in our own words, `set-id` and `devices`, which mount(8) passes on.
+
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+use nix::unistd::getppid;
+
+use crate::exit::Failure;
+use crate::mountinfo::unescape;
+use crate::options::Options;
+
+/// # Errors
+/// Usage, with the word to write instead.
+pub fn check(options: &Options, archive: &Path, point: &Path) -> Result<(), Failure> {
+    let command = std::fs::read(format!("/proc/{}/cmdline", getppid())).unwrap_or_default();
+    let command: Vec<&[u8]> = command.split(|&byte| byte == 0).collect();
+    let Some(mount) = Asked::of(&command) else { return Ok(()) };
+    let table = std::fs::read(mount.table.unwrap_or(Path::new("/etc/fstab"))).unwrap_or_default();
+    let lists = line_of(&table, archive, point).into_iter().chain(mount.lists);
+    let words: Vec<&[u8]> = lists.flat_map(|list| list.split(|&byte| byte == b',')).collect();
+    let last = |on: &[u8], off: &[u8]| words.iter().rfind(|&&word| word == on || word == off) == Some(&on);
+    for (word, off, have, ours) in
+        [("suid", "nosuid", options.suid, "set-id"), ("dev", "nodev", options.dev, "devices")]
+    {
+        if !have && last(word.as_bytes(), off.as_bytes()) {
+            return Err(Failure::usage(format!(
+                "mount(8) does not pass the option {word} on, so it would have no effect: write {ours} instead"
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// What mount(8) was asked for.
+struct Asked<'a> {
+    lists: Vec<&'a [u8]>,
+    table: Option<&'a Path>,
+}
+
+impl<'a> Asked<'a> {
+    /// None when the command is another one.
+    fn of(command: &[&'a [u8]]) -> Option<Asked<'a>> {
+        let (program, arguments) = command.split_first()?;
+        if program.rsplit(|&byte| byte == b'/').next() != Some(b"mount") {
+            return None;
+        }
+        let mut asked = Asked { lists: Vec::new(), table: None };
+        let mut arguments = arguments.iter().copied();
+        while let Some(argument) = arguments.next() {
+            let (name, value) = match argument {
+                b"--options" => (b'o', arguments.next()),
+                b"--fstab" => (b'T', arguments.next()),
+                [b'-', b'-', long @ ..] => match (long.strip_prefix(b"options="), long.strip_prefix(b"fstab=")) {
+                    (Some(list), _) => (b'o', Some(list)),
+                    (_, Some(table)) => (b'T', Some(table)),
+                    _ => continue,
+                },
+                // Letters without a value may stand before the one that has it.
+                [b'-', letters @ ..] => match letters.iter().position(|letter| b"oT".contains(letter)) {
+                    Some(at) if at + 1 == letters.len() => (letters[at], arguments.next()),
+                    Some(at) => (letters[at], Some(&letters[at + 1..])),
+                    None => continue,
+                },
+                _ => continue,
+            };
+            match (name, value) {
+                (b'o', Some(list)) => asked.lists.push(list),
+                (_, Some(table)) => asked.table = Some(Path::new(std::ffi::OsStr::from_bytes(table))),
+                _ => {}
+            }
+        }
+        Some(asked)
+    }
+}
+
+/// The options of the table's line for this mount.
+fn line_of<'a>(table: &'a [u8], archive: &Path, point: &Path) -> Option<&'a [u8]> {
+    table.split(|&byte| byte == b'\n').find_map(|line| {
+        let mut fields = line.split(u8::is_ascii_whitespace).filter(|field| !field.is_empty());
+        let (source, target, _, options) = (fields.next()?, fields.next()?, fields.next()?, fields.next()?);
+        let is = |field: &[u8], path: &Path| unescape(field) == path.as_os_str().as_bytes();
+        (is(source, archive) && is(target, point)).then_some(options)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lists(command: &str) -> Option<(String, Option<&Path>)> {
+        let words: Vec<&[u8]> = command.split(' ').map(str::as_bytes).collect();
+        let asked = Asked::of(&words)?;
+        Some((String::from_utf8(asked.lists.join(&b'|')).unwrap(), asked.table))
+    }
+
+    #[test]
+    fn the_lists_of_mount_8_are_read_as_it_reads_them() {
+        for (command, expected) in [
+            ("mount -t lockbox -o suid,dev /a /b", "suid,dev"),
+            ("/bin/mount -vosuid /a /b -o dev", "suid|dev"),
+            ("mount --options suid --options=dev /a", "suid|dev"),
+            ("mount -a", ""),
+        ] {
+            assert_eq!(lists(command).unwrap().0, expected, "{command}");
+        }
+        assert_eq!(lists("mount -T /x /b").unwrap().1, Some(Path::new("/x")));
+        assert!(lists("bash -o suid").is_none());
+        assert!(lists("").is_none());
+    }
+
+    #[test]
+    fn the_line_of_the_table_is_the_one_of_both_names() {
+        let table = b"# suid\n/a.lbx /b ext4 nodev 0 0\n/a\\040b.lbx /b lockbox noauto,suid 0 0\nshort";
+        let line = |archive: &str| line_of(table, Path::new(archive), Path::new("/b"));
+        assert_eq!(line("/a b.lbx"), Some(&b"noauto,suid"[..]));
+        assert_eq!(line("/a.lbx"), Some(&b"nodev"[..]));
+        assert_eq!(line("/c.lbx"), None);
+    }
+}

@@ -1,0 +1,209 @@
+//! Ends a daemon that waits for itself: its own thread asks the kernel for something below its own mount, and nobody is left to answer.
+//!
+//! Such a daemon cannot be killed by less than SIGKILL, and every umount(8) and sync(1) of the machine waits for it. It is not to happen:
+//! all that is needed later is held open before the mount is there, and what has to be looked up is looked up by the other process. This is
+//! for the rest, such as a file of the mount that somebody binds over the archive's own name.
+//!
+//! # What proves it
+//! A thread of this process that waits in the kernel's FUSE code for an answer waits for some FUSE connection. No thread of a mount's daemon
+//! has business with one, except with those on which its own files lie (the archive, what is remembered, the socket, the log, the program).
+//! So:
+//! 1  A thread that is in that wait at [`LOOKS`] looks in a row, and did not run in between, waits for a connection that does not answer it.
+//! 2  At a moment when a connection has no request under way, nobody waits for that one. When that is so, at one of those looks, for each
+//!    connection that our files lie on, the thread does not wait there: it waits for us, or on a path that it has no business with.
+//!
+//! A host that hangs is therefore never taken for it, and one that is merely slow neither. Answering requests of our own process with an
+//! error at once would be quicker, but only while a loop is there to read them, and the ones that end in this state have none, or one that
+//! waits for a lock of the thread that asks. This thread takes no lock and opens no path but its process's own in /proc.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+use std::sync::mpsc::Sender;
+use std::thread;
+use std::time::Duration;
+
+use nix::sys::stat::minor;
+use rustix::fs::{CWD, Dir, Mode, OFlags, fstat, fstatfs, openat};
+
+use crate::session::Event;
+use crate::stop::Place;
+
+/// From one look to the next.
+const PERIOD: Duration = Duration::from_secs(2);
+/// So many looks in a row.
+const LOOKS: u32 = 4;
+/// The function that a thread sleeps in while it waits for a FUSE answer, and those that it may be a part of.
+const WAITS: [&str; 4] = ["request_wait_answer", "__fuse_request_send", "__fuse_simple_request", "fuse_simple_request"];
+const FUSE_SUPER_MAGIC: u64 = 0x6573_5546;
+
+/// What is looked at, held open.
+pub(crate) struct Watch {
+    tasks: OwnedFd,
+    /// How many requests are under way on the connections that our own files lie on.
+    hosts: Vec<File>,
+    suspects: HashMap<String, Suspect>,
+}
+
+/// A thread in that wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Suspect {
+    /// How often it was put to sleep: a number that stays says that it did not run.
+    switches: u64,
+    looks: u32,
+    /// At one of them, no host had a request under way.
+    hosts_idle: bool,
+}
+
+impl Suspect {
+    /// The same thread at another look.
+    fn again(earlier: Option<&Suspect>, switches: u64, hosts_idle: bool) -> Suspect {
+        match earlier {
+            Some(earlier) if earlier.switches == switches => {
+                Suspect { switches, looks: earlier.looks + 1, hosts_idle: hosts_idle || earlier.hosts_idle }
+            }
+            _ => Suspect { switches, looks: 1, hosts_idle },
+        }
+    }
+
+    fn is_proved(&self) -> bool {
+        self.looks >= LOOKS && self.hosts_idle
+    }
+}
+
+impl Watch {
+    /// `files` are those on which this process depends. To be called before the mount is there.
+    ///
+    /// # Errors
+    /// When /proc cannot be read, or a FUSE connection that holds one of them does not tell whether it is idle: nothing could be proved.
+    pub(crate) fn prepare<'a>(files: impl IntoIterator<Item = std::os::fd::BorrowedFd<'a>>) -> io::Result<Watch> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let tasks = openat(CWD, "/proc/self/task", flags, Mode::empty())?;
+        let mut hosts = Vec::new();
+        for file in files {
+            if fstatfs(file)?.f_type as u64 == FUSE_SUPER_MAGIC {
+                let number = minor(fstat(file)?.st_dev);
+                hosts.push(File::open(format!("/sys/fs/fuse/connections/{number}/waiting"))?);
+            }
+        }
+        Ok(Watch { tasks, hosts, suspects: HashMap::new() })
+    }
+
+    /// The directory that has to stay within reach.
+    pub(crate) fn tasks(&self) -> &OwnedFd {
+        &self.tasks
+    }
+
+    /// Looks until the process ends, or until it has to.
+    ///
+    /// # Errors
+    /// Those of starting a thread.
+    pub(crate) fn start(mut self, place: Arc<Place>, events: Sender<Event>) -> io::Result<()> {
+        let look = move || {
+            while !self.look() {
+                thread::sleep(PERIOD);
+            }
+            tracing::error!(
+                "the daemon waited for itself: something of its own lies below its mount; the connection is aborted, and what the kernel had \
+                 not handed over is lost"
+            );
+            // Told before, so that the end is known to be ours.
+            let _ = events.send(Event::WaitsForItself);
+            if let Err(error) = place.abort() {
+                // All that is left: the connection ends with the process, and the archive is as after a power cut.
+                tracing::error!("the connection to the kernel cannot be aborted ({error}): the daemon ends");
+                std::process::abort();
+            }
+        };
+        thread::Builder::new().name("watch".into()).spawn(look).map(drop)
+    }
+
+    /// Whether this process waits for itself.
+    fn look(&mut self) -> bool {
+        let waiting: Vec<(String, u64)> = self.waiting().unwrap_or_default();
+        if waiting.is_empty() {
+            self.suspects.clear();
+            return false;
+        }
+        // After the threads were seen waiting, so that their requests would be counted.
+        let hosts_idle = self.hosts.iter().all(is_idle);
+        let seen = |(thread, switches): (String, u64)| {
+            let suspect = Suspect::again(self.suspects.get(&thread), switches, hosts_idle);
+            (thread, suspect)
+        };
+        self.suspects = waiting.into_iter().map(seen).collect();
+        self.suspects.values().any(Suspect::is_proved)
+    }
+
+    /// Threads of this process that wait for a FUSE answer, and how often they were put to sleep until now.
+    fn waiting(&self) -> io::Result<Vec<(String, u64)>> {
+        let mut found = Vec::new();
+        for entry in Dir::read_from(self.tasks.as_fd())? {
+            let name = entry?.file_name().to_string_lossy().into_owned();
+            // One that ended meanwhile waits for nothing.
+            let Ok(place) = self.read(&name, "wchan") else { continue };
+            if WAITS.contains(&place.trim())
+                && let Ok(status) = self.read(&name, "status")
+            {
+                found.push((name, switches(&status)));
+            }
+        }
+        Ok(found)
+    }
+
+    fn read(&self, thread: &str, file: &str) -> io::Result<String> {
+        let path = format!("{thread}/{file}");
+        let mut text = String::new();
+        let opened = openat(&self.tasks, path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+        File::from(opened).read_to_string(&mut text)?;
+        Ok(text)
+    }
+}
+
+fn is_idle(waiting: &File) -> bool {
+    let mut text = [0; 32];
+    // A connection that is gone has nobody waiting, and reads as nothing.
+    waiting.read_at(&mut text, 0).is_ok_and(|length| matches!(text[..length].trim_ascii(), b"0" | b""))
+}
+
+fn switches(status: &str) -> u64 {
+    let counts = status.lines().filter_map(|line| line.split_once("ctxt_switches:"));
+    counts.filter_map(|(_, count)| count.trim().parse::<u64>().ok()).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_thread_that_never_ran_and_waits_for_no_host_is_proof() {
+        let looks = |seen: &[(u64, bool)]| {
+            let mut suspect = None;
+            for &(switches, idle) in seen {
+                suspect = Some(Suspect::again(suspect.as_ref(), switches, idle));
+            }
+            suspect.unwrap().is_proved()
+        };
+        assert!(looks(&[(7, true); LOOKS as usize]));
+        assert!(!looks(&[(7, true); LOOKS as usize - 1]));
+        assert!(!looks(&[(7, false); 1000]), "the host has work, perhaps this one");
+        assert!(looks(&[(7, false), (7, true), (7, false), (7, false)]), "idle once is enough");
+        assert!(!looks(&[(7, true), (8, true), (9, true), (10, true), (11, true)]), "slow, and answered");
+    }
+
+    #[test]
+    fn a_process_without_fuse_has_no_suspects() {
+        let home = File::open("/proc").unwrap();
+        let mut watch = Watch::prepare([home.as_fd()]).unwrap();
+        assert!(watch.hosts.is_empty());
+        for _ in 0..LOOKS + 1 {
+            assert!(!watch.look());
+        }
+        let own = watch.read(&nix::unistd::gettid().to_string(), "status").unwrap();
+        assert!(own.contains("nonvoluntary_ctxt_switches:"), "{own}");
+        assert_eq!(switches("Name:\tx\nvoluntary_ctxt_switches:\t3\nnonvoluntary_ctxt_switches:\t4\n"), 7);
+    }
+}
