@@ -32,7 +32,7 @@ const MAX_TASK: u64 = 256 << 10;
 
 #[derive(Serialize, Deserialize)]
 enum Report {
-    Ready { notice: Option<String> },
+    Ready { notices: Vec<String> },
     Failed(Failure),
 }
 
@@ -79,8 +79,8 @@ pub fn prepare_point(path: &Path) -> Result<PathBuf, Failure> {
     prepare_point(&point)
 }
 
-/// Starts the daemon and returns when the mount answers.
-pub fn launch(task: &Task, key: &UnlockedKey) -> Result<Option<String>, Failure> {
+/// Starts the daemon and returns when the mount answers, with what the user should know.
+pub fn launch(task: &Task, key: &UnlockedKey) -> Result<Vec<String>, Failure> {
     let failed = |e: io::Error| Failure::system(format!("cannot start the daemon: {e}"));
     let before = task.point().metadata().map_err(failed)?.dev();
     let mut child = Command::new("/proc/self/exe")
@@ -110,11 +110,11 @@ pub fn launch(task: &Task, key: &UnlockedKey) -> Result<Option<String>, Failure>
     }
     match serde_json::from_str(&line).map_err(|e| failed(e.into()))? {
         Report::Failed(failure) => Err(failure),
-        Report::Ready { notice } => {
+        Report::Ready { notices } => {
             let point = task.point();
             let answers =
                 point.metadata().is_ok_and(|m| m.dev() != before) && nix::sys::statvfs::statvfs(point).is_ok();
-            if answers { Ok(notice) } else { Err(Failure::mount(format!("{} does not answer", point.display()))) }
+            if answers { Ok(notices) } else { Err(Failure::mount(format!("{} does not answer", point.display()))) }
         }
     }
 }
@@ -141,8 +141,8 @@ fn serve(reported: &mut bool) -> Result<(), Failure> {
     let null = OpenOptions::new().read(true).write(true).open("/dev/null").map_err(failed)?;
     unistd::dup2_stdin(&null).map_err(|e| failed(e.into()))?;
     let log = journal::start(&Target::of(&task.options), task.verbose)?;
-    let ready = |notice: Option<&str>| {
-        report(&Report::Ready { notice: notice.map(str::to_owned) }).map_err(failed)?;
+    let ready = |notices: &[String]| {
+        report(&Report::Ready { notices: notices.to_vec() }).map_err(failed)?;
         *reported = true;
         // A failed allocation, an overflown stack and an abort in C code are told there and nowhere else.
         let closed = unistd::dup2_stdout(&null).and_then(|()| unistd::dup2_stderr(log.as_ref().unwrap_or(&null)));

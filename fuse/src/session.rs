@@ -89,7 +89,7 @@ pub(crate) type Slot = Arc<Mutex<Option<Archive>>>;
 pub fn serve(
     task: &Task,
     key: &UnlockedKey,
-    ready: impl FnOnce(Option<&str>) -> Result<(), Failure>,
+    ready: impl FnOnce(&[String]) -> Result<(), Failure>,
     ending: impl FnOnce(),
 ) -> Result<(), Failure> {
     let signals = block_signals()?;
@@ -116,8 +116,7 @@ pub fn serve(
         for sentence in &notices {
             tracing::warn!("{sentence}");
         }
-        let notice = (!notices.is_empty()).then(|| notices.join("\nmount.lockbox: "));
-        ready(notice.as_deref()).inspect_err(|_| {
+        ready(&notices).inspect_err(|_| {
             running.place.unmount(true);
             ending::wait(&inbox, &*running.place, Duration::ZERO, Some(Instant::now()));
         })?;

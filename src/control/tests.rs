@@ -151,7 +151,9 @@ fn a_strangers_text_is_cut() {
     let runtime = tempfile::tempdir().unwrap();
     let long = || "ü".repeat(5000);
     let talk = move |request| match request {
-        Request::Status => Response::Status(Box::new(Status { options: long(), latched: Some(long()), ..Status::default() })),
+        Request::Status => {
+            Response::Status(Box::new(Status { options: long(), latched: Some(long()), ..Status::default() }))
+        }
         Request::Stop { .. } => Response::Busy { message: long() },
         _ => Response::Failed { message: long() },
     };

@@ -105,7 +105,10 @@ fn main() -> ExitCode {
     let arguments = match Arguments::try_parse() {
         Ok(arguments) => arguments,
         Err(error) => {
-            let _ = error.print();
+            let _ = match lockbox_terminal::of_arguments(&error.render().to_string()) {
+                Some(plain) => io::stderr().write_all(plain.as_bytes()),
+                None => error.print(),
+            };
             return ExitCode::from(if error.use_stderr() { USAGE } else { 0 });
         }
     };
@@ -168,15 +171,13 @@ fn mount_archive(arguments: &Arguments) -> Result<(), Failure> {
     if task.options.foreground {
         journal::start(&Target::of(&task.options), task.verbose)?;
         let notify = Notify::connect(std::env::var_os("NOTIFY_SOCKET"))?;
-        let ready = |_: Option<&str>| {
+        let ready = |_: &[String]| {
             notify.ready(&task.point().to_string_lossy());
             Ok(())
         };
         return session::serve(&task, &key, ready, || notify.stopping());
     }
-    if let Some(notice) = daemon::launch(&task, &key)? {
-        tell(&notice);
-    }
+    daemon::launch(&task, &key)?.iter().for_each(|notice| tell(notice));
     mount::register(task.archive(), task.point());
     Ok(())
 }
@@ -193,7 +194,7 @@ fn options(arguments: &Arguments) -> Result<Options, Failure> {
 }
 
 fn tell(message: &str) {
-    let _ = writeln!(io::stderr(), "mount.lockbox: {message}");
+    lockbox_terminal::complain("mount.lockbox", message);
 }
 
 /// Compares the command line and the options with the manual page.

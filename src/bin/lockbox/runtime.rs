@@ -92,7 +92,9 @@ pub(crate) fn not_found(canonical: &Path, given: &Path) -> Failure {
     };
     let (user, point) = (mounted.user.map_or_else(|| "unknown".into(), user_name), shown(&mounted.point));
     if mounted.user == Some(geteuid().as_raw()) {
-        return Failure::other(format!("no daemon answers for the mount of {at} at {point}: name it by that directory"));
+        return Failure::other(format!(
+            "no daemon answers for the mount of {at} at {point}: name it by that directory"
+        ));
     }
     Failure::other(format!(
         "{at} is not mounted by this user; user {user} has a mount of this name at {point}, and only by its mount point can it be meant"
