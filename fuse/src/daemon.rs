@@ -4,6 +4,7 @@
 //! key to the daemon's standard input and waits for one line of JSON on its standard output. Nothing secret is ever in
 //! arguments, environment or files.
 
+use std::ffi::CStr;
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::fd::AsFd;
@@ -32,11 +33,14 @@ const MAX_TASK: u64 = 256 << 10;
 
 #[derive(Serialize, Deserialize)]
 enum Report {
-    Ready { notice: Option<String> },
+    Ready { notices: Vec<String> },
     Failed(Failure),
 }
 
-/// No core dumps and no tracing of this process, as many open files as allowed, and no death at a limit on the size of files: the write
+/// The name of every process of this program: those that it starts through /proc/self/exe would be called `exe`.
+const NAME: &CStr = c"mount.lockbox";
+
+/// The process's name, no core dumps and no tracing of this process, as many open files as allowed, and no death at a limit on the size of files: the write
 /// that meets it fails, and that counts as no space.
 pub fn harden() {
     let mut beyond_limit = SigSet::empty();
@@ -44,6 +48,7 @@ pub fn harden() {
     // Before any other thread exists.
     let _ = beyond_limit.thread_block();
     // Each may be refused in a sandbox; the archive is still better mounted than not.
+    let _ = nix::sys::prctl::set_name(NAME);
     let _ = nix::sys::prctl::set_dumpable(false);
     let _ = setrlimit(Resource::RLIMIT_CORE, 0, 0);
     if let Ok((_, most)) = getrlimit(Resource::RLIMIT_NOFILE) {
@@ -87,8 +92,8 @@ pub fn prepare_point(path: &Path) -> Result<PathBuf, Failure> {
     prepare_point(&point)
 }
 
-/// Starts the daemon and returns when the mount answers.
-pub fn launch(task: &Task, key: &UnlockedKey) -> Result<Option<String>, Failure> {
+/// Starts the daemon and returns when the mount answers, with what the user should know.
+pub fn launch(task: &Task, key: &UnlockedKey) -> Result<Vec<String>, Failure> {
     let failed = |e: io::Error| Failure::system(format!("cannot start the daemon: {e}"));
     let before = task.point().metadata().map_err(failed)?.dev();
     let mut child = Command::new("/proc/self/exe")
@@ -118,11 +123,11 @@ pub fn launch(task: &Task, key: &UnlockedKey) -> Result<Option<String>, Failure>
     }
     match serde_json::from_str(&line).map_err(|e| failed(e.into()))? {
         Report::Failed(failure) => Err(failure),
-        Report::Ready { notice } => {
+        Report::Ready { notices } => {
             let point = task.point();
             let answers =
                 point.metadata().is_ok_and(|m| m.dev() != before) && nix::sys::statvfs::statvfs(point).is_ok();
-            if answers { Ok(notice) } else { Err(Failure::mount(format!("{} does not answer", point.display()))) }
+            if answers { Ok(notices) } else { Err(Failure::mount(format!("{} does not answer", point.display()))) }
         }
     }
 }
@@ -150,8 +155,8 @@ fn serve(reported: &mut bool) -> Result<(), Failure> {
     let null = OpenOptions::new().read(true).write(true).open("/dev/null").map_err(failed)?;
     unistd::dup2_stdin(&null).map_err(|e| failed(e.into()))?;
     let log = journal::start(&Target::of(&task.options), task.verbose)?;
-    let ready = |notice: Option<&str>| {
-        report(&Report::Ready { notice: notice.map(str::to_owned) }).map_err(failed)?;
+    let ready = |notices: &[String]| {
+        report(&Report::Ready { notices: notices.to_vec() }).map_err(failed)?;
         *reported = true;
         // A failed allocation, an overflown stack and an abort in C code are told there and nowhere else.
         let closed = unistd::dup2_stdout(&null).and_then(|()| unistd::dup2_stderr(log.as_ref().unwrap_or(&null)));

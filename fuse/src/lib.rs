@@ -9,6 +9,7 @@ mod ending;
 pub mod errno;
 pub mod exit;
 mod filter;
+pub mod former;
 pub mod fstab;
 mod handover;
 pub mod hidden;

@@ -30,7 +30,8 @@ use std::time::{Duration, Instant};
 use fuser::SessionACL;
 use lockbox::Error;
 use lockbox::archive::{Archive, UnlockedKey};
-use lockbox::control::{self, Request, Response};
+use lockbox::control::{self, Response};
+use lockbox::fs::FileSystem;
 use nix::sys::signal::{SigSet, Signal};
 use parking_lot::Mutex;
 use rustix::fs::{CWD, Mode, OFlags, openat};
@@ -41,6 +42,7 @@ use crate::answers::Answers;
 use crate::callers::Callers;
 use crate::ending::{self, Ending};
 use crate::exit::Failure;
+use crate::former;
 use crate::idle::{self, Watcher};
 use crate::journal::Target;
 use crate::mount::{self, Mount};
@@ -101,7 +103,7 @@ pub(crate) type Slot = Arc<Mutex<Option<Archive>>>;
 pub fn serve(
     task: &Task,
     key: &UnlockedKey,
-    ready: impl FnOnce(Option<&str>) -> Result<(), Failure>,
+    ready: impl FnOnce(&[String]) -> Result<(), Failure>,
     ending: impl FnOnce(),
 ) -> Result<(), Failure> {
     let signals = block_signals()?;
@@ -131,8 +133,7 @@ pub fn serve(
         for sentence in &notices {
             tracing::warn!("{sentence}");
         }
-        let notice = (!notices.is_empty()).then(|| notices.join("\nmount.lockbox: "));
-        ready(notice.as_deref()).inspect_err(|_| {
+        ready(&notices).inspect_err(|_| {
             running.place.unmount(true);
             ending::wait(&inbox, &*running.place, Duration::ZERO, Some(Instant::now()));
         })?;
@@ -346,24 +347,7 @@ fn answer(mut server: control::Server, stopped: Vec<Sender<Response>>, closed: &
 /// Names the holder of an archive when its daemon can be asked.
 fn in_use(task: &Task, error: Error) -> Failure {
     match error {
-        Error::InUse(_) => holder(task.archive()).unwrap_or_else(|| error.into()),
+        Error::InUse(_) => former::serving(task.archive()).unwrap_or_else(|| error.into()),
         _ => error.into(),
     }
-}
-
-/// The failure to report when a daemon of this user has the archive mounted.
-pub fn holder(archive: &Path) -> Option<Failure> {
-    let id = Archive::identify(archive).ok()?;
-    let status = runtime::places().iter().find_map(|place| {
-        match control::ask(&control::socket_path(&place.runtime, &id), place.owner, &Request::Status) {
-            Ok(Response::Status(status)) => Some(status),
-            _ => None,
-        }
-    })?;
-    let user = nix::unistd::User::from_uid(status.uid.into()).ok().flatten();
-    let user = user.map_or(status.uid.to_string(), |user| user.name);
-    Some(Failure::new(
-        crate::exit::IN_USE,
-        format!("the archive is already mounted at {} by process {} (user {user})", status.mount_point, status.pid),
-    ))
 }

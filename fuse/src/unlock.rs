@@ -1,7 +1,6 @@
 //! Gives the library the secrets that the mounting command was told of; the daemon gets the key alone.
 
 use std::fs::File;
-use std::io::{self, Write};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -101,7 +100,7 @@ struct Asker(Sources);
 
 impl Prompts for Asker {
     fn message(&self, text: &str) {
-        let _ = writeln!(io::stderr(), "mount.lockbox: {text}");
+        lockbox_terminal::complain("mount.lockbox", text);
     }
 
     fn confirm(&self, question: &str, yes: &str, no: Option<&str>) -> Option<bool> {

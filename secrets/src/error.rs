@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::io;
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use nix::errno::Errno;
@@ -53,10 +54,5 @@ impl std::error::Error for Error {}
 
 /// A path for a message or a question: a terminal obeys nothing in it, and it looks like no other path.
 pub(crate) fn shown(path: &Path) -> String {
-    let mut text = String::new();
-    for c in path.to_string_lossy().chars() {
-        let reorders = matches!(c, '\u{200e}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
-        if c.is_control() || reorders { text.extend(c.escape_default()) } else { text.push(c) }
-    }
-    text
+    lockbox_terminal::display(path.as_os_str().as_bytes())
 }

@@ -20,7 +20,9 @@ const ASKER: &str = "systemd-ask-password";
 /// What somebody answers to systemd's password agents.
 pub(crate) fn ask(question: &str, what: &What) -> Result<Bytes> {
     let mut asker = Command::new(ASKER);
-    asker.args(["--no-tty", "--id=lockbox", "--icon=drive-harddisk", "--", question]).stdin(Stdio::null());
+    asker
+        .args(["--no-tty", "--id=lockbox", "--icon=drive-harddisk", "--", &lockbox_terminal::sentence(question)])
+        .stdin(Stdio::null());
     output_of(&mut asker, ASKER, what)
 }
 

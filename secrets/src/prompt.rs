@@ -13,7 +13,7 @@ const TERMINAL: &str = "/dev/tty";
 const MOST_LINE: u64 = 4096;
 
 pub(crate) fn ask(question: &str) -> Result<Bytes> {
-    let typed = rpassword::prompt_password(question).map_err(|e| match e.kind() {
+    let typed = rpassword::prompt_password(lockbox_terminal::sentence(question)).map_err(|e| match e.kind() {
         ErrorKind::UnexpectedEof => {
             // The question stands there without an end of its line.
             let _ = OpenOptions::new().write(true).open(TERMINAL).and_then(|mut terminal| terminal.write_all(b"\n"));
@@ -32,7 +32,7 @@ pub(crate) fn has_terminal() -> bool {
 /// A line with echo.
 pub(crate) fn ask_openly(question: &str) -> Option<String> {
     let mut terminal = OpenOptions::new().read(true).write(true).open(TERMINAL).ok()?;
-    terminal.write_all(question.as_bytes()).ok()?;
+    terminal.write_all(lockbox_terminal::sentence(question).as_bytes()).ok()?;
     let mut line = String::new();
     BufReader::new(terminal.take(MOST_LINE)).read_line(&mut line).ok()?;
     Some(line.trim_end_matches(['\n', '\r']).to_owned())

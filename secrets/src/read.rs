@@ -229,7 +229,7 @@ mod tests {
         assert_eq!(read("/proc"), "cannot read the passphrase from /proc: Is a directory");
         assert_eq!(
             read("/missing\x1b[2J"),
-            "cannot read the passphrase from /missing\\u{1b}[2J: No such file or directory"
+            "cannot read the passphrase from /missing\\x1b[2J: No such file or directory"
         );
     }
 

@@ -1,7 +1,5 @@
 //! Finds objects of an archive by path, and shows names that may hold any byte.
 
-use std::fmt::Write;
-
 use crate::error::{Error, Result};
 use crate::format::{Ino, ROOT_INO};
 use crate::fs::{Attributes, FileSystem, mode};
@@ -50,44 +48,9 @@ pub(super) fn resolve_or_make(
     Ok(directory)
 }
 
-/// A name for a terminal: control characters and bytes that are no UTF-8 become `\xNN`.
-pub fn display(name: &[u8]) -> String {
-    let mut shown = String::with_capacity(name.len());
-    for piece in name.utf8_chunks() {
-        for character in piece.valid().chars() {
-            // Marks that reorder text could make a name look like another one.
-            if character.is_control()
-                || matches!(character, '\u{200e}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
-            {
-                let mut bytes = [0; 4];
-                escape(character.encode_utf8(&mut bytes).as_bytes(), &mut shown);
-            } else {
-                shown.push(character);
-            }
-        }
-        escape(piece.invalid(), &mut shown);
-    }
-    shown
-}
-
-fn escape(bytes: &[u8], shown: &mut String) {
-    for byte in bytes {
-        // Writing to a String does not fail.
-        let _ = write!(shown, "\\x{byte:02x}");
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_name_cannot_drive_the_terminal() {
-        assert_eq!(display("Grüße".as_bytes()), "Grüße");
-        assert_eq!(display(b"a\x1b[2Jb\n"), "a\\x1b[2Jb\\x0a");
-        assert_eq!(display(b"\xff\xc3"), "\\xff\\xc3");
-        assert_eq!(display("\u{202e}x".as_bytes()), "\\xe2\\x80\\xaex");
-    }
 
     #[test]
     fn a_path_is_split_and_never_climbs() {

@@ -106,12 +106,8 @@ impl FileStorage {
     /// `InUse` when another process holds it in a conflicting way (the message names the process id when the host tells it),
     /// `NotFound`, `Io`, `NotArchive` when it is no regular file.
     pub fn open(path: &Path, mode: LockMode) -> Result<FileStorage> {
-        // O_NONBLOCK: a FIFO or device in place of an archive must be refused, not waited for. It means nothing for files.
-        let flags = libc::O_NONBLOCK | libc::O_NOCTTY;
         let path = absolute(path)?;
-        let write = mode == LockMode::Exclusive;
-        let open = || OpenOptions::new().read(true).write(write).custom_flags(flags).open(&path);
-        FileStorage::open_by(&path, mode, &open, &|| HostEntry::of(&path))
+        FileStorage::open_by(&path, mode, &|| open(&path, mode), &|| HostEntry::of(&path))
     }
 
     /// The same by the name in a directory that is held open; a link there is not followed.
@@ -149,6 +145,22 @@ impl FileStorage {
             }
         }
         Err(Error::InUse(format!("{} is being replaced again and again", path.display())))
+    }
+
+    /// Waits, for ever if need be, until nobody holds the file in a way that conflicts with `mode`. Somebody may take it right after.
+    ///
+    /// # Errors
+    /// As [`FileStorage::open`], without `InUse`.
+    pub fn await_free(path: &Path, mode: LockMode) -> Result<()> {
+        let path = absolute(path)?;
+        let file = regular(open(&path, mode), mode, &path)?;
+        loop {
+            match fcntl(&file, FcntlArg::F_OFD_SETLKW(&range(mode))) {
+                Ok(_) => return Ok(()),
+                Err(Errno::EINTR) => {}
+                Err(errno) => return Err(Error::io(format!("locking {}", path.display()), errno.into())),
+            }
+        }
     }
 
     /// Writing behind the end of a file that somebody cut would make it long again and hide what is lost. (Half a microsecond.)
@@ -233,6 +245,12 @@ fn looking_up(path: &Path, source: io::Error) -> Error {
     Error::io(format!("looking up {}", path.display()), source)
 }
 
+fn open(path: &Path, mode: LockMode) -> io::Result<File> {
+    // O_NONBLOCK: a FIFO or device in place of an archive must be refused, not waited for. It means nothing for files.
+    let flags = libc::O_NONBLOCK | libc::O_NOCTTY;
+    OpenOptions::new().read(true).write(mode == LockMode::Exclusive).custom_flags(flags).open(path)
+}
+
 fn regular(file: io::Result<File>, mode: LockMode, path: &Path) -> Result<File> {
     let not_regular = || Error::NotArchive(format!("{} is not a regular file", path.display()));
     let file = file.map_err(|source| match source.raw_os_error() {
@@ -244,16 +262,21 @@ fn regular(file: io::Result<File>, mode: LockMode, path: &Path) -> Result<File> 
     if metadata(&file, path)?.is_file() { Ok(file) } else { Err(not_regular()) }
 }
 
-/// Locks the whole file without waiting.
-fn lock(file: &File, mode: LockMode, path: &Path) -> Result<()> {
+/// The whole file.
+fn range(mode: LockMode) -> libc::flock {
     let kind = if mode == LockMode::Exclusive { libc::F_WRLCK } else { libc::F_RDLCK };
-    let mut range = libc::flock {
+    libc::flock {
         l_type: kind as libc::c_short,
         l_whence: libc::SEEK_SET as libc::c_short,
         l_start: 0,
         l_len: 0,
         l_pid: 0,
-    };
+    }
+}
+
+/// Locks the whole file without waiting.
+fn lock(file: &File, mode: LockMode, path: &Path) -> Result<()> {
+    let mut range = range(mode);
     match fcntl(file, FcntlArg::F_OFD_SETLK(&range)) {
         Ok(_) => Ok(()),
         Err(Errno::EAGAIN | Errno::EACCES) => {

@@ -1,7 +1,10 @@
 //! One-time links without a daemon: what is wrong is said before anything is asked of one.
 
 use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt;
+use std::thread;
 
 use crate::support::{Place, end, end_with_input};
 
@@ -45,6 +48,38 @@ fn a_daemon_that_does_not_answer_is_named() {
     let ended = place.run(&["share", "file", "--socket", "none.sock"]);
     assert_eq!(ended.code, 21);
     assert!(ended.complaint.contains("none.sock cannot be reached: No such file"), "{}", ended.complaint);
+}
+
+#[test]
+fn what_a_hostile_server_says_drives_no_terminal_and_fills_no_screen() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let server = thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        let mut request = BufReader::new(stream.try_clone().unwrap());
+        let mut length = 0;
+        loop {
+            let mut line = String::new();
+            request.read_line(&mut line).unwrap();
+            let header = line.to_lowercase();
+            length = header.strip_prefix("content-length:").map_or(length, |value| value.trim().parse().unwrap());
+            if line == "\r\n" {
+                break;
+            }
+        }
+        request.read_exact(&mut vec![0; length]).unwrap();
+        let message = format!(r"\u001b[2J\u009b31m\u202e\nlockbox: all is well\u0007{}", "x".repeat(100_000));
+        let body = format!(r#"{{"error":"malformed","message":"{message}"}}"#);
+        let head = format!("HTTP/1.1 400 Bad Request\r\ncontent-length: {}\r\n\r\n", body.len());
+        stream.write_all(format!("{head}{body}").as_bytes()).unwrap();
+    });
+    let place = Place::new();
+    let ended = end_with_input(place.command().arg("receive"), &link().replace(":9/", &format!(":{port}/")));
+    server.join().unwrap();
+    let told = r"lockbox: the share daemon refused: \x1b[2J\xc2\x9b31m\xe2\x80\xae\x0alockbox: all is well\x07xxx";
+    assert!(ended.complaint.starts_with(told), "{}", ended.complaint);
+    assert_eq!(ended.complaint.lines().count(), 1);
+    assert!(ended.complaint.len() < 1000, "{}", ended.complaint.len());
 }
 
 #[test]

@@ -11,7 +11,7 @@ use lockbox_fuse::journal::{self, Target};
 use lockbox_fuse::notify::Notify;
 use lockbox_fuse::options::Options;
 use lockbox_fuse::session::{self, Task};
-use lockbox_fuse::{daemon, hidden, kept, mount, remount, unlock, unmounter};
+use lockbox_fuse::{daemon, former, hidden, kept, mount, remount, unlock, unmounter};
 use lockbox_secrets::{Cache, Sources};
 
 /// Mount a lockbox archive
@@ -108,7 +108,10 @@ fn main() -> ExitCode {
     let arguments = match Arguments::try_parse() {
         Ok(arguments) => arguments,
         Err(error) => {
-            let _ = error.print();
+            let _ = match lockbox_terminal::of_arguments(&error.render().to_string()) {
+                Some(plain) => io::stderr().write_all(plain.as_bytes()),
+                None => error.print(),
+            };
             return ExitCode::from(if error.use_stderr() { USAGE } else { 0 });
         }
     };
@@ -161,9 +164,7 @@ fn mount_archive(arguments: &Arguments) -> Result<(), Failure> {
     let point = daemon::prepare_point(&arguments.directory)?;
     hidden::check(&point, &archive, &options)?;
     // Before the passphrase is asked for and worked on for a second.
-    if let Some(failure) = session::holder(&archive) {
-        return Err(failure);
-    }
+    former::wait(&archive, options.read_only, tell)?;
     let (key, refused) = unlock::unlock(&archive, &arguments.archive, &options)?;
     if let Some(sentence) = refused {
         tell(&sentence);
@@ -174,15 +175,13 @@ fn mount_archive(arguments: &Arguments) -> Result<(), Failure> {
         daemon::close_inherited();
         journal::start(&Target::of(&task.options), task.verbose)?;
         let notify = Notify::connect(std::env::var_os("NOTIFY_SOCKET"))?;
-        let ready = |_: Option<&str>| {
+        let ready = |_: &[String]| {
             notify.ready(&task.point().to_string_lossy());
             Ok(())
         };
         return session::serve(&task, &key, ready, || notify.stopping());
     }
-    if let Some(notice) = daemon::launch(&task, &key)? {
-        tell(&notice);
-    }
+    daemon::launch(&task, &key)?.iter().for_each(|notice| tell(notice));
     mount::register(task.archive(), task.point());
     Ok(())
 }
@@ -199,7 +198,7 @@ fn options(arguments: &Arguments) -> Result<Options, Failure> {
 }
 
 fn tell(message: &str) {
-    let _ = writeln!(io::stderr(), "mount.lockbox: {message}");
+    lockbox_terminal::complain("mount.lockbox", message);
 }
 
 /// Compares the command line and the options with the manual page.

@@ -15,6 +15,7 @@ mod forget;
 mod header;
 mod held;
 mod import_tar;
+mod in_use;
 mod info;
 mod interrupt;
 mod kdf;
@@ -45,6 +46,7 @@ mod unlocking;
 mod variables;
 
 use std::ffi::OsStr;
+use std::io::{self, Write};
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -102,7 +104,10 @@ fn main() -> ExitCode {
         Ok(command) => command,
         Err(error) => {
             // Help and version come as errors too; a message that cannot be shown has no other way out.
-            let _ = error.print();
+            let _ = match lockbox_terminal::of_arguments(&error.render().to_string()) {
+                Some(plain) => io::stderr().write_all(plain.as_bytes()),
+                None => error.print(),
+            };
             return if error.use_stderr() { exit::USAGE.into() } else { ExitCode::SUCCESS };
         }
     };

@@ -10,13 +10,13 @@ use crate::exit::{self, Failure};
 
 /// Shows what went wrong, once, as `lockbox: sentence`.
 pub(crate) fn complain(message: &str) {
-    // Nobody is left to tell when standard error is closed.
-    let _ = writeln!(io::stderr(), "lockbox: {message}");
+    lockbox_terminal::complain("lockbox", message);
 }
 
 /// Shows a line that belongs to a question.
 pub(crate) fn show(line: &str) {
-    let _ = writeln!(io::stderr(), "{line}");
+    // Nobody is left to tell when standard error is closed.
+    let _ = writeln!(io::stderr(), "{}", lockbox_terminal::sentence(line));
 }
 
 /// Shows each object that failed.
@@ -102,13 +102,15 @@ impl Output {
         Output { out: io::BufWriter::with_capacity(64 << 10, out.lock()), terminal }
     }
 
+    /// For people, whatever strangers wrote into it.
     pub(crate) fn line(&mut self, text: &str) -> Result<(), Failure> {
-        self.bytes(text.as_bytes())?;
+        self.bytes(display(text.as_bytes()).as_bytes())?;
         self.bytes(b"\n")
     }
 
     pub(crate) fn json(&mut self, value: &Value) -> Result<(), Failure> {
-        self.line(&value.to_string())
+        self.bytes(lockbox_terminal::json(&value.to_string()).as_bytes())?;
+        self.bytes(b"\n")
     }
 
     /// A name of the archive: as it is for a program, made harmless for a terminal.

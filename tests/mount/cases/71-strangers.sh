@@ -57,8 +57,20 @@ a_false_daemon_names_roots_archive() {
     expect 2 "user $TEST_USER has a mount of this name" lockbox umount "$WORK/box.lbx"
     attach box
     detach box
-    # By its mount point it is asked.
-    lockbox status "$point" | grep -q "user $TEST_USER"
+    # By its mount point it is asked, and what it says drives no terminal and makes no line of its own.
+    lockbox status "$point" >"$WORK/shown"
+    grep -q "user $TEST_USER" "$WORK/shown"
+    terminal.py -- lockbox status "$point" >>"$WORK/shown"
+    lockbox status --json "$point" >"$WORK/json"
+    ! LC_ALL=C grep -aP '[\x00-\x09\x0b-\x1f\x7f]|\xc2\x9b|\xe2\x80\xae|^lockbox:' "$WORK/shown" "$WORK/json" ||
+        fail 'what a stranger says reaches the terminal'
+    same "$(grep -cF 'rw\x1b[31m\xc2\x9b31m\xe2\x80\xae' "$WORK/shown")" 2
+    python3 -c 'import json, sys; assert json.load(open(sys.argv[1]))["options"] == "rw\x1b[31m\x9b31m\u202e"' "$WORK/json"
+    # Nor does the name of a file that a shell put into a command line.
+    terminal.py -- lockbox ls a b $'\e[2J\e]0;x\a' >"$WORK/shown" || true
+    terminal.py -- mount.lockbox a b $'\e[2J' >>"$WORK/shown" || true
+    same "$(grep -c 'unexpected argument' "$WORK/shown")" 2
+    ! grep -q $'\e' "$WORK/shown" || fail 'an argument reaches the terminal'
     # One that does not stop keeps no other mount from its end.
     attach dead
     kill_daemon dead

@@ -229,3 +229,78 @@ case_umount_8_waits_for_the_daemon() {
     umount "$WORK/sbin"
     await 30 lockbox check --full --passfile "$PASSFILE" "$WORK/box.lbx"
 }
+
+case_busy_is_what_is_said_and_a_bind_mount_goes_alone() {
+    local pid child
+    new_archive box
+    attach box
+    pid=$(daemon_of "$WORK/box.lbx")
+    for child in "$pid" $(pgrep -P "$pid"); do
+        same "$(cat "/proc/$child/comm")" mount.lockbox 'the name of a process'
+    done
+    (cd "$WORK/box" && exec sleep 600) &
+    BACKGROUND+=($!)
+    sleeps_inside() { [[ $(cat "/proc/${BACKGROUND[0]}/comm") == sleep && $(readlink "/proc/${BACKGROUND[0]}/cwd") == "$WORK/box" ]]; }
+    await 20 sleeps_inside
+    expect 13 "box is busy: process ${BACKGROUND[0]} \(sleep\) has its working directory there" lockbox umount "$WORK/box"
+    kill "${BACKGROUND[0]}"
+    wait "${BACKGROUND[0]}" || true
+    exec 7>"$WORK/box/file"
+    expect 13 "box is busy: process $$ \(bash\) has something open there" lockbox umount "$WORK/box"
+    exec 7>&-
+    mkdir "$WORK/box/below" "$WORK/alias"
+    mount -t tmpfs none "$WORK/box/below"
+    expect 13 "box is busy: something is mounted at $WORK/box/below" lockbox umount "$WORK/box"
+    umount "$WORK/box/below"
+    # Its file system is still mounted elsewhere, so the daemon has no end to come to.
+    mount --bind "$WORK/box" "$WORK/alias"
+    ln -s "$(command -v lockbox)" "$WORK/umount.lockbox"
+    "$WORK/umount.lockbox" "$WORK/alias" 2>"$WORK/stderr"
+    same "$(cat "$WORK/stderr")" "lockbox: unmounted $WORK/alias; the archive is still mounted at $WORK/box"
+    ! mountpoint -q "$WORK/alias" || fail 'the bind mount is still there'
+    mount --bind "$WORK/box/below" "$WORK/alias"
+    exec 7>"$WORK/alias/file"
+    expect 13 "alias is busy: process $$ \(bash\) has something open there" lockbox umount "$WORK/alias"
+    exec 7>&-
+    lockbox umount "$WORK/alias"
+    detach box
+}
+
+# hold FILE: takes the lock of an archive until somebody writes to $WORK/release.
+hold() {
+    python3 -c 'import fcntl, struct, sys
+archive = open(sys.argv[1], "r+b")
+fcntl.fcntl(archive, 37, struct.pack("hhqqi4x", fcntl.F_WRLCK, 0, 0, 0, 0))  # F_OFD_SETLK
+print("held", flush=True)
+open(sys.argv[2]).read()' "$1" "$WORK/release" >"$WORK/holding"
+}
+
+case_a_mount_waits_for_the_end_of_the_former() {
+    local round
+    new_archive box
+    attach box
+    for round in 1 2 3 4 5; do
+        head -c 3000000 /dev/urandom >"$WORK/box/file$round"
+        # As somebody who does not know of the daemon: it closes the archive after this has returned.
+        umount -i "$WORK/box"
+        attach box
+    done
+    same "$(ls "$WORK/box" | wc -l)" 5
+    expect 13 "already mounted at $WORK/box" mount.lockbox "$WORK/box.lbx" "$WORK/box" -o "passfile=$PASSFILE"
+    ! grep -q waiting "$WORK/stderr" || fail 'waited for a mount that is used'
+    detach box
+    mkfifo "$WORK/release"
+    in_background hold "$WORK/box.lbx"
+    await 20 grep -q held "$WORK/holding"
+    in_background attach box 2>"$WORK/mounting"
+    await 20 grep -q 'waiting for its end' "$WORK/mounting"
+    echo >"$WORK/release"
+    wait "${BACKGROUND[1]}" || fail "refused: $(cat "$WORK/mounting")"
+    detach box
+    # Who goes on is not waited for.
+    in_background hold "$WORK/box.lbx"
+    await 20 grep -q held "$WORK/holding"
+    expect 13 'held by another process' mount.lockbox "$WORK/box.lbx" "$WORK/box" -o "passfile=$PASSFILE"
+    grep -q 'waiting for its end' "$WORK/stderr"
+    echo >"$WORK/release"
+}

@@ -20,6 +20,9 @@ use zeroize::Zeroizing;
 use self::unix::UnixConnector;
 use crate::error::{Error, Result};
 
+/// What is taken of a refusal in words, in bytes: a sentence.
+const MAX_MESSAGE: usize = 400;
+
 /// Longest JSON answer: a batch of a hundred shares with their claims has about 100 KiB.
 const MAX_ANSWER: u64 = 4 << 20;
 const CONNECT: Duration = Duration::from_secs(10);
@@ -228,7 +231,10 @@ impl Client {
         }
         let body = body(response).unwrap_or_default();
         match serde_json::from_slice::<Failure>(&body) {
-            Ok(failure) => Err(Error::Refused(failure)),
+            Ok(mut failure) => {
+                failure.message.truncate(failure.message.floor_char_boundary(MAX_MESSAGE));
+                Err(Error::Refused(failure))
+            }
             // A proxy in front of the daemon, when it is stopped or slow.
             Err(_) if status.is_server_error() || status == StatusCode::TOO_MANY_REQUESTS => Err(self.busy(status)),
             Err(_) => Err(self.foreign(format!("status {status}"))),

@@ -139,8 +139,10 @@ pub(crate) fn recovery(args: &RecoveryArgs) -> Result<(), Failure> {
     if args.json {
         out.json(&json!({"slot": slot, "recovery_code": &**text}))?;
     } else {
-        out.line(&format!("Recovery code of {} (key slot {slot}):\n", shown(path)))?;
-        out.line(&format!("    {}\n", &**text))?;
+        out.line(&format!("Recovery code of {} (key slot {slot}):", shown(path)))?;
+        out.line("")?;
+        out.line(&format!("    {}", &**text))?;
+        out.line("")?;
         out.line("Write it down: it is not shown again. 'lockbox recovery' sets a new passphrase with it.")?;
     }
     out.finish()

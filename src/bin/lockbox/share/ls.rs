@@ -77,7 +77,7 @@ fn print(args: &Args, entries: &[Entry], infos: &[(Handle, Server, Info)]) -> Re
             None if entry.expires_at < shown::now() => ("ended", "-".into()),
             None => ("unknown", "-".into()),
         };
-        let label = shown::harmless(entry.label.as_deref().unwrap_or("-"));
+        let label = entry.label.as_deref().unwrap_or("-");
         out.line(&format!(
             "{:<13}  {state:<11}  {left:>3}  {}  {label}",
             entry.handle.to_string(),

@@ -72,7 +72,7 @@ pub(super) fn print(entry: &Entry, info: &Info, as_json: bool) -> Result<(), Fai
     }
     out.line(&format!("id          {}", entry.handle))?;
     if let Some(label) = &entry.label {
-        out.line(&format!("label       {}", harmless(label)))?;
+        out.line(&format!("label       {}", label))?;
     }
     out.line(&format!("server      {}", entry.server()))?;
     out.line(&format!("state       {}", state(info.state)))?;
@@ -82,11 +82,6 @@ pub(super) fn print(entry: &Entry, info: &Info, as_json: bool) -> Result<(), Fai
         out.line(&format!("{}  {what}", clock::utc(at)))?;
     }
     out.finish()
-}
-
-/// A label as a terminal may show it.
-pub(super) fn harmless(label: &str) -> String {
-    label.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
 }
 
 /// Seconds since 1970.

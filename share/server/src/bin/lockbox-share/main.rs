@@ -60,10 +60,7 @@ fn main() -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(message) => {
-            #[allow(clippy::print_stderr)] // a program tells its user
-            {
-                eprintln!("lockbox-share: {message}");
-            }
+            lockbox_terminal::complain("lockbox-share", &message);
             ExitCode::FAILURE
         }
     }

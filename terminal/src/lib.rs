@@ -1,0 +1,126 @@
+//! Shows text that strangers may have written: names, labels, and what daemons and servers answer.
+//!
+//! Every program of the project prints messages through [`complain`], and whatever else may hold such text through [`display`] or [`json`],
+//! so that callers need not know where a text came from. What a terminal obeys (control characters, also those of C1 and a newline, which
+//! would make a line look like one of ours) and what reorders other text is escaped.
+
+use std::env;
+use std::ffi::OsString;
+use std::fmt::Write as _;
+use std::io::{self, Write as _};
+use std::os::unix::ffi::OsStrExt;
+
+/// Longest message, in bytes: two paths and a sentence. What is longer comes from somebody who wants to fill a screen.
+const MOST: usize = 9 << 10;
+
+/// Shows what a program has to say, once, as `program: sentence`.
+pub fn complain(program: &str, message: &str) {
+    // Nobody is left to tell when standard error is closed.
+    let _ = writeln!(io::stderr(), "{program}: {}", sentence(message));
+}
+
+/// The text of a message or a question.
+pub fn sentence(text: &str) -> String {
+    let mut shown = display(text.as_bytes());
+    if shown.len() > MOST {
+        shown.truncate(shown.floor_char_boundary(MOST));
+        shown.push_str(" [...]");
+    }
+    shown
+}
+
+/// An error of the command line, when an argument is one that a terminal would obey, such as the name of a stranger's file.
+pub fn of_arguments(text: &str) -> Option<String> {
+    let harmless = |argument: OsString| display(argument.as_bytes()).as_bytes() == argument.as_bytes();
+    (!env::args_os().all(harmless)).then(|| lines(text))
+}
+
+fn lines(text: &str) -> String {
+    text.split('\n').map(sentence).collect::<Vec<_>>().join("\n")
+}
+
+/// A name or any other bytes: what is no text, drives a terminal or reorders text stands there as `\xNN`, byte by byte.
+pub fn display(bytes: &[u8]) -> String {
+    let mut shown = String::with_capacity(bytes.len());
+    for piece in bytes.utf8_chunks() {
+        for c in piece.valid().chars() {
+            if is_obeyed(c) {
+                escape(c.encode_utf8(&mut [0; 4]).as_bytes(), &mut shown);
+            } else {
+                shown.push(c);
+            }
+        }
+        escape(piece.invalid(), &mut shown);
+    }
+    shown
+}
+
+/// A line of JSON with the same meaning for every program that reads it: such characters are in strings only, where they may be `\uNNNN`.
+pub fn json(line: &str) -> String {
+    let mut shown = String::with_capacity(line.len());
+    for c in line.chars() {
+        match u32::from(c) {
+            code @ ..=0xffff if is_obeyed(c) => drop(write!(shown, "\\u{code:04x}")),
+            _ => shown.push(c),
+        }
+    }
+    shown
+}
+
+/// Whether a terminal may do something else than to show this character in its place. Some of Unicode's marks make a text look like another one:
+/// those that reorder what stands around them, and those that end a line or a paragraph.
+fn is_obeyed(c: char) -> bool {
+    c.is_control()
+        || matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{206f}')
+}
+
+fn escape(bytes: &[u8], shown: &mut String) {
+    for byte in bytes {
+        // Writing to a String does not fail.
+        let _ = write!(shown, "\\x{byte:02x}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// All of C0 and C1, DEL, and the marks that reorder text or end lines.
+    fn obeyed() -> impl Iterator<Item = char> {
+        let marks = "\u{61c}\u{200e}\u{200f}\u{2028}\u{2029}\u{202a}\u{202b}\u{202c}\u{202d}\u{202e}\u{2066}\u{2067}\u{2068}\u{2069}";
+        ('\0'..' ').chain('\u{7f}'..='\u{9f}').chain(marks.chars())
+    }
+
+    #[test]
+    fn no_control_character_and_no_mark_that_reorders_reaches_the_terminal() {
+        for c in obeyed() {
+            let text = format!("a{c}b");
+            let escaped: String = c.to_string().bytes().map(|byte| format!("\\x{byte:02x}")).collect();
+            assert_eq!(display(text.as_bytes()), format!("a{escaped}b"));
+            assert_eq!(sentence(&text), format!("a{escaped}b"));
+            assert_eq!(lines(&text).contains(c), c == '\n');
+            assert!(!json(&text).contains(c) && json(&text).is_ascii());
+        }
+        assert_eq!(display(b"\xff\xc3\x9b1m\x9b"), "\\xff\\xc3\\x9b1m\\x9b".replace("\\xc3\\x9b", "\u{db}"));
+    }
+
+    #[test]
+    fn what_is_only_shown_stays_as_it_is() {
+        for text in ["Grüße", "日本語", "שלום", "a\\x1bb", "👩\u{200d}👧", "'\"{}", "\u{a0}"] {
+            assert_eq!((display(text.as_bytes()), sentence(text), json(text)), (text.into(), text.into(), text.into()));
+        }
+    }
+
+    #[test]
+    fn every_byte_that_is_no_text_is_escaped() {
+        for byte in 0x80..=0xff_u8 {
+            assert_eq!(display(&[b'a', byte]), format!("a\\x{byte:02x}"));
+        }
+    }
+
+    #[test]
+    fn a_message_that_would_fill_the_screen_is_cut() {
+        let shown = sentence(&"\u{1b}ü".repeat(10_000));
+        assert!(shown.len() < 10_000 && shown.ends_with(" [...]"));
+    }
+}
