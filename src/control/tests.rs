@@ -57,6 +57,25 @@ fn a_question_gets_the_handlers_answer_and_the_socket_goes_with_the_server() {
 }
 
 #[test]
+fn the_socket_is_taken_away_where_it_was_whatever_hides_the_path() {
+    let place = tempfile::tempdir().unwrap();
+    let (runtime, aside) = (place.path().join("run"), place.path().join("aside"));
+    std::fs::create_dir(&runtime).unwrap();
+    let listening = listen(&runtime, &ID).unwrap();
+    let waits = std::os::unix::net::UnixStream::connect(socket_path(&runtime, &ID));
+    assert!(waits.is_ok(), "before it is served");
+    let server = listening.serve(describe).unwrap();
+    std::fs::rename(&runtime, &aside).unwrap();
+    assert!(ask(&socket_path(&aside, &ID), &Request::Sync).is_ok());
+    drop(waits);
+    server.finish();
+    assert!(!socket_path(&aside, &ID).exists());
+    // A mount that fails takes it away as well.
+    drop(listen(&aside, &ID).unwrap());
+    assert!(!socket_path(&aside, &ID).exists());
+}
+
+#[test]
 fn a_second_server_of_the_same_archive_is_refused() {
     let runtime = tempfile::tempdir().unwrap();
     let first = serve(runtime.path(), &ID, describe).unwrap();

@@ -150,6 +150,20 @@ fn a_memory_survives_its_file_and_reveals_nothing() {
 }
 
 #[test]
+fn what_is_remembered_goes_where_it_was_whatever_hides_the_path() {
+    let user = User::new(3);
+    let (directory, aside) = (user.home.path().join("seen"), user.home.path().join("aside"));
+    let seen = Seen { time: Timestamp { seconds: 1, nanos: 0 }, header_sequence: 3, trail: vec![mark(1, 2, 3)] };
+    let opened = file(&directory);
+    std::fs::rename(&directory, &aside).unwrap();
+    std::fs::create_dir(&directory).unwrap();
+    opened.save(&seen, &*user.environment).unwrap();
+    assert_eq!(opened.load().unwrap(), Some(seen.clone()));
+    assert_eq!(file(&aside).load().unwrap(), Some(seen));
+    assert_eq!(std::fs::read_dir(&directory).unwrap().count(), 0);
+}
+
+#[test]
 fn a_directory_that_cannot_be_written_costs_no_open() {
     let user = User::new(2);
     let storage = user.create();

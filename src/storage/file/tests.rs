@@ -144,6 +144,43 @@ fn notices_that_the_file_was_removed_or_replaced_or_cut() {
     assert!(matches!(storage.still_there(), Err(Error::Damaged(_))));
 }
 
+#[test]
+fn the_name_is_looked_up_where_it_was_whatever_hides_the_path() {
+    let (place, _) = place();
+    let (directory, path) = (place.path().join("host"), place.path().join("host/a.lbx"));
+    fs::create_dir(&directory).unwrap();
+    let storage = FileStorage::create(&path).unwrap();
+    // As a mount over the directory would.
+    let aside = place.path().join("aside");
+    fs::rename(&directory, &aside).unwrap();
+    fs::create_dir(&directory).unwrap();
+    fs::write(&path, b"what hides it").unwrap();
+    storage.still_there().unwrap();
+    storage.sync_directory().unwrap();
+    // A link that takes the name later is not followed, since it may lead below the mount.
+    let elsewhere = place.path().join("elsewhere");
+    fs::rename(aside.join("a.lbx"), &elsewhere).unwrap();
+    std::os::unix::fs::symlink(&elsewhere, aside.join("a.lbx")).unwrap();
+    assert!(!storage.name.names(&storage.file.metadata().unwrap()).unwrap());
+    storage.still_there().unwrap();
+    fs::remove_file(aside.join("a.lbx")).unwrap();
+    fs::remove_file(&elsewhere).unwrap();
+    let Err(Error::Damaged(reason)) = storage.still_there() else { panic!("it is gone") };
+    assert!(reason.ends_with("was removed"), "{reason}");
+}
+
+#[test]
+fn a_link_to_the_file_is_followed() {
+    let (place, path) = place();
+    drop(FileStorage::create(&path).unwrap());
+    let link = place.path().join("link");
+    std::os::unix::fs::symlink("a.lbx", &link).unwrap();
+    let storage = FileStorage::open(&link, LockMode::Exclusive).unwrap();
+    storage.still_there().unwrap();
+    fs::remove_file(&path).unwrap();
+    assert!(matches!(storage.still_there(), Err(Error::Damaged(_))));
+}
+
 /// A host that takes and gives a few bytes at a time and is interrupted every other time.
 #[test]
 fn short_and_interrupted_transfers_are_continued() {
