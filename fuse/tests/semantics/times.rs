@@ -29,6 +29,9 @@ fn set_times(path: &Path, access: i64, modification: i64) {
     utimensat(CWD, path, &both, AtFlags::SYMLINK_NOFOLLOW).unwrap();
 }
 
+/// What gives a time, and how that is seen.
+type Stamp<'a> = (&'a str, &'a dyn Fn(), &'a dyn Fn() -> (i64, i64));
+
 /// What changes a file, named by its path; it is closed when the call returns.
 type Change = (&'static str, fn(&Path));
 
@@ -193,7 +196,7 @@ fn times_are_in_the_order_of_the_changes() {
     create(mount.path("linked"));
     let file = |name: &str| mount.path(name);
     // What stamps, and where its time is seen: of the modification or of the change.
-    let stamps: [(&str, &dyn Fn(), &dyn Fn() -> (i64, i64)); 8] = [
+    let stamps: [Stamp<'_>; 8] = [
         ("create", &|| drop(File::create(file("made")).unwrap()), &|| times(&file("made")).0),
         ("write", &|| fs::write(file("file"), "x").unwrap(), &|| times(&file("file")).0),
         (
@@ -238,10 +241,17 @@ fn times_are_in_the_order_of_the_changes() {
             &|| times(&file("symlink")).0,
         ),
     ];
+    // A file that was looked at is given the precise time since Linux 6.13, and what changes after it no earlier one.
+    let elsewhere = create(mount.outside("elsewhere"));
+    let look_and_write = || {
+        elsewhere.metadata().unwrap();
+        elsewhere.write_all_at(b"x", 0).unwrap();
+    };
     for round in 0..10 {
         for (first, before, seen) in &stamps {
             for (second, after, seen_after) in &stamps {
                 let _ = fs::remove_file(file("made"));
+                look_and_write();
                 before();
                 let earlier = seen();
                 after();
