@@ -29,6 +29,9 @@ fn set_times(path: &Path, access: i64, modification: i64) {
     utimensat(CWD, path, &both, AtFlags::SYMLINK_NOFOLLOW).unwrap();
 }
 
+/// What gives a time, and how that is seen.
+type Stamp<'a> = (&'a str, &'a dyn Fn(), &'a dyn Fn() -> (i64, i64));
+
 /// What changes a file, named by its path; it is closed when the call returns.
 type Change = (&'static str, fn(&Path));
 
@@ -193,7 +196,7 @@ fn times_are_in_the_order_of_the_changes() {
     create(mount.path("linked"));
     let file = |name: &str| mount.path(name);
     // What stamps, and where its time is seen: of the modification or of the change.
-    let stamps: [(&str, &dyn Fn(), &dyn Fn() -> (i64, i64)); 8] = [
+    let stamps: [Stamp<'_>; 8] = [
         ("create", &|| drop(File::create(file("made")).unwrap()), &|| times(&file("made")).0),
         ("write", &|| fs::write(file("file"), "x").unwrap(), &|| times(&file("file")).0),
         (
