@@ -31,7 +31,6 @@ use fuser::SessionACL;
 use lockbox::Error;
 use lockbox::archive::{Archive, UnlockedKey};
 use lockbox::control::{self, Response};
-use lockbox::fs::FileSystem;
 use nix::sys::signal::{SigSet, Signal};
 use parking_lot::Mutex;
 use rustix::fs::{CWD, Mode, OFlags, openat};

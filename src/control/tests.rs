@@ -66,7 +66,7 @@ fn the_socket_is_taken_away_where_it_was_whatever_hides_the_path() {
     assert!(waits.is_ok(), "before it is served");
     let server = listening.serve(describe).unwrap();
     std::fs::rename(&runtime, &aside).unwrap();
-    assert!(ask(&socket_path(&aside, &ID), &Request::Sync).is_ok());
+    assert!(ask(&socket_path(&aside, &ID), me(), &Request::Sync).is_ok());
     drop(waits);
     server.finish();
     assert!(!socket_path(&aside, &ID).exists());

@@ -62,7 +62,14 @@ fn claim(base: &str) -> Result<(), Error> {
     let place = TempDir::new().unwrap();
     let link = Link::parse(&format!("{base}/s/1482719382210#{SECRET}")).unwrap();
     let target = Target::Directory { path: place.path().into(), replace: false };
-    let options = Options { state: None, resume: false, ciphertext: false, patience: PATIENCE, progress: &|_, _| {} };
+    let options = Options {
+        state: None,
+        resume: false,
+        ciphertext: false,
+        patience: PATIENCE,
+        progress: &|_, _| {},
+        kept_in: &|_| {},
+    };
     receive::to_file(&Client::new(Server::parse(base).unwrap()), &link, &target, &options).map(drop)
 }
 
