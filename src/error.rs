@@ -63,10 +63,10 @@ pub enum Error {
     /// Authentic content is missing or altered; the message names the page.
     #[error("damaged archive: {0}")]
     Damaged(String),
-    /// It is an older version of what was seen before; the message says what to do.
+    /// It is an older version of what was seen before; the message has the facts, and the program adds how to accept that.
     #[error("older copy: {0}")]
     Older(String),
-    /// It is another version than what was seen before, and neither comes from the other.
+    /// It is another version than what was seen before, and neither comes from the other; the message is of the same kind.
     #[error("copies written apart: {0}")]
     Forked(String),
     /// Another process holds the archive; the message names it.

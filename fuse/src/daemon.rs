@@ -4,6 +4,7 @@
 //! key to the daemon's standard input and waits for one line of JSON on its standard output. Nothing secret is ever in
 //! arguments, environment or files.
 
+use std::ffi::CStr;
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::fd::AsFd;
@@ -36,7 +37,10 @@ enum Report {
     Failed(Failure),
 }
 
-/// No core dumps and no tracing of this process, as many open files as allowed, and no death at a limit on the size of files: the write
+/// The name of every process of this program: those that it starts through /proc/self/exe would be called `exe`.
+const NAME: &CStr = c"mount.lockbox";
+
+/// The process's name, no core dumps and no tracing of this process, as many open files as allowed, and no death at a limit on the size of files: the write
 /// that meets it fails, and that counts as no space.
 pub fn harden() {
     let mut beyond_limit = SigSet::empty();
@@ -44,6 +48,7 @@ pub fn harden() {
     // Before any other thread exists.
     let _ = beyond_limit.thread_block();
     // Each may be refused in a sandbox; the archive is still better mounted than not.
+    let _ = nix::sys::prctl::set_name(NAME);
     let _ = nix::sys::prctl::set_dumpable(false);
     let _ = setrlimit(Resource::RLIMIT_CORE, 0, 0);
     if let Ok((_, most)) = getrlimit(Resource::RLIMIT_NOFILE) {

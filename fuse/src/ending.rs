@@ -164,7 +164,7 @@ impl<M: Mount> Course<'_, M> {
             Unmounted::Failed(message) => drop(answer.send(Response::Failed { message })),
             Unmounted::Busy if !lazy => {
                 drop(answer.send(Response::Busy {
-                    message: "files are open below the mount point, or something is mounted over it".into(),
+                    message: "something below it is open, is a program's working directory, or is mounted over or below it".into(),
                 }));
             }
             Unmounted::Gone | Unmounted::Detached | Unmounted::Busy => {

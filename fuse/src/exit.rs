@@ -97,9 +97,11 @@ impl From<lockbox_secrets::Error> for Failure {
 
 impl From<Error> for Failure {
     fn from(error: Error) -> Failure {
-        let message = match std::error::Error::source(&error) {
-            Some(source) => format!("{error}: {source}"),
-            None => error.to_string(),
+        let message = match (&error, std::error::Error::source(&error)) {
+            (Error::Older(_), _) => format!("{error}; mount it with -o accept-older to go on with it"),
+            (Error::Forked(_), _) => format!("{error}; mount this one with -o accept-fork to go on with it"),
+            (_, Some(source)) => format!("{error}: {source}"),
+            (_, None) => error.to_string(),
         };
         Failure::new(exit_code(&error), message)
     }
@@ -121,6 +123,18 @@ mod tests {
         assert_eq!(failure.code, OTHER);
         assert!(failure.message.starts_with("open a.lbx: Permission denied"), "{failure}");
         assert_eq!(Failure::from(Error::WrongKey).code, WRONG_KEY);
+    }
+
+    #[test]
+    fn what_is_advised_is_an_option_of_this_program() {
+        for (error, option) in
+            [(Error::Older("facts".into()), "accept-older"), (Error::Forked("facts".into()), "accept-fork")]
+        {
+            let Failure { message, .. } = Failure::from(error);
+            assert!(message.contains("facts; mount ") && message.contains(&format!("-o {option} ")), "{message}");
+            assert!(!message.contains("--accept"), "{message}");
+            crate::options::Options::parse(&[option.to_owned()]).unwrap();
+        }
     }
 
     #[test]

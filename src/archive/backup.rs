@@ -77,7 +77,7 @@ impl Archive {
         if !newest && !access.seen.accept_older {
             return Err(Error::Older(format!(
                 "the header backup (number {}) is older than the archive's keys (number {known}): a passphrase or key that was changed or \
-                 removed since then would open it again; use --accept-older if that is what you want",
+                 removed since then would open it again",
                 mine.sequence
             )));
         }

@@ -56,7 +56,7 @@ pub(in crate::archive) fn judge(
     if header_sequence < known && !options.accept_older {
         return Err(Error::Older(format!(
             "its header (number {header_sequence}) is older than one that this archive had already (number {known}): a passphrase that \
-             was changed or removed since then would open it again; use --accept-older if you put it back yourself"
+             was changed or removed since then would open it again"
         )));
     }
     let Some(seen) = seen else { return Ok(header_sequence < known) };
@@ -86,14 +86,14 @@ pub(in crate::archive) fn judge(
         true if options.accept_fork => {}
         false => {
             return Err(Error::Older(format!(
-                "{facts}. It is a copy from before then, such as a restored backup, or its newest commits were destroyed; use \
-                 --accept-older to go on with it, and what came later is lost"
+                "{facts}. It is a copy from before then, such as a restored backup, or its newest commits were destroyed: \
+                 what came later is lost if it is gone on with"
             )));
         }
         true => {
             return Err(Error::Forked(format!(
                 "{facts}, and its history does not contain the one that was seen: two copies of the archive were written apart from each \
-                 other. Keep both files; use --accept-fork to go on with this one"
+                 other. Keep both files"
             )));
         }
     }

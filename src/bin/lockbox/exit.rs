@@ -104,6 +104,8 @@ pub(crate) fn sentence(error: &Error) -> String {
     let mut text = match error {
         // The detail is a sentence of its own.
         Error::Invalid(detail) => detail.clone(),
+        Error::Older(_) => format!("{error}; use --accept-older to go on with it"),
+        Error::Forked(_) => format!("{error}; use --accept-fork to go on with this one"),
         error => error.to_string(),
     };
     let mut source = error.source();
@@ -141,6 +143,8 @@ mod tests {
     fn a_sentence_has_the_causes_and_no_numbers() {
         let error = Error::io("cannot open a.lbx", std::io::Error::from_raw_os_error(13));
         assert_eq!(sentence(&error), "cannot open a.lbx: Permission denied");
+        assert_eq!(sentence(&Error::Older("facts".into())), "older copy: facts; use --accept-older to go on with it");
+        assert!(sentence(&Error::Forked("facts".into())).ends_with("facts; use --accept-fork to go on with this one"));
         assert_eq!(Failure::at(Path::new("a.lbx"), &Error::WrongKey).message, "a.lbx: wrong password or key");
     }
 }

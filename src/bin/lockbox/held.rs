@@ -9,7 +9,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::OpenOptionsExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use nix::libc::{O_DIRECTORY, O_NOFOLLOW, O_PATH};
 use nix::mount::{MntFlags, umount2};
@@ -68,6 +68,11 @@ fn link(file: &File) -> PathBuf {
 /// A path that leads on from what is open.
 fn below(directory: &File) -> PathBuf {
     link(directory).join("")
+}
+
+/// The kernel's number of the mount to which a link leads.
+pub(crate) fn mount_of(link: &Path) -> Option<u64> {
+    number(&open(link.into(), 0).ok()?).ok()
 }
 
 /// The kernel's number of the mount in which an open file is.

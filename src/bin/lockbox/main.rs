@@ -15,6 +15,7 @@ mod forget;
 mod header;
 mod held;
 mod import_tar;
+mod in_use;
 mod info;
 mod kdf;
 mod key;

@@ -13,6 +13,7 @@ use nix::unistd::geteuid;
 
 use crate::exit::{self, Failure, shown};
 use crate::held::Held;
+use crate::in_use;
 use crate::mounts::{self, Mounted};
 use crate::output;
 use crate::runtime::{self, Daemon};
@@ -162,12 +163,10 @@ fn stop(socket: &Path, status: &Status, lazy: bool) -> Result<(), Failure> {
     match control::ask(socket, status.uid, &Request::Stop { lazy }).map_err(|error| named(&error))? {
         Response::Done => {}
         Response::Busy { message } => {
+            let why = before.as_ref().and_then(in_use::by_whom).unwrap_or(message);
             return Err(Failure::new(
                 exit::IN_USE,
-                format!(
-                    "{} is busy: {message}; close what is open there, or use 'lockbox umount --lazy'",
-                    status.mount_point
-                ),
+                format!("{} is busy: {why}; end that use, or use 'lockbox umount --lazy'", status.mount_point),
             ));
         }
         Response::Failed { message } => return Err(Failure::other(format!("{}: {message}", status.mount_point))),
@@ -262,11 +261,13 @@ fn reach(mounted: &Mounted) -> Result<Arc<Held>, Failure> {
     let found = mounted.clone();
     match in_time(move || Held::of(&found)) {
         Some(Ok(Some(held))) => Ok(Arc::new(held)),
-        Some(Ok(None)) => Err(Failure::other(format!(
-            "what lies at {at} is not the mount that was found there, and was left alone"
-        ))),
+        Some(Ok(None)) => {
+            Err(Failure::other(format!("what lies at {at} is not the mount that was found there, and was left alone")))
+        }
         Some(Err(error)) => Err(exit::host(format!("cannot reach the mount at {at}"), &error)),
-        None => Err(Failure::other(format!("cannot reach the mount at {at}: a file system on the way does not answer"))),
+        None => {
+            Err(Failure::other(format!("cannot reach the mount at {at}: a file system on the way does not answer")))
+        }
     }
 }
 
@@ -304,7 +305,10 @@ fn take_away(mounted: &Mounted, held: Arc<Held>, lazily: bool) -> Result<(), Fai
             Err(_) => Err(Errno::EBUSY),
         };
         return taken.map_err(|errno| match errno {
-            Errno::EBUSY => Failure::new(exit::IN_USE, format!("{at} is busy")),
+            Errno::EBUSY => {
+                let why = in_use::by_whom(mounted).map(|why| format!(": {why}")).unwrap_or_default();
+                Failure::new(exit::IN_USE, format!("{at} is busy{why}"))
+            }
             errno => cannot(errno.desc()),
         });
     }

@@ -187,7 +187,8 @@ case_an_older_copy_is_refused_by_mount() {
     echo two >"$WORK/box/file"
     detach box
     cp "$WORK/backup" "$WORK/box.lbx"
-    expect 16 'accept-older' mount.lockbox "$WORK/box.lbx" "$WORK/box" -o "passfile=$PASSFILE"
+    expect 16 'with -o accept-older' mount.lockbox "$WORK/box.lbx" "$WORK/box" -o "passfile=$PASSFILE"
+    ! grep -q -e --accept "$WORK/stderr" || fail "advises an option that mounting lacks: $(cat "$WORK/stderr")"
     expect 16 'accept-older' mount.lockbox "$WORK/box.lbx" "$WORK/box" -o "ro,passfile=$PASSFILE"
     ! mountpoint -q "$WORK/box" || fail 'mounted all the same'
     attach box accept-older

@@ -229,3 +229,39 @@ case_umount_8_waits_for_the_daemon() {
     umount "$WORK/sbin"
     await 30 lockbox check --full --passfile "$PASSFILE" "$WORK/box.lbx"
 }
+
+case_busy_is_what_is_said_and_a_bind_mount_goes_alone() {
+    local pid child
+    new_archive box
+    attach box
+    pid=$(daemon_of "$WORK/box.lbx")
+    for child in "$pid" $(pgrep -P "$pid"); do
+        same "$(cat "/proc/$child/comm")" mount.lockbox 'the name of a process'
+    done
+    (cd "$WORK/box" && exec sleep 600) &
+    BACKGROUND+=($!)
+    sleeps_inside() { [[ $(cat "/proc/${BACKGROUND[0]}/comm") == sleep && $(readlink "/proc/${BACKGROUND[0]}/cwd") == "$WORK/box" ]]; }
+    await 20 sleeps_inside
+    expect 13 "box is busy: process ${BACKGROUND[0]} \(sleep\) has its working directory there" lockbox umount "$WORK/box"
+    kill "${BACKGROUND[0]}"
+    wait "${BACKGROUND[0]}" || true
+    exec 7>"$WORK/box/file"
+    expect 13 "box is busy: process $$ \(bash\) has something open there" lockbox umount "$WORK/box"
+    exec 7>&-
+    mkdir "$WORK/box/below" "$WORK/alias"
+    mount -t tmpfs none "$WORK/box/below"
+    expect 13 "box is busy: something is mounted at $WORK/box/below" lockbox umount "$WORK/box"
+    umount "$WORK/box/below"
+    # Its file system is still mounted elsewhere, so the daemon has no end to come to.
+    mount --bind "$WORK/box" "$WORK/alias"
+    ln -s "$(command -v lockbox)" "$WORK/umount.lockbox"
+    "$WORK/umount.lockbox" "$WORK/alias" 2>"$WORK/stderr"
+    same "$(cat "$WORK/stderr")" "lockbox: unmounted $WORK/alias; the archive is still mounted at $WORK/box"
+    ! mountpoint -q "$WORK/alias" || fail 'the bind mount is still there'
+    mount --bind "$WORK/box/below" "$WORK/alias"
+    exec 7>"$WORK/alias/file"
+    expect 13 "alias is busy: process $$ \(bash\) has something open there" lockbox umount "$WORK/alias"
+    exec 7>&-
+    lockbox umount "$WORK/alias"
+    detach box
+}
