@@ -8,6 +8,7 @@ mod dbus;
 mod ending;
 pub mod errno;
 pub mod exit;
+pub mod former;
 pub mod fstab;
 mod handover;
 mod idle;

@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 use fuser::SessionACL;
 use lockbox::Error;
 use lockbox::archive::{Archive, UnlockedKey};
-use lockbox::control::{self, Request, Response};
+use lockbox::control::{self, Response};
 use lockbox::fs::FileSystem;
 use nix::sys::signal::{SigSet, Signal};
 use parking_lot::Mutex;
@@ -32,6 +32,7 @@ use crate::answers::Answers;
 use crate::callers::Callers;
 use crate::ending::{self, Ending};
 use crate::exit::Failure;
+use crate::former;
 use crate::idle::{self, Watcher};
 use crate::journal::Target;
 use crate::mount::{self, Mount};
@@ -319,24 +320,7 @@ fn answer(mut server: control::Server, stopped: Vec<Sender<Response>>, closed: &
 /// Names the holder of an archive when its daemon can be asked.
 fn in_use(task: &Task, error: Error) -> Failure {
     match error {
-        Error::InUse(_) => holder(task.archive()).unwrap_or_else(|| error.into()),
+        Error::InUse(_) => former::serving(task.archive()).unwrap_or_else(|| error.into()),
         _ => error.into(),
     }
-}
-
-/// The failure to report when a daemon of this user has the archive mounted.
-pub fn holder(archive: &Path) -> Option<Failure> {
-    let id = Archive::identify(archive).ok()?;
-    let status = runtime::places().iter().find_map(|place| {
-        match control::ask(&control::socket_path(&place.runtime, &id), place.owner, &Request::Status) {
-            Ok(Response::Status(status)) => Some(status),
-            _ => None,
-        }
-    })?;
-    let user = nix::unistd::User::from_uid(status.uid.into()).ok().flatten();
-    let user = user.map_or(status.uid.to_string(), |user| user.name);
-    Some(Failure::new(
-        crate::exit::IN_USE,
-        format!("the archive is already mounted at {} by process {} (user {user})", status.mount_point, status.pid),
-    ))
 }

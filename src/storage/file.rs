@@ -92,6 +92,22 @@ impl FileStorage {
         Err(Error::InUse(format!("{} is being replaced again and again", path.display())))
     }
 
+    /// Waits, for ever if need be, until nobody holds the file in a way that conflicts with `mode`. Somebody may take it right after.
+    ///
+    /// # Errors
+    /// As [`FileStorage::open`], without `InUse`.
+    pub fn await_free(path: &Path, mode: LockMode) -> Result<()> {
+        let path = absolute(path)?;
+        let file = open_regular(&path, mode)?;
+        loop {
+            match fcntl(&file, FcntlArg::F_OFD_SETLKW(&range(mode))) {
+                Ok(_) => return Ok(()),
+                Err(Errno::EINTR) => {}
+                Err(errno) => return Err(Error::io(format!("locking {}", path.display()), errno.into())),
+            }
+        }
+    }
+
     /// Whether `path` names this file now.
     ///
     /// # Errors
@@ -211,16 +227,21 @@ fn open_regular(path: &Path, mode: LockMode) -> Result<File> {
     if metadata(&file, path)?.is_file() { Ok(file) } else { Err(not_regular()) }
 }
 
-/// Locks the whole file without waiting.
-fn lock(file: &File, mode: LockMode, path: &Path) -> Result<()> {
+/// The whole file.
+fn range(mode: LockMode) -> libc::flock {
     let kind = if mode == LockMode::Exclusive { libc::F_WRLCK } else { libc::F_RDLCK };
-    let mut range = libc::flock {
+    libc::flock {
         l_type: kind as libc::c_short,
         l_whence: libc::SEEK_SET as libc::c_short,
         l_start: 0,
         l_len: 0,
         l_pid: 0,
-    };
+    }
+}
+
+/// Locks the whole file without waiting.
+fn lock(file: &File, mode: LockMode, path: &Path) -> Result<()> {
+    let mut range = range(mode);
     match fcntl(file, FcntlArg::F_OFD_SETLK(&range)) {
         Ok(_) => Ok(()),
         Err(Errno::EAGAIN | Errno::EACCES) => {

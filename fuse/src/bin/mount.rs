@@ -11,7 +11,7 @@ use lockbox_fuse::journal::{self, Target};
 use lockbox_fuse::notify::Notify;
 use lockbox_fuse::options::Options;
 use lockbox_fuse::session::{self, Task};
-use lockbox_fuse::{daemon, mount, remount, unlock, unmounter};
+use lockbox_fuse::{daemon, former, mount, remount, unlock, unmounter};
 use lockbox_secrets::{Cache, Sources};
 
 /// Mount a lockbox archive
@@ -159,9 +159,7 @@ fn mount_archive(arguments: &Arguments) -> Result<(), Failure> {
     };
     let point = daemon::prepare_point(&arguments.directory)?;
     // Before the passphrase is asked for and worked on for a second.
-    if let Some(failure) = session::holder(&archive) {
-        return Err(failure);
-    }
+    former::wait(&archive, options.read_only, tell)?;
     let (key, refused) = unlock::unlock(&archive, &arguments.archive, &options)?;
     if let Some(sentence) = refused {
         tell(&sentence);

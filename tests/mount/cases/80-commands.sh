@@ -265,3 +265,42 @@ case_busy_is_what_is_said_and_a_bind_mount_goes_alone() {
     lockbox umount "$WORK/alias"
     detach box
 }
+
+# hold FILE: takes the lock of an archive until somebody writes to $WORK/release.
+hold() {
+    python3 -c 'import fcntl, struct, sys
+archive = open(sys.argv[1], "r+b")
+fcntl.fcntl(archive, 37, struct.pack("hhqqi4x", fcntl.F_WRLCK, 0, 0, 0, 0))  # F_OFD_SETLK
+print("held", flush=True)
+open(sys.argv[2]).read()' "$1" "$WORK/release" >"$WORK/holding"
+}
+
+case_a_mount_waits_for_the_end_of_the_former() {
+    local round
+    new_archive box
+    attach box
+    for round in 1 2 3 4 5; do
+        head -c 3000000 /dev/urandom >"$WORK/box/file$round"
+        # As somebody who does not know of the daemon: it closes the archive after this has returned.
+        umount -i "$WORK/box"
+        attach box
+    done
+    same "$(ls "$WORK/box" | wc -l)" 5
+    expect 13 "already mounted at $WORK/box" mount.lockbox "$WORK/box.lbx" "$WORK/box" -o "passfile=$PASSFILE"
+    ! grep -q waiting "$WORK/stderr" || fail 'waited for a mount that is used'
+    detach box
+    mkfifo "$WORK/release"
+    in_background hold "$WORK/box.lbx"
+    await 20 grep -q held "$WORK/holding"
+    in_background attach box 2>"$WORK/mounting"
+    await 20 grep -q 'waiting for its end' "$WORK/mounting"
+    echo >"$WORK/release"
+    wait "${BACKGROUND[1]}" || fail "refused: $(cat "$WORK/mounting")"
+    detach box
+    # Who goes on is not waited for.
+    in_background hold "$WORK/box.lbx"
+    await 20 grep -q held "$WORK/holding"
+    expect 13 'held by another process' mount.lockbox "$WORK/box.lbx" "$WORK/box" -o "passfile=$PASSFILE"
+    grep -q 'waiting for its end' "$WORK/stderr"
+    echo >"$WORK/release"
+}

@@ -99,6 +99,12 @@ all_is_unmounted() {
     mountpoint -q "$WORK/second" || fail 'a user unmounted what is not theirs'
     as_user lockbox mount --passfile "$users/passphrase" "$users/box.lbx" "$users/point"
     lockbox umount "$users/point"
+    # A mount that is in two places goes from both.
+    attach third
+    mkdir "$WORK/alias"
+    mount --bind "$WORK/third" "$WORK/alias"
+    lockbox umount --all
+    same "$(lockbox status --json)" ''
     # A dead mount goes too.
     attach first
     kill -9 "$(daemon_of "$WORK/first.lbx")"

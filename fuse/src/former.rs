@@ -1,0 +1,144 @@
+//! Waits for whoever still has the archive for a moment, such as the daemon of the mount that was just taken away.
+//!
+//! The end of the wait is an event: the kernel gives the lock away when the last holder closes the file. What bounds it is who holds the
+//! archive. A daemon that serves a mount is not waited for; one that says that it closes the archive gets the time that this takes; anybody
+//! else gets a moment, because a command that was just begun would take longer than somebody at a prompt waits.
+
+use std::path::Path;
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use lockbox::archive::Archive;
+use lockbox::control::{self, Request, Response, Status};
+
+use crate::exit::{Failure, IN_USE};
+use crate::mountinfo::{self, Mounted};
+use crate::runtime;
+
+/// What a lock that is free takes to be had.
+const AT_ONCE: Duration = Duration::from_millis(50);
+const MOMENT: Duration = Duration::from_secs(3);
+/// Committing what is left takes seconds, erasing what was deleted may take more.
+const CLOSING: Duration = Duration::from_secs(30);
+/// Between taking its lock back and its socket a daemon has next to nothing to do.
+const POLL: Duration = Duration::from_millis(5);
+
+/// What a daemon of this user says about its archive.
+enum Holder {
+    Serves(Box<Status>),
+    Closes,
+    Nobody,
+}
+
+/// Returns when nobody holds the archive any more, or has held it for so long that opening it may as well say who. `say` tells the user
+/// that there is something to wait for.
+///
+/// # Errors
+/// When a daemon of this user has the archive mounted.
+pub fn wait(archive: &Path, read_only: bool, say: impl Fn(&str)) -> Result<(), Failure> {
+    // What is no archive is for the opening to say.
+    let Ok(id) = Archive::identify(archive) else { return Ok(()) };
+    let holder = || holder(&id);
+    if let Holder::Serves(status) = holder()
+        && is_mounted(&status, &mountinfo::table().unwrap_or_default())
+    {
+        return Err(refusal(&status));
+    }
+    let (sender, free) = mpsc::channel();
+    let path = archive.to_owned();
+    thread::Builder::new()
+        .name("former".into())
+        .spawn(move || sender.send(Archive::await_free(&path, read_only)))
+        .map_err(|e| Failure::system(format!("cannot start a thread: {e}")))?;
+    if matches!(free.recv_timeout(AT_ONCE), Err(RecvTimeoutError::Timeout)) {
+        say("the archive is still held, as by the daemon of its former mount: waiting for its end");
+        bide(&free, MOMENT, CLOSING, || matches!(holder(), Holder::Closes));
+    }
+    // The next daemon needs the place of the former one's socket.
+    let start = Instant::now();
+    while matches!(holder(), Holder::Closes) && start.elapsed() < MOMENT {
+        thread::sleep(POLL);
+    }
+    Ok(())
+}
+
+/// Waits for the end of `held`, a moment in any case, and longer when the holder says then that it closes the archive.
+fn bide<T>(held: &Receiver<T>, moment: Duration, closing: Duration, closes: impl Fn() -> bool) {
+    if matches!(held.recv_timeout(moment), Err(RecvTimeoutError::Timeout)) && closes() {
+        let _ = held.recv_timeout(closing);
+    }
+}
+
+/// A daemon goes on saying that it serves until it learns that its mount is gone.
+fn is_mounted(status: &Status, table: &[Mounted]) -> bool {
+    table
+        .iter()
+        .any(|mounted| mounted.file_system == mountinfo::TYPE && mounted.point == Path::new(&status.mount_point))
+}
+
+fn holder(id: &[u8; 16]) -> Holder {
+    let asked = runtime::places().into_iter().find_map(|place| {
+        match control::ask(&control::socket_path(&place.runtime, id), place.owner, &Request::Status) {
+            Ok(Response::Status(status)) => Some(Holder::Serves(status)),
+            Ok(Response::Failed { .. }) => Some(Holder::Closes),
+            _ => None,
+        }
+    });
+    asked.unwrap_or(Holder::Nobody)
+}
+
+/// The failure to report when a daemon of this user serves the archive.
+pub fn serving(archive: &Path) -> Option<Failure> {
+    match holder(&Archive::identify(archive).ok()?) {
+        Holder::Serves(status) => Some(refusal(&status)),
+        Holder::Closes | Holder::Nobody => None,
+    }
+}
+
+fn refusal(status: &Status) -> Failure {
+    let user = nix::unistd::User::from_uid(status.uid.into()).ok().flatten();
+    let user = user.map_or(status.uid.to_string(), |user| user.name);
+    let Status { mount_point, pid, .. } = status;
+    Failure::new(IN_USE, format!("the archive is already mounted at {mount_point} by process {pid} (user {user})"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    #[test]
+    fn who_closes_the_archive_is_waited_for_and_others_for_a_moment() {
+        let (moment, ever) = (Duration::from_millis(1), Duration::from_secs(600));
+        let (end, held) = mpsc::channel::<()>();
+        let asked = Cell::new(0);
+        let closes = |answer| {
+            let asked = &asked;
+            move || {
+                asked.set(asked.get() + 1);
+                answer
+            }
+        };
+        bide(&held, moment, ever, closes(false));
+        assert_eq!(asked.get(), 1, "it holds the archive for long");
+        let ending = thread::spawn(move || drop(end));
+        bide(&held, moment, ever, closes(true));
+        ending.join().unwrap();
+        bide(&held, ever, ever, closes(true));
+        assert!(asked.get() <= 2, "a free archive needs no question");
+    }
+
+    #[test]
+    fn only_what_the_kernel_still_shows_is_mounted() {
+        let status = Status { mount_point: "/mnt/a".into(), ..Status::default() };
+        let shown = |file_system: &str, point: &str| {
+            [Mounted { device: 7, point: point.into(), file_system: file_system.into(), user: None }]
+        };
+        assert!(is_mounted(&status, &shown(mountinfo::TYPE, "/mnt/a")));
+        assert!(!is_mounted(&status, &shown(mountinfo::TYPE, "/mnt/b")));
+        assert!(!is_mounted(&status, &shown("tmpfs", "/mnt/a")));
+        assert!(!is_mounted(&status, &[]));
+    }
+}
