@@ -10,8 +10,9 @@
 //!   been. The seal covers bytes and place, and no record tells of the page before its barrier, so a part of the first attempt means nothing.
 //!
 //! # Who is told
-//! Whoever meets the failure gets its cause, and everybody later the latch. When that was background work, the next one who asks for
-//! durability gets the cause, once: what was accepted from programs before the failure is lost, and none of them has heard why.
+//! Whoever meets the failure gets its cause, and everybody later the latch. When that was background work, the next one who hands over data
+//! or asks for its durability gets the cause, once: what was accepted from programs before the failure is lost, and none of them has
+//! heard why. (Over FUSE both are one fsync(2): the kernel first writes what it holds of the file.)
 
 use std::sync::OnceLock;
 
@@ -23,7 +24,7 @@ use crate::error::{Error, Result};
 #[derive(Default)]
 pub(crate) struct Latch {
     reason: OnceLock<String>,
-    /// The cause, until somebody who asked for durability was told.
+    /// The cause, until somebody who handed over data or asked for its durability was told.
     untold: Mutex<Option<Error>>,
 }
 
@@ -61,7 +62,7 @@ impl Latch {
         error
     }
 
-    /// What to tell somebody who asked for durability and got `error`.
+    /// What to tell somebody who handed over data, or asked for its durability, and got `error`.
     pub(crate) fn tell(&self, error: Error) -> Error {
         if self.reason.get().is_none() {
             return error;

@@ -155,7 +155,7 @@ impl FileSystem {
             self.write_sealed(&file, range, data, frames)
         });
         self.staging.leave(file);
-        result?;
+        result.map_err(|error| self.told(error))?;
         // The write itself is accepted and stays staged; the next commit reports what is wrong.
         if let Err(error) = self.relieve() {
             tracing::warn!(%error, "staged data could not be written out early");

@@ -33,7 +33,7 @@ impl FileSystem {
         self.finish_commit(begun).map_err(|error| self.told(error))
     }
 
-    /// As [`FileSystem::sync`], for who has nobody to tell: after a failure the next caller of that gets the cause.
+    /// As [`FileSystem::sync`], for who has nobody to tell: after a failure the next caller of that, or of `write`, gets the cause.
     ///
     /// # Errors
     /// As [`FileSystem::sync`].
@@ -41,7 +41,7 @@ impl FileSystem {
         if self.options.sync == SyncProfile::Never { Ok(()) } else { self.finish_commit(self.begin_commit()?) }
     }
 
-    /// What somebody who asked for durability is told of an error.
+    /// What somebody who handed over data, or asked for its durability, is told of an error.
     pub(in crate::fs) fn told(&self, error: Error) -> Error {
         self.volume.pager().latch().tell(error)
     }

@@ -254,29 +254,39 @@ fn a_read_that_fails() {
 /// Whoever asks first what became of the data learns why it is lost, also when the failure was met in the background; later callers learn that
 /// nothing is written any more.
 #[test]
-fn the_first_fsync_after_a_failure_tells_its_cause() {
+fn the_first_write_or_fsync_after_a_failure_tells_its_cause() {
     let failing = |class| FaultPlan { class, count: 0, fault: Fault::Eio, lasting: false };
-    for (who, class) in [("fsync", Class::Barrier), ("write-out", Class::Write), ("maintain", Class::Barrier)] {
+    let cases = [
+        ("fsync", Class::Barrier),
+        ("write-out", Class::Write),
+        ("maintain", Class::Barrier),
+        ("write", Class::Barrier),
+    ];
+    for (who, class) in cases {
         let environment = Arc::new(SeededEnvironment::new(9));
         let storage = SimulatedStorage::new();
         let fs = create_with(storage.clone(), environment, FsOptions { staged_bytes: 1 << 20, ..OPTIONS });
         create(&fs, b"a").unwrap();
         let file = ino(&fs, b"a").unwrap();
         fs.write(file, 0, &bytes(1, 50_000)).unwrap();
-        if who == "maintain" {
+        if matches!(who, "maintain" | "write") {
             // What the second commit frees waits for one more, which an idle archive makes by itself.
             fs.sync().unwrap();
             fs.write(file, 0, &bytes(2, 50_000)).unwrap();
             fs.sync().unwrap();
         }
         storage.inject(Some(failing(class)));
-        match who {
-            "maintain" => drop(fs.maintain().unwrap_err()),
-            // What is staged exceeds its bound, and the write that finds that is accepted all the same.
-            "write-out" => (0..40).for_each(|n| drop(fs.write(file, n * 50_000, &bytes(3, 40_000)))),
-            _ => {}
+        if matches!(who, "maintain" | "write") {
+            fs.maintain().unwrap_err();
         }
-        let first = fs.sync();
+        let met = match who {
+            // What is staged exceeds its bound, and the write that finds that is accepted all the same; the next one is not.
+            "write-out" => (0..40).find_map(|n| fs.write(file, n * 50_000, &bytes(3, 40_000)).err()),
+            "write" => fs.write(file, 0, &bytes(3, 100)).err(),
+            _ => None,
+        };
+        assert_eq!(met.is_some(), class == Class::Write || who == "write", "{who}");
+        let first = met.map_or_else(|| fs.sync(), Err);
         assert_eq!(storage.injected(), 1, "{who}");
         assert!(
             matches!(&first, Err(Error::Io { source, .. }) if source.raw_os_error() == Some(5)),

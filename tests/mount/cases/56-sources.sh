@@ -18,7 +18,7 @@ shows_nothing() {
 }
 
 case_every_source_opens_a_mount() {
-    local pid
+    local pid pipe
     new_archive box
     mkdir "$WORK/credentials"
     install -m 400 "$PASSFILE" "$WORK/credentials/box"
@@ -28,7 +28,8 @@ case_every_source_opens_a_mount() {
         shows_nothing "$pid"
         # What the mounting command read the secret from is not open in the daemon.
         ! readlink "/proc/$pid"/fd/* | grep -qxF "$PASSFILE" || fail 'the daemon holds the passfile open'
-        [[ ! -e /proc/$pid/fd/9 ]] || [[ $(readlink "/proc/$pid/fd/9") != pipe:* ]] || fail 'the daemon holds the pipe open'
+        pipe=$(readlink /proc/self/fd/9 || true)
+        [[ $pipe != pipe:* ]] || ! readlink "/proc/$pid"/fd/* | grep -qxF "$pipe" || fail 'the daemon holds the pipe open'
         detach box
     }
     with() {
@@ -52,8 +53,11 @@ case_every_source_opens_a_mount() {
     cp -p "$PASSFILE" "$WORK/a, b"
     lockbox mount -o "log=$WORK/box.log" --passfile "$WORK/a, b" "$WORK/box.lbx" "$WORK/box"
     mounted lockbox
-    lockbox mount -o "log=$WORK/box.log" --passfd 9 "$WORK/box.lbx" "$WORK/box" 9< <(cat "$PASSFILE")
-    mounted lockbox
+    through() {
+        lockbox mount -o "log=$WORK/box.log" --passfd 9 "$WORK/box.lbx" "$WORK/box"
+        mounted lockbox
+    }
+    through 9< <(cat "$PASSFILE")
 }
 
 case_wrong_and_hostile_sources_are_one_sentence() {

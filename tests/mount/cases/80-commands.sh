@@ -298,6 +298,7 @@ case_a_mount_waits_for_the_end_of_the_former() {
     wait "${BACKGROUND[1]}" || fail "refused: $(cat "$WORK/mounting")"
     detach box
     # Who goes on is not waited for.
+    rm "$WORK/holding"
     in_background hold "$WORK/box.lbx"
     await 20 grep -q held "$WORK/holding"
     expect 13 'held by another process' mount.lockbox "$WORK/box.lbx" "$WORK/box" -o "passfile=$PASSFILE"
