@@ -1,8 +1,8 @@
 //! Refuses the daemon the system calls that lead out of it, once it has all that it needs (seccomp).
 //!
 //! Landlock binds files and TCP. What it leaves, on all kernels or on older ones, is here: new sockets of whatever family, connections,
-//! messages to an address, programs, signals to others, the memory of others, and interfaces of the kernel that none of our code uses and
-//! that have been its weak spots.
+//! messages to an address, programs, signals to others, the memory of others, modes, owners and attributes by path, and interfaces of the
+//! kernel that none of our code uses and that have been its weak spots.
 //!
 //! # Why this breaks no mount
 //! It is a list of what is refused, not of what is allowed: a C library or kernel that does an allowed thing by a new call finds that call
@@ -40,6 +40,29 @@ const REFUSED: &[c_long] = &[
     libc::SYS_pidfd_send_signal,
     libc::SYS_tkill,
     libc::SYS_kcmp,
+    libc::SYS_shmget,
+    libc::SYS_shmat,
+    libc::SYS_shmctl,
+    libc::SYS_msgget,
+    libc::SYS_msgsnd,
+    libc::SYS_msgrcv,
+    libc::SYS_msgctl,
+    libc::SYS_semget,
+    libc::SYS_semop,
+    libc::SYS_semtimedop,
+    libc::SYS_semctl,
+    libc::SYS_mq_open,
+    libc::SYS_mq_unlink,
+    // What a file is, beside its content, which is all that Landlock asks about.
+    libc::SYS_fchmodat,
+    FCHMODAT2,
+    libc::SYS_fchownat,
+    libc::SYS_setxattr,
+    libc::SYS_lsetxattr,
+    SETXATTRAT,
+    libc::SYS_removexattr,
+    libc::SYS_lremovexattr,
+    REMOVEXATTRAT,
     // The tree of mounts and other views of the machine.
     libc::SYS_mount,
     libc::SYS_umount2,
@@ -84,12 +107,35 @@ const REFUSED: &[c_long] = &[
     libc::SYS_syslog,
 ];
 
+/// Calls that the crate has no names for yet; the numbers are those of all kinds of machines.
+const FCHMODAT2: c_long = 452;
+const SETXATTRAT: c_long = 463;
+const REMOVEXATTRAT: c_long = 466;
+
+/// Orders of fcntl(2) by which the kernel is made to signal somebody: F_SETOWN, F_SETSIG, F_SETOWN_EX.
+const SIGNALLING: [u64; 3] = [8, 10, 15];
+/// The same of ioctl(2), and those that type into a terminal: FIOSETOWN, SIOCSPGRP, TIOCSTI, TIOCLINUX.
+const TYPING: [u64; 4] = [0x8901, 0x8902, 0x5412, 0x541C];
+
 /// Those of signals name a process first: one's own may be signalled, which abort(3) does.
 const SIGNALS: [c_long; 4] = [libc::SYS_kill, libc::SYS_tgkill, libc::SYS_rt_sigqueueinfo, libc::SYS_rt_tgsigqueueinfo];
 
 /// The second way of naming calls on x86-64, with numbers of its own for some of those above.
 #[cfg(target_arch = "x86_64")]
 const X32: i64 = 0x4000_0000;
+
+/// Older calls for what is refused above, which other machines do not have.
+#[cfg(target_arch = "x86_64")]
+const OLD_NAMES: [c_long; 8] = [
+    libc::SYS_fork,
+    libc::SYS_vfork,
+    libc::SYS_chmod,
+    libc::SYS_chown,
+    libc::SYS_lchown,
+    libc::SYS_utime,
+    libc::SYS_utimes,
+    libc::SYS_futimesat,
+];
 
 /// Puts the filter on this thread and all that it starts.
 ///
@@ -111,14 +157,25 @@ fn program(own: u32) -> Result<BpfProgram, seccompiler::BackendError> {
     for call in SIGNALS {
         rules.insert(call, vec![unless(0, SeccompCmpArgLen::Dword, own.into())?]);
     }
+    // The limits of one's own process go by no number.
+    rules.insert(libc::SYS_prlimit64, vec![unless(0, SeccompCmpArgLen::Dword, 0)?]);
+    for (call, orders) in [(libc::SYS_fcntl, &SIGNALLING[..]), (libc::SYS_ioctl, &TYPING[..])] {
+        let is = |&order| {
+            SeccompCondition::new(1, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, order)
+                .and_then(|is| SeccompRule::new(vec![is]))
+        };
+        rules.insert(call, orders.iter().map(is).collect::<Result<_, _>>()?);
+    }
+    // Of a descriptor, not of a path.
+    rules.insert(libc::SYS_utimensat, vec![unless(1, SeccompCmpArgLen::Qword, 0)?]);
     // To the other end of a connection, not to an address.
     rules.insert(libc::SYS_sendto, vec![unless(4, SeccompCmpArgLen::Qword, 0)?]);
     #[cfg(target_arch = "x86_64")]
     {
+        rules.extend(OLD_NAMES.map(|call| (call, Vec::new())));
         let again: Vec<_> = rules.iter().map(|(call, rules)| (call | X32, rules.clone())).collect();
         rules.extend(again);
         rules.extend((512..=547).map(|call| (call | X32, Vec::new())));
-        rules.extend([(libc::SYS_fork, Vec::new()), (libc::SYS_vfork, Vec::new())]);
     }
     let kind = TargetArch::try_from(std::env::consts::ARCH)?;
     let refusal = SeccompAction::Errno(libc::EPERM as u32);
@@ -167,6 +224,17 @@ mod tests {
                 refused(errno(kill(getppid(), None)), "asking for a signal to another process");
                 refused(errno(kill(Pid::from_raw(child.id() as i32), Signal::SIGKILL)), "a signal to a child");
                 refused(errno(nix::mount::umount("/nonexistent")), "unmounting");
+                let mode = std::os::unix::fs::PermissionsExt::from_mode(0o4755);
+                refused(std::fs::set_permissions(at("log"), mode), "a mode by path");
+                refused(std::os::unix::fs::chown(at("log"), Some(0), None), "an owner by path");
+                let attribute = rustix::fs::setxattr(at("log"), "user.a", b"x", rustix::fs::XattrFlags::empty());
+                refused(attribute.map_err(std::io::Error::from), "an attribute by path");
+                let times = nix::sys::stat::utimes(
+                    &at("log"),
+                    &nix::sys::time::TimeVal::new(0, 0),
+                    &nix::sys::time::TimeVal::new(0, 0),
+                );
+                refused(errno(times), "times by path");
                 // SAFETY: none of these gets a pointer that the kernel would follow, and each is refused before it does anything.
                 let raw =
                     |call: c_long, argument: libc::c_ulong| unsafe { libc::syscall(call, argument, 0, 0, 0, 0, 0) };
@@ -178,9 +246,20 @@ mod tests {
                     (libc::SYS_execveat, "execveat"),
                     (libc::SYS_bpf, "bpf"),
                     (libc::SYS_unshare, "namespaces"),
+                    (libc::SYS_shmget, "shared memory"),
+                    (libc::SYS_prlimit64, "limits of others"),
                 ] {
-                    assert_eq!(raw(call, 0), -1, "{what}");
+                    assert_eq!(raw(call, 1), -1, "{what}");
                     assert_eq!(Errno::last(), Errno::EPERM, "{what}");
+                }
+                let order = |call: c_long, order: u64| {
+                    // SAFETY: no pointer is passed.
+                    unsafe { libc::syscall(call, ours.as_raw_fd(), order, 0, 0, 0, 0) }
+                };
+                for (call, orders) in [(libc::SYS_fcntl, &SIGNALLING[..]), (libc::SYS_ioctl, &TYPING[..])] {
+                    for &number in orders {
+                        assert_eq!((order(call, number), Errno::last()), (-1, Errno::EPERM), "order {number}");
+                    }
                 }
                 #[cfg(target_arch = "x86_64")]
                 for call in [X32 | libc::SYS_socket, X32 | 520] {
@@ -192,7 +271,9 @@ mod tests {
                 connected.send(b"line").unwrap();
                 assert!(kill(Pid::this(), None).is_ok(), "our own process");
                 std::thread::spawn(|| ()).join().unwrap();
-                File::create(at("file")).unwrap().sync_all().unwrap();
+                let file = File::create(at("file")).unwrap();
+                file.sync_all().unwrap();
+                file.set_modified(std::time::SystemTime::now()).unwrap();
                 rustix::net::shutdown(&listener, rustix::net::Shutdown::Both).unwrap();
                 assert!(nix::poll::poll(&mut [], nix::poll::PollTimeout::ZERO).is_ok());
                 assert!(listener.as_fd().as_raw_fd() > 0);
