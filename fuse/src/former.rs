@@ -1,11 +1,11 @@
 //! Waits for whoever still has the archive for a moment, such as the daemon of the mount that was just taken away.
 //!
-//! The end of the wait is an event: the kernel gives the lock away when the last holder closes the file. What bounds it is who holds the
+//! The lock is tried again and again: a thread that waits in the kernel for it could not be called back, and would go on holding the file
+//! and taking the lock while the daemon opens the archive. What bounds the wait is who holds the
 //! archive. A daemon that serves a mount is not waited for; one that says that it closes the archive gets the time that this takes; anybody
 //! else gets a moment, because a command that was just begun would take longer than somebody at a prompt waits.
 
 use std::path::Path;
-use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -16,12 +16,10 @@ use crate::exit::{Failure, IN_USE};
 use crate::mountinfo::{self, Mounted};
 use crate::runtime;
 
-/// What a lock that is free takes to be had.
-const AT_ONCE: Duration = Duration::from_millis(50);
 const MOMENT: Duration = Duration::from_secs(3);
 /// Committing what is left takes seconds, erasing what was deleted may take more.
 const CLOSING: Duration = Duration::from_secs(30);
-/// Between taking its lock back and its socket a daemon has next to nothing to do.
+/// From one look to the next.
 const POLL: Duration = Duration::from_millis(5);
 
 /// What a daemon of this user says about its archive.
@@ -45,28 +43,35 @@ pub fn wait(archive: &Path, read_only: bool, say: impl Fn(&str)) -> Result<(), F
     {
         return Err(refusal(&status));
     }
-    let (sender, free) = mpsc::channel();
-    let path = archive.to_owned();
-    thread::Builder::new()
-        .name("former".into())
-        .spawn(move || sender.send(Archive::await_free(&path, read_only)))
-        .map_err(|e| Failure::system(format!("cannot start a thread: {e}")))?;
-    if matches!(free.recv_timeout(AT_ONCE), Err(RecvTimeoutError::Timeout)) {
+    // What keeps it from being tried is for the opening to say.
+    let mut free = || Archive::is_free(archive, read_only).unwrap_or(true);
+    if !free() {
         say("the archive is still held, as by the daemon of its former mount: waiting for its end");
-        bide(&free, MOMENT, CLOSING, || matches!(holder(), Holder::Closes));
+        bide(&mut free, MOMENT, CLOSING, || matches!(holder(), Holder::Closes));
     }
-    // The next daemon needs the place of the former one's socket.
-    let start = Instant::now();
-    while matches!(holder(), Holder::Closes) && start.elapsed() < MOMENT {
-        thread::sleep(POLL);
-    }
+    // The next daemon needs the place of the former one's socket; between its lock and that a daemon has next to nothing to do.
+    within(MOMENT, &mut || !matches!(holder(), Holder::Closes));
     Ok(())
 }
 
-/// Waits for the end of `held`, a moment in any case, and longer when the holder says then that it closes the archive.
-fn bide<T>(held: &Receiver<T>, moment: Duration, closing: Duration, closes: impl Fn() -> bool) {
-    if matches!(held.recv_timeout(moment), Err(RecvTimeoutError::Timeout)) && closes() {
-        let _ = held.recv_timeout(closing);
+/// Waits until the archive is free, a moment in any case, and longer when the holder says then that it closes it.
+fn bide(free: &mut dyn FnMut() -> bool, moment: Duration, closing: Duration, closes: impl Fn() -> bool) {
+    if !within(moment, free) && closes() {
+        within(closing, free);
+    }
+}
+
+/// Looks until it is so, or the time is over; whether it is.
+fn within(limit: Duration, is_so: &mut dyn FnMut() -> bool) -> bool {
+    let start = Instant::now();
+    loop {
+        if is_so() {
+            return true;
+        }
+        if start.elapsed() >= limit {
+            return false;
+        }
+        thread::sleep(POLL);
     }
 }
 
@@ -112,7 +117,6 @@ mod tests {
     #[test]
     fn who_closes_the_archive_is_waited_for_and_others_for_a_moment() {
         let (moment, ever) = (Duration::from_millis(1), Duration::from_secs(600));
-        let (end, held) = mpsc::channel::<()>();
         let asked = Cell::new(0);
         let closes = |answer| {
             let asked = &asked;
@@ -121,13 +125,13 @@ mod tests {
                 answer
             }
         };
-        bide(&held, moment, ever, closes(false));
+        bide(&mut || false, moment, ever, closes(false));
         assert_eq!(asked.get(), 1, "it holds the archive for long");
-        let ending = thread::spawn(move || drop(end));
-        bide(&held, moment, ever, closes(true));
-        ending.join().unwrap();
-        bide(&held, ever, ever, closes(true));
-        assert!(asked.get() <= 2, "a free archive needs no question");
+        // Free once it was asked for the second time.
+        bide(&mut || asked.get() == 2, moment, ever, closes(true));
+        assert_eq!(asked.get(), 2);
+        bide(&mut || true, ever, ever, closes(true));
+        assert_eq!(asked.get(), 2, "a free archive needs no question");
     }
 
     #[test]

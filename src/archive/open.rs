@@ -79,12 +79,12 @@ impl Archive {
         Ok(Header::read(&Unlocked::open(path)?)?.framing().archive)
     }
 
-    /// Waits, for ever if need be, until nobody holds the archive in a way that keeps it from being opened. Somebody may take it right after.
+    /// Whether nobody holds the archive in a way that keeps it from being opened. Somebody may take it right after.
     ///
     /// # Errors
     /// What keeps the file itself from being opened or locked.
-    pub fn await_free(path: &Path, read_only: bool) -> Result<()> {
-        FileStorage::await_free(path, if read_only { LockMode::Shared } else { LockMode::Exclusive })
+    pub fn is_free(path: &Path, read_only: bool) -> Result<bool> {
+        FileStorage::is_free(path, if read_only { LockMode::Shared } else { LockMode::Exclusive })
     }
 
     /// Locks and opens; a writable open recovers, and mends what is outside of the pages ([`Info::mended`] tells what).

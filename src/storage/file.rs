@@ -78,6 +78,9 @@ impl FileStorage {
     /// Creates a new file with mode 0600 (refusing an existing one) and locks it for writing.
     pub fn create(entry: &HostEntry) -> Result<FileStorage> {
         let path = entry.path();
+        // Before there is a file that a failure would leave behind.
+        let name = entry.beside(entry.name().to_owned()).map_err(|source| looking_up(path, source))?;
+        let name = Name { entry: name, how: AtFlags::SYMLINK_NOFOLLOW };
         let file = entry.create().map_err(|source| match source.kind() {
             io::ErrorKind::AlreadyExists => {
                 Error::Io { context: format!("{} exists and is not overwritten", path.display()), source }
@@ -85,11 +88,7 @@ impl FileStorage {
             _ => Error::io(format!("creating {}", path.display()), source),
         })?;
         match lock(&file, LockMode::Exclusive, path) {
-            Ok(()) => {
-                let name = entry.beside(entry.name().to_owned()).map(Name::of);
-                let name = name.map_err(|source| looking_up(path, source))?;
-                Ok(FileStorage { file, path: path.into(), name, read_only: false, least: AtomicU64::new(0) })
-            }
+            Ok(()) => Ok(FileStorage { file, path: path.into(), name, read_only: false, least: AtomicU64::new(0) }),
             // Somebody opened the new file at once: it is in their hands.
             Err(error @ Error::InUse(_)) => Err(error),
             Err(error) => {
@@ -147,19 +146,17 @@ impl FileStorage {
         Err(Error::InUse(format!("{} is being replaced again and again", path.display())))
     }
 
-    /// Waits, for ever if need be, until nobody holds the file in a way that conflicts with `mode`. Somebody may take it right after.
+    /// Whether nobody holds the file in a way that conflicts with `mode`. Somebody may take it right after.
     ///
     /// # Errors
     /// As [`FileStorage::open`], without `InUse`.
-    pub fn await_free(path: &Path, mode: LockMode) -> Result<()> {
+    pub fn is_free(path: &Path, mode: LockMode) -> Result<bool> {
         let path = absolute(path)?;
         let file = regular(open(&path, mode), mode, &path)?;
-        loop {
-            match fcntl(&file, FcntlArg::F_OFD_SETLKW(&range(mode))) {
-                Ok(_) => return Ok(()),
-                Err(Errno::EINTR) => {}
-                Err(errno) => return Err(Error::io(format!("locking {}", path.display()), errno.into())),
-            }
+        match lock(&file, mode, &path) {
+            Ok(()) => Ok(true),
+            Err(Error::InUse(_)) => Ok(false),
+            Err(error) => Err(error),
         }
     }
 
