@@ -230,7 +230,8 @@ pub fn run() -> io::Result<()> {
         FLUSH if flush(&point, device) => Unmounted::Busy,
         FLUSH => Unmounted::Gone,
         LOOK => look(&point, device),
-        _ => unmount(&point, device, order == DETACH),
+        POLITELY | DETACH => unmount(&point, device, order == DETACH),
+        _ => Unmounted::Failed(format!("there is no order {order}")),
     });
     match parting {
         Parting::GoodBye => {}
@@ -255,7 +256,11 @@ fn take_orders(orders: &mut UnixStream, mut carry_out: impl FnMut(u8) -> Unmount
     loop {
         match orders.read(&mut order) {
             Ok(1) if order[0] == GOOD_BYE => return Parting::GoodBye,
-            Ok(1) if order[0] == DIAL && hand_over(orders, login::dial()).is_ok() => {}
+            Ok(1) if order[0] == DIAL => {
+                if hand_over(orders, login::dial()).is_err() {
+                    return Parting::Lost;
+                }
+            }
             // It may die before it takes the answer.
             Ok(1) if answer(orders, &carry_out(order[0])).is_ok() => {}
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
