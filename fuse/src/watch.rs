@@ -26,7 +26,7 @@ use std::sync::mpsc::Sender;
 use std::thread;
 use std::time::Duration;
 
-use nix::sys::stat::minor;
+use nix::sys::stat::{major, minor};
 use rustix::fs::{CWD, Dir, Mode, OFlags, fstat, fstatfs, openat};
 
 use crate::session::Event;
@@ -39,6 +39,8 @@ const LOOKS: u32 = 4;
 /// The function that a thread sleeps in while it waits for a FUSE answer, and those that it may be a part of.
 const WAITS: [&str; 4] = ["request_wait_answer", "__fuse_request_send", "__fuse_simple_request", "fuse_simple_request"];
 const FUSE_SUPER_MAGIC: u64 = 0x6573_5546;
+/// overlayfs and ecryptfs, which do not tell what lies below them.
+const STACKED: [u64; 2] = [0x794c_7630, 0xf15f];
 
 /// What is looked at, held open.
 pub(crate) struct Watch {
@@ -78,14 +80,20 @@ impl Watch {
     /// `files` are those on which this process depends. To be called before the mount is there.
     ///
     /// # Errors
-    /// When /proc cannot be read, or a FUSE connection that holds one of them does not tell whether it is idle: nothing could be proved.
+    /// When /proc cannot be read, or what holds one of them does not tell whether it is an idle FUSE connection: nothing could be proved.
     pub(crate) fn prepare<'a>(files: impl IntoIterator<Item = std::os::fd::BorrowedFd<'a>>) -> io::Result<Watch> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let tasks = openat(CWD, "/proc/self/task", flags, Mode::empty())?;
         let mut hosts = Vec::new();
         for file in files {
-            if fstatfs(file)?.f_type as u64 == FUSE_SUPER_MAGIC {
-                let number = minor(fstat(file)?.st_dev);
+            let kind = fstatfs(file)?.f_type as u64;
+            if STACKED.contains(&kind) {
+                return Err(io::ErrorKind::Unsupported.into());
+            }
+            if kind == FUSE_SUPER_MAGIC {
+                // As the kernel counts: a connection over a disk has a device of that kind.
+                let device = fstat(file)?.st_dev;
+                let number = major(device) << 20 | minor(device);
                 hosts.push(File::open(format!("/sys/fs/fuse/connections/{number}/waiting"))?);
             }
         }
