@@ -14,6 +14,7 @@
 //! or asks for its durability gets the cause, once: what was accepted from programs before the failure is lost, and none of them has
 //! heard why. (Over FUSE both are one fsync(2): the kernel first writes what it holds of the file.)
 
+use std::mem::discriminant;
 use std::sync::OnceLock;
 
 use parking_lot::Mutex;
@@ -67,7 +68,15 @@ impl Latch {
         if self.reason.get().is_none() {
             return error;
         }
-        let untold = self.untold.lock().take();
-        if matches!(error, Error::Latched(_)) { untold.unwrap_or(error) } else { error }
+        let mut untold = self.untold.lock();
+        match (&error, &*untold) {
+            (Error::Latched(_), Some(_)) => untold.take().unwrap_or(error),
+            // Another failure on the way, such as a want of room, does not tell why.
+            (_, Some(cause)) if discriminant(cause) == discriminant(&error) => {
+                *untold = None;
+                error
+            }
+            _ => error,
+        }
     }
 }
