@@ -64,6 +64,29 @@ impl Volume {
             || self.await_readers(quads)?)
     }
 
+    /// (a), (b) and (c) for who asks how much is free.
+    pub(crate) fn release_freed(&self) -> Result<()> {
+        let _shared = self.shortage.lock();
+        drop(self.erasing.lock());
+        while let Some(reclaimer) = self.reclaimer.get() {
+            match reclaimer() {
+                Ok(true) => {}
+                Ok(false) | Err(Error::NoSpace(_)) => break,
+                Err(error) => return Err(error),
+            }
+        }
+        for _ in 0..2 {
+            if !self.commit_may_free() {
+                break;
+            }
+            match self.commit_for(Purpose::Drain) {
+                Err(Error::NoSpace(_)) => break,
+                committed => committed?,
+            };
+        }
+        Ok(())
+    }
+
     fn try_reserve(&self, quads: u64, essential: bool) -> Result<bool> {
         match self.reserve_quads(quads, essential) {
             Ok(()) => Ok(true),
@@ -138,6 +161,11 @@ impl Volume {
             }
             if self.await_commits(quads, false)? {
                 return Ok(true);
+            }
+            let durable = self.durable.load().generation;
+            if self.space.lock().waits_for_readers(durable) {
+                // More of it would wait for them as well: (d).
+                break;
             }
         }
         Ok(false)

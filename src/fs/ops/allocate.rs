@@ -9,9 +9,10 @@ use crate::fs::{FileSystem, extents, inode};
 use crate::txn::View;
 
 impl FileSystem {
-    /// Checks that the range could be written in full, by the figure that statfs shows, and without `keep_size` extends the file to its end. Nothing is stored: a copy-on-write
-    /// archive could not put later writes into blocks kept for them, so what was checked is not kept for this file. `host_free` as in
-    /// [`FileSystem::statistics`]. Does not touch times, as [`FileSystem::write`].
+    /// Checks that the range could be written in full, by the figure that statfs shows, and without `keep_size` extends the file to its end.
+    /// Nothing is stored: a copy-on-write archive could not put later writes into blocks kept for them, so what was checked is not kept for
+    /// this file. What was deleted is waited for as by a write. `host_free` as in [`FileSystem::statistics`]. Does not touch times, as
+    /// [`FileSystem::write`].
     ///
     /// # Errors
     /// `NoSpace`, and nothing has changed; `Invalid` for an empty range or anything but a regular file, `FileTooLarge` beyond 2^63-1.
@@ -29,11 +30,16 @@ impl FileSystem {
         let view = self.volume.view(&state);
         let inode = self.regular(view, ino)?;
         let wanted = length.saturating_sub(present(view, ino, &inode, range.start, range.end)?);
-        let free = self.writable_now(host_free)?;
+        // No reader is to keep what is waited for.
+        drop(state);
+        let mut free = self.writable_now(host_free)?;
+        if wanted > free {
+            self.volume.release_freed()?;
+            free = self.writable_now(host_free)?;
+        }
         if wanted > free {
             return Err(Error::NoSpace(format!("the range needs more than is free: bytes={wanted} free={free}")));
         }
-        drop(state);
         self.strip_capability(ino, kill_set_id)?;
         let file = self.staging.entry(ino);
         let result = {

@@ -37,6 +37,11 @@ fn what_is_shown_as_free_can_be_allocated_and_written() {
             fs.sync().unwrap();
             let left = fs.statistics(u64::MAX).unwrap().available;
             assert!(left < (1 << 20) + limit / 256, "{left} bytes are left of {available}");
+            // What was deleted can be asked for at once.
+            let again = fs.make_node(ROOT_INO, b"again", mode::REGULAR | 0o600, 0, CREATOR).unwrap().ino;
+            assert!(matches!(fs.allocate(again, 0, available / 2, false, false, u64::MAX), Err(Error::NoSpace(_))));
+            fs.unlink(ROOT_INO, b"file").unwrap();
+            fs.allocate(again, 0, available / 2, false, false, u64::MAX).unwrap();
             assert_sound(&fs);
         }
     }

@@ -31,7 +31,9 @@ impl SpaceMap {
     pub(crate) fn next_unlooked(&mut self) -> Option<u64> {
         let total = self.total;
         // What lies behind the end is gone.
-        self.unlooked.retain(|number| number * REGION_BLOCKS < total);
+        while self.unlooked.last().is_some_and(|number| number * REGION_BLOCKS >= total) {
+            self.unlooked.pop_last();
+        }
         self.unlooked.first().copied()
     }
 
