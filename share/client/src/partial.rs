@@ -205,7 +205,7 @@ pub(crate) fn sweep(directory: &Path, notes: Option<&Path>) -> Vec<PathBuf> {
         if !own || file.try_lock().is_err() {
             continue;
         }
-        let goes_on = notes.is_none_or(|notes| notes.join(format!("{note}.json")).exists());
+        let goes_on = notes.is_none_or(|notes| notes.join(format!("{note}.json")).try_exists().unwrap_or(true));
         if metadata.len() > 0 && goes_on {
             kept.push(path);
         } else {

@@ -186,7 +186,9 @@ impl Beside {
         last();
         match self.entry.exchange(&old.entry) {
             Ok(()) if hold(new_file, old_file)? => {
-                if let Err(error) = self.entry.remove(old_file) {
+                // The new name is durable before the old file goes.
+                let removed = self.entry.sync_directory().and_then(|()| self.entry.remove(old_file));
+                if let Err(error) = removed {
                     tracing::warn!(%error, path = %self.entry.path().display(), "cannot remove the archive as it was before");
                 }
             }

@@ -122,7 +122,10 @@ fn all(lazy: bool) -> Result<(), Failure> {
     }
     let mut failures: Vec<Failure> = thread::scope(|scope| {
         let running: Vec<_> = jobs.iter().map(|job| scope.spawn(|| job.run(lazy))).collect();
-        running.into_iter().flat_map(|job| job.join().unwrap_or_default()).collect()
+        running
+            .into_iter()
+            .flat_map(|job| job.join().unwrap_or_else(|_| vec![Failure::other("a mount could not be ended")]))
+            .collect()
     });
     match failures.len() {
         0 => Ok(()),
