@@ -472,7 +472,7 @@ class Inode(NamedTuple):
 
     @property
     def type(self) -> int:
-        return self.mode >> 12
+        return self.mode >> 12 & 15
 
 
 def decode_inode(data: bytes) -> Inode:

@@ -166,9 +166,12 @@ def unlock(header: fmt.Header, secrets: Secrets) -> bytes:
     """The volume key."""
     damage: Damaged | None = None
     for number, kind in enumerate(header.slots):
-        if kind not in KEY_SLOTS:
+        if kind not in (PASSPHRASE, *KEY_SLOTS):
             continue
         try:
+            if kind == PASSPHRASE:  # only whether it is one: those that have no other secret are tried at the end
+                fmt.decode_slot(header.slot(number))
+                continue
             slot = decode_key_slot(header.slot(number), kind)
             kek = key_of(kind, slot, secrets, header.archive)
         except Damaged as error:

@@ -80,15 +80,18 @@ class Archive:
         failures: list[fmt.ReaderError] = []
         for copy, start in enumerate(fmt.HEADER_START):
             data = os.pread(self.file.fileno(), fmt.HEADER_BYTES, start * BLOCK)
+            # Magic and version of a copy that was cut off go on as zeros.
+            data = data.ljust(20, b"\0") if data else data
             try:
                 good.append(fmt.decode_header(data, copy))
             except fmt.ReaderError as error:
                 failures.append(error)
+        damaged = any(isinstance(failure, Damaged) for failure in failures)
+        require(self.blocks >= fmt.MIN_BLOCKS or not (good or damaged), f"the file is truncated: blocks={self.blocks}")
         if not good:
             gravity = (fmt.NotArchive, fmt.Damaged, fmt.Unsupported)
             raise max(failures, key=lambda error: gravity.index(type(error)))
         self.warnings += [f"one header copy is unusable: {error}" for error in failures]
-        require(self.blocks >= fmt.MIN_BLOCKS, f"the file is truncated: blocks={self.blocks}")
         return max(good, key=lambda header: header.sequence)
 
     def _authentic_records(self) -> dict[int, tuple[Record, bytes]]:
@@ -109,6 +112,7 @@ class Archive:
     def _choose_record(self) -> Record:
         records = self._authentic_records()
         require(len(records) > 0, "no commit record is authentic")
+        require(max(records) <= 2**64 - 1 - 2**48, "commit number is too great")
         newest, _ = records[max(records)]
         chosen = newest
         try:

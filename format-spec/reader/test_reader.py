@@ -228,6 +228,9 @@ class Slots(unittest.TestCase):
             self.assertEqual(keys.unlock(header, both), self.volume_key)
             with self.assertRaises(fmt.WrongKey if kind == 99 else fmt.Damaged):
                 keys.unlock(header, keys.Secrets(b"open sesame"))
+            # Zero fields and byte 46 count in every slot, the rest in those only that are tried.
+            with self.assertRaises(fmt.Damaged if at in (44, 46) else fmt.WrongKey):
+                keys.unlock(header, keys.Secrets(None, b"another file"))
 
     def test_recovery_codes_are_read_or_refused(self) -> None:
         codes = self.vectors["recovery_codes"]
@@ -418,6 +421,30 @@ class Archives(unittest.TestCase):
     def test_a_truncated_file_is_refused(self) -> None:
         self.writer.commit(2)
         self.refuses("truncated", lambda: self.open(self.writer.image[: -fmt.BLOCK]))
+
+    def test_a_file_too_short_for_an_archive_is_told_from_another_file(self) -> None:
+        image = bytes(self.writer.image)
+        later = image[:16] + b"\2" + image[17:]
+        for start, length, verdict in (
+            (image, 384 * fmt.BLOCK, fmt.Damaged),
+            (image, 33 * fmt.BLOCK, fmt.Damaged),
+            (image, 20, fmt.Damaged),
+            (image, 12, fmt.Unsupported),
+            (image, 11, fmt.NotArchive),
+            (image, 0, fmt.NotArchive),
+            (later, 320 * fmt.BLOCK, fmt.Unsupported),
+            (later, 384 * fmt.BLOCK, fmt.Damaged),
+        ):
+            with self.subTest(length=length), self.assertRaises(verdict):
+                self.open(start[:length])
+
+    def test_a_commit_number_without_room_behind_it_is_refused(self) -> None:
+        self.writer.generation = 2**64 - 2**48 - 1
+        self.refuses("too great", lambda: self.rewritten(lambda _: None))
+
+    def test_the_upper_half_of_a_mode_is_not_looked_at(self) -> None:
+        archive = self.rewritten(lambda w: w.inode(10, 0xABCD << 16 | 0o100640, size=4))
+        self.assertEqual({entry.name: inode.type for entry, inode in archive.entries(1)}[b"inline"], fmt.FILE)
         self.refuses("truncated", lambda: self.open(self.writer.image[: 384 * fmt.BLOCK]))
 
     def test_an_older_page_put_back_is_noticed(self) -> None:
