@@ -96,6 +96,8 @@ run_xattr() {
 run_dbench() {
     local code=0
     dbench --directory="$DIRECTORY" --timelimit="${DBENCH_SECONDS:-10}" --loadfile=/usr/share/dbench/client.txt 4 >"$WORK/dbench" 2>&1 || code=$?
+    # It takes the number 0 of a semaphore, which is that of the machine's first one, for a failure, says so, and goes on with it.
+    sed -i '/^failed to create barrier semaphore *$/d' "$WORK/dbench"
     if [[ $code -eq 0 ]] && ! grep -Eiq 'failed|error|mismatch' "$WORK/dbench"; then
         PASSED=$((PASSED + 1))
         echo "passed   dbench       $(grep Throughput "$WORK/dbench")"
