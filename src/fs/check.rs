@@ -70,6 +70,8 @@ struct Object {
     inode: Option<InodeValue>,
     inline: bool,
     extents: u64,
+    /// Some of them lie before the trim offset; what lies behind it is as good as gone.
+    shows_extents: bool,
     /// End of the extent before.
     covered: u64,
     bytes: u64,
@@ -345,6 +347,7 @@ impl Walk<'_> {
         let (offset, length) = (key.sub, u64::from(extent.length));
         let end = offset.saturating_add(length);
         self.object.extents += 1;
+        self.object.shows_extents |= offset < trim;
         if offset < self.object.covered {
             self.find_here(FindingKind::Extent, "extents overlap");
         }
@@ -428,7 +431,7 @@ impl Walk<'_> {
         use FindingKind::{Attribute, Entry, Inode};
         let wrong = [
             (object.indexed != object.listed, Entry, "has a different number of index and list entries"),
-            (object.inline && object.extents > 0, Inode, "has inline data and extents"),
+            (object.inline && object.shows_extents, Inode, "has inline data and extents"),
             (!has_content && (object.inline || object.extents > 0), Inode, "has data, but is of a type without"),
             (!is_directory && object.indexed + object.listed > 0, Entry, "has entries, but is not a directory"),
             (is_directory && inode.size != object.listed, Entry, "its size is not the number of its entries"),

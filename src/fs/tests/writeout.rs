@@ -5,9 +5,11 @@ use std::sync::Arc;
 use super::support::{CREATOR, assert_sound, fresh, reopen};
 use crate::env::{Environment, SeededEnvironment};
 use crate::error::Error;
+use crate::format::values::NO_TRIM;
 use crate::format::{Ino, ROOT_INO};
 use crate::fs::layer::FRAME;
-use crate::fs::{FileSystem, extents, mode};
+use crate::fs::reclaim::STEP;
+use crate::fs::{FileSystem, SetAttributes, extents, inode, mode};
 use crate::storage::{MemoryStorage, Storage};
 
 const BLOCK: usize = 4096;
@@ -20,6 +22,27 @@ fn noise(seed: u64, length: usize) -> Vec<u8> {
     let mut bytes = vec![0; length];
     SeededEnvironment::new(seed).fill_random(&mut bytes).unwrap();
     bytes
+}
+
+/// What a truncation hides is freed in steps, and a small file may be written before that: its inline data does not lie beside extents.
+#[test]
+fn inline_data_beside_extents_that_are_hidden_is_sound() {
+    let (storage, fs) = fresh(1);
+    let file = make(&fs, b"file");
+    for number in 0..2 * STEP {
+        fs.write(file, number * 2 * FRAME, &noise(number, 5000)).unwrap();
+    }
+    fs.sync().unwrap();
+    fs.set_attributes(file, &SetAttributes { size: Some(0), ..SetAttributes::default() }).unwrap();
+    fs.write(file, 0, b"few").unwrap();
+    fs.sync().unwrap();
+    let inode = inode::load(fs.volume.view(&fs.volume.state()), file).unwrap();
+    assert!(inode.trim != NO_TRIM && inode.bytes == 3, "all is hidden, and the content is inline: {inode:?}");
+    assert_sound(&fs);
+    let fs = reopen(&storage, fs);
+    assert_eq!(fs.read(file, 0, 10).unwrap(), b"few");
+    while fs.maintain().unwrap() {}
+    assert_sound(&fs);
 }
 
 /// A file with inline data gets pieces in its first frame, in another one, or in both, and nothing else is staged that could have brought
