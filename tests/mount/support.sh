@@ -26,7 +26,9 @@ end_case() {
     set +e
     cd /
     for pid in "${BACKGROUND[@]}"; do
-        kill -9 "$pid" 2>/dev/null
+        # A function's own shell, and what that runs.
+        # shellcheck disable=SC2046
+        kill -9 $(pgrep --parent "$pid") "$pid" 2>/dev/null
     done
     if [[ $code -ne 0 ]]; then
         cat "$WORK"/*.log 2>/dev/null | tail -n 20 | sed 's/^/daemon: /'
