@@ -8,12 +8,12 @@ use lockbox_share_client::Error;
 use lockbox_share_client::http::{Client, Server};
 use lockbox_share_client::link::Link;
 use lockbox_share_client::protocol::token::OwnerToken;
-use lockbox_share_client::receive::{self, Options, Target};
+use lockbox_share_client::receive::{self, Target};
 use lockbox_share_client::sharing::{self, Terms};
 use lockbox_share_client::source::FileSource;
 use tempfile::TempDir;
 
-use crate::PATIENCE;
+use crate::forgetful;
 
 /// A secret that opens nothing here.
 const SECRET: &str = "qypqxpq9qcrsszg2pvxq6rs0zqg3yyc5z5tpwxqergd3c8g7rusqgpqyee";
@@ -62,14 +62,7 @@ fn claim(base: &str) -> Result<(), Error> {
     let place = TempDir::new().unwrap();
     let link = Link::parse(&format!("{base}/s/1482719382210#{SECRET}")).unwrap();
     let target = Target::Directory { path: place.path().into(), replace: false };
-    let options = Options {
-        state: None,
-        resume: false,
-        ciphertext: false,
-        patience: PATIENCE,
-        progress: &|_, _| {},
-        kept_in: &|_| {},
-    };
+    let options = forgetful();
     receive::to_file(&Client::new(Server::parse(base).unwrap()), &link, &target, &options).map(drop)
 }
 
