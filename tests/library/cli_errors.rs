@@ -1,10 +1,12 @@
 //! What goes wrong: a clear sentence, the right exit code, nothing lost.
 
-use std::fs;
+use std::fs::{self, File};
 use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 
 use lockbox::storage::{FileStorage, LockMode};
+use nix::fcntl::{FcntlArg, fcntl};
+use nix::libc;
 
 use crate::support::{Ended, PASSPHRASE, Place, end, end_with_input, names, noise};
 
@@ -171,7 +173,10 @@ fn an_archive_in_use_is_not_disturbed() {
         assert!(ended.complaint.contains("in use"), "{ended:?}");
     }
     drop(reading);
-    let _writing = FileStorage::open(&archive, LockMode::Exclusive).unwrap();
+    // A program that another test starts may hold what it inherits of the reader until it runs: this lock waits for that.
+    let writing = File::options().read(true).write(true).open(&archive).unwrap();
+    let whole = libc::flock { l_type: libc::F_WRLCK as libc::c_short, l_whence: 0, l_start: 0, l_len: 0, l_pid: 0 };
+    fcntl(&writing, FcntlArg::F_OFD_SETLKW(&whole)).unwrap();
     for command in ["ls", "info", "check"] {
         assert_eq!(place.run(&[command, "a.lbx"]).code, 13);
     }

@@ -1,12 +1,10 @@
 //! `lockbox compact` as its users meet it: killed, stopped, and beside older copies.
 
 use std::fs;
-use std::process::{Child, Stdio};
 
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
+use nix::sys::signal::Signal;
 
-use crate::support::{Place, noise};
+use crate::support::{Place, noise, stop};
 
 const OLDER: i32 = 16;
 
@@ -29,24 +27,9 @@ fn filled() -> Place {
     place
 }
 
-fn start(place: &Place) -> Child {
-    let mut command = place.command();
-    command.env("LOCKBOX_PASSFILE", place.path("pass")).args(["compact", "box/a.lbx"]);
-    command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap()
-}
-
 /// Starts a compaction and sends the signal as soon as the new file lies beside the old one; the exit code, unless it was done before.
 fn interrupted(place: &Place, signal: Signal) -> Option<(Option<i32>, String)> {
-    let mut child = start(place);
-    while names(place).len() < 2 {
-        if child.try_wait().unwrap().is_some() {
-            return None;
-        }
-        std::thread::yield_now();
-    }
-    kill(Pid::from_raw(child.id() as i32), signal).unwrap();
-    let ended = child.wait_with_output().unwrap();
-    (ended.status.code() != Some(0)).then(|| (ended.status.code(), String::from_utf8(ended.stderr).unwrap()))
+    stop(place.start(&mut place.command(), &["compact", "box/a.lbx"]), signal, || names(place).len() >= 2)
 }
 
 #[test]

@@ -2,12 +2,12 @@
 
 use std::fs;
 use std::os::unix::process::CommandExt;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use crate::support::{Place, names, noise};
+use crate::support::{Place, names, noise, stop};
 
 /// An archive that takes a moment to be extracted.
 fn filled() -> Place {
@@ -23,11 +23,6 @@ fn filled() -> Place {
     place
 }
 
-fn spawn(command: &mut Command, place: &Place, arguments: &[&str]) -> Child {
-    command.env("LOCKBOX_PASSFILE", place.path("pass")).args(arguments);
-    command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap()
-}
-
 /// Whether there is a stage with something in it.
 fn begun(place: &Place, to: &str) -> bool {
     let entries = fs::read_dir(place.path(to)).into_iter().flatten().flatten();
@@ -38,16 +33,7 @@ fn begun(place: &Place, to: &str) -> bool {
 
 /// Starts the command and sends the signal once it writes; how it ended, unless it was done before.
 fn stopped(place: &Place, arguments: &[&str], to: &str, signal: Signal) -> Option<(Option<i32>, String)> {
-    let mut child = spawn(&mut place.command(), place, arguments);
-    while !begun(place, to) {
-        if child.try_wait().unwrap().is_some() {
-            return None;
-        }
-        std::thread::yield_now();
-    }
-    kill(Pid::from_raw(child.id() as i32), signal).unwrap();
-    let ended = child.wait_with_output().unwrap();
-    (ended.status.code() != Some(0)).then(|| (ended.status.code(), String::from_utf8(ended.stderr).unwrap()))
+    stop(place.start(&mut place.command(), arguments), signal, || begun(place, to))
 }
 
 #[test]
@@ -114,7 +100,7 @@ fn a_signal_that_was_ignored_before_is_ignored() {
         ["-c", r#"trap '' HUP; exec "$0" "$@""#, env!("CARGO_BIN_EXE_lockbox"), "extract", "a.lbx", "--to", "out"];
     let mut shell = Command::new("sh");
     shell.current_dir(place.path("")).env("XDG_RUNTIME_DIR", place.path("")).env("XDG_STATE_HOME", place.path("state"));
-    let child = spawn(shell.arg0("sh").stdin(Stdio::null()), &place, &arguments);
+    let child = place.start(shell.arg0("sh").stdin(Stdio::null()), &arguments);
     while !begun(&place, "out") && !place.path("out/tree").exists() {
         std::thread::yield_now();
     }

@@ -3,13 +3,15 @@
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::fs;
-use std::io::Write;
+use std::io::{self, Write};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 
 use lockbox::env::{Environment, SeededEnvironment};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use tempfile::TempDir;
 
 pub(crate) const PASSPHRASE: &str = "correct horse";
@@ -71,6 +73,12 @@ impl Place {
         ended.out
     }
 
+    /// Starts the command with the right passphrase.
+    pub(crate) fn start(&self, command: &mut Command, arguments: &[&str]) -> Child {
+        command.env("LOCKBOX_PASSFILE", self.path("pass")).args(arguments);
+        command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap()
+    }
+
     /// Makes an archive as cheaply as the program allows.
     pub(crate) fn archive(&self, name: &str) -> PathBuf {
         self.good(&["create", name, "--kdf-memory", "1", "--kdf-passes", "1", "--weak-kdf"]);
@@ -90,7 +98,11 @@ pub(crate) fn end(command: &mut Command) -> Ended {
 /// Runs with `input` on standard input.
 pub(crate) fn end_with_input(command: &mut Command, input: &str) -> Ended {
     let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    child.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
+    match child.stdin.take().unwrap().write_all(input.as_bytes()) {
+        // It ended before it read everything, which its answer explains.
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {}
+        written => written.unwrap(),
+    }
     let output = child.wait_with_output().unwrap();
     Ended {
         code: output.status.code().unwrap_or(-1),
@@ -173,6 +185,19 @@ pub(crate) fn names(directory: &Path) -> Vec<OsString> {
     let mut names: Vec<_> = fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     names.sort();
     names
+}
+
+/// Sends the signal once `begun` is so; the exit code and what was complained about, unless the command was done before.
+pub(crate) fn stop(mut child: Child, signal: Signal, begun: impl Fn() -> bool) -> Option<(Option<i32>, String)> {
+    while !begun() {
+        if child.try_wait().unwrap().is_some() {
+            return None;
+        }
+        std::thread::yield_now();
+    }
+    kill(Pid::from_raw(child.id() as i32), signal).unwrap();
+    let ended = child.wait_with_output().unwrap();
+    (ended.status.code() != Some(0)).then(|| (ended.status.code(), String::from_utf8(ended.stderr).unwrap()))
 }
 
 /// Bytes that do not compress.
