@@ -80,7 +80,7 @@ impl Volume {
         self.open_session()?;
         let quads = quads_for(bytes, pages);
         match self.reserve_quads(quads, false) {
-            Err(Error::NoSpace(_)) if self.await_room(quads)? => {}
+            Err(Error::NoSpace(_)) if self.await_room(&|| self.try_reserve(quads, false))? => {}
             other => other?,
         }
         Ok(Reservation { space: self.space.clone(), quads })

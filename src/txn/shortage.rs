@@ -31,6 +31,9 @@ const READER_WAIT: (u32, Duration) = (50, Duration::from_millis(2));
 /// Removes some of what nobody can reach; answers whether it did.
 pub(super) type Reclaimer = Box<dyn Fn() -> Result<bool> + Send + Sync>;
 
+/// Whether what came free suffices.
+type Enough<'a> = &'a dyn Fn() -> Result<bool>;
+
 impl Volume {
     /// Sets what frees the pages of objects that nobody can reach, one bounded step with each call. It may only make essential operations.
     pub(crate) fn set_reclaimer(&self, reclaimer: Reclaimer) {
@@ -42,12 +45,13 @@ impl Volume {
     pub(super) fn make_room(&self, records: u64, essential: bool) -> Result<()> {
         // When this does not suffice the operation itself finds out exactly.
         let quads = (records * 3 + 16).min(256);
-        let there = if self.try_reserve(quads, essential)? {
+        let promised = || self.try_reserve(quads, essential);
+        let there = if promised()? {
             true
         } else if essential {
-            self.await_commits(quads, essential)?
+            self.await_commits(&promised)?
         } else {
-            self.await_room(quads)?
+            self.await_room(&promised)?
         };
         if there {
             self.space.lock().unreserve(quads);
@@ -55,39 +59,14 @@ impl Volume {
         Ok(())
     }
 
-    /// Promises groups of four blocks as soon as they come free; false when they do not.
-    pub(super) fn await_room(&self, quads: u64) -> Result<bool> {
+    /// Waits for room that is on its way until there is `enough`, which may take of it; false when there never is.
+    pub(crate) fn await_room(&self, enough: Enough<'_>) -> Result<bool> {
         let _shared = self.shortage.lock();
-        Ok(self.try_reserve(quads, false)?
-            || self.await_commits(quads, false)?
-            || self.await_reclaim(quads)?
-            || self.await_readers(quads)?)
+        Ok(enough()? || self.await_commits(enough)? || self.await_reclaim(enough)? || self.await_readers(enough)?)
     }
 
-    /// (a), (b) and (c) for who asks how much is free.
-    pub(crate) fn release_freed(&self) -> Result<()> {
-        let _shared = self.shortage.lock();
-        drop(self.erasing.lock());
-        while let Some(reclaimer) = self.reclaimer.get() {
-            match reclaimer() {
-                Ok(true) => {}
-                Ok(false) | Err(Error::NoSpace(_)) => break,
-                Err(error) => return Err(error),
-            }
-        }
-        for _ in 0..2 {
-            if !self.commit_may_free() {
-                break;
-            }
-            match self.commit_for(Purpose::Drain) {
-                Err(Error::NoSpace(_)) => break,
-                committed => committed?,
-            };
-        }
-        Ok(())
-    }
-
-    fn try_reserve(&self, quads: u64, essential: bool) -> Result<bool> {
+    /// Promises groups of four blocks, if there are so many.
+    pub(super) fn try_reserve(&self, quads: u64, essential: bool) -> Result<bool> {
         match self.reserve_quads(quads, essential) {
             Ok(()) => Ok(true),
             Err(Error::NoSpace(_)) => Ok(false),
@@ -96,9 +75,9 @@ impl Volume {
     }
 
     /// (a) and (b).
-    fn await_commits(&self, quads: u64, essential: bool) -> Result<bool> {
+    fn await_commits(&self, enough: Enough<'_>) -> Result<bool> {
         drop(self.erasing.lock());
-        if self.try_reserve(quads, essential)? {
+        if enough()? {
             return Ok(true);
         }
         for _ in 0..2 {
@@ -110,7 +89,7 @@ impl Volume {
                 Err(Error::NoSpace(_)) => break,
                 committed => committed?,
             };
-            if self.try_reserve(quads, essential)? {
+            if enough()? {
                 return Ok(true);
             }
         }
@@ -140,7 +119,7 @@ impl Volume {
     }
 
     /// (c)
-    fn await_reclaim(&self, quads: u64) -> Result<bool> {
+    fn await_reclaim(&self, enough: Enough<'_>) -> Result<bool> {
         let Some(reclaimer) = self.reclaimer.get() else { return Ok(false) };
         for round in 0.. {
             let mut reclaimed = false;
@@ -159,7 +138,7 @@ impl Volume {
             if !reclaimed {
                 break;
             }
-            if self.await_commits(quads, false)? {
+            if self.await_commits(enough)? {
                 return Ok(true);
             }
             let durable = self.durable.load().generation;
@@ -172,7 +151,7 @@ impl Volume {
     }
 
     /// (d)
-    fn await_readers(&self, quads: u64) -> Result<bool> {
+    fn await_readers(&self, enough: Enough<'_>) -> Result<bool> {
         let (attempts, pause) = READER_WAIT;
         for _ in 0..attempts {
             let durable = self.durable.load().generation;
@@ -181,7 +160,7 @@ impl Volume {
             }
             std::thread::sleep(pause);
             self.release_waiting();
-            if self.try_reserve(quads, false)? {
+            if enough()? {
                 return Ok(true);
             }
         }

@@ -32,12 +32,9 @@ impl FileSystem {
         let wanted = length.saturating_sub(present(view, ino, &inode, range.start, range.end)?);
         // No reader is to keep what is waited for.
         drop(state);
-        let mut free = self.writable_now(host_free)?;
-        if wanted > free {
-            self.volume.release_freed()?;
-            free = self.writable_now(host_free)?;
-        }
-        if wanted > free {
+        let fits = || Ok(wanted <= self.writable_now(host_free)?);
+        if !fits()? && !self.volume.await_room(&fits)? {
+            let free = self.writable_now(host_free)?;
             return Err(Error::NoSpace(format!("the range needs more than is free: bytes={wanted} free={free}")));
         }
         self.strip_capability(ino, kill_set_id)?;
