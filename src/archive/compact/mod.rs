@@ -4,8 +4,8 @@
 //! K1  The old file is locked for writing and opened for reading: nothing in it changes before its name goes to the new one.
 //! K2  The new file lies beside it, is locked, and holds the header with its key slots, then the content, then a closed record.
 //! K3  It is verified from the medium: every page, count and entry by itself, then record by record and byte by byte against the old one.
-//! K4  Owner, mode and extended attributes, fsync, exchange of the names, removal of the old file's, fsync of the directory. So a crash leaves
-//!     the old or the new archive under the name, and at most one file beside it, which the next run removes.
+//! K4  Owner, mode and extended attributes, fsync, exchange of the names, fsync of the directory, removal of the old file's name, fsync of
+//!     the directory. So a crash leaves the old or the new archive under the name, and at most one file beside it, which the next run removes.
 //! K5  Nothing is done to what a name means at that moment, and no other file becomes the archive: `replace.rs` has the argument.
 
 mod copy;
