@@ -1,7 +1,7 @@
-//! What /proc says of the processes behind requests, read by whoever may read it: this process, or the one outside of its sandbox.
+//! What /proc says of the processes behind requests, read by the process outside of the sandbox.
 //!
-//! The sandbox leaves nothing of /proc, since that shows root the memory of the whole machine. So the second process is asked, over a
-//! connection of its own: a flush keeps the other one busy for as long as the event loops need to take pages, and they ask here.
+//! The sandbox leaves nothing of what /proc has of others, since that shows root the memory of the whole machine. So the second process is
+//! asked, over a connection of its own: a flush keeps the other one busy for as long as the event loops need to take pages, and they ask here.
 
 use std::fs;
 use std::io::{self, Read, Write};
@@ -15,18 +15,16 @@ const MAX_STATUS: u32 = 1 << 20;
 const LINES: [&str; 2] = ["Groups:", "CapEff:"];
 
 /// Where to ask.
-pub enum Callers {
-    Here,
-    Outside(Mutex<UnixStream>),
-}
+pub struct Callers(Mutex<UnixStream>);
 
 impl Callers {
+    pub(crate) fn over(connection: UnixStream) -> Callers {
+        Callers(Mutex::new(connection))
+    }
+
     /// What is known of a thread; nothing when /proc or the other process does not say.
     pub(crate) fn status(&self, thread: u32) -> Status {
-        match self {
-            Callers::Here => Status::of(thread),
-            Callers::Outside(connection) => ask(&mut connection.lock(), thread).unwrap_or_default(),
-        }
+        ask(&mut self.0.lock(), thread).unwrap_or_default()
     }
 }
 
@@ -98,12 +96,12 @@ mod tests {
     }
 
     #[test]
-    fn both_ways_of_asking_say_the_same() {
+    fn what_is_asked_is_what_proc_says() {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let serving = std::thread::spawn(move || serve(theirs));
-        let outside = Callers::Outside(Mutex::new(ours));
+        let outside = Callers::over(ours);
         for thread in [std::process::id(), 0] {
-            assert_eq!(outside.status(thread), Callers::Here.status(thread));
+            assert_eq!(outside.status(thread), Status::of(thread));
         }
         assert_ne!(outside.status(std::process::id()), Status::default());
         drop(outside);
@@ -113,6 +111,6 @@ mod tests {
     #[test]
     fn a_process_that_is_gone_knows_nobody() {
         let (ours, _) = UnixStream::pair().unwrap();
-        assert_eq!(Callers::Outside(Mutex::new(ours)).status(std::process::id()), Status::default());
+        assert_eq!(Callers::over(ours).status(std::process::id()), Status::default());
     }
 }

@@ -17,7 +17,6 @@ use std::process::{Child, Command, Stdio};
 use std::thread;
 
 use nix::sys::signal::SigSet;
-use parking_lot::Mutex;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use serde::{Deserialize, Serialize};
 
@@ -137,7 +136,7 @@ impl Unmounter {
         if ready != "ready\n" {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
-        Ok((unmounter, Callers::Outside(Mutex::new(questions))))
+        Ok((unmounter, Callers::over(questions)))
     }
 
     /// Tells it of the mount. Before that there is nothing that it can do.

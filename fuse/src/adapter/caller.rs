@@ -49,11 +49,15 @@ impl<'a> Caller<'a> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::net::UnixStream;
+
     use super::*;
+    use crate::callers;
 
     #[test]
     fn without_proc_only_the_primary_group_and_the_user_count() {
-        let gone = Caller { callers: &Callers::Here, uid: 0, gid: 5, thread: 0 };
+        let (nobody, _) = UnixStream::pair().unwrap();
+        let gone = Caller { callers: &Callers::over(nobody), uid: 0, gid: 5, thread: 0 };
         assert!(gone.keeps_set_gid(5) && !gone.keeps_set_gid(6) && !gone.is_administrator());
         assert!(gone.owns(0) && !gone.owns(6));
     }
@@ -61,7 +65,9 @@ mod tests {
     #[test]
     fn this_process_is_what_the_system_says() {
         let uid = nix::unistd::getuid().as_raw();
-        let this = Caller { callers: &Callers::Here, uid, gid: u32::MAX - 1, thread: std::process::id() };
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        std::thread::spawn(move || callers::serve(theirs));
+        let this = Caller { callers: &Callers::over(ours), uid, gid: u32::MAX - 1, thread: std::process::id() };
         for group in nix::unistd::getgroups().unwrap() {
             assert!(this.keeps_set_gid(group.as_raw()));
         }
