@@ -10,12 +10,9 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
+use lockbox::control;
 use nix::unistd::geteuid;
-use rustix::net::sockopt::{Timeout, set_socket_timeout};
-use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketAddrUnix, SocketFlags, SocketType,
-    recvmsg,
-};
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketAddrUnix, recvmsg};
 
 /// Longest message taken; ours are some hundred bytes, the protocol allows 128 MiB.
 const MAX_MESSAGE: usize = 1 << 20;
@@ -94,20 +91,12 @@ pub(crate) struct Bus {
 pub(crate) fn dial(addresses: &str) -> io::Result<UnixStream> {
     let mut last = io::Error::new(io::ErrorKind::InvalidInput, format!("no usable address: {addresses}"));
     for address in addresses.split(';').filter_map(parse_address) {
-        match connect(&address?) {
+        match control::connect_within(&address?, PATIENCE) {
             Ok(stream) => return Ok(stream),
             Err(error) => last = error,
         }
     }
     Err(last)
-}
-
-/// Not for ever, as when the bus takes no connections.
-fn connect(address: &SocketAddrUnix) -> io::Result<UnixStream> {
-    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
-    set_socket_timeout(&socket, Timeout::Send, Some(PATIENCE))?;
-    rustix::net::connect(&socket, address)?;
-    Ok(socket.into())
 }
 
 impl Bus {

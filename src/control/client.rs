@@ -1,7 +1,6 @@
 //! The client half of the control socket: one question to one daemon, or the status of all.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
-use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -10,10 +9,11 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use nix::libc::pid_t;
-use nix::sys::socket::sockopt::{PeerCredentials, SendTimeout};
-use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, getsockopt, setsockopt};
-use nix::sys::time::{TimeVal, TimeValLike};
+use nix::sys::socket::getsockopt;
+use nix::sys::socket::sockopt::PeerCredentials;
 use nix::unistd::geteuid;
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use super::{MAX_LINE, Place, Request, Response, Status, directory};
 use crate::error::{Error, Result};
@@ -48,7 +48,8 @@ pub(super) fn patience(owner: u32, request: &Request) -> Option<Duration> {
 
 pub(super) fn ask_within(socket: &Path, owner: u32, request: &Request, limit: Option<Duration>) -> Result<Response> {
     let at = |what: &str| format!("{what} control socket: path={}", socket.display());
-    let mut stream = connect(socket).map_err(|e| Error::io(at("connect to"), e))?;
+    let address = SocketAddrUnix::new(socket).map_err(|e| Error::io(at("connect to"), e.into()))?;
+    let mut stream = connect_within(&address, STATUS_TIMEOUT).map_err(|e| Error::io(at("connect to"), e))?;
     let peer = getsockopt(&stream, PeerCredentials).map_err(|e| Error::io(at("inspect"), e.into()))?;
     if owner != peer.uid() {
         return Err(Error::NotPermitted);
@@ -78,12 +79,15 @@ pub(super) fn ask_within(socket: &Path, owner: u32, request: &Request, limit: Op
     Ok(response)
 }
 
-/// Not for ever, as when the one who listens takes no connections.
-fn connect(socket: &Path) -> io::Result<UnixStream> {
-    let stream = nix::sys::socket::socket(AddressFamily::Unix, SockType::Stream, SockFlag::SOCK_CLOEXEC, None)?;
-    setsockopt(&stream, SendTimeout, &TimeVal::seconds(STATUS_TIMEOUT.as_secs() as i64))?;
-    nix::sys::socket::connect(stream.as_raw_fd(), &UnixAddr::new(socket)?)?;
-    Ok(UnixStream::from(stream))
+/// Connects to a socket, but not for ever, as when the one who listens takes no connections. The limit stays that of each write.
+///
+/// # Errors
+/// `WouldBlock` when the time is over.
+pub fn connect_within(address: &SocketAddrUnix, limit: Duration) -> io::Result<UnixStream> {
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    set_socket_timeout(&socket, Timeout::Send, Some(limit))?;
+    rustix::net::connect(&socket, address)?;
+    Ok(socket.into())
 }
 
 /// Reads until a point in time, however slowly the bytes come.

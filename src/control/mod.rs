@@ -7,7 +7,7 @@ mod client;
 mod places;
 mod server;
 
-pub use client::{ask, running};
+pub use client::{ask, connect_within, running};
 pub use places::{Place, Runtime, places, runtime};
 pub use server::{Listening, Server, listen};
 
