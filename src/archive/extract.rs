@@ -9,12 +9,13 @@ use rustix::fs::{AtFlags, FileType, Mode, OFlags};
 use super::attributes::{self, Object, Turn};
 use super::host::{apply, apply_at, host_error, is_root, split_device_number};
 use super::left::LeftOut;
-use super::stage::{Identity, Stage, hold_made, link_again, make_directory, open_again};
+use super::stage::{Stage, hold_made, identity_of, link_again, make_directory, open_again};
 use super::{Archive, Copied, Entries, Entry, Filter, Problem, Progress, display, path};
 use crate::env::SystemEnvironment;
 use crate::error::{Error, Result};
 use crate::format::{Ino, ROOT_INO};
 use crate::fs::{Attributes, FileSystem, mode};
+use crate::storage::Identity;
 
 /// Bytes read from the archive and written to the host at once.
 const PIECE: usize = 1 << 20;
@@ -238,7 +239,7 @@ impl<'a> Extract<'a> {
         self.xattrs(&Object::open(&host), &attributes, Turn::BeforeMode)?;
         // Root gets in all the same, and the stage keeps everybody else from exchanging directories now.
         if attributes.mode & 0o700 != 0o700 && !is_root() {
-            self.closed.push((self.path.clone(), Identity::of(&host)?, attributes));
+            self.closed.push((self.path.clone(), identity_of(&host)?, attributes));
             return Ok(());
         }
         apply(&host, &attributes)?;
@@ -277,7 +278,7 @@ impl<'a> Extract<'a> {
         self.note_metadata(apply(&host, &granted))?;
         let after = self.xattrs(&object, attributes, Turn::AfterMode);
         self.note_metadata(after)?;
-        Identity::of(&host)
+        identity_of(&host)
     }
 
     /// Holes stay holes: only what the archive has data for is written.
@@ -338,7 +339,7 @@ impl<'a> Extract<'a> {
         self.note_metadata(apply_at(&held, at, name, &granted))?;
         let after = self.xattrs(&Object::Held(held.as_fd()), attributes, Turn::AfterMode);
         self.note_metadata(after)?;
-        Identity::of(&held)
+        identity_of(&held)
     }
 
     fn xattrs(&mut self, object: &Object<'_>, attributes: &Attributes, turn: Turn) -> Result<()> {

@@ -19,6 +19,7 @@ use super::display;
 use super::host::host_error;
 use crate::env::Environment;
 use crate::error::{Error, Result};
+use crate::storage::{Identity, names};
 
 /// Opens a directory and never what a symbolic link points to.
 const DIRECTORY: OFlags = OFlags::DIRECTORY.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
@@ -226,31 +227,9 @@ pub(super) fn descriptor_path(file: impl AsFd) -> String {
     format!("/proc/self/fd/{}", file.as_fd().as_raw_fd())
 }
 
-fn names(directory: &OwnedFd) -> rustix::io::Result<Vec<Vec<u8>>> {
-    let mut names = Vec::new();
-    for entry in Dir::read_from(directory)? {
-        let name = entry?.file_name().to_bytes().to_vec();
-        if name != b"." && name != b".." {
-            names.push(name);
-        }
-    }
-    Ok(names)
-}
-
-/// What tells a file from every other one that exists at the same time.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Identity(u64, u64);
-
-impl Identity {
-    pub(super) fn of(file: impl AsFd) -> Result<Identity> {
-        rustix::fs::fstat(file).map(|stat| Identity::from(&stat)).map_err(host_error("cannot examine it"))
-    }
-}
-
-impl From<&Stat> for Identity {
-    fn from(stat: &Stat) -> Identity {
-        Identity(stat.st_dev, stat.st_ino)
-    }
+/// What tells a file that was made from another one in its place.
+pub(super) fn identity_of(file: impl AsFd) -> Result<Identity> {
+    Identity::of(file).map_err(host_error("cannot examine it"))
 }
 
 fn is_named(at: &OwnedFd, name: &[u8], file: &OwnedFd) -> bool {
@@ -308,7 +287,7 @@ fn open_below(root: &OwnedFd, path: &[u8]) -> Result<OwnedFd> {
 /// Opens a directory that was made before, again (Y1).
 pub(super) fn open_again(root: &OwnedFd, path: &[u8], made: Identity) -> Result<OwnedFd> {
     let directory = open_below(root, path)?;
-    if Identity::of(&directory)? == made { Ok(directory) } else { Err(exchanged()) }
+    if identity_of(&directory)? == made { Ok(directory) } else { Err(exchanged()) }
 }
 
 /// Gives a file that was made before a further name (Y1).
@@ -321,7 +300,7 @@ pub(super) fn link_again(root: &OwnedFd, path: &[u8], made: Identity, at: &Owned
     let directory = open_below(root, directory)?;
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let file = rustix::fs::openat(directory, file, flags, Mode::empty()).map_err(&failed)?;
-    if Identity::of(&file)? != made {
+    if identity_of(&file)? != made {
         return Err(exchanged());
     }
     rustix::fs::linkat(CWD, descriptor_path(&file), at, name, AtFlags::SYMLINK_FOLLOW).map_err(failed)

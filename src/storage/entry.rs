@@ -45,6 +45,11 @@ impl HostEntry {
         Ok(HostEntry { directory: self.directory.try_clone()?, path: self.path.with_file_name(&name), name })
     }
 
+    /// The same, held once more.
+    pub fn try_clone(&self) -> io::Result<HostEntry> {
+        self.beside(self.name.clone())
+    }
+
     pub fn name(&self) -> &OsStr {
         &self.name
     }
@@ -83,7 +88,7 @@ impl HostEntry {
     /// Whether the name is that of `file` now.
     pub fn is(&self, file: impl AsFd) -> io::Result<bool> {
         match self.stat(AtFlags::SYMLINK_NOFOLLOW) {
-            Ok(named) => Ok(identity(&named) == identity(&rustix::fs::fstat(file)?)),
+            Ok(named) => Ok(Identity::from(&named) == Identity::of(file)?),
             Err(Errno::NOENT) => Ok(false),
             Err(errno) => Err(errno.into()),
         }
@@ -122,14 +127,7 @@ impl HostEntry {
 
     /// All names of the directory but `.` and `..`.
     pub fn names(&self) -> io::Result<Vec<OsString>> {
-        let mut names = Vec::new();
-        for entry in Dir::new(self.opened()?)? {
-            let name = entry?.file_name().to_bytes().to_vec();
-            if name != b"." && name != b".." {
-                names.push(OsString::from_vec(name));
-            }
-        }
-        Ok(names)
+        Ok(names(self.opened()?)?.into_iter().map(OsString::from_vec).collect())
     }
 
     /// Makes the directory's names durable.
@@ -147,9 +145,32 @@ impl HostEntry {
     }
 }
 
-/// Device and inode.
-fn identity(stat: &Stat) -> (u64, u64) {
-    (stat.st_dev, stat.st_ino)
+/// What tells a file from every other one that exists at the same time: device and inode.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Identity(u64, u64);
+
+impl Identity {
+    pub fn of(file: impl AsFd) -> rustix::io::Result<Identity> {
+        Ok(Identity::from(&rustix::fs::fstat(file)?))
+    }
+}
+
+impl From<&Stat> for Identity {
+    fn from(stat: &Stat) -> Identity {
+        Identity(stat.st_dev, stat.st_ino)
+    }
+}
+
+/// All names of a directory that is open for reading, but `.` and `..`.
+pub fn names(directory: impl AsFd) -> rustix::io::Result<Vec<Vec<u8>>> {
+    let mut names = Vec::new();
+    for entry in Dir::read_from(directory)? {
+        let name = entry?.file_name().to_bytes().to_vec();
+        if name != b"." && name != b".." {
+            names.push(name);
+        }
+    }
+    Ok(names)
 }
 
 #[cfg(test)]

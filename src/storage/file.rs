@@ -17,7 +17,7 @@ use nix::libc;
 use nix::unistd::{Whence, fdatasync, lseek};
 use rustix::fs::{AtFlags, FileType};
 
-use super::{HostEntry, Storage, end_of, truncated};
+use super::{HostEntry, Identity, Storage, end_of, truncated};
 use crate::error::{Error, Result};
 
 /// How a file is locked while it is open.
@@ -68,9 +68,8 @@ impl Name {
     ///
     /// # Errors
     /// `NotFound` when there is no such name.
-    fn names(&self, file: &fs::Metadata) -> io::Result<bool> {
-        let named = self.entry.stat(self.how)?;
-        Ok((named.st_dev, named.st_ino) == (file.dev(), file.ino()))
+    fn names(&self, file: &File) -> io::Result<bool> {
+        Ok(Identity::from(&self.entry.stat(self.how)?) == Identity::of(file)?)
     }
 }
 
@@ -79,7 +78,7 @@ impl FileStorage {
     pub fn create(entry: &HostEntry) -> Result<FileStorage> {
         let path = entry.path();
         // Before there is a file that a failure would leave behind.
-        let name = entry.beside(entry.name().to_owned()).map_err(|source| looking_up(path, source))?;
+        let name = entry.try_clone().map_err(|source| looking_up(path, source))?;
         let name = Name { entry: name, how: AtFlags::SYMLINK_NOFOLLOW };
         let file = entry.create().map_err(|source| match source.kind() {
             io::ErrorKind::AlreadyExists => {
@@ -111,8 +110,7 @@ impl FileStorage {
 
     /// The same by the name in a directory that is held open; a link there is not followed.
     pub fn open_entry(entry: &HostEntry, mode: LockMode) -> Result<FileStorage> {
-        let name = || entry.beside(entry.name().to_owned());
-        FileStorage::open_by(entry.path(), mode, &|| entry.open(mode == LockMode::Exclusive), &name)
+        FileStorage::open_by(entry.path(), mode, &|| entry.open(mode == LockMode::Exclusive), &|| entry.try_clone())
     }
 
     fn open_by(
@@ -127,7 +125,7 @@ impl FileStorage {
             // Between open and lock somebody may have put another file in place (`compact` does): the lock would be on a
             // file without a name.
             let opened = metadata(&file, path)?;
-            match name().map(Name::of).and_then(|name| Ok((name.names(&opened)?, name))) {
+            match name().map(Name::of).and_then(|name| Ok((name.names(&file)?, name))) {
                 Ok((true, name)) => {
                     let least = AtomicU64::new(opened.len());
                     return Ok(FileStorage {
@@ -432,7 +430,7 @@ impl Storage for FileStorage {
     fn still_there(&self) -> Result<()> {
         self.check_uncut()?;
         let opened = metadata(&self.file, &self.path)?;
-        match self.name.names(&opened) {
+        match self.name.names(&self.file) {
             // Moved away, the file still has a name, and what is written to it can be found.
             Ok(false) if opened.nlink() == 0 => {
                 return Err(Error::damaged(format!("{} was replaced by another file", self.path.display())));

@@ -10,7 +10,7 @@ pub mod simulated;
 
 #[cfg(test)]
 pub(crate) use counting::CountingStorage;
-pub use entry::HostEntry;
+pub use entry::{HostEntry, Identity, names};
 pub use file::{FileStorage, LockMode};
 pub use memory::MemoryStorage;
 

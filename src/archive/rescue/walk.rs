@@ -8,7 +8,7 @@ use std::os::fd::OwnedFd;
 use super::super::attributes::{self, Turn};
 use super::super::host::{apply, is_root};
 use super::super::left::LeftOut;
-use super::super::stage::{Identity, Stage, link_again, open_again};
+use super::super::stage::{Stage, identity_of, link_again, open_again};
 use super::super::{Problem, Progress};
 use super::index::{LeafIndex, Version};
 use super::object::Object;
@@ -19,6 +19,7 @@ use crate::format::values::decode_list;
 use crate::format::{Generation, Ino, Key, ROOT_INO, kind};
 use crate::fs::{Attributes, mode};
 use crate::pager::Pager;
+use crate::storage::Identity;
 use beside::Special;
 
 /// Names and values.
@@ -401,7 +402,7 @@ impl Walk<'_> {
         attributes::put(&xattrs, &host, Turn::BeforeMode, &self.path, &mut self.report.left);
         // Root gets in all the same, and the directory is at hand.
         if attributes.mode & 0o700 != 0o700 && !is_root() {
-            self.closed.push((self.path.clone(), Identity::of(&level.host)?, attributes, xattrs));
+            self.closed.push((self.path.clone(), identity_of(&level.host)?, attributes, xattrs));
             return Ok(());
         }
         apply(&level.host, &attributes)?;

@@ -8,13 +8,14 @@ use super::super::attributes::{self, Turn};
 use super::super::extract::write_all;
 use super::super::host::{apply, apply_at, host_error, split_device_number};
 use super::super::left::LeftOut;
-use super::super::stage::{Identity, Stage, hold_made, make_directory};
+use super::super::stage::{Stage, hold_made, identity_of, make_directory};
 use super::index::{LeafIndex, Piece, Version};
 use super::object::{Object, as_damage};
 use crate::error::{Error, Result};
 use crate::format::{Ino, MAX_DATA, MAX_OFFSET};
 use crate::fs::mode;
 use crate::pager::Pager;
+use crate::storage::Identity;
 
 /// Name of what is being made in the stage.
 const UNFINISHED: &[u8] = b"unfinished";
@@ -82,7 +83,7 @@ fn special(source: Source<'_>, object: &Object, stage: &Stage, (at, name): (&Own
     let metadata = apply_at(&held, own, UNFINISHED, &source.left.granted(source.path, &stat));
     let host = attributes::Object::Held(held.as_fd());
     attributes::put(&object.xattrs, &host, Turn::AfterMode, source.path, source.left);
-    let identity = Some(Identity::of(&held)?);
+    let identity = Some(identity_of(&held)?);
     finished(stage, place(stage, at, name).map(|()| Made { bytes: 0, metadata, identity }))
 }
 
@@ -127,7 +128,7 @@ fn fill(source: Source<'_>, object: &Object, lenient: bool, host: &OwnedFd) -> R
     attributes::put(&object.xattrs, &target, Turn::BeforeMode, source.path, source.left);
     let metadata = apply(host, &source.left.granted(source.path, &stat));
     attributes::put(&object.xattrs, &target, Turn::AfterMode, source.path, source.left);
-    Ok(Made { bytes, metadata, identity: Some(Identity::of(host)?) })
+    Ok(Made { bytes, metadata, identity: Some(identity_of(host)?) })
 }
 
 /// Makes a file of what pages say themselves to be its bytes, younger ones over older ones; answers how many pieces could be read.

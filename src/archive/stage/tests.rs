@@ -135,14 +135,14 @@ fn what_was_made_is_known_again_and_nothing_else_in_its_place() {
     let target = tempfile::tempdir().unwrap();
     let root: OwnedFd = fs::File::open(target.path()).unwrap().into();
     let made = make_directory(&root, b"made").unwrap();
-    let identity = Identity::of(&made).unwrap();
+    let identity = identity_of(&made).unwrap();
     open_again(&root, b"made", identity).unwrap();
     fs::rename(target.path().join("made"), target.path().join("away")).unwrap();
     fs::create_dir(target.path().join("made")).unwrap();
     assert!(matches!(open_again(&root, b"made", identity), Err(Error::InUse(_))));
 
     fs::write(target.path().join("first"), "first").unwrap();
-    let first = Identity::of(fs::File::open(target.path().join("first")).unwrap()).unwrap();
+    let first = identity_of(fs::File::open(target.path().join("first")).unwrap()).unwrap();
     link_again(&root, b"first", first, &made, b"second").unwrap();
     assert_eq!(fs::read(target.path().join("away/second")).unwrap(), b"first");
     fs::write(target.path().join("other"), "private").unwrap();
