@@ -116,27 +116,16 @@ fn a_power_cut_anywhere_before_the_commit_that_follows_new_keys_looks_like_no_ol
     let mut cuts = 0;
     for seed in 0..6 {
         println!("seed {seed}");
-        let chance = SeededEnvironment::new(seed);
+        let chance = Arc::new(SeededEnvironment::new(seed));
         let memory = with_commits();
         let record_of = |storage: Arc<dyn Storage>| {
             let volume = vouch::open(storage, &ARCHIVE, &key(), 1, true, &Looked::default()).unwrap();
             (volume.durable().header_sequence, volume)
         };
         let storage = SimulatedStorage::from_contents(&memory.contents());
-        let images: Arc<Mutex<Vec<Arc<SimulatedStorage>>>> = Arc::default();
-        let hook = {
-            let (weak, images) = (Arc::downgrade(&storage), images.clone());
-            move |_: &OpKind| {
-                let Some(storage) = weak.upgrade() else { return };
-                images.lock().push(storage.process_death());
-                for _ in 0..3 {
-                    images.lock().push(storage.crash_random(&mut || chance.next_u64()));
-                }
-            }
-        };
         let (number, before) = record_of(storage.clone());
         assert_eq!(number, 1);
-        storage.on_op(Box::new(hook));
+        let images = crash_images(&storage, &chance, true, 3);
         let new = slot(0, "new", KdfCost::TEST);
         Header::read(&*storage).unwrap().replace_slots(&*storage, &[(0, (SLOT_PASSPHRASE, new))], &key()).unwrap();
         let before = vouch::Current { volume: before, looked: Looked::default(), replace: false };

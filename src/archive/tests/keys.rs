@@ -473,23 +473,12 @@ fn a_power_cut_anywhere_in_a_change_of_keys_leaves_the_old_or_the_new_ones() {
     let mut cuts = 0;
     for seed in 0..8 {
         println!("seed {seed}");
-        let chance = SeededEnvironment::new(seed);
+        let chance = Arc::new(SeededEnvironment::new(seed));
         let memory = archive(&[(0, "old", KdfCost::TEST)]);
         let place = Place { archive: &ARCHIVE, slot: 3, volume_key: &key() };
-        let added = slots::make(&place, &NewKey::KeyFile(&file), String::new(), &chance).unwrap();
+        let added = slots::make(&place, &NewKey::KeyFile(&file), String::new(), &*chance).unwrap();
         let storage = SimulatedStorage::from_contents(&memory.contents());
-        let images: Arc<Mutex<Vec<Arc<SimulatedStorage>>>> = Arc::default();
-        let hook = {
-            let (weak, images) = (Arc::downgrade(&storage), images.clone());
-            move |_: &OpKind| {
-                let Some(storage) = weak.upgrade() else { return };
-                images.lock().push(storage.process_death());
-                for _ in 0..4 {
-                    images.lock().push(storage.crash_random(&mut || chance.next_u64()));
-                }
-            }
-        };
-        storage.on_op(Box::new(hook));
+        let images = crash_images(&storage, &chance, true, 4);
         // One key out, another in.
         Header::read(&*storage).unwrap().replace_slots(&*storage, &[(0, (0, [1; 4096])), (3, added)], &key()).unwrap();
         storage.on_op(Box::new(|_| {}));
@@ -513,22 +502,12 @@ fn a_power_cut_anywhere_in_a_change_of_keys_leaves_the_old_or_the_new_ones() {
 fn a_power_cut_while_a_header_is_put_back_leaves_a_whole_copy() {
     for damaged in 0..2u8 {
         println!("damaged copy {damaged}");
-        let chance = SeededEnvironment::new(damaged.into());
+        let chance = Arc::new(SeededEnvironment::new(damaged.into()));
         let memory = archive(&[(0, "word", KdfCost::TEST)]);
         let backup = Header::read(&memory).unwrap();
         flip(&memory, HEADER_START[usize::from(damaged)] * BLOCK + 9000);
         let storage = SimulatedStorage::from_contents(&memory.contents());
-        let images: Arc<Mutex<Vec<Arc<SimulatedStorage>>>> = Arc::default();
-        let hook = {
-            let (weak, images) = (Arc::downgrade(&storage), images.clone());
-            move |_: &OpKind| {
-                let Some(storage) = weak.upgrade() else { return };
-                for _ in 0..20 {
-                    images.lock().push(storage.crash_random(&mut || chance.next_u64()));
-                }
-            }
-        };
-        storage.on_op(Box::new(hook));
+        let images = crash_images(&storage, &chance, false, 20);
         let whole = Header::read(&*storage).unwrap().framing().copy;
         assert_eq!(whole, 1 - damaged);
         let framing = Framing { sequence: 7, ..backup.framing().clone() };

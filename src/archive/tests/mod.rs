@@ -219,6 +219,26 @@ fn thirty_two_hostile_slots_are_refused_before_any_work() {
     }
 }
 
+/// What a crash at each operation of the storage from now on may leave: the death of the process alone, if `deaths`, and power cuts.
+fn crash_images(
+    storage: &Arc<SimulatedStorage>,
+    chance: &Arc<SeededEnvironment>,
+    deaths: bool,
+    cuts: usize,
+) -> Arc<Mutex<Vec<Arc<SimulatedStorage>>>> {
+    let images: Arc<Mutex<Vec<_>>> = Arc::default();
+    let (weak, kept, chance) = (Arc::downgrade(storage), images.clone(), chance.clone());
+    storage.on_op(Box::new(move |_: &OpKind| {
+        let Some(storage) = weak.upgrade() else { return };
+        let death = deaths.then(|| storage.process_death());
+        kept.lock().extend(death);
+        for _ in 0..cuts {
+            kept.lock().push(storage.crash_random(&mut || chance.next_u64()));
+        }
+    }));
+    images
+}
+
 /// H1 on a medium that tears and reorders: a power cut or process death at any write or barrier of a change leaves one passphrase, in the
 /// way back as well as forth, and what opened once without a further change opens again after the repair.
 #[test]
@@ -230,18 +250,7 @@ fn a_power_cut_anywhere_in_a_change_leaves_one_passphrase() {
         let chance = Arc::new(SeededEnvironment::new(seed));
         let storage = SimulatedStorage::from_contents(&archive(&[(0, "old", KdfCost::TEST)]).contents());
         for change in 0..4 {
-            let images: Arc<Mutex<Vec<Arc<SimulatedStorage>>>> = Arc::default();
-            let hook = {
-                let (weak, images, chance) = (Arc::downgrade(&storage), images.clone(), chance.clone());
-                move |_: &OpKind| {
-                    let Some(storage) = weak.upgrade() else { return };
-                    images.lock().push(storage.process_death());
-                    for _ in 0..4 {
-                        images.lock().push(storage.crash_random(&mut || chance.next_u64()));
-                    }
-                }
-            };
-            storage.on_op(Box::new(hook));
+            let images = crash_images(&storage, &chance, true, 4);
             let mut header = Header::read(&*storage).unwrap();
             header.repair(&*storage, &key()).unwrap();
             header.replace_slots(&*storage, &[(0, (SLOT_PASSPHRASE, slots[(change + 1) % 2]))], &key()).unwrap();
@@ -264,20 +273,12 @@ fn a_power_cut_anywhere_in_a_change_leaves_one_passphrase() {
 fn a_repair_never_leaves_less_than_one_whole_copy() {
     for seed in 0..20 {
         println!("seed {seed}");
-        let chance = SeededEnvironment::new(seed);
+        let chance = Arc::new(SeededEnvironment::new(seed));
         let memory = archive(&[(0, "one", KdfCost::TEST)]);
         let damaged = HEADER_START[(seed % 2) as usize] * BLOCK + 5 * 4096;
         flip(&memory, damaged);
         let storage = SimulatedStorage::from_contents(&memory.contents());
-        let images: Arc<Mutex<Vec<Arc<SimulatedStorage>>>> = Arc::default();
-        let hook = {
-            let (weak, images) = (Arc::downgrade(&storage), images.clone());
-            move |_: &OpKind| {
-                let Some(storage) = weak.upgrade() else { return };
-                images.lock().push(storage.crash_random(&mut || chance.next_u64()));
-            }
-        };
-        storage.on_op(Box::new(hook));
+        let images = crash_images(&storage, &chance, false, 1);
         Header::read(&*storage).unwrap().repair(&*storage, &key()).unwrap();
         storage.on_op(Box::new(|_| {}));
         assert!(!images.lock().is_empty());
