@@ -4,8 +4,12 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
 
 use super::*;
+
+/// Longer than any machine takes: a request that is never answered fails its test by name.
+const FOR_EVER: Duration = Duration::from_secs(120);
 
 /// A request of a test.
 enum Request {
@@ -30,10 +34,12 @@ impl Gate {
         self.1.notify_all();
     }
 
+    #[track_caller]
     fn wait(&self) {
+        let until = Instant::now() + FOR_EVER;
         let mut open = self.0.lock();
         while !*open {
-            self.1.wait(&mut open);
+            assert!(!self.1.wait_until(&mut open, until).timed_out() || *open, "it was never answered");
         }
     }
 }
@@ -96,9 +102,8 @@ impl Loops {
 
     /// Ends all loops, which proves that all of them come back, and looks at what is left.
     fn end(self) {
-        for _ in &self.threads {
-            self.queue.put(Request::End);
-        }
+        let ends: Vec<_> = self.threads.iter().map(|_| self.queue.put(Request::End)).collect();
+        ends.iter().for_each(|end| end.wait());
         let count = self.threads.len();
         for thread in self.threads {
             thread.join().unwrap();
@@ -109,13 +114,22 @@ impl Loops {
     }
 
     /// Waits until all loops but one stay away, which is where short requests lead.
+    #[track_caller]
     fn settle(&self) {
+        let until = Instant::now() + FOR_EVER;
         loop {
             self.queue.put(Request::Short).wait();
             let state = self.pace.state.lock();
             if state.away + 1 == state.loops && state.called == 0 {
                 return;
             }
+            assert!(
+                Instant::now() < until,
+                "{} of {} loops stay away, {} called",
+                state.away,
+                state.loops,
+                state.called
+            );
         }
     }
 }
@@ -124,6 +138,7 @@ fn serve(queue: &Requests, pace: &Pace) {
     loop {
         let (request, answered) = queue.take();
         if matches!(request, Request::End) {
+            answered.open();
             return;
         }
         let turn = pace.begin();

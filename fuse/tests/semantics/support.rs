@@ -107,7 +107,7 @@ impl Mount {
         };
         // A program that another test starts has the archive that was just made, and its lock, until its exec.
         let mut output = attempt();
-        for _ in 0..100 {
+        for _ in 0..1500 {
             if output.status.code() != Some(IN_USE) {
                 break;
             }

@@ -455,10 +455,15 @@ fn a_drain_is_not_satisfied_by_a_commit_of_nothing() {
             let mut drain = None;
             volume
                 .as_leader(|_| {
+                    let until_waiting = |callers| {
+                        while volume.waiting_callers() < callers {
+                            std::thread::yield_now();
+                        }
+                    };
                     scope.spawn(|| volume.commit().unwrap());
-                    std::thread::sleep(std::time::Duration::from_millis(5));
+                    until_waiting(1);
                     drain = Some(scope.spawn(|| volume.commit_for(Purpose::Drain).unwrap()));
-                    std::thread::sleep(std::time::Duration::from_millis(5));
+                    until_waiting(2);
                     Ok(())
                 })
                 .unwrap();
