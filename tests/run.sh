@@ -2,6 +2,7 @@
 # Installs what the tests need on a Debian-like machine and runs all of them. Ends with 0 only when every stage passed.
 #
 #   tests/run.sh [STAGE...]     all stages, or those named: format lint test portable reader mount share page suites package fuzz licences
+#   tests/run.sh quick          what a change meets most often: format lint unit reader smoke
 #
 # Needs a Rust toolchain and root (directly or by sudo) for packages and mounts. Takes about half an hour on two cores.
 set -uo pipefail
@@ -64,6 +65,23 @@ stage_test() {
     cargo test --quiet --workspace --no-fail-fast --exclude lockbox-fuse &&
         cargo test --quiet --no-fail-fast --package lockbox-fuse --config "target.'cfg(all())'.runner = ['sudo', '--preserve-env=PATH']" &&
         stage_model
+}
+
+# The tests of "test" that need no mount and run no program, and those that read the sources.
+stage_unit() {
+    cargo test --quiet --workspace --lib --bins --no-fail-fast &&
+        cargo test --quiet --package lockbox --test layering --test invariants --test threats
+}
+
+# A dozen of the cases of "mount", a few seconds each: trees, programs, durability, ends, secrecy.
+stage_smoke() {
+    local cases=(tree_copied_by_cp git_works_and_clones sqlite_with_a_write_ahead_log two_writers_append_to_one_file shared_memory_map_is_written
+        punching_frees_and_reads_as_zeros fsynced_bytes_survive_kill_9 sigterm_saves_what_the_kernel_holds who_is_cut_off_keeps_what_was_written
+        umount_of_a_busy_mount_is_refused an_unlinked_file_lives_while_it_is_open the_archive_reveals_neither_names_nor_content)
+    # With a test, for the reason that build_programs gives.
+    cargo build --quiet --workspace --bins --test layering || return 1
+    as_root tests/mount/run.sh "${cases[@]}" | tee "$target/smoke.log" &&
+        grep -qx "${#cases[@]} passed, 0 failed" "$target/smoke.log"
 }
 
 # Every interleaving of the claims on one share: the feature replaces the locks, so that nothing else runs with it.
@@ -207,7 +225,9 @@ end_building() {
 }
 
 stages=(install format lint test portable reader mount share page suites package fuzz licences)
-if [[ $# -gt 0 ]]; then
+if [[ "$*" == quick ]]; then
+    stages=(install format lint unit reader smoke)
+elif [[ $# -gt 0 ]]; then
     stages=(install "$@")
     # The mount stage compares with the reader as well.
     [[ " $* " != *' mount '* || " $* " == *' reader '* ]] || stages=(install reader "$@")
