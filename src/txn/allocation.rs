@@ -7,7 +7,6 @@ use parking_lot::Mutex;
 
 use super::Volume;
 use super::commit::Purpose;
-use crate::btree::Tree;
 use crate::error::{Error, Result};
 use crate::format::data_head::PackedItem;
 use crate::format::{BLOCK, Generation, Ino, Key, Pointer, Run, kind, space};
@@ -138,18 +137,20 @@ impl Volume {
         (self.memory / 16 / 5120).max(16) as usize
     }
 
+    /// Loads a region of the space map. Waits for no commit: what was read counts when the tree is still the one of the newest checkpoint at the
+    /// moment of installing, and is read again otherwise, also when it could not be read, since a later commit may have taken its blocks.
     pub(super) fn load_region(&self, number: u64) -> Result<()> {
-        // Held until the region is installed, so that no checkpoint and eviction come between the reading and the installing.
-        let tree = self.space_tree.lock();
-        self.load_region_from(&tree, number)
-    }
-
-    pub(super) fn load_region_from(&self, tree: &Tree, number: u64) -> Result<()> {
-        if self.space.lock().is_loaded(number) {
-            return Ok(());
+        loop {
+            if self.space.lock().is_loaded(number) {
+                return Ok(());
+            }
+            let tree = self.space_tree.load_full();
+            let base = tree.get(&self.store, Key::new(number, kind::SPACE, 0), space::decode);
+            let mut space = self.space.lock();
+            if Arc::ptr_eq(&tree, &self.space_tree.load()) {
+                return space.install(number, base?.as_deref(), &**self.pager.storage());
+            }
         }
-        let base = tree.get(&self.store, Key::new(number, kind::SPACE, 0), space::decode)?;
-        self.space.lock().install(number, base.as_deref(), &**self.pager.storage())
     }
 
     /// Blocks out of the reservation; None when no run is long enough.

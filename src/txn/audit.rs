@@ -1,6 +1,7 @@
 //! Recomputes from the trees which blocks are in use and how often each page is named: for `check`, and to rebuild a lost space map.
 
 use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
 
 use super::Volume;
 use super::commit::{Chain, Purpose};
@@ -164,7 +165,7 @@ impl Volume {
         let state = self.state();
         let mut census = Census::default();
         self.count_everything(&state, chain, &mut census)?;
-        let tree = self.space_tree.lock().clone();
+        let tree = self.space_tree.load_full();
         let total = self.space.lock().total();
         self.walk_nodes(&tree, TreeId::Space, total, &mut census)?;
         self.find_strays(&state, &tree, &mut |finding| census.find(finding))?;
@@ -414,7 +415,7 @@ impl Volume {
         }
         // The old map's own pages are given up; they wait like everything that the next commit replaces.
         let mut old = Vec::new();
-        let old_tree = std::mem::replace(&mut *self.space_tree.lock(), Tree::empty(crate::format::TreeId::Space));
+        let old_tree = self.space_tree.swap(Arc::new(Tree::empty(crate::format::TreeId::Space)));
         old_tree.visit_pages(
             &self.store,
             &mut |pointer, _| {

@@ -327,7 +327,7 @@ impl Volume {
         let mut next = chain.clone();
         next.previous_session = None;
         next.session_first = Some(chain.session_first.unwrap_or(generation));
-        let mut space_tree = self.space_tree.lock();
+        let space_tree = self.space_tree.load_full();
         let new_space_tree = match self.room_for_checkpoint(purpose, chain, generation) {
             Some(promised) => {
                 let mut tree = self.checkpoint(&space_tree, generation, &mut freed)?;
@@ -406,10 +406,11 @@ impl Volume {
         }
         self.durable.store(Arc::new(record));
         if let Some(tree) = new_space_tree {
-            *space_tree = tree;
-            self.space.lock().evict(self.region_limit());
+            let mut space = self.space.lock();
+            self.space_tree.store(Arc::new(tree));
+            space.finish_checkpoint();
+            space.evict(self.region_limit());
         }
-        drop(space_tree);
         *chain = next;
         drop(state);
         self.release_waiting();
@@ -464,7 +465,7 @@ impl Volume {
     fn checkpoint(&self, tree: &Tree, generation: Generation, freed: &mut Vec<Run>) -> Result<Tree> {
         let pending = self.space.lock().pending_regions();
         for number in pending {
-            self.load_region_from(tree, number)?;
+            self.load_region(number)?;
         }
         let mut tree = tree.clone();
         let mut edits = Edits::new(generation);

@@ -178,7 +178,7 @@ impl Volume {
             }),
             published: ArcSwap::new(state),
             space: Arc::new(Mutex::new(start.space)),
-            space_tree: Mutex::new(Tree::from_root(TreeId::Space, &space_root)),
+            space_tree: ArcSwap::from_pointee(Tree::from_root(TreeId::Space, &space_root)),
             commits: Mutex::new(CommitState::default()),
             commit_done: Condvar::new(),
             commit_joined: Condvar::new(),

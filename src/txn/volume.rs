@@ -59,8 +59,9 @@ pub(crate) struct Volume {
     pub(super) epochs: Epochs,
     pub(super) writer: Mutex<Writer>,
     pub(super) space: Arc<Mutex<SpaceMap>>,
-    /// The checkpoint's tree; only the commit leader replaces it.
-    pub(super) space_tree: Mutex<Tree>,
+    /// The tree of the newest checkpoint that is durable. A region that is not loaded is as this tree has it: the commit leader replaces it under
+    /// the lock of `space`, and until then keeps what it wrote loaded.
+    pub(super) space_tree: ArcSwap<Tree>,
     pub(super) commits: Mutex<CommitState>,
     pub(super) commit_done: Condvar,
     /// Somebody needs the commit that has not begun.

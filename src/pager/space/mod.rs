@@ -71,6 +71,8 @@ pub(crate) struct SpaceMap {
     reserved: u64,
     /// Loaded regions that differ from the checkpoint.
     changed: u64,
+    /// A checkpoint is being written that nobody could load from yet.
+    checkpointing: bool,
     /// Entries in the lists of the open transaction.
     list_entries: u64,
     erasing: u64,
@@ -115,6 +117,7 @@ impl SpaceMap {
             quads: 0,
             reserved: 0,
             changed: 0,
+            checkpointing: false,
             list_entries: 0,
             erasing: 0,
             sweep: sweep.then_some(0),
@@ -250,8 +253,11 @@ impl SpaceMap {
         self.used_blocks = used_blocks;
     }
 
-    /// Drops loaded regions that hold nothing but what the checkpoint knows, until at most `keep` are loaded.
+    /// Drops loaded regions that hold nothing but what the checkpoint knows, until at most `keep` are loaded; none while one is being written.
     pub(crate) fn evict(&mut self, keep: usize) {
+        if self.checkpointing {
+            return;
+        }
         let mut spare = self.quads.saturating_sub(self.reserved + self.overhead() + RESERVE_QUADS);
         let mut excess = self.regions.len().saturating_sub(keep);
         let numbers: Vec<u64> = self.regions.keys().copied().collect();
@@ -557,15 +563,21 @@ impl SpaceMap {
     // ---- checkpoint ----
 
     /// The values to write at a checkpoint (P4) of regions that changed since the last one; all are unchanged afterwards.
-    /// Pending regions must be loaded before.
+    /// Pending regions must be loaded before. Until [`Self::finish_checkpoint`] no region is dropped.
     pub(crate) fn take_checkpoint(&mut self) -> Vec<(u64, RegionBits)> {
         let mut values = Vec::new();
         self.changed = 0;
+        self.checkpointing = true;
         for region in self.regions.values_mut().filter(|r| r.changed) {
             region.changed = false;
             values.push((region.number, region.used));
         }
         values
+    }
+
+    /// What was taken is durable, and regions are loaded from it.
+    pub(crate) fn finish_checkpoint(&mut self) {
+        self.checkpointing = false;
     }
 
     /// Every block that belongs to a page, for `check`: all regions must be loaded.

@@ -1,12 +1,13 @@
 //! Reservations, the states of freed blocks, reader epochs, erasing and bounded memory.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use super::support::*;
 use crate::Error;
 use crate::format::values::Extent;
 use crate::format::{BLOCK, REGION_BLOCKS, Run};
-use crate::storage::simulated::{Fault, SimulatedStorage};
+use crate::storage::simulated::{Fault, OpKind, SimulatedStorage};
 use crate::storage::{MemoryStorage, Storage};
 use crate::txn::Volume;
 use crate::txn::commit::Purpose;
@@ -357,6 +358,70 @@ fn opening_loads_no_region() {
     let loaded: Vec<u64> = (0..4).filter(|number| volume.space.lock().is_loaded(*number)).collect();
     assert_eq!(loaded, [2], "{:?}", volume.space());
     assert_sound(&volume);
+}
+
+/// An archive of three regions, opened anew: none is loaded.
+fn of_three_regions(dice: &Dice) -> (Arc<SimulatedStorage>, Arc<Volume>) {
+    let storage = SimulatedStorage::new();
+    let volume = create(storage.clone(), dice);
+    (0..600).for_each(|slot| put(&volume, 2, slot, slot, 120_000).unwrap());
+    volume.commit().unwrap();
+    // The checkpoint that follows a commit with list pages would load what they name.
+    volume.commit_for(Purpose::Drain).unwrap();
+    volume.close().unwrap();
+    drop(volume);
+    let volume = open(storage.clone(), dice);
+    (storage, volume)
+}
+
+/// Who grows into a region that is not loaded does not wait for the barrier of a commit.
+#[test]
+fn a_region_is_loaded_while_a_commit_waits_for_the_medium() {
+    let dice = Dice::new(21);
+    let (storage, volume) = of_three_regions(&dice);
+    put(&volume, 3, 0, 1, 10).unwrap();
+    assert!(!volume.space.lock().is_loaded(0));
+    let loaded = Arc::new(AtomicBool::new(false));
+    let (weak, told) = (Arc::downgrade(&volume), loaded.clone());
+    storage.on_op(Box::new(move |op| {
+        let Some(volume) = weak.upgrade().filter(|_| matches!(op, OpKind::Barrier)) else { return };
+        let (sender, receiver) = std::sync::mpsc::channel();
+        std::thread::spawn(move || sender.send(volume.load_region(0).is_ok()));
+        // Longer than any machine takes, so that a wait for this commit fails instead of hanging.
+        told.store(receiver.recv_timeout(std::time::Duration::from_secs(60)) == Ok(true), Ordering::Relaxed);
+    }));
+    volume.commit().unwrap();
+    storage.on_op(Box::new(|_| {}));
+    assert!(loaded.load(Ordering::Relaxed), "the load waited for the commit");
+    assert_sound(&volume);
+}
+
+/// What a checkpoint takes stays loaded until others can load it from there.
+#[test]
+fn nothing_is_loaded_from_behind_a_checkpoint_that_is_being_written() {
+    let dice = Dice::new(22);
+    let storage = SimulatedStorage::new();
+    let volume = create(storage.clone(), &dice);
+    // Two regions that are full, of which no checkpoint knows.
+    (0..600).for_each(|slot| put(&volume, 2, slot, slot, 120_000).unwrap());
+    volume.commit().unwrap();
+    let before = volume.durable().checkpoint;
+    let barriers = Arc::new(AtomicU64::new(0));
+    let (weak, seen) = (Arc::downgrade(&volume), barriers.clone());
+    storage.on_op(Box::new(move |op| {
+        let Some(volume) = weak.upgrade().filter(|_| matches!(op, OpKind::Barrier)) else { return };
+        volume.space.lock().evict(0);
+        (0..3).for_each(|number| volume.load_region(number).unwrap());
+        seen.fetch_add(1, Ordering::Relaxed);
+    }));
+    while volume.durable().checkpoint == before {
+        volume.commit_for(Purpose::Drain).unwrap();
+    }
+    storage.on_op(Box::new(|_| {}));
+    assert!(barriers.load(Ordering::Relaxed) > 0);
+    assert_sound(&volume);
+    drop(volume);
+    assert_sound(&open(storage, &dice));
 }
 
 /// P4: growth over a region that was cut off when the archive was closed does not forget what the records since the checkpoint say.
