@@ -247,6 +247,19 @@ pub(super) fn write_copy(
     storage.barrier()
 }
 
+/// Whether anything was ever written where the copies are.
+pub(super) fn is_begun(storage: &dyn Storage) -> Result<bool> {
+    let length = storage.len()?;
+    for start in HEADER_START.map(|block| block * BLOCK) {
+        let mut bytes = vec![0; length.saturating_sub(start).min(HEADER_BYTES as u64) as usize];
+        storage.read_at(start, &mut bytes)?;
+        if bytes.iter().any(|&byte| byte != 0) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
 /// The bytes of a copy, with its MAC.
 pub(super) fn encode_copy(
     framing: &Framing,

@@ -6,13 +6,14 @@
 //!     walked part by part without following links, of the host or of the archive; and what is looked up again later must be the very file.
 //!     The stage itself, of mode 0700, keeps everybody else out until its content is complete.
 //! Y2  A stage is locked while it is in use. One that nobody holds was left by a process that was killed, and the next extraction into the
-//!     same directory removes it, unless others may rename there: they could give its name to another directory of ours.
+//!     same directory removes it, unless others may rename there: they could give its name to another directory of ours. What is mounted
+//!     in a stage is not ours to empty: nothing is removed across a border of mounts.
 
 use std::fs;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{AtFlags, CWD, Dir, FileType, FlockOperation, Mode, OFlags, RenameFlags, Stat};
+use rustix::fs::{AtFlags, CWD, Dir, FileType, FlockOperation, Mode, OFlags, RenameFlags, Stat, StatxFlags};
 use rustix::io::Errno;
 
 use super::display;
@@ -149,6 +150,7 @@ pub(super) fn sweep(path: &Path) {
         }
         let Ok(left) = rustix::fs::openat(&target, &name[..], DIRECTORY, Mode::empty()) else { continue };
         if !rustix::fs::fstat(&left).is_ok_and(|stat| stat.st_uid == own)
+            || same_mount(&target, &left).is_err()
             || rustix::fs::flock(&left, FlockOperation::NonBlockingLockExclusive).is_err()
         {
             continue;
@@ -214,12 +216,26 @@ fn unless_removed<'a>(directory: &OwnedFd, name: &'a [u8]) -> rustix::io::Result
 }
 
 /// Opens a directory that is to be removed; it may have a mode that keeps its owner out.
+///
+/// # Errors
+/// `XDEV` for one on which something is mounted.
 fn enter(at: &OwnedFd, name: &[u8]) -> rustix::io::Result<OwnedFd> {
     let directory = rustix::fs::openat(at, name, DIRECTORY | OFlags::PATH, Mode::empty())?;
+    same_mount(at, &directory)?;
     if rustix::fs::fstat(&directory)?.st_mode & 0o700 != 0o700 {
         rustix::fs::chmod(descriptor_path(&directory), Mode::RWXU)?;
     }
     rustix::fs::openat(&directory, ".", DIRECTORY, Mode::empty())
+}
+
+/// Whether both are of one mount, which device numbers do not tell when a directory of the same file system is mounted.
+fn same_mount(one: &OwnedFd, other: &OwnedFd) -> rustix::io::Result<()> {
+    let mount = |of: &OwnedFd| {
+        let found = rustix::fs::statx(of, "", AtFlags::EMPTY_PATH, StatxFlags::MNT_ID)?;
+        // A kernel that knows no ids of mounts (before 5.8) says 0.
+        Ok((found.stx_dev_major, found.stx_dev_minor, found.stx_mnt_id))
+    };
+    if mount(one)? == mount(other)? { Ok(()) } else { Err(Errno::XDEV) }
 }
 
 /// A path of what was opened, for calls that take no descriptor of this kind.

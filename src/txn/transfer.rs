@@ -19,8 +19,8 @@ const ROOM: u64 = 1 << 20;
 const ROOM_ATTEMPTS: usize = 32;
 
 impl Volume {
-    /// Makes an empty volume in `storage`, whose headers are written, that goes on from the newest commit of `from`: generations, inode
-    /// numbers and the history of sessions continue, and its first record names that of `from`. `header_sequence` is the number of those headers,
+    /// Makes an empty volume in `storage` that goes on from the newest commit of `from`: generations, inode
+    /// numbers and the history of sessions continue, and its first record names that of `from`. `header_sequence` is the number of its headers,
     /// `inodes` is what will be put into it.
     pub(crate) fn continue_from(
         from: &Volume,

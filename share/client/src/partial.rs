@@ -1,4 +1,7 @@
 //! The file that is being received: hidden and private beside its place, under its final name only when it is whole.
+//!
+//! What arrived before and is not gone on with is kept beside it until the new one is whole. When neither becomes whole, the next call keeps the
+//! longer one. Whoever holds the lock of the file without ANEW in its name may do so.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom, Write};
@@ -12,6 +15,7 @@ use sha2::{Digest as _, Sha256};
 
 use crate::error::{Error, Result};
 use crate::name;
+use crate::state::NOTES_KEPT;
 
 /// How many files of one name get a number before the user is asked to choose another.
 const MAX_NUMBER: u32 = 1000;
@@ -19,6 +23,8 @@ const MAX_NUMBER: u32 = 1000;
 /// Around the note's name in the name of a file that is being received.
 const PREFIX: &str = ".lockbox-";
 const SUFFIX: &str = ".part";
+/// Before the suffix, when there is an earlier one that is not gone on with.
+const ANEW: &str = ".anew";
 /// Characters of a note's name.
 const NOTE: usize = 32;
 
@@ -45,16 +51,38 @@ impl Place {
 pub(crate) struct Partial {
     path: PathBuf,
     file: File,
+    /// What arrived before.
+    former: Option<Box<Partial>>,
 }
 
 impl Partial {
-    /// Opens the file that `note` names in `directory`; with what it has, or empty.
+    /// Opens the file that `note` names in `directory`; with what it has, or an empty one beside it.
     ///
     /// # Errors
     /// When the directory cannot be written, another program receives the same link there, or the name is somebody else's: who shares the
     /// directory could have made a file there, or a link to another file of this user, and would read or choose what is received.
     pub(crate) fn open(directory: &Path, note: &str, resume: bool) -> Result<Partial> {
-        let path = directory.join(format!("{PREFIX}{note}{SUFFIX}"));
+        let path = |anew| directory.join(format!("{PREFIX}{note}{anew}{SUFFIX}"));
+        let mut kept = Partial::hold(path(""), directory)?;
+        let anew = path(ANEW);
+        if anew.symlink_metadata().is_ok() {
+            let left = Partial::hold(anew.clone(), directory)?;
+            if left.length()? > kept.length()? {
+                fs::rename(&left.path, &kept.path)
+                    .map_err(Error::io(format!("cannot write in {}", directory.display())))?;
+                kept.file = left.file;
+            } else {
+                left.discard();
+            }
+        }
+        if resume || kept.length()? == 0 {
+            return Ok(kept);
+        }
+        Ok(Partial { former: Some(Box::new(kept)), ..Partial::hold(anew, directory)? })
+    }
+
+    /// Opens or makes a file of this name, for this program alone.
+    fn hold(path: PathBuf, directory: &Path) -> Result<Partial> {
         let mut options = File::options();
         options.read(true).write(true).create(true).mode(0o600).custom_flags(nix::libc::O_NOFOLLOW);
         let failed = || Error::io(format!("cannot write in {}", directory.display()));
@@ -66,22 +94,30 @@ impl Partial {
         }
         match file.try_lock() {
             Ok(()) => {}
-            Err(fs::TryLockError::WouldBlock) => {
-                return Err(Error::Invalid("another program is receiving this link in the same directory".into()));
-            }
+            Err(fs::TryLockError::WouldBlock) => return Err(in_use()),
             Err(fs::TryLockError::Error(error)) => return Err(failed()(error)),
         }
-        if !resume {
-            file.set_len(0).map_err(failed())?;
-        }
-        Ok(Partial { path, file })
+        let partial = Partial { path, file, former: None };
+        // Whoever held it until now may have given its name to another one, or taken it away.
+        partial.must_be_at(&partial.path).map_err(|_| in_use())?;
+        Ok(partial)
+    }
+
+    /// What arrived before and stays until this is whole, and its length.
+    pub(crate) fn former(&self) -> Option<(&Path, u64)> {
+        let former = self.former.as_ref()?;
+        Some((&former.path, former.length().ok()?))
+    }
+
+    fn length(&self) -> Result<u64> {
+        Ok(self.file.metadata().map_err(Error::io("cannot read what was received before"))?.len())
     }
 
     /// Keeps the whole pieces of `piece` bytes that were received before, out of at most `size` bytes, and returns their length. The next
     /// byte to be read is the first.
     pub(crate) fn keep_whole(&mut self, piece: u64, size: u64) -> Result<u64> {
         let failed = || Error::io("cannot read what was received before");
-        let length = self.file.metadata().map_err(failed())?.len().min(size) / piece * piece;
+        let length = self.length()?.min(size) / piece * piece;
         self.file.set_len(length).map_err(failed())?;
         self.file.seek(SeekFrom::Start(0)).map_err(failed())?;
         Ok(length)
@@ -135,6 +171,9 @@ impl Partial {
         };
         self.must_be_at(&target)?;
         File::open(place.directory()).and_then(|directory| directory.sync_all()).map_err(failed())?;
+        if let Some(former) = self.former {
+            former.discard();
+        }
         Ok(target)
     }
 
@@ -179,34 +218,48 @@ impl Partial {
         }
     }
 
-    /// Takes away what is of no use any more.
+    /// Takes away what is of no use any more, but not what arrived before.
     pub(crate) fn discard(self) {
         // Nothing is lost but space, and the failure that led here is the one to tell.
         let _ = fs::remove_file(&self.path);
     }
+
+    /// The same, with what arrived before.
+    pub(crate) fn discard_all(mut self) {
+        if let Some(former) = self.former.take() {
+            former.discard();
+        }
+        self.discard();
+    }
 }
 
-/// Removes what earlier downloads of this user left in `directory` and nothing can be added to: what is empty, and what has no note in
-/// `notes` any more. Returns what can be gone on with; what another program is receiving is neither.
-pub(crate) fn sweep(directory: &Path, notes: Option<&Path>) -> Vec<PathBuf> {
+fn in_use() -> Error {
+    Error::Invalid("another program is receiving this link in the same directory".into())
+}
+
+/// Removes what earlier downloads of this user left in `directory` and nothing can be added to: what is empty, and what is older than any note.
+/// Returns the rest, but for what another program is receiving, and what `own` names.
+pub(crate) fn sweep(directory: &Path, own: &str) -> Vec<PathBuf> {
     let Ok(entries) = fs::read_dir(directory) else { return Vec::new() };
     let mut kept = Vec::new();
     for entry in entries.flatten() {
         let name = entry.file_name();
         let note = name.to_str().and_then(|name| name.strip_prefix(PREFIX)?.strip_suffix(SUFFIX));
-        let Some(note) = note.filter(|note| note.len() == NOTE && note.bytes().all(|b| b.is_ascii_hexdigit())) else {
+        let note = note.map(|note| note.strip_suffix(ANEW).unwrap_or(note));
+        let digits = |note: &str| note.len() == NOTE && note.bytes().all(|b| b.is_ascii_hexdigit());
+        if !note.is_some_and(|note| digits(note) && note != own) {
             continue;
-        };
+        }
         let path = directory.join(&name);
         let flags = nix::libc::O_NOFOLLOW | nix::libc::O_NONBLOCK;
         let Ok(file) = File::options().read(true).write(true).custom_flags(flags).open(&path) else { continue };
         let Ok(metadata) = file.metadata() else { continue };
-        let own = metadata.is_file() && metadata.uid() == geteuid().as_raw();
-        if !own || file.try_lock().is_err() {
+        let mine = metadata.is_file() && metadata.uid() == geteuid().as_raw();
+        if !mine || file.try_lock().is_err() {
             continue;
         }
-        let goes_on = notes.is_none_or(|notes| notes.join(format!("{note}.json")).try_exists().unwrap_or(true));
-        if metadata.len() > 0 && goes_on {
+        let over = metadata.modified().is_ok_and(|at| at.elapsed().is_ok_and(|elapsed| elapsed > NOTES_KEPT));
+        if metadata.len() > 0 && !over {
             kept.push(path);
         } else {
             // Only the name: in a directory where others rename, they could remove what has it as well.
@@ -220,30 +273,32 @@ pub(crate) fn sweep(directory: &Path, notes: Option<&Path>) -> Vec<PathBuf> {
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::PermissionsExt;
+    use std::time::Duration;
 
     use super::*;
 
+    /// Notes may lie in another directory of the state than the one of this call: that there is none here proves nothing.
     #[test]
     fn what_nothing_can_be_added_to_is_swept_and_the_rest_told() {
         let place = tempfile::tempdir().unwrap();
-        let notes = place.path().join("notes");
         let directory = place.path().join("in");
-        fs::create_dir(&notes).unwrap();
         fs::create_dir(&directory).unwrap();
         let part = |digit: &str| directory.join(format!("{PREFIX}{}{SUFFIX}", digit.repeat(NOTE)));
-        for (digit, content) in [("a", "resumed"), ("b", "forgotten"), ("c", ""), ("d", "received")] {
-            fs::write(part(digit), content).unwrap();
+        let anew = directory.join(format!("{PREFIX}{}{ANEW}{SUFFIX}", "a".repeat(NOTE)));
+        for (path, content) in
+            [(part("a"), "stopped"), (part("b"), "over"), (part("c"), ""), (part("d"), "received"), (anew.clone(), "x")]
+        {
+            fs::write(path, content).unwrap();
         }
-        for digit in ["a", "c"] {
-            fs::write(notes.join(format!("{}.json", digit.repeat(NOTE))), "{}").unwrap();
-        }
+        let over = File::options().write(true).open(part("b")).unwrap();
+        over.set_modified(std::time::SystemTime::now() - NOTES_KEPT - Duration::from_secs(60)).unwrap();
         fs::write(directory.join(".lockbox-mine.part"), "not of this program").unwrap();
         fs::write(place.path().join("precious"), "linked").unwrap();
         std::os::unix::fs::symlink("../precious", part("e")).unwrap();
         let held = File::options().write(true).open(part("d")).unwrap();
         held.try_lock().unwrap();
-        assert_eq!(sweep(&directory, None), [part("a"), part("b")], "without notes nobody knows");
-        assert_eq!(sweep(&directory, Some(&notes)), [part("a")]);
+        assert_eq!(sweep(&directory, &"a".repeat(NOTE)), [] as [PathBuf; 0]);
+        assert_eq!(sweep(&directory, ""), [anew, part("a")]);
         let names: Vec<bool> = ["a", "b", "c", "d"].map(|digit| part(digit).exists()).into();
         assert_eq!(names, [true, false, false, true]);
         assert_eq!(fs::read(place.path().join("precious")).unwrap(), b"linked");
@@ -323,7 +378,10 @@ mod tests {
     fn one_program_receives_at_a_time() {
         let place = tempfile::tempdir().unwrap();
         let first = received(place.path());
-        assert!(Partial::open(place.path(), "n", true).map(drop).unwrap_err().to_string().contains("another program"));
+        for resume in [true, false] {
+            let told = Partial::open(place.path(), "n", resume).map(drop).unwrap_err().to_string();
+            assert!(told.contains("another program"), "{told}");
+        }
         drop(first);
         let mut again = Partial::open(place.path(), "n", true).unwrap();
         assert_eq!(again.keep_whole(2, 9).unwrap(), 2);

@@ -30,8 +30,6 @@ const REPEAT: Duration = Duration::from_secs(api::REPEAT_SECONDS - 10);
 const LEAST_PATIENCE: Duration = Duration::from_secs(10);
 /// A server may say anything; a lease ends a day after the claim.
 const MOST_PATIENCE: Duration = Duration::from_secs(86_400);
-/// Shares live for a week at most, unless a server was told otherwise.
-const NOTES_KEPT: Duration = Duration::from_secs(30 * 86_400);
 /// The end of a share is told so often before the daemon is left to find out by itself.
 const COMPLETIONS: u32 = 3;
 
@@ -72,7 +70,7 @@ impl Target {
 pub struct Options<'a> {
     /// Where notes for resuming are; without it a cut download cannot be gone on with.
     pub state: Option<&'a Path>,
-    /// Goes on with what was received before.
+    /// Goes on with what was received before; otherwise that is kept until what is received now is whole.
     pub resume: bool,
     /// Keeps the age file as it is instead of opening it.
     pub ciphertext: bool,
@@ -82,6 +80,8 @@ pub struct Options<'a> {
     pub progress: &'a dyn Fn(u64, u64),
     /// Told where what arrives is kept until it is whole, as soon as this program holds it. After a failure it is there if it can be gone on with.
     pub kept_in: &'a dyn Fn(&Path),
+    /// Told before anything is received that this many bytes of the same link arrived before, and are not gone on with.
+    pub kept_before: &'a dyn Fn(&Path, u64),
 }
 
 /// What was received.
@@ -104,9 +104,10 @@ fn notes(state: &Path) -> PathBuf {
     state.join("receiving")
 }
 
-/// Removes what earlier downloads left where `target` goes and cannot be gone on with; returns what can.
-pub fn sweep(target: &Target, state: Option<&Path>) -> Vec<PathBuf> {
-    partial::sweep(&target.place().directory(), state.map(notes).as_deref())
+/// Removes what downloads of other links left where `target` goes and nobody can go on with; returns what somebody may, under this state or
+/// another.
+pub fn sweep(target: &Target, link: &Link) -> Vec<PathBuf> {
+    partial::sweep(&target.place().directory(), &link.secret().note_name())
 }
 
 /// Receives into a file. Nothing is claimed before it is certain that the file can be written.
@@ -127,13 +128,16 @@ pub fn to_file(client: &Client, link: &Link, target: &Target, options: &Options<
         return Err(Error::Invalid(format!("{} is a directory", path.display())));
     }
     let mut partial = Partial::open(&place.directory(), &link.secret().note_name(), options.resume)?;
+    if let Some((path, length)) = partial.former() {
+        (options.kept_before)(path, length);
+    }
     (options.kept_in)(partial.path());
     let claimed = match Claimant::begin(client, link, options) {
         Ok(claimed) => claimed,
         Err(error) => {
             // What was received under a lease that ended cannot be gone on with.
             if error.is_final() {
-                partial.discard();
+                partial.discard_all();
             }
             return Err(error);
         }
@@ -180,7 +184,7 @@ impl<'a> Claimant<'a> {
         let directory = options.state.map(notes);
         if let Some(directory) = &directory {
             state::make_directory(directory)?;
-            state::sweep(directory, NOTES_KEPT);
+            state::sweep(directory, state::NOTES_KEPT);
         }
         let note_path = directory.map(|directory| directory.join(format!("{}.json", link.secret().note_name())));
         let note = match &note_path {

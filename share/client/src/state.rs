@@ -14,6 +14,8 @@ use crate::error::{Error, Result};
 
 /// A file of this kind has some hundred bytes for each share.
 const MAX_BYTES: u64 = 16 << 20;
+/// How long it is remembered that a link was claimed. Shares live for a week at most, unless a server was told otherwise.
+pub(crate) const NOTES_KEPT: Duration = Duration::from_secs(30 * 86_400);
 
 /// Makes a directory, and those above it, for this user alone.
 pub(crate) fn make_directory(path: &Path) -> Result<()> {

@@ -2,10 +2,12 @@
 //!
 //! # Order
 //! K1  The old file is locked for writing and opened for reading: nothing in it changes before its name goes to the new one.
-//! K2  The new file lies beside it, is locked, and holds the header with its key slots, then the content, then a closed record.
+//! K2  The new file lies beside it, is locked, and holds the content, then a closed record. It is no archive yet: its header is still zeros.
 //! K3  It is verified from the medium: every page, count and entry by itself, then record by record and byte by byte against the old one.
-//! K4  Owner, mode and extended attributes, fsync, exchange of the names, fsync of the directory, removal of the old file's name, fsync of
-//!     the directory. So a crash leaves the old or the new archive under the name, and at most one file beside it, which the next run removes.
+//! K4  Owner, mode and extended attributes, fsync, the header with its key slots, fsync, exchange of the names, fsync of the directory, removal
+//!     of the old file's name, fsync of the directory. So a crash leaves the old or the new archive under the name, and at most one file beside it.
+//!     The next run removes that one when it has no header (K2) or the archive goes on from its newest commit. Anything else may be
+//!     what another program put there; also the old file after a rekey, which nobody can open any more who has the new key alone.
 //! K5  Nothing is done to what a name means at that moment, and no other file becomes the archive: `replace.rs` has the argument.
 
 mod copy;
@@ -32,7 +34,7 @@ use crate::format::{BLOCK, MIN_BLOCKS};
 use crate::frame::PageCipher;
 use crate::fs::FileSystem;
 use crate::storage::{FileStorage, Storage};
-use crate::txn::{self, Mark, Volume};
+use crate::txn::{self, Descent, Mark, Volume};
 
 /// How to compact.
 #[derive(Clone, Debug, Default)]
@@ -137,21 +139,19 @@ pub(super) fn rewrite(
         return Ok(CompactReport { length_before, disk_before, length_after: used, disk_after: used });
     }
     let target = prepare(&header, key)?;
-    file.remove_leftovers();
+    file.remove_leftovers(&|left| is_superseded(left, key, &old.volume));
     let beside = replace::Beside::new(&file, &SystemEnvironment)?;
     step(CompactStep::Created)?;
-    for copy in 0..2 {
-        header::write_copy(beside.storage(), &target.framing, &target.slots, copy, &target.key.volume_key)?;
-    }
     let total = used;
     let new = fill(&old, beside.shared(), &target, &mut |done| step(CompactStep::Copying { done, total }))?;
     step(CompactStep::Copied)?;
-    verify(&old, beside.shared(), &target.key, &mut |done| step(CompactStep::Verifying { done, total }))?;
+    verify(&old, beside.shared(), &target, &mut |done| step(CompactStep::Verifying { done, total }))?;
     step(CompactStep::Verified)?;
     beside.take_after(&file)?;
     step(CompactStep::Prepared)?;
     file.check_names(options.break_links)?;
-    beside.replace(&file)?;
+    write_header(beside.storage(), &target)?;
+    let left = beside.replace(&file)?;
     // From here on the file as it was before is an older copy.
     if target.framing.sequence == sequence {
         Witness::new(new, header.settled_sequence(), looked, replace).remember();
@@ -161,10 +161,45 @@ pub(super) fn rewrite(
         let file = seen_file(&options.seen, &target.key.volume_key, &target.key.archive);
         Witness::new(new, target.framing.sequence, Looked { file, seen: None }, false).remember();
     }
+    if let Some(left) = left {
+        left.tell(&file, target.framing.sequence != sequence)?;
+    }
     let (length_after, disk_after) = beside.sizes()?;
     // It is done: nobody can stop it any more.
     let _ = step(CompactStep::Replaced);
     Ok(CompactReport { length_before, disk_before, length_after, disk_after })
+}
+
+/// Whether a file that lies where an unfinished one would has nothing that the archive lacks (K4).
+fn is_superseded(left: Arc<FileStorage>, key: &UnlockedKey, archive: &Volume) -> Result<bool> {
+    if !header::is_begun(&*left)? {
+        return Ok(true);
+    }
+    let header = Header::read(&*left)?;
+    if header.framing().archive != key.archive {
+        return Ok(false);
+    }
+    header.authenticate(&key.volume_key)?;
+    let left = open(left, key, header.framing().sequence, None)?;
+    match left.volume.opened_at() {
+        Some(newest) => Ok(archive.descent_from(&newest)? == Descent::Continues),
+        None => Ok(false),
+    }
+}
+
+/// Makes an archive of the verified content (K4).
+fn write_header(storage: &FileStorage, target: &Target) -> Result<()> {
+    let key = &target.key.volume_key;
+    for copy in 0..2 {
+        header::write_copy(storage, &target.framing, &target.slots, copy, key)?;
+    }
+    storage.evict(0, storage.len()?)?;
+    let written = Header::read(storage)?;
+    written.authenticate(key)?;
+    match written.flaw(key) {
+        None => Ok(()),
+        Some(flaw) => Err(Error::damaged(format!("the new archive is not sound: {flaw}"))),
+    }
 }
 
 /// K1: reads only, whatever the lock.
@@ -220,12 +255,10 @@ fn fill(
 }
 
 /// K3
-fn verify(old: &FileSystem, storage: Arc<FileStorage>, key: &UnlockedKey, watch: &mut copy::Watch<'_>) -> Result<()> {
+fn verify(old: &FileSystem, storage: Arc<FileStorage>, target: &Target, watch: &mut copy::Watch<'_>) -> Result<()> {
     storage.barrier()?;
     storage.evict(0, storage.len()?)?;
-    let header = Header::read(&*storage)?;
-    header.authenticate(&key.volume_key)?;
-    let new = open(storage, key, header.framing().sequence, None)?;
+    let new = open(storage, &target.key, target.framing.sequence, None)?;
     let mut findings = new.volume.check_space(true, &mut |_, _| {})?;
     findings.extend(new.check_structure(false, &mut |_, _| {})?.1);
     if let Some(finding) = findings.first() {

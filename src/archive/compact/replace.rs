@@ -13,7 +13,7 @@
 
 use std::io;
 use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use rustix::fs::{Gid, Mode, Stat, Uid, XattrFlags};
@@ -29,10 +29,41 @@ const NAME: usize = 200;
 /// Digits of the random part.
 const DIGITS: usize = 16;
 
+/// Says whether a name is that of a file.
+type Look<'a> = &'a mut dyn FnMut(&HostEntry, &FileStorage) -> io::Result<bool>;
+
 /// The archive under its name, locked.
 pub(super) struct Old {
     entry: HostEntry,
     storage: Arc<FileStorage>,
+}
+
+/// The old file that stayed beside the new one, and why.
+#[derive(Debug)]
+pub(super) struct Left {
+    path: PathBuf,
+    error: io::Error,
+}
+
+impl Left {
+    /// The old file is an older copy of the archive, which the next run removes; after a change of the volume key it is what the old keys open.
+    ///
+    /// # Errors
+    /// After such a change, for which the archive was written anew.
+    pub(super) fn tell(self, old: &Old, rekeyed: bool) -> Result<()> {
+        let Left { path, error } = self;
+        if rekeyed {
+            let (archive, path) = (old.shown(), path.display());
+            return Err(Error::io(
+                format!(
+                    "{archive} has its new volume key, but the file as it was before, which the old keys open, is still there: remove {path}"
+                ),
+                error,
+            ));
+        }
+        tracing::warn!(%error, path = %path.display(), "cannot remove the archive as it was before");
+        Ok(())
+    }
 }
 
 /// The unfinished file; removed when dropped before it has the old one's name.
@@ -82,8 +113,8 @@ impl Old {
         [b".", &name[..name.len().min(NAME)], b".compact-"].concat()
     }
 
-    /// Removes what a killed run left behind: files of that name which nobody holds.
-    pub(super) fn remove_leftovers(&self) {
+    /// Removes what a killed run left behind: files of that name which nobody holds and which are `superseded`. Tells of the others.
+    pub(super) fn remove_leftovers(&self, superseded: &dyn Fn(Arc<FileStorage>) -> Result<bool>) {
         let prefix = self.prefix();
         for name in self.entry.names().unwrap_or_default() {
             let random = name.as_bytes().strip_prefix(&prefix[..]);
@@ -91,15 +122,28 @@ impl Old {
             if !ours {
                 continue;
             }
-            let removed = self.entry.beside(name.clone()).and_then(|entry| {
-                match FileStorage::open_entry(&entry, LockMode::Exclusive) {
-                    Ok(left) => entry.remove(&left).map(drop),
-                    Err(_) => Ok(()),
+            let shown = display(name.as_bytes());
+            let Ok(entry) = self.entry.beside(name) else { continue };
+            let left = match FileStorage::open_entry(&entry, LockMode::Exclusive) {
+                Ok(left) => Arc::new(left),
+                // Another run is about it.
+                Err(Error::InUse(_)) => continue,
+                Err(error) => {
+                    tracing::warn!(%error, name = shown, "cannot look at what an earlier run may have left");
+                    continue;
                 }
-            });
-            if let Err(error) = removed {
-                let name = display(name.as_bytes());
-                tracing::warn!(%error, name, "cannot remove what an earlier run left");
+            };
+            match superseded(left.clone()) {
+                Ok(true) => {
+                    if let Err(error) = entry.remove(&*left) {
+                        tracing::warn!(%error, name = shown, "cannot remove what an earlier run left");
+                    }
+                }
+                Ok(false) | Err(_) => tracing::warn!(
+                    name = shown,
+                    "this file lies beside the archive and may hold what the archive lacks, or be the archive as it was before 'key rekey': \
+                     look at it, then remove it"
+                ),
             }
         }
     }
@@ -165,40 +209,45 @@ impl Beside {
         rustix::fs::fsync(new).map_err(|e| Error::io(format!("syncing {}", self.entry.path().display()), e.into()))
     }
 
-    /// K4
+    /// K4. Returns the old file when it could not be removed.
     ///
     /// # Errors
-    /// `InUse` when one of the names is another file's: then each name means what it meant before.
-    pub(super) fn replace(&self, old: &Old) -> Result<()> {
-        self.replace_after(old, &mut || {})
+    /// `InUse` when one of the names is another file's: then each name means what it meant before. When the names were exchanged and cannot be
+    /// looked at, that is what the error says.
+    pub(super) fn replace(&self, old: &Old) -> Result<Option<Left>> {
+        self.replace_looking(old, &mut |entry, file| entry.is(file))
     }
 
-    /// `last` is called when nothing but the exchange is left to do.
-    fn replace_after(&self, old: &Old, last: &mut dyn FnMut()) -> Result<()> {
+    /// `is` says whether a name is that of a file.
+    fn replace_looking(&self, old: &Old, is: Look<'_>) -> Result<Option<Left>> {
         let failed = |e| Error::io(format!("cannot replace {}", old.shown()), e);
-        let hold = |archive: &FileStorage, other: &FileStorage| -> Result<bool> {
-            Ok(old.entry.is(archive).map_err(failed)? && self.entry.is(other).map_err(failed)?)
-        };
         let (old_file, new_file) = (&*old.storage, &*self.storage);
-        if !hold(old_file, new_file)? {
+        if !(is(&old.entry, old_file).map_err(failed)? && is(&self.entry, new_file).map_err(failed)?) {
             return Err(old.taken());
         }
-        last();
+        let mut left = None;
         match self.entry.exchange(&old.entry) {
-            Ok(()) if hold(new_file, old_file)? => {
-                // The new name is durable before the old file goes.
-                let removed = self.entry.sync_directory().and_then(|()| self.entry.remove(old_file));
-                if let Err(error) = removed {
-                    tracing::warn!(%error, path = %self.entry.path().display(), "cannot remove the archive as it was before");
+            Ok(()) => match is(&old.entry, new_file).and_then(|new| Ok(new && is(&self.entry, old_file)?)) {
+                Ok(true) => {
+                    // The new name is durable before the old file goes.
+                    let removed = self.entry.sync_directory().and_then(|()| is(&self.entry, old_file));
+                    let removed =
+                        removed.and_then(|ours| if ours { self.entry.remove(old_file).map(drop) } else { Ok(()) });
+                    left = removed.err().map(|error| Left { path: self.entry.path().to_owned(), error });
                 }
-            }
-            Ok(()) => {
-                self.entry.exchange(&old.entry).map_err(failed)?;
-                return Err(old.taken());
-            }
+                Ok(false) => {
+                    self.entry.exchange(&old.entry).map_err(|e| self.exchanged(old, e))?;
+                    return Err(old.taken());
+                }
+                Err(error) => {
+                    self.finished.set(true);
+                    return Err(self.exchanged(old, error));
+                }
+            },
             Err(error) if error.kind() == io::ErrorKind::Unsupported => {
                 self.entry.rename(&old.entry).map_err(failed)?;
-                if !old.entry.is(new_file).map_err(failed)? {
+                self.finished.set(true);
+                if !is(&old.entry, new_file).map_err(|e| self.exchanged(old, e))? {
                     return Err(Error::InUse(format!("another file took the place of {}", old.shown())));
                 }
             }
@@ -209,7 +258,18 @@ impl Beside {
         if let Err(error) = self.entry.sync_directory() {
             tracing::warn!(%error, path = %old.shown(), "the new file may lose its name to the old one when the power fails");
         }
-        Ok(())
+        Ok(left)
+    }
+
+    /// What was done, when nobody can tell any more whether it is as it should be.
+    fn exchanged(&self, old: &Old, error: io::Error) -> Error {
+        let (archive, beside) = (old.shown(), self.entry.path().display());
+        Error::io(
+            format!(
+                "{archive} was replaced by the new file, but whether it still is cannot be told; the file as it was before may be {beside}"
+            ),
+            error,
+        )
     }
 }
 
@@ -304,10 +364,16 @@ mod tests {
         for swapped in ["new", "old"] {
             let place = Place::new();
             let beside = place.beside();
-            let replaced = beside.replace_after(&place.old, &mut || {
-                let entry = if swapped == "new" { &beside.entry } else { &place.old.entry };
-                fs::rename(entry.path(), place.directory.path().join("away")).unwrap();
-                fs::write(entry.path(), "somebody's").unwrap();
+            let mut looks = 0;
+            let replaced = beside.replace_looking(&place.old, &mut |entry, file| {
+                let found = entry.is(file);
+                looks += 1;
+                if looks == 2 {
+                    let entry = if swapped == "new" { &beside.entry } else { &place.old.entry };
+                    fs::rename(entry.path(), place.directory.path().join("away")).unwrap();
+                    fs::write(entry.path(), "somebody's").unwrap();
+                }
+                found
             });
             assert!(matches!(replaced, Err(Error::InUse(_))), "{swapped}: {replaced:?}");
             drop(beside);
@@ -317,5 +383,45 @@ mod tests {
             };
             assert_eq!(place.content(), left, "{swapped}");
         }
+    }
+
+    /// How it ends when the host answers no look from this one on, and what lies there then.
+    fn failing_from(look: u32) -> (Result<Option<Left>>, Place) {
+        let place = Place::new();
+        let mut looks = 0;
+        let replaced = place.beside().replace_looking(&place.old, &mut |entry, file| {
+            looks += 1;
+            if looks >= look { Err(io::Error::other("no answer")) } else { entry.is(file) }
+        });
+        (replaced, place)
+    }
+
+    #[test]
+    fn an_error_says_what_was_done() {
+        for look in 1..=2 {
+            let (replaced, place) = failing_from(look);
+            assert!(replaced.unwrap_err().to_string().starts_with("cannot replace"));
+            assert_eq!(place.content(), pairs(&[("a.lbx", "old")]), "look {look}");
+        }
+        for look in 3..=4 {
+            let (replaced, place) = failing_from(look);
+            let told = replaced.unwrap_err().to_string();
+            assert!(told.contains("was replaced by the new file") && told.contains(".a.lbx.compact-"), "{told}");
+            assert_eq!(place.content(), pairs(&[(".a.lbx.", "old"), ("a.lbx", "new")]), "look {look}");
+        }
+    }
+
+    #[test]
+    fn an_old_file_that_stays_is_a_failure_where_the_old_keys_open_it() {
+        let (replaced, place) = failing_from(5);
+        assert_eq!(place.content(), pairs(&[(".a.lbx.", "old"), ("a.lbx", "new")]));
+        let left = replaced.unwrap().unwrap();
+        let told = left.tell(&place.old, true).unwrap_err().to_string();
+        assert!(
+            told.contains("which the old keys open, is still there: remove ") && told.contains(".compact-"),
+            "{told}"
+        );
+        let left = failing_from(5).0.unwrap().unwrap();
+        left.tell(&place.old, false).unwrap();
     }
 }

@@ -123,6 +123,47 @@ fn a_kill_at_any_step_leaves_the_old_or_the_new_archive() {
     assert!(looked_at >= 7, "only {looked_at} steps");
 }
 
+/// A crash between the exchange of two names and the look at them, or a program that copies archives, can leave any file under such a name.
+#[test]
+fn only_what_is_unfinished_or_in_the_archive_already_is_swept() {
+    let place = Place::new();
+    let left = place.directory.path().join(".a.lbx.compact-0123456789abcdef");
+    let older = fs::read(place.path()).unwrap();
+    let go_on = |path: &Path, seed| {
+        let archive = Archive::open(path, &place.key, &OpenOptions::default()).unwrap();
+        let ino = archive.file_system().lookup(ROOT_INO, b"large1").unwrap().ino;
+        archive.file_system().write(ino, 0, &noise(seed, 5000)).unwrap();
+        archive.close().unwrap();
+    };
+    go_on(&place.path(), 1);
+    let archive = fs::read(place.path()).unwrap();
+    go_on(&place.path(), 2);
+    let newer = fs::read(place.path()).unwrap();
+    fs::write(place.path(), &older).unwrap();
+    go_on(&place.path(), 3);
+    let apart = fs::read(place.path()).unwrap();
+    let other = fs::read(Place::new().path()).unwrap();
+    let mut damaged = newer.clone();
+    damaged[..1 << 20].iter_mut().for_each(|byte| *byte ^= 1);
+    for (what, content, swept) in [
+        ("empty", &[][..], true),
+        ("without its header", &vec![0; 4 << 20][..], true),
+        ("older", &older[..], true),
+        ("the same", &archive[..], true),
+        ("newer", &newer[..], false),
+        ("written apart", &apart[..], false),
+        ("another archive", &other[..], false),
+        ("damaged", &damaged[..], false),
+        ("no archive", &b"text"[..], false),
+    ] {
+        fs::write(place.path(), &archive).unwrap();
+        fs::write(&left, content).unwrap();
+        place.compact(CompactOptions::default(), &mut |_| Ok(())).unwrap();
+        assert_eq!(left.exists(), !swept, "{what}");
+        assert!(swept || fs::read(&left).unwrap() == content, "{what}");
+    }
+}
+
 #[test]
 fn a_compaction_that_is_stopped_leaves_everything_as_it_was() {
     let place = Place::new();

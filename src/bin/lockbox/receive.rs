@@ -83,6 +83,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         patience: None,
         progress: &progress,
         kept_in: &kept_in,
+        kept_before: &tell_before,
     };
     let received = match &args.output {
         Some(_) if to_stream => {
@@ -92,7 +93,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         path => {
             let target = target(path.as_deref(), args.force);
             if !args.resume {
-                tell_unfinished(&receive::sweep(&target, state.as_deref()));
+                tell_unfinished(&receive::sweep(&target, &link));
             }
             receive::to_file(&client, &link, &target, &options)
         }
@@ -150,6 +151,13 @@ fn tell_unfinished(paths: &[PathBuf]) {
             shown(path)
         ));
     }
+}
+
+fn tell_before(path: &Path, length: u64) {
+    complain(&format!(
+        "{length} bytes arrived of this link before: they stay in {} until the new download is whole; --resume goes on with them",
+        shown(path)
+    ));
 }
 
 fn target(output: Option<&Path>, replace: bool) -> Target {

@@ -86,6 +86,34 @@ case_a_changed_passphrase_opens_and_the_old_one_does_not() {
 }
 
 # The reader that was written from the specification alone.
+case_what_is_mounted_in_a_left_stage_is_not_emptied() {
+    alone a_mount_in_a_left_stage
+}
+
+a_mount_in_a_left_stage() {
+    local left=$WORK/out/.lockbox-extract-0123456789abcdef other=$WORK/out/.lockbox-extract-fedcba9876543210
+    new_archive box
+    echo small >"$WORK/small"
+    lockbox add --passfile "$PASSFILE" "$WORK/box.lbx" "$WORK/small"
+    mkdir -p "$left/deep/below" "$other" "$WORK/precious/mine" "$WORK/held"
+    echo precious >"$WORK/precious/mine/file"
+    chmod 500 "$WORK/precious"
+    # Of the same file system, so that device numbers tell nothing; and of another one; and over a left stage itself.
+    mount --bind "$WORK/precious" "$left/deep/below"
+    mount -t tmpfs none "$WORK/held"
+    echo held >"$WORK/held/file"
+    mkdir "$left/held"
+    mount --bind "$WORK/held" "$left/held"
+    mount --bind "$WORK/precious" "$other"
+    lockbox extract --passfile "$PASSFILE" "$WORK/box.lbx" small --to "$WORK/out" 2>"$WORK/stderr"
+    grep -q 'cannot remove what an earlier extraction left' "$WORK/stderr" || fail "nothing was said: $(cat "$WORK/stderr")"
+    [[ $(cat "$WORK/precious/mine/file" "$WORK/held/file") == $'precious\nheld' && $(stat -c %a "$WORK/precious") == 500 ]] ||
+        fail 'what was mounted in a left stage was emptied or changed'
+    umount "$left/deep/below" "$left/held" "$other"
+    lockbox extract --force --passfile "$PASSFILE" "$WORK/box.lbx" small --to "$WORK/out"
+    [[ $(ls -A "$WORK/out") == small ]] || fail 'a left stage stayed'
+}
+
 case_the_independent_reader_extracts_the_same() {
     local tree python=${READER_PYTHON:?set by tests/run.sh: a python with the packages of format-spec/reader}
     tree=$(source_tree)

@@ -36,6 +36,7 @@ fn forgetful() -> Options<'static> {
         patience: Some(Duration::ZERO),
         progress: &|_, _| {},
         kept_in: &|_| {},
+        kept_before: &|_, _| {},
     }
 }
 
@@ -78,7 +79,7 @@ impl Place {
 
     /// What a daemon hears that is asked for the only share's `length` bytes from behind `pieces` of them on. The header before the pieces
     /// has no fixed length: age puts a random recipient into it.
-    fn from_piece(&self, pieces: usize, length: usize) -> String {
+    fn range_behind(&self, pieces: usize, length: usize) -> String {
         let mut inner = self.daemon.inner.lock().unwrap();
         let Content::Spooled { size, .. } = inner.shares.values_mut().next().unwrap().capsule.content() else {
             panic!("the content is beside it")
@@ -178,7 +179,7 @@ fn a_receiver_that_was_stopped_goes_on_later() {
     holds(&place.receive(&link, true).unwrap().path.unwrap(), length);
     assert_eq!(place.names(), ["report.bin"]);
     // The header, and then from the fourth piece on; the end is not asked for before its turn.
-    let expected = ["None".to_owned(), place.from_piece(3, length)];
+    let expected = ["None".to_owned(), place.range_behind(3, length)];
     assert_eq!(place.daemon.inner.lock().unwrap().ranges, expected);
 }
 
@@ -203,6 +204,35 @@ fn a_stopped_receiver_may_begin_anew_under_its_lease() {
     assert!(matches!(place.receive(&link, false), Err(Error::Cut { .. })));
     place.daemon.faults(|faults| faults.cuts.clear());
     holds(&place.receive(&link, false).unwrap().path.unwrap(), 300_000);
+    assert_eq!(place.names(), ["report.bin"]);
+}
+
+/// Whoever forgot `--resume` has lost nothing by it.
+#[test]
+fn what_arrived_before_is_kept_until_a_new_beginning_is_whole() {
+    let length = 10 * PIECE + 17;
+    for (anew, pieces) in [(None, 3), (Some(100_000), 3), (Some(400_000), 5)] {
+        let place = Place::new();
+        let link = place.share(length);
+        place.daemon.faults(|faults| faults.cuts = vec![300_000]);
+        assert!(matches!(place.receive(&link, false), Err(Error::Cut { .. })));
+        match anew {
+            None => {
+                place.daemon.faults(|faults| faults.passing = vec![(503, ErrorCode::Unavailable)]);
+                assert!(matches!(place.receive(&link, false), Err(Error::Unreachable { .. })));
+            }
+            Some(cut) => {
+                place.daemon.faults(|faults| faults.cuts = vec![cut]);
+                assert!(matches!(place.receive(&link, false), Err(Error::Cut { .. })));
+            }
+        }
+        place.daemon.faults(|faults| faults.cuts.clear());
+        place.daemon.inner.lock().unwrap().ranges.clear();
+        holds(&place.receive(&link, true).unwrap().path.unwrap(), length);
+        assert_eq!(place.names(), ["report.bin"]);
+        let from = place.daemon.inner.lock().unwrap().ranges.last().unwrap().clone();
+        assert_eq!(from, place.range_behind(pieces, length), "{anew:?}");
+    }
 }
 
 #[test]
@@ -245,7 +275,7 @@ fn a_daemon_without_time_does_not_end_what_was_begun() {
     place.daemon.faults(|faults| faults.cuts.clear());
     place.daemon.inner.lock().unwrap().ranges.clear();
     holds(&place.receive(&link, true).unwrap().path.unwrap(), length);
-    let expected = ["None".to_owned(), place.from_piece(3, length)];
+    let expected = ["None".to_owned(), place.range_behind(3, length)];
     assert_eq!(place.daemon.inner.lock().unwrap().ranges, expected);
 }
 
