@@ -102,17 +102,22 @@ impl Volume {
     }
 
     /// Where what is staged finds no room for its nodes, commits without it let go what was freed before: two at most. While nothing else is
-    /// changed they are the same moment as the commit before them, so nothing overtakes what is staged (D3).
+    /// changed they are the same moment as the commit before them, so nothing overtakes what is staged (D3). They write their record and nothing
+    /// else, whatever commit it is that lacks room: a checkpoint would free blocks after the last erasing of a close. When the host
+    /// refuses one there is no room, as without it, and nothing latches.
     pub(super) fn freeze_with_room(&self, purpose: Purpose, chain: &mut Chain) -> Result<Option<Frozen>> {
         for _ in 0..2 {
             let mut writer = self.writer.lock();
-            match self.freeze(purpose, chain, &mut writer) {
-                Err(Error::NoSpace(_)) if !writer.changed && self.space.lock().waits_for_commit() => {}
+            let refused = match self.freeze(purpose, chain, &mut writer) {
+                Err(error @ Error::NoSpace(_)) if !writer.changed && self.space.lock().waits_for_commit() => error,
                 frozen => return frozen,
-            }
+            };
             let frozen = self.freeze_changes(chain, &mut writer)?;
             drop(writer);
-            self.write_commit(Purpose::Drain, chain, frozen)?;
+            match self.write_commit(Purpose::Shorten, chain, frozen) {
+                Err(Error::NoSpace(_)) if self.pager.latch().reason().is_none() => return Err(refused),
+                written => written?,
+            }
             self.settle(&mut self.writer.lock());
         }
         self.freeze(purpose, chain, &mut self.writer.lock())
