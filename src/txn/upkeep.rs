@@ -30,7 +30,7 @@ impl Volume {
         let swept = self.sweep_step()? | self.look_step()?;
         if self.erase_is_due() {
             if self.space.lock().has_dirty() {
-                self.make_room(0, false)?;
+                self.grow_spare()?;
             }
             self.erase_step(false)?;
         }
@@ -96,7 +96,7 @@ impl Volume {
         }
         self.release_waiting();
         // What is being erased is out of reach for a moment, so something else has to be there.
-        self.make_room(0, false)?;
+        drop(self.make_room(0, false)?);
         loop {
             let more = self.look_at_some()?;
             while self.erase_step(true)? {}

@@ -1,7 +1,9 @@
-//! Commits for room alone, on a host that refuses them.
+//! Who has no room: the order of those who wait, commits for room alone on a host that refuses them, and the clock beside them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc;
+use std::time::Duration;
 
 use super::support::*;
 use crate::Error;
@@ -9,6 +11,9 @@ use crate::format::Generation;
 use crate::storage::simulated::{Class, Fate, Fault, FaultPlan, SimulatedStorage};
 use crate::txn::Volume;
 use crate::txn::commit::Purpose;
+
+/// How long a test that hangs waits before it fails.
+const HANGS: Duration = Duration::from_secs(60);
 
 /// Of writes into blocks that it had allocated the host takes `count` more.
 fn refuse_writes(storage: &SimulatedStorage, count: u64) {
@@ -115,4 +120,63 @@ fn commits_for_room_make_no_checkpoint() {
     volume.commit_for(Purpose::Shorten).unwrap();
     assert_eq!(calls.load(Ordering::Relaxed), 2);
     assert_eq!(volume.commits.lock().chain.checkpoint, before, "a commit for room wrote a checkpoint");
+}
+
+/// Room goes to who came first: a newcomer whom a little would do waits behind who needs much.
+#[test]
+fn a_newcomer_does_not_overtake_who_waits_for_room() {
+    let dice = Dice::new(4);
+    let volume = create(SimulatedStorage::new(), &dice);
+    volume.limit_size(12 << 20);
+    let waits = |count: u64, done: &std::thread::ScopedJoinHandle<'_, bool>| {
+        while volume.short.load(Ordering::Acquire) < count && !done.is_finished() {
+            std::thread::yield_now();
+        }
+        volume.short.load(Ordering::Acquire) >= count
+    };
+    std::thread::scope(|scope| {
+        let first = volume.shortage.lock();
+        let much = scope.spawn(|| volume.reserve_data(64 << 20, 0).is_ok());
+        assert!(waits(1, &much), "there is room for much");
+        let little = scope.spawn(|| volume.reserve_data(100, 1).is_ok());
+        let data_waits = waits(2, &little);
+        let operation = scope.spawn(|| volume.operate(1, false, |_| Ok(())).is_ok());
+        let operation_waits = waits(3, &operation);
+        // A change that frees room passes.
+        volume.operate(1, true, |_| Ok(())).unwrap();
+        drop(first);
+        assert!(!much.join().unwrap());
+        assert!(little.join().unwrap());
+        assert!(operation.join().unwrap());
+        assert!(data_waits && operation_waits, "it was overtaken");
+    });
+    assert_eq!(volume.short.load(Ordering::Acquire), 0);
+}
+
+/// The clock makes the periodic commits, so it does not wait behind who waits for room.
+#[test]
+fn background_erasing_does_not_queue_for_room() {
+    let dice = Dice::new(5);
+    let volume = create(SimulatedStorage::new(), &dice);
+    volume.limit_size(12 << 20);
+    (0..40).for_each(|slot| put(&volume, 2, slot, slot, 60_000).unwrap());
+    (0..40).for_each(|slot| assert!(delete(&volume, 2, slot).unwrap()));
+    for _ in 0..3 {
+        volume.commit_for(Purpose::Drain).unwrap();
+    }
+    while volume.reserve_quads(1, false).is_ok() {}
+    assert!(volume.space.lock().has_dirty());
+    *volume.last_erase.lock() = i64::MAX;
+    let shortage = volume.shortage.lock();
+    let (done, told) = mpsc::channel();
+    let clock = std::thread::spawn({
+        let volume = volume.clone();
+        move || {
+            let _ = done.send(volume.maintain().map(drop));
+        }
+    });
+    let ended = told.recv_timeout(HANGS);
+    drop(shortage);
+    clock.join().unwrap();
+    ended.expect("the clock waited for room").unwrap();
 }
