@@ -5,6 +5,7 @@
 //! first lands every announced batch, waiting for those whose pages are being written (they wait for nothing that it holds, W3), then
 //! seals what is active for a batch of its own. Whoever comes second finds the batch applied and changes nothing.
 
+use std::cmp::Reverse;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -255,7 +256,34 @@ impl FileSystem {
 
     /// Brings the staged bytes under three quarters of their bound when they come near it: one writer does, and the others go on until
     /// the bound is reached.
+    ///
+    /// Who has `pressure` waits for no turn, so a file whose writer waits for room holds up nobody beside it. Where every file with much in it is
+    /// busy, a writer waits for the largest, holding nothing: otherwise two that take turns with one file would stage without bound.
     pub(super) fn relieve(&self) -> Result<()> {
+        while let Some(busy) = self.relieve_unless_busy()? {
+            if self.staging.total() <= self.staging_bound() {
+                break;
+            }
+            let _turn = busy.turn.lock();
+            if !self.is_much_staged() || !self.write_out(std::slice::from_ref(&busy))? {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// As [`Self::relieve`], but leaves to the commit's flusher, which needs no turn, what somebody is busy with. For who asks for
+    /// durability: the fsync of one file does not wait for the writers of others.
+    pub(super) fn relieve_before_commit(&self) -> Result<()> {
+        self.relieve_unless_busy().map(drop)
+    }
+
+    fn is_much_staged(&self) -> bool {
+        self.staging.total() > self.staging_bound() / 4 * 3
+    }
+
+    /// Answers the largest file when there is still much to do and nothing that nobody is busy with.
+    fn relieve_unless_busy(&self) -> Result<Option<Arc<StagedFile>>> {
         let total = self.staging.total();
         let pressure = if total > self.staging_bound() {
             Some(self.staging.pressure.lock())
@@ -264,29 +292,32 @@ impl FileSystem {
         } else {
             None
         };
-        let Some(_pressure) = pressure else { return Ok(()) };
+        let Some(_pressure) = pressure else { return Ok(None) };
         let mut fruitless = 0;
-        let is_much = || self.staging.total() > self.staging_bound() / 4 * 3;
-        while is_much() && fruitless < FRUITLESS {
+        while self.is_much_staged() && fruitless < FRUITLESS {
             self.staging.sweep(&self.volume)?;
-            if !is_much() {
+            if !self.is_much_staged() {
                 break;
             }
             let files = self.staging.files();
-            let Some(largest) = files.iter().max_by_key(|file| file.active_bytes()) else { break };
-            let progress = if largest.active_bytes() >= ALONE {
-                let _turn = largest.turn.lock();
-                self.write_out(std::slice::from_ref(largest))?
-            } else {
-                self.write_out_small(&files)?
+            let mut large: Vec<_> = files.iter().filter(|file| file.active_bytes() >= ALONE).collect();
+            large.sort_by_key(|file| Reverse(file.active_bytes()));
+            let free = large.iter().find_map(|file| file.turn.try_lock().map(|turn| (turn, *file)));
+            let progress = match free {
+                Some((_turn, file)) => Some(self.write_out(std::slice::from_ref(file))?),
+                None => self.write_out_small(&files)?,
             };
-            fruitless = if progress { 0 } else { fruitless + 1 };
+            match progress {
+                Some(true) => fruitless = 0,
+                Some(false) => fruitless += 1,
+                None => return Ok(large.first().map(|file| Arc::clone(file))),
+            }
         }
-        Ok(())
+        Ok(None)
     }
 
-    /// Writes out the first files that nobody is busy with, in the order of creation.
-    fn write_out_small(&self, files: &[Arc<StagedFile>]) -> Result<bool> {
+    /// Writes out the first files that nobody is busy with, in the order of creation; None when there are none.
+    fn write_out_small(&self, files: &[Arc<StagedFile>]) -> Result<Option<bool>> {
         let mut turns = Vec::new();
         let mut chosen = Vec::new();
         let mut bytes = 0;
@@ -301,7 +332,7 @@ impl FileSystem {
                 chosen.push(file.clone());
             }
         }
-        self.write_out(&chosen)
+        if chosen.is_empty() { Ok(None) } else { self.write_out(&chosen).map(Some) }
     }
 
     /// Whether the file has no sealed layer, so that its extents may be changed in `op`; a definite answer, for `op` holds the writers' lock.

@@ -78,9 +78,8 @@ impl Volume {
         self.check_writable()?;
         self.open_session()?;
         let quads = quads_for(bytes, pages);
-        match self.reserve_quads(quads, false) {
-            Err(Error::NoSpace(_)) if self.await_room(&|| self.try_reserve(quads, false))? => {}
-            other => other?,
+        if !self.have_room(&|| self.try_reserve(quads, false))? {
+            return Err(Error::NoSpace("the archive cannot grow".into()));
         }
         Ok(Reservation { space: self.space.clone(), quads })
     }

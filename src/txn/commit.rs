@@ -17,15 +17,13 @@ use super::Volume;
 use super::gather::Gather;
 use super::state::State;
 use super::volume::Writer;
-use crate::btree::{Edits, Node, Tree};
+use crate::btree::{Node, Tree};
 use crate::error::{Error, Result};
 use crate::format::record::{CommitRecord, Root};
 use crate::format::values::HistoryValue;
-use crate::format::{Generation, Key, Pointer, Run, Tag, TreeId, kind, space};
-use crate::frame::{self, PlainPage};
+use crate::format::{Generation, Pointer, Run, Tag, TreeId};
+use crate::frame::{self, PlainPage, SealedPage};
 
-/// A checkpoint is due after this many commits; the ring holds 64, recovery may need one more than this many.
-const CHECKPOINT_EVERY: u64 = 24;
 /// A checkpoint that has no room waits for deletions to make some. So long the ring has all records since the last one, also for a writer that
 /// falls back by one (specification 9.3: c is at least g - 62); from then on records name no checkpoint, and the next opening makes the map anew.
 const LONGEST_CHAIN: u64 = 62;
@@ -76,6 +74,8 @@ pub(super) struct Chain {
     pub(super) force_checkpoint: bool,
     /// What the first commit of this session writes about the session before: its first generation and record.
     pub(super) previous_session: Option<(Generation, HistoryValue)>,
+    /// The number of a commit without changes whose record the host refused for want of space; the next one without changes takes it.
+    pub(super) refused: Option<Generation>,
 }
 
 impl Chain {
@@ -93,7 +93,8 @@ pub(super) enum Purpose {
     Changes,
     /// Even when there is nothing: lets the blocks that the last commit freed go.
     Drain,
-    /// As `Drain` without a checkpoint: after free space was erased for the last time nothing may be freed.
+    /// As `Drain` without a checkpoint: after free space was erased for the last time nothing may be freed, and on a host without room nothing be
+    /// written but the record.
     Shorten,
     /// The closed record of a clean end.
     Close,
@@ -113,6 +114,8 @@ pub(super) struct Frozen {
     pub(super) superseded: Vec<Arc<Node>>,
     /// Groups promised to its list pages.
     pub(super) lists: u64,
+    /// Nothing was changed since the commit before, so that its record is all there is to write.
+    pub(super) empty: bool,
 }
 
 impl Volume {
@@ -181,7 +184,11 @@ impl Volume {
             match result {
                 Ok(()) => {}
                 Err(error) => {
-                    state.failed = Some((number, error.again()));
+                    // Who waits for changes has none in a commit that was empty and refused.
+                    let empty = matches!(error, Error::NoSpace(_)) && state.chain.refused.is_some();
+                    if !empty || self.staged.load(Ordering::Acquire) {
+                        state.failed = Some((number, error.again()));
+                    }
                     self.commit_done.notify_all();
                     return Err(error);
                 }
@@ -279,8 +286,16 @@ impl Volume {
         if let Some((first, value)) = chain.previous_session {
             self.operate_locked(writer, true, |operation| operation.record_session(first, &value))?;
         }
-        let generation = writer.generation;
-        writer.generation = generation.next();
+        let empty = !writer.changed;
+        let generation = match chain.refused.filter(|_| empty) {
+            // T4: nobody was told of it, and what was sealed for the open transaction keeps its number.
+            Some(refused) => refused,
+            None => {
+                let generation = writer.generation;
+                writer.generation = generation.next();
+                generation
+            }
+        };
         writer.changed = false;
         self.open_generation.store(writer.generation.0, Ordering::Release);
         let mut frozen = Frozen {
@@ -290,22 +305,28 @@ impl Volume {
             freed: std::mem::take(&mut writer.freed),
             superseded: std::mem::take(&mut writer.superseded),
             lists: 0,
+            empty,
         };
         self.promise_lists(&mut frozen, chain);
         self.list_entries.store(0, Ordering::Relaxed);
         Ok(frozen)
     }
 
-    /// Everything between the freeze and the acknowledgement. Any failure latches: the next transaction is built on this one.
+    /// Everything between the freeze and the acknowledgement. Any failure latches, for the next transaction is built on this one. Only a
+    /// commit without changes, on which nothing is built, may be refused for want of space.
     pub(super) fn write_commit(&self, purpose: Purpose, chain: &mut Chain, frozen: Frozen) -> Result<()> {
-        self.try_write_commit(purpose, chain, frozen).map_err(|error| match error {
+        let generation = frozen.generation;
+        let written = self.try_write_commit(purpose, chain, frozen);
+        let refused = chain.refused == Some(generation);
+        written.map_err(|error| match error {
             Error::Latched(_) => error,
+            Error::NoSpace(_) if refused => error,
             error => self.pager.latch().set("committing", error),
         })
     }
 
     fn try_write_commit(&self, purpose: Purpose, chain: &mut Chain, frozen: Frozen) -> Result<()> {
-        let Frozen { state, generation, mut allocated, mut freed, superseded, mut lists } = frozen;
+        let Frozen { state, generation, mut allocated, mut freed, superseded, mut lists, empty } = frozen;
         self.check_host()?;
         let mut nodes = 0;
         let trees = &state.trees;
@@ -326,20 +347,21 @@ impl Volume {
 
         let mut next = chain.clone();
         next.previous_session = None;
+        next.refused = None;
         next.session_first = Some(chain.session_first.unwrap_or(generation));
         let space_tree = self.space_tree.load_full();
-        let new_space_tree = match self.room_for_checkpoint(purpose, chain, generation) {
-            Some(promised) => {
-                let mut tree = self.checkpoint(&space_tree, generation, &mut freed)?;
-                let before = allocated.len() as u64;
-                roots[4] = self.flush_tree(&tree, TreeId::Space, generation, 1, &mut allocated, &mut 0)?;
+        let checkpoint = self.checkpoint_if_due(purpose, chain, &space_tree, generation, empty)?;
+        let checkpoint = match checkpoint {
+            Some(made) => {
+                roots[4] = made.root;
                 // Its nodes may be what makes the lists too long for the record.
-                lists += promised.saturating_sub(allocated.len() as u64 - before);
-                tree.settle();
+                lists += made.promised;
+                allocated.extend(made.allocated);
+                freed.extend(made.freed);
                 freed.append(&mut next.list_pages);
                 next.checkpoint = generation;
                 next.force_checkpoint = false;
-                Some(tree)
+                Some((made.tree, made.taken))
             }
             None => {
                 roots[4] = self.flush_tree(&space_tree, TreeId::Space, generation, 0, &mut allocated, &mut 0)?;
@@ -394,7 +416,16 @@ impl Volume {
             written
         };
         // T3: only one leader, and it returns after its last barrier.
-        next.tag = self.pager.write_record(&record)?;
+        next.tag = match self.pager.write_record(&record) {
+            Err(Error::NoSpace(reason)) if empty => {
+                // All pages that it brought in are the checkpoint's.
+                let taken = checkpoint.map(|(_, taken)| taken).unwrap_or_default();
+                self.take_back(taken, allocated, lists)?;
+                chain.refused = Some(generation);
+                return Err(Error::NoSpace(reason));
+            }
+            written => written?,
+        };
         next.generation = generation;
         self.barrier()?;
 
@@ -405,7 +436,7 @@ impl Volume {
             space.set_list_entries(0);
         }
         self.durable.store(Arc::new(record));
-        if let Some(tree) = new_space_tree {
+        if let Some((tree, _)) = checkpoint {
             let mut space = self.space.lock();
             self.space_tree.store(Arc::new(tree));
             space.finish_checkpoint();
@@ -417,16 +448,7 @@ impl Volume {
         Ok(())
     }
 
-    /// What is promised to a checkpoint that is due; none while there is no room: ENOSPC must not latch, so a commit never takes what may not
-    /// be there.
-    fn room_for_checkpoint(&self, purpose: Purpose, chain: &Chain, generation: Generation) -> Option<u64> {
-        let age = generation.0.saturating_sub(chain.checkpoint.0);
-        let wanted = chain.force_checkpoint || age >= CHECKPOINT_EVERY || !chain.list_pages.is_empty();
-        let ends = matches!(purpose, Purpose::Shorten | Purpose::Close);
-        if wanted && !ends { self.space.lock().promise_checkpoint() } else { None }
-    }
-
-    fn flush_tree(
+    pub(super) fn flush_tree(
         &self,
         tree: &Tree,
         id: TreeId,
@@ -437,10 +459,11 @@ impl Volume {
     ) -> Result<Root> {
         tree.flush(&self.store, &mut |level, encoded| {
             let page = frame::node_page(id as u8, level, encoded);
-            let pointer = self.write_reserved(&page, generation, from_reserved)?;
-            allocated.push((pointer.run, pointer.tag));
+            let sealed = self.seal_reserved(&page, generation, from_reserved)?;
+            allocated.push((sealed.pointer.run, sealed.pointer.tag));
+            self.pager.write_page(&sealed)?;
             *nodes += 1;
-            Ok(pointer)
+            Ok(sealed.pointer)
         })
     }
 
@@ -451,34 +474,18 @@ impl Volume {
         generation: Generation,
         from_reserved: u64,
     ) -> Result<Pointer> {
+        let sealed = self.seal_reserved(page, generation, from_reserved)?;
+        self.pager.write_page(&sealed)?;
+        Ok(sealed.pointer)
+    }
+
+    fn seal_reserved(&self, page: &PlainPage<'_>, generation: Generation, from_reserved: u64) -> Result<SealedPage> {
         let run = self
             .space
             .lock()
             .allocate_node(page.blocks(), from_reserved)
             .ok_or_else(|| Error::NoSpace("blocks kept for a commit are not there".into()))?;
-        let sealed = self.pager.seal(page, run, generation)?;
-        self.pager.write_page(&sealed)?;
-        Ok(sealed.pointer)
-    }
-
-    /// The space tree brought up to the state after the previous commit (P4).
-    fn checkpoint(&self, tree: &Tree, generation: Generation, freed: &mut Vec<Run>) -> Result<Tree> {
-        let pending = self.space.lock().pending_regions();
-        for number in pending {
-            self.load_region(number)?;
-        }
-        let mut tree = tree.clone();
-        let mut edits = Edits::new(generation);
-        for (number, bits) in self.space.lock().take_checkpoint() {
-            let key = Key::new(number, kind::SPACE, 0);
-            if bits.iter().all(|word| *word == 0) {
-                tree.remove(&self.store, &mut edits, key)?;
-            } else {
-                tree.insert(&self.store, &mut edits, key, &space::encode(&bits))?;
-            }
-        }
-        freed.extend(pages_of(&edits.superseded)?);
-        Ok(tree)
+        self.pager.seal(page, run, generation)
     }
 
     pub(super) fn barrier(&self) -> Result<()> {
@@ -505,7 +512,7 @@ fn blocks(runs: impl Iterator<Item = Run>) -> u64 {
 }
 
 /// The pages of nodes that a transaction replaced. Every one is stored: it belongs to a commit before this one, and commits do not overlap.
-fn pages_of(nodes: &[Arc<Node>]) -> Result<Vec<Run>> {
+pub(super) fn pages_of(nodes: &[Arc<Node>]) -> Result<Vec<Run>> {
     nodes
         .iter()
         .map(|node| {

@@ -17,6 +17,7 @@
 
 mod allocation;
 mod audit;
+mod checkpoint;
 mod commit;
 mod finding;
 mod gather;

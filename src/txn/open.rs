@@ -186,6 +186,7 @@ impl Volume {
             flusher: OnceLock::new(),
             reclaimer: OnceLock::new(),
             shortage: Mutex::new(()),
+            short: AtomicU64::new(0),
             erasing: Mutex::new(()),
             staged: AtomicBool::new(false),
             dirty_nodes: AtomicI64::new(0),

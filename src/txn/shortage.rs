@@ -15,11 +15,21 @@
 //! So every wait ends, and one that is refused afterwards was refused with nothing on its way that was freed before the call. The wait is
 //! shared: one writer brings it about while the others wait for `shortage`, and then try first.
 //!
-//! No lock that a commit needs is held meanwhile: the caller has no operation open. `shortage` is taken while a caller may hold the turn of
-//! a file; who has it waits for no turn (a commit's flusher takes none, and reclaim passes over an object whose turn is taken). Changes that
-//! free room do not take it, so that reclaim may be such a change.
+//! # The order
+//! What comes free belongs to who waited for it. `short` counts those who hold `shortage` or wait for it; while there are any, whoever else wants
+//! room for more goes to the end of that queue, also when there is room, and `shortage` is handed on in the order of arrival. So a writer is
+//! overtaken at most by the calls that had looked at `short` before it came, once each, and by changes that free room or keep a promise, which
+//! are not asked to wait. An operation keeps its place in the queue until it is published, for its promise is made anew by then.
+//!
+//! No lock that a commit needs is held while somebody waits: the caller has no operation open. `shortage` is taken while a caller may hold the
+//! turn of a file; who has it waits for no turn (a commit's flusher takes none, and reclaim passes over an object whose turn is taken), and the
+//! writers' lock only behind operations, which end. Changes that free room do not take it, so that reclaim may be such a change; nor does the
+//! clock (`grow_spare`), so that the periodic commit does not queue behind it.
 
+use std::sync::atomic::Ordering;
 use std::time::Duration;
+
+use parking_lot::MutexGuard;
 
 use super::Volume;
 use super::commit::{Chain, Frozen, Purpose};
@@ -34,6 +44,24 @@ pub(super) type Reclaimer = Box<dyn Fn() -> Result<bool> + Send + Sync>;
 /// Whether what came free suffices.
 type Enough<'a> = &'a dyn Fn() -> Result<bool>;
 
+/// Groups that an operation asks for before it begins, beside those of its records.
+const LEAST: u64 = 16;
+
+/// A place in the queue of those who have no room; once it holds the lock, the first one.
+pub(super) struct Turn<'a> {
+    volume: &'a Volume,
+    shortage: Option<MutexGuard<'a, ()>>,
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        if let Some(shortage) = self.shortage.take() {
+            MutexGuard::unlock_fair(shortage);
+        }
+        self.volume.short.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
 impl Volume {
     /// Sets what frees the pages of objects that nobody can reach, one bounded step with each call. It may only make essential operations.
     pub(crate) fn set_reclaimer(&self, reclaimer: Reclaimer) {
@@ -41,28 +69,44 @@ impl Volume {
         let _ = self.reclaimer.set(reclaimer);
     }
 
-    /// Makes room before the writers' lock is taken, so that freed blocks can be had by committing.
-    pub(super) fn make_room(&self, records: u64, essential: bool) -> Result<()> {
+    /// Makes room before the writers' lock is taken, so that freed blocks can be had by committing. Who had to wait for it keeps others out
+    /// until the answer is dropped.
+    pub(super) fn make_room(&self, records: u64, essential: bool) -> Result<Option<Turn<'_>>> {
         // When this does not suffice the operation itself finds out exactly.
-        let quads = (records * 3 + 16).min(256);
+        let quads = (records * 3 + LEAST).min(256);
         let promised = || self.try_reserve(quads, essential);
-        let there = if promised()? {
-            true
-        } else if essential {
-            self.await_commits(&promised)?
-        } else {
-            self.await_room(&promised)?
-        };
+        let (there, turn) =
+            if essential { (promised()? || self.await_commits(&promised)?, None) } else { self.in_turn(&promised)? };
         if there {
             self.space.lock().unreserve(quads);
+        }
+        Ok(turn)
+    }
+
+    /// Has the file grow, if it can, until something may be taken out of reach for a moment; waits for nobody.
+    pub(super) fn grow_spare(&self) -> Result<()> {
+        if self.try_reserve(LEAST, false)? {
+            self.space.lock().unreserve(LEAST);
         }
         Ok(())
     }
 
-    /// Waits for room that is on its way until there is `enough`, which may take of it; false when there never is.
-    pub(crate) fn await_room(&self, enough: Enough<'_>) -> Result<bool> {
-        let _shared = self.shortage.lock();
-        Ok(enough()? || self.await_commits(enough)? || self.await_reclaim(enough)? || self.await_readers(enough)?)
+    /// Whether there is `enough`, which may take of it; waits for room that is on its way.
+    pub(crate) fn have_room(&self, enough: Enough<'_>) -> Result<bool> {
+        self.in_turn(enough).map(|(there, _)| there)
+    }
+
+    /// As [`Self::have_room`]; who had to wait has the first place until the answer's is dropped.
+    fn in_turn(&self, enough: Enough<'_>) -> Result<(bool, Option<Turn<'_>>)> {
+        if self.short.load(Ordering::Acquire) == 0 && enough()? {
+            return Ok((true, None));
+        }
+        self.short.fetch_add(1, Ordering::AcqRel);
+        let mut turn = Turn { volume: self, shortage: None };
+        turn.shortage = Some(self.shortage.lock());
+        let there =
+            enough()? || self.await_commits(enough)? || self.await_reclaim(enough)? || self.await_readers(enough)?;
+        Ok((there, Some(turn)))
     }
 
     /// Promises groups of four blocks, if there are so many.
@@ -102,17 +146,22 @@ impl Volume {
     }
 
     /// Where what is staged finds no room for its nodes, commits without it let go what was freed before: two at most. While nothing else is
-    /// changed they are the same moment as the commit before them, so nothing overtakes what is staged (D3).
+    /// changed they are the same moment as the commit before them, so nothing overtakes what is staged (D3). They write their record and nothing
+    /// else, whatever commit it is that lacks room: a checkpoint would free blocks after the last erasing of a close. When the host
+    /// refuses one there is no room, as without it, and nothing latches.
     pub(super) fn freeze_with_room(&self, purpose: Purpose, chain: &mut Chain) -> Result<Option<Frozen>> {
         for _ in 0..2 {
             let mut writer = self.writer.lock();
-            match self.freeze(purpose, chain, &mut writer) {
-                Err(Error::NoSpace(_)) if !writer.changed && self.space.lock().waits_for_commit() => {}
+            let refused = match self.freeze(purpose, chain, &mut writer) {
+                Err(error @ Error::NoSpace(_)) if !writer.changed && self.space.lock().waits_for_commit() => error,
                 frozen => return frozen,
-            }
+            };
             let frozen = self.freeze_changes(chain, &mut writer)?;
             drop(writer);
-            self.write_commit(Purpose::Drain, chain, frozen)?;
+            match self.write_commit(Purpose::Shorten, chain, frozen) {
+                Err(Error::NoSpace(_)) if self.pager.latch().reason().is_none() => return Err(refused),
+                written => written?,
+            }
             self.settle(&mut self.writer.lock());
         }
         self.freeze(purpose, chain, &mut self.writer.lock())

@@ -17,17 +17,24 @@ impl Volume {
         self.check_writable()?;
         self.check_host().map_err(|error| self.pager.latch().set("looking after the archive's file", error))?;
         self.release_waiting();
-        if !self.is_dirty() && self.space.lock().waits_for_commit() {
-            self.commit_for(Purpose::Drain)?;
-        }
+        let drained = if !self.is_dirty() && self.space.lock().waits_for_commit() {
+            self.commit_for(Purpose::Drain).map(drop)
+        } else {
+            Ok(())
+        };
+        let drained = match drained {
+            // Erasing what is free already may give the host the room that the record lacks.
+            Err(Error::NoSpace(reason)) if self.pager.latch().reason().is_none() => Err(Error::NoSpace(reason)),
+            drained => Ok(drained?),
+        };
         let swept = self.sweep_step()? | self.look_step()?;
         if self.erase_is_due() {
             if self.space.lock().has_dirty() {
-                self.make_room(0, false)?;
+                self.grow_spare()?;
             }
             self.erase_step(false)?;
         }
-        Ok(swept)
+        drained.map(|()| swept)
     }
 
     /// Loads a region in which blocks came free unseen, so that they are erased with the others; answers whether there is one more. While
@@ -89,7 +96,7 @@ impl Volume {
         }
         self.release_waiting();
         // What is being erased is out of reach for a moment, so something else has to be there.
-        self.make_room(0, false)?;
+        drop(self.make_room(0, false)?);
         loop {
             let more = self.look_at_some()?;
             while self.erase_step(true)? {}

@@ -71,6 +71,8 @@ pub(crate) struct Volume {
     pub(super) reclaimer: OnceLock<Reclaimer>,
     /// Held by the writer that brings room about for all who have none.
     pub(super) shortage: Mutex<()>,
+    /// Writers that hold `shortage` or wait for it.
+    pub(super) short: AtomicU64,
     /// Held while free blocks are erased, which nobody can take meanwhile.
     pub(super) erasing: Mutex<()>,
     /// Set by whoever stages data that the flusher will publish.
@@ -210,7 +212,7 @@ impl Volume {
         if self.commit_is_due() {
             self.commit()?;
         }
-        self.make_room(records, essential)?;
+        let _turn = self.make_room(records, essential)?;
         let mut writer = self.writer.lock();
         self.operate_locked(&mut writer, essential, f)
     }

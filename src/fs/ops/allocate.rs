@@ -33,7 +33,7 @@ impl FileSystem {
         // No reader is to keep what is waited for.
         drop(state);
         let fits = || Ok(wanted <= self.writable_now(host_free)?);
-        if !fits()? && !self.volume.await_room(&fits)? {
+        if !self.volume.have_room(&fits)? {
             let free = self.writable_now(host_free)?;
             return Err(Error::NoSpace(format!("the range needs more than is free: bytes={wanted} free={free}")));
         }

@@ -50,7 +50,7 @@ impl FileSystem {
         let Some(wanted) = begun.0 else { return Ok(()) };
         // Most of what is staged is sealed before the commit holds the writers' lock, and nobody stages much more until then.
         let _awaited = self.staging.await_commit();
-        if let Err(error) = self.relieve() {
+        if let Err(error) = self.relieve_before_commit() {
             tracing::debug!(%error, "staged data could not be written out before the commit, which tells why");
         }
         self.volume.commit_wanted(wanted)?;

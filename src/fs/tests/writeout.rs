@@ -2,13 +2,14 @@
 
 use std::sync::Arc;
 
-use super::support::{CREATOR, assert_sound, fresh, reopen};
+use super::support::{CREATOR, OPTIONS, assert_sound, crash, fresh, reopen};
 use crate::env::{Environment, SeededEnvironment};
 use crate::error::Error;
 use crate::format::values::NO_TRIM;
 use crate::format::{Ino, ROOT_INO};
 use crate::fs::layer::FRAME;
 use crate::fs::reclaim::STEP;
+use crate::fs::writeout::AWAITED_BYTES;
 use crate::fs::{FileSystem, SetAttributes, extents, inode, mode};
 use crate::storage::{MemoryStorage, Storage};
 
@@ -139,4 +140,36 @@ fn closing_waits_for_who_works_beside_it() {
     drop(work);
     closing.join().unwrap().unwrap();
     assert!(fs.volume.durable().closed);
+}
+
+/// A file's writer may wait for room for long, and has its turn meanwhile: who asks for the durability of another file does not wait for it, and
+/// the commit takes what was accepted of both.
+#[test]
+fn an_fsync_does_not_wait_for_who_writes_another_file() {
+    let (storage, fs) = fresh(1);
+    let (slow, other) = (make(&fs, b"slow"), make(&fs, b"other"));
+    let content = noise(1, FRAME as usize - 1);
+    let parts = 7 * OPTIONS.staged_bytes / 8 / FRAME;
+    (0..parts).for_each(|part| fs.write(slow, part * FRAME, &content).unwrap());
+    assert!(fs.staging.total() > AWAITED_BYTES, "too little is staged");
+    let busy = fs.staging.entry(slow);
+    let turn = busy.turn.lock();
+    let (done, told) = std::sync::mpsc::channel();
+    let asking = std::thread::spawn({
+        let fs = Arc::clone(&fs);
+        move || {
+            fs.write(other, 0, b"of another file").unwrap();
+            fs.sync().unwrap();
+            done.send(()).unwrap();
+        }
+    });
+    let ended = told.recv_timeout(std::time::Duration::from_secs(60));
+    drop(turn);
+    asking.join().unwrap();
+    assert!(ended.is_ok(), "the fsync waited for a writer of another file");
+    drop(busy);
+    let fs = crash(&storage, fs);
+    assert_eq!(fs.read(other, 0, 100).unwrap(), b"of another file");
+    assert!(fs.read(slow, (parts - 1) * FRAME, content.len()).unwrap() == content);
+    assert_sound(&fs);
 }

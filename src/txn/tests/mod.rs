@@ -6,5 +6,6 @@ mod group;
 mod lineage;
 mod model;
 mod recovery;
+mod shortage;
 mod space;
 mod support;

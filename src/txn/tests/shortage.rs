@@ -1,0 +1,182 @@
+//! Who has no room: the order of those who wait, commits for room alone on a host that refuses them, and the clock beside them.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc;
+use std::time::Duration;
+
+use super::support::*;
+use crate::Error;
+use crate::format::Generation;
+use crate::storage::simulated::{Class, Fate, Fault, FaultPlan, SimulatedStorage};
+use crate::txn::Volume;
+use crate::txn::commit::Purpose;
+
+/// How long a test that hangs waits before it fails.
+const HANGS: Duration = Duration::from_secs(60);
+
+/// Of writes into blocks that it had allocated the host takes `count` more.
+fn refuse_writes(storage: &SimulatedStorage, count: u64) {
+    storage.inject(Some(FaultPlan { class: Class::Write, count, fault: Fault::NoSpace, lasting: true }));
+}
+
+/// A volume with twenty extents and what a deleted one left to be let go.
+fn freed(storage: &Arc<SimulatedStorage>, dice: &Dice) -> (Arc<Volume>, Content) {
+    let volume = create(storage.clone(), dice);
+    (0..21).for_each(|slot| put(&volume, 2, slot, slot, 3000).unwrap());
+    volume.commit().unwrap();
+    assert!(delete(&volume, 2, 20).unwrap());
+    volume.commit().unwrap();
+    assert!(volume.space.lock().waits_for_commit());
+    (volume, (0..20).map(|slot| ((2, slot), (slot, 3000))).collect())
+}
+
+/// However often the host refuses a commit that only lets freed blocks go, with a checkpoint or without, nothing is latched, lost or leaked,
+/// and the ring's records stay where they are.
+#[test]
+fn a_commit_without_changes_that_is_refused_for_want_of_space_latches_nothing() {
+    let dice = Dice::new(1);
+    for due in [false, true] {
+        for taken in 0..4 {
+            let storage = SimulatedStorage::new();
+            let (volume, mut expected) = freed(&storage, &dice);
+            volume.commits.lock().chain.force_checkpoint = due;
+            let before = volume.durable().generation;
+            for _ in 0..70 {
+                refuse_writes(&storage, taken);
+                match volume.commit_for(Purpose::Drain) {
+                    Err(Error::NoSpace(_)) => {}
+                    drained => assert!(taken > 0 && drained.is_ok(), "{taken} {drained:?}"),
+                }
+                volume.pager().latch().check().unwrap();
+                // Who has nothing to commit is not told of it.
+                volume.commit().unwrap();
+            }
+            storage.inject(None);
+            let crashed = storage.crash(&mut |_| Fate::Keep);
+            assert_live(&open(crashed, &dice), &expected);
+            if taken == 0 {
+                assert_eq!(volume.durable().generation, before);
+            }
+            let last = volume.durable().generation;
+            put(&volume, 2, 30, 30, 3000).unwrap();
+            expected.insert((2, 30), (30, 3000));
+            volume.commit().unwrap();
+            assert!(volume.durable().generation.0 - last.0 <= 2, "numbers were used up");
+            volume.commit_for(Purpose::Drain).unwrap();
+            if due {
+                assert_ne!(volume.durable().checkpoint, Generation(0));
+            }
+            volume.space.lock().evict(0);
+            assert_sound(&volume);
+            volume.release_waiting();
+            assert!(!volume.space.lock().waits_for_commit(), "what was freed is let go");
+            drop(volume);
+            let again = open(storage, &dice);
+            assert_live(&again, &expected);
+            assert_sound(&again);
+        }
+    }
+}
+
+/// A flusher that finds no room the first `times`.
+fn short_of_room(volume: &Volume, times: u64) -> Arc<AtomicU64> {
+    let calls = Arc::new(AtomicU64::new(0));
+    let count = calls.clone();
+    volume.set_flusher(Box::new(move |_| match count.fetch_add(1, Ordering::Relaxed) {
+        call if call < times => Err(Error::NoSpace("no room for nodes".into())),
+        _ => Ok(()),
+    }));
+    volume.mark_staged();
+    calls
+}
+
+/// What is staged finds no room for its nodes, and the host refuses the commit that was to bring some about.
+#[test]
+fn a_commit_for_room_that_is_refused_leaves_the_want_of_room() {
+    let dice = Dice::new(2);
+    let storage = SimulatedStorage::new();
+    let (volume, expected) = freed(&storage, &dice);
+    short_of_room(&volume, u64::MAX);
+    refuse_writes(&storage, 0);
+    match volume.commit() {
+        Err(Error::NoSpace(reason)) => assert!(reason.contains("room for nodes"), "{reason}"),
+        done => panic!("{done:?}"),
+    }
+    volume.pager().latch().check().unwrap();
+    storage.inject(None);
+    assert!(matches!(volume.commit(), Err(Error::NoSpace(_))));
+    assert_live(&volume, &expected);
+}
+
+/// After the last erasing of a close nothing is freed, also when the commit needs others before it for room.
+#[test]
+fn commits_for_room_make_no_checkpoint() {
+    let dice = Dice::new(3);
+    let (volume, _) = freed(&SimulatedStorage::new(), &dice);
+    volume.commits.lock().chain.force_checkpoint = true;
+    let before = volume.commits.lock().chain.checkpoint;
+    let calls = short_of_room(&volume, 1);
+    volume.commit_for(Purpose::Shorten).unwrap();
+    assert_eq!(calls.load(Ordering::Relaxed), 2);
+    assert_eq!(volume.commits.lock().chain.checkpoint, before, "a commit for room wrote a checkpoint");
+}
+
+/// Room goes to who came first: a newcomer whom a little would do waits behind who needs much.
+#[test]
+fn a_newcomer_does_not_overtake_who_waits_for_room() {
+    let dice = Dice::new(4);
+    let volume = create(SimulatedStorage::new(), &dice);
+    volume.limit_size(12 << 20);
+    let waits = |count: u64, done: &std::thread::ScopedJoinHandle<'_, bool>| {
+        while volume.short.load(Ordering::Acquire) < count && !done.is_finished() {
+            std::thread::yield_now();
+        }
+        volume.short.load(Ordering::Acquire) >= count
+    };
+    std::thread::scope(|scope| {
+        let first = volume.shortage.lock();
+        let much = scope.spawn(|| volume.reserve_data(64 << 20, 0).is_ok());
+        assert!(waits(1, &much), "there is room for much");
+        let little = scope.spawn(|| volume.reserve_data(100, 1).is_ok());
+        let data_waits = waits(2, &little);
+        let operation = scope.spawn(|| volume.operate(1, false, |_| Ok(())).is_ok());
+        let operation_waits = waits(3, &operation);
+        // A change that frees room passes.
+        volume.operate(1, true, |_| Ok(())).unwrap();
+        drop(first);
+        assert!(!much.join().unwrap());
+        assert!(little.join().unwrap());
+        assert!(operation.join().unwrap());
+        assert!(data_waits && operation_waits, "it was overtaken");
+    });
+    assert_eq!(volume.short.load(Ordering::Acquire), 0);
+}
+
+/// The clock makes the periodic commits, so it does not wait behind who waits for room.
+#[test]
+fn background_erasing_does_not_queue_for_room() {
+    let dice = Dice::new(5);
+    let volume = create(SimulatedStorage::new(), &dice);
+    volume.limit_size(12 << 20);
+    (0..40).for_each(|slot| put(&volume, 2, slot, slot, 60_000).unwrap());
+    (0..40).for_each(|slot| assert!(delete(&volume, 2, slot).unwrap()));
+    for _ in 0..3 {
+        volume.commit_for(Purpose::Drain).unwrap();
+    }
+    while volume.reserve_quads(1, false).is_ok() {}
+    assert!(volume.space.lock().has_dirty());
+    *volume.last_erase.lock() = i64::MAX;
+    let shortage = volume.shortage.lock();
+    let (done, told) = mpsc::channel();
+    let clock = std::thread::spawn({
+        let volume = volume.clone();
+        move || {
+            let _ = done.send(volume.maintain().map(drop));
+        }
+    });
+    let ended = told.recv_timeout(HANGS);
+    drop(shortage);
+    clock.join().unwrap();
+    ended.expect("the clock waited for room").unwrap();
+}
