@@ -2,7 +2,7 @@
 //!
 //! # Invariants
 //! V1  A repack changes no content: an extent is replaced by the bytes read through it, and only when in the operation it is still the same.
-//! V2  A file with a sealed layer is left alone, for its batch asks the extents whether it was published (W2); its page waits.
+//! V2  A file with a sealed layer is left alone, for what its batch puts over the extents is about to take their place; its page waits.
 //! V3  What went between the reading and the operation makes the new page a partly named one, noted by the same operation.
 //! V4  Pages wait for one to two intervals, so that those that die as a whole are not written again, and one that is noted again and again is
 //!     repacked once per interval at most.
@@ -12,7 +12,6 @@ use std::ops::ControlFlow;
 
 use parking_lot::Mutex;
 
-use super::batch::existing;
 use super::extents::{self, Mapped};
 use super::plan::{PACK_FILES, compresses};
 use super::{FileSystem, inode};
@@ -254,7 +253,7 @@ impl FileSystem {
             let read = self.parts_left(view, page).and_then(|parts| {
                 let mut grouped = Vec::new();
                 for mut part in parts.unwrap_or_default() {
-                    let Some(inode) = existing(view, part.ino)? else { continue };
+                    let Some(inode) = inode::find(view, part.ino)? else { continue };
                     part.content = vec![0; part.extent.length as usize];
                     self.volume.pager().read_data(page, part.extent.start, &mut part.content)?;
                     let pack = self.options.pack && inode.flags & inode_flags::NO_PACK == 0;
@@ -335,7 +334,7 @@ impl FileSystem {
             let Some(file) = self.staging.find(part.ino) else { continue };
             let settled = self.is_settled(&file, op);
             self.staging.leave(file);
-            if !settled? {
+            if !settled {
                 return Ok(None);
             }
         }
