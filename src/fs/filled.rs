@@ -4,28 +4,27 @@
 //! the blocks of its pieces, and afterwards those of the page. Who asks before and keeps the answer has to be told after; so a file is named
 //! no earlier than its batch is seen to be published, from when on every answer counts the page.
 
-use std::collections::HashMap;
-use std::sync::Arc;
-
 use parking_lot::Mutex;
+use std::collections::HashMap;
 
 use super::FileSystem;
-use super::batch::{Batch, Plan};
+use super::batch::Plan;
 use crate::format::Ino;
+use crate::txn::Publication;
 
-/// Files that nobody was told of yet, and the batches that fill them.
+/// Files that nobody was told of yet, and the publications that fill them.
 #[derive(Default)]
-pub(super) struct Filled(Mutex<HashMap<Ino, Vec<Arc<Batch>>>>);
+pub(super) struct Filled(Mutex<HashMap<Ino, Vec<Publication>>>);
 
 impl Filled {
     /// Notes what a batch that is about to be named will fill.
-    pub(super) fn note(&self, batch: &Arc<Batch>, plans: &[Plan]) {
+    pub(super) fn note(&self, publication: &Publication, plans: &[Plan]) {
         for plan in plans.iter().filter(|plan| plan.fills) {
             let mut files = self.0.lock();
-            let batches = files.entry(plan.ino).or_default();
+            let filling = files.entry(plan.ino).or_default();
             // One that is over is told of together with this one, so that an archive that nobody asks keeps little.
-            batches.retain(|older| !older.is_over());
-            batches.push(Arc::clone(batch));
+            filling.retain(|older| !older.is_set());
+            filling.push(publication.clone());
         }
     }
 }
@@ -40,15 +39,13 @@ impl FileSystem {
         }
         let state = self.volume.state();
         let mut told = Vec::new();
-        files.retain(|ino, batches| {
-            let before = batches.len();
-            // What cannot be said now is asked again.
-            let done = |batch: &Arc<Batch>| batch.is_done(&self.volume, self.volume.view(&state)).unwrap_or(false);
-            batches.retain(|batch| !(batch.is_over() || done(batch)));
-            if batches.len() < before {
+        files.retain(|ino, filling| {
+            let before = filling.len();
+            filling.retain(|publication| !publication.is_in(&state));
+            if filling.len() < before {
                 told.push(*ino);
             }
-            !batches.is_empty()
+            !filling.is_empty()
         });
         told
     }

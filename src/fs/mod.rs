@@ -126,7 +126,7 @@ impl FileSystem {
         // What is staged may take the place of packed files.
         if self.volume.is_dirty() {
             self.volume.commit()?;
-            self.staging.sweep(&self.volume)?;
+            self.staging.sweep(&self.volume);
         }
         match self.repack_all(false) {
             // For `check` to report; closing need not fail for it.

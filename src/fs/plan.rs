@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::batch::{Plan, existing};
+use super::batch::Plan;
 use super::extents::{self, Mapped};
 use super::layer::{FRAME, Frame, INLINE_ROOM, Layer, MAX_PIECES, Piece};
 use super::ranges::join;
-use super::{FileSystem, FsOptions, sealers};
+use super::{FileSystem, FsOptions, inode, sealers};
 use crate::error::{Error, Result};
 use crate::format::values::{InodeValue, inode_flags};
 use crate::format::{Ino, MAX_DATA};
@@ -52,7 +52,7 @@ impl Planner<'_> {
         let mut plans = Vec::with_capacity(layers.len());
         let mut packs = Packs::new();
         for (ino, layer) in layers {
-            let Some(inode) = existing(self.view, *ino)? else { continue };
+            let Some(inode) = inode::find(self.view, *ino)? else { continue };
             let mut plan = Plan::new(*ino, layer.end());
             if let Some(content) = self.inline(&plan, &inode, layer)? {
                 plan.inline = Some(content);

@@ -29,9 +29,9 @@ impl Presence {
 
 impl FileSystem {
     /// A state, and the ranges of the staged data that lies over it, sorted and disjoint.
-    pub(super) fn staged_ranges(&self, ino: Ino) -> Result<(Arc<State>, Vec<Range<u64>>)> {
-        let (state, ranges) = self.look(ino, |content, _| content.ranges())?;
-        Ok((state, join(ranges.unwrap_or_default())))
+    pub(super) fn staged_ranges(&self, ino: Ino) -> (Arc<State>, Vec<Range<u64>>) {
+        let (state, ranges) = self.look(ino, |content, _| content.ranges());
+        (state, join(ranges.unwrap_or_default()))
     }
 
     /// A state, and what the inode is with the staged data that lies over it, if there is any.
@@ -45,7 +45,7 @@ impl FileSystem {
             let added = content.added(&|range| below.bare(&range))?;
             let presence = Presence { size: inode.size.max(content.end()), bytes: inode.bytes.saturating_add(added) };
             Ok((inode, presence))
-        })?;
+        });
         Ok((state, staged.transpose()?))
     }
 
@@ -61,7 +61,7 @@ impl FileSystem {
     /// As [`FileSystem::presence`], with nothing remembered.
     #[cfg(test)]
     pub(super) fn presence_anew(&self, ino: Ino) -> Result<Presence> {
-        let (state, staged) = self.staged_ranges(ino)?;
+        let (state, staged) = self.staged_ranges(ino);
         let view = self.volume.view(&state);
         let inode = super::inode::load(view, ino)?;
         let below = Below::new(view, ino, &inode)?;

@@ -5,7 +5,6 @@ use std::ops::ControlFlow;
 
 use parking_lot::{Mutex, MutexGuard};
 
-use super::batch::existing;
 use super::staging::StagedFile;
 use super::{FileSystem, extents, inode};
 use crate::error::Result;
@@ -115,7 +114,7 @@ fn trim_step(op: &mut Operation<'_>, ino: Ino, inode: &mut InodeValue) -> Result
 
 /// One step for an orphan; answers whether it is gone.
 fn orphan_step(op: &mut Operation<'_>, ino: Ino) -> Result<bool> {
-    let Some(mut inode) = existing(op.view(), ino)? else {
+    let Some(mut inode) = inode::find(op.view(), ino)? else {
         op.remove(orphan_key(ino))?;
         return Ok(true);
     };
@@ -197,7 +196,7 @@ impl FileSystem {
         let state = self.volume.state();
         let view = self.volume.view(&state);
         let orphan = view.get(orphan_key(ino), |_| Ok(()))?.is_some();
-        let trimmed = existing(view, ino)?.is_some_and(|inode| inode.trim != NO_TRIM);
+        let trimmed = inode::find(view, ino)?.is_some_and(|inode| inode.trim != NO_TRIM);
         drop(state);
         if orphan && !self.handles.is_open(ino) {
             return self.reclaim_orphan(ino, turn);
@@ -212,7 +211,7 @@ impl FileSystem {
         let file = self.staging.entry(ino);
         let gone = {
             let Some(_turn) = turn(&file) else { return Ok(Step::Busy) };
-            // Batches ask the extents whether they are published (W2), so that has to be settled before extents go.
+            // A batch that landed between two steps would put extents where the first one said there are none.
             file.with(|content| content.discard());
             self.land_older(&file)?;
             // Nobody can stage more: there is neither a name nor a handle.

@@ -2,9 +2,8 @@
 //!
 //! # Invariants
 //! V1  A repack changes no content: an extent is replaced by the bytes read through it, and only when in the operation it is still the same.
-//! V2  A file with a sealed layer is left alone, for its batch asks the extents whether it was published (W2); its page waits.
-//! V3  What went between the reading and the operation makes the new page a partly named one, noted by the same operation.
-//! V4  Pages wait for one to two intervals, so that those that die as a whole are not written again, and one that is noted again and again is
+//! V2  What went between the reading and the operation makes the new page a partly named one, noted by the same operation.
+//! V3  Pages wait for one to two intervals, so that those that die as a whole are not written again, and one that is noted again and again is
 //!     repacked once per interval at most.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -12,7 +11,6 @@ use std::ops::ControlFlow;
 
 use parking_lot::Mutex;
 
-use super::batch::existing;
 use super::extents::{self, Mapped};
 use super::plan::{PACK_FILES, compresses};
 use super::{FileSystem, inode};
@@ -21,11 +19,11 @@ use crate::format::values::{Extent, inode_flags};
 use crate::format::{Ino, Key, MAX_DATA, Pointer, kind};
 use crate::txn::{Operation, View, WrittenPiece};
 
-/// Seconds of an interval (V4); the manual names the delay.
+/// Seconds of an interval (V3); the manual names the delay.
 const INTERVAL: i64 = 5;
 /// Pages of one step: 1 MiB of content at most.
 const PAGES: usize = 8;
-/// Attempts of `repack_all` for pages with files that are being written.
+/// Attempts of `repack_all` for pages that are noted meanwhile.
 const ROUNDS: usize = 4;
 /// Records and pages that one step of a search looks at.
 const SEARCH_RECORDS: usize = 4096;
@@ -102,7 +100,7 @@ impl FileSystem {
         Ok(searching || repacked)
     }
 
-    /// Repacks all that is noted; with `search` also what nobody noted. Pages of files that are being written meanwhile may be left.
+    /// Repacks all that is noted; with `search` also what nobody noted. Pages that lose a part meanwhile may be left.
     pub(crate) fn repack_all(&self, search: bool) -> Result<()> {
         let mut turn = self.repack.turn.lock();
         if search || self.volume.partly_named().take_overflow() {
@@ -208,39 +206,34 @@ impl FileSystem {
             return Ok(false);
         }
         let repacked = self.repack(&pages);
-        if !matches!(repacked, Ok(true)) {
+        if repacked.is_err() {
             pages.iter().for_each(|page| self.volume.partly_named().note_again(*page));
         }
         repacked.map(|_| true)
     }
 
-    /// False when a file was in the way.
-    fn repack(&self, pages: &[Pointer]) -> Result<bool> {
-        let groups = self.content_left(pages)?;
-        for part in groups.values().flatten() {
-            self.land_sealed(part.ino)?;
-        }
+    fn repack(&self, pages: &[Pointer]) -> Result<()> {
         let mut moves = Vec::new();
-        for ((_, compress, pack), parts) in groups {
+        for ((_, compress, pack), parts) in self.content_left(pages)? {
             if let Err(error) = self.write_parts(parts, compress, pack, &mut moves) {
                 self.abandon_moves(&moves);
                 return Err(error);
             }
         }
         if moves.is_empty() {
-            return Ok(true);
+            return Ok(());
         }
         // An extent goes; for each piece one comes, with a reference count.
         let records = moves.iter().map(|m| 4 + m.pieces.len() as u64 * extents::RECORDS_PER_PIECE).sum();
         let unnamed = self.volume.operate(records, true, |op| self.name_moves(op, &moves));
         match unnamed {
-            Ok(Some(unnamed)) => {
+            Ok(unnamed) => {
                 self.volume.abandon(&unnamed);
-                Ok(true)
+                Ok(())
             }
-            failed => {
+            Err(error) => {
                 self.abandon_moves(&moves);
-                failed.map(|_| false)
+                Err(error)
             }
         }
     }
@@ -254,7 +247,7 @@ impl FileSystem {
             let read = self.parts_left(view, page).and_then(|parts| {
                 let mut grouped = Vec::new();
                 for mut part in parts.unwrap_or_default() {
-                    let Some(inode) = existing(view, part.ino)? else { continue };
+                    let Some(inode) = inode::find(view, part.ino)? else { continue };
                     part.content = vec![0; part.extent.length as usize];
                     self.volume.pager().read_data(page, part.extent.start, &mut part.content)?;
                     let pack = self.options.pack && inode.flags & inode_flags::NO_PACK == 0;
@@ -276,16 +269,6 @@ impl FileSystem {
         }
         groups.values_mut().for_each(|parts| parts.sort_by_key(|part| (part.ino, part.offset)));
         Ok(groups)
-    }
-
-    /// V2, as far as it can be brought about: a file that somebody is busy with waits for another time, rather than the clock for its writer.
-    fn land_sealed(&self, ino: Ino) -> Result<()> {
-        let Some(file) = self.staging.find(ino) else { return Ok(()) };
-        let turn = if file.with(|content| content.has_sealed()) { file.turn.try_lock() } else { None };
-        let landed = if turn.is_some() { self.land_older(&file) } else { Ok(()) };
-        drop(turn);
-        self.staging.leave(file);
-        landed
     }
 
     fn write_parts(&self, parts: Vec<Part>, compress: bool, pack: bool, moves: &mut Vec<Move>) -> Result<()> {
@@ -325,17 +308,8 @@ impl FileSystem {
         self.volume.abandon(&pieces);
     }
 
-    /// Lets the new pieces take the place of the extents that are still the same (V1). Answers the pieces whose pages are not named at all;
-    /// None, and nothing done, when a file is in the way (V2).
-    fn name_moves(&self, op: &mut Operation<'_>, moves: &[Move]) -> Result<Option<Vec<WrittenPiece>>> {
-        for Move { part, .. } in moves {
-            let Some(file) = self.staging.find(part.ino) else { continue };
-            let settled = self.is_settled(&file, op);
-            self.staging.leave(file);
-            if !settled? {
-                return Ok(None);
-            }
-        }
+    /// Lets the new pieces take the place of the extents that are still the same (V1). Answers the pieces whose pages are not named at all.
+    fn name_moves(&self, op: &mut Operation<'_>, moves: &[Move]) -> Result<Vec<WrittenPiece>> {
         let mut pages: BTreeMap<u64, (Pointer, u32)> = BTreeMap::new();
         let (mut same, mut left_over) = (Vec::new(), Vec::new());
         for m in moves {
@@ -353,7 +327,7 @@ impl FileSystem {
         for (page, extents) in pages.values() {
             op.adopt(page, *extents)?;
         }
-        // V3
+        // V2
         for piece in left_over.iter().filter(|piece| pages.contains_key(&piece.page.run.address)) {
             op.note_partly(&piece.page);
         }
@@ -366,6 +340,6 @@ impl FileSystem {
             op.release(&part.extent.page, part.extent.born)?;
         }
         left_over.retain(|piece| !pages.contains_key(&piece.page.run.address));
-        Ok(Some(left_over))
+        Ok(left_over)
     }
 }

@@ -12,11 +12,11 @@
 //! for some milliseconds, not for all that may be staged: who waits for the commit, and whoever stages more meanwhile, writes out the rest before.
 //!
 //! # Invariants
-//! D1  A reader misses no accepted byte: under `content` it drops the layers whose batch is published in the present state, copies the
-//!     others, and then takes the state again. Whatever it did not find in a layer was published before that, so the state has it.
+//! D1  A reader misses no accepted byte: under `content` it takes the state, drops the layers whose batch that state has, and copies the others.
+//!     What it does not find in a layer was dropped for this state or an earlier one, so the state has it.
 //! D2  A layer is newer than the extents and than the layers before it, or equal to the extents: data that goes straight into extents,
-//!     and truncation, wait until no sealed layer is left, and take what they supersede out of the active layer (`pending`) from the
-//!     moment on that their operation is in the state.
+//!     and truncation, wait until no sealed layer is left, and take what they supersede out of the active layer from the moment on that
+//!     their operation is in the state (`txn::Publication`).
 //! D3  One commit is one moment in time: a write enters its layer with `gate` shared, the flusher seals all layers with it exclusive.
 //! D4  Room for all staged bytes is reserved before they are accepted, held by the frame that needs it.
 
@@ -27,12 +27,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::{Mutex, RwLock};
 
-use super::FileSystem;
-use super::batch::{Batch, existing, names};
+use super::batch::Batch;
 use super::layer::{Frame, Layer, QUAD, split};
+use super::{FileSystem, inode};
 use crate::error::Result;
 use crate::format::{Ino, MAX_VALUE};
-use crate::txn::{Reservation, State, View, Volume, WrittenPiece};
+use crate::txn::{Operation, Publication, Reservation, State, View, Volume};
 
 /// Spreads the map of staged files over this many locks; a few times the threads that serve a mount.
 const SHARDS: u64 = 16;
@@ -74,14 +74,6 @@ pub(crate) struct StagedFile {
     active_bytes: AtomicU64,
 }
 
-/// What takes effect on the active layer as soon as the operation that it belongs to is in the state (D2).
-pub(super) enum Pending {
-    /// The file was cut to this size, which differs from the size that the inode had.
-    Cut(u64),
-    /// The range went straight into extents; this piece is one of them.
-    Cover(Range<u64>, WrittenPiece),
-}
-
 /// A layer on its way into extents.
 struct Sealed {
     layer: Arc<Layer>,
@@ -94,7 +86,8 @@ pub(super) struct Content {
     /// Covers exactly what the frames of `active` hold.
     pub(super) room: Option<Reservation>,
     sealed: Vec<Sealed>,
-    pub(super) pending: Option<Pending>,
+    /// What the active layer has no more as soon as an operation is in the state (D2).
+    superseded: Option<(Publication, Range<u64>)>,
 }
 
 /// Staged parts of a range as a reader sees them: later ones lie over earlier ones.
@@ -166,16 +159,15 @@ impl Staging {
     }
 
     /// Drops what is published, and entries without content that nobody uses.
-    pub(super) fn sweep(&self, volume: &Volume) -> Result<()> {
+    pub(super) fn sweep(&self, volume: &Volume) {
         for file in self.files() {
-            file.with(|content| content.settle(volume, file.ino, volume.view(&volume.state())))?;
+            file.settle(volume);
         }
         for shard in &self.shards {
             // Under the shard's lock nobody else can get hold of an entry that only the map holds.
             shard.lock().retain(|_, file| Arc::strong_count(file) > 1 || !file.content.lock().is_empty());
         }
         self.batches.lock().retain(|batch| !batch.is_over());
-        Ok(())
     }
 
     /// Lets the entry go when it is empty and only the caller uses it.
@@ -201,6 +193,11 @@ impl StagedFile {
         }
         self.active_bytes.store(content.active.bytes(), Ordering::Relaxed);
         result
+    }
+
+    /// Drops what is published by now.
+    pub(super) fn settle(&self, volume: &Volume) {
+        self.with(|content| content.settle(&volume.state()));
     }
 
     pub(super) fn active_bytes(&self) -> u64 {
@@ -234,33 +231,24 @@ impl Content {
         self.layers().map(Layer::end).max().unwrap_or(0)
     }
 
-    /// Drops what is published in `view`. For a definite answer the caller holds the writers' lock; for others "not yet" is safe.
-    pub(super) fn settle(&mut self, volume: &Volume, ino: Ino, view: View<'_>) -> Result<()> {
-        let mut kept = Vec::new();
-        for sealed in std::mem::take(&mut self.sealed) {
-            let done = sealed.batch.is_done(volume, view);
-            if matches!(done, Ok(true)) {
-                // Write-out may have filled holes between the pieces.
-                sealed.layer.frames().keys().for_each(|number| self.active.uncount(*number));
-            } else {
-                kept.push(sealed);
-            }
+    /// Drops what the state has. The caller holds the writers' lock, or took the state with the content locked, or can do with "not yet".
+    pub(super) fn settle(&mut self, state: &State) {
+        for sealed in self.sealed.extract_if(.., |sealed| sealed.batch.is_in(state)) {
+            // Write-out may have filled holes between the pieces.
+            sealed.layer.frames().keys().for_each(|number| self.active.uncount(*number));
         }
-        self.sealed = kept;
-        let published = match &self.pending {
-            None => false,
-            Some(Pending::Cut(size)) => existing(view, ino)?.is_none_or(|inode| inode.size == *size),
-            Some(Pending::Cover(_, piece)) => names(view, piece)?,
-        };
-        if published {
-            match self.pending.take() {
-                Some(Pending::Cut(size)) => self.active.remove(size..u64::MAX),
-                Some(Pending::Cover(range, _)) => self.active.remove(range),
-                None => {}
-            }
+        if let Some((_, range)) = self.superseded.take_if(|(publication, _)| publication.is_in(state)) {
+            self.active.remove(range);
             self.trim_room();
         }
-        Ok(())
+    }
+
+    /// Lets the active layer lose the range when `op` is published. The caller holds the turn and settles the file afterwards; when `op` fails, nothing
+    /// is lost.
+    pub(super) fn supersede(&mut self, op: &mut Operation<'_>, range: Range<u64>) {
+        let publication = Publication::default();
+        op.carry(&publication);
+        self.superseded = Some((publication, range));
     }
 
     /// Gives back the room of frames that vanished.
@@ -352,7 +340,7 @@ impl Content {
     pub(super) fn discard(&mut self) {
         self.active = Layer::default();
         self.room = None;
-        self.pending = None;
+        self.superseded = None;
     }
 
     fn clear(&mut self) {
@@ -362,30 +350,20 @@ impl Content {
 
 impl FileSystem {
     /// A state, and what `f` tells of the content that lies over it (D1).
-    pub(super) fn look<R>(
-        &self,
-        ino: Ino,
-        f: impl FnOnce(&mut Content, View<'_>) -> R,
-    ) -> Result<(Arc<State>, Option<R>)> {
+    pub(super) fn look<R>(&self, ino: Ino, f: impl FnOnce(&mut Content, View<'_>) -> R) -> (Arc<State>, Option<R>) {
         // An entry leaves the map only when all it had is published, so without one the state taken now has everything.
-        let Some(file) = self.staging.find(ino) else { return Ok((self.volume.state(), None)) };
+        let Some(file) = self.staging.find(ino) else { return (self.volume.state(), None) };
         file.with(|content| {
-            loop {
-                let state = self.volume.state();
-                content.settle(&self.volume, ino, self.volume.view(&state))?;
-                let later = self.volume.state();
-                // What is pending may have been published between the two; then the layer is looked at again.
-                if content.pending.is_none() || Arc::ptr_eq(&state, &later) {
-                    let found = (!content.is_empty()).then(|| f(content, self.volume.view(&later)));
-                    return Ok((later, found));
-                }
-            }
+            let state = self.volume.state();
+            content.settle(&state);
+            let found = (!content.is_empty()).then(|| f(content, self.volume.view(&state)));
+            (state, found)
         })
     }
 
-    pub(super) fn overlay(&self, ino: Ino, range: &Range<u64>) -> Result<(Arc<State>, Overlay)> {
-        let (state, overlay) = self.look(ino, |content, _| content.overlay(range))?;
-        Ok((state, overlay.unwrap_or(Overlay { end: 0, parts: Vec::new() })))
+    pub(super) fn overlay(&self, ino: Ino, range: &Range<u64>) -> (Arc<State>, Overlay) {
+        let (state, overlay) = self.look(ino, |content, _| content.overlay(range));
+        (state, overlay.unwrap_or(Overlay { end: 0, parts: Vec::new() }))
     }
 
     /// Drops the staged data of an inode that no longer exists.
@@ -434,7 +412,7 @@ impl FileSystem {
     /// The frames that `parts` reach.
     fn frames_touched(&self, file: &StagedFile, parts: &[(u64, &[u8])]) -> Result<Touched> {
         let state = self.volume.state();
-        let inode = existing(self.volume.view(&state), file.ino)?.unwrap_or_default();
+        let inode = inode::find(self.volume.view(&state), file.ino)?.unwrap_or_default();
         let mut frames: Vec<(u64, u64)> = Vec::new();
         for (offset, data) in parts {
             for (number, _, range) in split(*offset, data.len()) {

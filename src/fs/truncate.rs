@@ -1,7 +1,7 @@
 //! Sets the size of a file, in one operation however large it is.
 
 use super::reclaim::STEP;
-use super::staging::{Pending, StagedFile};
+use super::staging::StagedFile;
 use super::{FileSystem, extents, inode};
 use crate::error::{Error, Result};
 use crate::format::values::{InodeValue, NO_TRIM};
@@ -46,26 +46,15 @@ impl FileSystem {
             let view = self.volume.view(&state);
             let inode = self.regular(view, file.ino)?;
             let end = file.with(|content| content.end());
-            if inode.size == size && end > size {
-                self.grow_to_staged(file)?;
-                continue;
-            }
             let (cuts, _) = extents::measure(view, file.ino, size..inode.trim.max(size), STEP + 1)?;
             drop(state);
             // Inode, inline data, trim record.
             let records = 3 + cuts * extents::RECORDS_PER_CUT;
             let shrinks = size < inode.size.max(end);
-            let result = self.volume.operate(records, shrinks, |op| self.truncate_here(op, file, size, change));
-            match result {
-                Ok(None) => {}
-                Ok(Some(inode)) => {
-                    self.settle(file)?;
-                    return Ok(inode);
-                }
-                Err(error) => {
-                    file.with(|content| content.pending = None);
-                    return Err(error);
-                }
+            let cut = self.volume.operate(records, shrinks, |op| self.truncate_here(op, file, size, change))?;
+            if let Some(inode) = cut {
+                file.settle(&self.volume);
+                return Ok(inode);
             }
         }
     }
@@ -78,34 +67,16 @@ impl FileSystem {
         size: u64,
         change: &mut dyn FnMut(&mut InodeValue),
     ) -> Result<Option<InodeValue>> {
-        let settled = self.is_settled(file, op)?;
-        let mut inode = inode::load(op.view(), file.ino)?;
-        let end = file.with(|content| content.end());
-        if !settled || (inode.size == size && end > size) {
+        if !self.is_settled(file, op) {
             return Ok(None);
         }
+        let mut inode = inode::load(op.view(), file.ino)?;
         cut(op, file.ino, &mut inode, size)?;
         inode.size = size;
         change(&mut inode);
         inode::store(op, file.ino, &inode)?;
-        if end > size {
-            file.with(|content| content.pending = Some(Pending::Cut(size)));
-        }
+        file.with(|content| content.supersede(op, size..u64::MAX));
         Ok(Some(inode))
-    }
-
-    /// Lets the inode have the size that staged data gives the file, so that cutting the file changes the inode's size: that tells
-    /// whether the cut is published (`Pending::Cut`).
-    fn grow_to_staged(&self, file: &StagedFile) -> Result<()> {
-        self.volume.operate(1, true, |op| {
-            let mut inode = inode::load(op.view(), file.ino)?;
-            let end = file.with(|content| content.end());
-            if end > inode.size {
-                inode.size = end;
-                inode::store(op, file.ino, &inode)?;
-            }
-            Ok(())
-        })
     }
 }
 

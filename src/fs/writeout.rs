@@ -2,7 +2,7 @@
 //!
 //! Two may want to write out the same file: the thread that holds its turn (`write_out`) and the flusher, which holds the writers' lock.
 //! They never do it twice. A layer is sealed for exactly one batch, under its content's lock; the batch is announced before. The flusher
-//! first lands every announced batch, waiting for those whose pages are being written (they wait for nothing that it holds, W3), then
+//! first lands every announced batch, waiting for those whose pages are being written (they wait for nothing that it holds, W2), then
 //! seals what is active for a batch of its own. Whoever comes second finds the batch applied and changes nothing.
 
 use std::cmp::Reverse;
@@ -78,24 +78,24 @@ impl FileSystem {
     pub(super) fn flush(&self, op: &mut Operation<'_>) -> Result<()> {
         let batch = Arc::new(Batch::new());
         let mut sealing = Sealing::default();
-        let (older, sealed) = {
+        let older = {
             let _gate = self.staging.gate.write();
             let mut batches = self.staging.batches.lock();
             // Failed ones are thawed by now, so their data is sealed here.
             let older: Vec<Arc<Batch>> = batches.iter().filter(|older| !older.is_over()).cloned().collect();
             batches.push(batch.clone());
             drop(batches);
-            (older, self.seal_all(&batch, op, &mut sealing))
+            self.seal_all(&batch, &mut sealing);
+            older
         };
         #[cfg(test)]
         self.staging.most_flushed.fetch_max(sealing.bytes(), std::sync::atomic::Ordering::Relaxed);
-        let landed = sealed.and_then(|()| self.land_all(&older, op));
-        let plans = landed.and_then(|()| self.write_pages(op.view(), &mut sealing));
+        let plans = self.land_all(&older, op).and_then(|()| self.write_pages(op.view(), &mut sealing));
         let result = match plans {
             Ok(plans) => {
-                self.filled.note(&batch, &plans);
+                self.filled.note(batch.publication(), &plans);
                 batch.written(plans);
-                batch.land(&self.volume, op).map(drop)
+                batch.land(&self.volume, op)
             }
             Err(error) => {
                 sealing.thaw(&batch);
@@ -117,17 +117,13 @@ impl FileSystem {
         Ok(())
     }
 
-    fn seal_all(&self, batch: &Arc<Batch>, op: &Operation<'_>, sealing: &mut Sealing) -> Result<()> {
+    fn seal_all(&self, batch: &Arc<Batch>, sealing: &mut Sealing) {
         for file in self.staging.files() {
-            let sealed = file.with(|content| {
-                content.settle(&self.volume, file.ino, op.view())?;
-                Ok(content.seal(batch, u64::MAX, u64::MAX))
-            })?;
-            if let Some((layer, room)) = sealed {
+            file.settle(&self.volume);
+            if let Some((layer, room)) = file.with(|content| content.seal(batch, u64::MAX, u64::MAX)) {
                 sealing.add(&file, layer, room);
             }
         }
-        Ok(())
     }
 
     /// Writes the pages of what was sealed; on an error none of them is kept, and the room that they took is promised to the layers again.
@@ -156,13 +152,13 @@ impl FileSystem {
         }
         let batch = Arc::new(Batch::new());
         let mut sealing = Sealing::default();
-        let sealed = {
+        {
             let _gate = self.staging.gate.read();
             self.staging.batches.lock().push(batch.clone());
-            self.seal_some(&batch, files, &mut sealing)
-        };
+            self.seal_some(&batch, files, &mut sealing);
+        }
         let state = self.volume.state();
-        let plans = sealed.and_then(|()| self.write_pages(self.volume.view(&state), &mut sealing));
+        let plans = self.write_pages(self.volume.view(&state), &mut sealing);
         drop(state);
         let plans = match plans {
             Ok(plans) => plans,
@@ -176,27 +172,24 @@ impl FileSystem {
             }
         };
         let records = plans.iter().map(Plan::records).sum();
-        self.filled.note(&batch, &plans);
+        self.filled.note(batch.publication(), &plans);
         batch.written(plans);
         drop(sealing.room.take());
         // When this fails the batch stays announced, and the next commit or change of these files lands it.
         self.volume.operate(records, true, |op| batch.land(&self.volume, op))?;
-        for file in files {
-            self.settle(file)?;
-        }
+        files.iter().for_each(|file| file.settle(&self.volume));
         self.staging.batches.lock().retain(|batch| !batch.is_over());
         Ok(!sealing.layers.is_empty())
     }
 
-    fn seal_some(&self, batch: &Arc<Batch>, files: &[Arc<StagedFile>], sealing: &mut Sealing) -> Result<()> {
+    fn seal_some(&self, batch: &Arc<Batch>, files: &[Arc<StagedFile>], sealing: &mut Sealing) {
         let (mut left, mut most) = (BATCH_PIECES, BATCH_BYTES);
         for file in files {
             let sealed = file.with(|content| {
-                let state = self.volume.state();
-                content.settle(&self.volume, file.ino, self.volume.view(&state))?;
+                content.settle(&self.volume.state());
                 // A layer of the flusher came between; it takes all there was.
-                Ok(if content.has_sealed() { None } else { content.seal(batch, left, most) })
-            })?;
+                if content.has_sealed() { None } else { content.seal(batch, left, most) }
+            });
             if let Some((layer, room)) = sealed {
                 left = left.saturating_sub(layer.pieces());
                 most = most.saturating_sub(layer.bytes());
@@ -206,24 +199,18 @@ impl FileSystem {
                 break;
             }
         }
-        Ok(())
-    }
-
-    pub(super) fn settle(&self, file: &StagedFile) -> Result<()> {
-        file.with(|content| content.settle(&self.volume, file.ino, self.volume.view(&self.volume.state())))
     }
 
     /// Returns when no sealed layer of the file is left (a commit may seal another one at once). The caller holds the turn.
     pub(super) fn land_older(&self, file: &StagedFile) -> Result<()> {
-        self.settle(file)?;
+        file.settle(&self.volume);
         let batches = file.with(|content| content.sealed_batches());
         if batches.is_empty() {
             return Ok(());
         }
-        self.volume.operate(LEFT_OVER, true, |op| {
-            batches.iter().try_for_each(|batch| batch.land(&self.volume, op).map(drop))
-        })?;
-        self.settle(file)
+        self.volume.operate(LEFT_OVER, true, |op| batches.iter().try_for_each(|batch| batch.land(&self.volume, op)))?;
+        file.settle(&self.volume);
+        Ok(())
     }
 
     /// Returns when no sealed layer of the file is left and nothing staged lies over `range` (a commit may seal a layer of the rest at once;
@@ -239,8 +226,8 @@ impl FileSystem {
     }
 
     /// Whether the extents of `range` may be changed in `op` (D2); a definite answer, for `op` holds the writers' lock.
-    pub(super) fn is_clear(&self, file: &StagedFile, op: &Operation<'_>, range: &Range<u64>) -> Result<bool> {
-        Ok(self.is_settled(file, op)? && file.with(|content| content.active.within(range).next().is_none()))
+    pub(super) fn is_clear(&self, file: &StagedFile, op: &Operation<'_>, range: &Range<u64>) -> bool {
+        self.is_settled(file, op) && file.with(|content| content.active.within(range).next().is_none())
     }
 
     /// Staged bytes at most.
@@ -295,7 +282,7 @@ impl FileSystem {
         let Some(_pressure) = pressure else { return Ok(None) };
         let mut fruitless = 0;
         while self.is_much_staged() && fruitless < FRUITLESS {
-            self.staging.sweep(&self.volume)?;
+            self.staging.sweep(&self.volume);
             if !self.is_much_staged() {
                 break;
             }
@@ -336,11 +323,9 @@ impl FileSystem {
     }
 
     /// Whether the file has no sealed layer, so that its extents may be changed in `op`; a definite answer, for `op` holds the writers' lock.
-    pub(super) fn is_settled(&self, file: &StagedFile, op: &Operation<'_>) -> Result<bool> {
-        file.with(|content| {
-            content.settle(&self.volume, file.ino, op.view())?;
-            Ok(!content.has_sealed())
-        })
+    pub(super) fn is_settled(&self, file: &StagedFile, _op: &Operation<'_>) -> bool {
+        file.settle(&self.volume);
+        !file.with(|content| content.has_sealed())
     }
 
     /// Names the pages of pieces that were written for one file in `op` and makes them its content.

@@ -11,7 +11,7 @@
 //! T5  An operation is accepted only against free blocks that are allocated on the host: its data at worst case, the nodes that it may
 //!     dirty, and what the commit itself needs. So a commit never meets a full disk. Who finds none waits first for what is on its way
 //!     (`shortage`).
-//! T6  An operation is published whole or not at all.
+//! T6  An operation is published whole or not at all, and what it carries tells for each state whether it is in it (`publication`).
 //! T7  The space map of checkpoint c together with the lists of the records c..=g is exactly the set of pages of root g. A record that no such
 //!     chain leads to says so with checkpoint 0; then that set is what the trees name.
 
@@ -26,6 +26,7 @@ mod lists;
 mod open;
 mod operation;
 mod partly;
+mod publication;
 mod reading;
 mod recovery;
 mod references;
@@ -46,6 +47,7 @@ pub(crate) use commit::WantedCommit;
 pub use finding::{Finding, FindingKind, Lost, Severity};
 pub(crate) use lineage::{Descent, Mark};
 pub(crate) use operation::Operation;
+pub(crate) use publication::Publication;
 pub(crate) use reading::Reading;
 pub(crate) use state::State;
 pub(crate) use volume::{OpenOptions, Volume};

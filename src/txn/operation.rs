@@ -1,7 +1,7 @@
 //! One change of the archive, atomic: works on its own copy of the trees, published whole or dropped.
 
-use super::View;
 use super::state::{Counters, Trees};
+use super::{Publication, View};
 use crate::btree::Edits;
 use crate::error::{Error, Result};
 use crate::format::{Generation, Ino, Key, MAX_INO, Pointer, Run, Tag};
@@ -26,6 +26,8 @@ pub(crate) struct Operation<'v> {
     pub(super) of_commit: bool,
     /// Pages that lost a part of what named them, and may be packed.
     pub(super) partly: Vec<Pointer>,
+    /// Told the number of the state when the operation is published.
+    pub(super) carried: Vec<Publication>,
 }
 
 impl Operation<'_> {

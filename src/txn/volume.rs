@@ -12,7 +12,7 @@ use super::commit::CommitState;
 use super::partly::PartlyNamed;
 use super::shortage::Reclaimer;
 use super::state::{Epochs, State};
-use super::{Mark, Operation, View};
+use super::{Mark, Operation, Publication, View};
 use crate::btree::{Edits, Node, NodeStore, Tree};
 use crate::env::Environment;
 use crate::error::{Error, Result};
@@ -237,6 +237,7 @@ impl Volume {
             freed: Vec::new(),
             of_commit: false,
             partly: Vec::new(),
+            carried: Vec::new(),
         };
         drop(base);
         let result = f(&mut operation)?;
@@ -247,6 +248,7 @@ impl Volume {
 
     fn publish(&self, writer: &mut Writer, operation: Operation<'_>, essential: bool) -> Result<()> {
         if !operation.changed {
+            Publication::announce(&operation.carried, self.published.load().sequence, || ());
             return Ok(());
         }
         let dirtied = operation.dirtied();
@@ -279,8 +281,10 @@ impl Volume {
         let entries = writer.born.len() + writer.freed.len() + writer.superseded.len();
         self.list_entries.store(entries as u64, Ordering::Relaxed);
         let state = Arc::new(State { trees: operation.trees, counters: operation.counters, sequence });
-        self.epochs.add(&state);
-        self.published.store(state);
+        Publication::announce(&operation.carried, sequence, || {
+            self.epochs.add(&state);
+            self.published.store(state);
+        });
         if !unnamed.is_empty() {
             self.space.lock().discard(unnamed, sequence);
             self.release_waiting();

@@ -169,7 +169,7 @@ impl FileSystem {
             // Inode; extents of both; what is cut of the target is bounded in the step itself.
             let records = 1 + shared.1 * extents::RECORDS_PER_PIECE + STEP as u64;
             let step = self.volume.operate(records, false, |op| {
-                if !self.is_clear(copy.target, op, &range)? {
+                if !self.is_clear(copy.target, op, &range) {
                     return Ok(None);
                 }
                 let mut inode = inode::load(op.view(), copy.target.ino)?;
@@ -227,7 +227,7 @@ impl FileSystem {
             let moved = self.volume.operate(records, false, |op| {
                 let mut inode = inode::load(op.view(), file.ino)?;
                 let same = extents::inline(op.view(), file.ino, &inode)?.as_ref() == Some(&content);
-                if !same || !self.is_settled(file, op)? {
+                if !same || !self.is_settled(file, op) {
                     return Ok(false);
                 }
                 extents::set_inline(op, file.ino, &mut inode, &[])?;

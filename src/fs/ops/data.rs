@@ -7,7 +7,7 @@ use crate::format::values::InodeValue;
 use crate::format::{Ino, Key, kind};
 use crate::fs::extents::Mapped;
 use crate::fs::layer::{FRAME, INLINE_ROOM, QUAD, WHOLE_ROOM};
-use crate::fs::staging::{Pending, StagedFile};
+use crate::fs::staging::StagedFile;
 use crate::fs::truncate::MAX_SIZE;
 use crate::fs::{FileSystem, SyncProfile, extents, inode, mode, plan};
 use crate::txn::{Reading, Reservation, View, WrittenPiece};
@@ -54,7 +54,7 @@ impl FileSystem {
     /// is used again is neither allocated nor zeroed. After an error its content means nothing.
     pub fn read_into(&self, ino: Ino, offset: u64, length: usize, buffer: &mut Vec<u8>) -> Result<usize> {
         let wanted = offset..offset.saturating_add(length as u64);
-        let (state, overlay) = self.overlay(ino, &wanted)?;
+        let (state, overlay) = self.overlay(ino, &wanted);
         // Inode, inline data and the extents of a small file mostly lie in one leaf.
         let reading = Reading::of(&self.volume, state);
         let view = reading.view();
@@ -223,11 +223,11 @@ impl FileSystem {
         loop {
             let named = self.try_to_name(file, range, data, &mut pieces, &mut included);
             if named.is_err() {
-                file.with(|content| content.pending = None);
                 self.volume.abandon(&pieces);
             }
             if named? {
-                return self.settle(file);
+                file.settle(&self.volume);
+                return Ok(());
             }
         }
     }
@@ -258,16 +258,14 @@ impl FileSystem {
         self.volume.operate(records, false, |op| {
             let mut inode = inode::load(op.view(), file.ino)?;
             // A commit may have written out staged data of the file in between.
-            if !self.is_settled(file, op)? || kept_inline(op.view(), file.ino, &inode, range)? != *included {
+            if !self.is_settled(file, op) || kept_inline(op.view(), file.ino, &inode, range)? != *included {
                 return Ok(false);
             }
             extents::set_inline(op, file.ino, &mut inode, &[])?;
             self.name_pieces(op, &mut inode, pieces)?;
             inode.size = inode.size.max(range.end);
             inode::store(op, file.ino, &inode)?;
-            if let Some(first) = pieces.iter().find(|piece| piece.offset == range.start) {
-                file.with(|content| content.pending = Some(Pending::Cover(range.clone(), *first)));
-            }
+            file.with(|content| content.supersede(op, range.clone()));
             Ok(true)
         })
     }

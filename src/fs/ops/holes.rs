@@ -73,7 +73,7 @@ impl FileSystem {
             drop(state);
             // Inode and inline data.
             let done = self.volume.operate(2 + cuts * extents::RECORDS_PER_CUT, true, |op| {
-                if !self.is_clear(file, op, &rest)? {
+                if !self.is_clear(file, op, &rest) {
                     return Ok(None);
                 }
                 let mut inode = inode::load(op.view(), file.ino)?;

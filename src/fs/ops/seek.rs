@@ -47,7 +47,7 @@ impl FileSystem {
     }
 
     fn with_layout<R>(&self, ino: Ino, offset: u64, f: impl FnOnce(&Layout<'_>) -> Result<R>) -> Result<R> {
-        let (state, staged) = self.staged_ranges(ino)?;
+        let (state, staged) = self.staged_ranges(ino);
         let view = self.volume.view(&state);
         let inode = self.regular(view, ino)?;
         let size = inode.size.max(staged.last().map_or(0, |range| range.end));

@@ -54,7 +54,8 @@ impl FileSystem {
             tracing::debug!(%error, "staged data could not be written out before the commit, which tells why");
         }
         self.volume.commit_wanted(wanted)?;
-        self.staging.sweep(&self.volume)
+        self.staging.sweep(&self.volume);
+        Ok(())
     }
 
     /// As [`FileSystem::sync`] but under every profile: for the end of a mount, and when an operator asks.

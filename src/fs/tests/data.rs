@@ -499,6 +499,47 @@ fn a_flush_whose_operation_is_not_published_is_made_again_and_nothing_twice() {
     bench.audit(&files[..5]);
 }
 
+/// Nobody will ever name them: a number is not used again.
+#[test]
+fn pages_of_files_that_were_removed_after_a_failed_flush_are_given_back() {
+    let bench = Bench::new(33, OPTIONS);
+    let files: Vec<Ino> = [50_000, 2000, 2000]
+        .map(|length| (bench.make(), bench.bytes(length)))
+        .map(|(ino, content)| {
+            bench.fs.write(ino, 0, &content).unwrap();
+            ino
+        })
+        .into();
+    let failed = bench.fs.volume.operate(100, true, |op| {
+        bench.fs.flush(op)?;
+        Err::<(), _>(Error::Stale)
+    });
+    assert!(matches!(failed, Err(Error::Stale)));
+    for ino in files {
+        assert!(bench.unlink(ino, false));
+    }
+    bench.fs.sync().unwrap();
+    assert_eq!(bench.fs.volume.blocks().taken, bench.fs.volume.space().1);
+    bench.audit(&[]);
+}
+
+#[test]
+fn staged_bytes_are_cut_off_by_one_operation_even_where_the_size_that_is_published_stays() {
+    let bench = Bench::new(34, OPTIONS);
+    let ino = bench.make();
+    bench.fs.write(ino, 0, &[1; 1000]).unwrap();
+    bench.fs.sync().unwrap();
+    bench.fs.write(ino, 500, &[2; 1000]).unwrap();
+    let before = bench.fs.volume.state().sequence;
+    bench.fs.truncate(ino, 1000, &mut |_| {}).unwrap();
+    assert_eq!(bench.fs.volume.state().sequence, before + 1);
+    assert_eq!(bench.fs.read(ino, 0, 3000).unwrap(), [[1; 500], [2; 500]].concat());
+    bench.fs.write(ino, 1500, &[3]).unwrap();
+    let cut = [&[1; 500][..], &[2; 500], &[0; 500], &[3]].concat();
+    assert_eq!(bench.fs.read(ino, 0, 3000).unwrap(), cut);
+    bench.ends_as(&BTreeMap::from([(ino, cut)]));
+}
+
 #[test]
 fn files_that_write_out_filled_are_told_once_and_then_count_as_they_will_for_ever() {
     let bench = Bench::new(31, FsOptions { pack: false, ..OPTIONS });

@@ -5,6 +5,7 @@ mod gaps;
 mod group;
 mod lineage;
 mod model;
+mod publication;
 mod recovery;
 mod shortage;
 mod space;

@@ -1,0 +1,53 @@
+//! Whether a state has what an operation did: the operation carries the answer, nobody searches the trees for it.
+//!
+//! # The argument
+//! A publication is a cell that holds 0 until an operation that carries it is published, and the number of that operation's state from then on.
+//! `Volume::publish` takes the number when nothing can fail any more, and `announce` writes it into the cells before it has the state stored; all under
+//! the writers' lock, so that states are stored in the order of their numbers. Nothing returns between the two stores.
+//!
+//! - A failed operation leaves its cells at 0, whether it failed itself, found no room for its nodes, or was the flush of a commit that was
+//!   given up. Nothing is taken as done for it, and another operation may carry the same cell. A crash leaves neither cells nor what waits for them.
+//! - Whoever holds a state of this number or a later one finds the number in the cell: it was written before that state was stored, storing
+//!   releases and loading acquires (each is a sequentially consistent exchange of `ArcSwap`). So the cell itself needs no order of its own.
+//! - Whoever reads the cell between the two stores, or holds an older state, has a state of a lower number: "not yet" is true of that state.
+//! - A published operation is never undone: the cell is written once, and later states have higher numbers. A state that a commit stores anew
+//!   (`Volume::settle`) has the same trees and the same number.
+//! - What an operation that changed nothing says is true of the state that it began with, whose number its cells get. Who loaded that
+//!   state earlier may hear "not yet", and sees the same in it.
+//!
+//! So `is_in` is exact for every state, and costs one load.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::{Operation, State};
+
+/// See the argument above.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Publication(Arc<AtomicU64>);
+
+impl Publication {
+    /// Whether the state has what the operation did.
+    pub(crate) fn is_in(&self, state: &State) -> bool {
+        (1..=state.sequence).contains(&self.0.load(Ordering::Relaxed))
+    }
+
+    /// Whether an operation that carried it was published; for who holds the writers' lock the present state has it then.
+    pub(crate) fn is_set(&self) -> bool {
+        self.0.load(Ordering::Relaxed) > 0
+    }
+
+    /// Writes the number into the cells of an operation that cannot fail any more, and then has its state stored.
+    pub(super) fn announce(carried: &[Publication], sequence: u64, store: impl FnOnce()) {
+        carried.iter().for_each(|publication| publication.0.store(sequence, Ordering::Relaxed));
+        store();
+    }
+}
+
+impl Operation<'_> {
+    /// Lets the publication tell when this operation is published.
+    pub(crate) fn carry(&mut self, publication: &Publication) {
+        debug_assert!(!publication.is_set(), "it was published before");
+        self.carried.push(publication.clone());
+    }
+}

@@ -1,0 +1,129 @@
+//! What an operation carries tells for every state whether it has what the operation did.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use super::support::*;
+use crate::error::{Error, Result};
+use crate::format::{Key, kind};
+use crate::storage::MemoryStorage;
+use crate::storage::simulated::{Fate, Fault, SimulatedStorage};
+use crate::txn::{Publication, State, Volume};
+
+fn key(number: u64) -> Key {
+    Key::new(9, kind::XATTR, number)
+}
+
+fn has(volume: &Volume, state: &State, number: u64) -> bool {
+    volume.view(state).get(key(number), |_| Ok(())).unwrap().is_some()
+}
+
+/// Inserts records beside each other.
+fn insert(volume: &Volume, publication: &Publication, numbers: std::ops::Range<u64>) -> Result<()> {
+    volume.operate(1, false, |op| {
+        op.carry(publication);
+        numbers.into_iter().try_for_each(|number| op.insert(key(number), &[7; 400]).map(drop))
+    })
+}
+
+#[test]
+fn an_operation_that_fails_is_never_taken_for_published() {
+    let dice = Dice::new(1);
+    let volume = create(Arc::new(MemoryStorage::new()), &dice);
+    let publication = Publication::default();
+    let failed = volume.operate(1, false, |op| {
+        op.carry(&publication);
+        op.insert(key(1), &[7; 400])?;
+        Err::<(), _>(Error::Stale)
+    });
+    assert!(matches!(failed, Err(Error::Stale)));
+    assert!(!publication.is_set() && !publication.is_in(&volume.state()));
+    // All that the operation itself can do succeeds; its nodes find no room.
+    volume.limit_size(volume.blocks().total * 4096);
+    let mut held = Vec::new();
+    while let Ok(room) = volume.reserve_data(16 << 10, 0) {
+        held.push(room);
+    }
+    assert!(matches!(insert(&volume, &publication, 0..3000), Err(Error::NoSpace(_))));
+    assert!(!publication.is_set() && !publication.is_in(&volume.state()));
+    assert!(!has(&volume, &volume.state(), 0));
+    drop(held);
+    volume.limit_size(u64::MAX);
+    // What failed may be done again, and then it is done.
+    insert(&volume, &publication, 0..3000).unwrap();
+    assert!(publication.is_in(&volume.state()) && has(&volume, &volume.state(), 2999));
+}
+
+#[test]
+fn the_cells_are_written_before_the_state_can_be_seen() {
+    let cells = [Publication::default(), Publication::default()];
+    let mut seen = None;
+    Publication::announce(&cells, 7, || seen = Some(cells.each_ref().map(Publication::is_set)));
+    assert_eq!(seen, Some([true; 2]));
+}
+
+#[test]
+fn what_was_published_is_in_every_later_state_and_in_none_before() {
+    let dice = Dice::new(2);
+    let storage = SimulatedStorage::new();
+    let volume = create(storage.clone(), &dice);
+    let before = volume.state();
+    let (first, second, nothing) = (Publication::default(), Publication::default(), Publication::default());
+    insert(&volume, &first, 1..2).unwrap();
+    let between = volume.state();
+    insert(&volume, &second, 2..3).unwrap();
+    let found = |state: &State| [&first, &second].map(|publication| publication.is_in(state));
+    assert_eq!([found(&before), found(&between), found(&volume.state())], [[false; 2], [true, false], [true; 2]]);
+    // It changes nothing, so it says what the present state says, and there is no other state for it.
+    volume.operate(1, false, |op| Ok(op.carry(&nothing))).unwrap();
+    assert!(nothing.is_in(&volume.state()) && !nothing.is_in(&before));
+    // The same trees, stored anew by the commit.
+    volume.commit().unwrap();
+    assert_eq!([found(&before), found(&between), found(&volume.state())], [[false; 2], [true, false], [true; 2]]);
+    // A commit that fails takes nothing back: it is in the state, and durable never.
+    insert(&volume, &Publication::default(), 3..4).unwrap();
+    storage.fail_after(0, Fault::Eio);
+    assert!(volume.commit().is_err());
+    assert_eq!(found(&volume.state()), [true; 2]);
+    assert!(has(&volume, &volume.state(), 3));
+    let crashed = open(storage.crash(&mut |_| Fate::Drop), &dice);
+    assert_eq!([1, 2, 3].map(|number| has(&crashed, &crashed.state(), number)), [true, true, false]);
+}
+
+/// Whoever looks while operations are published finds in each state what it says, and nothing else.
+#[test]
+fn readers_find_in_each_state_what_it_is_said_to_have() {
+    const OPERATIONS: u64 = 20_000;
+    let dice = Dice::new(3);
+    let volume = create(Arc::new(MemoryStorage::new()), &dice);
+    let publications: Vec<Publication> = (0..OPERATIONS).map(|_| Publication::default()).collect();
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let reader = || {
+            let mut from = 0;
+            while !stop.load(Ordering::Relaxed) {
+                let state = volume.state();
+                // The next one may be published just now.
+                while from < OPERATIONS && publications[from as usize].is_in(&state) {
+                    assert!(has(&volume, &state, from % 100), "operation {from} is said to be in a state without it");
+                    from += 1;
+                }
+                let next =
+                    volume.view(&state).get(key(1000), |value| Ok(u64::from_le_bytes(value.try_into().unwrap())));
+                assert_eq!(next.unwrap().unwrap_or(0), from, "operations of the state");
+            }
+        };
+        let readers: Vec<_> = (0..2).map(|_| scope.spawn(reader)).collect();
+        let published = (0..OPERATIONS).try_for_each(|number| {
+            volume.operate(1, false, |op| {
+                op.carry(&publications[number as usize]);
+                op.insert(key(number % 100), &[])?;
+                op.insert(key(1000), &(number + 1).to_le_bytes()).map(drop)
+            })
+        });
+        // Before any failure is passed on, or the scope would wait for ever.
+        stop.store(true, Ordering::Relaxed);
+        readers.into_iter().for_each(|reader| reader.join().unwrap());
+        published.unwrap();
+    });
+}
