@@ -11,7 +11,7 @@ use super::{Archive, SeenOptions, UnlockLimits, Witness};
 use crate::crypto::kdf::KdfCost;
 use crate::crypto::{KeyFile, Passphrase, RecoveryCode, SecretKey};
 use crate::env::{Environment, SystemEnvironment};
-use crate::error::{Error, Result, Timestamp};
+use crate::error::{Error, Refusal, Result, Timestamp};
 use crate::format::header::SLOT_EMPTY;
 use crate::format::key_slot::{Description, MOST_LABEL, Rewrap};
 use crate::format::{ArchiveId, KEY_SLOTS};
@@ -235,10 +235,7 @@ impl Archive {
                 match (passphrases.next(), passphrases.next()) {
                     (Some(key), None) => usize::from(key.slot),
                     (None, _) if keys.iter().any(|key| key.kind == KeyKind::KeyFileAndPassphrase) => {
-                        return Err(Error::invalid(
-                            "the archive's passphrase goes with a key file: add one that opens alone with 'lockbox key add \
-                             --recovery-code', or change it with the key file and 'lockbox passwd'",
-                        ));
+                        return Err(Error::Refused(Refusal::PassphraseWithKeyFile));
                     }
                     (None, _) => {
                         let free = (0..KEY_SLOTS).find(|&slot| change.header.framing().slots[slot] == SLOT_EMPTY);
@@ -249,9 +246,7 @@ impl Archive {
                         return Ok(free as u8); // below 32
                     }
                     _ => {
-                        return Err(Error::invalid(
-                            "several key slots have a passphrase: say with --slot which one is to get the new one",
-                        ));
+                        return Err(Error::Refused(Refusal::SeveralPassphrases));
                     }
                 }
             }
@@ -368,10 +363,7 @@ impl Change {
             (KeyKind::Passphrase, _) => NewKey::Passphrase(new, kdf),
             (KeyKind::KeyFileAndPassphrase, Some(file)) => NewKey::KeyFileAndPassphrase(file, new, kdf),
             (kind, _) => {
-                return Err(Error::invalid(format!(
-                    "key slot {slot} has no passphrase that could be changed: it is a {}; add one with 'lockbox key add'",
-                    kind.name()
-                )));
+                return Err(Error::Refused(Refusal::NoPassphrase { slot, kind: kind.name() }));
             }
         };
         let known = self.keys().into_iter().find(|key| usize::from(key.slot) == slot);

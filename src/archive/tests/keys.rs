@@ -142,7 +142,7 @@ fn a_new_passphrase_takes_the_place_of_the_old_one_with_a_recovery_code_too() {
     let extra = secrets("third");
     Archive::add_key(&case.path(), &case.access(&extra), &NewKey::Passphrase(&passphrase("x"), KdfCost::TEST), "")
         .unwrap();
-    assert!(refusal(set(None, "fourth")).contains("--slot"));
+    assert!(refusal(set(None, "fourth")).contains("several key slots"));
     assert_eq!(set(Some(&KeyName::Slot(2)), "fourth").unwrap(), 2);
     assert!(case.opens(&secrets("third")) && case.opens(&secrets("fourth")) && !case.opens(&secrets("x")));
 }
@@ -333,7 +333,7 @@ fn a_slot_without_a_description_is_kept_only_with_its_secret() {
         };
         header.replace_slots(&storage, &[plain(0), plain(1)], &key.volume_key).unwrap();
     }
-    assert!(refusal(case.rekey(&secrets("old"), KeepKeys::All)).contains("--drop 0"));
+    assert!(refusal(case.rekey(&secrets("old"), KeepKeys::All)).contains("key slot 0 was made by an older program"));
     // A change of the keys with its secret describes it, as a change of the passphrase does.
     let access = secrets("old");
     Archive::add_key(&case.path(), &case.access(&access), &NewKey::KeyFile(&key_file()), "").unwrap();
