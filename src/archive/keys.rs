@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::header::{Header, SlotBlock};
 use super::open::Unlocked;
 use super::slots::{self, KeyKind, NewKey, OpenedSlot, Place, Secrets};
-use super::vouch::{Current, vouch};
+use super::vouch::{Current, check_age, vouch};
 use super::{Archive, SeenOptions, UnlockLimits, Witness};
 use crate::crypto::kdf::KdfCost;
 use crate::crypto::{KeyFile, Passphrase, RecoveryCode, SecretKey};
@@ -129,25 +129,27 @@ impl Archive {
         Ok(bytes)
     }
 
-    /// Every slot in use, and which of them `secrets` open: all of those are tried. Needs no lock.
+    /// Every slot in use, and which of them the secrets open: all of those are tried. Needs no lock.
     ///
     /// # Errors
-    /// As [`Archive::unlock_with`].
-    pub fn keys(path: &Path, secrets: &Secrets, limits: &UnlockLimits) -> Result<Vec<KeyInfo>> {
+    /// As [`Archive::unlock_with`]; `Older` for a header that was put back, unless accepted.
+    pub fn keys(path: &Path, access: &KeyAccess<'_>) -> Result<Vec<KeyInfo>> {
         let header = Header::read(&Unlocked::open(path)?)?;
-        let opened = slots::unlock_each(&header, secrets, limits)?;
+        let opened = slots::unlock_each(&header, access.secrets, &access.limits)?;
         header.authenticate(&opened[0].volume_key)?;
+        check_age(path, &header, &opened[0].volume_key, &access.seen)?;
         Ok(listed(&header, &opened[0].volume_key, &opened))
     }
 
     /// Every slot in use, with the first that opens: cheaper than [`Archive::keys`].
     ///
     /// # Errors
-    /// As [`Archive::unlock_with`].
-    pub fn list_keys(path: &Path, secrets: &Secrets, limits: &UnlockLimits) -> Result<Vec<KeyInfo>> {
+    /// As [`Archive::keys`].
+    pub fn list_keys(path: &Path, access: &KeyAccess<'_>) -> Result<Vec<KeyInfo>> {
         let header = Header::read(&Unlocked::open(path)?)?;
-        let opened = slots::unlock(&header, secrets, limits)?;
+        let opened = slots::unlock(&header, access.secrets, &access.limits)?;
         header.authenticate(&opened.volume_key)?;
+        check_age(path, &header, &opened.volume_key, &access.seen)?;
         Ok(listed(&header, &opened.volume_key, std::slice::from_ref(&opened)))
     }
 
