@@ -1,9 +1,13 @@
 //! The vocabulary at the bottom: errors, few kinds chosen by what the caller will do, and points in time.
 
+mod refusal;
+
 use std::io;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
+
+pub use refusal::Refusal;
 
 /// Result of every fallible operation of the crate.
 pub type Result<T> = std::result::Result<T, Error>;
@@ -26,6 +30,9 @@ pub enum Error {
     NameTooLong,
     #[error("invalid argument: {0}")]
     Invalid(String),
+    /// An invalid request for which the program that speaks knows a remedy.
+    #[error("{0}")]
+    Refused(Refusal),
     #[error("permission denied")]
     PermissionDenied,
     #[error("operation not permitted")]
@@ -109,6 +116,7 @@ impl Error {
             Error::NotEmpty => Error::NotEmpty,
             Error::NameTooLong => Error::NameTooLong,
             Error::Invalid(detail) => Error::Invalid(detail.clone()),
+            Error::Refused(refusal) => Error::Refused(refusal.clone()),
             Error::PermissionDenied => Error::PermissionDenied,
             Error::NotPermitted => Error::NotPermitted,
             Error::FileTooLarge => Error::FileTooLarge,

@@ -83,6 +83,14 @@ fn faults(table: &Table, sources: &Sources) -> Vec<String> {
         if opening.strip_prefix("//! ").is_none_or(|sentence| sentence.len() <= 5) {
             faults.push(format!("{shown}: the first line is no sentence that says the file's job"));
         }
+        if path.starts_with("src") && !path.starts_with("src/bin") {
+            let remedies = literals(text).into_iter().filter(|literal| is_of_a_program(literal));
+            faults.extend(remedies.map(|literal| {
+                format!(
+                    "{shown}: {literal} is of a program's user interface, and the program that speaks is not known here"
+                )
+            }));
+        }
         let code = without_tests(&blank(text));
         for name in item_names(&code).into_iter().chain(path.file_stem().map(|stem| stem.to_string_lossy().into())) {
             for banned in words(&name).iter().filter(|word| is_banned(word)) {
@@ -230,17 +238,7 @@ fn blank(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     let mut rest = text;
     while let Some(c) = rest.chars().next() {
-        let length = if rest.starts_with("//") {
-            rest.find('\n').unwrap_or(rest.len())
-        } else if rest.starts_with("/*") {
-            rest.find("*/").map_or(rest.len(), |end| end + 2)
-        } else if let Some(length) = raw_string(rest).filter(|_| !out.ends_with(is_name)) {
-            length
-        } else if c == '"' {
-            quoted(rest, '"')
-        } else if let Some(length) = character(rest) {
-            length
-        } else {
+        let Some((length, _)) = no_code(rest, out.ends_with(is_name)) else {
             out.push(c);
             rest = &rest[c.len_utf8()..];
             continue;
@@ -249,6 +247,44 @@ fn blank(text: &str) -> String {
         rest = &rest[length..];
     }
     out
+}
+
+/// The length of the comment or literal that the text begins with, and whether it is a string; `in_name` when a name ends before it.
+fn no_code(text: &str, in_name: bool) -> Option<(usize, bool)> {
+    if text.starts_with("//") {
+        return Some((text.find('\n').unwrap_or(text.len()), false));
+    }
+    if text.starts_with("/*") {
+        return Some((text.find("*/").map_or(text.len(), |end| end + 2), false));
+    }
+    let string = raw_string(text).filter(|_| !in_name).or_else(|| text.starts_with('"').then(|| quoted(text, '"')));
+    string.map(|length| (length, true)).or_else(|| Some((character(text)?, false)))
+}
+
+/// The strings of a source as they are written there, without those of a module for tests at its end.
+fn literals(text: &str) -> Vec<&str> {
+    let mut rest = text.split("\n#[cfg(test)]\nmod tests {").next().unwrap_or_default();
+    let mut found = Vec::new();
+    let mut in_name = false;
+    while let Some(c) = rest.chars().next() {
+        let (length, is_string) = no_code(rest, in_name).unwrap_or((c.len_utf8(), false));
+        found.extend(is_string.then(|| &rest[..length]));
+        in_name = rest[..length].ends_with(is_name);
+        rest = &rest[length..];
+    }
+    found
+}
+
+/// Whether a sentence names a command or an option.
+fn is_of_a_program(literal: &str) -> bool {
+    let option = |mark: &str| {
+        literal.match_indices(mark).any(|(at, _)| {
+            let begins = literal[..at].chars().next_back().is_none_or(|c| !is_name(c) && c != '-');
+            begins && literal[at + mark.len()..].starts_with(|c: char| c.is_ascii_lowercase())
+        })
+    };
+    let command = ["'lockbox ", "`lockbox ", "mount.lockbox "].iter().any(|name| literal.contains(name));
+    command || option("--") || option("-o ")
 }
 
 fn raw_string(text: &str) -> Option<usize> {
@@ -386,6 +422,22 @@ mod rules {
         sources.insert("src/low.rs".into(), "fn main() {}".into());
         let found = faults(&parse_table(TABLE), &sources);
         assert!(found.len() == 1 && found[0].contains("first line"), "{found:?}");
+    }
+
+    #[test]
+    fn options_and_commands_in_the_texts_of_the_library_are_found() {
+        for text in [
+            "use --drop 3",
+            "(--slot)",
+            "mount it with -o accept-older",
+            "run 'lockbox passwd' first",
+            "try \\\n --force",
+        ] {
+            refused("src/low.rs", &format!("const TEXT: &str = \"{text}\";"), "user interface");
+            accepted("fuse/src/lib.rs", &format!("const TEXT: &str = \"{text}\";"));
+        }
+        accepted("src/low.rs", "// as --drop does\nconst TEXT: &str = \"-----BEGIN a -- b, x--y\";");
+        accepted("src/low.rs", "\n#[cfg(test)]\nmod tests { const TEXT: &str = \"--drop\"; }");
     }
 
     #[test]

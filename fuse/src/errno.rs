@@ -21,7 +21,7 @@ fn code(error: &Error) -> Errno {
         Error::IsDirectory => Errno::EISDIR,
         Error::NotEmpty => Errno::ENOTEMPTY,
         Error::NameTooLong => Errno::ENAMETOOLONG,
-        Error::Invalid(_) => Errno::EINVAL,
+        Error::Invalid(_) | Error::Refused(_) => Errno::EINVAL,
         Error::PermissionDenied => Errno::EACCES,
         Error::NotPermitted => Errno::EPERM,
         Error::FileTooLarge => Errno::EFBIG,

@@ -5,6 +5,7 @@ use std::fmt;
 use std::path::Path;
 
 use lockbox::Error;
+use lockbox::error::Refusal;
 use serde::{Deserialize, Serialize};
 
 pub const USAGE: u8 = 1;
@@ -100,10 +101,20 @@ impl From<Error> for Failure {
         let message = match (&error, std::error::Error::source(&error)) {
             (Error::Older(_), _) => format!("{error}; mount it with -o accept-older to go on with it"),
             (Error::Forked(_), _) => format!("{error}; mount this one with -o accept-fork to go on with it"),
+            (Error::Refused(refusal), _) => format!("{refusal}{}", remedy(refusal)),
             (_, Some(source)) => format!("{error}: {source}"),
             (_, None) => error.to_string(),
         };
         Failure::new(exit_code(&error), message)
+    }
+}
+
+/// What the user of this program can do about a refusal; of the rest none is met by a mount.
+fn remedy(refusal: &Refusal) -> &'static str {
+    match refusal {
+        Refusal::Costly { .. } => "; raise the limit with -o kdf-limit=N if you trust the archive",
+        Refusal::EncryptedIdentity { .. } => "; decrypt it with age into a pipe, such as --identity <(age -d FILE)",
+        _ => "",
     }
 }
 
@@ -135,6 +146,10 @@ mod tests {
             assert!(!message.contains("--accept"), "{message}");
             crate::options::Options::parse(&[option.to_owned()]).unwrap();
         }
+        let costly = Refusal::Costly { slot: 1, memory: 4, passes: 1, most_cost: 1, most_memory: 1 };
+        let Failure { message, .. } = Failure::from(Error::Refused(costly));
+        assert!(message.starts_with("deriving ") && message.contains("-o kdf-limit=N ") && !message.contains("--"));
+        crate::options::Options::parse(&["kdf-limit=9".to_owned()]).unwrap();
     }
 
     #[test]

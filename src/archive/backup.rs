@@ -97,7 +97,7 @@ fn misfit(found: &Framing, mine: &Framing) -> Option<Error> {
     }
     (!equal(&found.commitment, &mine.commitment)).then(|| {
         Error::invalid(
-            "the header backup is from before the archive was given a new volume key (lockbox key rekey): it opens older copies only",
+            "the header backup is from before the archive was given a new volume key: it opens older copies only",
         )
     })
 }

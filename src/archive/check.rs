@@ -32,8 +32,7 @@ impl Archive {
     fn check_outside(&self) -> Result<Vec<Finding>> {
         let header = self.header_flaw.as_ref().map(|flaw| {
             let detail = format!(
-                "{flaw}; without the other copy nothing would open, and the next writable opening or 'lockbox check --repair-header' \
-                 writes it anew"
+                "{flaw}; without the other copy nothing would open, and the next writable opening writes it anew"
             );
             Finding::new(FindingKind::Header, Severity::Minor, detail)
         });

@@ -6,12 +6,12 @@ use std::sync::Arc;
 use super::header::{Header, SlotBlock};
 use super::open::Unlocked;
 use super::slots::{self, KeyKind, NewKey, OpenedSlot, Place, Secrets};
-use super::vouch::{Current, vouch};
+use super::vouch::{Current, check_age, vouch};
 use super::{Archive, SeenOptions, UnlockLimits, Witness};
 use crate::crypto::kdf::KdfCost;
 use crate::crypto::{KeyFile, Passphrase, RecoveryCode, SecretKey};
 use crate::env::{Environment, SystemEnvironment};
-use crate::error::{Error, Result, Timestamp};
+use crate::error::{Error, Refusal, Result, Timestamp};
 use crate::format::header::SLOT_EMPTY;
 use crate::format::key_slot::{Description, MOST_LABEL, Rewrap};
 use crate::format::{ArchiveId, KEY_SLOTS};
@@ -129,25 +129,27 @@ impl Archive {
         Ok(bytes)
     }
 
-    /// Every slot in use, and which of them `secrets` open: all of those are tried. Needs no lock.
+    /// Every slot in use, and which of them the secrets open: all of those are tried. Needs no lock.
     ///
     /// # Errors
-    /// As [`Archive::unlock_with`].
-    pub fn keys(path: &Path, secrets: &Secrets, limits: &UnlockLimits) -> Result<Vec<KeyInfo>> {
+    /// As [`Archive::unlock_with`]; `Older` for a header that was put back, unless accepted.
+    pub fn keys(path: &Path, access: &KeyAccess<'_>) -> Result<Vec<KeyInfo>> {
         let header = Header::read(&Unlocked::open(path)?)?;
-        let opened = slots::unlock_each(&header, secrets, limits)?;
+        let opened = slots::unlock_each(&header, access.secrets, &access.limits)?;
         header.authenticate(&opened[0].volume_key)?;
+        check_age(path, &header, &opened[0].volume_key, &access.seen)?;
         Ok(listed(&header, &opened[0].volume_key, &opened))
     }
 
     /// Every slot in use, with the first that opens: cheaper than [`Archive::keys`].
     ///
     /// # Errors
-    /// As [`Archive::unlock_with`].
-    pub fn list_keys(path: &Path, secrets: &Secrets, limits: &UnlockLimits) -> Result<Vec<KeyInfo>> {
+    /// As [`Archive::keys`].
+    pub fn list_keys(path: &Path, access: &KeyAccess<'_>) -> Result<Vec<KeyInfo>> {
         let header = Header::read(&Unlocked::open(path)?)?;
-        let opened = slots::unlock(&header, secrets, limits)?;
+        let opened = slots::unlock(&header, access.secrets, &access.limits)?;
         header.authenticate(&opened.volume_key)?;
+        check_age(path, &header, &opened.volume_key, &access.seen)?;
         Ok(listed(&header, &opened.volume_key, std::slice::from_ref(&opened)))
     }
 
@@ -235,10 +237,7 @@ impl Archive {
                 match (passphrases.next(), passphrases.next()) {
                     (Some(key), None) => usize::from(key.slot),
                     (None, _) if keys.iter().any(|key| key.kind == KeyKind::KeyFileAndPassphrase) => {
-                        return Err(Error::invalid(
-                            "the archive's passphrase goes with a key file: add one that opens alone with 'lockbox key add \
-                             --recovery-code', or change it with the key file and 'lockbox passwd'",
-                        ));
+                        return Err(Error::Refused(Refusal::PassphraseWithKeyFile));
                     }
                     (None, _) => {
                         let free = (0..KEY_SLOTS).find(|&slot| change.header.framing().slots[slot] == SLOT_EMPTY);
@@ -249,9 +248,7 @@ impl Archive {
                         return Ok(free as u8); // below 32
                     }
                     _ => {
-                        return Err(Error::invalid(
-                            "several key slots have a passphrase: say with --slot which one is to get the new one",
-                        ));
+                        return Err(Error::Refused(Refusal::SeveralPassphrases));
                     }
                 }
             }
@@ -368,10 +365,7 @@ impl Change {
             (KeyKind::Passphrase, _) => NewKey::Passphrase(new, kdf),
             (KeyKind::KeyFileAndPassphrase, Some(file)) => NewKey::KeyFileAndPassphrase(file, new, kdf),
             (kind, _) => {
-                return Err(Error::invalid(format!(
-                    "key slot {slot} has no passphrase that could be changed: it is a {}; add one with 'lockbox key add'",
-                    kind.name()
-                )));
+                return Err(Error::Refused(Refusal::NoPassphrase { slot, kind: kind.name() }));
             }
         };
         let known = self.keys().into_iter().find(|key| usize::from(key.slot) == slot);

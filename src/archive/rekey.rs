@@ -13,7 +13,7 @@ use super::{Archive, UnlockedKey};
 use crate::crypto::kdf::equal;
 use crate::crypto::{Prompts, SecretKey};
 use crate::env::{Environment, SystemEnvironment};
-use crate::error::{Error, Result};
+use crate::error::{Error, Refusal, Result};
 use crate::format::KEY_SLOTS;
 use crate::format::header::{Framing, SLOT_EMPTY, encode};
 
@@ -98,17 +98,10 @@ fn choose(header: &Header, opened: &OpenedSlot, keep: &KeepKeys) -> Result<(Vec<
     }
     for key in &kept {
         if matches!(key.kind, KeyKind::Unknown(_)) {
-            return Err(Error::invalid(format!(
-                "key slot {} is of a kind that this program does not know, and cannot be kept: use --drop {}",
-                key.slot, key.slot
-            )));
+            return Err(Error::Refused(Refusal::UnknownKey { slot: key.slot.into() }));
         }
         if key.about.is_none() {
-            return Err(Error::invalid(format!(
-                "key slot {} was made by an older program, and cannot be kept without its secret: change its passphrase to itself with \
-                 'lockbox passwd' first, or use --drop {}",
-                key.slot, key.slot
-            )));
+            return Err(Error::Refused(Refusal::UndescribedKey { slot: key.slot.into() }));
         }
     }
     Ok((kept, dropped))
@@ -143,9 +136,7 @@ fn target(
         let place = Place { archive: &archive, slot, volume_key: &volume_key };
         let wrapped = slots::rewrap(&place, header, &description, prompts, &environment);
         (framing.slots[slot], blocks[slot]) = wrapped.map_err(|error| match error {
-            Error::Invalid(reason) => {
-                Error::invalid(format!("key slot {slot} cannot be kept: {reason}; or use --drop {slot}"))
-            }
+            Error::Invalid(reason) => Error::Refused(Refusal::UnkeptKey { slot, reason }),
             error => error,
         })?;
     }

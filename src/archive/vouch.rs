@@ -4,8 +4,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::header::Header;
-use super::open::{LEAST_MEMORY, seen_file};
-use super::seen::{self, Looked};
+use super::open::{LEAST_MEMORY, Unlocked, seen_file};
+use super::seen::{self, Looked, Seen};
 use super::{Archive, SeenOptions, UnlockedKey};
 use crate::crypto::SecretKey;
 use crate::env::SystemEnvironment;
@@ -41,6 +41,28 @@ impl Current {
         let replace = seen::judge(&volume, sequence, looked.seen.as_ref(), seen)?;
         Ok(Current { volume, looked, replace })
     }
+}
+
+/// For who reads the header alone, with the archive in use or not: whether one with a higher number is known, from what is remembered and, when
+/// nobody writes the archive, from its newest commit. Damage there is no reason to hide the keys.
+///
+/// # Errors
+/// `Older` unless accepted.
+pub(super) fn check_age(path: &Path, header: &Header, volume_key: &SecretKey, seen: &SeenOptions) -> Result<()> {
+    let (archive, sequence) = (header.framing().archive, header.framing().sequence);
+    if seen.accept_older {
+        return Ok(());
+    }
+    let looked = Looked::into(seen_file(seen, volume_key, &archive));
+    let committed = FileStorage::open(path, LockMode::Shared)
+        .and_then(|storage| open(Arc::new(storage), &archive, volume_key, sequence, true, &looked))
+        .map_or(0, |volume| volume.durable().header_sequence);
+    let known = committed.max(looked.seen.as_ref().map_or(0, Seen::header_sequence));
+    // Somebody may have changed the keys since the header was read.
+    if sequence < known && Header::read(&Unlocked::open(path)?)?.framing().sequence < known {
+        return Err(seen::older_header(sequence, known));
+    }
+    Ok(())
 }
 
 /// Opens the commits of an archive beside a header with this number.

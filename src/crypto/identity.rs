@@ -8,7 +8,7 @@ use age::{Callbacks, DecryptError, Decryptor, EncryptError, Encryptor, IdentityF
 use zeroize::Zeroizing;
 
 use super::secret::{Passphrase, SecretKey};
-use crate::error::{Error, Result};
+use crate::error::{Error, Refusal, Result};
 
 /// Most bytes of a file with identities.
 const MOST_IDENTITY_BYTES: usize = 1 << 20;
@@ -96,9 +96,7 @@ impl Identities {
             return Err(Error::invalid(format!("{name}: an identity file has at most 1 MiB")));
         }
         if content.starts_with(b"age-encryption.org/") || content.starts_with(b"-----BEGIN AGE") {
-            return Err(Error::invalid(format!(
-                "{name}: the identity file is encrypted; decrypt it with age into a pipe, such as --identity <(age -d FILE)"
-            )));
+            return Err(Error::Refused(Refusal::EncryptedIdentity { name: name.to_owned() }));
         }
         if content.trim_ascii_start().starts_with(b"-----BEGIN") {
             self.all.push(Box::new(ssh_identity(content, name, prompts)?));

@@ -98,11 +98,17 @@ fn a_header_from_before_a_change_of_the_passphrase_is_refused() {
     fs::write(&path, bytes).unwrap();
     // Who saw the change, and who remembers nothing.
     for home in ["state", "another"] {
-        let mut command = place.command();
-        command.env("XDG_STATE_HOME", place.path(home)).env("LOCKBOX_PASSFILE", place.path("pass"));
-        let ended = end(command.args(["ls", "a.lbx"]));
-        assert_eq!(ended.code, OLDER, "{}", ended.complaint);
-        assert!(ended.complaint.contains("header"), "{}", ended.complaint);
+        for words in [&["ls", "a.lbx"][..], &["key", "ls", "a.lbx"], &["key", "test", "a.lbx"]] {
+            let mut command = place.command();
+            command.env("XDG_STATE_HOME", place.path(home)).env("LOCKBOX_PASSFILE", place.path("pass"));
+            let ended = end(command.args(words));
+            assert_eq!(ended.code, OLDER, "{words:?}: {}", ended.complaint);
+            assert!(ended.out.is_empty() && ended.complaint.contains("header"), "{}", ended.complaint);
+        }
+    }
+    for words in [["key", "ls"], ["key", "test"]] {
+        let accepted = place.run(&[words[0], words[1], "a.lbx", "--accept-older"]);
+        assert!(accepted.code == 0 && !accepted.out.is_empty(), "{words:?}: {}", accepted.complaint);
     }
 }
 

@@ -19,7 +19,7 @@
 //! F8  It stamps mtime and ctime of a regular file in memory when it asks for a change of content, and stores them later if they are
 //!     not what it stored before. So nobody else stamps them then: that would stay behind what it has stored already. It reads what it
 //!     stores before it asks, without waiting for a truncate(2) or touch(1) under way, so older times may come after newer ones: they
-//!     change nothing. What is stamped here is in order with the kernel's stamps (`Environment::stamp`).
+//!     change nothing. It stores them by a handle, and utimensat(2) sets others without one. What is stamped here is in order with the kernel's stamps (`Environment::stamp`).
 //! F9  A directory that was removed is still there for whoever works in it, has it open or holds a path to it: of these the kernel tells
 //!     nothing but FORGET. So it is held open until then, as in F6. What may be asked of it is its attributes; the kernel answers
 //!     by itself that nothing is in it and nothing can be made there.
@@ -117,7 +117,7 @@ impl fuser::Filesystem for Adapter {
         atime: Option<TimeOrNow>,
         mtime: Option<TimeOrNow>,
         ctime: Option<SystemTime>,
-        _: Option<FileHandle>,
+        handle: Option<FileHandle>,
         _: Option<SystemTime>,
         _: Option<SystemTime>,
         _: Option<SystemTime>,
@@ -136,7 +136,7 @@ impl fuser::Filesystem for Adapter {
             ..SetAttributes::default()
         };
         let outcome = self.with_set_id(request, ino(number), set).and_then(|set| {
-            let changed = self.shared.set_attributes(&self.fs, ino(number), &set);
+            let changed = self.shared.set_attributes(&self.fs, ino(number), &set, handle.is_some());
             departed::accept_times(changed, ino(number), &set)
         });
         self.reply_attributes(outcome, reply);

@@ -16,12 +16,18 @@ pub(super) type Newest = Mutex<Option<Timestamp>>;
 impl Shared {
     /// As [`FileSystem::set_attributes`], but times that the kernel stored too late change nothing. Only of an inode with writers can it
     /// have some to store while a program sets others: it stores them before each close(2) returns.
-    pub(super) fn set_attributes(&self, fs: &FileSystem, ino: format::Ino, set: &SetAttributes) -> Result<Attributes> {
+    pub(super) fn set_attributes(
+        &self,
+        fs: &FileSystem,
+        ino: format::Ino,
+        set: &SetAttributes,
+        by_handle: bool,
+    ) -> Result<Attributes> {
         // F8.
         let change = || fs.set_attributes(ino, &SetAttributes { brings_times: true, ..*set });
         let (Some(SetTime::To(ctime)), Some(newest)) = (set.ctime, self.writers.newest(ino.0)) else { return change() };
         let mut newest = newest.lock();
-        if !is_store(set) {
+        if !is_store(set, by_handle) {
             return change().inspect(|_| *newest = Some(ctime));
         }
         let now = Timestamp::from_system(SystemTime::now());
@@ -29,9 +35,10 @@ impl Shared {
     }
 }
 
-/// How the kernel stores what it has in memory. utimensat(2) of the modification alone looks the same; it has a ctime of now.
-fn is_store(set: &SetAttributes) -> bool {
-    set.mtime.is_some() && SetAttributes { mtime: None, ctime: None, ..*set } == SetAttributes::default()
+/// How the kernel stores what it has in memory: by one of the inode's handles for writing, of which it takes any. utimensat(2) of the modification
+/// alone looks the same but for that, since of what a program sets only ftruncate(2) comes with a handle.
+fn is_store(set: &SetAttributes, by_handle: bool) -> bool {
+    by_handle && set.mtime.is_some() && SetAttributes { mtime: None, ctime: None, ..*set } == SetAttributes::default()
 }
 
 /// An older ctime is of before, unless the clock was set back since: then the newest one lies ahead of it.
@@ -57,7 +64,7 @@ mod tests {
     }
 
     #[test]
-    fn times_that_a_truncation_overtook_are_not_stored() {
+    fn times_that_a_program_overtook_are_not_stored() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("box.lbx");
         let passphrase = Passphrase::new(b"a passphrase".to_vec());
@@ -69,25 +76,34 @@ mod tests {
         let (fs, shared) = (archive.file_system(), Shared::default());
         let ino = fs.create_and_open(format::ROOT_INO, b"file", 0o600, creator).unwrap().ino;
         shared.writers.add(ino.0);
-        let set = |set: &SetAttributes| shared.set_attributes(fs, ino, set).map(|a| (a.mtime, a.ctime)).unwrap();
+        let set_by = |set: &SetAttributes, by_handle| {
+            shared.set_attributes(fs, ino, set, by_handle).map(|a| (a.mtime, a.ctime)).unwrap()
+        };
+        let set = |set: &SetAttributes| set_by(set, true);
         assert_eq!(set(&stored(5)), (at(5), at(5)));
         assert_eq!(set(&SetAttributes { size: Some(7), ..stored(20) }), (at(20), at(20)));
         assert_eq!(set(&stored(10)), (at(20), at(20)), "the kernel had read it before");
         assert_eq!(set(&stored(30)), (at(30), at(30)));
+        // touch -m
+        let touched = SetAttributes { mtime: Some(SetTime::To(at(1))), ..stored(40) };
+        assert_eq!(set_by(&touched, false), (at(1), at(40)));
+        assert_eq!(set(&stored(35)), (at(1), at(40)), "the kernel had read it before");
+        let memory = SetAttributes { ctime: Some(SetTime::To(at(50))), ..touched };
+        assert_eq!(set(&memory), (at(1), at(50)), "what was set, and a later change of status");
         shared.writers.remove(ino.0);
         assert_eq!(set(&stored(10)), (at(10), at(10)), "only with a writer can it be late");
     }
 
     #[test]
     fn a_store_is_told_from_what_programs_set() {
-        assert!(is_store(&stored(1)));
+        assert!(is_store(&stored(1), true) && !is_store(&stored(1), false));
         for set in [
             SetAttributes { size: Some(0), ..stored(1) },
             SetAttributes { mode: Some(0o600), mtime: None, ..stored(1) },
             SetAttributes { atime: Some(SetTime::Now), ..stored(1) },
             SetAttributes { mtime: None, ..stored(1) },
         ] {
-            assert!(!is_store(&set), "{set:?}");
+            assert!(!is_store(&set, true), "{set:?}");
         }
     }
 

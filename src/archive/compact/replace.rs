@@ -21,7 +21,7 @@ use rustix::io::Errno;
 
 use super::super::display;
 use crate::env::Environment;
-use crate::error::{Error, Result};
+use crate::error::{Error, Refusal, Result};
 use crate::storage::{FileStorage, HostEntry, LockMode, Storage};
 
 /// Bytes of the old name in the new one: together with the rest at most 255.
@@ -94,10 +94,7 @@ impl Old {
     pub(super) fn check_names(&self, break_links: bool) -> Result<()> {
         let links = stat(&self.storage, &self.entry)?.st_nlink;
         if links > 1 && !break_links {
-            return Err(Error::invalid(format!(
-                "{} has {links} names (hard links), and the others would keep the old file: remove them, or use --break-links",
-                self.shown()
-            )));
+            return Err(Error::Refused(Refusal::Links { path: self.shown().to_string(), links }));
         }
         Ok(())
     }

@@ -20,7 +20,7 @@ mod witness;
 
 pub(super) use file::SeenFile;
 pub use witness::Witness;
-pub(super) use witness::{Looked, judge};
+pub(super) use witness::{Looked, judge, older_header};
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};

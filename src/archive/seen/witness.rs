@@ -54,10 +54,7 @@ pub(in crate::archive) fn judge(
     let record = volume.durable();
     let known = record.header_sequence.max(seen.map_or(0, |seen| seen.header_sequence));
     if header_sequence < known && !options.accept_older {
-        return Err(Error::Older(format!(
-            "its header (number {header_sequence}) is older than one that this archive had already (number {known}): a passphrase that \
-             was changed or removed since then would open it again"
-        )));
+        return Err(older_header(header_sequence, known));
     }
     let Some(seen) = seen else { return Ok(header_sequence < known) };
     let descent = volume.descent_from(seen.mark()).or_else(|error| match error {
@@ -99,6 +96,14 @@ pub(in crate::archive) fn judge(
     }
     tracing::warn!("{facts}: accepted as asked");
     Ok(true)
+}
+
+/// The header has a lower number than one that the archive had already.
+pub(in crate::archive) fn older_header(header_sequence: u64, known: u64) -> Error {
+    Error::Older(format!(
+        "its header (number {header_sequence}) is older than one that this archive had already (number {known}): a passphrase that \
+             was changed or removed since then would open it again"
+    ))
 }
 
 fn facts(seen: &Seen, generation: u64, time: Timestamp) -> String {

@@ -11,7 +11,7 @@ use super::UnlockLimits;
 use super::header::Header;
 use crate::crypto::kdf::{KdfCost, agree, argon2id, equal, hkdf, hkdf_with, rewrap_public};
 use crate::crypto::{Identities, KeyFile, Passphrase, RecoveryCode, SecretKey, wrap};
-use crate::error::{Error, Result, Timestamp};
+use crate::error::{Error, Refusal, Result, Timestamp};
 use crate::format::header::{KdfParameters, PassphraseSlot, SLOT_EMPTY, SLOT_PASSPHRASE, decode_passphrase_slot};
 use crate::format::key_slot::{
     CLEAR, Description, KeySlot, REWRAPPED, Rewrap, SLOT_AGE, SLOT_KEY_FILE, SLOT_RECOVERY, is_key_slot,
@@ -164,7 +164,7 @@ impl Candidate {
 /// Tries `secrets` on every slot that they may open.
 ///
 /// # Errors
-/// `WrongKey`; `Unsupported` when a slot that was left out for its cost may be the right one; `Damaged` when a slot matches but does
+/// `WrongKey`; `Refused` when a slot that was left out for its cost may be the right one; `Damaged` when a slot matches but does
 /// not open; `Invalid` when an identity fails and nothing else opens.
 pub(super) fn unlock(header: &Header, secrets: &Secrets, limits: &UnlockLimits) -> Result<OpenedSlot> {
     let mut opened = None;
@@ -241,14 +241,13 @@ fn attempts(
 }
 
 fn too_costly(slot: usize, kdf: &KdfParameters, limits: &UnlockLimits) -> Error {
-    Error::Unsupported(format!(
-        "deriving the key of slot {slot} costs more than the limit: memory={} MiB passes={} limit={} MiB x passes, \
-         {} MiB; raise the limit (--kdf-limit, or kdf-limit= of a mount) if you trust the archive",
-        kdf.memory_kib / 1024,
-        kdf.passes,
-        limits.cost_mib,
-        limits.memory_mib
-    ))
+    Error::Refused(Refusal::Costly {
+        slot,
+        memory: kdf.memory_kib / 1024,
+        passes: kdf.passes,
+        most_cost: limits.cost_mib,
+        most_memory: limits.memory_mib,
+    })
 }
 
 /// None for an empty slot and for a kind of a newer program.

@@ -224,7 +224,7 @@ fn what_is_derived_comes_last_and_within_the_budget() {
     let given = Secrets { key_file: Some(key_file(2)), ..secrets("word") };
     assert_eq!(slots::unlock(&header, &given, &nothing).unwrap().slot, 20);
     let given = Secrets { key_file: Some(key_file(3)), ..secrets("word") };
-    assert!(matches!(slots::unlock(&header, &given, &nothing), Err(Error::Unsupported(_))));
+    assert!(matches!(slots::unlock(&header, &given, &nothing), Err(Error::Refused(Refusal::Costly { .. }))));
 }
 
 /// A hybrid recipient is the largest that fits: nobody without hardware opens it, but it must be made, described and made again.

@@ -83,7 +83,7 @@ fn keys_are_added_listed_and_removed_by_number_or_label() {
     assert_eq!(case.add(&NewKey::RecoveryCode(&code), ""), 2);
     assert!(case.opens(&with_file()));
     // Any of them sees all labels.
-    let keys = Archive::list_keys(&case.path(), &with_file(), &UnlockLimits::default()).unwrap();
+    let keys = Archive::list_keys(&case.path(), &case.access(&with_file())).unwrap();
     let shown: Vec<_> =
         keys.iter().map(|key| (key.slot, key.kind, key.about.as_ref().unwrap().label.as_str(), key.opened)).collect();
     let expected = [
@@ -93,7 +93,7 @@ fn keys_are_added_listed_and_removed_by_number_or_label() {
     ];
     assert_eq!(shown, expected);
     let both = Secrets { key_file: Some(key_file()), ..secrets("first") };
-    let keys = Archive::keys(&case.path(), &both, &UnlockLimits::default()).unwrap();
+    let keys = Archive::keys(&case.path(), &case.access(&both)).unwrap();
     assert_eq!(keys.iter().map(|key| key.opened).collect::<Vec<_>>(), [true, true, false]);
 
     assert!(refusal(case.remove("no such")).contains("no key slot has the label"));
@@ -142,7 +142,7 @@ fn a_new_passphrase_takes_the_place_of_the_old_one_with_a_recovery_code_too() {
     let extra = secrets("third");
     Archive::add_key(&case.path(), &case.access(&extra), &NewKey::Passphrase(&passphrase("x"), KdfCost::TEST), "")
         .unwrap();
-    assert!(refusal(set(None, "fourth")).contains("--slot"));
+    assert!(refusal(set(None, "fourth")).contains("several key slots"));
     assert_eq!(set(Some(&KeyName::Slot(2)), "fourth").unwrap(), 2);
     assert!(case.opens(&secrets("third")) && case.opens(&secrets("fourth")) && !case.opens(&secrets("x")));
 }
@@ -164,7 +164,7 @@ fn a_changed_passphrase_opens_no_slot_any_more_that_it_opened() {
     let changed = change(&with, "second", UnlockLimits::default());
     assert_eq!((changed.slots, changed.all_tried), (vec![0, 2, 4], true));
     let opened = |with: &Secrets| -> Vec<u8> {
-        let keys = Archive::keys(&case.path(), with, &UnlockLimits::default()).unwrap_or_default();
+        let keys = Archive::keys(&case.path(), &case.access(with)).unwrap_or_default();
         keys.iter().filter(|key| key.opened).map(|key| key.slot).collect()
     };
     assert!(opened(&secrets("first")).is_empty());
@@ -172,7 +172,7 @@ fn a_changed_passphrase_opens_no_slot_any_more_that_it_opened() {
     assert_eq!(opened(&with), [1]);
     assert_eq!(opened(&Secrets { key_file: Some(key_file()), ..secrets("second") }), [0, 1, 2, 4]);
     assert_eq!(opened(&secrets("other")), [3]);
-    let keys = Archive::list_keys(&case.path(), &with_file(), &UnlockLimits::default()).unwrap();
+    let keys = Archive::list_keys(&case.path(), &case.access(&with_file())).unwrap();
     let labels: Vec<_> = keys.iter().map(|key| key.about.as_ref().unwrap().label.as_str()).collect();
     assert_eq!(labels, ["", "stick", "again", "other", "both"]);
     // Without the budget for a second slot that one keeps the old passphrase, which is told.
@@ -269,7 +269,7 @@ fn a_new_volume_key_is_wrapped_to_every_slot_that_is_kept() {
         Archive::open(&case.path(), &old_key, &OpenOptions::default()).is_err(),
         "the old volume key is worth nothing"
     );
-    let keys = Archive::list_keys(&case.path(), &kept[1], &UnlockLimits::default()).unwrap();
+    let keys = Archive::list_keys(&case.path(), &case.access(&kept[1])).unwrap();
     assert_eq!(keys[3].about.as_ref().unwrap().label, "code");
 
     // With another one of the kept, only some, and again.
@@ -333,11 +333,11 @@ fn a_slot_without_a_description_is_kept_only_with_its_secret() {
         };
         header.replace_slots(&storage, &[plain(0), plain(1)], &key.volume_key).unwrap();
     }
-    assert!(refusal(case.rekey(&secrets("old"), KeepKeys::All)).contains("--drop 0"));
+    assert!(refusal(case.rekey(&secrets("old"), KeepKeys::All)).contains("key slot 0 was made by an older program"));
     // A change of the keys with its secret describes it, as a change of the passphrase does.
     let access = secrets("old");
     Archive::add_key(&case.path(), &case.access(&access), &NewKey::KeyFile(&key_file()), "").unwrap();
-    let keys = Archive::list_keys(&case.path(), &with_file(), &UnlockLimits::default()).unwrap();
+    let keys = Archive::list_keys(&case.path(), &case.access(&with_file())).unwrap();
     assert_eq!(keys.iter().map(|key| key.about.is_some()).collect::<Vec<_>>(), [false, true, true]);
     assert_eq!(keys[1].about.as_ref().unwrap().label, "label");
     let first = secrets("first");

@@ -25,7 +25,7 @@ use super::{Archive, CreateOptions, UnlockLimits, UnlockedKey};
 use crate::crypto::kdf::KdfCost;
 use crate::crypto::{Passphrase, SecretKey};
 use crate::env::{Environment, SeededEnvironment};
-use crate::error::Error;
+use crate::error::{Error, Refusal};
 use crate::format::header::{
     Framing, HEADER_BYTES, KdfParameters, PassphraseSlot, SLOT_PASSPHRASE, encode_passphrase_slot,
 };
@@ -191,7 +191,7 @@ fn the_cost_of_all_trials_together_is_bounded() {
     let tight = UnlockLimits { cost_mib: 12, ..UnlockLimits::default() };
     assert!(slots::unlock(&header, &secrets("one"), &tight).is_ok(), "the cheap slot is tried first");
     let error = slots::unlock(&header, &secrets("two"), &tight).err().unwrap();
-    assert!(matches!(&error, Error::Unsupported(detail) if detail.contains("--kdf-limit")), "{error}");
+    assert!(matches!(&error, Error::Refused(Refusal::Costly { slot: 4, most_cost: 12, .. })), "{error}");
     assert!(slots::unlock(&header, &secrets("two"), &UnlockLimits::raised(13)).is_ok());
 }
 

@@ -3,6 +3,7 @@
 use lockbox::archive::{Archive, Finding, Lost};
 use serde_json::json;
 
+use crate::advice;
 use crate::exit::{self, Failure, shown};
 use crate::opening::{self, ArchiveArgs};
 use crate::output::{self, Output};
@@ -52,7 +53,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         return Ok(());
     }
     for finding in &report.findings {
-        output::complain(&finding.to_string());
+        output::complain(&format!("{finding}{}", advice::mending(finding.kind)));
     }
     let message = format!("{}: damaged archive: findings={}", shown(path), report.findings.len());
     Err(Failure::new(exit::DAMAGED, message))

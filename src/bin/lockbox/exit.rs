@@ -5,6 +5,9 @@ use std::path::Path;
 
 use lockbox::Error;
 use lockbox::archive::{Cause, Problem, display};
+use lockbox::error::Refusal;
+
+use crate::advice;
 
 pub(crate) const USAGE: u8 = 1;
 pub(crate) const OTHER: u8 = 2;
@@ -69,7 +72,10 @@ impl Failure {
     /// A failure that concerns `path`, which is named unless the error does so itself.
     pub(crate) fn at(path: &Path, error: &Error) -> Failure {
         let message = match error {
-            Error::Io { .. } | Error::NoSpace(_) | Error::ReadOnly(_) | Error::Invalid(_) => sentence(error),
+            Error::Refused(Refusal::Costly { .. }) => format!("{}: {}", shown(path), sentence(error)),
+            Error::Io { .. } | Error::NoSpace(_) | Error::ReadOnly(_) | Error::Invalid(_) | Error::Refused(_) => {
+                sentence(error)
+            }
             _ => format!("{}: {}", shown(path), sentence(error)),
         };
         Failure::new(code(error), message)
@@ -110,6 +116,7 @@ pub(crate) fn sentence(error: &Error) -> String {
     let mut text = match error {
         // The detail is a sentence of its own.
         Error::Invalid(detail) => detail.clone(),
+        Error::Refused(refusal) => advice::sentence(refusal),
         Error::Older(_) => format!("{error}; use --accept-older to go on with it"),
         Error::Forked(_) => format!("{error}; use --accept-fork to go on with this one"),
         error => error.to_string(),

@@ -1,6 +1,7 @@
 //! The program `lockbox`: parses the command line and runs one command.
 
 mod add;
+mod advice;
 mod cat;
 mod check;
 mod compact;

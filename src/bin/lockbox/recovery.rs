@@ -50,12 +50,12 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let given = Secrets { recovery_code: Some(code), ..Secrets::default() };
     let failed = |error| unlocking::failure(path, error);
     // A wrong code is told before anything else is asked, and before a second is spent on the new passphrase.
-    let keys = Archive::list_keys(path, &given, &args.limit.limits()).map_err(failed)?;
+    let access = KeyAccess { secrets: &given, limits: args.limit.limits(), seen: args.seen.options() };
+    let keys = Archive::list_keys(path, &access).map_err(failed)?;
     let (name, new) = match new {
         Some(new) => (args.slot(&keys, false)?, new),
         None => (args.slot(&keys, true)?, args.new_passphrase(path)?),
     };
-    let access = KeyAccess { secrets: &given, limits: args.limit.limits(), seen: args.seen.options() };
     let slot = Archive::set_passphrase(path, &access, name.as_ref(), &new, args.kdf.cost()?).map_err(failed)?;
     secrets::forget_kept(path);
     let shown = keys.iter().find(|key| key.slot == slot).map_or_else(|| format!("{slot} passphrase"), name_of);

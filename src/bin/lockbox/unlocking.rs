@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use lockbox::archive::{Archive, KeyAccess, KeyKind, Secrets, UnlockLimits};
+use lockbox::archive::{Archive, KeyAccess, KeyKind, Secrets};
 use lockbox::crypto::{KeyFile, Passphrase};
 use lockbox_secrets::{PassphraseSources, Sources};
 
@@ -50,10 +50,6 @@ impl UnlockArgs {
 
     pub(crate) fn access<'a>(&self, secrets: &'a Secrets) -> KeyAccess<'a> {
         KeyAccess { secrets, limits: self.limit.limits(), seen: self.seen.options() }
-    }
-
-    pub(crate) fn limits(&self) -> UnlockLimits {
-        self.limit.limits()
     }
 
     /// A key file that is to open the archive from now on; private like any other.

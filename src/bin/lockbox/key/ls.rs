@@ -1,6 +1,6 @@
 //! `lockbox key ls` and `lockbox key test`: which keys there are, and which of them a secret is.
 
-use lockbox::archive::{Archive, KeyInfo};
+use lockbox::archive::{Archive, KeyAccess, KeyInfo};
 use serde_json::json;
 
 use super::{KeyArgs, json_of, name_of, row};
@@ -51,13 +51,12 @@ pub(crate) fn test(args: &TestArgs) -> Result<(), Failure> {
     out.finish()
 }
 
-type Lister =
-    fn(&std::path::Path, &lockbox::archive::Secrets, &lockbox::archive::UnlockLimits) -> lockbox::Result<Vec<KeyInfo>>;
+type Lister = fn(&std::path::Path, &KeyAccess<'_>) -> lockbox::Result<Vec<KeyInfo>>;
 
 fn keys(args: &KeyArgs, list: Lister) -> Result<Vec<KeyInfo>, Failure> {
     let path = &args.archive;
     let failed = |error| unlocking::failure(path, error);
     Archive::identify(path).map_err(failed)?;
     let secrets = args.unlock.secrets(path)?;
-    list(path, &secrets, &args.unlock.limits()).map_err(failed)
+    list(path, &args.unlock.access(&secrets)).map_err(failed)
 }
