@@ -6,17 +6,17 @@
 //!     failed operation loses nothing.
 //! W2  `Writing` never waits for the writers' lock. So the flusher, which holds it, may wait for `Written`.
 
-use std::collections::HashMap;
+use std::collections::HashSet;
 
 use parking_lot::{Condvar, Mutex};
 
 use super::{extents, inode};
 use crate::error::{Error, Result};
-use crate::format::{Ino, Pointer};
-use crate::txn::{Operation, Publication, State, Volume, WrittenPiece};
+use crate::format::Ino;
+use crate::txn::{Operation, Publication, State, UnnamedPages, WrittenPiece};
 
 /// What write-out made of one file's layer.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(crate) struct Plan {
     pub(crate) ino: Ino,
     /// First offset behind the layer: the least size of the file afterwards.
@@ -45,7 +45,7 @@ impl Plan {
 /// Where a batch is on its way.
 enum Step {
     Writing,
-    Written(Vec<Plan>),
+    Written(Vec<Plan>, UnnamedPages),
     /// Nothing of it was named by an operation; its layers went back to where they came from. The error is for who waited for it.
     Failed(Error),
 }
@@ -62,8 +62,8 @@ impl Batch {
         Batch { step: Mutex::new(Step::Writing), changed: Condvar::new(), publication: Publication::default() }
     }
 
-    pub(crate) fn written(&self, plans: Vec<Plan>) {
-        *self.step.lock() = Step::Written(plans);
+    pub(crate) fn written(&self, plans: Vec<Plan>, pages: UnnamedPages) {
+        *self.step.lock() = Step::Written(plans, pages);
         self.changed.notify_all();
     }
 
@@ -83,7 +83,7 @@ impl Batch {
     }
 
     /// Names the batch's pages in `op` unless a published operation already did; waits while it is being written (W2).
-    pub(crate) fn land(&self, volume: &Volume, op: &mut Operation<'_>) -> Result<()> {
+    pub(crate) fn land(&self, op: &mut Operation<'_>) -> Result<()> {
         if self.publication.is_set() {
             return Ok(());
         }
@@ -91,8 +91,8 @@ impl Batch {
         while matches!(&*step, Step::Writing) {
             self.changed.wait(&mut step);
         }
-        if let Step::Written(plans) = &mut *step {
-            apply(volume, op, plans)?;
+        if let Step::Written(plans, pages) = &mut *step {
+            apply(op, plans, pages)?;
             op.carry(&self.publication);
         }
         Ok(())
@@ -112,24 +112,12 @@ impl Batch {
     }
 }
 
-fn apply(volume: &Volume, op: &mut Operation<'_>, plans: &mut [Plan]) -> Result<()> {
-    let mut adopted: HashMap<u64, (Pointer, u32)> = HashMap::new();
+fn apply(op: &mut Operation<'_>, plans: &[Plan], pages: &mut UnnamedPages) -> Result<()> {
     let inodes = plans.iter().map(|plan| inode::find(op.view(), plan.ino)).collect::<Result<Vec<_>>>()?;
-    for (plan, _) in plans.iter().zip(&inodes).filter(|(_, inode)| inode.is_some()) {
-        for piece in &plan.pieces {
-            adopted.entry(piece.page.run.address).or_insert((piece.page, 0)).1 += 1;
-        }
-    }
-    for (page, extents) in adopted.values() {
-        op.adopt(page, *extents)?;
-    }
-    // What was removed since it was packed lies on the pages of others, or on pages that nobody will ever name: numbers are not used again.
-    let mut unnamed = Vec::new();
-    for (plan, _) in plans.iter_mut().zip(&inodes).filter(|(_, inode)| inode.is_none()) {
-        unnamed.extend(plan.pieces.extract_if(.., |piece| !adopted.contains_key(&piece.page.run.address)));
-        plan.pieces.iter().for_each(|piece| op.note_partly(&piece.page));
-    }
-    volume.abandon(&unnamed);
+    // Nobody will ever name what is written of files that were removed since: numbers are not used again.
+    let there: HashSet<Ino> =
+        plans.iter().zip(&inodes).filter(|(_, inode)| inode.is_some()).map(|(plan, _)| plan.ino).collect();
+    pages.name(op, |piece| there.contains(&piece.ino))?;
     for (plan, inode) in plans.iter().zip(inodes) {
         let Some(mut inode) = inode else { continue };
         if let Some(value) = &plan.inline {

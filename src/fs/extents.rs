@@ -8,7 +8,7 @@
 use std::ops::{ControlFlow, Range};
 
 use super::layer::FRAME;
-use super::plan::PACK;
+use super::packing::PACK;
 use crate::error::Result;
 use crate::format::values::{Extent, InodeValue};
 use crate::format::{Ino, Key, MAX_DATA, Pointer, kind};

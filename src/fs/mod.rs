@@ -10,6 +10,7 @@ mod filled;
 mod inode;
 mod layer;
 mod ops;
+mod packing;
 mod plan;
 mod presence;
 pub(crate) mod ranges;

@@ -1,56 +1,43 @@
 //! Decides how a staged layer becomes pages: inline, packed with other small files, piece by piece or frames merged; and writes them.
 
-use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
 use super::batch::Plan;
 use super::extents::{self, Mapped};
 use super::layer::{FRAME, Frame, INLINE_ROOM, Layer, MAX_PIECES, Piece};
+use super::packing::{PACK, Packer, SharedPage, compresses, packs};
 use super::ranges::join;
 use super::{FileSystem, FsOptions, inode, sealers};
 use crate::error::{Error, Result};
-use crate::format::values::{InodeValue, inode_flags};
-use crate::format::{Ino, MAX_DATA};
-use crate::txn::{Reservation, View, Volume, WrittenPiece, quads_for};
+use crate::format::Ino;
+use crate::format::values::InodeValue;
+use crate::txn::{Reservation, UnnamedPages, View, Volume, quads_for};
 
 /// Files up to this many bytes are kept in the tree itself. To be decided by measurement (design 3.2): a packed file costs an extent of
 /// 73 bytes and a share of a page, an inline one its bytes in every walk over the inodes.
 pub(crate) const INLINE: u64 = 256;
 
-/// Files up to this many bytes are packed: at four or more a page the blocks that each would round up are worth sharing.
-pub(super) const PACK: u64 = 32 * 1024;
-
-/// Items of one packed page (specification 5.3 bounds the page, `write_packed` the number).
-pub(super) const PACK_FILES: usize = 256;
-
 /// Content of a frame up to this many bytes is rewritten whole: one quad of blocks, which a separate page would take too.
 const SMALL_FRAME: u64 = 16 * 1024;
 
-pub(super) fn compresses(options: &FsOptions, inode: &InodeValue) -> bool {
-    options.compress && inode.flags & inode_flags::NO_COMPRESS == 0
-}
-
-/// Writes the pages of a batch; the files of one that fails are left to the caller to abandon.
+/// Writes the pages of a batch.
 pub(super) struct Planner<'a> {
-    pub(super) volume: &'a Volume,
+    pub(super) volume: &'a Arc<Volume>,
     pub(super) options: FsOptions,
     pub(super) view: View<'a>,
     pub(super) room: &'a mut Option<Reservation>,
     /// How many may write frames at once.
     pub(super) threads: usize,
     /// Everything written so far.
-    pub(super) written: Vec<WrittenPiece>,
+    pub(super) written: UnnamedPages,
 }
-
-/// Small files of one owner and one compression setting, waiting for a shared page: index of the plan, content.
-type Packs<'a> = BTreeMap<(u32, bool), Vec<(usize, &'a [u8])>>;
 
 impl Planner<'_> {
     /// Plans the layers in the order given (ascending numbers, so that files created together are packed together).
-    pub(super) fn plan(&mut self, layers: &[(Ino, Arc<Layer>)]) -> Result<Vec<Plan>> {
+    pub(super) fn plan(mut self, layers: &[(Ino, Arc<Layer>)]) -> Result<(Vec<Plan>, UnnamedPages)> {
         let mut plans = Vec::with_capacity(layers.len());
-        let mut packs = Packs::new();
+        let mut packer = Packer::new(self.options);
         for (ino, layer) in layers {
             let Some(inode) = inode::find(self.view, *ino)? else { continue };
             let mut plan = Plan::new(*ino, layer.end());
@@ -59,16 +46,16 @@ impl Planner<'_> {
                 plan.cuts = extents::measure(self.view, *ino, 0..inode.trim, u64::MAX)?.0;
             } else if let Some(content) = self.packable(&inode, layer) {
                 plan.cuts = extents::measure(self.view, *ino, 0..inode.trim.min(plan.end), u64::MAX)?.0;
-                packs.entry((inode.uid, compresses(&self.options, &inode))).or_default().push((plans.len(), content));
+                packer.add(inode.uid, inode.flags, content.len(), (plans.len(), content));
             } else {
                 self.frames(&mut plan, &inode, layer)?;
             }
             plans.push(plan);
         }
-        for ((_, compress), files) in packs {
-            self.pack(&mut plans, compress, &files)?;
+        for page in packer.pages() {
+            self.pack(&mut plans, &page)?;
         }
-        Ok(plans)
+        Ok((plans, self.written))
     }
 
     /// Room for a page of so many bytes. There always is some (D4), unless an earlier attempt to write the layer used it up in vain and
@@ -115,42 +102,19 @@ impl Planner<'_> {
     }
 
     fn packable<'l>(&self, inode: &InodeValue, layer: &'l Layer) -> Option<&'l [u8]> {
-        let allowed = self.options.pack && inode.flags & inode_flags::NO_PACK == 0;
         let whole = layer.end() <= PACK && layer.end() >= inode.size;
-        if allowed && whole { single(layer) } else { None }
+        if whole && packs(&self.options, inode.flags) { single(layer) } else { None }
     }
 
-    fn pack(&mut self, plans: &mut [Plan], compress: bool, files: &[(usize, &[u8])]) -> Result<()> {
-        let mut rest = files;
-        while !rest.is_empty() {
-            let mut bytes = 0;
-            let mut count = 0;
-            while count < rest.len().min(PACK_FILES) && bytes + rest[count].1.len() <= MAX_DATA {
-                bytes += rest[count].1.len();
-                count += 1;
-            }
-            let (page, later) = rest.split_at(count);
-            rest = later;
-            let volume = self.volume;
-            let pieces = match page {
-                [(index, content)] => {
-                    volume.write_data(self.room_for(content.len())?, plans[*index].ino, 0, content, compress)?
-                }
-                _ => {
-                    let content: Vec<_> =
-                        page.iter().map(|(index, content)| (plans[*index].ino, 0, *content)).collect();
-                    volume.write_packed(self.room_for(bytes)?, &content, compress)?
-                }
-            };
-            self.written.extend_from_slice(&pieces);
-            let mut at = 0;
-            for piece in pieces {
-                while plans[page[at].0].ino != piece.ino {
-                    at += 1;
-                }
-                plans[page[at].0].pieces.push(piece);
-            }
+    fn pack(&mut self, plans: &mut [Plan], page: &SharedPage<(usize, &[u8])>) -> Result<()> {
+        let files: Vec<_> = page.items.iter().map(|(index, content)| (plans[*index].ino, 0, *content)).collect();
+        let volume = self.volume;
+        let written = volume.write_packed(self.room_for(page.bytes)?, &files, page.compress)?.sorted();
+        for (index, _) in &page.items {
+            let plan = &mut plans[*index];
+            plan.pieces.extend_from_slice(written.of(plan.ino));
         }
+        self.written.absorb(written);
         Ok(())
     }
 
@@ -214,10 +178,10 @@ impl Planner<'_> {
         for (run, data) in runs.iter().zip(contents) {
             plan.fills |= fills(run, &staged, &mapped);
             let volume = self.volume;
-            let compress = compresses(&self.options, inode);
-            let pieces = volume.write_data(self.room_for(data.len())?, plan.ino, run.start, &data, compress)?;
-            self.written.extend_from_slice(&pieces);
-            plan.pieces.extend(pieces);
+            let compress = compresses(&self.options, inode.flags);
+            let pages = volume.write_data(self.room_for(data.len())?, plan.ino, run.start, &data, compress)?;
+            plan.pieces.extend_from_slice(pages.pieces());
+            self.written.absorb(pages);
         }
         Ok(())
     }
@@ -339,7 +303,8 @@ fn span(ranges: &[Range<u64>]) -> Vec<Range<u64>> {
 
 impl FileSystem {
     pub(super) fn planner<'a>(&'a self, view: View<'a>, room: &'a mut Option<Reservation>) -> Planner<'a> {
-        Planner { volume: &self.volume, options: self.options, view, room, threads: self.threads, written: Vec::new() }
+        let written = UnnamedPages::new(&self.volume);
+        Planner { volume: &self.volume, options: self.options, view, room, threads: self.threads, written }
     }
 }
 

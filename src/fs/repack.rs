@@ -12,12 +12,12 @@ use std::ops::ControlFlow;
 use parking_lot::Mutex;
 
 use super::extents::{self, Mapped};
-use super::plan::{PACK_FILES, compresses};
+use super::packing::{Packer, SharedPages};
 use super::{FileSystem, inode};
 use crate::error::{Error, Result};
-use crate::format::values::{Extent, inode_flags};
-use crate::format::{Ino, Key, MAX_DATA, Pointer, kind};
-use crate::txn::{Operation, View, WrittenPiece};
+use crate::format::values::Extent;
+use crate::format::{Ino, Key, Pointer, kind};
+use crate::txn::{Operation, UnnamedPages, View, WrittenPiece};
 
 /// Seconds of an interval (V3); the manual names the delay.
 const INTERVAL: i64 = 5;
@@ -59,17 +59,15 @@ struct Part {
     ino: Ino,
     offset: u64,
     extent: Extent,
-    content: Vec<u8>,
 }
 
-/// What becomes of it.
-struct Move {
-    part: Part,
-    pieces: Vec<WrittenPiece>,
+impl Part {
+    /// Whether a new piece holds a part of it.
+    fn has(&self, piece: &WrittenPiece) -> bool {
+        let range = self.offset..self.offset + u64::from(self.extent.length);
+        piece.ino == self.ino && range.contains(&piece.offset)
+    }
 }
-
-/// What may share a page: owner, compression, packing.
-type Group = (u32, bool, bool);
 
 impl FileSystem {
     /// Has the whole tree searched for pages that the session before noted (Q3).
@@ -179,7 +177,7 @@ impl FileSystem {
         Ok(next.is_some())
     }
 
-    /// What names the page, when it is a packed one of which a part is named no more; without content.
+    /// What names the page, when it is a packed one of which a part is named no more.
     fn parts_left(&self, view: View<'_>, page: &Pointer) -> Result<Option<Vec<Part>>> {
         let Some(items) = self.volume.pager().packed_items(page)? else { return Ok(None) };
         let mut parts = BTreeMap::new();
@@ -194,7 +192,7 @@ impl FileSystem {
         }
         let held: u64 = items.iter().map(|item| u64::from(item.length)).sum();
         let named: u64 = parts.values().map(|extent| u64::from(extent.length)).sum();
-        let part = |((ino, offset), extent)| Part { ino, offset, extent, content: Vec::new() };
+        let part = |((ino, offset), extent)| Part { ino, offset, extent };
         Ok((named < held && named > 0).then(|| parts.into_iter().map(part).collect()))
     }
 
@@ -213,133 +211,78 @@ impl FileSystem {
     }
 
     fn repack(&self, pages: &[Pointer]) -> Result<()> {
-        let mut moves = Vec::new();
-        for ((_, compress, pack), parts) in self.content_left(pages)? {
-            if let Err(error) = self.write_parts(parts, compress, pack, &mut moves) {
-                self.abandon_moves(&moves);
-                return Err(error);
-            }
+        let mut written = UnnamedPages::new(&self.volume);
+        let mut moved = Vec::new();
+        for page in self.content_left(pages)? {
+            // Room for each by itself, which is what free space in fragments takes.
+            let mut room = self.volume.reserve_data(page.bytes as u64, page.items.len() as u64 + 1)?;
+            let content: Vec<_> = page.items.iter().map(|(part, bytes)| (part.ino, part.offset, &bytes[..])).collect();
+            written.absorb(self.volume.write_packed(&mut room, &content, page.compress)?);
+            moved.extend(page.items.into_iter().map(|(part, _)| part));
         }
-        if moves.is_empty() {
+        if moved.is_empty() {
             return Ok(());
         }
+        let mut written = written.sorted();
         // An extent goes; for each piece one comes, with a reference count.
-        let records = moves.iter().map(|m| 4 + m.pieces.len() as u64 * extents::RECORDS_PER_PIECE).sum();
-        let unnamed = self.volume.operate(records, true, |op| self.name_moves(op, &moves));
-        match unnamed {
-            Ok(unnamed) => {
-                self.volume.abandon(&unnamed);
-                Ok(())
-            }
-            Err(error) => {
-                self.abandon_moves(&moves);
-                Err(error)
-            }
-        }
+        let records = 4 * moved.len() as u64 + written.pieces().len() as u64 * extents::RECORDS_PER_PIECE;
+        self.volume.operate(records, true, |op| name_moved(op, &moved, &mut written))
     }
 
     /// The parts of all pages with their content, by what may share a page, in the order of the files' numbers.
-    fn content_left(&self, pages: &[Pointer]) -> Result<BTreeMap<Group, Vec<Part>>> {
+    fn content_left(&self, pages: &[Pointer]) -> Result<SharedPages<(Part, Vec<u8>)>> {
         let state = self.volume.state();
         let view = self.volume.view(&state);
-        let mut groups: BTreeMap<Group, Vec<Part>> = BTreeMap::new();
+        let mut left = Vec::new();
         for page in pages {
             let read = self.parts_left(view, page).and_then(|parts| {
-                let mut grouped = Vec::new();
-                for mut part in parts.unwrap_or_default() {
+                let mut read = Vec::new();
+                for part in parts.unwrap_or_default() {
                     let Some(inode) = inode::find(view, part.ino)? else { continue };
-                    part.content = vec![0; part.extent.length as usize];
-                    self.volume.pager().read_data(page, part.extent.start, &mut part.content)?;
-                    let pack = self.options.pack && inode.flags & inode_flags::NO_PACK == 0;
-                    grouped.push(((inode.uid, compresses(&self.options, &inode), pack), part));
+                    let mut content = vec![0; part.extent.length as usize];
+                    self.volume.pager().read_data(page, part.extent.start, &mut content)?;
+                    read.push((part, inode, content));
                 }
-                Ok(grouped)
+                Ok(read)
             });
-            let parts = match read {
+            match read {
                 Err(Error::Damaged(reason)) => {
                     // It was freed since it was noted, or is damaged, which readers and `check` report.
                     tracing::debug!("a packed page is not repacked: {reason}");
-                    continue;
                 }
-                read => read?,
-            };
-            for (group, part) in parts {
-                groups.entry(group).or_default().push(part);
+                read => left.extend(read?),
             }
         }
-        groups.values_mut().for_each(|parts| parts.sort_by_key(|part| (part.ino, part.offset)));
-        Ok(groups)
+        left.sort_by_key(|(part, ..)| (part.ino, part.offset));
+        let mut packer = Packer::new(self.options);
+        for (part, inode, content) in left {
+            packer.add(inode.uid, inode.flags, content.len(), (part, content));
+        }
+        Ok(packer.pages())
     }
+}
 
-    fn write_parts(&self, parts: Vec<Part>, compress: bool, pack: bool, moves: &mut Vec<Move>) -> Result<()> {
-        let mut rest = parts.into_iter().peekable();
-        while let Some(first) = rest.next() {
-            let mut bytes = first.content.len();
-            let mut page = vec![first];
-            while pack
-                && page.len() < PACK_FILES
-                && let Some(next) = rest.next_if(|next| bytes + next.content.len() <= MAX_DATA)
-            {
-                bytes += next.content.len();
-                page.push(next);
-            }
-            // Room for each by itself, which is what free space in fragments takes.
-            let mut room = self.volume.reserve_data(bytes as u64, page.len() as u64 + 1)?;
-            let pieces = match &page[..] {
-                [part] => self.volume.write_data(&mut room, part.ino, part.offset, &part.content, compress)?,
-                parts => {
-                    let content: Vec<_> = parts.iter().map(|p| (p.ino, p.offset, &p.content[..])).collect();
-                    self.volume.write_packed(&mut room, &content, compress)?
-                }
-            };
-            for mut part in page {
-                part.content = Vec::new();
-                let range = part.offset..part.offset + u64::from(part.extent.length);
-                let its = |piece: &&WrittenPiece| piece.ino == part.ino && range.contains(&piece.offset);
-                let pieces = pieces.iter().filter(its).copied().collect();
-                moves.push(Move { part, pieces });
-            }
+/// Lets the new pieces take the place of the extents that are still the same (V1).
+fn name_moved(op: &mut Operation<'_>, moved: &[Part], written: &mut UnnamedPages) -> Result<()> {
+    let mut same = BTreeMap::new();
+    for part in moved {
+        let found = op.view().get(extents::key(part.ino, part.offset), Extent::decode)?;
+        if found == Some(part.extent) && inode::find(op.view(), part.ino)?.is_some() {
+            same.insert((part.ino, part.offset), part);
+        } else {
+            op.note_partly(&part.extent.page);
         }
-        Ok(())
     }
-
-    fn abandon_moves(&self, moves: &[Move]) {
-        let pieces: Vec<WrittenPiece> = moves.iter().flat_map(|m| m.pieces.iter().copied()).collect();
-        self.volume.abandon(&pieces);
+    // V2
+    let place_of = |piece: &WrittenPiece| same.range(..=(piece.ino, piece.offset)).next_back();
+    written.name(op, |piece| place_of(piece).is_some_and(|(_, part)| part.has(piece)))?;
+    let born = op.generation();
+    for part in same.values() {
+        for piece in written.of(part.ino).iter().filter(|piece| part.has(piece)) {
+            let extent = Extent { page: piece.page, start: piece.start, length: piece.length, born };
+            op.insert(extents::key(part.ino, piece.offset), &extent.encode())?;
+        }
+        op.release(&part.extent.page, part.extent.born)?;
     }
-
-    /// Lets the new pieces take the place of the extents that are still the same (V1). Answers the pieces whose pages are not named at all.
-    fn name_moves(&self, op: &mut Operation<'_>, moves: &[Move]) -> Result<Vec<WrittenPiece>> {
-        let mut pages: BTreeMap<u64, (Pointer, u32)> = BTreeMap::new();
-        let (mut same, mut left_over) = (Vec::new(), Vec::new());
-        for m in moves {
-            let found = op.view().get(extents::key(m.part.ino, m.part.offset), Extent::decode)?;
-            if found == Some(m.part.extent) && inode::find(op.view(), m.part.ino)?.is_some() {
-                for piece in &m.pieces {
-                    pages.entry(piece.page.run.address).or_insert((piece.page, 0)).1 += 1;
-                }
-                same.push(m);
-            } else {
-                op.note_partly(&m.part.extent.page);
-                left_over.extend_from_slice(&m.pieces);
-            }
-        }
-        for (page, extents) in pages.values() {
-            op.adopt(page, *extents)?;
-        }
-        // V2
-        for piece in left_over.iter().filter(|piece| pages.contains_key(&piece.page.run.address)) {
-            op.note_partly(&piece.page);
-        }
-        let born = op.generation();
-        for Move { part, pieces } in same {
-            for piece in pieces {
-                let extent = Extent { page: piece.page, start: piece.start, length: piece.length, born };
-                op.insert(extents::key(part.ino, piece.offset), &extent.encode())?;
-            }
-            op.release(&part.extent.page, part.extent.born)?;
-        }
-        left_over.retain(|piece| !pages.contains_key(&piece.page.run.address));
-        Ok(left_over)
-    }
+    Ok(())
 }

@@ -9,7 +9,7 @@ use super::layer::Frame;
 use super::plan::Planner;
 use crate::error::{Error, Result};
 use crate::format::values::InodeValue;
-use crate::txn::{Reservation, WrittenPiece};
+use crate::txn::{Reservation, UnnamedPages};
 
 /// Frames for each thread at least: one takes 20 us and more, starting a thread about 50.
 const ENOUGH: usize = 32;
@@ -24,7 +24,7 @@ const MOST: usize = 8;
 struct Work<'a> {
     next: usize,
     room: &'a mut Option<Reservation>,
-    written: Vec<WrittenPiece>,
+    written: &'a mut UnnamedPages,
     /// By the index of the first frame.
     done: Vec<(usize, Plan)>,
     failed: Option<Error>,
@@ -47,8 +47,8 @@ pub(super) fn write_frames(
         return frames.iter().try_for_each(|(number, frame)| planner.frame(plan, inode, *number, frame));
     }
     let (volume, options, view) = (planner.volume, planner.options, planner.view);
-    let room = &mut *planner.room;
-    let shared = Mutex::new(Work { next: 0, room, written: Vec::new(), done: Vec::new(), failed: None });
+    let (room, written) = (&mut *planner.room, &mut planner.written);
+    let shared = Mutex::new(Work { next: 0, room, written, done: Vec::new(), failed: None });
     let (ino, end) = (plan.ino, plan.end);
     let seal = || {
         loop {
@@ -63,11 +63,12 @@ pub(super) fn write_frames(
             let mut room = work.room.as_mut().map(|room| room.split(held));
             drop(work);
             let mut part = Plan::new(ino, end);
-            let mut own = Planner { volume, options, view, room: &mut room, threads: 1, written: Vec::new() };
+            let written = UnnamedPages::new(volume);
+            let mut own = Planner { volume, options, view, room: &mut room, threads: 1, written };
             let result = mine.iter().try_for_each(|(number, frame)| own.frame(&mut part, inode, *number, frame));
             let written = own.written;
             let mut work = shared.lock();
-            work.written.extend(written);
+            work.written.absorb(written);
             if let (Some(all), Some(left)) = (work.room.as_mut(), room) {
                 all.absorb(left);
             }
@@ -86,8 +87,7 @@ pub(super) fn write_frames(
         }
         seal();
     });
-    let Work { written, mut done, failed, .. } = shared.into_inner();
-    planner.written.extend(written);
+    let Work { mut done, failed, .. } = shared.into_inner();
     done.sort_unstable_by_key(|(first, _)| *first);
     for (_, part) in done {
         plan.pieces.extend(part.pieces);

@@ -16,7 +16,7 @@ use super::{FileSystem, extents};
 use crate::error::Result;
 use crate::format::values::InodeValue;
 use crate::format::{Ino, MAX_DATA};
-use crate::txn::{Operation, Reservation, View, WrittenPiece};
+use crate::txn::{Operation, Reservation, UnnamedPages, View};
 
 /// Pieces of one write-out under pressure: bounds its operation to some thousands of records.
 const BATCH_PIECES: u64 = 512;
@@ -92,10 +92,10 @@ impl FileSystem {
         self.staging.most_flushed.fetch_max(sealing.bytes(), std::sync::atomic::Ordering::Relaxed);
         let plans = self.land_all(&older, op).and_then(|()| self.write_pages(op.view(), &mut sealing));
         let result = match plans {
-            Ok(plans) => {
+            Ok((plans, pages)) => {
                 self.filled.note(batch.publication(), &plans);
-                batch.written(plans);
-                batch.land(&self.volume, op)
+                batch.written(plans, pages);
+                batch.land(op)
             }
             Err(error) => {
                 sealing.thaw(&batch);
@@ -109,7 +109,7 @@ impl FileSystem {
 
     fn land_all(&self, batches: &[Arc<Batch>], op: &mut Operation<'_>) -> Result<()> {
         for batch in batches {
-            batch.land(&self.volume, op)?;
+            batch.land(op)?;
             if let Some(error) = batch.failure() {
                 return Err(error);
             }
@@ -127,13 +127,10 @@ impl FileSystem {
     }
 
     /// Writes the pages of what was sealed; on an error none of them is kept, and the room that they took is promised to the layers again.
-    fn write_pages(&self, view: View<'_>, sealing: &mut Sealing) -> Result<Vec<Plan>> {
+    fn write_pages(&self, view: View<'_>, sealing: &mut Sealing) -> Result<(Vec<Plan>, UnnamedPages)> {
         let held = sealing.room.as_ref().map_or(0, Reservation::quads);
-        let mut planner = self.planner(view, &mut sealing.room);
-        let plans = planner.plan(&sealing.layers);
-        if plans.is_err() {
-            let written: Vec<WrittenPiece> = std::mem::take(&mut planner.written);
-            self.volume.abandon(&written);
+        let planned = self.planner(view, &mut sealing.room).plan(&sealing.layers);
+        if planned.is_err() {
             let lost = held.saturating_sub(sealing.room.as_ref().map_or(0, Reservation::quads));
             // When others were quicker, write-out asks again.
             if let Some(room) = &mut sealing.room
@@ -142,7 +139,7 @@ impl FileSystem {
                 room.absorb(back);
             }
         }
-        plans
+        planned
     }
 
     /// Writes out some of what is staged of `files`, ascending, whose turns the caller holds. Answers whether there was anything.
@@ -160,8 +157,8 @@ impl FileSystem {
         let state = self.volume.state();
         let plans = self.write_pages(self.volume.view(&state), &mut sealing);
         drop(state);
-        let plans = match plans {
-            Ok(plans) => plans,
+        let (plans, pages) = match plans {
+            Ok(planned) => planned,
             Err(error) => {
                 // Thawed before the flusher stops waiting, so that it fails too rather than commit without this data.
                 sealing.thaw(&batch);
@@ -173,10 +170,10 @@ impl FileSystem {
         };
         let records = plans.iter().map(Plan::records).sum();
         self.filled.note(batch.publication(), &plans);
-        batch.written(plans);
+        batch.written(plans, pages);
         drop(sealing.room.take());
         // When this fails the batch stays announced, and the next commit or change of these files lands it.
-        self.volume.operate(records, true, |op| batch.land(&self.volume, op))?;
+        self.volume.operate(records, true, |op| batch.land(op))?;
         files.iter().for_each(|file| file.settle(&self.volume));
         self.staging.batches.lock().retain(|batch| !batch.is_over());
         Ok(!sealing.layers.is_empty())
@@ -208,7 +205,7 @@ impl FileSystem {
         if batches.is_empty() {
             return Ok(());
         }
-        self.volume.operate(LEFT_OVER, true, |op| batches.iter().try_for_each(|batch| batch.land(&self.volume, op)))?;
+        self.volume.operate(LEFT_OVER, true, |op| batches.iter().try_for_each(|batch| batch.land(op)))?;
         file.settle(&self.volume);
         Ok(())
     }
@@ -328,17 +325,15 @@ impl FileSystem {
         !file.with(|content| content.has_sealed())
     }
 
-    /// Names the pages of pieces that were written for one file in `op` and makes them its content.
-    pub(super) fn name_pieces(
+    /// Names pages that were written for one file in `op` and makes them its content.
+    pub(super) fn name_pages(
         &self,
         op: &mut Operation<'_>,
         inode: &mut InodeValue,
-        pieces: &[WrittenPiece],
+        pages: &mut UnnamedPages,
     ) -> Result<()> {
-        for piece in pieces {
-            op.adopt(&piece.page, 1)?;
-        }
-        extents::replace(op, inode, pieces)
+        pages.name(op, |_| true)?;
+        extents::replace(op, inode, pages.pieces())
     }
 }
 

@@ -5,8 +5,8 @@ use std::sync::atomic::Ordering;
 
 use parking_lot::Mutex;
 
-use super::Volume;
 use super::commit::Purpose;
+use super::{UnnamedPages, Volume, WrittenPiece};
 use crate::error::{Error, Result};
 use crate::format::data_head::PackedItem;
 use crate::format::{BLOCK, Generation, Ino, Key, Pointer, Run, kind, space};
@@ -55,18 +55,6 @@ impl Drop for Reservation {
             self.space.lock().unreserve(self.quads);
         }
     }
-}
-
-/// Where a piece of file data was written.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct WrittenPiece {
-    pub(crate) ino: Ino,
-    /// File offset of the first byte.
-    pub(crate) offset: u64,
-    pub(crate) length: u32,
-    pub(crate) page: Pointer,
-    /// First plain byte within the page.
-    pub(crate) start: u32,
 }
 
 impl Volume {
@@ -199,88 +187,68 @@ impl Volume {
         Ok(())
     }
 
-    /// Seals and writes `data` (1..=128 KiB) at `offset` of `ino`, outside of any operation; the caller names the pieces in an operation
-    /// (`adopt`) or calls `abandon`. More than one piece comes back only when free space is in fragments.
+    /// Seals and writes `data` (1..=128 KiB) at `offset` of `ino`, outside of any operation. More than one piece comes back only when free space is in
+    /// fragments.
     pub(crate) fn write_data(
-        &self,
+        self: &Arc<Self>,
         reservation: &mut Reservation,
         ino: Ino,
         offset: u64,
         data: &[u8],
         compress: bool,
-    ) -> Result<Vec<WrittenPiece>> {
+    ) -> Result<UnnamedPages> {
+        let mut pages = UnnamedPages::new(self);
         let page = frame::data_page(ino.0, offset, data, compress);
         if let Some(run) = self.allocate(page.blocks(), reservation)? {
             let page = self.seal_and_write(&page, run)?;
-            return Ok(vec![WrittenPiece { ino, offset, length: data.len() as u32, page, start: 0 }]);
+            pages.push(WrittenPiece { ino, offset, length: data.len() as u32, page, start: 0 });
+            return Ok(pages);
         }
-        let mut pieces = Vec::new();
         for (index, part) in data.chunks(QUAD_DATA).enumerate() {
             let offset = offset + (index * QUAD_DATA) as u64;
             let page = frame::data_page(ino.0, offset, part, compress);
-            let written = match self.allocate(page.blocks(), reservation) {
-                Ok(Some(run)) => self.seal_and_write(&page, run),
-                Err(error) => Err(error),
-                Ok(None) => Err(Error::NoSpace("blocks kept for data are not there".into())),
-            };
-            match written {
-                Ok(page) => pieces.push(WrittenPiece { ino, offset, length: part.len() as u32, page, start: 0 }),
-                Err(error) => {
-                    self.abandon(&pieces);
-                    return Err(error);
-                }
-            }
+            let run = self.allocate(page.blocks(), reservation)?;
+            let run = run.ok_or_else(|| Error::NoSpace("blocks kept for data are not there".into()))?;
+            let page = self.seal_and_write(&page, run)?;
+            pages.push(WrittenPiece { ino, offset, length: part.len() as u32, page, start: 0 });
         }
-        Ok(pieces)
+        Ok(pages)
     }
 
-    /// Packs small files (or parts of them: inode, offset, bytes) into one shared page; at most 128 KiB in all, 256 files.
+    /// Packs small files (or parts of them: inode, offset, bytes) into one shared page; at most 128 KiB in all, 256 files. One alone gets a page of
+    /// its own.
     pub(crate) fn write_packed(
-        &self,
+        self: &Arc<Self>,
         reservation: &mut Reservation,
         files: &[(Ino, u64, &[u8])],
         compress: bool,
-    ) -> Result<Vec<WrittenPiece>> {
+    ) -> Result<UnnamedPages> {
+        if let [(ino, offset, data)] = *files {
+            return self.write_data(reservation, ino, offset, data, compress);
+        }
         let mut data = Vec::with_capacity(files.iter().map(|(_, _, bytes)| bytes.len()).sum());
         let mut items = Vec::with_capacity(files.len());
         for (ino, offset, bytes) in files {
             items.push(PackedItem { ino: *ino, offset: *offset, start: data.len() as u32, length: bytes.len() as u32 });
             data.extend_from_slice(bytes);
         }
+        let mut pages = UnnamedPages::new(self);
         let page = frame::packed_page(&data, &items, compress);
         if let Some(run) = self.allocate(page.blocks(), reservation)? {
             let page = self.seal_and_write(&page, run)?;
-            let piece = |item: &PackedItem| WrittenPiece {
-                ino: item.ino,
-                offset: item.offset,
-                length: item.length,
-                page,
-                start: item.start,
-            };
-            return Ok(items.iter().map(piece).collect());
-        }
-        let mut pieces = Vec::new();
-        for (ino, offset, bytes) in files {
-            match self.write_data(reservation, *ino, *offset, bytes, compress) {
-                Ok(written) => pieces.extend(written),
-                Err(error) => {
-                    self.abandon(&pieces);
-                    return Err(error);
-                }
+            for PackedItem { ino, offset, start, length } in items {
+                pages.push(WrittenPiece { ino, offset, length, page, start });
             }
+            return Ok(pages);
         }
-        Ok(pieces)
+        for (ino, offset, bytes) in files {
+            pages.absorb(self.write_data(reservation, *ino, *offset, bytes, compress)?);
+        }
+        Ok(pages)
     }
 
-    /// Gives back pages that no operation adopted.
-    pub(crate) fn abandon(&self, pieces: &[WrittenPiece]) {
-        let mut runs: Vec<Run> = pieces.iter().map(|piece| piece.page.run).collect();
-        runs.sort_unstable();
-        runs.dedup();
-        self.discard_runs(runs);
-    }
-
-    fn discard_runs(&self, runs: Vec<Run>) {
+    /// Gives back pages that no operation named.
+    pub(super) fn discard_runs(&self, runs: Vec<Run>) {
         // Nobody ever saw them, but a reader of the present state may not be older than the pages that lay there before: wait for it.
         let sequence = self.published.load().sequence;
         self.space.lock().discard(runs, sequence);

@@ -38,10 +38,11 @@ mod strays;
 #[cfg(test)]
 mod tests;
 mod transfer;
+mod unnamed;
 mod upkeep;
 mod volume;
 
-pub(crate) use allocation::{Reservation, WrittenPiece, quads_for};
+pub(crate) use allocation::{Reservation, quads_for};
 pub(crate) use audit::{Audit, DataPages};
 pub(crate) use commit::WantedCommit;
 pub use finding::{Finding, FindingKind, Lost, Severity};
@@ -50,6 +51,7 @@ pub(crate) use operation::Operation;
 pub(crate) use publication::Publication;
 pub(crate) use reading::Reading;
 pub(crate) use state::State;
+pub(crate) use unnamed::{UnnamedPages, WrittenPiece};
 pub(crate) use volume::{OpenOptions, Volume};
 
 use crate::btree::{Finger, LostVisitor, NodeStore, ScanVisitor, Tree};

@@ -179,7 +179,7 @@ impl Operation<'_> {
         set_count(&mut self.trees.references, self.volume.store(), &mut self.global_edits, run, count)
     }
 
-    /// A page just written by `Volume::write_data` or `write_packed` is now named by `extents` (>= 1) extents.
+    /// A page just written (`UnnamedPages`, `Volume::write_framed`) is now named by `extents` (>= 1) extents.
     pub(crate) fn adopt(&mut self, page: &Pointer, extents: u32) -> Result<()> {
         self.changed = true;
         self.adopted.push((page.run, page.tag));

@@ -3,10 +3,11 @@
 //! # Invariants
 //! M1  A batch is one operation: readers and crashes see all of its files, each whole, or none of them (T6).
 //! M2  Packed pages name inodes, so the numbers of a batch are set aside before; nobody else gets them, used or not.
-//! M3  A page of a batch has as many counts as files that the operation names; a page that it names nothing of is abandoned.
+//! M3  A page of a batch has as many counts as files that the operation names; a page that it names nothing of is given back.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::thread;
 
 use parking_lot::Mutex;
@@ -17,9 +18,10 @@ use crate::error::{Error, Result, Timestamp};
 use crate::format::values::{Extent, InodeValue, MAX_XATTR, find_in_index, inode_flags};
 use crate::format::{Ino, Key, MAX_DATA};
 use crate::fs::directory::{self, Directory, Found, Target, check_name, is_dot, put_in_list};
-use crate::fs::plan::{INLINE, PACK, PACK_FILES};
+use crate::fs::packing::{PACK, Packer, SharedPage, SharedPages};
+use crate::fs::plan::INLINE;
 use crate::fs::{Creator, FileSystem, XattrMode, extents, inode, mode};
-use crate::txn::{Operation, Reservation, View, Volume, WrittenPiece, quads_for};
+use crate::txn::{Operation, Reservation, UnnamedPages, View, Volume, WrittenPiece, quads_for};
 
 /// Longest content of a file that can be added in bulk: what shares a page with others.
 pub const MAX_SMALL_FILE: u64 = PACK;
@@ -58,12 +60,6 @@ impl NewFile<'_> {
     fn bytes(&self) -> usize {
         self.content.len() + self.xattrs.iter().map(|(name, value)| name.len() + value.len()).sum::<usize>()
     }
-}
-
-/// Files of a batch that share a page, by their index.
-struct Page {
-    files: Vec<usize>,
-    compress: bool,
 }
 
 impl FileSystem {
@@ -130,7 +126,7 @@ impl FileSystem {
         if accepted == 0 {
             return Ok(refused.into_iter().flatten().map(Err).collect());
         }
-        let paged = || pages.iter().flat_map(|page| &page.files).map(|index| files[*index].content.len() as u64);
+        let paged = || pages.iter().flat_map(|page| &page.items).map(|index| files[*index].content.len() as u64);
         // A file that finds no page to share takes one of its own.
         let (bytes, count) = (paged().sum(), paged().count() as u64);
         let room = if count > 0 { Some(self.volume.reserve_data(bytes, count)?) } else { None };
@@ -144,67 +140,39 @@ impl FileSystem {
         // A refused file has no number: what stands in its place is another's, and not asked for.
         let inos: Vec<Ino> = refused.iter().map(number).collect();
         let ino_of = |index: usize| inos[index];
-        let mut written = write_pages(&self.volume, self.threads, &pages, files, &ino_of, room)?;
-        written.sort_unstable_by_key(|piece| (piece.ino, piece.offset));
+        let mut written = write_pages(&self.volume, self.threads, &pages, files, &ino_of, room)?.sorted();
         let records = files.iter().map(|file| RECORDS + file.xattrs.len() as u64 * RECORDS_OF_VALUE).sum();
-        let published = self.volume.operate(records, false, |op| {
+        self.volume.operate(records, false, |op| {
             let outcome = |(index, refused): (usize, &Option<Error>)| match refused {
                 Some(error) => Err(error.again()),
                 None => Ok(ino_of(index)),
             };
             let mut outcomes: Vec<Result<Ino>> = refused.iter().enumerate().map(outcome).collect();
-            self.name_batch(op, files, &mut outcomes, &written)?;
+            self.name_batch(op, files, &mut outcomes, &mut written)?;
             Ok(outcomes)
-        });
-        let named: BTreeSet<Ino> = published.iter().flatten().flatten().copied().collect();
-        let pages: BTreeSet<u64> =
-            written.iter().filter(|piece| named.contains(&piece.ino)).map(|piece| piece.page.run.address).collect();
-        written.retain(|piece| !pages.contains(&piece.page.run.address));
-        if !written.is_empty() {
-            self.volume.abandon(&written); // M3
-        }
-        published
+        })
     }
 
     /// What can be told before the operation: why a file is refused, and which others share a page.
-    fn arrange(&self, files: &[NewFile<'_>]) -> Result<(Vec<Option<Error>>, Vec<Page>)> {
+    fn arrange(&self, files: &[NewFile<'_>]) -> Result<(Vec<Option<Error>>, SharedPages<usize>)> {
         let state = self.volume.state();
         let view = self.volume.view(&state);
         let mut directories: BTreeMap<Ino, u32> = BTreeMap::new();
-        let mut open: BTreeMap<(u32, bool), (Vec<usize>, usize)> = BTreeMap::new();
-        let (mut refused, mut pages) = (Vec::with_capacity(files.len()), Vec::new());
+        let (mut refused, mut packer) = (Vec::with_capacity(files.len()), Packer::new(self.options));
         for (index, file) in files.iter().enumerate() {
             let checked = check(file).and_then(|()| self.refusal(view, file, &mut directories));
-            let length = file.content.len();
-            let flags = match checked {
-                Ok(flags) => flags,
-                Err(error @ (Error::Damaged(_) | Error::Io { .. })) => return Err(error),
-                Err(error) => {
-                    refused.push(Some(error));
-                    continue;
+            match checked {
+                Ok(flags) => {
+                    refused.push(None);
+                    if file.content.len() as u64 > INLINE {
+                        packer.add(file.uid, flags, file.content.len(), index);
+                    }
                 }
-            };
-            refused.push(None);
-            if length as u64 <= INLINE {
-                continue;
+                Err(error @ (Error::Damaged(_) | Error::Io { .. })) => return Err(error),
+                Err(error) => refused.push(Some(error)),
             }
-            let compress = self.options.compress && flags & inode_flags::NO_COMPRESS == 0;
-            if !self.options.pack || flags & inode_flags::NO_PACK != 0 {
-                pages.push(Page { files: vec![index], compress });
-                continue;
-            }
-            // Files of one owner only: what lies on one page is read, and lost, together.
-            let (collected, bytes) = open.entry((file.uid, compress)).or_default();
-            if collected.len() == PACK_FILES || *bytes + length > MAX_DATA {
-                pages.push(Page { files: std::mem::take(collected), compress });
-                *bytes = 0;
-            }
-            collected.push(index);
-            *bytes += length;
         }
-        let rest = open.into_iter().filter(|(_, (files, _))| !files.is_empty());
-        pages.extend(rest.map(|((_, compress), (files, _))| Page { files, compress }));
-        Ok((refused, pages))
+        Ok((refused, packer.pages()))
     }
 
     /// The flags of the file's directory when nothing speaks against the file as things are now.
@@ -230,7 +198,7 @@ impl FileSystem {
         op: &mut Operation<'_>,
         files: &[NewFile<'_>],
         outcomes: &mut [Result<Ino>],
-        written: &[WrittenPiece],
+        written: &mut UnnamedPages,
     ) -> Result<()> {
         let now = self.environment.stamp();
         let mut naming = Naming { directories: BTreeMap::new(), index: BTreeMap::new() };
@@ -255,15 +223,12 @@ impl FileSystem {
         listed.into_iter().try_for_each(|(file, found)| put_in_list(op, file.directory, file.name, found))?;
         let changed = naming.directories.into_values().filter(|directory| changed.contains(&directory.ino));
         changed.into_iter().try_for_each(|mut directory| directory.store(op, now))?;
-        let named: Vec<Ino> = outcomes.iter().flatten().copied().collect();
-        adopt_pages(op, &named, written)?;
-        let mut rest = written;
+        let named: BTreeSet<Ino> = outcomes.iter().flatten().copied().collect();
+        written.name(op, |piece| named.contains(&piece.ino))?; // M3
         for (index, file) in files.iter().enumerate() {
-            let Ok(ino) = outcomes[index] else { continue };
-            let (_, from) = rest.split_at(rest.partition_point(|piece| piece.ino < ino));
-            let (pieces, behind) = from.split_at(from.partition_point(|piece| piece.ino == ino));
-            rest = behind;
-            self.fill_one(op, file, ino, flags[index], pieces, now)?;
+            if let Ok(ino) = outcomes[index] {
+                self.fill_one(op, file, ino, flags[index], written.of(ino), now)?;
+            }
         }
         Ok(())
     }
@@ -302,23 +267,6 @@ impl FileSystem {
         }
         Ok(())
     }
-}
-
-/// M3. `named` ascends as the pieces do.
-fn adopt_pages(op: &mut Operation<'_>, named: &[Ino], written: &[WrittenPiece]) -> Result<()> {
-    // By address: the piece that stands for the page, how many are named and how many are not.
-    let mut pages: BTreeMap<u64, (&WrittenPiece, u32, u32)> = BTreeMap::new();
-    for piece in written {
-        let (_, kept, lost) = pages.entry(piece.page.run.address).or_insert((piece, 0, 0));
-        *(if named.binary_search(&piece.ino).is_ok() { kept } else { lost }) += 1;
-    }
-    for (piece, kept, lost) in pages.into_values().filter(|(_, kept, _)| *kept > 0) {
-        op.adopt(&piece.page, kept)?;
-        if lost > 0 {
-            op.note_partly(&piece.page);
-        }
-    }
-    Ok(())
 }
 
 /// Entries that a batch adds to its directories, not yet in the tree.
@@ -378,30 +326,32 @@ fn check(file: &NewFile<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Seals and writes the pages, on several threads when there are enough; on an error none is kept.
+/// Seals and writes the pages, on several threads when there are enough.
 fn write_pages(
-    volume: &Volume,
+    volume: &Arc<Volume>,
     threads: usize,
-    pages: &[Page],
+    pages: &[SharedPage<usize>],
     files: &[NewFile<'_>],
     ino_of: &(dyn Fn(usize) -> Ino + Sync),
     room: Option<Reservation>,
-) -> Result<Vec<WrittenPiece>> {
-    let Some(room) = room else { return Ok(Vec::new()) };
-    let shared = Mutex::new((pages.iter(), room, Vec::new(), None::<Error>));
+) -> Result<UnnamedPages> {
+    let written = UnnamedPages::new(volume);
+    let Some(room) = room else { return Ok(written) };
+    let shared = Mutex::new((pages.iter(), room, written, None::<Error>));
     let work = || {
         loop {
             let mut state = shared.lock();
             let (next, room, _, failed) = &mut *state;
             let Some(page) = next.next().filter(|_| failed.is_none()) else { return };
-            let quads = page.files.iter().map(|index| quads_for(files[*index].content.len() as u64, 1)).sum();
+            let quads = page.items.iter().map(|index| quads_for(files[*index].content.len() as u64, 1)).sum();
             let mut own = room.split(quads);
             drop(state);
-            let result = write_page(volume, page, files, ino_of, &mut own);
+            let parts: Vec<(Ino, u64, &[u8])> = page.items.iter().map(|i| (ino_of(*i), 0, files[*i].content)).collect();
+            let result = volume.write_packed(&mut own, &parts, page.compress);
             let (_, room, written, failed) = &mut *shared.lock();
             room.absorb(own);
             match result {
-                Ok(pieces) => written.extend(pieces),
+                Ok(pages) => written.absorb(pages),
                 Err(error) => drop(failed.get_or_insert(error)),
             }
         }
@@ -417,23 +367,5 @@ fn write_pages(
         work();
     });
     let (_, _, written, failed) = shared.into_inner();
-    if let Some(error) = failed {
-        volume.abandon(&written);
-        return Err(error);
-    }
-    Ok(written)
-}
-
-fn write_page(
-    volume: &Volume,
-    page: &Page,
-    files: &[NewFile<'_>],
-    ino_of: &dyn Fn(usize) -> Ino,
-    room: &mut Reservation,
-) -> Result<Vec<WrittenPiece>> {
-    if let [index] = page.files[..] {
-        return volume.write_data(room, ino_of(index), 0, files[index].content, page.compress);
-    }
-    let parts: Vec<(Ino, u64, &[u8])> = page.files.iter().map(|i| (ino_of(*i), 0, files[*i].content)).collect();
-    volume.write_packed(room, &parts, page.compress)
+    failed.map_or(Ok(written), Err)
 }

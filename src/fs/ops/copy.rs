@@ -15,7 +15,7 @@ use crate::error::{Error, Result};
 use crate::format::values::{Extent, InodeValue, inode_flags};
 use crate::format::{BLOCK, Ino, MAX_VALUE};
 use crate::fs::extents::{self, Mapped};
-use crate::fs::plan::{self, PACK};
+use crate::fs::packing::{PACK, compresses};
 use crate::fs::staging::StagedFile;
 use crate::fs::truncate::MAX_SIZE;
 use crate::fs::{FileSystem, inode};
@@ -221,9 +221,9 @@ impl FileSystem {
             let Some(content) = extents::inline(view, file.ino, &inode)? else { return Ok(()) };
             drop(state);
             let mut room = self.volume.reserve_data(content.len() as u64, 1)?;
-            let compress = plan::compresses(&self.options, &inode);
-            let pieces = self.volume.write_data(&mut room, file.ino, 0, &content, compress)?;
-            let records = 2 + pieces.len() as u64 * extents::RECORDS_PER_PIECE;
+            let compress = compresses(&self.options, inode.flags);
+            let mut pages = self.volume.write_data(&mut room, file.ino, 0, &content, compress)?;
+            let records = 2 + pages.pieces().len() as u64 * extents::RECORDS_PER_PIECE;
             let moved = self.volume.operate(records, false, |op| {
                 let mut inode = inode::load(op.view(), file.ino)?;
                 let same = extents::inline(op.view(), file.ino, &inode)?.as_ref() == Some(&content);
@@ -231,14 +231,11 @@ impl FileSystem {
                     return Ok(false);
                 }
                 extents::set_inline(op, file.ino, &mut inode, &[])?;
-                self.name_pieces(op, &mut inode, &pieces)?;
+                self.name_pages(op, &mut inode, &mut pages)?;
                 inode::store(op, file.ino, &inode)?;
                 Ok(true)
-            });
-            if !matches!(moved, Ok(true)) {
-                self.volume.abandon(&pieces);
-            }
-            if moved? {
+            })?;
+            if moved {
                 return Ok(());
             }
         }

@@ -8,9 +8,10 @@ use crate::error::{Error, Result, Timestamp};
 use crate::format::values::{Extent, InodeValue, NO_TRIM, inode_flags};
 use crate::format::{Ino, Key, MAX_VALUE, ROOT_INO, kind};
 use crate::fs::directory::{self, Directory, FIRST_SEQUENCE, Target, check_name, is_dot};
+use crate::fs::packing::compresses;
 use crate::fs::presence::Presence;
 use crate::fs::{Attributes, Creator, FileSystem, inode, mode};
-use crate::txn::{Operation, WrittenPiece};
+use crate::txn::{Operation, UnnamedPages};
 
 /// PATH_MAX without its NUL.
 pub(in crate::fs) const MAX_TARGET: usize = 4095;
@@ -82,17 +83,13 @@ impl FileSystem {
             });
         }
         let mut reservation = self.volume.reserve_data(target.len() as u64, 1)?;
-        let mut written = Vec::new();
-        let made = self.publish_object(directory, name, object, &mut |op, ino, inode| {
-            (inode.size, inode.bytes) = (target.len() as u64, target.len() as u64);
-            let compress = self.options.compress && inode.flags & inode_flags::NO_COMPRESS == 0;
+        let mut written = UnnamedPages::new(&self.volume);
+        let attributes = self.publish_object(directory, name, object, &mut |op, ino, inode| {
+            let compress = compresses(&self.options, inode.flags);
             written = self.volume.write_data(&mut reservation, ino, 0, target, compress)?;
-            adopt(op, &written)
-        });
-        if made.is_err() {
-            self.volume.abandon(&written);
-        }
-        let attributes = made?;
+            inode.size = target.len() as u64;
+            self.name_pages(op, inode, &mut written)
+        })?;
         self.finish_change()?;
         Ok(attributes)
     }
@@ -215,14 +212,4 @@ pub(super) fn new_inode(object: NewObject, parent: Ino, now: Timestamp) -> Inode
         next_piece: 1,
         ..InodeValue::default()
     }
-}
-
-fn adopt(op: &mut Operation<'_>, written: &[WrittenPiece]) -> Result<()> {
-    for piece in written {
-        let born = op.generation();
-        let extent = Extent { page: piece.page, start: piece.start, length: piece.length, born };
-        op.adopt(&piece.page, 1)?;
-        op.insert(Key::new(piece.ino.0, kind::EXTENT, piece.offset), &extent.encode())?;
-    }
-    Ok(())
 }

@@ -7,10 +7,11 @@ use crate::format::values::InodeValue;
 use crate::format::{Ino, Key, kind};
 use crate::fs::extents::Mapped;
 use crate::fs::layer::{FRAME, INLINE_ROOM, QUAD, WHOLE_ROOM};
+use crate::fs::packing::compresses;
 use crate::fs::staging::StagedFile;
 use crate::fs::truncate::MAX_SIZE;
-use crate::fs::{FileSystem, SyncProfile, extents, inode, mode, plan};
-use crate::txn::{Reading, Reservation, View, WrittenPiece};
+use crate::fs::{FileSystem, SyncProfile, extents, inode, mode};
+use crate::txn::{Reading, Reservation, UnnamedPages, View};
 
 impl FileSystem {
     /// Counts a handle: an unlinked inode lives until the last one is closed. `Stale` when it does not exist.
@@ -170,20 +171,20 @@ impl FileSystem {
     }
 
     /// Writes the pages of the whole frames within the range; nothing names them yet.
-    fn seal_frames(&self, ino: Ino, range: &Range<u64>, data: &[u8]) -> Result<Vec<WrittenPiece>> {
+    fn seal_frames(&self, ino: Ino, range: &Range<u64>, data: &[u8]) -> Result<UnnamedPages> {
         let state = self.volume.state();
         let inode = self.regular(self.volume.view(&state), ino)?;
         drop(state);
         let direct = whole_frames(range);
         if direct.is_empty() {
-            return Ok(Vec::new());
+            return Ok(UnnamedPages::new(&self.volume));
         }
         let data = &data[(direct.start - range.start) as usize..(direct.end - range.start) as usize];
-        self.write_pieces(ino, &inode, &direct, data, None)
+        self.write_pages_of(ino, &inode, &direct, data, None)
     }
 
     /// Names `frames`, which [`FileSystem::seal_frames`] made of the range, and stages the rest. The caller holds the turn.
-    fn write_sealed(&self, file: &StagedFile, range: Range<u64>, data: &[u8], frames: Vec<WrittenPiece>) -> Result<()> {
+    fn write_sealed(&self, file: &StagedFile, range: Range<u64>, data: &[u8], frames: UnnamedPages) -> Result<()> {
         let direct = whole_frames(&range);
         if direct.is_empty() {
             self.leave_trim(file, range.end)?;
@@ -195,9 +196,8 @@ impl FileSystem {
             [(range.start, head), (direct.end, tail)].into_iter().filter(|(_, part)| !part.is_empty()).collect();
         // Room for the rest is promised before anything is changed, so that the write is accepted whole or not at all.
         let most = parts.len() as u64 * (WHOLE_ROOM + INLINE_ROOM);
-        let room = || if most > 0 { self.volume.reserve_data(most * QUAD, 0).map(Some) } else { Ok(None) };
-        let ready = self.leave_trim(file, range.end).and_then(|()| room());
-        let room = ready.inspect_err(|_| self.volume.abandon(&frames))?;
+        self.leave_trim(file, range.end)?;
+        let room = if most > 0 { Some(self.volume.reserve_data(most * QUAD, 0)?) } else { None };
         self.name_frames(file, &direct, whole, frames)?;
         if parts.is_empty() { Ok(()) } else { self.stage(file, &parts, room) }
     }
@@ -210,26 +210,13 @@ impl FileSystem {
         if inode.trim < end { self.complete_trim(file.ino, end) } else { Ok(()) }
     }
 
-    /// Makes `pieces`, the pages of whole frames, the content of the range in one operation; abandons them on an error.
-    fn name_frames(
-        &self,
-        file: &StagedFile,
-        range: &Range<u64>,
-        data: &[u8],
-        mut pieces: Vec<WrittenPiece>,
-    ) -> Result<()> {
-        // Inline data that the pieces include, since it must not stay inline beside them.
+    /// Makes `pages`, those of whole frames, the content of the range in one operation.
+    fn name_frames(&self, file: &StagedFile, range: &Range<u64>, data: &[u8], mut pages: UnnamedPages) -> Result<()> {
+        // Inline data that the pages include, since it must not stay inline beside them.
         let mut included: Option<Vec<u8>> = None;
-        loop {
-            let named = self.try_to_name(file, range, data, &mut pieces, &mut included);
-            if named.is_err() {
-                self.volume.abandon(&pieces);
-            }
-            if named? {
-                file.settle(&self.volume);
-                return Ok(());
-            }
-        }
+        while !self.try_to_name(file, range, data, &mut pages, &mut included)? {}
+        file.settle(&self.volume);
+        Ok(())
     }
 
     /// False when a commit came between and the caller has to look again.
@@ -238,7 +225,7 @@ impl FileSystem {
         file: &StagedFile,
         range: &Range<u64>,
         data: &[u8],
-        pieces: &mut Vec<WrittenPiece>,
+        pages: &mut UnnamedPages,
         included: &mut Option<Vec<u8>>,
     ) -> Result<bool> {
         self.land_older(file)?;
@@ -249,12 +236,13 @@ impl FileSystem {
         let (cuts, _) = extents::measure(view, file.ino, range.clone(), u64::MAX)?;
         drop(state);
         if inline != *included {
-            self.volume.abandon(&std::mem::take(pieces));
-            *pieces = self.write_pieces(file.ino, &inode, range, data, inline.as_deref())?;
+            // Given back first: there may be no room for both.
+            *pages = UnnamedPages::new(&self.volume);
+            *pages = self.write_pages_of(file.ino, &inode, range, data, inline.as_deref())?;
             *included = inline;
         }
         // Inode, inline data.
-        let records = 2 + pieces.len() as u64 * extents::RECORDS_PER_PIECE + cuts * extents::RECORDS_PER_CUT;
+        let records = 2 + pages.pieces().len() as u64 * extents::RECORDS_PER_PIECE + cuts * extents::RECORDS_PER_CUT;
         self.volume.operate(records, false, |op| {
             let mut inode = inode::load(op.view(), file.ino)?;
             // A commit may have written out staged data of the file in between.
@@ -262,7 +250,7 @@ impl FileSystem {
                 return Ok(false);
             }
             extents::set_inline(op, file.ino, &mut inode, &[])?;
-            self.name_pieces(op, &mut inode, pieces)?;
+            self.name_pages(op, &mut inode, pages)?;
             inode.size = inode.size.max(range.end);
             inode::store(op, file.ino, &inode)?;
             file.with(|content| content.supersede(op, range.clone()));
@@ -270,31 +258,25 @@ impl FileSystem {
         })
     }
 
-    /// Writes the pages of whole frames, and one for inline data that they do not replace. On an error none is kept.
-    fn write_pieces(
+    /// Writes the pages of whole frames, and one for inline data that they do not replace.
+    fn write_pages_of(
         &self,
         ino: Ino,
         inode: &InodeValue,
         range: &Range<u64>,
         data: &[u8],
         inline: Option<&[u8]>,
-    ) -> Result<Vec<WrittenPiece>> {
+    ) -> Result<UnnamedPages> {
         let bytes = data.len() + inline.map_or(0, <[u8]>::len);
-        let pages = data.len() as u64 / FRAME + u64::from(inline.is_some());
-        let mut room: Reservation = self.volume.reserve_data(bytes as u64, pages)?;
-        let compress = plan::compresses(&self.options, inode);
-        let mut pieces = Vec::new();
+        let count = data.len() as u64 / FRAME + u64::from(inline.is_some());
+        let mut room: Reservation = self.volume.reserve_data(bytes as u64, count)?;
+        let compress = compresses(&self.options, inode.flags);
+        let mut pages = UnnamedPages::new(&self.volume);
         let frames = data.chunks(FRAME as usize).zip((range.start..).step_by(FRAME as usize));
         for (part, offset) in inline.map(|content| (content, 0)).into_iter().chain(frames) {
-            match self.volume.write_data(&mut room, ino, offset, part, compress) {
-                Ok(written) => pieces.extend(written),
-                Err(error) => {
-                    self.volume.abandon(&pieces);
-                    return Err(error);
-                }
-            }
+            pages.absorb(self.volume.write_data(&mut room, ino, offset, part, compress)?);
         }
-        Ok(pieces)
+        Ok(pages)
     }
 }
 

@@ -93,8 +93,7 @@ fn a_commit_never_waits_for_more_than_the_bound_of_early_pages() {
                     for n in 0..(48 << 20) / data.len() as u64 / writers {
                         let mut room = volume.reserve_data(data.len() as u64, 1).unwrap();
                         let ino = crate::format::Ino(10 + writer);
-                        let pieces = volume.write_data(&mut room, ino, n << 17, &data, true).unwrap();
-                        volume.abandon(&pieces);
+                        drop(volume.write_data(&mut room, ino, n << 17, &data, true).unwrap());
                     }
                 });
             }

@@ -1,14 +1,15 @@
-//! What an operation carries tells for every state whether it has what the operation did.
+//! What an operation carries tells for every state whether it has what the operation did, and for pages whether anything names them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::support::*;
 use crate::error::{Error, Result};
-use crate::format::{Key, kind};
+use crate::format::values::Extent;
+use crate::format::{Ino, Key, kind};
 use crate::storage::MemoryStorage;
 use crate::storage::simulated::{Fate, Fault, SimulatedStorage};
-use crate::txn::{Publication, State, Volume};
+use crate::txn::{Publication, State, UnnamedPages, Volume};
 
 fn key(number: u64) -> Key {
     Key::new(9, kind::XATTR, number)
@@ -75,7 +76,11 @@ fn what_was_published_is_in_every_later_state_and_in_none_before() {
     let found = |state: &State| [&first, &second].map(|publication| publication.is_in(state));
     assert_eq!([found(&before), found(&between), found(&volume.state())], [[false; 2], [true, false], [true; 2]]);
     // It changes nothing, so it says what the present state says, and there is no other state for it.
-    volume.operate(1, false, |op| Ok(op.carry(&nothing))).unwrap();
+    let unchanged = volume.operate(1, false, |op| {
+        op.carry(&nothing);
+        Ok(())
+    });
+    unchanged.unwrap();
     assert!(nothing.is_in(&volume.state()) && !nothing.is_in(&before));
     // The same trees, stored anew by the commit.
     volume.commit().unwrap();
@@ -126,4 +131,57 @@ fn readers_find_in_each_state_what_it_is_said_to_have() {
         readers.into_iter().for_each(|reader| reader.join().unwrap());
         published.unwrap();
     });
+}
+
+/// Two files on one page, and one on another.
+fn write(volume: &Arc<Volume>) -> UnnamedPages {
+    let mut room = volume.reserve_data(90_000, 3).unwrap();
+    let (first, second) = (bytes_of(1, 3000), bytes_of(2, 4000));
+    let mut pages = volume.write_packed(&mut room, &[(Ino(2), 0, &first), (Ino(3), 0, &second)], false).unwrap();
+    pages.absorb(volume.write_data(&mut room, Ino(4), 0, &bytes_of(3, 70_000), false).unwrap());
+    pages
+}
+
+fn name(volume: &Volume, pages: &mut UnnamedPages, files: &[u64]) -> Result<()> {
+    volume.operate(8, true, |op| {
+        pages.name(op, |piece| files.contains(&piece.ino.0))?;
+        for piece in pages.pieces().iter().filter(|piece| files.contains(&piece.ino.0)) {
+            let extent = Extent { page: piece.page, start: piece.start, length: piece.length, born: op.generation() };
+            op.insert(extent_key(piece.ino.0, 0), &extent.encode())?;
+        }
+        Ok(())
+    })
+}
+
+#[test]
+fn pages_of_an_operation_that_fails_are_given_back_or_named_by_the_next_one() {
+    let dice = Dice::new(4);
+    let volume = create(Arc::new(MemoryStorage::new()), &dice);
+    let before = volume.blocks().taken;
+    drop(write(&volume));
+    assert_eq!(volume.blocks().taken, before, "nobody named them");
+    let fail = |pages: &mut UnnamedPages| {
+        let failed = volume.operate(8, true, |op| {
+            pages.name(op, |_| true)?;
+            Err::<(), _>(Error::Stale)
+        });
+        assert!(matches!(failed, Err(Error::Stale)));
+    };
+    let mut pages = write(&volume);
+    fail(&mut pages);
+    drop(pages);
+    assert_eq!(volume.blocks().taken, before, "the operation that named them failed");
+    let mut pages = write(&volume);
+    fail(&mut pages);
+    // In between one of the files went: its page is named by nobody, and that of another one in part.
+    name(&volume, &mut pages, &[3]).unwrap();
+    assert_eq!(pages.pieces().len(), 2);
+    let held: u64 = pages.pieces()[..1].iter().map(|piece| piece.page.run.blocks).sum();
+    assert_eq!(volume.blocks().taken, before + held);
+    assert!(!volume.partly_named().is_empty());
+    drop(pages);
+    assert_eq!(volume.blocks().taken, before + held, "what was published is given back by nobody");
+    volume.commit().unwrap();
+    assert_live(&volume, &[((3, 0), (2, 4000))].into());
+    assert_sound(&volume);
 }

@@ -184,10 +184,10 @@ fn blocks_of_pages_that_are_not_committed_are_taken() {
     let before = volume.blocks();
     let mut reservation = volume.reserve_data(30_000, 1).unwrap();
     assert_eq!(volume.blocks().promised, before.promised + 8);
-    let pieces = volume.write_data(&mut reservation, crate::format::Ino(2), 0, &[7; 30_000], false).unwrap();
+    let pages = volume.write_data(&mut reservation, crate::format::Ino(2), 0, &[7; 30_000], false).unwrap();
     assert_eq!(volume.blocks().taken, before.taken + 8);
     assert_eq!(volume.blocks().promised, before.promised);
-    volume.abandon(&pieces);
+    drop(pages);
     assert_eq!(volume.blocks().taken, before.taken);
     for slot in 0..50 {
         put(&volume, 2, slot, slot, 30_000).unwrap();
@@ -220,16 +220,16 @@ fn reservations_hold_when_free_space_is_in_fragments() {
     while let Ok(mut reservation) = volume.reserve_data(data.len() as u64, 1) {
         written.push(volume.write_data(&mut reservation, crate::format::Ino(9), 0, &data, false).unwrap());
     }
-    let counts: Vec<usize> = written.iter().map(Vec::len).collect();
+    let counts: Vec<usize> = written.iter().map(|pages| pages.pieces().len()).collect();
     assert!(counts.iter().any(|count| *count > 1), "expected fragments among {counts:?} with {slots} slots");
-    for pieces in &written {
+    for pages in written {
+        let pieces = pages.pieces();
         assert_eq!(pieces.iter().map(|p| p.length as usize).sum::<usize>(), data.len());
         for piece in pieces {
             let mut back = vec![0; piece.length as usize];
             volume.pager().read_data(&piece.page, piece.start, &mut back).unwrap();
             assert_eq!(back, data[piece.offset as usize..][..back.len()]);
         }
-        volume.abandon(pieces);
     }
     assert_sound(&volume);
 }
@@ -430,7 +430,7 @@ fn growing_again_after_a_close_cut_the_file_keeps_the_map_exact() {
     let dice = Dice::new(8);
     let storage = Arc::new(MemoryStorage::new());
     let volume = create(storage.clone(), &dice);
-    let fill = |volume: &Volume| (0..300).for_each(|slot| put(volume, 2, slot, slot, 120_000).unwrap());
+    let fill = |volume: &Arc<Volume>| (0..300).for_each(|slot| put(volume, 2, slot, slot, 120_000).unwrap());
     fill(&volume);
     volume.commit().unwrap();
     put(&volume, 3, 0, 1, 10).unwrap();

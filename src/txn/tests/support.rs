@@ -64,27 +64,23 @@ pub(super) fn extent_key(file: u64, slot: u64) -> Key {
 }
 
 /// Writes new content for one slot of a file, replacing what was there.
-pub(super) fn put(volume: &Volume, file: u64, slot: u64, seed: u64, length: usize) -> Result<()> {
+pub(super) fn put(volume: &Arc<Volume>, file: u64, slot: u64, seed: u64, length: usize) -> Result<()> {
     let mut reservation = volume.reserve_data(length as u64, 1)?;
     let data = bytes_of(seed, length);
-    let pieces = volume.write_data(&mut reservation, Ino(file), slot << 17, &data, true)?;
-    let [piece] = &pieces[..] else {
+    let mut pages = volume.write_data(&mut reservation, Ino(file), slot << 17, &data, true)?;
+    let [piece] = *pages.pieces() else {
         // Fragmented: these tests keep one extent a slot, so they write it smaller.
-        volume.abandon(&pieces);
         return Err(crate::Error::NoSpace("fragmented".into()));
     };
     let done = volume.operate(8, true, |op| {
         let old = op.view().get(extent_key(file, slot), Extent::decode)?;
-        op.adopt(&piece.page, 1)?;
+        pages.name(op, |_| true)?;
         if let Some(old) = old {
             op.release(&old.page, old.born)?;
         }
         let extent = Extent { page: piece.page, start: 0, length: piece.length, born: op.generation() };
         op.insert(extent_key(file, slot), &extent.encode())
     });
-    if done.is_err() {
-        volume.abandon(&pieces);
-    }
     done.map(drop)
 }
 

@@ -68,7 +68,8 @@ verify_loads() {
     last=$(tail -n 1 "$WORK/sqlite.acknowledged")
     if [[ -n $last ]]; then
         [[ $(sqlite3 "$WORK/box/db/data.sqlite" 'SELECT max(id) FROM t;') -ge $last ]] || fail "row $last was acknowledged and is missing"
-        same "$(sqlite3 "$WORK/box/db/data.sqlite" "SELECT count(*) FROM t WHERE id = $last;")" 1 "row $last was acknowledged"
+        # The first transaction of a round deletes the rows of the one before, and may be committed without being acknowledged.
+        same "$(sqlite3 "$WORK/box/db/data.sqlite" "SELECT count(*) FROM t WHERE id = $last OR id > $last + 400;")" 1 "row $last was acknowledged"
     fi
     # What a killed git leaves beside its repository.
     find "$WORK/box/repository/.git" \( -name '*.lock' -o -name 'tmp_*' -o -name gc.pid \) -delete

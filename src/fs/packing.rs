@@ -1,0 +1,97 @@
+//! Which small files share a page: those of one owner and one compression setting, in the order in which they come.
+
+use std::collections::BTreeMap;
+
+use super::FsOptions;
+use crate::format::MAX_DATA;
+use crate::format::values::inode_flags;
+
+/// Files up to this many bytes are packed: at four or more a page the blocks that each would round up are worth sharing.
+pub(super) const PACK: u64 = 32 * 1024;
+
+/// Items of one packed page (specification 5.3 bounds the page, `write_packed` the number).
+const PACK_FILES: usize = 256;
+
+pub(super) fn compresses(options: &FsOptions, flags: u32) -> bool {
+    options.compress && flags & inode_flags::NO_COMPRESS == 0
+}
+
+pub(super) fn packs(options: &FsOptions, flags: u32) -> bool {
+    options.pack && flags & inode_flags::NO_PACK == 0
+}
+
+/// What is to share a page.
+pub(super) struct SharedPage<T> {
+    pub(super) items: Vec<T>,
+    pub(super) bytes: usize,
+    pub(super) compress: bool,
+}
+
+pub(super) type SharedPages<T> = Vec<SharedPage<T>>;
+
+/// Collects content for pages.
+pub(super) struct Packer<T> {
+    options: FsOptions,
+    /// By owner and compression: what lies on one page is read, and lost, together.
+    open: BTreeMap<(u32, bool), SharedPage<T>>,
+    full: Vec<SharedPage<T>>,
+}
+
+impl<T> Packer<T> {
+    pub(super) fn new(options: FsOptions) -> Packer<T> {
+        Packer { options, open: BTreeMap::new(), full: Vec::new() }
+    }
+
+    /// Of a file with this owner and these flags; so many bytes, at most `MAX_DATA`.
+    pub(super) fn add(&mut self, uid: u32, flags: u32, bytes: usize, item: T) {
+        let compress = compresses(&self.options, flags);
+        let empty = || SharedPage { items: Vec::new(), bytes: 0, compress };
+        if !packs(&self.options, flags) {
+            self.full.push(SharedPage { items: vec![item], bytes, compress });
+            return;
+        }
+        let page = self.open.entry((uid, compress)).or_insert_with(empty);
+        if page.items.len() == PACK_FILES || page.bytes + bytes > MAX_DATA {
+            self.full.push(std::mem::replace(page, empty()));
+        }
+        page.items.push(item);
+        page.bytes += bytes;
+    }
+
+    pub(super) fn pages(self) -> SharedPages<T> {
+        self.full.into_iter().chain(self.open.into_values()).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fs::SyncProfile;
+
+    #[test]
+    fn a_page_is_shared_by_files_of_one_owner_and_setting_as_far_as_it_goes() {
+        let options = FsOptions { staged_bytes: 0, sync: SyncProfile::Periodic, pack: true, compress: true };
+        let mut packer = Packer::new(options);
+        let third = MAX_DATA / 3;
+        let alone = inode_flags::NO_PACK;
+        let plain = inode_flags::NO_COMPRESS;
+        let files =
+            [(1, 0, third), (2, 0, 100), (1, plain, 100), (1, 0, third), (1, alone, 100), (1, 0, third + 3), (1, 0, 1)];
+        for (number, (uid, flags, bytes)) in files.into_iter().enumerate() {
+            packer.add(uid, flags, bytes, number);
+        }
+        (0..=PACK_FILES).for_each(|number| packer.add(3, 0, 1, 100 + number));
+        let pages: Vec<_> = packer.pages().into_iter().map(|page| (page.items, page.bytes, page.compress)).collect();
+        let many: Vec<usize> = (100..100 + PACK_FILES).collect();
+        let expected = [
+            (vec![4], 100, true),
+            (vec![0, 3], 2 * third, true),
+            (many, PACK_FILES, true),
+            (vec![2], 100, false),
+            (vec![5, 6], third + 4, true),
+            (vec![1], 100, true),
+            (vec![100 + PACK_FILES], 1, true),
+        ];
+        assert_eq!(pages, expected);
+    }
+}

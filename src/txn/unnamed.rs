@@ -1,0 +1,109 @@
+//! Pages that were written and that no tree names yet.
+//!
+//! Whoever writes pages owns them as [`UnnamedPages`] until an operation that names them is published; dropped before, they are given back. So a failure
+//! at any place between the two leaves nothing, and an operation that failed can be made again with the same pages. Whether it was published is what
+//! it carries (`publication`): a published page is given back by nobody. The owner outlives the operation, which is why `name` borrows the pages.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use super::{Operation, Publication, Volume};
+use crate::error::Result;
+use crate::format::{Ino, Pointer, Run};
+
+/// Where a piece of file data was written.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct WrittenPiece {
+    pub(crate) ino: Ino,
+    /// File offset of the first byte.
+    pub(crate) offset: u64,
+    pub(crate) length: u32,
+    pub(crate) page: Pointer,
+    /// First plain byte within the page.
+    pub(crate) start: u32,
+}
+
+/// See above.
+#[must_use = "pages that nobody names are given back"]
+pub(crate) struct UnnamedPages {
+    volume: Arc<Volume>,
+    pieces: Vec<WrittenPiece>,
+    publication: Publication,
+}
+
+impl UnnamedPages {
+    /// None yet.
+    pub(crate) fn new(volume: &Arc<Volume>) -> UnnamedPages {
+        UnnamedPages { volume: volume.clone(), pieces: Vec::new(), publication: Publication::default() }
+    }
+
+    pub(super) fn push(&mut self, piece: WrittenPiece) {
+        self.pieces.push(piece);
+    }
+
+    /// Takes over pages that no operation has named.
+    pub(crate) fn absorb(&mut self, mut other: UnnamedPages) {
+        debug_assert!(!self.publication.is_set() && !other.publication.is_set(), "they are named");
+        self.pieces.append(&mut other.pieces);
+    }
+
+    /// The pieces that lie on the pages.
+    pub(crate) fn pieces(&self) -> &[WrittenPiece] {
+        &self.pieces
+    }
+
+    /// The pieces of one file, once they are `sorted`.
+    pub(crate) fn of(&self, ino: Ino) -> &[WrittenPiece] {
+        let from = self.pieces.partition_point(|piece| piece.ino < ino);
+        let behind = self.pieces.partition_point(|piece| piece.ino <= ino);
+        &self.pieces[from..behind]
+    }
+
+    /// By file and offset.
+    pub(crate) fn sorted(mut self) -> UnnamedPages {
+        self.pieces.sort_unstable_by_key(|piece| (piece.ino, piece.offset));
+        self
+    }
+
+    /// Has `op` count each page once for each of its pieces that is named; the caller inserts the extents. A page of which nothing is named is given
+    /// back at once, one that is named in part is noted by the operation.
+    pub(crate) fn name(&mut self, op: &mut Operation<'_>, is_named: impl Fn(&WrittenPiece) -> bool) -> Result<()> {
+        // By address: the page, and how many of its pieces are named and how many are not.
+        let mut pages: BTreeMap<u64, (Pointer, u32, u32)> = BTreeMap::new();
+        for piece in &self.pieces {
+            let (_, named, lost) = pages.entry(piece.page.run.address).or_insert((piece.page, 0, 0));
+            *(if is_named(piece) { named } else { lost }) += 1;
+        }
+        for (page, named, lost) in pages.values().filter(|(_, named, _)| *named > 0) {
+            op.adopt(page, *named)?;
+            if *lost > 0 {
+                op.note_partly(page);
+            }
+        }
+        let is_lost =
+            |piece: &mut WrittenPiece| pages.get(&piece.page.run.address).is_none_or(|(_, named, _)| *named == 0);
+        let lost: Vec<WrittenPiece> = self.pieces.extract_if(.., is_lost).collect();
+        self.volume.give_back(&lost);
+        op.carry(&self.publication);
+        Ok(())
+    }
+}
+
+impl Drop for UnnamedPages {
+    fn drop(&mut self) {
+        if !self.publication.is_set() {
+            self.volume.give_back(&self.pieces);
+        }
+    }
+}
+
+impl Volume {
+    fn give_back(&self, pieces: &[WrittenPiece]) {
+        if !pieces.is_empty() {
+            let mut runs: Vec<Run> = pieces.iter().map(|piece| piece.page.run).collect();
+            runs.sort_unstable();
+            runs.dedup();
+            self.discard_runs(runs);
+        }
+    }
+}
