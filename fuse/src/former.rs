@@ -138,7 +138,7 @@ mod tests {
     fn only_what_the_kernel_still_shows_is_mounted() {
         let status = Status { mount_point: "/mnt/a".into(), ..Status::default() };
         let shown = |file_system: &str, point: &str| {
-            [Mounted { device: 7, point: point.into(), file_system: file_system.into(), user: None }]
+            [Mounted { id: 1, device: 7, point: point.into(), file_system: file_system.into(), user: None }]
         };
         assert!(is_mounted(&status, &shown(mountinfo::TYPE, "/mnt/a")));
         assert!(!is_mounted(&status, &shown(mountinfo::TYPE, "/mnt/b")));
