@@ -23,6 +23,7 @@ use zeroize::Zeroizing;
 
 use crate::exit::Failure;
 use crate::journal::{self, Target};
+use crate::point::Point;
 use crate::session::{self, Task};
 use crate::{mount, mountinfo};
 
@@ -82,11 +83,12 @@ pub fn prepare_point(path: &Path) -> Result<PathBuf, Failure> {
         (Some(parent), Some(name)) => parent.canonicalize().map_err(failed)?.join(name),
         _ => absolute,
     };
-    match mountinfo::at(&point).map_err(failed)? {
+    let held = Point::of(&point).map_err(failed)?;
+    match held.mounted_at(&point).map_err(failed)? {
         Some(dead) if dead.file_system == mountinfo::TYPE => {}
         _ => return Err(Failure::mount(format!("a dead mount that is not ours lies at {}", point.display()))),
     }
-    if let Err(error) = mount::unmount(&point, true) {
+    if let Err(error) = mount::detach(&held, &point) {
         return Err(Failure::mount(format!("cannot take away the dead mount at {}: {error:?}", point.display())));
     }
     prepare_point(&point)

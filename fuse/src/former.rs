@@ -37,17 +37,23 @@ enum Holder {
 pub fn wait(archive: &Path, read_only: bool, say: impl Fn(&str)) -> Result<(), Failure> {
     // What is no archive is for the opening to say.
     let Ok(id) = Archive::identify(archive) else { return Ok(()) };
-    let holder = || holder(&id);
-    if let Holder::Serves(status) = holder()
-        && is_mounted(&status, &mountinfo::table().unwrap_or_default())
-    {
-        return Err(refusal(&status));
-    }
     // What keeps it from being tried is for the opening to say.
     let mut free = || Archive::is_free(archive, read_only).unwrap_or(true);
+    wait_for(&|| holder(&id), &mut free, say)
+}
+
+fn wait_for(holder: &dyn Fn() -> Holder, free: &mut dyn FnMut() -> bool, say: impl Fn(&str)) -> Result<(), Failure> {
+    let found = holder();
+    if let Holder::Serves(status) = &found
+        && is_mounted(status, &mountinfo::table().unwrap_or_default())
+    {
+        return Err(refusal(status));
+    }
     if !free() {
         say("the archive is still held, as by the daemon of its former mount: waiting for its end");
-        bide(&mut free, MOMENT, CLOSING, || matches!(holder(), Holder::Closes));
+        bide(free, MOMENT, CLOSING, || matches!(holder(), Holder::Closes));
+    } else if matches!(found, Holder::Nobody) {
+        return Ok(());
     }
     // The next daemon needs the place of the former one's socket; between its lock and that a daemon has next to nothing to do.
     within(MOMENT, &mut || !matches!(holder(), Holder::Closes));
@@ -135,10 +141,23 @@ mod tests {
     }
 
     #[test]
+    fn nobody_is_asked_twice_about_an_archive_that_is_free() {
+        for (first, most) in [(true, 1), (false, 2)] {
+            let asked = Cell::new(0);
+            let holder = || {
+                asked.set(asked.get() + 1);
+                if first || asked.get() > 1 { Holder::Nobody } else { Holder::Closes }
+            };
+            assert!(wait_for(&holder, &mut || true, |_| panic!("nothing is waited for")).is_ok());
+            assert_eq!(asked.get(), most, "first of nobody: {first}");
+        }
+    }
+
+    #[test]
     fn only_what_the_kernel_still_shows_is_mounted() {
         let status = Status { mount_point: "/mnt/a".into(), ..Status::default() };
         let shown = |file_system: &str, point: &str| {
-            [Mounted { device: 7, point: point.into(), file_system: file_system.into(), user: None }]
+            [Mounted { id: 1, device: 7, point: point.into(), file_system: file_system.into(), user: None }]
         };
         assert!(is_mounted(&status, &shown(mountinfo::TYPE, "/mnt/a")));
         assert!(!is_mounted(&status, &shown(mountinfo::TYPE, "/mnt/b")));

@@ -23,6 +23,7 @@ pub mod mountinfo;
 pub mod notify;
 pub mod options;
 pub mod pace;
+pub mod point;
 pub mod remount;
 pub mod runtime;
 mod sandbox;

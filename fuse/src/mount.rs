@@ -21,6 +21,7 @@ use nix::unistd::{getegid, geteuid};
 
 use crate::exit::Failure;
 use crate::mountinfo;
+use crate::point::Point;
 
 pub const DEVICE: &str = "/dev/fuse";
 const FUSERMOUNT: &str = "fusermount3";
@@ -72,8 +73,8 @@ impl Mount<'_> {
             Err(e) if e.raw_os_error() == Some(Errno::EPERM as i32) => return Err(AttachError::NotPermitted),
             Err(e) => return Err(failed(format!("cannot open {DEVICE}"), e)),
         };
-        let mode =
-            self.point.metadata().map_err(|e| failed(format!("cannot read {}", self.point.display()), e))?.mode();
+        let point = Point::of(self.point).and_then(|point| Ok((point.mode()?, point)));
+        let (mode, point) = point.map_err(|e| failed(format!("cannot read {}", self.point.display()), e))?;
         let mut data = format!(
             "fd={},rootmode={mode:o},user_id={},group_id={},default_permissions,subtype={}",
             device.as_raw_fd(),
@@ -84,7 +85,7 @@ impl Mount<'_> {
         if self.allow_other {
             data.push_str(",allow_other");
         }
-        match nix::mount::mount(Some(self.source), self.point, Some("fuse"), self.flags, Some(data.as_str())) {
+        match nix::mount::mount(Some(self.source), &point.link(), Some("fuse"), self.flags, Some(data.as_str())) {
             Ok(()) => Ok(device),
             Err(Errno::EPERM) => Err(AttachError::NotPermitted),
             Err(e) => Err(failed(format!("cannot mount at {}", self.point.display()), e.into())),
@@ -191,6 +192,16 @@ pub fn unmount(point: &Path, detach: bool) -> Result<(), UnmountError> {
         Ok(()) => Ok(()),
         Err(Errno::EBUSY) => Err(UnmountError::Busy),
         Err(Errno::EPERM) => unmount_through_fusermount(point, detach),
+        Err(e) => Err(UnmountError::Other(format!("cannot unmount {}: {e}", point.display()))),
+    }
+}
+
+/// Takes away what is held, also when it is busy; `point` is its path.
+pub fn detach(held: &Point, point: &Path) -> Result<(), UnmountError> {
+    match nix::mount::umount2(&held.link(), MntFlags::MNT_DETACH) {
+        Ok(()) => Ok(()),
+        // It lets a user take away mounts of that user alone.
+        Err(Errno::EPERM) => unmount_through_fusermount(point, true),
         Err(e) => Err(UnmountError::Other(format!("cannot unmount {}: {e}", point.display()))),
     }
 }

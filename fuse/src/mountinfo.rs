@@ -13,6 +13,8 @@ pub const TYPE: &str = "fuse.lockbox";
 /// One line of /proc/self/mountinfo.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mounted {
+    /// The kernel's number of the mount.
+    pub id: u64,
     pub device: u64,
     pub point: PathBuf,
     pub file_system: String,
@@ -33,7 +35,8 @@ pub fn table() -> io::Result<Vec<Mounted>> {
 
 fn parse(line: &[u8]) -> Option<Mounted> {
     let mut fields = line.split(|&b| b == b' ');
-    let device = std::str::from_utf8(fields.nth(2)?).ok()?;
+    let id = std::str::from_utf8(fields.next()?).ok()?.parse().ok()?;
+    let device = std::str::from_utf8(fields.nth(1)?).ok()?;
     let (major, minor) = device.split_once(':')?;
     let device = makedev(major.parse().ok()?, minor.parse().ok()?);
     let point = PathBuf::from(OsString::from_vec(unescape(fields.nth(1)?)));
@@ -42,7 +45,7 @@ fn parse(line: &[u8]) -> Option<Mounted> {
     let file_system = String::from_utf8_lossy(rest.next()?).into_owned();
     let options = String::from_utf8_lossy(rest.nth(1).unwrap_or_default()).into_owned();
     let user = options.split(',').find_map(|option| option.strip_prefix("user_id=")?.parse().ok());
-    Some(Mounted { device, point, file_system, user })
+    Some(Mounted { id, device, point, file_system, user })
 }
 
 /// Undoes the kernel's `\ooo` for space, tab, newline and backslash.
@@ -76,7 +79,7 @@ mod tests {
             br"36 35 0:42 / /mnt/a\040b rw,nosuid shared:1 master:2 - fuse.lockbox /x.lbx rw,user_id=7,group_id=0";
         let mounted = parse(line).unwrap();
         assert_eq!(mounted.point, Path::new("/mnt/a b"));
-        assert_eq!(mounted.device, makedev(0, 42));
+        assert_eq!((mounted.id, mounted.device), (36, makedev(0, 42)));
         assert_eq!(mounted.file_system, TYPE);
         assert_eq!(mounted.user, Some(7));
     }

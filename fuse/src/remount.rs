@@ -7,9 +7,11 @@ use std::path::Path;
 
 use lockbox::control::{self, Request, Response};
 use nix::mount::MsFlags;
+use nix::unistd::geteuid;
 
 use crate::exit::Failure;
 use crate::options::Options;
+use crate::point::Point;
 use crate::{mountinfo, runtime};
 
 /// What the kernel's table shows for a FUSE mount; mount(8) hands it back.
@@ -37,13 +39,23 @@ fn flags(given: &[&str], mut options: Options) -> MsFlags {
     options.mount_flags()
 }
 
-/// Changes the mount at `point`. When this returns for a read-only mount, all that was written before is durable.
+/// What a mount that somebody else made keeps: that user chooses what is in it, and may have put it where another one was.
+fn kept(mounted_by: Option<u32>, own: u32) -> MsFlags {
+    match mounted_by {
+        Some(user) if user == own => MsFlags::empty(),
+        _ => MsFlags::MS_NOSUID | MsFlags::MS_NODEV,
+    }
+}
+
+/// Changes the mount at `point`, an absolute path without links. When this returns for a read-only mount, all that was written before is durable.
 pub fn remount(point: &Path, flags: MsFlags) -> Result<(), Failure> {
     let failed = |e: std::io::Error| Failure::mount(format!("cannot remount {}: {e}", point.display()));
-    let mounted = match mountinfo::at(point).map_err(failed)? {
+    let held = Point::of(point).map_err(failed)?;
+    let mounted = match held.mounted_at(point).map_err(failed)? {
         Some(mounted) if mounted.file_system == mountinfo::TYPE => mounted,
         _ => return Err(Failure::mount(format!("no archive is mounted at {}", point.display()))),
     };
+    let flags = flags | kept(mounted.user, geteuid().as_raw());
     // Whose mount it is says the kernel; a daemon of anybody else may claim what it likes.
     let places = mounted.user.map_or_else(runtime::places, runtime::places_of);
     let daemons = places.iter().map(control::running).collect::<Result<Vec<_>, _>>()?.concat();
@@ -56,7 +68,7 @@ pub fn remount(point: &Path, flags: MsFlags) -> Result<(), Failure> {
         )));
     }
     // The kernel hands its dirty pages to the daemon on the way to read-only.
-    nix::mount::mount(None::<&str>, point, None::<&str>, flags | MsFlags::MS_REMOUNT, None::<&str>)
+    nix::mount::mount(None::<&str>, &held.link(), None::<&str>, flags | MsFlags::MS_REMOUNT, None::<&str>)
         .map_err(|e| failed(e.into()))?;
     match daemon {
         Some((socket, status)) if read_only => match control::ask(socket, status.uid, &Request::Sync)? {
@@ -96,6 +108,12 @@ mod tests {
         let list = "rw,nosuid,nodev,noexec,noatime,remount,user_id=1000";
         let all = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC | MsFlags::MS_NOATIME;
         assert_eq!(requested(&[list]).unwrap(), Some(all));
+    }
+
+    #[test]
+    fn the_mount_of_another_user_gets_no_rights() {
+        let without = MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
+        assert_eq!([kept(Some(0), 0), kept(Some(1000), 0), kept(None, 0)], [MsFlags::empty(), without, without]);
     }
 
     #[test]

@@ -296,6 +296,7 @@ mod tests {
         let point = Path::new("/mnt/a");
         let said = |mounts: &[(u64, &str)]| {
             let mounted = |&(device, at): &(u64, &str)| Mounted {
+                id: device,
                 device,
                 point: at.into(),
                 file_system: mountinfo::TYPE.into(),

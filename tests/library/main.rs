@@ -5,6 +5,7 @@
 mod cli_errors;
 mod compaction;
 mod damage;
+mod damaged_copies;
 mod golden;
 mod import_extract;
 mod interrupted;

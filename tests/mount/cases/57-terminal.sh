@@ -95,3 +95,70 @@ case_bars_go_away_and_programs_get_neither_bars_nor_colours() {
         [[ ! -s plain || $(tail -c 1 plain | od -An -tx1) == ' 0a' ]] || fail "no line end: $command"
     done
 }
+
+case_a_prompt_that_is_left_by_a_signal_restores_the_echo() {
+    new_archive box
+    python3 - "$WORK/box.lbx" "$(cat "$PASSFILE")" <<'PYTHON'
+import fcntl, os, signal, subprocess, sys, termios, time
+
+archive, passphrase = sys.argv[1:]
+environment = {name: value for name, value in os.environ.items() if not name.startswith("LOCKBOX_")}
+
+
+def echo():
+    return bool(termios.tcgetattr(terminal)[3] & termios.ECHO)
+
+
+def await_so(what, so):
+    for _ in range(1000):
+        if so():
+            return
+        time.sleep(0.01)
+    sys.exit(f"{what}: never so")
+
+
+def asked():
+    global kept, terminal
+    kept, terminal = os.openpty()
+
+    def own_session():
+        os.setsid()
+        fcntl.ioctl(terminal, termios.TIOCSCTTY, 0)
+
+    child = subprocess.Popen(
+        ["lockbox", "info", archive], env=environment, stdin=terminal, stdout=terminal, stderr=terminal, preexec_fn=own_session
+    )
+    await_so("no echo", lambda: not echo())
+    return child
+
+
+def state(child):
+    with open(f"/proc/{child.pid}/stat", encoding="ascii") as file:
+        return file.read().rsplit(")", 1)[1].split()[0]
+
+
+for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "ctrl-c"):
+    child = asked()
+    if name == "ctrl-c":
+        os.write(kept, b"half\x03")
+    else:
+        child.send_signal(getattr(signal, name))
+    ended = child.wait(20)
+    assert ended == -getattr(signal, name, signal.SIGINT), (name, ended)
+    assert echo(), f"{name}: the echo stays off"
+
+child = asked()
+child.send_signal(signal.SIGTSTP)
+# Nobody stops a session without a shell that would go on; the process stops, or the signal does nothing.
+await_so("asked again", lambda: state(child) == "T" or not echo())
+child.send_signal(signal.SIGCONT)
+await_so("no echo again", lambda: not echo())
+os.write(kept, passphrase.encode() + b"\n")
+assert child.wait(60) == 0
+assert echo(), "the echo stays off after an answer"
+
+child = asked()
+os.write(kept, b"x" * 4090 + b"yyyyyyyyyyyyyyyy\n")
+assert child.wait(60) not in (0, 10), "a line that the terminal cut was taken for a passphrase"
+PYTHON
+}

@@ -1,0 +1,326 @@
+#!/usr/bin/env python3
+"""Interrupts every command of lockbox at seeded moments, on small disks and at limits, and looks at what is left.
+
+    tests/campaign/interrupts.py LOCKBOX [ROUNDS [SEED]]
+
+The program mount-lockbox lies beside LOCKBOX. Run as root in a namespace of its own (it mounts a small tmpfs). Each line that begins with FELL is a finding; the exit code says whether there was one.
+"""
+import hashlib
+import os
+import random
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+LOCKBOX = os.path.abspath(sys.argv[1])
+ROUNDS = int(sys.argv[2]) if len(sys.argv) > 2 else 2
+SEED = int(sys.argv[3]) if len(sys.argv) > 3 else 1
+SIGNALS = ["INT", "TERM", "HUP", "KILL", "TSTP", "pipe"]
+KDF = ["--kdf-memory", "1", "--kdf-passes", "1", "--weak-kdf"]
+DOCUMENTED = {0, 2, 14}
+fallen = 0
+
+
+def fell(*words):
+    global fallen
+    fallen += 1
+    print("FELL", *words, flush=True)
+
+
+def environment(place, passfile="pass"):
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("LOCKBOX_")}
+    kept.update(XDG_RUNTIME_DIR=place, XDG_STATE_HOME=place + "/state", LOCKBOX_PASSFILE=f"{place}/{passfile}")
+    return kept
+
+
+def run(place, *arguments, passfile="pass", stdin=subprocess.DEVNULL):
+    return subprocess.run([LOCKBOX, *arguments], cwd=place, env=environment(place, passfile), stdin=stdin, capture_output=True, timeout=120)
+
+
+def good(place, *arguments, **rest):
+    ended = run(place, *arguments, **rest)
+    assert ended.returncode == 0, (arguments, ended)
+    return ended
+
+
+def secret(place, name, text):
+    with open(f"{place}/{name}", "w", encoding="ascii") as file:
+        file.write(text + "\n")
+    os.chmod(f"{place}/{name}", 0o600)
+
+
+def tree(root):
+    found = {}
+    for directory, _, names in os.walk(root):
+        for name in names:
+            path = os.path.join(directory, name)
+            with open(path, "rb") as file:
+                found[os.path.relpath(path, root)] = hashlib.sha256(file.read()).hexdigest()
+    return found
+
+
+def build(place):
+    """What every round begins with."""
+    os.mkdir(place + "/state")
+    for name, text in [("pass", "first"), ("next", "second")]:
+        secret(place, name, text)
+    os.makedirs(place + "/tree/below")
+    source = random.Random(7)
+    for n in range(6):
+        with open(f"{place}/tree/below/{n}", "wb") as file:
+            file.write(source.randbytes(1_500_000 + n))
+    with open(place + "/extra", "wb") as file:
+        file.write(source.randbytes(5_000_000))
+    good(place, "create", "a.lbx", *KDF)
+    good(place, "add", "a.lbx", "tree")
+    good(place, "key", "add", "a.lbx", "--new-passfile", "next", "--label", "second", *KDF)
+    good(place, "header", "backup", "a.lbx", "saved.hdr")
+    secret(place, "value", "value")
+    with open(place + "/all.tar", "wb") as file:
+        file.write(good(place, "export-tar", "a.lbx").stdout)
+
+
+# Name, arguments, names that may be new afterwards, and whether the archive may be changed by it.
+COMMANDS = [
+    ("create", ["create", "new.lbx", *KDF], {"new.lbx"}),
+    ("add", ["add", "a.lbx", "extra"], set()),
+    ("import-tar", ["import-tar", "a.lbx", "--to", "imported"], set()),
+    ("export-tar", ["export-tar", "a.lbx"], set()),
+    ("mirror", ["add", "--mirror", "a.lbx", "tree", "--to", "mirrored"], set()),
+    ("extract", ["extract", "a.lbx", "--to", "out"], {"out"}),
+    ("cat", ["cat", "a.lbx", "tree/below/0"], set()),
+    ("check", ["check", "--full", "a.lbx"], set()),
+    ("repair-header", ["check", "--repair-header", "a.lbx"], set()),
+    ("passwd", ["passwd", "a.lbx", "--new-passfile", "third", *KDF], set()),
+    ("key add", ["key", "add", "a.lbx", "--new-passfile", "third", *KDF], set()),
+    ("key rm", ["key", "rm", "a.lbx", "second"], set()),
+    ("key test", ["key", "test", "a.lbx"], set()),
+    ("key recovery", ["key", "recovery", "a.lbx"], set()),
+    ("key rekey", ["key", "rekey", "a.lbx"], set()),
+    ("compact", ["compact", "a.lbx"], set()),
+    ("header backup", ["header", "backup", "a.lbx", "new.hdr"], {"new.hdr"}),
+    ("header restore", ["header", "restore", "a.lbx", "saved.hdr"], set()),
+    ("purge", ["purge", "a.lbx"], set()),
+    ("rescue", ["rescue", "a.lbx", "--to", "out"], {"out"}),
+    ("env set", ["env", "set", "a.lbx", "NAME"], set()),
+    ("run", ["run", "a.lbx", "--", "sleep", "0.05"], set()),
+    ("ls", ["ls", "-lR", "a.lbx"], set()),
+    ("info", ["info", "a.lbx"], set()),
+]
+
+
+def given(name, place):
+    """What comes on standard input."""
+    return open(f"{place}/{'all.tar' if name == 'import-tar' else 'value'}", "rb")
+
+
+def usable(place):
+    """Only commands that this program takes as they stand here."""
+    kept = []
+    for name, arguments, new in COMMANDS:
+        with tempfile.TemporaryDirectory(dir=os.path.dirname(place)) as copy:
+            fresh(place, copy)
+            began = time.monotonic()
+            ended = run(copy, *arguments, stdin=given(name, copy))
+            took = time.monotonic() - began
+        if ended.returncode != 0:
+            fell(name, "does not work undisturbed:", ended.returncode, ended.stderr.decode(errors="replace").strip()[:300])
+        else:
+            kept.append((name, arguments, new, took))
+    return kept
+
+
+def fresh(place, copy):
+    shutil.copytree(place, copy, dirs_exist_ok=True)
+    secret(copy, "third", "third")
+
+
+def look(copy, what, names, new, whole):
+    """What must hold, whatever happened."""
+    doors = [passfile for passfile in ("pass", "next", "third") if run(copy, "info", "a.lbx", passfile=passfile).returncode == 0]
+    if not doors:
+        return fell(what, "no passphrase opens it any more")
+    checked = run(copy, "check", "--full", "a.lbx", passfile=doors[0])
+    # A copy of the header that lags behind is told and mended by the next writer.
+    if checked.returncode != 0 and b"header" not in checked.stderr:
+        fell(what, "not sound:", checked.stderr.decode(errors="replace").strip()[:300])
+    shutil.rmtree(copy + "/looked", ignore_errors=True)
+    run(copy, "extract", "a.lbx", "tree", "--to", "looked", passfile=doors[0])
+    if tree(copy + "/looked/tree") != whole:
+        fell(what, "what was in it is not what it was")
+    shutil.rmtree(copy + "/looked", ignore_errors=True)
+    for name in sorted(set(os.listdir(copy)) - names - new - {"state", "lockbox"}):
+        print("left", what, name, flush=True)
+    # The same again, and a compaction, clear up.
+    if run(copy, "compact", "a.lbx", passfile=doors[0]).returncode != 0:
+        fell(what, "cannot be compacted afterwards")
+    hidden = [name for name in os.listdir(copy) if name.startswith(".")]
+    if hidden:
+        fell(what, "left for ever:", hidden)
+    return None
+
+
+def interrupt(copy, name, arguments, how, delay):
+    """Exit code, as a shell shows it, and what was said."""
+    read, write = os.pipe()
+    child = subprocess.Popen(
+        [LOCKBOX, *arguments], cwd=copy, env=environment(copy), stdin=given(name, copy), stdout=write if how == "pipe" else subprocess.DEVNULL,
+        stderr=subprocess.PIPE, start_new_session=True,
+    )
+    os.close(write)
+    if how == "pipe":
+        os.close(read)
+    if how != "pipe":
+        time.sleep(delay)
+        if how == "TSTP":
+            child.send_signal(signal.SIGSTOP)
+            time.sleep(0.05)
+            child.send_signal(signal.SIGCONT)
+        else:
+            child.send_signal(getattr(signal, "SIG" + how))
+        os.close(read)
+    _, said = child.communicate(timeout=120)
+    code = child.returncode
+    return (128 - code if code < 0 else code), said.decode(errors="replace").strip()
+
+
+def daemons():
+    """Processes of the mount program in this namespace."""
+    found = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{pid}/comm", encoding="ascii") as file:
+                name = file.read().strip()
+            with open(f"/proc/{pid}/stat", encoding="ascii") as file:
+                state = file.read().rsplit(")", 1)[1].split()[0]
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if name in ("mount.lockbox", "mount-lockbox") and state != "Z":
+            found.append(int(pid))
+    return found
+
+
+def await_none(what):
+    """Whoever mounts or unmounts is gone in some seconds, and no daemon without a mount stays."""
+    for _ in range(200):
+        if not daemons():
+            return
+        time.sleep(0.05)
+    fell(what, "processes stay:", daemons())
+
+
+def interrupt_mount(place, chance, base, how, whole):
+    """A mount that is begun, and one that is ended, by a command that is stopped meanwhile."""
+    copy = tempfile.mkdtemp(dir=base)
+    fresh(place, copy)
+    os.mkdir(copy + "/point")
+    names = set(os.listdir(copy))
+    mount = [os.path.join(os.path.dirname(LOCKBOX), "mount-lockbox"), "a.lbx", "point"]
+    number = getattr(signal, "SIG" + how)
+    delay = chance.uniform(0, 0.15)
+    child = subprocess.Popen(mount, cwd=copy, env=environment(copy), stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True)
+    time.sleep(delay)
+    child.send_signal(number)
+    _, said = child.communicate(timeout=60)
+    what = f"[seed {SEED}] mount {how} after {delay * 1000:.0f} ms: code {child.returncode}"
+    if child.returncode not in (0, -number, 128 + number):
+        fell(what, said.decode(errors="replace").strip()[:300])
+    # Who started it may have been stopped before it heard that all is well.
+    for _ in range(100):
+        if os.path.ismount(copy + "/point") or not daemons():
+            break
+        time.sleep(0.05)
+    if os.path.ismount(copy + "/point"):
+        with open(copy + "/point/written", "w", encoding="ascii") as file:
+            file.write("acknowledged")
+            file.flush()
+            os.fsync(file.fileno())
+        delay = chance.uniform(0, 0.05)
+        child = subprocess.Popen([LOCKBOX, "umount", "point"], cwd=copy, env=environment(copy), stderr=subprocess.PIPE, start_new_session=True)
+        time.sleep(delay)
+        child.send_signal(number)
+        _, said = child.communicate(timeout=60)
+        what += f", umount after {delay * 1000:.0f} ms: code {child.returncode}"
+        if child.returncode not in (0, -number, 128 + number):
+            fell(what, said.decode(errors="replace").strip()[:300])
+        if os.path.ismount(copy + "/point") and child.returncode == 0:
+            fell(what, "is said to be unmounted")
+        ended = run(copy, "umount", "--all")
+        if ended.returncode != 0:
+            fell(what, "umount --all:", ended.stderr.decode(errors="replace").strip()[:300])
+        await_none(what)
+        if run(copy, "cat", "a.lbx", "written").stdout != b"acknowledged":
+            fell(what, "what was synced is lost")
+    await_none(what)
+    look(copy, what, names, set(), whole)
+    shutil.rmtree(copy)
+
+
+def main():
+    base = tempfile.mkdtemp(prefix="interrupts.")
+    place = base + "/place"
+    os.mkdir(place)
+    build(place)
+    whole = tree(place + "/tree")
+    chance = random.Random(SEED)
+    commands = usable(place)
+    count = 0
+    for _ in range(ROUNDS):
+        for name, arguments, new, took in commands:
+            for how in SIGNALS:
+                copy = tempfile.mkdtemp(dir=base)
+                fresh(place, copy)
+                names = set(os.listdir(copy))
+                delay = chance.uniform(0, took)
+                code, said = interrupt(copy, name, arguments, how, delay)
+                what = f"[seed {SEED}] {name} {how} after {delay * 1000:.0f} ms of {took * 1000:.0f}: code {code}"
+                number = 0 if how in ("TSTP", "pipe") else getattr(signal, "SIG" + how)
+                allowed = {0} if how == "TSTP" else {0, 2, 141} if how == "pipe" else {0, 128 + number}
+                if code not in allowed:
+                    fell(what, said[:300])
+                look(copy, what, names, new, whole)
+                shutil.rmtree(copy)
+                count += 1
+    for how in ["INT", "TERM", "HUP", "KILL"] * (4 * ROUNDS):
+        interrupt_mount(place, chance, base, how, whole)
+        count += 1
+    for name, arguments, new, _ in commands:
+        for limit in ("fsize", "disk"):
+            copy = tempfile.mkdtemp(dir=base)
+            if limit == "disk":
+                subprocess.run(["mount", "-t", "tmpfs", "-o", "size=40m", "none", copy], check=True)
+            fresh(place, copy)
+            names = set(os.listdir(copy))
+            size = os.path.getsize(copy + "/a.lbx")
+            before = None
+            if limit == "disk":
+                free = os.statvfs(copy)
+                with open(copy + "/filler", "wb") as filler:
+                    filler.write(bytes(max(0, free.f_bavail * free.f_frsize - chance.randrange(400_000))))
+                names.add("filler")
+            else:
+                most = chance.choice([0, 4096, size // 2, size + 4096])
+                before = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+            ended = subprocess.run(
+                [LOCKBOX, *arguments], cwd=copy, env=environment(copy), stdin=given(name, copy), capture_output=True, preexec_fn=before, timeout=120
+            )
+            what = f"[seed {SEED}] {name} with a {limit} limit: code {ended.returncode}"
+            if ended.returncode not in DOCUMENTED or (ended.returncode != 0 and not ended.stderr):
+                fell(what, ended.stderr.decode(errors="replace").strip()[:300])
+            if limit == "disk":
+                small, copy = copy, tempfile.mkdtemp(dir=base)
+                shutil.copytree(small, copy, dirs_exist_ok=True, ignore=shutil.ignore_patterns("filler"))
+                subprocess.run(["umount", small], check=True)
+            look(copy, what, names, new, whole)
+            shutil.rmtree(copy)
+            count += 1
+    shutil.rmtree(base)
+    print(f"{count} interruptions, {fallen} findings")
+    sys.exit(1 if fallen else 0)
+
+
+main()
