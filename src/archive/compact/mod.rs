@@ -132,7 +132,7 @@ pub(super) fn rewrite(
     let replace = seen::judge(&old.volume, sequence, looked.seen.as_ref(), &options.seen)?;
     refuse_snapshots(&old.volume)?;
     let (length_before, disk_before) = file.sizes()?;
-    let used = (old.volume.durable().used_blocks + MIN_BLOCKS) * BLOCK;
+    let used = old.volume.durable().used_blocks.saturating_add(MIN_BLOCKS).saturating_mul(BLOCK); // the archive's word
     if options.dry_run {
         return Ok(CompactReport { length_before, disk_before, length_after: used, disk_after: used });
     }
