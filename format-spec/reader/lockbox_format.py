@@ -131,9 +131,9 @@ class Header(NamedTuple):
 
 
 def decode_header(data: bytes, copy: int) -> Header:
-    if data[:16] != MAGIC:
+    if data[:16].ljust(16, b"\0") != MAGIC:
         raise NotArchive("not a lockbox archive")
-    f = Fields(data, "header")
+    f = Fields(data.ljust(16, b"\0"), "header")
     f.take(16)
     version = f.u32()
     if version != VERSION:

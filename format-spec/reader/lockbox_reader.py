@@ -80,8 +80,6 @@ class Archive:
         failures: list[fmt.ReaderError] = []
         for copy, start in enumerate(fmt.HEADER_START):
             data = os.pread(self.file.fileno(), fmt.HEADER_BYTES, start * BLOCK)
-            # Magic and version of a copy that was cut off go on as zeros.
-            data = data.ljust(20, b"\0") if data else data
             try:
                 good.append(fmt.decode_header(data, copy))
             except fmt.ReaderError as error:
@@ -293,7 +291,8 @@ class Archive:
     def snapshots(self) -> Iterator[tuple[int, fmt.Snapshot]]:
         root = self.record.roots[fmt.SNAPSHOTS - 1]
         for key, value in self.scan(root, fmt.SNAPSHOTS, fmt.LEAST, fmt.GREATEST):
-            if key.kind == fmt.SNAPSHOT:
+            # Strays are passed by, whatever they say.
+            if key.kind == fmt.SNAPSHOT and key.sub == 0:
                 snapshot = fmt.decode_snapshot(value)
                 if snapshot.name:
                     yield key.object, snapshot

@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import os
+import struct
 import tempfile
 import unittest
 from collections.abc import Callable
@@ -429,7 +430,10 @@ class Archives(unittest.TestCase):
             (image, 384 * fmt.BLOCK, fmt.Damaged),
             (image, 33 * fmt.BLOCK, fmt.Damaged),
             (image, 20, fmt.Damaged),
-            (image, 12, fmt.Unsupported),
+            (image, 19, fmt.Damaged),
+            (later, 20, fmt.Unsupported),
+            (later, 19, fmt.Damaged),
+            (image, 12, fmt.Damaged),
             (image, 11, fmt.NotArchive),
             (image, 0, fmt.NotArchive),
             (later, 320 * fmt.BLOCK, fmt.Unsupported),
@@ -437,6 +441,12 @@ class Archives(unittest.TestCase):
         ):
             with self.subTest(length=length), self.assertRaises(verdict):
                 self.open(start[:length])
+
+    def test_a_stray_is_no_snapshot(self) -> None:
+        value = struct.pack("<QqII", 1, 5, 6, 0) + bytes(40) + struct.pack("<QB", 1, 5) + b"daily"
+        strays = {fmt.Key(1, fmt.SNAPSHOT, 7): value, fmt.Key(2, fmt.SNAPSHOT, 1): b"no value at all"}
+        archive = self.rewritten(lambda w: w.snapshots.update({fmt.Key(1, fmt.SNAPSHOT, 0): value} | strays))
+        self.assertEqual([(number, snapshot.name) for number, snapshot in archive.snapshots()], [(1, b"daily")])
 
     def test_a_commit_number_without_room_behind_it_is_refused(self) -> None:
         self.writer.generation = 2**64 - 2**48 - 1

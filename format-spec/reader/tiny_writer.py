@@ -44,6 +44,7 @@ class Writer:
         self.image = bytearray(os.urandom(fmt.MIN_BLOCKS * BLOCK))
         self.generation, self.tag = 0, bytes(16)
         self.live: dict[Key, bytes] = {}
+        self.snapshots: dict[Key, bytes] = {}
         self.allocated: list[Page] = []
         self.next_sequence: dict[int, int] = {}
         self._write_header(passphrase)
@@ -154,7 +155,8 @@ class Writer:
 
     def commit(self, flags: int = 0, index: int | None = None) -> None:
         """With `index` the record goes to that slot, whatever its generation says."""
-        roots = self.tree(fmt.LIVE, self.live) + bytes(40 * 4)
+        snapshots = self.tree(fmt.SNAPSHOTS, self.snapshots) if self.snapshots else bytes(40)
+        roots = self.tree(fmt.LIVE, self.live) + bytes(40) + snapshots + bytes(40 * 2)
         self.generation = generation = self.generation + 1
         record = struct.pack("<Q", generation) + self.tag + bytes(range(16)) + struct.pack("<QQqII", 1, 1, 5, 6, flags)
         counters = (1000, len(self.live), 0, len(self.image) // BLOCK, 1, 1, 0, 1, 0)

@@ -56,7 +56,7 @@ impl Archive {
         progress: &mut dyn FnMut(&Progress<'_>) -> Result<()>,
     ) -> Result<ExtractReport> {
         let fs = &**self.file_system();
-        let tops = tops(fs, paths)?;
+        let (tops, unreadable) = tops(fs, paths)?;
         let stage = Stage::new(&options.to, &SystemEnvironment)?;
         if !options.replace {
             for top in &tops {
@@ -77,6 +77,9 @@ impl Archive {
             path: Vec::new(),
             piece: Vec::new(),
         };
+        for error in unreadable {
+            extract.note(Err(error))?;
+        }
         for top in &tops {
             extract.top(top)?;
         }
@@ -96,9 +99,10 @@ impl Archive {
     }
 }
 
-/// The items that get a name of their own in the target.
-fn tops(fs: &FileSystem, paths: &[Vec<u8>]) -> Result<Vec<Entry>> {
+/// The items that get a name of their own in the target, and why others of the root cannot.
+fn tops(fs: &FileSystem, paths: &[Vec<u8>]) -> Result<(Vec<Entry>, Vec<Error>)> {
     let mut tops: Vec<Entry> = Vec::new();
+    let mut unreadable = Vec::new();
     let everything = [Vec::new()];
     for path in if paths.is_empty() { &everything } else { paths } {
         let attributes = path::resolve(fs, path).map_err(|error| match error {
@@ -109,16 +113,29 @@ fn tops(fs: &FileSystem, paths: &[Vec<u8>]) -> Result<Vec<Entry>> {
             Some(name) => tops.push(Entry { name: name.to_vec(), attributes }),
             None => {
                 for entry in Entries::new(fs, ROOT_INO)? {
-                    tops.push(entry?);
+                    match entry {
+                        Ok(entry) => tops.push(entry),
+                        Err(error @ Error::Damaged(_)) => unreadable.push(error),
+                        Err(error) => return Err(error),
+                    }
                 }
             }
         }
     }
     tops.sort_by(|a, b| a.name.cmp(&b.name));
-    if let Some(pair) = tops.windows(2).find(|pair| pair[0].name == pair[1].name) {
+    let twice = tops.windows(2).find(|pair| pair[0].name == pair[1].name);
+    if let Some(pair) = twice.filter(|_| !paths.is_empty()) {
         return Err(Error::invalid(format!("two items would get the name {}", display(&pair[0].name))));
     }
-    Ok(tops)
+    // The root cannot have a name twice, unless somebody with the key wrote it so; the others are extracted all the same.
+    tops.dedup_by(|later, earlier| {
+        let is_twice = later.name == earlier.name;
+        if is_twice {
+            unreadable.push(Error::damaged(format!("the root has the name {} twice", display(&later.name))));
+        }
+        is_twice
+    });
+    Ok((tops, unreadable))
 }
 
 fn in_the_way(name: &[u8], target: &std::path::Path) -> Error {
@@ -170,7 +187,7 @@ impl<'a> Extract<'a> {
                 }
                 Some(Err(error)) => {
                     self.note(Err(error))?;
-                    levels.push(level); // its iterator has ended
+                    levels.push(level);
                 }
                 Some(Ok(entry)) => {
                     let below = self.entry(&level.host, &entry);
@@ -284,8 +301,8 @@ impl<'a> Extract<'a> {
     /// Holes stay holes: only what the archive has data for is written.
     fn content(&mut self, host: &OwnedFd, attributes: &Attributes) -> Result<()> {
         let (ino, size) = (attributes.ino, attributes.size);
-        // Mostly there are no holes to look for.
-        let is_dense = attributes.blocks >= size.div_ceil(512);
+        // Mostly there are no holes to look for. That there are none is the archive's word, which may cost a piece of zeros and no disk.
+        let is_dense = size <= PIECE as u64 && attributes.blocks >= size.div_ceil(512);
         if is_dense {
             self.data(host, attributes, 0, size)?;
         }

@@ -8,6 +8,9 @@
 //! H4  A change of the header writes one copy, passes a barrier, writes the other copy, passes a barrier, and makes a commit whose record
 //!     carries the new number. From then on an older header beside that record is refused by everybody. A crash before the commit leaves
 //!     the new header with records that do not know of it: until the next commit only who remembers the new one would notice the old one.
+//! H5  A copy of a version, suite or feature that this program does not know is not written over, and the archive not written beside it:
+//!     a newer program may have begun to change it there. One of which nothing but the version differs is ours, altered: whoever changes
+//!     a header gives it another number.
 
 use crate::crypto::SecretKey;
 use crate::crypto::kdf::{equal, hkdf, hmac_sha256};
@@ -55,6 +58,10 @@ impl Header {
             [first, Ok(second)] => (second, first),
             [Err(first), Err(second)] => return Err(graver(first, second)),
         };
+        let other = match other {
+            Err(Error::UnsupportedVersion(reason)) => Err(unknown_or_altered(storage, length, &parsed, reason)?),
+            other => other,
+        };
         let settled = other.as_ref().map_or(u64::MAX, |other| other.framing.sequence).min(parsed.framing.sequence);
         Ok(Header { parsed, other: Some(other), settled })
     }
@@ -86,8 +93,15 @@ impl Header {
         Ok(Header { parsed, other: None, settled })
     }
 
-    /// This program knows no feature bits: whatever a newer one put there for writers or keepers of headers it cannot keep.
+    /// This program knows no feature bits: whatever a newer one put there for writers or keepers of headers it cannot keep. Nor may it write
+    /// a copy over that it does not know (H5).
     pub(super) fn check_writable(&self) -> Result<()> {
+        if let Some(Err(Error::UnsupportedVersion(reason))) = &self.other {
+            return Err(Error::UnsupportedVersion(format!(
+                "copy {} of the header ({reason}), which a newer program may have written: open the archive read-only",
+                1 - self.framing().copy
+            )));
+        }
         match self.parsed.read_only_features() | self.parsed.compatible_features() {
             0 => Ok(()),
             bits => Err(Error::UnsupportedVersion(format!(
@@ -138,8 +152,11 @@ impl Header {
     pub(super) fn flaw(&self, volume_key: &SecretKey) -> Option<String> {
         let (used, copy) = (self.framing(), 1 - self.framing().copy);
         match self.other.as_ref()? {
-            Err(Error::Damaged(reason) | Error::NotArchive(reason) | Error::UnsupportedVersion(reason)) => {
+            Err(Error::Damaged(reason) | Error::NotArchive(reason)) => {
                 Some(format!("copy {copy} of the header is lost ({reason})"))
+            }
+            Err(Error::UnsupportedVersion(reason)) => {
+                Some(format!("copy {copy} of the header is not known ({reason})"))
             }
             Err(error) => Some(format!("copy {copy} of the header cannot be read ({error})")),
             Ok(other) if other.framing.sequence < used.sequence => Some(format!(
@@ -277,15 +294,30 @@ fn mac(volume_key: &SecretKey, archive: &ArchiveId, copy_bytes: &[u8]) -> [u8; 3
 }
 
 fn read_copy(storage: &dyn Storage, length: u64, copy: u8) -> Result<ParsedHeader> {
-    let start = HEADER_START[usize::from(copy)] * BLOCK;
-    let available = length.saturating_sub(start).min(HEADER_BYTES as u64) as usize;
-    if available == 0 {
+    let bytes = copy_bytes(storage, length, copy)?;
+    if bytes.is_empty() {
         return Err(Error::NotArchive(if length == 0 { "the file is empty" } else { "the file is too short" }.into()));
     }
-    // What a short file lacks reads as zeros: the magic still tells an archive from another file.
-    let mut bytes = vec![0; HEADER_BYTES];
-    storage.read_at(start, &mut bytes[..available])?;
     header::decode(&bytes, copy)
+}
+
+/// What the file has of a copy.
+fn copy_bytes(storage: &dyn Storage, length: u64, copy: u8) -> Result<Vec<u8>> {
+    let start = HEADER_START[usize::from(copy)] * BLOCK;
+    let mut bytes = vec![0; length.saturating_sub(start).min(HEADER_BYTES as u64) as usize];
+    if !bytes.is_empty() {
+        storage.read_at(start, &mut bytes)?;
+    }
+    Ok(bytes)
+}
+
+/// H5: why the copy that is not `used` cannot be: it is unknown, or its version was altered.
+fn unknown_or_altered(storage: &dyn Storage, length: u64, used: &ParsedHeader, reason: String) -> Result<Error> {
+    let other = copy_bytes(storage, length, 1 - used.framing.copy)?;
+    Ok(match header::differ_by_version(&other, &used.bytes) {
+        true => Error::damaged("its version was altered"),
+        false => Error::UnsupportedVersion(reason),
+    })
 }
 
 /// Which of two failed copies tells the user more.

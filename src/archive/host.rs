@@ -19,8 +19,12 @@ pub fn split_device_number(rdev: u32) -> (u32, u32) {
     (rdev >> 20, rdev & 0xF_FFFF)
 }
 
+/// A file that is larger than the host takes says nothing of those beside it, so it does not count as a full disk here.
 pub(super) fn host_error(context: &str) -> impl Fn(Errno) -> Error + '_ {
-    move |errno| Error::io(context, errno.into())
+    move |errno| match errno {
+        Errno::FBIG => Error::FileTooLarge,
+        errno => Error::io(context, errno.into()),
+    }
 }
 
 /// Times of last access and last modification.

@@ -1,11 +1,12 @@
 //! Walks a directory of an archive in batches, so that a listing of any length takes bounded memory.
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::ops::ControlFlow;
 
-use crate::error::Result;
+use super::display;
+use crate::error::{Error, Result};
 use crate::format::Ino;
-use crate::fs::{Attributes, FileSystem};
+use crate::fs::{Attributes, FileSystem, mode};
 
 /// Entries fetched at once: enough to make the descent into the tree cheap, little enough to hold for every level of a deep tree.
 const BATCH: usize = 128;
@@ -17,39 +18,64 @@ pub struct Entry {
     pub attributes: Attributes,
 }
 
-/// The entries of one directory without `.` and `..`, in creation order.
+/// The entries of one directory without `.` and `..`, in creation order. What is damaged of an entry is an error in its place; the others
+/// come all the same.
+///
+/// Directories that were given out are remembered, 8 bytes each: two names of one directory agree with all that the tree says of it, and
+/// a few dozen levels of them would never be walked to the end.
 pub struct Entries<'a> {
     fs: &'a FileSystem,
     directory: Ino,
     cookie: u64,
     bound: u64,
-    batch: VecDeque<Entry>,
-    failed: bool,
+    batch: VecDeque<Result<Entry>>,
+    directories: HashSet<Ino>,
+    ended: bool,
 }
 
 impl<'a> Entries<'a> {
     pub fn new(fs: &'a FileSystem, directory: Ino) -> Result<Entries<'a>> {
         let bound = fs.directory_bound(directory)?;
         // Cookies 1 and 2 are `.` and `..`.
-        Ok(Entries { fs, directory, cookie: 2, bound, batch: VecDeque::new(), failed: false })
+        let (batch, directories) = (VecDeque::new(), HashSet::new());
+        Ok(Entries { fs, directory, cookie: 2, bound, batch, directories, ended: false })
     }
 
-    fn fetch(&mut self) -> Result<()> {
-        let (batch, last) = (&mut self.batch, &mut self.cookie);
-        let mut missing = Vec::new();
-        self.fs.list_directory(self.directory, *last, self.bound, true, &mut |entry, attributes| {
+    fn fetch(&mut self) {
+        let mut fetched = Vec::new();
+        let last = &mut self.cookie;
+        let listed = self.fs.list_directory(self.directory, *last, self.bound, true, &mut |entry, attributes| {
             *last = entry.cookie;
-            match attributes {
-                Some(attributes) => batch.push_back(Entry { name: entry.name.to_vec(), attributes: *attributes }),
-                None => missing.push((entry.name.to_vec(), entry.ino)),
-            }
-            if batch.len() + missing.len() < BATCH { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
-        })?;
-        for (name, ino) in missing {
-            let attributes = self.fs.attributes(ino)?;
-            self.batch.push_back(Entry { name, attributes });
+            fetched.push((entry.name.to_vec(), entry.ino, attributes.copied()));
+            if fetched.len() < BATCH { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+        });
+        self.ended = fetched.len() < BATCH;
+        for (name, ino, attributes) in fetched {
+            let entry = self.entry(name, ino, attributes);
+            self.batch.push_back(entry);
         }
-        Ok(())
+        if let Err(error) = listed {
+            self.batch.push_back(Err(error));
+        }
+    }
+
+    fn entry(&mut self, name: Vec<u8>, ino: Ino, attributes: Option<Attributes>) -> Result<Entry> {
+        let named = |error| match error {
+            Error::Damaged(reason) => Error::damaged(format!("{}: {reason}", display(&name))),
+            error => error,
+        };
+        let attributes = match attributes {
+            Some(attributes) => attributes,
+            // Says why.
+            None => self.fs.lookup(self.directory, &name).map_err(named)?,
+        };
+        if attributes.ino != ino {
+            return Err(named(Error::damaged("an entry's two records disagree")));
+        }
+        if attributes.mode & mode::TYPE == mode::DIRECTORY && !self.directories.insert(ino) {
+            return Err(named(Error::damaged(format!("a directory has two names: inode={}", ino.0))));
+        }
+        Ok(Entry { name, attributes })
     }
 }
 
@@ -57,13 +83,9 @@ impl Iterator for Entries<'_> {
     type Item = Result<Entry>;
 
     fn next(&mut self) -> Option<Result<Entry>> {
-        if self.batch.is_empty()
-            && !self.failed
-            && let Err(error) = self.fetch()
-        {
-            self.failed = true;
-            return Some(Err(error));
+        while self.batch.is_empty() && !self.ended {
+            self.fetch();
         }
-        self.batch.pop_front().map(Ok)
+        self.batch.pop_front()
     }
 }

@@ -165,7 +165,7 @@ impl Archive {
             closed: record.closed,
             inodes: volume.state().inodes(),
             file_bytes: self.storage.len()?,
-            used_bytes: volume.space().1 * BLOCK,
+            used_bytes: volume.space().1.saturating_mul(BLOCK), // the archive's word
             key_slots: self.key_slots.clone(),
             fallback: volume.fallback(),
             mended: self.mended.clone(),

@@ -71,7 +71,11 @@ pub fn argon2id(passphrase: &Passphrase, salt: &[u8; 32], cost: KdfCost) -> Resu
     Ok(SecretKey::new(*out))
 }
 
-fn check(cost: KdfCost) -> Result<()> {
+/// Whether the format allows these parameters.
+///
+/// # Errors
+/// `Damaged` naming the bound.
+pub fn check(cost: KdfCost) -> Result<()> {
     let bound = |name: &str, value: u32, least: u32, most: u32| {
         if (least..=most).contains(&value) {
             return Ok(());

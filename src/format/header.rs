@@ -134,12 +134,28 @@ pub fn decode(bytes: &[u8], copy: u8) -> Result<ParsedHeader> {
     Ok(ParsedHeader { framing, bytes: whole.to_vec() })
 }
 
-/// Whether the bytes begin as a copy of this version does, as far as they go.
+/// Whether two whole copies are the same but for the version, and for what tells copies apart.
+pub fn differ_by_version(one: &[u8], other: &[u8]) -> bool {
+    let comparable = |bytes: &[u8]| {
+        let mut bytes = mac_input(bytes);
+        for apart in [VERSION_AT..SUITE_AT, COPY_AT..COPY_AT + 1] {
+            bytes[apart].fill(0);
+        }
+        bytes
+    };
+    one.len() == HEADER_BYTES && other.len() == HEADER_BYTES && comparable(one) == comparable(other)
+}
+
+/// Whether the bytes begin as a copy of this version does, as far as they go. What a magic lacks that was cut off in its zeros counts as
+/// zeros; a version that was cut off is none.
 ///
 /// # Errors
 /// `NotArchive` without the magic, `UnsupportedVersion` for another version.
 pub fn recognize(bytes: &[u8], copy: u8) -> Result<()> {
-    if bytes.get(..MAGIC.len()) != Some(&MAGIC[..]) {
+    let mut magic = [0; MAGIC.len()];
+    let length = bytes.len().min(MAGIC.len());
+    magic[..length].copy_from_slice(&bytes[..length]);
+    if magic != MAGIC {
         return Err(Error::NotArchive(format!("header copy {copy} has no magic")));
     }
     if let Some(version) = bytes.get(VERSION_AT..SUITE_AT).map(|field| u32_at(field, 0))

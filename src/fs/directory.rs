@@ -5,8 +5,12 @@
 //! N2  A directory's size is the number of its entries, its links are 2 plus the number of its subdirectories.
 //! N3  A sequence number belongs to one entry at most for ever; renaming within the directory and replacing the target keep it.
 //! N4  A directory that has no name any more has no entries and gets none.
+//! N5  An entry is followed, listed with attributes and changed only where its inode has the type that it says and, of a directory, the
+//!     entry's directory as its parent. So every directory that is reached has one way up, to the root: whoever holds the key can write
+//!     circles and entries of other directories' children, but nobody walks in them, and removing such a name removes nothing else.
 
 use std::hash::Hasher;
+use std::ops::ControlFlow;
 
 use siphasher::sip::SipHasher24;
 
@@ -15,7 +19,7 @@ use crate::error::{Error, Result, Timestamp};
 use crate::format::values::{
     IndexEntry, InodeValue, ListEntry, decode_index, encode_index, encode_list, find_in_index,
 };
-use crate::format::{Ino, Key, MAX_NAME, MAX_VALUE, kind};
+use crate::format::{Ino, Key, MAX_NAME, MAX_VALUE, ROOT_INO, kind};
 use crate::txn::{Operation, View};
 
 /// First sequence number of a directory: 1 and 2 are the cookies of `.` and `..`.
@@ -80,6 +84,36 @@ impl Target {
     pub(crate) fn is_directory(self) -> bool {
         self.file_type == DIRECTORY_TYPE
     }
+}
+
+/// The inode that an entry of `directory` names in the same version (N5).
+///
+/// # Errors
+/// `Damaged` when it is missing, of another type, or a directory of somewhere else.
+pub(crate) fn follow(view: View<'_>, directory: Ino, target: Target) -> Result<InodeValue> {
+    let inode = inode::load_named(view, target.ino)?;
+    match agrees(directory, target, &inode) {
+        true => Ok(inode),
+        false => Err(Error::damaged(format!("an entry does not agree with what it names: inode={}", target.ino.0))),
+    }
+}
+
+/// Whether a directory has entries, as its inode says or as its list shows: the inode's word alone is not enough to let them go.
+pub(crate) fn has_entries(view: View<'_>, ino: Ino, inode: &InodeValue) -> Result<bool> {
+    let mut any = inode.size != 0;
+    if !any {
+        view.scan(list_key(ino, 0), Key::new(ino.0, kind::DIR_LIST + 1, 0), &mut |_, _| {
+            any = true;
+            Ok(ControlFlow::Break(()))
+        })?;
+    }
+    Ok(any)
+}
+
+/// Whether this may be the inode of an entry of `directory` (N5).
+pub(crate) fn agrees(directory: Ino, target: Target, inode: &InodeValue) -> bool {
+    let is_in_place = !target.is_directory() || (inode.parent == directory && target.ino != ROOT_INO);
+    file_type(inode.mode) == target.file_type && is_in_place
 }
 
 /// An entry as it was found.

@@ -26,6 +26,8 @@ mod writeout;
 
 pub(crate) use check::{Reading, Structure};
 pub(crate) use directory::name_hash;
+#[cfg(test)]
+pub(crate) use directory::{index_key, list_key};
 pub use ops::{BegunSync, MAX_SMALL_FILE, NewFile};
 pub use types::*;
 

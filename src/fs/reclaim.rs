@@ -9,7 +9,7 @@ use super::staging::StagedFile;
 use super::{FileSystem, extents, inode};
 use crate::error::Result;
 use crate::format::values::{Extent, InodeValue, NO_TRIM};
-use crate::format::{Ino, Key, kind};
+use crate::format::{Ino, Key, MAX_INO, ROOT_INO, kind};
 use crate::txn::{Operation, View};
 
 /// Records of an object that one operation removes at most: about a hundred leaves, well under a tenth of a second.
@@ -112,6 +112,11 @@ fn trim_step(op: &mut Operation<'_>, ino: Ino, inode: &mut InodeValue) -> Result
     inode::store(op, ino, inode)
 }
 
+/// Whether what an orphan record says can be true: what has names, and the root, is not taken to pieces for it, whoever wrote that.
+fn is_nameless(ino: Ino, inode: Option<&InodeValue>) -> bool {
+    ino != ROOT_INO && ino.0 <= MAX_INO && inode.is_none_or(|inode| inode.links == 0)
+}
+
 /// One step for an orphan; answers whether it is gone.
 fn orphan_step(op: &mut Operation<'_>, ino: Ino) -> Result<bool> {
     let Some(mut inode) = inode::find(op.view(), ino)? else {
@@ -195,8 +200,9 @@ impl FileSystem {
     fn reclaim_one(&self, ino: Ino, turn: impl Fn(&StagedFile) -> Option<MutexGuard<'_, ()>>) -> Result<Step> {
         let state = self.volume.state();
         let view = self.volume.view(&state);
-        let orphan = view.get(orphan_key(ino), |_| Ok(()))?.is_some();
-        let trimmed = inode::find(view, ino)?.is_some_and(|inode| inode.trim != NO_TRIM);
+        let inode = inode::find(view, ino)?;
+        let orphan = view.get(orphan_key(ino), |_| Ok(()))?.is_some() && is_nameless(ino, inode.as_ref());
+        let trimmed = inode.is_some_and(|inode| inode.trim != NO_TRIM);
         drop(state);
         if orphan && !self.handles.is_open(ino) {
             return self.reclaim_orphan(ino, turn);

@@ -55,7 +55,8 @@ impl Volume {
         let state = self.state();
         let mut found = Vec::new();
         state.trees.snapshots.scan(&self.store, Key::MIN, Key::MAX, &mut |key, value| {
-            if key.kind == kind::SNAPSHOT {
+            // Strays are passed by, whatever they say (specification 6.2).
+            if key.kind == kind::SNAPSHOT && key.sub == 0 {
                 found.push((key.object, SnapshotValue::decode(value)?));
             }
             Ok(ControlFlow::Continue(()))

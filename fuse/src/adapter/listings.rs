@@ -83,10 +83,13 @@ impl Adapter {
         reply: &mut ReplyDirectory,
     ) -> Result<()> {
         let bound = self.bound(directory, handle, offset)?;
-        self.fs.list_directory(ino(directory), offset, bound, false, &mut |entry, _| {
+        let mut any = false;
+        let listed = self.fs.list_directory(ino(directory), offset, bound, false, &mut |entry, _| {
+            any = true;
             let kind = convert::file_type(entry.file_type.into());
             full(reply.add(INodeNo(entry.ino.0), entry.cookie, kind, OsStr::from_bytes(entry.name)))
-        })
+        });
+        or_the_others(listed, any, directory)
     }
 
     /// With attributes.
@@ -98,8 +101,13 @@ impl Adapter {
         reply: &mut ReplyDirectoryPlus,
     ) -> Result<()> {
         let bound = self.bound(directory, handle, offset)?;
-        self.fs.list_directory(ino(directory), offset, bound, true, &mut |entry, attributes| {
-            let Some(a) = attributes else { return ControlFlow::Continue(()) };
+        let mut any = false;
+        let listed = self.fs.list_directory(ino(directory), offset, bound, true, &mut |entry, attributes| {
+            let Some(a) = attributes else {
+                tracing::warn!(directory = directory.0, inode = entry.ino.0, "a listing leaves out a damaged entry");
+                return ControlFlow::Continue(());
+            };
+            any = true;
             // One time counts for the name and the attributes, and names are kept for ever. The kernel drops attributes that were
             // asked for before it was told to forget them.
             if self.shared.writers.has(a.ino.0) {
@@ -107,12 +115,24 @@ impl Adapter {
             }
             let name = OsStr::from_bytes(entry.name);
             full(reply.add(INodeNo(a.ino.0), entry.cookie, name, &FOR_EVER, &self.shared.told(a), GENERATION))
-        })
+        });
+        or_the_others(listed, any, directory)
     }
 
     pub(super) fn end_listing(&self, handle: FileHandle) {
         self.listings.close(handle.0);
         self.shared.activity.directory_closed();
+    }
+}
+
+/// An entry that cannot be read keeps nobody from the others: it fails a request that has nothing else to say, and is told in the log.
+fn or_the_others(listed: Result<()>, any: bool, directory: INodeNo) -> Result<()> {
+    match listed {
+        Err(Error::Damaged(reason)) if any => {
+            tracing::warn!(directory = directory.0, reason, "a listing leaves out a damaged entry");
+            Ok(())
+        }
+        other => other,
     }
 }
 

@@ -30,7 +30,7 @@ use crate::crypto::SecretKey;
 use crate::env::SystemEnvironment;
 use crate::error::{Error, Result};
 use crate::format::header::Framing;
-use crate::format::{BLOCK, MIN_BLOCKS};
+use crate::format::{BLOCK, MAX_OFFSET, MIN_BLOCKS};
 use crate::frame::PageCipher;
 use crate::fs::FileSystem;
 use crate::storage::{FileStorage, Storage};
@@ -134,7 +134,8 @@ pub(super) fn rewrite(
     let replace = seen::judge(&old.volume, sequence, looked.seen.as_ref(), &options.seen)?;
     refuse_snapshots(&old.volume)?;
     let (length_before, disk_before) = file.sizes()?;
-    let used = (old.volume.durable().used_blocks + MIN_BLOCKS) * BLOCK;
+    // The archive's word; who shows how far it is counts every byte twice.
+    let used = old.volume.durable().used_blocks.saturating_add(MIN_BLOCKS).saturating_mul(BLOCK).min(MAX_OFFSET);
     if options.dry_run {
         return Ok(CompactReport { length_before, disk_before, length_after: used, disk_after: used });
     }

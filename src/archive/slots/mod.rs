@@ -9,7 +9,7 @@ pub(super) use make::{Place, describe, description, make, rewrap};
 
 use super::UnlockLimits;
 use super::header::Header;
-use crate::crypto::kdf::{KdfCost, agree, argon2id, equal, hkdf, hkdf_with, rewrap_public};
+use crate::crypto::kdf::{self, KdfCost, agree, argon2id, equal, hkdf, hkdf_with, rewrap_public};
 use crate::crypto::{Identities, KeyFile, Passphrase, RecoveryCode, SecretKey, wrap};
 use crate::error::{Error, Refusal, Result, Timestamp};
 use crate::format::header::{KdfParameters, PassphraseSlot, SLOT_EMPTY, SLOT_PASSPHRASE, decode_passphrase_slot};
@@ -217,6 +217,11 @@ fn attempts(
     let mut any = false;
     for candidate in candidates {
         if let Some(kdf) = candidate.kdf() {
+            // A slot that nothing can open counts for nothing, or it could keep the others from being tried.
+            if let Err(error) = kdf::check(kdf_cost(kdf)) {
+                failure = Some(error);
+                continue;
+            }
             spent = spent.saturating_add(cost(kdf));
             if spent > limits.cost_mib || kdf.memory_kib.div_ceil(1024) > limits.memory_mib {
                 // What opened before was within the limit, and is told.

@@ -178,12 +178,14 @@ fn a_copy_of_the_header_that_was_lost_or_altered_is_found_and_mended() {
     };
     let older = Framing { sequence: 0, copy: 1, ..Header::of_copy(&second).unwrap().framing().clone() };
     let older = header::encode_copy(&older, &Header::of_copy(&second).unwrap().slots(), 1, &key.volume_key);
-    let spoilt: [([Vec<u8>; 2], &str); 7] = [
+    let spoilt: [([Vec<u8>; 2], &str); 8] = [
         ([vec![0; HEADER_BYTES], second.clone()], "copy 0 of the header is lost (header copy 0 has no magic)"),
         ([first.clone(), vec![0; HEADER_BYTES]], "copy 1 of the header is lost (header copy 1 has no magic)"),
         ([flipped(&first, 9000), second.clone()], "copy 0 of the header is lost (header checksum differs: copy=0)"),
         ([first.clone(), flipped(&second, 70)], "copy 1 of the header is lost (header checksum differs: copy=1)"),
         ([first.clone(), older], "copy 1 of the header is older than the other one: number 0 instead of 1"),
+        // No newer program would leave all the rest, the number too, as it was.
+        ([first.clone(), flipped(&second, 17)], "copy 1 of the header is lost (its version was altered)"),
         // The MAC alone, a feature bit that may be ignored.
         ([first.clone(), with_checksum(flipped(&second, 4040))], "copy 1 of the header was altered"),
         ([first.clone(), with_checksum(flipped(&second, 40))], "copy 1 of the header was altered"),
@@ -207,6 +209,39 @@ fn a_copy_of_the_header_that_was_lost_or_altered_is_found_and_mended() {
         assert!(std::fs::read(case.path()).unwrap() == whole, "{what}");
     }
     assert_eq!(Archive::repair_header(&case.path(), &key, &SeenOptions::default()).unwrap(), None);
+}
+
+/// H5: what a newer program began to write is read beside, and neither written over nor left behind.
+#[test]
+fn a_copy_of_the_header_that_a_newer_program_wrote_is_not_written_over() {
+    let case = Case::new();
+    fill_a_little(&case, true);
+    let first = secrets("first");
+    let key = Archive::unlock(&case.path(), &passphrase("first")).unwrap();
+    let copies = copies(&case.path());
+    for copy in 0..2 {
+        // A version, a suite, a feature, each with the next number.
+        for at in [16, 20, 24] {
+            let mut newer = copies[copy].clone();
+            newer[at] = 2;
+            newer[64] += 1;
+            let mut put = copies.clone();
+            put[copy] = with_checksum(newer);
+            put_back(&case.path(), &put);
+            let before = std::fs::read(case.path()).unwrap();
+            let refused = |what: &str, result: Result<(), Error>| {
+                assert!(matches!(result, Err(Error::UnsupportedVersion(_))), "{what} {copy} {at}: {result:?}");
+                assert!(std::fs::read(case.path()).unwrap() == before, "{what} {copy} {at}: something was written");
+            };
+            let seen = SeenOptions::default();
+            refused("open", Archive::open(&case.path(), &key, &OpenOptions::default()).map(drop));
+            refused("repair", Archive::repair_header(&case.path(), &key, &seen).map(drop));
+            let access = KeyAccess { seen, ..case.access(&first) };
+            refused("key", Archive::add_key(&case.path(), &access, &NewKey::KeyFile(&key_file()), "").map(drop));
+            let found = findings(&case, &key);
+            assert!(matches!(&found[..], [(FindingKind::Header, ..)]), "{found:?}");
+        }
+    }
 }
 
 /// An older header with one copy is refused before the other copy is written from it.

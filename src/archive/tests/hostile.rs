@@ -2,16 +2,26 @@
 //! processor time, and nothing is written outside of where it was asked for.
 
 mod cases;
+mod objects;
 
 use std::fs;
+use std::ops::ControlFlow;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 use std::process::Command;
+use std::sync::Arc;
 
 use nix::sys::resource::{Resource, UsageWho, getrusage, setrlimit};
 use nix::sys::time::TimeValLike;
 
-use super::super::fuzzing::{ARCHIVE, Forge, exercise, key};
-use super::super::{Archive, ExtractOptions, Filter, OpenOptions, RescueOptions, UnlockedKey};
+use super::super::fuzzing::{ARCHIVE, Forge, exercise, key, open_on};
+use super::super::{Archive, CompactOptions, ExtractOptions, Filter, OpenOptions, RescueOptions, UnlockedKey};
+use crate::error::Error;
+use crate::format::{Ino, Key, ROOT_INO, TreeId, kind};
+use crate::fs::{FileSystem, RenameMode, mode};
+use crate::storage::MemoryStorage;
 use cases::{Case, cases};
+use objects::{DIRECTORY, INLINE, NOISE, enter};
 
 /// Address space beyond what the test's process has when it begins.
 const MEMORY: u64 = 256 << 20;
@@ -74,6 +84,33 @@ fn every_case_within_bounds() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
+/// Takes that many bytes.
+struct Bounded(usize);
+
+impl std::io::Write for Bounded {
+    fn write(&mut self, data: &[u8]) -> std::io::Result<usize> {
+        let taken = data.len().min(self.0);
+        self.0 -= taken;
+        Ok(taken)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+/// What lies beside a hostile object was extracted all the same, and holes took no room.
+fn healthy_neighbours(fs: &FileSystem, extracted: &Path) {
+    for name in objects::NEIGHBOURS {
+        let Ok(found) = fs.lookup(ROOT_INO, name.as_bytes()) else { continue };
+        let content = fs::read(extracted.join(name));
+        assert!(content.is_ok_and(|content| content == objects::HEALTHY && found.size == 7), "{name} is not there");
+    }
+    if let Ok(bomb) = fs::metadata(extracted.join("bomb")) {
+        assert!(bomb.blocks() * 512 < 1 << 20, "{} bytes of holes were written", bomb.blocks() * 512);
+    }
+}
+
 /// Extracts and rescues into directories of a directory that has nothing else.
 fn on_the_host(directory: &std::path::Path, bytes: &[u8]) {
     let own = directory.join("own");
@@ -87,9 +124,16 @@ fn on_the_host(directory: &std::path::Path, bytes: &[u8]) {
     if let Ok(archive) = Archive::open(&file, &unlocked, &options) {
         let options =
             ExtractOptions { to: own.join("extracted"), replace: false, filter: Filter::default(), privileges: true };
+        archive.info().unwrap();
         // A refusal is as good as a report.
         let _ = archive.extract(&[], &options, &mut |_| Ok(()));
+        healthy_neighbours(archive.file_system(), &options.to);
+        let mut tar = Bounded(64 << 20);
+        let _ = archive.export_tar(&[], &Filter::default(), &mut tar, &mut |_| {});
+        assert!(tar.0 > 0, "a tar without end");
     }
+    let options = CompactOptions { dry_run: true, ..CompactOptions::default() };
+    let _ = Archive::compact(&file, &unlocked, &options, &mut |_| Ok(()));
     let options = RescueOptions { to: own.join("rescued"), partial: true, privileges: true };
     let _ = Archive::rescue(&file, &unlocked, &options, &mut |_| Ok(()), &mut |_| Ok(()));
     let names = |directory: &std::path::Path| -> Vec<_> {
@@ -100,4 +144,106 @@ fn on_the_host(directory: &std::path::Path, bytes: &[u8]) {
     }
     assert_eq!(names(directory), ["own"]);
     fs::remove_dir_all(&own).unwrap();
+}
+
+/// Every name below the root with the content of its file.
+fn contents(fs: &FileSystem) -> Vec<(Ino, Vec<u8>, Vec<u8>)> {
+    let mut all = Vec::new();
+    let mut pending = vec![ROOT_INO];
+    while let Some(directory) = pending.pop() {
+        let mut names = Vec::new();
+        fs.list_directory(directory, 2, u64::MAX, true, &mut |entry, attributes| {
+            names.extend(attributes.map(|attributes| (entry.name.to_vec(), *attributes)));
+            ControlFlow::Continue(())
+        })
+        .unwrap();
+        for (name, attributes) in names {
+            let is_file = attributes.mode & mode::TYPE == mode::REGULAR;
+            let content = if is_file { fs.read(attributes.ino, 0, 1 << 20).unwrap() } else { Vec::new() };
+            all.push((directory, name, content));
+            pending.extend((attributes.mode & mode::TYPE == mode::DIRECTORY).then_some(attributes.ino));
+        }
+    }
+    all
+}
+
+/// Opens, changes, closes, and compares what is there with what was there.
+fn nothing_is_lost(bytes: Vec<u8>, change: impl FnOnce(&FileSystem)) {
+    let storage = Arc::new(MemoryStorage::from_contents(bytes));
+    let before = contents(&open_on(storage.clone(), true).unwrap());
+    assert!(before.len() > 10, "{before:?}");
+    let fs = open_on(storage.clone(), false).unwrap();
+    change(&fs);
+    for _ in 0..20 {
+        fs.maintain().unwrap();
+    }
+    fs.close().unwrap();
+    drop(fs);
+    assert!(contents(&open_on(storage, true).unwrap()) == before, "something went");
+}
+
+/// A record that anybody with the key can write takes nothing to pieces that has a name.
+#[test]
+fn what_is_named_survives_an_orphan_record() {
+    let mut forge = Forge::new();
+    for ino in [ROOT_INO.0, DIRECTORY, INLINE, NOISE, u64::MAX] {
+        forge.put(TreeId::Live, Key::new(0, kind::ORPHAN, ino), &[]);
+    }
+    nothing_is_lost(forge.finish(), |_| {});
+}
+
+/// N5: a name that does not agree with its inode is neither removed nor moved nor replaced, since what it names belongs elsewhere.
+#[test]
+fn a_false_name_is_no_way_to_what_it_names() {
+    for (directory, file_type, ino) in [
+        (ROOT_INO.0, 8, DIRECTORY),
+        (ROOT_INO.0, 8, ROOT_INO.0),
+        (ROOT_INO.0, 4, ROOT_INO.0),
+        (ROOT_INO.0, 4, NOISE),
+        (ROOT_INO.0, 10, NOISE),
+        (DIRECTORY, 4, DIRECTORY),
+        (DIRECTORY, 4, ROOT_INO.0),
+        (DIRECTORY, 8, DIRECTORY),
+    ] {
+        let mut forge = Forge::new();
+        enter(&mut forge, directory, b"false", ino, file_type);
+        nothing_is_lost(forge.finish(), |fs| {
+            let at = Ino(directory);
+            let tried = [
+                fs.unlink(at, b"false"),
+                fs.remove_directory(at, b"false"),
+                fs.rename(at, b"false", at, b"moved", RenameMode::Replace),
+                fs.rename(ROOT_INO, b"fifo", at, b"false", RenameMode::Replace),
+                fs.rename(ROOT_INO, b"fifo", at, b"false", RenameMode::Exchange),
+                fs.lookup(at, b"false").map(drop),
+            ];
+            for (number, result) in tried.into_iter().enumerate() {
+                // The wrong kind of removal may be told first.
+                let told = matches!(result, Err(Error::Damaged(_)))
+                    || (number < 2 && matches!(result, Err(Error::IsDirectory | Error::NotDirectory)));
+                assert!(told, "{directory} {file_type} {ino}: {number}: {result:?}");
+            }
+        });
+    }
+    // A directory that denies its entries keeps them.
+    let mut forge = Forge::new();
+    forge.inode(DIRECTORY, |inode| inode.size = 0);
+    nothing_is_lost(forge.finish(), |fs| {
+        let removed = fs.remove_directory(ROOT_INO, b"directory");
+        assert!(matches!(removed, Err(Error::NotEmpty)), "{removed:?}");
+    });
+}
+
+/// A record of that kind in a foreign place is passed by, whether or not it decodes (specification 6.2).
+#[test]
+fn a_stray_is_no_snapshot() {
+    let mut forge = Forge::new();
+    let root = forge.live_root();
+    forge.snapshot(1, root, b"daily");
+    let value = forge.trees[TreeId::Snapshots as usize - 1][0].1.clone();
+    forge.put(TreeId::Snapshots, Key::new(1, kind::SNAPSHOT, 7), &value);
+    forge.put(TreeId::Snapshots, Key::new(2, kind::SNAPSHOT, 1), b"no value at all");
+    let fs = open_on(Arc::new(MemoryStorage::from_contents(forge.finish())), true).unwrap();
+    let listed: Vec<u64> = fs.volume.snapshots().unwrap().into_iter().map(|(id, _)| id).collect();
+    assert_eq!(listed, [1]);
 }

@@ -6,13 +6,14 @@ use std::os::unix::ffi::OsStrExt;
 
 use lockbox::Error;
 use lockbox::archive::{Entries, Entry, display, resolve, split_device_number};
+use lockbox::format::Ino;
 use lockbox::fs::{Attributes, FileSystem, mode};
 use nix::unistd::{Gid, Group, Uid, User};
 use serde_json::{Value, json};
 
 use crate::exit::{self, Failure};
 use crate::opening::ArchiveArgs;
-use crate::output::{Output, put_name, rfc3339, utc};
+use crate::output::{Output, complain, put_name, rfc3339, utc};
 
 /// List files of an archive
 #[derive(clap::Args)]
@@ -37,14 +38,19 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let archive = args.archive.read()?;
     let path = args.path.as_bytes();
     let fs = archive.file_system();
-    let mut list = List { fs, args, out: Output::new(), users: HashMap::new(), groups: HashMap::new() };
+    let (users, groups) = (HashMap::new(), HashMap::new());
+    let mut list = List { fs, args, out: Output::new(), users, groups, unreadable: 0 };
     list.path(path).map_err(|failure| match failure {
         Stop::Archive(error) => {
             Failure::new(exit::code(&error), format!("{}: {}", display(path), exit::sentence(&error)))
         }
         Stop::Output(failure) => failure,
     })?;
-    list.out.finish()
+    list.out.finish()?;
+    match list.unreadable {
+        0 => Ok(()),
+        count => Err(Failure::new(exit::DAMAGED, format!("{}: {count} could not be read", display(path)))),
+    }
 }
 
 /// Why a listing ends early.
@@ -71,6 +77,8 @@ struct List<'a> {
     out: Output,
     users: HashMap<u32, String>,
     groups: HashMap<u32, String>,
+    /// Entries and directories that were told and left out.
+    unreadable: u64,
 }
 
 impl List<'_> {
@@ -84,7 +92,7 @@ impl List<'_> {
         let mut directories = vec![(start.to_vec(), attributes)];
         let mut first = true;
         while let Some((path, attributes)) = directories.pop() {
-            let mut entries = Entries::new(self.fs, attributes.ino)?.collect::<Result<Vec<_>, _>>()?;
+            let mut entries = self.readable(&path, attributes.ino)?;
             entries.sort_by(|a, b| a.name.cmp(&b.name));
             if self.args.recursive && !self.args.json {
                 if !first {
@@ -101,6 +109,22 @@ impl List<'_> {
             }
         }
         Ok(())
+    }
+
+    /// What of a directory can be read; the rest is told.
+    fn readable(&mut self, path: &[u8], directory: Ino) -> Result<Vec<Entry>, Error> {
+        let mut readable = Vec::new();
+        for entry in Entries::new(self.fs, directory)? {
+            match entry {
+                Ok(entry) => readable.push(entry),
+                Err(error @ Error::Damaged(_)) => {
+                    self.unreadable += 1;
+                    complain(&format!("{}: {}", display(path), exit::sentence(&error)));
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(readable)
     }
 
     /// `whole`: the names are paths already.

@@ -4,9 +4,10 @@ use super::{acl, xattr};
 use crate::error::{Error, Result, Timestamp};
 use crate::format::values::{InodeValue, inode_flags};
 use crate::format::{BLOCK, Ino, MAX_OFFSET, ROOT_INO};
-use crate::fs::directory::{self, check_name};
+use crate::fs::directory::{self, Target, check_name};
 use crate::fs::presence::Presence;
 use crate::fs::{Attributes, FileSystem, SetAttributes, SetTime, inode, mode};
+use crate::txn::View;
 
 /// Bytes that st_size of a directory says per entry: about what both records of a short name take.
 const ENTRY_BYTES: u64 = 32;
@@ -31,13 +32,27 @@ impl FileSystem {
             _ if parent.mode & mode::TYPE != mode::DIRECTORY => return Err(Error::NotDirectory),
             b".." if directory == ROOT_INO => ROOT_INO,
             b".." => parent.parent,
-            _ => directory::find(view, &self.name_key, directory, name)?.ok_or(Error::NotFound)?.target.ino,
+            _ => {
+                let found = directory::find(view, &self.name_key, directory, name)?.ok_or(Error::NotFound)?;
+                return self.attributes_of_entry(view, directory, found.target);
+            }
         };
-        // From the newest version, because staged sizes belong to it; the name may be gone there.
-        self.attributes(ino).map_err(|error| match error {
-            Error::Stale => Error::NotFound,
-            other => other,
-        })
+        self.attributes(ino).map_err(or_not_found)
+    }
+
+    /// From the newest version, because staged sizes belong to it; the name may be gone there, or name something else. So what disagrees
+    /// there is damage only when it does so in the version of the entry.
+    fn attributes_of_entry(&self, view: View<'_>, directory: Ino, target: Target) -> Result<Attributes> {
+        match self.presence(target.ino) {
+            Ok((inode, presence)) => {
+                if !directory::agrees(directory, target, &inode) {
+                    directory::follow(view, directory, target)?;
+                }
+                Ok(attributes_of(target.ino, &inode, presence))
+            }
+            Err(Error::Stale) => directory::follow(view, directory, target).and(Err(Error::NotFound)),
+            Err(error) => Err(error),
+        }
     }
 
     /// Includes the size and blocks of staged data.
@@ -136,6 +151,13 @@ impl FileSystem {
             }
             if inode != before { inode::store(op, ino, &inode) } else { Ok(()) }
         })
+    }
+}
+
+fn or_not_found(error: Error) -> Error {
+    match error {
+        Error::Stale => Error::NotFound,
+        other => other,
     }
 }
 

@@ -70,8 +70,8 @@ impl FileSystem {
                 (false, true) => return Err(Error::NotDirectory),
                 _ => {}
             }
-            let mut removed = inode::load_named(op.view(), found.target.ino)?;
-            if want_directory && removed.size != 0 {
+            let mut removed = directory::follow(op.view(), directory, found.target)?;
+            if want_directory && directory::has_entries(op.view(), found.target.ino, &removed)? {
                 return Err(Error::NotEmpty);
             }
             parent.remove(op, &self.name_key, name, found)?;

@@ -4,9 +4,9 @@ use std::ops::ControlFlow;
 
 use super::attributes::attributes_of;
 use crate::error::{Error, Result};
-use crate::format::values::{InodeValue, decode_list};
+use crate::format::values::{InodeValue, ListEntry, decode_list};
 use crate::format::{Ino, ROOT_INO};
-use crate::fs::directory::{DIRECTORY_TYPE, FIRST_SEQUENCE, list_key};
+use crate::fs::directory::{self, DIRECTORY_TYPE, FIRST_SEQUENCE, Target, list_key};
 use crate::fs::presence::Presence;
 use crate::fs::{Attributes, DirectoryEntry, FileSystem, inode, mode};
 use crate::txn::{Reading, State, View};
@@ -24,8 +24,12 @@ impl FileSystem {
     }
 
     /// Calls `f` with the entries behind `cookie` (0 at the start) and before `bound`: `.` (cookie 1), `..` (cookie 2), then the
-    /// entries in creation order, each with its attributes when `with_attributes`. All of one call come from one version.
-    /// `f` must not call into this file system's changing operations: it runs while the version is read.
+    /// entries in creation order, each with its attributes when `with_attributes`, but for those of an entry that must not be followed
+    /// (N5). All of one call come from one version. `f` must not call into this file system's changing operations: it runs while the
+    /// version is read.
+    ///
+    /// # Errors
+    /// `Damaged` also when an entry was passed over that cannot be read: then `f` got the others all the same.
     pub fn list_directory(
         &self,
         directory: Ino,
@@ -44,42 +48,55 @@ impl FileSystem {
             Ok(_) | Err(Error::NotFound) => return Ok(()),
             Err(error) => return Err(error),
         };
-        let mut emit = |ino: Ino, file_type: u8, name: &[u8], cookie: u64| -> Result<ControlFlow<()>> {
-            let attributes = match with_attributes {
-                true if nothing_staged => {
-                    let inode = inode::load_named(view, ino)?;
-                    Some(attributes_of(ino, &inode, Presence::published(&inode)))
-                }
-                true => Some(self.listed_attributes(reading.state(), view, ino)?),
-                false => None,
-            };
-            Ok(f(&DirectoryEntry { ino, file_type, name, cookie }, attributes.as_ref()))
+        // `.` and `..` are no entries: what they are is known, or the inode's word.
+        let attributes = |ino: Ino, inode: Result<InodeValue>| -> Result<Option<Attributes>> {
+            match inode {
+                Ok(inode) if nothing_staged => Ok(Some(attributes_of(ino, &inode, Presence::published(&inode)))),
+                Ok(inode) => self.listed_attributes(reading.state(), ino, &inode).map(Some),
+                Err(Error::Damaged(_)) => Ok(None),
+                Err(error) => Err(error),
+            }
         };
-        if cookie < SELF_COOKIE && emit(directory, DIRECTORY_TYPE, b".", SELF_COOKIE)?.is_break() {
-            return Ok(());
-        }
         let parent = if directory == ROOT_INO { ROOT_INO } else { listed.parent };
-        if cookie < PARENT_COOKIE && emit(parent, DIRECTORY_TYPE, b"..", PARENT_COOKIE)?.is_break() {
-            return Ok(());
+        for (ino, name, place) in [(directory, &b"."[..], SELF_COOKIE), (parent, b"..", PARENT_COOKIE)] {
+            if cookie < place {
+                let entry = DirectoryEntry { ino, file_type: DIRECTORY_TYPE, name, cookie: place };
+                let found = if with_attributes { attributes(ino, inode::load_named(view, ino))? } else { None };
+                if f(&entry, found.as_ref()).is_break() {
+                    return Ok(());
+                }
+            }
         }
         let from = cookie.saturating_add(1).max(FIRST_SEQUENCE);
         if from >= bound {
             return Ok(());
         }
+        let mut unreadable = Ok(());
         view.scan(list_key(directory, from), list_key(directory, bound), &mut |key, value| {
-            let entry = decode_list(value)?;
-            emit(entry.ino, entry.file_type, entry.name, key.sub)
-        })
+            let ListEntry { name, file_type, ino } = match decode_list(value) {
+                Ok(entry) => entry,
+                Err(error) => {
+                    unreadable = Err(error);
+                    return Ok(ControlFlow::Continue(()));
+                }
+            };
+            let target = Target { ino, file_type };
+            let found = match with_attributes {
+                true => attributes(ino, directory::follow(view, directory, target))?,
+                false => None,
+            };
+            Ok(f(&DirectoryEntry { ino, file_type, name, cookie: key.sub }, found.as_ref()))
+        })?;
+        unreadable
     }
 
-    fn listed_attributes(&self, state: &State, view: View<'_>, ino: Ino) -> Result<Attributes> {
-        let inode = inode::load_named(view, ino)?;
+    fn listed_attributes(&self, state: &State, ino: Ino, inode: &InodeValue) -> Result<Attributes> {
         if inode.mode & mode::TYPE != mode::REGULAR {
-            return Ok(attributes_of(ino, &inode, Presence::published(&inode)));
+            return Ok(attributes_of(ino, inode, Presence::published(inode)));
         }
         // Staged data belongs to the newest version: when that is another one by now, all is taken from there.
         // It was removed meanwhile: the listing is of the older version, which has it.
-        let published = || Ok(attributes_of(ino, &inode, Presence::published(&inode)));
+        let published = || Ok(attributes_of(ino, inode, Presence::published(inode)));
         let (newest, staged) = match self.staged_presence(ino) {
             Err(Error::Stale) => return published(),
             looked => looked?,
@@ -90,8 +107,8 @@ impl FileSystem {
                 newest => return newest,
             }
         }
-        let presence = staged.map_or_else(|| Presence::published(&inode), |(_, presence)| presence);
-        Ok(attributes_of(ino, &inode, presence))
+        let presence = staged.map_or_else(|| Presence::published(inode), |(_, presence)| presence);
+        Ok(attributes_of(ino, inode, presence))
     }
 }
 

@@ -65,6 +65,11 @@ impl FileSystem {
                 if directory == new_directory { None } else { Some(Directory::load(op.view(), new_directory)?) };
             let moved = directory::find(op.view(), &self.name_key, directory, name)?.ok_or(Error::NotFound)?;
             let existing = directory::find(op.view(), &self.name_key, new_directory, new_name)?;
+            // What does not agree with its entry is not given another one (N5).
+            directory::follow(op.view(), directory, moved.target)?;
+            if let Some(existing) = &existing {
+                directory::follow(op.view(), new_directory, existing.target)?;
+            }
             match (rename_mode, existing) {
                 (RenameMode::NoReplace, Some(_)) => return Err(Error::Exists),
                 (RenameMode::Exchange, None) => return Err(Error::NotFound),
@@ -148,7 +153,7 @@ fn load_replaceable(view: View<'_>, moved: Target, existing: Target) -> Result<I
         _ => {}
     }
     let inode = inode::load_named(view, existing.ino)?;
-    if existing.is_directory() && inode.size != 0 {
+    if existing.is_directory() && directory::has_entries(view, existing.ino, &inode)? {
         return Err(Error::NotEmpty);
     }
     Ok(inode)

@@ -29,16 +29,16 @@ pub(super) struct Case {
 type Change = fn(&mut Vec<u8>);
 
 #[derive(Default)]
-struct Cases(Vec<Case>);
+pub(super) struct Cases(Vec<Case>);
 
 impl Cases {
-    fn add(&mut self, name: impl Into<String>, refused: bool, change: impl FnOnce(&mut Forge)) {
+    pub(super) fn add(&mut self, name: impl Into<String>, refused: bool, change: impl FnOnce(&mut Forge)) {
         let mut forge = Forge::new();
         change(&mut forge);
         self.0.push(Case { name: name.into(), refused, bytes: forge.finish() });
     }
 
-    fn bad(&mut self, name: impl Into<String>, change: impl FnOnce(&mut Forge)) {
+    pub(super) fn bad(&mut self, name: impl Into<String>, change: impl FnOnce(&mut Forge)) {
         self.add(name, true, change);
     }
 
@@ -46,7 +46,7 @@ impl Cases {
         self.bad(name, |forge| forge.inode(ino, change));
     }
 
-    fn borne(&mut self, name: impl Into<String>, change: impl FnOnce(&mut Forge)) {
+    pub(super) fn borne(&mut self, name: impl Into<String>, change: impl FnOnce(&mut Forge)) {
         self.add(name, false, change);
     }
 }
@@ -63,6 +63,7 @@ pub(super) fn cases() -> Vec<Case> {
     records(&mut cases);
     global(&mut cases);
     attributes(&mut cases);
+    super::objects::add(&mut cases);
     cases.0
 }
 
