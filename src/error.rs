@@ -65,7 +65,7 @@ pub enum Error {
     #[error("unsupported archive: {0}")]
     UnsupportedVersion(String),
     /// No key slot opens with what was given.
-    #[error("wrong password or key")]
+    #[error("wrong passphrase or key")]
     WrongKey,
     /// Authentic content is missing or altered; the message names the page.
     #[error("damaged archive: {0}")]

@@ -56,7 +56,7 @@ class NotArchive(ReaderError):
 
 
 class WrongKey(ReaderError):
-    verdict = "wrong password"
+    verdict = "wrong passphrase"
 
 
 def require(condition: bool, message: str) -> None:
@@ -271,7 +271,7 @@ def unlock(header: Header, passphrase: bytes) -> bytes:
             return decode_sealed_part(xaes_open(key, slot.nonce, aad, slot.sealed, f"key slot {number}"), number)
         except Damaged as error:
             damage = error
-    raise damage or WrongKey("wrong password")
+    raise damage or WrongKey("wrong passphrase")
 
 
 def authenticate(header: Header, volume_key: bytes) -> None:

@@ -191,4 +191,4 @@ def unlock(header: fmt.Header, secrets: Secrets) -> bytes:
             return fmt.unlock(header, secrets.passphrase)
         except WrongKey:
             pass
-    raise damage or WrongKey("wrong password or key")
+    raise damage or WrongKey("wrong passphrase or key")

@@ -374,7 +374,7 @@ class Archives(unittest.TestCase):
         self.assertIn(self.writer.archive.hex(), out)
 
     def test_a_wrong_passphrase_is_told_from_damage(self) -> None:
-        self.refuses("wrong password", lambda: self.open(passphrase=b"other"))
+        self.refuses("wrong passphrase", lambda: self.open(passphrase=b"other"))
         with self.assertRaises(fmt.NotArchive):
             self.open(bytes(len(self.writer.image)))
 

@@ -35,6 +35,15 @@ pub fn of_arguments(text: &str) -> Option<String> {
     (!env::args_os().all(harmless)).then(|| lines(text))
 }
 
+/// A message without the numbers that the standard library gives the host's errors: their words say the same.
+pub fn without_numbers(mut text: String) -> String {
+    while let Some(start) = text.find(" (os error ") {
+        let Some(length) = text[start..].find(')') else { break };
+        text.replace_range(start..=start + length, "");
+    }
+    text
+}
+
 fn lines(text: &str) -> String {
     text.split('\n').map(sentence).collect::<Vec<_>>().join("\n")
 }

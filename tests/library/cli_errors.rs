@@ -81,7 +81,7 @@ fn a_wrong_password_changes_nothing() {
         &["passwd", "a.lbx", "--new-passfile", "pass", "--kdf-memory", "1", "--weak-kdf"],
     ] {
         let ended = end(place.command().args(arguments).args(["--passfile", "wrong"]));
-        fails(&ended, 10, "a.lbx: wrong password or key");
+        fails(&ended, 10, "a.lbx: wrong passphrase or key");
     }
     assert!(fs::read(&archive).unwrap() == before);
     assert!(!place.path("out").exists());

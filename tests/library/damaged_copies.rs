@@ -9,7 +9,7 @@ use crate::support::{Ended, Place, noise};
 const B: usize = 4096;
 /// How many copies are damaged, unless `LOCKBOX_DAMAGED_COPIES` says more; each takes a quarter of a second.
 const COPIES: u64 = 16;
-/// What a damaged or older copy may end with, besides success: wrong password, not an archive, damaged, older.
+/// What a damaged or older copy may end with, besides success: wrong passphrase, not an archive, damaged, older.
 const CODES: [i32; 5] = [0, 10, 11, 12, 16];
 
 type Files = BTreeMap<String, Vec<u8>>;

@@ -23,7 +23,7 @@ pub(crate) const NO_DAEMON: u8 = 21;
 
 /// Shown under the list of commands.
 pub(crate) const HELP: &str = "\
-Exit codes: 0 success, 1 usage, 2 other error, 10 wrong password, 11 not an archive or unsupported version, \
+Exit codes: 0 success, 1 usage, 2 other error, 10 wrong passphrase, 11 not an archive or unsupported version, \
 12 damaged, 13 in use, 14 no space, 15 mount failed, 16 older copy or copies written apart, \
 20 a link that opens nothing, 21 no share daemon, 128 and the signal's number when interrupted";
 
@@ -127,20 +127,12 @@ pub(crate) fn sentence(error: &Error) -> String {
         text.push_str(&cause.to_string());
         source = cause.source();
     }
-    without_numbers(text)
-}
-
-fn without_numbers(mut text: String) -> String {
-    while let Some(start) = text.find(" (os error ") {
-        let Some(length) = text[start..].find(')') else { break };
-        text.replace_range(start..=start + length, "");
-    }
-    text
+    lockbox_terminal::without_numbers(text)
 }
 
 /// An error of the host while something was done.
 pub(crate) fn host(context: impl AsRef<str>, error: &std::io::Error) -> Failure {
-    Failure::other(without_numbers(format!("{}: {error}", context.as_ref())))
+    Failure::other(lockbox_terminal::without_numbers(format!("{}: {error}", context.as_ref())))
 }
 
 /// A path for messages.
@@ -158,6 +150,6 @@ mod tests {
         assert_eq!(sentence(&error), "cannot open a.lbx: Permission denied");
         assert_eq!(sentence(&Error::Older("facts".into())), "older copy: facts; use --accept-older to go on with it");
         assert!(sentence(&Error::Forked("facts".into())).ends_with("facts; use --accept-fork to go on with this one"));
-        assert_eq!(Failure::at(Path::new("a.lbx"), &Error::WrongKey).message, "a.lbx: wrong password or key");
+        assert_eq!(Failure::at(Path::new("a.lbx"), &Error::WrongKey).message, "a.lbx: wrong passphrase or key");
     }
 }

@@ -79,7 +79,7 @@ pub(crate) fn failure(path: &Path, error: lockbox::Error) -> Failure {
             kinds.dedup();
             let opens =
                 if kinds.is_empty() { String::new() } else { format!(" (it opens with: {})", kinds.join(", ")) };
-            Failure::new(exit::WRONG_KEY, format!("{}: wrong password or key{opens}", shown(path)))
+            Failure::new(exit::WRONG_KEY, format!("{}: wrong passphrase or key{opens}", shown(path)))
         }
         _ => opening::failure(path, error),
     }

@@ -75,7 +75,7 @@ case_wrong_and_hostile_sources_are_one_sentence() {
     list() { lockbox ls "$@" box.lbx; }
     attach_with() { mount.lockbox "$@" box.lbx box; }
     for program in list attach_with; do
-        refused 10 'wrong password' "$program" --passfile wrong
+        refused 10 'wrong passphrase' "$program" --passfile wrong
         refused 2 'the passphrase is empty' "$program" --passfile empty
         refused 2 'the passphrase is empty' "$program" --passfile /dev/null
         refused 2 'No such file' "$program" --passfile missing
@@ -87,7 +87,7 @@ case_wrong_and_hostile_sources_are_one_sentence() {
         refused 2 'longer than 64 KiB' "$program" --passcommand 'yes hush-hush'
         refused 2 'exit status: 3' "$program" --passcommand 'echo hush-hush; exit 3'
         refused 2 'the passphrase is empty' "$program" --passcommand true
-        refused 10 'wrong password' "$program" --passcommand 'echo hush-hush'
+        refused 10 'wrong passphrase' "$program" --passcommand 'echo hush-hush'
         refused 2 'CREDENTIALS_DIRECTORY' "$program" --credential box
         refused 1 'without a path' "$program" --credential ../wrong
         refused 1 'both give the passphrase' "$program" --passfile wrong --passcommand 'echo hush-hush'
@@ -196,7 +196,7 @@ case_key_files_identities_and_codes_open_a_mount_or_say_why_not() {
         detach box
     done
     for program in list attach_with; do
-        refused 10 'wrong password' "$program" --keyfile other
+        refused 10 'wrong passphrase' "$program" --keyfile other
         refused 10 'group' "$program" --passfile mistyped
         refused 2 'too short' "$program" --keyfile short
         refused 2 'repeated' "$program" --keyfile zeros
@@ -234,7 +234,7 @@ case_a_key_in_the_keyring_is_used_before_asking_until_it_is_forgotten() {
     # What is named counts.
     printf 'hush-hush\n' >wrong
     chmod 600 wrong
-    refused 10 'wrong password' lockbox ls --passfile wrong box.lbx
+    refused 10 'wrong passphrase' lockbox ls --passfile wrong box.lbx
     # The kernel shows it to its possessors alone, and it has an end.
     need_user
     ! as_user grep -q lockbox: /proc/keys || fail 'another user sees the key'

@@ -22,11 +22,11 @@ case_passphrases_are_asked_for_and_never_shown() {
     seen 0 "^$new\$" "$new" hush "$again" hush -- "${create[@]}"
     same "$(cat screen)" "$new
 $again"
-    seen 10 '^lockbox: box.lbx: wrong password or key$' "$ask" hush-hush -- lockbox ls box.lbx
+    seen 10 '^lockbox: box.lbx: wrong passphrase or key$' "$ask" hush-hush -- lockbox ls box.lbx
     seen 2 '^lockbox: nothing was typed$' "$ask" ^D -- lockbox ls box.lbx
     seen 0 "^$ask\$" "$ask" hush -- lockbox ls box.lbx
     mkdir box
-    seen 10 '^mount.lockbox: .*wrong password' "$ask" hush-hush -- mount.lockbox -o "log=$WORK/box.log" box.lbx box
+    seen 10 '^mount.lockbox: .*wrong passphrase' "$ask" hush-hush -- mount.lockbox -o "log=$WORK/box.log" box.lbx box
     seen 0 "^$ask\$" "$ask" hush -- lockbox mount -o "log=$WORK/box.log" box.lbx box
     # What is asked for nothing is not asked for.
     seen 13 'already mounted at' -- lockbox mount box.lbx box

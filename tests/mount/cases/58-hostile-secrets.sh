@@ -68,7 +68,7 @@ case_no_file_that_is_no_passphrase_opens_or_shows() {
         done
         # Any bytes may be a passphrase, and these are none of this archive.
         for option in text nul binary; do
-            refused 10 'wrong password' "$program" "--passfile=$option"
+            refused 10 'wrong passphrase' "$program" "--passfile=$option"
         done
         for option in empty blank crlf text nul binary /dev/null; do
             refused 2 'recovery code' "$program" "--recovery-code=$option"
@@ -92,7 +92,7 @@ case_no_file_that_is_no_passphrase_opens_or_shows() {
     # Written by Notepad with its mark, it is another passphrase, which is said as such.
     printf '\xef\xbb\xbf%s\r\n' "$PASSPHRASE" >marked
     chmod 600 marked
-    refused 10 'wrong password' list --passfile=marked
+    refused 10 'wrong passphrase' list --passfile=marked
     ! mountpoint -q box || fail 'mounted all the same'
 }
 
@@ -108,7 +108,7 @@ case_no_descriptor_stream_or_program_opens_or_hangs() {
             refused 2 'the passphrase is empty' from $name
         done
         for name in text exposed nul binary; do
-            refused 10 'wrong password' from $name
+            refused 10 'wrong passphrase' from $name
         done
         refused 2 'longer than 64 KiB' from long
         refused 2 'longer than 64 KiB' from /dev/zero
@@ -122,17 +122,17 @@ case_no_descriptor_stream_or_program_opens_or_hangs() {
         refused 2 'longer than 64 KiB' streams long
         refused 2 'longer than 64 KiB' streams /dev/zero
         refused 2 'Is a directory' streams directory
-        refused 10 'wrong password' streams nul
-        refused 10 'wrong password' streams binary
+        refused 10 'wrong passphrase' streams nul
+        refused 10 'wrong passphrase' streams binary
         # Commands.
         refused 2 'exit status: 3' "$program" --passcommand='printf hush; exit 3'
         refused 2 'signal: 9' "$program" --passcommand='printf hush; kill -9 $$'
         refused 2 'exit status: 127' "$program" --passcommand='exec 2>/dev/null; no-such-program'
         refused 2 'the passphrase is empty' "$program" --passcommand='printf "\r\n"'
         refused 2 'longer than 64 KiB' "$program" --passcommand='yes hush-hush'
-        refused 10 'wrong password' "$program" --passcommand='printf "hush\0hush"'
+        refused 10 'wrong passphrase' "$program" --passcommand='printf "hush\0hush"'
         # One that was started in the background and goes on with the pipe open would be waited for; its output counts when it ends.
-        refused 10 'wrong password' "$program" --passcommand='(sleep 1; printf hush) & :'
+        refused 10 'wrong passphrase' "$program" --passcommand='(sleep 1; printf hush) & :'
     done
     # systemd's agents: cancelled, timed out, dying, silent, endless.
     # The asked-for program is the first in PATH.
@@ -146,7 +146,7 @@ case_no_descriptor_stream_or_program_opens_or_hangs() {
         refused 2 'systemd-ask-password failed: signal: 15' agent 'echo hush; kill $$' "$program" --ask-password
         refused 2 'the passphrase is empty' agent : "$program" --ask-password
         refused 2 'longer than 64 KiB' agent 'exec yes hush' "$program" --ask-password
-        refused 10 'wrong password' agent 'printf "hush\0\377"' "$program" --ask-password
+        refused 10 'wrong passphrase' agent 'printf "hush\0\377"' "$program" --ask-password
     done
     # Credentials.
     export CREDENTIALS_DIRECTORY=$WORK/credentials
@@ -157,8 +157,8 @@ case_no_descriptor_stream_or_program_opens_or_hangs() {
         refused 2 'Is a directory' "$program" --credential=directory
         refused 2 'the passphrase is empty' "$program" --credential=empty
         refused 2 'longer than 64 KiB' "$program" --credential=long
-        refused 10 'wrong password' "$program" --credential=text
-        refused 10 'wrong password' "$program" --credential=nul
+        refused 10 'wrong passphrase' "$program" --credential=text
+        refused 10 'wrong passphrase' "$program" --credential=nul
         for name in '' . .. ../text /etc/passwd a/b; do
             refused 1 'without a path' "$program" "--credential=$name"
         done
@@ -197,13 +197,13 @@ case_no_file_that_is_no_key_opens_or_shows() {
     # All bytes of a key file count, also those at its end.
     { cat key && printf '\r\n'; } >longer
     chmod 600 longer
-    refused 10 'wrong password' list --keyfile=longer
+    refused 10 'wrong passphrase' list --keyfile=longer
     # Identities that are almost some.
     printf '# made by hand\r\nAGE-SECRET-KEY-1GQ9778VQXMMJVE8SK7J6VT8UJ4HDQAJUVSFCWCM02D8GEWQ72PVQ2Y5J33\r\n' >windows
     printf 'AGE-SECRET-KEY-1GQ9778VQXMMJVE8SK7J6VT8UJ4HDQAJUVSFCWCM02D8GEWQ72PVQ2Y5J34\n' >mistyped
     printf -- '-----BEGIN OPENSSH PRIVATE KEY-----\nGQ9778\n' >cut
     chmod 600 windows mistyped cut
-    refused 10 'wrong password' list --identity=windows
+    refused 10 'wrong passphrase' list --identity=windows
     refused 2 'identity' list --identity=mistyped
     refused 2 'identity|key' list --identity=cut
     ! mountpoint -q box || fail 'mounted all the same'

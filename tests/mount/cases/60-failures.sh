@@ -17,7 +17,7 @@ case_a_wrong_password_is_refused() {
     before=$(sha256sum <"$WORK/box.lbx")
     cp "$PASSFILE" "$WORK/right"
     echo 'another one' >"$PASSFILE"
-    refused 10 'wrong password'
+    refused 10 'wrong passphrase'
     same "$(sha256sum <"$WORK/box.lbx")" "$before" 'the archive was changed'
     cp "$WORK/right" "$PASSFILE"
     attach box

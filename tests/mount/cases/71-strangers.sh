@@ -51,7 +51,7 @@ a_false_daemon_names_roots_archive() {
     impostor "$point" "$WORK/box.lbx" control "$runtime/lockbox/$id.sock" \
         "{\"archive\": \"$WORK/box.lbx\", \"mount_point\": \"$point\", \"options\": \"rw\\u001b[31m\\u009b31m\\u202e\", \"latched\": \"\\u001b]0;x\\u0007\\nlockbox: done\"}"
     # The archive is opened, and not what another user says of it believed.
-    expect 10 'wrong password' lockbox purge --passfile "$WORK/wrong" "$WORK/box.lbx"
+    expect 10 'wrong passphrase' lockbox purge --passfile "$WORK/wrong" "$WORK/box.lbx"
     lockbox purge --passfile "$PASSFILE" "$WORK/box.lbx"
     expect 2 "user $TEST_USER has a mount of this name" lockbox status "$WORK/box.lbx"
     expect 2 "user $TEST_USER has a mount of this name" lockbox umount "$WORK/box.lbx"

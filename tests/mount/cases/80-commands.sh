@@ -79,7 +79,7 @@ case_a_changed_passphrase_opens_and_the_old_one_does_not() {
     echo 'the new passphrase' >"$WORK/new"
     chmod 600 "$WORK/new"
     lockbox passwd --weak-kdf --kdf-memory 1 --passfile "$PASSFILE" --new-passfile "$WORK/new" "$WORK/box.lbx"
-    expect 10 'wrong password' lockbox ls --passfile "$PASSFILE" "$WORK/box.lbx"
+    expect 10 'wrong passphrase' lockbox ls --passfile "$PASSFILE" "$WORK/box.lbx"
     lockbox ls --passfile "$WORK/new" "$WORK/box.lbx"
     mount.lockbox "$WORK/box.lbx" "$WORK/box" -o "passfile=$WORK/new"
     detach box

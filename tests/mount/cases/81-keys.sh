@@ -78,7 +78,7 @@ case_every_kind_of_key_opens_and_survives_a_new_volume_key() {
         same "$($try --keyfile "$WORK/usb" --identity "$WORK/ssh")" '2 6'
     }
     check_ways
-    expect 10 'wrong password or key \(it opens with: .*recovery code' \
+    expect 10 'wrong passphrase or key \(it opens with: .*recovery code' \
         lockbox key test --keyfile "$WORK/half" --passfile "$WORK/wrong" "$WORK/box.lbx"
     key ls --json | python3 -c '
 import json, sys
@@ -96,7 +96,7 @@ assert all(key["created"].endswith("Z") for key in keys) and keys[5]["recipient"
     lockbox key rekey --keyfile "$WORK/usb" "$WORK/box.lbx" --drop second >"$WORK/report"
     grep -q '^dropped  1 passphrase "second"$' "$WORK/report"
     same "$(grep -c '^kept' "$WORK/report")" 7
-    expect 10 'wrong password' lockbox key test --passfile "$WORK/second" "$WORK/box.lbx"
+    expect 10 'wrong passphrase' lockbox key test --passfile "$WORK/second" "$WORK/box.lbx"
     lockbox key test --passfile "$WORK/second" "$WORK/before.lbx" >/dev/null
     same "$(opens --passfile "$PASSFILE")" 0
     same "$(opens --keyfile "$WORK/half" --passfile "$WORK/third")" 3
@@ -120,7 +120,7 @@ case_keys_are_removed_but_never_the_last_one() {
     expect 2 'key slot 9 is empty' key rm 9
     key rm stick >"$WORK/stdout"
     grep -q 'Older copies .* still open .*lockbox key rekey' "$WORK/stdout"
-    expect 10 'wrong password' lockbox key test --keyfile "$WORK/usb" "$WORK/box.lbx"
+    expect 10 'wrong passphrase' lockbox key test --keyfile "$WORK/usb" "$WORK/box.lbx"
     expect 2 'the last one' key rm 0
     expect 2 'no key slot would be kept' key rekey --drop 0
     same "$(opens --passfile "$PASSFILE")" 0
@@ -161,12 +161,12 @@ case_a_recovery_code_sets_a_new_passphrase() {
         lockbox recovery "${CHEAP[@]}" --recovery-code "$WORK/swapped" --new-passfile "$WORK/new" "$WORK/box.lbx"
     expect 2 'digits' lockbox recovery "${CHEAP[@]}" --recovery-code "$WORK/new" --new-passfile "$WORK/new" "$WORK/box.lbx"
     create "$WORK/other.lbx"
-    expect 10 'wrong password or key' \
+    expect 10 'wrong passphrase or key' \
         lockbox recovery "${CHEAP[@]}" --recovery-code "$WORK/code" --new-passfile "$WORK/new" "$WORK/other.lbx"
     # As people type it.
     printf '%s\n%s\n' "$(tr '0-' 'O ' <"$WORK/code")" 'not forgotten' | lockbox recovery "${CHEAP[@]}" "$WORK/box.lbx"
     same "$(opens --passfile "$WORK/new")" 0
-    expect 10 'wrong password' lockbox key test --passfile "$PASSFILE" "$WORK/box.lbx"
+    expect 10 'wrong passphrase' lockbox key test --passfile "$PASSFILE" "$WORK/box.lbx"
 }
 
 # Whose passphrase a recovery replaces is never a guess.
@@ -189,7 +189,7 @@ case_a_recovery_replaces_nobodys_passphrase_unasked() {
     same "$(opens --passfile "$WORK/partner")" 2
     "${recover[@]}" --slot partner | grep -q '^Key slot 2 passphrase "partner" has the new passphrase'
     same "$(opens --passfile "$WORK/new")" 2
-    expect 10 'wrong password' lockbox key test --passfile "$WORK/partner" "$WORK/box.lbx"
+    expect 10 'wrong passphrase' lockbox key test --passfile "$WORK/partner" "$WORK/box.lbx"
 }
 
 case_a_new_passphrase_takes_the_place_of_the_old_one_in_every_slot() {
@@ -199,7 +199,7 @@ case_a_new_passphrase_takes_the_place_of_the_old_one_in_every_slot() {
     same "$(opens --passfile "$PASSFILE")" '0 1'
     lockbox passwd "${CHEAP[@]}" --passfile "$PASSFILE" --new-passfile "$WORK/new" "$WORK/box.lbx" >"$WORK/stdout"
     grep -q 'is changed in key slots 0 and 1, which all had the old one' "$WORK/stdout"
-    expect 10 'wrong password' lockbox key test --passfile "$PASSFILE" "$WORK/box.lbx"
+    expect 10 'wrong passphrase' lockbox key test --passfile "$PASSFILE" "$WORK/box.lbx"
     same "$(opens --passfile "$WORK/new")" '0 1'
 }
 
@@ -275,7 +275,7 @@ case_a_header_backup_saves_an_archive_without_header() {
     expect 11 'not a lockbox archive' lockbox ls --passfile "$PASSFILE" "$WORK/box.lbx"
     expect '2|12' 'another archive' restore "$WORK/header.other"
     secret wrong 'no passphrase of it'
-    expect 10 'wrong password' lockbox header restore --passfile "$WORK/wrong" "$WORK/box.lbx" "$WORK/header"
+    expect 10 'wrong passphrase' lockbox header restore --passfile "$WORK/wrong" "$WORK/box.lbx" "$WORK/header"
     restore "$WORK/header"
     check_full box
     # Keys removed since are not revived unasked.

@@ -314,8 +314,8 @@ mount_8() {
 
     # Exit codes: those of mount(8) through it, our own for who calls the program by its name.
     expect 1 'unknown mount option: bogus' mount -t lockbox -o "$words,bogus" "$WORK/box.lbx" "$WORK/box"
-    expect 32 'wrong password' mount -t lockbox -o "passfile=$(wrong_passfile)" "$WORK/box.lbx" "$WORK/box"
-    expect 10 'wrong password' mount.lockbox -o "passfile=$(wrong_passfile)" "$WORK/box.lbx" "$WORK/box"
+    expect 32 'wrong passphrase' mount -t lockbox -o "passfile=$(wrong_passfile)" "$WORK/box.lbx" "$WORK/box"
+    expect 10 'wrong passphrase' mount.lockbox -o "passfile=$(wrong_passfile)" "$WORK/box.lbx" "$WORK/box"
     expect 32 'no such file' mount -t lockbox -o "$words" "$WORK/nothing.lbx" "$WORK/box"
     expect 1 'usage' /sbin/mount.lockbox "$WORK/box.lbx"
     mount -t lockbox -o "$words,nofail" "$WORK/nothing.lbx" "$WORK/box"

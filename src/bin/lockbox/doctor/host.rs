@@ -263,6 +263,5 @@ fn in_path(program: impl AsRef<OsStr>) -> Option<PathBuf> {
 
 /// The host's words without its number for them.
 fn reason(error: &std::io::Error) -> String {
-    let text = error.to_string();
-    text.split(" (os error").next().unwrap_or_default().to_owned()
+    lockbox_terminal::without_numbers(error.to_string())
 }
