@@ -3,8 +3,10 @@
 mod refusal;
 
 use std::io;
+use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
 pub use refusal::Refusal;
@@ -14,7 +16,7 @@ pub type Result<T> = std::result::Result<T, Error>;
 
 /// What went wrong. The file-system kinds map one to one to an errno in the mount program;
 /// the archive kinds map to the exit codes of the command line.
-#[derive(Debug, thiserror::Error)]
+#[derive(Clone, Debug, thiserror::Error)]
 pub enum Error {
     #[error("no such file or directory")]
     NotFound,
@@ -90,7 +92,7 @@ pub enum Error {
     Io {
         context: String,
         #[source]
-        source: io::Error,
+        source: Arc<io::Error>,
     },
 }
 
@@ -98,53 +100,11 @@ impl Error {
     /// Wraps an error of the host; full disk becomes [`Error::NoSpace`].
     pub fn io(context: impl Into<String>, source: io::Error) -> Self {
         let context = context.into();
-        match source.raw_os_error() {
-            // EFBIG: a host file system with a small size limit is as full as a full disk.
-            Some(28 | 122 | 27) => Error::NoSpace(format!("{context}: {source}")),
-            Some(30) => Error::ReadOnly(format!("{context}: {source}")),
-            _ => Error::Io { context, source },
-        }
-    }
-
-    /// The same error for another caller who waited for what failed.
-    pub(crate) fn again(&self) -> Error {
-        match self {
-            Error::NotFound => Error::NotFound,
-            Error::Exists => Error::Exists,
-            Error::NotDirectory => Error::NotDirectory,
-            Error::IsDirectory => Error::IsDirectory,
-            Error::NotEmpty => Error::NotEmpty,
-            Error::NameTooLong => Error::NameTooLong,
-            Error::Invalid(detail) => Error::Invalid(detail.clone()),
-            Error::Refused(refusal) => Error::Refused(refusal.clone()),
-            Error::PermissionDenied => Error::PermissionDenied,
-            Error::NotPermitted => Error::NotPermitted,
-            Error::FileTooLarge => Error::FileTooLarge,
-            Error::TooManyLinks => Error::TooManyLinks,
-            Error::NoAttribute => Error::NoAttribute,
-            Error::AttributeTooLarge => Error::AttributeTooLarge,
-            Error::RangeTooSmall => Error::RangeTooSmall,
-            Error::Stale => Error::Stale,
-            Error::NoSuchRange => Error::NoSuchRange,
-            Error::Unsupported(detail) => Error::Unsupported(detail.clone()),
-            Error::NoSpace(detail) => Error::NoSpace(detail.clone()),
-            Error::ReadOnly(detail) => Error::ReadOnly(detail.clone()),
-            Error::NotArchive(detail) => Error::NotArchive(detail.clone()),
-            Error::UnsupportedVersion(detail) => Error::UnsupportedVersion(detail.clone()),
-            Error::WrongKey => Error::WrongKey,
-            Error::Damaged(detail) => Error::Damaged(detail.clone()),
-            Error::InUse(detail) => Error::InUse(detail.clone()),
-            Error::Older(detail) => Error::Older(detail.clone()),
-            Error::Forked(detail) => Error::Forked(detail.clone()),
-            Error::Latched(detail) => Error::Latched(detail.clone()),
-            Error::Interrupted(signal) => Error::Interrupted(*signal),
-            Error::Io { context, source } => {
-                let source = match source.raw_os_error() {
-                    Some(code) => io::Error::from_raw_os_error(code),
-                    None => io::Error::new(source.kind(), source.to_string()),
-                };
-                Error::Io { context: context.clone(), source }
-            }
+        match Errno::from_io_error(&source) {
+            // FBIG: a host file system with a small size limit is as full as a full disk.
+            Some(Errno::NOSPC | Errno::DQUOT | Errno::FBIG) => Error::NoSpace(format!("{context}: {source}")),
+            Some(Errno::ROFS) => Error::ReadOnly(format!("{context}: {source}")),
+            _ => Error::Io { context, source: Arc::new(source) },
         }
     }
 

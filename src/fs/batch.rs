@@ -68,7 +68,7 @@ impl Batch {
     }
 
     pub(crate) fn failed(&self, error: &Error) {
-        *self.step.lock() = Step::Failed(error.again());
+        *self.step.lock() = Step::Failed(error.clone());
         self.changed.notify_all();
     }
 
@@ -101,7 +101,7 @@ impl Batch {
     /// Why it could not be written, if so.
     pub(crate) fn failure(&self) -> Option<Error> {
         match &*self.step.lock() {
-            Step::Failed(error) => Some(error.again()),
+            Step::Failed(error) => Some(error.clone()),
             _ => None,
         }
     }

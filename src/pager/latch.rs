@@ -52,7 +52,7 @@ impl Latch {
         let reason = self.reason.get_or_init(|| {
             first = true;
             // Before anybody can see the reason and ask for the cause.
-            *self.untold.lock() = Some(error.again());
+            *self.untold.lock() = Some(error.clone());
             let mut text = format!("{doing}: {error}");
             if let Some(source) = std::error::Error::source(&error) {
                 text.push_str(&format!(": {source}"));

@@ -9,6 +9,7 @@ use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use nix::errno::Errno;
@@ -81,9 +82,10 @@ impl FileStorage {
         let name = entry.try_clone().map_err(|source| looking_up(path, source))?;
         let name = Name { entry: name, how: AtFlags::SYMLINK_NOFOLLOW };
         let file = entry.create().map_err(|source| match source.kind() {
-            io::ErrorKind::AlreadyExists => {
-                Error::Io { context: format!("{} exists and is not overwritten", path.display()), source }
-            }
+            io::ErrorKind::AlreadyExists => Error::Io {
+                context: format!("{} exists and is not overwritten", path.display()),
+                source: Arc::new(source),
+            },
             _ => Error::io(format!("creating {}", path.display()), source),
         })?;
         match lock(&file, LockMode::Exclusive, path) {

@@ -187,7 +187,7 @@ impl Volume {
                     // Who waits for changes has none in a commit that was empty and refused.
                     let empty = matches!(error, Error::NoSpace(_)) && state.chain.refused.is_some();
                     if !empty || self.staged.load(Ordering::Acquire) {
-                        state.failed = Some((number, error.again()));
+                        state.failed = Some((number, error.clone()));
                     }
                     self.commit_done.notify_all();
                     return Err(error);
@@ -199,7 +199,7 @@ impl Volume {
         if let Some((number, error)) = &state.failed
             && *number >= needed
         {
-            return Err(error.again());
+            return Err(error.clone());
         }
         Ok(self.durable.load().generation)
     }
@@ -231,7 +231,7 @@ impl Volume {
         // Also after an error: `f` may have committed before it failed, and a commit that fails leaves the chain as it was.
         state.chain = chain;
         if let Err(error) = &result {
-            state.failed = Some((number, error.again()));
+            state.failed = Some((number, error.clone()));
         }
         self.commit_done.notify_all();
         result

@@ -144,7 +144,7 @@ impl FileSystem {
         let records = files.iter().map(|file| RECORDS + file.xattrs.len() as u64 * RECORDS_OF_VALUE).sum();
         self.volume.operate(records, false, |op| {
             let outcome = |(index, refused): (usize, &Option<Error>)| match refused {
-                Some(error) => Err(error.again()),
+                Some(error) => Err(error.clone()),
                 None => Ok(ino_of(index)),
             };
             let mut outcomes: Vec<Result<Ino>> = refused.iter().enumerate().map(outcome).collect();
