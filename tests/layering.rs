@@ -33,6 +33,18 @@ fn sources_keep_to_the_import_table_and_the_naming_rules() {
     assert!(faults.is_empty(), "{} faults:\n{}", faults.len(), faults.join("\n"));
 }
 
+/// A module that has files of its own is the `mod.rs` of their directory, which then holds all of it.
+#[test]
+fn a_room_is_one_directory() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut sources = Sources::new();
+    for directory in ["src", "fuse/src", "secrets/src", "terminal/src", "share", "bench/src"] {
+        read_sources(root, &root.join(directory), &mut sources);
+    }
+    let beside: Vec<_> = sources.keys().filter(|path| root.join(path.with_extension("")).is_dir()).collect();
+    assert!(beside.is_empty(), "beside the directories of their names: {beside:?}");
+}
+
 fn read_sources(root: &Path, directory: &Path, sources: &mut Sources) {
     for entry in fs::read_dir(directory).unwrap() {
         let path = entry.unwrap().path();

@@ -226,7 +226,7 @@ fn thirty_two_hostile_slots_are_refused_before_any_work() {
         let error = slots::unlock(&header, &secrets("one"), &UnlockLimits::default()).err().unwrap();
         // Bounds come first (specification 3.2): what is out of them is damaged, whatever it would cost.
         let bearable = memory_kib == 4 << 20;
-        assert!(matches!(error, Error::Unsupported(_)) == bearable, "{memory_kib} {passes}: {error}");
+        assert!(matches!(error, Error::Refused(Refusal::Costly { .. })) == bearable, "{memory_kib} {passes}: {error}");
         assert!(matches!(error, Error::Damaged(_)) != bearable, "{memory_kib} {passes}: {error}");
     }
 }

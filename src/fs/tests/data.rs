@@ -103,7 +103,9 @@ impl Bench {
             .fs
             .volume
             .operate(reclaim::REMOVED_RECORDS, true, |op| {
-                let inode = inode::load(op.view(), ino)?;
+                let mut inode = inode::load(op.view(), ino)?;
+                inode.links = 0;
+                inode::store(op, ino, &inode)?;
                 reclaim::removed(op, ino, &inode, open)
             })
             .unwrap();
@@ -384,7 +386,8 @@ fn a_cut_with_many_extents_hides_them_at_once_and_frees_them_in_steps() {
 #[test]
 fn an_orphan_lives_while_it_is_open_and_goes_in_steps_afterwards() {
     let mut bench = Bench::new(9, OPTIONS);
-    let (open, large) = (bench.make(), bench.make());
+    // The first stands for the root directory, which no orphan record takes to pieces.
+    let (root, open, large) = (bench.make(), bench.make(), bench.make());
     bench.fs.open(open).unwrap();
     bench.fs.write(open, 0, &[4; 5000]).unwrap();
     for frame in 0..1300 {
@@ -399,18 +402,18 @@ fn an_orphan_lives_while_it_is_open_and_goes_in_steps_afterwards() {
     let mut steps = 0;
     while bench.fs.reclaim_step().unwrap() {
         steps += 1;
-        bench.audit(&[open]);
+        bench.audit(&[root, open]);
     }
     assert!(steps >= 3, "{steps}");
     assert_eq!(bench.fs.read(open, 4999, 9000).unwrap(), [[4].as_slice(), &[5; 10]].concat());
-    assert_eq!(bench.fs.volume.state().inodes(), 1);
+    assert_eq!(bench.fs.volume.state().inodes(), 2);
     bench.fs.sync().unwrap();
     // A crash closes every handle.
     bench = bench.reopen();
     assert!(bench.fs.reclaim_step().unwrap());
-    assert_eq!(bench.fs.volume.state().inodes(), 0);
+    assert_eq!(bench.fs.volume.state().inodes(), 1);
     assert!(matches!(bench.fs.open(open), Err(Error::Stale)));
-    bench.audit(&[]);
+    bench.audit(&[root]);
 }
 
 #[test]

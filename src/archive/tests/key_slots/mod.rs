@@ -11,10 +11,10 @@ use crate::crypto::{KeyFile, NoPrompts, Prompts, RecoveryCode};
 use crate::format::key_slot::{Description, Rewrap};
 
 /// An OpenSSH key pair made for this test.
-const SSH_PRIVATE: &[u8] = include_bytes!("key_slots/ssh_ed25519");
-const SSH_PUBLIC: &str = include_str!("key_slots/ssh_ed25519.pub");
+const SSH_PRIVATE: &[u8] = include_bytes!("ssh_ed25519");
+const SSH_PUBLIC: &str = include_str!("ssh_ed25519.pub");
 /// The hybrid recipient of the age crate's tests.
-const HYBRID: &str = include_str!("key_slots/hybrid_recipient");
+const HYBRID: &str = include_str!("hybrid_recipient");
 
 fn key_file(seed: u8) -> KeyFile {
     KeyFile::read(&[[seed; 32], [1; 32]].concat()[..]).unwrap()
