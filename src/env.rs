@@ -1,6 +1,7 @@
 //! The only source of time and randomness.
 
 use std::io::PipeReader;
+#[cfg(any(test, fuzzing))]
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
@@ -104,19 +105,21 @@ impl Environment for StampingEnvironment {
 }
 
 /// A replayable environment for tests: SplitMix64 from a seed, a clock that ticks 1 us a call. Never for real archives.
+#[cfg(any(test, fuzzing))]
 #[derive(Debug)]
-pub struct SeededEnvironment {
+pub(crate) struct SeededEnvironment {
     state: AtomicU64,
     clock: AtomicU64,
 }
 
+#[cfg(any(test, fuzzing))]
 impl SeededEnvironment {
-    pub fn new(seed: u64) -> Self {
+    pub(crate) fn new(seed: u64) -> Self {
         SeededEnvironment { state: AtomicU64::new(seed), clock: AtomicU64::new(0) }
     }
 
     /// The next 64 bits of SplitMix64 (Steele, Lea, Flood 2014).
-    pub fn next_u64(&self) -> u64 {
+    pub(crate) fn next_u64(&self) -> u64 {
         let mut z = self.state.fetch_add(0x9E37_79B9_7F4A_7C15, Ordering::Relaxed).wrapping_add(0x9E37_79B9_7F4A_7C15);
         z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
         z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
@@ -124,6 +127,7 @@ impl SeededEnvironment {
     }
 }
 
+#[cfg(any(test, fuzzing))]
 impl Environment for SeededEnvironment {
     fn now(&self) -> Timestamp {
         let ticks = self.clock.fetch_add(1, Ordering::Relaxed);

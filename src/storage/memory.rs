@@ -9,7 +9,7 @@ use super::{Storage, end_of};
 use crate::error::Result;
 
 /// A sparse file's content; optionally bounded, so that a full disk can be played.
-pub struct MemoryStorage {
+pub(crate) struct MemoryStorage {
     state: RwLock<State>,
 }
 
@@ -27,26 +27,26 @@ impl Clone for MemoryStorage {
 }
 
 impl MemoryStorage {
-    pub fn new() -> MemoryStorage {
+    pub(crate) fn new() -> MemoryStorage {
         MemoryStorage { state: RwLock::new(State { image: Image::default(), capacity: None }) }
     }
 
     /// Host capacity in bytes of allocated blocks; growth by writing, allocation and writes into holes beyond it answer NoSpace.
-    pub fn set_capacity(&self, bytes: Option<u64>) {
+    pub(crate) fn set_capacity(&self, bytes: Option<u64>) {
         self.state.write().capacity = bytes;
     }
 
     /// Bytes of the blocks that are allocated.
-    pub fn allocated(&self) -> u64 {
+    pub(crate) fn allocated(&self) -> u64 {
         self.state.read().image.allocated()
     }
 
     /// A copy of the content, as somebody who copies the file would get it.
-    pub fn contents(&self) -> Vec<u8> {
+    pub(crate) fn contents(&self) -> Vec<u8> {
         self.state.read().image.to_bytes()
     }
 
-    pub fn from_contents(bytes: Vec<u8>) -> MemoryStorage {
+    pub(crate) fn from_contents(bytes: Vec<u8>) -> MemoryStorage {
         MemoryStorage { state: RwLock::new(State { image: Image::from_bytes(&bytes), capacity: None }) }
     }
 }

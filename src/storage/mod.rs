@@ -4,15 +4,19 @@
 mod counting;
 mod entry;
 mod file;
+#[cfg(any(test, fuzzing))]
 mod image;
+#[cfg(any(test, fuzzing))]
 mod memory;
-pub mod simulated;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod simulated;
 
 #[cfg(test)]
 pub(crate) use counting::CountingStorage;
 pub use entry::{HostEntry, Identity, names};
 pub use file::{FileStorage, LockMode};
-pub use memory::MemoryStorage;
+#[cfg(any(test, fuzzing))]
+pub(crate) use memory::MemoryStorage;
 
 use std::ops::Range;
 

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-use crate::support::{Ended, Place, noise};
+use crate::support::{Dice, Ended, Place, noise};
 
 const B: usize = 4096;
 /// How many copies are damaged, unless `LOCKBOX_DAMAGED_COPIES` says more; each takes a quarter of a second.
@@ -13,19 +13,6 @@ const COPIES: u64 = 16;
 const CODES: [i32; 5] = [0, 10, 11, 12, 16];
 
 type Files = BTreeMap<String, Vec<u8>>;
-
-/// Numbers that follow from a seed (splitmix64).
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, end: usize) -> usize {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut word = self.0;
-        word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((word ^ (word >> 31)) % end as u64) as usize
-    }
-}
 
 /// The archive as it is, as it was before its last session, another one, and what the first two hold.
 struct Store {
@@ -60,12 +47,12 @@ impl Store {
         Store { place, now, before, other, files, older }
     }
 
-    fn damaged(&self, random: &mut Random) -> (&'static str, Vec<u8>) {
+    fn damaged(&self, random: &mut Dice) -> (&'static str, Vec<u8>) {
         let mut bytes = self.now.clone();
         let blocks = bytes.len() / B;
         let start = random.below(blocks);
         let end = (start + 1 + random.below(24)).min(blocks);
-        let mut flip = |random: &mut Random, first: usize, count: usize| {
+        let mut flip = |random: &mut Dice, first: usize, count: usize| {
             for _ in 0..1 + random.below(6) {
                 bytes[first * B + random.below(count * B)] ^= 1 << random.below(8);
             }
@@ -228,7 +215,7 @@ fn no_damaged_copy_gives_a_wrong_byte_or_is_worse_after_a_write() {
         for (name, content) in &seen {
             fs::write(store.place.path("state").join(name), content).unwrap();
         }
-        let (what, bytes) = store.damaged(&mut Random(seed));
+        let (what, bytes) = store.damaged(&mut Dice(seed));
         println!("LOCKBOX_DAMAGE_SEED={seed}: {what}");
         fs::write(store.place.path("c.lbx"), bytes).unwrap();
         store.look();

@@ -7,13 +7,12 @@ use std::path::{Path, PathBuf};
 
 use lockbox::archive::{Archive, Filter, ImportOptions, ImportReport};
 use lockbox::crypto::Passphrase;
-use lockbox::env::{Environment, SeededEnvironment};
 use lockbox::fs::Creator;
 use nix::sys::stat::{Mode, SFlag, mknod};
 use rustix::fs::{AtFlags, CWD, Timespec, Timestamps, XattrFlags};
 use serde_json::Value;
 
-use crate::support::{PASSPHRASE, Place, describe};
+use crate::support::{Dice, PASSPHRASE, Place, describe};
 
 fn set_time(path: &Path, seconds: i64) {
     let time = Timespec { tv_sec: seconds, tv_nsec: 7 };
@@ -301,12 +300,8 @@ fn nothing_is_deleted_when_something_of_the_source_cannot_be_read() {
 fn a_mirror_of_a_random_tree_is_equal_to_it() {
     let seed = 20_261_121;
     println!("seed={seed}");
-    let environment = SeededEnvironment::new(seed);
-    let random = |below: u64| {
-        let mut bytes = [0; 8];
-        environment.fill_random(&mut bytes).unwrap();
-        u64::from_le_bytes(bytes) % below
-    };
+    let mut dice = Dice(seed);
+    let mut random = |below: u64| dice.next() % below;
     let place = Place::new();
     place.archive("a.lbx");
     let tree = place.path("tree");

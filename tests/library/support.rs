@@ -9,7 +9,6 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-use lockbox::env::{Environment, SeededEnvironment};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tempfile::TempDir;
@@ -200,10 +199,25 @@ pub(crate) fn stop(mut child: Child, signal: Signal, begun: impl Fn() -> bool) -
     (ended.status.code() != Some(0)).then(|| (ended.status.code(), String::from_utf8(ended.stderr).unwrap()))
 }
 
+/// SplitMix64 (Steele, Lea, Flood 2014) from a seed.
+pub(crate) struct Dice(pub(crate) u64);
+
+impl Dice {
+    pub(crate) fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        z ^ (z >> 31)
+    }
+
+    pub(crate) fn below(&mut self, end: usize) -> usize {
+        (self.next() % end as u64) as usize
+    }
+}
+
 /// Bytes that do not compress.
 pub(crate) fn noise(length: usize) -> Vec<u8> {
-    let environment = SeededEnvironment::new(length as u64);
-    let mut bytes = vec![0; length];
-    environment.fill_random(&mut bytes).unwrap();
-    bytes
+    let mut dice = Dice(length as u64);
+    let words = (0..length.div_ceil(8)).flat_map(|_| dice.next().to_le_bytes());
+    words.take(length).collect()
 }

@@ -5,7 +5,7 @@ use crate::error::{Error, Result};
 
 /// How an injected fault shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fault {
+pub(crate) enum Fault {
     Eio,
     NoSpace,
     /// Half of a write reaches the cache before EIO; anything else just fails.
@@ -14,7 +14,7 @@ pub enum Fault {
 
 /// Operations that are counted and may fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Class {
+pub(crate) enum Class {
     Read,
     Write,
     Allocate,
@@ -39,27 +39,27 @@ impl Class {
 
 /// After `count` operations of the class the next one fails, and with `lasting` all after it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct FaultPlan {
-    pub class: Class,
-    pub count: u64,
-    pub fault: Fault,
-    pub lasting: bool,
+pub(crate) struct FaultPlan {
+    pub(crate) class: Class,
+    pub(crate) count: u64,
+    pub(crate) fault: Fault,
+    pub(crate) lasting: bool,
 }
 
 impl SimulatedStorage {
     /// After `count` more writes, allocations, punches, changes of length and barriers, the next one fails, once.
-    pub fn fail_after(&self, count: u64, fault: Fault) {
+    pub(crate) fn fail_after(&self, count: u64, fault: Fault) {
         self.inject(Some(FaultPlan { class: Class::Change, count, fault, lasting: false }));
     }
 
     /// Operations fail as planned from here on; None ends that. A failing barrier acts as in [`SimulatedStorage::fail_next_barrier`], of
     /// others nothing happens but what [`Fault::Short`] says.
-    pub fn inject(&self, plan: Option<FaultPlan>) {
+    pub(crate) fn inject(&self, plan: Option<FaultPlan>) {
         self.state.lock().faults = plan.map(Armed::new);
     }
 
     /// Looks on without meeting planned faults or counting towards them.
-    pub fn without_faults<R>(&self, look: impl FnOnce() -> R) -> R {
+    pub(crate) fn without_faults<R>(&self, look: impl FnOnce() -> R) -> R {
         let faults = self.state.lock().faults.take();
         let seen = look();
         self.state.lock().faults = faults;
@@ -67,7 +67,7 @@ impl SimulatedStorage {
     }
 
     /// Operations that failed as planned since the last `inject`.
-    pub fn injected(&self) -> u64 {
+    pub(crate) fn injected(&self) -> u64 {
         self.state.lock().faults.as_ref().map_or(0, Armed::failed)
     }
 }

@@ -22,15 +22,15 @@ use crate::error::{Error, Result};
 mod fault;
 mod trace;
 
-pub use fault::{Class, Fault, FaultPlan};
-pub use trace::{Replay, Trace};
+pub(crate) use fault::{Class, Fault, FaultPlan};
+pub(crate) use trace::{Replay, Trace};
 
 /// What a medium writes in one piece.
-pub const SECTOR: u64 = 512;
+pub(crate) const SECTOR: u64 = 512;
 
 /// An operation as the storage was asked for it.
 #[derive(Clone, Debug)]
-pub enum OpKind {
+pub(crate) enum OpKind {
     Write { offset: u64, data: Arc<[u8]> },
     Punch { offset: u64, length: u64 },
     Allocate { offset: u64, length: u64 },
@@ -40,13 +40,13 @@ pub enum OpKind {
 
 /// An operation that no barrier covered yet; numbers ascend in the order of the calls.
 #[derive(Clone, Debug)]
-pub struct PendingOp {
-    pub number: u64,
-    pub kind: OpKind,
+pub(crate) struct PendingOp {
+    pub(crate) number: u64,
+    pub(crate) kind: OpKind,
 }
 
 /// What a crash leaves of a pending operation.
-pub enum Fate {
+pub(crate) enum Fate {
     Drop,
     Keep,
     /// Only the parts for which this says true, counted from 0: sectors of a write, blocks of a punch or allocation.
@@ -60,7 +60,7 @@ type Hook = Arc<dyn Fn(&OpKind) + Send + Sync>;
 type ReadFault = Box<dyn Fn(u64, usize) -> bool + Send + Sync>;
 
 /// A sparse file on a host that can lose power.
-pub struct SimulatedStorage {
+pub(crate) struct SimulatedStorage {
     state: Mutex<State>,
     hook: RwLock<Option<Hook>>,
     read_fault: RwLock<Option<ReadFault>>,
@@ -87,12 +87,12 @@ struct State {
 }
 
 impl SimulatedStorage {
-    pub fn new() -> Arc<SimulatedStorage> {
+    pub(crate) fn new() -> Arc<SimulatedStorage> {
         Self::with_state(State::default())
     }
 
     /// Starts with `bytes` on the medium.
-    pub fn from_contents(bytes: &[u8]) -> Arc<SimulatedStorage> {
+    pub(crate) fn from_contents(bytes: &[u8]) -> Arc<SimulatedStorage> {
         Self::on_medium(Image::from_bytes(bytes), None)
     }
 
@@ -105,55 +105,59 @@ impl SimulatedStorage {
     }
 
     /// Host capacity in bytes of allocated blocks, as [`MemoryStorage::set_capacity`](super::MemoryStorage::set_capacity).
-    pub fn set_capacity(&self, bytes: Option<u64>) {
+    pub(crate) fn set_capacity(&self, bytes: Option<u64>) {
         self.state.lock().capacity = bytes;
     }
 
     /// Bytes of the blocks that are allocated, as the cache sees it.
-    pub fn allocated(&self) -> u64 {
+    pub(crate) fn allocated(&self) -> u64 {
         self.state.lock().cache.allocated()
     }
 
     /// What reads see.
-    pub fn contents(&self) -> Vec<u8> {
+    pub(crate) fn contents(&self) -> Vec<u8> {
         self.state.lock().cache.to_bytes()
     }
 
     /// What a crash that loses everything pending would leave.
-    pub fn medium_contents(&self) -> Vec<u8> {
+    pub(crate) fn medium_contents(&self) -> Vec<u8> {
         self.state.lock().medium.to_bytes()
     }
 
     /// The operations that no barrier covered, in the order of the calls.
-    pub fn pending(&self) -> Vec<PendingOp> {
+    pub(crate) fn pending(&self) -> Vec<PendingOp> {
         self.state.lock().pending.clone()
     }
 
     /// Calls of `write_at` that succeeded.
-    pub fn writes(&self) -> u64 {
+    pub(crate) fn writes(&self) -> u64 {
         self.state.lock().writes
     }
 
     /// Calls of `barrier` that succeeded.
-    pub fn barriers(&self) -> u64 {
+    pub(crate) fn barriers(&self) -> u64 {
         self.state.lock().barriers
     }
 
     /// Loses power: a new storage with the medium and what `choose` keeps of the pending operations, in the order of the calls.
     /// This one is not changed.
-    pub fn crash(&self, choose: &mut dyn FnMut(&PendingOp) -> Fate) -> Arc<SimulatedStorage> {
+    pub(crate) fn crash(&self, choose: &mut dyn FnMut(&PendingOp) -> Fate) -> Arc<SimulatedStorage> {
         let state = self.state.lock();
         Self::after_crash(&state, 0..state.pending.len(), choose)
     }
 
     /// As [`SimulatedStorage::crash`], but the operations reach the medium in the order of `order`, indices of [`SimulatedStorage::pending`].
-    pub fn crash_in_order(&self, order: &[usize], choose: &mut dyn FnMut(&PendingOp) -> Fate) -> Arc<SimulatedStorage> {
+    pub(crate) fn crash_in_order(
+        &self,
+        order: &[usize],
+        choose: &mut dyn FnMut(&PendingOp) -> Fate,
+    ) -> Arc<SimulatedStorage> {
         Self::after_crash(&self.state.lock(), order.iter().copied(), choose)
     }
 
     /// Loses power at random: every pending operation is dropped, kept or torn on its own, in shuffled order. How many
     /// survive differs from crash to crash, from none to all, so that "all but one" happens among hundreds, too.
-    pub fn crash_random(&self, rng: &mut dyn FnMut() -> u64) -> Arc<SimulatedStorage> {
+    pub(crate) fn crash_random(&self, rng: &mut dyn FnMut() -> u64) -> Arc<SimulatedStorage> {
         let state = self.state.lock();
         let mut order: Vec<usize> = (0..state.pending.len()).collect();
         for last in (1..order.len()).rev() {
@@ -188,24 +192,24 @@ impl SimulatedStorage {
 
     /// Kills the process but not the host (E4): a new storage with the same medium, cache and pending operations, so that a
     /// later crash loses what was never synced. Faults, counters and the hook are gone.
-    pub fn process_death(&self) -> Arc<SimulatedStorage> {
+    pub(crate) fn process_death(&self) -> Arc<SimulatedStorage> {
         let state = self.state.lock().clone();
         Self::with_state(State { fail_barrier: false, faults: None, trace: None, writes: 0, barriers: 0, ..state })
     }
 
     /// The next barrier fails with EIO and loses the data written before it (E3); lengths, punches and allocations stay pending.
-    pub fn fail_next_barrier(&self) {
+    pub(crate) fn fail_next_barrier(&self) {
         self.state.lock().fail_barrier = true;
     }
 
     /// Reads (offset, length) for which `fails` says true answer EIO; None ends that.
-    pub fn fail_reads(&self, fails: Option<Box<dyn Fn(u64, usize) -> bool + Send + Sync>>) {
+    pub(crate) fn fail_reads(&self, fails: Option<Box<dyn Fn(u64, usize) -> bool + Send + Sync>>) {
         *self.read_fault.write() = fails;
     }
 
     /// Calls `hook` before each operation, with no lock held: it may crash this storage. A hook that holds the storage
     /// strongly keeps it alive for ever.
-    pub fn on_op(&self, hook: Box<dyn Fn(&OpKind) + Send + Sync>) {
+    pub(crate) fn on_op(&self, hook: Box<dyn Fn(&OpKind) + Send + Sync>) {
         *self.hook.write() = Some(hook.into());
     }
 

@@ -9,7 +9,7 @@ use super::{Fate, OpKind, PendingOp, SimulatedStorage, State, apply, apply_fate,
 
 /// What a storage was asked for since it began to record; see [`SimulatedStorage::record`].
 #[derive(Clone)]
-pub struct Trace {
+pub(crate) struct Trace {
     base: Image,
     ops: Vec<OpKind>,
     capacity: Option<u64>,
@@ -34,28 +34,24 @@ impl Trace {
     }
 
     /// Operations recorded.
-    pub fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.ops.len()
     }
 
-    pub fn is_empty(&self) -> bool {
-        self.ops.is_empty()
-    }
-
     /// Whether nothing was left out for want of memory.
-    pub fn is_complete(&self) -> bool {
+    pub(crate) fn is_complete(&self) -> bool {
         self.complete
     }
 
     /// Before the first operation.
-    pub fn replay(&self) -> Replay<'_> {
+    pub(crate) fn replay(&self) -> Replay<'_> {
         Replay { trace: self, at: 0, window: 0, medium: self.base.clone() }
     }
 }
 
 impl SimulatedStorage {
     /// Records what is asked for from here on, and what is pending now, in at most `limit` bytes, until [`SimulatedStorage::recorded`].
-    pub fn record(&self, limit: u64) {
+    pub(crate) fn record(&self, limit: u64) {
         let state = &mut *self.state.lock();
         let mut trace = Trace::new(state.medium.clone(), state.capacity, limit);
         state.pending.iter().for_each(|op| trace.push(op.kind.clone()));
@@ -63,24 +59,24 @@ impl SimulatedStorage {
     }
 
     /// Operations recorded so far.
-    pub fn position(&self) -> usize {
+    pub(crate) fn position(&self) -> usize {
         self.state.lock().trace.as_ref().map_or(0, Trace::len)
     }
 
     /// Ends the recording.
-    pub fn recorded(&self) -> Option<Trace> {
+    pub(crate) fn recorded(&self) -> Option<Trace> {
         self.state.lock().trace.take()
     }
 
     /// Most bytes of writes that were waiting for a barrier at any time.
-    pub fn most_pending(&self) -> u64 {
+    pub(crate) fn most_pending(&self) -> u64 {
         self.state.lock().most_pending
     }
 }
 
 /// A point of a run: so many operations were asked for and returned.
 #[derive(Clone)]
-pub struct Replay<'a> {
+pub(crate) struct Replay<'a> {
     trace: &'a Trace,
     at: usize,
     /// First operation behind the last barrier.
@@ -91,22 +87,22 @@ pub struct Replay<'a> {
 
 impl<'a> Replay<'a> {
     /// Operations that returned.
-    pub fn position(&self) -> usize {
+    pub(crate) fn position(&self) -> usize {
         self.at
     }
 
     /// Operations that returned since the last barrier.
-    pub fn pending(&self) -> &'a [OpKind] {
+    pub(crate) fn pending(&self) -> &'a [OpKind] {
         &self.trace.ops[self.window..self.at]
     }
 
     /// Whether the operation that is asked for next is a barrier.
-    pub fn at_barrier(&self) -> bool {
+    pub(crate) fn at_barrier(&self) -> bool {
         matches!(self.trace.ops.get(self.at), Some(OpKind::Barrier))
     }
 
     /// Goes on by one operation; false at the end.
-    pub fn advance(&mut self) -> bool {
+    pub(crate) fn advance(&mut self) -> bool {
         match self.trace.ops.get(self.at) {
             None => return false,
             Some(OpKind::Barrier) => {
@@ -120,13 +116,13 @@ impl<'a> Replay<'a> {
     }
 
     /// Power fails: of each pending operation, by its index, the medium gets what `choose` says.
-    pub fn power_loss(&self, choose: &mut dyn FnMut(usize) -> Fate) -> Arc<SimulatedStorage> {
+    pub(crate) fn power_loss(&self, choose: &mut dyn FnMut(usize) -> Fate) -> Arc<SimulatedStorage> {
         let order = 0..self.pending().len();
         self.power_loss_in_order(order, choose)
     }
 
     /// As [`Replay::power_loss`]; the operations reach the medium in the order of `order`.
-    pub fn power_loss_in_order(
+    pub(crate) fn power_loss_in_order(
         &self,
         order: impl Iterator<Item = usize>,
         choose: &mut dyn FnMut(usize) -> Fate,
@@ -139,20 +135,20 @@ impl<'a> Replay<'a> {
     }
 
     /// The process dies: the host's cache has everything, the medium what the last barrier left.
-    pub fn process_death(&self) -> Arc<SimulatedStorage> {
+    pub(crate) fn process_death(&self) -> Arc<SimulatedStorage> {
         SimulatedStorage::with_state(self.state())
     }
 
     /// As [`Replay::process_death`], after the host failed to write its cache back: the data that was pending reads well until it is
     /// evicted and is lost then.
-    pub fn failed_barrier(&self) -> Arc<SimulatedStorage> {
+    pub(crate) fn failed_barrier(&self) -> Arc<SimulatedStorage> {
         let mut state = self.state();
         state.lose();
         SimulatedStorage::with_state(state)
     }
 
     /// Power fails and leaves `tail` behind the end of what all pending operations would have left.
-    pub fn with_tail(&self, tail: &[u8]) -> Arc<SimulatedStorage> {
+    pub(crate) fn with_tail(&self, tail: &[u8]) -> Arc<SimulatedStorage> {
         let mut medium = self.medium.clone();
         self.pending().iter().for_each(|op| apply(&mut medium, op));
         let end = medium.len();
