@@ -8,6 +8,9 @@
 use std::cmp::Reverse;
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::MutexGuard;
 
 use super::batch::{Batch, Plan};
 use super::layer::Layer;
@@ -40,6 +43,8 @@ pub(super) const AWAITED_BYTES: u64 = 4 << 20;
 
 /// Attempts in a row that find every file taken by a commit or busy, before the writer goes on all the same.
 const FRUITLESS: u32 = 8;
+/// How soon who waits for a turn looks whether its holder may wait for room: longer than most writes take.
+const LOOK: Duration = Duration::from_millis(5);
 
 /// What was sealed for one batch.
 #[derive(Default)]
@@ -244,22 +249,36 @@ impl FileSystem {
     /// Who has `pressure` waits for no turn, so a file whose writer waits for room holds up nobody beside it. Where every file with much in it is
     /// busy, a writer waits for the largest, holding nothing: otherwise two that take turns with one file would stage without bound.
     pub(super) fn relieve(&self) -> Result<()> {
+        self.relieve_by(|busy| Some(busy.turn.lock()))
+    }
+
+    /// As [`Self::relieve`], for who asks for durability. It waits for a writer, who is soon done, because the flusher holds the writers' lock and
+    /// is to seal little (`AWAITED_BYTES`); but not while anybody waits for room, since that writer may. What he is busy with is left to the
+    /// flusher then, which needs no turn.
+    pub(super) fn relieve_before_commit(&self) -> Result<()> {
+        self.relieve_by(|busy| {
+            loop {
+                match busy.turn.try_lock_for(LOOK) {
+                    Some(turn) => return Some(turn),
+                    None if self.volume.is_short() => return None,
+                    None => {}
+                }
+            }
+        })
+    }
+
+    /// `turn` waits for that of a file, or gives up.
+    fn relieve_by(&self, turn: impl Fn(&StagedFile) -> Option<MutexGuard<'_, ()>>) -> Result<()> {
         while let Some(busy) = self.relieve_unless_busy()? {
             if self.staging.total() <= self.staging_bound() {
                 break;
             }
-            let _turn = busy.turn.lock();
+            let Some(_turn) = turn(&busy) else { break };
             if !self.is_much_staged() || !self.write_out(std::slice::from_ref(&busy))? {
                 break;
             }
         }
         Ok(())
-    }
-
-    /// As [`Self::relieve`], but leaves to the commit's flusher, which needs no turn, what somebody is busy with. For who asks for
-    /// durability: the fsync of one file does not wait for the writers of others.
-    pub(super) fn relieve_before_commit(&self) -> Result<()> {
-        self.relieve_unless_busy().map(drop)
     }
 
     fn is_much_staged(&self) -> bool {

@@ -83,6 +83,18 @@ impl Volume {
         Ok(turn)
     }
 
+    /// Whether anybody waits for room.
+    pub(crate) fn is_short(&self) -> bool {
+        self.short.load(Ordering::Acquire) > 0
+    }
+
+    /// As somebody who waits for room, until the answer is dropped.
+    #[cfg(test)]
+    pub(crate) fn be_short(&self) -> impl Sized {
+        self.short.fetch_add(1, Ordering::AcqRel);
+        Turn { volume: self, shortage: None }
+    }
+
     /// Has the file grow, if it can, until something may be taken out of reach for a moment; waits for nobody.
     pub(super) fn grow_spare(&self) -> Result<()> {
         if self.try_reserve(LEAST, false)? {

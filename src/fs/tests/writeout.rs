@@ -153,7 +153,7 @@ fn an_fsync_does_not_wait_for_who_writes_another_file() {
     (0..parts).for_each(|part| fs.write(slow, part * FRAME, &content).unwrap());
     assert!(fs.staging.total() > AWAITED_BYTES, "too little is staged");
     let busy = fs.staging.entry(slow);
-    let turn = busy.turn.lock();
+    let turn = (busy.turn.lock(), fs.volume.be_short());
     let (done, told) = std::sync::mpsc::channel();
     let asking = std::thread::spawn({
         let fs = Arc::clone(&fs);
