@@ -29,8 +29,9 @@ use std::time::{Duration, Instant};
 
 use fuser::SessionACL;
 use lockbox::Error;
-use lockbox::archive::{Archive, UnlockedKey};
+use lockbox::archive::Archive;
 use lockbox::control::{self, Response};
+use lockbox::keys::UnlockedKey;
 use nix::sys::signal::{SigSet, Signal};
 use parking_lot::Mutex;
 use rustix::fs::{CWD, Mode, OFlags, openat};
