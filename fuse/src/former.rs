@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use lockbox::archive::Archive;
 use lockbox::control::{self, Request, Response, Status};
+use lockbox::keys;
 
 use crate::exit::{Failure, IN_USE};
 use crate::mountinfo::{self, Mounted};
@@ -36,7 +37,7 @@ enum Holder {
 /// When a daemon of this user has the archive mounted.
 pub fn wait(archive: &Path, read_only: bool, say: impl Fn(&str)) -> Result<(), Failure> {
     // What is no archive is for the opening to say.
-    let Ok(id) = Archive::identify(archive) else { return Ok(()) };
+    let Ok(id) = keys::identify(archive) else { return Ok(()) };
     // What keeps it from being tried is for the opening to say.
     let mut free = || Archive::is_free(archive, read_only).unwrap_or(true);
     wait_for(&|| holder(&id), &mut free, say)
@@ -101,7 +102,7 @@ fn holder(id: &[u8; 16]) -> Holder {
 
 /// The failure to report when a daemon of this user serves the archive.
 pub fn serving(archive: &Path) -> Option<Failure> {
-    match holder(&Archive::identify(archive).ok()?) {
+    match holder(&keys::identify(archive).ok()?) {
         Holder::Serves(status) => Some(refusal(&status)),
         Holder::Closes | Holder::Nobody => None,
     }

@@ -5,8 +5,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use lockbox::Error;
-use lockbox::archive::{Archive, Secrets, UnlockLimits, UnlockedKey};
 use lockbox::crypto::{KeyFile, Passphrase, Prompts, RecoveryCode};
+use lockbox::keys::{self, Secrets, UnlockLimits, UnlockedKey};
 use lockbox_secrets::{Bytes, Lock, Sources};
 
 use crate::exit::{Failure, WRONG_KEY};
@@ -19,7 +19,7 @@ use crate::options::Options;
 pub fn unlock(path: &Path, name: &Path, options: &Options) -> Result<(UnlockedKey, Option<String>), Failure> {
     let mut door = Door {
         path,
-        archive: Archive::identify(path)?,
+        archive: keys::identify(path)?,
         limits: options.unlock_limits(),
         secrets: Secrets::default(),
         prompts: Arc::new(Asker(options.sources.clone())),
@@ -49,7 +49,7 @@ impl Lock for Door<'_> {
     }
 
     fn accept(&self, kept: &[u8]) -> Option<UnlockedKey> {
-        Archive::accept_kept(self.path, kept)
+        keys::accept_kept(self.path, kept)
     }
 
     fn to_keep(&self, key: &UnlockedKey) -> Bytes {
@@ -76,11 +76,11 @@ impl Lock for Door<'_> {
     }
 
     fn wants_both(&self) -> bool {
-        Archive::wants_both(self.path)
+        keys::wants_both(self.path)
     }
 
     fn attempt(&self) -> Result<Option<UnlockedKey>, Failure> {
-        match Archive::unlock_with(self.path, &self.secrets, &self.limits) {
+        match keys::unlock_with(self.path, &self.secrets, &self.limits) {
             Ok(key) => Ok(Some(key)),
             Err(Error::WrongKey) => Ok(None),
             Err(error) => Err(error.into()),

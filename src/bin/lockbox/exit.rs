@@ -4,8 +4,9 @@ use std::error::Error as _;
 use std::path::Path;
 
 use lockbox::Error;
-use lockbox::archive::{Cause, Problem, display};
 use lockbox::error::Refusal;
+use lockbox::exchange::{Cause, Problem};
+use lockbox_terminal::display;
 
 use crate::advice;
 

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use lockbox::archive::Archive;
+use lockbox::keys;
 use lockbox_secrets::Keyring;
 
 use crate::exit::{Failure, shown};
@@ -30,7 +30,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         }
     }
     for path in &args.archives {
-        let archive = Archive::identify(path).map_err(|error| opening::failure(path, error))?;
+        let archive = keys::identify(path).map_err(|error| opening::failure(path, error))?;
         let outcome = if keyring.forget(&archive)? { "is forgotten" } else { "was not kept" };
         out.line(&format!("The key of {} {outcome}.", shown(path)))?;
     }

@@ -3,7 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use lockbox::Error;
-use lockbox::archive::{Archive, OpenOptions, SeenOptions, UnlockedKey};
+use lockbox::archive::{Archive, OpenOptions};
+use lockbox::keys::{self, SeenOptions, UnlockedKey};
 use lockbox::storage::{FileStorage, LockMode};
 use lockbox_secrets::{Cache, Sources};
 
@@ -109,14 +110,14 @@ impl ArchiveArgs {
 
 /// Fails at once when `path` is no archive or in use.
 pub(crate) fn probe(path: &Path, mode: LockMode) -> Result<(), Failure> {
-    Archive::identify(path).map_err(|error| failure(path, error))?;
+    keys::identify(path).map_err(|error| failure(path, error))?;
     FileStorage::open(path, mode).map(drop).map_err(|error| failure(path, error))
 }
 
 /// The failure with the holder's name when the archive is in use.
 pub(crate) fn failure(path: &Path, error: Error) -> Failure {
     if let Error::InUse(_) = &error
-        && let Ok(id) = Archive::identify(path)
+        && let Ok(id) = keys::identify(path)
         && let Some(status) = runtime::holder(&id)
     {
         let point = &status.mount_point;

@@ -5,8 +5,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use lockbox::Error;
-use lockbox::archive::{Archive, Secrets, UnlockLimits, UnlockedKey};
 use lockbox::crypto::{KeyFile, Passphrase, Prompts, RecoveryCode};
+use lockbox::keys::{self, Secrets, UnlockLimits, UnlockedKey};
 use lockbox_secrets::{Bytes, Cache, Keyring, Lock, PassphraseSources, Sources};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
@@ -34,8 +34,8 @@ pub(crate) fn unlock(
     cache: &Cache,
     limits: &UnlockLimits,
 ) -> Result<UnlockedKey, Failure> {
-    let archive = Archive::identify(path).map_err(|error| opening::failure(path, error))?;
-    let mut door = Door::new(path, archive, sources, Box::new(|secrets| Archive::unlock_with(path, secrets, limits)));
+    let archive = keys::identify(path).map_err(|error| opening::failure(path, error))?;
+    let mut door = Door::new(path, archive, sources, Box::new(|secrets| keys::unlock_with(path, secrets, limits)));
     let (key, refused) = lockbox_secrets::open(&mut door, path, sources, cache)?;
     if let Some(error) = refused {
         output::complain(&error.sentence);
@@ -45,7 +45,7 @@ pub(crate) fn unlock(
 
 /// The same for an archive whose header may be damaged; nothing that is kept is used.
 pub(crate) fn unlock_damaged(path: &Path, sources: &Sources, limits: &UnlockLimits) -> Result<UnlockedKey, Failure> {
-    let opens = Box::new(|secrets: &Secrets| Archive::unlock_damaged(path, secrets, limits));
+    let opens = Box::new(|secrets: &Secrets| keys::unlock_damaged(path, secrets, limits));
     let mut door = Door::new(path, [0; 16], sources, opens);
     lockbox_secrets::ask(&mut door, path, sources)
 }
@@ -60,7 +60,7 @@ pub(crate) fn gather(path: &Path, sources: &Sources) -> Result<Secrets, Failure>
 /// Drops what this user's keyring keeps of the archive: whoever changes its keys wants to be asked for them the next time.
 pub(crate) fn forget_kept(path: &Path) {
     // Without keyrings nothing is kept, and an archive without an id never was.
-    let (Ok(keyring), Ok(archive)) = (Keyring::open(), Archive::identify(path)) else { return };
+    let (Ok(keyring), Ok(archive)) = (Keyring::open(), keys::identify(path)) else { return };
     if let Err(error) = keyring.forget(&archive) {
         output::complain(&error.sentence);
     }
@@ -104,7 +104,7 @@ impl Lock for Door<'_> {
     }
 
     fn accept(&self, kept: &[u8]) -> Option<UnlockedKey> {
-        Archive::accept_kept(self.path, kept)
+        keys::accept_kept(self.path, kept)
     }
 
     fn to_keep(&self, key: &UnlockedKey) -> Bytes {
@@ -131,7 +131,7 @@ impl Lock for Door<'_> {
     }
 
     fn wants_both(&self) -> bool {
-        Archive::wants_both(self.path)
+        keys::wants_both(self.path)
     }
 
     fn attempt(&self) -> Result<Option<UnlockedKey>, Failure> {

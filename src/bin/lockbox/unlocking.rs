@@ -2,8 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-use lockbox::archive::{Archive, KeyAccess, KeyKind, Secrets};
 use lockbox::crypto::{KeyFile, Passphrase};
+use lockbox::keys::{self, KeyAccess, KeyKind, Secrets};
 use lockbox_secrets::{PassphraseSources, Sources};
 
 use crate::exit::{self, Failure, shown};
@@ -63,7 +63,7 @@ impl UnlockArgs {
     /// Whether the key file opens nothing without a passphrase.
     fn needs_passphrase(&self, archive: &Path) -> bool {
         // A header that cannot be read is the business of the command.
-        let kinds = Archive::key_kinds(archive).unwrap_or_default();
+        let kinds = keys::kinds(archive).unwrap_or_default();
         let has = |kind| kinds.iter().any(|(_, other)| *other == kind);
         self.sources.keyfile.is_some() && has(KeyKind::KeyFileAndPassphrase) && !has(KeyKind::KeyFile)
     }
@@ -74,7 +74,7 @@ pub(crate) fn failure(path: &Path, error: lockbox::Error) -> Failure {
     match &error {
         lockbox::Error::WrongKey => {
             let mut kinds: Vec<&str> =
-                Archive::key_kinds(path).unwrap_or_default().into_iter().map(|(_, kind)| kind.name()).collect();
+                keys::kinds(path).unwrap_or_default().into_iter().map(|(_, kind)| kind.name()).collect();
             kinds.sort_unstable();
             kinds.dedup();
             let opens =

@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, SystemTime};
 
-use lockbox::archive::state_directory;
 use lockbox::control::Runtime;
+use lockbox::keys::state_directory;
 use lockbox_secrets::Keyring;
 use nix::sys::resource::{Resource, getrlimit};
 use nix::unistd::{AccessFlags, access, geteuid};
