@@ -1,27 +1,19 @@
 //! Makes a new volume and opens an existing one.
 
-use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
-use arc_swap::ArcSwap;
-use parking_lot::{Condvar, Mutex};
-
-use super::Mark;
-use super::commit::{Chain, CommitState};
-use super::partly::PartlyNamed;
-use super::recovery::{self, new_session};
-use super::state::{Epochs, State};
-use super::volume::{OpenOptions, Volume, Writer};
-use crate::btree::{NodeStore, Tree};
+use super::{Start, Volume};
 use crate::env::Environment;
 use crate::error::{Error, Result};
 use crate::format::record::CommitRecord;
-use crate::format::{BLOCK, Generation, MAX_INO, MIN_BLOCKS, RING_SLOTS, TreeId};
+use crate::format::{BLOCK, Generation, MAX_INO, MIN_BLOCKS, RING_SLOTS, SessionId};
 use crate::frame::PageCipher;
 use crate::pager::Pager;
 use crate::pager::space::SpaceMap;
 use crate::storage::Storage;
+use crate::txn::commit::{Chain, Session};
+use crate::txn::lineage::Mark;
+use crate::txn::recovery;
 
 /// Memory while an archive is made: nothing is read back.
 const CREATE_MEMORY: u64 = 16 << 20;
@@ -30,16 +22,11 @@ const CREATE_MEMORY: u64 = 16 << 20;
 /// about 100 inodes each.
 const INODES_OF_TRANSACTION: u64 = 1 << 22;
 
-/// What create and open know before the volume exists.
-struct Start {
-    record: CommitRecord,
-    next_generation: Generation,
-    space: SpaceMap,
-    fallback: Option<String>,
-    read_only: bool,
-    memory: u64,
-    header_sequence: u64,
-    line: Vec<Mark>,
+/// How to open a volume.
+pub(crate) struct OpenOptions {
+    pub(crate) read_only: bool,
+    /// Bytes for frame cache, node cache, dirty nodes and space map together.
+    pub(crate) memory: u64,
 }
 
 impl Volume {
@@ -62,8 +49,35 @@ impl Volume {
         Volume::begin(storage, cipher, environment, header_sequence, record, Generation(1))
     }
 
+    /// Makes an empty volume in `storage` that goes on from the newest commit of `from`: generations, inode
+    /// numbers and the history of sessions continue, and its first record names that of `from`. `header_sequence` is the number of its headers,
+    /// `inodes` is what will be put into it.
+    pub(crate) fn continue_from(
+        from: &Volume,
+        storage: Arc<dyn Storage>,
+        cipher: PageCipher,
+        environment: Arc<dyn Environment>,
+        header_sequence: u64,
+        inodes: u64,
+    ) -> Result<Arc<Volume>> {
+        let old = from.durable();
+        let record = CommitRecord {
+            next_ino: old.next_ino,
+            inodes,
+            next_dead: old.next_dead,
+            next_snapshot: old.next_snapshot,
+            total_blocks: storage.len()?.max(MIN_BLOCKS * BLOCK) / BLOCK,
+            ..CommitRecord::default()
+        };
+        let next = from.open_generation();
+        let volume = Volume::begin(storage, cipher, environment, header_sequence, record, next)?;
+        let Chain { tag, previous_session, .. } = from.chain();
+        volume.committer.set_chain(Chain { tag, previous_session, ..Chain::default() });
+        Ok(volume)
+    }
+
     /// An empty volume with the counters of `record`, whose first commit will be `next_generation`.
-    pub(super) fn begin(
+    fn begin(
         storage: Arc<dyn Storage>,
         cipher: PageCipher,
         environment: Arc<dyn Environment>,
@@ -83,13 +97,12 @@ impl Volume {
             next_generation,
             record,
             fallback: None,
-            read_only: false,
             memory: CREATE_MEMORY,
-            header_sequence,
+            session: Session { id: new_session(&*environment)?, header_sequence, read_only: false },
             line: Vec::new(),
         };
-        let volume = Volume::assemble(pager, environment, start)?;
-        volume.writer.lock().changed = true;
+        let volume = Volume::assemble(pager, environment, start);
+        volume.writer.lock().mark_changed();
         Ok(Arc::new(volume))
     }
 
@@ -139,69 +152,32 @@ impl Volume {
             space: SpaceMap::new(total, record.used_blocks, !record.closed),
             next_generation: recovered.next_generation,
             fallback: recovered.fallback.clone(),
-            read_only: options.read_only,
             memory: options.memory,
+            session: Session { id: new_session(&*environment)?, header_sequence, read_only: options.read_only },
             line: recovered.line(),
             record,
-            header_sequence,
         };
-        let volume = Volume::assemble(pager, environment, start)?;
+        let volume = Volume::assemble(pager, environment, start);
         let mut chain = Chain::default();
-        let whole = recovered.restore_space(&volume, &mut chain)?;
+        let auditor = volume.auditor();
+        let whole = recovered.restore_space(auditor.allocator, auditor.pager, &mut chain)?;
         if !whole {
             tracing::warn!("the space map's chain of commit records is broken: it is rebuilt from the trees");
-            match volume.rebuild_space(&mut chain) {
+            match auditor.rebuild_space(&mut chain) {
                 // Readers need no space map, and what is whole must stay readable.
                 Err(Error::Damaged(reason)) if !writable => tracing::warn!("{reason}"),
                 rebuilt => rebuilt?,
             }
         }
-        volume.commits.lock().chain = chain;
+        drop(auditor);
+        volume.committer.set_chain(chain);
         Ok(Arc::new(volume))
     }
+}
 
-    fn assemble(pager: Arc<Pager>, environment: Arc<dyn Environment>, start: Start) -> Result<Volume> {
-        let state = Arc::new(State::of_record(&start.record));
-        let space_root = start.record.roots[TreeId::Space as usize - 1];
-        Ok(Volume {
-            store: NodeStore::new(pager.clone(), (start.memory / 4) as usize),
-            session: new_session(&environment)?,
-            environment,
-            epochs: Epochs::new(&state),
-            writer: Mutex::new(Writer {
-                generation: start.next_generation,
-                next_sequence: state.sequence + 1,
-                born: HashMap::new(),
-                freed: Vec::new(),
-                superseded: Vec::new(),
-                changed: false,
-            }),
-            published: ArcSwap::new(state),
-            space: Arc::new(Mutex::new(start.space)),
-            space_tree: ArcSwap::from_pointee(Tree::from_root(TreeId::Space, &space_root)),
-            commits: Mutex::new(CommitState::default()),
-            commit_done: Condvar::new(),
-            commit_joined: Condvar::new(),
-            durable: ArcSwap::from_pointee(start.record),
-            flusher: OnceLock::new(),
-            reclaimer: OnceLock::new(),
-            shortage: Mutex::new(()),
-            short: AtomicU64::new(0),
-            erasing: Mutex::new(()),
-            staged: AtomicBool::new(false),
-            dirty_nodes: AtomicI64::new(0),
-            list_entries: AtomicU64::new(0),
-            unsynced: AtomicU64::new(0),
-            early_barrier: Mutex::new(()),
-            last_erase: Mutex::new(0),
-            partly_named: PartlyNamed::default(),
-            open_generation: AtomicU64::new(start.next_generation.0),
-            header_sequence: start.header_sequence,
-            read_only: start.read_only,
-            fallback: start.fallback,
-            line: start.line,
-            memory: start.memory,
-            pager,
-        })
-    }
+/// A random id for a writing session that begins.
+fn new_session(environment: &dyn Environment) -> Result<SessionId> {
+    let mut session = SessionId::default();
+    environment.fill_random(&mut session)?;
+    Ok(session)
 }

@@ -1,15 +1,14 @@
 //! Kept roots: taking, listing and destroying snapshots (specification section 8).
 
 use std::ops::ControlFlow;
-use std::sync::atomic::Ordering;
 
 use super::Volume;
-use super::commit::Purpose;
-use super::references::following;
-use crate::btree::Tree;
 use crate::error::{Error, Result};
 use crate::format::values::{DeadValue, SnapshotValue};
 use crate::format::{Generation, Key, TreeId, kind};
+use crate::txn::commit::Purpose;
+use crate::txn::kept::snapshots_of;
+use crate::txn::references::following;
 
 /// Dead-list entries handled by one operation.
 const DESTROY_STEP: usize = 256;
@@ -20,14 +19,14 @@ impl Volume {
         if name.is_empty() || name.len() > 255 {
             return Err(Error::NameTooLong);
         }
-        let id = self.as_leader(|chain| {
+        let id = self.committer.as_leader(|chain| {
             // No operation may come between the commit and the record that keeps its root, so the writers wait.
-            let mut writer = self.writer.lock();
-            self.staged.store(true, Ordering::Release);
-            self.run_commit(Purpose::Drain, chain, Some(&mut writer))?;
+            let mut transaction = self.writer.lock();
+            self.mark_staged();
+            self.committer.commit_locked(Purpose::Drain, chain, &mut transaction)?;
             let durable = self.durable();
-            let root = durable.roots[TreeId::Live as usize - 1];
-            self.operate_locked(&mut writer, false, |operation| {
+            let root = durable.roots[TreeId::Live];
+            transaction.operate(false, |operation| {
                 let id = operation.counters.next_snapshot;
                 let value = SnapshotValue {
                     generation: durable.generation,
@@ -52,21 +51,7 @@ impl Volume {
 
     /// All snapshots by ascending id; one with an empty name is being destroyed and its tree must not be read.
     pub(crate) fn snapshots(&self) -> Result<Vec<(u64, SnapshotValue)>> {
-        let state = self.state();
-        let mut found = Vec::new();
-        state.trees.snapshots.scan(&self.store, Key::MIN, Key::MAX, &mut |key, value| {
-            // Strays are passed by, whatever they say (specification 6.2).
-            if key.kind == kind::SNAPSHOT && key.sub == 0 {
-                found.push((key.object, SnapshotValue::decode(value)?));
-            }
-            Ok(ControlFlow::Continue(()))
-        })?;
-        Ok(found)
-    }
-
-    /// The live tree as the snapshot keeps it. The snapshot must not be destroyed while the tree is in use.
-    pub(crate) fn snapshot_tree(&self, snapshot: &SnapshotValue) -> Tree {
-        Tree::from_root(TreeId::Live, &snapshot.root)
+        snapshots_of(&self.state(), &self.store)
     }
 
     /// Forgets a snapshot and frees, in bounded steps, what only it shows. Safe to repeat after a crash in the middle:

@@ -5,11 +5,6 @@
 
 use std::time::Duration;
 
-use parking_lot::MutexGuard;
-
-use super::Volume;
-use super::commit::CommitState;
-
 /// Of the time that the last commit took: longer than programs need to write again, shorter than another commit.
 const SHARE: u32 = 2;
 /// A slow medium does not keep a single caller waiting for longer.
@@ -18,7 +13,7 @@ const MOST: Duration = Duration::from_millis(5);
 const PAUSE: (u32, u32) = (4, 64);
 
 #[derive(Debug, Default)]
-pub(super) struct Gather {
+pub(super) struct Joining {
     /// Callers of the last commit and those that came while it ran.
     expected: u64,
     took: Duration,
@@ -27,7 +22,7 @@ pub(super) struct Gather {
     pause: u32,
 }
 
-impl Gather {
+impl Joining {
     /// For how many callers to wait and how long, when `here` want the commit that is about to begin.
     pub(super) fn plan(&mut self, here: u64) -> Option<(u64, Duration)> {
         if here >= self.expected {
@@ -53,17 +48,6 @@ impl Gather {
     }
 }
 
-impl Volume {
-    /// Waits for callers that are likely to join the commit that is about to begin.
-    pub(super) fn gather(&self, state: &mut MutexGuard<'_, CommitState>) {
-        let here = state.joined;
-        if let Some((expected, limit)) = state.gather.plan(here) {
-            let waited = self.commit_joined.wait_while_for(state, |state| state.joined < expected, limit);
-            state.gather.waited(waited.timed_out());
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -72,31 +56,31 @@ mod tests {
 
     #[test]
     fn who_came_together_is_waited_for_and_who_comes_alone_never_waits() {
-        let mut gather = Gather::default();
-        assert_eq!(gather.plan(1), None);
-        gather.ended(1, 0, TOOK);
-        assert_eq!(gather.plan(1), None);
-        gather.ended(1, 3, TOOK);
-        assert_eq!(gather.plan(3), Some((4, TOOK / 2)));
-        gather.waited(false);
-        gather.ended(4, 0, TOOK);
-        assert_eq!(gather.plan(4), None, "all are here");
-        assert_eq!(gather.plan(1), Some((4, TOOK / 2)));
-        gather.ended(4, 0, Duration::from_secs(1));
-        assert_eq!(gather.plan(1), Some((4, MOST)));
+        let mut joining = Joining::default();
+        assert_eq!(joining.plan(1), None);
+        joining.ended(1, 0, TOOK);
+        assert_eq!(joining.plan(1), None);
+        joining.ended(1, 3, TOOK);
+        assert_eq!(joining.plan(3), Some((4, TOOK / 2)));
+        joining.waited(false);
+        joining.ended(4, 0, TOOK);
+        assert_eq!(joining.plan(4), None, "all are here");
+        assert_eq!(joining.plan(1), Some((4, TOOK / 2)));
+        joining.ended(4, 0, Duration::from_secs(1));
+        assert_eq!(joining.plan(1), Some((4, MOST)));
     }
 
     #[test]
     fn waits_in_vain_become_rare() {
-        let mut gather = Gather::default();
-        gather.ended(1, 1, TOOK);
+        let mut joining = Joining::default();
+        joining.ended(1, 1, TOOK);
         let mut waits = 0;
         for _ in 0..1000 {
-            if gather.plan(1).is_some() {
+            if joining.plan(1).is_some() {
                 waits += 1;
-                gather.waited(true);
+                joining.waited(true);
             }
-            gather.ended(1, 1, TOOK);
+            joining.ended(1, 1, TOOK);
         }
         assert!(waits < 25, "{waits}");
     }
