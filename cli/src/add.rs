@@ -3,8 +3,10 @@ use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
-use lockbox::archive::{Archive, Change, ImportOptions, ImportReport, MirrorPlan, display};
+use lockbox::archive::Archive;
+use lockbox::exchange::{self, Change, ImportOptions, ImportReport, MirrorPlan};
 use lockbox_host::{Program, shown};
+use lockbox_terminal::display;
 use serde_json::{Value, json};
 
 use crate::create::creator;
@@ -76,7 +78,10 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         }
     }
     let bar = Bar::copying();
-    let imported = archive.import(&args.sources, &options, &mut |progress| bar.copied(progress));
+    let imported =
+        exchange::import(archive.file_system(), archive.identity(), &args.sources, &options, &mut |progress| {
+            bar.copied(progress)
+        });
     drop(bar);
     // What was added before a failure is whole, so it is kept.
     let closed = archive.close();
@@ -116,8 +121,7 @@ fn summary(args: &Args, report: &ImportReport) -> Value {
 
 /// What mirroring is to delete, unless that looks like a mistake.
 fn plan(args: &Args, archive: &Archive, options: &ImportOptions) -> Result<MirrorPlan, Failure> {
-    let plan = archive
-        .plan_mirror(&args.sources, options, None)
+    let plan = exchange::plan_mirror(archive.file_system(), &args.sources, options, None)
         .map_err(|error| Lockbox::failure(&args.archive.archive, error))?;
     match refusal(args, &plan) {
         None => Ok(plan),
@@ -157,8 +161,8 @@ fn below(entries: u64) -> String {
 /// Tells what mirroring would do.
 fn tell(args: &Args, archive: &Archive, options: &ImportOptions) -> Result<(), Failure> {
     let mut changes = Vec::new();
-    let plan = archive
-        .plan_mirror(&args.sources, options, Some(&mut |change, path| changes.push((change, path.to_vec()))))
+    let mut changed = |change, path: &[u8]| changes.push((change, path.to_vec()));
+    let plan = exchange::plan_mirror(archive.file_system(), &args.sources, options, Some(&mut changed))
         .map_err(|error| Lockbox::failure(&args.archive.archive, error))?;
     let words = changes.iter().map(|(change, path)| {
         let word = match change {

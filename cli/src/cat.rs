@@ -3,9 +3,10 @@ use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
 
 use lockbox::Error;
-use lockbox::archive::{display, resolve};
+use lockbox::exchange::resolve;
 use lockbox::fs::{FileSystem, mode};
 use lockbox_host::code;
+use lockbox_terminal::display;
 
 use crate::exit::Failure;
 use crate::opening::ArchiveArgs;

@@ -1,5 +1,6 @@
 //! `lockbox check`: verifies an archive.
 use lockbox::archive::{Archive, Finding, Lost};
+use lockbox::keys;
 use lockbox_host::{DAMAGED, Program, shown};
 use serde_json::json;
 
@@ -66,7 +67,7 @@ fn open(args: &Args) -> Result<(Archive, Option<String>), Failure> {
     let path = &args.archive.archive;
     let key = args.archive.unlock_alone()?;
     let seen = args.archive.seen();
-    let repaired = Archive::repair_header(path, &key, &seen).map_err(|error| Lockbox::failure(path, error))?;
+    let repaired = keys::repair_header(path, &key, &seen).map_err(|error| Lockbox::failure(path, error))?;
     if let Some(repaired) = repaired.as_ref().filter(|_| !args.json) {
         output::complain(&format!("{}: {repaired}", shown(path)));
     }

@@ -2,8 +2,10 @@
 use std::path::Path;
 
 use lockbox::Error;
-use lockbox::archive::{Archive, Cause, FindingKind, Problem};
+use lockbox::archive::FindingKind;
 use lockbox::error::Refusal;
+use lockbox::exchange::{Cause, Problem};
+use lockbox::keys;
 use lockbox_host::daemons::{self, Holder};
 use lockbox_host::{OTHER, Program, USAGE, code, shown};
 
@@ -44,7 +46,7 @@ impl Program for Lockbox {
     /// Names the holder when the archive is in use.
     fn failure(path: &Path, error: Error) -> Failure {
         if let Error::InUse(_) = &error
-            && let Ok(id) = Archive::identify(path)
+            && let Ok(id) = keys::identify(path)
             && let Holder::Serves(status) = daemons::holder(&id)
         {
             let point = &status.mount_point;

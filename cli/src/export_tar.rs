@@ -3,6 +3,7 @@ use std::ffi::OsString;
 use std::io::{self, BufWriter, IsTerminal};
 use std::os::unix::ffi::OsStrExt;
 
+use lockbox::exchange;
 use lockbox_host::Program;
 
 use crate::exit::{Failure, Lockbox};
@@ -33,7 +34,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let paths: Vec<Vec<u8>> = args.paths.iter().map(|path| path.as_bytes().to_vec()).collect();
     let mut out = BufWriter::with_capacity(256 << 10, stdout.lock());
     let bar = Bar::copying();
-    let exported = archive.export_tar(&paths, &filter, &mut out, &mut |progress| bar.copied(progress));
+    let exported =
+        exchange::export_tar(archive.file_system(), &paths, &filter, &mut out, &mut |progress| bar.copied(progress));
     drop(bar);
     let report = exported.map_err(|error| Lockbox::failure(&args.archive.archive, error))?;
     match report.sockets {

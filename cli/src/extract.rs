@@ -4,7 +4,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
 use lockbox::Error;
-use lockbox::archive::ExtractOptions;
+use lockbox::exchange::{self, ExtractOptions};
 use lockbox_host::{Program, code};
 
 use crate::exit::{self, Failure, Lockbox};
@@ -47,7 +47,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let (archive, interrupt) = args.archive.read_watched()?;
     let paths: Vec<Vec<u8>> = args.paths.iter().map(|path| path.as_bytes().to_vec()).collect();
     let bar = Bar::copying();
-    let extracted = archive.extract(&paths, &options, &mut |progress| {
+    let extracted = exchange::extract(archive.file_system(), &paths, &options, &mut |progress| {
         bar.copied(progress);
         interrupt.check()
     });

@@ -1,7 +1,7 @@
 //! `lockbox forget`: drops what the keyring keeps of archives.
 use std::path::PathBuf;
 
-use lockbox::archive::Archive;
+use lockbox::keys;
 use lockbox_host::secrets::Keyring;
 use lockbox_host::{Program, shown};
 
@@ -29,7 +29,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         }
     }
     for path in &args.archives {
-        let archive = Archive::identify(path).map_err(|error| Lockbox::failure(path, error))?;
+        let archive = keys::identify(path).map_err(|error| Lockbox::failure(path, error))?;
         let outcome = if keyring.forget(&archive)? { "is forgotten" } else { "was not kept" };
         out.line(&format!("The key of {} {outcome}.", shown(path)))?;
     }

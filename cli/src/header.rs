@@ -2,7 +2,7 @@
 use std::io::Read;
 use std::path::PathBuf;
 
-use lockbox::archive::{Archive, Restored};
+use lockbox::keys::{self, Restored};
 use lockbox::storage::HostEntry;
 use lockbox_host::shown;
 
@@ -49,7 +49,7 @@ pub(crate) fn run(command: &Command) -> Result<(), Failure> {
 }
 
 fn backup(args: &BackupArgs) -> Result<(), Failure> {
-    let bytes = Archive::backup_header(&args.archive).map_err(|error| unlocking::failure(&args.archive, error))?;
+    let bytes = keys::backup_header(&args.archive).map_err(|error| unlocking::failure(&args.archive, error))?;
     let failed = |e: std::io::Error| Failure::host(format!("cannot write {}", shown(&args.file)), &e);
     HostEntry::of(&args.file).and_then(|entry| entry.write_new(&bytes)).map_err(failed)?;
     let mut out = Output::new();
@@ -66,7 +66,7 @@ fn restore(args: &RestoreArgs) -> Result<(), Failure> {
     let mut bytes = Vec::new();
     std::fs::File::open(&args.file).and_then(|file| file.take(MOST).read_to_end(&mut bytes)).map_err(failed)?;
     let given = args.unlock.secrets(path)?;
-    let Restored { backup, known } = Archive::restore_header(path, &bytes, &args.unlock.access(&given))
+    let Restored { backup, known } = keys::restore_header(path, &bytes, &args.unlock.access(&given))
         .map_err(|error| unlocking::failure(path, error))?;
     secrets::forget_kept(path);
     let mut out = Output::new();

@@ -4,7 +4,7 @@ use std::io::{self, IsTerminal, Read};
 use std::os::unix::ffi::OsStrExt;
 
 use lockbox::Error;
-use lockbox::archive::TarImportOptions;
+use lockbox::exchange::{self, TarImportOptions};
 use lockbox_host::Program;
 
 use crate::create::creator;
@@ -41,7 +41,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let options = TarImportOptions { to: args.to.as_bytes().to_vec(), replace: args.force, creator: creator() };
     let mut input = stdin.lock();
     let bar = Bar::copying();
-    let imported = archive.import_tar(&mut input, &options, &mut |progress| bar.copied(progress));
+    let imported =
+        exchange::import_tar(archive.file_system(), &mut input, &options, &mut |progress| bar.copied(progress));
     drop(bar);
     if imported.is_ok() {
         // Whoever writes has nothing more to say that matters.

@@ -4,10 +4,11 @@ use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
 
 use lockbox::Error;
-use lockbox::archive::{Entries, Entry, display, resolve, split_device_number};
+use lockbox::exchange::{Entries, Entry, resolve, split_device_number};
 use lockbox::format::Ino;
 use lockbox::fs::{Attributes, FileSystem, mode};
 use lockbox_host::{DAMAGED, code};
+use lockbox_terminal::display;
 use nix::unistd::{Gid, Group, Uid, User};
 use serde_json::{Value, json};
 

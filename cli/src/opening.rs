@@ -1,7 +1,8 @@
 //! Opens an archive for a command, cheap checks first: nobody types a passphrase for nothing.
 use std::path::{Path, PathBuf};
 
-use lockbox::archive::{Archive, OpenOptions, SeenOptions, UnlockedKey};
+use lockbox::archive::{Archive, OpenOptions};
+use lockbox::keys::{self, SeenOptions, UnlockedKey};
 use lockbox::storage::{FileStorage, LockMode};
 use lockbox_host::secrets::{Cache, Sources};
 use lockbox_host::{Program, shown};
@@ -107,6 +108,6 @@ impl ArchiveArgs {
 
 /// Fails at once when `path` is no archive or in use.
 pub(crate) fn probe(path: &Path, mode: LockMode) -> Result<(), Failure> {
-    Archive::identify(path).map_err(|error| Lockbox::failure(path, error))?;
+    keys::identify(path).map_err(|error| Lockbox::failure(path, error))?;
     FileStorage::open(path, mode).map(drop).map_err(|error| Lockbox::failure(path, error))
 }

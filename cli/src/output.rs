@@ -1,8 +1,9 @@
 //! What the program shows: lines on standard output, complaints on standard error, times and JSON.
 use std::io::{self, IsTerminal, Write};
 
-use lockbox::archive::{Cause, Copied, Left, LeftOut, Problem, display};
 use lockbox::error::Timestamp;
+use lockbox::exchange::{Cause, Copied, Left, LeftOut, Problem};
+use lockbox_terminal::display;
 use serde_json::{Value, json};
 
 use crate::exit::Failure;

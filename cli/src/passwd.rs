@@ -1,7 +1,7 @@
 //! `lockbox passwd`: changes the passphrase of an archive.
 use std::path::PathBuf;
 
-use lockbox::archive::Archive;
+use lockbox::keys;
 use lockbox::storage::LockMode;
 use lockbox_host::Program;
 
@@ -32,7 +32,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     opening::probe(path, LockMode::Exclusive)?;
     let (old, new) = args.unlock.secrets_and_new(args.new_passfile.as_deref(), path)?;
     let kdf = args.kdf.cost()?;
-    let changed = Archive::change_passphrase(path, &args.unlock.access(&old), &new, kdf).map_err(failed)?;
+    let changed = keys::change_passphrase(path, &args.unlock.access(&old), &new, kdf).map_err(failed)?;
     secrets::forget_kept(path);
     let mut out = Output::new();
     let several = match &changed.slots[..] {

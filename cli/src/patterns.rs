@@ -5,7 +5,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use ignore::gitignore::{Gitignore, GitignoreBuilder};
-use lockbox::archive::Filter;
+use lockbox::exchange::Filter;
 use lockbox_host::shown;
 
 use crate::exit::Failure;

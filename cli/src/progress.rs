@@ -3,7 +3,8 @@ use std::io::{self, IsTerminal};
 use std::time::Duration;
 
 use indicatif::{HumanBytes, ProgressBar, ProgressStyle};
-use lockbox::archive::{Progress, display};
+use lockbox::exchange::Progress;
+use lockbox_terminal::display;
 
 /// Shows nothing when standard error is no terminal.
 pub(crate) struct Bar(Option<ProgressBar>);

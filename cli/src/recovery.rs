@@ -2,8 +2,8 @@
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 
-use lockbox::archive::{Archive, KeyAccess, KeyInfo, KeyKind, KeyName, Secrets};
 use lockbox::crypto::{Passphrase, RecoveryCode};
+use lockbox::keys::{self, KeyAccess, KeyInfo, KeyKind, KeyName, Secrets};
 use lockbox::storage::LockMode;
 use lockbox_host::secrets::{Bytes, PassphraseSources};
 use lockbox_host::shown;
@@ -51,12 +51,12 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let failed = |error| unlocking::failure(path, error);
     // A wrong code is told before anything else is asked, and before a second is spent on the new passphrase.
     let access = KeyAccess { secrets: &given, limits: args.limit.limits(), seen: args.seen.options() };
-    let keys = Archive::list_keys(path, &access).map_err(failed)?;
+    let keys = keys::list(path, &access).map_err(failed)?;
     let (name, new) = match new {
         Some(new) => (args.slot(&keys, false)?, new),
         None => (args.slot(&keys, true)?, args.new_passphrase(path)?),
     };
-    let slot = Archive::set_passphrase(path, &access, name.as_ref(), &new, args.kdf.cost()?).map_err(failed)?;
+    let slot = keys::set_passphrase(path, &access, name.as_ref(), &new, args.kdf.cost()?).map_err(failed)?;
     secrets::forget_kept(path);
     let shown = keys.iter().find(|key| key.slot == slot).map_or_else(|| format!("{slot} passphrase"), name_of);
     let mut out = Output::new();

@@ -2,8 +2,9 @@
 use std::path::PathBuf;
 
 use lockbox::Error;
-use lockbox::archive::{Archive, Later, RescueOptions, RescueProgress, RescueReport, RescueState, Rescued, display};
+use lockbox::rescue::{self, Later, RescueOptions, RescueProgress, RescueReport, RescueState, Rescued};
 use lockbox_host::{DAMAGED, Program, code, shown};
+use lockbox_terminal::display;
 use serde_json::json;
 
 use crate::exit::{Failure, Lockbox};
@@ -39,7 +40,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let mut out = Output::new();
     let mut failed = None;
     let bar = Bar::rescuing();
-    let rescued = Archive::rescue(
+    let rescued = rescue::rescue(
         path,
         &key,
         &options,

@@ -2,9 +2,9 @@
 use std::ffi::{CString, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 
-use lockbox::archive::display;
 use lockbox_host::Program;
 use lockbox_host::harden::{self, CoreLimit};
+use lockbox_terminal::display;
 use nix::errno::Errno;
 use nix::unistd::execvpe;
 use zeroize::{Zeroize, Zeroizing};

@@ -1,8 +1,8 @@
 //! What unlocking may cost, and what the keyring keeps.
 use std::path::Path;
 
-use lockbox::archive::{Archive, UnlockLimits, UnlockedKey};
 use lockbox::crypto::Passphrase;
+use lockbox::keys::{self, UnlockLimits, UnlockedKey};
 use lockbox_host::secrets::{Cache, Keyring, PassphraseSources, Sources};
 
 use crate::exit::Failure;
@@ -39,7 +39,7 @@ pub(crate) fn unlock(
 /// Drops what this user's keyring keeps of the archive: whoever changes its keys wants to be asked for them the next time.
 pub(crate) fn forget_kept(path: &Path) {
     // Without keyrings nothing is kept, and an archive without an id never was.
-    let (Ok(keyring), Ok(archive)) = (Keyring::open(), Archive::identify(path)) else { return };
+    let (Ok(keyring), Ok(archive)) = (Keyring::open(), keys::identify(path)) else { return };
     if let Err(error) = keyring.forget(&archive) {
         output::complain(&error.sentence);
     }

@@ -1,5 +1,5 @@
 //! What this user remembers of archives: where, and what is accepted although it contradicts that.
-use lockbox::archive::{SeenOptions, seen_directory};
+use lockbox::keys::{SeenOptions, seen_directory};
 use nix::unistd::geteuid;
 
 /// What to do about an archive that is not what was seen before

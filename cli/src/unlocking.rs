@@ -1,8 +1,8 @@
 //! What opens an archive for a change of its keys: everything that the command line names, and never what the keyring keeps.
 use std::path::{Path, PathBuf};
 
-use lockbox::archive::{Archive, KeyAccess, KeyKind, Secrets};
 use lockbox::crypto::{KeyFile, Passphrase};
+use lockbox::keys::{self, KeyAccess, KeyKind, Secrets};
 use lockbox_host::secrets::{PassphraseSources, Sources};
 use lockbox_host::{Program, WRONG_KEY, gather, shown};
 
@@ -61,7 +61,7 @@ impl UnlockArgs {
     /// Whether the key file opens nothing without a passphrase.
     fn needs_passphrase(&self, archive: &Path) -> bool {
         // A header that cannot be read is the business of the command.
-        let kinds = Archive::key_kinds(archive).unwrap_or_default();
+        let kinds = keys::kinds(archive).unwrap_or_default();
         let has = |kind| kinds.iter().any(|(_, other)| *other == kind);
         self.sources.keyfile.is_some() && has(KeyKind::KeyFileAndPassphrase) && !has(KeyKind::KeyFile)
     }
@@ -72,7 +72,7 @@ pub(crate) fn failure(path: &Path, error: lockbox::Error) -> Failure {
     match &error {
         lockbox::Error::WrongKey => {
             let mut kinds: Vec<&str> =
-                Archive::key_kinds(path).unwrap_or_default().into_iter().map(|(_, kind)| kind.name()).collect();
+                keys::kinds(path).unwrap_or_default().into_iter().map(|(_, kind)| kind.name()).collect();
             kinds.sort_unstable();
             kinds.dedup();
             let opens =

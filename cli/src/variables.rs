@@ -1,9 +1,11 @@
 //! Environment variables that an archive keeps: the directory `/.lockbox/env`, one file for each, named after it.
 use lockbox::Error;
-use lockbox::archive::{Archive, Entries, display, resolve};
+use lockbox::archive::Archive;
+use lockbox::exchange::{Entries, resolve};
 use lockbox::format::{Ino, ROOT_INO};
 use lockbox::fs::{Attributes, FileSystem, RenameMode, mode};
 use lockbox_host::code;
+use lockbox_terminal::display;
 use zeroize::Zeroizing;
 
 use crate::create::creator;

@@ -13,7 +13,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use lockbox::archive::UnlockedKey;
+use lockbox::keys::UnlockedKey;
 use lockbox_host::harden;
 use lockbox_host::point::Point;
 use nix::errno::Errno;

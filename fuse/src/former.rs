@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use lockbox::archive::Archive;
 use lockbox::control::Status;
+use lockbox::keys;
 use lockbox_host::IN_USE;
 use lockbox_host::daemons::{self, Holder, holder};
 use lockbox_host::mounts::{self, Mounted};
@@ -30,7 +31,7 @@ const POLL: Duration = Duration::from_millis(5);
 /// When a daemon of this user has the archive mounted.
 pub fn wait(archive: &Path, read_only: bool, say: impl Fn(&str)) -> Result<(), Failure> {
     // What is no archive is for the opening to say.
-    let Ok(id) = Archive::identify(archive) else { return Ok(()) };
+    let Ok(id) = keys::identify(archive) else { return Ok(()) };
     // What keeps it from being tried is for the opening to say.
     let mut free = || Archive::is_free(archive, read_only).unwrap_or(true);
     wait_for(&|| holder(&id), &mut free, say)
@@ -82,7 +83,7 @@ fn is_mounted(status: &Status, table: &[Mounted]) -> bool {
 
 /// The failure to report when a daemon of this user serves the archive.
 pub fn serving(archive: &Path) -> Option<Failure> {
-    match holder(&Archive::identify(archive).ok()?) {
+    match holder(&keys::identify(archive).ok()?) {
         Holder::Serves(status) => Some(refusal(&status)),
         Holder::Closes | Holder::Nobody => None,
     }

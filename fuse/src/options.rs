@@ -4,8 +4,9 @@ use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use lockbox::archive::{OpenOptions, SeenOptions, UnlockLimits, seen_directory};
+use lockbox::archive::OpenOptions;
 use lockbox::fs::SyncProfile;
+use lockbox::keys::{SeenOptions, UnlockLimits, seen_directory};
 use lockbox_host::quantity;
 use lockbox_host::secrets::{Cache, Sources, parse_timeout};
 use nix::mount::MsFlags;

@@ -4,8 +4,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use lockbox::Error;
-use lockbox::archive::{Archive, Secrets, UnlockLimits, UnlockedKey};
 use lockbox::crypto::{KeyFile, Passphrase, Prompts, RecoveryCode};
+use lockbox::keys::{self, Secrets, UnlockLimits, UnlockedKey};
 
 use crate::failure::about;
 use crate::secrets::{Cache, Keyring, Sources, ask_openly, confirm_openly};
@@ -26,7 +26,7 @@ pub fn unlock<P: Program>(
     cache: &Cache,
     limits: &UnlockLimits,
 ) -> Result<(UnlockedKey, Option<String>), Failure<P>> {
-    let id = Archive::identify(path).map_err(|error| P::failure(path, error))?;
+    let id = keys::identify(path).map_err(|error| P::failure(path, error))?;
     Door { lock: &Whole { path, id, limits }, path: name, sources }.open(cache)
 }
 
@@ -77,15 +77,15 @@ impl Lock for Whole<'_> {
     }
 
     fn accept(&self, kept: &[u8]) -> Option<UnlockedKey> {
-        Archive::accept_kept(self.path, kept)
+        keys::accept_kept(self.path, kept)
     }
 
     fn wants_both(&self) -> bool {
-        Archive::wants_both(self.path)
+        keys::wants_both(self.path)
     }
 
     fn opens(&self, secrets: &Secrets) -> lockbox::Result<UnlockedKey> {
-        Archive::unlock_with(self.path, secrets, self.limits)
+        keys::unlock_with(self.path, secrets, self.limits)
     }
 }
 
@@ -105,11 +105,11 @@ impl Lock for Damaged<'_> {
     }
 
     fn wants_both(&self) -> bool {
-        Archive::wants_both(self.path)
+        keys::wants_both(self.path)
     }
 
     fn opens(&self, secrets: &Secrets) -> lockbox::Result<UnlockedKey> {
-        Archive::unlock_damaged(self.path, secrets, self.limits)
+        keys::unlock_damaged(self.path, secrets, self.limits)
     }
 }
 

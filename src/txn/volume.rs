@@ -15,9 +15,11 @@ use super::state::{Epochs, State};
 use super::{Mark, Operation, Publication, View};
 use crate::btree::{Edits, Node, NodeStore, Tree};
 use crate::env::Environment;
-use crate::error::{Error, Result};
+use crate::error::{CacheUse, Error, Result};
+use crate::format::data_head::PackedItem;
 use crate::format::record::CommitRecord;
-use crate::format::{BLOCK, Generation, Run, SessionId, Tag};
+use crate::format::{BLOCK, Generation, Pointer, Run, SessionId, Tag};
+use crate::frame::OpenedPage;
 use crate::pager::Pager;
 use crate::pager::space::{Blocks, Keep, SpaceMap};
 
@@ -110,8 +112,57 @@ impl Volume {
         &self.store
     }
 
+    #[cfg(test)]
     pub(crate) fn pager(&self) -> &Pager {
         &self.pager
+    }
+
+    /// Fills `out` with the plain bytes of file data from `start` of a page; see [`Pager::read_data`].
+    pub(crate) fn read_data(&self, page: &Pointer, start: u32, out: &mut [u8]) -> Result<()> {
+        self.pager.read_data(page, start, out)
+    }
+
+    /// Tells the medium which parts of pages [`Self::read_data`] is going to be asked for.
+    pub(crate) fn expect_data<'a>(&self, parts: impl Iterator<Item = (&'a Pointer, u32, u32)>) {
+        self.pager.expect_data(parts);
+    }
+
+    /// The files whose parts lie in a packed page; None when it is a page of another kind.
+    pub(crate) fn packed_items(&self, page: &Pointer) -> Result<Option<Vec<PackedItem>>> {
+        self.pager.packed_items(page)
+    }
+
+    /// A page of any kind, opened and verified whole.
+    pub(crate) fn open_page(&self, page: &Pointer) -> Result<OpenedPage> {
+        self.pager.open_page(page)
+    }
+
+    /// What the caches of cells, heads and nodes hold and how often they had what was asked for.
+    pub(crate) fn cache_use(&self) -> [CacheUse; 3] {
+        let (cells, heads) = self.pager.cache_use();
+        [cells, heads, self.store.usage()]
+    }
+
+    /// Forgets what was decrypted and is not changed: pages of files, heads and nodes of trees.
+    pub(crate) fn forget_plaintext(&self) {
+        self.pager.forget_data();
+        self.store.clear();
+    }
+
+    /// Bytes that the host has allocated to the archive's file.
+    pub(crate) fn allocated_on_host(&self) -> Result<u64> {
+        self.pager.storage().allocated()
+    }
+
+    /// Why nothing is written any more.
+    pub(crate) fn latched(&self) -> Option<&str> {
+        self.pager.latch().reason()
+    }
+
+    /// What somebody who handed over data, or asked for its durability, is told of an error: a failure that only background work has met so far
+    /// is told with its cause.
+    pub(crate) fn told(&self, error: Error) -> Error {
+        self.pager.latch().tell(error)
     }
 
     /// Of the transaction that takes operations now: nothing in the trees can have been made by a later one.

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, SystemTime};
 
-use lockbox::archive::state_directory;
 use lockbox::control::Runtime;
+use lockbox::keys::state_directory;
 use lockbox_host::secrets::Keyring;
 use lockbox_host::{daemons, shown};
 use nix::sys::resource::{Resource, getrlimit};

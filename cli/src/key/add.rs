@@ -1,8 +1,8 @@
 //! `lockbox key add` and `lockbox key recovery`: one more key that opens an archive.
 use std::path::{Path, PathBuf};
 
-use lockbox::archive::{Archive, NewKey, Secrets};
 use lockbox::crypto::identity::Recipient;
+use lockbox::keys::{self, NewKey, Secrets};
 use lockbox::storage::{HostEntry, LockMode};
 use lockbox_host::secrets::Sources;
 use lockbox_host::{Asker, shown};
@@ -115,7 +115,7 @@ impl Args {
 
     fn add(&self, secrets: &Secrets, new: &NewKey<'_>) -> Result<u8, Failure> {
         let path = &self.key.archive;
-        Archive::add_key(path, &self.key.unlock.access(secrets), new, &self.label)
+        keys::add(path, &self.key.unlock.access(secrets), new, &self.label)
             .map_err(|error| unlocking::failure(path, error))
     }
 }
@@ -130,9 +130,9 @@ pub(crate) fn recovery(args: &RecoveryArgs) -> Result<(), Failure> {
     let path = &args.key.archive;
     opening::probe(path, LockMode::Exclusive)?;
     let secrets = args.key.unlock.secrets(path)?;
-    let code = Archive::new_recovery_code()?;
+    let code = keys::new_recovery_code()?;
     let access = args.key.unlock.access(&secrets);
-    let slot = Archive::add_key(path, &access, &NewKey::RecoveryCode(&code), &args.label)
+    let slot = keys::add(path, &access, &NewKey::RecoveryCode(&code), &args.label)
         .map_err(|error| unlocking::failure(path, error))?;
     let text = code.text();
     let mut out = Output::new();
@@ -150,7 +150,7 @@ pub(crate) fn recovery(args: &RecoveryArgs) -> Result<(), Failure> {
 
 /// The slot will be durable, so the file must have its name then; half a key is none, and would be in the way of the next try.
 fn generate(path: &Path) -> Result<(), Failure> {
-    let bytes = Archive::new_key_file()?;
+    let bytes = keys::new_key_file()?;
     let made = HostEntry::of(path).and_then(|entry| entry.write_new(&*bytes));
     made.map_err(|e| Failure::host(format!("cannot make the key file {}", shown(path)), &e))
 }

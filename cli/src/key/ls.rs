@@ -1,5 +1,5 @@
 //! `lockbox key ls` and `lockbox key test`: which keys there are, and which of them a secret is.
-use lockbox::archive::{Archive, KeyAccess, KeyInfo};
+use lockbox::keys::{self, KeyAccess, KeyInfo};
 use serde_json::json;
 
 use super::{KeyArgs, json_of, name_of, row};
@@ -28,7 +28,7 @@ pub(crate) struct TestArgs {
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
-    let keys = keys(&args.key, Archive::list_keys)?;
+    let keys = keys(&args.key, keys::list)?;
     let mut out = Output::new();
     for key in &keys {
         if args.json { out.json(&json_of(key))? } else { out.line(&row(key))? }
@@ -37,7 +37,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
 }
 
 pub(crate) fn test(args: &TestArgs) -> Result<(), Failure> {
-    let keys = keys(&args.key, Archive::keys)?;
+    let keys = keys(&args.key, keys::list_all)?;
     let opened: Vec<&KeyInfo> = keys.iter().filter(|key| key.opened).collect();
     let mut out = Output::new();
     if args.json {
@@ -55,7 +55,7 @@ type Lister = fn(&std::path::Path, &KeyAccess<'_>) -> lockbox::Result<Vec<KeyInf
 fn keys(args: &KeyArgs, list: Lister) -> Result<Vec<KeyInfo>, Failure> {
     let path = &args.archive;
     let failed = |error| unlocking::failure(path, error);
-    Archive::identify(path).map_err(failed)?;
+    keys::identify(path).map_err(failed)?;
     let secrets = args.unlock.secrets(path)?;
     list(path, &args.unlock.access(&secrets)).map_err(failed)
 }

@@ -6,7 +6,8 @@ mod rekey;
 mod rm;
 use std::path::PathBuf;
 
-use lockbox::archive::{KeyInfo, display};
+use lockbox::keys::KeyInfo;
+use lockbox_terminal::display;
 use serde_json::{Value, json};
 
 use crate::exit::Failure;

@@ -1,6 +1,7 @@
 //! `lockbox key rekey`: writes an archive under a new volume key.
 use indicatif::HumanBytes;
-use lockbox::archive::{Archive, KeepKeys, KeyName, RekeyOptions};
+use lockbox::archive::{Archive, KeepKeys, RekeyOptions};
+use lockbox::keys::KeyName;
 use lockbox::storage::LockMode;
 use lockbox_host::Asker;
 use lockbox_host::secrets::Sources;

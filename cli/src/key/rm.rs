@@ -1,5 +1,5 @@
 //! `lockbox key rm`: removes a key.
-use lockbox::archive::{Archive, KeyName};
+use lockbox::keys::{self, KeyName};
 use lockbox::storage::LockMode;
 
 use super::{KeyArgs, name_of};
@@ -22,7 +22,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let path = &args.key.archive;
     opening::probe(path, LockMode::Exclusive)?;
     let given = args.key.unlock.secrets(path)?;
-    let removed = Archive::remove_key(path, &args.key.unlock.access(&given), &KeyName::parse(&args.slot))
+    let removed = keys::remove(path, &args.key.unlock.access(&given), &KeyName::parse(&args.slot))
         .map_err(|error| unlocking::failure(path, error))?;
     secrets::forget_kept(path);
     let mut out = Output::new();

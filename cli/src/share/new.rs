@@ -5,7 +5,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use lockbox::Error;
-use lockbox::archive::{Archive, display, resolve};
+use lockbox::archive::Archive;
+use lockbox::exchange::resolve;
 use lockbox::format::Ino;
 use lockbox::fs::mode;
 use lockbox_host::{code, quantity};
@@ -15,6 +16,7 @@ use lockbox_share_client::link::Link;
 use lockbox_share_client::protocol::message::MAX_CLAIMS;
 use lockbox_share_client::sharing::{self, Shared, Terms};
 use lockbox_share_client::source::{FileSource, Source};
+use lockbox_terminal::display;
 use qrcode::QrCode;
 use qrcode::render::unicode::Dense1x2;
 use serde_json::json;

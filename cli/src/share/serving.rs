@@ -2,7 +2,7 @@
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 
-use lockbox::archive::state_directory;
+use lockbox::keys::state_directory;
 use lockbox_host::{DAMAGED, IN_USE, NO_SPACE, OTHER, daemons};
 use lockbox_share_client::Error;
 use lockbox_share_client::book::{Book, Entry};

@@ -8,9 +8,11 @@ use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
 use std::path::Path;
 use std::time::{Duration, UNIX_EPOCH};
 
-use lockbox::archive::{Archive, Cause, Filter, ImportOptions};
+use lockbox::archive::Archive;
 use lockbox::crypto::Passphrase;
+use lockbox::exchange::{self, Cause, Filter, ImportOptions};
 use lockbox::fs::Creator;
+use lockbox::keys;
 use nix::sys::stat::{Mode, SFlag, makedev, mknod};
 use rustix::fs::{AtFlags, CWD, Timespec, Timestamps, XattrFlags};
 
@@ -175,7 +177,7 @@ fn a_file_that_changes_meanwhile_is_reported() {
     fs::create_dir(place.path("tree")).unwrap();
     fs::write(place.path("tree/log"), vec![b'a'; 3 << 20]).unwrap();
     fs::write(place.path("tree/other"), "other").unwrap();
-    let key = Archive::unlock(&path, &Passphrase::new(PASSPHRASE.into())).unwrap();
+    let key = keys::unlock(&path, &Passphrase::new(PASSPHRASE.into())).unwrap();
     let archive = Archive::open(&path, &key, &Default::default()).unwrap();
     let options = ImportOptions {
         to: Vec::new(),
@@ -187,8 +189,8 @@ fn a_file_that_changes_meanwhile_is_reported() {
     };
     let log = place.path("tree/log");
     let mut appended = false;
-    let report = archive
-        .import(&[place.path("tree")], &options, &mut |progress| {
+    let report =
+        exchange::import(archive.file_system(), archive.identity(), &[place.path("tree")], &options, &mut |progress| {
             if progress.path.ends_with(b"/log") && progress.bytes > 0 && !appended {
                 appended = true;
                 OpenOptions::new().append(true).open(&log).unwrap().write_all(b"more").unwrap();

@@ -5,9 +5,11 @@ use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
-use lockbox::archive::{Archive, Filter, ImportOptions, ImportReport};
+use lockbox::archive::Archive;
 use lockbox::crypto::Passphrase;
+use lockbox::exchange::{self, Filter, ImportOptions, ImportReport};
 use lockbox::fs::Creator;
+use lockbox::keys;
 use nix::sys::stat::{Mode, SFlag, mknod};
 use rustix::fs::{AtFlags, CWD, Timespec, Timestamps, XattrFlags};
 use serde_json::Value;
@@ -226,7 +228,7 @@ fn a_name_that_comes_twice_leaves_no_temporary_name() {
 }
 
 fn opened(path: &Path) -> Archive {
-    let key = Archive::unlock(path, &Passphrase::new(PASSPHRASE.into())).unwrap();
+    let key = keys::unlock(path, &Passphrase::new(PASSPHRASE.into())).unwrap();
     Archive::open(path, &key, &Default::default()).unwrap()
 }
 
@@ -240,9 +242,9 @@ fn mirrored(archive: &Archive, sources: &[PathBuf], meanwhile: impl FnOnce()) ->
         filter: Filter::default(),
         mirror: None,
     };
-    options.mirror = Some(archive.plan_mirror(sources, &options, None).unwrap());
+    options.mirror = Some(exchange::plan_mirror(archive.file_system(), sources, &options, None).unwrap());
     meanwhile();
-    archive.import(sources, &options, &mut |_| {}).unwrap()
+    exchange::import(archive.file_system(), archive.identity(), sources, &options, &mut |_| {}).unwrap()
 }
 
 #[test]

@@ -10,6 +10,7 @@ use lockbox::archive::Archive;
 use lockbox::crypto::Passphrase;
 use lockbox::format::ROOT_INO;
 use lockbox::fs::{Creator, XattrMode};
+use lockbox::keys;
 
 use crate::support::{Ended, PASSPHRASE, Place, describe};
 
@@ -163,7 +164,7 @@ fn a_part_is_exported_under_its_path() {
 
 /// Makes what an import works in, with the mark that one sets or without.
 fn stage(path: &Path, is_marked: bool) {
-    let key = Archive::unlock(path, &Passphrase::new(PASSPHRASE.into())).unwrap();
+    let key = keys::unlock(path, &Passphrase::new(PASSPHRASE.into())).unwrap();
     let archive = Archive::open(path, &key, &Default::default()).unwrap();
     let (fs, creator) = (archive.file_system(), Creator { uid: 0, gid: 0, umask: None });
     let stage = fs.make_directory(ROOT_INO, b".lockbox-import-tar", 0o700, creator).unwrap().ino;

@@ -7,7 +7,6 @@ use std::ops::ControlFlow;
 use std::sync::{Arc, OnceLock};
 
 use super::super::create::name_key;
-use super::super::header::{self, empty_slots};
 use crate::btree::{NodeStore, Tree};
 use crate::crypto::SecretKey;
 use crate::env::{Environment, SeededEnvironment};
@@ -23,6 +22,7 @@ use crate::format::{
 };
 use crate::frame::{Content, PageCipher, PlainPage};
 use crate::fs::{Creator, FileSystem, FsOptions, SyncProfile, XattrMode, mode};
+use crate::keys::header::{self, empty_slots};
 use crate::storage::{MemoryStorage, Storage};
 use crate::txn::{OpenOptions, Volume};
 

@@ -8,10 +8,7 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
-use super::super::UnlockLimits;
 use super::super::fuzzing::{Forge, OWNER, create_on, noise, open_on};
-use super::super::header::Header;
-use super::super::slots::{self, NewKey, Place, Secrets};
 use super::sample::cipher;
 use super::{archive, key, opens};
 use crate::crypto::identity::Recipient;
@@ -23,6 +20,9 @@ use crate::format::record::DeltaList;
 use crate::format::{BLOCK, HEADER_START, Ino, RING_SLOTS, ROOT_INO, Run, TreeId, slot_block};
 use crate::frame::delta_page;
 use crate::fs::{FileSystem, SetAttributes, XattrMode, mode};
+use crate::keys::UnlockLimits;
+use crate::keys::header::Header;
+use crate::keys::slots::{self, NewKey, Place, Secrets};
 use crate::storage::MemoryStorage;
 
 const PASSPHRASES: [(usize, &str); 3] = [(0, "golden one"), (5, "golden two"), (31, "golden thirty-one")];
