@@ -31,7 +31,7 @@ pub(super) async fn download(
     let token: LeaseToken = message::bearer(request.headers())?;
     // HEAD, 304 and 416 tell of a lease and leave it as it is (Store rule 12).
     let lease = daemon.store.lease(handle, &token).await.map_err(|error| daemon.refused(client, error))?;
-    // Many parts make one download: who has the lease is not slowed down.
+    // Many parts make one download: the holder of the lease is not slowed down.
     daemon.limiter.give_back(client, 1);
     let length = lease.payload.length;
     let tag = range::entity_tag(&lease.payload.digest);

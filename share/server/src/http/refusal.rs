@@ -51,14 +51,14 @@ impl Refusal {
 
 impl From<StoreError> for Refusal {
     fn from(error: StoreError) -> Refusal {
-        let told =
+        let since =
             |code, message: &'static str, at: u64| Refusal { at: Some(at / 1000), ..Refusal::new(code, message) };
         match error {
             StoreError::Unknown => Refusal::new(ErrorCode::Refused, "there is no such share, or the proof is wrong"),
-            StoreError::Expired { at } => told(ErrorCode::Expired, "the share has expired", at.0),
-            StoreError::Revoked { at } => told(ErrorCode::Revoked, "the share was taken back by its owner", at.0),
-            StoreError::Used { at } => told(ErrorCode::Consumed, "the share was used", at.0),
-            StoreError::Busy { until } => told(ErrorCode::Leased, "the share is being downloaded by another", until.0),
+            StoreError::Expired { at } => since(ErrorCode::Expired, "the share has expired", at.0),
+            StoreError::Revoked { at } => since(ErrorCode::Revoked, "the share was taken back by its owner", at.0),
+            StoreError::Used { at } => since(ErrorCode::Consumed, "the share was used", at.0),
+            StoreError::Busy { until } => since(ErrorCode::Leased, "the share is being downloaded by another", until.0),
             StoreError::NothingToRearm => {
                 Refusal::new(ErrorCode::NotInterrupted, "no download of the share was interrupted")
             }
