@@ -11,10 +11,13 @@ pub(crate) mod btree;
 pub mod control;
 pub mod crypto;
 pub mod env;
+pub mod exchange;
 pub mod format;
 pub(crate) mod frame;
 pub mod fs;
+pub mod keys;
 pub(crate) mod pager;
+pub mod rescue;
 pub mod storage;
 pub(crate) mod txn;
 

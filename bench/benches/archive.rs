@@ -10,10 +10,12 @@ use std::hint::black_box;
 use std::path::{Path, PathBuf};
 
 use criterion::{BatchSize, Criterion, Throughput, criterion_group, criterion_main};
-use lockbox::archive::{Archive, CreateOptions, Entries, ExtractOptions, Filter, ImportOptions, KdfCost, OpenOptions};
+use lockbox::archive::{Archive, CreateOptions, KdfCost, OpenOptions};
 use lockbox::crypto::Passphrase;
+use lockbox::exchange::{self, Entries, ExtractOptions, Filter, ImportOptions};
 use lockbox::format::{Ino, ROOT_INO};
 use lockbox::fs::{Creator, FileSystem};
+use lockbox::keys;
 
 const CREATOR: Creator = Creator { uid: 0, gid: 0, umask: None };
 const MIB: usize = 1 << 20;
@@ -30,7 +32,7 @@ impl Made {
         fs::create_dir_all(&directory).unwrap();
         let path = directory.join("box.lbx");
         create(&path, KdfCost::TEST);
-        let key = Archive::unlock(&path, &passphrase()).unwrap();
+        let key = keys::unlock(&path, &passphrase()).unwrap();
         let archive = Some(Archive::open(&path, &key, &OpenOptions::default()).unwrap());
         Made { directory, archive }
     }
@@ -166,7 +168,7 @@ fn key_slots(c: &mut Criterion) {
     for (name, kdf) in [("the least derivation of tests", KdfCost::TEST), ("64 MiB and 3 passes", KdfCost::FLOOR)] {
         let path = made.directory.join(format!("{}.lbx", kdf.memory_kib));
         create(&path, kdf);
-        group.bench_function(format!("unlock, {name}"), |b| b.iter(|| Archive::unlock(&path, &passphrase()).is_ok()));
+        group.bench_function(format!("unlock, {name}"), |b| b.iter(|| keys::unlock(&path, &passphrase()).is_ok()));
     }
     group.finish();
 }
@@ -192,7 +194,14 @@ fn import_and_extract(c: &mut Criterion) {
         };
         group.bench_function(format!("import and commit {name}"), |b| {
             b.iter(|| {
-                made.archive().import(std::slice::from_ref(source), &options, &mut |_| {}).unwrap();
+                exchange::import(
+                    made.archive().file_system(),
+                    made.archive().identity(),
+                    std::slice::from_ref(source),
+                    &options,
+                    &mut |_| {},
+                )
+                .unwrap();
                 made.fs().make_durable().unwrap();
             });
         });
@@ -202,7 +211,8 @@ fn import_and_extract(c: &mut Criterion) {
             let extract = || {
                 let options =
                     ExtractOptions { to: to.clone(), replace: true, filter: Filter::default(), privileges: false };
-                made.archive().extract(std::slice::from_ref(&item), &options, &mut |_| Ok(())).unwrap()
+                exchange::extract(made.archive().file_system(), std::slice::from_ref(&item), &options, &mut |_| Ok(()))
+                    .unwrap()
             };
             b.iter_batched(|| drop(fs::remove_dir_all(&to)), |()| extract(), BatchSize::PerIteration);
         });

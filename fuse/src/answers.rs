@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{self, Sender};
 use std::time::SystemTime;
 
+use lockbox::Result;
 use lockbox::archive::Archive;
 use lockbox::control::{Caches, Request, Response, Status};
 use lockbox::fs::FileSystem;
@@ -48,25 +49,24 @@ impl Answers {
                 Some(archive) => Response::Status(Box::new(self.status(archive))),
                 None => closing(),
             },
-            Request::Sync => match self.file_system().map(|fs| fs.make_durable()) {
-                Some(Ok(())) | None => Response::Done,
-                Some(Err(error)) => Response::Failed { message: error.to_string() },
-            },
-            Request::Purge => match self.file_system().map(|fs| fs.purge()) {
-                Some(Ok(())) => Response::Done,
-                Some(Err(error)) => Response::Failed { message: error.to_string() },
-                None => closing(),
-            },
+            Request::Sync => self.done(FileSystem::make_durable),
+            Request::Purge => self.done(FileSystem::purge),
             Request::Stop { lazy } => {
                 let (answer, answered) = mpsc::channel();
                 let _ = self.events.lock().send(Event::Stop { lazy: *lazy, answer });
-                answered.recv().unwrap_or(Response::Done)
+                answered.recv().unwrap_or_else(|_| closing())
             }
         }
     }
 
-    fn file_system(&self) -> Option<Arc<FileSystem>> {
-        self.slot.lock().as_ref().map(|archive| Arc::clone(archive.file_system()))
+    /// Without the slot, which the end of the mount takes, while `work` runs.
+    fn done(&self, work: impl FnOnce(&FileSystem) -> Result<()>) -> Response {
+        let fs = self.slot.lock().as_ref().map(|archive| Arc::clone(archive.file_system()));
+        match fs.map(|fs| work(&fs)) {
+            Some(Ok(())) => Response::Done,
+            Some(Err(error)) => Response::Failed { message: error.to_string() },
+            None => closing(),
+        }
     }
 
     /// Nothing that asks the host: a mount whose host fails has to be found, and ended.

@@ -29,8 +29,10 @@ use std::time::{Duration, Instant};
 
 use fuser::SessionACL;
 use lockbox::Error;
-use lockbox::archive::{Archive, UnlockedKey};
+use lockbox::archive::Archive;
 use lockbox::control::{self, Response};
+use lockbox::keys::UnlockedKey;
+use lockbox_host::{daemons, harden, mounts};
 use nix::sys::signal::{SigSet, Signal};
 use parking_lot::Mutex;
 use rustix::fs::{CWD, Mode, OFlags, openat};
@@ -45,7 +47,6 @@ use crate::former;
 use crate::idle::{self, Watcher};
 use crate::journal::Target;
 use crate::mount::{self, Mount};
-use crate::mountinfo;
 use crate::options::Options;
 use crate::pace::Pace;
 use crate::sandbox::{self, Reach};
@@ -54,7 +55,7 @@ use crate::suspend::{self, Slept};
 use crate::ticker::Ticker;
 use crate::unmounter::Unmounter;
 use crate::watch::Watch;
-use crate::{filter, kernel, runtime};
+use crate::{filter, kernel};
 
 /// How long event loops of a mount that failed to start may take to end.
 const LAST_REQUESTS: Duration = Duration::from_secs(2);
@@ -106,7 +107,7 @@ pub fn serve(
     ending: impl FnOnce(),
 ) -> Result<(), Failure> {
     let signals = block_signals()?;
-    if !lockbox_secrets::lock_memory() {
+    if !harden::lock_memory() {
         tracing::info!("the limit on locked memory does not allow keeping keys out of swap");
     }
     let host: OwnedFd = File::open(task.archive().parent().unwrap_or(Path::new("/")))
@@ -161,7 +162,7 @@ pub fn serve(
                 Some(archive) => archive.close().map_err(Failure::from),
                 None => Ok(()),
             };
-            answer(server, stopped, &closed);
+            answer(server, inbox, stopped, &closed);
             closed
         }
         Err(failure) => close_unserved(archive, &inbox).and(Err(failure)),
@@ -205,7 +206,7 @@ struct Prepared {
 }
 
 fn prepare(task: &Task, id: &[u8; 16], host: &OwnedFd) -> Result<Prepared, Failure> {
-    let listening = control::listen(&runtime::directory()?, id)?;
+    let listening = control::listen(&daemons::ready_directory()?, id)?;
     let own_status = File::open("/proc/self/status").ok();
     let seen = task.options.seen_options().directory.and_then(|path| File::open(path).ok()).map(OwnedFd::from);
     let (unmounter, callers) = Unmounter::start(task.point(), &Target::of(&task.options))
@@ -298,7 +299,7 @@ fn found(
         let _ = mount::unmount(task.point(), true);
         Failure::mount(format!("the mount at {} cannot be found: {what}", task.point().display()))
     };
-    let mounted = mountinfo::at(task.point()).map_err(|e| lost(e.to_string()))?;
+    let mounted = mounts::at(task.point()).map_err(|e| lost(e.to_string()))?;
     let device = mounted.ok_or_else(|| lost("it is not in the table of mounts".into()))?.device;
     // Only root may: a user's mount reads ahead 128 KiB, and has the kernel's bound of what waits to be written.
     let read_ahead = kernel::ReadAhead::of(device).ok();
@@ -331,15 +332,27 @@ fn block_signals() -> Result<SigSet, Failure> {
     Ok(signals)
 }
 
-fn answer(mut server: control::Server, stopped: Vec<Sender<Response>>, closed: &Result<(), Failure>) {
+/// Tells all who asked for the end how it went; `inbox` also has those who asked after the event loops had ended.
+fn answer(
+    mut server: control::Server,
+    inbox: Receiver<Event>,
+    stopped: Vec<Sender<Response>>,
+    closed: &Result<(), Failure>,
+) {
     // Before the answer, so that who waited for it can mount again at once.
     server.close();
-    for asked in stopped {
+    let late = inbox.try_iter().filter_map(|event| match event {
+        Event::Stop { answer, .. } => Some(answer),
+        _ => None,
+    });
+    for asked in stopped.into_iter().chain(late) {
         let _ = asked.send(match closed {
             Ok(()) => Response::Done,
             Err(failure) => Response::Failed { message: failure.message.clone() },
         });
     }
+    // A request that is under way still and asks from now on is refused by `Answers`: nobody would take its event.
+    drop(inbox);
     server.finish();
 }
 
@@ -348,5 +361,42 @@ fn in_use(task: &Task, error: Error) -> Failure {
     match error {
         Error::InUse(_) => former::serving(task.archive()).unwrap_or_else(|| error.into()),
         _ => error.into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+    use std::time::Duration;
+
+    use lockbox::control::Request;
+    use nix::unistd::geteuid;
+
+    use super::*;
+
+    #[test]
+    fn who_asks_for_the_end_after_the_event_loops_ended_is_answered() {
+        let runtime = tempfile::tempdir().unwrap();
+        let (events, inbox) = mpsc::channel();
+        let (asks, asked) = mpsc::channel();
+        let listening = control::listen(runtime.path(), &[1; 16]).unwrap();
+        let server = listening
+            .serve(move |_| {
+                let (answer, answered) = mpsc::channel();
+                events.send(Event::Stop { lazy: false, answer }).unwrap();
+                asks.send(()).unwrap();
+                answered.recv().unwrap_or(Response::Failed { message: "nobody answered".into() })
+            })
+            .unwrap();
+        let socket: PathBuf = server.socket().into();
+        let client = thread::spawn(move || control::ask(&socket, geteuid().as_raw(), &Request::Stop { lazy: false }));
+        asked.recv().unwrap();
+        let (done, ended) = mpsc::channel();
+        thread::spawn(move || {
+            answer(server, inbox, Vec::new(), &Ok(()));
+            done.send(()).unwrap();
+        });
+        ended.recv_timeout(Duration::from_secs(60)).expect("the daemon waits for ever for a request that waits for it");
+        assert!(matches!(client.join().unwrap(), Ok(Response::Done)));
     }
 }

@@ -11,8 +11,8 @@ use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use lockbox::archive::Witness;
 use lockbox::fs::{FileSystem, SyncProfile};
+use lockbox::keys::Witness;
 use lockbox::{Error, Result};
 
 use crate::adapter::Shared;

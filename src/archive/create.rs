@@ -3,8 +3,6 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use super::header::{self, empty_slots};
-use super::slots::{self, NewKey, Place};
 use super::{Archive, CreateOptions, OpenOptions};
 use crate::crypto::kdf::{KdfCost, argon2id, calibrate, hkdf};
 use crate::crypto::{Passphrase, SecretKey};
@@ -14,6 +12,8 @@ use crate::format::ArchiveId;
 use crate::format::header::{Framing, SLOT_EMPTY};
 use crate::frame::PageCipher;
 use crate::fs::FileSystem;
+use crate::keys::header::{self, empty_slots};
+use crate::keys::slots::{self, NewKey, Place};
 use crate::storage::{FileStorage, HostEntry, Storage};
 use crate::txn::Volume;
 

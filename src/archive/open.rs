@@ -1,84 +1,23 @@
 //! Unlocks and opens an archive.
 
-use std::fs::File;
-use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 use std::sync::Arc;
 
 use super::check::partial_block;
 use super::create::name_key;
-use super::header::Header;
-use super::seen::{self, Looked, SeenFile};
-use super::{Archive, Info, KeyKind, OpenOptions, Secrets, SeenOptions, UnlockLimits, UnlockedKey, Witness, slots};
-use crate::crypto::{Passphrase, SecretKey};
+use super::{Archive, Info, OpenOptions};
 use crate::env::StampingEnvironment;
 use crate::error::{Error, Result};
 use crate::format::{ArchiveId, BLOCK, FORMAT_VERSION, ROOT_INO};
 use crate::frame::PageCipher;
 use crate::fs::FileSystem;
-use crate::storage::{FileStorage, LockMode, Storage};
+use crate::keys::header::Header;
+use crate::keys::seen::{self, Looked};
+use crate::keys::{LEAST_MEMORY, SeenOptions, UnlockedKey, Witness};
+use crate::storage::{FileStorage, Identity, LockMode, Storage};
 use crate::txn::{self, Volume};
 
-/// Below this the caches of the layers have no room to work in.
-pub(super) const LEAST_MEMORY: u64 = 16 << 20;
-
 impl Archive {
-    /// Reads the header and tries `secrets` on every key slot that they may open, the cheapest first. Needs no lock.
-    ///
-    /// # Errors
-    /// `NotFound`/`Io`, `NotArchive`, `UnsupportedVersion`, `Damaged` (both header copies), `WrongKey`, `Unsupported` when a slot
-    /// costs more than the limits, `Invalid` when an identity or its plugin fails and nothing else opens.
-    pub fn unlock_with(path: &Path, secrets: &Secrets, limits: &UnlockLimits) -> Result<UnlockedKey> {
-        let header = Header::read(&Unlocked::open(path)?)?;
-        let opened = slots::unlock(&header, secrets, limits)?;
-        header.authenticate(&opened.volume_key)?;
-        Ok(UnlockedKey { archive: header.framing().archive, volume_key: opened.volume_key })
-    }
-
-    /// [`Archive::unlock_with`] a passphrase and the default limits.
-    pub fn unlock(path: &Path, passphrase: &Passphrase) -> Result<UnlockedKey> {
-        Archive::unlock_within(path, passphrase, &UnlockLimits::default())
-    }
-
-    /// [`Archive::unlock_with`] a passphrase.
-    pub fn unlock_within(path: &Path, passphrase: &Passphrase, limits: &UnlockLimits) -> Result<UnlockedKey> {
-        Archive::unlock_with(path, &Secrets::from(Passphrase::new(passphrase.bytes().to_vec())), limits)
-    }
-
-    /// Number and kind of each key slot in use, readable without a key: tells what to ask for.
-    pub fn key_kinds(path: &Path) -> Result<Vec<(u8, KeyKind)>> {
-        Ok(slots::kinds(&Header::read(&Unlocked::open(path)?)?))
-    }
-
-    /// Whether `key`, which was kept somewhere, is the archive's: authenticates the header under it.
-    ///
-    /// # Errors
-    /// As [`Archive::identify`]; `WrongKey` for the key of another archive, or one from before its keys were changed.
-    fn check_key(path: &Path, key: &UnlockedKey) -> Result<()> {
-        let header = Header::read(&Unlocked::open(path)?)?;
-        if header.framing().archive != key.archive {
-            return Err(Error::WrongKey);
-        }
-        header.authenticate(&key.volume_key)
-    }
-
-    /// The key that was kept somewhere as these bytes, if it is still the archive's.
-    pub fn accept_kept(path: &Path, kept: &[u8]) -> Option<UnlockedKey> {
-        let key = UnlockedKey::from_bytes(kept).ok()?;
-        Archive::check_key(path, &key).ok().map(|()| key)
-    }
-
-    /// Whether a key slot wants a key file and a passphrase together. A header that cannot be read wants nothing.
-    pub fn wants_both(path: &Path) -> bool {
-        let kinds = Archive::key_kinds(path).unwrap_or_default();
-        kinds.iter().any(|(_, kind)| *kind == KeyKind::KeyFileAndPassphrase)
-    }
-
-    /// The archive's id, readable without a key.
-    pub fn identify(path: &Path) -> Result<ArchiveId> {
-        Ok(Header::read(&Unlocked::open(path)?)?.framing().archive)
-    }
-
     /// Whether nobody holds the archive in a way that keeps it from being opened. Somebody may take it right after.
     ///
     /// # Errors
@@ -122,7 +61,7 @@ impl Archive {
         let volume_options =
             txn::OpenOptions { read_only: options.read_only, memory: options.memory - fs_options.staged_bytes };
         let sequence = header.framing().sequence;
-        let looked = Looked::into(seen_file(seen_options, &key.volume_key, &key.archive));
+        let looked = Looked::at(seen_options, &key.volume_key, &key.archive);
         let mark = looked.mark();
         let volume = Volume::open_seen(storage.clone(), cipher, environment.clone(), sequence, &volume_options, mark)?;
         let replace = seen::judge(&volume, sequence, looked.seen.as_ref(), seen_options)?;
@@ -143,10 +82,19 @@ impl Archive {
         let slots = header.framing().slots;
         let key_slots = (0..).zip(slots).filter(|(_, kind)| *kind != 0).collect();
         // Under the lock the path names the file that was opened.
-        let metadata = std::fs::metadata(path).map_err(|e| Error::io(format!("cannot read {}", path.display()), e))?;
+        let stat = rustix::fs::stat(path);
+        let stat = stat.map_err(|e| Error::io(format!("cannot read {}", path.display()), e.into()))?;
         witness.remember();
-        let identity = (metadata.dev(), metadata.ino());
-        Ok(Archive { fs, storage, identity, archive: key.archive, witness, key_slots, header_flaw, mended })
+        Ok(Archive {
+            fs,
+            storage,
+            identity: Identity::from(&stat),
+            archive: key.archive,
+            witness,
+            key_slots,
+            header_flaw,
+            mended,
+        })
     }
 
     pub fn id(&self) -> ArchiveId {
@@ -180,77 +128,4 @@ impl Archive {
         }
         Ok(())
     }
-}
-
-pub(super) fn seen_file(options: &SeenOptions, volume_key: &SecretKey, archive: &ArchiveId) -> Option<SeenFile> {
-    options.directory.as_deref().map(|directory| SeenFile::new(directory, volume_key, archive))
-}
-
-/// The archive file without a lock: enough to read the header, which survives a concurrent change of one copy.
-pub(super) struct Unlocked {
-    file: File,
-    length: u64,
-}
-
-impl Unlocked {
-    pub(super) fn open(path: &Path) -> Result<Unlocked> {
-        let failed = |source| Error::io(format!("cannot open {}", path.display()), source);
-        // A FIFO would block the open for ever, so the kind is looked at first.
-        let metadata = std::fs::metadata(path).map_err(failed)?;
-        if metadata.is_dir() {
-            return Err(Error::NotArchive("it is a directory".into()));
-        }
-        if !metadata.is_file() {
-            return Err(Error::NotArchive("it is no regular file".into()));
-        }
-        let file = File::open(path).map_err(failed)?;
-        let length = file.metadata().map_err(failed)?.size();
-        Ok(Unlocked { file, length })
-    }
-}
-
-impl Storage for Unlocked {
-    fn len(&self) -> Result<u64> {
-        Ok(self.length)
-    }
-
-    fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<()> {
-        self.file.read_exact_at(out, offset).map_err(|e| Error::io("cannot read the header", e))
-    }
-
-    fn write_at(&self, _offset: u64, _data: &[u8]) -> Result<()> {
-        Err(refuse_write())
-    }
-
-    fn allocate(&self, _offset: u64, _length: u64) -> Result<()> {
-        Err(refuse_write())
-    }
-
-    fn punch(&self, _offset: u64, _length: u64) -> Result<()> {
-        Err(refuse_write())
-    }
-
-    fn set_len(&self, _length: u64) -> Result<()> {
-        Err(refuse_write())
-    }
-
-    fn barrier(&self) -> Result<()> {
-        Err(refuse_write())
-    }
-
-    fn evict(&self, _offset: u64, _length: u64) -> Result<()> {
-        Ok(())
-    }
-
-    fn next_data(&self, offset: u64) -> Result<Option<std::ops::Range<u64>>> {
-        Ok((offset < self.length).then_some(offset..self.length))
-    }
-
-    fn read_only(&self) -> bool {
-        true
-    }
-}
-
-fn refuse_write() -> Error {
-    Error::ReadOnly("the file is not locked".into())
 }

@@ -3,19 +3,18 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use super::Archive;
 use super::compact::{self, CompactOptions, CompactReport, CompactStep, Target};
 use super::create::random_key;
-use super::header::{self, Header, SlotBlock, empty_slots};
-use super::keys::{KeyAccess, KeyInfo, KeyName, listed};
-use super::open::Unlocked;
-use super::slots::{self, KeyKind, OpenedSlot, Place};
-use super::{Archive, UnlockedKey};
 use crate::crypto::kdf::equal;
 use crate::crypto::{Prompts, SecretKey};
 use crate::env::{Environment, SystemEnvironment};
 use crate::error::{Error, Refusal, Result};
 use crate::format::KEY_SLOTS;
 use crate::format::header::{Framing, SLOT_EMPTY, encode};
+use crate::keys::header::{self, Header, SlotBlock, empty_slots};
+use crate::keys::slots::{self, OpenedSlot, Place};
+use crate::keys::{KeyAccess, KeyInfo, KeyKind, KeyName, UnlockedKey, listed, read_header};
 
 /// Which keys open the archive afterwards.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -48,7 +47,7 @@ impl Archive {
     /// Rewrites the archive under a new volume key, verifies it and puts it in the old one's place, as [`Archive::compact`] does.
     ///
     /// # Errors
-    /// As [`Archive::compact`] and [`Archive::unlock_with`]; `Invalid` when nothing would be kept, and when a slot is to be kept to which
+    /// As [`Archive::compact`] and [`crate::keys::unlock_with`]; `Invalid` when nothing would be kept, and when a slot is to be kept to which
     /// nothing can be wrapped: one of an unknown kind, without a description, or of a plugin that fails. Everything is as it was then.
     pub fn rekey(
         path: &Path,
@@ -56,7 +55,7 @@ impl Archive {
         options: &RekeyOptions<'_>,
         step: &mut dyn FnMut(CompactStep) -> Result<()>,
     ) -> Result<RekeyReport> {
-        let header = Header::read(&Unlocked::open(path)?)?;
+        let header = read_header(path)?;
         let opened = slots::unlock(&header, access.secrets, &access.limits)?;
         header.authenticate(&opened.volume_key)?;
         let (kept, dropped) = choose(&header, &opened, &options.keep)?;

@@ -186,7 +186,7 @@ impl Repack {
 
     /// What names the page, when it is a packed one of which a part is named no more.
     fn parts_left(&self, view: View<'_>, page: &Pointer) -> Result<Option<Vec<Part>>> {
-        let Some(items) = self.volume.pager().packed_items(page)? else { return Ok(None) };
+        let Some(items) = self.volume.packed_items(page)? else { return Ok(None) };
         let mut parts = BTreeMap::new();
         for item in &items {
             let range = item.offset..item.offset + u64::from(item.length);
@@ -247,7 +247,7 @@ impl Repack {
                 for part in parts.unwrap_or_default() {
                     let Some(inode) = inode::find(view, part.ino)? else { continue };
                     let mut content = vec![0; part.extent.length as usize];
-                    self.volume.pager().read_data(page, part.extent.start, &mut content)?;
+                    self.volume.read_data(page, part.extent.start, &mut content)?;
                     read.push((part, inode, content));
                 }
                 Ok(read)

@@ -40,6 +40,12 @@ pub struct Attributes {
     pub btime: Timestamp,
 }
 
+impl Attributes {
+    pub fn is_directory(&self) -> bool {
+        self.mode & mode::TYPE == mode::DIRECTORY
+    }
+}
+
 /// A time to set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SetTime {

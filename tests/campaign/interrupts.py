@@ -3,7 +3,7 @@
 
     tests/campaign/interrupts.py LOCKBOX [ROUNDS [SEED]]
 
-The program mount-lockbox lies beside LOCKBOX. Run as root in a namespace of its own (it mounts a small tmpfs). Each line that begins with FELL is a finding; the exit code says whether there was one.
+The programs mount-lockbox and lockbox-share lie beside LOCKBOX. Run as root in a namespace of its own (it mounts a small tmpfs). Each line that begins with FELL is a finding; the exit code says whether there was one.
 """
 import hashlib
 import os
@@ -240,7 +240,7 @@ def interrupt_mount(place, chance, base, how, whole):
             file.flush()
             os.fsync(file.fileno())
         delay = chance.uniform(0, 0.05)
-        child = subprocess.Popen([LOCKBOX, "umount", "point"], cwd=copy, env=environment(copy), stderr=subprocess.PIPE, start_new_session=True)
+        child = subprocess.Popen([LOCKBOX, "umount", chance.choice(["point", "--all"])], cwd=copy, env=environment(copy), stderr=subprocess.PIPE, start_new_session=True)
         time.sleep(delay)
         child.send_signal(number)
         _, said = child.communicate(timeout=60)
@@ -258,6 +258,85 @@ def interrupt_mount(place, chance, base, how, whole):
     await_none(what)
     look(copy, what, names, set(), whole)
     shutil.rmtree(copy)
+
+
+def serve(place):
+    """A share daemon that answers at the socket where the others look for it."""
+    socket = place + "/lockbox-share.sock"
+    if os.path.exists(socket):
+        os.remove(socket)
+    program = os.path.join(os.path.dirname(LOCKBOX), "lockbox-share")
+    arguments = ["--state-dir", place + "/shares", "--unix-socket", socket, "--listen", "127.0.0.1:0", "--metrics-listen", "none"]
+    with open(place + "/daemon.log", "ab") as log:
+        daemon = subprocess.Popen([program, "serve", *arguments], cwd=place, env=environment(place), stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+    for _ in range(400):
+        if os.path.exists(socket) or daemon.poll() is not None:
+            break
+        time.sleep(0.05)
+    return daemon
+
+
+def interrupt_links(chance, base, how):
+    """A file is shared and received once, whole, whoever of the three is stopped meanwhile."""
+    place = tempfile.mkdtemp(dir=base)
+    for name in ("state", "in"):
+        os.mkdir(f"{place}/{name}")
+    content = chance.randbytes(6_000_000)
+    with open(place + "/file", "wb") as file:
+        file.write(content)
+    number = getattr(signal, "SIG" + how)
+    daemon = serve(place)
+    what = f"[seed {SEED}] links {how}:"
+
+    def stopped(arguments, stdin, whom):
+        child = subprocess.Popen(
+            [LOCKBOX, *arguments], cwd=place, env=environment(place), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+        )
+        child.stdin.write(stdin)
+        child.stdin.close()
+        child.stdin = None
+        time.sleep(chance.uniform(0, 0.15))
+        (child if whom == "client" else daemon).send_signal(number)
+        if whom == "daemon":
+            daemon.wait(60)
+        return child, whom
+
+    def ended(child, whom):
+        out, said = child.communicate(timeout=180)
+        # A client of a daemon that comes again goes on by itself.
+        allowed = (0, -number, 128 + number) if whom == "client" else (0, 2, 21)
+        if child.returncode not in allowed or (child.returncode > 0 and not said):
+            fell(what, child.args[1], "with the", whom, "stopped:", child.returncode, said.decode(errors="replace").strip()[:300])
+        return child.returncode, out
+
+    for whom in ("client", "daemon"):
+        child, whom = stopped(["share", "file"], b"", whom)
+        if whom == "daemon":
+            daemon = serve(place)
+        code, link = ended(child, whom)
+        if code != 0 or not link.strip():
+            code, link = 0, good(place, "share", "file").stdout
+        child, whom = stopped(["receive", "--socket", place + "/lockbox-share.sock", "-o", "in"], link, whom)
+        if whom == "daemon":
+            daemon = serve(place)
+        code, _ = ended(child, whom)
+        if not os.path.exists(place + "/in/file"):
+            again = subprocess.run(
+                [LOCKBOX, "receive", "--resume", "--socket", place + "/lockbox-share.sock", "-o", "in"],
+                cwd=place, env=environment(place), input=link, capture_output=True, timeout=180,
+            )
+            if again.returncode != 0:
+                fell(what, "cannot be gone on with, the", whom, "stopped:", again.returncode, again.stderr.decode(errors="replace").strip()[:300])
+                continue
+        with open(place + "/in/file", "rb") as file:
+            if file.read() != content:
+                fell(what, "other content, the", whom, "stopped")
+        os.remove(place + "/in/file")
+        if os.listdir(place + "/in"):
+            fell(what, "left for ever:", os.listdir(place + "/in"))
+    daemon.kill()
+    daemon.wait()
+    shutil.rmtree(place)
 
 
 def main():
@@ -287,7 +366,8 @@ def main():
                 count += 1
     for how in ["INT", "TERM", "HUP", "KILL"] * (4 * ROUNDS):
         interrupt_mount(place, chance, base, how, whole)
-        count += 1
+        interrupt_links(chance, base, how)
+        count += 5
     for name, arguments, new, _ in commands:
         for limit in ("fsize", "disk"):
             copy = tempfile.mkdtemp(dir=base)
@@ -323,4 +403,5 @@ def main():
     sys.exit(1 if fallen else 0)
 
 
-main()
+if __name__ == "__main__":
+    main()

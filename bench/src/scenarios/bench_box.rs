@@ -5,10 +5,11 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use lockbox::archive::{Archive, CreateOptions, KdfCost, OpenOptions, UnlockedKey};
+use lockbox::archive::{Archive, CreateOptions, KdfCost, OpenOptions};
 use lockbox::crypto::Passphrase;
 use lockbox::format::{Ino, ROOT_INO};
 use lockbox::fs::{Creator, FileSystem, NewFile};
+use lockbox::keys::{self, UnlockedKey};
 use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
 
 use crate::{Outcome, Place};
@@ -34,7 +35,7 @@ impl BenchBox {
         let passphrase = Passphrase::new(b"a passphrase of the measurements".to_vec());
         // Key derivation is paid once for an archive and is not what is measured.
         Archive::create(&path, &passphrase, &CreateOptions { kdf: KdfCost::TEST, creator: CREATOR })?;
-        let key = Archive::unlock(&path, &passphrase)?;
+        let key = keys::unlock(&path, &passphrase)?;
         let options = OpenOptions { memory: place.memory << 20, ..OpenOptions::default() };
         let archive = Some(Archive::open(&path, &key, &options)?);
         Ok(BenchBox { directory, key, options, archive })

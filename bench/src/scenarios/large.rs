@@ -5,7 +5,7 @@ use std::io::Write;
 use std::path::Path;
 use std::time::Instant;
 
-use lockbox::archive::{ExtractOptions, Filter, ImportOptions};
+use lockbox::exchange::{self, ExtractOptions, Filter, ImportOptions};
 use lockbox::format::ROOT_INO;
 
 use crate::bench_box::{BenchBox, CREATOR, forget};
@@ -46,7 +46,13 @@ fn one(place: &Place, size: u64, data: &str, content: &dyn Fn(u64) -> Vec<u8>) -
         };
         let archive = made.archive()?;
         adds.push(seconds(|| {
-            archive.import(std::slice::from_ref(&source), &options, &mut |_| {})?;
+            exchange::import(
+                archive.file_system(),
+                archive.identity(),
+                std::slice::from_ref(&source),
+                &options,
+                &mut |_| {},
+            )?;
             Ok(archive.file_system().make_durable()?)
         })?);
     }
@@ -69,7 +75,7 @@ fn one(place: &Place, size: u64, data: &str, content: &dyn Fn(u64) -> Vec<u8>) -
         };
         let archive = made.archive()?;
         extractions.push(seconds(|| {
-            archive.extract(&[], &options, &mut |_| Ok(()))?;
+            exchange::extract(archive.file_system(), &[], &options, &mut |_| Ok(()))?;
             Ok(File::open(options.to.join("source"))?.sync_all()?)
         })?);
         fs::remove_dir_all(&options.to)?;

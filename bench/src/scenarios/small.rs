@@ -2,7 +2,7 @@
 
 use std::io::Write;
 
-use lockbox::archive::{Entries, ExtractOptions, Filter};
+use lockbox::exchange::{self, Entries, ExtractOptions, Filter};
 use lockbox::format::{Ino, ROOT_INO};
 use lockbox::fs::FileSystem;
 
@@ -34,7 +34,9 @@ fn one(place: &Place, files: usize, data: &str, content: &dyn Fn(usize) -> Vec<u
     let to = made.directory().join("out");
     let options = ExtractOptions { to: to.clone(), replace: false, filter: Filter::default(), privileges: false };
     let archive = made.archive()?;
-    report.time("extract to a directory", || Ok(archive.extract(&[], &options, &mut |_| Ok(()))?))?;
+    report.time("extract to a directory", || {
+        Ok(exchange::extract(archive.file_system(), &[], &options, &mut |_| Ok(()))?)
+    })?;
     drop(fs);
     report.time("close", || made.close())?;
     let (ours, theirs) = (made.bytes()?, tar_zstd(&contents)?);

@@ -1,6 +1,6 @@
 //! What opening, looking up, listing and changing cost as the number of entries grows.
 
-use lockbox::archive::Entries;
+use lockbox::exchange::Entries;
 
 use crate::bench_box::{BenchBox, PER_DIRECTORY, add, add_many, name};
 use crate::content::Seeded;

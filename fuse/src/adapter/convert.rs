@@ -4,8 +4,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use fuser::{FileAttr, FileType, INodeNo, RenameFlags, TimeOrNow};
 use lockbox::Error;
-use lockbox::archive::{device_number, split_device_number};
 use lockbox::error::Timestamp;
+use lockbox::exchange::{device_number, split_device_number};
 use lockbox::fs::{Attributes, Creator, RenameMode, SetTime, XattrMode, mode};
 
 /// The preferred size of I/O: the archive's block.

@@ -51,6 +51,7 @@ mod tests {
     use lockbox::archive::{Archive, CreateOptions, KdfCost, OpenOptions};
     use lockbox::crypto::Passphrase;
     use lockbox::fs::Creator;
+    use lockbox::keys;
 
     use super::*;
 
@@ -71,7 +72,7 @@ mod tests {
         let creator = Creator { uid: 0, gid: 0, umask: None };
         let kdf = KdfCost { memory_kib: 1024, passes: 1, lanes: 1 };
         Archive::create(&path, &passphrase, &CreateOptions { kdf, creator }).unwrap();
-        let key = Archive::unlock(&path, &passphrase).unwrap();
+        let key = keys::unlock(&path, &passphrase).unwrap();
         let archive = Archive::open(&path, &key, &OpenOptions::default()).unwrap();
         let (fs, shared) = (archive.file_system(), Shared::default());
         let ino = fs.create_and_open(format::ROOT_INO, b"file", 0o600, creator).unwrap().ino;

@@ -12,6 +12,7 @@ use lockbox::archive::{Archive, CreateOptions, KdfCost};
 use lockbox::control::{self, Request, Response, Status};
 use lockbox::crypto::Passphrase;
 use lockbox::fs::Creator;
+use lockbox::keys;
 use nix::libc;
 use nix::mount::{MntFlags, umount2};
 use nix::sys::mman::{self, MapFlags, MsFlags, ProtFlags};
@@ -119,7 +120,7 @@ impl Mount {
     }
 
     fn ask(&self, request: &Request) -> io::Result<Response> {
-        let id = Archive::identify(&self.archive()).map_err(io::Error::other)?;
+        let id = keys::identify(&self.archive()).map_err(io::Error::other)?;
         let owner = nix::unistd::geteuid().as_raw();
         control::ask(&control::socket_path(&self.runtime(), &id), owner, request).map_err(io::Error::other)
     }
@@ -182,7 +183,7 @@ impl Mount {
         if self.mounted {
             self.unmount();
         }
-        let key = Archive::unlock(&self.archive(), &Passphrase::new(PASSPHRASE.as_bytes().to_vec())).unwrap();
+        let key = keys::unlock(&self.archive(), &Passphrase::new(PASSPHRASE.as_bytes().to_vec())).unwrap();
         let read = lockbox::archive::OpenOptions { read_only: true, ..Default::default() };
         let report = Archive::open(&self.archive(), &key, &read).unwrap().check(true, &mut |_, _| {}).unwrap();
         assert!(report.findings.is_empty(), "{:?}", report.findings);

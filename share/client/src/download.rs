@@ -110,10 +110,6 @@ impl<'a> Download<'a> {
         *self.fault.borrow_mut() = Some(error);
         Err(told)
     }
-
-    fn cut(&self, reason: impl Into<String>) -> Error {
-        Error::Unreachable { server: self.lot.client.server().to_string(), reason: reason.into() }
-    }
 }
 
 impl Read for Download<'_> {
@@ -132,8 +128,7 @@ impl Read for Download<'_> {
             };
             match body.read(&mut buffer[..wanted]) {
                 Ok(0) => {
-                    let cut = self.cut("the connection ended early");
-                    self.wait_or_give_up(cut)?;
+                    self.wait_or_give_up(self.lot.client.cut_off("the connection ended early".into()))?;
                 }
                 Ok(count) => {
                     self.position += count as u64;
@@ -144,8 +139,7 @@ impl Read for Download<'_> {
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => {
-                    let cut = self.cut(error.to_string());
-                    self.wait_or_give_up(cut)?;
+                    self.wait_or_give_up(self.lot.client.cut_off(error.to_string()))?;
                 }
             }
         }

@@ -27,9 +27,9 @@ pub enum Error {
     /// Something that is not shared, such as a directory; a whole sentence.
     #[error("{0}")]
     Invalid(String),
-    /// No daemon answers.
+    /// No daemon answers. Without a connection nothing can have arrived there; with one, the request may have, and only its reply is lost.
     #[error("the share daemon at {server} cannot be reached: {reason}")]
-    Unreachable { server: String, reason: String },
+    Unreachable { server: String, reason: String, may_have_arrived: bool },
     /// The daemon refused, and says why.
     #[error("{}", refusal(.0))]
     Refused(Failure),

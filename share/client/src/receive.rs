@@ -338,18 +338,11 @@ fn send_claim(client: &Client, link: &Link, claim: &ClaimId) -> Result<Claimed> 
 /// Whether the reply may have been lost, or the daemon has no time at this moment.
 fn worth_repeating(error: &Error) -> bool {
     match error {
-        Error::Unreachable { reason, .. } => may_have_arrived(reason),
+        Error::Unreachable { may_have_arrived, .. } => *may_have_arrived,
         other => {
             matches!(other.code(), Some(ErrorCode::Limited | ErrorCode::Unavailable | ErrorCode::Timeout))
         }
     }
-}
-
-/// A connection that was never made cannot have lost a reply.
-fn may_have_arrived(reason: &str) -> bool {
-    let never =
-        ["refused", "No such file", "host not found", "resolve", "certificate", "unreachable", "Permission denied"];
-    !never.iter().any(|word| reason.contains(word))
 }
 
 fn age_name(meta: &Meta) -> String {

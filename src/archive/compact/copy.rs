@@ -152,7 +152,7 @@ fn same_bytes(from: &Volume, to: &Volume, ours: &[u8], theirs: &[u8]) -> Result<
         return Ok(false);
     }
     let (mut one, mut other) = (vec![0; ours.length as usize], vec![0; ours.length as usize]);
-    from.pager().read_data(&ours.page, ours.start, &mut one)?;
-    to.pager().read_data(&theirs.page, theirs.start, &mut other)?;
+    from.read_data(&ours.page, ours.start, &mut one)?;
+    to.read_data(&theirs.page, theirs.start, &mut other)?;
     Ok(one == other)
 }

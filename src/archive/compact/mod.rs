@@ -22,10 +22,7 @@ use std::sync::Arc;
 use super::create::name_key;
 use names::Names;
 
-use super::header::{self, Header, Slots};
-use super::open::seen_file;
-use super::seen::{self, Looked};
-use super::{Archive, OpenOptions, SeenOptions, UnlockedKey, Witness};
+use super::{Archive, OpenOptions};
 use crate::crypto::SecretKey;
 use crate::env::SystemEnvironment;
 use crate::error::{Error, Result};
@@ -33,6 +30,9 @@ use crate::format::header::Framing;
 use crate::format::{BLOCK, MAX_OFFSET, MIN_BLOCKS};
 use crate::frame::PageCipher;
 use crate::fs::FileSystem;
+use crate::keys::header::{self, Header, Slots};
+use crate::keys::seen::{self, Looked};
+use crate::keys::{SeenOptions, UnlockedKey, Witness};
 use crate::storage::{FileStorage, Storage};
 use crate::txn::{self, Descent, Mark, Volume};
 
@@ -128,7 +128,7 @@ pub(super) fn rewrite(
     }
     header.authenticate(&key.volume_key)?;
     header.check_writable()?;
-    let looked = Looked::into(seen_file(&options.seen, &key.volume_key, &key.archive));
+    let looked = Looked::at(&options.seen, &key.volume_key, &key.archive);
     let sequence = header.framing().sequence;
     let old = open(storage.clone(), key, sequence, looked.mark())?;
     let replace = seen::judge(&old.volume, sequence, looked.seen.as_ref(), &options.seen)?;
@@ -159,7 +159,7 @@ pub(super) fn rewrite(
     } else {
         // Also under the old key: a copy from before is an older one to who opens it.
         Witness::new(new.clone(), target.framing.sequence, looked, replace).remember();
-        let file = seen_file(&options.seen, &target.key.volume_key, &target.key.archive);
+        let file = options.seen.file(&target.key.volume_key, &target.key.archive);
         Witness::new(new, target.framing.sequence, Looked { file, seen: None }, false).remember();
     }
     if let Some(left) = left {
@@ -228,7 +228,7 @@ fn refuse_snapshots(volume: &Volume) -> Result<()> {
         .iter()
         .map(|(id, snapshot)| match &snapshot.name[..] {
             b"" => format!("number {id} (being removed)"),
-            name => super::display(name),
+            name => lockbox_terminal::display(name),
         })
         .collect();
     Err(Error::Unsupported(format!(

@@ -81,7 +81,7 @@ impl<'a> Pages<'a> {
     }
 
     fn copy(&self, ino: Ino, offset: u64, extent: &Extent, ranges: &[Range<u32>]) -> Result<Pointer> {
-        let opened = self.from.pager().open_page(&extent.page)?;
+        let opened = self.from.open_page(&extent.page)?;
         if !matches!(opened.prologue.kind, PageKind::Data | PageKind::Packed) {
             return Err(Error::damaged(format!("page of another kind: block={}", extent.page.run.address)));
         }

@@ -19,7 +19,8 @@ use std::sync::Arc;
 use rustix::fs::{Gid, Mode, Stat, Uid, XattrFlags};
 use rustix::io::Errno;
 
-use super::super::display;
+use lockbox_terminal::display;
+
 use crate::env::Environment;
 use crate::error::{Error, Refusal, Result};
 use crate::storage::{FileStorage, HostEntry, LockMode, Storage};

@@ -4,7 +4,6 @@ use std::sync::{Arc, OnceLock};
 
 use sha2::{Digest, Sha256};
 
-use super::super::seen::Seen;
 use crate::crypto::identity::Recipient;
 use crate::crypto::{Identities, NoPrompts, Prompts, RecoveryCode};
 use crate::format::data_head::{decode_cell_table, encode_head, head_length};
@@ -19,6 +18,7 @@ use crate::format::values::{
 };
 use crate::format::{MAX_DATA, Pointer, space as space_map};
 use crate::fs::acl::Acl;
+use crate::keys::seen::Seen;
 
 const FRAMING: usize = 4096;
 const CHECKSUM: std::ops::Range<usize> = 4064..4096;

@@ -6,7 +6,6 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use super::super::check::check;
-use super::super::rescue::{RescueOptions, rescue_from};
 use super::decoders::filled;
 use super::forge::{Forge, OWNER, open_on};
 use super::pages::plain_page;
@@ -16,6 +15,7 @@ use crate::format::values::Extent;
 use crate::format::{Generation, Ino, Key, ROOT_INO, kind};
 use crate::frame::{Content, PageCipher};
 use crate::fs::{FileSystem, RenameMode, SetAttributes, XattrMode, mode};
+use crate::rescue::{RescueOptions, rescue_from};
 use crate::storage::{MemoryStorage, Storage};
 
 /// Edits of one input.

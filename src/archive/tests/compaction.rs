@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use super::super::{Archive, CompactOptions, CompactStep, CreateOptions, OpenOptions, SeenOptions, UnlockedKey};
+use super::super::{Archive, CompactOptions, CompactStep, CreateOptions, OpenOptions};
 use super::passphrase;
 use super::sample::{Expected, expected, noise, put};
 use crate::crypto::kdf::KdfCost;
@@ -13,6 +13,7 @@ use crate::error::{Error, Refusal, Result};
 use crate::format::values::{Extent, InodeValue, NO_TRIM};
 use crate::format::{Generation, Ino, Key, ROOT_INO, kind};
 use crate::fs::{Creator, FileSystem};
+use crate::keys::{self, SeenOptions, UnlockedKey};
 
 struct Place {
     directory: tempfile::TempDir,
@@ -28,7 +29,7 @@ impl Place {
         let path = directory.path().join("a.lbx");
         let creator = Creator { uid: 1000, gid: 1000, umask: None };
         Archive::create(&path, &passphrase("p"), &CreateOptions { kdf: KdfCost::TEST, creator }).unwrap();
-        let key = Archive::unlock(&path, &passphrase("p")).unwrap();
+        let key = keys::unlock(&path, &passphrase("p")).unwrap();
         let archive = Archive::open(&path, &key, &OpenOptions::default()).unwrap();
         let fs = archive.file_system();
         for n in 0..40u64 {
@@ -82,7 +83,7 @@ fn a_compacted_archive_is_smaller_and_goes_on_from_the_old_one() {
     assert_eq!(place.names(), 1);
     assert_eq!(place.path().metadata().unwrap().permissions().mode() & 0o777, 0o640);
     // The passphrase still opens it.
-    assert!(Archive::unlock(&place.path(), &passphrase("p")).is_ok());
+    assert!(keys::unlock(&place.path(), &passphrase("p")).is_ok());
     assert!(place.assert_whole(&place.path()) > place.generation);
 }
 

@@ -6,8 +6,6 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use super::super::rescue::{Later, RescueOptions, RescueState, rescue_from};
-use super::super::scan::{open_found, scan};
 use super::sample::{OWNER, Sample, cipher, expected, fresh, noise, put, sample};
 use crate::env::SeededEnvironment;
 use crate::format::header::HEADER_BYTES;
@@ -16,6 +14,8 @@ use crate::format::page::PageKind;
 use crate::format::{BLOCK, Generation, HEADER_START, Ino, RING_SLOTS, ROOT_INO, Run, TreeId, slot_block};
 use crate::fs::{RenameMode, mode};
 use crate::pager::Pager;
+use crate::rescue::scan::{open_found, scan};
+use crate::rescue::{Later, RescueOptions, RescueState, rescue_from};
 use crate::storage::{MemoryStorage, Storage};
 
 const B: usize = BLOCK as usize;
@@ -377,7 +377,7 @@ fn rescue_partial(bytes: Vec<u8>, partial: bool) -> (Told, impl Fn(Ino) -> Optio
     let options = RescueOptions { to: target.path().join("to"), partial, privileges: false };
     let mut told = Told::new();
     let storage = Arc::new(MemoryStorage::from_contents(bytes));
-    let item = &mut |item: &super::super::Rescued<'_>| {
+    let item = &mut |item: &crate::rescue::Rescued<'_>| {
         told.insert(item.ino.0, (item.state, item.path.to_vec(), item.generation));
         Ok(())
     };

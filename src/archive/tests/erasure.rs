@@ -3,12 +3,12 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use super::super::scan::{open_found, scan};
 use super::sample::{cipher, create_on, fresh, noise, open_on, put};
 use crate::env::SeededEnvironment;
 use crate::format::page::PageKind;
 use crate::format::{BLOCK, Ino, MIN_BLOCKS, ROOT_INO, Run};
 use crate::pager::Pager;
+use crate::rescue::scan::{open_found, scan};
 use crate::storage::simulated::{Fate, OpKind, SimulatedStorage};
 use crate::storage::{MemoryStorage, Storage};
 

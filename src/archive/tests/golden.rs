@@ -8,10 +8,7 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
-use super::super::UnlockLimits;
 use super::super::fuzzing::{Forge, OWNER, create_on, noise, open_on};
-use super::super::header::Header;
-use super::super::slots::{self, NewKey, Place, Secrets};
 use super::sample::cipher;
 use super::{archive, key, opens};
 use crate::crypto::identity::Recipient;
@@ -23,6 +20,9 @@ use crate::format::record::DeltaList;
 use crate::format::{BLOCK, HEADER_START, Ino, RING_SLOTS, ROOT_INO, Run, TreeId, slot_block};
 use crate::frame::delta_page;
 use crate::fs::{FileSystem, SetAttributes, XattrMode, mode};
+use crate::keys::UnlockLimits;
+use crate::keys::header::Header;
+use crate::keys::slots::{self, NewKey, Place, Secrets};
 use crate::storage::MemoryStorage;
 
 const PASSPHRASES: [(usize, &str); 3] = [(0, "golden one"), (5, "golden two"), (31, "golden thirty-one")];
@@ -313,7 +313,7 @@ fn damages(bytes: &[u8]) -> Vec<(&'static str, Vec<usize>)> {
     let storage = Arc::new(MemoryStorage::from_contents(bytes.to_vec()));
     let fs = open_on(storage, true).unwrap();
     let record = fs.volume.durable();
-    let root = record.roots[TreeId::Live as usize - 1].pointer.run.offset() as usize;
+    let root = record.roots[TreeId::Live].pointer.run.offset() as usize;
     let newest = (slot_block(record.generation.slot()) * BLOCK) as usize;
     let copies = |at: usize| HEADER_START.iter().map(|start| (start * BLOCK) as usize + at).collect();
     vec![

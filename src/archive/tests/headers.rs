@@ -2,13 +2,14 @@
 
 use std::path::Path;
 
-use super::keys::{Case, key_file};
+use super::key_changes::{Case, key_file};
 use super::*;
-use crate::archive::seen::Looked;
-use crate::archive::{FindingKind, KeyAccess, KeyName, OpenOptions, SeenOptions, Severity, vouch};
+use crate::archive::{FindingKind, OpenOptions, Severity};
 use crate::format::ROOT_INO;
 use crate::frame::PageCipher;
 use crate::fs::mode;
+use crate::keys::seen::Looked;
+use crate::keys::{KeyAccess, KeyName, SeenOptions, vouch};
 use crate::txn::Volume;
 
 /// The bytes of both copies of the header.
@@ -28,24 +29,23 @@ fn put_back(path: &Path, copies: &[Vec<u8>; 2]) {
 /// H4: also by who remembers nothing of the archive, and before anybody else wrote to it.
 #[test]
 fn a_header_from_before_any_change_of_keys_is_refused_at_once() {
-    let add = |path: &Path, access: &KeyAccess<'_>| {
-        Archive::add_key(path, access, &NewKey::KeyFile(&key_file()), "stick").map(drop)
-    };
+    let add =
+        |path: &Path, access: &KeyAccess<'_>| keys::add(path, access, &NewKey::KeyFile(&key_file()), "stick").map(drop);
     let change = |path: &Path, access: &KeyAccess<'_>| {
-        Archive::change_passphrase(path, access, &passphrase("second"), KdfCost::TEST).map(drop)
+        keys::change_passphrase(path, access, &passphrase("second"), KdfCost::TEST).map(drop)
     };
     let set = |path: &Path, access: &KeyAccess<'_>| {
-        Archive::set_passphrase(path, access, None, &passphrase("second"), KdfCost::TEST).map(drop)
+        keys::set_passphrase(path, access, None, &passphrase("second"), KdfCost::TEST).map(drop)
     };
     let remove = |path: &Path, access: &KeyAccess<'_>| {
         add(path, access)?;
-        Archive::remove_key(path, access, &KeyName::parse("stick")).map(drop)
+        keys::remove(path, access, &KeyName::parse("stick")).map(drop)
     };
     let restore = |path: &Path, access: &KeyAccess<'_>| {
-        let backup = Archive::backup_header(path)?;
+        let backup = keys::backup_header(path)?;
         add(path, access)?;
         let access = KeyAccess { seen: SeenOptions { accept_older: true, ..access.seen.clone() }, ..*access };
-        Archive::restore_header(path, &backup, &access).map(drop)
+        keys::restore_header(path, &backup, &access).map(drop)
     };
     type Change<'a> = (&'a str, &'a dyn Fn(&Path, &KeyAccess<'_>) -> crate::Result<()>);
     let changes: [Change<'_>; 5] =
@@ -64,7 +64,7 @@ fn a_header_from_before_any_change_of_keys_is_refused_at_once() {
             assert!(matches!(&opened, Err(Error::Older(text)) if text.contains("header")), "{name}, closed={closed}");
             put_back(&case.path(), &after);
             let with = if ["passwd", "set"].contains(&name) { secrets("second") } else { first };
-            let key = Archive::unlock_with(&case.path(), &with, &UnlockLimits::default()).unwrap();
+            let key = keys::unlock_with(&case.path(), &with, &UnlockLimits::default()).unwrap();
             let options = OpenOptions { read_only: true, ..OpenOptions::default() };
             let archive = Archive::open(&case.path(), &key, &options).unwrap();
             assert_eq!(archive.info().unwrap().closed, closed, "{name}");
@@ -167,7 +167,7 @@ fn with_checksum(mut copy: Vec<u8>) -> Vec<u8> {
 fn a_copy_of_the_header_that_was_lost_or_altered_is_found_and_mended() {
     let case = Case::new();
     fill_a_little(&case, true);
-    let key = Archive::unlock(&case.path(), &passphrase("first")).unwrap();
+    let key = keys::unlock(&case.path(), &passphrase("first")).unwrap();
     let whole = std::fs::read(case.path()).unwrap();
     let [first, second] = copies(&case.path());
     assert_eq!(findings(&case, &key), []);
@@ -197,7 +197,7 @@ fn a_copy_of_the_header_that_was_lost_or_altered_is_found_and_mended() {
             matches!(&found[..], [(FindingKind::Header, Severity::Minor, said)] if said.starts_with(what)),
             "{found:?}"
         );
-        let said = Archive::repair_header(&case.path(), &key, &SeenOptions::default()).unwrap();
+        let said = keys::repair_header(&case.path(), &key, &SeenOptions::default()).unwrap();
         assert_eq!(said, Some(format!("{what}; it was written anew from the other copy")));
         assert!(std::fs::read(case.path()).unwrap() == whole, "{what}: something else was changed");
 
@@ -208,7 +208,7 @@ fn a_copy_of_the_header_that_was_lost_or_altered_is_found_and_mended() {
         drop(archive);
         assert!(std::fs::read(case.path()).unwrap() == whole, "{what}");
     }
-    assert_eq!(Archive::repair_header(&case.path(), &key, &SeenOptions::default()).unwrap(), None);
+    assert_eq!(keys::repair_header(&case.path(), &key, &SeenOptions::default()).unwrap(), None);
 }
 
 /// H5: what a newer program began to write is read beside, and neither written over nor left behind.
@@ -217,7 +217,7 @@ fn a_copy_of_the_header_that_a_newer_program_wrote_is_not_written_over() {
     let case = Case::new();
     fill_a_little(&case, true);
     let first = secrets("first");
-    let key = Archive::unlock(&case.path(), &passphrase("first")).unwrap();
+    let key = keys::unlock(&case.path(), &passphrase("first")).unwrap();
     let copies = copies(&case.path());
     for copy in 0..2 {
         // A version, a suite, a feature, each with the next number.
@@ -235,9 +235,9 @@ fn a_copy_of_the_header_that_a_newer_program_wrote_is_not_written_over() {
             };
             let seen = SeenOptions::default();
             refused("open", Archive::open(&case.path(), &key, &OpenOptions::default()).map(drop));
-            refused("repair", Archive::repair_header(&case.path(), &key, &seen).map(drop));
+            refused("repair", keys::repair_header(&case.path(), &key, &seen).map(drop));
             let access = KeyAccess { seen, ..case.access(&first) };
-            refused("key", Archive::add_key(&case.path(), &access, &NewKey::KeyFile(&key_file()), "").map(drop));
+            refused("key", keys::add(&case.path(), &access, &NewKey::KeyFile(&key_file()), "").map(drop));
             let found = findings(&case, &key);
             assert!(matches!(&found[..], [(FindingKind::Header, ..)]), "{found:?}");
         }
@@ -251,12 +251,12 @@ fn an_older_header_is_not_written_to_the_other_copy() {
     let before = copies(&case.path());
     let first = secrets("first");
     let access = KeyAccess { seen: SeenOptions::default(), ..case.access(&first) };
-    Archive::add_key(&case.path(), &access, &NewKey::KeyFile(&key_file()), "").unwrap();
+    keys::add(&case.path(), &access, &NewKey::KeyFile(&key_file()), "").unwrap();
     put_back(&case.path(), &[before[0].clone(), vec![0; HEADER_BYTES]]);
     let put = std::fs::read(case.path()).unwrap();
     assert!(matches!(case.try_open(&first, &SeenOptions::default()), Err(Error::Older(_))));
-    let key = Archive::unlock(&case.path(), &passphrase("first")).unwrap();
-    let repaired = Archive::repair_header(&case.path(), &key, &SeenOptions::default());
+    let key = keys::unlock(&case.path(), &passphrase("first")).unwrap();
+    let repaired = keys::repair_header(&case.path(), &key, &SeenOptions::default());
     assert!(matches!(repaired, Err(Error::Older(_))));
     assert!(std::fs::read(case.path()).unwrap() == put, "something was written");
 }
@@ -264,7 +264,7 @@ fn an_older_header_is_not_written_to_the_other_copy() {
 #[test]
 fn a_part_of_a_block_behind_the_archive_is_told_and_cut_off() {
     let case = Case::new();
-    let key = Archive::unlock(&case.path(), &passphrase("first")).unwrap();
+    let key = keys::unlock(&case.path(), &passphrase("first")).unwrap();
     let whole = std::fs::read(case.path()).unwrap();
     // Whole blocks may be what a crash left.
     for (more, part) in [(1, Some(1)), (4095, Some(4095)), (8192, None), (8193, Some(1))] {

@@ -8,8 +8,8 @@ mod golden;
 mod headers;
 mod hostile;
 mod importing;
+mod key_changes;
 mod key_slots;
-mod keys;
 mod repacking;
 mod sample;
 mod smallest;
@@ -19,9 +19,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use super::header::{self, Header, SlotBlock, empty_slots};
-use super::slots::{self, NewKey, Place, Secrets};
-use super::{Archive, CreateOptions, UnlockLimits, UnlockedKey};
+use super::{Archive, CreateOptions};
 use crate::crypto::kdf::KdfCost;
 use crate::crypto::{Passphrase, SecretKey};
 use crate::env::{Environment, SeededEnvironment};
@@ -31,17 +29,20 @@ use crate::format::header::{
 };
 use crate::format::{BLOCK, HEADER_START, MIN_BLOCKS};
 use crate::fs::Creator;
+use crate::keys::header::{self, Header, SlotBlock, empty_slots};
+use crate::keys::slots::{self, NewKey, Place, Secrets};
+use crate::keys::{self, UnlockLimits, UnlockedKey};
 use crate::storage::simulated::{OpKind, SimulatedStorage};
 use crate::storage::{MemoryStorage, Storage};
 
 /// A file of `format-spec/vectors`.
-pub(super) fn vectors(name: &str) -> serde_json::Value {
+pub(crate) fn vectors(name: &str) -> serde_json::Value {
     let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("format-spec/vectors");
     serde_json::from_str(&std::fs::read_to_string(folder.join(format!("{name}.json"))).unwrap()).unwrap()
 }
 
 /// Groups of hexadecimal digits; `hh*n` repeats one byte.
-pub(super) fn unhex(value: &serde_json::Value) -> Vec<u8> {
+pub(crate) fn unhex(value: &serde_json::Value) -> Vec<u8> {
     let byte = |digits: &str| u8::from_str_radix(digits, 16).unwrap();
     let group = |group: &str| match group.split_once('*') {
         Some((digits, count)) => vec![byte(digits); count.parse().unwrap()],

@@ -128,9 +128,9 @@ fn items(storage: &Arc<MemoryStorage>) -> Vec<(Ino, u64, u32)> {
     let storage = storage.clone() as Arc<dyn Storage>;
     let pager = crate::pager::Pager::new(storage.clone(), super::sample::cipher(), 1 << 20);
     let mut found = Vec::new();
-    super::super::scan::scan(&*storage, pager.cipher(), &mut |_, _| Ok(()), &mut |run, prologue| {
+    crate::rescue::scan::scan(&*storage, pager.cipher(), &mut |_, _| Ok(()), &mut |run, prologue| {
         if prologue.kind == crate::format::page::PageKind::Packed
-            && let Ok((_, opened)) = super::super::scan::open_found(&pager, run)
+            && let Ok((_, opened)) = crate::rescue::scan::open_found(&pager, run)
         {
             found.extend(opened.table()?.items.iter().map(|item| (item.ino, item.offset, item.length)));
         }

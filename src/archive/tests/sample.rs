@@ -5,7 +5,6 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use super::super::create::name_key;
-use super::super::header::{self, Header, empty_slots};
 use super::{ARCHIVE, key};
 use crate::env::{Environment, SeededEnvironment};
 use crate::error::{Error, Result};
@@ -13,6 +12,7 @@ use crate::format::header::Framing;
 use crate::format::{BLOCK, Generation, Ino, MIN_BLOCKS, ROOT_INO};
 use crate::frame::PageCipher;
 use crate::fs::{Creator, FileSystem, FsOptions, SetAttributes, SyncProfile, XattrMode, mode};
+use crate::keys::header::{self, Header, empty_slots};
 use crate::storage::{MemoryStorage, Storage};
 use crate::txn::{OpenOptions, Volume};
 

@@ -16,7 +16,7 @@ fn the_smallest_archive_of_the_specification_is_sound_and_can_be_written() {
     let place = tempfile::tempdir().unwrap();
     let path = place.path().join("a.lbx");
     std::fs::write(&path, bytes).unwrap();
-    let key = Archive::unlock(&path, &passphrase(vector["passphrase"].as_str().unwrap())).unwrap();
+    let key = keys::unlock(&path, &passphrase(vector["passphrase"].as_str().unwrap())).unwrap();
     let sound = || {
         let options = OpenOptions { read_only: true, ..OpenOptions::default() };
         let archive = Archive::open(&path, &key, &options).unwrap();

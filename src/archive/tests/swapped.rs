@@ -5,13 +5,14 @@ use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
-use super::super::{Archive, CompactOptions, CompactStep, CreateOptions, OpenOptions, UnlockedKey};
+use super::super::{Archive, CompactOptions, CompactStep, CreateOptions, OpenOptions};
 use super::passphrase;
 use super::sample::{Expected, expected, noise, put};
 use crate::crypto::kdf::KdfCost;
 use crate::error::{Error, Result};
 use crate::format::ROOT_INO;
 use crate::fs::Creator;
+use crate::keys::{self, UnlockedKey};
 
 /// Who owns the archive when root runs the tests.
 const SOMEBODY: u32 = 4321;
@@ -30,7 +31,7 @@ impl Place {
         let path = directory.path().join("box/a.lbx");
         let creator = Creator { uid: 1000, gid: 1000, umask: None };
         Archive::create(&path, &passphrase("p"), &CreateOptions { kdf: KdfCost::TEST, creator }).unwrap();
-        let key = Archive::unlock(&path, &passphrase("p")).unwrap();
+        let key = keys::unlock(&path, &passphrase("p")).unwrap();
         let archive = Archive::open(&path, &key, &OpenOptions::default()).unwrap();
         put(archive.file_system(), ROOT_INO, b"file", &noise(1, 100_000));
         let content = expected(archive.file_system());

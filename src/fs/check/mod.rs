@@ -369,7 +369,7 @@ impl Walk<'_> {
             Reading::But(_) | Reading::All => {}
         }
         self.buffer.resize(extent.length as usize, 0);
-        match self.volume.pager().read_data(&extent.page, extent.start, &mut self.buffer) {
+        match self.volume.read_data(&extent.page, extent.start, &mut self.buffer) {
             Err(error @ (Error::Damaged(_) | Error::Io { .. })) => {
                 let length = u64::from(extent.length);
                 let last = offset.saturating_add(length).saturating_sub(1);

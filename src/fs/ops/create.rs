@@ -114,7 +114,7 @@ impl FileSystem {
                 return Err(Error::damaged(format!("a symlink's extents are out of place: inode={}", ino.0)));
             }
             target.resize(start + extent.length as usize, 0);
-            self.volume.pager().read_data(&extent.page, extent.start, &mut target[start..])?;
+            self.volume.read_data(&extent.page, extent.start, &mut target[start..])?;
             Ok(ControlFlow::Continue(()))
         })?;
         if target.is_empty() || target.len() as u64 != inode.size {

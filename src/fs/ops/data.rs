@@ -113,7 +113,7 @@ impl FileSystem {
             let (from, to) = (mapped.offset.max(visible.start), mapped.end().min(visible.end));
             (from, to, mapped.extent.start + (from - mapped.offset) as u32)
         };
-        self.volume.pager().expect_data(found.iter().map(|mapped| {
+        self.volume.expect_data(found.iter().map(|mapped| {
             let (from, to, start) = part(mapped);
             (&mapped.extent.page, start, (to - from) as u32)
         }));
@@ -126,7 +126,7 @@ impl FileSystem {
                 out[filled..place.start].fill(0);
             }
             filled = filled.max(place.end);
-            self.volume.pager().read_data(&mapped.extent.page, start, &mut out[place])?;
+            self.volume.read_data(&mapped.extent.page, start, &mut out[place])?;
         }
         out[filled..].fill(0);
         Ok(())

@@ -49,7 +49,7 @@ impl FileSystem {
         // What is taken is the archive's word.
         let used = blocks.taken.saturating_add(blocks.promised).min(MAX_OFFSET / BLOCK) * BLOCK;
         let inside = blocks.total.saturating_mul(BLOCK).saturating_sub(layout * BLOCK + used);
-        let allocated = self.volume.pager().storage().allocated()?;
+        let allocated = self.volume.allocated_on_host()?;
         let backed = allocated.saturating_sub(layout * BLOCK + used).min(inside);
         let from_host = (inside - backed).saturating_add(blocks.growth.saturating_mul(BLOCK)).min(host_free);
         let free = backed.saturating_add(from_host);

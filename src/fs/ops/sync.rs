@@ -43,7 +43,7 @@ impl FileSystem {
 
     /// What somebody who handed over data, or asked for its durability, is told of an error.
     pub(in crate::fs) fn told(&self, error: Error) -> Error {
-        self.volume.pager().latch().tell(error)
+        self.volume.told(error)
     }
 
     fn finish_commit(&self, begun: BegunSync) -> Result<()> {

@@ -7,17 +7,17 @@ use crate::fs::{FileSystem, Usage};
 impl FileSystem {
     /// Figures for an operator. Asks nothing of the host and waits for no lock that is held while the host works.
     pub fn usage(&self) -> Usage {
-        let (cells, heads) = self.volume.pager().cache_use();
+        let [cells, heads, nodes] = self.volume.cache_use();
         let blocks = self.volume.blocks_unless_busy();
         Usage {
             cells,
             heads,
-            nodes: self.volume.store().usage(),
+            nodes,
             dirty_bytes: self.dirty_bytes(),
             map_bytes: blocks.as_ref().map_or(0, |(_, memory)| *memory),
             file_bytes: blocks.as_ref().map(|(blocks, _)| blocks.total.saturating_mul(BLOCK)),
             used_bytes: blocks.as_ref().map(|(blocks, _)| blocks.taken.saturating_mul(BLOCK)),
-            latched: self.volume.pager().latch().reason().map(str::to_owned),
+            latched: self.volume.latched().map(str::to_owned),
         }
     }
 
@@ -28,8 +28,7 @@ impl FileSystem {
 
     /// Forgets what was decrypted and is not changed: pages of files, heads and nodes of trees.
     pub fn forget_plaintext(&self) {
-        self.volume.pager().forget_data();
-        self.volume.store().clear();
+        self.volume.forget_plaintext();
     }
 }
 

@@ -221,7 +221,7 @@ impl Planner<'_> {
                 let out = &mut data[(from - run.start) as usize..(to - run.start) as usize];
                 let start = old.extent.start + (from - old.offset) as u32;
                 if !covered(base, frame, from..to) {
-                    self.volume.pager().read_data(&old.extent.page, start, out)?;
+                    self.volume.read_data(&old.extent.page, start, out)?;
                 }
             }
             for piece in &frame.pieces {

@@ -242,7 +242,7 @@ impl Client {
     }
 
     fn value<T: DeserializeOwned>(&self, response: Response<Body>) -> Result<T> {
-        let body = body(response).map_err(|error| self.cut_off(&error))?;
+        let body = body(response).map_err(|error| self.cut_off(plain(&error.to_string())))?;
         // The message of the parser may repeat parts of what it read.
         serde_json::from_slice(&body).map_err(|_| self.foreign("its answer is not understood".into()))
     }
@@ -252,20 +252,22 @@ impl Client {
     }
 
     fn busy(&self, status: StatusCode) -> Error {
-        Error::Unreachable { server: self.server.to_string(), reason: format!("status {status}") }
+        self.cut_off(format!("status {status}"))
     }
 
-    fn cut_off(&self, error: &io::Error) -> Error {
-        Error::Unreachable { server: self.server.to_string(), reason: plain(&error.to_string()) }
+    /// For a connection that was made and gave no answer.
+    pub(crate) fn cut_off(&self, reason: String) -> Error {
+        Error::Unreachable { server: self.server.to_string(), reason, may_have_arrived: true }
     }
 
     fn unreachable(&self, error: &ureq::Error) -> Error {
-        let mut reason = plain(&error.to_string());
-        if reason.contains("certificate") {
+        let reason = if is_untrusted(error) {
             // The library's sentence is about algorithms and object identifiers.
-            reason = "its certificate is not trusted here; SSL_CERT_FILE names one that is".into();
-        }
-        Error::Unreachable { server: self.server.to_string(), reason }
+            "its certificate is not trusted here; SSL_CERT_FILE names one that is".into()
+        } else {
+            plain(&error.to_string())
+        };
+        Error::Unreachable { server: self.server.to_string(), reason, may_have_arrived: !is_before_connection(error) }
     }
 }
 
@@ -280,6 +282,33 @@ fn value(text: &str) -> Result<header::HeaderValue> {
         .map_err(|_| Error::Invalid("a token has letters that HTTP does not allow".into()))
 }
 
+/// Whether no connection came about, so that no request was sent.
+fn is_before_connection(error: &ureq::Error) -> bool {
+    use io::ErrorKind::{ConnectionRefused, NetworkUnreachable, NotFound, PermissionDenied};
+    match error {
+        ureq::Error::HostNotFound | ureq::Error::Timeout(ureq::Timeout::Resolve) => true,
+        // `NotFound` and `PermissionDenied` are about the path of a Unix socket.
+        ureq::Error::Io(error)
+            if matches!(error.kind(), ConnectionRefused | NetworkUnreachable | NotFound | PermissionDenied) =>
+        {
+            true
+        }
+        other => is_untrusted(other),
+    }
+}
+
+/// Whether the handshake failed because of the server's certificate, or for want of any that is trusted.
+fn is_untrusted(error: &ureq::Error) -> bool {
+    use rustls::Error::{General, InvalidCertRevocationList, InvalidCertificate, NoCertificatesPresented};
+    let error = match error {
+        ureq::Error::Rustls(error) => Some(error),
+        ureq::Error::Io(error) => error.get_ref().and_then(|inner| inner.downcast_ref()),
+        _ => None,
+    };
+    // `General` is what the verifier says when it finds no certificates on this system.
+    matches!(error, Some(InvalidCertificate(_) | InvalidCertRevocationList(_) | NoCertificatesPresented | General(_)))
+}
+
 /// Without the names of types and the host's numbers of errors.
 fn plain(text: &str) -> String {
     let text = text.strip_prefix("io: ").unwrap_or(text);
@@ -288,6 +317,8 @@ fn plain(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use lockbox_share_protocol::api;
+
     use super::*;
 
     #[test]
@@ -302,6 +333,40 @@ mod tests {
         for text in ["", "share.example.org", "ftp://x", "https://", "https://x/#y", "https://a b", "https://x/?q"] {
             assert!(Server::parse(text).is_err(), "{text}");
         }
+    }
+
+    #[test]
+    fn what_was_never_connected_cannot_have_arrived() {
+        let io = |kind: io::ErrorKind| ureq::Error::Io(kind.into());
+        let tls = |error: rustls::Error| ureq::Error::Io(io::Error::new(io::ErrorKind::InvalidData, error));
+        let untrusted = tls(rustls::Error::InvalidCertificate(rustls::CertificateError::UnknownIssuer));
+        let client = Client::new(Server::Socket("/nonexistent/lockbox.sock".into()));
+        let told = |error: &ureq::Error| match client.unreachable(error) {
+            Error::Unreachable { reason, may_have_arrived, .. } => (may_have_arrived, reason),
+            other => panic!("{other}"),
+        };
+        for error in [
+            io(io::ErrorKind::ConnectionRefused),
+            io(io::ErrorKind::NotFound),
+            io(io::ErrorKind::PermissionDenied),
+            io(io::ErrorKind::NetworkUnreachable),
+            ureq::Error::HostNotFound,
+            untrusted,
+        ] {
+            assert!(!told(&error).0, "{error}");
+        }
+        for error in [
+            io(io::ErrorKind::ConnectionReset),
+            io(io::ErrorKind::UnexpectedEof),
+            ureq::Error::Timeout(ureq::Timeout::RecvResponse),
+            tls(rustls::Error::DecryptError),
+        ] {
+            assert!(told(&error).0, "{error}");
+        }
+        let untrusted = tls(rustls::Error::NoCertificatesPresented);
+        assert_eq!(told(&untrusted).1, "its certificate is not trusted here; SSL_CERT_FILE names one that is");
+        let nobody = client.get::<()>(api::LIMITS, None);
+        assert!(matches!(nobody, Err(Error::Unreachable { may_have_arrived: false, .. })));
     }
 
     #[test]

@@ -15,10 +15,13 @@ use nix::sys::resource::{Resource, UsageWho, getrusage, setrlimit};
 use nix::sys::time::TimeValLike;
 
 use super::super::fuzzing::{ARCHIVE, Forge, exercise, key, open_on};
-use super::super::{Archive, CompactOptions, ExtractOptions, Filter, OpenOptions, RescueOptions, UnlockedKey};
+use super::super::{Archive, CompactOptions, OpenOptions};
 use crate::error::Error;
+use crate::exchange::{self, ExtractOptions, Filter};
 use crate::format::{Ino, Key, ROOT_INO, TreeId, kind};
 use crate::fs::{FileSystem, RenameMode, mode};
+use crate::keys::UnlockedKey;
+use crate::rescue::{self, RescueOptions};
 use crate::storage::MemoryStorage;
 use cases::{Case, cases};
 use objects::{DIRECTORY, INLINE, NOISE, enter};
@@ -126,16 +129,16 @@ fn on_the_host(directory: &std::path::Path, bytes: &[u8]) {
             ExtractOptions { to: own.join("extracted"), replace: false, filter: Filter::default(), privileges: true };
         archive.info().unwrap();
         // A refusal is as good as a report.
-        let _ = archive.extract(&[], &options, &mut |_| Ok(()));
+        let _ = exchange::extract(archive.file_system(), &[], &options, &mut |_| Ok(()));
         healthy_neighbours(archive.file_system(), &options.to);
         let mut tar = Bounded(64 << 20);
-        let _ = archive.export_tar(&[], &Filter::default(), &mut tar, &mut |_| {});
+        let _ = exchange::export_tar(archive.file_system(), &[], &Filter::default(), &mut tar, &mut |_| {});
         assert!(tar.0 > 0, "a tar without end");
     }
     let options = CompactOptions { dry_run: true, ..CompactOptions::default() };
     let _ = Archive::compact(&file, &unlocked, &options, &mut |_| Ok(()));
     let options = RescueOptions { to: own.join("rescued"), partial: true, privileges: true };
-    let _ = Archive::rescue(&file, &unlocked, &options, &mut |_| Ok(()), &mut |_| Ok(()));
+    let _ = rescue::rescue(&file, &unlocked, &options, &mut |_| Ok(()), &mut |_| Ok(()));
     let names = |directory: &std::path::Path| -> Vec<_> {
         fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().file_name()).collect()
     };

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use age::secrecy::ExposeSecret;
 
 use super::*;
-use crate::archive::slots::{KeyKind, description, kinds, rewrap, unlock_each};
 use crate::crypto::identity::Recipient;
 use crate::crypto::{KeyFile, NoPrompts, Prompts, RecoveryCode};
 use crate::format::key_slot::{Description, Rewrap};
+use crate::keys::slots::{KeyKind, description, kinds, rewrap, unlock_each};
 
 /// An OpenSSH key pair made for this test.
 const SSH_PRIVATE: &[u8] = include_bytes!("ssh_ed25519");
@@ -127,7 +127,7 @@ fn labels_and_recipients_are_readable_with_the_volume_key_alone() {
         let recipient =
             matches!(&description.rewrap, Rewrap::Recipient(text) if *text == identity.to_public().to_string());
         assert_eq!(recipient, slot == 30);
-        assert!(super::super::slots::description(&header, slot, &SecretKey::new([1; 32])).is_none());
+        assert!(crate::keys::slots::description(&header, slot, &SecretKey::new([1; 32])).is_none());
     }
     assert_eq!(description(&header, 0, &key()), None, "an empty slot has none");
     let bytes = storage.contents();

@@ -1,0 +1,332 @@
+//! Tars in and out: what GNU tar makes of ours, what we make of GNU tar's, and what is refused.
+
+use std::fs;
+use std::io::Write;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use lockbox::archive::Archive;
+use lockbox::crypto::Passphrase;
+use lockbox::format::ROOT_INO;
+use lockbox::fs::{Creator, XattrMode};
+use lockbox::keys;
+
+use crate::support::{Ended, PASSPHRASE, Place, describe};
+
+fn tar(arguments: &[&str], directory: &Path) -> Vec<u8> {
+    let output = Command::new("tar").args(arguments).current_dir(directory).env("TZ", "UTC").output().unwrap();
+    assert!(output.status.success(), "tar {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+    output.stdout
+}
+
+fn import(place: &Place, arguments: &[&str], input: &[u8]) -> Ended {
+    let mut command = place.command();
+    command.env("LOCKBOX_PASSFILE", place.path("pass")).arg("import-tar").args(arguments);
+    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    // A refusal does not wait for the rest.
+    let _ = child.stdin.take().unwrap().write_all(input);
+    let output = child.wait_with_output().unwrap();
+    let complaint = String::from_utf8(output.stderr).unwrap();
+    Ended { code: output.status.code().unwrap(), out: output.stdout, complaint }
+}
+
+fn imported(place: &Place, arguments: &[&str], input: &[u8]) {
+    let ended = import(place, arguments, input);
+    assert_eq!((ended.code, ended.complaint.as_str()), (0, ""));
+}
+
+/// Everything but what this test's own directories have for times.
+fn same(place: &Place, one: &str, other: &str) {
+    let (one, other) = (describe(&place.path(one)), describe(&place.path(other)));
+    assert_eq!(one.keys().collect::<Vec<_>>(), other.keys().collect::<Vec<_>>());
+    for (path, object) in one.iter().filter(|(path, _)| !path.as_os_str().is_empty()) {
+        assert!(*object == other[path], "{}", path.display());
+    }
+}
+
+fn tree(place: &Place) {
+    let root = place.path("tree");
+    crate::import_extract::make_tree(&root);
+    let long = "a name that is longer than the hundred bytes which a header has for it ".repeat(3);
+    fs::create_dir_all(root.join(&long).join("ü")).unwrap();
+    fs::write(root.join(&long).join("ü/file"), "long").unwrap();
+    std::os::unix::fs::symlink(&long, root.join("long link")).unwrap();
+    fs::hard_link(root.join(&long).join("ü/file"), root.join("long again")).unwrap();
+    fs::set_permissions(root.join("empty"), fs::Permissions::from_mode(0o400)).unwrap();
+    crate::import_extract::reopen(&root);
+}
+
+#[test]
+fn a_tree_goes_through_tars_in_both_directions() {
+    let place = Place::new();
+    place.archive("a.lbx");
+    tree(&place);
+    place.good(&["add", "a.lbx", "tree"]);
+    let ours = place.good(&["export-tar", "a.lbx"]);
+    assert_eq!(ours.len() % 10_240, 0);
+    assert!(ours.len() < 8 << 20, "holes are not written: {}", ours.len());
+    fs::write(place.path("ours.tar"), &ours).unwrap();
+    // Out: GNU tar sees the same tree, and unpacks it.
+    let listed = |file: &str| {
+        let verbose =
+            ["--list", "--verbose", "--numeric-owner", "--full-time", "--quoting-style=escape", "--file", file];
+        let text = String::from_utf8(tar(&verbose, &place.path(""))).unwrap();
+        // tar leaves out zeros at the end of a time, and fills a column up to the widest entry that it has shown so far.
+        let unfilled = |line: &str| line.split_whitespace().collect::<Vec<_>>().join(" ");
+        let mut lines: Vec<String> = text.lines().filter(|line| !line.ends_with(" ./")).map(unfilled).collect();
+        lines.sort();
+        lines
+    };
+    let theirs = [
+        "--create",
+        "--format=posix",
+        "--sparse",
+        "--xattrs",
+        "--acls",
+        "--numeric-owner",
+        "--file",
+        "theirs.tar",
+        "tree",
+    ];
+    tar(&theirs, &place.path(""));
+    // Which of several names comes first is up to the program.
+    let without_links = |lines: Vec<String>| -> Vec<String> {
+        let several = ["tiny", "and again", "tiny again", "long again", "/file"];
+        lines.into_iter().filter(|line| !several.iter().any(|name| line.contains(name))).collect()
+    };
+    assert_eq!(without_links(listed("ours.tar")), without_links(listed("theirs.tar")));
+    fs::create_dir(place.path("out")).unwrap();
+    let unpack = [
+        "--extract",
+        "--xattrs",
+        "--xattrs-include=*",
+        "--acls",
+        "--same-permissions",
+        "--numeric-owner",
+        "--delay-directory-restore",
+    ];
+    tar(&[&unpack[..], &["--file", "../ours.tar"]].concat(), &place.path("out"));
+    same(&place, "tree", "out/tree");
+    // In: their formats, and ours, come back the same.
+    for (number, format) in ["posix", "gnu", "oldgnu", "posix --sparse-version=0.1", "ours"].iter().enumerate() {
+        let archive = format!("{number}.lbx");
+        place.archive(&archive);
+        let input = match *format {
+            "ours" => ours.clone(),
+            // The old formats have no place for attributes.
+            format => {
+                let format = format!("--format={format}");
+                let mut arguments = vec!["--create", "--sparse", "--file", "-"];
+                arguments.extend(format.split(' '));
+                if format.contains("posix") {
+                    arguments.extend(["--xattrs", "--xattrs-include=*", "--acls"]);
+                }
+                arguments.push("tree");
+                tar(&arguments, &place.path(""))
+            }
+        };
+        imported(&place, &[&archive, "--to", "in"], &input);
+        let out = format!("out{number}");
+        place.good(&["extract", &archive, "in/tree", "--to", &out, "--privileges"]);
+        if format.contains("gnu") {
+            let (ours, theirs) = (describe(&place.path("tree")), describe(&place.path(Path::new(&out).join("tree"))));
+            for (path, object) in &ours {
+                let (mode, links, content) = (object.mode, object.links, &object.content);
+                let found = &theirs[path];
+                assert!(
+                    (mode, links, content) == (found.mode, found.links, &found.content),
+                    "{format} {}",
+                    path.display()
+                );
+            }
+        } else {
+            same(&place, "tree", &format!("{out}/tree"));
+        }
+        place.good(&["check", "--full", &archive]);
+    }
+}
+
+#[test]
+fn a_part_is_exported_under_its_path() {
+    let place = Place::new();
+    place.archive("a.lbx");
+    fs::create_dir_all(place.path("tree/sub")).unwrap();
+    fs::write(place.path("tree/sub/file"), "content").unwrap();
+    fs::write(place.path("tree/sub/file.o"), "object").unwrap();
+    place.good(&["add", "a.lbx", "tree", "pass"]);
+    fs::write(place.path("out.tar"), place.good(&["export-tar", "a.lbx", "/tree/sub/", "pass", "--exclude", "*.o"]))
+        .unwrap();
+    assert_eq!(tar(&["--list", "--file", "out.tar"], &place.path("")), b"tree/sub/\ntree/sub/file\npass\n");
+    let ended = place.run(&["export-tar", "a.lbx", "nothing"]);
+    assert_eq!((ended.code, &ended.complaint[..], ended.out.len()), (2, "lockbox: the archive has no nothing\n", 0));
+}
+
+/// Makes what an import works in, with the mark that one sets or without.
+fn stage(path: &Path, is_marked: bool) {
+    let key = keys::unlock(path, &Passphrase::new(PASSPHRASE.into())).unwrap();
+    let archive = Archive::open(path, &key, &Default::default()).unwrap();
+    let (fs, creator) = (archive.file_system(), Creator { uid: 0, gid: 0, umask: None });
+    let stage = fs.make_directory(ROOT_INO, b".lockbox-import-tar", 0o700, creator).unwrap().ino;
+    let rest = fs.create_and_open(stage, b"rest", 0o600, creator).unwrap().ino;
+    fs.write(rest, 0, b"rest").unwrap();
+    fs.release(rest).unwrap();
+    if is_marked {
+        fs.set_xattr(stage, b"user.lockbox.import-tar", b"", XattrMode::Set).unwrap();
+    }
+    archive.close().unwrap();
+}
+
+#[test]
+fn an_import_merges_and_replaces_only_when_told() {
+    let place = Place::new();
+    let path = place.archive("a.lbx");
+    fs::create_dir(place.path("tree")).unwrap();
+    fs::write(place.path("tree/one"), "old").unwrap();
+    place.good(&["add", "a.lbx", "tree"]);
+    fs::write(place.path("tree/one"), "new").unwrap();
+    fs::write(place.path("tree/two"), "two").unwrap();
+    let input = tar(&["--create", "--file", "-", "tree"], &place.path(""));
+    let ended = import(&place, &["a.lbx"], &input);
+    assert_eq!((ended.code, &ended.complaint[..]), (2, "lockbox: nothing was imported: tree/one exists already\n"));
+    assert_eq!(place.good(&["ls", "-R", "a.lbx"]), b"/:\ntree\n\n/tree:\none\n");
+    imported(&place, &["a.lbx", "--force"], &input);
+    assert_eq!(place.good(&["cat", "a.lbx", "tree/one", "tree/two"]), b"newtwo");
+    // What a killed import left is taken away by the next one.
+    stage(&path, true);
+    imported(&place, &["a.lbx", "--to", "again"], &input);
+    assert_eq!(place.good(&["ls", "a.lbx"]), b"again\ntree\n");
+    // A member that comes again replaces the one before, as in a tar that was appended to.
+    tar(&["--create", "--file", "twice.tar", "tree"], &place.path(""));
+    fs::write(place.path("tree/one"), "newest").unwrap();
+    tar(&["--append", "--file", "twice.tar", "tree/one"], &place.path(""));
+    imported(&place, &["a.lbx", "--to", "twice"], &fs::read(place.path("twice.tar")).unwrap());
+    assert_eq!(place.good(&["cat", "a.lbx", "twice/tree/one"]), b"newest");
+    // What somebody else named so is not.
+    stage(&path, false);
+    let ended = import(&place, &["a.lbx", "--to", "more"], &input);
+    assert_eq!(ended.code, 2);
+    assert!(
+        ended.complaint.contains("has a .lockbox-import-tar in its root that no import left"),
+        "{}",
+        ended.complaint
+    );
+    assert_eq!(place.good(&["cat", "a.lbx", ".lockbox-import-tar/rest"]), b"rest");
+}
+
+/// One member with a right checksum.
+fn member(name: &str, kind: u8, link: &str, size: u64, content: &[u8]) -> Vec<u8> {
+    let mut block = vec![0u8; 512];
+    block[..name.len()].copy_from_slice(name.as_bytes());
+    block[100..107].copy_from_slice(b"0000644");
+    block[124..135].copy_from_slice(format!("{size:011o}").as_bytes());
+    block[156] = kind;
+    block[157..157 + link.len()].copy_from_slice(link.as_bytes());
+    block[257..265].copy_from_slice(b"ustar\x0000");
+    block[148..156].fill(b' ');
+    let sum: u32 = block.iter().map(|&byte| u32::from(byte)).sum();
+    block[148..155].copy_from_slice(format!("{sum:06o}\0").as_bytes());
+    block.extend_from_slice(content);
+    block.resize(block.len().next_multiple_of(512), 0);
+    block
+}
+
+fn record(text: &str) -> Vec<u8> {
+    let mut length = text.len() + 3;
+    while format!("{length} {text}\n").len() != length {
+        length += 1;
+    }
+    format!("{length} {text}\n").into_bytes()
+}
+
+fn pax(texts: &[&str]) -> Vec<u8> {
+    let records: Vec<u8> = texts.iter().flat_map(|text| record(text)).collect();
+    member("x", b'x', "", records.len() as u64, &records)
+}
+
+#[test]
+fn hostile_tars_are_refused_and_leave_nothing() {
+    let place = Place::new();
+    place.archive("a.lbx");
+    let end = vec![0u8; 1024];
+    let file = |name: &str| member(name, b'0', "", 2, b"hi");
+    let long = "x".repeat(300);
+    let cases: Vec<(&str, Vec<Vec<u8>>)> = vec![
+        ("'/etc/passwd' is an absolute path", vec![file("/etc/passwd")]),
+        ("'a/../../b' leads out of its directory", vec![file("a/../../b")]),
+        ("is an absolute path", vec![pax(&["path=/etc/passwd"]), file("fine")]),
+        ("'link' above it is no directory in the tar", vec![member("link", b'2', "/etc", 0, b""), file("link/passwd")]),
+        ("'../out' leads out of its directory", vec![file("fine"), member("hard", b'1', "../out", 0, b"")]),
+        ("'/etc/shadow' is an absolute path", vec![member("hard", b'1', "/etc/shadow", 0, b"")]),
+        (
+            "it links to 'missing', which the tar does not have",
+            vec![file("fine"), member("hard", b'1', "missing", 0, b"")],
+        ),
+        ("it is a hard link to a directory", vec![member("d/", b'5', "", 0, b""), member("hard", b'1', "d", 0, b"")]),
+        ("it would take the place of a directory", vec![member("d/", b'5', "", 0, b""), file("d")]),
+        ("the tar is cut off", vec![file("fine"), member("large", b'0', "", 0o77_777_777_777, b"short")]),
+        ("the tar is cut off", vec![pax(&["size=9223372036854770000"]), file("huge")]),
+        ("its size is impossible", vec![pax(&["size=9223372036854775807"]), file("huge")]),
+        ("its record size is no number", vec![pax(&["size=-1"]), file("fine")]),
+        ("more than any real one", vec![member("x", b'x', "", 0o77_777_777_777, b"")]),
+        ("more than any real one", vec![member("x", b'L', "", 1 << 30, b"")]),
+        ("a pax header is malformed", vec![member("x", b'x', "", 7, b"9999 a="), file("fine")]),
+        ("one name or size for all", vec![member("g", b'g', "", 11, &record("path=ab")), file("fine")]),
+        ("name too long", vec![pax(&[&format!("path={long}")]), file("fine")]),
+        ("type 'Z' is unknown", vec![member("odd", b'Z', "", 0, b"")]),
+        (
+            "the map of a sparse file",
+            vec![
+                pax(&["GNU.sparse.major=1", "GNU.sparse.minor=0", "GNU.sparse.realsize=9", "GNU.sparse.name=s"]),
+                member("s", b'0', "", 512, b"1\n5\n900\n"),
+            ],
+        ),
+        (
+            "the map of a sparse file",
+            vec![pax(&["GNU.sparse.map=0,5,3,5", "GNU.sparse.size=99"]), member("s", b'0', "", 10, b"0123456789")],
+        ),
+        (
+            "more parts than any real one",
+            vec![
+                pax(&["GNU.sparse.major=1", "GNU.sparse.minor=0", "GNU.sparse.realsize=9"]),
+                member("s", b'0', "", 512, b"99999999\n"),
+            ],
+        ),
+        (
+            "its device number is none",
+            vec![pax(&["SCHILY.devmajor=99999", "SCHILY.devminor=1"]), member("dev", b'3', "", 0, b"")],
+        ),
+    ];
+    for (expected, members) in &cases {
+        let mut input = [&file("before")[..], &members.concat(), &end].concat();
+        if *expected == "the tar is cut off" {
+            input.truncate(input.len() - end.len());
+        }
+        let ended = import(&place, &["a.lbx", "--to", "new"], &input);
+        assert_eq!(ended.code, 2, "{expected}: {}", ended.complaint);
+        assert!(
+            ended.complaint.contains(expected) && ended.complaint.lines().count() == 1,
+            "{expected}: {}",
+            ended.complaint
+        );
+        assert_eq!(place.good(&["ls", "-R", "a.lbx"]), b"/:\n", "{expected}");
+    }
+    let whole = [file("before"), end.clone()].concat();
+    for (expected, input) in [
+        ("there is no tar: the input is empty", &b""[..]),
+        ("the input is no tar", &[b'x'; 2000][..]),
+        ("the tar is compressed: unpack it with 'zstd -dc' first", b"\x28\xb5\x2f\xfd and so on"),
+        ("the tar is cut off: it ends before its end mark", &whole[..1024]),
+        ("the tar is cut off: it ends before its end mark", &whole[..513]),
+        ("the tar is damaged: a header's checksum is wrong", &[&whole[..1024], &[7; 512]].concat()),
+    ] {
+        let ended = import(&place, &["a.lbx"], input);
+        assert_eq!((ended.code, ended.complaint), (2, format!("lockbox: {expected}\n")));
+    }
+    assert_eq!(place.good(&["ls", "-R", "a.lbx"]), b"/:\n");
+    place.good(&["check", "--full", "a.lbx"]);
+    // The passphrase is not in the tar.
+    let mut command = place.command();
+    let ended = crate::support::end_with_input(command.args(["import-tar", "a.lbx"]), "a passphrase\n");
+    assert!(ended.code != 0 && !ended.complaint.contains("a passphrase"), "{}", ended.complaint);
+}

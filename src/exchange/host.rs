@@ -1,0 +1,110 @@
+//! Metadata of host files: owner, mode, times and device numbers, read and written by descriptor.
+
+use std::os::fd::AsFd;
+
+use rustix::fs::{AtFlags, Gid, Mode, Stat, Timespec, Timestamps, Uid};
+use rustix::io::Errno;
+
+use super::stage::descriptor_path;
+use crate::error::{Error, Result, Timestamp};
+use crate::fs::{Attributes, SetAttributes, SetTime, mode};
+
+/// A device number as the archive stores it (specification 7.1).
+pub fn device_number(major: u32, minor: u32) -> u32 {
+    major << 20 | minor & 0xF_FFFF
+}
+
+/// Major and minor number of a stored device number.
+pub fn split_device_number(rdev: u32) -> (u32, u32) {
+    (rdev >> 20, rdev & 0xF_FFFF)
+}
+
+/// A file that is larger than the host takes says nothing of those beside it, so it does not count as a full disk here.
+pub(crate) fn host_error(context: &str) -> impl Fn(Errno) -> Error + '_ {
+    move |errno| match errno {
+        Errno::FBIG => Error::FileTooLarge,
+        errno => Error::io(context, errno.into()),
+    }
+}
+
+/// Times of last access and last modification.
+pub(crate) fn timestamps(stat: &Stat) -> (Timestamp, Timestamp) {
+    let time = |seconds: i64, nanos: u64| Timestamp { seconds, nanos: nanos as u32 }; // below 10^9
+    (time(stat.st_atime, stat.st_atime_nsec), time(stat.st_mtime, stat.st_mtime_nsec))
+}
+
+/// What an imported object takes from its host file; the size is set apart.
+pub(crate) fn attributes_of(stat: &Stat) -> SetAttributes {
+    let (atime, mtime) = timestamps(stat);
+    SetAttributes {
+        mode: Some(stat.st_mode & mode::PERMISSIONS),
+        uid: Some(stat.st_uid),
+        gid: Some(stat.st_gid),
+        atime: Some(SetTime::To(atime)),
+        mtime: Some(SetTime::To(mtime)),
+        ..SetAttributes::default()
+    }
+}
+
+/// Owner, mode and times of an open host file, in the order in which none undoes another.
+pub(crate) fn apply(file: impl AsFd, attributes: &Attributes) -> Result<()> {
+    let owned = is_root();
+    if owned {
+        let (uid, gid) = owner(attributes);
+        rustix::fs::fchown(&file, uid, gid).map_err(host_error("cannot set the owner"))?;
+    }
+    rustix::fs::fchmod(&file, permissions(attributes, owned)).map_err(host_error("cannot set the mode"))?;
+    rustix::fs::futimens(&file, &times(attributes)).map_err(host_error("cannot set the times"))
+}
+
+/// The same for `held`, an object that is not opened but held by its path alone, and has this name: symbolic links (which have no mode), FIFOs,
+/// sockets and devices. The name serves for times only, which do no harm to whatever else it may mean by now.
+pub(crate) fn apply_at(held: impl AsFd, directory: impl AsFd, name: &[u8], attributes: &Attributes) -> Result<()> {
+    let owned = is_root();
+    if owned {
+        let (uid, gid) = owner(attributes);
+        rustix::fs::chownat(&held, "", uid, gid, AtFlags::EMPTY_PATH).map_err(host_error("cannot set the owner"))?;
+    }
+    if attributes.mode & mode::TYPE != mode::SYMLINK {
+        rustix::fs::chmod(descriptor_path(&held), permissions(attributes, owned))
+            .map_err(host_error("cannot set the mode"))?;
+    }
+    rustix::fs::utimensat(&directory, name, &times(attributes), AtFlags::SYMLINK_NOFOLLOW)
+        .map_err(host_error("cannot set the times"))
+}
+
+fn owner(attributes: &Attributes) -> (Option<Uid>, Option<Gid>) {
+    // The greatest number means "leave" to chown(2).
+    let uid = (attributes.uid != u32::MAX).then(|| Uid::from_raw(attributes.uid));
+    let gid = (attributes.gid != u32::MAX).then(|| Gid::from_raw(attributes.gid));
+    (uid, gid)
+}
+
+/// Set-id bits of another owner would lend the rights of the one who extracts.
+fn permissions(attributes: &Attributes, owned: bool) -> Mode {
+    let set_id = mode::SET_UID | mode::SET_GID;
+    let own = owned
+        || (attributes.uid == nix::unistd::geteuid().as_raw() && attributes.gid == nix::unistd::getegid().as_raw());
+    Mode::from_raw_mode(attributes.mode & mode::PERMISSIONS & if own { u32::MAX } else { !set_id })
+}
+
+fn times(attributes: &Attributes) -> Timestamps {
+    let time = |time: Timestamp| Timespec { tv_sec: time.seconds, tv_nsec: time.nanos.into() };
+    Timestamps { last_access: time(attributes.atime), last_modification: time(attributes.mtime) }
+}
+
+pub(crate) fn is_root() -> bool {
+    nix::unistd::geteuid().is_root()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_number_keeps_both_halves() {
+        for (major, minor) in [(0, 0), (8, 1), (4095, 0xF_FFFF), (259, 70_000)] {
+            assert_eq!(split_device_number(device_number(major, minor)), (major, minor));
+        }
+    }
+}

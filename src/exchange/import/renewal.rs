@@ -1,0 +1,86 @@
+//! Mirroring of single objects: what is unchanged stays, what was replaced by another kind makes way, what is gone is deleted.
+
+use rustix::fs::Stat;
+
+use super::{Import, Kept, metadata_of};
+use crate::error::{Error, Result};
+use crate::exchange::attributes::{self, Object};
+use crate::exchange::difference::{Difference, difference};
+use crate::exchange::{Problem, mirror};
+use crate::format::Ino;
+use crate::fs::{Attributes, RenameMode};
+
+impl Import<'_> {
+    /// Whether the archive has the object, after its metadata was renewed if only that differs. Names of one file stay names of
+    /// one file, and no others.
+    pub(super) fn is_unchanged(&mut self, stat: &Stat, object: &Object<'_>, parent: Ino, name: &[u8]) -> Result<bool> {
+        let existing = match self.fs.lookup(parent, name) {
+            Err(Error::NotFound) => return Ok(false),
+            other => other?,
+        };
+        let id = (stat.st_dev, stat.st_ino);
+        let linked = self.links.get(&id).copied();
+        let same_names = match linked {
+            Some((ino, _)) => ino == existing.ino,
+            None => !self.claimed.contains(&existing.ino) && (existing.links == 1 || stat.st_nlink > 1),
+        };
+        if !same_names {
+            return Ok(false);
+        }
+        match difference(self.fs, &existing, stat, object)? {
+            Difference::Content => return Ok(false),
+            Difference::None => self.report.unchanged += 1,
+            Difference::Metadata => {
+                attributes::renew(object, self.fs, existing.ino, &self.path, &mut self.report.left)?;
+                self.fs.set_attributes(existing.ino, &metadata_of(stat))?;
+                self.report.updated += 1;
+            }
+        }
+        if stat.st_nlink > 1 {
+            let remaining = linked.map_or(stat.st_nlink, |(_, remaining)| remaining).saturating_sub(1);
+            self.links.insert(id, (existing.ino, remaining));
+            self.claimed.insert(existing.ino);
+        }
+        Ok(true)
+    }
+
+    /// A directory that was there keeps what is as in the source.
+    pub(super) fn renew_directory(&mut self, object: &Object<'_>, kept: &Kept) -> Result<()> {
+        let existing = self.fs.attributes(kept.ino)?;
+        if difference(self.fs, &existing, &kept.stat, object)? != Difference::None {
+            attributes::renew(object, self.fs, kept.ino, &self.path, &mut self.report.left)?;
+            self.fs.set_attributes(kept.ino, &metadata_of(&kept.stat))?;
+        }
+        Ok(())
+    }
+
+    /// Unless a part of the sources could not be copied.
+    pub(super) fn delete_the_rest(&mut self) -> Result<()> {
+        let Some(mut plan) = self.plan.take() else { return Ok(()) };
+        if self.report.problems.iter().any(Problem::hides_something) {
+            self.report.deletions_skipped = plan.still_to_go();
+            return Ok(());
+        }
+        let fs = self.fs;
+        plan.carry_out(fs, |path, result| {
+            self.path = path.to_vec();
+            self.report.deleted += self.settle(result.map(Some))?.unwrap_or(0);
+            Ok(())
+        })
+    }
+
+    /// The new object takes the place of the old one, which may be of any kind when mirroring.
+    pub(super) fn put_in_place(&mut self, parent: Ino, temporary: &[u8], name: &[u8], made: &Attributes) -> Result<()> {
+        let existing = self.fs.lookup(parent, name)?;
+        if existing.ino == made.ino {
+            // A rename between two names of one file does nothing, and would leave the temporary one.
+            return self.fs.unlink(parent, temporary);
+        }
+        if !existing.is_directory() && !made.is_directory() {
+            return self.fs.rename(parent, temporary, parent, name, RenameMode::Replace);
+        }
+        self.fs.rename(parent, temporary, parent, name, RenameMode::Exchange)?;
+        self.report.deleted += mirror::delete_tree(self.fs, parent, temporary, &existing)?;
+        Ok(())
+    }
+}

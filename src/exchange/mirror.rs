@@ -1,0 +1,384 @@
+//! Plans what making a part of an archive equal to directories of the host would delete, before anything is changed, and deletes it.
+
+use std::collections::{HashMap, HashSet};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+use std::vec;
+
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, Stat};
+
+use lockbox_terminal::display;
+
+use super::attributes::Object;
+use super::difference::{Difference, difference};
+use super::host::host_error;
+use super::import::source_name;
+use super::walk::{Directory, Step, Tree, Walk, join};
+use super::{Entries, Entry, ImportOptions, path};
+use crate::error::{Error, Result};
+use crate::format::Ino;
+use crate::fs::{Attributes, FileSystem, SetAttributes, SetTime, mode};
+use crate::storage;
+
+/// What mirroring will delete. Made before the copying, carried out after it.
+#[derive(Clone, Debug, Default)]
+pub struct MirrorPlan {
+    /// What goes as a whole, in no particular order.
+    pub deletions: Vec<Deletion>,
+    /// Objects that these are, with everything below them.
+    pub deleted: u64,
+    /// Objects that the archive has in the places of the sources, without what the filter leaves out.
+    pub entries: u64,
+    /// Sources that are empty directories although the archive has something in their places.
+    pub empty: Vec<PathBuf>,
+    doomed: HashMap<(Ino, Vec<u8>), Doomed>,
+    /// Directories in whose places the sources have something else.
+    replaceable: HashSet<Ino>,
+}
+
+/// An object of the archive that is to go.
+#[derive(Clone, Debug)]
+pub struct Deletion {
+    /// From the root of the archive.
+    pub path: Vec<u8>,
+    /// With everything below it.
+    pub entries: u64,
+}
+
+#[derive(Clone, Debug)]
+struct Doomed {
+    ino: Ino,
+    path: Vec<u8>,
+}
+
+/// What mirroring would do to one object, as far as it can be told without reading content. Of hard links each name is looked at alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// With everything below it.
+    Add,
+    Replace,
+    /// Owner, mode, times or attributes only.
+    Update,
+}
+
+/// Hears of each change with the path within the archive.
+pub type Changed<'a> = dyn FnMut(Change, &[u8]) + 'a;
+
+impl MirrorPlan {
+    /// An object that is in the source after all is not deleted.
+    pub(super) fn spare(&mut self, parent: Ino, name: &[u8]) {
+        if !self.doomed.is_empty() {
+            self.doomed.remove(&(parent, name.to_vec()));
+        }
+    }
+
+    /// What is still to go, each with everything below.
+    pub(super) fn still_to_go(&self) -> u64 {
+        self.doomed.len() as u64
+    }
+
+    /// Whether an object of the archive may make way for one of the source. A directory only if its deletion was planned, and so counted.
+    ///
+    /// # Errors
+    /// `Invalid` when it may not.
+    pub(super) fn may_replace(&self, existing: &Attributes) -> Result<()> {
+        if existing.is_directory() && !self.replaceable.contains(&existing.ino) {
+            return Err(Error::invalid("it became another kind of object since the plan was made"));
+        }
+        Ok(())
+    }
+
+    /// Deletes what is still to go, and calls `deleted` with each path and the result: how many objects it was.
+    pub(super) fn carry_out(
+        &mut self,
+        fs: &FileSystem,
+        mut deleted: impl FnMut(&[u8], Result<u64>) -> Result<()>,
+    ) -> Result<()> {
+        for ((parent, name), doomed) in std::mem::take(&mut self.doomed) {
+            let result = match fs.lookup(parent, &name) {
+                // Replaced or gone since.
+                Err(Error::NotFound) => Ok(0),
+                Ok(found) if found.ino != doomed.ino => Ok(0),
+                Ok(found) => delete_keeping_time(fs, parent, &name, &found),
+                Err(error) => Err(error),
+            };
+            deleted(&doomed.path, result)?;
+        }
+        Ok(())
+    }
+}
+
+/// The directory has got its times from the source already.
+fn delete_keeping_time(fs: &FileSystem, parent: Ino, name: &[u8], found: &Attributes) -> Result<u64> {
+    let before = fs.attributes(parent)?;
+    let count = delete_tree(fs, parent, name, found)?;
+    let set = SetAttributes { mtime: Some(SetTime::To(before.mtime)), ..SetAttributes::default() };
+    fs.set_attributes(parent, &set)?;
+    Ok(count)
+}
+
+/// Deletes an object with everything below it, and returns how many objects that was. Takes memory by depth only.
+pub(super) fn delete_tree(fs: &FileSystem, parent: Ino, name: &[u8], found: &Attributes) -> Result<u64> {
+    if !found.is_directory() {
+        fs.unlink(parent, name)?;
+        return Ok(1);
+    }
+    let mut count = 0;
+    let mut tree = Tree::below(fs, b"", found.ino, (parent, name.to_vec(), found.ino))?;
+    let mut path = Vec::new(); // of no use here
+    while let Some(step) = tree.next(&mut path) {
+        match step? {
+            Step::Leave(Directory { kept: (parent, name, _), .. }) => fs.remove_directory(parent, &name)?,
+            Step::Entry(Entry { name, attributes }, directory) => {
+                let parent = directory.kept.2;
+                if attributes.is_directory() {
+                    tree.descend(fs, b"", attributes.ino, (parent, name, attributes.ino))?;
+                    continue;
+                }
+                fs.unlink(parent, &name)?;
+            }
+        }
+        count += 1;
+    }
+    Ok(count)
+}
+
+/// Compares names and types of the sources with the archive. With `changed` also what else differs, object by object.
+///
+/// # Errors
+/// A source that cannot be read, or two of the same name: nothing is to be mirrored then. A directory below a source that cannot be read
+/// is left as it is.
+pub fn plan_mirror<'a>(
+    fs: &'a FileSystem,
+    sources: &[PathBuf],
+    options: &'a ImportOptions,
+    changed: Option<&'a mut Changed<'a>>,
+) -> Result<MirrorPlan> {
+    let target = match path::resolve(fs, &options.to) {
+        Err(Error::NotFound) => None,
+        other => Some(other?),
+    };
+    let mut planning = Planning { fs, options, changed, plan: MirrorPlan::default(), path: Vec::new(), top_length: 0 };
+    let mut names = HashSet::new();
+    for source in sources {
+        let name = source_name(source)?;
+        if !names.insert(name.clone()) {
+            return Err(Error::invalid(format!("two sources would get the name {}", display(&name))));
+        }
+        planning.source(source, target.as_ref(), &name)?;
+    }
+    Ok(planning.plan)
+}
+
+struct Planning<'a> {
+    fs: &'a FileSystem,
+    options: &'a ImportOptions,
+    changed: Option<&'a mut Changed<'a>>,
+    plan: MirrorPlan,
+    /// Path within the archive of what is being looked at; the first `top_length` bytes are the source's own.
+    path: Vec<u8>,
+    top_length: usize,
+}
+
+/// A walk through the directories that both sides have: what is still to be looked at of each, and the host's.
+type Both = Walk<vec::IntoIter<(Vec<u8>, Ino)>, OwnedFd>;
+
+impl Planning<'_> {
+    fn source(&mut self, source: &PathBuf, target: Option<&Attributes>, name: &[u8]) -> Result<()> {
+        self.path.clear();
+        for part in path::components(&self.options.to)?.into_iter().chain([name]) {
+            self.path.push(b'/');
+            self.path.extend_from_slice(part);
+        }
+        self.top_length = self.path.len();
+        let flags = if self.options.follow { AtFlags::empty() } else { AtFlags::SYMLINK_NOFOLLOW };
+        let failed = |errno: rustix::io::Errno| Error::io(format!("cannot read {}", source.display()), errno.into());
+        let stat = rustix::fs::statat(CWD, source, flags).map_err(failed)?;
+        let existing = match target {
+            Some(target) => match self.fs.lookup(target.ino, name) {
+                Err(Error::NotFound) => None,
+                other => Some(other?),
+            },
+            None => None,
+        };
+        let Some(existing) = existing else {
+            self.tell(Change::Add);
+            return Ok(());
+        };
+        self.plan.entries += 1;
+        let bytes = source.as_os_str().as_bytes();
+        let object = Object::Named { directory: CWD.as_fd(), name: bytes, follow: self.options.follow };
+        if !self.both(&object, &stat, &existing)? {
+            return Ok(());
+        }
+        let directory = if self.options.follow { OFlags::empty() } else { OFlags::NOFOLLOW };
+        let directory = directory | OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let host = rustix::fs::openat(CWD, source, directory, Mode::empty()).map_err(failed)?;
+        let before = (self.plan.entries, self.plan.deleted);
+        let mut walk = Both::new();
+        let is_empty = self.directory(&mut walk, host, existing.ino)?;
+        if is_empty && (self.plan.entries, self.plan.deleted) != before {
+            self.plan.empty.push(source.clone());
+        }
+        while let Some(step) = walk.step(&mut self.path, |below| below.next().map(Ok), |(name, _)| name) {
+            let Step::Entry((name, ino), directory) = step? else { continue };
+            // What cannot be opened is told when it is copied, and nothing of it is deleted.
+            if let Ok(host) = super::stage::open_directory(&directory.kept, &name) {
+                self.directory(&mut walk, host, ino)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Plans for the entries of one directory, whose directories the walk comes to then; tells whether the host's is empty.
+    fn directory(&mut self, walk: &mut Both, host: OwnedFd, ino: Ino) -> Result<bool> {
+        let path_length = self.path.len();
+        let mut below = Vec::new();
+        // An incomplete listing is no reason to delete anything.
+        let Ok(mut names) = self.host_names(&host) else { return Ok(false) };
+        let is_empty = names.is_empty();
+        for entry in Entries::new(self.fs, ino)? {
+            let entry = entry?;
+            self.step(path_length, &entry.name);
+            let is_directory = entry.attributes.is_directory();
+            if self.leaves_out(is_directory) {
+                continue;
+            }
+            let Some(stat) = names.remove(&entry.name) else {
+                self.doom(ino, entry)?;
+                continue;
+            };
+            self.plan.entries += 1;
+            let object = Object::Named { directory: host.as_fd(), name: &entry.name, follow: false };
+            if self.both(&object, &stat, &entry.attributes)? {
+                below.push((entry.name, entry.attributes.ino));
+            }
+        }
+        for name in names.into_keys() {
+            self.step(path_length, &name);
+            self.tell(Change::Add);
+        }
+        self.path.truncate(path_length);
+        below.reverse();
+        walk.enter(&self.path, below.into_iter(), host);
+        Ok(is_empty)
+    }
+
+    /// Plans for an object that both sides have; true when both are directories.
+    fn both(&mut self, object: &Object<'_>, stat: &Stat, existing: &Attributes) -> Result<bool> {
+        let was_directory = existing.is_directory();
+        let is_directory = stat.st_mode & mode::TYPE == mode::DIRECTORY;
+        if was_directory && !is_directory {
+            let (below, keeps) = self.census(existing.ino)?;
+            if keeps {
+                let path = display(&self.path);
+                return Err(Error::invalid(format!(
+                    "{path} is no directory any more, but has below it what is left out"
+                )));
+            }
+            self.plan.entries += below;
+            self.plan.deleted += below + 1;
+            self.plan.deletions.push(Deletion { path: self.path.clone(), entries: below + 1 });
+            self.plan.replaceable.insert(existing.ino);
+        }
+        if self.changed.is_some() {
+            match difference(self.fs, existing, stat, object)? {
+                Difference::None => {}
+                Difference::Metadata => self.tell(Change::Update),
+                Difference::Content => self.tell(Change::Replace),
+            }
+        }
+        Ok(was_directory && is_directory)
+    }
+
+    /// Names of a host directory that are not left out. What vanishes meanwhile counts as gone.
+    fn host_names(&self, host: &OwnedFd) -> Result<HashMap<Vec<u8>, Stat>> {
+        let failed = host_error("cannot read the directory");
+        let mut names = HashMap::new();
+        let mut relative = self.relative().to_vec();
+        let base = relative.len();
+        for name in storage::names(host).map_err(&failed)? {
+            let stat = match rustix::fs::statat(host, &name[..], AtFlags::SYMLINK_NOFOLLOW) {
+                Ok(stat) => stat,
+                Err(rustix::io::Errno::NOENT) => continue,
+                Err(errno) => return Err(failed(errno)),
+            };
+            relative.truncate(base);
+            join(&mut relative, &name);
+            let is_directory = FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
+            if !self.options.filter.leaves_out(&relative, is_directory) {
+                names.insert(name, stat);
+            }
+        }
+        Ok(names)
+    }
+
+    /// Plans to delete an object, but not what the filter leaves out nor the directories above that.
+    fn doom(&mut self, parent: Ino, entry: Entry) -> Result<()> {
+        let mut waiting = vec![(parent, self.path.clone(), entry)];
+        while let Some((parent, path, entry)) = waiting.pop() {
+            self.path = path;
+            let Entry { name, attributes } = entry;
+            let is_directory = attributes.is_directory();
+            if self.leaves_out(is_directory) {
+                continue;
+            }
+            self.plan.entries += 1;
+            let (below, keeps) = if is_directory { self.census(attributes.ino)? } else { (0, false) };
+            if keeps {
+                let length = self.path.len();
+                for entry in Entries::new(self.fs, attributes.ino)? {
+                    let entry = entry?;
+                    self.step(length, &entry.name);
+                    waiting.push((attributes.ino, self.path.clone(), entry));
+                }
+                continue;
+            }
+            let path = self.path.clone();
+            self.plan.entries += below;
+            self.plan.deleted += below + 1;
+            self.plan.deletions.push(Deletion { path: path.clone(), entries: below + 1 });
+            self.plan.doomed.insert((parent, name), Doomed { ino: attributes.ino, path });
+        }
+        Ok(())
+    }
+
+    /// Objects below a directory of the archive at `self.path`, and whether the filter leaves some out.
+    fn census(&mut self, ino: Ino) -> Result<(u64, bool)> {
+        let (mut count, mut keeps) = (0, false);
+        let mut tree = Tree::below(self.fs, &self.path, ino, ())?;
+        while let Some(step) = tree.next(&mut self.path) {
+            let Step::Entry(Entry { attributes, .. }, _) = step? else { continue };
+            if self.leaves_out(attributes.is_directory()) {
+                keeps = true;
+                continue;
+            }
+            count += 1;
+            if attributes.is_directory() {
+                tree.descend(self.fs, &self.path, attributes.ino, ())?;
+            }
+        }
+        Ok((count, keeps))
+    }
+
+    fn step(&mut self, length: usize, name: &[u8]) {
+        self.path.truncate(length);
+        join(&mut self.path, name);
+    }
+
+    /// The path below the source.
+    fn relative(&self) -> &[u8] {
+        self.path.get(self.top_length + 1..).unwrap_or_default()
+    }
+
+    fn leaves_out(&self, is_directory: bool) -> bool {
+        self.options.filter.leaves_out(self.relative(), is_directory)
+    }
+
+    fn tell(&mut self, change: Change) {
+        if let Some(changed) = &mut self.changed {
+            changed(change, &self.path);
+        }
+    }
+}

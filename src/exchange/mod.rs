@@ -1,0 +1,112 @@
+//! Exchange with the host: copies trees into an archive and out of it, mirrors, tars, and the lists of what is there.
+
+pub(crate) mod attributes;
+mod difference;
+mod extract;
+mod filter;
+pub(crate) mod host;
+mod import;
+mod left;
+mod listing;
+mod mirror;
+mod path;
+pub(crate) mod stage;
+mod tar;
+pub(crate) mod walk;
+
+pub(crate) use extract::write_all;
+pub use extract::{ExtractOptions, ExtractReport, extract};
+pub use filter::Filter;
+pub use host::{device_number, split_device_number};
+pub use import::{ImportOptions, ImportReport, import};
+pub use left::{Left, LeftOut};
+pub use listing::{Entries, Entry};
+pub use mirror::{Change, Changed, Deletion, MirrorPlan, plan_mirror};
+pub use path::resolve;
+pub use tar::{TarExport, TarImport, TarImportOptions, export_tar, import_tar};
+
+use std::fmt;
+
+use lockbox_terminal::display;
+
+use crate::error::{Error, Result};
+
+/// A part of an import or extraction that failed while the rest went on.
+#[derive(Debug)]
+pub struct Problem {
+    pub path: Vec<u8>,
+    pub cause: Cause,
+}
+
+/// Why something is not as it should be.
+#[derive(Debug)]
+pub enum Cause {
+    /// The file changed while it was read: its copy may mix two versions.
+    Changed,
+    /// The archive lies in the source, and cannot hold itself.
+    Itself,
+    Failed(Error),
+}
+
+impl Problem {
+    /// Whether something of the source is not known that may be there.
+    fn hides_something(&self) -> bool {
+        matches!(self.cause, Cause::Failed(_))
+    }
+
+    /// Notes a failure that concerns the object at `path`, passes on one that ends everything: the host takes no more, or whoever waits wants no more.
+    pub(crate) fn settle<T>(problems: &mut Vec<Problem>, path: &[u8], result: Result<Option<T>>) -> Result<Option<T>> {
+        match result {
+            Ok(value) => Ok(value),
+            Err(error @ (Error::NoSpace(_) | Error::ReadOnly(_) | Error::Interrupted(_))) => Err(error),
+            Err(error) => {
+                problems.push(Problem { path: path.to_vec(), cause: Cause::Failed(error) });
+                Ok(None)
+            }
+        }
+    }
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: ", display(&self.path))?;
+        match &self.cause {
+            Cause::Changed => f.write_str("the file changed while it was read"),
+            Cause::Itself => f.write_str("the archive cannot hold itself"),
+            Cause::Failed(error) => match std::error::Error::source(error) {
+                Some(source) => write!(f, "{error}: {source}"),
+                None => write!(f, "{error}"),
+            },
+        }
+    }
+}
+
+/// How far an import or extraction is.
+#[derive(Clone, Copy, Debug)]
+pub struct Progress<'a> {
+    pub files: u64,
+    pub bytes: u64,
+    /// What is being copied.
+    pub path: &'a [u8],
+}
+
+/// What was copied, in or out, by kind.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct Copied {
+    pub files: u64,
+    pub directories: u64,
+    /// Further names of files.
+    pub links: u64,
+    pub symlinks: u64,
+    /// FIFOs, sockets and devices.
+    pub others: u64,
+    /// Content of the files.
+    pub bytes: u64,
+}
+
+impl Copied {
+    /// On the way at `path`, of which `within` bytes are done that do not count yet.
+    pub(crate) fn progress<'a>(&self, path: &'a [u8], within: u64) -> Progress<'a> {
+        Progress { files: self.files, bytes: self.bytes + within, path }
+    }
+}

@@ -1,0 +1,61 @@
+//! Finds objects of an archive by path, and shows names that may hold any byte.
+
+use crate::error::{Error, Result};
+use crate::format::{Ino, ROOT_INO};
+use crate::fs::{Attributes, FileSystem};
+
+/// The object at `path`, taken from the root. Empty parts and `.` are skipped; `..` and symbolic links are not followed.
+///
+/// # Errors
+/// `NotFound`, `NotDirectory`, `Invalid` for a path with `..`.
+pub fn resolve(fs: &FileSystem, path: &[u8]) -> Result<Attributes> {
+    let mut at = fs.attributes(ROOT_INO)?;
+    for name in components(path)? {
+        if !at.is_directory() {
+            return Err(Error::NotDirectory);
+        }
+        at = fs.lookup(at.ino, name)?;
+    }
+    Ok(at)
+}
+
+/// The names of a path within the archive.
+pub(super) fn components(path: &[u8]) -> Result<Vec<&[u8]>> {
+    let names: Vec<&[u8]> = path.split(|&b| b == b'/').filter(|name| !matches!(*name, b"" | b".")).collect();
+    if names.contains(&&b".."[..]) {
+        return Err(Error::invalid("a path within the archive must not contain '..'"));
+    }
+    Ok(names)
+}
+
+/// The directory at `path`; what is missing of it is made with `make`.
+pub(super) fn resolve_or_make(
+    fs: &FileSystem,
+    path: &[u8],
+    mut make: impl FnMut(Ino, &[u8]) -> Result<Attributes>,
+) -> Result<Ino> {
+    let mut directory = ROOT_INO;
+    for name in components(path)? {
+        let found = match fs.lookup(directory, name) {
+            Err(Error::NotFound) => make(directory, name)?,
+            other => other?,
+        };
+        if !found.is_directory() {
+            return Err(Error::NotDirectory);
+        }
+        directory = found.ino;
+    }
+    Ok(directory)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_path_is_split_and_never_climbs() {
+        assert_eq!(components(b"/a//./b/").unwrap(), [b"a", b"b"]);
+        assert!(components(b"/").unwrap().is_empty());
+        assert!(components(b"a/../b").is_err());
+    }
+}

@@ -1,0 +1,62 @@
+//! What stands before a member of a tar and is about it.
+
+use super::header::Checked;
+use super::{ACLS, XATTR, acl, pax};
+use crate::error::{Error, Result, Timestamp};
+use crate::exchange::host::device_number;
+
+/// Names and values, and names of lists that are not understood.
+type Attributes = (Vec<(Vec<u8>, Vec<u8>)>, Vec<&'static [u8]>);
+
+/// What stands before a member and is about it.
+#[derive(Default)]
+pub(super) struct Announced {
+    pub(super) records: pax::Records,
+    pub(super) name: Option<Vec<u8>>,
+    pub(super) link: Option<Vec<u8>>,
+}
+
+impl Announced {
+    /// The last record of a key counts.
+    pub(super) fn value(&self, key: &str) -> Option<&[u8]> {
+        self.records.iter().rev().find(|(name, _)| name == key.as_bytes()).map(|(_, value)| &value[..])
+    }
+
+    pub(super) fn number<T: TryFrom<u64>>(&self, key: &str) -> Result<Option<T>> {
+        let Some(value) = self.value(key) else { return Ok(None) };
+        let number = pax::decimal(value).and_then(|number| T::try_from(number).ok());
+        number.map(Some).ok_or_else(|| Error::invalid(format!("its record {key} is no number")))
+    }
+
+    pub(super) fn time(&self, key: &str) -> Result<Option<Timestamp>> {
+        let Some(value) = self.value(key) else { return Ok(None) };
+        pax::parse_time(value).map(Some).ok_or_else(|| Error::invalid(format!("its record {key} is no time")))
+    }
+
+    pub(super) fn device(&self, header: &Checked) -> Result<u32> {
+        let (major, minor) = match (self.number("SCHILY.devmajor")?, self.number("SCHILY.devminor")?) {
+            (Some(major), Some(minor)) => (major, minor),
+            _ => header.device()?,
+        };
+        if major >= 1 << 12 || minor >= 1 << 20 {
+            return Err(Error::invalid("its device number is none of this system"));
+        }
+        Ok(device_number(major, minor))
+    }
+
+    /// Attributes in records, and names of lists that are not understood.
+    pub(super) fn attributes(&self) -> Attributes {
+        let (mut found, mut strange) = (Vec::new(), Vec::new());
+        for (key, value) in &self.records {
+            if let Some(name) = key.strip_prefix(XATTR.as_bytes()) {
+                found.push((pax::unescaped(name), value.clone()));
+            } else if let Some((_, name)) = ACLS.iter().find(|(word, _)| key == word.as_bytes()) {
+                match acl::from_text(value) {
+                    Some(list) => found.push((name.to_vec(), list)),
+                    None => strange.push(*name),
+                }
+            }
+        }
+        (found, strange)
+    }
+}

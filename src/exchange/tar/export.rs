@@ -1,0 +1,346 @@
+//! Writes a part of an archive as a tar stream.
+
+use std::collections::HashMap;
+use std::io::Write;
+
+use tar::{EntryType, Header};
+
+use lockbox_terminal::display;
+
+use super::sparse::Map;
+use super::{ACLS, BLOCK, MAX_RECORDS, RECORD, XATTR, acl, pax};
+use crate::error::{Error, Result};
+use crate::exchange::walk::{Step, Tree};
+use crate::exchange::{Copied, Entry, Filter, Progress, path, split_device_number};
+use crate::format::Ino;
+use crate::fs::{Attributes, FileSystem, mode};
+
+/// Bytes read from the archive at once.
+const PIECE: usize = 1 << 20;
+/// Longest name in a header; longer ones get a record.
+const MAX_SHORT_NAME: usize = 100;
+/// Largest owner and size that seven and eleven octal digits hold; larger ones get a record.
+const MAX_OWNER: u32 = 0o7_777_777;
+const MAX_SIZE: u64 = 0o77_777_777_777;
+
+/// What was written.
+#[derive(Debug, Default)]
+pub struct TarExport {
+    pub copied: Copied,
+    /// A tar has no place for them.
+    pub sockets: u64,
+}
+
+/// Writes each path with what is below it, under its path from the root; without paths, everything.
+///
+/// # Errors
+/// `Invalid` for a path that is not there, before anything is written. Later ones leave a stream without an end mark, which no reader
+/// takes for whole.
+pub fn export_tar(
+    fs: &FileSystem,
+    paths: &[Vec<u8>],
+    filter: &Filter,
+    out: &mut dyn Write,
+    progress: &mut dyn FnMut(&Progress<'_>),
+) -> Result<TarExport> {
+    let everything = [Vec::new()];
+    let mut tops = Vec::new();
+    for given in if paths.is_empty() { &everything } else { paths } {
+        let attributes = path::resolve(fs, given).map_err(|error| match error {
+            Error::NotFound => Error::invalid(format!("the archive has no {}", display(given))),
+            error => error,
+        })?;
+        tops.push((path::components(given)?.join(&b'/'), attributes));
+    }
+    let out = Counted { out, written: 0 };
+    let mut export =
+        Export { fs, filter, progress, out, report: TarExport::default(), links: HashMap::new(), top_length: 0 };
+    for (path, attributes) in tops {
+        export.top(path, &attributes)?;
+    }
+    export.out.zeros(2 * BLOCK as u64)?;
+    export.out.fill(RECORD)?;
+    export.out.flush()?;
+    Ok(export.report)
+}
+
+/// Where the stream goes, and how long it is.
+struct Counted<'a> {
+    out: &'a mut dyn Write,
+    written: u64,
+}
+
+impl Counted<'_> {
+    fn bytes(&mut self, bytes: &[u8]) -> Result<()> {
+        self.out.write_all(bytes).map_err(|error| Error::io("cannot write the tar", error))?;
+        self.written += bytes.len() as u64;
+        Ok(())
+    }
+
+    fn zeros(&mut self, length: u64) -> Result<()> {
+        let block = [0; BLOCK];
+        let mut left = length;
+        while left > 0 {
+            let part = left.min(BLOCK as u64);
+            self.bytes(&block[..part as usize])?;
+            left -= part;
+        }
+        Ok(())
+    }
+
+    /// Zeros up to the next multiple.
+    fn fill(&mut self, multiple: u64) -> Result<()> {
+        self.zeros(self.written.next_multiple_of(multiple) - self.written)
+    }
+
+    fn flush(&mut self) -> Result<()> {
+        self.out.flush().map_err(|error| Error::io("cannot write the tar", error))
+    }
+}
+
+struct Export<'a> {
+    fs: &'a FileSystem,
+    filter: &'a Filter,
+    progress: &'a mut dyn FnMut(&Progress<'_>),
+    out: Counted<'a>,
+    report: TarExport,
+    /// A file with several names: the first of them.
+    links: HashMap<Ino, Vec<u8>>,
+    /// Of the path of what the user named; the filter's paths begin below it.
+    top_length: usize,
+}
+
+impl Export<'_> {
+    fn top(&mut self, mut path: Vec<u8>, attributes: &Attributes) -> Result<()> {
+        self.top_length = path.len() + usize::from(!path.is_empty());
+        self.object(&path, attributes)?;
+        if !attributes.is_directory() {
+            return Ok(());
+        }
+        let mut tree = Tree::below(self.fs, &path, attributes.ino, ())?;
+        while let Some(step) = tree.next(&mut path) {
+            let Step::Entry(Entry { attributes, .. }, _) = step? else { continue };
+            if self.filter.leaves_out(&path[self.top_length..], attributes.is_directory()) {
+                continue;
+            }
+            self.object(&path, &attributes)?;
+            if attributes.is_directory() {
+                tree.descend(self.fs, &path, attributes.ino, ())?;
+            }
+        }
+        Ok(())
+    }
+
+    fn object(&mut self, path: &[u8], attributes: &Attributes) -> Result<()> {
+        (self.progress)(&self.report.copied.progress(path, 0));
+        let kind = attributes.mode & mode::TYPE;
+        if kind == mode::SOCKET {
+            self.report.sockets += 1;
+            return Ok(());
+        }
+        if kind != mode::DIRECTORY && attributes.links > 1 {
+            if let Some(first) = self.links.get(&attributes.ino) {
+                let first = first.clone();
+                self.report.copied.links += 1;
+                return Member::new(path, EntryType::Link, attributes).linked_to(first).write(&mut self.out);
+            }
+            self.links.insert(attributes.ino, path.to_vec());
+        }
+        let member = |kind| Member::new(path, kind, attributes).with_attributes(self.fs, attributes.ino);
+        match kind {
+            mode::REGULAR => {
+                let member = member(EntryType::Regular)?;
+                self.report.copied.files += 1;
+                self.file(member, path, attributes)
+            }
+            mode::DIRECTORY => {
+                self.report.copied.directories += 1;
+                let name = if path.is_empty() { b"./".to_vec() } else { [path, b"/"].concat() };
+                let mut member = member(EntryType::Directory)?;
+                member.name = name;
+                member.write(&mut self.out)
+            }
+            mode::SYMLINK => {
+                self.report.copied.symlinks += 1;
+                member(EntryType::Symlink)?.linked_to(self.fs.read_link(attributes.ino)?).write(&mut self.out)
+            }
+            mode::FIFO => {
+                self.report.copied.others += 1;
+                member(EntryType::Fifo)?.write(&mut self.out)
+            }
+            mode::CHARACTER | mode::BLOCK => {
+                self.report.copied.others += 1;
+                let kind = if kind == mode::BLOCK { EntryType::Block } else { EntryType::Char };
+                let mut member = member(kind)?;
+                member.device = Some(split_device_number(attributes.rdev));
+                member.write(&mut self.out)
+            }
+            _ => Err(Error::damaged(format!("an object of unknown type: mode={:o}", attributes.mode))),
+        }
+    }
+
+    fn file(&mut self, mut member: Member, path: &[u8], attributes: &Attributes) -> Result<()> {
+        let map = self.map(attributes)?;
+        let stored: u64 = map.parts.iter().map(|(_, length)| length).sum();
+        let whole = stored == map.size;
+        let lines = if whole { Vec::new() } else { map.to_lines() };
+        if !whole {
+            let (directory, name) = match path.iter().rposition(|&byte| byte == b'/') {
+                Some(slash) => path.split_at(slash + 1),
+                None => (&b""[..], path),
+            };
+            // What programs that do not know sparse files make of it.
+            member.name = [directory, b"GNUSparseFile.0/", name].concat();
+            member.name.truncate(MAX_SHORT_NAME);
+            member.record("GNU.sparse.major", b"1");
+            member.record("GNU.sparse.minor", b"0");
+            member.record("GNU.sparse.name", path);
+            member.record("GNU.sparse.realsize", map.size.to_string().as_bytes());
+        }
+        member.size = lines.len() as u64 + stored;
+        member.write(&mut self.out)?;
+        self.out.bytes(&lines)?;
+        for &(start, length) in &map.parts {
+            let mut offset = start;
+            while offset < start + length {
+                let wanted = usize::try_from(start + length - offset).unwrap_or(PIECE).min(PIECE);
+                let piece = self.fs.read(attributes.ino, offset, wanted)?;
+                if piece.is_empty() {
+                    return Err(Error::damaged(format!("the file ends early: size={} end={offset}", map.size)));
+                }
+                self.out.bytes(&piece)?;
+                offset += piece.len() as u64;
+                (self.progress)(&self.report.copied.progress(path, offset));
+            }
+        }
+        self.report.copied.bytes += map.size;
+        self.out.fill(BLOCK as u64)
+    }
+
+    /// What of a file is data. The last part of one that ends in a hole is empty: that is how GNU tar marks the end.
+    fn map(&self, attributes: &Attributes) -> Result<Map> {
+        let (ino, size) = (attributes.ino, attributes.size);
+        let mut parts = Vec::new();
+        let mut end = 0;
+        while end < size {
+            let start = match self.fs.next_data(ino, end) {
+                Err(Error::NoSuchRange) => break,
+                start => start?,
+            };
+            end = self.fs.next_hole(ino, start)?;
+            parts.push((start, end - start));
+        }
+        if end < size {
+            parts.push((size, 0));
+        }
+        Ok(Map { parts, size })
+    }
+}
+
+/// A header with its records, before it is written.
+struct Member {
+    name: Vec<u8>,
+    kind: EntryType,
+    attributes: Attributes,
+    link: Vec<u8>,
+    device: Option<(u32, u32)>,
+    size: u64,
+    records: Vec<u8>,
+}
+
+impl Member {
+    fn new(path: &[u8], kind: EntryType, attributes: &Attributes) -> Member {
+        let attributes = *attributes;
+        let mut member = Member {
+            name: path.to_vec(),
+            kind,
+            attributes,
+            link: Vec::new(),
+            device: None,
+            size: 0,
+            records: Vec::new(),
+        };
+        member.record("mtime", pax::time(attributes.mtime).as_bytes());
+        member.record("atime", pax::time(attributes.atime).as_bytes());
+        member
+    }
+
+    fn record(&mut self, key: &str, value: &[u8]) {
+        pax::push(&mut self.records, key.as_bytes(), value);
+    }
+
+    fn linked_to(mut self, target: Vec<u8>) -> Member {
+        self.link = target;
+        self
+    }
+
+    fn with_attributes(mut self, fs: &FileSystem, ino: Ino) -> Result<Member> {
+        for name in fs.list_xattrs(ino)?.split(|&byte| byte == 0).filter(|name| !name.is_empty()) {
+            let value = fs.xattr(ino, name)?;
+            if let Some((key, _)) = ACLS.iter().find(|(_, list)| *list == name) {
+                let text = acl::to_text(&value).ok_or_else(|| Error::damaged("an access control list is malformed"))?;
+                self.record(key, text.as_bytes());
+            } else {
+                pax::push(&mut self.records, &[XATTR.as_bytes(), &pax::escaped(name)].concat(), &value);
+            }
+            if self.records.len() as u64 > MAX_RECORDS / 2 {
+                return Err(Error::Unsupported(format!("{}: too many attributes for a tar", display(&self.name))));
+            }
+        }
+        Ok(self)
+    }
+
+    fn write(mut self, out: &mut Counted<'_>) -> Result<()> {
+        let Attributes { uid, gid, mtime, .. } = self.attributes;
+        if self.name.len() > MAX_SHORT_NAME {
+            let name = self.name.clone();
+            self.record("path", &name);
+        }
+        if self.link.len() > MAX_SHORT_NAME {
+            let link = self.link.clone();
+            self.record("linkpath", &link);
+        }
+        for (key, id) in [("uid", uid), ("gid", gid)] {
+            if id > MAX_OWNER {
+                self.record(key, id.to_string().as_bytes());
+            }
+        }
+        if self.size > MAX_SIZE {
+            self.record("size", self.size.to_string().as_bytes());
+        }
+        let mut records = Header::new_ustar();
+        put_name(&mut records.as_old_mut().name, b"././@PaxHeader");
+        records.set_entry_type(EntryType::XHeader);
+        records.set_mode(0o644);
+        records.set_size(self.records.len() as u64);
+        records.set_cksum();
+        out.bytes(records.as_bytes())?;
+        out.bytes(&self.records)?;
+        out.fill(BLOCK as u64)?;
+        self.header(uid, gid, u64::try_from(mtime.seconds).unwrap_or(0).min(MAX_SIZE), out)
+    }
+
+    /// What does not fit is zero here, because a record says it.
+    fn header(&self, uid: u32, gid: u32, seconds: u64, out: &mut Counted<'_>) -> Result<()> {
+        let mut header = Header::new_ustar();
+        put_name(&mut header.as_old_mut().name, &self.name);
+        put_name(&mut header.as_old_mut().linkname, &self.link);
+        header.set_entry_type(self.kind);
+        header.set_mode(self.attributes.mode & mode::PERMISSIONS);
+        header.set_uid(if uid > MAX_OWNER { 0 } else { uid.into() });
+        header.set_gid(if gid > MAX_OWNER { 0 } else { gid.into() });
+        header.set_mtime(seconds);
+        header.set_size(if self.size > MAX_SIZE { 0 } else { self.size });
+        let (major, minor) = self.device.unwrap_or_default();
+        let number = |error| Error::io("cannot write a device number", error);
+        header.set_device_major(major).map_err(number)?;
+        header.set_device_minor(minor).map_err(number)?;
+        header.set_cksum();
+        out.bytes(header.as_bytes())
+    }
+}
+
+fn put_name(field: &mut [u8; MAX_SHORT_NAME], name: &[u8]) {
+    let length = name.len().min(MAX_SHORT_NAME);
+    field[..length].copy_from_slice(&name[..length]);
+}

@@ -1,0 +1,304 @@
+//! Brings a tar into an archive: everything is made in a directory of its own and put into place when the tar has ended as it should.
+
+use std::io::Read;
+
+use lockbox_terminal::display;
+
+use super::install::Install;
+use super::members::{Kind, Member, Members};
+use super::sparse::Map;
+use crate::error::{Error, Result};
+use crate::exchange::left::LeftOut;
+use crate::exchange::mirror::delete_tree;
+use crate::exchange::{Copied, Progress, path};
+use crate::format::{Ino, ROOT_INO};
+use crate::fs::{Attributes, Creator, FileSystem, SetAttributes, SetTime, XattrMode, mode};
+
+/// Bytes read from the tar and handed to the archive at once.
+const PIECE: usize = 1 << 20;
+/// Where a tar is unpacked, in the root of the archive. What a killed import left there, the next one removes.
+const STAGE: &[u8] = b".lockbox-import-tar";
+/// Tells a directory that an import made from one that somebody else named so.
+const MARK: &[u8] = b"user.lockbox.import-tar";
+
+/// How to import a tar.
+#[derive(Clone, Debug)]
+pub struct TarImportOptions {
+    /// Directory of the archive that takes the members; made when it is missing.
+    pub to: Vec<u8>,
+    /// Replace what is in the way, except directories.
+    pub replace: bool,
+    /// Owner of directories that have members below them but are none.
+    pub creator: Creator,
+}
+
+/// What came out of a tar.
+#[derive(Debug, Default)]
+pub struct TarImport {
+    pub copied: Copied,
+    /// Extended attributes that the archive does not keep.
+    pub left: LeftOut,
+}
+
+/// Reads a tar to its end mark and puts its members below `options.to`. A later member of the same name replaces an earlier one.
+/// Existing directories are merged, and get owner, mode, times and attributes of the member.
+///
+/// # Errors
+/// `Invalid` for a stream that is no whole tar, or that has a member which would lie outside of the tree, below something that is no
+/// directory, or linked to what the tar does not have; `Exists` naming what is in the way without `replace`: the archive is then as it
+/// was before. `Exists` without a name when the root has something named `.lockbox-import-tar` that no import made. After `NoSpace`, `Latched` and `Damaged`, what the import made may be left in the directory `.lockbox-import-tar`.
+pub fn import_tar(
+    fs: &FileSystem,
+    input: &mut dyn Read,
+    options: &TarImportOptions,
+    progress: &mut dyn FnMut(&Progress<'_>),
+) -> Result<TarImport> {
+    remove_old_stage(fs)?;
+    let private = Creator { umask: None, ..options.creator };
+    let made = fs.make_directory(ROOT_INO, STAGE, 0o700, private)?;
+    let stage = made.ino;
+    let mut import = Import {
+        fs,
+        options,
+        progress,
+        stage,
+        report: TarImport::default(),
+        directories: Vec::new(),
+        parent: None,
+        piece: vec![0; PIECE],
+    };
+    let marked = fs.set_xattr(stage, MARK, b"", XattrMode::Set);
+    let result = marked.and_then(|()| import.unpack(input)).and_then(|()| import.install());
+    let removed = delete_tree(fs, ROOT_INO, STAGE, &made).map(drop);
+    let report = import.report;
+    result.and(removed).map(|()| report)
+}
+
+/// Removes what a killed import left, and nothing else.
+fn remove_old_stage(fs: &FileSystem) -> Result<()> {
+    let stage = match fs.lookup(ROOT_INO, STAGE) {
+        Err(Error::NotFound) => return Ok(()),
+        found => found?,
+    };
+    let is_private = stage.mode & (mode::TYPE | mode::PERMISSIONS) == mode::DIRECTORY | 0o700;
+    match fs.xattr(stage.ino, MARK) {
+        Ok(_) if is_private => delete_tree(fs, ROOT_INO, STAGE, &stage).map(drop),
+        Ok(_) | Err(Error::NoAttribute) => Err(Error::Exists),
+        Err(error) => Err(error),
+    }
+}
+
+/// What a directory gets when everything is in place: each entry made in it would change its times.
+pub(super) struct DirectoryMetadata {
+    pub(super) ino: Ino,
+    member: Member,
+}
+
+struct Import<'a> {
+    fs: &'a FileSystem,
+    options: &'a TarImportOptions,
+    progress: &'a mut dyn FnMut(&Progress<'_>),
+    stage: Ino,
+    report: TarImport,
+    directories: Vec<DirectoryMetadata>,
+    /// The directory that took the last member: the next one is mostly in it too.
+    parent: Option<(Vec<Vec<u8>>, Ino)>,
+    piece: Vec<u8>,
+}
+
+impl Import<'_> {
+    fn unpack(&mut self, input: &mut dyn Read) -> Result<()> {
+        let mut members = Members::new(input);
+        while let Some(member) = members.next()? {
+            (self.progress)(&self.report.copied.progress(&member.name, 0));
+            let shown = display(&member.name);
+            self.member(member, &mut members).map_err(|error| match error {
+                Error::Invalid(detail) if detail.starts_with("the tar ") => Error::Invalid(detail),
+                Error::Invalid(detail) => Error::invalid(format!("member '{shown}' of the tar: {detail}")),
+                Error::NameTooLong | Error::FileTooLarge | Error::TooManyLinks | Error::IsDirectory => {
+                    Error::invalid(format!("member '{shown}' of the tar: {error}"))
+                }
+                error => error,
+            })?;
+        }
+        Ok(())
+    }
+
+    fn member(&mut self, mut member: Member, members: &mut Members<'_>) -> Result<()> {
+        let Some(name) = member.path.pop() else {
+            self.directories.push(DirectoryMetadata { ino: self.stage, member });
+            return Ok(());
+        };
+        let parent = self.directory_of(&member.path)?;
+        let existing = match self.fs.lookup(parent, &name) {
+            Err(Error::NotFound) => None,
+            other => Some(other?),
+        };
+        if let Some(existing) = existing {
+            let was_directory = existing.is_directory();
+            match (was_directory, matches!(member.kind, Kind::Directory)) {
+                (true, true) => {
+                    self.directories.push(DirectoryMetadata { ino: existing.ino, member });
+                    return Ok(());
+                }
+                (true, false) => return Err(Error::invalid("it would take the place of a directory")),
+                // A tar that was added to: the last one counts.
+                (false, _) if !self.is_link_to(&member, existing.ino)? => self.fs.unlink(parent, &name)?,
+                (false, _) => return Ok(()),
+            }
+        }
+        self.make(member, parent, &name, members)
+    }
+
+    fn is_link_to(&self, member: &Member, ino: Ino) -> Result<bool> {
+        match &member.kind {
+            Kind::Link(target) => Ok(self.find(target)?.ino == ino),
+            _ => Ok(false),
+        }
+    }
+
+    fn make(&mut self, member: Member, parent: Ino, name: &[u8], members: &mut Members<'_>) -> Result<()> {
+        let creator = Creator { uid: member.uid, gid: member.gid, umask: None };
+        match &member.kind {
+            Kind::Directory => {
+                let made = self.fs.make_directory(parent, name, member.permissions, creator)?;
+                self.report.copied.directories += 1;
+                self.directories.push(DirectoryMetadata { ino: made.ino, member });
+                Ok(())
+            }
+            Kind::Link(target) => {
+                let target = self.find(target)?;
+                if target.mode & mode::TYPE == mode::DIRECTORY {
+                    return Err(Error::invalid("it is a hard link to a directory"));
+                }
+                self.fs.link(target.ino, parent, name)?;
+                self.report.copied.links += 1;
+                Ok(())
+            }
+            Kind::File(map) => {
+                let made = self.fs.create_and_open(parent, name, member.permissions, creator)?;
+                let filled = self.fill(map, made.ino, &member, members);
+                self.fs.release(made.ino)?;
+                self.report.copied.files += 1;
+                filled
+            }
+            Kind::Symlink(target) => {
+                let made = self.fs.make_symlink(parent, name, target, creator)?;
+                self.report.copied.symlinks += 1;
+                self.metadata(made.ino, &member, SetAttributes::default())
+            }
+            Kind::Node(kind, rdev) => {
+                let made = self.fs.make_node(parent, name, kind | member.permissions, *rdev, creator)?;
+                self.report.copied.others += 1;
+                self.metadata(made.ino, &member, permissions(&member))
+            }
+        }
+    }
+
+    fn fill(&mut self, map: &Map, ino: Ino, member: &Member, members: &mut Members<'_>) -> Result<()> {
+        for &(start, length) in &map.parts {
+            let mut offset = start;
+            while offset < start + length {
+                let wanted = usize::try_from(start + length - offset).unwrap_or(PIECE).min(PIECE);
+                // Whole pieces: what a pipe gives at once is too little for the archive to store well.
+                let mut filled = 0;
+                while filled < wanted {
+                    filled += members.read(&mut self.piece[filled..wanted])?;
+                }
+                self.fs.write(ino, offset, &self.piece[..wanted])?;
+                offset += wanted as u64;
+                self.report.copied.bytes += wanted as u64;
+                (self.progress)(&self.report.copied.progress(&member.name, 0));
+            }
+        }
+        self.metadata(ino, member, SetAttributes { size: Some(map.size), ..permissions(member) })
+    }
+
+    /// Attributes first, because they change the mode and the times.
+    fn metadata(&mut self, ino: Ino, member: &Member, set: SetAttributes) -> Result<()> {
+        for (name, value) in &member.xattrs {
+            match self.fs.set_xattr(ino, name, value, XattrMode::Set) {
+                Err(
+                    error @ (Error::Unsupported(_)
+                    | Error::AttributeTooLarge
+                    | Error::NotPermitted
+                    | Error::PermissionDenied
+                    | Error::RangeTooSmall
+                    | Error::Invalid(_)),
+                ) => self.report.left.attributes.add(&member.name, name, &error),
+                other => other?,
+            }
+        }
+        for name in &member.strange {
+            self.report.left.attributes.add(&member.name, name, &"it names somebody unknown, or is no list");
+        }
+        let set = SetAttributes {
+            uid: Some(member.uid),
+            gid: Some(member.gid),
+            atime: Some(SetTime::To(member.accessed.unwrap_or(member.modified))),
+            mtime: Some(SetTime::To(member.modified)),
+            ..set
+        };
+        self.fs.set_attributes(ino, &set).map(drop)
+    }
+
+    /// The directory of this path in the stage; what the tar does not have of it is made.
+    fn directory_of(&mut self, names: &[Vec<u8>]) -> Result<Ino> {
+        if let Some((path, ino)) = &self.parent
+            && path == names
+        {
+            return Ok(*ino);
+        }
+        let mut at = self.stage;
+        for (depth, name) in names.iter().enumerate() {
+            let found = match self.fs.lookup(at, name) {
+                Err(Error::NotFound) => self.fs.make_directory(at, name, 0o755, self.options.creator)?,
+                other => other?,
+            };
+            if !found.is_directory() {
+                let above = display(&names[..=depth].join(&b'/'));
+                return Err(Error::invalid(format!("'{above}' above it is no directory in the tar")));
+            }
+            at = found.ino;
+        }
+        self.parent = Some((names.to_vec(), at));
+        Ok(at)
+    }
+
+    /// What the tar had under this path.
+    fn find(&self, names: &[Vec<u8>]) -> Result<Attributes> {
+        let missing = || {
+            Error::invalid(format!(
+                "it links to '{}', which the tar does not have before it",
+                display(&names.join(&b'/'))
+            ))
+        };
+        let mut at = self.fs.attributes(self.stage)?;
+        for name in names {
+            at = match self.fs.lookup(at.ino, name) {
+                Err(Error::NotFound | Error::NotDirectory) => return Err(missing()),
+                other => other?,
+            };
+        }
+        Ok(at)
+    }
+
+    fn install(&mut self) -> Result<()> {
+        let fs = self.fs;
+        let to = path::resolve_or_make(fs, &self.options.to, |parent, name| {
+            fs.make_directory(parent, name, 0o755, self.options.creator)
+        })?;
+        let install = Install { fs, replace: self.options.replace };
+        install.check(self.stage, to)?;
+        let merged = install.carry_out(self.stage, to)?;
+        for DirectoryMetadata { ino, member } in std::mem::take(&mut self.directories) {
+            let ino = merged.get(&ino).copied().unwrap_or(ino);
+            self.metadata(ino, &member, permissions(&member))?;
+        }
+        Ok(())
+    }
+}
+
+fn permissions(member: &Member) -> SetAttributes {
+    SetAttributes { mode: Some(member.permissions), ..SetAttributes::default() }
+}

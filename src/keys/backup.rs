@@ -1,0 +1,113 @@
+//! Copies the header of an archive to a file of its own, and puts such a copy back.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use super::change::KeyAccess;
+use super::file::read_header;
+use super::header::{self, Header};
+use super::seen::{self, Looked};
+use super::vouch::{self, Current};
+use super::{Witness, slots};
+use crate::crypto::kdf::equal;
+use crate::error::{Error, Result};
+use crate::format::header::{Framing, HEADER_BYTES};
+use crate::storage::{FileStorage, LockMode};
+
+/// What a restored header is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Restored {
+    /// Header sequence number of the backup.
+    pub backup: u64,
+    /// The highest that the archive had already.
+    pub known: u64,
+}
+
+/// The newer whole header copy, [`HEADER_BYTES`] long. Needs neither key nor lock.
+///
+/// # Errors
+/// As [`super::kinds`].
+pub fn backup_header(path: &Path) -> Result<Vec<u8>> {
+    let header = read_header(path)?;
+    Ok(header.copy_bytes().to_vec())
+}
+
+/// Writes the header in `backup` to both places of the archive. The secrets are those of the backup's key slots.
+///
+/// # Errors
+/// `Invalid` for what is no backup or one of another archive, `Older` when the archive's keys were changed since and that is not accepted
+/// (`seen.accept_older`), `Damaged`, `InUse`, `WrongKey`.
+pub fn restore_header(path: &Path, backup: &[u8], access: &KeyAccess<'_>) -> Result<Restored> {
+    let storage = Arc::new(FileStorage::open(path, LockMode::Exclusive)?);
+    let backup = read_backup(backup)?;
+    let mine = backup.framing().clone();
+    backup.check_writable()?;
+    let found = Header::read(&*storage).ok();
+    let misfit = |error| found.as_ref().and_then(|found| misfit(found.framing(), &mine)).unwrap_or(error);
+    let opened = slots::unlock(&backup, access.secrets, &access.limits).map_err(misfit)?;
+    let volume_key = &opened.volume_key;
+    backup.authenticate(volume_key)?;
+    // Anybody can put a header there; what counts is one that the archive's own key vouches for.
+    let present = found.as_ref().filter(|found| found.authenticate(volume_key).is_ok());
+    if let Some(present) = present {
+        present.check_writable()?;
+    }
+
+    let looked = Looked::at(&access.seen, volume_key, &mine.archive);
+    let volume =
+        vouch::open(storage.clone(), &mine.archive, volume_key, mine.sequence, true, &looked).map_err(|error| {
+            match error {
+                Error::Damaged(reason) => misfit(Error::damaged(format!(
+                    "the header backup is of another archive, or the archive's commits are lost as well: {reason}"
+                ))),
+                error => error,
+            }
+        })?;
+    let whole = present.map(|header| header.framing().copy);
+    let remembered = looked.seen.as_ref().map_or(0, seen::Seen::header_sequence);
+    let numbered = present.map_or(0, |header| header.framing().sequence);
+    let known = numbered.max(volume.durable().header_sequence).max(remembered);
+    // Of two copies of the archive whose keys were changed apart, both headers have the same number.
+    let newest = mine.sequence > known
+        || (mine.sequence == known && present.is_none_or(|present| present.slots() == backup.slots()));
+    if !newest && !access.seen.accept_older {
+        return Err(Error::Older(format!(
+            "the header backup (number {}) is older than the archive's keys (number {known}): a passphrase or key that was changed or \
+             removed since then would open it again",
+            mine.sequence
+        )));
+    }
+    // What replaces a newer header must count as newer, or every program would take it for an older one put back.
+    let next = known.checked_add(1).ok_or_else(|| Error::damaged("the archive's header has the highest number"))?;
+    let sequence = if newest { mine.sequence } else { next };
+    let framing = Framing { sequence, ..mine };
+    header::write_over(&*storage, whole, &framing, &backup.slots(), volume_key)?;
+    let current = Current { volume, looked, replace: false };
+    let newest = vouch::vouch(storage, &framing.archive, volume_key, sequence, current);
+    Witness::new(newest.volume, sequence, newest.looked, newest.replace).remember();
+    Ok(Restored { backup: mine.sequence, known })
+}
+
+/// Why a backup can never have been of the archive whose header was found, as far as that is to be believed.
+fn misfit(found: &Framing, mine: &Framing) -> Option<Error> {
+    if found.archive != mine.archive {
+        return Some(Error::invalid("the header backup is of another archive"));
+    }
+    (!equal(&found.commitment, &mine.commitment)).then(|| {
+        Error::invalid(
+            "the header backup is from before the archive was given a new volume key: it opens older copies only",
+        )
+    })
+}
+
+fn read_backup(bytes: &[u8]) -> Result<Header> {
+    let refused = |why: &str| Error::invalid(format!("this is no usable header backup: {why}"));
+    if bytes.len() != HEADER_BYTES {
+        return Err(refused(&format!("it has {} bytes instead of {HEADER_BYTES}", bytes.len())));
+    }
+    Header::of_copy(bytes).map_err(|error| match error {
+        Error::NotArchive(_) => refused("it does not begin like a header"),
+        Error::Damaged(reason) => refused(&format!("it is damaged ({reason})")),
+        error => error,
+    })
+}

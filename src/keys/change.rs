@@ -1,0 +1,402 @@
+//! Changes and lists key slots: adds, removes, replaces, describes; both header copies, one after the other.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use super::file::read_header;
+use super::header::{Header, SlotBlock};
+use super::slots::{self, KeyKind, NewKey, OpenedSlot, Place, Secrets};
+use super::vouch::{Current, check_age, vouch};
+use super::{SeenOptions, UnlockLimits, Witness};
+use crate::crypto::kdf::KdfCost;
+use crate::crypto::{KeyFile, Passphrase, RecoveryCode, SecretKey};
+use crate::env::{Environment, SystemEnvironment};
+use crate::error::{Error, Refusal, Result, Timestamp};
+use crate::format::header::SLOT_EMPTY;
+use crate::format::key_slot::{Description, MOST_LABEL, Rewrap};
+use crate::format::{ArchiveId, KEY_SLOTS};
+use crate::storage::{FileStorage, LockMode};
+
+/// What opens the archive for a change of its keys, and what that may cost.
+pub struct KeyAccess<'a> {
+    pub secrets: &'a Secrets,
+    pub limits: UnlockLimits,
+    /// What the user remembers of the archive: an older copy or a fork is refused as when it is opened.
+    pub seen: SeenOptions,
+}
+
+/// A key slot as holders of the volume key see it.
+#[derive(Clone, Debug)]
+pub struct KeyInfo {
+    pub slot: u8,
+    pub kind: KeyKind,
+    /// None for a slot of a program that described none: its label is readable only with its own secret.
+    pub about: Option<KeyAbout>,
+    /// The secrets that were given open it.
+    pub opened: bool,
+}
+
+impl KeyInfo {
+    /// Its label, when it has one that is known.
+    pub fn label(&self) -> Option<&str> {
+        self.about.as_ref().map(|about| about.label.as_str()).filter(|label| !label.is_empty())
+    }
+}
+
+/// What is known of a slot.
+#[derive(Clone, Debug)]
+pub struct KeyAbout {
+    pub label: String,
+    pub created: Timestamp,
+    /// Of age slots.
+    pub recipient: Option<String>,
+}
+
+/// What a change of a passphrase changed.
+#[derive(Clone, Debug)]
+pub struct PassphraseChange {
+    /// The slots that the old passphrase opened and the new one opens now, in order.
+    pub slots: Vec<u8>,
+    /// False when slots were left out for their cost: one of them may still have the old passphrase.
+    pub all_tried: bool,
+}
+
+impl KeyAbout {
+    fn new(description: Description) -> KeyAbout {
+        let recipient = match description.rewrap {
+            Rewrap::Recipient(text) => Some(text),
+            Rewrap::Public(_) => None,
+        };
+        KeyAbout { label: description.label, created: description.created, recipient }
+    }
+}
+
+/// A slot by its number or its label.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum KeyName {
+    Slot(u8),
+    Label(String),
+}
+
+impl KeyName {
+    /// Digits are a number: no label consists of them alone.
+    pub fn parse(text: &str) -> KeyName {
+        let label = || KeyName::Label(text.to_owned());
+        if text.bytes().all(|byte| byte.is_ascii_digit()) {
+            text.parse().map_or_else(|_| label(), KeyName::Slot)
+        } else {
+            label()
+        }
+    }
+
+    /// The slot in use that it names.
+    ///
+    /// # Errors
+    /// `Invalid` for none or several.
+    pub(crate) fn find(&self, keys: &[KeyInfo]) -> Result<usize> {
+        let named = |key: &&KeyInfo| match self {
+            KeyName::Slot(slot) => key.slot == *slot,
+            KeyName::Label(label) => key.about.as_ref().is_some_and(|about| about.label == *label),
+        };
+        let mut found = keys.iter().filter(named);
+        match (found.next(), found.next(), self) {
+            (Some(key), None, _) => Ok(usize::from(key.slot)),
+            (None, _, KeyName::Slot(slot)) => Err(Error::invalid(format!("key slot {slot} is empty"))),
+            (None, _, KeyName::Label(label)) => Err(Error::invalid(format!(
+                "no key slot has the label {}",
+                lockbox_terminal::display(label.as_bytes())
+            ))),
+            _ => Err(Error::invalid("several key slots have this label: give the number")),
+        }
+    }
+}
+
+/// A new recovery code; [`add`] makes it open an archive.
+///
+/// # Errors
+/// `Io` when the system has no randomness.
+pub fn new_recovery_code() -> Result<RecoveryCode> {
+    RecoveryCode::generate(&SystemEnvironment)
+}
+
+/// Random content for a key file.
+///
+/// # Errors
+/// `Io` when the system has no randomness.
+pub fn new_key_file() -> Result<zeroize::Zeroizing<[u8; 64]>> {
+    let mut bytes = zeroize::Zeroizing::new([0; 64]);
+    SystemEnvironment.fill_random(&mut *bytes)?;
+    Ok(bytes)
+}
+
+/// Every slot in use, and which of them the secrets open: all of those are tried. Needs no lock.
+///
+/// # Errors
+/// As [`super::unlock_with`]; `Older` for a header that was put back, unless accepted.
+pub fn list_all(path: &Path, access: &KeyAccess<'_>) -> Result<Vec<KeyInfo>> {
+    let header = read_header(path)?;
+    let opened = slots::unlock_each(&header, access.secrets, &access.limits)?;
+    header.authenticate(&opened[0].volume_key)?;
+    check_age(path, &header, &opened[0].volume_key, &access.seen)?;
+    Ok(listed(&header, &opened[0].volume_key, &opened))
+}
+
+/// Every slot in use, with the first that opens: cheaper than [`list_all`].
+///
+/// # Errors
+/// As [`list_all`].
+pub fn list(path: &Path, access: &KeyAccess<'_>) -> Result<Vec<KeyInfo>> {
+    let header = read_header(path)?;
+    let opened = slots::unlock(&header, access.secrets, &access.limits)?;
+    header.authenticate(&opened.volume_key)?;
+    check_age(path, &header, &opened.volume_key, &access.seen)?;
+    Ok(listed(&header, &opened.volume_key, std::slice::from_ref(&opened)))
+}
+
+/// Makes `new` open the archive as well, with a label or none, and gives the slot's number.
+///
+/// # Errors
+/// As [`super::unlock_with`]; `InUse` while the archive is open elsewhere, `Invalid` for a label in use or too long and when all
+/// slots are taken.
+pub fn add(path: &Path, access: &KeyAccess<'_>, new: &NewKey<'_>, label: &str) -> Result<u8> {
+    let change = Change::begin(path, access)?;
+    change.check_label(label)?;
+    let slot = (0..KEY_SLOTS).find(|&slot| change.header.framing().slots[slot] == SLOT_EMPTY);
+    let slot = slot.ok_or_else(|| Error::invalid("all 32 key slots are in use: remove one first"))?;
+    let made = change.make(slot, new, label.to_owned())?;
+    change.finish(vec![(slot, made)])?;
+    Ok(slot as u8) // below 32
+}
+
+/// Empties a slot. Older copies of the file still open with its secret.
+///
+/// # Errors
+/// As [`add`]; `Invalid` for the last slot that this program can open.
+pub fn remove(path: &Path, access: &KeyAccess<'_>, name: &KeyName) -> Result<KeyInfo> {
+    let change = Change::begin(path, access)?;
+    let keys = change.keys();
+    let slot = name.find(&keys)?;
+    let others = keys.iter().filter(|key| usize::from(key.slot) != slot);
+    if !others.clone().any(|key| !matches!(key.kind, KeyKind::Unknown(_))) {
+        return Err(Error::invalid(format!(
+            "key slot {slot} is the last one: without it nobody could open the archive; add another key first"
+        )));
+    }
+    let removed = keys.iter().find(|key| usize::from(key.slot) == slot).cloned();
+    let mut noise = [0; crate::format::BLOCK as usize];
+    SystemEnvironment.fill_random(&mut noise)?;
+    change.finish(vec![(slot, (SLOT_EMPTY, noise))])?;
+    removed.ok_or_else(|| Error::invalid(format!("key slot {slot} is empty")))
+}
+
+/// Replaces the passphrase of every slot that the secrets open, since the old one is to open nothing any more; a key file that belongs
+/// to it stays.
+///
+/// # Errors
+/// As [`super::unlock_with`]; `InUse` while the archive is open elsewhere, `Invalid` when what opens it has no passphrase.
+pub fn change_passphrase(
+    path: &Path,
+    access: &KeyAccess<'_>,
+    new: &Passphrase,
+    kdf: KdfCost,
+) -> Result<PassphraseChange> {
+    let mut all_tried = true;
+    let change = Change::begin_with(path, access, |header| {
+        let (opened, tried) = slots::unlock_all(header, access.secrets, &access.limits)?;
+        all_tried = tried;
+        Ok(opened)
+    })?;
+    let mut slots: Vec<usize> = change.opened.iter().map(|opened| opened.slot).collect();
+    slots.sort_unstable();
+    // A key file alone may be a key as well, and has no passphrase.
+    let has_passphrase = |slot: &usize| slots::kind_of(&change.header, *slot).has_passphrase();
+    let with: Vec<usize> = slots.iter().copied().filter(has_passphrase).collect();
+    let slots = if with.is_empty() { slots } else { with };
+    change.replace_passphrases(&slots, new, kdf, access.secrets.key_file.as_ref())?;
+    Ok(PassphraseChange { slots: slots.into_iter().map(|slot| slot as u8).collect(), all_tried }) // below 32
+}
+
+/// Sets a passphrase with whatever opens the archive: in the slot that `name` gives, else in the only passphrase slot, else in a new
+/// one. Gives the slot's number.
+///
+/// # Errors
+/// As [`add`]; `Invalid` when there are several passphrase slots and none is named.
+pub fn set_passphrase(
+    path: &Path,
+    access: &KeyAccess<'_>,
+    name: Option<&KeyName>,
+    new: &Passphrase,
+    kdf: KdfCost,
+) -> Result<u8> {
+    let change = Change::begin(path, access)?;
+    let keys = change.keys();
+    let slot = match name {
+        Some(name) => name.find(&keys)?,
+        None => {
+            let mut passphrases = keys.iter().filter(|key| key.kind == KeyKind::Passphrase);
+            match (passphrases.next(), passphrases.next()) {
+                (Some(key), None) => usize::from(key.slot),
+                (None, _) if keys.iter().any(|key| key.kind == KeyKind::KeyFileAndPassphrase) => {
+                    return Err(Error::Refused(Refusal::PassphraseWithKeyFile));
+                }
+                (None, _) => {
+                    let free = (0..KEY_SLOTS).find(|&slot| change.header.framing().slots[slot] == SLOT_EMPTY);
+                    let free = free.ok_or_else(|| Error::invalid("all 32 key slots are in use: remove one first"))?;
+                    let made = change.make(free, &NewKey::Passphrase(new, kdf), String::new())?;
+                    change.finish(vec![(free, made)])?;
+                    return Ok(free as u8); // below 32
+                }
+                _ => {
+                    return Err(Error::Refused(Refusal::SeveralPassphrases));
+                }
+            }
+        }
+    };
+    change.replace_passphrases(&[slot], new, kdf, access.secrets.key_file.as_ref())?;
+    Ok(slot as u8) // below 32
+}
+
+/// The slots in use, in order.
+pub(crate) fn listed(header: &Header, volume_key: &SecretKey, opened: &[OpenedSlot]) -> Vec<KeyInfo> {
+    let of = |slot: u8| {
+        let mine = opened.iter().find(|opened| opened.slot == usize::from(slot));
+        let own = mine.and_then(|opened| opened.own.clone());
+        let about = slots::description(header, slot.into(), volume_key).or(own).map(KeyAbout::new);
+        (about, mine.is_some())
+    };
+    let info = |(slot, kind)| {
+        let (about, opened) = of(slot);
+        KeyInfo { slot, kind, about, opened }
+    };
+    slots::kinds(header).into_iter().map(info).collect()
+}
+
+/// An archive that is locked and unlocked for a change of its slots.
+struct Change {
+    storage: Arc<FileStorage>,
+    header: Header,
+    /// What opened it: at least one slot.
+    opened: Vec<OpenedSlot>,
+    current: Current,
+}
+
+impl Change {
+    fn begin(path: &Path, access: &KeyAccess<'_>) -> Result<Change> {
+        Change::begin_with(path, access, |header| {
+            slots::unlock(header, access.secrets, &access.limits).map(|opened| vec![opened])
+        })
+    }
+
+    fn begin_with(
+        path: &Path,
+        access: &KeyAccess<'_>,
+        unlock: impl FnOnce(&Header) -> Result<Vec<OpenedSlot>>,
+    ) -> Result<Change> {
+        let storage = Arc::new(FileStorage::open(path, LockMode::Exclusive)?);
+        let header = Header::read(&*storage)?;
+        let opened = unlock(&header)?;
+        let volume_key = &opened.first().ok_or(Error::WrongKey)?.volume_key;
+        header.authenticate(volume_key)?;
+        let current = Current::look(storage.clone(), &header, volume_key, &access.seen)?;
+        Ok(Change { storage, header, opened, current })
+    }
+
+    fn archive(&self) -> &ArchiveId {
+        &self.header.framing().archive
+    }
+
+    /// The key of the first slot that opened: the header was authenticated with it.
+    fn volume_key(&self) -> &SecretKey {
+        &self.opened[0].volume_key
+    }
+
+    fn place(&self, slot: usize) -> Place<'_> {
+        Place { archive: self.archive(), slot, volume_key: self.volume_key() }
+    }
+
+    fn keys(&self) -> Vec<KeyInfo> {
+        listed(&self.header, self.volume_key(), &self.opened)
+    }
+
+    fn make(&self, slot: usize, new: &NewKey<'_>, label: String) -> Result<(u8, SlotBlock)> {
+        slots::make(&self.place(slot), new, label, &SystemEnvironment)
+    }
+
+    fn check_label(&self, label: &str) -> Result<()> {
+        if label.len() > MOST_LABEL {
+            return Err(Error::invalid(format!("the label is too long: bytes={} most={MOST_LABEL}", label.len())));
+        }
+        if label.chars().any(char::is_control) {
+            return Err(Error::invalid("a label has no control characters"));
+        }
+        if !label.is_empty() && label.bytes().all(|byte| byte.is_ascii_digit()) {
+            return Err(Error::invalid("a label is no number: those name slots"));
+        }
+        let taken = |key: &KeyInfo| key.about.as_ref().is_some_and(|about| about.label == label);
+        match self.keys().iter().find(|key| !label.is_empty() && taken(key)) {
+            Some(key) => Err(Error::invalid(format!("key slot {} has this label already", key.slot))),
+            None => Ok(()),
+        }
+    }
+
+    fn replace_passphrases(
+        self,
+        slots: &[usize],
+        new: &Passphrase,
+        kdf: KdfCost,
+        file: Option<&KeyFile>,
+    ) -> Result<()> {
+        let made = slots.iter().map(|&slot| Ok((slot, self.with_passphrase(slot, new, kdf, file)?)));
+        let made = made.collect::<Result<Vec<_>>>()?;
+        self.finish(made)
+    }
+
+    /// The slot with another passphrase and everything else as it was.
+    fn with_passphrase(
+        &self,
+        slot: usize,
+        new: &Passphrase,
+        kdf: KdfCost,
+        file: Option<&KeyFile>,
+    ) -> Result<(u8, SlotBlock)> {
+        let key = match (slots::kind_of(&self.header, slot), file) {
+            (KeyKind::Passphrase, _) => NewKey::Passphrase(new, kdf),
+            (KeyKind::KeyFileAndPassphrase, Some(file)) => NewKey::KeyFileAndPassphrase(file, new, kdf),
+            (kind, _) => {
+                return Err(Error::Refused(Refusal::NoPassphrase { slot, kind: kind.name() }));
+            }
+        };
+        let known = self.keys().into_iter().find(|key| usize::from(key.slot) == slot);
+        let label = known.and_then(|key| key.about).map(|about| about.label).unwrap_or_default();
+        self.make(slot, &key, label)
+    }
+
+    /// Writes the slots, and a description for each slot that was opened and has none yet.
+    fn finish(mut self, mut slots: Vec<(usize, (u8, SlotBlock))>) -> Result<()> {
+        for opened in &self.opened {
+            let own = opened.slot;
+            let described = slots::description(&self.header, own, self.volume_key()).is_some();
+            if let Some(description) = opened.own.as_ref().filter(|_| !described)
+                && slots.iter().all(|(slot, _)| *slot != own)
+            {
+                let kind = self.header.framing().slots[own];
+                let mut block = [0; crate::format::BLOCK as usize];
+                block.copy_from_slice(self.header.slot(own));
+                let block = slots::describe(&self.place(own), kind, block, description, &SystemEnvironment)?;
+                slots.push((own, (kind, block)));
+            }
+        }
+        let sequence = self.header.framing().sequence;
+        let volume_key = &self.opened[0].volume_key;
+        // A crash between the two copies must find the other one whole.
+        if let Some(mended) = self.header.repair(&*self.storage, volume_key)? {
+            tracing::warn!("{mended}");
+        }
+        self.header.replace_slots(&*self.storage, &slots, volume_key)?;
+        // Both copies have reached the medium (U3, H4).
+        let archive = self.header.framing().archive;
+        let newest = vouch(self.storage.clone(), &archive, volume_key, sequence + 1, self.current);
+        Witness::new(newest.volume, sequence + 1, newest.looked, newest.replace).remember();
+        Ok(())
+    }
+}

@@ -1,0 +1,332 @@
+//! Reads, authenticates, writes and repairs the two header copies (specification section 3).
+//!
+//! # Invariants
+//! H1  At every moment one copy is whole on the medium: a copy is overwritten only while the other one is valid and at least as new.
+//! H2  Nothing of a header is used for writing before its MAC and the commitment of the volume key are right.
+//! H3  Each byte of one copy follows from the other copy and the volume key. So whatever was lost or altered in the copy that is not used
+//!     shows, and is written anew from the one that is.
+//! H4  A change of the header writes one copy, passes a barrier, writes the other copy, passes a barrier, and makes a commit whose record
+//!     carries the new number. From then on an older header beside that record is refused by everybody. A crash before the commit leaves
+//!     the new header with records that do not know of it: until the next commit only who remembers the new one would notice the old one.
+//! H5  A copy of a version, suite or feature that this program does not know is not written over, and the archive not written beside it:
+//!     a newer program may have begun to change it there. One of which nothing but the version differs is ours, altered: whoever changes
+//!     a header gives it another number.
+
+use crate::crypto::SecretKey;
+use crate::crypto::kdf::{equal, hkdf, hmac_sha256};
+use crate::error::{Error, Result};
+use crate::format::header::{self, Framing, HEADER_BYTES, ParsedHeader};
+use crate::format::{ArchiveId, BLOCK, HEADER_START, KEY_SLOTS, MIN_BLOCKS};
+use crate::storage::Storage;
+
+/// One slot as it lies in the file.
+pub(crate) type SlotBlock = [u8; BLOCK as usize];
+
+/// The slots of one header copy.
+pub(crate) type Slots = Box<[SlotBlock; KEY_SLOTS]>;
+
+/// The newer valid header copy, not yet authenticated, and the other one.
+pub(crate) struct Header {
+    parsed: ParsedHeader,
+    /// The copy that is not used, or why it cannot be; None where nobody asks for it.
+    other: Option<Result<ParsedHeader>>,
+    /// The lowest sequence number of the valid copies.
+    settled: u64,
+}
+
+/// Label of the key of the header MAC.
+const MAC_LABEL: &str = "lockbox/v1/header";
+/// Label of the commitment of the volume key.
+const COMMITMENT_LABEL: &str = "lockbox/v1/commitment";
+
+impl Header {
+    /// Picks the valid copy with the higher sequence number.
+    ///
+    /// # Errors
+    /// `NotArchive`, `UnsupportedVersion`, `Damaged` when both copies or the rest of the file are missing.
+    pub(crate) fn read(storage: &dyn Storage) -> Result<Header> {
+        let length = storage.len()?;
+        let copies = [read_copy(storage, length, 0), read_copy(storage, length, 1)];
+        let is_archive =
+            copies.iter().any(|copy| !matches!(copy, Err(Error::NotArchive(_) | Error::UnsupportedVersion(_))));
+        if is_archive && length < MIN_BLOCKS * BLOCK {
+            return Err(Error::damaged(format!("the file is truncated: bytes={length} least={}", MIN_BLOCKS * BLOCK)));
+        }
+        let (parsed, other) = match copies {
+            [Ok(first), Ok(second)] if second.framing.sequence > first.framing.sequence => (second, Ok(first)),
+            [Ok(first), second] => (first, second),
+            [first, Ok(second)] => (second, first),
+            [Err(first), Err(second)] => return Err(graver(first, second)),
+        };
+        let other = match other {
+            Err(Error::UnsupportedVersion(reason)) => Err(unknown_or_altered(storage, length, &parsed, reason)?),
+            other => other,
+        };
+        let settled = other.as_ref().map_or(u64::MAX, |other| other.framing.sequence).min(parsed.framing.sequence);
+        Ok(Header { parsed, other: Some(other), settled })
+    }
+
+    /// Every copy that is whole in itself, the newer first, however short the file is; for rescue.
+    ///
+    /// # Errors
+    /// As [`Header::read`], when there is none.
+    pub(crate) fn salvage(storage: &dyn Storage) -> Result<Vec<Header>> {
+        let length = storage.len()?;
+        let copies = match [read_copy(storage, length, 0), read_copy(storage, length, 1)] {
+            [Err(first), Err(second)] => return Err(graver(first, second)),
+            copies => copies,
+        };
+        // Rescue neither writes nor judges ages, so nothing is taken for settled.
+        let whole = copies.into_iter().flatten().map(|parsed| Header { parsed, other: None, settled: 0 });
+        let mut whole: Vec<Header> = whole.collect();
+        whole.sort_by_key(|header| std::cmp::Reverse(header.framing().sequence));
+        Ok(whole)
+    }
+
+    /// A copy, whichever of the two it is, outside of an archive.
+    ///
+    /// # Errors
+    /// As [`Header::read`].
+    pub(crate) fn of_copy(bytes: &[u8]) -> Result<Header> {
+        let parsed = header::decode(bytes, 0).or_else(|first| header::decode(bytes, 1).map_err(|_| first))?;
+        let settled = parsed.framing.sequence;
+        Ok(Header { parsed, other: None, settled })
+    }
+
+    /// This program knows no feature bits: whatever a newer one put there for writers or keepers of headers it cannot keep. Nor may it write
+    /// a copy over that it does not know (H5).
+    pub(crate) fn check_writable(&self) -> Result<()> {
+        if let Some(Err(Error::UnsupportedVersion(reason))) = &self.other {
+            return Err(Error::UnsupportedVersion(format!(
+                "copy {} of the header ({reason}), which a newer program may have written: open the archive read-only",
+                1 - self.framing().copy
+            )));
+        }
+        match self.parsed.read_only_features() | self.parsed.compatible_features() {
+            0 => Ok(()),
+            bits => Err(Error::UnsupportedVersion(format!(
+                "feature bits {bits:#x} can only be read by this program: open the archive read-only"
+            ))),
+        }
+    }
+
+    pub(crate) fn framing(&self) -> &Framing {
+        &self.parsed.framing
+    }
+
+    /// A sequence number that is durable whatever a crash does: a copy is written only when the other one has reached the medium (H1).
+    pub(crate) fn settled_sequence(&self) -> u64 {
+        self.settled
+    }
+
+    /// The copy as it was read, which its MAC covers with all that this program does not know.
+    pub(crate) fn copy_bytes(&self) -> &[u8] {
+        &self.parsed.bytes
+    }
+
+    pub(crate) fn slot(&self, slot: usize) -> &[u8] {
+        &self.parsed.bytes[(slot + 1) * BLOCK as usize..][..BLOCK as usize]
+    }
+
+    /// H2: checks the commitment and the MAC.
+    pub(crate) fn authenticate(&self, volume_key: &SecretKey) -> Result<()> {
+        self.check_commitment(volume_key)?;
+        let framing = self.framing();
+        let mac = mac(volume_key, &framing.archive, &self.parsed.bytes);
+        if !equal(&mac, &framing.mac) {
+            return Err(Error::damaged(format!("header failed authentication: copy={}", framing.copy)));
+        }
+        Ok(())
+    }
+
+    /// Whether this is the key of the archive, however the rest of the header was altered.
+    pub(crate) fn check_commitment(&self, volume_key: &SecretKey) -> Result<()> {
+        let framing = self.framing();
+        if !equal(&commitment(volume_key, &framing.archive), &framing.commitment) {
+            return Err(Error::damaged("the header does not belong to this volume key"));
+        }
+        Ok(())
+    }
+
+    /// What is wrong with the copy that is not used, as a sentence (H3). The one that is used must be authentic.
+    pub(crate) fn flaw(&self, volume_key: &SecretKey) -> Option<String> {
+        let (used, copy) = (self.framing(), 1 - self.framing().copy);
+        match self.other.as_ref()? {
+            Err(Error::Damaged(reason) | Error::NotArchive(reason)) => {
+                Some(format!("copy {copy} of the header is lost ({reason})"))
+            }
+            Err(Error::UnsupportedVersion(reason)) => {
+                Some(format!("copy {copy} of the header is not known ({reason})"))
+            }
+            Err(error) => Some(format!("copy {copy} of the header cannot be read ({error})")),
+            Ok(other) if other.framing.sequence < used.sequence => Some(format!(
+                "copy {copy} of the header is older than the other one: number {} instead of {}",
+                other.framing.sequence, used.sequence
+            )),
+            Ok(other) if other.bytes != encode_copy(used, &self.slots(), copy, volume_key) => {
+                Some(format!("copy {copy} of the header was altered"))
+            }
+            Ok(_) => None,
+        }
+    }
+
+    /// Writes the copy anew that is lost, altered or older, and says so. The other one must be authentic (H2).
+    pub(crate) fn repair(&mut self, storage: &dyn Storage, volume_key: &SecretKey) -> Result<Option<String>> {
+        let flaw = self.flaw(volume_key);
+        if flaw.is_some() {
+            write_copy(storage, self.framing(), &self.slots(), 1 - self.framing().copy, volume_key)?;
+            self.other = None;
+        }
+        self.settled = self.parsed.framing.sequence;
+        Ok(flaw.map(|flaw| format!("{flaw}; it was written anew from the other copy")))
+    }
+
+    /// Replaces slots, given by number, kind and content, in both copies, one after the other. Both copies must be whole (see
+    /// [`Header::repair`]).
+    pub(crate) fn replace_slots(
+        &self,
+        storage: &dyn Storage,
+        changes: &[(usize, (u8, SlotBlock))],
+        volume_key: &SecretKey,
+    ) -> Result<()> {
+        let mut slots = self.slots();
+        let mut framing = self.framing().clone();
+        for (slot, (kind, block)) in changes {
+            slots[*slot] = *block;
+            framing.slots[*slot] = *kind;
+        }
+        framing.sequence += 1;
+        // H1: each passes a barrier. Whoever gave a new secret must know which ones count after an error.
+        let first = write_copy(storage, &framing, &slots, 0, volume_key);
+        first.map_err(|error| in_doubt(error, "either the keys of before or the new ones open it"))?;
+        let second = write_copy(storage, &framing, &slots, 1, volume_key);
+        second.map_err(|error| {
+            in_doubt(error, "the new keys open it; the next change repairs the second copy of the header")
+        })
+    }
+
+    /// A copy of all slots.
+    pub(crate) fn slots(&self) -> Slots {
+        let mut slots = empty_slots();
+        for (i, block) in slots.iter_mut().enumerate() {
+            block.copy_from_slice(self.slot(i));
+        }
+        slots
+    }
+}
+
+/// 32 slots of zeros, made on the heap.
+pub(crate) fn empty_slots() -> Slots {
+    let boxed: Box<[SlotBlock]> = vec![[0; BLOCK as usize]; KEY_SLOTS].into_boxed_slice();
+    // The slice was made with exactly KEY_SLOTS elements.
+    boxed.try_into().unwrap_or_else(|_| unreachable!())
+}
+
+/// What the framing block stores of the volume key.
+pub(crate) fn commitment(volume_key: &SecretKey, archive: &ArchiveId) -> [u8; 32] {
+    *hkdf(volume_key, archive, COMMITMENT_LABEL).bytes()
+}
+
+/// Writes both copies over what is there, `whole` last: the copy that is known to be valid, if any (H1).
+pub(crate) fn write_over(
+    storage: &dyn Storage,
+    whole: Option<u8>,
+    framing: &Framing,
+    slots: &[SlotBlock; KEY_SLOTS],
+    volume_key: &SecretKey,
+) -> Result<()> {
+    let last = whole.unwrap_or(1);
+    for copy in [1 - last, last] {
+        write_copy(storage, framing, slots, copy, volume_key)?;
+    }
+    Ok(())
+}
+
+fn in_doubt(error: Error, what: &str) -> Error {
+    let context = format!("while the keys of the archive were written, so that {what}");
+    match error {
+        Error::Io { context: doing, source } => Error::Io { context: format!("{doing} {context}"), source },
+        Error::NoSpace(detail) => Error::NoSpace(format!("{detail} {context}")),
+        error => error,
+    }
+}
+
+/// Encodes one copy with its MAC, writes it and passes a barrier.
+pub(crate) fn write_copy(
+    storage: &dyn Storage,
+    framing: &Framing,
+    slots: &[SlotBlock; KEY_SLOTS],
+    copy: u8,
+    volume_key: &SecretKey,
+) -> Result<()> {
+    let bytes = encode_copy(framing, slots, copy, volume_key);
+    storage.write_at(HEADER_START[usize::from(copy)] * BLOCK, &bytes)?;
+    storage.barrier()
+}
+
+/// Whether anything was ever written where the copies are.
+pub(crate) fn is_begun(storage: &dyn Storage) -> Result<bool> {
+    let length = storage.len()?;
+    for start in HEADER_START.map(|block| block * BLOCK) {
+        let mut bytes = vec![0; length.saturating_sub(start).min(HEADER_BYTES as u64) as usize];
+        storage.read_at(start, &mut bytes)?;
+        if bytes.iter().any(|&byte| byte != 0) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// The bytes of a copy, with its MAC.
+pub(crate) fn encode_copy(
+    framing: &Framing,
+    slots: &[SlotBlock; KEY_SLOTS],
+    copy: u8,
+    volume_key: &SecretKey,
+) -> Vec<u8> {
+    let mut framing = Framing { copy, mac: [0; 32], ..framing.clone() };
+    framing.mac = mac(volume_key, &framing.archive, &header::encode(&framing, slots));
+    header::encode(&framing, slots)
+}
+
+fn mac(volume_key: &SecretKey, archive: &ArchiveId, copy_bytes: &[u8]) -> [u8; 32] {
+    hmac_sha256(&hkdf(volume_key, archive, MAC_LABEL), &header::mac_input(copy_bytes))
+}
+
+fn read_copy(storage: &dyn Storage, length: u64, copy: u8) -> Result<ParsedHeader> {
+    let bytes = copy_bytes(storage, length, copy)?;
+    if bytes.is_empty() {
+        return Err(Error::NotArchive(if length == 0 { "the file is empty" } else { "the file is too short" }.into()));
+    }
+    header::decode(&bytes, copy)
+}
+
+/// What the file has of a copy.
+fn copy_bytes(storage: &dyn Storage, length: u64, copy: u8) -> Result<Vec<u8>> {
+    let start = HEADER_START[usize::from(copy)] * BLOCK;
+    let mut bytes = vec![0; length.saturating_sub(start).min(HEADER_BYTES as u64) as usize];
+    if !bytes.is_empty() {
+        storage.read_at(start, &mut bytes)?;
+    }
+    Ok(bytes)
+}
+
+/// H5: why the copy that is not `used` cannot be: it is unknown, or its version was altered.
+fn unknown_or_altered(storage: &dyn Storage, length: u64, used: &ParsedHeader, reason: String) -> Result<Error> {
+    let other = copy_bytes(storage, length, 1 - used.framing.copy)?;
+    Ok(match header::differ_by_version(&other, &used.bytes) {
+        true => Error::damaged("its version was altered"),
+        false => Error::UnsupportedVersion(reason),
+    })
+}
+
+/// Which of two failed copies tells the user more.
+fn graver(first: Error, second: Error) -> Error {
+    let weight = |error: &Error| match error {
+        Error::NotArchive(_) => 0,
+        Error::Damaged(_) => 1,
+        Error::UnsupportedVersion(_) => 3,
+        _ => 2,
+    };
+    if weight(&second) > weight(&first) { second } else { first }
+}

@@ -1,0 +1,25 @@
+//! Who may open an archive: its header copies, their key slots, a copy of them kept elsewhere, and what a user remembers of the archive.
+
+mod backup;
+mod change;
+mod file;
+pub(crate) mod header;
+pub(crate) mod seen;
+pub(crate) mod slots;
+mod unlock;
+pub(crate) mod vouch;
+
+pub use backup::{Restored, backup_header, restore_header};
+pub(crate) use change::listed;
+pub use change::{
+    KeyAbout, KeyAccess, KeyInfo, KeyName, PassphraseChange, add, change_passphrase, list, list_all, new_key_file,
+    new_recovery_code, remove, set_passphrase,
+};
+pub(crate) use file::read_header;
+pub use seen::{SeenOptions, Witness, seen_directory, state_directory};
+pub use slots::{KeyKind, NewKey, Secrets};
+pub use unlock::{
+    UnlockLimits, UnlockedKey, accept_kept, identify, kinds, unlock, unlock_damaged, unlock_with, wants_both,
+};
+pub(crate) use vouch::LEAST_MEMORY;
+pub use vouch::repair_header;

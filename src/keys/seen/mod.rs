@@ -1,0 +1,159 @@
+//! What one user remembers of an archive outside of it: which commit was seen last, so that an older copy and a fork are noticed.
+//!
+//! # Invariants
+//! U1  A commit is remembered only when it is durable (L1): so no crash makes the archive older than what is remembered. A crash between
+//!     the two leaves the archive newer, which is no alarm.
+//! U2  What is remembered goes to recovery as evidence (L2): a remembered commit with a bad page is damage and is not undone.
+//! U3  A header is remembered by the lowest sequence number of its valid copies: copies are written one after the other with a barrier
+//!     between, so a lower number in either can only be an older header put back.
+//! U4  The file is replaced as a whole: new file, fsync, rename, fsync of the directory. Losing it, or an older one, weakens the watch
+//!     and raises no alarm. Whatever fails with it costs one warning, never the opening of the archive.
+//!
+//! The file's name and content are sealed under keys that come from the volume key. Who reads the directory learns how many archives
+//! this user opened and when each was used last, not which ones, nor how often they were written. Who can write to it can make the user
+//! forget, not remember wrongly.
+
+mod file;
+#[cfg(test)]
+mod tests;
+mod witness;
+
+pub(crate) use file::SeenFile;
+pub use witness::Witness;
+pub(super) use witness::older_header;
+pub(crate) use witness::{Looked, judge};
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+use crate::crypto::SecretKey;
+use crate::error::{Error, Result, Timestamp};
+use crate::format::{ArchiveId, Generation};
+use crate::txn::Mark;
+
+/// What a user remembers, and what is accepted although it contradicts that.
+#[derive(Clone, Debug, Default)]
+pub struct SeenOptions {
+    /// Where it is kept; without one nothing is remembered.
+    pub directory: Option<PathBuf>,
+    /// Go on with an older copy of the archive, and remember that one.
+    pub accept_older: bool,
+    /// Go on with a copy that was written apart from the one seen, and remember that one.
+    pub accept_fork: bool,
+}
+
+impl SeenOptions {
+    /// Where one archive is remembered.
+    pub(crate) fn file(&self, volume_key: &SecretKey, archive: &ArchiveId) -> Option<SeenFile> {
+        self.directory.as_deref().map(|directory| SeenFile::new(directory, volume_key, archive))
+    }
+}
+
+/// The directory in which a user's programs remember archives: `state_home` (`$XDG_STATE_HOME`) or `home`/.local/state, with `lockbox` in
+/// it; for root without a `state_home` /var/lib/lockbox. Relative paths do not count.
+pub fn state_directory(state_home: Option<OsString>, home: Option<OsString>, root: bool) -> Option<PathBuf> {
+    let absolute = |path: Option<OsString>| path.map(PathBuf::from).filter(|path| path.is_absolute());
+    match absolute(state_home) {
+        Some(state) => Some(state.join("lockbox")),
+        None if root => Some(PathBuf::from("/var/lib/lockbox")),
+        None => absolute(home).map(|home| home.join(".local/state/lockbox")),
+    }
+}
+
+/// The part of [`state_directory`] that holds nothing but what is remembered of archives: a mount's daemon keeps access to that alone.
+pub fn seen_directory(state_home: Option<OsString>, home: Option<OsString>, root: bool) -> Option<PathBuf> {
+    state_directory(state_home, home, root).map(|directory| directory.join("seen"))
+}
+
+/// Sessions that are remembered, to tell an older copy from a fork with a lower number: 48 bytes each.
+const TRAIL: usize = 64;
+
+/// What is remembered of one archive.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Seen {
+    /// When it was seen.
+    time: Timestamp,
+    header_sequence: u64,
+    /// The commit, and the last ones of the sessions before it, newest first. Never empty.
+    trail: Vec<Mark>,
+}
+
+/// Version, zero (7), time 12, count u32, header sequence u64.
+const HEAD: usize = 32;
+const MARK: usize = 48;
+const VERSION: u8 = 1;
+
+impl Seen {
+    pub(crate) fn mark(&self) -> &Mark {
+        &self.trail[0]
+    }
+
+    pub(crate) fn header_sequence(&self) -> u64 {
+        self.header_sequence
+    }
+
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        let mut out = Vec::with_capacity(HEAD + MARK * self.trail.len());
+        out.extend_from_slice(&[VERSION, 0, 0, 0, 0, 0, 0, 0]);
+        out.extend_from_slice(&self.time.seconds.to_le_bytes());
+        out.extend_from_slice(&self.time.nanos.to_le_bytes());
+        out.extend_from_slice(&(self.trail.len() as u32).to_le_bytes()); // at most TRAIL
+        out.extend_from_slice(&self.header_sequence.to_le_bytes());
+        for mark in &self.trail {
+            out.extend_from_slice(&mark.session);
+            out.extend_from_slice(&mark.first.0.to_le_bytes());
+            out.extend_from_slice(&mark.generation.0.to_le_bytes());
+            out.extend_from_slice(&mark.tag);
+        }
+        out
+    }
+
+    pub(crate) fn decode(bytes: &[u8]) -> Result<Seen> {
+        let malformed = || Error::damaged("what was remembered of the archive does not decode");
+        let (head, marks) = bytes.split_at_checked(HEAD).ok_or_else(malformed)?;
+        let word = |bytes: &[u8], at: usize| {
+            let mut word = [0; 8];
+            word.copy_from_slice(&bytes[at..at + 8]);
+            u64::from_le_bytes(word)
+        };
+        let packed = word(head, 16);
+        let (nanos, count) = (packed as u32, (packed >> 32) as usize);
+        if head[0] != VERSION || !(1..=TRAIL).contains(&count) || marks.len() != count * MARK {
+            return Err(malformed());
+        }
+        let trail = marks.chunks_exact(MARK).map(|mark| {
+            let array = |at: usize| {
+                let mut array = [0; 16];
+                array.copy_from_slice(&mark[at..at + 16]);
+                array
+            };
+            let (first, generation) = (Generation(word(mark, 16)), Generation(word(mark, 24)));
+            Mark { session: array(0), first, generation, tag: array(32) }
+        });
+        Ok(Seen {
+            time: Timestamp { seconds: word(head, 8) as i64, nanos },
+            header_sequence: word(head, 24),
+            trail: trail.collect(),
+        })
+    }
+
+    /// Of a commit with a lower number than the one seen: whether it is one of those before it, as far as is remembered.
+    fn comes_after(&self, older: &Mark) -> bool {
+        // Marks descend: the first session that began early enough is the one that made `older`, if it is in this line.
+        match self.trail.iter().find(|mark| mark.first <= older.generation) {
+            // Before all that is remembered.
+            None => true,
+            Some(mark) => {
+                let same_session = mark.session == older.session && mark.first == older.first;
+                same_session
+                    && older.generation <= mark.generation
+                    && (older.generation < mark.generation || older.tag == mark.tag)
+            }
+        }
+    }
+}
+
+/// A path for messages.
+fn shown(path: &Path) -> std::path::Display<'_> {
+    path.display()
+}

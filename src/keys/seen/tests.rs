@@ -1,0 +1,375 @@
+//! What is remembered: its bytes, its file, and the verdicts on older copies, forks and everything that a crash may leave.
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::sync::Arc;
+
+use super::{Looked, Seen, SeenFile, SeenOptions, TRAIL, Witness, judge};
+use crate::crypto::SecretKey;
+use crate::env::{Environment, SeededEnvironment};
+use crate::error::{Error, Result, Timestamp};
+use crate::format::{Generation, Key, kind};
+use crate::frame::PageCipher;
+use crate::storage::Storage;
+use crate::storage::simulated::SimulatedStorage;
+use crate::txn::{self, Mark, Volume};
+
+const ARCHIVE: [u8; 16] = [7; 16];
+
+fn key() -> SecretKey {
+    SecretKey::new([9; 32])
+}
+
+fn file(directory: &Path) -> SeenFile {
+    SeenFile::new(directory, &key(), &ARCHIVE)
+}
+
+/// One user's memory and the source of its randomness.
+struct User {
+    home: tempfile::TempDir,
+    environment: Arc<SeededEnvironment>,
+}
+
+impl User {
+    fn new(seed: u64) -> User {
+        println!("seed {seed}");
+        User { home: tempfile::tempdir().unwrap(), environment: Arc::new(SeededEnvironment::new(seed)) }
+    }
+
+    fn below(&self, bound: u64) -> u64 {
+        self.environment.next_u64() % bound
+    }
+
+    fn options(&self) -> SeenOptions {
+        SeenOptions { directory: Some(self.home.path().join("lockbox")), ..SeenOptions::default() }
+    }
+
+    fn create(&self) -> Arc<SimulatedStorage> {
+        let storage = SimulatedStorage::new();
+        let volume = Volume::create(storage.clone(), self.cipher(), self.environment.clone(), 1).unwrap();
+        volume.commit().unwrap();
+        volume.close().unwrap();
+        storage
+    }
+
+    fn cipher(&self) -> PageCipher {
+        PageCipher::new(&key(), ARCHIVE, self.environment.clone())
+    }
+
+    /// As [`crate::archive::Archive::open_seen`] does it, on simulated storage.
+    fn open_with(
+        &self,
+        storage: &Arc<SimulatedStorage>,
+        read_only: bool,
+        options: &SeenOptions,
+    ) -> Result<(Arc<Volume>, Witness)> {
+        let looked = Looked::at(options, &key(), &ARCHIVE);
+        let open = txn::OpenOptions { read_only, memory: 32 << 20 };
+        let environment = self.environment.clone();
+        let volume = Volume::open_seen(storage.clone(), self.cipher(), environment, 1, &open, looked.mark())?;
+        let replace = judge(&volume, 1, looked.seen.as_ref(), options)?;
+        let witness = Witness::new(volume.clone(), 1, looked, replace);
+        witness.remember();
+        Ok((volume, witness))
+    }
+
+    fn open(&self, storage: &Arc<SimulatedStorage>) -> Result<(Arc<Volume>, Witness)> {
+        self.open_with(storage, false, &self.options())
+    }
+
+    /// Any of the records, as pages of the tree are all that matters here.
+    fn change(&self, volume: &Volume) {
+        let ino = 2 + self.below(50);
+        let value = self.environment.next_u64().to_le_bytes();
+        volume.operate(1, false, |operation| operation.insert(Key::new(ino, kind::INLINE, 0), &value)).unwrap();
+    }
+
+    /// One session of some commits, closed.
+    fn session(&self, storage: &Arc<SimulatedStorage>) {
+        let (volume, witness) = self.open(storage).unwrap();
+        for _ in 0..=self.below(4) {
+            self.change(&volume);
+            volume.commit().unwrap();
+        }
+        volume.close().unwrap();
+        witness.remember();
+    }
+}
+
+/// A crashed archive, and the bytes of what was remembered at that moment.
+type Image = (Arc<SimulatedStorage>, Vec<u8>);
+
+fn copy(storage: &SimulatedStorage) -> Arc<SimulatedStorage> {
+    SimulatedStorage::from_contents(&storage.contents())
+}
+
+fn mark(session: u8, first: u64, generation: u64) -> Mark {
+    Mark {
+        session: [session; 16],
+        first: Generation(first),
+        generation: Generation(generation),
+        tag: [generation as u8; 16],
+    }
+}
+
+#[test]
+fn a_memory_survives_its_file_and_reveals_nothing() {
+    let user = User::new(1);
+    let directory = user.home.path().join("state/lockbox");
+    let seen = Seen {
+        time: Timestamp { seconds: 1_700_000_000, nanos: 5 },
+        header_sequence: 3,
+        trail: (0..TRAIL as u64).map(|i| mark(i as u8, 1000 - 10 * i, 1005 - 10 * i)).collect(),
+    };
+    assert_eq!(file(&directory).load().unwrap(), None);
+    file(&directory).save(&seen, &*user.environment).unwrap();
+    assert_eq!(file(&directory).load().unwrap(), Some(seen.clone()));
+    let entries: Vec<_> = std::fs::read_dir(&directory).unwrap().map(|entry| entry.unwrap().path()).collect();
+    let [path] = &entries[..] else { panic!("{entries:?}") };
+    assert_eq!(std::fs::metadata(path).unwrap().permissions().mode() & 0o777, 0o600);
+    assert_eq!(std::fs::metadata(&directory).unwrap().permissions().mode() & 0o777, 0o700);
+    // Neither the archive's id nor a session shows.
+    assert!(!path.to_string_lossy().contains("07070707"));
+    let bytes = std::fs::read(path).unwrap();
+    assert!(!bytes.windows(16).any(|window| window == ARCHIVE || window == [1; 16]));
+    // Whoever alters it makes the user forget, not remember wrongly.
+    for at in 0..bytes.len() {
+        let mut altered = bytes.clone();
+        altered[at] ^= 1;
+        assert!(matches!(Seen::decode(&altered), Err(Error::Damaged(_)) | Ok(_)));
+        if at % 97 == 0 {
+            std::fs::write(path, &altered).unwrap();
+            assert!(matches!(file(&directory).load(), Err(Error::Damaged(_))), "at={at}");
+        }
+    }
+    for length in [0, 10, 40, bytes.len() - 1] {
+        std::fs::write(path, &bytes[..length]).unwrap();
+        assert!(matches!(file(&directory).load(), Err(Error::Damaged(_))));
+    }
+    let options = SeenOptions { directory: Some(directory), ..SeenOptions::default() };
+    assert!(Looked::at(&options, &key(), &ARCHIVE).seen.is_none(), "a warning, no error");
+}
+
+#[test]
+fn what_is_remembered_goes_where_it_was_whatever_hides_the_path() {
+    let user = User::new(3);
+    let (directory, aside) = (user.home.path().join("seen"), user.home.path().join("aside"));
+    let seen = Seen { time: Timestamp { seconds: 1, nanos: 0 }, header_sequence: 3, trail: vec![mark(1, 2, 3)] };
+    let opened = file(&directory);
+    std::fs::rename(&directory, &aside).unwrap();
+    std::fs::create_dir(&directory).unwrap();
+    opened.save(&seen, &*user.environment).unwrap();
+    assert_eq!(opened.load().unwrap(), Some(seen.clone()));
+    assert_eq!(file(&aside).load().unwrap(), Some(seen));
+    assert_eq!(std::fs::read_dir(&directory).unwrap().count(), 0);
+}
+
+#[test]
+fn a_directory_that_cannot_be_written_costs_no_open() {
+    let user = User::new(2);
+    let storage = user.create();
+    let blocked = user.home.path().join("file");
+    std::fs::write(&blocked, b"").unwrap();
+    let options = SeenOptions { directory: Some(blocked.join("below")), ..SeenOptions::default() };
+    let (_, witness) = user.open_with(&storage, false, &options).unwrap();
+    witness.remember();
+}
+
+#[test]
+fn an_older_copy_is_refused_until_it_is_accepted() {
+    for seed in 10..30 {
+        let user = User::new(seed);
+        let storage = user.create();
+        let mut copies = Vec::new();
+        for _ in 0..1 + user.below(6) {
+            copies.push(copy(&storage));
+            user.session(&storage);
+        }
+        for (age, old) in copies.iter().enumerate() {
+            for read_only in [true, false] {
+                let before = old.contents();
+                let error = user.open_with(&copy(old), read_only, &user.options()).err().unwrap();
+                assert!(
+                    matches!(&error, Error::Older(text) if text.contains("what came later is lost") && !text.contains("accept")),
+                    "age={age}: {error}"
+                );
+                assert!(old.contents() == before);
+                // A fork is something else, and accepting it does not cover this.
+                let options = SeenOptions { accept_fork: true, ..user.options() };
+                assert!(user.open_with(&copy(old), read_only, &options).is_err());
+            }
+        }
+        // The newest one still opens.
+        user.open(&storage).unwrap();
+        let old = copy(&copies[0]);
+        user.open_with(&old, false, &SeenOptions { accept_older: true, ..user.options() }).unwrap();
+        user.open(&old).unwrap();
+    }
+}
+
+#[test]
+fn copies_written_apart_are_refused_until_that_is_accepted() {
+    let mut shorter = 0;
+    for seed in 40..70 {
+        let (user, other) = (User::new(seed), User::new(seed + 1000));
+        let storage = user.create();
+        for _ in 0..user.below(4) {
+            user.session(&storage);
+        }
+        let apart = copy(&storage);
+        // Of the odd seeds the other one is shorter, of the even ones mostly longer, up to so long that the ring has nothing of what both share.
+        let (own, others) = if seed % 2 == 1 { (6, 1) } else { (1 + user.below(3), 1 + other.below(40)) };
+        (0..own).for_each(|_| user.session(&storage));
+        (0..others).for_each(|_| other.session(&apart));
+        shorter += u64::from(others < own);
+        for read_only in [true, false] {
+            let error = user.open_with(&apart, read_only, &user.options()).err().unwrap();
+            assert!(
+                matches!(&error, Error::Forked(text) if text.contains("written apart") && !text.contains("accept")),
+                "{error}"
+            );
+            let older = SeenOptions { accept_older: true, ..user.options() };
+            assert!(matches!(user.open_with(&apart, read_only, &older), Err(Error::Forked(_))));
+        }
+        user.open_with(&apart, false, &SeenOptions { accept_fork: true, ..user.options() }).unwrap();
+        user.open(&apart).unwrap();
+        assert!(user.open(&storage).is_err(), "now the first one is the fork");
+    }
+    assert!(shorter >= 15);
+}
+
+/// What others wrote in sessions of their own, also more of them than the ring holds, is no reason for an alarm.
+#[test]
+fn sessions_of_other_machines_are_no_fork() {
+    let (user, other) = (User::new(80), User::new(81));
+    let storage = user.create();
+    for _ in 0..4 {
+        user.session(&storage);
+        for _ in 0..1 + other.below(50) {
+            other.session(&storage);
+        }
+    }
+    user.open_with(&storage, true, &user.options()).unwrap();
+}
+
+/// U1, U2: power cuts and process deaths at any storage operation, with the memory as it was at that moment, are never an alarm.
+#[test]
+fn no_crash_raises_an_alarm() {
+    let mut crashes = 0;
+    for seed in 100..112 {
+        let user = User::new(seed);
+        let mut storage = user.create();
+        for _ in 0..25 {
+            // Crash points of this session, each with what was remembered then.
+            let images: Arc<parking_lot::Mutex<Vec<Image>>> = Arc::default();
+            let state = user.options().directory.unwrap();
+            let remembered = {
+                let state = state.clone();
+                move || match std::fs::read_dir(&state).ok().and_then(|mut all| all.next()) {
+                    Some(entry) => std::fs::read(entry.unwrap().path()).unwrap(),
+                    None => Vec::new(),
+                }
+            };
+            let hook = {
+                let (weak, images, remembered) = (Arc::downgrade(&storage), images.clone(), remembered.clone());
+                let chance = SeededEnvironment::new(user.environment.next_u64());
+                move |_: &crate::storage::simulated::OpKind| {
+                    let Some(storage) = weak.upgrade() else { return };
+                    if chance.next_u64().is_multiple_of(3) && images.lock().len() < 12 {
+                        let crashed = match chance.next_u64() % 3 {
+                            0 => storage.process_death(),
+                            _ => storage.crash_random(&mut || chance.next_u64()),
+                        };
+                        images.lock().push((crashed, remembered()));
+                    }
+                }
+            };
+            storage.on_op(Box::new(hook));
+            let (volume, witness) = user.open(&storage).unwrap();
+            for _ in 0..1 + user.below(6) {
+                user.change(&volume);
+                match user.below(4) {
+                    0 => {}
+                    1 => witness.remember(),
+                    _ => drop(volume.commit().unwrap()),
+                }
+            }
+            if user.below(2) == 0 {
+                volume.close().unwrap();
+                witness.remember();
+            }
+            storage.on_op(Box::new(|_| {}));
+            drop((volume, witness));
+            let now = remembered();
+            let path = std::fs::read_dir(&state).unwrap().next().unwrap().unwrap().path();
+            let images = std::mem::take(&mut *images.lock());
+            for (image, bytes) in &images {
+                crashes += 1;
+                if bytes.is_empty() {
+                    std::fs::remove_file(&path).unwrap();
+                } else {
+                    std::fs::write(&path, bytes).unwrap();
+                }
+                // A reader first, and then the power fails: what it saw in the host's cache may go (L1).
+                if user.below(2) == 0 {
+                    let reader = user.open_with(image, true, &user.options());
+                    if let Err(error) = reader {
+                        panic!("alarm for a reader: {error}");
+                    }
+                    let later = image.crash_random(&mut || user.environment.next_u64());
+                    if let Err(error) = user.open(&later) {
+                        panic!("alarm after a reader: {error}");
+                    }
+                } else if let Err(error) = user.open(image) {
+                    panic!("alarm: {error}");
+                }
+                // The file may have been made anew under the same name.
+                std::fs::write(&path, &now).unwrap();
+            }
+            // Goes on after a last power cut.
+            storage = storage.crash_random(&mut || user.environment.next_u64());
+        }
+    }
+    println!("{crashes} crashes");
+    assert!(crashes > 1000);
+}
+
+/// U2: a remembered commit that lost a page is damage; without the memory it would be undone in silence.
+#[test]
+fn a_remembered_commit_is_not_undone() {
+    let user = User::new(200);
+    let storage = user.create();
+    let (volume, witness) = user.open(&storage).unwrap();
+    user.change(&volume);
+    volume.commit().unwrap();
+    witness.remember();
+    let record = volume.durable();
+    assert!(!record.two_barrier && !record.closed);
+    drop((volume, witness));
+    storage.write_at(record.allocated[0].0.offset(), &[0; 64]).unwrap();
+    let stranger = User::new(201);
+    let undone = stranger.open(&copy(&storage)).unwrap().0.fallback();
+    assert!(undone.is_some());
+    let error = user.open(&storage).err().unwrap();
+    assert!(matches!(&error, Error::Damaged(text) if text.contains("was durable")), "{error}");
+}
+
+/// A header put back from before a change of the passphrase revives the old one.
+#[test]
+fn an_older_header_is_refused() {
+    let user = User::new(210);
+    let storage = user.create();
+    let open = txn::OpenOptions { read_only: true, memory: 32 << 20 };
+    let environment: Arc<dyn Environment> = user.environment.clone();
+    let volume = Volume::open(storage, user.cipher(), environment, 1, &open).unwrap();
+    let none = SeenOptions::default();
+    assert!(!judge(&volume, 1, None, &none).unwrap());
+    // Remembered alone: nothing was committed since the change.
+    let mark = volume.opened_at().unwrap();
+    let seen = Seen { time: Timestamp::default(), header_sequence: 2, trail: vec![mark] };
+    assert!(matches!(judge(&volume, 1, Some(&seen), &none), Err(Error::Older(text)) if text.contains("header")));
+    assert!(judge(&volume, 1, Some(&seen), &SeenOptions { accept_older: true, ..none.clone() }).unwrap());
+    assert!(!judge(&volume, 2, Some(&seen), &none).unwrap());
+    // The record alone: nothing was remembered. Its number is 1.
+    assert!(matches!(judge(&volume, 0, None, &none), Err(Error::Older(_))));
+}

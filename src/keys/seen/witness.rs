@@ -1,0 +1,163 @@
+//! Judges an archive by what is remembered of it, and remembers it while it is open.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use parking_lot::Mutex;
+
+use super::{Seen, SeenFile, SeenOptions, TRAIL};
+use crate::crypto::SecretKey;
+use crate::env::{Environment, SystemEnvironment};
+use crate::error::{Error, Result, Timestamp};
+use crate::format::ArchiveId;
+use crate::txn::{Descent, Mark, Volume};
+
+/// What was found before the archive was opened.
+#[derive(Default)]
+pub(crate) struct Looked {
+    pub(crate) file: Option<SeenFile>,
+    pub(crate) seen: Option<Seen>,
+}
+
+impl Looked {
+    /// A file that cannot be read or was altered is one warning (U4).
+    pub(crate) fn at(options: &SeenOptions, volume_key: &SecretKey, archive: &ArchiveId) -> Looked {
+        let file = options.file(volume_key, archive);
+        let seen = file.as_ref().and_then(|file| {
+            file.load().unwrap_or_else(|error| {
+                tracing::warn!("{}; an older copy of this archive would not be noticed", sentence(&error));
+                None
+            })
+        });
+        Looked { file, seen }
+    }
+
+    pub(crate) fn mark(&self) -> Option<&Mark> {
+        self.seen.as_ref().map(Seen::mark)
+    }
+}
+
+fn sentence(error: &Error) -> String {
+    match std::error::Error::source(error) {
+        Some(source) => format!("{error}: {source}"),
+        None => error.to_string(),
+    }
+}
+
+/// Whether the archive may be used, and whether it has to replace what is remembered.
+///
+/// # Errors
+/// `Older` and `Forked` unless accepted. What the header says is judged also without anything remembered.
+pub(crate) fn judge(volume: &Volume, header_sequence: u64, seen: Option<&Seen>, options: &SeenOptions) -> Result<bool> {
+    let record = volume.durable();
+    let known = record.header_sequence.max(seen.map_or(0, |seen| seen.header_sequence));
+    if header_sequence < known && !options.accept_older {
+        return Err(older_header(header_sequence, known));
+    }
+    let Some(seen) = seen else { return Ok(header_sequence < known) };
+    let descent = volume.descent_from(seen.mark()).or_else(|error| match error {
+        // What is damaged there is no reason to refuse the files.
+        Error::Damaged(reason) => {
+            tracing::warn!("the history of the archive cannot be read ({reason}): a fork would not be noticed");
+            Ok(Descent::Unknown)
+        }
+        error => Err(error),
+    })?;
+    let forked = match descent {
+        Descent::Continues => return Ok(header_sequence < known),
+        Descent::Unknown => {
+            tracing::warn!(
+                "the archive was written in so many sessions since {} that it cannot be told whether it is the one seen then",
+                seen.time.utc()
+            );
+            return Ok(false);
+        }
+        Descent::Apart => true,
+        Descent::Earlier => !volume.opened_at().is_some_and(|newest| seen.comes_after(&newest)),
+    };
+    let facts = facts(seen, record.generation.0, record.time);
+    match forked {
+        false if options.accept_older => {}
+        true if options.accept_fork => {}
+        false => {
+            return Err(Error::Older(format!(
+                "{facts}. It is a copy from before then, such as a restored backup, or its newest commits were destroyed: \
+                 what came later is lost if it is gone on with"
+            )));
+        }
+        true => {
+            return Err(Error::Forked(format!(
+                "{facts}, and its history does not contain the one that was seen: two copies of the archive were written apart from each \
+                 other. Keep both files"
+            )));
+        }
+    }
+    tracing::warn!("{facts}: accepted as asked");
+    Ok(true)
+}
+
+/// The header has a lower number than one that the archive had already.
+pub(crate) fn older_header(header_sequence: u64, known: u64) -> Error {
+    Error::Older(format!(
+        "its header (number {header_sequence}) is older than one that this archive had already (number {known}): a passphrase that \
+             was changed or removed since then would open it again"
+    ))
+}
+
+fn facts(seen: &Seen, generation: u64, time: Timestamp) -> String {
+    format!(
+        "this user saw commit {} of the archive on {} UTC, but this file ends with commit {generation} of {} UTC",
+        seen.mark().generation.0,
+        seen.time.utc(),
+        time.utc()
+    )
+}
+
+/// Remembers an open archive for its user.
+pub struct Witness {
+    volume: Arc<Volume>,
+    file: Option<SeenFile>,
+    header_sequence: u64,
+    saved: Mutex<Option<Seen>>,
+    complained: AtomicBool,
+}
+
+impl Witness {
+    /// `replace`: what is remembered was contradicted, and that was accepted.
+    pub(crate) fn new(volume: Arc<Volume>, header_sequence: u64, looked: Looked, replace: bool) -> Witness {
+        let saved = Mutex::new(looked.seen.filter(|_| !replace));
+        Witness { volume, file: looked.file, header_sequence, saved, complained: AtomicBool::new(false) }
+    }
+
+    /// Remembers the newest durable commit, if it is not yet. Failing costs one warning (U4).
+    pub fn remember(&self) {
+        if let Some(file) = &self.file
+            && let Err(error) = self.try_remember(file)
+            && !self.complained.swap(true, Ordering::Relaxed)
+        {
+            tracing::warn!("{}; an older copy of this archive would not be noticed later", sentence(&error));
+        }
+    }
+
+    fn try_remember(&self, file: &SeenFile) -> Result<()> {
+        let mut saved = self.saved.lock();
+        let Some(mark) = self.volume.durable_mark() else { return Ok(()) };
+        if let Some(saved) = &*saved {
+            // A reader knows one commit less than the writer that it follows (L1).
+            let nothing_new = saved.mark().generation >= mark.generation;
+            if nothing_new && saved.header_sequence >= self.header_sequence {
+                return Ok(());
+            }
+        }
+        let environment = SystemEnvironment;
+        let trail = match &*saved {
+            Some(saved) if saved.mark().generation >= mark.generation => saved.trail.clone(),
+            // Of a damaged history the newest commit is remembered at least.
+            _ => self.volume.trail(mark, TRAIL).unwrap_or_else(|_| vec![mark]),
+        };
+        let seen = Seen { time: environment.now(), header_sequence: self.header_sequence, trail };
+        file.save(&seen, &environment)?;
+        *saved = Some(seen);
+        Ok(())
+    }
+}

@@ -1,0 +1,359 @@
+//! Tries secrets on the key slots of a header, the cheapest first, within one cost budget.
+
+mod make;
+#[cfg(test)]
+mod vectors;
+
+pub use make::NewKey;
+pub(crate) use make::{Place, describe, description, make, rewrap};
+
+use super::UnlockLimits;
+use super::header::Header;
+use crate::crypto::kdf::{self, KdfCost, agree, argon2id, equal, hkdf, hkdf_with, rewrap_public};
+use crate::crypto::{Identities, KeyFile, Passphrase, RecoveryCode, SecretKey, wrap};
+use crate::error::{Error, Refusal, Result, Timestamp};
+use crate::format::header::{KdfParameters, PassphraseSlot, SLOT_EMPTY, SLOT_PASSPHRASE, decode_passphrase_slot};
+use crate::format::key_slot::{
+    CLEAR, Description, KeySlot, REWRAPPED, Rewrap, SLOT_AGE, SLOT_KEY_FILE, SLOT_RECOVERY, is_key_slot,
+};
+use crate::format::{ArchiveId, FORMAT_VERSION, KEY_SLOTS};
+
+/// What may open an archive: any of these, and a key file together with the passphrase.
+#[derive(Default)]
+pub struct Secrets {
+    pub passphrase: Option<Passphrase>,
+    pub key_file: Option<KeyFile>,
+    pub recovery_code: Option<RecoveryCode>,
+    pub identities: Identities,
+}
+
+impl From<Passphrase> for Secrets {
+    fn from(passphrase: Passphrase) -> Secrets {
+        Secrets { passphrase: Some(passphrase), ..Secrets::default() }
+    }
+}
+
+impl Secrets {
+    /// Adds what was typed as a passphrase, which may be a recovery code. Answers why what looks like one is none.
+    pub fn add_typed(&mut self, typed: Passphrase) -> Option<Error> {
+        let mistyped = match RecoveryCode::parse(typed.bytes()) {
+            Ok(code) => {
+                self.recovery_code = Some(code);
+                None
+            }
+            Err(error) => RecoveryCode::is_meant_by(typed.bytes()).then_some(error),
+        };
+        self.passphrase = Some(typed);
+        mistyped
+    }
+}
+
+/// What a slot asks for; readable without a key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KeyKind {
+    Passphrase,
+    KeyFile,
+    KeyFileAndPassphrase,
+    RecoveryCode,
+    Age,
+    /// Of a newer program, or malformed.
+    Unknown(u8),
+}
+
+impl KeyKind {
+    /// As users call it.
+    pub fn name(self) -> &'static str {
+        match self {
+            KeyKind::Passphrase => "passphrase",
+            KeyKind::KeyFile => "key file",
+            KeyKind::KeyFileAndPassphrase => "key file and passphrase",
+            KeyKind::RecoveryCode => "recovery code",
+            KeyKind::Age => "age recipient",
+            KeyKind::Unknown(_) => "unknown",
+        }
+    }
+
+    /// Whether a passphrase, alone or with a key file, opens it.
+    pub(crate) fn has_passphrase(self) -> bool {
+        matches!(self, KeyKind::Passphrase | KeyKind::KeyFileAndPassphrase)
+    }
+}
+
+/// A slot that something opened.
+pub(crate) struct OpenedSlot {
+    pub(crate) slot: usize,
+    pub(crate) volume_key: SecretKey,
+    /// What a passphrase slot says of itself, for want of a description: programs before those wrote none.
+    pub(crate) own: Option<Description>,
+}
+
+enum Parsed {
+    Passphrase(PassphraseSlot),
+    Other(KeySlot),
+}
+
+/// A slot that the given secrets may open.
+struct Candidate {
+    slot: usize,
+    kind: u8,
+    parsed: Parsed,
+}
+
+impl Candidate {
+    fn kdf(&self) -> Option<&KdfParameters> {
+        match &self.parsed {
+            Parsed::Passphrase(slot) => Some(&slot.kdf),
+            Parsed::Other(slot) => slot.kdf.as_ref(),
+        }
+    }
+
+    /// Order of trials: what costs nothing, what may start a plugin, what is derived.
+    fn rank(&self) -> (u8, u64) {
+        match self.kdf() {
+            Some(kdf) => (2, cost(kdf)),
+            None => (u8::from(self.kind == SLOT_AGE), 0),
+        }
+    }
+
+    fn fits(&self, secrets: &Secrets) -> bool {
+        let (file, passphrase) = (secrets.key_file.is_some(), secrets.passphrase.is_some());
+        match key_kind(self.kind, self.kdf().is_some()) {
+            KeyKind::Passphrase => passphrase,
+            KeyKind::KeyFile => file,
+            KeyKind::KeyFileAndPassphrase => file && passphrase,
+            KeyKind::RecoveryCode => secrets.recovery_code.is_some(),
+            KeyKind::Age => !secrets.identities.is_empty(),
+            KeyKind::Unknown(_) => false,
+        }
+    }
+
+    /// The slot's content, when it is these secrets' slot.
+    fn attempt(&self, header: &Header, secrets: &Secrets) -> Result<Option<OpenedSlot>> {
+        let archive = header.framing().archive;
+        let aad = associated_data(b"lockbox/v1/slot", &archive, self.slot, self.kind, &header.slot(self.slot)[..CLEAR]);
+        match &self.parsed {
+            Parsed::Passphrase(parsed) => {
+                let Some(passphrase) = &secrets.passphrase else { return Ok(None) };
+                let kek = argon2id(passphrase, &parsed.salt, kdf_cost(&parsed.kdf))?;
+                if !equal(&wrap::commitment(&kek, &archive), &parsed.commitment) {
+                    return Ok(None);
+                }
+                let secret = wrap::unwrap(&kek, &archive, &parsed.nonce, &aad, &parsed.sealed)?;
+                let own = Description {
+                    created: Timestamp { seconds: secret.created_seconds, nanos: secret.created_nanos },
+                    label: secret.label,
+                    rewrap: Rewrap::Public(secret.rewrap_public),
+                };
+                Ok(Some(OpenedSlot { slot: self.slot, volume_key: secret.volume_key, own: Some(own) }))
+            }
+            Parsed::Other(parsed) => {
+                let Some(mut kek) = key_encryption_key(self.kind, parsed, secrets)? else { return Ok(None) };
+                if self.kind & REWRAPPED != 0 {
+                    kek = received(&kek, &archive, &parsed.ephemeral)?;
+                }
+                if !equal(&wrap::commitment(&kek, &archive), &parsed.commitment) {
+                    return Ok(None);
+                }
+                let volume_key = wrap::unwrap_key(&kek, &archive, &parsed.nonce, &aad, &parsed.sealed)?;
+                Ok(Some(OpenedSlot { slot: self.slot, volume_key, own: None }))
+            }
+        }
+    }
+}
+
+/// Tries `secrets` on every slot that they may open.
+///
+/// # Errors
+/// `WrongKey`; `Refused` when a slot that was left out for its cost may be the right one; `Damaged` when a slot matches but does
+/// not open; `Invalid` when an identity fails and nothing else opens.
+pub(crate) fn unlock(header: &Header, secrets: &Secrets, limits: &UnlockLimits) -> Result<OpenedSlot> {
+    let mut opened = None;
+    attempts(header, secrets, limits, &mut |slot| {
+        opened = Some(slot);
+        false
+    })?;
+    opened.ok_or(Error::WrongKey)
+}
+
+/// Every slot that `secrets` open.
+///
+/// # Errors
+/// As [`unlock`].
+pub(crate) fn unlock_each(header: &Header, secrets: &Secrets, limits: &UnlockLimits) -> Result<Vec<OpenedSlot>> {
+    unlock_all(header, secrets, limits).map(|(opened, _)| opened)
+}
+
+/// The same, and whether every slot that they may open was tried, or some would have cost too much.
+///
+/// # Errors
+/// As [`unlock`].
+pub(crate) fn unlock_all(header: &Header, secrets: &Secrets, limits: &UnlockLimits) -> Result<(Vec<OpenedSlot>, bool)> {
+    let mut opened = Vec::new();
+    let tried = attempts(header, secrets, limits, &mut |slot| {
+        opened.push(slot);
+        true
+    })?;
+    if opened.is_empty() { Err(Error::WrongKey) } else { Ok((opened, tried)) }
+}
+
+/// Hands each slot that opens to `found` until that says no. False when slots were left out for their cost.
+fn attempts(
+    header: &Header,
+    secrets: &Secrets,
+    limits: &UnlockLimits,
+    found: &mut dyn FnMut(OpenedSlot) -> bool,
+) -> Result<bool> {
+    let mut failure = None;
+    let mut candidates = Vec::new();
+    for slot in 0..KEY_SLOTS {
+        match parse(header, slot) {
+            Ok(Some(candidate)) if candidate.fits(secrets) => candidates.push(candidate),
+            Ok(_) => {}
+            Err(error) => failure = Some(error),
+        }
+    }
+    candidates.sort_by_key(Candidate::rank);
+    let mut spent = 0u64;
+    let mut any = false;
+    for candidate in candidates {
+        if let Some(kdf) = candidate.kdf() {
+            // A slot that nothing can open counts for nothing, or it could keep the others from being tried.
+            if let Err(error) = kdf::check(kdf_cost(kdf)) {
+                failure = Some(error);
+                continue;
+            }
+            spent = spent.saturating_add(cost(kdf));
+            if spent > limits.cost_mib || kdf.memory_kib.div_ceil(1024) > limits.memory_mib {
+                // What opened before was within the limit, and is told.
+                return if any { Ok(false) } else { Err(too_costly(candidate.slot, kdf, limits)) };
+            }
+        }
+        match candidate.attempt(header, secrets) {
+            Ok(Some(slot)) => {
+                any = true;
+                if !found(slot) {
+                    return Ok(true);
+                }
+            }
+            Ok(None) => {}
+            Err(error) => failure = Some(error),
+        }
+    }
+    match failure {
+        Some(error) if !any => Err(error),
+        _ => Ok(true),
+    }
+}
+
+fn too_costly(slot: usize, kdf: &KdfParameters, limits: &UnlockLimits) -> Error {
+    Error::Refused(Refusal::Costly {
+        slot,
+        memory: kdf.memory_kib / 1024,
+        passes: kdf.passes,
+        most_cost: limits.cost_mib,
+        most_memory: limits.memory_mib,
+    })
+}
+
+/// None for an empty slot and for a kind of a newer program.
+fn parse(header: &Header, slot: usize) -> Result<Option<Candidate>> {
+    let kind = header.framing().slots[slot];
+    let parsed = match kind {
+        SLOT_PASSPHRASE => Parsed::Passphrase(decode_passphrase_slot(header.slot(slot))?),
+        kind if is_key_slot(kind) => Parsed::Other(KeySlot::decode(header.slot(slot), kind)?),
+        _ => return Ok(None),
+    };
+    Ok(Some(Candidate { slot, kind, parsed }))
+}
+
+/// Number and kind of each slot in use.
+pub(crate) fn kinds(header: &Header) -> Vec<(u8, KeyKind)> {
+    let used = (0..KEY_SLOTS).filter(|&slot| header.framing().slots[slot] != SLOT_EMPTY);
+    used.map(|slot| (slot as u8, kind_of(header, slot))).collect()
+}
+
+/// What the slot asks for.
+pub(crate) fn kind_of(header: &Header, slot: usize) -> KeyKind {
+    match parse(header, slot) {
+        Ok(Some(candidate)) => key_kind(candidate.kind, candidate.kdf().is_some()),
+        _ => KeyKind::Unknown(header.framing().slots[slot]),
+    }
+}
+
+fn key_kind(kind: u8, derives: bool) -> KeyKind {
+    match (kind & !REWRAPPED, derives) {
+        (SLOT_PASSPHRASE, _) => KeyKind::Passphrase,
+        (SLOT_KEY_FILE, false) => KeyKind::KeyFile,
+        (SLOT_KEY_FILE, true) => KeyKind::KeyFileAndPassphrase,
+        (SLOT_RECOVERY, _) => KeyKind::RecoveryCode,
+        (SLOT_AGE, _) => KeyKind::Age,
+        _ => KeyKind::Unknown(kind),
+    }
+}
+
+fn kdf_cost(kdf: &KdfParameters) -> KdfCost {
+    KdfCost { memory_kib: kdf.memory_kib, passes: kdf.passes, lanes: kdf.lanes }
+}
+
+/// MiB times passes, rounded up: what the time of a derivation is proportional to.
+fn cost(kdf: &KdfParameters) -> u64 {
+    u64::from(kdf.memory_kib).div_ceil(1024) * u64::from(kdf.passes)
+}
+
+/// The KEK that the slot's secret gives; None when that secret is not there, or fits no part of the slot.
+fn key_encryption_key(kind: u8, slot: &KeySlot, secrets: &Secrets) -> Result<Option<SecretKey>> {
+    match (kind & !REWRAPPED, &slot.kdf) {
+        (SLOT_PASSPHRASE, Some(kdf)) => {
+            secrets.passphrase.as_ref().map(|passphrase| argon2id(passphrase, &slot.salt, kdf_cost(kdf))).transpose()
+        }
+        (SLOT_KEY_FILE, Some(kdf)) => match (&secrets.key_file, &secrets.passphrase) {
+            (Some(file), Some(passphrase)) => argon2id(&joined(file, passphrase), &slot.salt, kdf_cost(kdf)).map(Some),
+            _ => Ok(None),
+        },
+        (SLOT_KEY_FILE, None) => Ok(secrets.key_file.as_ref().map(|file| from_file(file, &slot.salt))),
+        (SLOT_RECOVERY, _) => Ok(secrets.recovery_code.as_ref().map(|code| from_code(code, &slot.salt))),
+        (SLOT_AGE, _) => secrets.identities.open(&slot.age),
+        _ => Ok(None),
+    }
+}
+
+/// Input of Argon2id for both: the file's hash has a fixed length, so no two pairs give the same.
+fn joined(file: &KeyFile, passphrase: &Passphrase) -> Passphrase {
+    // Allocated at once: a vector that grows leaves copies behind.
+    let mut both = Vec::with_capacity(32 + passphrase.bytes().len());
+    both.extend_from_slice(file.digest().bytes());
+    both.extend_from_slice(passphrase.bytes());
+    Passphrase::new(both)
+}
+
+fn from_file(file: &KeyFile, salt: &[u8; 32]) -> SecretKey {
+    hkdf(file.digest(), salt, "lockbox/v1/slot/keyfile")
+}
+
+fn from_code(code: &RecoveryCode, salt: &[u8; 32]) -> SecretKey {
+    hkdf(&code.material(), salt, "lockbox/v1/slot/recovery")
+}
+
+fn rewrap_secret(kek: &SecretKey, archive: &ArchiveId) -> SecretKey {
+    hkdf(kek, archive, "lockbox/v1/slot/rewrap")
+}
+
+/// The KEK of a re-wrapped slot, for who has the secret.
+fn received(kek: &SecretKey, archive: &ArchiveId, ephemeral: &[u8; 32]) -> Result<SecretKey> {
+    let secret = rewrap_secret(kek, archive);
+    Ok(agreed_key(&agree(&secret, ephemeral)?, archive, ephemeral, &rewrap_public(&secret)))
+}
+
+fn agreed_key(shared: &SecretKey, archive: &ArchiveId, ephemeral: &[u8; 32], public: &[u8; 32]) -> SecretKey {
+    hkdf_with(shared, archive, &[b"lockbox/v1/slot/rewrapped", &ephemeral[..], public].concat())
+}
+
+/// label || version u32 || archive id || slot number u8 || kind u8 || bytes 0..80 of the slot.
+fn associated_data(label: &[u8], archive: &ArchiveId, slot: usize, kind: u8, clear: &[u8]) -> Vec<u8> {
+    let mut aad = label.to_vec();
+    aad.extend_from_slice(&FORMAT_VERSION.to_le_bytes());
+    aad.extend_from_slice(archive);
+    aad.extend_from_slice(&[slot as u8, kind]); // slot < 32
+    aad.extend_from_slice(clear);
+    aad
+}

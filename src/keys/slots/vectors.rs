@@ -1,0 +1,123 @@
+//! Runs `format-spec/vectors/slots.json`: what another implementation derived and sealed for each kind of slot, step by step.
+
+use super::super::header::empty_slots;
+use super::*;
+use crate::archive::tests::{unhex, vectors};
+use crate::crypto::wrap;
+use crate::format::header::{Framing, encode};
+
+fn fixed<const N: usize>(value: &serde_json::Value) -> [u8; N] {
+    unhex(value).try_into().unwrap()
+}
+
+fn secrets_of(vector: &serde_json::Value) -> Secrets {
+    let given = |name: &str| vector[name].as_str();
+    Secrets {
+        passphrase: given("passphrase").map(|text| Passphrase::new(text.into())),
+        key_file: given("key_file").map(|_| KeyFile::read(&unhex(&vector["key_file"])[..]).unwrap()),
+        recovery_code: given("recovery_code").map(|text| RecoveryCode::parse(text.as_bytes()).unwrap()),
+        ..Secrets::default()
+    }
+}
+
+#[test]
+fn every_step_from_the_secret_to_the_volume_key_is_that_of_another_writer() {
+    let file = vectors("slots");
+    let (archive, volume_key): ([u8; 16], [u8; 32]) = (fixed(&file["archive"]), fixed(&file["volume_key"]));
+    let vk = SecretKey::new(volume_key);
+    for vector in file["keys"].as_array().unwrap() {
+        assert_eq!(*hkdf(&vk, &archive, vector["label"].as_str().unwrap()).bytes(), fixed(&vector["key"]), "{vector}");
+    }
+    for vector in file["slots"].as_array().unwrap() {
+        let name = vector["name"].as_str().unwrap();
+        let (kind, number) = (vector["kind"].as_u64().unwrap() as u8, vector["number"].as_u64().unwrap() as usize);
+        let block: [u8; 4096] = fixed(&vector["bytes"]);
+        let secrets = secrets_of(vector);
+        let aad = associated_data(b"lockbox/v1/slot", &archive, number, kind, &block[..CLEAR]);
+        assert_eq!(aad, unhex(&vector["associated_data"]), "{name}");
+        let k0 = if kind == SLOT_PASSPHRASE {
+            let slot = decode_passphrase_slot(&block).unwrap();
+            argon2id(secrets.passphrase.as_ref().unwrap(), &slot.salt, kdf_cost(&slot.kdf)).unwrap()
+        } else {
+            let slot = KeySlot::decode(&block, kind).unwrap();
+            key_encryption_key(kind, &slot, &secrets).unwrap().unwrap()
+        };
+        assert_eq!(*k0.bytes(), fixed::<32>(&vector["k0"]), "{name}");
+        let private = rewrap_secret(&k0, &archive);
+        assert_eq!(*private.bytes(), fixed::<32>(&vector["rewrap_private"]), "{name}");
+        assert_eq!(rewrap_public(&private), fixed::<32>(&vector["rewrap_public"]), "{name}");
+        let mut kek = k0;
+        if kind & REWRAPPED != 0 {
+            let ephemeral = fixed(&vector["ephemeral_public"]);
+            assert_eq!(*agree(&private, &ephemeral).unwrap().bytes(), fixed::<32>(&vector["shared"]), "{name}");
+            kek = received(&kek, &archive, &ephemeral).unwrap();
+        }
+        assert_eq!(*kek.bytes(), fixed::<32>(&vector["kek"]), "{name}");
+        assert_eq!(wrap::commitment(&kek, &archive), fixed::<32>(&vector["commitment"]), "{name}");
+        assert_eq!(*hkdf(&kek, &archive, "lockbox/v1/slot/wrap").bytes(), fixed::<32>(&vector["wrap_key"]), "{name}");
+
+        let mut framing = Framing { copy: 0, archive, sequence: 1, commitment: [0; 32], slots: [0; 32], mac: [0; 32] };
+        framing.slots[number] = kind;
+        let mut blocks = empty_slots();
+        blocks[number] = block;
+        let header = Header::of_copy(&encode(&framing, &blocks)).unwrap();
+        let opened = unlock(&header, &secrets, &UnlockLimits::default()).unwrap();
+        assert_eq!((opened.slot, *opened.volume_key.bytes()), (number, volume_key), "{name}");
+        let about = description(&header, number, &vk).unwrap();
+        assert_eq!(about.label, vector["description"]["label"].as_str().unwrap(), "{name}");
+        assert!(matches!(about.rewrap, Rewrap::Public(public) if public == fixed(&vector["rewrap_public"])), "{name}");
+        assert!(matches!(unlock(&header, &Secrets::default(), &UnlockLimits::default()), Err(Error::WrongKey)));
+    }
+}
+
+#[test]
+fn recovery_codes_are_read_as_another_writer_wrote_them() {
+    let codes = vectors("slots")["recovery_codes"].clone();
+    for vector in codes["accepted"].as_array().unwrap() {
+        let code = RecoveryCode::parse(vector["text"].as_str().unwrap().as_bytes()).unwrap();
+        assert_eq!(code.material().bytes()[..16], unhex(&vector["bytes"]), "{vector}");
+    }
+    for vector in codes["refused"].as_array().unwrap() {
+        assert!(RecoveryCode::parse(vector["text"].as_str().unwrap().as_bytes()).is_err(), "{vector}");
+    }
+}
+
+/// Specification 3.2 and 3.3: what no writer makes keeps nobody out who has the secret of another slot, and is told to who has none.
+#[test]
+fn a_slot_of_an_unknown_kind_or_with_bad_parameters_is_passed_by() {
+    let file = vectors("slots");
+    let by_name = |name: &str| {
+        let slots = file["slots"].as_array().unwrap();
+        slots.iter().find(|vector| vector["name"] == name).unwrap().clone()
+    };
+    let (file_slot, passphrase) = (by_name("a_key_file_alone"), by_name("a_passphrase"));
+    let spoil: [(&str, u8, usize, u8); 5] = [
+        ("an unknown kind", 99, 0, 0),
+        ("passes of 0", 1, 36, 0),
+        ("a field that is not zero", 1, 44, 1),
+        ("lanes of 17", 1, 40, 17),
+        ("another combination of secrets", 17, 46, 1),
+    ];
+    for (name, kind, at, value) in spoil {
+        let mut framing = Framing {
+            copy: 0,
+            archive: fixed(&file["archive"]),
+            sequence: 1,
+            commitment: [0; 32],
+            slots: [0; 32],
+            mac: [0; 32],
+        };
+        (framing.slots[0], framing.slots[1]) = (kind, 2);
+        let mut blocks = empty_slots();
+        (blocks[0], blocks[1]) = (fixed(&passphrase["bytes"]), fixed(&file_slot["bytes"]));
+        blocks[0][at] = value;
+        let header = Header::of_copy(&encode(&framing, &blocks)).unwrap();
+        let both = Secrets { passphrase: Some(Passphrase::new(b"open sesame".to_vec())), ..secrets_of(&file_slot) };
+        assert_eq!(unlock(&header, &both, &UnlockLimits::default()).unwrap().slot, 1, "{name}");
+        let refused = unlock(&header, &secrets_of(&passphrase), &UnlockLimits::default()).err().unwrap();
+        match kind {
+            99 => assert!(matches!(refused, Error::WrongKey), "{name}: {refused}"),
+            _ => assert!(matches!(refused, Error::Damaged(_)), "{name}: {refused}"),
+        }
+    }
+}

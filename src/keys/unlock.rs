@@ -1,0 +1,127 @@
+//! Unlocks an archive: finds its volume key with the secrets at hand, and tells what secrets it asks for.
+
+use std::path::Path;
+
+use super::file::read_header;
+use super::header::Header;
+use super::slots::{self, KeyKind, Secrets};
+use crate::crypto::{Passphrase, SecretKey};
+use crate::error::{Error, Result};
+use crate::format::ArchiveId;
+use crate::storage::{FileStorage, LockMode};
+
+/// What unlocking may cost, whatever the header of a hostile archive asks for.
+#[derive(Clone, Copy, Debug)]
+pub struct UnlockLimits {
+    /// MiB times passes, over all slots that are tried.
+    pub cost_mib: u64,
+    /// MiB of one derivation.
+    pub memory_mib: u32,
+}
+
+impl UnlockLimits {
+    /// For archives that are trusted: any memory that the format allows.
+    pub fn raised(cost_mib: u64) -> UnlockLimits {
+        UnlockLimits { cost_mib, memory_mib: 4096 }
+    }
+}
+
+impl Default for UnlockLimits {
+    /// Eight slots of 1 GiB and 3 passes each, the least that a calibrated slot has, and a second or two each on common machines: a hostile
+    /// header with 32 slots costs as much as that and no more. 1 GiB is the most that a calibrated slot asks for.
+    fn default() -> Self {
+        UnlockLimits { cost_mib: 8 * 3 * 1024, memory_mib: 1024 }
+    }
+}
+
+/// The unlocked volume key with the archive that it belongs to; what a mounting command hands to the daemon.
+pub struct UnlockedKey {
+    pub(crate) archive: ArchiveId,
+    pub(crate) volume_key: SecretKey,
+}
+
+impl UnlockedKey {
+    /// 48 bytes for a private pipe between two processes: archive id, volume key.
+    pub fn to_bytes(&self) -> zeroize::Zeroizing<Vec<u8>> {
+        // Allocated at once: a vector that grows leaves copies behind.
+        let mut bytes = zeroize::Zeroizing::new(Vec::with_capacity(48));
+        bytes.extend_from_slice(&self.archive);
+        bytes.extend_from_slice(self.volume_key.bytes());
+        bytes
+    }
+
+    pub fn from_bytes(bytes: &[u8]) -> Result<UnlockedKey> {
+        let wrong = || Error::invalid(format!("an unlocked key has 48 bytes: given={}", bytes.len()));
+        let (archive, key) = bytes.split_first_chunk::<16>().ok_or_else(wrong)?;
+        let key = zeroize::Zeroizing::new(<[u8; 32]>::try_from(key).map_err(|_| wrong())?);
+        Ok(UnlockedKey { archive: *archive, volume_key: SecretKey::new(*key) })
+    }
+}
+
+/// Reads the header and tries `secrets` on every key slot that they may open, the cheapest first. Needs no lock.
+///
+/// # Errors
+/// `NotFound`/`Io`, `NotArchive`, `UnsupportedVersion`, `Damaged` (both header copies), `WrongKey`, `Unsupported` when a slot
+/// costs more than the limits, `Invalid` when an identity or its plugin fails and nothing else opens.
+pub fn unlock_with(path: &Path, secrets: &Secrets, limits: &UnlockLimits) -> Result<UnlockedKey> {
+    let header = read_header(path)?;
+    let opened = slots::unlock(&header, secrets, limits)?;
+    header.authenticate(&opened.volume_key)?;
+    Ok(UnlockedKey { archive: header.framing().archive, volume_key: opened.volume_key })
+}
+
+/// [`unlock_with`] a passphrase and the default limits.
+pub fn unlock(path: &Path, passphrase: &Passphrase) -> Result<UnlockedKey> {
+    unlock_with(path, &Secrets::from(Passphrase::new(passphrase.bytes().to_vec())), &UnlockLimits::default())
+}
+
+/// Number and kind of each key slot in use, readable without a key: tells what to ask for.
+pub fn kinds(path: &Path) -> Result<Vec<(u8, KeyKind)>> {
+    Ok(slots::kinds(&read_header(path)?))
+}
+
+/// Whether `key`, which was kept somewhere, is the archive's: authenticates the header under it.
+///
+/// # Errors
+/// As [`identify`]; `WrongKey` for the key of another archive, or one from before its keys were changed.
+fn check_key(path: &Path, key: &UnlockedKey) -> Result<()> {
+    let header = read_header(path)?;
+    if header.framing().archive != key.archive {
+        return Err(Error::WrongKey);
+    }
+    header.authenticate(&key.volume_key)
+}
+
+/// The key that was kept somewhere as these bytes, if it is still the archive's.
+pub fn accept_kept(path: &Path, kept: &[u8]) -> Option<UnlockedKey> {
+    let key = UnlockedKey::from_bytes(kept).ok()?;
+    check_key(path, &key).ok().map(|()| key)
+}
+
+/// Whether a key slot wants a key file and a passphrase together. A header that cannot be read wants nothing.
+pub fn wants_both(path: &Path) -> bool {
+    let kinds = kinds(path).unwrap_or_default();
+    kinds.iter().any(|(_, kind)| *kind == KeyKind::KeyFileAndPassphrase)
+}
+
+/// The archive's id, readable without a key.
+pub fn identify(path: &Path) -> Result<ArchiveId> {
+    Ok(read_header(path)?.framing().archive)
+}
+
+/// Like [`unlock_with`] for a file that may be truncated or whose newer header copy may be forged.
+pub fn unlock_damaged(path: &Path, secrets: &Secrets, limits: &UnlockLimits) -> Result<UnlockedKey> {
+    let storage = FileStorage::open(path, LockMode::Shared)?;
+    let mut failed = None;
+    for header in Header::salvage(&storage)? {
+        let opened = slots::unlock(&header, secrets, limits)
+            .and_then(|opened| header.check_commitment(&opened.volume_key).map(|()| opened));
+        match opened {
+            Ok(opened) => {
+                return Ok(UnlockedKey { archive: header.framing().archive, volume_key: opened.volume_key });
+            }
+            Err(error) => failed = failed.or(Some(error)),
+        }
+    }
+    Err(failed.unwrap_or(Error::WrongKey))
+}

@@ -1,0 +1,125 @@
+//! What surrounds a change of the header: the archive is looked at before, and a commit names the new header behind it (H4).
+
+use std::path::Path;
+use std::sync::Arc;
+
+use super::file::read_header;
+use super::header::Header;
+use super::seen::{self, Looked, Seen};
+use super::{SeenOptions, UnlockedKey};
+use crate::crypto::SecretKey;
+use crate::env::SystemEnvironment;
+use crate::error::{Error, Result};
+use crate::format::ArchiveId;
+use crate::frame::PageCipher;
+use crate::storage::{FileStorage, LockMode, Storage};
+use crate::txn::{self, Volume};
+
+/// With less memory than this the caches of the layers have nothing to work in; a change of the header needs no more.
+pub(crate) const LEAST_MEMORY: u64 = 16 << 20;
+
+/// An archive that may be changed, as far as its user knows.
+pub(crate) struct Current {
+    pub(crate) volume: Arc<Volume>,
+    pub(crate) looked: Looked,
+    /// What is remembered was contradicted, and that was accepted.
+    pub(crate) replace: bool,
+}
+
+impl Current {
+    /// Only reads: what a change of the header needs is that this is no older copy, in which the change would be lost. The header must be authentic.
+    ///
+    /// # Errors
+    /// `Older` and `Forked` unless accepted, `Damaged` when no commit can be trusted.
+    pub(crate) fn look(
+        storage: Arc<dyn Storage>,
+        header: &Header,
+        volume_key: &SecretKey,
+        seen: &SeenOptions,
+    ) -> Result<Current> {
+        header.check_writable()?;
+        let (archive, sequence) = (header.framing().archive, header.framing().sequence);
+        let looked = Looked::at(seen, volume_key, &archive);
+        let volume = open(storage, &archive, volume_key, sequence, true, &looked)?;
+        let replace = seen::judge(&volume, sequence, looked.seen.as_ref(), seen)?;
+        Ok(Current { volume, looked, replace })
+    }
+}
+
+/// For who reads the header alone, with the archive in use or not: whether one with a higher number is known, from what is remembered and, when
+/// nobody writes the archive, from its newest commit. Damage there is no reason to hide the keys.
+///
+/// # Errors
+/// `Older` unless accepted.
+pub(crate) fn check_age(path: &Path, header: &Header, volume_key: &SecretKey, seen: &SeenOptions) -> Result<()> {
+    let (archive, sequence) = (header.framing().archive, header.framing().sequence);
+    if seen.accept_older {
+        return Ok(());
+    }
+    let looked = Looked::at(seen, volume_key, &archive);
+    let committed = FileStorage::open(path, LockMode::Shared)
+        .and_then(|storage| open(Arc::new(storage), &archive, volume_key, sequence, true, &looked))
+        .map_or(0, |volume| volume.durable().header_sequence);
+    let known = committed.max(looked.seen.as_ref().map_or(0, Seen::header_sequence));
+    // Somebody may have changed the keys since the header was read.
+    if sequence < known && read_header(path)?.framing().sequence < known {
+        return Err(seen::older_header(sequence, known));
+    }
+    Ok(())
+}
+
+/// Opens the commits of an archive beside a header with this number.
+pub(crate) fn open(
+    storage: Arc<dyn Storage>,
+    archive: &ArchiveId,
+    volume_key: &SecretKey,
+    header_sequence: u64,
+    read_only: bool,
+    looked: &Looked,
+) -> Result<Arc<Volume>> {
+    let environment = Arc::new(SystemEnvironment);
+    let cipher = PageCipher::new(volume_key, *archive, environment.clone());
+    let options = txn::OpenOptions { read_only, memory: LEAST_MEMORY };
+    Volume::open_seen(storage, cipher, environment, header_sequence, &options, looked.mark())
+}
+
+/// H4: commits the number of a header that is on the medium in both copies. Gives the newest commit, to be remembered.
+///
+/// The change of the keys is done when this is called. So what keeps the commit from being made (a full disk, damage in the space map) is told
+/// and is no failure of the change: the next commit of anybody makes up for it.
+pub(crate) fn vouch(
+    storage: Arc<dyn Storage>,
+    archive: &ArchiveId,
+    volume_key: &SecretKey,
+    header_sequence: u64,
+    before: Current,
+) -> Current {
+    let committed = open(storage, archive, volume_key, header_sequence, false, &before.looked)
+        .and_then(|volume| volume.record_header().map(|()| volume));
+    match committed {
+        Ok(volume) => Current { volume, ..before },
+        Err(error) => {
+            tracing::warn!(
+                "the keys are changed, but no commit could be made that says so ({error}): until the next one, the header of before could \
+                 be put back unnoticed, and its keys would open the archive again"
+            );
+            before
+        }
+    }
+}
+
+/// Writes the copy of the header anew that is lost, altered or older than the other one, and gives a sentence about it; None when both
+/// are as they should be. Nothing else is changed.
+///
+/// # Errors
+/// As of opening the archive for writing.
+pub fn repair_header(path: &Path, key: &UnlockedKey, seen: &SeenOptions) -> Result<Option<String>> {
+    let storage = Arc::new(FileStorage::open(path, LockMode::Exclusive)?);
+    let mut header = Header::read(&*storage)?;
+    if header.framing().archive != key.archive {
+        return Err(Error::damaged("another archive took the place of the one that was unlocked"));
+    }
+    header.authenticate(&key.volume_key)?;
+    Current::look(storage.clone(), &header, &key.volume_key, seen)?;
+    header.repair(&*storage, &key.volume_key)
+}

@@ -1,0 +1,94 @@
+//! Finds every authentic page of an archive's file by its prologue, without any root or record.
+
+use crate::error::{Error, Result};
+use crate::format::page::Prologue;
+use crate::format::{BLOCK, Pointer, RESERVED, Run};
+use crate::frame::{OpenedPage, PageCipher, claimed_tag};
+use crate::pager::Pager;
+use crate::storage::Storage;
+
+/// Bytes read from the medium at once.
+const WINDOW: u64 = 1 << 20;
+
+/// What a scan could not look at.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Scanned {
+    /// Blocks that the host refused to read.
+    pub(crate) unreadable: u64,
+}
+
+/// Calls `page` with every place whose first block opens as a prologue for that address. Every block is tried, also within pages: a page that
+/// was overwritten in part may hold a younger one. Holes are skipped. `progress` gets (bytes done, bytes of the file); its error ends the scan.
+pub(crate) fn scan(
+    storage: &dyn Storage,
+    cipher: &PageCipher,
+    progress: &mut dyn FnMut(u64, u64) -> Result<()>,
+    page: &mut dyn FnMut(Run, &Prologue) -> Result<()>,
+) -> Result<Scanned> {
+    let length = storage.len()? / BLOCK * BLOCK;
+    let mut scanned = Scanned::default();
+    let mut at = 0;
+    while at < length {
+        let Some(data) = storage.next_data(at)? else { break };
+        at = data.start / BLOCK * BLOCK;
+        let end = data.end.next_multiple_of(BLOCK).min(length);
+        while at < end {
+            let count = (end - at).min(WINDOW);
+            scan_window(storage, cipher, at, count, &mut scanned, page)?;
+            at += count;
+            progress(at, length)?;
+        }
+    }
+    progress(length, length)?;
+    Ok(scanned)
+}
+
+fn scan_window(
+    storage: &dyn Storage,
+    cipher: &PageCipher,
+    at: u64,
+    count: u64,
+    scanned: &mut Scanned,
+    page: &mut dyn FnMut(Run, &Prologue) -> Result<()>,
+) -> Result<()> {
+    let mut bytes = vec![0; count as usize];
+    if let Err(error) = storage.read_at(at, &mut bytes) {
+        if count == BLOCK {
+            tracing::warn!(%error, block = at / BLOCK, "a block cannot be read");
+            scanned.unreadable += 1;
+            return Ok(());
+        }
+        // A bad sector must not hide its neighbours.
+        for block in 0..count / BLOCK {
+            scan_window(storage, cipher, at + block * BLOCK, BLOCK, scanned, page)?;
+        }
+        return Ok(());
+    }
+    for (index, block) in bytes.chunks_exact(BLOCK as usize).enumerate() {
+        let address = at / BLOCK + index as u64;
+        if RESERVED.iter().any(|&(start, end)| (start..end).contains(&address)) {
+            continue;
+        }
+        match cipher.open_prologue(address, block) {
+            Ok(prologue) => page(Run::new(address, prologue.blocks.into()), &prologue)?,
+            Err(Error::Damaged(_)) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+/// Opens the whole page that a prologue announced, and makes the pointer that names it.
+pub(crate) fn open_found(pager: &Pager, run: Run) -> Result<(Pointer, OpenedPage)> {
+    if !run.is_page_space(u64::MAX) {
+        return Err(Error::damaged(format!("page lies in header or ring: block={}", run.address)));
+    }
+    let mut bytes = vec![0; run.bytes() as usize];
+    pager.storage().read_at(run.offset(), &mut bytes)?;
+    let prologue = pager.cipher().open_prologue(run.address, &bytes)?;
+    let short = || Error::damaged(format!("page ends early: block={}", run.address));
+    let tag = claimed_tag(&prologue, &bytes).ok_or_else(short)?;
+    let pointer = Pointer { run, generation: prologue.generation, tag };
+    let opened = pager.cipher().open(&pointer, bytes)?;
+    Ok((pointer, opened))
+}

@@ -1,0 +1,101 @@
+//! Directories beside the rescued tree: for what has no name, and for files that are not whole.
+
+use std::os::fd::OwnedFd;
+
+use rustix::fs::AtFlags;
+
+use super::super::index::Version;
+use super::super::object::Object;
+use super::super::write::{self, Source};
+use super::super::{RescueProgress, RescueState};
+use super::Walk;
+use crate::error::{Error, Result};
+use crate::exchange::Progress;
+use crate::exchange::host::host_error;
+use crate::format::Ino;
+use crate::fs::mode;
+
+/// A directory beside the rescued tree, made when something goes there.
+pub(in crate::rescue) struct Special {
+    pub(super) name: Vec<u8>,
+    pub(in crate::rescue) host: Option<OwnedFd>,
+}
+
+impl Special {
+    pub(super) fn new(name: &str) -> Special {
+        Special { name: name.into(), host: None }
+    }
+}
+
+impl Walk<'_> {
+    pub(super) fn broken_file(
+        &mut self,
+        ino: Ino,
+        object: Option<Object>,
+        version: &Version,
+        reason: &str,
+    ) -> Result<()> {
+        if object.is_none() && self.index.data.contains_key(&ino.0) {
+            self.undescribed.insert(ino.0, self.path.clone());
+            return Ok(());
+        }
+        let state = if object.is_some() { RescueState::Partial } else { RescueState::Lost };
+        self.say(state, ino, version.generation, false, reason)?;
+        let Some(mut special) = self.partial.take() else { return Ok(()) };
+        let written = self.write_partial(&mut special, ino, object, version);
+        self.partial = Some(special);
+        match written {
+            Err(Error::Damaged(_)) => Ok(()),
+            other => self.note(other),
+        }
+    }
+
+    fn write_partial(
+        &mut self,
+        special: &mut Special,
+        ino: Ino,
+        object: Option<Object>,
+        version: &Version,
+    ) -> Result<()> {
+        let object = object.unwrap_or_else(|| Object::stand_in(mode::REGULAR | 0o600));
+        if object.file_type() != mode::REGULAR {
+            return Ok(());
+        }
+        self.open_special(special)?;
+        let Some(host) = &special.host else { return Ok(()) };
+        let (path, left, progress) = (&self.path[..], &mut self.report.left, &mut self.progress);
+        let (files, before) = (self.report.files, self.report.bytes);
+        let written = &mut |bytes| progress(&RescueProgress::Writing(Progress { files, bytes: before + bytes, path }));
+        let source = Source { index: &mut self.index, pager: self.pager, version, ino, path, left, written };
+        let made = write::object(source, &object, true, self.stage, (host, ino.0.to_string().as_bytes()))?;
+        made.metadata
+    }
+
+    /// A name of the archive may be in the way: then another one is taken.
+    pub(in crate::rescue) fn open_special(&mut self, special: &mut Special) -> Result<()> {
+        let wanted = special.name.clone();
+        for attempt in 1..100 {
+            if special.host.is_some() {
+                return Ok(());
+            }
+            match write::directory(self.stage, self.stage.target(), &special.name) {
+                Ok(host) => special.host = Some(host),
+                Err(Error::Io { source, .. }) if source.kind() == std::io::ErrorKind::AlreadyExists => {
+                    special.name = [&wanted[..], format!(".{attempt}").as_bytes()].concat();
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn remove_if_empty(&mut self, special: &Special) -> Result<()> {
+        if special.host.is_some() {
+            match rustix::fs::unlinkat(self.stage.target(), &special.name[..], AtFlags::REMOVEDIR) {
+                Ok(()) | Err(rustix::io::Errno::NOTEMPTY | rustix::io::Errno::EXIST) => {}
+                Err(errno) => return Err(host_error("cannot remove an empty directory")(errno)),
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,461 @@
+//! Walks from the root over everything that has a name, then over what has none, and writes what is whole.
+
+mod beside;
+
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::os::fd::OwnedFd;
+
+use super::index::{LeafIndex, Version};
+use super::object::Object;
+use super::write::{self, Source};
+use super::{PARTIAL, RescueOptions, RescueProgress, RescueReport, RescueState, Rescued, UNNAMED};
+use crate::error::{Error, Result};
+use crate::exchange::LeftOut;
+use crate::exchange::attributes::{self, Turn};
+use crate::exchange::host::{apply, is_root};
+use crate::exchange::stage::{Stage, identity_of, link_again, open_again};
+use crate::exchange::walk::{self, Step};
+use crate::exchange::{Problem, Progress};
+use crate::format::values::decode_list;
+use crate::format::{Generation, Ino, Key, ROOT_INO, kind};
+use crate::fs::{Attributes, mode};
+use crate::pager::Pager;
+use crate::storage::Identity;
+use beside::Special;
+
+/// Names and values.
+type Xattrs = Vec<(Vec<u8>, Vec<u8>)>;
+
+pub(super) struct Walk<'a> {
+    pub(super) index: LeafIndex,
+    pub(super) pager: &'a Pager,
+    pub(super) stage: &'a Stage,
+    /// Where what is not whole goes, when it is wanted at all.
+    pub(super) partial: Option<Special>,
+    item: &'a mut dyn FnMut(&Rescued<'_>) -> Result<()>,
+    pub(super) progress: &'a mut dyn FnMut(&RescueProgress<'_>) -> Result<()>,
+    report: RescueReport,
+    /// Inodes that were dealt with: 16 bytes each.
+    pub(super) seen: HashSet<u64>,
+    /// The first copy of a file with several names: its path, and which one it is.
+    links: HashMap<u64, (Vec<u8>, Identity)>,
+    /// Names of inodes of which nothing but data is left.
+    pub(super) undescribed: BTreeMap<u64, Vec<u8>>,
+    /// Directories whose mode would keep their owner out: they get it at the end.
+    closed: Vec<(Vec<u8>, Identity, Attributes, Xattrs)>,
+    pub(super) path: Vec<u8>,
+}
+
+/// What is left of the entries of a directory, leaf by leaf.
+struct Remains {
+    ino: Ino,
+    version: Version,
+    /// The next of the version's leaves.
+    leaf: usize,
+    entries: VecDeque<(Vec<u8>, u8, Ino)>,
+    /// The last generation in which the entries are known to have been there.
+    known: Generation,
+}
+
+impl Remains {
+    fn of(ino: Ino, version: Version) -> Remains {
+        Remains { ino, version, leaf: 0, entries: VecDeque::new(), known: Generation(0) }
+    }
+
+    /// After an error, it goes on with the next leaf.
+    fn next(&mut self, index: &mut LeafIndex) -> Result<Option<(Vec<u8>, u8, Ino)>> {
+        while self.entries.is_empty() {
+            let Some(&leaf) = self.version.leaves.get(self.leaf) else { return Ok(None) };
+            self.leaf += 1;
+            self.known = index.last(leaf);
+            let entries = &mut self.entries;
+            visit_entries(index, leaf, self.ino, &mut |name, file_type, ino| {
+                entries.push_back((name.to_vec(), file_type, ino));
+            })?;
+        }
+        Ok(self.entries.pop_front())
+    }
+}
+
+/// A directory that was made, and its own record if there is one.
+struct Directory {
+    host: OwnedFd,
+    object: Option<Object>,
+}
+
+/// What was found of an inode.
+enum Found {
+    /// A newer version than any that is whole says that it is gone.
+    Deleted,
+    Whole {
+        object: Object,
+        version: Version,
+        failed: Option<String>,
+    },
+    /// What is left, when there is an inode record, and why it is not whole.
+    Rest {
+        object: Option<Object>,
+        version: Version,
+        reason: String,
+    },
+}
+
+pub(super) fn run(
+    index: LeafIndex,
+    pager: &Pager,
+    stage: &Stage,
+    options: &RescueOptions,
+    item: &mut dyn FnMut(&Rescued<'_>) -> Result<()>,
+    progress: &mut dyn FnMut(&RescueProgress<'_>) -> Result<()>,
+) -> Result<RescueReport> {
+    let report = RescueReport {
+        pages: index.pages,
+        unreadable_blocks: index.unreadable,
+        newest: index.newest,
+        index_whole: index.is_whole(),
+        later: index.later,
+        left: LeftOut::extracting(options.privileges),
+        ..RescueReport::default()
+    };
+    let mut walk = Walk {
+        index,
+        pager,
+        stage,
+        partial: options.partial.then(|| Special::new(PARTIAL)),
+        item,
+        progress,
+        report,
+        seen: HashSet::new(),
+        links: HashMap::new(),
+        undescribed: BTreeMap::new(),
+        closed: Vec::new(),
+        path: Vec::new(),
+    };
+    walk.named()?;
+    walk.unnamed()?;
+    walk.undescribed()?;
+    walk.close_directories()?;
+    Ok(walk.report)
+}
+
+impl Walk<'_> {
+    fn named(&mut self) -> Result<()> {
+        self.seen.insert(ROOT_INO.0);
+        let (version, reason) = match self
+            .find(ROOT_INO, Generation(0), &mut |walk, object, version| walk.try_directory(object, version, ROOT_INO))?
+        {
+            Found::Whole { version, failed, .. } => {
+                self.say_whole(ROOT_INO, &version, failed.as_deref())?;
+                self.report.directories += 1;
+                return self.root(version);
+            }
+            Found::Deleted => (self.index.remains(ROOT_INO), "it is missing".to_owned()),
+            Found::Rest { version, reason, .. } => (version, reason),
+        };
+        self.say(RescueState::Partial, ROOT_INO, version.generation, false, &reason)?;
+        self.root(version)
+    }
+
+    /// Directories first, and those that another one will show not by themselves.
+    fn unnamed(&mut self) -> Result<()> {
+        let mut special = Special::new(UNNAMED);
+        for pass in 0..3 {
+            let inodes = std::mem::take(&mut self.index.inodes);
+            for &ino in inodes.iter().filter(|ino| **ino <= crate::format::MAX_INO) {
+                if !self.seen.contains(&ino) && self.is_of_pass(pass, Ino(ino), &inodes)? {
+                    self.open_special(&mut special)?;
+                    let Some(host) = &special.host else { continue };
+                    let host = host.try_clone().map_err(|e| Error::io("cannot open the directory", e))?;
+                    self.path = [&special.name[..], b"/", ino.to_string().as_bytes()].concat();
+                    let made = self.report.files + self.report.others + self.report.directories;
+                    let below = self.entry(&host, ino.to_string().as_bytes(), Ino(ino), None, Generation(0));
+                    if let Some((remains, directory)) = self.settle(below)? {
+                        self.walk(remains, directory)?;
+                    }
+                    self.report.unnamed +=
+                        u64::from(self.report.files + self.report.others + self.report.directories > made);
+                }
+            }
+            self.index.inodes = inodes;
+        }
+        self.remove_if_empty(&special)
+    }
+
+    fn is_of_pass(&mut self, pass: u32, ino: Ino, inodes: &[u64]) -> Result<bool> {
+        if pass == 2 {
+            return Ok(true);
+        }
+        let mut directory = None;
+        for version in self.index.versions(ino).into_iter().chain([self.index.remains(ino)]) {
+            match Object::load(&mut self.index, &version, ino) {
+                Ok(Some(object)) => directory = Some(object),
+                Ok(None) | Err(Error::Damaged(_)) => {}
+                Err(error) => return Err(error),
+            }
+            if directory.is_some() {
+                break;
+            }
+        }
+        let Some(directory) = directory.filter(Object::is_directory) else { return Ok(false) };
+        let parent = directory.inode.parent.0;
+        let comes_later = !self.seen.contains(&parent) && inodes.binary_search(&parent).is_ok();
+        Ok(pass == 1 || !comes_later)
+    }
+
+    fn root(&mut self, version: Version) -> Result<()> {
+        let host = self.stage.target().try_clone().map_err(|e| Error::io("cannot open the target", e))?;
+        self.walk(Remains::of(ROOT_INO, version), Directory { host, object: None })
+    }
+
+    fn walk(&mut self, remains: Remains, directory: Directory) -> Result<()> {
+        let mut tree = walk::Walk::new();
+        tree.enter(&self.path, remains, directory);
+        while let Some(step) =
+            tree.step(&mut self.path, |remains| remains.next(&mut self.index).transpose(), |(name, ..)| name)
+        {
+            let below = step.and_then(|step| match step {
+                Step::Entry((name, file_type, ino), directory) => {
+                    self.entry(&directory.kept.host, &name, ino, Some(file_type), directory.entries.known)
+                }
+                Step::Leave(directory) => self.finish(directory.entries.ino, directory.kept).map(|()| None),
+            });
+            if let Some((remains, directory)) = self.settle(below)? {
+                tree.enter(&self.path, remains, directory);
+            }
+        }
+        Ok(())
+    }
+
+    /// Tries the versions of an inode, the newest first; `attempt` fails with `Damaged` for one that is not whole. It is named in a leaf of
+    /// generation `named`: records from before that do not say that it was deleted.
+    fn find(
+        &mut self,
+        ino: Ino,
+        named: Generation,
+        attempt: &mut dyn FnMut(&mut Self, &Object, &Version) -> Result<()>,
+    ) -> Result<Found> {
+        let mut failed: Option<String> = None;
+        let mut rest = None;
+        for version in self.index.versions(ino) {
+            let object = match Object::load(&mut self.index, &version, ino) {
+                Ok(None) => {
+                    // It did not exist yet, or no more.
+                    let younger = named > version.generation || self.index.existed_after(ino, version.generation)?;
+                    if failed.is_none() && !younger {
+                        return Ok(Found::Deleted);
+                    }
+                    failed = failed.or_else(|| Some("the records that are left are from before it was made".into()));
+                    break;
+                }
+                Ok(Some(object)) if object.is_orphan() && failed.is_none() => return Ok(Found::Deleted),
+                Ok(Some(object)) => object,
+                Err(Error::Damaged(reason)) => {
+                    failed = failed.or(Some(reason));
+                    continue;
+                }
+                Err(error) => return Err(error),
+            };
+            match attempt(self, &object, &version) {
+                Ok(()) => return Ok(Found::Whole { object, version, failed }),
+                Err(Error::Damaged(reason)) => {
+                    failed = failed.or(Some(reason));
+                    rest = rest.or(Some((object, version)));
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        let reason = failed.unwrap_or_else(|| "not all leaves that describe it are left".into());
+        if let Some((object, version)) = rest {
+            return Ok(Found::Rest { object: Some(object), version, reason });
+        }
+        let version = self.index.remains(ino);
+        let object = Object::load(&mut self.index, &version, ino).unwrap_or_default();
+        Ok(Found::Rest { object, version, reason })
+    }
+
+    /// Whether all entries of a directory are there.
+    fn try_directory(&mut self, object: &Object, version: &Version, ino: Ino) -> Result<()> {
+        if !object.is_directory() {
+            return Err(Error::damaged("it is no directory"));
+        }
+        let mut count = 0;
+        for &leaf in &version.leaves {
+            visit_entries(&mut self.index, leaf, ino, &mut |_, _, _| count += 1)?;
+        }
+        if count != object.inode.size {
+            return Err(Error::damaged(format!("it has {count} entries instead of {}", object.inode.size)));
+        }
+        Ok(())
+    }
+
+    /// Deals with one object; a directory is made and returned, its entries follow.
+    fn entry(
+        &mut self,
+        at: &OwnedFd,
+        name: &[u8],
+        ino: Ino,
+        named_type: Option<u8>,
+        named: Generation,
+    ) -> Result<Option<(Remains, Directory)>> {
+        let (files, before) = (self.report.files, self.report.bytes);
+        (self.progress)(&RescueProgress::Writing(Progress { files, bytes: before, path: &self.path }))?;
+        if !self.seen.insert(ino.0) {
+            return self.link(at, name, ino).map(|()| None);
+        }
+        let mut made = None;
+        let found = self.find(ino, named, &mut |walk, object, version| {
+            if object.is_directory() {
+                return walk.try_directory(object, version, ino);
+            }
+            let (path, left, progress) = (&walk.path[..], &mut walk.report.left, &mut walk.progress);
+            let written =
+                &mut |bytes| progress(&RescueProgress::Writing(Progress { files, bytes: before + bytes, path }));
+            let source = Source { index: &mut walk.index, pager: walk.pager, version, ino, path, left, written };
+            made = Some(write::object(source, object, false, walk.stage, (at, name))?);
+            Ok(())
+        })?;
+        match found {
+            Found::Deleted => Ok(None),
+            Found::Whole { object, version, failed } if object.is_directory() => {
+                let host = write::directory(self.stage, at, name)?;
+                self.report.directories += 1;
+                self.say_whole(ino, &version, failed.as_deref())?;
+                Ok(Some((Remains::of(ino, version), Directory { host, object: Some(object) })))
+            }
+            Found::Whole { object, version, failed } => {
+                // None for a device that was left out.
+                let Some((made, identity)) = made.and_then(|made| made.identity.map(|which| (made, which))) else {
+                    return Ok(None);
+                };
+                self.count(&object, ino, identity);
+                self.say_whole(ino, &version, failed.as_deref())?;
+                self.report.bytes += made.bytes;
+                self.note(made.metadata)?;
+                Ok(None)
+            }
+            Found::Rest { object, version, reason } => {
+                let kind = object.as_ref().map_or(u32::from(named_type.unwrap_or(8)) << 12, Object::file_type);
+                if kind == mode::DIRECTORY {
+                    return self.broken_directory(at, name, ino, object, version, &reason);
+                }
+                self.broken_file(ino, object, &version, &reason)?;
+                Ok(None)
+            }
+        }
+    }
+
+    fn count(&mut self, object: &Object, ino: Ino, identity: Identity) {
+        if object.file_type() == mode::REGULAR {
+            self.report.files += 1;
+        } else {
+            self.report.others += 1;
+        }
+        if object.inode.links > 1 {
+            self.links.insert(ino.0, (self.path.clone(), identity));
+        }
+    }
+
+    /// What is left of its entries still names whole files.
+    fn broken_directory(
+        &mut self,
+        at: &OwnedFd,
+        name: &[u8],
+        ino: Ino,
+        object: Option<Object>,
+        version: Version,
+        reason: &str,
+    ) -> Result<Option<(Remains, Directory)>> {
+        if version.leaves.is_empty() {
+            self.say(RescueState::Lost, ino, Generation(0), false, reason)?;
+            return Ok(None);
+        }
+        let host = write::directory(self.stage, at, name)?;
+        self.say(RescueState::Partial, ino, version.generation, false, reason)?;
+        // All leaves, not only those of the version that came closest.
+        let version = self.index.remains(ino);
+        Ok(Some((Remains::of(ino, version), Directory { host, object })))
+    }
+
+    /// A further name of a file that was made; of one that was not there is nothing to link to.
+    fn link(&mut self, at: &OwnedFd, name: &[u8], ino: Ino) -> Result<()> {
+        let Some((first, made)) = self.links.get(&ino.0) else { return Ok(()) };
+        link_again(self.stage.target(), first, *made, at, name)?;
+        self.report.links += 1;
+        Ok(())
+    }
+
+    /// Times last: every entry made in a directory changes them.
+    fn finish(&mut self, ino: Ino, directory: Directory) -> Result<()> {
+        let Directory { host: made, object: Some(object) } = directory else { return Ok(()) };
+        let attributes = object.attributes(ino);
+        let xattrs = object.xattrs;
+        let host = attributes::Object::open(&made);
+        attributes::put(&xattrs, &host, Turn::BeforeMode, &self.path, &mut self.report.left);
+        // Root gets in all the same, and the directory is at hand.
+        if attributes.mode & 0o700 != 0o700 && !is_root() {
+            self.closed.push((self.path.clone(), identity_of(&made)?, attributes, xattrs));
+            return Ok(());
+        }
+        apply(&made, &attributes)?;
+        attributes::put(&xattrs, &host, Turn::AfterMode, &self.path, &mut self.report.left);
+        Ok(())
+    }
+
+    fn close_directories(&mut self) -> Result<()> {
+        for (path, made, attributes, xattrs) in std::mem::take(&mut self.closed) {
+            let opened = open_again(self.stage.target(), &path, made);
+            self.path = path;
+            let closed = opened.and_then(|directory| {
+                apply(&directory, &attributes)?;
+                let host = attributes::Object::open(&directory);
+                attributes::put(&xattrs, &host, Turn::AfterMode, &self.path, &mut self.report.left);
+                Ok(())
+            });
+            self.note(closed)?;
+        }
+        Ok(())
+    }
+
+    fn say_whole(&mut self, ino: Ino, version: &Version, failed: Option<&str>) -> Result<()> {
+        self.report.older += u64::from(failed.is_some());
+        self.say(RescueState::Whole, ino, version.generation, failed.is_some(), failed.unwrap_or_default())
+    }
+
+    pub(super) fn say(
+        &mut self,
+        state: RescueState,
+        ino: Ino,
+        generation: Generation,
+        older: bool,
+        reason: &str,
+    ) -> Result<()> {
+        match state {
+            RescueState::Whole => {}
+            RescueState::Partial => self.report.partial += 1,
+            RescueState::Lost => self.report.lost += 1,
+        }
+        let unproved = state == RescueState::Whole && !older && generation < self.index.newest; // R3
+        self.report.unproved += u64::from(unproved);
+        (self.item)(&Rescued { state, path: &self.path, ino, generation, older, unproved, reason })
+    }
+
+    fn note(&mut self, result: Result<()>) -> Result<()> {
+        self.settle(result.map(Some)).map(drop)
+    }
+
+    /// Notes a failure that concerns one object, passes on one that ends the rescue.
+    pub(super) fn settle<T>(&mut self, result: Result<Option<T>>) -> Result<Option<T>> {
+        Problem::settle(&mut self.report.problems, &self.path, result)
+    }
+}
+
+/// Names, types and inodes of the entries that one leaf has of a directory. Names that lead out of it are refused by the decoder.
+fn visit_entries(index: &mut LeafIndex, leaf: u32, directory: Ino, f: &mut dyn FnMut(&[u8], u8, Ino)) -> Result<()> {
+    let (from, to) = (Key::new(directory.0, kind::DIR_LIST, 0), Key::new(directory.0, kind::DIR_LIST + 1, 0));
+    index.records(leaf, from, to, &mut |_, value| {
+        let entry = decode_list(value)?;
+        f(entry.name, entry.file_type, entry.ino);
+        Ok(true)
+    })?;
+    Ok(())
+}
