@@ -3,20 +3,22 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::batch::Plan;
-use super::extents::{self, Mapped};
-use super::layer::{FRAME, Frame, INLINE_ROOM, Layer, MAX_PIECES, Piece};
-use super::packing::{PACK, Packer, SharedPage, compresses, packs};
-use super::ranges::join;
-use super::{FileSystem, FsOptions, inode, sealers};
 use crate::error::{Error, Result};
 use crate::format::Ino;
 use crate::format::values::InodeValue;
+use crate::fs::extents::{self, FRAME, Mapped};
+use crate::fs::packing::{INLINE, PACK, Packer, SharedPage, compresses, packs};
+use crate::fs::ranges::join;
+use crate::fs::staging::{Frame, INLINE_ROOM, Layer, MAX_PIECES, Piece, Plan};
+use crate::fs::types::FsOptions;
+use crate::fs::{inode, sealers};
 use crate::txn::{Reservation, UnnamedPages, View, Volume, quads_for};
 
-/// Files up to this many bytes are kept in the tree itself. To be decided by measurement (design 3.2): a packed file costs an extent of
-/// 73 bytes and a share of a page, an inline one its bytes in every walk over the inodes.
-pub(crate) const INLINE: u64 = 256;
+/// Frames for each thread at least: one takes 20 us and more, starting a thread about 50.
+const ENOUGH: usize = 32;
+
+/// Frames that a thread takes at once.
+const STRIDE: usize = 8;
 
 /// Content of a frame up to this many bytes is rewritten whole: one quad of blocks, which a separate page would take too.
 const SMALL_FRAME: u64 = 16 * 1024;
@@ -40,7 +42,7 @@ impl Planner<'_> {
         let mut packer = Packer::new(self.options);
         for (ino, layer) in layers {
             let Some(inode) = inode::find(self.view, *ino)? else { continue };
-            let mut plan = Plan::new(*ino, layer.end());
+            let mut plan = Plan::new(*ino, layer.end(), inode);
             if let Some(content) = self.inline(&plan, &inode, layer)? {
                 plan.inline = Some(content);
                 plan.cuts = extents::measure(self.view, *ino, 0..inode.trim, u64::MAX)?.0;
@@ -135,7 +137,30 @@ impl Planner<'_> {
         let done = layer.frames().contains_key(&0) && !layer.gaps(0..old.len() as u64).is_empty();
         let rest: Vec<(u64, &Frame)> =
             layer.frames().iter().map(|(number, frame)| (*number, frame)).skip(usize::from(done)).collect();
-        sealers::write_frames(self, plan, inode, &rest)
+        self.write_frames(plan, inode, &rest)
+    }
+
+    /// As [`Self::frame`] for each of the frames, ascending.
+    fn write_frames(&mut self, plan: &mut Plan, inode: &InodeValue, frames: &[(u64, &Frame)]) -> Result<()> {
+        let threads = self.threads.min(frames.len() / ENOUGH);
+        if threads < 2 {
+            return frames.iter().try_for_each(|(number, frame)| self.frame(plan, inode, *number, frame));
+        }
+        let (volume, options, view, planned) = (self.volume, self.options, self.view, &*plan);
+        let share = |(_, frame): &(u64, &Frame)| frame.held;
+        let parts = sealers::spread(threads, STRIDE, frames, self.room, share, |mine, room| {
+            let mut part = Plan::new(planned.ino, planned.end, *inode);
+            let mut own = Planner { volume, options, view, room, threads: 1, written: UnnamedPages::new(volume) };
+            mine.iter().try_for_each(|(number, frame)| own.frame(&mut part, inode, *number, frame))?;
+            Ok((part, own.written))
+        })?;
+        for (part, written) in parts {
+            plan.pieces.extend(part.pieces);
+            plan.cuts += part.cuts;
+            plan.grows |= part.grows;
+            self.written.absorb(written);
+        }
+        Ok(())
     }
 
     /// The first of `choices` that room can be had for. What was promised to the frame is enough for the last one, and for what it adds to
@@ -152,7 +177,7 @@ impl Planner<'_> {
     }
 
     /// Writes one frame: its pieces each as a page, or merged with what its extents hold.
-    pub(super) fn frame(&mut self, plan: &mut Plan, inode: &InodeValue, number: u64, frame: &Frame) -> Result<()> {
+    fn frame(&mut self, plan: &mut Plan, inode: &InodeValue, number: u64, frame: &Frame) -> Result<()> {
         let range = number * FRAME..((number + 1) * FRAME).min(inode.trim);
         let mapped = if inode.bytes == 0 {
             Vec::new()
@@ -176,7 +201,7 @@ impl Planner<'_> {
             Err(error) => return Err(error),
         };
         for (run, data) in runs.iter().zip(contents) {
-            plan.fills |= fills(run, &staged, &mapped);
+            plan.grows |= fills(run, &staged, &mapped);
             let volume = self.volume;
             let compress = compresses(&self.options, inode.flags);
             let pages = volume.write_data(self.room_for(data.len())?, plan.ino, run.start, &data, compress)?;
@@ -298,13 +323,6 @@ fn span(ranges: &[Range<u64>]) -> Vec<Range<u64>> {
     match (ranges.first(), ranges.last()) {
         (Some(first), Some(last)) => std::iter::once(first.start..last.end).collect(),
         _ => Vec::new(),
-    }
-}
-
-impl FileSystem {
-    pub(super) fn planner<'a>(&'a self, view: View<'a>, room: &'a mut Option<Reservation>) -> Planner<'a> {
-        let written = UnnamedPages::new(&self.volume);
-        Planner { volume: &self.volume, options: self.options, view, room, threads: self.threads, written }
     }
 }
 

@@ -4,11 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 use crate::error::Result;
-use crate::format::{BLOCK, MAX_DATA};
+use crate::format::BLOCK;
+use crate::fs::extents::FRAME;
 use crate::txn::quads_for;
-
-/// Bytes of an aligned frame of a file: what one data page holds at most.
-pub(crate) const FRAME: u64 = MAX_DATA as u64;
 
 /// More pieces than this cutting one frame are rewritten as a whole (design 3.3: more cost more space than they save).
 pub(crate) const MAX_PIECES: usize = 12;
@@ -175,8 +173,8 @@ impl Layer {
         self.frames.entry(number).or_insert_with(|| Frame { inline, ..Frame::default() });
     }
 
-    /// The file may have inline data after all.
-    pub(crate) fn doubt_inline(&mut self, number: u64) {
+    /// Says that the file may have inline data after all.
+    pub(crate) fn may_have_inline(&mut self, number: u64) {
         if let Some(frame) = self.frames.get_mut(&number) {
             frame.inline = true;
         }
