@@ -1,10 +1,10 @@
 //! Why a request is not served: one code, one sentence, and what a client has to know beside them.
 
 use std::borrow::Cow;
-use std::time::Duration;
 
 use lockbox_share_protocol::message::{ErrorCode, Failure};
 
+use crate::limiter::TooOften;
 use crate::store::StoreError;
 
 /// A request that is not served.
@@ -33,11 +33,6 @@ impl Refusal {
         Refusal { allow: Some(allow), ..Refusal::new(ErrorCode::Method, "the path has other methods") }
     }
 
-    pub(super) fn limited(wait: Duration) -> Refusal {
-        let seconds = wait.as_secs() + 1;
-        Refusal { retry_after: Some(seconds), ..Refusal::new(ErrorCode::Limited, "too many requests, try again later") }
-    }
-
     /// The daemon is there and cannot do it at this time.
     pub(super) fn unavailable(message: &'static str) -> Refusal {
         Refusal { retry_after: Some(5), ..Refusal::new(ErrorCode::Unavailable, message) }
@@ -46,6 +41,13 @@ impl Refusal {
     /// As the body of a failure, or as one result of a batch.
     pub(super) fn failure(self) -> Failure {
         Failure { error: self.code, message: self.message.into_owned(), at: self.at }
+    }
+}
+
+impl From<TooOften> for Refusal {
+    fn from(TooOften(wait): TooOften) -> Refusal {
+        let seconds = wait.as_secs() + 1;
+        Refusal { retry_after: Some(seconds), ..Refusal::new(ErrorCode::Limited, "too many requests, try again later") }
     }
 }
 
