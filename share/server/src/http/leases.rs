@@ -59,9 +59,6 @@ pub(super) struct Ended {
 
 impl Leases {
     /// Takes a place for an answer. [`Leases::end`] gives it back.
-    ///
-    /// # Errors
-    /// When all places are taken.
     pub(super) fn begin(&self, token: &LeaseToken) -> Result<(), Busy> {
         let mut table = self.0.lock();
         if table.bodies >= MAX_BODIES {

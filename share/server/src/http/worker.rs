@@ -54,9 +54,6 @@ async fn stop_requested(stop: &mut Stop) {
 }
 
 /// Serves until `stop`, and then until the running requests have ended or their time is over. To be called in a runtime of its own.
-///
-/// # Errors
-/// When a socket cannot be registered.
 pub(super) async fn run(daemon: Arc<Daemon>, sockets: Sockets, stop: Stop) -> io::Result<()> {
     let mut accepting = JoinSet::new();
     for (listener, acceptor) in sockets.tcp {

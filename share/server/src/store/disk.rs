@@ -35,9 +35,6 @@ pub(crate) struct Directory {
 
 impl Directory {
     /// Makes the directory when it is missing.
-    ///
-    /// # Errors
-    /// What the host says.
     pub(crate) fn open(path: &Path) -> io::Result<Directory> {
         fs::DirBuilder::new().recursive(true).mode(0o700).create(path)?;
         Ok(Directory { path: path.into() })

@@ -25,8 +25,6 @@ pub(crate) struct MemoryStore {
 }
 
 impl MemoryStore {
-    /// # Errors
-    /// `Unavailable` without randomness.
     pub(crate) fn new(clock: Arc<dyn Clock>, periods: Periods) -> Result<MemoryStore> {
         Ok(MemoryStore {
             shares: Mutex::new(HashMap::new()),

@@ -4,8 +4,6 @@ use lockbox_share_protocol::handle::Handle;
 
 use super::error::{Result, StoreError};
 
-/// # Errors
-/// `Unavailable` without randomness.
 pub(crate) fn random<const N: usize>() -> Result<[u8; N]> {
     let mut out = [0; N];
     getrandom::fill(&mut out).map_err(|error| StoreError::Unavailable(format!("no randomness: {error}")))?;

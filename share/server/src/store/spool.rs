@@ -102,9 +102,6 @@ impl Spool {
     }
 
     /// Removes everything but the payloads that are needed.
-    ///
-    /// # Errors
-    /// What the host says.
     pub(crate) fn retain(&self, needed: &HashSet<[u8; 16]>) -> io::Result<()> {
         let names: HashSet<String> = needed.iter().map(name).collect();
         for entry in fs::read_dir(&self.directory)? {
@@ -119,9 +116,6 @@ impl Spool {
     }
 
     /// Finished payloads that were written longer ago than `age`.
-    ///
-    /// # Errors
-    /// `Unavailable`.
     pub(crate) fn older_than(&self, age: Duration) -> Result<Vec<[u8; 16]>> {
         let mut found = Vec::new();
         for entry in fs::read_dir(&self.directory)? {

@@ -23,7 +23,6 @@ use crate::store::spool::Spool;
 
 pub(super) struct Inner {
     pub(super) shared: Arc<Shared>,
-    pub(super) group: Arc<Group>,
     pub(super) shards: Vec<Mutex<Shard>>,
     secret: [u8; 16],
     decoy: Share,
@@ -43,12 +42,11 @@ impl Inner {
         durability: Durability,
         rules: Rules,
     ) -> Result<Inner> {
-        let group = Group::new();
         let shared = Arc::new(Shared {
             names: disk.names(),
             ids: AtomicU32::new(0),
             pages: cache / files::SHARDS / 1040,
-            group: Arc::clone(&group),
+            group: Group::new(),
             disk,
         });
         let secret = files::identity(&*shared.disk, &*shared.names)?;
@@ -65,7 +63,6 @@ impl Inner {
             spool,
             stopped: Mutex::new(false),
             wake: Condvar::new(),
-            group,
             shared,
         })
     }
@@ -122,7 +119,7 @@ impl Inner {
         }
         let noted = shard.noted(segment);
         drop(shard);
-        Pending::after(answer, self.group.ticket(noted))
+        Pending::after(answer, self.shared.group.ticket(noted))
     }
 
     fn decide<T: Answer>(
@@ -139,7 +136,7 @@ impl Inner {
             answer.add_capsule(shard.capsule(&found)?.ok_or_else(lost)?);
         }
         if found.share.version != before.version {
-            self.group.check()?;
+            self.shared.group.check()?;
             let Rules { clock, periods } = &self.rules;
             let now = clock.now();
             let over = found.share.content_until(periods) <= now;
@@ -164,14 +161,14 @@ impl Inner {
     pub(super) fn deposit(&self, handle: Handle, share: &NewShare) -> Pending<Created> {
         match self.insert(handle, share) {
             Ok((created, noted)) if self.durability == Durability::Commit => {
-                Pending::after(Ok(created), self.group.ticket(noted))
+                Pending::after(Ok(created), self.shared.group.ticket(noted))
             }
             other => Pending::ready(other.map(|(created, _)| created)),
         }
     }
 
     fn insert(&self, handle: Handle, share: &NewShare) -> Result<(Created, u64)> {
-        self.group.check()?;
+        self.shared.group.check()?;
         let Rules { clock, periods } = &self.rules;
         let key = Key::of(handle, &self.secret);
         let mut shard = self.shard(&key).lock();

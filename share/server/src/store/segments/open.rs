@@ -92,8 +92,6 @@ impl SegmentStore {
         Ok(store)
     }
 
-    /// # Errors
-    /// As [`SegmentStore::open`].
     pub(crate) fn open_on(disk: Arc<dyn Disk>, spool: Option<Arc<Spool>>, settings: &Settings) -> Result<SegmentStore> {
         let clock = files::resume_clock(&*disk, &settings.clock);
         let rules = Rules { clock, periods: settings.periods };
@@ -115,7 +113,7 @@ impl SegmentStore {
     /// Files that wait for a barrier.
     #[cfg(test)]
     pub(super) fn unsynced(&self) -> usize {
-        self.inner.group.unsynced()
+        self.inner.shared.group.unsynced()
     }
 
     /// Where payloads are deposited and read.
@@ -144,8 +142,8 @@ impl Drop for SegmentStore {
     fn drop(&mut self) {
         self.inner.stop();
         // A store that failed has reported that already.
-        let _ = self.inner.group.barrier();
-        self.inner.group.stop();
+        let _ = self.inner.shared.group.barrier();
+        self.inner.shared.group.stop();
         for thread in self.threads.drain(..) {
             let _ = thread.join();
         }
@@ -156,7 +154,7 @@ fn start(inner: &Arc<Inner>, settings: &Settings) -> Result<Vec<JoinHandle<()>>>
     let spawn = |name: &str, run: Box<dyn FnOnce() + Send>| {
         std::thread::Builder::new().name(name.into()).stack_size(256 * 1024).spawn(run)
     };
-    let group = Arc::clone(&inner.group);
+    let group = Arc::clone(&inner.shared.group);
     let period = (settings.durability == Durability::Periodic).then_some(PERIOD);
     let mut threads = vec![spawn("barriers", Box::new(move || group.run(period)))?];
     if let Some(every) = settings.background {
@@ -193,16 +191,16 @@ impl Upkeep for SegmentStore {
             figures.expired_bytes_pending += self.inner.expired_bytes(&shard);
         }
         figures.spool_bytes = self.inner.spool.as_ref().map_or(0, |spool| spool.bytes());
-        (figures.barriers, figures.barrier_micros) = self.inner.group.figures();
+        (figures.barriers, figures.barrier_micros) = self.inner.shared.group.figures();
         figures
     }
 
     fn ready(&self) -> Result<()> {
-        self.inner.group.check()
+        self.inner.shared.group.check()
     }
 
     fn flush(&self) -> Pending<()> {
         let answer = self.inner.save_clock();
-        Pending::after(answer, self.inner.group.ticket_for_all())
+        Pending::after(answer, self.inner.shared.group.ticket_for_all())
     }
 }

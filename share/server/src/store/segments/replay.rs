@@ -23,9 +23,6 @@ pub struct Replayed {
 
 impl Inner {
     /// Reads all segments. Applying a record twice, or an older one after a newer one, changes nothing.
-    ///
-    /// # Errors
-    /// The disk's.
     pub(super) fn replay(&self) -> io::Result<Replayed> {
         let mut replayed = Replayed::default();
         let mut ids: Vec<u32> = Vec::new();

@@ -28,12 +28,12 @@ impl Inner {
     /// # Errors
     /// The first one that was met. What was done until then stays done.
     pub(super) fn sweep(&self, all: bool) -> Result<()> {
-        self.group.check()?;
+        self.shared.group.check()?;
         let now = self.rules.clock.now();
         let saved = self.save_clock();
-        if self.group.unsynced() > MAX_UNSYNCED {
+        if self.shared.group.unsynced() > MAX_UNSYNCED {
             // In mode none nobody else asks for a barrier, and what waits for one holds its file open.
-            self.group.barrier()?;
+            self.shared.group.barrier()?;
         }
         let mut removed = false;
         let mut outcome = Ok(());
@@ -106,7 +106,7 @@ impl Inner {
             seen = length;
             scanner.again();
         }
-        self.group.barrier()?;
+        self.shared.group.barrier()?;
         self.shards[number].lock().forget(id);
         self.shared.disk.remove(&name(id))?;
         Ok(true)
