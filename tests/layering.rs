@@ -27,7 +27,7 @@ fn sources_keep_to_the_import_table_and_the_naming_rules() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let table = parse_table(&fs::read_to_string(root.join("ARCHITECTURE.md")).unwrap());
     let mut sources = Sources::new();
-    for directory in ["src", "fuse/src", "secrets/src", "terminal/src", "share/client/src"] {
+    for directory in ["src", "cli/src", "fuse/src", "host/src", "terminal/src", "share/client/src"] {
         read_sources(root, &root.join(directory), &mut sources);
     }
     assert!(sources.len() > 50, "only {} sources found", sources.len());
@@ -40,7 +40,7 @@ fn sources_keep_to_the_import_table_and_the_naming_rules() {
 fn a_room_is_one_directory() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut sources = Sources::new();
-    for directory in ["src", "fuse/src", "secrets/src", "terminal/src", "share", "bench/src"] {
+    for directory in ["src", "cli/src", "fuse/src", "host/src", "terminal/src", "share", "bench/src"] {
         read_sources(root, &root.join(directory), &mut sources);
     }
     let beside: Vec<_> = sources.keys().filter(|path| root.join(path.with_extension("")).is_dir()).collect();
@@ -100,7 +100,7 @@ fn faults(table: &Table, sources: &Sources) -> Vec<String> {
         if opening.strip_prefix("//! ").is_none_or(|sentence| sentence.len() <= 5) {
             faults.push(format!("{shown}: the first line is no sentence that says the file's job"));
         }
-        if path.starts_with("src") && !path.starts_with("src/bin") {
+        if path.starts_with("src") {
             let remedies = literals(text).into_iter().filter(|literal| is_of_a_program(literal));
             faults.extend(remedies.map(|literal| {
                 format!(
@@ -155,7 +155,7 @@ fn home(path: &Path) -> PathBuf {
 
 /// The row of the table that a file belongs to; none for the crate's root, which only lists modules.
 fn module_of(path: &Path) -> Option<String> {
-    for other in ["fuse", "secrets", "terminal"] {
+    for other in ["cli", "fuse", "host", "terminal"] {
         if path.starts_with(format!("{other}/src")) {
             return Some(other.into());
         }
@@ -167,16 +167,12 @@ fn module_of(path: &Path) -> Option<String> {
     let inner = path.strip_prefix("src").ok()?;
     let mut parts = inner.components().map(|part| part.as_os_str().to_string_lossy().into_owned());
     let first = parts.next()?;
-    match (first.as_str(), parts.next()) {
-        ("lib.rs", None) => None,
-        ("bin", Some(program)) => Some(format!("bin/{}", program.trim_end_matches(".rs"))),
-        _ => Some(first.trim_end_matches(".rs").into()),
-    }
+    (first != "lib.rs").then(|| first.trim_end_matches(".rs").into())
 }
 
 /// Top modules of the library that the code names.
 fn imports(path: &Path, code: &str) -> BTreeSet<String> {
-    let program = !path.starts_with("src") || path.starts_with("src/bin");
+    let program = !path.starts_with("src");
     let mut prefixes = vec![if program { "lockbox::" } else { "crate::" }.to_owned()];
     let depth = home(path).components().count().saturating_sub(1);
     if !program && depth > 0 {

@@ -14,7 +14,8 @@ use nix::unistd::geteuid;
 use parking_lot::Mutex;
 
 use crate::adapter::Shared;
-use crate::session::{Event, Slot, Task};
+use crate::ending::{Event, Slot};
+use crate::task::Task;
 
 /// What the answers are taken from.
 pub(crate) struct Answers {

@@ -15,7 +15,7 @@ use std::time::Duration;
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::adapter::Shared;
-use crate::session::Event;
+use crate::ending::Event;
 
 /// How often the clock is looked at.
 const STEP: Duration = Duration::from_secs(1);

@@ -14,14 +14,14 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
+use lockbox_host::mounts::{self, Mounted};
+use lockbox_host::point::{Held, Point};
 use nix::errno::Errno;
-use nix::mount::{MntFlags, MsFlags};
+use nix::mount::MsFlags;
 use nix::sys::socket::{ControlMessageOwned, MsgFlags, SockaddrStorage, recvmsg};
 use nix::unistd::{getegid, geteuid};
 
 use crate::exit::Failure;
-use crate::mountinfo;
-use crate::point::Point;
 
 pub const DEVICE: &str = "/dev/fuse";
 const FUSERMOUNT: &str = "fusermount3";
@@ -185,20 +185,27 @@ pub(crate) fn receive_descriptor(socket: &UnixStream) -> Option<OwnedFd> {
     None
 }
 
-/// Unmounts; with `detach` also a busy mount, which then ends with its last user.
-pub fn unmount(point: &Path, detach: bool) -> Result<(), UnmountError> {
-    let flags = if detach { MntFlags::MNT_DETACH } else { MntFlags::empty() };
-    match nix::mount::umount2(point, flags | MntFlags::UMOUNT_NOFOLLOW) {
+/// Unmounts what was found in the table, and nothing else; with `detach` also when it is busy, and then it ends with its last user.
+pub fn unmount(mounted: &Mounted, detach: bool) -> Result<(), UnmountError> {
+    let point = &mounted.point;
+    let failed = |e: &dyn std::fmt::Display| UnmountError::Other(format!("cannot unmount {}: {e}", point.display()));
+    let unmounted = match Held::of(mounted).map_err(|e| failed(&e))? {
+        Some(held) if detach => held.detach(),
+        Some(held) => held.unmount(),
+        // Somebody moved it, or mounted over it.
+        None => return Err(UnmountError::Busy),
+    };
+    match unmounted {
         Ok(()) => Ok(()),
         Err(Errno::EBUSY) => Err(UnmountError::Busy),
         Err(Errno::EPERM) => unmount_through_fusermount(point, detach),
-        Err(e) => Err(UnmountError::Other(format!("cannot unmount {}: {e}", point.display()))),
+        Err(e) => Err(failed(&e)),
     }
 }
 
 /// Takes away what is held, also when it is busy; `point` is its path.
 pub fn detach(held: &Point, point: &Path) -> Result<(), UnmountError> {
-    match nix::mount::umount2(&held.link(), MntFlags::MNT_DETACH) {
+    match held.detach() {
         Ok(()) => Ok(()),
         // It lets a user take away mounts of that user alone.
         Err(Errno::EPERM) => unmount_through_fusermount(point, true),
@@ -233,7 +240,7 @@ pub fn register(archive: &Path, point: &Path) {
         return;
     }
     let told = Command::new("mount")
-        .args(["--fake", "--internal-only", "-t", mountinfo::TYPE, "-o", "helper=lockbox,uhelper=lockbox", "--"])
+        .args(["--fake", "--internal-only", "-t", mounts::TYPE, "-o", "helper=lockbox,uhelper=lockbox", "--"])
         .args([archive, point])
         .stdin(Stdio::null())
         .stdout(Stdio::null())

@@ -16,9 +16,8 @@ use fuser::INodeNo;
 use lockbox::fs::FileSystem;
 
 use crate::adapter::Shared;
+use crate::ending::{Event, Place, Slept};
 use crate::login::{self, Login};
-use crate::session::Event;
-use crate::stop::Place;
 use crate::ticker::ARRIVAL;
 
 /// What unmounting and closing may take before the rest is saved beside it.
@@ -27,12 +26,6 @@ const CLOSING: Duration = Duration::from_millis(1500);
 const DROPPING: Duration = Duration::from_secs(2);
 /// Between attempts to reach a bus that went away.
 const RECONNECT: Duration = Duration::from_secs(30);
-
-/// What became of the attempt to unmount.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Slept {
-    Busy,
-}
 
 /// What is locked.
 pub(crate) struct Target {

@@ -16,7 +16,7 @@ use lockbox::keys::Witness;
 use lockbox::{Error, Result};
 
 use crate::adapter::Shared;
-use crate::stop::Place;
+use crate::ending::Place;
 
 const STEP: Duration = Duration::from_secs(1);
 /// From one flush of the kernel's pages to the next.

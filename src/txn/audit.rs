@@ -48,7 +48,7 @@ struct Census {
 /// What an audit found.
 pub(crate) struct Audit {
     pub(crate) findings: Vec<Finding>,
-    /// Losses in the tree of files and in file data, which `FileSystem::check_structure` tells with inodes and paths.
+    /// Losses in the tree of files and in file data, which `FileSystem::walk_structure` tells with inodes and paths.
     pub(crate) of_files: Vec<Finding>,
     pub(crate) data: DataPages,
 }

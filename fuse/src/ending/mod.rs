@@ -1,0 +1,468 @@
+//! The end of a mount has one owner, [`End`]: whoever or whatever ends it, and wherever its start failed, it goes the same way.
+//!
+//! # Order
+//! 1  The mount is taken away, which makes the kernel write its pages to us. A busy one stays (the answer to a polite stop), or is detached
+//!    and served until its last user is gone or the deadline passes; then its users are cut off, after the kernel handed over what it caches.
+//! 2  The event loops have ended: no request is under way any more.
+//! 3  The archive is closed. While it is not certain that the loops have ended, it is only made durable: no closed record may be followed.
+//! 4  The process that unmounts is told so, which is what dropping the owner does. Until then it would say in the log that the archive was
+//!    not closed.
+
+mod event;
+mod handover;
+mod place;
+
+use std::io;
+use std::sync::Arc;
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::time::{Duration, Instant};
+
+use lockbox::archive::Archive;
+use lockbox::control::{self, Response};
+use nix::sys::signal::Signal;
+use parking_lot::Mutex;
+
+use crate::exit::Failure;
+use crate::unmounter::Unmounted;
+
+pub(crate) use event::{Event, Slept};
+pub(crate) use place::{Attached, Place};
+
+/// What those who are cut off have written gets this long to arrive: some tens of MiB that the kernel holds at most, page by page.
+const HAND_OVER: Duration = Duration::from_secs(10);
+
+/// How long the event loops of a mount that failed to start may take to end.
+const LAST_REQUESTS: Duration = Duration::from_secs(2);
+
+/// The archive until the end of its mount takes it.
+pub(crate) type Slot = Arc<Mutex<Option<Archive>>>;
+
+/// Owns the end of a mount, from before there is one.
+pub(crate) struct End {
+    slot: Slot,
+    inbox: Receiver<Event>,
+    /// None before there is a mount.
+    place: Option<Arc<Place>>,
+    /// Event loops were started: the archive is theirs until they have ended.
+    loops: bool,
+}
+
+impl End {
+    pub(crate) fn of(slot: Slot, inbox: Receiver<Event>) -> End {
+        End { slot, inbox, place: None, loops: false }
+    }
+
+    /// From now on there is a mount.
+    pub(crate) fn mounted(&mut self, place: Arc<Place>) {
+        self.place = Some(place);
+    }
+
+    /// From now on event loops use the archive.
+    pub(crate) fn loops_start(&mut self) {
+        self.loops = true;
+    }
+
+    /// Serves until the event loops have ended; after an order to stop, the mount's users are cut off when `timeout` has passed.
+    pub(crate) fn wait(&self, timeout: Duration) -> Ending {
+        match &self.place {
+            Some(place) => wait(&self.inbox, &**place, timeout),
+            None => Ending { stopped: Vec::new(), sleeping: Vec::new(), aborted: false },
+        }
+    }
+
+    /// Closes the archive of a mount that ended, and tells all who asked for the end how it went.
+    pub(crate) fn close(mut self, ending: Ending, mut server: control::Server) -> Result<(), Failure> {
+        // Those who hold up the machine's sleep are released when the archive is closed.
+        let Ending { stopped, aborted, sleeping: _sleeping } = ending;
+        let closed = self.close_archive(!aborted);
+        // Before the answer, so that who waited for it can mount again at once.
+        server.close();
+        // Some may have asked after the event loops had ended. A request that is under way still and asks from now on is refused by `Answers`:
+        // nobody would take its event.
+        let inbox = std::mem::replace(&mut self.inbox, mpsc::channel().1);
+        let late = inbox.try_iter().filter_map(|event| match event {
+            Event::Stop { answer, .. } => Some(answer),
+            _ => None,
+        });
+        for asked in stopped.into_iter().chain(late) {
+            let _ = asked.send(match &closed {
+                Ok(()) => Response::Done,
+                Err(failure) => Response::Failed { message: failure.message.clone() },
+            });
+        }
+        drop(inbox);
+        server.finish();
+        closed
+    }
+
+    /// Ends a mount that failed to start, however far that came. The answer is `failure`, unless the archive could not be closed either.
+    pub(crate) fn abandon(self, failure: Failure) -> Result<(), Failure> {
+        if let Some(place) = &self.place {
+            place.unmount(true);
+            // Without the kernel's file for it the connection ends with this process.
+            let _ = cut_off(&**place);
+        }
+        self.close_archive(!self.loops || self.loops_end()).and(Err(failure))
+    }
+
+    /// With a closed record once no event loop can change the archive any more, as none may follow that.
+    fn close_archive(&self, loops_ended: bool) -> Result<(), Failure> {
+        match self.slot.lock().take() {
+            Some(archive) if loops_ended => Ok(archive.close()?),
+            Some(archive) => Ok(archive.file_system().make_durable()?),
+            None => Ok(()),
+        }
+    }
+
+    /// Whether the event loops end in time.
+    fn loops_end(&self) -> bool {
+        let until = Instant::now() + LAST_REQUESTS;
+        loop {
+            match self.inbox.recv_timeout(until.saturating_duration_since(Instant::now())) {
+                Ok(Event::Ended(ended)) => return ended.is_ok(),
+                Err(error) => return error == RecvTimeoutError::Disconnected,
+                Ok(_) => {}
+            }
+        }
+    }
+}
+
+impl Drop for End {
+    fn drop(&mut self) {
+        if let Some(place) = &self.place {
+            // Other threads may hold the place beyond the end of this one, so that dropping it would say nothing.
+            place.dismiss();
+        }
+    }
+}
+
+/// What ending does to the mount.
+pub(crate) trait Mount {
+    /// With `detach` also when it is busy.
+    fn unmount(&self, detach: bool) -> Unmounted;
+
+    /// Has the kernel write what it caches of open files. Answers whether that ended within `limit`.
+    fn hand_over(&self, limit: Duration) -> bool;
+
+    /// Has every request fail, so that the event loops end.
+    fn abort(&self) -> io::Result<()>;
+}
+
+impl Mount for Place {
+    fn unmount(&self, detach: bool) -> Unmounted {
+        Place::unmount(self, detach)
+    }
+
+    fn hand_over(&self, limit: Duration) -> bool {
+        Place::hand_over(self, limit)
+    }
+
+    fn abort(&self) -> io::Result<()> {
+        Place::abort(self)
+    }
+}
+
+/// How serving ended.
+pub(crate) struct Ending {
+    /// Those who asked to stop and want to know how it went.
+    pub(crate) stopped: Vec<Sender<Response>>,
+    /// Those who hold up the machine's sleep until they are dropped.
+    pub(crate) sleeping: Vec<Sender<Slept>>,
+    /// Nobody knows that the event loops have ended: the deadline passed and the connection could not be aborted, or a loop failed.
+    pub(crate) aborted: bool,
+}
+
+/// Serves until the event loops have ended.
+fn wait(inbox: &Receiver<Event>, mount: &impl Mount, timeout: Duration) -> Ending {
+    let mut course =
+        Course { mount, timeout, deadline: None, ordered: false, stopped: Vec::new(), sleeping: Vec::new() };
+    loop {
+        let event = match course.deadline {
+            Some(at) => inbox.recv_timeout(at.saturating_duration_since(Instant::now())),
+            None => inbox.recv().map_err(|_| RecvTimeoutError::Disconnected),
+        };
+        if let Some(loops) = course.take(event) {
+            let Course { stopped, sleeping, .. } = course;
+            return Ending { stopped, sleeping, aborted: matches!(loops, Loops::Unknown) };
+        }
+    }
+}
+
+/// What became of the event loops.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Loops {
+    Ended,
+    Unknown,
+}
+
+/// What has come of the events so far.
+struct Course<'a, M> {
+    mount: &'a M,
+    /// How long users are served after a signal.
+    timeout: Duration,
+    deadline: Option<Instant>,
+    /// The mount went by order of this program.
+    ordered: bool,
+    stopped: Vec<Sender<Response>>,
+    sleeping: Vec<Sender<Slept>>,
+}
+
+impl<M: Mount> Course<'_, M> {
+    /// The answer ends the wait.
+    fn take(&mut self, event: Result<Event, RecvTimeoutError>) -> Option<Loops> {
+        match event {
+            Ok(Event::Ended(Ok(()))) | Err(RecvTimeoutError::Disconnected) => {
+                if !self.ordered {
+                    tracing::warn!(
+                        "another program took the mount away or aborted its connection: the archive is closed"
+                    );
+                }
+                return Some(Loops::Ended);
+            }
+            Ok(Event::Ended(Err(error))) => {
+                // One loop may have failed alone, or not even started: the others still answer, and nobody joins them.
+                tracing::error!("the connection to the kernel ended: {error}");
+                if let Err(error) = cut_off(self.mount) {
+                    tracing::warn!("the connection to the kernel cannot be aborted: {error}");
+                }
+                return Some(Loops::Unknown);
+            }
+            Ok(Event::Signal(signal)) => self.signal(signal),
+            Ok(Event::Stop { lazy, answer }) => self.stop(lazy, answer),
+            // Told in the log by who found it.
+            Ok(Event::WaitsForItself) => self.ordered = true,
+            // No deadline for either: what keeps a mount alive that is gone from here, such as a bind of it, is served on.
+            Ok(Event::Idle) => match self.unmount(false) {
+                Unmounted::Gone => tracing::warn!("nobody used the archive for the time of idle=: unmounted"),
+                Unmounted::Failed(message) => tracing::warn!("idle, but {message}"),
+                Unmounted::Busy | Unmounted::Detached => {}
+            },
+            Ok(Event::Sleep(answer)) => match self.unmount(false) {
+                Unmounted::Gone => self.sleeping.push(answer),
+                Unmounted::Busy | Unmounted::Detached | Unmounted::Failed(_) => drop(answer.send(Slept::Busy)),
+            },
+            Err(RecvTimeoutError::Timeout) => {
+                tracing::warn!("files are still open after {} s: their users are cut off", self.timeout.as_secs());
+                if cut_off(self.mount).is_err() {
+                    return Some(Loops::Unknown);
+                }
+                self.deadline = None;
+            }
+        }
+        None
+    }
+
+    fn unmount(&mut self, detach: bool) -> Unmounted {
+        let unmounted = self.mount.unmount(detach);
+        self.ordered |= matches!(unmounted, Unmounted::Gone | Unmounted::Detached);
+        unmounted
+    }
+
+    fn signal(&mut self, signal: Signal) {
+        tracing::warn!("{signal}: stopping");
+        // Whoever sends the signal wants an end: also after a failure the connection is aborted at the deadline.
+        if let Unmounted::Failed(message) = self.unmount(true) {
+            tracing::error!("{message}");
+        }
+        // A second signal ends the wait for those who still use it.
+        let rest = if self.deadline.is_some() { Duration::ZERO } else { self.timeout };
+        self.deadline = Some(Instant::now() + rest);
+    }
+
+    fn stop(&mut self, lazy: bool, answer: Sender<Response>) {
+        match self.unmount(lazy) {
+            Unmounted::Failed(message) => drop(answer.send(Response::Failed { message })),
+            Unmounted::Busy if !lazy => {
+                drop(answer.send(Response::Busy {
+                    message: "something below it is open, is a program's working directory, or is mounted over or below it".into(),
+                }));
+            }
+            Unmounted::Gone | Unmounted::Detached | Unmounted::Busy => {
+                // Who asks for a lazy end waits for the last user, however long that takes.
+                if !lazy {
+                    self.deadline.get_or_insert(Instant::now() + self.timeout);
+                }
+                self.stopped.push(answer);
+            }
+        }
+    }
+}
+
+/// The kernel throws away what it still caches when its connection is aborted, so that is taken first.
+fn cut_off(mount: &impl Mount) -> io::Result<()> {
+    if !mount.hand_over(HAND_OVER) {
+        tracing::error!("the kernel did not hand over all that it caches of open files: what is missing is lost");
+    }
+    mount.abort()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+    use std::io::Write;
+    use std::path::PathBuf;
+    use std::thread;
+
+    use lockbox::control::Request;
+    use nix::unistd::geteuid;
+
+    use super::*;
+    use crate::journal;
+
+    /// Answers with what it is told to and remembers what was asked of it.
+    struct Played {
+        unmounted: Unmounted,
+        /// Told that the loops have ended once the connection is aborted, as the kernel would see to.
+        ended: Option<Sender<Event>>,
+        asked: RefCell<Vec<&'static str>>,
+    }
+
+    impl Mount for Played {
+        fn unmount(&self, detach: bool) -> Unmounted {
+            self.asked.borrow_mut().push(if detach { "detach" } else { "unmount" });
+            self.unmounted.clone()
+        }
+
+        fn hand_over(&self, _: Duration) -> bool {
+            self.asked.borrow_mut().push("hand over");
+            true
+        }
+
+        fn abort(&self) -> io::Result<()> {
+            self.asked.borrow_mut().push("abort");
+            match &self.ended {
+                Some(ended) => ended.send(Event::Ended(Ok(()))).map_err(io::Error::other),
+                None => Err(io::ErrorKind::NotFound.into()),
+            }
+        }
+    }
+
+    /// A log in memory.
+    #[derive(Clone, Default)]
+    struct Log(Arc<Mutex<Vec<u8>>>);
+
+    impl Write for Log {
+        fn write(&mut self, event: &[u8]) -> io::Result<usize> {
+            self.0.lock().write(event)
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    /// What is logged of these events unless more is asked for.
+    fn logged(script: Vec<Event>) -> String {
+        let log = Log::default();
+        let writer = log.clone();
+        let builder = tracing_subscriber::fmt().with_env_filter(journal::filter(false));
+        let subscriber = builder.with_target(false).with_ansi(false).with_writer(move || writer.clone()).finish();
+        tracing::subscriber::with_default(subscriber, || played(Unmounted::Gone, false, 60, script));
+        let bytes = log.0.lock().clone();
+        String::from_utf8(bytes).unwrap()
+    }
+
+    #[test]
+    fn the_log_tells_who_ended_the_mount() {
+        let ended = || Event::Ended(Ok(()));
+        let told = logged(vec![Event::Signal(Signal::SIGTERM), ended()]);
+        assert!(told.contains("SIGTERM: stopping") && !told.contains("another program"), "{told}");
+        let (answer, _answered) = mpsc::channel();
+        assert_eq!(logged(vec![Event::Stop { lazy: false, answer }, ended()]), "");
+        let told = logged(vec![ended()]);
+        assert!(told.contains("WARN another program took the mount away"), "{told}");
+        assert_eq!(logged(vec![Event::WaitsForItself, ended()]), "", "the watch tells");
+    }
+
+    /// What the end was, and what was asked of the mount until then.
+    fn played(unmounted: Unmounted, abortable: bool, timeout: u64, script: Vec<Event>) -> (Ending, Vec<&'static str>) {
+        let (events, inbox) = mpsc::channel();
+        for event in script {
+            events.send(event).unwrap();
+        }
+        let mount = Played { unmounted, ended: abortable.then_some(events), asked: RefCell::default() };
+        let ending = wait(&inbox, &mount, Duration::from_secs(timeout));
+        (ending, mount.asked.into_inner())
+    }
+
+    #[test]
+    fn who_uses_a_detached_mount_is_cut_off_at_the_deadline_and_keeps_what_was_written() {
+        let (ending, asked) = played(Unmounted::Detached, true, 0, vec![Event::Signal(Signal::SIGTERM)]);
+        assert_eq!(asked, ["detach", "hand over", "abort"]);
+        assert!(!ending.aborted, "the loops have ended");
+    }
+
+    #[test]
+    fn a_second_signal_ends_the_wait() {
+        let signals = vec![Event::Signal(Signal::SIGTERM), Event::Signal(Signal::SIGTERM)];
+        let (_, asked) = played(Unmounted::Detached, true, 86_400, signals);
+        assert_eq!(asked, ["detach", "detach", "hand over", "abort"]);
+    }
+
+    #[test]
+    fn loops_that_ended_well_leave_the_archive_to_be_closed() {
+        let (ending, asked) = played(Unmounted::Gone, false, 60, vec![Event::Ended(Ok(()))]);
+        assert!(asked.is_empty() && !ending.aborted);
+    }
+
+    #[test]
+    fn when_a_loop_fails_the_others_are_cut_off_and_not_taken_for_ended() {
+        for abortable in [true, false] {
+            let script = vec![Event::Ended(Err(io::ErrorKind::WouldBlock.into()))];
+            let (ending, asked) = played(Unmounted::Gone, abortable, 60, script);
+            assert_eq!(asked, ["hand over", "abort"]);
+            assert!(ending.aborted);
+        }
+    }
+
+    #[test]
+    fn a_lazy_stop_waits_for_the_last_user_until_a_signal_comes() {
+        let mount = Played { unmounted: Unmounted::Detached, ended: None, asked: RefCell::default() };
+        let timeout = Duration::from_secs(60);
+        let mut course = Course {
+            mount: &mount,
+            timeout,
+            deadline: None,
+            ordered: false,
+            stopped: Vec::new(),
+            sleeping: Vec::new(),
+        };
+        let (answer, answered) = mpsc::channel();
+        let stop = |lazy| Ok(Event::Stop { lazy, answer: answer.clone() });
+        assert_eq!(course.take(stop(true)), None);
+        assert_eq!((course.deadline, course.stopped.len()), (None, 1));
+        assert_eq!(course.take(Ok(Event::Signal(Signal::SIGTERM))), None);
+        let deadline = course.deadline.unwrap();
+        assert!(deadline > Instant::now(), "the first signal");
+        assert_eq!(course.take(stop(true)), None);
+        assert_eq!((course.deadline, course.stopped.len()), (Some(deadline), 2));
+        assert!(answered.try_recv().is_err(), "it is answered when the archive is closed");
+    }
+
+    #[test]
+    fn who_asks_for_the_end_after_the_event_loops_ended_is_answered() {
+        let runtime = tempfile::tempdir().unwrap();
+        let (events, inbox) = mpsc::channel();
+        let (asks, asked) = mpsc::channel();
+        let listening = control::listen(runtime.path(), &[1; 16]).unwrap();
+        let server = listening
+            .serve(move |_| {
+                let (answer, answered) = mpsc::channel();
+                events.send(Event::Stop { lazy: false, answer }).unwrap();
+                asks.send(()).unwrap();
+                answered.recv().unwrap_or(Response::Failed { message: "nobody answered".into() })
+            })
+            .unwrap();
+        let socket: PathBuf = server.socket().into();
+        let client = thread::spawn(move || control::ask(&socket, geteuid().as_raw(), &Request::Stop { lazy: false }));
+        asked.recv().unwrap();
+        let (done, ended) = mpsc::channel();
+        thread::spawn(move || {
+            let ending = Ending { stopped: Vec::new(), sleeping: Vec::new(), aborted: false };
+            End::of(Slot::default(), inbox).close(ending, server).unwrap();
+            done.send(()).unwrap();
+        });
+        ended.recv_timeout(Duration::from_secs(60)).expect("the daemon waits for ever for a request that waits for it");
+        assert!(matches!(client.join().unwrap(), Ok(Response::Done)));
+    }
+}

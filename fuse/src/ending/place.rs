@@ -1,0 +1,157 @@
+//! Takes the mount away: when nobody uses it, or detached from the tree while its last users finish.
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::time::Duration;
+
+use lockbox_host::point::Point;
+use nix::mount::MsFlags;
+use parking_lot::Mutex;
+
+use super::handover::HandOver;
+use crate::adapter::Shared;
+use crate::exit::Failure;
+use crate::kernel::{self, ReadAhead};
+use crate::mount::{self, Mount};
+use crate::unmounter::{Unmounted, Unmounter};
+
+/// How long a flush may take where it has to wait: with locking before a sleep it has to fit into logind's five seconds.
+const FLUSH: Duration = Duration::from_secs(2);
+
+/// Longer than any order takes, unless the kernel is stuck.
+const LAST_ORDER: Duration = Duration::from_secs(2);
+
+/// Whether our mount is still there, and its connection's end. The lock also keeps the periodic flush, which opens the root for
+/// a moment, from making the mount look busy.
+pub(crate) struct Place {
+    /// The kernel's file that aborts the connection, opened while no other connection can have its number.
+    abort: Option<File>,
+    mounted: Mutex<Mounted>,
+    handover: HandOver,
+}
+
+/// A mount that was just made.
+pub(crate) struct Attached {
+    pub(crate) place: Arc<Place>,
+    pub(crate) connection: OwnedFd,
+    /// None where only root may change it: a user's mount reads ahead 128 KiB.
+    pub(crate) read_ahead: Option<ReadAhead>,
+}
+
+struct Mounted {
+    there: bool,
+    /// None once it was sent away.
+    unmounter: Option<Unmounter>,
+}
+
+impl Place {
+    /// Mounts, finds the mount by what lies open at its point, and opens what the kernel has for it.
+    pub(crate) fn attach(
+        mount: &Mount<'_>,
+        mut unmounter: Unmounter,
+        shared: Arc<Shared>,
+    ) -> Result<Attached, Failure> {
+        let connection = mount.attach()?;
+        let lost =
+            |what: String| Failure::mount(format!("the mount at {} cannot be found: {what}", mount.point.display()));
+        let held = Point::of(mount.point).map_err(|e| lost(e.to_string()))?;
+        let found = match held.mounted_at(mount.point) {
+            Ok(Some(mounted)) => unmounter
+                .mounted(mounted.device)
+                .map(|()| mounted.device)
+                .map_err(|e| format!("the process that unmounts is gone ({e})")),
+            Ok(None) => Err("it is not in the table of mounts".into()),
+            Err(error) => Err(error.to_string()),
+        };
+        let device = found.map_err(|what| {
+            let _ = mount::detach(&held, mount.point);
+            lost(what)
+        })?;
+        // Only root may: a user's mount has the kernel's bound of what waits to be written.
+        if !mount.flags.contains(MsFlags::MS_RDONLY) {
+            let _ = kernel::bound_write_back(device);
+        }
+        let mounted = Mutex::new(Mounted { there: true, unmounter: Some(unmounter) });
+        let abort = kernel::open_abort(device).ok();
+        let place = Arc::new(Place { abort, mounted, handover: HandOver::new(shared) });
+        Ok(Attached { place, connection, read_ahead: ReadAhead::of(device).ok() })
+    }
+
+    /// Has every request fail, under way or later, so that the event loops end.
+    ///
+    /// # Errors
+    /// When the kernel did not let us have its file for that.
+    pub(crate) fn abort(&self) -> io::Result<()> {
+        self.abort.as_ref().ok_or(io::ErrorKind::NotFound)?.write_all(b"1")
+    }
+
+    /// Whether the mount answers. Not asked by this process: while every event loop is busy it would wait for itself.
+    pub(crate) fn look(&self) -> io::Result<()> {
+        match &mut self.mounted.lock().unmounter {
+            Some(unmounter) => unmounter.look(),
+            None => Err(io::ErrorKind::NotConnected.into()),
+        }
+    }
+
+    /// A new connection to the bus of the system.
+    ///
+    /// # Errors
+    /// When nobody answers there.
+    pub(crate) fn dial(&self) -> io::Result<UnixStream> {
+        self.mounted.lock().unmounter.as_mut().ok_or(io::ErrorKind::NotConnected)?.dial()
+    }
+
+    /// Unmounts, which makes the kernel write its pages to us first; with `detach` also when busy.
+    pub(crate) fn unmount(&self, detach: bool) -> Unmounted {
+        let mut mounted = self.mounted.lock();
+        if !mounted.there {
+            return Unmounted::Gone;
+        }
+        let unmounted = match &mut mounted.unmounter {
+            Some(unmounter) => unmounter.unmount(detach),
+            None => Unmounted::Gone,
+        };
+        mounted.there = !matches!(unmounted, Unmounted::Gone | Unmounted::Detached);
+        unmounted
+    }
+
+    /// Makes the kernel write its dirty pages to us. What it cannot write stays dirty and is tried again the next time.
+    ///
+    /// # Errors
+    /// When the process that flushes for us is gone.
+    pub(crate) fn flush(&self) -> io::Result<()> {
+        if !self.flush_by_path()? {
+            // What does not arrive in time is on its way.
+            self.hand_over(FLUSH);
+        }
+        Ok(())
+    }
+
+    /// Answers whether there is a path to our mount.
+    fn flush_by_path(&self) -> io::Result<bool> {
+        let mut mounted = self.mounted.lock();
+        if !mounted.there {
+            return Ok(false);
+        }
+        match &mut mounted.unmounter {
+            Some(unmounter) => unmounter.flush(),
+            None => Ok(false),
+        }
+    }
+
+    /// Has the kernel write what it caches of open files, wherever the mount is, and answers whether that ended within `limit`.
+    pub(crate) fn hand_over(&self, limit: Duration) -> bool {
+        self.handover.within(limit)
+    }
+
+    /// The archive is closed: the process that unmounts is told so and ends.
+    pub(crate) fn dismiss(&self) {
+        // A flush before a sleep may hold it for ever, and the end is not to wait for that.
+        let Some(mut mounted) = self.mounted.try_lock_for(LAST_ORDER) else { return };
+        mounted.there = false;
+        drop(mounted.unmounter.take());
+    }
+}
