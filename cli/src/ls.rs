@@ -83,7 +83,7 @@ struct List<'a> {
 impl List<'_> {
     fn path(&mut self, path: &[u8]) -> Result<(), Stop> {
         let attributes = resolve(self.fs, path)?;
-        if attributes.mode & mode::TYPE != mode::DIRECTORY {
+        if !attributes.is_directory() {
             return self.entries(path, &[Entry { name: path.to_vec(), attributes }], true);
         }
         let start: &[u8] = if path.iter().all(|&b| b == b'/') { b"/" } else { without_end_slashes(path) };
@@ -103,7 +103,7 @@ impl List<'_> {
             first = false;
             self.entries(&path, &entries, false)?;
             if self.args.recursive {
-                let below = entries.iter().rev().filter(|e| e.attributes.mode & mode::TYPE == mode::DIRECTORY);
+                let below = entries.iter().rev().filter(|e| e.attributes.is_directory());
                 directories.extend(below.map(|e| (join(&path, &e.name), e.attributes)));
             }
         }

@@ -76,7 +76,7 @@ pub(crate) fn set(archive: &Archive, name: &str, value: &[u8]) -> Result<(), Fai
             Err(Error::NotFound) => fs.make_directory(at, part, 0o700, creator)?,
             other => other?,
         };
-        if found.mode & mode::TYPE != mode::DIRECTORY {
+        if !found.is_directory() {
             return Err(Failure::other(format!("{} of the archive is no directory", display(part))));
         }
         at = found.ino;
@@ -106,7 +106,7 @@ fn directory(fs: &FileSystem) -> Result<Option<Ino>, Error> {
     match resolve(fs, DIRECTORY.as_bytes()) {
         Err(Error::NotFound) => Ok(None),
         Err(error) => Err(error),
-        Ok(found) if found.mode & mode::TYPE == mode::DIRECTORY => Ok(Some(found.ino)),
+        Ok(found) if found.is_directory() => Ok(Some(found.ino)),
         Ok(_) => Err(Error::NotDirectory),
     }
 }

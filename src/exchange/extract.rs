@@ -12,6 +12,7 @@ use super::attributes::{self, Object, Turn};
 use super::host::{apply, apply_at, host_error, is_root, split_device_number};
 use super::left::LeftOut;
 use super::stage::{Stage, hold_made, identity_of, link_again, make_directory, open_again};
+use super::walk::{Step, Tree};
 use super::{Copied, Entries, Entry, Filter, Problem, Progress, path};
 use crate::env::SystemEnvironment;
 use crate::error::{Error, Result};
@@ -163,49 +164,38 @@ struct Extract<'a> {
     piece: Vec<u8>,
 }
 
-/// A directory whose entries are being made.
-struct Level<'a> {
-    entries: Entries<'a>,
+/// A directory that was made.
+struct Made {
     host: OwnedFd,
     attributes: Attributes,
-    path_length: usize,
 }
 
 impl<'a> Extract<'a> {
     fn top(&mut self, top: &Entry) -> Result<()> {
-        self.path.clear();
-        let mut levels = Vec::new();
+        self.path.clone_from(&top.name);
         let first = self.entry(self.stage.directory(), top);
-        levels.extend(self.settle(first)?);
-        while let Some(mut level) = levels.pop() {
-            self.path.truncate(level.path_length);
-            match level.entries.next() {
-                None => {
-                    let done = self.finish_directory(level);
-                    self.note(done)?;
-                }
-                Some(Err(error)) => {
-                    self.note(Err(error))?;
-                    levels.push(level);
-                }
-                Some(Ok(entry)) => {
-                    let below = self.entry(&level.host, &entry);
-                    let below = self.settle(below)?;
-                    levels.push(level);
-                    levels.extend(below);
-                }
-            }
+        let mut tree = Tree::new();
+        self.descend(&mut tree, first)?;
+        while let Some(step) = tree.next(&mut self.path) {
+            let below = step.and_then(|step| match step {
+                Step::Entry(entry, directory) => self.entry(&directory.kept.host, &entry),
+                Step::Leave(directory) => self.finish_directory(directory.kept).map(|()| None),
+            });
+            self.descend(&mut tree, below)?;
         }
         Ok(())
     }
 
+    /// Goes on in a directory that was made.
+    fn descend(&mut self, tree: &mut Tree<'a, Made>, made: Result<Option<Made>>) -> Result<()> {
+        let Some(made) = self.settle(made)? else { return Ok(()) };
+        let entered = tree.descend(self.fs, &self.path, made.attributes.ino, made);
+        self.note(entered)
+    }
+
     /// Makes one object; a directory is made and returned, its entries follow.
-    fn entry(&mut self, at: &OwnedFd, entry: &Entry) -> Result<Option<Level<'a>>> {
+    fn entry(&mut self, at: &OwnedFd, entry: &Entry) -> Result<Option<Made>> {
         let Entry { name, attributes } = entry;
-        if !self.path.is_empty() {
-            self.path.push(b'/');
-        }
-        self.path.extend_from_slice(name);
         (self.progress)(&self.report.copied.progress(&self.path, 0))?;
         if matches!(&name[..], b"" | b"." | b"..") || name.iter().any(|b| matches!(b, b'/' | 0)) {
             return Err(Error::damaged("a name that leads out of its directory"));
@@ -213,8 +203,10 @@ impl<'a> Extract<'a> {
         if self.is_left_out(attributes) || self.report.left.withholds_object(&self.path, attributes.mode) {
             return Ok(None);
         }
-        if attributes.mode & mode::TYPE == mode::DIRECTORY {
-            return self.directory(at, name, attributes).map(Some);
+        if attributes.is_directory() {
+            let host = make_directory(at, name)?;
+            self.report.copied.directories += 1;
+            return Ok(Some(Made { host, attributes: *attributes }));
         }
         if attributes.links > 1
             && let Some((first, made, remaining)) = self.links.remove(&attributes.ino)
@@ -239,19 +231,12 @@ impl<'a> Extract<'a> {
     fn is_left_out(&self, attributes: &Attributes) -> bool {
         let below_top = || self.path.splitn(2, |&b| b == b'/').nth(1);
         let relative = if self.whole { Some(&self.path[..]) } else { below_top() };
-        relative.is_some_and(|path| self.filter.leaves_out(path, attributes.mode & mode::TYPE == mode::DIRECTORY))
-    }
-
-    fn directory(&mut self, at: &OwnedFd, name: &[u8], attributes: &Attributes) -> Result<Level<'a>> {
-        let host = make_directory(at, name)?;
-        self.report.copied.directories += 1;
-        let entries = Entries::new(self.fs, attributes.ino)?;
-        Ok(Level { entries, host, attributes: *attributes, path_length: self.path.len() })
+        relative.is_some_and(|path| self.filter.leaves_out(path, attributes.is_directory()))
     }
 
     /// Times last: every entry made in a directory changes them.
-    fn finish_directory(&mut self, level: Level<'_>) -> Result<()> {
-        let Level { host, attributes, .. } = level;
+    fn finish_directory(&mut self, made: Made) -> Result<()> {
+        let Made { host, attributes } = made;
         self.xattrs(&Object::open(&host), &attributes, Turn::BeforeMode)?;
         // Root gets in all the same, and the stage keeps everybody else from exchanging directories now.
         if attributes.mode & 0o700 != 0o700 && !is_root() {

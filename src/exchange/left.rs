@@ -56,7 +56,7 @@ impl LeftOut {
     pub(crate) fn granted(&mut self, path: &[u8], attributes: &Attributes) -> Attributes {
         let mut granted = *attributes;
         let bits = attributes.mode & (mode::SET_UID | mode::SET_GID);
-        if self.withholds && bits != 0 && attributes.mode & mode::TYPE != mode::DIRECTORY {
+        if self.withholds && bits != 0 && !attributes.is_directory() {
             granted.mode &= !bits;
             let which = if bits & mode::SET_UID != 0 { "set-user-ID" } else { "set-group-ID" };
             self.privileges.say(path, format_args!("its {which} bit"));

@@ -7,7 +7,7 @@ use lockbox_terminal::display;
 
 use crate::error::{Error, Result};
 use crate::format::Ino;
-use crate::fs::{Attributes, FileSystem, mode};
+use crate::fs::{Attributes, FileSystem};
 
 /// Entries fetched at once: enough to make the descent into the tree cheap, little enough to hold for every level of a deep tree.
 const BATCH: usize = 128;
@@ -73,7 +73,7 @@ impl<'a> Entries<'a> {
         if attributes.ino != ino {
             return Err(named(Error::damaged("an entry's two records disagree")));
         }
-        if attributes.mode & mode::TYPE == mode::DIRECTORY && !self.directories.insert(ino) {
+        if attributes.is_directory() && !self.directories.insert(ino) {
             return Err(named(Error::damaged(format!("a directory has two names: inode={}", ino.0))));
         }
         Ok(Entry { name, attributes })

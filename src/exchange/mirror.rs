@@ -4,8 +4,9 @@ use std::collections::{HashMap, HashSet};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
+use std::vec;
 
-use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, Stat};
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, Stat};
 
 use lockbox_terminal::display;
 
@@ -13,10 +14,12 @@ use super::attributes::Object;
 use super::difference::{Difference, difference};
 use super::host::host_error;
 use super::import::source_name;
+use super::walk::{Directory, Step, Tree, Walk, join};
 use super::{Entries, Entry, ImportOptions, path};
 use crate::error::{Error, Result};
 use crate::format::Ino;
 use crate::fs::{Attributes, FileSystem, SetAttributes, SetTime, mode};
+use crate::storage;
 
 /// What mirroring will delete. Made before the copying, carried out after it.
 #[derive(Clone, Debug, Default)]
@@ -80,7 +83,7 @@ impl MirrorPlan {
     /// # Errors
     /// `Invalid` when it may not.
     pub(super) fn may_replace(&self, existing: &Attributes) -> Result<()> {
-        if existing.mode & mode::TYPE == mode::DIRECTORY && !self.replaceable.contains(&existing.ino) {
+        if existing.is_directory() && !self.replaceable.contains(&existing.ino) {
             return Err(Error::invalid("it became another kind of object since the plan was made"));
         }
         Ok(())
@@ -117,28 +120,26 @@ fn delete_keeping_time(fs: &FileSystem, parent: Ino, name: &[u8], found: &Attrib
 
 /// Deletes an object with everything below it, and returns how many objects that was. Takes memory by depth only.
 pub(super) fn delete_tree(fs: &FileSystem, parent: Ino, name: &[u8], found: &Attributes) -> Result<u64> {
-    if found.mode & mode::TYPE != mode::DIRECTORY {
+    if !found.is_directory() {
         fs.unlink(parent, name)?;
         return Ok(1);
     }
     let mut count = 0;
-    let mut levels = vec![(parent, name.to_vec(), found.ino, Entries::new(fs, found.ino)?)];
-    while let Some((parent, name, ino, entries)) = levels.last_mut() {
-        match entries.next().transpose()? {
-            None => {
-                fs.remove_directory(*parent, name)?;
-                count += 1;
-                levels.pop();
-            }
-            Some(Entry { name, attributes }) if attributes.mode & mode::TYPE == mode::DIRECTORY => {
-                let below = (*ino, name, attributes.ino, Entries::new(fs, attributes.ino)?);
-                levels.push(below);
-            }
-            Some(Entry { name, .. }) => {
-                fs.unlink(*ino, &name)?;
-                count += 1;
+    let mut tree = Tree::below(fs, b"", found.ino, (parent, name.to_vec(), found.ino))?;
+    let mut path = Vec::new(); // of no use here
+    while let Some(step) = tree.next(&mut path) {
+        match step? {
+            Step::Leave(Directory { kept: (parent, name, _), .. }) => fs.remove_directory(parent, &name)?,
+            Step::Entry(Entry { name, attributes }, directory) => {
+                let parent = directory.kept.2;
+                if attributes.is_directory() {
+                    tree.descend(fs, b"", attributes.ino, (parent, name, attributes.ino))?;
+                    continue;
+                }
+                fs.unlink(parent, &name)?;
             }
         }
+        count += 1;
     }
     Ok(count)
 }
@@ -180,12 +181,8 @@ struct Planning<'a> {
     top_length: usize,
 }
 
-/// A directory that both sides have.
-struct Level {
-    host: OwnedFd,
-    below: Vec<(Vec<u8>, Ino)>,
-    path_length: usize,
-}
+/// A walk through the directories that both sides have: what is still to be looked at of each, and the host's.
+type Both = Walk<vec::IntoIter<(Vec<u8>, Ino)>, OwnedFd>;
 
 impl Planning<'_> {
     fn source(&mut self, source: &PathBuf, target: Option<&Attributes>, name: &[u8]) -> Result<()> {
@@ -219,42 +216,32 @@ impl Planning<'_> {
         let directory = directory | OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let host = rustix::fs::openat(CWD, source, directory, Mode::empty()).map_err(failed)?;
         let before = (self.plan.entries, self.plan.deleted);
-        let (top, is_empty) = self.directory(host, existing.ino)?;
+        let mut walk = Both::new();
+        let is_empty = self.directory(&mut walk, host, existing.ino)?;
         if is_empty && (self.plan.entries, self.plan.deleted) != before {
             self.plan.empty.push(source.clone());
         }
-        self.descend(top)
-    }
-
-    fn descend(&mut self, top: Level) -> Result<()> {
-        let mut levels = vec![top];
-        while let Some(level) = levels.last_mut() {
-            self.path.truncate(level.path_length);
-            let Some((name, ino)) = level.below.pop() else {
-                levels.pop();
-                continue;
-            };
-            self.path.push(b'/');
-            self.path.extend_from_slice(&name);
+        while let Some(step) = walk.step(&mut self.path, |below| below.next().map(Ok), |(name, _)| name) {
+            let Step::Entry((name, ino), directory) = step? else { continue };
             // What cannot be opened is told when it is copied, and nothing of it is deleted.
-            if let Ok(host) = super::stage::open_directory(&level.host, &name) {
-                levels.push(self.directory(host, ino)?.0);
+            if let Ok(host) = super::stage::open_directory(&directory.kept, &name) {
+                self.directory(&mut walk, host, ino)?;
             }
         }
         Ok(())
     }
 
-    /// Plans for the entries of one directory; also tells whether the host's is empty.
-    fn directory(&mut self, host: OwnedFd, ino: Ino) -> Result<(Level, bool)> {
+    /// Plans for the entries of one directory, whose directories the walk comes to then; tells whether the host's is empty.
+    fn directory(&mut self, walk: &mut Both, host: OwnedFd, ino: Ino) -> Result<bool> {
         let path_length = self.path.len();
-        let mut level = Level { host, below: Vec::new(), path_length };
+        let mut below = Vec::new();
         // An incomplete listing is no reason to delete anything.
-        let Ok(mut names) = self.host_names(&level.host) else { return Ok((level, false)) };
+        let Ok(mut names) = self.host_names(&host) else { return Ok(false) };
         let is_empty = names.is_empty();
         for entry in Entries::new(self.fs, ino)? {
             let entry = entry?;
             self.step(path_length, &entry.name);
-            let is_directory = entry.attributes.mode & mode::TYPE == mode::DIRECTORY;
+            let is_directory = entry.attributes.is_directory();
             if self.leaves_out(is_directory) {
                 continue;
             }
@@ -263,9 +250,9 @@ impl Planning<'_> {
                 continue;
             };
             self.plan.entries += 1;
-            let object = Object::Named { directory: level.host.as_fd(), name: &entry.name, follow: false };
+            let object = Object::Named { directory: host.as_fd(), name: &entry.name, follow: false };
             if self.both(&object, &stat, &entry.attributes)? {
-                level.below.push((entry.name, entry.attributes.ino));
+                below.push((entry.name, entry.attributes.ino));
             }
         }
         for name in names.into_keys() {
@@ -273,12 +260,14 @@ impl Planning<'_> {
             self.tell(Change::Add);
         }
         self.path.truncate(path_length);
-        Ok((level, is_empty))
+        below.reverse();
+        walk.enter(&self.path, below.into_iter(), host);
+        Ok(is_empty)
     }
 
     /// Plans for an object that both sides have; true when both are directories.
     fn both(&mut self, object: &Object<'_>, stat: &Stat, existing: &Attributes) -> Result<bool> {
-        let was_directory = existing.mode & mode::TYPE == mode::DIRECTORY;
+        let was_directory = existing.is_directory();
         let is_directory = stat.st_mode & mode::TYPE == mode::DIRECTORY;
         if was_directory && !is_directory {
             let (below, keeps) = self.census(existing.ino)?;
@@ -309,25 +298,17 @@ impl Planning<'_> {
         let mut names = HashMap::new();
         let mut relative = self.relative().to_vec();
         let base = relative.len();
-        for entry in Dir::read_from(host).map_err(&failed)? {
-            let entry = entry.map_err(&failed)?;
-            let name = entry.file_name().to_bytes();
-            if matches!(name, b"." | b"..") {
-                continue;
-            }
-            let stat = match rustix::fs::statat(host, name, AtFlags::SYMLINK_NOFOLLOW) {
+        for name in storage::names(host).map_err(&failed)? {
+            let stat = match rustix::fs::statat(host, &name[..], AtFlags::SYMLINK_NOFOLLOW) {
                 Ok(stat) => stat,
                 Err(rustix::io::Errno::NOENT) => continue,
                 Err(errno) => return Err(failed(errno)),
             };
             relative.truncate(base);
-            if base > 0 {
-                relative.push(b'/');
-            }
-            relative.extend_from_slice(name);
+            join(&mut relative, &name);
             let is_directory = FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
             if !self.options.filter.leaves_out(&relative, is_directory) {
-                names.insert(name.to_vec(), stat);
+                names.insert(name, stat);
             }
         }
         Ok(names)
@@ -339,7 +320,7 @@ impl Planning<'_> {
         while let Some((parent, path, entry)) = waiting.pop() {
             self.path = path;
             let Entry { name, attributes } = entry;
-            let is_directory = attributes.mode & mode::TYPE == mode::DIRECTORY;
+            let is_directory = attributes.is_directory();
             if self.leaves_out(is_directory) {
                 continue;
             }
@@ -365,34 +346,25 @@ impl Planning<'_> {
 
     /// Objects below a directory of the archive at `self.path`, and whether the filter leaves some out.
     fn census(&mut self, ino: Ino) -> Result<(u64, bool)> {
-        let start = self.path.len();
         let (mut count, mut keeps) = (0, false);
-        let mut levels = vec![(start, Entries::new(self.fs, ino)?)];
-        while let Some((length, entries)) = levels.last_mut() {
-            let length = *length;
-            let Some(entry) = entries.next().transpose()? else {
-                levels.pop();
-                continue;
-            };
-            self.step(length, &entry.name);
-            let is_directory = entry.attributes.mode & mode::TYPE == mode::DIRECTORY;
-            if self.leaves_out(is_directory) {
+        let mut tree = Tree::below(self.fs, &self.path, ino, ())?;
+        while let Some(step) = tree.next(&mut self.path) {
+            let Step::Entry(Entry { attributes, .. }, _) = step? else { continue };
+            if self.leaves_out(attributes.is_directory()) {
                 keeps = true;
                 continue;
             }
             count += 1;
-            if is_directory {
-                levels.push((self.path.len(), Entries::new(self.fs, entry.attributes.ino)?));
+            if attributes.is_directory() {
+                tree.descend(self.fs, &self.path, attributes.ino, ())?;
             }
         }
-        self.path.truncate(start);
         Ok((count, keeps))
     }
 
     fn step(&mut self, length: usize, name: &[u8]) {
         self.path.truncate(length);
-        self.path.push(b'/');
-        self.path.extend_from_slice(name);
+        join(&mut self.path, name);
     }
 
     /// The path below the source.

@@ -12,6 +12,7 @@ mod mirror;
 mod path;
 pub(crate) mod stage;
 mod tar;
+pub(crate) mod walk;
 
 pub(crate) use extract::write_all;
 pub use extract::{ExtractOptions, ExtractReport, extract};

@@ -2,7 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::format::{Ino, ROOT_INO};
-use crate::fs::{Attributes, FileSystem, mode};
+use crate::fs::{Attributes, FileSystem};
 
 /// The object at `path`, taken from the root. Empty parts and `.` are skipped; `..` and symbolic links are not followed.
 ///
@@ -11,7 +11,7 @@ use crate::fs::{Attributes, FileSystem, mode};
 pub fn resolve(fs: &FileSystem, path: &[u8]) -> Result<Attributes> {
     let mut at = fs.attributes(ROOT_INO)?;
     for name in components(path)? {
-        if at.mode & mode::TYPE != mode::DIRECTORY {
+        if !at.is_directory() {
             return Err(Error::NotDirectory);
         }
         at = fs.lookup(at.ino, name)?;
@@ -40,7 +40,7 @@ pub(super) fn resolve_or_make(
             Err(Error::NotFound) => make(directory, name)?,
             other => other?,
         };
-        if found.mode & mode::TYPE != mode::DIRECTORY {
+        if !found.is_directory() {
             return Err(Error::NotDirectory);
         }
         directory = found.ino;

@@ -7,12 +7,14 @@
 
 use std::ops::{ControlFlow, Range};
 
-use super::layer::FRAME;
 use super::packing::PACK;
 use crate::error::Result;
 use crate::format::values::{Extent, InodeValue};
 use crate::format::{Ino, Key, MAX_DATA, Pointer, kind};
-use crate::txn::{Operation, View, WrittenPiece};
+use crate::txn::{Operation, UnnamedPages, View, WrittenPiece};
+
+/// Bytes of an aligned frame of a file: what one data page holds at most.
+pub(crate) const FRAME: u64 = MAX_DATA as u64;
 
 /// Records that removing or cutting one extent changes at most: itself, two parts, a dead-list entry, and a reference record split in
 /// three by the sharing and again by the release.
@@ -139,6 +141,12 @@ pub(crate) fn remove_range(op: &mut Operation<'_>, ino: Ino, inode: &mut InodeVa
         inode.bytes = inode.bytes.saturating_sub(mapped.overlap(&range));
     }
     Ok(())
+}
+
+/// Names pages that were written for one file and makes their pieces its content.
+pub(crate) fn name_pages(op: &mut Operation<'_>, inode: &mut InodeValue, pages: &mut UnnamedPages) -> Result<()> {
+    pages.name(op, |_| true)?;
+    replace(op, inode, pages.pieces())
 }
 
 /// Lets the pieces, of one file, be the content of their ranges. The caller adopts the pages.

@@ -40,6 +40,12 @@ pub struct Attributes {
     pub btime: Timestamp,
 }
 
+impl Attributes {
+    pub fn is_directory(&self) -> bool {
+        self.mode & mode::TYPE == mode::DIRECTORY
+    }
+}
+
 /// A time to set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SetTime {
@@ -144,4 +150,15 @@ pub enum SyncProfile {
     #[default]
     Periodic,
     Always,
+}
+
+/// How a file system is opened.
+#[derive(Clone, Copy, Debug)]
+pub struct FsOptions {
+    /// Bytes of staged file data at most.
+    pub staged_bytes: u64,
+    pub sync: SyncProfile,
+    /// Pack small files into shared pages.
+    pub pack: bool,
+    pub compress: bool,
 }

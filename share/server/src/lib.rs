@@ -5,5 +5,6 @@
 pub mod http;
 pub mod limiter;
 pub mod metrics;
-pub mod spool;
+#[cfg(test)]
+pub(crate) mod seeded;
 pub mod store;

@@ -4,18 +4,18 @@ mod renewal;
 mod small;
 
 use std::collections::{HashMap, HashSet};
-use std::ffi::CStr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, SeekFrom, Stat};
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, SeekFrom, Stat};
 use rustix::io::Errno;
 
 use super::attributes::{self, Object};
 use super::host::{attributes_of, device_number, host_error};
 use super::left::LeftOut;
 use super::mirror::MirrorPlan;
+use super::walk::{self, Names, Step, Walk};
 use super::{Cause, Copied, Filter, Problem, Progress, path};
 use crate::error::{Error, Result};
 use crate::format::Ino;
@@ -116,15 +116,16 @@ struct Import<'a> {
     waiting: small::Waiting,
 }
 
-/// A directory whose entries are being copied.
-struct Level {
-    host: Dir,
+/// What the import keeps of a directory whose entries are being copied.
+struct Kept {
     stat: Stat,
     ino: Ino,
     /// Mirroring: the directory was there before, and what differs is to be found out.
     is_old: bool,
-    path_length: usize,
 }
+
+/// A directory of the host, and what is kept of it.
+type Directory = walk::Directory<Names, Kept>;
 
 impl Import<'_> {
     fn source(&mut self, source: &Path, directory: Ino) -> Result<()> {
@@ -134,52 +135,51 @@ impl Import<'_> {
             Ok(name) => name,
             Err(error) => return self.note(Err(error)),
         };
-        let mut levels = Vec::new();
+        let mut walk = Walk::new();
         let first = self.entry(CWD, source.as_os_str().as_bytes(), self.options.follow, directory, &name);
-        levels.extend(self.settle(first)?);
-        let copied = self.copy_below(&mut levels);
-        while copied.is_err()
-            && let Some(level) = levels.pop()
-        {
-            self.give_up_directory(level);
+        let copied = self.descend(&mut walk, first).and_then(|()| self.copy_below(&mut walk));
+        if copied.is_err() {
+            // Their entries are not all copied, because the import ends.
+            walk.abandon(&mut self.path, |path, directory| self.waiting.finish_later(path, directory));
         }
         copied
     }
 
-    /// Copies what is below the last directory, and then below the one that it is in; an error leaves those that are not finished.
-    fn copy_below(&mut self, levels: &mut Vec<Level>) -> Result<()> {
-        while let Some(mut level) = levels.pop() {
-            self.path.truncate(level.path_length);
-            match level.host.read() {
-                None => self.leave_directory(level)?,
-                Some(Err(errno)) => {
-                    self.note(Err(host_error("cannot read the directory")(errno)))?;
-                    self.leave_directory(level)?;
+    fn copy_below(&mut self, walk: &mut Walk<Names, Kept>) -> Result<()> {
+        while let Some(step) = walk.step(&mut self.path, Iterator::next, |entry| entry.file_name().to_bytes()) {
+            let below = match step {
+                Ok(Step::Leave(directory)) => {
+                    self.leave_directory(directory)?;
+                    continue;
                 }
-                Some(Ok(entry)) => {
-                    let below = self.child(&level, entry.file_name());
-                    let below = self.settle(below);
-                    levels.push(level);
-                    levels.extend(below?);
+                Ok(Step::Entry(entry, directory)) => {
+                    let (host, name) = (directory.entries.descriptor(), entry.file_name().to_bytes());
+                    host.and_then(|host| self.entry(host, name, false, directory.kept.ino, name))
                 }
-            }
+                Err(error) => Err(error),
+            };
+            self.descend(walk, below)?;
         }
         Ok(())
     }
 
-    fn child(&mut self, level: &Level, name: &CStr) -> Result<Option<Level>> {
-        let name = name.to_bytes();
-        if matches!(name, b"." | b"..") {
-            return Ok(None);
+    /// Goes on in a directory that was made.
+    fn descend(&mut self, walk: &mut Walk<Names, Kept>, made: Result<Option<(Names, Kept)>>) -> Result<()> {
+        if let Some((names, kept)) = self.settle(made)? {
+            walk.enter(&self.path, names, kept);
         }
-        self.path.push(b'/');
-        self.path.extend_from_slice(name);
-        let directory = level.host.fd().map_err(host_error("cannot read the directory"))?;
-        self.entry(directory, name, false, level.ino, name)
+        Ok(())
     }
 
     /// Copies one object; a directory is made and returned, its entries follow.
-    fn entry(&mut self, at: impl AsFd, host: &[u8], follow: bool, parent: Ino, name: &[u8]) -> Result<Option<Level>> {
+    fn entry(
+        &mut self,
+        at: impl AsFd,
+        host: &[u8],
+        follow: bool,
+        parent: Ino,
+        name: &[u8],
+    ) -> Result<Option<(Names, Kept)>> {
         (self.progress)(&self.report.copied.progress(&self.path, 0));
         let flags = if follow { AtFlags::empty() } else { AtFlags::SYMLINK_NOFOLLOW };
         let stat = rustix::fs::statat(&at, host, flags).map_err(host_error("cannot read"))?;
@@ -235,7 +235,7 @@ impl Import<'_> {
         }
     }
 
-    fn directory(&mut self, host: OwnedFd, parent: Ino, name: &[u8]) -> Result<Level> {
+    fn directory(&mut self, host: OwnedFd, parent: Ino, name: &[u8]) -> Result<(Names, Kept)> {
         let stat = rustix::fs::fstat(&host).map_err(host_error("cannot read"))?;
         let creator = Creator { uid: stat.st_uid, gid: stat.st_gid, umask: None };
         let fs = self.fs;
@@ -245,7 +245,7 @@ impl Import<'_> {
             other => Some(other?),
         };
         let (ino, is_old) = match existing {
-            Some(existing) if existing.mode & mode::TYPE == mode::DIRECTORY => {
+            Some(existing) if existing.is_directory() => {
                 if self.plan.is_none() {
                     attributes::forget_lists(fs, existing.ino)?;
                 }
@@ -255,18 +255,17 @@ impl Import<'_> {
             _ => (self.place(parent, name, make, |_, _| Ok(()))?, false),
         };
         self.report.copied.directories += 1;
-        let host = Dir::new(host).map_err(host_error("cannot read the directory"))?;
-        Ok(Level { host, stat, ino, is_old, path_length: self.path.len() })
+        Ok((Names::of(host)?, Kept { stat, ino, is_old }))
     }
 
     /// Times last: every entry made in a directory changes them.
-    fn finish_directory(&mut self, level: &Level) -> Result<()> {
-        let host = level.host.fd().map_err(host_error("cannot read the directory"))?;
-        if level.is_old {
-            return self.renew_directory(&Object::open(&host), level);
+    fn finish_directory(&mut self, directory: &Directory) -> Result<()> {
+        let (host, kept) = (directory.entries.descriptor()?, &directory.kept);
+        if kept.is_old {
+            return self.renew_directory(&Object::open(&host), kept);
         }
-        let xattrs = self.xattrs(&Object::open(&host), level.ino);
-        self.fs.set_attributes(level.ino, &attributes_of(&level.stat))?;
+        let xattrs = self.xattrs(&Object::open(&host), kept.ino);
+        self.fs.set_attributes(kept.ino, &attributes_of(&kept.stat))?;
         xattrs
     }
 
@@ -277,7 +276,7 @@ impl Import<'_> {
         parent: Ino,
         name: &[u8],
         copy: impl FnOnce(&mut Self) -> Result<Ino>,
-    ) -> Result<Option<Level>> {
+    ) -> Result<Option<(Names, Kept)>> {
         let id = (stat.st_dev, stat.st_ino);
         let seen = self.links.get(&id).copied();
         let remaining = match seen {
@@ -401,7 +400,7 @@ impl Import<'_> {
                 let existing = self.fs.lookup(parent, name)?;
                 match &self.plan {
                     Some(plan) => plan.may_replace(&existing)?,
-                    None if existing.mode & mode::TYPE == mode::DIRECTORY => return Err(Error::IsDirectory),
+                    None if existing.is_directory() => return Err(Error::IsDirectory),
                     None => {}
                 }
                 let (made, temporary) = make_beside(&make)?;

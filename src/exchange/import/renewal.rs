@@ -2,13 +2,13 @@
 
 use rustix::fs::Stat;
 
-use super::{Import, Level, metadata_of};
+use super::{Import, Kept, metadata_of};
 use crate::error::{Error, Result};
 use crate::exchange::attributes::{self, Object};
 use crate::exchange::difference::{Difference, difference};
 use crate::exchange::{Problem, mirror};
 use crate::format::Ino;
-use crate::fs::{Attributes, RenameMode, mode};
+use crate::fs::{Attributes, RenameMode};
 
 impl Import<'_> {
     /// Whether the archive has the object, after its metadata was renewed if only that differs. Names of one file stay names of
@@ -45,11 +45,11 @@ impl Import<'_> {
     }
 
     /// A directory that was there keeps what is as in the source.
-    pub(super) fn renew_directory(&mut self, object: &Object<'_>, level: &Level) -> Result<()> {
-        let existing = self.fs.attributes(level.ino)?;
-        if difference(self.fs, &existing, &level.stat, object)? != Difference::None {
-            attributes::renew(object, self.fs, level.ino, &self.path, &mut self.report.left)?;
-            self.fs.set_attributes(level.ino, &metadata_of(&level.stat))?;
+    pub(super) fn renew_directory(&mut self, object: &Object<'_>, kept: &Kept) -> Result<()> {
+        let existing = self.fs.attributes(kept.ino)?;
+        if difference(self.fs, &existing, &kept.stat, object)? != Difference::None {
+            attributes::renew(object, self.fs, kept.ino, &self.path, &mut self.report.left)?;
+            self.fs.set_attributes(kept.ino, &metadata_of(&kept.stat))?;
         }
         Ok(())
     }
@@ -76,8 +76,7 @@ impl Import<'_> {
             // A rename between two names of one file does nothing, and would leave the temporary one.
             return self.fs.unlink(parent, temporary);
         }
-        let is_directory = |attributes: &Attributes| attributes.mode & mode::TYPE == mode::DIRECTORY;
-        if !is_directory(&existing) && !is_directory(made) {
+        if !existing.is_directory() && !made.is_directory() {
             return self.fs.rename(parent, temporary, parent, name, RenameMode::Replace);
         }
         self.fs.rename(parent, temporary, parent, name, RenameMode::Exchange)?;

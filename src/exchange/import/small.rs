@@ -9,7 +9,7 @@ use std::os::fd::OwnedFd;
 use rustix::fs::{FileType, SeekFrom, Stat};
 use rustix::io::Errno;
 
-use super::{Import, Level, ends_import};
+use super::{Directory, Import, ends_import};
 use crate::error::{Error, Result};
 use crate::exchange::attributes::{self, Object};
 use crate::exchange::host::{host_error, timestamps};
@@ -43,12 +43,16 @@ pub(super) struct Waiting {
     bytes: usize,
     names: HashSet<(Ino, Vec<u8>)>,
     /// With the paths for messages.
-    directories: Vec<(Vec<u8>, Level)>,
+    directories: Vec<(Vec<u8>, Directory)>,
 }
 
 impl Waiting {
     pub(super) fn has(&self, directory: Ino, name: &[u8]) -> bool {
         !self.files.is_empty() && self.names.contains(&(directory, name.to_vec()))
+    }
+
+    pub(super) fn finish_later(&mut self, path: &[u8], directory: Directory) {
+        self.directories.push((path.to_vec(), directory));
     }
 }
 
@@ -90,12 +94,12 @@ impl Import<'_> {
     }
 
     /// Finishes a directory, after its files.
-    pub(super) fn leave_directory(&mut self, level: Level) -> Result<()> {
+    pub(super) fn leave_directory(&mut self, directory: Directory) -> Result<()> {
         if self.waiting.files.is_empty() {
-            let done = self.finish_directory(&level);
+            let done = self.finish_directory(&directory);
             return self.note(done);
         }
-        self.waiting.directories.push((self.path.clone(), level));
+        self.waiting.finish_later(&self.path, directory);
         if self.waiting.directories.len() >= MOST_DIRECTORIES { self.add_waiting() } else { Ok(()) }
     }
 
@@ -105,20 +109,14 @@ impl Import<'_> {
         let Waiting { files, directories, .. } = std::mem::take(&mut self.waiting);
         let path = std::mem::take(&mut self.path);
         let mut done = if files.is_empty() { Ok(()) } else { self.add_small(&files) };
-        for (path, level) in directories {
+        for (path, directory) in directories {
             self.path = path;
-            let finished = self.finish_directory(&level);
+            let finished = self.finish_directory(&directory);
             let noted = self.note(finished);
             done = done.and(noted);
         }
         self.path = path;
         done
-    }
-
-    /// A directory whose entries are not all copied, because the import ends.
-    pub(super) fn give_up_directory(&mut self, level: Level) {
-        self.path.truncate(level.path_length);
-        self.waiting.directories.push((self.path.clone(), level));
     }
 
     /// An error that concerns some of the files only does not end the import: then each is tried by itself, so that each one that is

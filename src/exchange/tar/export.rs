@@ -10,7 +10,8 @@ use lockbox_terminal::display;
 use super::sparse::Map;
 use super::{ACLS, BLOCK, MAX_RECORDS, RECORD, XATTR, acl, pax};
 use crate::error::{Error, Result};
-use crate::exchange::{Copied, Entries, Entry, Filter, Progress, path, split_device_number};
+use crate::exchange::walk::{Step, Tree};
+use crate::exchange::{Copied, Entry, Filter, Progress, path, split_device_number};
 use crate::format::Ino;
 use crate::fs::{Attributes, FileSystem, mode};
 
@@ -110,26 +111,21 @@ struct Export<'a> {
 }
 
 impl Export<'_> {
-    fn top(&mut self, path: Vec<u8>, attributes: &Attributes) -> Result<()> {
+    fn top(&mut self, mut path: Vec<u8>, attributes: &Attributes) -> Result<()> {
         self.top_length = path.len() + usize::from(!path.is_empty());
         self.object(&path, attributes)?;
-        if attributes.mode & mode::TYPE != mode::DIRECTORY {
+        if !attributes.is_directory() {
             return Ok(());
         }
-        let mut levels = vec![(path, Entries::new(self.fs, attributes.ino)?)];
-        while let Some((path, entries)) = levels.last_mut() {
-            let Some(Entry { name, attributes }) = entries.next().transpose()? else {
-                levels.pop();
-                continue;
-            };
-            let below = if path.is_empty() { name } else { [&path[..], &name].join(&b'/') };
-            let is_directory = attributes.mode & mode::TYPE == mode::DIRECTORY;
-            if self.filter.leaves_out(&below[self.top_length..], is_directory) {
+        let mut tree = Tree::below(self.fs, &path, attributes.ino, ())?;
+        while let Some(step) = tree.next(&mut path) {
+            let Step::Entry(Entry { attributes, .. }, _) = step? else { continue };
+            if self.filter.leaves_out(&path[self.top_length..], attributes.is_directory()) {
                 continue;
             }
-            self.object(&below, &attributes)?;
-            if is_directory {
-                levels.push((below, Entries::new(self.fs, attributes.ino)?));
+            self.object(&path, &attributes)?;
+            if attributes.is_directory() {
+                tree.descend(self.fs, &path, attributes.ino, ())?;
             }
         }
         Ok(())

@@ -135,7 +135,7 @@ impl Import<'_> {
             other => Some(other?),
         };
         if let Some(existing) = existing {
-            let was_directory = existing.mode & mode::TYPE == mode::DIRECTORY;
+            let was_directory = existing.is_directory();
             match (was_directory, matches!(member.kind, Kind::Directory)) {
                 (true, true) => {
                     self.directories.push(DirectoryMetadata { ino: existing.ino, member });
@@ -255,7 +255,7 @@ impl Import<'_> {
                 Err(Error::NotFound) => self.fs.make_directory(at, name, 0o755, self.options.creator)?,
                 other => other?,
             };
-            if found.mode & mode::TYPE != mode::DIRECTORY {
+            if !found.is_directory() {
                 let above = display(&names[..=depth].join(&b'/'));
                 return Err(Error::invalid(format!("'{above}' above it is no directory in the tar")));
             }

@@ -7,7 +7,7 @@ use lockbox_terminal::display;
 use crate::error::{Error, Result};
 use crate::exchange::Entries;
 use crate::format::Ino;
-use crate::fs::{Attributes, FileSystem, RenameMode, mode};
+use crate::fs::{Attributes, FileSystem, RenameMode};
 
 pub(super) struct Install<'a> {
     pub(super) fs: &'a FileSystem,
@@ -75,8 +75,7 @@ impl Install<'_> {
             Err(Error::NotFound) => return Ok(Step::Move),
             other => other?,
         };
-        let is_directory = |attributes: &Attributes| attributes.mode & mode::TYPE == mode::DIRECTORY;
-        Ok(match (is_directory(attributes), is_directory(&existing)) {
+        Ok(match (attributes.is_directory(), existing.is_directory()) {
             (true, true) => Step::Merge(existing.ino),
             (false, false) if self.replace => Step::Replace,
             _ => Step::InTheWay,

@@ -5,7 +5,7 @@ use crate::error::{Error, Result, Timestamp};
 use crate::format::values::{InodeValue, inode_flags};
 use crate::format::{BLOCK, Ino, MAX_OFFSET, ROOT_INO};
 use crate::fs::directory::{self, Target, check_name};
-use crate::fs::presence::Presence;
+use crate::fs::staging::Presence;
 use crate::fs::{Attributes, FileSystem, SetAttributes, SetTime, inode, mode};
 use crate::txn::View;
 
@@ -43,7 +43,7 @@ impl FileSystem {
     /// From the newest version, because staged sizes belong to it; the name may be gone there, or name something else. So what disagrees
     /// there is damage only when it does so in the version of the entry.
     fn attributes_of_entry(&self, view: View<'_>, directory: Ino, target: Target) -> Result<Attributes> {
-        match self.presence(target.ino) {
+        match self.staging.presence(target.ino) {
             Ok((inode, presence)) => {
                 if !directory::agrees(directory, target, &inode) {
                     directory::follow(view, directory, target)?;
@@ -57,7 +57,7 @@ impl FileSystem {
 
     /// Includes the size and blocks of staged data.
     pub fn attributes(&self, ino: Ino) -> Result<Attributes> {
-        let (inode, presence) = self.presence(ino)?;
+        let (inode, presence) = self.staging.presence(ino)?;
         Ok(attributes_of(ino, &inode, presence))
     }
 
@@ -90,7 +90,7 @@ impl FileSystem {
             Ok(inode)
         })?;
         self.finish_change()?;
-        Ok(attributes_of(ino, &inode, self.presence(ino)?.1))
+        Ok(attributes_of(ino, &inode, self.staging.presence(ino)?.1))
     }
 
     fn set_size(&self, ino: Ino, size: u64, set: &SetAttributes) -> Result<Attributes> {
@@ -113,7 +113,7 @@ impl FileSystem {
         let now = self.environment.stamp();
         let inode = self.truncate(ino, size, &mut |inode| apply(inode, &set, now))?;
         self.finish_change()?;
-        Ok(attributes_of(ino, &inode, self.presence(ino)?.1))
+        Ok(attributes_of(ino, &inode, self.staging.presence(ino)?.1))
     }
 
     /// A step of its own before the content changes: fewer privileges than asked for is the safe side when the second step fails.

@@ -8,9 +8,6 @@
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::thread;
-
-use parking_lot::Mutex;
 
 use super::create::{NewObject, new_inode};
 use super::xattr::{self, RECORDS_OF_VALUE, put_entry};
@@ -18,9 +15,8 @@ use crate::error::{Error, Result, Timestamp};
 use crate::format::values::{Extent, InodeValue, MAX_XATTR, find_in_index, inode_flags};
 use crate::format::{Ino, Key, MAX_DATA};
 use crate::fs::directory::{self, Directory, Found, Target, check_name, is_dot, put_in_list};
-use crate::fs::packing::{PACK, Packer, SharedPage, SharedPages};
-use crate::fs::plan::INLINE;
-use crate::fs::{Creator, FileSystem, XattrMode, extents, inode, mode};
+use crate::fs::packing::{INLINE, PACK, Packer, SharedPage, SharedPages};
+use crate::fs::{Creator, FileSystem, XattrMode, extents, inode, mode, sealers};
 use crate::txn::{Operation, Reservation, UnnamedPages, View, Volume, WrittenPiece, quads_for};
 
 /// Longest content of a file that can be added in bulk: what shares a page with others.
@@ -140,7 +136,7 @@ impl FileSystem {
         // A refused file has no number: what stands in its place is another's, and not asked for.
         let inos: Vec<Ino> = refused.iter().map(number).collect();
         let ino_of = |index: usize| inos[index];
-        let mut written = write_pages(&self.volume, self.threads, &pages, files, &ino_of, room)?.sorted();
+        let mut written = write_pages(&self.volume, self.write_out.threads(), &pages, files, &ino_of, room)?.sorted();
         let records = files.iter().map(|file| RECORDS + file.xattrs.len() as u64 * RECORDS_OF_VALUE).sum();
         self.volume.operate(records, false, |op| {
             let outcome = |(index, refused): (usize, &Option<Error>)| match refused {
@@ -333,39 +329,23 @@ fn write_pages(
     pages: &[SharedPage<usize>],
     files: &[NewFile<'_>],
     ino_of: &(dyn Fn(usize) -> Ino + Sync),
-    room: Option<Reservation>,
+    mut room: Option<Reservation>,
 ) -> Result<UnnamedPages> {
-    let written = UnnamedPages::new(volume);
-    let Some(room) = room else { return Ok(written) };
-    let shared = Mutex::new((pages.iter(), room, written, None::<Error>));
-    let work = || {
-        loop {
-            let mut state = shared.lock();
-            let (next, room, _, failed) = &mut *state;
-            let Some(page) = next.next().filter(|_| failed.is_none()) else { return };
-            let quads = page.items.iter().map(|index| quads_for(files[*index].content.len() as u64, 1)).sum();
-            let mut own = room.split(quads);
-            drop(state);
-            let parts: Vec<(Ino, u64, &[u8])> = page.items.iter().map(|i| (ino_of(*i), 0, files[*i].content)).collect();
-            let result = volume.write_packed(&mut own, &parts, page.compress);
-            let (_, room, written, failed) = &mut *shared.lock();
-            room.absorb(own);
-            match result {
-                Ok(pages) => written.absorb(pages),
-                Err(error) => drop(failed.get_or_insert(error)),
-            }
-        }
+    let share = |page: &SharedPage<usize>| {
+        page.items.iter().map(|index| quads_for(files[*index].content.len() as u64, 1)).sum()
     };
-    let helpers = threads.min(pages.len() / ENOUGH).saturating_sub(1);
-    thread::scope(|scope| {
-        // This thread is one of them, and does the work of those that cannot be started.
-        for _ in 0..helpers {
-            if thread::Builder::new().name("packer".into()).spawn_scoped(scope, work).is_err() {
-                break;
+    let mut written = UnnamedPages::new(volume);
+    let parts = sealers::spread(threads.min(pages.len() / ENOUGH), 1, pages, &mut room, share, |pages, room| {
+        let mut written = UnnamedPages::new(volume);
+        if let Some(room) = room {
+            for page in pages {
+                let parts: Vec<(Ino, u64, &[u8])> =
+                    page.items.iter().map(|i| (ino_of(*i), 0, files[*i].content)).collect();
+                written.absorb(volume.write_packed(room, &parts, page.compress)?);
             }
         }
-        work();
-    });
-    let (_, _, written, failed) = shared.into_inner();
-    failed.map_or(Ok(written), Err)
+        Ok(written)
+    })?;
+    parts.into_iter().for_each(|part| written.absorb(part));
+    Ok(written)
 }

@@ -157,6 +157,6 @@ fn a_flush_seals_a_bounded_part_of_what_is_staged() {
         stop.store(true, Ordering::Relaxed);
     });
     assert!(!late(), "the writers did not stage enough");
-    let most = fs.staging.most_flushed.load(Ordering::Relaxed);
+    let most = fs.staging.most_flushed();
     assert!(most > 0 && most <= AWAITED_BYTES + WRITERS * PIECE, "{most} bytes were sealed under the lock");
 }

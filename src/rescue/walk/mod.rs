@@ -14,6 +14,7 @@ use crate::exchange::LeftOut;
 use crate::exchange::attributes::{self, Turn};
 use crate::exchange::host::{apply, is_root};
 use crate::exchange::stage::{Stage, identity_of, link_again, open_again};
+use crate::exchange::walk::{self, Step};
 use crate::exchange::{Problem, Progress};
 use crate::format::values::decode_list;
 use crate::format::{Generation, Ino, Key, ROOT_INO, kind};
@@ -45,9 +46,8 @@ pub(super) struct Walk<'a> {
     pub(super) path: Vec<u8>,
 }
 
-/// A directory whose entries are being made.
-struct Level {
-    host: OwnedFd,
+/// What is left of the entries of a directory, leaf by leaf.
+struct Remains {
     ino: Ino,
     version: Version,
     /// The next of the version's leaves.
@@ -55,8 +55,32 @@ struct Level {
     entries: VecDeque<(Vec<u8>, u8, Ino)>,
     /// The last generation in which the entries are known to have been there.
     known: Generation,
+}
+
+impl Remains {
+    fn of(ino: Ino, version: Version) -> Remains {
+        Remains { ino, version, leaf: 0, entries: VecDeque::new(), known: Generation(0) }
+    }
+
+    /// After an error, it goes on with the next leaf.
+    fn next(&mut self, index: &mut LeafIndex) -> Result<Option<(Vec<u8>, u8, Ino)>> {
+        while self.entries.is_empty() {
+            let Some(&leaf) = self.version.leaves.get(self.leaf) else { return Ok(None) };
+            self.leaf += 1;
+            self.known = index.last(leaf);
+            let entries = &mut self.entries;
+            visit_entries(index, leaf, self.ino, &mut |name, file_type, ino| {
+                entries.push_back((name.to_vec(), file_type, ino));
+            })?;
+        }
+        Ok(self.entries.pop_front())
+    }
+}
+
+/// A directory that was made, and its own record if there is one.
+struct Directory {
+    host: OwnedFd,
     object: Option<Object>,
-    path_length: usize,
 }
 
 /// What was found of an inode.
@@ -123,13 +147,13 @@ impl Walk<'_> {
             Found::Whole { version, failed, .. } => {
                 self.say_whole(ROOT_INO, &version, failed.as_deref())?;
                 self.report.directories += 1;
-                return self.descend(stage_root(self.stage)?, ROOT_INO, version, None);
+                return self.root(version);
             }
             Found::Deleted => (self.index.remains(ROOT_INO), "it is missing".to_owned()),
             Found::Rest { version, reason, .. } => (version, reason),
         };
         self.say(RescueState::Partial, ROOT_INO, version.generation, false, &reason)?;
-        self.descend(stage_root(self.stage)?, ROOT_INO, version, None)
+        self.root(version)
     }
 
     /// Directories first, and those that another one will show not by themselves.
@@ -145,8 +169,8 @@ impl Walk<'_> {
                     self.path = [&special.name[..], b"/", ino.to_string().as_bytes()].concat();
                     let made = self.report.files + self.report.others + self.report.directories;
                     let below = self.entry(&host, ino.to_string().as_bytes(), Ino(ino), None, Generation(0));
-                    if let Some(level) = self.settle(below)? {
-                        self.walk_down(vec![level])?;
+                    if let Some((remains, directory)) = self.settle(below)? {
+                        self.walk(remains, directory)?;
                     }
                     self.report.unnamed +=
                         u64::from(self.report.files + self.report.others + self.report.directories > made);
@@ -178,62 +202,28 @@ impl Walk<'_> {
         Ok(pass == 1 || !comes_later)
     }
 
-    fn descend(&mut self, host: OwnedFd, ino: Ino, version: Version, object: Option<Object>) -> Result<()> {
-        let level = self.level(host, ino, version, object);
-        self.walk_down(vec![level])
+    fn root(&mut self, version: Version) -> Result<()> {
+        let host = self.stage.target().try_clone().map_err(|e| Error::io("cannot open the target", e))?;
+        self.walk(Remains::of(ROOT_INO, version), Directory { host, object: None })
     }
 
-    fn level(&self, host: OwnedFd, ino: Ino, version: Version, object: Option<Object>) -> Level {
-        Level {
-            host,
-            ino,
-            version,
-            leaf: 0,
-            entries: VecDeque::new(),
-            known: Generation(0),
-            object,
-            path_length: self.path.len(),
-        }
-    }
-
-    fn walk_down(&mut self, mut levels: Vec<Level>) -> Result<()> {
-        while let Some(mut level) = levels.pop() {
-            self.path.truncate(level.path_length);
-            match self.next_entry(&mut level) {
-                Ok(None) => {
-                    let done = self.finish(level);
-                    self.note(done)?;
+    fn walk(&mut self, remains: Remains, directory: Directory) -> Result<()> {
+        let mut tree = walk::Walk::new();
+        tree.enter(&self.path, remains, directory);
+        while let Some(step) =
+            tree.step(&mut self.path, |remains| remains.next(&mut self.index).transpose(), |(name, ..)| name)
+        {
+            let below = step.and_then(|step| match step {
+                Step::Entry((name, file_type, ino), directory) => {
+                    self.entry(&directory.kept.host, &name, ino, Some(file_type), directory.entries.known)
                 }
-                Ok(Some((name, file_type, ino))) => {
-                    if !self.path.is_empty() {
-                        self.path.push(b'/');
-                    }
-                    self.path.extend_from_slice(&name);
-                    let below = self.entry(&level.host, &name, ino, Some(file_type), level.known);
-                    let below = self.settle(below)?;
-                    levels.push(level);
-                    levels.extend(below);
-                }
-                Err(error) => {
-                    self.note(Err(error))?;
-                    levels.push(level); // went on to its next leaf
-                }
+                Step::Leave(directory) => self.finish(directory.entries.ino, directory.kept).map(|()| None),
+            });
+            if let Some((remains, directory)) = self.settle(below)? {
+                tree.enter(&self.path, remains, directory);
             }
         }
         Ok(())
-    }
-
-    fn next_entry(&mut self, level: &mut Level) -> Result<Option<(Vec<u8>, u8, Ino)>> {
-        while level.entries.is_empty() {
-            let Some(&leaf) = level.version.leaves.get(level.leaf) else { return Ok(None) };
-            level.leaf += 1;
-            level.known = self.index.last(leaf);
-            let entries = &mut level.entries;
-            visit_entries(&mut self.index, leaf, level.ino, &mut |name, file_type, ino| {
-                entries.push_back((name.to_vec(), file_type, ino));
-            })?;
-        }
-        Ok(level.entries.pop_front())
     }
 
     /// Tries the versions of an inode, the newest first; `attempt` fails with `Damaged` for one that is not whole. It is named in a leaf of
@@ -306,7 +296,7 @@ impl Walk<'_> {
         ino: Ino,
         named_type: Option<u8>,
         named: Generation,
-    ) -> Result<Option<Level>> {
+    ) -> Result<Option<(Remains, Directory)>> {
         let (files, before) = (self.report.files, self.report.bytes);
         (self.progress)(&RescueProgress::Writing(Progress { files, bytes: before, path: &self.path }))?;
         if !self.seen.insert(ino.0) {
@@ -330,7 +320,7 @@ impl Walk<'_> {
                 let host = write::directory(self.stage, at, name)?;
                 self.report.directories += 1;
                 self.say_whole(ino, &version, failed.as_deref())?;
-                Ok(Some(self.level(host, ino, version, Some(object))))
+                Ok(Some((Remains::of(ino, version), Directory { host, object: Some(object) })))
             }
             Found::Whole { object, version, failed } => {
                 // None for a device that was left out.
@@ -374,7 +364,7 @@ impl Walk<'_> {
         object: Option<Object>,
         version: Version,
         reason: &str,
-    ) -> Result<Option<Level>> {
+    ) -> Result<Option<(Remains, Directory)>> {
         if version.leaves.is_empty() {
             self.say(RescueState::Lost, ino, Generation(0), false, reason)?;
             return Ok(None);
@@ -383,7 +373,7 @@ impl Walk<'_> {
         self.say(RescueState::Partial, ino, version.generation, false, reason)?;
         // All leaves, not only those of the version that came closest.
         let version = self.index.remains(ino);
-        Ok(Some(self.level(host, ino, version, object)))
+        Ok(Some((Remains::of(ino, version), Directory { host, object })))
     }
 
     /// A further name of a file that was made; of one that was not there is nothing to link to.
@@ -395,17 +385,18 @@ impl Walk<'_> {
     }
 
     /// Times last: every entry made in a directory changes them.
-    fn finish(&mut self, level: Level) -> Result<()> {
-        let Some(object) = level.object else { return Ok(()) };
-        let (xattrs, attributes) = (object.xattrs.clone(), object.attributes(level.ino));
-        let host = attributes::Object::open(&level.host);
+    fn finish(&mut self, ino: Ino, directory: Directory) -> Result<()> {
+        let Directory { host: made, object: Some(object) } = directory else { return Ok(()) };
+        let attributes = object.attributes(ino);
+        let xattrs = object.xattrs;
+        let host = attributes::Object::open(&made);
         attributes::put(&xattrs, &host, Turn::BeforeMode, &self.path, &mut self.report.left);
         // Root gets in all the same, and the directory is at hand.
         if attributes.mode & 0o700 != 0o700 && !is_root() {
-            self.closed.push((self.path.clone(), identity_of(&level.host)?, attributes, xattrs));
+            self.closed.push((self.path.clone(), identity_of(&made)?, attributes, xattrs));
             return Ok(());
         }
-        apply(&level.host, &attributes)?;
+        apply(&made, &attributes)?;
         attributes::put(&xattrs, &host, Turn::AfterMode, &self.path, &mut self.report.left);
         Ok(())
     }
@@ -456,10 +447,6 @@ impl Walk<'_> {
     pub(super) fn settle<T>(&mut self, result: Result<Option<T>>) -> Result<Option<T>> {
         Problem::settle(&mut self.report.problems, &self.path, result)
     }
-}
-
-fn stage_root(stage: &Stage) -> Result<OwnedFd> {
-    stage.target().try_clone().map_err(|e| Error::io("cannot open the target", e))
 }
 
 /// Names, types and inodes of the entries that one leaf has of a directory. Names that lead out of it are refused by the decoder.

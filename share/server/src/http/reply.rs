@@ -1,6 +1,5 @@
 //! Writes answers: messages, failures and the headers that all of them have.
 
-use std::borrow::Cow;
 use std::io;
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -9,15 +8,23 @@ use bytes::Bytes;
 use hyper::body::{Body, Frame, SizeHint};
 use hyper::header::{self, HeaderValue};
 use hyper::{Response, StatusCode};
-use lockbox_share_protocol::message::{ErrorCode, Failure};
+use lockbox_share_protocol::message::ErrorCode;
 use serde::Serialize;
 
 use super::file::FileBody;
-use crate::store::StoreError;
+use super::refusal::Refusal;
+use super::seats::UnderWay;
 
-/// The body of an answer.
-pub(super) enum ReplyBody {
-    /// None.
+/// The body of an answer, until whose end the request is under way.
+#[derive(Default)]
+pub(super) struct ReplyBody {
+    content: Content,
+    _under_way: Option<UnderWay>,
+}
+
+#[derive(Default)]
+enum Content {
+    #[default]
     Empty,
     /// A message or a page.
     Whole(Bytes),
@@ -33,11 +40,11 @@ impl Body for ReplyBody {
     type Error = io::Error;
 
     fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, io::Error>>> {
-        match self.get_mut() {
-            ReplyBody::Empty => Poll::Ready(None),
-            ReplyBody::Whole(bytes) if bytes.is_empty() => Poll::Ready(None),
-            ReplyBody::Whole(bytes) => Poll::Ready(Some(Ok(Frame::data(std::mem::take(bytes))))),
-            ReplyBody::File(file) => file.poll(cx).map(|part| part.map(|result| result.map(Frame::data))),
+        match &mut self.get_mut().content {
+            Content::Empty => Poll::Ready(None),
+            Content::Whole(bytes) if bytes.is_empty() => Poll::Ready(None),
+            Content::Whole(bytes) => Poll::Ready(Some(Ok(Frame::data(std::mem::take(bytes))))),
+            Content::File(file) => file.poll(cx).map(|part| part.map(|result| result.map(Frame::data))),
         }
     }
 
@@ -51,56 +58,26 @@ impl Body for ReplyBody {
 }
 
 impl ReplyBody {
+    /// The bytes of a file.
+    pub(super) fn file(file: FileBody) -> ReplyBody {
+        ReplyBody { content: Content::File(Box::new(file)), _under_way: None }
+    }
+
+    /// The same, which holds the place of its request.
+    pub(super) fn of(self, request: Option<UnderWay>) -> ReplyBody {
+        ReplyBody { _under_way: request, ..self }
+    }
+
     fn left(&self) -> u64 {
-        match self {
-            ReplyBody::Empty => 0,
-            ReplyBody::Whole(bytes) => bytes.len() as u64,
-            ReplyBody::File(file) => file.left(),
+        match &self.content {
+            Content::Empty => 0,
+            Content::Whole(bytes) => bytes.len() as u64,
+            Content::File(file) => file.left(),
         }
     }
 }
 
-/// Why a request is not served: one code, one sentence.
-#[derive(Debug)]
-pub(super) struct Refusal {
-    pub(super) code: ErrorCode,
-    message: Cow<'static, str>,
-    /// Seconds since 1970.
-    at: Option<u64>,
-    /// Seconds.
-    retry_after: Option<u64>,
-    /// The methods that the path has.
-    allow: Option<&'static str>,
-}
-
 impl Refusal {
-    pub(super) fn new(code: ErrorCode, message: impl Into<Cow<'static, str>>) -> Refusal {
-        Refusal { code, message: message.into(), at: None, retry_after: None, allow: None }
-    }
-
-    pub(super) fn malformed(message: impl Into<Cow<'static, str>>) -> Refusal {
-        Refusal::new(ErrorCode::Malformed, message)
-    }
-
-    pub(super) fn method(allow: &'static str) -> Refusal {
-        Refusal { allow: Some(allow), ..Refusal::new(ErrorCode::Method, "the path has other methods") }
-    }
-
-    pub(super) fn limited(wait: std::time::Duration) -> Refusal {
-        let seconds = wait.as_secs() + 1;
-        Refusal { retry_after: Some(seconds), ..Refusal::new(ErrorCode::Limited, "too many requests, try again later") }
-    }
-
-    /// The daemon is there and cannot do it at this time.
-    pub(super) fn unavailable(message: &'static str) -> Refusal {
-        Refusal { retry_after: Some(5), ..Refusal::new(ErrorCode::Unavailable, message) }
-    }
-
-    /// As the body of a failure, or as one result of a batch.
-    pub(super) fn failure(self) -> Failure {
-        Failure { error: self.code, message: self.message.into_owned(), at: self.at }
-    }
-
     /// As the whole answer.
     pub(super) fn reply(self) -> Reply {
         let status = StatusCode::from_u16(self.code.status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
@@ -120,33 +97,6 @@ impl Refusal {
     }
 }
 
-impl From<StoreError> for Refusal {
-    fn from(error: StoreError) -> Refusal {
-        let told =
-            |code, message: &'static str, at: u64| Refusal { at: Some(at / 1000), ..Refusal::new(code, message) };
-        match error {
-            StoreError::Unknown => Refusal::new(ErrorCode::Refused, "there is no such share, or the proof is wrong"),
-            StoreError::Expired { at } => told(ErrorCode::Expired, "the share has expired", at.0),
-            StoreError::Revoked { at } => told(ErrorCode::Revoked, "the share was taken back by its owner", at.0),
-            StoreError::Used { at } => told(ErrorCode::Consumed, "the share was used", at.0),
-            StoreError::Busy { until } => told(ErrorCode::Leased, "the share is being downloaded by another", until.0),
-            StoreError::NothingToRearm => {
-                Refusal::new(ErrorCode::NotInterrupted, "no download of the share was interrupted")
-            }
-            StoreError::Full => Refusal::new(ErrorCode::NoSpace, "no space is left for shares"),
-            StoreError::Invalid(message) => Refusal::malformed(message),
-            StoreError::Taken => {
-                tracing::error!("no free handle was found: more digits are needed for so many shares");
-                Refusal::new(ErrorCode::Internal, "no free handle was found")
-            }
-            StoreError::Unavailable(reason) => {
-                tracing::warn!(reason, "the store takes no changes");
-                Refusal::unavailable("the daemon can change nothing at this time")
-            }
-        }
-    }
-}
-
 /// A message.
 pub(super) fn json(status: StatusCode, message: &impl Serialize) -> Reply {
     // The messages have text keys and no failing serializers, so this cannot fail; an empty body would be noticed.
@@ -158,13 +108,13 @@ pub(super) fn json(status: StatusCode, message: &impl Serialize) -> Reply {
 pub(super) fn with_type(status: StatusCode, content_type: &'static str, bytes: Bytes) -> Reply {
     let mut reply = empty(status);
     reply.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
-    *reply.body_mut() = ReplyBody::Whole(bytes);
+    reply.body_mut().content = Content::Whole(bytes);
     reply
 }
 
 /// No body. Nothing that the daemon says may be kept by a cache, unless its handler says otherwise.
 pub(super) fn empty(status: StatusCode) -> Reply {
-    let mut reply = Response::new(ReplyBody::Empty);
+    let mut reply = Response::new(ReplyBody::default());
     *reply.status_mut() = status;
     let headers = reply.headers_mut();
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));

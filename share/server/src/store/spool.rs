@@ -1,0 +1,286 @@
+//! Keeps the ciphertext of larger shares, one file each, in a directory with a limit.
+
+use std::collections::HashSet;
+use std::fmt::Write as _;
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, SystemTime};
+
+use lockbox_share_protocol::token;
+use sha2::{Digest, Sha256};
+
+use super::contract::SpoolEntry;
+use super::error::{Result, StoreError};
+use super::pending::Pending;
+use super::random::random;
+
+/// What is being deposited carries this ending.
+const UNFINISHED: &str = "part";
+
+/// A directory of payloads.
+pub struct Spool {
+    directory: PathBuf,
+    capacity: u64,
+    used: AtomicU64,
+}
+
+/// A payload on its way in. Dropped without [`Deposit::finish`] it leaves nothing.
+pub struct Deposit {
+    spool: Arc<Spool>,
+    /// None after it was finished.
+    file: Option<File>,
+    id: [u8; 16],
+    length: u64,
+    hash: Sha256,
+}
+
+impl Spool {
+    /// Opens or makes the directory; what an earlier process did not finish goes. `capacity` in bytes.
+    ///
+    /// # Errors
+    /// What the host says.
+    pub fn open(directory: &Path, capacity: u64) -> io::Result<Arc<Spool>> {
+        DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
+        let mut used = 0;
+        for entry in fs::read_dir(directory)? {
+            let entry = entry?;
+            if entry.path().extension().is_some_and(|ending| ending == UNFINISHED) {
+                fs::remove_file(entry.path())?;
+            } else {
+                used += entry.metadata()?.size();
+            }
+        }
+        Ok(Arc::new(Spool { directory: directory.into(), capacity, used: AtomicU64::new(used) }))
+    }
+
+    /// Bytes of all payloads, those on their way in included.
+    pub fn bytes(&self) -> u64 {
+        self.used.load(Ordering::Relaxed)
+    }
+
+    /// Begins a deposit.
+    ///
+    /// # Errors
+    /// `Full`, `Unavailable`.
+    pub fn begin(self: &Arc<Self>) -> Result<Deposit> {
+        let id = random()?;
+        let path = self.path(&id).with_extension(UNFINISHED);
+        let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
+        Ok(Deposit { spool: Arc::clone(self), file: Some(file), id, length: 0, hash: Sha256::new() })
+    }
+
+    /// The payload, for reading in ranges.
+    ///
+    /// # Errors
+    /// `Unavailable` when the file is missing or has another length than it should.
+    pub fn read(&self, entry: &SpoolEntry) -> Result<File> {
+        let file = File::open(self.path(&entry.id))?;
+        if file.metadata()?.len() != entry.length {
+            return Err(StoreError::Unavailable("a payload in the spool has been changed".into()));
+        }
+        Ok(file)
+    }
+
+    /// Removes a payload whose share was not created, or is over. A missing one is no error.
+    pub fn remove(&self, id: &[u8; 16]) {
+        let path = self.path(id);
+        let length = fs::metadata(&path).map_or(0, |meta| meta.size());
+        match fs::remove_file(&path) {
+            Ok(()) => {
+                // The directory may be shared: what another daemon put there was never counted here.
+                let less = |used: u64| Some(used.saturating_sub(length));
+                let _ = self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            // The next start tries again.
+            Err(error) => tracing::warn!("a payload cannot be removed: {error}"),
+        }
+    }
+
+    /// Removes everything but the payloads that are needed.
+    ///
+    /// # Errors
+    /// What the host says.
+    pub(crate) fn retain(&self, needed: &HashSet<[u8; 16]>) -> io::Result<()> {
+        let names: HashSet<String> = needed.iter().map(name).collect();
+        for entry in fs::read_dir(&self.directory)? {
+            let entry = entry?;
+            if !names.contains(entry.file_name().to_string_lossy().as_ref()) {
+                let length = entry.metadata()?.size();
+                fs::remove_file(entry.path())?;
+                self.used.fetch_sub(length, Ordering::Relaxed);
+            }
+        }
+        Ok(())
+    }
+
+    /// Finished payloads that were written longer ago than `age`.
+    ///
+    /// # Errors
+    /// `Unavailable`.
+    pub(crate) fn older_than(&self, age: Duration) -> Result<Vec<[u8; 16]>> {
+        let mut found = Vec::new();
+        for entry in fs::read_dir(&self.directory)? {
+            let entry = entry?;
+            let Some(id) = id_of(&entry.file_name().to_string_lossy()) else { continue };
+            // Removed meanwhile: nothing to do.
+            let Ok(modified) = entry.metadata().and_then(|meta| meta.modified()) else { continue };
+            if SystemTime::now().duration_since(modified).is_ok_and(|old| old >= age) {
+                found.push(id);
+            }
+        }
+        Ok(found)
+    }
+
+    fn path(&self, id: &[u8; 16]) -> PathBuf {
+        self.directory.join(name(id))
+    }
+}
+
+impl Deposit {
+    /// Adds ciphertext. It goes to the host's cache; the barrier comes with [`Deposit::finish`].
+    ///
+    /// # Errors
+    /// `Full` when the capacity or the disk is; the deposit is lost then.
+    pub fn write(&mut self, bytes: &[u8]) -> Result<()> {
+        let length = bytes.len() as u64;
+        let used = self.spool.used.fetch_add(length, Ordering::Relaxed) + length;
+        self.length += length;
+        if used > self.spool.capacity {
+            return Err(StoreError::Full);
+        }
+        self.hash.update(bytes);
+        match &mut self.file {
+            Some(file) => Ok(file.write_all(bytes)?),
+            None => Err(StoreError::Unavailable("the deposit is finished".into())),
+        }
+    }
+
+    /// Bytes so far.
+    pub fn length(&self) -> u64 {
+        self.length
+    }
+
+    /// Makes the payload durable and gives it its name. A thread of its own waits for the disk.
+    pub fn finish(mut self) -> Pending<SpoolEntry> {
+        let entry = SpoolEntry {
+            id: self.id,
+            length: self.length,
+            digest: token::Digest::new(self.hash.finalize_reset().into()),
+        };
+        let (sender, receiver) = tokio::sync::oneshot::channel();
+        let work = move || {
+            // Whoever waited is gone: then nobody names the file, and it goes.
+            if let Err(Ok(entry)) = sender.send(self.settle().map(|()| entry)) {
+                self.spool.remove(&entry.id);
+            }
+        };
+        if let Err(error) = std::thread::Builder::new().name("deposit".into()).stack_size(256 * 1024).spawn(work) {
+            return Pending::ready(Err(error.into()));
+        }
+        Pending::remote(async move {
+            receiver.await.unwrap_or_else(|_| Err(StoreError::Unavailable("a deposit was given up".into())))
+        })
+    }
+
+    fn settle(&mut self) -> Result<()> {
+        let Some(file) = self.file.take() else { return Ok(()) };
+        let path = self.spool.path(&self.id);
+        let unfinished = path.with_extension(UNFINISHED);
+        let settled = file.sync_data().and_then(|()| {
+            fs::rename(&unfinished, &path)?;
+            File::open(&self.spool.directory)?.sync_all()
+        });
+        settled.map_err(|error| {
+            let _ = fs::remove_file(&unfinished);
+            let _ = fs::remove_file(&path);
+            self.spool.used.fetch_sub(self.length, Ordering::Relaxed);
+            error.into()
+        })
+    }
+}
+
+impl Drop for Deposit {
+    fn drop(&mut self) {
+        if self.file.take().is_some() {
+            let _ = fs::remove_file(self.spool.path(&self.id).with_extension(UNFINISHED));
+            self.spool.used.fetch_sub(self.length, Ordering::Relaxed);
+        }
+    }
+}
+
+/// The name of a payload's file.
+pub(crate) fn name(id: &[u8; 16]) -> String {
+    id.iter().fold(String::with_capacity(32), |mut text, byte| {
+        // Writing to a string cannot fail.
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
+}
+
+/// The payload whose file has this name.
+fn id_of(name: &str) -> Option<[u8; 16]> {
+    let number = u128::from_str_radix(name, 16).ok().filter(|_| name.len() == 32)?;
+    Some(number.to_be_bytes())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+
+    use super::*;
+
+    fn deposit(spool: &Arc<Spool>, bytes: &[u8]) -> SpoolEntry {
+        let mut deposit = spool.begin().unwrap();
+        bytes.chunks(7).for_each(|part| deposit.write(part).unwrap());
+        deposit.finish().wait().unwrap()
+    }
+
+    #[test]
+    fn what_was_deposited_is_read_and_goes_once() {
+        let directory = tempfile::tempdir().unwrap();
+        let spool = Spool::open(directory.path(), 1000).unwrap();
+        let entry = deposit(&spool, b"sealed with something");
+        assert_eq!((entry.length, spool.bytes()), (21, 21));
+        assert_eq!(entry.digest.as_bytes()[..], Sha256::digest(b"sealed with something")[..]);
+        let mut text = String::new();
+        spool.read(&entry).unwrap().read_to_string(&mut text).unwrap();
+        assert_eq!(text, "sealed with something");
+        spool.remove(&entry.id);
+        spool.remove(&entry.id);
+        assert_eq!(spool.bytes(), 0);
+        assert!(spool.read(&entry).is_err());
+    }
+
+    #[test]
+    fn a_full_spool_takes_nothing_and_forgets_what_was_given_up() {
+        let directory = tempfile::tempdir().unwrap();
+        let spool = Spool::open(directory.path(), 30).unwrap();
+        let entry = deposit(&spool, &[1; 20]);
+        let mut second = spool.begin().unwrap();
+        second.write(&[2; 10]).unwrap();
+        assert_eq!(second.write(&[2; 1]).err(), Some(StoreError::Full));
+        drop(second);
+        assert_eq!(spool.bytes(), 20);
+        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1);
+        spool.remove(&entry.id);
+        deposit(&spool, &[3; 30]);
+    }
+
+    #[test]
+    fn a_start_removes_what_nobody_needs() {
+        let directory = tempfile::tempdir().unwrap();
+        let spool = Spool::open(directory.path(), 1000).unwrap();
+        let (kept, orphan) = (deposit(&spool, &[1; 20]), deposit(&spool, &[2; 30]));
+        fs::write(directory.path().join("00.part"), [0; 5]).unwrap();
+        let spool = Spool::open(directory.path(), 1000).unwrap();
+        assert_eq!(spool.bytes(), 50);
+        spool.retain(&HashSet::from([kept.id])).unwrap();
+        assert_eq!(spool.bytes(), 20);
+        assert!(spool.read(&kept).is_ok() && spool.read(&orphan).is_err());
+    }
+}
