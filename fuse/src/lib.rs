@@ -3,6 +3,7 @@
 pub mod adapter;
 mod answers;
 pub mod callers;
+mod convert;
 pub mod daemon;
 mod dbus;
 mod ending;
@@ -16,6 +17,7 @@ mod idle;
 pub mod journal;
 pub mod kept;
 pub mod kernel;
+pub mod kernel_cache;
 mod login;
 pub mod mount;
 pub mod notify;

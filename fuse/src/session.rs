@@ -31,7 +31,7 @@ use nix::sys::signal::{SigSet, Signal};
 use parking_lot::Mutex;
 use rustix::fs::{CWD, Mode, OFlags, openat};
 
-use crate::adapter::{Adapter, Shared};
+use crate::adapter::{Activity, Adapter};
 use crate::answers::Answers;
 use crate::callers::Callers;
 use crate::ending::{Attached, End, Event, Place, Slot};
@@ -39,6 +39,7 @@ use crate::exit::Failure;
 use crate::former;
 use crate::idle::{self, Watcher};
 use crate::journal::Target;
+use crate::kernel_cache::KernelCache;
 use crate::mount::Mount;
 use crate::options::Options;
 use crate::pace::Pace;
@@ -77,27 +78,27 @@ pub fn serve(
     let bus = task.options.lock_on_suspend.then(suspend::connect);
     let served = start(task, &slot, host, signals, &events, &mut end).and_then(|running| {
         if let Some(bus) = bus {
-            let (fs, shared, place) = (Arc::clone(&fs), Arc::clone(&running.shared), Arc::clone(&running.place));
-            notices.extend(suspend::start(suspend::Target { fs, shared, place, events: events.clone() }, bus));
+            let (fs, cache, place) = (Arc::clone(&fs), Arc::clone(&running.cache), Arc::clone(&running.place));
+            notices.extend(suspend::start(suspend::Target { fs, cache, place, events: events.clone() }, bus));
         }
         for sentence in &notices {
             tracing::warn!("{sentence}");
         }
         ready(&notices)?;
         let thread_failed = |e| Failure::system(format!("cannot start a thread: {e}"));
-        let (shared, place) = (Arc::clone(&running.shared), Arc::clone(&running.place));
+        let Running { server, place, cache, activity } = running;
         let _ticker = (!task.options.read_only)
-            .then(|| Ticker::start(fs, witness, shared, place, task.options.sync_profile()))
+            .then(|| Ticker::start(fs, witness, cache, place, task.options.sync_profile()))
             .transpose()
             .map_err(thread_failed)?;
         let idle = task.options.idle.map(Duration::from_secs);
         let _watcher = idle
-            .map(|limit| Watcher::start(limit, idle::since_boot, running.shared, events.clone()))
+            .map(|limit| Watcher::start(limit, idle::since_boot, activity, events.clone()))
             .transpose()
             .map_err(thread_failed)?;
         let ended = end.wait(task.options.stop_timeout());
         ending();
-        Ok((running.server, ended))
+        Ok((server, ended))
     });
     match served {
         Ok((server, ended)) => end.close(ended, server),
@@ -108,7 +109,8 @@ pub fn serve(
 struct Running {
     server: control::Server,
     place: Arc<Place>,
-    shared: Arc<Shared>,
+    cache: Arc<KernelCache>,
+    activity: Arc<Activity>,
 }
 
 /// What is there before the mount is.
@@ -152,7 +154,7 @@ fn start(
     let id = info.map(|info| info.archive).unwrap_or_default();
     let fs = slot.lock().as_ref().map(|archive| Arc::clone(archive.file_system()));
     let fs = fs.ok_or_else(|| Failure::other("the archive is closed"))?;
-    let shared = Arc::new(Shared::default());
+    let (cache, activity) = (Arc::new(KernelCache::default()), Arc::new(Activity::default()));
     let profile = task.options.sync_profile();
     let Prepared { listening, unmounter, callers, own_status, watch, seen } = prepare(task, &id, &host)?;
     let mount = Mount {
@@ -162,7 +164,7 @@ fn start(
         allow_other: task.options.allow_other,
         flags: task.options.mount_flags(),
     };
-    let Attached { place, connection, read_ahead } = Place::attach(&mount, unmounter, Arc::clone(&shared))?;
+    let Attached { place, connection, read_ahead } = Place::attach(&mount, unmounter, Arc::clone(&cache))?;
     end.mounted(Arc::clone(&place));
     if task.options.sandbox {
         let tasks = watch.as_ref().map(Watch::tasks);
@@ -170,17 +172,18 @@ fn start(
     }
     let thread_failed = |e: std::io::Error| Failure::system(format!("cannot start a thread: {e}"));
     let server = {
-        let answers = Answers::new(task.clone(), Arc::clone(slot), Arc::clone(&shared), events.clone(), own_status);
+        let answers = Answers::new(task.clone(), Arc::clone(slot), Arc::clone(&activity), events.clone(), own_status);
         listening.serve(move |request| answers.respond(&request))?
     };
     let Options { access_times, threads, .. } = task.options;
     let pace = Pace::new(threads, connection.try_clone().map_err(thread_failed)?);
     let adapter =
-        Adapter::new(fs, Arc::clone(&shared), host, callers, profile, access_times, pace).map_err(thread_failed)?;
+        Adapter::new(fs, Arc::clone(&cache), Arc::clone(&activity), host, callers, profile, access_times, pace)
+            .map_err(thread_failed)?;
     let config = kernel::session_config(threads);
     let session = fuser::Session::from_fd(adapter, connection, SessionACL::All, config)
         .map_err(|e| Failure::mount(format!("the kernel did not accept the connection: {e}")))?;
-    let _ = shared.notifier.set(session.notifier());
+    cache.connect(session.notifier());
     let ended = events.clone();
     end.loops_start();
     thread::Builder::new()
@@ -207,7 +210,7 @@ fn start(
             }
         })
         .map_err(thread_failed)?;
-    Ok(Running { server, place, shared })
+    Ok(Running { server, place, cache, activity })
 }
 
 /// Comes before any thread. A machine that refuses a part of it gets its mount all the same, and a line in the log.

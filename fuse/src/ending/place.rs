@@ -12,9 +12,9 @@ use nix::mount::MsFlags;
 use parking_lot::Mutex;
 
 use super::handover::HandOver;
-use crate::adapter::Shared;
 use crate::exit::Failure;
 use crate::kernel::{self, ReadAhead};
+use crate::kernel_cache::KernelCache;
 use crate::mount::{self, Mount};
 use crate::unmounter::{Unmounted, Unmounter};
 
@@ -52,7 +52,7 @@ impl Place {
     pub(crate) fn attach(
         mount: &Mount<'_>,
         mut unmounter: Unmounter,
-        shared: Arc<Shared>,
+        cache: Arc<KernelCache>,
     ) -> Result<Attached, Failure> {
         let connection = mount.attach()?;
         let lost =
@@ -76,7 +76,7 @@ impl Place {
         }
         let mounted = Mutex::new(Mounted { there: true, unmounter: Some(unmounter) });
         let abort = kernel::open_abort(device).ok();
-        let place = Arc::new(Place { abort, mounted, handover: HandOver::new(shared) });
+        let place = Arc::new(Place { abort, mounted, handover: HandOver::new(cache) });
         Ok(Attached { place, connection, read_ahead: ReadAhead::of(device).ok() })
     }
 
