@@ -155,7 +155,7 @@ impl Clock {
 
     /// Tells the kernel which block counts it keeps are wrong since write-out.
     fn tell(&self) {
-        for ino in self.fs.take_filled() {
+        for ino in self.fs.take_grown() {
             self.cache.blocks_changed(ino);
         }
     }

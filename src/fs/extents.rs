@@ -8,6 +8,7 @@
 use std::ops::{ControlFlow, Range};
 
 use super::packing::PACK;
+use super::ranges::gaps;
 use crate::error::Result;
 use crate::format::values::{Extent, InodeValue};
 use crate::format::{Ino, Key, MAX_DATA, Pointer, kind};
@@ -167,7 +168,9 @@ fn replace_near(op: &mut Operation<'_>, inode: &mut InodeValue, pieces: &[Writte
     let mut counts: Vec<(Pointer, i64)> = Vec::new();
     for mapped in overlapping(op.view(), ino, first.offset..end(last).min(inode.trim), usize::MAX)? {
         let Mapped { offset, extent } = mapped;
-        let rest = remaining(&mapped, pieces, inode.trim);
+        // Pieces replace nothing that is hidden.
+        let replaced = pieces.iter().map(|piece| piece.offset..end(piece).min(inode.trim).max(piece.offset));
+        let rest = gaps(offset..mapped.end(), replaced.filter(|range| !range.is_empty()));
         let left: u64 = rest.iter().map(|part| part.end - part.start).sum();
         if left == u64::from(extent.length) {
             continue;
@@ -206,26 +209,6 @@ fn replace_near(op: &mut Operation<'_>, inode: &mut InodeValue, pieces: &[Writte
         inode.bytes = inode.bytes.saturating_add(u64::from(piece.length));
     }
     Ok(())
-}
-
-/// What none of the pieces, ascending, replaces of an extent; they replace nothing that is hidden.
-fn remaining(mapped: &Mapped, pieces: &[WrittenPiece], trim: u64) -> Vec<Range<u64>> {
-    let mut rest = Vec::new();
-    let mut at = mapped.offset;
-    for piece in pieces.iter().filter(|piece| end(piece) > mapped.offset && piece.offset < mapped.end()) {
-        let to = end(piece).min(trim);
-        if piece.offset >= to {
-            break;
-        }
-        if piece.offset > at {
-            rest.push(at..piece.offset);
-        }
-        at = at.max(to);
-    }
-    if at < mapped.end() {
-        rest.push(at..mapped.end());
-    }
-    rest
 }
 
 /// The inode's inline data, if it has any; looked for only where it can be.

@@ -2,8 +2,8 @@
 //!
 //! # The parts
 //! [`FileSystem`] owns them, and its operations (`ops`) call them; each has its own locks and knows only those before it:
-//! `staging` (data that no extent names yet) < `writeout` (staged data into extents, and how much may be staged) < `reclaim` (open handles, and what
-//! nobody can reach); `repack` (pages of small files written anew) and `closing` stand beside them. All know `extents`, `inode` and the volume.
+//! `staging` (data that no extent names yet), `writeout` (staged data into extents), `pressure` (how much may be staged), `reclaim` (open handles, and
+//! what nobody can reach); `repack` (pages of small files written anew) and `closing` stand beside them. All know `extents`, `inode` and the volume.
 
 pub(crate) mod acl;
 mod check;
@@ -13,6 +13,7 @@ mod extents;
 mod inode;
 mod ops;
 mod packing;
+mod pressure;
 pub(crate) mod ranges;
 mod reclaim;
 mod repack;
@@ -34,14 +35,15 @@ use std::sync::Arc;
 
 use crate::env::Environment;
 use crate::error::{Error, Result};
-use crate::format::Generation;
+use crate::format::{Generation, Ino};
 use crate::txn::{Finding, Volume};
 use check::StructureCounts;
 use closing::Closing;
+use pressure::Pressure;
 use reclaim::Reclaim;
 use repack::Repack;
 use staging::Staging;
-use writeout::{Pressure, WriteOut};
+use writeout::WriteOut;
 
 /// The mounted (or otherwise used) file system of one open archive. All methods may be called from several threads.
 pub struct FileSystem {
@@ -71,7 +73,7 @@ impl FileSystem {
         let fs = Arc::new(FileSystem {
             reclaim: Arc::new(Reclaim::new(volume.clone(), staging.clone(), write_out.clone())),
             repack: Repack::new(volume.clone(), environment.clone(), options),
-            pressure: Pressure::new(write_out.clone()),
+            pressure: Pressure::new(volume.clone(), staging.clone(), write_out.clone(), options.staged_bytes),
             volume,
             environment,
             options,
@@ -94,11 +96,6 @@ impl FileSystem {
             fs.repack.begin_search();
         }
         Ok(fs)
-    }
-
-    /// Writes the root directory of a new archive (mode 0755, owned by `creator`).
-    pub(crate) fn format(&self, creator: Creator) -> Result<()> {
-        self.make_root(creator)
     }
 
     /// Makes everything durable, reclaims what is unlinked, erases free space and writes the closed record. Nobody has anything open by now,
@@ -168,7 +165,7 @@ impl FileSystem {
 
     /// Files whose block count has grown without a call that changed them since this was asked last; for each, attributes that were
     /// told before may be wrong.
-    pub fn take_filled(&self) -> Vec<crate::format::Ino> {
+    pub fn take_grown(&self) -> Vec<Ino> {
         self.write_out.take_grown()
     }
 

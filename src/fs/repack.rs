@@ -222,9 +222,9 @@ impl Repack {
         let mut moved = Vec::new();
         for page in self.content_left(pages)? {
             // Room for each by itself, which is what free space in fragments takes.
-            let mut room = self.volume.reserve_data(page.bytes as u64, page.items.len() as u64 + 1)?;
+            let mut reserved = self.volume.reserve_data(page.bytes as u64, page.items.len() as u64 + 1)?;
             let content: Vec<_> = page.items.iter().map(|(part, bytes)| (part.ino, part.offset, &bytes[..])).collect();
-            written.absorb(self.volume.write_packed(&mut room, &content, page.compress)?);
+            written.absorb(self.volume.write_packed(&mut reserved, &content, page.compress)?);
             moved.extend(page.items.into_iter().map(|(part, _)| part));
         }
         if moved.is_empty() {

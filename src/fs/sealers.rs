@@ -13,7 +13,7 @@ const MOST: usize = 8;
 /// What the threads share.
 struct Work<'r, R> {
     next: usize,
-    room: &'r mut Option<Reservation>,
+    reserved: &'r mut Option<Reservation>,
     /// By the index of the first job.
     done: Vec<(usize, R)>,
     failed: Option<Error>,
@@ -24,17 +24,17 @@ pub(super) fn processors() -> usize {
     thread::available_parallelism().map_or(1, |count| count.get().min(MOST))
 }
 
-/// Does all `jobs` on up to so many threads, each taking `stride` jobs at once with the groups of `room` that `share` says; what is left of them
+/// Does all `jobs` on up to so many threads, each taking `stride` jobs at once with the groups of `reserved` that `share` says; what is left of them
 /// comes back. Answers in the order of the jobs; after an error no more are begun.
 pub(super) fn spread<J: Sync, R: Send>(
     threads: usize,
     stride: usize,
     jobs: &[J],
-    room: &mut Option<Reservation>,
+    reserved: &mut Option<Reservation>,
     share: impl Fn(&J) -> u64 + Sync,
     work: impl Fn(&[J], &mut Option<Reservation>) -> Result<R> + Sync,
 ) -> Result<Vec<R>> {
-    let shared = Mutex::new(Work { next: 0, room, done: Vec::new(), failed: None });
+    let shared = Mutex::new(Work { next: 0, reserved, done: Vec::new(), failed: None });
     let run = || {
         loop {
             let mut state = shared.lock();
@@ -45,11 +45,11 @@ pub(super) fn spread<J: Sync, R: Send>(
             let mine = &jobs[first..(first + stride).min(jobs.len())];
             state.next = first + mine.len();
             let groups = mine.iter().map(&share).sum();
-            let mut room = state.room.as_mut().map(|room| room.split(groups));
+            let mut reserved = state.reserved.as_mut().map(|reserved| reserved.split(groups));
             drop(state);
-            let result = work(mine, &mut room);
+            let result = work(mine, &mut reserved);
             let mut state = shared.lock();
-            if let (Some(all), Some(left)) = (state.room.as_mut(), room) {
+            if let (Some(all), Some(left)) = (state.reserved.as_mut(), reserved) {
                 all.absorb(left);
             }
             match result {

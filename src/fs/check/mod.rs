@@ -7,7 +7,7 @@ mod names;
 use std::collections::{HashMap, HashSet};
 
 use super::acl::{Acl, AclKind};
-use super::directory::{self, DIRECTORY_TYPE, FIRST_SEQUENCE, Found, Target, file_type, name_hash};
+use super::directory::{self, DIRECTORY_TYPE, DirectoryRecord, FIRST_SEQUENCE, Target, file_type, name_hash};
 use super::ops::{BIRTH, MAX_TARGET, value_of_entry};
 use super::types::mode;
 use crate::error::{Error, Result};
@@ -316,7 +316,7 @@ impl Walk<'_> {
         }
         let target = Target { ino: entry.ino, file_type: entry.file_type };
         let indexed = directory::find(self.view, self.name_key, directory, entry.name)?;
-        if indexed != Some(Found { target, sequence: key.sub }) {
+        if indexed != Some(DirectoryRecord { target, sequence: key.sub }) {
             self.find_here(FindingKind::Entry, "an entry's two records disagree");
         }
         if target.is_directory() {

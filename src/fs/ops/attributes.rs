@@ -7,7 +7,7 @@ use crate::format::{BLOCK, Ino, MAX_OFFSET, ROOT_INO};
 use crate::fs::directory::{self, Target, check_name};
 use crate::fs::staging::Presence;
 use crate::fs::{Attributes, FileSystem, SetAttributes, SetTime, inode, mode};
-use crate::txn::View;
+use crate::txn::{Operation, View};
 
 /// Bytes that st_size of a directory says per entry: about what both records of a short name take.
 const ENTRY_BYTES: u64 = 32;
@@ -79,12 +79,7 @@ impl FileSystem {
         let inode = self.volume.operate(records, true, |op| {
             let now = self.environment.stamp();
             let mut inode = inode::load(op.view(), ino)?;
-            if let Some(mode) = set.mode {
-                acl::change_mode(op, &self.name_key, ino, &mut inode, mode)?;
-            }
-            if drops_set_id(&inode, set) && inode.flags & inode_flags::HAS_XATTRS != 0 {
-                xattr::remove_entry(op, &self.name_key, ino, &mut inode, CAPABILITY)?;
-            }
+            self.change_privileges(op, ino, &mut inode, set)?;
             apply(&mut inode, set, now);
             inode::store(op, ino, &inode)?;
             Ok(inode)
@@ -136,19 +131,31 @@ impl FileSystem {
         })
     }
 
-    /// Mode, access list and capabilities, in a step of its own before the size changes: the safe side when the second step fails, since
+    /// Mode, access list and capabilities. The caller stores the inode.
+    fn change_privileges(
+        &self,
+        op: &mut Operation<'_>,
+        ino: Ino,
+        inode: &mut InodeValue,
+        set: &SetAttributes,
+    ) -> Result<()> {
+        if let Some(mode) = set.mode {
+            acl::change_mode(op, &self.name_key, ino, inode, mode)?;
+        }
+        if drops_set_id(inode, set) && inode.flags & inode_flags::HAS_XATTRS != 0 {
+            xattr::remove_entry(op, &self.name_key, ino, inode, CAPABILITY)?;
+        }
+        Ok(())
+    }
+
+    /// `change_privileges` in a step of its own before the size changes: the safe side when the second step fails, since
     /// nobody gets more than was asked for.
     fn set_privileges(&self, ino: Ino, set: &SetAttributes) -> Result<()> {
         // The inode, its access list, and an xattr that goes.
         self.volume.operate(1 + acl::RECORDS_OF_CHMOD + xattr::RECORDS_OF_VALUE, true, |op| {
             let mut inode = inode::load(op.view(), ino)?;
             let before = inode;
-            if let Some(mode) = set.mode {
-                acl::change_mode(op, &self.name_key, ino, &mut inode, mode)?;
-            }
-            if drops_set_id(&inode, set) && inode.flags & inode_flags::HAS_XATTRS != 0 {
-                xattr::remove_entry(op, &self.name_key, ino, &mut inode, CAPABILITY)?;
-            }
+            self.change_privileges(op, ino, &mut inode, set)?;
             if inode != before { inode::store(op, ino, &inode) } else { Ok(()) }
         })
     }

@@ -46,7 +46,7 @@ struct Part {
 }
 
 /// What the source has at the beginning of a part.
-enum Found {
+enum SourceContent {
     /// Holes and extents to be shared, over so many bytes.
     Shared(u64, Vec<Mapped>),
     /// So many bytes that have to be copied.
@@ -111,11 +111,11 @@ impl FileSystem {
         while done < wanted && named < CALL && copied < COPIED_CALL {
             let part = Part { from: from + done, to: to + done, length: wanted - done };
             match self.copy_step(&copy, part) {
-                Ok(Found::Shared(length, extents)) => {
+                Ok(SourceContent::Shared(length, extents)) => {
                     done += length;
                     named += extents.len();
                 }
-                Ok(Found::Bytes(length)) => {
+                Ok(SourceContent::Bytes(length)) => {
                     done += length;
                     copied += length;
                     // No file is locked here. What was accepted stays staged; the next commit reports what is wrong.
@@ -139,7 +139,7 @@ impl FileSystem {
         self.write_out.clear(&file.lock(), &range)
     }
 
-    fn copy_step(&self, copy: &Copy<'_>, part: Part) -> Result<Found> {
+    fn copy_step(&self, copy: &Copy<'_>, part: Part) -> Result<SourceContent> {
         let target = copy.target.lock();
         loop {
             let state = self.volume.state();
@@ -148,8 +148,10 @@ impl FileSystem {
             let found = find(view, copy.source, &inode, &part)?;
             drop(state);
             let shared = match found {
-                Found::Bytes(length) => return self.copy_bytes(copy, &target, &part, length).map(Found::Bytes),
-                Found::Shared(length, extents) => (length, extents.len() as u64),
+                SourceContent::Bytes(length) => {
+                    return self.copy_bytes(copy, &target, &part, length).map(SourceContent::Bytes);
+                }
+                SourceContent::Shared(length, extents) => (length, extents.len() as u64),
             };
             let range = part.to..part.to + shared.0;
             if inode.trim < range.end {
@@ -167,7 +169,7 @@ impl FileSystem {
                 if inode.trim < range.end || has_inline(op.view(), target.ino(), &inode)? {
                     return Ok(None);
                 }
-                let Found::Shared(length, extents) = find(op.view(), copy.source, &inode, &part)? else {
+                let SourceContent::Shared(length, extents) = find(op.view(), copy.source, &inode, &part)? else {
                     return Ok(None);
                 };
                 let length = length.min(range.end - range.start);
@@ -177,7 +179,7 @@ impl FileSystem {
                     lose_set_id(&mut inode, false);
                 }
                 inode::store(op, target.ino(), &inode)?;
-                Ok(Some(Found::Shared(length, extents)))
+                Ok(Some(SourceContent::Shared(length, extents)))
             })?;
             // Without an answer a commit or another writer came between: look again.
             if let Some(done) = step {
@@ -211,9 +213,9 @@ impl FileSystem {
             let inode = inode::load_regular(view, file.ino())?;
             let Some(content) = extents::inline(view, file.ino(), &inode)? else { return Ok(()) };
             drop(state);
-            let mut room = self.volume.reserve_data(content.len() as u64, 1)?;
+            let mut reserved = self.volume.reserve_data(content.len() as u64, 1)?;
             let compress = compresses(&self.options, inode.flags);
-            let mut pages = self.volume.write_data(&mut room, file.ino(), 0, &content, compress)?;
+            let mut pages = self.volume.write_data(&mut reserved, file.ino(), 0, &content, compress)?;
             let records = 2 + pages.pieces().len() as u64 * extents::RECORDS_PER_PIECE;
             let moved = self.volume.operate(records, false, |op| {
                 let mut inode = inode::load(op.view(), file.ino())?;
@@ -238,14 +240,14 @@ fn has_inline(view: View<'_>, ino: Ino, inode: &InodeValue) -> Result<bool> {
 }
 
 /// What `source` has at the beginning of `part`, for a target with this inode.
-fn find(view: View<'_>, source: Ino, target: &InodeValue, part: &Part) -> Result<Found> {
+fn find(view: View<'_>, source: Ino, target: &InodeValue, part: &Part) -> Result<SourceContent> {
     let inode = inode::load(view, source)?;
     let range = part.from..part.from + part.length;
     if inode.bytes <= MAX_VALUE as u64
         && let Some(content) = extents::inline(view, source, &inode)?
         && content.len() as u64 > range.start
     {
-        return Ok(Found::Bytes((content.len() as u64).min(range.end) - range.start));
+        return Ok(SourceContent::Bytes((content.len() as u64).min(range.end) - range.start));
     }
     let end = if inode.bytes == 0 { 0 } else { inode.trim.min(inode.size) };
     let visible = range.start..range.end.min(end).max(range.start);
@@ -268,9 +270,9 @@ fn find(view: View<'_>, source: Ino, target: &InodeValue, part: &Part) -> Result
         Ok(ControlFlow::Continue(()))
     })?;
     if bytes_end > range.start {
-        return Ok(Found::Bytes(bytes_end - range.start));
+        return Ok(SourceContent::Bytes(bytes_end - range.start));
     }
-    Ok(Found::Shared(shared_end - range.start, shared))
+    Ok(SourceContent::Shared(shared_end - range.start, shared))
 }
 
 /// Lets the target name the extents; answers how far it got, for the target's own extents are removed in bounded steps too.

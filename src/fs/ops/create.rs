@@ -123,8 +123,8 @@ impl FileSystem {
         Ok(target)
     }
 
-    /// Writes the root directory of a new archive.
-    pub(in crate::fs) fn make_root(&self, creator: Creator) -> Result<()> {
+    /// Writes the root directory of a new archive (mode 0755, owned by `creator`).
+    pub(crate) fn format(&self, creator: Creator) -> Result<()> {
         // The inode.
         self.volume.operate(1, false, |op| {
             let now = self.environment.stamp();

@@ -9,7 +9,7 @@ use crate::format::values::InodeValue;
 use crate::format::{Ino, MAX_VALUE};
 use crate::fs::extents::{FRAME, Mapped};
 use crate::fs::packing::compresses;
-use crate::fs::staging::{INLINE_ROOM, LockedFile, QUAD, WHOLE_ROOM};
+use crate::fs::staging::{GROUP, INLINE_GROUPS, LockedFile, WHOLE_GROUPS};
 use crate::fs::{FileSystem, SyncProfile, extents, inode};
 use crate::txn::{Reading, Reservation, State, UnnamedPages, View};
 
@@ -209,11 +209,11 @@ impl FileSystem {
         let parts: Vec<(u64, &[u8])> =
             [(range.start, head), (direct.end, tail)].into_iter().filter(|(_, part)| !part.is_empty()).collect();
         // Room for the rest is promised before anything is changed, so that the write is accepted whole or not at all.
-        let most = parts.len() as u64 * (WHOLE_ROOM + INLINE_ROOM);
+        let most = parts.len() as u64 * (WHOLE_GROUPS + INLINE_GROUPS);
         self.uncover(file, &known, range.end)?;
-        let room = if most > 0 { Some(self.volume.reserve_data(most * QUAD, 0)?) } else { None };
+        let reserved = if most > 0 { Some(self.volume.reserve_data(most * GROUP, 0)?) } else { None };
         let inode = self.name_frames(file, known, &direct, whole, frames)?;
-        if parts.is_empty() { Ok(()) } else { self.staging.stage(file, may_be_inline(&inode), &parts, room) }
+        if parts.is_empty() { Ok(()) } else { self.staging.stage(file, may_be_inline(&inode), &parts, reserved) }
     }
 
     /// Frees what lies hidden before `end`, where nothing may be added until then. Only who has the file locked hides more.
@@ -259,7 +259,7 @@ impl FileSystem {
         let (cuts, _) = extents::measure(view, ino, range.clone(), u64::MAX)?;
         drop(state);
         if inline != *included {
-            // Given back first: there may be no room for both.
+            // Given back first: there may be no space for both.
             *pages = UnnamedPages::new(&self.volume);
             *pages = self.write_pages_of(ino, &known.inode, range, data, inline.as_deref())?;
             *included = inline;
@@ -292,12 +292,12 @@ impl FileSystem {
     ) -> Result<UnnamedPages> {
         let bytes = data.len() + inline.map_or(0, <[u8]>::len);
         let count = data.len() as u64 / FRAME + u64::from(inline.is_some());
-        let mut room: Reservation = self.volume.reserve_data(bytes as u64, count)?;
+        let mut reserved: Reservation = self.volume.reserve_data(bytes as u64, count)?;
         let compress = compresses(&self.options, inode.flags);
         let mut pages = UnnamedPages::new(&self.volume);
         let frames = data.chunks(FRAME as usize).zip((range.start..).step_by(FRAME as usize));
         for (part, offset) in inline.map(|content| (content, 0)).into_iter().chain(frames) {
-            pages.absorb(self.volume.write_data(&mut room, ino, offset, part, compress)?);
+            pages.absorb(self.volume.write_data(&mut reserved, ino, offset, part, compress)?);
         }
         Ok(pages)
     }

@@ -4,7 +4,7 @@ use super::create::{NewObject, begin_object};
 use crate::error::{Error, Result, Timestamp};
 use crate::format::values::InodeValue;
 use crate::format::{Ino, ROOT_INO};
-use crate::fs::directory::{self, Directory, Found, Target, check_name, is_dot};
+use crate::fs::directory::{self, Directory, DirectoryRecord, Target, check_name, is_dot};
 use crate::fs::reclaim::Removal;
 use crate::fs::{Creator, FileSystem, RenameMode, inode, mode};
 use crate::txn::{Operation, View};
@@ -38,7 +38,7 @@ impl Parents {
 struct Move<'a> {
     name: &'a [u8],
     new_name: &'a [u8],
-    moved: Found,
+    moved: DirectoryRecord,
     parents: Parents,
     now: Timestamp,
 }
@@ -95,7 +95,7 @@ impl FileSystem {
         self.finish_change()
     }
 
-    fn exchange(&self, op: &mut Operation<'_>, change: Move<'_>, existing: Found) -> Result<()> {
+    fn exchange(&self, op: &mut Operation<'_>, change: Move<'_>, existing: DirectoryRecord) -> Result<()> {
         let Move { name, new_name, moved, mut parents, now } = change;
         if parents.other.is_some() && existing.target.is_directory() {
             refuse_below(op.view(), existing.target.ino, parents.source.ino)?;
@@ -113,7 +113,7 @@ impl FileSystem {
         op: &mut Operation<'_>,
         removal: &mut Removal<'_>,
         change: Move<'_>,
-        existing: Option<Found>,
+        existing: Option<DirectoryRecord>,
         whiteout: Option<Creator>,
     ) -> Result<()> {
         let Move { name, new_name, moved, mut parents, now } = change;

@@ -1,4 +1,4 @@
-//! Content of one staged file: sealed layers under the active one, and the room promised to it.
+//! Content of one staged file: sealed layers under the active one, and the space promised to it.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ struct SealedLayer {
 pub(super) struct Content {
     active: Layer,
     /// Covers exactly what the frames of `active` hold.
-    room: Option<Reservation>,
+    reserved: Option<Reservation>,
     sealed: Vec<SealedLayer>,
     /// What the active layer has no more as soon as an operation is in the state (D2).
     superseded: Option<(Publication, Range<u64>)>,
@@ -75,7 +75,7 @@ impl Content {
         }
         if let Some((_, range)) = self.superseded.take_if(|(publication, _)| publication.is_in(state)) {
             self.active.remove(range);
-            self.trim_room();
+            self.trim_reservation();
         }
     }
 
@@ -86,22 +86,22 @@ impl Content {
         self.superseded = Some((publication, range));
     }
 
-    /// Gives back the room of frames that vanished.
-    fn trim_room(&mut self) {
+    /// Gives back the space of frames that vanished.
+    fn trim_reservation(&mut self) {
         let held = self.active.held();
-        if let Some(room) = &mut self.room {
-            drop(room.split(room.quads().saturating_sub(held)));
+        if let Some(reserved) = &mut self.reserved {
+            drop(reserved.split(reserved.quads().saturating_sub(held)));
         }
     }
 
-    fn add_room(&mut self, more: Reservation) {
-        match &mut self.room {
-            Some(room) => room.absorb(more),
-            None => self.room = Some(more),
+    fn add_reservation(&mut self, more: Reservation) {
+        match &mut self.reserved {
+            Some(reserved) => reserved.absorb(more),
+            None => self.reserved = Some(more),
         }
     }
 
-    /// Moves the first frames, up to about `pieces` pieces and `most` bytes, into a sealed layer with the room that they hold.
+    /// Moves the first frames, up to about `pieces` pieces and `most` bytes, into a sealed layer with the space that they hold.
     pub(super) fn seal(
         &mut self,
         batch: &Arc<Batch>,
@@ -112,21 +112,18 @@ impl Content {
         if layer.is_empty() {
             return None;
         }
-        let room = self.room.as_mut().map(|room| room.split(layer.held()));
+        let reserved = self.reserved.as_mut().map(|reserved| reserved.split(layer.held()));
         self.sealed.push(SealedLayer { layer: layer.clone(), batch: batch.clone() });
-        Some((layer, room))
+        Some((layer, reserved))
     }
 
-    /// Puts a layer that could not be written back under the newer ones, with what is left of the batch's room.
-    pub(super) fn thaw(&mut self, batch: &Arc<Batch>, room: &mut Option<Reservation>) {
+    /// Puts a layer that could not be written back under the newer ones, with what is left of the batch's space.
+    pub(super) fn unseal(&mut self, batch: &Arc<Batch>, reserved: &mut Option<Reservation>) {
         let Some(at) = self.sealed.iter().position(|sealed| Arc::ptr_eq(&sealed.batch, batch)) else { return };
         let layer = self.sealed.remove(at).layer;
         for (offset, data) in layer.iter() {
             let newer = self.sealed[at..].iter().map(|sealed| &*sealed.layer).chain([&self.active]);
-            let range = offset..offset + data.len() as u64;
-            let gaps: Vec<Range<u64>> =
-                newer.fold(vec![range], |gaps, layer| gaps.into_iter().flat_map(|gap| layer.gaps(gap)).collect());
-            for gap in gaps {
+            for gap in outside(newer, offset..offset + data.len() as u64) {
                 self.active.put(gap.start, &data[(gap.start - offset) as usize..(gap.end - offset) as usize]);
             }
         }
@@ -136,10 +133,10 @@ impl Content {
                 self.active.may_have_inline(*number);
             }
             if self.active.frames().contains_key(number)
-                && let Some(got) = room.as_mut().map(|room| room.split(sealed.held))
+                && let Some(got) = reserved.as_mut().map(|reserved| reserved.split(sealed.held))
             {
                 self.active.hold(*number, got.quads());
-                self.add_room(got);
+                self.add_reservation(got);
             }
         }
     }
@@ -152,10 +149,7 @@ impl Content {
     /// Bytes of the layers that lie over no others and over nothing published; `bare` says how many bytes of a range nothing published has.
     pub(super) fn added(&mut self, bare: &dyn Fn(Range<u64>) -> Result<u64>) -> Result<u64> {
         let over = |older: &[SealedLayer], range: Range<u64>| {
-            let gaps = older
-                .iter()
-                .fold(vec![range], |gaps, sealed| gaps.into_iter().flat_map(|gap| sealed.layer.gaps(gap)).collect());
-            gaps.into_iter().map(bare).sum::<Result<u64>>()
+            outside(older.iter().map(|sealed| &*sealed.layer), range).into_iter().map(bare).sum::<Result<u64>>()
         };
         let mut added = 0;
         for (at, sealed) in self.sealed.iter().enumerate() {
@@ -174,22 +168,32 @@ impl Content {
     /// Drops what no batch has sealed.
     pub(super) fn discard_active(&mut self) {
         self.active = Layer::default();
-        self.room = None;
+        self.reserved = None;
         self.superseded = None;
     }
 
-    /// Puts the parts into the active layer when `room` is enough for what the touched frames lack, and takes it then (D4).
-    pub(super) fn accept(&mut self, touched: &Touched, parts: &[(u64, &[u8])], room: &mut Option<Reservation>) -> bool {
-        if touched.shortfall(self) > room.as_ref().map_or(0, Reservation::quads) {
+    /// Puts the parts into the active layer when `reserved` is enough for what the touched frames lack, and takes it then (D4).
+    pub(super) fn accept(
+        &mut self,
+        touched: &Touched,
+        parts: &[(u64, &[u8])],
+        reserved: &mut Option<Reservation>,
+    ) -> bool {
+        if touched.shortfall(self) > reserved.as_ref().map_or(0, Reservation::quads) {
             return false;
         }
-        touched.give(self, room.take());
+        touched.give(self, reserved.take());
         for (offset, data) in parts {
             self.active.put(*offset, data);
         }
-        self.trim_room();
+        self.trim_reservation();
         true
     }
+}
+
+/// The parts of the range that are in none of the layers.
+fn outside<'l>(layers: impl Iterator<Item = &'l Layer>, range: Range<u64>) -> Vec<Range<u64>> {
+    layers.fold(vec![range], |gaps, layer| gaps.into_iter().flat_map(|gap| layer.gaps(gap)).collect())
 }
 
 /// Frames that a write reaches: number, bytes to come.
@@ -213,11 +217,11 @@ impl Touched {
         Touched { frames, inline }
     }
 
-    /// Quads that the frames need beside what they hold.
+    /// Groups that the frames need beside what they hold.
     fn missing(&self, content: &Content, number: u64, more: u64) -> u64 {
         match content.active.frames().get(&number) {
-            Some(frame) => frame.room_with(more).saturating_sub(frame.held),
-            None => Frame { inline: self.inline, ..Frame::default() }.room_with(more),
+            Some(frame) => frame.groups_with(more).saturating_sub(frame.held),
+            None => Frame { inline: self.inline, ..Frame::default() }.groups_with(more),
         }
     }
 
@@ -225,15 +229,15 @@ impl Touched {
         self.frames.iter().map(|(number, more)| self.missing(content, *number, *more)).sum()
     }
 
-    /// Hands the room, which is no shorter than the shortfall, out to the frames, which come into being here.
-    fn give(&self, content: &mut Content, room: Option<Reservation>) {
+    /// Hands the space, which is no shorter than the shortfall, out to the frames, which come into being here.
+    fn give(&self, content: &mut Content, reserved: Option<Reservation>) {
         for (number, more) in &self.frames {
             let missing = self.missing(content, *number, *more);
             content.active.begin(*number, self.inline);
             content.active.hold(*number, missing);
         }
-        if let Some(room) = room {
-            content.add_room(room);
+        if let Some(reserved) = reserved {
+            content.add_reservation(reserved);
         }
     }
 }

@@ -24,7 +24,7 @@ pub(in crate::fs) struct StagedFile {
 
 /// A file of which nobody else makes a whole change (write, truncate, write-out) meanwhile. A commit may still seal and publish what is staged.
 ///
-/// Who holds one may wait for room and for commits, but not for a second one, and not for the lock of `Pressure`.
+/// Who holds one may wait for space and for commits, but not for a second one, and not for the lock of `Pressure`.
 pub(in crate::fs) struct LockedFile<'f> {
     file: &'f Arc<StagedFile>,
     _lock: MutexGuard<'f, ()>,

@@ -27,7 +27,7 @@ mod sealed;
 
 pub(super) use batch::{Batch, Plan};
 pub(super) use file::{LockedFile, StagedFile};
-pub(super) use layer::{Frame, INLINE_ROOM, Layer, MAX_PIECES, Piece, QUAD, WHOLE_ROOM};
+pub(super) use layer::{Frame, GROUP, INLINE_GROUPS, Layer, MAX_PIECES, Piece, WHOLE_GROUPS};
 pub(super) use presence::Presence;
 pub(super) use sealed::Sealed;
 
@@ -170,29 +170,29 @@ impl Staging {
         }
     }
 
-    /// Accepts `parts` into the active layer, all or nothing, on `room` and what it lacks. `inline` says that the file may have inline data.
+    /// Accepts `parts` into the active layer, all or nothing, on `reserved` and what it lacks. `inline` says that the file may have inline data.
     pub(super) fn stage(
         &self,
         file: &LockedFile<'_>,
         inline: bool,
         parts: &[(u64, &[u8])],
-        mut room: Option<Reservation>,
+        mut reserved: Option<Reservation>,
     ) -> Result<()> {
         let touched = Touched::new(parts, inline);
         loop {
             // D4. Room is reserved without the content's lock: it may take a commit to find it.
             let short = file.with(|content| touched.shortfall(content));
-            let got = room.as_ref().map_or(0, Reservation::quads);
+            let got = reserved.as_ref().map_or(0, Reservation::quads);
             if short > got {
-                let more = self.volume.reserve_data((short - got) * QUAD, 0)?;
-                match &mut room {
-                    Some(room) => room.absorb(more),
-                    None => room = Some(more),
+                let more = self.volume.reserve_data((short - got) * GROUP, 0)?;
+                match &mut reserved {
+                    Some(reserved) => reserved.absorb(more),
+                    None => reserved = Some(more),
                 }
             }
             let gate = self.gate.read();
-            // When it is refused the flusher took frames that had room in them.
-            let staged = file.with(|content| content.accept(&touched, parts, &mut room));
+            // When it is refused the flusher took frames that had space in them.
+            let staged = file.with(|content| content.accept(&touched, parts, &mut reserved));
             drop(gate);
             if staged {
                 self.volume.mark_staged();
@@ -208,7 +208,7 @@ impl Staging {
         let state = self.volume.state();
         let _gate = self.gate.write();
         let mut batches = self.batches.lock();
-        // Failed ones are thawed by now, so their data is sealed here.
+        // Failed ones are unsealed by now, so their data is sealed here.
         let older = batches.iter().filter(|older| !older.is_over()).cloned().collect();
         batches.push(batch.clone());
         drop(batches);
@@ -238,10 +238,10 @@ impl Staging {
             sealed.add(file, |content| {
                 content.drop_published(&self.volume.state());
                 // A sealed layer is one of the flusher, who came between and took all there was.
-                let (layer, room) = if content.has_sealed() { None } else { content.seal(batch, pieces, bytes) }?;
+                let (layer, reserved) = if content.has_sealed() { None } else { content.seal(batch, pieces, bytes) }?;
                 pieces = pieces.saturating_sub(layer.pieces());
                 bytes = bytes.saturating_sub(layer.bytes());
-                Some((layer, room))
+                Some((layer, reserved))
             });
             if pieces == 0 || bytes == 0 {
                 break;

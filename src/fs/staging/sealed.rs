@@ -1,4 +1,4 @@
-//! Layers sealed for one batch, with the room that was promised to them.
+//! Layers sealed for one batch, with the space that was promised to them.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use crate::txn::Reservation;
 pub(in crate::fs) struct Sealed {
     layers: Vec<(Ino, Arc<Layer>)>,
     files: Vec<Arc<StagedFile>>,
-    room: Option<Reservation>,
+    reserved: Option<Reservation>,
 }
 
 impl Sealed {
@@ -23,18 +23,18 @@ impl Sealed {
         file: &Arc<StagedFile>,
         seal: impl FnOnce(&mut Content) -> Option<(Arc<Layer>, Option<Reservation>)>,
     ) {
-        let Some((layer, room)) = file.with(seal) else { return };
+        let Some((layer, reserved)) = file.with(seal) else { return };
         self.layers.push((file.ino(), layer));
         self.files.push(file.clone());
-        match (&mut self.room, room) {
-            (Some(room), Some(more)) => room.absorb(more),
-            (room, more) => *room = room.take().or(more),
+        match (&mut self.reserved, reserved) {
+            (Some(reserved), Some(more)) => reserved.absorb(more),
+            (reserved, more) => *reserved = reserved.take().or(more),
         }
     }
 
-    /// The layers, in the order of the files' numbers, and the room for writing them.
+    /// The layers, in the order of the files' numbers, and the space for writing them.
     pub(in crate::fs) fn parts(&mut self) -> (&[(Ino, Arc<Layer>)], &mut Option<Reservation>) {
-        (&self.layers, &mut self.room)
+        (&self.layers, &mut self.reserved)
     }
 
     /// Bytes of all layers.
@@ -48,9 +48,9 @@ impl Sealed {
     }
 
     /// Puts the layers back under what is newer: their batch could not be written.
-    pub(in crate::fs) fn thaw(&mut self, batch: &Arc<Batch>) {
+    pub(in crate::fs) fn unseal(&mut self, batch: &Arc<Batch>) {
         for file in &self.files {
-            file.with(|content| content.thaw(batch, &mut self.room));
+            file.with(|content| content.unseal(batch, &mut self.reserved));
         }
     }
 }

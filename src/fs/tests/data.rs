@@ -557,10 +557,10 @@ fn files_that_write_out_filled_are_told_once_and_then_count_as_they_will_for_eve
     bench.fs.write(sparse, 100_000, &[3; 512]).unwrap();
     let before = [cut, whole, sparse].map(blocks);
     assert_eq!(before, [8, 235, 2]);
-    assert_eq!(bench.fs.take_filled(), [], "nothing is written out");
+    assert_eq!(bench.fs.take_grown(), [], "nothing is written out");
     bench.fs.sync().unwrap();
-    assert_eq!(bench.fs.take_filled(), [cut]);
-    assert_eq!(bench.fs.take_filled(), []);
+    assert_eq!(bench.fs.take_grown(), [cut]);
+    assert_eq!(bench.fs.take_grown(), []);
     let after = [cut, whole, sparse].map(blocks);
     assert_eq!(after, [(39 * 3000_u64 + 100).div_ceil(512), 235, 2]);
     let bench = bench.reopen();
@@ -576,14 +576,14 @@ fn a_file_is_told_to_be_filled_only_after_it_is() {
     }
     let failed = bench.fs.volume.operate(100, true, |op| {
         bench.fs.write_out.flush(op)?;
-        assert_eq!(bench.fs.take_filled(), [], "the operation may yet fail");
+        assert_eq!(bench.fs.take_grown(), [], "the operation may yet fail");
         Err::<(), _>(Error::Stale)
     });
     assert!(matches!(failed, Err(Error::Stale)));
-    assert_eq!(bench.fs.take_filled(), []);
+    assert_eq!(bench.fs.take_grown(), []);
     assert_eq!(bench.fs.attributes(ino).unwrap().blocks, 8);
     bench.fs.sync().unwrap();
-    assert_eq!(bench.fs.take_filled(), [ino]);
+    assert_eq!(bench.fs.take_grown(), [ino]);
     assert!(bench.fs.attributes(ino).unwrap().blocks > 200);
 }
 

@@ -8,8 +8,8 @@ use crate::error::Error;
 use crate::format::values::NO_TRIM;
 use crate::format::{Ino, ROOT_INO};
 use crate::fs::extents::FRAME;
+use crate::fs::pressure::AWAITED_BYTES;
 use crate::fs::reclaim::STEP;
-use crate::fs::writeout::AWAITED_BYTES;
 use crate::fs::{FileSystem, SetAttributes, extents, inode, mode};
 use crate::storage::{MemoryStorage, Storage};
 

@@ -7,11 +7,6 @@
 
 mod grown;
 mod plan;
-mod pressure;
-
-#[cfg(test)]
-pub(super) use pressure::AWAITED_BYTES;
-pub(super) use pressure::Pressure;
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -26,12 +21,12 @@ use grown::Grown;
 use plan::Planner;
 
 /// Pieces of one write-out under pressure: bounds its operation to some thousands of records.
-const BATCH_PIECES: u64 = 512;
+pub(super) const BATCH_PIECES: u64 = 512;
 
 /// Bytes of one write-out under pressure: what a flush, which holds the writers' lock, may have to wait for.
 const BATCH_BYTES: u64 = 8 << 20;
 
-/// Records of landing a batch that was left over; the estimate only decides whether to make room first.
+/// Records of landing a batch that was left over; the estimate only decides whether to make space first.
 const LEFT_OVER: u64 = 64;
 
 pub(super) struct WriteOut {
@@ -64,7 +59,7 @@ impl WriteOut {
                 batch.land_as_planned(op)
             }
             Err(error) => {
-                sealed.thaw(&batch);
+                sealed.unseal(&batch);
                 batch.failed(&error);
                 Err(error)
             }
@@ -73,28 +68,28 @@ impl WriteOut {
         result
     }
 
-    /// Writes the pages of what was sealed; on an error none of them is kept, and the room that they took is promised to the layers again.
+    /// Writes the pages of what was sealed; on an error none of them is kept, and the space that they took is promised to the layers again.
     fn write_pages(&self, view: View<'_>, sealed: &mut Sealed) -> Result<(Vec<Plan>, UnnamedPages)> {
-        let (layers, room) = sealed.parts();
-        let held = room.as_ref().map_or(0, Reservation::quads);
+        let (layers, reserved) = sealed.parts();
+        let held = reserved.as_ref().map_or(0, Reservation::quads);
         let written = UnnamedPages::new(&self.volume);
         let planner =
-            Planner { volume: &self.volume, options: self.options, view, room, threads: self.threads, written };
+            Planner { volume: &self.volume, options: self.options, view, reserved, threads: self.threads, written };
         let planned = planner.plan(layers);
         if planned.is_err() {
-            let lost = held.saturating_sub(room.as_ref().map_or(0, Reservation::quads));
+            let lost = held.saturating_sub(reserved.as_ref().map_or(0, Reservation::quads));
             // When others were quicker, write-out asks again.
-            if let Some(room) = room
+            if let Some(reserved) = reserved
                 && let Some(back) = self.volume.reserve_spare(lost)
             {
-                room.absorb(back);
+                reserved.absorb(back);
             }
         }
         planned
     }
 
     /// Writes out some of what is staged of `files`, ascending. Answers whether there was anything.
-    fn write_out(&self, files: &[LockedFile<'_>]) -> Result<bool> {
+    pub(super) fn write_out(&self, files: &[LockedFile<'_>]) -> Result<bool> {
         for file in files {
             self.land_older(file)?;
         }
@@ -106,8 +101,8 @@ impl WriteOut {
         let (plans, pages) = match written {
             Ok(planned) => planned,
             Err(error) => {
-                // Thawed before the flusher stops waiting, so that it fails too rather than commit without this data.
-                sealed.thaw(&batch);
+                // Unsealed before the flusher stops waiting, so that it fails too rather than commit without this data.
+                sealed.unseal(&batch);
                 batch.failed(&error);
                 self.staging.forget_batches();
                 self.volume.mark_staged();

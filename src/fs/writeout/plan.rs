@@ -8,8 +8,8 @@ use crate::format::Ino;
 use crate::format::values::InodeValue;
 use crate::fs::extents::{self, FRAME, Mapped};
 use crate::fs::packing::{INLINE, PACK, Packer, SharedPage, compresses, packs};
-use crate::fs::ranges::join;
-use crate::fs::staging::{Frame, INLINE_ROOM, Layer, MAX_PIECES, Piece, Plan};
+use crate::fs::ranges::{gaps, join};
+use crate::fs::staging::{Frame, INLINE_GROUPS, Layer, MAX_PIECES, Piece, Plan};
 use crate::fs::types::FsOptions;
 use crate::fs::{inode, sealers};
 use crate::txn::{Reservation, UnnamedPages, View, Volume, quads_for};
@@ -20,7 +20,7 @@ const ENOUGH: usize = 32;
 /// Frames that a thread takes at once.
 const STRIDE: usize = 8;
 
-/// Content of a frame up to this many bytes is rewritten whole: one quad of blocks, which a separate page would take too.
+/// Content of a frame up to this many bytes is rewritten whole: one group of blocks, which a separate page would take too.
 const SMALL_FRAME: u64 = 16 * 1024;
 
 /// Writes the pages of a batch.
@@ -28,7 +28,7 @@ pub(super) struct Planner<'a> {
     pub(super) volume: &'a Arc<Volume>,
     pub(super) options: FsOptions,
     pub(super) view: View<'a>,
-    pub(super) room: &'a mut Option<Reservation>,
+    pub(super) reserved: &'a mut Option<Reservation>,
     /// How many may write frames at once.
     pub(super) threads: usize,
     /// Everything written so far.
@@ -62,19 +62,19 @@ impl Planner<'_> {
 
     /// Room for a page of so many bytes. There always is some (D4), unless an earlier attempt to write the layer used it up in vain and
     /// others have got what it gave back.
-    fn room_for(&mut self, bytes: usize) -> Result<&mut Reservation> {
-        let held = self.room.as_ref().map_or(0, Reservation::quads);
+    fn reservation_for(&mut self, bytes: usize) -> Result<&mut Reservation> {
+        let held = self.reserved.as_ref().map_or(0, Reservation::quads);
         self.spare(quads_for(bytes as u64, 1).saturating_sub(held))?;
-        self.room.as_mut().ok_or_else(no_room)
+        self.reserved.as_mut().ok_or_else(no_space)
     }
 
     /// Room beyond what was promised.
-    fn spare(&mut self, quads: u64) -> Result<()> {
-        if quads > 0 {
-            let more = self.volume.reserve_spare(quads).ok_or_else(no_room)?;
-            match &mut *self.room {
+    fn spare(&mut self, groups: u64) -> Result<()> {
+        if groups > 0 {
+            let more = self.volume.reserve_spare(groups).ok_or_else(no_space)?;
+            match &mut *self.reserved {
                 Some(all) => all.absorb(more),
-                None => *self.room = Some(more),
+                None => *self.reserved = Some(more),
             }
         }
         Ok(())
@@ -111,7 +111,7 @@ impl Planner<'_> {
     fn pack(&mut self, plans: &mut [Plan], page: &SharedPage<(usize, &[u8])>) -> Result<()> {
         let files: Vec<_> = page.items.iter().map(|(index, content)| (plans[*index].ino, 0, *content)).collect();
         let volume = self.volume;
-        let written = volume.write_packed(self.room_for(page.bytes)?, &files, page.compress)?.sorted();
+        let written = volume.write_packed(self.reservation_for(page.bytes)?, &files, page.compress)?.sorted();
         for (index, _) in &page.items {
             let plan = &mut plans[*index];
             plan.pieces.extend_from_slice(written.of(plan.ino));
@@ -126,8 +126,8 @@ impl Planner<'_> {
         let gaps = layer.gaps(0..old.len() as u64);
         if !gaps.is_empty() {
             let mut first = layer.frames().get(&0).cloned().unwrap_or_default();
-            // Promised with any frame that was staged over inline data, which does not spend it (`Frame::own_room`).
-            first.held = first.own_room() + INLINE_ROOM;
+            // Promised with any frame that was staged over inline data, which does not spend it (`Frame::own_groups`).
+            first.held = first.own_groups() + INLINE_GROUPS;
             first.inline = false;
             for gap in gaps {
                 first.put(gap.start as u32, &old[gap.start as usize..gap.end as usize]);
@@ -148,9 +148,9 @@ impl Planner<'_> {
         }
         let (volume, options, view, planned) = (self.volume, self.options, self.view, &*plan);
         let share = |(_, frame): &(u64, &Frame)| frame.held;
-        let parts = sealers::spread(threads, STRIDE, frames, self.room, share, |mine, room| {
+        let parts = sealers::spread(threads, STRIDE, frames, self.reserved, share, |mine, reserved| {
             let mut part = Plan::new(planned.ino, planned.end, *inode);
-            let mut own = Planner { volume, options, view, room, threads: 1, written: UnnamedPages::new(volume) };
+            let mut own = Planner { volume, options, view, reserved, threads: 1, written: UnnamedPages::new(volume) };
             mine.iter().try_for_each(|(number, frame)| own.frame(&mut part, inode, *number, frame))?;
             Ok((part, own.written))
         })?;
@@ -163,7 +163,7 @@ impl Planner<'_> {
         Ok(())
     }
 
-    /// The first of `choices` that room can be had for. What was promised to the frame is enough for the last one, and for what it adds to
+    /// The first of `choices` that space can be had for. What was promised to the frame is enough for the last one, and for what it adds to
     /// that no promise was made to anybody: a merge is an economy.
     fn affordable(&mut self, held: u64, choices: Vec<Vec<Range<u64>>>) -> Vec<Range<u64>> {
         let mut last = Vec::new();
@@ -187,14 +187,14 @@ impl Planner<'_> {
         plan.cuts += mapped.len() as u64;
         let base = number * FRAME;
         let staged = staged(base, frame);
-        let mut runs = self.affordable(frame.own_room(), runs(&staged, &mapped, &range));
+        let mut runs = self.affordable(frame.own_groups(), runs(&staged, &mapped, &range));
         let contents = match self.contents(base, frame, &mapped, &runs) {
             Ok(contents) => contents,
             // What cannot be read any more is left where it is, and what was written meanwhile needs none of it. A commit is that of all
             // files: the damage of one must not stop it.
             Err(error) if runs != staged => {
                 tracing::warn!(ino = plan.ino.0, %error, "what lies beside written data cannot be read");
-                self.spare(cost(&staged).saturating_sub(frame.own_room()))?;
+                self.spare(cost(&staged).saturating_sub(frame.own_groups()))?;
                 runs.clone_from(&staged);
                 self.contents(base, frame, &mapped, &runs)?
             }
@@ -204,7 +204,7 @@ impl Planner<'_> {
             plan.grows |= fills(run, &staged, &mapped);
             let volume = self.volume;
             let compress = compresses(&self.options, inode.flags);
-            let pages = volume.write_data(self.room_for(data.len())?, plan.ino, run.start, &data, compress)?;
+            let pages = volume.write_data(self.reservation_for(data.len())?, plan.ino, run.start, &data, compress)?;
             plan.pieces.extend_from_slice(pages.pieces());
             self.written.absorb(pages);
         }
@@ -237,7 +237,7 @@ impl Planner<'_> {
     }
 }
 
-fn no_room() -> Error {
+fn no_space() -> Error {
     Error::NoSpace("no room is left for staged data".into())
 }
 
@@ -277,7 +277,9 @@ fn fills(run: &Range<u64>, pieces: &[Range<u64>], mapped: &[Mapped]) -> bool {
 /// The ranges to be written as a page each, as choices of which the first is the best and the last always affordable. Every piece lies
 /// within a range of each choice.
 fn runs(pieces: &[Range<u64>], mapped: &[Mapped], visible: &Range<u64>) -> Vec<Vec<Range<u64>>> {
-    let rest = remaining(pieces, mapped, visible);
+    let shown = |old: &Mapped| old.offset.max(visible.start)..old.end().min(visible.end);
+    // Parts of the visible extents that no piece replaces.
+    let rest: Vec<_> = mapped.iter().flat_map(|old| gaps(shown(old), pieces.iter().cloned())).collect();
     let (new, old) = (length(pieces), length(&rest));
     let merge = old > 0 && (pieces.len() + rest.len() > MAX_PIECES || new + old <= SMALL_FRAME || new >= old);
     let merged = || {
@@ -286,29 +288,9 @@ fn runs(pieces: &[Range<u64>], mapped: &[Mapped], visible: &Range<u64>) -> Vec<V
         let joined = join(all);
         if joined.len() > MAX_PIECES { span(&joined) } else { joined }
     };
-    // Staging holds room for each piece as a page, or for the frame as one page when that is less (`Frame::room_with`).
+    // Staging holds space for each piece as a page, or for the frame as one page when that is less (`Frame::groups_with`).
     let separate = (pieces.len() <= MAX_PIECES).then(|| pieces.to_vec());
     [merge.then(merged), separate, Some(span(pieces))].into_iter().flatten().collect()
-}
-
-/// Parts of the visible extents that no piece replaces.
-fn remaining(pieces: &[Range<u64>], mapped: &[Mapped], visible: &Range<u64>) -> Vec<Range<u64>> {
-    let mut rest = Vec::new();
-    for old in mapped {
-        let start = old.offset.max(visible.start);
-        let end = old.end().min(visible.end);
-        let mut at = start;
-        for piece in pieces.iter().filter(|piece| piece.end > start && piece.start < end) {
-            if piece.start > at {
-                rest.push(at..piece.start.min(end));
-            }
-            at = at.max(piece.end);
-        }
-        if at < end {
-            rest.push(at..end);
-        }
-    }
-    rest
 }
 
 fn length(ranges: &[Range<u64>]) -> u64 {
