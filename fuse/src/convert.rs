@@ -2,14 +2,32 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use fuser::{FileAttr, FileType, INodeNo, RenameFlags, TimeOrNow};
+use fuser::{FileAttr, FileType, Generation, INodeNo, OpenAccMode, OpenFlags, RenameFlags, TimeOrNow};
 use lockbox::Error;
 use lockbox::error::Timestamp;
 use lockbox::exchange::{device_number, split_device_number};
+use lockbox::format::Ino;
 use lockbox::fs::{Attributes, Creator, RenameMode, SetTime, XattrMode, mode};
 
 /// The preferred size of I/O: the archive's block.
 const BLOCK: u32 = 4096;
+
+/// Inode numbers are never used again, so that every one has a single generation, for NFS too.
+pub(crate) const GENERATION: Generation = Generation(0);
+
+pub(crate) fn ino(number: INodeNo) -> Ino {
+    Ino(number.0)
+}
+
+/// Whether a handle may write.
+pub(crate) fn writes(flags: OpenFlags) -> bool {
+    flags.acc_mode() != OpenAccMode::O_RDONLY
+}
+
+/// Whether an open counts as access.
+pub(crate) fn notes_access(flags: OpenFlags) -> bool {
+    flags.acc_mode() != OpenAccMode::O_WRONLY && flags.0 & nix::libc::O_NOATIME == 0
+}
 
 pub(crate) fn attributes(a: &Attributes) -> FileAttr {
     FileAttr {

@@ -128,9 +128,7 @@ pub struct Timestamp {
 impl Timestamp {
     /// `2026-11-21 09:30:00`, in UTC.
     pub fn utc(self) -> String {
-        let (days, second) = (self.seconds.div_euclid(86_400), self.seconds.rem_euclid(86_400));
-        let (year, month, day) = civil(days);
-        format!("{year:04}-{month:02}-{day:02} {:02}:{:02}:{:02}", second / 3600, second / 60 % 60, second % 60)
+        lockbox_terminal::utc(self.seconds)
     }
 
     /// The time since `earlier`; none when the clock was set back.
@@ -160,18 +158,6 @@ impl Timestamp {
     }
 }
 
-/// Year, month and day of a day counted from 1970-01-01, in the proleptic Gregorian calendar. Years are counted from March, so that
-/// the leap day is the last of a year; 719,468 days lie between 0000-03-01 and 1970-01-01.
-fn civil(days: i64) -> (i64, i64, i64) {
-    let days = days.saturating_add(719_468);
-    let (era, day_of_era) = (days.div_euclid(146_097), days.rem_euclid(146_097));
-    let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
-    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-    let shifted = (5 * day_of_year + 2) / 153;
-    let month = if shifted < 10 { shifted + 3 } else { shifted - 9 };
-    let day = day_of_year - (153 * shifted + 2) / 5 + 1;
-    (year_of_era + era * 400 + i64::from(month <= 2), month, day)
-}
 /// What a cache holds, and how often it had what was asked for since the archive was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CacheUse {

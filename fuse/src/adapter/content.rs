@@ -4,9 +4,9 @@ use fuser::{INodeNo, Request, WriteFlags};
 use lockbox::Result;
 use lockbox::fs::SetAttributes;
 
+use super::context::Adapter;
 use super::reply::MAX_COPY;
-use super::{Adapter, ino};
-use crate::convert::{self, Allocation};
+use crate::convert::{self, Allocation, ino};
 
 impl Adapter {
     pub(super) fn write_content(&self, number: INodeNo, offset: u64, data: &[u8], flags: WriteFlags) -> Result<()> {

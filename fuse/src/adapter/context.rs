@@ -3,20 +3,18 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use fuser::{Generation, INodeNo, ReplyAttr, ReplyEntry};
+use fuser::{INodeNo, ReplyAttr, ReplyEntry};
 use lockbox::Result;
-use lockbox::format::Ino;
 use lockbox::fs::{Attributes, FileSystem, SyncProfile};
 
-use super::Activity;
-use super::listings::Listings;
+use super::activity::Activity;
+use super::open_directories::OpenDirectories;
 use super::syncs::Syncs;
 use crate::callers::Callers;
+use crate::convert::{GENERATION, ino};
 use crate::errno::errno;
 use crate::kernel_cache::{FOR_EVER, KernelCache};
-use crate::pace::{Pace, Turn};
-
-pub(super) const GENERATION: Generation = Generation(0);
+use crate::pace::{InFlight, Pace};
 
 /// Serves one archive to the kernel.
 pub struct Adapter {
@@ -29,7 +27,7 @@ pub struct Adapter {
     pub(super) profile: SyncProfile,
     /// Opening for reading is noted as access.
     pub(super) access_times: bool,
-    pub(super) listings: Listings,
+    pub(super) open_directories: OpenDirectories,
     pub(super) pace: Arc<Pace>,
     pub(super) syncs: Syncs,
 }
@@ -47,25 +45,25 @@ impl Adapter {
         access_times: bool,
         pace: Pace,
     ) -> std::io::Result<Adapter> {
-        let listings = Listings::default();
+        let open_directories = OpenDirectories::default();
         let pace = Arc::new(pace);
         let syncs = Syncs::start(Arc::clone(&fs), Arc::clone(&pace))?;
-        Ok(Adapter { fs, cache, activity, host, callers, profile, access_times, listings, pace, syncs })
+        Ok(Adapter { fs, cache, activity, host, callers, profile, access_times, open_directories, pace, syncs })
     }
 
     /// A request that somebody's use of the mount makes.
-    pub(super) fn begin(&self) -> Turn<'_> {
+    pub(super) fn begin(&self) -> InFlight<'_> {
         self.activity.note();
         self.pace.begin()
     }
 
     /// A request that changes something, which may have to wait for a commit.
-    pub(super) fn begin_change(&self) -> Turn<'_> {
-        let turn = self.begin();
+    pub(super) fn begin_change(&self) -> InFlight<'_> {
+        let in_flight = self.begin();
         if self.fs.may_wait() {
-            turn.long();
+            in_flight.long();
         }
-        turn
+        in_flight
     }
 
     pub(super) fn reply_entry(&self, result: Result<Attributes>, reply: ReplyEntry) {
@@ -87,7 +85,7 @@ impl Adapter {
         if !self.access_times {
             return;
         }
-        match self.fs.note_access(Ino(number.0)) {
+        match self.fs.note_access(ino(number)) {
             Ok(false) => {}
             // The kernel keeps attributes for ever and no reply here carries new ones.
             Ok(true) => self.cache.invalidate_attributes(number),

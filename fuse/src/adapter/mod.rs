@@ -8,6 +8,7 @@ mod caller;
 mod content;
 mod context;
 mod listings;
+mod open_directories;
 mod privileges;
 mod reply;
 mod seek;
@@ -23,17 +24,16 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::time::SystemTime;
 
+use crate::convert::{GENERATION, ino, notes_access, writes};
 use crate::errno::errno;
 use crate::kernel_cache::FOR_EVER;
 use crate::pace::LONG_BYTES;
 use crate::{convert, kernel};
 use caller::Caller;
-use context::GENERATION;
 use fuser::{
     BsdFileFlags, CopyFileRangeFlags, Errno, FileHandle, FopenFlags, INodeNo, IoctlFlags, KernelConfig, LockOwner,
-    OpenAccMode, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus,
-    ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow,
-    WriteFlags,
+    OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty,
+    ReplyEntry, ReplyIoctl, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
 };
 use lockbox::Error;
 use lockbox::fs::{Creator, SetAttributes, SyncProfile, mode};
@@ -46,22 +46,9 @@ thread_local! {
     static READ: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
-fn ino(number: INodeNo) -> lockbox::format::Ino {
-    lockbox::format::Ino(number.0)
-}
-
 /// With DONT_MASK the umask is ours to apply.
 fn creator(request: &Request, umask: u32) -> Creator {
     Creator { uid: request.uid(), gid: request.gid(), umask: Some(umask) }
-}
-
-fn writes(flags: OpenFlags) -> bool {
-    flags.acc_mode() != OpenAccMode::O_RDONLY
-}
-
-/// Whether an open counts as access.
-fn notes_access(flags: OpenFlags) -> bool {
-    flags.acc_mode() != OpenAccMode::O_WRONLY && flags.0 & nix::libc::O_NOATIME == 0
 }
 
 impl fuser::Filesystem for Adapter {
@@ -71,7 +58,7 @@ impl fuser::Filesystem for Adapter {
     }
 
     fn lookup(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        let _turn = self.begin();
+        let _in_flight = self.begin();
         match self.fs.lookup(ino(parent), name.as_bytes()) {
             // F5.
             Err(Error::NotFound) => reply.entry_with_ttls(&FOR_EVER, &FOR_EVER, &convert::no_attributes(), GENERATION),
@@ -80,7 +67,7 @@ impl fuser::Filesystem for Adapter {
     }
 
     fn getattr(&self, _: &Request, number: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
-        let _turn = self.begin();
+        let _in_flight = self.begin();
         match self.cache.attributes(&self.fs, number) {
             Ok((attributes, lifetime)) => reply.attr(&lifetime, &attributes),
             Err(error) => reply.error(errno(&error)),
@@ -105,7 +92,7 @@ impl fuser::Filesystem for Adapter {
         _: Option<BsdFileFlags>,
         reply: ReplyAttr,
     ) {
-        let _turn = self.begin_change();
+        let _in_flight = self.begin_change();
         let set = SetAttributes {
             mode: mode.map(|bits| bits & mode::PERMISSIONS),
             uid,
@@ -123,7 +110,7 @@ impl fuser::Filesystem for Adapter {
     }
 
     fn readlink(&self, _: &Request, number: INodeNo, reply: ReplyData) {
-        let _turn = self.begin();
+        let _in_flight = self.begin();
         match self.fs.read_link(ino(number)) {
             Ok(target) => {
                 self.note_access(number);
@@ -143,7 +130,7 @@ impl fuser::Filesystem for Adapter {
         rdev: u32,
         reply: ReplyEntry,
     ) {
-        let _turn = self.begin_change();
+        let _in_flight = self.begin_change();
         let rdev = convert::from_kernel_device(rdev);
         let made = self.fs.make_node(ino(parent), name.as_bytes(), mode, rdev, creator(request, umask));
         self.cache.changed_names(self.profile, &made, &[(parent, name)]);
@@ -151,7 +138,7 @@ impl fuser::Filesystem for Adapter {
     }
 
     fn mkdir(&self, request: &Request, parent: INodeNo, name: &OsStr, mode: u32, umask: u32, reply: ReplyEntry) {
-        let _turn = self.begin_change();
+        let _in_flight = self.begin_change();
         let mode = mode & mode::PERMISSIONS;
         let made = self.fs.make_directory(ino(parent), name.as_bytes(), mode, creator(request, umask));
         self.cache.changed_names(self.profile, &made, &[(parent, name)]);
@@ -159,7 +146,7 @@ impl fuser::Filesystem for Adapter {
     }
 
     fn symlink(&self, request: &Request, parent: INodeNo, name: &OsStr, target: &Path, reply: ReplyEntry) {
-        let _turn = self.begin_change();
+        let _in_flight = self.begin_change();
         let target = target.as_os_str().as_bytes();
         let made = self.fs.make_symlink(ino(parent), name.as_bytes(), target, creator(request, 0));
         self.cache.changed_names(self.profile, &made, &[(parent, name)]);
@@ -167,14 +154,14 @@ impl fuser::Filesystem for Adapter {
     }
 
     fn unlink(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        let _turn = self.begin_change();
+        let _in_flight = self.begin_change();
         let removed = self.fs.unlink(ino(parent), name.as_bytes());
         self.cache.changed_names(self.profile, &removed, &[(parent, name)]);
         reply_empty(removed, reply);
     }
 
     fn rmdir(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        let _turn = self.begin_change();
+        let _in_flight = self.begin_change();
         let removed = self.cache.unlinked.remove_directory(&self.fs, ino(parent), name);
         self.cache.changed_names(self.profile, &removed, &[(parent, name)]);
         reply_empty(removed, reply);
@@ -190,7 +177,7 @@ impl fuser::Filesystem for Adapter {
         flags: RenameFlags,
         reply: ReplyEmpty,
     ) {
-        let _turn = self.begin_change();
+        let _in_flight = self.begin_change();
         let renamed = convert::rename_mode(flags, creator(request, 0)).and_then(|how| {
             self.cache.unlinked.rename(&self.fs, (ino(parent), name), (ino(new_parent), new_name), how)
         });
@@ -206,7 +193,7 @@ impl fuser::Filesystem for Adapter {
     }
 
     fn link(&self, _: &Request, number: INodeNo, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        let _turn = self.begin_change();
+        let _in_flight = self.begin_change();
         let linked = self.fs.link(ino(number), ino(parent), name.as_bytes());
         self.cache.changed_names(self.profile, &linked, &[(parent, name)]);
         self.reply_entry(linked, reply);
@@ -224,7 +211,7 @@ impl fuser::Filesystem for Adapter {
         flags: i32,
         reply: ReplyCreate,
     ) {
-        let _turn = self.begin_change();
+        let _in_flight = self.begin_change();
         let made = self.fs.create_and_open(ino(parent), name.as_bytes(), mode, creator(request, umask));
         self.cache.changed_names(self.profile, &made, &[(parent, name)]);
         match made {
@@ -239,7 +226,7 @@ impl fuser::Filesystem for Adapter {
     }
 
     fn open(&self, _: &Request, number: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
-        let _turn = self.begin();
+        let _in_flight = self.begin();
         match self.fs.open(ino(number)) {
             Ok(()) => {
                 self.activity.file_opened();
@@ -266,9 +253,9 @@ impl fuser::Filesystem for Adapter {
         _: Option<LockOwner>,
         reply: ReplyData,
     ) {
-        let turn = self.begin();
+        let in_flight = self.begin();
         if size as usize >= LONG_BYTES {
-            turn.long();
+            in_flight.long();
         }
         READ.with_borrow_mut(|buffer| match self.fs.read_into(ino(number), offset, size as usize, buffer) {
             Ok(count) => reply.data(&buffer[..count]),
@@ -288,9 +275,9 @@ impl fuser::Filesystem for Adapter {
         _: Option<LockOwner>,
         reply: ReplyWrite,
     ) {
-        let turn = self.begin();
+        let in_flight = self.begin();
         if data.len() >= LONG_BYTES || self.fs.may_wait() {
-            turn.long();
+            in_flight.long();
         }
         match self.write_content(number, offset, data, flags) {
             // A request is 1 MiB at most.
@@ -301,9 +288,9 @@ impl fuser::Filesystem for Adapter {
 
     /// ENOSYS tells the kernel not to ask again; it still writes its pages to us before close(2) returns.
     fn flush(&self, _: &Request, _: INodeNo, _: FileHandle, _: LockOwner, reply: ReplyEmpty) {
-        let turn = self.begin();
+        let in_flight = self.begin();
         if self.profile == SyncProfile::Always {
-            turn.long();
+            in_flight.long();
         }
         match self.profile {
             SyncProfile::Always => reply_empty(self.fs.sync(), reply),
@@ -321,7 +308,7 @@ impl fuser::Filesystem for Adapter {
         _: bool,
         reply: ReplyEmpty,
     ) {
-        let _turn = self.begin_change();
+        let _in_flight = self.begin_change();
         self.activity.file_closed();
         if writes(flags) {
             self.cache.end_writing(&self.fs, number);
@@ -334,7 +321,7 @@ impl fuser::Filesystem for Adapter {
     }
 
     fn opendir(&self, _: &Request, number: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
-        let _turn = self.begin();
+        let _in_flight = self.begin();
         match self.begin_listing(number, flags) {
             Ok(handle) => reply.opened(handle, FopenFlags::empty()),
             Err(error) => reply.error(errno(&error)),
@@ -342,7 +329,7 @@ impl fuser::Filesystem for Adapter {
     }
 
     fn readdir(&self, _: &Request, number: INodeNo, handle: FileHandle, offset: u64, mut reply: ReplyDirectory) {
-        let _turn = self.begin();
+        let _in_flight = self.begin();
         match self.list(number, handle, offset, &mut reply) {
             Ok(()) => reply.ok(),
             Err(error) => reply.error(errno(&error)),
@@ -357,7 +344,7 @@ impl fuser::Filesystem for Adapter {
         offset: u64,
         mut reply: ReplyDirectoryPlus,
     ) {
-        let _turn = self.begin();
+        let _in_flight = self.begin();
         match self.list_plus(number, handle, offset, &mut reply) {
             Ok(()) => reply.ok(),
             Err(error) => reply.error(errno(&error)),
@@ -365,7 +352,7 @@ impl fuser::Filesystem for Adapter {
     }
 
     fn releasedir(&self, _: &Request, _: INodeNo, handle: FileHandle, _: OpenFlags, reply: ReplyEmpty) {
-        let _turn = self.begin();
+        let _in_flight = self.begin();
         self.end_listing(handle);
         reply.ok();
     }
@@ -376,7 +363,7 @@ impl fuser::Filesystem for Adapter {
 
     fn statfs(&self, _: &Request, _: INodeNo, reply: ReplyStatfs) {
         // No use of the mount: what shows free space does so again and again.
-        let _turn = self.pace.begin();
+        let _in_flight = self.pace.begin();
         match self.fs.statistics(self.host_free()) {
             Ok(s) => {
                 let blocks = |bytes: u64| bytes / u64::from(STATFS_BLOCK);
@@ -399,7 +386,7 @@ impl fuser::Filesystem for Adapter {
         _: u32,
         reply: ReplyEmpty,
     ) {
-        let _turn = self.begin_change();
+        let _in_flight = self.begin_change();
         let caller = Caller::of(request, &self.callers);
         let set = convert::xattr_mode(flags).and_then(|how| {
             let keeps = |group| caller.keeps_set_gid(group);
@@ -409,18 +396,18 @@ impl fuser::Filesystem for Adapter {
     }
 
     fn getxattr(&self, _: &Request, number: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
-        let _turn = self.begin();
+        let _in_flight = self.begin();
         reply_xattr(self.fs.xattr(ino(number), name.as_bytes()), size, reply);
     }
 
     fn listxattr(&self, request: &Request, number: INodeNo, size: u32, reply: ReplyXattr) {
-        let _turn = self.begin();
+        let _in_flight = self.begin();
         let caller = Caller::of(request, &self.callers);
         reply_xattr(self.fs.list_xattrs_for(ino(number), &|| caller.is_administrator()), size, reply);
     }
 
     fn removexattr(&self, _: &Request, number: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        let _turn = self.begin_change();
+        let _in_flight = self.begin_change();
         reply_empty(self.fs.remove_xattr(ino(number), name.as_bytes()), reply);
     }
 
@@ -434,14 +421,14 @@ impl fuser::Filesystem for Adapter {
         mode: i32,
         reply: ReplyEmpty,
     ) {
-        let turn = self.begin();
-        turn.long();
+        let in_flight = self.begin();
+        in_flight.long();
         reply_empty(self.allocate_content(request, number, offset, length, mode), reply);
     }
 
     fn lseek(&self, _: &Request, number: INodeNo, _: FileHandle, offset: i64, whence: i32, reply: ReplyLseek) {
-        let turn = self.begin();
-        turn.long();
+        let in_flight = self.begin();
+        in_flight.long();
         seek::Seek { number, offset, whence }.serve(&self.fs, &self.cache, reply);
     }
 
@@ -458,8 +445,8 @@ impl fuser::Filesystem for Adapter {
         _: CopyFileRangeFlags,
         reply: ReplyWrite,
     ) {
-        let turn = self.begin();
-        turn.long();
+        let in_flight = self.begin();
+        in_flight.long();
         reply_copied(self.copy_content(request, (source, from), (target, to), length), reply);
     }
 
@@ -474,7 +461,7 @@ impl fuser::Filesystem for Adapter {
         _: u32,
         reply: ReplyIoctl,
     ) {
-        let _turn = self.begin();
+        let _in_flight = self.begin();
         reply.error(Errno::ENOTTY);
     }
 }

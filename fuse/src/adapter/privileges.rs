@@ -14,8 +14,8 @@ use fuser::Request;
 use lockbox::fs::{SetAttributes, mode};
 use lockbox::{Error, Result, format};
 
-use super::Adapter;
 use super::caller::Caller;
+use super::context::Adapter;
 
 const GROUP_EXECUTE: u32 = 0o010;
 

@@ -6,7 +6,7 @@ use fuser::{INodeNo, ReplyLseek};
 use lockbox::fs::FileSystem;
 use lockbox::{Error, Result};
 
-use super::ino;
+use crate::convert::ino;
 use crate::errno::errno;
 use crate::kernel_cache::KernelCache;
 

@@ -20,7 +20,7 @@ use lockbox::fs::{BegunSync, FileSystem};
 use parking_lot::{Condvar, Mutex};
 
 use super::reply::reply_empty;
-use crate::pace::{Pace, Turn};
+use crate::pace::{InFlight, Pace};
 
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 enum Lead {
@@ -61,7 +61,7 @@ impl Syncs {
     }
 
     /// Replies when everything done so far is durable; the loop may be back at the kernel's queue long before.
-    pub(super) fn answer(&self, turn: &Turn<'_>, reply: ReplyEmpty) {
+    pub(super) fn answer(&self, in_flight: &InFlight<'_>, reply: ReplyEmpty) {
         let begun = match self.fs.begin_sync() {
             Ok(begun) => begun,
             Err(error) => return reply_empty(Err(error), reply),
@@ -74,7 +74,7 @@ impl Syncs {
             }
             state.lead = Lead::Loop;
         }
-        turn.long();
+        in_flight.long();
         reply_empty(self.fs.finish_sync(begun), reply);
         let mut state = self.queue.state.lock();
         if state.waiting.is_empty() {

@@ -5,13 +5,8 @@ use std::time::SystemTime;
 use lockbox::error::Timestamp;
 use lockbox::fs::{Attributes, FileSystem, SetAttributes, SetTime};
 use lockbox::{Result, format};
-use parking_lot::Mutex;
 
 use super::{KernelCache, gone};
-
-/// Of an inode with writers: the newest ctime that came with a program's change of attributes. Locked until a change is made, so that of
-/// two the second one knows the first.
-pub(super) type Newest = Mutex<Option<Timestamp>>;
 
 impl KernelCache {
     /// As [`FileSystem::set_attributes`], but times that the kernel stored too late change nothing, and those of a file that is gone are

@@ -11,9 +11,12 @@ use std::collections::hash_map::Entry;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use lockbox::error::Timestamp;
 use parking_lot::Mutex;
 
-use super::times::Newest;
+/// Of an inode with writers: the newest ctime that came with a program's change of attributes. Locked until a change is made, so that of
+/// two the second one knows the first.
+pub(super) type Newest = Mutex<Option<Timestamp>>;
 
 /// What an inode with writers counts at least (F7).
 const LEAST: u64 = 1;

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::Queue;
+use super::queue::Queue;
 
 /// Longer than most programs take between two calls, and than it takes to wake.
 const MOMENT: Duration = Duration::from_micros(50);
@@ -26,8 +26,9 @@ const LONGEST_CROWDED: Duration = Duration::from_millis(400);
 /// Of so many turns in a row at most that find nothing, one looks.
 const RARELY: u32 = 64;
 
+/// When the next request came.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Found {
+pub(super) enum Arrival {
     /// It was waiting already.
     AtOnce,
     Later,
@@ -62,22 +63,22 @@ impl Linger {
     }
 
     /// Looks for a moment, or once only.
-    pub(super) fn look(&self, queue: &dyn Queue) -> Found {
+    pub(super) fn look(&self, queue: &dyn Queue) -> Arrival {
         self.look_by(queue, || self.began.elapsed(), thread::yield_now)
     }
 
-    fn look_by(&self, queue: &dyn Queue, now: impl Fn() -> Duration, give_way: impl Fn()) -> Found {
+    fn look_by(&self, queue: &dyn Queue, now: impl Fn() -> Duration, give_way: impl Fn()) -> Arrival {
         if queue.waiting() {
-            return Found::AtOnce;
+            return Arrival::AtOnce;
         }
         let left_off = self.left_off.load(Relaxed);
         if left_off > 0 {
             self.left_off.store(left_off - 1, Relaxed);
-            return Found::Nothing;
+            return Arrival::Nothing;
         }
         let mut last = now();
         if self.alone || micros(last) < self.crowded_until.load(Relaxed) {
-            return Found::Nothing;
+            return Arrival::Nothing;
         }
         let until = last + MOMENT;
         while last < until {
@@ -90,18 +91,18 @@ impl Linger {
                 if took.is_some() {
                     self.leave_off(time);
                 }
-                return if found { Found::Later } else { Found::Nothing };
+                return if found { Arrival::Later } else { Arrival::Nothing };
             }
             if found {
                 self.next.store(1, Relaxed);
-                return Found::Later;
+                return Arrival::Later;
             }
             last = time;
         }
         let next = self.next.load(Relaxed);
         self.left_off.store(next, Relaxed);
         self.next.store((next * 2).min(RARELY), Relaxed);
-        Found::Nothing
+        Arrival::Nothing
     }
 
     /// Somebody took a slice.
@@ -155,7 +156,7 @@ mod tests {
         }
 
         /// What a look finds whose request comes at its `arrives`th glance, and the glances that it took.
-        fn look(&self, arrives: usize) -> (Found, usize) {
+        fn look(&self, arrives: usize) -> (Arrival, usize) {
             let queue = Script { looks: AtomicUsize::new(0), arrives };
             let give_way = || {
                 let took = self.taken.borrow_mut().pop().unwrap_or(us(1));
@@ -168,21 +169,21 @@ mod tests {
         fn takes_slice(&self, later: Duration) {
             self.clock.set(self.clock.get() + later);
             self.taken.borrow_mut().push(SLICE);
-            assert_eq!(self.look(usize::MAX).0, Found::Nothing);
+            assert_eq!(self.look(usize::MAX).0, Arrival::Nothing);
         }
 
         /// Whether a look goes on after the first glance.
         fn lingers(&self) -> bool {
-            self.look(2) == (Found::Later, 2)
+            self.look(2) == (Arrival::Later, 2)
         }
     }
 
     #[test]
     fn a_request_of_the_next_moment_is_found_and_a_later_one_left_to_the_read() {
         let played = Played::new();
-        assert_eq!(played.look(1), (Found::AtOnce, 1));
-        assert_eq!(played.look(10), (Found::Later, 10));
-        assert_eq!(played.look(usize::MAX), (Found::Nothing, 51));
+        assert_eq!(played.look(1), (Arrival::AtOnce, 1));
+        assert_eq!(played.look(10), (Arrival::Later, 10));
+        assert_eq!(played.look(usize::MAX), (Arrival::Nothing, 51));
     }
 
     #[test]
@@ -200,9 +201,9 @@ mod tests {
     fn who_only_runs_for_a_moment_does_not_end_it() {
         let played = Played::new();
         *played.taken.borrow_mut() = vec![us(30); 20];
-        assert_eq!(played.look(2), (Found::Later, 2));
+        assert_eq!(played.look(2), (Arrival::Later, 2));
         *played.taken.borrow_mut() = vec![SLICE - us(1)];
-        assert_eq!(played.look(2), (Found::Later, 2));
+        assert_eq!(played.look(2), (Arrival::Later, 2));
         assert!(played.lingers());
     }
 
@@ -216,7 +217,7 @@ mod tests {
             played.takes_slice(us(0));
             let from = played.clock.get();
             while !played.lingers() {
-                assert_eq!(played.look(usize::MAX), (Found::Nothing, 1));
+                assert_eq!(played.look(usize::MAX), (Arrival::Nothing, 1));
                 played.clock.set(played.clock.get() + tick);
             }
             let off = played.clock.get() - from;
@@ -232,7 +233,7 @@ mod tests {
     #[test]
     fn a_clock_that_steps_back_ends_the_look_and_nothing_else() {
         let played = Played::new();
-        for (arrives, found) in [(2, Found::Later), (3, Found::Nothing)] {
+        for (arrives, found) in [(2, Arrival::Later), (3, Arrival::Nothing)] {
             played.clock.set(us(1_000_000));
             let queue = Script { looks: AtomicUsize::new(0), arrives };
             let give_way = || played.clock.set(us(10));
@@ -246,7 +247,7 @@ mod tests {
     fn on_a_single_processor_nobody_lingers() {
         let mut played = Played::new();
         played.linger.alone = true;
-        assert_eq!(played.look(2), (Found::Nothing, 1));
-        assert_eq!(played.look(1), (Found::AtOnce, 1));
+        assert_eq!(played.look(2), (Arrival::Nothing, 1));
+        assert_eq!(played.look(1), (Arrival::AtOnce, 1));
     }
 }

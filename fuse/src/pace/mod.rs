@@ -19,15 +19,15 @@
 //! only a signal, and whoever comes back takes one call at most, also when its time is up just then.
 
 mod linger;
+mod queue;
 
 use std::cell::Cell;
-use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use parking_lot::{Condvar, Mutex};
 
-use self::linger::{Found, Linger};
+use self::linger::{Arrival, Linger};
+pub use self::queue::Queue;
 
 /// How long a loop stays away at most: an unmount waits for it, and 50 wake-ups a second cost nothing under load.
 const AWAY: Duration = Duration::from_millis(20);
@@ -37,20 +37,6 @@ const ROW: u32 = 4;
 
 /// Requests of at least this many bytes count as long: sealing or opening them takes more than waking a thread.
 pub const LONG_BYTES: usize = 64 << 10;
-
-/// Where the requests of one connection wait.
-pub trait Queue: Send + Sync {
-    /// Whether a read would return at once.
-    fn waiting(&self) -> bool;
-}
-
-/// The device of a connection, by whichever of its descriptors.
-impl Queue for OwnedFd {
-    fn waiting(&self) -> bool {
-        // The end of the connection is an event too; a failure leaves it to the read.
-        poll(&mut [PollFd::new(self.as_fd(), PollFlags::POLLIN)], PollTimeout::ZERO).is_ok_and(|ready| ready > 0)
-    }
-}
 
 /// The event loops of one connection.
 pub struct Pace {
@@ -83,11 +69,11 @@ impl State {
 
 thread_local! {
     /// How many requests in a row this loop found waiting when it came back to the queue.
-    static FOUND: Cell<u32> = const { Cell::new(0) };
+    static IN_A_ROW: Cell<u32> = const { Cell::new(0) };
 }
 
 /// One request; ends when it is dropped, which has to be after its reply.
-pub struct Turn<'a> {
+pub struct InFlight<'a> {
     pace: &'a Pace,
     long: Cell<bool>,
 }
@@ -104,13 +90,13 @@ impl Pace {
     }
 
     /// A request came in.
-    pub fn begin(&self) -> Turn<'_> {
+    pub fn begin(&self) -> InFlight<'_> {
         let mut state = self.state.lock();
         state.working += 1;
-        if FOUND.get() >= ROW || state.long > 0 {
+        if IN_A_ROW.get() >= ROW || state.long > 0 {
             self.call_another(&mut state);
         }
-        Turn { pace: self, long: Cell::new(false) }
+        InFlight { pace: self, long: Cell::new(false) }
     }
 
     /// Long work on a thread that is no event loop, until the answer is dropped.
@@ -136,7 +122,7 @@ impl Drop for Elsewhere<'_> {
     }
 }
 
-impl Turn<'_> {
+impl InFlight<'_> {
     /// What follows takes long, or waits for something.
     pub fn long(&self) {
         let mut state = self.pace.state.lock();
@@ -147,7 +133,7 @@ impl Turn<'_> {
     }
 }
 
-impl Drop for Turn<'_> {
+impl Drop for InFlight<'_> {
     fn drop(&mut self) {
         let pace = self.pace;
         let mut state = pace.state.lock();
@@ -168,8 +154,8 @@ impl Drop for Turn<'_> {
         }
         drop(state);
         match pace.linger.look(&*pace.queue) {
-            Found::AtOnce => FOUND.set(FOUND.get().saturating_add(1)),
-            Found::Later | Found::Nothing => FOUND.set(0),
+            Arrival::AtOnce => IN_A_ROW.set(IN_A_ROW.get().saturating_add(1)),
+            Arrival::Later | Arrival::Nothing => IN_A_ROW.set(0),
         }
     }
 }

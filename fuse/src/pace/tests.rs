@@ -141,18 +141,18 @@ fn serve(queue: &Requests, pace: &Pace) {
             answered.open();
             return;
         }
-        let turn = pace.begin();
+        let in_flight = pace.begin();
         let busy = queue.busy.fetch_add(1, Ordering::SeqCst) + 1;
         queue.most_busy.fetch_max(busy, Ordering::SeqCst);
         match request {
             Request::Long(gate) => {
-                turn.long();
+                in_flight.long();
                 gate.wait();
             }
             Request::Unannounced(gate) => gate.wait(),
             Request::Work(rounds) => {
                 if rounds > 1000 {
-                    turn.long();
+                    in_flight.long();
                 }
                 (0..rounds).for_each(|round| {
                     std::hint::black_box(round);
@@ -164,7 +164,7 @@ fn serve(queue: &Requests, pace: &Pace) {
         queue.answered.fetch_add(1, Ordering::SeqCst);
         answered.open();
         // After the reply, as in the adapter.
-        drop(turn);
+        drop(in_flight);
     }
 }
 
