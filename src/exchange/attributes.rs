@@ -7,9 +7,8 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use rustix::fs::{CWD, XattrFlags};
 use rustix::io::Errno;
 
-use super::host::host_error;
-use super::left::LeftOut;
-use super::stage::descriptor_path;
+use super::host::{descriptor_path, host_error};
+use super::left::{LeftOut, SECURITY, TRUSTED};
 use crate::error::{Error, Result};
 use crate::format::Ino;
 use crate::fs::{FileSystem, XattrMode};
@@ -18,8 +17,6 @@ use crate::fs::{FileSystem, XattrMode};
 const MAX_VALUE: usize = 64 << 10;
 /// Needs a writable file, so these are set before the mode; the others are set after owner and mode, which would change them.
 const USER: &[u8] = b"user.";
-pub(crate) const TRUSTED: &[u8] = b"trusted.";
-pub(crate) const SECURITY: &[u8] = b"security.";
 const ACCESS_LISTS: [&[u8]; 2] = [b"system.posix_acl_access", b"system.posix_acl_default"];
 
 /// Names and values.

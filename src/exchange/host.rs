@@ -1,11 +1,10 @@
 //! Metadata of host files: owner, mode, times and device numbers, read and written by descriptor.
 
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, AsRawFd};
 
 use rustix::fs::{AtFlags, Gid, Mode, Stat, Timespec, Timestamps, Uid};
 use rustix::io::Errno;
 
-use super::stage::descriptor_path;
 use crate::error::{Error, Result, Timestamp};
 use crate::fs::{Attributes, SetAttributes, SetTime, mode};
 
@@ -25,6 +24,11 @@ pub(crate) fn host_error(context: &str) -> impl Fn(Errno) -> Error + '_ {
         Errno::FBIG => Error::FileTooLarge,
         errno => Error::io(context, errno.into()),
     }
+}
+
+/// A path of what was opened, for calls that take no descriptor of this kind.
+pub(crate) fn descriptor_path(file: impl AsFd) -> String {
+    format!("/proc/self/fd/{}", file.as_fd().as_raw_fd())
 }
 
 /// Times of last access and last modification.

@@ -17,9 +17,7 @@ pub use change::{
 };
 pub(crate) use file::read_header;
 pub use seen::{SeenOptions, Witness, seen_directory, state_directory};
-pub use slots::{KeyKind, NewKey, Secrets};
-pub use unlock::{
-    UnlockLimits, UnlockedKey, accept_kept, identify, kinds, unlock, unlock_damaged, unlock_with, wants_both,
-};
+pub use slots::{KeyKind, NewKey, Secrets, UnlockLimits};
+pub use unlock::{UnlockedKey, accept_kept, identify, kinds, unlock, unlock_damaged, unlock_with, wants_both};
 pub(crate) use vouch::LEAST_MEMORY;
 pub use vouch::repair_header;

@@ -4,35 +4,11 @@ use std::path::Path;
 
 use super::file::read_header;
 use super::header::Header;
-use super::slots::{self, KeyKind, Secrets};
+use super::slots::{self, KeyKind, Secrets, UnlockLimits};
 use crate::crypto::{Passphrase, SecretKey};
 use crate::error::{Error, Result};
 use crate::format::ArchiveId;
 use crate::storage::{FileStorage, LockMode};
-
-/// What unlocking may cost, whatever the header of a hostile archive asks for.
-#[derive(Clone, Copy, Debug)]
-pub struct UnlockLimits {
-    /// MiB times passes, over all slots that are tried.
-    pub cost_mib: u64,
-    /// MiB of one derivation.
-    pub memory_mib: u32,
-}
-
-impl UnlockLimits {
-    /// For archives that are trusted: any memory that the format allows.
-    pub fn raised(cost_mib: u64) -> UnlockLimits {
-        UnlockLimits { cost_mib, memory_mib: 4096 }
-    }
-}
-
-impl Default for UnlockLimits {
-    /// Eight slots of 1 GiB and 3 passes each, the least that a calibrated slot has, and a second or two each on common machines: a hostile
-    /// header with 32 slots costs as much as that and no more. 1 GiB is the most that a calibrated slot asks for.
-    fn default() -> Self {
-        UnlockLimits { cost_mib: 8 * 3 * 1024, memory_mib: 1024 }
-    }
-}
 
 /// The unlocked volume key with the archive that it belongs to; what a mounting command hands to the daemon.
 pub struct UnlockedKey {

@@ -5,7 +5,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags};
 
 use super::index::{LeafIndex, Piece, Version};
-use super::object::{Object, as_damage};
+use super::object::Object;
+use super::scan::as_damage;
 use crate::error::{Error, Result};
 use crate::exchange::LeftOut;
 use crate::exchange::attributes::{self, Turn};

@@ -1,11 +1,11 @@
 //! What writing the content of one volume into another needs: a volume that goes on from it, and pages that are framed already.
 
+use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use super::commit::Chain;
 use super::references;
 use super::{Operation, Reservation, Volume};
-use crate::btree::Tree;
 use crate::env::Environment;
 use crate::error::{Error, Result};
 use crate::format::record::CommitRecord;
@@ -52,9 +52,14 @@ impl Volume {
         references::count(&self.state().trees.references, &self.store, page.run.address)
     }
 
-    /// Every record of the history tree.
-    pub(crate) fn history(&self) -> Tree {
-        self.state().trees.history.clone()
+    /// Every record of the history.
+    pub(crate) fn history(&self) -> Result<Vec<(Key, Vec<u8>)>> {
+        let mut records = Vec::new();
+        self.state().trees.history.scan(&self.store, Key::MIN, Key::MAX, &mut |key, value| {
+            records.push((key, value.to_vec()));
+            Ok(ControlFlow::Continue(()))
+        })?;
+        Ok(records)
     }
 
     /// Seals and writes a framed page of file data; the caller names it in an operation (`adopt`).

@@ -5,5 +5,4 @@
 pub mod http;
 pub mod limiter;
 pub mod metrics;
-pub mod spool;
 pub mod store;

@@ -12,9 +12,9 @@ use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, SeekFrom, Stat};
 use rustix::io::Errno;
 
 use super::attributes::{self, Object};
+use super::deletion::MirrorPlan;
 use super::host::{attributes_of, device_number, host_error};
 use super::left::LeftOut;
-use super::mirror::MirrorPlan;
 use super::walk::{self, Names, Step, Walk};
 use super::{Cause, Copied, Filter, Problem, Progress, path};
 use crate::error::{Error, Result};

@@ -10,7 +10,7 @@
 //!     in a stage is not ours to empty: nothing is removed across a border of mounts.
 
 use std::fs;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, CWD, Dir, FileType, FlockOperation, Mode, OFlags, RenameFlags, Stat, StatxFlags};
@@ -18,7 +18,7 @@ use rustix::io::Errno;
 
 use lockbox_terminal::display;
 
-use super::host::host_error;
+use super::host::{descriptor_path, host_error};
 use crate::env::Environment;
 use crate::error::{Error, Result};
 use crate::storage::{Identity, names};
@@ -237,11 +237,6 @@ fn same_mount(one: &OwnedFd, other: &OwnedFd) -> rustix::io::Result<()> {
         Ok((found.stx_dev_major, found.stx_dev_minor, found.stx_mnt_id))
     };
     if mount(one)? == mount(other)? { Ok(()) } else { Err(Errno::XDEV) }
-}
-
-/// A path of what was opened, for calls that take no descriptor of this kind.
-pub(crate) fn descriptor_path(file: impl AsFd) -> String {
-    format!("/proc/self/fd/{}", file.as_fd().as_raw_fd())
 }
 
 /// What tells a file that was made from another one in its place.

@@ -1,8 +1,7 @@
 //! Specification section 9: commit records and delta lists as bytes.
 
 use super::fixed::{array_at, exactly, put, put_time, time_at, u16_at, u32_at, u64_at, zero};
-use super::ids::{Generation, MAX_INO, MAX_PAGE_BLOCKS, Pointer, Run, SessionId, Tag, Timestamp};
-use super::node::MAX_LEVEL;
+use super::ids::{Generation, MAX_INO, MAX_LEVEL, MAX_PAGE_BLOCKS, Pointer, Run, SessionId, Tag, Timestamp};
 use super::page::POINTER;
 use crate::error::{Error, Result};
 

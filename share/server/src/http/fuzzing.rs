@@ -24,9 +24,9 @@ use super::origin::Peer;
 use super::worker::Connection;
 use super::{Daemon, Network, Settings, message, origin, range};
 use crate::limiter::Rates;
-use crate::spool::Spool;
 use crate::store::clock::SystemClock;
 use crate::store::memory::MemoryStore;
+use crate::store::spool::Spool;
 use crate::store::{NewShare, OwnerToken, Periods, ShareStore, State, Verifier};
 
 /// Connections that one daemon serves: what hostile but valid messages make stays in its memory.

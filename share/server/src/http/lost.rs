@@ -19,9 +19,9 @@ use tokio::task::JoinHandle;
 use super::origin::Peer;
 use super::worker::Connection;
 use super::{Daemon, Settings};
-use crate::spool::Spool;
 use crate::store::clock::SystemClock;
 use crate::store::memory::MemoryStore;
+use crate::store::spool::Spool;
 use crate::store::{
     Auth, ClaimId, Claimed, Figures, Finish, Info, Lease, LeaseToken, NewShare, OwnerToken, Pending, Periods, Result,
     ShareStore, SpoolEntry, StoreError, Verifier,

@@ -13,9 +13,9 @@ use tokio::sync::{Notify, Semaphore};
 
 use crate::limiter::{Limiter, Rates};
 use crate::metrics::{Metrics, StoreFigures};
-use crate::spool::Spool;
 use crate::store::ShareStore;
 use crate::store::clock::{Clock, SystemClock};
+use crate::store::spool::Spool;
 
 pub mod admin;
 mod batch;
@@ -33,6 +33,7 @@ mod origin;
 mod page;
 mod places;
 pub mod range;
+mod refusal;
 mod reply;
 mod route;
 pub mod running;

@@ -1,6 +1,5 @@
 //! Writes answers: messages, failures and the headers that all of them have.
 
-use std::borrow::Cow;
 use std::io;
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -9,11 +8,11 @@ use bytes::Bytes;
 use hyper::body::{Body, Frame, SizeHint};
 use hyper::header::{self, HeaderValue};
 use hyper::{Response, StatusCode};
-use lockbox_share_protocol::message::{ErrorCode, Failure};
+use lockbox_share_protocol::message::ErrorCode;
 use serde::Serialize;
 
 use super::file::FileBody;
-use crate::store::StoreError;
+pub(super) use super::refusal::Refusal;
 
 /// The body of an answer.
 pub(super) enum ReplyBody {
@@ -60,47 +59,7 @@ impl ReplyBody {
     }
 }
 
-/// Why a request is not served: one code, one sentence.
-#[derive(Debug)]
-pub(super) struct Refusal {
-    pub(super) code: ErrorCode,
-    message: Cow<'static, str>,
-    /// Seconds since 1970.
-    at: Option<u64>,
-    /// Seconds.
-    retry_after: Option<u64>,
-    /// The methods that the path has.
-    allow: Option<&'static str>,
-}
-
 impl Refusal {
-    pub(super) fn new(code: ErrorCode, message: impl Into<Cow<'static, str>>) -> Refusal {
-        Refusal { code, message: message.into(), at: None, retry_after: None, allow: None }
-    }
-
-    pub(super) fn malformed(message: impl Into<Cow<'static, str>>) -> Refusal {
-        Refusal::new(ErrorCode::Malformed, message)
-    }
-
-    pub(super) fn method(allow: &'static str) -> Refusal {
-        Refusal { allow: Some(allow), ..Refusal::new(ErrorCode::Method, "the path has other methods") }
-    }
-
-    pub(super) fn limited(wait: std::time::Duration) -> Refusal {
-        let seconds = wait.as_secs() + 1;
-        Refusal { retry_after: Some(seconds), ..Refusal::new(ErrorCode::Limited, "too many requests, try again later") }
-    }
-
-    /// The daemon is there and cannot do it at this time.
-    pub(super) fn unavailable(message: &'static str) -> Refusal {
-        Refusal { retry_after: Some(5), ..Refusal::new(ErrorCode::Unavailable, message) }
-    }
-
-    /// As the body of a failure, or as one result of a batch.
-    pub(super) fn failure(self) -> Failure {
-        Failure { error: self.code, message: self.message.into_owned(), at: self.at }
-    }
-
     /// As the whole answer.
     pub(super) fn reply(self) -> Reply {
         let status = StatusCode::from_u16(self.code.status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
@@ -117,33 +76,6 @@ impl Refusal {
             headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
         reply
-    }
-}
-
-impl From<StoreError> for Refusal {
-    fn from(error: StoreError) -> Refusal {
-        let told =
-            |code, message: &'static str, at: u64| Refusal { at: Some(at / 1000), ..Refusal::new(code, message) };
-        match error {
-            StoreError::Unknown => Refusal::new(ErrorCode::Refused, "there is no such share, or the proof is wrong"),
-            StoreError::Expired { at } => told(ErrorCode::Expired, "the share has expired", at.0),
-            StoreError::Revoked { at } => told(ErrorCode::Revoked, "the share was taken back by its owner", at.0),
-            StoreError::Used { at } => told(ErrorCode::Consumed, "the share was used", at.0),
-            StoreError::Busy { until } => told(ErrorCode::Leased, "the share is being downloaded by another", until.0),
-            StoreError::NothingToRearm => {
-                Refusal::new(ErrorCode::NotInterrupted, "no download of the share was interrupted")
-            }
-            StoreError::Full => Refusal::new(ErrorCode::NoSpace, "no space is left for shares"),
-            StoreError::Invalid(message) => Refusal::malformed(message),
-            StoreError::Taken => {
-                tracing::error!("no free handle was found: more digits are needed for so many shares");
-                Refusal::new(ErrorCode::Internal, "no free handle was found")
-            }
-            StoreError::Unavailable(reason) => {
-                tracing::warn!(reason, "the store takes no changes");
-                Refusal::unavailable("the daemon can change nothing at this time")
-            }
-        }
     }
 }
 

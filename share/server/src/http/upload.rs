@@ -18,8 +18,8 @@ use super::reply::{self, Refusal, Reply};
 use super::waiting::Arrived;
 use super::{Daemon, message, shares};
 use crate::limiter::Client;
-use crate::spool::{Deposit, Spool};
 use crate::store::StoreError;
+use crate::store::spool::{Deposit, Spool};
 
 /// Parts that wait for the disk; hyper's parts have at most its buffer.
 const AHEAD: usize = 16;

@@ -14,7 +14,7 @@ use lockbox_share_protocol::message::Created;
 use lockbox_share_protocol::token::UploadToken;
 use parking_lot::Mutex;
 
-use crate::spool::Spool;
+use crate::store::spool::Spool;
 use crate::store::{SpoolEntry, Verifier};
 
 /// Uploads that may wait at a time; the spool's own limit bounds their bytes.

@@ -62,6 +62,7 @@ pub mod segments;
 mod share;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod simulated;
+pub mod spool;
 mod sync;
 pub mod valkey;
 

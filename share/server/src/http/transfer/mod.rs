@@ -12,7 +12,7 @@ use lockbox_share_protocol::handle::Handle;
 
 use super::Daemon;
 use super::leases::Busy;
-use super::reply::Refusal;
+use super::refusal::Refusal;
 use crate::store::{Finish, Lease, LeaseToken, Pending, StoreError};
 
 /// An answer that goes out asks so often whether its lease still stands: a lease of an hour is renewed in time, and a thousand

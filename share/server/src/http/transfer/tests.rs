@@ -11,12 +11,12 @@ use tokio::runtime::Runtime;
 use super::super::Settings;
 use super::super::file::{FileBody, PART};
 use super::*;
-use crate::spool::Spool;
 use crate::store::clock::manual::ManualClock;
 use crate::store::conformance::{MINUTE, auth, handle, id, large, owner};
 use crate::store::memory::MemoryStore;
 use crate::store::segments::{self, Durability, SegmentStore};
 use crate::store::simulated::SimulatedDisk;
+use crate::store::spool::Spool;
 use crate::store::{ClaimState, NewShare, Periods, ShareStore, SpoolEntry, State};
 
 struct Rig {

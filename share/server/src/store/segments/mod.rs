@@ -26,7 +26,7 @@ use super::{
     Auth, ClaimId, Claimed, Created, Figures, Finish, Info, Lease, LeaseToken, NewShare, OwnerToken, Pending, Periods,
     Result, ShareStore, StoreError, check, random,
 };
-use crate::spool::Spool;
+use crate::store::spool::Spool;
 
 #[cfg(test)]
 mod crash;

@@ -322,7 +322,7 @@ fn no_step_of_the_wall_clock_removes_a_payload() {
     store.create(handle(1), NewShare { payload: Some(payload), ..large(1) }).wait().unwrap();
     // As the file looks after the clock was set forward.
     let long_ago = std::time::SystemTime::now() - Duration::from_secs(40 * 24 * 3600);
-    let path = directory.path().join("spool").join(crate::spool::name(&payload.id));
+    let path = directory.path().join("spool").join(crate::store::spool::name(&payload.id));
     std::fs::File::options().write(true).open(path).unwrap().set_modified(long_ago).unwrap();
     store.sweep().unwrap();
     assert!(store.spool().unwrap().read(&payload).is_ok());

@@ -23,7 +23,7 @@ use super::{
     Auth, ClaimId, Claimed, Created, Figures, Finish, Info, Lease, LeaseToken, NewShare, OwnerToken, Pending, Periods,
     Result, ShareStore, StoreError, check, random,
 };
-use crate::spool::Spool;
+use crate::store::spool::Spool;
 
 mod payloads;
 mod server;
@@ -246,7 +246,7 @@ impl ValkeyStore {
 
     fn ask<T: Send + 'static>(&self, key: Key, decide: Decide<T>) -> Pending<T> {
         let (sender, receiver) = oneshot::channel();
-        let name = format!("lockbox:share:{}", crate::spool::name(&key.0));
+        let name = format!("lockbox:share:{}", crate::store::spool::name(&key.0));
         let job = Box::new(Request { key, name, decide, answer: None, sender });
         self.inner.queue.lock().jobs.push_back(job);
         self.inner.wanted.notify_one();

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::Inner;
 use super::server::{SECRET, open, unavailable};
-use crate::spool::{self, Spool};
+use crate::store::spool::{self, Spool};
 use crate::store::{Result, StoreError};
 
 /// How often payloads that no share needs are looked for.

@@ -3,9 +3,9 @@
 use std::os::unix::fs::DirBuilderExt;
 use std::sync::Arc;
 
-use lockbox_share::spool::Spool;
 use lockbox_share::store::clock::SystemClock;
 use lockbox_share::store::segments::{self, Durability, SegmentStore};
+use lockbox_share::store::spool::Spool;
 use lockbox_share::store::valkey::{ValkeySettings, ValkeyStore};
 use lockbox_share::store::{Periods, ShareStore};
 use zeroize::Zeroizing;
