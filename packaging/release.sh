@@ -46,7 +46,7 @@ build() {
         done
         export CARGO_TARGET_DIR=$place/target CARGO_ENCODED_RUSTFLAGS=$rust CFLAGS="${CFLAGS-}$c" CXXFLAGS="${CXXFLAGS-}$c"
         export CARGO_PROFILE_RELEASE_STRIP=symbols CARGO_PROFILE_RELEASE_DEBUG=none
-        cargo build --quiet --release --locked --bins --package lockbox --package lockbox-fuse --package lockbox-share
+        cargo build --quiet --release --locked --bins --package lockbox-cli --package lockbox-fuse --package lockbox-share
     )
 }
 
@@ -63,7 +63,7 @@ collect() {
         tar --create --sort=name --owner=0 --group=0 --numeric-owner --mtime="@$SOURCE_DATE_EPOCH" -C packaging/staged . |
             gzip -9n >"$dist/lockbox-linux-$(uname -m).tar.gz"
         CARGO_TARGET_DIR=$place/target "$TOOLS/bin/cargo-cyclonedx" cyclonedx --quiet --format json
-        for file in lockbox.cdx.json fuse/*.cdx.json share/server/*.cdx.json; do
+        for file in cli/*.cdx.json fuse/*.cdx.json share/server/*.cdx.json; do
             # Where it was built is nothing to anybody, and would make two builds differ.
             sed "s|path+file://$place/source|path+file:///lockbox|g" "$file" >"$dist/${file##*/}"
         done

@@ -92,7 +92,7 @@ stage_model() {
 # The program with the pure-Rust cipher reads what the other engine sealed, and works; that both engines agree on every message is
 # a unit test of each build.
 stage_portable() {
-    cargo test --quiet --workspace --features lockbox/portable --test library -- golden import_extract
+    cargo test --quiet --workspace --features lockbox/portable --test program -- golden import_extract
 }
 
 stage_reader() {

@@ -26,7 +26,17 @@ fn named(line: &str) -> Vec<&str> {
 /// Everything in which a named test may stand.
 fn all_tests(root: &Path) -> String {
     let mut all = String::new();
-    for directory in ["src", "fuse/src", "terminal/src", "share/protocol", "share/client", "share/server", "tests"] {
+    for directory in [
+        "src",
+        "cli",
+        "fuse/src",
+        "host/src",
+        "terminal/src",
+        "share/protocol",
+        "share/client",
+        "share/server",
+        "tests",
+    ] {
         sources(&root.join(directory), &mut all);
     }
     all

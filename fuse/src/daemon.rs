@@ -14,18 +14,18 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use lockbox::keys::UnlockedKey;
+use lockbox_host::harden;
+use lockbox_host::point::Point;
 use nix::errno::Errno;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
-use nix::sys::signal::{SigSet, Signal};
 use nix::unistd;
 use serde::{Deserialize, Serialize};
 use zeroize::Zeroizing;
 
 use crate::exit::Failure;
 use crate::journal::{self, Target};
-use crate::point::Point;
+use crate::mount;
 use crate::session::{self, Task};
-use crate::{mount, mountinfo};
 
 /// The hidden argument that makes the program the daemon.
 pub const ARGUMENT: &str = "--daemon";
@@ -44,13 +44,10 @@ const NAME: &CStr = c"mount.lockbox";
 /// The process's name, no core dumps and no tracing of this process, as many open files as allowed, and no death at a limit on the size of files: the write
 /// that meets it fails, and that counts as no space.
 pub fn harden() {
-    let mut beyond_limit = SigSet::empty();
-    beyond_limit.add(Signal::SIGXFSZ);
-    // Before any other thread exists.
-    let _ = beyond_limit.thread_block();
+    harden::outlive_size_limits();
     // Each may be refused in a sandbox; the archive is still better mounted than not.
     let _ = nix::sys::prctl::set_name(NAME);
-    let _ = nix::sys::prctl::set_dumpable(false);
+    let _ = harden::keep_out_of_core_dumps();
     let _ = setrlimit(Resource::RLIMIT_CORE, 0, 0);
     if let Ok((_, most)) = getrlimit(Resource::RLIMIT_NOFILE) {
         let _ = setrlimit(Resource::RLIMIT_NOFILE, most, most);
@@ -85,7 +82,7 @@ pub fn prepare_point(path: &Path) -> Result<PathBuf, Failure> {
     };
     let held = Point::of(&point).map_err(failed)?;
     match held.mounted_at(&point).map_err(failed)? {
-        Some(dead) if dead.file_system == mountinfo::TYPE => {}
+        Some(dead) if dead.is_archive() => {}
         _ => return Err(Failure::mount(format!("a dead mount that is not ours lies at {}", point.display()))),
     }
     if let Err(error) = mount::detach(&held, &point) {

@@ -1,22 +1,11 @@
-//! The one table of the mount program's exit codes; `lockbox` uses the same numbers.
+//! How the mount program ends without success: its words for the library's errors, and the exit codes of mount(8).
 
 use std::ffi::OsStr;
-use std::fmt;
 use std::path::Path;
 
 use lockbox::Error;
 use lockbox::error::Refusal;
-use serde::{Deserialize, Serialize};
-
-pub const USAGE: u8 = 1;
-pub const OTHER: u8 = 2;
-pub const WRONG_KEY: u8 = 10;
-pub const NOT_ARCHIVE: u8 = 11;
-pub const DAMAGED: u8 = 12;
-pub const IN_USE: u8 = 13;
-pub const NO_SPACE: u8 = 14;
-pub const MOUNT_FAILED: u8 = 15;
-pub const OLDER: u8 = 16;
+use lockbox_host::{Program, USAGE};
 
 /// What mount(8) says of itself: wrong usage, an error of the system, and a mount that failed.
 const MOUNT_8_USAGE: u8 = 1;
@@ -33,79 +22,32 @@ pub fn called_as_mount_8(name: Option<&OsStr>) -> bool {
         .is_some_and(|directory| SYSTEM_DIRECTORIES.iter().any(|system| directory == Path::new(system)))
 }
 
-pub fn exit_code(error: &Error) -> u8 {
-    match error {
-        Error::WrongKey => WRONG_KEY,
-        Error::NotArchive(_) | Error::UnsupportedVersion(_) => NOT_ARCHIVE,
-        Error::Damaged(_) => DAMAGED,
-        Error::InUse(_) => IN_USE,
-        Error::NoSpace(_) => NO_SPACE,
-        Error::Older(_) | Error::Forked(_) => OLDER,
-        _ => OTHER,
+/// The exit code as mount(8) has them.
+pub fn mount_8_code(failure: &Failure) -> u8 {
+    match failure.code {
+        USAGE => MOUNT_8_USAGE,
+        _ if failure.system => MOUNT_8_SYSTEM,
+        _ => MOUNT_8_FAILED,
     }
 }
 
-/// Why the program ends without success: a sentence for the user and the exit code.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Failure {
-    pub code: u8,
-    pub message: String,
-    /// The machine is at fault, not the archive, the user or the mount point.
-    #[serde(default)]
-    pub system: bool,
-}
+/// The program `mount.lockbox`.
+#[derive(Clone)]
+pub struct Mounting;
 
-impl Failure {
-    pub fn new(code: u8, message: impl Into<String>) -> Failure {
-        Failure { code, message: lockbox_terminal::without_numbers(message.into()), system: false }
-    }
+pub type Failure = lockbox_host::Failure<Mounting>;
 
-    pub fn usage(message: impl Into<String>) -> Failure {
-        Failure::new(USAGE, message)
-    }
+impl Program for Mounting {
+    const NAME: &'static str = "mount.lockbox";
+    const NAMES_ARCHIVE: bool = false;
 
-    pub fn other(message: impl Into<String>) -> Failure {
-        Failure::new(OTHER, message)
-    }
-
-    /// A process or thread could not be started.
-    pub fn system(message: impl Into<String>) -> Failure {
-        Failure { system: true, ..Failure::other(message) }
-    }
-
-    /// The exit code as mount(8) has them.
-    pub fn mount_8_code(&self) -> u8 {
-        match self.code {
-            USAGE => MOUNT_8_USAGE,
-            _ if self.system => MOUNT_8_SYSTEM,
-            _ => MOUNT_8_FAILED,
-        }
-    }
-
-    pub fn mount(message: impl Into<String>) -> Failure {
-        Failure::new(MOUNT_FAILED, message)
-    }
-}
-
-impl From<lockbox_secrets::Error> for Failure {
-    fn from(error: lockbox_secrets::Error) -> Failure {
-        match error.kind {
-            lockbox_secrets::Kind::Usage => Failure::usage(error.sentence),
-            lockbox_secrets::Kind::Source => Failure::other(error.sentence),
-        }
-    }
-}
-
-impl From<Error> for Failure {
-    fn from(error: Error) -> Failure {
-        let message = match (&error, std::error::Error::source(&error)) {
-            (Error::Older(_), _) => format!("{error}; mount it with -o accept-older to go on with it"),
-            (Error::Forked(_), _) => format!("{error}; mount this one with -o accept-fork to go on with it"),
-            (Error::Refused(refusal), _) => format!("{refusal}{}", remedy(refusal)),
-            (_, Some(source)) => format!("{error}: {source}"),
-            (_, None) => error.to_string(),
-        };
-        Failure::new(exit_code(&error), message)
+    fn words(error: &Error) -> Option<String> {
+        Some(match error {
+            Error::Older(_) => format!("{error}; mount it with -o accept-older to go on with it"),
+            Error::Forked(_) => format!("{error}; mount this one with -o accept-fork to go on with it"),
+            Error::Refused(refusal) => format!("{refusal}{}", remedy(refusal)),
+            _ => return None,
+        })
     }
 }
 
@@ -118,14 +60,10 @@ fn remedy(refusal: &Refusal) -> &'static str {
     }
 }
 
-impl fmt::Display for Failure {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.message)
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use lockbox_host::{OTHER, WRONG_KEY};
+
     use super::*;
 
     #[test]
@@ -172,7 +110,7 @@ mod tests {
             (Failure::mount("x"), 32),
             (Failure::new(WRONG_KEY, "x"), 32),
         ] {
-            assert_eq!(failure.mount_8_code(), code);
+            assert_eq!(mount_8_code(&failure), code);
         }
     }
 }

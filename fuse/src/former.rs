@@ -10,25 +10,19 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use lockbox::archive::Archive;
-use lockbox::control::{self, Request, Response, Status};
+use lockbox::control::Status;
 use lockbox::keys;
+use lockbox_host::IN_USE;
+use lockbox_host::daemons::{self, Holder, holder};
+use lockbox_host::mounts::{self, Mounted};
 
-use crate::exit::{Failure, IN_USE};
-use crate::mountinfo::{self, Mounted};
-use crate::runtime;
+use crate::exit::Failure;
 
 const MOMENT: Duration = Duration::from_secs(3);
 /// Committing what is left takes seconds, erasing what was deleted may take more.
 const CLOSING: Duration = Duration::from_secs(30);
 /// From one look to the next.
 const POLL: Duration = Duration::from_millis(5);
-
-/// What a daemon of this user says about its archive.
-enum Holder {
-    Serves(Box<Status>),
-    Closes,
-    Nobody,
-}
 
 /// Returns when nobody holds the archive any more, or has held it for so long that opening it may as well say who. `say` tells the user
 /// that there is something to wait for.
@@ -46,7 +40,7 @@ pub fn wait(archive: &Path, read_only: bool, say: impl Fn(&str)) -> Result<(), F
 fn wait_for(holder: &dyn Fn() -> Holder, free: &mut dyn FnMut() -> bool, say: impl Fn(&str)) -> Result<(), Failure> {
     let found = holder();
     if let Holder::Serves(status) = &found
-        && is_mounted(status, &mountinfo::table().unwrap_or_default())
+        && is_mounted(status, &mounts::all())
     {
         return Err(refusal(status));
     }
@@ -84,20 +78,7 @@ fn within(limit: Duration, is_so: &mut dyn FnMut() -> bool) -> bool {
 
 /// A daemon goes on saying that it serves until it learns that its mount is gone.
 fn is_mounted(status: &Status, table: &[Mounted]) -> bool {
-    table
-        .iter()
-        .any(|mounted| mounted.file_system == mountinfo::TYPE && mounted.point == Path::new(&status.mount_point))
-}
-
-fn holder(id: &[u8; 16]) -> Holder {
-    let asked = runtime::places().into_iter().find_map(|place| {
-        match control::ask(&control::socket_path(&place.runtime, id), place.owner, &Request::Status) {
-            Ok(Response::Status(status)) => Some(Holder::Serves(status)),
-            Ok(Response::Failed { .. }) => Some(Holder::Closes),
-            _ => None,
-        }
-    });
-    asked.unwrap_or(Holder::Nobody)
+    table.iter().any(|mounted| mounted.is_archive() && mounted.point == Path::new(&status.mount_point))
 }
 
 /// The failure to report when a daemon of this user serves the archive.
@@ -109,9 +90,8 @@ pub fn serving(archive: &Path) -> Option<Failure> {
 }
 
 fn refusal(status: &Status) -> Failure {
-    let user = nix::unistd::User::from_uid(status.uid.into()).ok().flatten();
-    let user = user.map_or(status.uid.to_string(), |user| user.name);
-    let Status { mount_point, pid, .. } = status;
+    let Status { mount_point, pid, uid, .. } = status;
+    let user = daemons::user_name(*uid);
     Failure::new(IN_USE, format!("the archive is already mounted at {mount_point} by process {pid} (user {user})"))
 }
 
@@ -158,10 +138,10 @@ mod tests {
     fn only_what_the_kernel_still_shows_is_mounted() {
         let status = Status { mount_point: "/mnt/a".into(), ..Status::default() };
         let shown = |file_system: &str, point: &str| {
-            [Mounted { id: 1, device: 7, point: point.into(), file_system: file_system.into(), user: None }]
+            [mounts::parse(format!("1 0 0:7 / {point} rw - {file_system} a.lbx rw").as_bytes()).unwrap()]
         };
-        assert!(is_mounted(&status, &shown(mountinfo::TYPE, "/mnt/a")));
-        assert!(!is_mounted(&status, &shown(mountinfo::TYPE, "/mnt/b")));
+        assert!(is_mounted(&status, &shown(mounts::TYPE, "/mnt/a")));
+        assert!(!is_mounted(&status, &shown(mounts::TYPE, "/mnt/b")));
         assert!(!is_mounted(&status, &shown("tmpfs", "/mnt/a")));
         assert!(!is_mounted(&status, &[]));
     }

@@ -5,9 +5,10 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::exit::Failure;
+use lockbox_host::daemons;
+
+use crate::exit::{Failure, Mounting};
 use crate::options::Options;
-use crate::runtime;
 
 /// What a daemon cannot do without, and opens by path: nothing may be mounted over it.
 const SYSTEM: [&str; 3] = ["/proc", "/sys", "/dev"];
@@ -24,7 +25,7 @@ pub fn check(point: &Path, archive: &Path, options: &Options) -> Result<(), Fail
     let needed = [
         ("the archive", Some(archive.to_path_buf())),
         ("what this user remembers of archives", options.seen_options().directory),
-        ("the daemon's socket", runtime::directory().ok()),
+        ("the daemon's socket", daemons::ready_directory::<Mounting>().ok()),
         ("the log", options.log.clone()),
     ];
     for (what, path) in needed {

@@ -8,10 +8,10 @@
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
+use lockbox_host::mounts::unescape;
 use nix::unistd::getppid;
 
 use crate::exit::Failure;
-use crate::mountinfo::unescape;
 use crate::options::Options;
 
 /// # Errors

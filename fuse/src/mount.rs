@@ -14,14 +14,14 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
+use lockbox_host::mounts;
+use lockbox_host::point::Point;
 use nix::errno::Errno;
 use nix::mount::{MntFlags, MsFlags};
 use nix::sys::socket::{ControlMessageOwned, MsgFlags, SockaddrStorage, recvmsg};
 use nix::unistd::{getegid, geteuid};
 
 use crate::exit::Failure;
-use crate::mountinfo;
-use crate::point::Point;
 
 pub const DEVICE: &str = "/dev/fuse";
 const FUSERMOUNT: &str = "fusermount3";
@@ -198,7 +198,7 @@ pub fn unmount(point: &Path, detach: bool) -> Result<(), UnmountError> {
 
 /// Takes away what is held, also when it is busy; `point` is its path.
 pub fn detach(held: &Point, point: &Path) -> Result<(), UnmountError> {
-    match nix::mount::umount2(&held.link(), MntFlags::MNT_DETACH) {
+    match held.detach() {
         Ok(()) => Ok(()),
         // It lets a user take away mounts of that user alone.
         Err(Errno::EPERM) => unmount_through_fusermount(point, true),
@@ -233,7 +233,7 @@ pub fn register(archive: &Path, point: &Path) {
         return;
     }
     let told = Command::new("mount")
-        .args(["--fake", "--internal-only", "-t", mountinfo::TYPE, "-o", "helper=lockbox,uhelper=lockbox", "--"])
+        .args(["--fake", "--internal-only", "-t", mounts::TYPE, "-o", "helper=lockbox,uhelper=lockbox", "--"])
         .args([archive, point])
         .stdin(Stdio::null())
         .stdout(Stdio::null())

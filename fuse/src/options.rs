@@ -7,7 +7,8 @@ use std::time::Duration;
 use lockbox::archive::OpenOptions;
 use lockbox::fs::SyncProfile;
 use lockbox::keys::{SeenOptions, UnlockLimits, seen_directory};
-use lockbox_secrets::{Cache, Sources};
+use lockbox_host::quantity;
+use lockbox_host::secrets::{Cache, Sources, parse_timeout};
 use nix::mount::MsFlags;
 use nix::unistd::geteuid;
 use serde::{Deserialize, Serialize};
@@ -297,20 +298,11 @@ fn parse_atime(value: &str) -> Result<bool, Failure> {
     }
 }
 
-/// Seconds, or minutes, hours or days with their letter; `off` for never.
+/// A time, or `off` for never.
 fn parse_idle(value: &str) -> Result<Option<u64>, Failure> {
-    if value == "off" {
-        return Ok(None);
-    }
-    let (digits, unit) = match value.as_bytes().last() {
-        Some(b's') => (&value[..value.len() - 1], 1),
-        Some(b'm') => (&value[..value.len() - 1], 60),
-        Some(b'h') => (&value[..value.len() - 1], 3600),
-        Some(b'd') => (&value[..value.len() - 1], 86_400),
-        _ => (value, 1),
-    };
-    match digits.parse::<u64>().ok().and_then(|number| number.checked_mul(unit)) {
-        Some(seconds @ 1..=MAX_IDLE) => Ok(Some(seconds)),
+    match (value, quantity::time(value).map(|time| time.as_secs())) {
+        ("off", _) => Ok(None),
+        (_, Some(seconds @ 1..=MAX_IDLE)) => Ok(Some(seconds)),
         _ => Err(Failure::usage(format!(
             "idle= takes a time such as 90s, 10m or 2h, a year at most, or off, not '{value}'"
         ))),
@@ -326,7 +318,7 @@ fn parse_switch(name: &str, value: &str) -> Result<bool, Failure> {
 }
 
 fn parse_time(name: &str, value: &str) -> Result<Duration, Failure> {
-    lockbox_secrets::parse_timeout(value).map_err(|sentence| Failure::usage(format!("{name}= {sentence}")))
+    parse_timeout(value).map_err(|sentence| Failure::usage(format!("{name}= {sentence}")))
 }
 
 fn parse_number(name: &str, value: &str, least: u64, most: u64) -> Result<u64, Failure> {
@@ -337,14 +329,7 @@ fn parse_number(name: &str, value: &str, least: u64, most: u64) -> Result<u64, F
 }
 
 fn parse_size(name: &str, value: &str, least: u64) -> Result<u64, Failure> {
-    let (digits, shift) = match value.as_bytes().last() {
-        Some(b'K' | b'k') => (&value[..value.len() - 1], 10),
-        Some(b'M' | b'm') => (&value[..value.len() - 1], 20),
-        Some(b'G' | b'g') => (&value[..value.len() - 1], 30),
-        Some(b'T' | b't') => (&value[..value.len() - 1], 40),
-        _ => (value, 0),
-    };
-    match digits.parse::<u64>().ok().and_then(|number| number.checked_mul(1 << shift)) {
+    match quantity::size(value) {
         Some(bytes) if bytes >= least => Ok(bytes),
         _ => Err(Failure::usage(format!(
             "{name}= takes a size such as 64M or 1G, {} MiB at least, not '{value}'",
@@ -356,7 +341,7 @@ fn parse_size(name: &str, value: &str, least: u64) -> Result<u64, Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::exit::USAGE;
+    use lockbox_host::USAGE;
 
     #[test]
     fn lists_are_read_in_order() {

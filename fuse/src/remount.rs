@@ -6,13 +6,13 @@
 use std::path::Path;
 
 use lockbox::control::{self, Request, Response};
+use lockbox_host::daemons;
+use lockbox_host::point::Point;
 use nix::mount::MsFlags;
 use nix::unistd::geteuid;
 
 use crate::exit::Failure;
 use crate::options::Options;
-use crate::point::Point;
-use crate::{mountinfo, runtime};
 
 /// What the kernel's table shows for a FUSE mount; mount(8) hands it back.
 const SHOWN: [&str; 5] = ["user_id=", "group_id=", "max_read=", "blksize=", "subtype="];
@@ -52,12 +52,12 @@ pub fn remount(point: &Path, flags: MsFlags) -> Result<(), Failure> {
     let failed = |e: std::io::Error| Failure::mount(format!("cannot remount {}: {e}", point.display()));
     let held = Point::of(point).map_err(failed)?;
     let mounted = match held.mounted_at(point).map_err(failed)? {
-        Some(mounted) if mounted.file_system == mountinfo::TYPE => mounted,
+        Some(mounted) if mounted.is_archive() => mounted,
         _ => return Err(Failure::mount(format!("no archive is mounted at {}", point.display()))),
     };
     let flags = flags | kept(mounted.user, geteuid().as_raw());
     // Whose mount it is says the kernel; a daemon of anybody else may claim what it likes.
-    let places = mounted.user.map_or_else(runtime::places, runtime::places_of);
+    let places = mounted.user.map_or_else(daemons::places, daemons::places_of);
     let daemons = places.iter().map(control::running).collect::<Result<Vec<_>, _>>()?.concat();
     let daemon = daemons.iter().find(|(_, status)| Path::new(&status.mount_point) == point);
     let read_only = flags.contains(MsFlags::MS_RDONLY);

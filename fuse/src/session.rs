@@ -32,6 +32,7 @@ use lockbox::Error;
 use lockbox::archive::Archive;
 use lockbox::control::{self, Response};
 use lockbox::keys::UnlockedKey;
+use lockbox_host::{daemons, harden, mounts};
 use nix::sys::signal::{SigSet, Signal};
 use parking_lot::Mutex;
 use rustix::fs::{CWD, Mode, OFlags, openat};
@@ -46,7 +47,6 @@ use crate::former;
 use crate::idle::{self, Watcher};
 use crate::journal::Target;
 use crate::mount::{self, Mount};
-use crate::mountinfo;
 use crate::options::Options;
 use crate::pace::Pace;
 use crate::sandbox::{self, Reach};
@@ -55,7 +55,7 @@ use crate::suspend::{self, Slept};
 use crate::ticker::Ticker;
 use crate::unmounter::Unmounter;
 use crate::watch::Watch;
-use crate::{filter, kernel, runtime};
+use crate::{filter, kernel};
 
 /// How long event loops of a mount that failed to start may take to end.
 const LAST_REQUESTS: Duration = Duration::from_secs(2);
@@ -107,7 +107,7 @@ pub fn serve(
     ending: impl FnOnce(),
 ) -> Result<(), Failure> {
     let signals = block_signals()?;
-    if !lockbox_secrets::lock_memory() {
+    if !harden::lock_memory() {
         tracing::info!("the limit on locked memory does not allow keeping keys out of swap");
     }
     let host: OwnedFd = File::open(task.archive().parent().unwrap_or(Path::new("/")))
@@ -206,7 +206,7 @@ struct Prepared {
 }
 
 fn prepare(task: &Task, id: &[u8; 16], host: &OwnedFd) -> Result<Prepared, Failure> {
-    let listening = control::listen(&runtime::directory()?, id)?;
+    let listening = control::listen(&daemons::ready_directory()?, id)?;
     let own_status = File::open("/proc/self/status").ok();
     let seen = task.options.seen_options().directory.and_then(|path| File::open(path).ok()).map(OwnedFd::from);
     let (unmounter, callers) = Unmounter::start(task.point(), &Target::of(&task.options))
@@ -299,7 +299,7 @@ fn found(
         let _ = mount::unmount(task.point(), true);
         Failure::mount(format!("the mount at {} cannot be found: {what}", task.point().display()))
     };
-    let mounted = mountinfo::at(task.point()).map_err(|e| lost(e.to_string()))?;
+    let mounted = mounts::at(task.point()).map_err(|e| lost(e.to_string()))?;
     let device = mounted.ok_or_else(|| lost("it is not in the table of mounts".into()))?.device;
     // Only root may: a user's mount reads ahead 128 KiB, and has the kernel's bound of what waits to be written.
     let read_ahead = kernel::ReadAhead::of(device).ok();

@@ -16,6 +16,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::thread;
 
+use lockbox_host::mounts::{self, Mounted};
 use nix::sys::signal::SigSet;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use serde::{Deserialize, Serialize};
@@ -24,7 +25,6 @@ use crate::callers::{self, Callers};
 use crate::journal::{self, Target};
 use crate::login;
 use crate::mount::{self, UnmountError};
-use crate::mountinfo::{self, Mounted};
 
 /// The hidden argument that makes the program the unmounter.
 pub const ARGUMENT: &str = "--unmounter";
@@ -53,7 +53,7 @@ pub(crate) enum Unmounted {
 
 /// Unmounts what has this device number at `point`; with `detach` also when it is busy.
 pub(crate) fn unmount(point: &Path, device: u64, detach: bool) -> Unmounted {
-    if let Some(unmounted) = without_trying(mountinfo::table(), point, device) {
+    if let Some(unmounted) = without_trying(mounts::table(), point, device) {
         return unmounted;
     }
     match mount::unmount(point, false) {
@@ -294,15 +294,12 @@ mod tests {
     #[test]
     fn a_mount_is_gone_only_when_the_table_of_mounts_says_so() {
         let point = Path::new("/mnt/a");
-        let said = |mounts: &[(u64, &str)]| {
-            let mounted = |&(device, at): &(u64, &str)| Mounted {
-                id: device,
-                device,
-                point: at.into(),
-                file_system: mountinfo::TYPE.into(),
-                user: None,
+        let said = |table: &[(u64, &str)]| {
+            let mounted = |&(device, at): &(u64, &str)| {
+                mounts::parse(format!("{device} 0 0:{device} / {at} rw - {} a.lbx rw", mounts::TYPE).as_bytes())
+                    .unwrap()
             };
-            without_trying(Ok(mounts.iter().map(mounted).collect()), point, 7)
+            without_trying(Ok(table.iter().map(mounted).collect()), point, 7)
         };
         assert_eq!(said(&[(1, "/"), (7, "/mnt/a")]), None);
         assert_eq!(said(&[(1, "/"), (7, "/mnt/a"), (9, "/mnt/a")]), Some(Unmounted::Busy), "mounted over");

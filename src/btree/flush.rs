@@ -1,4 +1,4 @@
-//! Writes dirty nodes bottom-up, settles them, and walks what is stored.
+//! Writes dirty nodes bottom-up, forgets those that are written, and walks what is stored.
 
 use std::sync::{Arc, OnceLock};
 
@@ -35,16 +35,16 @@ pub(super) fn flush(
         Body::Leaf(_) => store.keep(&pointer, node),
         Body::Internal(children) => {
             let children = children.iter().zip(&pointers).map(|((key, _), child)| (*key, Child::Stored(*child)));
-            let mut settled = Node::new(node.born, node.place(), Body::Internal(children.collect()));
-            settled.stored = OnceLock::from(pointer);
-            store.keep(&pointer, &Arc::new(settled));
+            let mut written = Node::new(node.born, node.place(), Body::Internal(children.collect()));
+            written.stored = OnceLock::from(pointer);
+            store.keep(&pointer, &Arc::new(written));
         }
     }
     Ok(pointer)
 }
 
 /// Replaces stored resident nodes in and below `child` by their pointers.
-pub(super) fn settle(child: &mut Child) {
+pub(super) fn forget_written(child: &mut Child) {
     let Child::Resident(node) = child else { return };
     if let Some(pointer) = node.stored.get() {
         *child = Child::Stored(*pointer);
@@ -56,7 +56,7 @@ pub(super) fn settle(child: &mut Child) {
     }
     // B1: copied when a published version shares it. The node belongs to the open transaction, so nothing is superseded (B3).
     if let Body::Internal(children) = &mut Arc::make_mut(node).body {
-        children.iter_mut().for_each(|(_, child)| settle(child));
+        children.iter_mut().for_each(|(_, child)| forget_written(child));
     }
 }
 

@@ -35,7 +35,7 @@ use crate::format::{Generation, Key, Pointer, TreeId};
 pub(crate) enum Child {
     /// On the medium (and perhaps in the node cache).
     Stored(Pointer),
-    /// In memory: changed since the last commit, or written by a commit that did not yet settle (`Node::stored` is set then).
+    /// In memory: changed since the last commit, or written by a commit whose nodes are not yet forgotten (`Node::stored` is set then).
     Resident(Arc<Node>),
 }
 
@@ -166,9 +166,9 @@ impl Tree {
 
     /// Replaces resident nodes that are stored by their pointers, so that memory is bounded by the cache again.
     /// Only visits nodes that are not stored and their children.
-    pub(crate) fn settle(&mut self) {
+    pub(crate) fn forget_written(&mut self) {
         if let Some(root) = &mut self.root {
-            flush::settle(root);
+            flush::forget_written(root);
         }
     }
 

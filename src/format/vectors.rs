@@ -7,7 +7,7 @@ use std::path::Path;
 use serde_json::{Value, json};
 
 use super::header::PassphraseSlot;
-use super::ids::{Key, Pointer, Run, Timestamp};
+use super::ids::{Key, Pointer, Run, Timestamp, TreeId};
 use super::key_slot::{Description, KeySlot, Rewrap};
 use super::node::{NodeEntries, key_at, put_key};
 use super::page::Prologue;
@@ -173,7 +173,7 @@ fn record(bytes: &[u8]) -> Result<Rendered> {
     let value = json!({
         "generation": it.generation.0, "previous_tag": hex(&it.previous_tag), "session": hex(&it.session),
         "session_first": it.session_first.0, "header_sequence": it.header_sequence, "time": of_time(it.time),
-        "two_barrier": it.two_barrier, "closed": it.closed, "roots": it.roots.iter().map(of_root).collect::<Value>(),
+        "two_barrier": it.two_barrier, "closed": it.closed, "roots": TreeId::ALL.map(|tree| of_root(&it.roots[tree])),
         "next_ino": it.next_ino, "inodes": it.inodes, "used_blocks": it.used_blocks, "total_blocks": it.total_blocks,
         "next_dead": it.next_dead, "next_snapshot": it.next_snapshot, "newest_snapshot": it.newest_snapshot.0,
         "newest_snapshot_id": it.newest_snapshot_id, "checkpoint": it.checkpoint.0,

@@ -5,6 +5,7 @@ mod data;
 mod latch;
 mod ring;
 pub(crate) mod space;
+mod unsynced;
 
 use std::sync::Arc;
 
@@ -12,6 +13,7 @@ pub(crate) use latch::Latch;
 pub(crate) use ring::AuthenticRecord;
 
 use cache::PartCache;
+use unsynced::Unsynced;
 
 use crate::error::{CacheUse, Error, Result};
 use crate::format::page::PageKind;
@@ -27,6 +29,7 @@ pub(crate) struct Pager {
     cells: PartCache<Arc<Vec<u8>>>,
     heads: PartCache<Arc<DataHead>>,
     latch: Latch,
+    unsynced: Unsynced,
 }
 
 impl Pager {
@@ -39,6 +42,7 @@ impl Pager {
             cells: PartCache::new(cache_bytes - heads),
             heads: PartCache::new(heads),
             latch: Latch::default(),
+            unsynced: Unsynced::default(),
         }
     }
 
@@ -108,10 +112,17 @@ impl Pager {
         })
     }
 
-    /// Waits until everything written before is on the medium; a failure latches.
-    pub(crate) fn barrier(&self) -> Result<()> {
-        self.latch.check()?;
-        self.storage.barrier().map_err(|e| self.latch.set("making writes durable", e))
+    /// Another program cut, replaced or removed the file: what is written to it from here on would be lost, or hide the damage.
+    pub(crate) fn check_host(&self) -> Result<()> {
+        match self.storage.still_there() {
+            Err(Error::Damaged(reason)) => Err(Error::Damaged(reason)),
+            // That nobody can tell at this moment is no reason to stop.
+            Err(error) => {
+                tracing::warn!("the archive's file cannot be examined: {error}");
+                Ok(())
+            }
+            Ok(()) => Ok(()),
+        }
     }
 }
 

@@ -382,7 +382,7 @@ fn learn_lifetimes(pager: &Pager, records: &[CommitRecord], nodes: &mut [Node]) 
     let by_address: HashMap<u64, usize> =
         nodes.iter().enumerate().map(|(index, node)| (node.pointer.run.address, index)).collect();
     for record in records {
-        let root = record.roots[TreeId::Live as usize - 1];
+        let root = record.roots[TreeId::Live];
         if let Some(&index) = by_address.get(&root.pointer.run.address)
             && nodes[index].pointer == root.pointer
         {

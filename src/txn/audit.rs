@@ -3,17 +3,21 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use super::Volume;
-use super::commit::{Chain, Purpose};
+use super::allocator::Allocator;
+use super::commit::Chain;
 use super::finding::{Finding, FindingKind, Severity};
+use super::kept::{snapshot_tree, snapshots_of};
 use super::recovery::in_space;
 use super::references;
 use super::state::State;
-use crate::btree::{LostNode, Tree};
+use super::strays::find_strays;
+use crate::btree::{LostNode, NodeStore, Tree};
 use crate::error::{Error, Result};
+use crate::format::record::CommitRecord;
 use crate::format::space::{REGION_WORDS, RegionBits};
 use crate::format::values::{DeadValue, Extent, ReferenceValue};
 use crate::format::{Key, Pointer, REGION_BLOCKS, Run, TreeId, kind};
+use crate::pager::Pager;
 
 /// Findings reported at most; a broken archive would otherwise fill the memory with sentences.
 const MAX_FINDINGS: usize = 1000;
@@ -130,53 +134,32 @@ impl Census {
     }
 }
 
-impl Volume {
-    /// Recomputes from the live tree, snapshots and dead lists which blocks are in use and every page's count, and compares with the
-    /// space map and reference records; `full` opens every page. None is found in what is sound.
-    /// Writers wait meanwhile. `progress` gets (blocks done, blocks in use).
-    pub(crate) fn audit(&self, full: bool, progress: &mut dyn FnMut(u64, u64)) -> Result<Audit> {
-        if self.read_only {
-            return self.audit_chain(&self.commits.lock().chain.clone(), full, progress);
-        }
-        self.as_leader(|chain| {
-            let mut writer = self.writer.lock();
-            self.run_commit(Purpose::Changes, chain, Some(&mut writer))?;
-            self.audit_chain(chain, full, progress)
-        })
-    }
+/// The trees of one version, and what they are compared with.
+pub(super) struct Auditor<'v> {
+    pub(super) allocator: &'v Allocator,
+    pub(super) store: &'v NodeStore,
+    pub(super) pager: &'v Pager,
+    pub(super) durable: Arc<CommitRecord>,
+    pub(super) state: Arc<State>,
+}
 
-    /// All that an audit finds.
-    pub(crate) fn check_space(&self, full: bool, progress: &mut dyn FnMut(u64, u64)) -> Result<Vec<Finding>> {
-        let Audit { mut findings, of_files, .. } = self.audit(full, progress)?;
-        findings.extend(of_files);
-        Ok(findings)
-    }
-
-    /// Whether the block belongs to a page of the last commit.
-    #[cfg(test)]
-    pub(crate) fn uses_block(&self, block: u64) -> Result<bool> {
-        let (number, at) = (block / REGION_BLOCKS, block % REGION_BLOCKS);
-        self.load_region(number)?;
-        let space = self.space.lock();
-        Ok(space.used_bits(number).is_some_and(|bits| bits[(at / 64) as usize] >> (at % 64) & 1 == 1))
-    }
-
-    fn audit_chain(&self, chain: &Chain, full: bool, progress: &mut dyn FnMut(u64, u64)) -> Result<Audit> {
-        let state = self.state();
+impl Auditor<'_> {
+    /// What is found when nothing changes meanwhile; see `Volume::audit`.
+    pub(super) fn audit(&self, chain: &Chain, full: bool, progress: &mut dyn FnMut(u64, u64)) -> Result<Audit> {
         let mut census = Census::default();
-        self.count_everything(&state, chain, &mut census)?;
-        let tree = self.space_tree.load_full();
-        let total = self.space.lock().total();
+        self.count_everything(chain, &mut census)?;
+        let tree = self.allocator.tree();
+        let total = self.allocator.total();
         self.walk_nodes(&tree, TreeId::Space, total, &mut census)?;
-        self.find_strays(&state, &tree, &mut |finding| census.find(finding))?;
+        find_strays(self.store, &self.state, &tree, &mut |finding| census.find(finding))?;
         let compared = self.compare_space(&mut census);
         report(compared, FindingKind::Space, &mut census)?;
-        let compared = self.compare_counts(&state, &mut census);
+        let compared = self.compare_counts(&mut census);
         report(compared, FindingKind::Count, &mut census)?;
         if full {
             self.open_data_pages(&mut census, progress)?;
         }
-        let checked = self.check_snapshots(&state, &mut census, total);
+        let checked = self.check_snapshots(&mut census, total);
         report(checked, FindingKind::Snapshot, &mut census)?;
         Ok(Audit { findings: census.findings, of_files: census.of_files, data: DataPages(census.pages) })
     }
@@ -184,7 +167,7 @@ impl Volume {
     fn walk_nodes(&self, tree: &Tree, id: TreeId, total: u64, census: &mut Census) -> Result<()> {
         let mut lost = Vec::new();
         tree.visit_pages(
-            &self.store,
+            self.store,
             &mut |pointer, _| {
                 census.mark(pointer.run, total);
                 Ok(())
@@ -199,15 +182,10 @@ impl Volume {
     }
 
     /// Everything but the space tree itself.
-    fn count_everything(&self, state: &State, chain: &Chain, census: &mut Census) -> Result<()> {
-        let total = self.space.lock().total();
-        let trees = &state.trees;
-        for (tree, id) in [
-            (&trees.live, TreeId::Live),
-            (&trees.references, TreeId::References),
-            (&trees.snapshots, TreeId::Snapshots),
-            (&trees.history, TreeId::History),
-        ] {
+    fn count_everything(&self, chain: &Chain, census: &mut Census) -> Result<()> {
+        let total = self.allocator.total();
+        let trees = &self.state.trees;
+        for (tree, id) in trees.each() {
             self.walk_nodes(tree, id, total, census)?;
         }
         for run in &chain.list_pages {
@@ -227,7 +205,7 @@ impl Volume {
             }
             Ok(())
         };
-        trees.live.scan_surviving(&self.store, extents, &mut |_| Ok(()))?;
+        trees.live.scan_surviving(self.store, extents, &mut |_| Ok(()))?;
         let dead = &mut |key: Key, value: &[u8]| {
             if key.kind == kind::DEAD {
                 match DeadValue::decode(value) {
@@ -240,16 +218,12 @@ impl Volume {
             }
             Ok(())
         };
-        trees.references.scan_surviving(&self.store, dead, &mut |_| Ok(()))
+        trees.references.scan_surviving(self.store, dead, &mut |_| Ok(()))
     }
 
     fn compare_space(&self, census: &mut Census) -> Result<()> {
-        let total = self.space.lock().total();
-        for number in 0..total.div_ceil(REGION_BLOCKS) {
-            self.load_region(number)?;
-            let space = self.space.lock();
-            let known = space.used_bits(number).copied().unwrap_or([0; REGION_WORDS]);
-            drop(space);
+        for number in 0..self.allocator.total().div_ceil(REGION_BLOCKS) {
+            let known = self.allocator.used_bits(number)?;
             let found = census.used.get(&number).map_or([0; REGION_WORDS], |bits| **bits);
             for (word, (known, found)) in known.iter().zip(found.iter()).enumerate() {
                 let base = number * REGION_BLOCKS + word as u64 * 64;
@@ -264,7 +238,7 @@ impl Volume {
                 }
             }
         }
-        let counted = self.space.lock().used_blocks();
+        let counted = self.allocator.used_blocks();
         if counted != census.used_blocks && !census.incomplete {
             let text = format!("blocks in use are counted wrong: record={counted} found={}", census.used_blocks);
             census.find(Finding::new(FindingKind::Counter, Severity::Minor, text));
@@ -272,12 +246,12 @@ impl Volume {
         Ok(())
     }
 
-    fn compare_counts(&self, state: &State, census: &mut Census) -> Result<()> {
-        let tree = &state.trees.references;
+    fn compare_counts(&self, census: &mut Census) -> Result<()> {
+        let tree = &self.state.trees.references;
         let mut wrong = Vec::new();
         let find = |severity, text: String, block| Finding::new(FindingKind::Count, severity, text).at_block(block);
         for (address, page) in &census.pages {
-            let count = references::count(tree, &self.store, *address)?;
+            let count = references::count(tree, self.store, *address)?;
             let named = page.names;
             if count != named && !census.incomplete {
                 let text = format!("page is counted wrong: block={address} record={count} found={named}");
@@ -314,7 +288,7 @@ impl Volume {
             }
             Ok(())
         };
-        tree.scan_surviving(&self.store, counts, &mut |_| Ok(()))?;
+        tree.scan_surviving(self.store, counts, &mut |_| Ok(()))?;
         wrong.sort_by_key(|finding| finding.block);
         wrong.into_iter().for_each(|finding| census.find(finding));
         Ok(())
@@ -357,20 +331,20 @@ impl Volume {
     }
 
     /// Every page of a kept root must still be in use.
-    fn check_snapshots(&self, state: &State, census: &mut Census, total: u64) -> Result<()> {
+    fn check_snapshots(&self, census: &mut Census, total: u64) -> Result<()> {
         let find = |severity, text: String| Finding::new(FindingKind::Snapshot, severity, text);
-        for (id, snapshot) in self.snapshots()? {
-            if id >= state.counters.next_snapshot {
+        for (id, snapshot) in snapshots_of(&self.state, self.store)? {
+            if id >= self.state.counters.next_snapshot {
                 let text = format!("snapshot {id} has a number that was not yet given out");
                 census.find(find(Severity::Wrong, text));
             }
             if snapshot.name.is_empty() {
                 continue;
             }
-            let tree = self.snapshot_tree(&snapshot);
+            let tree = snapshot_tree(&snapshot);
             let (mut runs, mut lost) = (Vec::new(), Vec::new());
             tree.visit_pages(
-                &self.store,
+                self.store,
                 &mut |pointer, _| {
                     runs.push(pointer.run);
                     Ok(())
@@ -390,7 +364,7 @@ impl Volume {
                 }
                 Ok(())
             };
-            let scanned = tree.scan_surviving(&self.store, extents, &mut |_| Ok(()));
+            let scanned = tree.scan_surviving(self.store, extents, &mut |_| Ok(()));
             report(scanned, FindingKind::Snapshot, census)?;
             for run in runs {
                 let whole = run.is_page_space(total) && (run.address..run.end()).all(|block| census.has(block));
@@ -407,17 +381,15 @@ impl Volume {
     pub(super) fn rebuild_space(&self, chain: &mut Chain) -> Result<()> {
         chain.list_pages.clear();
         chain.force_checkpoint = true;
-        let state = self.state();
         let mut census = Census::default();
-        self.count_everything(&state, chain, &mut census)?;
+        self.count_everything(chain, &mut census)?;
         if let Some(finding) = census.findings.first().or(census.of_files.first()) {
             return Err(Error::damaged(format!("the space map cannot be rebuilt: {finding}")));
         }
         // The old map's own pages are given up; they wait like everything that the next commit replaces.
         let mut old = Vec::new();
-        let old_tree = self.space_tree.swap(Arc::new(Tree::empty(crate::format::TreeId::Space)));
-        old_tree.visit_pages(
-            &self.store,
+        self.allocator.give_up_map().visit_pages(
+            self.store,
             &mut |pointer, _| {
                 old.push(pointer.run);
                 Ok(())
@@ -427,22 +399,16 @@ impl Volume {
                 Ok(())
             },
         )?;
-        let durable = self.durable.load();
-        let mut space = self.space.lock();
-        space.drop_pending(census.used_blocks);
         // What a record says to be free, and what the old map says of itself, is free only where no tree has a page.
-        let total = space.total();
+        let (allocator, durable, total) = (self.allocator, &self.durable, self.allocator.total());
         let free = |run: &Run| in_space(*run, total) && !census.uses(*run);
-        space.recover_waiting(durable.generation, durable.freed.iter().copied().filter(free).collect());
-        space.recover_waiting(durable.generation, old.into_iter().filter(free).collect());
+        allocator.recover_waiting(durable.generation, durable.freed.iter().copied().filter(free).collect());
+        allocator.recover_waiting(durable.generation, old.into_iter().filter(free).collect());
         // The newest record still names them, and the next opening verifies them: list pages above all.
         let listed = durable.allocated.iter().map(|(run, _)| *run).filter(free);
-        space.recover_waiting(durable.generation, listed.collect());
-        for number in 0..total.div_ceil(REGION_BLOCKS) {
-            let bits = census.used.get(&number).map_or([0; REGION_WORDS], |bits| **bits);
-            space.install_rebuilt(number, &bits, &**self.pager.storage())?;
-        }
-        Ok(())
+        allocator.recover_waiting(durable.generation, listed.collect());
+        let used = |number| census.used.get(&number).map_or([0; REGION_WORDS], |bits| **bits);
+        allocator.rebuild(census.used_blocks, used)
     }
 }
 

@@ -12,9 +12,8 @@
 
 use std::ops::ControlFlow;
 
-use super::Volume;
 use super::operation::Operation;
-use super::recovery::Recovered;
+use crate::btree::{NodeStore, Tree};
 use crate::error::Result;
 use crate::format::values::HistoryValue;
 use crate::format::{Generation, Key, SessionId, Tag, kind};
@@ -48,56 +47,18 @@ pub(crate) enum Descent {
     Unknown,
 }
 
-impl Recovered {
-    /// The chosen record and those before it as far as the ring has them, newest first.
-    pub(super) fn line(&self) -> Vec<Mark> {
-        let mark = |record: &crate::format::record::CommitRecord, tag| Mark {
-            session: record.session,
-            first: record.session_first,
-            generation: record.generation,
-            tag,
-        };
-        let mut line = vec![mark(&self.record, self.tag)];
-        let mut previous = self.record.previous_tag;
-        for older in self.ring.iter().rev().filter(|r| r.record.generation < self.record.generation) {
-            if older.tag != previous {
-                // Abandoned by an earlier recovery, or left over from before a gap that nothing crosses.
-                continue;
-            }
-            line.push(mark(&older.record, older.tag));
-            previous = older.record.previous_tag;
-        }
-        line
-    }
+/// What an open archive knows of the commits before it.
+pub(super) struct Past<'a> {
+    /// The record that was opened and those before it that the ring had, newest first.
+    pub(super) line: &'a [Mark],
+    pub(super) history: &'a Tree,
+    pub(super) store: &'a NodeStore,
 }
 
-impl Volume {
-    /// The newest record that may be remembered outside of the file (L1).
-    pub(crate) fn durable_mark(&self) -> Option<Mark> {
-        if self.read_only {
-            return self.line.get(1).copied();
-        }
-        let commits = self.commits.lock();
-        let chain = &commits.chain;
-        match (chain.session_first, &chain.previous_session) {
-            (Some(first), _) => {
-                Some(Mark { session: self.session, first, generation: chain.generation, tag: chain.tag })
-            }
-            (None, Some((first, value))) => {
-                Some(Mark { session: value.session, first: *first, generation: value.last, tag: value.last_tag })
-            }
-            (None, None) => None,
-        }
-    }
-
-    /// The record that was chosen when the archive was opened.
-    pub(crate) fn opened_at(&self) -> Option<Mark> {
-        self.line.first().copied()
-    }
-
+impl Past<'_> {
     /// Whether what was opened is `seen` or came after it.
-    pub(crate) fn descent_from(&self, seen: &Mark) -> Result<Descent> {
-        let Some(newest) = self.opened_at() else { return Ok(Descent::Unknown) };
+    pub(super) fn descent_from(&self, seen: &Mark) -> Result<Descent> {
+        let Some(newest) = self.line.first().copied() else { return Ok(Descent::Unknown) };
         if seen.generation > newest.generation {
             return Ok(Descent::Earlier);
         }
@@ -122,7 +83,7 @@ impl Volume {
     }
 
     /// `mark` and the last records of the sessions before it, newest first, `most` at most.
-    pub(crate) fn trail(&self, mark: Mark, most: usize) -> Result<Vec<Mark>> {
+    pub(super) fn trail(&self, mark: Mark, most: usize) -> Result<Vec<Mark>> {
         let mut trail = vec![mark];
         let mut first = mark.first;
         while trail.len() < most && first > Generation(1) {
@@ -139,11 +100,9 @@ impl Volume {
 
     /// The last record of the ended session that began at `generation` or before; None when there is no such record (any more).
     fn session_at(&self, generation: Generation) -> Result<Option<Mark>> {
-        let state = self.state();
-        let found =
-            state.trees.history.floor(&self.store, Key::new(0, kind::HISTORY, generation.0), |key, value| {
-                Ok((key, HistoryValue::decode(value)?))
-            })?;
+        let found = self.history.floor(self.store, Key::new(0, kind::HISTORY, generation.0), |key, value| {
+            Ok((key, HistoryValue::decode(value)?))
+        })?;
         Ok(found.filter(|(key, _)| key.object == 0 && key.kind == kind::HISTORY).map(|(key, value)| Mark {
             session: value.session,
             first: Generation(key.sub),
@@ -158,7 +117,7 @@ impl Operation<'_> {
     pub(super) fn record_session(&mut self, first: Generation, value: &HistoryValue) -> Result<()> {
         self.changed = true;
         self.of_commit = true;
-        let store = &self.volume.store;
+        let store = self.store;
         let history = &mut self.trees.history;
         let edits = &mut self.global_edits;
         history.insert(store, edits, Key::new(0, kind::HISTORY, first.0), &value.encode())?;
@@ -174,6 +133,13 @@ impl Operation<'_> {
         for key in oldest.into_iter().take(surplus) {
             history.remove(store, edits, key)?;
         }
+        Ok(())
+    }
+
+    /// Puts a record of another volume's history into this one's.
+    pub(crate) fn insert_history(&mut self, key: Key, value: &[u8]) -> Result<()> {
+        self.changed = true;
+        self.trees.history.insert(self.store, &mut self.global_edits, key, value)?;
         Ok(())
     }
 }

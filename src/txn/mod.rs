@@ -15,34 +15,30 @@
 //! T7  The space map of checkpoint c together with the lists of the records c..=g is exactly the set of pages of root g. A record that no such
 //!     chain leads to says so with checkpoint 0; then that set is what the trees name.
 
-mod allocation;
+mod allocator;
 mod audit;
-mod checkpoint;
 mod commit;
 mod finding;
-mod gather;
+mod kept;
 mod lineage;
-mod lists;
-mod open;
 mod operation;
+mod page_writer;
 mod partly;
 mod publication;
 mod reading;
 mod recovery;
 mod references;
 mod shortage;
-#[cfg_attr(not(test), expect(dead_code, reason = "model-tested with the transactions; their commands come later"))]
-mod snapshots;
 mod state;
 mod strays;
 #[cfg(test)]
 mod tests;
-mod transfer;
 mod unnamed;
-mod upkeep;
+mod view;
 mod volume;
+mod writer;
 
-pub(crate) use allocation::{Reservation, quads_for};
+pub(crate) use allocator::{Reservation, quads_for};
 pub(crate) use audit::{Audit, DataPages};
 pub(crate) use commit::WantedCommit;
 pub use finding::{Finding, FindingKind, Lost, Severity};
@@ -52,49 +48,5 @@ pub(crate) use publication::Publication;
 pub(crate) use reading::Reading;
 pub(crate) use state::State;
 pub(crate) use unnamed::{UnnamedPages, WrittenPiece};
+pub(crate) use view::View;
 pub(crate) use volume::{OpenOptions, Volume};
-
-use crate::btree::{Finger, LostVisitor, NodeStore, ScanVisitor, Tree};
-use crate::error::Result;
-use crate::format::Key;
-
-/// Read access to one version of the live tree; the same for readers and inside an operation.
-#[derive(Clone, Copy)]
-pub(crate) struct View<'a> {
-    pub(crate) tree: &'a Tree,
-    pub(crate) store: &'a NodeStore,
-    /// Belongs to this version of the tree.
-    pub(crate) finger: Option<&'a Finger>,
-}
-
-impl View<'_> {
-    pub(crate) fn get<R>(&self, key: Key, f: impl FnOnce(&[u8]) -> Result<R>) -> Result<Option<R>> {
-        match self.finger {
-            Some(finger) => self.tree.get_near(self.store, finger, key, f),
-            None => self.tree.get(self.store, key, f),
-        }
-    }
-
-    pub(crate) fn floor<R>(&self, key: Key, f: impl FnOnce(Key, &[u8]) -> Result<R>) -> Result<Option<R>> {
-        match self.finger {
-            Some(finger) => self.tree.floor_near(self.store, finger, key, f),
-            None => self.tree.floor(self.store, key, f),
-        }
-    }
-
-    pub(crate) fn scan(&self, from: Key, to: Key, f: &mut ScanVisitor<'_>) -> Result<()> {
-        match self.finger {
-            Some(finger) => self.tree.scan_near(self.store, finger, from, to, f),
-            None => self.tree.scan(self.store, from, to, f),
-        }
-    }
-
-    /// Every entry that can still be read; `lost` gets each node that cannot.
-    pub(crate) fn scan_surviving(
-        &self,
-        f: &mut dyn FnMut(Key, &[u8]) -> Result<()>,
-        lost: &mut LostVisitor<'_>,
-    ) -> Result<()> {
-        self.tree.scan_surviving(self.store, f, lost)
-    }
-}

@@ -1,14 +1,15 @@
 //! One change of the archive, atomic: works on its own copy of the trees, published whole or dropped.
 
-use super::state::{Counters, Trees};
-use super::{Publication, View};
-use crate::btree::Edits;
+use super::publication::Publication;
+use super::state::{Counters, State, Trees};
+use super::view::View;
+use crate::btree::{Edits, NodeStore};
 use crate::error::{Error, Result};
 use crate::format::{Generation, Ino, Key, MAX_INO, Pointer, Run, Tag};
 
-/// The working copy of an operation; see [`super::Volume::operate`].
+/// The working copy of an operation; see `Volume::operate`.
 pub(crate) struct Operation<'v> {
-    pub(super) volume: &'v super::Volume,
+    pub(super) store: &'v NodeStore,
     pub(super) generation: Generation,
     pub(super) trees: Trees,
     pub(super) counters: Counters,
@@ -30,10 +31,28 @@ pub(crate) struct Operation<'v> {
     pub(super) carried: Vec<Publication>,
 }
 
-impl Operation<'_> {
+impl<'v> Operation<'v> {
+    /// Begins with what `base` has.
+    pub(super) fn new(store: &'v NodeStore, generation: Generation, base: &State) -> Operation<'v> {
+        Operation {
+            store,
+            generation,
+            trees: base.trees.clone(),
+            counters: base.counters,
+            changed: false,
+            live_edits: Edits::new(generation),
+            global_edits: Edits::new(generation),
+            adopted: Vec::new(),
+            freed: Vec::new(),
+            of_commit: false,
+            partly: Vec::new(),
+            carried: Vec::new(),
+        }
+    }
+
     /// The live tree as changed so far.
     pub(crate) fn view(&self) -> View<'_> {
-        View { tree: &self.trees.live, store: self.volume.store(), finger: None }
+        View { tree: &self.trees.live, store: self.store, finger: None }
     }
 
     /// The open transaction: `born` of every new extent.
@@ -44,11 +63,11 @@ impl Operation<'_> {
     /// Inserts or replaces a record of the live tree; answers whether it was there.
     pub(crate) fn insert(&mut self, key: Key, value: &[u8]) -> Result<bool> {
         self.changed = true;
-        self.trees.live.insert(self.volume.store(), &mut self.live_edits, key, value)
+        self.trees.live.insert(self.store, &mut self.live_edits, key, value)
     }
 
     pub(crate) fn remove(&mut self, key: Key) -> Result<bool> {
-        let removed = self.trees.live.remove(self.volume.store(), &mut self.live_edits, key)?;
+        let removed = self.trees.live.remove(self.store, &mut self.live_edits, key)?;
         self.changed |= removed;
         Ok(removed)
     }
@@ -81,6 +100,19 @@ impl Operation<'_> {
     pub(crate) fn inode_gone(&mut self) {
         self.changed = true;
         self.counters.inodes = self.counters.inodes.saturating_sub(1);
+    }
+
+    /// Lets the publication tell when this operation is published.
+    pub(crate) fn carry(&mut self, publication: &Publication) {
+        debug_assert!(!publication.is_set(), "it was published before");
+        self.carried.push(publication.clone());
+    }
+
+    /// The page loses a part of what named it in this operation, and may hold other files.
+    pub(crate) fn note_partly(&mut self, page: &Pointer) {
+        if self.partly.last() != Some(page) {
+            self.partly.push(*page);
+        }
     }
 
     /// Nodes that the next commit has to write because of this operation, net.

@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 
 use parking_lot::Mutex;
 
-use super::{Operation, Volume};
 use crate::format::{Pointer, Run};
 
 /// Pages noted at once: about 1 MiB of memory.
@@ -100,21 +99,6 @@ impl PartlyNamed {
         for run in freed {
             pages.noted.remove(&run.address);
         }
-    }
-}
-
-impl Operation<'_> {
-    /// The page loses a part of what named it in this operation, and may hold other files.
-    pub(crate) fn note_partly(&mut self, page: &Pointer) {
-        if self.partly.last() != Some(page) {
-            self.partly.push(*page);
-        }
-    }
-}
-
-impl Volume {
-    pub(crate) fn partly_named(&self) -> &PartlyNamed {
-        &self.partly_named
     }
 }
 

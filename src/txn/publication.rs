@@ -2,7 +2,7 @@
 //!
 //! # The argument
 //! A publication is a cell that holds 0 until an operation that carries it is published, and the number of that operation's state from then on.
-//! `Volume::publish` takes the number when nothing can fail any more, and `announce` writes it into the cells before it has the state stored; all under
+//! `OpenTransaction::publish` takes the number when nothing can fail any more, and `announce` writes it into the cells before it has the state stored; all under
 //! the writers' lock, so that states are stored in the order of their numbers. Nothing returns between the two stores.
 //!
 //! - A failed operation leaves its cells at 0, whether it failed itself, found no room for its nodes, or was the flush of a commit that was
@@ -11,7 +11,7 @@
 //!   releases and loading acquires (each is a sequentially consistent exchange of `ArcSwap`). So the cell itself needs no order of its own.
 //! - Whoever reads the cell between the two stores, or holds an older state, has a state of a lower number: "not yet" is true of that state.
 //! - A published operation is never undone: the cell is written once, and later states have higher numbers. A state that a commit stores anew
-//!   (`Volume::settle`) has the same trees and the same number.
+//!   (`OpenTransaction::forget_written`) has the same trees and the same number.
 //! - What an operation that changed nothing says is true of the state that it began with, whose number its cells get. Who loaded that
 //!   state earlier may hear "not yet", and sees the same in it.
 //!
@@ -20,7 +20,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::{Operation, State};
+use super::state::State;
 
 /// See the argument above.
 #[derive(Clone, Debug, Default)]
@@ -41,13 +41,5 @@ impl Publication {
     pub(super) fn announce(carried: &[Publication], sequence: u64, store: impl FnOnce()) {
         carried.iter().for_each(|publication| publication.0.store(sequence, Ordering::Relaxed));
         store();
-    }
-}
-
-impl Operation<'_> {
-    /// Lets the publication tell when this operation is published.
-    pub(crate) fn carry(&mut self, publication: &Publication) {
-        debug_assert!(!publication.is_set(), "it was published before");
-        self.carried.push(publication.clone());
     }
 }

@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use super::{State, View, Volume};
+use super::state::State;
+use super::view::View;
+use super::volume::Volume;
 use crate::btree::Finger;
 
 /// Owns the version together with the place in it, so that neither is used with another.

@@ -4,10 +4,10 @@
 //! barrier, evict ring and listed pages, read and verify; overwrite a rejected slot, barrier; only then write, erase or truncate anything.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
-use super::commit::Chain;
-use super::{Mark, Volume};
+use super::allocator::Allocator;
+use super::commit::{Chain, read_lists};
+use super::lineage::Mark;
 use crate::env::Environment;
 use crate::error::{Error, Result};
 use crate::format::record::CommitRecord;
@@ -129,6 +129,27 @@ pub(super) fn in_space(run: Run, total: u64) -> bool {
 }
 
 impl Recovered {
+    /// The chosen record and those before it as far as the ring has them, newest first.
+    pub(super) fn line(&self) -> Vec<Mark> {
+        let mark = |record: &CommitRecord, tag| Mark {
+            session: record.session,
+            first: record.session_first,
+            generation: record.generation,
+            tag,
+        };
+        let mut line = vec![mark(&self.record, self.tag)];
+        let mut previous = self.record.previous_tag;
+        for older in self.ring.iter().rev().filter(|r| r.record.generation < self.record.generation) {
+            if older.tag != previous {
+                // Abandoned by an earlier recovery, or left over from before a gap that nothing crosses.
+                continue;
+            }
+            line.push(mark(&older.record, older.tag));
+            previous = older.record.previous_tag;
+        }
+        line
+    }
+
     /// The records from the checkpoint to the chosen one, oldest first; None when one of them is lost, or there is no checkpoint.
     fn chain(&self) -> Option<Vec<&CommitRecord>> {
         if self.record.checkpoint == Generation(0) {
@@ -150,7 +171,7 @@ impl Recovered {
     }
 
     /// Feeds the space map with what happened since the checkpoint; false when the chain is broken and the map has to be rebuilt.
-    pub(super) fn restore_space(&self, volume: &Volume, chain: &mut Chain) -> Result<bool> {
+    pub(super) fn restore_space(&self, allocator: &Allocator, pager: &Pager, chain: &mut Chain) -> Result<bool> {
         chain.tag = self.tag;
         chain.generation = self.record.generation;
         chain.checkpoint = self.record.checkpoint;
@@ -159,9 +180,8 @@ impl Recovered {
             HistoryValue { session: self.record.session, last: self.record.generation, last_tag: self.tag },
         ));
         let Some(records) = self.chain() else { return Ok(false) };
-        let mut space = volume.space.lock();
         for record in records {
-            let (allocated, freed, pages) = match Volume::read_lists(&volume.pager, record) {
+            let (allocated, mut freed, pages) = match read_lists(pager, record) {
                 Ok(lists) => lists,
                 Err(Error::Damaged(reason)) => {
                     tracing::warn!("the lists of commit {} are lost: {reason}", record.generation.0);
@@ -169,25 +189,16 @@ impl Recovered {
                 }
                 Err(error) => return Err(error),
             };
-            space.recover_lists(allocated.into_iter(), freed.iter().copied());
+            allocator.recover_lists(allocated, &freed);
             chain.list_pages.extend(pages);
             if record.generation == self.record.generation {
                 // T1: they wait for the next commit, as they did before.
                 // Never makes anything outside of the page space free.
-                let total = space.total();
-                space.recover_waiting(
-                    record.generation,
-                    freed.into_iter().filter(|run| in_space(*run, total)).collect(),
-                );
+                let total = allocator.total();
+                freed.retain(|run| in_space(*run, total));
+                allocator.recover_waiting(record.generation, freed);
             }
         }
         Ok(true)
     }
-}
-
-/// A random id for a writing session that begins.
-pub(super) fn new_session(environment: &Arc<dyn Environment>) -> Result<[u8; 16]> {
-    let mut session = [0; 16];
-    environment.fill_random(&mut session)?;
-    Ok(session)
 }

@@ -172,11 +172,11 @@ fn records_around(tree: &Tree, store: &NodeStore, start: u64, end: u64) -> Resul
 
 impl Operation<'_> {
     fn count_of(&self, run: Run) -> Result<u64> {
-        count(&self.trees.references, self.volume.store(), run.address)
+        count(&self.trees.references, self.store, run.address)
     }
 
     fn set_count_of(&mut self, run: Run, count: u64) -> Result<()> {
-        set_count(&mut self.trees.references, self.volume.store(), &mut self.global_edits, run, count)
+        set_count(&mut self.trees.references, self.store, &mut self.global_edits, run, count)
     }
 
     /// A page just written (`UnnamedPages`, `Volume::write_framed`) is now named by `extents` (>= 1) extents.
@@ -238,7 +238,7 @@ impl Operation<'_> {
         }
         for (blocks, more) in joined {
             self.changed = true;
-            raise(&mut self.trees.references, self.volume.store(), &mut self.global_edits, blocks, more)?;
+            raise(&mut self.trees.references, self.store, &mut self.global_edits, blocks, more)?;
         }
         Ok(())
     }
@@ -257,7 +257,7 @@ impl Operation<'_> {
         let key = Key::new(self.counters.newest_snapshot_id, kind::DEAD, self.counters.next_dead);
         self.counters.next_dead = following(self.counters.next_dead)?;
         let value = DeadValue { run, born }.encode();
-        self.trees.references.insert(self.volume.store(), &mut self.global_edits, key, &value)?;
+        self.trees.references.insert(self.store, &mut self.global_edits, key, &value)?;
         Ok(())
     }
 

@@ -13,26 +13,28 @@
 //! - (d) has a limit of time, since a reader may take as long as it likes.
 //!
 //! So every wait ends, and one that is refused afterwards was refused with nothing on its way that was freed before the call. The wait is
-//! shared: one writer brings it about while the others wait for `shortage`, and then try first.
+//! shared: one writer brings it about while the others wait in the queue, and then try first.
 //!
 //! # The order
-//! What comes free belongs to who waited for it. `short` counts those who hold `shortage` or wait for it; while there are any, whoever else wants
-//! room for more goes to the end of that queue, also when there is room, and `shortage` is handed on in the order of arrival. So a writer is
-//! overtaken at most by the calls that had looked at `short` before it came, once each, and by changes that free room or keep a promise, which
-//! are not asked to wait. An operation keeps its place in the queue until it is published, for its promise is made anew by then.
+//! What comes free belongs to who waited for it. `waiting` counts those who hold `first` or wait for it; while there are any, whoever else wants
+//! room for more goes to the end of that queue, also when there is room, and `first` is handed on in the order of arrival. So a writer is
+//! overtaken at most by the calls that had looked at `waiting` before it came, once each, and by changes that free room or keep a promise, which
+//! are not asked to wait. An operation keeps its place in the queue until it is published, for it is promised what it takes only by then.
 //!
-//! No lock that a commit needs is held while somebody waits: the caller has no operation open. `shortage` is taken while a caller may hold the
+//! No lock that a commit needs is held while somebody waits: the caller has no operation open. `first` is taken while a caller may hold the
 //! turn of a file; who has it waits for no turn (a commit's flusher takes none, and reclaim passes over an object whose turn is taken), and the
 //! writers' lock only behind operations, which end. Changes that free room do not take it, so that reclaim may be such a change; nor does the
-//! clock (`grow_spare`), so that the periodic commit does not queue behind it.
+//! clock (`Allocator::erase_aged`), so that the periodic commit does not queue behind it.
 
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use parking_lot::MutexGuard;
+use parking_lot::{Mutex, MutexGuard};
 
-use super::Volume;
-use super::commit::{Chain, Frozen, Purpose};
+use super::allocator::{Allocator, Reservation, keep_of};
+use super::commit::{Committer, Purpose};
+use super::writer::Writer;
 use crate::error::{Error, Result};
 
 /// Waits for readers that can see freed pages: a request of some MiB is read in less.
@@ -47,92 +49,101 @@ type Enough<'a> = &'a dyn Fn() -> Result<bool>;
 /// Groups that an operation asks for before it begins, beside those of its records.
 const LEAST: u64 = 16;
 
-/// A place in the queue of those who have no room; once it holds the lock, the first one.
-pub(super) struct Turn<'a> {
-    volume: &'a Volume,
-    shortage: Option<MutexGuard<'a, ()>>,
+/// Who has no room, in the order of arrival. The outermost part of a volume: whoever holds its lock commits.
+pub(super) struct Shortage {
+    committer: Arc<Committer>,
+    writer: Arc<Writer>,
+    allocator: Arc<Allocator>,
+    /// Held by the writer that brings room about for all who have none.
+    first: Mutex<()>,
+    waiting: AtomicU64,
+    reclaimer: OnceLock<Reclaimer>,
 }
 
-impl Drop for Turn<'_> {
+/// A place in the queue of those who have no room; once it holds the lock, the first one.
+pub(super) struct Queued<'a> {
+    shortage: &'a Shortage,
+    first: Option<MutexGuard<'a, ()>>,
+}
+
+impl Drop for Queued<'_> {
     fn drop(&mut self) {
-        if let Some(shortage) = self.shortage.take() {
-            MutexGuard::unlock_fair(shortage);
+        if let Some(first) = self.first.take() {
+            MutexGuard::unlock_fair(first);
         }
-        self.volume.short.fetch_sub(1, Ordering::AcqRel);
+        self.shortage.waiting.fetch_sub(1, Ordering::AcqRel);
     }
 }
 
-impl Volume {
-    /// Sets what frees the pages of objects that nobody can reach, one bounded step with each call. It may only make essential operations.
-    pub(crate) fn set_reclaimer(&self, reclaimer: Reclaimer) {
+impl Shortage {
+    pub(super) fn new(committer: Arc<Committer>, writer: Arc<Writer>, allocator: Arc<Allocator>) -> Shortage {
+        Shortage {
+            committer,
+            writer,
+            allocator,
+            first: Mutex::new(()),
+            waiting: AtomicU64::new(0),
+            reclaimer: OnceLock::new(),
+        }
+    }
+
+    pub(super) fn set_reclaimer(&self, reclaimer: Reclaimer) {
         // Only the first counts: one file system owns a volume.
         let _ = self.reclaimer.set(reclaimer);
     }
 
-    /// Makes room before the writers' lock is taken, so that freed blocks can be had by committing. Who had to wait for it keeps others out
-    /// until the answer is dropped.
-    pub(super) fn make_room(&self, records: u64, essential: bool) -> Result<Option<Turn<'_>>> {
+    /// Whether anybody waits for room.
+    pub(super) fn is_short(&self) -> bool {
+        self.waiting.load(Ordering::Acquire) > 0
+    }
+
+    /// Brings room about for an operation before the writers' lock is taken, so that freed blocks can be had by committing. Who had to wait for
+    /// it keeps others out until the answer is dropped.
+    pub(super) fn await_operation(&self, records: u64, essential: bool) -> Result<Option<Queued<'_>>> {
         // When this does not suffice the operation itself finds out exactly.
         let quads = (records * 3 + LEAST).min(256);
-        let promised = || self.try_reserve(quads, essential);
-        let (there, turn) =
-            if essential { (promised()? || self.await_commits(&promised)?, None) } else { self.in_turn(&promised)? };
-        if there {
-            self.space.lock().unreserve(quads);
+        let enough = || self.allocator.has_groups(quads, keep_of(essential));
+        if !essential {
+            return self.in_turn(&enough).map(|(_, queued)| queued);
         }
-        Ok(turn)
+        let _ = enough()? || self.await_commits(&enough)?;
+        Ok(None)
     }
 
-    /// Whether anybody waits for room.
-    pub(crate) fn is_short(&self) -> bool {
-        self.short.load(Ordering::Acquire) > 0
-    }
-
-    /// As somebody who waits for room, until the answer is dropped.
-    #[cfg(test)]
-    pub(crate) fn be_short(&self) -> impl Sized {
-        self.short.fetch_add(1, Ordering::AcqRel);
-        Turn { volume: self, shortage: None }
-    }
-
-    /// Has the file grow, if it can, until something may be taken out of reach for a moment; waits for nobody.
-    pub(super) fn grow_spare(&self) -> Result<()> {
-        if self.try_reserve(LEAST, false)? {
-            self.space.lock().unreserve(LEAST);
+    /// Promises groups for data that comes in addition.
+    pub(super) fn reserve(&self, quads: u64) -> Result<Reservation> {
+        if !self.have_room(&|| self.allocator.reserve(quads, keep_of(false)))? {
+            return Err(Error::NoSpace("the archive cannot grow".into()));
         }
-        Ok(())
+        Ok(self.allocator.reserved(quads))
     }
 
     /// Whether there is `enough`, which may take of it; waits for room that is on its way.
-    pub(crate) fn have_room(&self, enough: Enough<'_>) -> Result<bool> {
+    pub(super) fn have_room(&self, enough: Enough<'_>) -> Result<bool> {
         self.in_turn(enough).map(|(there, _)| there)
     }
 
     /// As [`Self::have_room`]; who had to wait has the first place until the answer's is dropped.
-    fn in_turn(&self, enough: Enough<'_>) -> Result<(bool, Option<Turn<'_>>)> {
-        if self.short.load(Ordering::Acquire) == 0 && enough()? {
+    fn in_turn(&self, enough: Enough<'_>) -> Result<(bool, Option<Queued<'_>>)> {
+        if !self.is_short() && enough()? {
             return Ok((true, None));
         }
-        self.short.fetch_add(1, Ordering::AcqRel);
-        let mut turn = Turn { volume: self, shortage: None };
-        turn.shortage = Some(self.shortage.lock());
+        let mut queued = self.queue();
+        queued.first = Some(self.first.lock());
         let there =
             enough()? || self.await_commits(enough)? || self.await_reclaim(enough)? || self.await_readers(enough)?;
-        Ok((there, Some(turn)))
+        Ok((there, Some(queued)))
     }
 
-    /// Promises groups of four blocks, if there are so many.
-    pub(super) fn try_reserve(&self, quads: u64, essential: bool) -> Result<bool> {
-        match self.reserve_quads(quads, essential) {
-            Ok(()) => Ok(true),
-            Err(Error::NoSpace(_)) => Ok(false),
-            Err(error) => Err(error),
-        }
+    /// Counts the caller as somebody who waits for room, until the answer is dropped.
+    pub(super) fn queue(&self) -> Queued<'_> {
+        self.waiting.fetch_add(1, Ordering::AcqRel);
+        Queued { shortage: self, first: None }
     }
 
     /// (a) and (b).
     fn await_commits(&self, enough: Enough<'_>) -> Result<bool> {
-        drop(self.erasing.lock());
+        self.allocator.await_erasing();
         if enough()? {
             return Ok(true);
         }
@@ -140,7 +151,7 @@ impl Volume {
             if !self.commit_may_free() {
                 break;
             }
-            match self.commit_for(Purpose::Drain) {
+            match self.committer.commit_for(Purpose::Drain) {
                 // What is staged finds no room for its nodes; whoever asks for durability is told.
                 Err(Error::NoSpace(_)) => break,
                 committed => committed?,
@@ -154,29 +165,7 @@ impl Volume {
 
     fn commit_may_free(&self) -> bool {
         // What a commit in flight frees is in neither of the other two.
-        self.commits.lock().is_running() || self.is_dirty() || self.space.lock().waits_for_commit()
-    }
-
-    /// Where what is staged finds no room for its nodes, commits without it let go what was freed before: two at most. While nothing else is
-    /// changed they are the same moment as the commit before them, so nothing overtakes what is staged (D3). They write their record and nothing
-    /// else, whatever commit it is that lacks room: a checkpoint would free blocks after the last erasing of a close. When the host
-    /// refuses one there is no room, as without it, and nothing latches.
-    pub(super) fn freeze_with_room(&self, purpose: Purpose, chain: &mut Chain) -> Result<Option<Frozen>> {
-        for _ in 0..2 {
-            let mut writer = self.writer.lock();
-            let refused = match self.freeze(purpose, chain, &mut writer) {
-                Err(error @ Error::NoSpace(_)) if !writer.changed && self.space.lock().waits_for_commit() => error,
-                frozen => return frozen,
-            };
-            let frozen = self.freeze_changes(chain, &mut writer)?;
-            drop(writer);
-            match self.write_commit(Purpose::Shorten, chain, frozen) {
-                Err(Error::NoSpace(_)) if self.pager.latch().reason().is_none() => return Err(refused),
-                written => written?,
-            }
-            self.settle(&mut self.writer.lock());
-        }
-        self.freeze(purpose, chain, &mut self.writer.lock())
+        self.committer.is_running() || self.writer.is_dirty() || self.allocator.waits_for_commit()
     }
 
     /// (c)
@@ -202,8 +191,7 @@ impl Volume {
             if self.await_commits(enough)? {
                 return Ok(true);
             }
-            let durable = self.durable.load().generation;
-            if self.space.lock().waits_for_readers(durable) {
+            if self.allocator.waits_for_readers() {
                 // More of it would wait for them as well: (d).
                 break;
             }
@@ -215,16 +203,26 @@ impl Volume {
     fn await_readers(&self, enough: Enough<'_>) -> Result<bool> {
         let (attempts, pause) = READER_WAIT;
         for _ in 0..attempts {
-            let durable = self.durable.load().generation;
-            if !self.space.lock().waits_for_readers(durable) {
+            if !self.allocator.waits_for_readers() {
                 break;
             }
             std::thread::sleep(pause);
-            self.release_waiting();
+            self.allocator.release_waiting();
             if enough()? {
                 return Ok(true);
             }
         }
         Ok(false)
+    }
+
+    #[cfg(test)]
+    pub(super) fn waiting(&self) -> u64 {
+        self.waiting.load(Ordering::Acquire)
+    }
+
+    /// The place of the writer that brings room about.
+    #[cfg(test)]
+    pub(super) fn first(&self) -> &Mutex<()> {
+        &self.first
     }
 }

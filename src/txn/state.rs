@@ -1,8 +1,10 @@
 //! Published versions of the archive, and which of them readers still hold.
 
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
+use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 
 use crate::btree::Tree;
@@ -16,6 +18,18 @@ pub(crate) struct Trees {
     pub(crate) references: Tree,
     pub(crate) snapshots: Tree,
     pub(crate) history: Tree,
+}
+
+impl Trees {
+    /// Each tree with the number that it has in a record.
+    pub(super) fn each(&self) -> [(&Tree, TreeId); 4] {
+        [
+            (&self.live, TreeId::Live),
+            (&self.references, TreeId::References),
+            (&self.snapshots, TreeId::Snapshots),
+            (&self.history, TreeId::History),
+        ]
+    }
 }
 
 /// Counters that are part of a version.
@@ -38,8 +52,8 @@ pub(crate) struct State {
 }
 
 impl State {
-    pub(super) fn of_record(record: &CommitRecord) -> State {
-        let tree = |id: TreeId| Tree::from_root(id, &record.roots[id as usize - 1]);
+    fn of_record(record: &CommitRecord) -> State {
+        let tree = |id: TreeId| Tree::from_root(id, &record.roots[id]);
         State {
             trees: Trees {
                 live: tree(TreeId::Live),
@@ -59,32 +73,84 @@ impl State {
         }
     }
 
+    /// Forgets the memory of nodes that a commit wrote: the trees name them by pointer again. The content and the number stay.
+    pub(super) fn without_written_nodes(&self) -> State {
+        let mut trees = self.trees.clone();
+        trees.live.forget_written();
+        trees.references.forget_written();
+        trees.snapshots.forget_written();
+        trees.history.forget_written();
+        State { trees, counters: self.counters, sequence: self.sequence }
+    }
+
     /// The live tree's records in use.
     pub(crate) fn inodes(&self) -> u64 {
         self.counters.inodes
     }
 }
 
-/// Reader epochs: a version is in use as long as somebody holds its `Arc`, so reading costs no bookkeeping.
-pub(super) struct Epochs(Mutex<VecDeque<(u64, Weak<State>)>>);
+/// What is published, what is durable, and which versions readers still hold. Nothing else is locked, read or written while its lock is held.
+pub(super) struct Versions {
+    published: ArcSwap<State>,
+    /// A version is in use as long as somebody holds its `Arc`, so reading costs no bookkeeping.
+    held: Mutex<VecDeque<(u64, Weak<State>)>>,
+    durable: ArcSwap<CommitRecord>,
+    open_generation: AtomicU64,
+}
 
-impl Epochs {
-    pub(super) fn new(first: &Arc<State>) -> Epochs {
-        Epochs(Mutex::new(VecDeque::from([(first.sequence, Arc::downgrade(first))])))
-    }
-
-    /// To be called before the version is published.
-    pub(super) fn add(&self, state: &Arc<State>) {
-        self.0.lock().push_back((state.sequence, Arc::downgrade(state)));
-    }
-
-    /// Sequence of the oldest version that somebody holds; the published one always is held.
-    pub(super) fn oldest(&self) -> u64 {
-        let mut states = self.0.lock();
-        // A version that is published no more and that nobody holds can never be taken again.
-        while states.len() > 1 && states.front().is_some_and(|(_, state)| state.strong_count() == 0) {
-            states.pop_front();
+impl Versions {
+    /// `record` is durable; the transaction that takes operations is `open`.
+    pub(super) fn new(record: CommitRecord, open: Generation) -> Versions {
+        let first = Arc::new(State::of_record(&record));
+        Versions {
+            held: Mutex::new(VecDeque::from([(first.sequence, Arc::downgrade(&first))])),
+            published: ArcSwap::new(first),
+            durable: ArcSwap::from_pointee(record),
+            open_generation: AtomicU64::new(open.0),
         }
-        states.front().map_or(0, |(sequence, _)| *sequence)
+    }
+
+    /// The version that is published now. Never waits.
+    pub(super) fn published(&self) -> Arc<State> {
+        self.published.load_full()
+    }
+
+    /// The number of the version that is published now.
+    pub(super) fn sequence(&self) -> u64 {
+        self.published.load().sequence
+    }
+
+    pub(super) fn publish(&self, state: Arc<State>) {
+        // Before anybody can take it.
+        self.held.lock().push_back((state.sequence, Arc::downgrade(&state)));
+        self.published.store(state);
+    }
+
+    /// Number of the oldest version that somebody holds; the published one always is held.
+    pub(super) fn oldest(&self) -> u64 {
+        let mut held = self.held.lock();
+        // A version that is published no more and that nobody holds can never be taken again.
+        while held.len() > 1 && held.front().is_some_and(|(_, state)| state.strong_count() == 0) {
+            held.pop_front();
+        }
+        held.front().map_or(0, |(sequence, _)| *sequence)
+    }
+
+    /// The newest durable record.
+    pub(super) fn durable(&self) -> Arc<CommitRecord> {
+        self.durable.load_full()
+    }
+
+    pub(super) fn set_durable(&self, record: CommitRecord) {
+        self.durable.store(Arc::new(record));
+    }
+
+    /// The transaction that takes operations now.
+    pub(super) fn open_generation(&self) -> Generation {
+        Generation(self.open_generation.load(Ordering::Acquire))
+    }
+
+    pub(super) fn set_open_generation(&self, generation: Generation) {
+        self.open_generation.store(generation.0, Ordering::Release);
     }
 }

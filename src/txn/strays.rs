@@ -1,9 +1,8 @@
 //! Looks for records where no writer puts them, in the trees beside that of the files (specification 6.2): readers pass them by.
 
-use super::Volume;
 use super::finding::{Finding, FindingKind, Severity};
 use super::state::State;
-use crate::btree::Tree;
+use crate::btree::{NodeStore, Tree};
 use crate::error::Result;
 use crate::format::{Key, TreeId, kind};
 
@@ -17,27 +16,29 @@ fn belongs(tree: TreeId, key: Key) -> bool {
     }
 }
 
-impl Volume {
-    /// Tells each record that has no business in its tree. Nodes that cannot be read are told by who counts the pages.
-    pub(super) fn find_strays(&self, state: &State, space: &Tree, found: &mut dyn FnMut(Finding)) -> Result<()> {
-        let trees = &state.trees;
-        for (tree, id) in [
-            (&trees.references, TreeId::References),
-            (&trees.snapshots, TreeId::Snapshots),
-            (&trees.history, TreeId::History),
-            (space, TreeId::Space),
-        ] {
-            let look = &mut |key: Key, _: &[u8]| {
-                if !belongs(id, key) {
-                    let (number, Key { object, kind, sub }) = (id as u8, key);
-                    let text =
-                        format!("tree {number} has a record that does not belong there: ({object}, {kind}, {sub})");
-                    found(Finding::new(FindingKind::Record, Severity::Wrong, text));
-                }
-                Ok(())
-            };
-            tree.scan_surviving(&self.store, look, &mut |_| Ok(()))?;
-        }
-        Ok(())
+/// Tells each record that has no business in its tree. Nodes that cannot be read are told by who counts the pages.
+pub(super) fn find_strays(
+    store: &NodeStore,
+    state: &State,
+    space: &Tree,
+    found: &mut dyn FnMut(Finding),
+) -> Result<()> {
+    let trees = &state.trees;
+    for (tree, id) in [
+        (&trees.references, TreeId::References),
+        (&trees.snapshots, TreeId::Snapshots),
+        (&trees.history, TreeId::History),
+        (space, TreeId::Space),
+    ] {
+        let look = &mut |key: Key, _: &[u8]| {
+            if !belongs(id, key) {
+                let (number, Key { object, kind, sub }) = (id as u8, key);
+                let text = format!("tree {number} has a record that does not belong there: ({object}, {kind}, {sub})");
+                found(Finding::new(FindingKind::Record, Severity::Wrong, text));
+            }
+            Ok(())
+        };
+        tree.scan_surviving(store, look, &mut |_| Ok(()))?;
     }
+    Ok(())
 }

@@ -7,7 +7,9 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::{Operation, Publication, Volume};
+use super::allocator::Allocator;
+use super::operation::Operation;
+use super::publication::Publication;
 use crate::error::Result;
 use crate::format::{Ino, Pointer, Run};
 
@@ -26,15 +28,15 @@ pub(crate) struct WrittenPiece {
 /// See above.
 #[must_use = "pages that nobody names are given back"]
 pub(crate) struct UnnamedPages {
-    volume: Arc<Volume>,
+    allocator: Arc<Allocator>,
     pieces: Vec<WrittenPiece>,
     publication: Publication,
 }
 
 impl UnnamedPages {
     /// None yet.
-    pub(crate) fn new(volume: &Arc<Volume>) -> UnnamedPages {
-        UnnamedPages { volume: volume.clone(), pieces: Vec::new(), publication: Publication::default() }
+    pub(super) fn none(allocator: &Arc<Allocator>) -> UnnamedPages {
+        UnnamedPages { allocator: allocator.clone(), pieces: Vec::new(), publication: Publication::default() }
     }
 
     pub(super) fn push(&mut self, piece: WrittenPiece) {
@@ -83,27 +85,25 @@ impl UnnamedPages {
         let is_lost =
             |piece: &mut WrittenPiece| pages.get(&piece.page.run.address).is_none_or(|(_, named, _)| *named == 0);
         let lost: Vec<WrittenPiece> = self.pieces.extract_if(.., is_lost).collect();
-        self.volume.give_back(&lost);
+        self.give_back(&lost);
         op.carry(&self.publication);
         Ok(())
+    }
+
+    fn give_back(&self, pieces: &[WrittenPiece]) {
+        if !pieces.is_empty() {
+            let mut runs: Vec<Run> = pieces.iter().map(|piece| piece.page.run).collect();
+            runs.sort_unstable();
+            runs.dedup();
+            self.allocator.discard_unseen(runs);
+        }
     }
 }
 
 impl Drop for UnnamedPages {
     fn drop(&mut self) {
         if !self.publication.is_set() {
-            self.volume.give_back(&self.pieces);
-        }
-    }
-}
-
-impl Volume {
-    fn give_back(&self, pieces: &[WrittenPiece]) {
-        if !pieces.is_empty() {
-            let mut runs: Vec<Run> = pieces.iter().map(|piece| piece.page.run).collect();
-            runs.sort_unstable();
-            runs.dedup();
-            self.discard_runs(runs);
+            self.give_back(&self.pieces);
         }
     }
 }

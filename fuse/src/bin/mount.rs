@@ -6,13 +6,14 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Parser;
-use lockbox_fuse::exit::{Failure, OTHER, USAGE, called_as_mount_8};
+use lockbox_fuse::exit::{Failure, Mounting, called_as_mount_8, mount_8_code};
 use lockbox_fuse::journal::{self, Target};
 use lockbox_fuse::notify::Notify;
 use lockbox_fuse::options::Options;
 use lockbox_fuse::session::{self, Task};
-use lockbox_fuse::{daemon, former, hidden, kept, mount, remount, unlock, unmounter};
-use lockbox_secrets::{Cache, Sources};
+use lockbox_fuse::{daemon, former, hidden, kept, mount, remount, unmounter};
+use lockbox_host::secrets::{Cache, Sources};
+use lockbox_host::{OTHER, Program, USAGE, harden};
 
 /// Mount a lockbox archive
 ///
@@ -126,7 +127,7 @@ fn finish(result: Result<(), Failure>, speak: bool) -> ExitCode {
                 tell(&failure.message);
             }
             let as_mount_8 = called_as_mount_8(std::env::args_os().next().as_deref());
-            ExitCode::from(if as_mount_8 { failure.mount_8_code() } else { failure.code })
+            ExitCode::from(if as_mount_8 { mount_8_code(&failure) } else { failure.code })
         }
     }
 }
@@ -140,7 +141,7 @@ fn mount_archive(arguments: &Arguments) -> Result<(), Failure> {
         )));
     }
     // The daemon does that for itself.
-    let _ = lockbox_secrets::lock_memory_if_plenty();
+    let _ = harden::lock_memory_if_plenty();
     if let Some(flags) = remount::requested(&arguments.options)? {
         let absent = |e| Failure::mount(format!("mount point {}: {e}", arguments.directory.display()));
         let point = arguments.directory.canonicalize().map_err(absent)?;
@@ -165,7 +166,8 @@ fn mount_archive(arguments: &Arguments) -> Result<(), Failure> {
     hidden::check(&point, &archive, &options)?;
     // Before the passphrase is asked for and worked on for a second.
     former::wait(&archive, options.read_only, tell)?;
-    let (key, refused) = unlock::unlock(&archive, &arguments.archive, &options)?;
+    let (key, refused) =
+        lockbox_host::unlock(&archive, &arguments.archive, &options.sources, &options.cache, &options.unlock_limits())?;
     if let Some(sentence) = refused {
         tell(&sentence);
     }
@@ -198,7 +200,7 @@ fn options(arguments: &Arguments) -> Result<Options, Failure> {
 }
 
 fn tell(message: &str) {
-    lockbox_terminal::complain("mount.lockbox", message);
+    lockbox_terminal::complain(Mounting::NAME, message);
 }
 
 /// Compares the command line and the options with the manual page.

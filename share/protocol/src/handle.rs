@@ -32,14 +32,9 @@ impl Handle {
         })
     }
 
-    /// Which server of a fleet keeps the share, 0..=9.
-    pub fn routing(self) -> u8 {
-        self.routing
-    }
-
-    /// How many random digits there are.
-    pub fn digits(self) -> u32 {
-        self.digits
+    /// The random digits as a number.
+    pub fn number(self) -> u64 {
+        self.number
     }
 }
 

@@ -32,7 +32,7 @@ macro_rules! as_text {
             pub const LENGTH: usize = $length;
 
             /// Wraps bytes that came from the system's randomness, a derivation or a record.
-            pub fn new(bytes: [u8; $length]) -> $name {
+            pub const fn new(bytes: [u8; $length]) -> $name {
                 $name(bytes)
             }
 
@@ -174,9 +174,9 @@ impl Auth {
 }
 
 impl Verifier {
-    /// Whether `auth` is the proof. Takes the same time wherever the hashes differ.
-    pub fn accepts(&self, auth: &Auth) -> bool {
-        self.0[..].ct_eq(&auth.verifier().0[..]).into()
+    /// Whether the other one is of the same proof. Takes the same time wherever the two differ.
+    pub fn accepts(&self, other: &Verifier) -> bool {
+        self.0[..].ct_eq(&other.0[..]).into()
     }
 }
 
@@ -233,8 +233,8 @@ mod tests {
     fn the_verifier_is_the_hash_of_the_proof() {
         let expected: [u8; 32] = Sha256::digest([7; 32]).into();
         assert_eq!(Auth::new([7; 32]).verifier().as_bytes(), &expected);
-        assert!(Verifier::new(expected).accepts(&Auth::new([7; 32])));
-        assert!(!Verifier::new(expected).accepts(&Auth::new([8; 32])));
+        assert!(Verifier::new(expected).accepts(&Auth::new([7; 32]).verifier()));
+        assert!(!Verifier::new(expected).accepts(&Auth::new([8; 32]).verifier()));
         assert_eq!(OwnerToken::new([7; 32]).verifier().as_bytes(), &expected);
     }
 }

@@ -5,4 +5,6 @@
 pub mod http;
 pub mod limiter;
 pub mod metrics;
+#[cfg(test)]
+pub(crate) mod seeded;
 pub mod store;

@@ -1,8 +1,10 @@
 //! Counts what the daemon does, and writes it in the text format of Prometheus. No handle, name or address is a label.
 
-use std::fmt::Write;
+use std::fmt::{Display, Write};
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
+
+use crate::store::Figures;
 
 /// What a request was for: the whole set of labels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -70,66 +72,51 @@ struct Histogram {
     micros: AtomicU64,
 }
 
-/// Everything that is counted on the HTTP side. What the store counts is given when the text is written.
-#[derive(Default)]
-pub struct Metrics {
-    requests: [[AtomicU64; STATUSES.len()]; Route::ALL.len()],
-    latency: [Histogram; Route::ALL.len()],
-    /// Bytes of ciphertext that came in.
-    pub received_bytes: AtomicU64,
-    /// Bytes of ciphertext that went out.
-    pub sent_bytes: AtomicU64,
-    /// Connections that are open.
-    pub connections: AtomicI64,
-    /// Connections that were accepted.
-    pub accepted: AtomicU64,
-    /// Connections refused because too many were open.
-    pub connections_refused: AtomicU64,
-    /// Connections ended because the client was too slow.
-    pub connections_slow: AtomicU64,
-    /// Failed calls of accept(2) for want of descriptors or memory.
-    pub accept_failures: AtomicU64,
-    /// Shares made.
-    pub created: AtomicU64,
-    /// Claims that were given.
-    pub claimed: AtomicU64,
-    /// Claims of which everything went out, each once.
-    pub completed: AtomicU64,
-    /// Answers with ciphertext that ended early because their lease was over.
-    pub stopped: AtomicU64,
-    /// Shares taken back.
-    pub revoked: AtomicU64,
-    /// Shares armed again by their owner.
-    pub rearmed: AtomicU64,
-    /// Claims with proof that came too late or while another had the lease.
-    pub conflicts: AtomicU64,
-    /// Claims without proof.
-    pub misses: AtomicU64,
-    /// Requests refused by the limiter.
-    pub limited: AtomicU64,
+/// Counters with the names and the explanations that Prometheus reads.
+macro_rules! counters {
+    ($($field:ident $name:literal $meaning:literal,)*) => {
+        /// Everything that is counted on the HTTP side. What the store counts is given when the text is written.
+        #[derive(Default)]
+        pub struct Metrics {
+            requests: [[AtomicU64; STATUSES.len()]; Route::ALL.len()],
+            latency: [Histogram; Route::ALL.len()],
+            /// Connections that are open.
+            pub connections: AtomicI64,
+            $(#[doc = $meaning] pub $field: AtomicU64,)*
+        }
+
+        impl Metrics {
+            fn write_counters(&self, out: &mut String) -> std::fmt::Result {
+                $(write_row(out, $name, "counter", $meaning, self.$field.load(Relaxed))?;)*
+                Ok(())
+            }
+        }
+    };
 }
 
-/// What the store and the spool count.
+counters! {
+    received_bytes "received_bytes_total" "Bytes of ciphertext that came in.",
+    sent_bytes "sent_bytes_total" "Bytes of ciphertext that went out.",
+    accepted "connections_accepted_total" "Connections that were accepted.",
+    connections_refused "connections_refused_total" "Connections over the limit.",
+    connections_slow "connections_slow_total" "Connections of too slow clients.",
+    accept_failures "accept_failures_total" "Failed calls of accept(2).",
+    created "created_total" "Shares made.",
+    claimed "claimed_total" "Claims that were given.",
+    completed "completed_total" "Claims of which everything went out.",
+    stopped "downloads_stopped_total" "Answers whose lease ended first.",
+    revoked "revoked_total" "Shares taken back by their owner.",
+    rearmed "rearmed_total" "Shares armed again by their owner.",
+    conflicts "conflicts_total" "Claims with proof that were too late.",
+    misses "misses_total" "Claims without proof.",
+    limited "limited_total" "Requests refused by the limiter.",
+}
+
+/// What others count, at the time of the text.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct StoreFigures {
-    /// Shares whose content is kept.
-    pub live: u64,
-    /// Shares that expired unused.
-    pub expired: u64,
-    /// Files of the store.
-    pub segments: u64,
-    /// Bytes of these files.
-    pub segment_bytes: u64,
-    /// Bytes of the index on disk.
-    pub index_bytes: u64,
-    /// Bytes of ciphertext.
-    pub spool_bytes: u64,
-    /// Bytes on disk whose time is over.
-    pub expired_bytes_pending: u64,
-    /// Calls of fdatasync.
-    pub fsyncs: u64,
-    /// Microseconds that they took.
-    pub fsync_micros: u64,
+pub struct Gauges {
+    /// The store's.
+    pub store: Figures,
     /// Bytes of the limiter's table.
     pub limiter_bytes: u64,
     /// Answers with ciphertext that run.
@@ -150,53 +137,36 @@ impl Metrics {
     }
 
     /// Everything as Prometheus reads it.
-    pub fn text(&self, store: &StoreFigures) -> String {
+    pub fn text(&self, gauges: &Gauges) -> String {
         let mut out = String::with_capacity(16 * 1024);
         // Writing to a text cannot fail.
-        let _ = self.write(&mut out, store);
+        let _ = self.write(&mut out, gauges);
         out
     }
 
-    fn write(&self, out: &mut String, store: &StoreFigures) -> std::fmt::Result {
+    fn write(&self, out: &mut String, gauges: &Gauges) -> std::fmt::Result {
         self.write_requests(out)?;
         self.write_latency(out)?;
-        let read = |counter: &AtomicU64| counter.load(Relaxed);
+        self.write_counters(out)?;
+        let Gauges { store, limiter_bytes, downloads, ready } = *gauges;
         let connections = u64::try_from(self.connections.load(Relaxed)).unwrap_or(0);
-        let rows: [(&str, &str, &str, u64); 27] = [
-            ("received_bytes_total", "counter", "Bytes of ciphertext that came in.", read(&self.received_bytes)),
-            ("sent_bytes_total", "counter", "Bytes of ciphertext that went out.", read(&self.sent_bytes)),
+        for (name, kind, meaning, value) in [
             ("connections", "gauge", "Connections that are open.", connections),
-            ("connections_accepted_total", "counter", "Connections that were accepted.", read(&self.accepted)),
-            ("connections_refused_total", "counter", "Connections over the limit.", read(&self.connections_refused)),
-            ("connections_slow_total", "counter", "Connections of too slow clients.", read(&self.connections_slow)),
-            ("accept_failures_total", "counter", "Failed calls of accept(2).", read(&self.accept_failures)),
             ("live", "gauge", "Shares whose content is kept.", store.live),
-            ("created_total", "counter", "Shares made.", read(&self.created)),
-            ("claimed_total", "counter", "Claims that were given.", read(&self.claimed)),
-            ("completed_total", "counter", "Claims of which everything went out.", read(&self.completed)),
-            ("downloads", "gauge", "Answers with ciphertext that run.", store.downloads),
-            ("downloads_stopped_total", "counter", "Answers whose lease ended first.", read(&self.stopped)),
+            ("downloads", "gauge", "Answers with ciphertext that run.", downloads),
             ("expired_total", "counter", "Shares that expired unused.", store.expired),
-            ("revoked_total", "counter", "Shares taken back by their owner.", read(&self.revoked)),
-            ("rearmed_total", "counter", "Shares armed again by their owner.", read(&self.rearmed)),
-            ("conflicts_total", "counter", "Claims with proof that were too late.", read(&self.conflicts)),
-            ("misses_total", "counter", "Claims without proof.", read(&self.misses)),
-            ("limited_total", "counter", "Requests refused by the limiter.", read(&self.limited)),
-            ("limiter_bytes", "gauge", "Memory of the limiter's table.", store.limiter_bytes),
-            ("segments", "gauge", "Segment files of the store.", store.segments),
+            ("limiter_bytes", "gauge", "Memory of the limiter's table.", limiter_bytes),
+            ("segments", "gauge", "Segment files of the store.", store.segment_files),
             ("segment_bytes", "gauge", "Bytes of the segment files.", store.segment_bytes),
             ("index_bytes", "gauge", "Bytes of the index on disk.", store.index_bytes),
             ("spool_bytes", "gauge", "Bytes of ciphertext in the spool.", store.spool_bytes),
             ("expired_bytes_pending", "gauge", "Bytes whose time is over.", store.expired_bytes_pending),
-            ("fsyncs_total", "counter", "Calls of fdatasync by the store.", store.fsyncs),
-            ("ready", "gauge", "1 when shares can be made.", u64::from(store.ready)),
-        ];
-        for (name, kind, meaning, value) in rows {
-            head(out, name, kind, meaning)?;
-            writeln!(out, "lockbox_share_{name} {value}")?;
+            ("fsyncs_total", "counter", "Calls of fdatasync by the store.", store.barriers),
+            ("ready", "gauge", "1 when shares can be made.", u64::from(ready)),
+        ] {
+            write_row(out, name, kind, meaning, value)?;
         }
-        head(out, "fsync_seconds_total", "counter", "Seconds in fdatasync.")?;
-        writeln!(out, "lockbox_share_fsync_seconds_total {}", seconds(store.fsync_micros))
+        write_row(out, "fsync_seconds_total", "counter", "Seconds in fdatasync.", seconds(store.barrier_micros))
     }
 
     fn write_requests(&self, out: &mut String) -> std::fmt::Result {
@@ -236,6 +206,11 @@ fn head(out: &mut String, name: &str, kind: &str, meaning: &str) -> std::fmt::Re
     writeln!(out, "# HELP lockbox_share_{name} {meaning}\n# TYPE lockbox_share_{name} {kind}")
 }
 
+fn write_row(out: &mut String, name: &str, kind: &str, meaning: &str, value: impl Display) -> std::fmt::Result {
+    head(out, name, kind, meaning)?;
+    writeln!(out, "lockbox_share_{name} {value}")
+}
+
 fn seconds(micros: u64) -> f64 {
     micros as f64 / 1e6
 }
@@ -257,7 +232,8 @@ mod tests {
         metrics.answered(Route::Claim, 200, Duration::from_micros(60));
         metrics.answered(Route::Claim, 404, Duration::from_micros(2_000));
         metrics.answered(Route::Claim, 599, Duration::from_secs(100));
-        let text = metrics.text(&StoreFigures { live: 7, fsync_micros: 1_500_000, ..StoreFigures::default() });
+        let store = Figures { live: 7, barrier_micros: 1_500_000, ..Figures::default() };
+        let text = metrics.text(&Gauges { store, ..Gauges::default() });
         for line in [
             "lockbox_share_requests_total{route=\"claim\",status=\"200\"} 1",
             "lockbox_share_requests_total{route=\"claim\",status=\"0\"} 1",
@@ -275,7 +251,7 @@ mod tests {
 
     #[test]
     fn every_series_has_its_type_once() {
-        let text = Metrics::default().text(&StoreFigures::default());
+        let text = Metrics::default().text(&Gauges::default());
         let mut names: Vec<&str> = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")).collect();
         let all = names.len();
         names.sort_unstable();

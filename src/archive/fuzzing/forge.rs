@@ -149,7 +149,7 @@ impl Forge {
         let mut trees: [Vec<(Key, Vec<u8>)>; 5] = Default::default();
         let store: &NodeStore = fs.volume.store();
         for (id, records) in TreeId::ALL.into_iter().zip(&mut trees) {
-            let tree = Tree::from_root(id, &record.roots[id as usize - 1]);
+            let tree = Tree::from_root(id, &record.roots[id]);
             tree.scan(store, Key::MIN, Key::MAX, &mut |key, value| {
                 records.push((key, value.to_vec()));
                 Ok(ControlFlow::Continue(()))
@@ -300,14 +300,14 @@ impl Forge {
     pub(in crate::archive) fn build(mut self, roots: [Option<Root>; 4]) -> Vec<u8> {
         for (id, given) in TreeId::ALL.into_iter().zip(roots) {
             let records = std::mem::take(&mut self.trees[id as usize - 1]);
-            self.record.roots[id as usize - 1] = given.unwrap_or_else(|| self.tree(id, &records));
+            self.record.roots[id] = given.unwrap_or_else(|| self.tree(id, &records));
             self.trees[id as usize - 1] = records;
         }
         if self.honest_space {
             self.trees[4] = self.space_records();
         }
         let records = std::mem::take(&mut self.trees[4]);
-        self.record.roots[4] = self.tree(TreeId::Space, &records);
+        self.record.roots[TreeId::Space] = self.tree(TreeId::Space, &records);
         let mut out = self.base;
         out.resize((self.next_block * BLOCK) as usize, 0);
         for (run, bytes) in &self.pages {

@@ -313,7 +313,7 @@ fn damages(bytes: &[u8]) -> Vec<(&'static str, Vec<usize>)> {
     let storage = Arc::new(MemoryStorage::from_contents(bytes.to_vec()));
     let fs = open_on(storage, true).unwrap();
     let record = fs.volume.durable();
-    let root = record.roots[TreeId::Live as usize - 1].pointer.run.offset() as usize;
+    let root = record.roots[TreeId::Live].pointer.run.offset() as usize;
     let newest = (slot_block(record.generation.slot()) * BLOCK) as usize;
     let copies = |at: usize| HEADER_START.iter().map(|start| (start * BLOCK) as usize + at).collect();
     vec![

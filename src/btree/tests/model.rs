@@ -223,7 +223,7 @@ impl World {
         assert!(scan_all(&cold, &reloaded) == flight.content);
         assert!(cold.memory() == 0);
 
-        self.tree.settle();
+        self.tree.forget_written();
         self.tree.root.iter().for_each(assert_settled);
         assert_eq!(self.tree.count_dirty() as i64, self.dirtied);
         assert!(pages_of(&self.store, &self.tree).is_subset(&self.live));

@@ -83,7 +83,7 @@ fn readers_see_their_version_while_a_commit_and_edits_run() {
         }
         let root = commit.join().unwrap();
         assert!(edits.superseded.iter().all(|node| node.stored.get().is_some()));
-        tree.settle();
+        tree.forget_written();
         assert_eq!(tree.count_dirty() as i64, edits.dirtied);
         assert_eq!(scan_all(&medium.cold(0), &Tree::from_root(TreeId::Live, &root)).len(), 2000);
         for reader in readers {

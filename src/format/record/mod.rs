@@ -1,7 +1,9 @@
 //! Specification section 9: commit records and delta lists as bytes.
 
+use std::ops::{Index, IndexMut};
+
 use super::fixed::{array_at, exactly, put, put_time, time_at, u16_at, u32_at, u64_at, zero};
-use super::ids::{Generation, MAX_INO, MAX_LEVEL, MAX_PAGE_BLOCKS, Pointer, Run, SessionId, Tag, Timestamp};
+use super::ids::{Generation, MAX_INO, MAX_LEVEL, MAX_PAGE_BLOCKS, Pointer, Run, SessionId, Tag, Timestamp, TreeId};
 use super::page::POINTER;
 use crate::error::{Error, Result};
 
@@ -48,6 +50,24 @@ impl Root {
     }
 }
 
+/// The root of each tree.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Roots([Root; TreeId::ALL.len()]);
+
+impl Index<TreeId> for Roots {
+    type Output = Root;
+
+    fn index(&self, tree: TreeId) -> &Root {
+        &self.0[tree as usize - 1]
+    }
+}
+
+impl IndexMut<TreeId> for Roots {
+    fn index_mut(&mut self, tree: TreeId) -> &mut Root {
+        &mut self.0[tree as usize - 1]
+    }
+}
+
 /// Everything that a commit publishes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CommitRecord {
@@ -59,8 +79,7 @@ pub struct CommitRecord {
     pub time: Timestamp,
     pub two_barrier: bool,
     pub closed: bool,
-    /// Indexed by tree number - 1.
-    pub roots: [Root; 5],
+    pub roots: Roots,
     pub next_ino: u64,
     pub inodes: u64,
     pub used_blocks: u64,
@@ -94,7 +113,7 @@ impl CommitRecord {
         put_time(&mut out, 56, self.time);
         let flags = if self.two_barrier { TWO_BARRIER } else { 0 } | if self.closed { CLOSED } else { 0 };
         put(&mut out, 68, flags.to_le_bytes());
-        for (index, root) in self.roots.iter().enumerate() {
+        for (index, root) in self.roots.0.iter().enumerate() {
             put(&mut out, ROOTS_AT + ROOT * index, root.encode());
         }
         let counters = [
@@ -143,8 +162,8 @@ impl CommitRecord {
         if next_ino > MAX_INO + 1 {
             return Err(Error::damaged(format!("commit record has a wrong next inode: {next_ino}")));
         }
-        let mut roots = [Root::default(); 5];
-        for (index, root) in roots.iter_mut().enumerate() {
+        let mut roots = Roots::default();
+        for (index, root) in roots.0.iter_mut().enumerate() {
             *root = Root::decode(&array_at(bytes, ROOTS_AT + ROOT * index))?;
         }
         zero(&bytes[380..LISTS_AT], "commit record")?;

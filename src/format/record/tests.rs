@@ -16,13 +16,13 @@ fn record() -> CommitRecord {
         header_sequence: 1,
         time: Timestamp { seconds: -5, nanos: 999_999_999 },
         two_barrier: true,
-        roots: [
+        roots: Roots([
             Root { pointer, level: 2 },
             Root::default(),
             Root::default(),
             Root::default(),
             Root { pointer, level: 0 },
-        ],
+        ]),
         next_ino: 20,
         inodes: 19,
         used_blocks: 8,
@@ -97,8 +97,8 @@ fn a_list_names_only_runs_that_exist() {
 fn a_root_without_a_page_has_level_0() {
     assert_eq!(Root::decode(&[0; 40]).unwrap(), Root::default());
     assert!(Root::decode(&Root { level: 1, ..Root::default() }.encode()).is_err());
-    assert!(Root::decode(&Root { level: 16, ..record().roots[0] }.encode()).is_err());
-    let mut bytes = record().roots[0].encode();
+    assert!(Root::decode(&Root { level: 16, ..record().roots[TreeId::Live] }.encode()).is_err());
+    let mut bytes = record().roots[TreeId::Live].encode();
     bytes[39] = 1;
     assert!(Root::decode(&bytes).is_err());
 }
@@ -127,7 +127,7 @@ proptest! {
             generation: Generation(generation), time, two_barrier: flags[0], closed: flags[1],
             delta_list: delta, allocated, freed, ..record()
         };
-        for (root, (pointer, level)) in want.roots.iter_mut().zip(roots) {
+        for (root, (pointer, level)) in want.roots.0.iter_mut().zip(roots) {
             *root = Root { pointer, level };
         }
         prop_assert_eq!(CommitRecord::decode(&want.encode()).unwrap(), want);

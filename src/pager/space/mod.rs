@@ -59,6 +59,8 @@ pub(crate) enum Keep {
 pub(crate) struct SpaceMap {
     total: u64,
     used_blocks: u64,
+    /// Those of them that the loaded regions know.
+    used_loaded: u64,
     regions: BTreeMap<u64, Box<Region>>,
     /// Loaded regions with at least one free backed group.
     roomy: BTreeSet<u64>,
@@ -109,6 +111,7 @@ impl SpaceMap {
         SpaceMap {
             total,
             used_blocks,
+            used_loaded: 0,
             regions: BTreeMap::new(),
             roomy: BTreeSet::new(),
             pending: HashMap::new(),
@@ -202,7 +205,6 @@ impl SpaceMap {
             fill(&mut region.used, start, start + run.blocks, *set);
             region.changed = true;
         }
-        self.changed += u64::from(region.changed);
         for w in 0..region.used.len() {
             region.busy[w] |= region.used[w];
         }
@@ -232,6 +234,8 @@ impl SpaceMap {
         }
         self.pending.remove(&number);
         self.unlooked.remove(&number);
+        self.changed += u64::from(region.changed);
+        self.used_loaded += region.count_used();
         self.regions.insert(number, region);
         self.touch(number);
         Ok(())
@@ -274,6 +278,7 @@ impl SpaceMap {
             }
             spare -= region.quads;
             self.quads -= region.quads;
+            self.used_loaded -= region.count_used();
             self.roomy.remove(&number);
             self.regions.remove(&number);
             excess -= 1;
@@ -287,6 +292,20 @@ impl SpaceMap {
     /// # Errors
     /// `Ok(Err(shortage))` when that is not possible now; nothing changed then.
     pub(crate) fn reserve(
+        &mut self,
+        quads: u64,
+        keep: Keep,
+        storage: &dyn Storage,
+    ) -> Result<std::result::Result<(), Shortage>> {
+        let provided = self.provide(quads, keep, storage)?;
+        if provided.is_ok() {
+            self.reserved += quads;
+        }
+        Ok(provided)
+    }
+
+    /// As [`Self::reserve`], but promises nothing: who asks now is given so many groups.
+    pub(crate) fn provide(
         &mut self,
         quads: u64,
         keep: Keep,
@@ -308,7 +327,6 @@ impl SpaceMap {
                 return Ok(Err(shortage));
             }
         }
-        self.reserved += quads;
         Ok(Ok(()))
     }
 
@@ -354,12 +372,11 @@ impl SpaceMap {
         if loaded >= count {
             return None;
         }
-        let used_loaded: u64 =
-            self.regions.values().map(|r| r.used.iter().map(|w| u64::from(w.count_ones())).sum::<u64>()).sum();
-        let loaded_blocks: u64 =
-            self.regions.values().map(|r| self.total.saturating_sub(r.base()).min(REGION_BLOCKS)).sum();
-        let unloaded_blocks = self.total.saturating_sub(loaded_blocks);
-        let unloaded_free = unloaded_blocks.saturating_sub(self.used_blocks.saturating_sub(used_loaded));
+        // What those at the end of the file and behind it lack is counted one by one; the others are whole.
+        let at_end = self.regions.range(self.total / REGION_BLOCKS..);
+        let lacking: u64 = at_end.map(|(_, r)| REGION_BLOCKS - self.total.saturating_sub(r.base())).sum();
+        let unloaded_blocks = self.total.saturating_sub(loaded * REGION_BLOCKS - lacking);
+        let unloaded_free = unloaded_blocks.saturating_sub(self.used_blocks.saturating_sub(self.used_loaded));
         if unloaded_free * 32 < unloaded_blocks { None } else { self.next_unloaded() }
     }
 
@@ -511,8 +528,8 @@ impl SpaceMap {
     fn mark_used(&mut self, run: Run, used: bool) {
         for (number, start, end) in parts(run) {
             if let Some(region) = self.regions.get_mut(&number) {
-                // No invariant: which blocks are in use is the word of the archive, which may lie.
-                fill(&mut region.used, start, end, used);
+                // No invariant: which blocks are in use is the word of the archive, which may lie. So those that change are counted.
+                self.used_loaded = self.used_loaded.wrapping_add_signed(region.set_used(start, end, used));
                 self.changed += u64::from(!region.changed);
                 region.changed = true;
             } else {

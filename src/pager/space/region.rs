@@ -50,6 +50,10 @@ pub(super) fn any(bits: &RegionBits, start: u64, end: u64) -> bool {
     (start..end).any(|i| bits[(i / 64) as usize] >> (i % 64) & 1 == 1)
 }
 
+fn ones(words: &[u64]) -> u64 {
+    words.iter().map(|word| u64::from(word.count_ones())).sum()
+}
+
 /// One bit (the lowest of four) for each aligned group of four set bits.
 fn full_quads(word: u64) -> u64 {
     word & (word >> 1) & (word >> 2) & (word >> 3) & QUAD_LOW
@@ -80,6 +84,19 @@ impl Region {
             fill(&mut region.busy, total.saturating_sub(base), REGION_BLOCKS, true);
         }
         region
+    }
+
+    /// Blocks in use.
+    pub(super) fn count_used(&self) -> u64 {
+        ones(&self.used)
+    }
+
+    /// Sets or clears what is in use; answers by how many blocks that is more than before.
+    pub(super) fn set_used(&mut self, start: u64, end: u64, used: bool) -> i64 {
+        let words = (start / 64) as usize..end.div_ceil(64) as usize;
+        let before = ones(&self.used[words.clone()]);
+        fill(&mut self.used, start, end, used);
+        ones(&self.used[words]) as i64 - before as i64
     }
 
     pub(super) fn base(&self) -> u64 {
@@ -240,6 +257,17 @@ mod tests {
         fill(&mut bits, 120, 121, false);
         assert!(!any(&bits, 120, 121) && any(&bits, 119, 122));
         assert_eq!(Region::runs(|w| bits[w])[2..4], [(100, 20), (121, 179)]);
+    }
+
+    #[test]
+    fn a_change_of_use_tells_how_many_blocks_it_changed() {
+        let mut region = Region::new(1, 1 << 20);
+        assert_eq!(region.set_used(60, 70, true), 10);
+        assert_eq!(region.set_used(65, 200, true), 130);
+        assert_eq!(region.set_used(0, 64, false), -4);
+        assert_eq!(region.set_used(0, 64, false), 0);
+        assert_eq!(region.count_used(), 136);
+        assert_eq!(region.set_used(0, REGION_BLOCKS, true), 8192 - 136);
     }
 
     #[test]

@@ -75,19 +75,19 @@ fn workload(seed: u64, steps: u64, images_wanted: u64, images: &Arc<Mutex<Vec<Im
             }
             14..18 => {
                 // The next commit has this content, whether or not its acknowledgement is lived to see.
-                let next = Generation(volume.open_generation.load(std::sync::atomic::Ordering::Relaxed));
+                let next = volume.open_generation();
                 log.states.insert(next, live.clone());
                 let generation = volume.commit().unwrap();
                 log.states.insert(generation, live.clone());
                 *acknowledged.lock() = generation;
             }
             _ => {
-                let next = Generation(volume.open_generation.load(std::sync::atomic::Ordering::Relaxed));
+                let next = volume.open_generation();
                 if !volume.is_dirty() {
                     log.states.insert(next, live.clone());
                     volume.maintain().unwrap();
                     volume.erase_all().unwrap();
-                    for n in next.0..volume.open_generation.load(std::sync::atomic::Ordering::Relaxed) {
+                    for n in next.0..volume.open_generation().0 {
                         log.states.insert(Generation(n), live.clone());
                     }
                     // Each empty commit was acknowledged to nobody, but the content is the same.

@@ -13,28 +13,29 @@ use crate::pager::Pager;
 use crate::storage::simulated::{Class, Fate, Fault, FaultPlan, OpKind, SimulatedStorage};
 use crate::storage::{MemoryStorage, Storage};
 use crate::txn::Volume;
+use crate::txn::allocator::keep_of;
 use crate::txn::commit::Purpose;
 
 /// Takes what is left of the room, but for some groups.
 fn leave_room(volume: &Volume, groups: u64) -> u64 {
     let mut taken = 0;
-    while volume.reserve_quads(1, true).is_ok() {
+    while volume.allocator().reserve(1, keep_of(true)).unwrap() {
         taken += 1;
     }
     assert!(taken > groups);
-    volume.space.lock().unreserve(groups);
+    volume.allocator().map().unreserve(groups);
     taken - groups
 }
 
 /// Really takes groups that were promised, so that nobody finds them free; they stay promised to nobody.
 fn take_promised(volume: &Volume, groups: u64) -> Vec<Run> {
-    let mut space = volume.space.lock();
+    let mut space = volume.allocator().map();
     (0..groups).map(|_| space.allocate(4, 1).unwrap()).collect()
 }
 
 fn drain(volume: &Volume, times: u64) {
     for _ in 0..times {
-        volume.commit_for(Purpose::Drain).unwrap();
+        volume.committer().commit_for(Purpose::Drain).unwrap();
     }
 }
 
@@ -58,7 +59,7 @@ fn a_checkpoint_without_room_waits_and_never_latches() {
         let taken = leave_room(&volume, groups);
         let mut oldest = 0;
         for _ in 0..120 {
-            volume.commit_for(Purpose::Drain).unwrap();
+            volume.committer().commit_for(Purpose::Drain).unwrap();
             let record = volume.durable();
             if record.checkpoint != Generation(0) {
                 oldest = oldest.max(record.generation.0 - record.checkpoint.0);
@@ -72,20 +73,20 @@ fn a_checkpoint_without_room_waits_and_never_latches() {
         let again = open(crashed.clone(), &dice);
         leave_room(&again, groups);
         for _ in 0..70 {
-            again.commit_for(Purpose::Drain).unwrap();
+            again.committer().commit_for(Purpose::Drain).unwrap();
             assert_eq!(again.durable().checkpoint, Generation(0), "no checkpoint was written");
         }
         assert_live(&again, &expected);
         drop(again);
         let again = open(crashed, &dice);
-        again.commit_for(Purpose::Drain).unwrap();
+        again.committer().commit_for(Purpose::Drain).unwrap();
         assert_eq!(again.durable().checkpoint, again.durable().generation);
         assert_live(&again, &expected);
         assert_sound(&again);
 
-        volume.space.lock().unreserve(taken);
+        volume.allocator().map().unreserve(taken);
         for _ in 0..30 {
-            volume.commit_for(Purpose::Drain).unwrap();
+            volume.committer().commit_for(Purpose::Drain).unwrap();
             let record = volume.durable();
             assert!(record.generation.0 - record.checkpoint.0 <= 24);
         }
@@ -111,7 +112,7 @@ fn a_long_commit_of_deletes_on_a_full_host_never_latches() {
     volume.commit().unwrap();
     assert!(volume.durable().two_barrier, "the lists fit into the record");
     volume.pager().latch().check().unwrap();
-    volume.space.lock().discard(taken, 0);
+    volume.allocator().map().discard(taken, 0);
     assert_sound(&volume);
 }
 
@@ -133,6 +134,7 @@ fn who_waits_for_a_failed_commit_gets_the_leaders_error() {
         let errors: Vec<Error> = std::thread::scope(|scope| {
             let mut callers = Vec::new();
             volume
+                .committer()
                 .as_leader(|_| {
                     callers.extend((0..CALLERS).map(|_| {
                         scope.spawn(|| {
@@ -257,21 +259,21 @@ fn overwriting_in_place_that_is_refused_is_done_later() {
     volume.commit().unwrap();
     (0..20).for_each(|slot| assert!(delete(&volume, 2, slot).unwrap()));
     for _ in 0..3 {
-        volume.commit_for(Purpose::Drain).unwrap();
+        volume.committer().commit_for(Purpose::Drain).unwrap();
     }
-    volume.release_waiting();
+    volume.allocator().release_waiting();
     storage.set_capacity(Some(storage.allocated()));
     let taken = leave_room(&volume, 0);
-    assert!(volume.space.lock().start_erasing(true).is_empty(), "there is room to erase in the usual way");
+    assert!(volume.allocator().map().start_erasing(true).is_empty(), "there is room to erase in the usual way");
     storage.inject(Some(FaultPlan { class: Class::Write, count: 0, fault: Fault::NoSpace, lasting: true }));
     assert!(matches!(volume.erase_all(), Err(Error::NoSpace(_))));
     assert!(storage.injected() > 0);
     volume.pager().latch().check().unwrap();
-    assert!(volume.space.lock().has_dirty());
+    assert!(volume.allocator().map().has_dirty());
     storage.inject(None);
     volume.erase_all().unwrap();
-    assert!(!volume.space.lock().has_dirty());
-    volume.space.lock().unreserve(taken);
+    assert!(!volume.allocator().map().has_dirty());
+    volume.allocator().map().unreserve(taken);
     assert_sound(&volume);
 }
 
@@ -357,14 +359,14 @@ fn who_finds_nothing_to_do_after_a_failed_commit_is_not_told_that_all_is_durable
     put(&volume, 2, 1, 2, 3000).unwrap();
     let told = std::thread::scope(|scope| {
         let mut caller = None;
-        let led = volume.as_leader(|chain| {
+        let led = volume.committer().as_leader(|chain| {
             caller = Some(scope.spawn(|| volume.commit()));
-            while volume.waiting_callers() == 0 {
+            while volume.committer().waiting_callers() == 0 {
                 std::thread::yield_now();
             }
             storage.inject(Some(FaultPlan { class: Class::Barrier, count: 0, fault: Fault::Eio, lasting: false }));
-            let mut writer = volume.writer.lock();
-            volume.run_commit(Purpose::Changes, chain, Some(&mut writer))
+            let mut writer = volume.writer().lock();
+            volume.committer().commit_locked(Purpose::Changes, chain, &mut writer)
         });
         assert!(matches!(led, Err(Error::Io { .. })), "{led:?}");
         caller.unwrap().join().unwrap()

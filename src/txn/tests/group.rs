@@ -1,10 +1,12 @@
 //! Callers that want something durable at the same time share a commit, and none waits for the gigabytes of another.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use super::support::*;
+use crate::format::Ino;
 use crate::storage::simulated::{OpKind, SimulatedStorage};
+use crate::txn::Volume;
 
 /// Written bytes that no barrier covered, at most: the bound of one writer, and of several (`allocation.rs`).
 const BOUND: u64 = 16 << 20;
@@ -27,7 +29,7 @@ fn concurrent_callers_share_a_commit() {
             return;
         }
         let Some(volume) = weak.upgrade() else { return };
-        while volume.waiting_callers() < CALLERS - 1 {
+        while volume.committer().waiting_callers() < CALLERS - 1 {
             std::thread::yield_now();
         }
     }));
@@ -77,6 +79,48 @@ fn a_caller_that_was_counted_in_is_served_by_the_next_commit() {
     assert_live(&open(storage.crash(&mut |_| crate::storage::simulated::Fate::Drop), &dice), &expected);
 }
 
+/// The flush of a commit holds the writers' lock: however much was written, the barriers come when it has let go.
+#[test]
+fn no_writer_waits_for_a_barrier_while_staged_data_is_flushed() {
+    let dice = Dice::new(4);
+    let storage = SimulatedStorage::new();
+    let volume = create(storage.clone(), &dice);
+    let data = bytes_of(1, 128 * 1024);
+    let length = data.len() as u64;
+    let write = move |volume: &Arc<Volume>, bytes: u64| {
+        for n in 0..bytes / length {
+            let mut reservation = volume.reserve_spare(9).unwrap();
+            drop(volume.write_data(&mut reservation, Ino(10), n << 17, &data, true).unwrap());
+        }
+    };
+    let (weak, flush, flushed) = (Arc::downgrade(&volume), write.clone(), Arc::new(AtomicU64::new(0)));
+    let bytes = flushed.clone();
+    volume.set_flusher(Box::new(move |operation| {
+        flush(&weak.upgrade().unwrap(), bytes.load(Ordering::Relaxed));
+        operation.insert(extent_key(3, 0), &[1]).map(drop)
+    }));
+    let (weak, waited) = (Arc::downgrade(&volume), Arc::new(AtomicBool::new(false)));
+    let seen = waited.clone();
+    storage.on_op(Box::new(move |op| {
+        if let (OpKind::Barrier, Some(volume)) = (op, weak.upgrade()) {
+            seen.fetch_or(volume.writer().is_locked(), Ordering::Relaxed);
+        }
+    }));
+    // Beyond the bound of one writer, and beyond that of all.
+    for most in [4 << 20, 2 * BOUND] {
+        put(&volume, 2, most, 1, 3000).unwrap();
+        volume.commit().unwrap();
+        write(&volume, BOUND - SLACK);
+        flushed.store(most, Ordering::Relaxed);
+        volume.mark_staged();
+        let before = storage.barriers();
+        volume.commit().unwrap();
+        assert!(!waited.load(Ordering::Relaxed), "a barrier under the writers' lock");
+        assert_eq!(storage.barriers() - before, 1, "the commit's own");
+        assert!(storage.most_pending() > BOUND - SLACK + most, "only {} bytes were written", storage.most_pending());
+    }
+}
+
 /// What a barrier has to wait for is bounded whatever is written beside it.
 #[test]
 fn a_commit_never_waits_for_more_than_the_bound_of_early_pages() {
@@ -92,7 +136,7 @@ fn a_commit_never_waits_for_more_than_the_bound_of_early_pages() {
                     let data = bytes_of(writer, 128 * 1024);
                     for n in 0..(48 << 20) / data.len() as u64 / writers {
                         let mut room = volume.reserve_data(data.len() as u64, 1).unwrap();
-                        let ino = crate::format::Ino(10 + writer);
+                        let ino = Ino(10 + writer);
                         drop(volume.write_data(&mut room, ino, n << 17, &data, true).unwrap());
                     }
                 });

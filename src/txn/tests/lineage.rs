@@ -41,8 +41,7 @@ fn the_history_is_bounded_and_says_what_it_does_not_know() {
             for n in 1..=most + SURPLUS {
                 let value = HistoryValue { session: session(n), last: Generation(n), last_tag: [n as u8; 16] };
                 let key = Key::new(0, kind::HISTORY, n);
-                let volume = operation.volume;
-                operation.trees.history.insert(volume.store(), &mut operation.global_edits, key, &value.encode())?;
+                operation.insert_history(key, &value.encode())?;
             }
             Ok(())
         })

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use super::support::*;
 use crate::storage::MemoryStorage;
+use crate::txn::kept::snapshot_tree;
 use crate::txn::{View, Volume};
 
 struct Snapshots(BTreeMap<u64, Content>);
@@ -14,7 +15,7 @@ fn check_all(volume: &Volume, live: &Content, snapshots: &Snapshots) {
     let listed = volume.snapshots().unwrap();
     assert_eq!(listed.iter().map(|(id, _)| *id).collect::<Vec<_>>(), snapshots.0.keys().copied().collect::<Vec<_>>());
     for (id, value) in &listed {
-        let tree = volume.snapshot_tree(value);
+        let tree = snapshot_tree(value);
         assert_content(volume, View { tree: &tree, store: volume.store(), finger: None }, &snapshots.0[id]);
     }
     assert_sound(volume);
@@ -51,7 +52,7 @@ fn run(seed: u64, steps: u64) {
                 if !all.is_empty() {
                     let (id, value) = &all[dice.below(all.len() as u64) as usize];
                     let from = (2 + dice.below(6), dice.below(12));
-                    let tree = volume.snapshot_tree(value);
+                    let tree = snapshot_tree(value);
                     if clone(&volume, View { tree: &tree, store: volume.store(), finger: None }, from, target).unwrap()
                     {
                         live.insert(target, snapshots.0[id][&from]);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::support::*;
 use crate::Error;
 use crate::format::record::CommitRecord;
-use crate::format::{BLOCK, Generation, slot_block};
+use crate::format::{BLOCK, Generation, TreeId, slot_block};
 use crate::storage::{MemoryStorage, Storage};
 use crate::txn::commit::Purpose;
 
@@ -43,7 +43,7 @@ fn an_incomplete_newest_commit_falls_back_one_step() {
     expected.insert((2, 9), (9, 100));
     volume.commit().unwrap();
     // Not even the first one of the session has the number of the rejected one (T4).
-    let first = volume.commits.lock().chain.session_first.unwrap();
+    let first = volume.chain().session_first.unwrap();
     assert!(first > records[2].generation);
     drop(volume);
     // The abandoned record cannot come back.
@@ -174,9 +174,9 @@ fn a_leader_that_fails_after_its_commit_keeps_the_commit_in_the_chain() {
     let storage = Arc::new(MemoryStorage::new());
     let volume = create(storage.clone(), &dice);
     put(&volume, 2, 0, 1, 20_000).unwrap();
-    let failed = volume.as_leader(|chain| {
-        let mut writer = volume.writer.lock();
-        volume.run_commit(Purpose::Drain, chain, Some(&mut writer))?;
+    let failed = volume.committer().as_leader(|chain| {
+        let mut writer = volume.writer().lock();
+        volume.committer().commit_locked(Purpose::Drain, chain, &mut writer)?;
         Err::<(), _>(Error::NoSpace("no room for what follows the commit".into()))
     });
     assert!(matches!(failed, Err(Error::NoSpace(_))));
@@ -223,7 +223,7 @@ fn a_reader_opens_although_the_space_map_cannot_be_rebuilt() {
     let (storage, records, expected) = three_commits(&dice);
     destroy(&storage, slot_block(records[0].generation.slot()));
     let volume = try_open(storage.clone(), &dice, true).unwrap();
-    let references = volume.durable().roots[crate::format::TreeId::History as usize - 1];
+    let references = volume.durable().roots[TreeId::History];
     assert!(references.pointer.is_null());
     drop(volume);
     let volume = open(storage.clone(), &dice);
@@ -232,7 +232,7 @@ fn a_reader_opens_although_the_space_map_cannot_be_rebuilt() {
     }
     volume.commit().unwrap();
     let newest = volume.durable();
-    let last_leaf = newest.roots[0];
+    let last_leaf = newest.roots[TreeId::Live];
     assert!(last_leaf.level > 0);
     put(&volume, 9, 0, 1, 10).unwrap();
     volume.commit().unwrap();
@@ -356,11 +356,11 @@ fn the_first_commit_of_a_session_changes_no_live_node() {
         put(&volume, 2, 1, 2, 5000).unwrap();
         volume.commit().unwrap();
         let ring = volume.pager().read_ring().unwrap();
-        let mut session = ring.iter().filter(|found| found.record.session == volume.session);
+        let mut session = ring.iter().filter(|found| found.record.session == volume.durable().session);
         let first = &session.next().unwrap().record;
-        assert_eq!((first.generation, first.previous_tag), (first.session_first, volume.line[0].tag));
-        assert_eq!(first.roots[0], before.roots[0]);
-        assert_ne!(session.next().unwrap().record.roots[0], before.roots[0]);
+        assert_eq!((first.generation, first.previous_tag), (first.session_first, volume.opened_at().unwrap().tag));
+        assert_eq!(first.roots[TreeId::Live], before.roots[TreeId::Live]);
+        assert_ne!(session.next().unwrap().record.roots[TreeId::Live], before.roots[TreeId::Live]);
     }
 }
 

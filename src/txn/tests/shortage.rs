@@ -10,7 +10,8 @@ use crate::Error;
 use crate::format::Generation;
 use crate::storage::simulated::{Class, Fate, Fault, FaultPlan, SimulatedStorage};
 use crate::txn::Volume;
-use crate::txn::commit::Purpose;
+use crate::txn::allocator::keep_of;
+use crate::txn::commit::{Chain, Purpose};
 
 /// How long a test that hangs waits before it fails.
 const HANGS: Duration = Duration::from_secs(60);
@@ -27,7 +28,7 @@ fn freed(storage: &Arc<SimulatedStorage>, dice: &Dice) -> (Arc<Volume>, Content)
     volume.commit().unwrap();
     assert!(delete(&volume, 2, 20).unwrap());
     volume.commit().unwrap();
-    assert!(volume.space.lock().waits_for_commit());
+    assert!(volume.allocator().map().waits_for_commit());
     (volume, (0..20).map(|slot| ((2, slot), (slot, 3000))).collect())
 }
 
@@ -40,11 +41,11 @@ fn a_commit_without_changes_that_is_refused_for_want_of_space_latches_nothing() 
         for taken in 0..4 {
             let storage = SimulatedStorage::new();
             let (volume, mut expected) = freed(&storage, &dice);
-            volume.commits.lock().chain.force_checkpoint = due;
+            volume.committer().set_chain(Chain { force_checkpoint: due, ..volume.chain() });
             let before = volume.durable().generation;
             for _ in 0..70 {
                 refuse_writes(&storage, taken);
-                match volume.commit_for(Purpose::Drain) {
+                match volume.committer().commit_for(Purpose::Drain) {
                     Err(Error::NoSpace(_)) => {}
                     drained => assert!(taken > 0 && drained.is_ok(), "{taken} {drained:?}"),
                 }
@@ -63,14 +64,14 @@ fn a_commit_without_changes_that_is_refused_for_want_of_space_latches_nothing() 
             expected.insert((2, 30), (30, 3000));
             volume.commit().unwrap();
             assert!(volume.durable().generation.0 - last.0 <= 2, "numbers were used up");
-            volume.commit_for(Purpose::Drain).unwrap();
+            volume.committer().commit_for(Purpose::Drain).unwrap();
             if due {
                 assert_ne!(volume.durable().checkpoint, Generation(0));
             }
-            volume.space.lock().evict(0);
+            volume.allocator().map().evict(0);
             assert_sound(&volume);
-            volume.release_waiting();
-            assert!(!volume.space.lock().waits_for_commit(), "what was freed is let go");
+            volume.allocator().release_waiting();
+            assert!(!volume.allocator().map().waits_for_commit(), "what was freed is let go");
             drop(volume);
             let again = open(storage, &dice);
             assert_live(&again, &expected);
@@ -114,12 +115,12 @@ fn a_commit_for_room_that_is_refused_leaves_the_want_of_room() {
 fn commits_for_room_make_no_checkpoint() {
     let dice = Dice::new(3);
     let (volume, _) = freed(&SimulatedStorage::new(), &dice);
-    volume.commits.lock().chain.force_checkpoint = true;
-    let before = volume.commits.lock().chain.checkpoint;
+    volume.committer().set_chain(Chain { force_checkpoint: true, ..volume.chain() });
+    let before = volume.chain().checkpoint;
     let calls = short_of_room(&volume, 1);
-    volume.commit_for(Purpose::Shorten).unwrap();
+    volume.committer().commit_for(Purpose::Shorten).unwrap();
     assert_eq!(calls.load(Ordering::Relaxed), 2);
-    assert_eq!(volume.commits.lock().chain.checkpoint, before, "a commit for room wrote a checkpoint");
+    assert_eq!(volume.chain().checkpoint, before, "a commit for room wrote a checkpoint");
 }
 
 /// Room goes to who came first: a newcomer whom a little would do waits behind who needs much.
@@ -129,13 +130,13 @@ fn a_newcomer_does_not_overtake_who_waits_for_room() {
     let volume = create(SimulatedStorage::new(), &dice);
     volume.limit_size(12 << 20);
     let waits = |count: u64, done: &std::thread::ScopedJoinHandle<'_, bool>| {
-        while volume.short.load(Ordering::Acquire) < count && !done.is_finished() {
+        while volume.shortage().waiting() < count && !done.is_finished() {
             std::thread::yield_now();
         }
-        volume.short.load(Ordering::Acquire) >= count
+        volume.shortage().waiting() >= count
     };
     std::thread::scope(|scope| {
-        let first = volume.shortage.lock();
+        let first = volume.shortage().first().lock();
         let much = scope.spawn(|| volume.reserve_data(64 << 20, 0).is_ok());
         assert!(waits(1, &much), "there is room for much");
         let little = scope.spawn(|| volume.reserve_data(100, 1).is_ok());
@@ -150,7 +151,7 @@ fn a_newcomer_does_not_overtake_who_waits_for_room() {
         assert!(operation.join().unwrap());
         assert!(data_waits && operation_waits, "it was overtaken");
     });
-    assert_eq!(volume.short.load(Ordering::Acquire), 0);
+    assert_eq!(volume.shortage().waiting(), 0);
 }
 
 /// The clock makes the periodic commits, so it does not wait behind who waits for room.
@@ -162,12 +163,12 @@ fn background_erasing_does_not_queue_for_room() {
     (0..40).for_each(|slot| put(&volume, 2, slot, slot, 60_000).unwrap());
     (0..40).for_each(|slot| assert!(delete(&volume, 2, slot).unwrap()));
     for _ in 0..3 {
-        volume.commit_for(Purpose::Drain).unwrap();
+        volume.committer().commit_for(Purpose::Drain).unwrap();
     }
-    while volume.reserve_quads(1, false).is_ok() {}
-    assert!(volume.space.lock().has_dirty());
-    *volume.last_erase.lock() = i64::MAX;
-    let shortage = volume.shortage.lock();
+    while volume.allocator().reserve(1, keep_of(false)).unwrap() {}
+    assert!(volume.allocator().map().has_dirty());
+    *volume.last_erase().lock() = i64::MAX;
+    let shortage = volume.shortage().first().lock();
     let (done, told) = mpsc::channel();
     let clock = std::thread::spawn({
         let volume = volume.clone();

@@ -10,6 +10,7 @@ use crate::format::{BLOCK, REGION_BLOCKS, Run};
 use crate::storage::simulated::{Fault, OpKind, SimulatedStorage};
 use crate::storage::{MemoryStorage, Storage};
 use crate::txn::Volume;
+use crate::txn::allocator::keep_of;
 use crate::txn::commit::Purpose;
 
 fn run_of(volume: &Volume, file: u64, slot: u64) -> Run {
@@ -170,7 +171,7 @@ fn the_size_limit_refuses_changes_but_not_deletion_commit_and_close() {
     for (file, slot) in expected.keys() {
         delete(&volume, *file, *slot).unwrap();
     }
-    volume.commit_for(Purpose::Drain).unwrap();
+    volume.committer().commit_for(Purpose::Drain).unwrap();
     put(&volume, 3, 0, 1, 30_000).unwrap();
     assert!(storage.len().unwrap() <= length);
     assert_sound(&volume);
@@ -348,14 +349,14 @@ fn opening_loads_no_region() {
     }
     volume.commit().unwrap();
     // The checkpoint that follows a commit with list pages would load what they name.
-    volume.commit_for(Purpose::Drain).unwrap();
+    volume.committer().commit_for(Purpose::Drain).unwrap();
     volume.close().unwrap();
     assert!(storage.len().unwrap() > 64 << 20);
     drop(volume);
     let volume = open(storage, &dice);
-    assert!((0..3).all(|number| !volume.space.lock().is_loaded(number)));
+    assert!((0..3).all(|number| !volume.allocator().map().is_loaded(number)));
     put(&volume, 3, 0, 1, 10).unwrap();
-    let loaded: Vec<u64> = (0..4).filter(|number| volume.space.lock().is_loaded(*number)).collect();
+    let loaded: Vec<u64> = (0..4).filter(|number| volume.allocator().map().is_loaded(*number)).collect();
     assert_eq!(loaded, [2], "{:?}", volume.space());
     assert_sound(&volume);
 }
@@ -367,7 +368,7 @@ fn of_three_regions(dice: &Dice) -> (Arc<SimulatedStorage>, Arc<Volume>) {
     (0..600).for_each(|slot| put(&volume, 2, slot, slot, 120_000).unwrap());
     volume.commit().unwrap();
     // The checkpoint that follows a commit with list pages would load what they name.
-    volume.commit_for(Purpose::Drain).unwrap();
+    volume.committer().commit_for(Purpose::Drain).unwrap();
     volume.close().unwrap();
     drop(volume);
     let volume = open(storage.clone(), dice);
@@ -380,13 +381,13 @@ fn a_region_is_loaded_while_a_commit_waits_for_the_medium() {
     let dice = Dice::new(21);
     let (storage, volume) = of_three_regions(&dice);
     put(&volume, 3, 0, 1, 10).unwrap();
-    assert!(!volume.space.lock().is_loaded(0));
+    assert!(!volume.allocator().map().is_loaded(0));
     let loaded = Arc::new(AtomicBool::new(false));
     let (weak, told) = (Arc::downgrade(&volume), loaded.clone());
     storage.on_op(Box::new(move |op| {
         let Some(volume) = weak.upgrade().filter(|_| matches!(op, OpKind::Barrier)) else { return };
         let (sender, receiver) = std::sync::mpsc::channel();
-        std::thread::spawn(move || sender.send(volume.load_region(0).is_ok()));
+        std::thread::spawn(move || sender.send(volume.allocator().load_region(0).is_ok()));
         // Longer than any machine takes, so that a wait for this commit fails instead of hanging.
         told.store(receiver.recv_timeout(std::time::Duration::from_secs(60)) == Ok(true), Ordering::Relaxed);
     }));
@@ -410,12 +411,12 @@ fn nothing_is_loaded_from_behind_a_checkpoint_that_is_being_written() {
     let (weak, seen) = (Arc::downgrade(&volume), barriers.clone());
     storage.on_op(Box::new(move |op| {
         let Some(volume) = weak.upgrade().filter(|_| matches!(op, OpKind::Barrier)) else { return };
-        volume.space.lock().evict(0);
-        (0..3).for_each(|number| volume.load_region(number).unwrap());
+        volume.allocator().map().evict(0);
+        (0..3).for_each(|number| volume.allocator().load_region(number).unwrap());
         seen.fetch_add(1, Ordering::Relaxed);
     }));
     while volume.durable().checkpoint == before {
-        volume.commit_for(Purpose::Drain).unwrap();
+        volume.committer().commit_for(Purpose::Drain).unwrap();
     }
     storage.on_op(Box::new(|_| {}));
     assert!(barriers.load(Ordering::Relaxed) > 0);
@@ -446,12 +447,12 @@ fn growing_again_after_a_close_cut_the_file_keeps_the_map_exact() {
     let volume = open(storage.clone(), &dice);
     fill(&volume);
     for _ in 0..3 {
-        volume.commit_for(Purpose::Drain).unwrap();
+        volume.committer().commit_for(Purpose::Drain).unwrap();
     }
     // What stayed pending would be applied once more to a later state when the region is loaded again.
-    assert!(volume.space.lock().pending_regions().is_empty());
+    assert!(volume.allocator().map().pending_regions().is_empty());
     assert_sound(&volume);
-    volume.space.lock().evict(0);
+    volume.allocator().map().evict(0);
     assert_sound(&volume);
     drop(volume);
     assert_sound(&open(storage, &dice));
@@ -474,7 +475,7 @@ fn early_pages_of_a_session_that_never_committed_do_not_survive() {
     let sealed = block(&storage, run);
     drop(volume);
     let volume = open(storage.clone(), &dice);
-    assert!(volume.space.lock().sweep_next().is_some(), "free blocks are not swept after a crash");
+    assert!(volume.allocator().map().sweep_next().is_some(), "free blocks are not swept after a crash");
     volume.erase_all().unwrap();
     assert_ne!(block(&storage, run), sealed, "ciphertext of a transaction that never committed survived");
     assert_sound(&volume);
@@ -493,9 +494,9 @@ fn erasing_that_is_refused_is_done_later() {
     storage.read_at(run.offset(), &mut sealed).unwrap();
     (0..20).for_each(|slot| assert!(delete(&volume, 2, slot).unwrap()));
     for _ in 0..3 {
-        volume.commit_for(Purpose::Drain).unwrap();
+        volume.committer().commit_for(Purpose::Drain).unwrap();
     }
-    volume.release_waiting();
+    volume.allocator().release_waiting();
     for count in 0..2 {
         storage.fail_after(count, Fault::NoSpace);
         let _ = volume.erase_all();
@@ -505,7 +506,7 @@ fn erasing_that_is_refused_is_done_later() {
     let mut now = vec![0; BLOCK as usize];
     storage.read_at(run.offset(), &mut now).unwrap();
     assert!(now != sealed, "ciphertext was never erased");
-    assert!(!volume.space.lock().has_dirty());
+    assert!(!volume.allocator().map().has_dirty());
     assert_sound(&volume);
 }
 
@@ -519,15 +520,16 @@ fn a_drain_is_not_satisfied_by_a_commit_of_nothing() {
         std::thread::scope(|scope| {
             let mut drain = None;
             volume
+                .committer()
                 .as_leader(|_| {
                     let until_waiting = |callers| {
-                        while volume.waiting_callers() < callers {
+                        while volume.committer().waiting_callers() < callers {
                             std::thread::yield_now();
                         }
                     };
                     scope.spawn(|| volume.commit().unwrap());
                     until_waiting(1);
-                    drain = Some(scope.spawn(|| volume.commit_for(Purpose::Drain).unwrap()));
+                    drain = Some(scope.spawn(|| volume.committer().commit_for(Purpose::Drain).unwrap()));
                     until_waiting(2);
                     Ok(())
                 })
@@ -546,7 +548,7 @@ fn dirty_nodes_are_bounded() {
     for n in 0..60_000u64 {
         let key = crate::format::Key::new(n.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 20, 1, 0);
         volume.operate(1, false, |op| op.insert(key, &[1; 140])).unwrap();
-        let dirty = volume.dirty_nodes.load(std::sync::atomic::Ordering::Relaxed);
+        let dirty = volume.writer().dirty_nodes();
         assert!(dirty < 200, "{dirty} dirty nodes");
     }
     assert!(volume.durable().generation > before);
@@ -562,14 +564,14 @@ fn nodes_fill_broken_groups_where_whole_ones_are_few() {
     volume.commit().unwrap();
     (0..400).filter(|slot| slot % 4 > 0).for_each(|slot| assert!(delete(&volume, 2, slot).unwrap()));
     for _ in 0..3 {
-        volume.commit_for(Purpose::Drain).unwrap();
+        volume.committer().commit_for(Purpose::Drain).unwrap();
     }
     volume.limit_size(0);
     let mut taken = 0;
-    while volume.reserve_quads(1, false).is_ok() {
+    while volume.allocator().reserve(1, keep_of(false)).unwrap() {
         taken += 1;
     }
-    let mut space = volume.space.lock();
+    let mut space = volume.allocator().map();
     let groups = |space: &mut crate::pager::space::SpaceMap| {
         let count = (0..).take_while(|_| space.promise(1)).count() as u64;
         space.unreserve(count);
@@ -595,14 +597,14 @@ fn a_writer_without_room_waits_for_what_is_being_erased() {
     let filled = (0..).take_while(|slot| put(&volume, 2, *slot, *slot, 60_000).is_ok()).count() as u64;
     (0..filled).for_each(|slot| assert!(delete(&volume, 2, slot).unwrap()));
     for _ in 0..3 {
-        volume.commit_for(Purpose::Drain).unwrap();
+        volume.committer().commit_for(Purpose::Drain).unwrap();
     }
     let (writer, waited) = (parking_lot::Mutex::new(None), Arc::new(std::sync::atomic::AtomicBool::new(false)));
     let (weak, seen) = (Arc::downgrade(&volume), waited.clone());
     let writer = Arc::new(writer);
     let slot = writer.clone();
     storage.on_op(Box::new(move |_| {
-        let Some(volume) = weak.upgrade().filter(|volume| volume.erasing.is_locked()) else { return };
+        let Some(volume) = weak.upgrade().filter(|volume| volume.allocator().is_erasing()) else { return };
         let mut slot = slot.lock();
         if slot.is_some() {
             return;
@@ -611,7 +613,7 @@ fn a_writer_without_room_waits_for_what_is_being_erased() {
             let volume = volume.clone();
             move || volume.reserve_data(WANTED, 0).map(drop)
         });
-        while !writer.is_finished() && !volume.shortage.is_locked() {
+        while !writer.is_finished() && !volume.shortage().first().is_locked() {
             std::thread::yield_now();
         }
         seen.store(!writer.is_finished(), std::sync::atomic::Ordering::SeqCst);

@@ -14,10 +14,11 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use lockbox_share_protocol::message::ErrorCode;
 use tokio::net::TcpListener;
 
-use super::Daemon;
+use super::daemon::Daemon;
 use super::guard::Guarded;
-use super::reply::{self, Refusal, Reply};
-use super::seats::{Guest, SeatedBody, Seats};
+use super::refusal::Refusal;
+use super::reply::{self, Reply};
+use super::seats::{Guest, Seats};
 use crate::limiter::Client;
 
 /// Connections at a time; a scraper needs one.
@@ -50,7 +51,7 @@ pub async fn serve(daemon: Arc<Daemon>, listener: TcpListener) {
         tokio::spawn(async move {
             let service = service_fn(|request: Request<Incoming>| {
                 let under_way = seat.request();
-                let reply = answer(&daemon, &request).map(|body| SeatedBody { body, _under_way: under_way });
+                let reply = answer(&daemon, &request).map(|body| body.of(under_way));
                 async move { Ok::<_, Infallible>(reply) }
             });
             let stream = Guarded::new(stream, HEAD_TIMEOUT, Some(seat.clone()));
@@ -79,7 +80,7 @@ fn answer(daemon: &Daemon, request: &Request<Incoming>) -> Reply {
             Ok(()) => text(StatusCode::OK, "ready\n".into()),
             Err(error) => text(StatusCode::SERVICE_UNAVAILABLE, format!("{error}\n")),
         },
-        "/metrics" => text(StatusCode::OK, daemon.metrics.text(&daemon.figures())),
+        "/metrics" => text(StatusCode::OK, daemon.metrics_text()),
         _ => Refusal::new(ErrorCode::NotFound, "there is no such path").reply(),
     }
 }

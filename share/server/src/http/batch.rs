@@ -8,16 +8,11 @@ use lockbox_share_protocol::message::{Batch, MAX_BATCH, Outcome, Results};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use super::daemon::{Daemon, see_through};
 use super::message::{self, MANY};
-use super::reply::{self, Refusal, Reply};
-use super::{Daemon, see_through};
+use super::refusal::Refusal;
+use super::reply::{self, Reply};
 use crate::limiter::Client;
-
-/// Batches that may be under way at a time. A message has up to 1.6 MiB, and so have its items and its results: 64 of them hold
-/// at most 320 MiB, where 20,000 connections could ask for 100 GiB.
-pub(super) const MAX_BATCHES: usize = 64;
-/// Of these, batches of one client: who sends slowly holds its places for up to the time of a message.
-pub(super) const MAX_BATCHES_OF_CLIENT: usize = 16;
 
 /// Serves a batch: `begin` starts the change of one item, `end` waits for it. What was begun ends also without the client, and holds its
 /// place until then.

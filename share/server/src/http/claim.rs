@@ -2,20 +2,21 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use hyper::body::Incoming;
 use hyper::{Request, StatusCode};
 use lockbox_share_protocol::capsule::Capsule;
 use lockbox_share_protocol::handle::Handle;
 use lockbox_share_protocol::message::{Claim, Claimed, ErrorCode, Lease};
-use lockbox_share_protocol::token::LeaseToken;
+use lockbox_share_protocol::token::ClaimId;
 
+use super::batch;
+use super::daemon::Daemon;
 use super::message::{self, ONE};
-use super::reply::{self, Refusal, Reply};
-use super::{Daemon, batch};
+use super::refusal::Refusal;
+use super::reply::{self, Reply};
 use crate::limiter::Client;
-use crate::store::{self, Auth, ClaimId, Pending, StoreError};
+use crate::store::{self, Pending, StoreError};
 
 /// `POST /v1/claim`
 pub(super) async fn claim(daemon: &Daemon, client: Client, request: Request<Incoming>) -> Result<Reply, Refusal> {
@@ -40,7 +41,7 @@ pub(super) async fn batch(daemon: &Arc<Daemon>, client: Client, request: Request
 }
 
 fn begin(daemon: &Daemon, claim: &Claim) -> Pending<store::Claimed> {
-    daemon.store.claim(claim.handle, &Auth(*claim.auth.as_bytes()), ClaimId(*claim.claim.as_bytes()))
+    daemon.store.claim(claim.handle, &claim.auth, ClaimId::new(*claim.claim.as_bytes()))
 }
 
 async fn finish(
@@ -50,24 +51,18 @@ async fn finish(
     pending: Pending<store::Claimed>,
 ) -> Result<Claimed, Refusal> {
     let claimed = pending.await.map_err(|error| {
-        match error {
-            StoreError::Unknown => missed(daemon, client),
-            StoreError::Expired { .. }
-            | StoreError::Revoked { .. }
-            | StoreError::Used { .. }
-            | StoreError::Busy { .. } => {
-                daemon.metrics.conflicts.fetch_add(1, Relaxed);
-            }
-            _ => {}
+        use StoreError::{Busy, Expired, Revoked, Used};
+        if matches!(error, Expired { .. } | Revoked { .. } | Used { .. } | Busy { .. }) {
+            daemon.metrics.conflicts.fetch_add(1, Relaxed);
         }
-        Refusal::from(error)
+        daemon.refused(client, error)
     })?;
     if !claimed.repeated {
         daemon.metrics.claimed.fetch_add(1, Relaxed);
         if claimed.lease.is_none() {
             daemon.metrics.completed.fetch_add(1, Relaxed);
         }
-        daemon.changed(handle);
+        daemon.changes.changed(handle);
     }
     // Only well-formed capsules were taken in, so this one was damaged since.
     let capsule = Capsule::decode(claimed.capsule.to_vec()).map_err(|error| {
@@ -75,20 +70,8 @@ async fn finish(
         Refusal::new(ErrorCode::Internal, "what was stored is damaged")
     })?;
     let lease = claimed.lease.map(|lease| Lease {
-        token: LeaseToken::new(lease.token.0),
-        expires_in: lease.until.0.saturating_sub(wall_millis()) / 1000,
+        expires_in: lease.until.0.saturating_sub(daemon.clock.wall().0) / 1000,
+        token: lease.token,
     });
     Ok(Claimed { capsule, lease })
-}
-
-/// Counts a request without proof.
-pub(super) fn missed(daemon: &Daemon, client: Client) {
-    daemon.metrics.misses.fetch_add(1, Relaxed);
-    daemon.limiter.missed(client);
-}
-
-/// The wall clock, by which the store tells times.
-fn wall_millis() -> u64 {
-    let since: Duration = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }

@@ -8,15 +8,17 @@ use hyper::header::{self, HeaderName, HeaderValue};
 use hyper::{Method, Request, StatusCode};
 use lockbox_share_protocol::handle::Handle;
 use lockbox_share_protocol::message::ErrorCode;
-use lockbox_share_protocol::token::{self, Digest};
+use lockbox_share_protocol::token::LeaseToken;
 
+use super::daemon::Daemon;
 use super::file::FileBody;
+use super::message;
 use super::range::{self, Answer, Wanted};
-use super::reply::{self, Refusal, Reply, ReplyBody};
+use super::refusal::Refusal;
+use super::reply::{self, Reply, ReplyBody};
 use super::transfer::Transfer;
-use super::{Daemon, claim, message};
 use crate::limiter::Client;
-use crate::store::{Finish, LeaseToken, StoreError};
+use crate::store::Finish;
 
 /// `GET` and `HEAD /v1/shares/HANDLE/ciphertext`
 pub(super) async fn download(
@@ -26,13 +28,13 @@ pub(super) async fn download(
     request: &Request<Incoming>,
 ) -> Result<Reply, Refusal> {
     daemon.limiter.admit(client, 1).map_err(|wait| Refusal::limited(wait.0))?;
-    let token = lease(request)?;
+    let token: LeaseToken = message::bearer(request.headers())?;
     // HEAD, 304 and 416 tell of a lease and leave it as it is (Store rule 12).
-    let lease = daemon.store.lease(handle, &token).await.map_err(|error| refused(daemon, client, error))?;
+    let lease = daemon.store.lease(handle, &token).await.map_err(|error| daemon.refused(client, error))?;
     // Many parts make one download: who has the lease is not slowed down.
     daemon.limiter.give_back(client, 1);
     let length = lease.payload.length;
-    let tag = range::entity_tag(&Digest::new(lease.payload.digest));
+    let tag = range::entity_tag(&lease.payload.digest);
     let headers = request.headers();
     let wanted = Wanted {
         range: message::only(headers, header::RANGE)?,
@@ -65,9 +67,9 @@ pub(super) async fn download(
         return Ok(reply);
     }
     let file = daemon.spool.read(&lease.payload)?;
-    let transfer = Transfer::begin(daemon, handle, token, first).await?;
-    *reply.body_mut() = ReplyBody::File(Box::new(FileBody::new(file, end, transfer)));
-    daemon.changed(handle);
+    let transfer = Transfer::begin(daemon, handle, &token, first).await?;
+    *reply.body_mut() = ReplyBody::file(FileBody::new(file, end, transfer));
+    daemon.changes.changed(handle);
     Ok(reply)
 }
 
@@ -78,26 +80,15 @@ pub(super) async fn complete(
     handle: Handle,
     request: &Request<Incoming>,
 ) -> Result<Reply, Refusal> {
-    let token = lease(request)?;
+    let token: LeaseToken = message::bearer(request.headers())?;
     let finished = daemon.store.finish(handle, &token, Finish::Now).await;
-    let complete = finished.map_err(|error| refused(daemon, client, error))?;
+    let complete = finished.map_err(|error| daemon.refused(client, error))?;
     // Not what was counted when its last byte went out, and nothing of which no byte did.
     if !daemon.leases.completed(&token) && complete {
         daemon.metrics.completed.fetch_add(1, Relaxed);
     }
-    daemon.changed(handle);
+    daemon.changes.changed(handle);
     Ok(reply::empty(StatusCode::NO_CONTENT))
-}
-
-fn lease(request: &Request<Incoming>) -> Result<LeaseToken, Refusal> {
-    message::bearer::<token::LeaseToken>(request.headers()).map(|token| LeaseToken(*token.as_bytes()))
-}
-
-fn refused(daemon: &Daemon, client: Client, error: StoreError) -> Refusal {
-    if error == StoreError::Unknown {
-        claim::missed(daemon, client);
-    }
-    Refusal::from(error)
 }
 
 fn describe(reply: &mut Reply, tag: &str) {

@@ -15,19 +15,21 @@ use lockbox_share_protocol::age;
 use lockbox_share_protocol::api::OfShare;
 use lockbox_share_protocol::capsule::Capsule;
 use lockbox_share_protocol::handle::Handle;
-use lockbox_share_protocol::message::{Batch, Claim, Create};
+use lockbox_share_protocol::message::{Batch, Claim, Create, State};
+use lockbox_share_protocol::token::{LeaseToken, OwnerToken, Verifier};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::runtime::Runtime;
 use tokio::sync::{Notify, watch};
 
 use super::origin::Peer;
+use super::range::{Answer, Wanted, decide};
 use super::worker::Connection;
-use super::{Daemon, Network, Settings, message, origin, range};
+use super::{Daemon, Network, Settings, message, origin};
 use crate::limiter::Rates;
 use crate::store::clock::SystemClock;
 use crate::store::memory::MemoryStore;
 use crate::store::spool::Spool;
-use crate::store::{NewShare, OwnerToken, Periods, ShareStore, State, Verifier};
+use crate::store::{NewShare, Periods, ShareStore};
 
 /// Connections that one daemon serves: what hostile but valid messages make stays in its memory.
 const RUNS: u32 = 1000;
@@ -63,10 +65,10 @@ impl Stage {
         let spool = Spool::open(&directory, 1 << 20).expect("a directory for the spool");
         let store = MemoryStore::new(Arc::new(SystemClock), Periods::default()).expect("a store");
         let handle = "1482719382210".parse().expect("a handle");
-        let owner = OwnerToken([9; 32]);
+        let owner = OwnerToken::new([9; 32]);
         let share = NewShare {
-            auth: Verifier([1; 32]),
-            owner: Verifier::of(&owner.0),
+            auth: Verifier::new([1; 32]),
+            owner: owner.verifier(),
             ttl: Duration::from_secs(900),
             claims: 1,
             capsule: Bytes::from_static(b"content"),
@@ -157,7 +159,13 @@ pub fn connection(data: &[u8]) {
 
 /// A range, `If-Range` and `If-None-Match` on three lines, behind eight bytes of length.
 pub fn ranges(data: &[u8]) {
-    range::fuzz(data);
+    let Some((length, rest)) = data.split_first_chunk::<8>() else { return };
+    let length = u64::from_le_bytes(*length);
+    let mut fields = rest.split(|&byte| byte == b'\n');
+    let wanted = Wanted { range: fields.next(), if_range: fields.next(), if_none_match: fields.next() };
+    if let Answer::Part { first, last } = decide(&wanted, length, "\"tag\"") {
+        assert!(first <= last && last < length);
+    }
 }
 
 /// The bytes of a capsule: refused, or the same when they are put together again.
@@ -183,7 +191,7 @@ pub fn request(data: &[u8]) {
     let trusted: [Network; 1] = ["192.0.2.0/24".parse().expect("a network")];
     let peer = origin::Peer::Address(IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)));
     let _ = origin::client(peer, &headers, &trusted);
-    let _ = message::bearer::<lockbox_share_protocol::token::LeaseToken>(&headers);
+    let _ = message::bearer::<LeaseToken>(&headers);
     if let Ok(text) = std::str::from_utf8(data) {
         let _ = message::parameters(Some(text), ["version", "state", "wait"]);
         if let Some((which, handle)) = OfShare::parse(text) {
@@ -277,13 +285,7 @@ mod tests {
 
     #[test]
     fn hostile_connections_change_nothing_without_proof() {
-        let seed = u64::from(std::process::id());
-        eprintln!("seed {seed}");
-        let mut state = seed;
-        let mut random = move || {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            (state >> 33) as usize
-        };
+        let mut random = crate::seeded::fresh_numbers();
         for input in seeds("connection") {
             connection(&input);
             for _ in 0..100 {

@@ -4,9 +4,8 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
+use lockbox_share_protocol::token::LeaseToken;
 use parking_lot::Mutex;
-
-use crate::store::LeaseToken;
 
 /// Answers with ciphertext that may run at a time. Each holds a descriptor and at most two parts of 128 KiB, so all of them hold
 /// 256 MiB: a quarter of what the service's unit allows.
@@ -28,7 +27,7 @@ pub(super) struct Leases(Mutex<Table>);
 #[derive(Default)]
 struct Table {
     bodies: usize,
-    entries: HashMap<[u8; 16], Entry>,
+    entries: HashMap<[u8; LeaseToken::LENGTH], Entry>,
 }
 
 struct Entry {
@@ -69,7 +68,7 @@ impl Leases {
             return Err(Busy::Daemon);
         }
         table.make_room();
-        let entry = table.entries.entry(token.0).or_insert_with(Entry::new);
+        let entry = table.entries.entry(*token.as_bytes()).or_insert_with(Entry::new);
         if entry.bodies >= MAX_BODIES_OF_LEASE {
             return Err(Busy::Lease);
         }
@@ -85,7 +84,7 @@ impl Leases {
     pub(super) fn end(&self, token: &LeaseToken, sent: Range<u64>, length: u64) -> Ended {
         let mut table = self.0.lock();
         table.bodies = table.bodies.saturating_sub(1);
-        let Some(entry) = table.entries.get_mut(&token.0) else { return Ended::default() };
+        let Some(entry) = table.entries.get_mut(token.as_bytes()) else { return Ended::default() };
         entry.bodies = entry.bodies.saturating_sub(1);
         entry.touched = Instant::now();
         entry.reached_end |= sent.end == length && (sent.start < sent.end || length == 0);
@@ -98,10 +97,10 @@ impl Leases {
     /// The claimant said that it has everything. Whether that was counted before.
     pub(super) fn completed(&self, token: &LeaseToken) -> bool {
         let mut table = self.0.lock();
-        match table.entries.get_mut(&token.0) {
+        match table.entries.get_mut(token.as_bytes()) {
             // An answer that runs still gives its place back under its entry.
             Some(entry) if entry.bodies > 0 => std::mem::replace(&mut entry.whole, true),
-            Some(_) => table.entries.remove(&token.0).is_some_and(|entry| entry.whole),
+            Some(_) => table.entries.remove(token.as_bytes()).is_some_and(|entry| entry.whole),
             None => false,
         }
     }
@@ -158,7 +157,7 @@ impl Entry {
 mod tests {
     use super::*;
 
-    const TOKEN: LeaseToken = LeaseToken([1; 16]);
+    const TOKEN: LeaseToken = LeaseToken::new([1; 16]);
 
     fn sent(leases: &Leases, bytes: Range<u64>) -> Ended {
         leases.begin(&TOKEN).unwrap();
@@ -210,7 +209,7 @@ mod tests {
             leases.begin(&TOKEN).unwrap();
         }
         assert_eq!(leases.begin(&TOKEN), Err(Busy::Lease));
-        let other = |number: usize| LeaseToken((number as u128 + 1000).to_le_bytes());
+        let other = |number: usize| LeaseToken::new((number as u128 + 1000).to_le_bytes());
         for number in 0..MAX_BODIES - MAX_BODIES_OF_LEASE {
             leases.begin(&other(number)).unwrap();
         }
@@ -223,7 +222,7 @@ mod tests {
     fn memory_is_bounded_however_many_leases_and_runs_there_are() {
         let leases = Leases::default();
         for number in 0..40_000u128 {
-            let token = LeaseToken(number.to_le_bytes());
+            let token = LeaseToken::new(number.to_le_bytes());
             leases.begin(&token).unwrap();
             leases.end(&token, 0..1, 100);
         }
@@ -232,6 +231,6 @@ mod tests {
             leases.begin(&TOKEN).unwrap();
             leases.end(&TOKEN, number * 2..number * 2 + 1, 10_000);
         }
-        assert_eq!(leases.0.lock().entries[&TOKEN.0].runs.len(), MAX_RUNS);
+        assert_eq!(leases.0.lock().entries[TOKEN.as_bytes()].runs.len(), MAX_RUNS);
     }
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use lockbox_share_protocol::capsule::{Capsule, Content};
 use lockbox_share_protocol::handle::Handle;
 use lockbox_share_protocol::message::{Create, Created};
-use lockbox_share_protocol::token::{self, Digest, UploadToken};
+use lockbox_share_protocol::token::{Auth, ClaimId, Digest, LeaseToken, OwnerToken, UploadToken, Verifier};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -23,8 +23,8 @@ use crate::store::clock::SystemClock;
 use crate::store::memory::MemoryStore;
 use crate::store::spool::Spool;
 use crate::store::{
-    Auth, ClaimId, Claimed, Figures, Finish, Info, Lease, LeaseToken, NewShare, OwnerToken, Pending, Periods, Result,
-    ShareStore, SpoolEntry, StoreError, Verifier,
+    Claimed, Figures, Finish, Info, Lease, NewShare, Pending, Periods, Result, ShareStore, SpoolEntry, StoreError,
+    Upkeep,
 };
 
 /// A store whose changes become durable when the test says so.
@@ -83,7 +83,9 @@ impl ShareStore for Held {
     fn rearm(&self, handle: Handle, owner: &OwnerToken) -> Pending<Info> {
         self.store.rearm(handle, owner)
     }
+}
 
+impl Upkeep for Held {
     fn figures(&self) -> Figures {
         self.store.figures()
     }
@@ -119,8 +121,8 @@ impl Stage {
             handles: Mutex::default(),
         });
         let daemon = Arc::new(Daemon::new(store.clone(), spool, Settings::default(), [7; 16]));
-        let entry = SpoolEntry { id: [1; 16], length: 300, digest: [2; 32] };
-        daemon.waiting.arrived(UploadToken::new(UPLOAD), Verifier::of(&OWNER), entry);
+        let entry = SpoolEntry { id: [1; 16], length: 300, digest: Digest::new([2; 32]) };
+        daemon.waiting.arrived(UploadToken::new(UPLOAD), OwnerToken::new(OWNER).verifier(), entry);
         Stage { daemon, store, _directory: directory }
     }
 
@@ -155,7 +157,7 @@ impl Stage {
 }
 
 fn request(path: &str, body: &str) -> Vec<u8> {
-    let owner = token::OwnerToken::new(OWNER).to_text().to_string();
+    let owner = OwnerToken::new(OWNER).to_text().to_string();
     let length = body.len();
     format!(
         "POST {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\nauthorization: Bearer {owner}\r\n\
@@ -169,7 +171,7 @@ fn wanted() -> String {
     let inside = Capsule::decode(seeds[0].clone()).unwrap();
     let content = Content::Spooled { size: 300, digest: Digest::new([2; 32]) };
     let create = Create {
-        verifier: token::Verifier::new([3; 32]),
+        verifier: Verifier::new([3; 32]),
         expires_in: None,
         max_claims: 1,
         capsule: Capsule::new(content, inside.sealed()).unwrap(),
@@ -235,12 +237,12 @@ async fn a_share_is_taken_back_for_its_downloads_also_when_its_owner_went_away()
         (format!("/v1/shares/{}/revoke", created.handle), String::new()),
         ("/v1/batch/revoke".to_owned(), json!({ "items": [created.handle] }).to_string()),
     ] {
-        let before = stage.daemon.withdrawals(created.handle);
+        let before = stage.daemon.changes.withdrawals(created.handle);
         stage.ask_and_leave(&path, &body).await;
-        assert_eq!(stage.daemon.withdrawals(created.handle), before);
+        assert_eq!(stage.daemon.changes.withdrawals(created.handle), before);
         stage.store.barriers.add_permits(1);
         let until_withdrawn = async {
-            while stage.daemon.withdrawals(created.handle) == before {
+            while stage.daemon.changes.withdrawals(created.handle) == before {
                 tokio::task::yield_now().await;
             }
         };

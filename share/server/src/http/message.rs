@@ -11,7 +11,7 @@ use serde::de::DeserializeOwned;
 use tokio::time::timeout;
 use zeroize::Zeroizing;
 
-use super::reply::Refusal;
+use super::refusal::Refusal;
 
 /// A message about one share: a capsule in base64 has 11 KiB.
 pub(super) const ONE: usize = 16 * 1024;

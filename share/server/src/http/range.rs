@@ -4,7 +4,7 @@ use lockbox_share_protocol::token::Digest;
 
 /// What the headers of one request ask for.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Wanted<'a> {
+pub(super) struct Wanted<'a> {
     /// `Range`.
     pub range: Option<&'a [u8]>,
     /// `If-Range`.
@@ -15,7 +15,7 @@ pub struct Wanted<'a> {
 
 /// What it gets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Answer {
+pub(super) enum Answer {
     /// 200 with all bytes.
     Whole,
     /// 206 with the bytes from `first` to `last`, both included.
@@ -35,12 +35,12 @@ enum Asked {
 }
 
 /// The strong entity tag of a ciphertext, with its quotes.
-pub fn entity_tag(digest: &Digest) -> String {
+pub(super) fn entity_tag(digest: &Digest) -> String {
     format!("\"{digest}\"")
 }
 
 /// Decides for a representation of `length` bytes, above zero, with the strong entity tag `tag`; total.
-pub fn decide(wanted: &Wanted<'_>, length: u64, tag: &str) -> Answer {
+pub(super) fn decide(wanted: &Wanted<'_>, length: u64, tag: &str) -> Answer {
     if wanted.if_none_match.is_some_and(|list| lists(list, tag.as_bytes())) {
         return Answer::NotModified;
     }
@@ -105,18 +105,6 @@ fn lists(list: &[u8], tag: &[u8]) -> bool {
         let entry = entry.trim_ascii();
         entry.strip_prefix(b"W/").unwrap_or(entry) == tag
     })
-}
-
-/// Takes any headers and any length; for the fuzzer.
-#[cfg(any(test, fuzzing))]
-pub fn fuzz(data: &[u8]) {
-    let Some((length, rest)) = data.split_first_chunk::<8>() else { return };
-    let length = u64::from_le_bytes(*length);
-    let mut fields = rest.split(|&byte| byte == b'\n');
-    let wanted = Wanted { range: fields.next(), if_range: fields.next(), if_none_match: fields.next() };
-    if let Answer::Part { first, last } = decide(&wanted, length, "\"tag\"") {
-        assert!(first <= last && last < length);
-    }
 }
 
 #[cfg(test)]

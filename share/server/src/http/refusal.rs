@@ -1,12 +1,13 @@
-//! Why a request is not served, and what each failure of the store is to who asked.
+//! Why a request is not served: one code, one sentence, and what a client has to know beside them.
 
 use std::borrow::Cow;
+use std::time::Duration;
 
 use lockbox_share_protocol::message::{ErrorCode, Failure};
 
 use crate::store::StoreError;
 
-/// Why a request is not served: one code, one sentence.
+/// A request that is not served.
 #[derive(Debug)]
 pub(super) struct Refusal {
     pub(super) code: ErrorCode,
@@ -32,7 +33,7 @@ impl Refusal {
         Refusal { allow: Some(allow), ..Refusal::new(ErrorCode::Method, "the path has other methods") }
     }
 
-    pub(super) fn limited(wait: std::time::Duration) -> Refusal {
+    pub(super) fn limited(wait: Duration) -> Refusal {
         let seconds = wait.as_secs() + 1;
         Refusal { retry_after: Some(seconds), ..Refusal::new(ErrorCode::Limited, "too many requests, try again later") }
     }

@@ -12,11 +12,19 @@ use lockbox_share_protocol::message::ErrorCode;
 use serde::Serialize;
 
 use super::file::FileBody;
-pub(super) use super::refusal::Refusal;
+use super::refusal::Refusal;
+use super::seats::UnderWay;
 
-/// The body of an answer.
-pub(super) enum ReplyBody {
-    /// None.
+/// The body of an answer, until whose end the request is under way.
+#[derive(Default)]
+pub(super) struct ReplyBody {
+    content: Content,
+    _under_way: Option<UnderWay>,
+}
+
+#[derive(Default)]
+enum Content {
+    #[default]
     Empty,
     /// A message or a page.
     Whole(Bytes),
@@ -32,11 +40,11 @@ impl Body for ReplyBody {
     type Error = io::Error;
 
     fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, io::Error>>> {
-        match self.get_mut() {
-            ReplyBody::Empty => Poll::Ready(None),
-            ReplyBody::Whole(bytes) if bytes.is_empty() => Poll::Ready(None),
-            ReplyBody::Whole(bytes) => Poll::Ready(Some(Ok(Frame::data(std::mem::take(bytes))))),
-            ReplyBody::File(file) => file.poll(cx).map(|part| part.map(|result| result.map(Frame::data))),
+        match &mut self.get_mut().content {
+            Content::Empty => Poll::Ready(None),
+            Content::Whole(bytes) if bytes.is_empty() => Poll::Ready(None),
+            Content::Whole(bytes) => Poll::Ready(Some(Ok(Frame::data(std::mem::take(bytes))))),
+            Content::File(file) => file.poll(cx).map(|part| part.map(|result| result.map(Frame::data))),
         }
     }
 
@@ -50,11 +58,21 @@ impl Body for ReplyBody {
 }
 
 impl ReplyBody {
+    /// The bytes of a file.
+    pub(super) fn file(file: FileBody) -> ReplyBody {
+        ReplyBody { content: Content::File(Box::new(file)), _under_way: None }
+    }
+
+    /// The same, which holds the place of its request.
+    pub(super) fn of(self, request: Option<UnderWay>) -> ReplyBody {
+        ReplyBody { _under_way: request, ..self }
+    }
+
     fn left(&self) -> u64 {
-        match self {
-            ReplyBody::Empty => 0,
-            ReplyBody::Whole(bytes) => bytes.len() as u64,
-            ReplyBody::File(file) => file.left(),
+        match &self.content {
+            Content::Empty => 0,
+            Content::Whole(bytes) => bytes.len() as u64,
+            Content::File(file) => file.left(),
         }
     }
 }
@@ -90,13 +108,13 @@ pub(super) fn json(status: StatusCode, message: &impl Serialize) -> Reply {
 pub(super) fn with_type(status: StatusCode, content_type: &'static str, bytes: Bytes) -> Reply {
     let mut reply = empty(status);
     reply.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
-    *reply.body_mut() = ReplyBody::Whole(bytes);
+    reply.body_mut().content = Content::Whole(bytes);
     reply
 }
 
 /// No body. Nothing that the daemon says may be kept by a cache, unless its handler says otherwise.
 pub(super) fn empty(status: StatusCode) -> Reply {
-    let mut reply = Response::new(ReplyBody::Empty);
+    let mut reply = Response::new(ReplyBody::default());
     *reply.status_mut() = status;
     let headers = reply.headers_mut();
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));

@@ -10,9 +10,12 @@ use lockbox_share_protocol::api::{self, OfShare};
 use lockbox_share_protocol::handle::Handle;
 use lockbox_share_protocol::message::ErrorCode;
 
+use super::daemon::Daemon;
 use super::origin::{self, Peer};
-use super::reply::{self, Refusal, Reply};
-use super::{Daemon, claim, download, page, shares, site, upload};
+use super::owners::{self, Action};
+use super::refusal::Refusal;
+use super::reply::{self, Reply};
+use super::{claim, create, download, page, site, upload};
 use crate::limiter::Client;
 use crate::metrics::Route;
 
@@ -140,16 +143,16 @@ async fn serve(daemon: &Arc<Daemon>, peer: Peer, target: Target, request: Reques
     match target {
         Target::Limits => Ok(reply::with_type(StatusCode::OK, "application/json", daemon.limits.clone())),
         Target::Uploads => upload::upload(daemon, peer, client, request).await,
-        Target::Shares => shares::create(daemon, peer, request).await,
+        Target::Shares => create::create(daemon, peer, request).await,
         Target::Claim => claim::claim(daemon, client, request).await,
-        Target::BatchCreate => shares::batch_create(daemon, peer, client, request).await,
+        Target::BatchCreate => create::batch_create(daemon, peer, client, request).await,
         Target::BatchClaim => claim::batch(daemon, client, request).await,
-        Target::BatchInfo => shares::batch_info(daemon, client, request).await,
-        Target::BatchRevoke => shares::batch_revoke(daemon, client, request).await,
-        Target::OfShare(OfShare::Info, handle) => shares::info(daemon, client, handle, &request).await,
-        Target::OfShare(OfShare::Watch, handle) => shares::watch(daemon, client, handle, &request).await,
-        Target::OfShare(OfShare::Revoke, handle) => shares::revoke(daemon, client, handle, &request).await,
-        Target::OfShare(OfShare::Rearm, handle) => shares::rearm(daemon, client, handle, &request).await,
+        Target::BatchInfo => Action::Info.many(daemon, client, request).await,
+        Target::BatchRevoke => Action::Revoke.many(daemon, client, request).await,
+        Target::OfShare(OfShare::Info, handle) => Action::Info.one(daemon, client, handle, &request).await,
+        Target::OfShare(OfShare::Watch, handle) => owners::watch(daemon, client, handle, &request).await,
+        Target::OfShare(OfShare::Revoke, handle) => Action::Revoke.one(daemon, client, handle, &request).await,
+        Target::OfShare(OfShare::Rearm, handle) => Action::Rearm.one(daemon, client, handle, &request).await,
         Target::OfShare(OfShare::Complete, handle) => download::complete(daemon, client, handle, &request).await,
         Target::OfShare(OfShare::Ciphertext, handle) => download::download(daemon, client, handle, &request).await,
         Target::Page(file) => Ok(file.reply()),

@@ -11,23 +11,22 @@ use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio_rustls::TlsAcceptor;
 
+use super::admin;
+use super::daemon::{Daemon, MAX_UPLOADS};
 use super::listen::{Tcp, UnixSocket};
 use super::worker::{self, Sockets};
-use super::{Daemon, admin};
 
 /// How often uploads that nobody took are looked for.
 const SWEEP: Duration = Duration::from_secs(30);
 /// How often slow heads are looked for.
 const LOOK: Duration = Duration::from_secs(1);
 /// Threads of one worker that wait for the disk: as many as uploads may run, and some for cold reads.
-const BLOCKING: usize = super::MAX_UPLOADS + 32;
+const BLOCKING: usize = MAX_UPLOADS + 32;
 
 /// Where the daemon listens. All of it is open before the daemon is made: its links name the ports.
 pub struct Open {
-    /// Plain HTTP.
-    pub tcp: Vec<Tcp>,
-    /// HTTPS.
-    pub tls: Vec<(Tcp, TlsAcceptor)>,
+    /// HTTP, or HTTPS where there is an acceptor.
+    pub tcp: Vec<(Tcp, Option<TlsAcceptor>)>,
     /// This machine's own programs.
     pub unix: Option<UnixSocket>,
     /// Health and metrics.
@@ -40,10 +39,8 @@ pub struct Running {
     stop: watch::Sender<bool>,
     threads: Vec<JoinHandle<io::Result<()>>>,
     unix: Option<UnixSocket>,
-    /// Addresses with the ports that the kernel chose.
-    pub tcp: Vec<SocketAddr>,
-    /// The same for HTTPS.
-    pub tls: Vec<SocketAddr>,
+    /// Addresses with the ports that the kernel chose, and whether they are for HTTPS.
+    pub tcp: Vec<(SocketAddr, bool)>,
     /// The same for health and metrics.
     pub admin: Option<SocketAddr>,
 }
@@ -65,25 +62,19 @@ fn event_loop(blocking: usize) -> Result<tokio::runtime::Runtime, String> {
 pub fn start(daemon: Arc<Daemon>, open: Open, workers: usize) -> Result<Running, String> {
     let workers = workers.max(1);
     let refused = |address: SocketAddr| move |error: io::Error| format!("cannot listen on {address}: {error}");
-    let Open { tcp: plain, tls: secure, unix, admin: figures } = open;
+    let Open { tcp: open, unix, admin: figures } = open;
     let mut sockets: Vec<Sockets> = (0..workers).map(|_| Sockets::default()).collect();
-    let (mut tcp, mut tls) = (Vec::new(), Vec::new());
-    for Tcp { address, listeners } in plain {
-        tcp.push(address);
+    let mut tcp = Vec::new();
+    for (Tcp { address, listeners }, acceptor) in open {
+        tcp.push((address, acceptor.is_some()));
         for (sockets, listener) in sockets.iter_mut().zip(listeners) {
-            sockets.tcp.push(listener);
-        }
-    }
-    for (Tcp { address, listeners }, acceptor) in secure {
-        tls.push(address);
-        for (sockets, listener) in sockets.iter_mut().zip(listeners) {
-            sockets.tls.push((listener, acceptor.clone()));
+            sockets.tcp.push((listener, acceptor.clone()));
         }
     }
     if let Some(socket) = &unix {
         let listeners = socket.listeners(workers).map_err(|error| format!("cannot share the Unix socket: {error}"))?;
-        for (place, listener) in listeners.into_iter().enumerate() {
-            sockets[place].unix.push(listener);
+        for (sockets, listener) in sockets.iter_mut().zip(listeners) {
+            sockets.unix = Some(listener);
         }
     }
     let mut admin = None;
@@ -107,7 +98,7 @@ pub fn start(daemon: Arc<Daemon>, open: Open, workers: usize) -> Result<Running,
     let runtime = event_loop(4)?;
     let work = move || runtime.block_on(keep(keeper, admin_listener, stopped));
     threads.push(spawn("keeper".into(), work)?);
-    Ok(Running { daemon, stop, threads, unix, tcp, tls, admin })
+    Ok(Running { daemon, stop, threads, unix, tcp, admin })
 }
 
 fn spawn(
@@ -153,7 +144,7 @@ impl Running {
     pub fn stop(self) -> Result<(), String> {
         self.daemon.stopping.store(true, Relaxed);
         let _ = self.stop.send(true);
-        self.daemon.wake_watchers();
+        self.daemon.changes.wake_all();
         drop(self.unix);
         let mut result = Ok(());
         for thread in self.threads {

@@ -2,18 +2,13 @@
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
-use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
-use bytes::Bytes;
-use hyper::body::{Body, Frame, SizeHint};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-use super::reply::ReplyBody;
 use crate::limiter::Client;
 
 /// Whose connection it is.
@@ -215,29 +210,6 @@ pub(super) struct UnderWay(Arc<Seat>);
 impl Drop for UnderWay {
     fn drop(&mut self) {
         self.0.was_answered.store(true, Relaxed);
-    }
-}
-
-/// The body of an answer, until whose end the request is under way.
-pub(super) struct SeatedBody {
-    pub(super) body: ReplyBody,
-    pub(super) _under_way: Option<UnderWay>,
-}
-
-impl Body for SeatedBody {
-    type Data = Bytes;
-    type Error = std::io::Error;
-
-    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<std::io::Result<Frame<Bytes>>>> {
-        Pin::new(&mut self.body).poll_frame(cx)
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
     }
 }
 

@@ -10,7 +10,7 @@ use hyper::{HeaderMap, Method, Request, Version};
 use lockbox_share_protocol::message::ErrorCode;
 
 use super::message::only;
-use super::reply::Refusal;
+use super::refusal::Refusal;
 
 /// `public_url` begins the links: the page may have been loaded by that name when a proxy changed `Host`.
 pub(super) fn check<B>(request: &Request<B>, public_url: &str) -> Result<(), Refusal> {

@@ -10,13 +10,15 @@ use hyper::{Request, StatusCode};
 use lockbox_share_protocol::age::{self, Prefix};
 use lockbox_share_protocol::api::UPLOAD_SECONDS;
 use lockbox_share_protocol::message::{ErrorCode, Uploaded};
-use lockbox_share_protocol::token::{Digest, UploadToken};
+use lockbox_share_protocol::token::UploadToken;
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 
+use super::daemon::Daemon;
 use super::origin::Peer;
-use super::reply::{self, Refusal, Reply};
+use super::refusal::Refusal;
+use super::reply::{self, Reply};
 use super::waiting::Arrived;
-use super::{Daemon, message, shares};
+use super::{create, message};
 use crate::limiter::Client;
 use crate::store::StoreError;
 use crate::store::spool::{Deposit, Spool};
@@ -33,7 +35,7 @@ pub(super) async fn upload(
     client: Client,
     request: Request<Incoming>,
 ) -> Result<Reply, Refusal> {
-    let owner = shares::creator(daemon, peer, request.headers())?;
+    let owner = create::creator(daemon, peer, request.headers())?;
     message::expect_type(request.headers(), "application/octet-stream")?;
     let most = daemon.settings.max_ciphertext;
     if request.body().size_hint().lower() > most {
@@ -70,8 +72,7 @@ pub(super) async fn upload(
         let spool = daemon.spool.clone();
         let _ = tokio::task::spawn_blocking(move || spool.remove(&surplus)).await;
     }
-    let uploaded =
-        Uploaded { upload: token, size: entry.length, digest: Digest::new(entry.digest), expires_in: UPLOAD_SECONDS };
+    let uploaded = Uploaded { upload: token, size: entry.length, digest: entry.digest, expires_in: UPLOAD_SECONDS };
     Ok(reply::json(StatusCode::CREATED, &uploaded))
 }
 

@@ -11,11 +11,11 @@ use std::time::{Duration, Instant};
 
 use lockbox_share_protocol::api::{REPEAT_SECONDS, UPLOAD_SECONDS};
 use lockbox_share_protocol::message::Created;
-use lockbox_share_protocol::token::UploadToken;
+use lockbox_share_protocol::token::{UploadToken, Verifier};
 use parking_lot::Mutex;
 
+use crate::store::SpoolEntry;
 use crate::store::spool::Spool;
-use crate::store::{SpoolEntry, Verifier};
 
 /// Uploads that may wait at a time; the spool's own limit bounds their bytes.
 const MOST: usize = 4096;
@@ -161,16 +161,18 @@ impl Made {
 
 #[cfg(test)]
 mod tests {
+    use lockbox_share_protocol::token::Digest;
+
     use super::*;
 
-    const OWNER: Verifier = Verifier([1; 32]);
-    const AUTH: Verifier = Verifier([2; 32]);
-    const OTHER: Verifier = Verifier([3; 32]);
+    const OWNER: Verifier = Verifier::new([1; 32]);
+    const AUTH: Verifier = Verifier::new([2; 32]);
+    const OTHER: Verifier = Verifier::new([3; 32]);
 
     #[test]
     fn an_upload_is_given_to_its_owner_alone_and_to_one_share_at_a_time() {
         let waiting = Waiting::default();
-        let entry = SpoolEntry { id: [4; 16], length: 5, digest: [6; 32] };
+        let entry = SpoolEntry { id: [4; 16], length: 5, digest: Digest::new([6; 32]) };
         let token = UploadToken::new([7; UploadToken::LENGTH]);
         waiting.arrived(UploadToken::new([7; UploadToken::LENGTH]), OWNER, entry);
         let take = |owner, auth| waiting.take(&token, owner, auth);

@@ -22,11 +22,12 @@ use tokio::sync::{OwnedSemaphorePermit, watch};
 use tokio::task::JoinSet;
 use tokio_rustls::TlsAcceptor;
 
+use super::daemon::Daemon;
 use super::guard::Guarded;
 use super::origin::Peer;
-use super::reply::Refusal;
-use super::seats::{Seat, SeatedBody};
-use super::{Daemon, route};
+use super::refusal::Refusal;
+use super::route;
+use super::seats::Seat;
 
 /// What is read and written at a time on a connection, and the most that the head of a request may have.
 const BUFFER: usize = 8 * 1024;
@@ -37,17 +38,15 @@ const BUSY: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: applicat
 
 /// What one worker accepts on.
 #[derive(Default)]
-pub struct Sockets {
-    /// Plain HTTP.
-    pub tcp: Vec<std::net::TcpListener>,
-    /// HTTPS.
-    pub tls: Vec<(std::net::TcpListener, TlsAcceptor)>,
-    /// Plain HTTP for this user.
-    pub unix: Vec<std::os::unix::net::UnixListener>,
+pub(super) struct Sockets {
+    /// HTTP, or HTTPS where there is an acceptor.
+    pub tcp: Vec<(std::net::TcpListener, Option<TlsAcceptor>)>,
+    /// HTTP for this user.
+    pub unix: Option<std::os::unix::net::UnixListener>,
 }
 
 /// Told to the workers when they are to stop.
-pub type Stop = watch::Receiver<bool>;
+pub(super) type Stop = watch::Receiver<bool>;
 
 async fn told_to_stop(stop: &mut Stop) {
     // Without a sender nobody could say it any more.
@@ -58,17 +57,13 @@ async fn told_to_stop(stop: &mut Stop) {
 ///
 /// # Errors
 /// When a socket cannot be registered.
-pub async fn run(daemon: Arc<Daemon>, sockets: Sockets, stop: Stop) -> io::Result<()> {
+pub(super) async fn run(daemon: Arc<Daemon>, sockets: Sockets, stop: Stop) -> io::Result<()> {
     let mut accepting = JoinSet::new();
-    for listener in sockets.tcp {
+    for (listener, acceptor) in sockets.tcp {
         let listener = TcpListener::from_std(listener)?;
-        accepting.spawn(accept(daemon.clone(), Source::Tcp(listener, None), stop.clone()));
+        accepting.spawn(accept(daemon.clone(), Source::Tcp(listener, acceptor), stop.clone()));
     }
-    for (listener, acceptor) in sockets.tls {
-        let listener = TcpListener::from_std(listener)?;
-        accepting.spawn(accept(daemon.clone(), Source::Tcp(listener, Some(acceptor)), stop.clone()));
-    }
-    for listener in sockets.unix {
+    if let Some(listener) = sockets.unix {
         accepting.spawn(accept(daemon.clone(), Source::Unix(UnixListener::from_std(listener)?), stop.clone()));
     }
     let mut running = JoinSet::new();
@@ -255,7 +250,7 @@ impl Connection {
                 // The head was whole a moment too late, and the connection ends now.
                 None => Refusal::unavailable("too many connections are open now").reply(),
             };
-            let mut reply = reply.map(|body| SeatedBody { body, _under_way: under_way });
+            let mut reply = reply.map(|body| body.of(under_way));
             if is_tls {
                 reply.headers_mut().insert(STRICT_TRANSPORT_SECURITY, HeaderValue::from_static(STRICT));
             }

@@ -7,11 +7,11 @@ use std::time::Duration;
 use bytes::Bytes;
 use lockbox_share_protocol::handle::Handle;
 
-use super::clock::manual::ManualClock;
-use super::{
-    Auth, ClaimId, ClaimState, Finish, LeaseToken, NewShare, OwnerToken, Periods, ShareStore, SpoolEntry, State,
-    StoreError, Verifier, WallTime,
-};
+use lockbox_share_protocol::message::{ClaimState, State};
+use lockbox_share_protocol::token::{Auth, ClaimId, Digest, LeaseToken, OwnerToken};
+
+use super::manual_clock::ManualClock;
+use super::{Finish, NewShare, Periods, ShareStore, SpoolEntry, StoreError, WallTime};
 
 /// A store under test and its clock.
 pub(crate) struct Subject {
@@ -36,23 +36,23 @@ pub(crate) fn handle(number: u64) -> Handle {
 pub(crate) fn auth(number: u64) -> Auth {
     let mut bytes = [7; 32];
     bytes[..8].copy_from_slice(&number.to_le_bytes());
-    Auth(bytes)
+    Auth::new(bytes)
 }
 
 pub(crate) fn owner(number: u64) -> OwnerToken {
     let mut bytes = [9; 32];
     bytes[..8].copy_from_slice(&number.to_le_bytes());
-    OwnerToken(bytes)
+    OwnerToken::new(bytes)
 }
 
 pub(crate) fn id(number: u64) -> ClaimId {
-    ClaimId((u128::from(number) + 1).to_le_bytes())
+    ClaimId::new((u128::from(number) + 1).to_le_bytes())
 }
 
 pub(crate) fn small(number: u64) -> NewShare {
     NewShare {
-        auth: Verifier::of(&auth(number).0),
-        owner: Verifier::of(&owner(number).0),
+        auth: auth(number).verifier(),
+        owner: owner(number).verifier(),
         ttl: 15 * MINUTE,
         claims: 1,
         capsule: Bytes::from(format!("capsule of {number}")),
@@ -62,7 +62,7 @@ pub(crate) fn small(number: u64) -> NewShare {
 
 pub(crate) fn large(number: u64) -> NewShare {
     let id = (u128::from(number) + 77).to_le_bytes();
-    NewShare { payload: Some(SpoolEntry { id, length: 1 << 20, digest: [3; 32] }), ..small(number) }
+    NewShare { payload: Some(SpoolEntry { id, length: 1 << 20, digest: Digest::new([3; 32]) }), ..small(number) }
 }
 
 /// Runs all cases.
@@ -171,14 +171,14 @@ fn without_proof_everything_is_unknown(make: Make<'_>) {
     for number in 1..=6 {
         let unknown = Some(StoreError::Unknown);
         assert_eq!(t.store.claim(handle(number), &auth(99), id(number)).wait().err(), unknown);
-        assert_eq!(t.store.payload(handle(number), &LeaseToken([1; 16])).wait().err(), unknown);
-        assert_eq!(t.store.payload(handle(number), &LeaseToken([0; 16])).wait().err(), unknown);
-        assert_eq!(t.store.finish(handle(number), &LeaseToken([0; 16]), Finish::Now).wait().err(), unknown);
+        assert_eq!(t.store.payload(handle(number), &LeaseToken::new([1; 16])).wait().err(), unknown);
+        assert_eq!(t.store.payload(handle(number), &LeaseToken::new([0; 16])).wait().err(), unknown);
+        assert_eq!(t.store.finish(handle(number), &LeaseToken::new([0; 16]), Finish::Now).wait().err(), unknown);
         assert_eq!(t.store.info(handle(number), &owner(99)).wait().err(), unknown);
         assert_eq!(t.store.revoke(handle(number), &owner(99)).wait().err(), unknown);
         assert_eq!(t.store.rearm(handle(number), &owner(99)).wait().err(), unknown);
         // The receiver's proof is not the owner's.
-        assert_eq!(t.store.revoke(handle(number), &OwnerToken(auth(number).0)).wait().err(), unknown);
+        assert_eq!(t.store.revoke(handle(number), &OwnerToken::new(*auth(number).as_bytes())).wait().err(), unknown);
     }
 }
 
@@ -259,7 +259,7 @@ fn telling_of_a_lease_changes_nothing(make: Make<'_>) {
     // Nor did it take the end of the download back.
     assert_eq!(t.store.lease(handle(1), &second.token).wait().err(), Some(StoreError::Used { at: finishing.until }));
     assert_eq!(t.store.info(handle(1), &owner(1)).wait().unwrap().events[0].state, ClaimState::Completed);
-    assert_eq!(t.store.lease(handle(1), &LeaseToken([1; 16])).wait().err(), Some(StoreError::Unknown));
+    assert_eq!(t.store.lease(handle(1), &LeaseToken::new([1; 16])).wait().err(), Some(StoreError::Unknown));
 }
 
 fn a_used_lease_consumes(make: Make<'_>) {
@@ -345,29 +345,29 @@ fn a_claim_becomes_complete_once(make: Make<'_>) {
     let t = make(Periods::default());
     let long = |number| NewShare { ttl: 180 * MINUTE, ..large(number) };
     let leased = |number| t.store.claim(handle(number), &auth(number), id(1)).wait().unwrap().lease.unwrap().token;
-    let finish = |number, token, how| t.store.finish(handle(number), &token, how).wait().unwrap();
+    let finish = |number, token: &LeaseToken, how| t.store.finish(handle(number), token, how).wait().unwrap();
     for number in 1..=4 {
         t.store.create(handle(number), long(number)).wait().unwrap();
     }
     // Said by the receiver, twice.
     let token = leased(1);
     t.store.payload(handle(1), &token).wait().unwrap();
-    assert!(finish(1, token, Finish::Now) && !finish(1, token, Finish::Now));
+    assert!(finish(1, &token, Finish::Now) && !finish(1, &token, Finish::Now));
     // By time after the last byte.
     let token = leased(2);
     t.store.payload(handle(2), &token).wait().unwrap();
-    assert!(!finish(2, token, Finish::After(MINUTE)));
+    assert!(!finish(2, &token, Finish::After(MINUTE)));
     t.clock.pass(MINUTE);
-    assert!(!finish(2, token, Finish::Now));
+    assert!(!finish(2, &token, Finish::Now));
     // Without a byte sent.
     let token = leased(3);
-    assert!(!finish(3, token, Finish::Now));
+    assert!(!finish(3, &token, Finish::Now));
     assert_eq!(t.store.info(handle(3), &owner(3)).wait().unwrap().state, State::Consumed);
     // After it was interrupted.
     let token = leased(4);
     t.store.payload(handle(4), &token).wait().unwrap();
     t.clock.pass(61 * MINUTE);
-    assert!(finish(4, token, Finish::Now) && !finish(4, token, Finish::Now));
+    assert!(finish(4, &token, Finish::Now) && !finish(4, &token, Finish::Now));
 }
 
 fn who_asks_again_after_the_last_byte_keeps_the_lease(make: Make<'_>) {

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use super::group::Syncable;
 
 /// A flat directory of files. What was written is durable after the file's `sync`, names after the directory's.
-pub trait Disk: Send + Sync {
+pub(crate) trait Disk: Send + Sync {
     fn list(&self) -> io::Result<Vec<String>>;
     /// A new file, or an empty one in place of an old one.
     fn create(&self, name: &str) -> io::Result<Arc<dyn DiskFile>>;
@@ -21,7 +21,7 @@ pub trait Disk: Send + Sync {
 }
 
 /// An open file. Its name may go meanwhile.
-pub trait DiskFile: Syncable {
+pub(crate) trait DiskFile: Syncable {
     /// Fewer bytes than asked for mean the end of the file.
     fn read_at(&self, out: &mut [u8], at: u64) -> io::Result<usize>;
     fn write_at(&self, bytes: &[u8], at: u64) -> io::Result<()>;
@@ -29,7 +29,7 @@ pub trait DiskFile: Syncable {
 }
 
 /// A directory that only its owner reads.
-pub struct Directory {
+pub(crate) struct Directory {
     path: PathBuf,
 }
 
@@ -38,7 +38,7 @@ impl Directory {
     ///
     /// # Errors
     /// What the host says.
-    pub fn open(path: &Path) -> io::Result<Directory> {
+    pub(crate) fn open(path: &Path) -> io::Result<Directory> {
         fs::DirBuilder::new().recursive(true).mode(0o700).create(path)?;
         Ok(Directory { path: path.into() })
     }

@@ -6,13 +6,17 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::clock::manual::ManualClock;
+use lockbox_share_protocol::handle::Handle;
+use lockbox_share_protocol::token::{Auth, ClaimId, Digest, Verifier};
+
+use super::clock::Time;
+use super::manual_clock::ManualClock;
 use super::record::{Content, FIXED, Place, encode, seal};
 use super::segments::fuzzing::head;
-use super::segments::{Durability, SegmentStore, Settings};
+use super::segments::{SegmentStore, Settings};
 use super::share::{Key, Share};
 use super::simulated::SimulatedDisk;
-use super::{Auth, ClaimId, NewShare, ShareStore, Verifier};
+use super::{Durability, NewShare, ShareStore, SpoolEntry, Upkeep};
 
 const NONCE: u64 = 0x1234_5678_9abc_def0;
 /// The input is a whole file.
@@ -42,11 +46,11 @@ pub fn segment(data: &[u8]) {
     let second = open();
     assert_eq!(second.figures().live, live, "a second replay differs");
     // What was deposited before cannot keep others from being deposited, claimed and cleaned away.
-    let Some(handle) = lockbox_share_protocol::handle::Handle::new(1, 12, 5) else { return };
-    let auth = Auth([7; 32]);
+    let Some(handle) = Handle::new(1, 12, 5) else { return };
+    let auth = Auth::new([7; 32]);
     let share = NewShare {
-        auth: Verifier::of(&auth.0),
-        owner: Verifier([0; 32]),
+        auth: auth.verifier(),
+        owner: Verifier::new([0; 32]),
         ttl: Duration::from_secs(60),
         claims: 1,
         capsule: bytes::Bytes::from_static(b"content"),
@@ -59,7 +63,7 @@ pub fn segment(data: &[u8]) {
     drop(second);
     let third = open();
     assert_eq!(third.figures().live, live, "a replay after a compaction differs");
-    let claimed = third.claim(handle, &auth, ClaimId([1; 16])).wait().expect("what was deposited is there");
+    let claimed = third.claim(handle, &auth, ClaimId::new([1; 16])).wait().expect("what was deposited is there");
     assert_eq!(claimed.capsule, "content");
     clock.pass(Duration::from_secs(3600));
     third.sweep().expect("a sound disk is swept");
@@ -88,16 +92,16 @@ fn forge(kind: u8, mut rest: &[u8]) -> Vec<u8> {
 /// Inputs to begin with.
 pub fn segment_seeds() -> Vec<Vec<u8>> {
     let new = NewShare {
-        auth: Verifier([1; 32]),
-        owner: Verifier([2; 32]),
+        auth: Verifier::new([1; 32]),
+        owner: Verifier::new([2; 32]),
         ttl: Duration::from_secs(900),
         claims: 2,
         capsule: bytes::Bytes::from_static(b"capsule"),
-        payload: Some(super::SpoolEntry { id: [5; 16], length: 9, digest: [6; 32] }),
+        payload: Some(SpoolEntry { id: [5; 16], length: 9, digest: Digest::new([6; 32]) }),
     };
-    let share = Share::new(&new, super::clock::Time(1_700_000_000_000));
+    let share = Share::new(&new, Time(1_700_000_000_000));
     let mut used = Share { version: 2, ..share };
-    used.cell.take(ClaimId([8; 16]), super::clock::Time(1_700_000_000_005), None);
+    used.cell.take(&ClaimId::new([8; 16]), Time(1_700_000_000_005), None);
     let mut records = Vec::new();
     let mut file = head(NONCE, 28_333_400, false, 0);
     let contents = [(share, Content::Here(&b"capsule"[..])), (used, Content::At(64)), (used, Content::Nowhere)];
@@ -125,13 +129,7 @@ mod tests {
     /// What the fuzzer begins with, and some of what it makes of it.
     #[test]
     fn hostile_segments_are_replayed_without_harm() {
-        let seed = u64::from(std::process::id());
-        eprintln!("seed {seed}");
-        let mut state = seed;
-        let mut random = move || {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            (state >> 33) as usize
-        };
+        let mut random = crate::seeded::fresh_numbers();
         for input in segment_seeds() {
             segment(&input);
             for _ in 0..60 {

@@ -6,12 +6,15 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
-use super::sync::{Condvar, Mutex};
+#[cfg(not(all(test, feature = "model")))]
+use parking_lot::{Condvar, Mutex};
 
-use super::{Result, StoreError};
+use super::error::{Result, StoreError};
+#[cfg(all(test, feature = "model"))]
+use super::model::locks::{Condvar, Mutex};
 
 /// Something that a barrier can make durable.
-pub trait Syncable: Send + Sync {
+pub(crate) trait Syncable: Send + Sync {
     /// # Errors
     /// What the medium says; nothing written since the last barrier may be relied on then.
     fn sync(&self) -> std::io::Result<()>;
@@ -21,7 +24,7 @@ pub trait Syncable: Send + Sync {
 type Epoch = u64;
 
 /// Gathers what is to be synced, and wakes who waits for it.
-pub struct Group {
+pub(crate) struct Group {
     state: Mutex<State>,
     wanted: Condvar,
     /// Held during a barrier: were a later one done first, whoever waits for the earlier one would be told too soon.
@@ -43,7 +46,7 @@ struct State {
 }
 
 /// Waits for one barrier.
-pub struct Ticket {
+pub(crate) struct Ticket {
     group: Arc<Group>,
     epoch: Epoch,
     /// The waker that waits already.
@@ -51,7 +54,7 @@ pub struct Ticket {
 }
 
 impl Group {
-    pub fn new() -> Arc<Group> {
+    pub(crate) fn new() -> Arc<Group> {
         Arc::new(Group {
             state: Mutex::new(State {
                 next: 1,
@@ -71,7 +74,7 @@ impl Group {
 
     /// Notes that `target` was written, and gives the number of the barrier that covers it. `noted` is the number that an earlier
     /// call gave for the same target: it need not be listed twice.
-    pub fn note(&self, target: &Arc<dyn Syncable>, noted: Epoch) -> Epoch {
+    pub(crate) fn note(&self, target: &Arc<dyn Syncable>, noted: Epoch) -> Epoch {
         let mut state = self.state.lock();
         if noted != state.next {
             state.dirty.push(Arc::clone(target));
@@ -80,7 +83,7 @@ impl Group {
     }
 
     /// A ticket for the barrier `epoch`, or None when it is done.
-    pub fn ticket(self: &Arc<Self>, epoch: Epoch) -> Option<Ticket> {
+    pub(crate) fn ticket(self: &Arc<Self>, epoch: Epoch) -> Option<Ticket> {
         let mut state = self.state.lock();
         if epoch <= state.done && state.failed.is_none() {
             return None;
@@ -93,14 +96,14 @@ impl Group {
     }
 
     /// A ticket for everything that was noted until now.
-    pub fn ticket_for_all(self: &Arc<Self>) -> Option<Ticket> {
+    pub(crate) fn ticket_for_all(self: &Arc<Self>) -> Option<Ticket> {
         let next = self.state.lock().next;
         self.ticket(next)
     }
 
     /// # Errors
     /// `Unavailable` after a failed barrier (Store rule 9).
-    pub fn check(&self) -> Result<()> {
+    pub(crate) fn check(&self) -> Result<()> {
         match &self.state.lock().failed {
             Some(why) => Err(StoreError::Unavailable(why.clone())),
             None => Ok(()),
@@ -108,7 +111,7 @@ impl Group {
     }
 
     /// Ends all changes for the reason given, and tells everybody who waits.
-    pub fn latch(&self, why: String) {
+    pub(crate) fn latch(&self, why: String) {
         let mut state = self.state.lock();
         state.failed.get_or_insert(why);
         let waiters = std::mem::take(&mut state.waiters);
@@ -117,12 +120,12 @@ impl Group {
     }
 
     /// How many targets wait for a barrier.
-    pub fn gathered(&self) -> usize {
+    pub(crate) fn gathered(&self) -> usize {
         self.state.lock().dirty.len()
     }
 
     /// Barriers so far, and the microseconds that they took.
-    pub fn figures(&self) -> (u64, u64) {
+    pub(crate) fn figures(&self) -> (u64, u64) {
         let state = self.state.lock();
         (state.barriers, state.micros)
     }
@@ -131,7 +134,7 @@ impl Group {
     ///
     /// # Errors
     /// `Unavailable`, and the group is latched.
-    pub fn barrier(&self) -> Result<()> {
+    pub(crate) fn barrier(&self) -> Result<()> {
         let _lead = self.lead.lock();
         let (epoch, dirty) = {
             let mut state = self.state.lock();
@@ -176,7 +179,7 @@ impl Group {
     }
 
     /// The loop of the thread that makes barriers: at once when somebody waits, else every `period`; ends after [`Group::stop`].
-    pub fn run(&self, period: Option<Duration>) {
+    pub(crate) fn run(&self, period: Option<Duration>) {
         loop {
             {
                 let mut state = self.state.lock();
@@ -200,7 +203,7 @@ impl Group {
         }
     }
 
-    pub fn stop(&self) {
+    pub(crate) fn stop(&self) {
         self.state.lock().stopped = true;
         self.wanted.notify_all();
     }

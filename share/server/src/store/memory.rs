@@ -1,4 +1,4 @@
-//! Keeps shares in memory: for trials and tests, and the simplest thing that obeys the rules. Nothing survives the process.
+//! Keeps shares in memory: the simplest store that obeys the rules, for tests and the fuzzer.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -9,105 +9,78 @@ use lockbox_share_protocol::handle::Handle;
 use parking_lot::Mutex;
 
 use super::clock::{Clock, StoreClock};
-use super::share::{Key, Share};
-use super::{
-    Auth, ClaimId, Claimed, Created, Figures, Finish, Info, Lease, LeaseToken, NewShare, OwnerToken, Pending, Periods,
-    Result, ShareStore, StoreError, check, random,
-};
+use super::contract::{Created, Figures, NewShare, Periods, Upkeep};
+use super::error::{Result, StoreError};
+use super::pending::Pending;
+use super::random::random;
+use super::requests::{Answer, Keeper};
+use super::share::{Key, Rules, Share};
 
 /// Shares in a map. Everything is as durable as it gets when a call returns.
-pub struct MemoryStore {
+pub(crate) struct MemoryStore {
     shares: Mutex<HashMap<Key, (Share, Bytes)>>,
     secret: [u8; 16],
     decoy: Share,
-    clock: StoreClock,
-    periods: Periods,
+    rules: Rules,
 }
 
 impl MemoryStore {
     /// # Errors
     /// `Unavailable` without randomness.
-    pub fn new(clock: Arc<dyn Clock>, periods: Periods) -> Result<MemoryStore> {
+    pub(crate) fn new(clock: Arc<dyn Clock>, periods: Periods) -> Result<MemoryStore> {
         Ok(MemoryStore {
             shares: Mutex::new(HashMap::new()),
             secret: random()?,
             decoy: Share::decoy(random()?),
-            clock: StoreClock::fresh(clock),
-            periods,
+            rules: Rules { clock: StoreClock::fresh(clock), periods },
         })
     }
 
-    fn with<T>(&self, handle: Handle, step: impl FnOnce(&mut Share, &Bytes) -> Result<T>) -> Pending<T> {
-        let mut shares = self.shares.lock();
-        let answer = match shares.get_mut(&Key::of(handle, &self.secret)) {
-            Some((share, capsule)) => {
-                let answer = step(share, capsule);
-                if self.clock.now() >= share.content_until(&self.periods) {
-                    *capsule = Bytes::new();
-                }
-                answer
-            }
-            None => step(&mut self.decoy.clone(), &Bytes::new()),
-        };
-        Pending::ready(answer)
-    }
-
     /// Forgets what nobody may ask for any more.
-    pub fn sweep(&self) {
-        let now = self.clock.now();
-        self.shares.lock().retain(|_, (share, _)| now < share.audit_until(&self.periods));
+    #[cfg(test)]
+    pub(crate) fn sweep(&self) {
+        let now = self.rules.clock.now();
+        self.shares.lock().retain(|_, (share, _)| now < share.audit_until(&self.rules.periods));
     }
 }
 
-impl ShareStore for MemoryStore {
-    fn create(&self, handle: Handle, share: NewShare) -> Pending<Created> {
-        if let Err(error) = check(&share) {
-            return Pending::ready(Err(error));
-        }
-        let kept = Share::new(&share, self.clock.now());
+impl Keeper for MemoryStore {
+    fn deposit(&self, handle: Handle, share: NewShare) -> Pending<Created> {
+        let kept = Share::new(&share, self.rules.clock.now());
         Pending::ready(match self.shares.lock().entry(Key::of(handle, &self.secret)) {
             Entry::Occupied(_) => Err(StoreError::Taken),
             Entry::Vacant(free) => {
                 free.insert((kept, share.capsule));
-                Ok(Created { at: self.clock.wall(kept.created), expires: self.clock.wall(kept.expires) })
+                Ok(kept.created(&self.rules.clock))
             }
         })
     }
 
-    fn claim(&self, handle: Handle, auth: &Auth, id: ClaimId) -> Pending<Claimed> {
-        self.with(handle, |share, capsule| {
-            let step = share.claim(auth, id, &self.clock, &self.periods, || random().map(LeaseToken))?;
-            Ok(share.claimed(&step, capsule.clone(), &self.clock))
-        })
+    fn step<T: Answer>(
+        &self,
+        handle: Handle,
+        mut step: impl FnMut(&Rules, &mut Share) -> Result<T> + Send + 'static,
+    ) -> Pending<T> {
+        let mut shares = self.shares.lock();
+        let Some((share, capsule)) = shares.get_mut(&Key::of(handle, &self.secret)) else {
+            return Pending::ready(step(&self.rules, &mut self.decoy.clone()));
+        };
+        let mut answer = step(&self.rules, share);
+        if let Ok(answer) = &mut answer {
+            answer.add_capsule(capsule.clone());
+        }
+        if self.rules.clock.now() >= share.content_until(&self.rules.periods) {
+            *capsule = Bytes::new();
+        }
+        Pending::ready(answer)
     }
+}
 
-    fn lease(&self, handle: Handle, token: &LeaseToken) -> Pending<Lease> {
-        self.with(handle, |share, _| share.lease(token, &self.clock))
-    }
-
-    fn payload(&self, handle: Handle, token: &LeaseToken) -> Pending<Lease> {
-        self.with(handle, |share, _| share.payload(token, &self.clock, &self.periods))
-    }
-
-    fn finish(&self, handle: Handle, token: &LeaseToken, how: Finish) -> Pending<bool> {
-        self.with(handle, |share, _| share.finish(token, how, &self.clock))
-    }
-
-    fn info(&self, handle: Handle, owner: &OwnerToken) -> Pending<Info> {
-        self.with(handle, |share, _| share.info(owner, &self.clock))
-    }
-
-    fn revoke(&self, handle: Handle, owner: &OwnerToken) -> Pending<Info> {
-        self.with(handle, |share, _| share.revoke(owner, &self.clock))
-    }
-
-    fn rearm(&self, handle: Handle, owner: &OwnerToken) -> Pending<Info> {
-        self.with(handle, |share, _| share.rearm(owner, &self.clock))
-    }
-
+impl Upkeep for MemoryStore {
     fn figures(&self) -> Figures {
-        let now = self.clock.now();
-        let live = self.shares.lock().values().filter(|(share, _)| now < share.content_until(&self.periods)).count();
+        let now = self.rules.clock.now();
+        let live =
+            self.shares.lock().values().filter(|(share, _)| now < share.content_until(&self.rules.periods)).count();
         Figures { live: live as u64, ..Figures::default() }
     }
 
@@ -122,8 +95,8 @@ impl ShareStore for MemoryStore {
 
 #[cfg(test)]
 mod tests {
-    use super::super::clock::manual::ManualClock;
     use super::super::conformance::{Subject, suite};
+    use super::super::manual_clock::ManualClock;
     use super::*;
 
     #[test]

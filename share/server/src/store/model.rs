@@ -7,13 +7,13 @@ use std::time::Duration;
 use loom::sync::atomic::{AtomicUsize, Ordering};
 use loom::thread;
 
+use self::locks::Mutex;
 use super::clock::StoreClock;
-use super::clock::manual::ManualClock;
 use super::conformance::{auth, id, large, small};
 use super::group::{Group, Syncable, Ticket};
-use super::share::Share;
-use super::sync::Mutex;
-use super::{LeaseToken, NewShare, Periods, Result, StoreError};
+use super::manual_clock::ManualClock;
+use super::share::{Rules, Share};
+use super::{NewShare, Periods, Result, StoreError};
 
 /// Goes through all interleavings with so many switches between threads on top of those that waiting brings.
 fn check(preemptions: usize, model: impl Fn() + Send + Sync + 'static) {
@@ -65,8 +65,9 @@ fn wait(ticket: Option<Ticket>) -> Result<()> {
 fn race(preemptions: usize, claimants: u64, share: NewShare, fails: bool) {
     let allowed = usize::from(share.claims);
     check(preemptions, move || {
-        let clock = Arc::new(StoreClock::fresh(Arc::new(ManualClock::new())));
-        let cell = Arc::new(Mutex::new((Share::new(&share, clock.now()), 0u64)));
+        let clock = StoreClock::fresh(Arc::new(ManualClock::new()));
+        let rules = Arc::new(Rules { clock, periods: Periods::default() });
+        let cell = Arc::new(Mutex::new((Share::new(&share, rules.clock.now()), 0u64)));
         let medium = Arc::new(Medium { written: AtomicUsize::new(0), durable: AtomicUsize::new(0), fails });
         let group = Group::new();
         let barriers = {
@@ -75,15 +76,15 @@ fn race(preemptions: usize, claimants: u64, share: NewShare, fails: bool) {
         };
         let claims: Vec<_> = (0..claimants)
             .map(|number| {
-                let (cell, medium, group, clock) =
-                    (Arc::clone(&cell), Arc::clone(&medium), Arc::clone(&group), Arc::clone(&clock));
+                let (cell, medium, group, rules) =
+                    (Arc::clone(&cell), Arc::clone(&medium), Arc::clone(&group), Arc::clone(&rules));
                 thread::spawn(move || {
                     // As a shard does it: the step and its record under one lock, the wait outside.
                     let (step, ticket, taken) = {
                         let mut locked = cell.lock();
                         let (share, noted) = &mut *locked;
-                        let fresh = || Ok(LeaseToken([number as u8 + 1; 16]));
-                        let step = share.claim(&auth(1), id(number), &clock, &Periods::default(), fresh);
+                        let fresh = || Ok([number as u8 + 1; 16]);
+                        let step = share.claim(&auth(1).verifier(), &id(number), &rules, fresh);
                         let taken = usize::from(share.cell.allowed() - share.cell.left());
                         if step.is_ok() {
                             medium.written.store(taken, Ordering::SeqCst);
@@ -150,4 +151,73 @@ fn a_barrier_of_another_thread_tells_nobody_too_soon() {
         group.stop();
         barriers.join().unwrap();
     });
+}
+
+/// The locks of what is model-checked, under the names of parking_lot.
+pub(crate) mod locks {
+    use std::ops::{Deref, DerefMut};
+    use std::time::Duration;
+
+    pub(crate) struct Mutex<T>(loom::sync::Mutex<T>);
+
+    /// None only while a condition is waited for.
+    pub(crate) struct Guard<'a, T>(Option<loom::sync::MutexGuard<'a, T>>);
+
+    pub(crate) struct Condvar(loom::sync::Condvar);
+
+    pub(crate) struct TimedOut;
+
+    impl TimedOut {
+        pub(crate) fn timed_out(&self) -> bool {
+            false
+        }
+    }
+
+    impl<T> Mutex<T> {
+        pub(crate) fn new(value: T) -> Mutex<T> {
+            Mutex(loom::sync::Mutex::new(value))
+        }
+
+        pub(crate) fn lock(&self) -> Guard<'_, T> {
+            Guard(Some(self.0.lock().unwrap()))
+        }
+    }
+
+    impl<T> Deref for Guard<'_, T> {
+        type Target = T;
+
+        fn deref(&self) -> &T {
+            self.0.as_ref().unwrap()
+        }
+    }
+
+    impl<T> DerefMut for Guard<'_, T> {
+        fn deref_mut(&mut self) -> &mut T {
+            self.0.as_mut().unwrap()
+        }
+    }
+
+    impl Condvar {
+        pub(crate) fn new() -> Condvar {
+            Condvar(loom::sync::Condvar::new())
+        }
+
+        pub(crate) fn wait<T>(&self, guard: &mut Guard<'_, T>) {
+            guard.0 = Some(self.0.wait(guard.0.take().unwrap()).unwrap());
+        }
+
+        /// Time does not go by in a model.
+        pub(crate) fn wait_for<T>(&self, guard: &mut Guard<'_, T>, _: Duration) -> TimedOut {
+            self.wait(guard);
+            TimedOut
+        }
+
+        pub(crate) fn notify_one(&self) {
+            self.0.notify_one();
+        }
+
+        pub(crate) fn notify_all(&self) {
+            self.0.notify_all();
+        }
+    }
 }

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::Thread;
 
+use super::error::{Result, StoreError};
 use super::group::Ticket;
-use super::{Result, StoreError};
 
 /// Await it on any runtime, or [`Pending::wait`] for it without one. The change was made when the call returned; dropping this
 /// neither undoes nor hastens it.
@@ -27,7 +27,7 @@ impl<T> Pending<T> {
     }
 
     /// An answer, errors with it, that is given after the barrier of `ticket`.
-    pub fn after(answer: Result<T>, ticket: Option<Ticket>) -> Pending<T> {
+    pub(crate) fn after(answer: Result<T>, ticket: Option<Ticket>) -> Pending<T> {
         match ticket {
             Some(ticket) => Pending(Inner::Durable(Some(answer), ticket)),
             None => Pending::ready(answer),

@@ -20,12 +20,15 @@
 
 use std::hash::Hasher;
 
+use lockbox_share_protocol::capsule::MAX_CAPSULE;
+use lockbox_share_protocol::message::MAX_CLAIMS;
+use lockbox_share_protocol::token::{Digest, Verifier};
 use siphasher::sip::SipHasher13;
 
 use super::cell::{Cell, Ended, Running, Slot};
 use super::clock::Time;
+use super::contract::SpoolEntry;
 use super::share::{Key, Share};
-use super::{ClaimId, LeaseToken, MAX_CAPSULE, MAX_CLAIMS, SpoolEntry, Verifier};
 
 /// Bytes before the payload and the slots.
 pub(crate) const FIXED: usize = 136;
@@ -60,7 +63,7 @@ pub(crate) fn encode(key: &Key, share: &Share, content: Content<'_>, place: Plac
     if let Some(payload) = &share.payload {
         out.extend_from_slice(&payload.id);
         out.extend_from_slice(&payload.length.to_le_bytes());
-        out.extend_from_slice(&payload.digest);
+        out.extend_from_slice(payload.digest.as_bytes());
     }
     let slots = out.len();
     for slot in share.cell.slots() {
@@ -84,8 +87,8 @@ pub(crate) fn encode(key: &Key, share: &Share, content: Content<'_>, place: Plac
     fixed[32..40].copy_from_slice(&share.created.0.to_le_bytes());
     fixed[40..48].copy_from_slice(&share.expires.0.to_le_bytes());
     fixed[48..56].copy_from_slice(&share.revoked.map_or(0, |at| at.0.max(1)).to_le_bytes());
-    fixed[56..88].copy_from_slice(&share.auth.0);
-    fixed[88..120].copy_from_slice(&share.owner.0);
+    fixed[56..88].copy_from_slice(share.auth.as_bytes());
+    fixed[88..120].copy_from_slice(share.owner.as_bytes());
     fixed[120..124].copy_from_slice(&share.capsule_bytes.to_le_bytes());
     fixed[124..128].copy_from_slice(&content.to_le_bytes());
     fixed[128] = share.cell.allowed();
@@ -114,8 +117,8 @@ fn encode_slot(slot: &Slot, out: &mut Vec<u8>) {
         Slot::Ended(e) => (2, u8::from(e.completed), e.id, e.token, e.claimed, e.at),
     };
     out.extend_from_slice(&[tag, flags]);
-    out.extend_from_slice(&id.0);
-    out.extend_from_slice(&token.0);
+    out.extend_from_slice(&id);
+    out.extend_from_slice(&token);
     out.extend_from_slice(&claimed.0.to_le_bytes());
     out.extend_from_slice(&end.0.to_le_bytes());
 }
@@ -173,7 +176,7 @@ pub(crate) fn parse(bytes: &[u8]) -> Option<Record<'_>> {
         Some(SpoolEntry {
             id: head[..16].try_into().ok()?,
             length: u64_at(head, 16)?,
-            digest: head[24..].try_into().ok()?,
+            digest: Digest::new(head[24..].try_into().ok()?),
         })
     } else {
         None
@@ -197,8 +200,8 @@ pub(crate) fn parse(bytes: &[u8]) -> Option<Record<'_>> {
         created: Time(u64_at(bytes, 32)?),
         expires: Time(u64_at(bytes, 40)?),
         revoked: Some(u64_at(bytes, 48)?).filter(|at| *at != 0).map(Time),
-        auth: Verifier(bytes[56..88].try_into().ok()?),
-        owner: Verifier(bytes[88..120].try_into().ok()?),
+        auth: Verifier::new(bytes[56..88].try_into().ok()?),
+        owner: Verifier::new(bytes[88..120].try_into().ok()?),
         capsule_bytes,
         payload,
         cell,
@@ -212,8 +215,7 @@ fn decode_slot(bytes: &[u8]) -> Option<(Slot, &[u8])> {
         return (flags == 0).then_some((Slot::Free, rest));
     }
     let (slot, rest) = rest.split_at_checked(SLOT - 2)?;
-    let id = ClaimId(slot[..16].try_into().ok()?);
-    let token = LeaseToken(slot[16..32].try_into().ok()?);
+    let (id, token) = (slot[..16].try_into().ok()?, slot[16..32].try_into().ok()?);
     let (claimed, end) = (Time(u64_at(slot, 32)?), Time(u64_at(slot, 40)?));
     let slot = match (tag, flags) {
         (1, 0..=3) => {
@@ -241,17 +243,10 @@ mod tests {
     const PLACE: Place = Place { nonce: 7, at: 64 };
 
     fn shares() -> Vec<Share> {
-        let ended =
-            Ended { id: ClaimId([1; 16]), token: LeaseToken([2; 16]), claimed: Time(3), at: Time(4), completed: true };
-        let running = Running {
-            id: ClaimId([5; 16]),
-            token: LeaseToken([6; 16]),
-            claimed: Time(7),
-            until: Time(8),
-            sent: true,
-            finishing: false,
-        };
-        let mut busy = Share::new(&super::super::NewShare { claims: 8, ..large(1) }, Time(9));
+        let ended = Ended { id: [1; 16], token: [2; 16], claimed: Time(3), at: Time(4), completed: true };
+        let running =
+            Running { id: [5; 16], token: [6; 16], claimed: Time(7), until: Time(8), sent: true, finishing: false };
+        let mut busy = Share::new(&super::super::contract::NewShare { claims: 8, ..large(1) }, Time(9));
         busy.cell.slots_mut()[0] = Slot::Ended(ended);
         busy.cell.slots_mut()[7] = Slot::Leased(running);
         busy.revoked = Some(Time(77));

@@ -1,19 +1,27 @@
 //! One share without its capsule, and what each request makes of it. Every store decides with this and only keeps it differently.
 
-use lockbox_share_protocol::handle::Handle;
-use siphasher::sip128::{Hasher128, SipHasher24};
 use std::hash::Hasher;
 use std::time::Duration;
 
+use bytes::Bytes;
+use lockbox_share_protocol::handle::Handle;
+use lockbox_share_protocol::message::{ClaimState, State};
+use lockbox_share_protocol::token::{ClaimId, LeaseToken, Verifier};
+use siphasher::sip128::{Hasher128, SipHasher24};
+
 use super::cell::{Cell, Ended, Running, Slot};
 use super::clock::{StoreClock, Time};
-use super::{
-    Auth, ClaimEvent, ClaimId, ClaimState, Finish, Info, Lease, LeaseToken, NewShare, OwnerToken, Periods, Result,
-    SpoolEntry, State, StoreError, Verifier, WallTime,
-};
+use super::contract::{ClaimEvent, Claimed, Created, Finish, Info, Lease, NewShare, Periods, SpoolEntry};
+use super::error::{Result, StoreError};
 
 /// However often its holder asks again, a lease is renewed until here after its claim.
 const LONGEST_LEASE: Duration = Duration::from_secs(24 * 3600);
+
+/// Time and periods, by which a share decides.
+pub(crate) struct Rules {
+    pub(crate) clock: StoreClock,
+    pub(crate) periods: Periods,
+}
 
 /// A handle as it is kept: hashed under a key of the store (Store rule 6).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -42,13 +50,6 @@ pub(crate) struct Share {
     pub(crate) cell: Cell,
 }
 
-/// What a claim came to.
-pub(crate) struct Step {
-    pub(crate) slot: Slot,
-    pub(crate) left: u8,
-    pub(crate) repeated: bool,
-}
-
 impl Share {
     pub(crate) fn new(new: &NewShare, now: Time) -> Share {
         Share {
@@ -71,32 +72,39 @@ impl Share {
             created: Time(0),
             expires: Time(0),
             revoked: None,
-            auth: Verifier(noise),
-            owner: Verifier(noise),
+            auth: Verifier::new(noise),
+            owner: Verifier::new(noise),
             capsule_bytes: 0,
             payload: None,
             cell: Cell::new(1),
         }
     }
 
+    /// The answer to its deposit.
+    pub(crate) fn created(&self, clock: &StoreClock) -> Created {
+        Created { at: clock.wall(self.created), expires: clock.wall(self.expires) }
+    }
+
+    /// The answer has no capsule yet.
+    ///
     /// # Errors
     /// `Unknown` without proof; otherwise why nothing can be claimed.
     pub(crate) fn claim(
         &mut self,
-        auth: &Auth,
-        id: ClaimId,
-        clock: &StoreClock,
-        periods: &Periods,
-        fresh: impl FnOnce() -> Result<LeaseToken>,
-    ) -> Result<Step> {
-        self.prove(auth)?;
+        auth: &Verifier,
+        id: &ClaimId,
+        rules: &Rules,
+        fresh: impl FnOnce() -> Result<[u8; LeaseToken::LENGTH]>,
+    ) -> Result<Claimed> {
+        prove(&self.auth, auth)?;
+        let Rules { clock, periods } = rules;
         let now = clock.now();
         self.cell.settle(now);
         if let Some(at) = self.revoked {
             return Err(StoreError::Revoked { at: clock.wall(at) });
         }
         if let Some(slot) = self.cell.repeated(id, now, periods.repeat) {
-            return Ok(Step { slot: *slot, left: self.cell.left(), repeated: true });
+            return Ok(self.claimed(slot, true, clock));
         }
         if self.expires <= now {
             return Err(StoreError::Expired { at: clock.wall(self.expires) });
@@ -111,18 +119,21 @@ impl Share {
         match self.cell.take(id, now, lease) {
             Some(slot) => {
                 self.version += 1;
-                Ok(Step { slot, left: self.cell.left(), repeated: false })
+                Ok(self.claimed(&slot, false, clock))
             }
             None => Err(self.taken(clock)),
         }
     }
 
-    fn prove(&self, auth: &Auth) -> Result<()> {
-        self.auth.accepts(&Verifier::of(&auth.0)).then_some(()).ok_or(StoreError::Unknown)
-    }
-
-    fn prove_owner(&self, owner: &OwnerToken) -> Result<()> {
-        self.owner.accepts(&Verifier::of(&owner.0)).then_some(()).ok_or(StoreError::Unknown)
+    fn claimed(&self, slot: &Slot, repeated: bool, clock: &StoreClock) -> Claimed {
+        let (at, token, until) = match slot {
+            Slot::Leased(lease) => (lease.claimed, lease.token, lease.until),
+            Slot::Ended(ended) => (ended.claimed, ended.token, ended.at),
+            Slot::Free => (self.created, [0; LeaseToken::LENGTH], self.created),
+        };
+        let lease =
+            self.payload.map(|payload| Lease { token: LeaseToken::new(token), until: clock.wall(until), payload });
+        Claimed { capsule: Bytes::new(), lease, claims_left: self.cell.left(), at: clock.wall(at), repeated }
     }
 
     /// Why no slot is free.
@@ -145,15 +156,20 @@ impl Share {
         ends.max().unwrap_or(self.created)
     }
 
-    /// The lease that runs under a token.
-    fn running(&mut self, token: &LeaseToken, clock: &StoreClock) -> Result<&mut Running> {
+    /// The slot of a token, settled.
+    fn slot(&mut self, token: &LeaseToken, clock: &StoreClock) -> Result<&mut Slot> {
         self.cell.settle(clock.now());
         let revoked = self.revoked;
         let slot = self.cell.by_token(token).ok_or(StoreError::Unknown)?;
-        if let Some(at) = revoked {
-            return Err(StoreError::Revoked { at: clock.wall(at) });
+        match revoked {
+            Some(at) => Err(StoreError::Revoked { at: clock.wall(at) }),
+            None => Ok(slot),
         }
-        match slot {
+    }
+
+    /// The lease that runs under a token.
+    fn running(&mut self, token: &LeaseToken, clock: &StoreClock) -> Result<&mut Running> {
+        match self.slot(token, clock)? {
             Slot::Leased(lease) => Ok(lease),
             Slot::Ended(ended) => Err(StoreError::Used { at: clock.wall(ended.at) }),
             Slot::Free => Err(StoreError::Unknown),
@@ -161,20 +177,23 @@ impl Share {
     }
 
     /// Tells of a lease (Store rule 12).
-    pub(crate) fn lease(&self, token: &LeaseToken, clock: &StoreClock) -> Result<Lease> {
+    pub(crate) fn lease(&self, token: &LeaseToken, rules: &Rules) -> Result<Lease> {
         let mut settled = *self;
-        let payload = self.payload;
-        let lease = settled.running(token, clock)?;
-        Ok(Lease { token: lease.token, until: clock.wall(lease.until), payload: payload.ok_or(StoreError::Unknown)? })
+        let until = settled.running(token, &rules.clock)?.until;
+        self.leased(token, until, &rules.clock)
+    }
+
+    fn leased(&self, token: &LeaseToken, until: Time, clock: &StoreClock) -> Result<Lease> {
+        let payload = self.payload.ok_or(StoreError::Unknown)?;
+        Ok(Lease { token: LeaseToken::new(*token.as_bytes()), until: clock.wall(until), payload })
     }
 
     /// Notes that a byte of the payload goes out and renews the lease. Renewals are noted when half of the time is over, so that
     /// a download in many parts costs few writes. Who asks again after the last byte lacks something still: the lease goes on.
-    pub(crate) fn payload(&mut self, token: &LeaseToken, clock: &StoreClock, periods: &Periods) -> Result<Lease> {
+    pub(crate) fn payload(&mut self, token: &LeaseToken, rules: &Rules) -> Result<Lease> {
+        let Rules { clock, periods } = rules;
         let now = clock.now();
-        let payload = self.payload;
         let lease = self.running(token, clock)?;
-        let payload = payload.ok_or(StoreError::Unknown)?;
         let renewed = now.after(periods.transfer_lease).min(lease.claimed.after(LONGEST_LEASE));
         let due = lease.until < renewed && lease.until < now.after(periods.transfer_lease / 2);
         let news = !lease.sent || lease.finishing || due;
@@ -183,20 +202,15 @@ impl Share {
             lease.finishing = false;
             lease.until = lease.until.max(renewed);
         }
-        let (token, until) = (lease.token, clock.wall(lease.until));
+        let until = lease.until;
         self.version += u32::from(news);
-        Ok(Lease { token, until, payload })
+        self.leased(token, until, clock)
     }
 
     /// True when a claim of which something was sent is complete by this call.
-    pub(crate) fn finish(&mut self, token: &LeaseToken, how: Finish, clock: &StoreClock) -> Result<bool> {
-        let now = clock.now();
-        self.cell.settle(now);
-        let revoked = self.revoked;
-        let slot = self.cell.by_token(token).ok_or(StoreError::Unknown)?;
-        if let Some(at) = revoked {
-            return Err(StoreError::Revoked { at: clock.wall(at) });
-        }
+    pub(crate) fn finish(&mut self, token: &LeaseToken, how: Finish, rules: &Rules) -> Result<bool> {
+        let now = rules.clock.now();
+        let slot = self.slot(token, &rules.clock)?;
         let complete = match slot {
             Slot::Leased(lease) => match how {
                 Finish::Now => {
@@ -225,13 +239,14 @@ impl Share {
         Ok(complete)
     }
 
-    pub(crate) fn info(&self, owner: &OwnerToken, clock: &StoreClock) -> Result<Info> {
-        self.prove_owner(owner)?;
-        Ok(self.told(clock))
+    pub(crate) fn info(&self, owner: &Verifier, rules: &Rules) -> Result<Info> {
+        prove(&self.owner, owner)?;
+        Ok(self.told(&rules.clock))
     }
 
-    pub(crate) fn revoke(&mut self, owner: &OwnerToken, clock: &StoreClock) -> Result<Info> {
-        self.prove_owner(owner)?;
+    pub(crate) fn revoke(&mut self, owner: &Verifier, rules: &Rules) -> Result<Info> {
+        prove(&self.owner, owner)?;
+        let clock = &rules.clock;
         let now = clock.now();
         self.cell.settle(now);
         if matches!(self.state(now), State::Armed | State::Leased) || self.interrupted() {
@@ -241,8 +256,9 @@ impl Share {
         Ok(self.told(clock))
     }
 
-    pub(crate) fn rearm(&mut self, owner: &OwnerToken, clock: &StoreClock) -> Result<Info> {
-        self.prove_owner(owner)?;
+    pub(crate) fn rearm(&mut self, owner: &Verifier, rules: &Rules) -> Result<Info> {
+        prove(&self.owner, owner)?;
+        let clock = &rules.clock;
         let now = clock.now();
         self.cell.settle(now);
         if let Some(at) = self.revoked {
@@ -329,15 +345,9 @@ impl Share {
     pub(crate) fn audit_until(&self, periods: &Periods) -> Time {
         self.content_until(periods).max(self.expires).after(periods.audit)
     }
+}
 
-    /// The answer to a claim.
-    pub(crate) fn claimed(&self, step: &Step, capsule: bytes::Bytes, clock: &StoreClock) -> super::Claimed {
-        let (at, lease): (Time, Option<(LeaseToken, WallTime)>) = match &step.slot {
-            Slot::Leased(lease) => (lease.claimed, Some((lease.token, clock.wall(lease.until)))),
-            Slot::Ended(ended) => (ended.claimed, Some((ended.token, clock.wall(ended.at)))),
-            Slot::Free => (self.created, None),
-        };
-        let lease = lease.zip(self.payload).map(|((token, until), payload)| Lease { token, until, payload });
-        super::Claimed { capsule, lease, claims_left: step.left, at: clock.wall(at), repeated: step.repeated }
-    }
+/// In constant time (Store rule 6).
+fn prove(kept: &Verifier, shown: &Verifier) -> Result<()> {
+    kept.accepts(shown).then_some(()).ok_or(StoreError::Unknown)
 }

@@ -10,9 +10,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
+use lockbox_share_protocol::token;
 use sha2::{Digest, Sha256};
 
-use crate::store::{Pending, Result, SpoolEntry, StoreError};
+use super::contract::SpoolEntry;
+use super::error::{Result, StoreError};
+use super::pending::Pending;
+use super::random::random;
 
 /// What is being deposited carries this ending.
 const UNFINISHED: &str = "part";
@@ -63,9 +67,9 @@ impl Spool {
     /// # Errors
     /// `Full`, `Unavailable`.
     pub fn begin(self: &Arc<Self>) -> Result<Deposit> {
-        let id = crate::store::random_id()?;
+        let id = random()?;
         let path = self.path(&id).with_extension(UNFINISHED);
-        let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path).map_err(refused)?;
+        let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
         Ok(Deposit { spool: Arc::clone(self), file: Some(file), id, length: 0, hash: Sha256::new() })
     }
 
@@ -74,8 +78,8 @@ impl Spool {
     /// # Errors
     /// `Unavailable` when the file is missing or has another length than it should.
     pub fn read(&self, entry: &SpoolEntry) -> Result<File> {
-        let file = File::open(self.path(&entry.id)).map_err(refused)?;
-        if file.metadata().map_err(refused)?.len() != entry.length {
+        let file = File::open(self.path(&entry.id))?;
+        if file.metadata()?.len() != entry.length {
             return Err(StoreError::Unavailable("a payload in the spool has been changed".into()));
         }
         Ok(file)
@@ -120,8 +124,8 @@ impl Spool {
     /// `Unavailable`.
     pub(crate) fn older_than(&self, age: Duration) -> Result<Vec<[u8; 16]>> {
         let mut found = Vec::new();
-        for entry in fs::read_dir(&self.directory).map_err(refused)? {
-            let entry = entry.map_err(refused)?;
+        for entry in fs::read_dir(&self.directory)? {
+            let entry = entry?;
             let Some(id) = id_of(&entry.file_name().to_string_lossy()) else { continue };
             // Removed meanwhile: nothing to do.
             let Ok(modified) = entry.metadata().and_then(|meta| meta.modified()) else { continue };
@@ -151,7 +155,7 @@ impl Deposit {
         }
         self.hash.update(bytes);
         match &mut self.file {
-            Some(file) => file.write_all(bytes).map_err(refused),
+            Some(file) => Ok(file.write_all(bytes)?),
             None => Err(StoreError::Unavailable("the deposit is finished".into())),
         }
     }
@@ -163,7 +167,11 @@ impl Deposit {
 
     /// Makes the payload durable and gives it its name. A thread of its own waits for the disk.
     pub fn finish(mut self) -> Pending<SpoolEntry> {
-        let entry = SpoolEntry { id: self.id, length: self.length, digest: self.hash.finalize_reset().into() };
+        let entry = SpoolEntry {
+            id: self.id,
+            length: self.length,
+            digest: token::Digest::new(self.hash.finalize_reset().into()),
+        };
         let (sender, receiver) = tokio::sync::oneshot::channel();
         let work = move || {
             // Whoever waited is gone: then nobody names the file, and it goes.
@@ -172,7 +180,7 @@ impl Deposit {
             }
         };
         if let Err(error) = std::thread::Builder::new().name("deposit".into()).stack_size(256 * 1024).spawn(work) {
-            return Pending::ready(Err(refused(error)));
+            return Pending::ready(Err(error.into()));
         }
         Pending::remote(async move {
             receiver.await.unwrap_or_else(|_| Err(StoreError::Unavailable("a deposit was given up".into())))
@@ -191,7 +199,7 @@ impl Deposit {
             let _ = fs::remove_file(&unfinished);
             let _ = fs::remove_file(&path);
             self.spool.used.fetch_sub(self.length, Ordering::Relaxed);
-            refused(error)
+            error.into()
         })
     }
 }
@@ -220,13 +228,6 @@ fn id_of(name: &str) -> Option<[u8; 16]> {
     Some(number.to_be_bytes())
 }
 
-fn refused(error: io::Error) -> StoreError {
-    match error.kind() {
-        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => StoreError::Full,
-        _ => StoreError::Unavailable(error.to_string()),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::io::Read;
@@ -245,7 +246,7 @@ mod tests {
         let spool = Spool::open(directory.path(), 1000).unwrap();
         let entry = deposit(&spool, b"sealed with something");
         assert_eq!((entry.length, spool.bytes()), (21, 21));
-        assert_eq!(entry.digest[..], Sha256::digest(b"sealed with something")[..]);
+        assert_eq!(entry.digest.as_bytes()[..], Sha256::digest(b"sealed with something")[..]);
         let mut text = String::new();
         spool.read(&entry).unwrap().read_to_string(&mut text).unwrap();
         assert_eq!(text, "sealed with something");

@@ -1,20 +1,22 @@
 //! Measures the store alone: deposits, claims, and both in turn, on a store that may hold many shares already.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use clap::{Args, ValueEnum};
-use lockbox_share::store::segments::{Durability, SegmentStore, Settings};
+use lockbox_share::store::segments::{SegmentStore, Settings};
 use lockbox_share::store::{
-    Auth, ClaimId, Claimed, Created, MAX_CAPSULE, NewShare, Pending, Result, ShareStore, StoreError, Verifier,
-    random_handle,
+    Claimed, Created, Durability, NewShare, Pending, Result, ShareStore, StoreError, Upkeep, random_handle,
 };
+use lockbox_share_protocol::capsule::MAX_CAPSULE;
 use lockbox_share_protocol::handle::Handle;
+use lockbox_share_protocol::token::{Auth, ClaimId, Verifier};
 
+use crate::measuring::{StateDirectory, processor_seconds};
 use crate::serve::processors;
 
 /// Measure how many shares the store takes and gives away each second
@@ -74,16 +76,11 @@ pub(crate) fn run(arguments: &BenchStore) -> std::result::Result<(), String> {
     if arguments.preload_shares + 2 * arguments.requests > room {
         return Err("--share-code-digits leaves too few handles for so many shares".into());
     }
-    let temporary = std::env::temp_dir().join(format!("lockbox-share-bench-{}", std::process::id()));
-    let directory = arguments.state_dir.as_ref().unwrap_or(&temporary);
-    let measured = measure(arguments, directory);
-    if arguments.state_dir.is_none() {
-        fs::remove_dir_all(&temporary).map_err(|error| format!("{}: {error}", temporary.display()))?;
-    }
-    measured
+    let directory = StateDirectory::new(arguments.state_dir.as_deref())?;
+    measure(arguments, &directory.path)
 }
 
-fn measure(arguments: &BenchStore, directory: &std::path::Path) -> std::result::Result<(), String> {
+fn measure(arguments: &BenchStore, directory: &Path) -> std::result::Result<(), String> {
     let durability = match arguments.durability {
         Mode::None => Durability::None,
         Mode::Periodic => Durability::Periodic,
@@ -135,17 +132,17 @@ fn timed<T>(name: &str, requests: u64, run: impl FnOnce() -> Result<T>) -> Resul
 fn auth(number: u64) -> Auth {
     let mut bytes = [0x5a; 32];
     bytes[..8].copy_from_slice(&number.to_le_bytes());
-    Auth(bytes)
+    Auth::new(bytes)
 }
 
 fn claim_id(number: u64) -> ClaimId {
-    ClaimId(u128::from(number).to_le_bytes())
+    ClaimId::new(u128::from(number).to_le_bytes())
 }
 
 impl Part<'_> {
     fn share(&self, number: u64, capsule: &Bytes) -> NewShare {
-        let owner = Verifier([3; 32]);
-        let auth = Verifier::of(&auth(number).0);
+        let owner = Verifier::new([3; 32]);
+        let auth = auth(number).verifier();
         NewShare { auth, owner, ttl: TTL, claims: 1, capsule: capsule.clone(), payload: None }
     }
 
@@ -303,12 +300,6 @@ fn resident() -> u64 {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
     line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok()).map_or(0, |kib| kib * 1024)
-}
-
-fn processor_seconds() -> f64 {
-    use nix::sys::resource::{UsageWho, getrusage};
-    let seconds = |time: nix::sys::time::TimeVal| time.tv_sec() as f64 + time.tv_usec() as f64 / 1e6;
-    getrusage(UsageWho::RUSAGE_SELF).map_or(0.0, |usage| seconds(usage.user_time()) + seconds(usage.system_time()))
 }
 
 #[allow(clippy::print_stdout)] // the result of the program

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use lockbox_share::store::ShareStore;
+use lockbox_share::store::Upkeep;
 use lockbox_share::store::segments::{SegmentStore, Settings};
 
 /// Compact the store of a daemon that does not run

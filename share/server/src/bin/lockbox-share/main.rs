@@ -10,6 +10,7 @@ mod bench_http;
 mod bench_store;
 mod compact;
 mod doctor;
+mod measuring;
 mod serve;
 
 /// Serve one-time links to sealed files

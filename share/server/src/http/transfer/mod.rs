@@ -9,11 +9,12 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use lockbox_share_protocol::handle::Handle;
+use lockbox_share_protocol::token::LeaseToken;
 
-use super::Daemon;
+use super::daemon::Daemon;
 use super::leases::Busy;
 use super::refusal::Refusal;
-use crate::store::{Finish, Lease, LeaseToken, Pending, StoreError};
+use crate::store::{Finish, Lease, Pending, StoreError};
 
 /// An answer that goes out asks so often whether its lease still stands: a lease of an hour is renewed in time, and a thousand
 /// answers cost the store a hundred looks in a second.
@@ -43,21 +44,21 @@ impl Transfer {
     pub(super) async fn begin(
         daemon: &Arc<Daemon>,
         handle: Handle,
-        token: LeaseToken,
+        token: &LeaseToken,
         first: u64,
     ) -> Result<Transfer, Refusal> {
-        daemon.leases.begin(&token).map_err(|busy| {
+        daemon.leases.begin(token).map_err(|busy| {
             Refusal::unavailable(match busy {
                 Busy::Daemon => "too many downloads run at this time",
                 Busy::Lease => "too many parts of this download are under way at this time",
             })
         })?;
-        let withdrawals = daemon.withdrawals(handle);
+        let withdrawals = daemon.changes.withdrawals(handle);
         // From here on the place is given back when this is dropped.
         let mut transfer = Transfer {
             daemon: daemon.clone(),
             handle,
-            token,
+            token: LeaseToken::new(*token.as_bytes()),
             first,
             at: first,
             length: u64::MAX,
@@ -67,7 +68,7 @@ impl Transfer {
             fresh: true,
             asking: None,
         };
-        let lease = daemon.store.payload(handle, &token).await?;
+        let lease = daemon.store.payload(handle, token).await?;
         transfer.length = lease.payload.length;
         transfer.confirmed(&lease);
         Ok(transfer)
@@ -81,7 +82,7 @@ impl Transfer {
     /// Ready when another part may be handed over; `last` when the answer ends with it.
     pub(super) fn poll_leave(&mut self, cx: &mut Context<'_>, last: bool) -> Poll<io::Result<()>> {
         if self.asking.is_none() {
-            let withdrawals = self.daemon.withdrawals(self.handle);
+            let withdrawals = self.daemon.changes.withdrawals(self.handle);
             let now = self.daemon.clock.steady();
             let due = now >= self.asked + ASK_EVERY.as_millis() as u64;
             if !due && withdrawals == self.withdrawals && (!last || self.fresh) {
@@ -134,15 +135,15 @@ impl Drop for Transfer {
             self.daemon.metrics.completed.fetch_add(1, Relaxed);
         }
         if ended.finishes {
-            finish_later(&self.daemon, self.handle, self.token);
+            finish_later(&self.daemon, self.handle, &self.token);
         }
     }
 }
 
 /// After the last byte the claimant has some time to ask again, and then the share is consumed.
-fn finish_later(daemon: &Arc<Daemon>, handle: Handle, token: LeaseToken) {
+fn finish_later(daemon: &Arc<Daemon>, handle: Handle, token: &LeaseToken) {
     // Called here and not on the task: who asks for the next part asks after it.
-    let noted = daemon.store.finish(handle, &token, Finish::After(daemon.settings.grace));
+    let noted = daemon.store.finish(handle, token, Finish::After(daemon.settings.grace));
     // Without a runtime the daemon is at its end.
     let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
     let daemon = daemon.clone();
@@ -152,7 +153,7 @@ fn finish_later(daemon: &Arc<Daemon>, handle: Handle, token: LeaseToken) {
             // It ends by its time all the same.
             tracing::warn!(%error, "the end of a download was not noted");
         }
-        daemon.changed(handle);
+        daemon.changes.changed(handle);
     });
 }
 

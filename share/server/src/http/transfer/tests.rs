@@ -5,19 +5,20 @@ use std::io::Write;
 use std::ops::Range;
 
 use bytes::Bytes;
+use lockbox_share_protocol::message::{ClaimState, State};
 use tempfile::TempDir;
 use tokio::runtime::Runtime;
 
-use super::super::Settings;
+use super::super::daemon::Settings;
 use super::super::file::{FileBody, PART};
 use super::*;
-use crate::store::clock::manual::ManualClock;
 use crate::store::conformance::{MINUTE, auth, handle, id, large, owner};
+use crate::store::manual_clock::ManualClock;
 use crate::store::memory::MemoryStore;
-use crate::store::segments::{self, Durability, SegmentStore};
+use crate::store::segments::{self, SegmentStore};
 use crate::store::simulated::SimulatedDisk;
 use crate::store::spool::Spool;
-use crate::store::{ClaimState, NewShare, Periods, ShareStore, SpoolEntry, State};
+use crate::store::{Durability, NewShare, Periods, ShareStore, SpoolEntry};
 
 struct Rig {
     daemon: Arc<Daemon>,
@@ -57,7 +58,7 @@ impl Rig {
     }
 
     fn begin_on(&self, file: File, bytes: Range<usize>) -> FileBody {
-        let transfer = Transfer::begin(&self.daemon, handle(1), self.token, bytes.start as u64);
+        let transfer = Transfer::begin(&self.daemon, handle(1), &self.token, bytes.start as u64);
         FileBody::new(file, bytes.end as u64, self.runtime.block_on(transfer).unwrap())
     }
 
@@ -196,13 +197,13 @@ fn what_this_daemon_took_back_stops_at_the_next_part() {
     let mut body = rig.begin(0..rig.content.len());
     rig.part(&mut body);
     rig.daemon.store.revoke(handle(1), &owner(1)).wait().unwrap();
-    rig.daemon.withdrawn(handle(1));
+    rig.daemon.changes.withdraw(handle(1));
     rig.stops(&mut body);
     // Of another share with the same number: it is asked, and goes on.
     let rig = Rig::new(PART * 3);
     let mut body = rig.begin(0..rig.content.len());
     rig.part(&mut body);
-    rig.daemon.withdrawn(handle(1));
+    rig.daemon.changes.withdraw(handle(1));
     assert_eq!(rig.rest(&mut body).len(), PART * 2);
 }
 

@@ -1,10 +1,15 @@
 //! Stops the disk at every step of a history, as a kill and as a power cut, and asks what survived. Then real kills.
 
 use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
 
 use super::super::conformance::{MINUTE, auth, handle, id, owner, small};
 use super::tests::Rig;
 use super::*;
+use crate::seeded::numbers;
+use crate::store::{Durability, NewShare, ShareStore};
 
 /// What the outside was told of a share.
 #[derive(Clone, Copy, Default)]
@@ -16,21 +21,11 @@ struct Told {
     revoked: bool,
 }
 
-fn generator(seed: u64) -> impl FnMut() -> u64 {
-    let mut state = seed;
-    move || {
-        state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut z = (state ^ (state >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        z ^ (z >> 31)
-    }
-}
-
 /// A history from a seed. It goes on to its end although the disk stands still from some step on.
 fn history(rig: &Rig, seed: u64) -> BTreeMap<u64, Told> {
     let mut told: BTreeMap<u64, Told> = BTreeMap::new();
     let Ok(store) = SegmentStore::open_on(rig.disk.clone(), None, &rig.settings) else { return told };
-    let mut random = generator(seed);
+    let mut random = numbers(seed);
     for step in 0..45 {
         let number = random() % 12;
         let entry = told.entry(number).or_default();
@@ -91,7 +86,7 @@ fn every_stop(audit: Duration, seeds: std::ops::Range<u64>) {
             let killed = stopped.on(stopped.disk.after_kill());
             check(&killed, &told, &format!("{context}, killed"));
             // A kill, and a power cut after the next start has told what it found.
-            let mut random = generator(seed ^ stop);
+            let mut random = numbers(seed ^ stop);
             let twice = killed.on(killed.disk.after_power_cut(&mut random));
             check_consumed_again(&twice, &told, &format!("{context}, killed, then a power cut"));
             let cut = stopped.on(stopped.disk.after_power_cut(&mut random));
@@ -127,7 +122,7 @@ const CHILD: &str = "LOCKBOX_SHARE_TEST_CHILD";
 fn a_killed_process_has_given_nothing_away_twice() {
     use std::io::{BufRead, BufReader};
     let directory = tempfile::tempdir().unwrap();
-    let mut random = generator(std::process::id().into());
+    let mut random = numbers(std::process::id().into());
     eprintln!("seed {}", std::process::id());
     let (mut created, mut consumed) = (0u64, 0u64);
     for round in 0..20u64 {

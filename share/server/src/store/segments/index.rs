@@ -366,10 +366,9 @@ mod tests {
         for pages in [8, 64, 100_000] {
             let mut index = index(pages);
             let mut model: HashMap<u64, Location> = HashMap::new();
-            let mut state = 0x1234_5678_9abc_def0u64;
-            eprintln!("seed {state:#x}, {pages} pages of cache");
+            let mut random = crate::seeded::numbers(0x1234_5678_9abc_def0);
             for step in 0..40_000u32 {
-                state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+                let state = random();
                 // Few distinct values in the high half, so that entries that exist are met again.
                 let hash = (state >> 33) % 20_000;
                 let hash = hash.wrapping_mul(0x9E37_79B9_7F4A_7C15);

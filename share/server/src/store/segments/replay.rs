@@ -4,8 +4,8 @@ use std::collections::HashSet;
 use std::io;
 use std::sync::atomic::Ordering;
 
-use super::Inner;
 use super::index::Location;
+use super::inner::Inner;
 use super::scan::{HEAD, Head, Scanner};
 use super::shard::{Shard, name};
 use crate::store::record::Record;
@@ -74,7 +74,7 @@ impl Inner {
             // What lies behind was never acknowledged, and the next record goes over it.
             segment.length = scanner.end;
             // Repeats of claims from before the start are over at the latest then.
-            segment.quiet = self.clock.now().after(self.periods.repeat);
+            segment.quiet = self.rules.clock.now().after(self.rules.periods.repeat);
         }
         if scanner.damaged > 0 {
             tracing::warn!(segment = id, bytes = scanner.damaged, "a segment is torn or damaged in between");
@@ -88,7 +88,7 @@ impl Inner {
     /// Payloads that nobody needs go, and those that need looking after are noted.
     fn after_replay(&self) -> io::Result<()> {
         let Some(spool) = &self.spool else { return Ok(()) };
-        let now = self.clock.now();
+        let now = self.rules.clock.now();
         let mut needed = HashSet::new();
         for mutex in &self.shards {
             let mut shard = mutex.lock();
@@ -105,7 +105,7 @@ impl Inner {
                         continue;
                     }
                     share.cell.settle(now);
-                    if share.content_until(&self.periods) > now {
+                    if share.content_until(&self.rules.periods) > now {
                         needed.insert(payload.id);
                         self.look_after(&mut shard, &record.key, &share, now);
                     }

@@ -7,14 +7,16 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use super::files;
 use super::index::{Index, Location};
 use super::scan::{Class, HEAD, Head};
 use crate::store::clock::Time;
 use crate::store::disk::{Disk, DiskFile};
+use crate::store::error::{Result, StoreError, is_full};
 use crate::store::group::{Group, Syncable};
+use crate::store::random::random;
 use crate::store::record::{Content, FIXED, MAX_RECORD, Place, decode, encode, length};
 use crate::store::share::{Key, Share};
-use crate::store::{Result, StoreError, random};
 
 /// No more shares are added to a segment of this size, so that compaction works on pieces.
 const FULL: u64 = 64 * 1024 * 1024;
@@ -24,10 +26,6 @@ const END: u64 = 1 << 30;
 const OPEN: usize = 64;
 /// A record with a capsule of usual size is read at once.
 const GUESS: usize = 1024;
-/// A file of this many bytes is given up when the disk is full, so that shares can still be claimed, revoked and cleaned away.
-pub(super) const RESERVE: usize = 1024 * 1024;
-pub(super) const RESERVE_NAME: &str = "reserve";
-
 /// What all shards use.
 pub(super) struct Shared {
     pub(super) disk: Arc<dyn Disk>,
@@ -169,8 +167,8 @@ impl Shard {
 
     /// Adds a share that is new to this shard.
     pub(super) fn insert(&mut self, key: &Key, share: &Share, capsule: &[u8], until: Time) -> Result<Location> {
-        self.index.reserve(key.hash()).map_err(refused)?;
-        let location = self.put(key, share, capsule, until).map_err(refused)?;
+        self.index.reserve(key.hash())?;
+        let location = self.put(key, share, capsule, until)?;
         self.index.insert(key.hash(), location).map_err(|error| self.lost(error))?;
         Ok(location)
     }
@@ -202,12 +200,12 @@ impl Shard {
             return self.change_elsewhere(found, before);
         }
         let location = match self.append(home, &found.key, &found.share, content) {
-            Err(error) if no_space(&error) && self.give_up_reserve() => {
+            Err(error) if is_full(&error) && files::give_up_reserve(&*self.shared.disk) => {
                 self.append(home, &found.key, &found.share, content)
             }
             other => other,
         };
-        let location = location.map_err(refused)?;
+        let location = location?;
         self.moved(&found.key, found.location, Some(location))?;
         if before.live() && !found.share.live() {
             self.count(home, before, false);
@@ -220,9 +218,9 @@ impl Shard {
 
     /// A segment that grew to the end of its places hands the share on.
     fn change_elsewhere(&mut self, found: &Found, before: &Share) -> Result<Location> {
-        let capsule = self.capsule(found).map_err(refused)?.unwrap_or_default();
+        let capsule = self.capsule(found)?.unwrap_or_default();
         let minute = self.segments.get(&found.location.segment).map_or(0, |segment| segment.head.minute);
-        let location = self.put(&found.key, &found.share, &capsule, Time(minute * 60_000)).map_err(refused)?;
+        let location = self.put(&found.key, &found.share, &capsule, Time(minute * 60_000))?;
         self.moved(&found.key, found.location, Some(location))?;
         self.count(found.location.segment, before, false);
         Ok(location)
@@ -247,12 +245,12 @@ impl Shard {
     /// content must go all the same, and what happened to it is forgotten.
     pub(super) fn put_audit(&mut self, key: &Key, share: &Share, until: Time) -> io::Result<Option<Location>> {
         match self.try_put_audit(key, share, until) {
-            Err(error) if no_space(&error) => {}
+            Err(error) if is_full(&error) => {}
             other => return other.map(Some),
         }
-        self.give_up_reserve();
+        files::give_up_reserve(&*self.shared.disk);
         match self.try_put_audit(key, share, until) {
-            Err(error) if no_space(&error) => Ok(None),
+            Err(error) if is_full(&error) => Ok(None),
             other => other.map(Some),
         }
     }
@@ -344,10 +342,6 @@ impl Shard {
         }
     }
 
-    fn give_up_reserve(&self) -> bool {
-        self.shared.disk.remove(RESERVE_NAME).is_ok()
-    }
-
     pub(super) fn forget(&mut self, id: u32) -> Option<Segment> {
         self.opened.retain(|open| *open != id);
         self.active.retain(|_, active| *active != id);
@@ -384,13 +378,4 @@ impl Key {
 
 fn gone() -> io::Error {
     io::Error::other("a segment is gone")
-}
-
-fn no_space(error: &io::Error) -> bool {
-    matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
-}
-
-/// A write that did not happen: nothing has changed.
-pub(super) fn refused(error: io::Error) -> StoreError {
-    if no_space(&error) { StoreError::Full } else { StoreError::Unavailable(error.to_string()) }
 }

@@ -3,16 +3,18 @@
 //! Copies carry the version of what they copy, and their barrier comes before the unlink. So a crash at any step leaves a record in
 //! one file or in both, and replay takes either.
 
-use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::time::Duration;
 
-use super::Inner;
+use lockbox_share_protocol::message::State;
+
+use super::files;
 use super::index::Location;
-use super::scan::{Class, Scanner};
-use super::shard::{RESERVE, RESERVE_NAME, Shard, name, refused};
+use super::inner::Inner;
+use super::scan::{Class, HEAD, Scanner};
+use super::shard::{Shard, name};
 use crate::store::clock::Time;
+use crate::store::error::Result;
 use crate::store::share::Share;
-use crate::store::{Result, State, StoreError};
 
 /// Dead bytes below this are left alone in the background.
 const WORTHWHILE: u64 = 256 * 1024;
@@ -27,7 +29,7 @@ impl Inner {
     /// The first one that was met. What was done until then stays done.
     pub(super) fn sweep(&self, all: bool) -> Result<()> {
         self.group.check()?;
-        let now = self.clock.now();
+        let now = self.rules.clock.now();
         let saved = self.save_clock();
         if self.group.gathered() > GATHERED {
             // In mode none nobody else asks for a barrier, and what waits for one holds its file open.
@@ -49,13 +51,13 @@ impl Inner {
                 removed |= !matches!(emptied, Ok(false));
                 note(emptied.map(drop));
             }
-            note(self.shards[number].lock().shrink().map_err(refused));
+            note(self.shards[number].lock().shrink().map_err(Into::into));
         }
         if removed {
             // Before the next unlink this one is durable: an older file must not come back after a newer one went.
-            note(self.shared.names.sync().map_err(refused));
+            note(self.shared.names.sync().map_err(Into::into));
         }
-        self.restore_reserve();
+        files::restore_reserve(&*self.shared.disk);
         outcome
     }
 
@@ -66,7 +68,7 @@ impl Inner {
             let over = segment.head.minute * 60_000 <= now.0;
             let dead = segment.length.saturating_sub(segment.live_bytes);
             let worthwhile = dead >= WORTHWHILE && dead * 2 >= segment.length && segment.quiet <= now;
-            let overhead = super::scan::HEAD + segment.live * 8;
+            let overhead = HEAD + segment.live * 8;
             if over || (segment.head.class == Class::Content && (worthwhile || (all && dead > overhead))) {
                 found.push(*id);
             }
@@ -82,16 +84,16 @@ impl Inner {
             shard.active.retain(|_, active| *active != id);
             let Some(segment) = shard.segments.get(&id) else { return Ok(false) };
             let nonce = segment.head.nonce;
-            (shard.file(id).map_err(refused)?, nonce)
+            (shard.file(id)?, nonce)
         };
         let mut scanner = Scanner::new(file, nonce);
         let mut seen = 0;
         loop {
-            while let Some((at, record)) = scanner.next().map_err(refused)? {
+            while let Some((at, record)) = scanner.next()? {
                 let key = record.key;
                 let mut shard = self.shards[number].lock();
                 let location = Location { segment: id, at };
-                let current = shard.index.find(key.hash()).map_err(refused)?.iter().any(|place| place == location);
+                let current = shard.index.find(key.hash())?.iter().any(|place| place == location);
                 if current {
                     self.move_share(&mut shard, location, now)?;
                 }
@@ -106,22 +108,22 @@ impl Inner {
         }
         self.group.barrier()?;
         self.shards[number].lock().forget(id);
-        self.shared.disk.remove(&name(id)).map_err(refused)?;
+        self.shared.disk.remove(&name(id))?;
         Ok(true)
     }
 
     /// Takes one current share out of its segment: with content, without, or for good.
     fn move_share(&self, shard: &mut Shard, location: Location, now: Time) -> Result<()> {
-        let Some(mut found) = shard.read(location).map_err(refused)? else { return Ok(()) };
+        let Some(mut found) = shard.read(location)? else { return Ok(()) };
         let before = found.share;
         found.share.cell.settle(now);
-        let content_until = found.share.content_until(&self.periods);
-        let audit_until = found.share.audit_until(&self.periods);
-        let capsule = if content_until > now { shard.capsule(&found).map_err(refused)? } else { None };
+        let content_until = found.share.content_until(&self.rules.periods);
+        let audit_until = found.share.audit_until(&self.rules.periods);
+        let capsule = if content_until > now { shard.capsule(&found)? } else { None };
         let moved = match capsule {
             Some(capsule) => {
                 let kept = Share { cell: before.cell, ..found.share };
-                Some(shard.put(&found.key, &kept, &capsule, content_until).map_err(refused)?)
+                Some(shard.put(&found.key, &kept, &capsule, content_until)?)
             }
             None => {
                 let class = shard.segments.get(&location.segment).map(|segment| segment.head.class);
@@ -129,11 +131,7 @@ impl Inner {
                     shard.expired += 1;
                 }
                 self.drop_payload(&found.share);
-                if audit_until > now {
-                    shard.put_audit(&found.key, &found.share, audit_until).map_err(refused)?
-                } else {
-                    None
-                }
+                if audit_until > now { shard.put_audit(&found.key, &found.share, audit_until)? } else { None }
             }
         };
         shard.count(location.segment, &before, false);
@@ -149,90 +147,38 @@ impl Inner {
                 _ => return Ok(()),
             }
             let Some(std::cmp::Reverse((_, key))) = shard.due.pop() else { return Ok(()) };
-            let Some(mut found) = shard.find(&key).map_err(refused)? else { continue };
+            let Some(mut found) = shard.find(&key)? else { continue };
             found.share.cell.settle(now);
             self.look_after(&mut shard, &found.key, &found.share, now);
         }
     }
 
-    /// Removes the payload of a share that needs it no more, or looks again when it may have ended.
-    pub(super) fn look_after(&self, shard: &mut Shard, key: &crate::store::share::Key, share: &Share, now: Time) {
-        if share.payload.is_none() {
-            return;
-        }
-        let until = share.content_until(&self.periods);
-        if until <= now {
-            self.drop_payload(share);
-        } else {
-            // A lease that ends may end the share; otherwise its expiry does, which the segment brings.
-            let leases = share.cell.slots().iter().filter_map(|slot| match slot {
-                crate::store::cell::Slot::Leased(lease) => Some(lease.until),
-                _ => None,
-            });
-            if let Some(due) = leases.min().or((!share.live()).then_some(until)) {
-                shard.due.push(std::cmp::Reverse((due, *key)));
-            }
-        }
-    }
-
-    pub(super) fn drop_payload(&self, share: &Share) {
-        if let (Some(spool), Some(payload)) = (&self.spool, &share.payload) {
-            spool.remove(&payload.id);
-        }
-    }
-
-    /// A full disk took the reserve; when there is room again it comes back.
-    pub(super) fn restore_reserve(&self) {
-        if self.reserve_bytes == 0 || self.shared.disk.open(RESERVE_NAME).is_ok() {
-            return;
-        }
-        let file = self.shared.disk.create(RESERVE_NAME);
-        if file.and_then(|file| file.write_at(&vec![0x5a; self.reserve_bytes.min(RESERVE)], 0)).is_err() {
-            // No room yet: half a reserve would stand in the way of what it is kept for.
-            let _ = self.shared.disk.remove(RESERVE_NAME);
-        }
-    }
-
-    pub(super) fn save_clock(&self) -> Result<()> {
-        let file = self.shared.disk.create("clock.new").map_err(refused);
-        let saved = file.and_then(|file| {
-            file.write_at(self.clock.saved().as_bytes(), 0).map_err(refused)?;
-            // A name without its content would be a store without time.
-            file.sync().map_err(refused)?;
-            self.shared.disk.rename("clock.new", "clock").map_err(refused)
-        });
-        match saved {
-            // On a full disk the older file tells the time well enough.
-            Err(StoreError::Full) => Ok(()),
-            other => other,
-        }
-    }
-
     /// Bytes on disk of content whose time is over.
     pub(super) fn expired_bytes(&self, shard: &Shard) -> u64 {
-        let now = self.clock.now();
+        let now = self.rules.clock.now();
         let over = shard.segments.values().filter(|segment| segment.head.minute * 60_000 <= now.0);
         over.filter(|segment| segment.head.class == Class::Content).map(|segment| segment.length).sum()
     }
 
     /// What the background thread does until it is stopped.
-    pub(super) fn background(self: &Arc<Self>, every: std::time::Duration) {
+    pub(super) fn background(&self, every: Duration) {
+        let mut failed = false;
         loop {
             {
                 let mut stopped = self.stopped.lock();
                 if !*stopped {
-                    self.stop.wait_for(&mut stopped, every);
+                    self.wake.wait_for(&mut stopped, every);
                 }
                 if *stopped {
                     return;
                 }
             }
-            match self.sweep(false) {
-                Ok(()) => self.trouble.store(false, Ordering::Relaxed),
-                // Said once for each time that it begins.
-                Err(error) if !self.trouble.swap(true, Ordering::Relaxed) => tracing::warn!("sweeping failed: {error}"),
-                Err(_) => {}
+            let swept = self.sweep(false);
+            // Logged once for each time that it begins.
+            if let (Err(error), false) = (&swept, failed) {
+                tracing::warn!("sweeping failed: {error}");
             }
+            failed = swept.is_err();
         }
     }
 }

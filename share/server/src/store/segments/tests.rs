@@ -1,12 +1,17 @@
 //! The built-in store against the suite, on disks that are full, read-only or failing, and over restarts.
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use super::super::clock::manual::ManualClock;
+use bytes::Bytes;
+use lockbox_share_protocol::message::State;
+
 use super::super::conformance::{DAY_MS, MINUTE, Subject, auth, handle, id, large, owner, small, suite};
+use super::super::manual_clock::ManualClock;
 use super::super::simulated::SimulatedDisk;
-use super::super::{Claimed, State};
 use super::*;
+use crate::store::disk::Disk;
+use crate::store::{Claimed, Durability, Finish, NewShare, Result, ShareStore, StoreError, Upkeep};
 
 pub(super) struct Rig {
     pub(super) disk: Arc<SimulatedDisk>,
@@ -335,7 +340,7 @@ fn expired_content_goes_from_a_full_disk_as_well() {
     for number in 0..50 {
         store.create(handle(number), small(number)).wait().unwrap();
     }
-    rig.disk.remove(shard::RESERVE_NAME).unwrap();
+    rig.disk.remove(files::RESERVE).unwrap();
     rig.disk.set_room(Some(0));
     rig.clock.pass(MINUTE * 17);
     store.sweep().unwrap();
@@ -402,9 +407,9 @@ fn files_do_not_stay_open_in_mode_none() {
         let ttl = MINUTE * (1 + number as u32);
         store.create(handle(number), NewShare { ttl, ..small(number) }).wait().unwrap();
     }
-    assert!(store.inner.group.gathered() > 300);
+    assert!(store.unsynced() > 300);
     store.sweep().unwrap();
-    assert_eq!(store.inner.group.gathered(), 0);
+    assert_eq!(store.unsynced(), 0);
     for number in 0..400 {
         claim(&store, number, number).unwrap();
     }

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use super::Inner;
-use super::server::{SECRET, open, unavailable};
-use crate::store::spool::{self, Spool};
-use crate::store::{Result, StoreError};
+use super::exchange::Inner;
+use super::server::{SECRET, open, payload_name, unavailable};
+use crate::store::error::{Result, StoreError};
+use crate::store::spool::Spool;
 
 /// How often payloads that no share needs are looked for.
 const SPOOL_SWEEP: Duration = Duration::from_secs(30);
@@ -52,9 +52,4 @@ impl Inner {
         }
         Ok(())
     }
-}
-
-/// Stands on the server as long as the payload is needed.
-pub(super) fn payload_name(id: &[u8; 16]) -> String {
-    format!("lockbox:payload:{}", spool::name(id))
 }

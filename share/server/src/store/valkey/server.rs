@@ -1,7 +1,39 @@
 //! The server that keeps the shares: reaching it, and what it can promise.
 
-use super::{Promise, TIMEOUT};
-use crate::store::{Result, StoreError, random};
+use std::time::Duration;
+
+use crate::store::error::{Result, StoreError};
+use crate::store::random::random;
+use crate::store::share::Key;
+use crate::store::spool;
+
+/// The server must answer in this time.
+pub(super) const TIMEOUT: Duration = Duration::from_secs(5);
+/// Where the server keeps the key of handles.
+pub(super) const SECRET: &str = "lockbox:share:secret";
+/// Written only so that it is waited for.
+pub(super) const FENCE: &str = "lockbox:share:fence";
+
+/// The name of a share.
+pub(super) fn share_name(key: &Key) -> String {
+    format!("lockbox:share:{}", spool::name(&key.0))
+}
+
+/// Stands on the server as long as the payload is needed.
+pub(super) fn payload_name(id: &[u8; 16]) -> String {
+    format!("lockbox:payload:{}", spool::name(id))
+}
+
+/// How a change becomes durable before its reply.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Promise {
+    /// Nothing is promised.
+    Nothing,
+    /// The server syncs before each reply.
+    Always,
+    /// WAITAOF after the changes.
+    Wait,
+}
 
 pub(super) fn connect(client: &redis::Client) -> std::result::Result<redis::Connection, redis::RedisError> {
     let connection = client.get_connection_with_timeout(TIMEOUT)?;
@@ -36,9 +68,6 @@ pub(super) fn promise(connection: &mut redis::Connection) -> Result<Promise> {
         "durability commit needs a server with WAITAOF, or with appendonly yes and appendfsync always".into(),
     ))
 }
-
-/// Where the server keeps the key of handles.
-pub(super) const SECRET: &str = "lockbox:share:secret";
 
 /// The key of handles, which the first daemon makes for all.
 pub(super) fn shared_secret(connection: &mut redis::Connection) -> Result<[u8; 16]> {

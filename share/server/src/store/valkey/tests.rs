@@ -2,11 +2,14 @@
 
 use std::os::unix::net::UnixStream;
 use std::process::{Child, Command, Stdio};
-use std::time::Instant;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use super::super::clock::manual::ManualClock;
 use super::super::conformance::{Subject, auth, handle, id, owner, small, suite};
+use super::super::manual_clock::ManualClock;
 use super::*;
+use crate::store::spool::Spool;
+use crate::store::{Durability, NewShare, Pending, Periods, Result, ShareStore, StoreError, Upkeep};
 
 /// A server that ends with the test.
 struct Server {

@@ -8,9 +8,39 @@ use std::time::{Duration, Instant};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use super::What;
 use super::messages::Messages;
 use crate::serve::processors;
+
+/// What is asked.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum What {
+    /// Shares are made.
+    Share,
+    /// Shares that were made before are claimed.
+    Fetch,
+    /// Each share is made and then claimed.
+    Flow,
+    /// The server is asked what it allows.
+    Get,
+    /// A hundred shares are made by each request, beside the same number one by one.
+    Batch,
+}
+
+impl What {
+    pub(super) fn word(self) -> &'static str {
+        match self {
+            What::Share => "share",
+            What::Fetch => "fetch",
+            What::Flow => "flow",
+            What::Get => "get",
+            What::Batch => "batch",
+        }
+    }
+
+    pub(super) fn requests_each(self) -> u64 {
+        if self == What::Flow { 2 } else { 1 }
+    }
+}
 
 /// What is to be asked.
 pub(super) struct Load {

@@ -1,21 +1,24 @@
 //! Measures the daemon over HTTP beside a server that answers everything with ready-made bytes: same client, same sockets.
 
-use std::io::{BufRead, BufReader, Write};
-use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::path::PathBuf;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
-use clap::{Args, ValueEnum};
+use clap::Args;
 
 mod client;
 pub(crate) mod floor;
 mod messages;
 pub(crate) mod range;
+mod server;
 
+pub(crate) use client::What;
 use client::{Load, Measured};
 use lockbox_share_protocol::message::MAX_BATCH;
 use messages::Messages;
+use server::{Durable, Server, serve};
+
+use crate::measuring::{StateDirectory, processor_seconds};
 
 /// Options of the measurements
 #[derive(Args)]
@@ -52,116 +55,10 @@ pub(crate) struct BenchHttp {
     no_floor: bool,
 }
 
-#[derive(Clone, Copy, ValueEnum)]
-enum Durable {
-    Commit,
-    Periodic,
-    None,
-}
-
-impl Durable {
-    fn word(self) -> &'static str {
-        match self {
-            Durable::Commit => "commit",
-            Durable::Periodic => "periodic",
-            Durable::None => "none",
-        }
-    }
-}
-
-/// What is asked.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum What {
-    /// Shares are made.
-    Share,
-    /// Shares that were made before are claimed.
-    Fetch,
-    /// Each share is made and then claimed.
-    Flow,
-    /// The server is asked what it allows.
-    Get,
-    /// A hundred shares are made by each request, beside the same number one by one.
-    Batch,
-}
-
-impl What {
-    fn word(self) -> &'static str {
-        match self {
-            What::Share => "share",
-            What::Fetch => "fetch",
-            What::Flow => "flow",
-            What::Get => "get",
-            What::Batch => "batch",
-        }
-    }
-
-    fn requests_each(self) -> u64 {
-        if self == What::Flow { 2 } else { 1 }
-    }
-}
-
-/// A server in a process of its own, ended with the measurement.
-struct Server {
-    child: Child,
-    address: SocketAddr,
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-impl Server {
-    fn start(mut command: Command, input: Option<&[u8]>) -> Result<Server, String> {
-        command.stdin(if input.is_some() { Stdio::piped() } else { Stdio::null() }).stdout(Stdio::piped());
-        let mut child = command.spawn().map_err(|error| format!("the server does not start: {error}"))?;
-        if let (Some(bytes), Some(mut stdin)) = (input, child.stdin.take()) {
-            stdin.write_all(bytes).map_err(|error| format!("the server does not listen to its input: {error}"))?;
-        }
-        let stdout = child.stdout.take().ok_or("the server has no output")?;
-        let mut address = None;
-        for line in BufReader::new(stdout).lines() {
-            let line = line.map_err(|error| error.to_string())?;
-            match line.split_once('=') {
-                Some(("http", text)) => address = text.parse().ok(),
-                Some(("ready", _)) => break,
-                _ => {}
-            }
-        }
-        match address {
-            Some(address) => Ok(Server { child, address }),
-            None => {
-                let _ = child.wait();
-                Err("the server ended before it was ready".into())
-            }
-        }
-    }
-
-    /// Seconds of processor time that the process has used.
-    fn cpu(&self) -> f64 {
-        let text = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap_or_default();
-        // Behind the name, which is in brackets and may hold anything: fields 14 and 15 of proc(5), in ticks of 10 ms.
-        let fields: Vec<&str> = text.rsplit_once(") ").map(|(_, rest)| rest.split(' ').collect()).unwrap_or_default();
-        let ticks = |place: usize| fields.get(place).and_then(|text| text.parse::<f64>().ok()).unwrap_or(0.0);
-        (ticks(11) + ticks(12)) / 100.0
-    }
-}
-
-/// A daemon that refuses nobody.
-fn serve(program: &Path, state: &Path, durability: Durable) -> Command {
-    let mut command = Command::new(program);
-    command.args(["serve", "--listen", "127.0.0.1:0", "--unix-socket", "none", "--metrics-listen", "none"]);
-    command.args(["--requests-per-minute", "0", "--max-connections", "100000", "--durability"]);
-    command.arg(durability.word()).arg("--state-dir").arg(state).env("LOCKBOX_LOG", "warn");
-    command
-}
-
 /// Runs one measurement and prints `name=value` lines.
 #[allow(clippy::print_stdout)] // the result
 pub(crate) fn run(arguments: &BenchHttp, what: What) -> Result<(), String> {
-    let directory = State::new(arguments.state_dir.as_deref())?;
+    let directory = StateDirectory::new(arguments.state_dir.as_deref())?;
     let program = std::env::current_exe().map_err(|error| format!("the program cannot be found: {error}"))?;
     let mut command = serve(&program, &directory.path, arguments.durability);
     command.args(["--share-code-digits", &arguments.share_code_digits.to_string()]);
@@ -230,15 +127,9 @@ impl Figures {
 }
 
 fn measure(server: &Server, load: Load) -> Result<Figures, String> {
-    let (server_before, client_before) = (server.cpu(), own_cpu());
+    let (server_before, client_before) = (server.cpu(), processor_seconds());
     let measured = client::run(load)?;
-    Ok(Figures { measured, server_cpu: server.cpu() - server_before, client_cpu: own_cpu() - client_before })
-}
-
-fn own_cpu() -> f64 {
-    use nix::sys::resource::{UsageWho, getrusage};
-    let seconds = |time: nix::sys::time::TimeVal| time.tv_sec() as f64 + time.tv_usec() as f64 / 1e6;
-    getrusage(UsageWho::RUSAGE_SELF).map_or(0.0, |usage| seconds(usage.user_time()) + seconds(usage.system_time()))
+    Ok(Figures { measured, server_cpu: server.cpu() - server_before, client_cpu: processor_seconds() - client_before })
 }
 
 #[allow(clippy::print_stdout)] // the result
@@ -271,29 +162,4 @@ fn report(arguments: &BenchHttp, what: What, preload: Duration, result: &Figures
     }
     let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
     println!("load_average={}", load.split(' ').next().unwrap_or("?"));
-}
-
-/// The daemon's state, temporary unless it was named.
-struct State {
-    path: PathBuf,
-    temporary: bool,
-}
-
-impl State {
-    fn new(named: Option<&Path>) -> Result<State, String> {
-        if let Some(path) = named {
-            return Ok(State { path: path.into(), temporary: false });
-        }
-        let path = std::env::temp_dir().join(format!("lockbox-share-bench-{}", std::process::id()));
-        std::fs::create_dir(&path).map_err(|error| format!("cannot create {}: {error}", path.display()))?;
-        Ok(State { path, temporary: true })
-    }
-}
-
-impl Drop for State {
-    fn drop(&mut self) {
-        if self.temporary {
-            let _ = std::fs::remove_dir_all(&self.path);
-        }
-    }
 }

@@ -8,7 +8,8 @@ use lockbox_share_protocol::message::{Claimed, Created, Lease, Uploaded};
 
 use super::client::{Asker, event_loop};
 use super::messages::{Messages, age_file};
-use super::{Durable, Server, State, own_cpu, serve};
+use super::server::{Durable, Server, serve};
+use crate::measuring::{StateDirectory, processor_seconds};
 
 /// Leases allow so many bodies at a time.
 const MOST: usize = 8;
@@ -37,7 +38,7 @@ pub(crate) struct BenchRange {
 
 #[allow(clippy::print_stdout)] // the result
 pub(crate) fn run(arguments: &BenchRange) -> Result<(), String> {
-    let directory = State::new(arguments.state_dir.as_deref())?;
+    let directory = StateDirectory::new(arguments.state_dir.as_deref())?;
     let program = std::env::current_exe().map_err(|error| format!("the program cannot be found: {error}"))?;
     let mut command = serve(&program, &directory.path, Durable::None);
     command.args(["--workers", "1"]);
@@ -48,7 +49,7 @@ pub(crate) fn run(arguments: &BenchRange) -> Result<(), String> {
     let connections = arguments.concurrency.clamp(1, MOST);
     let (done, seconds, server, client) = event_loop()?.block_on(async {
         let (created, lease) = offer(&daemon, &messages, &ciphertext).await?;
-        let (server, client, began) = (daemon.cpu(), own_cpu(), Instant::now());
+        let (server, client, began) = (daemon.cpu(), processor_seconds(), Instant::now());
         let share = |place: usize| {
             arguments.requests / connections as u64
                 + u64::from((place as u64) < arguments.requests % connections as u64)
@@ -71,7 +72,7 @@ pub(crate) fn run(arguments: &BenchRange) -> Result<(), String> {
         for task in tasks {
             done += task.await.map_err(|error| error.to_string())??;
         }
-        Ok::<_, String>((done, began.elapsed().as_secs_f64(), daemon.cpu() - server, own_cpu() - client))
+        Ok::<_, String>((done, began.elapsed().as_secs_f64(), daemon.cpu() - server, processor_seconds() - client))
     })?;
     let bytes = (done * arguments.range_bytes) as f64;
     println!("benchmark=http-range");

@@ -4,13 +4,13 @@ use std::os::unix::fs::DirBuilderExt;
 use std::sync::Arc;
 
 use lockbox_share::store::clock::SystemClock;
-use lockbox_share::store::segments::{self, Durability, SegmentStore};
+use lockbox_share::store::segments::{self, SegmentStore};
 use lockbox_share::store::spool::Spool;
 use lockbox_share::store::valkey::{ValkeySettings, ValkeyStore};
-use lockbox_share::store::{Periods, ShareStore};
+use lockbox_share::store::{Durability, Periods, ShareStore};
 use zeroize::Zeroizing;
 
-use super::{Mode, Serve};
+use super::options::{Mode, Serve};
 
 pub(super) type Stores = (Arc<dyn ShareStore>, Arc<Spool>);
 

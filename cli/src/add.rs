@@ -1,0 +1,194 @@
+//! `lockbox add`: copies files of the host into an archive, or makes a part of it equal to them.
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+
+use lockbox::archive::Archive;
+use lockbox::exchange::{self, Change, ImportOptions, ImportReport, MirrorPlan};
+use lockbox_host::{Program, shown};
+use lockbox_terminal::display;
+use serde_json::{Value, json};
+
+use crate::create::creator;
+use crate::exit::{self, Failure, Lockbox};
+use crate::opening::ArchiveArgs;
+use crate::output::{self, Output, put_name};
+use crate::patterns::PatternArgs;
+use crate::progress::Bar;
+
+/// How many deletions are told one by one when mirroring is refused.
+const TOLD: usize = 10;
+
+/// Copy files and directories into an archive
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    archive: ArchiveArgs,
+    /// What to copy; directories with everything below them
+    #[arg(required = true, value_name = "SRC")]
+    sources: Vec<PathBuf>,
+    /// Directory of the archive to copy into; made when it is missing
+    #[arg(long, value_name = "PATH", default_value = "/")]
+    to: OsString,
+    /// Copy what a SRC that is a symbolic link points to
+    #[arg(long)]
+    follow: bool,
+    /// Replace files of the archive that have the same name
+    #[arg(long)]
+    force: bool,
+    #[command(flatten)]
+    patterns: PatternArgs,
+    /// Make what is at the place of each SRC equal to it: replace what differs, delete what SRC does not have
+    #[arg(long, conflicts_with = "force")]
+    mirror: bool,
+    /// With --mirror: tell what would be done, and do nothing
+    #[arg(long, requires = "mirror")]
+    dry_run: bool,
+    /// With --mirror: go on when more than half of what is there would be deleted
+    #[arg(long, requires = "mirror")]
+    delete_most: bool,
+    /// With --mirror: go on when a SRC is an empty directory and what is there is not
+    #[arg(long, requires = "mirror")]
+    from_empty: bool,
+    /// Print a summary as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+    let mut options = ImportOptions {
+        to: args.to.as_bytes().to_vec(),
+        follow: args.follow,
+        replace: args.force,
+        creator: creator(),
+        filter: args.patterns.filter()?,
+        mirror: None,
+    };
+    if args.dry_run {
+        return tell(args, &args.archive.read()?, &options);
+    }
+    let archive = args.archive.write()?;
+    if args.mirror {
+        match plan(args, &archive, &options) {
+            Ok(plan) => options.mirror = Some(plan),
+            Err(failure) => {
+                archive.close().map_err(|error| Lockbox::failure(&args.archive.archive, error))?;
+                return Err(failure);
+            }
+        }
+    }
+    let bar = Bar::copying();
+    let imported =
+        exchange::import(archive.file_system(), archive.identity(), &args.sources, &options, &mut |progress| {
+            bar.copied(progress)
+        });
+    drop(bar);
+    // What was added before a failure is whole, so it is kept.
+    let closed = archive.close();
+    let failed = |error| Lockbox::failure(&args.archive.archive, error);
+    let report = imported.map_err(failed)?;
+    closed.map_err(failed)?;
+    output::complain_of(&report.problems);
+    match report.deletions_skipped {
+        0 => {}
+        1 => output::complain("nothing was deleted, because not everything could be copied: 1 entry stays"),
+        count => {
+            output::complain(&format!(
+                "nothing was deleted, because not everything could be copied: {count} entries stay"
+            ));
+        }
+    }
+    output::complain_of_left(&report.left);
+    if args.json {
+        let mut out = Output::new();
+        out.json(&summary(args, &report))?;
+        out.finish()?;
+    }
+    exit::of_problems(&report.problems).map_or(Ok(()), Err)
+}
+
+fn summary(args: &Args, report: &ImportReport) -> Value {
+    let mut summary = output::summary(&report.copied, &report.left);
+    summary["problems"] = output::problems(&report.problems).into();
+    if args.mirror {
+        summary["unchanged"] = json!(report.unchanged);
+        summary["updated"] = json!(report.updated);
+        summary["deleted"] = json!(report.deleted);
+        summary["deletions_skipped"] = json!(report.deletions_skipped);
+    }
+    summary
+}
+
+/// What mirroring is to delete, unless that looks like a mistake.
+fn plan(args: &Args, archive: &Archive, options: &ImportOptions) -> Result<MirrorPlan, Failure> {
+    let plan = exchange::plan_mirror(archive.file_system(), &args.sources, options, None)
+        .map_err(|error| Lockbox::failure(&args.archive.archive, error))?;
+    match refusal(args, &plan) {
+        None => Ok(plan),
+        Some(sentence) => {
+            for deletion in plan.deletions.iter().take(TOLD) {
+                output::complain(&format!("would delete {}{}", display(&deletion.path), below(deletion.entries)));
+            }
+            if plan.deletions.len() > TOLD {
+                output::complain(&format!("and {} more; --dry-run tells them all", plan.deletions.len() - TOLD));
+            }
+            Err(Failure::other(sentence))
+        }
+    }
+}
+
+fn refusal(args: &Args, plan: &MirrorPlan) -> Option<String> {
+    let mut reasons = Vec::new();
+    let mut flags = Vec::new();
+    if let Some(source) = plan.empty.first()
+        && !args.from_empty
+    {
+        reasons.push(format!("{} is empty, and what the archive has in its place is not", shown(source)));
+        flags.push("--from-empty");
+    }
+    if plan.deleted > plan.entries / 2 && !args.delete_most {
+        reasons.push(format!("{} of {} entries would be deleted, more than half", plan.deleted, plan.entries));
+        flags.push("--delete-most");
+    }
+    let (reasons, flags) = (reasons.join("; "), flags.join(" "));
+    (!reasons.is_empty()).then(|| format!("nothing was changed: {reasons} (if that is right: {flags})"))
+}
+
+fn below(entries: u64) -> String {
+    if entries > 1 { format!(" with {} entries", entries - 1) } else { String::new() }
+}
+
+/// Tells what mirroring would do.
+fn tell(args: &Args, archive: &Archive, options: &ImportOptions) -> Result<(), Failure> {
+    let mut changes = Vec::new();
+    let mut changed = |change, path: &[u8]| changes.push((change, path.to_vec()));
+    let plan = exchange::plan_mirror(archive.file_system(), &args.sources, options, Some(&mut changed))
+        .map_err(|error| Lockbox::failure(&args.archive.archive, error))?;
+    let words = changes.iter().map(|(change, path)| {
+        let word = match change {
+            Change::Add => "add",
+            Change::Replace => "replace",
+            Change::Update => "update",
+        };
+        (word, path, 1)
+    });
+    let words = words.chain(plan.deletions.iter().map(|deletion| ("delete", &deletion.path, deletion.entries)));
+    let mut out = Output::new();
+    for (word, path, entries) in words {
+        if args.json {
+            let mut object = json!({ "change": word });
+            if word == "delete" {
+                object["entries"] = json!(entries);
+            }
+            put_name(&mut object, "path", path);
+            out.json(&object)?;
+        } else {
+            out.line(&format!("{word:<8}{}{}", display(path), below(entries)))?;
+        }
+    }
+    out.finish()?;
+    if let Some(sentence) = refusal(args, &plan) {
+        output::complain(&sentence);
+    }
+    Ok(())
+}

@@ -1,0 +1,55 @@
+//! `lockbox cat`: writes files of an archive to standard output.
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStrExt;
+
+use lockbox::Error;
+use lockbox::exchange::resolve;
+use lockbox::fs::{FileSystem, mode};
+use lockbox_host::code;
+use lockbox_terminal::display;
+
+use crate::exit::Failure;
+use crate::opening::ArchiveArgs;
+use crate::output::Output;
+
+/// Bytes read at once.
+const PIECE: usize = 1 << 20;
+
+/// Write files of an archive to standard output
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    archive: ArchiveArgs,
+    /// Files of the archive
+    #[arg(required = true, value_name = "PATH")]
+    paths: Vec<OsString>,
+}
+
+pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+    let archive = args.archive.read()?;
+    let mut out = Output::new();
+    for path in &args.paths {
+        copy(archive.file_system(), path.as_bytes(), &mut out)?;
+    }
+    out.finish()
+}
+
+fn copy(fs: &FileSystem, path: &[u8], out: &mut Output) -> Result<(), Failure> {
+    let failed = |error: Error| Failure::new(code(&error), format!("{}: {}", display(path), Failure::sentence(&error)));
+    let attributes = resolve(fs, path).map_err(failed)?;
+    match attributes.mode & mode::TYPE {
+        mode::REGULAR => {}
+        mode::DIRECTORY => return Err(failed(Error::IsDirectory)),
+        _ => return Err(Failure::other(format!("{}: not a regular file", display(path)))),
+    }
+    let mut offset = 0;
+    while offset < attributes.size {
+        let piece = fs.read(attributes.ino, offset, PIECE).map_err(failed)?;
+        if piece.is_empty() {
+            break;
+        }
+        out.bytes(&piece)?;
+        offset += piece.len() as u64;
+    }
+    Ok(())
+}

@@ -1,0 +1,92 @@
+//! `lockbox compact`: rewrites an archive without its free space.
+use std::path::Path;
+
+use indicatif::HumanBytes;
+use lockbox::Error;
+use lockbox::archive::{Archive, CompactOptions, CompactStep};
+use lockbox_host::{code, shown};
+use serde_json::json;
+
+use crate::exit::Failure;
+use crate::interrupt::Interrupt;
+use crate::opening::ArchiveArgs;
+use crate::output::Output;
+use crate::progress::Bar;
+use crate::unlocking;
+
+/// Rewrite an archive without its free space and put the new file in its place
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    archive: ArchiveArgs,
+    /// Only tell how large the archive would be, about
+    #[arg(long)]
+    dry_run: bool,
+    /// Go on although the file has further names (hard links), which will keep the old file
+    #[arg(long)]
+    break_links: bool,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+    let path = &args.archive.archive;
+    let key = args.archive.unlock_alone()?;
+    // Not before: a prompt for the passphrase can be left as usual.
+    let watch = Watch::start()?;
+    let seen = args.archive.seen();
+    let options = CompactOptions { dry_run: args.dry_run, break_links: args.break_links, seen };
+    let done = Archive::compact(path, &key, &options, &mut |step| watch.step(step));
+    drop(watch);
+    let report = done.map_err(|error| failure(path, error))?;
+    let mut out = Output::new();
+    if args.json {
+        out.json(&json!({
+            "dry_run": args.dry_run,
+            "length_before": report.length_before,
+            "disk_before": report.disk_before,
+            "length_after": report.length_after,
+            "disk_after": report.disk_after,
+        }))?;
+    } else {
+        let after = if args.dry_run { "about " } else { "" };
+        out.line(&format!(
+            "{}: {} on the disk before, {after}{} after",
+            shown(path),
+            HumanBytes(report.disk_before),
+            HumanBytes(report.disk_after)
+        ))?;
+    }
+    out.finish()
+}
+
+/// Shows how far a new file has come, and stops before it takes the archive's place when a signal came.
+pub(crate) struct Watch {
+    bar: Bar,
+    interrupt: Interrupt,
+}
+
+impl Watch {
+    pub(crate) fn start() -> Result<Watch, Failure> {
+        Ok(Watch { interrupt: Interrupt::watch()?, bar: Bar::checking() })
+    }
+
+    pub(crate) fn step(&self, step: CompactStep) -> lockbox::Result<()> {
+        match step {
+            // Copying and comparing read the same bytes, so each is half of the work.
+            CompactStep::Copying { done, total } => self.bar.checked(done, 2 * total),
+            CompactStep::Verifying { done, total } => self.bar.checked(total + done, 2 * total),
+            _ => {}
+        }
+        self.interrupt.check()
+    }
+}
+
+/// What is said when it was not done.
+pub(crate) fn failure(path: &Path, error: Error) -> Failure {
+    match error {
+        Error::Interrupted(_) => Failure::new(code(&error), "interrupted; the archive is as it was"),
+        error => unlocking::failure(path, error),
+    }
+}

@@ -1,0 +1,167 @@
+//! How the program ends without success, and what its user can do about an error of the library: its own commands and options.
+use std::path::Path;
+
+use lockbox::Error;
+use lockbox::archive::FindingKind;
+use lockbox::error::Refusal;
+use lockbox::exchange::{Cause, Problem};
+use lockbox::keys;
+use lockbox_host::daemons::{self, Holder};
+use lockbox_host::{OTHER, Program, USAGE, code, shown};
+
+pub(crate) const NO_LINK: u8 = 20;
+pub(crate) const NO_DAEMON: u8 = 21;
+
+/// Shown under the list of commands.
+pub(crate) const HELP: &str = "\
+Exit codes: 0 success, 1 usage, 2 other error, 10 wrong passphrase, 11 not an archive or unsupported version, \
+12 damaged, 13 in use, 14 no space, 15 mount failed, 16 older copy or copies written apart, \
+20 a link that opens nothing, 21 no share daemon, 128 and the signal's number when interrupted";
+
+/// What umount(8) passes on as its own when it calls this program as umount.lockbox: 1 for wrong usage, 32 for a failure.
+pub(crate) fn umount_8_code(code: u8) -> u8 {
+    if code == USAGE { USAGE } else { 32 }
+}
+
+/// The program `lockbox`.
+pub(crate) struct Lockbox;
+
+pub(crate) type Failure = lockbox_host::Failure<Lockbox>;
+
+impl Program for Lockbox {
+    const NAME: &'static str = "lockbox";
+    const NAMES_ARCHIVE: bool = true;
+
+    fn words(error: &Error) -> Option<String> {
+        Some(match error {
+            // The detail is a sentence of its own.
+            Error::Invalid(detail) => detail.clone(),
+            Error::Refused(refusal) => advised(refusal),
+            Error::Older(_) => format!("{error}; use --accept-older to go on with it"),
+            Error::Forked(_) => format!("{error}; use --accept-fork to go on with this one"),
+            _ => return None,
+        })
+    }
+
+    /// Names the holder when the archive is in use.
+    fn failure(path: &Path, error: Error) -> Failure {
+        if let Error::InUse(_) = &error
+            && let Ok(id) = keys::identify(path)
+            && let Holder::Serves(status) = daemons::holder(&id)
+        {
+            let point = &status.mount_point;
+            return Failure::new(
+                code(&error),
+                format!(
+                    "{} is in use: process {} serves it at {point}; use the files there, or end that with 'lockbox umount {point}'",
+                    shown(path),
+                    status.pid
+                ),
+            );
+        }
+        Failure::at(path, &error)
+    }
+}
+
+/// The refusal with its remedy, as one sentence.
+fn advised(refusal: &Refusal) -> String {
+    let remedy = match refusal {
+        Refusal::Costly { .. } => "; raise the limit with --kdf-limit if you trust the archive",
+        Refusal::EncryptedIdentity { .. } => "; decrypt it with age into a pipe, such as --identity <(age -d FILE)",
+        Refusal::Links { .. } => ": remove them, or use --break-links",
+        Refusal::PassphraseWithKeyFile => {
+            ": add one that opens alone with 'lockbox key add --recovery-code', or change it with the key file and 'lockbox passwd'"
+        }
+        Refusal::SeveralPassphrases => ": say with --slot which one is to get the new one",
+        Refusal::NoPassphrase { .. } => "; add one with 'lockbox key add'",
+        Refusal::UnknownKey { slot } => &format!(": use --drop {slot}"),
+        Refusal::UndescribedKey { slot } => {
+            &format!(": change its passphrase to itself with 'lockbox passwd' first, or use --drop {slot}")
+        }
+        Refusal::UnkeptKey { slot, .. } => &format!("; or use --drop {slot}"),
+    };
+    format!("{refusal}{remedy}")
+}
+
+/// What mends at once what a check found, where a command does.
+pub(crate) fn mending(finding: FindingKind) -> &'static str {
+    match finding {
+        FindingKind::Header => "; 'lockbox check --repair-header' does so now",
+        _ => "",
+    }
+}
+
+/// The gravest of the failures of single objects, which were shown one by one; None without any.
+pub(crate) fn of_problems(problems: &[Problem]) -> Option<Failure> {
+    let worst = problems
+        .iter()
+        .map(|problem| match &problem.cause {
+            Cause::Changed | Cause::Itself => OTHER,
+            Cause::Failed(error) => code(error),
+        })
+        .max()?;
+    let count = problems.len();
+    let objects = if count == 1 { "1 object was" } else { &format!("{count} objects were") };
+    Some(Failure::new(worst, format!("{objects} not copied in full; see above")))
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    fn options(command: &clap::Command, found: &mut Vec<String>) {
+        found.extend(command.get_arguments().filter_map(|argument| argument.get_long().map(str::to_owned)));
+        command.get_subcommands().for_each(|command| options(command, found));
+    }
+
+    /// The words of a command line in quotes.
+    fn commands(text: &str) -> impl Iterator<Item = Vec<&str>> {
+        text.split('\'').skip(1).step_by(2).map(|quoted| quoted.split(' ').collect())
+    }
+
+    #[test]
+    fn what_is_advised_exists_in_this_program() {
+        let path = String::from("a.lbx");
+        let refusals = [
+            Refusal::Costly { slot: 1, memory: 4, passes: 1, most_cost: 1, most_memory: 1 },
+            Refusal::EncryptedIdentity { name: path.clone() },
+            Refusal::Links { path, links: 2 },
+            Refusal::PassphraseWithKeyFile,
+            Refusal::SeveralPassphrases,
+            Refusal::NoPassphrase { slot: 1, kind: "key file" },
+            Refusal::UnknownKey { slot: 1 },
+            Refusal::UndescribedKey { slot: 1 },
+            Refusal::UnkeptKey { slot: 1, reason: "its plugin is missing".into() },
+        ];
+        let program = crate::Cli::command();
+        let mut known = Vec::new();
+        options(&program, &mut known);
+        let remedy = |refusal: &Refusal| advised(refusal)[refusal.to_string().len()..].to_owned();
+        let advice = refusals.iter().map(remedy).chain([mending(FindingKind::Header).to_owned()]);
+        for text in advice {
+            let words: Vec<&str> = text.split([' ', '\'', ',']).collect();
+            let named: Vec<&&str> = words.iter().filter(|word| word.starts_with("--")).collect();
+            assert!(named.iter().all(|option| known.iter().any(|known| **option == format!("--{known}"))), "{text}");
+            let mut names = 0;
+            for command in commands(&text) {
+                names += 1;
+                let way = command.iter().skip(1).take_while(|word| !word.starts_with('-'));
+                assert!(way.clone().count() > 0 && command[0] == "lockbox", "{text}");
+                way.fold(&program, |at, word| at.find_subcommand(word).unwrap_or_else(|| panic!("{text}")));
+            }
+            assert!(!named.is_empty() || names > 0, "no remedy: {text}");
+        }
+    }
+
+    #[test]
+    fn a_sentence_has_the_causes_and_no_numbers() {
+        let error = Error::io("cannot open a.lbx", std::io::Error::from_raw_os_error(13));
+        let sentence = Failure::sentence;
+        assert_eq!(sentence(&error), "cannot open a.lbx: Permission denied");
+        assert_eq!(sentence(&Error::Older("facts".into())), "older copy: facts; use --accept-older to go on with it");
+        assert!(sentence(&Error::Forked("facts".into())).ends_with("facts; use --accept-fork to go on with this one"));
+        assert_eq!(Failure::at(Path::new("a.lbx"), &Error::WrongKey).message, "a.lbx: wrong passphrase or key");
+    }
+}

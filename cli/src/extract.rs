@@ -1,0 +1,70 @@
+//! `lockbox extract`: copies files of an archive out to the host.
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+
+use lockbox::Error;
+use lockbox::exchange::{self, ExtractOptions};
+use lockbox_host::{Program, code};
+
+use crate::exit::{self, Failure, Lockbox};
+use crate::opening::ArchiveArgs;
+use crate::output::{self, Output};
+use crate::patterns::PatternArgs;
+use crate::progress::Bar;
+
+/// Copy files and directories out of an archive
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    archive: ArchiveArgs,
+    /// What to copy; everything by default
+    #[arg(value_name = "PATH")]
+    paths: Vec<OsString>,
+    /// Directory to copy into; made when it is missing
+    #[arg(long, value_name = "DIR")]
+    to: PathBuf,
+    /// Replace files and empty directories that are in the way
+    #[arg(long)]
+    force: bool,
+    /// As root, also make devices and keep set-user-ID and set-group-ID bits, file capabilities and other attributes that give rights
+    #[arg(long)]
+    privileges: bool,
+    #[command(flatten)]
+    patterns: PatternArgs,
+    /// Print a summary as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+    let options = ExtractOptions {
+        to: args.to.clone(),
+        replace: args.force,
+        filter: args.patterns.filter()?,
+        privileges: args.privileges,
+    };
+    let (archive, interrupt) = args.archive.read_watched()?;
+    let paths: Vec<Vec<u8>> = args.paths.iter().map(|path| path.as_bytes().to_vec()).collect();
+    let bar = Bar::copying();
+    let extracted = exchange::extract(archive.file_system(), &paths, &options, &mut |progress| {
+        bar.copied(progress);
+        interrupt.check()
+    });
+    drop(bar);
+    let report = extracted.map_err(|error| match error {
+        Error::Interrupted(_) => Failure::new(code(&error), "interrupted; nothing was extracted"),
+        error => Lockbox::failure(&args.archive.archive, error),
+    })?;
+    output::complain_of(&report.problems);
+    output::complain_of_left(&report.left);
+    if args.json {
+        let mut out = Output::new();
+        let mut summary = output::summary(&report.copied, &report.left);
+        summary["privileges_left"] = report.left.privileges.count.into();
+        summary["problems"] = output::problems(&report.problems).into();
+        out.json(&summary)?;
+        out.finish()?;
+    }
+    exit::of_problems(&report.problems).map_or(Ok(()), Err)
+}

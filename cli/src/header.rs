@@ -1,0 +1,78 @@
+//! `lockbox header`: keeps a copy of an archive's header elsewhere, and puts it back.
+use std::io::Read;
+use std::path::PathBuf;
+
+use lockbox::keys::{self, Restored};
+use lockbox::storage::HostEntry;
+use lockbox_host::shown;
+
+use crate::exit::Failure;
+use crate::output::Output;
+use crate::secrets;
+use crate::unlocking::{self, UnlockArgs};
+
+/// Back up and restore the header of an archive, which holds the keys
+#[derive(clap::Subcommand)]
+pub(crate) enum Command {
+    Backup(BackupArgs),
+    Restore(RestoreArgs),
+}
+
+/// Copy the header, which holds the keys, to a new file
+#[derive(clap::Args)]
+pub(crate) struct BackupArgs {
+    /// The archive file
+    archive: PathBuf,
+    /// The copy, which must not exist
+    file: PathBuf,
+}
+
+/// Put a header back that was backed up
+#[derive(clap::Args)]
+pub(crate) struct RestoreArgs {
+    /// The archive file
+    archive: PathBuf,
+    /// The copy of its header
+    file: PathBuf,
+    #[command(flatten)]
+    unlock: UnlockArgs,
+}
+
+/// More than a header has.
+const MOST: u64 = 1 << 20;
+
+pub(crate) fn run(command: &Command) -> Result<(), Failure> {
+    match command {
+        Command::Backup(args) => backup(args),
+        Command::Restore(args) => restore(args),
+    }
+}
+
+fn backup(args: &BackupArgs) -> Result<(), Failure> {
+    let bytes = keys::backup_header(&args.archive).map_err(|error| unlocking::failure(&args.archive, error))?;
+    let failed = |e: std::io::Error| Failure::host(format!("cannot write {}", shown(&args.file)), &e);
+    HostEntry::of(&args.file).and_then(|entry| entry.write_new(&bytes)).map_err(failed)?;
+    let mut out = Output::new();
+    out.line(
+        "The backup opens with the keys of today, also after they were changed or removed: keep it as safe as the archive, and make a new \
+         one after each change of the keys.",
+    )?;
+    out.finish()
+}
+
+fn restore(args: &RestoreArgs) -> Result<(), Failure> {
+    let path = &args.archive;
+    let failed = |e: std::io::Error| Failure::host(format!("cannot read {}", shown(&args.file)), &e);
+    let mut bytes = Vec::new();
+    std::fs::File::open(&args.file).and_then(|file| file.take(MOST).read_to_end(&mut bytes)).map_err(failed)?;
+    let given = args.unlock.secrets(path)?;
+    let Restored { backup, known } = keys::restore_header(path, &bytes, &args.unlock.access(&given))
+        .map_err(|error| unlocking::failure(path, error))?;
+    secrets::forget_kept(path);
+    let mut out = Output::new();
+    out.line(match backup < known {
+        true => "The header is restored. Keys that were removed or changed since the backup open the archive again.",
+        false => "The header is restored.",
+    })?;
+    out.finish()
+}

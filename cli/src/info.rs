@@ -1,0 +1,68 @@
+//! `lockbox info`: tells what is known of an archive.
+use lockbox_host::Program;
+use serde_json::json;
+
+use crate::exit::{Failure, Lockbox};
+use crate::opening::ArchiveArgs;
+use crate::output::{Output, hex, rfc3339, utc};
+
+/// Show facts about an archive
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    archive: ArchiveArgs,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+    let archive = args.archive.read()?;
+    let info = archive.info().map_err(|error| Lockbox::failure(&args.archive.archive, error))?;
+    let mut out = Output::new();
+    if args.json {
+        let slots: Vec<_> =
+            info.key_slots.iter().map(|&(n, kind)| json!({"slot": n, "kind": slot_kind(kind)})).collect();
+        out.json(&json!({
+            "archive_id": hex(&info.archive),
+            "format_version": info.format_version,
+            "generation": info.generation.0,
+            "session": hex(&info.session),
+            "committed": rfc3339(info.committed),
+            "closed": info.closed,
+            "inodes": info.inodes,
+            "file_bytes": info.file_bytes,
+            "used_bytes": info.used_bytes,
+            "key_slots": slots,
+            "fallback": info.fallback,
+        }))?;
+    } else {
+        let slots: Vec<_> = info.key_slots.iter().map(|&(n, kind)| format!("{n} {}", slot_kind(kind))).collect();
+        for (name, value) in [
+            ("Archive id", hex(&info.archive)),
+            ("Format version", info.format_version.to_string()),
+            ("Generation", info.generation.0.to_string()),
+            ("Session", hex(&info.session)),
+            ("Last commit", format!("{} UTC", utc(info.committed))),
+            ("Closed cleanly", if info.closed { "yes" } else { "no" }.to_owned()),
+            ("Files and directories", info.inodes.to_string()),
+            ("Size of the file", format!("{} bytes", info.file_bytes)),
+            ("In use", format!("{} bytes", info.used_bytes)),
+            ("Key slots", slots.join(", ")),
+        ] {
+            out.line(&format!("{name:<22} {value}"))?;
+        }
+    }
+    out.finish()
+}
+
+/// Specification 3.1, field "kind of each key slot".
+fn slot_kind(kind: u8) -> &'static str {
+    match kind {
+        1 | 17 => "passphrase",
+        2 | 18 => "key file",
+        3 | 19 => "recovery code",
+        4 => "age recipient",
+        _ => "unknown",
+    }
+}

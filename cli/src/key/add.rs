@@ -1,0 +1,170 @@
+//! `lockbox key add` and `lockbox key recovery`: one more key that opens an archive.
+use std::path::{Path, PathBuf};
+
+use lockbox::crypto::identity::Recipient;
+use lockbox::keys::{self, NewKey, Secrets};
+use lockbox::storage::{HostEntry, LockMode};
+use lockbox_host::secrets::Sources;
+use lockbox_host::{Asker, shown};
+use serde_json::json;
+
+use super::KeyArgs;
+use crate::exit::{Failure, Lockbox};
+use crate::kdf::KdfArgs;
+use crate::opening;
+use crate::output::{self, Output};
+use crate::unlocking;
+
+/// Add a key: a passphrase, or what one of the options names
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    key: KeyArgs,
+    /// Read the new passphrase from FILE
+    #[arg(long, value_name = "FILE")]
+    new_passfile: Option<PathBuf>,
+    /// Add the key file FILE, of 32 bytes to 64 MiB
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["recipient", "recipient_file"])]
+    new_keyfile: Option<PathBuf>,
+    /// Make the new key file of random bytes first; it must not exist
+    #[arg(long, requires = "new_keyfile")]
+    generate: bool,
+    /// Ask for a new passphrase as well, so that both are needed
+    #[arg(long, requires = "new_keyfile")]
+    with_passphrase: bool,
+    /// Add an age recipient (age1...) or an SSH public key
+    #[arg(long, value_name = "RECIPIENT", conflicts_with_all = ["recipient_file", "new_passfile"])]
+    recipient: Option<String>,
+    /// Add the age recipient or SSH public key in FILE
+    #[arg(long, value_name = "FILE", conflicts_with = "new_passfile")]
+    recipient_file: Option<PathBuf>,
+    /// What the key is called in the archive; only those who open it see that
+    #[arg(long, value_name = "TEXT", default_value = "")]
+    label: String,
+    #[command(flatten)]
+    kdf: KdfArgs,
+}
+
+/// Add a recovery code and print it, once
+#[derive(clap::Args)]
+pub(crate) struct RecoveryArgs {
+    #[command(flatten)]
+    key: KeyArgs,
+    /// What the key is called in the archive
+    #[arg(long, value_name = "TEXT", default_value = "")]
+    label: String,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+    let path = &args.key.archive;
+    opening::probe(path, LockMode::Exclusive)?;
+    if let Some(recipient) = args.recipient()? {
+        return args.add_recipient(&recipient);
+    }
+    let Some(file) = &args.new_keyfile else {
+        let (secrets, new) = args.key.unlock.secrets_and_new(args.new_passfile.as_deref(), path)?;
+        return tell(args.add(&secrets, &NewKey::Passphrase(&new, args.kdf.cost()?))?);
+    };
+    if args.new_passfile.is_some() && !args.with_passphrase {
+        return Err(Failure::usage(
+            "--new-passfile with --new-keyfile needs --with-passphrase: both together will open",
+        ));
+    }
+    if !args.generate {
+        let file = args.key.unlock.new_key_file(file)?;
+        return tell(args.add_file(&file)?);
+    }
+    generate(file)?;
+    // A file whose key may have been added stays, whatever else went wrong.
+    tell(args.key.unlock.new_key_file(file).and_then(|read| args.add_file(&read))?)
+}
+
+impl Args {
+    fn recipient(&self) -> Result<Option<Recipient>, Failure> {
+        let text = match (&self.recipient, &self.recipient_file) {
+            (Some(text), _) => text.clone(),
+            (None, Some(file)) => first_line(file)?,
+            (None, None) => return Ok(None),
+        };
+        Ok(Some(Recipient::parse(&text)?))
+    }
+
+    fn add_recipient(&self, recipient: &Recipient) -> Result<(), Failure> {
+        let prompts = Asker::<Lockbox>::prompts(&Sources::default());
+        let secrets = self.key.unlock.secrets(&self.key.archive)?;
+        tell(self.add(&secrets, &NewKey::Recipient(recipient, &prompts))?)?;
+        if recipient.shows() {
+            output::complain(
+                "note: who knows this recipient can tell from a copy of the archive that it may open it; only X25519 recipients hide that",
+            );
+        }
+        Ok(())
+    }
+
+    fn add_file(&self, file: &lockbox::crypto::KeyFile) -> Result<u8, Failure> {
+        let (path, unlock) = (&self.key.archive, &self.key.unlock);
+        if !self.with_passphrase {
+            return self.add(&unlock.secrets(path)?, &NewKey::KeyFile(file));
+        }
+        let (secrets, new) = unlock.secrets_and_new(self.new_passfile.as_deref(), path)?;
+        self.add(&secrets, &NewKey::KeyFileAndPassphrase(file, &new, self.kdf.cost()?))
+    }
+
+    fn add(&self, secrets: &Secrets, new: &NewKey<'_>) -> Result<u8, Failure> {
+        let path = &self.key.archive;
+        keys::add(path, &self.key.unlock.access(secrets), new, &self.label)
+            .map_err(|error| unlocking::failure(path, error))
+    }
+}
+
+fn tell(slot: u8) -> Result<(), Failure> {
+    let mut out = Output::new();
+    out.line(&format!("Key slot {slot} opens the archive as well."))?;
+    out.finish()
+}
+
+pub(crate) fn recovery(args: &RecoveryArgs) -> Result<(), Failure> {
+    let path = &args.key.archive;
+    opening::probe(path, LockMode::Exclusive)?;
+    let secrets = args.key.unlock.secrets(path)?;
+    let code = keys::new_recovery_code()?;
+    let access = args.key.unlock.access(&secrets);
+    let slot = keys::add(path, &access, &NewKey::RecoveryCode(&code), &args.label)
+        .map_err(|error| unlocking::failure(path, error))?;
+    let text = code.text();
+    let mut out = Output::new();
+    if args.json {
+        out.json(&json!({"slot": slot, "recovery_code": &**text}))?;
+    } else {
+        out.line(&format!("Recovery code of {} (key slot {slot}):", shown(path)))?;
+        out.line("")?;
+        out.line(&format!("    {}", &**text))?;
+        out.line("")?;
+        out.line("Write it down: it is not shown again. 'lockbox recovery' sets a new passphrase with it.")?;
+    }
+    out.finish()
+}
+
+/// The slot will be durable, so the file must have its name then; half a key is none, and would be in the way of the next try.
+fn generate(path: &Path) -> Result<(), Failure> {
+    let bytes = keys::new_key_file()?;
+    let made = HostEntry::of(path).and_then(|entry| entry.write_new(&*bytes));
+    made.map_err(|e| Failure::host(format!("cannot make the key file {}", shown(path)), &e))
+}
+
+/// The first line that is no comment.
+fn first_line(path: &Path) -> Result<String, Failure> {
+    const MOST: u64 = 64 << 10;
+    let failed = |e: std::io::Error| Failure::host(format!("cannot read the recipient from {}", shown(path)), &e);
+    let file = std::fs::File::open(path).map_err(failed)?;
+    let text = std::io::read_to_string(std::io::Read::take(file, MOST)).map_err(failed)?;
+    let mut lines = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
+    let line = lines.next().ok_or_else(|| Failure::other(format!("{} has no recipient", shown(path))))?;
+    match lines.next() {
+        Some(_) => Err(Failure::other(format!("{} has several recipients: add them one by one", shown(path)))),
+        None => Ok(line.to_owned()),
+    }
+}

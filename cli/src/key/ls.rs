@@ -1,0 +1,61 @@
+//! `lockbox key ls` and `lockbox key test`: which keys there are, and which of them a secret is.
+use lockbox::keys::{self, KeyAccess, KeyInfo};
+use serde_json::json;
+
+use super::{KeyArgs, json_of, name_of, row};
+use crate::exit::Failure;
+use crate::output::Output;
+use crate::unlocking;
+
+/// List the keys of an archive, with their labels
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    key: KeyArgs,
+    /// Print JSON, one object a line
+    #[arg(long)]
+    json: bool,
+}
+
+/// Say which keys of an archive the given secrets are
+#[derive(clap::Args)]
+pub(crate) struct TestArgs {
+    #[command(flatten)]
+    key: KeyArgs,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+    let keys = keys(&args.key, keys::list)?;
+    let mut out = Output::new();
+    for key in &keys {
+        if args.json { out.json(&json_of(key))? } else { out.line(&row(key))? }
+    }
+    out.finish()
+}
+
+pub(crate) fn test(args: &TestArgs) -> Result<(), Failure> {
+    let keys = keys(&args.key, keys::list_all)?;
+    let opened: Vec<&KeyInfo> = keys.iter().filter(|key| key.opened).collect();
+    let mut out = Output::new();
+    if args.json {
+        out.json(&json!({"opened": opened.iter().map(|key| json_of(key)).collect::<Vec<_>>()}))?;
+    } else {
+        for key in opened {
+            out.line(&format!("opens key slot {}", name_of(key)))?;
+        }
+    }
+    out.finish()
+}
+
+type Lister = fn(&std::path::Path, &KeyAccess<'_>) -> lockbox::Result<Vec<KeyInfo>>;
+
+fn keys(args: &KeyArgs, list: Lister) -> Result<Vec<KeyInfo>, Failure> {
+    let path = &args.archive;
+    let failed = |error| unlocking::failure(path, error);
+    keys::identify(path).map_err(failed)?;
+    let secrets = args.unlock.secrets(path)?;
+    list(path, &args.unlock.access(&secrets)).map_err(failed)
+}

@@ -1,0 +1,35 @@
+//! `lockbox key rm`: removes a key.
+use lockbox::keys::{self, KeyName};
+use lockbox::storage::LockMode;
+
+use super::{KeyArgs, name_of};
+use crate::exit::Failure;
+use crate::opening;
+use crate::output::Output;
+use crate::secrets;
+use crate::unlocking;
+
+/// Remove a key, by the number of its slot or by its label
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    key: KeyArgs,
+    /// Number or label of the key slot
+    slot: String,
+}
+
+pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+    let path = &args.key.archive;
+    opening::probe(path, LockMode::Exclusive)?;
+    let given = args.key.unlock.secrets(path)?;
+    let removed = keys::remove(path, &args.key.unlock.access(&given), &KeyName::parse(&args.slot))
+        .map_err(|error| unlocking::failure(path, error))?;
+    secrets::forget_kept(path);
+    let mut out = Output::new();
+    out.line(&format!(
+        "Key slot {} is removed. Older copies of the archive still open with it, and who opened it before may have kept the volume key: \
+         'lockbox key rekey' writes the archive under a new one.",
+        name_of(&removed)
+    ))?;
+    out.finish()
+}

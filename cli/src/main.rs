@@ -1,0 +1,155 @@
+//! The program `lockbox`: parses the command line and runs one command.
+
+mod add;
+mod cat;
+mod check;
+mod compact;
+mod completions;
+mod create;
+mod doctor;
+mod env;
+mod exit;
+mod export_tar;
+mod extract;
+mod forget;
+mod header;
+mod import_tar;
+mod in_use;
+mod info;
+mod interrupt;
+mod kdf;
+mod key;
+mod ls;
+#[cfg(test)]
+mod manual;
+mod mount;
+mod opening;
+mod output;
+mod passwd;
+mod patterns;
+mod progress;
+mod purge;
+mod receive;
+mod recovery;
+mod rescue;
+mod run;
+mod runtime;
+mod secrets;
+mod seen;
+mod share;
+mod status;
+mod umount;
+mod unlocking;
+mod variables;
+
+use std::ffi::OsStr;
+use std::io::{self, Write};
+use std::path::Path;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use lockbox_host::USAGE;
+use lockbox_host::harden::{self, CoreLimit};
+
+use exit::Failure;
+
+/// Keep files in an encrypted archive: one file that any program uses as a folder
+#[derive(Parser)]
+#[command(name = "lockbox", version, after_help = exit::HELP)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    Create(create::Args),
+    Mount(mount::Args),
+    Umount(umount::Args),
+    Status(status::Args),
+    Add(add::Args),
+    Extract(extract::Args),
+    ExportTar(export_tar::Args),
+    ImportTar(import_tar::Args),
+    Ls(ls::Args),
+    Cat(cat::Args),
+    Info(info::Args),
+    Check(check::Args),
+    Rescue(rescue::Args),
+    Compact(compact::Args),
+    Purge(purge::Args),
+    Passwd(passwd::Args),
+    Forget(forget::Args),
+    Doctor(doctor::Args),
+    Completions(completions::Args),
+    Recovery(recovery::Args),
+    #[command(subcommand)]
+    Key(key::Command),
+    #[command(subcommand)]
+    Header(header::Command),
+    Env(env::Args),
+    Run(run::Args),
+    Share(share::Args),
+    Receive(receive::Args),
+}
+
+fn main() -> ExitCode {
+    let name = std::env::args_os().next().unwrap_or_default();
+    let for_umount_8 =
+        matches!(Path::new(&name).file_name().and_then(OsStr::to_str), Some("umount.lockbox" | "umount.fuse.lockbox"));
+    let parsed = if for_umount_8 { umount::parse_as_umount_8() } else { Cli::try_parse().map(|cli| cli.command) };
+    let command = match parsed {
+        Ok(command) => command,
+        Err(error) => {
+            // Help and version come as errors too; a message that cannot be shown has no other way out.
+            let _ = match lockbox_terminal::of_arguments(&error.render().to_string()) {
+                Some(plain) => io::stderr().write_all(plain.as_bytes()),
+                None => error.print(),
+            };
+            return if error.use_stderr() { USAGE.into() } else { ExitCode::SUCCESS };
+        }
+    };
+    let cores = harden::keep_out_of_core_dumps();
+    // Where that is not allowed, doctor says so.
+    let _ = harden::lock_memory_if_plenty();
+    harden::outlive_size_limits();
+    output::start_log();
+    match run(&command, cores) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            output::complain(&failure.message);
+            if for_umount_8 { exit::umount_8_code(failure.code) } else { failure.code }.into()
+        }
+    }
+}
+
+fn run(command: &Command, cores: CoreLimit) -> Result<(), Failure> {
+    match command {
+        Command::Create(args) => create::run(args),
+        Command::Mount(args) => mount::run(args),
+        Command::Umount(args) => umount::run(args),
+        Command::Status(args) => status::run(args),
+        Command::Add(args) => add::run(args),
+        Command::Extract(args) => extract::run(args),
+        Command::ExportTar(args) => export_tar::run(args),
+        Command::ImportTar(args) => import_tar::run(args),
+        Command::Ls(args) => ls::run(args),
+        Command::Cat(args) => cat::run(args),
+        Command::Info(args) => info::run(args),
+        Command::Check(args) => check::run(args),
+        Command::Rescue(args) => rescue::run(args),
+        Command::Compact(args) => compact::run(args),
+        Command::Purge(args) => purge::run(args),
+        Command::Passwd(args) => passwd::run(args),
+        Command::Forget(args) => forget::run(args),
+        Command::Doctor(args) => doctor::run(args),
+        Command::Completions(args) => completions::run(args),
+        Command::Recovery(args) => recovery::run(args),
+        Command::Key(command) => key::run(command),
+        Command::Header(command) => header::run(command),
+        Command::Env(args) => env::run(args),
+        Command::Run(args) => run::run(args, cores),
+        Command::Share(args) => share::run(args),
+        Command::Receive(args) => receive::run(args),
+    }
+}

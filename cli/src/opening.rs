@@ -1,0 +1,113 @@
+//! Opens an archive for a command, cheap checks first: nobody types a passphrase for nothing.
+use std::path::{Path, PathBuf};
+
+use lockbox::archive::{Archive, OpenOptions};
+use lockbox::keys::{self, SeenOptions, UnlockedKey};
+use lockbox::storage::{FileStorage, LockMode};
+use lockbox_host::secrets::{Cache, Sources};
+use lockbox_host::{Program, shown};
+
+use crate::exit::{Failure, Lockbox};
+use crate::interrupt::Interrupt;
+use crate::output;
+use crate::secrets::{self, LimitArgs};
+use crate::seen::SeenArgs;
+
+/// The archive and what opens it
+#[derive(clap::Args)]
+pub(crate) struct ArchiveArgs {
+    /// The archive file
+    pub(crate) archive: PathBuf,
+    #[command(flatten)]
+    sources: Sources,
+    #[command(flatten)]
+    cache: Cache,
+    #[command(flatten)]
+    limit: LimitArgs,
+    #[command(flatten)]
+    seen: SeenArgs,
+}
+
+impl ArchiveArgs {
+    pub(crate) fn read(&self) -> Result<Archive, Failure> {
+        self.open(true, &self.sources)
+    }
+
+    /// For commands that take back what is not complete when they are interrupted.
+    pub(crate) fn read_watched(&self) -> Result<(Archive, Interrupt), Failure> {
+        probe(&self.archive, LockMode::Shared)?;
+        let key = self.unlock(&self.sources)?;
+        let interrupt = Interrupt::watch()?;
+        Ok((self.open_with(&key, true)?, interrupt))
+    }
+
+    pub(crate) fn write(&self) -> Result<Archive, Failure> {
+        self.open(false, &self.sources)
+    }
+
+    /// For commands whose standard input is no passphrase.
+    pub(crate) fn read_with_input_taken(&self) -> Result<Archive, Failure> {
+        self.open(true, &self.sources_without_input())
+    }
+
+    pub(crate) fn write_with_input_taken(&self) -> Result<Archive, Failure> {
+        self.open(false, &self.sources_without_input())
+    }
+
+    fn sources_without_input(&self) -> Sources {
+        let mut sources = self.sources.clone();
+        sources.passphrase.input_taken = true;
+        sources
+    }
+
+    /// The key of an archive that may not open as a whole any more.
+    pub(crate) fn unlock_damaged(&self) -> Result<UnlockedKey, Failure> {
+        let path = &self.archive;
+        FileStorage::open(path, LockMode::Shared).map(drop).map_err(|error| Lockbox::failure(path, error))?;
+        lockbox_host::unlock_damaged(path, &self.sources, &self.limit.limits())
+    }
+
+    /// The key of an archive that nobody else has open.
+    pub(crate) fn unlock_alone(&self) -> Result<UnlockedKey, Failure> {
+        let path = &self.archive;
+        probe(path, LockMode::Exclusive)?;
+        self.unlock(&self.sources)
+    }
+
+    fn unlock(&self, sources: &Sources) -> Result<UnlockedKey, Failure> {
+        secrets::unlock(&self.archive, sources, &self.cache, &self.limit.limits())
+    }
+
+    /// What this user remembers, for commands that open the archive in their own way.
+    pub(crate) fn seen(&self) -> SeenOptions {
+        self.seen.options()
+    }
+
+    fn open(&self, read_only: bool, sources: &Sources) -> Result<Archive, Failure> {
+        probe(&self.archive, if read_only { LockMode::Shared } else { LockMode::Exclusive })?;
+        self.open_with(&self.unlock(sources)?, read_only)
+    }
+
+    /// To read, with a key that was asked for before.
+    pub(crate) fn read_with(&self, key: &UnlockedKey) -> Result<Archive, Failure> {
+        self.open_with(key, true)
+    }
+
+    fn open_with(&self, key: &UnlockedKey, read_only: bool) -> Result<Archive, Failure> {
+        let path = &self.archive;
+        let failed = |error| Lockbox::failure(path, error);
+        let options = OpenOptions { read_only, ..OpenOptions::default() };
+        let archive = Archive::open_seen(path, key, &options, &self.seen.options()).map_err(failed)?;
+        let info = archive.info().map_err(failed)?;
+        for sentence in info.fallback.iter().chain(&info.mended) {
+            output::complain(&format!("{}: {sentence}", shown(path)));
+        }
+        Ok(archive)
+    }
+}
+
+/// Fails at once when `path` is no archive or in use.
+pub(crate) fn probe(path: &Path, mode: LockMode) -> Result<(), Failure> {
+    keys::identify(path).map_err(|error| Lockbox::failure(path, error))?;
+    FileStorage::open(path, mode).map(drop).map_err(|error| Lockbox::failure(path, error))
+}

@@ -1,0 +1,257 @@
+//! `lockbox receive`: receives what a one-time link gives away.
+use std::io::{self, IsTerminal, Read};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use lockbox::storage::HostEntry;
+use lockbox_host::shown;
+use lockbox_share_client::Error;
+use lockbox_share_client::http::{Client, Server};
+use lockbox_share_client::link::{Link, MAX_TEXT};
+use lockbox_share_client::name;
+use lockbox_share_client::receive::{self, Options, Receipt, Target};
+use serde_json::json;
+use zeroize::Zeroizing;
+
+use crate::exit::Failure;
+use crate::interrupt;
+use crate::output::{Output, complain, hex};
+use crate::progress::Bar;
+use crate::share::serving::{self, ServerArgs};
+
+/// Lines of a link that a terminal is asked for.
+const MAX_LINES: u32 = 6;
+
+/// Receive the file of a one-time link
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// The link; '-' or nothing reads it from standard input or a prompt, which other users cannot see
+    link: Option<String>,
+    /// Where the file goes: its name, a directory, or '-' for standard output; without it the sender's name in this directory
+    #[arg(short, long, value_name = "PATH")]
+    output: Option<PathBuf>,
+    /// Go on with a download that was cut
+    #[arg(long)]
+    resume: bool,
+    /// Replace a file that has the name already
+    #[arg(long)]
+    force: bool,
+    /// Keep the file sealed, as an age file
+    #[arg(long)]
+    ciphertext: bool,
+    /// Write the link's secret as an identity file for 'age -d -i FILE'; without --ciphertext nothing is received
+    #[arg(long, value_name = "FILE")]
+    identity: Option<PathBuf>,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    server: ServerArgs,
+}
+
+pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+    let link = link(args)?;
+    if let Some(path) = &args.identity {
+        write_identity(path, &link)?;
+        if !args.ciphertext {
+            return Ok(());
+        }
+    }
+    let server = match args.server.named()? {
+        Some(server) => server,
+        None => Server::parse(link.base()).map_err(|error| serving::failure(&error))?,
+    };
+    if !server.is_private() {
+        complain(&format!(
+            "{server} is not asked over https: others on the way can use the link up, but not open what it gives away"
+        ));
+    }
+    let client = Client::new(server);
+    let state = serving::state().ok();
+    let kept = Kept::default();
+    let to_stream = args.output.as_ref().is_some_and(|path| path.as_os_str() == "-");
+    if !to_stream {
+        kept.tell_on_signal()?;
+    }
+    let bar = Bar::transferring();
+    let progress = |done, total| bar.checked(done, total);
+    let kept_in = |path: &Path| kept.begin(path);
+    let options = Options {
+        state: state.as_deref(),
+        resume: args.resume,
+        ciphertext: args.ciphertext,
+        patience: None,
+        progress: &progress,
+        kept_in: &kept_in,
+        kept_before: &tell_before,
+    };
+    let received = match &args.output {
+        Some(_) if to_stream => {
+            let mut output = io::stdout().lock();
+            receive::to_stream(&client, &link, &mut output, &options)
+        }
+        path => {
+            let target = target(path.as_deref(), args.force);
+            if !args.resume {
+                tell_unfinished(&receive::sweep(&target, &link));
+            }
+            receive::to_file(&client, &link, &target, &options)
+        }
+    };
+    drop(bar);
+    let receipt = received.map_err(|error| failure(&error, args, &kept))?;
+    tell(args, &receipt)
+}
+
+/// Where what arrived is, until it is whole.
+#[derive(Clone, Default)]
+struct Kept(Arc<Mutex<Option<PathBuf>>>);
+
+impl Kept {
+    fn begin(&self, path: &Path) {
+        *self.path() = Some(path.to_owned());
+    }
+
+    fn path(&self) -> MutexGuard<'_, Option<PathBuf>> {
+        // Nothing panics while it is held.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A sentence on what is left, if anything is; what is empty goes.
+    fn sentence(&self) -> Option<String> {
+        let path = self.path().clone()?;
+        match path.symlink_metadata().ok()?.len() {
+            0 => {
+                let _ = std::fs::remove_file(&path);
+                None
+            }
+            length => Some(format!(
+                "what arrived ({length} bytes) is kept in {}: go on with --resume and the same link, or remove it",
+                shown(&path)
+            )),
+        }
+    }
+
+    /// What arrived is worth keeping, so a signal ends the program as ever, but not without a word. Before any other thread is started.
+    fn tell_on_signal(&self) -> Result<(), Failure> {
+        let kept = self.clone();
+        interrupt::on_signal(move |signal| {
+            let told = kept.sentence().map_or_else(|| "interrupted".into(), |told| format!("interrupted; {told}"));
+            complain(&told);
+            std::process::exit((128 + signal).into());
+        })
+    }
+}
+
+/// What is left of others is not this command's to remove.
+fn tell_unfinished(paths: &[PathBuf]) {
+    for path in paths {
+        complain(&format!(
+            "{} is what arrived of a download that was stopped: go on with --resume and its link, or remove it",
+            shown(path)
+        ));
+    }
+}
+
+fn tell_before(path: &Path, length: u64) {
+    complain(&format!(
+        "{length} bytes arrived of this link before: they stay in {} until the new download is whole; --resume goes on with them",
+        shown(path)
+    ));
+}
+
+fn target(output: Option<&Path>, replace: bool) -> Target {
+    match output {
+        None => Target::Directory { path: PathBuf::new(), replace },
+        Some(path) if path.is_dir() => Target::Directory { path: path.into(), replace },
+        Some(path) => Target::File { path: path.into(), replace },
+    }
+}
+
+/// What can be done next is said as well.
+fn failure(error: &Error, args: &Args, kept: &Kept) -> Failure {
+    let mut failure = serving::failure(error);
+    let to_stream = args.output.as_ref().is_some_and(|path| path.as_os_str() == "-");
+    match error {
+        Error::Cut { .. } | Error::Damaged(_) if to_stream => {
+            failure.message.push_str("; what was written so far is not the whole file");
+        }
+        _ => {
+            if let Some(told) = kept.sentence() {
+                failure.message.push_str(&format!("; {told}"));
+            }
+        }
+    }
+    failure
+}
+
+fn tell(args: &Args, receipt: &Receipt) -> Result<(), Failure> {
+    if !receipt.confirmed {
+        complain("the share daemon did not hear that everything arrived; it will find out by itself");
+    }
+    if args.json && receipt.path.is_some() {
+        let mut out = Output::new();
+        out.json(&json!({
+            "path": receipt.path.as_ref().map(|path| path.to_string_lossy()),
+            "name": receipt.name,
+            "size": receipt.size,
+            "sha256": hex(receipt.sha256.as_bytes()),
+            "confirmed": receipt.confirmed,
+        }))?;
+        return out.finish();
+    }
+    let Some(path) = &receipt.path else { return Ok(()) };
+    let mut out = Output::new();
+    let unlike = name::safe(&receipt.name) != receipt.name;
+    let said = if unlike && args.output.is_none() { ", under a name made safe" } else { "" };
+    out.line(&format!("{}: {} bytes{said}", shown(path), receipt.size))?;
+    out.finish()
+}
+
+/// Never through the environment; in an argument with a warning.
+fn link(args: &Args) -> Result<Link, Failure> {
+    let failed = |error: Error| serving::failure(&error);
+    match args.link.as_deref() {
+        Some(text) if text != "-" => {
+            complain(
+                "other users of this machine can see a link that is given as an argument; give it on standard input or at the prompt",
+            );
+            Link::parse(text).map_err(failed)
+        }
+        _ if io::stdin().is_terminal() => prompt(),
+        _ => {
+            let mut bytes = Zeroizing::new(Vec::with_capacity(MAX_TEXT + 1));
+            let limit = MAX_TEXT as u64 + 1;
+            let read = io::stdin().lock().take(limit).read_to_end(&mut bytes);
+            read.map_err(|error| Failure::host("cannot read the link", &error))?;
+            let text = Zeroizing::new(String::from_utf8_lossy(&bytes).into_owned());
+            Link::parse(&text).map_err(failed)
+        }
+    }
+}
+
+/// Asks until the link is whole: a line that was broken would else end up in the shell.
+fn prompt() -> Result<Link, Failure> {
+    let mut text = Zeroizing::new(String::with_capacity(4096));
+    for line in 0..MAX_LINES {
+        let question = if line == 0 { "Link (not shown): " } else { "The rest of it (not shown): " };
+        let typed = lockbox_host::secrets::ask_secretly(question)?;
+        let typed = std::str::from_utf8(&typed).map_err(|_| Failure::usage("what was typed is no link"))?;
+        text.push_str(typed);
+        text.push('\n');
+        if typed.is_empty() || !Link::may_go_on(&text) {
+            break;
+        }
+    }
+    Link::parse(&text).map_err(|error| serving::failure(&error))
+}
+
+fn write_identity(path: &Path, link: &Link) -> Result<(), Failure> {
+    let text = link.secret().identity_line();
+    // Room for all of it: what grows leaves copies behind.
+    let mut line = Zeroizing::new(Vec::with_capacity(text.len() + 1));
+    line.extend_from_slice(text.as_bytes());
+    line.push(b'\n');
+    let written = HostEntry::of(path).and_then(|entry| entry.write_new(&line));
+    written.map_err(|error| Failure::host(format!("cannot write {}", shown(path)), &error))
+}

@@ -1,0 +1,190 @@
+//! `lockbox rescue`: saves what is whole in a damaged archive.
+use std::path::PathBuf;
+
+use lockbox::Error;
+use lockbox::rescue::{self, Later, RescueOptions, RescueProgress, RescueReport, RescueState, Rescued};
+use lockbox_host::{DAMAGED, Program, code, shown};
+use lockbox_terminal::display;
+use serde_json::json;
+
+use crate::exit::{Failure, Lockbox};
+use crate::interrupt::Interrupt;
+use crate::opening::ArchiveArgs;
+use crate::output::{self, Output};
+use crate::progress::Bar;
+
+/// Copy what is whole out of a damaged archive
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    archive: ArchiveArgs,
+    /// Directory to copy into; made when it is missing, refused when it is not empty
+    #[arg(long, value_name = "DIR")]
+    to: PathBuf,
+    /// Also write what is left of files that are not whole, to DIR/partial
+    #[arg(long)]
+    partial: bool,
+    /// As root, also make devices and keep set-user-ID and set-group-ID bits, file capabilities and other attributes that give rights
+    #[arg(long)]
+    privileges: bool,
+    /// Print one JSON object for each file, and one summary
+    #[arg(long)]
+    json: bool,
+}
+
+pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+    let path = &args.archive.archive;
+    let key = args.archive.unlock_damaged()?;
+    let options = RescueOptions { to: args.to.clone(), partial: args.partial, privileges: args.privileges };
+    let interrupt = Interrupt::watch()?;
+    let mut out = Output::new();
+    let mut failed = None;
+    let bar = Bar::rescuing();
+    let rescued = rescue::rescue(
+        path,
+        &key,
+        &options,
+        &mut |item| {
+            // Whatever happens to the list, the files are what matters.
+            let told = if args.json { out.json(&as_json(item)) } else { tell(&mut out, item) };
+            failed = failed.take().or(told.err());
+            Ok(())
+        },
+        &mut |progress| {
+            match progress {
+                RescueProgress::Scanning(done, total) => bar.checked(*done, *total),
+                RescueProgress::Writing(progress) => bar.copied(progress),
+            }
+            interrupt.check()
+        },
+    );
+    drop(bar);
+    let report = rescued.map_err(|error| match error {
+        Error::Interrupted(_) => {
+            let kept = format!("interrupted; what was rescued until then is whole and stays in {}", shown(&args.to));
+            Failure::new(code(&error), kept)
+        }
+        error => Lockbox::failure(path, error),
+    })?;
+    if args.json {
+        out.json(&summary_json(&report))?;
+    } else {
+        out.line(&summary(&report))?;
+    }
+    out.finish()?;
+    output::complain_of_left(&report.left);
+    output::complain_of(&report.problems);
+    if let Some(failure) = failed {
+        return Err(failure);
+    }
+    if report.complete() {
+        return Ok(());
+    }
+    Err(Failure::new(
+        DAMAGED,
+        format!("{}: not everything could be rescued, or be shown to be the newest; see the list", shown(path)),
+    ))
+}
+
+fn word(state: RescueState) -> &'static str {
+    match state {
+        RescueState::Whole => "whole",
+        RescueState::Partial => "partial",
+        RescueState::Lost => "lost",
+    }
+}
+
+fn tell(out: &mut Output, item: &Rescued<'_>) -> Result<(), Failure> {
+    let path = if item.path.is_empty() { "." } else { &display(item.path) };
+    let mut line = format!("{:<8} {path}", word(item.state));
+    if item.older {
+        line.push_str(&format!(
+            " (as of generation {}; a newer version is damaged: {})",
+            item.generation.0, item.reason
+        ));
+    } else if item.unproved {
+        line.push_str(&format!(
+            " (as of generation {}; nothing is left that shows whether there was a newer version)",
+            item.generation.0
+        ));
+    } else if !item.reason.is_empty() {
+        line.push_str(&format!(" (inode {}: {})", item.ino.0, item.reason));
+    }
+    out.line(&line)
+}
+
+fn as_json(item: &Rescued<'_>) -> serde_json::Value {
+    let mut object = json!({
+        "state": word(item.state),
+        "inode": item.ino.0,
+        "generation": item.generation.0,
+        "older": item.older,
+        "unproved": item.unproved,
+        "reason": item.reason,
+    });
+    output::put_name(&mut object, "path", item.path);
+    object
+}
+
+fn summary(report: &RescueReport) -> String {
+    format!(
+        "{} files, {} directories, {} links and special files whole ({} in an older version, {} perhaps in one, {} without a name); \
+         {} partial, {} lost; newest generation {}: {}",
+        report.files,
+        report.directories,
+        report.others + report.links,
+        report.older,
+        report.unproved,
+        report.unnamed,
+        report.partial,
+        report.lost,
+        report.newest.0,
+        verdict(report)
+    )
+}
+
+/// Whether that is all, as far as anybody can tell.
+fn verdict(report: &RescueReport) -> &'static str {
+    match report.later {
+        Later::Seen => "data of a newer one is left, which was lost or never made",
+        _ if !report.index_whole => "not all of its index is left, so newer versions and whole files may be missing",
+        _ if !report.complete() => "not complete",
+        Later::Never => "complete, and no newer one was made",
+        Later::Possible => "complete; newer ones may have been lost without a trace",
+    }
+}
+
+/// For `newer_commits`.
+fn later_word(later: Later) -> &'static str {
+    match later {
+        Later::Never => "none",
+        Later::Possible => "possible",
+        Later::Seen => "seen",
+    }
+}
+
+fn summary_json(report: &RescueReport) -> serde_json::Value {
+    json!({
+        "summary": {
+            "complete": report.complete(),
+            "files": report.files,
+            "directories": report.directories,
+            "links": report.links,
+            "others": report.others,
+            "bytes": report.bytes,
+            "older": report.older,
+            "unproved": report.unproved,
+            "index_whole": report.index_whole,
+            "newer_commits": later_word(report.later),
+            "unnamed": report.unnamed,
+            "partial": report.partial,
+            "lost": report.lost,
+            "pages": report.pages,
+            "unreadable_blocks": report.unreadable_blocks,
+            "newest_generation": report.newest.0,
+            "attributes_left": report.left.attributes.count,
+            "privileges_left": report.left.privileges.count,
+            "problems": output::problems(&report.problems),
+        }
+    })
+}

@@ -1,0 +1,51 @@
+//! What unlocking may cost, and what the keyring keeps.
+use std::path::Path;
+
+use lockbox::crypto::Passphrase;
+use lockbox::keys::{self, UnlockLimits, UnlockedKey};
+use lockbox_host::secrets::{Cache, Keyring, PassphraseSources, Sources};
+
+use crate::exit::Failure;
+use crate::output;
+
+/// What unlocking may cost
+#[derive(clap::Args)]
+pub(crate) struct LimitArgs {
+    /// Let all key slots together ask for up to N MiB times passes of key derivation
+    #[arg(long, value_name = "N")]
+    kdf_limit: Option<u64>,
+}
+
+impl LimitArgs {
+    pub(crate) fn limits(&self) -> UnlockLimits {
+        self.kdf_limit.map_or_else(UnlockLimits::default, UnlockLimits::raised)
+    }
+}
+
+/// The key of the archive at `path`: what the keyring keeps, or what the secrets open.
+pub(crate) fn unlock(
+    path: &Path,
+    sources: &Sources,
+    cache: &Cache,
+    limits: &UnlockLimits,
+) -> Result<UnlockedKey, Failure> {
+    let (key, refused) = lockbox_host::unlock(path, path, sources, cache, limits)?;
+    if let Some(sentence) = refused {
+        output::complain(&sentence);
+    }
+    Ok(key)
+}
+
+/// Drops what this user's keyring keeps of the archive: whoever changes its keys wants to be asked for them the next time.
+pub(crate) fn forget_kept(path: &Path) {
+    // Without keyrings nothing is kept, and an archive without an id never was.
+    let (Ok(keyring), Ok(archive)) = (Keyring::open(), keys::identify(path)) else { return };
+    if let Err(error) = keyring.forget(&archive) {
+        output::complain(&error.sentence);
+    }
+}
+
+/// A passphrase to be set.
+pub(crate) fn to_set(sources: &PassphraseSources, archive: &Path) -> Result<Passphrase, Failure> {
+    Ok(sources.new_passphrase(archive)?.into())
+}

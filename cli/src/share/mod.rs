@@ -1,0 +1,48 @@
+//! `lockbox share`: gives away one file by a link that works once, and looks after such links.
+
+mod ls;
+mod new;
+mod one;
+pub(crate) mod serving;
+mod shown;
+mod watch;
+use clap::Subcommand;
+use lockbox_share_client::sharing;
+
+use crate::exit::Failure;
+
+/// Give away one file by a link that works once
+///
+/// The file is sealed here; the daemon that keeps it cannot read it, nor its name. Whoever has the link opens it, with 'lockbox receive' or a
+/// browser.
+#[derive(clap::Args)]
+#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    command: Option<Command>,
+    #[command(flatten)]
+    new: new::Args,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    Ls(ls::Args),
+    /// Tell what became of one share
+    Info(one::Args),
+    Watch(watch::Args),
+    /// Take a share back: its link opens nothing any more
+    Revoke(one::Args),
+    /// Let a download that was interrupted be made once more
+    Rearm(one::Args),
+}
+
+pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+    match &args.command {
+        Some(Command::Ls(args)) => ls::run(args),
+        Some(Command::Info(args)) => one::run(args, sharing::info),
+        Some(Command::Watch(args)) => watch::run(args),
+        Some(Command::Revoke(args)) => one::run(args, sharing::revoke),
+        Some(Command::Rearm(args)) => one::run(args, sharing::rearm),
+        None => new::run(&args.new),
+    }
+}

@@ -1,0 +1,210 @@
+//! `lockbox share PATH`: seals a file, hands it to the daemon and prints the link.
+use std::ffi::OsString;
+use std::io::{self, IsTerminal, Write};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+use lockbox::Error;
+use lockbox::archive::Archive;
+use lockbox::exchange::resolve;
+use lockbox::format::Ino;
+use lockbox::fs::mode;
+use lockbox_host::{code, quantity};
+use lockbox_share_client::clock;
+use lockbox_share_client::http::Client;
+use lockbox_share_client::link::Link;
+use lockbox_share_client::protocol::message::MAX_CLAIMS;
+use lockbox_share_client::sharing::{self, Shared, Terms};
+use lockbox_share_client::source::{FileSource, Source};
+use lockbox_terminal::display;
+use qrcode::QrCode;
+use qrcode::render::unicode::Dense1x2;
+use serde_json::json;
+
+use super::serving::{self, ServerArgs};
+use crate::exit::Failure;
+use crate::opening::ArchiveArgs;
+use crate::output::{Output, complain};
+use crate::progress::Bar;
+
+/// The file, and how it may be used
+#[derive(clap::Args)]
+#[group(id = "new")]
+// The argument of other commands is an option here. Its group, which tells whether it was given, has no members of itself.
+#[command(mut_arg("archive", |arg| {
+    arg.long("archive").value_name("ARCHIVE").required(false).help("Read PATH from this archive, without a mount")
+}))]
+#[command(mut_group("ArchiveArgs", |group| group.arg("archive")))]
+pub(crate) struct Args {
+    /// The file to share: an ordinary one or one of a mount; with --archive, a path in the archive
+    #[arg(required = true)]
+    path: Option<OsString>,
+    /// How long the link works: a number and s, m, h or d; without it the server's default
+    #[arg(long, value_name = "TIME", value_parser = seconds)]
+    expires: Option<u64>,
+    /// How often the file can be downloaded, 1 to 8
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=i64::from(MAX_CLAIMS)))]
+    max_downloads: u8,
+    /// Show the link as a QR code on standard error as well
+    #[arg(long)]
+    qr: bool,
+    /// A name for the share in 'lockbox share ls'; it stays on this machine
+    #[arg(long, value_name = "TEXT")]
+    label: Option<String>,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    server: ServerArgs,
+    #[command(flatten)]
+    archive: Option<ArchiveArgs>,
+}
+
+pub(super) fn run(args: &Args) -> Result<(), Failure> {
+    let Some(path) = &args.path else { return Err(Failure::usage("say which file to share")) };
+    let server = args.server.find()?;
+    if !server.is_private() {
+        complain(&format!("{server} is not asked over https: others on the way can see and use what is sent"));
+    }
+    let shared = match &args.archive {
+        None => {
+            let mut source = FileSource::open(Path::new(path)).map_err(|error| serving::failure(&error))?;
+            share(args, Client::new(server), &mut source)?
+        }
+        Some(archive) => {
+            let archive = archive.read()?;
+            let mut source = ArchiveSource::open(&archive, path.as_bytes())?;
+            share(args, Client::new(server), &mut source)?
+        }
+    };
+    print(args, &shared)
+}
+
+fn share(args: &Args, client: Client, source: &mut dyn Source) -> Result<Shared, Failure> {
+    // The token first: a share that was made and cannot be revoked would be worse than none.
+    let owner = serving::owner(&mut serving::book()?, client.server())?;
+    let bar = Bar::transferring();
+    let size = source.size();
+    let terms = Terms { expires_in: args.expires, max_claims: args.max_downloads };
+    let shared = sharing::share(&client, &owner, source, terms, &|done| bar.checked(done, size));
+    let shared = shared.map_err(|error| serving::failure(&error))?;
+    let created = &shared.created;
+    let now = std::time::SystemTime::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_secs());
+    serving::book()?
+        .add(client.server(), created.handle, args.label.as_deref(), now.min(created.expires_at), created.expires_at)
+        .map_err(|error| serving::failure(&error))?;
+    Ok(shared)
+}
+
+fn print(args: &Args, shared: &Shared) -> Result<(), Failure> {
+    let link = shared.link.to_text();
+    let mut out = Output::new();
+    if args.json {
+        out.json(&json!({
+            "link": *link,
+            "id": shared.created.handle,
+            "label": args.label,
+            "size": shared.meta.size,
+            "sha256": crate::output::hex(shared.meta.sha256.as_bytes()),
+            "expires_at": shared.created.expires_at,
+            "max_downloads": args.max_downloads,
+        }))?;
+    } else {
+        out.line(&link)?;
+    }
+    out.finish()?;
+    if args.qr {
+        show_qr(&shared.link)?;
+    }
+    if !args.json {
+        let times = if args.max_downloads == 1 { "once".into() } else { format!("{} times", args.max_downloads) };
+        let expiry = clock::utc(shared.created.expires_at);
+        complain(&format!(
+            "works {times}, until {expiry}; take it back with 'lockbox share revoke {}'",
+            shared.created.handle
+        ));
+    }
+    Ok(())
+}
+
+fn show_qr(link: &Link) -> Result<(), Failure> {
+    let code = QrCode::new(link.to_text().as_bytes())
+        .map_err(|error| Failure::other(format!("the link makes no QR code: {error}")))?;
+    let mut picture = code.render::<Dense1x2>();
+    let mut out = io::stderr().lock();
+    let shown = if out.is_terminal() {
+        // Black squares on white whatever the colours of the terminal: not every telephone reads the inverse.
+        let picture = picture.dark_color(Dense1x2::Dark).light_color(Dense1x2::Light).build();
+        picture.lines().try_for_each(|line| writeln!(out, "\x1b[38;5;16;48;5;231m{line}\x1b[0m"))
+    } else {
+        writeln!(out, "{}", picture.dark_color(Dense1x2::Light).light_color(Dense1x2::Dark).build())
+    };
+    shown.map_err(|error| Failure::host("cannot show the QR code", &error))
+}
+
+/// A time above 0, in seconds.
+fn seconds(text: &str) -> Result<u64, String> {
+    let seconds = quantity::time(text).map(|time| time.as_secs()).filter(|&seconds| seconds > 0);
+    seconds.ok_or_else(|| "a number above 0 and s, m, h or d, such as 15m".into())
+}
+
+/// A file of an archive. The archive is locked against writers as long as it is read.
+struct ArchiveSource<'a> {
+    archive: &'a Archive,
+    name: String,
+    ino: Ino,
+    size: u64,
+    at: u64,
+}
+
+impl<'a> ArchiveSource<'a> {
+    fn open(archive: &'a Archive, path: &[u8]) -> Result<ArchiveSource<'a>, Failure> {
+        let failed =
+            |error: Error| Failure::new(code(&error), format!("{}: {}", display(path), Failure::sentence(&error)));
+        let attributes = resolve(archive.file_system(), path).map_err(failed)?;
+        match attributes.mode & mode::TYPE {
+            mode::REGULAR => {}
+            mode::DIRECTORY => return Err(failed(Error::IsDirectory)),
+            _ => return Err(Failure::other(format!("{}: not a regular file", display(path)))),
+        }
+        let name = path.split(|&byte| byte == b'/').rfind(|part| !part.is_empty()).unwrap_or_default();
+        let name = String::from_utf8_lossy(name).into_owned();
+        Ok(ArchiveSource { archive, name, ino: attributes.ino, size: attributes.size, at: 0 })
+    }
+}
+
+impl Source for ArchiveSource<'_> {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn size(&self) -> u64 {
+        self.size
+    }
+
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let part = self.archive.file_system().read(self.ino, self.at, buffer.len());
+        let part = part.map_err(|error| io::Error::other(Failure::sentence(&error)))?;
+        buffer[..part.len()].copy_from_slice(&part);
+        self.at += part.len() as u64;
+        Ok(part.len())
+    }
+
+    fn verify(&mut self) -> Result<(), lockbox_share_client::Error> {
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_have_units() {
+        let all = ["90", "90s", "15m", "2h", "7d"].map(|text| seconds(text).ok());
+        assert_eq!(all, [Some(90), Some(90), Some(900), Some(7200), Some(604_800)]);
+        for text in ["", "0", "m", "1w", "-1m", "1.5h", "99999999999999999999d"] {
+            assert!(seconds(text).is_err(), "{text}");
+        }
+    }
+}

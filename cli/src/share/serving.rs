@@ -1,0 +1,110 @@
+//! Finds the share daemon, what this user remembers of shares, and the words for what goes wrong with them.
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+
+use lockbox::keys::state_directory;
+use lockbox_host::{DAMAGED, IN_USE, NO_SPACE, OTHER, daemons};
+use lockbox_share_client::Error;
+use lockbox_share_client::book::{Book, Entry};
+use lockbox_share_client::http::{Client, Server};
+use lockbox_share_client::protocol::api;
+use lockbox_share_client::protocol::message::ErrorCode;
+use lockbox_share_client::protocol::token::OwnerToken;
+use nix::unistd::geteuid;
+
+use crate::exit::{self, Failure};
+use crate::runtime;
+
+/// Where a daemon listens that its systemd unit started.
+const SYSTEM_SOCKET: &str = "/run/lockbox-share/lockbox-share.sock";
+
+/// Which share daemon to speak to
+#[derive(clap::Args)]
+pub(crate) struct ServerArgs {
+    /// URL of the share daemon; without it the daemon of this machine
+    #[arg(long, value_name = "URL", conflicts_with = "socket")]
+    server: Option<String>,
+    /// Unix socket of the share daemon
+    #[arg(long, value_name = "PATH")]
+    socket: Option<PathBuf>,
+}
+
+impl ServerArgs {
+    /// The server that was named; None without any.
+    pub(crate) fn named(&self) -> Result<Option<Server>, Failure> {
+        match (&self.server, &self.socket) {
+            (Some(url), _) => Server::parse(url).map(Some).map_err(|error| Failure::usage(error.to_string())),
+            (None, Some(path)) => Ok(Some(Server::Socket(runtime::canonical(path)))),
+            (None, None) => Ok(None),
+        }
+    }
+
+    /// The server that was named, else the daemon of this user or of this machine.
+    pub(crate) fn find(&self) -> Result<Server, Failure> {
+        if let Some(server) = self.named()? {
+            return Ok(server);
+        }
+        let own = daemons::directory().ready().map(|directory| directory.join(api::SOCKET_NAME));
+        let sockets = own.into_iter().chain([PathBuf::from(SYSTEM_SOCKET)]);
+        sockets.into_iter().find(|path| UnixStream::connect(path).is_ok()).map(Server::Socket).ok_or_else(|| {
+            Failure::new(
+                exit::NO_DAEMON,
+                "no share daemon runs on this machine: start one with 'lockbox-share serve', or name one with --server URL",
+            )
+        })
+    }
+}
+
+/// Where this user's programs remember things.
+pub(crate) fn state() -> Result<PathBuf, Failure> {
+    let environment = std::env::var_os;
+    state_directory(environment("XDG_STATE_HOME"), environment("HOME"), geteuid().is_root())
+        .map(|directory| directory.join("share"))
+        .ok_or_else(|| Failure::other("neither XDG_STATE_HOME nor HOME says where to remember shares"))
+}
+
+/// The book of this user's shares.
+pub(crate) fn book() -> Result<Book, Failure> {
+    Book::open(&state()?).map_err(|error| failure(&error))
+}
+
+/// A remembered share, with what is needed to ask about it. The book is closed again: other commands may run meanwhile.
+pub(crate) fn remembered(wanted: &str) -> Result<(Entry, Client, OwnerToken), Failure> {
+    let mut book = book()?;
+    let entry = book.find(wanted).map_err(|error| failure(&error))?.clone();
+    let server = entry.server();
+    let owner = owner(&mut book, &server)?;
+    Ok((entry, Client::new(server), owner))
+}
+
+/// This user's token at a server.
+pub(crate) fn owner(book: &mut Book, server: &Server) -> Result<OwnerToken, Failure> {
+    let token = book.owner(server).map_err(|error| failure(&error))?;
+    Ok(OwnerToken::new(*token.as_bytes()))
+}
+
+/// The sentence and the exit code for an error of a share.
+pub(crate) fn failure(error: &Error) -> Failure {
+    let code = match error {
+        Error::NotALink(_) | Error::DamagedLink => exit::NO_LINK,
+        Error::Unreachable { .. } | Error::Foreign { .. } => exit::NO_DAEMON,
+        Error::Damaged(_) => DAMAGED,
+        Error::Refused(refused) => match refused.error {
+            ErrorCode::Refused | ErrorCode::Consumed | ErrorCode::Revoked | ErrorCode::Expired => exit::NO_LINK,
+            ErrorCode::Leased => IN_USE,
+            ErrorCode::NoSpace => NO_SPACE,
+            _ => OTHER,
+        },
+        // A limit on the size of files is a full disk of its own.
+        Error::Io { source, .. }
+            if matches!(source.raw_os_error(), Some(nix::libc::ENOSPC | nix::libc::EFBIG | nix::libc::EDQUOT)) =>
+        {
+            NO_SPACE
+        }
+        _ => OTHER,
+    };
+    match error {
+        Error::Io { context, source } => Failure::new(code, format!("{context}: {source}")),
+        other => Failure::new(code, other.to_string()),
+    }
+}

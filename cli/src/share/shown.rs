@@ -1,0 +1,89 @@
+//! How a share is shown: words for people, values for programs.
+use std::time::SystemTime;
+
+use lockbox_share_client::book::Entry;
+use lockbox_share_client::clock;
+use lockbox_share_client::protocol::message::{ClaimState, Info, State};
+use serde_json::{Value, json};
+
+use crate::exit::Failure;
+use crate::output::Output;
+
+/// One word.
+pub(super) fn state(state: State) -> &'static str {
+    match state {
+        State::Armed => "waiting",
+        State::Leased => "downloading",
+        State::Consumed => "used",
+        State::Revoked => "revoked",
+        State::Expired => "expired",
+    }
+}
+
+/// What happened, oldest first.
+pub(super) fn events(info: &Info) -> Vec<(u64, String)> {
+    let mut events = vec![(info.created_at, "made".to_owned())];
+    for claim in &info.claims {
+        events.push((claim.claimed_at, "claimed".to_owned()));
+        match claim.state {
+            ClaimState::Leased | ClaimState::Sending => {}
+            ClaimState::Completed => events.push((claim.ended_at, "received in full".to_owned())),
+            ClaimState::Interrupted => {
+                events.push((claim.ended_at, "interrupted; 'lockbox share rearm' allows it once more".to_owned()));
+            }
+        }
+    }
+    events.extend(info.revoked_at.map(|at| (at, "taken back".to_owned())));
+    if info.state == State::Expired {
+        events.push((info.expires_at, "expired".to_owned()));
+    }
+    events.sort_by_key(|(at, _)| *at);
+    events
+}
+
+/// What is known of a share, for a program; without `info` the server has forgotten it or is out of reach.
+pub(super) fn json(entry: &Entry, info: Option<&Info>) -> Value {
+    let mut object = json!({
+        "id": entry.handle,
+        "label": entry.label,
+        "server": entry.server().to_string(),
+        "created_at": entry.created_at,
+        "expires_at": entry.expires_at,
+        "state": null,
+    });
+    if let Some(info) = info {
+        object["state"] = json!(info.state);
+        object["max_downloads"] = json!(info.max_claims);
+        object["downloads_left"] = json!(info.claims_left);
+        object["downloads"] = json!(info.claims);
+        object["revoked_at"] = json!(info.revoked_at);
+        object["sealed_size"] = json!(info.size);
+    }
+    object
+}
+
+/// Prints one share with all that happened to it.
+pub(super) fn print(entry: &Entry, info: &Info, as_json: bool) -> Result<(), Failure> {
+    let mut out = Output::new();
+    if as_json {
+        out.json(&json(entry, Some(info)))?;
+        return out.finish();
+    }
+    out.line(&format!("id          {}", entry.handle))?;
+    if let Some(label) = &entry.label {
+        out.line(&format!("label       {}", label))?;
+    }
+    out.line(&format!("server      {}", entry.server()))?;
+    out.line(&format!("state       {}", state(info.state)))?;
+    out.line(&format!("downloads   {} of {} left", info.claims_left, info.max_claims))?;
+    out.line(&format!("expires     {}", clock::utc(info.expires_at)))?;
+    for (at, what) in events(info) {
+        out.line(&format!("{}  {what}", clock::utc(at)))?;
+    }
+    out.finish()
+}
+
+/// Seconds since 1970.
+pub(super) fn now() -> u64 {
+    SystemTime::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_secs())
+}

@@ -1,0 +1,334 @@
+//! `lockbox umount`: ends a mount and returns when everything is on the medium and the daemon has gone.
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::{Arc, mpsc};
+use std::thread::{self, sleep};
+use std::time::{Duration, Instant};
+
+use lockbox::control::{self, Request, Response, Status};
+use lockbox_host::mounts::{self, Mounted};
+use lockbox_host::point::Held;
+use lockbox_host::{IN_USE, OTHER, daemons, shown};
+use nix::errno::Errno;
+use nix::unistd::geteuid;
+
+use crate::exit::Failure;
+use crate::in_use;
+use crate::output;
+use crate::runtime::{self, Daemon};
+
+/// The daemon answers when the archive is closed; what it does after that takes moments.
+const EXIT_DEADLINE: Duration = Duration::from_secs(30);
+/// A stopped or stuck daemon leaves every call on its mount waiting for ever; one that lives answers at once.
+const ANSWER_DEADLINE: Duration = Duration::from_secs(10);
+const POLL: Duration = Duration::from_millis(5);
+
+/// Unmount an archive; returns when its last commit is durable
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// The directory or the archive file
+    #[arg(value_name = "DIR|ARCHIVE", required_unless_present = "all")]
+    what: Option<PathBuf>,
+    /// Unmount all archives of this user, for root those of all users; what is busy is named and stays
+    #[arg(long, conflicts_with = "what")]
+    all: bool,
+    /// Take a busy mount out of the directory tree now and end it when its last file is closed
+    #[arg(long)]
+    lazy: bool,
+    /// Where no daemon can be asked, unmount all the same, as umount(8) would without this program
+    #[arg(skip)]
+    plainly: bool,
+}
+
+/// The same under the name that umount(8) calls, with the options that it passes.
+#[derive(clap::Parser)]
+#[command(name = "umount.lockbox", version)]
+struct Umount8 {
+    /// The directory
+    #[arg(value_name = "DIR")]
+    what: PathBuf,
+    /// Take a busy mount out of the directory tree now and end it when its last file is closed
+    #[arg(short)]
+    lazy: bool,
+    #[arg(short = 'f', hide = true)]
+    force: bool,
+    #[arg(short = 'n', hide = true)]
+    no_table: bool,
+    #[arg(short = 'r', hide = true)]
+    read_only: bool,
+    #[arg(short = 'v', hide = true)]
+    verbose: bool,
+    #[arg(short = 't', hide = true)]
+    file_system_type: Option<String>,
+    #[arg(short = 'N', hide = true)]
+    namespace: Option<PathBuf>,
+}
+
+/// What umount(8) wants done, as the command that does it.
+pub(crate) fn parse_as_umount_8() -> Result<crate::Command, clap::Error> {
+    let given = <Umount8 as clap::Parser>::try_parse()?;
+    if let Some(namespace) = &given.namespace {
+        return Err(clap::Error::raw(
+            clap::error::ErrorKind::InvalidValue,
+            format!(
+                "an archive cannot be unmounted in another namespace with -N: run the command inside of it, with nsenter --mount={}\n",
+                namespace.display()
+            ),
+        ));
+    }
+    Ok(crate::Command::Umount(Args { what: Some(given.what), all: false, lazy: given.lazy, plainly: true }))
+}
+
+pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+    let Some(given) = &args.what else { return all(args.lazy) };
+    let what = runtime::canonical(given);
+    match runtime::find(&what, given)? {
+        Some((socket, status)) => stop(&socket, &status, args.lazy),
+        None => match mounts::at(&what).ok().flatten().filter(Mounted::is_archive) {
+            Some(mounted) => clear(&mounted, args.lazy, args.plainly),
+            None => Err(runtime::not_found(&what, given)),
+        },
+    }
+}
+
+/// Ends every mount of this user, for root of all users: each that cannot be ended is named, and the others go. All are ended side by side, so
+/// that a daemon that takes its time, or plays with ours, keeps no other mount from its end.
+fn all(lazy: bool) -> Result<(), Failure> {
+    let daemons = runtime::believed()?;
+    let table = mounts::mine();
+    let device = |status: &Status| {
+        let served = table.iter().rfind(|mounted| mounted.point == Path::new(&status.mount_point));
+        served.map(|mounted| mounted.device)
+    };
+    let mut left = table.clone();
+    let mut jobs: Vec<Job> = Vec::new();
+    for (socket, status) in daemons {
+        let device = device(&status);
+        let of_it = |mounted: &Mounted| Some(&mounted.device) == device.as_ref();
+        let (its, others): (Vec<_>, Vec<_>) = left.into_iter().partition(of_it);
+        // Binds of it go before, as its daemon ends with the last of its mounts.
+        let binds = its.into_iter().filter(|mounted| mounted.point != Path::new(&status.mount_point)).collect();
+        jobs.push(Job { clear: binds, stop: Some((socket, status)) });
+        left = others;
+    }
+    // What lies over another at the same point goes first.
+    for mounted in left.into_iter().rev() {
+        let same = |job: &&mut Job| job.stop.is_none() && job.clear.iter().any(|other| other.point == mounted.point);
+        match jobs.iter_mut().find(same) {
+            Some(job) => job.clear.push(mounted),
+            None => jobs.push(Job { clear: vec![mounted], stop: None }),
+        }
+    }
+    let mut failures: Vec<Failure> = thread::scope(|scope| {
+        let running: Vec<_> = jobs.iter().map(|job| scope.spawn(|| job.run(lazy))).collect();
+        running
+            .into_iter()
+            .flat_map(|job| job.join().unwrap_or_else(|_| vec![Failure::other("a mount could not be ended")]))
+            .collect()
+    });
+    match failures.len() {
+        0 => Ok(()),
+        1 => Err(failures.remove(0)),
+        count => {
+            for failure in &failures {
+                output::complain(&failure.message);
+            }
+            let worst = failures.iter().map(|failure| failure.code).max().unwrap_or(OTHER);
+            Err(Failure::new(worst, format!("{count} archives are still mounted")))
+        }
+    }
+}
+
+/// What has to be done one after the other.
+struct Job {
+    clear: Vec<Mounted>,
+    stop: Option<Daemon>,
+}
+
+impl Job {
+    fn run(&self, lazy: bool) -> Vec<Failure> {
+        let cleared = self.clear.iter().filter_map(|mounted| clear(mounted, lazy, false).err());
+        let mut failures: Vec<Failure> = cleared.collect();
+        failures.extend(self.stop.as_ref().and_then(|(socket, status)| stop(socket, status, lazy).err()));
+        failures
+    }
+}
+
+fn stop(socket: &Path, status: &Status, lazy: bool) -> Result<(), Failure> {
+    let point = Path::new(&status.mount_point);
+    let theirs = status.uid != geteuid().as_raw();
+    let before = mounts::at(point).ok().flatten();
+    let named = |error: &lockbox::Error| {
+        let user = daemons::user_name(status.uid);
+        Failure::other(format!("{} (user {user}): {}", shown(point), Failure::sentence(error)))
+    };
+    match control::ask(socket, status.uid, &Request::Stop { lazy }).map_err(|error| named(&error))? {
+        Response::Done => {}
+        Response::Busy { message } => {
+            let why = before.as_ref().and_then(in_use::by_whom).unwrap_or(message);
+            return Err(Failure::new(
+                IN_USE,
+                format!("{} is busy: {why}; end that use, or use 'lockbox umount --lazy'", status.mount_point),
+            ));
+        }
+        Response::Failed { message } => return Err(Failure::other(format!("{}: {message}", status.mount_point))),
+        Response::Status(_) => return Err(Failure::other("the daemon gave an answer that was not asked for")),
+    }
+    let start = Instant::now();
+    while runs(status.pid) {
+        if start.elapsed() > EXIT_DEADLINE {
+            return Err(Failure::other(format!(
+                "{}: the archive is closed, but process {} does not end",
+                shown(point),
+                status.pid
+            )));
+        }
+        sleep(POLL);
+    }
+    // Another user's daemon may say that it is done and not be.
+    if theirs && before.is_some_and(|before| mounts::all().contains(&before)) {
+        return Err(Failure::other(format!("{}: its daemon has ended, but it is still mounted", shown(point))));
+    }
+    if !theirs {
+        forget(point);
+    }
+    Ok(())
+}
+
+/// Takes the mount out of the table in which umount(8) finds this program; only root's mounts are in it.
+fn forget(point: &Path) {
+    let registered = || fs::read_to_string("/run/mount/utab").is_ok_and(|table| table.contains("helper=lockbox"));
+    // Of what else may be mounted there now the table is to be left alone.
+    if !geteuid().is_root() || mounts::at(point).is_ok_and(|at| at.is_some()) || !registered() {
+        return;
+    }
+    let mut forgetting = Command::new("umount");
+    forgetting.args(["--fake", "--internal-only", "--"]).arg(point);
+    // What stays there is a line about a mount that is gone, which umount(8) passes over.
+    let _ = forgetting.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).status();
+}
+
+/// Whether the process is there and not just waiting to be reaped.
+fn runs(pid: u32) -> bool {
+    let Ok(stat) = fs::read_to_string(format!("/proc/{pid}/stat")) else { return false };
+    // The name before the state may hold anything, so the last bracket counts.
+    !matches!(stat.rsplit(')').next().map(str::trim_start), Some(rest) if rest.starts_with(['Z', 'X']))
+}
+
+/// Takes away a mount whose daemon died, one of several mounts of an archive, or, when that is wanted, one that does not answer.
+fn clear(mounted: &Mounted, lazy: bool, plainly: bool) -> Result<(), Failure> {
+    let at = shown(&mounted.point);
+    let held = reach(mounted)?;
+    let root = geteuid().is_root();
+    let twin = mounts::twin(&mounts::all(), mounted).cloned();
+    let (lazily, notice) = match (probe(&held), &twin) {
+        (Probe::Dead, _) => (true, format!("cleared the mount at {at}, whose daemon had died")),
+        (Probe::Silent, None) if lazy => {
+            (true, format!("detached {at}; the process that serves it does not answer and still holds the archive"))
+        }
+        (Probe::Silent, None) => {
+            return Err(Failure::other(format!(
+                "{at} does not answer: the process that serves it is stopped or stuck; continue it, or end it with \
+                 kill -9 (what was not durable is lost), then unmount again; --lazy takes the directory away now"
+            )));
+        }
+        (_, Some(_)) | (Probe::Serves, None) if root && (plainly || twin.is_some()) => (lazy, String::new()),
+        (_, Some(other)) => {
+            let other = shown(&other.point);
+            return Err(Failure::other(format!(
+                "{at} shows what is mounted at {other}: only root may take it away alone, and 'lockbox umount {other}' ends both"
+            )));
+        }
+        (Probe::Serves, None) => {
+            return Err(Failure::other(format!("{at} is served by a program of another user")));
+        }
+    };
+    take_away(mounted, held, lazily)?;
+    match (notice.as_str(), mounts::twin(&mounts::all(), mounted)) {
+        ("", Some(other)) => {
+            output::complain(&format!("unmounted {at}; the archive is still mounted at {}", shown(&other.point)));
+        }
+        ("", None) if twin.is_none() => {
+            output::complain(&format!("unmounted {at}, but its daemon could not be asked and may still be writing"));
+        }
+        ("", None) => {}
+        (notice, _) => output::complain(notice),
+    }
+    Ok(())
+}
+
+/// The mount behind its path, on which every directory may be one of somebody else's file system.
+fn reach(mounted: &Mounted) -> Result<Arc<Held>, Failure> {
+    let at = shown(&mounted.point);
+    let found = mounted.clone();
+    match in_time(move || Held::of(&found)) {
+        Some(Ok(Some(held))) => Ok(Arc::new(held)),
+        Some(Ok(None)) => {
+            Err(Failure::other(format!("what lies at {at} is not the mount that was found there, and was left alone")))
+        }
+        Some(Err(error)) => Err(Failure::host(format!("cannot reach the mount at {at}"), &error)),
+        None => {
+            Err(Failure::other(format!("cannot reach the mount at {at}: a file system on the way does not answer")))
+        }
+    }
+}
+
+enum Probe {
+    Dead,
+    Silent,
+    Serves,
+}
+
+fn probe(held: &Arc<Held>) -> Probe {
+    let held = Arc::clone(held);
+    match in_time(move || held.is_dead()) {
+        Some(true) => Probe::Dead,
+        Some(false) => Probe::Serves,
+        None => Probe::Silent,
+    }
+}
+
+/// Asks in a thread of its own, as nothing else can end the waiting for a daemon that was stopped.
+fn in_time<T: Send + 'static>(question: impl FnOnce() -> T + Send + 'static) -> Option<T> {
+    let (sender, receiver) = mpsc::channel();
+    thread::spawn(move || sender.send(question()));
+    receiver.recv_timeout(ANSWER_DEADLINE).ok()
+}
+
+fn take_away(mounted: &Mounted, held: Arc<Held>, lazily: bool) -> Result<(), Failure> {
+    let at = shown(&mounted.point);
+    let cannot = |why: &str| Failure::other(format!("cannot take away the mount at {at}: {why}"));
+    if geteuid().is_root() {
+        let taken = match Arc::try_unwrap(held) {
+            Ok(held) if !lazily => held.unmount(),
+            Ok(held) => held.detach(),
+            // A thread waits for the daemon with it.
+            Err(held) if lazily => held.detach(),
+            Err(_) => Err(Errno::EBUSY),
+        };
+        return taken.map_err(|errno| match errno {
+            Errno::EBUSY => {
+                let why = in_use::by_whom(mounted).map(|why| format!(": {why}")).unwrap_or_default();
+                Failure::new(IN_USE, format!("{at} is busy{why}"))
+            }
+            errno => cannot(errno.desc()),
+        });
+    }
+    match Command::new("fusermount3").arg("-uz").arg("--").arg(&mounted.point).status() {
+        Ok(status) if status.success() => Ok(()),
+        Ok(status) => Err(cannot(&format!("fusermount3: {status}"))),
+        Err(error) => Err(cannot(&format!("fusermount3: {error}"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_runs_until_it_is_gone() {
+        assert!(runs(std::process::id()));
+        assert!(!runs(u32::MAX));
+    }
+}

@@ -1,0 +1,18 @@
+//! The program `lockbox` as its users meet it.
+
+#![allow(clippy::unwrap_used)] // a test that cannot go on fails
+
+mod cli_errors;
+mod compaction;
+mod damage;
+mod damaged_copies;
+mod golden;
+mod import_extract;
+mod interrupted;
+mod mirroring;
+mod older_copies;
+mod privileges;
+mod running;
+mod sharing;
+mod support;
+mod tars;

@@ -1,0 +1,81 @@
+//! The daemons of mounted archives: where their sockets are, and who holds an archive.
+
+use std::ffi::OsString;
+use std::fs::DirBuilder;
+use std::io::ErrorKind;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::PathBuf;
+
+use lockbox::control::{self, Place, Request, Response, Runtime, Status};
+use nix::unistd::{Uid, User, geteuid};
+
+use crate::Failure;
+
+fn given() -> Option<OsString> {
+    std::env::var_os("XDG_RUNTIME_DIR")
+}
+
+/// Where the socket of this user's next mount goes.
+pub fn directory() -> Runtime {
+    control::runtime(given().as_deref(), geteuid().as_raw())
+}
+
+/// The same as a path, made if it is not there.
+///
+/// # Errors
+/// When it cannot be made, or others may enter it.
+pub fn ready_directory<P>() -> Result<PathBuf, Failure<P>> {
+    if let Runtime::Missing(path) = directory()
+        && let Err(e) = DirBuilder::new().mode(0o700).create(&path)
+        && e.kind() != ErrorKind::AlreadyExists
+    {
+        return Err(Failure::other(format!("cannot create {}: {e}", path.display())));
+    }
+    match directory() {
+        Runtime::Ready(path) => Ok(path),
+        Runtime::Missing(path) | Runtime::NotPrivate(path) => {
+            Err(Failure::other(format!("{} is not a private directory of this user", path.display())))
+        }
+    }
+}
+
+/// Where daemons of users whom this one may ask may be.
+pub fn all_places() -> Vec<Place> {
+    control::places(given().as_deref(), geteuid().as_raw())
+}
+
+/// Where daemons of this user may be; those of other users are not asked.
+pub fn places() -> Vec<Place> {
+    places_of(geteuid().as_raw())
+}
+
+/// Where daemons of this one may be; nowhere for one whom this process's user may not ask.
+pub fn places_of(owner: u32) -> Vec<Place> {
+    let mut places = all_places();
+    places.retain(|place| place.owner == owner);
+    places
+}
+
+/// What a daemon of this user says about its archive.
+pub enum Holder {
+    Serves(Box<Status>),
+    Closes,
+    Nobody,
+}
+
+/// Who holds the archive with this id.
+pub fn holder(archive: &[u8; 16]) -> Holder {
+    let asked = places().into_iter().find_map(|place| {
+        match control::ask(&control::socket_path(&place.runtime, archive), place.owner, &Request::Status) {
+            Ok(Response::Status(status)) => Some(Holder::Serves(status)),
+            Ok(Response::Failed { .. }) => Some(Holder::Closes),
+            _ => None,
+        }
+    });
+    asked.unwrap_or(Holder::Nobody)
+}
+
+/// A user's name, or the number where it has none.
+pub fn user_name(user: u32) -> String {
+    User::from_uid(Uid::from_raw(user)).ok().flatten().map_or_else(|| user.to_string(), |user| user.name)
+}

@@ -1,0 +1,186 @@
+//! The one table of exit codes, and the failure that carries one to the end of a program.
+
+use std::error::Error as _;
+use std::fmt;
+use std::io;
+use std::marker::PhantomData;
+use std::path::Path;
+
+use lockbox::Error;
+use lockbox::error::Refusal;
+use serde::{Deserialize, Serialize};
+
+use crate::secrets;
+
+pub const USAGE: u8 = 1;
+pub const OTHER: u8 = 2;
+pub const WRONG_KEY: u8 = 10;
+pub const NOT_ARCHIVE: u8 = 11;
+pub const DAMAGED: u8 = 12;
+pub const IN_USE: u8 = 13;
+pub const NO_SPACE: u8 = 14;
+pub const MOUNT_FAILED: u8 = 15;
+pub const OLDER: u8 = 16;
+
+/// The exit code for an error of the library.
+pub fn code(error: &Error) -> u8 {
+    match error {
+        Error::WrongKey => WRONG_KEY,
+        Error::NotArchive(_) | Error::UnsupportedVersion(_) => NOT_ARCHIVE,
+        Error::Damaged(_) => DAMAGED,
+        Error::InUse(_) => IN_USE,
+        Error::NoSpace(_) => NO_SPACE,
+        Error::Older(_) | Error::Forked(_) => OLDER,
+        // As shells show a program that a signal ended.
+        Error::Interrupted(signal) => 128 + signal,
+        _ => OTHER,
+    }
+}
+
+/// A program, as far as what it says is its own: its name, and remedies, which are its commands and options.
+pub trait Program: Sized + 'static {
+    const NAME: &'static str;
+    /// Whether a message about an archive begins with the archive's path.
+    const NAMES_ARCHIVE: bool;
+
+    /// The words of an error that are not just the library's; None for all others.
+    fn words(error: &Error) -> Option<String>;
+
+    /// The failure of unlocking the archive at `path`.
+    fn failure(path: &Path, error: Error) -> Failure<Self> {
+        Failure::at(path, &error)
+    }
+}
+
+/// Why the program `P` ends without success: a sentence for the user and the exit code.
+#[derive(Clone, Serialize, Deserialize)]
+#[serde(bound = "")]
+pub struct Failure<P> {
+    pub code: u8,
+    pub message: String,
+    /// The machine is at fault, not the archive, the user or the mount point.
+    #[serde(default)]
+    pub system: bool,
+    #[serde(skip)]
+    program: PhantomData<fn() -> P>,
+}
+
+impl<P> Failure<P> {
+    pub fn new(code: u8, message: impl Into<String>) -> Failure<P> {
+        let message = lockbox_terminal::without_numbers(message.into());
+        Failure { code, message, system: false, program: PhantomData }
+    }
+
+    pub fn usage(message: impl Into<String>) -> Failure<P> {
+        Failure::new(USAGE, message)
+    }
+
+    pub fn other(message: impl Into<String>) -> Failure<P> {
+        Failure::new(OTHER, message)
+    }
+
+    pub fn mount(message: impl Into<String>) -> Failure<P> {
+        Failure::new(MOUNT_FAILED, message)
+    }
+
+    /// A process or thread could not be started.
+    pub fn system(message: impl Into<String>) -> Failure<P> {
+        Failure { system: true, ..Failure::other(message) }
+    }
+
+    /// An error of the host while something was done.
+    pub fn host(context: impl fmt::Display, error: &io::Error) -> Failure<P> {
+        Failure::other(format!("{context}: {error}"))
+    }
+}
+
+impl<P: Program> Failure<P> {
+    /// The error with its causes, without the host's numbers for them.
+    pub fn sentence(error: &Error) -> String {
+        let mut text = P::words(error).unwrap_or_else(|| error.to_string());
+        let mut source = error.source();
+        while let Some(cause) = source {
+            text.push_str(": ");
+            text.push_str(&cause.to_string());
+            source = cause.source();
+        }
+        lockbox_terminal::without_numbers(text)
+    }
+
+    /// A failure that concerns the archive at `path`, which is named unless the error or the program says what it is about.
+    pub fn at(path: &Path, error: &Error) -> Failure<P> {
+        let says_it = match error {
+            Error::Refused(refusal) => !matches!(refusal, Refusal::Costly { .. }),
+            Error::Io { .. } | Error::NoSpace(_) | Error::ReadOnly(_) | Error::Invalid(_) => true,
+            _ => false,
+        };
+        let sentence = Failure::<P>::sentence(error);
+        Failure::new(code(error), if says_it { sentence } else { about::<P>(path, sentence) })
+    }
+}
+
+/// The sentence of `P` about the archive at `path`.
+pub(crate) fn about<P: Program>(path: &Path, sentence: String) -> String {
+    if P::NAMES_ARCHIVE { format!("{}: {sentence}", crate::shown(path)) } else { sentence }
+}
+
+impl<P> From<secrets::Error> for Failure<P> {
+    fn from(error: secrets::Error) -> Failure<P> {
+        match error.kind {
+            secrets::Kind::Usage => Failure::usage(error.sentence),
+            secrets::Kind::Source => Failure::other(error.sentence),
+        }
+    }
+}
+
+impl<P: Program> From<Error> for Failure<P> {
+    fn from(error: Error) -> Failure<P> {
+        Failure::new(code(&error), Failure::<P>::sentence(&error))
+    }
+}
+
+impl<P> fmt::Display for Failure<P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl<P> fmt::Debug for Failure<P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} ({})", self.message, self.code)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Named;
+
+    impl Program for Named {
+        const NAME: &'static str = "named";
+        const NAMES_ARCHIVE: bool = true;
+
+        fn words(error: &Error) -> Option<String> {
+            matches!(error, Error::Older(_)).then(|| format!("{error}; accept it"))
+        }
+    }
+
+    #[test]
+    fn a_sentence_has_the_causes_and_no_numbers() {
+        let error = Error::io("cannot open a.lbx", io::Error::from_raw_os_error(13));
+        assert_eq!(Failure::<Named>::sentence(&error), "cannot open a.lbx: Permission denied");
+        let failure = Failure::<Named>::from(error);
+        assert_eq!((failure.code, &*failure.message), (OTHER, "cannot open a.lbx: Permission denied"));
+        assert_eq!(Failure::<Named>::from(Error::Older("facts".into())).message, "older copy: facts; accept it");
+    }
+
+    #[test]
+    fn the_archive_is_named_unless_the_error_says_what_it_is_about() {
+        let at = |error: &Error| Failure::<Named>::at(Path::new("a.lbx"), error);
+        assert_eq!(at(&Error::WrongKey).message, "a.lbx: wrong passphrase or key");
+        assert_eq!(at(&Error::WrongKey).code, WRONG_KEY);
+        assert_eq!(at(&Error::Invalid("x".into())).message, "invalid argument: x");
+        assert_eq!(at(&Error::Interrupted(2)).code, 130);
+    }
+}

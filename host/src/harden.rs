@@ -1,0 +1,105 @@
+//! Keeps the memory of a program that holds secrets out of swap, core dumps and debuggers, and lets no limit on sizes end it.
+
+use std::fs;
+
+use nix::libc::RLIM_INFINITY;
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use nix::sys::signal::{SigSet, Signal};
+use rustix::mm::{MlockAllFlags, mlockall};
+
+/// The most that a key derivation takes unless the user raised it, and as much as everything else needs: where there is less, the machine
+/// would have to end programs instead of swapping.
+const NEEDED_KIB: u64 = (1024 + 256) << 10;
+
+/// The capability CAP_IPC_LOCK, which root of a container may lack.
+const IPC_LOCK: u32 = 14;
+
+/// The map of users of the initial namespace: all of them, each as itself.
+const INITIAL_NAMESPACE: [&str; 3] = ["0", "0", "4294967295"];
+
+/// Locks all memory of this process, page by page as it is touched. Answers whether that could be promised: a limit on locked memory would
+/// make later allocations fail, so whoever has one goes without.
+pub fn lock_memory() -> bool {
+    let unlimited = getrlimit(Resource::RLIMIT_MEMLOCK).is_ok_and(|(soft, _)| soft == RLIM_INFINITY);
+    let read = |path| fs::read_to_string(path).unwrap_or_default();
+    if !unlimited && !may_lock_beyond_the_limit(&read("/proc/self/status"), &read("/proc/self/uid_map")) {
+        return false;
+    }
+    mlockall(MlockAllFlags::CURRENT | MlockAllFlags::FUTURE | MlockAllFlags::ONFAULT).is_ok()
+}
+
+/// The same for a program that derives keys, where memory is plenty. Programs that take this one's place begin without it.
+pub fn lock_memory_if_plenty() -> bool {
+    available_kib(&fs::read_to_string("/proc/meminfo").unwrap_or_default()).is_some_and(|kib| kib >= NEEDED_KIB)
+        && lock_memory()
+}
+
+/// A capability of another user namespace does not count: the kernel asks for that of the initial one, and shows either here.
+fn may_lock_beyond_the_limit(status: &str, uid_map: &str) -> bool {
+    let capabilities = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    uid_map.split_whitespace().eq(INITIAL_NAMESPACE)
+        && capabilities
+            .and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok())
+            .is_some_and(|set| set >> IPC_LOCK & 1 == 1)
+}
+
+fn available_kib(table: &str) -> Option<u64> {
+    let rest = table.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    rest.trim().trim_end_matches("kB").trim().parse().ok()
+}
+
+/// What the limit of core dumps was.
+#[derive(Clone, Copy)]
+pub struct CoreLimit(Option<(u64, u64)>);
+
+impl CoreLimit {
+    /// For a program that takes this one's place.
+    pub fn restore(self) {
+        if let Some((soft, hard)) = self.0 {
+            let _ = setrlimit(Resource::RLIMIT_CORE, soft, hard);
+        }
+    }
+}
+
+/// No core dump and no debugger sees what is in memory. A host that refuses costs this protection, not the work.
+pub fn keep_out_of_core_dumps() -> CoreLimit {
+    let before = getrlimit(Resource::RLIMIT_CORE).ok();
+    // The hard limit stays, because nobody but root could undo it.
+    let _ = setrlimit(Resource::RLIMIT_CORE, 0, before.map_or(0, |(_, hard)| hard));
+    let _ = nix::sys::prctl::set_dumpable(false);
+    CoreLimit(before)
+}
+
+fn beyond_limit() -> SigSet {
+    SigSet::from(Signal::SIGXFSZ)
+}
+
+/// A write that meets a limit on the size of files fails as on a full disk, instead of ending the program. Comes before any other thread.
+pub fn outlive_size_limits() {
+    let _ = beyond_limit().thread_block();
+}
+
+/// For a program that takes this one's place.
+pub fn undo_outliving_size_limits() {
+    let _ = beyond_limit().thread_unblock();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_proc_says_is_understood() {
+        let initial = "         0          0 4294967295\n";
+        let able = "Name:\tx\nCapEff:\t0000000000004000\n";
+        assert!(may_lock_beyond_the_limit(able, initial));
+        for map in ["         0       1000          1\n", "0 0 65536\n", "0 0 1\n1 100000 65536\n", ""] {
+            assert!(!may_lock_beyond_the_limit(able, map), "{map}");
+        }
+        for status in ["CapEff:\t00000000ffffbfff\n", "CapEff:\tnothing\n", "CapPrm:\t0000000000004000\n", ""] {
+            assert!(!may_lock_beyond_the_limit(status, initial), "{status}");
+        }
+        assert_eq!(available_kib("MemTotal:  9 kB\nMemAvailable:   3145728 kB\n"), Some(3 << 20));
+        assert_eq!(available_kib("MemTotal:  9 kB\n"), None);
+    }
+}

@@ -1,0 +1,28 @@
+//! What the programs `lockbox` and `mount.lockbox` both need of the host they run on.
+//!
+//! It gets secrets from where their owners keep them and unlocks an archive with them, finds mounts and the daemons that serve them, keeps
+//! what is in memory out of swap and core dumps, reads what people write for times and sizes, and has the one table of exit codes. What a
+//! program says in its own words comes from its [`Program`].
+
+#![deny(unsafe_code)] // but for taking a descriptor over by its number
+
+pub mod daemons;
+mod failure;
+pub mod harden;
+pub mod mounts;
+pub mod point;
+pub mod quantity;
+pub mod secrets;
+mod unlock;
+
+pub use failure::{DAMAGED, IN_USE, MOUNT_FAILED, NO_SPACE, NOT_ARCHIVE, OLDER, OTHER, USAGE, WRONG_KEY};
+pub use failure::{Failure, Program, code};
+pub use unlock::{Asker, gather, unlock, unlock_damaged};
+
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+/// A path for a message or a question: a terminal obeys nothing in it, and it looks like no other path.
+pub fn shown(path: &Path) -> String {
+    lockbox_terminal::display(path.as_os_str().as_bytes())
+}

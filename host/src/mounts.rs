@@ -1,0 +1,137 @@
+//! Reads the kernel's table of mounts.
+
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStringExt;
+use std::path::{Path, PathBuf};
+use std::{fs, io};
+
+use nix::sys::stat::makedev;
+use nix::unistd::geteuid;
+
+/// The file system type of an archive as the kernel shows it.
+pub const TYPE: &str = "fuse.lockbox";
+
+/// One line of /proc/self/mountinfo.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mounted {
+    /// The kernel's number of the mount, which another one gets when this one is gone.
+    pub id: u64,
+    /// That of the mount on which it lies.
+    pub parent: u64,
+    /// The file system's device number: that of a bind mount is the same.
+    pub device: u64,
+    pub point: PathBuf,
+    /// The archive, as it was named at mounting.
+    pub source: PathBuf,
+    /// Who made a FUSE mount.
+    pub user: Option<u32>,
+    pub file_system: String,
+}
+
+impl Mounted {
+    pub fn is_archive(&self) -> bool {
+        self.file_system == TYPE
+    }
+}
+
+/// All mounts of this process's namespace, a later one over an earlier one at the same point.
+///
+/// # Errors
+/// When /proc is not there.
+pub fn table() -> io::Result<Vec<Mounted>> {
+    let table = fs::read("/proc/self/mountinfo")?;
+    Ok(table.split(|&b| b == b'\n').filter_map(parse).collect())
+}
+
+/// The same, empty where /proc is not there.
+pub fn all() -> Vec<Mounted> {
+    table().unwrap_or_default()
+}
+
+/// The mounts of archives that this user made, for root those of all users.
+pub fn mine() -> Vec<Mounted> {
+    let me = geteuid();
+    let mine = |mounted: &Mounted| mounted.is_archive() && (me.is_root() || mounted.user == Some(me.as_raw()));
+    all().into_iter().filter(mine).collect()
+}
+
+/// The mount on top at `point`, which must be an absolute path without links.
+///
+/// # Errors
+/// As [`table`].
+pub fn at(point: &Path) -> io::Result<Option<Mounted>> {
+    Ok(table()?.into_iter().rfind(|mounted| mounted.point == point))
+}
+
+/// Another mount of the same file system, such as the one that `mounted` is a bind of.
+pub fn twin<'a>(table: &'a [Mounted], mounted: &Mounted) -> Option<&'a Mounted> {
+    table.iter().find(|other| other.is_archive() && other.device == mounted.device && other.id != mounted.id)
+}
+
+/// A line of the table.
+pub fn parse(line: &[u8]) -> Option<Mounted> {
+    let mut fields = line.split(|&b| b == b' ');
+    let mut text = || std::str::from_utf8(fields.next()?).ok();
+    let (id, parent, device) = (text()?.parse().ok()?, text()?.parse().ok()?, text()?);
+    let (major, minor) = device.split_once(':')?;
+    let device = makedev(major.parse().ok()?, minor.parse().ok()?);
+    let point = path(fields.nth(1)?);
+    // Optional fields end at a dash; type, source and the file system's options follow.
+    let mut rest = fields.skip_while(|&field| field != b"-").skip(1);
+    let file_system = String::from_utf8_lossy(rest.next()?).into_owned();
+    let source = path(rest.next()?);
+    let options = String::from_utf8_lossy(rest.next().unwrap_or_default()).into_owned();
+    let user = options.split(',').find_map(|option| option.strip_prefix("user_id=")?.parse().ok());
+    Some(Mounted { id, parent, device, point, source, user, file_system })
+}
+
+fn path(field: &[u8]) -> PathBuf {
+    PathBuf::from(OsString::from_vec(unescape(field)))
+}
+
+/// Undoes the `\ooo` for space, tab, newline and backslash that the kernel and fstab write.
+pub fn unescape(field: &[u8]) -> Vec<u8> {
+    let mut parts = field.split(|&b| b == b'\\');
+    let mut bytes = parts.next().unwrap_or_default().to_vec();
+    for part in parts {
+        match part {
+            [a @ b'0'..=b'3', b @ b'0'..=b'7', c @ b'0'..=b'7', rest @ ..] => {
+                bytes.push((a - b'0') << 6 | (b - b'0') << 3 | (c - b'0'));
+                bytes.extend_from_slice(rest);
+            }
+            _ => {
+                bytes.push(b'\\');
+                bytes.extend_from_slice(part);
+            }
+        }
+    }
+    bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_with_escapes_and_optional_fields_is_read() {
+        let line = br"36 35 0:42 / /mnt/a\040b\134c rw,nosuid shared:1 master:2 - fuse.lockbox /x\040y.lbx rw,user_id=7,group_id=0";
+        let mounted = parse(line).unwrap();
+        assert_eq!(mounted.point, Path::new("/mnt/a b\\c"));
+        assert_eq!(mounted.source, Path::new("/x y.lbx"));
+        assert_eq!(mounted.user, Some(7));
+        assert_eq!((mounted.id, mounted.parent, mounted.device), (36, 35, makedev(0, 42)));
+        assert!(mounted.is_archive());
+    }
+
+    #[test]
+    fn other_and_short_lines_are_no_archives() {
+        assert!(!parse(b"36 35 0:42 / /mnt rw - fuse.lockboxfs x rw").unwrap().is_archive());
+        assert_eq!(parse(b"36 35 0:42 / /mnt"), None);
+        assert_eq!(parse(b""), None);
+    }
+
+    #[test]
+    fn what_is_no_escape_stays() {
+        assert_eq!(unescape(br"\\040\400\04\x\"), br"\ \400\04\x\");
+    }
+}

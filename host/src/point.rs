@@ -1,0 +1,169 @@
+//! A mount point that is held open, so that whoever may change its path leads what root does there nowhere else.
+//!
+//! A path is resolved once, without following links: its links were resolved when the user named it, so one that is found now was put there
+//! since. What follows goes to the descriptor, and a mount is known by the number that the kernel gives no other one while it is open.
+//! So whoever takes a mount away opens what is there, reads its number, looks that number up in the table, compares, and then unmounts what
+//! is open.
+
+use std::ffi::OsString;
+use std::fs;
+use std::io::{self, ErrorKind};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use nix::mount::{MntFlags, umount2};
+use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, openat};
+use rustix::io::Errno;
+
+use crate::mounts::{self, Mounted};
+
+/// An open directory, which nobody can put another one in the place of.
+pub struct Point(OwnedFd);
+
+impl Point {
+    /// Opens what lies on top at an absolute path without links, without asking its file system.
+    pub fn of(path: &Path) -> io::Result<Point> {
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        match rustix::fs::openat2(CWD, path, flags, Mode::empty(), ResolveFlags::NO_SYMLINKS) {
+            // A kernel before 5.6, or a container that does not know the call: links on the way are followed there.
+            Err(Errno::NOSYS | Errno::PERM) => Ok(Point(rustix::fs::openat(CWD, path, flags, Mode::empty())?)),
+            opened => Ok(Point(opened?)),
+        }
+    }
+
+    /// A path of what is open, whatever lies on top of it by now.
+    pub fn link(&self) -> PathBuf {
+        format!("/proc/self/fd/{}", self.0.as_raw_fd()).into()
+    }
+
+    /// The mount whose root this is, under the path at which it was opened.
+    pub fn mounted_at(&self, path: &Path) -> io::Result<Option<Mounted>> {
+        let id = self.mount()?;
+        Ok(mounts::table()?.into_iter().find(|mounted| mounted.id == id && mounted.point == path))
+    }
+
+    /// The kernel's number of the mount in which it is.
+    fn mount(&self) -> io::Result<u64> {
+        let told = fs::read_to_string(format!("/proc/self/fdinfo/{}", self.0.as_raw_fd()))?;
+        let number = told.lines().find_map(|line| line.strip_prefix("mnt_id:")?.trim().parse().ok());
+        number.ok_or_else(|| ErrorKind::InvalidData.into())
+    }
+
+    /// Takes the mount whose root this is away, also when it is busy or something lies on it.
+    pub fn detach(&self) -> nix::Result<()> {
+        umount2(&self.link(), MntFlags::MNT_DETACH)
+    }
+
+    /// The mode of the directory.
+    pub fn mode(&self) -> io::Result<u32> {
+        Ok(rustix::fs::fstat(&self.0)?.st_mode)
+    }
+}
+
+/// The kernel's number of the mount to which a link leads.
+pub fn mount_of(link: &Path) -> Option<u64> {
+    Point(openat(CWD, link, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).ok()?).mount().ok()
+}
+
+/// A mount of an archive that stays the one that was found in the table.
+pub struct Held {
+    root: Point,
+    /// The directory in which it lies, and its name there.
+    parent: OwnedFd,
+    name: OsString,
+}
+
+impl Held {
+    /// None when what lies at the path of `mounted` is not that mount, or no more. Its daemon is not asked.
+    ///
+    /// # Errors
+    /// When the path leads nowhere.
+    pub fn of(mounted: &Mounted) -> io::Result<Option<Held>> {
+        let (Some(above), Some(name)) = (mounted.point.parent(), mounted.point.file_name()) else { return Ok(None) };
+        let flags = OFlags::PATH | OFlags::CLOEXEC;
+        let parent = openat(CWD, above, flags | OFlags::DIRECTORY, Mode::empty())?;
+        let root = Point(openat(&parent, name, flags | OFlags::NOFOLLOW, Mode::empty())?);
+        let id = root.mount()?;
+        let same = |now: &Mounted| (now.id, now.device, now.user) == (id, mounted.device, mounted.user);
+        let is_it = id == mounted.id && mounts::all().iter().any(|now| now.is_archive() && same(now));
+        Ok(is_it.then(|| Held { root, parent, name: name.to_owned() }))
+    }
+
+    /// Whether nobody serves it. The attributes may still be cached, a new handle cannot be.
+    pub fn is_dead(&self) -> bool {
+        // ENOTCONN: nobody serves it; ECONNABORTED: not since the question.
+        fs::read_dir(self.root.link().join(""))
+            .is_err_and(|e| matches!(e.kind(), ErrorKind::NotConnected | ErrorKind::ConnectionAborted))
+    }
+
+    /// Takes it away, also when it is busy.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn detach(&self) -> nix::Result<()> {
+        self.root.detach()
+    }
+
+    /// Takes it away unless it is busy, which it would be by our own descriptor of it. So that goes before, and the mount is named by its
+    /// entry in the directory that is open: no link is followed, a mount point cannot be renamed, and only its user and root unmount it.
+    ///
+    /// # Errors
+    /// The kernel's, as when it is busy.
+    pub fn unmount(self) -> nix::Result<()> {
+        drop(self.root);
+        let entry = format!("/proc/self/fd/{}", self.parent.as_raw_fd());
+        umount2(&Path::new(&entry).join(self.name), MntFlags::UMOUNT_NOFOLLOW)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    #[test]
+    fn a_link_that_was_put_on_the_way_is_not_followed() {
+        let place = tempfile::tempdir().unwrap();
+        let place = place.path().canonicalize().unwrap();
+        for directory in ["users/point", "victim/point"] {
+            fs::create_dir_all(place.join(directory)).unwrap();
+        }
+        let held = Point::of(&place.join("users/point")).unwrap();
+        fs::rename(place.join("users"), place.join("away")).unwrap();
+        symlink("victim", place.join("users")).unwrap();
+        assert!(Point::of(&place.join("users/point")).is_err());
+        assert_eq!(fs::read_link(held.link()).unwrap(), place.join("away/point"), "what is held stays what it is");
+    }
+
+    #[test]
+    fn a_mount_is_told_by_what_is_open_and_by_its_path() {
+        let held = Point::of(Path::new("/proc")).unwrap();
+        assert_eq!(held.mounted_at(Path::new("/proc")).unwrap().unwrap().file_system, "proc");
+        assert_eq!(held.mounted_at(Path::new("/sys")).unwrap(), None, "the path leads elsewhere by now");
+        let below = Point::of(Path::new("/proc/self/fd").canonicalize().unwrap().as_path()).unwrap();
+        assert_eq!(below.mounted_at(Path::new("/proc/self/fd")).unwrap(), None, "no root of a mount");
+    }
+
+    fn mounted(line: &str) -> Mounted {
+        mounts::parse(line.as_bytes()).unwrap()
+    }
+
+    #[test]
+    fn what_is_not_the_mount_of_the_table_is_not_held() {
+        let scratch = tempfile::tempdir().unwrap();
+        let point = scratch.path().join("point");
+        symlink("/proc", &point).unwrap();
+        let proc = mounts::all().into_iter().rfind(|mounted| mounted.point == Path::new("/proc")).unwrap();
+        let (major, minor) = (nix::sys::stat::major(proc.device), nix::sys::stat::minor(proc.device));
+        let device = format!("{major}:{minor}");
+        let claimed =
+            |id: u64, at: &str| mounted(&format!("{id} 1 {} / {at} rw - fuse.lockbox /a.lbx rw,user_id=7", device));
+        let at = point.to_str().unwrap();
+        assert!(Held::of(&claimed(proc.id, at)).unwrap().is_none(), "a link");
+        assert!(Held::of(&claimed(proc.id, "/proc")).unwrap().is_none(), "no archive in the table");
+        assert!(Held::of(&claimed(proc.id + 1, "/proc")).unwrap().is_none(), "another mount");
+        assert!(Held::of(&claimed(proc.id, "/")).unwrap().is_none());
+        assert!(Held::of(&claimed(proc.id, "/proc/missing/point")).is_err());
+    }
+}

@@ -1,0 +1,68 @@
+//! Reads times and sizes as people write them: a number with the letter of a unit.
+
+use std::time::Duration;
+
+/// `90`, `90s`, `10m`, `12h` or `2d`.
+pub fn time(text: &str) -> Option<Duration> {
+    let unit = |letter| match letter {
+        's' => Some(1),
+        'm' => Some(60),
+        'h' => Some(3600),
+        'd' => Some(86_400),
+        _ => None,
+    };
+    scaled(text, unit).map(Duration::from_secs)
+}
+
+/// Bytes, or `64K`, `64M`, `1G` or `2T`, of 1024 each; small letters mean the same.
+pub fn size(text: &str) -> Option<u64> {
+    scaled(text, |letter| "KMGT".find(letter.to_ascii_uppercase()).map(|power| 1 << (10 * (power + 1))))
+}
+
+/// The number times its unit; without a letter it counts as it stands.
+fn scaled(text: &str, unit: impl Fn(char) -> Option<u64>) -> Option<u64> {
+    let (digits, unit) = match text.char_indices().next_back() {
+        Some((at, letter)) if !letter.is_ascii_digit() => (&text[..at], unit(letter)?),
+        _ => (text, 1),
+    };
+    digits.parse::<u64>().ok()?.checked_mul(unit)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_have_units() {
+        for (text, seconds) in
+            [("0", 0), ("90", 90), ("90s", 90), ("10m", 600), ("12h", 43_200), ("7d", 604_800), ("30d", 2_592_000)]
+        {
+            assert_eq!(time(text), Some(Duration::from_secs(seconds)), "{text}");
+        }
+        for text in [
+            "",
+            "m",
+            "10 m",
+            "-1",
+            "-1m",
+            "1.5h",
+            "10M",
+            "1w",
+            "99999999999999999999",
+            "99999999999999999d",
+            "\u{1f4a3}",
+        ] {
+            assert_eq!(time(text), None, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn sizes_have_units_of_1024() {
+        for (text, bytes) in [("7", 7), ("1k", 1 << 10), ("64M", 64 << 20), ("1g", 1 << 30), ("2T", 2 << 40)] {
+            assert_eq!(size(text), Some(bytes), "{text}");
+        }
+        for text in ["", "M", "1 M", "1MB", "-1", "1.5G", "1P", "99999999999T"] {
+            assert_eq!(size(text), None, "{text:?}");
+        }
+    }
+}

@@ -1,0 +1,51 @@
+//! Why a secret could not be had.
+
+use std::fmt;
+use std::io;
+
+use nix::errno::Errno;
+
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// Who can mend it; programs choose the exit code by this.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// The command line asks for what does not go together.
+    Usage,
+    /// A source failed, or has nothing that could be a secret.
+    Source,
+}
+
+/// A sentence without any secret in it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Error {
+    pub kind: Kind,
+    pub sentence: String,
+}
+
+impl Error {
+    pub(crate) fn usage(sentence: impl Into<String>) -> Error {
+        Error { kind: Kind::Usage, sentence: sentence.into() }
+    }
+
+    pub(crate) fn source(sentence: impl Into<String>) -> Error {
+        Error { kind: Kind::Source, sentence: sentence.into() }
+    }
+
+    /// The host refused something.
+    pub(crate) fn host(context: impl fmt::Display, error: &io::Error) -> Error {
+        match error.raw_os_error() {
+            // The words without the number.
+            Some(number) => Error::source(format!("{context}: {}", Errno::from_raw(number).desc())),
+            None => Error::source(format!("{context}: {error}")),
+        }
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.sentence)
+    }
+}
+
+impl std::error::Error for Error {}

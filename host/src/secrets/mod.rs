@@ -1,0 +1,21 @@
+//! Gets the secrets that open archives from where their owners keep them.
+//!
+//! Nothing in here knows archives: it hands out bytes that are wiped when dropped, or one sentence that says why there are none.
+//! No sentence contains any part of a secret.
+
+mod error;
+mod keyring;
+mod passphrase;
+mod program;
+mod prompt;
+mod read;
+mod sources;
+
+pub use error::{Error, Kind, Result};
+pub use keyring::{Cache, Keyring, parse_timeout};
+pub use passphrase::PassphraseSources;
+pub use read::{value, without_line_end};
+pub use sources::{Sources, ask_openly, ask_secretly, confirm_openly};
+
+/// A secret, wiped when it is dropped.
+pub type Bytes = zeroize::Zeroizing<Vec<u8>>;

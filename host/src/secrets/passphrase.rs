@@ -1,0 +1,388 @@
+//! Chooses where the passphrase comes from: what the command line names, the environment, standard input, a prompt.
+
+use std::ffi::{OsStr, OsString};
+use std::io::{self, IsTerminal};
+use std::os::fd::RawFd;
+use std::path::{Component, Path, PathBuf};
+
+use clap::Args;
+
+use super::error::{Error, Result};
+use super::read::{PASSPHRASE, Privacy};
+use super::{Bytes, program, prompt, read};
+use crate::shown;
+
+/// Where a passphrase comes from, as the command line says; nothing in here is secret.
+#[derive(Args, Clone, Debug, Default, PartialEq, Eq)]
+#[command(next_help_heading = "Secrets")]
+pub struct PassphraseSources {
+    /// Read the passphrase from FILE; without any source from LOCKBOX_PASSFILE, the output of LOCKBOX_PASSCOMMAND, standard
+    /// input when it is no terminal, or a prompt
+    #[arg(long, value_name = "FILE")]
+    pub passfile: Option<PathBuf>,
+    /// Read the passphrase from the open descriptor N
+    #[arg(long, value_name = "N")]
+    pub passfd: Option<RawFd>,
+    /// Take as the passphrase what the shell command CMD prints
+    #[arg(long, value_name = "CMD")]
+    pub passcommand: Option<OsString>,
+    /// Read the passphrase from the systemd credential NAME, a file in $CREDENTIALS_DIRECTORY
+    #[arg(long, value_name = "NAME")]
+    pub credential: Option<OsString>,
+    /// Ask for the passphrase through systemd-ask-password when there is no terminal
+    #[arg(long)]
+    pub ask_password: bool,
+    /// Accept files with secrets that others may read
+    #[arg(long)]
+    pub passfile_any: bool,
+    /// Standard input is something else, so the terminal is asked.
+    #[arg(skip)]
+    pub input_taken: bool,
+}
+
+/// Where the passphrase comes from.
+enum Source<'a> {
+    File(PathBuf),
+    Descriptor(RawFd),
+    /// The command, and the name of where it was given.
+    Command(OsString, &'static str),
+    Credential(&'a OsStr),
+    AskPassword,
+    Input,
+    Prompt,
+}
+
+impl PassphraseSources {
+    /// Whether the command line names a source, and not just a way of asking.
+    pub fn any_named(&self) -> bool {
+        self.passfile.is_some() || self.passfd.is_some() || self.passcommand.is_some() || self.credential.is_some()
+    }
+
+    /// Finds out what can never work, before anything is asked.
+    ///
+    /// # Errors
+    /// Usage, naming the options that do not go together.
+    pub fn check(&self) -> Result<()> {
+        let given = [
+            ("passfile", self.passfile.is_some()),
+            ("passfd", self.passfd.is_some()),
+            ("passcommand", self.passcommand.is_some()),
+            ("credential", self.credential.is_some()),
+            ("ask-password", self.ask_password),
+        ];
+        let mut given = given.iter().filter(|(_, given)| *given).map(|(name, _)| name);
+        if let (Some(one), Some(other)) = (given.next(), given.next()) {
+            return Err(Error::usage(format!("{one} and {other} both give the passphrase: choose one")));
+        }
+        if self.passfd.is_some_and(|number| number < 0 || number == 1 || number == 2) {
+            return Err(Error::usage("passfd takes the number of a descriptor to read from: 0, 3 or more"));
+        }
+        if self.input_taken && self.passfd == Some(0) {
+            return Err(Error::usage("standard input is not for the passphrase here: passfd takes another descriptor"));
+        }
+        if let Some(name) = &self.credential
+            && !is_plain_name(name)
+        {
+            return Err(Error::usage("credential takes the name of a credential, without a path"));
+        }
+        Ok(())
+    }
+
+    /// The same again for the command line of another program of lockbox.
+    pub fn arguments(&self) -> Vec<OsString> {
+        let mut arguments = Vec::new();
+        let mut push = |name: &str, value: Option<&OsStr>| {
+            if let Some(value) = value {
+                // One argument: a value may begin with a dash.
+                let mut argument = OsString::from(name);
+                argument.push("=");
+                argument.push(value);
+                arguments.push(argument);
+            }
+        };
+        push("--passfile", self.passfile.as_deref().map(Path::as_os_str));
+        push("--passfd", self.passfd.map(|number| OsString::from(number.to_string())).as_deref());
+        push("--passcommand", self.passcommand.as_deref());
+        push("--credential", self.credential.as_deref());
+        for (name, given) in [("--ask-password", self.ask_password), ("--passfile-any", self.passfile_any)] {
+            if given {
+                arguments.push(name.into());
+            }
+        }
+        arguments
+    }
+
+    /// Replaces what `later` gives, as options do that come later.
+    pub fn overridden_by(&mut self, later: &PassphraseSources) {
+        fn replace<T: Clone>(mine: &mut Option<T>, later: &Option<T>) {
+            if later.is_some() {
+                mine.clone_from(later);
+            }
+        }
+        replace(&mut self.passfile, &later.passfile);
+        replace(&mut self.passfd, &later.passfd);
+        replace(&mut self.passcommand, &later.passcommand);
+        replace(&mut self.credential, &later.credential);
+        self.ask_password |= later.ask_password;
+        self.passfile_any |= later.passfile_any;
+    }
+
+    /// The passphrase of the archive at `path`, without its line end.
+    ///
+    /// # Errors
+    /// As [`PassphraseSources::check`]; one sentence when the source fails or is empty.
+    pub fn passphrase(&self, path: &Path) -> Result<Bytes> {
+        match self.source()? {
+            Source::Prompt => checked(prompt::ask(&question(path))?),
+            source => self.read(&source, path),
+        }
+    }
+
+    /// A passphrase to be set: typed twice at a prompt.
+    ///
+    /// # Errors
+    /// As [`PassphraseSources::passphrase`]; when the two differ.
+    pub fn new_passphrase(&self, path: &Path) -> Result<Bytes> {
+        match self.source()? {
+            Source::Prompt => checked(prompt::ask_twice(&new_question(path))?),
+            source => self.read(&source, path),
+        }
+    }
+
+    /// The old and the new passphrase; the new one from the file `new` if there is one. Standard input gives both when it has to, one a
+    /// line.
+    ///
+    /// # Errors
+    /// As [`PassphraseSources::new_passphrase`].
+    pub fn old_and_new(&self, new: Option<&Path>, path: &Path) -> Result<(Bytes, Bytes)> {
+        let source = self.source()?;
+        if let Some(file) = new {
+            let old = self.passphrase(path)?;
+            return Ok((old, checked(read::file(file, &PASSPHRASE, self.privacy())?)?));
+        }
+        match source {
+            Source::Input | Source::Descriptor(0) => two_lines(read::input(&PASSPHRASE)?),
+            _ if io::stdin().is_terminal() => {
+                Ok((self.passphrase(path)?, checked(prompt::ask_twice(&new_question(path))?)?))
+            }
+            source => Ok((self.read(&source, path)?, checked(read::input(&PASSPHRASE)?)?)),
+        }
+    }
+
+    /// What an identity or its plugin wants to know, such as the passphrase of an SSH key.
+    pub(crate) fn answer(&self, question: &str) -> Option<Bytes> {
+        // Never what opens the archive: a token would take it for its PIN, block itself, and know it.
+        let answer = if prompt::has_terminal() {
+            prompt::ask(question).and_then(checked)
+        } else if self.ask_password {
+            program::ask(question.trim_end(), &PASSPHRASE).and_then(checked)
+        } else {
+            return None;
+        };
+        answer.ok()
+    }
+
+    /// A passphrase to be set by a command that does not need the one there is: from `file`, typed twice, or from standard input.
+    ///
+    /// # Errors
+    /// As [`PassphraseSources::new_passphrase`].
+    pub fn new_one(&self, file: Option<&Path>, path: &Path) -> Result<Bytes> {
+        checked(match file {
+            Some(file) => read::file(file, &PASSPHRASE, self.privacy())?,
+            None if io::stdin().is_terminal() => prompt::ask_twice(&new_question(path))?,
+            None => read::input(&PASSPHRASE)?,
+        })
+    }
+
+    /// Another secret that is no longer than a passphrase: from `file`, or standard input for `-`.
+    ///
+    /// # Errors
+    /// One sentence when it cannot be read or others may read it.
+    pub fn bytes(&self, file: &Path) -> Result<Bytes> {
+        if file == Path::new("-") { read::input(&PASSPHRASE) } else { read::file(file, &PASSPHRASE, self.privacy()) }
+    }
+
+    /// Cuts one line end off.
+    ///
+    /// # Errors
+    /// For what is empty then.
+    pub fn checked(passphrase: Bytes) -> Result<Bytes> {
+        checked(passphrase)
+    }
+
+    fn source(&self) -> Result<Source<'_>> {
+        self.check()?;
+        let environment = |name| std::env::var_os(name).filter(|value| !value.is_empty());
+        let terminal = io::stdin().is_terminal();
+        Ok(if let Some(path) = &self.passfile {
+            Source::File(path.clone())
+        } else if let Some(number) = self.passfd {
+            Source::Descriptor(number)
+        } else if let Some(command) = &self.passcommand {
+            Source::Command(command.clone(), "the passcommand")
+        } else if let Some(name) = &self.credential {
+            Source::Credential(name)
+        } else if self.ask_password && !terminal {
+            Source::AskPassword
+        } else if let Some(path) = environment("LOCKBOX_PASSFILE") {
+            Source::File(path.into())
+        } else if let Some(command) = environment("LOCKBOX_PASSCOMMAND") {
+            Source::Command(command, "LOCKBOX_PASSCOMMAND")
+        } else if terminal || (self.input_taken && prompt::has_terminal()) {
+            Source::Prompt
+        } else if self.input_taken {
+            return Err(Error::usage(
+                "standard input is not for the passphrase here: use --passfile, LOCKBOX_PASSFILE or LOCKBOX_PASSCOMMAND",
+            ));
+        } else {
+            Source::Input
+        })
+    }
+
+    pub(crate) fn privacy(&self) -> Privacy {
+        if self.passfile_any { Privacy::Waived } else { Privacy::Demanded }
+    }
+
+    fn read(&self, source: &Source<'_>, path: &Path) -> Result<Bytes> {
+        checked(match source {
+            Source::File(file) => read::file(file, &PASSPHRASE, self.privacy())?,
+            Source::Descriptor(number) => read::descriptor(*number, &PASSPHRASE)?,
+            Source::Command(command, name) => program::shell(command, name, &PASSPHRASE)?,
+            Source::Credential(name) => credential(name)?,
+            Source::AskPassword => program::ask(question(path).trim_end(), &PASSPHRASE)?,
+            Source::Input | Source::Prompt => read::input(&PASSPHRASE)?,
+        })
+    }
+}
+
+fn question(path: &Path) -> String {
+    format!("Passphrase of {}: ", shown(path))
+}
+
+fn new_question(path: &Path) -> String {
+    format!("New passphrase of {}: ", shown(path))
+}
+
+/// One part of a path, and not `.` or `..`.
+fn is_plain_name(name: &OsStr) -> bool {
+    let mut parts = Path::new(name).components();
+    matches!((parts.next(), parts.next()), (Some(Component::Normal(part)), None) if part == name)
+}
+
+/// A file that the service manager made for this unit alone; its directory keeps others out.
+fn credential(name: &OsStr) -> Result<Bytes> {
+    let directory = std::env::var_os("CREDENTIALS_DIRECTORY").map(PathBuf::from).filter(|path| path.is_absolute());
+    let Some(directory) = directory else {
+        return Err(Error::source(
+            "there are no credentials: CREDENTIALS_DIRECTORY is not set, as it is in units with LoadCredential=",
+        ));
+    };
+    read::file(&directory.join(name), &PASSPHRASE, Privacy::Waived)
+}
+
+/// Splits the old passphrase from the new one.
+fn two_lines(mut both: Bytes) -> Result<(Bytes, Bytes)> {
+    let Some(end) = both.iter().position(|&b| b == b'\n') else {
+        return Err(Error::source("standard input must have the old and the new passphrase, one a line"));
+    };
+    let mut second = Bytes::new(Vec::with_capacity(both.len()));
+    second.extend_from_slice(&both[end + 1..]);
+    both.truncate(end + 1);
+    Ok((checked(both)?, checked(second)?))
+}
+
+/// Cuts one line end and refuses what is empty then.
+fn checked(bytes: Bytes) -> Result<Bytes> {
+    let bytes = read::without_line_end(bytes);
+    if bytes.is_empty() {
+        return Err(Error::source("the passphrase is empty: use a passfile, LOCKBOX_PASSCOMMAND or a terminal"));
+    }
+    Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::error::Kind;
+    use super::*;
+
+    #[test]
+    fn one_line_end_is_cut_and_nothing_is_refused() {
+        let cut = |text: &str| checked(Bytes::new(text.as_bytes().to_vec())).ok().map(|bytes| bytes.to_vec());
+        assert_eq!(cut("abc\n"), Some(b"abc".to_vec()));
+        assert_eq!(cut("abc\n\n"), Some(b"abc\n".to_vec()));
+        assert_eq!(cut(" abc\r\n"), Some(b" abc".to_vec()));
+        assert_eq!(cut("\n"), None);
+        assert_eq!(cut(""), None);
+    }
+
+    #[test]
+    fn two_passphrases_come_one_a_line() {
+        let split = |text: &str| two_lines(Bytes::new(text.as_bytes().to_vec())).ok();
+        let (old, new) = split("old\nnew\n").unwrap();
+        assert_eq!((&**old, &**new), (&b"old"[..], &b"new"[..]));
+        for text in ["old", "old\n", "\nnew\n", "old\n\n"] {
+            assert!(split(text).is_none(), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn an_input_that_is_taken_is_never_the_source() {
+        let taken = PassphraseSources { input_taken: true, ..PassphraseSources::default() };
+        let from = |sources: PassphraseSources| match sources.source() {
+            Ok(Source::Input) => "input",
+            Ok(Source::Descriptor(_)) => "descriptor",
+            Ok(Source::File(_)) => "file",
+            Ok(_) => "something else",
+            Err(_) => "nothing",
+        };
+        assert_ne!(from(taken.clone()), "input");
+        assert_eq!(from(PassphraseSources { passfd: Some(0), ..taken.clone() }), "nothing");
+        assert_eq!(from(PassphraseSources { passfd: Some(3), ..taken.clone() }), "descriptor");
+        assert_eq!(from(PassphraseSources { passfile: Some("file".into()), ..taken }), "file");
+    }
+
+    #[test]
+    fn two_sources_of_the_passphrase_are_a_usage_error() {
+        let all = PassphraseSources {
+            passfile: Some("file".into()),
+            passfd: Some(3),
+            passcommand: Some("command".into()),
+            credential: Some("name".into()),
+            ask_password: true,
+            ..PassphraseSources::default()
+        };
+        let none = PassphraseSources::default;
+        let pick: [fn(&PassphraseSources, &mut PassphraseSources); 5] = [
+            |from, to| to.passfile = from.passfile.clone(),
+            |from, to| to.passfd = from.passfd,
+            |from, to| to.passcommand = from.passcommand.clone(),
+            |from, to| to.credential = from.credential.clone(),
+            |from, to| to.ask_password = from.ask_password,
+        ];
+        for (first, one) in pick.iter().enumerate() {
+            let mut sources = none();
+            one(&all, &mut sources);
+            assert_eq!(sources.check(), Ok(()));
+            for other in &pick[first + 1..] {
+                let mut both = sources.clone();
+                other(&all, &mut both);
+                let error = both.check().unwrap_err();
+                assert_eq!(error.kind, Kind::Usage);
+                assert!(error.sentence.contains(" both give the passphrase"), "{error}");
+                assert_eq!(both.passphrase(Path::new("a.lbx")).unwrap_err(), error);
+            }
+        }
+    }
+
+    #[test]
+    fn a_credential_is_a_name_and_a_descriptor_can_be_read() {
+        for name in ["", ".", "..", "/etc/passwd", "a/b", "a/", "../a"] {
+            let sources = PassphraseSources { credential: Some(name.into()), ..PassphraseSources::default() };
+            assert_eq!(sources.check().unwrap_err().kind, Kind::Usage, "{name:?}");
+        }
+        for number in [-1, 1, 2] {
+            let sources = PassphraseSources { passfd: Some(number), ..PassphraseSources::default() };
+            assert_eq!(sources.check().unwrap_err().kind, Kind::Usage, "{number}");
+        }
+    }
+}

@@ -1,0 +1,145 @@
+//! Asks on the terminal, without showing what is typed.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::fd::AsFd;
+
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::signal::{SigSet, SigmaskHow, Signal, raise};
+use nix::sys::signalfd::{SfdFlags, SignalFd};
+use nix::sys::termios::{LocalFlags, SetArg, Termios, tcgetattr, tcsetattr};
+use zeroize::Zeroizing;
+
+use super::Bytes;
+use super::error::{Error, Result};
+
+const TERMINAL: &str = "/dev/tty";
+/// What a terminal passes on as one line, with its end; it drops what is typed beyond that.
+const MOST_LINE: usize = 4096;
+/// What ends or stops a program by default, and would leave the terminal without echo.
+const SIGNALS: [Signal; 5] = [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP, Signal::SIGQUIT, Signal::SIGTSTP];
+
+pub(crate) fn ask(question: &str) -> Result<Bytes> {
+    let question = lockbox_terminal::sentence(question);
+    let terminal = OpenOptions::new().read(true).write(true).open(TERMINAL);
+    let line = terminal.and_then(|terminal| Quiet::over(&terminal)?.ask(&question));
+    let mut line = line.map_err(|e| Error::host("cannot ask on the terminal", &e))?;
+    match line.pop() {
+        Some(b'\n') if line.len() + 2 < MOST_LINE => Ok(line),
+        Some(b'\n') => Err(Error::source("a terminal passes on no line of this length; use a file")),
+        _ => {
+            // The question stands there without an end of its line.
+            let _ = OpenOptions::new().write(true).open(TERMINAL).and_then(|mut terminal| terminal.write_all(b"\n"));
+            Err(Error::source("nothing was typed"))
+        }
+    }
+}
+
+/// A terminal without echo. Whatever ends the question, a signal too, it is as it was before.
+struct Quiet<'a> {
+    terminal: &'a File,
+    before: Termios,
+    /// The signals that this thread had blocked.
+    blocked: SigSet,
+    signals: SignalFd,
+}
+
+impl Quiet<'_> {
+    fn over(terminal: &File) -> io::Result<Quiet<'_>> {
+        let before = tcgetattr(terminal)?;
+        let watched: SigSet = SIGNALS.into_iter().collect();
+        let signals = SignalFd::with_flags(&watched, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)?;
+        let blocked = watched.thread_swap_mask(SigmaskHow::SIG_BLOCK)?;
+        let quiet = Quiet { terminal, before, blocked, signals };
+        quiet.silence()?;
+        Ok(quiet)
+    }
+
+    /// Lines are edited by the terminal, and Ctrl-C is a signal, whatever it was set to.
+    fn silence(&self) -> nix::Result<()> {
+        let mut quiet = self.before.clone();
+        quiet.local_flags.remove(LocalFlags::ECHO);
+        quiet.local_flags.insert(LocalFlags::ECHONL | LocalFlags::ICANON | LocalFlags::ISIG);
+        tcsetattr(self.terminal, SetArg::TCSANOW, &quiet)
+    }
+
+    fn restore(&self) {
+        // A terminal that is gone needs nothing.
+        let _ = tcsetattr(self.terminal, SetArg::TCSANOW, &self.before);
+    }
+
+    /// A line with its end, or what was typed before an end of input.
+    fn ask(&self, question: &str) -> io::Result<Bytes> {
+        let mut terminal = self.terminal;
+        // Room for all of it: what grows leaves copies behind.
+        let mut line = Zeroizing::new(Vec::with_capacity(2 * MOST_LINE));
+        let mut part = Zeroizing::new([0; MOST_LINE]);
+        terminal.write_all(question.as_bytes())?;
+        while !line.ends_with(b"\n") && line.len() < MOST_LINE {
+            let mut ready = [
+                PollFd::new(terminal.as_fd(), PollFlags::POLLIN),
+                PollFd::new(self.signals.as_fd(), PollFlags::POLLIN),
+            ];
+            match poll(&mut ready, PollTimeout::NONE) {
+                Err(Errno::EINTR) => continue,
+                waited => waited?,
+            };
+            if let Some(came) = self.signals.read_signal()? {
+                self.pass_on(Signal::try_from(came.ssi_signo as i32)?)?; // at most 64
+                terminal.write_all(question.as_bytes())?;
+                line.clear();
+                continue;
+            }
+            match terminal.read(&mut part[..]) {
+                Ok(0) => break,
+                Ok(count) => line.extend_from_slice(&part[..count]),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(line)
+    }
+
+    /// Lets a signal do what it does; returns when it was ignored, or when a stopped program goes on.
+    fn pass_on(&self, signal: Signal) -> io::Result<()> {
+        self.restore();
+        let mut terminal = self.terminal;
+        let _ = terminal.write_all(b"\n");
+        let watched = self.blocked.thread_swap_mask(SigmaskHow::SIG_SETMASK)?;
+        raise(signal)?;
+        watched.thread_set_mask()?;
+        Ok(self.silence()?)
+    }
+}
+
+impl Drop for Quiet<'_> {
+    fn drop(&mut self) {
+        self.restore();
+        let _ = self.blocked.thread_set_mask();
+    }
+}
+
+/// Whether there is a terminal to ask on, wherever standard input comes from.
+pub(crate) fn has_terminal() -> bool {
+    File::open(TERMINAL).is_ok()
+}
+
+/// A line with echo.
+pub(crate) fn ask_openly(question: &str) -> Option<String> {
+    let mut terminal = OpenOptions::new().read(true).write(true).open(TERMINAL).ok()?;
+    terminal.write_all(lockbox_terminal::sentence(question).as_bytes()).ok()?;
+    let mut line = String::new();
+    BufReader::new(terminal.take(MOST_LINE as u64)).read_line(&mut line).ok()?;
+    Some(line.trim_end_matches(['\n', '\r']).to_owned())
+}
+
+/// For a passphrase to be set.
+pub(crate) fn ask_twice(question: &str) -> Result<Bytes> {
+    let first = ask(question)?;
+    let second = ask("The same again: ")?;
+    if *first != *second {
+        return Err(Error::source("the two passphrases differ; nothing was changed"));
+    }
+    Ok(first)
+}

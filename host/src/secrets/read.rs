@@ -1,0 +1,248 @@
+//! Reads secrets from files, descriptors and standard input: bounded, unbuffered, never past what a secret can have.
+
+use std::fs::{File, Metadata, OpenOptions};
+use std::io::{self, IsTerminal, Read};
+use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::path::Path;
+use std::time::Duration;
+
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use zeroize::Zeroizing;
+
+use super::Bytes;
+use super::error::{Error, Result};
+use crate::shown;
+
+/// How long a FIFO may wait for somebody who writes to it. Whoever types there needs seconds; a boot must not wait for ever.
+const WRITER_DEADLINE: Duration = Duration::from_secs(60);
+
+/// One kind of secret: its name in sentences, and the most bytes that it can have. More is a mistake, such as a wrong file.
+pub(crate) struct What {
+    pub(crate) name: &'static str,
+    pub(crate) most: usize,
+}
+
+pub(crate) const PASSPHRASE: What = What { name: "passphrase", most: 64 << 10 };
+
+/// Something secret that opens nothing.
+const VALUE: What = What { name: "value", most: 64 << 10 };
+
+/// Reads something secret that opens nothing, such as a token to keep, from `file` or standard input, and cuts one line end off.
+///
+/// # Errors
+/// One sentence when it cannot be read or is longer than 64 KiB.
+pub fn value(from: Option<&Path>) -> Result<Bytes> {
+    let read = match from {
+        Some(path) => file(path, &VALUE, Privacy::Waived)?,
+        None => input(&VALUE)?,
+    };
+    Ok(without_line_end(read))
+}
+
+/// Cuts one line end off.
+pub fn without_line_end(mut bytes: Bytes) -> Bytes {
+    if bytes.last() == Some(&b'\n') {
+        bytes.pop();
+        if bytes.last() == Some(&b'\r') {
+            bytes.pop();
+        }
+    }
+    bytes
+}
+
+/// Whether a file that others may read is taken.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Privacy {
+    Demanded,
+    /// The user said so, or the directory protects it.
+    Waived,
+}
+
+pub(crate) fn file(path: &Path, what: &What, privacy: Privacy) -> Result<Bytes> {
+    all(open(path, what, privacy)?, what, &shown(path))
+}
+
+/// A file to read a secret from: private, and with a writer if it is a FIFO.
+pub(crate) fn open(path: &Path, what: &What, privacy: Privacy) -> Result<File> {
+    open_within(path, what, privacy, WRITER_DEADLINE)
+}
+
+fn open_within(path: &Path, what: &What, privacy: Privacy, deadline: Duration) -> Result<File> {
+    let failed = |e: io::Error| Error::host(format!("cannot read the {} from {}", what.name, shown(path)), &e);
+    // Without waiting: opening a FIFO without a writer would last until there is one.
+    let flags = (OFlag::O_NONBLOCK | OFlag::O_NOCTTY).bits();
+    let file = OpenOptions::new().read(true).custom_flags(flags).open(path).map_err(failed)?;
+    let metadata = file.metadata().map_err(failed)?;
+    let kind = metadata.file_type();
+    if (kind.is_file() || kind.is_fifo()) && metadata.mode() & 0o077 != 0 && privacy == Privacy::Demanded {
+        return Err(exposed(path, &metadata));
+    }
+    if kind.is_fifo() && !has_writer(&file, deadline).map_err(failed)? {
+        return Err(Error::source(format!(
+            "nobody wrote the {} to {} within {} seconds",
+            what.name,
+            shown(path),
+            deadline.as_secs()
+        )));
+    }
+    wait_again(&file).map_err(failed)?;
+    Ok(file)
+}
+
+fn exposed(path: &Path, metadata: &Metadata) -> Error {
+    Error::source(format!(
+        "{} may be read by others (mode {:04o}): protect it with 'chmod 600', or allow it with --passfile-any",
+        shown(path),
+        metadata.mode() & 0o7777
+    ))
+}
+
+/// Waits until there is something to read, or an end.
+fn has_writer(fifo: &File, deadline: Duration) -> io::Result<bool> {
+    let timeout = PollTimeout::try_from(deadline).unwrap_or(PollTimeout::MAX);
+    let mut asked = [PollFd::new(fifo.as_fd(), PollFlags::POLLIN)];
+    Ok(poll(&mut asked, timeout)? > 0)
+}
+
+/// Undoes the opening without waiting.
+fn wait_again(file: &File) -> io::Result<()> {
+    let flags = OFlag::from_bits_retain(fcntl(file, FcntlArg::F_GETFL)?);
+    fcntl(file, FcntlArg::F_SETFL(flags - OFlag::O_NONBLOCK))?;
+    Ok(())
+}
+
+/// Reads a descriptor that the program was started with, and closes it: nothing that is started later shall inherit it.
+pub(crate) fn descriptor(number: RawFd, what: &What) -> Result<Bytes> {
+    let name = format!("descriptor {number}");
+    let failed = |e: io::Error| Error::host(format!("cannot read the {} from {name}", what.name), &e);
+    let file = if number == 0 { input_file().map_err(failed)? } else { take(number).map_err(failed)?.into() };
+    if file.is_terminal() {
+        return Err(Error::source(format!(
+            "{name} is a terminal, which would show the {}; without the option there is a prompt",
+            what.name
+        )));
+    }
+    all(file, what, &name)
+}
+
+#[allow(unsafe_code)]
+fn take(number: RawFd) -> io::Result<OwnedFd> {
+    // SAFETY: used for one system call, which answers EBADF for a number that is not open.
+    let inherited = unsafe { BorrowedFd::borrow_raw(number) };
+    fcntl(inherited, FcntlArg::F_GETFD)?;
+    // SAFETY: it is open, as was just answered, and the user says that it was opened for this program to read a secret from. The programs
+    // ask for secrets before they open anything that they keep, so nothing of their own has the number.
+    Ok(unsafe { OwnedFd::from_raw_fd(number) })
+}
+
+/// Everything on standard input.
+pub(crate) fn input(what: &What) -> Result<Bytes> {
+    let file = input_file().map_err(|e| Error::host(format!("cannot read the {}", what.name), &e))?;
+    all(file, what, "standard input")
+}
+
+/// Past the standard library's buffer, which would keep a copy.
+fn input_file() -> io::Result<File> {
+    Ok(io::stdin().as_fd().try_clone_to_owned()?.into())
+}
+
+/// Reads to the end, into memory reserved beforehand: a vector that grew would leave copies behind.
+pub(crate) fn all(mut source: impl Read, what: &What, name: &str) -> Result<Bytes> {
+    let mut bytes = Zeroizing::new(vec![0; what.most + 1]);
+    let mut length = 0;
+    loop {
+        match source.read(&mut bytes[length..]) {
+            Ok(0) => break,
+            Ok(count) => length += count,
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+            Err(e) => return Err(Error::host(format!("cannot read the {} from {name}", what.name), &e)),
+        }
+        if length > what.most {
+            return Err(Error::source(format!(
+                "the {} from {name} is longer than {} KiB, which must be a mistake",
+                what.name,
+                what.most >> 10
+            )));
+        }
+    }
+    bytes.truncate(length);
+    Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::{self, Permissions};
+    use std::io::Write;
+    use std::os::fd::IntoRawFd;
+    use std::os::unix::fs::PermissionsExt;
+    use std::thread;
+
+    use nix::sys::stat::Mode;
+    use nix::unistd::mkfifo;
+
+    use super::*;
+
+    const SHORTLY: Duration = Duration::from_millis(50);
+
+    fn sentence(result: Result<Bytes>) -> String {
+        result.err().unwrap().sentence
+    }
+
+    #[test]
+    fn a_fifo_is_read_when_somebody_writes_and_left_when_nobody_does() {
+        let place = tempfile::tempdir().unwrap();
+        let fifo = place.path().join("fifo");
+        mkfifo(&fifo, Mode::S_IRUSR | Mode::S_IWUSR).unwrap();
+        let waited = open_within(&fifo, &PASSPHRASE, Privacy::Demanded, SHORTLY);
+        assert!(waited.err().unwrap().sentence.starts_with("nobody wrote the passphrase to "));
+        let writer = thread::spawn({
+            let fifo = fifo.clone();
+            // Opening waits for the reader.
+            move || OpenOptions::new().write(true).open(fifo).unwrap().write_all(b"secret\n").unwrap()
+        });
+        assert_eq!(*file(&fifo, &PASSPHRASE, Privacy::Demanded).unwrap(), b"secret\n");
+        writer.join().unwrap();
+        fs::set_permissions(&fifo, Permissions::from_mode(0o644)).unwrap();
+        assert!(sentence(file(&fifo, &PASSPHRASE, Privacy::Demanded)).contains("chmod 600"));
+    }
+
+    #[test]
+    fn a_file_that_others_read_is_refused_unless_allowed() {
+        let place = tempfile::tempdir().unwrap();
+        let path = place.path().join("pass");
+        fs::write(&path, "secret").unwrap();
+        for mode in [0o640, 0o604, 0o620, 0o601] {
+            fs::set_permissions(&path, Permissions::from_mode(mode)).unwrap();
+            let refused = sentence(file(&path, &PASSPHRASE, Privacy::Demanded));
+            assert!(refused.contains(&format!("mode {mode:04o}")) && !refused.contains("secret"), "{refused}");
+            assert_eq!(*file(&path, &PASSPHRASE, Privacy::Waived).unwrap(), b"secret");
+        }
+        fs::set_permissions(&path, Permissions::from_mode(0o600)).unwrap();
+        assert_eq!(*file(&path, &PASSPHRASE, Privacy::Demanded).unwrap(), b"secret");
+    }
+
+    #[test]
+    fn what_is_endless_no_file_or_missing_is_one_sentence() {
+        let read = |path: &str| sentence(file(Path::new(path), &PASSPHRASE, Privacy::Demanded));
+        assert_eq!(read("/dev/zero"), "the passphrase from /dev/zero is longer than 64 KiB, which must be a mistake");
+        assert_eq!(read("/proc"), "cannot read the passphrase from /proc: Is a directory");
+        assert_eq!(
+            read("/missing\x1b[2J"),
+            "cannot read the passphrase from /missing\\x1b[2J: No such file or directory"
+        );
+    }
+
+    #[test]
+    fn a_descriptor_is_read_and_closed() {
+        let (reader, mut writer) = io::pipe().unwrap();
+        writer.write_all(b"secret").unwrap();
+        drop(writer);
+        let number = reader.into_raw_fd();
+        assert_eq!(*descriptor(number, &PASSPHRASE).unwrap(), b"secret");
+        // High enough that nothing else of the test program gets the number meanwhile.
+        let closed = sentence(descriptor(987, &PASSPHRASE));
+        assert_eq!(closed, "cannot read the passphrase from descriptor 987: Bad file number");
+    }
+}

@@ -1,0 +1,405 @@
+//! Unlocks an archive with what the command line names, what the keyring keeps, and what is asked for, in this order.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use lockbox::Error;
+use lockbox::crypto::{KeyFile, Passphrase, Prompts, RecoveryCode};
+use lockbox::keys::{self, Secrets, UnlockLimits, UnlockedKey};
+
+use crate::failure::about;
+use crate::secrets::{Cache, Keyring, Sources, ask_openly, confirm_openly};
+use crate::{Failure, Program, WRONG_KEY};
+
+/// Unlocks the archive at `path`, which the user calls `name`, and keeps its key when the user wants that. The second value says why it
+/// could not be kept.
+///
+/// A key that is kept comes before everything but what the command line names. A key file or an identity is tried without a passphrase,
+/// unless the command line names one too; when a slot wants both, the passphrase is got then.
+///
+/// # Errors
+/// Those of the sources and the archive; before anything is asked, when a key is to be kept where none can be.
+pub fn unlock<P: Program>(
+    path: &Path,
+    name: &Path,
+    sources: &Sources,
+    cache: &Cache,
+    limits: &UnlockLimits,
+) -> Result<(UnlockedKey, Option<String>), Failure<P>> {
+    let id = keys::identify(path).map_err(|error| P::failure(path, error))?;
+    Door { lock: &Whole { path, id, limits }, path: name, sources }.open(cache)
+}
+
+/// Unlocks an archive whose header may be damaged; nothing that is kept is used.
+///
+/// # Errors
+/// As [`unlock`].
+pub fn unlock_damaged<P: Program>(
+    path: &Path,
+    sources: &Sources,
+    limits: &UnlockLimits,
+) -> Result<UnlockedKey, Failure<P>> {
+    Door { lock: &Damaged { path, limits }, path, sources }.ask()
+}
+
+/// What the command line names, and a passphrase when that is nothing: for changes of the keys of the archive at `path`, which nothing
+/// that is kept may make.
+///
+/// # Errors
+/// Those of the sources.
+pub fn gather<P: Program>(path: &Path, sources: &Sources) -> Result<Secrets, Failure<P>> {
+    Ok(gathered::<P>(path, sources)?.0)
+}
+
+/// What secrets are tried on.
+trait Lock {
+    fn id(&self) -> [u8; 16];
+
+    /// The key that was kept; None when it does not open the archive, or not any more.
+    fn accept(&self, kept: &[u8]) -> Option<UnlockedKey>;
+
+    /// Whether a key slot wants a key file and a passphrase together.
+    fn wants_both(&self) -> bool;
+
+    fn opens(&self, secrets: &Secrets) -> lockbox::Result<UnlockedKey>;
+}
+
+/// An archive whose header is whole.
+struct Whole<'a> {
+    path: &'a Path,
+    id: [u8; 16],
+    limits: &'a UnlockLimits,
+}
+
+impl Lock for Whole<'_> {
+    fn id(&self) -> [u8; 16] {
+        self.id
+    }
+
+    fn accept(&self, kept: &[u8]) -> Option<UnlockedKey> {
+        keys::accept_kept(self.path, kept)
+    }
+
+    fn wants_both(&self) -> bool {
+        keys::wants_both(self.path)
+    }
+
+    fn opens(&self, secrets: &Secrets) -> lockbox::Result<UnlockedKey> {
+        keys::unlock_with(self.path, secrets, self.limits)
+    }
+}
+
+/// An archive of which not even the id is certain, so that nothing is kept for it.
+struct Damaged<'a> {
+    path: &'a Path,
+    limits: &'a UnlockLimits,
+}
+
+impl Lock for Damaged<'_> {
+    fn id(&self) -> [u8; 16] {
+        [0; 16]
+    }
+
+    fn accept(&self, _: &[u8]) -> Option<UnlockedKey> {
+        None
+    }
+
+    fn wants_both(&self) -> bool {
+        keys::wants_both(self.path)
+    }
+
+    fn opens(&self, secrets: &Secrets) -> lockbox::Result<UnlockedKey> {
+        keys::unlock_damaged(self.path, secrets, self.limits)
+    }
+}
+
+/// A lock, and where its secrets come from.
+struct Door<'a> {
+    lock: &'a dyn Lock,
+    path: &'a Path,
+    sources: &'a Sources,
+}
+
+impl Door<'_> {
+    fn open<P: Program>(&self, cache: &Cache) -> Result<(UnlockedKey, Option<String>), Failure<P>> {
+        self.sources.check()?;
+        let named = self.sources.any_named();
+        let keyring = match cache.keyring_cache {
+            Some(_) => Some(Keyring::open()?),
+            None if named => None,
+            // Without keyrings nothing is kept either.
+            None => Keyring::open().ok(),
+        };
+        let key = match keyring.as_ref().filter(|_| !named).and_then(|keyring| self.kept(keyring)) {
+            Some(key) => key,
+            None => self.ask()?,
+        };
+        let refused = match (&keyring, cache.keyring_cache) {
+            (Some(keyring), Some(timeout)) => keyring.keep(&self.lock.id(), &key.to_bytes(), timeout).err(),
+            _ => None,
+        };
+        Ok((key, refused.map(|error| error.sentence)))
+    }
+
+    fn kept(&self, keyring: &Keyring) -> Option<UnlockedKey> {
+        let bytes = keyring.kept(&self.lock.id())?;
+        let key = self.lock.accept(&bytes);
+        if key.is_none() {
+            // The archive has another key since.
+            let _ = keyring.forget(&self.lock.id());
+        }
+        key
+    }
+
+    /// Opens the lock with what the command line names or somebody types, and never with what is kept.
+    fn ask<P: Program>(&self) -> Result<UnlockedKey, Failure<P>> {
+        let (mut secrets, mut mistyped) = gathered::<P>(self.path, self.sources)?;
+        if let Some(key) = self.attempt(&secrets)? {
+            return Ok(key);
+        }
+        let alone = self.sources.keyfile.is_some() && !self.sources.passphrase.any_named();
+        if alone && self.lock.wants_both() {
+            mistyped = secrets.add_typed(self.sources.passphrase.passphrase(self.path)?.into());
+            if let Some(key) = self.attempt(&secrets)? {
+                return Ok(key);
+            }
+        }
+        Err(match mistyped {
+            Some(error) => Failure::new(WRONG_KEY, about::<P>(self.path, Failure::<P>::sentence(&error))),
+            None => P::failure(self.path, Error::WrongKey),
+        })
+    }
+
+    /// Tries all secrets; None when they are the wrong ones.
+    fn attempt<P: Program>(&self, secrets: &Secrets) -> Result<Option<UnlockedKey>, Failure<P>> {
+        match self.lock.opens(secrets) {
+            Ok(key) => Ok(Some(key)),
+            Err(Error::WrongKey) => Ok(None),
+            Err(error) => Err(P::failure(self.path, error)),
+        }
+    }
+}
+
+/// What the command line names, and a passphrase when that is nothing, with the reason why what looks like a recovery code is none.
+fn gathered<P: Program>(path: &Path, sources: &Sources) -> Result<(Secrets, Option<Error>), Failure<P>> {
+    sources.check()?;
+    let mut secrets = Secrets::default();
+    if let Some((content, name)) = sources.key_file()? {
+        let read = KeyFile::read(content);
+        let read = read.map_err(|error| Failure::other(format!("{name}: {}", Failure::<P>::sentence(&error))))?;
+        secrets.key_file = Some(read);
+    }
+    let prompts = Asker::<P>::prompts(sources);
+    for (content, name) in sources.identities()? {
+        secrets.identities.add(&content, &name, &prompts)?;
+    }
+    if let Some(code) = sources.recovery_code()? {
+        secrets.recovery_code = Some(RecoveryCode::parse(&code)?);
+    }
+    let mut mistyped = None;
+    if sources.passphrase.any_named() || !sources.names_file() {
+        mistyped = secrets.add_typed(sources.passphrase.passphrase(path)?.into());
+    }
+    Ok((secrets, mistyped))
+}
+
+/// Asks the person at the terminal what plugins and protected identities want to know, when there is a terminal.
+pub struct Asker<P> {
+    sources: Sources,
+    program: std::marker::PhantomData<fn() -> P>,
+}
+
+impl<P: Program> Asker<P> {
+    /// What the sources name is a passphrase for identities as well.
+    pub fn prompts(sources: &Sources) -> Arc<dyn Prompts> {
+        Arc::new(Asker::<P> { sources: sources.clone(), program: std::marker::PhantomData })
+    }
+}
+
+impl<P: Program> Prompts for Asker<P> {
+    fn message(&self, text: &str) {
+        lockbox_terminal::complain(P::NAME, text);
+    }
+
+    fn confirm(&self, question: &str, yes: &str, no: Option<&str>) -> Option<bool> {
+        confirm_openly(question, yes, no)
+    }
+
+    fn public(&self, question: &str) -> Option<String> {
+        ask_openly(&format!("{question} "))
+    }
+
+    fn secret(&self, question: &str) -> Option<Passphrase> {
+        self.sources.answer(&format!("{} ", question.trim_end())).map(Passphrase::from)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::{Cell, RefCell};
+    use std::fs::{self, Permissions};
+    use std::os::unix::fs::PermissionsExt;
+    use std::path::PathBuf;
+    use std::time::Duration;
+
+    use super::*;
+
+    struct Test;
+
+    impl Program for Test {
+        const NAME: &'static str = "test";
+        const NAMES_ARCHIVE: bool = false;
+
+        fn words(_: &Error) -> Option<String> {
+            None
+        }
+    }
+
+    /// A lock that some secrets together open, by their names.
+    struct Slots {
+        id: [u8; 16],
+        opens: &'static [&'static str],
+        both: bool,
+        given: RefCell<Vec<&'static str>>,
+        attempts: Cell<u32>,
+        key: [u8; 48],
+    }
+
+    impl Slots {
+        fn new(number: u8, opens: &'static [&'static str]) -> Slots {
+            let mut id = [number; 16];
+            id[..4].copy_from_slice(&std::process::id().to_le_bytes());
+            Slots { id, opens, both: false, given: RefCell::default(), attempts: 0.into(), key: [number; 48] }
+        }
+
+        fn door<'a>(&'a self, sources: &'a Sources) -> Door<'a> {
+            Door { lock: self, path: Path::new("a.lbx"), sources }
+        }
+
+        fn open(&self, sources: &Sources, cache: &Cache) -> bool {
+            self.door(sources).open::<Test>(cache).is_ok()
+        }
+    }
+
+    impl Lock for Slots {
+        fn id(&self) -> [u8; 16] {
+            self.id
+        }
+
+        fn accept(&self, kept: &[u8]) -> Option<UnlockedKey> {
+            (kept == self.key).then(|| UnlockedKey::from_bytes(kept).unwrap())
+        }
+
+        fn wants_both(&self) -> bool {
+            self.both
+        }
+
+        fn opens(&self, secrets: &Secrets) -> lockbox::Result<UnlockedKey> {
+            self.attempts.set(self.attempts.get() + 1);
+            let given = [
+                ("key file", secrets.key_file.is_some()),
+                ("identity", !secrets.identities.is_empty()),
+                ("code", secrets.recovery_code.is_some()),
+                ("passphrase", secrets.passphrase.is_some()),
+            ];
+            let given: Vec<&str> = given.into_iter().filter(|(_, given)| *given).map(|(name, _)| name).collect();
+            let opens = self.opens.iter().all(|secret| given.contains(secret));
+            self.given.replace(given);
+            if opens { UnlockedKey::from_bytes(&self.key) } else { Err(Error::WrongKey) }
+        }
+    }
+
+    const KEY_FILE: &str = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
+    const IDENTITY: &str = "AGE-SECRET-KEY-1GQ9778VQXMMJVE8SK7J6VT8UJ4HDQAJUVSFCWCM02D8GEWQ72PVQ2Y5J33";
+
+    struct Place {
+        directory: tempfile::TempDir,
+    }
+
+    impl Place {
+        fn new() -> Place {
+            let directory = tempfile::tempdir().unwrap();
+            let place = Place { directory };
+            for (name, content) in [("pass", "pass"), ("key", KEY_FILE), ("identity", IDENTITY)] {
+                fs::write(place.path(name), content).unwrap();
+                fs::set_permissions(place.path(name), Permissions::from_mode(0o600)).unwrap();
+            }
+            place
+        }
+
+        fn path(&self, name: &str) -> PathBuf {
+            self.directory.path().join(name)
+        }
+
+        fn sources(&self, passphrase: bool, key_file: bool, identity: bool) -> Sources {
+            let mut sources = Sources::default();
+            sources.passphrase.passfile = passphrase.then(|| self.path("pass"));
+            sources.keyfile = key_file.then(|| self.path("key"));
+            sources.identity.extend(identity.then(|| self.path("identity")));
+            sources
+        }
+    }
+
+    #[test]
+    fn everything_that_is_named_is_tried_and_nothing_else() {
+        let place = Place::new();
+        let off = Cache::default();
+        for (sources, given) in [
+            (place.sources(true, false, false), &["passphrase"][..]),
+            (place.sources(false, true, false), &["key file"]),
+            (place.sources(false, false, true), &["identity"]),
+            (place.sources(true, true, false), &["key file", "passphrase"]),
+            (place.sources(true, true, true), &["key file", "identity", "passphrase"]),
+        ] {
+            let slots = Slots::new(1, &[]);
+            assert!(slots.open(&sources, &off));
+            assert_eq!(*slots.given.borrow(), given);
+        }
+    }
+
+    #[test]
+    fn a_key_file_gets_a_passphrase_only_when_a_slot_wants_both() {
+        let place = Place::new();
+        let off = Cache::default();
+        let key_file = place.sources(false, true, false);
+        let alone = Slots { both: true, ..Slots::new(2, &["key file"]) };
+        assert!(alone.open(&key_file, &off));
+        assert_eq!(*alone.given.borrow(), ["key file"]);
+        let neither = Slots { both: false, ..Slots::new(2, &["key file", "passphrase"]) };
+        assert!(!neither.open(&key_file, &off));
+        assert_eq!(*neither.given.borrow(), ["key file"]);
+        // Standard input of the tests is empty: what matters is that a passphrase was wanted.
+        let both = Slots { both: true, ..Slots::new(2, &["key file", "passphrase"]) };
+        assert!(both.open(&place.sources(true, true, false), &off));
+        assert_eq!(both.attempts.get(), 1, "both were named, so they are tried at once");
+    }
+
+    #[test]
+    fn a_kept_key_comes_before_asking_unless_a_source_is_named_or_it_is_the_wrong_one() {
+        let place = Place::new();
+        let keyring = match Keyring::open() {
+            Ok(keyring) => keyring,
+            Err(error) => return println!("not tested: {error}"),
+        };
+        let (off, on) = (Cache::default(), Cache { keyring_cache: Some(Duration::from_secs(60)) });
+        let named = place.sources(true, false, false);
+        let slots = Slots::new(3, &["passphrase"]);
+        let asked = |sources: &Sources, cache: &Cache| {
+            let before = slots.attempts.get();
+            let opened = slots.open(sources, cache);
+            (opened, slots.attempts.get() > before)
+        };
+        assert_eq!(asked(&named, &off), (true, true));
+        assert!(keyring.kept(&slots.id).is_none(), "nothing is kept unless that is wanted");
+        assert_eq!(asked(&named, &on), (true, true));
+        let unnamed = Sources::default();
+        assert_eq!(asked(&unnamed, &off), (true, false));
+        assert_eq!(asked(&named, &off), (true, true));
+        let mut asking = Sources::default();
+        asking.passphrase.ask_password = true;
+        assert_eq!(asked(&asking, &off), (true, false));
+        let changed = Slots { key: [9; 48], ..Slots::new(3, &["passphrase"]) };
+        assert!(changed.door(&unnamed).kept(&keyring).is_none());
+        assert!(keyring.kept(&slots.id).is_none(), "a key that opens nothing is dropped");
+    }
+}

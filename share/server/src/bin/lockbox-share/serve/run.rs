@@ -1,0 +1,175 @@
+//! Starts the daemon that the options ask for, says where it is, and stops it at a signal.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use lockbox_share::http::listen::{self, UnixSocket};
+use lockbox_share::http::running::{self, Open, Running};
+use lockbox_share::http::{Creators, Daemon, tls};
+use lockbox_share_protocol::api::{DEFAULT_PORT, SOCKET_NAME};
+
+use super::host::{connections_that_fit, notify, processors, raise_descriptors, runtime_directory};
+use super::options::{Serve, settings};
+use super::stores;
+
+/// The daemon's own figures are beside its port.
+const ADMIN_PORT: u16 = DEFAULT_PORT + 1;
+
+/// Starts the daemon, says where it is, and serves until a signal.
+pub(crate) fn run(arguments: &Serve) -> Result<(), String> {
+    let filter = tracing_subscriber::EnvFilter::try_from_env("LOCKBOX_LOG")
+        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(false).init();
+    let descriptors = raise_descriptors();
+    let signals = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| format!("cannot wait for signals: {error}"))?;
+    // Before the daemon answers: a signal that comes early must not end it without its flush.
+    let mut stop = signals.block_on(async { Signals::new() })?;
+    let (running, creators) = start(arguments, descriptors)?;
+    announce(&running, creators);
+    notify("READY=1");
+    signals.block_on(stop.next());
+    notify("STOPPING=1");
+    tracing::info!("stopping");
+    running.stop()
+}
+
+struct Signals {
+    terminate: tokio::signal::unix::Signal,
+    interrupt: tokio::signal::unix::Signal,
+}
+
+impl Signals {
+    fn new() -> Result<Signals, String> {
+        use tokio::signal::unix::{SignalKind, signal};
+        let caught = |kind| signal(kind).map_err(|error| format!("cannot wait for signals: {error}"));
+        Ok(Signals { terminate: caught(SignalKind::terminate())?, interrupt: caught(SignalKind::interrupt())? })
+    }
+
+    async fn next(&mut self) {
+        tokio::select! {
+            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => {}
+        }
+    }
+}
+
+fn start(arguments: &Serve, descriptors: usize) -> Result<(Running, Creators), String> {
+    let workers = arguments.workers.unwrap_or_else(processors);
+    let mut tcp = Vec::new();
+    for address in addresses(&arguments.listen, SocketAddr::from(([127, 0, 0, 1], DEFAULT_PORT)))? {
+        tcp.push((listen::tcp(address, workers)?, None));
+    }
+    let admin: Vec<String> = arguments.metrics_listen.iter().cloned().collect();
+    let admin = addresses(&admin, SocketAddr::from(([127, 0, 0, 1], ADMIN_PORT)))?.first().copied();
+    if let (Some(certificate), Some(key)) = (&arguments.tls_cert, &arguments.tls_key) {
+        let acceptor = tls::acceptor(certificate, key)?;
+        for address in &arguments.tls_listen {
+            tcp.push((listen::tcp(*address, workers)?, Some(acceptor.clone())));
+        }
+    }
+    let open: Vec<_> = tcp.iter().map(|(bound, acceptor)| (bound.address, acceptor.is_some())).collect();
+    let unix = match &arguments.unix_socket {
+        Some(path) if path.as_os_str() == "none" => None,
+        Some(path) => Some(path.clone()),
+        None => Some(runtime_directory()?.join(SOCKET_NAME)),
+    };
+    let unix = unix
+        .map(|path| UnixSocket::bind(&path).map_err(|error| format!("cannot listen on {}: {error}", path.display())))
+        .transpose()?;
+    let (store, spool) = stores::open(arguments)?;
+    let mut settings = settings(arguments, &open);
+    settings.max_connections = connections_that_fit(arguments.max_connections, descriptors);
+    if settings.max_connections < arguments.max_connections {
+        let most = settings.max_connections;
+        tracing::warn!("{descriptors} descriptors are enough for {most} connections: raise LimitNOFILE for more");
+    }
+    let creators = settings.creators;
+    let open: Vec<SocketAddr> = open.into_iter().map(|(address, _)| address).collect();
+    if !somebody_may(creators, unix.is_some(), &open) {
+        return Err("nobody could reach the daemon and make shares there: say who may, with --creators".into());
+    }
+    if creators == Creators::Everybody
+        && let Some(address) = open.iter().find(|address| !address.ip().is_loopback())
+    {
+        tracing::warn!("everybody who reaches {address} may make shares");
+    }
+    let mut secret = [0; 16];
+    getrandom::fill(&mut secret).map_err(|error| format!("no randomness: {error}"))?;
+    let daemon = Arc::new(Daemon::new(store, spool, settings, secret));
+    Ok((running::start(daemon, Open { tcp, unix, admin }, workers)?, creators))
+}
+
+fn addresses(given: &[String], default: SocketAddr) -> Result<Vec<SocketAddr>, String> {
+    match given {
+        [] => Ok(vec![default]),
+        [none] if none == "none" => Ok(Vec::new()),
+        _ => given
+            .iter()
+            .map(|text| text.parse().map_err(|_| format!("{text} is no address with a port, such as 127.0.0.1:7377")))
+            .collect(),
+    }
+}
+
+/// Whether anybody who may make shares can connect.
+fn somebody_may(creators: Creators, has_socket: bool, open: &[SocketAddr]) -> bool {
+    let near = |address: &SocketAddr| address.ip().is_loopback() || address.ip().is_unspecified();
+    has_socket
+        || match creators {
+            Creators::Everybody => true,
+            Creators::ThisMachine => open.iter().any(near),
+            Creators::UnixSocket => false,
+        }
+}
+
+/// One `name=value` line for each listener and for who may make shares, for people and for programs that start the daemon.
+fn announce(running: &Running, creators: Creators) {
+    use std::io::Write;
+    let mut out = std::io::stdout().lock();
+    let scheme = |is_tls| if is_tls { "https" } else { "http" };
+    let mut lines: Vec<String> =
+        running.tcp.iter().map(|(address, is_tls)| format!("{}={address}", scheme(*is_tls))).collect();
+    lines.extend(running.unix().map(|path| format!("unix={}", path.display())));
+    lines.extend(running.admin.map(|address| format!("metrics={address}")));
+    let creators = match creators {
+        Creators::Everybody => "everybody",
+        Creators::ThisMachine => "local",
+        Creators::UnixSocket => "socket",
+    };
+    lines.push(format!("creators={creators}"));
+    lines.push("ready=1".into());
+    // Nobody may be listening, which is no reason not to serve.
+    let _ = writeln!(out, "{}", lines.join("\n"));
+    let _ = out.flush();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn somebody_must_be_able_to_make_shares() {
+        let address = |text: &str| text.parse::<SocketAddr>().unwrap();
+        let (near, any, far) = (address("127.0.0.1:1"), address("0.0.0.0:1"), address("192.0.2.1:1"));
+        assert!(
+            somebody_may(Creators::UnixSocket, true, &[far]) && !somebody_may(Creators::UnixSocket, false, &[near])
+        );
+        assert!(
+            somebody_may(Creators::ThisMachine, false, &[far, near])
+                && somebody_may(Creators::ThisMachine, false, &[any])
+        );
+        assert!(
+            !somebody_may(Creators::ThisMachine, false, &[far]) && somebody_may(Creators::Everybody, false, &[far])
+        );
+    }
+
+    #[test]
+    fn none_means_no_address_and_nothing_means_the_default() {
+        let default = "127.0.0.1:7377".parse().unwrap();
+        assert_eq!(addresses(&[], default), Ok(vec![default]));
+        assert_eq!(addresses(&["none".into()], default), Ok(vec![]));
+        assert!(addresses(&["localhost".into()], default).is_err());
+    }
+}

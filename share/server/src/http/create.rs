@@ -1,0 +1,162 @@
+//! Makes shares, one by one and in batches.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+use bytes::Bytes;
+use hyper::body::Incoming;
+use hyper::header::{self, HeaderValue};
+use hyper::{HeaderMap, Request, StatusCode};
+use lockbox_share_protocol::api;
+use lockbox_share_protocol::capsule::Content;
+use lockbox_share_protocol::handle::Handle;
+use lockbox_share_protocol::message::{Create, Created, ErrorCode, MAX_CLAIMS};
+use lockbox_share_protocol::token::{OwnerToken, UploadToken, Verifier};
+
+use super::batch;
+use super::daemon::{Creators, Daemon, see_through};
+use super::message::{self, ONE};
+use super::origin::{self, Peer};
+use super::refusal::Refusal;
+use super::reply::{self, Reply};
+use super::waiting::Taken;
+use crate::limiter::Client;
+use crate::store::{self, NewShare, Pending, StoreError};
+
+/// The owner's token, from somebody who may make shares.
+pub(super) fn creator(daemon: &Daemon, peer: Peer, headers: &HeaderMap) -> Result<Verifier, Refusal> {
+    let owner: OwnerToken = message::bearer(headers)?;
+    let refusal = match daemon.settings.creators {
+        Creators::Everybody => None,
+        Creators::ThisMachine => (!origin::is_of_this_machine(peer, headers))
+            .then_some("only programs on the server's own machine may make shares here (--creators local)"),
+        Creators::UnixSocket => {
+            (peer != Peer::Local).then_some("shares are made through the server's Unix socket only (--creators socket)")
+        }
+    };
+    refusal.map_or(Ok(owner.verifier()), |message| Err(Refusal::new(ErrorCode::Forbidden, message)))
+}
+
+/// A share that was asked for and checked, with the upload that it takes.
+struct Wanted {
+    share: NewShare,
+    upload: Option<UploadToken>,
+}
+
+/// A share under way.
+enum Begun {
+    New(Handle, Box<Wanted>, Pending<store::Created>),
+    /// It was made before, and the answer was lost.
+    Again(Created),
+}
+
+/// `POST /v1/shares`
+pub(super) async fn create(daemon: &Arc<Daemon>, peer: Peer, request: Request<Incoming>) -> Result<Reply, Refusal> {
+    let owner = creator(daemon, peer, request.headers())?;
+    let create: Create = message::json(request, ONE, daemon.settings.body_timeout).await?;
+    let maker = daemon.clone();
+    let created = see_through(async move { end(&maker, begin(&maker, owner, create)).await }).await?;
+    let mut reply = reply::json(StatusCode::CREATED, &created);
+    if let Ok(place) = HeaderValue::from_str(&format!("{}/{}", api::SHARES, created.handle)) {
+        reply.headers_mut().insert(header::LOCATION, place);
+    }
+    Ok(reply)
+}
+
+/// `POST /v1/batch/create`
+pub(super) async fn batch_create(
+    daemon: &Arc<Daemon>,
+    peer: Peer,
+    client: Client,
+    request: Request<Incoming>,
+) -> Result<Reply, Refusal> {
+    let owner = creator(daemon, peer, request.headers())?;
+    let (beginning, ending) = (daemon.clone(), daemon.clone());
+    let begin = move |item| begin(&beginning, owner, item);
+    let end = move |begun| {
+        let daemon = ending.clone();
+        async move { end(&daemon, begun).await }
+    };
+    batch::serve(daemon, client, request, begin, end).await
+}
+
+/// Checks a message and begins to make its share. An upload is taken last: from then on only [`end`] may say how that ends, so this
+/// is to be called within [`see_through`].
+fn begin(daemon: &Daemon, owner: Verifier, create: Create) -> Result<Begun, Refusal> {
+    let settings = &daemon.settings;
+    let ttl = create.expires_in.map_or(settings.default_expiry, Duration::from_secs);
+    if ttl.is_zero() || ttl > settings.max_expiry {
+        let longest = settings.max_expiry.as_secs();
+        return Err(Refusal::malformed(format!("a share lives for 1 to {longest} seconds here")));
+    }
+    if !(1..=MAX_CLAIMS).contains(&create.max_claims) {
+        return Err(Refusal::malformed("a share allows 1 to 8 claims"));
+    }
+    let auth = create.verifier;
+    let wrong = |message: &'static str| Refusal::new(ErrorCode::Upload, message);
+    let upload = match (create.capsule.content(), create.upload) {
+        (Content::Inline, None) => None,
+        (Content::Inline, Some(_)) => return Err(wrong("the capsule has the content inside, and takes no upload")),
+        (Content::Spooled { .. }, None) => return Err(wrong("the capsule needs an upload")),
+        (Content::Spooled { size, digest }, Some(token)) => {
+            let entry = match daemon.waiting.take(&token, &owner, &auth) {
+                Taken::Entry(entry) => entry,
+                Taken::Made(created) => return Ok(Begun::Again(created)),
+                Taken::BeingMade => return Err(Refusal::unavailable("a share of this upload is being made")),
+                Taken::Unknown => return Err(wrong("there is no such upload")),
+            };
+            if entry.length != size || entry.digest != digest {
+                daemon.waiting.put_back(&token);
+                return Err(wrong("the upload is not what the capsule says"));
+            }
+            Some((token, entry))
+        }
+    };
+    let share = NewShare {
+        auth,
+        owner,
+        ttl,
+        claims: create.max_claims,
+        capsule: Bytes::from(create.capsule.into_bytes()),
+        payload: upload.as_ref().map(|(_, entry)| *entry),
+    };
+    let wanted = Box::new(Wanted { share, upload: upload.map(|(token, _)| token) });
+    match store::random_handle(settings.routing, settings.digits) {
+        Ok(handle) => {
+            let pending = daemon.store.create(handle, wanted.share.clone());
+            Ok(Begun::New(handle, wanted, pending))
+        }
+        Err(error) => Err(give_back(daemon, &wanted, error)),
+    }
+}
+
+async fn end(daemon: &Daemon, begun: Result<Begun, Refusal>) -> Result<Created, Refusal> {
+    let (handle, wanted, pending) = match begun? {
+        Begun::Again(created) => return Ok(created),
+        Begun::New(handle, wanted, pending) => (handle, wanted, pending),
+    };
+    let made = match pending.await {
+        Err(StoreError::Taken) => {
+            let (routing, digits) = (daemon.settings.routing, daemon.settings.digits);
+            store::mint(&*daemon.store, routing, digits, wanted.share.clone()).await
+        }
+        other => other.map(|created| (handle, created)),
+    };
+    let (handle, created) = made.map_err(|error| give_back(daemon, &wanted, error))?;
+    daemon.metrics.created.fetch_add(1, Relaxed);
+    let url = format!("{}{}{handle}", daemon.settings.public_url, api::PAGE);
+    let created = Created { handle, url, expires_at: created.expires.seconds() };
+    if let Some(token) = &wanted.upload {
+        daemon.waiting.remember(token, wanted.share.owner, wanted.share.auth, created.clone());
+    }
+    Ok(created)
+}
+
+/// The upload of a share that could not be made waits for another attempt.
+fn give_back(daemon: &Daemon, wanted: &Wanted, error: StoreError) -> Refusal {
+    if let Some(token) = &wanted.upload {
+        daemon.waiting.put_back(token);
+    }
+    Refusal::from(error)
+}

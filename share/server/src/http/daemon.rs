@@ -1,0 +1,245 @@
+//! What all workers and handlers share: the store, the settings, the bounds and the counters.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use lockbox_share_protocol::api::DEFAULT_PORT;
+use lockbox_share_protocol::message::{ErrorCode, Limits, MAX_BATCH, MAX_CLAIMS};
+use tokio::sync::Semaphore;
+
+use super::changes::Changes;
+use super::leases::Leases;
+use super::origin::{self, Network, Peer};
+use super::places::Places;
+use super::refusal::Refusal;
+use super::seats::{Seat, Seats};
+use super::waiting::Waiting;
+use crate::limiter::{Client, Limiter, Rates};
+use crate::metrics::{Gauges, Metrics};
+use crate::store::clock::{Clock, SystemClock};
+use crate::store::spool::Spool;
+use crate::store::{ShareStore, StoreError};
+
+/// Connections of the Unix socket that may be open at a time, beside those of the network (`places`, rule 1).
+pub const LOCAL_CONNECTIONS: usize = 1024;
+/// Refused connections that may linger at a time so that their clients see the answer; of few places a quarter as many.
+pub const LINGERING: usize = 256;
+/// Watchers that may wait at a time; each holds a connection.
+const MAX_WATCHERS: usize = 1024;
+/// Of these, watchers of one client: one that only waits does not keep the others from waiting.
+const MAX_WATCHERS_OF_CLIENT: usize = 128;
+/// Uploads that may run at a time; each has a thread that writes.
+pub(super) const MAX_UPLOADS: usize = 64;
+/// Of these, uploads of one client, for the same reason as with batches.
+const MAX_UPLOADS_OF_CLIENT: usize = 16;
+/// Batches that may be under way at a time. A message has up to 1.6 MiB, and so have its items and its results: 64 of them hold
+/// at most 320 MiB, where 20,000 connections could ask for 100 GiB.
+const MAX_BATCHES: usize = 64;
+/// Of these, batches of one client: who sends slowly holds its places for up to the time of a message.
+const MAX_BATCHES_OF_CLIENT: usize = 16;
+
+/// Who may make shares.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Creators {
+    /// Everybody who reaches the daemon.
+    Everybody,
+    /// Those on the same machine: over the Unix socket, or over a loopback address without a trace of a proxy.
+    ThisMachine,
+    /// Those who reach its Unix socket.
+    UnixSocket,
+}
+
+/// What the operator chose.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Begins the links, without a slash at its end.
+    pub public_url: String,
+    /// First digit of the handles, 0..=9.
+    pub routing: u8,
+    /// Random digits of the handles, 6..=12.
+    pub digits: u32,
+    /// Lifetime of shares that name none.
+    pub default_expiry: Duration,
+    /// Longest lifetime.
+    pub max_expiry: Duration,
+    /// Most bytes of one ciphertext.
+    pub max_ciphertext: u64,
+    /// How often clients may ask.
+    pub rates: Rates,
+    /// Whose forwarded addresses are believed.
+    pub trusted_proxies: Vec<Network>,
+    /// Who may make shares.
+    pub creators: Creators,
+    /// Connections of the network that may be open at a time.
+    pub max_connections: usize,
+    /// For the head of a request, also for the next one on the same connection.
+    pub head_timeout: Duration,
+    /// For a message, and between two parts of an upload.
+    pub body_timeout: Duration,
+    /// For a client that does not take what is sent to it.
+    pub stall_timeout: Duration,
+    /// How long a claimant may ask again after the last byte was sent.
+    pub grace: Duration,
+    /// How long running requests may go on when the daemon stops.
+    pub stop_timeout: Duration,
+}
+
+impl Default for Settings {
+    fn default() -> Settings {
+        Settings {
+            public_url: format!("http://127.0.0.1:{}", DEFAULT_PORT),
+            routing: 0,
+            digits: 12,
+            default_expiry: Duration::from_secs(15 * 60),
+            max_expiry: Duration::from_secs(7 * 24 * 3600),
+            max_ciphertext: 16 << 30,
+            rates: Rates::default(),
+            trusted_proxies: Vec::new(),
+            creators: Creators::ThisMachine,
+            max_connections: 20_000,
+            head_timeout: Duration::from_secs(10),
+            body_timeout: Duration::from_secs(30),
+            stall_timeout: Duration::from_secs(60),
+            grace: Duration::from_secs(60),
+            stop_timeout: Duration::from_secs(30),
+        }
+    }
+}
+
+impl Settings {
+    /// The answer of `GET /v1/limits`, which never changes.
+    fn limits(&self) -> Bytes {
+        let limits = Limits {
+            protocol: 1,
+            default_expiry: self.default_expiry.as_secs(),
+            max_expiry: self.max_expiry.as_secs(),
+            max_ciphertext: self.max_ciphertext,
+            max_claims: MAX_CLAIMS,
+            max_batch: MAX_BATCH,
+            public_url: self.public_url.clone(),
+        };
+        Bytes::from(serde_json::to_vec(&limits).unwrap_or_default())
+    }
+}
+
+/// Runs what changes shares until it is done, also when the client goes away meanwhile: hyper then drops the future of the request, and
+/// with it everything between a change of the store and what the daemon has to note of it.
+pub(super) async fn see_through<T: Send + 'static>(
+    work: impl Future<Output = Result<T, Refusal>> + Send + 'static,
+) -> Result<T, Refusal> {
+    tokio::spawn(work).await.unwrap_or_else(|error| {
+        tracing::error!(%error, "a change was not seen through");
+        Err(Refusal::new(ErrorCode::Internal, "the change was not seen through"))
+    })
+}
+
+/// Everything that the workers share.
+pub struct Daemon {
+    pub(super) store: Arc<dyn ShareStore>,
+    pub(super) spool: Arc<Spool>,
+    pub(super) settings: Settings,
+    pub(super) limiter: Limiter,
+    pub(super) metrics: Metrics,
+    pub(super) waiting: Waiting,
+    pub(super) changes: Changes,
+    pub(super) leases: Leases,
+    network: Arc<Seats>,
+    local: Arc<Seats>,
+    pub(super) lingering: Arc<Semaphore>,
+    pub(super) watchers: Arc<Places>,
+    pub(super) uploads: Arc<Places>,
+    pub(super) batches: Arc<Places>,
+    pub(super) clock: Arc<dyn Clock>,
+    pub(super) limits: Bytes,
+    pub(super) stopping: AtomicBool,
+}
+
+impl Daemon {
+    /// A daemon that serves what `store` and `spool` keep. `secret` is random and keys the limiter's table.
+    pub fn new(store: Arc<dyn ShareStore>, spool: Arc<Spool>, settings: Settings, secret: [u8; 16]) -> Daemon {
+        Daemon::by(Arc::new(SystemClock), store, spool, settings, secret)
+    }
+
+    /// The same by a clock that tests turn.
+    pub(crate) fn by(
+        clock: Arc<dyn Clock>,
+        store: Arc<dyn ShareStore>,
+        spool: Arc<Spool>,
+        settings: Settings,
+        secret: [u8; 16],
+    ) -> Daemon {
+        let connections = settings.max_connections;
+        Daemon {
+            network: Seats::new(connections, (connections / 4).max(1), settings.head_timeout),
+            local: Seats::new(LOCAL_CONNECTIONS, LOCAL_CONNECTIONS, settings.head_timeout),
+            lingering: Arc::new(Semaphore::new(LINGERING.min(connections / 4))),
+            limiter: Limiter::new(settings.rates, secret),
+            metrics: Metrics::default(),
+            waiting: Waiting::default(),
+            changes: Changes::default(),
+            leases: Leases::default(),
+            batches: Places::new(MAX_BATCHES, MAX_BATCHES_OF_CLIENT),
+            clock,
+            watchers: Places::new(MAX_WATCHERS, MAX_WATCHERS_OF_CLIENT),
+            uploads: Places::new(MAX_UPLOADS, MAX_UPLOADS_OF_CLIENT),
+            limits: settings.limits(),
+            stopping: AtomicBool::new(false),
+            store,
+            spool,
+            settings,
+        }
+    }
+
+    /// Throws away what was uploaded and taken by no share in time, and forgets downloads that are over. To be called every some
+    /// seconds, on a thread that may block.
+    pub fn discard_overdue(&self) {
+        self.waiting.discard_overdue(&self.spool);
+        self.leases.forget_old();
+    }
+
+    /// Throws away everything that was uploaded and taken by no share: the process ends, and its tokens with it.
+    pub fn discard_waiting(&self) {
+        self.waiting.discard_all(&self.spool);
+    }
+
+    /// A place for a connection, when there is one.
+    pub(super) fn seat(&self, peer: Peer) -> Option<Arc<Seat>> {
+        let seats = if peer == Peer::Local { &self.local } else { &self.network };
+        seats.take(origin::guest(peer, &self.settings.trusted_proxies))
+    }
+
+    /// Ends connections that take too long for a head, when places are scarce. To be called every second.
+    pub(super) fn end_slow(&self) {
+        let now = Instant::now();
+        self.network.end_slow(now);
+        self.local.end_slow(now);
+    }
+
+    /// The metrics as Prometheus reads them.
+    pub(super) fn metrics_text(&self) -> String {
+        let mut store = self.store.figures();
+        // Valkey's spool is this daemon's own, and not the store's.
+        store.spool_bytes = self.spool.bytes();
+        self.metrics.text(&Gauges {
+            store,
+            limiter_bytes: self.limiter.bytes() as u64,
+            downloads: self.leases.running() as u64,
+            ready: self.store.ready().is_ok(),
+        })
+    }
+
+    /// What a failure of the store means for this client. A request without proof is counted as a guess.
+    pub(super) fn refused(&self, client: Client, error: StoreError) -> Refusal {
+        if error == StoreError::Unknown {
+            self.metrics.misses.fetch_add(1, Relaxed);
+            self.limiter.missed(client);
+        }
+        Refusal::from(error)
+    }
+
+    pub(super) fn is_stopping(&self) -> bool {
+        self.stopping.load(Relaxed)
+    }
+}

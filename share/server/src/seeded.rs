@@ -1,0 +1,20 @@
+//! Random numbers of tests, the same again for the same seed.
+
+/// Numbers from a seed (splitmix64).
+pub(crate) fn numbers(seed: u64) -> impl FnMut() -> u64 {
+    let mut state = seed;
+    move || {
+        state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut z = (state ^ (state >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        z ^ (z >> 31)
+    }
+}
+
+/// Numbers that are others in each run; the seed is printed for the next one.
+pub(crate) fn fresh_numbers() -> impl FnMut() -> usize {
+    let seed = u64::from(std::process::id());
+    eprintln!("seed {seed}");
+    let mut next = numbers(seed);
+    move || next() as usize
+}

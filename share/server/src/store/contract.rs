@@ -1,0 +1,256 @@
+//! The contract of every store: what is deposited, asked and answered, and what the answers promise.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use lockbox_share_protocol::capsule::MAX_CAPSULE;
+use lockbox_share_protocol::handle::Handle;
+use lockbox_share_protocol::message::{ClaimState, MAX_CLAIMS, State};
+use lockbox_share_protocol::token::{Auth, ClaimId, Digest, LeaseToken, OwnerToken, Verifier};
+
+use super::error::{Result, StoreError, WallTime};
+use super::pending::Pending;
+use super::random::random_handle;
+
+/// The longest life of a share.
+pub const MAX_TTL: Duration = Duration::from_secs(31 * 24 * 3600);
+
+/// Ciphertext that lies in the spool as one file.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct SpoolEntry {
+    /// Random, the name of the file.
+    pub id: [u8; 16],
+    /// Bytes.
+    pub length: u64,
+    /// SHA-256 of the ciphertext.
+    pub digest: Digest,
+}
+
+/// What is deposited.
+#[derive(Clone)]
+pub struct NewShare {
+    pub auth: Verifier,
+    pub owner: Verifier,
+    /// Above zero, at most [`MAX_TTL`].
+    pub ttl: Duration,
+    /// 1 to [`MAX_CLAIMS`].
+    pub claims: u8,
+    /// At most [`MAX_CAPSULE`] bytes.
+    pub capsule: Bytes,
+    /// Without one the capsule holds everything, and a claim consumes.
+    pub payload: Option<SpoolEntry>,
+}
+
+impl NewShare {
+    /// Refuses what no store would keep.
+    pub(crate) fn check(&self) -> Result<()> {
+        if self.capsule.len() > MAX_CAPSULE {
+            return Err(StoreError::Invalid("a capsule has at most 8192 bytes"));
+        }
+        if !(1..=MAX_CLAIMS).contains(&self.claims) {
+            return Err(StoreError::Invalid("a share allows 1 to 8 claims"));
+        }
+        if self.ttl.is_zero() || self.ttl > MAX_TTL {
+            return Err(StoreError::Invalid("a share lives for more than no time and at most 31 days"));
+        }
+        Ok(())
+    }
+}
+
+/// Answer to a deposit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Created {
+    pub at: WallTime,
+    pub expires: WallTime,
+}
+
+/// Answer to a claim.
+pub struct Claimed {
+    pub capsule: Bytes,
+    /// Present when the share has a payload in the spool.
+    pub lease: Option<Lease>,
+    /// Claims that are left after this one.
+    pub claims_left: u8,
+    /// When the claim was made first.
+    pub at: WallTime,
+    /// This is the second answer to the same claim id.
+    pub repeated: bool,
+}
+
+/// The right to download, for some time.
+pub struct Lease {
+    pub token: LeaseToken,
+    pub until: WallTime,
+    pub payload: SpoolEntry,
+}
+
+/// How a lease is finished.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Finish {
+    /// The receiver said that it has everything.
+    Now,
+    /// The last byte was sent; the receiver may still ask again during this time.
+    After(Duration),
+}
+
+/// One claim in the audit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ClaimEvent {
+    pub claimed: WallTime,
+    pub state: ClaimState,
+    /// When it ended, or when the running lease will.
+    pub ended: WallTime,
+}
+
+/// What the owner learns. It holds no content and stays until the audit ends.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Info {
+    pub state: State,
+    pub created: WallTime,
+    pub expires: WallTime,
+    pub revoked: Option<WallTime>,
+    pub claims_allowed: u8,
+    pub claims_left: u8,
+    /// By slot; a slot that was given back is not listed.
+    pub events: Vec<ClaimEvent>,
+    pub capsule_bytes: u32,
+    pub payload_bytes: u64,
+    /// Grows with every change, for whoever watches. The end of a lease or of the share's life by time alone does not change it,
+    /// but changes `state`.
+    pub version: u32,
+}
+
+/// What survives what.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Durability {
+    /// The end of the process, however it comes. A power cut may lose or repeat anything of the last half minute or so.
+    None,
+    /// As `None`; a power cut loses or repeats at most the last 50 milliseconds.
+    Periodic,
+    /// A reply is given after its barrier.
+    Commit,
+}
+
+/// Periods that a store keeps to.
+#[derive(Clone, Copy, Debug)]
+pub struct Periods {
+    /// The same claim id gets the same answer for so long.
+    pub repeat: Duration,
+    /// How long a lease lasts before its first byte: short, because a scanner that claims and does not download holds it.
+    pub first_lease: Duration,
+    /// How long a lease lasts after the newest request for a part.
+    pub transfer_lease: Duration,
+    /// What happened stays readable so long after the share's expiry.
+    pub audit: Duration,
+}
+
+impl Default for Periods {
+    fn default() -> Self {
+        Periods {
+            repeat: Duration::from_secs(60),
+            first_lease: Duration::from_secs(120),
+            transfer_lease: Duration::from_secs(3600),
+            audit: Duration::from_secs(24 * 3600),
+        }
+    }
+}
+
+/// Gauges and counters. A store that cannot tell one leaves it zero.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Figures {
+    /// Shares whose content is kept.
+    pub live: u64,
+    pub segment_files: u64,
+    pub segment_bytes: u64,
+    /// Bytes of the index on disk.
+    pub index_bytes: u64,
+    pub spool_bytes: u64,
+    /// Bytes on disk of content whose time is over. It returns to zero.
+    pub expired_bytes_pending: u64,
+    /// Shares that expired unused, since the start.
+    pub expired: u64,
+    /// Barriers since the start, and the microseconds that they took.
+    pub barriers: u64,
+    pub barrier_micros: u64,
+}
+
+/// A place for shares. Calls change at once and never wait for a barrier; awaiting their answer does (Store rule 10).
+pub trait ShareStore: Upkeep {
+    /// Deposits a share under `handle`.
+    ///
+    /// # Errors
+    /// `Taken`, `Full`, `Unavailable`, `Invalid`. A payload whose share was not created stays with the caller, who discards it.
+    fn create(&self, handle: Handle, share: NewShare) -> Pending<Created>;
+
+    /// Takes one slot (Store rule 1) and gives the content away.
+    ///
+    /// # Errors
+    /// `Unknown`; with proof `Expired`, `Revoked`, `Used`, `Busy`; `Full`, `Unavailable` (nothing was given away).
+    fn claim(&self, handle: Handle, auth: &Auth, id: ClaimId) -> Pending<Claimed>;
+
+    /// Tells of a lease and changes nothing (Store rule 12).
+    ///
+    /// # Errors
+    /// `Unknown` for a token that is wrong or whose lease ended unused; `Used` when the lease is over, `Revoked`; `Unavailable`.
+    fn lease(&self, handle: Handle, token: &LeaseToken) -> Pending<Lease>;
+
+    /// Must be awaited before each answer that carries bytes of the payload, and while it goes out (Store rule 11): notes that a
+    /// byte is sent, and renews the lease.
+    ///
+    /// # Errors
+    /// As [`ShareStore::lease`].
+    fn payload(&self, handle: Handle, token: &LeaseToken) -> Pending<Lease>;
+
+    /// Ends a lease as complete; doing it twice is no error. True when a claim of which something was sent is complete by this call,
+    /// which it is once.
+    ///
+    /// # Errors
+    /// As [`ShareStore::payload`]. A lease whose payload was never asked for is finished as well: the receiver says that it is done.
+    fn finish(&self, handle: Handle, token: &LeaseToken, how: Finish) -> Pending<bool>;
+
+    /// # Errors
+    /// `Unknown`, `Unavailable`.
+    fn info(&self, handle: Handle, owner: &OwnerToken) -> Pending<Info>;
+
+    /// Takes the share back. Of a share that is consumed or expired nothing is left to take, and the answer says so.
+    ///
+    /// # Errors
+    /// `Unknown`, `Full`, `Unavailable`.
+    fn revoke(&self, handle: Handle, owner: &OwnerToken) -> Pending<Info>;
+
+    /// Frees the slots whose download was interrupted, and ends downloads that run.
+    ///
+    /// # Errors
+    /// `Unknown`, `NothingToRearm`, `Expired`, `Revoked`, `Full`, `Unavailable`.
+    fn rearm(&self, handle: Handle, owner: &OwnerToken) -> Pending<Info>;
+}
+
+/// What a store tells of itself, and its end.
+pub trait Upkeep: Send + Sync {
+    /// Gauges and counters, for the metrics.
+    fn figures(&self) -> Figures;
+
+    /// Whether changes are taken at this time, for `/readyz`.
+    ///
+    /// # Errors
+    /// `Unavailable` with the reason.
+    fn ready(&self) -> Result<()>;
+
+    /// Makes everything durable; the last call before the end of a process.
+    fn flush(&self) -> Pending<()>;
+}
+
+/// Draws handles until one is free. Ten collisions in a row mean that the digits are too few for the live shares.
+///
+/// # Errors
+/// Those of [`ShareStore::create`]; `Invalid` when `routing` or `digits` is out of range.
+pub async fn mint(store: &dyn ShareStore, routing: u8, digits: u32, share: NewShare) -> Result<(Handle, Created)> {
+    for _ in 0..10 {
+        let handle = random_handle(routing, digits)?;
+        match store.create(handle, share.clone()).await {
+            Err(StoreError::Taken) => {}
+            created => return created.map(|created| (handle, created)),
+        }
+    }
+    Err(StoreError::Full)
+}

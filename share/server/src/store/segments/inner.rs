@@ -1,0 +1,219 @@
+//! What every request on the built-in store goes through: find the share, decide, write the change.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
+
+use lockbox_share_protocol::handle::Handle;
+use parking_lot::{Condvar, Mutex};
+
+use super::files;
+use super::shard::{Found, Shard, Shared};
+use crate::store::cell::Slot;
+use crate::store::clock::Time;
+use crate::store::contract::{Created, Durability, NewShare};
+use crate::store::disk::{Disk, DiskFile};
+use crate::store::error::{Result, StoreError};
+use crate::store::group::Group;
+use crate::store::pending::Pending;
+use crate::store::random::random;
+use crate::store::record::{Place, decode};
+use crate::store::requests::Answer;
+use crate::store::share::{Key, Rules, Share};
+use crate::store::spool::Spool;
+
+pub(super) struct Inner {
+    pub(super) shared: Arc<Shared>,
+    pub(super) group: Arc<Group>,
+    pub(super) shards: Vec<Mutex<Shard>>,
+    secret: [u8; 16],
+    decoy: Share,
+    decoy_file: Arc<dyn DiskFile>,
+    pub(super) rules: Rules,
+    durability: Durability,
+    pub(super) spool: Option<Arc<Spool>>,
+    pub(super) stopped: Mutex<bool>,
+    pub(super) wake: Condvar,
+}
+
+impl Inner {
+    pub(super) fn new(
+        disk: Arc<dyn Disk>,
+        spool: Option<Arc<Spool>>,
+        cache: usize,
+        durability: Durability,
+        rules: Rules,
+    ) -> Result<Inner> {
+        let group = Group::new();
+        let shared = Arc::new(Shared {
+            names: disk.names(),
+            ids: AtomicU32::new(0),
+            pages: cache / files::SHARDS / 1040,
+            group: Arc::clone(&group),
+            disk,
+        });
+        let secret = files::identity(&*shared.disk, &*shared.names)?;
+        let shards = (0..files::SHARDS).map(|number| Ok(Mutex::new(Shard::new(number as u8, Arc::clone(&shared))?)));
+        let shards = shards.collect::<Result<_>>()?;
+        let decoy = Share::decoy(random()?);
+        Ok(Inner {
+            decoy_file: files::decoy(&*shared.disk, &decoy)?,
+            decoy,
+            shards,
+            secret,
+            rules,
+            durability,
+            spool,
+            stopped: Mutex::new(false),
+            wake: Condvar::new(),
+            group,
+            shared,
+        })
+    }
+
+    pub(super) fn stop(&self) {
+        *self.stopped.lock() = true;
+        self.wake.notify_all();
+    }
+
+    pub(super) fn save_clock(&self) -> Result<()> {
+        files::save_clock(&*self.shared.disk, &self.rules.clock)
+    }
+
+    /// A kill may have left records that no barrier covers: before they are told to anybody they are made durable.
+    pub(super) fn sync_replayed(&self) -> Result<()> {
+        if self.durability == Durability::None {
+            return Ok(());
+        }
+        for shard in &self.shards {
+            let mut shard = shard.lock();
+            let ids: Vec<u32> = shard.segments.keys().copied().collect();
+            for id in ids {
+                shard.file(id)?.sync()?;
+            }
+        }
+        Ok(self.shared.names.sync()?)
+    }
+
+    fn shard(&self, key: &Key) -> &Mutex<Shard> {
+        &self.shards[key.shard(self.shards.len())]
+    }
+
+    /// One request: `step` decides, and the change is written.
+    pub(super) fn step<T: Answer>(
+        &self,
+        handle: Handle,
+        step: impl FnOnce(&Rules, &mut Share) -> Result<T>,
+    ) -> Pending<T> {
+        let key = Key::of(handle, &self.secret);
+        let mut shard = self.shard(&key).lock();
+        let found = match shard.find(&key) {
+            Ok(Some(found)) => found,
+            Ok(None) => {
+                drop(shard);
+                return Pending::ready(self.missed(step));
+            }
+            Err(error) => return Pending::ready(Err(error.into())),
+        };
+        let mut segment = found.location.segment;
+        let answer = self.decide(&mut shard, found, step, &mut segment);
+        // Without proof nothing may be learned, not even whether a barrier is under way (Store rule 5).
+        if self.durability != Durability::Commit || matches!(answer, Err(StoreError::Unknown)) {
+            return Pending::ready(answer);
+        }
+        let noted = shard.noted(segment);
+        drop(shard);
+        Pending::after(answer, self.group.ticket(noted))
+    }
+
+    fn decide<T: Answer>(
+        &self,
+        shard: &mut Shard,
+        mut found: Found,
+        step: impl FnOnce(&Rules, &mut Share) -> Result<T>,
+        segment: &mut u32,
+    ) -> Result<T> {
+        let before = found.share;
+        let mut answer = step(&self.rules, &mut found.share)?;
+        if T::HAS_CAPSULE {
+            let lost = || StoreError::Unavailable("the content of the share is damaged".into());
+            answer.add_capsule(shard.capsule(&found)?.ok_or_else(lost)?);
+        }
+        if found.share.version != before.version {
+            self.group.check()?;
+            let Rules { clock, periods } = &self.rules;
+            let now = clock.now();
+            let over = found.share.content_until(periods) <= now;
+            *segment = shard.change(&found, &before, over, now.after(periods.repeat))?.segment;
+            self.look_after(shard, &found.key, &found.share, now);
+        }
+        Ok(answer)
+    }
+
+    /// The same work as for a share that is there, up to the proof (Store rule 5).
+    fn missed<T>(&self, step: impl FnOnce(&Rules, &mut Share) -> Result<T>) -> Result<T> {
+        let mut bytes = [0; 1024];
+        let read = self.decoy_file.read_at(&mut bytes, 0)?;
+        let mut decoy = decode(&bytes[..read], Place { nonce: 0, at: 0 }).map_or(self.decoy, |record| record.share);
+        match step(&self.rules, &mut decoy) {
+            Err(error) => Err(error),
+            // Nobody has proof of the decoy, which is noise of this process.
+            Ok(_) => Err(StoreError::Unknown),
+        }
+    }
+
+    pub(super) fn deposit(&self, handle: Handle, share: &NewShare) -> Pending<Created> {
+        match self.insert(handle, share) {
+            Ok((created, noted)) if self.durability == Durability::Commit => {
+                Pending::after(Ok(created), self.group.ticket(noted))
+            }
+            other => Pending::ready(other.map(|(created, _)| created)),
+        }
+    }
+
+    fn insert(&self, handle: Handle, share: &NewShare) -> Result<(Created, u64)> {
+        self.group.check()?;
+        let Rules { clock, periods } = &self.rules;
+        let key = Key::of(handle, &self.secret);
+        let mut shard = self.shard(&key).lock();
+        let now = clock.now();
+        let mut kept = Share::new(share, now);
+        if let Some(found) = shard.find(&key)? {
+            if found.share.audit_until(periods) > now {
+                return Err(StoreError::Taken);
+            }
+            // The old share's records may still be there at the next start, where of one handle's records the highest version
+            // counts: the new share's are above all of them.
+            kept.version = found.share.version.saturating_add(1);
+            shard.moved(&key, found.location, None)?;
+            shard.count(found.location.segment, &found.share, false);
+        }
+        let location = shard.insert(&key, &kept, &share.capsule, kept.expires)?;
+        Ok((kept.created(clock), shard.noted(location.segment)))
+    }
+
+    /// Removes the payload of a share that needs it no more, or looks again when it may have ended.
+    pub(super) fn look_after(&self, shard: &mut Shard, key: &Key, share: &Share, now: Time) {
+        if share.payload.is_none() {
+            return;
+        }
+        let until = share.content_until(&self.rules.periods);
+        if until <= now {
+            self.drop_payload(share);
+        } else {
+            // A lease that ends may end the share; otherwise its expiry does, which the segment brings.
+            let leases = share.cell.slots().iter().filter_map(|slot| match slot {
+                Slot::Leased(lease) => Some(lease.until),
+                _ => None,
+            });
+            if let Some(due) = leases.min().or((!share.live()).then_some(until)) {
+                shard.due.push(std::cmp::Reverse((due, *key)));
+            }
+        }
+    }
+
+    pub(super) fn drop_payload(&self, share: &Share) {
+        if let (Some(spool), Some(payload)) = (&self.spool, &share.payload) {
+            spool.remove(&payload.id);
+        }
+    }
+}

@@ -1,0 +1,208 @@
+//! Opens the built-in store, runs its threads and closes it.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use lockbox_share_protocol::handle::Handle;
+use nix::errno::Errno;
+use nix::fcntl::{Flock, FlockArg};
+
+use super::files;
+use super::inner::Inner;
+use super::replay::Replayed;
+use crate::store::clock::{Clock, SystemClock};
+use crate::store::contract::{Created, Durability, Figures, NewShare, Periods, Upkeep};
+use crate::store::disk::{Directory, Disk};
+use crate::store::error::{Result, StoreError};
+use crate::store::pending::Pending;
+use crate::store::requests::{Answer, Keeper};
+use crate::store::share::{Rules, Share};
+use crate::store::spool::Spool;
+
+/// How often a barrier is made in mode `periodic`.
+const PERIOD: Duration = Duration::from_millis(50);
+
+/// The index of a million live shares fits, with room for what is consumed meanwhile; what is not used is not touched. With a quarter
+/// of it flows were at 0.7 of those of an empty store, because most pages came through a system call.
+const CACHE: usize = 32 << 20;
+
+/// How a store is opened.
+#[derive(Clone)]
+pub struct Settings {
+    pub durability: Durability,
+    pub periods: Periods,
+    /// Bytes that payloads may take together.
+    pub spool_capacity: u64,
+    /// Bytes of memory for the index.
+    pub cache: usize,
+    /// How often expiry and compaction are looked after; None leaves it to [`SegmentStore::sweep`].
+    pub background: Option<Duration>,
+    pub clock: Arc<dyn Clock>,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Settings {
+            durability: Durability::Commit,
+            periods: Periods::default(),
+            spool_capacity: 10 << 30,
+            cache: CACHE,
+            background: Some(Duration::from_secs(1)),
+            clock: Arc::new(SystemClock),
+        }
+    }
+}
+
+/// Shares in a directory of one process.
+pub struct SegmentStore {
+    inner: Arc<Inner>,
+    replayed: Replayed,
+    threads: Vec<JoinHandle<()>>,
+    /// Held as long as the store is open.
+    _lock: Option<Flock<File>>,
+}
+
+impl SegmentStore {
+    /// Opens the store in `state`, or makes one: `store/` has the shares, `spool/` the payloads.
+    ///
+    /// # Errors
+    /// `Unavailable` when another process has it, when it is damaged, or with what the disk says; `Full`.
+    pub fn open(state: &Path, settings: &Settings) -> Result<SegmentStore> {
+        let context = |error: io::Error| match StoreError::from(error) {
+            StoreError::Unavailable(why) => StoreError::Unavailable(format!("{}: {why}", state.display())),
+            other => other,
+        };
+        let disk = Directory::open(&state.join("store")).map_err(context)?;
+        let lock = OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(state.join("lock"));
+        let lock = Flock::lock(lock.map_err(context)?, FlockArg::LockExclusiveNonblock).map_err(|(_, errno)| {
+            let why = match errno {
+                Errno::EWOULDBLOCK => "another lockbox-share uses this state directory".to_owned(),
+                errno => format!("the state directory cannot be locked: {errno}"),
+            };
+            StoreError::Unavailable(format!("{}: {why}", state.display()))
+        })?;
+        let spool = Spool::open(&state.join("spool"), settings.spool_capacity).map_err(context)?;
+        let mut store = SegmentStore::open_on(Arc::new(disk), Some(spool), settings)?;
+        store._lock = Some(lock);
+        Ok(store)
+    }
+
+    /// # Errors
+    /// As [`SegmentStore::open`].
+    pub(crate) fn open_on(disk: Arc<dyn Disk>, spool: Option<Arc<Spool>>, settings: &Settings) -> Result<SegmentStore> {
+        let clock = files::resume_clock(&*disk, &settings.clock);
+        let rules = Rules { clock, periods: settings.periods };
+        let inner = Arc::new(Inner::new(disk, spool, settings.cache, settings.durability, rules)?);
+        let replayed = inner.replay()?;
+        inner.save_clock()?;
+        files::restore_reserve(&*inner.shared.disk);
+        // What was replayed may be in the host's cache alone, and whoever asks is told of it from now on.
+        inner.sync_replayed()?;
+        let threads = start(&inner, settings)?;
+        Ok(SegmentStore { inner, replayed, threads, _lock: None })
+    }
+
+    /// What the start found.
+    pub fn replayed(&self) -> Replayed {
+        self.replayed
+    }
+
+    /// Files that wait for a barrier.
+    #[cfg(test)]
+    pub(super) fn unsynced(&self) -> usize {
+        self.inner.group.gathered()
+    }
+
+    /// Where payloads are deposited and read.
+    pub fn spool(&self) -> Option<&Arc<Spool>> {
+        self.inner.spool.as_ref()
+    }
+
+    /// Removes what is over, and compacts segments that are mostly dead. The background does the same.
+    ///
+    /// # Errors
+    /// `Full`, `Unavailable`; what was done until then stays done.
+    pub fn sweep(&self) -> Result<()> {
+        self.inner.sweep(false)
+    }
+
+    /// Removes everything that nothing needs, however little it is.
+    ///
+    /// # Errors
+    /// As [`SegmentStore::sweep`].
+    pub fn compact(&self) -> Result<()> {
+        self.inner.sweep(true)
+    }
+}
+
+impl Drop for SegmentStore {
+    fn drop(&mut self) {
+        self.inner.stop();
+        // A store that failed has told so already.
+        let _ = self.inner.group.barrier();
+        self.inner.group.stop();
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn start(inner: &Arc<Inner>, settings: &Settings) -> Result<Vec<JoinHandle<()>>> {
+    let spawn = |name: &str, run: Box<dyn FnOnce() + Send>| {
+        std::thread::Builder::new().name(name.into()).stack_size(256 * 1024).spawn(run)
+    };
+    let group = Arc::clone(&inner.group);
+    let period = (settings.durability == Durability::Periodic).then_some(PERIOD);
+    let mut threads = vec![spawn("barriers", Box::new(move || group.run(period)))?];
+    if let Some(every) = settings.background {
+        let inner = Arc::clone(inner);
+        threads.push(spawn("sweeper", Box::new(move || inner.background(every)))?);
+    }
+    Ok(threads)
+}
+
+impl Keeper for SegmentStore {
+    fn deposit(&self, handle: Handle, share: NewShare) -> Pending<Created> {
+        self.inner.deposit(handle, &share)
+    }
+
+    fn step<T: Answer>(
+        &self,
+        handle: Handle,
+        step: impl FnMut(&Rules, &mut Share) -> Result<T> + Send + 'static,
+    ) -> Pending<T> {
+        self.inner.step(handle, step)
+    }
+}
+
+impl Upkeep for SegmentStore {
+    fn figures(&self) -> Figures {
+        let mut figures = Figures::default();
+        for shard in &self.inner.shards {
+            let shard = shard.lock();
+            figures.live += shard.segments.values().map(|segment| segment.live).sum::<u64>();
+            figures.segment_files += shard.segments.len() as u64;
+            figures.segment_bytes += shard.segments.values().map(|segment| segment.length).sum::<u64>();
+            figures.index_bytes += shard.index.bytes();
+            figures.expired += shard.expired;
+            figures.expired_bytes_pending += self.inner.expired_bytes(&shard);
+        }
+        figures.spool_bytes = self.inner.spool.as_ref().map_or(0, |spool| spool.bytes());
+        (figures.barriers, figures.barrier_micros) = self.inner.group.figures();
+        figures
+    }
+
+    fn ready(&self) -> Result<()> {
+        self.inner.group.check()
+    }
+
+    fn flush(&self) -> Pending<()> {
+        let answer = self.inner.save_clock();
+        Pending::after(answer, self.inner.group.ticket_for_all())
+    }
+}

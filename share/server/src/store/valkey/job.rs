@@ -1,0 +1,97 @@
+//! One request on its way to the server: it decides on the record that the server has, and says what to write in its place.
+
+use bytes::Bytes;
+use tokio::sync::oneshot;
+
+use super::server::payload_name;
+use crate::store::error::{Result, StoreError};
+use crate::store::record::{Content, Place, decode, encode};
+use crate::store::share::{Key, Rules, Share};
+
+/// Keys live a little longer than what they hold, so that the server's clock decides nothing.
+const SLACK_MS: u64 = 60_000;
+/// Records are bound to nothing else here: the server keeps each under its key.
+const PLACE: Place = Place { nonce: 0, at: 0 };
+
+/// A record as the server has it.
+pub(super) struct Stored {
+    version: Vec<u8>,
+    share: Share,
+    capsule: Bytes,
+}
+
+/// What is to be written.
+pub(super) struct Write {
+    pub(super) expected: Vec<u8>,
+    pub(super) version: String,
+    pub(super) record: Vec<u8>,
+    pub(super) milliseconds: u64,
+    /// The name that stands for the payload, and how long it is needed.
+    pub(super) payload: Option<(String, u64)>,
+}
+
+/// A request under way.
+pub(super) trait Job: Send {
+    fn name(&self) -> &str;
+    /// Decides on what is there. None when nothing is to be written: the answer is ready.
+    fn decide(&mut self, rules: &Rules, stored: Option<Stored>) -> Option<Write>;
+    /// Gives the answer, or the reason why there is none.
+    fn reply(self: Box<Self>, outcome: Result<()>);
+}
+
+/// Answers a request on the share as it is, and gives the share that is to be written when it changed.
+pub(super) type Decide<T> =
+    Box<dyn FnMut(&Rules, Option<(&Share, &Bytes)>) -> (Result<T>, Option<(Share, Bytes)>) + Send>;
+
+pub(super) struct Request<T> {
+    pub(super) key: Key,
+    pub(super) name: String,
+    pub(super) decide: Decide<T>,
+    pub(super) answer: Option<Result<T>>,
+    pub(super) sender: oneshot::Sender<Result<T>>,
+}
+
+impl<T: Send> Job for Request<T> {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn decide(&mut self, rules: &Rules, stored: Option<Stored>) -> Option<Write> {
+        let now = rules.clock.now();
+        let known = stored.as_ref().filter(|stored| stored.share.audit_until(&rules.periods) > now);
+        let (answer, change) = (self.decide)(rules, known.map(|stored| (&stored.share, &stored.capsule)));
+        self.answer = Some(answer);
+        let (share, capsule) = change?;
+        let content =
+            if share.content_until(&rules.periods) > now { Content::Here(&capsule) } else { Content::Nowhere };
+        let mut record = Vec::new();
+        encode(&self.key, &share, content, PLACE, &mut record);
+        Some(Write {
+            expected: stored.map(|stored| stored.version).unwrap_or_default(),
+            version: format!("{}-{}", share.created.0, share.version),
+            record,
+            milliseconds: share.audit_until(&rules.periods).0.saturating_sub(now.0) + SLACK_MS,
+            payload: share.payload.map(|payload| {
+                (payload_name(&payload.id), share.content_until(&rules.periods).0.saturating_sub(now.0))
+            }),
+        })
+    }
+
+    fn reply(self: Box<Self>, outcome: Result<()>) {
+        let answer = self.answer.unwrap_or_else(|| Err(StoreError::Unavailable("the request was not decided".into())));
+        // Whoever asked may have gone.
+        let _ = self.sender.send(outcome.and(answer));
+    }
+}
+
+impl Stored {
+    /// Reads a hash of the server; None when it holds no sound record.
+    pub(super) fn read(version: Vec<u8>, record: &[u8]) -> Option<Stored> {
+        let record = decode(record, PLACE)?;
+        let capsule = match record.content {
+            Content::Here(capsule) => Bytes::copy_from_slice(capsule),
+            Content::At(_) | Content::Nowhere => Bytes::new(),
+        };
+        Some(Stored { version, share: record.share, capsule })
+    }
+}

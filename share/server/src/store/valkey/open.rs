@@ -1,0 +1,190 @@
+//! Connects to the server, and makes requests of what the contract asks.
+
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use bytes::Bytes;
+use lockbox_share_protocol::handle::Handle;
+use parking_lot::{Condvar, Mutex};
+use tokio::sync::oneshot;
+use zeroize::Zeroizing;
+
+use super::exchange::Inner;
+use super::job::{Decide, Request};
+use super::server::{Promise, open, promise, share_name, shared_secret, unavailable};
+use crate::store::clock::{Clock, StoreClock};
+use crate::store::contract::{Created, Durability, Figures, NewShare, Periods, Upkeep};
+use crate::store::error::{Result, StoreError};
+use crate::store::pending::Pending;
+use crate::store::random::random;
+use crate::store::requests::{Answer, Keeper};
+use crate::store::share::{Key, Rules, Share};
+use crate::store::spool::Spool;
+
+/// Connections, each with a thread.
+const CONNECTIONS: usize = 4;
+
+/// Where the server is and what is asked of it.
+pub struct ValkeySettings {
+    /// `valkey://HOST:PORT/DB` or `valkey+unix:///PATH?db=DB`, without a password.
+    pub url: String,
+    pub password: Option<Zeroizing<String>>,
+    /// `Commit` wants a server that can promise it.
+    pub durability: Durability,
+    pub periods: Periods,
+    pub clock: Arc<dyn Clock>,
+}
+
+/// Shares on a server.
+pub struct ValkeyStore {
+    inner: Arc<Inner>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl ValkeyStore {
+    /// Connects and asks the server what it can promise.
+    ///
+    /// # Errors
+    /// `Invalid` for an address that is none, `Unavailable` when the server does not answer or cannot promise what is asked.
+    pub fn connect(settings: &ValkeySettings) -> Result<ValkeyStore> {
+        use redis::IntoConnectionInfo;
+        let address = "the store's address is valkey://HOST:PORT/DB or valkey+unix:///PATH, without a password";
+        let info = settings.url.as_str().into_connection_info().map_err(|_| StoreError::Invalid(address))?;
+        if info.redis_settings().password().is_some() {
+            return Err(StoreError::Invalid("the password of the store belongs into a file, not into its address"));
+        }
+        let info = match &settings.password {
+            Some(password) => {
+                let with = info.redis_settings().clone().set_password(password.as_str());
+                info.set_redis_settings(with)
+            }
+            None => info,
+        };
+        let client = redis::Client::open(info).map_err(unavailable)?;
+        let mut connection = open(&client)?;
+        let promise = match settings.durability {
+            Durability::Commit => promise(&mut connection)?,
+            Durability::None | Durability::Periodic => Promise::Nothing,
+        };
+        let secret = shared_secret(&mut connection)?;
+        let inner = Arc::new(Inner {
+            client,
+            queue: Mutex::default(),
+            wanted: Condvar::new(),
+            ended: Condvar::new(),
+            rules: Rules { clock: StoreClock::fresh(Arc::clone(&settings.clock)), periods: settings.periods },
+            secret,
+            decoy: Share::decoy(random()?),
+            promise,
+            trouble: Mutex::new(None),
+        });
+        let mut store = ValkeyStore { inner, threads: Vec::new() };
+        for _ in 0..CONNECTIONS {
+            let inner = Arc::clone(&store.inner);
+            store.spawn("valkey", move || inner.work())?;
+        }
+        Ok(store)
+    }
+
+    /// Has a thread remove payloads that no share needs. Daemons that serve the same links share this directory as well.
+    ///
+    /// # Errors
+    /// `Unavailable` when there can be no thread.
+    pub fn look_after(&mut self, spool: Arc<Spool>) -> Result<()> {
+        let inner = Arc::clone(&self.inner);
+        self.spawn("spool", move || inner.look_after(&spool))
+    }
+
+    fn spawn(&mut self, name: &str, run: impl FnOnce() + Send + 'static) -> Result<()> {
+        let builder = std::thread::Builder::new().name(name.into()).stack_size(512 * 1024);
+        self.threads.push(builder.spawn(run)?);
+        Ok(())
+    }
+
+    /// Removes payloads older than `young` that no share needs. A thread does it all the time.
+    ///
+    /// # Errors
+    /// `Unavailable`.
+    pub fn sweep_spool(&self, spool: &Spool, young: Duration) -> Result<()> {
+        self.inner.sweep_spool(spool, young)
+    }
+
+    fn ask<T: Send + 'static>(&self, key: Key, decide: Decide<T>) -> Pending<T> {
+        let (sender, receiver) = oneshot::channel();
+        let name = share_name(&key);
+        let job = Box::new(Request { key, name, decide, answer: None, sender });
+        self.inner.queue.lock().jobs.push_back(job);
+        self.inner.wanted.notify_one();
+        Pending::remote(async move {
+            receiver.await.unwrap_or_else(|_| Err(StoreError::Unavailable("the store was closed".into())))
+        })
+    }
+}
+
+impl Drop for ValkeyStore {
+    fn drop(&mut self) {
+        self.inner.queue.lock().stopped = true;
+        self.inner.wanted.notify_all();
+        self.inner.ended.notify_all();
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Keeper for ValkeyStore {
+    fn deposit(&self, handle: Handle, share: NewShare) -> Pending<Created> {
+        let mut deposited: Option<Share> = None;
+        let decide = move |rules: &Rules, stored: Option<(&Share, &Bytes)>| match (stored, &deposited) {
+            // Our own, whose answer was lost with the connection.
+            (Some((there, _)), Some(kept)) if there == kept => (Ok(kept.created(&rules.clock)), None),
+            (Some(_), _) => (Err(StoreError::Taken), None),
+            (None, _) => {
+                let kept = *deposited.insert(Share::new(&share, rules.clock.now()));
+                (Ok(kept.created(&rules.clock)), Some((kept, share.capsule.clone())))
+            }
+        };
+        self.ask(Key::of(handle, &self.inner.secret), Box::new(decide))
+    }
+
+    fn step<T: Answer>(
+        &self,
+        handle: Handle,
+        mut step: impl FnMut(&Rules, &mut Share) -> Result<T> + Send + 'static,
+    ) -> Pending<T> {
+        let decoy = self.inner.decoy;
+        let decide = move |rules: &Rules, stored: Option<(&Share, &Bytes)>| {
+            let Some((share, capsule)) = stored else {
+                // Nobody has proof of the decoy (Store rule 5).
+                return (Err(step(rules, &mut decoy.clone()).err().unwrap_or(StoreError::Unknown)), None);
+            };
+            let mut changed = *share;
+            let mut answer = step(rules, &mut changed);
+            if let Ok(answer) = &mut answer {
+                answer.add_capsule(capsule.clone());
+            }
+            (answer, (changed.version != share.version).then(|| (changed, capsule.clone())))
+        };
+        self.ask(Key::of(handle, &self.inner.secret), Box::new(decide))
+    }
+}
+
+impl Upkeep for ValkeyStore {
+    fn figures(&self) -> Figures {
+        Figures::default()
+    }
+
+    fn ready(&self) -> Result<()> {
+        match &*self.inner.trouble.lock() {
+            Some(why) => Err(StoreError::Unavailable(why.clone())),
+            None => Ok(()),
+        }
+    }
+
+    fn flush(&self) -> Pending<()> {
+        // Every answer was given after its change: a request of any kind comes after all of them.
+        let probe = Key([0; 16]);
+        self.ask(probe, Box::new(|_, _| (Ok(()), None)))
+    }
+}

@@ -1,0 +1,161 @@
+//! Erases free blocks that still hold old ciphertext, and cuts free blocks off the end of the file.
+
+use super::{Allocator, keep_of};
+use crate::env::Environment;
+use crate::error::{Error, Result};
+use crate::format::{BLOCK, Run};
+
+/// Bytes of random data written at once where the host does not punch.
+const OVERWRITE_STEP: u64 = 1 << 20;
+/// Groups that have to be there before others are taken out of reach for a moment.
+const SPARE: u64 = 16;
+
+impl Allocator {
+    /// Returns when nobody erases: what is being erased then can be taken.
+    pub(in crate::txn) fn await_erasing(&self) {
+        drop(self.erasing.lock());
+    }
+
+    /// Loads a region in which blocks came free unseen, so that they are erased with the others; answers whether there is one more. While
+    /// memory for regions is short the others wait, at the latest until the end.
+    pub(in crate::txn) fn look_step(&self) -> Result<bool> {
+        let next = || self.space.lock().next_unlooked();
+        let Some(number) = next() else { return Ok(false) };
+        {
+            let mut space = self.space.lock();
+            if space.has_loaded(self.region_limit) {
+                space.evict(self.region_limit / 2);
+                if space.has_loaded(self.region_limit) {
+                    return Ok(false);
+                }
+            }
+        }
+        self.load_region(number)?;
+        Ok(next().is_some())
+    }
+
+    /// After an unclean open: loads the next region, whose free blocks the host says hold data may be pages of a transaction that never
+    /// committed.
+    pub(in crate::txn) fn sweep_step(&self) -> Result<bool> {
+        let Some(number) = self.space.lock().sweep_next() else { return Ok(false) };
+        self.load_region(number)?;
+        let mut space = self.space.lock();
+        space.swept(number);
+        // The sweep visits the whole map, which is larger than the memory that it may take.
+        space.evict(self.region_limit);
+        Ok(space.sweep_next().is_some())
+    }
+
+    /// The sweep looks at every region, whatever the last session said.
+    pub(in crate::txn) fn sweep_everything(&self) {
+        self.space.lock().sweep_everything();
+    }
+
+    /// Erases a batch of blocks that were free for a while; the file grows, if it can, until something may be taken out of reach for a moment.
+    pub(in crate::txn) fn erase_aged(&self, environment: &dyn Environment) -> Result<()> {
+        if self.space.lock().has_dirty() {
+            self.has_groups(SPARE, keep_of(false))?;
+        }
+        self.erase_step(environment, false).map(drop)
+    }
+
+    /// Erases every free block that holds old ciphertext.
+    pub(in crate::txn) fn erase_all(&self, environment: &dyn Environment) -> Result<()> {
+        loop {
+            let more = self.look_at_some()?;
+            while self.erase_step(environment, true)? {}
+            let mut space = self.space.lock();
+            let overwritten = space.overwrite_dirty(&mut |run| self.overwrite(environment, run));
+            overwritten.map_err(|error| self.erasing_failed(error))?;
+            if !more {
+                return Ok(());
+            }
+            space.evict(self.region_limit / 2);
+        }
+    }
+
+    /// Loads some of the regions in which blocks came free unseen; answers whether there are more.
+    fn look_at_some(&self) -> Result<bool> {
+        for _ in 0..self.region_limit {
+            let Some(number) = self.space.lock().next_unlooked() else { return Ok(false) };
+            self.load_region(number)?;
+        }
+        Ok(self.space.lock().next_unlooked().is_some())
+    }
+
+    /// Erases one batch; answers whether there was anything.
+    fn erase_step(&self, environment: &dyn Environment, all: bool) -> Result<bool> {
+        let _erasing = self.erasing.lock();
+        let runs = self.space.lock().start_erasing(all);
+        for (index, (run, keep)) in runs.iter().enumerate() {
+            match self.erase(environment, *run, *keep) {
+                Ok(backed) => self.space.lock().erased(*run, backed),
+                Err(error) => {
+                    // They hold old ciphertext as before, for the next attempt.
+                    let mut space = self.space.lock();
+                    for (run, _) in &runs[index..] {
+                        space.not_erased(*run);
+                    }
+                    drop(space);
+                    return Err(self.erasing_failed(error));
+                }
+            }
+        }
+        Ok(!runs.is_empty())
+    }
+
+    /// Punches the blocks, or overwrites them where they have to stay allocated or the host refuses. Answers whether they are still allocated.
+    fn erase(&self, environment: &dyn Environment, run: Run, keep: bool) -> Result<bool> {
+        self.pager.latch().check()?;
+        if !keep {
+            match self.storage().punch(run.offset(), run.bytes()) {
+                Ok(()) => return Ok(false),
+                // Punching may need room for the host's own lists; overwriting does not.
+                Err(Error::Unsupported(_) | Error::NoSpace(_)) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        self.overwrite(environment, run)?;
+        Ok(true)
+    }
+
+    fn erasing_failed(&self, error: Error) -> Error {
+        match error {
+            Error::NoSpace(_) | Error::Latched(_) => error,
+            error => self.pager.latch().set("erasing freed blocks", error),
+        }
+    }
+
+    fn overwrite(&self, environment: &dyn Environment, run: Run) -> Result<()> {
+        self.pager.latch().check()?;
+        let mut at = run.offset();
+        let end = at + run.bytes();
+        let mut noise = vec![0; OVERWRITE_STEP.min(run.bytes()) as usize];
+        while at < end {
+            let count = (end - at).min(OVERWRITE_STEP) as usize;
+            environment.fill_random(&mut noise[..count])?;
+            self.storage().write_at(at, &noise[..count])?;
+            at += count as u64;
+        }
+        Ok(())
+    }
+
+    /// Loads the regions at the end that may be free, so that they can be cut off.
+    pub(in crate::txn) fn load_tail(&self) -> Result<()> {
+        loop {
+            let unknown = self.space.lock().unknown_tail();
+            let Some(number) = unknown else { return Ok(()) };
+            self.load_region(number)?;
+        }
+    }
+
+    /// Cuts free blocks off the end of the map; answers the bytes that the file has to keep.
+    pub(in crate::txn) fn trim_tail(&self) -> u64 {
+        self.space.lock().trim_tail() * BLOCK
+    }
+
+    #[cfg(test)]
+    pub(in crate::txn) fn is_erasing(&self) -> bool {
+        self.erasing.is_locked()
+    }
+}

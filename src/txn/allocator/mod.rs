@@ -1,0 +1,383 @@
+//! Free blocks: promised to changes, handed out for pages, and freed when no commit and no reader needs what lies there.
+//!
+//! Only this module takes the lock of the space map, and takes no other while it holds that one: what is done under it works on memory and the file
+//! alone. So whoever holds any other lock of a volume may call here.
+
+mod erase;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use arc_swap::ArcSwap;
+use parking_lot::Mutex;
+
+use super::state::Versions;
+use crate::btree::{NodeStore, Tree};
+use crate::error::{Error, Result};
+use crate::format::record::CommitRecord;
+use crate::format::space::{REGION_WORDS, RegionBits};
+use crate::format::{BLOCK, Generation, Key, REGION_BLOCKS, Run, TreeId, kind, space};
+use crate::frame::QUAD_DATA;
+use crate::pager::Pager;
+use crate::pager::space::{Blocks, Keep, Shortage, SpaceMap};
+use crate::storage::Storage;
+
+/// Groups of four blocks that `bytes` of file data take in `pages` pages at worst: a page of n groups holds n * `QUAD_DATA` bytes at least, raw
+/// and whole or cut into parts of one group each. With 0 pages the bytes are those of the groups themselves.
+pub(crate) const fn quads_for(bytes: u64, pages: u64) -> u64 {
+    match pages {
+        0 => bytes.div_ceil(4 * BLOCK),
+        1 => bytes.div_ceil(QUAD_DATA as u64),
+        _ => bytes / QUAD_DATA as u64 + pages,
+    }
+}
+
+/// Groups of four blocks promised to data that is not yet written; given back when dropped.
+pub(crate) struct Reservation {
+    allocator: Arc<Allocator>,
+    quads: u64,
+}
+
+impl Reservation {
+    /// Adds another reservation of the same volume to this one.
+    pub(crate) fn absorb(&mut self, mut other: Reservation) {
+        self.quads += std::mem::take(&mut other.quads);
+    }
+
+    /// Takes `quads` out into a reservation of its own (fewer when it holds fewer).
+    pub(crate) fn split(&mut self, quads: u64) -> Reservation {
+        let quads = quads.min(self.quads);
+        self.quads -= quads;
+        Reservation { allocator: self.allocator.clone(), quads }
+    }
+
+    pub(crate) fn quads(&self) -> u64 {
+        self.quads
+    }
+
+    /// A run of `blocks` out of the reservation; None when no run is long enough.
+    ///
+    /// # Errors
+    /// `Invalid` for more than was reserved: the rest would be taken from what others were promised (P2).
+    pub(super) fn allocate(&mut self, blocks: u64) -> Result<Option<Run>> {
+        let quads = blocks.div_ceil(4);
+        if quads > self.quads {
+            debug_assert!(false, "{blocks} blocks of a reservation of {} groups", self.quads);
+            return Err(Error::invalid(format!("data beyond its reservation: blocks={blocks} groups={}", self.quads)));
+        }
+        let run = self.allocator.space.lock().allocate(blocks, quads);
+        if run.is_some() {
+            self.quads -= quads;
+        }
+        Ok(run)
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        if self.quads > 0 {
+            self.allocator.unreserve(self.quads);
+        }
+    }
+}
+
+/// What an operation has to leave to others: one that frees room or keeps a promise is essential.
+pub(super) fn keep_of(essential: bool) -> Keep {
+    if essential { Keep::Lists } else { Keep::Reserve }
+}
+
+/// A checkpoint that is about to be written.
+pub(super) struct Begun {
+    /// Groups promised to it.
+    pub(super) promised: u64,
+    /// The checkpoint before it.
+    pub(super) base: Arc<Tree>,
+    /// The regions that differ from that.
+    pub(super) regions: Vec<(u64, RegionBits)>,
+}
+
+/// The space map with what loads it, and the free blocks' way back to it.
+pub(super) struct Allocator {
+    versions: Arc<Versions>,
+    pager: Arc<Pager>,
+    store: Arc<NodeStore>,
+    space: Mutex<SpaceMap>,
+    /// The tree of the newest checkpoint that is durable. A region that is not loaded is as this tree has it: the leader of a commit replaces it under
+    /// the lock of `space`, and until then keeps what it wrote loaded.
+    tree: ArcSwap<Tree>,
+    /// Entries in the open transaction's lists of pages.
+    list_entries: AtomicU64,
+    /// Held while free blocks are erased, which nobody can take meanwhile.
+    erasing: Mutex<()>,
+    /// Regions kept in memory beside those that have to be.
+    region_limit: usize,
+}
+
+impl Allocator {
+    /// `memory` is that of the volume; regions take their share of it, at about 5 KiB each.
+    pub(super) fn new(
+        versions: Arc<Versions>,
+        pager: Arc<Pager>,
+        store: Arc<NodeStore>,
+        space: SpaceMap,
+        memory: u64,
+    ) -> Allocator {
+        let root = versions.durable().roots[TreeId::Space];
+        Allocator {
+            versions,
+            pager,
+            store,
+            space: Mutex::new(space),
+            tree: ArcSwap::from_pointee(Tree::from_root(TreeId::Space, &root)),
+            list_entries: AtomicU64::new(0),
+            erasing: Mutex::new(()),
+            region_limit: (memory / 16 / 5120).max(16) as usize,
+        }
+    }
+
+    fn storage(&self) -> &dyn Storage {
+        &**self.pager.storage()
+    }
+
+    // ---- figures ----
+
+    pub(super) fn limit_size(&self, bytes: u64) {
+        self.space.lock().set_limit(bytes / BLOCK);
+    }
+
+    /// Blocks of the file.
+    pub(super) fn total(&self) -> u64 {
+        self.space.lock().total()
+    }
+
+    /// Blocks in use by pages of the last commit.
+    pub(super) fn used_blocks(&self) -> u64 {
+        self.space.lock().used_blocks()
+    }
+
+    pub(super) fn blocks(&self) -> Blocks {
+        self.space.lock().blocks()
+    }
+
+    /// The same with the bytes of memory that the map takes, or None while somebody works on it.
+    pub(super) fn blocks_unless_busy(&self) -> Option<(Blocks, u64)> {
+        let space = self.space.try_lock()?;
+        Some((space.blocks(), space.memory()))
+    }
+
+    /// Tells how many pages the next commit has to list.
+    pub(super) fn set_list_entries(&self, entries: u64) {
+        self.list_entries.store(entries, Ordering::Relaxed);
+    }
+
+    pub(super) fn list_entries(&self) -> u64 {
+        self.list_entries.load(Ordering::Relaxed)
+    }
+
+    // ---- promises (P2) ----
+
+    /// Promises groups of four blocks, loading regions and growing the file as needed; answers whether there are so many.
+    pub(super) fn reserve(&self, quads: u64, keep: Keep) -> Result<bool> {
+        self.bring(|space| space.reserve(quads, keep, self.storage()))
+    }
+
+    /// Whether so many groups could be promised now, for which regions are loaded and the file grows; nobody is promised any.
+    pub(super) fn has_groups(&self, quads: u64, keep: Keep) -> Result<bool> {
+        self.bring(|space| space.provide(quads, keep, self.storage()))
+    }
+
+    fn bring(&self, ask: impl Fn(&mut SpaceMap) -> Result<std::result::Result<(), Shortage>>) -> Result<bool> {
+        loop {
+            let entries = self.list_entries();
+            let asked = {
+                let mut space = self.space.lock();
+                space.set_list_entries(entries);
+                ask(&mut space)
+            };
+            let shortage = match asked {
+                // The file was cut: nothing more may be promised.
+                Err(error @ Error::Damaged(_)) => {
+                    return Err(self.pager.latch().set("growing the archive", error));
+                }
+                Err(Error::NoSpace(_)) => return Ok(false),
+                asked => asked?,
+            };
+            match shortage {
+                Ok(()) => return Ok(true),
+                Err(Shortage::Load(number)) => self.load_region(number)?,
+                Err(Shortage::Full) => return Ok(false),
+            }
+        }
+    }
+
+    /// Promises groups that a commit is about to take, if they are there.
+    pub(super) fn promise(&self, quads: u64) -> bool {
+        self.space.lock().promise(quads)
+    }
+
+    pub(super) fn unreserve(&self, quads: u64) {
+        self.space.lock().unreserve(quads);
+    }
+
+    /// What was promised to the caller, as a reservation that gives it back.
+    pub(super) fn reserved(self: &Arc<Self>, quads: u64) -> Reservation {
+        Reservation { allocator: self.clone(), quads }
+    }
+
+    /// Blocks for a page of at most four of them, for which room is kept, beside the page before it.
+    pub(super) fn allocate_node(&self, blocks: u64, from_reserved: u64) -> Result<Run> {
+        let run = self.space.lock().allocate_node(blocks, from_reserved);
+        run.ok_or_else(|| Error::NoSpace("blocks kept for a commit are not there".into()))
+    }
+
+    // ---- regions ----
+
+    /// Loads a region of the space map. Waits for no commit: what was read counts when the tree is still the one of the newest checkpoint at the
+    /// moment of installing, and is read again otherwise, also when it could not be read, since a later commit may have taken its blocks.
+    pub(super) fn load_region(&self, number: u64) -> Result<()> {
+        loop {
+            if self.space.lock().is_loaded(number) {
+                return Ok(());
+            }
+            let tree = self.tree.load_full();
+            let base = tree.get(&self.store, Key::new(number, kind::SPACE, 0), space::decode);
+            let mut space = self.space.lock();
+            if Arc::ptr_eq(&tree, &self.tree.load()) {
+                return space.install(number, base?.as_deref(), self.storage());
+            }
+        }
+    }
+
+    /// Which blocks of a region belong to pages of the last commit.
+    pub(super) fn used_bits(&self, number: u64) -> Result<RegionBits> {
+        self.load_region(number)?;
+        Ok(self.space.lock().used_bits(number).copied().unwrap_or([0; REGION_WORDS]))
+    }
+
+    /// The space map of the newest durable checkpoint.
+    pub(super) fn tree(&self) -> Arc<Tree> {
+        self.tree.load_full()
+    }
+
+    // ---- the way back (T1, P3) ----
+
+    /// Hands freed blocks out again when no commit and no reader needs them.
+    pub(super) fn release_waiting(&self) {
+        let oldest = self.versions.oldest();
+        let durable = self.versions.durable().generation;
+        self.space.lock().release_waiting(durable, oldest);
+    }
+
+    /// Frees pages that no commit named, and that readers of versions before `sequence` may see.
+    pub(super) fn discard(&self, runs: Vec<Run>, sequence: u64) {
+        self.space.lock().discard(runs, sequence);
+        self.release_waiting();
+    }
+
+    /// Frees pages that no operation named.
+    pub(super) fn discard_unseen(&self, runs: Vec<Run>) {
+        // Nobody ever saw them, but a reader of the present version may not be older than the pages that lay there before: wait for it.
+        self.discard(runs, self.versions.sequence());
+    }
+
+    /// Whether freed blocks wait for a further commit.
+    pub(super) fn waits_for_commit(&self) -> bool {
+        self.space.lock().waits_for_commit()
+    }
+
+    /// Whether blocks that commits let go are only held by readers.
+    pub(super) fn waits_for_readers(&self) -> bool {
+        let durable = self.versions.durable().generation;
+        self.space.lock().waits_for_readers(durable)
+    }
+
+    // ---- what the leader of a commit does ----
+
+    /// The last barrier of `record` returned: its pages are in use, what it freed waits. `promised` groups of its list pages are left.
+    pub(super) fn committed(
+        &self,
+        record: CommitRecord,
+        allocated: Vec<Run>,
+        freed: Vec<Run>,
+        sequence: u64,
+        promised: u64,
+    ) {
+        {
+            let mut space = self.space.lock();
+            space.unreserve(promised);
+            space.committed(record.generation, allocated.into_iter(), freed, sequence);
+            space.set_list_entries(0);
+        }
+        self.versions.set_durable(record);
+    }
+
+    /// Takes what a checkpoint of all that changed has to write (P4), if there is room for it: nobody can take that away then.
+    pub(super) fn begin_checkpoint(&self) -> Result<Option<Begun>> {
+        let Some(promised) = self.space.lock().promise_checkpoint() else { return Ok(None) };
+        let pending = self.space.lock().pending_regions();
+        for number in pending {
+            self.load_region(number)?;
+        }
+        let regions = self.space.lock().take_checkpoint();
+        Ok(Some(Begun { promised, base: self.tree(), regions }))
+    }
+
+    /// The checkpoint is durable.
+    pub(super) fn end_checkpoint(&self, tree: Tree) {
+        let mut space = self.space.lock();
+        self.tree.store(Arc::new(tree));
+        space.finish_checkpoint();
+        space.evict(self.region_limit);
+    }
+
+    /// Undoes a checkpoint that no record names: its regions differ from the one before again, and its pages and what was left of its promise
+    /// are given back. Nothing that was taken was dropped meanwhile.
+    pub(super) fn undo_checkpoint(
+        &self,
+        regions: Vec<(u64, RegionBits)>,
+        pages: Vec<Run>,
+        promised: u64,
+    ) -> Result<()> {
+        let sequence = self.versions.sequence();
+        let mut space = self.space.lock();
+        for (number, bits) in &regions {
+            space.install_rebuilt(*number, bits, self.storage())?;
+        }
+        space.finish_checkpoint();
+        space.unreserve(promised);
+        space.discard(pages, sequence);
+        Ok(())
+    }
+
+    // ---- opening ----
+
+    /// Adds the lists of a recovered commit, oldest first, before any region is loaded.
+    pub(super) fn recover_lists(&self, allocated: Vec<Run>, freed: &[Run]) {
+        self.space.lock().recover_lists(allocated.into_iter(), freed.iter().copied());
+    }
+
+    /// What the recovered commit freed waits for the next one (T1).
+    pub(super) fn recover_waiting(&self, generation: Generation, freed: Vec<Run>) {
+        self.space.lock().recover_waiting(generation, freed);
+    }
+
+    /// Gives the map up, to be made anew from what the trees name; answers the tree that it had.
+    pub(super) fn give_up_map(&self) -> Arc<Tree> {
+        self.tree.swap(Arc::new(Tree::empty(TreeId::Space)))
+    }
+
+    /// Makes the map anew: `used` tells the blocks of each region that pages take, `used_blocks` in all.
+    pub(super) fn rebuild(&self, used_blocks: u64, used: impl Fn(u64) -> RegionBits) -> Result<()> {
+        let mut space = self.space.lock();
+        space.drop_pending(used_blocks);
+        for number in 0..space.total().div_ceil(REGION_BLOCKS) {
+            space.install_rebuilt(number, &used(number), self.storage())?;
+        }
+        Ok(())
+    }
+
+    #[cfg(test)]
+    pub(super) fn map(&self) -> parking_lot::MutexGuard<'_, SpaceMap> {
+        self.space.lock()
+    }
+}

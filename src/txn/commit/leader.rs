@@ -1,0 +1,336 @@
+//! Who leads a commit, who waits for it, and what both are told.
+//!
+//! Only a leader is given `&mut Chain`, and there is one at a time: a function that takes it runs within a commit, under no other lock. The leader takes
+//! the writers' lock for the freeze and lets it go before anything is written, unless the caller brings it along.
+
+use std::sync::Arc;
+
+use parking_lot::{Condvar, Mutex, MutexGuard};
+
+use super::chain::{Chain, Purpose};
+use super::joining::Joining;
+use super::record::RecordWriter;
+use super::reserved::ReservedPages;
+use crate::btree::NodeStore;
+use crate::env::Environment;
+use crate::error::{Error, Result};
+use crate::format::{Generation, SessionId};
+use crate::pager::Pager;
+use crate::txn::allocator::Allocator;
+use crate::txn::lineage::Mark;
+use crate::txn::state::Versions;
+use crate::txn::writer::{Frozen, OpenTransaction, Writer};
+
+/// Who waits for whom. Nothing else is locked, read or written while its lock is held.
+#[derive(Default)]
+struct Queue {
+    running: bool,
+    /// Callers that wait for the commit in flight to end.
+    waiting: u64,
+    /// Number of commits begun and finished; a caller needs one that begins after its call.
+    started: u64,
+    finished: u64,
+    /// Number of the last one that wrote a record.
+    recorded: u64,
+    /// The last commit that failed, with its reason.
+    failed: Option<(u64, Error)>,
+    /// Callers for which the next commit is needed.
+    joined: u64,
+    joining: Joining,
+    chain: Chain,
+}
+
+/// The number of the commit that a caller needs.
+#[derive(Debug)]
+#[must_use = "nobody else may lead the commit"]
+pub(crate) struct WantedCommit(u64);
+
+/// Makes the open transaction durable.
+pub(in crate::txn) struct Committer {
+    writer: Arc<Writer>,
+    allocator: Arc<Allocator>,
+    versions: Arc<Versions>,
+    pager: Arc<Pager>,
+    environment: Arc<dyn Environment>,
+    record: RecordWriter,
+    queue: Mutex<Queue>,
+    /// A commit ended.
+    done: Condvar,
+    /// Somebody needs the commit that has not begun.
+    joined: Condvar,
+    read_only: bool,
+}
+
+/// How a volume is opened, as far as its commits tell.
+pub(in crate::txn) struct Session {
+    pub(in crate::txn) id: SessionId,
+    pub(in crate::txn) header_sequence: u64,
+    pub(in crate::txn) read_only: bool,
+}
+
+impl Committer {
+    pub(in crate::txn) fn new(
+        writer: Arc<Writer>,
+        allocator: Arc<Allocator>,
+        versions: Arc<Versions>,
+        store: Arc<NodeStore>,
+        pager: Arc<Pager>,
+        environment: Arc<dyn Environment>,
+        session: &Session,
+    ) -> Committer {
+        Committer {
+            record: RecordWriter {
+                pages: ReservedPages { allocator: allocator.clone(), pager: pager.clone(), store },
+                writer: writer.clone(),
+                environment: environment.clone(),
+                session: session.id,
+                header_sequence: session.header_sequence,
+            },
+            writer,
+            allocator,
+            versions,
+            pager,
+            environment,
+            queue: Mutex::default(),
+            done: Condvar::new(),
+            joined: Condvar::new(),
+            read_only: session.read_only,
+        }
+    }
+
+    pub(in crate::txn) fn read_only(&self) -> bool {
+        self.read_only
+    }
+
+    /// # Errors
+    /// `ReadOnly`, `Latched`.
+    pub(in crate::txn) fn check_writable(&self) -> Result<()> {
+        if self.read_only {
+            return Err(Error::ReadOnly("the archive is opened for reading".into()));
+        }
+        self.pager.latch().check()
+    }
+
+    /// Before anything is written on top of a closed record an empty commit takes its place: otherwise a crash before the first commit
+    /// would look like a clean end, and the pages written until then would not be swept. On top of the record of a session that crashed it
+    /// makes the inode numbers durable that this one begins with, so that a second crash does not go back behind them.
+    pub(in crate::txn) fn open_session(&self) -> Result<()> {
+        let begins = {
+            let durable = self.versions.durable();
+            durable.closed || (durable.session != self.record.session && durable.generation != Generation(0))
+        };
+        if begins {
+            self.commit_for(Purpose::Drain)?;
+        }
+        Ok(())
+    }
+
+    pub(in crate::txn) fn commit_for(&self, purpose: Purpose) -> Result<Generation> {
+        let wanted = self.want_commit()?;
+        self.wait_for_commit(wanted, purpose)
+    }
+
+    /// Counts a caller in: the commit that it needs begins after this. Somebody has to wait for it, or nobody leads it.
+    ///
+    /// # Errors
+    /// `Latched`, `ReadOnly`.
+    pub(in crate::txn) fn want_commit(&self) -> Result<WantedCommit> {
+        self.check_writable()?;
+        let mut queue = self.queue.lock();
+        // A commit that is running may have frozen already, so the next one is needed.
+        let needed = queue.started + 1;
+        queue.joined += 1;
+        self.joined.notify_one();
+        Ok(WantedCommit(needed))
+    }
+
+    /// Leads commits until the one that is wanted has ended, or waits for those who do.
+    pub(in crate::txn) fn wait_for_commit(
+        &self,
+        WantedCommit(needed): WantedCommit,
+        purpose: Purpose,
+    ) -> Result<Generation> {
+        let mut queue = self.queue.lock();
+        // A commit for changes alone writes nothing when there are none, and only that of a close says so.
+        let is_over = |queue: &Queue| match purpose {
+            Purpose::Changes => queue.finished >= needed,
+            Purpose::Drain | Purpose::Shorten => queue.recorded >= needed,
+            Purpose::Close => queue.recorded >= needed && self.versions.durable().closed,
+        };
+        while !is_over(&queue) {
+            if queue.running {
+                self.wait(&mut queue);
+                continue;
+            }
+            queue.running = true;
+            self.await_joining(&mut queue);
+            let (mut served, mut took) = (0, std::time::Duration::ZERO);
+            let result = self.lead(&mut queue, |chain, callers| {
+                let began = self.environment.now();
+                let result = self.run_commit(purpose, chain);
+                (served, took) = (callers, self.environment.now().since(began));
+                result
+            });
+            let came = queue.joined;
+            queue.joining.ended(served, came, took);
+            result?;
+        }
+        // The commit that covered this caller is `needed` or a later one.
+        match &queue.failed {
+            Some((number, error)) if *number >= needed => Err(error.clone()),
+            _ => Ok(self.versions.durable().generation),
+        }
+    }
+
+    /// Waits for the commit in flight, then runs `f` as the only leader.
+    pub(in crate::txn) fn as_leader<R>(&self, f: impl FnOnce(&mut Chain) -> Result<R>) -> Result<R> {
+        let mut queue = self.queue.lock();
+        while queue.running {
+            self.wait(&mut queue);
+        }
+        queue.running = true;
+        self.lead(&mut queue, |chain, _| f(chain))
+    }
+
+    /// Runs `f` as the leader, who counts as running already, with the number of callers that its commit serves: whoever calls from now on needs a
+    /// later one.
+    fn lead<R>(&self, queue: &mut MutexGuard<'_, Queue>, f: impl FnOnce(&mut Chain, u64) -> Result<R>) -> Result<R> {
+        queue.started += 1;
+        let (number, callers) = (queue.started, std::mem::take(&mut queue.joined));
+        let mut chain = queue.chain.clone();
+        let before = chain.tag;
+        let result = MutexGuard::unlocked(queue, || f(&mut chain, callers));
+        queue.running = false;
+        queue.finished = number;
+        if chain.tag != before {
+            queue.recorded = number;
+        }
+        // Also after an error: `f` may have committed before it failed, and a commit that fails leaves the chain as it was.
+        queue.chain = chain;
+        if let Err(error) = &result {
+            // Who waits for changes has none in a commit that was empty and refused.
+            let empty = matches!(error, Error::NoSpace(_)) && queue.chain.refused.is_some();
+            if !empty || self.writer.is_staged() {
+                queue.failed = Some((number, error.clone()));
+            }
+        }
+        self.done.notify_all();
+        result
+    }
+
+    fn wait(&self, queue: &mut MutexGuard<'_, Queue>) {
+        queue.waiting += 1;
+        self.done.wait(queue);
+        queue.waiting -= 1;
+    }
+
+    /// Waits for callers that are likely to join the commit that is about to begin.
+    fn await_joining(&self, queue: &mut MutexGuard<'_, Queue>) {
+        let here = queue.joined;
+        if let Some((expected, limit)) = queue.joining.plan(here) {
+            let waited = self.joined.wait_while_for(queue, |queue| queue.joined < expected, limit);
+            queue.joining.waited(waited.timed_out());
+        }
+    }
+
+    // ---- the commit ----
+
+    /// One commit by the leader.
+    fn run_commit(&self, purpose: Purpose, chain: &mut Chain) -> Result<()> {
+        let Some(frozen) = self.freeze_with_room(purpose, chain)? else { return Ok(()) };
+        self.record.write(purpose, chain, frozen)?;
+        self.writer.lock().forget_written();
+        Ok(())
+    }
+
+    /// One commit by the leader that keeps the writers' lock throughout, so that nothing can be published meanwhile.
+    pub(in crate::txn) fn commit_locked(
+        &self,
+        purpose: Purpose,
+        chain: &mut Chain,
+        transaction: &mut OpenTransaction<'_>,
+    ) -> Result<()> {
+        let Some(frozen) = self.freeze(purpose, chain, transaction)? else { return Ok(()) };
+        self.record.write(purpose, chain, frozen)?;
+        transaction.forget_written();
+        Ok(())
+    }
+
+    /// Where what is staged finds no room for its nodes, commits without it let go what was freed before: two at most. While nothing else is
+    /// changed they are the same moment as the commit before them, so nothing overtakes what is staged (D3). They write their record and nothing
+    /// else, whatever commit it is that lacks room: a checkpoint would free blocks after the last erasing of a close. When the host
+    /// refuses one there is no room, as without it, and nothing latches.
+    fn freeze_with_room(&self, purpose: Purpose, chain: &mut Chain) -> Result<Option<Frozen>> {
+        for _ in 0..2 {
+            let mut transaction = self.writer.lock();
+            let refused = match self.freeze(purpose, chain, &mut transaction) {
+                Err(error @ Error::NoSpace(_)) if !transaction.is_changed() && self.allocator.waits_for_commit() => {
+                    error
+                }
+                frozen => return frozen,
+            };
+            let frozen = self.freeze_changes(chain, &mut transaction)?;
+            drop(transaction);
+            match self.record.write(Purpose::Shorten, chain, frozen) {
+                Err(Error::NoSpace(_)) if self.pager.latch().reason().is_none() => return Err(refused),
+                written => written?,
+            }
+            self.writer.lock().forget_written();
+        }
+        self.freeze(purpose, chain, &mut self.writer.lock())
+    }
+
+    fn freeze(&self, purpose: Purpose, chain: &Chain, transaction: &mut OpenTransaction<'_>) -> Result<Option<Frozen>> {
+        transaction.flush_staged()?;
+        if !transaction.is_changed() && purpose == Purpose::Changes {
+            // What there was may have been taken by a commit that failed: then nothing is durable that waited for it.
+            self.pager.latch().check()?;
+            return Ok(None);
+        }
+        self.freeze_changes(chain, transaction).map(Some)
+    }
+
+    /// Takes what is published, also when that is nothing new.
+    fn freeze_changes(&self, chain: &Chain, transaction: &mut OpenTransaction<'_>) -> Result<Frozen> {
+        if let Some((first, value)) = chain.previous_session {
+            transaction.operate(true, |operation| operation.record_session(first, &value))?;
+        }
+        Ok(transaction.freeze(chain.refused, chain.list_pages.len()))
+    }
+
+    // ---- what others ask ----
+
+    pub(in crate::txn) fn is_running(&self) -> bool {
+        self.queue.lock().running
+    }
+
+    /// The chain as the last leader left it.
+    pub(in crate::txn) fn chain(&self) -> Chain {
+        self.queue.lock().chain.clone()
+    }
+
+    /// Begins with this chain, before the first commit.
+    pub(in crate::txn) fn set_chain(&self, chain: Chain) {
+        self.queue.lock().chain = chain;
+    }
+
+    /// A writer's newest durable record (L1).
+    pub(in crate::txn) fn mark(&self) -> Option<Mark> {
+        let chain = self.chain();
+        match (chain.session_first, chain.previous_session) {
+            (Some(first), _) => {
+                Some(Mark { session: self.record.session, first, generation: chain.generation, tag: chain.tag })
+            }
+            (None, Some((first, value))) => {
+                Some(Mark { session: value.session, first, generation: value.last, tag: value.last_tag })
+            }
+            (None, None) => None,
+        }
+    }
+
+    /// Callers that wait for the commit in flight.
+    #[cfg(test)]
+    pub(in crate::txn) fn waiting_callers(&self) -> u64 {
+        self.queue.lock().waiting
+    }
+}

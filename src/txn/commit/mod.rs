@@ -1,0 +1,22 @@
+//! Makes the open transaction durable: one leader at a time, concurrent callers share its commit.
+//!
+//! The order of writes, and why it suffices:
+//! 1. Under the writers' lock staged data moves into the transaction, which is then frozen; the next transaction opens.
+//! 2. Nodes are written bottom-up, then (sometimes) the space map's checkpoint.
+//! 3. When the lists fit into the record: record, one barrier. A crash before the barrier returns may leave a record whose pages are not all
+//!    there; recovery opens each listed page and falls back to the record before, which T1 kept whole.
+//!    Otherwise: list pages, barrier, record, barrier; the record is then only there when its pages are.
+//! 4. Only after the last barrier: acknowledge, and let what the *previous* commit freed be reused (T1).
+
+mod chain;
+mod checkpoint;
+mod joining;
+mod leader;
+mod lists;
+mod record;
+mod reserved;
+
+pub(super) use chain::{Chain, Purpose};
+pub(crate) use leader::WantedCommit;
+pub(super) use leader::{Committer, Session};
+pub(super) use lists::read_lists;

@@ -1,0 +1,49 @@
+//! What tests look at or hold.
+
+use parking_lot::Mutex;
+
+use super::Volume;
+use crate::error::Result;
+use crate::format::REGION_BLOCKS;
+use crate::pager::Pager;
+use crate::txn::allocator::Allocator;
+use crate::txn::commit::Committer;
+use crate::txn::shortage::Shortage;
+use crate::txn::writer::Writer;
+
+impl Volume {
+    pub(crate) fn pager(&self) -> &Pager {
+        &self.pager
+    }
+
+    pub(in crate::txn) fn committer(&self) -> &Committer {
+        &self.committer
+    }
+
+    pub(in crate::txn) fn writer(&self) -> &Writer {
+        &self.writer
+    }
+
+    pub(in crate::txn) fn allocator(&self) -> &Allocator {
+        &self.allocator
+    }
+
+    pub(in crate::txn) fn shortage(&self) -> &Shortage {
+        &self.shortage
+    }
+
+    pub(in crate::txn) fn last_erase(&self) -> &Mutex<i64> {
+        &self.last_erase
+    }
+
+    /// As somebody who waits for room, until the answer is dropped.
+    pub(crate) fn be_short(&self) -> impl Sized {
+        self.shortage.queue()
+    }
+
+    /// Whether the block belongs to a page of the last commit.
+    pub(crate) fn uses_block(&self, block: u64) -> Result<bool> {
+        let (number, at) = (block / REGION_BLOCKS, block % REGION_BLOCKS);
+        Ok(self.allocator.used_bits(number)?[(at / 64) as usize] >> (at % 64) & 1 == 1)
+    }
+}

@@ -1,0 +1,429 @@
+//! The open archive: owns the parts of a transaction, and hands each call to the one whose job it is.
+//!
+//! The parts stand in the order of their locks, from the outermost to the innermost: each has those that come after it and can reach no other, so
+//! nothing can be locked against the order. `ARCHITECTURE.md` has the whole table.
+
+#[cfg(test)]
+mod for_tests;
+mod open;
+#[cfg_attr(not(test), expect(dead_code, reason = "model-tested with the transactions; their commands come later"))]
+mod snapshots;
+mod upkeep;
+
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+pub(crate) use open::OpenOptions;
+
+use crate::btree::NodeStore;
+use crate::env::Environment;
+use crate::error::{CacheUse, Error, Result};
+use crate::format::data_head::PackedItem;
+use crate::format::record::CommitRecord;
+use crate::format::{Generation, Ino, Key, Pointer};
+use crate::frame::{OpenedPage, PlainPage};
+use crate::pager::Pager;
+use crate::pager::space::{Blocks, SpaceMap};
+use crate::txn::allocator::{Allocator, Reservation, keep_of, quads_for};
+use crate::txn::audit::{Audit, Auditor};
+use crate::txn::commit::{Chain, Committer, Purpose, Session, WantedCommit};
+use crate::txn::finding::Finding;
+use crate::txn::lineage::{Descent, Mark, Past};
+use crate::txn::operation::Operation;
+use crate::txn::page_writer::PageWriter;
+use crate::txn::partly::PartlyNamed;
+use crate::txn::references;
+use crate::txn::shortage::{Reclaimer, Shortage};
+use crate::txn::state::{State, Versions};
+use crate::txn::unnamed::UnnamedPages;
+use crate::txn::view::View;
+use crate::txn::writer::{Flusher, Writer};
+
+/// What create and open know before the volume exists.
+struct Start {
+    record: CommitRecord,
+    next_generation: Generation,
+    space: SpaceMap,
+    memory: u64,
+    session: Session,
+    /// A sentence when recovery rejected the newest record and took the one before.
+    fallback: Option<String>,
+    /// The record that was opened and those before it that the ring had, newest first.
+    line: Vec<Mark>,
+}
+
+/// The open archive.
+pub(crate) struct Volume {
+    shortage: Shortage,
+    committer: Arc<Committer>,
+    writer: Arc<Writer>,
+    allocator: Arc<Allocator>,
+    versions: Arc<Versions>,
+    store: Arc<NodeStore>,
+    pager: Arc<Pager>,
+    environment: Arc<dyn Environment>,
+    /// Second of the last background erase.
+    last_erase: Mutex<i64>,
+    fallback: Option<String>,
+    line: Vec<Mark>,
+}
+
+impl Volume {
+    fn assemble(pager: Arc<Pager>, environment: Arc<dyn Environment>, start: Start) -> Volume {
+        let Start { record, next_generation, space, memory, session, fallback, line } = start;
+        let store = Arc::new(NodeStore::new(pager.clone(), (memory / 4) as usize));
+        let versions = Arc::new(Versions::new(record, next_generation));
+        let allocator = Arc::new(Allocator::new(versions.clone(), pager.clone(), store.clone(), space, memory));
+        let writer = Writer::new(allocator.clone(), versions.clone(), pager.clone(), store.clone(), memory);
+        let writer = Arc::new(writer);
+        let committer = Arc::new(Committer::new(
+            writer.clone(),
+            allocator.clone(),
+            versions.clone(),
+            store.clone(),
+            pager.clone(),
+            environment.clone(),
+            &session,
+        ));
+        Volume {
+            shortage: Shortage::new(committer.clone(), writer.clone(), allocator.clone()),
+            committer,
+            writer,
+            allocator,
+            versions,
+            store,
+            pager,
+            environment,
+            last_erase: Mutex::new(0),
+            fallback,
+            line,
+        }
+    }
+
+    // ---- what is there ----
+
+    /// The current published version. Never waits.
+    pub(crate) fn state(&self) -> Arc<State> {
+        self.versions.published()
+    }
+
+    pub(crate) fn view<'a>(&'a self, state: &'a State) -> View<'a> {
+        View { tree: &state.trees.live, store: &self.store, finger: None }
+    }
+
+    #[cfg(any(test, fuzzing))]
+    pub(crate) fn store(&self) -> &NodeStore {
+        &self.store
+    }
+
+    /// Every record of the history.
+    pub(crate) fn history(&self) -> Result<Vec<(Key, Vec<u8>)>> {
+        let mut records = Vec::new();
+        self.state().trees.history.scan(&self.store, Key::MIN, Key::MAX, &mut |key, value| {
+            records.push((key, value.to_vec()));
+            Ok(ControlFlow::Continue(()))
+        })?;
+        Ok(records)
+    }
+
+    /// How many extents (and dead-list entries) name the page at this pointer.
+    pub(crate) fn count_of_page(&self, page: &Pointer) -> Result<u64> {
+        references::count(&self.state().trees.references, &self.store, page.run.address)
+    }
+
+    /// Of the transaction that takes operations now: nothing in the trees can have been made by a later one.
+    pub(crate) fn open_generation(&self) -> Generation {
+        self.versions.open_generation()
+    }
+
+    /// The newest durable record (generation, time, counters).
+    pub(crate) fn durable(&self) -> Arc<CommitRecord> {
+        self.versions.durable()
+    }
+
+    pub(crate) fn read_only(&self) -> bool {
+        self.committer.read_only()
+    }
+
+    /// A sentence when recovery rejected the newest record and took the one before.
+    pub(crate) fn fallback(&self) -> Option<String> {
+        self.fallback.clone()
+    }
+
+    /// Why nothing is written any more.
+    pub(crate) fn latched(&self) -> Option<&str> {
+        self.pager.latch().reason()
+    }
+
+    /// What somebody who handed over data, or asked for its durability, is told of an error: a failure that only background work has met so far
+    /// is told with its cause.
+    pub(crate) fn told(&self, error: Error) -> Error {
+        self.pager.latch().tell(error)
+    }
+
+    // ---- figures ----
+
+    /// (blocks of the file, blocks in use by pages of the last commit)
+    pub(crate) fn space(&self) -> (u64, u64) {
+        (self.allocator.total(), self.allocator.used_blocks())
+    }
+
+    /// Bounds the length of the archive's file from now on, like a quota; one that is longer already does not grow.
+    pub(crate) fn limit_size(&self, bytes: u64) {
+        self.allocator.limit_size(bytes);
+    }
+
+    /// The blocks of the file and what they are taken for, those of the open transaction included.
+    pub(crate) fn blocks(&self) -> Blocks {
+        self.allocator.blocks()
+    }
+
+    /// The same with the bytes of memory that the map takes, or None while somebody works on it.
+    pub(crate) fn blocks_unless_busy(&self) -> Option<(Blocks, u64)> {
+        self.allocator.blocks_unless_busy()
+    }
+
+    /// Bytes that the host has allocated to the archive's file.
+    pub(crate) fn allocated_on_host(&self) -> Result<u64> {
+        self.pager.storage().allocated()
+    }
+
+    /// What changed nodes take in memory, roughly.
+    pub(crate) fn dirty_bytes(&self) -> u64 {
+        self.writer.dirty_bytes()
+    }
+
+    /// What the caches of cells, heads and nodes hold and how often they had what was asked for.
+    pub(crate) fn cache_use(&self) -> [CacheUse; 3] {
+        let (cells, heads) = self.pager.cache_use();
+        [cells, heads, self.store.usage()]
+    }
+
+    /// Forgets what was decrypted and is not changed: pages of files, heads and nodes of trees.
+    pub(crate) fn forget_plaintext(&self) {
+        self.pager.forget_data();
+        self.store.clear();
+    }
+
+    // ---- pages of file data ----
+
+    /// Fills `out` with the plain bytes of file data from `start` of a page; see [`Pager::read_data`].
+    pub(crate) fn read_data(&self, page: &Pointer, start: u32, out: &mut [u8]) -> Result<()> {
+        self.pager.read_data(page, start, out)
+    }
+
+    /// Tells the medium which parts of pages [`Self::read_data`] is going to be asked for.
+    pub(crate) fn expect_data<'a>(&self, parts: impl Iterator<Item = (&'a Pointer, u32, u32)>) {
+        self.pager.expect_data(parts);
+    }
+
+    /// The files whose parts lie in a packed page; None when it is a page of another kind.
+    pub(crate) fn packed_items(&self, page: &Pointer) -> Result<Option<Vec<PackedItem>>> {
+        self.pager.packed_items(page)
+    }
+
+    /// A page of any kind, opened and verified whole.
+    pub(crate) fn open_page(&self, page: &Pointer) -> Result<OpenedPage> {
+        self.pager.open_page(page)
+    }
+
+    /// Writes file data ahead of an operation that names it; see [`PageWriter::write_data`].
+    pub(crate) fn write_data(
+        &self,
+        reservation: &mut Reservation,
+        ino: Ino,
+        offset: u64,
+        data: &[u8],
+        compress: bool,
+    ) -> Result<UnnamedPages> {
+        self.page_writer().write_data(reservation, ino, offset, data, compress)
+    }
+
+    /// As [`Self::write_data`] for several files that share a page; see [`PageWriter::write_packed`].
+    pub(crate) fn write_packed(
+        &self,
+        reservation: &mut Reservation,
+        files: &[(Ino, u64, &[u8])],
+        compress: bool,
+    ) -> Result<UnnamedPages> {
+        self.page_writer().write_packed(reservation, files, compress)
+    }
+
+    /// Seals and writes a framed page of file data; the caller names it in an operation (`adopt`).
+    pub(crate) fn write_framed(&self, page: &PlainPage<'_>) -> Result<Pointer> {
+        self.page_writer().write_framed(page, |bytes| self.reserve_data(bytes, 0))
+    }
+
+    fn page_writer(&self) -> PageWriter<'_> {
+        PageWriter { allocator: &self.allocator, versions: &self.versions, pager: &self.pager }
+    }
+
+    /// Packed pages of which a part is named no more.
+    pub(crate) fn partly_named(&self) -> &PartlyNamed {
+        self.writer.partly_named()
+    }
+
+    // ---- room ----
+
+    /// Promises room for `bytes` of file data in `pages` pages, at worst case; 0 pages promise `bytes` of whole groups.
+    ///
+    /// # Errors
+    /// `NoSpace` (nothing else is disturbed), `Latched`, `ReadOnly`.
+    pub(crate) fn reserve_data(&self, bytes: u64, pages: u64) -> Result<Reservation> {
+        self.committer.check_writable()?;
+        self.committer.open_session()?;
+        self.shortage.reserve(quads_for(bytes, pages))
+    }
+
+    /// Promises groups of four blocks if they can be had without a commit, also to who holds the writers' lock.
+    pub(crate) fn reserve_spare(&self, quads: u64) -> Option<Reservation> {
+        self.allocator.reserve(quads, keep_of(false)).ok()?.then(|| self.allocator.reserved(quads))
+    }
+
+    /// Whether there is `enough`, which may take of it; waits for room that is on its way.
+    pub(crate) fn have_room(&self, enough: &dyn Fn() -> Result<bool>) -> Result<bool> {
+        self.shortage.have_room(enough)
+    }
+
+    /// Whether anybody waits for room.
+    pub(crate) fn is_short(&self) -> bool {
+        self.shortage.is_short()
+    }
+
+    /// Sets what frees the pages of objects that nobody can reach, one bounded step with each call. It may only make essential operations.
+    pub(crate) fn set_reclaimer(&self, reclaimer: Reclaimer) {
+        self.shortage.set_reclaimer(reclaimer);
+    }
+
+    // ---- changes ----
+
+    /// Sets what runs at the start of every commit, under the writers' lock, to move staged data into the transaction.
+    /// It may write data and change trees through the operation it gets; called once per commit, before the freeze.
+    pub(crate) fn set_flusher(&self, flusher: Flusher) {
+        self.writer.set_flusher(flusher);
+    }
+
+    /// Says that the flusher has something to publish, so that the next `commit` is not skipped as empty.
+    pub(crate) fn mark_staged(&self) {
+        self.writer.mark_staged();
+    }
+
+    /// Whether something was published or staged since the last commit began.
+    pub(crate) fn is_dirty(&self) -> bool {
+        self.writer.is_dirty()
+    }
+
+    /// The next operation commits before it begins.
+    pub(crate) fn commit_is_due(&self) -> bool {
+        self.writer.commit_is_due()
+    }
+
+    /// Runs `f` alone among writers on a working copy and publishes the result when it is `Ok`; readers never wait.
+    /// The nodes that `f` dirtied are reserved before publication, so a full disk is an error of this operation alone (T5, T6).
+    /// `records` is about how many tree records `f` changes; `essential` operations (delete, truncate, reclaim, write-out of accepted
+    /// data) may use the reserve. Commits first when too many nodes are dirty or freed space waits for a commit.
+    pub(crate) fn operate<R>(
+        &self,
+        records: u64,
+        essential: bool,
+        f: impl FnOnce(&mut Operation<'_>) -> Result<R>,
+    ) -> Result<R> {
+        self.committer.check_writable()?;
+        self.committer.open_session()?;
+        if self.commit_is_due() {
+            self.commit()?;
+        }
+        let _queued = self.shortage.await_operation(records, essential)?;
+        self.writer.lock().operate(essential, f)
+    }
+
+    // ---- commits ----
+
+    /// Returns when everything published (and staged, through the flusher) before the call is durable. Concurrent callers share commits.
+    pub(crate) fn commit(&self) -> Result<Generation> {
+        self.committer.commit_for(Purpose::Changes)
+    }
+
+    /// Counts a caller of [`Self::commit`] in without waiting; see [`Committer::want_commit`].
+    pub(crate) fn want_commit(&self) -> Result<WantedCommit> {
+        self.committer.want_commit()
+    }
+
+    /// [`Self::commit`], by a caller that was counted in before.
+    pub(crate) fn commit_wanted(&self, wanted: WantedCommit) -> Result<Generation> {
+        self.committer.wait_for_commit(wanted, Purpose::Changes)
+    }
+
+    /// The chain that the next commit goes on from.
+    pub(in crate::txn) fn chain(&self) -> Chain {
+        self.committer.chain()
+    }
+
+    // ---- the past ----
+
+    /// The newest record that may be remembered outside of the file (L1).
+    pub(crate) fn durable_mark(&self) -> Option<Mark> {
+        if self.read_only() { self.line.get(1).copied() } else { self.committer.mark() }
+    }
+
+    /// The record that was chosen when the archive was opened.
+    pub(crate) fn opened_at(&self) -> Option<Mark> {
+        self.line.first().copied()
+    }
+
+    /// Whether what was opened is `seen` or came after it.
+    pub(crate) fn descent_from(&self, seen: &Mark) -> Result<Descent> {
+        self.past(&self.state()).descent_from(seen)
+    }
+
+    /// `mark` and the last records of the sessions before it, newest first, `most` at most.
+    pub(crate) fn trail(&self, mark: Mark, most: usize) -> Result<Vec<Mark>> {
+        self.past(&self.state()).trail(mark, most)
+    }
+
+    fn past<'a>(&'a self, state: &'a State) -> Past<'a> {
+        Past { line: &self.line, history: &state.trees.history, store: &self.store }
+    }
+
+    // ---- audits ----
+
+    /// Recomputes from the live tree, snapshots and dead lists which blocks are in use and every page's count, and compares with the
+    /// space map and reference records; `full` opens every page. None is found in what is sound.
+    /// Writers wait meanwhile. `progress` gets (blocks done, blocks in use).
+    pub(crate) fn audit(&self, full: bool, progress: &mut dyn FnMut(u64, u64)) -> Result<Audit> {
+        if self.read_only() {
+            return self.auditor().audit(&self.chain(), full, progress);
+        }
+        self.committer.as_leader(|chain| {
+            let mut transaction = self.writer.lock();
+            self.committer.commit_locked(Purpose::Changes, chain, &mut transaction)?;
+            self.auditor().audit(chain, full, progress)
+        })
+    }
+
+    /// All that an audit finds.
+    pub(crate) fn check_space(&self, full: bool, progress: &mut dyn FnMut(u64, u64)) -> Result<Vec<Finding>> {
+        let Audit { mut findings, of_files, .. } = self.audit(full, progress)?;
+        findings.extend(of_files);
+        Ok(findings)
+    }
+
+    fn auditor(&self) -> Auditor<'_> {
+        Auditor {
+            allocator: &self.allocator,
+            store: &self.store,
+            pager: &self.pager,
+            durable: self.durable(),
+            state: self.state(),
+        }
+    }
+}
+
+impl UnnamedPages {
+    /// None yet.
+    pub(crate) fn new(volume: &Volume) -> UnnamedPages {
+        UnnamedPages::none(&volume.allocator)
+    }
+}

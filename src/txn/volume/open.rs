@@ -1,0 +1,183 @@
+//! Makes a new volume and opens an existing one.
+
+use std::sync::Arc;
+
+use super::{Start, Volume};
+use crate::env::Environment;
+use crate::error::{Error, Result};
+use crate::format::record::CommitRecord;
+use crate::format::{BLOCK, Generation, MAX_INO, MIN_BLOCKS, RING_SLOTS, SessionId};
+use crate::frame::PageCipher;
+use crate::pager::Pager;
+use crate::pager::space::SpaceMap;
+use crate::storage::Storage;
+use crate::txn::commit::{Chain, Session};
+use crate::txn::lineage::Mark;
+use crate::txn::recovery;
+
+/// Memory while an archive is made: nothing is read back.
+const CREATE_MEMORY: u64 = 16 << 20;
+
+/// Inode numbers that a transaction can give out before it has to be committed, with room to spare: it brings in 16,384 pages at most, of
+/// about 100 inodes each.
+const INODES_OF_TRANSACTION: u64 = 1 << 22;
+
+/// How to open a volume.
+pub(crate) struct OpenOptions {
+    pub(crate) read_only: bool,
+    /// Bytes for frame cache, node cache, dirty nodes and space map together.
+    pub(crate) memory: u64,
+}
+
+impl Volume {
+    /// Makes a new, empty volume in a storage whose headers are written: random ring slots, empty trees. Nothing is durable
+    /// before the first `commit`.
+    pub(crate) fn create(
+        storage: Arc<dyn Storage>,
+        cipher: PageCipher,
+        environment: Arc<dyn Environment>,
+        header_sequence: u64,
+    ) -> Result<Arc<Volume>> {
+        let length = storage.len()?.max(MIN_BLOCKS * BLOCK);
+        let record = CommitRecord {
+            next_ino: 1,
+            next_dead: 1,
+            next_snapshot: 1,
+            total_blocks: length / BLOCK,
+            ..CommitRecord::default()
+        };
+        Volume::begin(storage, cipher, environment, header_sequence, record, Generation(1))
+    }
+
+    /// Makes an empty volume in `storage` that goes on from the newest commit of `from`: generations, inode
+    /// numbers and the history of sessions continue, and its first record names that of `from`. `header_sequence` is the number of its headers,
+    /// `inodes` is what will be put into it.
+    pub(crate) fn continue_from(
+        from: &Volume,
+        storage: Arc<dyn Storage>,
+        cipher: PageCipher,
+        environment: Arc<dyn Environment>,
+        header_sequence: u64,
+        inodes: u64,
+    ) -> Result<Arc<Volume>> {
+        let old = from.durable();
+        let record = CommitRecord {
+            next_ino: old.next_ino,
+            inodes,
+            next_dead: old.next_dead,
+            next_snapshot: old.next_snapshot,
+            total_blocks: storage.len()?.max(MIN_BLOCKS * BLOCK) / BLOCK,
+            ..CommitRecord::default()
+        };
+        let next = from.open_generation();
+        let volume = Volume::begin(storage, cipher, environment, header_sequence, record, next)?;
+        let Chain { tag, previous_session, .. } = from.chain();
+        volume.committer.set_chain(Chain { tag, previous_session, ..Chain::default() });
+        Ok(volume)
+    }
+
+    /// An empty volume with the counters of `record`, whose first commit will be `next_generation`.
+    fn begin(
+        storage: Arc<dyn Storage>,
+        cipher: PageCipher,
+        environment: Arc<dyn Environment>,
+        header_sequence: u64,
+        record: CommitRecord,
+        next_generation: Generation,
+    ) -> Result<Arc<Volume>> {
+        let pager = Arc::new(Pager::new(storage, cipher, CREATE_MEMORY as usize / 4));
+        if pager.storage().len()? < record.total_blocks * BLOCK {
+            pager.storage().set_len(record.total_blocks * BLOCK)?;
+        }
+        for slot in 0..RING_SLOTS {
+            pager.scrub_slot(slot, &*environment)?;
+        }
+        let start = Start {
+            space: SpaceMap::new(record.total_blocks, 0, false),
+            next_generation,
+            record,
+            fallback: None,
+            memory: CREATE_MEMORY,
+            session: Session { id: new_session(&*environment)?, header_sequence, read_only: false },
+            line: Vec::new(),
+        };
+        let volume = Volume::assemble(pager, environment, start);
+        volume.writer.lock().mark_changed();
+        Ok(Arc::new(volume))
+    }
+
+    /// Recovers (writable) or just reads (read-only) the newest trustworthy commit.
+    ///
+    /// # Errors
+    /// `Damaged` naming what is missing, `ReadOnly` when a writable open meets a read-only storage.
+    #[cfg_attr(not(test), allow(dead_code, reason = "programs remember what they saw"))]
+    pub(crate) fn open(
+        storage: Arc<dyn Storage>,
+        cipher: PageCipher,
+        environment: Arc<dyn Environment>,
+        header_sequence: u64,
+        options: &OpenOptions,
+    ) -> Result<Arc<Volume>> {
+        Volume::open_seen(storage, cipher, environment, header_sequence, options, None)
+    }
+
+    /// Like [`Volume::open`]; `seen` is remembered as durable, so recovery does not undo it (L2).
+    pub(crate) fn open_seen(
+        storage: Arc<dyn Storage>,
+        cipher: PageCipher,
+        environment: Arc<dyn Environment>,
+        header_sequence: u64,
+        options: &OpenOptions,
+        seen: Option<&Mark>,
+    ) -> Result<Arc<Volume>> {
+        if storage.read_only() && !options.read_only {
+            return Err(Error::ReadOnly("the archive's file cannot be written".into()));
+        }
+        let writable = !options.read_only;
+        let pager = Arc::new(Pager::new(storage, cipher, (options.memory / 2) as usize));
+        let recovered = recovery::choose(&pager, writable, &*environment, seen)?;
+        let mut record = recovered.record.clone();
+        if !record.closed {
+            // Numbers of files that were lost with the last session must not come to mean others.
+            let next = record.next_ino.saturating_add(INODES_OF_TRANSACTION).min(MAX_INO + 1);
+            record.next_ino = record.next_ino.max(next);
+        }
+        let length = pager.storage().len()?;
+        let total = record.total_blocks.min(length / BLOCK).max(MIN_BLOCKS);
+        if writable && length > total * BLOCK {
+            // Growth of a transaction that never committed, or a part of a block. The rejected slot was scrubbed behind a barrier before.
+            pager.storage().set_len(total * BLOCK)?;
+        }
+        let start = Start {
+            space: SpaceMap::new(total, record.used_blocks, !record.closed),
+            next_generation: recovered.next_generation,
+            fallback: recovered.fallback.clone(),
+            memory: options.memory,
+            session: Session { id: new_session(&*environment)?, header_sequence, read_only: options.read_only },
+            line: recovered.line(),
+            record,
+        };
+        let volume = Volume::assemble(pager, environment, start);
+        let mut chain = Chain::default();
+        let auditor = volume.auditor();
+        let whole = recovered.restore_space(auditor.allocator, auditor.pager, &mut chain)?;
+        if !whole {
+            tracing::warn!("the space map's chain of commit records is broken: it is rebuilt from the trees");
+            match auditor.rebuild_space(&mut chain) {
+                // Readers need no space map, and what is whole must stay readable.
+                Err(Error::Damaged(reason)) if !writable => tracing::warn!("{reason}"),
+                rebuilt => rebuilt?,
+            }
+        }
+        drop(auditor);
+        volume.committer.set_chain(chain);
+        Ok(Arc::new(volume))
+    }
+}
+
+/// A random id for a writing session that begins.
+fn new_session(environment: &dyn Environment) -> Result<SessionId> {
+    let mut session = SessionId::default();
+    environment.fill_random(&mut session)?;
+    Ok(session)
+}

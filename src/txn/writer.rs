@@ -1,0 +1,287 @@
+//! The open transaction: operations change it one at a time under the writers' lock, and the leader of a commit freezes it.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use parking_lot::{Mutex, MutexGuard};
+
+use super::allocator::{Allocator, keep_of};
+use super::operation::Operation;
+use super::partly::PartlyNamed;
+use super::publication::Publication;
+use super::state::{State, Versions};
+use crate::btree::{Node, NodeStore};
+use crate::error::{Error, Result};
+use crate::format::record::CommitRecord;
+use crate::format::{Generation, Run, Tag};
+use crate::pager::Pager;
+use crate::pager::space::Keep;
+
+/// Estimated bytes of a dirty node in memory: encoded form, entries, allocation headers.
+const DIRTY_NODE_BYTES: u64 = 24 * 1024;
+
+/// Pages brought in or freed by one transaction beyond which it is committed: bounds memory and the record's lists.
+const LIST_LIMIT: u64 = 16_384;
+
+/// Entries of one list page of four blocks: (16,280 - 40) / 8.
+pub(super) const LIST_PAGE_ENTRIES: usize = 2000;
+
+pub(super) type Flusher = Box<dyn Fn(&mut Operation<'_>) -> Result<()> + Send + Sync>;
+
+/// What operations did since the last freeze.
+struct Open {
+    generation: Generation,
+    next_sequence: u64,
+    /// Pages that the transaction brought in.
+    born: HashMap<u64, (Run, Tag)>,
+    /// Pages of older transactions that it freed.
+    freed: Vec<Run>,
+    /// Nodes of older transactions that it replaced; their pages are known once the commit in flight is done.
+    superseded: Vec<Arc<Node>>,
+    /// Something was published.
+    changed: bool,
+}
+
+/// A transaction that takes no more operations.
+pub(super) struct Frozen {
+    pub(super) state: Arc<State>,
+    pub(super) generation: Generation,
+    pub(super) allocated: Vec<(Run, Tag)>,
+    pub(super) freed: Vec<Run>,
+    pub(super) superseded: Vec<Arc<Node>>,
+    /// Groups promised to its list pages.
+    pub(super) lists: u64,
+    /// Nothing was changed since the commit before, so that its record is all there is to write.
+    pub(super) empty: bool,
+}
+
+/// What writers share.
+pub(super) struct Writer {
+    allocator: Arc<Allocator>,
+    versions: Arc<Versions>,
+    pager: Arc<Pager>,
+    store: Arc<NodeStore>,
+    open: Mutex<Open>,
+    flusher: OnceLock<Flusher>,
+    /// Set by whoever stages data that the flusher will publish.
+    staged: AtomicBool,
+    dirty_nodes: AtomicI64,
+    /// Dirty nodes beyond which an operation first waits for a commit.
+    dirty_limit: i64,
+    partly_named: PartlyNamed,
+}
+
+impl Writer {
+    pub(super) fn new(
+        allocator: Arc<Allocator>,
+        versions: Arc<Versions>,
+        pager: Arc<Pager>,
+        store: Arc<NodeStore>,
+        memory: u64,
+    ) -> Writer {
+        Writer {
+            open: Mutex::new(Open {
+                generation: versions.open_generation(),
+                next_sequence: versions.sequence() + 1,
+                born: HashMap::new(),
+                freed: Vec::new(),
+                superseded: Vec::new(),
+                changed: false,
+            }),
+            allocator,
+            versions,
+            pager,
+            store,
+            flusher: OnceLock::new(),
+            staged: AtomicBool::new(false),
+            dirty_nodes: AtomicI64::new(0),
+            dirty_limit: (memory / 8 / DIRTY_NODE_BYTES).max(64) as i64,
+            partly_named: PartlyNamed::default(),
+        }
+    }
+
+    /// The writers' lock: whoever has the answer is alone with the open transaction.
+    pub(super) fn lock(&self) -> OpenTransaction<'_> {
+        OpenTransaction { writer: self, open: self.open.lock() }
+    }
+
+    pub(super) fn set_flusher(&self, flusher: Flusher) {
+        // Only the first counts: one file system owns a volume.
+        let _ = self.flusher.set(flusher);
+    }
+
+    pub(super) fn mark_staged(&self) {
+        self.staged.store(true, Ordering::Release);
+    }
+
+    pub(super) fn is_staged(&self) -> bool {
+        self.staged.load(Ordering::Acquire)
+    }
+
+    /// Whether something was published or staged since the last commit began.
+    pub(super) fn is_dirty(&self) -> bool {
+        // Under the writers' lock: a flusher that fails puts its mark back before it lets go of that.
+        let open = self.open.lock();
+        self.is_staged() || open.changed
+    }
+
+    /// What changed nodes take in memory, roughly.
+    pub(super) fn dirty_bytes(&self) -> u64 {
+        self.dirty_nodes() * DIRTY_NODE_BYTES
+    }
+
+    /// Nodes that the next commit has to write.
+    pub(super) fn dirty_nodes(&self) -> u64 {
+        self.dirty_nodes.load(Ordering::Relaxed).max(0).unsigned_abs()
+    }
+
+    /// A commit wrote so many of them.
+    pub(super) fn nodes_written(&self, nodes: i64) {
+        self.dirty_nodes.fetch_sub(nodes, Ordering::Relaxed);
+    }
+
+    /// The next operation commits before it begins.
+    pub(super) fn commit_is_due(&self) -> bool {
+        self.dirty_nodes.load(Ordering::Relaxed) > self.dirty_limit || self.allocator.list_entries() > LIST_LIMIT
+    }
+
+    pub(super) fn partly_named(&self) -> &PartlyNamed {
+        &self.partly_named
+    }
+
+    #[cfg(test)]
+    pub(super) fn is_locked(&self) -> bool {
+        self.open.is_locked()
+    }
+}
+
+/// The writers' lock, held.
+pub(super) struct OpenTransaction<'w> {
+    writer: &'w Writer,
+    open: MutexGuard<'w, Open>,
+}
+
+impl OpenTransaction<'_> {
+    /// Whether something was published since the last freeze.
+    pub(super) fn is_changed(&self) -> bool {
+        self.open.changed
+    }
+
+    /// Counts as changed without an operation.
+    pub(super) fn mark_changed(&mut self) {
+        self.open.changed = true;
+    }
+
+    /// Runs `f` on a working copy and publishes the result when it is `Ok`; readers never wait. The nodes that `f` dirtied are promised before
+    /// publication, so a full disk is an error of this operation alone (T5, T6).
+    pub(super) fn operate<R>(&mut self, essential: bool, f: impl FnOnce(&mut Operation<'_>) -> Result<R>) -> Result<R> {
+        let base = self.writer.versions.published();
+        let mut operation = Operation::new(&self.writer.store, self.open.generation, &base);
+        drop(base);
+        let result = f(&mut operation)?;
+        operation.bury_snapshot_nodes()?;
+        self.publish(operation, essential)?;
+        Ok(result)
+    }
+
+    fn publish(&mut self, operation: Operation<'_>, essential: bool) -> Result<()> {
+        let Writer { allocator, versions, .. } = self.writer;
+        if !operation.changed {
+            Publication::announce(&operation.carried, versions.sequence(), || ());
+            return Ok(());
+        }
+        let dirtied = operation.dirtied();
+        let keep = if operation.of_commit { Keep::Nothing } else { keep_of(essential) };
+        if dirtied <= 0 {
+            allocator.unreserve(dirtied.unsigned_abs());
+        } else if !allocator.reserve(dirtied.unsigned_abs(), keep)? {
+            return Err(Error::NoSpace("the archive cannot grow".into()));
+        }
+        self.writer.dirty_nodes.fetch_add(dirtied, Ordering::Relaxed);
+
+        let open = &mut *self.open;
+        let sequence = open.next_sequence;
+        open.next_sequence += 1;
+        open.changed = true;
+        open.superseded.extend(operation.live_edits.superseded);
+        open.superseded.extend(operation.global_edits.superseded);
+        for (run, tag) in operation.adopted {
+            open.born.insert(run.address, (run, tag));
+        }
+        self.writer.partly_named.published(&operation.partly, &operation.freed);
+        let mut unnamed = Vec::new();
+        for run in operation.freed {
+            // A page that this transaction brought in was never named by a commit: only readers can still see it.
+            match open.born.remove(&run.address) {
+                Some((born, _)) => unnamed.push(born),
+                None => open.freed.push(run),
+            }
+        }
+        allocator.set_list_entries((open.born.len() + open.freed.len() + open.superseded.len()) as u64);
+        let state = Arc::new(State { trees: operation.trees, counters: operation.counters, sequence });
+        Publication::announce(&operation.carried, sequence, || versions.publish(state));
+        if !unnamed.is_empty() {
+            allocator.discard(unnamed, sequence);
+        }
+        Ok(())
+    }
+
+    /// Moves staged data into the transaction. What it writes is bounded and covered by the barriers of the commit that it belongs to.
+    pub(super) fn flush_staged(&mut self) -> Result<()> {
+        let writer = self.writer;
+        if writer.staged.swap(false, Ordering::AcqRel)
+            && let Some(flusher) = writer.flusher.get()
+        {
+            let _follows = writer.pager.barrier_follows();
+            let flushed = self.operate(true, |operation| flusher(operation));
+            if flushed.is_err() {
+                writer.mark_staged();
+            }
+            return flushed;
+        }
+        Ok(())
+    }
+
+    /// Takes what is published, also when that is nothing new, and opens the next transaction. An empty one gets the number `refused`, if there is one:
+    /// nobody was told of it, and what was sealed for the open transaction keeps its number (T4).
+    ///
+    /// `old_lists` is the number of list pages that a checkpoint would free. Room for the new ones is promised while no operation can come between:
+    /// from now on others reserve against the next transaction's lists. `SpaceMap::reserve` left that room; should it not be there all the same,
+    /// the commit takes what it finds.
+    pub(super) fn freeze(&mut self, refused: Option<Generation>, old_lists: usize) -> Frozen {
+        let Writer { allocator, versions, .. } = self.writer;
+        let open = &mut *self.open;
+        let empty = !std::mem::take(&mut open.changed);
+        let generation = refused.filter(|_| empty).unwrap_or_else(|| {
+            let generation = open.generation;
+            open.generation = generation.next();
+            generation
+        });
+        versions.set_open_generation(open.generation);
+        let mut frozen = Frozen {
+            state: versions.published(),
+            generation,
+            allocated: std::mem::take(&mut open.born).into_values().collect(),
+            freed: std::mem::take(&mut open.freed),
+            superseded: std::mem::take(&mut open.superseded),
+            lists: 0,
+            empty,
+        };
+        let allocated = frozen.allocated.len() + self.writer.dirty_nodes() as usize;
+        // A checkpoint frees the list pages since the last one, and as many nodes of its tree at most as it makes.
+        let freed = frozen.freed.len() + frozen.superseded.len() + old_lists;
+        let pages = (allocated.div_ceil(LIST_PAGE_ENTRIES) + freed.div_ceil(LIST_PAGE_ENTRIES)) as u64;
+        if !CommitRecord::lists_fit(allocated, freed) && allocator.promise(pages) {
+            frozen.lists = pages;
+        }
+        allocator.set_list_entries(0);
+        frozen
+    }
+
+    /// Lets the memory of written nodes go.
+    pub(super) fn forget_written(&mut self) {
+        let versions = &self.writer.versions;
+        versions.publish(Arc::new(versions.published().without_written_nodes()));
+    }
+}
