@@ -57,7 +57,11 @@ impl Problem {
     }
 
     /// Notes a failure that concerns the object at `path`, passes on one that ends everything: the host takes no more, or whoever waits wants no more.
-    pub(crate) fn settle<T>(problems: &mut Vec<Problem>, path: &[u8], result: Result<Option<T>>) -> Result<Option<T>> {
+    pub(crate) fn tolerate<T>(
+        problems: &mut Vec<Problem>,
+        path: &[u8],
+        result: Result<Option<T>>,
+    ) -> Result<Option<T>> {
         match result {
             Ok(value) => Ok(value),
             Err(error @ (Error::NoSpace(_) | Error::ReadOnly(_) | Error::Interrupted(_))) => Err(error),

@@ -64,7 +64,7 @@ impl Import<'_> {
         let fs = self.fs;
         plan.carry_out(fs, |path, result| {
             self.path = path.to_vec();
-            self.report.deleted += self.settle(result.map(Some))?.unwrap_or(0);
+            self.report.deleted += self.tolerate(result.map(Some))?.unwrap_or(0);
             Ok(())
         })
     }

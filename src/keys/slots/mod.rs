@@ -5,7 +5,7 @@ mod make;
 mod vectors;
 
 pub use make::NewKey;
-pub(crate) use make::{Place, describe, description, make, rewrap};
+pub(crate) use make::{SlotAddress, describe, description, make, rewrap};
 
 use super::header::Header;
 use crate::crypto::kdf::{self, KdfCost, agree, argon2id, equal, hkdf, hkdf_with, rewrap_public};
