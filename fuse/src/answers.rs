@@ -13,14 +13,15 @@ use lockbox::fs::FileSystem;
 use nix::unistd::geteuid;
 use parking_lot::Mutex;
 
-use crate::adapter::Shared;
-use crate::session::{Event, Slot, Task};
+use crate::adapter::Activity;
+use crate::ending::{Event, Slot};
+use crate::task::Task;
 
 /// What the answers are taken from.
 pub(crate) struct Answers {
     task: Task,
     slot: Slot,
-    shared: Arc<Shared>,
+    activity: Arc<Activity>,
     events: Mutex<Sender<Event>>,
     since: i64,
     /// The newest commit when the mount began.
@@ -33,14 +34,14 @@ impl Answers {
     pub(crate) fn new(
         task: Task,
         slot: Slot,
-        shared: Arc<Shared>,
+        activity: Arc<Activity>,
         events: Sender<Event>,
         own_status: Option<File>,
     ) -> Answers {
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
         let since = now.map_or(0, |now| i64::try_from(now.as_secs()).unwrap_or(i64::MAX));
         let first_generation = slot.lock().as_ref().map_or(0, |archive| archive.file_system().generation().0);
-        Answers { task, slot, shared, events: Mutex::new(events), since, first_generation, own_status }
+        Answers { task, slot, activity, events: Mutex::new(events), since, first_generation, own_status }
     }
 
     pub(crate) fn respond(&self, request: &Request) -> Response {
@@ -87,8 +88,8 @@ impl Answers {
             generation,
             commits: generation.saturating_sub(self.first_generation),
             dirty_bytes: usage.dirty_bytes,
-            open_files: self.shared.activity.open_files(),
-            open_directories: self.shared.activity.open_directories(),
+            open_files: self.activity.open_files(),
+            open_directories: self.activity.open_directories(),
             memory_bytes: usage.memory(),
             memory_limit: options.memory,
             peak_resident_bytes: self.own_status.as_ref().map_or(0, peak_resident_bytes),

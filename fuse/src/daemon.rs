@@ -25,7 +25,8 @@ use zeroize::Zeroizing;
 use crate::exit::Failure;
 use crate::journal::{self, Target};
 use crate::mount;
-use crate::session::{self, Task};
+use crate::session;
+use crate::task::Task;
 
 /// The hidden argument that makes the program the daemon.
 pub const ARGUMENT: &str = "--daemon";

@@ -14,8 +14,8 @@ use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
 
-use crate::adapter::Shared;
-use crate::session::Event;
+use crate::adapter::Activity;
+use crate::ending::Event;
 
 /// How often the clock is looked at.
 const STEP: Duration = Duration::from_secs(1);
@@ -76,14 +76,13 @@ impl Watcher {
     pub(crate) fn start(
         limit: Duration,
         clock: impl Fn() -> Duration + Send + 'static,
-        shared: Arc<Shared>,
+        activity: Arc<Activity>,
         events: Sender<Event>,
     ) -> std::io::Result<Watcher> {
         let (stop, stopped) = mpsc::channel();
         let thread = thread::Builder::new().name("idle".into()).spawn(move || {
             let mut watch = Watch::new(limit, clock());
             while stopped.recv_timeout(STEP) == Err(RecvTimeoutError::Timeout) {
-                let activity = &shared.activity;
                 let open = activity.open_files() + activity.open_directories() > 0;
                 let idle = watch.look(clock(), Sight { used: activity.take_used(), open });
                 if idle && events.send(Event::Idle).is_err() {
@@ -176,7 +175,7 @@ mod tests {
             let now = Arc::clone(&now);
             move || Duration::from_secs(now.fetch_add(300, std::sync::atomic::Ordering::SeqCst))
         };
-        let watcher = Watcher::start(seconds(600), clock, Arc::new(Shared::default()), events).unwrap();
+        let watcher = Watcher::start(seconds(600), clock, Arc::default(), events).unwrap();
         assert!(matches!(inbox.recv_timeout(seconds(60)), Ok(Event::Idle)));
         drop(watcher);
     }

@@ -14,10 +14,10 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use lockbox_host::mounts;
-use lockbox_host::point::Point;
+use lockbox_host::mounts::{self, Mounted};
+use lockbox_host::point::{Held, Point};
 use nix::errno::Errno;
-use nix::mount::{MntFlags, MsFlags};
+use nix::mount::MsFlags;
 use nix::sys::socket::{ControlMessageOwned, MsgFlags, SockaddrStorage, recvmsg};
 use nix::unistd::{getegid, geteuid};
 
@@ -185,14 +185,21 @@ pub(crate) fn receive_descriptor(socket: &UnixStream) -> Option<OwnedFd> {
     None
 }
 
-/// Unmounts; with `detach` also a busy mount, which then ends with its last user.
-pub fn unmount(point: &Path, detach: bool) -> Result<(), UnmountError> {
-    let flags = if detach { MntFlags::MNT_DETACH } else { MntFlags::empty() };
-    match nix::mount::umount2(point, flags | MntFlags::UMOUNT_NOFOLLOW) {
+/// Unmounts what was found in the table, and nothing else; with `detach` also when it is busy, and then it ends with its last user.
+pub fn unmount(mounted: &Mounted, detach: bool) -> Result<(), UnmountError> {
+    let point = &mounted.point;
+    let failed = |e: &dyn std::fmt::Display| UnmountError::Other(format!("cannot unmount {}: {e}", point.display()));
+    let unmounted = match Held::of(mounted).map_err(|e| failed(&e))? {
+        Some(held) if detach => held.detach(),
+        Some(held) => held.unmount(),
+        // Somebody moved it, or mounted over it.
+        None => return Err(UnmountError::Busy),
+    };
+    match unmounted {
         Ok(()) => Ok(()),
         Err(Errno::EBUSY) => Err(UnmountError::Busy),
         Err(Errno::EPERM) => unmount_through_fusermount(point, detach),
-        Err(e) => Err(UnmountError::Other(format!("cannot unmount {}: {e}", point.display()))),
+        Err(e) => Err(failed(&e)),
     }
 }
 

@@ -1,4 +1,4 @@
-//! Serves one mounted archive from opening to closing, and stops it in the order that loses nothing.
+//! Serves one mounted archive, from opening it to the order that ends the mount.
 //!
 //! # Order of starting
 //! Whatever is needed later is opened before the mount is there: the mount may lie over it, and looking below its own mount is what the
@@ -9,95 +9,47 @@
 //! 3  The sandbox, before any other thread.
 //! 4  The event loops, and whatever else runs.
 //!
-//! # Order of stopping
-//! 1  Unmount, which makes the kernel write its pages to us. A busy mount stays (the answer to a polite stop) or is
-//!    detached and served until its last user is gone or the deadline passes.
-//! 2  Join the event loops: no request is under way any more.
-//! 3  Close the archive: commit, erase, closed record.
-//! 4  Take the control socket away, answer those who asked to stop, say good-bye to the process that unmounts, exit.
+//! How it stops is said in [`crate::ending`].
 //!
 //! A handler that panics aborts the process (`panic = "abort"` in every profile that ships): no commit can follow.
 
-use std::ffi::OsString;
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::sync::mpsc::{self, Sender};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use fuser::SessionACL;
 use lockbox::Error;
 use lockbox::archive::Archive;
-use lockbox::control::{self, Response};
+use lockbox::control;
 use lockbox::keys::UnlockedKey;
-use lockbox_host::{daemons, harden, mounts};
+use lockbox_host::{daemons, harden};
 use nix::sys::signal::{SigSet, Signal};
 use parking_lot::Mutex;
 use rustix::fs::{CWD, Mode, OFlags, openat};
-use serde::{Deserialize, Serialize};
 
-use crate::adapter::{Adapter, Shared};
+use crate::adapter::{Activity, Adapter};
 use crate::answers::Answers;
 use crate::callers::Callers;
-use crate::ending::{self, Ending};
+use crate::ending::{Attached, End, Event, Place, Slot};
 use crate::exit::Failure;
 use crate::former;
 use crate::idle::{self, Watcher};
 use crate::journal::Target;
-use crate::mount::{self, Mount};
+use crate::kernel_cache::KernelCache;
+use crate::mount::Mount;
 use crate::options::Options;
 use crate::pace::Pace;
 use crate::sandbox::{self, Reach};
-use crate::stop::Place;
-use crate::suspend::{self, Slept};
+use crate::suspend;
+use crate::task::Task;
 use crate::ticker::Ticker;
 use crate::unmounter::Unmounter;
 use crate::watch::Watch;
 use crate::{filter, kernel};
-
-/// How long event loops of a mount that failed to start may take to end.
-const LAST_REQUESTS: Duration = Duration::from_secs(2);
-
-/// What to serve where. Paths are absolute; they go to the daemon as they are, whatever their encoding.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Task {
-    pub archive: OsString,
-    pub point: OsString,
-    pub options: Options,
-    pub verbose: bool,
-}
-
-impl Task {
-    pub fn archive(&self) -> &Path {
-        Path::new(&self.archive)
-    }
-
-    pub fn point(&self) -> &Path {
-        Path::new(&self.point)
-    }
-}
-
-/// What the thread that waits for the end is told.
-pub(crate) enum Event {
-    /// The event loops have ended: unmounted by whomever.
-    Ended(std::io::Result<()>),
-    Signal(Signal),
-    Stop {
-        lazy: bool,
-        answer: Sender<Response>,
-    },
-    /// Nobody used the mount for the time of `idle=`.
-    Idle,
-    /// The daemon waits for itself, and its connection is aborted.
-    WaitsForItself,
-    /// The machine is about to sleep; a closed channel says that the archive is closed.
-    Sleep(Sender<Slept>),
-}
-
-/// The archive until somebody closes it.
-pub(crate) type Slot = Arc<Mutex<Option<Archive>>>;
 
 /// Opens, mounts, calls `ready` (with what the user should know about the opening), serves, calls `ending` and closes.
 pub fn serve(
@@ -122,75 +74,43 @@ pub fn serve(
     let slot: Slot = Arc::new(Mutex::new(Some(archive)));
 
     let (events, inbox) = mpsc::channel();
+    let mut end = End::of(Arc::clone(&slot), inbox);
     let bus = task.options.lock_on_suspend.then(suspend::connect);
-    let started = start(task, &slot, host, signals, &events);
-    let place = started.as_ref().ok().map(|running| Arc::clone(&running.place));
-    let served = started.and_then(|running| {
+    let served = start(task, &slot, host, signals, &events, &mut end).and_then(|running| {
         if let Some(bus) = bus {
-            let (fs, shared, place) = (Arc::clone(&fs), Arc::clone(&running.shared), Arc::clone(&running.place));
-            notices.extend(suspend::start(suspend::Target { fs, shared, place, events: events.clone() }, bus));
+            let (fs, cache, place) = (Arc::clone(&fs), Arc::clone(&running.cache), Arc::clone(&running.place));
+            notices.extend(suspend::start(suspend::Target { fs, cache, place, events: events.clone() }, bus));
         }
         for sentence in &notices {
             tracing::warn!("{sentence}");
         }
-        ready(&notices).inspect_err(|_| {
-            running.place.unmount(true);
-            ending::wait(&inbox, &*running.place, Duration::ZERO, Some(Instant::now()));
-        })?;
+        ready(&notices)?;
         let thread_failed = |e| Failure::system(format!("cannot start a thread: {e}"));
-        let (shared, place) = (Arc::clone(&running.shared), Arc::clone(&running.place));
+        let Running { server, place, cache, activity } = running;
         let _ticker = (!task.options.read_only)
-            .then(|| Ticker::start(fs, witness, shared, place, task.options.sync_profile()))
+            .then(|| Ticker::start(fs, witness, cache, place, task.options.sync_profile()))
             .transpose()
             .map_err(thread_failed)?;
         let idle = task.options.idle.map(Duration::from_secs);
         let _watcher = idle
-            .map(|limit| Watcher::start(limit, idle::since_boot, running.shared, events.clone()))
+            .map(|limit| Watcher::start(limit, idle::since_boot, activity, events.clone()))
             .transpose()
             .map_err(thread_failed)?;
-        let ended = ending::wait(&inbox, &*running.place, task.options.stop_timeout(), None);
+        let ended = end.wait(task.options.stop_timeout());
         ending();
-        Ok((running.server, ended))
+        Ok((server, ended))
     });
-    let archive = slot.lock().take();
-    let closed = match served {
-        // Who waits to sleep is let go when the archive is closed.
-        Ok((server, Ending { stopped, aborted, sleeping: _sleeping })) => {
-            let closed = match archive {
-                // Event loops that could not be ended may still change the archive: no closed record may follow.
-                Some(archive) if aborted => archive.file_system().make_durable().map_err(Failure::from),
-                Some(archive) => archive.close().map_err(Failure::from),
-                None => Ok(()),
-            };
-            answer(server, inbox, stopped, &closed);
-            closed
-        }
-        Err(failure) => close_unserved(archive, &inbox).and(Err(failure)),
-    };
-    // Other threads may hold it beyond the end of this one, so that dropping it would say nothing.
-    if let Some(place) = place {
-        place.dismiss();
+    match served {
+        Ok((server, ended)) => end.close(ended, server),
+        Err(failure) => end.abandon(failure),
     }
-    closed
-}
-
-/// Closes the archive of a mount that failed to start.
-fn close_unserved(archive: Option<Archive>, inbox: &Receiver<Event>) -> Result<(), Failure> {
-    // Event loops that were started may still be at work, and nothing may follow a closed record.
-    let last = inbox.recv_timeout(LAST_REQUESTS);
-    let over = matches!(last, Ok(Event::Ended(Ok(()))) | Err(RecvTimeoutError::Disconnected));
-    match archive {
-        Some(archive) if over => archive.close()?,
-        Some(archive) => archive.file_system().make_durable()?,
-        None => {}
-    }
-    Ok(())
 }
 
 struct Running {
     server: control::Server,
     place: Arc<Place>,
-    shared: Arc<Shared>,
+    cache: Arc<KernelCache>,
+    activity: Arc<Activity>,
 }
 
 /// What is there before the mount is.
@@ -222,53 +142,57 @@ fn prepare(task: &Task, id: &[u8; 16], host: &OwnedFd) -> Result<Prepared, Failu
 }
 
 /// Starts the control socket, the mount, the event loops and the thread that takes signals.
-fn start(task: &Task, slot: &Slot, host: OwnedFd, signals: SigSet, events: &Sender<Event>) -> Result<Running, Failure> {
+fn start(
+    task: &Task,
+    slot: &Slot,
+    host: OwnedFd,
+    signals: SigSet,
+    events: &Sender<Event>,
+    end: &mut End,
+) -> Result<Running, Failure> {
     let info = slot.lock().as_ref().map(Archive::info).transpose()?;
     let id = info.map(|info| info.archive).unwrap_or_default();
     let fs = slot.lock().as_ref().map(|archive| Arc::clone(archive.file_system()));
     let fs = fs.ok_or_else(|| Failure::other("the archive is closed"))?;
-    let shared = Arc::new(Shared::default());
+    let (cache, activity) = (Arc::new(KernelCache::default()), Arc::new(Activity::default()));
     let profile = task.options.sync_profile();
     let Prepared { listening, unmounter, callers, own_status, watch, seen } = prepare(task, &id, &host)?;
-    let device = Mount {
+    let mount = Mount {
         source: &task.archive,
         subtype: "lockbox",
         point: task.point(),
         allow_other: task.options.allow_other,
         flags: task.options.mount_flags(),
-    }
-    .attach()?;
-    let (place, read_ahead) = found(task, unmounter, Arc::clone(&shared))?;
-    let place = Arc::new(place);
+    };
+    let Attached { place, connection, read_ahead } = Place::attach(&mount, unmounter, Arc::clone(&cache))?;
+    end.mounted(Arc::clone(&place));
     if task.options.sandbox {
         let tasks = watch.as_ref().map(Watch::tasks);
         confine(&Reach { sockets: listening.directory(), seen: seen.as_ref(), tasks });
     }
-    let failed = |failure: Failure| {
-        place.unmount(true);
-        failure
-    };
-    let thread_failed = |e: std::io::Error| failed(Failure::system(format!("cannot start a thread: {e}")));
+    let thread_failed = |e: std::io::Error| Failure::system(format!("cannot start a thread: {e}"));
     let server = {
-        let answers = Answers::new(task.clone(), Arc::clone(slot), Arc::clone(&shared), events.clone(), own_status);
-        listening.serve(move |request| answers.respond(&request)).map_err(|error| failed(error.into()))?
+        let answers = Answers::new(task.clone(), Arc::clone(slot), Arc::clone(&activity), events.clone(), own_status);
+        listening.serve(move |request| answers.respond(&request))?
     };
     let Options { access_times, threads, .. } = task.options;
-    let pace = Pace::new(threads, device.try_clone().map_err(thread_failed)?);
+    let pace = Pace::new(threads, connection.try_clone().map_err(thread_failed)?);
     let adapter =
-        Adapter::new(fs, Arc::clone(&shared), host, callers, profile, access_times, pace).map_err(thread_failed)?;
+        Adapter::new(fs, Arc::clone(&cache), Arc::clone(&activity), host, callers, profile, access_times, pace)
+            .map_err(thread_failed)?;
     let config = kernel::session_config(threads);
-    let session = fuser::Session::from_fd(adapter, device, SessionACL::All, config)
-        .map_err(|e| failed(Failure::mount(format!("the kernel did not accept the connection: {e}"))))?;
-    let _ = shared.notifier.set(session.notifier());
+    let session = fuser::Session::from_fd(adapter, connection, SessionACL::All, config)
+        .map_err(|e| Failure::mount(format!("the kernel did not accept the connection: {e}")))?;
+    cache.connect(session.notifier());
     let ended = events.clone();
+    end.loops_start();
     thread::Builder::new()
         .name("session".into())
         .spawn(move || {
             let _ = ended.send(Event::Ended(session.run()));
         })
         .map_err(thread_failed)?;
-    place.look().map_err(|e| failed(Failure::mount(format!("{} does not answer: {e}", task.point().display()))))?;
+    place.look().map_err(|e| Failure::mount(format!("{} does not answer: {e}", task.point().display())))?;
     if let Some(read_ahead) = read_ahead {
         let _ = read_ahead.raise();
     }
@@ -286,28 +210,7 @@ fn start(task: &Task, slot: &Slot, host: OwnedFd, signals: SigSet, events: &Send
             }
         })
         .map_err(thread_failed)?;
-    Ok(Running { server, place, shared })
-}
-
-/// Finds the mount that was just made, and opens what the kernel has for it.
-fn found(
-    task: &Task,
-    mut unmounter: Unmounter,
-    shared: Arc<Shared>,
-) -> Result<(Place, Option<kernel::ReadAhead>), Failure> {
-    let lost = |what: String| {
-        let _ = mount::unmount(task.point(), true);
-        Failure::mount(format!("the mount at {} cannot be found: {what}", task.point().display()))
-    };
-    let mounted = mounts::at(task.point()).map_err(|e| lost(e.to_string()))?;
-    let device = mounted.ok_or_else(|| lost("it is not in the table of mounts".into()))?.device;
-    // Only root may: a user's mount reads ahead 128 KiB, and has the kernel's bound of what waits to be written.
-    let read_ahead = kernel::ReadAhead::of(device).ok();
-    if !task.options.read_only {
-        let _ = kernel::bound_write_back(device);
-    }
-    unmounter.mounted(device).map_err(|e| lost(format!("the process that unmounts is gone ({e})")))?;
-    Ok((Place::new(kernel::open_abort(device).ok(), unmounter, shared), read_ahead))
+    Ok(Running { server, place, cache, activity })
 }
 
 /// Comes before any thread. A machine that refuses a part of it gets its mount all the same, and a line in the log.
@@ -332,71 +235,10 @@ fn block_signals() -> Result<SigSet, Failure> {
     Ok(signals)
 }
 
-/// Tells all who asked for the end how it went; `inbox` also has those who asked after the event loops had ended.
-fn answer(
-    mut server: control::Server,
-    inbox: Receiver<Event>,
-    stopped: Vec<Sender<Response>>,
-    closed: &Result<(), Failure>,
-) {
-    // Before the answer, so that who waited for it can mount again at once.
-    server.close();
-    let late = inbox.try_iter().filter_map(|event| match event {
-        Event::Stop { answer, .. } => Some(answer),
-        _ => None,
-    });
-    for asked in stopped.into_iter().chain(late) {
-        let _ = asked.send(match closed {
-            Ok(()) => Response::Done,
-            Err(failure) => Response::Failed { message: failure.message.clone() },
-        });
-    }
-    // A request that is under way still and asks from now on is refused by `Answers`: nobody would take its event.
-    drop(inbox);
-    server.finish();
-}
-
 /// Names the holder of an archive when its daemon can be asked.
 fn in_use(task: &Task, error: Error) -> Failure {
     match error {
         Error::InUse(_) => former::serving(task.archive()).unwrap_or_else(|| error.into()),
         _ => error.into(),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::path::PathBuf;
-    use std::time::Duration;
-
-    use lockbox::control::Request;
-    use nix::unistd::geteuid;
-
-    use super::*;
-
-    #[test]
-    fn who_asks_for_the_end_after_the_event_loops_ended_is_answered() {
-        let runtime = tempfile::tempdir().unwrap();
-        let (events, inbox) = mpsc::channel();
-        let (asks, asked) = mpsc::channel();
-        let listening = control::listen(runtime.path(), &[1; 16]).unwrap();
-        let server = listening
-            .serve(move |_| {
-                let (answer, answered) = mpsc::channel();
-                events.send(Event::Stop { lazy: false, answer }).unwrap();
-                asks.send(()).unwrap();
-                answered.recv().unwrap_or(Response::Failed { message: "nobody answered".into() })
-            })
-            .unwrap();
-        let socket: PathBuf = server.socket().into();
-        let client = thread::spawn(move || control::ask(&socket, geteuid().as_raw(), &Request::Stop { lazy: false }));
-        asked.recv().unwrap();
-        let (done, ended) = mpsc::channel();
-        thread::spawn(move || {
-            answer(server, inbox, Vec::new(), &Ok(()));
-            done.send(()).unwrap();
-        });
-        ended.recv_timeout(Duration::from_secs(60)).expect("the daemon waits for ever for a request that waits for it");
-        assert!(matches!(client.join().unwrap(), Ok(Response::Done)));
     }
 }

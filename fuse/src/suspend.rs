@@ -12,13 +12,11 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use fuser::INodeNo;
 use lockbox::fs::FileSystem;
 
-use crate::adapter::Shared;
+use crate::ending::{Event, Place, Slept};
+use crate::kernel_cache::KernelCache;
 use crate::login::{self, Login};
-use crate::session::Event;
-use crate::stop::Place;
 use crate::ticker::ARRIVAL;
 
 /// What unmounting and closing may take before the rest is saved beside it.
@@ -28,16 +26,10 @@ const DROPPING: Duration = Duration::from_secs(2);
 /// Between attempts to reach a bus that went away.
 const RECONNECT: Duration = Duration::from_secs(30);
 
-/// What became of the attempt to unmount.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Slept {
-    Busy,
-}
-
 /// What is locked.
 pub(crate) struct Target {
     pub(crate) fs: Arc<FileSystem>,
-    pub(crate) shared: Arc<Shared>,
+    pub(crate) cache: Arc<KernelCache>,
     pub(crate) place: Arc<Place>,
     pub(crate) events: Sender<Event>,
 }
@@ -121,7 +113,9 @@ impl Target {
         let flushed = self.place.flush();
         thread::sleep(ARRIVAL);
         let saved = flushed.map_err(|e| e.to_string()).and(self.commit());
-        self.forget();
+        if !self.cache.drop_all_pages(self.fs.newest_inode().0, Instant::now() + DROPPING) {
+            tracing::warn!("not all that the kernel had cached of the archive was dropped in time");
+        }
         // Pages that were written since, or by maps, came when they were dropped.
         let saved = saved.and(if self.fs.is_dirty() { self.commit() } else { Ok(()) });
         self.fs.forget_plaintext();
@@ -132,21 +126,6 @@ impl Target {
 
     fn commit(&self) -> Result<(), String> {
         self.fs.make_durable().map_err(|e| e.to_string())
-    }
-
-    /// Drops the kernel's pages. Newest inodes first: those are likelier to be in the kernel's cache, and time is short.
-    fn forget(&self) {
-        let until = Instant::now() + DROPPING;
-        if let Some(notifier) = self.shared.notifier.get() {
-            for number in (1..=self.fs.newest_inode().0).rev() {
-                // An inode that the kernel does not know has no pages.
-                let _ = notifier.inval_inode(INodeNo(number), 0, 0);
-                if number % 256 == 0 && Instant::now() > until {
-                    tracing::warn!("not all that the kernel had cached of the archive was dropped in time");
-                    break;
-                }
-            }
-        }
     }
 }
 

@@ -15,8 +15,8 @@ use lockbox::fs::{FileSystem, SyncProfile};
 use lockbox::keys::Witness;
 use lockbox::{Error, Result};
 
-use crate::adapter::Shared;
-use crate::stop::Place;
+use crate::ending::Place;
+use crate::kernel_cache::KernelCache;
 
 const STEP: Duration = Duration::from_secs(1);
 /// From one flush of the kernel's pages to the next.
@@ -38,13 +38,13 @@ impl Ticker {
     pub(crate) fn start(
         fs: Arc<FileSystem>,
         witness: Arc<Witness>,
-        shared: Arc<Shared>,
+        cache: Arc<KernelCache>,
         place: Arc<Place>,
         profile: SyncProfile,
     ) -> std::io::Result<Ticker> {
         let (stop, stopped) = mpsc::channel();
         let thread = thread::Builder::new().name("ticker".into()).spawn(move || {
-            let mut clock = Clock { fs, shared, place, last_error: String::new() };
+            let mut clock = Clock { fs, cache, place, last_error: String::new() };
             let mut schedule = (profile != SyncProfile::Never).then(|| Schedule::new(Instant::now()));
             let mut remembered = Instant::now();
             while stopped.recv_timeout(STEP) == Err(RecvTimeoutError::Timeout) {
@@ -126,7 +126,7 @@ impl Schedule {
 
 struct Clock {
     fs: Arc<FileSystem>,
-    shared: Arc<Shared>,
+    cache: Arc<KernelCache>,
     place: Arc<Place>,
     last_error: String,
 }
@@ -135,7 +135,7 @@ impl Clock {
     /// Sends for the kernel's dirty pages. No lock of the file system is held: they arrive as requests.
     fn flush(&self) -> Result<()> {
         // Without a writer the kernel has nothing (F3), and opening the root would make `umount` fail as busy.
-        let flushed = if self.shared.writers.any() { self.place.flush() } else { Ok(()) };
+        let flushed = if self.cache.any_writer() { self.place.flush() } else { Ok(()) };
         flushed.map_err(|e| Error::io("the process that flushes the mount does not answer", e))
     }
 
@@ -155,8 +155,8 @@ impl Clock {
 
     /// Tells the kernel which block counts it keeps are wrong since write-out.
     fn tell(&self) {
-        for ino in self.fs.take_filled() {
-            self.shared.blocks_changed(ino);
+        for ino in self.fs.take_grown() {
+            self.cache.blocks_changed(ino);
         }
     }
 

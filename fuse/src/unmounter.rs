@@ -53,34 +53,39 @@ pub(crate) enum Unmounted {
 
 /// Unmounts what has this device number at `point`; with `detach` also when it is busy.
 pub(crate) fn unmount(point: &Path, device: u64, detach: bool) -> Unmounted {
-    if let Some(unmounted) = without_trying(mounts::table(), point, device) {
-        return unmounted;
-    }
-    match mount::unmount(point, false) {
-        Err(UnmountError::Busy) if detach => {}
-        Err(UnmountError::Busy) => return Unmounted::Busy,
-        Err(UnmountError::Other(message)) => return Unmounted::Failed(message),
+    let top = match on_top(mounts::table(), point, device) {
+        Ok(top) => top,
+        Err(unmounted) => return unmounted,
+    };
+    match mount::unmount(&top, false) {
         Ok(()) => return Unmounted::Gone,
+        Err(UnmountError::Busy) if detach => {}
+        Err(error) => return error.into(),
     }
-    match mount::unmount(point, true) {
+    match mount::unmount(&top, true) {
         Ok(()) => Unmounted::Detached,
-        Err(UnmountError::Busy) => Unmounted::Busy,
-        Err(UnmountError::Other(message)) => Unmounted::Failed(message),
+        Err(error) => error.into(),
     }
 }
 
-/// What is to be said when there is nothing at `point` that we may take away.
-fn without_trying(table: io::Result<Vec<Mounted>>, point: &Path, device: u64) -> Option<Unmounted> {
-    let table = match table {
-        Ok(table) => table,
-        // Nobody knows: who takes that for gone would leave an archive open that is believed to be closed.
-        Err(error) => return Some(Unmounted::Failed(format!("the table of mounts cannot be read: {error}"))),
-    };
+impl From<UnmountError> for Unmounted {
+    fn from(error: UnmountError) -> Unmounted {
+        match error {
+            UnmountError::Busy => Unmounted::Busy,
+            UnmountError::Other(message) => Unmounted::Failed(message),
+        }
+    }
+}
+
+/// Our mount when it is on top at `point`, else what is to be said without trying.
+fn on_top(table: io::Result<Vec<Mounted>>, point: &Path, device: u64) -> Result<Mounted, Unmounted> {
+    // Nobody knows: who takes that for gone would leave an archive open that is believed to be closed.
+    let table = table.map_err(|error| Unmounted::Failed(format!("the table of mounts cannot be read: {error}")))?;
     match table.iter().rfind(|m| m.point == point) {
-        Some(top) if top.device == device => None,
+        Some(top) if top.device == device => Ok(top.clone()),
         // Somebody mounted over us, or moved us: what is there is not ours to take away, and we are still served.
-        _ if table.iter().any(|m| m.device == device) => Some(Unmounted::Busy),
-        _ => Some(Unmounted::Gone),
+        _ if table.iter().any(|m| m.device == device) => Err(Unmounted::Busy),
+        _ => Err(Unmounted::Gone),
     }
 }
 
@@ -299,15 +304,15 @@ mod tests {
                 mounts::parse(format!("{device} 0 0:{device} / {at} rw - {} a.lbx rw", mounts::TYPE).as_bytes())
                     .unwrap()
             };
-            without_trying(Ok(table.iter().map(mounted).collect()), point, 7)
+            on_top(Ok(table.iter().map(mounted).collect()), point, 7).err()
         };
         assert_eq!(said(&[(1, "/"), (7, "/mnt/a")]), None);
         assert_eq!(said(&[(1, "/"), (7, "/mnt/a"), (9, "/mnt/a")]), Some(Unmounted::Busy), "mounted over");
         assert_eq!(said(&[(1, "/"), (7, "/mnt/b")]), Some(Unmounted::Busy), "moved");
         assert_eq!(said(&[(1, "/"), (9, "/mnt/a")]), Some(Unmounted::Gone), "replaced");
         assert_eq!(said(&[(1, "/")]), Some(Unmounted::Gone));
-        let unread = without_trying(Err(io::ErrorKind::PermissionDenied.into()), point, 7);
-        assert!(matches!(unread, Some(Unmounted::Failed(_))), "{unread:?}");
+        let unread = on_top(Err(io::ErrorKind::PermissionDenied.into()), point, 7);
+        assert!(matches!(unread, Err(Unmounted::Failed(_))), "{unread:?}");
     }
 
     /// Answers how the other process sees the daemon's end, and the orders that it was given.

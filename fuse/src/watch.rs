@@ -29,8 +29,7 @@ use std::time::Duration;
 use nix::sys::stat::{major, minor};
 use rustix::fs::{CWD, Dir, Mode, OFlags, fstat, fstatfs, openat};
 
-use crate::session::Event;
-use crate::stop::Place;
+use crate::ending::{Event, Place};
 
 /// From one look to the next.
 const PERIOD: Duration = Duration::from_secs(2);

@@ -6,7 +6,7 @@ use lru::LruCache;
 use parking_lot::Mutex;
 
 use super::Child;
-use super::node::{Body, Leaf, Node, Place};
+use super::node::{Body, Bounds, Leaf, Node};
 use crate::error::{CacheUse, Error, Result};
 use crate::format::node::{self, NodeEntries};
 use crate::format::page::PageKind;
@@ -106,9 +106,9 @@ impl NodeStore {
     }
 
     /// The stored node at `pointer`, which must be what its parent says (B4).
-    pub(super) fn load(&self, pointer: &Pointer, place: Place) -> Result<Arc<Node>> {
+    pub(super) fn load(&self, pointer: &Pointer, bounds: Bounds) -> Result<Arc<Node>> {
         if let Some(node) = self.cached(pointer) {
-            check_place(&node, pointer, place)?;
+            check_bounds(&node, pointer, bounds)?;
             return Ok(node);
         }
         // Two threads that miss at once both load; the later one replaces an equal node.
@@ -118,7 +118,7 @@ impl NodeStore {
             Source::Pages(pages) => pages.read_node(pointer)?,
         };
         let node = decode(&bytes, pointer)?;
-        check_place(&node, pointer, place)?;
+        check_bounds(&node, pointer, bounds)?;
         let node = Arc::new(node);
         self.keep(pointer, &node);
         Ok(node)
@@ -165,24 +165,25 @@ fn decode(bytes: &[u8], pointer: &Pointer) -> Result<Node> {
             Body::Internal(entries.into_iter().map(|(key, child)| (key, Child::Stored(child))).collect())
         }
     };
-    let place = Place { tree: view.head.tree, level: view.head.level, lower: view.head.lower, upper: view.head.upper };
-    let mut node = Node::new(pointer.generation, place, body);
+    let bounds =
+        Bounds { tree: view.head.tree, level: view.head.level, lower: view.head.lower, upper: view.head.upper };
+    let mut node = Node::new(pointer.generation, bounds, body);
     node.stored = OnceLock::from(*pointer);
     Ok(node)
 }
 
 /// B4. Also the part of B5 that one node alone cannot tell: only a root may be an empty leaf.
-fn check_place(node: &Node, pointer: &Pointer, place: Place) -> Result<()> {
-    if node.tree != place.tree {
+fn check_bounds(node: &Node, pointer: &Pointer, bounds: Bounds) -> Result<()> {
+    if node.tree != bounds.tree {
         return Err(misfit("tree node belongs to another tree", pointer));
     }
-    if node.level != place.level {
+    if node.level != bounds.level {
         return Err(misfit("tree node has another level than its parent says", pointer));
     }
-    if (node.lower, node.upper) != (place.lower, place.upper) {
+    if (node.lower, node.upper) != (bounds.lower, bounds.upper) {
         return Err(misfit("tree node has other fences than its parent says", pointer));
     }
-    if node.is_empty() && (place.lower, place.upper) != (Key::MIN, Key::MAX) {
+    if node.is_empty() && (bounds.lower, bounds.upper) != (Key::MIN, Key::MAX) {
         return Err(misfit("tree node is empty", pointer));
     }
     Ok(())

@@ -3,7 +3,7 @@
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-use super::node::{Body, Leaf, Node, Place, slot_of};
+use super::node::{Body, Bounds, Leaf, Node, slot_of};
 use super::{Child, LostNode, LostVisitor, NodeStore, ScanVisitor};
 use crate::error::{Error, Result};
 use crate::format::Key;
@@ -12,12 +12,12 @@ use crate::format::Key;
 pub(super) fn with_node<R>(
     store: &NodeStore,
     child: &Child,
-    place: Place,
+    bounds: Bounds,
     f: impl FnOnce(&Node) -> Result<R>,
 ) -> Result<R> {
     match child {
         Child::Resident(node) => f(node),
-        Child::Stored(pointer) => f(&*store.load(pointer, place)?),
+        Child::Stored(pointer) => f(&*store.load(pointer, bounds)?),
     }
 }
 
@@ -31,7 +31,7 @@ pub(super) fn get<R>(
         Body::Leaf(leaf) => leaf.get(key).map(f).transpose(),
         Body::Internal(children) => {
             let slot = slot_of(children, key);
-            with_node(store, &children[slot].1, node.child_place(children, slot), |child| get(store, child, key, f))
+            with_node(store, &children[slot].1, node.child_bounds(children, slot), |child| get(store, child, key, f))
         }
     }
 }
@@ -52,8 +52,8 @@ pub(super) fn floor<R, F: FnOnce(Key, &[u8]) -> Result<R>>(
         }
         Body::Internal(children) => {
             for slot in (0..=slot_of(children, key)).rev() {
-                let place = node.child_place(children, slot);
-                let found = with_node(store, &children[slot].1, place, |child| floor(store, child, key, f))?;
+                let bounds = node.child_bounds(children, slot);
+                let found = with_node(store, &children[slot].1, bounds, |child| floor(store, child, key, f))?;
                 if found.is_some() {
                     return Ok(found);
                 }
@@ -64,10 +64,10 @@ pub(super) fn floor<R, F: FnOnce(Key, &[u8]) -> Result<R>>(
 }
 
 /// The leaf whose range holds `key`, below `child`.
-pub(super) fn leaf(store: &NodeStore, child: &Child, place: Place, key: Key) -> Result<Arc<Node>> {
+pub(super) fn leaf(store: &NodeStore, child: &Child, bounds: Bounds, key: Key) -> Result<Arc<Node>> {
     match child {
         Child::Resident(node) => leaf_below(store, node, key),
-        Child::Stored(pointer) => leaf_below(store, &store.load(pointer, place)?, key),
+        Child::Stored(pointer) => leaf_below(store, &store.load(pointer, bounds)?, key),
     }
 }
 
@@ -76,7 +76,7 @@ fn leaf_below(store: &NodeStore, node: &Arc<Node>, key: Key) -> Result<Arc<Node>
         Body::Leaf(_) => Ok(Arc::clone(node)),
         Body::Internal(children) => {
             let slot = slot_of(children, key);
-            leaf(store, &children[slot].1, node.child_place(children, slot), key)
+            leaf(store, &children[slot].1, node.child_bounds(children, slot), key)
         }
     }
 }
@@ -105,11 +105,11 @@ pub(super) fn scan(
         Body::Leaf(leaf) => return scan_leaf(leaf, from, to, f),
         Body::Internal(children) => {
             for slot in slot_of(children, from)..children.len() {
-                let place = node.child_place(children, slot);
-                if place.lower >= to {
+                let bounds = node.child_bounds(children, slot);
+                if bounds.lower >= to {
                     break;
                 }
-                let flow = with_node(store, &children[slot].1, place, |child| scan(store, child, from, to, &mut *f))?;
+                let flow = with_node(store, &children[slot].1, bounds, |child| scan(store, child, from, to, &mut *f))?;
                 if flow.is_break() {
                     return Ok(flow);
                 }
@@ -123,15 +123,15 @@ pub(super) fn scan(
 pub(super) fn surviving(
     store: &NodeStore,
     child: &Child,
-    place: Place,
+    bounds: Bounds,
     lost: &mut LostVisitor<'_>,
 ) -> Result<Option<Arc<Node>>> {
     match child {
         Child::Resident(node) => Ok(Some(node.clone())),
-        Child::Stored(pointer) => match store.load(pointer, place) {
+        Child::Stored(pointer) => match store.load(pointer, bounds) {
             Ok(node) => Ok(Some(node)),
             Err(error @ (Error::Damaged(_) | Error::Io { .. })) => {
-                lost(LostNode { pointer: *pointer, lower: place.lower, upper: place.upper, error })?;
+                lost(LostNode { pointer: *pointer, lower: bounds.lower, upper: bounds.upper, error })?;
                 Ok(None)
             }
             Err(error) => Err(error),
@@ -143,19 +143,18 @@ pub(super) fn surviving(
 pub(super) fn scan_surviving(
     store: &NodeStore,
     child: &Child,
-    place: Place,
+    bounds: Bounds,
     f: &mut dyn FnMut(Key, &[u8]) -> Result<()>,
     lost: &mut LostVisitor<'_>,
 ) -> Result<()> {
-    let Some(node) = surviving(store, child, place, lost)? else { return Ok(()) };
+    let Some(node) = surviving(store, child, bounds, lost)? else { return Ok(()) };
     match &node.body {
         Body::Leaf(leaf) => (0..leaf.len()).try_for_each(|position| {
             let (key, value) = leaf.entry(position);
             f(key, value)
         }),
-        Body::Internal(children) => children
-            .iter()
-            .enumerate()
-            .try_for_each(|(slot, (_, child))| scan_surviving(store, child, node.child_place(children, slot), f, lost)),
+        Body::Internal(children) => children.iter().enumerate().try_for_each(|(slot, (_, child))| {
+            scan_surviving(store, child, node.child_bounds(children, slot), f, lost)
+        }),
     }
 }

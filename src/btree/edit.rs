@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::node::{Body, Leaf, Node, Place, slot_of};
+use super::node::{Body, Bounds, Leaf, Node, slot_of};
 use super::{Child, Edits, NodeStore, Tree};
 use crate::error::{Error, Result};
 use crate::format::node::NODE_HEAD;
@@ -27,24 +27,24 @@ pub(super) fn insert(tree: &mut Tree, store: &NodeStore, edits: &mut Edits, key:
         return Err(Error::invalid("the greatest key is only a fence"));
     }
     let mut editor = Editor { store, edits };
-    let place = Place::root(tree.id as u8, tree.level);
+    let bounds = Bounds::root(tree.id as u8, tree.level);
     let Some(root) = &mut tree.root else {
         let mut leaf = Leaf::default();
         leaf.put(key, value);
-        tree.root = Some(editor.new_child(Node::new(editor.edits.generation, place, Body::Leaf(leaf))));
+        tree.root = Some(editor.new_child(Node::new(editor.edits.generation, bounds, Body::Leaf(leaf))));
         return Ok(false);
     };
-    let root = editor.editable(root, place)?;
+    let root = editor.editable(root, bounds)?;
     let (existed, right) = editor.insert(root, key, value)?;
     if let Some((middle, right)) = right {
         if tree.level == MAX_LEVEL {
-            return Err(Error::NoSpace(format!("tree is too high: tree={} level={}", place.tree, tree.level)));
+            return Err(Error::NoSpace(format!("tree is too high: tree={} level={}", bounds.tree, tree.level)));
         }
         tree.level += 1;
         if let Some(left) = tree.root.take() {
             let body = Body::Internal(vec![(Key::MIN, left), (middle, right)]);
-            let place = Place::root(place.tree, tree.level);
-            tree.root = Some(editor.new_child(Node::new(editor.edits.generation, place, body)));
+            let bounds = Bounds::root(bounds.tree, tree.level);
+            tree.root = Some(editor.new_child(Node::new(editor.edits.generation, bounds, body)));
         }
     }
     Ok(existed)
@@ -57,7 +57,7 @@ pub(super) fn remove(tree: &mut Tree, store: &NodeStore, edits: &mut Edits, key:
     }
     let mut editor = Editor { store, edits };
     let Some(root) = &mut tree.root else { return Ok(false) };
-    let node = editor.editable(root, Place::root(tree.id as u8, tree.level))?;
+    let node = editor.editable(root, Bounds::root(tree.id as u8, tree.level))?;
     editor.remove(node, key)?;
     if node.is_empty() {
         // B5: an empty tree has no node at all.
@@ -85,8 +85,8 @@ impl Editor<'_> {
             Body::Internal(children) => {
                 let slot = slot_of(children, key);
                 let upper = children.get(slot + 1).map_or(upper, |next| next.0);
-                let place = Place { tree, level: level - 1, lower: children[slot].0, upper };
-                let child = self.editable(&mut children[slot].1, place)?;
+                let bounds = Bounds { tree, level: level - 1, lower: children[slot].0, upper };
+                let child = self.editable(&mut children[slot].1, bounds)?;
                 let (existed, right) = self.insert(child, key, value)?;
                 let Some(right) = right else { return Ok((existed, None)) };
                 children.insert(slot + 1, right);
@@ -126,7 +126,7 @@ impl Editor<'_> {
     fn absorb(&mut self, node: &mut Node, slot: usize) -> Result<()> {
         let lower = node.lower;
         let Body::Internal(children) = &node.body else { return Ok(()) };
-        let range = node.child_place(children, slot);
+        let range = node.child_bounds(children, slot);
         let count = children.len();
         if slot > 0 {
             let left = self.editable_child(node, slot - 1)?;
@@ -175,8 +175,8 @@ impl Editor<'_> {
         let last = (slot + 1).min(children.len() - 1);
         for left in first..last {
             let Body::Internal(children) = &node.body else { return Ok(()) };
-            let a = self.arc(&children[left].1, node.child_place(children, left))?;
-            let b = self.arc(&children[left + 1].1, node.child_place(children, left + 1))?;
+            let a = self.arc(&children[left].1, node.child_bounds(children, left))?;
+            let b = self.arc(&children[left + 1].1, node.child_bounds(children, left + 1))?;
             if a.encoded_size() + b.encoded_size() - NODE_HEAD > MERGED {
                 continue;
             }
@@ -193,16 +193,16 @@ impl Editor<'_> {
 
     fn editable_child<'n>(&mut self, node: &'n mut Node, slot: usize) -> Result<&'n mut Node> {
         let Body::Internal(children) = &node.body else { unreachable!("only internal nodes have slots") };
-        let place = node.child_place(children, slot);
+        let bounds = node.child_bounds(children, slot);
         let Body::Internal(children) = &mut node.body else { unreachable!("only internal nodes have slots") };
-        self.editable(&mut children[slot].1, place)
+        self.editable(&mut children[slot].1, bounds)
     }
 
     /// The node of `child` for changes in place. The caller reached `child` through nodes that are editable themselves, so that a
     /// unique `Arc` here is unique along the whole path (B2).
-    fn editable<'n>(&mut self, child: &'n mut Child, place: Place) -> Result<&'n mut Node> {
+    fn editable<'n>(&mut self, child: &'n mut Child, bounds: Bounds) -> Result<&'n mut Node> {
         if let Child::Stored(pointer) = child {
-            *child = Child::Resident(self.store.load(pointer, place)?);
+            *child = Child::Resident(self.store.load(pointer, bounds)?);
         }
         let Child::Resident(node) = child else { unreachable!("made resident above") };
         if self.is_older(node) {
@@ -215,10 +215,10 @@ impl Editor<'_> {
         Ok(Arc::make_mut(node))
     }
 
-    fn arc(&self, child: &Child, place: Place) -> Result<Arc<Node>> {
+    fn arc(&self, child: &Child, bounds: Bounds) -> Result<Arc<Node>> {
         match child {
             Child::Resident(node) => Ok(Arc::clone(node)),
-            Child::Stored(pointer) => self.store.load(pointer, place),
+            Child::Stored(pointer) => self.store.load(pointer, bounds),
         }
     }
 

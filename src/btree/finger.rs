@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use super::node::{Body, Leaf, Node, Place};
+use super::node::{Body, Bounds, Leaf, Node};
 use super::{NodeStore, ScanVisitor, Tree, cursor};
 use crate::error::Result;
 use crate::format::Key;
@@ -93,7 +93,7 @@ impl Tree {
         let node = match finger.leaf_of(key) {
             Some(leaf) => leaf,
             None => {
-                let leaf = cursor::leaf(store, root, Place::root(self.id as u8, self.level), key)?;
+                let leaf = cursor::leaf(store, root, Bounds::root(self.id as u8, self.level), key)?;
                 finger.keep(&leaf);
                 leaf
             }

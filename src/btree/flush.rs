@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, OnceLock};
 
-use super::node::{Body, Node, Place};
+use super::node::{Body, Bounds, Node};
 use super::{Child, LostVisitor, NodeStore};
 use crate::error::Result;
 use crate::format::Pointer;
@@ -35,7 +35,7 @@ pub(super) fn flush(
         Body::Leaf(_) => store.keep(&pointer, node),
         Body::Internal(children) => {
             let children = children.iter().zip(&pointers).map(|((key, _), child)| (*key, Child::Stored(*child)));
-            let mut written = Node::new(node.born, node.place(), Body::Internal(children.collect()));
+            let mut written = Node::new(node.born, node.bounds(), Body::Internal(children.collect()));
             written.stored = OnceLock::from(pointer);
             store.keep(&pointer, &Arc::new(written));
         }
@@ -76,7 +76,7 @@ pub(super) fn count_dirty(child: &Child) -> u64 {
 pub(super) fn visit_pages(
     store: &NodeStore,
     child: &Child,
-    place: Place,
+    bounds: Bounds,
     f: &mut dyn FnMut(&Pointer, u8) -> Result<()>,
     lost: &mut LostVisitor<'_>,
 ) -> Result<()> {
@@ -85,12 +85,12 @@ pub(super) fn visit_pages(
         Child::Resident(node) => node.stored.get(),
     };
     if let Some(pointer) = pointer {
-        f(pointer, place.level)?;
+        f(pointer, bounds.level)?;
     }
-    let Some(node) = super::cursor::surviving(store, child, place, lost)? else { return Ok(()) };
+    let Some(node) = super::cursor::surviving(store, child, bounds, lost)? else { return Ok(()) };
     if let Body::Internal(children) = &node.body {
         for (slot, (_, child)) in children.iter().enumerate() {
-            visit_pages(store, child, node.child_place(children, slot), f, lost)?;
+            visit_pages(store, child, node.child_bounds(children, slot), f, lost)?;
         }
     }
     Ok(())

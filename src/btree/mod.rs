@@ -23,8 +23,8 @@ use std::sync::Arc;
 
 pub(crate) use cache::NodeStore;
 pub(crate) use finger::Finger;
+use node::Bounds;
 pub(crate) use node::Node;
-use node::Place;
 
 use crate::error::{Error, Result};
 use crate::format::record::Root;
@@ -134,7 +134,7 @@ impl Tree {
     ) -> Result<()> {
         match &self.root {
             None => Ok(()),
-            Some(root) => cursor::scan_surviving(store, root, Place::root(self.id as u8, self.level), f, lost),
+            Some(root) => cursor::scan_surviving(store, root, Bounds::root(self.id as u8, self.level), f, lost),
         }
     }
 
@@ -188,12 +188,12 @@ impl Tree {
     ) -> Result<()> {
         match &self.root {
             None => Ok(()),
-            Some(root) => flush::visit_pages(store, root, Place::root(self.id as u8, self.level), f, lost),
+            Some(root) => flush::visit_pages(store, root, Bounds::root(self.id as u8, self.level), f, lost),
         }
     }
 
     fn with_root<R>(&self, store: &NodeStore, f: impl FnOnce(&Node) -> Result<R>) -> Result<Option<R>> {
         let Some(root) = &self.root else { return Ok(None) };
-        cursor::with_node(store, root, Place::root(self.id as u8, self.level), f).map(Some)
+        cursor::with_node(store, root, Bounds::root(self.id as u8, self.level), f).map(Some)
     }
 }

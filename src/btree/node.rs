@@ -33,34 +33,34 @@ pub(super) enum Body {
     Internal(Vec<(Key, Child)>),
 }
 
-/// Level and fences that a parent demands of a child.
+/// Tree, level and fences that a parent demands of a child.
 #[derive(Clone, Copy)]
-pub(super) struct Place {
+pub(super) struct Bounds {
     pub(super) tree: u8,
     pub(super) level: u8,
     pub(super) lower: Key,
     pub(super) upper: Key,
 }
 
-impl Place {
-    pub(super) fn root(tree: u8, level: u8) -> Place {
-        Place { tree, level, lower: Key::MIN, upper: Key::MAX }
+impl Bounds {
+    pub(super) fn root(tree: u8, level: u8) -> Bounds {
+        Bounds { tree, level, lower: Key::MIN, upper: Key::MAX }
     }
 }
 
 impl Node {
-    pub(super) fn new(born: Generation, place: Place, body: Body) -> Node {
-        let Place { tree, level, lower, upper } = place;
+    pub(super) fn new(born: Generation, bounds: Bounds, body: Body) -> Node {
+        let Bounds { tree, level, lower, upper } = bounds;
         Node { born, stored: OnceLock::new(), tree, level, lower, upper, body }
     }
 
     /// The same content as a node of the transaction `born`, not stored.
     pub(super) fn reborn(&self, born: Generation) -> Node {
-        Node::new(born, self.place(), self.body.clone())
+        Node::new(born, self.bounds(), self.body.clone())
     }
 
-    pub(super) fn place(&self) -> Place {
-        Place { tree: self.tree, level: self.level, lower: self.lower, upper: self.upper }
+    pub(super) fn bounds(&self) -> Bounds {
+        Bounds { tree: self.tree, level: self.level, lower: self.lower, upper: self.upper }
     }
 
     pub(super) fn head(&self) -> NodeHead {
@@ -92,8 +92,8 @@ impl Node {
     }
 
     /// What this node demands of the child in `slot`.
-    pub(super) fn child_place(&self, children: &[(Key, Child)], slot: usize) -> Place {
-        Place {
+    pub(super) fn child_bounds(&self, children: &[(Key, Child)], slot: usize) -> Bounds {
+        Bounds {
             tree: self.tree,
             level: self.level - 1,
             lower: children[slot].0,
@@ -134,9 +134,9 @@ impl Node {
             Body::Leaf(leaf) => leaf.entries[0].key,
             Body::Internal(children) => children[0].0,
         };
-        let place = Place { lower, ..self.place() };
+        let bounds = Bounds { lower, ..self.bounds() };
         self.upper = lower;
-        Node::new(self.born, place, right)
+        Node::new(self.born, bounds, right)
     }
 
     /// The content of two neighbours as one node of the transaction `born`.
@@ -147,7 +147,7 @@ impl Node {
             // Neighbours have the level that their parent demands (B4), and a node's body follows from its level.
             _ => unreachable!("neighbours of different levels"),
         };
-        Node::new(born, Place { upper: right.upper, ..left.place() }, body)
+        Node::new(born, Bounds { upper: right.upper, ..left.bounds() }, body)
     }
 
     /// The bytes of a leaf, or of an internal node whose children are at `pointers`.

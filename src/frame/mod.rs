@@ -17,9 +17,9 @@ pub(crate) const CELL_LOG2: u8 = 14;
 
 const CELL: usize = 1 << CELL_LOG2;
 
-/// Plain data that fits four blocks raw: what overhead and head leave. A page of n * `QUAD_DATA` bytes fits n such groups too: it has one
-/// fixed part instead of n, and at most n times the cells of one group, since `QUAD_DATA` is below their size.
-pub(crate) const QUAD_DATA: usize =
+/// Plain data that fits four blocks raw: what overhead and head leave. A page of n * `GROUP_DATA` bytes fits n such groups too: it has one
+/// fixed part instead of n, and at most n times the cells of one group, since `GROUP_DATA` is below their size.
+pub(crate) const GROUP_DATA: usize =
     4 * BLOCK as usize - PAGE_OVERHEAD - head_length((4 * BLOCK as usize).div_ceil(CELL), 0);
 
 /// A frame before sealing and what the prologue will say of it.

@@ -217,13 +217,13 @@ fn the_page_space_is_used_to_the_last_byte() {
     assert_eq!(short.blocks(), NODE_BLOCKS);
 }
 
-/// Behind `allocation::quads_for`: whole or cut into groups, raw data fits the groups promised for it.
+/// Behind `allocator::quads_for`: whole or cut into groups, raw data fits the groups promised for it.
 #[test]
 fn a_page_of_any_length_fits_the_groups_promised_for_it() {
-    assert_eq!(worst_case_blocks(QUAD_DATA), 4);
-    assert_eq!(worst_case_blocks(QUAD_DATA + 1), 5);
+    assert_eq!(worst_case_blocks(GROUP_DATA), 4);
+    assert_eq!(worst_case_blocks(GROUP_DATA + 1), 5);
     for length in 1..=MAX_DATA {
-        assert!(worst_case_blocks(length).div_ceil(4) <= length.div_ceil(QUAD_DATA) as u64, "length={length}");
+        assert!(worst_case_blocks(length).div_ceil(4) <= length.div_ceil(GROUP_DATA) as u64, "length={length}");
     }
 }
 

@@ -1,7 +1,7 @@
 //! Nothing is written behind a closed record: who works beside the requests of a mount, and the one who closes, meet here.
 //!
 //! # Invariant
-//! Closing takes room at the end of the file away and then says in its record how long the file is. Whoever else gets room meanwhile
+//! Closing takes space at the end of the file away and then says in its record how long the file is. Whoever else gets space meanwhile
 //! lengthens the file in between, and the record would claim blocks that were cut off: the archive would be refused as truncated. So work
 //! that an operator asks for ends before closing begins, and none begins afterwards. Requests of a mount have ended by then.
 

@@ -116,9 +116,9 @@ pub(crate) fn agrees(directory: Ino, target: Target, inode: &InodeValue) -> bool
     file_type(inode.mode) == target.file_type && is_in_place
 }
 
-/// An entry as it was found.
+/// What the records of an entry say.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Found {
+pub(crate) struct DirectoryRecord {
     pub(crate) target: Target,
     pub(crate) sequence: u64,
 }
@@ -132,13 +132,20 @@ pub(crate) fn list_key(directory: Ino, sequence: u64) -> Key {
 }
 
 /// The entry `name` of `directory`.
-pub(crate) fn find(view: View<'_>, hash_key: &[u8; 16], directory: Ino, name: &[u8]) -> Result<Option<Found>> {
+pub(crate) fn find(
+    view: View<'_>,
+    hash_key: &[u8; 16],
+    directory: Ino,
+    name: &[u8],
+) -> Result<Option<DirectoryRecord>> {
     let found = view.get(index_key(hash_key, directory, name), |value| find_in_index(value, name))?;
-    Ok(found.flatten().map(|(ino, file_type, sequence)| Found { target: Target { ino, file_type }, sequence }))
+    Ok(found
+        .flatten()
+        .map(|(ino, file_type, sequence)| DirectoryRecord { target: Target { ino, file_type }, sequence }))
 }
 
-pub(crate) fn put_in_index(op: &mut Operation<'_>, key: Key, name: &[u8], found: Found) -> Result<()> {
-    let Found { target: Target { ino, file_type }, sequence } = found;
+pub(crate) fn put_in_index(op: &mut Operation<'_>, key: Key, name: &[u8], found: DirectoryRecord) -> Result<()> {
+    let DirectoryRecord { target: Target { ino, file_type }, sequence } = found;
     let mut entries = op.view().get(key, decode_index)?.unwrap_or_default();
     entries.retain(|entry| entry.name != name);
     entries.push(IndexEntry { name: name.to_vec(), file_type, sequence, ino });
@@ -151,8 +158,8 @@ pub(crate) fn put_in_index(op: &mut Operation<'_>, key: Key, name: &[u8], found:
     Ok(())
 }
 
-pub(crate) fn put_in_list(op: &mut Operation<'_>, directory: Ino, name: &[u8], found: Found) -> Result<()> {
-    let Found { target: Target { ino, file_type }, sequence } = found;
+pub(crate) fn put_in_list(op: &mut Operation<'_>, directory: Ino, name: &[u8], found: DirectoryRecord) -> Result<()> {
+    let DirectoryRecord { target: Target { ino, file_type }, sequence } = found;
     op.insert(list_key(directory, sequence), &encode_list(&ListEntry { name, file_type, ino }))?;
     Ok(())
 }
@@ -189,14 +196,14 @@ impl Directory {
     }
 
     /// Counts an entry behind all others, of which the caller puts both records.
-    pub(crate) fn number(&mut self, target: Target) -> Result<Found> {
+    pub(crate) fn number(&mut self, target: Target) -> Result<DirectoryRecord> {
         self.count_subdirectory(None, Some(target))?;
         let sequence = self.inode.next_sequence;
         // A sequence number is never used again; only a hostile archive has one at the end of its range.
         let next = sequence.checked_add(1);
         self.inode.next_sequence = next.ok_or_else(|| Error::damaged("a directory has used up its numbers"))?;
         self.inode.size = self.inode.size.saturating_add(1);
-        Ok(Found { target, sequence })
+        Ok(DirectoryRecord { target, sequence })
     }
 
     /// Removes an entry that `find` found in the same operation. Changes 2 records.
@@ -205,7 +212,7 @@ impl Directory {
         op: &mut Operation<'_>,
         hash_key: &[u8; 16],
         name: &[u8],
-        found: Found,
+        found: DirectoryRecord,
     ) -> Result<()> {
         self.count_subdirectory(Some(found.target), None)?;
         self.inode.size = self.inode.size.saturating_sub(1);
@@ -220,11 +227,11 @@ impl Directory {
         op: &mut Operation<'_>,
         hash_key: &[u8; 16],
         name: &[u8],
-        found: Found,
+        found: DirectoryRecord,
         target: Target,
     ) -> Result<()> {
         self.count_subdirectory(Some(found.target), Some(target))?;
-        self.put(op, hash_key, name, Found { target, ..found })
+        self.put(op, hash_key, name, DirectoryRecord { target, ..found })
     }
 
     /// Gives an entry another, free name; it stays where it is in the listing. Changes 3 records.
@@ -234,7 +241,7 @@ impl Directory {
         hash_key: &[u8; 16],
         name: &[u8],
         new_name: &[u8],
-        found: Found,
+        found: DirectoryRecord,
     ) -> Result<()> {
         self.remove_from_index(op, hash_key, name)?;
         self.put(op, hash_key, new_name, found)
@@ -258,7 +265,7 @@ impl Directory {
     }
 
     /// Writes both records of an entry, in place of those of the same name and sequence number.
-    fn put(&self, op: &mut Operation<'_>, hash_key: &[u8; 16], name: &[u8], found: Found) -> Result<()> {
+    fn put(&self, op: &mut Operation<'_>, hash_key: &[u8; 16], name: &[u8], found: DirectoryRecord) -> Result<()> {
         put_in_index(op, index_key(hash_key, self.ino, name), name, found)?;
         put_in_list(op, self.ino, name, found)
     }

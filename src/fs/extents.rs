@@ -7,12 +7,15 @@
 
 use std::ops::{ControlFlow, Range};
 
-use super::layer::FRAME;
 use super::packing::PACK;
+use super::ranges::gaps;
 use crate::error::Result;
 use crate::format::values::{Extent, InodeValue};
 use crate::format::{Ino, Key, MAX_DATA, Pointer, kind};
-use crate::txn::{Operation, View, WrittenPiece};
+use crate::txn::{Operation, UnnamedPages, View, WrittenPiece};
+
+/// Bytes of an aligned frame of a file: what one data page holds at most.
+pub(crate) const FRAME: u64 = MAX_DATA as u64;
 
 /// Records that removing or cutting one extent changes at most: itself, two parts, a dead-list entry, and a reference record split in
 /// three by the sharing and again by the release.
@@ -141,6 +144,12 @@ pub(crate) fn remove_range(op: &mut Operation<'_>, ino: Ino, inode: &mut InodeVa
     Ok(())
 }
 
+/// Names pages that were written for one file and makes their pieces its content.
+pub(crate) fn name_pages(op: &mut Operation<'_>, inode: &mut InodeValue, pages: &mut UnnamedPages) -> Result<()> {
+    pages.name(op, |_| true)?;
+    replace(op, inode, pages.pieces())
+}
+
 /// Lets the pieces, of one file, be the content of their ranges. The caller adopts the pages.
 pub(crate) fn replace(op: &mut Operation<'_>, inode: &mut InodeValue, pieces: &[WrittenPiece]) -> Result<()> {
     // Pieces of one frame mostly cut the same extents. What lies between those far apart need not be looked at.
@@ -159,7 +168,9 @@ fn replace_near(op: &mut Operation<'_>, inode: &mut InodeValue, pieces: &[Writte
     let mut counts: Vec<(Pointer, i64)> = Vec::new();
     for mapped in overlapping(op.view(), ino, first.offset..end(last).min(inode.trim), usize::MAX)? {
         let Mapped { offset, extent } = mapped;
-        let rest = remaining(&mapped, pieces, inode.trim);
+        // Pieces replace nothing that is hidden.
+        let replaced = pieces.iter().map(|piece| piece.offset..end(piece).min(inode.trim).max(piece.offset));
+        let rest = gaps(offset..mapped.end(), replaced.filter(|range| !range.is_empty()));
         let left: u64 = rest.iter().map(|part| part.end - part.start).sum();
         if left == u64::from(extent.length) {
             continue;
@@ -198,26 +209,6 @@ fn replace_near(op: &mut Operation<'_>, inode: &mut InodeValue, pieces: &[Writte
         inode.bytes = inode.bytes.saturating_add(u64::from(piece.length));
     }
     Ok(())
-}
-
-/// What none of the pieces, ascending, replaces of an extent; they replace nothing that is hidden.
-fn remaining(mapped: &Mapped, pieces: &[WrittenPiece], trim: u64) -> Vec<Range<u64>> {
-    let mut rest = Vec::new();
-    let mut at = mapped.offset;
-    for piece in pieces.iter().filter(|piece| end(piece) > mapped.offset && piece.offset < mapped.end()) {
-        let to = end(piece).min(trim);
-        if piece.offset >= to {
-            break;
-        }
-        if piece.offset > at {
-            rest.push(at..piece.offset);
-        }
-        at = at.max(to);
-    }
-    if at < mapped.end() {
-        rest.push(at..mapped.end());
-    }
-    rest
 }
 
 /// The inode's inline data, if it has any; looked for only where it can be.

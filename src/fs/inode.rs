@@ -1,14 +1,16 @@
-//! Loads and stores inode values; counts open handles.
+//! Loads and stores inode values.
 
-use std::collections::HashMap;
-use std::collections::hash_map::Entry;
-
-use parking_lot::Mutex;
-
+use super::types::mode;
 use crate::error::{Error, Result};
 use crate::format::values::InodeValue;
 use crate::format::{Ino, Key, kind};
 use crate::txn::{Operation, View};
+
+#[cfg(test)]
+thread_local! {
+    /// How often this thread has looked for an inode.
+    pub(crate) static LOOKUPS: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
+}
 
 pub(crate) fn key(ino: Ino) -> Key {
     Key::new(ino.0, kind::INODE, 0)
@@ -16,12 +18,24 @@ pub(crate) fn key(ino: Ino) -> Key {
 
 /// The inode, or None when it does not exist (any more).
 pub(crate) fn find(view: View<'_>, ino: Ino) -> Result<Option<InodeValue>> {
+    #[cfg(test)]
+    LOOKUPS.with(|lookups| lookups.set(lookups.get() + 1));
     view.get(key(ino), InodeValue::decode)
 }
 
 /// The inode of a number that the caller was given earlier: `Stale` when it is gone.
 pub(crate) fn load(view: View<'_>, ino: Ino) -> Result<InodeValue> {
     find(view, ino)?.ok_or(Error::Stale)
+}
+
+/// The inode of a regular file.
+pub(crate) fn load_regular(view: View<'_>, ino: Ino) -> Result<InodeValue> {
+    let inode = load(view, ino)?;
+    match inode.mode & mode::TYPE {
+        mode::REGULAR => Ok(inode),
+        mode::DIRECTORY => Err(Error::IsDirectory),
+        _ => Err(Error::invalid(format!("not a regular file: ino={}", ino.0))),
+    }
 }
 
 /// The inode that an authentic record of the same version names: its absence is damage.
@@ -32,96 +46,4 @@ pub(crate) fn load_named(view: View<'_>, ino: Ino) -> Result<InodeValue> {
 pub(crate) fn store(op: &mut Operation<'_>, ino: Ino, inode: &InodeValue) -> Result<()> {
     op.insert(key(ino), &inode.encode())?;
     Ok(())
-}
-
-/// Locks that opens of different files rarely share; opens are short, so a few times the number of threads is enough.
-const SHARDS: usize = 16;
-/// Count of an inode that an operation is about to delete: it can be opened no more.
-const RETIRED: u64 = u64::MAX;
-
-/// How many handles each inode has.
-///
-/// Whether an unlinked inode is deleted or kept is decided inside the operation that drops its last name, by `retire`. An `open` that
-/// comes between that decision and the publication is refused, so it cannot hold an inode that vanishes under it.
-#[derive(Default)]
-pub(crate) struct OpenHandles {
-    shards: [Mutex<HashMap<Ino, u64>>; SHARDS],
-}
-
-impl OpenHandles {
-    fn shard(&self, ino: Ino) -> &Mutex<HashMap<Ino, u64>> {
-        &self.shards[(ino.0 % SHARDS as u64) as usize]
-    }
-
-    /// Counts a handle; false, and nothing counted, when the inode is being deleted.
-    pub(crate) fn open(&self, ino: Ino) -> bool {
-        let mut counts = self.shard(ino).lock();
-        let count = counts.entry(ino).or_insert(0);
-        if *count == RETIRED {
-            return false;
-        }
-        *count += 1;
-        true
-    }
-
-    /// Ends a handle; answers whether it was the last one.
-    pub(crate) fn release(&self, ino: Ino) -> bool {
-        let mut counts = self.shard(ino).lock();
-        let Entry::Occupied(mut count) = counts.entry(ino) else { return false };
-        match *count.get() {
-            RETIRED => false,
-            0 | 1 => {
-                count.remove();
-                true
-            }
-            _ => {
-                *count.get_mut() -= 1;
-                false
-            }
-        }
-    }
-
-    /// Ends all handles.
-    pub(crate) fn forget(&self) {
-        for shard in &self.shards {
-            shard.lock().retain(|_, count| *count == RETIRED);
-        }
-    }
-
-    pub(crate) fn is_open(&self, ino: Ino) -> bool {
-        self.shard(ino).lock().get(&ino).is_some_and(|&count| count != RETIRED)
-    }
-
-    /// Lets nobody open the inode until `revive`; false, and nothing done, when somebody has it open.
-    pub(crate) fn retire(&self, ino: Ino) -> bool {
-        *self.shard(ino).lock().entry(ino).or_insert(RETIRED) == RETIRED
-    }
-
-    /// Ends `retire`: the inode is gone, which a later open sees in the tree, or the deletion failed.
-    pub(crate) fn revive(&self, ino: Ino) {
-        let mut counts = self.shard(ino).lock();
-        if counts.get(&ino) == Some(&RETIRED) {
-            counts.remove(&ino);
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_retired_inode_cannot_be_opened_and_an_open_one_not_retired() {
-        let handles = OpenHandles::default();
-        assert!(handles.open(Ino(5)) && handles.open(Ino(5)));
-        assert!(!handles.retire(Ino(5)));
-        assert!(!handles.release(Ino(5)));
-        assert!(handles.is_open(Ino(5)));
-        assert!(handles.release(Ino(5)));
-        assert!(!handles.release(Ino(5)) && !handles.is_open(Ino(5)));
-        assert!(handles.retire(Ino(5)));
-        assert!(!handles.open(Ino(5)) && !handles.is_open(Ino(5)));
-        handles.revive(Ino(5));
-        assert!(handles.open(Ino(5)));
-    }
 }

@@ -1,18 +1,19 @@
 //! POSIX objects on transactions: inodes, directories, xattrs and file data; no kernel types.
+//!
+//! # The parts
+//! [`FileSystem`] owns them, and its operations (`ops`) call them; each has its own locks and knows only those before it:
+//! `staging` (data that no extent names yet), `writeout` (staged data into extents), `pressure` (how much may be staged), `reclaim` (open handles, and
+//! what nobody can reach); `repack` (pages of small files written anew) and `closing` stand beside them. All know `extents`, `inode` and the volume.
 
 pub(crate) mod acl;
-mod batch;
 mod check;
 mod closing;
 mod directory;
 mod extents;
-mod filled;
 mod inode;
-mod layer;
 mod ops;
 mod packing;
-mod plan;
-mod presence;
+mod pressure;
 pub(crate) mod ranges;
 mod reclaim;
 mod repack;
@@ -20,7 +21,6 @@ mod sealers;
 mod staging;
 #[cfg(test)]
 mod tests;
-mod truncate;
 mod types;
 mod writeout;
 
@@ -35,35 +35,29 @@ use std::sync::Arc;
 
 use crate::env::Environment;
 use crate::error::{Error, Result};
-use crate::format::Generation;
-use crate::txn::Volume;
-
-/// How a file system is opened.
-#[derive(Clone, Copy, Debug)]
-pub struct FsOptions {
-    /// Bytes of staged file data at most.
-    pub staged_bytes: u64,
-    pub sync: SyncProfile,
-    /// Pack small files into shared pages.
-    pub pack: bool,
-    pub compress: bool,
-}
+use crate::format::{Generation, Ino};
+use crate::txn::{Finding, Volume};
+use check::StructureCounts;
+use closing::Closing;
+use pressure::Pressure;
+use reclaim::Reclaim;
+use repack::Repack;
+use staging::Staging;
+use writeout::WriteOut;
 
 /// The mounted (or otherwise used) file system of one open archive. All methods may be called from several threads.
 pub struct FileSystem {
     pub(crate) volume: Arc<Volume>,
     pub(crate) environment: Arc<dyn Environment>,
-    pub(crate) options: FsOptions,
+    options: FsOptions,
     /// Key of the directory and xattr name hashes.
     pub(crate) name_key: [u8; 16],
-    staging: staging::Staging,
-    filled: filled::Filled,
-    handles: inode::OpenHandles,
-    reclaim: reclaim::Queue,
-    repack: repack::Repack,
-    closing: closing::Closing,
-    /// How many write staged data out at once.
-    threads: usize,
+    staging: Arc<Staging>,
+    write_out: Arc<WriteOut>,
+    pressure: Pressure,
+    reclaim: Arc<Reclaim>,
+    repack: Repack,
+    closing: Closing,
 }
 
 impl FileSystem {
@@ -74,38 +68,34 @@ impl FileSystem {
         name_key: [u8; 16],
         options: FsOptions,
     ) -> Result<Arc<FileSystem>> {
+        let staging = Arc::new(Staging::new(volume.clone()));
+        let write_out = Arc::new(WriteOut::new(volume.clone(), staging.clone(), options));
         let fs = Arc::new(FileSystem {
+            reclaim: Arc::new(Reclaim::new(volume.clone(), staging.clone(), write_out.clone())),
+            repack: Repack::new(volume.clone(), environment.clone(), options),
+            pressure: Pressure::new(volume.clone(), staging.clone(), write_out.clone(), options.staged_bytes),
             volume,
             environment,
             options,
             name_key,
-            staging: staging::Staging::new(),
-            filled: filled::Filled::default(),
-            handles: inode::OpenHandles::default(),
-            reclaim: reclaim::Queue::default(),
-            repack: repack::Repack::default(),
-            closing: closing::Closing::default(),
-            threads: sealers::processors(),
+            staging,
+            write_out,
+            closing: Closing::default(),
         });
         if fs.volume.read_only() {
             return Ok(fs);
         }
-        // Weak: the volume belongs to the file system, not the other way round.
-        let flusher = Arc::downgrade(&fs);
-        fs.volume.set_flusher(Box::new(move |op| flusher.upgrade().map_or(Ok(()), |fs| fs.flush(op))));
-        let reclaimer = Arc::downgrade(&fs);
-        fs.volume.set_reclaimer(Box::new(move || reclaimer.upgrade().map_or(Ok(false), |fs| fs.reclaim_for_room())));
-        fs.queue_left_over()?;
+        // Weak: the volume belongs to the parts, not the other way round.
+        let flusher = Arc::downgrade(&fs.write_out);
+        fs.volume.set_flusher(Box::new(move |op| flusher.upgrade().map_or(Ok(()), |write_out| write_out.flush(op))));
+        let reclaimer = Arc::downgrade(&fs.reclaim);
+        fs.volume.set_reclaimer(Box::new(move || reclaimer.upgrade().map_or(Ok(false), |it| it.step_for_room())));
+        fs.reclaim.add_left_over()?;
         let durable = fs.volume.durable();
         if !durable.closed && durable.generation != Generation(0) {
-            fs.search_partly_named();
+            fs.repack.begin_search();
         }
         Ok(fs)
-    }
-
-    /// Writes the root directory of a new archive (mode 0755, owned by `creator`).
-    pub(crate) fn format(&self, creator: Creator) -> Result<()> {
-        self.make_root(creator)
     }
 
     /// Makes everything durable, reclaims what is unlinked, erases free space and writes the closed record. Nobody has anything open by now,
@@ -116,11 +106,12 @@ impl FileSystem {
     /// deleted files left on shared pages then stays until `purge` finds it.
     pub fn close(&self) -> Result<()> {
         let _closing = self.closing.begin();
-        let mut reclaimed = if self.volume.read_only() { Ok(true) } else { self.forget_handles().map(|()| true) };
-        while !self.volume.read_only() && matches!(reclaimed, Ok(true)) {
-            reclaimed = self.reclaim_step();
+        let writable = !self.volume.read_only();
+        let mut reclaimed = if writable { self.reclaim.forget_handles().map(|()| true) } else { Ok(false) };
+        while matches!(reclaimed, Ok(true)) {
+            reclaimed = self.reclaim.step();
         }
-        let repacked = if self.volume.read_only() { Ok(()) } else { self.repack_at_the_end() };
+        let repacked = if writable { self.repack_at_the_end() } else { Ok(()) };
         self.volume.close().map_err(|error| self.told(error))?;
         reclaimed.map(drop).and(repacked)
     }
@@ -129,9 +120,9 @@ impl FileSystem {
         // What is staged may take the place of packed files.
         if self.volume.is_dirty() {
             self.volume.commit()?;
-            self.staging.sweep(&self.volume);
+            self.staging.sweep();
         }
-        match self.repack_all(false) {
+        match self.repack.all(None) {
             // For `check` to report; closing need not fail for it.
             Err(Error::Damaged(reason)) => {
                 tracing::warn!("not all pages of small files could be looked at: {reason}");
@@ -148,11 +139,11 @@ impl FileSystem {
     /// `ReadOnly`, `NoSpace`, `Latched`; `Invalid` when the archive is being closed.
     pub fn purge(&self) -> Result<()> {
         let _work = self.closing.work()?;
-        while self.reclaim_step()? {
+        while self.reclaim.step()? {
             self.closing.check()?;
         }
         self.commit_all()?;
-        let repacked = self.repack_all(true);
+        let repacked = self.repack.all(Some(&self.closing));
         self.volume.commit()?;
         // What could not be repacked keeps nothing else from being erased.
         self.volume.erase_everything()?;
@@ -164,11 +155,36 @@ impl FileSystem {
         if self.volume.read_only() {
             return Ok(false);
         }
-        let reclaimed = self.reclaim_step();
-        let repacked = self.repack_step();
+        let reclaimed = self.reclaim.step();
+        let repacked = self.repack.step();
         let left = self.volume.maintain();
         // What went wrong first is the cause of the others.
         reclaimed?;
-        Ok(left? || repacked? || self.reclaim_pending())
+        Ok(left? || repacked? || self.reclaim.is_pending())
+    }
+
+    /// Files whose block count has grown without a call that changed them since this was asked last; for each, attributes that were
+    /// told before may be wrong.
+    pub fn take_grown(&self) -> Vec<Ino> {
+        self.write_out.take_grown()
+    }
+
+    /// [`FileSystem::walk_structure`] by itself: `full` reads every page of file data through the extents that name it.
+    pub(crate) fn check_structure(
+        &self,
+        full: bool,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<(StructureCounts, Vec<Finding>)> {
+        let reading = if full { Reading::All } else { Reading::Nothing };
+        let Structure { counts, findings, .. } = self.walk_structure(reading, progress)?;
+        Ok((counts, findings))
+    }
+
+    /// Walks the live tree of the newest version; no finding is made in what is sound. `progress` gets (done, total) inodes.
+    ///
+    /// # Errors
+    /// Only what makes going on impossible; a node or page that cannot be read is a finding like others.
+    pub(crate) fn walk_structure(&self, reading: Reading<'_>, progress: &mut dyn FnMut(u64, u64)) -> Result<Structure> {
+        check::walk_structure(&self.volume, &self.name_key, reading, progress)
     }
 }

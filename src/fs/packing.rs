@@ -1,13 +1,17 @@
-//! Which small files share a page: those of one owner and one compression setting, in the order in which they come.
+//! Where the content of small files lies: in the tree, or on a page that they share. Those of one owner and one compression setting, in the order in which they come.
 
 use std::collections::BTreeMap;
 
-use super::FsOptions;
+use super::types::FsOptions;
 use crate::format::MAX_DATA;
 use crate::format::values::inode_flags;
 
 /// Files up to this many bytes are packed: at four or more a page the blocks that each would round up are worth sharing.
 pub(super) const PACK: u64 = 32 * 1024;
+
+/// Files up to this many bytes are kept in the tree itself. To be decided by measurement (design 3.2): a packed file costs an extent of
+/// 73 bytes and a share of a page, an inline one its bytes in every walk over the inodes.
+pub(super) const INLINE: u64 = 256;
 
 /// Items of one packed page (specification 5.3 bounds the page, `write_packed` the number).
 const PACK_FILES: usize = 256;

@@ -1,4 +1,4 @@
-//! Sets of ranges.
+//! Sets of ranges: joined, and what they leave of another one.
 
 use std::ops::Range;
 
@@ -15,6 +15,22 @@ pub(crate) fn join<T: Copy + Ord>(mut ranges: Vec<Range<T>>) -> Vec<Range<T>> {
     joined
 }
 
+/// The parts of `range` that none of `others`, ascending, overlaps.
+pub(crate) fn gaps(range: Range<u64>, others: impl Iterator<Item = Range<u64>>) -> Vec<Range<u64>> {
+    let mut gaps = Vec::new();
+    let mut at = range.start;
+    for other in others.filter(|other| other.end > range.start && other.start < range.end) {
+        if other.start > at {
+            gaps.push(at..other.start);
+        }
+        at = at.max(other.end);
+    }
+    if at < range.end {
+        gaps.push(at..range.end);
+    }
+    gaps
+}
+
 #[cfg(test)]
 mod tests {
     #![allow(clippy::single_range_in_vec_init)] // a list of ranges that has one
@@ -25,5 +41,14 @@ mod tests {
         assert_eq!(join(vec![7..9, 0..3, 3..4, 1..2, 8..12_u64]), [0..4, 7..12]);
         assert_eq!(join(vec![5..6, 0..9_u32]), [0..9]);
         assert_eq!(join(Vec::<Range<u32>>::new()), []);
+    }
+
+    #[test]
+    fn gaps_are_what_no_other_range_overlaps() {
+        let gaps_in = |range, others: &[Range<u64>]| gaps(range, others.iter().cloned());
+        assert_eq!(gaps_in(10..20, &[0..5, 8..12, 12..14, 15..16, 19..30, 40..41]), [14..15, 16..19]);
+        assert_eq!(gaps_in(10..20, &[]), [10..20]);
+        assert_eq!(gaps_in(10..20, &[5..25]), []);
+        assert_eq!(gaps_in(10..10, &[]), []);
     }
 }

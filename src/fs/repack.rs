@@ -8,22 +8,26 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
+use std::sync::Arc;
 
 use parking_lot::Mutex;
 
+use super::closing::Closing;
 use super::extents::{self, Mapped};
+use super::inode;
 use super::packing::{Packer, SharedPages};
-use super::{FileSystem, inode};
+use super::types::FsOptions;
+use crate::env::Environment;
 use crate::error::{Error, Result};
 use crate::format::values::Extent;
 use crate::format::{Ino, Key, Pointer, kind};
-use crate::txn::{Operation, UnnamedPages, View, WrittenPiece};
+use crate::txn::{Operation, UnnamedPages, View, Volume, WrittenPiece};
 
 /// Seconds of an interval (V3); the manual names the delay.
 const INTERVAL: i64 = 5;
 /// Pages of one step: 1 MiB of content at most.
 const PAGES: usize = 8;
-/// Attempts of `repack_all` for pages that are noted meanwhile.
+/// Attempts of `Repack::all` for pages that are noted meanwhile.
 const ROUNDS: usize = 4;
 /// Records and pages that one step of a search looks at.
 const SEARCH_RECORDS: usize = 4096;
@@ -31,15 +35,17 @@ const SEARCH_PAGES: usize = 64;
 /// Addresses of pages that a search remembers: files that were packed together have neighbouring numbers.
 const LOOKED_AT: usize = 4096;
 
-#[derive(Default)]
 pub(super) struct Repack {
+    volume: Arc<Volume>,
+    environment: Arc<dyn Environment>,
+    options: FsOptions,
     /// Held by whoever repacks: pages that another one took out are not overlooked by a purge.
-    turn: Mutex<Turn>,
+    progress: Mutex<Progress>,
     last_tick: Mutex<i64>,
 }
 
 #[derive(Default)]
-struct Turn {
+struct Progress {
     /// Where the search for pages that nobody noted goes on (Q3).
     search: Option<Key>,
     looked_at: BTreeSet<u64>,
@@ -47,7 +53,7 @@ struct Turn {
     commits: bool,
 }
 
-impl Turn {
+impl Progress {
     fn begin_search(&mut self) {
         self.search = Some(Key::new(1, 0, 0));
         self.looked_at.clear();
@@ -69,66 +75,67 @@ impl Part {
     }
 }
 
-impl FileSystem {
+impl Repack {
+    pub(super) fn new(volume: Arc<Volume>, environment: Arc<dyn Environment>, options: FsOptions) -> Repack {
+        Repack { volume, environment, options, progress: Mutex::default(), last_tick: Mutex::default() }
+    }
+
     /// Has the whole tree searched for pages that the session before noted (Q3).
-    pub(super) fn search_partly_named(&self) {
-        self.repack.turn.lock().begin_search();
+    pub(super) fn begin_search(&self) {
+        self.progress.lock().begin_search();
     }
 
     /// One background step; answers whether there is more to do at once.
-    pub(super) fn repack_step(&self) -> Result<bool> {
-        let Some(mut turn) = self.repack.turn.try_lock() else { return Ok(false) };
+    pub(super) fn step(&self) -> Result<bool> {
+        let Some(mut progress) = self.progress.try_lock() else { return Ok(false) };
         if self.interval_is_over() {
             self.volume.partly_named().tick();
         }
         if self.volume.partly_named().take_overflow() {
-            turn.begin_search();
+            progress.begin_search();
         }
-        let searching = self.volume.partly_named().has_room(SEARCH_PAGES) && self.search_step(&mut turn)?;
+        let searching = self.volume.partly_named().has_room(SEARCH_PAGES) && self.search_step(&mut progress)?;
         let idle = !self.volume.is_dirty();
         let repacked = match self.repack_due() {
             // It is tried again an interval later.
             Err(Error::NoSpace(_)) => false,
             repacked => repacked?,
         };
-        turn.commits |= repacked && idle;
-        if !repacked && std::mem::take(&mut turn.commits) {
+        progress.commits |= repacked && idle;
+        if !repacked && std::mem::take(&mut progress.commits) {
             self.volume.commit()?;
         }
         Ok(searching || repacked)
     }
 
-    /// Repacks all that is noted; with `search` also what nobody noted. Pages that lose a part meanwhile may be left.
-    pub(crate) fn repack_all(&self, search: bool) -> Result<()> {
-        let mut turn = self.repack.turn.lock();
-        if search || self.volume.partly_named().take_overflow() {
-            turn.begin_search();
+    /// Repacks all that is noted; a purge, which ends when closing begins, also what nobody noted. Pages that lose a part meanwhile may be left.
+    pub(super) fn all(&self, purge: Option<&Closing>) -> Result<()> {
+        let go_on = || purge.map_or(Ok(()), Closing::check);
+        let mut progress = self.progress.lock();
+        if purge.is_some() || self.volume.partly_named().take_overflow() {
+            progress.begin_search();
         }
         loop {
             for _ in 0..ROUNDS {
                 self.volume.partly_named().hurry();
                 while self.repack_due()? {
-                    if search {
-                        self.closing.check()?;
-                    }
+                    go_on()?;
                 }
                 if self.volume.partly_named().is_empty() {
                     break;
                 }
             }
-            if turn.search.is_none() {
+            if progress.search.is_none() {
                 return Ok(());
             }
-            self.search_step(&mut turn)?;
-            if search {
-                self.closing.check()?;
-            }
+            self.search_step(&mut progress)?;
+            go_on()?;
         }
     }
 
     fn interval_is_over(&self) -> bool {
         let now = self.environment.now().seconds;
-        let mut last = self.repack.last_tick.lock();
+        let mut last = self.last_tick.lock();
         // A clock that was set back must not stop it.
         let over = now < *last || now - *last >= INTERVAL;
         if over {
@@ -138,8 +145,8 @@ impl FileSystem {
     }
 
     /// Looks at the next records, and at the packed pages that they name; answers whether there are more.
-    fn search_step(&self, turn: &mut Turn) -> Result<bool> {
-        let Some(from) = turn.search else { return Ok(false) };
+    fn search_step(&self, progress: &mut Progress) -> Result<bool> {
+        let Some(from) = progress.search else { return Ok(false) };
         let state = self.volume.state();
         let view = self.volume.view(&state);
         let (mut pages, mut records, mut next) = (Vec::new(), 0, None);
@@ -147,7 +154,7 @@ impl FileSystem {
             records += 1;
             if key.kind == kind::EXTENT {
                 let extent = Extent::decode(value)?;
-                if extents::may_be_packed(key.sub, &extent) && turn.looked_at.insert(extent.page.run.address) {
+                if extents::may_be_packed(key.sub, &extent) && progress.looked_at.insert(extent.page.run.address) {
                     pages.push(extent.page);
                 }
             }
@@ -159,7 +166,7 @@ impl FileSystem {
         });
         if let Err(error) = found {
             // It would fail there every time.
-            turn.search = None;
+            progress.search = None;
             return Err(error);
         }
         for page in pages {
@@ -170,10 +177,10 @@ impl FileSystem {
                 Err(error) => return Err(error),
             }
         }
-        if turn.looked_at.len() > LOOKED_AT {
-            turn.looked_at.clear();
+        if progress.looked_at.len() > LOOKED_AT {
+            progress.looked_at.clear();
         }
-        turn.search = next;
+        progress.search = next;
         Ok(next.is_some())
     }
 
@@ -215,9 +222,9 @@ impl FileSystem {
         let mut moved = Vec::new();
         for page in self.content_left(pages)? {
             // Room for each by itself, which is what free space in fragments takes.
-            let mut room = self.volume.reserve_data(page.bytes as u64, page.items.len() as u64 + 1)?;
+            let mut reserved = self.volume.reserve_data(page.bytes as u64, page.items.len() as u64 + 1)?;
             let content: Vec<_> = page.items.iter().map(|(part, bytes)| (part.ino, part.offset, &bytes[..])).collect();
-            written.absorb(self.volume.write_packed(&mut room, &content, page.compress)?);
+            written.absorb(self.volume.write_packed(&mut reserved, &content, page.compress)?);
             moved.extend(page.items.into_iter().map(|(part, _)| part));
         }
         if moved.is_empty() {

@@ -1,32 +1,21 @@
-//! Writes the frames of a large layer on several threads at once: whoever waits for a commit waits for all processors, not for one.
+//! Writes many pages on several threads at once: whoever waits for a commit waits for all processors, not for one.
 
 use std::thread;
 
 use parking_lot::Mutex;
 
-use super::batch::Plan;
-use super::layer::Frame;
-use super::plan::Planner;
 use crate::error::{Error, Result};
-use crate::format::values::InodeValue;
-use crate::txn::{Reservation, UnnamedPages};
-
-/// Frames for each thread at least: one takes 20 us and more, starting a thread about 50.
-const ENOUGH: usize = 32;
-
-/// Frames that a thread takes at once.
-const STRIDE: usize = 8;
+use crate::txn::Reservation;
 
 /// More threads would wait for the space map and for the host.
 const MOST: usize = 8;
 
 /// What the threads share.
-struct Work<'a> {
+struct Work<'r, R> {
     next: usize,
-    room: &'a mut Option<Reservation>,
-    written: &'a mut UnnamedPages,
-    /// By the index of the first frame.
-    done: Vec<(usize, Plan)>,
+    reserved: &'r mut Option<Reservation>,
+    /// By the index of the first job.
+    done: Vec<(usize, R)>,
     failed: Option<Error>,
 }
 
@@ -35,64 +24,50 @@ pub(super) fn processors() -> usize {
     thread::available_parallelism().map_or(1, |count| count.get().min(MOST))
 }
 
-/// As [`Planner::frame`] for each of the frames, ascending.
-pub(super) fn write_frames(
-    planner: &mut Planner<'_>,
-    plan: &mut Plan,
-    inode: &InodeValue,
-    frames: &[(u64, &Frame)],
-) -> Result<()> {
-    let threads = planner.threads.min(frames.len() / ENOUGH);
-    if threads < 2 {
-        return frames.iter().try_for_each(|(number, frame)| planner.frame(plan, inode, *number, frame));
-    }
-    let (volume, options, view) = (planner.volume, planner.options, planner.view);
-    let (room, written) = (&mut *planner.room, &mut planner.written);
-    let shared = Mutex::new(Work { next: 0, room, written, done: Vec::new(), failed: None });
-    let (ino, end) = (plan.ino, plan.end);
-    let seal = || {
+/// Does all `jobs` on up to so many threads, each taking `stride` jobs at once with the groups of `reserved` that `share` says; what is left of them
+/// comes back. Answers in the order of the jobs; after an error no more are begun.
+pub(super) fn spread<J: Sync, R: Send>(
+    threads: usize,
+    stride: usize,
+    jobs: &[J],
+    reserved: &mut Option<Reservation>,
+    share: impl Fn(&J) -> u64 + Sync,
+    work: impl Fn(&[J], &mut Option<Reservation>) -> Result<R> + Sync,
+) -> Result<Vec<R>> {
+    let shared = Mutex::new(Work { next: 0, reserved, done: Vec::new(), failed: None });
+    let run = || {
         loop {
-            let mut work = shared.lock();
-            let first = work.next;
-            if work.failed.is_some() || first >= frames.len() {
+            let mut state = shared.lock();
+            let first = state.next;
+            if state.failed.is_some() || first >= jobs.len() {
                 return;
             }
-            let mine = &frames[first..(first + STRIDE).min(frames.len())];
-            work.next = first + mine.len();
-            let held = mine.iter().map(|(_, frame)| frame.held).sum();
-            let mut room = work.room.as_mut().map(|room| room.split(held));
-            drop(work);
-            let mut part = Plan::new(ino, end);
-            let written = UnnamedPages::new(volume);
-            let mut own = Planner { volume, options, view, room: &mut room, threads: 1, written };
-            let result = mine.iter().try_for_each(|(number, frame)| own.frame(&mut part, inode, *number, frame));
-            let written = own.written;
-            let mut work = shared.lock();
-            work.written.absorb(written);
-            if let (Some(all), Some(left)) = (work.room.as_mut(), room) {
+            let mine = &jobs[first..(first + stride).min(jobs.len())];
+            state.next = first + mine.len();
+            let groups = mine.iter().map(&share).sum();
+            let mut reserved = state.reserved.as_mut().map(|reserved| reserved.split(groups));
+            drop(state);
+            let result = work(mine, &mut reserved);
+            let mut state = shared.lock();
+            if let (Some(all), Some(left)) = (state.reserved.as_mut(), reserved) {
                 all.absorb(left);
             }
             match result {
-                Ok(()) => work.done.push((first, part)),
-                Err(error) => drop(work.failed.get_or_insert(error)),
+                Ok(done) => state.done.push((first, done)),
+                Err(error) => drop(state.failed.get_or_insert(error)),
             }
         }
     };
     thread::scope(|scope| {
         // This thread is one of them, and does the work of those that cannot be started.
         for _ in 1..threads {
-            if thread::Builder::new().name("sealer".into()).spawn_scoped(scope, seal).is_err() {
+            if thread::Builder::new().name("sealer".into()).spawn_scoped(scope, run).is_err() {
                 break;
             }
         }
-        seal();
+        run();
     });
     let Work { mut done, failed, .. } = shared.into_inner();
     done.sort_unstable_by_key(|(first, _)| *first);
-    for (_, part) in done {
-        plan.pieces.extend(part.pieces);
-        plan.cuts += part.cuts;
-        plan.fills |= part.fills;
-    }
-    failed.map_or(Ok(()), Err)
+    failed.map_or_else(|| Ok(done.into_iter().map(|(_, done)| done).collect()), Err)
 }

@@ -151,3 +151,14 @@ pub enum SyncProfile {
     Periodic,
     Always,
 }
+
+/// How a file system is opened.
+#[derive(Clone, Copy, Debug)]
+pub struct FsOptions {
+    /// Bytes of staged file data at most.
+    pub staged_bytes: u64,
+    pub sync: SyncProfile,
+    /// Pack small files into shared pages.
+    pub pack: bool,
+    pub compress: bool,
+}

@@ -13,7 +13,7 @@ pub(crate) use latch::Latch;
 pub(crate) use ring::AuthenticRecord;
 
 use cache::PartCache;
-use unsynced::Unsynced;
+use unsynced::{BarrierFollows, Unsynced};
 
 use crate::error::{CacheUse, Error, Result};
 use crate::format::page::PageKind;
@@ -110,6 +110,23 @@ impl Pager {
             Error::NoSpace(_) => error,
             error => self.latch.set(doing, error),
         })
+    }
+
+    /// Waits until everything written before is on the medium; a failure latches.
+    pub(crate) fn barrier(&self) -> Result<()> {
+        self.unsynced.reset();
+        self.latch.check()?;
+        self.storage.barrier().map_err(|e| self.latch.set("making writes durable", e))
+    }
+
+    /// Counts `bytes` of file data that were written, and bounds with an early barrier what the next one has to wait for.
+    pub(crate) fn bound_unsynced(&self, bytes: u64) -> Result<()> {
+        self.unsynced.count(bytes, || self.barrier())
+    }
+
+    /// No early barrier is made until the answer is dropped: the caller, who holds what other writers need, makes one afterwards.
+    pub(crate) fn barrier_follows(&self) -> BarrierFollows<'_> {
+        self.unsynced.barrier_follows()
     }
 
     /// Another program cut, replaced or removed the file: what is written to it from here on would be lost, or hide the damage.

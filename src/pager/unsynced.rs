@@ -4,7 +4,6 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 
-use super::Pager;
 use crate::error::Result;
 
 /// Written bytes that no barrier covered, at most: what an fsync of a small file may have to wait for.
@@ -20,7 +19,7 @@ pub(super) struct Unsynced {
     follows: AtomicBool,
 }
 
-/// See [`Pager::barrier_follows`].
+/// See [`Unsynced::barrier_follows`].
 pub(crate) struct BarrierFollows<'p>(&'p AtomicBool);
 
 impl Drop for BarrierFollows<'_> {
@@ -29,33 +28,27 @@ impl Drop for BarrierFollows<'_> {
     }
 }
 
-impl Pager {
-    /// Waits until everything written before is on the medium; a failure latches.
-    pub(crate) fn barrier(&self) -> Result<()> {
-        self.unsynced.bytes.store(0, Ordering::Relaxed);
-        self.latch.check()?;
-        self.storage.barrier().map_err(|e| self.latch.set("making writes durable", e))
+impl Unsynced {
+    /// A barrier is made that covers all that was counted until now.
+    pub(super) fn reset(&self) {
+        self.bytes.store(0, Ordering::Relaxed);
     }
 
     /// Until the answer is dropped nobody makes an early barrier: the caller holds the writers' lock, which the others need to go on, writes a bounded
     /// amount, and makes a barrier of its own afterwards. Should it fail before that, the bytes still count.
-    pub(crate) fn barrier_follows(&self) -> BarrierFollows<'_> {
-        self.unsynced.follows.store(true, Ordering::Release);
-        BarrierFollows(&self.unsynced.follows)
+    pub(super) fn barrier_follows(&self) -> BarrierFollows<'_> {
+        self.follows.store(true, Ordering::Release);
+        BarrierFollows(&self.follows)
     }
 
     /// Counts `bytes` of file data that were written, and makes an early barrier when they are too many.
-    pub(crate) fn bound_unsynced(&self, bytes: u64) -> Result<()> {
-        let Unsynced { bytes: counted, early, follows } = &self.unsynced;
-        let sum = counted.fetch_add(bytes, Ordering::Relaxed) + bytes;
-        if sum < LIMIT || follows.load(Ordering::Acquire) {
+    pub(super) fn count(&self, bytes: u64, barrier: impl FnOnce() -> Result<()>) -> Result<()> {
+        let sum = self.bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        if sum < LIMIT || self.follows.load(Ordering::Acquire) {
             return Ok(());
         }
         // One thread waits for the medium; others go on until twice the bound.
-        let guard = if sum < 2 * LIMIT { early.try_lock() } else { Some(early.lock()) };
-        if guard.is_some() && counted.load(Ordering::Relaxed) >= LIMIT {
-            self.barrier()?;
-        }
-        Ok(())
+        let guard = if sum < 2 * LIMIT { self.early.try_lock() } else { Some(self.early.lock()) };
+        if guard.is_some() && self.bytes.load(Ordering::Relaxed) >= LIMIT { barrier() } else { Ok(()) }
     }
 }

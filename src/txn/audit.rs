@@ -7,17 +7,16 @@ use super::allocator::Allocator;
 use super::commit::Chain;
 use super::finding::{Finding, FindingKind, Severity};
 use super::kept::{snapshot_tree, snapshots_of};
+use super::medium::Medium;
 use super::recovery::in_space;
 use super::references;
 use super::state::State;
 use super::strays::find_strays;
-use crate::btree::{LostNode, NodeStore, Tree};
+use crate::btree::{LostNode, Tree};
 use crate::error::{Error, Result};
-use crate::format::record::CommitRecord;
 use crate::format::space::{REGION_WORDS, RegionBits};
 use crate::format::values::{DeadValue, Extent, ReferenceValue};
 use crate::format::{Key, Pointer, REGION_BLOCKS, Run, TreeId, kind};
-use crate::pager::Pager;
 
 /// Findings reported at most; a broken archive would otherwise fill the memory with sentences.
 const MAX_FINDINGS: usize = 1000;
@@ -49,7 +48,7 @@ struct Census {
 /// What an audit found.
 pub(crate) struct Audit {
     pub(crate) findings: Vec<Finding>,
-    /// Losses in the tree of files and in file data, which `FileSystem::check_structure` tells with inodes and paths.
+    /// Losses in the tree of files and in file data, which `FileSystem::walk_structure` tells with inodes and paths.
     pub(crate) of_files: Vec<Finding>,
     pub(crate) data: DataPages,
 }
@@ -137,9 +136,7 @@ impl Census {
 /// The trees of one version, and what they are compared with.
 pub(super) struct Auditor<'v> {
     pub(super) allocator: &'v Allocator,
-    pub(super) store: &'v NodeStore,
-    pub(super) pager: &'v Pager,
-    pub(super) durable: Arc<CommitRecord>,
+    pub(super) medium: &'v Medium,
     pub(super) state: Arc<State>,
 }
 
@@ -151,7 +148,7 @@ impl Auditor<'_> {
         let tree = self.allocator.tree();
         let total = self.allocator.total();
         self.walk_nodes(&tree, TreeId::Space, total, &mut census)?;
-        find_strays(self.store, &self.state, &tree, &mut |finding| census.find(finding))?;
+        find_strays(&self.medium.store, &self.state, &tree, &mut |finding| census.find(finding))?;
         let compared = self.compare_space(&mut census);
         report(compared, FindingKind::Space, &mut census)?;
         let compared = self.compare_counts(&mut census);
@@ -167,7 +164,7 @@ impl Auditor<'_> {
     fn walk_nodes(&self, tree: &Tree, id: TreeId, total: u64, census: &mut Census) -> Result<()> {
         let mut lost = Vec::new();
         tree.visit_pages(
-            self.store,
+            &self.medium.store,
             &mut |pointer, _| {
                 census.mark(pointer.run, total);
                 Ok(())
@@ -205,7 +202,7 @@ impl Auditor<'_> {
             }
             Ok(())
         };
-        trees.live.scan_surviving(self.store, extents, &mut |_| Ok(()))?;
+        trees.live.scan_surviving(&self.medium.store, extents, &mut |_| Ok(()))?;
         let dead = &mut |key: Key, value: &[u8]| {
             if key.kind == kind::DEAD {
                 match DeadValue::decode(value) {
@@ -218,7 +215,7 @@ impl Auditor<'_> {
             }
             Ok(())
         };
-        trees.references.scan_surviving(self.store, dead, &mut |_| Ok(()))
+        trees.references.scan_surviving(&self.medium.store, dead, &mut |_| Ok(()))
     }
 
     fn compare_space(&self, census: &mut Census) -> Result<()> {
@@ -251,7 +248,7 @@ impl Auditor<'_> {
         let mut wrong = Vec::new();
         let find = |severity, text: String, block| Finding::new(FindingKind::Count, severity, text).at_block(block);
         for (address, page) in &census.pages {
-            let count = references::count(tree, self.store, *address)?;
+            let count = references::count(tree, &self.medium.store, *address)?;
             let named = page.names;
             if count != named && !census.incomplete {
                 let text = format!("page is counted wrong: block={address} record={count} found={named}");
@@ -288,7 +285,7 @@ impl Auditor<'_> {
             }
             Ok(())
         };
-        tree.scan_surviving(self.store, counts, &mut |_| Ok(()))?;
+        tree.scan_surviving(&self.medium.store, counts, &mut |_| Ok(()))?;
         wrong.sort_by_key(|finding| finding.block);
         wrong.into_iter().for_each(|finding| census.find(finding));
         Ok(())
@@ -319,7 +316,7 @@ impl Auditor<'_> {
 
     /// Answers how many bytes of file data it has.
     fn open_data_page(&self, pointer: &Pointer) -> Result<u32> {
-        let opened = self.pager.open_page(pointer)?;
+        let opened = self.medium.pager.open_page(pointer)?;
         if !opened.prologue.has_cells() {
             return Err(Error::damaged(format!("page of another kind: block={}", pointer.run.address)));
         }
@@ -333,7 +330,7 @@ impl Auditor<'_> {
     /// Every page of a kept root must still be in use.
     fn check_snapshots(&self, census: &mut Census, total: u64) -> Result<()> {
         let find = |severity, text: String| Finding::new(FindingKind::Snapshot, severity, text);
-        for (id, snapshot) in snapshots_of(&self.state, self.store)? {
+        for (id, snapshot) in snapshots_of(&self.state, &self.medium.store)? {
             if id >= self.state.counters.next_snapshot {
                 let text = format!("snapshot {id} has a number that was not yet given out");
                 census.find(find(Severity::Wrong, text));
@@ -344,7 +341,7 @@ impl Auditor<'_> {
             let tree = snapshot_tree(&snapshot);
             let (mut runs, mut lost) = (Vec::new(), Vec::new());
             tree.visit_pages(
-                self.store,
+                &self.medium.store,
                 &mut |pointer, _| {
                     runs.push(pointer.run);
                     Ok(())
@@ -364,7 +361,7 @@ impl Auditor<'_> {
                 }
                 Ok(())
             };
-            let scanned = tree.scan_surviving(self.store, extents, &mut |_| Ok(()));
+            let scanned = tree.scan_surviving(&self.medium.store, extents, &mut |_| Ok(()));
             report(scanned, FindingKind::Snapshot, census)?;
             for run in runs {
                 let whole = run.is_page_space(total) && (run.address..run.end()).all(|block| census.has(block));
@@ -389,7 +386,7 @@ impl Auditor<'_> {
         // The old map's own pages are given up; they wait like everything that the next commit replaces.
         let mut old = Vec::new();
         self.allocator.give_up_map().visit_pages(
-            self.store,
+            &self.medium.store,
             &mut |pointer, _| {
                 old.push(pointer.run);
                 Ok(())
@@ -400,7 +397,7 @@ impl Auditor<'_> {
             },
         )?;
         // What a record says to be free, and what the old map says of itself, is free only where no tree has a page.
-        let (allocator, durable, total) = (self.allocator, &self.durable, self.allocator.total());
+        let (allocator, durable, total) = (self.allocator, self.medium.versions.durable(), self.allocator.total());
         let free = |run: &Run| in_space(*run, total) && !census.uses(*run);
         allocator.recover_waiting(durable.generation, durable.freed.iter().copied().filter(free).collect());
         allocator.recover_waiting(durable.generation, old.into_iter().filter(free).collect());

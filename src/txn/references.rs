@@ -31,60 +31,15 @@ pub(crate) fn count(tree: &Tree, store: &NodeStore, block: u64) -> Result<u64> {
     })
 }
 
-/// Sets the count of the page at `run` (1 = no record), splitting and joining the records around it.
-fn set_count(tree: &mut Tree, store: &NodeStore, edits: &mut Edits, run: Run, count: u64) -> Result<()> {
-    let count = u32::try_from(count).map_err(|_| Error::TooManyLinks)?;
-    let mut put = |tree: &mut Tree, start: u64, end: u64, count: u32| -> Result<()> {
-        if end > start && count >= 2 {
-            let value = ReferenceValue { run_blocks: (end - start) as u32, count };
-            tree.insert(store, edits, key(start), &value.encode())?;
-        }
-        Ok(())
-    };
-    let (mut start, mut end) = (run.address, run.end());
-    if let Some((first, value)) = floor(tree, store, run.address)? {
-        let last = first.saturating_add(u64::from(value.run_blocks));
-        if last > run.address {
-            // Cut the covering record; what is left of it keeps its count.
-            if first < run.address {
-                put(tree, first, run.address, value.count)?;
-            }
-            put(tree, run.end(), last, value.count)?;
-        }
-    }
-    tree.remove(store, edits, key(run.address))?;
-    if count < 2 {
-        return Ok(());
-    }
-    // Join with equal neighbours, so that a cloned sequential file needs few records.
-    if start > 0
-        && let Some((first, value)) = floor(tree, store, start - 1)?
-        && first.checked_add(u64::from(value.run_blocks)) == Some(start)
-        && value.count == count
-        && end - first <= u64::from(u32::MAX)
-    {
-        start = first;
-    }
-    let after = tree.get(store, key(end), ReferenceValue::decode)?;
-    if let Some(value) = after
-        && value.count == count
-        && end - start + u64::from(value.run_blocks) <= u64::from(u32::MAX)
-    {
-        tree.remove(store, edits, key(end))?;
-        end += u64::from(value.run_blocks);
-    }
-    let value = ReferenceValue { run_blocks: (end - start) as u32, count };
-    tree.insert(store, edits, key(start), &value.encode())?;
-    Ok(())
-}
-
 /// The number after `number`. Only a hostile record has one that leaves none.
 pub(super) fn following(number: u64) -> Result<u64> {
     number.checked_add(1).ok_or_else(|| Error::damaged("numbers of a counter are used up"))
 }
 
-/// Adds to the count of every page in `blocks`, which are whole pages: as many record changes as counts differ there, however many pages.
-fn raise(tree: &mut Tree, store: &NodeStore, edits: &mut Edits, blocks: Run, more: u32) -> Result<()> {
+/// Gives every page in `blocks`, which are whole pages, the count that `of` makes of the one it has: as many record changes as counts differ there,
+/// however many pages. Records are split at both ends, and joined where they say the same, so that a cloned sequential file needs few. A count of 1
+/// has no record.
+fn change(tree: &mut Tree, store: &NodeStore, edits: &mut Edits, blocks: Run, of: impl Fn(u64) -> u64) -> Result<()> {
     let (start, end) = (blocks.address, blocks.end());
     let old = records_around(tree, store, start, end)?;
     let mut new: Vec<Counted> = Vec::with_capacity(old.len() + 2);
@@ -94,21 +49,21 @@ fn raise(tree: &mut Tree, store: &NodeStore, edits: &mut Edits, blocks: Run, mor
         if from >= to {
             // A neighbour, or what has nothing of the range.
             if record.start >= end {
-                push(&mut new, at, end, 1 + u64::from(more))?;
+                push(&mut new, at, end, of(1))?;
                 at = end;
             }
             push(&mut new, record.start, record.end, record.count)?;
             continue;
         }
         push(&mut new, record.start, from, record.count)?;
-        push(&mut new, at, from, 1 + u64::from(more))?;
-        push(&mut new, from, to, record.count + u64::from(more))?;
+        push(&mut new, at, from, of(1))?;
+        push(&mut new, from, to, of(record.count))?;
         at = to;
         push(&mut new, to, record.end, record.count)?;
     }
     // Behind a record that reaches beyond the range nothing is left of it.
     if at < end {
-        push(&mut new, at, end, 1 + u64::from(more))?;
+        push(&mut new, at, end, of(1))?;
     }
     let at_start = |records: &[Counted], start: u64| {
         records.binary_search_by_key(&start, |record| record.start).ok().map(|at| records[at])
@@ -134,7 +89,7 @@ struct Counted {
 
 /// Appends a record that starts where the last one ends or later; joins the two when they say the same.
 fn push(records: &mut Vec<Counted>, start: u64, end: u64, count: u64) -> Result<()> {
-    if start >= end {
+    if start >= end || count < 2 {
         return Ok(());
     }
     if u32::try_from(count).is_err() {
@@ -176,7 +131,7 @@ impl Operation<'_> {
     }
 
     fn set_count_of(&mut self, run: Run, count: u64) -> Result<()> {
-        set_count(&mut self.trees.references, self.store, &mut self.global_edits, run, count)
+        change(&mut self.trees.references, self.store, &mut self.global_edits, run, |_| count)
     }
 
     /// A page just written (`UnnamedPages`, `Volume::write_framed`) is now named by `extents` (>= 1) extents.
@@ -238,7 +193,9 @@ impl Operation<'_> {
         }
         for (blocks, more) in joined {
             self.changed = true;
-            raise(&mut self.trees.references, self.store, &mut self.global_edits, blocks, more)?;
+            change(&mut self.trees.references, self.store, &mut self.global_edits, blocks, |count| {
+                count + u64::from(more)
+            })?;
         }
         Ok(())
     }

@@ -101,8 +101,8 @@ impl Shortage {
     /// it keeps others out until the answer is dropped.
     pub(super) fn await_operation(&self, records: u64, essential: bool) -> Result<Option<Queued<'_>>> {
         // When this does not suffice the operation itself finds out exactly.
-        let quads = (records * 3 + LEAST).min(256);
-        let enough = || self.allocator.has_groups(quads, keep_of(essential));
+        let groups = (records * 3 + LEAST).min(256);
+        let enough = || self.allocator.has_groups(groups, keep_of(essential));
         if !essential {
             return self.in_turn(&enough).map(|(_, queued)| queued);
         }
@@ -111,11 +111,11 @@ impl Shortage {
     }
 
     /// Promises groups for data that comes in addition.
-    pub(super) fn reserve(&self, quads: u64) -> Result<Reservation> {
-        if !self.have_room(&|| self.allocator.reserve(quads, keep_of(false)))? {
+    pub(super) fn reserve(&self, groups: u64) -> Result<Reservation> {
+        if !self.have_room(&|| self.allocator.reserve(groups, keep_of(false)))? {
             return Err(Error::NoSpace("the archive cannot grow".into()));
         }
-        Ok(self.allocator.reserved(quads))
+        Ok(self.allocator.reserved(groups))
     }
 
     /// Whether there is `enough`, which may take of it; waits for room that is on its way.

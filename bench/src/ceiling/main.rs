@@ -15,6 +15,7 @@ use fuser::{Session, SessionACL};
 use lockbox_fuse::exit::Failure;
 use lockbox_fuse::kernel;
 use lockbox_fuse::mount::{self, Mount};
+use lockbox_host::point::Point;
 use nix::mount::MsFlags;
 use nix::sys::signal::{SigSet, Signal};
 use std::os::unix::fs::MetadataExt;
@@ -56,9 +57,9 @@ fn run(arguments: &Arguments) -> Result<(), Failure> {
     let stop_at = point.clone();
     thread::spawn(move || {
         while signals.wait().is_ok() {
-            // Detached when busy: this one has nothing to lose.
-            if mount::unmount(&stop_at, false).is_err() {
-                let _ = mount::unmount(&stop_at, true);
+            // Also when busy: this one has nothing to lose.
+            if let Ok(held) = Point::of(&stop_at) {
+                let _ = mount::detach(&held, &stop_at);
             }
         }
     });

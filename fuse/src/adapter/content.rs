@@ -4,9 +4,9 @@ use fuser::{INodeNo, Request, WriteFlags};
 use lockbox::Result;
 use lockbox::fs::SetAttributes;
 
-use super::convert::{self, Allocation};
 use super::reply::MAX_COPY;
 use super::{Adapter, ino};
+use crate::convert::{self, Allocation};
 
 impl Adapter {
     pub(super) fn write_content(&self, number: INodeNo, offset: u64, data: &[u8], flags: WriteFlags) -> Result<()> {
@@ -14,7 +14,7 @@ impl Adapter {
         let set = SetAttributes { kill_set_id: true, brings_times: true, ..SetAttributes::default() };
         let ready = if kill { self.fs.set_attributes(ino(number), &set).map(drop) } else { Ok(()) };
         let written = ready.and_then(|()| self.fs.write(ino(number), offset, data));
-        self.content_changed(number, kill);
+        self.cache.content_changed(&self.fs, number, kill);
         written
     }
 
@@ -36,7 +36,7 @@ impl Adapter {
                 self.fs.allocate(file, offset, length, keep_size, kill, self.host_free())
             }
         });
-        self.content_changed(number, kill);
+        self.cache.content_changed(&self.fs, number, kill);
         done
     }
 
@@ -50,7 +50,7 @@ impl Adapter {
     ) -> Result<u64> {
         let kill = request.uid() != 0;
         let copied = self.fs.copy_range(ino(source), from, ino(target), to, length.min(MAX_COPY.into()), kill);
-        self.content_changed(target, kill);
+        self.cache.content_changed(&self.fs, target, kill);
         copied
     }
 }

@@ -10,10 +10,11 @@ use fuser::{FileHandle, INodeNo, OpenFlags, ReplyDirectory, ReplyDirectoryPlus};
 use lockbox::{Error, Result};
 use parking_lot::Mutex;
 
-use super::notices::notes_access;
+use super::context::GENERATION;
 use super::reply::full;
-use super::served::{FOR_EVER, GENERATION};
-use super::{Adapter, convert, ino};
+use super::{Adapter, ino, notes_access};
+use crate::convert;
+use crate::kernel_cache::FOR_EVER;
 
 const SHARDS: u64 = 16;
 
@@ -57,7 +58,7 @@ impl Listings {
 impl Adapter {
     pub(super) fn begin_listing(&self, directory: INodeNo, flags: OpenFlags) -> Result<FileHandle> {
         let bound = self.fs.directory_bound(ino(directory))?;
-        self.shared.activity.directory_opened();
+        self.activity.directory_opened();
         if notes_access(flags) {
             self.note_access(directory);
         }
@@ -110,18 +111,18 @@ impl Adapter {
             any = true;
             // One time counts for the name and the attributes, and names are kept for ever. The kernel drops attributes that were
             // asked for before it was told to forget them.
-            if self.shared.writers.has(a.ino.0) {
-                self.take_attributes(INodeNo(a.ino.0));
+            if self.cache.has_writer(a.ino.0) {
+                self.cache.invalidate_attributes(INodeNo(a.ino.0));
             }
             let name = OsStr::from_bytes(entry.name);
-            full(reply.add(INodeNo(a.ino.0), entry.cookie, name, &FOR_EVER, &self.shared.told(a), GENERATION))
+            full(reply.add(INodeNo(a.ino.0), entry.cookie, name, &FOR_EVER, &self.cache.told(a), GENERATION))
         });
         or_the_others(listed, any, directory)
     }
 
     pub(super) fn end_listing(&self, handle: FileHandle) {
         self.listings.close(handle.0);
-        self.shared.activity.directory_closed();
+        self.activity.directory_closed();
     }
 }
 

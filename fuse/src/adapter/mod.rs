@@ -1,28 +1,4 @@
-//! One kernel request, one call of the core, one reply; no policy.
-//!
-//! # Rules of the writeback cache
-//! F1  The kernel owns size, mtime and ctime of regular files: a WRITE touches no times, SETATTR stores what it is given.
-//! F2  A cached WRITE carries any open handle and no credentials: handle modes and O_APPEND are never looked at, and a
-//!     handle opened for writing only receives READs.
-//! F3  The kernel holds dirty pages of an inode only while the inode has a writer.
-//! F4  After the unlink of a last name it still brings the times of the file that is gone. They are accepted: it would
-//!     keep an error for the next syncfs(2), which would fail though nothing is wrong.
-//! F5  Every name is answered for ever, a missing one too: nobody but the kernel changes names. A missing name that
-//!     expires is dropped by whoever looks it up while another creates it; the new file's inode then goes with its last
-//!     close, and an answer to a LOOKUP that was given before the last WRITE brings it back with the size of then, which
-//!     the kernel trusts (F1): the next append would overwrite. Attributes expire on their own.
-//! F6  Who opens a name looks it up first and opens the inode then. A rename in between must not end the file that was
-//!     found: ESTALE makes the kernel look once more, but the next rename may be as quick. So a file whose last name a
-//!     rename took is held open until FORGET, which the kernel sends when it drops the inode.
-//! F7  A count of 0 blocks says that a file has no data, and backup programs believe it (GNU tar -S stores zeros). Of dirty
-//!     pages (F3) only the kernel knows, and it does not count them: so an inode with a writer has one block at least.
-//! F8  It stamps mtime and ctime of a regular file in memory when it asks for a change of content, and stores them later if they are
-//!     not what it stored before. So nobody else stamps them then: that would stay behind what it has stored already. It reads what it
-//!     stores before it asks, without waiting for a truncate(2) or touch(1) under way, so older times may come after newer ones: they
-//!     change nothing. It stores them by a handle, and utimensat(2) sets others without one. What is stamped here is in order with the kernel's stamps (`Environment::stamp`).
-//! F9  A directory that was removed is still there for whoever works in it, has it open or holds a path to it: of these the kernel tells
-//!     nothing but FORGET. So it is held open until then, as in F6. What may be asked of it is its attributes; the kernel answers
-//!     by itself that nothing is in it and nothing can be made there.
+//! One kernel request, one call of the core, one reply. What the kernel caches of the replies is the subject of [`crate::kernel_cache`].
 //!
 //! The kernel's inode number is the core's and numbers are never reused, so there is no lookup table, FORGET means
 //! nothing but F6 and F9, and the generation is 0, which also makes NFS handles valid for ever.
@@ -30,23 +6,15 @@
 mod activity;
 mod caller;
 mod content;
-mod convert;
-mod departed;
-mod doubt;
+mod context;
 mod listings;
-mod nameless;
-mod notices;
 mod privileges;
 mod reply;
 mod seek;
-mod served;
 mod syncs;
-mod times;
-mod writers;
 
 pub use activity::Activity;
-pub use served::{Adapter, Shared};
-pub use writers::Writers;
+pub use context::Adapter;
 
 use std::cell::RefCell;
 use std::ffi::OsStr;
@@ -56,19 +24,20 @@ use std::path::Path;
 use std::time::SystemTime;
 
 use crate::errno::errno;
-use crate::kernel;
+use crate::kernel_cache::FOR_EVER;
 use crate::pace::LONG_BYTES;
+use crate::{convert, kernel};
 use caller::Caller;
+use context::GENERATION;
 use fuser::{
     BsdFileFlags, CopyFileRangeFlags, Errno, FileHandle, FopenFlags, INodeNo, IoctlFlags, KernelConfig, LockOwner,
-    OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty,
-    ReplyEntry, ReplyIoctl, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
+    OpenAccMode, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus,
+    ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow,
+    WriteFlags,
 };
 use lockbox::Error;
 use lockbox::fs::{Creator, SetAttributes, SyncProfile, mode};
-use notices::{notes_access, writes};
 use reply::{reply_copied, reply_empty, reply_xattr};
-use served::{FOR_EVER, GENERATION};
 
 const STATFS_BLOCK: u32 = 4096;
 
@@ -84,6 +53,15 @@ fn ino(number: INodeNo) -> lockbox::format::Ino {
 /// With DONT_MASK the umask is ours to apply.
 fn creator(request: &Request, umask: u32) -> Creator {
     Creator { uid: request.uid(), gid: request.gid(), umask: Some(umask) }
+}
+
+fn writes(flags: OpenFlags) -> bool {
+    flags.acc_mode() != OpenAccMode::O_RDONLY
+}
+
+/// Whether an open counts as access.
+fn notes_access(flags: OpenFlags) -> bool {
+    flags.acc_mode() != OpenAccMode::O_WRONLY && flags.0 & nix::libc::O_NOATIME == 0
 }
 
 impl fuser::Filesystem for Adapter {
@@ -103,7 +81,10 @@ impl fuser::Filesystem for Adapter {
 
     fn getattr(&self, _: &Request, number: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
         let _turn = self.begin();
-        self.answer_attributes(number, reply);
+        match self.cache.attributes(&self.fs, number) {
+            Ok((attributes, lifetime)) => reply.attr(&lifetime, &attributes),
+            Err(error) => reply.error(errno(&error)),
+        }
     }
 
     fn setattr(
@@ -135,10 +116,9 @@ impl fuser::Filesystem for Adapter {
             ctime: ctime.map(|time| convert::set_time(TimeOrNow::SpecificTime(time))),
             ..SetAttributes::default()
         };
-        let outcome = self.with_set_id(request, ino(number), set).and_then(|set| {
-            let changed = self.shared.set_attributes(&self.fs, ino(number), &set, handle.is_some());
-            departed::accept_times(changed, ino(number), &set)
-        });
+        let outcome = self
+            .with_set_id(request, ino(number), set)
+            .and_then(|set| self.cache.set_attributes(&self.fs, ino(number), &set, handle.is_some()));
         self.reply_attributes(outcome, reply);
     }
 
@@ -166,7 +146,7 @@ impl fuser::Filesystem for Adapter {
         let _turn = self.begin_change();
         let rdev = convert::from_kernel_device(rdev);
         let made = self.fs.make_node(ino(parent), name.as_bytes(), mode, rdev, creator(request, umask));
-        self.doubt(&made, &[(parent, name)]);
+        self.cache.changed_names(self.profile, &made, &[(parent, name)]);
         self.reply_entry(made, reply);
     }
 
@@ -174,7 +154,7 @@ impl fuser::Filesystem for Adapter {
         let _turn = self.begin_change();
         let mode = mode & mode::PERMISSIONS;
         let made = self.fs.make_directory(ino(parent), name.as_bytes(), mode, creator(request, umask));
-        self.doubt(&made, &[(parent, name)]);
+        self.cache.changed_names(self.profile, &made, &[(parent, name)]);
         self.reply_entry(made, reply);
     }
 
@@ -182,21 +162,21 @@ impl fuser::Filesystem for Adapter {
         let _turn = self.begin_change();
         let target = target.as_os_str().as_bytes();
         let made = self.fs.make_symlink(ino(parent), name.as_bytes(), target, creator(request, 0));
-        self.doubt(&made, &[(parent, name)]);
+        self.cache.changed_names(self.profile, &made, &[(parent, name)]);
         self.reply_entry(made, reply);
     }
 
     fn unlink(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
         let _turn = self.begin_change();
         let removed = self.fs.unlink(ino(parent), name.as_bytes());
-        self.doubt(&removed, &[(parent, name)]);
+        self.cache.changed_names(self.profile, &removed, &[(parent, name)]);
         reply_empty(removed, reply);
     }
 
     fn rmdir(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
         let _turn = self.begin_change();
-        let removed = self.nameless.remove_directory(&self.fs, ino(parent), name);
-        self.doubt(&removed, &[(parent, name)]);
+        let removed = self.cache.unlinked.remove_directory(&self.fs, ino(parent), name);
+        self.cache.changed_names(self.profile, &removed, &[(parent, name)]);
         reply_empty(removed, reply);
     }
 
@@ -211,15 +191,16 @@ impl fuser::Filesystem for Adapter {
         reply: ReplyEmpty,
     ) {
         let _turn = self.begin_change();
-        let renamed = convert::rename_mode(flags, creator(request, 0))
-            .and_then(|how| self.nameless.rename(&self.fs, (ino(parent), name), (ino(new_parent), new_name), how));
-        self.doubt(&renamed, &[(parent, name), (new_parent, new_name)]);
+        let renamed = convert::rename_mode(flags, creator(request, 0)).and_then(|how| {
+            self.cache.unlinked.rename(&self.fs, (ino(parent), name), (ino(new_parent), new_name), how)
+        });
+        self.cache.changed_names(self.profile, &renamed, &[(parent, name), (new_parent, new_name)]);
         reply_empty(renamed, reply);
     }
 
     /// Has no answer.
     fn forget(&self, _: &Request, number: INodeNo, _: u64) {
-        if let Err(error) = self.nameless.forget(&self.fs, ino(number)) {
+        if let Err(error) = self.cache.unlinked.forget(&self.fs, ino(number)) {
             tracing::warn!(%error, "a file or directory without a name could not be removed yet");
         }
     }
@@ -227,7 +208,7 @@ impl fuser::Filesystem for Adapter {
     fn link(&self, _: &Request, number: INodeNo, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
         let _turn = self.begin_change();
         let linked = self.fs.link(ino(number), ino(parent), name.as_bytes());
-        self.doubt(&linked, &[(parent, name)]);
+        self.cache.changed_names(self.profile, &linked, &[(parent, name)]);
         self.reply_entry(linked, reply);
     }
 
@@ -245,15 +226,12 @@ impl fuser::Filesystem for Adapter {
     ) {
         let _turn = self.begin_change();
         let made = self.fs.create_and_open(ino(parent), name.as_bytes(), mode, creator(request, umask));
-        self.doubt(&made, &[(parent, name)]);
+        self.cache.changed_names(self.profile, &made, &[(parent, name)]);
         match made {
             Ok(a) => {
-                self.shared.activity.file_opened();
-                if writes(OpenFlags(flags)) {
-                    self.shared.writers.add_created(a.ino.0, a.blocks);
-                }
+                self.activity.file_opened();
                 // F5: the name holds for ever, and fuser has one time for name and attributes.
-                let attributes = self.shared.told(&a);
+                let attributes = self.cache.created(&a, writes(OpenFlags(flags)));
                 reply.created(&FOR_EVER, &attributes, GENERATION, FileHandle(0), FopenFlags::FOPEN_KEEP_CACHE);
             }
             Err(error) => reply.error(errno(&error)),
@@ -264,9 +242,9 @@ impl fuser::Filesystem for Adapter {
         let _turn = self.begin();
         match self.fs.open(ino(number)) {
             Ok(()) => {
-                self.shared.activity.file_opened();
+                self.activity.file_opened();
                 if writes(flags) {
-                    self.begin_writing(number);
+                    self.cache.begin_writing(number);
                 }
                 if notes_access(flags) {
                     self.note_access(number);
@@ -344,9 +322,9 @@ impl fuser::Filesystem for Adapter {
         reply: ReplyEmpty,
     ) {
         let _turn = self.begin_change();
-        self.shared.activity.file_closed();
+        self.activity.file_closed();
         if writes(flags) {
-            self.end_writing(number);
+            self.cache.end_writing(&self.fs, number);
         }
         reply_empty(self.fs.release(ino(number)), reply);
     }
@@ -464,7 +442,7 @@ impl fuser::Filesystem for Adapter {
     fn lseek(&self, _: &Request, number: INodeNo, _: FileHandle, offset: i64, whence: i32, reply: ReplyLseek) {
         let turn = self.begin();
         turn.long();
-        seek::Seek { number, offset, whence }.serve(&self.fs, &self.shared, reply);
+        seek::Seek { number, offset, whence }.serve(&self.fs, &self.cache, reply);
     }
 
     fn copy_file_range(

@@ -6,8 +6,9 @@ use fuser::{INodeNo, ReplyLseek};
 use lockbox::fs::FileSystem;
 use lockbox::{Error, Result};
 
-use super::{Shared, ino};
+use super::ino;
 use crate::errno::errno;
+use crate::kernel_cache::KernelCache;
 
 /// One question.
 pub(super) struct Seek {
@@ -39,16 +40,13 @@ impl Seek {
     /// The kernel asks without writing its dirty pages first, and would lose their data to whoever copies what we call data. Only an inode
     /// with a writer has any (F3). Dropping its cached pages has them written, by WRITE requests that the event loops answer meanwhile:
     /// hence the thread.
-    pub(super) fn serve(self, fs: &Arc<FileSystem>, shared: &Arc<Shared>, reply: ReplyLseek) {
-        if !shared.writers.has(self.number.0) {
+    pub(super) fn serve(self, fs: &Arc<FileSystem>, cache: &Arc<KernelCache>, reply: ReplyLseek) {
+        if !cache.has_writer(self.number.0) {
             return self.reply(fs, reply);
         }
-        let (fs, shared) = (Arc::clone(fs), Arc::clone(shared));
+        let (fs, cache) = (Arc::clone(fs), Arc::clone(cache));
         let job = move || {
-            if let Some(notifier) = shared.notifier.get() {
-                // An error says that the kernel has forgotten the inode, and with it its pages.
-                let _ = notifier.inval_inode(self.number, self.offset.max(0), 0);
-            }
+            cache.drop_pages(self.number, self.offset.max(0));
             self.reply(&fs, reply);
         };
         if let Err(error) = std::thread::Builder::new().name("seek".into()).spawn(job) {

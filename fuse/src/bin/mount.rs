@@ -10,8 +10,8 @@ use lockbox_fuse::exit::{Failure, Mounting, called_as_mount_8, mount_8_code};
 use lockbox_fuse::journal::{self, Target};
 use lockbox_fuse::notify::Notify;
 use lockbox_fuse::options::Options;
-use lockbox_fuse::session::{self, Task};
-use lockbox_fuse::{daemon, former, hidden, kept, mount, remount, unmounter};
+use lockbox_fuse::task::Task;
+use lockbox_fuse::{daemon, former, hidden, kept, mount, remount, session, unmounter};
 use lockbox_host::secrets::{Cache, Sources};
 use lockbox_host::{OTHER, Program, USAGE, harden};
 

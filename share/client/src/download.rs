@@ -20,7 +20,7 @@ const FIRST_WAIT: Duration = Duration::from_millis(200);
 const LAST_WAIT: Duration = Duration::from_secs(5);
 
 /// What is downloaded, and by what right.
-pub(crate) struct Lot<'a> {
+pub(crate) struct Ciphertext<'a> {
     pub(crate) client: &'a Client,
     pub(crate) handle: Handle,
     pub(crate) token: &'a LeaseToken,
@@ -36,7 +36,7 @@ pub(crate) type Fault = Rc<RefCell<Option<Error>>>;
 
 /// The ciphertext as something to read and seek in.
 pub(crate) struct Download<'a> {
-    lot: Lot<'a>,
+    ciphertext: Ciphertext<'a>,
     position: u64,
     body: Option<ureq::BodyReader<'static>>,
     advanced: Instant,
@@ -47,9 +47,9 @@ pub(crate) struct Download<'a> {
 
 impl<'a> Download<'a> {
     /// Nothing is requested before the first read. `progress` is told how many bytes were passed.
-    pub(crate) fn new(lot: Lot<'a>, progress: &'a dyn Fn(u64)) -> Download<'a> {
+    pub(crate) fn new(ciphertext: Ciphertext<'a>, progress: &'a dyn Fn(u64)) -> Download<'a> {
         Download {
-            lot,
+            ciphertext,
             position: 0,
             body: None,
             advanced: Instant::now(),
@@ -66,11 +66,11 @@ impl<'a> Download<'a> {
 
     /// Bytes and SHA-256 that the whole has.
     pub(crate) fn whole(&self) -> (u64, Digest) {
-        (self.lot.size, self.lot.digest)
+        (self.ciphertext.size, self.ciphertext.digest)
     }
 
     fn connect(&mut self) -> Result<()> {
-        let Lot { client, handle, token, size, digest, .. } = &self.lot;
+        let Ciphertext { client, handle, token, size, digest, .. } = &self.ciphertext;
         let path = OfShare::Ciphertext.path(*handle).to_string();
         let response = client.range(&path, &token.to_text(), self.position, &digest.to_text())?;
         let range = response.headers().get(header::CONTENT_RANGE).and_then(|value| value.to_str().ok());
@@ -95,7 +95,7 @@ impl<'a> Download<'a> {
             }
             _ => false,
         };
-        if waiting_helps && self.advanced.elapsed() < self.lot.patience {
+        if waiting_helps && self.advanced.elapsed() < self.ciphertext.patience {
             let wait = FIRST_WAIT * 2u32.pow(self.failures.min(5));
             self.failures += 1;
             tracing::info!(received = self.position, "the download was cut; trying again: {error}");
@@ -103,18 +103,20 @@ impl<'a> Download<'a> {
             return Ok(());
         }
         let error = match error {
-            Error::Unreachable { reason, .. } => Error::Cut { received: self.position, size: self.lot.size, reason },
+            Error::Unreachable { reason, .. } => {
+                Error::Cut { received: self.position, size: self.ciphertext.size, reason }
+            }
             other => other,
         };
-        let told = io::Error::other(error.to_string());
+        let reported = io::Error::other(error.to_string());
         *self.fault.borrow_mut() = Some(error);
-        Err(told)
+        Err(reported)
     }
 }
 
 impl Read for Download<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let left = self.lot.size - self.position;
+        let left = self.ciphertext.size - self.position;
         let wanted = buffer.len().min(usize::try_from(left).unwrap_or(usize::MAX));
         if wanted == 0 {
             return Ok(0);
@@ -128,7 +130,7 @@ impl Read for Download<'_> {
             };
             match body.read(&mut buffer[..wanted]) {
                 Ok(0) => {
-                    self.wait_or_give_up(self.lot.client.cut_off("the connection ended early".into()))?;
+                    self.wait_or_give_up(self.ciphertext.client.cut_off("the connection ended early".into()))?;
                 }
                 Ok(count) => {
                     self.position += count as u64;
@@ -139,7 +141,7 @@ impl Read for Download<'_> {
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => {
-                    self.wait_or_give_up(self.lot.client.cut_off(error.to_string()))?;
+                    self.wait_or_give_up(self.ciphertext.client.cut_off(error.to_string()))?;
                 }
             }
         }
@@ -151,9 +153,9 @@ impl Seek for Download<'_> {
         let position = match to {
             SeekFrom::Start(position) => Some(position),
             SeekFrom::Current(step) => self.position.checked_add_signed(step),
-            SeekFrom::End(step) => self.lot.size.checked_add_signed(step),
+            SeekFrom::End(step) => self.ciphertext.size.checked_add_signed(step),
         };
-        let position = position.filter(|&position| position <= self.lot.size);
+        let position = position.filter(|&position| position <= self.ciphertext.size);
         let position = position.ok_or(io::Error::from(io::ErrorKind::InvalidInput))?;
         if position != self.position {
             self.body = None;

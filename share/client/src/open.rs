@@ -17,7 +17,7 @@ use crate::secret::Secret;
 /// Description of the content, and the content when the capsule holds it.
 pub(crate) fn capsule(secret: &Secret, capsule: &Capsule) -> Result<(Meta, Zeroizing<Vec<u8>>)> {
     let plain =
-        age::decrypt(&secret.identity()?, capsule.sealed()).map(Zeroizing::new).map_err(|error| told(&error))?;
+        age::decrypt(&secret.identity()?, capsule.sealed()).map(Zeroizing::new).map_err(|error| damaged(&error))?;
     let (meta, content) = Meta::decode(&plain)?;
     Ok((meta, Zeroizing::new(content.to_vec())))
 }
@@ -52,7 +52,7 @@ impl<'a> Opening<'a> {
     pub(crate) fn new(secret: &Secret, download: Download<'a>) -> Result<Opening<'a>> {
         let fault = download.fault();
         let input = BufReader::with_capacity(PIECE, download);
-        let failed = |error: &age::DecryptError| fault.borrow_mut().take().unwrap_or_else(|| told(error));
+        let failed = |error: &age::DecryptError| fault.borrow_mut().take().unwrap_or_else(|| damaged(error));
         let decryptor = age::Decryptor::new_buffered(input).map_err(|error| failed(&error))?;
         let identity = secret.identity()?;
         let reader = decryptor.decrypt(iter::once(&identity as &dyn age::Identity)).map_err(|error| failed(&error))?;
@@ -102,7 +102,7 @@ impl<'a> Opening<'a> {
     }
 }
 
-fn told(error: &age::DecryptError) -> Error {
+fn damaged(error: &age::DecryptError) -> Error {
     match error {
         age::DecryptError::NoMatchingKeys => Error::Damaged("it was sealed for another link".into()),
         other => Error::Damaged(other.to_string()),

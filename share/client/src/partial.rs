@@ -28,20 +28,20 @@ const ANEW: &str = ".anew";
 /// Characters of a note's name.
 const NOTE: usize = 32;
 
-/// What may happen to a file that has the target's name already.
+/// Where what is received goes.
 #[derive(Clone, Debug)]
-pub(crate) enum Place {
-    /// This name exactly.
-    Exactly { path: PathBuf, replace: bool },
-    /// In this directory under the sender's name, with a number when it is taken.
-    In { directory: PathBuf, replace: bool },
+pub enum Target {
+    /// A file of this name, which may be replaced or not.
+    File { path: PathBuf, replace: bool },
+    /// A file of the sender's name in this directory, with a number when the name is taken.
+    Directory { path: PathBuf, replace: bool },
 }
 
-impl Place {
+impl Target {
     pub(crate) fn directory(&self) -> PathBuf {
         let directory = match self {
-            Place::Exactly { path, .. } => path.parent().unwrap_or(Path::new("")),
-            Place::In { directory, .. } => directory,
+            Target::File { path, .. } => path.parent().unwrap_or(Path::new("")),
+            Target::Directory { path, .. } => path,
         };
         if directory.as_os_str().is_empty() { PathBuf::from(".") } else { directory.to_owned() }
     }
@@ -59,7 +59,7 @@ impl Partial {
     /// Opens the file that `note` names in `directory`; with what it has, or an empty one beside it.
     ///
     /// # Errors
-    /// When the directory cannot be written, another program receives the same link there, or the name is somebody else's: who shares the
+    /// When the directory cannot be written, another program receives the same link there, or the name is somebody else's: a user who shares the
     /// directory could have made a file there, or a link to another file of this user, and would read or choose what is received.
     pub(crate) fn open(directory: &Path, note: &str, resume: bool) -> Result<Partial> {
         let path = |anew| directory.join(format!("{PREFIX}{note}{anew}{SUFFIX}"));
@@ -98,7 +98,7 @@ impl Partial {
             Err(fs::TryLockError::Error(error)) => return Err(failed()(error)),
         }
         let partial = Partial { path, file, former: None };
-        // Whoever held it until now may have given its name to another one, or taken it away.
+        // The program that held it until now may have given its name to another one, or removed it.
         partial.must_be_at(&partial.path).map_err(|_| in_use())?;
         Ok(partial)
     }
@@ -158,23 +158,25 @@ impl Partial {
     }
 
     /// Makes the content durable and gives the file its name.
-    pub(crate) fn finish(mut self, place: &Place, sent_name: &str) -> Result<PathBuf> {
+    pub(crate) fn finish(mut self, to: &Target, sent_name: &str) -> Result<PathBuf> {
         let failed = || Error::io("cannot write what was received");
         self.file.flush().and_then(|()| self.file.sync_all()).map_err(failed())?;
         self.must_be_at(&self.path)?;
-        let target = match place {
-            Place::Exactly { path, replace } => {
+        let path = match to {
+            Target::File { path, replace } => {
                 self.rename(path, *replace)?;
                 path.clone()
             }
-            Place::In { directory, replace } => self.rename_free(directory, &name::safe(sent_name), *replace)?,
+            Target::Directory { path: directory, replace } => {
+                self.rename_free(directory, &name::safe(sent_name), *replace)?
+            }
         };
-        self.must_be_at(&target)?;
-        File::open(place.directory()).and_then(|directory| directory.sync_all()).map_err(failed())?;
+        self.must_be_at(&path)?;
+        File::open(to.directory()).and_then(|directory| directory.sync_all()).map_err(failed())?;
         if let Some(former) = self.former {
             former.discard();
         }
-        Ok(target)
+        Ok(path)
     }
 
     /// Names are all that a rename knows, and who shares the directory may have put another file under one.
@@ -316,10 +318,10 @@ mod tests {
         let place = tempfile::tempdir().unwrap();
         let path = place.path().join("a.txt");
         fs::write(&path, "old").unwrap();
-        let exactly = |replace| Place::Exactly { path: path.clone(), replace };
+        let exactly = |replace| Target::File { path: path.clone(), replace };
         assert!(matches!(received(place.path()).finish(&exactly(false), "x"), Err(Error::Exists(_))));
         assert_eq!(fs::read(&path).unwrap(), b"old");
-        let inside = Place::In { directory: place.path().into(), replace: false };
+        let inside = Target::Directory { path: place.path().into(), replace: false };
         assert_eq!(received(place.path()).finish(&inside, "/x/a.txt").unwrap(), place.path().join("a (2).txt"));
         assert_eq!(received(place.path()).finish(&inside, "a.txt").unwrap(), place.path().join("a (3).txt"));
         received(place.path()).finish(&exactly(true), "x").unwrap();
@@ -368,8 +370,7 @@ mod tests {
         fs::rename(place.path().join(".lockbox-n.part"), place.path().join("away")).unwrap();
         fs::write(place.path().join(".lockbox-n.part"), "false").unwrap();
         fs::write(place.path().join("a.txt"), "old").unwrap();
-        let told =
-            partial.finish(&Place::Exactly { path: place.path().join("a.txt"), replace: true }, "x").unwrap_err();
+        let told = partial.finish(&Target::File { path: place.path().join("a.txt"), replace: true }, "x").unwrap_err();
         assert!(matches!(told, Error::Damaged(_)), "{told}");
         assert_eq!(fs::read(place.path().join("a.txt")).unwrap(), b"old");
     }

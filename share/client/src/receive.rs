@@ -14,13 +14,14 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 use zeroize::Zeroizing;
 
-use crate::download::{Download, Lot};
+use crate::download::{Ciphertext, Download};
 use crate::error::{Error, Result};
 use crate::http::Client;
 use crate::link::Link;
 use crate::meta::Meta;
 use crate::open::{self, Opening};
-use crate::partial::{self, Partial, Place};
+pub use crate::partial::Target;
+use crate::partial::{self, Partial};
 use crate::seal::PIECE;
 use crate::state;
 
@@ -46,24 +47,6 @@ struct Leased {
     token: LeaseToken,
     expires_in: u64,
     capsule: Capsule,
-}
-
-/// Where what is received goes.
-#[derive(Clone, Debug)]
-pub enum Target {
-    /// A file of this name, which may be replaced or not.
-    File { path: PathBuf, replace: bool },
-    /// A file of the sender's name in this directory.
-    Directory { path: PathBuf, replace: bool },
-}
-
-impl Target {
-    fn place(&self) -> Place {
-        match self {
-            Target::File { path, replace } => Place::Exactly { path: path.clone(), replace: *replace },
-            Target::Directory { path, replace } => Place::In { directory: path.clone(), replace: *replace },
-        }
-    }
 }
 
 /// How to receive.
@@ -107,7 +90,7 @@ fn notes(state: &Path) -> PathBuf {
 /// Removes what downloads of other links left where `target` goes and nobody can go on with; returns what somebody may, under this state or
 /// another.
 pub fn sweep(target: &Target, link: &Link) -> Vec<PathBuf> {
-    partial::sweep(&target.place().directory(), &link.secret().note_name())
+    partial::sweep(&target.directory(), &link.secret().note_name())
 }
 
 /// Receives into a file. Nothing is claimed before it is certain that the file can be written.
@@ -116,18 +99,17 @@ pub fn sweep(target: &Target, link: &Link) -> Vec<PathBuf> {
 /// When the link is used up or unknown, the server is out of reach, what arrives is damaged, or the host fails. After [`Error::Cut`] the same
 /// call with `resume` goes on.
 pub fn to_file(client: &Client, link: &Link, target: &Target, options: &Options<'_>) -> Result<Receipt> {
-    let place = target.place();
-    if let Place::Exactly { path, replace: false } = &place
+    if let Target::File { path, replace: false } = target
         && path.symlink_metadata().is_ok()
     {
         return Err(Error::Exists(path.display().to_string()));
     }
-    if let Place::Exactly { path, .. } = &place
+    if let Target::File { path, .. } = target
         && path.is_dir()
     {
         return Err(Error::Invalid(format!("{} is a directory", path.display())));
     }
-    let mut partial = Partial::open(&place.directory(), &link.secret().note_name(), options.resume)?;
+    let mut partial = Partial::open(&target.directory(), &link.secret().note_name(), options.resume)?;
     if let Some((path, length)) = partial.former() {
         (options.kept_before)(path, length);
     }
@@ -152,7 +134,7 @@ pub fn to_file(client: &Client, link: &Link, target: &Target, options: &Options<
             return Err(error);
         }
     };
-    let path = partial.finish(&place, &name)?;
+    let path = partial.finish(target, &name)?;
     let confirmed = claimed.complete();
     Ok(Receipt { path: Some(path), name, size, sha256, confirmed })
 }
@@ -244,8 +226,8 @@ impl<'a> Claimant<'a> {
             return Err(self.client.foreign("it gave no leave to download".into()));
         };
         let patience = self.patience.unwrap_or(Duration::from_secs(*expires_in).clamp(LEAST_PATIENCE, MOST_PATIENCE));
-        let lot = Lot { client: self.client, handle: self.link.handle(), token, size, digest, patience };
-        Ok(Download::new(lot, progress))
+        let ciphertext = Ciphertext { client: self.client, handle: self.link.handle(), token, size, digest, patience };
+        Ok(Download::new(ciphertext, progress))
     }
 
     fn receive(&self, partial: &mut Partial, options: &Options<'_>) -> Result<(String, u64, Digest)> {

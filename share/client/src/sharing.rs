@@ -129,8 +129,8 @@ fn upload(
             "this server takes files of at most {most} bytes, and this one has {size}"
         )));
     }
-    let mut told = Told { sealing: &mut sealing, size, progress };
-    let uploaded = client.upload::<Uploaded>(api::UPLOADS, &owner.to_text(), length, &mut told);
+    let mut reported = Reported { sealing: &mut sealing, size, progress };
+    let uploaded = client.upload::<Uploaded>(api::UPLOADS, &owner.to_text(), length, &mut reported);
     // The library reports a reader that failed as a connection that did.
     let uploaded = uploaded.map_err(|error| sealing.failure().unwrap_or(error))?;
     let (meta, digest) = sealing.finish();
@@ -142,14 +142,14 @@ fn upload(
     Ok((capsule, meta, Some(uploaded.upload)))
 }
 
-/// Tells of each part that is read.
-struct Told<'a, 'b> {
+/// Reports each part that is read.
+struct Reported<'a, 'b> {
     sealing: &'a mut Sealing<'b>,
     size: u64,
     progress: &'a dyn Fn(u64),
 }
 
-impl std::io::Read for Told<'_, '_> {
+impl std::io::Read for Reported<'_, '_> {
     fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
         let count = self.sealing.read(buffer)?;
         (self.progress)(self.size - self.sealing.left());

@@ -1,4 +1,4 @@
-//! Says who asks too often, in a table whose size no number of clients changes.
+//! Refuses clients that ask too often. Its table has a fixed size, whatever the number of clients.
 //!
 //! Every client has a bucket, kept as the one time at which it will be full again (GCRA). A table of sets of eight slots holds them;
 //! when a set is full the bucket that is nearest to full is forgotten, which is the one whose loss gives least away.
@@ -85,7 +85,7 @@ impl Limiter {
         Limiter { rates, start: Instant::now(), secret, sets, misses: Mutex::new(0) }
     }
 
-    /// Bytes of the table, whoever asked.
+    /// Bytes of the table, which do not depend on the clients.
     pub fn bytes(&self) -> usize {
         self.sets.len() * size_of::<Mutex<[Slot; WAYS]>>()
     }

@@ -123,24 +123,24 @@ fn pages_of(store: &NodeStore, tree: &Tree) -> HashSet<Pointer> {
 /// Checks B5 and that every fence is what the parent says, in resident nodes as in stored ones.
 fn check_structure(store: &NodeStore, tree: &Tree) {
     let Some(root) = &tree.root else { return };
-    check_node(store, root, Place::root(tree.id as u8, tree.level));
+    check_node(store, root, Bounds::root(tree.id as u8, tree.level));
 }
 
-fn check_node(store: &NodeStore, child: &Child, place: Place) {
-    cursor::with_node(store, child, place, |node| {
-        assert_eq!((node.tree, node.level), (place.tree, place.level));
-        assert_eq!((node.lower, node.upper), (place.lower, place.upper), "level {}", node.level);
+fn check_node(store: &NodeStore, child: &Child, bounds: Bounds) {
+    cursor::with_node(store, child, bounds, |node| {
+        assert_eq!((node.tree, node.level), (bounds.tree, bounds.level));
+        assert_eq!((node.lower, node.upper), (bounds.lower, bounds.upper), "level {}", node.level);
         assert!(!node.is_empty() && node.encoded_size() <= NODE_CAPACITY, "B5");
         match &node.body {
             Body::Leaf(leaf) => {
                 assert_eq!(node.encode(&[]).len(), node.encoded_size());
-                assert!(leaf.iter().all(|(key, _)| place.lower <= key && key < place.upper));
+                assert!(leaf.iter().all(|(key, _)| bounds.lower <= key && key < bounds.upper));
             }
             Body::Internal(children) => {
                 assert_eq!(children[0].0, node.lower);
                 assert!(children.is_sorted_by(|a, b| a.0 < b.0));
                 for (slot, (_, child)) in children.iter().enumerate() {
-                    check_node(store, child, node.child_place(children, slot));
+                    check_node(store, child, node.child_bounds(children, slot));
                 }
             }
         }

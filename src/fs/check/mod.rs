@@ -7,15 +7,15 @@ mod names;
 use std::collections::{HashMap, HashSet};
 
 use super::acl::{Acl, AclKind};
-use super::directory::{self, DIRECTORY_TYPE, FIRST_SEQUENCE, Found, Target, file_type, name_hash};
+use super::directory::{self, DIRECTORY_TYPE, DirectoryRecord, FIRST_SEQUENCE, Target, file_type, name_hash};
 use super::ops::{BIRTH, MAX_TARGET, value_of_entry};
-use super::{FileSystem, mode};
+use super::types::mode;
 use crate::error::{Error, Result};
 use crate::format::values::{
     Extent, InodeValue, NO_TRIM, XATTR_PIECE, XattrEntry, decode_index, decode_list, decode_xattrs, inode_flags,
 };
 use crate::format::{Generation, Ino, Key, MAX_DATA, MAX_INO, MAX_OFFSET, kind};
-use crate::txn::{DataPages, Finding, FindingKind, Lost, Severity, View};
+use crate::txn::{DataPages, Finding, FindingKind, Lost, Severity, View, Volume};
 
 /// More than anybody reads; what follows from one damaged node may be millions.
 const MAX_FINDINGS: usize = 1000;
@@ -85,7 +85,9 @@ struct Object {
 }
 
 struct Walk<'a> {
-    fs: &'a FileSystem,
+    volume: &'a Volume,
+    /// Key of the name hashes.
+    name_key: &'a [u8; 16],
     view: View<'a>,
     reading: Reading<'a>,
     /// Nothing that is there can have been made later.
@@ -101,82 +103,72 @@ struct Walk<'a> {
     lost_pages: HashSet<u64>,
 }
 
-impl FileSystem {
-    /// [`FileSystem::walk_structure`] by itself: `full` reads every page of file data through the extents that name it.
-    pub(crate) fn check_structure(
-        &self,
-        full: bool,
-        progress: &mut dyn FnMut(u64, u64),
-    ) -> Result<(StructureCounts, Vec<Finding>)> {
-        let reading = if full { Reading::All } else { Reading::Nothing };
-        let Structure { counts, findings, .. } = self.walk_structure(reading, progress)?;
-        Ok((counts, findings))
-    }
-
-    /// Walks the live tree of the newest version; none is found in what is sound. `progress` gets (done, total) inodes.
-    ///
-    /// # Errors
-    /// Only what makes going on impossible; a node or page that cannot be read is a finding like others.
-    pub(crate) fn walk_structure(&self, reading: Reading<'_>, progress: &mut dyn FnMut(u64, u64)) -> Result<Structure> {
-        let state = self.volume.state();
-        let view = self.volume.view(&state);
-        let mut walk = Walk {
-            fs: self,
-            view,
-            reading,
-            newest: self.volume.open_generation(),
-            buffer: Vec::new(),
-            known: HashMap::new(),
-            orphans: HashSet::new(),
-            trims: HashSet::new(),
-            object: Object::default(),
-            counts: StructureCounts::default(),
-            findings: Vec::new(),
-            lost_pages: HashSet::new(),
-        };
-        let mut lost = Vec::new();
-        view.scan_surviving(
-            &mut |key, value| {
-                if Ino(key.object) != walk.object.ino {
-                    walk.finish_object();
-                    walk.object.ino = Ino(key.object);
-                    if walk.counts.inodes.is_multiple_of(1024) {
-                        progress(walk.counts.inodes, state.inodes());
-                    }
+/// See [`super::FileSystem::walk_structure`].
+pub(super) fn walk_structure(
+    volume: &Volume,
+    name_key: &[u8; 16],
+    reading: Reading<'_>,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<Structure> {
+    let state = volume.state();
+    let view = volume.view(&state);
+    let mut walk = Walk {
+        volume,
+        name_key,
+        view,
+        reading,
+        newest: volume.open_generation(),
+        buffer: Vec::new(),
+        known: HashMap::new(),
+        orphans: HashSet::new(),
+        trims: HashSet::new(),
+        object: Object::default(),
+        counts: StructureCounts::default(),
+        findings: Vec::new(),
+        lost_pages: HashSet::new(),
+    };
+    let mut lost = Vec::new();
+    view.scan_surviving(
+        &mut |key, value| {
+            if Ino(key.object) != walk.object.ino {
+                walk.finish_object();
+                walk.object.ino = Ino(key.object);
+                if walk.counts.inodes.is_multiple_of(1024) {
+                    progress(walk.counts.inodes, state.inodes());
                 }
-                match walk.record(key, value) {
-                    Err(Error::Damaged(detail)) => {
-                        walk.find(Finding::new(FindingKind::Record, Severity::Wrong, detail).of_inode(Ino(key.object)));
-                        Ok(())
-                    }
-                    other => other,
+            }
+            match walk.record(key, value) {
+                Err(Error::Damaged(detail)) => {
+                    walk.find(Finding::new(FindingKind::Record, Severity::Wrong, detail).of_inode(Ino(key.object)));
+                    Ok(())
                 }
-            },
-            &mut |node| {
-                let (lower, upper) = (node.lower, node.upper);
-                let last = upper.object - u64::from((upper.kind, upper.sub) == (0, 0) && upper.object > lower.object);
-                let (first, last) = (lower.object, last.min(MAX_INO));
-                let text = format!("records of inodes {first} to {last} cannot be read: {}", node.error);
-                let finding = Finding::new(FindingKind::RecordsLost, Severity::Lost, text);
-                lost.push(finding.on_page(&node.pointer).losing(Lost::Inodes(Ino(first), Ino(last))));
-                Ok(())
-            },
-        )?;
-        walk.finish_object();
-        for finding in lost {
-            walk.find(finding);
-        }
-        walk.judge_names();
-        walk.judge_reachability();
-        if walk.counts.inodes != state.inodes() {
-            let text = format!("the archive counts {} inodes, but has {}", state.inodes(), walk.counts.inodes);
-            walk.find(Finding::new(FindingKind::Counter, Severity::Minor, text));
-        }
-        walk.name_findings()?;
-        progress(state.inodes(), state.inodes());
-        let Walk { counts, findings, lost_pages, .. } = walk;
-        Ok(Structure { counts, findings, lost_pages })
+                other => other,
+            }
+        },
+        &mut |node| {
+            let (lower, upper) = (node.lower, node.upper);
+            let last = upper.object - u64::from((upper.kind, upper.sub) == (0, 0) && upper.object > lower.object);
+            let (first, last) = (lower.object, last.min(MAX_INO));
+            let text = format!("records of inodes {first} to {last} cannot be read: {}", node.error);
+            let finding = Finding::new(FindingKind::RecordsLost, Severity::Lost, text);
+            lost.push(finding.on_page(&node.pointer).losing(Lost::Inodes(Ino(first), Ino(last))));
+            Ok(())
+        },
+    )?;
+    walk.finish_object();
+    for finding in lost {
+        walk.find(finding);
     }
+    walk.judge_names();
+    walk.judge_reachability();
+    if walk.counts.inodes != state.inodes() {
+        let text = format!("the archive counts {} inodes, but has {}", state.inodes(), walk.counts.inodes);
+        walk.find(Finding::new(FindingKind::Counter, Severity::Minor, text));
+    }
+    walk.name_findings()?;
+    progress(state.inodes(), state.inodes());
+    let Walk { counts, findings, lost_pages, .. } = walk;
+    Ok(Structure { counts, findings, lost_pages })
 }
 
 impl Walk<'_> {
@@ -254,7 +246,7 @@ impl Walk<'_> {
             self.find_here(FindingKind::Attribute, "has two attributes of one name");
         }
         for entry in entries {
-            if name_hash(&self.fs.name_key, self.object.ino, &entry.name) != key.sub {
+            if name_hash(self.name_key, self.object.ino, &entry.name) != key.sub {
                 self.find_here(FindingKind::Attribute, "an attribute is not where its name's hash says");
             }
             if entry.name == BIRTH {
@@ -306,7 +298,7 @@ impl Walk<'_> {
         }
         for entry in &entries {
             self.object.indexed += 1;
-            if name_hash(&self.fs.name_key, self.object.ino, &entry.name) != key.sub {
+            if name_hash(self.name_key, self.object.ino, &entry.name) != key.sub {
                 self.find_here(FindingKind::Entry, "an entry is not where its name's hash says");
             }
         }
@@ -323,8 +315,8 @@ impl Walk<'_> {
             self.find_here(FindingKind::Entry, "an entry's sequence number is out of range");
         }
         let target = Target { ino: entry.ino, file_type: entry.file_type };
-        let indexed = directory::find(self.view, &self.fs.name_key, directory, entry.name)?;
-        if indexed != Some(Found { target, sequence: key.sub }) {
+        let indexed = directory::find(self.view, self.name_key, directory, entry.name)?;
+        if indexed != Some(DirectoryRecord { target, sequence: key.sub }) {
             self.find_here(FindingKind::Entry, "an entry's two records disagree");
         }
         if target.is_directory() {
@@ -377,7 +369,7 @@ impl Walk<'_> {
             Reading::But(_) | Reading::All => {}
         }
         self.buffer.resize(extent.length as usize, 0);
-        match self.fs.volume.read_data(&extent.page, extent.start, &mut self.buffer) {
+        match self.volume.read_data(&extent.page, extent.start, &mut self.buffer) {
             Err(error @ (Error::Damaged(_) | Error::Io { .. })) => {
                 let length = u64::from(extent.length);
                 let last = offset.saturating_add(length).saturating_sub(1);

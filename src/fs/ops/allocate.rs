@@ -28,7 +28,7 @@ impl FileSystem {
         let range = checked_range(offset, length)?;
         let state = self.volume.state();
         let view = self.volume.view(&state);
-        let inode = self.regular(view, ino)?;
+        let inode = inode::load_regular(view, ino)?;
         let wanted = length.saturating_sub(present(view, ino, &inode, range.start, range.end)?);
         // No reader is to keep what is waited for.
         drop(state);
@@ -38,23 +38,20 @@ impl FileSystem {
             return Err(Error::NoSpace(format!("the range needs more than is free: bytes={wanted} free={free}")));
         }
         self.strip_capability(ino, kill_set_id)?;
-        let file = self.staging.entry(ino);
-        let result = {
-            // The size is a writer's business (truncation looks at it and at what is staged together).
-            let _turn = file.turn.lock();
-            self.volume.operate(1, false, |op| {
-                let mut inode = inode::load(op.view(), ino)?;
-                if !keep_size {
-                    inode.size = inode.size.max(range.end);
-                }
-                if kill_set_id {
-                    lose_set_id(&mut inode, false);
-                }
-                inode::store(op, ino, &inode)
-            })
-        };
-        self.staging.leave(file);
-        result?;
+        let entry = self.staging.entry(ino);
+        // The size is a writer's business (truncation looks at it and at what is staged together).
+        let file = entry.lock();
+        self.volume.operate(1, false, |op| {
+            let mut inode = inode::load(op.view(), ino)?;
+            if !keep_size {
+                inode.size = inode.size.max(range.end);
+            }
+            if kill_set_id {
+                lose_set_id(&mut inode, false);
+            }
+            inode::store(op, ino, &inode)
+        })?;
+        drop(file);
         self.finish_change()
     }
 }

@@ -5,9 +5,9 @@ use crate::error::{Error, Result, Timestamp};
 use crate::format::values::{InodeValue, inode_flags};
 use crate::format::{BLOCK, Ino, MAX_OFFSET, ROOT_INO};
 use crate::fs::directory::{self, Target, check_name};
-use crate::fs::presence::Presence;
+use crate::fs::staging::Presence;
 use crate::fs::{Attributes, FileSystem, SetAttributes, SetTime, inode, mode};
-use crate::txn::View;
+use crate::txn::{Operation, View};
 
 /// Bytes that st_size of a directory says per entry: about what both records of a short name take.
 const ENTRY_BYTES: u64 = 32;
@@ -43,7 +43,7 @@ impl FileSystem {
     /// From the newest version, because staged sizes belong to it; the name may be gone there, or name something else. So what disagrees
     /// there is damage only when it does so in the version of the entry.
     fn attributes_of_entry(&self, view: View<'_>, directory: Ino, target: Target) -> Result<Attributes> {
-        match self.presence(target.ino) {
+        match self.staging.presence(target.ino) {
             Ok((inode, presence)) => {
                 if !directory::agrees(directory, target, &inode) {
                     directory::follow(view, directory, target)?;
@@ -57,7 +57,7 @@ impl FileSystem {
 
     /// Includes the size and blocks of staged data.
     pub fn attributes(&self, ino: Ino) -> Result<Attributes> {
-        let (inode, presence) = self.presence(ino)?;
+        let (inode, presence) = self.staging.presence(ino)?;
         Ok(attributes_of(ino, &inode, presence))
     }
 
@@ -79,18 +79,13 @@ impl FileSystem {
         let inode = self.volume.operate(records, true, |op| {
             let now = self.environment.stamp();
             let mut inode = inode::load(op.view(), ino)?;
-            if let Some(mode) = set.mode {
-                acl::change_mode(op, &self.name_key, ino, &mut inode, mode)?;
-            }
-            if drops_set_id(&inode, set) && inode.flags & inode_flags::HAS_XATTRS != 0 {
-                xattr::remove_entry(op, &self.name_key, ino, &mut inode, CAPABILITY)?;
-            }
+            self.change_privileges(op, ino, &mut inode, set)?;
             apply(&mut inode, set, now);
             inode::store(op, ino, &inode)?;
             Ok(inode)
         })?;
         self.finish_change()?;
-        Ok(attributes_of(ino, &inode, self.presence(ino)?.1))
+        Ok(attributes_of(ino, &inode, self.staging.presence(ino)?.1))
     }
 
     fn set_size(&self, ino: Ino, size: u64, set: &SetAttributes) -> Result<Attributes> {
@@ -113,7 +108,7 @@ impl FileSystem {
         let now = self.environment.stamp();
         let inode = self.truncate(ino, size, &mut |inode| apply(inode, &set, now))?;
         self.finish_change()?;
-        Ok(attributes_of(ino, &inode, self.presence(ino)?.1))
+        Ok(attributes_of(ino, &inode, self.staging.presence(ino)?.1))
     }
 
     /// A step of its own before the content changes: fewer privileges than asked for is the safe side when the second step fails.
@@ -136,19 +131,31 @@ impl FileSystem {
         })
     }
 
-    /// Mode, access list and capabilities, in a step of its own before the size changes: the safe side when the second step fails, since
+    /// Mode, access list and capabilities. The caller stores the inode.
+    fn change_privileges(
+        &self,
+        op: &mut Operation<'_>,
+        ino: Ino,
+        inode: &mut InodeValue,
+        set: &SetAttributes,
+    ) -> Result<()> {
+        if let Some(mode) = set.mode {
+            acl::change_mode(op, &self.name_key, ino, inode, mode)?;
+        }
+        if drops_set_id(inode, set) && inode.flags & inode_flags::HAS_XATTRS != 0 {
+            xattr::remove_entry(op, &self.name_key, ino, inode, CAPABILITY)?;
+        }
+        Ok(())
+    }
+
+    /// `change_privileges` in a step of its own before the size changes: the safe side when the second step fails, since
     /// nobody gets more than was asked for.
     fn set_privileges(&self, ino: Ino, set: &SetAttributes) -> Result<()> {
         // The inode, its access list, and an xattr that goes.
         self.volume.operate(1 + acl::RECORDS_OF_CHMOD + xattr::RECORDS_OF_VALUE, true, |op| {
             let mut inode = inode::load(op.view(), ino)?;
             let before = inode;
-            if let Some(mode) = set.mode {
-                acl::change_mode(op, &self.name_key, ino, &mut inode, mode)?;
-            }
-            if drops_set_id(&inode, set) && inode.flags & inode_flags::HAS_XATTRS != 0 {
-                xattr::remove_entry(op, &self.name_key, ino, &mut inode, CAPABILITY)?;
-            }
+            self.change_privileges(op, ino, &mut inode, set)?;
             if inode != before { inode::store(op, ino, &inode) } else { Ok(()) }
         })
     }

@@ -8,19 +8,15 @@
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::thread;
-
-use parking_lot::Mutex;
 
 use super::create::{NewObject, new_inode};
 use super::xattr::{self, RECORDS_OF_VALUE, put_entry};
 use crate::error::{Error, Result, Timestamp};
 use crate::format::values::{Extent, InodeValue, MAX_XATTR, find_in_index, inode_flags};
 use crate::format::{Ino, Key, MAX_DATA};
-use crate::fs::directory::{self, Directory, Found, Target, check_name, is_dot, put_in_list};
-use crate::fs::packing::{PACK, Packer, SharedPage, SharedPages};
-use crate::fs::plan::INLINE;
-use crate::fs::{Creator, FileSystem, XattrMode, extents, inode, mode};
+use crate::fs::directory::{self, Directory, DirectoryRecord, Target, check_name, is_dot, put_in_list};
+use crate::fs::packing::{INLINE, PACK, Packer, SharedPage, SharedPages};
+use crate::fs::{Creator, FileSystem, XattrMode, extents, inode, mode, sealers};
 use crate::txn::{Operation, Reservation, UnnamedPages, View, Volume, WrittenPiece, quads_for};
 
 /// Longest content of a file that can be added in bulk: what shares a page with others.
@@ -102,7 +98,7 @@ impl FileSystem {
         xattr::is_plain(name)
     }
 
-    /// What has no room as a whole may have it in parts: then what does not fit is a single file.
+    /// What has no space as a whole may have it in parts: then what does not fit is a single file.
     fn add_batch(&self, files: &[NewFile<'_>], added: &mut Vec<Result<Ino>>) -> Result<()> {
         match self.try_add(files) {
             Ok(outcomes) => added.extend(outcomes),
@@ -129,8 +125,8 @@ impl FileSystem {
         let paged = || pages.iter().flat_map(|page| &page.items).map(|index| files[*index].content.len() as u64);
         // A file that finds no page to share takes one of its own.
         let (bytes, count) = (paged().sum(), paged().count() as u64);
-        let room = if count > 0 { Some(self.volume.reserve_data(bytes, count)?) } else { None };
-        // M2. Behind what may fail for want of room: numbers that were set aside are never given back.
+        let reserved = if count > 0 { Some(self.volume.reserve_data(bytes, count)?) } else { None };
+        // M2. Behind what may fail for want of space: numbers that were set aside are never given back.
         let mut next = self.volume.operate(1, false, |op| op.set_aside_inos(accepted))?;
         let number = |refused: &Option<Error>| {
             let own = next;
@@ -140,7 +136,8 @@ impl FileSystem {
         // A refused file has no number: what stands in its place is another's, and not asked for.
         let inos: Vec<Ino> = refused.iter().map(number).collect();
         let ino_of = |index: usize| inos[index];
-        let mut written = write_pages(&self.volume, self.threads, &pages, files, &ino_of, room)?.sorted();
+        let mut written =
+            write_pages(&self.volume, self.write_out.threads(), &pages, files, &ino_of, reserved)?.sorted();
         let records = files.iter().map(|file| RECORDS + file.xattrs.len() as u64 * RECORDS_OF_VALUE).sum();
         self.volume.operate(records, false, |op| {
             let outcome = |(index, refused): (usize, &Option<Error>)| match refused {
@@ -273,12 +270,18 @@ impl FileSystem {
 struct Naming<'a> {
     directories: BTreeMap<Ino, Directory>,
     /// Names by the key of their index record.
-    index: BTreeMap<Key, Vec<(&'a [u8], Found)>>,
+    index: BTreeMap<Key, Vec<(&'a [u8], DirectoryRecord)>>,
 }
 
 impl<'a> Naming<'a> {
     /// The entry for the file, and what its directory wants of it. An error changes nothing.
-    fn name(&mut self, op: &Operation<'_>, hash_key: &[u8; 16], file: &NewFile<'a>, ino: Ino) -> Result<(Found, u32)> {
+    fn name(
+        &mut self,
+        op: &Operation<'_>,
+        hash_key: &[u8; 16],
+        file: &NewFile<'a>,
+        ino: Ino,
+    ) -> Result<(DirectoryRecord, u32)> {
         let directory = match self.directories.entry(file.directory) {
             Entry::Occupied(entry) => entry.into_mut(),
             Entry::Vacant(entry) => entry.insert(Directory::load(op.view(), file.directory)?),
@@ -333,39 +336,24 @@ fn write_pages(
     pages: &[SharedPage<usize>],
     files: &[NewFile<'_>],
     ino_of: &(dyn Fn(usize) -> Ino + Sync),
-    room: Option<Reservation>,
+    mut reserved: Option<Reservation>,
 ) -> Result<UnnamedPages> {
-    let written = UnnamedPages::new(volume);
-    let Some(room) = room else { return Ok(written) };
-    let shared = Mutex::new((pages.iter(), room, written, None::<Error>));
-    let work = || {
-        loop {
-            let mut state = shared.lock();
-            let (next, room, _, failed) = &mut *state;
-            let Some(page) = next.next().filter(|_| failed.is_none()) else { return };
-            let quads = page.items.iter().map(|index| quads_for(files[*index].content.len() as u64, 1)).sum();
-            let mut own = room.split(quads);
-            drop(state);
-            let parts: Vec<(Ino, u64, &[u8])> = page.items.iter().map(|i| (ino_of(*i), 0, files[*i].content)).collect();
-            let result = volume.write_packed(&mut own, &parts, page.compress);
-            let (_, room, written, failed) = &mut *shared.lock();
-            room.absorb(own);
-            match result {
-                Ok(pages) => written.absorb(pages),
-                Err(error) => drop(failed.get_or_insert(error)),
-            }
-        }
+    let share = |page: &SharedPage<usize>| {
+        page.items.iter().map(|index| quads_for(files[*index].content.len() as u64, 1)).sum()
     };
-    let helpers = threads.min(pages.len() / ENOUGH).saturating_sub(1);
-    thread::scope(|scope| {
-        // This thread is one of them, and does the work of those that cannot be started.
-        for _ in 0..helpers {
-            if thread::Builder::new().name("packer".into()).spawn_scoped(scope, work).is_err() {
-                break;
+    let mut written = UnnamedPages::new(volume);
+    let parts =
+        sealers::spread(threads.min(pages.len() / ENOUGH), 1, pages, &mut reserved, share, |pages, reserved| {
+            let mut written = UnnamedPages::new(volume);
+            if let Some(reserved) = reserved {
+                for page in pages {
+                    let parts: Vec<(Ino, u64, &[u8])> =
+                        page.items.iter().map(|i| (ino_of(*i), 0, files[*i].content)).collect();
+                    written.absorb(volume.write_packed(reserved, &parts, page.compress)?);
+                }
             }
-        }
-        work();
-    });
-    let (_, _, written, failed) = shared.into_inner();
-    failed.map_or(Ok(written), Err)
+            Ok(written)
+        })?;
+    parts.into_iter().for_each(|part| written.absorb(part));
+    Ok(written)
 }

@@ -11,13 +11,13 @@ use std::ops::{ControlFlow, Range};
 use std::sync::Arc;
 
 use super::attributes::lose_set_id;
+use super::truncate::MAX_SIZE;
 use crate::error::{Error, Result};
 use crate::format::values::{Extent, InodeValue, inode_flags};
 use crate::format::{BLOCK, Ino, MAX_VALUE};
 use crate::fs::extents::{self, Mapped};
 use crate::fs::packing::{PACK, compresses};
-use crate::fs::staging::StagedFile;
-use crate::fs::truncate::MAX_SIZE;
+use crate::fs::staging::{LockedFile, StagedFile};
 use crate::fs::{FileSystem, inode};
 use crate::txn::{Operation, View};
 
@@ -46,7 +46,7 @@ struct Part {
 }
 
 /// What the source has at the beginning of a part.
-enum Found {
+enum SourceContent {
     /// Holes and extents to be shared, over so many bytes.
     Shared(u64, Vec<Mapped>),
     /// So many bytes that have to be copied.
@@ -75,10 +75,7 @@ impl FileSystem {
             return Ok(0);
         }
         self.strip_capability(target, kill_set_id)?;
-        let file = self.staging.entry(target);
-        let result = self.copy_steps(source, from, &file, to, wanted, kill_set_id);
-        self.staging.leave(file);
-        let copied = result?;
+        let copied = self.copy_steps(source, from, &self.staging.entry(target), to, wanted, kill_set_id)?;
         self.finish_change()?;
         Ok(copied)
     }
@@ -86,9 +83,9 @@ impl FileSystem {
     fn copied_length(&self, source: Ino, from: u64, target: Ino, to: u64, length: u64) -> Result<u64> {
         for ino in [source, target] {
             let state = self.volume.state();
-            self.regular(self.volume.view(&state), ino)?;
+            inode::load_regular(self.volume.view(&state), ino)?;
         }
-        let size = self.presence(source)?.1.size;
+        let size = self.staging.presence(source)?.1.size;
         let wanted = length.min(size.saturating_sub(from));
         if to.checked_add(wanted).is_none_or(|end| end > MAX_SIZE) {
             return Err(Error::FileTooLarge);
@@ -114,15 +111,15 @@ impl FileSystem {
         while done < wanted && named < CALL && copied < COPIED_CALL {
             let part = Part { from: from + done, to: to + done, length: wanted - done };
             match self.copy_step(&copy, part) {
-                Ok(Found::Shared(length, extents)) => {
+                Ok(SourceContent::Shared(length, extents)) => {
                     done += length;
                     named += extents.len();
                 }
-                Ok(Found::Bytes(length)) => {
+                Ok(SourceContent::Bytes(length)) => {
                     done += length;
                     copied += length;
-                    // No turn is held here. What was accepted stays staged; the next commit reports what is wrong.
-                    if let Err(error) = self.relieve() {
+                    // No file is locked here. What was accepted stays staged; the next commit reports what is wrong.
+                    if let Err(error) = self.pressure.relieve() {
                         tracing::warn!(%error, "staged data could not be written out early");
                     }
                 }
@@ -135,58 +132,54 @@ impl FileSystem {
 
     /// C2, for the source.
     fn land_source(&self, source: Ino, target: &Arc<StagedFile>, range: Range<u64>) -> Result<()> {
-        if source == target.ino {
-            let _turn = target.turn.lock();
-            return self.clear_staged(target, &range);
+        if source == target.ino() {
+            return self.write_out.clear(&target.lock(), &range);
         }
         let Some(file) = self.staging.find(source) else { return Ok(()) };
-        let landed = {
-            let _turn = file.turn.lock();
-            self.clear_staged(&file, &range)
-        };
-        self.staging.leave(file);
-        landed
+        self.write_out.clear(&file.lock(), &range)
     }
 
-    fn copy_step(&self, copy: &Copy<'_>, part: Part) -> Result<Found> {
-        let _turn = copy.target.turn.lock();
+    fn copy_step(&self, copy: &Copy<'_>, part: Part) -> Result<SourceContent> {
+        let target = copy.target.lock();
         loop {
             let state = self.volume.state();
             let view = self.volume.view(&state);
-            let inode = self.regular(view, copy.target.ino)?;
+            let inode = inode::load_regular(view, target.ino())?;
             let found = find(view, copy.source, &inode, &part)?;
             drop(state);
             let shared = match found {
-                Found::Bytes(length) => return self.copy_bytes(copy, &part, length).map(Found::Bytes),
-                Found::Shared(length, extents) => (length, extents.len() as u64),
+                SourceContent::Bytes(length) => {
+                    return self.copy_bytes(copy, &target, &part, length).map(SourceContent::Bytes);
+                }
+                SourceContent::Shared(length, extents) => (length, extents.len() as u64),
             };
             let range = part.to..part.to + shared.0;
             if inode.trim < range.end {
-                self.complete_trim(copy.target.ino, range.end)?;
+                self.reclaim.complete_trim(&target, range.end)?;
             }
-            self.clear_staged(copy.target, &range)?;
-            self.move_inline_to_page(copy.target)?;
+            self.write_out.clear(&target, &range)?;
+            self.move_inline_to_page(&target)?;
             // Inode; extents of both; what is cut of the target is bounded in the step itself.
             let records = 1 + shared.1 * extents::RECORDS_PER_PIECE + STEP as u64;
             let step = self.volume.operate(records, false, |op| {
-                if !self.is_clear(copy.target, op, &range) {
+                if !self.write_out.is_clear(&target, op, &range) {
                     return Ok(None);
                 }
-                let mut inode = inode::load(op.view(), copy.target.ino)?;
-                if inode.trim < range.end || has_inline(op.view(), copy.target.ino, &inode)? {
+                let mut inode = inode::load(op.view(), target.ino())?;
+                if inode.trim < range.end || has_inline(op.view(), target.ino(), &inode)? {
                     return Ok(None);
                 }
-                let Found::Shared(length, extents) = find(op.view(), copy.source, &inode, &part)? else {
+                let SourceContent::Shared(length, extents) = find(op.view(), copy.source, &inode, &part)? else {
                     return Ok(None);
                 };
                 let length = length.min(range.end - range.start);
-                let (length, extents) = share(op, copy.target.ino, &mut inode, &part, length, extents)?;
+                let (length, extents) = share(op, target.ino(), &mut inode, &part, length, extents)?;
                 inode.size = inode.size.max(part.to + length);
                 if copy.kill_set_id {
                     lose_set_id(&mut inode, false);
                 }
-                inode::store(op, copy.target.ino, &inode)?;
-                Ok(Some(Found::Shared(length, extents)))
+                inode::store(op, target.ino(), &inode)?;
+                Ok(Some(SourceContent::Shared(length, extents)))
             })?;
             // Without an answer a commit or another writer came between: look again.
             if let Some(done) = step {
@@ -195,44 +188,44 @@ impl FileSystem {
         }
     }
 
-    /// Copies bytes as a read and a write would. The caller holds the target's turn.
-    fn copy_bytes(&self, copy: &Copy<'_>, part: &Part, length: u64) -> Result<u64> {
+    /// Copies bytes as a read and a write would.
+    fn copy_bytes(&self, copy: &Copy<'_>, target: &LockedFile<'_>, part: &Part, length: u64) -> Result<u64> {
         let mut data = self.read(copy.source, part.from, length as usize)?;
         // The source may have been cut since: what is gone reads as a hole.
         data.resize(length as usize, 0);
-        self.write_in_turn(copy.target, part.to..part.to + length, &data)?;
+        self.write_locked(target, part.to..part.to + length, &data)?;
         if copy.kill_set_id {
             self.volume.operate(1, true, |op| {
-                let mut inode = inode::load(op.view(), copy.target.ino)?;
+                let mut inode = inode::load(op.view(), target.ino())?;
                 lose_set_id(&mut inode, false);
-                inode::store(op, copy.target.ino, &inode)
+                inode::store(op, target.ino(), &inode)
             })?;
         }
         Ok(length)
     }
 
-    /// A file that is to have extents has no inline data. The caller holds the turn.
-    fn move_inline_to_page(&self, file: &StagedFile) -> Result<()> {
+    /// A file that is to have extents has no inline data.
+    fn move_inline_to_page(&self, file: &LockedFile<'_>) -> Result<()> {
         loop {
-            self.land_older(file)?;
+            self.write_out.land_older(file)?;
             let state = self.volume.state();
             let view = self.volume.view(&state);
-            let inode = self.regular(view, file.ino)?;
-            let Some(content) = extents::inline(view, file.ino, &inode)? else { return Ok(()) };
+            let inode = inode::load_regular(view, file.ino())?;
+            let Some(content) = extents::inline(view, file.ino(), &inode)? else { return Ok(()) };
             drop(state);
-            let mut room = self.volume.reserve_data(content.len() as u64, 1)?;
+            let mut reserved = self.volume.reserve_data(content.len() as u64, 1)?;
             let compress = compresses(&self.options, inode.flags);
-            let mut pages = self.volume.write_data(&mut room, file.ino, 0, &content, compress)?;
+            let mut pages = self.volume.write_data(&mut reserved, file.ino(), 0, &content, compress)?;
             let records = 2 + pages.pieces().len() as u64 * extents::RECORDS_PER_PIECE;
             let moved = self.volume.operate(records, false, |op| {
-                let mut inode = inode::load(op.view(), file.ino)?;
-                let same = extents::inline(op.view(), file.ino, &inode)?.as_ref() == Some(&content);
-                if !same || !self.is_settled(file, op) {
+                let mut inode = inode::load(op.view(), file.ino())?;
+                let same = extents::inline(op.view(), file.ino(), &inode)?.as_ref() == Some(&content);
+                if !same || !file.is_unsealed(&self.volume, op) {
                     return Ok(false);
                 }
-                extents::set_inline(op, file.ino, &mut inode, &[])?;
-                self.name_pages(op, &mut inode, &mut pages)?;
-                inode::store(op, file.ino, &inode)?;
+                extents::set_inline(op, file.ino(), &mut inode, &[])?;
+                extents::name_pages(op, &mut inode, &mut pages)?;
+                inode::store(op, file.ino(), &inode)?;
                 Ok(true)
             })?;
             if moved {
@@ -247,14 +240,14 @@ fn has_inline(view: View<'_>, ino: Ino, inode: &InodeValue) -> Result<bool> {
 }
 
 /// What `source` has at the beginning of `part`, for a target with this inode.
-fn find(view: View<'_>, source: Ino, target: &InodeValue, part: &Part) -> Result<Found> {
+fn find(view: View<'_>, source: Ino, target: &InodeValue, part: &Part) -> Result<SourceContent> {
     let inode = inode::load(view, source)?;
     let range = part.from..part.from + part.length;
     if inode.bytes <= MAX_VALUE as u64
         && let Some(content) = extents::inline(view, source, &inode)?
         && content.len() as u64 > range.start
     {
-        return Ok(Found::Bytes((content.len() as u64).min(range.end) - range.start));
+        return Ok(SourceContent::Bytes((content.len() as u64).min(range.end) - range.start));
     }
     let end = if inode.bytes == 0 { 0 } else { inode.trim.min(inode.size) };
     let visible = range.start..range.end.min(end).max(range.start);
@@ -277,9 +270,9 @@ fn find(view: View<'_>, source: Ino, target: &InodeValue, part: &Part) -> Result
         Ok(ControlFlow::Continue(()))
     })?;
     if bytes_end > range.start {
-        return Ok(Found::Bytes(bytes_end - range.start));
+        return Ok(SourceContent::Bytes(bytes_end - range.start));
     }
-    Ok(Found::Shared(shared_end - range.start, shared))
+    Ok(SourceContent::Shared(shared_end - range.start, shared))
 }
 
 /// Lets the target name the extents; answers how far it got, for the target's own extents are removed in bounded steps too.

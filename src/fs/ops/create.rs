@@ -9,8 +9,8 @@ use crate::format::values::{Extent, InodeValue, NO_TRIM, inode_flags};
 use crate::format::{Ino, Key, MAX_VALUE, ROOT_INO, kind};
 use crate::fs::directory::{self, Directory, FIRST_SEQUENCE, Target, check_name, is_dot};
 use crate::fs::packing::compresses;
-use crate::fs::presence::Presence;
-use crate::fs::{Attributes, Creator, FileSystem, inode, mode};
+use crate::fs::staging::Presence;
+use crate::fs::{Attributes, Creator, FileSystem, extents, inode, mode};
 use crate::txn::{Operation, UnnamedPages};
 
 /// PATH_MAX without its NUL.
@@ -49,12 +49,12 @@ impl FileSystem {
         let mut opened = None;
         // Nobody else can open or unlink it before it is published, so the handle is counted first.
         let made = self.make(directory, name, object, &mut |_, ino, _| {
-            self.handles.open(ino);
+            self.reclaim.open(ino);
             opened = Some(ino);
             Ok(())
         });
         if let (Err(_), Some(ino)) = (&made, opened) {
-            self.handles.release(ino);
+            self.reclaim.unopen(ino);
         }
         made
     }
@@ -88,7 +88,7 @@ impl FileSystem {
             let compress = compresses(&self.options, inode.flags);
             written = self.volume.write_data(&mut reservation, ino, 0, target, compress)?;
             inode.size = target.len() as u64;
-            self.name_pages(op, inode, &mut written)
+            extents::name_pages(op, inode, &mut written)
         })?;
         self.finish_change()?;
         Ok(attributes)
@@ -123,8 +123,8 @@ impl FileSystem {
         Ok(target)
     }
 
-    /// Writes the root directory of a new archive.
-    pub(in crate::fs) fn make_root(&self, creator: Creator) -> Result<()> {
+    /// Writes the root directory of a new archive (mode 0755, owned by `creator`).
+    pub(crate) fn format(&self, creator: Creator) -> Result<()> {
         // The inode.
         self.volume.operate(1, false, |op| {
             let now = self.environment.stamp();
@@ -169,7 +169,7 @@ impl FileSystem {
             parent.store(op, now)?;
             Ok((ino, inode))
         })?;
-        Ok(attributes_of(ino, &inode, Presence { size: inode.size, bytes: inode.bytes }))
+        Ok(attributes_of(ino, &inode, Presence::published(&inode)))
     }
 }
 

@@ -1,28 +1,35 @@
 //! open, read, write, release of files.
 
 use std::ops::{ControlFlow, Range};
+use std::sync::Arc;
 
+use super::truncate::MAX_SIZE;
 use crate::error::{Error, Result};
 use crate::format::values::InodeValue;
-use crate::format::{Ino, Key, kind};
-use crate::fs::extents::Mapped;
-use crate::fs::layer::{FRAME, INLINE_ROOM, QUAD, WHOLE_ROOM};
+use crate::format::{Ino, MAX_VALUE};
+use crate::fs::extents::{FRAME, Mapped};
 use crate::fs::packing::compresses;
-use crate::fs::staging::StagedFile;
-use crate::fs::truncate::MAX_SIZE;
-use crate::fs::{FileSystem, SyncProfile, extents, inode, mode};
-use crate::txn::{Reading, Reservation, UnnamedPages, View};
+use crate::fs::staging::{GROUP, INLINE_GROUPS, LockedFile, WHOLE_GROUPS};
+use crate::fs::{FileSystem, SyncProfile, extents, inode};
+use crate::txn::{Reading, Reservation, State, UnnamedPages, View};
+
+/// The inode of a regular file in the state of a number. While no other state is published it need not be looked up again.
+#[derive(Clone, Copy)]
+struct Known {
+    sequence: u64,
+    inode: InodeValue,
+}
 
 impl FileSystem {
     /// Counts a handle: an unlinked inode lives until the last one is closed. `Stale` when it does not exist.
     pub fn open(&self, ino: Ino) -> Result<()> {
         // Counted first: whoever unlinks it from now on sees the handle, and what is gone already shows below.
-        if !self.handles.open(ino) {
+        if !self.reclaim.open(ino) {
             return Err(Error::Stale);
         }
         let state = self.volume.state();
         if let Err(error) = inode::load(self.volume.view(&state), ino) {
-            self.handles.release(ino);
+            self.reclaim.unopen(ino);
             return Err(error);
         }
         Ok(())
@@ -30,13 +37,7 @@ impl FileSystem {
 
     /// Ends a handle; the last one of an unlinked inode queues it for reclaim.
     pub fn release(&self, ino: Ino) -> Result<()> {
-        if self.handles.release(ino) {
-            let state = self.volume.state();
-            let orphan = Key::new(0, kind::ORPHAN, ino.0);
-            if self.volume.view(&state).get(orphan, |_| Ok(()))?.is_some() {
-                self.queue_reclaim(ino);
-            }
-        }
+        self.reclaim.release(ino)?;
         if self.options.sync == SyncProfile::Always && self.volume.is_dirty() {
             return self.sync();
         }
@@ -55,11 +56,11 @@ impl FileSystem {
     /// is used again is neither allocated nor zeroed. After an error its content means nothing.
     pub fn read_into(&self, ino: Ino, offset: u64, length: usize, buffer: &mut Vec<u8>) -> Result<usize> {
         let wanted = offset..offset.saturating_add(length as u64);
-        let (state, overlay) = self.overlay(ino, &wanted);
+        let (state, overlay) = self.staging.overlay(ino, &wanted);
         // Inode, inline data and the extents of a small file mostly lie in one leaf.
         let reading = Reading::of(&self.volume, state);
         let view = reading.view();
-        let inode = self.regular(view, ino)?;
+        let inode = inode::load_regular(view, ino)?;
         let range = offset..wanted.end.min(inode.size.max(overlay.end)).max(offset);
         let count = (range.end - range.start) as usize;
         if buffer.is_empty() {
@@ -81,7 +82,7 @@ impl FileSystem {
     }
 
     /// Fills `out`, of any content before, with what extents or inline data say of `range`, and with zeros elsewhere.
-    pub(in crate::fs) fn read_published(
+    fn read_published(
         &self,
         view: View<'_>,
         ino: Ino,
@@ -131,130 +132,152 @@ impl FileSystem {
         Ok(())
     }
 
-    /// The inode of a regular file.
-    pub(in crate::fs) fn regular(&self, view: View<'_>, ino: Ino) -> Result<InodeValue> {
-        let inode = inode::load(view, ino)?;
-        match inode.mode & mode::TYPE {
-            mode::REGULAR => Ok(inode),
-            mode::DIRECTORY => Err(Error::IsDirectory),
-            _ => Err(Error::invalid(format!("not a regular file: ino={}", ino.0))),
-        }
-    }
-
     /// Accepts all of `data` or nothing; the size grows when needed. Does not touch times (the caller's SETATTR does).
     ///
     /// # Errors
     /// `NoSpace` against reservations, `FileTooLarge` beyond 2^63-1, `Latched`, `ReadOnly`.
     pub fn write(&self, ino: Ino, offset: u64, data: &[u8]) -> Result<()> {
         let end = offset.checked_add(data.len() as u64).filter(|end| *end <= MAX_SIZE).ok_or(Error::FileTooLarge)?;
-        let file = self.staging.entry(ino);
         let range = offset..end;
-        // Before the turn, so that writers of one file compress and seal at the same time: what a page holds does not depend on what the
-        // file is when the page is named.
-        let result = self.seal_frames(ino, &range, data).and_then(|frames| {
-            let _turn = file.turn.lock();
-            self.write_sealed(&file, range, data, frames)
-        });
-        self.staging.leave(file);
-        result.map_err(|error| self.told(error))?;
+        let written = {
+            let file = self.staging.entry(ino);
+            // Before the file is locked, so that its writers compress and seal at the same time: what a page holds does not depend on what the
+            // file is when the page is named.
+            self.seal_frames(ino, &range, data).and_then(|frames| self.write_sealed(&file.lock(), range, data, frames))
+        };
+        written.map_err(|error| self.told(error))?;
         // The write itself is accepted and stays staged; the next commit reports what is wrong.
-        if let Err(error) = self.relieve() {
+        if let Err(error) = self.pressure.relieve() {
             tracing::warn!(%error, "staged data could not be written out early");
         }
         Ok(())
     }
 
-    /// `write` for a caller that holds the turn.
-    pub(super) fn write_in_turn(&self, file: &StagedFile, range: Range<u64>, data: &[u8]) -> Result<()> {
-        let frames = self.seal_frames(file.ino, &range, data)?;
+    /// `write` for a caller that has the file locked.
+    pub(super) fn write_locked(&self, file: &LockedFile<'_>, range: Range<u64>, data: &[u8]) -> Result<()> {
+        let frames = self.seal_frames(file.ino(), &range, data)?;
         self.write_sealed(file, range, data, frames)
     }
 
-    /// Writes the pages of the whole frames within the range; nothing names them yet.
-    fn seal_frames(&self, ino: Ino, range: &Range<u64>, data: &[u8]) -> Result<UnnamedPages> {
+    /// A state and the inode in it, which is looked up only when it is not `known` of that state.
+    fn look_up(&self, ino: Ino, known: Option<Known>) -> Result<(Arc<State>, Known)> {
         let state = self.volume.state();
-        let inode = self.regular(self.volume.view(&state), ino)?;
-        drop(state);
-        let direct = whole_frames(range);
-        if direct.is_empty() {
-            return Ok(UnnamedPages::new(&self.volume));
-        }
-        let data = &data[(direct.start - range.start) as usize..(direct.end - range.start) as usize];
-        self.write_pages_of(ino, &inode, &direct, data, None)
+        let known = match known.filter(|known| known.sequence == state.sequence) {
+            Some(known) => known,
+            None => {
+                let inode = inode::load_regular(self.volume.view(&state), ino)?;
+                Known { sequence: state.sequence, inode }
+            }
+        };
+        Ok((state, known))
     }
 
-    /// Names `frames`, which [`FileSystem::seal_frames`] made of the range, and stages the rest. The caller holds the turn.
-    fn write_sealed(&self, file: &StagedFile, range: Range<u64>, data: &[u8], frames: UnnamedPages) -> Result<()> {
-        let direct = whole_frames(&range);
+    /// Writes the pages of the whole frames within the range, if there are any; nothing names them yet.
+    fn seal_frames(&self, ino: Ino, range: &Range<u64>, data: &[u8]) -> Result<Option<(UnnamedPages, Known)>> {
+        let direct = whole_frames(range);
         if direct.is_empty() {
-            self.leave_trim(file, range.end)?;
-            return if range.is_empty() { Ok(()) } else { self.stage(file, &[(range.start, data)], None) };
+            return Ok(None);
         }
+        // The state is not kept: it would pin what is waited for.
+        let (_, known) = self.look_up(ino, None)?;
+        let data = &data[(direct.start - range.start) as usize..(direct.end - range.start) as usize];
+        Ok(Some((self.write_pages_of(ino, &known.inode, &direct, data, None)?, known)))
+    }
+
+    /// Names `frames`, which [`FileSystem::seal_frames`] made of the range, and stages the rest.
+    fn write_sealed(
+        &self,
+        file: &LockedFile<'_>,
+        range: Range<u64>,
+        data: &[u8],
+        frames: Option<(UnnamedPages, Known)>,
+    ) -> Result<()> {
+        let (frames, known) = frames.unzip();
+        let (_, known) = self.look_up(file.ino(), known)?;
+        let Some(frames) = frames else {
+            self.uncover(file, &known, range.end)?;
+            let parts = [(range.start, data)];
+            return if data.is_empty() {
+                Ok(())
+            } else {
+                self.staging.stage(file, may_be_inline(&known.inode), &parts, None)
+            };
+        };
+        let direct = whole_frames(&range);
         let (head, rest) = data.split_at((direct.start - range.start) as usize);
         let (whole, tail) = rest.split_at((direct.end - direct.start) as usize);
         let parts: Vec<(u64, &[u8])> =
             [(range.start, head), (direct.end, tail)].into_iter().filter(|(_, part)| !part.is_empty()).collect();
         // Room for the rest is promised before anything is changed, so that the write is accepted whole or not at all.
-        let most = parts.len() as u64 * (WHOLE_ROOM + INLINE_ROOM);
-        self.leave_trim(file, range.end)?;
-        let room = if most > 0 { Some(self.volume.reserve_data(most * QUAD, 0)?) } else { None };
-        self.name_frames(file, &direct, whole, frames)?;
-        if parts.is_empty() { Ok(()) } else { self.stage(file, &parts, room) }
+        let most = parts.len() as u64 * (WHOLE_GROUPS + INLINE_GROUPS);
+        self.uncover(file, &known, range.end)?;
+        let reserved = if most > 0 { Some(self.volume.reserve_data(most * GROUP, 0)?) } else { None };
+        let inode = self.name_frames(file, known, &direct, whole, frames)?;
+        if parts.is_empty() { Ok(()) } else { self.staging.stage(file, may_be_inline(&inode), &parts, reserved) }
     }
 
-    /// Frees what lies hidden before `end`, where nothing may be added until then. The caller holds the turn.
-    fn leave_trim(&self, file: &StagedFile, end: u64) -> Result<()> {
-        let state = self.volume.state();
-        let inode = self.regular(self.volume.view(&state), file.ino)?;
-        drop(state);
-        if inode.trim < end { self.complete_trim(file.ino, end) } else { Ok(()) }
+    /// Frees what lies hidden before `end`, where nothing may be added until then. Only who has the file locked hides more.
+    fn uncover(&self, file: &LockedFile<'_>, known: &Known, end: u64) -> Result<()> {
+        if known.inode.trim < end { self.reclaim.complete_trim(file, end) } else { Ok(()) }
     }
 
-    /// Makes `pages`, those of whole frames, the content of the range in one operation.
-    fn name_frames(&self, file: &StagedFile, range: &Range<u64>, data: &[u8], mut pages: UnnamedPages) -> Result<()> {
+    /// Makes `pages`, those of whole frames, the content of the range in one operation; answers the inode after it.
+    fn name_frames(
+        &self,
+        file: &LockedFile<'_>,
+        mut known: Known,
+        range: &Range<u64>,
+        data: &[u8],
+        mut pages: UnnamedPages,
+    ) -> Result<InodeValue> {
         // Inline data that the pages include, since it must not stay inline beside them.
         let mut included: Option<Vec<u8>> = None;
-        while !self.try_to_name(file, range, data, &mut pages, &mut included)? {}
-        file.settle(&self.volume);
-        Ok(())
+        loop {
+            if let Some(inode) = self.try_to_name(file, &mut known, range, data, &mut pages, &mut included)? {
+                file.drop_published(&self.volume);
+                return Ok(inode);
+            }
+        }
     }
 
-    /// False when a commit came between and the caller has to look again.
+    /// None when a commit came between and the caller has to look again.
     fn try_to_name(
         &self,
-        file: &StagedFile,
+        file: &LockedFile<'_>,
+        known: &mut Known,
         range: &Range<u64>,
         data: &[u8],
         pages: &mut UnnamedPages,
         included: &mut Option<Vec<u8>>,
-    ) -> Result<bool> {
-        self.land_older(file)?;
-        let state = self.volume.state();
+    ) -> Result<Option<InodeValue>> {
+        self.write_out.land_older(file)?;
+        let ino = file.ino();
+        let (state, now) = self.look_up(ino, Some(*known))?;
+        *known = now;
         let view = self.volume.view(&state);
-        let inode = self.regular(view, file.ino)?;
-        let inline = kept_inline(view, file.ino, &inode, range)?;
-        let (cuts, _) = extents::measure(view, file.ino, range.clone(), u64::MAX)?;
+        let inline = kept_inline(view, ino, &known.inode, range)?;
+        let (cuts, _) = extents::measure(view, ino, range.clone(), u64::MAX)?;
         drop(state);
         if inline != *included {
-            // Given back first: there may be no room for both.
+            // Given back first: there may be no space for both.
             *pages = UnnamedPages::new(&self.volume);
-            *pages = self.write_pages_of(file.ino, &inode, range, data, inline.as_deref())?;
+            *pages = self.write_pages_of(ino, &known.inode, range, data, inline.as_deref())?;
             *included = inline;
         }
         // Inode, inline data.
         let records = 2 + pages.pieces().len() as u64 * extents::RECORDS_PER_PIECE + cuts * extents::RECORDS_PER_CUT;
         self.volume.operate(records, false, |op| {
-            let mut inode = inode::load(op.view(), file.ino)?;
+            let mut inode = inode::load(op.view(), ino)?;
             // A commit may have written out staged data of the file in between.
-            if !self.is_settled(file, op) || kept_inline(op.view(), file.ino, &inode, range)? != *included {
-                return Ok(false);
+            if !file.is_unsealed(&self.volume, op) || kept_inline(op.view(), ino, &inode, range)? != *included {
+                return Ok(None);
             }
-            extents::set_inline(op, file.ino, &mut inode, &[])?;
-            self.name_pages(op, &mut inode, pages)?;
+            extents::set_inline(op, ino, &mut inode, &[])?;
+            extents::name_pages(op, &mut inode, pages)?;
             inode.size = inode.size.max(range.end);
-            inode::store(op, file.ino, &inode)?;
-            file.with(|content| content.supersede(op, range.clone()));
-            Ok(true)
+            inode::store(op, ino, &inode)?;
+            file.supersede(op, range.clone());
+            Ok(Some(inode))
         })
     }
 
@@ -269,12 +292,12 @@ impl FileSystem {
     ) -> Result<UnnamedPages> {
         let bytes = data.len() + inline.map_or(0, <[u8]>::len);
         let count = data.len() as u64 / FRAME + u64::from(inline.is_some());
-        let mut room: Reservation = self.volume.reserve_data(bytes as u64, count)?;
+        let mut reserved: Reservation = self.volume.reserve_data(bytes as u64, count)?;
         let compress = compresses(&self.options, inode.flags);
         let mut pages = UnnamedPages::new(&self.volume);
         let frames = data.chunks(FRAME as usize).zip((range.start..).step_by(FRAME as usize));
         for (part, offset) in inline.map(|content| (content, 0)).into_iter().chain(frames) {
-            pages.absorb(self.volume.write_data(&mut room, ino, offset, part, compress)?);
+            pages.absorb(self.volume.write_data(&mut reserved, ino, offset, part, compress)?);
         }
         Ok(pages)
     }
@@ -288,5 +311,10 @@ fn whole_frames(range: &Range<u64>) -> Range<u64> {
 
 /// Inline data that whole frames at `range` do not replace: it is shorter than a frame.
 fn kept_inline(view: View<'_>, ino: Ino, inode: &InodeValue, range: &Range<u64>) -> Result<Option<Vec<u8>>> {
-    Ok(extents::inline(view, ino, inode)?.filter(|_| range.start > 0))
+    if range.start > 0 { extents::inline(view, ino, inode) } else { Ok(None) }
+}
+
+/// Whether the file may have inline data, now or when what is staged of it is written out.
+fn may_be_inline(inode: &InodeValue) -> bool {
+    inode.bytes <= MAX_VALUE as u64
 }

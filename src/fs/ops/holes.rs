@@ -1,15 +1,14 @@
 //! Making holes: PUNCH_HOLE and ZERO_RANGE of fallocate(2).
 
 use std::ops::Range;
-use std::sync::Arc;
 
 use super::attributes::lose_set_id;
+use super::truncate::MAX_SIZE;
 use crate::error::{Error, Result};
 use crate::format::Ino;
 use crate::format::values::InodeValue;
 use crate::fs::reclaim::STEP;
-use crate::fs::staging::StagedFile;
-use crate::fs::truncate::MAX_SIZE;
+use crate::fs::staging::LockedFile;
 use crate::fs::{FileSystem, extents, inode};
 use crate::txn::Operation;
 
@@ -44,47 +43,35 @@ impl FileSystem {
 
     fn empty_range(&self, ino: Ino, range: Range<u64>, keep_size: bool, kill_set_id: bool) -> Result<()> {
         self.strip_capability(ino, kill_set_id)?;
-        let file = self.staging.entry(ino);
-        let result = {
-            let _turn = file.turn.lock();
-            self.empty_in_turn(&file, range, keep_size, kill_set_id)
-        };
-        self.staging.leave(file);
-        result?;
+        self.empty_locked(&self.staging.entry(ino).lock(), range, keep_size, kill_set_id)?;
         self.finish_change()
     }
 
-    fn empty_in_turn(
-        &self,
-        file: &Arc<StagedFile>,
-        range: Range<u64>,
-        keep_size: bool,
-        kill_set_id: bool,
-    ) -> Result<()> {
+    fn empty_locked(&self, file: &LockedFile<'_>, range: Range<u64>, keep_size: bool, kill_set_id: bool) -> Result<()> {
         let state = self.volume.state();
-        self.regular(self.volume.view(&state), file.ino)?;
+        inode::load_regular(self.volume.view(&state), file.ino())?;
         drop(state);
         let mut at = range.start;
         while at < range.end {
             let rest = at..range.end;
-            self.clear_staged(file, &rest)?;
+            self.write_out.clear(file, &rest)?;
             let state = self.volume.state();
-            let (cuts, _) = extents::measure(self.volume.view(&state), file.ino, rest.clone(), STEP)?;
+            let (cuts, _) = extents::measure(self.volume.view(&state), file.ino(), rest.clone(), STEP)?;
             drop(state);
             // Inode and inline data.
             let done = self.volume.operate(2 + cuts * extents::RECORDS_PER_CUT, true, |op| {
-                if !self.is_clear(file, op, &rest) {
+                if !self.write_out.is_clear(file, op, &rest) {
                     return Ok(None);
                 }
-                let mut inode = inode::load(op.view(), file.ino)?;
-                let end = empty_step(op, file.ino, &mut inode, &rest)?;
+                let mut inode = inode::load(op.view(), file.ino())?;
+                let end = empty_step(op, file.ino(), &mut inode, &rest)?;
                 if !keep_size {
                     inode.size = inode.size.max(end);
                 }
                 if kill_set_id {
                     lose_set_id(&mut inode, false);
                 }
-                inode::store(op, file.ino, &inode)?;
+                inode::store(op, file.ino(), &inode)?;
                 Ok(Some(end))
             })?;
             // Without an answer a commit came between: look again.

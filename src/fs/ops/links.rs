@@ -61,7 +61,7 @@ impl FileSystem {
 
     fn remove_name(&self, directory: Ino, name: &[u8], want_directory: bool) -> Result<()> {
         // The directory's inode, index and list; the removed inode.
-        self.operate_departing(4, true, |op, departure| {
+        self.reclaim.operate_removing(4, true, |op, removal| {
             let now = self.environment.stamp();
             let mut parent = Directory::load(op.view(), directory)?;
             let found = directory::find(op.view(), &self.name_key, directory, name)?.ok_or(Error::NotFound)?;
@@ -76,7 +76,7 @@ impl FileSystem {
             }
             parent.remove(op, &self.name_key, name, found)?;
             parent.store(op, now)?;
-            self.drop_name(op, departure, found.target.ino, &mut removed, now)
+            removal.drop_name(op, found.target.ino, &mut removed, now)
         })?;
         self.finish_change()
     }

@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 use crate::format::values::{InodeValue, ListEntry, decode_list};
 use crate::format::{Ino, ROOT_INO};
 use crate::fs::directory::{self, DIRECTORY_TYPE, FIRST_SEQUENCE, Target, list_key};
-use crate::fs::presence::Presence;
+use crate::fs::staging::Presence;
 use crate::fs::{Attributes, DirectoryEntry, FileSystem, inode, mode};
 use crate::txn::{Reading, State, View};
 
@@ -97,7 +97,7 @@ impl FileSystem {
         // Staged data belongs to the newest version: when that is another one by now, all is taken from there.
         // It was removed meanwhile: the listing is of the older version, which has it.
         let published = || Ok(attributes_of(ino, inode, Presence::published(inode)));
-        let (newest, staged) = match self.staged_presence(ino) {
+        let (newest, staged) = match self.staging.staged_presence(ino) {
             Err(Error::Stale) => return published(),
             looked => looked?,
         };

@@ -8,7 +8,6 @@ mod bulk;
 mod copy;
 mod create;
 mod data;
-mod departure;
 mod holes;
 mod links;
 mod listing;
@@ -16,6 +15,7 @@ mod rename;
 mod seek;
 mod statistics;
 mod sync;
+mod truncate;
 mod usage;
 mod xattr;
 

@@ -1,11 +1,11 @@
 //! rename with its four modes.
 
 use super::create::{NewObject, begin_object};
-use super::departure::Departure;
 use crate::error::{Error, Result, Timestamp};
 use crate::format::values::InodeValue;
 use crate::format::{Ino, ROOT_INO};
-use crate::fs::directory::{self, Directory, Found, Target, check_name, is_dot};
+use crate::fs::directory::{self, Directory, DirectoryRecord, Target, check_name, is_dot};
+use crate::fs::reclaim::Removal;
 use crate::fs::{Creator, FileSystem, RenameMode, inode, mode};
 use crate::txn::{Operation, View};
 
@@ -38,7 +38,7 @@ impl Parents {
 struct Move<'a> {
     name: &'a [u8],
     new_name: &'a [u8],
-    moved: Found,
+    moved: DirectoryRecord,
     parents: Parents,
     now: Timestamp,
 }
@@ -58,7 +58,7 @@ impl FileSystem {
         if is_dot(name) || is_dot(new_name) {
             return Err(Error::invalid("`.` and `..` cannot be renamed"));
         }
-        self.operate_departing(RECORDS, false, |op, departure| {
+        self.reclaim.operate_removing(RECORDS, false, |op, removal| {
             let now = self.environment.stamp();
             let source = Directory::load(op.view(), directory)?;
             let other =
@@ -88,14 +88,14 @@ impl FileSystem {
                         RenameMode::Whiteout(creator) => Some(creator),
                         _ => None,
                     };
-                    self.replace(op, departure, change, existing, whiteout)
+                    self.replace(op, removal, change, existing, whiteout)
                 }
             }
         })?;
         self.finish_change()
     }
 
-    fn exchange(&self, op: &mut Operation<'_>, change: Move<'_>, existing: Found) -> Result<()> {
+    fn exchange(&self, op: &mut Operation<'_>, change: Move<'_>, existing: DirectoryRecord) -> Result<()> {
         let Move { name, new_name, moved, mut parents, now } = change;
         if parents.other.is_some() && existing.target.is_directory() {
             refuse_below(op.view(), existing.target.ino, parents.source.ino)?;
@@ -111,9 +111,9 @@ impl FileSystem {
     fn replace(
         &self,
         op: &mut Operation<'_>,
-        departure: &mut Departure,
+        removal: &mut Removal<'_>,
         change: Move<'_>,
-        existing: Option<Found>,
+        existing: Option<DirectoryRecord>,
         whiteout: Option<Creator>,
     ) -> Result<()> {
         let Move { name, new_name, moved, mut parents, now } = change;
@@ -139,7 +139,7 @@ impl FileSystem {
         parents.store(op, now)?;
         store_moved(op, moved.target, new_parent, now)?;
         match replaced {
-            Some((existing, mut inode)) => self.drop_name(op, departure, existing.target.ino, &mut inode, now),
+            Some((existing, mut inode)) => removal.drop_name(op, existing.target.ino, &mut inode, now),
             None => Ok(()),
         }
     }

@@ -5,7 +5,7 @@ use std::ops::{ControlFlow, Range};
 use crate::error::{Error, Result};
 use crate::format::values::InodeValue;
 use crate::format::{BLOCK, Ino};
-use crate::fs::{FileSystem, extents};
+use crate::fs::{FileSystem, extents, inode};
 use crate::txn::View;
 
 /// Holes and data in whole blocks, as programs know them from other file systems: a block with any data is data.
@@ -47,9 +47,9 @@ impl FileSystem {
     }
 
     fn with_layout<R>(&self, ino: Ino, offset: u64, f: impl FnOnce(&Layout<'_>) -> Result<R>) -> Result<R> {
-        let (state, staged) = self.staged_ranges(ino);
+        let (state, staged) = self.staging.staged_ranges(ino);
         let view = self.volume.view(&state);
-        let inode = self.regular(view, ino)?;
+        let inode = inode::load_regular(view, ino)?;
         let size = inode.size.max(staged.last().map_or(0, |range| range.end));
         if offset >= size {
             return Err(Error::NoSuchRange);

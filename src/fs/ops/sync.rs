@@ -49,12 +49,12 @@ impl FileSystem {
     fn finish_commit(&self, begun: BegunSync) -> Result<()> {
         let Some(wanted) = begun.0 else { return Ok(()) };
         // Most of what is staged is sealed before the commit holds the writers' lock, and nobody stages much more until then.
-        let _awaited = self.staging.await_commit();
-        if let Err(error) = self.relieve_before_commit() {
+        let _awaited = self.pressure.await_commit();
+        if let Err(error) = self.pressure.relieve_before_commit() {
             tracing::debug!(%error, "staged data could not be written out before the commit, which tells why");
         }
         self.volume.commit_wanted(wanted)?;
-        self.staging.sweep(&self.volume);
+        self.staging.sweep();
         Ok(())
     }
 
@@ -83,9 +83,7 @@ impl FileSystem {
 
     /// Whether a change may now have to wait for a commit or for write-out; a guess, for those who plan threads.
     pub fn may_wait(&self) -> bool {
-        self.options.sync == SyncProfile::Always
-            || self.staging.total() >= self.nearly_staged()
-            || self.volume.commit_is_due()
+        self.options.sync == SyncProfile::Always || self.pressure.is_near() || self.volume.commit_is_due()
     }
 
     /// The newest durable commit.

@@ -11,8 +11,8 @@ use crate::error::Error;
 use crate::format::values::{InodeValue, NO_TRIM};
 use crate::format::{Ino, Key, kind};
 use crate::frame::PageCipher;
-use crate::fs::layer::FRAME;
-use crate::fs::presence::Presence;
+use crate::fs::extents::FRAME;
+use crate::fs::staging::Presence;
 use crate::fs::{FileSystem, FsOptions, SyncProfile, extents, inode, mode, reclaim};
 use crate::storage::MemoryStorage;
 use crate::txn::{OpenOptions, Volume};
@@ -75,7 +75,7 @@ impl Bench {
         bench.audit(&inos);
         for ino in inos {
             if !bench.unlink(ino, false) {
-                bench.fs.queue_reclaim(ino);
+                bench.fs.reclaim.add(ino);
             }
         }
         let bench = bench.reopen_closed();
@@ -110,7 +110,7 @@ impl Bench {
             })
             .unwrap();
         if gone {
-            self.fs.forget_staged(ino);
+            self.fs.staging.forget(ino);
         }
         gone
     }
@@ -258,13 +258,13 @@ fn run_model(seed: u64, steps: u64, options: FsOptions) {
             }
             39 if bench.below(2) == 0 => bench.fs.repack_all(bench.below(2) == 0).unwrap(),
             _ => {
-                let (_, presence) = bench.fs.presence(ino).unwrap();
+                let (_, presence) = bench.fs.staging.presence(ino).unwrap();
                 assert_eq!(presence.size, size, "step {step}");
             }
         }
         for ino in files.keys() {
-            let (_, presence) = bench.fs.presence(*ino).unwrap();
-            assert_eq!(presence, bench.fs.presence_anew(*ino).unwrap(), "step {step}: {ino:?}");
+            let (_, presence) = bench.fs.staging.presence(*ino).unwrap();
+            assert_eq!(presence, bench.fs.staging.presence_anew(*ino).unwrap(), "step {step}: {ino:?}");
         }
         moments.push(digest(&files));
         assert!(bench.fs.staging.total() <= options.staged_bytes + 3 * FRAME, "{}", bench.fs.staging.total());
@@ -377,7 +377,7 @@ fn a_cut_with_many_extents_hides_them_at_once_and_frees_them_in_steps() {
     bench.fs.sync().unwrap();
     assert_eq!(bench.fs.read(ino, 20 * FRAME, 300).unwrap(), [vec![9; 10], vec![0; 290]].concat());
     bench.audit(&[ino]);
-    while bench.fs.reclaim_step().unwrap() {}
+    while bench.fs.reclaim.step().unwrap() {}
     assert!(!bench.pending(kind::TRIM, ino));
     assert_eq!(bench.extents(ino).len(), 12);
     bench.audit(&[ino]);
@@ -396,11 +396,11 @@ fn an_orphan_lives_while_it_is_open_and_goes_in_steps_afterwards() {
     assert!(!bench.unlink(open, true));
     bench.fs.sync().unwrap();
     assert!(!bench.unlink(large, false));
-    bench.fs.queue_reclaim(large);
+    bench.fs.reclaim.add(large);
     assert_eq!(bench.fs.read(open, 0, 9000).unwrap(), [4; 5000]);
     bench.fs.write(open, 5000, &[5; 10]).unwrap();
     let mut steps = 0;
-    while bench.fs.reclaim_step().unwrap() {
+    while bench.fs.reclaim.step().unwrap() {
         steps += 1;
         bench.audit(&[root, open]);
     }
@@ -410,7 +410,7 @@ fn an_orphan_lives_while_it_is_open_and_goes_in_steps_afterwards() {
     bench.fs.sync().unwrap();
     // A crash closes every handle.
     bench = bench.reopen();
-    assert!(bench.fs.reclaim_step().unwrap());
+    assert!(bench.fs.reclaim.step().unwrap());
     assert_eq!(bench.fs.volume.state().inodes(), 1);
     assert!(matches!(bench.fs.open(open), Err(Error::Stale)));
     bench.audit(&[root]);
@@ -453,7 +453,7 @@ fn writes_beyond_the_greatest_size_and_to_other_objects_are_refused() {
     assert!(matches!(bench.fs.write(ino, last, &[1]), Err(Error::FileTooLarge)));
     assert!(matches!(bench.fs.truncate(ino, last + 1, &mut |_| {}), Err(Error::FileTooLarge)));
     bench.fs.write(ino, last - 1, &[1]).unwrap();
-    assert_eq!(bench.fs.presence(ino).unwrap().1, Presence { size: last, bytes: 1 });
+    assert_eq!(bench.fs.staging.presence(ino).unwrap().1, Presence { size: last, bytes: 1 });
     bench.fs.sync().unwrap();
     assert_eq!(bench.fs.read(ino, last - 2, 100).unwrap(), [0, 1]);
     bench.fs.truncate(ino, last, &mut |inode| inode.mode = mode::DIRECTORY).unwrap();
@@ -474,7 +474,7 @@ fn a_flush_whose_operation_is_not_published_is_made_again_and_nothing_twice() {
     }
     for round in 0..3_u8 {
         let failed = bench.fs.volume.operate(100, true, |op| {
-            bench.fs.flush(op)?;
+            bench.fs.write_out.flush(op)?;
             Err::<(), _>(Error::Stale)
         });
         assert!(matches!(failed, Err(Error::Stale)));
@@ -514,7 +514,7 @@ fn pages_of_files_that_were_removed_after_a_failed_flush_are_given_back() {
         })
         .into();
     let failed = bench.fs.volume.operate(100, true, |op| {
-        bench.fs.flush(op)?;
+        bench.fs.write_out.flush(op)?;
         Err::<(), _>(Error::Stale)
     });
     assert!(matches!(failed, Err(Error::Stale)));
@@ -557,10 +557,10 @@ fn files_that_write_out_filled_are_told_once_and_then_count_as_they_will_for_eve
     bench.fs.write(sparse, 100_000, &[3; 512]).unwrap();
     let before = [cut, whole, sparse].map(blocks);
     assert_eq!(before, [8, 235, 2]);
-    assert_eq!(bench.fs.take_filled(), [], "nothing is written out");
+    assert_eq!(bench.fs.take_grown(), [], "nothing is written out");
     bench.fs.sync().unwrap();
-    assert_eq!(bench.fs.take_filled(), [cut]);
-    assert_eq!(bench.fs.take_filled(), []);
+    assert_eq!(bench.fs.take_grown(), [cut]);
+    assert_eq!(bench.fs.take_grown(), []);
     let after = [cut, whole, sparse].map(blocks);
     assert_eq!(after, [(39 * 3000_u64 + 100).div_ceil(512), 235, 2]);
     let bench = bench.reopen();
@@ -575,15 +575,15 @@ fn a_file_is_told_to_be_filled_only_after_it_is() {
         bench.fs.write(ino, at, &[1; 100]).unwrap();
     }
     let failed = bench.fs.volume.operate(100, true, |op| {
-        bench.fs.flush(op)?;
-        assert_eq!(bench.fs.take_filled(), [], "the operation may yet fail");
+        bench.fs.write_out.flush(op)?;
+        assert_eq!(bench.fs.take_grown(), [], "the operation may yet fail");
         Err::<(), _>(Error::Stale)
     });
     assert!(matches!(failed, Err(Error::Stale)));
-    assert_eq!(bench.fs.take_filled(), []);
+    assert_eq!(bench.fs.take_grown(), []);
     assert_eq!(bench.fs.attributes(ino).unwrap().blocks, 8);
     bench.fs.sync().unwrap();
-    assert_eq!(bench.fs.take_filled(), [ino]);
+    assert_eq!(bench.fs.take_grown(), [ino]);
     assert!(bench.fs.attributes(ino).unwrap().blocks > 200);
 }
 
@@ -609,5 +609,25 @@ fn small_writes_here_and_there_count_as_their_bytes_and_not_as_what_merging_them
     }
     bench.fs.sync().unwrap();
     assert!(bench.fs.read(ino, 0, model.len()).unwrap() == model);
+    bench.audit(&[ino]);
+}
+
+#[test]
+fn a_write_looks_for_its_inode_once_and_its_commit_once_more() {
+    let bench = Bench::new(35, OPTIONS);
+    let ino = bench.make();
+    bench.fs.write(ino, 0, &bench.bytes(4 * FRAME as usize)).unwrap();
+    bench.fs.sync().unwrap();
+    let lookups = |f: &dyn Fn()| {
+        let before = inode::LOOKUPS.get();
+        f();
+        inode::LOOKUPS.get() - before
+    };
+    assert_eq!(lookups(&|| bench.fs.write(ino, 8192, &[1; 4096]).unwrap()), 1);
+    assert_eq!(lookups(&|| bench.fs.sync().unwrap()), 1, "in the flush");
+    // A head, whole frames and a tail: before their pages are sealed, and in the operation that names them.
+    assert_eq!(lookups(&|| bench.fs.write(ino, FRAME - 100, &vec![2; 2 * FRAME as usize + 200]).unwrap()), 2);
+    assert_eq!(lookups(&|| drop(bench.fs.read(ino, 8192, 4096).unwrap())), 1);
+    bench.fs.sync().unwrap();
     bench.audit(&[ino]);
 }

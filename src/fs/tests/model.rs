@@ -251,7 +251,7 @@ impl Model {
 
     /// Everything that the file system answers is as in the model; times moved exactly where the last operation touched.
     pub(super) fn assert_equal(&mut self, fs: &FileSystem) {
-        while fs.reclaim_step().unwrap() {}
+        while fs.reclaim.step().unwrap() {}
         assert_eq!(fs.volume.state().inodes(), self.nodes.len() as u64, "inodes in use");
         let touched = std::mem::take(&mut self.touched);
         for (&ino, node) in &mut self.nodes {

@@ -6,7 +6,7 @@ use super::data::{Bench, OPTIONS, make, read_model, write_model};
 use crate::env::SeededEnvironment;
 use crate::format::Ino;
 use crate::fs::FsOptions;
-use crate::fs::writeout::AWAITED_BYTES;
+use crate::fs::pressure::AWAITED_BYTES;
 
 /// A block that says its version in every word.
 fn block(version: u64) -> Vec<u8> {
@@ -157,6 +157,6 @@ fn a_flush_seals_a_bounded_part_of_what_is_staged() {
         stop.store(true, Ordering::Relaxed);
     });
     assert!(!late(), "the writers did not stage enough");
-    let most = fs.staging.most_flushed.load(Ordering::Relaxed);
+    let most = fs.staging.most_flushed();
     assert!(most > 0 && most <= AWAITED_BYTES + WRITERS * PIECE, "{most} bytes were sealed under the lock");
 }

@@ -6,7 +6,7 @@ use super::data::{Bench, OPTIONS, digest, place, read_model, write_model};
 use crate::error::Error;
 use crate::format::values::inode_flags;
 use crate::format::{BLOCK, Ino};
-use crate::fs::layer::FRAME;
+use crate::fs::extents::FRAME;
 use crate::fs::{FsOptions, SetAttributes, SetTime, inode, mode};
 
 const HOST_FREE: u64 = 1 << 40;
@@ -107,7 +107,7 @@ fn replace(bench: &Bench, files: &mut Files) {
     let ino = some_file(bench, files);
     files.remove(&ino);
     if !bench.unlink(ino, false) {
-        bench.fs.queue_reclaim(ino);
+        bench.fs.reclaim.add(ino);
     }
     files.insert(bench.make(), Vec::new());
 }

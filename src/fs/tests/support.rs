@@ -107,6 +107,13 @@ fn open_again(storage: &Arc<MemoryStorage>, fs: Arc<FileSystem>) -> Arc<FileSyst
     FileSystem::new(volume, environment, name_key, options).unwrap()
 }
 
+impl FileSystem {
+    /// Repacks all that is noted; with `search` also what nobody noted.
+    pub(crate) fn repack_all(&self, search: bool) -> Result<()> {
+        self.repack.all(search.then_some(&self.closing))
+    }
+}
+
 /// The live tree and the space it takes are sound.
 pub(super) fn assert_sound(fs: &FileSystem) {
     let (_, findings) = fs.check_structure(true, &mut |_, _| {}).unwrap();

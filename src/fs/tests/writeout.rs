@@ -7,9 +7,9 @@ use crate::env::{Environment, SeededEnvironment};
 use crate::error::Error;
 use crate::format::values::NO_TRIM;
 use crate::format::{Ino, ROOT_INO};
-use crate::fs::layer::FRAME;
+use crate::fs::extents::FRAME;
+use crate::fs::pressure::AWAITED_BYTES;
 use crate::fs::reclaim::STEP;
-use crate::fs::writeout::AWAITED_BYTES;
 use crate::fs::{FileSystem, SetAttributes, extents, inode, mode};
 use crate::storage::{MemoryStorage, Storage};
 
@@ -142,7 +142,7 @@ fn closing_waits_for_who_works_beside_it() {
     assert!(fs.volume.durable().closed);
 }
 
-/// A file's writer may wait for room for long, and has its turn meanwhile: who asks for the durability of another file does not wait for it, and
+/// A file's writer may wait for room for long, and has it locked meanwhile: who asks for the durability of another file does not wait for it, and
 /// the commit takes what was accepted of both.
 #[test]
 fn an_fsync_does_not_wait_for_who_writes_another_file() {
@@ -153,7 +153,7 @@ fn an_fsync_does_not_wait_for_who_writes_another_file() {
     (0..parts).for_each(|part| fs.write(slow, part * FRAME, &content).unwrap());
     assert!(fs.staging.total() > AWAITED_BYTES, "too little is staged");
     let busy = fs.staging.entry(slow);
-    let turn = (busy.turn.lock(), fs.volume.be_short());
+    let locked = (busy.lock(), fs.volume.be_short());
     let (done, told) = std::sync::mpsc::channel();
     let asking = std::thread::spawn({
         let fs = Arc::clone(&fs);
@@ -164,7 +164,7 @@ fn an_fsync_does_not_wait_for_who_writes_another_file() {
         }
     });
     let ended = told.recv_timeout(std::time::Duration::from_secs(60));
-    drop(turn);
+    drop(locked);
     asking.join().unwrap();
     assert!(ended.is_ok(), "the fsync waited for a writer of another file");
     drop(busy);

@@ -1,7 +1,7 @@
 //! Free blocks that still hold old ciphertext: swept, erased, and cut off at the tail.
 
 use super::region::{Region, any, fill};
-use super::{RESERVE_QUADS, SpaceMap, parts};
+use super::{RESERVE_GROUPS, SpaceMap, parts};
 use crate::error::Result;
 use crate::format::{MIN_BLOCKS, REGION_BLOCKS, Run};
 
@@ -48,7 +48,7 @@ impl SpaceMap {
         let mut runs = Vec::new();
         let mut left = ERASE_STEP;
         // What is being erased cannot be allocated: it may be taken from the reserve for a moment, never from what is promised.
-        let mut spare = self.quads.saturating_sub(self.reserved + self.overhead());
+        let mut spare = self.groups.saturating_sub(self.reserved + self.overhead());
         let numbers: Vec<u64> = self.regions.keys().copied().collect();
         for number in numbers {
             let Some(region) = self.regions.get_mut(&number) else { continue };
@@ -59,13 +59,13 @@ impl SpaceMap {
                 if length == 0 {
                     continue;
                 }
-                let quads = length.div_ceil(4) + 1;
+                let groups = length.div_ceil(4) + 1;
                 left -= length;
-                spare -= quads;
+                spare -= groups;
                 fill(&mut region.busy, start, start + length, true);
                 fill(&mut region.dirty, start, start + length, false);
                 fill(&mut region.aged, start, start + length, false);
-                runs.push((Run::new(region.base() + start, length), spare < RESERVE_QUADS));
+                runs.push((Run::new(region.base() + start, length), spare < RESERVE_GROUPS));
             }
             if !all && left > 0 {
                 region.aged = region.dirty;
@@ -147,7 +147,7 @@ impl SpaceMap {
                 None => end = number * REGION_BLOCKS,
             }
         }
-        let keep_quads = self.reserved + self.overhead() + RESERVE_QUADS;
+        let keep_groups = self.reserved + self.overhead() + RESERVE_GROUPS;
         // Cutting may not take what is promised: count the groups behind the cut.
         let mut cut = end.max(MIN_BLOCKS).next_multiple_of(4);
         let behind = |map: &SpaceMap, from: u64| -> u64 {
@@ -166,9 +166,9 @@ impl SpaceMap {
                 })
                 .sum()
         };
-        let left = self.quads.saturating_sub(behind(self, cut));
-        if left < keep_quads {
-            cut = (cut + (keep_quads - left) * 4).min(self.total);
+        let left = self.groups.saturating_sub(behind(self, cut));
+        if left < keep_groups {
+            cut = (cut + (keep_groups - left) * 4).min(self.total);
         }
         if cut >= self.total {
             return self.total;

@@ -1,7 +1,7 @@
 //! What the file's blocks are taken for, and how far it may grow.
 
 use super::region::Region;
-use super::{GROW_BLOCKS, RESERVE_QUADS, SpaceMap};
+use super::{GROW_BLOCKS, RESERVE_GROUPS, SpaceMap};
 
 /// Blocks of the file and what they are taken for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,7 +28,7 @@ impl SpaceMap {
             total: self.total,
             taken: self.used_blocks.saturating_add(self.fresh),
             promised: self.reserved * 4,
-            kept: (RESERVE_QUADS + self.overhead()) * 4,
+            kept: (RESERVE_GROUPS + self.overhead()) * 4,
             growth: self.limit.saturating_sub(self.total),
         }
     }

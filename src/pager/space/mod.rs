@@ -22,7 +22,7 @@ use crate::storage::Storage;
 use region::{Region, fill};
 
 /// Groups of four blocks that only deletes, commits and the unmount may use: 1 MiB.
-pub(crate) const RESERVE_QUADS: u64 = 64;
+pub(crate) const RESERVE_GROUPS: u64 = 64;
 /// Growth of the file in blocks: at least 1 MiB, at most 16 MiB at once.
 const GROW_BLOCKS: (u64, u64) = (256, 4096);
 
@@ -69,7 +69,7 @@ pub(crate) struct SpaceMap {
     waiting: VecDeque<Waiting>,
     /// Regions that are not loaded and in which blocks came free: they hold old ciphertext, which nothing else would look for.
     unlooked: BTreeSet<u64>,
-    quads: u64,
+    groups: u64,
     reserved: u64,
     /// Loaded regions that differ from the checkpoint.
     changed: u64,
@@ -117,7 +117,7 @@ impl SpaceMap {
             pending: HashMap::new(),
             waiting: VecDeque::new(),
             unlooked: BTreeSet::new(),
-            quads: 0,
+            groups: 0,
             reserved: 0,
             changed: 0,
             checkpointing: false,
@@ -132,24 +132,24 @@ impl SpaceMap {
     }
 
     /// Promises groups that a commit is about to take, if they are there.
-    pub(crate) fn promise(&mut self, quads: u64) -> bool {
-        let there = self.quads >= self.reserved + quads;
+    pub(crate) fn promise(&mut self, groups: u64) -> bool {
+        let there = self.groups >= self.reserved + groups;
         if there {
-            self.reserved += quads;
+            self.reserved += groups;
         }
         there
     }
 
     /// Promises what a checkpoint of everything that changed takes at most, if that is there: nobody can take it away then.
     pub(crate) fn promise_checkpoint(&mut self) -> Option<u64> {
-        let quads = self.overhead();
-        self.promise(quads).then_some(quads)
+        let groups = self.overhead();
+        self.promise(groups).then_some(groups)
     }
 
-    fn update(regions: &mut BTreeMap<u64, Box<Region>>, roomy: &mut BTreeSet<u64>, quads: &mut u64, number: u64) {
+    fn update(regions: &mut BTreeMap<u64, Box<Region>>, roomy: &mut BTreeSet<u64>, groups: &mut u64, number: u64) {
         if let Some(region) = regions.get_mut(&number) {
-            *quads = quads.wrapping_add_signed(region.recount());
-            if region.quads > 0 {
+            *groups = groups.wrapping_add_signed(region.recount());
+            if region.groups > 0 {
                 roomy.insert(number);
             } else {
                 roomy.remove(&number);
@@ -158,7 +158,7 @@ impl SpaceMap {
     }
 
     fn touch(&mut self, number: u64) {
-        Self::update(&mut self.regions, &mut self.roomy, &mut self.quads, number);
+        Self::update(&mut self.regions, &mut self.roomy, &mut self.groups, number);
     }
 
     // ---- loading ----
@@ -262,7 +262,7 @@ impl SpaceMap {
         if self.checkpointing {
             return;
         }
-        let mut spare = self.quads.saturating_sub(self.reserved + self.overhead() + RESERVE_QUADS);
+        let mut spare = self.groups.saturating_sub(self.reserved + self.overhead() + RESERVE_GROUPS);
         let mut excess = self.regions.len().saturating_sub(keep);
         let numbers: Vec<u64> = self.regions.keys().copied().collect();
         for number in numbers {
@@ -273,11 +273,11 @@ impl SpaceMap {
             let busy_only_by_use = Region::new(number, self.total);
             let plain = (0..region.used.len())
                 .all(|w| region.busy[w] == region.used[w] | busy_only_by_use.busy[w] && region.dirty[w] == 0);
-            if region.changed || !plain || region.quads > spare {
+            if region.changed || !plain || region.groups > spare {
                 continue;
             }
-            spare -= region.quads;
-            self.quads -= region.quads;
+            spare -= region.groups;
+            self.groups -= region.groups;
             self.used_loaded -= region.count_used();
             self.roomy.remove(&number);
             self.regions.remove(&number);
@@ -287,19 +287,19 @@ impl SpaceMap {
 
     // ---- reservations and allocation ----
 
-    /// Promises `quads` groups of four blocks, growing the file when needed.
+    /// Promises `groups` groups of four blocks, growing the file when needed.
     ///
     /// # Errors
     /// `Ok(Err(shortage))` when that is not possible now; nothing changed then.
     pub(crate) fn reserve(
         &mut self,
-        quads: u64,
+        groups: u64,
         keep: Keep,
         storage: &dyn Storage,
     ) -> Result<std::result::Result<(), Shortage>> {
-        let provided = self.provide(quads, keep, storage)?;
+        let provided = self.provide(groups, keep, storage)?;
         if provided.is_ok() {
-            self.reserved += quads;
+            self.reserved += groups;
         }
         Ok(provided)
     }
@@ -307,21 +307,21 @@ impl SpaceMap {
     /// As [`Self::reserve`], but promises nothing: who asks now is given so many groups.
     pub(crate) fn provide(
         &mut self,
-        quads: u64,
+        groups: u64,
         keep: Keep,
         storage: &dyn Storage,
     ) -> Result<std::result::Result<(), Shortage>> {
         let (keep, least) = match keep {
-            Keep::Reserve => (self.overhead() + RESERVE_QUADS, None),
+            Keep::Reserve => (self.overhead() + RESERVE_GROUPS, None),
             // They may use up what a checkpoint would take: without room it waits.
             Keep::Lists => (self.overhead(), Some(self.lists())),
             Keep::Nothing => (0, None),
         };
-        let wanted = self.reserved + quads + keep;
+        let wanted = self.reserved + groups + keep;
         self.host_full = false;
-        while self.quads < wanted {
-            if let Err(shortage) = self.extend(wanted - self.quads, storage)? {
-                if least.is_some_and(|least| self.quads >= self.reserved + quads + least) {
+        while self.groups < wanted {
+            if let Err(shortage) = self.extend(wanted - self.groups, storage)? {
+                if least.is_some_and(|least| self.groups >= self.reserved + groups + least) {
                     break;
                 }
                 return Ok(Err(shortage));
@@ -330,9 +330,9 @@ impl SpaceMap {
         Ok(Ok(()))
     }
 
-    pub(crate) fn unreserve(&mut self, quads: u64) {
-        debug_assert!(self.reserved >= quads);
-        self.reserved = self.reserved.saturating_sub(quads);
+    pub(crate) fn unreserve(&mut self, groups: u64) {
+        debug_assert!(self.reserved >= groups);
+        self.reserved = self.reserved.saturating_sub(groups);
     }
 
     /// Gets more free backed groups: holes of loaded regions, then regions not loaded, then growth.
@@ -453,7 +453,7 @@ impl SpaceMap {
             regions.find_map(|r| r.find(blocks.max(4), dirty).map(|start| r.base() + start))
         };
         let started = !next.is_multiple_of(4);
-        let scarce = self.quads <= self.reserved + self.overhead() + RESERVE_QUADS;
+        let scarce = self.groups <= self.reserved + self.overhead() + RESERVE_GROUPS;
         let found = started
             .then(|| behind(self))
             .flatten()

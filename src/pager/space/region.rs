@@ -4,7 +4,7 @@ use crate::format::space::{REGION_WORDS, RegionBits};
 use crate::format::{REGION_BLOCKS, RESERVED};
 
 /// The lowest bit of every group of four.
-const QUAD_LOW: u64 = 0x1111_1111_1111_1111;
+const GROUP_LOW: u64 = 0x1111_1111_1111_1111;
 
 /// State of the 8,192 blocks of a region.
 ///
@@ -21,7 +21,7 @@ pub(super) struct Region {
     /// `used` differs from the checkpoint.
     pub(super) changed: bool,
     /// Free, backed, aligned groups of four blocks.
-    pub(super) quads: u64,
+    pub(super) groups: u64,
     /// Free, backed blocks outside of such groups.
     loose: u64,
     /// Free, backed blocks that were dirty when last counted: no fewer than there are, since nothing becomes dirty without a count.
@@ -55,8 +55,8 @@ fn ones(words: &[u64]) -> u64 {
 }
 
 /// One bit (the lowest of four) for each aligned group of four set bits.
-fn full_quads(word: u64) -> u64 {
-    word & (word >> 1) & (word >> 2) & (word >> 3) & QUAD_LOW
+fn full_groups(word: u64) -> u64 {
+    word & (word >> 1) & (word >> 2) & (word >> 3) & GROUP_LOW
 }
 
 impl Region {
@@ -70,7 +70,7 @@ impl Region {
             aged: [0; REGION_WORDS],
             backed: [0; REGION_WORDS],
             changed: false,
-            quads: 0,
+            groups: 0,
             loose: 0,
             recyclable: 0,
         };
@@ -105,16 +105,16 @@ impl Region {
 
     /// Recounts after bits changed; answers the difference of groups.
     pub(super) fn recount(&mut self) -> i64 {
-        let before = self.quads;
-        let (mut quads, mut blocks, mut recyclable) = (0, 0, 0);
+        let before = self.groups;
+        let (mut groups, mut blocks, mut recyclable) = (0, 0, 0);
         for word in 0..REGION_WORDS {
             let available = self.available(word);
-            quads += u64::from(full_quads(available).count_ones());
+            groups += u64::from(full_groups(available).count_ones());
             blocks += u64::from(available.count_ones());
             recyclable += u64::from((available & self.dirty[word]).count_ones());
         }
-        (self.quads, self.loose, self.recyclable) = (quads, blocks - 4 * quads, recyclable);
-        self.quads as i64 - before as i64
+        (self.groups, self.loose, self.recyclable) = (groups, blocks - 4 * groups, recyclable);
+        self.groups as i64 - before as i64
     }
 
     fn available(&self, word: usize) -> u64 {
@@ -127,13 +127,13 @@ impl Region {
     /// (P2): where free space starts in the middle of a group, that group is broken already.
     pub(super) fn find(&self, blocks: u64, dirty: bool) -> Option<u64> {
         let mask = |w: usize| self.available(w) & if dirty { self.dirty[w] } else { u64::MAX };
-        if blocks > if dirty { self.recyclable } else { self.loose + 4 * self.quads } {
+        if blocks > if dirty { self.recyclable } else { self.loose + 4 * self.groups } {
             debug_assert!(Region::runs(mask).iter().map(|run| run.1).sum::<u64>() < blocks, "counts are out of date");
             return None;
         }
         if blocks < 4
             && blocks <= self.loose
-            && let Some(found) = find_in_partial_quads(blocks, |w| self.available(w), mask)
+            && let Some(found) = find_in_partial_groups(blocks, |w| self.available(w), mask)
         {
             return Some(found);
         }
@@ -162,7 +162,7 @@ impl Region {
 
     /// Free groups of four that the host has not (wholly) allocated, as runs.
     pub(super) fn first_hole(&self) -> Option<(u64, u64)> {
-        let hole = |w: usize| (full_quads(!self.busy[w]) & !full_quads(self.available(w))) * 0xF;
+        let hole = |w: usize| (full_groups(!self.busy[w]) & !full_groups(self.available(w))) * 0xF;
         let mut found = None;
         for_each_run(hole, &mut |start, length| {
             found = Some((start, length));
@@ -224,18 +224,18 @@ fn for_each_run(mask: impl Fn(usize) -> u64, f: &mut dyn FnMut(u64, u64) -> bool
 }
 
 /// Small pages go into groups that are already broken; `mask` says which blocks of them may be taken.
-fn find_in_partial_quads(blocks: u64, available: impl Fn(usize) -> u64, mask: impl Fn(usize) -> u64) -> Option<u64> {
+fn find_in_partial_groups(blocks: u64, available: impl Fn(usize) -> u64, mask: impl Fn(usize) -> u64) -> Option<u64> {
     for w in 0..REGION_WORDS {
-        let partial = mask(w) & !(full_quads(available(w)) * 0xF);
+        let partial = mask(w) & !(full_groups(available(w)) * 0xF);
         if partial == 0 {
             continue;
         }
-        for quad in 0..16 {
-            let nibble = partial >> (4 * quad) & 0xF;
+        for group in 0..16 {
+            let nibble = partial >> (4 * group) & 0xF;
             for low in 0..=(4 - blocks) {
                 let wanted = ((1 << blocks) - 1) << low;
                 if nibble & wanted == wanted {
-                    return Some(w as u64 * 64 + 4 * quad + low);
+                    return Some(w as u64 * 64 + 4 * group + low);
                 }
             }
         }
@@ -283,7 +283,7 @@ mod tests {
         fill(&mut region.backed, 0, 64, true);
         fill(&mut region.busy, 5, 6, true);
         region.recount();
-        assert_eq!(region.quads, 15);
+        assert_eq!(region.groups, 15);
         assert_eq!(region.find(1, false), Some(4));
         assert_eq!(region.find(2, false), Some(6));
         assert_eq!(region.find(4, false), Some(0));

@@ -1,7 +1,6 @@
 //! Erases free blocks that still hold old ciphertext, and cuts free blocks off the end of the file.
 
 use super::{Allocator, keep_of};
-use crate::env::Environment;
 use crate::error::{Error, Result};
 use crate::format::{BLOCK, Run};
 
@@ -52,20 +51,20 @@ impl Allocator {
     }
 
     /// Erases a batch of blocks that were free for a while; the file grows, if it can, until something may be taken out of reach for a moment.
-    pub(in crate::txn) fn erase_aged(&self, environment: &dyn Environment) -> Result<()> {
+    pub(in crate::txn) fn erase_aged(&self) -> Result<()> {
         if self.space.lock().has_dirty() {
             self.has_groups(SPARE, keep_of(false))?;
         }
-        self.erase_step(environment, false).map(drop)
+        self.erase_step(false).map(drop)
     }
 
     /// Erases every free block that holds old ciphertext.
-    pub(in crate::txn) fn erase_all(&self, environment: &dyn Environment) -> Result<()> {
+    pub(in crate::txn) fn erase_all(&self) -> Result<()> {
         loop {
             let more = self.look_at_some()?;
-            while self.erase_step(environment, true)? {}
+            while self.erase_step(true)? {}
             let mut space = self.space.lock();
-            let overwritten = space.overwrite_dirty(&mut |run| self.overwrite(environment, run));
+            let overwritten = space.overwrite_dirty(&mut |run| self.overwrite(run));
             overwritten.map_err(|error| self.erasing_failed(error))?;
             if !more {
                 return Ok(());
@@ -84,11 +83,11 @@ impl Allocator {
     }
 
     /// Erases one batch; answers whether there was anything.
-    fn erase_step(&self, environment: &dyn Environment, all: bool) -> Result<bool> {
+    fn erase_step(&self, all: bool) -> Result<bool> {
         let _erasing = self.erasing.lock();
         let runs = self.space.lock().start_erasing(all);
         for (index, (run, keep)) in runs.iter().enumerate() {
-            match self.erase(environment, *run, *keep) {
+            match self.erase(*run, *keep) {
                 Ok(backed) => self.space.lock().erased(*run, backed),
                 Err(error) => {
                     // They hold old ciphertext as before, for the next attempt.
@@ -105,8 +104,8 @@ impl Allocator {
     }
 
     /// Punches the blocks, or overwrites them where they have to stay allocated or the host refuses. Answers whether they are still allocated.
-    fn erase(&self, environment: &dyn Environment, run: Run, keep: bool) -> Result<bool> {
-        self.pager.latch().check()?;
+    fn erase(&self, run: Run, keep: bool) -> Result<bool> {
+        self.medium.pager.latch().check()?;
         if !keep {
             match self.storage().punch(run.offset(), run.bytes()) {
                 Ok(()) => return Ok(false),
@@ -115,25 +114,25 @@ impl Allocator {
                 Err(error) => return Err(error),
             }
         }
-        self.overwrite(environment, run)?;
+        self.overwrite(run)?;
         Ok(true)
     }
 
     fn erasing_failed(&self, error: Error) -> Error {
         match error {
             Error::NoSpace(_) | Error::Latched(_) => error,
-            error => self.pager.latch().set("erasing freed blocks", error),
+            error => self.medium.pager.latch().set("erasing freed blocks", error),
         }
     }
 
-    fn overwrite(&self, environment: &dyn Environment, run: Run) -> Result<()> {
-        self.pager.latch().check()?;
+    fn overwrite(&self, run: Run) -> Result<()> {
+        self.medium.pager.latch().check()?;
         let mut at = run.offset();
         let end = at + run.bytes();
         let mut noise = vec![0; OVERWRITE_STEP.min(run.bytes()) as usize];
         while at < end {
             let count = (end - at).min(OVERWRITE_STEP) as usize;
-            environment.fill_random(&mut noise[..count])?;
+            self.medium.environment.fill_random(&mut noise[..count])?;
             self.storage().write_at(at, &noise[..count])?;
             at += count as u64;
         }

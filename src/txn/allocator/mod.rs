@@ -11,48 +11,47 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 
-use super::state::Versions;
-use crate::btree::{NodeStore, Tree};
+use super::medium::Medium;
+use crate::btree::Tree;
 use crate::error::{Error, Result};
 use crate::format::record::CommitRecord;
 use crate::format::space::{REGION_WORDS, RegionBits};
 use crate::format::{BLOCK, Generation, Key, REGION_BLOCKS, Run, TreeId, kind, space};
-use crate::frame::QUAD_DATA;
-use crate::pager::Pager;
+use crate::frame::GROUP_DATA;
 use crate::pager::space::{Blocks, Keep, Shortage, SpaceMap};
 use crate::storage::Storage;
 
-/// Groups of four blocks that `bytes` of file data take in `pages` pages at worst: a page of n groups holds n * `QUAD_DATA` bytes at least, raw
+/// Groups of four blocks that `bytes` of file data take in `pages` pages at worst: a page of n groups holds n * `GROUP_DATA` bytes at least, raw
 /// and whole or cut into parts of one group each. With 0 pages the bytes are those of the groups themselves.
 pub(crate) const fn quads_for(bytes: u64, pages: u64) -> u64 {
     match pages {
         0 => bytes.div_ceil(4 * BLOCK),
-        1 => bytes.div_ceil(QUAD_DATA as u64),
-        _ => bytes / QUAD_DATA as u64 + pages,
+        1 => bytes.div_ceil(GROUP_DATA as u64),
+        _ => bytes / GROUP_DATA as u64 + pages,
     }
 }
 
 /// Groups of four blocks promised to data that is not yet written; given back when dropped.
 pub(crate) struct Reservation {
     allocator: Arc<Allocator>,
-    quads: u64,
+    groups: u64,
 }
 
 impl Reservation {
     /// Adds another reservation of the same volume to this one.
     pub(crate) fn absorb(&mut self, mut other: Reservation) {
-        self.quads += std::mem::take(&mut other.quads);
+        self.groups += std::mem::take(&mut other.groups);
     }
 
-    /// Takes `quads` out into a reservation of its own (fewer when it holds fewer).
-    pub(crate) fn split(&mut self, quads: u64) -> Reservation {
-        let quads = quads.min(self.quads);
-        self.quads -= quads;
-        Reservation { allocator: self.allocator.clone(), quads }
+    /// Takes `groups` out into a reservation of its own (fewer when it holds fewer).
+    pub(crate) fn split(&mut self, groups: u64) -> Reservation {
+        let groups = groups.min(self.groups);
+        self.groups -= groups;
+        Reservation { allocator: self.allocator.clone(), groups }
     }
 
     pub(crate) fn quads(&self) -> u64 {
-        self.quads
+        self.groups
     }
 
     /// A run of `blocks` out of the reservation; None when no run is long enough.
@@ -60,14 +59,14 @@ impl Reservation {
     /// # Errors
     /// `Invalid` for more than was reserved: the rest would be taken from what others were promised (P2).
     pub(super) fn allocate(&mut self, blocks: u64) -> Result<Option<Run>> {
-        let quads = blocks.div_ceil(4);
-        if quads > self.quads {
-            debug_assert!(false, "{blocks} blocks of a reservation of {} groups", self.quads);
-            return Err(Error::invalid(format!("data beyond its reservation: blocks={blocks} groups={}", self.quads)));
+        let groups = blocks.div_ceil(4);
+        if groups > self.groups {
+            debug_assert!(false, "{blocks} blocks of a reservation of {} groups", self.groups);
+            return Err(Error::invalid(format!("data beyond its reservation: blocks={blocks} groups={}", self.groups)));
         }
-        let run = self.allocator.space.lock().allocate(blocks, quads);
+        let run = self.allocator.space.lock().allocate(blocks, groups);
         if run.is_some() {
-            self.quads -= quads;
+            self.groups -= groups;
         }
         Ok(run)
     }
@@ -75,8 +74,8 @@ impl Reservation {
 
 impl Drop for Reservation {
     fn drop(&mut self) {
-        if self.quads > 0 {
-            self.allocator.unreserve(self.quads);
+        if self.groups > 0 {
+            self.allocator.unreserve(self.groups);
         }
     }
 }
@@ -98,9 +97,7 @@ pub(super) struct Begun {
 
 /// The space map with what loads it, and the free blocks' way back to it.
 pub(super) struct Allocator {
-    versions: Arc<Versions>,
-    pager: Arc<Pager>,
-    store: Arc<NodeStore>,
+    medium: Arc<Medium>,
     space: Mutex<SpaceMap>,
     /// The tree of the newest checkpoint that is durable. A region that is not loaded is as this tree has it: the leader of a commit replaces it under
     /// the lock of `space`, and until then keeps what it wrote loaded.
@@ -115,18 +112,10 @@ pub(super) struct Allocator {
 
 impl Allocator {
     /// `memory` is that of the volume; regions take their share of it, at about 5 KiB each.
-    pub(super) fn new(
-        versions: Arc<Versions>,
-        pager: Arc<Pager>,
-        store: Arc<NodeStore>,
-        space: SpaceMap,
-        memory: u64,
-    ) -> Allocator {
-        let root = versions.durable().roots[TreeId::Space];
+    pub(super) fn new(medium: Arc<Medium>, space: SpaceMap, memory: u64) -> Allocator {
+        let root = medium.versions.durable().roots[TreeId::Space];
         Allocator {
-            versions,
-            pager,
-            store,
+            medium,
             space: Mutex::new(space),
             tree: ArcSwap::from_pointee(Tree::from_root(TreeId::Space, &root)),
             list_entries: AtomicU64::new(0),
@@ -136,7 +125,7 @@ impl Allocator {
     }
 
     fn storage(&self) -> &dyn Storage {
-        &**self.pager.storage()
+        &**self.medium.pager.storage()
     }
 
     // ---- figures ----
@@ -177,13 +166,13 @@ impl Allocator {
     // ---- promises (P2) ----
 
     /// Promises groups of four blocks, loading regions and growing the file as needed; answers whether there are so many.
-    pub(super) fn reserve(&self, quads: u64, keep: Keep) -> Result<bool> {
-        self.bring(|space| space.reserve(quads, keep, self.storage()))
+    pub(super) fn reserve(&self, groups: u64, keep: Keep) -> Result<bool> {
+        self.bring(|space| space.reserve(groups, keep, self.storage()))
     }
 
     /// Whether so many groups could be promised now, for which regions are loaded and the file grows; nobody is promised any.
-    pub(super) fn has_groups(&self, quads: u64, keep: Keep) -> Result<bool> {
-        self.bring(|space| space.provide(quads, keep, self.storage()))
+    pub(super) fn has_groups(&self, groups: u64, keep: Keep) -> Result<bool> {
+        self.bring(|space| space.provide(groups, keep, self.storage()))
     }
 
     fn bring(&self, ask: impl Fn(&mut SpaceMap) -> Result<std::result::Result<(), Shortage>>) -> Result<bool> {
@@ -197,7 +186,7 @@ impl Allocator {
             let shortage = match asked {
                 // The file was cut: nothing more may be promised.
                 Err(error @ Error::Damaged(_)) => {
-                    return Err(self.pager.latch().set("growing the archive", error));
+                    return Err(self.medium.pager.latch().set("growing the archive", error));
                 }
                 Err(Error::NoSpace(_)) => return Ok(false),
                 asked => asked?,
@@ -211,17 +200,17 @@ impl Allocator {
     }
 
     /// Promises groups that a commit is about to take, if they are there.
-    pub(super) fn promise(&self, quads: u64) -> bool {
-        self.space.lock().promise(quads)
+    pub(super) fn promise(&self, groups: u64) -> bool {
+        self.space.lock().promise(groups)
     }
 
-    pub(super) fn unreserve(&self, quads: u64) {
-        self.space.lock().unreserve(quads);
+    pub(super) fn unreserve(&self, groups: u64) {
+        self.space.lock().unreserve(groups);
     }
 
     /// What was promised to the caller, as a reservation that gives it back.
-    pub(super) fn reserved(self: &Arc<Self>, quads: u64) -> Reservation {
-        Reservation { allocator: self.clone(), quads }
+    pub(super) fn reserved(self: &Arc<Self>, groups: u64) -> Reservation {
+        Reservation { allocator: self.clone(), groups }
     }
 
     /// Blocks for a page of at most four of them, for which room is kept, beside the page before it.
@@ -240,7 +229,7 @@ impl Allocator {
                 return Ok(());
             }
             let tree = self.tree.load_full();
-            let base = tree.get(&self.store, Key::new(number, kind::SPACE, 0), space::decode);
+            let base = tree.get(&self.medium.store, Key::new(number, kind::SPACE, 0), space::decode);
             let mut space = self.space.lock();
             if Arc::ptr_eq(&tree, &self.tree.load()) {
                 return space.install(number, base?.as_deref(), self.storage());
@@ -263,8 +252,8 @@ impl Allocator {
 
     /// Hands freed blocks out again when no commit and no reader needs them.
     pub(super) fn release_waiting(&self) {
-        let oldest = self.versions.oldest();
-        let durable = self.versions.durable().generation;
+        let oldest = self.medium.versions.oldest();
+        let durable = self.medium.versions.durable().generation;
         self.space.lock().release_waiting(durable, oldest);
     }
 
@@ -277,7 +266,7 @@ impl Allocator {
     /// Frees pages that no operation named.
     pub(super) fn discard_unseen(&self, runs: Vec<Run>) {
         // Nobody ever saw them, but a reader of the present version may not be older than the pages that lay there before: wait for it.
-        self.discard(runs, self.versions.sequence());
+        self.discard(runs, self.medium.versions.sequence());
     }
 
     /// Whether freed blocks wait for a further commit.
@@ -287,7 +276,7 @@ impl Allocator {
 
     /// Whether blocks that commits let go are only held by readers.
     pub(super) fn waits_for_readers(&self) -> bool {
-        let durable = self.versions.durable().generation;
+        let durable = self.medium.versions.durable().generation;
         self.space.lock().waits_for_readers(durable)
     }
 
@@ -308,7 +297,7 @@ impl Allocator {
             space.committed(record.generation, allocated.into_iter(), freed, sequence);
             space.set_list_entries(0);
         }
-        self.versions.set_durable(record);
+        self.medium.versions.set_durable(record);
     }
 
     /// Takes what a checkpoint of all that changed has to write (P4), if there is room for it: nobody can take that away then.
@@ -338,7 +327,7 @@ impl Allocator {
         pages: Vec<Run>,
         promised: u64,
     ) -> Result<()> {
-        let sequence = self.versions.sequence();
+        let sequence = self.medium.versions.sequence();
         let mut space = self.space.lock();
         for (number, bits) in &regions {
             space.install_rebuilt(*number, bits, self.storage())?;

@@ -74,9 +74,9 @@ impl Checkpoint {
         for (number, bits) in &self.regions {
             let key = Key::new(*number, kind::SPACE, 0);
             if bits.iter().all(|word| *word == 0) {
-                self.tree.remove(&pages.store, &mut edits, key)?;
+                self.tree.remove(&pages.medium.store, &mut edits, key)?;
             } else {
-                self.tree.insert(&pages.store, &mut edits, key, &space::encode(bits))?;
+                self.tree.insert(&pages.medium.store, &mut edits, key, &space::encode(bits))?;
             }
         }
         self.freed = pages_of(&edits.superseded)?;

@@ -11,14 +11,11 @@ use super::chain::{Chain, Purpose};
 use super::joining::Joining;
 use super::record::RecordWriter;
 use super::reserved::ReservedPages;
-use crate::btree::NodeStore;
-use crate::env::Environment;
 use crate::error::{Error, Result};
 use crate::format::{Generation, SessionId};
-use crate::pager::Pager;
 use crate::txn::allocator::Allocator;
 use crate::txn::lineage::Mark;
-use crate::txn::state::Versions;
+use crate::txn::medium::Medium;
 use crate::txn::writer::{Frozen, OpenTransaction, Writer};
 
 /// Who waits for whom. Nothing else is locked, read or written while its lock is held.
@@ -47,11 +44,9 @@ pub(crate) struct WantedCommit(u64);
 
 /// Makes the open transaction durable.
 pub(in crate::txn) struct Committer {
-    writer: Arc<Writer>,
+    medium: Arc<Medium>,
     allocator: Arc<Allocator>,
-    versions: Arc<Versions>,
-    pager: Arc<Pager>,
-    environment: Arc<dyn Environment>,
+    writer: Arc<Writer>,
     record: RecordWriter,
     queue: Mutex<Queue>,
     /// A commit ended.
@@ -70,27 +65,21 @@ pub(in crate::txn) struct Session {
 
 impl Committer {
     pub(in crate::txn) fn new(
-        writer: Arc<Writer>,
+        medium: Arc<Medium>,
         allocator: Arc<Allocator>,
-        versions: Arc<Versions>,
-        store: Arc<NodeStore>,
-        pager: Arc<Pager>,
-        environment: Arc<dyn Environment>,
+        writer: Arc<Writer>,
         session: &Session,
     ) -> Committer {
         Committer {
             record: RecordWriter {
-                pages: ReservedPages { allocator: allocator.clone(), pager: pager.clone(), store },
+                pages: ReservedPages { allocator: allocator.clone(), medium: medium.clone() },
                 writer: writer.clone(),
-                environment: environment.clone(),
                 session: session.id,
                 header_sequence: session.header_sequence,
             },
-            writer,
+            medium,
             allocator,
-            versions,
-            pager,
-            environment,
+            writer,
             queue: Mutex::default(),
             done: Condvar::new(),
             joined: Condvar::new(),
@@ -108,7 +97,7 @@ impl Committer {
         if self.read_only {
             return Err(Error::ReadOnly("the archive is opened for reading".into()));
         }
-        self.pager.latch().check()
+        self.medium.pager.latch().check()
     }
 
     /// Before anything is written on top of a closed record an empty commit takes its place: otherwise a crash before the first commit
@@ -116,7 +105,7 @@ impl Committer {
     /// makes the inode numbers durable that this one begins with, so that a second crash does not go back behind them.
     pub(in crate::txn) fn open_session(&self) -> Result<()> {
         let begins = {
-            let durable = self.versions.durable();
+            let durable = self.medium.versions.durable();
             durable.closed || (durable.session != self.record.session && durable.generation != Generation(0))
         };
         if begins {
@@ -155,7 +144,7 @@ impl Committer {
         let is_over = |queue: &Queue| match purpose {
             Purpose::Changes => queue.finished >= needed,
             Purpose::Drain | Purpose::Shorten => queue.recorded >= needed,
-            Purpose::Close => queue.recorded >= needed && self.versions.durable().closed,
+            Purpose::Close => queue.recorded >= needed && self.medium.versions.durable().closed,
         };
         while !is_over(&queue) {
             if queue.running {
@@ -166,9 +155,9 @@ impl Committer {
             self.await_joining(&mut queue);
             let (mut served, mut took) = (0, std::time::Duration::ZERO);
             let result = self.lead(&mut queue, |chain, callers| {
-                let began = self.environment.now();
+                let began = self.medium.environment.now();
                 let result = self.run_commit(purpose, chain);
-                (served, took) = (callers, self.environment.now().since(began));
+                (served, took) = (callers, self.medium.environment.now().since(began));
                 result
             });
             let came = queue.joined;
@@ -178,7 +167,7 @@ impl Committer {
         // The commit that covered this caller is `needed` or a later one.
         match &queue.failed {
             Some((number, error)) if *number >= needed => Err(error.clone()),
-            _ => Ok(self.versions.durable().generation),
+            _ => Ok(self.medium.versions.durable().generation),
         }
     }
 
@@ -272,7 +261,7 @@ impl Committer {
             let frozen = self.freeze_changes(chain, &mut transaction)?;
             drop(transaction);
             match self.record.write(Purpose::Shorten, chain, frozen) {
-                Err(Error::NoSpace(_)) if self.pager.latch().reason().is_none() => return Err(refused),
+                Err(Error::NoSpace(_)) if self.medium.pager.latch().reason().is_none() => return Err(refused),
                 written => written?,
             }
             self.writer.lock().forget_written();
@@ -284,7 +273,7 @@ impl Committer {
         transaction.flush_staged()?;
         if !transaction.is_changed() && purpose == Purpose::Changes {
             // What there was may have been taken by a commit that failed: then nothing is durable that waited for it.
-            self.pager.latch().check()?;
+            self.medium.pager.latch().check()?;
             return Ok(None);
         }
         self.freeze_changes(chain, transaction).map(Some)

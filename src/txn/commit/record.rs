@@ -6,7 +6,6 @@ use super::chain::{Chain, Purpose};
 use super::checkpoint::Checkpoint;
 use super::lists;
 use super::reserved::ReservedPages;
-use crate::env::Environment;
 use crate::error::{Error, Result};
 use crate::format::record::{CommitRecord, Roots};
 use crate::format::{Generation, Run, SessionId, Tag, TreeId};
@@ -16,7 +15,6 @@ use crate::txn::writer::{Frozen, Writer};
 pub(super) struct RecordWriter {
     pub(super) pages: ReservedPages,
     pub(super) writer: Arc<Writer>,
-    pub(super) environment: Arc<dyn Environment>,
     pub(super) session: SessionId,
     pub(super) header_sequence: u64,
 }
@@ -31,13 +29,14 @@ impl RecordWriter {
         written.map_err(|error| match error {
             Error::Latched(_) => error,
             Error::NoSpace(_) if refused => error,
-            error => self.pages.pager.latch().set("committing", error),
+            error => self.pages.medium.pager.latch().set("committing", error),
         })
     }
 
     fn try_write(&self, purpose: Purpose, chain: &mut Chain, frozen: Frozen) -> Result<()> {
         let Frozen { state, generation, mut allocated, mut freed, superseded, lists: mut promised, empty } = frozen;
-        let ReservedPages { allocator, pager, store } = &self.pages;
+        let ReservedPages { allocator, medium } = &self.pages;
+        let (pager, store) = (&medium.pager, &medium.store);
         pager.check_host()?;
         let mut roots = self.write_trees(&state.trees, generation, &mut allocated)?;
         freed.extend(lists::pages_of(&superseded)?);
@@ -136,7 +135,7 @@ impl RecordWriter {
         CommitRecord {
             session: self.session,
             header_sequence: self.header_sequence,
-            time: self.environment.now(),
+            time: self.pages.medium.environment.now(),
             total_blocks: self.pages.allocator.total(),
             next_ino: state.counters.next_ino,
             inodes: state.counters.inodes,

@@ -2,18 +2,17 @@
 
 use std::sync::Arc;
 
-use crate::btree::{NodeStore, Tree};
+use crate::btree::Tree;
 use crate::error::Result;
 use crate::format::record::Root;
 use crate::format::{Generation, Pointer, Run, Tag, TreeId};
 use crate::frame::{self, PlainPage};
-use crate::pager::Pager;
 use crate::txn::allocator::Allocator;
+use crate::txn::medium::Medium;
 
 pub(super) struct ReservedPages {
     pub(super) allocator: Arc<Allocator>,
-    pub(super) pager: Arc<Pager>,
-    pub(super) store: Arc<NodeStore>,
+    pub(super) medium: Arc<Medium>,
 }
 
 impl ReservedPages {
@@ -26,7 +25,7 @@ impl ReservedPages {
         from_reserved: u64,
         allocated: &mut Vec<(Run, Tag)>,
     ) -> Result<Root> {
-        tree.flush(&self.store, &mut |level, encoded| {
+        tree.flush(&self.medium.store, &mut |level, encoded| {
             let page = frame::node_page(id as u8, level, encoded);
             self.write(&page, generation, from_reserved, &mut |run, tag| allocated.push((run, tag)))
         })
@@ -41,9 +40,9 @@ impl ReservedPages {
         taken: &mut dyn FnMut(Run, Tag),
     ) -> Result<Pointer> {
         let run = self.allocator.allocate_node(page.blocks(), from_reserved)?;
-        let sealed = self.pager.seal(page, run, generation)?;
+        let sealed = self.medium.pager.seal(page, run, generation)?;
         taken(sealed.pointer.run, sealed.pointer.tag);
-        self.pager.write_page(&sealed)?;
+        self.medium.pager.write_page(&sealed)?;
         Ok(sealed.pointer)
     }
 }

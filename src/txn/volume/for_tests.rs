@@ -13,7 +13,7 @@ use crate::txn::writer::Writer;
 
 impl Volume {
     pub(crate) fn pager(&self) -> &Pager {
-        &self.pager
+        &self.medium.pager
     }
 
     pub(in crate::txn) fn committer(&self) -> &Committer {

@@ -1,4 +1,4 @@
-//! The open archive: owns the parts of a transaction, and hands each call to the one whose job it is.
+//! The open archive: owns the parts of a transaction, hands each call to the one whose job it is, and ends them in order.
 //!
 //! The parts stand in the order of their locks, from the outermost to the innermost: each has those that come after it and can reach no other, so
 //! nothing can be locked against the order. `ARCHITECTURE.md` has the whole table.
@@ -6,24 +6,20 @@
 #[cfg(test)]
 mod for_tests;
 mod open;
+mod pages;
 #[cfg_attr(not(test), expect(dead_code, reason = "model-tested with the transactions; their commands come later"))]
 mod snapshots;
-mod upkeep;
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-pub(crate) use open::OpenOptions;
-
 use crate::btree::NodeStore;
 use crate::env::Environment;
 use crate::error::{CacheUse, Error, Result};
-use crate::format::data_head::PackedItem;
 use crate::format::record::CommitRecord;
-use crate::format::{Generation, Ino, Key, Pointer};
-use crate::frame::{OpenedPage, PlainPage};
+use crate::format::{BLOCK, Generation, Key, Pointer};
 use crate::pager::Pager;
 use crate::pager::space::{Blocks, SpaceMap};
 use crate::txn::allocator::{Allocator, Reservation, keep_of, quads_for};
@@ -31,15 +27,24 @@ use crate::txn::audit::{Audit, Auditor};
 use crate::txn::commit::{Chain, Committer, Purpose, Session, WantedCommit};
 use crate::txn::finding::Finding;
 use crate::txn::lineage::{Descent, Mark, Past};
+use crate::txn::medium::Medium;
 use crate::txn::operation::Operation;
-use crate::txn::page_writer::PageWriter;
 use crate::txn::partly::PartlyNamed;
 use crate::txn::references;
 use crate::txn::shortage::{Reclaimer, Shortage};
 use crate::txn::state::{State, Versions};
-use crate::txn::unnamed::UnnamedPages;
 use crate::txn::view::View;
 use crate::txn::writer::{Flusher, Writer};
+
+/// Seconds that a free block keeps its old ciphertext at least, and at most twice that plus the time to drain.
+const ERASE_AFTER: i64 = 5;
+
+/// How to open a volume.
+pub(crate) struct OpenOptions {
+    pub(crate) read_only: bool,
+    /// Bytes for frame cache, node cache, dirty nodes and space map together.
+    pub(crate) memory: u64,
+}
 
 /// What create and open know before the volume exists.
 struct Start {
@@ -60,10 +65,7 @@ pub(crate) struct Volume {
     committer: Arc<Committer>,
     writer: Arc<Writer>,
     allocator: Arc<Allocator>,
-    versions: Arc<Versions>,
-    store: Arc<NodeStore>,
-    pager: Arc<Pager>,
-    environment: Arc<dyn Environment>,
+    medium: Arc<Medium>,
     /// Second of the last background erase.
     last_erase: Mutex<i64>,
     fallback: Option<String>,
@@ -73,29 +75,21 @@ pub(crate) struct Volume {
 impl Volume {
     fn assemble(pager: Arc<Pager>, environment: Arc<dyn Environment>, start: Start) -> Volume {
         let Start { record, next_generation, space, memory, session, fallback, line } = start;
-        let store = Arc::new(NodeStore::new(pager.clone(), (memory / 4) as usize));
-        let versions = Arc::new(Versions::new(record, next_generation));
-        let allocator = Arc::new(Allocator::new(versions.clone(), pager.clone(), store.clone(), space, memory));
-        let writer = Writer::new(allocator.clone(), versions.clone(), pager.clone(), store.clone(), memory);
-        let writer = Arc::new(writer);
-        let committer = Arc::new(Committer::new(
-            writer.clone(),
-            allocator.clone(),
-            versions.clone(),
-            store.clone(),
-            pager.clone(),
-            environment.clone(),
-            &session,
-        ));
+        let medium = Arc::new(Medium {
+            store: NodeStore::new(pager.clone(), (memory / 4) as usize),
+            versions: Versions::new(record, next_generation),
+            pager,
+            environment,
+        });
+        let allocator = Arc::new(Allocator::new(medium.clone(), space, memory));
+        let writer = Arc::new(Writer::new(medium.clone(), allocator.clone(), memory));
+        let committer = Arc::new(Committer::new(medium.clone(), allocator.clone(), writer.clone(), &session));
         Volume {
             shortage: Shortage::new(committer.clone(), writer.clone(), allocator.clone()),
             committer,
             writer,
             allocator,
-            versions,
-            store,
-            pager,
-            environment,
+            medium,
             last_erase: Mutex::new(0),
             fallback,
             line,
@@ -106,22 +100,22 @@ impl Volume {
 
     /// The current published version. Never waits.
     pub(crate) fn state(&self) -> Arc<State> {
-        self.versions.published()
+        self.medium.versions.published()
     }
 
     pub(crate) fn view<'a>(&'a self, state: &'a State) -> View<'a> {
-        View { tree: &state.trees.live, store: &self.store, finger: None }
+        View { tree: &state.trees.live, store: &self.medium.store, finger: None }
     }
 
     #[cfg(any(test, fuzzing))]
     pub(crate) fn store(&self) -> &NodeStore {
-        &self.store
+        &self.medium.store
     }
 
     /// Every record of the history.
     pub(crate) fn history(&self) -> Result<Vec<(Key, Vec<u8>)>> {
         let mut records = Vec::new();
-        self.state().trees.history.scan(&self.store, Key::MIN, Key::MAX, &mut |key, value| {
+        self.state().trees.history.scan(&self.medium.store, Key::MIN, Key::MAX, &mut |key, value| {
             records.push((key, value.to_vec()));
             Ok(ControlFlow::Continue(()))
         })?;
@@ -130,17 +124,17 @@ impl Volume {
 
     /// How many extents (and dead-list entries) name the page at this pointer.
     pub(crate) fn count_of_page(&self, page: &Pointer) -> Result<u64> {
-        references::count(&self.state().trees.references, &self.store, page.run.address)
+        references::count(&self.state().trees.references, &self.medium.store, page.run.address)
     }
 
     /// Of the transaction that takes operations now: nothing in the trees can have been made by a later one.
     pub(crate) fn open_generation(&self) -> Generation {
-        self.versions.open_generation()
+        self.medium.versions.open_generation()
     }
 
     /// The newest durable record (generation, time, counters).
     pub(crate) fn durable(&self) -> Arc<CommitRecord> {
-        self.versions.durable()
+        self.medium.versions.durable()
     }
 
     pub(crate) fn read_only(&self) -> bool {
@@ -154,13 +148,13 @@ impl Volume {
 
     /// Why nothing is written any more.
     pub(crate) fn latched(&self) -> Option<&str> {
-        self.pager.latch().reason()
+        self.medium.pager.latch().reason()
     }
 
     /// What somebody who handed over data, or asked for its durability, is told of an error: a failure that only background work has met so far
     /// is told with its cause.
     pub(crate) fn told(&self, error: Error) -> Error {
-        self.pager.latch().tell(error)
+        self.medium.pager.latch().tell(error)
     }
 
     // ---- figures ----
@@ -187,7 +181,7 @@ impl Volume {
 
     /// Bytes that the host has allocated to the archive's file.
     pub(crate) fn allocated_on_host(&self) -> Result<u64> {
-        self.pager.storage().allocated()
+        self.medium.pager.storage().allocated()
     }
 
     /// What changed nodes take in memory, roughly.
@@ -197,67 +191,14 @@ impl Volume {
 
     /// What the caches of cells, heads and nodes hold and how often they had what was asked for.
     pub(crate) fn cache_use(&self) -> [CacheUse; 3] {
-        let (cells, heads) = self.pager.cache_use();
-        [cells, heads, self.store.usage()]
+        let (cells, heads) = self.medium.pager.cache_use();
+        [cells, heads, self.medium.store.usage()]
     }
 
     /// Forgets what was decrypted and is not changed: pages of files, heads and nodes of trees.
     pub(crate) fn forget_plaintext(&self) {
-        self.pager.forget_data();
-        self.store.clear();
-    }
-
-    // ---- pages of file data ----
-
-    /// Fills `out` with the plain bytes of file data from `start` of a page; see [`Pager::read_data`].
-    pub(crate) fn read_data(&self, page: &Pointer, start: u32, out: &mut [u8]) -> Result<()> {
-        self.pager.read_data(page, start, out)
-    }
-
-    /// Tells the medium which parts of pages [`Self::read_data`] is going to be asked for.
-    pub(crate) fn expect_data<'a>(&self, parts: impl Iterator<Item = (&'a Pointer, u32, u32)>) {
-        self.pager.expect_data(parts);
-    }
-
-    /// The files whose parts lie in a packed page; None when it is a page of another kind.
-    pub(crate) fn packed_items(&self, page: &Pointer) -> Result<Option<Vec<PackedItem>>> {
-        self.pager.packed_items(page)
-    }
-
-    /// A page of any kind, opened and verified whole.
-    pub(crate) fn open_page(&self, page: &Pointer) -> Result<OpenedPage> {
-        self.pager.open_page(page)
-    }
-
-    /// Writes file data ahead of an operation that names it; see [`PageWriter::write_data`].
-    pub(crate) fn write_data(
-        &self,
-        reservation: &mut Reservation,
-        ino: Ino,
-        offset: u64,
-        data: &[u8],
-        compress: bool,
-    ) -> Result<UnnamedPages> {
-        self.page_writer().write_data(reservation, ino, offset, data, compress)
-    }
-
-    /// As [`Self::write_data`] for several files that share a page; see [`PageWriter::write_packed`].
-    pub(crate) fn write_packed(
-        &self,
-        reservation: &mut Reservation,
-        files: &[(Ino, u64, &[u8])],
-        compress: bool,
-    ) -> Result<UnnamedPages> {
-        self.page_writer().write_packed(reservation, files, compress)
-    }
-
-    /// Seals and writes a framed page of file data; the caller names it in an operation (`adopt`).
-    pub(crate) fn write_framed(&self, page: &PlainPage<'_>) -> Result<Pointer> {
-        self.page_writer().write_framed(page, |bytes| self.reserve_data(bytes, 0))
-    }
-
-    fn page_writer(&self) -> PageWriter<'_> {
-        PageWriter { allocator: &self.allocator, versions: &self.versions, pager: &self.pager }
+        self.medium.pager.forget_data();
+        self.medium.store.clear();
     }
 
     /// Packed pages of which a part is named no more.
@@ -278,8 +219,8 @@ impl Volume {
     }
 
     /// Promises groups of four blocks if they can be had without a commit, also to who holds the writers' lock.
-    pub(crate) fn reserve_spare(&self, quads: u64) -> Option<Reservation> {
-        self.allocator.reserve(quads, keep_of(false)).ok()?.then(|| self.allocator.reserved(quads))
+    pub(crate) fn reserve_spare(&self, groups: u64) -> Option<Reservation> {
+        self.allocator.reserve(groups, keep_of(false)).ok()?.then(|| self.allocator.reserved(groups))
     }
 
     /// Whether there is `enough`, which may take of it; waits for room that is on its way.
@@ -384,7 +325,7 @@ impl Volume {
     }
 
     fn past<'a>(&'a self, state: &'a State) -> Past<'a> {
-        Past { line: &self.line, history: &state.trees.history, store: &self.store }
+        Past { line: &self.line, history: &state.trees.history, store: &self.medium.store }
     }
 
     // ---- audits ----
@@ -411,19 +352,101 @@ impl Volume {
     }
 
     fn auditor(&self) -> Auditor<'_> {
-        Auditor {
-            allocator: &self.allocator,
-            store: &self.store,
-            pager: &self.pager,
-            durable: self.durable(),
-            state: self.state(),
-        }
+        Auditor { allocator: &self.allocator, medium: &self.medium, state: self.state() }
     }
-}
 
-impl UnnamedPages {
-    /// None yet.
-    pub(crate) fn new(volume: &Volume) -> UnnamedPages {
-        UnnamedPages::none(&volume.allocator)
+    // ---- in the background, and at the end ----
+
+    /// One background step: drains freed blocks of an idle archive by empty commits, every 5 s erases blocks that were free 5 s before,
+    /// sweeps a region after an unclean open. Returns whether there is more to do at once.
+    pub(crate) fn maintain(&self) -> Result<bool> {
+        self.committer.check_writable()?;
+        let latch = self.medium.pager.latch();
+        self.medium.pager.check_host().map_err(|error| latch.set("looking after the archive's file", error))?;
+        self.allocator.release_waiting();
+        let drained = if !self.is_dirty() && self.allocator.waits_for_commit() {
+            self.committer.commit_for(Purpose::Drain).map(drop)
+        } else {
+            Ok(())
+        };
+        let drained = match drained {
+            // Erasing what is free already may give the host the room that the record lacks.
+            Err(Error::NoSpace(reason)) if latch.reason().is_none() => Err(Error::NoSpace(reason)),
+            drained => Ok(drained?),
+        };
+        let swept = self.allocator.sweep_step()? | self.allocator.look_step()?;
+        if self.erase_is_due() {
+            self.allocator.erase_aged()?;
+        }
+        drained.map(|()| swept)
+    }
+
+    /// Recycled blocks need no erasing, so what was freed gets this long to be recycled.
+    fn erase_is_due(&self) -> bool {
+        let now = self.medium.environment.now().seconds;
+        let mut last = self.last_erase.lock();
+        // A clock that was set back must not stop erasing.
+        let due = now < *last || now - *last >= ERASE_AFTER;
+        if due {
+            *last = now;
+        }
+        due
+    }
+
+    /// As [`Self::erase_all`], and looks for old ciphertext in all free space, also where no session that is remembered freed anything.
+    pub(crate) fn erase_everything(&self) -> Result<()> {
+        self.committer.check_writable()?;
+        self.allocator.sweep_everything();
+        self.erase_all()
+    }
+
+    /// Erases everything that was freed until now, without waiting for its age (unmount).
+    pub(crate) fn erase_all(&self) -> Result<()> {
+        self.committer.check_writable()?;
+        while self.allocator.sweep_step()? {}
+        for _ in 0..3 {
+            if !self.is_dirty() && !self.allocator.waits_for_commit() {
+                break;
+            }
+            self.committer.commit_for(Purpose::Drain)?;
+        }
+        self.allocator.release_waiting();
+        // What is being erased is out of reach for a moment, so something else has to be there.
+        drop(self.shortage.await_operation(0, false)?);
+        self.allocator.erase_all()
+    }
+
+    /// A commit without changes, whose record carries the number of the header; the archive is left as it was: closed, or to be swept by
+    /// the next session. No call may follow.
+    pub(crate) fn record_header(&self) -> Result<()> {
+        let closed = self.durable().closed;
+        self.committer.open_session()?;
+        if closed { self.close() } else { Ok(()) }
+    }
+
+    /// Commits, drains, erases every free block, truncates the tail and writes the closed record. No call may follow.
+    pub(crate) fn close(&self) -> Result<()> {
+        if self.read_only() {
+            return Ok(());
+        }
+        self.committer.check_writable()?;
+        if !self.is_dirty() && self.durable().closed && self.chain().session_first.is_none() {
+            return Ok(());
+        }
+        self.commit()?;
+        self.allocator.load_tail()?;
+        self.erase_all()?;
+        // Erasing may have put regions away again.
+        self.allocator.load_tail()?;
+        let length = self.allocator.trim_tail();
+        let storage = self.medium.pager.storage();
+        if storage.len()? > length {
+            if self.durable().total_blocks * BLOCK > length {
+                // The file must never be shorter than a record that may be trusted says.
+                self.committer.commit_for(Purpose::Shorten)?;
+            }
+            storage.set_len(length)?;
+        }
+        self.committer.commit_for(Purpose::Close).map(drop)
     }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{Start, Volume};
+use super::{OpenOptions, Start, Volume};
 use crate::env::Environment;
 use crate::error::{Error, Result};
 use crate::format::record::CommitRecord;
@@ -21,13 +21,6 @@ const CREATE_MEMORY: u64 = 16 << 20;
 /// Inode numbers that a transaction can give out before it has to be committed, with room to spare: it brings in 16,384 pages at most, of
 /// about 100 inodes each.
 const INODES_OF_TRANSACTION: u64 = 1 << 22;
-
-/// How to open a volume.
-pub(crate) struct OpenOptions {
-    pub(crate) read_only: bool,
-    /// Bytes for frame cache, node cache, dirty nodes and space map together.
-    pub(crate) memory: u64,
-}
 
 impl Volume {
     /// Makes a new, empty volume in a storage whose headers are written: random ring slots, empty trees. Nothing is durable
@@ -160,7 +153,7 @@ impl Volume {
         let volume = Volume::assemble(pager, environment, start);
         let mut chain = Chain::default();
         let auditor = volume.auditor();
-        let whole = recovered.restore_space(auditor.allocator, auditor.pager, &mut chain)?;
+        let whole = recovered.restore_space(&volume.allocator, &volume.medium.pager, &mut chain)?;
         if !whole {
             tracing::warn!("the space map's chain of commit records is broken: it is rebuilt from the trees");
             match auditor.rebuild_space(&mut chain) {

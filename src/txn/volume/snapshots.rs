@@ -30,7 +30,7 @@ impl Volume {
                 let id = operation.counters.next_snapshot;
                 let value = SnapshotValue {
                     generation: durable.generation,
-                    time: self.environment.now(),
+                    time: self.medium.environment.now(),
                     root,
                     inodes: operation.counters.inodes,
                     name: name.to_vec(),
@@ -41,7 +41,7 @@ impl Volume {
                 operation.counters.newest_snapshot_id = id;
                 let key = Key::new(id, kind::SNAPSHOT, 0);
                 let edits = &mut operation.global_edits;
-                operation.trees.snapshots.insert(&self.store, edits, key, &value.encode())?;
+                operation.trees.snapshots.insert(&self.medium.store, edits, key, &value.encode())?;
                 Ok(id)
             })
         })?;
@@ -51,7 +51,7 @@ impl Volume {
 
     /// All snapshots by ascending id; one with an empty name is being destroyed and its tree must not be read.
     pub(crate) fn snapshots(&self) -> Result<Vec<(u64, SnapshotValue)>> {
-        snapshots_of(&self.state(), &self.store)
+        snapshots_of(&self.state(), &self.medium.store)
     }
 
     /// Forgets a snapshot and frees, in bounded steps, what only it shows. Safe to repeat after a crash in the middle:
@@ -72,13 +72,13 @@ impl Volume {
             // The empty name says, also after a crash, that the tree is not whole any more.
             let value = SnapshotValue { name: Vec::new(), ..all[position].1.clone() }.encode();
             let edits = &mut operation.global_edits;
-            operation.trees.snapshots.insert(&self.store, edits, Key::new(id, kind::SNAPSHOT, 0), &value)
+            operation.trees.snapshots.insert(&self.medium.store, edits, Key::new(id, kind::SNAPSHOT, 0), &value)
         })?;
         while self.destroy_step(id, before)? {}
         self.operate(1, true, |operation| {
             operation.changed = true;
             let edits = &mut operation.global_edits;
-            operation.trees.snapshots.remove(&self.store, edits, Key::new(id, kind::SNAPSHOT, 0))
+            operation.trees.snapshots.remove(&self.medium.store, edits, Key::new(id, kind::SNAPSHOT, 0))
         })?;
         self.commit()?;
         Ok(())
@@ -90,19 +90,19 @@ impl Volume {
             let mut entries = Vec::new();
             let from = Key::new(id, kind::DEAD, 0);
             let to = Key::new(id, kind::DEAD, u64::MAX);
-            operation.trees.references.scan(&self.store, from, to, &mut |key, value| {
+            operation.trees.references.scan(&self.medium.store, from, to, &mut |key, value| {
                 entries.push((key, DeadValue::decode(value)?));
                 Ok(if entries.len() < DESTROY_STEP { ControlFlow::Continue(()) } else { ControlFlow::Break(()) })
             })?;
             for (key, dead) in &entries {
                 operation.changed = true;
                 let edits = &mut operation.global_edits;
-                operation.trees.references.remove(&self.store, edits, *key)?;
+                operation.trees.references.remove(&self.medium.store, edits, *key)?;
                 match before {
                     Some((older, generation)) if dead.born <= generation => {
                         let key = Key::new(older, kind::DEAD, key.sub);
                         let edits = &mut operation.global_edits;
-                        operation.trees.references.insert(&self.store, edits, key, &dead.encode())?;
+                        operation.trees.references.insert(&self.medium.store, edits, key, &dead.encode())?;
                     }
                     _ => operation.drop_count(dead.run)?,
                 }

@@ -34,7 +34,7 @@ fn limit(timeout: NextTimeout) -> Option<Duration> {
 }
 
 /// What the library expects when a time-out of the socket passed.
-fn told(error: io::Error, timeout: NextTimeout) -> ureq::Error {
+fn timeout_or_failure(error: io::Error, timeout: NextTimeout) -> ureq::Error {
     match error.kind() {
         io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => ureq::Error::Timeout(timeout.reason),
         _ => ureq::Error::Io(error),
@@ -50,7 +50,7 @@ impl Transport for UnixTransport {
         let timeout = timeout.for_write();
         self.stream.set_write_timeout(limit(timeout))?;
         let output = &self.buffers.output()[..amount];
-        self.stream.write_all(output).map_err(|error| told(error, timeout))
+        self.stream.write_all(output).map_err(|error| timeout_or_failure(error, timeout))
     }
 
     fn await_input(&mut self, timeout: NextTimeout) -> Result<bool, ureq::Error> {
@@ -59,7 +59,7 @@ impl Transport for UnixTransport {
         let amount = loop {
             match self.stream.read(self.buffers.input_append_buf()) {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                result => break result.map_err(|error| told(error, timeout))?,
+                result => break result.map_err(|error| timeout_or_failure(error, timeout))?,
             }
         };
         self.buffers.input_appended(amount);

@@ -33,7 +33,7 @@ pub async fn bind(address: SocketAddr) -> std::io::Result<TcpListener> {
     TcpListener::bind(address).await
 }
 
-/// Answers for as long as it is polled. Who asks for nothing makes room, as on the other sockets (`places`, rule 3): a probe that had to
+/// Answers for as long as it is polled. A connection without a request makes room, as on the other sockets (`permits`, rule 3): a probe that had to
 /// wait for idle connections would take the daemon for dead.
 pub async fn serve(daemon: Arc<Daemon>, listener: TcpListener) {
     let seats = Seats::new(CONNECTIONS, CONNECTIONS, HEAD_TIMEOUT);

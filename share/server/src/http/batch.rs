@@ -41,7 +41,7 @@ where
     if count > MAX_BATCH {
         return Err(Refusal::malformed("the batch has more than 100 items"));
     }
-    daemon.limiter.admit(client, count as u32).map_err(|wait| Refusal::limited(wait.0))?;
+    daemon.limiter.admit(client, count as u32)?;
     let work = async move {
         let _place = place;
         let begun: Vec<U> = batch.items.into_iter().map(begin).collect();

@@ -20,7 +20,7 @@ use crate::store::{self, Pending, StoreError};
 
 /// `POST /v1/claim`
 pub(super) async fn claim(daemon: &Daemon, client: Client, request: Request<Incoming>) -> Result<Reply, Refusal> {
-    daemon.limiter.admit_claim(client, 1).map_err(|wait| Refusal::limited(wait.0))?;
+    daemon.limiter.admit_claim(client, 1)?;
     let claim: Claim = message::json(request, ONE, daemon.settings.body_timeout).await?;
     let handle = claim.handle;
     let pending = begin(daemon, &claim);
@@ -30,7 +30,7 @@ pub(super) async fn claim(daemon: &Daemon, client: Client, request: Request<Inco
 
 /// `POST /v1/batch/claim`
 pub(super) async fn batch(daemon: &Arc<Daemon>, client: Client, request: Request<Incoming>) -> Result<Reply, Refusal> {
-    daemon.limiter.admit_claim(client, 0).map_err(|wait| Refusal::limited(wait.0))?;
+    daemon.limiter.admit_claim(client, 0)?;
     let (beginning, ending) = (daemon.clone(), daemon.clone());
     let begin = move |claim: Claim| (claim.handle, begin(&beginning, &claim));
     let end = move |(handle, pending)| {

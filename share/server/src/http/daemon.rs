@@ -12,7 +12,7 @@ use tokio::sync::Semaphore;
 use super::changes::Changes;
 use super::leases::Leases;
 use super::origin::{self, Network, Peer};
-use super::places::Places;
+use super::permits::Permits;
 use super::refusal::Refusal;
 use super::seats::{Seat, Seats};
 use super::waiting::Waiting;
@@ -22,7 +22,7 @@ use crate::store::clock::{Clock, SystemClock};
 use crate::store::spool::Spool;
 use crate::store::{ShareStore, StoreError};
 
-/// Connections of the Unix socket that may be open at a time, beside those of the network (`places`, rule 1).
+/// Connections of the Unix socket that may be open at a time, beside those of the network (`permits`, rule 1).
 pub const LOCAL_CONNECTIONS: usize = 1024;
 /// Refused connections that may linger at a time so that their clients see the answer; of few places a quarter as many.
 pub const LINGERING: usize = 256;
@@ -37,7 +37,7 @@ const MAX_UPLOADS_OF_CLIENT: usize = 16;
 /// Batches that may be under way at a time. A message has up to 1.6 MiB, and so have its items and its results: 64 of them hold
 /// at most 320 MiB, where 20,000 connections could ask for 100 GiB.
 const MAX_BATCHES: usize = 64;
-/// Of these, batches of one client: who sends slowly holds its places for up to the time of a message.
+/// Of these, batches of one client: a client that sends slowly keeps its permits for up to the time of a message.
 const MAX_BATCHES_OF_CLIENT: usize = 16;
 
 /// Who may make shares.
@@ -148,9 +148,9 @@ pub struct Daemon {
     network: Arc<Seats>,
     local: Arc<Seats>,
     pub(super) lingering: Arc<Semaphore>,
-    pub(super) watchers: Arc<Places>,
-    pub(super) uploads: Arc<Places>,
-    pub(super) batches: Arc<Places>,
+    pub(super) watchers: Arc<Permits>,
+    pub(super) uploads: Arc<Permits>,
+    pub(super) batches: Arc<Permits>,
     pub(super) clock: Arc<dyn Clock>,
     pub(super) limits: Bytes,
     pub(super) stopping: AtomicBool,
@@ -180,10 +180,10 @@ impl Daemon {
             waiting: Waiting::default(),
             changes: Changes::default(),
             leases: Leases::default(),
-            batches: Places::new(MAX_BATCHES, MAX_BATCHES_OF_CLIENT),
+            batches: Permits::new(MAX_BATCHES, MAX_BATCHES_OF_CLIENT),
             clock,
-            watchers: Places::new(MAX_WATCHERS, MAX_WATCHERS_OF_CLIENT),
-            uploads: Places::new(MAX_UPLOADS, MAX_UPLOADS_OF_CLIENT),
+            watchers: Permits::new(MAX_WATCHERS, MAX_WATCHERS_OF_CLIENT),
+            uploads: Permits::new(MAX_UPLOADS, MAX_UPLOADS_OF_CLIENT),
             limits: settings.limits(),
             stopping: AtomicBool::new(false),
             store,

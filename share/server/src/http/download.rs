@@ -27,11 +27,11 @@ pub(super) async fn download(
     handle: Handle,
     request: &Request<Incoming>,
 ) -> Result<Reply, Refusal> {
-    daemon.limiter.admit(client, 1).map_err(|wait| Refusal::limited(wait.0))?;
+    daemon.limiter.admit(client, 1)?;
     let token: LeaseToken = message::bearer(request.headers())?;
     // HEAD, 304 and 416 tell of a lease and leave it as it is (Store rule 12).
     let lease = daemon.store.lease(handle, &token).await.map_err(|error| daemon.refused(client, error))?;
-    // Many parts make one download: who has the lease is not slowed down.
+    // Many parts make one download: the holder of the lease is not slowed down.
     daemon.limiter.give_back(client, 1);
     let length = lease.payload.length;
     let tag = range::entity_tag(&lease.payload.digest);

@@ -12,7 +12,7 @@ use tokio::time::{Sleep, sleep};
 
 use super::seats::Seat;
 
-/// Who takes less in a second, over the time that a write may wait, counts as taking nothing: otherwise a byte now and then would hold
+/// A client that takes less in a second, over the time that a write may wait, counts as taking nothing: otherwise a byte now and then would hold
 /// a download's place for ever.
 const LEAST_RATE: u64 = 1024;
 
@@ -24,7 +24,7 @@ pub(super) struct Guarded<S> {
     waiting: Option<Pin<Box<Sleep>>>,
     /// Bytes that were taken while it runs.
     taken: u64,
-    /// Told when everything was handed over.
+    /// Is notified when everything was handed over.
     seat: Option<Arc<Seat>>,
 }
 

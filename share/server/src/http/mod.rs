@@ -23,7 +23,7 @@ mod message;
 mod origin;
 mod owners;
 mod page;
-mod places;
+mod permits;
 mod range;
 mod refusal;
 mod reply;

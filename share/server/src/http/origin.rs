@@ -1,4 +1,4 @@
-//! Who sent a request: the peer of the connection, or whom a listed proxy names.
+//! Tells which client sent a request: the peer of the connection, or the one that a listed proxy names.
 
 use std::net::IpAddr;
 use std::str::FromStr;
@@ -68,7 +68,7 @@ fn is_trusted(address: IpAddr, trusted: &[Network]) -> bool {
     trusted.iter().any(|network| network.holds(address))
 }
 
-/// Whose place a connection takes, before it has said anything.
+/// The guest whose place a connection takes, before it has sent anything.
 pub(super) fn guest(peer: Peer, trusted: &[Network]) -> Guest {
     match peer {
         Peer::Local => Guest::Client(Client::Local),
@@ -77,7 +77,7 @@ pub(super) fn guest(peer: Peer, trusted: &[Network]) -> Guest {
     }
 }
 
-/// Whom the limiter counts. `X-Forwarded-For` is believed only from a listed proxy, and then from its right end: the last address
+/// The client that the limiter counts. `X-Forwarded-For` is believed only from a listed proxy, and then from its right end: the last address
 /// that no listed proxy has is the client, for what stands left of it was written by the client itself.
 pub(super) fn client(peer: Peer, headers: &HeaderMap, trusted: &[Network]) -> Client {
     let Peer::Address(address) = peer else { return Client::Local };

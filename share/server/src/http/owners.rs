@@ -50,13 +50,13 @@ impl Action {
     ) -> Result<Info, Refusal> {
         let info = pending.await.map_err(|error| daemon.refused(client, error))?;
         let counter = match self {
-            Action::Info => return Ok(told(handle, &info)),
+            Action::Info => return Ok(message_of(handle, &info)),
             Action::Revoke => &daemon.metrics.revoked,
             Action::Rearm => &daemon.metrics.rearmed,
         };
         counter.fetch_add(1, Relaxed);
         daemon.changes.withdraw(handle);
-        Ok(told(handle, &info))
+        Ok(message_of(handle, &info))
     }
 
     /// Serves one share.
@@ -70,7 +70,7 @@ impl Action {
         let owner = message::bearer(request.headers())?;
         let pending = self.begin(daemon, handle, &owner);
         let end = self.end(daemon.clone(), client, handle, pending);
-        // Whoever only asks leaves nothing to be noted.
+        // A question changes nothing that would have to be noted.
         let info = if self == Action::Info { end.await } else { see_through(end).await }?;
         Ok(reply::json(StatusCode::OK, &info))
     }
@@ -116,7 +116,7 @@ pub(super) async fn watch(
         // From here on a change wakes this watcher, also one between the question and the wait.
         change.as_mut().enable();
         let info = daemon.store.info(handle, &owner).await.map_err(|error| daemon.refused(client, error))?;
-        let info = told(handle, &info);
+        let info = message_of(handle, &info);
         let news =
             version.is_none_or(|seen| u64::from(info.version) > seen) || state.is_some_and(|seen| seen != info.state);
         let now = tokio::time::Instant::now();
@@ -127,8 +127,8 @@ pub(super) async fn watch(
     }
 }
 
-/// What the store told, in the words of the protocol.
-fn told(handle: Handle, info: &store::Info) -> Info {
+/// What the store says of a share, in the words of the protocol.
+fn message_of(handle: Handle, info: &store::Info) -> Info {
     let claim = |event: &store::ClaimEvent| ClaimInfo {
         state: event.state,
         claimed_at: event.claimed.seconds(),

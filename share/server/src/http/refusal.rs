@@ -1,10 +1,10 @@
 //! Why a request is not served: one code, one sentence, and what a client has to know beside them.
 
 use std::borrow::Cow;
-use std::time::Duration;
 
 use lockbox_share_protocol::message::{ErrorCode, Failure};
 
+use crate::limiter::TooOften;
 use crate::store::StoreError;
 
 /// A request that is not served.
@@ -33,11 +33,6 @@ impl Refusal {
         Refusal { allow: Some(allow), ..Refusal::new(ErrorCode::Method, "the path has other methods") }
     }
 
-    pub(super) fn limited(wait: Duration) -> Refusal {
-        let seconds = wait.as_secs() + 1;
-        Refusal { retry_after: Some(seconds), ..Refusal::new(ErrorCode::Limited, "too many requests, try again later") }
-    }
-
     /// The daemon is there and cannot do it at this time.
     pub(super) fn unavailable(message: &'static str) -> Refusal {
         Refusal { retry_after: Some(5), ..Refusal::new(ErrorCode::Unavailable, message) }
@@ -49,16 +44,23 @@ impl Refusal {
     }
 }
 
+impl From<TooOften> for Refusal {
+    fn from(TooOften(wait): TooOften) -> Refusal {
+        let seconds = wait.as_secs() + 1;
+        Refusal { retry_after: Some(seconds), ..Refusal::new(ErrorCode::Limited, "too many requests, try again later") }
+    }
+}
+
 impl From<StoreError> for Refusal {
     fn from(error: StoreError) -> Refusal {
-        let told =
+        let since =
             |code, message: &'static str, at: u64| Refusal { at: Some(at / 1000), ..Refusal::new(code, message) };
         match error {
             StoreError::Unknown => Refusal::new(ErrorCode::Refused, "there is no such share, or the proof is wrong"),
-            StoreError::Expired { at } => told(ErrorCode::Expired, "the share has expired", at.0),
-            StoreError::Revoked { at } => told(ErrorCode::Revoked, "the share was taken back by its owner", at.0),
-            StoreError::Used { at } => told(ErrorCode::Consumed, "the share was used", at.0),
-            StoreError::Busy { until } => told(ErrorCode::Leased, "the share is being downloaded by another", until.0),
+            StoreError::Expired { at } => since(ErrorCode::Expired, "the share has expired", at.0),
+            StoreError::Revoked { at } => since(ErrorCode::Revoked, "the share was taken back by its owner", at.0),
+            StoreError::Used { at } => since(ErrorCode::Consumed, "the share was used", at.0),
+            StoreError::Busy { until } => since(ErrorCode::Leased, "the share is being downloaded by another", until.0),
             StoreError::NothingToRearm => {
                 Refusal::new(ErrorCode::NotInterrupted, "no download of the share was interrupted")
             }

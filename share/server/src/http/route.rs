@@ -16,7 +16,6 @@ use super::owners::{self, Action};
 use super::refusal::Refusal;
 use super::reply::{self, Reply};
 use super::{claim, create, download, page, site, upload};
-use crate::limiter::Client;
 use crate::metrics::Route;
 
 /// What a path names.
@@ -102,7 +101,7 @@ pub(super) async fn answer(daemon: &Arc<Daemon>, peer: Peer, request: Request<In
         Ok(target) => serve(daemon, peer, target, request).await,
         Err(refusal) => {
             let client = origin::client(peer, request.headers(), &daemon.settings.trusted_proxies);
-            admit(daemon, client).and(Err(refusal))
+            daemon.limiter.admit(client, 1).map_err(Refusal::from).and(Err(refusal))
         }
     };
     let reply = result.unwrap_or_else(|refusal| {
@@ -115,25 +114,21 @@ pub(super) async fn answer(daemon: &Arc<Daemon>, peer: Peer, request: Request<In
     reply
 }
 
-fn admit(daemon: &Daemon, client: Client) -> Result<(), Refusal> {
-    daemon.limiter.admit(client, 1).map_err(|wait| Refusal::limited(wait.0))
-}
-
 async fn serve(daemon: &Arc<Daemon>, peer: Peer, target: Target, request: Request<Incoming>) -> Result<Reply, Refusal> {
     let client = origin::client(peer, request.headers(), &daemon.settings.trusted_proxies);
     let method = request.method();
     if method == Method::OPTIONS {
-        admit(daemon, client)?;
+        daemon.limiter.admit(client, 1)?;
         let mut reply = reply::empty(StatusCode::NO_CONTENT);
         reply.headers_mut().insert(header::ALLOW, HeaderValue::from_static(target.methods()));
         return Ok(reply);
     }
     if !target.methods().split(", ").any(|allowed| allowed == method.as_str()) {
-        admit(daemon, client)?;
+        daemon.limiter.admit(client, 1)?;
         return Err(Refusal::method(target.methods()));
     }
     if !target.limits_itself() {
-        admit(daemon, client)?;
+        daemon.limiter.admit(client, 1)?;
     }
     if request.uri().query().is_some_and(|query| !query.is_empty())
         && !matches!(target, Target::OfShare(OfShare::Watch, _) | Target::Page(_))

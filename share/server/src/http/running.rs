@@ -89,7 +89,7 @@ pub fn start(daemon: Arc<Daemon>, open: Open, workers: usize) -> Result<Running,
     let mut threads = Vec::new();
     for (place, sockets) in sockets.into_iter().enumerate() {
         let (daemon, stopped) = (daemon.clone(), stopped.clone());
-        // Made here and not on its thread: who is told that the daemon is ready finds all of it, whatever comes at once.
+        // Made here and not on its thread: a client that hears that the daemon is ready finds all of its loops.
         let runtime = event_loop(BLOCKING)?;
         let work = move || runtime.block_on(worker::run(daemon, sockets, stopped));
         threads.push(spawn(format!("http-{place}"), work)?);

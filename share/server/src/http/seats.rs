@@ -1,4 +1,4 @@
-//! Gives each connection its place, and takes it back from who only waits when another needs it (`places`, rules 1 to 5).
+//! Gives each connection its place, and takes the place back from a connection that only waits when another one needs it (`permits`, rules 1 to 5).
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -11,16 +11,16 @@ use tokio::sync::Notify;
 
 use crate::limiter::Client;
 
-/// Whose connection it is.
+/// The client, or the proxy, that opened a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) enum Guest {
     /// A listed proxy, whose connections are those of many.
     Proxy,
-    /// Who speaks for itself.
+    /// A client that speaks for itself.
     Client(Client),
 }
 
-/// Places for the connections of one kind of socket.
+/// Permits for the connections of one kind of socket.
 pub(super) struct Seats {
     all: usize,
     each: usize,

@@ -43,7 +43,7 @@ struct Upload {
 
 /// What becomes of a message to make a share of an upload.
 pub(super) enum Taken {
-    /// It is the asker's, who says with [`Waiting::remember`] or [`Waiting::put_back`] how it ended.
+    /// The caller has it now, and says with [`Waiting::remember`] or [`Waiting::put_back`] how that ended.
     Entry(SpoolEntry),
     /// An earlier message has it, and it is not known yet how that ends.
     BeingMade,

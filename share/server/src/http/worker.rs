@@ -45,10 +45,10 @@ pub(super) struct Sockets {
     pub unix: Option<std::os::unix::net::UnixListener>,
 }
 
-/// Told to the workers when they are to stop.
+/// Tells the workers when they are to stop.
 pub(super) type Stop = watch::Receiver<bool>;
 
-async fn told_to_stop(stop: &mut Stop) {
+async fn stop_requested(stop: &mut Stop) {
     // Without a sender nobody could say it any more.
     let _ = stop.wait_for(|stop| *stop).await;
 }
@@ -83,7 +83,7 @@ enum Source {
 }
 
 enum Accepted {
-    Tcp(TcpStream, SocketAddr),
+    Tcp(TcpStream, SocketAddr, Option<TlsAcceptor>),
     Unix(UnixStream),
 }
 
@@ -91,8 +91,11 @@ impl Source {
     /// The next connection. Readiness is asked for again only when none waits, so a burst is drained in one turn.
     async fn next(&self) -> io::Result<Accepted> {
         match self {
-            Source::Tcp(listener, _) => listener.accept().await.map(|(stream, address)| Accepted::Tcp(stream, address)),
-            Source::Unix(listener) => listener.accept().await.map(|(stream, _)| Accepted::Unix(stream)),
+            Source::Tcp(listener, tls) => {
+                let (stream, address) = listener.accept().await?;
+                Ok(Accepted::Tcp(stream, address, tls.clone()))
+            }
+            Source::Unix(listener) => Ok(Accepted::Unix(listener.accept().await?.0)),
         }
     }
 }
@@ -100,21 +103,21 @@ impl Source {
 /// Accepts until `stop`; gives back the connections that are still open.
 async fn accept(daemon: Arc<Daemon>, source: Source, stop: Stop) -> JoinSet<()> {
     let mut connections = JoinSet::new();
-    // Given up when no descriptor is left, so that one client can be told.
+    // Given up when no descriptor is left, so that one client can be answered.
     let mut spare = File::open("/dev/null").ok();
     let mut in_need = false;
     let mut stopped = stop.clone();
     loop {
         let next = tokio::select! {
             biased;
-            () = told_to_stop(&mut stopped) => return connections,
+            () = stop_requested(&mut stopped) => return connections,
             next = source.next() => next,
         };
         while connections.try_join_next().is_some() {}
         match next {
             Ok(accepted) => {
                 in_need = false;
-                begin(&daemon, &source, accepted, &stop, &mut connections);
+                begin(&daemon, accepted, &stop, &mut connections);
             }
             Err(error) if is_of_the_connection(&error) => {}
             Err(error) => {
@@ -160,35 +163,33 @@ impl Drop for Counted {
     }
 }
 
-fn begin(daemon: &Arc<Daemon>, source: &Source, accepted: Accepted, stop: &Stop, connections: &mut JoinSet<()>) {
+fn begin(daemon: &Arc<Daemon>, accepted: Accepted, stop: &Stop, connections: &mut JoinSet<()>) {
     daemon.metrics.accepted.fetch_add(1, Relaxed);
     let peer = match &accepted {
-        Accepted::Tcp(_, address) => Peer::Address(address.ip()),
+        Accepted::Tcp(_, address, _) => Peer::Address(address.ip()),
         Accepted::Unix(_) => Peer::Local,
     };
     let Some(connection) = Connection::new(daemon, peer, stop.clone()) else {
         daemon.metrics.connections_refused.fetch_add(1, Relaxed);
         let counted = Counted::new(daemon);
         match (daemon.lingering.clone().try_acquire_owned(), accepted) {
-            (Ok(place), Accepted::Tcp(stream, _)) => connections.spawn(turn_away(stream, (place, counted))),
+            (Ok(place), Accepted::Tcp(stream, ..)) => connections.spawn(turn_away(stream, (place, counted))),
             (Ok(place), Accepted::Unix(stream)) => connections.spawn(turn_away(stream, (place, counted))),
             (Err(_), accepted) => return turn_away_at_once(&accepted),
         };
         return;
     };
-    match (accepted, source) {
-        (Accepted::Tcp(stream, _), Source::Tcp(_, tls)) => {
+    match accepted {
+        Accepted::Tcp(stream, _, None) => {
             tune(&stream);
-            match tls.clone() {
-                None => connections.spawn(connection.serve(stream)),
-                Some(acceptor) => connections.spawn(connection.serve_tls(stream, acceptor)),
-            };
+            connections.spawn(connection.serve(stream))
         }
-        (Accepted::Tcp(..), Source::Unix(_)) => {}
-        (Accepted::Unix(stream), _) => {
-            connections.spawn(connection.serve(stream));
+        Accepted::Tcp(stream, _, Some(acceptor)) => {
+            tune(&stream);
+            connections.spawn(connection.serve_tls(stream, acceptor))
         }
-    }
+        Accepted::Unix(stream) => connections.spawn(connection.serve(stream)),
+    };
 }
 
 /// Bytes that the kernel takes of an answer beyond what it may send.
@@ -268,7 +269,7 @@ impl Connection {
         let result = tokio::select! {
             result = connection.as_mut() => result,
             () = seat.is_needed() => return slow(daemon),
-            () = told_to_stop(&mut stop) => {
+            () = stop_requested(&mut stop) => {
                 connection.as_mut().graceful_shutdown();
                 connection.await
             }
@@ -290,19 +291,19 @@ fn is_stalled(error: &hyper::Error) -> bool {
 /// Says that too many connections are open, and waits until the client has seen it: closing a socket with unread bytes would
 /// throw the answer away.
 async fn turn_away<S: AsyncRead + AsyncWrite + Unpin>(mut stream: S, _held: (OwnedSemaphorePermit, Counted)) {
-    let told = async {
+    let answered = async {
         stream.write_all(BUSY).await?;
         stream.shutdown().await?;
         let mut unread = [0; 1024];
         while stream.read(&mut unread).await? > 0 {}
         io::Result::Ok(())
     };
-    let _ = tokio::time::timeout(Duration::from_secs(1), told).await;
+    let _ = tokio::time::timeout(Duration::from_secs(1), answered).await;
 }
 
 fn turn_away_at_once(accepted: &Accepted) {
     let _ = match accepted {
-        Accepted::Tcp(stream, _) => stream.try_write(BUSY),
+        Accepted::Tcp(stream, ..) => stream.try_write(BUSY),
         Accepted::Unix(stream) => stream.try_write(BUSY),
     };
 }

@@ -74,7 +74,7 @@ impl Cell {
     }
 
     /// Ends the leases whose time is over (Store rule 4). Depends on `now` alone, so that it need not be written down.
-    pub(crate) fn settle(&mut self, now: Time) {
+    pub(crate) fn end_overdue(&mut self, now: Time) {
         for slot in self.slots_mut() {
             if let Slot::Leased(lease) = *slot
                 && lease.until <= now

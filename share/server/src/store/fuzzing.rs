@@ -11,7 +11,7 @@ use lockbox_share_protocol::token::{Auth, ClaimId, Digest, Verifier};
 
 use super::clock::Time;
 use super::manual_clock::ManualClock;
-use super::record::{Content, FIXED, Place, encode, seal};
+use super::record::{Content, FIXED, Position, encode, seal};
 use super::segments::fuzzing::head;
 use super::segments::{SegmentStore, Settings};
 use super::share::{Key, Share};
@@ -83,7 +83,7 @@ fn forge(kind: u8, mut rest: &[u8]) -> Vec<u8> {
         bytes.resize(bytes.len().max(FIXED).next_multiple_of(8), 0);
         // Of its own shard, or it would be passed over.
         bytes[31] = bytes[31] & !3 | shard;
-        seal(&mut bytes, Place { nonce: NONCE, at });
+        seal(&mut bytes, Position { nonce: NONCE, at });
         file.extend_from_slice(&bytes);
     }
     file
@@ -107,7 +107,7 @@ pub fn segment_seeds() -> Vec<Vec<u8>> {
     let contents = [(share, Content::Here(&b"capsule"[..])), (used, Content::At(64)), (used, Content::Nowhere)];
     for (share, content) in contents {
         let mut bytes = Vec::new();
-        encode(&Key([0; 16]), &share, content, Place { nonce: NONCE, at: file.len() as u64 }, &mut bytes);
+        encode(&Key([0; 16]), &share, content, Position { nonce: NONCE, at: file.len() as u64 }, &mut bytes);
         records.extend_from_slice(&(bytes.len() as u16 - 8).to_le_bytes());
         records.extend_from_slice(&bytes[8..]);
         file.extend_from_slice(&bytes);

@@ -1,6 +1,6 @@
 //! Group commit: many changes share one barrier, and each waits for the first barrier that began after it.
 //!
-//! There is no fixed delay. While one barrier runs, changes gather for the next; a lone change waits for its own barrier only.
+//! There is no fixed delay. While one barrier runs, changes collect for the next; a lone change waits for its own barrier only.
 
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
@@ -11,7 +11,7 @@ use parking_lot::{Condvar, Mutex};
 
 use super::error::{Result, StoreError};
 #[cfg(all(test, feature = "model"))]
-use super::model::locks::{Condvar, Mutex};
+use super::modelled::{Condvar, Mutex};
 
 /// Something that a barrier can make durable.
 pub(crate) trait Syncable: Send + Sync {
@@ -23,11 +23,11 @@ pub(crate) trait Syncable: Send + Sync {
 /// Numbers a barrier. Everything noted under it is durable when it is done.
 type Epoch = u64;
 
-/// Gathers what is to be synced, and wakes who waits for it.
+/// Collects what is to be synced, and wakes the tasks that wait for it.
 pub(crate) struct Group {
     state: Mutex<State>,
     wanted: Condvar,
-    /// Held during a barrier: were a later one done first, whoever waits for the earlier one would be told too soon.
+    /// Held during a barrier: were a later one done first, the tasks that wait for the earlier one would be answered too soon.
     lead: Mutex<()>,
 }
 
@@ -120,7 +120,7 @@ impl Group {
     }
 
     /// How many targets wait for a barrier.
-    pub(crate) fn gathered(&self) -> usize {
+    pub(crate) fn unsynced(&self) -> usize {
         self.state.lock().dirty.len()
     }
 

@@ -35,7 +35,7 @@
 //!   whole whose lease had ended before that part, and after ten seconds nothing more of it is handed over. What the connection's
 //!   buffers hold by then cannot be called back. Asking renews the lease: it lives while bytes flow, up to a day after its claim.
 //!   An answer that stands still, because its client takes nothing, does not ask and renews nothing.
-//! - Store rule 12: only an answer that carries bytes of a payload notes that something was sent. Telling of a lease (HEAD, 304, 416)
+//! - Store rule 12: only an answer that carries bytes of a payload notes that something was sent. A question about a lease (HEAD, 304, 416)
 //!   changes nothing.
 
 mod cell;
@@ -54,6 +54,8 @@ pub(crate) mod manual_clock;
 pub(crate) mod memory;
 #[cfg(all(test, feature = "model"))]
 mod model;
+#[cfg(all(test, feature = "model"))]
+mod modelled;
 mod pending;
 mod random;
 mod record;

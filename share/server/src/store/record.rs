@@ -51,13 +51,13 @@ pub(crate) enum Content<'a> {
 
 /// What binds a record to its place.
 #[derive(Clone, Copy)]
-pub(crate) struct Place {
+pub(crate) struct Position {
     pub(crate) nonce: u64,
     pub(crate) at: u64,
 }
 
 /// Appends the record of `share` to `out`.
-pub(crate) fn encode(key: &Key, share: &Share, content: Content<'_>, place: Place, out: &mut Vec<u8>) {
+pub(crate) fn encode(key: &Key, share: &Share, content: Content<'_>, position: Position, out: &mut Vec<u8>) {
     let start = out.len();
     out.resize(start + FIXED, 0);
     if let Some(payload) = &share.payload {
@@ -94,16 +94,16 @@ pub(crate) fn encode(key: &Key, share: &Share, content: Content<'_>, place: Plac
     fixed[128] = share.cell.allowed();
     fixed[129] = u8::from(share.payload.is_some());
     fixed[132..136].copy_from_slice(&slots.to_le_bytes());
-    let sum = checksum(place, &out[start + 8..]);
+    let sum = checksum(position, &out[start + 8..]);
     out[start..start + 8].copy_from_slice(&sum.to_le_bytes());
 }
 
 /// Gives made-up bytes the length and the checksum that a record at this place has.
 #[cfg(any(test, fuzzing))]
-pub(crate) fn seal(bytes: &mut [u8], place: Place) {
+pub(crate) fn seal(bytes: &mut [u8], position: Position) {
     let length = bytes.len() as u32;
     bytes[8..12].copy_from_slice(&length.to_le_bytes());
-    let sum = checksum(place, &bytes[8..]);
+    let sum = checksum(position, &bytes[8..]);
     bytes[..8].copy_from_slice(&sum.to_le_bytes());
 }
 
@@ -124,8 +124,8 @@ fn encode_slot(slot: &Slot, out: &mut Vec<u8>) {
 }
 
 /// Keyed, so that no capsule can hold what passes for a record, and bound to the place, so that none can be moved.
-fn checksum(place: Place, bytes: &[u8]) -> u64 {
-    let mut hasher = SipHasher13::new_with_keys(place.nonce, place.at);
+fn checksum(position: Position, bytes: &[u8]) -> u64 {
+    let mut hasher = SipHasher13::new_with_keys(position.nonce, position.at);
     hasher.write(bytes);
     hasher.finish()
 }
@@ -151,14 +151,14 @@ pub(crate) struct Record<'a> {
 }
 
 /// Reads the record at the start of `bytes`; None when it is torn, of another place, or makes no sense.
-pub(crate) fn decode(bytes: &[u8], place: Place) -> Option<Record<'_>> {
-    if sound(bytes, place) { parse(bytes) } else { None }
+pub(crate) fn decode(bytes: &[u8], position: Position) -> Option<Record<'_>> {
+    if sound(bytes, position) { parse(bytes) } else { None }
 }
 
 /// Whether the checksum of the record at the start of `bytes` holds.
-pub(crate) fn sound(bytes: &[u8], place: Place) -> bool {
+pub(crate) fn sound(bytes: &[u8], position: Position) -> bool {
     let record = length(bytes).and_then(|length| bytes.get(..length));
-    record.is_some_and(|record| u64_at(record, 0) == Some(checksum(place, &record[8..])))
+    record.is_some_and(|record| u64_at(record, 0) == Some(checksum(position, &record[8..])))
 }
 
 /// Reads a record whose checksum held. Whoever wrote a hostile file can make checksums too, so everything is checked.
@@ -240,7 +240,7 @@ mod tests {
     use super::super::conformance::{large, small};
     use super::*;
 
-    const PLACE: Place = Place { nonce: 7, at: 64 };
+    const POSITION: Position = Position { nonce: 7, at: 64 };
 
     fn shares() -> Vec<Share> {
         let ended = Ended { id: [1; 16], token: [2; 16], claimed: Time(3), at: Time(4), completed: true };
@@ -259,8 +259,8 @@ mod tests {
             let capsule = vec![9; share.capsule_bytes as usize];
             for content in [Content::Here(&capsule), Content::At(4096), Content::Nowhere] {
                 let mut bytes = Vec::new();
-                encode(&Key([3; 16]), &share, content, PLACE, &mut bytes);
-                let record = decode(&bytes, PLACE).unwrap();
+                encode(&Key([3; 16]), &share, content, POSITION, &mut bytes);
+                let record = decode(&bytes, POSITION).unwrap();
                 assert!(record.share == share && record.content == content && record.key == Key([3; 16]));
                 assert_eq!(length(&bytes), Some(bytes.len()));
                 assert!(bytes.len() <= MAX_RECORD);
@@ -271,14 +271,14 @@ mod tests {
     #[test]
     fn a_flipped_moved_or_cut_record_is_none() {
         let mut bytes = Vec::new();
-        encode(&Key([3; 16]), &shares()[1], Content::Here(&[9; 12]), PLACE, &mut bytes);
+        encode(&Key([3; 16]), &shares()[1], Content::Here(&[9; 12]), POSITION, &mut bytes);
         for at in 0..bytes.len() {
             let mut flipped = bytes.clone();
             flipped[at] ^= 0x10;
-            assert!(decode(&flipped, PLACE).is_none(), "flipped at {at}");
-            assert!(decode(&bytes[..at], PLACE).is_none(), "cut at {at}");
+            assert!(decode(&flipped, POSITION).is_none(), "flipped at {at}");
+            assert!(decode(&bytes[..at], POSITION).is_none(), "cut at {at}");
         }
-        assert!(decode(&bytes, Place { nonce: 7, at: 72 }).is_none());
-        assert!(decode(&bytes, Place { nonce: 8, at: 64 }).is_none());
+        assert!(decode(&bytes, Position { nonce: 7, at: 72 }).is_none());
+        assert!(decode(&bytes, Position { nonce: 8, at: 64 }).is_none());
     }
 }

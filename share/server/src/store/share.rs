@@ -99,7 +99,7 @@ impl Share {
         prove(&self.auth, auth)?;
         let Rules { clock, periods } = rules;
         let now = clock.now();
-        self.cell.settle(now);
+        self.cell.end_overdue(now);
         if let Some(at) = self.revoked {
             return Err(StoreError::Revoked { at: clock.wall(at) });
         }
@@ -156,9 +156,9 @@ impl Share {
         ends.max().unwrap_or(self.created)
     }
 
-    /// The slot of a token, settled.
+    /// The slot of a token, after overdue leases ended.
     fn slot(&mut self, token: &LeaseToken, clock: &StoreClock) -> Result<&mut Slot> {
-        self.cell.settle(clock.now());
+        self.cell.end_overdue(clock.now());
         let revoked = self.revoked;
         let slot = self.cell.by_token(token).ok_or(StoreError::Unknown)?;
         match revoked {
@@ -178,8 +178,8 @@ impl Share {
 
     /// Tells of a lease (Store rule 12).
     pub(crate) fn lease(&self, token: &LeaseToken, rules: &Rules) -> Result<Lease> {
-        let mut settled = *self;
-        let until = settled.running(token, &rules.clock)?.until;
+        let mut current = *self;
+        let until = current.running(token, &rules.clock)?.until;
         self.leased(token, until, &rules.clock)
     }
 
@@ -241,26 +241,26 @@ impl Share {
 
     pub(crate) fn info(&self, owner: &Verifier, rules: &Rules) -> Result<Info> {
         prove(&self.owner, owner)?;
-        Ok(self.told(&rules.clock))
+        Ok(self.report(&rules.clock))
     }
 
     pub(crate) fn revoke(&mut self, owner: &Verifier, rules: &Rules) -> Result<Info> {
         prove(&self.owner, owner)?;
         let clock = &rules.clock;
         let now = clock.now();
-        self.cell.settle(now);
+        self.cell.end_overdue(now);
         if matches!(self.state(now), State::Armed | State::Leased) || self.interrupted() {
             self.revoked.get_or_insert(now);
             self.version += 1;
         }
-        Ok(self.told(clock))
+        Ok(self.report(clock))
     }
 
     pub(crate) fn rearm(&mut self, owner: &Verifier, rules: &Rules) -> Result<Info> {
         prove(&self.owner, owner)?;
         let clock = &rules.clock;
         let now = clock.now();
-        self.cell.settle(now);
+        self.cell.end_overdue(now);
         if let Some(at) = self.revoked {
             return Err(StoreError::Revoked { at: clock.wall(at) });
         }
@@ -271,7 +271,7 @@ impl Share {
             return Err(StoreError::NothingToRearm);
         }
         self.version += 1;
-        Ok(self.told(clock))
+        Ok(self.report(clock))
     }
 
     /// Some download ended early and can be rearmed, so the content is still there.
@@ -293,13 +293,13 @@ impl Share {
         }
     }
 
-    fn told(&self, clock: &StoreClock) -> Info {
+    fn report(&self, clock: &StoreClock) -> Info {
         let now = clock.now();
-        let mut settled = *self;
-        settled.cell.settle(now);
+        let mut current = *self;
+        current.cell.end_overdue(now);
         let event =
             |claimed, state, ended| ClaimEvent { claimed: clock.wall(claimed), state, ended: clock.wall(ended) };
-        let events = settled.cell.slots().iter().filter_map(|slot| match slot {
+        let events = current.cell.slots().iter().filter_map(|slot| match slot {
             Slot::Free => None,
             Slot::Leased(l) if l.sent => Some(event(l.claimed, ClaimState::Sending, l.until)),
             Slot::Leased(l) => Some(event(l.claimed, ClaimState::Leased, l.until)),
@@ -307,12 +307,12 @@ impl Share {
             Slot::Ended(e) => Some(event(e.claimed, ClaimState::Interrupted, e.at)),
         });
         Info {
-            state: settled.state(now),
+            state: current.state(now),
             created: clock.wall(self.created),
             expires: clock.wall(self.expires),
             revoked: self.revoked.map(|at| clock.wall(at)),
             claims_allowed: self.cell.allowed(),
-            claims_left: settled.cell.left(),
+            claims_left: current.cell.left(),
             events: events.collect(),
             capsule_bytes: self.capsule_bytes,
             payload_bytes: self.payload.map_or(0, |p| p.length),

@@ -174,8 +174,8 @@ impl Deposit {
         };
         let (sender, receiver) = tokio::sync::oneshot::channel();
         let work = move || {
-            // Whoever waited is gone: then nobody names the file, and it goes.
-            if let Err(Ok(entry)) = sender.send(self.settle().map(|()| entry)) {
+            // The caller is gone: then no share names the file, and it is removed.
+            if let Err(Ok(entry)) = sender.send(self.persist().map(|()| entry)) {
                 self.spool.remove(&entry.id);
             }
         };
@@ -187,15 +187,15 @@ impl Deposit {
         })
     }
 
-    fn settle(&mut self) -> Result<()> {
+    fn persist(&mut self) -> Result<()> {
         let Some(file) = self.file.take() else { return Ok(()) };
         let path = self.spool.path(&self.id);
         let unfinished = path.with_extension(UNFINISHED);
-        let settled = file.sync_data().and_then(|()| {
+        let persisted = file.sync_data().and_then(|()| {
             fs::rename(&unfinished, &path)?;
             File::open(&self.spool.directory)?.sync_all()
         });
-        settled.map_err(|error| {
+        persisted.map_err(|error| {
             let _ = fs::remove_file(&unfinished);
             let _ = fs::remove_file(&path);
             self.spool.used.fetch_sub(self.length, Ordering::Relaxed);

@@ -142,7 +142,7 @@ impl Drop for Transfer {
 
 /// After the last byte the claimant has some time to ask again, and then the share is consumed.
 fn finish_later(daemon: &Arc<Daemon>, handle: Handle, token: &LeaseToken) {
-    // Called here and not on the task: who asks for the next part asks after it.
+    // Called here and not on the task: a request for the next part comes after it.
     let noted = daemon.store.finish(handle, token, Finish::After(daemon.settings.grace));
     // Without a runtime the daemon is at its end.
     let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };

@@ -83,8 +83,8 @@ impl Index {
     }
 
     /// All places noted under `hash`; more than one only when 64 bits collide.
-    pub(crate) fn find(&mut self, hash: u64) -> io::Result<Places> {
-        let mut found = Places::default();
+    pub(crate) fn find(&mut self, hash: u64) -> io::Result<Locations> {
+        let mut found = Locations::default();
         let mut page = self.page_of(hash);
         loop {
             let bytes = self.load(page)?;
@@ -287,23 +287,23 @@ impl Index {
     }
 }
 
-/// Up to four places: more shares under one 64-bit hash do not happen, and would not be found.
+/// Up to four locations: more shares under one 64-bit hash do not happen, and would not be found.
 #[derive(Default)]
-pub(crate) struct Places {
-    places: [Option<Location>; 4],
+pub(crate) struct Locations {
+    locations: [Option<Location>; 4],
     length: usize,
 }
 
-impl Places {
+impl Locations {
     fn push(&mut self, location: Location) {
-        if let Some(place) = self.places.get_mut(self.length) {
+        if let Some(place) = self.locations.get_mut(self.length) {
             *place = Some(location);
             self.length += 1;
         }
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = Location> {
-        self.places.iter().flatten().copied()
+        self.locations.iter().flatten().copied()
     }
 }
 

@@ -7,7 +7,7 @@ use lockbox_share_protocol::handle::Handle;
 use parking_lot::{Condvar, Mutex};
 
 use super::files;
-use super::shard::{Found, Shard, Shared};
+use super::shard::{Shard, Shared, Stored};
 use crate::store::cell::Slot;
 use crate::store::clock::Time;
 use crate::store::contract::{Created, Durability, NewShare};
@@ -16,7 +16,7 @@ use crate::store::error::{Result, StoreError};
 use crate::store::group::Group;
 use crate::store::pending::Pending;
 use crate::store::random::random;
-use crate::store::record::{Place, decode};
+use crate::store::record::{Position, decode};
 use crate::store::requests::Answer;
 use crate::store::share::{Key, Rules, Share};
 use crate::store::spool::Spool;
@@ -79,7 +79,7 @@ impl Inner {
         files::save_clock(&*self.shared.disk, &self.rules.clock)
     }
 
-    /// A kill may have left records that no barrier covers: before they are told to anybody they are made durable.
+    /// A kill may have left records that no barrier covers: they are made durable before any client hears of them.
     pub(super) fn sync_replayed(&self) -> Result<()> {
         if self.durability == Durability::None {
             return Ok(());
@@ -128,7 +128,7 @@ impl Inner {
     fn decide<T: Answer>(
         &self,
         shard: &mut Shard,
-        mut found: Found,
+        mut found: Stored,
         step: impl FnOnce(&Rules, &mut Share) -> Result<T>,
         segment: &mut u32,
     ) -> Result<T> {
@@ -144,7 +144,7 @@ impl Inner {
             let now = clock.now();
             let over = found.share.content_until(periods) <= now;
             *segment = shard.change(&found, &before, over, now.after(periods.repeat))?.segment;
-            self.look_after(shard, &found.key, &found.share, now);
+            self.schedule_payload(shard, &found.key, &found.share, now);
         }
         Ok(answer)
     }
@@ -153,7 +153,7 @@ impl Inner {
     fn missed<T>(&self, step: impl FnOnce(&Rules, &mut Share) -> Result<T>) -> Result<T> {
         let mut bytes = [0; 1024];
         let read = self.decoy_file.read_at(&mut bytes, 0)?;
-        let mut decoy = decode(&bytes[..read], Place { nonce: 0, at: 0 }).map_or(self.decoy, |record| record.share);
+        let mut decoy = decode(&bytes[..read], Position { nonce: 0, at: 0 }).map_or(self.decoy, |record| record.share);
         match step(&self.rules, &mut decoy) {
             Err(error) => Err(error),
             // Nobody has proof of the decoy, which is noise of this process.
@@ -192,7 +192,7 @@ impl Inner {
     }
 
     /// Removes the payload of a share that needs it no more, or looks again when it may have ended.
-    pub(super) fn look_after(&self, shard: &mut Shard, key: &Key, share: &Share, now: Time) {
+    pub(super) fn schedule_payload(&self, shard: &mut Shard, key: &Key, share: &Share, now: Time) {
         if share.payload.is_none() {
             return;
         }

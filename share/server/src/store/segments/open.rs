@@ -40,7 +40,7 @@ pub struct Settings {
     pub spool_capacity: u64,
     /// Bytes of memory for the index.
     pub cache: usize,
-    /// How often expiry and compaction are looked after; None leaves it to [`SegmentStore::sweep`].
+    /// How often the sweeper runs, which expires and compacts; None leaves it to [`SegmentStore::sweep`].
     pub background: Option<Duration>,
     pub clock: Arc<dyn Clock>,
 }
@@ -101,7 +101,7 @@ impl SegmentStore {
         let replayed = inner.replay()?;
         inner.save_clock()?;
         files::restore_reserve(&*inner.shared.disk);
-        // What was replayed may be in the host's cache alone, and whoever asks is told of it from now on.
+        // What was replayed may be in the host's cache alone, and clients hear of it from now on.
         inner.sync_replayed()?;
         let threads = start(&inner, settings)?;
         Ok(SegmentStore { inner, replayed, threads, _lock: None })
@@ -115,7 +115,7 @@ impl SegmentStore {
     /// Files that wait for a barrier.
     #[cfg(test)]
     pub(super) fn unsynced(&self) -> usize {
-        self.inner.group.gathered()
+        self.inner.group.unsynced()
     }
 
     /// Where payloads are deposited and read.
@@ -143,7 +143,7 @@ impl SegmentStore {
 impl Drop for SegmentStore {
     fn drop(&mut self) {
         self.inner.stop();
-        // A store that failed has told so already.
+        // A store that failed has reported that already.
         let _ = self.inner.group.barrier();
         self.inner.group.stop();
         for thread in self.threads.drain(..) {

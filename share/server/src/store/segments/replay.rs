@@ -85,7 +85,7 @@ impl Inner {
         Ok(())
     }
 
-    /// Payloads that nobody needs go, and those that need looking after are noted.
+    /// Payloads that nobody needs go, and those that end by time alone are scheduled.
     fn after_replay(&self) -> io::Result<()> {
         let Some(spool) = &self.spool else { return Ok(()) };
         let now = self.rules.clock.now();
@@ -104,10 +104,10 @@ impl Inner {
                     if !shard.index.find(record.key.hash())?.iter().any(|place| place == location) {
                         continue;
                     }
-                    share.cell.settle(now);
+                    share.cell.end_overdue(now);
                     if share.content_until(&self.rules.periods) > now {
                         needed.insert(payload.id);
-                        self.look_after(&mut shard, &record.key, &share, now);
+                        self.schedule_payload(&mut shard, &record.key, &share, now);
                     }
                 }
             }

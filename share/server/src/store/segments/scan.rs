@@ -4,7 +4,7 @@ use std::io;
 use std::sync::Arc;
 
 use crate::store::disk::DiskFile;
-use crate::store::record::{FIXED, MAX_RECORD, Place, Record, length, parse, sound};
+use crate::store::record::{FIXED, MAX_RECORD, Position, Record, length, parse, sound};
 
 /// Bytes of the head of a segment file.
 pub(super) const HEAD: u64 = 64;
@@ -103,7 +103,7 @@ impl Scanner {
                 return Ok(None);
             }
             if let Some(length) = length(window) {
-                let place = Place { nonce: self.nonce, at: self.at };
+                let place = Position { nonce: self.nonce, at: self.at };
                 if sound(window, place) && parse(window).is_some() {
                     break (self.at, length);
                 }

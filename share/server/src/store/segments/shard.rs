@@ -15,7 +15,7 @@ use crate::store::disk::{Disk, DiskFile};
 use crate::store::error::{Result, StoreError, is_full};
 use crate::store::group::{Group, Syncable};
 use crate::store::random::random;
-use crate::store::record::{Content, FIXED, MAX_RECORD, Place, decode, encode, length};
+use crate::store::record::{Content, FIXED, MAX_RECORD, Position, decode, encode, length};
 use crate::store::share::{Key, Share};
 
 /// No more shares are added to a segment of this size, so that compaction works on pieces.
@@ -52,8 +52,8 @@ pub(super) struct Segment {
     pub(super) quiet: Time,
 }
 
-/// A share as it was found. The buffer of the shard holds its record.
-pub(super) struct Found {
+/// A share as its newest record says. The buffer of the shard holds the record.
+pub(super) struct Stored {
     pub(super) key: Key,
     pub(super) location: Location,
     pub(super) share: Share,
@@ -77,7 +77,7 @@ pub(super) struct Shard {
     opened: VecDeque<u32>,
     buffer: Vec<u8>,
     out: Vec<u8>,
-    /// Payloads to look after: when their share may have ended by time alone.
+    /// When the shares of payloads may have ended by time alone.
     pub(super) due: BinaryHeap<Reverse<(Time, Key)>>,
     /// Shares that expired unused.
     pub(super) expired: u64,
@@ -114,7 +114,7 @@ impl Shard {
     }
 
     /// The newest record of a share.
-    pub(super) fn find(&mut self, key: &Key) -> io::Result<Option<Found>> {
+    pub(super) fn find(&mut self, key: &Key) -> io::Result<Option<Stored>> {
         for location in self.index.find(key.hash())?.iter() {
             if let Some(found) = self.read(location)?.filter(|found| found.key == *key) {
                 return Ok(Some(found));
@@ -124,9 +124,9 @@ impl Shard {
     }
 
     /// The record at a place; None when it is not sound there.
-    pub(super) fn read(&mut self, location: Location) -> io::Result<Option<Found>> {
+    pub(super) fn read(&mut self, location: Location) -> io::Result<Option<Stored>> {
         let Some(segment) = self.segments.get(&location.segment) else { return Ok(None) };
-        let place = Place { nonce: segment.head.nonce, at: u64::from(location.at) };
+        let place = Position { nonce: segment.head.nonce, at: u64::from(location.at) };
         let file = self.file(location.segment)?;
         self.buffer.resize(MAX_RECORD, 0);
         let mut filled = file.read_at(&mut self.buffer[..GUESS], place.at)?;
@@ -149,16 +149,16 @@ impl Shard {
             Content::At(at) => Where::At(at),
             Content::Nowhere => Where::Nowhere,
         };
-        Ok(Some(Found { key: record.key, location, share: record.share, capsule }))
+        Ok(Some(Stored { key: record.key, location, share: record.share, capsule }))
     }
 
     /// The capsule of the share that was found last; None when it is gone.
-    pub(super) fn capsule(&mut self, found: &Found) -> io::Result<Option<bytes::Bytes>> {
+    pub(super) fn capsule(&mut self, found: &Stored) -> io::Result<Option<bytes::Bytes>> {
         let range = match &found.capsule {
             Where::Buffer(range) => range.clone(),
             Where::Nowhere => return Ok(None),
             Where::At(at) => match self.read(Location { at: *at, ..found.location })? {
-                Some(Found { capsule: Where::Buffer(range), key, .. }) if key == found.key => range,
+                Some(Stored { capsule: Where::Buffer(range), key, .. }) if key == found.key => range,
                 _ => return Ok(None),
             },
         };
@@ -184,7 +184,7 @@ impl Shard {
     /// Notes what a share became. The record goes behind its content; in front of a reply comes the barrier `noted`.
     pub(super) fn change(
         &mut self,
-        found: &Found,
+        found: &Stored,
         before: &Share,
         drop_content: bool,
         quiet: Time,
@@ -217,7 +217,7 @@ impl Shard {
     }
 
     /// A segment that grew to the end of its places hands the share on.
-    fn change_elsewhere(&mut self, found: &Found, before: &Share) -> Result<Location> {
+    fn change_elsewhere(&mut self, found: &Stored, before: &Share) -> Result<Location> {
         let capsule = self.capsule(found)?.unwrap_or_default();
         let minute = self.segments.get(&found.location.segment).map_or(0, |segment| segment.head.minute);
         let location = self.put(&found.key, &found.share, &capsule, Time(minute * 60_000))?;
@@ -266,7 +266,7 @@ impl Shard {
         let segment = self.segments.get_mut(&id).ok_or_else(gone)?;
         let at = segment.length;
         self.out.clear();
-        encode(key, share, content, Place { nonce: segment.head.nonce, at }, &mut self.out);
+        encode(key, share, content, Position { nonce: segment.head.nonce, at }, &mut self.out);
         // A failed write leaves its traces behind the end: the next one goes over them, and no part of them can pass for a record.
         file.write_at(&self.out, at)?;
         segment.length += self.out.len() as u64;

@@ -20,7 +20,7 @@ use crate::store::share::Share;
 const WORTHWHILE: u64 = 256 * 1024;
 
 /// Files that wait for a barrier, before the sweep makes one.
-const GATHERED: usize = 32;
+const MAX_UNSYNCED: usize = 32;
 
 impl Inner {
     /// Removes what is over, and with `all` everything that is dead; else only segments that are mostly dead.
@@ -31,7 +31,7 @@ impl Inner {
         self.group.check()?;
         let now = self.rules.clock.now();
         let saved = self.save_clock();
-        if self.group.gathered() > GATHERED {
+        if self.group.unsynced() > MAX_UNSYNCED {
             // In mode none nobody else asks for a barrier, and what waits for one holds its file open.
             self.group.barrier()?;
         }
@@ -116,7 +116,7 @@ impl Inner {
     fn move_share(&self, shard: &mut Shard, location: Location, now: Time) -> Result<()> {
         let Some(mut found) = shard.read(location)? else { return Ok(()) };
         let before = found.share;
-        found.share.cell.settle(now);
+        found.share.cell.end_overdue(now);
         let content_until = found.share.content_until(&self.rules.periods);
         let audit_until = found.share.audit_until(&self.rules.periods);
         let capsule = if content_until > now { shard.capsule(&found)? } else { None };
@@ -148,8 +148,8 @@ impl Inner {
             }
             let Some(std::cmp::Reverse((_, key))) = shard.due.pop() else { return Ok(()) };
             let Some(mut found) = shard.find(&key)? else { continue };
-            found.share.cell.settle(now);
-            self.look_after(&mut shard, &found.key, &found.share, now);
+            found.share.cell.end_overdue(now);
+            self.schedule_payload(&mut shard, &found.key, &found.share, now);
         }
     }
 

@@ -97,7 +97,7 @@ impl Inner {
         Ok(())
     }
 
-    /// Reads for all jobs, decides, writes for all; who came second stays in `jobs`.
+    /// Reads for all jobs, decides, and writes for all. A job whose share was changed meanwhile stays in `jobs`.
     fn round(&self, connection: &mut redis::Connection, jobs: &mut Vec<Box<dyn Job>>) -> Result<(), RedisError> {
         let mut reads = redis::Pipeline::with_capacity(jobs.len());
         for job in jobs.iter() {

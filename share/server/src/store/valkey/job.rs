@@ -5,13 +5,13 @@ use tokio::sync::oneshot;
 
 use super::server::payload_name;
 use crate::store::error::{Result, StoreError};
-use crate::store::record::{Content, Place, decode, encode};
+use crate::store::record::{Content, Position, decode, encode};
 use crate::store::share::{Key, Rules, Share};
 
 /// Keys live a little longer than what they hold, so that the server's clock decides nothing.
 const SLACK_MS: u64 = 60_000;
 /// Records are bound to nothing else here: the server keeps each under its key.
-const PLACE: Place = Place { nonce: 0, at: 0 };
+const POSITION: Position = Position { nonce: 0, at: 0 };
 
 /// A record as the server has it.
 pub(super) struct Stored {
@@ -65,7 +65,7 @@ impl<T: Send> Job for Request<T> {
         let content =
             if share.content_until(&rules.periods) > now { Content::Here(&capsule) } else { Content::Nowhere };
         let mut record = Vec::new();
-        encode(&self.key, &share, content, PLACE, &mut record);
+        encode(&self.key, &share, content, POSITION, &mut record);
         Some(Write {
             expected: stored.map(|stored| stored.version).unwrap_or_default(),
             version: format!("{}-{}", share.created.0, share.version),
@@ -79,7 +79,7 @@ impl<T: Send> Job for Request<T> {
 
     fn reply(self: Box<Self>, outcome: Result<()>) {
         let answer = self.answer.unwrap_or_else(|| Err(StoreError::Unavailable("the request was not decided".into())));
-        // Whoever asked may have gone.
+        // The caller may have gone.
         let _ = self.sender.send(outcome.and(answer));
     }
 }
@@ -87,7 +87,7 @@ impl<T: Send> Job for Request<T> {
 impl Stored {
     /// Reads a hash of the server; None when it holds no sound record.
     pub(super) fn read(version: Vec<u8>, record: &[u8]) -> Option<Stored> {
-        let record = decode(record, PLACE)?;
+        let record = decode(record, POSITION)?;
         let capsule = match record.content {
             Content::Here(capsule) => Bytes::copy_from_slice(capsule),
             Content::At(_) | Content::Nowhere => Bytes::new(),

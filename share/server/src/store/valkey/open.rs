@@ -91,9 +91,9 @@ impl ValkeyStore {
     ///
     /// # Errors
     /// `Unavailable` when there can be no thread.
-    pub fn look_after(&mut self, spool: Arc<Spool>) -> Result<()> {
+    pub fn sweep_in_background(&mut self, spool: Arc<Spool>) -> Result<()> {
         let inner = Arc::clone(&self.inner);
-        self.spawn("spool", move || inner.look_after(&spool))
+        self.spawn("spool", move || inner.sweep_in_background(&spool))
     }
 
     fn spawn(&mut self, name: &str, run: impl FnOnce() + Send + 'static) -> Result<()> {

@@ -14,7 +14,7 @@ const YOUNG: Duration = Duration::from_secs(lockbox_share_protocol::api::UPLOAD_
 
 impl Inner {
     /// What the thread does until the store is closed.
-    pub(super) fn look_after(&self, spool: &Spool) {
+    pub(super) fn sweep_in_background(&self, spool: &Spool) {
         loop {
             {
                 let mut queue = self.queue.lock();

@@ -88,11 +88,11 @@ pub(super) fn event_loop() -> Result<tokio::runtime::Runtime, String> {
 pub(super) fn sample(address: SocketAddr, messages: &Messages) -> Result<Sample, String> {
     event_loop()?.block_on(async {
         let mut asker = Asker::new(address, false);
-        let told = |error: std::io::Error| format!("the daemon does not answer: {error}");
-        asker.ask(messages.create(false).as_bytes()).await.map_err(told)?;
+        let silent = |error: std::io::Error| format!("the daemon does not answer: {error}");
+        asker.ask(messages.create(false).as_bytes()).await.map_err(silent)?;
         let created = asker.answer.clone();
-        let handle = handle_in(&created).ok_or("the daemon made no share")?;
-        asker.ask(messages.claim(&handle, 0, false).as_bytes()).await.map_err(told)?;
+        let handle = handles_in(&created).next().ok_or("the daemon made no share")?;
+        asker.ask(messages.claim(&handle, 0, false).as_bytes()).await.map_err(silent)?;
         Ok(Sample { created, claimed: asker.answer })
     })
 }
@@ -105,11 +105,8 @@ pub(super) fn preload(address: SocketAddr, messages: &Messages, shares: u64) -> 
         let batch = messages.batch(true);
         while (handles.len() as u64) < shares {
             asker.ask(batch.as_bytes()).await.map_err(|error| format!("the daemon does not answer: {error}"))?;
-            let text = String::from_utf8_lossy(&asker.answer);
             let before = handles.len();
-            handles.extend(
-                text.split("\"handle\":\"").skip(1).filter_map(|rest| rest.split('"').next()).map(str::to_owned),
-            );
+            handles.extend(handles_in(&asker.answer));
             if handles.len() == before {
                 return Err("the daemon made no shares".into());
             }
@@ -119,9 +116,9 @@ pub(super) fn preload(address: SocketAddr, messages: &Messages, shares: u64) -> 
     })
 }
 
-fn handle_in(answer: &[u8]) -> Option<String> {
-    let text = std::str::from_utf8(answer).ok()?;
-    text.split("\"handle\":\"").nth(1)?.split('"').next().map(str::to_owned)
+fn handles_in(answer: &[u8]) -> impl Iterator<Item = String> {
+    let text = std::str::from_utf8(answer).unwrap_or_default();
+    text.split("\"handle\":\"").skip(1).filter_map(|rest| rest.split('"').next()).map(str::to_owned)
 }
 
 /// Runs the load on as many threads as there are processors.
@@ -188,13 +185,14 @@ async fn ask_on(load: Arc<Load>, next: Arc<AtomicU64>, failed: Arc<AtomicU64>) -
                 None => false,
             },
             What::Flow => {
-                asker.succeeds(create.as_bytes()).await
-                    && match handle_in(&asker.answer) {
-                        Some(handle) => {
-                            asker.succeeds(load.messages.claim(&handle, number, load.keep_alive).as_bytes()).await
-                        }
-                        None => false,
+                let made = asker.succeeds(create.as_bytes()).await;
+                let handle = handles_in(&asker.answer).next();
+                match handle.filter(|_| made) {
+                    Some(handle) => {
+                        asker.succeeds(load.messages.claim(&handle, number, load.keep_alive).as_bytes()).await
                     }
+                    None => false,
+                }
             }
         };
         if done {

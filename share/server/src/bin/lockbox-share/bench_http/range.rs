@@ -90,13 +90,13 @@ pub(crate) fn run(arguments: &BenchRange) -> Result<(), String> {
 /// Uploads, shares and claims.
 async fn offer(daemon: &Server, messages: &Messages, ciphertext: &[u8]) -> Result<(Created, Lease), String> {
     let mut asker = Asker::new(daemon.address, true);
-    let told = |error: std::io::Error| format!("the daemon does not answer: {error}");
+    let silent = |error: std::io::Error| format!("the daemon does not answer: {error}");
     let text = |error: serde_json::Error| format!("the daemon's answer is not understood: {error}");
-    asker.ask(&messages.upload(ciphertext)).await.map_err(told)?;
+    asker.ask(&messages.upload(ciphertext)).await.map_err(silent)?;
     let uploaded: Uploaded = serde_json::from_slice(asker.body()).map_err(text)?;
-    asker.ask(messages.create_of(uploaded)?.as_bytes()).await.map_err(told)?;
+    asker.ask(messages.create_of(uploaded)?.as_bytes()).await.map_err(silent)?;
     let created: Created = serde_json::from_slice(asker.body()).map_err(text)?;
-    asker.ask(messages.claim(&created.handle.to_string(), 0, true).as_bytes()).await.map_err(told)?;
+    asker.ask(messages.claim(&created.handle.to_string(), 0, true).as_bytes()).await.map_err(silent)?;
     let claimed: Claimed = serde_json::from_slice(asker.body()).map_err(text)?;
     Ok((created, claimed.lease.ok_or("the daemon gave no lease")?))
 }

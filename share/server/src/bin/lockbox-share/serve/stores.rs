@@ -59,7 +59,7 @@ fn open_valkey(url: &str, arguments: &Serve, durability: Durability) -> Result<S
     let directory = arguments.state_dir.join("spool");
     let spool = Spool::open(&directory, arguments.spool_size)
         .map_err(|error| format!("cannot open {}: {error}", directory.display()))?;
-    store.look_after(spool.clone()).map_err(|error| error.to_string())?;
+    store.sweep_in_background(spool.clone()).map_err(|error| error.to_string())?;
     let store: Arc<dyn ShareStore> = Arc::new(store);
     Ok((store, spool))
 }

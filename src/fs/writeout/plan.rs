@@ -3,22 +3,24 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::batch::Plan;
-use super::extents::{self, Mapped};
-use super::layer::{FRAME, Frame, INLINE_ROOM, Layer, MAX_PIECES, Piece};
-use super::packing::{PACK, Packer, SharedPage, compresses, packs};
-use super::ranges::join;
-use super::{FileSystem, FsOptions, inode, sealers};
 use crate::error::{Error, Result};
 use crate::format::Ino;
 use crate::format::values::InodeValue;
+use crate::fs::extents::{self, FRAME, Mapped};
+use crate::fs::packing::{INLINE, PACK, Packer, SharedPage, compresses, packs};
+use crate::fs::ranges::{gaps, join};
+use crate::fs::staging::{Frame, INLINE_GROUPS, Layer, MAX_PIECES, Piece, Plan};
+use crate::fs::types::FsOptions;
+use crate::fs::{inode, sealers};
 use crate::txn::{Reservation, UnnamedPages, View, Volume, quads_for};
 
-/// Files up to this many bytes are kept in the tree itself. To be decided by measurement (design 3.2): a packed file costs an extent of
-/// 73 bytes and a share of a page, an inline one its bytes in every walk over the inodes.
-pub(crate) const INLINE: u64 = 256;
+/// Frames for each thread at least: one takes 20 us and more, starting a thread about 50.
+const ENOUGH: usize = 32;
 
-/// Content of a frame up to this many bytes is rewritten whole: one quad of blocks, which a separate page would take too.
+/// Frames that a thread takes at once.
+const STRIDE: usize = 8;
+
+/// Content of a frame up to this many bytes is rewritten whole: one group of blocks, which a separate page would take too.
 const SMALL_FRAME: u64 = 16 * 1024;
 
 /// Writes the pages of a batch.
@@ -26,7 +28,7 @@ pub(super) struct Planner<'a> {
     pub(super) volume: &'a Arc<Volume>,
     pub(super) options: FsOptions,
     pub(super) view: View<'a>,
-    pub(super) room: &'a mut Option<Reservation>,
+    pub(super) reserved: &'a mut Option<Reservation>,
     /// How many may write frames at once.
     pub(super) threads: usize,
     /// Everything written so far.
@@ -40,7 +42,7 @@ impl Planner<'_> {
         let mut packer = Packer::new(self.options);
         for (ino, layer) in layers {
             let Some(inode) = inode::find(self.view, *ino)? else { continue };
-            let mut plan = Plan::new(*ino, layer.end());
+            let mut plan = Plan::new(*ino, layer.end(), inode);
             if let Some(content) = self.inline(&plan, &inode, layer)? {
                 plan.inline = Some(content);
                 plan.cuts = extents::measure(self.view, *ino, 0..inode.trim, u64::MAX)?.0;
@@ -60,19 +62,19 @@ impl Planner<'_> {
 
     /// Room for a page of so many bytes. There always is some (D4), unless an earlier attempt to write the layer used it up in vain and
     /// others have got what it gave back.
-    fn room_for(&mut self, bytes: usize) -> Result<&mut Reservation> {
-        let held = self.room.as_ref().map_or(0, Reservation::quads);
+    fn reservation_for(&mut self, bytes: usize) -> Result<&mut Reservation> {
+        let held = self.reserved.as_ref().map_or(0, Reservation::quads);
         self.spare(quads_for(bytes as u64, 1).saturating_sub(held))?;
-        self.room.as_mut().ok_or_else(no_room)
+        self.reserved.as_mut().ok_or_else(no_space)
     }
 
     /// Room beyond what was promised.
-    fn spare(&mut self, quads: u64) -> Result<()> {
-        if quads > 0 {
-            let more = self.volume.reserve_spare(quads).ok_or_else(no_room)?;
-            match &mut *self.room {
+    fn spare(&mut self, groups: u64) -> Result<()> {
+        if groups > 0 {
+            let more = self.volume.reserve_spare(groups).ok_or_else(no_space)?;
+            match &mut *self.reserved {
                 Some(all) => all.absorb(more),
-                None => *self.room = Some(more),
+                None => *self.reserved = Some(more),
             }
         }
         Ok(())
@@ -109,7 +111,7 @@ impl Planner<'_> {
     fn pack(&mut self, plans: &mut [Plan], page: &SharedPage<(usize, &[u8])>) -> Result<()> {
         let files: Vec<_> = page.items.iter().map(|(index, content)| (plans[*index].ino, 0, *content)).collect();
         let volume = self.volume;
-        let written = volume.write_packed(self.room_for(page.bytes)?, &files, page.compress)?.sorted();
+        let written = volume.write_packed(self.reservation_for(page.bytes)?, &files, page.compress)?.sorted();
         for (index, _) in &page.items {
             let plan = &mut plans[*index];
             plan.pieces.extend_from_slice(written.of(plan.ino));
@@ -124,8 +126,8 @@ impl Planner<'_> {
         let gaps = layer.gaps(0..old.len() as u64);
         if !gaps.is_empty() {
             let mut first = layer.frames().get(&0).cloned().unwrap_or_default();
-            // Promised with any frame that was staged over inline data, which does not spend it (`Frame::own_room`).
-            first.held = first.own_room() + INLINE_ROOM;
+            // Promised with any frame that was staged over inline data, which does not spend it (`Frame::own_groups`).
+            first.held = first.own_groups() + INLINE_GROUPS;
             first.inline = false;
             for gap in gaps {
                 first.put(gap.start as u32, &old[gap.start as usize..gap.end as usize]);
@@ -135,10 +137,33 @@ impl Planner<'_> {
         let done = layer.frames().contains_key(&0) && !layer.gaps(0..old.len() as u64).is_empty();
         let rest: Vec<(u64, &Frame)> =
             layer.frames().iter().map(|(number, frame)| (*number, frame)).skip(usize::from(done)).collect();
-        sealers::write_frames(self, plan, inode, &rest)
+        self.write_frames(plan, inode, &rest)
     }
 
-    /// The first of `choices` that room can be had for. What was promised to the frame is enough for the last one, and for what it adds to
+    /// As [`Self::frame`] for each of the frames, ascending.
+    fn write_frames(&mut self, plan: &mut Plan, inode: &InodeValue, frames: &[(u64, &Frame)]) -> Result<()> {
+        let threads = self.threads.min(frames.len() / ENOUGH);
+        if threads < 2 {
+            return frames.iter().try_for_each(|(number, frame)| self.frame(plan, inode, *number, frame));
+        }
+        let (volume, options, view, planned) = (self.volume, self.options, self.view, &*plan);
+        let share = |(_, frame): &(u64, &Frame)| frame.held;
+        let parts = sealers::spread(threads, STRIDE, frames, self.reserved, share, |mine, reserved| {
+            let mut part = Plan::new(planned.ino, planned.end, *inode);
+            let mut own = Planner { volume, options, view, reserved, threads: 1, written: UnnamedPages::new(volume) };
+            mine.iter().try_for_each(|(number, frame)| own.frame(&mut part, inode, *number, frame))?;
+            Ok((part, own.written))
+        })?;
+        for (part, written) in parts {
+            plan.pieces.extend(part.pieces);
+            plan.cuts += part.cuts;
+            plan.grows |= part.grows;
+            self.written.absorb(written);
+        }
+        Ok(())
+    }
+
+    /// The first of `choices` that space can be had for. What was promised to the frame is enough for the last one, and for what it adds to
     /// that no promise was made to anybody: a merge is an economy.
     fn affordable(&mut self, held: u64, choices: Vec<Vec<Range<u64>>>) -> Vec<Range<u64>> {
         let mut last = Vec::new();
@@ -152,7 +177,7 @@ impl Planner<'_> {
     }
 
     /// Writes one frame: its pieces each as a page, or merged with what its extents hold.
-    pub(super) fn frame(&mut self, plan: &mut Plan, inode: &InodeValue, number: u64, frame: &Frame) -> Result<()> {
+    fn frame(&mut self, plan: &mut Plan, inode: &InodeValue, number: u64, frame: &Frame) -> Result<()> {
         let range = number * FRAME..((number + 1) * FRAME).min(inode.trim);
         let mapped = if inode.bytes == 0 {
             Vec::new()
@@ -162,24 +187,24 @@ impl Planner<'_> {
         plan.cuts += mapped.len() as u64;
         let base = number * FRAME;
         let staged = staged(base, frame);
-        let mut runs = self.affordable(frame.own_room(), runs(&staged, &mapped, &range));
+        let mut runs = self.affordable(frame.own_groups(), runs(&staged, &mapped, &range));
         let contents = match self.contents(base, frame, &mapped, &runs) {
             Ok(contents) => contents,
             // What cannot be read any more is left where it is, and what was written meanwhile needs none of it. A commit is that of all
             // files: the damage of one must not stop it.
             Err(error) if runs != staged => {
                 tracing::warn!(ino = plan.ino.0, %error, "what lies beside written data cannot be read");
-                self.spare(cost(&staged).saturating_sub(frame.own_room()))?;
+                self.spare(cost(&staged).saturating_sub(frame.own_groups()))?;
                 runs.clone_from(&staged);
                 self.contents(base, frame, &mapped, &runs)?
             }
             Err(error) => return Err(error),
         };
         for (run, data) in runs.iter().zip(contents) {
-            plan.fills |= fills(run, &staged, &mapped);
+            plan.grows |= fills(run, &staged, &mapped);
             let volume = self.volume;
             let compress = compresses(&self.options, inode.flags);
-            let pages = volume.write_data(self.room_for(data.len())?, plan.ino, run.start, &data, compress)?;
+            let pages = volume.write_data(self.reservation_for(data.len())?, plan.ino, run.start, &data, compress)?;
             plan.pieces.extend_from_slice(pages.pieces());
             self.written.absorb(pages);
         }
@@ -212,7 +237,7 @@ impl Planner<'_> {
     }
 }
 
-fn no_room() -> Error {
+fn no_space() -> Error {
     Error::NoSpace("no room is left for staged data".into())
 }
 
@@ -252,7 +277,9 @@ fn fills(run: &Range<u64>, pieces: &[Range<u64>], mapped: &[Mapped]) -> bool {
 /// The ranges to be written as a page each, as choices of which the first is the best and the last always affordable. Every piece lies
 /// within a range of each choice.
 fn runs(pieces: &[Range<u64>], mapped: &[Mapped], visible: &Range<u64>) -> Vec<Vec<Range<u64>>> {
-    let rest = remaining(pieces, mapped, visible);
+    let shown = |old: &Mapped| old.offset.max(visible.start)..old.end().min(visible.end);
+    // Parts of the visible extents that no piece replaces.
+    let rest: Vec<_> = mapped.iter().flat_map(|old| gaps(shown(old), pieces.iter().cloned())).collect();
     let (new, old) = (length(pieces), length(&rest));
     let merge = old > 0 && (pieces.len() + rest.len() > MAX_PIECES || new + old <= SMALL_FRAME || new >= old);
     let merged = || {
@@ -261,29 +288,9 @@ fn runs(pieces: &[Range<u64>], mapped: &[Mapped], visible: &Range<u64>) -> Vec<V
         let joined = join(all);
         if joined.len() > MAX_PIECES { span(&joined) } else { joined }
     };
-    // Staging holds room for each piece as a page, or for the frame as one page when that is less (`Frame::room_with`).
+    // Staging holds space for each piece as a page, or for the frame as one page when that is less (`Frame::groups_with`).
     let separate = (pieces.len() <= MAX_PIECES).then(|| pieces.to_vec());
     [merge.then(merged), separate, Some(span(pieces))].into_iter().flatten().collect()
-}
-
-/// Parts of the visible extents that no piece replaces.
-fn remaining(pieces: &[Range<u64>], mapped: &[Mapped], visible: &Range<u64>) -> Vec<Range<u64>> {
-    let mut rest = Vec::new();
-    for old in mapped {
-        let start = old.offset.max(visible.start);
-        let end = old.end().min(visible.end);
-        let mut at = start;
-        for piece in pieces.iter().filter(|piece| piece.end > start && piece.start < end) {
-            if piece.start > at {
-                rest.push(at..piece.start.min(end));
-            }
-            at = at.max(piece.end);
-        }
-        if at < end {
-            rest.push(at..end);
-        }
-    }
-    rest
 }
 
 fn length(ranges: &[Range<u64>]) -> u64 {
@@ -298,13 +305,6 @@ fn span(ranges: &[Range<u64>]) -> Vec<Range<u64>> {
     match (ranges.first(), ranges.last()) {
         (Some(first), Some(last)) => std::iter::once(first.start..last.end).collect(),
         _ => Vec::new(),
-    }
-}
-
-impl FileSystem {
-    pub(super) fn planner<'a>(&'a self, view: View<'a>, room: &'a mut Option<Reservation>) -> Planner<'a> {
-        let written = UnnamedPages::new(&self.volume);
-        Planner { volume: &self.volume, options: self.options, view, room, threads: self.threads, written }
     }
 }
 

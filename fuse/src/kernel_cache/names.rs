@@ -1,4 +1,4 @@
-//! Has the kernel look up again the names of an operation that may have been done although it failed.
+//! Names that are not certain: the kernel looks up again those of an operation that may have been done although it failed.
 //!
 //! With `sync=always` an operation is published first and committed then. When the commit fails the caller is told so, but the name is
 //! there, or gone; the kernel, which keeps names for ever, believes what was before.
@@ -10,16 +10,16 @@ use fuser::INodeNo;
 use lockbox::fs::SyncProfile;
 use lockbox::{Error, Result};
 
-use super::Adapter;
+use super::KernelCache;
 
-impl Adapter {
+impl KernelCache {
     /// Comes before the answer. The kernel holds the directory until it has that, so that telling it here would wait for ever.
-    pub(super) fn doubt<T>(&self, result: &Result<T>, names: &[(INodeNo, &OsStr)]) {
+    pub(crate) fn changed_names<T>(&self, profile: SyncProfile, result: &Result<T>, names: &[(INodeNo, &OsStr)]) {
         let Err(error) = result else { return };
-        if !may_be_done(self.profile, error) {
+        if !may_be_done(profile, error) {
             return;
         }
-        let Some(notifier) = self.shared.notifier.get().cloned() else { return };
+        let Some(notifier) = self.notifier.get().cloned() else { return };
         let names: Vec<_> = names.iter().map(|&(parent, name)| (parent, name.to_owned())).collect();
         let told = thread::Builder::new().name("names".into()).spawn(move || {
             for (parent, name) in names {
@@ -53,7 +53,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_is_in_doubt_when_its_commit_may_have_failed() {
+    fn a_name_is_uncertain_when_its_commit_may_have_failed() {
         let failed = Error::Latched(String::new());
         assert!(may_be_done(SyncProfile::Always, &failed));
         assert!(!may_be_done(SyncProfile::Periodic, &failed));

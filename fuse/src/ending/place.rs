@@ -2,17 +2,21 @@
 
 use std::fs::File;
 use std::io::{self, Write};
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Duration;
 
+use lockbox_host::point::Point;
+use nix::mount::MsFlags;
 use parking_lot::Mutex;
 
-use crate::adapter::Shared;
-use crate::handover::HandOver;
-use crate::unmounter::Unmounter;
-
-pub(crate) use crate::unmounter::Unmounted;
+use super::handover::HandOver;
+use crate::exit::Failure;
+use crate::kernel::{self, ReadAhead};
+use crate::kernel_cache::KernelCache;
+use crate::mount::{self, Mount};
+use crate::unmounter::{Unmounted, Unmounter};
 
 /// How long a flush may take where it has to wait: with locking before a sleep it has to fit into logind's five seconds.
 const FLUSH: Duration = Duration::from_secs(2);
@@ -25,20 +29,55 @@ const LAST_ORDER: Duration = Duration::from_secs(2);
 pub(crate) struct Place {
     /// The kernel's file that aborts the connection, opened while no other connection can have its number.
     abort: Option<File>,
-    attached: Mutex<Attached>,
+    mounted: Mutex<Mounted>,
     handover: HandOver,
 }
 
-struct Attached {
+/// A mount that was just made.
+pub(crate) struct Attached {
+    pub(crate) place: Arc<Place>,
+    pub(crate) connection: OwnedFd,
+    /// None where only root may change it: a user's mount reads ahead 128 KiB.
+    pub(crate) read_ahead: Option<ReadAhead>,
+}
+
+struct Mounted {
     there: bool,
     /// None once it was sent away.
     unmounter: Option<Unmounter>,
 }
 
 impl Place {
-    pub(crate) fn new(abort: Option<File>, unmounter: Unmounter, shared: Arc<Shared>) -> Place {
-        let attached = Mutex::new(Attached { there: true, unmounter: Some(unmounter) });
-        Place { abort, attached, handover: HandOver::new(shared) }
+    /// Mounts, finds the mount by what lies open at its point, and opens what the kernel has for it.
+    pub(crate) fn attach(
+        mount: &Mount<'_>,
+        mut unmounter: Unmounter,
+        cache: Arc<KernelCache>,
+    ) -> Result<Attached, Failure> {
+        let connection = mount.attach()?;
+        let lost =
+            |what: String| Failure::mount(format!("the mount at {} cannot be found: {what}", mount.point.display()));
+        let held = Point::of(mount.point).map_err(|e| lost(e.to_string()))?;
+        let found = match held.mounted_at(mount.point) {
+            Ok(Some(mounted)) => unmounter
+                .mounted(mounted.device)
+                .map(|()| mounted.device)
+                .map_err(|e| format!("the process that unmounts is gone ({e})")),
+            Ok(None) => Err("it is not in the table of mounts".into()),
+            Err(error) => Err(error.to_string()),
+        };
+        let device = found.map_err(|what| {
+            let _ = mount::detach(&held, mount.point);
+            lost(what)
+        })?;
+        // Only root may: a user's mount has the kernel's bound of what waits to be written.
+        if !mount.flags.contains(MsFlags::MS_RDONLY) {
+            let _ = kernel::bound_write_back(device);
+        }
+        let mounted = Mutex::new(Mounted { there: true, unmounter: Some(unmounter) });
+        let abort = kernel::open_abort(device).ok();
+        let place = Arc::new(Place { abort, mounted, handover: HandOver::new(cache) });
+        Ok(Attached { place, connection, read_ahead: ReadAhead::of(device).ok() })
     }
 
     /// Has every request fail, under way or later, so that the event loops end.
@@ -51,7 +90,7 @@ impl Place {
 
     /// Whether the mount answers. Not asked by this process: while every event loop is busy it would wait for itself.
     pub(crate) fn look(&self) -> io::Result<()> {
-        match &mut self.attached.lock().unmounter {
+        match &mut self.mounted.lock().unmounter {
             Some(unmounter) => unmounter.look(),
             None => Err(io::ErrorKind::NotConnected.into()),
         }
@@ -62,20 +101,20 @@ impl Place {
     /// # Errors
     /// When nobody answers there.
     pub(crate) fn dial(&self) -> io::Result<UnixStream> {
-        self.attached.lock().unmounter.as_mut().ok_or(io::ErrorKind::NotConnected)?.dial()
+        self.mounted.lock().unmounter.as_mut().ok_or(io::ErrorKind::NotConnected)?.dial()
     }
 
     /// Unmounts, which makes the kernel write its pages to us first; with `detach` also when busy.
     pub(crate) fn unmount(&self, detach: bool) -> Unmounted {
-        let mut attached = self.attached.lock();
-        if !attached.there {
+        let mut mounted = self.mounted.lock();
+        if !mounted.there {
             return Unmounted::Gone;
         }
-        let unmounted = match &mut attached.unmounter {
+        let unmounted = match &mut mounted.unmounter {
             Some(unmounter) => unmounter.unmount(detach),
             None => Unmounted::Gone,
         };
-        attached.there = !matches!(unmounted, Unmounted::Gone | Unmounted::Detached);
+        mounted.there = !matches!(unmounted, Unmounted::Gone | Unmounted::Detached);
         unmounted
     }
 
@@ -83,7 +122,7 @@ impl Place {
     ///
     /// # Errors
     /// When the process that flushes for us is gone.
-    pub(crate) fn flush(&self) -> std::io::Result<()> {
+    pub(crate) fn flush(&self) -> io::Result<()> {
         if !self.flush_by_path()? {
             // What does not arrive in time is on its way.
             self.hand_over(FLUSH);
@@ -92,12 +131,12 @@ impl Place {
     }
 
     /// Answers whether there is a path to our mount.
-    fn flush_by_path(&self) -> std::io::Result<bool> {
-        let mut attached = self.attached.lock();
-        if !attached.there {
+    fn flush_by_path(&self) -> io::Result<bool> {
+        let mut mounted = self.mounted.lock();
+        if !mounted.there {
             return Ok(false);
         }
-        match &mut attached.unmounter {
+        match &mut mounted.unmounter {
             Some(unmounter) => unmounter.flush(),
             None => Ok(false),
         }
@@ -111,8 +150,8 @@ impl Place {
     /// The archive is closed: the process that unmounts is told so and ends.
     pub(crate) fn dismiss(&self) {
         // A flush before a sleep may hold it for ever, and the end is not to wait for that.
-        let Some(mut attached) = self.attached.try_lock_for(LAST_ORDER) else { return };
-        attached.there = false;
-        drop(attached.unmounter.take());
+        let Some(mut mounted) = self.mounted.try_lock_for(LAST_ORDER) else { return };
+        mounted.there = false;
+        drop(mounted.unmounter.take());
     }
 }

@@ -9,38 +9,30 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use fuser::INodeNo;
 use parking_lot::Mutex;
 
-use crate::adapter::Shared;
+use crate::kernel_cache::KernelCache;
 
 /// Hands over one connection's pages.
 pub(crate) struct HandOver {
-    shared: Arc<Shared>,
+    cache: Arc<KernelCache>,
     /// A thread that was left behind closes this when it ends: no second one is started beside it.
     left_behind: Mutex<Option<Receiver<()>>>,
 }
 
 impl HandOver {
-    pub(crate) fn new(shared: Arc<Shared>) -> HandOver {
-        HandOver { shared, left_behind: Mutex::default() }
+    pub(crate) fn new(cache: Arc<KernelCache>) -> HandOver {
+        HandOver { cache, left_behind: Mutex::default() }
     }
 
     /// Answers whether all that was written before has arrived within `limit`. Not to be called from an event loop.
     pub(crate) fn within(&self, limit: Duration) -> bool {
-        // Only an inode with a writer has pages that are not written (F3).
-        let inodes = self.shared.writers.inodes();
+        let inodes = self.cache.dirty();
         if inodes.is_empty() {
             return true;
         }
-        let shared = Arc::clone(&self.shared);
-        self.run_within(limit, move || {
-            let Some(notifier) = shared.notifier.get() else { return };
-            for ino in inodes {
-                // An error says that the kernel has forgotten the inode, and with it its pages, or that the connection is gone.
-                let _ = notifier.inval_inode(INodeNo(ino), 0, 0);
-            }
-        })
+        let cache = Arc::clone(&self.cache);
+        self.run_within(limit, move || cache.write_back(&inodes))
     }
 
     fn run_within(&self, limit: Duration, job: impl FnOnce() + Send + 'static) -> bool {

@@ -1,6 +1,6 @@
 //! Bounds what may be under way at a time, in all and for each client.
 //!
-//! Nobody who only waits keeps the others out. Numbered, and cited where each is kept:
+//! A client that only waits does not keep the others out. The rules are numbered, and cited where each is kept:
 //!
 //! 1. The Unix socket has places of its own (`LOCAL_CONNECTIONS`), which no client of the network can take. Together with the network's they
 //!    never need more descriptors than the process has (`connections_that_fit`).
@@ -14,7 +14,7 @@
 //!    of an upload, and for a client that takes less of an answer than 1 KiB/s (`guard`).
 //! 6. Uploads, batches and watchers, which cost more than a connection, have places by client of their own.
 //!
-//! `seats` keeps 1 to 5; `Places` keeps 6.
+//! `seats` keeps 1 to 5; `Permits` keeps 6.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -23,8 +23,8 @@ use parking_lot::Mutex;
 
 use crate::limiter::Client;
 
-/// Places of one kind of request.
-pub(super) struct Places {
+/// Permits for one kind of request.
+pub(super) struct Permits {
     all: usize,
     each: usize,
     taken: Mutex<Taken>,
@@ -36,20 +36,20 @@ struct Taken {
     clients: HashMap<Client, usize>,
 }
 
-/// A place that was taken; given back when it is dropped.
-pub(super) struct Place {
-    places: Arc<Places>,
+/// Leave for one request; it is given back when it is dropped.
+pub(super) struct Permit {
+    permits: Arc<Permits>,
     client: Client,
 }
 
-impl Places {
-    /// `all` places, of which one client takes at most `each`: so one that holds its requests back does not stop the others.
-    pub(super) fn new(all: usize, each: usize) -> Arc<Places> {
-        Arc::new(Places { all, each, taken: Mutex::default() })
+impl Permits {
+    /// `all` permits, of which one client takes at most `each`: so one that holds its requests back does not stop the others.
+    pub(super) fn new(all: usize, each: usize) -> Arc<Permits> {
+        Arc::new(Permits { all, each, taken: Mutex::default() })
     }
 
     /// None when all are taken, or this client's.
-    pub(super) fn take(self: &Arc<Places>, client: Client) -> Option<Place> {
+    pub(super) fn take(self: &Arc<Permits>, client: Client) -> Option<Permit> {
         let mut taken = self.taken.lock();
         if taken.all >= self.all {
             return None;
@@ -60,13 +60,13 @@ impl Places {
         }
         *clients += 1;
         taken.all += 1;
-        Some(Place { places: self.clone(), client })
+        Some(Permit { permits: self.clone(), client })
     }
 }
 
-impl Drop for Place {
+impl Drop for Permit {
     fn drop(&mut self) {
-        let mut taken = self.places.taken.lock();
+        let mut taken = self.permits.taken.lock();
         taken.all = taken.all.saturating_sub(1);
         if let Some(clients) = taken.clients.get_mut(&self.client) {
             *clients = clients.saturating_sub(1);
@@ -83,17 +83,17 @@ mod tests {
 
     #[test]
     fn places_are_bounded_in_all_and_for_each_client_and_come_back() {
-        let places = Places::new(5, 2);
+        let permits = Permits::new(5, 2);
         let client = Client::Network;
-        let mut held: Vec<Place> = (0..2).map(|_| places.take(client(1)).unwrap()).collect();
-        assert!(places.take(client(1)).is_none());
-        held.extend((0..2).map(|_| places.take(Client::Local).unwrap()));
-        held.push(places.take(client(2)).unwrap());
-        assert!(places.take(client(3)).is_none());
+        let mut held: Vec<Permit> = (0..2).map(|_| permits.take(client(1)).unwrap()).collect();
+        assert!(permits.take(client(1)).is_none());
+        held.extend((0..2).map(|_| permits.take(Client::Local).unwrap()));
+        held.push(permits.take(client(2)).unwrap());
+        assert!(permits.take(client(3)).is_none());
         held.remove(0);
-        assert!(places.take(client(1)).is_some());
+        assert!(permits.take(client(1)).is_some());
         held.clear();
-        let taken = places.taken.lock();
+        let taken = permits.taken.lock();
         assert!(taken.all == 0 && taken.clients.is_empty());
     }
 }

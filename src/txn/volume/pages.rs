@@ -1,45 +1,56 @@
-//! Seals and writes pages of file data ahead of the operation that names them.
+//! Reads pages of file data, and writes them ahead of the operation that names them.
 
-use std::sync::Arc;
-
-use super::allocator::{Allocator, Reservation};
-use super::state::Versions;
-use super::unnamed::{UnnamedPages, WrittenPiece};
+use super::Volume;
 use crate::error::{Error, Result};
 use crate::format::data_head::PackedItem;
 use crate::format::{BLOCK, Ino, Pointer, Run};
-use crate::frame::{self, PlainPage, QUAD_DATA};
-use crate::pager::Pager;
+use crate::frame::{self, GROUP_DATA, OpenedPage, PlainPage};
+use crate::txn::allocator::Reservation;
+use crate::txn::unnamed::{UnnamedPages, WrittenPiece};
 
 /// Room asked for beyond a framed page when free space is in fragments: 1 MiB, what a file grows by at least.
 const MORE: u64 = 1 << 20;
 /// So often, which is more than a file's growth can be in fragments.
 const ATTEMPTS: usize = 32;
 
-pub(super) struct PageWriter<'a> {
-    pub(super) allocator: &'a Arc<Allocator>,
-    pub(super) versions: &'a Versions,
-    pub(super) pager: &'a Pager,
-}
+impl Volume {
+    /// Fills `out` with the plain bytes of file data from `start` of a page; see [`Pager::read_data`].
+    pub(crate) fn read_data(&self, page: &Pointer, start: u32, out: &mut [u8]) -> Result<()> {
+        self.medium.pager.read_data(page, start, out)
+    }
 
-impl PageWriter<'_> {
+    /// Tells the medium which parts of pages [`Self::read_data`] is going to be asked for.
+    pub(crate) fn expect_data<'a>(&self, parts: impl Iterator<Item = (&'a Pointer, u32, u32)>) {
+        self.medium.pager.expect_data(parts);
+    }
+
+    /// The files whose parts lie in a packed page; None when it is a page of another kind.
+    pub(crate) fn packed_items(&self, page: &Pointer) -> Result<Option<Vec<PackedItem>>> {
+        self.medium.pager.packed_items(page)
+    }
+
+    /// A page of any kind, opened and verified whole.
+    pub(crate) fn open_page(&self, page: &Pointer) -> Result<OpenedPage> {
+        self.medium.pager.open_page(page)
+    }
+
     fn seal_and_write(&self, page: &PlainPage<'_>, run: Run) -> Result<Pointer> {
-        let generation = self.versions.open_generation();
-        let written = self.pager.seal(page, run, generation).and_then(|sealed| {
-            self.pager.write_page(&sealed)?;
+        let generation = self.medium.versions.open_generation();
+        let written = self.medium.pager.seal(page, run, generation).and_then(|sealed| {
+            self.medium.pager.write_page(&sealed)?;
             Ok(sealed.pointer)
         });
         if written.is_err() {
             self.allocator.discard_unseen(vec![run]);
         }
         let pointer = written?;
-        self.pager.bound_unsynced(run.bytes())?;
+        self.medium.pager.bound_unsynced(run.bytes())?;
         Ok(pointer)
     }
 
     /// Seals and writes `data` (1..=128 KiB) at `offset` of `ino`, outside of any operation. More than one piece comes back only when free space is in
     /// fragments.
-    pub(super) fn write_data(
+    pub(crate) fn write_data(
         &self,
         reservation: &mut Reservation,
         ino: Ino,
@@ -47,15 +58,15 @@ impl PageWriter<'_> {
         data: &[u8],
         compress: bool,
     ) -> Result<UnnamedPages> {
-        let mut pages = UnnamedPages::none(self.allocator);
+        let mut pages = UnnamedPages::new(self);
         let page = frame::data_page(ino.0, offset, data, compress);
         if let Some(run) = reservation.allocate(page.blocks())? {
             let page = self.seal_and_write(&page, run)?;
             pages.push(WrittenPiece { ino, offset, length: data.len() as u32, page, start: 0 });
             return Ok(pages);
         }
-        for (index, part) in data.chunks(QUAD_DATA).enumerate() {
-            let offset = offset + (index * QUAD_DATA) as u64;
+        for (index, part) in data.chunks(GROUP_DATA).enumerate() {
+            let offset = offset + (index * GROUP_DATA) as u64;
             let page = frame::data_page(ino.0, offset, part, compress);
             let run = reservation.allocate(page.blocks())?;
             let run = run.ok_or_else(|| Error::NoSpace("blocks kept for data are not there".into()))?;
@@ -67,7 +78,7 @@ impl PageWriter<'_> {
 
     /// Packs small files (or parts of them: inode, offset, bytes) into one shared page; at most 128 KiB in all, 256 files. One alone gets a page of
     /// its own.
-    pub(super) fn write_packed(
+    pub(crate) fn write_packed(
         &self,
         reservation: &mut Reservation,
         files: &[(Ino, u64, &[u8])],
@@ -82,7 +93,7 @@ impl PageWriter<'_> {
             items.push(PackedItem { ino: *ino, offset: *offset, start: data.len() as u32, length: bytes.len() as u32 });
             data.extend_from_slice(bytes);
         }
-        let mut pages = UnnamedPages::none(self.allocator);
+        let mut pages = UnnamedPages::new(self);
         let page = frame::packed_page(&data, &items, compress);
         if let Some(run) = reservation.allocate(page.blocks())? {
             let page = self.seal_and_write(&page, run)?;
@@ -98,22 +109,23 @@ impl PageWriter<'_> {
     }
 
     /// Seals and writes a framed page of file data; the caller names it in an operation (`adopt`).
-    ///
-    /// `reserve` promises bytes of whole groups.
-    pub(super) fn write_framed(
-        &self,
-        page: &PlainPage<'_>,
-        reserve: impl Fn(u64) -> Result<Reservation>,
-    ) -> Result<Pointer> {
-        let mut promised = reserve(page.blocks() * BLOCK)?;
+    pub(crate) fn write_framed(&self, page: &PlainPage<'_>) -> Result<Pointer> {
+        let mut promised = self.reserve_data(page.blocks() * BLOCK, 0)?;
         // Held together, or the same fragments would be promised again and again.
         let mut more: Vec<Reservation> = Vec::new();
         for _ in 0..ATTEMPTS {
             if let Some(run) = promised.allocate(page.blocks())? {
                 return self.seal_and_write(page, run);
             }
-            more.push(reserve(MORE)?);
+            more.push(self.reserve_data(MORE, 0)?);
         }
         Err(Error::NoSpace("the free space of the new file is in fragments".into()))
+    }
+}
+
+impl UnnamedPages {
+    /// None yet.
+    pub(crate) fn new(volume: &Volume) -> UnnamedPages {
+        UnnamedPages::none(&volume.allocator)
     }
 }

@@ -11,11 +11,11 @@ use parking_lot::Mutex;
 
 /// Inodes that are held open for the kernel until it forgets them.
 #[derive(Default)]
-pub(super) struct Nameless(Mutex<HashSet<u64>>);
+pub(crate) struct Unlinked(Mutex<HashSet<u64>>);
 
-impl Nameless {
+impl Unlinked {
     /// Renames, and holds what loses its last name by it.
-    pub(super) fn rename(
+    pub(crate) fn rename(
         &self,
         fs: &FileSystem,
         (directory, name): (Ino, &OsStr),
@@ -29,17 +29,17 @@ impl Nameless {
         };
         let held = if replaces { hold(fs, new_directory, new_name, last) } else { None };
         let renamed = fs.rename(directory, name.as_bytes(), new_directory, new_name.as_bytes(), how);
-        self.settle(fs, held, renamed)
+        self.keep(fs, held, renamed)
     }
 
-    pub(super) fn remove_directory(&self, fs: &FileSystem, directory: Ino, name: &OsStr) -> Result<()> {
+    pub(crate) fn remove_directory(&self, fs: &FileSystem, directory: Ino, name: &OsStr) -> Result<()> {
         let held = hold(fs, directory, name, |a| a.mode & mode::TYPE == mode::DIRECTORY);
         let removed = fs.remove_directory(directory, name.as_bytes());
-        self.settle(fs, held, removed)
+        self.keep(fs, held, removed)
     }
 
-    /// The name is taken, or not.
-    fn settle(&self, fs: &FileSystem, held: Option<Ino>, taken: Result<()>) -> Result<()> {
+    /// Keeps what is held when its name was taken, and else gives it up.
+    fn keep(&self, fs: &FileSystem, held: Option<Ino>, taken: Result<()>) -> Result<()> {
         let Some(held) = held else { return taken };
         if taken.is_ok() && self.0.lock().insert(held.0) {
             return taken;
@@ -48,7 +48,7 @@ impl Nameless {
     }
 
     /// The kernel drops the inode.
-    pub(super) fn forget(&self, fs: &FileSystem, inode: Ino) -> Result<()> {
+    pub(crate) fn forget(&self, fs: &FileSystem, inode: Ino) -> Result<()> {
         if self.0.lock().remove(&inode.0) { fs.release(inode) } else { Ok(()) }
     }
 }

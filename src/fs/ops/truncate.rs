@@ -1,11 +1,11 @@
 //! Sets the size of a file, in one operation however large it is.
 
-use super::reclaim::STEP;
-use super::staging::StagedFile;
-use super::{FileSystem, extents, inode};
 use crate::error::{Error, Result};
 use crate::format::values::{InodeValue, NO_TRIM};
 use crate::format::{Ino, Key, kind};
+use crate::fs::reclaim::STEP;
+use crate::fs::staging::LockedFile;
+use crate::fs::{FileSystem, extents, inode};
 use crate::txn::{Operation, View};
 
 /// The greatest size of a file: what a signed 64-bit offset can say.
@@ -21,39 +21,33 @@ impl FileSystem {
         if size > MAX_SIZE {
             return Err(Error::FileTooLarge);
         }
-        let file = self.staging.entry(ino);
-        let result = {
-            let _turn = file.turn.lock();
-            self.truncate_in_turn(&file, size, change)
-        };
-        self.staging.leave(file);
-        let inode = result?;
+        let inode = self.truncate_locked(&self.staging.entry(ino).lock(), size, change)?;
         if inode.trim != NO_TRIM {
-            self.queue_reclaim(ino);
+            self.reclaim.add(ino);
         }
         Ok(inode)
     }
 
-    fn truncate_in_turn(
+    fn truncate_locked(
         &self,
-        file: &StagedFile,
+        file: &LockedFile<'_>,
         size: u64,
         change: &mut dyn FnMut(&mut InodeValue),
     ) -> Result<InodeValue> {
         loop {
-            self.land_older(file)?;
+            self.write_out.land_older(file)?;
             let state = self.volume.state();
             let view = self.volume.view(&state);
-            let inode = self.regular(view, file.ino)?;
-            let end = file.with(|content| content.end());
-            let (cuts, _) = extents::measure(view, file.ino, size..inode.trim.max(size), STEP + 1)?;
+            let inode = inode::load_regular(view, file.ino())?;
+            let end = file.end();
+            let (cuts, _) = extents::measure(view, file.ino(), size..inode.trim.max(size), STEP + 1)?;
             drop(state);
             // Inode, inline data, trim record.
             let records = 3 + cuts * extents::RECORDS_PER_CUT;
             let shrinks = size < inode.size.max(end);
             let cut = self.volume.operate(records, shrinks, |op| self.truncate_here(op, file, size, change))?;
             if let Some(inode) = cut {
-                file.settle(&self.volume);
+                file.drop_published(&self.volume);
                 return Ok(inode);
             }
         }
@@ -63,19 +57,19 @@ impl FileSystem {
     fn truncate_here(
         &self,
         op: &mut Operation<'_>,
-        file: &StagedFile,
+        file: &LockedFile<'_>,
         size: u64,
         change: &mut dyn FnMut(&mut InodeValue),
     ) -> Result<Option<InodeValue>> {
-        if !self.is_settled(file, op) {
+        if !file.is_unsealed(&self.volume, op) {
             return Ok(None);
         }
-        let mut inode = inode::load(op.view(), file.ino)?;
-        cut(op, file.ino, &mut inode, size)?;
+        let mut inode = inode::load(op.view(), file.ino())?;
+        cut(op, file.ino(), &mut inode, size)?;
         inode.size = size;
         change(&mut inode);
-        inode::store(op, file.ino, &inode)?;
-        file.with(|content| content.supersede(op, size..u64::MAX));
+        inode::store(op, file.ino(), &inode)?;
+        file.supersede(op, size..u64::MAX);
         Ok(Some(inode))
     }
 }

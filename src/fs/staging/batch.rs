@@ -10,9 +10,10 @@ use std::collections::HashSet;
 
 use parking_lot::{Condvar, Mutex};
 
-use super::{extents, inode};
 use crate::error::{Error, Result};
 use crate::format::Ino;
+use crate::format::values::InodeValue;
+use crate::fs::{extents, inode};
 use crate::txn::{Operation, Publication, State, UnnamedPages, WrittenPiece};
 
 /// What write-out made of one file's layer.
@@ -27,13 +28,15 @@ pub(crate) struct Plan {
     /// Extents that the pieces will cut or replace.
     pub(crate) cuts: u64,
     /// A piece covers what was a hole: the file gets more blocks than its staged data said.
-    pub(crate) fills: bool,
+    pub(crate) grows: bool,
+    /// As it was planned for.
+    inode: InodeValue,
 }
 
 impl Plan {
     /// Of a layer that ends before `end`; nothing of it is written yet.
-    pub(crate) fn new(ino: Ino, end: u64) -> Plan {
-        Plan { ino, end, inline: None, pieces: Vec::new(), cuts: 0, fills: false }
+    pub(crate) fn new(ino: Ino, end: u64, inode: InodeValue) -> Plan {
+        Plan { ino, end, inline: None, pieces: Vec::new(), cuts: 0, grows: false, inode }
     }
 
     /// Upper bound of the records that applying it changes: inode and inline data beside the extents.
@@ -84,6 +87,19 @@ impl Batch {
 
     /// Names the batch's pages in `op` unless a published operation already did; waits while it is being written (W2).
     pub(crate) fn land(&self, op: &mut Operation<'_>) -> Result<()> {
+        self.land_on(op, |op, plan| inode::find(op.view(), plan.ino))
+    }
+
+    /// As [`Self::land`] in the operation in which it was planned, and which has changed none of its files since.
+    pub(crate) fn land_as_planned(&self, op: &mut Operation<'_>) -> Result<()> {
+        self.land_on(op, |_, plan| Ok(Some(plan.inode)))
+    }
+
+    fn land_on(
+        &self,
+        op: &mut Operation<'_>,
+        inode_of: impl Fn(&Operation<'_>, &Plan) -> Result<Option<InodeValue>>,
+    ) -> Result<()> {
         if self.publication.is_set() {
             return Ok(());
         }
@@ -92,7 +108,8 @@ impl Batch {
             self.changed.wait(&mut step);
         }
         if let Step::Written(plans, pages) = &mut *step {
-            apply(op, plans, pages)?;
+            let inodes = plans.iter().map(|plan| inode_of(op, plan)).collect::<Result<Vec<_>>>()?;
+            apply(op, plans, inodes, pages)?;
             op.carry(&self.publication);
         }
         Ok(())
@@ -112,8 +129,13 @@ impl Batch {
     }
 }
 
-fn apply(op: &mut Operation<'_>, plans: &[Plan], pages: &mut UnnamedPages) -> Result<()> {
-    let inodes = plans.iter().map(|plan| inode::find(op.view(), plan.ino)).collect::<Result<Vec<_>>>()?;
+/// Names the pages of the files that are there, which have an inode.
+fn apply(
+    op: &mut Operation<'_>,
+    plans: &[Plan],
+    inodes: Vec<Option<InodeValue>>,
+    pages: &mut UnnamedPages,
+) -> Result<()> {
     // Nobody will ever name what is written of files that were removed since: numbers are not used again.
     let there: HashSet<Ino> =
         plans.iter().zip(&inodes).filter(|(_, inode)| inode.is_some()).map(|(plan, _)| plan.ino).collect();

@@ -1,38 +1,28 @@
 //! What requests are served with: the file system, what the threads share, and the answers that many requests have in common.
 
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::sync::Arc;
 
-use fuser::{Generation, Notifier, ReplyAttr, ReplyEntry};
+use fuser::{Generation, INodeNo, ReplyAttr, ReplyEntry};
 use lockbox::Result;
+use lockbox::format::Ino;
 use lockbox::fs::{Attributes, FileSystem, SyncProfile};
 
+use super::Activity;
 use super::listings::Listings;
-use super::nameless::Nameless;
 use super::syncs::Syncs;
-use super::{Activity, Writers};
 use crate::callers::Callers;
 use crate::errno::errno;
+use crate::kernel_cache::{FOR_EVER, KernelCache};
 use crate::pace::{Pace, Turn};
 
-/// As good as for ever: nothing changes an archive but the mount itself. 34 years; the kernel computes in jiffies.
-pub(super) const FOR_EVER: Duration = Duration::from_secs(1 << 30);
 pub(super) const GENERATION: Generation = Generation(0);
-
-/// What the adapter shares with the threads around it.
-#[derive(Default)]
-pub struct Shared {
-    pub writers: Writers,
-    pub activity: Activity,
-    /// Set once the session is there.
-    pub notifier: OnceLock<Notifier>,
-}
 
 /// Serves one archive to the kernel.
 pub struct Adapter {
     pub(super) fs: Arc<FileSystem>,
-    pub(super) shared: Arc<Shared>,
+    pub(super) cache: Arc<KernelCache>,
+    pub(super) activity: Arc<Activity>,
     /// The directory of the archive file, opened before mounting: a path could lead through the mount itself.
     host: OwnedFd,
     pub(super) callers: Callers,
@@ -40,7 +30,6 @@ pub struct Adapter {
     /// Opening for reading is noted as access.
     pub(super) access_times: bool,
     pub(super) listings: Listings,
-    pub(super) nameless: Nameless,
     pub(super) pace: Arc<Pace>,
     pub(super) syncs: Syncs,
 }
@@ -50,7 +39,8 @@ impl Adapter {
     /// Those of starting a thread.
     pub fn new(
         fs: Arc<FileSystem>,
-        shared: Arc<Shared>,
+        cache: Arc<KernelCache>,
+        activity: Arc<Activity>,
         host: OwnedFd,
         callers: Callers,
         profile: SyncProfile,
@@ -60,13 +50,12 @@ impl Adapter {
         let listings = Listings::default();
         let pace = Arc::new(pace);
         let syncs = Syncs::start(Arc::clone(&fs), Arc::clone(&pace))?;
-        let nameless = Nameless::default();
-        Ok(Adapter { fs, shared, host, callers, profile, access_times, listings, nameless, pace, syncs })
+        Ok(Adapter { fs, cache, activity, host, callers, profile, access_times, listings, pace, syncs })
     }
 
     /// A request that somebody's use of the mount makes.
     pub(super) fn begin(&self) -> Turn<'_> {
-        self.shared.activity.note();
+        self.activity.note();
         self.pace.begin()
     }
 
@@ -79,22 +68,30 @@ impl Adapter {
         turn
     }
 
-    /// Of attributes that come with another answer: the kernel asks for those of an inode with writers when it wants them.
-    pub(super) fn attribute_time(&self, ino: u64) -> Duration {
-        if self.shared.writers.has(ino) { Duration::ZERO } else { FOR_EVER }
-    }
-
     pub(super) fn reply_entry(&self, result: Result<Attributes>, reply: ReplyEntry) {
         match result {
-            Ok(a) => reply.entry_with_ttls(&self.attribute_time(a.ino.0), &FOR_EVER, &self.shared.told(&a), GENERATION),
+            Ok(a) => reply.entry_with_ttls(&self.cache.lifetime(a.ino.0), &FOR_EVER, &self.cache.told(&a), GENERATION),
             Err(error) => reply.error(errno(&error)),
         }
     }
 
     pub(super) fn reply_attributes(&self, result: Result<Attributes>, reply: ReplyAttr) {
         match result {
-            Ok(a) => reply.attr(&self.attribute_time(a.ino.0), &self.shared.told(&a)),
+            Ok(a) => reply.attr(&self.cache.lifetime(a.ino.0), &self.cache.told(&a)),
             Err(error) => reply.error(errno(&error)),
+        }
+    }
+
+    /// Reading goes on when its time cannot be noted (full disk, latch); damage is logged by `errno`.
+    pub(super) fn note_access(&self, number: INodeNo) {
+        if !self.access_times {
+            return;
+        }
+        match self.fs.note_access(Ino(number.0)) {
+            Ok(false) => {}
+            // The kernel keeps attributes for ever and no reply here carries new ones.
+            Ok(true) => self.cache.invalidate_attributes(number),
+            Err(error) => drop(errno(&error)),
         }
     }
 

@@ -1,18 +1,140 @@
-//! Waits until serving ends, whoever ends it, and cuts the last users off when that takes too long.
+//! The end of a mount has one owner, [`End`]: whoever or whatever ends it, and wherever its start failed, it goes the same way.
+//!
+//! # Order
+//! 1  The mount is taken away, which makes the kernel write its pages to us. A busy one stays (the answer to a polite stop), or is detached
+//!    and served until its last user is gone or the deadline passes; then its users are cut off, after the kernel handed over what it caches.
+//! 2  The event loops have ended: no request is under way any more.
+//! 3  The archive is closed. While it is not certain that the loops have ended, it is only made durable: no closed record may be followed.
+//! 4  The process that unmounts is told so, which is what dropping the owner does. Until then it would say in the log that the archive was
+//!    not closed.
+
+mod event;
+mod handover;
+mod place;
 
 use std::io;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
+use std::sync::Arc;
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
 
-use lockbox::control::Response;
+use lockbox::archive::Archive;
+use lockbox::control::{self, Response};
 use nix::sys::signal::Signal;
+use parking_lot::Mutex;
 
-use crate::session::Event;
-use crate::stop::{Place, Unmounted};
-use crate::suspend::Slept;
+use crate::exit::Failure;
+use crate::unmounter::Unmounted;
+
+pub(crate) use event::{Event, Slept};
+pub(crate) use place::{Attached, Place};
 
 /// What those who are cut off have written gets this long to arrive: some tens of MiB that the kernel holds at most, page by page.
 const HAND_OVER: Duration = Duration::from_secs(10);
+
+/// How long the event loops of a mount that failed to start may take to end.
+const LAST_REQUESTS: Duration = Duration::from_secs(2);
+
+/// The archive until the end of its mount takes it.
+pub(crate) type Slot = Arc<Mutex<Option<Archive>>>;
+
+/// Owns the end of a mount, from before there is one.
+pub(crate) struct End {
+    slot: Slot,
+    inbox: Receiver<Event>,
+    /// None before there is a mount.
+    place: Option<Arc<Place>>,
+    /// Event loops were started: the archive is theirs until they have ended.
+    loops: bool,
+}
+
+impl End {
+    pub(crate) fn of(slot: Slot, inbox: Receiver<Event>) -> End {
+        End { slot, inbox, place: None, loops: false }
+    }
+
+    /// From now on there is a mount.
+    pub(crate) fn mounted(&mut self, place: Arc<Place>) {
+        self.place = Some(place);
+    }
+
+    /// From now on event loops use the archive.
+    pub(crate) fn loops_start(&mut self) {
+        self.loops = true;
+    }
+
+    /// Serves until the event loops have ended; after an order to stop, the mount's users are cut off when `timeout` has passed.
+    pub(crate) fn wait(&self, timeout: Duration) -> Ending {
+        match &self.place {
+            Some(place) => wait(&self.inbox, &**place, timeout),
+            None => Ending { stopped: Vec::new(), sleeping: Vec::new(), aborted: false },
+        }
+    }
+
+    /// Closes the archive of a mount that ended, and tells all who asked for the end how it went.
+    pub(crate) fn close(mut self, ending: Ending, mut server: control::Server) -> Result<(), Failure> {
+        // Those who hold up the machine's sleep are released when the archive is closed.
+        let Ending { stopped, aborted, sleeping: _sleeping } = ending;
+        let closed = self.close_archive(!aborted);
+        // Before the answer, so that who waited for it can mount again at once.
+        server.close();
+        // Some may have asked after the event loops had ended. A request that is under way still and asks from now on is refused by `Answers`:
+        // nobody would take its event.
+        let inbox = std::mem::replace(&mut self.inbox, mpsc::channel().1);
+        let late = inbox.try_iter().filter_map(|event| match event {
+            Event::Stop { answer, .. } => Some(answer),
+            _ => None,
+        });
+        for asked in stopped.into_iter().chain(late) {
+            let _ = asked.send(match &closed {
+                Ok(()) => Response::Done,
+                Err(failure) => Response::Failed { message: failure.message.clone() },
+            });
+        }
+        drop(inbox);
+        server.finish();
+        closed
+    }
+
+    /// Ends a mount that failed to start, however far that came. The answer is `failure`, unless the archive could not be closed either.
+    pub(crate) fn abandon(self, failure: Failure) -> Result<(), Failure> {
+        if let Some(place) = &self.place {
+            place.unmount(true);
+            // Without the kernel's file for it the connection ends with this process.
+            let _ = cut_off(&**place);
+        }
+        self.close_archive(!self.loops || self.loops_end()).and(Err(failure))
+    }
+
+    /// With a closed record once no event loop can change the archive any more, as none may follow that.
+    fn close_archive(&self, loops_ended: bool) -> Result<(), Failure> {
+        match self.slot.lock().take() {
+            Some(archive) if loops_ended => Ok(archive.close()?),
+            Some(archive) => Ok(archive.file_system().make_durable()?),
+            None => Ok(()),
+        }
+    }
+
+    /// Whether the event loops end in time.
+    fn loops_end(&self) -> bool {
+        let until = Instant::now() + LAST_REQUESTS;
+        loop {
+            match self.inbox.recv_timeout(until.saturating_duration_since(Instant::now())) {
+                Ok(Event::Ended(ended)) => return ended.is_ok(),
+                Err(error) => return error == RecvTimeoutError::Disconnected,
+                Ok(_) => {}
+            }
+        }
+    }
+}
+
+impl Drop for End {
+    fn drop(&mut self) {
+        if let Some(place) = &self.place {
+            // Other threads may hold the place beyond the end of this one, so that dropping it would say nothing.
+            place.dismiss();
+        }
+    }
+}
 
 /// What ending does to the mount.
 pub(crate) trait Mount {
@@ -50,15 +172,10 @@ pub(crate) struct Ending {
     pub(crate) aborted: bool,
 }
 
-/// Serves until the event loops have ended; from `deadline` on, once there is one, the mount's users are cut off.
-pub(crate) fn wait(
-    inbox: &Receiver<Event>,
-    mount: &impl Mount,
-    timeout: Duration,
-    deadline: Option<Instant>,
-) -> Ending {
+/// Serves until the event loops have ended.
+fn wait(inbox: &Receiver<Event>, mount: &impl Mount, timeout: Duration) -> Ending {
     let mut course =
-        Course { mount, timeout, deadline, ordered: deadline.is_some(), stopped: Vec::new(), sleeping: Vec::new() };
+        Course { mount, timeout, deadline: None, ordered: false, stopped: Vec::new(), sleeping: Vec::new() };
     loop {
         let event = match course.deadline {
             Some(at) => inbox.recv_timeout(at.saturating_duration_since(Instant::now())),
@@ -105,7 +222,7 @@ impl<M: Mount> Course<'_, M> {
             Ok(Event::Ended(Err(error))) => {
                 // One loop may have failed alone, or not even started: the others still answer, and nobody joins them.
                 tracing::error!("the connection to the kernel ended: {error}");
-                if let Err(error) = self.cut_off() {
+                if let Err(error) = cut_off(self.mount) {
                     tracing::warn!("the connection to the kernel cannot be aborted: {error}");
                 }
                 return Some(Loops::Unknown);
@@ -126,7 +243,7 @@ impl<M: Mount> Course<'_, M> {
             },
             Err(RecvTimeoutError::Timeout) => {
                 tracing::warn!("files are still open after {} s: their users are cut off", self.timeout.as_secs());
-                if self.cut_off().is_err() {
+                if cut_off(self.mount).is_err() {
                     return Some(Loops::Unknown);
                 }
                 self.deadline = None;
@@ -139,14 +256,6 @@ impl<M: Mount> Course<'_, M> {
         let unmounted = self.mount.unmount(detach);
         self.ordered |= matches!(unmounted, Unmounted::Gone | Unmounted::Detached);
         unmounted
-    }
-
-    /// The kernel throws away what it still caches when its connection is aborted, so that is taken first.
-    fn cut_off(&self) -> io::Result<()> {
-        if !self.mount.hand_over(HAND_OVER) {
-            tracing::error!("the kernel did not hand over all that it caches of open files: what is missing is lost");
-        }
-        self.mount.abort()
     }
 
     fn signal(&mut self, signal: Signal) {
@@ -179,13 +288,23 @@ impl<M: Mount> Course<'_, M> {
     }
 }
 
+/// The kernel throws away what it still caches when its connection is aborted, so that is taken first.
+fn cut_off(mount: &impl Mount) -> io::Result<()> {
+    if !mount.hand_over(HAND_OVER) {
+        tracing::error!("the kernel did not hand over all that it caches of open files: what is missing is lost");
+    }
+    mount.abort()
+}
+
 #[cfg(test)]
 mod tests {
     use std::cell::RefCell;
     use std::io::Write;
-    use std::sync::{Arc, mpsc};
+    use std::path::PathBuf;
+    use std::thread;
 
-    use parking_lot::Mutex;
+    use lockbox::control::Request;
+    use nix::unistd::geteuid;
 
     use super::*;
     use crate::journal;
@@ -262,7 +381,7 @@ mod tests {
             events.send(event).unwrap();
         }
         let mount = Played { unmounted, ended: abortable.then_some(events), asked: RefCell::default() };
-        let ending = wait(&inbox, &mount, Duration::from_secs(timeout), None);
+        let ending = wait(&inbox, &mount, Duration::from_secs(timeout));
         (ending, mount.asked.into_inner())
     }
 
@@ -318,5 +437,32 @@ mod tests {
         assert_eq!(course.take(stop(true)), None);
         assert_eq!((course.deadline, course.stopped.len()), (Some(deadline), 2));
         assert!(answered.try_recv().is_err(), "it is answered when the archive is closed");
+    }
+
+    #[test]
+    fn who_asks_for_the_end_after_the_event_loops_ended_is_answered() {
+        let runtime = tempfile::tempdir().unwrap();
+        let (events, inbox) = mpsc::channel();
+        let (asks, asked) = mpsc::channel();
+        let listening = control::listen(runtime.path(), &[1; 16]).unwrap();
+        let server = listening
+            .serve(move |_| {
+                let (answer, answered) = mpsc::channel();
+                events.send(Event::Stop { lazy: false, answer }).unwrap();
+                asks.send(()).unwrap();
+                answered.recv().unwrap_or(Response::Failed { message: "nobody answered".into() })
+            })
+            .unwrap();
+        let socket: PathBuf = server.socket().into();
+        let client = thread::spawn(move || control::ask(&socket, geteuid().as_raw(), &Request::Stop { lazy: false }));
+        asked.recv().unwrap();
+        let (done, ended) = mpsc::channel();
+        thread::spawn(move || {
+            let ending = Ending { stopped: Vec::new(), sleeping: Vec::new(), aborted: false };
+            End::of(Slot::default(), inbox).close(ending, server).unwrap();
+            done.send(()).unwrap();
+        });
+        ended.recv_timeout(Duration::from_secs(60)).expect("the daemon waits for ever for a request that waits for it");
+        assert!(matches!(client.join().unwrap(), Ok(Response::Done)));
     }
 }

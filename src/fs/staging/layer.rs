@@ -4,26 +4,25 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 use crate::error::Result;
-use crate::format::{BLOCK, MAX_DATA};
+use crate::format::BLOCK;
+use crate::fs::extents::FRAME;
+use crate::fs::ranges::gaps;
 use crate::txn::quads_for;
-
-/// Bytes of an aligned frame of a file: what one data page holds at most.
-pub(crate) const FRAME: u64 = MAX_DATA as u64;
 
 /// More pieces than this cutting one frame are rewritten as a whole (design 3.3: more cost more space than they save).
 pub(crate) const MAX_PIECES: usize = 12;
 
-/// Bytes of a quad, the unit of reservations.
-pub(crate) const QUAD: u64 = 4 * BLOCK;
+/// Bytes of a group of four blocks, the unit of reservations.
+pub(crate) const GROUP: u64 = 4 * BLOCK;
 
 /// What a frame costs at most, since it can always be written as one page.
-pub(crate) const WHOLE_ROOM: u64 = quads_for(FRAME, 1);
+pub(crate) const WHOLE_GROUPS: u64 = quads_for(FRAME, 1);
 
-/// Quads promised for a byte that counts as staged, at most one for each of so many: a page of its own for every 4 KiB written here and there.
-const BYTES_PER_QUAD: u64 = QUAD / 4;
+/// Groups promised for a byte that counts as staged, at most one for each of so many: a page of its own for every 4 KiB written here and there.
+const BYTES_PER_GROUP: u64 = GROUP / 4;
 
 /// Room for the page that inline data becomes.
-pub(crate) const INLINE_ROOM: u64 = 1;
+pub(crate) const INLINE_GROUPS: u64 = 1;
 
 /// Bytes present without a gap.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -44,7 +43,7 @@ impl Piece {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Frame {
     pub(crate) pieces: Vec<Piece>,
-    /// Quads promised to the write-out of this frame; a layer keeps the sum of them.
+    /// Groups promised to the write-out of this frame; a layer keeps the sum of them.
     pub(crate) held: u64,
     /// The file may have inline data, which write-out may have to turn into a page.
     pub(crate) inline: bool,
@@ -57,16 +56,16 @@ impl Frame {
         self.pieces.iter().map(|p| p.data.len() as u64).sum()
     }
 
-    /// Quads that the frame needs at most when another `more` bytes are put. What merging it with its extents takes beyond that is asked for
+    /// Groups that the frame needs at most when another `more` bytes are put. What merging it with its extents takes beyond that is asked for
     /// when it is written out: then it is known, and nothing is lost when it is not there.
-    pub(crate) fn room_with(&self, more: u64) -> u64 {
+    pub(crate) fn groups_with(&self, more: u64) -> u64 {
         let (bytes, pieces) = (self.bytes() + more, self.pieces.len() as u64 + 1);
-        quads_for(bytes, pieces).min(WHOLE_ROOM) + if self.inline { INLINE_ROOM } else { 0 }
+        quads_for(bytes, pieces).min(WHOLE_GROUPS) + if self.inline { INLINE_GROUPS } else { 0 }
     }
 
-    /// Quads of the promise that are for the frame itself.
-    pub(crate) fn own_room(&self) -> u64 {
-        if self.inline { self.held.saturating_sub(INLINE_ROOM) } else { self.held }
+    /// Groups of the promise that are for the frame itself.
+    pub(crate) fn own_groups(&self) -> u64 {
+        if self.inline { self.held.saturating_sub(INLINE_GROUPS) } else { self.held }
     }
 
     pub(crate) fn put(&mut self, start: u32, new: &[u8]) {
@@ -147,13 +146,13 @@ impl Layer {
         self.bytes
     }
 
-    /// What counts against the bound of staged data. Room on the host is promised in whole quads: what is promised for small pieces may go
+    /// What counts against the bound of staged data. Room on the host is promised in whole groups: what is promised for small pieces may go
     /// beyond the bound, but only by a known factor.
     pub(crate) fn weight(&self) -> u64 {
-        self.bytes.max(self.held * BYTES_PER_QUAD)
+        self.bytes.max(self.held * BYTES_PER_GROUP)
     }
 
-    /// Quads promised to the write-out of all of it.
+    /// Groups promised to the write-out of all of it.
     pub(crate) fn held(&self) -> u64 {
         self.held
     }
@@ -162,11 +161,11 @@ impl Layer {
         &self.frames
     }
 
-    /// Promises `quads` more to a frame that is there.
-    pub(crate) fn hold(&mut self, number: u64, quads: u64) {
+    /// Promises `groups` more to a frame that is there.
+    pub(crate) fn hold(&mut self, number: u64, groups: u64) {
         if let Some(frame) = self.frames.get_mut(&number) {
-            frame.held += quads;
-            self.held += quads;
+            frame.held += groups;
+            self.held += groups;
         }
     }
 
@@ -175,8 +174,8 @@ impl Layer {
         self.frames.entry(number).or_insert_with(|| Frame { inline, ..Frame::default() });
     }
 
-    /// The file may have inline data after all.
-    pub(crate) fn doubt_inline(&mut self, number: u64) {
+    /// Says that the file may have inline data after all.
+    pub(crate) fn may_have_inline(&mut self, number: u64) {
         if let Some(frame) = self.frames.get_mut(&number) {
             frame.inline = true;
         }
@@ -246,7 +245,7 @@ impl Layer {
         }
     }
 
-    /// Removes the bytes of `range`. Promised room of frames that vanish is the caller's to give back.
+    /// Removes the bytes of `range`. Promised space of frames that vanish is the caller's to give back.
     pub(crate) fn remove(&mut self, range: Range<u64>) {
         if range.is_empty() {
             return;
@@ -263,18 +262,7 @@ impl Layer {
 
     /// The parts of `range` that have no bytes here, ascending.
     pub(crate) fn gaps(&self, range: Range<u64>) -> Vec<Range<u64>> {
-        let mut gaps = Vec::new();
-        let mut at = range.start;
-        for (offset, data) in self.within(&range) {
-            if offset > at {
-                gaps.push(at..offset);
-            }
-            at = at.max(offset + data.len() as u64);
-        }
-        if at < range.end {
-            gaps.push(at..range.end);
-        }
-        gaps
+        gaps(range.clone(), self.within(&range).map(|(offset, data)| offset..offset + data.len() as u64))
     }
 
     /// The present parts of `range`, clipped to it, ascending.

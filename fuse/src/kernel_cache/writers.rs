@@ -22,7 +22,7 @@ const LEAST: u64 = 1;
 const SHARDS: u64 = 16;
 
 /// While an inode has a writer its block count may change, and only then can the kernel hold dirty pages.
-pub struct Writers {
+pub(super) struct Writers {
     shards: Vec<Mutex<HashMap<u64, Written>>>,
     open: AtomicUsize,
 }
@@ -64,7 +64,7 @@ impl Writers {
     }
 
     /// Returns whether this is the inode's first writer.
-    pub fn add(&self, ino: u64) -> bool {
+    pub(super) fn add(&self, ino: u64) -> bool {
         let mut inodes = self.shard(ino).lock();
         let written = inodes.entry(ino).or_insert_with(|| Written::of(Kept::Nothing));
         written.handles += 1;
@@ -73,7 +73,7 @@ impl Writers {
     }
 
     /// A writer of an inode that CREATE answers with attributes to keep for ever.
-    pub fn add_created(&self, ino: u64, blocks: u64) {
+    pub(super) fn add_created(&self, ino: u64, blocks: u64) {
         let mut inodes = self.shard(ino).lock();
         let written = inodes.entry(ino).or_insert_with(|| Written::of(Kept::Blocks(blocks.max(LEAST))));
         if written.handles > 0 {
@@ -86,7 +86,7 @@ impl Writers {
 
     /// Returns whether this was the last writer and the kernel may keep a block that is not there, which it then is to be told. By itself it
     /// forgets the count with each close(2), hence what came with the answer to CREATE, but not what it has asked for since.
-    pub fn remove(&self, ino: u64) -> bool {
+    pub(super) fn remove(&self, ino: u64) -> bool {
         let mut inodes = self.shard(ino).lock();
         let Entry::Occupied(mut entry) = inodes.entry(ino) else { return false };
         entry.get_mut().handles -= 1;
@@ -98,16 +98,16 @@ impl Writers {
         asked && matches!(kept, Kept::Asked | Kept::Blocks(LEAST))
     }
 
-    pub fn has(&self, ino: u64) -> bool {
+    pub(super) fn has(&self, ino: u64) -> bool {
         self.any() && self.shard(ino).lock().contains_key(&ino)
     }
 
-    pub fn any(&self) -> bool {
+    pub(super) fn any(&self) -> bool {
         self.open.load(Ordering::SeqCst) > 0
     }
 
     /// Those that have writers, in no order.
-    pub fn inodes(&self) -> Vec<u64> {
+    pub(super) fn inodes(&self) -> Vec<u64> {
         self.shards.iter().flat_map(|shard| shard.lock().keys().copied().collect::<Vec<_>>()).collect()
     }
 
@@ -124,12 +124,12 @@ impl Writers {
     }
 
     /// What to tell of an inode that has so many blocks.
-    pub fn told(&self, ino: u64, blocks: u64) -> u64 {
+    pub(super) fn told(&self, ino: u64, blocks: u64) -> u64 {
         if self.has(ino) { blocks.max(LEAST) } else { blocks }
     }
 
     /// The kernel wants attributes that it may keep. Comes before they are looked up.
-    pub fn ask(&self, ino: u64) {
+    pub(super) fn ask(&self, ino: u64) {
         self.with(ino, |written| {
             written.asked = true;
             if written.kept == Kept::Nothing {
@@ -140,7 +140,7 @@ impl Writers {
 
     /// The inode has so many blocks: how many to tell the kernel, and whether it may keep the answer. When not, what it keeps from before is
     /// wrong too: it is to be told.
-    pub fn answer(&self, ino: u64, blocks: u64) -> (u64, bool) {
+    pub(super) fn answer(&self, ino: u64, blocks: u64) -> (u64, bool) {
         let told = |Written { kept, .. }: &mut Written| {
             let told = blocks.max(LEAST);
             let agrees = *kept == Kept::Asked || *kept == Kept::Blocks(told);
@@ -151,12 +151,12 @@ impl Writers {
     }
 
     /// Whether the kernel keeps a block count, or may be about to.
-    pub fn keeps(&self, ino: u64) -> bool {
+    pub(super) fn keeps(&self, ino: u64) -> bool {
         self.with(ino, |written| written.kept != Kept::Nothing).unwrap_or(false)
     }
 
     /// The content changed, and the inode has so many blocks by now, if that is known: answers whether the kernel is to be told.
-    pub fn changed(&self, ino: u64, blocks: Option<u64>) -> bool {
+    pub(super) fn changed(&self, ino: u64, blocks: Option<u64>) -> bool {
         let wrong = |Written { kept, .. }: &mut Written| {
             let wrong = match *kept {
                 Kept::Nothing => false,

@@ -7,16 +7,28 @@ use lockbox::fs::{Attributes, FileSystem, SetAttributes, SetTime};
 use lockbox::{Result, format};
 use parking_lot::Mutex;
 
-use super::Shared;
+use super::{KernelCache, gone};
 
 /// Of an inode with writers: the newest ctime that came with a program's change of attributes. Locked until a change is made, so that of
 /// two the second one knows the first.
 pub(super) type Newest = Mutex<Option<Timestamp>>;
 
-impl Shared {
-    /// As [`FileSystem::set_attributes`], but times that the kernel stored too late change nothing. Only of an inode with writers can it
-    /// have some to store while a program sets others: it stores them before each close(2) returns.
-    pub(super) fn set_attributes(
+impl KernelCache {
+    /// As [`FileSystem::set_attributes`], but times that the kernel stored too late change nothing, and those of a file that is gone are
+    /// accepted (F4).
+    pub(crate) fn set_attributes(
+        &self,
+        fs: &FileSystem,
+        ino: format::Ino,
+        set: &SetAttributes,
+        by_handle: bool,
+    ) -> Result<Attributes> {
+        gone::accept_times(self.set_in_order(fs, ino, set, by_handle), ino, set)
+    }
+
+    /// Only of an inode with writers can the kernel have times to store while a program sets others: it stores them before each close(2)
+    /// returns.
+    fn set_in_order(
         &self,
         fs: &FileSystem,
         ino: format::Ino,
@@ -74,11 +86,11 @@ mod tests {
         Archive::create(&path, &passphrase, &CreateOptions { kdf, creator }).unwrap();
         let key = keys::unlock(&path, &passphrase).unwrap();
         let archive = Archive::open(&path, &key, &OpenOptions::default()).unwrap();
-        let (fs, shared) = (archive.file_system(), Shared::default());
+        let (fs, cache) = (archive.file_system(), KernelCache::default());
         let ino = fs.create_and_open(format::ROOT_INO, b"file", 0o600, creator).unwrap().ino;
-        shared.writers.add(ino.0);
+        cache.writers.add(ino.0);
         let set_by = |set: &SetAttributes, by_handle| {
-            shared.set_attributes(fs, ino, set, by_handle).map(|a| (a.mtime, a.ctime)).unwrap()
+            cache.set_attributes(fs, ino, set, by_handle).map(|a| (a.mtime, a.ctime)).unwrap()
         };
         let set = |set: &SetAttributes| set_by(set, true);
         assert_eq!(set(&stored(5)), (at(5), at(5)));
@@ -91,7 +103,7 @@ mod tests {
         assert_eq!(set(&stored(35)), (at(1), at(40)), "the kernel had read it before");
         let memory = SetAttributes { ctime: Some(SetTime::To(at(50))), ..touched };
         assert_eq!(set(&memory), (at(1), at(50)), "what was set, and a later change of status");
-        shared.writers.remove(ino.0);
+        cache.writers.remove(ino.0);
         assert_eq!(set(&stored(10)), (at(10), at(10)), "only with a writer can it be late");
     }
 

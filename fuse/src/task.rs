@@ -1,0 +1,27 @@
+//! What the mounting command has the daemon do.
+
+use std::ffi::OsString;
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use crate::options::Options;
+
+/// What to serve where. Paths are absolute; they go to the daemon as they are, whatever their encoding.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Task {
+    pub archive: OsString,
+    pub point: OsString,
+    pub options: Options,
+    pub verbose: bool,
+}
+
+impl Task {
+    pub fn archive(&self) -> &Path {
+        Path::new(&self.archive)
+    }
+
+    pub fn point(&self) -> &Path {
+        Path::new(&self.point)
+    }
+}

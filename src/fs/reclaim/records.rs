@@ -1,0 +1,113 @@
+//! The records of an object that goes: removed at once when they are few, else in bounded steps.
+
+use std::ops::ControlFlow;
+
+use crate::error::Result;
+use crate::format::values::{Extent, InodeValue, NO_TRIM};
+use crate::format::{Ino, Key, MAX_INO, ROOT_INO, kind};
+use crate::fs::{extents, inode};
+use crate::txn::{Operation, View};
+
+/// Records of an object that one operation removes at most: about a hundred leaves, well under a tenth of a second.
+pub(in crate::fs) const STEP: u64 = 512;
+
+/// What an operation that calls `removed` has to count for it: each record, and for extents the reference records around it.
+pub(in crate::fs) const REMOVED_RECORDS: u64 = STEP * 5;
+
+pub(super) fn orphan_key(ino: Ino) -> Key {
+    Key::new(0, kind::ORPHAN, ino.0)
+}
+
+fn trim_key(ino: Ino) -> Key {
+    Key::new(0, kind::TRIM, ino.0)
+}
+
+/// The first records of the object but its inode value, at most `limit`; extents with their value.
+fn first_records(view: View<'_>, ino: Ino, limit: u64) -> Result<Vec<(Key, Option<Extent>)>> {
+    let mut found = Vec::new();
+    view.scan(Key::new(ino.0, kind::INODE, 1), Key::new(ino.0 + 1, 0, 0), &mut |key, value| {
+        let extent = if key.kind == kind::EXTENT { Some(Extent::decode(value)?) } else { None };
+        found.push((key, extent));
+        Ok(if found.len() as u64 >= limit { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
+    })?;
+    Ok(found)
+}
+
+fn remove_records(op: &mut Operation<'_>, records: &[(Key, Option<Extent>)]) -> Result<()> {
+    for (key, extent) in records {
+        op.remove(*key)?;
+        if let Some(extent) = extent {
+            extents::note_packed(op, key.sub, extent);
+            op.release(&extent.page, extent.born)?;
+        }
+    }
+    Ok(())
+}
+
+/// To be called when the last link went, in the same operation. A small inode that nobody has open goes at once: then the answer is true
+/// and, once the operation is published, the caller forgets what is staged of it. Else it becomes an orphan and the answer is false; unless it
+/// is open the caller then queues it.
+pub(in crate::fs) fn removed(op: &mut Operation<'_>, ino: Ino, inode: &InodeValue, open: bool) -> Result<bool> {
+    if !open {
+        let records = first_records(op.view(), ino, STEP + 1)?;
+        if records.len() as u64 <= STEP {
+            remove_records(op, &records)?;
+            op.remove(Key::new(ino.0, kind::INODE, 0))?;
+            if inode.trim != NO_TRIM {
+                op.remove(trim_key(ino))?;
+            }
+            op.inode_gone();
+            return Ok(true);
+        }
+    }
+    op.insert(orphan_key(ino), &[])?;
+    Ok(false)
+}
+
+/// Frees up to `STEP` extents from the trim offset on and moves it behind them.
+pub(super) fn trim_step(op: &mut Operation<'_>, ino: Ino, inode: &mut InodeValue) -> Result<()> {
+    let mut found = Vec::new();
+    op.view().scan(extents::key(ino, inode.trim), extents::end_key(ino), &mut |key, value| {
+        found.push((key, Some(Extent::decode(value)?)));
+        Ok(if found.len() as u64 > STEP { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
+    })?;
+    let next = found.get(STEP as usize).map(|(key, _)| key.sub);
+    found.truncate(STEP as usize);
+    remove_records(op, &found)?;
+    inode.trim = next.unwrap_or(NO_TRIM);
+    if next.is_none() {
+        op.remove(trim_key(ino))?;
+    }
+    inode::store(op, ino, inode)
+}
+
+/// Whether what an orphan record says can be true: what has names, and the root, is not taken to pieces for it, whoever wrote that.
+pub(super) fn is_nameless(ino: Ino, inode: Option<&InodeValue>) -> bool {
+    ino != ROOT_INO && ino.0 <= MAX_INO && inode.is_none_or(|inode| inode.links == 0)
+}
+
+/// One step for an orphan; answers whether it is gone.
+pub(super) fn orphan_step(op: &mut Operation<'_>, ino: Ino) -> Result<bool> {
+    let Some(mut inode) = inode::find(op.view(), ino)? else {
+        op.remove(orphan_key(ino))?;
+        return Ok(true);
+    };
+    let mut records = first_records(op.view(), ino, STEP + 1)?;
+    let all = records.len() as u64 <= STEP;
+    records.truncate(STEP as usize);
+    remove_records(op, &records)?;
+    if all {
+        op.remove(Key::new(ino.0, kind::INODE, 0))?;
+        op.remove(orphan_key(ino))?;
+        op.remove(trim_key(ino))?;
+        op.inode_gone();
+    } else if inode.trim != 0 {
+        // What is left of it is hidden, so the inode stays true to its extents between the steps.
+        inode.size = 0;
+        inode.bytes = 0;
+        inode.trim = 0;
+        op.insert(trim_key(ino), &[])?;
+        inode::store(op, ino, &inode)?;
+    }
+    Ok(all)
+}

@@ -1,0 +1,56 @@
+//! Layers sealed for one batch, with the space that was promised to them.
+
+use std::sync::Arc;
+
+use super::batch::Batch;
+use super::content::Content;
+use super::file::StagedFile;
+use super::layer::Layer;
+use crate::format::Ino;
+use crate::txn::Reservation;
+
+/// What was sealed for one batch.
+#[derive(Default)]
+pub(in crate::fs) struct Sealed {
+    layers: Vec<(Ino, Arc<Layer>)>,
+    files: Vec<Arc<StagedFile>>,
+    reserved: Option<Reservation>,
+}
+
+impl Sealed {
+    pub(super) fn add(
+        &mut self,
+        file: &Arc<StagedFile>,
+        seal: impl FnOnce(&mut Content) -> Option<(Arc<Layer>, Option<Reservation>)>,
+    ) {
+        let Some((layer, reserved)) = file.with(seal) else { return };
+        self.layers.push((file.ino(), layer));
+        self.files.push(file.clone());
+        match (&mut self.reserved, reserved) {
+            (Some(reserved), Some(more)) => reserved.absorb(more),
+            (reserved, more) => *reserved = reserved.take().or(more),
+        }
+    }
+
+    /// The layers, in the order of the files' numbers, and the space for writing them.
+    pub(in crate::fs) fn parts(&mut self) -> (&[(Ino, Arc<Layer>)], &mut Option<Reservation>) {
+        (&self.layers, &mut self.reserved)
+    }
+
+    /// Bytes of all layers.
+    #[cfg(test)]
+    pub(super) fn bytes(&self) -> u64 {
+        self.layers.iter().map(|(_, layer)| layer.bytes()).sum()
+    }
+
+    pub(in crate::fs) fn is_empty(&self) -> bool {
+        self.layers.is_empty()
+    }
+
+    /// Puts the layers back under what is newer: their batch could not be written.
+    pub(in crate::fs) fn unseal(&mut self, batch: &Arc<Batch>) {
+        for file in &self.files {
+            file.with(|content| content.unseal(batch, &mut self.reserved));
+        }
+    }
+}

@@ -1,0 +1,15 @@
+//! What all parts of a volume stand on: pages and nodes, published versions, time and randomness.
+
+use std::sync::Arc;
+
+use super::state::Versions;
+use crate::btree::NodeStore;
+use crate::env::Environment;
+use crate::pager::Pager;
+
+pub(super) struct Medium {
+    pub(super) pager: Arc<Pager>,
+    pub(super) store: NodeStore,
+    pub(super) versions: Versions,
+    pub(super) environment: Arc<dyn Environment>,
+}
