@@ -13,7 +13,7 @@ use crate::format::header::{Framing, SLOT_EMPTY};
 use crate::frame::PageCipher;
 use crate::fs::FileSystem;
 use crate::keys::header::{self, empty_slots};
-use crate::keys::slots::{self, NewKey, Place};
+use crate::keys::slots::{self, NewKey, SlotAddress};
 use crate::storage::{FileStorage, HostEntry, Storage};
 use crate::txn::Volume;
 
@@ -89,7 +89,8 @@ fn write_header(
     }
     let mut kinds = [SLOT_EMPTY; 32];
     let new = NewKey::Passphrase(passphrase, options.kdf);
-    (kinds[0], blocks[0]) = slots::make(&Place { archive, slot: 0, volume_key }, &new, String::new(), environment)?;
+    (kinds[0], blocks[0]) =
+        slots::make(&SlotAddress { archive, slot: 0, volume_key }, &new, String::new(), environment)?;
     let framing = Framing {
         copy: 0,
         archive: *archive,

@@ -11,7 +11,6 @@ use crate::error::{Error, Result};
 use crate::format::{ArchiveId, BLOCK, FORMAT_VERSION, ROOT_INO};
 use crate::frame::PageCipher;
 use crate::fs::FileSystem;
-use crate::keys::header::Header;
 use crate::keys::seen::{self, Looked};
 use crate::keys::{LEAST_MEMORY, SeenOptions, UnlockedKey, Witness};
 use crate::storage::{FileStorage, Identity, LockMode, Storage};
@@ -46,11 +45,7 @@ impl Archive {
         }
         let lock = if options.read_only { LockMode::Shared } else { LockMode::Exclusive };
         let storage = Arc::new(FileStorage::open(path, lock)?);
-        let mut header = Header::read(&*storage)?;
-        if header.framing().archive != key.archive {
-            return Err(Error::damaged("another archive took the place of the one that was unlocked"));
-        }
-        header.authenticate(&key.volume_key)?;
+        let mut header = key.read_header(&*storage)?;
         if !options.read_only {
             header.check_writable()?;
         }
@@ -72,7 +67,7 @@ impl Archive {
             mended.extend(partial_block(length).map(|what| format!("{what}; that was cut off")));
         }
         let header_flaw = header.flaw(&key.volume_key);
-        let witness = Arc::new(Witness::new(volume.clone(), header.settled_sequence(), looked, replace));
+        let witness = Arc::new(Witness::new(volume.clone(), header.durable_sequence(), looked, replace));
         if let Some(limit) = options.size_limit {
             volume.limit_size(limit);
         }

@@ -13,8 +13,8 @@ use crate::error::{Error, Refusal, Result};
 use crate::format::KEY_SLOTS;
 use crate::format::header::{Framing, SLOT_EMPTY, encode};
 use crate::keys::header::{self, Header, SlotBlock, empty_slots};
-use crate::keys::slots::{self, OpenedSlot, Place};
-use crate::keys::{KeyAccess, KeyInfo, KeyKind, KeyName, UnlockedKey, listed, read_header};
+use crate::keys::slots::{self, OpenedSlot, SlotAddress};
+use crate::keys::{KeyAccess, KeyInfo, KeyKind, KeyName, UnlockedKey, listed, open_header};
 
 /// Which keys open the archive afterwards.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -55,9 +55,7 @@ impl Archive {
         options: &RekeyOptions<'_>,
         step: &mut dyn FnMut(CompactStep) -> Result<()>,
     ) -> Result<RekeyReport> {
-        let header = read_header(path)?;
-        let opened = slots::unlock(&header, access.secrets, &access.limits)?;
-        header.authenticate(&opened.volume_key)?;
+        let (header, opened) = open_header(path, access.secrets, &access.limits)?;
         let (kept, dropped) = choose(&header, &opened, &options.keep)?;
         let sequence = header.framing().sequence;
         let key =
@@ -132,8 +130,8 @@ fn target(
         let own = opened.own.clone().filter(|_| opened.slot == slot);
         let description = own.or_else(|| slots::description(header, slot, &opened.volume_key));
         let description = description.ok_or_else(|| Error::damaged(format!("key slot {slot} lost its description")))?;
-        let place = Place { archive: &archive, slot, volume_key: &volume_key };
-        let wrapped = slots::rewrap(&place, header, &description, prompts, &environment);
+        let address = SlotAddress { archive: &archive, slot, volume_key: &volume_key };
+        let wrapped = slots::rewrap(&address, header, &description, prompts, &environment);
         (framing.slots[slot], blocks[slot]) = wrapped.map_err(|error| match error {
             Error::Invalid(reason) => Error::Refused(Refusal::UnkeptKey { slot, reason }),
             error => error,

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use super::node::{Body, Bounds, Leaf, Node, slot_of};
 use super::{Child, Edits, NodeStore, Tree};
 use crate::error::{Error, Result};
-use crate::format::node::{MAX_LEVEL, NODE_HEAD};
-use crate::format::{Key, MAX_VALUE, NODE_CAPACITY};
+use crate::format::node::NODE_HEAD;
+use crate::format::{Key, MAX_LEVEL, MAX_VALUE, NODE_CAPACITY};
 
 /// Below this many encoded bytes a node looks for a neighbour to merge with.
 const SPARSE: usize = NODE_CAPACITY / 4;

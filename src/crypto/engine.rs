@@ -1,7 +1,7 @@
 //! The two implementations of AES-256 behind one interface: aws-lc-rs, and pure Rust for the portable build and as a cross-check.
 
-use super::aead::TAG;
-
+/// Length of a tag.
+pub const TAG: usize = 16;
 pub(super) const IV: usize = 12;
 
 /// What XAES needs: AES-256 on single blocks for the derivation, AES-256-GCM for the messages.

@@ -7,9 +7,8 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use rustix::fs::{CWD, XattrFlags};
 use rustix::io::Errno;
 
-use super::host::host_error;
-use super::left::LeftOut;
-use super::stage::descriptor_path;
+use super::host::{descriptor_path, host_error};
+use super::left::{LeftOut, SECURITY, TRUSTED};
 use crate::error::{Error, Result};
 use crate::format::Ino;
 use crate::fs::{FileSystem, XattrMode};
@@ -18,8 +17,6 @@ use crate::fs::{FileSystem, XattrMode};
 const MAX_VALUE: usize = 64 << 10;
 /// Needs a writable file, so these are set before the mode; the others are set after owner and mode, which would change them.
 const USER: &[u8] = b"user.";
-pub(crate) const TRUSTED: &[u8] = b"trusted.";
-pub(crate) const SECURITY: &[u8] = b"security.";
 const ACCESS_LISTS: [&[u8]; 2] = [b"system.posix_acl_access", b"system.posix_acl_default"];
 
 /// Names and values.
@@ -179,16 +176,16 @@ pub(crate) fn forget_lists(fs: &FileSystem, ino: Ino) -> Result<()> {
     ACCESS_LISTS.into_iter().try_for_each(|name| fs.remove_xattr(ino, name))
 }
 
-/// When attributes are set on an extracted object.
+/// When an attribute is set on an extracted object: before its mode, or after.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Turn {
+pub(crate) enum Phase {
     BeforeMode,
     AfterMode,
 }
 
-/// Gives a host file those attributes that are set in this turn; what the host refuses is counted.
-pub(crate) fn put(xattrs: &[(Vec<u8>, Vec<u8>)], object: &Object<'_>, turn: Turn, path: &[u8], left: &mut LeftOut) {
-    for (name, value) in xattrs.iter().filter(|(name, _)| name.starts_with(USER) == (turn == Turn::BeforeMode)) {
+/// Gives a host file those attributes that are set in this phase; what the host refuses is counted.
+pub(crate) fn put(xattrs: &[(Vec<u8>, Vec<u8>)], object: &Object<'_>, phase: Phase, path: &[u8], left: &mut LeftOut) {
+    for (name, value) in xattrs.iter().filter(|(name, _)| name.starts_with(USER) == (phase == Phase::BeforeMode)) {
         if left.withholds_attribute(path, name) {
             continue;
         }
@@ -198,17 +195,17 @@ pub(crate) fn put(xattrs: &[(Vec<u8>, Vec<u8>)], object: &Object<'_>, turn: Turn
     }
 }
 
-/// Gives a host file the attributes of `ino` that are set in this turn.
+/// Gives a host file the attributes of `ino` that are set in this phase.
 pub(crate) fn extract(
     fs: &FileSystem,
     ino: Ino,
     object: &Object<'_>,
-    turn: Turn,
+    phase: Phase,
     path: &[u8],
     left: &mut LeftOut,
 ) -> Result<()> {
     for name in fs.list_xattrs(ino)?.split(|&b| b == 0).filter(|name| !name.is_empty()) {
-        if name.starts_with(USER) != (turn == Turn::BeforeMode) || left.withholds_attribute(path, name) {
+        if name.starts_with(USER) != (phase == Phase::BeforeMode) || left.withholds_attribute(path, name) {
             continue;
         }
         // A full disk shows as well where there is no room for attributes only, and files as such are complete by now.

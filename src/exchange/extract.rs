@@ -4,14 +4,14 @@ use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 
-use rustix::fs::{AtFlags, FileType, Mode, OFlags};
+use rustix::fs::{AtFlags, Mode, OFlags};
 
 use lockbox_terminal::display;
 
-use super::attributes::{self, Object, Turn};
-use super::host::{apply, apply_at, host_error, is_root, split_device_number};
+use super::attributes::{self, Object, Phase};
+use super::host::{apply, apply_at, host_error, is_root};
 use super::left::LeftOut;
-use super::stage::{Stage, hold_made, identity_of, link_again, make_directory, open_again};
+use super::stage::{Stage, identity_of, link_again, make_directory, make_special, open_again};
 use super::walk::{Step, Tree};
 use super::{Copied, Entries, Entry, Filter, Problem, Progress, path};
 use crate::env::SystemEnvironment;
@@ -105,10 +105,7 @@ fn tops(fs: &FileSystem, paths: &[Vec<u8>]) -> Result<(Vec<Entry>, Vec<Error>)> 
     let mut unreadable = Vec::new();
     let everything = [Vec::new()];
     for path in if paths.is_empty() { &everything } else { paths } {
-        let attributes = path::resolve(fs, path).map_err(|error| match error {
-            Error::NotFound => Error::invalid(format!("the archive has no {}", display(path))),
-            error => error,
-        })?;
+        let attributes = path::resolve_given(fs, path)?;
         match path::components(path)?.last() {
             Some(name) => tops.push(Entry { name: name.to_vec(), attributes }),
             None => {
@@ -188,7 +185,7 @@ impl<'a> Extract<'a> {
 
     /// Goes on in a directory that was made.
     fn descend(&mut self, tree: &mut Tree<'a, Made>, made: Result<Option<Made>>) -> Result<()> {
-        let Some(made) = self.settle(made)? else { return Ok(()) };
+        let Some(made) = self.tolerate(made)? else { return Ok(()) };
         let entered = tree.descend(self.fs, &self.path, made.attributes.ino, made);
         self.note(entered)
     }
@@ -237,14 +234,14 @@ impl<'a> Extract<'a> {
     /// Times last: every entry made in a directory changes them.
     fn finish_directory(&mut self, made: Made) -> Result<()> {
         let Made { host, attributes } = made;
-        self.xattrs(&Object::open(&host), &attributes, Turn::BeforeMode)?;
+        self.xattrs(&Object::open(&host), &attributes, Phase::BeforeMode)?;
         // Root gets in all the same, and the stage keeps everybody else from exchanging directories now.
         if attributes.mode & 0o700 != 0o700 && !is_root() {
             self.closed.push((self.path.clone(), identity_of(&host)?, attributes));
             return Ok(());
         }
         apply(&host, &attributes)?;
-        self.xattrs(&Object::open(&host), &attributes, Turn::AfterMode)
+        self.xattrs(&Object::open(&host), &attributes, Phase::AfterMode)
     }
 
     /// Directories of the list come after those within them.
@@ -254,7 +251,7 @@ impl<'a> Extract<'a> {
             self.path = path;
             let closed = opened.and_then(|directory| {
                 apply(&directory, &attributes)?;
-                self.xattrs(&Object::open(&directory), &attributes, Turn::AfterMode)
+                self.xattrs(&Object::open(&directory), &attributes, Phase::AfterMode)
             });
             self.note(closed)?;
         }
@@ -273,12 +270,13 @@ impl<'a> Extract<'a> {
         }
         self.report.copied.files += 1;
         let object = Object::open(&host);
-        let before = self.xattrs(&object, attributes, Turn::BeforeMode);
-        self.note_metadata(before)?;
+        // The object is there, whatever is not about it: that is told, and it stays.
+        let before = self.xattrs(&object, attributes, Phase::BeforeMode);
+        self.note(before)?;
         let granted = self.report.left.granted(&self.path, attributes);
-        self.note_metadata(apply(&host, &granted))?;
-        let after = self.xattrs(&object, attributes, Turn::AfterMode);
-        self.note_metadata(after)?;
+        self.note(apply(&host, &granted))?;
+        let after = self.xattrs(&object, attributes, Phase::AfterMode);
+        self.note(after)?;
         identity_of(&host)
     }
 
@@ -323,42 +321,29 @@ impl<'a> Extract<'a> {
 
     /// Symbolic links, FIFOs, sockets and devices, which are not opened; `user.` attributes such objects do not have.
     fn node(&mut self, at: &OwnedFd, name: &[u8], attributes: &Attributes) -> Result<Identity> {
-        let kind = FileType::from_raw_mode(attributes.mode);
-        if kind == FileType::Symlink {
-            let target = self.fs.read_link(attributes.ino)?;
-            rustix::fs::symlinkat(&target[..], at, name).map_err(host_error("cannot make the link"))?;
-            self.report.copied.symlinks += 1;
-        } else {
-            let (major, minor) = split_device_number(attributes.rdev);
-            let device = rustix::fs::makedev(major, minor);
-            rustix::fs::mknodat(at, name, kind, Mode::RUSR | Mode::WUSR, device)
-                .map_err(host_error("cannot make the special file"))?;
-            self.report.copied.others += 1;
+        let held = make_special(at, name, attributes, || self.fs.read_link(attributes.ino))?;
+        match attributes.mode & mode::TYPE {
+            mode::SYMLINK => self.report.copied.symlinks += 1,
+            _ => self.report.copied.others += 1,
         }
-        let held = hold_made(at, name, kind)?;
         let granted = self.report.left.granted(&self.path, attributes);
-        self.note_metadata(apply_at(&held, at, name, &granted))?;
-        let after = self.xattrs(&Object::Held(held.as_fd()), attributes, Turn::AfterMode);
-        self.note_metadata(after)?;
+        self.note(apply_at(&held, at, name, &granted))?;
+        let after = self.xattrs(&Object::Held(held.as_fd()), attributes, Phase::AfterMode);
+        self.note(after)?;
         identity_of(&held)
     }
 
-    fn xattrs(&mut self, object: &Object<'_>, attributes: &Attributes, turn: Turn) -> Result<()> {
-        attributes::extract(self.fs, attributes.ino, object, turn, &self.path, &mut self.report.left)
-    }
-
-    /// The object is there, something about it is not: reported like any failure, but it stays.
-    fn note_metadata(&mut self, result: Result<()>) -> Result<()> {
-        self.note(result)
+    fn xattrs(&mut self, object: &Object<'_>, attributes: &Attributes, phase: Phase) -> Result<()> {
+        attributes::extract(self.fs, attributes.ino, object, phase, &self.path, &mut self.report.left)
     }
 
     fn note(&mut self, result: Result<()>) -> Result<()> {
-        self.settle(result.map(Some)).map(drop)
+        self.tolerate(result.map(Some)).map(drop)
     }
 
     /// Notes a failure that concerns one object, passes on one that ends the extraction.
-    fn settle<T>(&mut self, result: Result<Option<T>>) -> Result<Option<T>> {
-        Problem::settle(&mut self.report.problems, &self.path, result)
+    fn tolerate<T>(&mut self, result: Result<Option<T>>) -> Result<Option<T>> {
+        Problem::tolerate(&mut self.report.problems, &self.path, result)
     }
 }
 

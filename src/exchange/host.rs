@@ -1,13 +1,12 @@
 //! Metadata of host files: owner, mode, times and device numbers, read and written by descriptor.
 
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, AsRawFd};
 
 use rustix::fs::{AtFlags, Gid, Mode, Stat, Timespec, Timestamps, Uid};
 use rustix::io::Errno;
 
-use super::stage::descriptor_path;
 use crate::error::{Error, Result, Timestamp};
-use crate::fs::{Attributes, SetAttributes, SetTime, mode};
+use crate::fs::{Attributes, Creator, SetAttributes, SetTime, mode};
 
 /// A device number as the archive stores it (specification 7.1).
 pub fn device_number(major: u32, minor: u32) -> u32 {
@@ -27,10 +26,26 @@ pub(crate) fn host_error(context: &str) -> impl Fn(Errno) -> Error + '_ {
     }
 }
 
+/// A path of what was opened, for calls that take no descriptor of this kind.
+pub(crate) fn descriptor_path(file: impl AsFd) -> String {
+    format!("/proc/self/fd/{}", file.as_fd().as_raw_fd())
+}
+
 /// Times of last access and last modification.
 pub(crate) fn timestamps(stat: &Stat) -> (Timestamp, Timestamp) {
     let time = |seconds: i64, nanos: u64| Timestamp { seconds, nanos: nanos as u32 }; // below 10^9
     (time(stat.st_atime, stat.st_atime_nsec), time(stat.st_mtime, stat.st_mtime_nsec))
+}
+
+/// Who owns an imported object: the owner of its host file.
+pub(super) fn creator_of(stat: &Stat) -> Creator {
+    Creator { uid: stat.st_uid, gid: stat.st_gid, umask: None }
+}
+
+/// Whether a host file was written between two looks at it, as far as its times tell.
+pub(super) fn was_written(before: &Stat, after: &Stat) -> bool {
+    let version = |stat: &Stat| (stat.st_size, stat.st_mtime, stat.st_mtime_nsec);
+    version(before) != version(after)
 }
 
 /// What an imported object takes from its host file; the size is set apart.

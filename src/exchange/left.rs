@@ -9,9 +9,12 @@ use std::fmt::Write;
 
 use lockbox_terminal::display;
 
-use super::attributes::{SECURITY, TRUSTED};
 use super::host::is_root;
 use crate::fs::{Attributes, mode};
+
+/// Attributes by which the kernel gives rights begin with these.
+pub(super) const TRUSTED: &[u8] = b"trusted.";
+pub(super) const SECURITY: &[u8] = b"security.";
 
 /// How many things of one kind were left out.
 #[derive(Debug, Default)]

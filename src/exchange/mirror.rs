@@ -1,4 +1,4 @@
-//! Plans what making a part of an archive equal to directories of the host would delete, before anything is changed, and deletes it.
+//! Plans what making a part of an archive equal to directories of the host would delete, before anything is changed.
 
 use std::collections::{HashMap, HashSet};
 use std::os::fd::{AsFd, OwnedFd};
@@ -11,46 +11,16 @@ use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, Stat};
 use lockbox_terminal::display;
 
 use super::attributes::Object;
+use super::deletion::MirrorPlan;
 use super::difference::{Difference, difference};
 use super::host::host_error;
 use super::import::source_name;
-use super::walk::{Directory, Step, Tree, Walk, join};
+use super::walk::{Step, Tree, Walk, join};
 use super::{Entries, Entry, ImportOptions, path};
 use crate::error::{Error, Result};
 use crate::format::Ino;
-use crate::fs::{Attributes, FileSystem, SetAttributes, SetTime, mode};
+use crate::fs::{Attributes, FileSystem, mode};
 use crate::storage;
-
-/// What mirroring will delete. Made before the copying, carried out after it.
-#[derive(Clone, Debug, Default)]
-pub struct MirrorPlan {
-    /// What goes as a whole, in no particular order.
-    pub deletions: Vec<Deletion>,
-    /// Objects that these are, with everything below them.
-    pub deleted: u64,
-    /// Objects that the archive has in the places of the sources, without what the filter leaves out.
-    pub entries: u64,
-    /// Sources that are empty directories although the archive has something in their places.
-    pub empty: Vec<PathBuf>,
-    doomed: HashMap<(Ino, Vec<u8>), Doomed>,
-    /// Directories in whose places the sources have something else.
-    replaceable: HashSet<Ino>,
-}
-
-/// An object of the archive that is to go.
-#[derive(Clone, Debug)]
-pub struct Deletion {
-    /// From the root of the archive.
-    pub path: Vec<u8>,
-    /// With everything below it.
-    pub entries: u64,
-}
-
-#[derive(Clone, Debug)]
-struct Doomed {
-    ino: Ino,
-    path: Vec<u8>,
-}
 
 /// What mirroring would do to one object, as far as it can be told without reading content. Of hard links each name is looked at alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,85 +34,6 @@ pub enum Change {
 
 /// Hears of each change with the path within the archive.
 pub type Changed<'a> = dyn FnMut(Change, &[u8]) + 'a;
-
-impl MirrorPlan {
-    /// An object that is in the source after all is not deleted.
-    pub(super) fn spare(&mut self, parent: Ino, name: &[u8]) {
-        if !self.doomed.is_empty() {
-            self.doomed.remove(&(parent, name.to_vec()));
-        }
-    }
-
-    /// What is still to go, each with everything below.
-    pub(super) fn still_to_go(&self) -> u64 {
-        self.doomed.len() as u64
-    }
-
-    /// Whether an object of the archive may make way for one of the source. A directory only if its deletion was planned, and so counted.
-    ///
-    /// # Errors
-    /// `Invalid` when it may not.
-    pub(super) fn may_replace(&self, existing: &Attributes) -> Result<()> {
-        if existing.is_directory() && !self.replaceable.contains(&existing.ino) {
-            return Err(Error::invalid("it became another kind of object since the plan was made"));
-        }
-        Ok(())
-    }
-
-    /// Deletes what is still to go, and calls `deleted` with each path and the result: how many objects it was.
-    pub(super) fn carry_out(
-        &mut self,
-        fs: &FileSystem,
-        mut deleted: impl FnMut(&[u8], Result<u64>) -> Result<()>,
-    ) -> Result<()> {
-        for ((parent, name), doomed) in std::mem::take(&mut self.doomed) {
-            let result = match fs.lookup(parent, &name) {
-                // Replaced or gone since.
-                Err(Error::NotFound) => Ok(0),
-                Ok(found) if found.ino != doomed.ino => Ok(0),
-                Ok(found) => delete_keeping_time(fs, parent, &name, &found),
-                Err(error) => Err(error),
-            };
-            deleted(&doomed.path, result)?;
-        }
-        Ok(())
-    }
-}
-
-/// The directory has got its times from the source already.
-fn delete_keeping_time(fs: &FileSystem, parent: Ino, name: &[u8], found: &Attributes) -> Result<u64> {
-    let before = fs.attributes(parent)?;
-    let count = delete_tree(fs, parent, name, found)?;
-    let set = SetAttributes { mtime: Some(SetTime::To(before.mtime)), ..SetAttributes::default() };
-    fs.set_attributes(parent, &set)?;
-    Ok(count)
-}
-
-/// Deletes an object with everything below it, and returns how many objects that was. Takes memory by depth only.
-pub(super) fn delete_tree(fs: &FileSystem, parent: Ino, name: &[u8], found: &Attributes) -> Result<u64> {
-    if !found.is_directory() {
-        fs.unlink(parent, name)?;
-        return Ok(1);
-    }
-    let mut count = 0;
-    let mut tree = Tree::below(fs, b"", found.ino, (parent, name.to_vec(), found.ino))?;
-    let mut path = Vec::new(); // of no use here
-    while let Some(step) = tree.next(&mut path) {
-        match step? {
-            Step::Leave(Directory { kept: (parent, name, _), .. }) => fs.remove_directory(parent, &name)?,
-            Step::Entry(Entry { name, attributes }, directory) => {
-                let parent = directory.kept.2;
-                if attributes.is_directory() {
-                    tree.descend(fs, b"", attributes.ino, (parent, name, attributes.ino))?;
-                    continue;
-                }
-                fs.unlink(parent, &name)?;
-            }
-        }
-        count += 1;
-    }
-    Ok(count)
-}
 
 /// Compares names and types of the sources with the archive. With `changed` also what else differs, object by object.
 ///
@@ -277,10 +168,7 @@ impl Planning<'_> {
                     "{path} is no directory any more, but has below it what is left out"
                 )));
             }
-            self.plan.entries += below;
-            self.plan.deleted += below + 1;
-            self.plan.deletions.push(Deletion { path: self.path.clone(), entries: below + 1 });
-            self.plan.replaceable.insert(existing.ino);
+            self.plan.replace(existing.ino, self.path.clone(), below);
         }
         if self.changed.is_some() {
             match difference(self.fs, existing, stat, object)? {
@@ -335,11 +223,7 @@ impl Planning<'_> {
                 }
                 continue;
             }
-            let path = self.path.clone();
-            self.plan.entries += below;
-            self.plan.deleted += below + 1;
-            self.plan.deletions.push(Deletion { path: path.clone(), entries: below + 1 });
-            self.plan.doomed.insert((parent, name), Doomed { ino: attributes.ino, path });
+            self.plan.delete((parent, name), attributes.ino, self.path.clone(), below);
         }
         Ok(())
     }

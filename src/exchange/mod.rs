@@ -1,6 +1,7 @@
 //! Exchange with the host: copies trees into an archive and out of it, mirrors, tars, and the lists of what is there.
 
 pub(crate) mod attributes;
+mod deletion;
 mod difference;
 mod extract;
 mod filter;
@@ -14,6 +15,7 @@ pub(crate) mod stage;
 mod tar;
 pub(crate) mod walk;
 
+pub use deletion::{Deletion, MirrorPlan};
 pub(crate) use extract::write_all;
 pub use extract::{ExtractOptions, ExtractReport, extract};
 pub use filter::Filter;
@@ -21,7 +23,7 @@ pub use host::{device_number, split_device_number};
 pub use import::{ImportOptions, ImportReport, import};
 pub use left::{Left, LeftOut};
 pub use listing::{Entries, Entry};
-pub use mirror::{Change, Changed, Deletion, MirrorPlan, plan_mirror};
+pub use mirror::{Change, Changed, plan_mirror};
 pub use path::resolve;
 pub use tar::{TarExport, TarImport, TarImportOptions, export_tar, import_tar};
 
@@ -55,7 +57,11 @@ impl Problem {
     }
 
     /// Notes a failure that concerns the object at `path`, passes on one that ends everything: the host takes no more, or whoever waits wants no more.
-    pub(crate) fn settle<T>(problems: &mut Vec<Problem>, path: &[u8], result: Result<Option<T>>) -> Result<Option<T>> {
+    pub(crate) fn tolerate<T>(
+        problems: &mut Vec<Problem>,
+        path: &[u8],
+        result: Result<Option<T>>,
+    ) -> Result<Option<T>> {
         match result {
             Ok(value) => Ok(value),
             Err(error @ (Error::NoSpace(_) | Error::ReadOnly(_) | Error::Interrupted(_))) => Err(error),

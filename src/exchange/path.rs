@@ -1,5 +1,7 @@
 //! Finds objects of an archive by path, and shows names that may hold any byte.
 
+use lockbox_terminal::display;
+
 use crate::error::{Error, Result};
 use crate::format::{Ino, ROOT_INO};
 use crate::fs::{Attributes, FileSystem};
@@ -17,6 +19,14 @@ pub fn resolve(fs: &FileSystem, path: &[u8]) -> Result<Attributes> {
         at = fs.lookup(at.ino, name)?;
     }
     Ok(at)
+}
+
+/// The object at a path that somebody gave, who is told when there is none.
+pub(super) fn resolve_given(fs: &FileSystem, path: &[u8]) -> Result<Attributes> {
+    resolve(fs, path).map_err(|error| match error {
+        Error::NotFound => Error::invalid(format!("the archive has no {}", display(path))),
+        error => error,
+    })
 }
 
 /// The names of a path within the archive.

@@ -28,6 +28,8 @@ pub const MAX_PAGE_BLOCKS: u64 = 64;
 pub const MAX_DATA: usize = 128 * 1024;
 /// Blocks of a raw node.
 pub const NODE_BLOCKS: u64 = 4;
+/// Greatest level of a node.
+pub const MAX_LEVEL: u8 = 15;
 /// Longest encoded node.
 pub const NODE_CAPACITY: usize = NODE_BLOCKS as usize * BLOCK as usize - PAGE_OVERHEAD;
 /// Longest value of a leaf entry.

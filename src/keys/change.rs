@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use super::file::read_header;
 use super::header::{Header, SlotBlock};
-use super::slots::{self, KeyKind, NewKey, OpenedSlot, Place, Secrets};
+use super::slots::{self, KeyKind, NewKey, OpenedSlot, Secrets, SlotAddress};
+use super::unlock::open_header;
 use super::vouch::{Current, check_age, vouch};
 use super::{SeenOptions, UnlockLimits, Witness};
 use crate::crypto::kdf::KdfCost;
@@ -146,9 +147,7 @@ pub fn list_all(path: &Path, access: &KeyAccess<'_>) -> Result<Vec<KeyInfo>> {
 /// # Errors
 /// As [`list_all`].
 pub fn list(path: &Path, access: &KeyAccess<'_>) -> Result<Vec<KeyInfo>> {
-    let header = read_header(path)?;
-    let opened = slots::unlock(&header, access.secrets, &access.limits)?;
-    header.authenticate(&opened.volume_key)?;
+    let (header, opened) = open_header(path, access.secrets, &access.limits)?;
     check_age(path, &header, &opened.volume_key, &access.seen)?;
     Ok(listed(&header, &opened.volume_key, std::slice::from_ref(&opened)))
 }
@@ -161,11 +160,7 @@ pub fn list(path: &Path, access: &KeyAccess<'_>) -> Result<Vec<KeyInfo>> {
 pub fn add(path: &Path, access: &KeyAccess<'_>, new: &NewKey<'_>, label: &str) -> Result<u8> {
     let change = Change::begin(path, access)?;
     change.check_label(label)?;
-    let slot = (0..KEY_SLOTS).find(|&slot| change.header.framing().slots[slot] == SLOT_EMPTY);
-    let slot = slot.ok_or_else(|| Error::invalid("all 32 key slots are in use: remove one first"))?;
-    let made = change.make(slot, new, label.to_owned())?;
-    change.finish(vec![(slot, made)])?;
-    Ok(slot as u8) // below 32
+    change.fill_empty(new, label)
 }
 
 /// Empties a slot. Older copies of the file still open with its secret.
@@ -239,16 +234,8 @@ pub fn set_passphrase(
                 (None, _) if keys.iter().any(|key| key.kind == KeyKind::KeyFileAndPassphrase) => {
                     return Err(Error::Refused(Refusal::PassphraseWithKeyFile));
                 }
-                (None, _) => {
-                    let free = (0..KEY_SLOTS).find(|&slot| change.header.framing().slots[slot] == SLOT_EMPTY);
-                    let free = free.ok_or_else(|| Error::invalid("all 32 key slots are in use: remove one first"))?;
-                    let made = change.make(free, &NewKey::Passphrase(new, kdf), String::new())?;
-                    change.finish(vec![(free, made)])?;
-                    return Ok(free as u8); // below 32
-                }
-                _ => {
-                    return Err(Error::Refused(Refusal::SeveralPassphrases));
-                }
+                (None, _) => return change.fill_empty(&NewKey::Passphrase(new, kdf), ""),
+                _ => return Err(Error::Refused(Refusal::SeveralPassphrases)),
             }
         }
     };
@@ -310,8 +297,8 @@ impl Change {
         &self.opened[0].volume_key
     }
 
-    fn place(&self, slot: usize) -> Place<'_> {
-        Place { archive: self.archive(), slot, volume_key: self.volume_key() }
+    fn address(&self, slot: usize) -> SlotAddress<'_> {
+        SlotAddress { archive: self.archive(), slot, volume_key: self.volume_key() }
     }
 
     fn keys(&self) -> Vec<KeyInfo> {
@@ -319,7 +306,16 @@ impl Change {
     }
 
     fn make(&self, slot: usize, new: &NewKey<'_>, label: String) -> Result<(u8, SlotBlock)> {
-        slots::make(&self.place(slot), new, label, &SystemEnvironment)
+        slots::make(&self.address(slot), new, label, &SystemEnvironment)
+    }
+
+    /// Puts a new key into the first empty slot, and gives its number.
+    fn fill_empty(self, new: &NewKey<'_>, label: &str) -> Result<u8> {
+        let slot = (0..KEY_SLOTS).find(|&slot| self.header.framing().slots[slot] == SLOT_EMPTY);
+        let slot = slot.ok_or_else(|| Error::invalid("all 32 key slots are in use: remove one first"))?;
+        let made = self.make(slot, new, label.to_owned())?;
+        self.finish(vec![(slot, made)])?;
+        Ok(slot as u8) // below 32
     }
 
     fn check_label(&self, label: &str) -> Result<()> {
@@ -382,7 +378,7 @@ impl Change {
                 let kind = self.header.framing().slots[own];
                 let mut block = [0; crate::format::BLOCK as usize];
                 block.copy_from_slice(self.header.slot(own));
-                let block = slots::describe(&self.place(own), kind, block, description, &SystemEnvironment)?;
+                let block = slots::describe(&self.address(own), kind, block, description, &SystemEnvironment)?;
                 slots.push((own, (kind, block)));
             }
         }

@@ -31,7 +31,7 @@ pub(crate) struct Header {
     /// The copy that is not used, or why it cannot be; None where nobody asks for it.
     other: Option<Result<ParsedHeader>>,
     /// The lowest sequence number of the valid copies.
-    settled: u64,
+    durable: u64,
 }
 
 /// Label of the key of the header MAC.
@@ -62,8 +62,8 @@ impl Header {
             Err(Error::UnsupportedVersion(reason)) => Err(unknown_or_altered(storage, length, &parsed, reason)?),
             other => other,
         };
-        let settled = other.as_ref().map_or(u64::MAX, |other| other.framing.sequence).min(parsed.framing.sequence);
-        Ok(Header { parsed, other: Some(other), settled })
+        let durable = other.as_ref().map_or(u64::MAX, |other| other.framing.sequence).min(parsed.framing.sequence);
+        Ok(Header { parsed, other: Some(other), durable })
     }
 
     /// Every copy that is whole in itself, the newer first, however short the file is; for rescue.
@@ -76,8 +76,8 @@ impl Header {
             [Err(first), Err(second)] => return Err(graver(first, second)),
             copies => copies,
         };
-        // Rescue neither writes nor judges ages, so nothing is taken for settled.
-        let whole = copies.into_iter().flatten().map(|parsed| Header { parsed, other: None, settled: 0 });
+        // Rescue neither writes nor judges ages, so nothing counts as durable.
+        let whole = copies.into_iter().flatten().map(|parsed| Header { parsed, other: None, durable: 0 });
         let mut whole: Vec<Header> = whole.collect();
         whole.sort_by_key(|header| std::cmp::Reverse(header.framing().sequence));
         Ok(whole)
@@ -89,8 +89,8 @@ impl Header {
     /// As [`Header::read`].
     pub(crate) fn of_copy(bytes: &[u8]) -> Result<Header> {
         let parsed = header::decode(bytes, 0).or_else(|first| header::decode(bytes, 1).map_err(|_| first))?;
-        let settled = parsed.framing.sequence;
-        Ok(Header { parsed, other: None, settled })
+        let durable = parsed.framing.sequence;
+        Ok(Header { parsed, other: None, durable })
     }
 
     /// This program knows no feature bits: whatever a newer one put there for writers or keepers of headers it cannot keep. Nor may it write
@@ -115,8 +115,8 @@ impl Header {
     }
 
     /// A sequence number that is durable whatever a crash does: a copy is written only when the other one has reached the medium (H1).
-    pub(crate) fn settled_sequence(&self) -> u64 {
-        self.settled
+    pub(crate) fn durable_sequence(&self) -> u64 {
+        self.durable
     }
 
     /// The copy as it was read, which its MAC covers with all that this program does not know.
@@ -177,7 +177,7 @@ impl Header {
             write_copy(storage, self.framing(), &self.slots(), 1 - self.framing().copy, volume_key)?;
             self.other = None;
         }
-        self.settled = self.parsed.framing.sequence;
+        self.durable = self.parsed.framing.sequence;
         Ok(flaw.map(|flaw| format!("{flaw}; it was written anew from the other copy")))
     }
 

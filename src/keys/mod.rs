@@ -15,11 +15,9 @@ pub use change::{
     KeyAbout, KeyAccess, KeyInfo, KeyName, PassphraseChange, add, change_passphrase, list, list_all, new_key_file,
     new_recovery_code, remove, set_passphrase,
 };
-pub(crate) use file::read_header;
 pub use seen::{SeenOptions, Witness, seen_directory, state_directory};
-pub use slots::{KeyKind, NewKey, Secrets};
-pub use unlock::{
-    UnlockLimits, UnlockedKey, accept_kept, identify, kinds, unlock, unlock_damaged, unlock_with, wants_both,
-};
+pub use slots::{KeyKind, NewKey, Secrets, UnlockLimits};
+pub(crate) use unlock::open_header;
+pub use unlock::{UnlockedKey, accept_kept, identify, kinds, unlock, unlock_damaged, unlock_with, wants_both};
 pub(crate) use vouch::LEAST_MEMORY;
 pub use vouch::repair_header;

@@ -4,35 +4,11 @@ use std::path::Path;
 
 use super::file::read_header;
 use super::header::Header;
-use super::slots::{self, KeyKind, Secrets};
+use super::slots::{self, KeyKind, OpenedSlot, Secrets, UnlockLimits};
 use crate::crypto::{Passphrase, SecretKey};
 use crate::error::{Error, Result};
 use crate::format::ArchiveId;
-use crate::storage::{FileStorage, LockMode};
-
-/// What unlocking may cost, whatever the header of a hostile archive asks for.
-#[derive(Clone, Copy, Debug)]
-pub struct UnlockLimits {
-    /// MiB times passes, over all slots that are tried.
-    pub cost_mib: u64,
-    /// MiB of one derivation.
-    pub memory_mib: u32,
-}
-
-impl UnlockLimits {
-    /// For archives that are trusted: any memory that the format allows.
-    pub fn raised(cost_mib: u64) -> UnlockLimits {
-        UnlockLimits { cost_mib, memory_mib: 4096 }
-    }
-}
-
-impl Default for UnlockLimits {
-    /// Eight slots of 1 GiB and 3 passes each, the least that a calibrated slot has, and a second or two each on common machines: a hostile
-    /// header with 32 slots costs as much as that and no more. 1 GiB is the most that a calibrated slot asks for.
-    fn default() -> Self {
-        UnlockLimits { cost_mib: 8 * 3 * 1024, memory_mib: 1024 }
-    }
-}
+use crate::storage::{FileStorage, LockMode, Storage};
 
 /// The unlocked volume key with the archive that it belongs to; what a mounting command hands to the daemon.
 pub struct UnlockedKey {
@@ -41,6 +17,19 @@ pub struct UnlockedKey {
 }
 
 impl UnlockedKey {
+    /// The header of the archive that this key is of, authenticated.
+    ///
+    /// # Errors
+    /// As [`Header::read`]; `Damaged` when it is another archive's, or was altered.
+    pub(crate) fn read_header(&self, storage: &dyn Storage) -> Result<Header> {
+        let header = Header::read(storage)?;
+        if header.framing().archive != self.archive {
+            return Err(Error::damaged("another archive took the place of the one that was unlocked"));
+        }
+        header.authenticate(&self.volume_key)?;
+        Ok(header)
+    }
+
     /// 48 bytes for a private pipe between two processes: archive id, volume key.
     pub fn to_bytes(&self) -> zeroize::Zeroizing<Vec<u8>> {
         // Allocated at once: a vector that grows leaves copies behind.
@@ -64,10 +53,19 @@ impl UnlockedKey {
 /// `NotFound`/`Io`, `NotArchive`, `UnsupportedVersion`, `Damaged` (both header copies), `WrongKey`, `Unsupported` when a slot
 /// costs more than the limits, `Invalid` when an identity or its plugin fails and nothing else opens.
 pub fn unlock_with(path: &Path, secrets: &Secrets, limits: &UnlockLimits) -> Result<UnlockedKey> {
+    let (header, opened) = open_header(path, secrets, limits)?;
+    Ok(UnlockedKey { archive: header.framing().archive, volume_key: opened.volume_key })
+}
+
+/// The header of the archive at `path`, authenticated by the first slot that the secrets open.
+///
+/// # Errors
+/// As [`unlock_with`].
+pub(crate) fn open_header(path: &Path, secrets: &Secrets, limits: &UnlockLimits) -> Result<(Header, OpenedSlot)> {
     let header = read_header(path)?;
     let opened = slots::unlock(&header, secrets, limits)?;
     header.authenticate(&opened.volume_key)?;
-    Ok(UnlockedKey { archive: header.framing().archive, volume_key: opened.volume_key })
+    Ok((header, opened))
 }
 
 /// [`unlock_with`] a passphrase and the default limits.

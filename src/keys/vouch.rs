@@ -9,7 +9,7 @@ use super::seen::{self, Looked, Seen};
 use super::{SeenOptions, UnlockedKey};
 use crate::crypto::SecretKey;
 use crate::env::SystemEnvironment;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::format::ArchiveId;
 use crate::frame::PageCipher;
 use crate::storage::{FileStorage, LockMode, Storage};
@@ -115,11 +115,7 @@ pub(crate) fn vouch(
 /// As of opening the archive for writing.
 pub fn repair_header(path: &Path, key: &UnlockedKey, seen: &SeenOptions) -> Result<Option<String>> {
     let storage = Arc::new(FileStorage::open(path, LockMode::Exclusive)?);
-    let mut header = Header::read(&*storage)?;
-    if header.framing().archive != key.archive {
-        return Err(Error::damaged("another archive took the place of the one that was unlocked"));
-    }
-    header.authenticate(&key.volume_key)?;
+    let mut header = key.read_header(&*storage)?;
     Current::look(storage.clone(), &header, &key.volume_key, seen)?;
     header.repair(&*storage, &key.volume_key)
 }

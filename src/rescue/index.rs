@@ -18,8 +18,7 @@ use std::sync::Arc;
 use lru::LruCache;
 
 use super::Later;
-use super::object::as_damage;
-use super::scan::{open_found, scan};
+use super::scan::{as_damage, open_found, scan};
 use crate::error::{Error, Result};
 use crate::format::data_head::PackedItem;
 use crate::format::node::{self, NodeEntries, NodeView};

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 
 use super::index::{LeafIndex, Version};
+use super::scan::as_damage;
 use crate::error::{Error, Result};
 use crate::format::values::{Extent, InodeValue, NO_TRIM, XATTR_PIECE, decode_xattrs};
 use crate::format::{Ino, Key, MAX_OFFSET, kind};
@@ -16,14 +17,6 @@ pub(super) struct Object {
     /// Names and values.
     pub(super) xattrs: Vec<(Vec<u8>, Vec<u8>)>,
     stand_in: bool,
-}
-
-/// A sector that the medium does not give back is as lost as one that it altered.
-pub(super) fn as_damage(error: Error) -> Error {
-    match error {
-        Error::Io { context, source } => Error::damaged(format!("{context}: {source}")),
-        error => error,
-    }
 }
 
 /// Takes bytes of a file at an offset.

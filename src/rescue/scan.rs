@@ -92,3 +92,11 @@ pub(crate) fn open_found(pager: &Pager, run: Run) -> Result<(Pointer, OpenedPage
     let opened = pager.cipher().open(&pointer, bytes)?;
     Ok((pointer, opened))
 }
+
+/// A sector that the medium does not give back is as lost as one that it altered.
+pub(super) fn as_damage(error: Error) -> Error {
+    match error {
+        Error::Io { context, source } => Error::damaged(format!("{context}: {source}")),
+        error => error,
+    }
+}

@@ -40,7 +40,7 @@ impl Walk<'_> {
         for (ino, path) in left {
             self.path = path;
             let written = self.write_pieces(Ino(ino), &pieces.remove(&ino).unwrap_or_default());
-            let written = self.settle(written)?.unwrap_or_default();
+            let written = self.tolerate(written)?.unwrap_or_default();
             let pages = self.index.data.get(&ino).copied().unwrap_or_default();
             let state = if self.partial.is_some() && written == 0 { RescueState::Lost } else { RescueState::Partial };
             let reason = format!(

@@ -2,15 +2,16 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 
-use rustix::fs::{AtFlags, FileType, Mode, OFlags};
+use rustix::fs::{AtFlags, Mode, OFlags};
 
 use super::index::{LeafIndex, Piece, Version};
-use super::object::{Object, as_damage};
+use super::object::Object;
+use super::scan::as_damage;
 use crate::error::{Error, Result};
 use crate::exchange::LeftOut;
-use crate::exchange::attributes::{self, Turn};
-use crate::exchange::host::{apply, apply_at, host_error, split_device_number};
-use crate::exchange::stage::{Stage, hold_made, identity_of, make_directory};
+use crate::exchange::attributes::{self, Phase};
+use crate::exchange::host::{apply, apply_at, host_error};
+use crate::exchange::stage::{Stage, identity_of, make_directory, make_special};
 use crate::exchange::write_all;
 use crate::format::{Ino, MAX_DATA, MAX_OFFSET};
 use crate::fs::mode;
@@ -69,20 +70,11 @@ fn special(source: Source<'_>, object: &Object, stage: &Stage, (at, name): (&Own
         return Ok(Made { bytes: 0, metadata: Ok(()), identity: None });
     }
     let own = stage.directory();
-    let kind = FileType::from_raw_mode(stat.mode);
-    if kind == FileType::Symlink {
-        let target = object.target((source.index, source.version), (source.pager, source.ino))?;
-        rustix::fs::symlinkat(&target[..], own, UNFINISHED).map_err(host_error("cannot make the link"))?;
-    } else {
-        let (major, minor) = split_device_number(stat.rdev);
-        let device = rustix::fs::makedev(major, minor);
-        rustix::fs::mknodat(own, UNFINISHED, kind, Mode::RUSR | Mode::WUSR, device)
-            .map_err(host_error("cannot make the special file"))?;
-    }
-    let held = hold_made(own, UNFINISHED, kind)?;
+    let target = || object.target((source.index, source.version), (source.pager, source.ino));
+    let held = make_special(own, UNFINISHED, &stat, target)?;
     let metadata = apply_at(&held, own, UNFINISHED, &source.left.granted(source.path, &stat));
     let host = attributes::Object::Held(held.as_fd());
-    attributes::put(&object.xattrs, &host, Turn::AfterMode, source.path, source.left);
+    attributes::put(&object.xattrs, &host, Phase::AfterMode, source.path, source.left);
     let identity = Some(identity_of(&held)?);
     finished(stage, place(stage, at, name).map(|()| Made { bytes: 0, metadata, identity }))
 }
@@ -125,9 +117,9 @@ fn fill(source: Source<'_>, object: &Object, lenient: bool, host: &OwnedFd) -> R
     let size = if object.is_stand_in() { end } else { stat.size };
     rustix::fs::ftruncate(host, size).map_err(host_error("cannot set the size"))?;
     let target = attributes::Object::open(host);
-    attributes::put(&object.xattrs, &target, Turn::BeforeMode, source.path, source.left);
+    attributes::put(&object.xattrs, &target, Phase::BeforeMode, source.path, source.left);
     let metadata = apply(host, &source.left.granted(source.path, &stat));
-    attributes::put(&object.xattrs, &target, Turn::AfterMode, source.path, source.left);
+    attributes::put(&object.xattrs, &target, Phase::AfterMode, source.path, source.left);
     Ok(Made { bytes, metadata, identity: Some(identity_of(host)?) })
 }
 

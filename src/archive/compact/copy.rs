@@ -1,7 +1,5 @@
 //! Writes the content of one volume into a new one, and compares the two by reading both.
 
-use std::ops::ControlFlow;
-
 use super::names::Names;
 use super::pages::Pages;
 use super::records::Records;
@@ -61,12 +59,7 @@ pub(super) fn copy(from: &Volume, state: &State, to: &Volume, names: &Names, wat
 }
 
 fn copy_history(from: &Volume, to: &Volume) -> Result<()> {
-    let mut history = Vec::new();
-    from.history().scan(from.store(), Key::MIN, Key::MAX, &mut |key, value| {
-        history.push((key, value.to_vec()));
-        Ok(ControlFlow::Continue(()))
-    })?;
-    for part in history.chunks(512) {
+    for part in from.history()?.chunks(512) {
         to.operate(part.len() as u64, false, |op| {
             part.iter().try_for_each(|(key, value)| op.insert_history(*key, value))
         })?;

@@ -122,11 +122,7 @@ pub(super) fn rewrite(
     let file = replace::Old::open(&real)?;
     let storage = file.storage();
     file.check_names(options.break_links)?;
-    let header = Header::read(&**storage)?;
-    if header.framing().archive != key.archive {
-        return Err(Error::damaged("another archive took the place of the one that was unlocked"));
-    }
-    header.authenticate(&key.volume_key)?;
+    let header = key.read_header(&**storage)?;
     header.check_writable()?;
     let looked = Looked::at(&options.seen, &key.volume_key, &key.archive);
     let sequence = header.framing().sequence;
@@ -155,7 +151,7 @@ pub(super) fn rewrite(
     let left = beside.replace(&file)?;
     // From here on the file as it was before is an older copy.
     if target.framing.sequence == sequence {
-        Witness::new(new, header.settled_sequence(), looked, replace).remember();
+        Witness::new(new, header.durable_sequence(), looked, replace).remember();
     } else {
         // Also under the old key: a copy from before is an older one to who opens it.
         Witness::new(new.clone(), target.framing.sequence, looked, replace).remember();

@@ -22,7 +22,7 @@ use crate::frame::delta_page;
 use crate::fs::{FileSystem, SetAttributes, XattrMode, mode};
 use crate::keys::UnlockLimits;
 use crate::keys::header::Header;
-use crate::keys::slots::{self, NewKey, Place, Secrets};
+use crate::keys::slots::{self, NewKey, Secrets, SlotAddress};
 use crate::storage::MemoryStorage;
 
 const PASSPHRASES: [(usize, &str); 3] = [(0, "golden one"), (5, "golden two"), (31, "golden thirty-one")];
@@ -224,14 +224,14 @@ fn keys() -> (Vec<u8>, Value) {
         for (number, (new_key, mut way)) in ways.into_iter().enumerate() {
             let slot = first + number;
             let label = format!("golden {slot}");
-            let place = Place { archive: &super::ARCHIVE, slot, volume_key: made_under };
+            let place = SlotAddress { archive: &super::ARCHIVE, slot, volume_key: made_under };
             let mut made = slots::make(&place, &new_key, label.clone(), &SeededEnvironment::new(slot as u64)).unwrap();
             if rewrapped {
                 let staging = archive(&[]);
                 Header::read(&staging).unwrap().replace_slots(&staging, &[(slot, made)], &old).unwrap();
                 let header = Header::read(&staging).unwrap();
                 let about = slots::description(&header, slot, &old).unwrap();
-                let place = Place { volume_key: &new, ..place };
+                let place = SlotAddress { volume_key: &new, ..place };
                 made = slots::rewrap(&place, &header, &about, &prompts, &SeededEnvironment::new(99)).unwrap();
             }
             Header::read(&storage).unwrap().replace_slots(&storage, &[(slot, made)], &new).unwrap();

@@ -454,7 +454,7 @@ fn a_rekey_that_would_lock_its_own_user_out_is_refused() {
         altered.rewrap = crate::format::key_slot::Rewrap::Public([9; 32]);
         let mut block = [0; 4096];
         block.copy_from_slice(header.slot(1));
-        let place = slots::Place { archive: &header.framing().archive, slot: 1, volume_key: &key.volume_key };
+        let place = slots::SlotAddress { archive: &header.framing().archive, slot: 1, volume_key: &key.volume_key };
         let kind = header.framing().slots[1];
         let block = slots::describe(&place, kind, block, &altered, &SeededEnvironment::new(3)).unwrap();
         header.replace_slots(&storage, &[(1, (kind, block))], &key.volume_key).unwrap();
@@ -474,7 +474,7 @@ fn a_power_cut_anywhere_in_a_change_of_keys_leaves_the_old_or_the_new_ones() {
         println!("seed {seed}");
         let chance = Arc::new(SeededEnvironment::new(seed));
         let memory = archive(&[(0, "old", KdfCost::TEST)]);
-        let place = Place { archive: &ARCHIVE, slot: 3, volume_key: &key() };
+        let place = SlotAddress { archive: &ARCHIVE, slot: 3, volume_key: &key() };
         let added = slots::make(&place, &NewKey::KeyFile(&file), String::new(), &*chance).unwrap();
         let storage = SimulatedStorage::from_contents(&memory.contents());
         let images = crash_images(&storage, &chance, true, 4);

@@ -30,7 +30,7 @@ use crate::format::header::{
 use crate::format::{BLOCK, HEADER_START, MIN_BLOCKS};
 use crate::fs::Creator;
 use crate::keys::header::{self, Header, SlotBlock, empty_slots};
-use crate::keys::slots::{self, NewKey, Place, Secrets};
+use crate::keys::slots::{self, NewKey, Secrets, SlotAddress};
 use crate::keys::{self, UnlockLimits, UnlockedKey};
 use crate::storage::simulated::{OpKind, SimulatedStorage};
 use crate::storage::{MemoryStorage, Storage};
@@ -68,7 +68,7 @@ fn key() -> SecretKey {
 
 fn slot(number: usize, text: &str, kdf: KdfCost) -> SlotBlock {
     let environment = SeededEnvironment::new(number as u64);
-    let place = Place { archive: &ARCHIVE, slot: number, volume_key: &key() };
+    let place = SlotAddress { archive: &ARCHIVE, slot: number, volume_key: &key() };
     slots::make(&place, &NewKey::Passphrase(&passphrase(text), kdf), "label".into(), &environment).unwrap().1
 }
 

@@ -4,12 +4,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use zeroize::Zeroizing;
 
+pub use super::engine::TAG;
 use super::engine::{Engine, IV, Native};
 use super::secret::SecretKey;
 use crate::error::{Error, Result};
 
 pub const NONCE: usize = 24;
-pub const TAG: usize = 16;
 /// Cells of one page, at most.
 pub const MOST_CELLS: usize = 32;
 

@@ -12,9 +12,9 @@ use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, SeekFrom, Stat};
 use rustix::io::Errno;
 
 use super::attributes::{self, Object};
-use super::host::{attributes_of, device_number, host_error};
+use super::deletion::MirrorPlan;
+use super::host::{self, attributes_of, device_number, host_error};
 use super::left::LeftOut;
-use super::mirror::MirrorPlan;
 use super::walk::{self, Names, Step, Walk};
 use super::{Cause, Copied, Filter, Problem, Progress, path};
 use crate::error::{Error, Result};
@@ -165,7 +165,7 @@ impl Import<'_> {
 
     /// Goes on in a directory that was made.
     fn descend(&mut self, walk: &mut Walk<Names, Kept>, made: Result<Option<(Names, Kept)>>) -> Result<()> {
-        if let Some((names, kept)) = self.settle(made)? {
+        if let Some((names, kept)) = self.tolerate(made)? {
             walk.enter(&self.path, names, kept);
         }
         Ok(())
@@ -219,7 +219,7 @@ impl Import<'_> {
             FileType::Symlink => self.linked(&stat, parent, name, |import| {
                 let target =
                     rustix::fs::readlinkat(&at, host, Vec::new()).map_err(host_error("cannot read the link"))?;
-                let creator = Creator { uid: stat.st_uid, gid: stat.st_gid, umask: None };
+                let creator = host::creator_of(&stat);
                 let make = |name: &[u8]| import.fs.make_symlink(parent, name, target.to_bytes(), creator);
                 let ino = import.place(parent, name, make, |import, ino| {
                     import.xattrs(&Object::Named { directory: at.as_fd(), name: host, follow }, ino)?;
@@ -237,7 +237,7 @@ impl Import<'_> {
 
     fn directory(&mut self, host: OwnedFd, parent: Ino, name: &[u8]) -> Result<(Names, Kept)> {
         let stat = rustix::fs::fstat(&host).map_err(host_error("cannot read"))?;
-        let creator = Creator { uid: stat.st_uid, gid: stat.st_gid, umask: None };
+        let creator = host::creator_of(&stat);
         let fs = self.fs;
         let make = |name: &[u8]| fs.make_directory(parent, name, stat.st_mode & mode::PERMISSIONS, creator);
         let existing = match fs.lookup(parent, name) {
@@ -300,7 +300,7 @@ impl Import<'_> {
         if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
             return Err(Error::invalid("the file was replaced while it was opened"));
         }
-        let creator = Creator { uid: stat.st_uid, gid: stat.st_gid, umask: None };
+        let creator = host::creator_of(&stat);
         let fs = self.fs;
         let ino = self.place(
             parent,
@@ -323,8 +323,7 @@ impl Import<'_> {
         let set = SetAttributes { size: Some(end), ..attributes_of(before) };
         self.fs.set_attributes(ino, &set)?;
         let after = rustix::fs::fstat(host).map_err(host_error("cannot read"))?;
-        let version = |stat: &Stat| (stat.st_size, stat.st_mtime, stat.st_mtime_nsec);
-        if end != size || version(before) != version(&after) {
+        if end != size || host::was_written(before, &after) {
             self.report.problems.push(Problem { path: self.path.clone(), cause: Cause::Changed });
         }
         Ok(())
@@ -366,7 +365,7 @@ impl Import<'_> {
     }
 
     fn node(&mut self, object: &Object<'_>, stat: &Stat, parent: Ino, name: &[u8]) -> Result<Ino> {
-        let creator = Creator { uid: stat.st_uid, gid: stat.st_gid, umask: None };
+        let creator = host::creator_of(stat);
         let rdev = device_number(rustix::fs::major(stat.st_rdev), rustix::fs::minor(stat.st_rdev));
         let fs = self.fs;
         let ino = self.place(
@@ -425,7 +424,7 @@ impl Import<'_> {
     }
 
     /// Notes a failure that concerns one object, passes on one that ends the import.
-    fn settle<T>(&mut self, result: Result<Option<T>>) -> Result<Option<T>> {
+    fn tolerate<T>(&mut self, result: Result<Option<T>>) -> Result<Option<T>> {
         match result {
             Ok(value) => Ok(value),
             Err(error) if ends_import(&error) => Err(error),
@@ -437,7 +436,7 @@ impl Import<'_> {
     }
 
     fn note(&mut self, result: Result<()>) -> Result<()> {
-        self.settle(result.map(Some)).map(drop)
+        self.tolerate(result.map(Some)).map(drop)
     }
 }
 

@@ -6,7 +6,7 @@ use super::{Import, Kept, metadata_of};
 use crate::error::{Error, Result};
 use crate::exchange::attributes::{self, Object};
 use crate::exchange::difference::{Difference, difference};
-use crate::exchange::{Problem, mirror};
+use crate::exchange::{Problem, deletion};
 use crate::format::Ino;
 use crate::fs::{Attributes, RenameMode};
 
@@ -64,7 +64,7 @@ impl Import<'_> {
         let fs = self.fs;
         plan.carry_out(fs, |path, result| {
             self.path = path.to_vec();
-            self.report.deleted += self.settle(result.map(Some))?.unwrap_or(0);
+            self.report.deleted += self.tolerate(result.map(Some))?.unwrap_or(0);
             Ok(())
         })
     }
@@ -80,7 +80,7 @@ impl Import<'_> {
             return self.fs.rename(parent, temporary, parent, name, RenameMode::Replace);
         }
         self.fs.rename(parent, temporary, parent, name, RenameMode::Exchange)?;
-        self.report.deleted += mirror::delete_tree(self.fs, parent, temporary, &existing)?;
+        self.report.deleted += deletion::delete_tree(self.fs, parent, temporary, &existing)?;
         Ok(())
     }
 }

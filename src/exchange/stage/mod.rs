@@ -10,7 +10,7 @@
 //!     in a stage is not ours to empty: nothing is removed across a border of mounts.
 
 use std::fs;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, CWD, Dir, FileType, FlockOperation, Mode, OFlags, RenameFlags, Stat, StatxFlags};
@@ -18,9 +18,10 @@ use rustix::io::Errno;
 
 use lockbox_terminal::display;
 
-use super::host::host_error;
+use super::host::{descriptor_path, host_error, split_device_number};
 use crate::env::Environment;
 use crate::error::{Error, Result};
+use crate::fs::Attributes;
 use crate::storage::{Identity, names};
 
 /// Opens a directory and never what a symbolic link points to.
@@ -239,11 +240,6 @@ fn same_mount(one: &OwnedFd, other: &OwnedFd) -> rustix::io::Result<()> {
     if mount(one)? == mount(other)? { Ok(()) } else { Err(Errno::XDEV) }
 }
 
-/// A path of what was opened, for calls that take no descriptor of this kind.
-pub(crate) fn descriptor_path(file: impl AsFd) -> String {
-    format!("/proc/self/fd/{}", file.as_fd().as_raw_fd())
-}
-
 /// What tells a file that was made from another one in its place.
 pub(crate) fn identity_of(file: impl AsFd) -> Result<Identity> {
     Identity::of(file).map_err(host_error("cannot examine it"))
@@ -276,7 +272,7 @@ pub(crate) fn make_directory(at: impl AsFd, name: &[u8]) -> Result<OwnedFd> {
 }
 
 /// Takes hold of a link or special file that was just made, without opening it (Y1).
-pub(crate) fn hold_made(at: impl AsFd, name: &[u8], kind: FileType) -> Result<OwnedFd> {
+fn hold_made(at: impl AsFd, name: &[u8], kind: FileType) -> Result<OwnedFd> {
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let made =
         rustix::fs::openat(at, name, flags, Mode::empty()).map_err(host_error("cannot look at what was made"))?;
@@ -285,6 +281,25 @@ pub(crate) fn hold_made(at: impl AsFd, name: &[u8], kind: FileType) -> Result<Ow
         true => Ok(made),
         false => Err(exchanged()),
     }
+}
+
+/// Makes a symbolic link, whose target is asked for, or a special file, and takes hold of it.
+pub(crate) fn make_special(
+    at: impl AsFd,
+    name: &[u8],
+    attributes: &Attributes,
+    target: impl FnOnce() -> Result<Vec<u8>>,
+) -> Result<OwnedFd> {
+    let kind = FileType::from_raw_mode(attributes.mode);
+    if kind == FileType::Symlink {
+        rustix::fs::symlinkat(&target()?[..], &at, name).map_err(host_error("cannot make the link"))?;
+    } else {
+        let (major, minor) = split_device_number(attributes.rdev);
+        let device = rustix::fs::makedev(major, minor);
+        rustix::fs::mknodat(&at, name, kind, Mode::RUSR | Mode::WUSR, device)
+            .map_err(host_error("cannot make the special file"))?;
+    }
+    hold_made(at, name, kind)
 }
 
 /// Opens the directory `name` of a directory, whichever it is.

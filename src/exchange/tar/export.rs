@@ -46,10 +46,7 @@ pub fn export_tar(
     let everything = [Vec::new()];
     let mut tops = Vec::new();
     for given in if paths.is_empty() { &everything } else { paths } {
-        let attributes = path::resolve(fs, given).map_err(|error| match error {
-            Error::NotFound => Error::invalid(format!("the archive has no {}", display(given))),
-            error => error,
-        })?;
+        let attributes = path::resolve_given(fs, given)?;
         tops.push((path::components(given)?.join(&b'/'), attributes));
     }
     let out = Counted { out, written: 0 };

@@ -1,7 +1,7 @@
 //! Specification section 6.1: nodes of the B+trees as bytes.
 
 use super::fixed::{put, u16_at, u64_at, zero};
-use super::ids::{Key, MAX_VALUE, NODE_CAPACITY, Pointer, TreeId};
+use super::ids::{Key, MAX_LEVEL, MAX_VALUE, NODE_CAPACITY, Pointer, TreeId};
 use super::page::POINTER;
 use crate::error::{Error, Result};
 
@@ -13,8 +13,6 @@ pub const NODE_HEAD: usize = 42;
 pub const LEAF_ENTRY: usize = KEY + 2;
 /// Bytes of an internal entry.
 pub const INTERNAL_ENTRY: usize = KEY + 32;
-/// Greatest level.
-pub const MAX_LEVEL: u8 = 15;
 
 /// Level, tree and fences of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

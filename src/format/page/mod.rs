@@ -3,10 +3,9 @@
 use super::data_head::head_length;
 use super::fixed::{array_at, put, u16_at, u32_at, u64_at, zero};
 use super::ids::{
-    BLOCK, Generation, MAX_DATA, MAX_INO, MAX_OFFSET, MAX_PAGE_BLOCKS, NODE_BLOCKS, NODE_CAPACITY, PAGE_OVERHEAD,
-    Pointer, Run, TreeId,
+    BLOCK, Generation, MAX_DATA, MAX_INO, MAX_LEVEL, MAX_OFFSET, MAX_PAGE_BLOCKS, NODE_BLOCKS, NODE_CAPACITY,
+    PAGE_OVERHEAD, Pointer, Run, TreeId,
 };
-use super::node::MAX_LEVEL;
 use crate::error::{Error, Result};
 
 /// Bytes of the prologue's plaintext.

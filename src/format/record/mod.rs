@@ -3,8 +3,7 @@
 use std::ops::{Index, IndexMut};
 
 use super::fixed::{array_at, exactly, put, put_time, time_at, u16_at, u32_at, u64_at, zero};
-use super::ids::{Generation, MAX_INO, MAX_PAGE_BLOCKS, Pointer, Run, SessionId, Tag, Timestamp, TreeId};
-use super::node::MAX_LEVEL;
+use super::ids::{Generation, MAX_INO, MAX_LEVEL, MAX_PAGE_BLOCKS, Pointer, Run, SessionId, Tag, Timestamp, TreeId};
 use super::page::POINTER;
 use crate::error::{Error, Result};
 

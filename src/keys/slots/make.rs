@@ -32,13 +32,13 @@ pub enum NewKey<'a> {
 }
 
 /// Where a slot is, and the key that it is to hold.
-pub(crate) struct Place<'a> {
+pub(crate) struct SlotAddress<'a> {
     pub(crate) archive: &'a ArchiveId,
     pub(crate) slot: usize,
     pub(crate) volume_key: &'a SecretKey,
 }
 
-impl Place<'_> {
+impl SlotAddress<'_> {
     fn aad(&self, kind: u8, clear: &[u8]) -> Vec<u8> {
         associated_data(b"lockbox/v1/slot", self.archive, self.slot, kind, clear)
     }
@@ -49,7 +49,7 @@ impl Place<'_> {
 /// # Errors
 /// `Invalid` for a label that is too long, a plugin that fails and a recipient too large for a slot; `Io` without randomness.
 pub(crate) fn make(
-    place: &Place<'_>,
+    address: &SlotAddress<'_>,
     new: &NewKey<'_>,
     label: String,
     environment: &dyn Environment,
@@ -60,10 +60,10 @@ pub(crate) fn make(
     let (kind, kek, kdf) = match new {
         NewKey::Passphrase(passphrase, kdf) => {
             let kek = argon2id(passphrase, &salt, *kdf)?;
-            let block = passphrase_slot(place, &kek, salt, parameters(kdf), (created, &label), environment)?;
-            let rewrap = Rewrap::Public(rewrap_public(&rewrap_secret(&kek, place.archive)));
+            let block = passphrase_slot(address, &kek, salt, parameters(kdf), (created, &label), environment)?;
+            let rewrap = Rewrap::Public(rewrap_public(&rewrap_secret(&kek, address.archive)));
             let description = Description { created, label, rewrap };
-            return Ok((SLOT_PASSPHRASE, describe(place, SLOT_PASSPHRASE, block, &description, environment)?));
+            return Ok((SLOT_PASSPHRASE, describe(address, SLOT_PASSPHRASE, block, &description, environment)?));
         }
         NewKey::KeyFile(file) => (SLOT_KEY_FILE, from_file(file, &salt), None),
         NewKey::KeyFileAndPassphrase(file, passphrase, kdf) => {
@@ -72,33 +72,33 @@ pub(crate) fn make(
         NewKey::RecoveryCode(code) => (SLOT_RECOVERY, from_code(code, &salt), None),
         NewKey::Recipient(recipient, prompts) => {
             let description = Description { created, label, rewrap: Rewrap::Recipient(recipient.text().to_owned()) };
-            return age_slot(place, recipient, prompts, &description, environment);
+            return age_slot(address, recipient, prompts, &description, environment);
         }
     };
-    let rewrap = Rewrap::Public(rewrap_public(&rewrap_secret(&kek, place.archive)));
+    let rewrap = Rewrap::Public(rewrap_public(&rewrap_secret(&kek, address.archive)));
     let blank = Blank { salt, kdf, ephemeral: random(environment)?, age: Vec::new() };
-    finish(place, kind, blank, &kek, &Description { created, label, rewrap }, environment)
+    finish(address, kind, blank, &kek, &Description { created, label, rewrap }, environment)
 }
 
-/// Wraps `place.volume_key` to the slot that `old` is, without its secret; the description comes along. `None` of it is kept secret from
+/// Wraps `address.volume_key` to the slot that `old` is, without its secret; the description comes along. `None` of it is kept secret from
 /// who has the volume key of `header`.
 ///
 /// # Errors
 /// As [`make`]; `Damaged` when the slot does not decode.
 pub(crate) fn rewrap(
-    place: &Place<'_>,
+    address: &SlotAddress<'_>,
     header: &Header,
     description: &Description,
     prompts: &Arc<dyn Prompts>,
     environment: &dyn Environment,
 ) -> Result<(u8, SlotBlock)> {
-    let Some(old) = super::parse(header, place.slot)? else {
-        return Err(Error::damaged(format!("key slot {} is of an unknown kind", place.slot)));
+    let Some(old) = super::parse(header, address.slot)? else {
+        return Err(Error::damaged(format!("key slot {} is of an unknown kind", address.slot)));
     };
     let public = match &description.rewrap {
         Rewrap::Recipient(text) => {
             let recipient = Recipient::parse(text)?;
-            return age_slot(place, &recipient, prompts, description, environment);
+            return age_slot(address, &recipient, prompts, description, environment);
         }
         Rewrap::Public(public) => public,
     };
@@ -108,9 +108,9 @@ pub(crate) fn rewrap(
     };
     let secret = SecretKey::new(random(environment)?);
     let ephemeral = rewrap_public(&secret);
-    let kek = agreed_key(&agree(&secret, public)?, place.archive, &ephemeral, public);
+    let kek = agreed_key(&agree(&secret, public)?, address.archive, &ephemeral, public);
     let blank = Blank { salt, kdf, ephemeral, age: Vec::new() };
-    finish(place, old.kind | REWRAPPED, blank, &kek, description, environment)
+    finish(address, old.kind | REWRAPPED, blank, &kek, description, environment)
 }
 
 /// What of a slot is chosen before its key is known.
@@ -122,7 +122,7 @@ struct Blank {
 }
 
 fn finish(
-    place: &Place<'_>,
+    address: &SlotAddress<'_>,
     kind: u8,
     blank: Blank,
     kek: &SecretKey,
@@ -130,16 +130,16 @@ fn finish(
     environment: &dyn Environment,
 ) -> Result<(u8, SlotBlock)> {
     let Blank { salt, kdf, ephemeral, age } = blank;
-    let (commitment, nonce) = (wrap::commitment(kek, place.archive), random(environment)?);
+    let (commitment, nonce) = (wrap::commitment(kek, address.archive), random(environment)?);
     let mut slot = KeySlot { salt, kdf, commitment, nonce, sealed: [0; SEALED_KEY], ephemeral, age };
-    let aad = place.aad(kind, &slot.clear(kind));
-    slot.sealed = wrap::wrap_key(kek, place.archive, &nonce, &aad, place.volume_key);
+    let aad = address.aad(kind, &slot.clear(kind));
+    slot.sealed = wrap::wrap_key(kek, address.archive, &nonce, &aad, address.volume_key);
     let block = slot.encode(kind, &random(environment)?);
-    Ok((kind, describe(place, kind, block, description, environment)?))
+    Ok((kind, describe(address, kind, block, description, environment)?))
 }
 
 fn age_slot(
-    place: &Place<'_>,
+    address: &SlotAddress<'_>,
     recipient: &Recipient,
     prompts: &Arc<dyn Prompts>,
     description: &Description,
@@ -151,14 +151,14 @@ fn age_slot(
         if age.len() <= MOST_AGE {
             let (salt, ephemeral) = (random(environment)?, random(environment)?);
             let blank = Blank { salt, kdf: None, ephemeral, age };
-            return finish(place, SLOT_AGE, blank, &kek, description, environment);
+            return finish(address, SLOT_AGE, blank, &kek, description, environment);
         }
     }
     Err(Error::invalid(format!("what is sealed to the recipient is too long for a key slot: at most {MOST_AGE} bytes")))
 }
 
 fn passphrase_slot(
-    place: &Place<'_>,
+    address: &SlotAddress<'_>,
     kek: &SecretKey,
     salt: [u8; 32],
     kdf: KdfParameters,
@@ -167,17 +167,17 @@ fn passphrase_slot(
 ) -> Result<SlotBlock> {
     let (nonce, padding) = (random::<24>(environment)?, random::<3464>(environment)?);
     let secret = SlotSecret {
-        volume_key: SecretKey::new(*place.volume_key.bytes()),
-        rewrap_public: rewrap_public(&rewrap_secret(kek, place.archive)),
+        volume_key: SecretKey::new(*address.volume_key.bytes()),
+        rewrap_public: rewrap_public(&rewrap_secret(kek, address.archive)),
         created_seconds: created.seconds,
         created_nanos: created.nanos,
         label: label.to_owned(),
     };
-    let commitment = wrap::commitment(kek, place.archive);
+    let commitment = wrap::commitment(kek, address.archive);
     let mut parsed = PassphraseSlot { salt, kdf, commitment, nonce, sealed: vec![0; wrap::WRAPPED] };
     // The associated data are the first bytes of the block itself, so the clear part is encoded first.
     let clear = encode_passphrase_slot(&parsed, &padding);
-    parsed.sealed = wrap::wrap(kek, place.archive, &nonce, &place.aad(SLOT_PASSPHRASE, &clear[..CLEAR]), &secret);
+    parsed.sealed = wrap::wrap(kek, address.archive, &nonce, &address.aad(SLOT_PASSPHRASE, &clear[..CLEAR]), &secret);
     Ok(encode_passphrase_slot(&parsed, &padding))
 }
 
@@ -186,16 +186,16 @@ fn passphrase_slot(
 /// # Errors
 /// `Invalid` when it does not fit.
 pub(crate) fn describe(
-    place: &Place<'_>,
+    address: &SlotAddress<'_>,
     kind: u8,
     mut block: SlotBlock,
     description: &Description,
     environment: &dyn Environment,
 ) -> Result<SlotBlock> {
     let nonce = random::<24>(environment)?;
-    let aad = description_aad(place.archive, place.slot, kind, &block);
+    let aad = description_aad(address.archive, address.slot, kind, &block);
     let mut plain = description.encode()?;
-    let tag = wrap::seal_description(place.volume_key, place.archive, &nonce, &aad, &mut plain);
+    let tag = wrap::seal_description(address.volume_key, address.archive, &nonce, &aad, &mut plain);
     let sealed_at = DESCRIPTION_AT + nonce.len();
     block[DESCRIPTION_AT..sealed_at].copy_from_slice(&nonce);
     block[sealed_at..sealed_at + plain.len()].copy_from_slice(&plain);

@@ -5,9 +5,8 @@ mod make;
 mod vectors;
 
 pub use make::NewKey;
-pub(crate) use make::{Place, describe, description, make, rewrap};
+pub(crate) use make::{SlotAddress, describe, description, make, rewrap};
 
-use super::UnlockLimits;
 use super::header::Header;
 use crate::crypto::kdf::{self, KdfCost, agree, argon2id, equal, hkdf, hkdf_with, rewrap_public};
 use crate::crypto::{Identities, KeyFile, Passphrase, RecoveryCode, SecretKey, wrap};
@@ -45,6 +44,30 @@ impl Secrets {
         };
         self.passphrase = Some(typed);
         mistyped
+    }
+}
+
+/// What unlocking may cost, whatever the header of a hostile archive asks for.
+#[derive(Clone, Copy, Debug)]
+pub struct UnlockLimits {
+    /// MiB times passes, over all slots that are tried.
+    pub cost_mib: u64,
+    /// MiB of one derivation.
+    pub memory_mib: u32,
+}
+
+impl UnlockLimits {
+    /// For archives that are trusted: any memory that the format allows.
+    pub fn raised(cost_mib: u64) -> UnlockLimits {
+        UnlockLimits { cost_mib, memory_mib: 4096 }
+    }
+}
+
+impl Default for UnlockLimits {
+    /// Eight slots of 1 GiB and 3 passes each, the least that a calibrated slot has, and a second or two each on common machines: a hostile
+    /// header with 32 slots costs as much as that and no more. 1 GiB is the most that a calibrated slot asks for.
+    fn default() -> Self {
+        UnlockLimits { cost_mib: 8 * 3 * 1024, memory_mib: 1024 }
     }
 }
 

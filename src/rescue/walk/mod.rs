@@ -11,7 +11,7 @@ use super::write::{self, Source};
 use super::{PARTIAL, RescueOptions, RescueProgress, RescueReport, RescueState, Rescued, UNNAMED};
 use crate::error::{Error, Result};
 use crate::exchange::LeftOut;
-use crate::exchange::attributes::{self, Turn};
+use crate::exchange::attributes::{self, Phase};
 use crate::exchange::host::{apply, is_root};
 use crate::exchange::stage::{Stage, identity_of, link_again, open_again};
 use crate::exchange::walk::{self, Step};
@@ -84,7 +84,7 @@ struct Directory {
 }
 
 /// What was found of an inode.
-enum Found {
+enum Outcome {
     /// A newer version than any that is whole says that it is gone.
     Deleted,
     Whole {
@@ -144,13 +144,13 @@ impl Walk<'_> {
         let (version, reason) = match self
             .find(ROOT_INO, Generation(0), &mut |walk, object, version| walk.try_directory(object, version, ROOT_INO))?
         {
-            Found::Whole { version, failed, .. } => {
+            Outcome::Whole { version, failed, .. } => {
                 self.say_whole(ROOT_INO, &version, failed.as_deref())?;
                 self.report.directories += 1;
                 return self.root(version);
             }
-            Found::Deleted => (self.index.remains(ROOT_INO), "it is missing".to_owned()),
-            Found::Rest { version, reason, .. } => (version, reason),
+            Outcome::Deleted => (self.index.remains(ROOT_INO), "it is missing".to_owned()),
+            Outcome::Rest { version, reason, .. } => (version, reason),
         };
         self.say(RescueState::Partial, ROOT_INO, version.generation, false, &reason)?;
         self.root(version)
@@ -169,7 +169,7 @@ impl Walk<'_> {
                     self.path = [&special.name[..], b"/", ino.to_string().as_bytes()].concat();
                     let made = self.report.files + self.report.others + self.report.directories;
                     let below = self.entry(&host, ino.to_string().as_bytes(), Ino(ino), None, Generation(0));
-                    if let Some((remains, directory)) = self.settle(below)? {
+                    if let Some((remains, directory)) = self.tolerate(below)? {
                         self.walk(remains, directory)?;
                     }
                     self.report.unnamed +=
@@ -219,7 +219,7 @@ impl Walk<'_> {
                 }
                 Step::Leave(directory) => self.finish(directory.entries.ino, directory.kept).map(|()| None),
             });
-            if let Some((remains, directory)) = self.settle(below)? {
+            if let Some((remains, directory)) = self.tolerate(below)? {
                 tree.enter(&self.path, remains, directory);
             }
         }
@@ -233,7 +233,7 @@ impl Walk<'_> {
         ino: Ino,
         named: Generation,
         attempt: &mut dyn FnMut(&mut Self, &Object, &Version) -> Result<()>,
-    ) -> Result<Found> {
+    ) -> Result<Outcome> {
         let mut failed: Option<String> = None;
         let mut rest = None;
         for version in self.index.versions(ino) {
@@ -242,12 +242,12 @@ impl Walk<'_> {
                     // It did not exist yet, or no more.
                     let younger = named > version.generation || self.index.existed_after(ino, version.generation)?;
                     if failed.is_none() && !younger {
-                        return Ok(Found::Deleted);
+                        return Ok(Outcome::Deleted);
                     }
                     failed = failed.or_else(|| Some("the records that are left are from before it was made".into()));
                     break;
                 }
-                Ok(Some(object)) if object.is_orphan() && failed.is_none() => return Ok(Found::Deleted),
+                Ok(Some(object)) if object.is_orphan() && failed.is_none() => return Ok(Outcome::Deleted),
                 Ok(Some(object)) => object,
                 Err(Error::Damaged(reason)) => {
                     failed = failed.or(Some(reason));
@@ -256,7 +256,7 @@ impl Walk<'_> {
                 Err(error) => return Err(error),
             };
             match attempt(self, &object, &version) {
-                Ok(()) => return Ok(Found::Whole { object, version, failed }),
+                Ok(()) => return Ok(Outcome::Whole { object, version, failed }),
                 Err(Error::Damaged(reason)) => {
                     failed = failed.or(Some(reason));
                     rest = rest.or(Some((object, version)));
@@ -266,11 +266,11 @@ impl Walk<'_> {
         }
         let reason = failed.unwrap_or_else(|| "not all leaves that describe it are left".into());
         if let Some((object, version)) = rest {
-            return Ok(Found::Rest { object: Some(object), version, reason });
+            return Ok(Outcome::Rest { object: Some(object), version, reason });
         }
         let version = self.index.remains(ino);
         let object = Object::load(&mut self.index, &version, ino).unwrap_or_default();
-        Ok(Found::Rest { object, version, reason })
+        Ok(Outcome::Rest { object, version, reason })
     }
 
     /// Whether all entries of a directory are there.
@@ -315,14 +315,14 @@ impl Walk<'_> {
             Ok(())
         })?;
         match found {
-            Found::Deleted => Ok(None),
-            Found::Whole { object, version, failed } if object.is_directory() => {
+            Outcome::Deleted => Ok(None),
+            Outcome::Whole { object, version, failed } if object.is_directory() => {
                 let host = write::directory(self.stage, at, name)?;
                 self.report.directories += 1;
                 self.say_whole(ino, &version, failed.as_deref())?;
                 Ok(Some((Remains::of(ino, version), Directory { host, object: Some(object) })))
             }
-            Found::Whole { object, version, failed } => {
+            Outcome::Whole { object, version, failed } => {
                 // None for a device that was left out.
                 let Some((made, identity)) = made.and_then(|made| made.identity.map(|which| (made, which))) else {
                     return Ok(None);
@@ -333,7 +333,7 @@ impl Walk<'_> {
                 self.note(made.metadata)?;
                 Ok(None)
             }
-            Found::Rest { object, version, reason } => {
+            Outcome::Rest { object, version, reason } => {
                 let kind = object.as_ref().map_or(u32::from(named_type.unwrap_or(8)) << 12, Object::file_type);
                 if kind == mode::DIRECTORY {
                     return self.broken_directory(at, name, ino, object, version, &reason);
@@ -390,14 +390,14 @@ impl Walk<'_> {
         let attributes = object.attributes(ino);
         let xattrs = object.xattrs;
         let host = attributes::Object::open(&made);
-        attributes::put(&xattrs, &host, Turn::BeforeMode, &self.path, &mut self.report.left);
+        attributes::put(&xattrs, &host, Phase::BeforeMode, &self.path, &mut self.report.left);
         // Root gets in all the same, and the directory is at hand.
         if attributes.mode & 0o700 != 0o700 && !is_root() {
             self.closed.push((self.path.clone(), identity_of(&made)?, attributes, xattrs));
             return Ok(());
         }
         apply(&made, &attributes)?;
-        attributes::put(&xattrs, &host, Turn::AfterMode, &self.path, &mut self.report.left);
+        attributes::put(&xattrs, &host, Phase::AfterMode, &self.path, &mut self.report.left);
         Ok(())
     }
 
@@ -408,7 +408,7 @@ impl Walk<'_> {
             let closed = opened.and_then(|directory| {
                 apply(&directory, &attributes)?;
                 let host = attributes::Object::open(&directory);
-                attributes::put(&xattrs, &host, Turn::AfterMode, &self.path, &mut self.report.left);
+                attributes::put(&xattrs, &host, Phase::AfterMode, &self.path, &mut self.report.left);
                 Ok(())
             });
             self.note(closed)?;
@@ -440,12 +440,12 @@ impl Walk<'_> {
     }
 
     fn note(&mut self, result: Result<()>) -> Result<()> {
-        self.settle(result.map(Some)).map(drop)
+        self.tolerate(result.map(Some)).map(drop)
     }
 
     /// Notes a failure that concerns one object, passes on one that ends the rescue.
-    pub(super) fn settle<T>(&mut self, result: Result<Option<T>>) -> Result<Option<T>> {
-        Problem::settle(&mut self.report.problems, &self.path, result)
+    pub(super) fn tolerate<T>(&mut self, result: Result<Option<T>>) -> Result<Option<T>> {
+        Problem::tolerate(&mut self.report.problems, &self.path, result)
     }
 }
 

@@ -10,15 +10,16 @@ mod pages;
 #[cfg_attr(not(test), expect(dead_code, reason = "model-tested with the transactions; their commands come later"))]
 mod snapshots;
 
+use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use crate::btree::{NodeStore, Tree};
+use crate::btree::NodeStore;
 use crate::env::Environment;
 use crate::error::{CacheUse, Error, Result};
 use crate::format::record::CommitRecord;
-use crate::format::{BLOCK, Generation, Pointer};
+use crate::format::{BLOCK, Generation, Key, Pointer};
 use crate::pager::Pager;
 use crate::pager::space::{Blocks, SpaceMap};
 use crate::txn::allocator::{Allocator, Reservation, keep_of, quads_for};
@@ -106,13 +107,19 @@ impl Volume {
         View { tree: &state.trees.live, store: &self.medium.store, finger: None }
     }
 
+    #[cfg(any(test, fuzzing))]
     pub(crate) fn store(&self) -> &NodeStore {
         &self.medium.store
     }
 
-    /// Every record of the history tree.
-    pub(crate) fn history(&self) -> Tree {
-        self.state().trees.history.clone()
+    /// Every record of the history.
+    pub(crate) fn history(&self) -> Result<Vec<(Key, Vec<u8>)>> {
+        let mut records = Vec::new();
+        self.state().trees.history.scan(&self.medium.store, Key::MIN, Key::MAX, &mut |key, value| {
+            records.push((key, value.to_vec()));
+            Ok(ControlFlow::Continue(()))
+        })?;
+        Ok(records)
     }
 
     /// How many extents (and dead-list entries) name the page at this pointer.

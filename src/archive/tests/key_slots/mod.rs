@@ -43,7 +43,7 @@ fn all_kinds(identity: &age::x25519::Identity) -> (MemoryStorage, [KeyKind; 6]) 
     ]
     .into_iter()
     .map(|(slot, new)| {
-        let place = Place { archive: &ARCHIVE, slot, volume_key: &key() };
+        let place = SlotAddress { archive: &ARCHIVE, slot, volume_key: &key() };
         (slot, slots::make(&place, &new, format!("label {slot}"), &SeededEnvironment::new(slot as u64)).unwrap())
     })
     .collect();
@@ -163,7 +163,7 @@ fn every_kind_opens_again_after_it_was_rewrapped_twice() {
         let mut framing = Framing { commitment: header::commitment(&new, &ARCHIVE), ..header.framing().clone() };
         for (slot, _) in ways(&identity) {
             let about = description(&header, slot, &old).unwrap();
-            let place = Place { archive: &ARCHIVE, slot, volume_key: &new };
+            let place = SlotAddress { archive: &ARCHIVE, slot, volume_key: &new };
             (framing.slots[slot], blocks[slot]) =
                 rewrap(&place, &header, &about, &prompts(), &SeededEnvironment::new(9)).unwrap();
         }
@@ -216,7 +216,7 @@ fn any_altered_bit_of_a_slot_keeps_it_from_opening_in_silence() {
 #[test]
 fn what_is_derived_comes_last_and_within_the_budget() {
     let storage = archive(&[(0, "word", KdfCost { memory_kib: 4096, passes: 3, lanes: 1 })]);
-    let place = Place { archive: &ARCHIVE, slot: 20, volume_key: &key() };
+    let place = SlotAddress { archive: &ARCHIVE, slot: 20, volume_key: &key() };
     let made = slots::make(&place, &NewKey::KeyFile(&key_file(2)), String::new(), &SeededEnvironment::new(1)).unwrap();
     Header::read(&storage).unwrap().replace_slots(&storage, &[(20, made)], &key()).unwrap();
     let header = Header::read(&storage).unwrap();
@@ -232,7 +232,7 @@ fn what_is_derived_comes_last_and_within_the_budget() {
 fn the_largest_native_recipient_fits_a_slot_with_the_longest_label() {
     let recipient = Recipient::parse(HYBRID).unwrap();
     for round in 0..20 {
-        let place = Place { archive: &ARCHIVE, slot: 7, volume_key: &key() };
+        let place = SlotAddress { archive: &ARCHIVE, slot: 7, volume_key: &key() };
         let label = "x".repeat(255);
         let (kind, block) = slots::make(
             &place,

@@ -2,9 +2,17 @@
 
 #![allow(clippy::unwrap_used)] // a failed step fails the test
 
+mod circles;
+mod paths;
+mod reach;
+mod text;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
+
+use paths::Modules;
+use text::{TEST_MARK, blank, is_name, is_of_a_program, literals, without_tests};
 
 /// Modules of the table and what each may import.
 type Table = BTreeMap<String, BTreeSet<String>>;
@@ -18,33 +26,92 @@ const BANNED_NAMES: [&str; 6] = ["chunk", "blob", "manager", "helper", "util", "
 const FOREIGN: [&str; 8] =
     ["/home/", "/root/", "/users/", "/work/", ".internal", ".corp.", "co-authored-by", "signed-off-by"];
 const ITEM_WORDS: [&str; 9] = ["fn", "struct", "enum", "union", "trait", "type", "mod", "const", "static"];
-const TEST_MARK: &str = "#[cfg(test)]";
 /// What fuzzers enter by is no part of a program, and reaches into every layer as tests do; the other rules hold for it.
 const FUZZ_MARK: &str = "#[cfg(any(test, fuzzing))]";
 
-#[test]
-fn sources_keep_to_the_import_table_and_the_naming_rules() {
+/// A crate: the root of its sources, its row of the table, and what other crates call it.
+struct Crate {
+    root: &'static str,
+    row: &'static str,
+    called: &'static str,
+}
+
+const fn of(root: &'static str, row: &'static str, called: &'static str) -> Crate {
+    Crate { root, row, called }
+}
+
+/// Programs follow the library whose directory they lie in. The modules of `src` have rows of their own.
+const CRATES: [Crate; 12] = [
+    of("src", "", "lockbox"),
+    of("cli/src", "cli", ""),
+    of("fuse/src", "fuse", "lockbox_fuse"),
+    of("fuse/src/bin", "fuse", ""),
+    of("host/src", "host", "lockbox_host"),
+    of("terminal/src", "terminal", "lockbox_terminal"),
+    of("share/protocol/src", "share/protocol", "lockbox_share_protocol"),
+    of("share/client/src", "share/client", "lockbox_share_client"),
+    of("share/server/src", "share/server", "lockbox_share"),
+    of("share/server/src/bin", "share/server", ""),
+    of("bench/src/scenarios", "bench", ""),
+    of("bench/src/ceiling", "bench", ""),
+];
+
+/// Circles that are still there, as of 2026-11-23, and may only become fewer: take off what is mended.
+const CIRCLES: [&str; 1] = ["fuse/src/adapter: context listings"];
+/// Ways through a layer that are still there, in the same manner.
+const WAYS: [&str; 1] = ["fs: '.blocks_unless_busy' leads to pager"];
+
+/// All sources of the crates.
+fn all() -> Sources {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let table = parse_table(&fs::read_to_string(root.join("ARCHITECTURE.md")).unwrap());
     let mut sources = Sources::new();
-    for directory in ["src", "cli/src", "fuse/src", "host/src", "terminal/src", "share/client/src"] {
-        read_sources(root, &root.join(directory), &mut sources);
+    for of in &CRATES {
+        read_sources(root, &root.join(of.root), &mut sources);
     }
     assert!(sources.len() > 50, "only {} sources found", sources.len());
-    let faults = faults(&table, &sources);
+    sources
+}
+
+fn table() -> Table {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    parse_table(&fs::read_to_string(root.join("ARCHITECTURE.md")).unwrap())
+}
+
+#[test]
+fn sources_keep_to_the_import_table_and_the_naming_rules() {
+    let faults = faults(&table(), &all());
     assert!(faults.is_empty(), "{} faults:\n{}", faults.len(), faults.join("\n"));
 }
 
 /// A module that has files of its own is the `mod.rs` of their directory, which then holds all of it.
 #[test]
 fn a_room_is_one_directory() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let mut sources = Sources::new();
-    for directory in ["src", "cli/src", "fuse/src", "host/src", "terminal/src", "share", "bench/src"] {
-        read_sources(root, &root.join(directory), &mut sources);
-    }
+    let (root, mut sources) = (Path::new(env!("CARGO_MANIFEST_DIR")), all());
+    read_sources(root, &root.join("share"), &mut sources);
+    read_sources(root, &root.join("bench/src"), &mut sources);
     let beside: Vec<_> = sources.keys().filter(|path| root.join(path.with_extension("")).is_dir()).collect();
     assert!(beside.is_empty(), "beside the directories of their names: {beside:?}");
+}
+
+#[test]
+fn the_files_of_a_module_need_each_other_in_no_circle() {
+    let sources = all();
+    let found = CRATES.iter().flat_map(|of| circles::circles(of.root, &Modules::of(of.root, &sources)));
+    assert_eq!(found.collect::<BTreeSet<_>>(), CIRCLES.map(String::from).into());
+}
+
+#[test]
+fn no_layer_is_reached_through_another() {
+    let sources = all();
+    let (table, library) = (table(), Modules::of("src", &sources));
+    let mut found = reach::ways_taken(&table, &library, &library, "", &BTreeSet::new());
+    let others = CRATES.iter().filter(|of| !of.row.is_empty()).map(|of| (of.row, Modules::of(of.root, &sources)));
+    let others: Vec<_> = others.collect();
+    let elsewhere = others.iter().flat_map(|(_, modules)| reach::names(modules)).collect();
+    for (row, modules) in &others {
+        found.extend(reach::ways_taken(&table, &library, modules, row, &elsewhere));
+    }
+    assert_eq!(found, WAYS.map(String::from).into());
 }
 
 fn read_sources(root: &Path, directory: &Path, sources: &mut Sources) {
@@ -87,9 +154,7 @@ fn faults(table: &Table, sources: &Sources) -> Vec<String> {
         for word in FOREIGN.iter().filter(|word| lower.contains(**word)) {
             faults.push(format!("{shown}: contains '{word}', which belongs to a place and not to the product"));
         }
-        let is_of =
-            |modules: &[PathBuf]| modules.iter().any(|of| path.starts_with(of) || path.with_extension("") == *of);
-        if is_of(&tests) {
+        if is_below(path, &tests) {
             continue;
         }
         let lines = text.lines().count();
@@ -119,7 +184,7 @@ fn faults(table: &Table, sources: &Sources) -> Vec<String> {
             faults.push(format!("{shown}: module '{module}' is not in the import table"));
             continue;
         };
-        for import in imports(path, &code).into_iter().filter(|_| !is_of(&fuzzing)) {
+        for import in imports(path, &code).into_iter().filter(|_| !is_below(path, &fuzzing)) {
             if import != module && !allowed.contains(&import) {
                 faults.push(format!("{shown}: '{module}' may not import '{import}'"));
             }
@@ -145,6 +210,11 @@ fn test_modules(sources: &Sources, mark: &str) -> Vec<PathBuf> {
     found
 }
 
+/// Whether a file is that of a module, or of one below it.
+fn is_below(path: &Path, modules: &[PathBuf]) -> bool {
+    modules.iter().any(|of| path.starts_with(of) || path.with_extension("") == *of)
+}
+
 /// The directory in which the child modules of a file lie.
 fn home(path: &Path) -> PathBuf {
     match path.file_stem().and_then(|stem| stem.to_str()) {
@@ -153,27 +223,23 @@ fn home(path: &Path) -> PathBuf {
     }
 }
 
-/// The row of the table that a file belongs to; none for the crate's root, which only lists modules.
+/// The row of the table that a file belongs to; none for the root of the library, which only lists modules.
 fn module_of(path: &Path) -> Option<String> {
-    for other in ["cli", "fuse", "host", "terminal"] {
-        if path.starts_with(format!("{other}/src")) {
-            return Some(other.into());
-        }
-    }
-    // Its root lists modules, as the library's does.
-    if path.starts_with("share/client/src") {
-        return (path != Path::new("share/client/src/lib.rs")).then(|| "share/client".into());
-    }
-    let inner = path.strip_prefix("src").ok()?;
-    let mut parts = inner.components().map(|part| part.as_os_str().to_string_lossy().into_owned());
-    let first = parts.next()?;
-    (first != "lib.rs").then(|| first.trim_end_matches(".rs").into())
+    let of = CRATES.iter().filter(|of| path.starts_with(of.root)).max_by_key(|of| of.root.len())?;
+    let top =
+        || Some(path.strip_prefix(of.root).ok()?.iter().next()?.to_string_lossy().trim_end_matches(".rs").to_owned());
+    if of.row.is_empty() { top().filter(|top| top != "lib") } else { Some(of.row.into()) }
 }
 
-/// Top modules of the library that the code names.
+/// Rows of the table that the code names: modules of the library, and other crates.
 fn imports(path: &Path, code: &str) -> BTreeSet<String> {
     let program = !path.starts_with("src");
     let mut prefixes = vec![if program { "lockbox::" } else { "crate::" }.to_owned()];
+    let names_crate = |of: &Crate| {
+        let path = format!("{}::", of.called);
+        code.match_indices(&path).any(|(at, _)| !code[..at].ends_with(|c| is_name(c) || c == ':'))
+    };
+    let crates = CRATES.iter().filter(|of| !of.row.is_empty() && !of.called.is_empty() && names_crate(of));
     let depth = home(path).components().count().saturating_sub(1);
     if !program && depth > 0 {
         // `super` often enough is the crate's root as well.
@@ -189,7 +255,7 @@ fn imports(path: &Path, code: &str) -> BTreeSet<String> {
     }
     // The root passes on two names of `error`.
     let origin = |name: String| if matches!(name.as_str(), "Error" | "Result") { "error".into() } else { name };
-    found.into_iter().map(origin).collect()
+    found.into_iter().map(origin).chain(crates.map(|of| of.row.to_owned())).collect()
 }
 
 /// The first name of a path, or of each path in a group: `{a::b, c::{d, e}}` gives a and c.
@@ -211,10 +277,6 @@ fn first_names(path: &str) -> Vec<String> {
     }
     names.retain(|name| !name.is_empty());
     names
-}
-
-fn is_name(c: char) -> bool {
-    c.is_alphanumeric() || c == '_'
 }
 
 /// Names of the items that the code declares.
@@ -246,117 +308,16 @@ fn is_banned(word: &str) -> bool {
     banned(word) || word.strip_suffix('s').is_some_and(banned)
 }
 
-/// Replaces comments and strings by spaces, so that only code is left to look at.
-fn blank(text: &str) -> String {
-    let mut out = String::with_capacity(text.len());
-    let mut rest = text;
-    while let Some(c) = rest.chars().next() {
-        let Some((length, _)) = no_code(rest, out.ends_with(is_name)) else {
-            out.push(c);
-            rest = &rest[c.len_utf8()..];
-            continue;
-        };
-        out.extend(rest[..length].chars().map(|c| if c == '\n' { '\n' } else { ' ' }));
-        rest = &rest[length..];
-    }
-    out
-}
-
-/// The length of the comment or literal that the text begins with, and whether it is a string; `in_name` when a name ends before it.
-fn no_code(text: &str, in_name: bool) -> Option<(usize, bool)> {
-    if text.starts_with("//") {
-        return Some((text.find('\n').unwrap_or(text.len()), false));
-    }
-    if text.starts_with("/*") {
-        return Some((text.find("*/").map_or(text.len(), |end| end + 2), false));
-    }
-    let string = raw_string(text).filter(|_| !in_name).or_else(|| text.starts_with('"').then(|| quoted(text, '"')));
-    string.map(|length| (length, true)).or_else(|| Some((character(text)?, false)))
-}
-
-/// The strings of a source as they are written there, without those of a module for tests at its end.
-fn literals(text: &str) -> Vec<&str> {
-    let mut rest = text.split("\n#[cfg(test)]\nmod tests {").next().unwrap_or_default();
-    let mut found = Vec::new();
-    let mut in_name = false;
-    while let Some(c) = rest.chars().next() {
-        let (length, is_string) = no_code(rest, in_name).unwrap_or((c.len_utf8(), false));
-        found.extend(is_string.then(|| &rest[..length]));
-        in_name = rest[..length].ends_with(is_name);
-        rest = &rest[length..];
-    }
-    found
-}
-
-/// Whether a sentence names a command or an option.
-fn is_of_a_program(literal: &str) -> bool {
-    let option = |mark: &str| {
-        literal.match_indices(mark).any(|(at, _)| {
-            let begins = literal[..at].chars().next_back().is_none_or(|c| !is_name(c) && c != '-');
-            begins && literal[at + mark.len()..].starts_with(|c: char| c.is_ascii_lowercase())
-        })
-    };
-    let command = ["'lockbox ", "`lockbox ", "mount.lockbox "].iter().any(|name| literal.contains(name));
-    command || option("--") || option("-o ")
-}
-
-fn raw_string(text: &str) -> Option<usize> {
-    let inner = text.strip_prefix("br").or_else(|| text.strip_prefix('r'))?;
-    let hashes = inner.len() - inner.trim_start_matches('#').len();
-    let body = inner[hashes..].strip_prefix('"')?;
-    let end = format!("\"{}", "#".repeat(hashes));
-    Some(text.len() - body.len() + body.find(&end).map_or(body.len(), |at| at + end.len()))
-}
-
-fn quoted(text: &str, quote: char) -> usize {
-    let mut escaped = false;
-    for (at, c) in text.char_indices().skip(1) {
-        match c {
-            _ if escaped => escaped = false,
-            '\\' => escaped = true,
-            _ if c == quote => return at + c.len_utf8(),
-            _ => {}
-        }
-    }
-    text.len()
-}
-
-/// The length of a character literal; none for a lifetime.
-fn character(text: &str) -> Option<usize> {
-    let mut chars = text.strip_prefix('\'')?.chars();
-    match (chars.next()?, chars.next()?) {
-        ('\\', _) => Some(quoted(text, '\'')),
-        (c, '\'') => Some(2 + c.len_utf8()),
-        _ => None,
-    }
-}
-
-/// Cuts out the items for tests only. The text must be free of comments and strings.
-fn without_tests(code: &str) -> String {
-    let mut parts = code.split(TEST_MARK);
-    let mut out = parts.next().unwrap_or_default().to_owned();
-    let mut depth = 0i32;
-    for part in parts {
-        let end = part.char_indices().find_map(|(at, c)| {
-            depth += i32::from(c == '{') - i32::from(c == '}');
-            (depth == 0 && matches!(c, ';' | '}')).then_some(at + 1)
-        });
-        // A mark inside of an item that is being cut out leaves the braces of that item open.
-        out.push_str(end.map_or("", |end| &part[end..]));
-    }
-    out
-}
-
 /// The rules themselves: each bad source must be found out, each good one let through.
 mod rules {
     use super::*;
 
     const TABLE: &str =
-        "text\n\n| module | may import |\n|---|---|\n| `low`, `fuse` | nothing |\n| `high` | `low` |\n\n";
+        "text\n\n| module | may import |\n|---|---|\n| `low`, `fuse`, `host` | nothing |\n| `high` | `low` |\n\n";
     const GOOD: &str = "//! Does one thing that can be said in a sentence.\n";
 
     fn sources(more: &[(&str, &str)]) -> Sources {
-        let base = [("src/low.rs", ""), ("src/high/mod.rs", ""), ("fuse/src/lib.rs", "")];
+        let base = [("src/low.rs", ""), ("src/high/mod.rs", ""), ("fuse/src/lib.rs", ""), ("host/src/lib.rs", "")];
         base.iter().chain(more).map(|(path, code)| (PathBuf::from(path), format!("{GOOD}{code}"))).collect()
     }
 
@@ -383,6 +344,8 @@ mod rules {
         refused("src/low.rs", "use super::high::Thing;", "'low' may not import 'high'");
         refused("src/low/inner.rs", "use super::super::high;", "'low' may not import 'high'");
         refused("fuse/src/lib.rs", "use lockbox::high::Thing;", "'fuse' may not import 'high'");
+        refused("fuse/src/lib.rs", "fn f() { lockbox_host::ask() }", "'fuse' may not import 'host'");
+        refused("src/low.rs", "use lockbox_host::ask;", "'low' may not import 'host'");
         accepted("src/high/part.rs", "use crate::low::Thing; use super::other; use crate::high::X;");
         accepted("src/low/inner.rs", "use super::high; pub(crate) fn f() {}");
     }
