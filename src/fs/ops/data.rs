@@ -9,7 +9,7 @@ use crate::format::values::InodeValue;
 use crate::format::{Ino, MAX_VALUE};
 use crate::fs::extents::{FRAME, Mapped};
 use crate::fs::packing::compresses;
-use crate::fs::staging::{INLINE_ROOM, LockedFile, QUAD, WHOLE_ROOM};
+use crate::fs::staging::{GROUP, INLINE_ROOM, LockedFile, WHOLE_ROOM};
 use crate::fs::{FileSystem, SyncProfile, extents, inode};
 use crate::txn::{Reading, Reservation, State, UnnamedPages, View};
 
@@ -211,7 +211,7 @@ impl FileSystem {
         // Room for the rest is promised before anything is changed, so that the write is accepted whole or not at all.
         let most = parts.len() as u64 * (WHOLE_ROOM + INLINE_ROOM);
         self.uncover(file, &known, range.end)?;
-        let room = if most > 0 { Some(self.volume.reserve_data(most * QUAD, 0)?) } else { None };
+        let room = if most > 0 { Some(self.volume.reserve_data(most * GROUP, 0)?) } else { None };
         let inode = self.name_frames(file, known, &direct, whole, frames)?;
         if parts.is_empty() { Ok(()) } else { self.staging.stage(file, may_be_inline(&inode), &parts, room) }
     }

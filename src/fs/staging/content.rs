@@ -90,7 +90,7 @@ impl Content {
     fn trim_room(&mut self) {
         let held = self.active.held();
         if let Some(room) = &mut self.room {
-            drop(room.split(room.quads().saturating_sub(held)));
+            drop(room.split(room.groups().saturating_sub(held)));
         }
     }
 
@@ -138,7 +138,7 @@ impl Content {
             if self.active.frames().contains_key(number)
                 && let Some(got) = room.as_mut().map(|room| room.split(sealed.held))
             {
-                self.active.hold(*number, got.quads());
+                self.active.hold(*number, got.groups());
                 self.add_room(got);
             }
         }
@@ -180,7 +180,7 @@ impl Content {
 
     /// Puts the parts into the active layer when `room` is enough for what the touched frames lack, and takes it then (D4).
     pub(super) fn accept(&mut self, touched: &Touched, parts: &[(u64, &[u8])], room: &mut Option<Reservation>) -> bool {
-        if touched.shortfall(self) > room.as_ref().map_or(0, Reservation::quads) {
+        if touched.shortfall(self) > room.as_ref().map_or(0, Reservation::groups) {
             return false;
         }
         touched.give(self, room.take());
@@ -213,7 +213,7 @@ impl Touched {
         Touched { frames, inline }
     }
 
-    /// Quads that the frames need beside what they hold.
+    /// Groups that the frames need beside what they hold.
     fn missing(&self, content: &Content, number: u64, more: u64) -> u64 {
         match content.active.frames().get(&number) {
             Some(frame) => frame.room_with(more).saturating_sub(frame.held),

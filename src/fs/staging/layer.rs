@@ -6,19 +6,19 @@ use std::ops::Range;
 use crate::error::Result;
 use crate::format::BLOCK;
 use crate::fs::extents::FRAME;
-use crate::txn::quads_for;
+use crate::txn::groups_for;
 
 /// More pieces than this cutting one frame are rewritten as a whole (design 3.3: more cost more space than they save).
 pub(crate) const MAX_PIECES: usize = 12;
 
-/// Bytes of a quad, the unit of reservations.
-pub(crate) const QUAD: u64 = 4 * BLOCK;
+/// Bytes of a group, the unit of reservations.
+pub(crate) const GROUP: u64 = 4 * BLOCK;
 
 /// What a frame costs at most, since it can always be written as one page.
-pub(crate) const WHOLE_ROOM: u64 = quads_for(FRAME, 1);
+pub(crate) const WHOLE_ROOM: u64 = groups_for(FRAME, 1);
 
-/// Quads promised for a byte that counts as staged, at most one for each of so many: a page of its own for every 4 KiB written here and there.
-const BYTES_PER_QUAD: u64 = QUAD / 4;
+/// Groups promised for a byte that counts as staged, at most one for each of so many: a page of its own for every 4 KiB written here and there.
+const BYTES_PER_GROUP: u64 = GROUP / 4;
 
 /// Room for the page that inline data becomes.
 pub(crate) const INLINE_ROOM: u64 = 1;
@@ -42,7 +42,7 @@ impl Piece {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Frame {
     pub(crate) pieces: Vec<Piece>,
-    /// Quads promised to the write-out of this frame; a layer keeps the sum of them.
+    /// Groups promised to the write-out of this frame; a layer keeps the sum of them.
     pub(crate) held: u64,
     /// The file may have inline data, which write-out may have to turn into a page.
     pub(crate) inline: bool,
@@ -55,14 +55,14 @@ impl Frame {
         self.pieces.iter().map(|p| p.data.len() as u64).sum()
     }
 
-    /// Quads that the frame needs at most when another `more` bytes are put. What merging it with its extents takes beyond that is asked for
+    /// Groups that the frame needs at most when another `more` bytes are put. What merging it with its extents takes beyond that is asked for
     /// when it is written out: then it is known, and nothing is lost when it is not there.
     pub(crate) fn room_with(&self, more: u64) -> u64 {
         let (bytes, pieces) = (self.bytes() + more, self.pieces.len() as u64 + 1);
-        quads_for(bytes, pieces).min(WHOLE_ROOM) + if self.inline { INLINE_ROOM } else { 0 }
+        groups_for(bytes, pieces).min(WHOLE_ROOM) + if self.inline { INLINE_ROOM } else { 0 }
     }
 
-    /// Quads of the promise that are for the frame itself.
+    /// Groups of the promise that are for the frame itself.
     pub(crate) fn own_room(&self) -> u64 {
         if self.inline { self.held.saturating_sub(INLINE_ROOM) } else { self.held }
     }
@@ -145,13 +145,13 @@ impl Layer {
         self.bytes
     }
 
-    /// What counts against the bound of staged data. Room on the host is promised in whole quads: what is promised for small pieces may go
+    /// What counts against the bound of staged data. Room on the host is promised in whole groups: what is promised for small pieces may go
     /// beyond the bound, but only by a known factor.
     pub(crate) fn weight(&self) -> u64 {
-        self.bytes.max(self.held * BYTES_PER_QUAD)
+        self.bytes.max(self.held * BYTES_PER_GROUP)
     }
 
-    /// Quads promised to the write-out of all of it.
+    /// Groups promised to the write-out of all of it.
     pub(crate) fn held(&self) -> u64 {
         self.held
     }
@@ -160,11 +160,11 @@ impl Layer {
         &self.frames
     }
 
-    /// Promises `quads` more to a frame that is there.
-    pub(crate) fn hold(&mut self, number: u64, quads: u64) {
+    /// Promises `groups` more to a frame that is there.
+    pub(crate) fn hold(&mut self, number: u64, groups: u64) {
         if let Some(frame) = self.frames.get_mut(&number) {
-            frame.held += quads;
-            self.held += quads;
+            frame.held += groups;
+            self.held += groups;
         }
     }
 

@@ -27,7 +27,7 @@ mod sealed;
 
 pub(super) use batch::{Batch, Plan};
 pub(super) use file::{LockedFile, StagedFile};
-pub(super) use layer::{Frame, INLINE_ROOM, Layer, MAX_PIECES, Piece, QUAD, WHOLE_ROOM};
+pub(super) use layer::{Frame, GROUP, INLINE_ROOM, Layer, MAX_PIECES, Piece, WHOLE_ROOM};
 pub(super) use presence::Presence;
 pub(super) use sealed::Sealed;
 
@@ -182,9 +182,9 @@ impl Staging {
         loop {
             // D4. Room is reserved without the content's lock: it may take a commit to find it.
             let short = file.with(|content| touched.shortfall(content));
-            let got = room.as_ref().map_or(0, Reservation::quads);
+            let got = room.as_ref().map_or(0, Reservation::groups);
             if short > got {
-                let more = self.volume.reserve_data((short - got) * QUAD, 0)?;
+                let more = self.volume.reserve_data((short - got) * GROUP, 0)?;
                 match &mut room {
                     Some(room) => room.absorb(more),
                     None => room = Some(more),

@@ -76,13 +76,13 @@ impl WriteOut {
     /// Writes the pages of what was sealed; on an error none of them is kept, and the room that they took is promised to the layers again.
     fn write_pages(&self, view: View<'_>, sealed: &mut Sealed) -> Result<(Vec<Plan>, UnnamedPages)> {
         let (layers, room) = sealed.parts();
-        let held = room.as_ref().map_or(0, Reservation::quads);
+        let held = room.as_ref().map_or(0, Reservation::groups);
         let written = UnnamedPages::new(&self.volume);
         let planner =
             Planner { volume: &self.volume, options: self.options, view, room, threads: self.threads, written };
         let planned = planner.plan(layers);
         if planned.is_err() {
-            let lost = held.saturating_sub(room.as_ref().map_or(0, Reservation::quads));
+            let lost = held.saturating_sub(room.as_ref().map_or(0, Reservation::groups));
             // When others were quicker, write-out asks again.
             if let Some(room) = room
                 && let Some(back) = self.volume.reserve_spare(lost)

@@ -12,7 +12,7 @@ use crate::fs::ranges::join;
 use crate::fs::staging::{Frame, INLINE_ROOM, Layer, MAX_PIECES, Piece, Plan};
 use crate::fs::types::FsOptions;
 use crate::fs::{inode, sealers};
-use crate::txn::{Reservation, UnnamedPages, View, Volume, quads_for};
+use crate::txn::{Reservation, UnnamedPages, View, Volume, groups_for};
 
 /// Frames for each thread at least: one takes 20 us and more, starting a thread about 50.
 const ENOUGH: usize = 32;
@@ -20,7 +20,7 @@ const ENOUGH: usize = 32;
 /// Frames that a thread takes at once.
 const STRIDE: usize = 8;
 
-/// Content of a frame up to this many bytes is rewritten whole: one quad of blocks, which a separate page would take too.
+/// Content of a frame up to this many bytes is rewritten whole: one group of blocks, which a separate page would take too.
 const SMALL_FRAME: u64 = 16 * 1024;
 
 /// Writes the pages of a batch.
@@ -63,15 +63,15 @@ impl Planner<'_> {
     /// Room for a page of so many bytes. There always is some (D4), unless an earlier attempt to write the layer used it up in vain and
     /// others have got what it gave back.
     fn room_for(&mut self, bytes: usize) -> Result<&mut Reservation> {
-        let held = self.room.as_ref().map_or(0, Reservation::quads);
-        self.spare(quads_for(bytes as u64, 1).saturating_sub(held))?;
+        let held = self.room.as_ref().map_or(0, Reservation::groups);
+        self.spare(groups_for(bytes as u64, 1).saturating_sub(held))?;
         self.room.as_mut().ok_or_else(no_room)
     }
 
     /// Room beyond what was promised.
-    fn spare(&mut self, quads: u64) -> Result<()> {
-        if quads > 0 {
-            let more = self.volume.reserve_spare(quads).ok_or_else(no_room)?;
+    fn spare(&mut self, groups: u64) -> Result<()> {
+        if groups > 0 {
+            let more = self.volume.reserve_spare(groups).ok_or_else(no_room)?;
             match &mut *self.room {
                 Some(all) => all.absorb(more),
                 None => *self.room = Some(more),
@@ -316,7 +316,7 @@ fn length(ranges: &[Range<u64>]) -> u64 {
 }
 
 fn cost(ranges: &[Range<u64>]) -> u64 {
-    ranges.iter().map(|range| quads_for(range.end - range.start, 1)).sum()
+    ranges.iter().map(|range| groups_for(range.end - range.start, 1)).sum()
 }
 
 fn span(ranges: &[Range<u64>]) -> Vec<Range<u64>> {
