@@ -218,13 +218,12 @@ impl OpenTransaction<'_> {
         Ok(())
     }
 
-    /// Moves staged data into the transaction. What it writes is bounded and covered by the barriers of the commit that it belongs to.
+    /// Moves staged data into the transaction. What it writes is bounded, and covered by the barriers of the commit that it belongs to: it makes none.
     pub(super) fn flush_staged(&mut self) -> Result<()> {
         let writer = self.writer;
         if writer.staged.swap(false, Ordering::AcqRel)
             && let Some(flusher) = writer.flusher.get()
         {
-            let _follows = writer.medium.pager.barrier_follows();
             let flushed = self.operate(true, |operation| flusher(operation));
             if flushed.is_err() {
                 writer.mark_staged();

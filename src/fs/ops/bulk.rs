@@ -347,5 +347,6 @@ fn write_pages(
         Ok(written)
     })?;
     parts.into_iter().for_each(|part| written.absorb(part));
+    volume.bound_unsynced()?;
     Ok(written)
 }

@@ -118,6 +118,8 @@ impl WriteOut {
         self.grown.note(batch.publication(), &plans);
         batch.written(plans, pages);
         drop(sealed.parts().1.take());
+        // Only now: the flusher of a commit may have waited for the pages (W2).
+        self.volume.bound_unsynced()?;
         // When this fails the batch stays announced, and the next commit or change of these files lands it.
         self.volume.operate(records, true, |op| batch.land(op))?;
         files.iter().for_each(|file| file.drop_published(&self.volume));
