@@ -97,7 +97,7 @@ pub(crate) struct DataHead {
 
 impl DataHead {
     /// Where `cells` (not empty) lie within the page.
-    pub(crate) fn place(&self, cells: &Range<usize>) -> Range<usize> {
+    pub(crate) fn stored_range(&self, cells: &Range<usize>) -> Range<usize> {
         let (start, last) = (self.table.cells[cells.start], self.table.cells[cells.end - 1]);
         self.first + start.at as usize..self.first + (last.at + last.stored) as usize
     }
@@ -349,7 +349,7 @@ impl PageCipher {
         Ok(table)
     }
 
-    /// Opens consecutive cells in place: `bytes` is what `head.place(cells)` says.
+    /// Opens consecutive cells in place: `bytes` is what `head.stored_range(cells)` says.
     ///
     /// # Errors
     /// `Damaged` when one fails authentication; its bytes are then zeroed.

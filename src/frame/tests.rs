@@ -217,7 +217,7 @@ fn the_page_space_is_used_to_the_last_byte() {
     assert_eq!(short.blocks(), NODE_BLOCKS);
 }
 
-/// Behind `allocator::quads_for`: whole or cut into groups, raw data fits the groups promised for it.
+/// Behind `allocator::groups_for`: whole or cut into groups, raw data fits the groups promised for it.
 #[test]
 fn a_page_of_any_length_fits_the_groups_promised_for_it() {
     assert_eq!(worst_case_blocks(GROUP_DATA), 4);
@@ -251,9 +251,9 @@ fn cells_open_alone_and_any_flipped_bit_of_them_is_refused() {
     let head = head_of(&cipher, &sealed.pointer, &sealed.bytes).unwrap();
     let entries = head.table.cells.clone();
     assert_eq!(entries.iter().map(|cell| cell.raw).collect::<Vec<_>>(), [true, false, true]);
-    assert_eq!(head.place(&(2..3)).end, sealed.bytes.len(), "cells reach to the end of the page");
+    assert_eq!(head.stored_range(&(2..3)).end, sealed.bytes.len(), "cells reach to the end of the page");
     for (cell, entry) in entries.iter().enumerate() {
-        let place = head.place(&(cell..cell + 1));
+        let place = head.stored_range(&(cell..cell + 1));
         let open = |bytes: &mut Vec<u8>| cipher.open_cells(&sealed.pointer, &head, cell..cell + 1, bytes);
         let mut stored = sealed.bytes[place.clone()].to_vec();
         open(&mut stored).unwrap();
@@ -279,7 +279,7 @@ fn a_cell_of_another_place_or_version_is_refused() {
     let (one, two) = (data_page(9, 0, &data, false), data_page(9, 0, &data, false));
     let (one, two) = (seal_at(&cipher, &one, 400), seal_at(&cipher, &two, 400));
     let head = head_of(&cipher, &one.pointer, &one.bytes).unwrap();
-    let (first, second) = (head.place(&(0..1)), head.place(&(1..2)));
+    let (first, second) = (head.stored_range(&(0..1)), head.stored_range(&(1..2)));
     // Two cells of one page change places.
     let mut swapped = one.bytes.clone();
     swapped[first.clone()].copy_from_slice(&one.bytes[second.clone()]);

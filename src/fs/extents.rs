@@ -107,7 +107,7 @@ pub(crate) fn may_be_packed(offset: u64, extent: &Extent) -> bool {
 /// The extent at `offset` is about to go, or a part of it.
 pub(crate) fn note_packed(op: &mut Operation<'_>, offset: u64, extent: &Extent) {
     if may_be_packed(offset, extent) {
-        op.note_partly(&extent.page);
+        op.note_stale(&extent.page);
     }
 }
 

@@ -1,8 +1,8 @@
-//! Writes what is left of partly named packed pages elsewhere, so that the bytes of deleted files go with the old pages.
+//! Writes what is left of stale packed pages elsewhere, so that the bytes of deleted files go with the old pages.
 //!
 //! # Invariants
 //! V1  A repack changes no content: an extent is replaced by the bytes read through it, and only when in the operation it is still the same.
-//! V2  What went between the reading and the operation makes the new page a partly named one, noted by the same operation.
+//! V2  What went between the reading and the operation makes the new page a stale one, noted by the same operation.
 //! V3  Pages wait for one to two intervals, so that those that die as a whole are not written again, and one that is noted again and again is
 //!     repacked once per interval at most.
 
@@ -89,12 +89,12 @@ impl Repack {
     pub(super) fn step(&self) -> Result<bool> {
         let Some(mut progress) = self.progress.try_lock() else { return Ok(false) };
         if self.interval_is_over() {
-            self.volume.partly_named().tick();
+            self.volume.stale_pages().tick();
         }
-        if self.volume.partly_named().take_overflow() {
+        if self.volume.stale_pages().take_overflow() {
             progress.begin_search();
         }
-        let searching = self.volume.partly_named().has_room(SEARCH_PAGES) && self.search_step(&mut progress)?;
+        let searching = self.volume.stale_pages().has_room(SEARCH_PAGES) && self.search_step(&mut progress)?;
         let idle = !self.volume.is_dirty();
         let repacked = match self.repack_due() {
             // It is tried again an interval later.
@@ -112,16 +112,16 @@ impl Repack {
     pub(super) fn all(&self, purge: Option<&Closing>) -> Result<()> {
         let go_on = || purge.map_or(Ok(()), Closing::check);
         let mut progress = self.progress.lock();
-        if purge.is_some() || self.volume.partly_named().take_overflow() {
+        if purge.is_some() || self.volume.stale_pages().take_overflow() {
             progress.begin_search();
         }
         loop {
             for _ in 0..ROUNDS {
-                self.volume.partly_named().hurry();
+                self.volume.stale_pages().hurry();
                 while self.repack_due()? {
                     go_on()?;
                 }
-                if self.volume.partly_named().is_empty() {
+                if self.volume.stale_pages().is_empty() {
                     break;
                 }
             }
@@ -171,7 +171,7 @@ impl Repack {
         }
         for page in pages {
             match self.parts_left(view, &page) {
-                Ok(Some(_)) => self.volume.partly_named().note_again(page),
+                Ok(Some(_)) => self.volume.stale_pages().note_again(page),
                 // A damaged page is not for this to report.
                 Ok(None) | Err(Error::Damaged(_)) => {}
                 Err(error) => return Err(error),
@@ -206,13 +206,13 @@ impl Repack {
     /// Repacks the next pages that are due; answers whether there were any.
     fn repack_due(&self) -> Result<bool> {
         // Taken out before the state is: what goes later is noted anew.
-        let pages = self.volume.partly_named().take_due(PAGES);
+        let pages = self.volume.stale_pages().take_due(PAGES);
         if pages.is_empty() {
             return Ok(false);
         }
         let repacked = self.repack(&pages);
         if repacked.is_err() {
-            pages.iter().for_each(|page| self.volume.partly_named().note_again(*page));
+            pages.iter().for_each(|page| self.volume.stale_pages().note_again(*page));
         }
         repacked.map(|_| true)
     }
@@ -230,6 +230,7 @@ impl Repack {
         if moved.is_empty() {
             return Ok(());
         }
+        self.volume.bound_unsynced()?;
         let mut written = written.sorted();
         // An extent goes; for each piece one comes, with a reference count.
         let records = 4 * moved.len() as u64 + written.pieces().len() as u64 * extents::RECORDS_PER_PIECE;
@@ -277,7 +278,7 @@ fn name_moved(op: &mut Operation<'_>, moved: &[Part], written: &mut UnnamedPages
         if found == Some(part.extent) && inode::find(op.view(), part.ino)?.is_some() {
             same.insert((part.ino, part.offset), part);
         } else {
-            op.note_partly(&part.extent.page);
+            op.note_stale(&part.extent.page);
         }
     }
     // V2

@@ -40,7 +40,7 @@ impl<V: Clone> PartCache<V> {
         PartCache { shards: shards.collect(), shard_budget: budget / SHARDS }
     }
 
-    fn place(&self, page: &Pointer, part: u32) -> (PartKey, &Mutex<Shard<V>>) {
+    fn locate(&self, page: &Pointer, part: u32) -> (PartKey, &Mutex<Shard<V>>) {
         let [a, b, c, d, e, f, g, h, ..] = page.tag;
         let key = PartKey { address: page.run.address, tag: u64::from_le_bytes([a, b, c, d, e, f, g, h]), part };
         let spread = (key.address ^ key.tag).wrapping_add(u64::from(part));
@@ -48,7 +48,7 @@ impl<V: Clone> PartCache<V> {
     }
 
     pub(crate) fn get(&self, page: &Pointer, part: u32) -> Option<V> {
-        let (key, shard) = self.place(page, part);
+        let (key, shard) = self.locate(page, part);
         let mut shard = shard.lock();
         let found = shard.entries.get(&key).map(|(value, _)| value.clone());
         let counter = if found.is_some() { &mut shard.hits } else { &mut shard.misses };
@@ -58,13 +58,13 @@ impl<V: Clone> PartCache<V> {
 
     /// Whether it is there; counted neither as found nor as used.
     pub(crate) fn has(&self, page: &Pointer, part: u32) -> bool {
-        let (key, shard) = self.place(page, part);
+        let (key, shard) = self.locate(page, part);
         shard.lock().entries.contains(&key)
     }
 
     /// Keeps `value`, which takes `bytes` of memory.
     pub(crate) fn put(&self, page: &Pointer, part: u32, value: V, bytes: usize) {
-        let (key, shard) = self.place(page, part);
+        let (key, shard) = self.locate(page, part);
         let bytes = bytes + ENTRY_OVERHEAD;
         // Freed behind the lock.
         let mut gone = Vec::new();

@@ -13,7 +13,7 @@ pub(crate) use latch::Latch;
 pub(crate) use ring::AuthenticRecord;
 
 use cache::PartCache;
-use unsynced::{BarrierFollows, Unsynced};
+use unsynced::Unsynced;
 
 use crate::error::{CacheUse, Error, Result};
 use crate::format::page::PageKind;
@@ -91,6 +91,13 @@ impl Pager {
         self.cipher.seal(page, run, generation)
     }
 
+    /// Writes a sealed page of file data ahead of the commit that names it; see [`Self::write_page`].
+    pub(crate) fn write_ahead(&self, page: &SealedPage) -> Result<()> {
+        self.write_page(page)?;
+        self.unsynced.count(page.pointer.run.bytes());
+        Ok(())
+    }
+
     /// Writes a sealed page to its (reserved) blocks; a failure latches, but for want of space.
     pub(crate) fn write_page(&self, page: &SealedPage) -> Result<()> {
         self.write(page.pointer.run.offset(), &page.bytes, "writing a page")
@@ -119,14 +126,9 @@ impl Pager {
         self.storage.barrier().map_err(|e| self.latch.set("making writes durable", e))
     }
 
-    /// Counts `bytes` of file data that were written, and bounds with an early barrier what the next one has to wait for.
-    pub(crate) fn bound_unsynced(&self, bytes: u64) -> Result<()> {
-        self.unsynced.count(bytes, || self.barrier())
-    }
-
-    /// No early barrier is made until the answer is dropped: the caller, who holds what other writers need, makes one afterwards.
-    pub(crate) fn barrier_follows(&self) -> BarrierFollows<'_> {
-        self.unsynced.barrier_follows()
+    /// Bounds what the next barrier has to wait for, if need be with an early one.
+    pub(crate) fn bound_unsynced(&self) -> Result<()> {
+        self.unsynced.bound(|| self.barrier())
     }
 
     /// Another program cut, replaced or removed the file: what is written to it from here on would be lost, or hide the damage.

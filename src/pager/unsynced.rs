@@ -1,6 +1,9 @@
 //! Bounds the bytes that the next barrier has to wait for, so that one file's fsync never waits for gigabytes of another.
+//!
+//! Writing counts, and only `bound` may wait for the medium. Whoever wrote file data calls it when nobody waits for those pages any more: so a commit,
+//! whose flush waits for pages that are being written and has barriers of its own, waits for no early one while it keeps writers out.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 
@@ -15,17 +18,6 @@ pub(super) struct Unsynced {
     bytes: AtomicU64,
     /// Held by the one writer that makes what was written durable before it is too much.
     early: Mutex<()>,
-    /// Somebody holds locks that others need, and makes a barrier when it has let them go.
-    follows: AtomicBool,
-}
-
-/// See [`Unsynced::barrier_follows`].
-pub(crate) struct BarrierFollows<'p>(&'p AtomicBool);
-
-impl Drop for BarrierFollows<'_> {
-    fn drop(&mut self) {
-        self.0.store(false, Ordering::Release);
-    }
 }
 
 impl Unsynced {
@@ -34,17 +26,15 @@ impl Unsynced {
         self.bytes.store(0, Ordering::Relaxed);
     }
 
-    /// Until the answer is dropped nobody makes an early barrier: the caller holds the writers' lock, which the others need to go on, writes a bounded
-    /// amount, and makes a barrier of its own afterwards. Should it fail before that, the bytes still count.
-    pub(super) fn barrier_follows(&self) -> BarrierFollows<'_> {
-        self.follows.store(true, Ordering::Release);
-        BarrierFollows(&self.follows)
+    /// Counts bytes of file data that were written.
+    pub(super) fn count(&self, bytes: u64) {
+        self.bytes.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// Counts `bytes` of file data that were written, and makes an early barrier when they are too many.
-    pub(super) fn count(&self, bytes: u64, barrier: impl FnOnce() -> Result<()>) -> Result<()> {
-        let sum = self.bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;
-        if sum < LIMIT || self.follows.load(Ordering::Acquire) {
+    /// Makes an early barrier when too much was written.
+    pub(super) fn bound(&self, barrier: impl FnOnce() -> Result<()>) -> Result<()> {
+        let sum = self.bytes.load(Ordering::Relaxed);
+        if sum < LIMIT {
             return Ok(());
         }
         // One thread waits for the medium; others go on until twice the bound.

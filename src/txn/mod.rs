@@ -23,12 +23,12 @@ mod kept;
 mod lineage;
 mod medium;
 mod operation;
-mod partly;
 mod publication;
 mod reading;
 mod recovery;
 mod references;
 mod shortage;
+mod stale;
 mod state;
 mod strays;
 #[cfg(test)]
@@ -38,7 +38,7 @@ mod view;
 mod volume;
 mod writer;
 
-pub(crate) use allocator::{Reservation, quads_for};
+pub(crate) use allocator::{Reservation, groups_for};
 pub(crate) use audit::{Audit, DataPages};
 pub(crate) use commit::WantedCommit;
 pub use finding::{Finding, FindingKind, Lost, Severity};

@@ -26,7 +26,7 @@ pub(crate) struct Operation<'v> {
     /// It is a part of the commit itself, which must not fail for want of what is kept for commits.
     pub(super) of_commit: bool,
     /// Pages that lost a part of what named them, and may be packed.
-    pub(super) partly: Vec<Pointer>,
+    pub(super) stale: Vec<Pointer>,
     /// Told the number of the state when the operation is published.
     pub(super) carried: Vec<Publication>,
 }
@@ -45,7 +45,7 @@ impl<'v> Operation<'v> {
             adopted: Vec::new(),
             freed: Vec::new(),
             of_commit: false,
-            partly: Vec::new(),
+            stale: Vec::new(),
             carried: Vec::new(),
         }
     }
@@ -109,9 +109,9 @@ impl<'v> Operation<'v> {
     }
 
     /// The page loses a part of what named it in this operation, and may hold other files.
-    pub(crate) fn note_partly(&mut self, page: &Pointer) {
-        if self.partly.last() != Some(page) {
-            self.partly.push(*page);
+    pub(crate) fn note_stale(&mut self, page: &Pointer) {
+        if self.stale.last() != Some(page) {
+            self.stale.push(*page);
         }
     }
 

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
-use arc_swap::ArcSwap;
+use arc_swap::{ArcSwap, Guard};
 use parking_lot::Mutex;
 
 use crate::btree::Tree;
@@ -136,9 +136,9 @@ impl Versions {
         held.front().map_or(0, |(sequence, _)| *sequence)
     }
 
-    /// The newest durable record.
-    pub(super) fn durable(&self) -> Arc<CommitRecord> {
-        self.durable.load_full()
+    /// The newest durable record, for a moment: holding it long makes others slower.
+    pub(super) fn durable(&self) -> Guard<Arc<CommitRecord>> {
+        self.durable.load()
     }
 
     pub(super) fn set_durable(&self, record: CommitRecord) {

@@ -79,7 +79,7 @@ impl UnnamedPages {
         for (page, named, lost) in pages.values().filter(|(_, named, _)| *named > 0) {
             op.adopt(page, *named)?;
             if *lost > 0 {
-                op.note_partly(page);
+                op.note_stale(page);
             }
         }
         let is_lost =

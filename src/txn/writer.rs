@@ -9,8 +9,8 @@ use parking_lot::{Mutex, MutexGuard};
 use super::allocator::{Allocator, keep_of};
 use super::medium::Medium;
 use super::operation::Operation;
-use super::partly::PartlyNamed;
 use super::publication::Publication;
+use super::stale::StalePages;
 use super::state::State;
 use crate::btree::Node;
 use crate::error::{Error, Result};
@@ -67,7 +67,7 @@ pub(super) struct Writer {
     dirty_nodes: AtomicI64,
     /// Dirty nodes beyond which an operation first waits for a commit.
     dirty_limit: i64,
-    partly_named: PartlyNamed,
+    stale_pages: StalePages,
 }
 
 impl Writer {
@@ -87,7 +87,7 @@ impl Writer {
             staged: AtomicBool::new(false),
             dirty_nodes: AtomicI64::new(0),
             dirty_limit: (memory / 8 / DIRTY_NODE_BYTES).max(64) as i64,
-            partly_named: PartlyNamed::default(),
+            stale_pages: StalePages::default(),
         }
     }
 
@@ -136,8 +136,8 @@ impl Writer {
         self.dirty_nodes.load(Ordering::Relaxed) > self.dirty_limit || self.allocator.list_entries() > LIST_LIMIT
     }
 
-    pub(super) fn partly_named(&self) -> &PartlyNamed {
-        &self.partly_named
+    pub(super) fn stale_pages(&self) -> &StalePages {
+        &self.stale_pages
     }
 
     #[cfg(test)]
@@ -200,7 +200,7 @@ impl OpenTransaction<'_> {
         for (run, tag) in operation.adopted {
             open.born.insert(run.address, (run, tag));
         }
-        self.writer.partly_named.published(&operation.partly, &operation.freed);
+        self.writer.stale_pages.published(&operation.stale, &operation.freed);
         let mut unnamed = Vec::new();
         for run in operation.freed {
             // A page that this transaction brought in was never named by a commit: only readers can still see it.
@@ -218,13 +218,12 @@ impl OpenTransaction<'_> {
         Ok(())
     }
 
-    /// Moves staged data into the transaction. What it writes is bounded and covered by the barriers of the commit that it belongs to.
+    /// Moves staged data into the transaction. What it writes is bounded, and covered by the barriers of the commit that it belongs to: it makes none.
     pub(super) fn flush_staged(&mut self) -> Result<()> {
         let writer = self.writer;
         if writer.staged.swap(false, Ordering::AcqRel)
             && let Some(flusher) = writer.flusher.get()
         {
-            let _follows = writer.medium.pager.barrier_follows();
             let flushed = self.operate(true, |operation| flusher(operation));
             if flushed.is_err() {
                 writer.mark_staged();

@@ -17,7 +17,7 @@ use crate::format::{Ino, Key, MAX_DATA};
 use crate::fs::directory::{self, Directory, DirectoryRecord, Target, check_name, is_dot, put_in_list};
 use crate::fs::packing::{INLINE, PACK, Packer, SharedPage, SharedPages};
 use crate::fs::{Creator, FileSystem, XattrMode, extents, inode, mode, sealers};
-use crate::txn::{Operation, Reservation, UnnamedPages, View, Volume, WrittenPiece, quads_for};
+use crate::txn::{Operation, Reservation, UnnamedPages, View, Volume, WrittenPiece, groups_for};
 
 /// Longest content of a file that can be added in bulk: what shares a page with others.
 pub const MAX_SMALL_FILE: u64 = PACK;
@@ -339,7 +339,7 @@ fn write_pages(
     mut reserved: Option<Reservation>,
 ) -> Result<UnnamedPages> {
     let share = |page: &SharedPage<usize>| {
-        page.items.iter().map(|index| quads_for(files[*index].content.len() as u64, 1)).sum()
+        page.items.iter().map(|index| groups_for(files[*index].content.len() as u64, 1)).sum()
     };
     let mut written = UnnamedPages::new(volume);
     let parts =
@@ -355,5 +355,6 @@ fn write_pages(
             Ok(written)
         })?;
     parts.into_iter().for_each(|part| written.absorb(part));
+    volume.bound_unsynced()?;
     Ok(written)
 }

@@ -90,6 +90,7 @@ impl FileSystem {
             inode.size = target.len() as u64;
             extents::name_pages(op, inode, &mut written)
         })?;
+        self.volume.bound_unsynced()?;
         self.finish_change()?;
         Ok(attributes)
     }

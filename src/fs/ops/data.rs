@@ -299,6 +299,7 @@ impl FileSystem {
         for (part, offset) in inline.map(|content| (content, 0)).into_iter().chain(frames) {
             pages.absorb(self.volume.write_data(&mut reserved, ino, offset, part, compress)?);
         }
+        self.volume.bound_unsynced()?;
         Ok(pages)
     }
 }

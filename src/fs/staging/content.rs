@@ -90,7 +90,7 @@ impl Content {
     fn trim_reservation(&mut self) {
         let held = self.active.held();
         if let Some(reserved) = &mut self.reserved {
-            drop(reserved.split(reserved.quads().saturating_sub(held)));
+            drop(reserved.split(reserved.groups().saturating_sub(held)));
         }
     }
 
@@ -135,7 +135,7 @@ impl Content {
             if self.active.frames().contains_key(number)
                 && let Some(got) = reserved.as_mut().map(|reserved| reserved.split(sealed.held))
             {
-                self.active.hold(*number, got.quads());
+                self.active.hold(*number, got.groups());
                 self.add_reservation(got);
             }
         }
@@ -179,7 +179,7 @@ impl Content {
         parts: &[(u64, &[u8])],
         reserved: &mut Option<Reservation>,
     ) -> bool {
-        if touched.shortfall(self) > reserved.as_ref().map_or(0, Reservation::quads) {
+        if touched.shortfall(self) > reserved.as_ref().map_or(0, Reservation::groups) {
             return false;
         }
         touched.give(self, reserved.take());

@@ -7,7 +7,7 @@ use crate::error::Result;
 use crate::format::BLOCK;
 use crate::fs::extents::FRAME;
 use crate::fs::ranges::gaps;
-use crate::txn::quads_for;
+use crate::txn::groups_for;
 
 /// More pieces than this cutting one frame are rewritten as a whole (design 3.3: more cost more space than they save).
 pub(crate) const MAX_PIECES: usize = 12;
@@ -16,7 +16,7 @@ pub(crate) const MAX_PIECES: usize = 12;
 pub(crate) const GROUP: u64 = 4 * BLOCK;
 
 /// What a frame costs at most, since it can always be written as one page.
-pub(crate) const WHOLE_GROUPS: u64 = quads_for(FRAME, 1);
+pub(crate) const WHOLE_GROUPS: u64 = groups_for(FRAME, 1);
 
 /// Groups promised for a byte that counts as staged, at most one for each of so many: a page of its own for every 4 KiB written here and there.
 const BYTES_PER_GROUP: u64 = GROUP / 4;
@@ -60,7 +60,7 @@ impl Frame {
     /// when it is written out: then it is known, and nothing is lost when it is not there.
     pub(crate) fn groups_with(&self, more: u64) -> u64 {
         let (bytes, pieces) = (self.bytes() + more, self.pieces.len() as u64 + 1);
-        quads_for(bytes, pieces).min(WHOLE_GROUPS) + if self.inline { INLINE_GROUPS } else { 0 }
+        groups_for(bytes, pieces).min(WHOLE_GROUPS) + if self.inline { INLINE_GROUPS } else { 0 }
     }
 
     /// Groups of the promise that are for the frame itself.

@@ -182,7 +182,7 @@ impl Staging {
         loop {
             // D4. Room is reserved without the content's lock: it may take a commit to find it.
             let short = file.with(|content| touched.shortfall(content));
-            let got = reserved.as_ref().map_or(0, Reservation::quads);
+            let got = reserved.as_ref().map_or(0, Reservation::groups);
             if short > got {
                 let more = self.volume.reserve_data((short - got) * GROUP, 0)?;
                 match &mut reserved {

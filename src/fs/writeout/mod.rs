@@ -71,13 +71,13 @@ impl WriteOut {
     /// Writes the pages of what was sealed; on an error none of them is kept, and the space that they took is promised to the layers again.
     fn write_pages(&self, view: View<'_>, sealed: &mut Sealed) -> Result<(Vec<Plan>, UnnamedPages)> {
         let (layers, reserved) = sealed.parts();
-        let held = reserved.as_ref().map_or(0, Reservation::quads);
+        let held = reserved.as_ref().map_or(0, Reservation::groups);
         let written = UnnamedPages::new(&self.volume);
         let planner =
             Planner { volume: &self.volume, options: self.options, view, reserved, threads: self.threads, written };
         let planned = planner.plan(layers);
         if planned.is_err() {
-            let lost = held.saturating_sub(reserved.as_ref().map_or(0, Reservation::quads));
+            let lost = held.saturating_sub(reserved.as_ref().map_or(0, Reservation::groups));
             // When others were quicker, write-out asks again.
             if let Some(reserved) = reserved
                 && let Some(back) = self.volume.reserve_spare(lost)
@@ -113,6 +113,8 @@ impl WriteOut {
         self.grown.note(batch.publication(), &plans);
         batch.written(plans, pages);
         drop(sealed.parts().1.take());
+        // Only now: the flusher of a commit may have waited for the pages (W2).
+        self.volume.bound_unsynced()?;
         // When this fails the batch stays announced, and the next commit or change of these files lands it.
         self.volume.operate(records, true, |op| batch.land(op))?;
         files.iter().for_each(|file| file.drop_published(&self.volume));

@@ -12,7 +12,7 @@ use crate::fs::ranges::{gaps, join};
 use crate::fs::staging::{Frame, INLINE_GROUPS, Layer, MAX_PIECES, Piece, Plan};
 use crate::fs::types::FsOptions;
 use crate::fs::{inode, sealers};
-use crate::txn::{Reservation, UnnamedPages, View, Volume, quads_for};
+use crate::txn::{Reservation, UnnamedPages, View, Volume, groups_for};
 
 /// Frames for each thread at least: one takes 20 us and more, starting a thread about 50.
 const ENOUGH: usize = 32;
@@ -63,8 +63,8 @@ impl Planner<'_> {
     /// Room for a page of so many bytes. There always is some (D4), unless an earlier attempt to write the layer used it up in vain and
     /// others have got what it gave back.
     fn reservation_for(&mut self, bytes: usize) -> Result<&mut Reservation> {
-        let held = self.reserved.as_ref().map_or(0, Reservation::quads);
-        self.spare(quads_for(bytes as u64, 1).saturating_sub(held))?;
+        let held = self.reserved.as_ref().map_or(0, Reservation::groups);
+        self.spare(groups_for(bytes as u64, 1).saturating_sub(held))?;
         self.reserved.as_mut().ok_or_else(no_space)
     }
 
@@ -298,7 +298,7 @@ fn length(ranges: &[Range<u64>]) -> u64 {
 }
 
 fn cost(ranges: &[Range<u64>]) -> u64 {
-    ranges.iter().map(|range| quads_for(range.end - range.start, 1)).sum()
+    ranges.iter().map(|range| groups_for(range.end - range.start, 1)).sum()
 }
 
 fn span(ranges: &[Range<u64>]) -> Vec<Range<u64>> {

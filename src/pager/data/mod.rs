@@ -152,7 +152,7 @@ impl Pager {
         if entries.iter().all(|cell| cell.raw) {
             return self.read_cells(pointer, head, cells, out);
         }
-        with_scratch(head.place(&cells).len(), |stored| {
+        with_scratch(head.stored_range(&cells).len(), |stored| {
             self.read_cells(pointer, head, cells, stored)?;
             let (mut stored, mut out) = (&*stored, out);
             for entry in entries {
@@ -190,7 +190,7 @@ impl Pager {
 
     /// Reads consecutive cells as they are stored and opens them in place.
     fn read_cells(&self, pointer: &Pointer, head: &DataHead, cells: Range<usize>, bytes: &mut [u8]) -> Result<()> {
-        let place = head.place(&cells);
+        let place = head.stored_range(&cells);
         self.storage.read_at(pointer.run.offset() + place.start as u64, bytes)?;
         self.cipher.open_cells(pointer, head, cells, bytes)
     }

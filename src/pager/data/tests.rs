@@ -120,7 +120,7 @@ fn the_raw_cells_of_a_full_page_begin_at_blocks() {
     let data = noise(MAX_DATA);
     let pointer = write(&pager, &frame::data_page(9, 0, &data, true), 400);
     let head = pager.head(&pointer).unwrap();
-    assert_eq!(head.place(&(0..MAX_DATA / CELL)), 4096..4096 + MAX_DATA);
+    assert_eq!(head.stored_range(&(0..MAX_DATA / CELL)), 4096..4096 + MAX_DATA);
 }
 
 #[test]
@@ -143,7 +143,7 @@ fn a_flipped_bit_is_noticed_where_it_is_read() {
     let head = pager(&storage, 1 << 20).head(&pointer).unwrap();
     let cells = head.table.cells.len();
     for cell in 0..cells {
-        let place = head.place(&(cell..cell + 1));
+        let place = head.stored_range(&(cell..cell + 1));
         flip(&storage, first + place.end as u64 - 1);
         let damaged = pager(&storage, 1 << 20);
         for other in 0..cells {
@@ -162,7 +162,7 @@ fn a_flipped_bit_is_noticed_where_it_is_read() {
         assert!(damaged.open_page(&pointer).is_err());
         flip(&storage, first + place.end as u64 - 1);
     }
-    let cells_at = head.place(&(0..1)).start as u64;
+    let cells_at = head.stored_range(&(0..1)).start as u64;
     for at in (first..first + cells_at).step_by(13).chain([first + cells_at - 1]) {
         flip(&storage, at);
         assert!(read(&pager(&storage, 1 << 20), &pointer, 0..10).is_err(), "at={}", at - first);
@@ -190,7 +190,7 @@ fn an_older_version_of_a_page_is_refused_also_when_its_head_was_kept() {
     assert_eq!(read(&pager, &now, 0..2 * CELL).unwrap(), new);
     assert!(read(&pager, &before, 0..2 * CELL).is_err(), "the old head does not open new cells");
     // The second cell as it was before is put back under the new head.
-    let at = pager.head(&now).unwrap().place(&(1..2)).start;
+    let at = pager.head(&now).unwrap().stored_range(&(1..2)).start;
     storage.write_at(now.run.offset() + at as u64, &bytes[at..]).unwrap();
     assert_eq!(read(&pager, &now, 0..CELL).unwrap(), new[..CELL]);
     assert!(read(&pager, &now, CELL..2 * CELL).is_err());

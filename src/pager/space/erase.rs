@@ -70,7 +70,7 @@ impl SpaceMap {
             if !all && left > 0 {
                 region.aged = region.dirty;
             }
-            self.touch(number);
+            self.recount(number);
         }
         self.erasing += runs.iter().map(|(run, _)| run.blocks).sum::<u64>();
         runs
@@ -83,7 +83,7 @@ impl SpaceMap {
             let Some(region) = self.regions.get_mut(&number) else { continue };
             fill(&mut region.busy, start, end, false);
             fill(&mut region.backed, start, end, backed);
-            self.touch(number);
+            self.recount(number);
         }
     }
 
@@ -178,12 +178,9 @@ impl SpaceMap {
         for number in numbers {
             if let Some(region) = self.regions.get_mut(&number) {
                 let from = cut.saturating_sub(region.base());
-                fill(&mut region.busy, from, REGION_BLOCKS, true);
-                fill(&mut region.dirty, from, REGION_BLOCKS, false);
-                fill(&mut region.aged, from, REGION_BLOCKS, false);
-                fill(&mut region.backed, from, REGION_BLOCKS, false);
+                region.occupy(from, REGION_BLOCKS);
             }
-            self.touch(number);
+            self.recount(number);
         }
         cut
     }

@@ -146,19 +146,16 @@ impl SpaceMap {
         self.promise(groups).then_some(groups)
     }
 
-    fn update(regions: &mut BTreeMap<u64, Box<Region>>, roomy: &mut BTreeSet<u64>, groups: &mut u64, number: u64) {
-        if let Some(region) = regions.get_mut(&number) {
-            *groups = groups.wrapping_add_signed(region.recount());
+    /// Counts a region's free groups anew.
+    fn recount(&mut self, number: u64) {
+        if let Some(region) = self.regions.get_mut(&number) {
+            self.groups = self.groups.wrapping_add_signed(region.recount());
             if region.groups > 0 {
-                roomy.insert(number);
+                self.roomy.insert(number);
             } else {
-                roomy.remove(&number);
+                self.roomy.remove(&number);
             }
         }
-    }
-
-    fn touch(&mut self, number: u64) {
-        Self::update(&mut self.regions, &mut self.roomy, &mut self.groups, number);
     }
 
     // ---- loading ----
@@ -237,7 +234,7 @@ impl SpaceMap {
         self.changed += u64::from(region.changed);
         self.used_loaded += region.count_used();
         self.regions.insert(number, region);
-        self.touch(number);
+        self.recount(number);
         Ok(())
     }
 
@@ -394,7 +391,7 @@ impl SpaceMap {
                 Err(error) => return Err(error),
             }
             fill(&mut region.backed, start, end, true);
-            self.touch(number);
+            self.recount(number);
             return Ok(true);
         }
         Ok(false)
@@ -421,7 +418,7 @@ impl SpaceMap {
                             region.busy[w] |= region.used[w];
                             region.backed[w] &= !region.used[w];
                         }
-                        self.touch(number);
+                        self.recount(number);
                     }
                     return Ok(true);
                 }
@@ -481,12 +478,9 @@ impl SpaceMap {
     fn take(&mut self, address: u64, blocks: u64, from_reserved: u64) -> Run {
         let (number, start) = (address / REGION_BLOCKS, address % REGION_BLOCKS);
         if let Some(region) = self.regions.get_mut(&number) {
-            fill(&mut region.busy, start, start + blocks, true);
-            fill(&mut region.dirty, start, start + blocks, false);
-            fill(&mut region.aged, start, start + blocks, false);
-            fill(&mut region.backed, start, start + blocks, false);
+            region.occupy(start, start + blocks);
         }
-        self.touch(number);
+        self.recount(number);
         self.reserved = self.reserved.saturating_sub(from_reserved);
         self.fresh += blocks;
         Run::new(address, blocks)
@@ -561,7 +555,7 @@ impl SpaceMap {
                 touched.insert(number);
             }
             for number in touched {
-                self.touch(number);
+                self.recount(number);
             }
         }
         self.waiting = kept;

@@ -99,6 +99,14 @@ impl Region {
         ones(&self.used[words]) as i64 - before as i64
     }
 
+    /// The blocks are free no more.
+    pub(super) fn occupy(&mut self, start: u64, end: u64) {
+        fill(&mut self.busy, start, end, true);
+        for free in [&mut self.dirty, &mut self.aged, &mut self.backed] {
+            fill(free, start, end, false);
+        }
+    }
+
     pub(super) fn base(&self) -> u64 {
         self.number * REGION_BLOCKS
     }

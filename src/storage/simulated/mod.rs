@@ -327,7 +327,7 @@ impl State {
         self.lost.retain(|block| block * HOST_BLOCK < start || (block + 1) * HOST_BLOCK > end);
     }
 
-    fn settle(&mut self) {
+    fn persist_pending(&mut self) {
         if self.lost.is_empty() {
             // Everything that the cache shows is now on the medium; sharing its blocks copies none.
             self.medium = self.cache.clone();
@@ -449,7 +449,7 @@ impl Storage for SimulatedStorage {
         }
         match result {
             Ok(()) => {
-                state.settle();
+                state.persist_pending();
                 state.barriers += 1;
             }
             Err(_) => state.lose(),

@@ -23,7 +23,7 @@ use crate::storage::Storage;
 
 /// Groups of four blocks that `bytes` of file data take in `pages` pages at worst: a page of n groups holds n * `GROUP_DATA` bytes at least, raw
 /// and whole or cut into parts of one group each. With 0 pages the bytes are those of the groups themselves.
-pub(crate) const fn quads_for(bytes: u64, pages: u64) -> u64 {
+pub(crate) const fn groups_for(bytes: u64, pages: u64) -> u64 {
     match pages {
         0 => bytes.div_ceil(4 * BLOCK),
         1 => bytes.div_ceil(GROUP_DATA as u64),
@@ -50,7 +50,7 @@ impl Reservation {
         Reservation { allocator: self.allocator.clone(), groups }
     }
 
-    pub(crate) fn quads(&self) -> u64 {
+    pub(crate) fn groups(&self) -> u64 {
         self.groups
     }
 
@@ -134,14 +134,18 @@ impl Allocator {
         self.space.lock().set_limit(bytes / BLOCK);
     }
 
-    /// Blocks of the file.
-    pub(super) fn total(&self) -> u64 {
-        self.space.lock().total()
+    /// Blocks of the file, and those in use by pages of the last commit.
+    pub(super) fn space(&self) -> (u64, u64) {
+        let space = self.space.lock();
+        (space.total(), space.used_blocks())
     }
 
-    /// Blocks in use by pages of the last commit.
+    pub(super) fn total(&self) -> u64 {
+        self.space().0
+    }
+
     pub(super) fn used_blocks(&self) -> u64 {
-        self.space.lock().used_blocks()
+        self.space().1
     }
 
     pub(super) fn blocks(&self) -> Blocks {

@@ -217,7 +217,7 @@ fn data_beyond_its_reservation_is_refused() {
     let mut small = volume.reserve_data(100, 1).unwrap();
     let refused = volume.write_data(&mut small, Ino(2), 0, &bytes_of(1, 60_000), false);
     assert!(matches!(refused, Err(Error::Invalid(_))));
-    assert_eq!((small.quads(), other.quads()), (1, 7));
+    assert_eq!((small.groups(), other.groups()), (1, 7));
 }
 
 /// A rebuilt map believes a record's list of freed runs only where no tree has a page and the file has blocks.

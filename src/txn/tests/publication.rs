@@ -178,7 +178,7 @@ fn pages_of_an_operation_that_fails_are_given_back_or_named_by_the_next_one() {
     assert_eq!(pages.pieces().len(), 2);
     let held: u64 = pages.pieces()[..1].iter().map(|piece| piece.page.run.blocks).sum();
     assert_eq!(volume.blocks().taken, before + held);
-    assert!(!volume.partly_named().is_empty());
+    assert!(!volume.stale_pages().is_empty());
     drop(pages);
     assert_eq!(volume.blocks().taken, before + held, "what was published is given back by nobody");
     volume.commit().unwrap();

@@ -22,16 +22,16 @@ use crate::format::record::CommitRecord;
 use crate::format::{BLOCK, Generation, Key, Pointer};
 use crate::pager::Pager;
 use crate::pager::space::{Blocks, SpaceMap};
-use crate::txn::allocator::{Allocator, Reservation, keep_of, quads_for};
+use crate::txn::allocator::{Allocator, Reservation, groups_for, keep_of};
 use crate::txn::audit::{Audit, Auditor};
 use crate::txn::commit::{Chain, Committer, Purpose, Session, WantedCommit};
 use crate::txn::finding::Finding;
 use crate::txn::lineage::{Descent, Mark, Past};
 use crate::txn::medium::Medium;
 use crate::txn::operation::Operation;
-use crate::txn::partly::PartlyNamed;
 use crate::txn::references;
 use crate::txn::shortage::{Reclaimer, Shortage};
+use crate::txn::stale::StalePages;
 use crate::txn::state::{State, Versions};
 use crate::txn::view::View;
 use crate::txn::writer::{Flusher, Writer};
@@ -134,7 +134,7 @@ impl Volume {
 
     /// The newest durable record (generation, time, counters).
     pub(crate) fn durable(&self) -> Arc<CommitRecord> {
-        self.medium.versions.durable()
+        arc_swap::Guard::into_inner(self.medium.versions.durable())
     }
 
     pub(crate) fn read_only(&self) -> bool {
@@ -161,7 +161,7 @@ impl Volume {
 
     /// (blocks of the file, blocks in use by pages of the last commit)
     pub(crate) fn space(&self) -> (u64, u64) {
-        (self.allocator.total(), self.allocator.used_blocks())
+        self.allocator.space()
     }
 
     /// Bounds the length of the archive's file from now on, like a quota; one that is longer already does not grow.
@@ -202,8 +202,8 @@ impl Volume {
     }
 
     /// Packed pages of which a part is named no more.
-    pub(crate) fn partly_named(&self) -> &PartlyNamed {
-        self.writer.partly_named()
+    pub(crate) fn stale_pages(&self) -> &StalePages {
+        self.writer.stale_pages()
     }
 
     // ---- room ----
@@ -215,7 +215,7 @@ impl Volume {
     pub(crate) fn reserve_data(&self, bytes: u64, pages: u64) -> Result<Reservation> {
         self.committer.check_writable()?;
         self.committer.open_session()?;
-        self.shortage.reserve(quads_for(bytes, pages))
+        self.shortage.reserve(groups_for(bytes, pages))
     }
 
     /// Promises groups of four blocks if they can be had without a commit, also to who holds the writers' lock.

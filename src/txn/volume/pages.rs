@@ -37,15 +37,19 @@ impl Volume {
     fn seal_and_write(&self, page: &PlainPage<'_>, run: Run) -> Result<Pointer> {
         let generation = self.medium.versions.open_generation();
         let written = self.medium.pager.seal(page, run, generation).and_then(|sealed| {
-            self.medium.pager.write_page(&sealed)?;
+            self.medium.pager.write_ahead(&sealed)?;
             Ok(sealed.pointer)
         });
         if written.is_err() {
             self.allocator.discard_unseen(vec![run]);
         }
-        let pointer = written?;
-        self.medium.pager.bound_unsynced(run.bytes())?;
-        Ok(pointer)
+        written
+    }
+
+    /// Bounds what the next commit has to wait for, if need be by waiting for the medium. Whoever wrote file data calls it when nobody waits for those
+    /// pages.
+    pub(crate) fn bound_unsynced(&self) -> Result<()> {
+        self.medium.pager.bound_unsynced()
     }
 
     /// Seals and writes `data` (1..=128 KiB) at `offset` of `ino`, outside of any operation. More than one piece comes back only when free space is in
@@ -115,7 +119,8 @@ impl Volume {
         let mut more: Vec<Reservation> = Vec::new();
         for _ in 0..ATTEMPTS {
             if let Some(run) = promised.allocate(page.blocks())? {
-                return self.seal_and_write(page, run);
+                let pointer = self.seal_and_write(page, run)?;
+                return self.bound_unsynced().map(|()| pointer);
             }
             more.push(self.reserve_data(MORE, 0)?);
         }

@@ -1,4 +1,4 @@
-//! Packed pages that lost a part of what named them: they hold bytes of deleted files until what is left is written elsewhere.
+//! Stale pages: packed pages that lost a part of what named them, and hold bytes of deleted files until what is left is written elsewhere.
 
 use std::collections::BTreeMap;
 
@@ -17,7 +17,7 @@ const DUE: u8 = 2;
 /// Q2  who takes a page out to look at it notes it again unless it is whole, gone, or replaced;
 /// Q3  notes that find no room, and those of a session that ended without closing, are made up for by a search of the tree.
 #[derive(Default)]
-pub(crate) struct PartlyNamed {
+pub(crate) struct StalePages {
     pages: Mutex<Pages>,
 }
 
@@ -29,7 +29,7 @@ struct Pages {
     overflowed: bool,
 }
 
-impl PartlyNamed {
+impl StalePages {
     pub(crate) fn note(&self, page: Pointer) {
         let mut pages = self.pages.lock();
         let known = pages.noted.get(&page.run.address).map(|(known, _)| *known);
@@ -91,8 +91,8 @@ impl PartlyNamed {
     }
 
     /// Q1
-    pub(super) fn published(&self, partly: &[Pointer], freed: &[Run]) {
-        for page in partly {
+    pub(super) fn published(&self, stale: &[Pointer], freed: &[Run]) {
+        for page in stale {
             self.note(*page);
         }
         let mut pages = self.pages.lock();
@@ -112,7 +112,7 @@ mod tests {
 
     #[test]
     fn a_page_is_due_after_two_ticks_and_dropped_when_it_is_freed() {
-        let notes = PartlyNamed::default();
+        let notes = StalePages::default();
         notes.published(&[page(100), page(200)], &[]);
         notes.tick();
         notes.note(page(100));
@@ -128,7 +128,7 @@ mod tests {
 
     #[test]
     fn notes_beyond_the_limit_are_told() {
-        let notes = PartlyNamed::default();
+        let notes = StalePages::default();
         for address in 0..=LIMIT as u64 {
             assert!(!notes.take_overflow());
             notes.note(page(address));
