@@ -1,4 +1,4 @@
-//! Reads the table of invariants in ARCHITECTURE.md and the sources: a letter stands for one list, and every list is in the table.
+//! Reads the table of invariants in ARCHITECTURE.md and the sources: a word stands for one list, and every list is in the table.
 
 #![allow(clippy::unwrap_used)] // as in every test
 
@@ -17,35 +17,35 @@ fn sources(below: &Path, found: &mut Vec<PathBuf>) {
     }
 }
 
-/// `A1  text` in a doc comment states an invariant.
-fn stated(line: &str) -> Option<(char, u32)> {
+/// `ACL-1  text` in a doc comment states an invariant.
+fn stated(line: &str) -> Option<(&str, u32)> {
     let text = line.strip_prefix("//! ").or_else(|| line.strip_prefix("/// "))?;
     let (label, rest) = text.split_once("  ")?;
-    let letter = label.chars().next().filter(char::is_ascii_uppercase)?;
-    let number = label[1..].parse().ok()?;
-    (!rest.is_empty()).then_some((letter, number))
+    let (word, number) = label.split_once('-')?;
+    let number = number.parse().ok()?;
+    (!rest.is_empty() && word.bytes().all(|byte| byte.is_ascii_uppercase())).then_some((word, number))
 }
 
 #[test]
-fn a_letter_stands_for_one_list_and_the_table_has_them_all() {
+fn a_word_stands_for_one_list_and_the_table_has_them_all() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut files = Vec::new();
     for below in ["src", "fuse/src", "bench/src"] {
         sources(&root.join(below), &mut files);
     }
-    let mut lists: BTreeMap<char, (String, u32)> = BTreeMap::new();
+    let mut lists: BTreeMap<String, (String, u32)> = BTreeMap::new();
     for file in files {
         let name = file.strip_prefix(root).unwrap().display().to_string();
-        for (letter, number) in fs::read_to_string(&file).unwrap().lines().filter_map(stated) {
-            let list = lists.entry(letter).or_insert((name.clone(), 0));
-            assert_eq!(list.0, name, "{letter}{number} is stated twice");
+        for (word, number) in fs::read_to_string(&file).unwrap().lines().filter_map(stated) {
+            let list = lists.entry(word.into()).or_insert((name.clone(), 0));
+            assert_eq!(list.0, name, "{word}-{number} is stated twice");
             list.1 = list.1.max(number);
         }
     }
     assert!(lists.len() > 15, "the lists were not found: {lists:?}");
     let architecture = fs::read_to_string(root.join("ARCHITECTURE.md")).unwrap();
-    for (letter, (file, last)) in lists {
-        let numbers = if last == 1 { format!("{letter}1") } else { format!("{letter}1-{letter}{last}") };
+    for (word, (file, last)) in lists {
+        let numbers = if last == 1 { format!("{word}-1") } else { format!("{word}-1 to {last}") };
         let row = architecture.lines().find(|line| line.starts_with(&format!("| {numbers} |")));
         assert!(row.is_some_and(|row| row.contains(&format!("`{file}`"))), "no row for {numbers} of {file}");
     }

@@ -113,7 +113,7 @@ pub(crate) fn set_time(time: TimeOrNow) -> SetTime {
     }
 }
 
-/// The kernel has seen to it that nothing is replaced with RENAME_NOREPLACE: nobody but it changes names (F5). So that flag adds nothing to
+/// The kernel has seen to it that nothing is replaced with RENAME_NOREPLACE: nobody but it changes names (KERNEL-5). So that flag adds nothing to
 /// RENAME_WHITEOUT; it has refused the other combinations.
 pub(crate) fn rename_mode(flags: RenameFlags, creator: Creator) -> Result<RenameMode, Error> {
     if flags.is_empty() {

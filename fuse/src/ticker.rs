@@ -134,7 +134,7 @@ struct Clock {
 impl Clock {
     /// Sends for the kernel's dirty pages. No lock of the file system is held: they arrive as requests.
     fn flush(&self) -> Result<()> {
-        // Without a writer the kernel has nothing (F3), and opening the root would make `umount` fail as busy.
+        // Without a writer the kernel has nothing (KERNEL-3), and opening the root would make `umount` fail as busy.
         let flushed = if self.cache.any_writer() { self.place.flush() } else { Ok(()) };
         flushed.map_err(|e| Error::io("the process that flushes the mount does not answer", e))
     }

@@ -48,7 +48,7 @@ pub(crate) struct NodeStore {
     shard_budget: usize,
 }
 
-/// Nodes by address and generation, which together name one page for ever (T4).
+/// Nodes by address and generation, which together name one page for ever (TXN-4).
 struct Shard {
     nodes: LruCache<(u64, Generation), Arc<Node>>,
     /// Sum of the nodes' estimated bytes.
@@ -105,7 +105,7 @@ impl NodeStore {
         self.usage().bytes as usize
     }
 
-    /// The stored node at `pointer`, which must be what its parent says (B4).
+    /// The stored node at `pointer`, which must be what its parent says (TREE-4).
     pub(super) fn load(&self, pointer: &Pointer, bounds: Bounds) -> Result<Arc<Node>> {
         if let Some(node) = self.cached(pointer) {
             check_bounds(&node, pointer, bounds)?;
@@ -172,7 +172,7 @@ fn decode(bytes: &[u8], pointer: &Pointer) -> Result<Node> {
     Ok(node)
 }
 
-/// B4. Also the part of B5 that one node alone cannot tell: only a root may be an empty leaf.
+/// TREE-4. Also the part of TREE-5 that one node alone cannot tell: only a root may be an empty leaf.
 fn check_bounds(node: &Node, pointer: &Pointer, bounds: Bounds) -> Result<()> {
     if node.tree != bounds.tree {
         return Err(misfit("tree node belongs to another tree", pointer));

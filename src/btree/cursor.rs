@@ -37,7 +37,7 @@ pub(super) fn get<R>(
 }
 
 /// `f` is taken when an entry is found. A leaf without an entry at or before `key` sends the search to its left neighbour, whose
-/// entries are all before `key`; no leaf below a root is empty (B5), so two children per level are visited at most.
+/// entries are all before `key`; no leaf below a root is empty (TREE-5), so two children per level are visited at most.
 pub(super) fn floor<R, F: FnOnce(Key, &[u8]) -> Result<R>>(
     store: &NodeStore,
     node: &Node,

@@ -60,7 +60,7 @@ pub(super) fn remove(tree: &mut Tree, store: &NodeStore, edits: &mut Edits, key:
     let node = editor.editable(root, Bounds::root(tree.id as u8, tree.level))?;
     editor.remove(node, key)?;
     if node.is_empty() {
-        // B5: an empty tree has no node at all.
+        // TREE-5: an empty tree has no node at all.
         editor.edits.dirtied -= 1;
         *tree = Tree::empty(tree.id);
         return Ok(true);
@@ -97,7 +97,7 @@ impl Editor<'_> {
             return Ok((existed, None));
         }
         let right = node.split(newest);
-        debug_assert!(node.encoded_size() <= NODE_CAPACITY && right.encoded_size() <= NODE_CAPACITY, "B5");
+        debug_assert!(node.encoded_size() <= NODE_CAPACITY && right.encoded_size() <= NODE_CAPACITY, "TREE-5");
         Ok((existed, Some((right.lower, self.new_child(right)))))
     }
 
@@ -199,7 +199,7 @@ impl Editor<'_> {
     }
 
     /// The node of `child` for changes in place. The caller reached `child` through nodes that are editable themselves, so that a
-    /// unique `Arc` here is unique along the whole path (B2).
+    /// unique `Arc` here is unique along the whole path (TREE-2).
     fn editable<'n>(&mut self, child: &'n mut Child, bounds: Bounds) -> Result<&'n mut Node> {
         if let Child::Stored(pointer) = child {
             *child = Child::Resident(self.store.load(pointer, bounds)?);
@@ -207,11 +207,11 @@ impl Editor<'_> {
         let Child::Resident(node) = child else { unreachable!("made resident above") };
         if self.is_older(node) {
             let copy = Arc::new(node.reborn(self.edits.generation));
-            // B3: no tree of this lineage reaches the original any more, so nobody can supersede it again.
+            // TREE-3: no tree of this lineage reaches the original any more, so nobody can supersede it again.
             self.edits.superseded.push(std::mem::replace(node, copy));
             self.edits.dirtied += 1;
         }
-        // B2: copied here when another version shares it; of the open transaction, so nothing is superseded.
+        // TREE-2: copied here when another version shares it; of the open transaction, so nothing is superseded.
         Ok(Arc::make_mut(node))
     }
 
@@ -230,7 +230,7 @@ impl Editor<'_> {
     /// `node` is not part of the tree any more.
     fn retire(&mut self, node: Arc<Node>) {
         if self.is_older(&node) {
-            self.edits.superseded.push(node); // B3
+            self.edits.superseded.push(node); // TREE-3
         } else {
             self.edits.dirtied -= 1;
         }

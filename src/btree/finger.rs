@@ -10,7 +10,7 @@ use super::{NodeStore, ScanVisitor, Tree, cursor};
 use crate::error::Result;
 use crate::format::Key;
 
-/// The last leaf of searches in one version of one tree, which it must never be used with another of (B1). Threads may share it: who finds it
+/// The last leaf of searches in one version of one tree, which it must never be used with another of (TREE-1). Threads may share it: who finds it
 /// taken descends.
 #[derive(Default)]
 pub(crate) struct Finger(Mutex<Option<Arc<Node>>>);

@@ -28,7 +28,7 @@ pub(super) fn flush(
         }
     }
     let pointer = write(node.level, node.encode(&pointers))?;
-    // B1, B2: newer versions share the node, so it learns its place through the cell and is not touched otherwise. The cell was
+    // TREE-1, TREE-2: newer versions share the node, so it learns its place through the cell and is not touched otherwise. The cell was
     // empty above, and the commit that runs this is the only one that writes.
     let _ = node.stored.set(pointer);
     match &node.body {
@@ -54,7 +54,7 @@ pub(super) fn forget_written(child: &mut Child) {
     if !children.iter().any(|(_, child)| matches!(child, Child::Resident(_))) {
         return;
     }
-    // B1: copied when a published version shares it. The node belongs to the open transaction, so nothing is superseded (B3).
+    // TREE-1: copied when a published version shares it. The node belongs to the open transaction, so nothing is superseded (TREE-3).
     if let Body::Internal(children) = &mut Arc::make_mut(node).body {
         children.iter_mut().for_each(|(_, child)| forget_written(child));
     }

@@ -1,13 +1,13 @@
 //! Copy-on-write B+tree over pages: persistent trees that share nodes, changed in memory, written once by a commit.
 //!
 //! # Invariants
-//! B1  A `Tree` value is a snapshot: no operation on another clone changes what it answers.
-//! B2  A node is changed in place only when nobody else can reach it: its `Arc` is unique along the whole path, it was born in the
+//! TREE-1  A `Tree` value is a snapshot: no operation on another clone changes what it answers.
+//! TREE-2  A node is changed in place only when nobody else can reach it: its `Arc` is unique along the whole path, it was born in the
 //!     transaction that is open now, and it is not stored. Otherwise it is cloned.
-//! B3  Cloning a node that an older transaction made (committed, or frozen and being written) adds it to `Edits::superseded`,
+//! TREE-3  Cloning a node that an older transaction made (committed, or frozen and being written) adds it to `Edits::superseded`,
 //!     exactly once; its page is freed when the present transaction commits. Discarded edits supersede nothing.
-//! B4  A loaded node is used only when tree, level and both fences are those that its parent says.
-//! B5  An encoded node never exceeds NODE_CAPACITY; no node but an empty leaf root is empty.
+//! TREE-4  A loaded node is used only when tree, level and both fences are those that its parent says.
+//! TREE-5  An encoded node never exceeds NODE_CAPACITY; no node but an empty leaf root is empty.
 
 mod cache;
 mod cursor;
@@ -178,7 +178,7 @@ impl Tree {
         self.root.as_ref().map_or(0, flush::count_dirty)
     }
 
-    /// Visits every stored node page of the tree (pointer, level), for `check` and rebuilding the space map. Reads all nodes, verifying B4, and goes on
+    /// Visits every stored node page of the tree (pointer, level), for `check` and rebuilding the space map. Reads all nodes, verifying TREE-4, and goes on
     /// behind those that cannot be read, which `lost` gets after `f`.
     pub(crate) fn visit_pages(
         &self,

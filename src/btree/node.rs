@@ -103,7 +103,7 @@ impl Node {
 
     /// Splits an overfull node in two that fit; answers the right half. `newest` is the position of the entry that made it overfull.
     ///
-    /// Two halves always suffice (B5): the node held at most `NODE_CAPACITY` before one entry came or grew, and an entry takes at most
+    /// Two halves always suffice (TREE-5): the node held at most `NODE_CAPACITY` before one entry came or grew, and an entry takes at most
     /// 3,519 bytes, so the larger half of a split in the middle has at most (16,238 + 3,519) / 2 + 3,519 bytes of entries. The split
     /// of ascending keys leaves at most nine tenths on the left, and on the right a tenth and at most two entries, or less than half.
     pub(super) fn split(&mut self, newest: usize) -> Node {
@@ -144,7 +144,7 @@ impl Node {
         let body = match (&left.body, &right.body) {
             (Body::Leaf(a), Body::Leaf(b)) => Body::Leaf(Leaf::copied(a.iter().chain(b.iter()))),
             (Body::Internal(a), Body::Internal(b)) => Body::Internal(a.iter().chain(b).cloned().collect()),
-            // Neighbours have the level that their parent demands (B4), and a node's body follows from its level.
+            // Neighbours have the level that their parent demands (TREE-4), and a node's body follows from its level.
             _ => unreachable!("neighbours of different levels"),
         };
         Node::new(born, Bounds { upper: right.upper, ..left.bounds() }, body)

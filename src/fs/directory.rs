@@ -1,11 +1,11 @@
 //! Edits and searches the two records of a directory entry (specification 7).
 //!
 //! # Invariants
-//! N1  Every entry has one index entry (found by the hash of its name) and one list record (at its sequence number) that agree.
-//! N2  A directory's size is the number of its entries, its links are 2 plus the number of its subdirectories.
-//! N3  A sequence number belongs to one entry at most for ever; renaming within the directory and replacing the target keep it.
-//! N4  A directory that has no name any more has no entries and gets none.
-//! N5  An entry is followed, listed with attributes and changed only where its inode has the type that it says and, of a directory, the
+//! NAME-1  Every entry has one index entry (found by the hash of its name) and one list record (at its sequence number) that agree.
+//! NAME-2  A directory's size is the number of its entries, its links are 2 plus the number of its subdirectories.
+//! NAME-3  A sequence number belongs to one entry at most for ever; renaming within the directory and replacing the target keep it.
+//! NAME-4  A directory that has no name any more has no entries and gets none.
+//! NAME-5  An entry is followed, listed with attributes and changed only where its inode has the type that it says and, of a directory, the
 //!     entry's directory as its parent. So every directory that is reached has one way up, to the root: whoever holds the key can write
 //!     circles and entries of other directories' children, but nobody walks in them, and removing such a name removes nothing else.
 
@@ -86,7 +86,7 @@ impl Target {
     }
 }
 
-/// The inode that an entry of `directory` names in the same version (N5).
+/// The inode that an entry of `directory` names in the same version (NAME-5).
 ///
 /// # Errors
 /// `Damaged` when it is missing, of another type, or a directory of somewhere else.
@@ -110,7 +110,7 @@ pub(crate) fn has_entries(view: View<'_>, ino: Ino, inode: &InodeValue) -> Resul
     Ok(any)
 }
 
-/// Whether this may be the inode of an entry of `directory` (N5).
+/// Whether this may be the inode of an entry of `directory` (NAME-5).
 pub(crate) fn agrees(directory: Ino, target: Target, inode: &InodeValue) -> bool {
     let is_in_place = !target.is_directory() || (inode.parent == directory && target.ino != ROOT_INO);
     file_type(inode.mode) == target.file_type && is_in_place
@@ -171,7 +171,7 @@ pub(crate) struct Directory {
 }
 
 impl Directory {
-    /// `NotFound` when it was removed (N4): the caller holds it by a working directory or a handle.
+    /// `NotFound` when it was removed (NAME-4): the caller holds it by a working directory or a handle.
     pub(crate) fn load(view: View<'_>, ino: Ino) -> Result<Directory> {
         let inode = inode::find(view, ino)?.ok_or(Error::NotFound)?;
         if inode.mode & mode::TYPE != mode::DIRECTORY {

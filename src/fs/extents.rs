@@ -1,9 +1,9 @@
 //! Maps file ranges to extents: lookup, insert with split, removal, with reference counts kept right.
 //!
 //! # Invariants
-//! X1  Extents of an inode do not overlap; every extent is one count of its page (specification 8).
-//! X2  A part that remains of a cut extent is a new reference, born in the open transaction: it is shared before the old one is released.
-//! X3  `InodeValue::bytes` is the sum of the visible extents and the inline data; extents at or behind the trim offset are not visible.
+//! EXTENT-1  Extents of an inode do not overlap; every extent is one count of its page (specification 8).
+//! EXTENT-2  A part that remains of a cut extent is a new reference, born in the open transaction: it is shared before the old one is released.
+//! EXTENT-3  `InodeValue::bytes` is the sum of the visible extents and the inline data; extents at or behind the trim offset are not visible.
 
 use std::ops::{ControlFlow, Range};
 
@@ -99,7 +99,7 @@ pub(crate) fn measure(view: View<'_>, ino: Ino, range: Range<u64>, limit: u64) -
     Ok((count, bytes))
 }
 
-/// Only what ends in the first `PACK` bytes of its file can lie on a packed page (C1).
+/// Only what ends in the first `PACK` bytes of its file can lie on a packed page (COPY-1).
 pub(crate) fn may_be_packed(offset: u64, extent: &Extent) -> bool {
     offset.saturating_add(extent.length.into()) <= PACK
 }
@@ -120,7 +120,7 @@ pub(crate) fn remove_range(op: &mut Operation<'_>, ino: Ino, inode: &mut InodeVa
         let head = offset < range.start;
         let tail = mapped.end() > range.end;
         let parts = u32::from(head) + u32::from(tail);
-        // X2, except that a reference of the open transaction can simply stay: it has the right `born` already.
+        // EXTENT-2, except that a reference of the open transaction can simply stay: it has the right `born` already.
         if extent.born == op.generation() && parts > 0 {
             op.share(&extent.page, parts - 1)?;
         } else {
@@ -178,7 +178,7 @@ fn replace_near(op: &mut Operation<'_>, inode: &mut InodeValue, pieces: &[Writte
         note_packed(op, offset, &extent);
         let parts = rest.len() as u32; // an extent of at most 128 KiB has no more
         if op.is_shown_by_snapshot(extent.born) {
-            // X2
+            // EXTENT-2
             op.share(&extent.page, parts)?;
             op.release(&extent.page, extent.born)?;
         } else {

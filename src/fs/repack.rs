@@ -1,9 +1,9 @@
 //! Writes what is left of stale packed pages elsewhere, so that the bytes of deleted files go with the old pages.
 //!
 //! # Invariants
-//! V1  A repack changes no content: an extent is replaced by the bytes read through it, and only when in the operation it is still the same.
-//! V2  What went between the reading and the operation makes the new page a stale one, noted by the same operation.
-//! V3  Pages wait for one to two intervals, so that those that die as a whole are not written again, and one that is noted again and again is
+//! REPACK-1  A repack changes no content: an extent is replaced by the bytes read through it, and only when in the operation it is still the same.
+//! REPACK-2  What went between the reading and the operation makes the new page a stale one, noted by the same operation.
+//! REPACK-3  Pages wait for one to two intervals, so that those that die as a whole are not written again, and one that is noted again and again is
 //!     repacked once per interval at most.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -23,7 +23,7 @@ use crate::format::values::Extent;
 use crate::format::{Ino, Key, Pointer, kind};
 use crate::txn::{Operation, UnnamedPages, View, Volume, WrittenPiece};
 
-/// Seconds of an interval (V3); the manual names the delay.
+/// Seconds of an interval (REPACK-3); the manual names the delay.
 const INTERVAL: i64 = 5;
 /// Pages of one step: 1 MiB of content at most.
 const PAGES: usize = 8;
@@ -46,7 +46,7 @@ pub(super) struct Repack {
 
 #[derive(Default)]
 struct Progress {
-    /// Where the search for pages that nobody noted goes on (Q3).
+    /// Where the search for pages that nobody noted goes on (STALE-3).
     search: Option<Key>,
     looked_at: BTreeSet<u64>,
     /// The archive was idle but for the repacking, which therefore commits itself.
@@ -80,7 +80,7 @@ impl Repack {
         Repack { volume, environment, options, progress: Mutex::default(), last_tick: Mutex::default() }
     }
 
-    /// Has the whole tree searched for pages that the session before noted (Q3).
+    /// Has the whole tree searched for pages that the session before noted (STALE-3).
     pub(super) fn begin_search(&self) {
         self.progress.lock().begin_search();
     }
@@ -270,7 +270,7 @@ impl Repack {
     }
 }
 
-/// Lets the new pieces take the place of the extents that are still the same (V1).
+/// Lets the new pieces take the place of the extents that are still the same (REPACK-1).
 fn name_moved(op: &mut Operation<'_>, moved: &[Part], written: &mut UnnamedPages) -> Result<()> {
     let mut same = BTreeMap::new();
     for part in moved {
@@ -281,7 +281,7 @@ fn name_moved(op: &mut Operation<'_>, moved: &[Part], written: &mut UnnamedPages
             op.note_stale(&part.extent.page);
         }
     }
-    // V2
+    // REPACK-2
     let place_of = |piece: &WrittenPiece| same.range(..=(piece.ino, piece.offset)).next_back();
     written.name(op, |piece| place_of(piece).is_some_and(|(_, part)| part.has(piece)))?;
     let born = op.generation();

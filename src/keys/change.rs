@@ -389,7 +389,7 @@ impl Change {
             tracing::warn!("{mended}");
         }
         self.header.replace_slots(&*self.storage, &slots, volume_key)?;
-        // Both copies have reached the medium (U3, H4).
+        // Both copies have reached the medium (SEEN-3, HEADER-4).
         let archive = self.header.framing().archive;
         let newest = vouch(self.storage.clone(), &archive, volume_key, sequence + 1, self.current);
         Witness::new(newest.volume, sequence + 1, newest.looked, newest.replace).remember();

@@ -1,14 +1,14 @@
 //! Reads, authenticates, writes and repairs the two header copies (specification section 3).
 //!
 //! # Invariants
-//! H1  At every moment one copy is whole on the medium: a copy is overwritten only while the other one is valid and at least as new.
-//! H2  Nothing of a header is used for writing before its MAC and the commitment of the volume key are right.
-//! H3  Each byte of one copy follows from the other copy and the volume key. So whatever was lost or altered in the copy that is not used
+//! HEADER-1  At every moment one copy is whole on the medium: a copy is overwritten only while the other one is valid and at least as new.
+//! HEADER-2  Nothing of a header is used for writing before its MAC and the commitment of the volume key are right.
+//! HEADER-3  Each byte of one copy follows from the other copy and the volume key. So whatever was lost or altered in the copy that is not used
 //!     shows, and is written anew from the one that is.
-//! H4  A change of the header writes one copy, passes a barrier, writes the other copy, passes a barrier, and makes a commit whose record
+//! HEADER-4  A change of the header writes one copy, passes a barrier, writes the other copy, passes a barrier, and makes a commit whose record
 //!     carries the new number. From then on an older header beside that record is refused by everybody. A crash before the commit leaves
 //!     the new header with records that do not know of it: until the next commit only who remembers the new one would notice the old one.
-//! H5  A copy of a version, suite or feature that this program does not know is not written over, and the archive not written beside it:
+//! HEADER-5  A copy of a version, suite or feature that this program does not know is not written over, and the archive not written beside it:
 //!     a newer program may have begun to change it there. One of which nothing but the version differs is ours, altered: whoever changes
 //!     a header gives it another number.
 
@@ -94,7 +94,7 @@ impl Header {
     }
 
     /// This program knows no feature bits: whatever a newer one put there for writers or keepers of headers it cannot keep. Nor may it write
-    /// a copy over that it does not know (H5).
+    /// a copy over that it does not know (HEADER-5).
     pub(crate) fn check_writable(&self) -> Result<()> {
         if let Some(Err(Error::UnsupportedVersion(reason))) = &self.other {
             return Err(Error::UnsupportedVersion(format!(
@@ -114,7 +114,7 @@ impl Header {
         &self.parsed.framing
     }
 
-    /// A sequence number that is durable whatever a crash does: a copy is written only when the other one has reached the medium (H1).
+    /// A sequence number that is durable whatever a crash does: a copy is written only when the other one has reached the medium (HEADER-1).
     pub(crate) fn durable_sequence(&self) -> u64 {
         self.durable
     }
@@ -128,7 +128,7 @@ impl Header {
         &self.parsed.bytes[(slot + 1) * BLOCK as usize..][..BLOCK as usize]
     }
 
-    /// H2: checks the commitment and the MAC.
+    /// HEADER-2: checks the commitment and the MAC.
     pub(crate) fn authenticate(&self, volume_key: &SecretKey) -> Result<()> {
         self.check_commitment(volume_key)?;
         let framing = self.framing();
@@ -148,7 +148,7 @@ impl Header {
         Ok(())
     }
 
-    /// What is wrong with the copy that is not used, as a sentence (H3). The one that is used must be authentic.
+    /// What is wrong with the copy that is not used, as a sentence (HEADER-3). The one that is used must be authentic.
     pub(crate) fn flaw(&self, volume_key: &SecretKey) -> Option<String> {
         let (used, copy) = (self.framing(), 1 - self.framing().copy);
         match self.other.as_ref()? {
@@ -170,7 +170,7 @@ impl Header {
         }
     }
 
-    /// Writes the copy anew that is lost, altered or older, and says so. The other one must be authentic (H2).
+    /// Writes the copy anew that is lost, altered or older, and says so. The other one must be authentic (HEADER-2).
     pub(crate) fn repair(&mut self, storage: &dyn Storage, volume_key: &SecretKey) -> Result<Option<String>> {
         let flaw = self.flaw(volume_key);
         if flaw.is_some() {
@@ -196,7 +196,7 @@ impl Header {
             framing.slots[*slot] = *kind;
         }
         framing.sequence += 1;
-        // H1: each passes a barrier. Whoever gave a new secret must know which ones count after an error.
+        // HEADER-1: each passes a barrier. Whoever gave a new secret must know which ones count after an error.
         let first = write_copy(storage, &framing, &slots, 0, volume_key);
         first.map_err(|error| in_doubt(error, "either the keys of before or the new ones open it"))?;
         let second = write_copy(storage, &framing, &slots, 1, volume_key);
@@ -227,7 +227,7 @@ pub(crate) fn commitment(volume_key: &SecretKey, archive: &ArchiveId) -> [u8; 32
     *hkdf(volume_key, archive, COMMITMENT_LABEL).bytes()
 }
 
-/// Writes both copies over what is there, `whole` last: the copy that is known to be valid, if any (H1).
+/// Writes both copies over what is there, `whole` last: the copy that is known to be valid, if any (HEADER-1).
 pub(crate) fn write_over(
     storage: &dyn Storage,
     whole: Option<u8>,
@@ -311,7 +311,7 @@ fn copy_bytes(storage: &dyn Storage, length: u64, copy: u8) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// H5: why the copy that is not `used` cannot be: it is unknown, or its version was altered.
+/// HEADER-5: why the copy that is not `used` cannot be: it is unknown, or its version was altered.
 fn unknown_or_altered(storage: &dyn Storage, length: u64, used: &ParsedHeader, reason: String) -> Result<Error> {
     let other = copy_bytes(storage, length, 1 - used.framing.copy)?;
     Ok(match header::differ_by_version(&other, &used.bytes) {

@@ -1,4 +1,4 @@
-//! What surrounds a change of the header: the archive is looked at before, and a commit names the new header behind it (H4).
+//! What surrounds a change of the header: the archive is looked at before, and a commit names the new header behind it (HEADER-4).
 
 use std::path::Path;
 use std::sync::Arc;
@@ -83,7 +83,7 @@ pub(crate) fn open(
     Volume::open_seen(storage, cipher, environment, header_sequence, &options, looked.mark())
 }
 
-/// H4: commits the number of a header that is on the medium in both copies. Gives the newest commit, to be remembered.
+/// HEADER-4: commits the number of a header that is on the medium in both copies. Gives the newest commit, to be remembered.
 ///
 /// The change of the keys is done when this is called. So what keeps the commit from being made (a full disk, damage in the space map) is told
 /// and is no failure of the change: the next commit of anybody makes up for it.

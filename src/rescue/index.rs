@@ -1,10 +1,10 @@
 //! Which leaves of the live tree survive, and in which generations each is known to have been part of it.
 //!
 //! # Invariants
-//! R1  A node is part of the tree from the generation of its page until something replaces it, and never again. So it is known to be part of
+//! RESCUE-1  A node is part of the tree from the generation of its page until something replaces it, and never again. So it is known to be part of
 //!     it from that generation to the latest one of an authentic node (or record) that names it, by tag, in a place with the same fences.
-//! R2  Leaves whose known lifetimes share a generation g were in the tree together at g. Only such leaves are read together.
-//! R3  Let N be the newest generation of any surviving node or record. What leaves known to be part of the tree at N say is the newest that is
+//! RESCUE-2  Leaves whose known lifetimes share a generation g were in the tree together at g. Only such leaves are read together.
+//! RESCUE-3  Let N be the newest generation of any surviving node or record. What leaves known to be part of the tree at N say is the newest that is
 //!     known; of everything else a newer version may have been destroyed, with or without a trace. So nothing is missing from the tree of N
 //!     when such leaves cover all keys, and only then. Of commits after N only data can be left, or a ring slot that shows there was none.
 //!
@@ -37,7 +37,7 @@ struct Node {
     level: u8,
     lower: Key,
     upper: Key,
-    /// R1: the last generation in which it is known to be part of the tree.
+    /// RESCUE-1: the last generation in which it is known to be part of the tree.
     last: Generation,
 }
 
@@ -96,7 +96,7 @@ pub(super) struct LeafIndex {
     pub(super) data: HashMap<u64, Pages>,
     pub(super) pages: u64,
     pub(super) unreadable: u64,
-    /// R3: N.
+    /// RESCUE-3: N.
     pub(super) newest: Generation,
     pub(super) later: Later,
 }
@@ -213,7 +213,7 @@ impl LeafIndex {
         Ok(found)
     }
 
-    /// R3: whether every key of the tree of N is in a leaf that is left.
+    /// RESCUE-3: whether every key of the tree of N is in a leaf that is left.
     pub(super) fn is_whole(&self) -> bool {
         let all: Vec<u32> = (0..self.leaves.len() as u32).collect();
         self.covering(&all, self.newest, Key::MIN, Key::MAX).is_some()
@@ -273,7 +273,7 @@ impl LeafIndex {
         self.overlapping(Key::new(ino.0, 0, 0), Key::new(ino.0.saturating_add(1), 0, 0))
     }
 
-    /// Every version of the inode's records that is covered without a gap, the newest first (R2).
+    /// Every version of the inode's records that is covered without a gap, the newest first (RESCUE-2).
     pub(super) fn versions(&self, ino: Ino) -> Vec<Version> {
         let all = self.of(ino);
         let mut generations: Vec<Generation> = all.iter().map(|&leaf| self.leaves[leaf as usize].last).collect();
@@ -377,7 +377,7 @@ fn pieces_of(pager: &Pager, run: Run, prologue: &Prologue) -> Result<Vec<(u64, P
     Ok(items.iter().map(|item| (item.ino.0, piece(item))).collect())
 }
 
-/// R1, from the top down: a node lives at least as long as the youngest of those that name it.
+/// RESCUE-1, from the top down: a node lives at least as long as the youngest of those that name it.
 fn learn_lifetimes(pager: &Pager, records: &[CommitRecord], nodes: &mut [Node]) {
     let by_address: HashMap<u64, usize> =
         nodes.iter().enumerate().map(|(index, node)| (node.pointer.run.address, index)).collect();
@@ -409,7 +409,7 @@ fn learn_lifetimes(pager: &Pager, records: &[CommitRecord], nodes: &mut [Node]) 
     }
 }
 
-/// R3: whether there were commits after `newest`. The slot of the next one keeps the record from 64 commits before until that is written.
+/// RESCUE-3: whether there were commits after `newest`. The slot of the next one keeps the record from 64 commits before until that is written.
 fn later_commits(records: &[CommitRecord], newest: Generation, youngest_data: Generation) -> Later {
     let slot = Generation(newest.0.saturating_add(1)).slot();
     if youngest_data > newest {

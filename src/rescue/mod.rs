@@ -3,7 +3,7 @@
 //! A file is whole as of generation g when leaves that were in the tree together at g (`index`) cover its keys without a gap and every page
 //! that its extents name opens with the tag named; the newest such g wins. Nothing of another generation is mixed in. A leaf that covers a
 //! file's keys without having any says that the file was deleted. What is whole may still not be the newest: it is called unproved unless its
-//! leaves are known to be those of the newest commit that anything shows (R3). Names come from the directories' own newest whole versions, and where a
+//! leaves are known to be those of the newest commit that anything shows (RESCUE-3). Names come from the directories' own newest whole versions, and where a
 //! directory is not whole from what is left of it; what has no name left goes to `unnamed/INO`.
 
 mod index;

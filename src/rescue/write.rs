@@ -1,4 +1,4 @@
-//! Makes rescued objects on the host: complete before they get their name, known by descriptor (Y1), never through a link.
+//! Makes rescued objects on the host: complete before they get their name, known by descriptor (EXTRACT-1), never through a link.
 
 use std::os::fd::{AsFd, OwnedFd};
 

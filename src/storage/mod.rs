@@ -25,10 +25,10 @@ use crate::error::{Error, Result};
 /// A growable array of bytes with barriers. All methods may be called from several threads at once.
 ///
 /// # Contract
-/// S1  `write_at`, `punch`, `allocate` and `set_len` may reach the medium in any order, in parts of 512 bytes, or not at all,
+/// STORAGE-1  `write_at`, `punch`, `allocate` and `set_len` may reach the medium in any order, in parts of 512 bytes, or not at all,
 ///     until a `barrier` that was called after them has returned `Ok`.
-/// S2  After a failed `barrier` nothing is known about any write since the last good one; the caller latches.
-/// S3  `read_at` sees every earlier write of this process, whether or not it is on the medium; after `barrier` and `evict` it reads the medium.
+/// STORAGE-2  After a failed `barrier` nothing is known about any write since the last good one; the caller latches.
+/// STORAGE-3  `read_at` sees every earlier write of this process, whether or not it is on the medium; after `barrier` and `evict` it reads the medium.
 pub trait Storage: Send + Sync {
     /// Length in bytes.
     fn len(&self) -> Result<u64>;

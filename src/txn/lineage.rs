@@ -1,11 +1,11 @@
 //! What the archive knows of its own past: the records in the ring, and one history record per writing session before them.
 //!
 //! # Invariants
-//! L1  A record that is named as durable to somebody outside of the file is durable: to a writer its own newest one (its last barrier has
-//!     returned, or recovery verified it from the medium), to a reader only the one before the newest (by T3 the newest was written after
+//! LINEAGE-1  A record that is named as durable to somebody outside of the file is durable: to a writer its own newest one (its last barrier has
+//!     returned, or recovery verified it from the medium), to a reader only the one before the newest (by TXN-3 the newest was written after
 //!     the barrier of that one returned), because a reader may see a record that so far is in the host's cache alone.
-//! L2  A recovery never undoes a record that was named by L1: handed in as `seen`, a bad page of it is damage (specification 10.1).
-//! L3  So a record that was named and is not in this line was never undone by a crash: the file is older, or was written apart.
+//! LINEAGE-2  A recovery never undoes a record that was named by LINEAGE-1: handed in as `seen`, a bad page of it is damage (specification 10.1).
+//! LINEAGE-3  So a record that was named and is not in this line was never undone by a crash: the file is older, or was written apart.
 //!
 //! The history is bounded: beyond [`MOST_SESSIONS`] the oldest records go. Of what lies before the oldest record nothing can be said any
 //! more, and that is what is answered ([`Descent::Unknown`]): never a false alarm, but also no alarm for a fork that old.

@@ -1,18 +1,18 @@
 //! The only place where roots change: operations, commits, recovery, references, snapshots and reclaim of space.
 //!
 //! # Invariants
-//! T1  A block freed by commit N is not written, erased or truncated away before commit N+1 is durable and every reader that took its
+//! TXN-1  A block freed by commit N is not written, erased or truncated away before commit N+1 is durable and every reader that took its
 //!     state before the freeing operation has dropped it.
-//! T2  The record of N names every page that N brought in and no earlier barrier covered, or a barrier stands between those pages and the record.
-//! T3  The record of N+1 is written only after N's last barrier returned; it carries the tag of N.
-//! T4  A generation number is greater than that of every authentic record, a rejected one included, so none is used twice for commits that anybody
+//! TXN-2  The record of N names every page that N brought in and no earlier barrier covered, or a barrier stands between those pages and the record.
+//! TXN-3  The record of N+1 is written only after N's last barrier returned; it carries the tag of N.
+//! TXN-4  A generation number is greater than that of every authentic record, a rejected one included, so none is used twice for commits that anybody
 //!     can have been told of. One whose record is gone may come again after a crash; as the first commit of a session changes no live node,
 //!     live nodes of one generation are of one session all the same.
-//! T5  An operation is accepted only against free blocks that are allocated on the host: its data at worst case, the nodes that it may
+//! TXN-5  An operation is accepted only against free blocks that are allocated on the host: its data at worst case, the nodes that it may
 //!     dirty, and what the commit itself needs. So a commit never meets a full disk. Who finds none waits first for what is on its way
 //!     (`shortage`).
-//! T6  An operation is published whole or not at all, and what it carries tells for each state whether it is in it (`publication`).
-//! T7  The space map of checkpoint c together with the lists of the records c..=g is exactly the set of pages of root g. A record that no such
+//! TXN-6  An operation is published whole or not at all, and what it carries tells for each state whether it is in it (`publication`).
+//! TXN-7  The space map of checkpoint c together with the lists of the records c..=g is exactly the set of pages of root g. A record that no such
 //!     chain leads to says so with checkpoint 0; then that set is what the trees name.
 
 mod allocator;

@@ -67,7 +67,7 @@ fn open_listed(pager: &Pager, run: Run, tag: Tag, bytes: Vec<u8>) -> Result<()> 
     pager.cipher().open(&pointer, bytes).map(drop)
 }
 
-/// Specification 10.1; `seen` is a record that somebody remembers as durable (L2).
+/// Specification 10.1; `seen` is a record that somebody remembers as durable (LINEAGE-2).
 pub(super) fn choose(
     pager: &Pager,
     writable: bool,
@@ -153,7 +153,7 @@ impl Recovered {
     /// The records from the checkpoint to the chosen one, oldest first; None when one of them is lost, or there is no checkpoint.
     fn chain(&self) -> Option<Vec<&CommitRecord>> {
         if self.record.checkpoint == Generation(0) {
-            return None; // T7
+            return None; // TXN-7
         }
         let by_tag: BTreeMap<Tag, &CommitRecord> = self.ring.iter().map(|r| (r.tag, &r.record)).collect();
         let mut chain = vec![&self.record];
@@ -192,7 +192,7 @@ impl Recovered {
             allocator.recover_lists(allocated, &freed);
             chain.list_pages.extend(pages);
             if record.generation == self.record.generation {
-                // T1: they wait for the next commit, as they did before.
+                // TXN-1: they wait for the next commit, as they did before.
                 // Never makes anything outside of the page space free.
                 let total = allocator.total();
                 freed.retain(|run| in_space(*run, total));

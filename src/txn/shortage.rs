@@ -1,7 +1,7 @@
 //! What a change without room waits for before it is refused: room that is on its way.
 //!
 //! # The argument
-//! Room is on its way when (a) free blocks are being erased, (b) pages were freed and the commits that let them go have not ended (T1, P3),
+//! Room is on its way when (a) free blocks are being erased, (b) pages were freed and the commits that let them go have not ended (TXN-1, SPACE-3),
 //! (c) objects that nobody can reach have pages yet, (d) a reader that is about to end can see freed pages. Nothing else ever frees a block.
 //!
 //! - (a) ends by itself: who erases waits for nobody.

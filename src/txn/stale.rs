@@ -13,9 +13,9 @@ const LIMIT: usize = 8192;
 const DUE: u8 = 2;
 
 /// Notes are hints: a page that is noted without need is looked at and dropped. What must not happen is that one is missing, so
-/// Q1  a page is noted by the publication of the operation that took a part away, and dropped by the one that freed it;
-/// Q2  who takes a page out to look at it notes it again unless it is whole, gone, or replaced;
-/// Q3  notes that find no room, and those of a session that ended without closing, are made up for by a search of the tree.
+/// STALE-1  a page is noted by the publication of the operation that took a part away, and dropped by the one that freed it;
+/// STALE-2  who takes a page out to look at it notes it again unless it is whole, gone, or replaced;
+/// STALE-3  notes that find no room, and those of a session that ended without closing, are made up for by a search of the tree.
 #[derive(Default)]
 pub(crate) struct StalePages {
     pages: Mutex<Pages>,
@@ -25,7 +25,7 @@ pub(crate) struct StalePages {
 struct Pages {
     /// By address: the page, and ticks since it was noted.
     noted: BTreeMap<u64, (Pointer, u8)>,
-    /// Q3
+    /// STALE-3
     overflowed: bool,
 }
 
@@ -90,7 +90,7 @@ impl StalePages {
         std::mem::take(&mut self.pages.lock().overflowed)
     }
 
-    /// Q1
+    /// STALE-1
     pub(super) fn published(&self, stale: &[Pointer], freed: &[Run]) {
         for page in stale {
             self.note(*page);

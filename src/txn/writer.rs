@@ -164,7 +164,7 @@ impl OpenTransaction<'_> {
     }
 
     /// Runs `f` on a working copy and publishes the result when it is `Ok`; readers never wait. The nodes that `f` dirtied are promised before
-    /// publication, so a full disk is an error of this operation alone (T5, T6).
+    /// publication, so a full disk is an error of this operation alone (TXN-5, TXN-6).
     pub(super) fn operate<R>(&mut self, essential: bool, f: impl FnOnce(&mut Operation<'_>) -> Result<R>) -> Result<R> {
         let base = self.writer.medium.versions.published();
         let mut operation = Operation::new(&self.writer.medium.store, self.open.generation, &base);
@@ -234,7 +234,7 @@ impl OpenTransaction<'_> {
     }
 
     /// Takes what is published, also when that is nothing new, and opens the next transaction. An empty one gets the number `refused`, if there is one:
-    /// nobody was told of it, and what was sealed for the open transaction keeps its number (T4).
+    /// nobody was told of it, and what was sealed for the open transaction keeps its number (TXN-4).
     ///
     /// `old_lists` is the number of list pages that a checkpoint would free. Room for the new ones is promised while no operation can come between:
     /// from now on others reserve against the next transaction's lists. `SpaceMap::reserve` left that room; should it not be there all the same,

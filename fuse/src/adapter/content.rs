@@ -19,7 +19,7 @@ impl Adapter {
     }
 
     /// What fallocate(2) asks for. The times are left to the kernel also where it gives none (before Linux 6.1, but for stable kernels that were
-    /// mended): it would neither show what is set here nor keep it, since it trusts and stores its own (F1, F8).
+    /// mended): it would neither show what is set here nor keep it, since it trusts and stores its own (KERNEL-1, KERNEL-8).
     pub(super) fn allocate_content(
         &self,
         request: &Request,

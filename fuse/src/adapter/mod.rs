@@ -1,7 +1,7 @@
 //! One kernel request, one call of the core, one reply. What the kernel caches of the replies is the subject of [`crate::kernel_cache`].
 //!
 //! The kernel's inode number is the core's and numbers are never reused, so there is no lookup table, FORGET means
-//! nothing but F6 and F9, and the generation is 0, which also makes NFS handles valid for ever.
+//! nothing but KERNEL-6 and KERNEL-9, and the generation is 0, which also makes NFS handles valid for ever.
 
 mod activity;
 mod caller;
@@ -60,7 +60,7 @@ impl fuser::Filesystem for Adapter {
     fn lookup(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
         let _in_flight = self.begin();
         match self.fs.lookup(ino(parent), name.as_bytes()) {
-            // F5.
+            // KERNEL-5.
             Err(Error::NotFound) => reply.entry_with_ttls(&FOR_EVER, &FOR_EVER, &convert::no_attributes(), GENERATION),
             found => self.reply_entry(found, reply),
         }
@@ -217,7 +217,7 @@ impl fuser::Filesystem for Adapter {
         match made {
             Ok(a) => {
                 self.activity.file_opened();
-                // F5: the name holds for ever, and fuser has one time for name and attributes.
+                // KERNEL-5: the name holds for ever, and fuser has one time for name and attributes.
                 let attributes = self.cache.created(&a, writes(OpenFlags(flags)));
                 reply.created(&FOR_EVER, &attributes, GENERATION, FileHandle(0), FopenFlags::FOPEN_KEEP_CACHE);
             }

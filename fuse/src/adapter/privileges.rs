@@ -7,7 +7,7 @@
 //! - Owner or group: a chown(2) that the kernel permitted. The bits go.
 //! - A size: they go unless root truncates. The kernel permitted that too.
 //! - Nothing but ctime, or nothing at all: a chown(2) that names nobody, which everybody may make where no bit goes. The kernel owns the
-//!   ctime of regular files (F1) and sends it along for these; of other types it sends nothing.
+//!   ctime of regular files (KERNEL-1) and sends it along for these; of other types it sends nothing.
 //! - Nothing at all for a regular file: the kernel takes the bits before somebody writes, whom it permitted to.
 
 use fuser::Request;

@@ -38,7 +38,7 @@ impl Seek {
     }
 
     /// The kernel asks without writing its dirty pages first, and would lose their data to whoever copies what we call data. Only an inode
-    /// with a writer has any (F3). Dropping its cached pages has them written, by WRITE requests that the event loops answer meanwhile:
+    /// with a writer has any (KERNEL-3). Dropping its cached pages has them written, by WRITE requests that the event loops answer meanwhile:
     /// hence the thread.
     pub(super) fn serve(self, fs: &Arc<FileSystem>, cache: &Arc<KernelCache>, reply: ReplyLseek) {
         if !cache.has_writer(self.number.0) {

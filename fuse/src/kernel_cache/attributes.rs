@@ -14,7 +14,7 @@ use super::{FOR_EVER, KernelCache};
 use crate::convert;
 
 impl KernelCache {
-    /// What the kernel is told of an object (F7).
+    /// What the kernel is told of an object (KERNEL-7).
     pub(crate) fn told(&self, a: &Attributes) -> FileAttr {
         FileAttr { blocks: self.writers.told(a.ino.0, a.blocks), ..convert::attributes(a) }
     }
@@ -50,7 +50,7 @@ impl KernelCache {
         }
     }
 
-    /// F7: whoever was told of a block that is not there is to ask again.
+    /// KERNEL-7: whoever was told of a block that is not there is to ask again.
     pub(crate) fn end_writing(&self, fs: &FileSystem, ino: INodeNo) {
         if self.writers.remove(ino.0) && fs.attributes(Ino(ino.0)).is_ok_and(|a| a.blocks == 0) {
             self.invalidate_attributes(ino);

@@ -1,4 +1,4 @@
-//! Answers the times that the kernel still stores of a regular file whose last name has gone (F4).
+//! Answers the times that the kernel still stores of a regular file whose last name has gone (KERNEL-4).
 
 use lockbox::fs::{Attributes, SetAttributes, mode};
 use lockbox::{Error, Result, format};

@@ -4,27 +4,27 @@
 //! ([`KernelCache`]), and what it holds back is taken into account.
 //!
 //! # Rules of the writeback cache
-//! F1  The kernel owns size, mtime and ctime of regular files: a WRITE touches no times, SETATTR stores what it is given.
-//! F2  A cached WRITE carries any open handle and no credentials: handle modes and O_APPEND are never looked at, and a
+//! KERNEL-1  The kernel owns size, mtime and ctime of regular files: a WRITE touches no times, SETATTR stores what it is given.
+//! KERNEL-2  A cached WRITE carries any open handle and no credentials: handle modes and O_APPEND are never looked at, and a
 //!     handle opened for writing only receives READs.
-//! F3  The kernel holds dirty pages of an inode only while the inode has a writer.
-//! F4  After the unlink of a last name it still brings the times of the file that is gone. They are accepted: it would
+//! KERNEL-3  The kernel holds dirty pages of an inode only while the inode has a writer.
+//! KERNEL-4  After the unlink of a last name it still brings the times of the file that is gone. They are accepted: it would
 //!     keep an error for the next syncfs(2), which would fail though nothing is wrong.
-//! F5  Every name is answered for ever, a missing one too: nobody but the kernel changes names. A missing name that
+//! KERNEL-5  Every name is answered for ever, a missing one too: nobody but the kernel changes names. A missing name that
 //!     expires is dropped by whoever looks it up while another creates it; the new file's inode then goes with its last
 //!     close, and an answer to a LOOKUP that was given before the last WRITE brings it back with the size of then, which
-//!     the kernel trusts (F1): the next append would overwrite. Attributes expire on their own.
-//! F6  Who opens a name looks it up first and opens the inode then. A rename in between must not end the file that was
+//!     the kernel trusts (KERNEL-1): the next append would overwrite. Attributes expire on their own.
+//! KERNEL-6  Who opens a name looks it up first and opens the inode then. A rename in between must not end the file that was
 //!     found: ESTALE makes the kernel look once more, but the next rename may be as quick. So a file whose last name a
 //!     rename took is held open until FORGET, which the kernel sends when it drops the inode.
-//! F7  A count of 0 blocks says that a file has no data, and backup programs believe it (GNU tar -S stores zeros). Of dirty
-//!     pages (F3) only the kernel knows, and it does not count them: so an inode with a writer has one block at least.
-//! F8  It stamps mtime and ctime of a regular file in memory when it asks for a change of content, and stores them later if they are
+//! KERNEL-7  A count of 0 blocks says that a file has no data, and backup programs believe it (GNU tar -S stores zeros). Of dirty
+//!     pages (KERNEL-3) only the kernel knows, and it does not count them: so an inode with a writer has one block at least.
+//! KERNEL-8  It stamps mtime and ctime of a regular file in memory when it asks for a change of content, and stores them later if they are
 //!     not what it stored before. So nobody else stamps them then: that would stay behind what it has stored already. It reads what it
 //!     stores before it asks, without waiting for a truncate(2) or touch(1) under way, so older times may come after newer ones: they
 //!     change nothing. It stores them by a handle, and utimensat(2) sets others without one. What is stamped here is in order with the kernel's stamps (`Environment::stamp`).
-//! F9  A directory that was removed is still there for whoever works in it, has it open or holds a path to it: of these the kernel tells
-//!     nothing but FORGET. So it is held open until then, as in F6. What may be asked of it is its attributes; the kernel answers
+//! KERNEL-9  A directory that was removed is still there for whoever works in it, has it open or holds a path to it: of these the kernel tells
+//!     nothing but FORGET. So it is held open until then, as in KERNEL-6. What may be asked of it is its attributes; the kernel answers
 //!     by itself that nothing is in it and nothing can be made there.
 
 mod attributes;
@@ -61,7 +61,7 @@ impl KernelCache {
         let _ = self.notifier.set(notifier);
     }
 
-    /// Whether any inode has a handle that may write: without one the kernel holds no dirty pages (F3).
+    /// Whether any inode has a handle that may write: without one the kernel holds no dirty pages (KERNEL-3).
     pub(crate) fn any_writer(&self) -> bool {
         self.writers.any()
     }

@@ -10,7 +10,7 @@ use fuser::INodeNo;
 use super::KernelCache;
 
 impl KernelCache {
-    /// The inodes of which the kernel may hold dirty pages (F3).
+    /// The inodes of which the kernel may hold dirty pages (KERNEL-3).
     pub(crate) fn dirty(&self) -> Vec<u64> {
         self.writers.inodes()
     }

@@ -1,4 +1,4 @@
-//! Keeps the times that the kernel stores from undoing newer ones that a program set meanwhile (F8).
+//! Keeps the times that the kernel stores from undoing newer ones that a program set meanwhile (KERNEL-8).
 
 use std::time::SystemTime;
 
@@ -10,7 +10,7 @@ use super::{KernelCache, gone};
 
 impl KernelCache {
     /// As [`FileSystem::set_attributes`], but times that the kernel stored too late change nothing, and those of a file that is gone are
-    /// accepted (F4).
+    /// accepted (KERNEL-4).
     pub(crate) fn set_attributes(
         &self,
         fs: &FileSystem,
@@ -30,7 +30,7 @@ impl KernelCache {
         set: &SetAttributes,
         by_handle: bool,
     ) -> Result<Attributes> {
-        // F8.
+        // KERNEL-8.
         let change = || fs.set_attributes(ino, &SetAttributes { brings_times: true, ..*set });
         let (Some(SetTime::To(ctime)), Some(newest)) = (set.ctime, self.writers.newest(ino.0)) else { return change() };
         let mut newest = newest.lock();

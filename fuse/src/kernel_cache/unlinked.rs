@@ -1,4 +1,4 @@
-//! Files whose last name a rename gave to another file, and directories that were removed: they live as long as the kernel knows them (F6, F9).
+//! Files whose last name a rename gave to another file, and directories that were removed: they live as long as the kernel knows them (KERNEL-6, KERNEL-9).
 
 use std::collections::HashSet;
 use std::ffi::OsStr;

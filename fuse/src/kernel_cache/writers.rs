@@ -18,7 +18,7 @@ use parking_lot::Mutex;
 /// two the second one knows the first.
 pub(super) type Newest = Mutex<Option<Timestamp>>;
 
-/// What an inode with writers counts at least (F7).
+/// What an inode with writers counts at least (KERNEL-7).
 const LEAST: u64 = 1;
 
 /// Enough that event loops seldom meet.
@@ -243,7 +243,7 @@ mod tests {
         writers.ask(5);
         assert!(writers.answer(5, 8).1 && !writers.answer(5, 16).1 && !writers.keeps(5));
     }
-    /// F7.
+    /// KERNEL-7.
     #[test]
     fn an_inode_with_writers_has_a_block_until_the_last_is_gone() {
         let writers = Writers::default();

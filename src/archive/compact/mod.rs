@@ -1,14 +1,14 @@
 //! Rewrites an archive into a new file without free space, and puts that in its place.
 //!
 //! # Order
-//! K1  The old file is locked for writing and opened for reading: nothing in it changes before its name goes to the new one.
-//! K2  The new file lies beside it, is locked, and holds the content, then a closed record. It is no archive yet: its header is still zeros.
-//! K3  It is verified from the medium: every page, count and entry by itself, then record by record and byte by byte against the old one.
-//! K4  Owner, mode and extended attributes, fsync, the header with its key slots, fsync, exchange of the names, fsync of the directory, removal
+//! COMPACT-1  The old file is locked for writing and opened for reading: nothing in it changes before its name goes to the new one.
+//! COMPACT-2  The new file lies beside it, is locked, and holds the content, then a closed record. It is no archive yet: its header is still zeros.
+//! COMPACT-3  It is verified from the medium: every page, count and entry by itself, then record by record and byte by byte against the old one.
+//! COMPACT-4  Owner, mode and extended attributes, fsync, the header with its key slots, fsync, exchange of the names, fsync of the directory, removal
 //!     of the old file's name, fsync of the directory. So a crash leaves the old or the new archive under the name, and at most one file beside it.
-//!     The next run removes that one when it has no header (K2) or the archive goes on from its newest commit. Anything else may be
+//!     The next run removes that one when it has no header (COMPACT-2) or the archive goes on from its newest commit. Anything else may be
 //!     what another program put there; also the old file after a rekey, which nobody can open any more who has the new key alone.
-//! K5  Nothing is done to what a name means at that moment, and no other file becomes the archive: `replace.rs` has the argument.
+//! COMPACT-5  Nothing is done to what a name means at that moment, and no other file becomes the archive: `replace.rs` has the argument.
 
 mod copy;
 mod names;
@@ -167,7 +167,7 @@ pub(super) fn rewrite(
     Ok(CompactReport { length_before, disk_before, length_after, disk_after })
 }
 
-/// Whether a file that lies where an unfinished one would has nothing that the archive lacks (K4).
+/// Whether a file that lies where an unfinished one would has nothing that the archive lacks (COMPACT-4).
 fn is_superseded(left: Arc<FileStorage>, key: &UnlockedKey, archive: &Volume) -> Result<bool> {
     if !header::is_begun(&*left)? {
         return Ok(true);
@@ -184,7 +184,7 @@ fn is_superseded(left: Arc<FileStorage>, key: &UnlockedKey, archive: &Volume) ->
     }
 }
 
-/// Makes an archive of the verified content (K4).
+/// Makes an archive of the verified content (COMPACT-4).
 fn write_header(storage: &FileStorage, target: &Target) -> Result<()> {
     let key = &target.key.volume_key;
     for copy in 0..2 {
@@ -199,7 +199,7 @@ fn write_header(storage: &FileStorage, target: &Target) -> Result<()> {
     }
 }
 
-/// K1: reads only, whatever the lock.
+/// COMPACT-1: reads only, whatever the lock.
 fn open(
     storage: Arc<FileStorage>,
     key: &UnlockedKey,
@@ -251,7 +251,7 @@ fn fill(
     Ok(new)
 }
 
-/// K3
+/// COMPACT-3
 fn verify(old: &FileSystem, storage: Arc<FileStorage>, target: &Target, watch: &mut copy::Watch<'_>) -> Result<()> {
     storage.barrier()?;
     storage.evict(0, storage.len()?)?;

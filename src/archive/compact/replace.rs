@@ -207,7 +207,7 @@ impl Beside {
         rustix::fs::fsync(new).map_err(|e| Error::io(format!("syncing {}", self.entry.path().display()), e.into()))
     }
 
-    /// K4. Returns the old file when it could not be removed.
+    /// COMPACT-4. Returns the old file when it could not be removed.
     ///
     /// # Errors
     /// `InUse` when one of the names is another file's: then each name means what it meant before. When the names were exchanged and cannot be

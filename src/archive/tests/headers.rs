@@ -26,7 +26,7 @@ fn put_back(path: &Path, copies: &[Vec<u8>; 2]) {
     std::fs::write(path, bytes).unwrap();
 }
 
-/// H4: also by who remembers nothing of the archive, and before anybody else wrote to it.
+/// HEADER-4: also by who remembers nothing of the archive, and before anybody else wrote to it.
 #[test]
 fn a_header_from_before_any_change_of_keys_is_refused_at_once() {
     let add =
@@ -98,7 +98,7 @@ fn with_commits() -> Arc<MemoryStorage> {
     memory
 }
 
-/// H4: what keeps the commit from being made is told, and does not undo the change.
+/// HEADER-4: what keeps the commit from being made is told, and does not undo the change.
 #[test]
 fn a_change_of_keys_stands_also_without_its_commit() {
     let volume = vouch::open(with_commits(), &ARCHIVE, &key(), 1, true, &Looked::default()).unwrap();
@@ -109,7 +109,7 @@ fn a_change_of_keys_stands_also_without_its_commit() {
     assert!(opens(&*without, "new"));
 }
 
-/// H4: wherever the power fails, no record knows of a newer header than the one that is used, so that no crash looks like a header put
+/// HEADER-4: wherever the power fails, no record knows of a newer header than the one that is used, so that no crash looks like a header put
 /// back; and one set of keys opens the archive.
 #[test]
 fn a_power_cut_anywhere_before_the_commit_that_follows_new_keys_looks_like_no_older_header() {
@@ -162,7 +162,7 @@ fn with_checksum(mut copy: Vec<u8>) -> Vec<u8> {
     copy
 }
 
-/// H3: whichever copy it is and however it was altered; an opening for writing mends it, or a command that does nothing else.
+/// HEADER-3: whichever copy it is and however it was altered; an opening for writing mends it, or a command that does nothing else.
 #[test]
 fn a_copy_of_the_header_that_was_lost_or_altered_is_found_and_mended() {
     let case = Case::new();
@@ -211,7 +211,7 @@ fn a_copy_of_the_header_that_was_lost_or_altered_is_found_and_mended() {
     assert_eq!(keys::repair_header(&case.path(), &key, &SeenOptions::default()).unwrap(), None);
 }
 
-/// H5: what a newer program began to write is read beside, and neither written over nor left behind.
+/// HEADER-5: what a newer program began to write is read beside, and neither written over nor left behind.
 #[test]
 fn a_copy_of_the_header_that_a_newer_program_wrote_is_not_written_over() {
     let case = Case::new();

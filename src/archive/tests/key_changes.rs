@@ -464,7 +464,7 @@ fn a_rekey_that_would_lock_its_own_user_out_is_refused() {
     assert!(std::fs::read(case.path()).unwrap() == before);
 }
 
-/// H1 for changes of several slots and of kinds: a power cut anywhere leaves the keys of before or of after, also when both copies are
+/// HEADER-1 for changes of several slots and of kinds: a power cut anywhere leaves the keys of before or of after, also when both copies are
 /// read by their own.
 #[test]
 fn a_power_cut_anywhere_in_a_change_of_keys_leaves_the_old_or_the_new_ones() {
@@ -496,7 +496,7 @@ fn a_power_cut_anywhere_in_a_change_of_keys_leaves_the_old_or_the_new_ones() {
     assert!(cuts > 100, "only {cuts}");
 }
 
-/// H1 when a header is put back over one that has a single whole copy, whichever that is.
+/// HEADER-1 when a header is put back over one that has a single whole copy, whichever that is.
 #[test]
 fn a_power_cut_while_a_header_is_put_back_leaves_a_whole_copy() {
     for damaged in 0..2u8 {

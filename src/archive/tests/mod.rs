@@ -252,7 +252,7 @@ fn crash_images(
     images
 }
 
-/// H1 on a medium that tears and reorders: a power cut or process death at any write or barrier of a change leaves one passphrase, in the
+/// HEADER-1 on a medium that tears and reorders: a power cut or process death at any write or barrier of a change leaves one passphrase, in the
 /// way back as well as forth, and what opened once without a further change opens again after the repair.
 #[test]
 fn a_power_cut_anywhere_in_a_change_leaves_one_passphrase() {
@@ -318,7 +318,7 @@ fn a_creation_that_fails_leaves_nothing() {
     assert_eq!(std::fs::read(&path).unwrap(), b"mine");
 }
 
-/// H1: whichever write of a change is torn, the archive opens with the old or the new passphrase, and the next writable open repairs it.
+/// HEADER-1: whichever write of a change is torn, the archive opens with the old or the new passphrase, and the next writable open repairs it.
 #[test]
 fn a_change_torn_anywhere_leaves_one_whole_copy() {
     let storage = archive(&[(0, "old", KdfCost::TEST)]);

@@ -1,4 +1,4 @@
-//! Authentic pages in the wrong place are damage (B4), cached or not.
+//! Authentic pages in the wrong place are damage (TREE-4), cached or not.
 
 use super::*;
 use crate::format::node::{self, NodeEntries, NodeHead};

@@ -33,7 +33,7 @@ impl NodePages for Medium {
 
 impl Medium {
     fn write(&self, generation: Generation, bytes: Vec<u8>) -> Pointer {
-        assert!(bytes.len() <= NODE_CAPACITY, "B5");
+        assert!(bytes.len() <= NODE_CAPACITY, "TREE-5");
         let mut pages = self.pages.lock();
         let address = 1000 + 4 * pages.len() as u64;
         let mut tag = [0; 16];
@@ -120,7 +120,7 @@ fn pages_of(store: &NodeStore, tree: &Tree) -> HashSet<Pointer> {
     pages
 }
 
-/// Checks B5 and that every fence is what the parent says, in resident nodes as in stored ones.
+/// Checks TREE-5 and that every fence is what the parent says, in resident nodes as in stored ones.
 fn check_structure(store: &NodeStore, tree: &Tree) {
     let Some(root) = &tree.root else { return };
     check_node(store, root, Bounds::root(tree.id as u8, tree.level));
@@ -130,7 +130,7 @@ fn check_node(store: &NodeStore, child: &Child, bounds: Bounds) {
     cursor::with_node(store, child, bounds, |node| {
         assert_eq!((node.tree, node.level), (bounds.tree, bounds.level));
         assert_eq!((node.lower, node.upper), (bounds.lower, bounds.upper), "level {}", node.level);
-        assert!(!node.is_empty() && node.encoded_size() <= NODE_CAPACITY, "B5");
+        assert!(!node.is_empty() && node.encoded_size() <= NODE_CAPACITY, "TREE-5");
         match &node.body {
             Body::Leaf(leaf) => {
                 assert_eq!(node.encode(&[]).len(), node.encoded_size());

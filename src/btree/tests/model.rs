@@ -85,7 +85,7 @@ impl World {
             12 if !self.pinned.is_empty() => {
                 let at = self.random.below(self.pinned.len() as u64) as usize;
                 let (tree, content) = self.pinned.swap_remove(at);
-                assert!(scan_all(&self.store, &tree) == content, "B1");
+                assert!(scan_all(&self.store, &tree) == content, "TREE-1");
             }
             12..15 => self.search(),
             15..17 => self.freeze(),
@@ -93,7 +93,7 @@ impl World {
         }
         while self.pinned.len() > 4 {
             let (tree, content) = self.pinned.remove(0);
-            assert!(scan_all(&self.store, &tree) == content, "B1");
+            assert!(scan_all(&self.store, &tree) == content, "TREE-1");
         }
     }
 
@@ -210,7 +210,7 @@ impl World {
         self.live.extend(written);
         for node in &flight.superseded {
             let pointer = node.stored.get().expect("an older commit has written it");
-            assert!(self.live.remove(pointer), "B3: superseded once");
+            assert!(self.live.remove(pointer), "TREE-3: superseded once");
             self.store.forget(pointer);
         }
         let again = self.medium.flush(&self.store, &flight.tree, flight.generation);
@@ -257,7 +257,7 @@ impl World {
         }
         self.land();
         while let Some((tree, content)) = self.pinned.pop() {
-            assert!(scan_all(&self.store, &tree) == content, "B1");
+            assert!(scan_all(&self.store, &tree) == content, "TREE-1");
         }
         // The way down to nothing.
         let keys: Vec<Key> = self.content.keys().copied().collect();

@@ -38,13 +38,13 @@ fn only_a_private_node_changes_in_place() {
     tree.insert(&store, &mut edits, key(1), b"a").unwrap();
     let first = resident(&tree);
     tree.insert(&store, &mut edits, key(2), b"b").unwrap();
-    assert_eq!(resident(&tree), first, "B2: private");
+    assert_eq!(resident(&tree), first, "TREE-2: private");
 
     let published = tree.clone();
     tree.insert(&store, &mut edits, key(3), b"c").unwrap();
-    assert_ne!(resident(&tree), first, "B2: shared");
-    assert_eq!((edits.superseded.len(), edits.dirtied), (0, 1), "B3: the same transaction");
-    assert_eq!(scan_all(&store, &published).len(), 2, "B1");
+    assert_ne!(resident(&tree), first, "TREE-2: shared");
+    assert_eq!((edits.superseded.len(), edits.dirtied), (0, 1), "TREE-3: the same transaction");
+    assert_eq!(scan_all(&store, &published).len(), 2, "TREE-1");
     drop(published);
 
     // Frozen, not yet written, and not shared any more: still not ours to change.
@@ -52,7 +52,7 @@ fn only_a_private_node_changes_in_place() {
     let mut edits = Edits::new(Generation(2));
     tree.insert(&store, &mut edits, key(4), b"d").unwrap();
     assert_ne!(resident(&tree), frozen);
-    assert_eq!((edits.superseded.len(), edits.dirtied), (1, 1), "B3: an older transaction");
+    assert_eq!((edits.superseded.len(), edits.dirtied), (1, 1), "TREE-3: an older transaction");
     assert_eq!(Arc::as_ptr(&edits.superseded[0]), frozen);
 }
 
@@ -71,7 +71,7 @@ fn readers_see_their_version_while_a_commit_and_edits_run() {
             scope.spawn(|| {
                 for _ in 0..20 {
                     let content = scan_all(&store, &frozen);
-                    assert!(content.len() == 2000 && content.values().all(|value| value == &[1; 100]), "B1");
+                    assert!(content.len() == 2000 && content.values().all(|value| value == &[1; 100]), "TREE-1");
                 }
             })
         });
@@ -206,7 +206,11 @@ fn a_neighbour_takes_the_range_of_an_emptied_node_on_every_level() {
         assert!(tree.root.is_none());
         let superseded: HashSet<Pointer> =
             edits.superseded.iter().filter_map(|node| node.stored.get().copied()).collect();
-        assert_eq!((edits.dirtied, edits.superseded.len(), superseded.len()), (0, 7, 7), "B3: each of 7 pages once");
+        assert_eq!(
+            (edits.dirtied, edits.superseded.len(), superseded.len()),
+            (0, 7, 7),
+            "TREE-3: each of 7 pages once"
+        );
     }
 }
 

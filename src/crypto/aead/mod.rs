@@ -90,7 +90,7 @@ impl PageKey {
 /// The key over either engine, so that tests can compare them.
 struct Xaes<E: Engine> {
     block: E::Block,
-    /// CMAC's K1, RFC 4493: both derivation messages are whole blocks, so K2 is never needed.
+    /// CMAC's COMPACT-1, RFC 4493: both derivation messages are whole blocks, so COMPACT-2 is never needed.
     subkey: Zeroizing<[u8; 16]>,
 }
 
@@ -116,7 +116,7 @@ impl<E: Engine> Xaes<E> {
         Xaes { block, subkey }
     }
 
-    /// The AES-256-GCM key of a nonce: AES(M1 ^ K1) || AES(M2 ^ K1), Mi = 00 i 'X' 00 || N[0..12].
+    /// The AES-256-GCM key of a nonce: AES(BULK-1 ^ COMPACT-1) || AES(BULK-2 ^ COMPACT-1), Mi = 00 i 'X' 00 || N[0..12].
     fn derive(&self, nonce: &[u8; NONCE]) -> E::Gcm {
         let mut key = Zeroizing::new([0; 32]);
         for (index, half) in key.chunks_exact_mut(16).enumerate() {

@@ -1,11 +1,11 @@
 //! The private directory beside an extraction's target, in which everything is made before it is renamed into place.
 //!
 //! # Invariants
-//! Y1  What is made is known by descriptor from then on, also where somebody else may change the directory around it. A directory that was
+//! EXTRACT-1  What is made is known by descriptor from then on, also where somebody else may change the directory around it. A directory that was
 //!     made is entered only while it is empty, so that no other one that was put in its place is filled, given away or changed; every path is
 //!     walked part by part without following links, of the host or of the archive; and what is looked up again later must be the very file.
 //!     The stage itself, of mode 0700, keeps everybody else out until its content is complete.
-//! Y2  A stage is locked while it is in use. One that nobody holds was left by a process that was killed, and the next extraction into the
+//! EXTRACT-2  A stage is locked while it is in use. One that nobody holds was left by a process that was killed, and the next extraction into the
 //!     same directory removes it, unless others may rename there: they could give its name to another directory of ours. What is mounted
 //!     in a stage is not ours to empty: nothing is removed across a border of mounts.
 
@@ -140,7 +140,7 @@ impl Drop for Stage {
     }
 }
 
-/// Removes what killed processes left in `path` (Y2); what cannot be looked at is left.
+/// Removes what killed processes left in `path` (EXTRACT-2); what cannot be looked at is left.
 pub(crate) fn sweep(path: &Path) {
     let target = rustix::fs::openat(CWD, path, OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
     let Ok(target) = target else { return };
@@ -265,13 +265,13 @@ fn exchanged() -> Error {
     Error::InUse("somebody put something else in its place".into())
 }
 
-/// Makes a directory and opens it (Y1).
+/// Makes a directory and opens it (EXTRACT-1).
 pub(crate) fn make_directory(at: impl AsFd, name: &[u8]) -> Result<OwnedFd> {
     rustix::fs::mkdirat(&at, name, Mode::RWXU).map_err(host_error("cannot make the directory"))?;
     open_empty(at, name).map_err(host_error("cannot open the directory"))?.ok_or_else(exchanged)
 }
 
-/// Takes hold of a link or special file that was just made, without opening it (Y1).
+/// Takes hold of a link or special file that was just made, without opening it (EXTRACT-1).
 fn hold_made(at: impl AsFd, name: &[u8], kind: FileType) -> Result<OwnedFd> {
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let made =
@@ -307,7 +307,7 @@ pub(crate) fn open_directory(at: impl AsFd, name: &[u8]) -> Result<OwnedFd> {
     rustix::fs::openat(at, name, DIRECTORY, Mode::empty()).map_err(host_error("cannot open the directory"))
 }
 
-/// Opens the directory at the end of `path`, part by part: Y1 for each, and a path of any length.
+/// Opens the directory at the end of `path`, part by part: EXTRACT-1 for each, and a path of any length.
 fn open_below(root: &OwnedFd, path: &[u8]) -> Result<OwnedFd> {
     let mut at = root.try_clone().map_err(|e| Error::io("cannot open the directory", e))?;
     for name in path.split(|&b| b == b'/').filter(|name| !name.is_empty()) {
@@ -316,13 +316,13 @@ fn open_below(root: &OwnedFd, path: &[u8]) -> Result<OwnedFd> {
     Ok(at)
 }
 
-/// Opens a directory that was made before, again (Y1).
+/// Opens a directory that was made before, again (EXTRACT-1).
 pub(crate) fn open_again(root: &OwnedFd, path: &[u8], made: Identity) -> Result<OwnedFd> {
     let directory = open_below(root, path)?;
     if identity_of(&directory)? == made { Ok(directory) } else { Err(exchanged()) }
 }
 
-/// Gives a file that was made before a further name (Y1).
+/// Gives a file that was made before a further name (EXTRACT-1).
 pub(crate) fn link_again(root: &OwnedFd, path: &[u8], made: Identity, at: &OwnedFd, name: &[u8]) -> Result<()> {
     let failed = host_error("cannot link");
     let (directory, file) = match path.iter().rposition(|&b| b == b'/') {

@@ -1,11 +1,11 @@
 //! POSIX access control lists: the kernel's xattr format, and what they have to do with modes. Pure.
 //!
 //! # Invariants
-//! A1  A stored list is valid (POSIX 1003.1e draft 17): one entry each for owner, group and others, at most one mask, and a mask
+//! ACL-1  A stored list is valid (POSIX 1003.1e draft 17): one entry each for owner, group and others, at most one mask, and a mask
 //!     whenever a user or a group is named.
-//! A2  A stored access list says what no mode can, so it has a mask; the permission bits of the mode are its owner, mask and others
+//! ACL-2  A stored access list says what no mode can, so it has a mask; the permission bits of the mode are its owner, mask and others
 //!     entries. A list that a mode can say is stored as that mode and nothing else.
-//! A3  Default lists are on directories only, and symbolic links have no list at all.
+//! ACL-3  Default lists are on directories only, and symbolic links have no list at all.
 
 use crate::error::{Error, Result};
 
@@ -60,7 +60,7 @@ struct Entry {
     permissions: u32,
 }
 
-/// A valid list (A1).
+/// A valid list (ACL-1).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Acl {
     entries: Vec<Entry>,
@@ -118,7 +118,7 @@ impl Acl {
         out
     }
 
-    /// A1, with the entries in the kernel's order: owner, users, group, groups, mask, others.
+    /// ACL-1, with the entries in the kernel's order: owner, users, group, groups, mask, others.
     fn is_valid(&self) -> bool {
         let rank = |entry: &Entry| match entry.who {
             Who::Owner => 0,
@@ -142,7 +142,7 @@ impl Acl {
         self.entries.len() == 3
     }
 
-    /// The nine permission bits that go with it (A2).
+    /// The nine permission bits that go with it (ACL-2).
     pub(crate) fn mode_bits(&self) -> u32 {
         let group_class = self.group_class();
         let bits = |entry: &Entry| match entry.who {

@@ -17,7 +17,7 @@ pub(super) const RECORDS_INHERITED: u64 = 2 * RECORDS_OF_LIST;
 pub(super) const RECORDS_OF_CHMOD: u64 = 2 * RECORDS_OF_LIST;
 
 impl FileSystem {
-    /// Sets the list, and by an access list the mode (A2). `keeps_set_gid` answers whether the one who sets it may leave the set-gid bit on
+    /// Sets the list, and by an access list the mode (ACL-2). `keeps_set_gid` answers whether the one who sets it may leave the set-gid bit on
     /// what belongs to the group: else an access list takes it away, as chmod(2) does. It is asked before the change begins.
     pub(super) fn set_acl(
         &self,
@@ -69,7 +69,7 @@ impl FileSystem {
     }
 }
 
-/// A3.
+/// ACL-3.
 fn refuse_misplaced(kind: AclKind, mode: u32) -> Result<()> {
     match (kind, mode & mode::TYPE) {
         (_, mode::SYMLINK) => Err(Error::Unsupported("access control lists of symbolic links".into())),
@@ -88,7 +88,7 @@ fn load(view: View<'_>, hash_key: &[u8; 16], ino: Ino, inode: &InodeValue, kind:
         .map_or_else(|| Err(damaged(Error::invalid("an empty list"))), |list| Ok(Some(list)))
 }
 
-/// Gives `inode` other permission bits, and its access list with them (A2). The caller stores the inode.
+/// Gives `inode` other permission bits, and its access list with them (ACL-2). The caller stores the inode.
 pub(super) fn change_mode(
     op: &mut Operation<'_>,
     hash_key: &[u8; 16],

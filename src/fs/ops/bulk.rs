@@ -1,9 +1,9 @@
 //! Adds many small files at once: their pages are packed and written first, then one operation names them all.
 //!
 //! # Invariants
-//! M1  A batch is one operation: readers and crashes see all of its files, each whole, or none of them (T6).
-//! M2  Packed pages name inodes, so the numbers of a batch are set aside before; nobody else gets them, used or not.
-//! M3  A page of a batch has as many counts as files that the operation names; a page that it names nothing of is given back.
+//! BULK-1  A batch is one operation: readers and crashes see all of its files, each whole, or none of them (TXN-6).
+//! BULK-2  Packed pages name inodes, so the numbers of a batch are set aside before; nobody else gets them, used or not.
+//! BULK-3  A page of a batch has as many counts as files that the operation names; a page that it names nothing of is given back.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
@@ -126,7 +126,7 @@ impl FileSystem {
         // A file that finds no page to share takes one of its own.
         let (bytes, count) = (paged().sum(), paged().count() as u64);
         let reserved = if count > 0 { Some(self.volume.reserve_data(bytes, count)?) } else { None };
-        // M2. Behind what may fail for want of space: numbers that were set aside are never given back.
+        // BULK-2. Behind what may fail for want of space: numbers that were set aside are never given back.
         let mut next = self.volume.operate(1, false, |op| op.set_aside_inos(accepted))?;
         let number = |refused: &Option<Error>| {
             let own = next;
@@ -221,7 +221,7 @@ impl FileSystem {
         let changed = naming.directories.into_values().filter(|directory| changed.contains(&directory.ino));
         changed.into_iter().try_for_each(|mut directory| directory.store(op, now))?;
         let named: BTreeSet<Ino> = outcomes.iter().flatten().copied().collect();
-        written.name(op, |piece| named.contains(&piece.ino))?; // M3
+        written.name(op, |piece| named.contains(&piece.ino))?; // BULK-3
         for (index, file) in files.iter().enumerate() {
             if let Ok(ino) = outcomes[index] {
                 self.fill_one(op, file, ino, flags[index], written.of(ino), now)?;

@@ -1,11 +1,11 @@
 //! copy_file_range(2): a copy shares the pages of its source; what cannot be shared is copied.
 //!
 //! # Invariants
-//! C1  A packed page is named only by the first `PACK` bytes of files whose write-out packed it: an extent that ends there is never shared.
+//! COPY-1  A packed page is named only by the first `PACK` bytes of files whose write-out packed it: an extent that ends there is never shared.
 //!     So a copy never ties the data of files of several owners together, whatever it is a copy of.
-//! C2  Nothing staged lies over the target's range when its extents change, and everything accepted of the source before the call is in
+//! COPY-2  Nothing staged lies over the target's range when its extents change, and everything accepted of the source before the call is in
 //!     extents or inline data by then.
-//! C3  Every step is one operation, so a copy that fails or stops early leaves the first so many bytes copied and the rest as it was.
+//! COPY-3  Every step is one operation, so a copy that fails or stops early leaves the first so many bytes copied and the rest as it was.
 
 use std::ops::{ControlFlow, Range};
 use std::sync::Arc;
@@ -130,7 +130,7 @@ impl FileSystem {
         Ok(done)
     }
 
-    /// C2, for the source.
+    /// COPY-2, for the source.
     fn land_source(&self, source: Ino, target: &Arc<StagedFile>, range: Range<u64>) -> Result<()> {
         if source == target.ino() {
             return self.write_out.clear(&target.lock(), &range);

@@ -25,7 +25,7 @@ impl FileSystem {
 
     /// Calls `f` with the entries behind `cookie` (0 at the start) and before `bound`: `.` (cookie 1), `..` (cookie 2), then the
     /// entries in creation order, each with its attributes when `with_attributes`, but for those of an entry that must not be followed
-    /// (N5). All of one call come from one version. `f` must not call into this file system's changing operations: it runs while the
+    /// (NAME-5). All of one call come from one version. `f` must not call into this file system's changing operations: it runs while the
     /// version is read.
     ///
     /// # Errors

@@ -65,7 +65,7 @@ impl FileSystem {
                 if directory == new_directory { None } else { Some(Directory::load(op.view(), new_directory)?) };
             let moved = directory::find(op.view(), &self.name_key, directory, name)?.ok_or(Error::NotFound)?;
             let existing = directory::find(op.view(), &self.name_key, new_directory, new_name)?;
-            // What does not agree with its entry is not given another one (N5).
+            // What does not agree with its entry is not given another one (NAME-5).
             directory::follow(op.view(), directory, moved.target)?;
             if let Some(existing) = &existing {
                 directory::follow(op.view(), new_directory, existing.target)?;

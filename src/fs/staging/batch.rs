@@ -1,10 +1,10 @@
 //! A set of staged files on its way into extents: written once, named by exactly one published operation.
 //!
 //! # Invariants
-//! W1  A batch moves `Writing` -> `Written`, and is done when an operation that names it is published, which it is told (`txn::Publication`). An
+//! BATCH-1  A batch moves `Writing` -> `Written`, and is done when an operation that names it is published, which it is told (`txn::Publication`). An
 //!     operation that is not published changes nothing of that: whoever next lands the batch under the writers' lock names it again. So a
 //!     failed operation loses nothing.
-//! W2  `Writing` never waits for the writers' lock. So the flusher, which holds it, may wait for `Written`.
+//! BATCH-2  `Writing` never waits for the writers' lock. So the flusher, which holds it, may wait for `Written`.
 
 use std::collections::HashSet;
 
@@ -85,7 +85,7 @@ impl Batch {
         self.publication.is_in(state)
     }
 
-    /// Names the batch's pages in `op` unless a published operation already did; waits while it is being written (W2).
+    /// Names the batch's pages in `op` unless a published operation already did; waits while it is being written (BATCH-2).
     pub(crate) fn land(&self, op: &mut Operation<'_>) -> Result<()> {
         self.land_on(op, |op, plan| inode::find(op.view(), plan.ino))
     }

@@ -20,7 +20,7 @@ pub(super) struct Content {
     /// Covers exactly what the frames of `active` hold.
     reserved: Option<Reservation>,
     sealed: Vec<SealedLayer>,
-    /// What the active layer has no more as soon as an operation is in the state (D2).
+    /// What the active layer has no more as soon as an operation is in the state (STAGE-2).
     superseded: Option<(Publication, Range<u64>)>,
 }
 
@@ -172,7 +172,7 @@ impl Content {
         self.superseded = None;
     }
 
-    /// Puts the parts into the active layer when `reserved` is enough for what the touched frames lack, and takes it then (D4).
+    /// Puts the parts into the active layer when `reserved` is enough for what the touched frames lack, and takes it then (STAGE-4).
     pub(super) fn accept(
         &mut self,
         touched: &Touched,

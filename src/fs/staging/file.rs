@@ -107,7 +107,7 @@ impl LockedFile<'_> {
         self.with(|content| content.has_active(range))
     }
 
-    /// Whether the file has no sealed layer, so that its extents may be changed in `op` (D2); a definite answer, for `op` holds the writers' lock.
+    /// Whether the file has no sealed layer, so that its extents may be changed in `op` (STAGE-2); a definite answer, for `op` holds the writers' lock.
     pub(in crate::fs) fn is_unsealed(&self, volume: &Volume, _op: &Operation<'_>) -> bool {
         self.with(|content| {
             content.drop_published(&volume.state());

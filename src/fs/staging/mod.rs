@@ -10,13 +10,13 @@
 //! readers take a shard and `content` only.
 //!
 //! # Invariants
-//! D1  A reader misses no accepted byte: under `content` it takes the state, drops the layers whose batch that state has, and copies the others.
+//! STAGE-1  A reader misses no accepted byte: under `content` it takes the state, drops the layers whose batch that state has, and copies the others.
 //!     What it does not find in a layer was dropped for this state or an earlier one, so the state has it.
-//! D2  A layer is newer than the extents and than the layers before it, or equal to the extents: data that goes straight into extents,
+//! STAGE-2  A layer is newer than the extents and than the layers before it, or equal to the extents: data that goes straight into extents,
 //!     and truncation, wait until no sealed layer is left, and take what they supersede out of the active layer from the moment on that
 //!     their operation is in the state (`txn::Publication`).
-//! D3  One commit is one moment in time: a write enters its layer with `gate` shared, the flusher seals all layers with it exclusive.
-//! D4  Room for all staged bytes is reserved before they are accepted, held by the frame that needs it.
+//! STAGE-3  One commit is one moment in time: a write enters its layer with `gate` shared, the flusher seals all layers with it exclusive.
+//! STAGE-4  Room for all staged bytes is reserved before they are accepted, held by the frame that needs it.
 
 mod batch;
 mod content;
@@ -53,7 +53,7 @@ const SHARDS: u64 = 16;
 pub(super) struct Staging {
     volume: Arc<Volume>,
     shards: Vec<Mutex<HashMap<Ino, Arc<StagedFile>>>>,
-    /// D3.
+    /// STAGE-3.
     gate: RwLock<()>,
     /// Weight of all layers.
     total: Arc<AtomicU64>,
@@ -145,7 +145,7 @@ impl Staging {
         self.forget_batches();
     }
 
-    /// A state, and what `f` tells of the content that lies over it (D1).
+    /// A state, and what `f` tells of the content that lies over it (STAGE-1).
     fn look<R>(&self, ino: Ino, f: impl FnOnce(&mut Content, View<'_>) -> R) -> (Arc<State>, Option<R>) {
         // An entry leaves the map only when all it had is published, so without one the state taken now has everything.
         let file = self.shard(ino).lock().get(&ino).cloned();
@@ -180,7 +180,7 @@ impl Staging {
     ) -> Result<()> {
         let touched = Touched::new(parts, inline);
         loop {
-            // D4. Room is reserved without the content's lock: it may take a commit to find it.
+            // STAGE-4. Room is reserved without the content's lock: it may take a commit to find it.
             let short = file.with(|content| touched.shortfall(content));
             let got = reserved.as_ref().map_or(0, Reservation::groups);
             if short > got {
@@ -201,7 +201,7 @@ impl Staging {
         }
     }
 
-    /// Announces the batch and seals all that is staged for it (D3); answers that, and the batches before it that are not over. The caller holds the
+    /// Announces the batch and seals all that is staged for it (STAGE-3); answers that, and the batches before it that are not over. The caller holds the
     /// writers' lock, which `op` proves, so nothing is published meanwhile.
     pub(super) fn seal_all(&self, batch: &Arc<Batch>, _op: &Operation<'_>) -> (Sealed, Vec<Arc<Batch>>) {
         let mut sealed = Sealed::default();

@@ -2,7 +2,7 @@
 //!
 //! Two may want to write out the same file: the thread that has it locked (`write_out`) and the flusher, which holds the writers' lock.
 //! They never do it twice. A layer is sealed for exactly one batch, under its content's lock; the batch is announced before. The flusher
-//! first lands every announced batch, waiting for those whose pages are being written (they wait for nothing that it holds, W2), then
+//! first lands every announced batch, waiting for those whose pages are being written (they wait for nothing that it holds, BATCH-2), then
 //! seals what is active for a batch of its own. Whoever comes second finds the batch applied and changes nothing.
 
 mod grown;
@@ -47,7 +47,7 @@ impl WriteOut {
         self.threads
     }
 
-    /// What runs at the start of each commit, under the writers' lock: leaves nothing staged that was accepted before (D3).
+    /// What runs at the start of each commit, under the writers' lock: leaves nothing staged that was accepted before (STAGE-3).
     pub(super) fn flush(&self, op: &mut Operation<'_>) -> Result<()> {
         let batch = Arc::new(Batch::new());
         let (mut sealed, older) = self.staging.seal_all(&batch, op);
@@ -113,7 +113,7 @@ impl WriteOut {
         self.grown.note(batch.publication(), &plans);
         batch.written(plans, pages);
         drop(sealed.parts().1.take());
-        // Only now: the flusher of a commit may have waited for the pages (W2).
+        // Only now: the flusher of a commit may have waited for the pages (BATCH-2).
         self.volume.bound_unsynced()?;
         // When this fails the batch stays announced, and the next commit or change of these files lands it.
         self.volume.operate(records, true, |op| batch.land(op))?;
@@ -145,7 +145,7 @@ impl WriteOut {
         }
     }
 
-    /// Whether the extents of `range` may be changed in `op` (D2); a definite answer, for `op` holds the writers' lock.
+    /// Whether the extents of `range` may be changed in `op` (STAGE-2); a definite answer, for `op` holds the writers' lock.
     pub(super) fn is_clear(&self, file: &LockedFile<'_>, op: &Operation<'_>, range: &Range<u64>) -> bool {
         file.is_unsealed(&self.volume, op) && !file.has_active(range)
     }

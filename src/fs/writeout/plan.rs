@@ -60,7 +60,7 @@ impl Planner<'_> {
         Ok((plans, self.written))
     }
 
-    /// Room for a page of so many bytes. There always is some (D4), unless an earlier attempt to write the layer used it up in vain and
+    /// Room for a page of so many bytes. There always is some (STAGE-4), unless an earlier attempt to write the layer used it up in vain and
     /// others have got what it gave back.
     fn reservation_for(&mut self, bytes: usize) -> Result<&mut Reservation> {
         let held = self.reserved.as_ref().map_or(0, Reservation::groups);

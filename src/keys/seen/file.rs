@@ -85,7 +85,7 @@ impl SeenFile {
         Seen::decode(&plain).map(Some)
     }
 
-    /// Replaces what is remembered (U4).
+    /// Replaces what is remembered (SEEN-4).
     pub(crate) fn save(&self, seen: &Seen, environment: &dyn Environment) -> Result<()> {
         let failed = |e| Error::io(format!("cannot write {}", shown(&self.path)), e);
         let mut nonce = [0; NONCE];

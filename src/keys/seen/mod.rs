@@ -1,12 +1,12 @@
 //! What one user remembers of an archive outside of it: which commit was seen last, so that an older copy and a fork are noticed.
 //!
 //! # Invariants
-//! U1  A commit is remembered only when it is durable (L1): so no crash makes the archive older than what is remembered. A crash between
+//! SEEN-1  A commit is remembered only when it is durable (LINEAGE-1): so no crash makes the archive older than what is remembered. A crash between
 //!     the two leaves the archive newer, which is no alarm.
-//! U2  What is remembered goes to recovery as evidence (L2): a remembered commit with a bad page is damage and is not undone.
-//! U3  A header is remembered by the lowest sequence number of its valid copies: copies are written one after the other with a barrier
+//! SEEN-2  What is remembered goes to recovery as evidence (LINEAGE-2): a remembered commit with a bad page is damage and is not undone.
+//! SEEN-3  A header is remembered by the lowest sequence number of its valid copies: copies are written one after the other with a barrier
 //!     between, so a lower number in either can only be an older header put back.
-//! U4  The file is replaced as a whole: new file, fsync, rename, fsync of the directory. Losing it, or an older one, weakens the watch
+//! SEEN-4  The file is replaced as a whole: new file, fsync, rename, fsync of the directory. Losing it, or an older one, weakens the watch
 //!     and raises no alarm. Whatever fails with it costs one warning, never the opening of the archive.
 //!
 //! The file's name and content are sealed under keys that come from the volume key. Who reads the directory learns how many archives

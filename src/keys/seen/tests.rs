@@ -252,7 +252,7 @@ fn sessions_of_other_machines_are_no_fork() {
     user.open_with(&storage, true, &user.options()).unwrap();
 }
 
-/// U1, U2: power cuts and process deaths at any storage operation, with the memory as it was at that moment, are never an alarm.
+/// SEEN-1, SEEN-2: power cuts and process deaths at any storage operation, with the memory as it was at that moment, are never an alarm.
 #[test]
 fn no_crash_raises_an_alarm() {
     let mut crashes = 0;
@@ -310,7 +310,7 @@ fn no_crash_raises_an_alarm() {
                 } else {
                     std::fs::write(&path, bytes).unwrap();
                 }
-                // A reader first, and then the power fails: what it saw in the host's cache may go (L1).
+                // A reader first, and then the power fails: what it saw in the host's cache may go (LINEAGE-1).
                 if user.below(2) == 0 {
                     let reader = user.open_with(image, true, &user.options());
                     if let Err(error) = reader {
@@ -334,7 +334,7 @@ fn no_crash_raises_an_alarm() {
     assert!(crashes > 1000);
 }
 
-/// U2: a remembered commit that lost a page is damage; without the memory it would be undone in silence.
+/// SEEN-2: a remembered commit that lost a page is damage; without the memory it would be undone in silence.
 #[test]
 fn a_remembered_commit_is_not_undone() {
     let user = User::new(200);

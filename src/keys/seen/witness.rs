@@ -20,7 +20,7 @@ pub(crate) struct Looked {
 }
 
 impl Looked {
-    /// A file that cannot be read or was altered is one warning (U4).
+    /// A file that cannot be read or was altered is one warning (SEEN-4).
     pub(crate) fn at(options: &SeenOptions, volume_key: &SecretKey, archive: &ArchiveId) -> Looked {
         let file = options.file(volume_key, archive);
         let seen = file.as_ref().and_then(|file| {
@@ -129,7 +129,7 @@ impl Witness {
         Witness { volume, file: looked.file, header_sequence, saved, complained: AtomicBool::new(false) }
     }
 
-    /// Remembers the newest durable commit, if it is not yet. Failing costs one warning (U4).
+    /// Remembers the newest durable commit, if it is not yet. Failing costs one warning (SEEN-4).
     pub fn remember(&self) {
         if let Some(file) = &self.file
             && let Err(error) = self.try_remember(file)
@@ -143,7 +143,7 @@ impl Witness {
         let mut saved = self.saved.lock();
         let Some(mark) = self.volume.durable_mark() else { return Ok(()) };
         if let Some(saved) = &*saved {
-            // A reader knows one commit less than the writer that it follows (L1).
+            // A reader knows one commit less than the writer that it follows (LINEAGE-1).
             let nothing_new = saved.mark().generation >= mark.generation;
             if nothing_new && saved.header_sequence >= self.header_sequence {
                 return Ok(());

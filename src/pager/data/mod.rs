@@ -1,8 +1,8 @@
 //! Reads of file data: only the cells that a range touches are read and opened, whole ones straight into the caller's buffer.
 //!
-//! G1  Nothing is handed out before its tag was verified: a cell's tag comes from the head, the head's from the pointer.
-//! G2  A head in memory is as good as one read again: what a pointer with this tag names never changes.
-//! G3  Cells that are wanted whole pass by the cell cache: the kernel keeps them. Of the others the rest is likely to be wanted next.
+//! READ-1  Nothing is handed out before its tag was verified: a cell's tag comes from the head, the head's from the pointer.
+//! READ-2  A head in memory is as good as one read again: what a pointer with this tag names never changes.
+//! READ-3  Cells that are wanted whole pass by the cell cache: the kernel keeps them. Of the others the rest is likely to be wanted next.
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -88,7 +88,7 @@ impl Pager {
             }
         };
         for (pointer, start, length) in parts {
-            // G1 is not touched: a pointer that leads nowhere is refused when it is read.
+            // READ-1 is not touched: a pointer that leads nowhere is refused when it is read.
             if self.heads.has(pointer, 0) || check_place(pointer).is_err() {
                 continue;
             }

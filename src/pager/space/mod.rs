@@ -1,11 +1,11 @@
 //! The space map in memory: regions loaded on demand, the states of free blocks, and reservations.
 //!
 //! # Invariants
-//! P1  A free block is in exactly one state: waiting -> dirty-free -> erasing -> erased. Waiting and erasing blocks are busy.
-//! P2  `reserved` groups of four free, host-allocated blocks exist at any time, beside the reserve; a page of n blocks consumes at most
+//! SPACE-1  A free block is in exactly one state: waiting -> dirty-free -> erasing -> erased. Waiting and erasing blocks are busy.
+//! SPACE-2  `reserved` groups of four free, host-allocated blocks exist at any time, beside the reserve; a page of n blocks consumes at most
 //!     ceil(n / 4) groups. So what was reserved can always be written.
-//! P3  A run leaves `waiting` only when a later commit than the one that freed it is durable and every reader that could see it is gone.
-//! P4  `used` is exactly the set of pages of the last durable commit; a checkpoint writes it before the running commit's lists are applied.
+//! SPACE-3  A run leaves `waiting` only when a later commit than the one that freed it is durable and every reader that could see it is gone.
+//! SPACE-4  `used` is exactly the set of pages of the last durable commit; a checkpoint writes it before the running commit's lists are applied.
 
 mod erase;
 mod limit;
@@ -533,7 +533,7 @@ impl SpaceMap {
         }
     }
 
-    /// P3: makes waiting blocks reusable. `durable` is the last durable commit, `oldest` the sequence of the oldest state in use.
+    /// SPACE-3: makes waiting blocks reusable. `durable` is the last durable commit, `oldest` the sequence of the oldest state in use.
     pub(crate) fn release_waiting(&mut self, durable: Generation, oldest: u64) {
         let mut kept = VecDeque::with_capacity(self.waiting.len());
         while let Some(entry) = self.waiting.pop_front() {
@@ -573,7 +573,7 @@ impl SpaceMap {
 
     // ---- checkpoint ----
 
-    /// The values to write at a checkpoint (P4) of regions that changed since the last one; all are unchanged afterwards.
+    /// The values to write at a checkpoint (SPACE-4) of regions that changed since the last one; all are unchanged afterwards.
     /// Pending regions must be loaded before. Until [`Self::finish_checkpoint`] no region is dropped.
     pub(crate) fn take_checkpoint(&mut self) -> Vec<(u64, RegionBits)> {
         let mut values = Vec::new();

@@ -132,7 +132,7 @@ impl Region {
     /// First fit of `blocks` among free backed blocks; among dirty blocks only when `dirty`.
     ///
     /// A run starts where free space starts or at a multiple of four, so that it never breaks more than ceil(blocks / 4) whole groups
-    /// (P2): where free space starts in the middle of a group, that group is broken already.
+    /// (SPACE-2): where free space starts in the middle of a group, that group is broken already.
     pub(super) fn find(&self, blocks: u64, dirty: bool) -> Option<u64> {
         let mask = |w: usize| self.available(w) & if dirty { self.dirty[w] } else { u64::MAX };
         if blocks > if dirty { self.recyclable } else { self.loose + 4 * self.groups } {

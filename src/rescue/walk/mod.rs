@@ -434,7 +434,7 @@ impl Walk<'_> {
             RescueState::Partial => self.report.partial += 1,
             RescueState::Lost => self.report.lost += 1,
         }
-        let unproved = state == RescueState::Whole && !older && generation < self.index.newest; // R3
+        let unproved = state == RescueState::Whole && !older && generation < self.index.newest; // RESCUE-3
         self.report.unproved += u64::from(unproved);
         (self.item)(&Rescued { state, path: &self.path, ino, generation, older, unproved, reason })
     }

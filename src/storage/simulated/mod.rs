@@ -2,11 +2,11 @@
 //!
 //! The medium and the cache of the playing host are kept apart. What this adds to [`MemoryStorage`](super::MemoryStorage):
 //!
-//! E1  An operation is pending until a good barrier; a crash keeps any subset of the pending ones, in any order, in parts.
-//! E2  Punches, allocations and changed lengths persist independently of data: each may survive where an earlier write did not.
-//! E3  After a failed barrier the written data is *clean but lost*: reads see it until it is evicted, no later barrier
+//! HOST-1  An operation is pending until a good barrier; a crash keeps any subset of the pending ones, in any order, in parts.
+//! HOST-2  Punches, allocations and changed lengths persist independently of data: each may survive where an earlier write did not.
+//! HOST-3  After a failed barrier the written data is *clean but lost*: reads see it until it is evicted, no later barrier
 //!     brings it to the medium. (That is what ext4 and XFS do after a failed write-back.)
-//! E4  The death of a process loses nothing of the cache and makes nothing durable.
+//! HOST-4  The death of a process loses nothing of the cache and makes nothing durable.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -72,7 +72,7 @@ struct State {
     /// What reads see: the medium with all pending operations, and the lost blocks as they were written.
     cache: Image,
     pending: Vec<PendingOp>,
-    /// Blocks that are clean but lost (E3).
+    /// Blocks that are clean but lost (HOST-3).
     lost: BTreeSet<u64>,
     capacity: Option<u64>,
     fail_barrier: bool,
@@ -190,14 +190,14 @@ impl SimulatedStorage {
         Self::on_medium(medium, state.capacity)
     }
 
-    /// Kills the process but not the host (E4): a new storage with the same medium, cache and pending operations, so that a
+    /// Kills the process but not the host (HOST-4): a new storage with the same medium, cache and pending operations, so that a
     /// later crash loses what was never synced. Faults, counters and the hook are gone.
     pub(crate) fn process_death(&self) -> Arc<SimulatedStorage> {
         let state = self.state.lock().clone();
         Self::with_state(State { fail_barrier: false, faults: None, trace: None, writes: 0, barriers: 0, ..state })
     }
 
-    /// The next barrier fails with EIO and loses the data written before it (E3); lengths, punches and allocations stay pending.
+    /// The next barrier fails with EIO and loses the data written before it (HOST-3); lengths, punches and allocations stay pending.
     pub(crate) fn fail_next_barrier(&self) {
         self.state.lock().fail_barrier = true;
     }
@@ -341,7 +341,7 @@ impl State {
         }
     }
 
-    /// E3: forgets pending data, not metadata.
+    /// HOST-3: forgets pending data, not metadata.
     fn lose(&mut self) {
         for op in &self.pending {
             if let OpKind::Write { offset, data } = &op.kind {

@@ -57,7 +57,7 @@ impl Reservation {
     /// A run of `blocks` out of the reservation; None when no run is long enough.
     ///
     /// # Errors
-    /// `Invalid` for more than was reserved: the rest would be taken from what others were promised (P2).
+    /// `Invalid` for more than was reserved: the rest would be taken from what others were promised (SPACE-2).
     pub(super) fn allocate(&mut self, blocks: u64) -> Result<Option<Run>> {
         let groups = blocks.div_ceil(4);
         if groups > self.groups {
@@ -167,7 +167,7 @@ impl Allocator {
         self.list_entries.load(Ordering::Relaxed)
     }
 
-    // ---- promises (P2) ----
+    // ---- promises (SPACE-2) ----
 
     /// Promises groups of four blocks, loading regions and growing the file as needed; answers whether there are so many.
     pub(super) fn reserve(&self, groups: u64, keep: Keep) -> Result<bool> {
@@ -252,7 +252,7 @@ impl Allocator {
         self.tree.load_full()
     }
 
-    // ---- the way back (T1, P3) ----
+    // ---- the way back (TXN-1, SPACE-3) ----
 
     /// Hands freed blocks out again when no commit and no reader needs them.
     pub(super) fn release_waiting(&self) {
@@ -304,7 +304,7 @@ impl Allocator {
         self.medium.versions.set_durable(record);
     }
 
-    /// Takes what a checkpoint of all that changed has to write (P4), if there is room for it: nobody can take that away then.
+    /// Takes what a checkpoint of all that changed has to write (SPACE-4), if there is room for it: nobody can take that away then.
     pub(super) fn begin_checkpoint(&self) -> Result<Option<Begun>> {
         let Some(promised) = self.space.lock().promise_checkpoint() else { return Ok(None) };
         let pending = self.space.lock().pending_regions();
@@ -349,7 +349,7 @@ impl Allocator {
         self.space.lock().recover_lists(allocated.into_iter(), freed.iter().copied());
     }
 
-    /// What the recovered commit freed waits for the next one (T1).
+    /// What the recovered commit freed waits for the next one (TXN-1).
     pub(super) fn recover_waiting(&self, generation: Generation, freed: Vec<Run>) {
         self.space.lock().recover_waiting(generation, freed);
     }

@@ -26,7 +26,7 @@ pub(in crate::txn) struct Chain {
 }
 
 impl Chain {
-    /// T7: the checkpoint that the record of `generation` names, 0 when no chain of records leads from one to it.
+    /// TXN-7: the checkpoint that the record of `generation` names, 0 when no chain of records leads from one to it.
     pub(super) fn told_checkpoint(&self, generation: Generation) -> Generation {
         let broken = self.force_checkpoint || generation.0.saturating_sub(self.checkpoint.0) > LONGEST_CHAIN;
         if broken { Generation(0) } else { self.checkpoint }

@@ -1,7 +1,7 @@
 //! Checkpoints: the space map written into its tree, as a part of a commit that may always be left out.
 //!
 //! ENOSPC must not latch, so a checkpoint takes nothing that may not be there, and one that the host refuses all the same (copy-on-write, thin
-//! provisioning, quotas) is taken back: no record names it yet, and the checkpoint before it counts until another one is made (T7).
+//! provisioning, quotas) is taken back: no record names it yet, and the checkpoint before it counts until another one is made (TXN-7).
 
 use super::chain::{Chain, Purpose};
 use super::lists::pages_of;
@@ -68,7 +68,7 @@ impl Checkpoint {
         }
     }
 
-    /// Brings the space tree up to the state after the previous commit (P4).
+    /// Brings the space tree up to the state after the previous commit (SPACE-4).
     fn write(&mut self, pages: &ReservedPages, generation: Generation) -> Result<()> {
         let mut edits = Edits::new(generation);
         for (number, bits) in &self.regions {

@@ -246,7 +246,7 @@ impl Committer {
     }
 
     /// Where what is staged finds no room for its nodes, commits without it let go what was freed before: two at most. While nothing else is
-    /// changed they are the same moment as the commit before them, so nothing overtakes what is staged (D3). They write their record and nothing
+    /// changed they are the same moment as the commit before them, so nothing overtakes what is staged (STAGE-3). They write their record and nothing
     /// else, whatever commit it is that lacks room: a checkpoint would free blocks after the last erasing of a close. When the host
     /// refuses one there is no room, as without it, and nothing latches.
     fn freeze_with_room(&self, purpose: Purpose, chain: &mut Chain) -> Result<Option<Frozen>> {
@@ -303,7 +303,7 @@ impl Committer {
         self.queue.lock().chain = chain;
     }
 
-    /// A writer's newest durable record (L1).
+    /// A writer's newest durable record (LINEAGE-1).
     pub(in crate::txn) fn mark(&self) -> Option<Mark> {
         let chain = self.chain();
         match (chain.session_first, chain.previous_session) {

@@ -77,7 +77,7 @@ impl RecordWriter {
             freed,
             ..self.record_of(&state)
         };
-        // T2
+        // TXN-2
         let (allocated, freed) = if CommitRecord::lists_fit(record.allocated.len(), record.freed.len()) {
             if record.closed {
                 pager.barrier()?;
@@ -88,7 +88,7 @@ impl RecordWriter {
             pager.barrier()?;
             written
         };
-        // T3: only one leader, and it returns after its last barrier.
+        // TXN-3: only one leader, and it returns after its last barrier.
         next.tag = match pager.write_record(&record) {
             Err(Error::NoSpace(reason)) if empty => {
                 // All pages that it brought in are the checkpoint's.

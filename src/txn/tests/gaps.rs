@@ -44,7 +44,7 @@ fn full() -> FaultPlan {
     FaultPlan { class: Class::Room, count: 0, fault: Fault::NoSpace, lasting: true }
 }
 
-/// T7, specification 9.3: without room a checkpoint waits as long as the ring lasts, then the records name none; nothing latches, and with
+/// TXN-7, specification 9.3: without room a checkpoint waits as long as the ring lasts, then the records name none; nothing latches, and with
 /// room it is made up for at once.
 #[test]
 fn a_checkpoint_without_room_waits_and_never_latches() {
@@ -97,7 +97,7 @@ fn a_checkpoint_without_room_waits_and_never_latches() {
     }
 }
 
-/// T5: whatever deletes took of a full host, the lists of the commit that makes them durable have room.
+/// TXN-5: whatever deletes took of a full host, the lists of the commit that makes them durable have room.
 #[test]
 fn a_long_commit_of_deletes_on_a_full_host_never_latches() {
     let dice = Dice::new(13);
@@ -207,7 +207,7 @@ fn counters_of_a_hostile_record_do_not_wrap() {
     assert!(findings.iter().any(|finding| finding.detail.contains("counted wrong")), "{findings:?}");
 }
 
-/// P2: a writer that reserved too little fails; it does not take what others were promised.
+/// SPACE-2: a writer that reserved too little fails; it does not take what others were promised.
 #[test]
 #[cfg_attr(debug_assertions, should_panic(expected = "of a reservation of 1 groups"))]
 fn data_beyond_its_reservation_is_refused() {
@@ -374,7 +374,7 @@ fn who_finds_nothing_to_do_after_a_failed_commit_is_not_told_that_all_is_durable
     assert!(matches!(told, Err(Error::Latched(_))), "{told:?}");
 }
 
-/// T2: the record of a commit too long to list its pages is written only behind a barrier that covers them, and acknowledged behind another.
+/// TXN-2: the record of a commit too long to list its pages is written only behind a barrier that covers them, and acknowledged behind another.
 #[test]
 fn the_record_of_a_long_commit_stands_between_two_barriers() {
     let dice = Dice::new(12);

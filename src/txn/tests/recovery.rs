@@ -42,7 +42,7 @@ fn an_incomplete_newest_commit_falls_back_one_step() {
     put(&volume, 2, 9, 9, 100).unwrap();
     expected.insert((2, 9), (9, 100));
     volume.commit().unwrap();
-    // Not even the first one of the session has the number of the rejected one (T4).
+    // Not even the first one of the session has the number of the rejected one (TXN-4).
     let first = volume.chain().session_first.unwrap();
     assert!(first > records[2].generation);
     drop(volume);
@@ -167,7 +167,7 @@ fn a_ring_without_any_record_is_damage() {
     assert!(error.to_string().contains("commit ring"), "{error}");
 }
 
-/// T3: work that fails after its commit was durable (a snapshot on a full host) does not cut that commit out of the chain.
+/// TXN-3: work that fails after its commit was durable (a snapshot on a full host) does not cut that commit out of the chain.
 #[test]
 fn a_leader_that_fails_after_its_commit_keeps_the_commit_in_the_chain() {
     let dice = Dice::new(9);
@@ -338,7 +338,7 @@ fn the_history_names_every_writing_session() {
     assert_ne!(found[0], Generation(0));
 }
 
-/// T4: a number may come again after a crash, so no two sessions may write live nodes under one: what a rescue finds would be mixed.
+/// TXN-4: a number may come again after a crash, so no two sessions may write live nodes under one: what a rescue finds would be mixed.
 #[test]
 fn the_first_commit_of_a_session_changes_no_live_node() {
     for closed in [false, true] {

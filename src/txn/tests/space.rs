@@ -24,7 +24,7 @@ fn block(storage: &MemoryStorage, run: Run) -> Vec<u8> {
     bytes
 }
 
-/// T1: what commit N frees stays whole until N + 1 is durable.
+/// TXN-1: what commit N frees stays whole until N + 1 is durable.
 #[test]
 fn freed_blocks_wait_for_the_commit_after_the_one_that_freed_them() {
     let dice = Dice::new(1);
@@ -51,7 +51,7 @@ fn freed_blocks_wait_for_the_commit_after_the_one_that_freed_them() {
     assert_sound(&volume);
 }
 
-/// T1: a reader that took its state before the deletion can read on, whatever is committed meanwhile.
+/// TXN-1: a reader that took its state before the deletion can read on, whatever is committed meanwhile.
 #[test]
 fn blocks_that_a_reader_can_see_are_not_reused_or_erased() {
     let dice = Dice::new(2);
@@ -86,7 +86,7 @@ fn blocks_that_a_reader_can_see_are_not_reused_or_erased() {
     assert_sound(&volume);
 }
 
-/// T5: a full host refuses the one request, leaves the rest alone, and deletion makes room again.
+/// TXN-5: a full host refuses the one request, leaves the rest alone, and deletion makes room again.
 #[test]
 fn a_full_host_refuses_changes_but_not_deletion_commit_and_close() {
     let dice = Dice::new(3);
@@ -199,7 +199,7 @@ fn blocks_of_pages_that_are_not_committed_are_taken() {
     assert_eq!(volume.blocks().promised, 0);
 }
 
-/// P2 under fragmentation: every accepted reservation can be written although no long run is free.
+/// SPACE-2 under fragmentation: every accepted reservation can be written although no long run is free.
 #[test]
 fn reservations_hold_when_free_space_is_in_fragments() {
     let dice = Dice::new(4);
@@ -425,7 +425,7 @@ fn nothing_is_loaded_from_behind_a_checkpoint_that_is_being_written() {
     assert_sound(&open(storage, &dice));
 }
 
-/// P4: growth over a region that was cut off when the archive was closed does not forget what the records since the checkpoint say.
+/// SPACE-4: growth over a region that was cut off when the archive was closed does not forget what the records since the checkpoint say.
 #[test]
 fn growing_again_after_a_close_cut_the_file_keeps_the_map_exact() {
     let dice = Dice::new(8);

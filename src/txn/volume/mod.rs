@@ -262,7 +262,7 @@ impl Volume {
     }
 
     /// Runs `f` alone among writers on a working copy and publishes the result when it is `Ok`; readers never wait.
-    /// The nodes that `f` dirtied are reserved before publication, so a full disk is an error of this operation alone (T5, T6).
+    /// The nodes that `f` dirtied are reserved before publication, so a full disk is an error of this operation alone (TXN-5, TXN-6).
     /// `records` is about how many tree records `f` changes; `essential` operations (delete, truncate, reclaim, write-out of accepted
     /// data) may use the reserve. Commits first when too many nodes are dirty or freed space waits for a commit.
     pub(crate) fn operate<R>(
@@ -304,7 +304,7 @@ impl Volume {
 
     // ---- the past ----
 
-    /// The newest record that may be remembered outside of the file (L1).
+    /// The newest record that may be remembered outside of the file (LINEAGE-1).
     pub(crate) fn durable_mark(&self) -> Option<Mark> {
         if self.read_only() { self.line.get(1).copied() } else { self.committer.mark() }
     }

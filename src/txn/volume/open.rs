@@ -114,7 +114,7 @@ impl Volume {
         Volume::open_seen(storage, cipher, environment, header_sequence, options, None)
     }
 
-    /// Like [`Volume::open`]; `seen` is remembered as durable, so recovery does not undo it (L2).
+    /// Like [`Volume::open`]; `seen` is remembered as durable, so recovery does not undo it (LINEAGE-2).
     pub(crate) fn open_seen(
         storage: Arc<dyn Storage>,
         cipher: PageCipher,

@@ -105,7 +105,7 @@ holds_nothing() {
     [[ $(stat -c %b "$1") == 0 ]]
 }
 
-# F7: until the kernel hands it over, nobody but it knows of this data, and backup programs ask for the count of blocks.
+# KERNEL-7: until the kernel hands it over, nobody but it knows of this data, and backup programs ask for the count of blocks.
 case_files_that_are_open_and_not_flushed_are_copied_whole() {
     new_archive box
     attach box

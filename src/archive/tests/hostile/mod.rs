@@ -195,7 +195,7 @@ fn what_is_named_survives_an_orphan_record() {
     nothing_is_lost(forge.finish(), |_| {});
 }
 
-/// N5: a name that does not agree with its inode is neither removed nor moved nor replaced, since what it names belongs elsewhere.
+/// NAME-5: a name that does not agree with its inode is neither removed nor moved nor replaced, since what it names belongs elsewhere.
 #[test]
 fn a_false_name_is_no_way_to_what_it_names() {
     for (directory, file_type, ino) in [
