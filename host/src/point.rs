@@ -5,10 +5,10 @@
 //! So whoever takes a mount away opens what is there, reads its number, looks that number up in the table, compares, and then unmounts what
 //! is open.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::io::{self, ErrorKind};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use nix::mount::{MntFlags, umount2};
@@ -23,10 +23,19 @@ pub struct Point(OwnedFd);
 impl Point {
     /// Opens what lies on top at an absolute path without links, without asking its file system.
     pub fn of(path: &Path) -> io::Result<Point> {
+        Point::open(CWD, path)
+    }
+
+    /// Opens what lies on top of one of its entries by now.
+    pub fn entry(&self, name: &OsStr) -> io::Result<Point> {
+        Point::open(self.0.as_fd(), name.as_ref())
+    }
+
+    fn open(directory: BorrowedFd<'_>, path: &Path) -> io::Result<Point> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        match rustix::fs::openat2(CWD, path, flags, Mode::empty(), ResolveFlags::NO_SYMLINKS) {
+        match rustix::fs::openat2(directory, path, flags, Mode::empty(), ResolveFlags::NO_SYMLINKS) {
             // A kernel before 5.6, or a container that does not know the call: links on the way are followed there.
-            Err(Errno::NOSYS | Errno::PERM) => Ok(Point(rustix::fs::openat(CWD, path, flags, Mode::empty())?)),
+            Err(Errno::NOSYS | Errno::PERM) => Ok(Point(openat(directory, path, flags, Mode::empty())?)),
             opened => Ok(Point(opened?)),
         }
     }

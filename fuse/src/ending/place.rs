@@ -54,10 +54,14 @@ impl Place {
         mut unmounter: Unmounter,
         cache: Arc<KernelCache>,
     ) -> Result<Attached, Failure> {
-        let connection = mount.attach()?;
         let lost =
             |what: String| Failure::mount(format!("the mount at {} cannot be found: {what}", mount.point.display()));
-        let held = Point::of(mount.point).map_err(|e| lost(e.to_string()))?;
+        let failed = |e: io::Error| lost(e.to_string());
+        // Before the mount: it may lie over what its own path leads through.
+        let above = mount.point.parent().zip(mount.point.file_name());
+        let above = above.map(|(path, name)| Ok((Point::of(path)?, name))).transpose().map_err(failed)?;
+        let connection = mount.attach()?;
+        let held = above.map_or_else(|| Point::of(mount.point), |(above, name)| above.entry(name)).map_err(failed)?;
         let found = match held.mounted_at(mount.point) {
             Ok(Some(mounted)) => unmounter
                 .mounted(mounted.device)
