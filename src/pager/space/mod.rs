@@ -1,10 +1,12 @@
 //! The space map in memory: regions loaded on demand, the states of free blocks, and reservations.
 //!
 //! # Invariants
-//! SPACE-1  A free block is in exactly one state: waiting -> dirty-free -> erasing -> erased. Waiting and erasing blocks are busy.
+//! SPACE-1  A free block is in exactly one state: waiting -> dirty-free -> erasing -> erased. Waiting and erasing blocks are busy; the others can be
+//!     allocated, dirty-free ones first, since overwriting is erasing. What could not be erased is dirty-free again.
 //! SPACE-2  `reserved` groups of four free, host-allocated blocks exist at any time, beside the reserve; a page of n blocks consumes at most
 //!     ceil(n / 4) groups. So what was reserved can always be written.
-//! SPACE-3  A run leaves `waiting` only when a later commit than the one that freed it is durable and every reader that could see it is gone.
+//! SPACE-3  A run leaves `waiting` only when a later commit than the one that freed it is durable (a page that no commit named waits for none) and
+//!     every reader that could see it is gone.
 //! SPACE-4  `used` is exactly the set of pages of the last durable commit; a checkpoint writes it before the running commit's lists are applied.
 
 mod erase;
@@ -35,7 +37,7 @@ struct Waiting {
     runs: Vec<Run>,
 }
 
-/// Why a reservation or allocation is not possible yet.
+/// Why a reservation or allocation is not possible yet. (How callers wait then is `txn::shortage`.)
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Shortage {
     /// This region is not loaded and may have room.
