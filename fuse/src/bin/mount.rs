@@ -70,7 +70,8 @@ Options:
                                noted when something is opened for reading
   threads=N                    Event loops (default: processors, at least 2)
   passfile=FILE, passfd=N, passcommand=CMD, credential=NAME, ask-password,
-  keyfile=FILE, identity=FILE, passfile-any, keyring-cache=TIME
+  keyfile=FILE, identity=FILE, recovery-code=FILE, passfile-any,
+  keyring-cache=TIME
                                Where secrets come from, as the options with
                                these names
   stop_timeout=SECONDS         How long a busy mount is served after the order
