@@ -63,6 +63,11 @@ impl Point {
         umount2(&self.link(), MntFlags::MNT_DETACH)
     }
 
+    /// Takes away what is mounted on an entry, which no link can lead elsewhere.
+    pub fn detach_entry(&self, name: &OsStr) -> nix::Result<()> {
+        umount2(&self.link().join(name), MntFlags::MNT_DETACH | MntFlags::UMOUNT_NOFOLLOW)
+    }
+
     /// The mode of the directory.
     pub fn mode(&self) -> io::Result<u32> {
         Ok(rustix::fs::fstat(&self.0)?.st_mode)

@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 
 use crate::error::Result;
 
-/// Written bytes that no barrier covered, at most: what an fsync of a small file may have to wait for.
+/// Written bytes that no barrier covered, beside those of the batches that are being written: what an fsync of a small file may have to wait for.
 const LIMIT: u64 = 16 << 20;
 
 /// What was written since the last barrier.

@@ -22,7 +22,7 @@
 //! are not asked to wait. An operation keeps its place in the queue until it is published, for it is promised what it takes only by then.
 //!
 //! No lock that a commit needs is held while somebody waits: the caller has no operation open. `first` is taken while a caller may hold the
-//! turn of a file; who has it waits for no turn (a commit's flusher takes none, and reclaim passes over an object whose turn is taken), and the
+//! lock of a staged file; who has it waits for none of these (a commit's flusher takes none, and reclaim passes over an object whose file is locked), and the
 //! writers' lock only behind operations, which end. Changes that free room do not take it, so that reclaim may be such a change; nor does the
 //! clock (`Allocator::erase_aged`), so that the periodic commit does not queue behind it.
 

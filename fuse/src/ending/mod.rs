@@ -107,7 +107,9 @@ impl End {
 
     /// With a closed record once no event loop can change the archive any more, as none may follow that.
     fn close_archive(&self, loops_ended: bool) -> Result<(), Failure> {
-        match self.slot.lock().take() {
+        // Let go at once: who asks for the status meanwhile is told that the archive is being closed.
+        let archive = self.slot.lock().take();
+        match archive {
             Some(archive) if loops_ended => Ok(archive.close()?),
             Some(archive) => Ok(archive.file_system().make_durable()?),
             None => Ok(()),

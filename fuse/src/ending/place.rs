@@ -61,7 +61,14 @@ impl Place {
         let above = mount.point.parent().zip(mount.point.file_name());
         let above = above.map(|(path, name)| Ok((Point::of(path)?, name))).transpose().map_err(failed)?;
         let connection = mount.attach()?;
-        let held = above.map_or_else(|| Point::of(mount.point), |(above, name)| above.entry(name)).map_err(failed)?;
+        let held = match above {
+            // When it cannot be opened, whatever lies on that entry is taken away, and nothing elsewhere.
+            Some((above, name)) => above.entry(name).inspect_err(|_| {
+                let _ = above.detach_entry(name);
+            }),
+            None => Point::of(mount.point),
+        };
+        let held = held.map_err(failed)?;
         let found = match held.mounted_at(mount.point) {
             Ok(Some(mounted)) => unmounter
                 .mounted(mounted.device)

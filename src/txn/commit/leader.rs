@@ -188,7 +188,11 @@ impl Committer {
         let (number, callers) = (queue.started, std::mem::take(&mut queue.joined));
         let mut chain = queue.chain.clone();
         let before = chain.tag;
-        let result = MutexGuard::unlocked(queue, || f(&mut chain, callers));
+        let (result, left) = MutexGuard::unlocked(queue, || {
+            let result = f(&mut chain, callers);
+            let left = result.is_err() && self.writer.is_dirty();
+            (result, left)
+        });
         queue.running = false;
         queue.finished = number;
         if chain.tag != before {
@@ -197,9 +201,10 @@ impl Committer {
         // Also after an error: `f` may have committed before it failed, and a commit that fails leaves the chain as it was.
         queue.chain = chain;
         if let Err(error) = &result {
-            // Who waits for changes has none in a commit that was empty and refused.
-            let empty = matches!(error, Error::NoSpace(_)) && queue.chain.refused.is_some();
-            if !empty || self.writer.is_staged() {
+            // Who waits for changes has none in a commit that was empty and refused: then nothing latched, and nothing is left that was not frozen.
+            // (`refused` may tell of an earlier one.)
+            let refused = matches!(error, Error::NoSpace(_)) && queue.chain.refused.is_some();
+            if !refused || left || self.medium.pager.latch().reason().is_some() {
                 queue.failed = Some((number, error.clone()));
             }
         }

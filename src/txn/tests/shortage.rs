@@ -80,6 +80,22 @@ fn a_commit_without_changes_that_is_refused_for_want_of_space_latches_nothing() 
     }
 }
 
+/// An empty commit that was refused says nothing of the next one: who shares that, and has changes in it, is told that it failed.
+#[test]
+fn who_shares_a_commit_that_failed_is_told_also_after_an_empty_one_was_refused() {
+    let dice = Dice::new(1);
+    let storage = SimulatedStorage::new();
+    let (volume, _) = freed(&storage, &dice);
+    refuse_writes(&storage, 0);
+    assert!(matches!(volume.committer().commit_for(Purpose::Drain), Err(Error::NoSpace(_))));
+    storage.inject(None);
+    put(&volume, 2, 30, 30, 3000).unwrap();
+    let (first, second) = (volume.want_commit().unwrap(), volume.want_commit().unwrap());
+    refuse_writes(&storage, 0);
+    volume.commit_wanted(first).unwrap_err();
+    volume.commit_wanted(second).unwrap_err();
+}
+
 /// A flusher that finds no room the first `times`.
 fn short_of_room(volume: &Volume, times: u64) -> Arc<AtomicU64> {
     let calls = Arc::new(AtomicU64::new(0));
