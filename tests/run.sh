@@ -73,7 +73,7 @@ stage_unit() {
         cargo test --quiet --package lockbox --test layering --test invariants --test threats
 }
 
-# A dozen of the cases of "mount", a few seconds each: trees, programs, durability, ends, secrecy.
+# A dozen of the cases of "mount" (a name that is a part of two takes both), a few seconds each: trees, programs, durability, ends, secrecy.
 stage_smoke() {
     local cases=(tree_copied_by_cp git_works_and_clones sqlite_with_a_write_ahead_log two_writers_append_to_one_file shared_memory_map_is_written
         punching_frees_and_reads_as_zeros fsynced_bytes_survive_kill_9 sigterm_saves_what_the_kernel_holds who_is_cut_off_keeps_what_was_written
@@ -81,7 +81,7 @@ stage_smoke() {
     # With a test, for the reason that build_programs gives.
     cargo build --quiet --workspace --bins --test layering || return 1
     as_root tests/mount/run.sh "${cases[@]}" | tee "$target/smoke.log" &&
-        grep -qx "${#cases[@]} passed, 0 failed" "$target/smoke.log"
+        awk -v least="${#cases[@]}" '/ passed, 0 failed$/ && $1 >= least { all = 1 } END { exit !all }' "$target/smoke.log"
 }
 
 # Every interleaving of the claims on one share: the feature replaces the locks, so that nothing else runs with it.
