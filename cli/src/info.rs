@@ -4,7 +4,7 @@ use serde_json::json;
 
 use crate::exit::{Failure, Lockbox};
 use crate::opening::ArchiveArgs;
-use crate::output::{Output, hex, rfc3339, utc};
+use crate::output::{Output, hex, rfc3339};
 
 /// Show facts about an archive
 #[derive(clap::Args)]
@@ -43,7 +43,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             ("Format version", info.format_version.to_string()),
             ("Generation", info.generation.0.to_string()),
             ("Session", hex(&info.session)),
-            ("Last commit", format!("{} UTC", utc(info.committed))),
+            ("Last commit", format!("{} UTC", info.committed.utc())),
             ("Closed cleanly", if info.closed { "yes" } else { "no" }.to_owned()),
             ("Files and directories", info.inodes.to_string()),
             ("Size of the file", format!("{} bytes", info.file_bytes)),

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 
 use crate::exit::Failure;
 use crate::opening::ArchiveArgs;
-use crate::output::{Output, complain, put_name, rfc3339, utc};
+use crate::output::{Output, complain, put_name, rfc3339};
 
 /// List files of an archive
 #[derive(clap::Args)]
@@ -158,7 +158,7 @@ impl List<'_> {
                 row[2],
                 row[3],
                 row[4],
-                utc(attributes.mtime)
+                attributes.mtime.utc()
             );
             self.out.bytes(text.as_bytes())?;
             self.out.name(&entry.name)?;

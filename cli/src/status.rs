@@ -9,7 +9,7 @@ use nix::unistd::geteuid;
 use serde_json::{Value, json};
 
 use crate::exit::Failure;
-use crate::output::{Output, rfc3339, utc};
+use crate::output::{Output, rfc3339};
 use crate::runtime;
 
 /// Show the mounted archives of this user, for root those of all users
@@ -172,7 +172,7 @@ fn lines(found: &Found) -> Vec<(&'static str, String)> {
         ("Archive", shown(Path::new(&status.archive))),
         ("Archive id", status.archive_id.clone()),
         ("Held by", format!("process {} (user {})", status.pid, daemons::user_name(status.uid))),
-        ("Mounted since", format!("{} UTC", utc(Timestamp { seconds: status.since, nanos: 0 }))),
+        ("Mounted since", format!("{} UTC", Timestamp { seconds: status.since, nanos: 0 }.utc())),
         ("Options", status.options.clone()),
         ("Generation", format!("{}, {}", status.generation, count(status.commits, "commit"))),
         ("Not yet durable", size(status.dirty_bytes)),

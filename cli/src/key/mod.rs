@@ -11,7 +11,7 @@ use lockbox_terminal::display;
 use serde_json::{Value, json};
 
 use crate::exit::Failure;
-use crate::output::{rfc3339, utc};
+use crate::output::rfc3339;
 use crate::unlocking::UnlockArgs;
 
 /// Add, list, remove and renew the keys that open an archive
@@ -60,7 +60,7 @@ fn json_of(key: &KeyInfo) -> Value {
 /// A line of the list of keys.
 pub(crate) fn row(key: &KeyInfo) -> String {
     let (created, label) = match &key.about {
-        Some(about) => (format!("{} UTC", utc(about.created)), display(about.label.as_bytes())),
+        Some(about) => (format!("{} UTC", about.created.utc()), display(about.label.as_bytes())),
         None => ("-".to_owned(), "(known to its own secret only)".to_owned()),
     };
     format!("{:>2}  {:<24} {created:<24} {label}", key.slot, key.kind.name()).trim_end().to_owned()
