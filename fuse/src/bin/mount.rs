@@ -245,13 +245,15 @@ mod tests {
             found.len() > 30 && found.contains("passfile") && FSTAB.contains("\"x-\"") && PAGE.contains("Cm x-"),
             "{found:?}"
         );
+        let help = AFTER_HELP.split([' ', ',', '|', '=', '\n']).map(str::to_owned).collect();
         // What is written with an underscore too is documented with a dash, or the other way round.
-        let documented =
-            |name: &str| [name.replace('_', "-"), name.replace('-', "_")].iter().any(|n| words.contains(n));
-        missing.extend(found.iter().filter(|name| !documented(name)).map(|name| format!("-o {name}")));
-        let help: BTreeSet<&str> = AFTER_HELP.split([' ', ',', '|', '=', '\n']).collect();
-        let told = |name: &str| [name.replace('_', "-"), name.replace('-', "_")].iter().any(|n| help.contains(&**n));
-        missing.extend(found.iter().filter(|name| !told(name)).map(|name| format!("-o {name} in the help")));
+        let lacking = |words: &BTreeSet<String>, place: &str| -> Vec<String> {
+            let has =
+                |name: &String| [name.replace('_', "-"), name.replace('-', "_")].iter().any(|n| words.contains(n));
+            found.iter().filter(|name| !has(name)).map(|name| format!("-o {name}{place}")).collect()
+        };
+        missing.extend(lacking(&words, ""));
+        missing.extend(lacking(&help, " in the help"));
         assert!(REMOUNT.contains("remount") && words.contains("remount"));
         let mut command = Arguments::command();
         command.build();
