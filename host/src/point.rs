@@ -63,9 +63,13 @@ impl Point {
         umount2(&self.link(), MntFlags::MNT_DETACH)
     }
 
-    /// Takes away what is mounted on an entry, which no link can lead elsewhere.
+    /// Takes away what is mounted on an entry, which no link can lead elsewhere, also when it is busy.
     pub fn detach_entry(&self, name: &OsStr) -> nix::Result<()> {
-        umount2(&self.link().join(name), MntFlags::MNT_DETACH | MntFlags::UMOUNT_NOFOLLOW)
+        self.unmount_entry(name, MntFlags::MNT_DETACH)
+    }
+
+    fn unmount_entry(&self, name: &OsStr, flags: MntFlags) -> nix::Result<()> {
+        umount2(&self.link().join(name), flags | MntFlags::UMOUNT_NOFOLLOW)
     }
 
     /// The mode of the directory.
@@ -83,7 +87,7 @@ pub fn mount_of(link: &Path) -> Option<u64> {
 pub struct Held {
     root: Point,
     /// The directory in which it lies, and its name there.
-    parent: OwnedFd,
+    parent: Point,
     name: OsString,
 }
 
@@ -95,8 +99,8 @@ impl Held {
     pub fn of(mounted: &Mounted) -> io::Result<Option<Held>> {
         let (Some(above), Some(name)) = (mounted.point.parent(), mounted.point.file_name()) else { return Ok(None) };
         let flags = OFlags::PATH | OFlags::CLOEXEC;
-        let parent = openat(CWD, above, flags | OFlags::DIRECTORY, Mode::empty())?;
-        let root = Point(openat(&parent, name, flags | OFlags::NOFOLLOW, Mode::empty())?);
+        let parent = Point(openat(CWD, above, flags | OFlags::DIRECTORY, Mode::empty())?);
+        let root = Point(openat(&parent.0, name, flags | OFlags::NOFOLLOW, Mode::empty())?);
         let id = root.mount()?;
         let same = |now: &Mounted| (now.id, now.device, now.user) == (id, mounted.device, mounted.user);
         let is_it = id == mounted.id && mounts::all().iter().any(|now| now.is_archive() && same(now));
@@ -125,8 +129,7 @@ impl Held {
     /// The kernel's, as when it is busy.
     pub fn unmount(self) -> nix::Result<()> {
         drop(self.root);
-        let entry = format!("/proc/self/fd/{}", self.parent.as_raw_fd());
-        umount2(&Path::new(&entry).join(self.name), MntFlags::UMOUNT_NOFOLLOW)
+        self.parent.unmount_entry(&self.name, MntFlags::empty())
     }
 }
 

@@ -53,15 +53,18 @@ pub fn gather<P: Program>(path: &Path, sources: &Sources) -> Result<Secrets, Fai
 
 /// What secrets are tried on.
 trait Lock {
-    fn id(&self) -> [u8; 16];
-
-    /// The key that was kept; None when it does not open the archive, or not any more.
-    fn accept(&self, kept: &[u8]) -> Option<UnlockedKey>;
-
     /// Whether a key slot wants a key file and a passphrase together.
     fn wants_both(&self) -> bool;
 
     fn opens(&self, secrets: &Secrets) -> lockbox::Result<UnlockedKey>;
+}
+
+/// A lock whose key may be kept.
+trait Known: Lock {
+    fn id(&self) -> [u8; 16];
+
+    /// The key that was kept; None when it does not open the archive, or not any more.
+    fn accept(&self, kept: &[u8]) -> Option<UnlockedKey>;
 }
 
 /// An archive whose header is whole.
@@ -71,7 +74,7 @@ struct Whole<'a> {
     limits: &'a UnlockLimits,
 }
 
-impl Lock for Whole<'_> {
+impl Known for Whole<'_> {
     fn id(&self) -> [u8; 16] {
         self.id
     }
@@ -79,7 +82,9 @@ impl Lock for Whole<'_> {
     fn accept(&self, kept: &[u8]) -> Option<UnlockedKey> {
         keys::accept_kept(self.path, kept)
     }
+}
 
+impl Lock for Whole<'_> {
     fn wants_both(&self) -> bool {
         keys::wants_both(self.path)
     }
@@ -96,14 +101,6 @@ struct Damaged<'a> {
 }
 
 impl Lock for Damaged<'_> {
-    fn id(&self) -> [u8; 16] {
-        [0; 16]
-    }
-
-    fn accept(&self, _: &[u8]) -> Option<UnlockedKey> {
-        None
-    }
-
     fn wants_both(&self) -> bool {
         keys::wants_both(self.path)
     }
@@ -114,13 +111,13 @@ impl Lock for Damaged<'_> {
 }
 
 /// A lock, and where its secrets come from.
-struct Door<'a> {
-    lock: &'a dyn Lock,
+struct Door<'a, L> {
+    lock: &'a L,
     path: &'a Path,
     sources: &'a Sources,
 }
 
-impl Door<'_> {
+impl<L: Known> Door<'_, L> {
     fn open<P: Program>(&self, cache: &Cache) -> Result<(UnlockedKey, Option<String>), Failure<P>> {
         self.sources.check()?;
         let named = self.sources.any_named();
@@ -150,7 +147,9 @@ impl Door<'_> {
         }
         key
     }
+}
 
+impl<L: Lock> Door<'_, L> {
     /// Opens the lock with what the command line names or somebody types, and never with what is kept.
     fn ask<P: Program>(&self) -> Result<UnlockedKey, Failure<P>> {
         let (mut secrets, mut mistyped) = gathered::<P>(self.path, self.sources)?;
@@ -272,7 +271,7 @@ mod tests {
             Slots { id, opens, both: false, given: RefCell::default(), attempts: 0.into(), key: [number; 48] }
         }
 
-        fn door<'a>(&'a self, sources: &'a Sources) -> Door<'a> {
+        fn door<'a>(&'a self, sources: &'a Sources) -> Door<'a, Slots> {
             Door { lock: self, path: Path::new("a.lbx"), sources }
         }
 
@@ -281,7 +280,7 @@ mod tests {
         }
     }
 
-    impl Lock for Slots {
+    impl Known for Slots {
         fn id(&self) -> [u8; 16] {
             self.id
         }
@@ -289,7 +288,9 @@ mod tests {
         fn accept(&self, kept: &[u8]) -> Option<UnlockedKey> {
             (kept == self.key).then(|| UnlockedKey::from_bytes(kept).unwrap())
         }
+    }
 
+    impl Lock for Slots {
         fn wants_both(&self) -> bool {
             self.both
         }

@@ -150,20 +150,6 @@ pub(crate) trait Mount {
     fn abort(&self) -> io::Result<()>;
 }
 
-impl Mount for Place {
-    fn unmount(&self, detach: bool) -> Unmounted {
-        Place::unmount(self, detach)
-    }
-
-    fn hand_over(&self, limit: Duration) -> bool {
-        Place::hand_over(self, limit)
-    }
-
-    fn abort(&self) -> io::Result<()> {
-        Place::abort(self)
-    }
-}
-
 /// How serving ended.
 pub(crate) struct Ending {
     /// Those who asked to stop and want to know how it went.

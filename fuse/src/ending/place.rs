@@ -91,14 +91,6 @@ impl Place {
         Ok(Attached { place, connection, read_ahead: ReadAhead::of(device).ok() })
     }
 
-    /// Has every request fail, under way or later, so that the event loops end.
-    ///
-    /// # Errors
-    /// When the kernel did not let us have its file for that.
-    pub(crate) fn abort(&self) -> io::Result<()> {
-        self.abort.as_ref().ok_or(io::ErrorKind::NotFound)?.write_all(b"1")
-    }
-
     /// Whether the mount answers. Not asked by this process: while every event loop is busy it would wait for itself.
     pub(crate) fn look(&self) -> io::Result<()> {
         match &mut self.mounted.lock().unmounter {
@@ -115,20 +107,6 @@ impl Place {
         self.mounted.lock().unmounter.as_mut().ok_or(io::ErrorKind::NotConnected)?.dial()
     }
 
-    /// Unmounts, which makes the kernel write its pages to us first; with `detach` also when busy.
-    pub(crate) fn unmount(&self, detach: bool) -> Unmounted {
-        let mut mounted = self.mounted.lock();
-        if !mounted.there {
-            return Unmounted::Gone;
-        }
-        let unmounted = match &mut mounted.unmounter {
-            Some(unmounter) => unmounter.unmount(detach),
-            None => Unmounted::Gone,
-        };
-        mounted.there = !matches!(unmounted, Unmounted::Gone | Unmounted::Detached);
-        unmounted
-    }
-
     /// Makes the kernel write its dirty pages to us. What it cannot write stays dirty and is tried again the next time.
     ///
     /// # Errors
@@ -136,7 +114,7 @@ impl Place {
     pub(crate) fn flush(&self) -> io::Result<()> {
         if !self.flush_by_path()? {
             // What does not arrive in time is on its way.
-            self.hand_over(FLUSH);
+            self.handover.within(FLUSH);
         }
         Ok(())
     }
@@ -153,16 +131,40 @@ impl Place {
         }
     }
 
-    /// Has the kernel write what it caches of open files, wherever the mount is, and answers whether that ended within `limit`.
-    pub(crate) fn hand_over(&self, limit: Duration) -> bool {
-        self.handover.within(limit)
-    }
-
     /// The archive is closed: the process that unmounts is told so and ends.
     pub(crate) fn dismiss(&self) {
         // A flush before a sleep may hold it for ever, and the end is not to wait for that.
         let Some(mut mounted) = self.mounted.try_lock_for(LAST_ORDER) else { return };
         mounted.there = false;
         drop(mounted.unmounter.take());
+    }
+}
+
+impl super::Mount for Place {
+    /// Unmounts, which makes the kernel write its pages to us first; with `detach` also when busy.
+    fn unmount(&self, detach: bool) -> Unmounted {
+        let mut mounted = self.mounted.lock();
+        if !mounted.there {
+            return Unmounted::Gone;
+        }
+        let unmounted = match &mut mounted.unmounter {
+            Some(unmounter) => unmounter.unmount(detach),
+            None => Unmounted::Gone,
+        };
+        mounted.there = !matches!(unmounted, Unmounted::Gone | Unmounted::Detached);
+        unmounted
+    }
+
+    /// Has the kernel write what it caches of open files, wherever the mount is, and answers whether that ended within `limit`.
+    fn hand_over(&self, limit: Duration) -> bool {
+        self.handover.within(limit)
+    }
+
+    /// Has every request fail, under way or later, so that the event loops end.
+    ///
+    /// # Errors
+    /// When the kernel did not let us have its file for that.
+    fn abort(&self) -> io::Result<()> {
+        self.abort.as_ref().ok_or(io::ErrorKind::NotFound)?.write_all(b"1")
     }
 }
