@@ -13,28 +13,21 @@ import subprocess
 import sys
 import tempfile
 
+from findings import environment, fallen, fell
+
 LOCKBOX = os.path.abspath(sys.argv[1])
 COPIES = int(sys.argv[2]) if len(sys.argv) > 2 else 50
 SEED = int(sys.argv[3]) if len(sys.argv) > 3 else 1
 BLOCK = 4096
 # Refused by a mount, besides success: another error, wrong key, not an archive, damaged, older.
 REFUSED = {2, 10, 11, 12, 16}
-fallen = 0
 tally = {"refused": 0, "read": 0, "missing": 0, "written": 0, "write refused": 0}
 
 
-def fell(*words):
-    global fallen
-    fallen += 1
-    print("FELL", *words, flush=True)
-
-
 def run(place, *arguments):
-    kept = {key: value for key, value in os.environ.items() if not key.startswith("LOCKBOX_")}
-    kept.update(XDG_RUNTIME_DIR=place, XDG_STATE_HOME=place + "/state", LOCKBOX_PASSFILE=place + "/pass")
     with open(place + "/said", "w+b") as said:
         # A daemon keeps what it inherits, so its words go to a file that nobody waits for.
-        code = subprocess.run([LOCKBOX, *arguments], cwd=place, env=kept, stdin=subprocess.DEVNULL, stdout=said, stderr=said, timeout=120).returncode
+        code = subprocess.run([LOCKBOX, *arguments], cwd=place, env=environment(place), stdin=subprocess.DEVNULL, stdout=said, stderr=said, timeout=120).returncode
         said.seek(0)
         return code, said.read().decode(errors="replace")
 
@@ -160,7 +153,7 @@ def main():
             one(place, number, whole, older, files)
     finally:
         shutil.rmtree(place, ignore_errors=True)
-    print(f"{COPIES} copies:", ", ".join(f"{count} {what}" for what, count in tally.items()), f"; {fallen} findings")
+    print(f"{COPIES} copies:", ", ".join(f"{count} {what}" for what, count in tally.items()), f"; {len(fallen)} findings")
     sys.exit(1 if fallen else 0)
 
 

@@ -16,25 +16,14 @@ import sys
 import tempfile
 import time
 
+from findings import environment, fallen, fell
+
 LOCKBOX = os.path.abspath(sys.argv[1])
 ROUNDS = int(sys.argv[2]) if len(sys.argv) > 2 else 2
 SEED = int(sys.argv[3]) if len(sys.argv) > 3 else 1
 SIGNALS = ["INT", "TERM", "HUP", "KILL", "TSTP", "pipe"]
 KDF = ["--kdf-memory", "1", "--kdf-passes", "1", "--weak-kdf"]
 DOCUMENTED = {0, 2, 14}
-fallen = 0
-
-
-def fell(*words):
-    global fallen
-    fallen += 1
-    print("FELL", *words, flush=True)
-
-
-def environment(place, passfile="pass"):
-    kept = {key: value for key, value in os.environ.items() if not key.startswith("LOCKBOX_")}
-    kept.update(XDG_RUNTIME_DIR=place, XDG_STATE_HOME=place + "/state", LOCKBOX_PASSFILE=f"{place}/{passfile}")
-    return kept
 
 
 def run(place, *arguments, passfile="pass", stdin=subprocess.DEVNULL):
@@ -399,7 +388,7 @@ def main():
             shutil.rmtree(copy)
             count += 1
     shutil.rmtree(base)
-    print(f"{count} interruptions, {fallen} findings")
+    print(f"{count} interruptions, {len(fallen)} findings")
     sys.exit(1 if fallen else 0)
 
 
