@@ -100,9 +100,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     }
     output::complain_of_left(&report.left);
     if args.json {
-        let mut out = Output::new();
-        out.json(&summary(args, &report))?;
-        out.finish()?;
+        output::print_json(&summary(args, &report))?;
     }
     exit::of_problems(&report.problems).map_or(Ok(()), Err)
 }

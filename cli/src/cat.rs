@@ -2,14 +2,11 @@
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
 
-use lockbox::Error;
-use lockbox::exchange::resolve;
-use lockbox::fs::{FileSystem, mode};
-use lockbox_host::code;
+use lockbox::fs::FileSystem;
 use lockbox_terminal::display;
 
 use crate::exit::Failure;
-use crate::opening::ArchiveArgs;
+use crate::opening::{ArchiveArgs, regular_file};
 use crate::output::Output;
 
 /// Bytes read at once.
@@ -35,16 +32,10 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
 }
 
 fn copy(fs: &FileSystem, path: &[u8], out: &mut Output) -> Result<(), Failure> {
-    let failed = |error: Error| Failure::new(code(&error), format!("{}: {}", display(path), Failure::sentence(&error)));
-    let attributes = resolve(fs, path).map_err(failed)?;
-    match attributes.mode & mode::TYPE {
-        mode::REGULAR => {}
-        mode::DIRECTORY => return Err(failed(Error::IsDirectory)),
-        _ => return Err(Failure::other(format!("{}: not a regular file", display(path)))),
-    }
+    let attributes = regular_file(fs, path)?;
     let mut offset = 0;
     while offset < attributes.size {
-        let piece = fs.read(attributes.ino, offset, PIECE).map_err(failed)?;
+        let piece = fs.read(attributes.ino, offset, PIECE).map_err(|error| Failure::of(display(path), &error))?;
         if piece.is_empty() {
             break;
         }

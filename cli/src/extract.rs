@@ -9,7 +9,7 @@ use lockbox_host::{Program, code};
 
 use crate::exit::{self, Failure, Lockbox};
 use crate::opening::ArchiveArgs;
-use crate::output::{self, Output};
+use crate::output;
 use crate::patterns::PatternArgs;
 use crate::progress::Bar;
 
@@ -59,12 +59,10 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     output::complain_of(&report.problems);
     output::complain_of_left(&report.left);
     if args.json {
-        let mut out = Output::new();
         let mut summary = output::summary(&report.copied, &report.left);
         summary["privileges_left"] = report.left.privileges.count.into();
         summary["problems"] = output::problems(&report.problems).into();
-        out.json(&summary)?;
-        out.finish()?;
+        output::print_json(&summary)?;
     }
     exit::of_problems(&report.problems).map_or(Ok(()), Err)
 }

@@ -7,7 +7,7 @@ use lockbox::storage::HostEntry;
 use lockbox_host::shown;
 
 use crate::exit::Failure;
-use crate::output::Output;
+use crate::output;
 use crate::secrets;
 use crate::unlocking::{self, UnlockArgs};
 
@@ -52,12 +52,10 @@ fn backup(args: &BackupArgs) -> Result<(), Failure> {
     let bytes = keys::backup_header(&args.archive).map_err(|error| unlocking::failure(&args.archive, error))?;
     let failed = |e: std::io::Error| Failure::host(format!("cannot write {}", shown(&args.file)), &e);
     HostEntry::of(&args.file).and_then(|entry| entry.write_new(&bytes)).map_err(failed)?;
-    let mut out = Output::new();
-    out.line(
+    output::print(
         "The backup opens with the keys of today, also after they were changed or removed: keep it as safe as the archive, and make a new \
          one after each change of the keys.",
-    )?;
-    out.finish()
+    )
 }
 
 fn restore(args: &RestoreArgs) -> Result<(), Failure> {
@@ -69,10 +67,8 @@ fn restore(args: &RestoreArgs) -> Result<(), Failure> {
     let Restored { backup, known } = keys::restore_header(path, &bytes, &args.unlock.access(&given))
         .map_err(|error| unlocking::failure(path, error))?;
     secrets::forget_kept(path);
-    let mut out = Output::new();
-    out.line(match backup < known {
+    output::print(match backup < known {
         true => "The header is restored. Keys that were removed or changed since the backup open the archive again.",
         false => "The header is restored.",
-    })?;
-    out.finish()
+    })
 }

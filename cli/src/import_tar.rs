@@ -10,7 +10,7 @@ use lockbox_host::Program;
 use crate::create::creator;
 use crate::exit::{Failure, Lockbox};
 use crate::opening::ArchiveArgs;
-use crate::output::{self, Output};
+use crate::output;
 use crate::progress::Bar;
 
 /// What may follow the end mark and is read, so that the program that writes it does not fail: the rest of a record, and then some.
@@ -60,9 +60,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     closed.map_err(failed)?;
     output::complain_of_left(&report.left);
     if args.json {
-        let mut out = Output::new();
-        out.json(&output::summary(&report.copied, &report.left))?;
-        out.finish()?;
+        output::print_json(&output::summary(&report.copied, &report.left))?;
     }
     Ok(())
 }

@@ -54,6 +54,5 @@ pub(crate) fn on_signal(act: impl Fn(u8) + Send + 'static) -> Result<(), Failure
 /// A bit for each signal that was ignored when the program was started.
 fn ignored() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
-    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)
+    lockbox_host::proc::bits(&status, "SigIgn").unwrap_or(0)
 }

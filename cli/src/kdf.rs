@@ -48,9 +48,5 @@ impl KdfArgs {
 fn memory_limit_kib() -> u32 {
     const MOST: u32 = 1 << 20;
     let table = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let total = table
-        .lines()
-        .find_map(|line| line.strip_prefix("MemTotal:"))
-        .and_then(|rest| rest.trim().trim_end_matches("kB").trim().parse::<u64>().ok());
-    total.map_or(MOST, |kib| u32::try_from(kib / 2).unwrap_or(MOST).min(MOST))
+    lockbox_host::proc::kib(&table, "MemTotal").map_or(MOST, |kib| u32::try_from(kib / 2).unwrap_or(MOST).min(MOST))
 }

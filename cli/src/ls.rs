@@ -7,7 +7,7 @@ use lockbox::Error;
 use lockbox::exchange::{Entries, Entry, resolve, split_device_number};
 use lockbox::format::Ino;
 use lockbox::fs::{Attributes, FileSystem, mode};
-use lockbox_host::{DAMAGED, code};
+use lockbox_host::DAMAGED;
 use lockbox_terminal::display;
 use nix::unistd::{Gid, Group, Uid, User};
 use serde_json::{Value, json};
@@ -42,7 +42,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let (users, groups) = (HashMap::new(), HashMap::new());
     let mut list = List { fs, args, out: Output::new(), users, groups, unreadable: 0 };
     list.path(path).map_err(|failure| match failure {
-        Stop::Archive(error) => Failure::new(code(&error), format!("{}: {}", display(path), Failure::sentence(&error))),
+        Stop::Archive(error) => Failure::of(display(path), &error),
         Stop::Output(failure) => failure,
     })?;
     list.out.finish()?;

@@ -1,11 +1,15 @@
 //! Opens an archive for a command, cheap checks first: nobody types a passphrase for nothing.
 use std::path::{Path, PathBuf};
 
+use lockbox::Error;
 use lockbox::archive::{Archive, OpenOptions};
+use lockbox::exchange::resolve;
+use lockbox::fs::{Attributes, FileSystem, mode};
 use lockbox::keys::{self, SeenOptions, UnlockedKey};
 use lockbox::storage::{FileStorage, LockMode};
 use lockbox_host::secrets::{Cache, Sources};
 use lockbox_host::{Program, shown};
+use lockbox_terminal::display;
 
 use crate::exit::{Failure, Lockbox};
 use crate::interrupt::Interrupt;
@@ -103,6 +107,17 @@ impl ArchiveArgs {
             output::complain(&format!("{}: {sentence}", shown(path)));
         }
         Ok(archive)
+    }
+}
+
+/// The attributes of a regular file of the archive.
+pub(crate) fn regular_file(fs: &FileSystem, path: &[u8]) -> Result<Attributes, Failure> {
+    let failed = |error| Failure::of(display(path), &error);
+    let attributes = resolve(fs, path).map_err(failed)?;
+    match attributes.mode & mode::TYPE {
+        mode::REGULAR => Ok(attributes),
+        mode::DIRECTORY => Err(failed(Error::IsDirectory)),
+        _ => Err(Failure::other(format!("{}: not a regular file", display(path)))),
     }
 }
 

@@ -127,6 +127,20 @@ impl Output {
     }
 }
 
+/// Prints a line for people, and nothing else.
+pub(crate) fn print(line: &str) -> Result<(), Failure> {
+    let mut out = Output::new();
+    out.line(line)?;
+    out.finish()
+}
+
+/// Prints an object for a program, and nothing else.
+pub(crate) fn print_json(object: &Value) -> Result<(), Failure> {
+    let mut out = Output::new();
+    out.json(object)?;
+    out.finish()
+}
+
 /// Adds a name to a JSON object: `name` as text, and `name_hex` when the bytes are no UTF-8.
 pub(crate) fn put_name(object: &mut Value, key: &str, name: &[u8]) {
     object[key] = json!(String::from_utf8_lossy(name));

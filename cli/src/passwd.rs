@@ -8,7 +8,7 @@ use lockbox_host::Program;
 use crate::exit::{Failure, Lockbox};
 use crate::kdf::KdfArgs;
 use crate::opening;
-use crate::output::{self, Output};
+use crate::output;
 use crate::secrets;
 use crate::unlocking::UnlockArgs;
 
@@ -34,7 +34,6 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let kdf = args.kdf.cost()?;
     let changed = keys::change_passphrase(path, &args.unlock.access(&old), &new, kdf).map_err(failed)?;
     secrets::forget_kept(path);
-    let mut out = Output::new();
     let several = match &changed.slots[..] {
         [] | [_] => String::new(),
         [most @ .., last] => {
@@ -42,8 +41,9 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             format!(" in key slots {} and {last}, which all had the old one", most.join(", "))
         }
     };
-    out.line(&format!("The passphrase is changed{several}. Older copies of the archive still open with the old one."))?;
-    out.finish()?;
+    output::print(&format!(
+        "The passphrase is changed{several}. Older copies of the archive still open with the old one."
+    ))?;
     if !changed.all_tried {
         output::complain(
             "other key slots cost too much to be tried and may still have the old passphrase: raise the limit with --kdf-limit, and try again",

@@ -15,7 +15,7 @@ use zeroize::Zeroizing;
 
 use crate::exit::Failure;
 use crate::interrupt;
-use crate::output::{Output, complain, hex};
+use crate::output::{self, complain, hex};
 use crate::progress::Bar;
 use crate::share::serving::{self, ServerArgs};
 
@@ -190,22 +190,18 @@ fn tell(args: &Args, receipt: &Receipt) -> Result<(), Failure> {
         complain("the share daemon did not hear that everything arrived; it will find out by itself");
     }
     if args.json && receipt.path.is_some() {
-        let mut out = Output::new();
-        out.json(&json!({
+        return output::print_json(&json!({
             "path": receipt.path.as_ref().map(|path| path.to_string_lossy()),
             "name": receipt.name,
             "size": receipt.size,
             "sha256": hex(receipt.sha256.as_bytes()),
             "confirmed": receipt.confirmed,
-        }))?;
-        return out.finish();
+        }));
     }
     let Some(path) = &receipt.path else { return Ok(()) };
-    let mut out = Output::new();
     let unlike = name::safe(&receipt.name) != receipt.name;
     let said = if unlike && args.output.is_none() { ", under a name made safe" } else { "" };
-    out.line(&format!("{}: {} bytes{said}", shown(path), receipt.size))?;
-    out.finish()
+    output::print(&format!("{}: {} bytes{said}", shown(path), receipt.size))
 }
 
 /// Never through the environment; in an argument with a warning.

@@ -12,7 +12,7 @@ use crate::exit::Failure;
 use crate::kdf::KdfArgs;
 use crate::key::{name_of, row};
 use crate::opening;
-use crate::output::{self, Output};
+use crate::output;
 use crate::secrets::{self, LimitArgs};
 use crate::seen::SeenArgs;
 use crate::unlocking;
@@ -59,11 +59,9 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let slot = keys::set_passphrase(path, &access, name.as_ref(), &new, args.kdf.cost()?).map_err(failed)?;
     secrets::forget_kept(path);
     let shown = keys.iter().find(|key| key.slot == slot).map_or_else(|| format!("{slot} passphrase"), name_of);
-    let mut out = Output::new();
-    out.line(&format!(
+    output::print(&format!(
         "Key slot {shown} has the new passphrase. The recovery code still opens the archive: remove it with 'lockbox key rm' if others saw it."
-    ))?;
-    out.finish()
+    ))
 }
 
 impl Args {
@@ -91,7 +89,7 @@ impl Args {
             ));
         };
         let code = RecoveryCode::parse(&input[..end])?;
-        Ok((code, Some(PassphraseSources::checked(Bytes::new(input[end + 1..].to_vec()))?.into())))
+        Ok((code, Some(lockbox_host::secrets::checked(Bytes::new(input[end + 1..].to_vec()))?.into())))
     }
 
     fn new_passphrase(&self, path: &Path) -> Result<Passphrase, Failure> {
@@ -115,7 +113,7 @@ impl Args {
             [one] if ask => {
                 let question = format!("Replace the passphrase of key slot {}? [y, n] ", name_of(one));
                 let answer = lockbox_host::secrets::ask_openly(&question).unwrap_or_default();
-                if !["y", "yes"].iter().any(|word| answer.trim().eq_ignore_ascii_case(word)) {
+                if !lockbox_host::secrets::is_yes(&answer) {
                     return Err(Failure::other(
                         "nothing was changed; 'lockbox key add --recovery-code FILE' adds a passphrase and leaves the others",
                     ));

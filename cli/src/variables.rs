@@ -4,7 +4,6 @@ use lockbox::archive::Archive;
 use lockbox::exchange::{Entries, resolve};
 use lockbox::format::{Ino, ROOT_INO};
 use lockbox::fs::{Attributes, FileSystem, RenameMode, mode};
-use lockbox_host::code;
 use lockbox_terminal::display;
 use zeroize::Zeroizing;
 
@@ -120,7 +119,7 @@ fn find(fs: &FileSystem, name: &str) -> Result<Attributes, Failure> {
         Ok(found) if found.mode & mode::TYPE == mode::REGULAR => Ok(found),
         Ok(_) => Err(Failure::other(format!("{DIRECTORY}/{name} is no file"))),
         Err(Error::NotFound) => Err(missing(name)),
-        Err(error) => Err(Failure::new(code(&error), format!("{DIRECTORY}/{name}: {}", Failure::sentence(&error)))),
+        Err(error) => Err(Failure::of(format_args!("{DIRECTORY}/{name}"), &error)),
     }
 }
 

@@ -110,8 +110,7 @@ fn peak_resident_bytes(own_status: &File) -> u64 {
     let mut text = [0; 4096];
     let length = own_status.read_at(&mut text, 0).unwrap_or(0);
     let text = String::from_utf8_lossy(&text[..length]);
-    let peak = text.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap_or_default();
-    peak.trim().trim_end_matches("kB").trim().parse::<u64>().unwrap_or(0) << 10
+    lockbox_host::proc::kib(&text, "VmHWM").unwrap_or(0) << 10
 }
 
 #[cfg(test)]

@@ -52,23 +52,7 @@ pub(crate) fn attributes(a: &Attributes) -> FileAttr {
 
 /// What stands for "no such name" in an answer that has a time to live: inode number 0, and nothing else is looked at.
 pub(crate) fn no_attributes() -> FileAttr {
-    FileAttr {
-        ino: INodeNo(0),
-        size: 0,
-        blocks: 0,
-        atime: UNIX_EPOCH,
-        mtime: UNIX_EPOCH,
-        ctime: UNIX_EPOCH,
-        crtime: UNIX_EPOCH,
-        kind: FileType::RegularFile,
-        perm: 0,
-        nlink: 0,
-        uid: 0,
-        gid: 0,
-        rdev: 0,
-        blksize: BLOCK,
-        flags: 0,
-    }
+    attributes(&Attributes { mode: mode::REGULAR, ..Attributes::default() })
 }
 
 /// From `mode >> 12`.

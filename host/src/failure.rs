@@ -107,6 +107,11 @@ impl<P: Program> Failure<P> {
         lockbox_terminal::without_numbers(text)
     }
 
+    /// A failure that concerns what has this name.
+    pub fn of(name: impl fmt::Display, error: &Error) -> Failure<P> {
+        Failure::new(code(error), format!("{name}: {}", Failure::<P>::sentence(error)))
+    }
+
     /// A failure that concerns the archive at `path`, which is named unless the error or the program says what it is about.
     pub fn at(path: &Path, error: &Error) -> Failure<P> {
         let says_it = match error {

@@ -7,6 +7,8 @@ use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::signal::{SigSet, Signal};
 use rustix::mm::{MlockAllFlags, mlockall};
 
+use crate::proc;
+
 /// The most that a key derivation takes unless the user raised it, and as much as everything else needs: where there is less, the machine
 /// would have to end programs instead of swapping.
 const NEEDED_KIB: u64 = (1024 + 256) << 10;
@@ -21,31 +23,26 @@ const INITIAL_NAMESPACE: [&str; 3] = ["0", "0", "4294967295"];
 /// make later allocations fail, so whoever has one goes without.
 pub fn lock_memory() -> bool {
     let unlimited = getrlimit(Resource::RLIMIT_MEMLOCK).is_ok_and(|(soft, _)| soft == RLIM_INFINITY);
+    (unlimited || may_lock_beyond_the_limit())
+        && mlockall(MlockAllFlags::CURRENT | MlockAllFlags::FUTURE | MlockAllFlags::ONFAULT).is_ok()
+}
+
+/// Whether a limit on locked memory does not count for this process.
+pub fn may_lock_beyond_the_limit() -> bool {
     let read = |path| fs::read_to_string(path).unwrap_or_default();
-    if !unlimited && !may_lock_beyond_the_limit(&read("/proc/self/status"), &read("/proc/self/uid_map")) {
-        return false;
-    }
-    mlockall(MlockAllFlags::CURRENT | MlockAllFlags::FUTURE | MlockAllFlags::ONFAULT).is_ok()
+    is_privileged(&read("/proc/self/status"), &read("/proc/self/uid_map"))
 }
 
 /// The same for a program that derives keys, where memory is plenty. Programs that take this one's place begin without it.
 pub fn lock_memory_if_plenty() -> bool {
-    available_kib(&fs::read_to_string("/proc/meminfo").unwrap_or_default()).is_some_and(|kib| kib >= NEEDED_KIB)
-        && lock_memory()
+    let table = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    proc::kib(&table, "MemAvailable").is_some_and(|kib| kib >= NEEDED_KIB) && lock_memory()
 }
 
 /// A capability of another user namespace does not count: the kernel asks for that of the initial one, and shows either here.
-fn may_lock_beyond_the_limit(status: &str, uid_map: &str) -> bool {
-    let capabilities = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+fn is_privileged(status: &str, uid_map: &str) -> bool {
     uid_map.split_whitespace().eq(INITIAL_NAMESPACE)
-        && capabilities
-            .and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok())
-            .is_some_and(|set| set >> IPC_LOCK & 1 == 1)
-}
-
-fn available_kib(table: &str) -> Option<u64> {
-    let rest = table.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
-    rest.trim().trim_end_matches("kB").trim().parse().ok()
+        && proc::bits(status, "CapEff").is_some_and(|set| set >> IPC_LOCK & 1 == 1)
 }
 
 /// What the limit of core dumps was.
@@ -92,14 +89,14 @@ mod tests {
     fn what_proc_says_is_understood() {
         let initial = "         0          0 4294967295\n";
         let able = "Name:\tx\nCapEff:\t0000000000004000\n";
-        assert!(may_lock_beyond_the_limit(able, initial));
+        assert!(is_privileged(able, initial));
         for map in ["         0       1000          1\n", "0 0 65536\n", "0 0 1\n1 100000 65536\n", ""] {
-            assert!(!may_lock_beyond_the_limit(able, map), "{map}");
+            assert!(!is_privileged(able, map), "{map}");
         }
         for status in ["CapEff:\t00000000ffffbfff\n", "CapEff:\tnothing\n", "CapPrm:\t0000000000004000\n", ""] {
-            assert!(!may_lock_beyond_the_limit(status, initial), "{status}");
+            assert!(!is_privileged(status, initial), "{status}");
         }
-        assert_eq!(available_kib("MemTotal:  9 kB\nMemAvailable:   3145728 kB\n"), Some(3 << 20));
-        assert_eq!(available_kib("MemTotal:  9 kB\n"), None);
+        assert_eq!(proc::kib("MemTotal:  9 kB\nMemAvailable:   3145728 kB\n", "MemAvailable"), Some(3 << 20));
+        assert_eq!(proc::kib("MemTotal:  9 kB\n", "MemAvailable"), None);
     }
 }

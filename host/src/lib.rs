@@ -1,7 +1,7 @@
 //! What the programs `lockbox` and `mount.lockbox` both need of the host they run on.
 //!
 //! It gets secrets from where their owners keep them and unlocks an archive with them, finds mounts and the daemons that serve them, keeps
-//! what is in memory out of swap and core dumps, reads what people write for times and sizes, and has the one table of exit codes. What a
+//! what is in memory out of swap and core dumps, and has the one table of exit codes. What a
 //! program says in its own words comes from its [`Program`].
 
 #![deny(unsafe_code)] // but for taking a descriptor over by its number
@@ -11,7 +11,7 @@ mod failure;
 pub mod harden;
 pub mod mounts;
 pub mod point;
-pub mod quantity;
+pub mod proc;
 pub mod secrets;
 mod unlock;
 

@@ -1,20 +1,14 @@
-//! Loads nodes through the pager and keeps decoded ones in a sharded LRU with a byte budget.
+//! Loads nodes through the pager and keeps decoded ones.
 
 use std::sync::{Arc, OnceLock};
-
-use lru::LruCache;
-use parking_lot::Mutex;
 
 use super::Child;
 use super::node::{Body, Bounds, Leaf, Node};
 use crate::error::{CacheUse, Error, Result};
 use crate::format::node::{self, NodeEntries};
 use crate::format::page::PageKind;
-use crate::format::{Generation, Key, Pointer};
-use crate::pager::Pager;
-
-/// Shards of the cache, each with its own lock: several times the threads that serve requests.
-const SHARDS: usize = 16;
+use crate::format::{Key, Pointer};
+use crate::pager::{Cache, Pager};
 
 /// Where the bytes of nodes come from.
 pub(super) trait NodePages: Send + Sync {
@@ -43,71 +37,44 @@ enum Source {
 /// Where stored nodes come from.
 pub(crate) struct NodeStore {
     source: Source,
-    /// Leaf locks: nothing else is locked, read or written while one is held.
-    shards: [Mutex<Shard>; SHARDS],
-    shard_budget: usize,
-}
-
-/// Nodes by address and generation, which together name one page for ever (TXN-4).
-struct Shard {
-    nodes: LruCache<(u64, Generation), Arc<Node>>,
-    /// Sum of the nodes' estimated bytes.
-    bytes: usize,
-    hits: u64,
-    misses: u64,
+    /// Only stored nodes; what a transaction changed is not kept here.
+    nodes: Cache<Pointer, Arc<Node>>,
 }
 
 impl NodeStore {
     /// `budget` in bytes of decoded nodes.
     pub(crate) fn new(pager: Arc<Pager>, budget: usize) -> NodeStore {
-        NodeStore::with_source(Source::Pager(pager), budget)
+        NodeStore { source: Source::Pager(pager), nodes: Cache::new(budget) }
     }
 
     #[cfg(test)]
     pub(super) fn over(pages: Arc<dyn NodePages>, budget: usize) -> NodeStore {
-        NodeStore::with_source(Source::Pages(pages), budget)
-    }
-
-    fn with_source(source: Source, budget: usize) -> NodeStore {
-        let shards =
-            std::array::from_fn(|_| Mutex::new(Shard { nodes: LruCache::unbounded(), bytes: 0, hits: 0, misses: 0 }));
-        NodeStore { source, shards, shard_budget: budget / SHARDS }
+        NodeStore { source: Source::Pages(pages), nodes: Cache::new(budget) }
     }
 
     /// Forgets a node whose page was freed (its address may be reused under another generation).
     pub(crate) fn forget(&self, pointer: &Pointer) {
-        let mut shard = self.shard(pointer).lock();
-        if let Some(node) = shard.nodes.pop(&(pointer.run.address, pointer.generation)) {
-            shard.bytes -= node.memory();
-        }
+        self.nodes.forget(pointer);
     }
 
     /// Estimated bytes of the nodes kept, and how often one was found since the start.
     pub(crate) fn usage(&self) -> CacheUse {
-        self.shards.iter().map(|shard| shard.lock()).fold(CacheUse::default(), |sum, shard| CacheUse {
-            bytes: sum.bytes + shard.bytes as u64,
-            hits: sum.hits + shard.hits,
-            misses: sum.misses + shard.misses,
-        })
+        self.nodes.usage()
     }
 
-    /// Forgets all nodes; what a transaction changed is not kept here.
+    /// Forgets all nodes.
     pub(crate) fn clear(&self) {
-        for shard in &self.shards {
-            let mut shard = shard.lock();
-            shard.bytes = 0;
-            shard.nodes.clear();
-        }
+        self.nodes.clear();
     }
 
     #[cfg(test)]
     pub(crate) fn memory(&self) -> usize {
-        self.usage().bytes as usize
+        self.nodes.bytes()
     }
 
     /// The stored node at `pointer`, which must be what its parent says (TREE-4).
     pub(super) fn load(&self, pointer: &Pointer, bounds: Bounds) -> Result<Arc<Node>> {
-        if let Some(node) = self.cached(pointer) {
+        if let Some(node) = self.nodes.get(pointer) {
             check_bounds(&node, pointer, bounds)?;
             return Ok(node);
         }
@@ -124,33 +91,9 @@ impl NodeStore {
         Ok(node)
     }
 
-    fn cached(&self, pointer: &Pointer) -> Option<Arc<Node>> {
-        let mut shard = self.shard(pointer).lock();
-        let cached = shard.nodes.get(&(pointer.run.address, pointer.generation)).cloned();
-        // A pointer with another tag does not name the page that was cached: let the pager judge it.
-        let cached = cached.filter(|node| node.stored.get() == Some(pointer));
-        let counter = if cached.is_some() { &mut shard.hits } else { &mut shard.misses };
-        *counter += 1;
-        cached
-    }
-
     /// Caches a node that is stored at `pointer`; an internal one has only stored children, or the budget would not bound memory.
     pub(super) fn keep(&self, pointer: &Pointer, node: &Arc<Node>) {
-        let mut shard = self.shard(pointer).lock();
-        shard.bytes += node.memory();
-        if let Some(old) = shard.nodes.put((pointer.run.address, pointer.generation), Arc::clone(node)) {
-            shard.bytes -= old.memory();
-        }
-        while shard.bytes > self.shard_budget {
-            let Some((_, old)) = shard.nodes.pop_lru() else { break };
-            shard.bytes -= old.memory();
-        }
-    }
-
-    fn shard(&self, pointer: &Pointer) -> &Mutex<Shard> {
-        // Fibonacci hashing: addresses are often multiples of a node's blocks, so their low bits alone would share few shards.
-        let hash = pointer.run.address.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32;
-        &self.shards[hash as usize % SHARDS]
+        self.nodes.put(*pointer, Arc::clone(node), node.memory());
     }
 }
 

@@ -1,5 +1,7 @@
 //! Copy-on-write B+tree over pages: persistent trees that share nodes, changed in memory, written once by a commit.
 //!
+//! It sees `frame`, because a node is the body of a page that `frame` opened.
+//!
 //! # Invariants
 //! TREE-1  A `Tree` value is a snapshot: no operation on another clone changes what it answers.
 //! TREE-2  A node is changed in place only when nobody else can reach it: its `Arc` is unique along the whole path, it was born in the

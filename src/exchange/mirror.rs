@@ -46,10 +46,7 @@ pub fn plan_mirror<'a>(
     options: &'a ImportOptions,
     changed: Option<&'a mut Changed<'a>>,
 ) -> Result<MirrorPlan> {
-    let target = match path::resolve(fs, &options.to) {
-        Err(Error::NotFound) => None,
-        other => Some(other?),
-    };
+    let target = path::if_there(path::resolve(fs, &options.to))?;
     let mut planning = Planning { fs, options, changed, plan: MirrorPlan::default(), path: Vec::new(), top_length: 0 };
     let mut names = HashSet::new();
     for source in sources {
@@ -86,13 +83,7 @@ impl Planning<'_> {
         let flags = if self.options.follow { AtFlags::empty() } else { AtFlags::SYMLINK_NOFOLLOW };
         let failed = |errno: rustix::io::Errno| Error::io(format!("cannot read {}", source.display()), errno.into());
         let stat = rustix::fs::statat(CWD, source, flags).map_err(failed)?;
-        let existing = match target {
-            Some(target) => match self.fs.lookup(target.ino, name) {
-                Err(Error::NotFound) => None,
-                other => Some(other?),
-            },
-            None => None,
-        };
+        let existing = target.map(|target| path::if_there(self.fs.lookup(target.ino, name))).transpose()?.flatten();
         let Some(existing) = existing else {
             self.tell(Change::Add);
             return Ok(());

@@ -1,4 +1,7 @@
 //! Exchange with the host: copies trees into an archive and out of it, mirrors, tars, and the lists of what is there.
+//!
+//! It sees `storage` for what tells one file of the host from another (`Identity`) and for the names of a host's directory; no bytes of an
+//! archive pass here.
 
 pub(crate) mod attributes;
 mod deletion;

@@ -29,6 +29,14 @@ pub(super) fn resolve_given(fs: &FileSystem, path: &[u8]) -> Result<Attributes> 
     })
 }
 
+/// None for what is not there.
+pub(super) fn if_there<T>(found: Result<T>) -> Result<Option<T>> {
+    match found {
+        Err(Error::NotFound) => Ok(None),
+        found => found.map(Some),
+    }
+}
+
 /// The names of a path within the archive.
 pub(super) fn components(path: &[u8]) -> Result<Vec<&[u8]>> {
     let names: Vec<&[u8]> = path.split(|&b| b == b'/').filter(|name| !matches!(*name, b"" | b".")).collect();
@@ -46,10 +54,7 @@ pub(super) fn resolve_or_make(
 ) -> Result<Ino> {
     let mut directory = ROOT_INO;
     for name in components(path)? {
-        let found = match fs.lookup(directory, name) {
-            Err(Error::NotFound) => make(directory, name)?,
-            other => other?,
-        };
+        let found = if_there(fs.lookup(directory, name))?.map_or_else(|| make(directory, name), Ok)?;
         if !found.is_directory() {
             return Err(Error::NotDirectory);
         }

@@ -1,4 +1,7 @@
 //! Who may open an archive: its header copies, their key slots, a copy of them kept elsewhere, and what a user remembers of the archive.
+//!
+//! It sees `txn` and `frame`, because a change of the header ends with a commit that carries its number (HEADER-4), and what a user remembers
+//! is compared with the chain of commits (SEEN-2). It sees no `fs`.
 
 mod backup;
 mod change;

@@ -1,4 +1,6 @@
-//! What was read out of data pages, decompressed cells and opened heads: a sharded LRU with a byte budget.
+//! A sharded LRU with a byte budget: of decompressed cells and opened heads here, of decoded nodes in `btree`.
+
+use std::hash::Hash;
 
 use lru::LruCache;
 use parking_lot::Mutex;
@@ -6,69 +8,76 @@ use parking_lot::Mutex;
 use crate::error::CacheUse;
 use crate::format::Pointer;
 
+/// Shards, each with its own lock: several times the threads that serve requests.
 const SHARDS: usize = 16;
 /// Bytes counted for an entry beside its content: key, links, allocation headers.
 const ENTRY_OVERHEAD: usize = 128;
 
-// The tag is part of the key because an address may be reused within one generation.
-#[derive(PartialEq, Eq, Hash, Clone, Copy)]
-struct PartKey {
-    address: u64,
-    tag: u64,
-    part: u32,
+/// A page, or a part of one. The whole pointer is the key: an address may be reused, and one with another tag names another page.
+pub(crate) trait CacheKey: Copy + Eq + Hash {
+    /// What differs among the keys in use at a time.
+    fn place(&self) -> u64;
 }
 
-struct Shard<V> {
+impl CacheKey for Pointer {
+    fn place(&self) -> u64 {
+        self.run.address
+    }
+}
+
+impl CacheKey for (Pointer, u32) {
+    fn place(&self) -> u64 {
+        self.0.run.address.wrapping_add(self.1.into())
+    }
+}
+
+struct Shard<K, V> {
     /// Values with their bytes.
-    entries: LruCache<PartKey, (V, usize)>,
+    entries: LruCache<K, (V, usize)>,
     bytes: usize,
     /// Counted under the lock that is held anyway.
     hits: u64,
     misses: u64,
 }
 
-/// Parts of pages by (page, number of the part).
-pub(crate) struct PartCache<V> {
-    shards: Vec<Mutex<Shard<V>>>,
+/// The values that were used last. Its locks are leaves: nothing else is locked, read or written while one is held.
+pub(crate) struct Cache<K, V> {
+    shards: [Mutex<Shard<K, V>>; SHARDS],
     shard_budget: usize,
 }
 
-impl<V: Clone> PartCache<V> {
-    pub(crate) fn new(budget: usize) -> PartCache<V> {
-        let shards =
-            (0..SHARDS).map(|_| Mutex::new(Shard { entries: LruCache::unbounded(), bytes: 0, hits: 0, misses: 0 }));
-        PartCache { shards: shards.collect(), shard_budget: budget / SHARDS }
+impl<K: CacheKey, V: Clone> Cache<K, V> {
+    /// `budget` in bytes.
+    pub(crate) fn new(budget: usize) -> Cache<K, V> {
+        let shard = || Shard { entries: LruCache::unbounded(), bytes: 0, hits: 0, misses: 0 };
+        Cache { shards: std::array::from_fn(|_| Mutex::new(shard())), shard_budget: budget / SHARDS }
     }
 
-    fn locate(&self, page: &Pointer, part: u32) -> (PartKey, &Mutex<Shard<V>>) {
-        let [a, b, c, d, e, f, g, h, ..] = page.tag;
-        let key = PartKey { address: page.run.address, tag: u64::from_le_bytes([a, b, c, d, e, f, g, h]), part };
-        let spread = (key.address ^ key.tag).wrapping_add(u64::from(part));
-        (key, &self.shards[spread as usize % SHARDS])
+    fn shard(&self, key: &K) -> &Mutex<Shard<K, V>> {
+        // Fibonacci hashing: addresses are often multiples of a page's blocks, so their low bits alone would share few shards.
+        let hash = key.place().wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32;
+        &self.shards[hash as usize % SHARDS]
     }
 
-    pub(crate) fn get(&self, page: &Pointer, part: u32) -> Option<V> {
-        let (key, shard) = self.locate(page, part);
-        let mut shard = shard.lock();
-        let found = shard.entries.get(&key).map(|(value, _)| value.clone());
+    pub(crate) fn get(&self, key: &K) -> Option<V> {
+        let mut shard = self.shard(key).lock();
+        let found = shard.entries.get(key).map(|(value, _)| value.clone());
         let counter = if found.is_some() { &mut shard.hits } else { &mut shard.misses };
         *counter += 1;
         found
     }
 
     /// Whether it is there; counted neither as found nor as used.
-    pub(crate) fn has(&self, page: &Pointer, part: u32) -> bool {
-        let (key, shard) = self.locate(page, part);
-        shard.lock().entries.contains(&key)
+    pub(crate) fn has(&self, key: &K) -> bool {
+        self.shard(key).lock().entries.contains(key)
     }
 
     /// Keeps `value`, which takes `bytes` of memory.
-    pub(crate) fn put(&self, page: &Pointer, part: u32, value: V, bytes: usize) {
-        let (key, shard) = self.locate(page, part);
+    pub(crate) fn put(&self, key: K, value: V, bytes: usize) {
         let bytes = bytes + ENTRY_OVERHEAD;
         // Freed behind the lock.
         let mut gone = Vec::new();
-        let mut shard = shard.lock();
+        let mut shard = self.shard(&key).lock();
         shard.bytes += bytes;
         if let Some(old) = shard.entries.put(key, (value, bytes)) {
             shard.bytes -= old.1;
@@ -80,6 +89,13 @@ impl<V: Clone> PartCache<V> {
             gone.push(old);
         }
         drop(shard);
+    }
+
+    pub(crate) fn forget(&self, key: &K) {
+        let mut shard = self.shard(key).lock();
+        if let Some((_, bytes)) = shard.entries.pop(key) {
+            shard.bytes -= bytes;
+        }
     }
 
     /// Forgets everything.
@@ -113,28 +129,28 @@ mod tests {
 
     #[test]
     fn the_budget_bounds_the_cache_and_the_last_used_stay() {
-        let cache = PartCache::new(SHARDS * 4 * (1000 + ENTRY_OVERHEAD));
+        let cache = Cache::new(SHARDS * 4 * (1000 + ENTRY_OVERHEAD));
         let page = |n: u64| Pointer { run: Run::new(n, 1), generation: Generation(1), tag: [0; 16] };
         for n in 0..10_000 {
-            cache.put(&page(n), 0, n, 1000);
+            cache.put(page(n), n, 1000);
             assert!(cache.bytes() <= SHARDS * 4 * (1000 + ENTRY_OVERHEAD));
         }
-        assert_eq!(cache.get(&page(9_999), 0).unwrap(), 9_999);
-        assert!(cache.get(&page(1), 0).is_none());
-        assert!(cache.has(&page(9_999), 0) && !cache.has(&page(1), 0));
+        assert_eq!(cache.get(&page(9_999)).unwrap(), 9_999);
+        assert!(cache.get(&page(1)).is_none());
+        assert!(cache.has(&page(9_999)) && !cache.has(&page(1)));
         let usage = cache.usage();
         assert_eq!((usage.hits, usage.misses), (1, 1));
         cache.clear();
-        assert!(cache.get(&page(9_999), 0).is_none());
+        assert!(cache.get(&page(9_999)).is_none());
         assert_eq!(cache.bytes(), 0);
     }
 
     #[test]
     fn another_page_at_the_same_address_is_another_entry() {
-        let cache = PartCache::new(1 << 20);
+        let cache = Cache::new(1 << 20);
         let mut page = Pointer { run: Run::new(500, 1), generation: Generation(1), tag: [1; 16] };
-        cache.put(&page, 0, 1, 10);
+        cache.put((page, 0), 1, 10);
         page.tag = [2; 16];
-        assert!(cache.get(&page, 0).is_none());
+        assert!(cache.get(&(page, 0)).is_none());
     }
 }

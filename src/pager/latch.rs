@@ -23,7 +23,7 @@ use parking_lot::Mutex;
 
 use crate::error::{Error, Result};
 
-/// Set at most once; the first reason stays.
+/// It is set at most once; the first reason stays.
 #[derive(Default)]
 pub(crate) struct Latch {
     reason: OnceLock<String>,
@@ -73,7 +73,7 @@ impl Latch {
         let mut untold = self.untold.lock();
         match (&error, &*untold) {
             (Error::Latched(_), Some(_)) => untold.take().unwrap_or(error),
-            // Another failure on the way, such as a want of room, does not tell why.
+            // Another failure on the way, such as a want of space, does not tell why.
             (_, Some(cause)) if discriminant(cause) == discriminant(&error) => {
                 *untold = None;
                 error

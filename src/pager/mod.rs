@@ -1,4 +1,4 @@
-//! Pages by pointer: reads through a bounded frame cache, write-once pages, the commit ring, barriers, the latch and the space map.
+//! Pages by pointer: reads through bounded caches of cells and heads, write-once pages, the commit ring, barriers, the latch and the space map.
 
 mod cache;
 mod data;
@@ -9,10 +9,10 @@ mod unsynced;
 
 use std::sync::Arc;
 
+pub(crate) use cache::Cache;
 pub(crate) use latch::Latch;
 pub(crate) use ring::AuthenticRecord;
 
-use cache::PartCache;
 use unsynced::Unsynced;
 
 use crate::error::{CacheUse, Error, Result};
@@ -25,9 +25,9 @@ use crate::storage::Storage;
 pub(crate) struct Pager {
     storage: Arc<dyn Storage>,
     cipher: PageCipher,
-    /// Decompressed cells of which a part was read.
-    cells: PartCache<Arc<Vec<u8>>>,
-    heads: PartCache<Arc<DataHead>>,
+    /// Decompressed cells of which a part was read, by page and number.
+    cells: Cache<(Pointer, u32), Arc<Vec<u8>>>,
+    heads: Cache<Pointer, Arc<DataHead>>,
     latch: Latch,
     unsynced: Unsynced,
 }
@@ -39,8 +39,8 @@ impl Pager {
         Pager {
             storage,
             cipher,
-            cells: PartCache::new(cache_bytes - heads),
-            heads: PartCache::new(heads),
+            cells: Cache::new(cache_bytes - heads),
+            heads: Cache::new(heads),
             latch: Latch::default(),
             unsynced: Unsynced::default(),
         }
@@ -103,7 +103,7 @@ impl Pager {
         self.write(page.pointer.run.offset(), &page.bytes, "writing a page")
     }
 
-    /// A second time when the host says that it is full: it had allocated the place.
+    /// Writes once more when the host says that it is full, since it had allocated these blocks.
     fn write(&self, at: u64, bytes: &[u8], doing: &str) -> Result<()> {
         self.latch.check()?;
         let written = match self.storage.write_at(at, bytes) {
@@ -131,7 +131,7 @@ impl Pager {
         self.unsynced.bound(|| self.barrier())
     }
 
-    /// Another program cut, replaced or removed the file: what is written to it from here on would be lost, or hide the damage.
+    /// Fails when another program cut, replaced or removed the file: what is written to it from then on would be lost, or hide the damage.
     pub(crate) fn check_host(&self) -> Result<()> {
         match self.storage.still_there() {
             Err(Error::Damaged(reason)) => Err(Error::Damaged(reason)),

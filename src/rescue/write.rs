@@ -89,6 +89,12 @@ fn finished(stage: &Stage, placed: Result<Made>) -> Result<Made> {
     placed
 }
 
+/// An empty file that has no name yet but in the stage.
+fn begin(stage: &Stage) -> Result<OwnedFd> {
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    rustix::fs::openat(stage.directory(), UNFINISHED, flags, Mode::RUSR | Mode::WUSR).map_err(host_error("cannot make"))
+}
+
 fn file(
     source: Source<'_>,
     object: &Object,
@@ -96,9 +102,7 @@ fn file(
     stage: &Stage,
     (at, name): (&OwnedFd, &[u8]),
 ) -> Result<Made> {
-    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let host = rustix::fs::openat(stage.directory(), UNFINISHED, flags, Mode::RUSR | Mode::WUSR)
-        .map_err(host_error("cannot make"))?;
+    let host = begin(stage)?;
     let made = fill(source, object, lenient, &host);
     finished(stage, made.and_then(|made| place(stage, at, name).map(|()| made)))
 }
@@ -125,7 +129,6 @@ fn fill(source: Source<'_>, object: &Object, lenient: bool, host: &OwnedFd) -> R
 
 /// Makes a file of what pages say themselves to be its bytes, younger ones over older ones; answers how many pieces could be read.
 pub(super) fn pieces(pieces: &[Piece], pager: &Pager, stage: &Stage, at: &OwnedFd, name: &[u8]) -> Result<u64> {
-    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let mut host = None;
     let mut written = 0;
     let mut bytes = Vec::new();
@@ -142,10 +145,7 @@ pub(super) fn pieces(pieces: &[Piece], pager: &Pager, stage: &Stage, at: &OwnedF
         }
         let host = match &mut host {
             Some(host) => host,
-            empty => empty.insert(
-                rustix::fs::openat(stage.directory(), UNFINISHED, flags, Mode::RUSR | Mode::WUSR)
-                    .map_err(host_error("cannot make"))?,
-            ),
+            empty => empty.insert(begin(stage)?),
         };
         write_all(host, &bytes, piece.offset)?;
         written += 1;

@@ -1,10 +1,11 @@
-//! Shows text that strangers may have written (names, labels, and what daemons and servers answer), and points in time.
+//! Shows text that strangers may have written (names, labels, and what daemons and servers answer), and shows and reads times and sizes.
 //!
 //! Every program of the project prints messages through [`complain`], and whatever else may hold such text through [`display`] or [`json`],
 //! so that callers need not know where a text came from. What a terminal obeys (control characters, also those of C1 and a newline, which
 //! would make a line look like one of ours) and what reorders other text is escaped.
 
 mod calendar;
+pub mod quantity;
 
 pub use calendar::utc;
 

@@ -151,7 +151,7 @@ killed_and_gone_on_with() {
     head -c 64000000 /dev/urandom >big
     link=$(share big)
     mkdir in
-    # No room for the file: told before anything is downloaded, and nothing is used up.
+    # No space for the file: told before anything is downloaded, and nothing is used up.
     (ulimit -f 20000; ends 14 receive -o in <<<"$link")
     [[ -z $(ls in) ]]
     "$lockbox" receive --socket "$place/lockbox-share.sock" -o in --resume <<<"$link" &

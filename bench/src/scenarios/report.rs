@@ -75,8 +75,7 @@ fn processor_millis() -> Outcome<f64> {
 
 fn peak_kib() -> Outcome<u64> {
     let status = fs::read_to_string("/proc/self/status")?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).ok_or("no peak in /proc/self/status")?;
-    Ok(line.trim().trim_end_matches(" kB").parse()?)
+    Ok(lockbox_host::proc::kib(&status, "VmHWM").ok_or("no peak in /proc/self/status")?)
 }
 
 fn load() -> String {

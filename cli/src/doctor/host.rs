@@ -18,8 +18,6 @@ use crate::mount;
 
 const DEVICE: &str = "/dev/fuse";
 const CONFIGURATION: &str = "/etc/fuse.conf";
-/// Root may lock memory beyond the limit.
-const CAP_IPC_LOCK: u32 = 14;
 /// No archive is older than the program's first version: 2026-01-01 00:00:00 UTC.
 const EARLIEST: Duration = Duration::from_secs(1_767_225_600);
 
@@ -177,7 +175,7 @@ fn memory_lock() -> Finding {
     if limit == nix::libc::RLIM_INFINITY {
         return Finding::good(NAME, "no limit: daemons keep all of their memory out of swap");
     }
-    if has_capability(CAP_IPC_LOCK) {
+    if lockbox_host::harden::may_lock_beyond_the_limit() {
         return Finding::good(NAME, "permitted beyond the limit: daemons keep all of their memory out of swap");
     }
     Finding::advice(
@@ -185,12 +183,6 @@ fn memory_lock() -> Finding {
         format!("limited to {} KiB: keys of mounted archives may reach swap", limit >> 10),
         "set memlock to unlimited in /etc/security/limits.conf, or LimitMEMLOCK=infinity in a unit; or encrypt swap",
     )
-}
-
-fn has_capability(number: u32) -> bool {
-    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let set = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
-    set.and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok()).is_some_and(|set| set & (1 << number) != 0)
 }
 
 fn keyring() -> Finding {

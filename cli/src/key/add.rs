@@ -121,9 +121,7 @@ impl Args {
 }
 
 fn tell(slot: u8) -> Result<(), Failure> {
-    let mut out = Output::new();
-    out.line(&format!("Key slot {slot} opens the archive as well."))?;
-    out.finish()
+    output::print(&format!("Key slot {slot} opens the archive as well."))
 }
 
 pub(crate) fn recovery(args: &RecoveryArgs) -> Result<(), Failure> {

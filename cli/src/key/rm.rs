@@ -5,7 +5,7 @@ use lockbox::storage::LockMode;
 use super::{KeyArgs, name_of};
 use crate::exit::Failure;
 use crate::opening;
-use crate::output::Output;
+use crate::output;
 use crate::secrets;
 use crate::unlocking;
 
@@ -25,11 +25,9 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let removed = keys::remove(path, &args.key.unlock.access(&given), &KeyName::parse(&args.slot))
         .map_err(|error| unlocking::failure(path, error))?;
     secrets::forget_kept(path);
-    let mut out = Output::new();
-    out.line(&format!(
+    output::print(&format!(
         "Key slot {} is removed. Older copies of the archive still open with it, and who opened it before may have kept the volume key: \
          'lockbox key rekey' writes the archive under a new one.",
         name_of(&removed)
-    ))?;
-    out.finish()
+    ))
 }

@@ -4,26 +4,22 @@ use std::io::{self, IsTerminal, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use lockbox::Error;
 use lockbox::archive::Archive;
-use lockbox::exchange::resolve;
 use lockbox::format::Ino;
-use lockbox::fs::mode;
-use lockbox_host::{code, quantity};
 use lockbox_share_client::clock;
 use lockbox_share_client::http::Client;
 use lockbox_share_client::link::Link;
 use lockbox_share_client::protocol::message::MAX_CLAIMS;
 use lockbox_share_client::sharing::{self, Shared, Terms};
 use lockbox_share_client::source::{FileSource, Source};
-use lockbox_terminal::display;
+use lockbox_terminal::quantity;
 use qrcode::QrCode;
 use qrcode::render::unicode::Dense1x2;
 use serde_json::json;
 
 use super::serving::{self, ServerArgs};
 use crate::exit::Failure;
-use crate::opening::ArchiveArgs;
+use crate::opening::{ArchiveArgs, regular_file};
 use crate::output::{Output, complain};
 use crate::progress::Bar;
 
@@ -159,14 +155,7 @@ struct ArchiveSource<'a> {
 
 impl<'a> ArchiveSource<'a> {
     fn open(archive: &'a Archive, path: &[u8]) -> Result<ArchiveSource<'a>, Failure> {
-        let failed =
-            |error: Error| Failure::new(code(&error), format!("{}: {}", display(path), Failure::sentence(&error)));
-        let attributes = resolve(archive.file_system(), path).map_err(failed)?;
-        match attributes.mode & mode::TYPE {
-            mode::REGULAR => {}
-            mode::DIRECTORY => return Err(failed(Error::IsDirectory)),
-            _ => return Err(Failure::other(format!("{}: not a regular file", display(path)))),
-        }
+        let attributes = regular_file(archive.file_system(), path)?;
         let name = path.split(|&byte| byte == b'/').rfind(|part| !part.is_empty()).unwrap_or_default();
         let name = String::from_utf8_lossy(name).into_owned();
         Ok(ArchiveSource { archive, name, ino: attributes.ino, size: attributes.size, at: 0 })

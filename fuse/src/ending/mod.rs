@@ -291,7 +291,12 @@ mod tests {
     use std::path::PathBuf;
     use std::thread;
 
+    use lockbox::archive::{CreateOptions, KdfCost, OpenOptions};
     use lockbox::control::Request;
+    use lockbox::crypto::Passphrase;
+    use lockbox::format::ROOT_INO;
+    use lockbox::fs::Creator;
+    use lockbox::keys;
     use nix::unistd::geteuid;
 
     use super::*;
@@ -425,6 +430,44 @@ mod tests {
         assert_eq!(course.take(stop(true)), None);
         assert_eq!((course.deadline, course.stopped.len()), (Some(deadline), 2));
         assert!(answered.try_recv().is_err(), "it is answered when the archive is closed");
+    }
+
+    /// The slot is what the status is read from. That it is free while the archive is still there is seen in one of many closes.
+    #[test]
+    fn nobody_who_asks_waits_for_the_close() {
+        let place = tempfile::tempdir().unwrap();
+        let passphrase = Passphrase::new(b"a passphrase".to_vec());
+        let creator = Creator { uid: 0, gid: 0, umask: None };
+        let is_seen = |number: u32| {
+            let path = place.path().join(format!("{number}.lbx"));
+            Archive::create(&path, &passphrase, &CreateOptions { kdf: KdfCost::TEST, creator }).unwrap();
+            let key = keys::unlock(&path, &passphrase).unwrap();
+            let archive = loop {
+                match Archive::open(&path, &key, &OpenOptions::default()) {
+                    // A process that another test begins has what was open here, with its lock, until it executes.
+                    Err(lockbox::Error::InUse(_)) => thread::yield_now(),
+                    opened => break opened.unwrap(),
+                }
+            };
+            let fs = archive.file_system();
+            let file = fs.create_and_open(ROOT_INO, b"file", 0o644, creator).unwrap().ino;
+            fs.write(file, 0, &vec![1; 4 << 20]).unwrap();
+            fs.release(file).unwrap();
+            let is_there = Arc::downgrade(fs);
+            let slot: Slot = Arc::new(Mutex::new(Some(archive)));
+            let asked = Arc::clone(&slot);
+            let asking = thread::spawn(move || {
+                while is_there.strong_count() > 0 {
+                    if asked.try_lock().is_some_and(|archive| archive.is_none()) && is_there.strong_count() > 0 {
+                        return true;
+                    }
+                }
+                false
+            });
+            End::of(slot, mpsc::channel().1).close_archive(true).unwrap();
+            asking.join().unwrap()
+        };
+        assert!((0..50).any(is_seen));
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! Takes the mount away: when nobody uses it, or detached from the tree while its last users finish.
 
+use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::OwnedFd;
@@ -61,13 +62,7 @@ impl Place {
         let above = mount.point.parent().zip(mount.point.file_name());
         let above = above.map(|(path, name)| Ok((Point::of(path)?, name))).transpose().map_err(failed)?;
         let connection = mount.attach()?;
-        let held = match above {
-            // When it cannot be opened, whatever lies on that entry is taken away, and nothing elsewhere.
-            Some((above, name)) => above.entry(name).inspect_err(|_| {
-                let _ = above.detach_entry(name);
-            }),
-            None => Point::of(mount.point),
-        };
+        let held = above.map_or_else(|| Point::of(mount.point), |(above, name)| open_mounted(&above, name));
         let held = held.map_err(failed)?;
         let found = match held.mounted_at(mount.point) {
             Ok(Some(mounted)) => unmounter
@@ -140,6 +135,13 @@ impl Place {
     }
 }
 
+/// Opens what was just mounted on an entry. When it cannot be opened, whatever lies on that entry is taken away, and nothing elsewhere.
+fn open_mounted(above: &Point, name: &OsStr) -> io::Result<Point> {
+    above.entry(name).inspect_err(|_| {
+        let _ = above.detach_entry(name);
+    })
+}
+
 impl super::Mount for Place {
     /// Unmounts, which makes the kernel write its pages to us first; with `detach` also when busy.
     fn unmount(&self, detach: bool) -> Unmounted {
@@ -166,5 +168,29 @@ impl super::Mount for Place {
     /// When the kernel did not let us have its file for that.
     fn abort(&self) -> io::Result<()> {
         self.abort.as_ref().ok_or(io::ErrorKind::NotFound)?.write_all(b"1")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use nix::mount::umount;
+
+    use super::*;
+
+    #[test]
+    fn a_mount_that_cannot_be_opened_is_taken_away() {
+        if !nix::unistd::geteuid().is_root() {
+            return;
+        }
+        let place = tempfile::tempdir().unwrap();
+        let above = place.path().canonicalize().unwrap();
+        let entry = above.join("entry");
+        std::fs::write(&entry, b"").unwrap();
+        // A mount is opened as a directory, which a file is not.
+        nix::mount::mount(Some(&entry), &entry, None::<&str>, MsFlags::MS_BIND, None::<&str>).unwrap();
+        let opened = open_mounted(&Point::of(&above).unwrap(), "entry".as_ref());
+        let left = umount(&entry);
+        assert!(opened.is_err());
+        assert_eq!(left, Err(nix::errno::Errno::EINVAL), "it is no mount point any more");
     }
 }

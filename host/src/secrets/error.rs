@@ -3,8 +3,6 @@
 use std::fmt;
 use std::io;
 
-use nix::errno::Errno;
-
 pub type Result<T> = std::result::Result<T, Error>;
 
 /// Who can mend it; programs choose the exit code by this.
@@ -34,11 +32,7 @@ impl Error {
 
     /// The host refused something.
     pub(crate) fn host(context: impl fmt::Display, error: &io::Error) -> Error {
-        match error.raw_os_error() {
-            // The words without the number.
-            Some(number) => Error::source(format!("{context}: {}", Errno::from_raw(number).desc())),
-            None => Error::source(format!("{context}: {error}")),
-        }
+        Error::source(lockbox_terminal::without_numbers(format!("{context}: {error}")))
     }
 }
 

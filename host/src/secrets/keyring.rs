@@ -14,7 +14,6 @@ use zeroize::Zeroizing;
 
 use super::Bytes;
 use super::error::{Error, Result};
-use crate::quantity;
 
 /// Whether what unlocks is kept for a while
 #[derive(Args, Clone, Debug, Default, PartialEq, Eq)]
@@ -160,7 +159,7 @@ fn reason(error: KeyError) -> String {
 /// # Errors
 /// A sentence for the command line.
 pub fn parse_timeout(text: &str) -> std::result::Result<Duration, String> {
-    quantity::time(text)
+    lockbox_terminal::quantity::time(text)
         .filter(|timeout| !timeout.is_zero() && *timeout <= LONGEST)
         .ok_or_else(|| format!("takes a time such as 90s, 10m or 12h, up to 30d, not '{}'", text.escape_default()))
 }

@@ -13,9 +13,10 @@ mod sources;
 
 pub use error::{Error, Kind, Result};
 pub use keyring::{Cache, Keyring, parse_timeout};
-pub use passphrase::PassphraseSources;
+pub use passphrase::{PassphraseSources, checked};
+pub use prompt::{ask as ask_secretly, ask_openly, confirm_openly, is_yes};
 pub use read::{value, without_line_end};
-pub use sources::{Sources, ask_openly, ask_secretly, confirm_openly};
+pub use sources::Sources;
 
 /// A secret, wiped when it is dropped.
 pub type Bytes = zeroize::Zeroizing<Vec<u8>>;

@@ -202,14 +202,6 @@ impl PassphraseSources {
         if file == Path::new("-") { read::input(&PASSPHRASE) } else { read::file(file, &PASSPHRASE, self.privacy()) }
     }
 
-    /// Cuts one line end off.
-    ///
-    /// # Errors
-    /// For what is empty then.
-    pub fn checked(passphrase: Bytes) -> Result<Bytes> {
-        checked(passphrase)
-    }
-
     fn source(&self) -> Result<Source<'_>> {
         self.check()?;
         let environment = |name| std::env::var_os(name).filter(|value| !value.is_empty());
@@ -291,8 +283,11 @@ fn two_lines(mut both: Bytes) -> Result<(Bytes, Bytes)> {
     Ok((checked(both)?, checked(second)?))
 }
 
-/// Cuts one line end and refuses what is empty then.
-fn checked(bytes: Bytes) -> Result<Bytes> {
+/// Cuts one line end off.
+///
+/// # Errors
+/// For what is empty then.
+pub fn checked(bytes: Bytes) -> Result<Bytes> {
     let bytes = read::without_line_end(bytes);
     if bytes.is_empty() {
         return Err(Error::source("the passphrase is empty: use a passfile, LOCKBOX_PASSCOMMAND or a terminal"));

@@ -20,7 +20,11 @@ const MOST_LINE: usize = 4096;
 /// What ends or stops a program by default, and would leave the terminal without echo.
 const SIGNALS: [Signal; 5] = [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP, Signal::SIGQUIT, Signal::SIGTSTP];
 
-pub(crate) fn ask(question: &str) -> Result<Bytes> {
+/// Asks on the terminal without showing what is typed.
+///
+/// # Errors
+/// Without a terminal.
+pub fn ask(question: &str) -> Result<Bytes> {
     let question = lockbox_terminal::sentence(question);
     let terminal = OpenOptions::new().read(true).write(true).open(TERMINAL);
     let line = terminal.and_then(|terminal| Quiet::over(&terminal)?.ask(&question));
@@ -125,13 +129,23 @@ pub(crate) fn has_terminal() -> bool {
     File::open(TERMINAL).is_ok()
 }
 
-/// A line with echo.
-pub(crate) fn ask_openly(question: &str) -> Option<String> {
+/// Asks for a line that others may see. None without a terminal.
+pub fn ask_openly(question: &str) -> Option<String> {
     let mut terminal = OpenOptions::new().read(true).write(true).open(TERMINAL).ok()?;
     terminal.write_all(lockbox_terminal::sentence(question).as_bytes()).ok()?;
     let mut line = String::new();
     BufReader::new(terminal.take(MOST_LINE as u64)).read_line(&mut line).ok()?;
     Some(line.trim_end_matches(['\n', '\r']).to_owned())
+}
+
+/// Asks for one of two choices that others may see, of which `no` may have a name too. None without a terminal.
+pub fn confirm_openly(question: &str, yes: &str, no: Option<&str>) -> Option<bool> {
+    let choice = no.map_or_else(|| format!("[y: {yes}, n]"), |no| format!("[y: {yes}, n: {no}]"));
+    Some(is_yes(&ask_openly(&format!("{question} {choice} "))?))
+}
+
+pub fn is_yes(answer: &str) -> bool {
+    ["y", "yes"].iter().any(|word| answer.trim().eq_ignore_ascii_case(word))
 }
 
 /// For a passphrase to be set.

@@ -243,6 +243,6 @@ mod tests {
         assert_eq!(*descriptor(number, &PASSPHRASE).unwrap(), b"secret");
         // High enough that nothing else of the test program gets the number meanwhile.
         let closed = sentence(descriptor(987, &PASSPHRASE));
-        assert_eq!(closed, "cannot read the passphrase from descriptor 987: Bad file number");
+        assert_eq!(closed, "cannot read the passphrase from descriptor 987: Bad file descriptor");
     }
 }

@@ -6,10 +6,10 @@ use std::path::PathBuf;
 
 use clap::Args;
 
+use super::Bytes;
 use super::error::Result;
 use super::passphrase::PassphraseSources;
 use super::read::{self, What};
-use super::{Bytes, prompt};
 use crate::shown;
 
 const IDENTITY: What = What { name: "identity", most: 1 << 20 };
@@ -105,26 +105,6 @@ impl Sources {
     pub fn answer(&self, question: &str) -> Option<Bytes> {
         self.passphrase.answer(question)
     }
-}
-
-/// Asks on the terminal without showing what is typed.
-///
-/// # Errors
-/// Without a terminal.
-pub fn ask_secretly(question: &str) -> Result<Bytes> {
-    prompt::ask(question)
-}
-
-/// Asks for a line that others may see. None without a terminal.
-pub fn ask_openly(question: &str) -> Option<String> {
-    prompt::ask_openly(question)
-}
-
-/// Asks for one of two choices that others may see, of which `no` may have a name too. None without a terminal.
-pub fn confirm_openly(question: &str, yes: &str, no: Option<&str>) -> Option<bool> {
-    let choice = no.map_or_else(|| format!("[y: {yes}, n]"), |no| format!("[y: {yes}, n: {no}]"));
-    let answer = ask_openly(&format!("{question} {choice} "))?;
-    Some(["y", "yes"].iter().any(|word| answer.trim().eq_ignore_ascii_case(word)))
 }
 
 #[cfg(test)]

@@ -1,4 +1,5 @@
-//! The sealed side of one-time links: seals a file, speaks to the daemon, opens what was received.
+//! The sealed side of one-time links: seals a file, speaks to the daemon, opens what was received. It knows no archive: the program `lockbox`
+//! hands it a source of bytes.
 
 #![forbid(unsafe_code)]
 

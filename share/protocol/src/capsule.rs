@@ -13,11 +13,14 @@
 //!
 //! Nothing follows. The whole is at most 8 KiB. What the sealed part holds (name, size, small content) is between the two clients.
 
+use std::str::FromStr;
+
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
-use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::age;
+use crate::text;
 use crate::token::Digest;
 
 /// A capsule has at most so many bytes: what a store keeps beside its index without a file of its own.
@@ -165,25 +168,20 @@ impl Serialize for Capsule {
     }
 }
 
+impl FromStr for Capsule {
+    type Err = NotACapsule;
+
+    fn from_str(text: &str) -> Result<Capsule, NotACapsule> {
+        if text.len() > MAX_CAPSULE.div_ceil(3) * 4 {
+            return Err(NotACapsule::TooLong);
+        }
+        Capsule::decode(URL_SAFE_NO_PAD.decode(text).map_err(|_| NotACapsule::Foreign)?)
+    }
+}
+
 impl<'de> Deserialize<'de> for Capsule {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Capsule, D::Error> {
-        struct Text;
-        impl de::Visitor<'_> for Text {
-            type Value = Capsule;
-
-            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                f.write_str("a capsule in base64url")
-            }
-
-            fn visit_str<E: de::Error>(self, text: &str) -> Result<Capsule, E> {
-                if text.len() > MAX_CAPSULE.div_ceil(3) * 4 {
-                    return Err(E::custom(NotACapsule::TooLong));
-                }
-                let bytes = URL_SAFE_NO_PAD.decode(text).map_err(|_| E::custom(NotACapsule::Foreign))?;
-                Capsule::decode(bytes).map_err(E::custom)
-            }
-        }
-        deserializer.deserialize_str(Text)
+        text::parsed(deserializer, "a capsule in base64url")
     }
 }
 

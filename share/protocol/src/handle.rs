@@ -3,7 +3,9 @@
 use std::fmt;
 use std::str::FromStr;
 
-use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+use crate::text;
 
 /// Random digits that a handle has at least and at most.
 pub const RANDOM_DIGITS: std::ops::RangeInclusive<u32> = 6..=12;
@@ -72,19 +74,7 @@ impl Serialize for Handle {
 
 impl<'de> Deserialize<'de> for Handle {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Handle, D::Error> {
-        struct Text;
-        impl de::Visitor<'_> for Text {
-            type Value = Handle;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a handle of 7 to 13 digits as a text")
-            }
-
-            fn visit_str<E: de::Error>(self, text: &str) -> Result<Handle, E> {
-                text.parse().map_err(E::custom)
-            }
-        }
-        deserializer.deserialize_str(Text)
+        text::parsed(deserializer, "a handle of 7 to 13 digits as a text")
     }
 }
 

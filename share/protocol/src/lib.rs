@@ -7,4 +7,5 @@ pub mod api;
 pub mod capsule;
 pub mod handle;
 pub mod message;
+mod text;
 pub mod token;

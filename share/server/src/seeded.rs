@@ -11,9 +11,11 @@ pub(crate) fn numbers(seed: u64) -> impl FnMut() -> u64 {
     }
 }
 
-/// Numbers that are others in each run; the seed is printed for the next one.
+/// Numbers that are others in each run, unless `SEED` names one; the seed is printed for the next one.
 pub(crate) fn fresh_numbers() -> impl FnMut() -> usize {
-    let seed = u64::from(std::process::id());
+    let seed = std::env::var("SEED")
+        .ok()
+        .map_or_else(|| u64::from(std::process::id()), |seed| seed.parse().expect("a number"));
     eprintln!("seed {seed}");
     let mut next = numbers(seed);
     move || next() as usize

@@ -240,11 +240,7 @@ impl Import<'_> {
         let creator = host::creator_of(&stat);
         let fs = self.fs;
         let make = |name: &[u8]| fs.make_directory(parent, name, stat.st_mode & mode::PERMISSIONS, creator);
-        let existing = match fs.lookup(parent, name) {
-            Err(Error::NotFound) => None,
-            other => Some(other?),
-        };
-        let (ino, is_old) = match existing {
+        let (ino, is_old) = match path::if_there(fs.lookup(parent, name))? {
             Some(existing) if existing.is_directory() => {
                 if self.plan.is_none() {
                     attributes::forget_lists(fs, existing.ino)?;

@@ -3,9 +3,10 @@
 use rustix::fs::Stat;
 
 use super::{Import, Kept, metadata_of};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::exchange::attributes::{self, Object};
 use crate::exchange::difference::{Difference, difference};
+use crate::exchange::path::if_there;
 use crate::exchange::{Problem, deletion};
 use crate::format::Ino;
 use crate::fs::{Attributes, RenameMode};
@@ -14,10 +15,7 @@ impl Import<'_> {
     /// Whether the archive has the object, after its metadata was renewed if only that differs. Names of one file stay names of
     /// one file, and no others.
     pub(super) fn is_unchanged(&mut self, stat: &Stat, object: &Object<'_>, parent: Ino, name: &[u8]) -> Result<bool> {
-        let existing = match self.fs.lookup(parent, name) {
-            Err(Error::NotFound) => return Ok(false),
-            other => other?,
-        };
+        let Some(existing) = if_there(self.fs.lookup(parent, name))? else { return Ok(false) };
         let id = (stat.st_dev, stat.st_ino);
         let linked = self.links.get(&id).copied();
         let same_names = match linked {

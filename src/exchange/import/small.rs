@@ -10,9 +10,10 @@ use rustix::fs::{FileType, SeekFrom, Stat};
 use rustix::io::Errno;
 
 use super::{Directory, Import, ends_import};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::exchange::attributes::{self, Object};
 use crate::exchange::host::{host_error, timestamps, was_written};
+use crate::exchange::path::if_there;
 use crate::exchange::{Cause, Problem};
 use crate::format::Ino;
 use crate::fs::{FileSystem, MAX_SMALL_FILE, NewFile, mode};
@@ -67,11 +68,9 @@ impl Import<'_> {
         {
             return Ok(false);
         }
-        match self.fs.lookup(parent, name) {
-            Err(Error::NotFound) => {}
+        if if_there(self.fs.lookup(parent, name))?.is_some() {
             // Replaced, compared or refused, one by one.
-            Ok(_) => return Ok(false),
-            Err(error) => return Err(error),
+            return Ok(false);
         }
         let xattrs: Vec<_> = attributes::read(&Object::open(host))?.into_iter().collect();
         if !xattrs.iter().all(|(name, _)| FileSystem::is_plain_xattr(name)) {

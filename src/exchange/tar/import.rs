@@ -10,7 +10,8 @@ use super::sparse::Map;
 use crate::error::{Error, Result};
 use crate::exchange::deletion::delete_tree;
 use crate::exchange::left::LeftOut;
-use crate::exchange::{Copied, Progress, path};
+use crate::exchange::path::{self, if_there};
+use crate::exchange::{Copied, Progress};
 use crate::format::{Ino, ROOT_INO};
 use crate::fs::{Attributes, Creator, FileSystem, SetAttributes, SetTime, XattrMode, mode};
 
@@ -76,10 +77,7 @@ pub fn import_tar(
 
 /// Removes what a killed import left, and nothing else.
 fn remove_old_stage(fs: &FileSystem) -> Result<()> {
-    let stage = match fs.lookup(ROOT_INO, STAGE) {
-        Err(Error::NotFound) => return Ok(()),
-        found => found?,
-    };
+    let Some(stage) = if_there(fs.lookup(ROOT_INO, STAGE))? else { return Ok(()) };
     let is_private = stage.mode & (mode::TYPE | mode::PERMISSIONS) == mode::DIRECTORY | 0o700;
     match fs.xattr(stage.ino, MARK) {
         Ok(_) if is_private => delete_tree(fs, ROOT_INO, STAGE, &stage).map(drop),
@@ -130,11 +128,7 @@ impl Import<'_> {
             return Ok(());
         };
         let parent = self.directory_of(&member.path)?;
-        let existing = match self.fs.lookup(parent, &name) {
-            Err(Error::NotFound) => None,
-            other => Some(other?),
-        };
-        if let Some(existing) = existing {
+        if let Some(existing) = if_there(self.fs.lookup(parent, &name))? {
             let was_directory = existing.is_directory();
             match (was_directory, matches!(member.kind, Kind::Directory)) {
                 (true, true) => {
@@ -251,9 +245,9 @@ impl Import<'_> {
         }
         let mut at = self.stage;
         for (depth, name) in names.iter().enumerate() {
-            let found = match self.fs.lookup(at, name) {
-                Err(Error::NotFound) => self.fs.make_directory(at, name, 0o755, self.options.creator)?,
-                other => other?,
+            let found = match if_there(self.fs.lookup(at, name))? {
+                None => self.fs.make_directory(at, name, 0o755, self.options.creator)?,
+                Some(found) => found,
             };
             if !found.is_directory() {
                 let above = display(&names[..=depth].join(&b'/'));

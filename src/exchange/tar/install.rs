@@ -6,6 +6,7 @@ use lockbox_terminal::display;
 
 use crate::error::{Error, Result};
 use crate::exchange::Entries;
+use crate::exchange::path::if_there;
 use crate::format::Ino;
 use crate::fs::{Attributes, FileSystem, RenameMode};
 
@@ -71,10 +72,7 @@ impl Install<'_> {
     }
 
     fn step(&self, attributes: &Attributes, to: Ino, name: &[u8]) -> Result<Step> {
-        let existing = match self.fs.lookup(to, name) {
-            Err(Error::NotFound) => return Ok(Step::Move),
-            other => other?,
-        };
+        let Some(existing) = if_there(self.fs.lookup(to, name))? else { return Ok(Step::Move) };
         Ok(match (attributes.is_directory(), existing.is_directory()) {
             (true, true) => Step::Merge(existing.ino),
             (false, false) if self.replace => Step::Replace,

@@ -94,13 +94,6 @@ impl Content {
         }
     }
 
-    fn add_reservation(&mut self, more: Reservation) {
-        match &mut self.reserved {
-            Some(reserved) => reserved.absorb(more),
-            None => self.reserved = Some(more),
-        }
-    }
-
     /// Moves the first frames, up to about `pieces` pieces and `most` bytes, into a sealed layer with the space that they hold.
     pub(super) fn seal(
         &mut self,
@@ -136,7 +129,7 @@ impl Content {
                 && let Some(got) = reserved.as_mut().map(|reserved| reserved.split(sealed.held))
             {
                 self.active.hold(*number, got.groups());
-                self.add_reservation(got);
+                got.join(&mut self.reserved);
             }
         }
     }
@@ -237,7 +230,7 @@ impl Touched {
             content.active.hold(*number, missing);
         }
         if let Some(reserved) = reserved {
-            content.add_reservation(reserved);
+            reserved.join(&mut content.reserved);
         }
     }
 }

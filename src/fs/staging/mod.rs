@@ -184,11 +184,7 @@ impl Staging {
             let short = file.with(|content| touched.shortfall(content));
             let got = reserved.as_ref().map_or(0, Reservation::groups);
             if short > got {
-                let more = self.volume.reserve_data((short - got) * GROUP, 0)?;
-                match &mut reserved {
-                    Some(reserved) => reserved.absorb(more),
-                    None => reserved = Some(more),
-                }
+                self.volume.reserve_data((short - got) * GROUP, 0)?.join(&mut reserved);
             }
             let gate = self.gate.read();
             // When it is refused the flusher took frames that had space in them.

@@ -26,9 +26,8 @@ impl Sealed {
         let Some((layer, reserved)) = file.with(seal) else { return };
         self.layers.push((file.ino(), layer));
         self.files.push(file.clone());
-        match (&mut self.reserved, reserved) {
-            (Some(reserved), Some(more)) => reserved.absorb(more),
-            (reserved, more) => *reserved = reserved.take().or(more),
+        if let Some(more) = reserved {
+            more.join(&mut self.reserved);
         }
     }
 

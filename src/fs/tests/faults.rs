@@ -314,6 +314,27 @@ fn callers_that_share_a_failed_commit_all_learn_the_cause() {
     assert!(matches!(fs.sync(), Err(Error::Latched(_))));
 }
 
+/// Long targets are pages, of which so many wait for a barrier that one is made early. Whoever made the link learns of its failure with what
+/// he does next: a link that was made is not called failed.
+#[test]
+fn a_long_symlink_that_was_made_is_not_called_failed() {
+    let storage = SimulatedStorage::new();
+    let fs = create_with(storage.clone(), Arc::new(SeededEnvironment::new(5)), OPTIONS);
+    storage.inject(Some(FaultPlan { class: Class::Barrier, count: 0, fault: Fault::Eio, lasting: true }));
+    // A target of noise takes two blocks, so the bound of 16 MiB is met on the way.
+    for number in 0..2100 {
+        let name = format!("l{number}");
+        let target: Vec<u8> = bytes(number, 8000)[..4000].iter().map(|&byte| byte.max(1)).collect();
+        if let Err(error) = fs.make_symlink(ROOT_INO, name.as_bytes(), &target, CREATOR) {
+            println!("{number}: {error}");
+            assert!(number > 2000, "{error}");
+            assert!(matches!(fs.lookup(ROOT_INO, name.as_bytes()), Err(Error::NotFound)), "{name} was made");
+            return;
+        }
+    }
+    panic!("no early barrier was made");
+}
+
 /// Faults while an archive is made: an error, no panic.
 #[test]
 fn creation_with_faults() {

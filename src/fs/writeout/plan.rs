@@ -71,11 +71,7 @@ impl Planner<'_> {
     /// Room beyond what was promised.
     fn spare(&mut self, groups: u64) -> Result<()> {
         if groups > 0 {
-            let more = self.volume.reserve_spare(groups).ok_or_else(no_space)?;
-            match &mut *self.reserved {
-                Some(all) => all.absorb(more),
-                None => *self.reserved = Some(more),
-            }
+            self.volume.reserve_spare(groups).ok_or_else(no_space)?.join(self.reserved);
         }
         Ok(())
     }

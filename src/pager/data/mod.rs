@@ -89,7 +89,7 @@ impl Pager {
         };
         for (pointer, start, length) in parts {
             // READ-1 is not touched: a pointer that leads nowhere is refused when it is read.
-            if self.heads.has(pointer, 0) || check_place(pointer).is_err() {
+            if self.heads.has(pointer) || check_place(pointer).is_err() {
                 continue;
             }
             let begin = pointer.run.offset();
@@ -105,7 +105,7 @@ impl Pager {
     }
 
     fn head(&self, pointer: &Pointer) -> Result<Arc<DataHead>> {
-        if let Some(head) = self.heads.get(pointer, 0) {
+        if let Some(head) = self.heads.get(pointer) {
             return Ok(head);
         }
         check_place(pointer)?;
@@ -122,7 +122,7 @@ impl Pager {
             self.cipher.open_head(pointer, &begun, &mut longer)
         })?;
         let head = Arc::new(head);
-        self.heads.put(pointer, 0, head.clone(), head.bytes());
+        self.heads.put(*pointer, head.clone(), head.bytes());
         Ok(head)
     }
 
@@ -168,7 +168,7 @@ impl Pager {
     /// Copies bytes `within..` of one cell, from the cache if it is there.
     fn read_part(&self, pointer: &Pointer, head: &DataHead, cell: usize, within: usize, out: &mut [u8]) -> Result<()> {
         let part = within..within + out.len();
-        if let Some(plain) = self.cells.get(pointer, cell as u32) {
+        if let Some(plain) = self.cells.get(&(*pointer, cell as u32)) {
             out.copy_from_slice(&plain[part]);
             return Ok(());
         }
@@ -184,7 +184,7 @@ impl Pager {
         })?;
         out.copy_from_slice(&plain[part]);
         let bytes = plain.len();
-        self.cells.put(pointer, cell as u32, Arc::new(plain), bytes);
+        self.cells.put((*pointer, cell as u32), Arc::new(plain), bytes);
         Ok(())
     }
 

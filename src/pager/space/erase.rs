@@ -9,7 +9,7 @@ use crate::format::{MIN_BLOCKS, REGION_BLOCKS, Run};
 const ERASE_STEP: u64 = 16_384;
 
 impl SpaceMap {
-    /// Loads of the sweep after an unclean open: the next region to look at.
+    /// The region that the sweep after an unclean open loads next.
     pub(crate) fn sweep_next(&self) -> Option<u64> {
         self.sweep.filter(|n| n * REGION_BLOCKS < self.total)
     }

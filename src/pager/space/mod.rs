@@ -40,7 +40,7 @@ struct Waiting {
 /// Why a reservation or allocation is not possible yet. (How callers wait then is `txn::shortage`.)
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Shortage {
-    /// This region is not loaded and may have room.
+    /// This region is not loaded and may have free groups.
     Load(u64),
     /// Nothing more can be had from the host; freed blocks may become reusable by further commits.
     Full,
@@ -49,9 +49,9 @@ pub(crate) enum Shortage {
 /// What a reservation has to leave to others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Keep {
-    /// The reserve, and what the next commit needs at most: for changes that ask for more room.
+    /// The reserve, and what the next commit needs at most: for changes that ask for more space.
     Reserve,
-    /// What the next commit cannot do without: for deletes and write-out of what was accepted, which free room or keep a promise.
+    /// What the next commit cannot do without: for deletes and write-out of what was accepted, which free space or keep a promise.
     Lists,
     /// For the commit itself.
     Nothing,
@@ -312,7 +312,7 @@ impl SpaceMap {
     ) -> Result<std::result::Result<(), Shortage>> {
         let (keep, least) = match keep {
             Keep::Reserve => (self.overhead() + RESERVE_GROUPS, None),
-            // They may use up what a checkpoint would take: without room it waits.
+            // They may use up what a checkpoint would take: without space it waits.
             Keep::Lists => (self.overhead(), Some(self.lists())),
             Keep::Nothing => (0, None),
         };

@@ -23,7 +23,7 @@ pub(crate) enum Class {
     Barrier,
     /// All but reads.
     Change,
-    /// What may meet a full host: growth and allocation, and punching, which needs room for the host's own lists.
+    /// What may meet a full host: growth and allocation, and punching, which needs space for the host's own lists.
     Room,
 }
 

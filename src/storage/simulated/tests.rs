@@ -336,7 +336,7 @@ fn planned_faults_meet_their_class_once_or_for_good() {
     storage.inject(Some(FaultPlan { class: Class::Room, fault: Fault::NoSpace, lasting: true, ..plan }));
     storage.punch(0, 10).unwrap();
     storage.write_at(0, &[6]).unwrap();
-    // What is allocated already needs no room.
+    // What is allocated already needs no space.
     storage.allocate(4096, 10).unwrap();
     assert!(matches!(storage.allocate(1 << 20, 10), Err(Error::NoSpace(_))));
     assert!(matches!(storage.punch(0, 10), Err(Error::NoSpace(_))));

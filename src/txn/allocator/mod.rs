@@ -43,6 +43,14 @@ impl Reservation {
         self.groups += std::mem::take(&mut other.groups);
     }
 
+    /// Adds this one to what is held, if anything is.
+    pub(crate) fn join(self, held: &mut Option<Reservation>) {
+        match held {
+            Some(held) => held.absorb(self),
+            None => *held = Some(self),
+        }
+    }
+
     /// Takes `groups` out into a reservation of its own (fewer when it holds fewer).
     pub(crate) fn split(&mut self, groups: u64) -> Reservation {
         let groups = groups.min(self.groups);

@@ -136,7 +136,7 @@ case_the_independent_reader_extracts_the_same() {
     [[ $(wc -l <"$WORK/list") -ge $(find "$WORK/expected" | wc -l) ]] || fail 'the list is short'
 }
 
-# Deleting seven of every eight files of each shared page gives their room back, by a purge and by waiting.
+# Deleting seven of every eight files of each shared page gives their space back, by a purge and by waiting.
 case_small_files_that_shared_pages_are_erased() {
     local full kept n how
     new_archive box

@@ -7,7 +7,7 @@ small_tree() {
     tree=$(source_tree)
     mkdir "$WORK/tree"
     cp -a "$tree/odd" "$WORK/tree/odd"
-    find "$tree" -mindepth 1 -maxdepth 1 -type d ! -name odd | LC_ALL=C sort | head -n 4 | xargs -I{} cp -a {} "$WORK/tree/"
+    find "$tree" -mindepth 1 -maxdepth 1 -type d ! -name odd | LC_ALL=C sort | sed -n 1,4p | xargs -I{} cp -a {} "$WORK/tree/"
     truncate -s 5000000 "$WORK/tree/ends in a hole"
     printf data | dd of="$WORK/tree/ends in a hole" bs=1 seek=1000000 conv=notrunc status=none
 }

@@ -228,7 +228,7 @@ END
     lockbox umount "$WORK/point"
 }
 
-# What a full archive has no room for fits as soon as something was deleted: the next write and its fsync wait for the room that is on its way.
+# What a full archive has no space for fits as soon as something was deleted: the next write and its fsync wait for the space that is on its way.
 case_an_emptied_archive_takes_data_at_once() {
     new_archive box
     attach box size-limit=10M

@@ -312,7 +312,7 @@ fn is_untrusted(error: &ureq::Error) -> bool {
 /// Without the names of types and the host's numbers of errors.
 fn plain(text: &str) -> String {
     let text = text.strip_prefix("io: ").unwrap_or(text);
-    text.split(" (os error").next().unwrap_or(text).to_owned()
+    lockbox_terminal::without_numbers(text.to_owned())
 }
 
 #[cfg(test)]

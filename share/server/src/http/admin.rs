@@ -1,7 +1,6 @@
 //! Health and metrics, on a listener of their own.
 
 use std::convert::Infallible;
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -24,14 +23,6 @@ use crate::limiter::Client;
 /// Connections at a time; a scraper needs one.
 const CONNECTIONS: usize = 32;
 const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
-
-/// Opens the listener.
-///
-/// # Errors
-/// When the address is taken or not this machine's.
-pub async fn bind(address: SocketAddr) -> std::io::Result<TcpListener> {
-    TcpListener::bind(address).await
-}
 
 /// Answers for as long as it is polled. A connection without a request makes room, as on the other sockets (`permits`, rule 3): a probe that had to
 /// wait for idle connections would take the daemon for dead.

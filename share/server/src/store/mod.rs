@@ -37,6 +37,19 @@
 //!   An answer that stands still, because its client takes nothing, does not ask and renews nothing.
 //! - Store rule 12: only an answer that carries bytes of a payload notes that something was sent. A question about a lease (HEAD, 304, 416)
 //!   changes nothing.
+//!
+//! # The way of a request
+//! 1. It names a handle. The store looks for its keyed hash in the shard's index (a hash table on disk with a small cache), reads the newest
+//!    record, and lets `share` decide. All stores (segments, Valkey, and one in memory for tests) decide with the same code (`requests`) and
+//!    differ only in how they keep the record.
+//! 2. A change appends one record to the segment in which the share lives: one file for each shard and minute of expiry. So expiry is an
+//!    unlink, and what happened to a share is never in another file than the share. In mode `commit` the reply waits for the group's barrier,
+//!    which has no fixed delay: while one runs, changes gather for the next.
+//! 3. Who has no proof gets the same answer after the same work: a missing share is read from a decoy.
+//! 4. Expiry and compaction copy what is still needed (a download that runs, an audit record without content, shares that live), pass a
+//!    barrier, then unlink. A crash in between leaves a share in two files; the higher version counts, and equal versions say the same.
+//! 5. A start reads all segments and makes the index anew. What is torn is passed over; records behind it still count, because they can only
+//!    tell of more that was used.
 
 mod cell;
 pub mod clock;

@@ -224,7 +224,7 @@ impl DiskFile for SimulatedFile {
         let stops = world.step()?;
         let grows = (at + bytes.len() as u64).saturating_sub(world.nodes[self.node].content.len() as u64);
         let fits = world.room.is_none_or(|room| grows <= room);
-        // A write that fails for want of room, or at which the machine stops, happens in part.
+        // A write that fails for want of space, or at which the machine stops, happens in part.
         let bytes = if stops || !fits { &bytes[..bytes.len() / 2] } else { bytes };
         if fits && !stops {
             world.room = world.room.map(|room| room - grows);

@@ -154,11 +154,6 @@ impl Deposit {
         }
     }
 
-    /// Bytes so far.
-    pub fn length(&self) -> u64 {
-        self.length
-    }
-
     /// Makes the payload durable and gives it its name. A thread of its own waits for the disk.
     pub fn finish(mut self) -> Pending<SpoolEntry> {
         let entry = SpoolEntry {

@@ -7,17 +7,17 @@ use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use clap::{Args, ValueEnum};
+use clap::Args;
 use lockbox_share::store::segments::{SegmentStore, Settings};
 use lockbox_share::store::{
-    Claimed, Created, Durability, NewShare, Pending, Result, ShareStore, StoreError, Upkeep, random_handle,
+    Claimed, Created, NewShare, Pending, Result, ShareStore, StoreError, Upkeep, random_handle,
 };
 use lockbox_share_protocol::capsule::MAX_CAPSULE;
 use lockbox_share_protocol::handle::Handle;
 use lockbox_share_protocol::token::{Auth, ClaimId, Verifier};
 
 use crate::measuring::{StateDirectory, processor_seconds};
-use crate::serve::processors;
+use crate::serve::{Mode, processors};
 
 /// Measure how many shares the store takes and gives away each second
 #[derive(Args)]
@@ -48,17 +48,6 @@ pub(crate) struct BenchStore {
     threads: Option<usize>,
 }
 
-/// Names of the modes on the command line.
-#[derive(Clone, Copy, ValueEnum)]
-enum Mode {
-    /// Survives the end of the process
-    None,
-    /// A power cut loses or repeats the last 50 ms
-    Periodic,
-    /// After its barrier
-    Commit,
-}
-
 const TTL: Duration = Duration::from_secs(900);
 
 /// One kind of work, done by several threads.
@@ -81,18 +70,13 @@ pub(crate) fn run(arguments: &BenchStore) -> std::result::Result<(), String> {
 }
 
 fn measure(arguments: &BenchStore, directory: &Path) -> std::result::Result<(), String> {
-    let durability = match arguments.durability {
-        Mode::None => Durability::None,
-        Mode::Periodic => Durability::Periodic,
-        Mode::Commit => Durability::Commit,
-    };
-    let settings = Settings { durability, ..Settings::default() };
+    let settings = Settings { durability: arguments.durability.into(), ..Settings::default() };
     let store = SegmentStore::open(directory, &settings).map_err(|e| e.to_string())?;
     let threads = arguments.threads.unwrap_or_else(processors);
     let threads = threads.clamp(1, arguments.concurrency);
     let part = Part { store: &store, arguments, threads };
     let failed = |error: StoreError| error.to_string();
-    print("durability", format!("{durability:?}").to_lowercase());
+    print("durability", arguments.durability.word());
     print("requests", arguments.requests);
     print("payload_bytes", arguments.payload_bytes);
     print("concurrency", arguments.concurrency);

@@ -87,13 +87,13 @@ pub(super) fn give_up_reserve(disk: &dyn Disk) -> bool {
     disk.remove(RESERVE).is_ok()
 }
 
-/// A full disk took the reserve; when there is room again it comes back.
+/// A full disk took the reserve; when there is space again it comes back.
 pub(super) fn restore_reserve(disk: &dyn Disk) {
     if disk.open(RESERVE).is_ok() {
         return;
     }
     if disk.create(RESERVE).and_then(|file| file.write_at(&vec![0x5a; RESERVE_BYTES], 0)).is_err() {
-        // No room yet: half a reserve would stand in the way of what it is kept for.
+        // No space yet: half a reserve would stand in the way of what it is kept for.
         let _ = disk.remove(RESERVE);
     }
 }

@@ -15,7 +15,7 @@ const PAGE: usize = 1024;
 const HEAD: usize = 16;
 const ENTRY: usize = 16;
 const ENTRIES: usize = (PAGE - HEAD) / ENTRY;
-/// Entries for each page on average before one more is split: at 0.7 of the room few pages overflow.
+/// Entries for each page on average before one more is split: at 0.7 of their space few pages overflow.
 const TARGET: u64 = (ENTRIES * 7 / 10) as u64;
 /// Tells a page of the overflow file from one of the main file.
 const OVERFLOW: u32 = 1 << 31;
@@ -98,7 +98,7 @@ impl Index {
         }
     }
 
-    /// Makes sure that the next [`Index::insert`] of `hash` needs no more room on the disk.
+    /// Makes sure that the next [`Index::insert`] of `hash` needs no more space on the disk.
     ///
     /// # Errors
     /// The disk's, with the index unchanged in what it says.
@@ -137,7 +137,7 @@ impl Index {
                 return Ok(());
             }
             page = match next(bytes) {
-                // Nobody reserved: take the room now.
+                // Nobody reserved: take the space now.
                 0 => {
                     self.make_room(hash)?;
                     self.page_of(hash)
@@ -224,7 +224,7 @@ impl Index {
         Ok(page)
     }
 
-    /// Writes an empty page, so that the disk's room for it is taken before anything depends on it.
+    /// Writes an empty page, so that the disk's space for it is taken before anything depends on it.
     fn add(&mut self, page: u32) -> io::Result<()> {
         let slot = self.evict(page)?;
         self.file(page).write_at(&[0; PAGE], offset(page))?;

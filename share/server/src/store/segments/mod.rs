@@ -28,4 +28,3 @@ mod sweep;
 mod tests;
 
 pub use open::{SegmentStore, Settings};
-pub use replay::Replayed;

@@ -14,7 +14,6 @@ use nix::fcntl::{Flock, FlockArg};
 
 use super::files;
 use super::inner::Inner;
-use super::replay::Replayed;
 use crate::store::clock::{Clock, SystemClock};
 use crate::store::contract::{Created, Durability, Figures, NewShare, Periods, Upkeep};
 use crate::store::disk::{Directory, Disk};
@@ -61,7 +60,6 @@ impl Default for Settings {
 /// Shares in a directory of one process.
 pub struct SegmentStore {
     inner: Arc<Inner>,
-    replayed: Replayed,
     threads: Vec<JoinHandle<()>>,
     /// Held as long as the store is open.
     _lock: Option<Flock<File>>,
@@ -96,18 +94,13 @@ impl SegmentStore {
         let clock = files::resume_clock(&*disk, &settings.clock);
         let rules = Rules { clock, periods: settings.periods };
         let inner = Arc::new(Inner::new(disk, spool, settings.cache, settings.durability, rules)?);
-        let replayed = inner.replay()?;
+        inner.replay()?;
         inner.save_clock()?;
         files::restore_reserve(&*inner.shared.disk);
         // What was replayed may be in the host's cache alone, and clients hear of it from now on.
         inner.sync_replayed()?;
         let threads = start(&inner, settings)?;
-        Ok(SegmentStore { inner, replayed, threads, _lock: None })
-    }
-
-    /// What the start found.
-    pub fn replayed(&self) -> Replayed {
-        self.replayed
+        Ok(SegmentStore { inner, threads, _lock: None })
     }
 
     /// Files that wait for a barrier.

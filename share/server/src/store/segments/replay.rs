@@ -10,21 +10,9 @@ use super::scan::{HEAD, Head, Scanner};
 use super::shard::{Shard, name};
 use crate::store::record::Record;
 
-/// What a replay found.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Replayed {
-    pub segments: u64,
-    pub records: u64,
-    /// Bytes between sound records that are none themselves: torn by a power cut, or damaged.
-    pub damaged_bytes: u64,
-    /// Files that are no segments of this store and were set aside under another name.
-    pub set_aside: u64,
-}
-
 impl Inner {
     /// Reads all segments. Applying a record twice, or an older one after a newer one, changes nothing.
-    pub(super) fn replay(&self) -> io::Result<Replayed> {
-        let mut replayed = Replayed::default();
+    pub(super) fn replay(&self) -> io::Result<()> {
         let mut ids: Vec<u32> = Vec::new();
         for file in self.shared.disk.list()? {
             if let Some(id) = file.strip_prefix("segment-").and_then(|id| u32::from_str_radix(id, 16).ok()) {
@@ -37,13 +25,12 @@ impl Inner {
         }
         self.shared.ids.store(ids.last().map_or(0, |id| id + 1), Ordering::Relaxed);
         for id in ids {
-            self.replay_segment(id, &mut replayed)?;
+            self.replay_segment(id)?;
         }
-        self.after_replay()?;
-        Ok(replayed)
+        self.after_replay()
     }
 
-    fn replay_segment(&self, id: u32, replayed: &mut Replayed) -> io::Result<()> {
+    fn replay_segment(&self, id: u32) -> io::Result<()> {
         let file = self.shared.disk.open(&name(id))?;
         let length = file.length()?;
         let mut bytes = [0; HEAD as usize];
@@ -54,15 +41,12 @@ impl Inner {
                 return self.shared.disk.remove(&name(id));
             }
             tracing::error!(segment = id, "the head of a segment is damaged; the file is set aside");
-            replayed.set_aside += 1;
             return self.shared.disk.rename(&name(id), &format!("damaged-{id:08x}"));
         };
         let mut shard = self.shards[usize::from(head.shard)].lock();
         shard.adopt(id, head, HEAD);
         let mut scanner = Scanner::new(file, head.nonce);
-        let mut records = 0;
         while let Some((at, record)) = scanner.next()? {
-            records += 1;
             if record.key.shard(self.shards.len()) == usize::from(head.shard) {
                 apply(&mut shard, Location { segment: id, at }, &record)?;
             }
@@ -76,9 +60,6 @@ impl Inner {
         if scanner.damaged > 0 {
             tracing::warn!(segment = id, bytes = scanner.damaged, "a segment is torn or damaged in between");
         }
-        replayed.segments += 1;
-        replayed.records += records;
-        replayed.damaged_bytes += scanner.damaged;
         Ok(())
     }
 

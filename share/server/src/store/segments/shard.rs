@@ -241,7 +241,7 @@ impl Shard {
         StoreError::Unavailable(why)
     }
 
-    /// Writes a record without content to the audit. None when the disk has no room even after the reserve was given up: expired
+    /// Writes a record without content to the audit. None when the disk has no space even after the reserve was given up: expired
     /// content must go all the same, and what happened to it is forgotten.
     pub(super) fn put_audit(&mut self, key: &Key, share: &Share, until: Time) -> io::Result<Option<Location>> {
         match self.try_put_audit(key, share, until) {

@@ -16,9 +16,10 @@ pub(crate) use client::What;
 use client::{Load, Measured};
 use lockbox_share_protocol::message::MAX_BATCH;
 use messages::Messages;
-use server::{Durable, Server, serve};
+use server::{Server, serve};
 
 use crate::measuring::{StateDirectory, processor_seconds};
+use crate::serve::Mode;
 
 /// Options of the measurements
 #[derive(Args)]
@@ -42,8 +43,8 @@ pub(crate) struct BenchHttp {
     #[arg(long, default_value_t = 12, value_name = "N", value_parser = clap::value_parser!(u32).range(6..=12))]
     share_code_digits: u32,
     /// When the daemon replies
-    #[arg(long, value_enum, default_value_t = Durable::Commit)]
-    durability: Durable,
+    #[arg(long, value_enum, default_value_t = Mode::Commit)]
+    durability: Mode,
     /// Use each connection for many requests
     #[arg(long)]
     keep_alive: bool,

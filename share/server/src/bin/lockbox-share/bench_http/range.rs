@@ -8,8 +8,9 @@ use lockbox_share_protocol::message::{Claimed, Created, Lease, Uploaded};
 
 use super::client::{Asker, event_loop};
 use super::messages::{Messages, age_file};
-use super::server::{Durable, Server, serve};
+use super::server::{Server, serve};
 use crate::measuring::{StateDirectory, processor_seconds};
+use crate::serve::Mode;
 
 /// Leases allow so many bodies at a time.
 const MOST: usize = 8;
@@ -40,7 +41,7 @@ pub(crate) struct BenchRange {
 pub(crate) fn run(arguments: &BenchRange) -> Result<(), String> {
     let directory = StateDirectory::new(arguments.state_dir.as_deref())?;
     let program = std::env::current_exe().map_err(|error| format!("the program cannot be found: {error}"))?;
-    let mut command = serve(&program, &directory.path, Durable::None);
+    let mut command = serve(&program, &directory.path, Mode::None);
     command.args(["--workers", "1"]);
     let daemon = Server::start(command, None)?;
     let messages = Messages::new(64)?;

@@ -5,24 +5,7 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
-use clap::ValueEnum;
-
-#[derive(Clone, Copy, ValueEnum)]
-pub(super) enum Durable {
-    Commit,
-    Periodic,
-    None,
-}
-
-impl Durable {
-    pub(super) fn word(self) -> &'static str {
-        match self {
-            Durable::Commit => "commit",
-            Durable::Periodic => "periodic",
-            Durable::None => "none",
-        }
-    }
-}
+use crate::serve::Mode;
 
 /// A server in a process of its own, ended with the measurement.
 pub(super) struct Server {
@@ -74,7 +57,7 @@ impl Server {
 }
 
 /// A daemon that refuses nobody.
-pub(super) fn serve(program: &Path, state: &Path, durability: Durable) -> Command {
+pub(super) fn serve(program: &Path, state: &Path, durability: Mode) -> Command {
     let mut command = Command::new(program);
     command.args(["serve", "--listen", "127.0.0.1:0", "--unix-socket", "none", "--metrics-listen", "none"]);
     command.args(["--requests-per-minute", "0", "--max-connections", "100000", "--durability"]);

@@ -4,8 +4,7 @@ mod host;
 mod options;
 mod run;
 mod stores;
-mod values;
 
 pub(crate) use host::{close_inherited, processors, runtime_directory};
-pub(crate) use options::Serve;
+pub(crate) use options::{Mode, Serve};
 pub(crate) use run::run;

@@ -7,10 +7,9 @@ use std::time::Duration;
 use clap::{Args, ValueEnum};
 use lockbox_share::http::{Creators, Network, Settings, is_loopback_authority};
 use lockbox_share::limiter::Rates;
-use lockbox_share::store::MAX_TTL;
+use lockbox_share::store::{Durability, MAX_TTL};
 use lockbox_share_protocol::api::DEFAULT_PORT;
-
-use super::values::{size, time};
+use lockbox_terminal::quantity;
 
 /// Serve one-time links until SIGTERM
 ///
@@ -116,6 +115,22 @@ pub(crate) enum Mode {
     None,
 }
 
+impl Mode {
+    pub(crate) fn word(self) -> String {
+        self.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
+    }
+}
+
+impl From<Mode> for Durability {
+    fn from(mode: Mode) -> Durability {
+        match mode {
+            Mode::Commit => Durability::Commit,
+            Mode::Periodic => Durability::Periodic,
+            Mode::None => Durability::None,
+        }
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(super) enum Who {
     /// All who reach the daemon
@@ -124,6 +139,14 @@ pub(super) enum Who {
     Local,
     /// All who reach its Unix socket
     Socket,
+}
+
+fn time(text: &str) -> Result<Duration, String> {
+    quantity::time(text).ok_or_else(|| "a number with s, m, h or d is expected".into())
+}
+
+fn size(text: &str) -> Result<u64, String> {
+    quantity::size(text).ok_or_else(|| "a number with K, M, G or T is expected".into())
 }
 
 /// The daemon's settings, for one that has these addresses of the network, each with whether it is for HTTPS.

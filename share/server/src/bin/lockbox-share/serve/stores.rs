@@ -10,7 +10,7 @@ use lockbox_share::store::valkey::{ValkeySettings, ValkeyStore};
 use lockbox_share::store::{Durability, Periods, ShareStore};
 use zeroize::Zeroizing;
 
-use super::options::{Mode, Serve};
+use super::options::Serve;
 
 pub(super) type Stores = (Arc<dyn ShareStore>, Arc<Spool>);
 
@@ -22,11 +22,7 @@ pub(super) fn open(arguments: &Serve) -> Result<Stores, String> {
         .mode(0o700)
         .create(state)
         .map_err(|error| format!("cannot create {}: {error}", state.display()))?;
-    let durability = match arguments.durability {
-        Mode::Commit => Durability::Commit,
-        Mode::Periodic => Durability::Periodic,
-        Mode::None => Durability::None,
-    };
+    let durability = arguments.durability.into();
     if let Some(url) = &arguments.store {
         return open_valkey(url, arguments, durability);
     }
