@@ -125,6 +125,12 @@ impl SeededEnvironment {
         z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
         z ^ (z >> 31)
     }
+
+    /// Lets so many seconds pass.
+    #[cfg(test)]
+    pub(crate) fn advance(&self, seconds: u64) {
+        self.clock.fetch_add(seconds * 1_000_000, Ordering::Relaxed);
+    }
 }
 
 #[cfg(any(test, fuzzing))]

@@ -144,6 +144,7 @@ fn as_json(found: &Found) -> Value {
         "open_files": status.open_files,
         "open_directories": status.open_directories,
         "caches": status.caches,
+        "log": status.log,
         "memory_bytes": status.memory_bytes,
         "memory_limit": status.memory_limit,
         "peak_resident_bytes": status.peak_resident_bytes,
@@ -151,6 +152,10 @@ fn as_json(found: &Found) -> Value {
         "used_bytes": status.used_bytes,
         "latched": status.latched,
     })
+}
+
+fn count_of(number: u64, one: &str, more: &str) -> String {
+    format!("{number} {}", if number == 1 { one } else { more })
 }
 
 fn lines(found: &Found) -> Vec<(&'static str, String)> {
@@ -177,15 +182,20 @@ fn lines(found: &Found) -> Vec<(&'static str, String)> {
         ("Generation", format!("{}, {}", status.generation, count(status.commits, "commit"))),
         ("Not yet durable", size(status.dirty_bytes)),
         (
+            "Log",
+            format!(
+                "{}, {}; {} in use",
+                count_of(status.log.entries, "entry", "entries"),
+                size(status.log.bytes),
+                size(status.log.used_bytes)
+            ),
+        ),
+        (
             "Open",
             format!(
                 "{}, {}",
                 count(status.open_files, "file"),
-                if status.open_directories == 1 {
-                    "1 directory".to_owned()
-                } else {
-                    format!("{} directories", status.open_directories)
-                }
+                count_of(status.open_directories, "directory", "directories")
             ),
         ),
         ("Cache of data", cache(&caches.cells)),

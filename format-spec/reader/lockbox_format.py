@@ -21,6 +21,8 @@ HEADER_BYTES = 33 * BLOCK
 HEADER_START = (0, 320)
 MIN_BLOCKS = 385
 RESERVED = ((0, 65), (320, 385))
+LOG = (65, 320)
+FEATURE_LOG = 1
 MAGIC = bytes.fromhex("894C4F434B424F580D0A1A0A00000000")
 VERSION = 1
 MAX_DATA = 131_072
@@ -32,7 +34,7 @@ NO_TRIM = 2**64 - 1
 ROOT_INO = 1
 NODE, DATA, PACKED, DELTA = 1, 2, 3, 4
 LIVE, SNAPSHOTS = 1, 3
-INODE, INLINE, XATTR, XATTR_PIECE, DIR_INDEX, DIR_LIST, EXTENT = 1, 2, 3, 4, 5, 6, 7
+INODE, INLINE, XATTR, XATTR_PIECE, DIR_INDEX, DIR_LIST, EXTENT, ORPHAN, TRIM = 1, 2, 3, 4, 5, 6, 7, 16, 17
 SNAPSHOT = 34
 FIFO, CHAR, DIRECTORY, BLOCKDEV, FILE, SYMLINK, SOCKET = 1, 2, 4, 6, 8, 10, 12
 
@@ -122,6 +124,7 @@ class Header(NamedTuple):
     commitment: bytes
     slots: bytes
     mac: bytes
+    features: int
     read_only_features: int
     compatible_features: int
     data: bytes
@@ -144,14 +147,14 @@ def decode_header(data: bytes, copy: int) -> Header:
     suite, found, reserved, incompatible = f.u16(), f.u8(), f.u8(), f.u64()
     if suite != 1:
         raise Unsupported(f"cipher suite {suite} is not supported")
-    if incompatible:
-        raise Unsupported(f"unknown incompatible features: {incompatible:#x}")
+    if incompatible & ~FEATURE_LOG:
+        raise Unsupported(f"unknown incompatible features: {incompatible & ~FEATURE_LOG:#x}")
     require(found == copy, f"header copy {copy} says that it is copy {found}")
     require(reserved == 0, "header has a reserved field that is not zero")
     read_only, compatible, archive, sequence = f.u64(), f.u64(), f.take(16), f.u64()
     commitment, slots = f.take(32), f.take(32)
     f.zero(3896)
-    return Header(copy, archive, sequence, commitment, slots, f.take(32), read_only, compatible, data)
+    return Header(copy, archive, sequence, commitment, slots, f.take(32), incompatible, read_only, compatible, data)
 
 
 class PassphraseSlot(NamedTuple):
@@ -582,6 +585,22 @@ def decode_snapshot(data: bytes) -> Snapshot:
     return snapshot
 
 
+class Pending(NamedTuple):
+    """Section 9.1 rule 7: the log that is still to be laid over a record."""
+
+    generation: int
+    tag: bytes
+    number: int
+    entry_tag: bytes
+
+
+def decode_pending(f: Fields) -> Pending:
+    generation, tag, number = f.u64(), f.take(16), f.u32()
+    f.zero(4)
+    require(number > 0, "commit record names no entry of the log that is pending")
+    return Pending(generation, tag, number, f.take(16))
+
+
 class Record(NamedTuple):
     generation: int
     previous_tag: bytes
@@ -604,6 +623,7 @@ class Record(NamedTuple):
     delta_list: Pointer | None
     allocated: list[tuple[int, int, bytes]]
     freed: list[tuple[int, int]]
+    pending: Pending | None
 
 
 def decode_record(data: bytes) -> Record:
@@ -611,16 +631,88 @@ def decode_record(data: bytes) -> Record:
     f = Fields(data, "commit record")
     generation, previous, session, first, sequence, time = f.u64(), f.take(16), f.take(16), f.u64(), f.u64(), f.time()
     flags = f.u32()
-    require(generation > 0 and flags <= 3, "commit record has a wrong generation or flags")
+    require(generation > 0 and flags <= 7, "commit record has a wrong generation or flags")
     roots = [decode_root(f) for _ in range(5)]
     counters = [f.u64() for _ in range(9)]
     require(counters[0] <= MAX_INO + 1, "commit record has a wrong next inode")
     delta = decode_pointer(f.take(32))
     pages, runs = f.u16(), f.u16()
     f.zero(4)
-    require(24 * pages + 8 * runs <= 3672, "commit record has lists beyond its end")
+    require(24 * pages + 8 * runs + 12 * (flags & 4) <= 3672, "commit record has lists beyond its end")
     allocated = [(*decode_run(f.u64(), 64), f.take(16)) for _ in range(pages)]
     freed = [decode_run(f.u64(), 65_535) for _ in range(runs)]
+    pending = decode_pending(f) if flags & 4 else None
     f.zero(f.left())
     return Record(generation, previous, session, first, sequence, time, flags & 1 == 1, flags & 2 == 2, roots,
-                  *counters, delta, allocated, freed)  # fmt: skip
+                  *counters, delta, allocated, freed, pending)  # fmt: skip
+
+
+# --- section 9.4: entries of the log ----------------------------------------------------------------------------------
+
+
+class LogHead(NamedTuple):
+    generation: int
+    tag: bytes
+    number: int
+    length: int
+    previous: bytes
+    time: Time
+    blocks: int
+
+
+def decode_log_head(data: bytes) -> LogHead:
+    f = Fields(data, "log entry")
+    head = LogHead(f.u64(), f.take(16), f.u32(), f.u32(), f.take(16), f.time(), f.u16())
+    f.zero(2)
+    f.end()
+    require(head.generation > 0 and head.number > 0, "log entry has a wrong generation or number")
+    require(head.number > 1 or not any(head.previous), "the first log entry names one before it")
+    require(1 <= head.blocks <= 255 and 32 <= head.length <= head.blocks * BLOCK - 120, "log entry has a wrong length")
+    return head
+
+
+Range = NamedTuple("Range", [("ino", int), ("first", int), ("end", int)])
+LogPiece = NamedTuple("LogPiece", [("ino", int), ("offset", int), ("data", bytes)])
+
+
+class LogEntry(NamedTuple):
+    next_ino: int
+    inodes: int
+    ranges: list[Range]
+    records: list[tuple[Key, bytes | None]]
+    pieces: list[LogPiece]
+
+
+def in_place(key: Key) -> bool:
+    """Section 6.2 rule 1, for tree 1."""
+    if key.kind in (ORPHAN, TRIM):
+        return key.object == 0
+    return key.object > 0 and INODE <= key.kind <= EXTENT and (key.kind > INLINE or key.sub == 0)
+
+
+def decode_log_entry(body: bytes, length: int) -> LogEntry:
+    """`body` with its padding."""
+    require(not any(body[length:]), "log entry has padding that is not zero")
+    f = Fields(body[:length], "log entry")
+    next_ino, inodes, range_count, record_count, piece_count = f.u64(), f.u64(), f.u32(), f.u32(), f.u32()
+    f.zero(4)
+    require(next_ino <= MAX_INO + 1, "log entry has a wrong next inode")
+    require(24 * range_count + 19 * record_count + 21 * piece_count <= f.left(), "log entry counts more than it has")
+    ranges = [Range(f.u64(), f.u64(), f.u64()) for _ in range(range_count)]
+    require(all(1 <= r.ino <= MAX_INO and r.first < r.end for r in ranges), "log entry has a wrong range")
+    records: list[tuple[Key, bytes | None]] = []
+    for _ in range(record_count):
+        key, size = decode_key(f), f.u16()
+        require(in_place(key) and (not records or key > records[-1][0]), "log entry has a record out of place")
+        require(size <= MAX_VALUE or size == 0xFFFF, "log entry has a value that is too long")
+        records.append((key, None if size == 0xFFFF else f.take(size)))
+    pieces: list[LogPiece] = []
+    end = (0, 0)
+    for _ in range(piece_count):
+        piece = LogPiece(f.u64(), f.u64(), f.take(f.u32()))
+        require(1 <= piece.ino <= MAX_INO and (piece.ino, piece.offset) >= end, "log entry has pieces out of order")
+        end = (piece.ino, piece.offset + len(piece.data))
+        require(len(piece.data) > 0 and end[1] <= MAX_OFFSET, "log entry has a piece of a wrong length")
+        pieces.append(piece)
+    f.end()
+    return LogEntry(next_ino, inodes, ranges, records, pieces)

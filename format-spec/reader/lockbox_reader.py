@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import fcntl
 import getpass
+import heapq
 import os
 import stat
 import sys
@@ -47,6 +48,38 @@ class Piece(NamedTuple):
     data: bytes
 
 
+def without(pieces: list[Piece], first: int, end: int) -> list[Piece]:
+    """The parts of the pieces outside of first..end."""
+    parts = []
+    for offset, data in pieces:
+        parts += [Piece(offset, data[: max(first - offset, 0)]), Piece(max(offset, end), data[max(end - offset, 0) :])]
+    return [part for part in parts if part.data]
+
+
+class Log:
+    """What entries of the log lay over the trees (section 9.5): by key the value, or None for a record that is gone, and pieces of files."""
+
+    def __init__(self) -> None:
+        self.records: dict[Key, bytes | None] = {}
+        self.pieces: dict[int, list[Piece]] = {}
+        self.entries: list[fmt.LogEntry] = []
+
+    def lay(self, entry: fmt.LogEntry) -> None:
+        for ino, first, end in entry.ranges:
+            self.pieces[ino] = without(self.pieces.get(ino, []), first, end)
+        for key, value in entry.records:
+            self.records[key] = value
+            if key.kind == fmt.INODE and value is None:
+                self.pieces.pop(key.object, None)
+        for ino, offset, data in entry.pieces:
+            self.pieces[ino] = without(self.pieces.get(ino, []), offset, offset + len(data)) + [Piece(offset, data)]
+        self.entries.append(entry)
+
+
+def extends(head: fmt.LogHead, generation: int, tag: bytes) -> bool:
+    return (head.generation, head.tag) == (generation, tag)
+
+
 class Archive:
     """An unlocked archive at the commit that section 10.1 trusts."""
 
@@ -59,12 +92,17 @@ class Archive:
         # Bytes are a passphrase.
         volume_key = unlock(self.header, Secrets(secrets) if isinstance(secrets, bytes) else secrets)
         fmt.authenticate(self.header, volume_key)
-        self._page_key, self._commit_key, self._name_key = (
-            fmt.hkdf(volume_key, self.id, f"lockbox/v1/{label}") for label in ("page", "commit", "name")
+        self._page_key, self._commit_key, self._log_key, self._name_key = (
+            fmt.hkdf(volume_key, self.id, f"lockbox/v1/{label}") for label in ("page", "commit", "log", "name")
         )
+        self.has_log = self.header.features & fmt.FEATURE_LOG != 0
+        self.reserved = fmt.RESERVED + ((fmt.LOG,) if self.has_log else ())
         self._open_page = lru_cache(64)(self._open_page_uncached)
         self._node = lru_cache(512)(self._node_uncached)
-        self.record = self._choose_record()
+        records, heads = self._authentic_records(), self._log_heads()
+        self.record, tag = self._choose_record(records, heads)
+        self.log = Log()
+        self._lay_log(tag, max(records), heads)
         self.live = self.record.roots[fmt.LIVE - 1]
         require(self.live.pointer is not None, "the archive has no live tree")
 
@@ -104,22 +142,23 @@ class Archive:
             # What opens was made by a holder of the key: what does not decode is no tear.
             record = fmt.decode_record(plain)
             require(slot_index(record.generation) == index, f"commit record in a foreign slot: slot={index}")
+            require(self.has_log or record.pending is None, f"commit record of an archive with a log: slot={index}")
             records[record.generation] = (record, data[-16:])
         return records
 
-    def _choose_record(self) -> Record:
-        records = self._authentic_records()
+    def _choose_record(self, records: dict[int, tuple[Record, bytes]], heads: dict[int, fmt.LogHead]) -> tuple[Record, bytes]:
         require(len(records) > 0, "no commit record is authentic")
         require(max(records) <= 2**64 - 1 - 2**48, "commit number is too great")
-        newest, _ = records[max(records)]
+        newest, tag = records[max(records)]
         chosen = newest
         try:
             self._verify(newest)
         except Damaged as error:
             # A number that recovery rejected is not used again, so the one before may be further away.
             before = records.get(max((g for g in records if g < newest.generation), default=0))
-            if before and before[1] == newest.previous_tag and not newest.two_barrier and not newest.closed:
-                chosen = before[0]
+            durable = newest.two_barrier or newest.closed or any(extends(head, newest.generation, tag) for head in heads.values())
+            if before and before[1] == newest.previous_tag and not durable:
+                chosen, tag = before
                 self._verify(chosen)
                 self.warnings.append(f"commit {newest.generation} never completed, reading the one before: {error}")
             else:
@@ -127,7 +166,7 @@ class Archive:
         require(chosen.total_blocks <= self.blocks, f"the file is truncated: want={chosen.total_blocks} blocks={self.blocks}")
         if self.header.sequence < chosen.header_sequence:
             self.warnings.append("the header is older than the archive: removed passphrases may be back")
-        return chosen
+        return chosen, tag
 
     def _verify(self, record: Record) -> None:
         """Section 10.1: every listed page opens whole with its tag, and the file is as long as the record says."""
@@ -138,11 +177,70 @@ class Archive:
             if page.prologue.compressed:
                 fmt.decompress(page.body, page.prologue.plain_length, "node")
 
+    # Sections 9.4 to 10.4: the log
+
+    def _log_heads(self) -> dict[int, fmt.LogHead]:
+        """By block, every entry that begins in the log, of whatever record."""
+        heads = {}
+        for block in range(*fmt.LOG) if self.has_log else ():
+            try:
+                plain = self._open_log(block, self._read(block, 1)[:104], 0)
+            except Damaged:
+                continue  # random, a later part of an entry, or torn
+            try:
+                heads[block] = fmt.decode_log_head(plain)
+                require(block + heads[block].blocks <= fmt.LOG[1], "log entry reaches beyond the log")
+            except Damaged as error:
+                heads.pop(block, None)
+                self.warnings.append(f"DAMAGED: {error}: block={block}")
+        return heads
+
+    def _open_log(self, block: int, data: bytes, message: int, head: bytes = b"") -> bytes:
+        """`data` is the entry from its beginning; message 0 is its head, 1 the body."""
+        sealed, label = (data[104:], "body") if message else (data[24:104], "head")
+        aad = fmt.associated_data(f"lockbox/v1/log/{label}", self.id, block.to_bytes(8, "little"), head)
+        try:
+            return AESGCM(fmt.xaes_key(self._log_key, data[:24])).decrypt(fmt.message_iv(data[:24], message), sealed, aad)
+        except InvalidTag:
+            raise Damaged("log entry failed authentication") from None
+
+    def _lay_log(self, tag: bytes, newest: int, heads: dict[int, fmt.LogHead]) -> None:
+        """Section 10.4: the entries that count, and whether one is missing that did."""
+        record, pending = self.record, self.record.pending
+        of = (pending.generation, pending.tag) if pending else (record.generation, tag)
+        ours = {block: head for block, head in heads.items() if extends(head, *of)}
+        wanted = pending.number if pending else 0 if record.closed else 255
+        block, number, before = fmt.LOG[0], 0, bytes(16)
+        problem = "it is not the one that the commit names" if pending else None
+        while number < wanted and block in ours:
+            head = ours[block]
+            if (head.number, head.previous) != (number + 1, before):
+                break
+            data = self._read(block, head.blocks)
+            try:
+                body = self._open_log(block, data, 1, self._open_log(block, data[:104], 0))
+            except Damaged:
+                break
+            try:
+                self.log.lay(fmt.decode_log_entry(body, head.length))
+            except Damaged as error:
+                problem = str(error)
+                break
+            block, number, before = block + head.blocks, number + 1, data[-16:]
+        if pending and (number, before) == (pending.number, pending.entry_tag):
+            problem = None
+        elif not pending and any(at >= block and head.number > number + (not record.closed) for at, head in ours.items()):
+            problem = problem or "later ones are there"
+        if problem:
+            self.warnings.append(f"DAMAGED: entry {number + 1} of the log is lost, what was synced from it on is missing: {problem}")
+        if any(head.generation > newest for head in heads.values()):
+            self.warnings.append("DAMAGED: the newest commit record is lost, entries of the log extend it")
+
     # Section 5: pages
 
     def _unseal(self, address: int, blocks: int) -> Unsealed:
         """The page at this run, opened whole."""
-        reserved = any(address < end and address + blocks > start for start, end in fmt.RESERVED)
+        reserved = any(address < end and address + blocks > start for start, end in self.reserved)
         require(not reserved and address + blocks <= self.blocks, f"pointer outside of the pages: block={address}")
         data = self._read(address, blocks)
         nonce, place = data[:24], address.to_bytes(8, "little")
@@ -221,11 +319,16 @@ class Archive:
                 yield from self._scan(value, (tree, level - 1, key, limit), first, end)
 
     def get(self, key: Key) -> bytes | None:
+        if key in self.log.records:
+            return self.log.records[key]
         after = Key(key.object, key.kind, key.sub + 1)
         return next((value for _, value in self.scan(self.live, fmt.LIVE, key, after)), None)
 
     def records(self, ino: int, kind: int) -> Iterator[tuple[int, bytes]]:
-        for key, value in self.scan(self.live, fmt.LIVE, Key(ino, kind, 0), Key(ino, kind + 1, 0)):
+        first, end = Key(ino, kind, 0), Key(ino, kind + 1, 0)
+        laid = sorted((key, value) for key, value in self.log.records.items() if first <= key < end and value is not None)
+        tree = (record for record in self.scan(self.live, fmt.LIVE, first, end) if record[0] not in self.log.records)
+        for key, value in heapq.merge(tree, laid):
             yield key.sub, value
 
     # Section 7: files
@@ -236,7 +339,12 @@ class Archive:
     def inode(self, ino: int) -> Inode:
         value = self.get(Key(ino, fmt.INODE, 0))
         require(value is not None, f"inode is missing: inode={ino}")
-        return fmt.decode_inode(value)
+        inode = fmt.decode_inode(value)
+        # Section 9.5 rule 5.
+        return inode._replace(size=max([inode.size] + [p.offset + len(p.data) for p in self.pieces(ino, inode)]))
+
+    def pieces(self, ino: int, inode: Inode) -> list[Piece]:
+        return self.log.pieces.get(ino, []) if inode.type == fmt.FILE else []
 
     def entries(self, directory: int) -> Iterator[tuple[Entry, Inode]]:
         """The listing, each entry checked against the index and its inode."""
@@ -255,7 +363,14 @@ class Archive:
         require(len(names) == self.inode(directory).size, f"directory has a wrong number of entries: inode={directory}")
 
     def content(self, ino: int, inode: Inode) -> Iterator[Piece]:
-        """Section 7.3 for the whole file: pieces in order, holes left out."""
+        """Sections 7.3 and 9.5 rule 6 for the whole file, holes left out; later pieces lie over those before them."""
+        laid = self.pieces(ino, inode)
+        if laid:
+            inode = inode._replace(size=fmt.decode_inode(self.get(Key(ino, fmt.INODE, 0)) or b"").size)
+        yield from self._stored(ino, inode)
+        yield from laid
+
+    def _stored(self, ino: int, inode: Inode) -> Iterator[Piece]:
         inline = self.get(Key(ino, fmt.INLINE, 0))
         if inline is not None:
             yield Piece(0, inline[: inode.size])
@@ -395,8 +510,11 @@ def describe(archive: Archive) -> None:
     print(f"archive     {archive.id.hex()}")
     print(f"header      sequence {archive.header.sequence}, {sum(kind != 0 for kind in archive.header.slots)} key slots")
     print(f"commit      {record.generation}{', closed' if record.closed else ''}")
+    entries = archive.log.entries
+    if archive.has_log:
+        print(f"log         {len(entries)} entries that count{', of an earlier commit' if record.pending else ''}")
     print(f"session     {record.session.hex()} since commit {record.session_first}")
-    print(f"inodes      {record.inodes}")
+    print(f"inodes      {entries[-1].inodes if entries else record.inodes}")
     print(f"blocks      {record.used_blocks} in pages, {record.total_blocks} in the file")
     for number, snapshot in archive.snapshots():
         print(f"snapshot    {number}: {os.fsdecode(snapshot.name)}, commit {snapshot.generation}, {snapshot.inodes} inodes")

@@ -51,7 +51,7 @@ def seen(archive: Archive) -> dict[str, Any]:
 class Golden(unittest.TestCase):
     def test_golden_archives(self) -> None:
         manifests = sorted(GOLDEN.glob("*.json"))
-        self.assertGreaterEqual(len(manifests), 3)
+        self.assertGreaterEqual(len(manifests), 5)
         for path in manifests:
             manifest = json.loads(path.read_text())
             packed = path.with_suffix(".lbx.zst").read_bytes()
@@ -64,6 +64,7 @@ class Golden(unittest.TestCase):
                     archive = Archive(file, passphrase.encode())
                     self.assertEqual(archive.record.generation, manifest["generation"])
                     self.assertEqual(seen(archive), manifest["objects"])
+                    self.assertEqual(len(archive.log.entries) if archive.has_log else 0, manifest.get("entries", 0))
             for way in manifest.get("keys", []):
                 if "identity" in way:
                     continue

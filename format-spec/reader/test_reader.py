@@ -71,6 +71,12 @@ def list_entry(data: bytes) -> Any:
     return entry
 
 
+def log_entry(data: bytes) -> Any:
+    head = fmt.decode_log_head(data[:64])
+    fmt.require(len(data) == 64 + head.length, "log entry has another length")
+    return {**plain(head), **plain(fmt.decode_log_entry(data[64:], head.length))}
+
+
 def record(data: bytes) -> Any:
     value = fmt.decode_record(data)
     allocated = [{"address": a, "blocks": n, "tag": tag.hex()} for a, n, tag in value.allocated]
@@ -90,6 +96,7 @@ DECODERS: dict[str, Callable[[bytes, dict[str, Any]], Any]] = {
     "xattr": lambda data, _: [named(xattr) for xattr in fmt.decode_xattrs(data)],
     "snapshot": lambda data, _: named(fmt.decode_snapshot(data)),
     "record": lambda data, _: record(data),
+    "log_entry": lambda data, _: log_entry(data),
     "header": header,
     "passphrase_slot": lambda data, _: plain(fmt.decode_slot(data)),
     "key_slot": lambda data, vector: plain(keys.decode_key_slot(data, vector["kind"])),
@@ -133,6 +140,7 @@ class Seals(unittest.TestCase):
         """An archive of which only the page cipher and the vector's page exist."""
         archive, data = Archive.__new__(Archive), unhex(vector["bytes"])
         archive.id, archive.blocks, archive._page_key = self.id, 1 << 20, self.key("page")
+        archive.reserved = fmt.RESERVED
         archive._open_page = archive._open_page_uncached  # type: ignore[method-assign]
         archive._read = lambda address, blocks: data[-blocks * fmt.BLOCK :]  # type: ignore[method-assign]
         pointer = {**vector["pointer"], "tag": bytes.fromhex(vector["pointer"]["tag"])}
@@ -149,7 +157,7 @@ class Seals(unittest.TestCase):
         slot, header = self.vectors["passphrase_slots"][0], self.vectors["headers"][0]
         data = bytes(fmt.BLOCK * (slot["number"] + 1)) + unhex(slot["bytes"])
         kinds = bytes(slot["number"]) + b"\1"
-        fields = fmt.Header(0, self.id, 1, b"", kinds, b"", 0, 0, data)
+        fields = fmt.Header(0, self.id, 1, b"", kinds, b"", 0, 0, 0, data)
         self.assertEqual(fmt.unlock(fields, slot["passphrase"].encode()), self.volume_key)
         fmt.authenticate(fmt.decode_header(unhex(header["bytes"]), header["copy"]), self.volume_key)
 
@@ -176,6 +184,24 @@ class Seals(unittest.TestCase):
             else:
                 self.assertRaises(fmt.Damaged, open_it)
 
+    def test_log_entries_open_only_at_their_block(self) -> None:
+        archive = Archive.__new__(Archive)
+        archive.id, archive._log_key = self.id, self.key("log")
+        for vector in self.vectors["log_entries"] + self.vectors["log_entries_refused"]:
+            data = unhex(vector["bytes"])
+            with self.subTest(vector["name"]):
+                if "tag" in vector:
+                    head = archive._open_log(vector["block"], data, 0)
+                    body = archive._open_log(vector["block"], data, 1, head)
+                    self.assertEqual((head, body), (unhex(vector["head"]), unhex(vector["body"])))
+                    self.assertEqual(data[-16:].hex(), vector["tag"])
+                    fmt.decode_log_entry(body, fmt.decode_log_head(head).length)
+                else:
+                    with self.assertRaises(fmt.Damaged):
+                        head = archive._open_log(vector["block"], data, 0)
+                        body = archive._open_log(vector["block"], data, 1, head)
+                        fmt.decode_log_entry(body, fmt.decode_log_head(head).length)
+
 
 class Slots(unittest.TestCase):
     """Sections 3.2 to 3.6, step by step."""
@@ -189,7 +215,7 @@ class Slots(unittest.TestCase):
         for number, (kind, block) in slots.items():
             data[fmt.BLOCK * (number + 1) : fmt.BLOCK * (number + 2)] = block
             kinds[number] = kind
-        return fmt.Header(0, self.id, 1, b"", bytes(kinds), b"", 0, 0, bytes(data))
+        return fmt.Header(0, self.id, 1, b"", bytes(kinds), b"", 0, 0, 0, bytes(data))
 
     def secrets(self, vector: dict[str, Any]) -> keys.Secrets:
         passphrase, file = vector.get("passphrase"), vector.get("key_file")

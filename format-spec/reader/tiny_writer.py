@@ -1,4 +1,4 @@
-"""Makes small archives for the tests from ../format.md: everything in memory, one commit after the other."""
+"""Makes small archives for the tests from ../format.md: everything in memory, one commit after the other, with entries of the log between them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import hashlib
 import hmac
 import os
 import struct
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import zstandard
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -39,7 +39,8 @@ class Page(NamedTuple):
 class Writer:
     """Collects records of the live tree; `commit` writes them all anew."""
 
-    def __init__(self, passphrase: bytes = b"open sesame") -> None:
+    def __init__(self, passphrase: bytes = b"open sesame", features: int = 0) -> None:
+        self.features = features
         self.archive, self.volume_key, self.kdf = os.urandom(16), os.urandom(32), (64, 1, 1)
         self.image = bytearray(os.urandom(fmt.MIN_BLOCKS * BLOCK))
         self.generation, self.tag = 0, bytes(16)
@@ -47,6 +48,8 @@ class Writer:
         self.snapshots: dict[Key, bytes] = {}
         self.allocated: list[Page] = []
         self.next_sequence: dict[int, int] = {}
+        self.live_root = bytes(40)
+        self._begin_log()
         self._write_header(passphrase)
 
     def _key(self, label: str) -> bytes:
@@ -63,7 +66,7 @@ class Writer:
         slot = clear + nonce + AESGCM(key).encrypt(nonce[12:], part.ljust(512, b"\0"), aad) + os.urandom(3464)
         for copy, start in enumerate(fmt.HEADER_START):
             kinds = bytes(number) + b"\1" + bytes(31 - number)
-            head = fmt.MAGIC + struct.pack("<IHBBQQQ", 1, 1, copy, 0, 0, 0, 0) + self.archive + struct.pack("<Q", 1)
+            head = fmt.MAGIC + struct.pack("<IHBBQQQ", 1, 1, copy, 0, self.features, 0, 0) + self.archive + struct.pack("<Q", 1)
             head = (head + self._key("commitment") + kinds).ljust(4032, b"\0")
             slots = os.urandom(number * BLOCK) + slot + os.urandom((31 - number) * BLOCK)
             head += hmac.digest(self._key("header"), head + bytes(64) + slots, "sha256")
@@ -153,16 +156,51 @@ class Writer:
             groups = [children[at : at + fanout] for at in range(0, len(children), fanout)]
             level += 1
 
-    def commit(self, flags: int = 0, index: int | None = None) -> None:
-        """With `index` the record goes to that slot, whatever its generation says."""
+    def pending(self) -> bytes:
+        """What a commit names that leaves the present log to be laid over it."""
+        return struct.pack("<Q", self.generation) + self.tag + struct.pack("<II", self.log_number, 0) + self.log_tag
+
+    def _begin_log(self) -> None:
+        self.log_block, self.log_number, self.log_tag = fmt.LOG[0], 0, bytes(16)
+
+    def log_entry(self, records: dict[Key, bytes | None] | None = None, pieces: list[tuple[int, int, bytes]] | None = None,
+                  ranges: list[tuple[int, int, int]] | None = None, **wrong: Any) -> tuple[int, int]:  # fmt: skip
+        """Writes the next entry; answers its first block and the one behind it. `wrong` replaces what the entry or its place would be."""
+        records, pieces, ranges = records or {}, pieces or [], ranges or []
+        body = struct.pack("<QQIIII", 1000, 77, len(ranges), len(records), len(pieces), 0)
+        body += b"".join(struct.pack("<QQQ", *part) for part in ranges)
+        for key, value in sorted(records.items()):
+            body += pack_key(key) + (struct.pack("<H", 0xFFFF) if value is None else struct.pack("<H", len(value)) + value)
+        body += b"".join(struct.pack("<QQI", ino, offset, len(data)) + data for ino, offset, data in sorted(pieces))
+        body = wrong.get("body", body)
+        blocks, block = wrong.get("blocks", -(-(len(body) + 120) // BLOCK)), wrong.get("block", self.log_block)
+        number, nonce = self.log_number + 1, os.urandom(24)
+        head = struct.pack("<Q", wrong.get("generation", self.generation)) + wrong.get("tag", self.tag)
+        head += struct.pack("<II", wrong.get("number", number), len(body)) + wrong.get("previous", self.log_tag)
+        head += struct.pack("<qIHH", 5, 6, wrong.get("said", blocks), 0)
+        cipher, place = AESGCM(fmt.xaes_key(self._key("log"), nonce)), struct.pack("<Q", block)
+
+        def seal(message: int, data: bytes, label: str, *rest: bytes) -> bytes:
+            aad = fmt.associated_data(f"lockbox/v1/log/{label}", self.archive, place, *rest)
+            return cipher.encrypt(fmt.message_iv(nonce, message), data, aad)
+
+        sealed = nonce + seal(0, head, "head") + seal(1, body.ljust(blocks * BLOCK - 120, wrong.get("padding", b"\0")), "body", head)
+        self.image[block * BLOCK : (block + blocks) * BLOCK] = sealed
+        self.log_block, self.log_number, self.log_tag = block + blocks, number, sealed[-16:]
+        return block, block + blocks
+
+    def commit(self, flags: int = 0, index: int | None = None, pending: bytes = b"") -> None:
+        """With `index` the record goes to that slot, whatever its generation says; with `pending` tree 1 stays as it is."""
         snapshots = self.tree(fmt.SNAPSHOTS, self.snapshots) if self.snapshots else bytes(40)
-        roots = self.tree(fmt.LIVE, self.live) + bytes(40) + snapshots + bytes(40 * 2)
+        self.live_root = self.live_root if pending else self.tree(fmt.LIVE, self.live)
+        roots = self.live_root + bytes(40) + snapshots + bytes(40 * 2)
         self.generation = generation = self.generation + 1
-        record = struct.pack("<Q", generation) + self.tag + bytes(range(16)) + struct.pack("<QQqII", 1, 1, 5, 6, flags)
+        record = struct.pack("<Q", generation) + self.tag + bytes(range(16)) + struct.pack("<QQqII", 1, 1, 5, 6, flags | (4 if pending else 0))
         counters = (1000, len(self.live), 0, len(self.image) // BLOCK, 1, 1, 0, 1, 0)
         record += roots + struct.pack("<9Q", *counters) + NULL + struct.pack("<HHI", len(self.allocated), 0, 0)
-        record += b"".join(pack_run(page.address, page.blocks) + page.tag for page in self.allocated)
+        record += b"".join(pack_run(page.address, page.blocks) + page.tag for page in self.allocated) + pending
         self.allocated = []
+        self._begin_log()
         own, nonce = 32 * (generation % 2) + generation // 2 % 32, os.urandom(24)
         index = own if index is None else index
         aad = fmt.associated_data("lockbox/v1/commit", self.archive, bytes([index]))

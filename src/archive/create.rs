@@ -9,7 +9,7 @@ use crate::crypto::{Passphrase, SecretKey};
 use crate::env::{Environment, SystemEnvironment};
 use crate::error::{Error, Result};
 use crate::format::ArchiveId;
-use crate::format::header::{Framing, SLOT_EMPTY};
+use crate::format::header::{FEATURE_LOG, Framing, SLOT_EMPTY};
 use crate::frame::PageCipher;
 use crate::fs::FileSystem;
 use crate::keys::header::{self, empty_slots};
@@ -66,7 +66,7 @@ fn fill(storage: &Arc<FileStorage>, passphrase: &Passphrase, options: &CreateOpt
     let volume_key = random_key(&*environment)?;
     write_header(&**storage, &archive, &volume_key, passphrase, options, &*environment)?;
 
-    let cipher = PageCipher::new(&volume_key, archive, environment.clone());
+    let cipher = PageCipher::new(&volume_key, archive, true, environment.clone());
     let volume = Volume::create(storage.clone(), cipher, environment.clone(), FIRST_SEQUENCE)?;
     let open = OpenOptions::default();
     let fs = FileSystem::new(volume, environment, name_key(&volume_key, &archive), open.file_system_options())?;
@@ -93,6 +93,7 @@ fn write_header(
         slots::make(&SlotAddress { archive, slot: 0, volume_key }, &new, String::new(), environment)?;
     let framing = Framing {
         copy: 0,
+        features: FEATURE_LOG,
         archive: *archive,
         sequence: FIRST_SEQUENCE,
         commitment: header::commitment(volume_key, archive),

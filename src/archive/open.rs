@@ -51,7 +51,7 @@ impl Archive {
         }
         let length = storage.len()?;
         let environment = Arc::new(StampingEnvironment::new());
-        let cipher = PageCipher::new(&key.volume_key, key.archive, environment.clone());
+        let cipher = PageCipher::new(&key.volume_key, key.archive, header.framing().has_log(), environment.clone());
         let fs_options = options.file_system_options();
         let volume_options =
             txn::OpenOptions { read_only: options.read_only, memory: options.memory - fs_options.staged_bytes };

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::Archive;
-use super::compact::{self, CompactOptions, CompactReport, CompactStep, Target};
+use super::compact::{self, CompactOptions, CompactReport, CompactStep, Target, with_log};
 use super::create::random_key;
 use crate::crypto::kdf::equal;
 use crate::crypto::{Prompts, SecretKey};
@@ -122,7 +122,7 @@ fn target(
         sequence: header.framing().sequence + 1,
         commitment: header::commitment(&volume_key, &archive),
         slots: [SLOT_EMPTY; 32],
-        ..header.framing().clone()
+        ..with_log(header.framing())
     };
     for key in kept {
         let slot = usize::from(key.slot);

@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use crate::error::CacheUse;
+use crate::error::{CacheUse, LogUse};
 
 /// Longest line that either side reads, so that a stranger's stream cannot fill the memory.
 const MAX_LINE: u64 = 64 << 10;
@@ -87,6 +87,7 @@ pub struct Status {
     pub open_files: u64,
     pub open_directories: u64,
     pub caches: Caches,
+    pub log: LogUse,
     /// Bytes that count against `memory_limit`, the option `memory=`.
     pub memory_bytes: u64,
     pub memory_limit: u64,

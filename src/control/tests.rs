@@ -4,7 +4,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixListener;
 
 use super::*;
-use crate::error::Error;
+use crate::error::{Error, LogUse};
 
 const ID: [u8; 16] = [0xab; 16];
 
@@ -222,4 +222,5 @@ fn what_an_older_daemon_says_is_understood() {
         "options":"rw","generation":3,"dirty_bytes":0}"#;
     let Response::Status(status) = serde_json::from_str(line).unwrap() else { panic!("no status") };
     assert_eq!((status.generation, status.since, status.file_bytes), (3, 0, None));
+    assert_eq!(status.log, LogUse::default());
 }

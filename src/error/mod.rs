@@ -165,3 +165,13 @@ pub struct CacheUse {
     pub hits: u64,
     pub misses: u64,
 }
+
+/// What fsyncs wrote into the log since the archive was opened; nothing when it has none.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct LogUse {
+    pub entries: u64,
+    pub bytes: u64,
+    /// Bytes of entries that no commit contains yet.
+    pub used_bytes: u64,
+}

@@ -20,6 +20,10 @@ pub const RING_SLOTS: u64 = 64;
 pub const MIN_BLOCKS: u64 = 385;
 /// Block ranges `[start, end)` that never belong to a page.
 pub const RESERVED: [(u64, u64); 2] = [(0, 65), (320, 385)];
+/// The blocks `[start, end)` of the log, in archives that have one.
+pub const LOG: (u64, u64) = (65, 320);
+/// [`RESERVED`] of archives that have a log: header, ring and log lie side by side.
+const RESERVED_WITH_LOG: [(u64, u64); 1] = [(0, 385)];
 /// Bytes of a page that are neither body nor head and cells: nonce 24, prologue 48 + 16, tag of body or head 16.
 pub const PAGE_OVERHEAD: usize = 104;
 /// Longest page in blocks.
@@ -56,6 +60,11 @@ impl Generation {
     pub fn slot(self) -> u64 {
         32 * (self.0 & 1) + (self.0 >> 1) % 32
     }
+}
+
+/// Block ranges `[start, end)` that never belong to a page of an archive with a log, or of one without.
+pub fn reserved(has_log: bool) -> &'static [(u64, u64)] {
+    if has_log { &RESERVED_WITH_LOG } else { &RESERVED }
 }
 
 /// Block address of the ring slot with this index.
@@ -113,10 +122,12 @@ impl Run {
 
     /// Whether every block may belong to a page of a file of `total` blocks.
     pub fn is_page_space(self, total: u64) -> bool {
-        self.blocks > 0
-            && self.blocks <= MAX_PAGE_BLOCKS
-            && self.end() <= total
-            && RESERVED.iter().all(|&(start, end)| self.end() <= start || self.address >= end)
+        self.blocks > 0 && self.blocks <= MAX_PAGE_BLOCKS && self.end() <= total && self.avoids(&RESERVED)
+    }
+
+    /// Whether it touches none of these block ranges.
+    pub fn avoids(self, ranges: &[(u64, u64)]) -> bool {
+        ranges.iter().all(|&(start, end)| self.end() <= start || self.address >= end)
     }
 }
 

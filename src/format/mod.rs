@@ -4,6 +4,7 @@ pub mod data_head;
 pub mod header;
 pub mod ids;
 pub mod key_slot;
+pub mod log;
 pub mod node;
 pub mod page;
 pub mod reader;

@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 use super::header::PassphraseSlot;
 use super::ids::{Key, Pointer, Run, Timestamp, TreeId};
 use super::key_slot::{Description, KeySlot, Rewrap};
+use super::log::{ENTRY_HEAD, EntryHead, LogEntry, LogMark};
 use super::node::{NodeEntries, key_at, put_key};
 use super::page::Prologue;
 use super::record::{CommitRecord, DeltaList, Root};
@@ -178,8 +179,36 @@ fn record(bytes: &[u8]) -> Result<Rendered> {
         "next_dead": it.next_dead, "next_snapshot": it.next_snapshot, "newest_snapshot": it.newest_snapshot.0,
         "newest_snapshot_id": it.newest_snapshot_id, "checkpoint": it.checkpoint.0,
         "delta_list": of_pointer(&it.delta_list), "allocated": allocated, "freed": freed,
+        "pending": it.pending.as_ref().map(of_mark),
     });
     Ok((value, it.encode()))
+}
+
+fn of_mark(it: &LogMark) -> Value {
+    json!({"generation": it.generation.0, "tag": hex(&it.record), "number": it.number, "entry_tag": hex(&it.entry)})
+}
+
+/// Head and body, one behind the other.
+fn log_entry(bytes: &[u8]) -> Result<Rendered> {
+    let (head, body) = bytes.split_at(ENTRY_HEAD.min(bytes.len()));
+    let head = EntryHead::decode(head)?;
+    assert_eq!(body.len(), head.length as usize, "a vector has the body that its head says");
+    let it = LogEntry::decode(body)?;
+    let ranges: Value =
+        it.dropped.iter().map(|range| json!({"ino": range.ino.0, "first": range.start, "end": range.end})).collect();
+    let records: Value =
+        it.records.iter().map(|(key, value)| json!([of_key(*key), value.as_deref().map(hex)])).collect();
+    let pieces: Value = it
+        .pieces
+        .iter()
+        .map(|piece| json!({"ino": piece.ino.0, "offset": piece.offset, "data": hex(&piece.data)}))
+        .collect();
+    let value = json!({
+        "generation": head.generation.0, "tag": hex(&head.record), "number": head.number, "length": head.length,
+        "previous": hex(&head.previous), "time": of_time(head.time), "blocks": head.blocks,
+        "next_ino": it.next_ino, "inodes": it.inodes, "ranges": ranges, "records": records, "pieces": pieces,
+    });
+    Ok((value, [&head.encode()[..], &it.encode()].concat()))
 }
 
 fn region(bytes: &[u8]) -> Result<Rendered> {
@@ -200,7 +229,7 @@ fn header_copy(bytes: &[u8], copy: u8) -> Result<Rendered> {
     let value = json!({
         "copy": it.framing.copy, "archive": hex(&it.framing.archive), "sequence": it.framing.sequence,
         "commitment": hex(&it.framing.commitment), "slots": it.framing.slots, "mac": hex(&it.framing.mac),
-        "read_only_features": it.read_only_features(), "compatible_features": it.compatible_features(),
+        "features": it.framing.features, "read_only_features": it.read_only_features(), "compatible_features": it.compatible_features(),
     });
     Ok((value, header::encode(&it.framing, slots.as_slice().try_into().unwrap())))
 }
@@ -268,6 +297,7 @@ fn render(structure: &str, bytes: &[u8], vector: &Value) -> Result<Rendered> {
             (value, it.encode().to_vec())
         }),
         "record" => record(bytes),
+        "log_entry" => log_entry(bytes),
         "delta_list" => DeltaList::decode(bytes).map(|it| {
             let value =
                 json!({"next": of_pointer(&it.next), "allocated": of_runs(&it.allocated), "freed": of_runs(&it.freed)});
@@ -336,5 +366,5 @@ fn every_vector_decodes_or_is_refused_as_it_says() {
             vectors += run_file(&file);
         }
     }
-    assert!(structures.len() >= 19 && vectors >= 240, "structures={} vectors={vectors}", structures.len());
+    assert!(structures.len() >= 20 && vectors >= 310, "structures={} vectors={vectors}", structures.len());
 }

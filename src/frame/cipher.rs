@@ -22,6 +22,8 @@ const MAIN: usize = NONCE + PROLOGUE + TAG;
 pub(crate) struct PageCipher {
     pages: XaesKey,
     records: XaesKey,
+    /// None for an archive without a log.
+    log: Option<XaesKey>,
     archive: ArchiveId,
     environment: Arc<dyn Environment>,
 }
@@ -170,14 +172,23 @@ impl Aad {
     }
 
     fn put_place(&mut self, archive: &ArchiveId, address: u64) {
-        self.put(&FORMAT_VERSION.to_le_bytes());
-        self.put(archive);
-        self.put(&address.to_le_bytes());
+        put_place(&mut self.bytes[self.length..], archive, address);
+        self.length += PLACE;
     }
 
     fn bytes(&self) -> &[u8] {
         &self.bytes[..self.length]
     }
+}
+
+/// Bytes of version, archive and block address.
+const PLACE: usize = 28;
+
+/// Puts version u32 || archive id || block address u64 at the beginning of `out`.
+pub(super) fn put_place(out: &mut [u8], archive: &ArchiveId, address: u64) {
+    out[..4].copy_from_slice(&FORMAT_VERSION.to_le_bytes());
+    out[4..20].copy_from_slice(archive);
+    out[20..PLACE].copy_from_slice(&address.to_le_bytes());
 }
 
 /// `lockbox/v1/commit` || version u32 || archive id || slot index u8.
@@ -191,16 +202,22 @@ fn record_aad(archive: &ArchiveId, slot: u64) -> [u8; 38] {
 }
 
 /// Copies a fixed field out of a buffer that is known to hold it.
-fn field<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
+pub(super) fn field<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
     let mut out = [0; N];
     out.copy_from_slice(&bytes[at..at + N]);
     out
 }
 
 impl PageCipher {
-    /// `volume_key` is only used to derive the page and commit keys.
-    pub(crate) fn new(volume_key: &SecretKey, archive: ArchiveId, environment: Arc<dyn Environment>) -> PageCipher {
+    /// Of an archive that has a log, or has none; `volume_key` is only used to derive keys.
+    pub(crate) fn new(
+        volume_key: &SecretKey,
+        archive: ArchiveId,
+        has_log: bool,
+        environment: Arc<dyn Environment>,
+    ) -> PageCipher {
         PageCipher {
+            log: has_log.then(|| XaesKey::new(&hkdf(volume_key, &archive, "lockbox/v1/log"))),
             pages: XaesKey::new(&hkdf(volume_key, &archive, "lockbox/v1/page")),
             records: XaesKey::new(&hkdf(volume_key, &archive, "lockbox/v1/commit")),
             archive,
@@ -208,7 +225,20 @@ impl PageCipher {
         }
     }
 
-    fn nonce(&self) -> Result<[u8; NONCE]> {
+    /// The key of the log's entries; None for an archive without a log.
+    pub(super) fn log(&self) -> Option<&XaesKey> {
+        self.log.as_ref()
+    }
+
+    pub(crate) fn has_log(&self) -> bool {
+        self.log.is_some()
+    }
+
+    pub(super) fn archive(&self) -> &ArchiveId {
+        &self.archive
+    }
+
+    pub(super) fn nonce(&self) -> Result<[u8; NONCE]> {
         let mut nonce = [0; NONCE];
         self.environment.fill_random(&mut nonce)?;
         Ok(nonce)

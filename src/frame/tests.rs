@@ -12,7 +12,7 @@ use crate::format::{Generation, Ino, Pointer, Run};
 const GENERATION: Generation = Generation(17);
 
 fn cipher() -> PageCipher {
-    PageCipher::new(&SecretKey::new([1; 32]), [2; 16], Arc::new(SeededEnvironment::new(3)))
+    PageCipher::new(&SecretKey::new([1; 32]), [2; 16], true, Arc::new(SeededEnvironment::new(3)))
 }
 
 fn noise(length: usize) -> Vec<u8> {
@@ -149,7 +149,7 @@ fn a_page_opens_only_in_its_place_and_archive() {
     let text = damage(cipher.open(&moved, sealed.bytes.clone()));
     assert_eq!(text, "page failed authentication: block=401 generation=17");
     assert!(cipher.open_prologue(401, &sealed.bytes).is_err());
-    let other = PageCipher::new(&SecretKey::new([1; 32]), [3; 16], Arc::new(SeededEnvironment::new(3)));
+    let other = PageCipher::new(&SecretKey::new([1; 32]), [3; 16], true, Arc::new(SeededEnvironment::new(3)));
     damage(other.open(&sealed.pointer, sealed.bytes));
 }
 

@@ -10,9 +10,11 @@ use super::PageCipher;
 use crate::crypto::kdf::{KdfCost, argon2id, hkdf, hmac_sha256};
 use crate::crypto::{Passphrase, SecretKey, wrap};
 use crate::env::SeededEnvironment;
+use crate::error::Result;
 use crate::format::header::{self, SLOT_PASSPHRASE, decode_passphrase_slot};
+use crate::format::log::{EntryHead, LogEntry};
 use crate::format::page::PageKind;
-use crate::format::{ArchiveId, FORMAT_VERSION, Generation, Pointer, Run};
+use crate::format::{ArchiveId, FORMAT_VERSION, Generation, Pointer, Run, Tag};
 
 struct Seals {
     file: Value,
@@ -30,7 +32,7 @@ impl Seals {
     }
 
     fn cipher(&self) -> PageCipher {
-        PageCipher::new(&self.volume_key, self.archive, Arc::new(SeededEnvironment::new(1)))
+        PageCipher::new(&self.volume_key, self.archive, true, Arc::new(SeededEnvironment::new(1)))
     }
 
     fn all(&self, part: &str) -> &[Value] {
@@ -151,5 +153,30 @@ fn records_open_in_their_slot_only() {
     for vector in seals.all("records_refused") {
         let opened = seals.cipher().open_record(number(&vector["slot"]), &unhex(&vector["bytes"]));
         assert!(opened.is_none(), "{}", vector["name"]);
+    }
+}
+
+/// Head and body of the entry in `bytes`, and its tag; None when a seal does not open.
+fn opened_entry(seals: &Seals, vector: &Value) -> Result<Option<(EntryHead, LogEntry, Tag)>> {
+    let (block, bytes) = (number(&vector["block"]), unhex(&vector["bytes"]));
+    let Some(begun) = seals.cipher().open_entry_head(block, &bytes)? else { return Ok(None) };
+    let Some((body, tag)) = seals.cipher().open_entry_body(&begun, block, bytes)? else { return Ok(None) };
+    Ok(Some((begun.head, LogEntry::decode(&body)?, tag)))
+}
+
+#[test]
+fn log_entries_open_at_their_block_only() {
+    let seals = Seals::read();
+    for vector in seals.all("log_entries") {
+        let (head, entry, tag) = opened_entry(&seals, vector).unwrap().unwrap();
+        assert_eq!(head.encode()[..], unhex(&vector["head"]));
+        let (body, padded) = (entry.encode(), unhex(&vector["body"]));
+        assert_eq!((&body[..], body.len()), (&padded[..body.len()], head.length as usize));
+        assert_eq!(tag, fixed::<16>(&vector["tag"]));
+    }
+    for vector in seals.all("log_entries_refused") {
+        let refused = opened_entry(&seals, vector);
+        let opens = vector["name"] == "an_entry_with_padding_that_is_not_zero";
+        assert!(if opens { refused.is_err() } else { matches!(refused, Ok(None)) }, "{}", vector["name"]);
     }
 }

@@ -42,6 +42,7 @@ use closing::Closing;
 use pressure::Pressure;
 use reclaim::Reclaim;
 use repack::Repack;
+pub(crate) use staging::LoggedPieces;
 use staging::Staging;
 use writeout::WriteOut;
 
@@ -83,19 +84,37 @@ impl FileSystem {
             closing: Closing::default(),
         });
         if fs.volume.read_only() {
+            fs.lay_log()?;
             return Ok(fs);
         }
         // Weak: the volume belongs to the parts, not the other way round.
         let flusher = Arc::downgrade(&fs.write_out);
         fs.volume.set_flusher(Box::new(move |op| flusher.upgrade().map_or(Ok(()), |write_out| write_out.flush(op))));
+        let source = Arc::downgrade(&fs.staging);
+        fs.volume.set_log_source(Box::new(move |capacity| source.upgrade().and_then(|staging| staging.log(capacity))));
         let reclaimer = Arc::downgrade(&fs.reclaim);
         fs.volume.set_reclaimer(Box::new(move || reclaimer.upgrade().map_or(Ok(false), |it| it.step_for_room())));
+        fs.lay_log()?;
         fs.reclaim.add_left_over()?;
         let durable = fs.volume.durable();
         if !durable.closed && durable.generation != Generation(0) {
             fs.repack.begin_search();
         }
         Ok(fs)
+    }
+
+    /// Lays what the log says beyond the record that was opened over it, before anything else is read or changed.
+    ///
+    /// # Errors
+    /// `NoSpace` for a writer without room for it; who reads needs none.
+    fn lay_log(&self) -> Result<()> {
+        let Some(logged) = self.volume.take_logged() else { return Ok(()) };
+        let pieces = LoggedPieces::of(&logged.entries);
+        if self.volume.read_only() {
+            return self.volume.lay_for_reading(&logged, &mut |view| self.staging.restore(&pieces, view, None));
+        }
+        let mut reserved = Some(self.volume.reserve_accepted(pieces.groups())?);
+        self.volume.lay(&logged, pieces.len(), &mut |view| self.staging.restore(&pieces, view, reserved.take()))
     }
 
     /// Makes everything durable, reclaims what is unlinked, erases free space and writes the closed record. Nobody has anything open by now,

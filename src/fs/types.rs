@@ -1,6 +1,6 @@
 //! The vocabulary of the file system: attributes, requests and entries, free of kernel types.
 
-use crate::error::CacheUse;
+use crate::error::{CacheUse, LogUse};
 use crate::format::{Ino, Timestamp};
 
 /// File type and permission bits as in POSIX `st_mode`.
@@ -134,6 +134,9 @@ pub struct Usage {
     pub nodes: CacheUse,
     /// What no commit has begun to make durable.
     pub dirty_bytes: u64,
+    /// What of it a power cut would take; 0 when the log has the rest.
+    pub volatile_bytes: u64,
+    pub log: LogUse,
     /// The part of the space map that is loaded.
     pub map_bytes: u64,
     /// Length of the archive's file and what of it is in use; None while the space map is busy.

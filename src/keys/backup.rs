@@ -54,15 +54,12 @@ pub fn restore_header(path: &Path, backup: &[u8], access: &KeyAccess<'_>) -> Res
     }
 
     let looked = Looked::at(&access.seen, volume_key, &mine.archive);
-    let volume =
-        vouch::open(storage.clone(), &mine.archive, volume_key, mine.sequence, true, &looked).map_err(|error| {
-            match error {
-                Error::Damaged(reason) => misfit(Error::damaged(format!(
-                    "the header backup is of another archive, or the archive's commits are lost as well: {reason}"
-                ))),
-                error => error,
-            }
-        })?;
+    let volume = vouch::open(storage.clone(), &mine, volume_key, true, &looked).map_err(|error| match error {
+        Error::Damaged(reason) => misfit(Error::damaged(format!(
+            "the header backup is of another archive, or the archive's commits are lost as well: {reason}"
+        ))),
+        error => error,
+    })?;
     let whole = present.map(|header| header.framing().copy);
     let remembered = looked.seen.as_ref().map_or(0, seen::Seen::header_sequence);
     let numbered = present.map_or(0, |header| header.framing().sequence);
@@ -80,10 +77,12 @@ pub fn restore_header(path: &Path, backup: &[u8], access: &KeyAccess<'_>) -> Res
     // What replaces a newer header must count as newer, or every program would take it for an older one put back.
     let next = known.checked_add(1).ok_or_else(|| Error::damaged("the archive's header has the highest number"))?;
     let sequence = if newest { mine.sequence } else { next };
-    let framing = Framing { sequence, ..mine };
+    // Whether there is a log is a fact of the file: a header that is there knows it better than a backup of another time.
+    let features = present.map_or(mine.features, |header| header.framing().features);
+    let framing = Framing { sequence, features, ..mine };
     header::write_over(&*storage, whole, &framing, &backup.slots(), volume_key)?;
     let current = Current { volume, looked, replace: false };
-    let newest = vouch::vouch(storage, &framing.archive, volume_key, sequence, current);
+    let newest = vouch::vouch(storage, &framing, volume_key, current);
     Witness::new(newest.volume, sequence, newest.looked, newest.replace).remember();
     Ok(Restored { backup: mine.sequence, known })
 }

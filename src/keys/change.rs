@@ -13,7 +13,7 @@ use crate::crypto::kdf::KdfCost;
 use crate::crypto::{KeyFile, Passphrase, RecoveryCode, SecretKey};
 use crate::env::{Environment, SystemEnvironment};
 use crate::error::{Error, Refusal, Result, Timestamp};
-use crate::format::header::SLOT_EMPTY;
+use crate::format::header::{Framing, SLOT_EMPTY};
 use crate::format::key_slot::{Description, MOST_LABEL, Rewrap};
 use crate::format::{ArchiveId, KEY_SLOTS};
 use crate::storage::{FileStorage, LockMode};
@@ -390,8 +390,8 @@ impl Change {
         }
         self.header.replace_slots(&*self.storage, &slots, volume_key)?;
         // Both copies have reached the medium (SEEN-3, HEADER-4).
-        let archive = self.header.framing().archive;
-        let newest = vouch(self.storage.clone(), &archive, volume_key, sequence + 1, self.current);
+        let framing = Framing { sequence: sequence + 1, ..self.header.framing().clone() };
+        let newest = vouch(self.storage.clone(), &framing, volume_key, self.current);
         Witness::new(newest.volume, sequence + 1, newest.looked, newest.replace).remember();
         Ok(())
     }

@@ -10,7 +10,7 @@ use super::{SeenOptions, UnlockedKey};
 use crate::crypto::SecretKey;
 use crate::env::SystemEnvironment;
 use crate::error::Result;
-use crate::format::ArchiveId;
+use crate::format::header::Framing;
 use crate::frame::PageCipher;
 use crate::storage::{FileStorage, LockMode, Storage};
 use crate::txn::{self, Volume};
@@ -38,9 +38,9 @@ impl Current {
         seen: &SeenOptions,
     ) -> Result<Current> {
         header.check_writable()?;
-        let (archive, sequence) = (header.framing().archive, header.framing().sequence);
-        let looked = Looked::at(seen, volume_key, &archive);
-        let volume = open(storage, &archive, volume_key, sequence, true, &looked)?;
+        let looked = Looked::at(seen, volume_key, &header.framing().archive);
+        let sequence = header.framing().sequence;
+        let volume = open(storage, header.framing(), volume_key, true, &looked)?;
         let replace = seen::judge(&volume, sequence, looked.seen.as_ref(), seen)?;
         Ok(Current { volume, looked, replace })
     }
@@ -52,13 +52,13 @@ impl Current {
 /// # Errors
 /// `Older` unless accepted.
 pub(crate) fn check_age(path: &Path, header: &Header, volume_key: &SecretKey, seen: &SeenOptions) -> Result<()> {
-    let (archive, sequence) = (header.framing().archive, header.framing().sequence);
     if seen.accept_older {
         return Ok(());
     }
-    let looked = Looked::at(seen, volume_key, &archive);
+    let sequence = header.framing().sequence;
+    let looked = Looked::at(seen, volume_key, &header.framing().archive);
     let committed = FileStorage::open(path, LockMode::Shared)
-        .and_then(|storage| open(Arc::new(storage), &archive, volume_key, sequence, true, &looked))
+        .and_then(|storage| open(Arc::new(storage), header.framing(), volume_key, true, &looked))
         .map_or(0, |volume| volume.durable().header_sequence);
     let known = committed.max(looked.seen.as_ref().map_or(0, Seen::header_sequence));
     // Somebody may have changed the keys since the header was read.
@@ -68,33 +68,26 @@ pub(crate) fn check_age(path: &Path, header: &Header, volume_key: &SecretKey, se
     Ok(())
 }
 
-/// Opens the commits of an archive beside a header with this number.
+/// Opens the commits of an archive beside this header.
 pub(crate) fn open(
     storage: Arc<dyn Storage>,
-    archive: &ArchiveId,
+    framing: &Framing,
     volume_key: &SecretKey,
-    header_sequence: u64,
     read_only: bool,
     looked: &Looked,
 ) -> Result<Arc<Volume>> {
     let environment = Arc::new(SystemEnvironment);
-    let cipher = PageCipher::new(volume_key, *archive, environment.clone());
+    let cipher = PageCipher::new(volume_key, framing.archive, framing.has_log(), environment.clone());
     let options = txn::OpenOptions { read_only, memory: LEAST_MEMORY };
-    Volume::open_seen(storage, cipher, environment, header_sequence, &options, looked.mark())
+    Volume::open_seen(storage, cipher, environment, framing.sequence, &options, looked.mark())
 }
 
-/// HEADER-4: commits the number of a header that is on the medium in both copies. Gives the newest commit, to be remembered.
+/// HEADER-4: commits the number of this header, which is on the medium in both copies. Gives the newest commit, to be remembered.
 ///
 /// The change of the keys is done when this is called. So what keeps the commit from being made (a full disk, damage in the space map) is told
 /// and is no failure of the change: the next commit of anybody makes up for it.
-pub(crate) fn vouch(
-    storage: Arc<dyn Storage>,
-    archive: &ArchiveId,
-    volume_key: &SecretKey,
-    header_sequence: u64,
-    before: Current,
-) -> Current {
-    let committed = open(storage, archive, volume_key, header_sequence, false, &before.looked)
+pub(crate) fn vouch(storage: Arc<dyn Storage>, framing: &Framing, volume_key: &SecretKey, before: Current) -> Current {
+    let committed = open(storage, framing, volume_key, false, &before.looked)
         .and_then(|volume| volume.record_header().map(|()| volume));
     match committed {
         Ok(volume) => Current { volume, ..before },

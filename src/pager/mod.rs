@@ -3,6 +3,7 @@
 mod cache;
 mod data;
 mod latch;
+mod log;
 mod ring;
 pub(crate) mod space;
 mod unsynced;
@@ -17,7 +18,7 @@ use unsynced::Unsynced;
 
 use crate::error::{CacheUse, Error, Result};
 use crate::format::page::PageKind;
-use crate::format::{BLOCK, Generation, Pointer, Run};
+use crate::format::{BLOCK, Generation, Pointer, Run, reserved};
 use crate::frame::{DataHead, OpenedPage, PageCipher, PlainPage, SealedPage, wrong_kind};
 use crate::storage::Storage;
 
@@ -54,6 +55,19 @@ impl Pager {
         &self.cipher
     }
 
+    /// Block ranges that no page of this archive touches.
+    pub(crate) fn reserved(&self) -> &'static [(u64, u64)] {
+        reserved(self.cipher.has_log())
+    }
+
+    /// Only a hostile holder of the key can have sealed a pointer into header, ring or log; behind the end of a truncated file lies damage.
+    fn check_place(&self, pointer: &Pointer) -> Result<()> {
+        if pointer.run.is_page_space(u64::MAX) && pointer.run.avoids(self.reserved()) {
+            return Ok(());
+        }
+        Err(Error::damaged(format!("page lies in header, ring or log: block={}", pointer.run.address)))
+    }
+
     pub(crate) fn latch(&self) -> &Latch {
         &self.latch
     }
@@ -80,7 +94,7 @@ impl Pager {
 
     /// Reads and opens a page of any kind, whole: padding and every cell are verified.
     pub(crate) fn open_page(&self, pointer: &Pointer) -> Result<OpenedPage> {
-        check_place(pointer)?;
+        self.check_place(pointer)?;
         let mut bytes = vec![0; (pointer.run.blocks * BLOCK) as usize];
         self.storage.read_at(pointer.run.offset(), &mut bytes)?;
         self.cipher.open(pointer, bytes)
@@ -143,12 +157,4 @@ impl Pager {
             Ok(()) => Ok(()),
         }
     }
-}
-
-/// Only a hostile holder of the key can have sealed a pointer into header or ring; behind the end of a truncated file lies damage.
-fn check_place(pointer: &Pointer) -> Result<()> {
-    if pointer.run.is_page_space(u64::MAX) {
-        return Ok(());
-    }
-    Err(Error::damaged(format!("page lies in header or ring: block={}", pointer.run.address)))
 }

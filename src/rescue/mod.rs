@@ -147,7 +147,7 @@ pub fn rescue(
 ) -> Result<RescueReport> {
     let storage = Arc::new(FileStorage::open(path, LockMode::Shared)?);
     let environment = Arc::new(SystemEnvironment);
-    let cipher = PageCipher::new(&key.volume_key, key.archive, environment.clone());
+    let cipher = PageCipher::new(&key.volume_key, key.archive, false, environment.clone());
     rescue_from(storage, cipher, &*environment, options, item, progress)
 }
 

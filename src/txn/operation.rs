@@ -1,10 +1,14 @@
 //! One change of the archive, atomic: works on its own copy of the trees, published whole or dropped.
 
+use std::ops::Range;
+
+use super::log::Changes;
 use super::publication::Publication;
 use super::state::{Counters, State, Trees};
 use super::view::View;
 use crate::btree::{Edits, NodeStore};
 use crate::error::{Error, Result};
+use crate::format::log::DroppedRange;
 use crate::format::{Generation, Ino, Key, MAX_INO, Pointer, Run, Tag};
 
 /// The working copy of an operation; see `Volume::operate`.
@@ -29,6 +33,8 @@ pub(crate) struct Operation<'v> {
     pub(super) stale: Vec<Pointer>,
     /// Told the number of the state when the operation is published.
     pub(super) carried: Vec<Publication>,
+    /// What an entry of the log would have to say of it.
+    pub(super) log: Changes,
 }
 
 impl<'v> Operation<'v> {
@@ -47,6 +53,7 @@ impl<'v> Operation<'v> {
             of_commit: false,
             stale: Vec::new(),
             carried: Vec::new(),
+            log: Changes::default(),
         }
     }
 
@@ -63,12 +70,14 @@ impl<'v> Operation<'v> {
     /// Inserts or replaces a record of the live tree; answers whether it was there.
     pub(crate) fn insert(&mut self, key: Key, value: &[u8]) -> Result<bool> {
         self.changed = true;
+        self.log.record(key);
         self.trees.live.insert(self.store, &mut self.live_edits, key, value)
     }
 
     pub(crate) fn remove(&mut self, key: Key) -> Result<bool> {
         let removed = self.trees.live.remove(self.store, &mut self.live_edits, key)?;
         self.changed |= removed;
+        self.log.record(key);
         Ok(removed)
     }
 
@@ -106,6 +115,16 @@ impl<'v> Operation<'v> {
     pub(crate) fn carry(&mut self, publication: &Publication) {
         debug_assert!(!publication.is_set(), "it was published before");
         self.carried.push(publication.clone());
+    }
+
+    /// Staged bytes of the range count no more once this operation is published (specification 9.5).
+    pub(crate) fn drop_staged(&mut self, ino: Ino, range: Range<u64>) {
+        self.log.drop_range(DroppedRange { ino, start: range.start, end: range.end });
+    }
+
+    /// Only a commit can make this operation durable: it brings pages in, takes staged data into the trees, or changes what no entry has.
+    pub(crate) fn needs_commit(&mut self) {
+        self.log.need_commit();
     }
 
     /// The page loses a part of what named it in this operation, and may hold other files.

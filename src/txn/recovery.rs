@@ -6,13 +6,15 @@
 use std::collections::BTreeMap;
 
 use super::allocator::Allocator;
-use super::commit::{Chain, read_lists};
+use super::commit::{Chain, LogState, read_lists};
 use super::lineage::Mark;
+use super::log::Logged;
 use crate::env::Environment;
 use crate::error::{Error, Result};
+use crate::format::log::LogMark;
 use crate::format::record::CommitRecord;
 use crate::format::values::HistoryValue;
-use crate::format::{BLOCK, Generation, Pointer, RESERVED, RING_SLOTS, Run, Tag, slot_block};
+use crate::format::{BLOCK, Generation, LOG, Pointer, RING_SLOTS, Run, Tag, slot_block};
 use crate::pager::{AuthenticRecord, Pager};
 
 /// A record whose root may be returned, and what was learned on the way.
@@ -23,8 +25,10 @@ pub(super) struct Recovered {
     pub(super) ring: Vec<AuthenticRecord>,
     /// First generation that was never used.
     pub(super) next_generation: Generation,
-    /// A sentence when the newest record was rejected.
+    /// A sentence when the newest record was left out, or an entry of the log is lost.
     pub(super) fallback: Option<String>,
+    /// What the log says beyond the record, and up to which entry.
+    pub(super) logged: Laid,
 }
 
 /// Generations left for the session that opens: more than it can use, so that counting never overflows.
@@ -90,11 +94,15 @@ pub(super) fn choose(
         return Err(Error::damaged(format!("commit number is too great to go on from: {generation}")));
     }
     let next_generation = newest.record.generation.next();
-    let Some(reason) = first_flaw(pager, &newest.record, writable)? else {
-        return Ok(Recovered { record: newest.record, tag: newest.tag, ring, next_generation, fallback: None });
+    let generation_of_newest = newest.record.generation;
+    let recovered = |chosen: AuthenticRecord, ring: Vec<AuthenticRecord>, fallback: Option<String>| {
+        let (logged, lost) = read_log(pager, &chosen, generation_of_newest, writable)?;
+        let fallback = [fallback, lost].into_iter().flatten().reduce(|one, other| format!("{one}; {other}"));
+        Ok(Recovered { record: chosen.record, tag: chosen.tag, ring, next_generation, fallback, logged })
     };
+    let Some(reason) = first_flaw(pager, &newest.record, writable)? else { return recovered(newest, ring, None) };
     let remembered = seen.is_some_and(|seen| seen.tag == newest.tag && seen.generation == newest.record.generation);
-    if newest.record.two_barrier || newest.record.closed || remembered {
+    if newest.record.two_barrier || newest.record.closed || remembered || is_extended(pager, &newest)? {
         // It was durable: this is damage, never to be undone in silence.
         return Err(Error::damaged(format!("commit {generation} was durable, but {reason}")));
     }
@@ -115,17 +123,68 @@ pub(super) fn choose(
         before.record.generation.0
     );
     tracing::warn!("{fallback}");
+    let recovered = recovered(before, ring, Some(fallback))?;
     if writable {
         // The abandoned record must never win again.
         pager.scrub_slot(newest.record.generation.slot(), environment)?;
         pager.barrier()?;
     }
-    Ok(Recovered { record: before.record, tag: before.tag, ring, next_generation, fallback: Some(fallback) })
+    Ok(recovered)
+}
+
+/// Whether an entry of the log extends the record: then its last barrier had returned.
+fn is_extended(pager: &Pager, record: &AuthenticRecord) -> Result<bool> {
+    if !pager.cipher().has_log() {
+        return Ok(false);
+    }
+    let generation = record.record.generation;
+    Ok(pager.read_log(generation, record.tag, u32::MAX, generation)?.begun)
+}
+
+/// What the log says beyond a record, and up to which entry.
+type Laid = Option<(Logged, LogMark)>;
+
+/// Specification 10.4: what the log says beyond the chosen record, and a sentence when some of it is lost.
+///
+/// # Errors
+/// `Damaged` for a writer when some of it is lost: what it wrote would bury that.
+fn read_log(
+    pager: &Pager,
+    chosen: &AuthenticRecord,
+    newest: Generation,
+    writable: bool,
+) -> Result<(Laid, Option<String>)> {
+    let record = &chosen.record;
+    if !pager.cipher().has_log() {
+        // An older header was put back.
+        return match record.pending {
+            Some(_) => Err(Error::damaged("the newest commit needs a log, and the header says that there is none")),
+            None => Ok((None, None)),
+        };
+    }
+    if writable {
+        pager.evict_log()?;
+    }
+    let (generation, tag) = record.pending.map_or((record.generation, chosen.tag), |log| (log.generation, log.record));
+    let most = match record.pending {
+        Some(pending) => pending.number,
+        None if record.closed => 0,
+        None => u32::MAX,
+    };
+    let log = pager.read_log(generation, tag, most, newest)?;
+    let short = record.pending.filter(|pending| log.last != Some(*pending)).map(|pending| {
+        format!("the log has not the {} entries that commit {} says are pending", pending.number, record.generation.0)
+    });
+    let lost = log.lost.or(short);
+    if let Some(lost) = lost.as_ref().filter(|_| writable) {
+        return Err(Error::damaged(format!("what was durable is lost: {lost}")));
+    }
+    Ok((Logged::of(log.entries).zip(log.last), lost))
 }
 
 /// Freed runs may be longer than a page.
-pub(super) fn in_space(run: Run, total: u64) -> bool {
-    run.end() <= total && RESERVED.iter().all(|&(start, end)| run.end() <= start || run.address >= end)
+pub(super) fn in_space(run: Run, total: u64, pager: &Pager) -> bool {
+    run.end() <= total && run.avoids(pager.reserved())
 }
 
 impl Recovered {
@@ -175,6 +234,11 @@ impl Recovered {
         chain.tag = self.tag;
         chain.generation = self.record.generation;
         chain.checkpoint = self.record.checkpoint;
+        chain.log =
+            self.logged.as_ref().map_or(LogState::Idle, |(_, mark)| LogState::Pending { mark: *mark, laid: false });
+        if pager.cipher().has_log() {
+            chain.log_end = if self.record.closed { LOG.0 } else { LOG.1 };
+        }
         chain.previous_session = Some((
             self.record.session_first,
             HistoryValue { session: self.record.session, last: self.record.generation, last_tag: self.tag },
@@ -195,7 +259,7 @@ impl Recovered {
                 // TXN-1: they wait for the next commit, as they did before.
                 // Never makes anything outside of the page space free.
                 let total = allocator.total();
-                freed.retain(|run| in_space(*run, total));
+                freed.retain(|run| in_space(*run, total, pager));
                 allocator.recover_waiting(record.generation, freed);
             }
         }

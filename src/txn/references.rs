@@ -137,6 +137,7 @@ impl Operation<'_> {
     /// A page just written (`UnnamedPages`, `Volume::write_framed`) is now named by `extents` (>= 1) extents.
     pub(crate) fn adopt(&mut self, page: &Pointer, extents: u32) -> Result<()> {
         self.changed = true;
+        self.needs_commit();
         self.adopted.push((page.run, page.tag));
         if extents > 1 {
             self.set_count_of(page.run, u64::from(extents))?;
@@ -181,6 +182,7 @@ impl Operation<'_> {
     /// One further extent names each of the pages (a page may occur several times): neighbouring pages are counted together, so that a clone
     /// of a file that lies in one piece changes few records. Call before the `release` of what they replace.
     pub(crate) fn share_all(&mut self, pages: impl IntoIterator<Item = Run>) -> Result<()> {
+        self.needs_commit();
         let mut runs: Vec<Run> = pages.into_iter().collect();
         runs.sort_unstable();
         let mut joined: Vec<(Run, u32)> = Vec::new();

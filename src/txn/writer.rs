@@ -6,7 +6,8 @@ use std::sync::{Arc, OnceLock};
 
 use parking_lot::{Mutex, MutexGuard};
 
-use super::allocator::{Allocator, keep_of};
+use super::allocator::{Allocator, Reservation, keep_of};
+use super::log::Changes;
 use super::medium::Medium;
 use super::operation::Operation;
 use super::publication::Publication;
@@ -14,6 +15,7 @@ use super::stale::StalePages;
 use super::state::State;
 use crate::btree::Node;
 use crate::error::{Error, Result};
+use crate::format::log::{LogEntry, LogPiece};
 use crate::format::record::CommitRecord;
 use crate::format::{Generation, Run, Tag};
 use crate::pager::space::Keep;
@@ -24,10 +26,16 @@ const DIRTY_NODE_BYTES: u64 = 24 * 1024;
 /// Pages brought in or freed by one transaction beyond which it is committed: bounds memory and the record's lists.
 const LIST_LIMIT: u64 = 16_384;
 
+/// Blocks freed beyond which an fsync commits, so that who makes room finds it: 1 MiB.
+const MOST_FREED: u64 = 256;
+
 /// Entries of one list page of four blocks: (16,280 - 40) / 8.
 pub(super) const LIST_PAGE_ENTRIES: usize = 2000;
 
 pub(super) type Flusher = Box<dyn Fn(&mut Operation<'_>) -> Result<()> + Send + Sync>;
+
+/// See [`super::Volume::set_log_source`].
+pub(super) type LogSource = Box<dyn Fn(usize) -> Option<Vec<LogPiece>> + Send + Sync>;
 
 /// What operations did since the last freeze.
 struct Open {
@@ -41,6 +49,8 @@ struct Open {
     superseded: Vec<Arc<Node>>,
     /// Something was published.
     changed: bool,
+    /// What was published since the last entry of the log.
+    unlogged: Changes,
 }
 
 /// A transaction that takes no more operations.
@@ -54,6 +64,8 @@ pub(super) struct Frozen {
     pub(super) lists: u64,
     /// Nothing was changed since the commit before, so that its record is all there is to write.
     pub(super) empty: bool,
+    /// It has all that was staged when it was frozen.
+    pub(super) with_staged: bool,
 }
 
 /// What writers share.
@@ -62,6 +74,7 @@ pub(super) struct Writer {
     allocator: Arc<Allocator>,
     open: Mutex<Open>,
     flusher: OnceLock<Flusher>,
+    log_source: OnceLock<LogSource>,
     /// Set by whoever stages data that the flusher will publish.
     staged: AtomicBool,
     dirty_nodes: AtomicI64,
@@ -80,10 +93,12 @@ impl Writer {
                 freed: Vec::new(),
                 superseded: Vec::new(),
                 changed: false,
+                unlogged: Changes::default(),
             }),
             medium,
             allocator,
             flusher: OnceLock::new(),
+            log_source: OnceLock::new(),
             staged: AtomicBool::new(false),
             dirty_nodes: AtomicI64::new(0),
             dirty_limit: (memory / 8 / DIRTY_NODE_BYTES).max(64) as i64,
@@ -101,6 +116,10 @@ impl Writer {
         let _ = self.flusher.set(flusher);
     }
 
+    pub(super) fn set_log_source(&self, source: LogSource) {
+        let _ = self.log_source.set(source);
+    }
+
     pub(super) fn mark_staged(&self) {
         self.staged.store(true, Ordering::Release);
     }
@@ -114,6 +133,11 @@ impl Writer {
         // Under the writers' lock: a flusher that fails puts its mark back before it lets go of that.
         let open = self.open.lock();
         self.is_staged() || open.changed
+    }
+
+    /// Whether everything published is in a commit or an entry of the log; not while somebody changes that.
+    pub(super) fn is_logged(&self) -> bool {
+        self.open.try_lock().is_some_and(|open| open.unlogged.is_empty())
     }
 
     /// What changed nodes take in memory, roughly.
@@ -166,16 +190,26 @@ impl OpenTransaction<'_> {
     /// Runs `f` on a working copy and publishes the result when it is `Ok`; readers never wait. The nodes that `f` dirtied are promised before
     /// publication, so a full disk is an error of this operation alone (TXN-5, TXN-6).
     pub(super) fn operate<R>(&mut self, essential: bool, f: impl FnOnce(&mut Operation<'_>) -> Result<R>) -> Result<R> {
+        self.operate_on(&mut None, essential, f)
+    }
+
+    /// As [`Self::operate`], with room for nodes that was promised before and is taken first.
+    fn operate_on<R>(
+        &mut self,
+        nodes: &mut Option<Reservation>,
+        essential: bool,
+        f: impl FnOnce(&mut Operation<'_>) -> Result<R>,
+    ) -> Result<R> {
         let base = self.writer.medium.versions.published();
         let mut operation = Operation::new(&self.writer.medium.store, self.open.generation, &base);
         drop(base);
         let result = f(&mut operation)?;
         operation.bury_snapshot_nodes()?;
-        self.publish(operation, essential)?;
+        self.publish(operation, nodes, essential)?;
         Ok(result)
     }
 
-    fn publish(&mut self, operation: Operation<'_>, essential: bool) -> Result<()> {
+    fn publish(&mut self, operation: Operation<'_>, nodes: &mut Option<Reservation>, essential: bool) -> Result<()> {
         let Writer { allocator, medium, .. } = self.writer;
         let versions = &medium.versions;
         if !operation.changed {
@@ -186,8 +220,13 @@ impl OpenTransaction<'_> {
         let keep = if operation.of_commit { Keep::Nothing } else { keep_of(essential) };
         if dirtied <= 0 {
             allocator.unreserve(dirtied.unsigned_abs());
-        } else if !allocator.reserve(dirtied.unsigned_abs(), keep)? {
-            return Err(Error::NoSpace("the archive cannot grow".into()));
+        } else {
+            let wanted = dirtied.unsigned_abs();
+            let promised = nodes.as_ref().map_or(0, Reservation::groups).min(wanted);
+            if wanted > promised && !allocator.reserve(wanted - promised, keep)? {
+                return Err(Error::NoSpace("the archive cannot grow".into()));
+            }
+            nodes.iter_mut().for_each(|nodes| nodes.hand_over(promised));
         }
         self.writer.dirty_nodes.fetch_add(dirtied, Ordering::Relaxed);
 
@@ -195,6 +234,7 @@ impl OpenTransaction<'_> {
         let sequence = open.next_sequence;
         open.next_sequence += 1;
         open.changed = true;
+        open.unlogged.absorb(operation.log);
         open.superseded.extend(operation.live_edits.superseded);
         open.superseded.extend(operation.global_edits.superseded);
         for (run, tag) in operation.adopted {
@@ -218,19 +258,45 @@ impl OpenTransaction<'_> {
         Ok(())
     }
 
-    /// Moves staged data into the transaction. What it writes is bounded, and covered by the barriers of the commit that it belongs to: it makes none.
-    pub(super) fn flush_staged(&mut self) -> Result<()> {
+    /// Moves staged data into the transaction, in whose nodes it takes the room of `nodes` first. What it writes is bounded, and covered by the barriers of
+    /// the commit that it belongs to: it makes none.
+    pub(super) fn flush_staged(&mut self, nodes: &mut Option<Reservation>) -> Result<()> {
         let writer = self.writer;
         if writer.staged.swap(false, Ordering::AcqRel)
             && let Some(flusher) = writer.flusher.get()
         {
-            let flushed = self.operate(true, |operation| flusher(operation));
+            let flushed = self.operate_on(nodes, true, |operation| flusher(operation));
             if flushed.is_err() {
                 writer.mark_staged();
+                // What it sealed counts as logged, and is in no entry.
+                self.leave_log();
             }
             return flushed;
         }
         Ok(())
+    }
+
+    /// What an entry of the log of `capacity` bytes at most says of everything that was published and staged since the last one (LOG-1); None when only
+    /// a commit can make it durable. Whoever does not write what this answers calls [`Self::leave_log`].
+    pub(super) fn log_entry(&mut self, capacity: usize) -> Result<Option<LogEntry>> {
+        let Writer { medium, log_source, .. } = self.writer;
+        // What is freed comes back by commits alone.
+        if self.open.freed.iter().map(|run| run.blocks).sum::<u64>() > MOST_FREED {
+            return Ok(None);
+        }
+        let state = medium.versions.published();
+        let Some(mut entry) = self.open.unlogged.entry(&state, &medium.store, capacity)? else { return Ok(None) };
+        if let Some(source) = log_source.get() {
+            let Some(pieces) = source(capacity - entry.length()) else { return Ok(None) };
+            entry.pieces = pieces;
+        }
+        self.open.unlogged = Changes::default();
+        Ok(Some(entry))
+    }
+
+    /// What was taken for an entry was not written: the next commit makes it durable, and no entry comes before.
+    pub(super) fn leave_log(&mut self) {
+        self.open.unlogged.need_commit();
     }
 
     /// Takes what is published, also when that is nothing new, and opens the next transaction. An empty one gets the number `refused`, if there is one:
@@ -238,8 +304,8 @@ impl OpenTransaction<'_> {
     ///
     /// `old_lists` is the number of list pages that a checkpoint would free. Room for the new ones is promised while no operation can come between:
     /// from now on others reserve against the next transaction's lists. `SpaceMap::reserve` left that room; should it not be there all the same,
-    /// the commit takes what it finds.
-    pub(super) fn freeze(&mut self, refused: Option<Generation>, old_lists: usize) -> Frozen {
+    /// the commit takes what it finds. `with_staged` says that nothing staged is left out.
+    pub(super) fn freeze(&mut self, refused: Option<Generation>, old_lists: usize, with_staged: bool) -> Frozen {
         let Writer { allocator, medium, .. } = self.writer;
         let versions = &medium.versions;
         let open = &mut *self.open;
@@ -258,7 +324,11 @@ impl OpenTransaction<'_> {
             superseded: std::mem::take(&mut open.superseded),
             lists: 0,
             empty,
+            with_staged,
         };
+        if with_staged {
+            open.unlogged = Changes::default();
+        }
         let allocated = frozen.allocated.len() + self.writer.dirty_nodes() as usize;
         // A checkpoint frees the list pages since the last one, and as many nodes of its tree at most as it makes.
         let freed = frozen.freed.len() + frozen.superseded.len() + old_lists;

@@ -2,6 +2,7 @@
 //!
 //! # Order
 //! COMPACT-1  The old file is locked for writing and opened for reading: nothing in it changes before its name goes to the new one.
+//!     What only its log has is brought into its trees before, by a session like others: the new file is made of the trees.
 //! COMPACT-2  The new file lies beside it, is locked, and holds the content, then a closed record. It is no archive yet: its header is still zeros.
 //! COMPACT-3  It is verified from the medium: every page, count and entry by itself, then record by record and byte by byte against the old one.
 //! COMPACT-4  Owner, mode and extended attributes, fsync, the header with its key slots, fsync, exchange of the names, fsync of the directory, removal
@@ -26,7 +27,7 @@ use super::{Archive, OpenOptions};
 use crate::crypto::SecretKey;
 use crate::env::SystemEnvironment;
 use crate::error::{Error, Result};
-use crate::format::header::Framing;
+use crate::format::header::{FEATURE_LOG, Framing};
 use crate::format::{BLOCK, MAX_OFFSET, MIN_BLOCKS};
 use crate::frame::PageCipher;
 use crate::fs::FileSystem;
@@ -102,8 +103,14 @@ pub(super) struct Target {
 impl Target {
     /// Everything as it is.
     fn same(header: &Header, key: &UnlockedKey) -> Result<Target> {
-        Ok(Target { key: copied(key), framing: header.framing().clone(), slots: header.slots() })
+        Ok(Target { key: copied(key), framing: with_log(header.framing()), slots: header.slots() })
     }
+}
+
+/// A new file has a log. Where the old one had none the number of the header grows, so that the old header cannot be put beside it to hide the log.
+pub(super) fn with_log(framing: &Framing) -> Framing {
+    let sequence = framing.sequence + u64::from(!framing.has_log());
+    Framing { features: framing.features | FEATURE_LOG, sequence, ..framing.clone() }
 }
 
 fn copied(key: &UnlockedKey) -> UnlockedKey {
@@ -122,11 +129,11 @@ pub(super) fn rewrite(
     let file = replace::Old::open(&real)?;
     let storage = file.storage();
     file.check_names(options.break_links)?;
-    let header = key.read_header(&**storage)?;
+    let mut header = key.read_header(&**storage)?;
     header.check_writable()?;
     let looked = Looked::at(&options.seen, &key.volume_key, &key.archive);
     let sequence = header.framing().sequence;
-    let old = open(storage.clone(), key, sequence, looked.mark())?;
+    let mut old = open(storage.clone(), key, header.framing(), looked.mark(), true)?;
     let replace = seen::judge(&old.volume, sequence, looked.seen.as_ref(), &options.seen)?;
     refuse_snapshots(&old.volume)?;
     let (length_before, disk_before) = file.sizes()?;
@@ -134,6 +141,12 @@ pub(super) fn rewrite(
     let used = old.volume.durable().used_blocks.saturating_add(MIN_BLOCKS).saturating_mul(BLOCK).min(MAX_OFFSET);
     if options.dry_run {
         return Ok(CompactReport { length_before, disk_before, length_after: used, disk_after: used });
+    }
+    if old.volume.lays_log() {
+        header.repair(&**storage, &key.volume_key)?;
+        let mended = open(storage.clone(), key, header.framing(), looked.mark(), false)?;
+        mended.close()?;
+        old = open(storage.clone(), key, header.framing(), looked.mark(), true)?;
     }
     let target = prepare(&header, key)?;
     file.remove_leftovers(&|left| is_superseded(left, key, &old.volume));
@@ -150,8 +163,9 @@ pub(super) fn rewrite(
     write_header(beside.storage(), &target)?;
     let left = beside.replace(&file)?;
     // From here on the file as it was before is an older copy.
-    if target.framing.sequence == sequence {
-        Witness::new(new, header.durable_sequence(), looked, replace).remember();
+    let rekeyed = target.framing.commitment != header.framing().commitment;
+    if !rekeyed {
+        Witness::new(new, header.durable_sequence().max(target.framing.sequence), looked, replace).remember();
     } else {
         // Also under the old key: a copy from before is an older one to who opens it.
         Witness::new(new.clone(), target.framing.sequence, looked, replace).remember();
@@ -159,7 +173,7 @@ pub(super) fn rewrite(
         Witness::new(new, target.framing.sequence, Looked { file, seen: None }, false).remember();
     }
     if let Some(left) = left {
-        left.tell(&file, target.framing.sequence != sequence)?;
+        left.tell(&file, rekeyed)?;
     }
     let (length_after, disk_after) = beside.sizes()?;
     // It is done: nobody can stop it any more.
@@ -177,7 +191,7 @@ fn is_superseded(left: Arc<FileStorage>, key: &UnlockedKey, archive: &Volume) ->
         return Ok(false);
     }
     header.authenticate(&key.volume_key)?;
-    let left = open(left, key, header.framing().sequence, None)?;
+    let left = open(left, key, header.framing(), None, true)?;
     match left.volume.opened_at() {
         Some(newest) => Ok(archive.descent_from(&newest)? == Descent::Continues),
         None => Ok(false),
@@ -199,18 +213,19 @@ fn write_header(storage: &FileStorage, target: &Target) -> Result<()> {
     }
 }
 
-/// COMPACT-1: reads only, whatever the lock.
+/// COMPACT-1: whatever the lock, it mostly reads only.
 fn open(
     storage: Arc<FileStorage>,
     key: &UnlockedKey,
-    header_sequence: u64,
+    framing: &Framing,
     seen: Option<&Mark>,
+    read_only: bool,
 ) -> Result<Arc<FileSystem>> {
-    let options = OpenOptions { read_only: true, ..OpenOptions::default() };
+    let options = OpenOptions { read_only, ..OpenOptions::default() };
     let environment = Arc::new(SystemEnvironment);
-    let cipher = PageCipher::new(&key.volume_key, key.archive, environment.clone());
-    let volume_options = txn::OpenOptions { read_only: true, memory: options.memory / 2 };
-    let volume = Volume::open_seen(storage, cipher, environment.clone(), header_sequence, &volume_options, seen)?;
+    let cipher = PageCipher::new(&key.volume_key, key.archive, framing.has_log(), environment.clone());
+    let volume_options = txn::OpenOptions { read_only, memory: options.memory / 2 };
+    let volume = Volume::open_seen(storage, cipher, environment.clone(), framing.sequence, &volume_options, seen)?;
     FileSystem::new(volume, environment, name_key(&key.volume_key, &key.archive), options.file_system_options())
 }
 
@@ -241,7 +256,7 @@ fn fill(
 ) -> Result<Arc<Volume>> {
     let environment = Arc::new(SystemEnvironment);
     let key = &target.key;
-    let cipher = PageCipher::new(&key.volume_key, key.archive, environment.clone());
+    let cipher = PageCipher::new(&key.volume_key, key.archive, target.framing.has_log(), environment.clone());
     let state = old.volume.state();
     let inodes = records::Records::new(&old.volume, &state)?.inodes();
     let sequence = target.framing.sequence;
@@ -255,7 +270,7 @@ fn fill(
 fn verify(old: &FileSystem, storage: Arc<FileStorage>, target: &Target, watch: &mut copy::Watch<'_>) -> Result<()> {
     storage.barrier()?;
     storage.evict(0, storage.len()?)?;
-    let new = open(storage, &target.key, target.framing.sequence, None)?;
+    let new = open(storage, &target.key, &target.framing, None, true)?;
     let mut findings = new.volume.check_space(true, &mut |_, _| {})?;
     findings.extend(new.check_structure(false, &mut |_, _| {})?.1);
     if let Some(finding) = findings.first() {

@@ -9,6 +9,7 @@ use crate::crypto::{Identities, NoPrompts, Prompts, RecoveryCode};
 use crate::format::data_head::{decode_cell_table, encode_head, head_length};
 use crate::format::header::{self, HEADER_BYTES};
 use crate::format::key_slot::{DESCRIPTION_PLAIN, Description, KeySlot};
+use crate::format::log::{ENTRY_HEAD, EntryHead, LOG_BLOCKS, LogEntry, entry_capacity};
 use crate::format::node::{self, NodeEntries};
 use crate::format::page::{POINTER, PROLOGUE, Prologue};
 use crate::format::record::{CommitRecord, DeltaList, RECORD_PLAIN, Root};
@@ -162,6 +163,22 @@ pub(super) fn delta(data: &[u8]) {
     if let Ok(list) = DeltaList::decode(data) {
         assert!(list.encode() == data, "a delta list is encoded otherwise");
     }
+}
+
+/// An entry of the log: its head, and behind that its body.
+pub(super) fn entry(data: &[u8]) {
+    let head: [u8; ENTRY_HEAD] = filled(data);
+    if let Ok(decoded) = EntryHead::decode(&head) {
+        assert_eq!(decoded.encode(), head);
+        let blocks = u64::from(decoded.blocks);
+        assert!(blocks <= LOG_BLOCKS && decoded.length as usize <= entry_capacity(blocks));
+    }
+    let body = data.get(ENTRY_HEAD..).unwrap_or_default();
+    let Ok(entry) = LogEntry::decode(body) else { return };
+    assert!(entry.encode() == body && entry.length() == body.len(), "an entry is encoded otherwise");
+    assert!(entry.records.is_sorted_by(|(one, _), (next, _)| one < next));
+    assert!(entry.pieces.is_sorted_by(|one, next| (one.ino, one.end()) <= (next.ino, next.offset)));
+    assert!(entry.dropped.iter().all(|range| range.start < range.end));
 }
 
 pub(super) fn prologue(data: &[u8]) {

@@ -22,7 +22,7 @@ use crate::format::{
 };
 use crate::frame::{Content, PageCipher, PlainPage};
 use crate::fs::{Creator, FileSystem, FsOptions, SyncProfile, XattrMode, mode};
-use crate::keys::header::{self, empty_slots};
+use crate::keys::header::{self, Header, empty_slots};
 use crate::storage::{MemoryStorage, Storage};
 use crate::txn::{OpenOptions, Volume};
 
@@ -63,7 +63,7 @@ pub(in crate::archive) fn key() -> SecretKey {
 }
 
 fn cipher(seed: u64) -> PageCipher {
-    PageCipher::new(&key(), ARCHIVE, Arc::new(SeededEnvironment::new(seed)))
+    PageCipher::new(&key(), ARCHIVE, true, Arc::new(SeededEnvironment::new(seed)))
 }
 
 /// Two header copies without any key slot in use.
@@ -75,17 +75,23 @@ pub(in crate::archive) fn with_header() -> Result<MemoryStorage> {
         SeededEnvironment::new(5).fill_random(block)?;
     }
     let commitment = header::commitment(&key(), &ARCHIVE);
-    let framing = Framing { copy: 0, archive: ARCHIVE, sequence: 1, commitment, slots: [0; 32], mac: [0; 32] };
+    let framing =
+        Framing { copy: 0, features: 0, archive: ARCHIVE, sequence: 1, commitment, slots: [0; 32], mac: [0; 32] };
     for copy in 0..2 {
         header::write_copy(&storage, &framing, &blocks, copy, &key())?;
     }
     Ok(storage)
 }
 
+/// What the header says, if there is one.
+fn has_log(storage: &dyn Storage) -> bool {
+    Header::read(storage).is_ok_and(|header| header.framing().has_log())
+}
+
 /// A new file system on a storage that has a header.
 pub(in crate::archive) fn create_on(storage: Arc<dyn Storage>, seed: u64) -> Result<Arc<FileSystem>> {
     let environment: Arc<dyn Environment> = Arc::new(SeededEnvironment::new(seed));
-    let cipher = PageCipher::new(&key(), ARCHIVE, environment.clone());
+    let cipher = PageCipher::new(&key(), ARCHIVE, has_log(&*storage), environment.clone());
     let volume = Volume::create(storage, cipher, environment.clone(), 1)?;
     let fs = FileSystem::new(volume, environment, name_key(&key(), &ARCHIVE), OPTIONS)?;
     fs.format(OWNER)?;
@@ -96,7 +102,7 @@ pub(in crate::archive) fn create_on(storage: Arc<dyn Storage>, seed: u64) -> Res
 /// Opens what lies in a storage, as `Archive::open` does but for header and lock.
 pub(in crate::archive) fn open_on(storage: Arc<dyn Storage>, read_only: bool) -> Result<Arc<FileSystem>> {
     let environment: Arc<dyn Environment> = Arc::new(SeededEnvironment::new(storage.len()?));
-    let cipher = PageCipher::new(&key(), ARCHIVE, environment.clone());
+    let cipher = PageCipher::new(&key(), ARCHIVE, has_log(&*storage), environment.clone());
     let options = OpenOptions { read_only, memory: MEMORY };
     let volume = Volume::open(storage, cipher, environment.clone(), 1, &options)?;
     let fs = FileSystem::new(volume, environment, name_key(&key(), &ARCHIVE), OPTIONS)?;

@@ -15,13 +15,14 @@ pub(in crate::archive) use {forge::*, whole::exercise};
 pub type Entry = fn(&[u8]);
 
 /// Every target of the library by name.
-pub const TARGETS: [(&str, Entry); 18] = [
+pub const TARGETS: [(&str, Entry); 19] = [
     ("header", decoders::header),
     ("framing", decoders::framing),
     ("slot", decoders::slot),
     ("identity", decoders::identity),
     ("record", decoders::record),
     ("delta", decoders::delta),
+    ("entry", decoders::entry),
     ("prologue", decoders::prologue),
     ("head", decoders::head),
     ("node", decoders::node),

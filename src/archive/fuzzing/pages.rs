@@ -20,8 +20,9 @@ const ADDRESS: u64 = 400;
 
 fn cipher() -> &'static PageCipher {
     static CIPHER: OnceLock<PageCipher> = OnceLock::new();
-    CIPHER
-        .get_or_init(|| PageCipher::new(&SecretKey::new([9; 32]), forge::ARCHIVE, Arc::new(SeededEnvironment::new(1))))
+    CIPHER.get_or_init(|| {
+        PageCipher::new(&SecretKey::new([9; 32]), forge::ARCHIVE, true, Arc::new(SeededEnvironment::new(1)))
+    })
 }
 
 /// A page as the input describes it: kind, compression, lengths, owner, position, cells, then its bytes.
@@ -90,7 +91,7 @@ fn read_as_file_data(pointer: &crate::format::Pointer, bytes: Vec<u8>) {
         .set_len((ADDRESS + pointer.run.blocks) * BLOCK)
         .and_then(|()| storage.write_at(ADDRESS * BLOCK, &bytes));
     placed.expect("memory takes a page");
-    let cipher = PageCipher::new(&SecretKey::new([9; 32]), forge::ARCHIVE, Arc::new(SeededEnvironment::new(1)));
+    let cipher = PageCipher::new(&SecretKey::new([9; 32]), forge::ARCHIVE, true, Arc::new(SeededEnvironment::new(1)));
     let pager = Pager::new(Arc::new(storage), cipher, 1 << 20);
     for (start, length) in [(0, 1), (0, 131_072), (4095, 2), (16_383, 20_000), (131_071, 1)] {
         let _ = pager.read_data(pointer, start, &mut vec![0; length]);

@@ -10,6 +10,7 @@ use crate::env::SeededEnvironment;
 use crate::format::data_head::{PackedItem, encode_head};
 use crate::format::header::{self, Framing, KdfParameters, PassphraseSlot};
 use crate::format::key_slot::{Description, KeySlot, Rewrap, SEALED_KEY, SLOT_AGE};
+use crate::format::log::{DroppedRange, EntryHead, LogEntry, LogMark, LogPiece, entry_blocks};
 use crate::format::node::{NodeHead, encode_internal, encode_leaf};
 use crate::format::page::{PageKind, Prologue};
 use crate::format::record::{DeltaList, Root};
@@ -48,7 +49,15 @@ fn chosen(choice: u8, block: &[u8]) -> Vec<u8> {
 }
 
 fn headers() -> Vec<Vec<u8>> {
-    let framing = Framing { copy: 0, archive: [7; 16], sequence: 3, commitment: [1; 32], slots: [1; 32], mac: [2; 32] };
+    let framing = Framing {
+        copy: 0,
+        features: 0,
+        archive: [7; 16],
+        sequence: 3,
+        commitment: [1; 32],
+        slots: [1; 32],
+        mac: [2; 32],
+    };
     let encoded = header::encode_framing(&framing);
     vec![chosen(0, &encoded), chosen(3, &encoded)]
 }
@@ -109,13 +118,47 @@ fn records() -> Vec<Vec<u8>> {
     let plain = record.encode();
     record.allocated = (0..9).map(|n| (Run::new(400 + n, 1), [n as u8; 16])).collect();
     record.freed = vec![Run::new(500, 300), Run::new(900, 1)];
-    vec![plain, record.encode()]
+    let lists = record.encode();
+    record.pending = Some(LogMark { generation: Generation(2), record: [6; 16], number: 3, entry: [7; 16] });
+    vec![plain, lists, record.encode()]
 }
 
 fn deltas() -> Vec<Vec<u8>> {
     let runs = vec![Run::new(500, 300), Run::new(900, 1)];
     let lists = [DeltaList::default(), DeltaList { next: pointer(), allocated: runs.clone(), freed: runs }];
     lists.iter().map(DeltaList::encode).collect()
+}
+
+/// With no, few and many things of each kind; one of the records is gone.
+fn entries() -> Vec<Vec<u8>> {
+    let live = Forge::new().trees[0].clone();
+    let entry = |count: u64| {
+        let few = count as usize;
+        let records = live.iter().take(few).map(|(key, value)| (*key, Some(value.clone())));
+        let gone = (Key::new(1 << 40, kind::INODE, 0), None);
+        let piece = |n| LogPiece { ino: Ino(n / 2 + 2), offset: 4096 * n, data: vec![n as u8; 5] };
+        LogEntry {
+            next_ino: 1 << 41,
+            inodes: 12,
+            dropped: (0..count).map(|n| DroppedRange { ino: Ino(n + 2), start: n, end: u64::MAX }).collect(),
+            records: records.chain([gone]).take(few).collect(),
+            pieces: (0..count).map(piece).collect(),
+        }
+    };
+    let all = [0, 1, 3, live.len() as u64 + 1].into_iter().map(|count| {
+        let body = entry(count).encode();
+        let head = EntryHead {
+            generation: Generation(3),
+            record: [1; 16],
+            number: 2,
+            length: body.len() as u32,
+            previous: [2; 16],
+            time: Timestamp { seconds: 9, nanos: 1 },
+            blocks: entry_blocks(body.len()) as u16,
+        };
+        [&head.encode()[..], &body].concat()
+    });
+    all.collect()
 }
 
 fn prologues() -> Vec<Vec<u8>> {
@@ -231,6 +274,7 @@ pub fn seeds(target: &str) -> Vec<Vec<u8>> {
         "identity" => identities(),
         "record" => records(),
         "delta" => deltas(),
+        "entry" => entries(),
         "prologue" => prologues(),
         "head" => heads(),
         "node" => nodes(),

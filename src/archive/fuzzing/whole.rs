@@ -236,7 +236,8 @@ fn rescued(bytes: &[u8]) -> usize {
     let parent =
         std::env::temp_dir().join(format!("lockbox-fuzzing-{}-{:?}", std::process::id(), std::thread::current().id()));
     let to = parent.join("to");
-    let cipher = PageCipher::new(&super::forge::key(), super::forge::ARCHIVE, Arc::new(SeededEnvironment::new(4)));
+    let cipher =
+        PageCipher::new(&super::forge::key(), super::forge::ARCHIVE, true, Arc::new(SeededEnvironment::new(4)));
     let storage: Arc<dyn Storage> = Arc::new(MemoryStorage::from_contents(bytes.to_vec()));
     let options = RescueOptions { to, partial: true, privileges: false };
     let report = rescue_from(storage, cipher, &SeededEnvironment::new(6), &options, &mut |_| Ok(()), &mut |_| Ok(()));

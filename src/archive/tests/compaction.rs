@@ -87,6 +87,27 @@ fn a_compacted_archive_is_smaller_and_goes_on_from_the_old_one() {
     assert!(place.assert_whole(&place.path()) > place.generation);
 }
 
+/// What was synced and never committed is in the new file, whose log is as empty as that of a new archive.
+#[test]
+fn what_only_the_log_of_a_killed_writer_has_is_compacted_too() {
+    let mut place = Place::new();
+    let archive = Archive::open(&place.path(), &place.key, &OpenOptions::default()).unwrap();
+    let fs = archive.file_system();
+    put(fs, ROOT_INO, b"first", b"1");
+    fs.make_durable().unwrap();
+    let before = fs.generation();
+    let cut = fs.lookup(ROOT_INO, b"large1").unwrap().ino;
+    fs.write(cut, 10_000, &noise(4, 5000)).unwrap();
+    put(fs, ROOT_INO, b"second", b"2");
+    fs.sync().unwrap();
+    assert_eq!(fs.generation(), before, "no commit");
+    place.content = expected(fs);
+    drop(archive);
+    place.compact(CompactOptions { dry_run: true, ..CompactOptions::default() }, &mut |_| Ok(())).unwrap();
+    place.compact(CompactOptions::default(), &mut |_| Ok(())).unwrap();
+    place.assert_whole(&place.path());
+}
+
 /// At every step the directory is copied as a killed process would leave it.
 #[test]
 fn a_kill_at_any_step_leaves_the_old_or_the_new_archive() {

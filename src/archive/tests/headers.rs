@@ -88,10 +88,15 @@ fn fill_a_little(case: &Case, closed: bool) {
     }
 }
 
+/// What [`with_commits`] has in its header, with this number.
+fn numbered(sequence: u64) -> Framing {
+    Framing { sequence, ..Header::read(&*with_commits()).unwrap().framing().clone() }
+}
+
 /// An archive whose first session was closed; "old" opens it.
 fn with_commits() -> Arc<MemoryStorage> {
     let memory = Arc::new(archive(&[(0, "old", KdfCost::TEST)]));
-    let cipher = PageCipher::new(&key(), ARCHIVE, Arc::new(SeededEnvironment::new(5)));
+    let cipher = PageCipher::new(&key(), ARCHIVE, true, Arc::new(SeededEnvironment::new(5)));
     let volume = Volume::create(memory.clone(), cipher, Arc::new(SeededEnvironment::new(6)), 1).unwrap();
     volume.commit().unwrap();
     volume.close().unwrap();
@@ -101,10 +106,10 @@ fn with_commits() -> Arc<MemoryStorage> {
 /// HEADER-4: what keeps the commit from being made is told, and does not undo the change.
 #[test]
 fn a_change_of_keys_stands_also_without_its_commit() {
-    let volume = vouch::open(with_commits(), &ARCHIVE, &key(), 1, true, &Looked::default()).unwrap();
+    let volume = vouch::open(with_commits(), &numbered(1), &key(), true, &Looked::default()).unwrap();
     let before = vouch::Current { volume, looked: Looked::default(), replace: false };
     let without = Arc::new(archive(&[(0, "new", KdfCost::TEST)]));
-    let after = vouch::vouch(without.clone(), &ARCHIVE, &key(), 2, before);
+    let after = vouch::vouch(without.clone(), &numbered(2), &key(), before);
     assert_eq!(after.volume.durable().header_sequence, 1);
     assert!(opens(&*without, "new"));
 }
@@ -114,12 +119,13 @@ fn a_change_of_keys_stands_also_without_its_commit() {
 #[test]
 fn a_power_cut_anywhere_before_the_commit_that_follows_new_keys_looks_like_no_older_header() {
     let mut cuts = 0;
+    let framing = numbered(1);
     for seed in 0..6 {
         println!("seed {seed}");
         let chance = Arc::new(SeededEnvironment::new(seed));
         let memory = with_commits();
         let record_of = |storage: Arc<dyn Storage>| {
-            let volume = vouch::open(storage, &ARCHIVE, &key(), 1, true, &Looked::default()).unwrap();
+            let volume = vouch::open(storage, &framing, &key(), true, &Looked::default()).unwrap();
             (volume.durable().header_sequence, volume)
         };
         let storage = SimulatedStorage::from_contents(&memory.contents());
@@ -129,7 +135,7 @@ fn a_power_cut_anywhere_before_the_commit_that_follows_new_keys_looks_like_no_ol
         let new = slot(0, "new", KdfCost::TEST);
         Header::read(&*storage).unwrap().replace_slots(&*storage, &[(0, (SLOT_PASSPHRASE, new))], &key()).unwrap();
         let before = vouch::Current { volume: before, looked: Looked::default(), replace: false };
-        vouch::vouch(storage.clone(), &ARCHIVE, &key(), 2, before);
+        vouch::vouch(storage.clone(), &numbered(2), &key(), before);
         storage.on_op(Box::new(|_| {}));
         assert_eq!(record_of(storage.clone()).0, 2);
         for image in images.lock().drain(..) {

@@ -25,7 +25,7 @@ use crate::crypto::{Passphrase, SecretKey};
 use crate::env::{Environment, SeededEnvironment};
 use crate::error::{Error, Refusal};
 use crate::format::header::{
-    Framing, HEADER_BYTES, KdfParameters, PassphraseSlot, SLOT_PASSPHRASE, encode_passphrase_slot,
+    FEATURE_LOG, Framing, HEADER_BYTES, KdfParameters, PassphraseSlot, SLOT_PASSPHRASE, encode_passphrase_slot,
 };
 use crate::format::{BLOCK, HEADER_START, MIN_BLOCKS};
 use crate::fs::Creator;
@@ -87,6 +87,7 @@ fn archive(entries: &[(usize, &str, KdfCost)]) -> MemoryStorage {
     }
     let framing = Framing {
         copy: 0,
+        features: FEATURE_LOG,
         archive: ARCHIVE,
         sequence: 1,
         commitment: header::commitment(&key(), &ARCHIVE),

@@ -43,7 +43,7 @@ pub(super) struct Sample {
 }
 
 pub(super) fn cipher() -> PageCipher {
-    PageCipher::new(&key(), ARCHIVE, Arc::new(SeededEnvironment::new(77)))
+    PageCipher::new(&key(), ARCHIVE, false, Arc::new(SeededEnvironment::new(77)))
 }
 
 fn with_header() -> MemoryStorage {
@@ -54,7 +54,8 @@ fn with_header() -> MemoryStorage {
         SeededEnvironment::new(5).fill_random(block).unwrap();
     }
     let commitment = header::commitment(&key(), &ARCHIVE);
-    let framing = Framing { copy: 0, archive: ARCHIVE, sequence: 1, commitment, slots: [0; 32], mac: [0; 32] };
+    let framing =
+        Framing { copy: 0, features: 0, archive: ARCHIVE, sequence: 1, commitment, slots: [0; 32], mac: [0; 32] };
     for copy in 0..2 {
         header::write_copy(&storage, &framing, &blocks, copy, &key()).unwrap();
     }
@@ -76,7 +77,7 @@ pub(super) fn fresh(seed: u64) -> (Arc<MemoryStorage>, Arc<FileSystem>) {
 
 pub(super) fn create_on(storage: Arc<dyn Storage>, seed: u64) -> Arc<FileSystem> {
     let environment: Arc<dyn Environment> = Arc::new(SeededEnvironment::new(seed));
-    let cipher = PageCipher::new(&key(), ARCHIVE, environment.clone());
+    let cipher = PageCipher::new(&key(), ARCHIVE, false, environment.clone());
     let volume = Volume::create(storage, cipher, environment.clone(), 1).unwrap();
     let fs = FileSystem::new(volume, environment, name_key(&key(), &ARCHIVE), OPTIONS).unwrap();
     fs.format(OWNER).unwrap();
@@ -92,7 +93,7 @@ pub(super) fn open_on(storage: Arc<dyn Storage>, read_only: bool, seed: u64) -> 
         header.repair(&*storage, &key())?;
     }
     let environment: Arc<dyn Environment> = Arc::new(SeededEnvironment::new(seed));
-    let cipher = PageCipher::new(&key(), ARCHIVE, environment.clone());
+    let cipher = PageCipher::new(&key(), ARCHIVE, header.framing().has_log(), environment.clone());
     let volume = Volume::open(
         storage,
         cipher,

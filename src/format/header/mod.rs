@@ -32,10 +32,15 @@ const MAC_AT: usize = 4032;
 const CHECKSUM_AT: usize = 4064;
 const FRAMING_END: usize = 4096;
 
+/// The incompatible feature of archives that have a log (section 9.4).
+pub const FEATURE_LOG: u64 = 1;
+
 /// The framing fields of one header copy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Framing {
     pub copy: u8,
+    /// Incompatible feature bits, all of them known.
+    pub features: u64,
     pub archive: ArchiveId,
     pub sequence: u64,
     pub commitment: [u8; 32],
@@ -49,6 +54,13 @@ pub struct ParsedHeader {
     pub framing: Framing,
     /// The whole copy, [`HEADER_BYTES`] long; slot `i` is `bytes[(i + 1) * 4096..][..4096]`.
     pub bytes: Vec<u8>,
+}
+
+impl Framing {
+    /// Whether the archive has a log.
+    pub fn has_log(&self) -> bool {
+        self.features & FEATURE_LOG != 0
+    }
 }
 
 impl ParsedHeader {
@@ -101,6 +113,7 @@ pub fn encode_framing(framing: &Framing) -> [u8; FRAMING_END] {
     put(&mut out, VERSION_AT, FORMAT_VERSION.to_le_bytes());
     put(&mut out, SUITE_AT, SUITE.to_le_bytes());
     out[COPY_AT] = framing.copy;
+    put(&mut out, INCOMPATIBLE_AT, framing.features.to_le_bytes());
     put(&mut out, ARCHIVE_AT, framing.archive);
     put(&mut out, SEQUENCE_AT, framing.sequence.to_le_bytes());
     put(&mut out, COMMITMENT_AT, framing.commitment);
@@ -178,9 +191,10 @@ pub fn decode_framing(block: &[u8], copy: u8) -> Result<Framing> {
     if suite != SUITE {
         return Err(Error::UnsupportedVersion(format!("cipher suite {suite}, this program knows {SUITE}")));
     }
-    let incompatible = u64_at(block, INCOMPATIBLE_AT);
-    if incompatible != 0 {
-        let bits: Vec<String> = (0..64).filter(|bit| incompatible >> bit & 1 == 1).map(|bit| bit.to_string()).collect();
+    let features = u64_at(block, INCOMPATIBLE_AT);
+    let unknown = features & !FEATURE_LOG;
+    if unknown != 0 {
+        let bits: Vec<String> = (0..64).filter(|bit| unknown >> bit & 1 == 1).map(|bit| bit.to_string()).collect();
         return Err(Error::UnsupportedVersion(format!("unknown incompatible feature bits: {}", bits.join(" "))));
     }
     if block[COPY_AT] != copy {
@@ -190,6 +204,7 @@ pub fn decode_framing(block: &[u8], copy: u8) -> Result<Framing> {
     zero(&block[ZERO_AT..MAC_AT], "header")?;
     Ok(Framing {
         copy,
+        features,
         archive: array_at(block, ARCHIVE_AT),
         sequence: u64_at(block, SEQUENCE_AT),
         commitment: array_at(block, COMMITMENT_AT),

@@ -8,7 +8,7 @@ use crate::format::strategies::{mutated, noise};
 fn framing() -> Framing {
     let mut slots = [SLOT_EMPTY; 32];
     slots[3] = SLOT_PASSPHRASE;
-    Framing { copy: 1, archive: [7; 16], sequence: 9, commitment: [8; 32], slots, mac: [5; 32] }
+    Framing { copy: 1, features: 0, archive: [7; 16], sequence: 9, commitment: [8; 32], slots, mac: [5; 32] }
 }
 
 fn slots() -> Box<[[u8; 4096]; 32]> {

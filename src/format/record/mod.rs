@@ -4,6 +4,7 @@ use std::ops::{Index, IndexMut};
 
 use super::fixed::{array_at, exactly, put, put_time, time_at, u16_at, u32_at, u64_at, zero};
 use super::ids::{Generation, MAX_INO, MAX_LEVEL, MAX_PAGE_BLOCKS, Pointer, Run, SessionId, Tag, Timestamp, TreeId};
+use super::log::LogMark;
 use super::page::POINTER;
 use crate::error::{Error, Result};
 
@@ -19,6 +20,9 @@ const ALLOCATED: usize = 24;
 const FREED: usize = 8;
 const TWO_BARRIER: u32 = 1;
 const CLOSED: u32 = 2;
+const LOG_PENDING: u32 = 4;
+/// Bytes of what is said of a log that is pending: generation and tag of the record, number of the last entry, zero, its tag.
+const PENDING: usize = 48;
 /// Bytes of a delta list before its runs.
 const DELTA_HEAD: usize = POINTER + 8;
 
@@ -90,20 +94,28 @@ pub struct CommitRecord {
     pub newest_snapshot_id: u64,
     pub checkpoint: Generation,
     pub delta_list: Pointer,
+    /// The entries of an older record that this one does not contain, up to the last one.
+    pub pending: Option<LogMark>,
     pub allocated: Vec<(Run, Tag)>,
     pub freed: Vec<Run>,
 }
 
 impl CommitRecord {
-    /// Whether both lists fit into the record itself.
+    /// Whether both lists fit into a record that has no log pending.
     pub fn lists_fit(allocated: usize, freed: usize) -> bool {
         allocated * ALLOCATED + freed * FREED <= RECORD_LISTS
     }
 
+    /// Whether its lists fit into it.
+    pub fn fits(&self) -> bool {
+        let pending = if self.pending.is_some() { PENDING / FREED } else { 0 };
+        Self::lists_fit(self.allocated.len(), self.freed.len() + pending)
+    }
+
     /// # Panics
-    /// When the lists do not fit: ask [`CommitRecord::lists_fit`] first.
+    /// When the lists do not fit: ask [`CommitRecord::fits`] first.
     pub fn encode(&self) -> Vec<u8> {
-        assert!(Self::lists_fit(self.allocated.len(), self.freed.len()), "the lists of a record must fit");
+        assert!(self.fits(), "the lists of a record must fit");
         let mut out = vec![0; RECORD_PLAIN];
         put(&mut out, 0, self.generation.0.to_le_bytes());
         put(&mut out, 8, self.previous_tag);
@@ -111,8 +123,9 @@ impl CommitRecord {
         put(&mut out, 40, self.session_first.0.to_le_bytes());
         put(&mut out, 48, self.header_sequence.to_le_bytes());
         put_time(&mut out, 56, self.time);
-        let flags = if self.two_barrier { TWO_BARRIER } else { 0 } | if self.closed { CLOSED } else { 0 };
-        put(&mut out, 68, flags.to_le_bytes());
+        let flags = [(self.two_barrier, TWO_BARRIER), (self.closed, CLOSED), (self.pending.is_some(), LOG_PENDING)];
+        let flags = flags.iter().fold(0, |all, (set, flag)| if *set { all | flag } else { all });
+        put(&mut out, 68, u32::to_le_bytes(flags));
         for (index, root) in self.roots.0.iter().enumerate() {
             put(&mut out, ROOTS_AT + ROOT * index, root.encode());
         }
@@ -143,6 +156,12 @@ impl CommitRecord {
             put(&mut out, at, run.pack().to_le_bytes());
             at += FREED;
         }
+        if let Some(pending) = &self.pending {
+            put(&mut out, at, pending.generation.0.to_le_bytes());
+            put(&mut out, at + 8, pending.record);
+            put(&mut out, at + 24, pending.number.to_le_bytes());
+            put(&mut out, at + 32, pending.entry);
+        }
         out
     }
 
@@ -152,7 +171,7 @@ impl CommitRecord {
         let bytes: &[u8; RECORD_PLAIN] = exactly(bytes, "commit record")?;
         let generation = Generation(u64_at(bytes, 0));
         let flags = u32_at(bytes, 68);
-        if generation.0 == 0 || flags & !(TWO_BARRIER | CLOSED) != 0 {
+        if generation.0 == 0 || flags & !(TWO_BARRIER | CLOSED | LOG_PENDING) != 0 {
             return Err(Error::damaged(format!(
                 "commit record has unknown flags: generation={} flags={flags}",
                 generation.0
@@ -167,7 +186,7 @@ impl CommitRecord {
             *root = Root::decode(&array_at(bytes, ROOTS_AT + ROOT * index))?;
         }
         zero(&bytes[380..LISTS_AT], "commit record")?;
-        let (allocated, freed) = decode_lists(bytes)?;
+        let (allocated, freed, pending) = decode_lists(bytes, flags & LOG_PENDING != 0)?;
         Ok(CommitRecord {
             generation,
             previous_tag: array_at(bytes, 8),
@@ -188,19 +207,20 @@ impl CommitRecord {
             newest_snapshot_id: u64_at(bytes, 336),
             checkpoint: Generation(u64_at(bytes, 328)),
             delta_list: Pointer::decode(&array_at(bytes, 344))?,
+            pending,
             allocated,
             freed,
         })
     }
 }
 
-/// Pages allocated and runs freed.
-type Lists = (Vec<(Run, Tag)>, Vec<Run>);
+/// Pages allocated, runs freed, and the log that is pending.
+type Lists = (Vec<(Run, Tag)>, Vec<Run>, Option<LogMark>);
 
-/// The two lists at the end of a record; what follows them is zero.
-fn decode_lists(bytes: &[u8; RECORD_PLAIN]) -> Result<Lists> {
+/// The two lists at the end of a record, and what is said of a pending log; what follows them is zero.
+fn decode_lists(bytes: &[u8; RECORD_PLAIN], is_pending: bool) -> Result<Lists> {
     let (allocated, freed) = (usize::from(u16_at(bytes, 376)), usize::from(u16_at(bytes, 378)));
-    if !CommitRecord::lists_fit(allocated, freed) {
+    if !CommitRecord::lists_fit(allocated, freed + if is_pending { PENDING / FREED } else { 0 }) {
         return Err(Error::damaged(format!(
             "commit record has lists beyond its end: allocated={allocated} freed={freed}"
         )));
@@ -208,12 +228,28 @@ fn decode_lists(bytes: &[u8; RECORD_PLAIN]) -> Result<Lists> {
     // Cannot fail: the sum was checked against what follows LISTS_AT.
     let (pages, rest) = bytes[LISTS_AT..].split_at(allocated * ALLOCATED);
     let (runs, rest) = rest.split_at(freed * FREED);
+    let (pending, rest) = rest.split_at(if is_pending { PENDING } else { 0 });
     zero(rest, "commit record")?;
+    let pending = is_pending.then(|| decode_pending(pending)).transpose()?;
     let pages = pages
         .chunks_exact(ALLOCATED)
         .map(|entry| Ok((run_at(entry, MAX_PAGE_BLOCKS)?, array_at(entry, 8))))
         .collect::<Result<_>>()?;
-    Ok((pages, decode_runs(runs)?))
+    Ok((pages, decode_runs(runs)?, pending))
+}
+
+fn decode_pending(bytes: &[u8]) -> Result<LogMark> {
+    zero(&bytes[28..32], "commit record")?;
+    let pending = LogMark {
+        generation: Generation(u64_at(bytes, 0)),
+        record: array_at(bytes, 8),
+        number: u32_at(bytes, 24),
+        entry: array_at(bytes, 32),
+    };
+    if pending.number == 0 {
+        return Err(Error::damaged("commit record has a log pending without an entry"));
+    }
+    Ok(pending)
 }
 
 fn decode_runs(bytes: &[u8]) -> Result<Vec<Run>> {

@@ -1,7 +1,7 @@
 //! statfs.
 
 use crate::error::Result;
-use crate::format::{BLOCK, MAX_DATA, MAX_INO, MAX_OFFSET, RESERVED};
+use crate::format::{BLOCK, MAX_DATA, MAX_INO, MAX_OFFSET};
 use crate::fs::{FileSystem, Statistics};
 
 /// Bytes that a new empty file takes in the leaves: inode 144, index and list about 30 each with keys of 17, leaves two thirds full.
@@ -45,7 +45,7 @@ impl FileSystem {
 
     fn statistics_keeping(&self, host_free: u64, keep: u64) -> Result<Statistics> {
         let blocks = self.volume.blocks();
-        let layout: u64 = RESERVED.iter().map(|(start, end)| end - start).sum();
+        let layout: u64 = self.volume.reserved_blocks().iter().map(|(start, end)| end - start).sum();
         // What is taken is the archive's word.
         let used = blocks.taken.saturating_add(blocks.promised).min(MAX_OFFSET / BLOCK) * BLOCK;
         let inside = blocks.total.saturating_mul(BLOCK).saturating_sub(layout * BLOCK + used);

@@ -3,7 +3,7 @@
 use crate::error::{Error, Result};
 use crate::format::Generation;
 use crate::fs::{FileSystem, SyncProfile};
-use crate::txn::WantedCommit;
+use crate::txn::{Volume, WantedCommit};
 
 /// A caller of [`FileSystem::sync`] that was counted in and is not answered yet.
 #[derive(Debug)]
@@ -30,15 +30,20 @@ impl FileSystem {
 
     /// Returns when that caller's commit is durable, and leads it when nobody does.
     pub fn finish_sync(&self, begun: BegunSync) -> Result<()> {
-        self.finish_commit(begun).map_err(|error| self.told(error))
+        self.finish(begun, Volume::sync_wanted).map_err(|error| self.told(error))
     }
 
-    /// As [`FileSystem::sync`], for who has nobody to tell: after a failure the next caller of that, or of `write`, gets the cause.
+    /// As [`FileSystem::sync`], for who has nobody to tell: after a failure the next caller of that, or of `write`, gets the cause. Always with a commit, so
+    /// that the log stays short.
     ///
     /// # Errors
     /// As [`FileSystem::sync`].
     pub fn sync_in_background(&self) -> Result<()> {
-        if self.options.sync == SyncProfile::Never { Ok(()) } else { self.finish_commit(self.begin_commit()?) }
+        if self.options.sync == SyncProfile::Never {
+            Ok(())
+        } else {
+            self.finish(self.begin_commit()?, Volume::commit_wanted)
+        }
     }
 
     /// What somebody who handed over data, or asked for its durability, is told of an error.
@@ -46,14 +51,15 @@ impl FileSystem {
         self.volume.told(error)
     }
 
-    fn finish_commit(&self, begun: BegunSync) -> Result<()> {
+    /// `wait` is the volume's way of making what was done durable.
+    fn finish(&self, begun: BegunSync, wait: fn(&Volume, WantedCommit) -> Result<Generation>) -> Result<()> {
         let Some(wanted) = begun.0 else { return Ok(()) };
         // Most of what is staged is sealed before the commit holds the writers' lock, and nobody stages much more until then.
         let _awaited = self.pressure.await_commit();
         if let Err(error) = self.pressure.relieve_before_commit() {
             tracing::debug!(%error, "staged data could not be written out before the commit, which tells why");
         }
-        self.volume.commit_wanted(wanted)?;
+        wait(&self.volume, wanted)?;
         self.staging.sweep();
         Ok(())
     }
@@ -68,7 +74,9 @@ impl FileSystem {
     }
 
     pub(in crate::fs) fn commit_all(&self) -> Result<()> {
-        self.begin_commit().and_then(|begun| self.finish_commit(begun)).map_err(|error| self.told(error))
+        self.begin_commit()
+            .and_then(|begun| self.finish(begun, Volume::commit_wanted))
+            .map_err(|error| self.told(error))
     }
 
     /// An archive that was opened for reading has nothing that is not durable.
@@ -79,6 +87,11 @@ impl FileSystem {
     /// Bytes of memory that hold what no commit has begun to make durable: staged file data and changed nodes, both estimated.
     pub fn dirty_bytes(&self) -> u64 {
         self.staging.total() + self.volume.dirty_bytes()
+    }
+
+    /// Those of [`FileSystem::dirty_bytes`] that a power cut would take; 0 when the log has the rest.
+    pub(super) fn volatile_bytes(&self) -> u64 {
+        if self.volume.is_logged() && self.staging.is_logged() { 0 } else { self.dirty_bytes() }
     }
 
     /// Whether a change may now have to wait for a commit or for write-out; a guess, for those who plan threads.

@@ -14,6 +14,8 @@ impl FileSystem {
             heads,
             nodes,
             dirty_bytes: self.dirty_bytes(),
+            volatile_bytes: self.volatile_bytes(),
+            log: self.volume.log_use(),
             map_bytes: blocks.as_ref().map_or(0, |(_, memory)| *memory),
             file_bytes: blocks.as_ref().map(|(blocks, _)| blocks.total.saturating_mul(BLOCK)),
             used_bytes: blocks.as_ref().map(|(blocks, _)| blocks.taken.saturating_mul(BLOCK)),

@@ -106,6 +106,7 @@ pub(super) fn orphan_step(op: &mut Operation<'_>, ino: Ino) -> Result<bool> {
         inode.size = 0;
         inode.bytes = 0;
         inode.trim = 0;
+        op.drop_staged(ino, 0..u64::MAX);
         op.insert(trim_key(ino), &[])?;
         inode::store(op, ino, &inode)?;
     }

@@ -110,6 +110,8 @@ impl Batch {
         if let Step::Written(plans, pages) = &mut *step {
             let inodes = plans.iter().map(|plan| inode_of(op, plan)).collect::<Result<Vec<_>>>()?;
             apply(op, plans, inodes, pages)?;
+            // Of what is staged an entry of the log says only what is not in the trees.
+            op.needs_commit();
             op.carry(&self.publication);
         }
         Ok(())

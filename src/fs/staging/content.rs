@@ -6,7 +6,12 @@ use std::sync::Arc;
 use super::batch::Batch;
 use super::layer::{Frame, Layer, split};
 use crate::error::Result;
+use crate::format::Ino;
+use crate::fs::ranges::join;
 use crate::txn::{Operation, Publication, Reservation, State};
+
+/// Ranges that are kept apart of what no entry of the log has: what is written again and again without a commit must not grow.
+const MOST_RANGES: usize = 1024;
 
 /// A layer on its way into extents.
 struct SealedLayer {
@@ -22,6 +27,8 @@ pub(super) struct Content {
     sealed: Vec<SealedLayer>,
     /// What the active layer has no more as soon as an operation is in the state (STAGE-2).
     superseded: Option<(Publication, Range<u64>)>,
+    /// Where bytes were accepted that no entry of the log has, in no order. They need not be staged any more.
+    unlogged: Vec<Range<u64>>,
 }
 
 /// Staged parts of a range as a reader sees them: later ones lie over earlier ones.
@@ -80,9 +87,10 @@ impl Content {
     }
 
     /// As [`super::LockedFile::supersede`].
-    pub(super) fn supersede(&mut self, op: &mut Operation<'_>, range: Range<u64>) {
+    pub(super) fn supersede(&mut self, op: &mut Operation<'_>, ino: Ino, range: Range<u64>) {
         let publication = Publication::default();
         op.carry(&publication);
+        op.drop_staged(ino, range.clone());
         self.superseded = Some((publication, range));
     }
 
@@ -115,6 +123,7 @@ impl Content {
         let Some(at) = self.sealed.iter().position(|sealed| Arc::ptr_eq(&sealed.batch, batch)) else { return };
         let layer = self.sealed.remove(at).layer;
         for (offset, data) in layer.iter() {
+            self.unlogged.push(offset..offset + data.len() as u64);
             let newer = self.sealed[at..].iter().map(|sealed| &*sealed.layer).chain([&self.active]);
             for gap in outside(newer, offset..offset + data.len() as u64) {
                 self.active.put(gap.start, &data[(gap.start - offset) as usize..(gap.end - offset) as usize]);
@@ -163,6 +172,7 @@ impl Content {
         self.active = Layer::default();
         self.reserved = None;
         self.superseded = None;
+        self.unlogged.clear();
     }
 
     /// Puts the parts into the active layer when `reserved` is enough for what the touched frames lack, and takes it then (STAGE-4).
@@ -177,10 +187,48 @@ impl Content {
         }
         touched.give(self, reserved.take());
         for (offset, data) in parts {
-            self.active.put(*offset, data);
+            self.put(*offset, data);
         }
         self.trim_reservation();
         true
+    }
+
+    /// Puts bytes into the active layer, for which the caller has room, or which are never written out.
+    pub(super) fn put(&mut self, offset: u64, data: &[u8]) {
+        self.active.put(offset, data);
+        let range = offset..offset + data.len() as u64;
+        match self.unlogged.last_mut() {
+            Some(last) if last.end == range.start => last.end = range.end,
+            _ => self.unlogged.push(range),
+        }
+        if self.unlogged.len() > MOST_RANGES {
+            self.unlogged = join(std::mem::take(&mut self.unlogged));
+            if self.unlogged.len() > MOST_RANGES / 2 {
+                // More than an entry would take, mostly.
+                self.unlogged.truncate(1);
+                self.unlogged[0] = 0..u64::MAX;
+            }
+        }
+    }
+
+    /// The staged bytes that no entry of the log has, as pieces that are sorted and disjoint.
+    pub(super) fn unlogged(&self) -> Layer {
+        let mut merged = Layer::default();
+        for range in join(self.unlogged.clone()) {
+            for (offset, data) in self.layers().flat_map(|layer| layer.within(&range)) {
+                merged.put(offset, data);
+            }
+        }
+        merged
+    }
+
+    /// An entry of the log, or a commit, has all that is staged.
+    pub(super) fn mark_logged(&mut self) {
+        self.unlogged.clear();
+    }
+
+    pub(super) fn is_logged(&self) -> bool {
+        self.unlogged.is_empty()
     }
 }
 

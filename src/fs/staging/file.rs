@@ -117,7 +117,7 @@ impl LockedFile<'_> {
 
     /// Lets the active layer lose the range when `op` is published. The caller calls `drop_published` afterwards; when `op` fails, nothing is lost.
     pub(in crate::fs) fn supersede(&self, op: &mut Operation<'_>, range: Range<u64>) {
-        self.with(|content| content.supersede(op, range));
+        self.with(|content| content.supersede(op, self.ino, range));
     }
 
     /// Drops what no batch has sealed.

@@ -22,12 +22,14 @@ mod batch;
 mod content;
 mod file;
 mod layer;
+mod logged;
 mod presence;
 mod sealed;
 
 pub(super) use batch::{Batch, Plan};
 pub(super) use file::{LockedFile, StagedFile};
 pub(super) use layer::{Frame, GROUP, INLINE_GROUPS, Layer, MAX_PIECES, Piece, WHOLE_GROUPS};
+pub(crate) use logged::LoggedPieces;
 pub(super) use presence::Presence;
 pub(super) use sealed::Sealed;
 
@@ -189,11 +191,12 @@ impl Staging {
             let gate = self.gate.read();
             // When it is refused the flusher took frames that had space in them.
             let staged = file.with(|content| content.accept(&touched, parts, &mut reserved));
-            drop(gate);
             if staged {
+                // Before an entry of the log can have it: a commit that finds no mark contains all that is staged.
                 self.volume.mark_staged();
                 return Ok(());
             }
+            drop(gate);
         }
     }
 
@@ -211,6 +214,7 @@ impl Staging {
         for file in self.files() {
             sealed.add(&file, |content| {
                 content.drop_published(&state);
+                content.mark_logged();
                 content.seal(batch, u64::MAX, u64::MAX)
             });
         }

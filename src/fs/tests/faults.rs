@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use super::crash::see;
-use super::support::{CREATOR, OPTIONS, create_with, fresh, try_create_with, try_open_on, try_open_with};
+use super::support::{CREATOR, HAS_LOG, OPTIONS, create_with, fresh, try_create_with, try_open_on, try_open_with};
 use crate::env::SeededEnvironment;
 use crate::error::{Error, Result};
 use crate::format::{Ino, ROOT_INO};
@@ -190,7 +190,8 @@ fn judge_error(name: &str, kind: Kind, plan: FaultPlan, error: &Error, latched: 
 /// Every turn of a class until the script runs through without a fault.
 fn every_turn(class: Class, fault: Fault) {
     let mut turns = 0;
-    for lasting in [false, true] {
+    for (lasting, has_log) in [(false, false), (true, false), (false, true), (true, true)] {
+        HAS_LOG.set(has_log);
         for count in 0.. {
             let plan = FaultPlan { class, count, fault, lasting };
             let met = std::panic::catch_unwind(|| run(plan)).unwrap_or_else(|panic| {

@@ -10,6 +10,7 @@ mod faults;
 mod growth;
 mod host;
 mod listings;
+mod log;
 mod model;
 mod names;
 mod promise;

@@ -1,5 +1,6 @@
 //! File systems in memory, replayable by a seed.
 
+use std::cell::Cell;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
@@ -19,8 +20,13 @@ pub(super) const CREATOR: Creator = Creator { uid: 1000, gid: 100, umask: None }
 const ARCHIVE: [u8; 16] = [7; 16];
 const MEMORY: u64 = 32 << 20;
 
+thread_local! {
+    /// Whether the archives of this thread have a log. Without one an fsync is a commit, which is what most of these tests look at.
+    pub(in crate::fs) static HAS_LOG: Cell<bool> = const { Cell::new(false) };
+}
+
 pub(super) fn cipher(environment: Arc<dyn Environment>) -> PageCipher {
-    PageCipher::new(&SecretKey::new([9; 32]), ARCHIVE, environment)
+    PageCipher::new(&SecretKey::new([9; 32]), ARCHIVE, HAS_LOG.get(), environment)
 }
 
 /// A new file system with nothing but its root directory.

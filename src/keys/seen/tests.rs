@@ -53,7 +53,7 @@ impl User {
     }
 
     fn cipher(&self) -> PageCipher {
-        PageCipher::new(&key(), ARCHIVE, self.environment.clone())
+        PageCipher::new(&key(), ARCHIVE, false, self.environment.clone())
     }
 
     /// As [`crate::archive::Archive::open_seen`] does it, on simulated storage.

@@ -56,7 +56,8 @@ fn every_step_from_the_secret_to_the_volume_key_is_that_of_another_writer() {
         assert_eq!(wrap::commitment(&kek, &archive), fixed::<32>(&vector["commitment"]), "{name}");
         assert_eq!(*hkdf(&kek, &archive, "lockbox/v1/slot/wrap").bytes(), fixed::<32>(&vector["wrap_key"]), "{name}");
 
-        let mut framing = Framing { copy: 0, archive, sequence: 1, commitment: [0; 32], slots: [0; 32], mac: [0; 32] };
+        let mut framing =
+            Framing { copy: 0, features: 0, archive, sequence: 1, commitment: [0; 32], slots: [0; 32], mac: [0; 32] };
         framing.slots[number] = kind;
         let mut blocks = empty_slots();
         blocks[number] = block;
@@ -101,6 +102,7 @@ fn a_slot_of_an_unknown_kind_or_with_bad_parameters_is_passed_by() {
     for (name, kind, at, value) in spoil {
         let mut framing = Framing {
             copy: 0,
+            features: 0,
             archive: fixed(&file["archive"]),
             sequence: 1,
             commitment: [0; 32],

@@ -8,7 +8,7 @@ use std::cell::RefCell;
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::{Pager, check_place};
+use super::Pager;
 use crate::error::{Error, Result};
 use crate::format::data_head::PackedItem;
 use crate::format::page::PageKind;
@@ -89,7 +89,7 @@ impl Pager {
         };
         for (pointer, start, length) in parts {
             // READ-1 is not touched: a pointer that leads nowhere is refused when it is read.
-            if self.heads.has(pointer) || check_place(pointer).is_err() {
+            if self.heads.has(pointer) || self.check_place(pointer).is_err() {
                 continue;
             }
             let begin = pointer.run.offset();
@@ -108,7 +108,7 @@ impl Pager {
         if let Some(head) = self.heads.get(pointer) {
             return Ok(head);
         }
-        check_place(pointer)?;
+        self.check_place(pointer)?;
         let offset = pointer.run.offset();
         let head = with_scratch(BLOCK as usize, |block| {
             self.storage.read_at(offset, block)?;
@@ -131,7 +131,7 @@ impl Pager {
     /// # Errors
     /// `Damaged` also when something else took the page's place.
     pub(crate) fn packed_items(&self, pointer: &Pointer) -> Result<Option<Vec<PackedItem>>> {
-        check_place(pointer)?;
+        self.check_place(pointer)?;
         let offset = pointer.run.offset();
         let mut bytes = vec![0; BLOCK as usize];
         self.storage.read_at(offset, &mut bytes)?;

@@ -17,7 +17,7 @@ fn flip(storage: &CountingStorage, at: u64) {
 }
 
 fn cipher() -> PageCipher {
-    PageCipher::new(&SecretKey::new([1; 32]), [2; 16], Arc::new(SeededEnvironment::new(3)))
+    PageCipher::new(&SecretKey::new([1; 32]), [2; 16], false, Arc::new(SeededEnvironment::new(3)))
 }
 
 fn storage() -> Arc<CountingStorage> {
@@ -205,7 +205,7 @@ fn only_pages_of_file_data_are_read_as_such() {
     let pointer = write(&pager, &frame::delta_page(noise(5000)), 400);
     assert!(read(&pager, &pointer, 0..10).unwrap_err().to_string().contains("page of another kind"));
     let reserved = Pointer { run: Run::new(321, 2), ..pointer };
-    assert!(read(&pager, &reserved, 0..10).unwrap_err().to_string().contains("header or ring"));
+    assert!(read(&pager, &reserved, 0..10).unwrap_err().to_string().contains("header, ring or log"));
 }
 
 #[test]

@@ -89,6 +89,8 @@ pub(crate) struct SpaceMap {
     fresh: u64,
     /// The block behind the newest node.
     next_node: u64,
+    /// Block ranges that no page may touch.
+    reserved_by_layout: &'static [(u64, u64)],
 }
 
 /// Splits a run at region borders.
@@ -109,7 +111,7 @@ fn parts(run: Run) -> impl Iterator<Item = (u64, u64, u64)> {
 impl SpaceMap {
     /// The map of a file of `total` blocks with `used_blocks` in pages; no region is loaded.
     /// `sweep`: the last session did not close, so free blocks may hold pages that nobody names.
-    pub(crate) fn new(total: u64, used_blocks: u64, sweep: bool) -> SpaceMap {
+    pub(crate) fn new(total: u64, used_blocks: u64, sweep: bool, reserved: &'static [(u64, u64)]) -> SpaceMap {
         SpaceMap {
             total,
             used_blocks,
@@ -130,6 +132,7 @@ impl SpaceMap {
             limit: u64::MAX,
             fresh: 0,
             next_node: 0,
+            reserved_by_layout: reserved,
         }
     }
 
@@ -195,7 +198,7 @@ impl SpaceMap {
         if self.regions.contains_key(&number) {
             return Ok(());
         }
-        let mut region = Box::new(Region::new(number, self.total));
+        let mut region = Box::new(Region::new(number, self.total, self.reserved_by_layout));
         if let Some(bits) = base {
             region.used = *bits;
         }
@@ -269,7 +272,7 @@ impl SpaceMap {
                 return;
             }
             let Some(region) = self.regions.get(&number) else { continue };
-            let busy_only_by_use = Region::new(number, self.total);
+            let busy_only_by_use = Region::new(number, self.total, self.reserved_by_layout);
             let plain = (0..region.used.len())
                 .all(|w| region.busy[w] == region.used[w] | busy_only_by_use.busy[w] && region.dirty[w] == 0);
             if region.changed || !plain || region.groups > spare {
@@ -409,10 +412,14 @@ impl SpaceMap {
             match storage.allocate(self.total * BLOCK, step * BLOCK) {
                 Ok(()) => {
                     let old = self.total;
+                    let reserved = self.reserved_by_layout;
                     self.total += step;
                     for (number, start, end) in parts(Run::new(old, step)) {
                         let total = self.total;
-                        let region = self.regions.entry(number).or_insert_with(|| Box::new(Region::new(number, total)));
+                        let region = self
+                            .regions
+                            .entry(number)
+                            .or_insert_with(|| Box::new(Region::new(number, total, reserved)));
                         fill(&mut region.busy, start, end, false);
                         fill(&mut region.backed, start, end, true);
                         // A file that was cut by force has pages of the map behind its end.

@@ -1,7 +1,7 @@
 //! One region of the space map in memory: which blocks are used, busy, dirty and backed, and runs found among them.
 
+use crate::format::REGION_BLOCKS;
 use crate::format::space::{REGION_WORDS, RegionBits};
-use crate::format::{REGION_BLOCKS, RESERVED};
 
 /// The lowest bit of every group of four.
 const GROUP_LOW: u64 = 0x1111_1111_1111_1111;
@@ -61,7 +61,7 @@ fn full_groups(word: u64) -> u64 {
 
 impl Region {
     /// A region with nothing in it but what the layout reserves and what lies behind `total` blocks.
-    pub(super) fn new(number: u64, total: u64) -> Region {
+    pub(super) fn new(number: u64, total: u64, reserved: &[(u64, u64)]) -> Region {
         let mut region = Region {
             number,
             used: [0; REGION_WORDS],
@@ -75,7 +75,7 @@ impl Region {
             recyclable: 0,
         };
         let base = number * REGION_BLOCKS;
-        for (start, end) in RESERVED {
+        for &(start, end) in reserved {
             if start < base + REGION_BLOCKS && end > base {
                 fill(&mut region.busy, start.saturating_sub(base), (end - base).min(REGION_BLOCKS), true);
             }
@@ -254,6 +254,7 @@ fn find_in_partial_groups(blocks: u64, available: impl Fn(usize) -> u64, mask: i
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::format::reserved;
 
     #[test]
     fn fill_and_runs_agree() {
@@ -269,7 +270,7 @@ mod tests {
 
     #[test]
     fn a_change_of_use_tells_how_many_blocks_it_changed() {
-        let mut region = Region::new(1, 1 << 20);
+        let mut region = Region::new(1, 1 << 20, reserved(false));
         assert_eq!(region.set_used(60, 70, true), 10);
         assert_eq!(region.set_used(65, 200, true), 130);
         assert_eq!(region.set_used(0, 64, false), -4);
@@ -280,14 +281,17 @@ mod tests {
 
     #[test]
     fn the_layout_and_the_end_of_the_file_are_busy() {
-        let region = Region::new(0, 1000);
-        let free = Region::runs(|w| !region.busy[w]);
-        assert_eq!(free, vec![(65, 255), (385, 615)]);
+        let free = |has_log| {
+            let region = Region::new(0, 1000, reserved(has_log));
+            Region::runs(|w| !region.busy[w])
+        };
+        assert_eq!(free(false), vec![(65, 255), (385, 615)]);
+        assert_eq!(free(true), vec![(385, 615)]);
     }
 
     #[test]
     fn no_allocation_breaks_more_whole_groups_than_it_was_promised() {
-        let mut region = Region::new(1, 1 << 20);
+        let mut region = Region::new(1, 1 << 20, reserved(false));
         fill(&mut region.backed, 0, 64, true);
         fill(&mut region.busy, 5, 6, true);
         region.recount();

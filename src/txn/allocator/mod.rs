@@ -62,6 +62,11 @@ impl Reservation {
         self.groups
     }
 
+    /// Leaves `groups`, of those that it holds, promised to somebody who gives them back another way.
+    pub(super) fn hand_over(&mut self, groups: u64) {
+        self.groups -= groups;
+    }
+
     /// A run of `blocks` out of the reservation; None when no run is long enough.
     ///
     /// # Errors

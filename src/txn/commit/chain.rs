@@ -1,7 +1,8 @@
 //! What a leader of commits hands on to the next one: the tail of the chain of durable records.
 
+use crate::format::log::LogMark;
 use crate::format::values::HistoryValue;
-use crate::format::{Generation, Run, Tag};
+use crate::format::{Generation, LOG, Run, Tag};
 
 /// A checkpoint that has no room waits for deletions to make some. So long the ring has all records since the last one, also for a writer that
 /// falls back by one (specification 9.3: c is at least g - 62); from then on records name no checkpoint, and the next opening makes the map anew.
@@ -23,6 +24,9 @@ pub(in crate::txn) struct Chain {
     pub(in crate::txn) previous_session: Option<(Generation, HistoryValue)>,
     /// The number of a commit without changes whose record the host refused for want of space; the next one without changes takes it.
     pub(in crate::txn) refused: Option<Generation>,
+    pub(in crate::txn) log: LogState,
+    /// The first block of the log behind all that may hold entries.
+    pub(in crate::txn) log_end: u64,
 }
 
 impl Chain {
@@ -33,9 +37,82 @@ impl Chain {
     }
 }
 
+/// What the log holds of the newest record.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(in crate::txn) enum LogState {
+    /// Nothing, and nothing may be written: there is no log, or its record is none of this session.
+    #[default]
+    Idle,
+    /// The entries up to this place (LOG-3).
+    Open(LogTail),
+    /// The entries of an older record, which no record contains yet (LOG-4). `laid` says that they are in the open transaction and among what is staged.
+    Pending { mark: LogMark, laid: bool },
+}
+
+/// Where the next entry goes, and what it names as the one before it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::txn) struct LogTail {
+    pub(in crate::txn) generation: Generation,
+    pub(in crate::txn) record: Tag,
+    pub(in crate::txn) block: u64,
+    /// Of the last entry, 0 before the first.
+    pub(in crate::txn) number: u32,
+    pub(in crate::txn) entry: Tag,
+}
+
+impl LogTail {
+    /// The log of a record that nothing extends yet.
+    fn of(generation: Generation, record: Tag) -> LogTail {
+        LogTail { generation, record, block: LOG.0, number: 0, entry: Tag::default() }
+    }
+
+    fn mark(self) -> Option<LogMark> {
+        let LogTail { generation, record, number, entry, .. } = self;
+        (number > 0).then_some(LogMark { generation, record, number, entry })
+    }
+}
+
+impl LogState {
+    /// What a record names as pending that is written in this state, and contains what is published and, `with_staged`, all that is staged.
+    pub(super) fn pending(self, with_staged: bool) -> Option<LogMark> {
+        match self {
+            LogState::Idle => None,
+            LogState::Open(tail) => tail.mark().filter(|_| !with_staged),
+            LogState::Pending { mark, laid } => Some(mark).filter(|_| !(laid && with_staged)),
+        }
+    }
+
+    /// After the record of this generation and tag, that named `pending`.
+    pub(super) fn after(self, generation: Generation, record: Tag, pending: Option<LogMark>, usable: bool) -> LogState {
+        match (self, pending) {
+            (LogState::Pending { laid, .. }, Some(mark)) => LogState::Pending { mark, laid },
+            // Whoever wrote the entries has what they say.
+            (_, Some(mark)) => LogState::Pending { mark, laid: true },
+            (_, None) if usable => LogState::Open(LogTail::of(generation, record)),
+            (_, None) => LogState::Idle,
+        }
+    }
+
+    /// Blocks of entries that no record contains.
+    pub(super) fn used_blocks(self) -> u64 {
+        self.needed_to().unwrap_or(LOG.1) - LOG.0
+    }
+
+    /// The first block from which on nothing is needed; None while all of the log may be.
+    pub(in crate::txn) fn needed_to(self) -> Option<u64> {
+        match self {
+            LogState::Idle => Some(LOG.0),
+            LogState::Open(tail) => Some(tail.block),
+            LogState::Pending { .. } => None,
+        }
+    }
+}
+
 /// Why a commit is made.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(in crate::txn) enum Purpose {
+    /// When there is something to make durable; an entry of the log will do.
+    Sync,
     /// When there is something to commit.
     Changes,
     /// Even when there is nothing: lets the blocks that the last commit freed go.

@@ -4,15 +4,17 @@
 //! the writers' lock for the freeze and lets it go before anything is written, unless the caller brings it along.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::chain::{Chain, Purpose};
 use super::joining::Joining;
+use super::nodes::LoggedNodes;
 use super::record::RecordWriter;
 use super::reserved::ReservedPages;
-use crate::error::{Error, Result};
-use crate::format::{Generation, SessionId};
+use crate::error::{Error, LogUse, Result};
+use crate::format::{BLOCK, Generation, SessionId};
 use crate::txn::allocator::Allocator;
 use crate::txn::lineage::Mark;
 use crate::txn::medium::Medium;
@@ -27,6 +29,8 @@ struct Queue {
     /// Number of commits begun and finished; a caller needs one that begins after its call.
     started: u64,
     finished: u64,
+    /// Number of the last one that did not end with an entry of the log.
+    committed: u64,
     /// Number of the last one that wrote a record.
     recorded: u64,
     /// The last commit that failed, with its reason.
@@ -37,6 +41,13 @@ struct Queue {
     chain: Chain,
 }
 
+/// What a leader made durable with.
+enum Made {
+    /// An entry of the log, or nothing because the last one had it all.
+    Entry,
+    Commit,
+}
+
 /// The number of the commit that a caller needs.
 #[derive(Debug)]
 #[must_use = "nobody else may lead the commit"]
@@ -44,9 +55,9 @@ pub(crate) struct WantedCommit(u64);
 
 /// Makes the open transaction durable.
 pub(in crate::txn) struct Committer {
-    medium: Arc<Medium>,
-    allocator: Arc<Allocator>,
-    writer: Arc<Writer>,
+    pub(super) medium: Arc<Medium>,
+    pub(super) allocator: Arc<Allocator>,
+    pub(super) writer: Arc<Writer>,
     record: RecordWriter,
     queue: Mutex<Queue>,
     /// A commit ended.
@@ -54,6 +65,9 @@ pub(in crate::txn) struct Committer {
     /// Somebody needs the commit that has not begun.
     joined: Condvar,
     read_only: bool,
+    pub(super) nodes: Mutex<LoggedNodes>,
+    /// Entries of the log that were written, and their bytes.
+    pub(super) logged: (AtomicU64, AtomicU64),
 }
 
 /// How a volume is opened, as far as its commits tell.
@@ -84,6 +98,8 @@ impl Committer {
             done: Condvar::new(),
             joined: Condvar::new(),
             read_only: session.read_only,
+            nodes: Mutex::default(),
+            logged: Default::default(),
         }
     }
 
@@ -142,7 +158,8 @@ impl Committer {
         let mut queue = self.queue.lock();
         // A commit for changes alone writes nothing when there are none, and only that of a close says so.
         let is_over = |queue: &Queue| match purpose {
-            Purpose::Changes => queue.finished >= needed,
+            Purpose::Sync => queue.finished >= needed,
+            Purpose::Changes => queue.committed >= needed,
             Purpose::Drain | Purpose::Shorten => queue.recorded >= needed,
             Purpose::Close => queue.recorded >= needed && self.medium.versions.durable().closed,
         };
@@ -156,9 +173,9 @@ impl Committer {
             let (mut served, mut took) = (0, std::time::Duration::ZERO);
             let result = self.lead(&mut queue, |chain, callers| {
                 let began = self.medium.environment.now();
-                let result = self.run_commit(purpose, chain);
+                let made = self.run_commit(purpose, chain);
                 (served, took) = (callers, self.medium.environment.now().since(began));
-                result
+                made.map(|made| ((), made))
             });
             let came = queue.joined;
             queue.joining.ended(served, came, took);
@@ -178,12 +195,16 @@ impl Committer {
             self.wait(&mut queue);
         }
         queue.running = true;
-        self.lead(&mut queue, |chain, _| f(chain))
+        self.lead(&mut queue, |chain, _| Ok((f(chain)?, Made::Commit)))
     }
 
     /// Runs `f` as the leader, who counts as running already, with the number of callers that its commit serves: whoever calls from now on needs a
     /// later one.
-    fn lead<R>(&self, queue: &mut MutexGuard<'_, Queue>, f: impl FnOnce(&mut Chain, u64) -> Result<R>) -> Result<R> {
+    fn lead<R>(
+        &self,
+        queue: &mut MutexGuard<'_, Queue>,
+        f: impl FnOnce(&mut Chain, u64) -> Result<(R, Made)>,
+    ) -> Result<R> {
         queue.started += 1;
         let (number, callers) = (queue.started, std::mem::take(&mut queue.joined));
         let mut chain = queue.chain.clone();
@@ -198,6 +219,9 @@ impl Committer {
         if chain.tag != before {
             queue.recorded = number;
         }
+        if !matches!(result, Ok((_, Made::Entry))) {
+            queue.committed = number;
+        }
         // Also after an error: `f` may have committed before it failed, and a commit that fails leaves the chain as it was.
         queue.chain = chain;
         if let Err(error) = &result {
@@ -208,6 +232,21 @@ impl Committer {
                 queue.failed = Some((number, error.clone()));
             }
         }
+        self.done.notify_all();
+        result.map(|(answer, _)| answer)
+    }
+
+    /// Waits for the commit in flight, then runs `f` while nobody leads. It makes nothing durable: whoever waits for a commit waits on.
+    pub(in crate::txn) fn between_commits<R>(&self, f: impl FnOnce(&mut Chain) -> Result<R>) -> Result<R> {
+        let mut queue = self.queue.lock();
+        while queue.running {
+            self.wait(&mut queue);
+        }
+        queue.running = true;
+        let mut chain = queue.chain.clone();
+        let result = MutexGuard::unlocked(&mut queue, || f(&mut chain));
+        queue.chain = chain;
+        queue.running = false;
         self.done.notify_all();
         result
     }
@@ -230,11 +269,18 @@ impl Committer {
     // ---- the commit ----
 
     /// One commit by the leader.
-    fn run_commit(&self, purpose: Purpose, chain: &mut Chain) -> Result<()> {
-        let Some(frozen) = self.freeze_with_room(purpose, chain)? else { return Ok(()) };
-        self.record.write(purpose, chain, frozen)?;
-        self.writer.lock().forget_written();
-        Ok(())
+    fn run_commit(&self, mut purpose: Purpose, chain: &mut Chain) -> Result<Made> {
+        if purpose == Purpose::Sync {
+            if self.append(chain)? {
+                return Ok(Made::Entry);
+            }
+            purpose = Purpose::Changes;
+        }
+        if let Some(frozen) = self.freeze_with_room(purpose, chain)? {
+            self.record.write(purpose, chain, frozen)?;
+            self.writer.lock().forget_written();
+        }
+        Ok(Made::Commit)
     }
 
     /// One commit by the leader that keeps the writers' lock throughout, so that nothing can be published meanwhile.
@@ -263,7 +309,7 @@ impl Committer {
                 }
                 frozen => return frozen,
             };
-            let frozen = self.freeze_changes(chain, &mut transaction)?;
+            let frozen = self.freeze_changes(chain, &mut transaction, false)?;
             drop(transaction);
             match self.record.write(Purpose::Shorten, chain, frozen) {
                 Err(Error::NoSpace(_)) if self.medium.pager.latch().reason().is_none() => return Err(refused),
@@ -275,27 +321,46 @@ impl Committer {
     }
 
     fn freeze(&self, purpose: Purpose, chain: &Chain, transaction: &mut OpenTransaction<'_>) -> Result<Option<Frozen>> {
-        transaction.flush_staged()?;
+        let mut nodes = self.nodes.lock();
+        transaction.flush_staged(&mut nodes.held)?;
+        *nodes = LoggedNodes::default();
+        drop(nodes);
         if !transaction.is_changed() && purpose == Purpose::Changes {
             // What there was may have been taken by a commit that failed: then nothing is durable that waited for it.
             self.medium.pager.latch().check()?;
             return Ok(None);
         }
-        self.freeze_changes(chain, transaction).map(Some)
+        self.freeze_changes(chain, transaction, true).map(Some)
     }
 
     /// Takes what is published, also when that is nothing new.
-    fn freeze_changes(&self, chain: &Chain, transaction: &mut OpenTransaction<'_>) -> Result<Frozen> {
+    fn freeze_changes(
+        &self,
+        chain: &Chain,
+        transaction: &mut OpenTransaction<'_>,
+        with_staged: bool,
+    ) -> Result<Frozen> {
         if let Some((first, value)) = chain.previous_session {
             transaction.operate(true, |operation| operation.record_session(first, &value))?;
         }
-        Ok(transaction.freeze(chain.refused, chain.list_pages.len()))
+        Ok(transaction.freeze(chain.refused, chain.list_pages.len(), with_staged))
+    }
+
+    #[cfg(test)]
+    pub(in crate::txn) fn commit_without_staged(&self, chain: &mut Chain) -> Result<()> {
+        let frozen = self.freeze_changes(chain, &mut self.writer.lock(), false)?;
+        self.record.write(Purpose::Shorten, chain, frozen)
     }
 
     // ---- what others ask ----
 
     pub(in crate::txn) fn is_running(&self) -> bool {
         self.queue.lock().running
+    }
+
+    pub(in crate::txn) fn log_use(&self) -> LogUse {
+        let [entries, bytes] = [&self.logged.0, &self.logged.1].map(|count| count.load(Ordering::Relaxed));
+        LogUse { entries, bytes, used_bytes: self.queue.lock().chain.log.used_blocks() * BLOCK }
     }
 
     /// The chain as the last leader left it.

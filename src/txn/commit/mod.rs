@@ -13,10 +13,12 @@ mod checkpoint;
 mod joining;
 mod leader;
 mod lists;
+mod log;
+mod nodes;
 mod record;
 mod reserved;
 
-pub(super) use chain::{Chain, Purpose};
+pub(super) use chain::{Chain, LogState, Purpose};
 pub(crate) use leader::WantedCommit;
 pub(super) use leader::{Committer, Session};
 pub(super) use lists::read_lists;

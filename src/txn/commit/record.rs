@@ -34,7 +34,8 @@ impl RecordWriter {
     }
 
     fn try_write(&self, purpose: Purpose, chain: &mut Chain, frozen: Frozen) -> Result<()> {
-        let Frozen { state, generation, mut allocated, mut freed, superseded, lists: mut promised, empty } = frozen;
+        let Frozen { state, generation, mut allocated, mut freed, superseded, lists: mut promised, empty, with_staged } =
+            frozen;
         let ReservedPages { allocator, medium } = &self.pages;
         let (pager, store) = (&medium.pager, &medium.store);
         pager.check_host()?;
@@ -73,12 +74,13 @@ impl RecordWriter {
             roots,
             used_blocks: self.used_with(&allocated, &freed),
             checkpoint: next.told_checkpoint(generation),
+            pending: chain.log.pending(with_staged),
             allocated,
             freed,
             ..self.record_of(&state)
         };
         // TXN-2
-        let (allocated, freed) = if CommitRecord::lists_fit(record.allocated.len(), record.freed.len()) {
+        let (allocated, freed) = if record.fits() {
             if record.closed {
                 pager.barrier()?;
             }
@@ -100,6 +102,8 @@ impl RecordWriter {
             written => written?,
         };
         next.generation = generation;
+        let may_log = pager.cipher().has_log() && !record.closed;
+        next.log = chain.log.after(generation, next.tag, record.pending, may_log);
         pager.barrier()?;
         allocator.committed(record, allocated, freed, state.sequence, promised);
         if let Some(made) = checkpoint {

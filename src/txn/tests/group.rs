@@ -3,10 +3,19 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use parking_lot::Mutex;
+
 use super::support::*;
-use crate::format::Ino;
+use crate::crypto::SecretKey;
+use crate::error::Error;
+use crate::format::log::{LogEntry, LogPiece};
+use crate::format::{BLOCK, Ino, Key, kind};
+use crate::frame::PageCipher;
+use crate::storage::MemoryStorage;
 use crate::storage::simulated::{OpKind, SimulatedStorage};
 use crate::txn::Volume;
+use crate::txn::allocator::keep_of;
+use crate::txn::log::Logged;
 
 /// Written bytes that no barrier covered, at most: the bound of one writer, and of several (`allocation.rs`).
 const BOUND: u64 = 16 << 20;
@@ -152,4 +161,99 @@ fn a_commit_never_waits_for_more_than_the_bound_of_early_pages() {
         assert!(storage.most_pending() <= bound);
     }
     assert_sound(&volume);
+}
+
+fn with_log(dice: &Dice) -> Arc<Volume> {
+    let cipher = PageCipher::new(&SecretKey::new([9; 32]), ARCHIVE, true, dice.0.clone());
+    let volume = Volume::create(Arc::new(MemoryStorage::new()), cipher, dice.0.clone(), 1).unwrap();
+    volume.commit().unwrap();
+    volume
+}
+
+/// What a flush that failed had sealed is in no entry of the log, whatever it counted as: the next caller gets a commit.
+#[test]
+fn an_fsync_after_a_failed_flush_is_no_empty_entry() {
+    let volume = with_log(&Dice::new(41));
+    let fails = Arc::new(AtomicBool::new(true));
+    let flusher = fails.clone();
+    volume.set_flusher(Box::new(move |op| {
+        if flusher.swap(false, Ordering::Relaxed) {
+            return Err(Error::NoSpace("a test".into()));
+        }
+        op.insert(Key::new(5, kind::INLINE, 0), b"flushed").map(drop)
+    }));
+    // It has nothing that is not logged.
+    volume.set_log_source(Box::new(|_| Some(Vec::new())));
+    volume.mark_staged();
+    assert!(matches!(volume.commit(), Err(Error::NoSpace(_))));
+    let before = volume.durable().generation;
+    let wanted = volume.want_commit().unwrap();
+    volume.sync_wanted(wanted).unwrap();
+    assert!(volume.durable().generation > before, "it was told that all is durable");
+    assert!(volume.view(&volume.state()).get(Key::new(5, kind::INLINE, 0), |_| Ok(())).unwrap().is_some());
+}
+
+/// Where everything else is taken, also in the middle of the flush, the nodes that name what only an entry has find the room that was promised with it (LOG-5).
+#[test]
+fn what_an_entry_has_can_be_committed_by_a_full_archive() {
+    const LEAVES: u64 = 300;
+    let volume = with_log(&Dice::new(42));
+    let key = |object| Key::new(object, kind::INLINE, 0);
+    // One in each leaf, about.
+    for object in 2..2 + LEAVES {
+        volume.operate(4, false, |op| op.insert(key(object), &[1; 3000])).unwrap();
+    }
+    volume.commit().unwrap();
+    let taken = Arc::new(Mutex::new(Vec::new()));
+    let take = {
+        let (volume, taken) = (Arc::downgrade(&volume), taken.clone());
+        move || {
+            let volume = volume.upgrade().unwrap();
+            taken.lock().extend(std::iter::from_fn(|| volume.reserve_spare(1)));
+        }
+    };
+    let takes = take.clone();
+    volume.set_flusher(Box::new(move |op| {
+        takes();
+        (2..2 + LEAVES).try_for_each(|object| op.insert(key(object), &[2; 3000]).map(drop))
+    }));
+    let piece = |object| LogPiece { ino: Ino(object), offset: 0, data: vec![2; 5] };
+    volume.set_log_source(Box::new(move |_| Some((2..2 + LEAVES).map(piece).collect())));
+    let before = volume.durable().generation;
+    volume.mark_staged();
+    let wanted = volume.want_commit().unwrap();
+    volume.sync_wanted(wanted).unwrap();
+    assert_eq!(volume.durable().generation, before, "no entry");
+    volume.limit_size(volume.space().0 * BLOCK);
+    take();
+    volume.commit().unwrap();
+    assert!(volume.durable().generation > before);
+    // What was promised beyond that came back.
+    taken.lock().clear();
+    assert_eq!(volume.blocks().promised, 0);
+}
+
+/// What comes back from the log waits for room that is on its way, and holds what was promised to its nodes when it is laid.
+#[test]
+fn what_is_laid_waits_for_the_room_of_its_nodes() {
+    let mut laid = 0;
+    for deleted in 0..40 {
+        let volume = with_log(&Dice::new(43));
+        (0..40).for_each(|slot| put(&volume, 2, slot, slot, 60_000).unwrap());
+        volume.commit().unwrap();
+        volume.limit_size(volume.space().0 * BLOCK);
+        (0..deleted).for_each(|slot| assert!(delete(&volume, 2, slot).unwrap()));
+        volume.commit().unwrap();
+        // What was deleted comes free with the next commit.
+        while volume.allocator().reserve(1, keep_of(true)).unwrap() {}
+        let promised = volume.blocks().promised;
+        let logged = Logged::of(vec![LogEntry { next_ino: 10, inodes: 1, ..LogEntry::default() }]).unwrap();
+        match volume.lay(&logged, 10, &mut |_| Ok(())) {
+            Ok(()) => assert!(volume.blocks().promised >= promised + 20 * 4, "{deleted}"),
+            Err(Error::NoSpace(_)) => continue,
+            Err(error) => panic!("{error}"),
+        }
+        laid += 1;
+    }
+    assert!((5..35).contains(&laid), "{laid}");
 }

@@ -31,7 +31,7 @@ impl Dice {
 }
 
 pub(super) fn cipher(environment: &Arc<SeededEnvironment>) -> PageCipher {
-    PageCipher::new(&SecretKey::new([9; 32]), ARCHIVE, environment.clone())
+    PageCipher::new(&SecretKey::new([9; 32]), ARCHIVE, false, environment.clone())
 }
 
 pub(super) fn create(storage: Arc<dyn Storage>, dice: &Dice) -> Arc<Volume> {

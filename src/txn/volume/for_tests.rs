@@ -36,6 +36,11 @@ impl Volume {
         &self.last_erase
     }
 
+    /// A commit of what is published alone, as one that makes room for what is staged.
+    pub(crate) fn commit_without_staged(&self) -> Result<()> {
+        self.committer.between_commits(|chain| self.committer.commit_without_staged(chain))
+    }
+
     /// As somebody who waits for room, until the answer is dropped.
     pub(crate) fn be_short(&self) -> impl Sized {
         self.shortage.queue()

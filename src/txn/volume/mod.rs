@@ -5,19 +5,20 @@
 
 #[cfg(test)]
 mod for_tests;
+mod log;
 mod open;
 mod pages;
 #[cfg_attr(not(test), expect(dead_code, reason = "model-tested with the transactions; their commands come later"))]
 mod snapshots;
 
 use std::ops::ControlFlow;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use parking_lot::Mutex;
 
 use crate::btree::NodeStore;
 use crate::env::Environment;
-use crate::error::{CacheUse, Error, Result};
+use crate::error::{CacheUse, Error, LogUse, Result};
 use crate::format::record::CommitRecord;
 use crate::format::{BLOCK, Generation, Key, Pointer};
 use crate::pager::Pager;
@@ -27,6 +28,7 @@ use crate::txn::audit::{Audit, Auditor};
 use crate::txn::commit::{Chain, Committer, Purpose, Session, WantedCommit};
 use crate::txn::finding::Finding;
 use crate::txn::lineage::{Descent, Mark, Past};
+use crate::txn::log::Logged;
 use crate::txn::medium::Medium;
 use crate::txn::operation::Operation;
 use crate::txn::references;
@@ -34,7 +36,7 @@ use crate::txn::shortage::{Reclaimer, Shortage};
 use crate::txn::stale::StalePages;
 use crate::txn::state::{State, Versions};
 use crate::txn::view::View;
-use crate::txn::writer::{Flusher, Writer};
+use crate::txn::writer::{Flusher, LogSource, Writer};
 
 /// Seconds that a free block keeps its old ciphertext at least, and at most twice that plus the time to drain.
 const ERASE_AFTER: i64 = 5;
@@ -70,6 +72,10 @@ pub(crate) struct Volume {
     last_erase: Mutex<i64>,
     fallback: Option<String>,
     line: Vec<Mark>,
+    /// What the log says beyond the record that was opened, until it is laid over that.
+    logged: Mutex<Option<Logged>>,
+    /// What a reader opened, before it laid the log over it.
+    unlaid: OnceLock<Arc<State>>,
 }
 
 impl Volume {
@@ -93,6 +99,8 @@ impl Volume {
             last_erase: Mutex::new(0),
             fallback,
             line,
+            logged: Mutex::default(),
+            unlaid: OnceLock::new(),
         }
     }
 
@@ -184,6 +192,11 @@ impl Volume {
         self.medium.pager.storage().allocated()
     }
 
+    /// Block ranges that no page touches.
+    pub(crate) fn reserved_blocks(&self) -> &'static [(u64, u64)] {
+        self.medium.pager.reserved()
+    }
+
     /// What changed nodes take in memory, roughly.
     pub(crate) fn dirty_bytes(&self) -> u64 {
         self.writer.dirty_bytes()
@@ -218,6 +231,16 @@ impl Volume {
         self.shortage.reserve(groups_for(bytes, pages))
     }
 
+    /// As [`Self::reserve_data`] for data that was accepted before, which may use what is kept for deletes: groups of four blocks.
+    pub(crate) fn reserve_accepted(&self, groups: u64) -> Result<Reservation> {
+        self.committer.check_writable()?;
+        self.committer.open_session()?;
+        if !self.shortage.have_room(&|| self.allocator.reserve(groups, keep_of(true)))? {
+            return Err(Error::NoSpace("the archive cannot grow".into()));
+        }
+        Ok(self.allocator.reserved(groups))
+    }
+
     /// Promises groups of four blocks if they can be had without a commit, also to who holds the writers' lock.
     pub(crate) fn reserve_spare(&self, groups: u64) -> Option<Reservation> {
         self.allocator.reserve(groups, keep_of(false)).ok()?.then(|| self.allocator.reserved(groups))
@@ -246,6 +269,12 @@ impl Volume {
         self.writer.set_flusher(flusher);
     }
 
+    /// Sets what gathers staged data for an entry of the log, under the writers' lock: the pieces that no entry has, in the order of a [`LogEntry`], or None
+    /// when they take more than so many bytes there. What it answers counts as logged until a commit that fails gives it back.
+    pub(crate) fn set_log_source(&self, source: LogSource) {
+        self.writer.set_log_source(source);
+    }
+
     /// Says that the flusher has something to publish, so that the next `commit` is not skipped as empty.
     pub(crate) fn mark_staged(&self) {
         self.writer.mark_staged();
@@ -254,6 +283,16 @@ impl Volume {
     /// Whether something was published or staged since the last commit began.
     pub(crate) fn is_dirty(&self) -> bool {
         self.writer.is_dirty()
+    }
+
+    /// Whether everything published is in a commit or an entry of the log.
+    pub(crate) fn is_logged(&self) -> bool {
+        self.writer.is_logged()
+    }
+
+    /// What this session wrote into the log.
+    pub(crate) fn log_use(&self) -> LogUse {
+        self.committer.log_use()
     }
 
     /// The next operation commits before it begins.
@@ -295,6 +334,11 @@ impl Volume {
     /// [`Self::commit`], by a caller that was counted in before.
     pub(crate) fn commit_wanted(&self, wanted: WantedCommit) -> Result<Generation> {
         self.committer.wait_for_commit(wanted, Purpose::Changes)
+    }
+
+    /// As [`Self::commit_wanted`], where an entry of the log does as well.
+    pub(crate) fn sync_wanted(&self, wanted: WantedCommit) -> Result<Generation> {
+        self.committer.wait_for_commit(wanted, Purpose::Sync)
     }
 
     /// The chain that the next commit goes on from.
@@ -352,7 +396,9 @@ impl Volume {
     }
 
     fn auditor(&self) -> Auditor<'_> {
-        Auditor { allocator: &self.allocator, medium: &self.medium, state: self.state() }
+        // A reader lays the log over tree 1 alone: space and counts are those of the record.
+        let state = self.unlaid.get().cloned().unwrap_or_else(|| self.state());
+        Auditor { allocator: &self.allocator, medium: &self.medium, state }
     }
 
     // ---- in the background, and at the end ----
@@ -377,6 +423,7 @@ impl Volume {
         let swept = self.allocator.sweep_step()? | self.allocator.look_step()?;
         if self.erase_is_due() {
             self.allocator.erase_aged()?;
+            self.erase_log()?;
         }
         drained.map(|()| swept)
     }
@@ -413,7 +460,8 @@ impl Volume {
         self.allocator.release_waiting();
         // What is being erased is out of reach for a moment, so something else has to be there.
         drop(self.shortage.await_operation(0, false)?);
-        self.allocator.erase_all()
+        self.allocator.erase_all()?;
+        self.erase_log()
     }
 
     /// A commit without changes, whose record carries the number of the header; the archive is left as it was: closed, or to be swept by

@@ -6,7 +6,7 @@ use super::{OpenOptions, Start, Volume};
 use crate::env::Environment;
 use crate::error::{Error, Result};
 use crate::format::record::CommitRecord;
-use crate::format::{BLOCK, Generation, MAX_INO, MIN_BLOCKS, RING_SLOTS, SessionId};
+use crate::format::{BLOCK, Generation, LOG, MAX_INO, MIN_BLOCKS, RING_SLOTS, SessionId};
 use crate::frame::PageCipher;
 use crate::pager::Pager;
 use crate::pager::space::SpaceMap;
@@ -85,8 +85,12 @@ impl Volume {
         for slot in 0..RING_SLOTS {
             pager.scrub_slot(slot, &*environment)?;
         }
+        if pager.cipher().has_log() {
+            // Written once, its blocks are overwritten in place from then on.
+            pager.erase_log(LOG.0, LOG.1, &*environment)?;
+        }
         let start = Start {
-            space: SpaceMap::new(record.total_blocks, 0, false),
+            space: SpaceMap::new(record.total_blocks, 0, false, pager.reserved()),
             next_generation,
             record,
             fallback: None,
@@ -128,7 +132,7 @@ impl Volume {
         }
         let writable = !options.read_only;
         let pager = Arc::new(Pager::new(storage, cipher, (options.memory / 2) as usize));
-        let recovered = recovery::choose(&pager, writable, &*environment, seen)?;
+        let mut recovered = recovery::choose(&pager, writable, &*environment, seen)?;
         let mut record = recovered.record.clone();
         if !record.closed {
             // Numbers of files that were lost with the last session must not come to mean others.
@@ -142,7 +146,7 @@ impl Volume {
             pager.storage().set_len(total * BLOCK)?;
         }
         let start = Start {
-            space: SpaceMap::new(total, record.used_blocks, !record.closed),
+            space: SpaceMap::new(total, record.used_blocks, !record.closed, pager.reserved()),
             next_generation: recovered.next_generation,
             fallback: recovered.fallback.clone(),
             memory: options.memory,
@@ -164,6 +168,7 @@ impl Volume {
         }
         drop(auditor);
         volume.committer.set_chain(chain);
+        *volume.logged.lock() = recovered.logged.take().map(|(logged, _)| logged);
         Ok(Arc::new(volume))
     }
 }

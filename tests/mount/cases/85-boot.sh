@@ -33,8 +33,13 @@ case_status_tells_holder_use_and_memory() {
     field "$WORK/status" '0 < o["memory_bytes"] <= o["memory_limit"] and o["caches"]["nodes"]["hits"] > 0' | grep -qx True
     field "$WORK/status" 'o["options"]' | grep -q 'rw,.*memory=67108864'
     field "$WORK/status" 'o["since"]' | grep -q "^$(date -u +%Y-%m-%dT)"
+    # A small fsync is an entry of the log, and nothing is left that is not durable.
+    python3 -c 'import os, sys; f = os.open(sys.argv[1], os.O_WRONLY); os.pwrite(f, b"x", 5); os.fsync(f)' "$WORK/box/file"
+    lockbox status --json "$WORK/box" >"$WORK/status"
+    field "$WORK/status" 'o["log"]["entries"] > 0 and o["log"]["bytes"] >= o["log"]["used_bytes"] >= 4096 and o["dirty_bytes"] == 0' | grep -qx True
     exec 7<&-
     lockbox status "$WORK/box" >"$WORK/status"
+    grep -q '^Log  *[1-9]' "$WORK/status"
     grep -q "^Held by  *process $pid (user root)" "$WORK/status"
     grep -q '^Memory .* of 64 MiB' "$WORK/status"
     # The mounting command took 128 MiB to derive the key, which is none of the daemon's.

@@ -1,0 +1,26 @@
+#!/usr/bin/env bash
+# Measures programs that make little data durable again and again, on the host's disk, gocryptfs and lockbox, in turn.
+#
+#   bench/synced.sh     needs root, gocryptfs and git; prints a table of medians
+#
+#   ROUNDS    interleaved rounds (default 3)          PROGRAMS  directory with the programs (default target/release, built)
+#   DISK      directory on the disk to measure        OPTIONS   mount options for lockbox
+#   BEFORE    directory with older programs, measured beside the others as "before"
+set -Eeuo pipefail
+export LC_ALL=C
+
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+# shellcheck source=place.sh
+source "$here/place.sh"
+take_place synced gocryptfs git
+mount_side_by_side
+candidates=(disk gocryptfs lockbox)
+if [[ -n ${BEFORE-} ]]; then
+    mkdir "$scratch/before"
+    "$BEFORE/lockbox" create --weak-kdf --kdf-memory 1 --passfile "$scratch/passphrase" "$scratch/before.lbx"
+    "$BEFORE/mount-lockbox" "$scratch/before.lbx" "$scratch/before" -o "passfile=$scratch/passphrase${OPTIONS:+,$OPTIONS}"
+    candidates+=(before)
+fi
+echo "$(nproc) processors; load before $(cut -d' ' -f1-3 /proc/loadavg)" >&2
+python3 "$here/synced.py" "$scratch" "${ROUNDS:-3}" "${candidates[@]}"
+echo "load after $(cut -d' ' -f1-3 /proc/loadavg)" >&2

@@ -1,0 +1,109 @@
+//! Seals entries of the log and opens them, each bound to its place and its two parts to each other (specification 4.2 and 9.4).
+
+use super::cipher::{PageCipher, field, put_place};
+use crate::crypto::aead::{NONCE, PageKey, TAG, XaesKey};
+use crate::error::{Error, Result};
+use crate::format::log::{ENTRY_HEAD, EntryHead, entry_capacity};
+use crate::format::{BLOCK, Tag};
+
+/// First byte of the body: nonce, sealed head, its tag.
+const BODY: usize = NONCE + ENTRY_HEAD + TAG;
+/// Bytes of the associated data of a head: label 19, version 4, archive 16, block 8.
+const PLACE: usize = 47;
+
+/// An entry ready to be written.
+pub(crate) struct SealedEntry {
+    pub(crate) tag: Tag,
+    pub(crate) bytes: Vec<u8>,
+}
+
+/// An entry of which the head is opened.
+pub(crate) struct BegunEntry {
+    pub(crate) head: EntryHead,
+    plain: [u8; ENTRY_HEAD],
+    key: PageKey,
+}
+
+fn head_aad(cipher: &PageCipher, address: u64) -> [u8; PLACE] {
+    let mut aad = [0; PLACE];
+    aad[..19].copy_from_slice(b"lockbox/v1/log/head");
+    put_place(&mut aad[19..], cipher.archive(), address);
+    aad
+}
+
+fn body_aad(cipher: &PageCipher, address: u64, head: &[u8; ENTRY_HEAD]) -> [u8; PLACE + ENTRY_HEAD] {
+    let mut aad = [0; PLACE + ENTRY_HEAD];
+    aad[..19].copy_from_slice(b"lockbox/v1/log/body");
+    put_place(&mut aad[19..], cipher.archive(), address);
+    aad[PLACE..].copy_from_slice(head);
+    aad
+}
+
+impl PageCipher {
+    fn log_key(&self) -> Result<&XaesKey> {
+        self.log().ok_or_else(|| Error::invalid("the archive has no log"))
+    }
+
+    /// Seals an entry for the blocks from `address` on; `head` says how many, and how long `body` is.
+    ///
+    /// # Errors
+    /// `Io` when there is no randomness, `Invalid` for an archive without a log or a head that says otherwise.
+    pub(crate) fn seal_entry(&self, head: &EntryHead, address: u64, body: &[u8]) -> Result<SealedEntry> {
+        let room = entry_capacity(head.blocks.into());
+        if head.length as usize != body.len() || body.len() > room {
+            return Err(Error::invalid(format!("log entry of {} bytes sealed for {} blocks", body.len(), head.blocks)));
+        }
+        let nonce = self.nonce()?;
+        let key = self.log_key()?.page_key(&nonce);
+        let plain = head.encode();
+        let mut bytes = Vec::with_capacity((u64::from(head.blocks) * BLOCK) as usize);
+        bytes.extend_from_slice(&nonce);
+        bytes.extend_from_slice(&plain);
+        let tag = key.seal_prologue(&head_aad(self, address), &mut bytes[NONCE..]);
+        bytes.extend_from_slice(&tag);
+        bytes.extend_from_slice(body);
+        bytes.resize(BODY + room, 0);
+        let tag = key.seal_body(&body_aad(self, address, &plain), &mut bytes[BODY..]);
+        bytes.extend_from_slice(&tag);
+        Ok(SealedEntry { tag, bytes })
+    }
+
+    /// Opens the head in the first block of an entry; None for what is no entry of this archive at this place.
+    ///
+    /// # Errors
+    /// `Damaged` for a head that opens and does not decode: only a holder of the key can have made it.
+    pub(crate) fn open_entry_head(&self, address: u64, bytes: &[u8]) -> Result<Option<BegunEntry>> {
+        let key = self.log_key()?.page_key(&field(bytes, 0));
+        let mut plain: [u8; ENTRY_HEAD] = field(bytes, NONCE);
+        let tag = field(bytes, NONCE + ENTRY_HEAD);
+        if key.open_prologue(&head_aad(self, address), &mut plain, &tag).is_err() {
+            return Ok(None);
+        }
+        Ok(Some(BegunEntry { head: EntryHead::decode(&plain)?, plain, key }))
+    }
+
+    /// Opens the body of an entry, whose blocks `bytes` are; None when it fails authentication. The tag is the entry's.
+    ///
+    /// # Errors
+    /// `Damaged` for padding that is not zero.
+    pub(crate) fn open_entry_body(
+        &self,
+        begun: &BegunEntry,
+        address: u64,
+        mut bytes: Vec<u8>,
+    ) -> Result<Option<(Vec<u8>, Tag)>> {
+        let end = BODY + entry_capacity(begun.head.blocks.into());
+        let tag: Tag = field(&bytes, end);
+        let aad = body_aad(self, address, &begun.plain);
+        if begun.key.open_body(&aad, &mut bytes[BODY..end], &tag).is_err() {
+            return Ok(None);
+        }
+        let stored = BODY + begun.head.length as usize;
+        if bytes[stored..end].iter().any(|byte| *byte != 0) {
+            return Err(Error::damaged(format!("log entry has padding that is not zero: block={address}")));
+        }
+        bytes.truncate(stored);
+        bytes.drain(..BODY);
+        Ok(Some((bytes, tag)))
+    }
+}

@@ -1,0 +1,490 @@
+//! The log: an fsync that is one write, and what comes back of it (LOG-1 to LOG-5).
+
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+use super::crash::see;
+use super::support::{CREATOR, HAS_LOG, OPTIONS, assert_sound, cipher, create_with, open_on, try_open_on};
+use crate::env::{Environment, SeededEnvironment};
+use crate::error::Error;
+use crate::format::{BLOCK, Ino, LOG, ROOT_INO, slot_block};
+use crate::fs::{FileSystem, RenameMode, SetAttributes, mode};
+use crate::storage::simulated::{Class, Fate, Fault, FaultPlan, OpKind, SimulatedStorage};
+use crate::storage::{MemoryStorage, Storage};
+use crate::txn::{OpenOptions, Volume};
+
+/// An archive with a log and a first session that has committed, so that its next fsync is an entry.
+fn with_log(seed: u64) -> (Arc<SimulatedStorage>, Arc<SeededEnvironment>, Arc<FileSystem>) {
+    println!("seed {seed}");
+    HAS_LOG.set(true);
+    let storage = SimulatedStorage::new();
+    let dice = Arc::new(SeededEnvironment::new(seed));
+    let fs = create_with(storage.clone(), dice.clone(), OPTIONS);
+    (storage, dice, fs)
+}
+
+fn file(fs: &FileSystem, name: &[u8]) -> Ino {
+    fs.make_node(ROOT_INO, name, mode::REGULAR | 0o600, 0, CREATOR).unwrap().ino
+}
+
+fn generation(fs: &FileSystem) -> u64 {
+    fs.volume.durable().generation.0
+}
+
+/// What a power cut leaves when nothing since the last barrier reached the medium.
+fn cut(storage: &SimulatedStorage) -> Arc<SimulatedStorage> {
+    storage.crash(&mut |_| Fate::Drop)
+}
+
+/// Opens what a power cut leaves.
+fn after_a_cut(storage: &SimulatedStorage, dice: &Arc<SeededEnvironment>) -> Arc<FileSystem> {
+    open_on(cut(storage), Arc::new(SeededEnvironment::new(dice.next_u64())))
+}
+
+fn open_for_reading(storage: Arc<dyn Storage>) -> crate::Result<Arc<FileSystem>> {
+    let environment = Arc::new(SeededEnvironment::new(3));
+    let open = OpenOptions { read_only: true, memory: 32 << 20 };
+    let volume = Volume::open(storage, cipher(environment.clone()), environment.clone(), 1, &open)?;
+    FileSystem::new(volume, environment, super::support::NAME_KEY, OPTIONS)
+}
+
+fn assert_space(fs: &FileSystem) {
+    assert_sound(fs);
+    let findings = fs.volume.check_space(true, &mut |_, _| {}).unwrap();
+    assert!(findings.is_empty(), "{findings:?}");
+}
+
+#[test]
+fn a_small_fsync_is_one_write_into_the_log_and_one_barrier() {
+    let (storage, dice, fs) = with_log(1);
+    let ino = file(&fs, b"file");
+    fs.write(ino, 0, &vec![7; 1 << 20]).unwrap();
+    fs.make_durable().unwrap();
+    // The file grows for the first ones, for the commit that is to come. Each of them takes one block.
+    for _ in 0..3 {
+        fs.write(ino, 0, &[7; 100]).unwrap();
+        fs.sync().unwrap();
+    }
+    let before = generation(&fs);
+    let seen: Arc<Mutex<Vec<(u64, usize)>>> = Arc::default();
+    let ops = seen.clone();
+    storage.on_op(Box::new(move |op| match op {
+        OpKind::Write { offset, data } => ops.lock().push((*offset, data.len())),
+        OpKind::Barrier => ops.lock().push((u64::MAX, 0)),
+        _ => ops.lock().push((0, 0)),
+    }));
+    for turn in 0..3 {
+        fs.write(ino, 4096 * turn, &[turn as u8; 4096]).unwrap();
+        fs.sync().unwrap();
+        let ops = std::mem::take(&mut *seen.lock());
+        assert_eq!(ops, [((LOG.0 + 3 + 2 * turn) * BLOCK, 8192), (u64::MAX, 0)]);
+    }
+    // Nothing is left to make durable.
+    fs.sync().unwrap();
+    assert!(seen.lock().is_empty());
+    assert_eq!(generation(&fs), before);
+    let back = after_a_cut(&storage, &dice);
+    for turn in 0..3_u64 {
+        assert_eq!(back.read(ino, 4096 * turn, 4096).unwrap(), vec![turn as u8; 4096]);
+    }
+    assert_space(&back);
+}
+
+/// Each kind of change in entries of its own; after each, a power cut gives exactly what was there, whoever opens it, and once more after the session
+/// that found it was cut off too.
+#[test]
+fn every_kind_of_change_comes_back_from_entries() {
+    let (storage, dice, fs) = with_log(2);
+    let [a, b, c] = [b"a", b"b", b"c"].map(|name| file(&fs, name));
+    fs.write(a, 0, &vec![1; 300_000]).unwrap();
+    fs.write(b, 0, &vec![2; 1000]).unwrap();
+    fs.write(c, 0, &vec![3; 9000]).unwrap();
+    fs.make_durable().unwrap();
+    let base = generation(&fs);
+    let size = |size| SetAttributes { size: Some(size), ..SetAttributes::default() };
+    let steps: &[&dyn Fn()] = &[
+        &|| fs.write(a, 1000, &[9; 5000]).unwrap(),
+        &|| fs.rename(ROOT_INO, b"b", ROOT_INO, b"renamed", RenameMode::Replace).unwrap(),
+        // Over inline data, and what an entry had before.
+        &|| fs.write(b, 500, &[8; 10]).unwrap(),
+        &|| fs.write(a, 3000, &[7; 10]).unwrap(),
+        // Cuts pages, and pieces of earlier entries.
+        &|| fs.set_attributes(a, &size(2000)).map(|_| ()).unwrap(),
+        &|| fs.set_attributes(a, &size(4000)).map(|_| ()).unwrap(),
+        &|| fs.set_attributes(b, &size(0)).map(|_| ()).unwrap(),
+        &|| fs.write(b, 3, b"again").unwrap(),
+        &|| fs.make_directory(ROOT_INO, b"d", 0o755, CREATOR).map(|_| ()).unwrap(),
+        &|| fs.write(file(&fs, b"new"), 0, b"new content").unwrap(),
+        &|| fs.unlink(ROOT_INO, b"c").unwrap(),
+        &|| fs.make_symlink(ROOT_INO, b"link", b"target", CREATOR).map(|_| ()).unwrap(),
+    ];
+    for (number, step) in steps.iter().enumerate() {
+        step();
+        fs.sync().unwrap();
+        assert_eq!(generation(&fs), base, "step {number} took a commit");
+        let want = see(&fs).0;
+        let left = cut(&storage);
+        let reader = open_for_reading(left.clone()).unwrap();
+        assert_eq!(see(&reader).0, want, "step {number}, read");
+        assert_space(&reader);
+        let first = try_open_on(left.clone(), Arc::new(SeededEnvironment::new(dice.next_u64()))).unwrap();
+        assert_eq!(see(&first).0, want, "step {number}");
+        assert_space(&first);
+        // Only its first commit is there, which names the log as pending.
+        let second = after_a_cut(&left, &dice);
+        assert_eq!(see(&second).0, want, "step {number}, after two cuts");
+        second.close().unwrap();
+        let third = open_on(left_by(&second), dice.clone());
+        assert_eq!(see(&third).0, want, "step {number}, closed");
+        assert_space(&third);
+    }
+}
+
+/// The bytes that a file system works on.
+fn left_by(fs: &FileSystem) -> Arc<MemoryStorage> {
+    let storage = fs.volume.pager().storage();
+    let mut bytes = vec![0; storage.len().unwrap() as usize];
+    storage.read_at(0, &mut bytes).unwrap();
+    Arc::new(MemoryStorage::from_contents(bytes))
+}
+
+#[test]
+fn what_a_new_page_holds_and_what_the_log_cannot_hold_takes_a_commit() {
+    let (_, _, fs) = with_log(3);
+    let ino = file(&fs, b"file");
+    fs.make_durable().unwrap();
+    let commits = |f: &dyn Fn()| {
+        let before = generation(&fs);
+        f();
+        fs.sync().unwrap();
+        generation(&fs) - before
+    };
+    assert_eq!(commits(&|| fs.write(ino, 0, &vec![1; 200_000]).unwrap()), 1, "whole frames have their pages");
+    assert_eq!(commits(&|| fs.write(ino, 1 << 20, &vec![1; 100_000]).unwrap()), 0);
+    // Who deletes much finds the space soon.
+    let large = file(&fs, b"large");
+    assert_eq!(commits(&|| fs.write(large, 0, &[1; 100]).unwrap()), 0);
+    let mut noise = vec![0; 2 << 20];
+    fs.environment.fill_random(&mut noise).unwrap();
+    assert_eq!(commits(&|| fs.write(large, 0, &noise).unwrap()), 1);
+    assert_eq!(commits(&|| fs.unlink(ROOT_INO, b"large").unwrap()), 1);
+    assert_eq!(commits(&|| (0..4).for_each(|n| fs.write(ino, n << 21, &vec![1; 100_000]).unwrap())), 1, "too long");
+    let mut entries = 0;
+    while commits(&|| fs.write(ino, entries * 4096, &[2; 4096]).unwrap()) == 0 {
+        entries += 1;
+    }
+    assert_eq!(entries, (LOG.1 - LOG.0) / 2, "until the log is full");
+    assert_eq!(commits(&|| fs.write(ino, 0, &[3; 10]).unwrap()), 0, "a commit empties it");
+}
+
+/// What was written out of the way of an entry is in the tree; the pieces that an entry has of it must not lie over what came later.
+#[test]
+fn pieces_that_were_written_out_meanwhile_do_not_come_back() {
+    let (storage, dice, fs) = with_log(4);
+    let ino = file(&fs, b"file");
+    fs.make_durable().unwrap();
+    fs.write(ino, 0, &[1; 3000]).unwrap();
+    fs.sync().unwrap();
+    // Small enough to go into the tree itself, and then changed there.
+    fs.punch_hole(ino, 100, 1000, true).unwrap();
+    fs.sync().unwrap();
+    let want = see(&fs).0;
+    let back = after_a_cut(&storage, &dice);
+    assert_eq!(see(&back).0, want);
+    assert_space(&back);
+}
+
+/// A record that has not what is staged names the log as pending, so that what was acknowledged through it stays.
+#[test]
+fn a_commit_that_only_makes_room_does_not_lose_what_the_log_has() {
+    let (storage, dice, fs) = with_log(5);
+    let ino = file(&fs, b"file");
+    fs.write(ino, 0, &vec![5; 100_000]).unwrap();
+    fs.make_durable().unwrap();
+    fs.write(ino, 4096, &[6; 100]).unwrap();
+    fs.sync().unwrap();
+    let want = see(&fs).0;
+    let before = generation(&fs);
+    fs.volume.commit_without_staged().unwrap();
+    assert_eq!(generation(&fs), before + 1);
+    for _ in 0..2 {
+        let back = after_a_cut(&storage, &dice);
+        assert_eq!(see(&back).0, want);
+        assert_space(&back);
+        // No entry is written before a commit has all of it.
+        fs.write(ino, 50_000, &[7; 100]).unwrap();
+        fs.volume.commit_without_staged().unwrap();
+        assert_eq!(see(&after_a_cut(&storage, &dice)).0, want);
+        fs.write(ino, 50_000, &[5; 100]).unwrap();
+    }
+    let before = generation(&fs);
+    fs.sync().unwrap();
+    assert_eq!(generation(&fs), before + 1);
+    fs.write(ino, 0, &[8; 100]).unwrap();
+    fs.sync().unwrap();
+    assert_eq!(generation(&fs), before + 1, "the log is used again");
+    assert_eq!(see(&after_a_cut(&storage, &dice)).0, see(&fs).0);
+}
+
+/// Every bit of a full log counts: an altered one is damage that is told, and only in the last entry it may look as if that had never been written.
+#[test]
+fn an_altered_entry_is_told_or_was_the_last_one() {
+    let (storage, _, fs) = with_log(6);
+    let ino = file(&fs, b"file");
+    fs.make_durable().unwrap();
+    let mut moments = vec![see(&fs).0];
+    for turn in 0..6 {
+        fs.write(ino, turn * 5000, &[turn as u8; 3000]).unwrap();
+        fs.sync().unwrap();
+        moments.push(see(&fs).0);
+    }
+    let whole = cut(&storage).contents();
+    let dice = SeededEnvironment::new(60);
+    let mut last_lost = 0;
+    for at in (LOG.0 * BLOCK..(LOG.0 + 6) * BLOCK).step_by(509) {
+        let mut bytes = whole.clone();
+        bytes[at as usize] ^= 1 << (dice.next_u64() % 8);
+        let altered = SimulatedStorage::from_contents(&bytes);
+        let reader = open_for_reading(altered.clone()).unwrap();
+        let writer = try_open_on(altered.clone(), Arc::new(SeededEnvironment::new(1)));
+        if at >= (LOG.0 + 5) * BLOCK {
+            last_lost += 1;
+            assert_eq!(see(&reader).0, moments[5], "at={at}");
+            assert_eq!(see(&writer.unwrap()).0, moments[5], "at={at}");
+            continue;
+        }
+        let entry = ((at / BLOCK) - LOG.0) as usize;
+        let told = reader.volume.fallback().unwrap();
+        assert!(told.contains(&format!("entry {} of the log is lost", entry + 1)), "at={at}: {told}");
+        assert_eq!(see(&reader).0, moments[entry], "at={at}");
+        let error = writer.err().unwrap();
+        assert!(matches!(&error, Error::Damaged(text) if text.contains("of the log is lost")), "at={at}: {error}");
+        assert!(altered.contents() == bytes, "a writer that refuses writes nothing");
+    }
+    assert!(last_lost > 4);
+}
+
+/// A page of a record that entries extend was durable: its loss is damage and no interrupted commit.
+#[test]
+fn a_commit_that_an_entry_extends_is_never_undone() {
+    let (storage, _, fs) = with_log(7);
+    let ino = file(&fs, b"file");
+    fs.make_durable().unwrap();
+    fs.write(ino, 0, &[1; 100]).unwrap();
+    fs.make_durable().unwrap();
+    let page = fs.volume.durable().allocated[0].0;
+    let broken = |storage: &SimulatedStorage| {
+        let mut bytes = cut(storage).contents();
+        bytes[page.offset() as usize + 100] ^= 1;
+        try_open_on(SimulatedStorage::from_contents(&bytes), Arc::new(SeededEnvironment::new(1)))
+    };
+    assert!(broken(&storage).unwrap().volume.fallback().is_some(), "without an entry it may have been interrupted");
+    fs.write(ino, 0, &[2; 100]).unwrap();
+    fs.sync().unwrap();
+    let error = broken(&storage).err().unwrap();
+    assert!(error.to_string().contains("was durable, but"), "{error}");
+    // Also one that was torn: it was begun when the record was durable.
+    let mut bytes = cut(&storage).contents();
+    bytes[page.offset() as usize + 100] ^= 1;
+    bytes[(LOG.0 * BLOCK) as usize + 2000] ^= 1;
+    let torn = try_open_on(SimulatedStorage::from_contents(&bytes), Arc::new(SeededEnvironment::new(1)));
+    assert!(torn.err().unwrap().to_string().contains("was durable, but"));
+}
+
+/// After a commit its entries are obsolete: they are overwritten on the clock, by a purge and at the end, and nothing of them opens then.
+#[test]
+fn obsolete_entries_are_erased() {
+    let (storage, dice, fs) = with_log(8);
+    let ino = file(&fs, b"file");
+    fs.make_durable().unwrap();
+    let readable = || {
+        let cipher = cipher(Arc::new(SeededEnvironment::new(1)));
+        let bytes = storage.contents();
+        let block = |block: u64| &bytes[(block * BLOCK) as usize..][..BLOCK as usize];
+        (LOG.0..LOG.1).filter(|at| cipher.open_entry_head(*at, block(*at)).unwrap().is_some()).count()
+    };
+    let write = || {
+        for _ in 0..5 {
+            fs.write(ino, dice.next_u64() % 10_000, &[7; 100]).unwrap();
+            fs.sync().unwrap();
+        }
+    };
+    write();
+    assert_eq!(readable(), 5);
+    fs.purge().unwrap();
+    assert_eq!(readable(), 0);
+    write();
+    // What is needed is kept.
+    fs.volume.maintain().unwrap();
+    dice.advance(10);
+    fs.volume.maintain().unwrap();
+    assert_eq!(readable(), 5);
+    fs.make_durable().unwrap();
+    dice.advance(10);
+    fs.maintain().unwrap();
+    assert_eq!(readable(), 0);
+    write();
+    fs.close().unwrap();
+    assert_eq!(readable(), 0);
+}
+
+#[test]
+fn a_refused_entry_is_tried_again_and_a_failed_one_latches() {
+    let (storage, dice, fs) = with_log(9);
+    let ino = file(&fs, b"file");
+    fs.make_durable().unwrap();
+    let before = generation(&fs);
+    fs.write(ino, 0, &[1; 100]).unwrap();
+    // The write, and the second attempt at it.
+    // The write, and the second attempt at it; the next one is that of the commit.
+    storage.inject(Some(FaultPlan { class: Class::Write, count: 0, fault: Fault::NoSpace, lasting: false }));
+    fs.sync().unwrap();
+    assert_eq!((storage.injected(), generation(&fs)), (1, before), "the second attempt does");
+    fs.write(ino, 0, &[2; 100]).unwrap();
+    storage.fail_next_barrier();
+    let told = fs.sync().unwrap_err();
+    assert!(matches!(told, Error::Io { .. }), "{told}");
+    assert!(matches!(fs.sync(), Err(Error::Latched(_))));
+    let back = after_a_cut(&storage, &dice);
+    let content = back.read(ino, 0, 100).unwrap();
+    assert!(content == [1; 100] || content == [2; 100]);
+    assert_space(&back);
+}
+
+/// The newest record that is lost itself leaves a trace in the entries that extend it.
+#[test]
+fn a_lost_record_is_told_by_its_entries() {
+    let (storage, _, fs) = with_log(13);
+    let ino = file(&fs, b"file");
+    fs.make_durable().unwrap();
+    fs.write(ino, 0, &[1; 100]).unwrap();
+    fs.make_durable().unwrap();
+    let slot = fs.volume.durable().generation.slot();
+    let without_record = |storage: &SimulatedStorage| {
+        let mut bytes = cut(storage).contents();
+        bytes[(slot_block(slot) * BLOCK) as usize + 1000] ^= 4;
+        SimulatedStorage::from_contents(&bytes)
+    };
+    assert!(try_open_on(without_record(&storage), Arc::new(SeededEnvironment::new(1))).is_ok(), "nothing tells");
+    fs.write(ino, 0, &[2; 100]).unwrap();
+    fs.sync().unwrap();
+    let error = try_open_on(without_record(&storage), Arc::new(SeededEnvironment::new(1))).err().unwrap();
+    assert!(error.to_string().contains("although the log has an entry that extends it"), "{error}");
+    let reader = open_for_reading(without_record(&storage)).unwrap();
+    assert!(reader.volume.fallback().unwrap().contains("although the log has an entry that extends it"));
+}
+
+/// A flush that fails after it took what is staged has put nothing into an entry: the next fsync must not find that all is logged.
+#[test]
+fn what_a_failed_flush_took_is_not_called_durable() {
+    let (storage, dice, fs) = with_log(14);
+    let ino = file(&fs, b"file");
+    fs.make_durable().unwrap();
+    for count in 0..12 {
+        fs.write(ino, 10_000 * count, &[count as u8 + 1; 3000]).unwrap();
+        storage.inject(Some(FaultPlan { class: Class::Change, count, fault: Fault::NoSpace, lasting: true }));
+        let refused = fs.make_durable();
+        storage.inject(None);
+        if fs.volume.latched().is_some() {
+            println!("latched at {count}");
+            return;
+        }
+        let before = see(&fs).0;
+        let again = fs.sync();
+        if again.is_ok() {
+            assert_eq!(see(&after_a_cut(&storage, &dice)).0, before, "count={count} refused={refused:?}");
+        }
+    }
+}
+
+/// Who changes keys commits without a file system: its record names the log as pending, so that the next mount has what was synced.
+#[test]
+fn a_change_of_the_header_keeps_what_the_log_has() {
+    let (storage, dice, fs) = with_log(11);
+    let ino = file(&fs, b"file");
+    fs.make_durable().unwrap();
+    fs.write(ino, 0, &[1; 3000]).unwrap();
+    fs.sync().unwrap();
+    let want = see(&fs).0;
+    let left = cut(&storage);
+    for _ in 0..2 {
+        let environment = Arc::new(SeededEnvironment::new(dice.next_u64()));
+        let open = OpenOptions { read_only: false, memory: 32 << 20 };
+        let volume = Volume::open(left.clone(), cipher(environment.clone()), environment, 2, &open).unwrap();
+        volume.record_header().unwrap();
+        assert_eq!(volume.durable().header_sequence, 2);
+    }
+    let back = after_a_cut(&left, &dice);
+    assert_eq!(see(&back).0, want);
+    assert_space(&back);
+}
+
+/// What is written again and again between two commits is remembered in bounds, and logged whole all the same.
+#[test]
+fn many_places_that_no_entry_has_are_remembered_as_one() {
+    let (storage, dice, fs) = with_log(12);
+    let ino = file(&fs, b"file");
+    fs.write(ino, 0, &vec![1; 131_072]).unwrap();
+    fs.make_durable().unwrap();
+    let before = generation(&fs);
+    for place in 0..3000 {
+        fs.write(ino, place * 40, &[place as u8; 7]).unwrap();
+    }
+    fs.sync().unwrap();
+    let want = see(&fs).0;
+    assert_eq!(see(&after_a_cut(&storage, &dice)).0, want);
+    fs.write(ino, 5, &[9; 7]).unwrap();
+    fs.sync().unwrap();
+    assert_eq!(see(&after_a_cut(&storage, &dice)).0, see(&fs).0);
+    assert!(generation(&fs) <= before + 1);
+}
+
+/// Entries do not outlive what they are of: a record of the same number on another branch has another tag.
+#[test]
+fn entries_of_another_record_are_nothing() {
+    let (storage, dice, fs) = with_log(10);
+    let ino = file(&fs, b"file");
+    fs.make_durable().unwrap();
+    fs.write(ino, 0, &[1; 100]).unwrap();
+    fs.sync().unwrap();
+    let with_entry = cut(&storage).contents();
+    fs.write(ino, 0, &[2; 200]).unwrap();
+    fs.make_durable().unwrap();
+    let want = see(&fs).0;
+    let mut bytes = cut(&storage).contents();
+    let log = (LOG.0 * BLOCK) as usize..(LOG.1 * BLOCK) as usize;
+    bytes[log.clone()].copy_from_slice(&with_entry[log]);
+    let back = open_on(SimulatedStorage::from_contents(&bytes), dice.clone());
+    assert_eq!(see(&back).0, want);
+    assert!(back.volume.fallback().is_none());
+}
+
+/// A file without end, written and synced at random, against a model, through cuts of the power: what was acknowledged is there.
+#[test]
+fn synced_writes_survive_cuts_and_reopenings_without_end() {
+    for seed in 20..24 {
+        let (storage, dice, fs) = with_log(seed);
+        let ino = file(&fs, b"file");
+        let mut model = vec![0; 200_000];
+        fs.write(ino, 0, &model).unwrap();
+        fs.make_durable().unwrap();
+        let (mut storage, mut fs) = (storage, fs);
+        for _ in 0..120 {
+            for _ in 0..dice.next_u64() % 4 {
+                let (at, length) = ((dice.next_u64() % 190_000) as usize, 1 + (dice.next_u64() % 9000) as usize);
+                let mut data = vec![0; length];
+                dice.fill_random(&mut data).unwrap();
+                model[at..at + length].copy_from_slice(&data);
+                fs.write(ino, at as u64, &data).unwrap();
+            }
+            if dice.next_u64() % 9 == 0 { fs.make_durable() } else { fs.sync() }.unwrap();
+            if dice.next_u64().is_multiple_of(5) {
+                storage = cut(&storage);
+                fs = open_on(storage.clone(), Arc::new(SeededEnvironment::new(dice.next_u64())));
+            }
+            assert!(fs.read(ino, 0, model.len()).unwrap() == model);
+        }
+        assert_space(&fs);
+    }
+}

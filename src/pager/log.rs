@@ -1,0 +1,102 @@
+//! The log: writes, reads and erases its entries (specification 9.4, 10.4).
+
+use super::Pager;
+use crate::env::Environment;
+use crate::error::{Error, Result};
+use crate::format::log::{EntryHead, LOG_BLOCKS, LogEntry, LogMark};
+use crate::format::{BLOCK, Generation, LOG, Tag};
+use crate::frame::BegunEntry;
+
+/// The entries of one record, as far as they lead from the first one on.
+#[derive(Debug, Default)]
+pub(crate) struct LogContent {
+    pub(crate) entries: Vec<LogEntry>,
+    /// Of each of them.
+    pub(crate) tags: Vec<Tag>,
+    /// The last of them.
+    pub(crate) last: Option<LogMark>,
+    /// An entry begins that extends the record, whole or not: it was written when that was durable.
+    pub(crate) begun: bool,
+    /// A sentence when an entry is lost that another one came after, or a record that an entry extends.
+    pub(crate) lost: Option<String>,
+}
+
+impl Pager {
+    /// Seals and writes an entry at the block `address`. What it is written over was given up; a failure latches, but for want of space.
+    pub(crate) fn write_entry(&self, head: &EntryHead, address: u64, body: &[u8]) -> Result<Tag> {
+        let sealed = self.cipher.seal_entry(head, address, body)?;
+        self.write(address * BLOCK, &sealed.bytes, "writing an entry of the log")?;
+        Ok(sealed.tag)
+    }
+
+    /// Overwrites the blocks `start..end` of the log with random bytes.
+    pub(crate) fn erase_log(&self, start: u64, end: u64, environment: &dyn Environment) -> Result<()> {
+        debug_assert!(LOG.0 <= start && start <= end && end <= LOG.1);
+        let mut noise = vec![0; ((end - start) * BLOCK) as usize];
+        environment.fill_random(&mut noise)?;
+        self.write(start * BLOCK, &noise, "erasing entries of the log")
+    }
+
+    /// Lets the log be read from the medium.
+    pub(crate) fn evict_log(&self) -> Result<()> {
+        self.storage.evict(LOG.0 * BLOCK, LOG_BLOCKS * BLOCK)
+    }
+
+    /// The entries that extend the record of this generation and tag, `most` at most. `newest` is the highest generation of a record.
+    ///
+    /// # Errors
+    /// `Io` when the log cannot be read: a transient fault must not look like its end. `Damaged` for an authentic entry that does not decode.
+    pub(crate) fn read_log(
+        &self,
+        generation: Generation,
+        record: Tag,
+        most: u32,
+        newest: Generation,
+    ) -> Result<LogContent> {
+        let mut bytes = vec![0; (LOG_BLOCKS * BLOCK) as usize];
+        self.storage.read_at(LOG.0 * BLOCK, &mut bytes)?;
+        let block = |address: u64| &bytes[((address - LOG.0) * BLOCK) as usize..];
+        let extends = |begun: &BegunEntry| begun.head.generation == generation && begun.head.record == record;
+        let begin = |address: u64| self.cipher.open_entry_head(address, block(address));
+        let mut log = LogContent::default();
+        let (mut address, mut number, mut previous) = (LOG.0, 1, Tag::default());
+        while address < LOG.1
+            && number <= most
+            && let Some(begun) = begin(address)?.filter(extends)
+            && (begun.head.number, begun.head.previous) == (number, previous)
+        {
+            let behind = address + u64::from(begun.head.blocks);
+            if behind > LOG.1 {
+                return Err(Error::damaged(format!("log entry reaches beyond the log: block={address}")));
+            }
+            let whole = block(address)[..((behind - address) * BLOCK) as usize].to_vec();
+            let Some((body, tag)) = self.cipher.open_entry_body(&begun, address, whole)? else { break };
+            log.entries.push(LogEntry::decode(&body)?);
+            log.tags.push(tag);
+            log.last = Some(LogMark { generation, record, number, entry: tag });
+            (address, number, previous) = (behind, number + 1, tag);
+        }
+        log.begun = log.last.is_some();
+        for address in address..LOG.1 {
+            let Some(begun) = begin(address)? else { continue };
+            let head = &begun.head;
+            log.begun |= extends(&begun);
+            if head.generation > newest {
+                log.lost = Some(format!(
+                    "commit {} is lost, although the log has an entry that extends it",
+                    head.generation.0
+                ));
+            } else if extends(&begun) && most == 0 {
+                log.lost =
+                    Some(format!("the log has an entry behind the end of its session (commit {})", generation.0));
+            } else if extends(&begun) && head.number > number && number <= most && log.lost.is_none() {
+                // The next one may have been torn before anybody was told of it; one behind that was written when it was durable.
+                log.lost = Some(format!(
+                    "entry {number} of the log is lost, although entry {} came after it (commit {})",
+                    head.number, generation.0
+                ));
+            }
+        }
+        Ok(log)
+    }
+}

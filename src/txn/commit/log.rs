@@ -1,0 +1,76 @@
+//! Makes what was changed durable with one write into the log, where a commit would write pages and a record (LOG-1 to LOG-5).
+
+use std::sync::atomic::Ordering;
+
+use super::chain::{Chain, LogState, LogTail};
+use super::leader::Committer;
+use crate::error::{Error, Result};
+use crate::format::log::{EntryHead, LogEntry, entry_blocks, entry_capacity};
+use crate::format::{BLOCK, LOG};
+
+/// The longest entry in blocks: what is more is written once by a commit rather than twice.
+const LONGEST: u64 = 64;
+impl Committer {
+    /// Writes an entry of everything that was published and staged, and waits for its barrier. False when that takes a commit: there is no log or
+    /// no room in it, or something changed that no entry has.
+    pub(super) fn append(&self, chain: &mut Chain) -> Result<bool> {
+        let LogState::Open(tail) = chain.log else { return Ok(false) };
+        let blocks = LONGEST.min(LOG.1 - tail.block);
+        if blocks == 0 {
+            return Ok(false);
+        }
+        let pager = &self.medium.pager;
+        pager.check_host().map_err(|error| pager.latch().set("writing into the log", error))?;
+        let Some(entry) = self.writer.lock().log_entry(entry_capacity(blocks))? else { return Ok(false) };
+        if entry.is_empty() {
+            // What there was may have been taken by a commit that failed: then nothing is durable that waited for it.
+            pager.latch().check()?;
+            return Ok(true);
+        }
+        // Where there is no room, or the host does not answer, each fsync takes its own commit, which tells what is wrong.
+        if !self.promise_nodes(entry.pieces.len() as u64, false).unwrap_or(false) {
+            self.writer.lock().leave_log();
+            return Ok(false);
+        }
+        chain.log_end = chain.log_end.max(tail.block + entry_blocks(entry.length()));
+        let written = self.write_entry(&tail, &entry);
+        if written.is_err() {
+            // It counts as logged by now.
+            self.writer.lock().leave_log();
+        }
+        let after = match written {
+            Err(Error::NoSpace(reason)) => {
+                tracing::warn!("the host refused a write into the log: {reason}");
+                return Ok(false);
+            }
+            written => written?,
+        };
+        pager.barrier()?;
+        self.logged.0.fetch_add(1, Ordering::Relaxed);
+        self.logged.1.fetch_add((after.block - tail.block) * BLOCK, Ordering::Relaxed);
+        chain.log = LogState::Open(after);
+        Ok(true)
+    }
+
+    /// LOG-5, for so many pieces more; answers whether there is room. What it promises is given back by the next commit.
+    pub(in crate::txn) fn promise_nodes(&self, pieces: u64, essential: bool) -> Result<bool> {
+        self.nodes.lock().promise(&self.allocator, pieces, essential)
+    }
+
+    /// Answers the place behind it.
+    fn write_entry(&self, tail: &LogTail, entry: &LogEntry) -> Result<LogTail> {
+        let body = entry.encode();
+        let blocks = entry_blocks(body.len());
+        let head = EntryHead {
+            generation: tail.generation,
+            record: tail.record,
+            number: tail.number + 1, // fewer than the log has blocks
+            length: body.len() as u32,
+            previous: tail.entry,
+            time: self.medium.environment.now(),
+            blocks: blocks as u16,
+        };
+        let tag = self.medium.pager.write_entry(&head, tail.block, &body)?;
+        Ok(LogTail { block: tail.block + blocks, number: head.number, entry: tag, ..*tail })
+    }
+}

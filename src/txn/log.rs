@@ -1,0 +1,144 @@
+//! What an entry of the log says of the open transaction, and how entries come back into it (specification 9.4, 9.5).
+//!
+//! # Invariants
+//! LOG-1  Entry k together with the entries before it and the record that they extend is exactly what a commit at its moment would have made durable: it is
+//!     gathered under the writers' lock, with the gate of staging exclusive, from what is published and staged. What it leaves out no commit, or
+//!     no entry before, left out.
+//! LOG-2  What a record needs beside records of tree 1 is derived from them when they are applied: what an extent's page loses and gains is told by
+//!     the extents before and after. So an operation that brings pages in, or takes staged data into the trees, is made durable by a commit.
+//! LOG-3  An entry is written by who leads, in the place behind the one before it, after that one's barrier; and only on top of the newest record, of
+//!     this session, when that has no log pending.
+//! LOG-4  No block of the log that an entry of the newest durable record takes is written. A record that does not contain what the log of the one before it
+//!     says names that log as pending, and no entry is written until one contains it.
+//! LOG-5  What an entry has and is only staged can be committed: room for its data is promised before it is accepted (STAGE-4), room for the nodes that
+//!     name it before the entry is written. Other changes are published beside it meanwhile, and no commit may leave it out; without room for
+//!     its nodes there would be no commit at all, and nothing that is deleted would ever be free.
+
+use std::collections::BTreeMap;
+
+use super::state::State;
+use crate::btree::NodeStore;
+use crate::error::Result;
+use crate::format::Key;
+use crate::format::log::{DroppedRange, LogEntry, is_record_of_files};
+
+/// Records beyond which a commit costs less than naming them.
+const MOST_RECORDS: usize = 4096;
+/// Ranges likewise.
+const MOST_RANGES: usize = 256;
+
+/// What was changed in tree 1, by key, and of staged data.
+#[derive(Default)]
+pub(super) struct Changes {
+    keys: Vec<Key>,
+    dropped: Vec<DroppedRange>,
+    needs_commit: bool,
+}
+
+impl Changes {
+    pub(super) fn record(&mut self, key: Key) {
+        if self.keys.last() == Some(&key) {
+            return;
+        }
+        if !is_record_of_files(key) {
+            // What a later program wrote, or nobody should have, and is removed.
+            self.need_commit();
+        }
+        if self.keys.len() == MOST_RECORDS {
+            // Often the same ones.
+            self.sort();
+        }
+        if self.keys.len() >= MOST_RECORDS {
+            self.need_commit();
+        }
+        if !self.needs_commit {
+            self.keys.push(key);
+        }
+    }
+
+    pub(super) fn drop_range(&mut self, range: DroppedRange) {
+        if self.dropped.len() >= MOST_RANGES {
+            self.need_commit();
+        }
+        if !self.needs_commit {
+            self.dropped.push(range);
+        }
+    }
+
+    pub(super) fn need_commit(&mut self) {
+        *self = Changes { needs_commit: true, ..Changes::default() };
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.keys.is_empty() && self.dropped.is_empty() && !self.needs_commit
+    }
+
+    /// Adds what came later.
+    pub(super) fn absorb(&mut self, later: Changes) {
+        if later.needs_commit {
+            self.need_commit();
+        }
+        later.keys.into_iter().for_each(|key| self.record(key));
+        later.dropped.into_iter().for_each(|range| self.drop_range(range));
+    }
+
+    fn sort(&mut self) {
+        self.keys.sort_unstable();
+        self.keys.dedup();
+    }
+
+    /// The records as they are in `state`; None when there are too many bytes, or only a commit will do.
+    pub(super) fn entry(&mut self, state: &State, store: &NodeStore, capacity: usize) -> Result<Option<LogEntry>> {
+        if self.needs_commit {
+            return Ok(None);
+        }
+        self.sort();
+        let mut entry = LogEntry {
+            next_ino: state.counters.next_ino,
+            inodes: state.counters.inodes,
+            dropped: self.dropped.clone(),
+            ..LogEntry::default()
+        };
+        for key in &self.keys {
+            entry.records.push((*key, state.trees.live.get(store, *key, |value| Ok(value.to_vec()))?));
+        }
+        Ok((entry.length() <= capacity).then_some(entry))
+    }
+}
+
+/// What the entries of a record say beyond it.
+pub(crate) struct Logged {
+    pub(crate) entries: Vec<LogEntry>,
+    pub(super) records: LoggedRecords,
+}
+
+impl Logged {
+    /// None without an entry.
+    pub(super) fn of(entries: Vec<LogEntry>) -> Option<Logged> {
+        (!entries.is_empty()).then(|| Logged { records: LoggedRecords::of(&entries), entries })
+    }
+}
+
+/// The records of several entries, the later over the earlier ones, and the counters of the last.
+#[derive(Default)]
+pub(super) struct LoggedRecords {
+    pub(super) records: BTreeMap<Key, Option<Vec<u8>>>,
+    pub(super) next_ino: u64,
+    pub(super) inodes: u64,
+}
+
+impl LoggedRecords {
+    fn of(entries: &[LogEntry]) -> LoggedRecords {
+        let mut all = LoggedRecords::default();
+        for entry in entries {
+            all.records.extend(entry.records.iter().cloned());
+            (all.next_ino, all.inodes) = (entry.next_ino, entry.inodes);
+        }
+        all
+    }
+
+    /// How many there are.
+    pub(super) fn len(&self) -> u64 {
+        self.records.len() as u64
+    }
+}

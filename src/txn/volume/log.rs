@@ -1,0 +1,74 @@
+//! Lays what the log says over the record that was opened, and erases what no record needs of it.
+
+use std::sync::Arc;
+
+use super::Volume;
+use crate::error::{Error, Result};
+use crate::txn::commit::LogState;
+use crate::txn::log::Logged;
+use crate::txn::operation::Operation;
+use crate::txn::state::State;
+use crate::txn::view::View;
+
+impl Volume {
+    /// What the log says beyond the record that was opened; the caller lays it over that before anything else is read or changed.
+    pub(crate) fn take_logged(&self) -> Option<Logged> {
+        self.logged.lock().take()
+    }
+
+    /// Whether a reader sees more than the trees have.
+    pub(crate) fn lays_log(&self) -> bool {
+        self.unlaid.get().is_some()
+    }
+
+    /// Makes the records a part of the open transaction, and has `stage` accept the `pieces` in the same moment. It gets the state with the records, may take
+    /// what is reserved already, and waits for nothing. The next commit makes them durable; the one before, the first of the session, names them as pending (LOG-4).
+    ///
+    /// # Errors
+    /// `NoSpace` when there is no room to lay them: nothing is lost then, and who only reads needs none.
+    pub(crate) fn lay(
+        &self,
+        logged: &Logged,
+        pieces: u64,
+        stage: &mut dyn FnMut(View<'_>) -> Result<()>,
+    ) -> Result<()> {
+        self.committer.open_session()?;
+        let _queued = self.shortage.await_operation(logged.records.len(), true)?;
+        // After the last commit that could give it back: the next one is to use it (LOG-5).
+        if !self.shortage.have_room(&|| self.committer.promise_nodes(pieces, true))? {
+            return Err(Error::NoSpace("no room for what the log says of files".into()));
+        }
+        self.committer.between_commits(|chain| {
+            let mut transaction = self.writer.lock();
+            transaction.operate(true, |operation| operation.lay(&logged.records, true))?;
+            stage(self.view(&self.state()))?;
+            if let LogState::Pending { laid, .. } = &mut chain.log {
+                *laid = true;
+            }
+            Ok(())
+        })
+    }
+
+    /// As [`Self::lay`], in memory alone, for who only reads.
+    pub(crate) fn lay_for_reading(&self, logged: &Logged, stage: &mut dyn FnMut(View<'_>) -> Result<()>) -> Result<()> {
+        let versions = &self.medium.versions;
+        let base = versions.published();
+        let mut operation = Operation::new(&self.medium.store, versions.open_generation(), &base);
+        operation.lay(&logged.records, false)?;
+        let Operation { trees, counters, .. } = operation;
+        let _first = self.unlaid.set(base.clone());
+        versions.publish(Arc::new(State { trees, counters, sequence: base.sequence + 1 }));
+        stage(self.view(&self.state()))
+    }
+
+    /// Overwrites what the log holds beyond the entries of the newest record.
+    pub(super) fn erase_log(&self) -> Result<()> {
+        self.committer.between_commits(|chain| {
+            if let Some(start) = chain.log.needed_to().filter(|start| *start < chain.log_end) {
+                self.medium.pager.erase_log(start, chain.log_end, &*self.medium.environment)?;
+                chain.log_end = start;
+            }
+            Ok(())
+        })
+    }
+}
