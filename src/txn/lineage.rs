@@ -4,8 +4,15 @@
 //! LINEAGE-1  A record that is named as durable to somebody outside of the file is durable: to a writer its own newest one (its last barrier has
 //!     returned, or recovery verified it from the medium), to a reader only the one before the newest (by TXN-3 the newest was written after
 //!     the barrier of that one returned), because a reader may see a record that so far is in the host's cache alone.
+//!     The same holds for entries of the log. A writer names the last one whose barrier has returned, or that recovery read from the medium. A reader
+//!     names the one before the last that it sees, as each is written after the barrier of the one before (10.3 rule 8), and the first one after that of
+//!     the record itself; and all that the newest record names as pending, as they were read from the medium before it was written.
 //! LINEAGE-2  A recovery never undoes a record that was named by LINEAGE-1: handed in as `seen`, a bad page of it is damage (specification 10.1).
 //! LINEAGE-3  So a record that was named and is not in this line was never undone by a crash: the file is older, or was written apart.
+//! LINEAGE-4  Nor is an entry that was named ever missing of its record, as long as that is the newest: nothing is written where it lies before a later
+//!     record is durable (LOG-4). The record after it contains it, when the same session wrote that one, or names it as pending, when
+//!     it is the first of another session (10.3 rule 12). While the ring has both, a later record that does neither was written to a copy
+//!     without that entry. When the ring has them no more, nothing can be said of entries.
 //!
 //! The history is bounded: beyond [`MOST_SESSIONS`] the oldest records go. Of what lies before the oldest record nothing can be said any
 //! more, and that is what is answered ([`Descent::Unknown`]): never a false alarm, but also no alarm for a fork that old.
@@ -15,6 +22,7 @@ use std::ops::ControlFlow;
 use super::operation::Operation;
 use crate::btree::{NodeStore, Tree};
 use crate::error::Result;
+use crate::format::log::LogMark;
 use crate::format::values::HistoryValue;
 use crate::format::{Generation, Key, SessionId, Tag, kind};
 
@@ -34,6 +42,46 @@ pub(crate) struct Mark {
     pub(crate) tag: Tag,
 }
 
+/// An entry of the log of a record, as others may remember it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct EntryMark {
+    /// From 1.
+    pub(crate) number: u32,
+    pub(crate) tag: Tag,
+}
+
+/// A record, and the last one of the entries that extend it: what may be remembered (LINEAGE-1).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Durable {
+    pub(crate) mark: Mark,
+    pub(crate) entry: Option<EntryMark>,
+}
+
+impl Durable {
+    /// `log` counts when it is that of this record.
+    pub(super) fn new(mark: Mark, log: Option<LogMark>) -> Durable {
+        let own = log.filter(|log| log.is_of(mark.generation, mark.tag));
+        Durable { mark, entry: own.map(|log| EntryMark { number: log.number, tag: log.entry }) }
+    }
+}
+
+/// The log as it was opened.
+pub(super) struct OpenedLog {
+    /// Of the record that it extends.
+    pub(super) generation: Generation,
+    pub(super) record: Tag,
+    /// Of each entry that counts.
+    pub(super) tags: Vec<Tag>,
+    /// One is lost that others came after.
+    pub(super) damaged: bool,
+}
+
+impl OpenedLog {
+    fn extends(&self, mark: &Mark) -> bool {
+        (self.generation, self.record) == (mark.generation, mark.tag)
+    }
+}
+
 /// How the present commit relates to one that was seen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Descent {
@@ -51,6 +99,9 @@ pub(crate) enum Descent {
 pub(super) struct Past<'a> {
     /// The record that was opened and those before it that the ring had, newest first.
     pub(super) line: &'a [Mark],
+    /// What each of them names as pending.
+    pub(super) carried: &'a [Option<LogMark>],
+    pub(super) log: Option<&'a OpenedLog>,
     pub(super) history: &'a Tree,
     pub(super) store: &'a NodeStore,
 }
@@ -80,6 +131,39 @@ impl Past<'_> {
             Some(past) if past.generation < seen.generation => Descent::Apart,
             Some(_) => Descent::Continues,
         })
+    }
+
+    /// The same of an entry of `seen`, which is known to continue here (LINEAGE-4).
+    pub(super) fn descent_from_entry(&self, seen: &Mark, entry: &EntryMark) -> Descent {
+        let Some(at) = self.line.iter().position(|mark| mark == seen) else { return Descent::Continues };
+        if let Some(log) = self.log.filter(|log| log.extends(seen)) {
+            return match log.tags.get((entry.number as usize).saturating_sub(1)) {
+                // Entries behind a lost one show that the file is none from before: it is damage, and told as that.
+                _ if log.damaged => Descent::Continues,
+                Some(tag) if *tag == entry.tag => Descent::Continues,
+                None if at == 0 => Descent::Earlier,
+                Some(_) | None => Descent::Apart,
+            };
+        }
+        let Some(next) = at.checked_sub(1) else { return Descent::Earlier };
+        let of_session = (self.line[next].session, self.line[next].first) == (seen.session, seen.first);
+        let carries = |log: &LogMark| {
+            let at_least = log.number > entry.number || (log.number == entry.number && log.entry == entry.tag);
+            log.is_of(seen.generation, seen.tag) && at_least
+        };
+        if of_session || self.carried[next].as_ref().is_some_and(carries) { Descent::Continues } else { Descent::Apart }
+    }
+
+    /// What a reader may remember.
+    pub(super) fn durable_to_reader(&self) -> Option<Durable> {
+        let newest = self.line.first()?;
+        if let Some(log) = self.log.filter(|log| log.extends(newest))
+            && let Some(before) = log.tags.len().checked_sub(1)
+        {
+            let entry = before.checked_sub(1).map(|at| EntryMark { number: before as u32, tag: log.tags[at] });
+            return Some(Durable { mark: *newest, entry });
+        }
+        self.line.get(1).map(|before| Durable::new(*before, self.carried[0]))
     }
 
     /// `mark` and the last records of the sessions before it, newest first, `most` at most.

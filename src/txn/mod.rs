@@ -44,7 +44,7 @@ pub(crate) use allocator::{Reservation, groups_for};
 pub(crate) use audit::{Audit, DataPages};
 pub(crate) use commit::WantedCommit;
 pub use finding::{Finding, FindingKind, Lost, Severity};
-pub(crate) use lineage::{Descent, Mark};
+pub(crate) use lineage::{Descent, Durable, EntryMark, Mark};
 pub(crate) use operation::Operation;
 pub(crate) use publication::Publication;
 pub(crate) use reading::Reading;

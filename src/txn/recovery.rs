@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use super::allocator::Allocator;
 use super::commit::{Chain, LogState, read_lists};
-use super::lineage::Mark;
+use super::lineage::{Mark, OpenedLog};
 use super::log::Logged;
 use crate::env::Environment;
 use crate::error::{Error, Result};
@@ -29,6 +29,7 @@ pub(super) struct Recovered {
     pub(super) fallback: Option<String>,
     /// What the log says beyond the record, and up to which entry.
     pub(super) logged: Laid,
+    pub(super) log: Option<OpenedLog>,
 }
 
 /// Generations left for the session that opens: more than it can use, so that counting never overflows.
@@ -96,9 +97,9 @@ pub(super) fn choose(
     let next_generation = newest.record.generation.next();
     let generation_of_newest = newest.record.generation;
     let recovered = |chosen: AuthenticRecord, ring: Vec<AuthenticRecord>, fallback: Option<String>| {
-        let (logged, lost) = read_log(pager, &chosen, generation_of_newest, writable)?;
+        let (logged, log, lost) = read_log(pager, &chosen, generation_of_newest, writable)?;
         let fallback = [fallback, lost].into_iter().flatten().reduce(|one, other| format!("{one}; {other}"));
-        Ok(Recovered { record: chosen.record, tag: chosen.tag, ring, next_generation, fallback, logged })
+        Ok(Recovered { record: chosen.record, tag: chosen.tag, ring, next_generation, fallback, logged, log })
     };
     let Some(reason) = first_flaw(pager, &newest.record, writable)? else { return recovered(newest, ring, None) };
     let remembered = seen.is_some_and(|seen| seen.tag == newest.tag && seen.generation == newest.record.generation);
@@ -144,7 +145,7 @@ fn is_extended(pager: &Pager, record: &AuthenticRecord) -> Result<bool> {
 /// What the log says beyond a record, and up to which entry.
 type Laid = Option<(Logged, LogMark)>;
 
-/// Specification 10.4: what the log says beyond the chosen record, and a sentence when some of it is lost.
+/// Specification 10.4: what the log says beyond the chosen record, which entries it has, and a sentence when some of it is lost.
 ///
 /// # Errors
 /// `Damaged` for a writer when some of it is lost: what it wrote would bury that.
@@ -153,13 +154,13 @@ fn read_log(
     chosen: &AuthenticRecord,
     newest: Generation,
     writable: bool,
-) -> Result<(Laid, Option<String>)> {
+) -> Result<(Laid, Option<OpenedLog>, Option<String>)> {
     let record = &chosen.record;
     if !pager.cipher().has_log() {
         // An older header was put back.
         return match record.pending {
             Some(_) => Err(Error::damaged("the newest commit needs a log, and the header says that there is none")),
-            None => Ok((None, None)),
+            None => Ok((None, None, None)),
         };
     }
     if writable {
@@ -179,7 +180,8 @@ fn read_log(
     if let Some(lost) = lost.as_ref().filter(|_| writable) {
         return Err(Error::damaged(format!("what was durable is lost: {lost}")));
     }
-    Ok((Logged::of(log.entries).zip(log.last), lost))
+    let opened = OpenedLog { generation, record: tag, tags: log.tags, damaged: lost.is_some() };
+    Ok((Logged::of(log.entries).zip(log.last), Some(opened), lost))
 }
 
 /// Freed runs may be longer than a page.
@@ -188,13 +190,11 @@ pub(super) fn in_space(run: Run, total: u64, pager: &Pager) -> bool {
 }
 
 impl Recovered {
-    /// The chosen record and those before it as far as the ring has them, newest first.
-    pub(super) fn line(&self) -> Vec<Mark> {
-        let mark = |record: &CommitRecord, tag| Mark {
-            session: record.session,
-            first: record.session_first,
-            generation: record.generation,
-            tag,
+    /// The chosen record and those before it as far as the ring has them, newest first, each with what it names as pending.
+    pub(super) fn line(&self) -> Vec<(Mark, Option<LogMark>)> {
+        let mark = |record: &CommitRecord, tag| {
+            let (session, first) = (record.session, record.session_first);
+            (Mark { session, first, generation: record.generation, tag }, record.pending)
         };
         let mut line = vec![mark(&self.record, self.tag)];
         let mut previous = self.record.previous_tag;

@@ -135,3 +135,36 @@ fn a_state_directory_that_cannot_be_made_costs_one_warning() {
     assert_eq!(ended.code, 0);
     assert_eq!(ended.complaint.matches("would not be noticed").count(), 1, "{}", ended.complaint);
 }
+
+/// The golden archive's newest record is the same whether entries of its log are there or not.
+#[test]
+fn a_copy_without_the_last_entries_of_the_log_is_refused() {
+    let place = Place::new();
+    let golden = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/data/golden/log.lbx.zst");
+    let whole = zstd::decode_all(&fs::read(golden).unwrap()[..]).unwrap();
+    let passfile = place.secret("golden pass", "golden one");
+    let run = |arguments: &[&str]| {
+        let ended = place.command().env("LOCKBOX_PASSFILE", &passfile).args(arguments).output().unwrap();
+        (ended.status.code(), String::from_utf8_lossy(&ended.stderr).into_owned())
+    };
+    fs::write(place.path("a.lbx"), &whole).unwrap();
+    assert_eq!(run(&["ls", "a.lbx"]).0, Some(0));
+    // The last three of ten: a reader remembers the ninth. What overwrites them is what the log has behind them.
+    let mut cut = whole.clone();
+    let log = 65 * 4096..320 * 4096;
+    let filler = whole[log.end - 4096..log.end].to_vec();
+    let used = log.clone().step_by(4096).rfind(|&at| whole[at..at + 4096] != filler).unwrap();
+    for block in 0..3 {
+        cut[used - 4096 * block..][..4096].copy_from_slice(&filler);
+    }
+    fs::write(place.path("a.lbx"), &cut).unwrap();
+    for command in [&["ls", "a.lbx"][..], &["check", "a.lbx"], &["cat", "a.lbx", "cut"], &["purge", "a.lbx"]] {
+        let (code, complaint) = run(command);
+        assert_eq!(code, Some(OLDER), "{command:?}: {complaint}");
+        assert!(complaint.contains("entries of its log") && complaint.contains("--accept-older"), "{complaint}");
+        // But for room at the end that no record names, which an opening for writing cuts off.
+        assert!(cut.starts_with(&fs::read(place.path("a.lbx")).unwrap()));
+    }
+    assert_eq!(run(&["ls", "a.lbx", "--accept-older"]).0, Some(0));
+    assert_eq!(run(&["ls", "a.lbx"]).0, Some(0), "it is the one that is remembered now");
+}

@@ -218,7 +218,9 @@ fn lists() -> Vec<Vec<u8>> {
 fn remembered() -> Vec<Vec<u8>> {
     let mut one = vec![0; 32 + 2 * 48];
     (one[0], one[20]) = (1, 2);
-    vec![one]
+    let mut with_entry = [&one[..], &[0; 24]].concat();
+    (with_entry[0], with_entry[32 + 2 * 48]) = (2, 5);
+    vec![one, with_entry]
 }
 
 fn pages() -> Vec<Vec<u8>> {

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, openat, renameat, unlinkat};
 use rustix::io::Errno;
 
-use super::{HEAD, MARK, Seen, TRAIL, shown};
+use super::{ENTRY, HEAD, MARK, Seen, TRAIL, shown};
 use crate::crypto::SecretKey;
 use crate::crypto::aead::{NONCE, TAG, XaesKey};
 use crate::crypto::kdf::hkdf;
@@ -73,7 +73,7 @@ impl SeenFile {
             Err(Errno::NOENT) => return Ok(None),
             Err(e) => return Err(failed(e.into())),
             Ok(file) => File::from(file)
-                .take((NONCE + HEAD + MARK * TRAIL + TAG) as u64 + 1)
+                .take((NONCE + HEAD + MARK * TRAIL + ENTRY + TAG) as u64 + 1)
                 .read_to_end(&mut bytes)
                 .map_err(failed)?,
         };

@@ -3,11 +3,24 @@
 //! # Invariants
 //! SEEN-1  A commit is remembered only when it is durable (LINEAGE-1): so no crash makes the archive older than what is remembered. A crash between
 //!     the two leaves the archive newer, which is no alarm.
+//!     So is an entry of the log, with the record that it extends: a writer remembers the last one behind whose barrier it stands, a reader the one before
+//!     the last that it sees. So a host that loses its cache loses at most one that no reader remembers.
 //! SEEN-2  What is remembered goes to recovery as evidence (LINEAGE-2): a remembered commit with a bad page is damage and is not undone.
 //! SEEN-3  A header is remembered by the lowest sequence number of its valid copies: copies are written one after the other with a barrier
 //!     between, so a lower number in either can only be an older header put back.
 //! SEEN-4  The file is replaced as a whole: new file, fsync, rename, fsync of the directory. Losing it, or an older one, weakens the watch
 //!     and raises no alarm. Whatever fails with it costs one warning, never the opening of the archive.
+//! SEEN-5  Fewer entries of the record that is remembered are an older copy, another tag at the number that is remembered is a copy written apart
+//!     (LINEAGE-4), and so is a record after it whose session began without that entry. Nothing that honest programs do looks like that. A crash
+//!     keeps what is durable, and nothing is written over an entry before a later record is durable; then that record is the newest, and
+//!     contains the entries or names them as pending. `compact` closes the archive before it copies it, so its first record follows
+//!     one without a log, and its new ring has nothing that entries could be compared with; `rekey` makes another archive.
+//!     A backup that is put back, and a copy of an archive that was in use, are older copies, as they are by their records.
+//!     What is lost in the middle is damage, which later entries prove, and no older copy.
+//!
+//! What is remembered of entries is as old as the last call of [`Witness::remember`], like what is remembered of records: an fsync does not wait for a
+//! second one beside the archive. So entries that were written since then can be cut off unnoticed, and so can all entries that are in no
+//! record yet from who opens the archive only after a later one hides that: after more commits than the ring has, or on a machine that never saw them.
 //!
 //! The file's name and content are sealed under keys that come from the volume key. Who reads the directory learns how many archives
 //! this user opened and when each was used last, not which ones, nor how often they were written. Who can write to it can make the user
@@ -29,7 +42,7 @@ use std::path::{Path, PathBuf};
 use crate::crypto::SecretKey;
 use crate::error::{Error, Result, Timestamp};
 use crate::format::{ArchiveId, Generation};
-use crate::txn::Mark;
+use crate::txn::{EntryMark, Mark};
 
 /// What a user remembers, and what is accepted although it contradicts that.
 #[derive(Clone, Debug, Default)]
@@ -76,16 +89,28 @@ pub(crate) struct Seen {
     header_sequence: u64,
     /// The commit, and the last ones of the sessions before it, newest first. Never empty.
     trail: Vec<Mark>,
+    /// The last entry of the log of that commit.
+    entry: Option<EntryMark>,
 }
 
 /// Version, zero (7), time 12, count u32, header sequence u64.
 const HEAD: usize = 32;
 const MARK: usize = 48;
+/// Number u32, zero u32, tag 16.
+const ENTRY: usize = 24;
+/// Without an entry: programs from before the log read it.
 const VERSION: u8 = 1;
+/// With one behind the marks.
+const VERSION_WITH_ENTRY: u8 = 2;
 
 impl Seen {
     pub(crate) fn mark(&self) -> &Mark {
         &self.trail[0]
+    }
+
+    /// The entry, by number, with the generation of the commit that it extends: what is greater came later.
+    fn reach(&self) -> (Generation, u32) {
+        (self.mark().generation, self.entry.map_or(0, |entry| entry.number))
     }
 
     pub(crate) fn header_sequence(&self) -> u64 {
@@ -93,8 +118,9 @@ impl Seen {
     }
 
     pub(crate) fn encode(&self) -> Vec<u8> {
-        let mut out = Vec::with_capacity(HEAD + MARK * self.trail.len());
-        out.extend_from_slice(&[VERSION, 0, 0, 0, 0, 0, 0, 0]);
+        let mut out = Vec::with_capacity(HEAD + MARK * self.trail.len() + ENTRY);
+        let version = if self.entry.is_some() { VERSION_WITH_ENTRY } else { VERSION };
+        out.extend_from_slice(&[version, 0, 0, 0, 0, 0, 0, 0]);
         out.extend_from_slice(&self.time.seconds.to_le_bytes());
         out.extend_from_slice(&self.time.nanos.to_le_bytes());
         out.extend_from_slice(&(self.trail.len() as u32).to_le_bytes()); // at most TRAIL
@@ -105,12 +131,17 @@ impl Seen {
             out.extend_from_slice(&mark.generation.0.to_le_bytes());
             out.extend_from_slice(&mark.tag);
         }
+        if let Some(entry) = &self.entry {
+            out.extend_from_slice(&entry.number.to_le_bytes());
+            out.extend_from_slice(&[0; 4]);
+            out.extend_from_slice(&entry.tag);
+        }
         out
     }
 
     pub(crate) fn decode(bytes: &[u8]) -> Result<Seen> {
         let malformed = || Error::damaged("what was remembered of the archive does not decode");
-        let (head, marks) = bytes.split_at_checked(HEAD).ok_or_else(malformed)?;
+        let (head, rest) = bytes.split_at_checked(HEAD).ok_or_else(malformed)?;
         let word = |bytes: &[u8], at: usize| {
             let mut word = [0; 8];
             word.copy_from_slice(&bytes[at..at + 8]);
@@ -118,7 +149,19 @@ impl Seen {
         };
         let packed = word(head, 16);
         let (nanos, count) = (packed as u32, (packed >> 32) as usize);
-        if head[0] != VERSION || !(1..=TRAIL).contains(&count) || marks.len() != count * MARK {
+        if !(1..=TRAIL).contains(&count) {
+            return Err(malformed());
+        }
+        let (marks, entry) = rest.split_at_checked(count * MARK).ok_or_else(malformed)?;
+        let entry = match (head[0], entry.split_last_chunk()) {
+            (VERSION, _) if entry.is_empty() => None,
+            (VERSION_WITH_ENTRY, Some((_, tag))) if entry.len() == ENTRY => {
+                let number = word(entry, 0);
+                Some(EntryMark { number: u32::try_from(number).map_err(|_| malformed())?, tag: *tag })
+            }
+            _ => return Err(malformed()),
+        };
+        if entry.is_some_and(|entry| entry.number == 0) {
             return Err(malformed());
         }
         let trail = marks.chunks_exact(MARK).map(|mark| {
@@ -134,6 +177,7 @@ impl Seen {
             time: Timestamp { seconds: word(head, 8) as i64, nanos },
             header_sequence: word(head, 24),
             trail: trail.collect(),
+            entry,
         })
     }
 

@@ -4,12 +4,14 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::sync::Arc;
 
-use super::{Looked, Seen, SeenFile, SeenOptions, TRAIL, Witness, judge};
+use super::{EntryMark, Looked, Seen, SeenFile, SeenOptions, TRAIL, Witness, judge};
 use crate::crypto::SecretKey;
 use crate::env::{Environment, SeededEnvironment};
 use crate::error::{Error, Result, Timestamp};
-use crate::format::{Generation, Key, kind};
+use crate::format::log::{EntryHead, LogEntry, entry_blocks};
+use crate::format::{BLOCK, Generation, Key, LOG, kind};
 use crate::frame::PageCipher;
+use crate::pager::Pager;
 use crate::storage::Storage;
 use crate::storage::simulated::SimulatedStorage;
 use crate::txn::{self, Mark, Volume};
@@ -53,7 +55,7 @@ impl User {
     }
 
     fn cipher(&self) -> PageCipher {
-        PageCipher::new(&key(), ARCHIVE, false, self.environment.clone())
+        PageCipher::new(&key(), ARCHIVE, true, self.environment.clone())
     }
 
     /// As [`crate::archive::Archive::open_seen`] does it, on simulated storage.
@@ -69,6 +71,11 @@ impl User {
         let volume = Volume::open_seen(storage.clone(), self.cipher(), environment, 1, &open, looked.mark())?;
         let replace = judge(&volume, 1, looked.seen.as_ref(), options)?;
         let witness = Witness::new(volume.clone(), 1, looked, replace);
+        match volume.take_logged() {
+            Some(logged) if read_only => volume.lay_for_reading(&logged, &mut |_| Ok(()))?,
+            Some(logged) => volume.lay(&logged, 0, &mut |_| Ok(()))?,
+            None => {}
+        }
         witness.remember();
         Ok((volume, witness))
     }
@@ -82,6 +89,12 @@ impl User {
         let ino = 2 + self.below(50);
         let value = self.environment.next_u64().to_le_bytes();
         volume.operate(1, false, |operation| operation.insert(Key::new(ino, kind::INLINE, 0), &value)).unwrap();
+    }
+
+    /// A change that is durable by an entry of the log, when the session has committed before.
+    fn log(&self, volume: &Volume) {
+        self.change(volume);
+        volume.sync_wanted(volume.want_commit().unwrap()).unwrap();
     }
 
     /// One session of some commits, closed.
@@ -120,6 +133,7 @@ fn a_memory_survives_its_file_and_reveals_nothing() {
         time: Timestamp { seconds: 1_700_000_000, nanos: 5 },
         header_sequence: 3,
         trail: (0..TRAIL as u64).map(|i| mark(i as u8, 1000 - 10 * i, 1005 - 10 * i)).collect(),
+        entry: Some(EntryMark { number: 7, tag: [8; 16] }),
     };
     assert_eq!(file(&directory).load().unwrap(), None);
     file(&directory).save(&seen, &*user.environment).unwrap();
@@ -154,7 +168,8 @@ fn a_memory_survives_its_file_and_reveals_nothing() {
 fn what_is_remembered_goes_where_it_was_whatever_hides_the_path() {
     let user = User::new(3);
     let (directory, aside) = (user.home.path().join("seen"), user.home.path().join("aside"));
-    let seen = Seen { time: Timestamp { seconds: 1, nanos: 0 }, header_sequence: 3, trail: vec![mark(1, 2, 3)] };
+    let seen =
+        Seen { time: Timestamp { seconds: 1, nanos: 0 }, header_sequence: 3, trail: vec![mark(1, 2, 3)], entry: None };
     let opened = file(&directory);
     std::fs::rename(&directory, &aside).unwrap();
     std::fs::create_dir(&directory).unwrap();
@@ -238,6 +253,137 @@ fn copies_written_apart_are_refused_until_that_is_accepted() {
     assert!(shorter >= 15);
 }
 
+/// What was there after a commit, after each of five entries of its log, and the writer with what it is remembered by.
+fn logged(user: &User) -> (Vec<Arc<SimulatedStorage>>, Arc<Volume>, Witness) {
+    let storage = user.create();
+    let (volume, witness) = user.open(&storage).unwrap();
+    user.change(&volume);
+    volume.commit().unwrap();
+    let mut copies = vec![copy(&storage)];
+    for _ in 0..5 {
+        user.log(&volume);
+        copies.push(copy(&storage));
+    }
+    assert_eq!(volume.log_use().entries, 5);
+    (copies, volume, witness)
+}
+
+/// SEEN-5: the record is the same in all of them.
+#[test]
+fn a_copy_that_lacks_the_last_entries_of_the_log_is_an_older_one() {
+    let user = User::new(90);
+    let (copies, _volume, witness) = logged(&user);
+    witness.remember();
+    // Every byte of the last one by random ones.
+    let cut = copy(&copies[5]);
+    let entry = (LOG.0..LOG.1).rfind(|&block| {
+        let mut bytes = vec![0; BLOCK as usize];
+        copies[5].read_at(block * BLOCK, &mut bytes).unwrap();
+        user.cipher().open_entry_head(block, &bytes).unwrap().is_some()
+    });
+    let mut noise = vec![0; BLOCK as usize];
+    user.environment.fill_random(&mut noise).unwrap();
+    cut.write_at(entry.unwrap() * BLOCK, &noise).unwrap();
+    for (number, old) in copies[..5].iter().chain([&cut]).enumerate() {
+        for read_only in [true, false] {
+            let before = old.contents();
+            let error = user.open_with(old, read_only, &user.options()).err().unwrap();
+            let told = matches!(&error, Error::Older(text) if text.contains("and 5 entries of its log"));
+            assert!(told, "{number}: {error}");
+            // But for room at the end that no record names, which an opening for writing cuts off.
+            assert!(before.starts_with(&old.contents()));
+            let fork = SeenOptions { accept_fork: true, ..user.options() };
+            assert!(user.open_with(old, read_only, &fork).is_err());
+        }
+    }
+    user.open_with(&copies[5], true, &user.options()).unwrap();
+    user.open_with(&copies[2], false, &SeenOptions { accept_older: true, ..user.options() }).unwrap();
+    user.open(&copies[2]).unwrap();
+}
+
+/// LINEAGE-1: the last one may be in the host's cache alone.
+#[test]
+fn a_reader_remembers_the_entry_before_the_last() {
+    let writer = User::new(91);
+    let (copies, ..) = logged(&writer);
+    for seen in 1..=5 {
+        let user = User::new(92);
+        let open = |number: usize| user.open_with(&copies[number], true, &user.options()).map(drop);
+        open(seen).unwrap();
+        open(seen - 1).unwrap();
+        for (number, _) in copies.iter().enumerate().take(seen - 1) {
+            assert!(matches!(open(number), Err(Error::Older(_))), "{number} of {seen}");
+        }
+        // What it remembers of more entries is more.
+        open(5).unwrap();
+        open(4).unwrap();
+        assert!(open(3).is_err());
+    }
+}
+
+/// SEEN-5: the same number and another tag; and a session that began on a copy without what was seen.
+#[test]
+fn a_log_that_was_written_apart_is_a_fork() {
+    let user = User::new(93);
+    let (copies, volume, witness) = logged(&user);
+    witness.remember();
+    let record = volume.durable_point().unwrap().mark;
+    let other = copy(&copies[0]);
+    let pager = Pager::new(other.clone(), user.cipher(), 1 << 20);
+    let body = LogEntry { next_ino: 100, inodes: 1, ..LogEntry::default() }.encode();
+    let (mut previous, mut address) = ([0; 16], LOG.0);
+    for number in 1..=6 {
+        let blocks = entry_blocks(body.len());
+        let head = EntryHead {
+            generation: record.generation,
+            record: record.tag,
+            number,
+            length: body.len() as u32,
+            previous,
+            time: Timestamp::default(),
+            blocks: blocks as u16,
+        };
+        previous = pager.write_entry(&head, address, &body).unwrap();
+        address += blocks;
+    }
+    for read_only in [true, false] {
+        assert!(matches!(user.open_with(&other, read_only, &user.options()), Err(Error::Forked(_))));
+    }
+    for (entries, fork) in [(5, false), (4, true), (0, true)] {
+        let stranger = User::new(94 + entries as u64);
+        let apart = copy(&copies[entries]);
+        for _ in 0..3 {
+            stranger.session(&apart);
+            let looked = Looked::at(&user.options(), &key(), &ARCHIVE);
+            let open = txn::OpenOptions { read_only: true, memory: 32 << 20 };
+            let volume = Volume::open(apart.clone(), user.cipher(), user.environment.clone(), 1, &open).unwrap();
+            let judged = judge(&volume, 1, looked.seen.as_ref(), &user.options());
+            assert_eq!(matches!(judged, Err(Error::Forked(_))), fork, "{entries}: {judged:?}");
+            assert!(fork || judged.is_ok());
+        }
+    }
+}
+
+/// What programs from before the log wrote, and what this one writes of an archive without entries.
+#[test]
+fn what_has_no_entry_is_remembered_as_before() {
+    let seen = Seen { time: Timestamp::default(), header_sequence: 3, trail: vec![mark(1, 2, 3)], entry: None };
+    let bytes = seen.encode();
+    assert_eq!((bytes[0], bytes.len()), (1, 80));
+    assert_eq!(Seen::decode(&bytes).unwrap(), seen);
+    let with_entry = Seen { entry: Some(EntryMark { number: 1, tag: [9; 16] }), ..seen };
+    let bytes = with_entry.encode();
+    assert_eq!((bytes[0], bytes.len()), (2, 104));
+    assert_eq!(Seen::decode(&bytes).unwrap(), with_entry);
+    // Number 0, a reserved field, too short, too long.
+    for (at, byte) in [(80, 0), (84, 1)] {
+        let mut wrong = bytes.clone();
+        wrong[at] = byte;
+        assert!(Seen::decode(&wrong).is_err());
+    }
+    assert!(Seen::decode(&bytes[..103]).is_err() && Seen::decode(&[&bytes[..], &[0]].concat()).is_err());
+}
+
 /// What others wrote in sessions of their own, also more of them than the ring holds, is no reason for an alarm.
 #[test]
 fn sessions_of_other_machines_are_no_fork() {
@@ -288,9 +434,10 @@ fn no_crash_raises_an_alarm() {
             let (volume, witness) = user.open(&storage).unwrap();
             for _ in 0..1 + user.below(6) {
                 user.change(&volume);
-                match user.below(4) {
+                match user.below(6) {
                     0 => {}
                     1 => witness.remember(),
+                    2 | 3 => user.log(&volume),
                     _ => drop(volume.commit().unwrap()),
                 }
             }
@@ -366,7 +513,7 @@ fn an_older_header_is_refused() {
     assert!(!judge(&volume, 1, None, &none).unwrap());
     // Remembered alone: nothing was committed since the change.
     let mark = volume.opened_at().unwrap();
-    let seen = Seen { time: Timestamp::default(), header_sequence: 2, trail: vec![mark] };
+    let seen = Seen { time: Timestamp::default(), header_sequence: 2, trail: vec![mark], entry: None };
     assert!(matches!(judge(&volume, 1, Some(&seen), &none), Err(Error::Older(text)) if text.contains("header")));
     assert!(judge(&volume, 1, Some(&seen), &SeenOptions { accept_older: true, ..none.clone() }).unwrap());
     assert!(!judge(&volume, 2, Some(&seen), &none).unwrap());

@@ -10,7 +10,7 @@ use crate::crypto::SecretKey;
 use crate::env::{Environment, SystemEnvironment};
 use crate::error::{Error, Result, Timestamp};
 use crate::format::ArchiveId;
-use crate::txn::{Descent, Mark, Volume};
+use crate::txn::{Descent, Durable, Mark, Volume};
 
 /// What was found before the archive was opened.
 #[derive(Default)]
@@ -63,6 +63,10 @@ pub(crate) fn judge(volume: &Volume, header_sequence: u64, seen: Option<&Seen>, 
         }
         error => Err(error),
     })?;
+    let descent = match (descent, &seen.entry) {
+        (Descent::Continues, Some(entry)) => volume.descent_from_entry(seen.mark(), entry),
+        (descent, _) => descent,
+    };
     let forked = match descent {
         Descent::Continues => return Ok(header_sequence < known),
         Descent::Unknown => {
@@ -75,7 +79,7 @@ pub(crate) fn judge(volume: &Volume, header_sequence: u64, seen: Option<&Seen>, 
         Descent::Apart => true,
         Descent::Earlier => !volume.opened_at().is_some_and(|newest| seen.comes_after(&newest)),
     };
-    let facts = facts(seen, record.generation.0, record.time);
+    let facts = facts(seen, volume, record.time);
     match forked {
         false if options.accept_older => {}
         true if options.accept_fork => {}
@@ -104,11 +108,23 @@ pub(crate) fn older_header(header_sequence: u64, known: u64) -> Error {
     ))
 }
 
-fn facts(seen: &Seen, generation: u64, time: Timestamp) -> String {
+fn facts(seen: &Seen, volume: &Volume, time: Timestamp) -> String {
+    let generation = volume.durable().generation;
+    let of_log = |entries: usize| match entries {
+        0 => String::new(),
+        1 => " and an entry of its log".into(),
+        several => format!(" and {several} entries of its log"),
+    };
+    let entries = seen.entry.map_or(0, |entry| entry.number as usize);
+    // Of another commit they compare with nothing.
+    let found = if entries > 0 && seen.mark().generation == generation { volume.opened_entries() } else { 0 };
     format!(
-        "this user saw commit {} of the archive on {} UTC, but this file ends with commit {generation} of {} UTC",
+        "this user saw commit {}{} of the archive on {} UTC, but this file ends with commit {}{} of {} UTC",
         seen.mark().generation.0,
+        of_log(entries),
         seen.time.utc(),
+        generation.0,
+        of_log(found),
         time.utc()
     )
 }
@@ -129,7 +145,7 @@ impl Witness {
         Witness { volume, file: looked.file, header_sequence, saved, complained: AtomicBool::new(false) }
     }
 
-    /// Remembers the newest durable commit, if it is not yet. Failing costs one warning (SEEN-4).
+    /// Remembers the newest durable commit, and the last durable entry of its log, if they are not yet. Failing costs one warning (SEEN-4).
     pub fn remember(&self) {
         if let Some(file) = &self.file
             && let Err(error) = self.try_remember(file)
@@ -141,21 +157,20 @@ impl Witness {
 
     fn try_remember(&self, file: &SeenFile) -> Result<()> {
         let mut saved = self.saved.lock();
-        let Some(mark) = self.volume.durable_mark() else { return Ok(()) };
-        if let Some(saved) = &*saved {
-            // A reader knows one commit less than the writer that it follows (LINEAGE-1).
-            let nothing_new = saved.mark().generation >= mark.generation;
-            if nothing_new && saved.header_sequence >= self.header_sequence {
-                return Ok(());
-            }
+        let Some(Durable { mark, entry }) = self.volume.durable_point() else { return Ok(()) };
+        let reach = (mark.generation, entry.map_or(0, |entry| entry.number));
+        // A reader knows one commit or entry less than the writer that it follows (LINEAGE-1).
+        let known = saved.as_ref().filter(|saved| saved.reach() >= reach);
+        if known.is_some_and(|known| known.header_sequence >= self.header_sequence) {
+            return Ok(());
         }
         let environment = SystemEnvironment;
-        let trail = match &*saved {
-            Some(saved) if saved.mark().generation >= mark.generation => saved.trail.clone(),
+        let (trail, entry) = match known {
+            Some(known) => (known.trail.clone(), known.entry),
             // Of a damaged history the newest commit is remembered at least.
-            _ => self.volume.trail(mark, TRAIL).unwrap_or_else(|_| vec![mark]),
+            None => (self.volume.trail(mark, TRAIL).unwrap_or_else(|_| vec![mark]), entry),
         };
-        let seen = Seen { time: environment.now(), header_sequence: self.header_sequence, trail };
+        let seen = Seen { time: environment.now(), header_sequence: self.header_sequence, trail, entry };
         file.save(&seen, &environment)?;
         *saved = Some(seen);
         Ok(())

@@ -93,6 +93,15 @@ impl LogState {
         }
     }
 
+    /// The last entry that is durable and in no record, whichever record it extends.
+    pub(super) fn last(self) -> Option<LogMark> {
+        match self {
+            LogState::Idle => None,
+            LogState::Open(tail) => tail.mark(),
+            LogState::Pending { mark, .. } => Some(mark),
+        }
+    }
+
     /// Blocks of entries that no record contains.
     pub(super) fn used_blocks(self) -> u64 {
         self.needed_to().unwrap_or(LOG.1) - LOG.0

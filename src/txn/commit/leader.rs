@@ -16,7 +16,7 @@ use super::reserved::ReservedPages;
 use crate::error::{Error, LogUse, Result};
 use crate::format::{BLOCK, Generation, SessionId};
 use crate::txn::allocator::Allocator;
-use crate::txn::lineage::Mark;
+use crate::txn::lineage::{Durable, Mark};
 use crate::txn::medium::Medium;
 use crate::txn::writer::{Frozen, OpenTransaction, Writer};
 
@@ -373,10 +373,10 @@ impl Committer {
         self.queue.lock().chain = chain;
     }
 
-    /// A writer's newest durable record (LINEAGE-1).
-    pub(in crate::txn) fn mark(&self) -> Option<Mark> {
+    /// A writer's newest durable record, with the last entry of its log (LINEAGE-1).
+    pub(in crate::txn) fn durable(&self) -> Option<Durable> {
         let chain = self.chain();
-        match (chain.session_first, chain.previous_session) {
+        let mark = match (chain.session_first, chain.previous_session) {
             (Some(first), _) => {
                 Some(Mark { session: self.record.session, first, generation: chain.generation, tag: chain.tag })
             }
@@ -384,7 +384,8 @@ impl Committer {
                 Some(Mark { session: value.session, first, generation: value.last, tag: value.last_tag })
             }
             (None, None) => None,
-        }
+        };
+        mark.map(|mark| Durable::new(mark, chain.log.last()))
     }
 
     /// Callers that wait for the commit in flight.

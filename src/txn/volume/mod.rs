@@ -19,6 +19,7 @@ use parking_lot::Mutex;
 use crate::btree::NodeStore;
 use crate::env::Environment;
 use crate::error::{CacheUse, Error, LogUse, Result};
+use crate::format::log::LogMark;
 use crate::format::record::CommitRecord;
 use crate::format::{BLOCK, Generation, Key, Pointer};
 use crate::pager::Pager;
@@ -27,7 +28,7 @@ use crate::txn::allocator::{Allocator, Reservation, groups_for, keep_of};
 use crate::txn::audit::{Audit, Auditor};
 use crate::txn::commit::{Chain, Committer, Purpose, Session, WantedCommit};
 use crate::txn::finding::Finding;
-use crate::txn::lineage::{Descent, Mark, Past};
+use crate::txn::lineage::{Descent, Durable, EntryMark, Mark, OpenedLog, Past};
 use crate::txn::log::Logged;
 use crate::txn::medium::Medium;
 use crate::txn::operation::Operation;
@@ -57,8 +58,9 @@ struct Start {
     session: Session,
     /// A sentence when recovery rejected the newest record and took the one before.
     fallback: Option<String>,
-    /// The record that was opened and those before it that the ring had, newest first.
-    line: Vec<Mark>,
+    /// The record that was opened and those before it that the ring had, newest first, each with what it names as pending.
+    line: Vec<(Mark, Option<LogMark>)>,
+    log: Option<OpenedLog>,
 }
 
 /// The open archive.
@@ -72,6 +74,9 @@ pub(crate) struct Volume {
     last_erase: Mutex<i64>,
     fallback: Option<String>,
     line: Vec<Mark>,
+    /// What each of them names as pending.
+    carried: Vec<Option<LogMark>>,
+    opened_log: Option<OpenedLog>,
     /// What the log says beyond the record that was opened, until it is laid over that.
     logged: Mutex<Option<Logged>>,
     /// What a reader opened, before it laid the log over it.
@@ -80,7 +85,8 @@ pub(crate) struct Volume {
 
 impl Volume {
     fn assemble(pager: Arc<Pager>, environment: Arc<dyn Environment>, start: Start) -> Volume {
-        let Start { record, next_generation, space, memory, session, fallback, line } = start;
+        let Start { record, next_generation, space, memory, session, fallback, line, log } = start;
+        let (line, carried) = line.into_iter().unzip();
         let medium = Arc::new(Medium {
             store: NodeStore::new(pager.clone(), (memory / 4) as usize),
             versions: Versions::new(record, next_generation),
@@ -99,6 +105,8 @@ impl Volume {
             last_erase: Mutex::new(0),
             fallback,
             line,
+            carried,
+            opened_log: log,
             logged: Mutex::default(),
             unlaid: OnceLock::new(),
         }
@@ -348,9 +356,9 @@ impl Volume {
 
     // ---- the past ----
 
-    /// The newest record that may be remembered outside of the file (LINEAGE-1).
-    pub(crate) fn durable_mark(&self) -> Option<Mark> {
-        if self.read_only() { self.line.get(1).copied() } else { self.committer.mark() }
+    /// The newest record and entry that may be remembered outside of the file (LINEAGE-1).
+    pub(crate) fn durable_point(&self) -> Option<Durable> {
+        if self.read_only() { self.past(&self.state()).durable_to_reader() } else { self.committer.durable() }
     }
 
     /// The record that was chosen when the archive was opened.
@@ -363,13 +371,29 @@ impl Volume {
         self.past(&self.state()).descent_from(seen)
     }
 
+    /// The same of an entry of the log of `seen`, which it continues.
+    pub(crate) fn descent_from_entry(&self, seen: &Mark, entry: &EntryMark) -> Descent {
+        self.past(&self.state()).descent_from_entry(seen, entry)
+    }
+
+    /// How many entries of the log were found that count.
+    pub(crate) fn opened_entries(&self) -> usize {
+        self.opened_log.as_ref().map_or(0, |log| log.tags.len())
+    }
+
     /// `mark` and the last records of the sessions before it, newest first, `most` at most.
     pub(crate) fn trail(&self, mark: Mark, most: usize) -> Result<Vec<Mark>> {
         self.past(&self.state()).trail(mark, most)
     }
 
     fn past<'a>(&'a self, state: &'a State) -> Past<'a> {
-        Past { line: &self.line, history: &state.trees.history, store: &self.medium.store }
+        Past {
+            line: &self.line,
+            carried: &self.carried,
+            log: self.opened_log.as_ref(),
+            history: &state.trees.history,
+            store: &self.medium.store,
+        }
     }
 
     // ---- audits ----

@@ -97,6 +97,7 @@ impl Volume {
             memory: CREATE_MEMORY,
             session: Session { id: new_session(&*environment)?, header_sequence, read_only: false },
             line: Vec::new(),
+            log: None,
         };
         let volume = Volume::assemble(pager, environment, start);
         volume.writer.lock().mark_changed();
@@ -152,6 +153,7 @@ impl Volume {
             memory: options.memory,
             session: Session { id: new_session(&*environment)?, header_sequence, read_only: options.read_only },
             line: recovered.line(),
+            log: recovered.log.take(),
             record,
         };
         let volume = Volume::assemble(pager, environment, start);
