@@ -147,6 +147,9 @@ fn summary(report: &RescueReport) -> String {
 fn verdict(report: &RescueReport) -> &'static str {
     match report.later {
         Later::Seen => "data of a newer one is left, which was lost or never made",
+        _ if report.entries_lost => {
+            "an entry of the log that came after it is lost, and what was made durable last with it"
+        }
         _ if !report.index_whole => "not all of its index is left, so newer versions and whole files may be missing",
         _ if !report.complete() => "not complete",
         Later::Never => "complete, and no newer one was made",
@@ -175,6 +178,8 @@ fn summary_json(report: &RescueReport) -> serde_json::Value {
             "older": report.older,
             "unproved": report.unproved,
             "index_whole": report.index_whole,
+            "log_entries": report.entries,
+            "log_entry_lost": report.entries_lost,
             "newer_commits": later_word(report.later),
             "unnamed": report.unnamed,
             "partial": report.partial,

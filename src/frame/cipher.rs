@@ -225,6 +225,11 @@ impl PageCipher {
         }
     }
 
+    /// Of the same archive, that turned out to have no log.
+    pub(crate) fn without_log(self) -> PageCipher {
+        PageCipher { log: None, ..self }
+    }
+
     /// The key of the log's entries; None for an archive without a log.
     pub(super) fn log(&self) -> Option<&XaesKey> {
         self.log.as_ref()

@@ -4,27 +4,28 @@
 //! RESCUE-1  A node is part of the tree from the generation of its page until something replaces it, and never again. So it is known to be part of
 //!     it from that generation to the latest one of an authentic node (or record) that names it, by tag, in a place with the same fences.
 //! RESCUE-2  Leaves whose known lifetimes share a generation g were in the tree together at g. Only such leaves are read together.
-//! RESCUE-3  Let N be the newest generation of any surviving node or record. What leaves known to be part of the tree at N say is the newest that is
+//! RESCUE-3  Let N be the newest generation of any surviving node or record, or that an entry of the log extends. What leaves known to be part of the tree at N say is the newest that is
 //!     known; of everything else a newer version may have been destroyed, with or without a trace. So nothing is missing from the tree of N
 //!     when such leaves cover all keys, and only then. Of commits after N only data can be left, or a ring slot that shows there was none.
 //!
 //! Memory: about 130 bytes for each node page of any age (one for some 50 files), 60 for each inode number met, and for each page of an inode
 //! that no leaf describes.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 
 use lru::LruCache;
 
 use super::Later;
+use super::log::{FoundLog, LaidLog};
 use super::scan::{as_damage, open_found, scan};
 use crate::error::{Error, Result};
 use crate::format::data_head::PackedItem;
 use crate::format::node::{self, NodeEntries, NodeView};
 use crate::format::page::{PageKind, Prologue};
 use crate::format::record::CommitRecord;
-use crate::format::{BLOCK, Generation, Ino, Key, Pointer, RING_SLOTS, Run, TreeId, slot_block};
+use crate::format::{BLOCK, Generation, Ino, Key, Pointer, RING_SLOTS, Run, Tag, TreeId, slot_block};
 use crate::frame::OpenedPage;
 use crate::pager::Pager;
 
@@ -46,6 +47,15 @@ struct Node {
 pub(super) struct Version {
     pub(super) generation: Generation,
     pub(super) leaves: Vec<u32>,
+    /// With the log over them (LAID-2).
+    pub(super) logged: bool,
+}
+
+impl Version {
+    /// How many parts its records are read in, in the order of their keys.
+    pub(super) fn parts(&self) -> usize {
+        self.leaves.len().max(usize::from(self.logged))
+    }
 }
 
 /// What pages of file data say of an inode themselves.
@@ -99,6 +109,7 @@ pub(super) struct LeafIndex {
     /// RESCUE-3: N.
     pub(super) newest: Generation,
     pub(super) later: Later,
+    pub(super) log: LaidLog,
 }
 
 /// Collects while the file is scanned.
@@ -154,15 +165,21 @@ impl Collected {
 }
 
 impl LeafIndex {
-    pub(super) fn build(pager: Arc<Pager>, progress: &mut dyn FnMut(u64, u64) -> Result<()>) -> Result<LeafIndex> {
+    pub(super) fn build(
+        pager: Arc<Pager>,
+        log: FoundLog,
+        progress: &mut dyn FnMut(u64, u64) -> Result<()>,
+    ) -> Result<LeafIndex> {
         let mut found = Collected::default();
         let scanned =
             scan(&**pager.storage(), pager.cipher(), progress, &mut |run, prologue| found.page(&pager, run, prologue))?;
         let mut nodes = found.nodes;
         let records = surviving_records(&pager);
         learn_lifetimes(&pager, &records, &mut nodes);
-        let generations = nodes.iter().map(|node| node.last).chain(records.iter().map(|record| record.generation));
-        let newest = generations.max().unwrap_or_default();
+        let shown = nodes.iter().map(|node| node.last).chain(records.iter().map(|(record, _)| record.generation));
+        let newest = shown.chain([log.newest()]).max().unwrap_or_default();
+        let log = log.laid(&records);
+        found.inodes.extend(log.inodes());
         let later = later_commits(&records, newest, found.youngest);
         nodes.retain(|node| node.level == 0);
         nodes.sort_by_key(|node| (node.lower, node.pointer.generation));
@@ -188,6 +205,7 @@ impl LeafIndex {
             unreadable: scanned.unreadable,
             newest,
             later,
+            log,
         })
     }
 
@@ -256,7 +274,7 @@ impl LeafIndex {
         for leaf in self.of(ino) {
             let mut found = false;
             if self.leaves[leaf as usize].pointer.generation > generation {
-                self.records(leaf, from, to, &mut |_, _| {
+                self.leaf_records(leaf, from, to, &mut |_, _| {
                     found = true;
                     Ok(false)
                 })?;
@@ -280,12 +298,17 @@ impl LeafIndex {
         generations.sort_unstable();
         generations.dedup();
         let mut versions: Vec<Version> = Vec::new();
+        let mut to_lay = self.log.has(ino);
         for generation in generations.into_iter().rev() {
             let (from, to) = (Key::new(ino.0, 0, 0), Key::new(ino.0.saturating_add(1), 0, 0));
             if let Some(leaves) = self.covering(&all, generation, from, to)
                 && versions.last().is_none_or(|newer| newer.leaves != leaves)
             {
-                versions.push(Version { generation, leaves });
+                if to_lay && generation <= self.log.over {
+                    to_lay = false;
+                    versions.push(Version { generation, leaves: leaves.clone(), logged: true });
+                }
+                versions.push(Version { generation, leaves, logged: false });
             }
         }
         versions
@@ -323,11 +346,49 @@ impl LeafIndex {
         }
         let newest = chosen.iter().map(|&leaf| self.leaves[leaf as usize].last).max();
         chosen.sort_by_key(|&leaf| self.leaves[leaf as usize].lower);
-        Version { generation: newest.unwrap_or_default(), leaves: chosen }
+        let logged = newest.is_none_or(|newest| newest <= self.log.over) && self.log.has(ino);
+        Version { generation: newest.unwrap_or_default(), leaves: chosen, logged }
+    }
+
+    /// Calls `f` with the records of one part of a version in `[from, to)` until it says false.
+    pub(super) fn records(
+        &mut self,
+        (version, part): (&Version, usize),
+        from: Key,
+        to: Key,
+        f: &mut dyn FnMut(Key, &[u8]) -> Result<bool>,
+    ) -> Result<bool> {
+        let leaf = version.leaves.get(part).copied();
+        if !version.logged {
+            return leaf.map_or(Ok(true), |leaf| self.leaf_records(leaf, from, to, f));
+        }
+        // A leaf and what lies between it and the next one, of which the log alone can have records.
+        let lower = |part: usize| version.leaves.get(part).map(|&leaf| self.leaves[leaf as usize].lower);
+        let start = if part == 0 { from } else { lower(part).map_or(from, |lower| from.max(lower)) };
+        let end = lower(part + 1).map_or(to, |next| to.min(next));
+        let mut laid: BTreeMap<Key, Vec<u8>> = BTreeMap::new();
+        if let Some(leaf) = leaf {
+            self.leaf_records(leaf, start, end, &mut |key, value| {
+                laid.insert(key, value.to_vec());
+                Ok(true)
+            })?;
+        }
+        for (key, value) in self.log.records.range(start..end.max(start)) {
+            match value {
+                Some(value) => drop(laid.insert(*key, value.clone())),
+                None => drop(laid.remove(key)),
+            }
+        }
+        for (key, value) in &laid {
+            if !f(*key, value)? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 
     /// Calls `f` with the records of one leaf in `[from, to)` until it says false.
-    pub(super) fn records(
+    fn leaf_records(
         &mut self,
         leaf: u32,
         from: Key,
@@ -378,10 +439,10 @@ fn pieces_of(pager: &Pager, run: Run, prologue: &Prologue) -> Result<Vec<(u64, P
 }
 
 /// RESCUE-1, from the top down: a node lives at least as long as the youngest of those that name it.
-fn learn_lifetimes(pager: &Pager, records: &[CommitRecord], nodes: &mut [Node]) {
+fn learn_lifetimes(pager: &Pager, records: &[(CommitRecord, Tag)], nodes: &mut [Node]) {
     let by_address: HashMap<u64, usize> =
         nodes.iter().enumerate().map(|(index, node)| (node.pointer.run.address, index)).collect();
-    for record in records {
+    for (record, _) in records {
         let root = record.roots[TreeId::Live];
         if let Some(&index) = by_address.get(&root.pointer.run.address)
             && nodes[index].pointer == root.pointer
@@ -410,27 +471,28 @@ fn learn_lifetimes(pager: &Pager, records: &[CommitRecord], nodes: &mut [Node]) 
 }
 
 /// RESCUE-3: whether there were commits after `newest`. The slot of the next one keeps the record from 64 commits before until that is written.
-fn later_commits(records: &[CommitRecord], newest: Generation, youngest_data: Generation) -> Later {
+fn later_commits(records: &[(CommitRecord, Tag)], newest: Generation, youngest_data: Generation) -> Later {
     let slot = Generation(newest.0.saturating_add(1)).slot();
     if youngest_data > newest {
         Later::Seen
-    } else if records.iter().any(|record| record.generation.slot() == slot) {
+    } else if records.iter().any(|(record, _)| record.generation.slot() == slot) {
         Later::Never
     } else {
         Later::Possible
     }
 }
 
-/// Every commit record that opens; a slot that cannot be read or decoded has none.
-fn surviving_records(pager: &Pager) -> Vec<CommitRecord> {
+/// Every commit record that opens, with its tag; a slot that cannot be read or decoded has none.
+fn surviving_records(pager: &Pager) -> Vec<(CommitRecord, Tag)> {
     let mut records = Vec::new();
     for slot in 0..RING_SLOTS {
         let mut bytes = vec![0; BLOCK as usize];
         if pager.storage().read_at(slot_block(slot) * BLOCK, &mut bytes).is_err() {
             continue;
         }
-        let opened = pager.cipher().open_record(slot, &bytes).and_then(|(plain, _)| CommitRecord::decode(&plain).ok());
-        records.extend(opened.filter(|record| record.generation.slot() == slot));
+        let opened = pager.cipher().open_record(slot, &bytes);
+        let decoded = opened.and_then(|(plain, tag)| Some((CommitRecord::decode(&plain).ok()?, tag)));
+        records.extend(decoded.filter(|(record, _)| record.generation.slot() == slot));
     }
     records
 }

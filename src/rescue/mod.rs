@@ -3,10 +3,12 @@
 //! A file is whole as of generation g when leaves that were in the tree together at g (`index`) cover its keys without a gap and every page
 //! that its extents name opens with the tag named; the newest such g wins. Nothing of another generation is mixed in. A leaf that covers a
 //! file's keys without having any says that the file was deleted. What is whole may still not be the newest: it is called unproved unless its
-//! leaves are known to be those of the newest commit that anything shows (RESCUE-3). Names come from the directories' own newest whole versions, and where a
+//! leaves are known to be those of the newest commit that anything shows (RESCUE-3). Entries of the log that are left are laid over the leaves of the
+//! commit that they extend, and come before those and behind newer ones (`log`). Names come from the directories' own newest whole versions, and where a
 //! directory is not whole from what is left of it; what has no name left goes to `unnamed/INO`.
 
 mod index;
+mod log;
 mod object;
 pub(crate) mod scan;
 mod undescribed;
@@ -104,6 +106,10 @@ pub struct RescueReport {
     /// Whether all leaves of that generation are left, so that nothing can be missing but what is listed.
     pub index_whole: bool,
     pub later: Later,
+    /// Entries of the log that are laid over what they extend.
+    pub entries: u64,
+    /// An entry of the log is lost that another one came after, so what was made durable last is not all there.
+    pub entries_lost: bool,
     pub files: u64,
     pub directories: u64,
     pub links: u64,
@@ -129,6 +135,7 @@ impl RescueReport {
         self.partial + self.lost + self.older + self.unproved + self.unreadable_blocks == 0
             && self.index_whole
             && self.later != Later::Seen
+            && !self.entries_lost
             && self.problems.is_empty()
     }
 }
@@ -147,7 +154,8 @@ pub fn rescue(
 ) -> Result<RescueReport> {
     let storage = Arc::new(FileStorage::open(path, LockMode::Shared)?);
     let environment = Arc::new(SystemEnvironment);
-    let cipher = PageCipher::new(&key.volume_key, key.archive, false, environment.clone());
+    // Whether there is a log shows in its entries.
+    let cipher = PageCipher::new(&key.volume_key, key.archive, true, environment.clone());
     rescue_from(storage, cipher, &*environment, options, item, progress)
 }
 
@@ -162,9 +170,13 @@ pub(crate) fn rescue_from(
 ) -> Result<RescueReport> {
     stage::sweep(&options.to);
     refuse_content(&options.to)?;
+    let log = log::FoundLog::read(&*storage, &cipher)?;
+    // Without one there may be pages in its place.
+    let cipher = if log.is_there() { cipher } else { cipher.without_log() };
     let pager = Arc::new(Pager::new(storage, cipher, CELL_CACHE));
-    let index =
-        index::LeafIndex::build(pager.clone(), &mut |done, total| progress(&RescueProgress::Scanning(done, total)))?;
+    let index = index::LeafIndex::build(pager.clone(), log, &mut |done, total| {
+        progress(&RescueProgress::Scanning(done, total))
+    })?;
     let stage = Stage::new(&options.to, environment)?;
     walk::run(index, &pager, &stage, options, item, progress)
 }

@@ -17,6 +17,8 @@ pub(super) struct Object {
     /// Names and values.
     pub(super) xattrs: Vec<(Vec<u8>, Vec<u8>)>,
     stand_in: bool,
+    /// What the log has of its content, over everything else.
+    pieces: Vec<(u64, Vec<u8>)>,
 }
 
 /// Takes bytes of a file at an offset.
@@ -31,18 +33,23 @@ impl Object {
         let (mut inode, mut inline, mut entries) = (None, None, Vec::new());
         let mut pieces: HashMap<u64, Vec<u8>> = HashMap::new();
         let mut others = false;
-        for &leaf in &version.leaves {
-            let more = index.records(leaf, Key::new(ino.0, 0, 0), Key::new(ino.0 + 1, 0, 0), &mut |key, value| {
-                others = true;
-                match key.kind {
-                    kind::INODE => inode = Some(InodeValue::decode(value)?),
-                    kind::INLINE => inline = Some(value.to_vec()),
-                    kind::XATTR => entries.extend(decode_xattrs(value)?),
-                    kind::XATTR_PIECE => drop(pieces.insert(key.sub, value.to_vec())),
-                    _ => return Ok(false),
-                }
-                Ok(true)
-            })?;
+        for part in 0..version.parts() {
+            let more = index.records(
+                (version, part),
+                Key::new(ino.0, 0, 0),
+                Key::new(ino.0 + 1, 0, 0),
+                &mut |key, value| {
+                    others = true;
+                    match key.kind {
+                        kind::INODE => inode = Some(InodeValue::decode(value)?),
+                        kind::INLINE => inline = Some(value.to_vec()),
+                        kind::XATTR => entries.extend(decode_xattrs(value)?),
+                        kind::XATTR_PIECE => drop(pieces.insert(key.sub, value.to_vec())),
+                        _ => return Ok(false),
+                    }
+                    Ok(true)
+                },
+            )?;
             if !more {
                 break;
             }
@@ -65,13 +72,15 @@ impl Object {
             }
             xattrs.push((entry.name, value));
         }
-        Ok(Some(Object { inode, inline, xattrs, stand_in: false }))
+        let has_pieces = version.logged && inode.mode & mode::TYPE == mode::REGULAR;
+        let pieces = if has_pieces { index.log.pieces(ino) } else { Vec::new() };
+        Ok(Some(Object { inode, inline, xattrs, stand_in: false, pieces }))
     }
 
     /// In place of an inode whose record is lost: `mode` is all that its name says of it.
     pub(super) fn stand_in(mode: u32) -> Object {
         let inode = InodeValue { mode, links: 1, size: MAX_OFFSET, trim: NO_TRIM, ..InodeValue::default() };
-        Object { inode, inline: None, xattrs: Vec::new(), stand_in: true }
+        Object { inode, inline: None, xattrs: Vec::new(), stand_in: true, pieces: Vec::new() }
     }
 
     pub(super) fn is_stand_in(&self) -> bool {
@@ -92,7 +101,9 @@ impl Object {
     }
 
     pub(super) fn attributes(&self, ino: Ino) -> Attributes {
-        Attributes::of_published(ino, &self.inode)
+        let end = self.pieces.last().map_or(0, |(offset, data)| offset + data.len() as u64);
+        let published = Attributes::of_published(ino, &self.inode);
+        Attributes { size: published.size.max(end), ..published }
     }
 
     /// Hands every byte that is not in a hole to `sink` (specification 7.3). With `lenient` what cannot be read is left out.
@@ -116,10 +127,10 @@ impl Object {
             given += length;
         }
         let mut page = Vec::new();
-        for &leaf in &version.leaves {
+        for part in 0..version.parts() {
             let (from, to) = (Key::new(ino.0, kind::EXTENT, 0), Key::new(ino.0, kind::EXTENT + 1, 0));
             let mut extents = Vec::new();
-            index.records(leaf, from, to, &mut |key, value| {
+            index.records((version, part), from, to, &mut |key, value| {
                 extents.push((key.sub, Extent::decode(value)?));
                 Ok(true)
             })?;
@@ -146,6 +157,10 @@ impl Object {
         // While a cut is being carried out the records behind it may be gone or not; in every other state the sum is exact.
         if !lenient && (named != inode.bytes) && inode.trim == NO_TRIM {
             return Err(Error::damaged(format!("its records name {named} bytes instead of {}", inode.bytes)));
+        }
+        for (offset, data) in &self.pieces {
+            sink(*offset, data)?;
+            given += data.len() as u64;
         }
         Ok(given)
     }

@@ -11,6 +11,7 @@ mod importing;
 mod key_changes;
 mod key_slots;
 mod repacking;
+mod rescued_log;
 mod sample;
 mod smallest;
 mod swapped;

@@ -36,6 +36,11 @@ impl LoggedPieces {
         LoggedPieces(all)
     }
 
+    /// Bytes of one file with their offsets, ascending.
+    pub(crate) fn of_file(&self, ino: Ino) -> impl Iterator<Item = (u64, &[u8])> {
+        self.0.get(&ino).into_iter().flat_map(Layer::iter)
+    }
+
     pub(in crate::fs) fn len(&self) -> u64 {
         self.0.values().map(Layer::pieces).sum()
     }

@@ -50,8 +50,8 @@ pub(super) struct Walk<'a> {
 struct Remains {
     ino: Ino,
     version: Version,
-    /// The next of the version's leaves.
-    leaf: usize,
+    /// The next of the version's parts.
+    part: usize,
     entries: VecDeque<(Vec<u8>, u8, Ino)>,
     /// The last generation in which the entries are known to have been there.
     known: Generation,
@@ -59,17 +59,20 @@ struct Remains {
 
 impl Remains {
     fn of(ino: Ino, version: Version) -> Remains {
-        Remains { ino, version, leaf: 0, entries: VecDeque::new(), known: Generation(0) }
+        Remains { ino, version, part: 0, entries: VecDeque::new(), known: Generation(0) }
     }
 
     /// After an error, it goes on with the next leaf.
     fn next(&mut self, index: &mut LeafIndex) -> Result<Option<(Vec<u8>, u8, Ino)>> {
         while self.entries.is_empty() {
-            let Some(&leaf) = self.version.leaves.get(self.leaf) else { return Ok(None) };
-            self.leaf += 1;
-            self.known = index.last(leaf);
+            let part = self.part;
+            if part >= self.version.parts() {
+                return Ok(None);
+            }
+            self.part += 1;
+            self.known = self.version.leaves.get(part).map_or(Generation(0), |&leaf| index.last(leaf));
             let entries = &mut self.entries;
-            visit_entries(index, leaf, self.ino, &mut |name, file_type, ino| {
+            visit_entries(index, (&self.version, part), self.ino, &mut |name, file_type, ino| {
                 entries.push_back((name.to_vec(), file_type, ino));
             })?;
         }
@@ -113,6 +116,8 @@ pub(super) fn run(
         unreadable_blocks: index.unreadable,
         newest: index.newest,
         index_whole: index.is_whole(),
+        entries: index.log.entries,
+        entries_lost: index.log.lost,
         later: index.later,
         left: LeftOut::extracting(options.privileges),
         ..RescueReport::default()
@@ -279,8 +284,8 @@ impl Walk<'_> {
             return Err(Error::damaged("it is no directory"));
         }
         let mut count = 0;
-        for &leaf in &version.leaves {
-            visit_entries(&mut self.index, leaf, ino, &mut |_, _, _| count += 1)?;
+        for part in 0..version.parts() {
+            visit_entries(&mut self.index, (version, part), ino, &mut |_, _, _| count += 1)?;
         }
         if count != object.inode.size {
             return Err(Error::damaged(format!("it has {count} entries instead of {}", object.inode.size)));
@@ -365,7 +370,7 @@ impl Walk<'_> {
         version: Version,
         reason: &str,
     ) -> Result<Option<(Remains, Directory)>> {
-        if version.leaves.is_empty() {
+        if version.parts() == 0 {
             self.say(RescueState::Lost, ino, Generation(0), false, reason)?;
             return Ok(None);
         }
@@ -449,10 +454,15 @@ impl Walk<'_> {
     }
 }
 
-/// Names, types and inodes of the entries that one leaf has of a directory. Names that lead out of it are refused by the decoder.
-fn visit_entries(index: &mut LeafIndex, leaf: u32, directory: Ino, f: &mut dyn FnMut(&[u8], u8, Ino)) -> Result<()> {
+/// Names, types and inodes of the entries that one part of a version has of a directory. Names that lead out of it are refused by the decoder.
+fn visit_entries(
+    index: &mut LeafIndex,
+    part: (&Version, usize),
+    directory: Ino,
+    f: &mut dyn FnMut(&[u8], u8, Ino),
+) -> Result<()> {
     let (from, to) = (Key::new(directory.0, kind::DIR_LIST, 0), Key::new(directory.0, kind::DIR_LIST + 1, 0));
-    index.records(leaf, from, to, &mut |_, value| {
+    index.records(part, from, to, &mut |_, value| {
         let entry = decode_list(value)?;
         f(entry.name, entry.file_type, entry.ino);
         Ok(true)
