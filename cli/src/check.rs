@@ -32,6 +32,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let checked = archive.check(args.full, &mut |done, total| bar.checked(done, total));
     drop(bar);
     let report = checked.map_err(|error| Lockbox::failure(path, error))?;
+    let info = archive.info().map_err(|error| Lockbox::failure(path, error))?;
     let mut out = Output::new();
     if args.json {
         out.json(&json!({
@@ -42,11 +43,14 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             "directories": report.directories,
             "bytes": report.bytes,
             "findings": report.findings.iter().map(as_json).collect::<Vec<_>>(),
+            "fallback": info.fallback,
             "header_repaired": repaired,
         }))?;
     } else if report.findings.is_empty() {
         let what = if args.full { "every page" } else { "the structure" };
-        out.line(&format!("{}: sound ({what} checked, {} files and directories)", shown(path), report.inodes))?;
+        let which = |_| format!(" as commit {} left it, but newer changes may be missing", info.generation.0);
+        let which = info.fallback.map_or_else(String::new, which);
+        out.line(&format!("{}: sound{which} ({what} checked, {} files and directories)", shown(path), report.inodes))?;
     }
     out.finish()?;
     if report.findings.is_empty() {

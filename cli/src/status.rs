@@ -151,6 +151,7 @@ fn as_json(found: &Found) -> Value {
         "file_bytes": status.file_bytes,
         "used_bytes": status.used_bytes,
         "latched": status.latched,
+        "fallback": status.fallback,
     })
 }
 
@@ -218,9 +219,8 @@ fn lines(found: &Found) -> Vec<(&'static str, String)> {
             },
         ),
     ];
-    if let Some(reason) = &status.latched {
-        lines.push(("Read-only because", reason.clone()));
-    }
+    lines.extend(status.latched.clone().map(|reason| ("Read-only because", reason)));
+    lines.extend(status.fallback.clone().map(|sentence| ("When mounted", sentence)));
     lines
 }
 

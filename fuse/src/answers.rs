@@ -98,6 +98,7 @@ impl Answers {
             used_bytes: usage.used_bytes,
             caches: Caches { cells: usage.cells, heads: usage.heads, nodes: usage.nodes },
             latched: usage.latched,
+            fallback: usage.fallback,
         }
     }
 }

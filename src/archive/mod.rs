@@ -81,7 +81,7 @@ pub struct Info {
     pub used_bytes: u64,
     /// Number and kind of each slot in use.
     pub key_slots: Vec<(u8, u8)>,
-    /// A sentence when recovery had to fall back one commit.
+    /// A sentence when recovery left the newest commit out: it was interrupted, or damaged since.
     pub fallback: Option<String>,
     /// A sentence about each thing outside of the pages that opening it for writing put in order.
     pub mended: Vec<String>,

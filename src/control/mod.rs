@@ -56,8 +56,8 @@ impl Response {
         let cut = |text: &mut String| text.truncate(text.floor_char_boundary(MAX_TEXT));
         match self {
             Response::Status(status) => {
-                let Status { archive, archive_id, mount_point, options, latched, .. } = &mut **status;
-                [archive, archive_id, mount_point, options].into_iter().chain(latched.as_mut()).for_each(cut);
+                let Status { archive, archive_id, mount_point, options, latched, fallback, .. } = &mut **status;
+                [archive, archive_id, mount_point, options].into_iter().chain(latched).chain(fallback).for_each(cut);
             }
             Response::Busy { message } | Response::Failed { message } => cut(message),
             Response::Done => {}
@@ -98,6 +98,8 @@ pub struct Status {
     pub used_bytes: Option<u64>,
     /// Why the archive became read-only.
     pub latched: Option<String>,
+    /// Why the newest commit was left out when the mount began.
+    pub fallback: Option<String>,
 }
 
 /// The caches of a daemon.

@@ -178,15 +178,21 @@ fn a_strangers_text_is_cut() {
     let runtime = tempfile::tempdir().unwrap();
     let long = || "ü".repeat(5000);
     let talk = move |request| match request {
-        Request::Status => {
-            Response::Status(Box::new(Status { options: long(), latched: Some(long()), ..Status::default() }))
-        }
+        Request::Status => Response::Status(Box::new(Status {
+            options: long(),
+            latched: Some(long()),
+            fallback: Some(long()),
+            ..Status::default()
+        })),
         Request::Stop { .. } => Response::Busy { message: long() },
         _ => Response::Failed { message: long() },
     };
     let server = serve(runtime.path(), &ID, talk).unwrap();
     let Response::Status(status) = ask(server.socket(), me(), &Request::Status).unwrap() else { panic!("no status") };
-    assert_eq!((status.options.len(), status.latched.unwrap().len()), (4096, 4096));
+    assert_eq!(
+        (status.options.len(), status.latched.unwrap().len(), status.fallback.unwrap().len()),
+        (4096, 4096, 4096)
+    );
     for request in [Request::Sync, Request::Stop { lazy: false }] {
         match ask(server.socket(), me(), &request).unwrap() {
             Response::Busy { message } | Response::Failed { message } => assert_eq!(message.len(), 4096),

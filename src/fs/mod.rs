@@ -170,6 +170,7 @@ impl FileSystem {
     }
 
     /// One background step: reclaim of orphans and trims, repacking of pages that deleted files left bytes on, then [`Volume::maintain`]. Returns whether work is left.
+    /// To be called about once a second: until a step has followed the last commit, damage to its pages looks like an interruption and undoes it.
     pub fn maintain(&self) -> Result<bool> {
         if self.volume.read_only() {
             return Ok(false);

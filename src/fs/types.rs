@@ -144,6 +144,8 @@ pub struct Usage {
     pub used_bytes: Option<u64>,
     /// Why the archive became read-only.
     pub latched: Option<String>,
+    /// Why the newest commit was left out when the archive was opened.
+    pub fallback: Option<String>,
 }
 
 /// How durable things are without fsync.

@@ -14,6 +14,8 @@
 //! TXN-6  An operation is published whole or not at all, and what it carries tells for each state whether it is in it (`publication`).
 //! TXN-7  The space map of checkpoint c together with the lists of the records c..=g is exactly the set of pages of root g. A record that no such
 //!     chain leads to says so with checkpoint 0; then that set is what the trees name.
+//! TXN-8  A record that shared a barrier with its pages and has lost one of them looks like one that was interrupted, and recovery undoes it as long as
+//!     it is the newest. So it does not stay that: behind it, what comes to rest writes a record that lists no page (`Volume::maintain`, `Volume::close`).
 
 mod allocator;
 mod audit;

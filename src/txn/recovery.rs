@@ -119,10 +119,7 @@ pub(super) fn choose(
             before.record.generation.0
         )));
     }
-    let fallback = format!(
-        "commit {generation} was interrupted before it was durable ({reason}); commit {} is used",
-        before.record.generation.0
-    );
+    let fallback = left_out(&newest.record, &before.record, &reason);
     tracing::warn!("{fallback}");
     let recovered = recovered(before, ring, Some(fallback))?;
     if writable {
@@ -182,6 +179,22 @@ fn read_log(
     }
     let opened = OpenedLog { generation, record: tag, tags: log.tags, damaged: lost.is_some() };
     Ok((Logged::of(log.entries).zip(log.last), Some(opened), lost))
+}
+
+/// Nobody can tell a commit that was interrupted from one that lost a page since: it is told as both, with when its changes were made.
+fn left_out(newest: &CommitRecord, used: &CommitRecord, reason: &str) -> String {
+    format!(
+        "commit {} is incomplete ({reason}): it was interrupted, or damaged since; commit {} is used, and changes made between {} and {} UTC may be missing",
+        newest.generation.0,
+        used.generation.0,
+        used.time.utc(),
+        newest.time.utc()
+    )
+}
+
+/// TXN-8: whether this record is left out when it is the newest and a page is lost.
+pub(super) fn may_be_undone(record: &CommitRecord) -> bool {
+    !(record.two_barrier || record.closed || record.allocated.is_empty())
 }
 
 /// Freed runs may be longer than a page.

@@ -4,6 +4,7 @@
   data FILE              writes the ranges that hold data (SEEK_DATA) to standard output, without what is known to be no
                          secret: the framing blocks, and the second header copy, which repeats the first
   flip FILE SEED         flips one bit somewhere in those ranges and prints its offset
+  rot FILE BEFORE        flips one bit of each block of pages that is not as in the file BEFORE
   header FILE AT HEX     overwrites bytes of both header copies and makes their checksums right again
 """
 import hashlib
@@ -61,6 +62,17 @@ def flip(name, seed):
         print("offset %d bit %d" % (start + at, bit))
 
 
+def rot(name, before):
+    with open(name, "r+b") as file, open(before, "rb") as old:
+        rotten = 0
+        for at in range(65 * BLOCK, os.fstat(file.fileno()).st_size, BLOCK):
+            now = os.pread(file.fileno(), BLOCK, at)
+            if any(now) and now != os.pread(old.fileno(), BLOCK, at) and not COPIES[1] <= at // BLOCK < COPIES[1] + HEADER_BLOCKS:
+                os.pwrite(file.fileno(), bytes([now[200] ^ 1]), at + 200)
+                rotten += 1
+        print(rotten, "blocks")
+
+
 def header(name, at, new):
     new = bytes.fromhex(new)
     with open(name, "r+b", buffering=0) as file:
@@ -75,7 +87,7 @@ def header(name, at, new):
 
 
 def main():
-    {"data": data, "flip": flip, "header": header}[sys.argv[1]](*sys.argv[2:])
+    {"data": data, "flip": flip, "rot": rot, "header": header}[sys.argv[1]](*sys.argv[2:])
 
 
 main()

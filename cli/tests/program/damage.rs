@@ -3,7 +3,13 @@
 use std::fs;
 use std::io::Write;
 
-use crate::support::{Place, describe, noise};
+use lockbox::archive::Archive;
+use lockbox::crypto::Passphrase;
+use lockbox::format::ROOT_INO;
+use lockbox::fs::Creator;
+use lockbox::keys;
+
+use crate::support::{PASSPHRASE, Place, describe, noise};
 
 const B: usize = 4096;
 
@@ -60,6 +66,77 @@ fn an_archive_without_records_and_with_one_header_copy_is_rescued_whole() {
     let again = place.run(&["rescue", "a.lbx", "--to", "out"]);
     assert_eq!(again.code, 2);
     assert!(again.complaint.contains("not empty"), "{}", again.complaint);
+}
+
+/// Makes two files durable and loses a byte of each page that came with the second one; between, `rests` steps of the clock.
+fn spoil_the_last_commit(place: &Place, rests: usize) {
+    let path = place.archive("a.lbx");
+    let key = keys::unlock(&path, &Passphrase::new(PASSPHRASE.into())).unwrap();
+    let archive = Archive::open(&path, &key, &Default::default()).unwrap();
+    let make = |name: &str| {
+        let fs = archive.file_system();
+        fs.make_node(ROOT_INO, name.as_bytes(), 0o100_644, 0, Creator { uid: 0, gid: 0, umask: None }).unwrap();
+        fs.make_durable().unwrap();
+        fs::read(&path).unwrap()
+    };
+    let before = make("kept");
+    let mut bytes = make("late");
+    for _ in 0..rests {
+        archive.file_system().maintain().unwrap();
+    }
+    drop(archive);
+    let now = fs::read(&path).unwrap();
+    let pages = (65..bytes.len() / B).filter(|block| !(320..353).contains(block)).map(|block| block * B..block * B + B);
+    let came: Vec<_> = pages.filter(|page| before.get(page.clone()) != Some(&bytes[page.clone()])).collect();
+    bytes = now;
+    for page in came {
+        bytes[page.start + 100] ^= 1;
+    }
+    fs::write(path, bytes).unwrap();
+}
+
+/// What a crash leaves and what damage leaves look the same in the newest commit: so both are said, and the verdict is about the one before.
+#[test]
+fn an_incomplete_commit_is_told_with_when_its_changes_were_made() {
+    let place = Place::new();
+    spoil_the_last_commit(&place, 0);
+    for _ in 0..2 {
+        let checked = place.run(&["check", "--full", "a.lbx"]);
+        assert_eq!(checked.code, 0, "{}", checked.complaint);
+        let out = String::from_utf8(checked.out).unwrap();
+        assert!(
+            out.starts_with("a.lbx: sound as commit ") && out.contains(" left it, but newer changes may be missing ("),
+            "{out}"
+        );
+        for part in [
+            " is incomplete (",
+            "): it was interrupted, or damaged since; commit ",
+            " is used, and changes made between ",
+            " UTC may be missing\n",
+        ] {
+            assert!(checked.complaint.contains(part), "{}", checked.complaint);
+        }
+    }
+    for command in [&["check", "--json", "a.lbx"][..], &["info", "--json", "a.lbx"]] {
+        let told: serde_json::Value = serde_json::from_slice(&place.run(command).out).unwrap();
+        assert!(told["fallback"].as_str().unwrap().contains("or damaged since"), "{told}");
+    }
+    assert_eq!(place.run(&["ls", "a.lbx"]).out, b"kept\n");
+    // Who writes says it for the last time.
+    fs::write(place.path("file"), "content").unwrap();
+    assert!(place.run(&["add", "a.lbx", "file"]).complaint.contains("is incomplete"));
+    place.good(&["check", "--full", "a.lbx"]);
+}
+
+#[test]
+fn a_commit_that_came_to_rest_is_damaged_and_not_undone() {
+    let place = Place::new();
+    spoil_the_last_commit(&place, 1);
+    for command in [&["check", "a.lbx"][..], &["check", "--full", "a.lbx"], &["ls", "a.lbx"]] {
+        let ended = place.run(command);
+        assert_eq!((ended.code, ended.out.as_slice()), (12, &b""[..]), "{}", ended.complaint);
+        assert!(ended.complaint.contains("damaged archive"), "{}", ended.complaint);
+    }
 }
 
 #[test]

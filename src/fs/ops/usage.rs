@@ -20,6 +20,7 @@ impl FileSystem {
             file_bytes: blocks.as_ref().map(|(blocks, _)| blocks.total.saturating_mul(BLOCK)),
             used_bytes: blocks.as_ref().map(|(blocks, _)| blocks.taken.saturating_mul(BLOCK)),
             latched: self.volume.latched().map(str::to_owned),
+            fallback: self.volume.fallback(),
         }
     }
 

@@ -32,6 +32,7 @@ use crate::txn::lineage::{Descent, Durable, EntryMark, Mark, OpenedLog, Past};
 use crate::txn::log::Logged;
 use crate::txn::medium::Medium;
 use crate::txn::operation::Operation;
+use crate::txn::recovery;
 use crate::txn::references;
 use crate::txn::shortage::{Reclaimer, Shortage};
 use crate::txn::stale::StalePages;
@@ -56,7 +57,7 @@ struct Start {
     space: SpaceMap,
     memory: u64,
     session: Session,
-    /// A sentence when recovery rejected the newest record and took the one before.
+    /// A sentence when recovery left the newest record out and took the one before.
     fallback: Option<String>,
     /// The record that was opened and those before it that the ring had, newest first, each with what it names as pending.
     line: Vec<(Mark, Option<LogMark>)>,
@@ -157,7 +158,7 @@ impl Volume {
         self.committer.read_only()
     }
 
-    /// A sentence when recovery rejected the newest record and took the one before.
+    /// A sentence when recovery left the newest record out and took the one before.
     pub(crate) fn fallback(&self) -> Option<String> {
         self.fallback.clone()
     }
@@ -427,29 +428,34 @@ impl Volume {
 
     // ---- in the background, and at the end ----
 
-    /// One background step: drains freed blocks of an idle archive by empty commits, every 5 s erases blocks that were free 5 s before,
-    /// sweeps a region after an unclean open. Returns whether there is more to do at once.
+    /// One background step: confirms the last commit of an idle archive, every 5 s erases blocks that were free 5 s before, sweeps a region after
+    /// an unclean open. Returns whether there is more to do at once.
     pub(crate) fn maintain(&self) -> Result<bool> {
         self.committer.check_writable()?;
         let latch = self.medium.pager.latch();
         self.medium.pager.check_host().map_err(|error| latch.set("looking after the archive's file", error))?;
         self.allocator.release_waiting();
-        let drained = if !self.is_dirty() && self.allocator.waits_for_commit() {
-            self.committer.commit_for(Purpose::Drain).map(drop)
-        } else {
-            Ok(())
-        };
-        let drained = match drained {
+        let confirmed = match self.confirm() {
             // Erasing what is free already may give the host the room that the record lacks.
             Err(Error::NoSpace(reason)) if latch.reason().is_none() => Err(Error::NoSpace(reason)),
-            drained => Ok(drained?),
+            confirmed => Ok(confirmed?),
         };
         let swept = self.allocator.sweep_step()? | self.allocator.look_step()?;
         if self.erase_is_due() {
             self.allocator.erase_aged()?;
             self.erase_log()?;
         }
-        drained.map(|()| swept)
+        confirmed.map(|()| swept)
+    }
+
+    /// A commit without changes, where nobody wants one and the newest record may be undone (TXN-8) or keeps blocks from being free (TXN-1).
+    ///
+    /// It comes to an end: such a commit lists the pages of a checkpoint at most, and behind that none is due, so the next one lists nothing and is the
+    /// last. While somebody commits, each record confirms the one before it, and this adds one for each step at most. One that a full host refuses
+    /// leaves all as it was, for the next step.
+    fn confirm(&self) -> Result<()> {
+        let wanted = self.allocator.waits_for_commit() || recovery::may_be_undone(&self.durable());
+        if wanted && !self.is_dirty() { self.committer.commit_for(Purpose::Drain).map(drop) } else { Ok(()) }
     }
 
     /// Recycled blocks need no erasing, so what was freed gets this long to be recycled.

@@ -87,6 +87,92 @@ commits_of() {
     lockbox status --json "$WORK/$1.lbx" | python3 -c 'import json, sys; print(json.load(sys.stdin)["commits"])'
 }
 
+# sync_one FILE [PROCESS]: writes more than the log takes, and asks for its durability; then the process dies at once.
+sync_one() {
+    python3 - "$@" <<'END'
+import os, signal, sys
+file = os.open(sys.argv[1], os.O_CREAT | os.O_WRONLY, 0o600)
+os.write(file, os.urandom(3 << 20))
+os.fsync(file)
+for process in sys.argv[2:]: os.kill(int(process), signal.SIGKILL)
+END
+}
+
+generation_of() {
+    lockbox status --json "$WORK/$1.lbx" | python3 -c 'import json, sys; print(json.load(sys.stdin)["generation"])'
+}
+
+# A commit without pages follows when the mount comes to rest, and tells: what the one before it loses from then on is damage.
+case_a_commit_that_came_to_rest_is_not_undone() {
+    local before synced
+    new_archive box
+    attach box
+    sync_one "$WORK/box/one"
+    sync_one "$WORK/box/two"
+    for _ in 1 2 3 4 5; do
+        rm -f "$WORK/box/three"
+        reattach box
+        cp "$WORK/box.lbx" "$WORK/before"
+        before=$(generation_of box)
+        sync_one "$WORK/box/three"
+        synced=$(generation_of box)
+        # One commit began the session, the next one has the file, and none came between them.
+        [[ $synced -ne $((before + 2)) ]] || break
+    done
+    same "$synced" $((before + 2)) 'too slow a machine'
+    confirmed() { [[ $(generation_of box) -gt $synced ]]; }
+    await 20 confirmed
+    kill_daemon box
+    umount -l "$WORK/box"
+    archive.py rot "$WORK/box.lbx" "$WORK/before"
+    export XDG_STATE_HOME=$WORK/stranger
+    expect 12 'damaged archive' lockbox check --full --passfile "$PASSFILE" "$WORK/box.lbx"
+    ! grep -q sound "$WORK/stdout" || fail "called sound: $(cat "$WORK/stdout")"
+    expect 12 'damaged' mount.lockbox "$WORK/box.lbx" "$WORK/box" -o "passfile=$PASSFILE"
+    ! mountpoint -q "$WORK/box" || fail mounted
+}
+
+# Before that commit nobody can tell damage from a crash, and both are said.
+case_an_incomplete_commit_is_told_where_it_is_met() {
+    new_archive box
+    for _ in 1 2 3 4 5; do
+        attach box
+        cp "$WORK/box.lbx" "$WORK/before"
+        sync_one "$WORK/box/one" "$(daemon_of "$WORK/box.lbx")"
+        umount -l "$WORK/box"
+        cp "$WORK/box.lbx" "$WORK/whole"
+        archive.py rot "$WORK/box.lbx" "$WORK/before"
+        # Else the step of the clock came between: as above.
+        ! lockbox check --passfile "$PASSFILE" "$WORK/box.lbx" >"$WORK/stdout" 2>"$WORK/stderr" || break
+        cp "$WORK/whole" "$WORK/box.lbx"
+    done
+    grep -q 'sound as commit .* left it, but newer changes may be missing' "$WORK/stdout" || fail "$(cat "$WORK/stdout" "$WORK/stderr")"
+    grep -q 'is incomplete .*interrupted, or damaged since; .*may be missing' "$WORK/stderr" || fail "$(cat "$WORK/stderr")"
+    attach box 2>"$WORK/stderr"
+    grep -q 'is incomplete .*interrupted, or damaged since; .*may be missing' "$WORK/stderr" || fail "$(cat "$WORK/stderr")"
+    lockbox status "$WORK/box" | grep -q '^When mounted  *commit .* is incomplete' || fail "$(lockbox status "$WORK/box")"
+    lockbox status --json "$WORK/box" | grep -q '"fallback": *"commit .* is incomplete' || fail "$(lockbox status --json "$WORK/box")"
+    detach box
+    attach box
+    lockbox status --json "$WORK/box" | grep -q '"fallback": *null' || fail "$(lockbox status --json "$WORK/box")"
+    detach box
+}
+
+# Neither a commit nor anything else, some seconds after the last change.
+case_a_mount_at_rest_writes_nothing() {
+    new_archive box
+    attach box
+    sync_one "$WORK/box/one"
+    rm "$WORK/box/one"
+    at_rest() {
+        sha256sum <"$WORK/box.lbx" >"$WORK/sum"
+        # Longer than anything waits for its time.
+        sleep 8
+        sha256sum <"$WORK/box.lbx" | cmp -s - "$WORK/sum"
+    }
+    await 90 at_rest
+    detach box
+}
 
 case_the_periodic_commit_needs_no_fsync() {
     local seconds
