@@ -1,4 +1,4 @@
-//! Keeps the amount of staged data under its bound: who stages much writes some of it out.
+//! Keeps the amount of staged data under its bound: who stages much writes some of it out, beside those who go on.
 //!
 //! While somebody waits for a commit, staged bytes have a lower bound (`AWAITED_BYTES`), so that the flusher holds the writers' lock for some
 //! milliseconds, not for all that may be staged: who waits for the commit, and whoever stages more meanwhile, writes out the rest before.
@@ -108,7 +108,7 @@ impl Pressure {
                 break;
             }
             let Some(locked) = lock(&busy) else { break };
-            if !self.is_much_staged() || !self.write_out.write_out(&[locked])? {
+            if !self.is_much_staged() || !self.write_out.write_out_beside(vec![locked])? {
                 break;
             }
         }
@@ -142,7 +142,7 @@ impl Pressure {
             if chosen.is_empty() {
                 return Ok(large.first().map(|file| Arc::clone(file)));
             }
-            fruitless = if self.write_out.write_out(&chosen)? { 0 } else { fruitless + 1 };
+            fruitless = if self.write_out.write_out_beside(chosen)? { 0 } else { fruitless + 1 };
         }
         Ok(None)
     }

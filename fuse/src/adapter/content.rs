@@ -9,11 +9,12 @@ use super::reply::MAX_COPY;
 use crate::convert::{self, Allocation, ino};
 
 impl Adapter {
+    /// The caller answers, and then has what is staged written out early.
     pub(super) fn write_content(&self, number: INodeNo, offset: u64, data: &[u8], flags: WriteFlags) -> Result<()> {
         let kill = flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID);
         let set = SetAttributes { kill_set_id: true, brings_times: true, ..SetAttributes::default() };
         let ready = if kill { self.fs.set_attributes(ino(number), &set).map(drop) } else { Ok(()) };
-        let written = ready.and_then(|()| self.fs.write(ino(number), offset, data));
+        let written = ready.and_then(|()| self.fs.accept(ino(number), offset, data));
         self.cache.content_changed(&self.fs, number, kill);
         written
     }

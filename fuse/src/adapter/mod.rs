@@ -284,6 +284,11 @@ impl fuser::Filesystem for Adapter {
             Ok(()) => reply.written(data.len() as u32),
             Err(error) => reply.error(errno(&error)),
         }
+        // Whoever waited for the answer goes on beside it, served by another loop.
+        if self.fs.may_wait() {
+            in_flight.long();
+        }
+        self.fs.write_out_early();
     }
 
     /// ENOSYS tells the kernel not to ask again; it still writes its pages to us before close(2) returns.

@@ -118,10 +118,7 @@ impl FileSystem {
                 Ok(SourceContent::Bytes(length)) => {
                     done += length;
                     copied += length;
-                    // No file is locked here. What was accepted stays staged; the next commit reports what is wrong.
-                    if let Err(error) = self.pressure.relieve() {
-                        tracing::warn!(%error, "staged data could not be written out early");
-                    }
+                    self.write_out_early();
                 }
                 Err(_) if done > 0 => break,
                 Err(error) => return Err(error),

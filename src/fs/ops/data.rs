@@ -132,11 +132,22 @@ impl FileSystem {
         Ok(())
     }
 
-    /// Accepts all of `data` or nothing; the size grows when needed. Does not touch times (the caller's SETATTR does).
+    /// As [`FileSystem::accept`], and writes some of what is staged out when there is much.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn write(&self, ino: Ino, offset: u64, data: &[u8]) -> Result<()> {
+        self.accept(ino, offset, data)?;
+        self.write_out_early();
+        Ok(())
+    }
+
+    /// Accepts all of `data` or nothing; the size grows when needed. Does not touch times (the caller's SETATTR does). Whoever calls it calls
+    /// [`FileSystem::write_out_early`] before it accepts more, which keeps what is staged bounded.
     ///
     /// # Errors
     /// `NoSpace` against reservations, `FileTooLarge` beyond 2^63-1, `Latched`, `ReadOnly`.
-    pub fn write(&self, ino: Ino, offset: u64, data: &[u8]) -> Result<()> {
+    pub fn accept(&self, ino: Ino, offset: u64, data: &[u8]) -> Result<()> {
         let end = offset.checked_add(data.len() as u64).filter(|end| *end <= MAX_SIZE).ok_or(Error::FileTooLarge)?;
         let range = offset..end;
         let written = {
@@ -145,12 +156,16 @@ impl FileSystem {
             // file is when the page is named.
             self.seal_frames(ino, &range, data).and_then(|frames| self.write_sealed(&file.lock(), range, data, frames))
         };
-        written.map_err(|error| self.told(error))?;
-        // The write itself is accepted and stays staged; the next commit reports what is wrong.
+        written.map_err(|error| self.told(error))
+    }
+
+    /// Writes some of what is staged out when there is much, beside whoever stages more; waits for those who do when there is too much. The caller has no
+    /// file locked.
+    pub fn write_out_early(&self) {
+        // What was accepted stays staged; the next commit reports what is wrong.
         if let Err(error) = self.pressure.relieve() {
             tracing::warn!(%error, "staged data could not be written out early");
         }
-        Ok(())
     }
 
     /// `write` for a caller that has the file locked.

@@ -8,7 +8,7 @@
 
 use std::collections::HashSet;
 
-use parking_lot::{Condvar, Mutex};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::error::{Error, Result};
 use crate::format::Ino;
@@ -85,6 +85,19 @@ impl Batch {
         self.publication.is_in(state)
     }
 
+    /// Returns when its pages are written or failed. Who is about to land it waits here, with nothing locked that others need, and not within an operation.
+    pub(crate) fn await_pages(&self) {
+        drop(self.step_after_writing());
+    }
+
+    fn step_after_writing(&self) -> MutexGuard<'_, Step> {
+        let mut step = self.step.lock();
+        while matches!(&*step, Step::Writing) {
+            self.changed.wait(&mut step);
+        }
+        step
+    }
+
     /// Names the batch's pages in `op` unless a published operation already did; waits while it is being written (BATCH-2).
     pub(crate) fn land(&self, op: &mut Operation<'_>) -> Result<()> {
         self.land_on(op, |op, plan| inode::find(op.view(), plan.ino))
@@ -103,11 +116,7 @@ impl Batch {
         if self.publication.is_set() {
             return Ok(());
         }
-        let mut step = self.step.lock();
-        while matches!(&*step, Step::Writing) {
-            self.changed.wait(&mut step);
-        }
-        if let Step::Written(plans, pages) = &mut *step {
+        if let Step::Written(plans, pages) = &mut *self.step_after_writing() {
             let inodes = plans.iter().map(|plan| inode_of(op, plan)).collect::<Result<Vec<_>>>()?;
             apply(op, plans, inodes, pages)?;
             // Of what is staged an entry of the log says only what is not in the trees.

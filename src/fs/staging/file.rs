@@ -22,7 +22,8 @@ pub(in crate::fs) struct StagedFile {
     active_bytes: AtomicU64,
 }
 
-/// A file of which nobody else makes a whole change (write, truncate, write-out) meanwhile. A commit may still seal and publish what is staged.
+/// A file of which nobody else makes a whole change (write, truncate) or seals a layer meanwhile, but for commits. What was sealed before may be
+/// written and published.
 ///
 /// Who holds one may wait for space and for commits, but not for a second one, and not for the lock of `Pressure`.
 pub(in crate::fs) struct LockedFile<'f> {

@@ -4,7 +4,7 @@
 //! active one that takes writes.
 //!
 //! # Locks, in order
-//! That of a file ([`LockedFile`]: a whole write, truncate or write-out) > writers' lock (operations, commits) > `gate` > `batches` > the step of a
+//! That of a file ([`LockedFile`]: a whole write or truncate, sealing for write-out) > writers' lock (operations, commits) > `gate` > `batches` > the step of a
 //! batch; `gate` > a shard > `content` of a file (short: no I/O on data, never while waiting for one of the others). What needs the first takes it
 //! as a parameter; `gate`, `batches` and `content` are seen in this module only. The flusher runs under the writers' lock and so locks no file;
 //! readers take a shard and `content` only.

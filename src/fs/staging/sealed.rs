@@ -7,7 +7,7 @@ use super::content::Content;
 use super::file::StagedFile;
 use super::layer::Layer;
 use crate::format::Ino;
-use crate::txn::Reservation;
+use crate::txn::{Reservation, Volume};
 
 /// What was sealed for one batch.
 #[derive(Default)]
@@ -44,6 +44,11 @@ impl Sealed {
 
     pub(in crate::fs) fn is_empty(&self) -> bool {
         self.layers.is_empty()
+    }
+
+    /// Drops what is published by now.
+    pub(in crate::fs) fn drop_published(&self, volume: &Volume) {
+        self.files.iter().for_each(|file| file.drop_published(volume));
     }
 
     /// Puts the layers back under what is newer: their batch could not be written.

@@ -1,8 +1,12 @@
 //! Write-out at its limits: with exactly the room that was promised, over damage, and beside closing.
 
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
 
-use super::support::{CREATOR, OPTIONS, assert_sound, crash, fresh, reopen};
+use parking_lot::Mutex;
+
+use super::support::{CREATOR, OPTIONS, assert_sound, crash, create_with, fresh, reopen};
 use crate::env::{Environment, SeededEnvironment};
 use crate::error::Error;
 use crate::format::values::NO_TRIM;
@@ -10,10 +14,13 @@ use crate::format::{Ino, ROOT_INO};
 use crate::fs::extents::FRAME;
 use crate::fs::pressure::AWAITED_BYTES;
 use crate::fs::reclaim::STEP;
-use crate::fs::{FileSystem, SetAttributes, extents, inode, mode};
+use crate::fs::{FileSystem, FsOptions, SetAttributes, extents, inode, mode};
+use crate::storage::simulated::{OpKind, SimulatedStorage};
 use crate::storage::{MemoryStorage, Storage};
 
 const BLOCK: usize = 4096;
+/// How long a test that hangs waits before it fails.
+const HANGS: Duration = Duration::from_secs(60);
 
 fn make(fs: &FileSystem, name: &[u8]) -> Ino {
     fs.make_node(ROOT_INO, name, mode::REGULAR | 0o600, 0, CREATOR).unwrap().ino
@@ -171,5 +178,52 @@ fn an_fsync_does_not_wait_for_who_writes_another_file() {
     let fs = crash(&storage, fs);
     assert_eq!(fs.read(other, 0, 100).unwrap(), b"of another file");
     assert!(fs.read(slow, (parts - 1) * FRAME, content.len()).unwrap() == content);
+    assert_sound(&fs);
+}
+
+/// While a batch of a file is on its way to the medium the file takes writes, and who is to change what lies below waits for the batch alone: it lands first, and
+/// the change comes over it.
+#[test]
+fn a_file_takes_writes_while_a_layer_of_it_is_written_out() {
+    let storage = SimulatedStorage::new();
+    let options = FsOptions { staged_bytes: 1 << 20, ..OPTIONS };
+    let fs = create_with(storage.clone(), Arc::new(SeededEnvironment::new(29)), options);
+    let file = make(&fs, b"file");
+    let (at_work, is_at_work) = mpsc::channel();
+    let (accepted, was_accepted) = mpsc::channel();
+    let armed = AtomicBool::new(true);
+    let was_accepted = Mutex::new(was_accepted);
+    let write_waited = Arc::new(AtomicBool::new(true));
+    let waited = write_waited.clone();
+    storage.on_op(Box::new(move |op| {
+        if matches!(op, OpKind::Write { .. }) && armed.swap(false, Ordering::Relaxed) {
+            at_work.send(()).unwrap();
+            waited.store(was_accepted.lock().recv_timeout(HANGS).is_err(), Ordering::Relaxed);
+        }
+    }));
+    let mut content = noise(1, 1 << 20);
+    std::thread::scope(|scope| {
+        let fs = &fs;
+        // It changes what was written before the first batch begins.
+        scope.spawn(move || {
+            is_at_work.recv().unwrap();
+            fs.accept(file, 5000, &[7; 300]).unwrap();
+            // Nobody may listen any more.
+            let _ = accepted.send(());
+            // Whole frames between two ends, and a hole: both change extents.
+            fs.accept(file, 3 * FRAME - 9, &[8; 2 * FRAME as usize]).unwrap();
+            fs.punch_hole(file, FRAME, 10_000, false).unwrap();
+        });
+        for (turn, part) in content.chunks(8192).enumerate() {
+            fs.write(file, turn as u64 * 8192, part).unwrap();
+        }
+    });
+    assert!(!write_waited.load(Ordering::Relaxed), "the write waited for the batch, or there was none");
+    content[5000..5300].fill(7);
+    content[3 * FRAME as usize - 9..][..2 * FRAME as usize].fill(8);
+    content[FRAME as usize..][..10_000].fill(0);
+    assert!(fs.read(file, 0, content.len() + 1).unwrap() == content);
+    fs.sync().unwrap();
+    assert!(fs.read(file, 0, content.len() + 1).unwrap() == content);
     assert_sound(&fs);
 }

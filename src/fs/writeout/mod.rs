@@ -1,6 +1,6 @@
 //! Turns staged data into pages and extents: all of it at each commit, some of it when there is too much.
 //!
-//! Two may want to write out the same file: the thread that has it locked (`write_out`) and the flusher, which holds the writers' lock.
+//! Two may want to write out the same file: the thread that sealed a layer of it (`write_out`) and the flusher, which holds the writers' lock.
 //! They never do it twice. A layer is sealed for exactly one batch, under its content's lock; the batch is announced before. The flusher
 //! first lands every announced batch, waiting for those whose pages are being written (they wait for nothing that it holds, BATCH-2), then
 //! seals what is active for a batch of its own. Whoever comes second finds the batch applied and changes nothing.
@@ -90,11 +90,28 @@ impl WriteOut {
 
     /// Writes out some of what is staged of `files`, ascending. Answers whether there was anything.
     pub(super) fn write_out(&self, files: &[LockedFile<'_>]) -> Result<bool> {
+        let (batch, sealed) = self.seal(files)?;
+        self.write_sealed(&batch, sealed)
+    }
+
+    /// As [`Self::write_out`], beside whoever writes to the files meanwhile: they are let go once a layer of them is sealed. Whoever is to change what lies
+    /// below that lands it first, or looks again (STAGE-2).
+    pub(super) fn write_out_beside(&self, files: Vec<LockedFile<'_>>) -> Result<bool> {
+        let (batch, sealed) = self.seal(&files)?;
+        drop(files);
+        self.write_sealed(&batch, sealed)
+    }
+
+    fn seal(&self, files: &[LockedFile<'_>]) -> Result<(Arc<Batch>, Sealed)> {
         for file in files {
             self.land_older(file)?;
         }
         let batch = Arc::new(Batch::new());
-        let mut sealed = self.staging.seal_some(&batch, files, BATCH_PIECES, BATCH_BYTES);
+        let sealed = self.staging.seal_some(&batch, files, BATCH_PIECES, BATCH_BYTES);
+        Ok((batch, sealed))
+    }
+
+    fn write_sealed(&self, batch: &Arc<Batch>, mut sealed: Sealed) -> Result<bool> {
         let state = self.volume.state();
         let written = self.write_pages(self.volume.view(&state), &mut sealed);
         drop(state);
@@ -102,7 +119,7 @@ impl WriteOut {
             Ok(planned) => planned,
             Err(error) => {
                 // Unsealed before the flusher stops waiting, so that it fails too rather than commit without this data.
-                sealed.unseal(&batch);
+                sealed.unseal(batch);
                 batch.failed(&error);
                 self.staging.forget_batches();
                 self.volume.mark_staged();
@@ -117,7 +134,7 @@ impl WriteOut {
         self.volume.bound_unsynced()?;
         // When this fails the batch stays announced, and the next commit or change of these files lands it.
         self.volume.operate(records, true, |op| batch.land(op))?;
-        files.iter().for_each(|file| file.drop_published(&self.volume));
+        sealed.drop_published(&self.volume);
         self.staging.forget_batches();
         Ok(!sealed.is_empty())
     }
@@ -128,6 +145,7 @@ impl WriteOut {
         if batches.is_empty() {
             return Ok(());
         }
+        batches.iter().for_each(|batch| batch.await_pages());
         self.volume.operate(LEFT_OVER, true, |op| batches.iter().try_for_each(|batch| batch.land(op)))?;
         file.drop_published(&self.volume);
         Ok(())
