@@ -153,8 +153,9 @@ impl Clock {
         Ok(())
     }
 
-    /// Tells the kernel which block counts it keeps are wrong since write-out.
+    /// Tells the kernel which block counts it keeps are wrong since WRITEs and write-out.
     fn tell(&self) {
+        self.cache.tell_written(&self.fs);
         for ino in self.fs.take_grown() {
             self.cache.blocks_changed(ino);
         }

@@ -15,7 +15,7 @@ impl Adapter {
         let set = SetAttributes { kill_set_id: true, brings_times: true, ..SetAttributes::default() };
         let ready = if kill { self.fs.set_attributes(ino(number), &set).map(drop) } else { Ok(()) };
         let written = ready.and_then(|()| self.fs.accept(ino(number), offset, data));
-        self.cache.content_changed(&self.fs, number, kill);
+        self.cache.content_written(&self.fs, number, kill);
         written
     }
 

@@ -52,12 +52,26 @@ impl KernelCache {
 
     /// KERNEL-7: whoever was told of a block that is not there is to ask again.
     pub(crate) fn end_writing(&self, fs: &FileSystem, ino: INodeNo) {
-        if self.writers.remove(ino.0) && fs.attributes(Ino(ino.0)).is_ok_and(|a| a.blocks == 0) {
+        if let Some(kept) = self.writers.remove(ino.0)
+            && fs.attributes(Ino(ino.0)).is_ok_and(|a| !kept.is(a.blocks))
+        {
             self.invalidate_attributes(ino);
         }
     }
 
-    /// Comes after a change of the content, before its reply; with `kill` the mode may have changed too.
+    /// Comes after a WRITE, before its reply; with `kill` the mode may have changed too.
+    pub(crate) fn content_written(&self, fs: &FileSystem, ino: INodeNo, kill: bool) {
+        if kill { self.content_changed(fs, ino, kill) } else { self.writers.wrote(ino.0) }
+    }
+
+    /// Tells which block counts WRITEs made wrong since this was called last. No lock of the file system may be held, as for `blocks_changed`.
+    pub(crate) fn tell_written(&self, fs: &FileSystem) {
+        for ino in self.writers.take_written() {
+            self.content_changed(fs, INodeNo(ino), false);
+        }
+    }
+
+    /// Comes after another change of the content, before its reply; with `kill` the mode may have changed too.
     pub(crate) fn content_changed(&self, fs: &FileSystem, ino: INodeNo, kill: bool) {
         if kill {
             self.writers.changed(ino.0, None);

@@ -18,7 +18,8 @@
 //!     found: ESTALE makes the kernel look once more, but the next rename may be as quick. So a file whose last name a
 //!     rename took is held open until FORGET, which the kernel sends when it drops the inode.
 //! KERNEL-7  A count of 0 blocks says that a file has no data, and backup programs believe it (GNU tar -S stores zeros). Of dirty
-//!     pages (KERNEL-3) only the kernel knows, and it does not count them: so an inode with a writer has one block at least.
+//!     pages (KERNEL-3) only the kernel knows, and it does not count them: so an inode with a writer has one block at least. What WRITEs
+//!     add to its count is told by the clock.
 //! KERNEL-8  It stamps mtime and ctime of a regular file in memory when it asks for a change of content, and stores them later if they are
 //!     not what it stored before. So nobody else stamps them then: that would stay behind what it has stored already. It reads what it
 //!     stores before it asks, without waiting for a truncate(2) or touch(1) under way, so older times may come after newer ones: they

@@ -2,8 +2,9 @@
 //!
 //! # Block counts
 //! With each WRITE the block count may change behind the kernel's back. Attributes that it may not keep would be asked for with each
-//! write(2), which takes longer than the write itself. So it keeps what GETATTR told it, and is told when a change of the content makes
-//! that wrong. A reply that crosses the telling does no harm: who is asked says so before looking ([`Writers::ask`]), so that a change made
+//! write(2), which takes longer than the write itself; and what it asked for makes it look whether the file has capabilities, since another
+//! client might have set some. So it keeps what GETATTR told it. It is told at once when another change of the content makes that wrong, and
+//! by the clock when a WRITE does: a file that grows with each write(2) would be asked about with each. close(2) makes it forget the count. A reply that crosses the telling does no harm: who is asked says so before looking ([`Writers::ask`]), so that a change made
 //! meanwhile is told, and the kernel drops replies to what it asked before it was told.
 
 use std::collections::HashMap;
@@ -34,6 +35,8 @@ pub(super) struct Writers {
 struct Written {
     handles: u32,
     kept: Kept,
+    /// Content came by WRITE since what the kernel keeps was compared.
+    written: bool,
     /// The kernel has asked for attributes since there is a writer.
     asked: bool,
     newest: Arc<Newest>,
@@ -41,7 +44,7 @@ struct Written {
 
 /// What the kernel keeps of the inode's attributes.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Kept {
+pub(super) enum Kept {
     Nothing,
     /// An answer is on its way.
     Asked,
@@ -49,9 +52,15 @@ enum Kept {
     Blocks(u64),
 }
 
+impl Kept {
+    pub(super) fn is(self, blocks: u64) -> bool {
+        self == Kept::Blocks(blocks)
+    }
+}
+
 impl Written {
     fn of(kept: Kept) -> Written {
-        Written { handles: 0, kept, asked: false, newest: Arc::default() }
+        Written { handles: 0, kept, written: false, asked: false, newest: Arc::default() }
     }
 }
 
@@ -87,18 +96,19 @@ impl Writers {
         self.open.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Returns whether this was the last writer and the kernel may keep a block that is not there, which it then is to be told. By itself it
-    /// forgets the count with each close(2), hence what came with the answer to CREATE, but not what it has asked for since.
-    pub(super) fn remove(&self, ino: u64) -> bool {
+    /// Returns what the kernel keeps after the last writer, if that may be wrong, which it then is to be told. By itself it forgets the count with
+    /// each close(2), hence what came with the answer to CREATE, but not what it has asked for since.
+    pub(super) fn remove(&self, ino: u64) -> Option<Kept> {
         let mut inodes = self.shard(ino).lock();
-        let Entry::Occupied(mut entry) = inodes.entry(ino) else { return false };
+        let Entry::Occupied(mut entry) = inodes.entry(ino) else { return None };
         entry.get_mut().handles -= 1;
         self.open.fetch_sub(1, Ordering::SeqCst);
         if entry.get().handles > 0 {
-            return false;
+            return None;
         }
-        let Written { kept, asked, .. } = entry.remove();
-        asked && matches!(kept, Kept::Asked | Kept::Blocks(LEAST))
+        let Written { kept, written, asked, .. } = entry.remove();
+        let wrong = written && kept != Kept::Nothing || matches!(kept, Kept::Asked | Kept::Blocks(LEAST));
+        (asked && wrong).then_some(kept)
     }
 
     pub(super) fn has(&self, ino: u64) -> bool {
@@ -158,6 +168,21 @@ impl Writers {
         self.with(ino, |written| written.kept != Kept::Nothing).unwrap_or(false)
     }
 
+    /// Content came by WRITE. Comes after the change, so that whoever is not noted here asks after it.
+    pub(super) fn wrote(&self, ino: u64) {
+        self.with(ino, |written| written.written = written.kept != Kept::Nothing);
+    }
+
+    /// The inodes to which content came since the last call.
+    pub(super) fn take_written(&self) -> Vec<u64> {
+        let mut taken = Vec::new();
+        for shard in self.shards.iter().filter(|_| self.any()) {
+            let mut inodes = shard.lock();
+            taken.extend(inodes.iter_mut().filter_map(|(ino, w)| std::mem::take(&mut w.written).then_some(*ino)));
+        }
+        taken
+    }
+
     /// The content changed, and the inode has so many blocks by now, if that is known: answers whether the kernel is to be told.
     pub(super) fn changed(&self, ino: u64, blocks: Option<u64>) -> bool {
         let wrong = |Written { kept, .. }: &mut Written| {
@@ -190,8 +215,7 @@ mod tests {
         let mut inodes = writers.inodes();
         inodes.sort_unstable();
         assert_eq!(inodes, [5, 7]);
-        writers.remove(7);
-        writers.remove(5);
+        assert!(writers.remove(7).is_none() && writers.remove(5).is_none());
         assert!(writers.has(5));
         writers.remove(5);
         assert!(!writers.has(5));
@@ -248,23 +272,43 @@ mod tests {
     fn an_inode_with_writers_has_a_block_until_the_last_is_gone() {
         let writers = Writers::default();
         writers.add_created(5, 0);
-        assert!(!writers.remove(5), "it has forgotten what CREATE said");
+        assert!(writers.remove(5).is_none(), "it has forgotten what CREATE said");
         writers.add_created(5, 0);
         assert_eq!((writers.told(5, 0), writers.told(5, 3), writers.told(6, 0)), (1, 3, 0));
         writers.ask(5);
         assert_eq!(writers.answer(5, 0), (1, true));
         assert!(!writers.changed(5, Some(0)) && !writers.changed(5, Some(1)), "the kernel knows that");
         writers.add(5);
-        assert!(!writers.remove(5), "one is left");
-        assert!(writers.remove(5), "the kernel keeps 1");
+        assert!(writers.remove(5).is_none(), "one is left");
+        assert!(writers.remove(5).is_some_and(|kept| kept.is(1)), "the kernel keeps 1");
         assert_eq!((writers.told(5, 0), writers.answer(5, 0)), (0, (0, true)));
         writers.add_created(5, 0);
         writers.ask(5);
         assert!(writers.changed(5, Some(2)));
-        assert!(!writers.remove(5), "it keeps nothing");
+        assert!(writers.remove(5).is_none(), "it keeps nothing");
         // An answer that is on its way may say either.
         writers.add(5);
         writers.ask(5);
-        assert!(writers.remove(5));
+        assert!(writers.remove(5).is_some_and(|kept| !kept.is(0) && !kept.is(1)));
+    }
+
+    #[test]
+    fn what_is_written_is_compared_by_the_clock_and_at_the_last_close() {
+        let writers = Writers::default();
+        writers.wrote(5);
+        writers.add(5);
+        writers.wrote(5);
+        assert!(writers.take_written().is_empty(), "the kernel keeps nothing");
+        writers.ask(5);
+        writers.wrote(5);
+        assert!(writers.answer(5, 8).1, "it may keep that until the clock comes");
+        assert_eq!((writers.take_written(), writers.take_written()), (vec![5], vec![]));
+        assert!(!writers.changed(5, Some(8)), "overwritten");
+        writers.wrote(5);
+        assert!(writers.keeps(5) && writers.remove(5).is_some_and(|kept| kept.is(8)), "the clock did not come");
+        writers.add(5);
+        writers.ask(5);
+        writers.answer(5, 8);
+        assert!(writers.remove(5).is_none(), "nothing was written");
     }
 }
