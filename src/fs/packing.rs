@@ -14,7 +14,7 @@ pub(super) const PACK: u64 = 32 * 1024;
 pub(super) const INLINE: u64 = 256;
 
 /// Items of one packed page (specification 5.3 bounds the page, `write_packed` the number).
-const PACK_FILES: usize = 256;
+pub(super) const PACK_FILES: usize = 256;
 
 pub(super) fn compresses(options: &FsOptions, flags: u32) -> bool {
     options.compress && flags & inode_flags::NO_COMPRESS == 0
@@ -36,6 +36,8 @@ pub(super) type SharedPages<T> = Vec<SharedPage<T>>;
 /// Collects content for pages.
 pub(super) struct Packer<T> {
     options: FsOptions,
+    /// Items of one page.
+    most: usize,
     /// By owner and compression: what lies on one page is read, and lost, together.
     open: BTreeMap<(u32, bool), SharedPage<T>>,
     full: Vec<SharedPage<T>>,
@@ -43,7 +45,12 @@ pub(super) struct Packer<T> {
 
 impl<T> Packer<T> {
     pub(super) fn new(options: FsOptions) -> Packer<T> {
-        Packer { options, open: BTreeMap::new(), full: Vec::new() }
+        Packer::of_few(options, PACK_FILES)
+    }
+
+    /// With so many items on a page at most.
+    pub(super) fn of_few(options: FsOptions, most: usize) -> Packer<T> {
+        Packer { options, most, open: BTreeMap::new(), full: Vec::new() }
     }
 
     /// Of a file with this owner and these flags; so many bytes, at most `MAX_DATA`.
@@ -55,7 +62,7 @@ impl<T> Packer<T> {
             return;
         }
         let page = self.open.entry((uid, compress)).or_insert_with(empty);
-        if page.items.len() == PACK_FILES || page.bytes + bytes > MAX_DATA {
+        if page.items.len() == self.most || page.bytes + bytes > MAX_DATA {
             self.full.push(std::mem::replace(page, empty()));
         }
         page.items.push(item);

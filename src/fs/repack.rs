@@ -15,18 +15,20 @@ use parking_lot::Mutex;
 use super::closing::Closing;
 use super::extents::{self, Mapped};
 use super::inode;
-use super::packing::{Packer, SharedPages};
+use super::packing::{PACK_FILES, Packer, SharedPages};
 use super::types::FsOptions;
 use crate::env::Environment;
 use crate::error::{Error, Result};
 use crate::format::values::Extent;
 use crate::format::{Ino, Key, Pointer, kind};
-use crate::txn::{Operation, UnnamedPages, View, Volume, WrittenPiece};
+use crate::txn::{Operation, Reservation, UnnamedPages, View, Volume, WrittenPiece, groups_for};
 
 /// Seconds of an interval (REPACK-3); the manual names the delay.
 const INTERVAL: i64 = 5;
 /// Pages of one step: 1 MiB of content at most.
 const PAGES: usize = 8;
+/// Parts that share a page where only what is kept for deletes is left: each is promised room by itself, and all of them come out of that.
+const FEW: usize = 16;
 /// Attempts of `Repack::all` for pages that are noted meanwhile.
 const ROUNDS: usize = 4;
 /// Records and pages that one step of a search looks at.
@@ -96,7 +98,7 @@ impl Repack {
         }
         let searching = self.volume.stale_pages().has_room(SEARCH_PAGES) && self.search_step(&mut progress)?;
         let idle = !self.volume.is_dirty();
-        let repacked = match self.repack_due() {
+        let repacked = match self.repack_due(false) {
             // It is tried again an interval later.
             Err(Error::NoSpace(_)) => false,
             repacked => repacked?,
@@ -109,6 +111,7 @@ impl Repack {
     }
 
     /// Repacks all that is noted; a purge, which ends when closing begins, also what nobody noted. Pages that lose a part meanwhile may be left.
+    /// At the end, where nobody else wants it any more, it may take what is kept for deletes.
     pub(super) fn all(&self, purge: Option<&Closing>) -> Result<()> {
         let go_on = || purge.map_or(Ok(()), Closing::check);
         let mut progress = self.progress.lock();
@@ -118,7 +121,7 @@ impl Repack {
         loop {
             for _ in 0..ROUNDS {
                 self.volume.stale_pages().hurry();
-                while self.repack_due()? {
+                while self.repack_due(purge.is_none())? {
                     go_on()?;
                 }
                 if self.volume.stale_pages().is_empty() {
@@ -204,25 +207,43 @@ impl Repack {
     }
 
     /// Repacks the next pages that are due; answers whether there were any.
-    fn repack_due(&self) -> Result<bool> {
+    fn repack_due(&self, at_end: bool) -> Result<bool> {
         // Taken out before the state is: what goes later is noted anew.
         let pages = self.volume.stale_pages().take_due(PAGES);
         if pages.is_empty() {
             return Ok(false);
         }
-        let repacked = self.repack(&pages);
+        let repacked = match self.repack(&pages, PACK_FILES) {
+            Err(Error::NoSpace(_)) if at_end => self.repack(&pages, FEW),
+            repacked => repacked,
+        };
         if repacked.is_err() {
             pages.iter().for_each(|page| self.volume.stale_pages().note_again(*page));
         }
         repacked.map(|_| true)
     }
 
-    fn repack(&self, pages: &[Pointer]) -> Result<()> {
+    /// With so many parts on a page at most. Of few, each page is a change of its own, so that what the one before made free can be had.
+    fn repack(&self, pages: &[Pointer], parts: usize) -> Result<()> {
+        let all = self.content_left(pages, parts)?;
+        if parts == PACK_FILES {
+            return self.move_to(all, |bytes, parts| self.volume.reserve_data(bytes, parts));
+        }
+        let kept = |bytes, parts| self.volume.reserve_accepted(groups_for(bytes, parts));
+        all.into_iter().try_for_each(|page| self.move_to(vec![page], kept))
+    }
+
+    /// As one change; `reserve` promises room for so many bytes in so many pages.
+    fn move_to(
+        &self,
+        pages: SharedPages<(Part, Vec<u8>)>,
+        reserve: impl Fn(u64, u64) -> Result<Reservation>,
+    ) -> Result<()> {
         let mut written = UnnamedPages::new(&self.volume);
         let mut moved = Vec::new();
-        for page in self.content_left(pages)? {
+        for page in pages {
             // Room for each by itself, which is what free space in fragments takes.
-            let mut reserved = self.volume.reserve_data(page.bytes as u64, page.items.len() as u64 + 1)?;
+            let mut reserved = reserve(page.bytes as u64, page.items.len() as u64 + 1)?;
             let content: Vec<_> = page.items.iter().map(|(part, bytes)| (part.ino, part.offset, &bytes[..])).collect();
             written.absorb(self.volume.write_packed(&mut reserved, &content, page.compress)?);
             moved.extend(page.items.into_iter().map(|(part, _)| part));
@@ -238,7 +259,7 @@ impl Repack {
     }
 
     /// The parts of all pages with their content, by what may share a page, in the order of the files' numbers.
-    fn content_left(&self, pages: &[Pointer]) -> Result<SharedPages<(Part, Vec<u8>)>> {
+    fn content_left(&self, pages: &[Pointer], most: usize) -> Result<SharedPages<(Part, Vec<u8>)>> {
         let state = self.volume.state();
         let view = self.volume.view(&state);
         let mut left = Vec::new();
@@ -262,7 +283,7 @@ impl Repack {
             }
         }
         left.sort_by_key(|(part, ..)| (part.ino, part.offset));
-        let mut packer = Packer::new(self.options);
+        let mut packer = Packer::of_few(self.options, most);
         for (part, inode, content) in left {
             packer.add(inode.uid, inode.flags, content.len(), (part, content));
         }

@@ -1,6 +1,6 @@
 //! A full archive that was emptied takes new data at once: who finds no room waits for what is about to come free.
 
-use super::support::{CREATOR, NAME_KEY, OPTIONS, assert_sound, fresh_with};
+use super::support::{CREATOR, NAME_KEY, OPTIONS, assert_sound, fresh_with, reopen};
 use crate::env::{Environment, SeededEnvironment};
 use crate::error::Error;
 use crate::format::{Ino, ROOT_INO};
@@ -192,4 +192,39 @@ fn several_writers_without_room_share_what_comes_free() {
         });
     }
     assert_sound(&fs);
+}
+
+/// What deleted files left on shared pages goes with the end of a mount also where nothing is free but what is kept for deletes: a page of many parts
+/// would take more than that.
+#[test]
+fn closing_a_full_archive_repacks_out_of_what_is_kept() {
+    for files in [30, 250_u64] {
+        let (storage, fs) = fresh_with(files, NAME_KEY, OPTIONS);
+        let name = |n: u64| format!("small-{n}").into_bytes();
+        let content = |n: u64| noise(n, 500);
+        for n in 0..files {
+            let made = fs.make_node(ROOT_INO, &name(n), mode::REGULAR | 0o600, 0, CREATOR).unwrap();
+            fs.write(made.ino, 0, &content(n)).unwrap();
+        }
+        fs.sync().unwrap();
+        fs.volume.limit_size(LIMIT);
+        let large = fs.make_node(ROOT_INO, b"large", mode::REGULAR | 0o600, 0, CREATOR).unwrap().ino;
+        let mut end = 0;
+        for request in [131_072, 131_072, 4096, 4096] {
+            while fs.write(large, end, &noise(end, request)).is_ok() {
+                end += request as u64;
+            }
+            fs.sync().unwrap();
+        }
+        (0..files).filter(|n| n % 5 == 0).for_each(|n| fs.unlink(ROOT_INO, &name(n)).unwrap());
+        let fs = reopen(&storage, fs);
+        for n in (0..files).filter(|n| n % 5 != 0) {
+            let ino = fs.lookup(ROOT_INO, &name(n)).unwrap().ino;
+            assert!(fs.read(ino, 0, 501).unwrap() == content(n));
+        }
+        assert_sound(&fs);
+        fs.repack.begin_search();
+        while fs.repack.step().unwrap() {}
+        assert!(fs.volume.stale_pages().is_empty(), "something was left on a shared page");
+    }
 }
