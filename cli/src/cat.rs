@@ -6,7 +6,7 @@ use lockbox::fs::FileSystem;
 use lockbox_terminal::display;
 
 use crate::exit::Failure;
-use crate::opening::{ArchiveArgs, regular_file};
+use crate::opening::{ArchiveArgs, MomentArgs, regular_file};
 use crate::output::Output;
 
 /// Bytes read at once.
@@ -17,13 +17,15 @@ const PIECE: usize = 1 << 20;
 pub(crate) struct Args {
     #[command(flatten)]
     archive: ArchiveArgs,
+    #[command(flatten)]
+    moment: MomentArgs,
     /// Files of the archive
     #[arg(required = true, value_name = "PATH")]
     paths: Vec<OsString>,
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
-    let archive = args.archive.read()?;
+    let archive = args.archive.read_at(&args.moment)?;
     let mut out = Output::new();
     for path in &args.paths {
         copy(archive.file_system(), path.as_bytes(), &mut out)?;

@@ -75,7 +75,7 @@ fn open(args: &Args) -> Result<(Archive, Option<String>), Failure> {
     if let Some(repaired) = repaired.as_ref().filter(|_| !args.json) {
         output::complain(&format!("{}: {repaired}", shown(path)));
     }
-    Ok((args.archive.read_with(&key)?, repaired))
+    Ok((args.archive.open_with(&key, true)?, repaired))
 }
 
 fn as_json(finding: &Finding) -> serde_json::Value {

@@ -79,6 +79,8 @@ fn advised(refusal: &Refusal) -> String {
             &format!(": change its passphrase to itself with 'lockbox passwd' first, or use --drop {slot}")
         }
         Refusal::UnkeptKey { slot, .. } => &format!("; or use --drop {slot}"),
+        Refusal::NoSnapshot { .. } => ": 'lockbox snapshot ls' lists those that it has",
+        Refusal::SnapshotExists { .. } => ": choose another name, or remove that one with 'lockbox snapshot rm'",
     };
     format!("{refusal}{remedy}")
 }

@@ -7,7 +7,7 @@ use lockbox::exchange;
 use lockbox_host::Program;
 
 use crate::exit::{Failure, Lockbox};
-use crate::opening::ArchiveArgs;
+use crate::opening::{ArchiveArgs, MomentArgs};
 use crate::output;
 use crate::patterns::PatternArgs;
 use crate::progress::Bar;
@@ -17,6 +17,8 @@ use crate::progress::Bar;
 pub(crate) struct Args {
     #[command(flatten)]
     archive: ArchiveArgs,
+    #[command(flatten)]
+    moment: MomentArgs,
     /// What to write, with everything below it; everything by default
     #[arg(value_name = "PATH")]
     paths: Vec<OsString>,
@@ -30,7 +32,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         return Err(Failure::usage("a tar is not for a terminal: send it to a file or a program"));
     }
     let filter = args.patterns.filter()?;
-    let archive = args.archive.read()?;
+    let archive = args.archive.read_at(&args.moment)?;
     let paths: Vec<Vec<u8>> = args.paths.iter().map(|path| path.as_bytes().to_vec()).collect();
     let mut out = BufWriter::with_capacity(256 << 10, stdout.lock());
     let bar = Bar::copying();

@@ -8,7 +8,7 @@ use lockbox::exchange::{self, ExtractOptions};
 use lockbox_host::{Program, code};
 
 use crate::exit::{self, Failure, Lockbox};
-use crate::opening::ArchiveArgs;
+use crate::opening::{ArchiveArgs, MomentArgs};
 use crate::output;
 use crate::patterns::PatternArgs;
 use crate::progress::Bar;
@@ -18,6 +18,8 @@ use crate::progress::Bar;
 pub(crate) struct Args {
     #[command(flatten)]
     archive: ArchiveArgs,
+    #[command(flatten)]
+    moment: MomentArgs,
     /// What to copy; everything by default
     #[arg(value_name = "PATH")]
     paths: Vec<OsString>,
@@ -44,7 +46,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         filter: args.patterns.filter()?,
         privileges: args.privileges,
     };
-    let (archive, interrupt) = args.archive.read_watched()?;
+    let (archive, interrupt) = args.archive.read_watched(&args.moment)?;
     let paths: Vec<Vec<u8>> = args.paths.iter().map(|path| path.as_bytes().to_vec()).collect();
     let bar = Bar::copying();
     let extracted = exchange::extract(archive.file_system(), &paths, &options, &mut |progress| {

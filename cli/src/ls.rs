@@ -13,7 +13,7 @@ use nix::unistd::{Gid, Group, Uid, User};
 use serde_json::{Value, json};
 
 use crate::exit::Failure;
-use crate::opening::ArchiveArgs;
+use crate::opening::{ArchiveArgs, MomentArgs};
 use crate::output::{Output, complain, put_name, rfc3339};
 
 /// List files of an archive
@@ -21,6 +21,8 @@ use crate::output::{Output, complain, put_name, rfc3339};
 pub(crate) struct Args {
     #[command(flatten)]
     archive: ArchiveArgs,
+    #[command(flatten)]
+    moment: MomentArgs,
     /// A file or directory of the archive
     #[arg(value_name = "PATH", default_value = "/")]
     path: OsString,
@@ -36,7 +38,7 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
-    let archive = args.archive.read()?;
+    let archive = args.archive.read_at(&args.moment)?;
     let path = args.path.as_bytes();
     let fs = archive.file_system();
     let (users, groups) = (HashMap::new(), HashMap::new());

@@ -37,6 +37,7 @@ mod runtime;
 mod secrets;
 mod seen;
 mod share;
+mod snapshot;
 mod status;
 mod umount;
 mod unlocking;
@@ -87,6 +88,8 @@ enum Command {
     Key(key::Command),
     #[command(subcommand)]
     Header(header::Command),
+    #[command(subcommand)]
+    Snapshot(snapshot::Command),
     Env(env::Args),
     Run(run::Args),
     Share(share::Args),
@@ -147,6 +150,7 @@ fn run(command: &Command, cores: CoreLimit) -> Result<(), Failure> {
         Command::Recovery(args) => recovery::run(args),
         Command::Key(command) => key::run(command),
         Command::Header(command) => header::run(command),
+        Command::Snapshot(command) => snapshot::run(command),
         Command::Env(args) => env::run(args),
         Command::Run(args) => run::run(args, cores),
         Command::Share(args) => share::run(args),

@@ -1,4 +1,6 @@
 //! Opens an archive for a command, cheap checks first: nobody types a passphrase for nothing.
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use lockbox::Error;
@@ -32,17 +34,38 @@ pub(crate) struct ArchiveArgs {
     seen: SeenArgs,
 }
 
+/// The moment that is read
+#[derive(clap::Args, Default)]
+pub(crate) struct MomentArgs {
+    /// Read what this snapshot shows, not what is there now
+    #[arg(long, value_name = "NAME")]
+    snapshot: Option<OsString>,
+}
+
 impl ArchiveArgs {
     pub(crate) fn read(&self) -> Result<Archive, Failure> {
         self.open(true, &self.sources)
     }
 
+    pub(crate) fn read_at(&self, moment: &MomentArgs) -> Result<Archive, Failure> {
+        probe(&self.archive, LockMode::Shared)?;
+        self.open_at(&self.unlock(&self.sources)?, true, moment)
+    }
+
     /// For commands that take back what is not complete when they are interrupted.
-    pub(crate) fn read_watched(&self) -> Result<(Archive, Interrupt), Failure> {
+    pub(crate) fn read_watched(&self, moment: &MomentArgs) -> Result<(Archive, Interrupt), Failure> {
         probe(&self.archive, LockMode::Shared)?;
         let key = self.unlock(&self.sources)?;
         let interrupt = Interrupt::watch()?;
-        Ok((self.open_with(&key, true)?, interrupt))
+        Ok((self.open_at(&key, true, moment)?, interrupt))
+    }
+
+    /// For commands that leave the rest to a later one when they are interrupted.
+    pub(crate) fn write_watched(&self) -> Result<(Archive, Interrupt), Failure> {
+        probe(&self.archive, LockMode::Exclusive)?;
+        let key = self.unlock(&self.sources)?;
+        let interrupt = Interrupt::watch()?;
+        Ok((self.open_with(&key, false)?, interrupt))
     }
 
     pub(crate) fn write(&self) -> Result<Archive, Failure> {
@@ -92,16 +115,21 @@ impl ArchiveArgs {
         self.open_with(&self.unlock(sources)?, read_only)
     }
 
-    /// To read, with a key that was asked for before.
-    pub(crate) fn read_with(&self, key: &UnlockedKey) -> Result<Archive, Failure> {
-        self.open_with(key, true)
+    /// With a key that was asked for before.
+    pub(crate) fn open_with(&self, key: &UnlockedKey, read_only: bool) -> Result<Archive, Failure> {
+        self.open_at(key, read_only, &MomentArgs::default())
     }
 
-    fn open_with(&self, key: &UnlockedKey, read_only: bool) -> Result<Archive, Failure> {
+    fn open_at(&self, key: &UnlockedKey, read_only: bool, moment: &MomentArgs) -> Result<Archive, Failure> {
         let path = &self.archive;
         let failed = |error| Lockbox::failure(path, error);
         let options = OpenOptions { read_only, ..OpenOptions::default() };
-        let archive = Archive::open_seen(path, key, &options, &self.seen.options()).map_err(failed)?;
+        let seen = self.seen.options();
+        let archive = match &moment.snapshot {
+            None => Archive::open_seen(path, key, &options, &seen),
+            Some(name) => Archive::open_snapshot(path, key, &options, &seen, name.as_bytes()),
+        };
+        let archive = archive.map_err(failed)?;
         let info = archive.info().map_err(failed)?;
         for sentence in info.fallback.iter().chain(&info.mended) {
             output::complain(&format!("{}: {sentence}", shown(path)));

@@ -65,6 +65,8 @@ pub struct Options {
     pub nofail: bool,
     /// Mount also where that hides the archive, or what the daemon works with.
     pub over_archive: bool,
+    /// The snapshot that is shown, for reading.
+    pub snapshot: Option<String>,
 }
 
 /// `sync=`; the core's type is not made for a message between processes.
@@ -104,6 +106,7 @@ impl Default for Options {
             lock_on_suspend: false,
             nofail: false,
             over_archive: false,
+            snapshot: None,
         }
     }
 }
@@ -137,6 +140,8 @@ impl Options {
                 unknown.push(name.to_owned());
             }
         }
+        // mount(8) says `rw` where its user said nothing.
+        self.read_only |= self.snapshot.is_some();
         Ok(unknown)
     }
 
@@ -192,6 +197,7 @@ impl Options {
             "sandbox" => self.sandbox = parse_switch(name, value)?,
             "atime" => self.access_times = parse_atime(value)?,
             "idle" => self.idle = parse_idle(value)?,
+            "snapshot" => self.snapshot = Some(parse_name(name, value)?),
             _ => return Ok(false),
         }
         Ok(true)
@@ -274,8 +280,11 @@ impl fmt::Display for Options {
         if self.access_times {
             f.write_str(",atime=open")?;
         }
-        match self.size_limit {
-            Some(limit) => write!(f, ",size-limit={limit}"),
+        if let Some(limit) = self.size_limit {
+            write!(f, ",size-limit={limit}")?;
+        }
+        match &self.snapshot {
+            Some(name) => write!(f, ",snapshot={name}"),
             None => Ok(()),
         }
     }
@@ -306,6 +315,13 @@ fn parse_idle(value: &str) -> Result<Option<u64>, Failure> {
         _ => Err(Failure::usage(format!(
             "idle= takes a time such as 90s, 10m or 2h, a year at most, or off, not '{value}'"
         ))),
+    }
+}
+
+fn parse_name(name: &str, value: &str) -> Result<String, Failure> {
+    match value {
+        "" => Err(Failure::usage(format!("{name}= takes a name"))),
+        value => Ok(value.to_owned()),
     }
 }
 
@@ -387,6 +403,19 @@ mod tests {
         assert_eq!(Options::parse(&["idle=5,idle=off"]).unwrap().idle, None);
         for value in ["", "0", "m", "10x", "-1", "367d", "99999999999999999999d"] {
             assert_eq!(Options::parse(&[format!("idle={value}")]).unwrap_err().code, USAGE, "{value}");
+        }
+    }
+
+    #[test]
+    fn a_snapshot_is_mounted_read_only_whatever_mount_8_says() {
+        for list in ["snapshot=monday", "snapshot=monday,rw", "rw,snapshot=monday", "snapshot=sunday,snapshot=monday"] {
+            let options = Options::parse(&[list]).unwrap();
+            assert_eq!(options.snapshot.as_deref(), Some("monday"), "{list}");
+            assert!(options.read_only && options.mount_flags().contains(MsFlags::MS_RDONLY), "{list}");
+            assert_eq!(Options::parse(&[options.to_string()]).unwrap(), options);
+        }
+        for list in ["snapshot=", "snapshot"] {
+            assert_eq!(Options::parse(&[list]).unwrap_err().code, USAGE, "{list}");
         }
     }
 

@@ -65,8 +65,12 @@ pub fn serve(
     let host: OwnedFd = File::open(task.archive().parent().unwrap_or(Path::new("/")))
         .map_err(|e| Failure::other(format!("cannot open the directory of {}: {e}", task.archive().display())))?
         .into();
-    let archive = Archive::open_seen(task.archive(), key, &task.options.open_options(), &task.options.seen_options())
-        .map_err(|e| in_use(task, e))?;
+    let (path, options, seen) = (task.archive(), task.options.open_options(), task.options.seen_options());
+    let archive = match &task.options.snapshot {
+        None => Archive::open_seen(path, key, &options, &seen),
+        Some(name) => Archive::open_snapshot(path, key, &options, &seen, name.as_bytes()),
+    };
+    let archive = archive.map_err(|e| in_use(task, e))?;
     let info = archive.info()?;
     let mut notices: Vec<String> = info.fallback.into_iter().chain(info.mended).collect();
     let fs = Arc::clone(archive.file_system());

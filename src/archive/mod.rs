@@ -1,4 +1,4 @@
-//! The archive as a whole: creates, opens, checks and compacts it, and gives it another key.
+//! The archive as a whole: creates, opens, checks and compacts it, gives it another key, and keeps moments of it.
 
 mod check;
 mod compact;
@@ -8,12 +8,14 @@ mod create;
 pub mod fuzzing;
 mod open;
 mod rekey;
+mod snapshots;
 #[cfg(test)]
 pub(crate) mod tests;
 
 pub use check::CheckReport;
 pub use compact::{CompactOptions, CompactReport, CompactStep};
 pub use rekey::{KeepKeys, RekeyOptions, RekeyReport};
+pub use snapshots::Snapshot;
 
 pub use crate::txn::{Finding, FindingKind, Lost, Severity};
 

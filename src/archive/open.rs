@@ -40,6 +40,17 @@ impl Archive {
         options: &OpenOptions,
         seen_options: &SeenOptions,
     ) -> Result<Archive> {
+        Archive::open_at(path, key, options, seen_options, None)
+    }
+
+    /// With the name of a snapshot, what that shows takes the place of the newest state.
+    pub(super) fn open_at(
+        path: &Path,
+        key: &UnlockedKey,
+        options: &OpenOptions,
+        seen_options: &SeenOptions,
+        snapshot: Option<&[u8]>,
+    ) -> Result<Archive> {
         if options.memory < LEAST_MEMORY {
             return Err(Error::invalid(format!("memory={} is below {LEAST_MEMORY} bytes", options.memory)));
         }
@@ -70,6 +81,9 @@ impl Archive {
         let witness = Arc::new(Witness::new(volume.clone(), header.durable_sequence(), looked, replace));
         if let Some(limit) = options.size_limit {
             volume.limit_size(limit);
+        }
+        if let Some(name) = snapshot {
+            volume.show_snapshot(name)?;
         }
         let fs = FileSystem::new(volume, environment, name_key(&key.volume_key, &key.archive), fs_options)?;
         // Who mounts learns of a damaged root here, with its name, and not from the kernel.

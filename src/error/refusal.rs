@@ -26,4 +26,8 @@ pub enum Refusal {
     UndescribedKey { slot: usize },
     #[error("key slot {slot} cannot be kept: {reason}")]
     UnkeptKey { slot: usize, reason: String },
+    #[error("the archive has no snapshot '{name}'")]
+    NoSnapshot { name: String },
+    #[error("the archive has a snapshot '{name}' already")]
+    SnapshotExists { name: String },
 }

@@ -151,8 +151,8 @@ impl FileSystem {
         }
     }
 
-    /// Makes everything durable, reclaims what is unlinked and erases all free space, without waiting for its age. What is deleted while it
-    /// runs may be erased only later.
+    /// Makes everything durable, reclaims what is unlinked or was shown by removed snapshots alone, and erases all free space, without waiting for its
+    /// age. What is deleted while it runs may be erased only later.
     ///
     /// # Errors
     /// `ReadOnly`, `NoSpace`, `Latched`; `Invalid` when the archive is being closed.
@@ -161,6 +161,7 @@ impl FileSystem {
         while self.reclaim.step()? {
             self.closing.check()?;
         }
+        self.finish_removals_in(&mut || Ok(()))?;
         self.commit_all()?;
         let repacked = self.repack.all(Some(&self.closing));
         self.volume.commit()?;

@@ -113,15 +113,24 @@ impl Repack {
     /// Repacks all that is noted; a purge, which ends when closing begins, also what nobody noted. Pages that lose a part meanwhile may be left.
     /// At the end, where nobody else wants it any more, it may take what is kept for deletes.
     pub(super) fn all(&self, purge: Option<&Closing>) -> Result<()> {
-        let go_on = || purge.map_or(Ok(()), Closing::check);
+        self.repack_all(purge, purge.is_some(), purge.is_none())
+    }
+
+    /// Repacks all that is noted, before a snapshot would keep the bytes of files that were deleted before.
+    pub(super) fn noted(&self, closing: &Closing) -> Result<()> {
+        self.repack_all(Some(closing), false, false)
+    }
+
+    fn repack_all(&self, closing: Option<&Closing>, search: bool, at_end: bool) -> Result<()> {
+        let go_on = || closing.map_or(Ok(()), Closing::check);
         let mut progress = self.progress.lock();
-        if purge.is_some() || self.volume.stale_pages().take_overflow() {
+        if search || self.volume.stale_pages().take_overflow() {
             progress.begin_search();
         }
         loop {
             for _ in 0..ROUNDS {
                 self.volume.stale_pages().hurry();
-                while self.repack_due(purge.is_none())? {
+                while self.repack_due(at_end)? {
                     go_on()?;
                 }
                 if self.volume.stale_pages().is_empty() {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::allocator::Allocator;
 use super::commit::Chain;
 use super::finding::{Finding, FindingKind, Severity};
-use super::kept::{snapshot_tree, snapshots_of};
+use super::kept::{is_being_removed, snapshot_tree, snapshots_of};
 use super::medium::Medium;
 use super::recovery::in_space;
 use super::references;
@@ -330,12 +330,12 @@ impl Auditor<'_> {
     /// Every page of a kept root must still be in use.
     fn check_snapshots(&self, census: &mut Census, total: u64) -> Result<()> {
         let find = |severity, text: String| Finding::new(FindingKind::Snapshot, severity, text);
-        for (id, snapshot) in snapshots_of(&self.state, &self.medium.store)? {
+        for (id, snapshot) in snapshots_of(&self.state.trees.snapshots, &self.medium.store)? {
             if id >= self.state.counters.next_snapshot {
                 let text = format!("snapshot {id} has a number that was not yet given out");
                 census.find(find(Severity::Wrong, text));
             }
-            if snapshot.name.is_empty() {
+            if is_being_removed(&snapshot) {
                 continue;
             }
             let tree = snapshot_tree(&snapshot);

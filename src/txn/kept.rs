@@ -2,16 +2,15 @@
 
 use std::ops::ControlFlow;
 
-use super::state::State;
 use crate::btree::{NodeStore, Tree};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::format::values::SnapshotValue;
-use crate::format::{Key, TreeId, kind};
+use crate::format::{Generation, Key, MAX_NAME, TreeId, kind};
 
-/// All snapshots by ascending id; one with an empty name is being destroyed and its tree must not be read.
-pub(super) fn snapshots_of(state: &State, store: &NodeStore) -> Result<Vec<(u64, SnapshotValue)>> {
+/// All snapshots of the tree of snapshots, by ascending id; one with an empty name is being removed and its tree must not be read.
+pub(super) fn snapshots_of(snapshots: &Tree, store: &NodeStore) -> Result<Vec<(u64, SnapshotValue)>> {
     let mut found = Vec::new();
-    state.trees.snapshots.scan(store, Key::MIN, Key::MAX, &mut |key, value| {
+    snapshots.scan(store, Key::MIN, Key::MAX, &mut |key, value| {
         // Strays are passed by, whatever they say (specification 6.2).
         if key.kind == kind::SNAPSHOT && key.sub == 0 {
             found.push((key.object, SnapshotValue::decode(value)?));
@@ -21,7 +20,28 @@ pub(super) fn snapshots_of(state: &State, store: &NodeStore) -> Result<Vec<(u64,
     Ok(found)
 }
 
-/// The live tree as the snapshot keeps it. The snapshot must not be destroyed while the tree is in use.
+/// Id and generation of the newest one before `id` that is not being removed.
+pub(super) fn before(all: &[(u64, SnapshotValue)], id: u64) -> Option<(u64, Generation)> {
+    let older = all.iter().rev().find(|(other, snapshot)| *other < id && !is_being_removed(snapshot));
+    older.map(|(older, snapshot)| (*older, snapshot.generation))
+}
+
+pub(super) fn is_being_removed(snapshot: &SnapshotValue) -> bool {
+    snapshot.name.is_empty()
+}
+
+/// The live tree as the snapshot keeps it. The snapshot must not be removed while the tree is in use.
 pub(super) fn snapshot_tree(snapshot: &SnapshotValue) -> Tree {
     Tree::from_root(TreeId::Live, &snapshot.root)
+}
+
+/// Refuses what no snapshot can be called: a snapshot's name may become that of a directory.
+pub(super) fn check_name(name: &[u8]) -> Result<()> {
+    if name.is_empty() || name.len() > MAX_NAME {
+        return Err(Error::invalid("the name of a snapshot has 1 to 255 bytes"));
+    }
+    if name == b"." || name == b".." || name.iter().any(|&byte| byte == b'/' || byte == 0) {
+        return Err(Error::invalid("the name of a snapshot has no slash and no NUL, and is neither '.' nor '..'"));
+    }
+    Ok(())
 }

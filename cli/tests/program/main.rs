@@ -14,5 +14,6 @@ mod older_copies;
 mod privileges;
 mod running;
 mod sharing;
+mod snapshots;
 mod support;
 mod tars;

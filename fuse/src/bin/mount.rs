@@ -84,6 +84,7 @@ Options:
   log=FILE                     Log there instead of to the system log
   idle=TIME                    Unmount when unused that long, such as 10m
   lock-on-suspend              Unmount before the machine sleeps
+  snapshot=NAME                Show that snapshot, read-only
   nofail                       A missing archive is no failure
   over-archive                 Mount also where that hides the archive, the log,
                                or what the daemon keeps

@@ -142,9 +142,10 @@ pub(super) fn rewrite(
     if options.dry_run {
         return Ok(CompactReport { length_before, disk_before, length_after: used, disk_after: used });
     }
-    if old.volume.lays_log() {
+    if old.volume.lays_log() || old.volume.has_begun_removals()? {
         header.repair(&**storage, &key.volume_key)?;
         let mended = open(storage.clone(), key, header.framing(), looked.mark(), false)?;
+        mended.finish_removals(&mut || Ok(()))?;
         mended.close()?;
         old = open(storage.clone(), key, header.framing(), looked.mark(), true)?;
     }
@@ -231,19 +232,13 @@ fn open(
 
 /// Their trees share pages with the live one in ways that only the references of this file describe.
 fn refuse_snapshots(volume: &Volume) -> Result<()> {
-    let snapshots = volume.snapshots()?;
+    let snapshots = volume.readable_snapshots()?;
     if snapshots.is_empty() {
         return Ok(());
     }
-    let names: Vec<String> = snapshots
-        .iter()
-        .map(|(id, snapshot)| match &snapshot.name[..] {
-            b"" => format!("number {id} (being removed)"),
-            name => lockbox_terminal::display(name),
-        })
-        .collect();
+    let names: Vec<String> = snapshots.iter().map(|(_, snapshot)| lockbox_terminal::display(&snapshot.name)).collect();
     Err(Error::Unsupported(format!(
-        "an archive with snapshots cannot be compacted; remove these first: {}",
+        "writing an archive anew would lose its snapshots; remove these first: {}",
         names.join(", ")
     )))
 }

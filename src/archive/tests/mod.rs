@@ -14,6 +14,7 @@ mod repacking;
 mod rescued_log;
 mod sample;
 mod smallest;
+mod snapshots;
 mod swapped;
 
 use std::sync::Arc;

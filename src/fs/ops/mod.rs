@@ -13,6 +13,7 @@ mod links;
 mod listing;
 mod rename;
 mod seek;
+mod snapshots;
 mod statistics;
 mod sync;
 mod truncate;

@@ -8,5 +8,6 @@ mod model;
 mod publication;
 mod recovery;
 mod shortage;
+mod snapshots;
 mod space;
 mod support;

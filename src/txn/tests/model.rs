@@ -60,7 +60,7 @@ fn run(seed: u64, steps: u64) {
                 }
             }
             78..83 => {
-                let id = volume.take_snapshot(b"kept").unwrap();
+                let id = volume.take_snapshot(format!("of step {step}").as_bytes()).unwrap();
                 snapshots.0.insert(id, live.clone());
             }
             83..87 if !snapshots.0.is_empty() => {

@@ -36,6 +36,13 @@ impl Volume {
         &self.last_erase
     }
 
+    /// Removes a snapshot, and everything that it alone shows.
+    pub(crate) fn destroy_snapshot(&self, id: u64) -> Result<()> {
+        self.forget_snapshot(id)?;
+        while self.removal_step()? {}
+        self.commit().map(drop)
+    }
+
     /// A commit of what is published alone, as one that makes room for what is staged.
     pub(crate) fn commit_without_staged(&self) -> Result<()> {
         self.committer.between_commits(|chain| self.committer.commit_without_staged(chain))

@@ -8,7 +8,6 @@ mod for_tests;
 mod log;
 mod open;
 mod pages;
-#[cfg_attr(not(test), expect(dead_code, reason = "model-tested with the transactions; their commands come later"))]
 mod snapshots;
 
 use std::ops::ControlFlow;
@@ -66,6 +65,8 @@ struct Start {
 
 /// The open archive.
 pub(crate) struct Volume {
+    /// Held by who takes or removes a snapshot, also over commits; whether any may be left whose removal has begun.
+    snapshots: Mutex<bool>,
     shortage: Shortage,
     committer: Arc<Committer>,
     writer: Arc<Writer>,
@@ -80,7 +81,7 @@ pub(crate) struct Volume {
     opened_log: Option<OpenedLog>,
     /// What the log says beyond the record that was opened, until it is laid over that.
     logged: Mutex<Option<Logged>>,
-    /// What a reader opened, before it laid the log over it.
+    /// What a reader opened, before it laid the log over it or put a snapshot in its place.
     unlaid: OnceLock<Arc<State>>,
 }
 
@@ -98,6 +99,8 @@ impl Volume {
         let writer = Arc::new(Writer::new(medium.clone(), allocator.clone(), memory));
         let committer = Arc::new(Committer::new(medium.clone(), allocator.clone(), writer.clone(), &session));
         Volume {
+            // A session that was interrupted may have left one.
+            snapshots: Mutex::new(true),
             shortage: Shortage::new(committer.clone(), writer.clone(), allocator.clone()),
             committer,
             writer,
@@ -429,7 +432,7 @@ impl Volume {
     // ---- in the background, and at the end ----
 
     /// One background step: confirms the last commit of an idle archive, every 5 s erases blocks that were free 5 s before, sweeps a region after
-    /// an unclean open. Returns whether there is more to do at once.
+    /// an unclean open, goes on with the removal of a snapshot. Returns whether there is more to do at once.
     pub(crate) fn maintain(&self) -> Result<bool> {
         self.committer.check_writable()?;
         let latch = self.medium.pager.latch();
@@ -445,7 +448,9 @@ impl Volume {
             self.allocator.erase_aged()?;
             self.erase_log()?;
         }
-        confirmed.map(|()| swept)
+        let removed = self.removal_step_aside();
+        confirmed?;
+        Ok(swept | removed?)
     }
 
     /// A commit without changes, where nobody wants one and the newest record may be undone (TXN-8) or keeps blocks from being free (TXN-1).

@@ -1,23 +1,34 @@
-//! Kept roots: taking, listing and destroying snapshots (specification section 8).
+//! Kept roots: taking, listing and removing snapshots (specification section 8).
 
+use std::collections::BTreeMap;
 use std::ops::ControlFlow;
+use std::sync::Arc;
 
 use super::Volume;
 use crate::error::{Error, Result};
 use crate::format::values::{DeadValue, SnapshotValue};
-use crate::format::{Generation, Key, TreeId, kind};
+use crate::format::{BLOCK, Generation, Key, Run, TreeId, kind};
 use crate::txn::commit::Purpose;
-use crate::txn::kept::snapshots_of;
-use crate::txn::references::following;
+use crate::txn::kept::{before, check_name, is_being_removed, snapshot_tree, snapshots_of};
+use crate::txn::operation::Operation;
+use crate::txn::references::{self, following};
+use crate::txn::state::{Counters, State, Trees};
 
 /// Dead-list entries handled by one operation.
-const DESTROY_STEP: usize = 256;
+const REMOVAL_STEP: usize = 256;
 
 impl Volume {
     /// Keeps the present content under `name`; durable when it returns. Answers the snapshot's id.
+    ///
+    /// # Errors
+    /// `Exists` when another one has the name, `Invalid` for what is no name, `ReadOnly`, `NoSpace`, `Latched`.
     pub(crate) fn take_snapshot(&self, name: &[u8]) -> Result<u64> {
-        if name.is_empty() || name.len() > 255 {
-            return Err(Error::NameTooLong);
+        check_name(name)?;
+        self.committer.check_writable()?;
+        self.committer.open_session()?;
+        let _removals = self.snapshots.lock();
+        if self.snapshots()?.iter().any(|(_, other)| other.name == name) {
+            return Err(Error::Exists);
         }
         let id = self.committer.as_leader(|chain| {
             // No operation may come between the commit and the record that keeps its root, so the writers wait.
@@ -35,13 +46,10 @@ impl Volume {
                     inodes: operation.counters.inodes,
                     name: name.to_vec(),
                 };
-                operation.changed = true;
                 operation.counters.next_snapshot = following(id)?;
                 operation.counters.newest_snapshot = durable.generation;
                 operation.counters.newest_snapshot_id = id;
-                let key = Key::new(id, kind::SNAPSHOT, 0);
-                let edits = &mut operation.global_edits;
-                operation.trees.snapshots.insert(&self.medium.store, edits, key, &value.encode())?;
+                operation.put_snapshot(id, &value)?;
                 Ok(id)
             })
         })?;
@@ -49,65 +57,161 @@ impl Volume {
         Ok(id)
     }
 
-    /// All snapshots by ascending id; one with an empty name is being destroyed and its tree must not be read.
+    /// All snapshots by ascending id; one with an empty name is being removed and its tree must not be read.
     pub(crate) fn snapshots(&self) -> Result<Vec<(u64, SnapshotValue)>> {
-        snapshots_of(&self.state(), &self.medium.store)
+        snapshots_of(&self.state().trees.snapshots, &self.medium.store)
     }
 
-    /// Forgets a snapshot and frees, in bounded steps, what only it shows. Safe to repeat after a crash in the middle:
-    /// the record goes last.
-    pub(crate) fn destroy_snapshot(&self, id: u64) -> Result<()> {
-        let all = self.snapshots()?;
-        let Some(position) = all.iter().position(|(other, _)| *other == id) else { return Err(Error::NotFound) };
-        let before = position.checked_sub(1).map(|i| (all[i].0, all[i].1.generation));
-        let newest = position + 1 == all.len();
-        self.operate(2, true, |operation| {
-            operation.changed = true;
-            if newest {
-                // From now on what leaves the live tree belongs to the snapshot before, if it is as old as that, and else to nobody.
-                let (newest_id, generation) = before.unwrap_or((0, Generation(0)));
-                operation.counters.newest_snapshot = generation;
-                operation.counters.newest_snapshot_id = newest_id;
+    /// Those that can be read.
+    pub(crate) fn readable_snapshots(&self) -> Result<Vec<(u64, SnapshotValue)>> {
+        let mut all = self.snapshots()?;
+        all.retain(|(_, snapshot)| !is_being_removed(snapshot));
+        Ok(all)
+    }
+
+    /// Whether a removal has begun and not ended.
+    pub(crate) fn has_begun_removals(&self) -> Result<bool> {
+        Ok(self.snapshots()?.iter().any(|(_, snapshot)| is_being_removed(snapshot)))
+    }
+
+    /// Bytes of the pages that this snapshot alone shows: they are on its dead list, no older one shows them, and nothing else names them.
+    pub(crate) fn held_by_snapshot(&self, id: u64) -> Result<u64> {
+        let (state, store) = (self.state(), &self.medium.store);
+        let trees = &state.trees;
+        let older =
+            before(&snapshots_of(&trees.snapshots, store)?, id).map_or(Generation(0), |(_, generation)| generation);
+        let mut blocks = 0u64;
+        // Of pages with several counts, how many of them the list has.
+        let mut shared: BTreeMap<Run, u64> = BTreeMap::new();
+        let (from, to) = (Key::new(id, kind::DEAD, 0), Key::new(id, kind::DEAD, u64::MAX));
+        trees.references.scan(store, from, to, &mut |_, value| {
+            let dead = DeadValue::decode(value)?;
+            if dead.born > older {
+                match references::count(&trees.references, store, dead.run.address)? {
+                    1 => blocks = blocks.saturating_add(dead.run.blocks),
+                    _ => *shared.entry(dead.run).or_default() += 1,
+                }
             }
-            // The empty name says, also after a crash, that the tree is not whole any more.
-            let value = SnapshotValue { name: Vec::new(), ..all[position].1.clone() }.encode();
-            let edits = &mut operation.global_edits;
-            operation.trees.snapshots.insert(&self.medium.store, edits, Key::new(id, kind::SNAPSHOT, 0), &value)
+            Ok(ControlFlow::Continue(()))
         })?;
-        while self.destroy_step(id, before)? {}
-        self.operate(1, true, |operation| {
-            operation.changed = true;
-            let edits = &mut operation.global_edits;
-            operation.trees.snapshots.remove(&self.medium.store, edits, Key::new(id, kind::SNAPSHOT, 0))
-        })?;
-        self.commit()?;
+        for (run, listed) in shared {
+            if references::count(&trees.references, store, run.address)? <= listed {
+                blocks = blocks.saturating_add(run.blocks);
+            }
+        }
+        Ok(blocks.saturating_mul(BLOCK))
+    }
+
+    /// Lets who only reads see the snapshot of this name in place of the live tree, and nothing of the log, which belongs to that. Before anything is read.
+    ///
+    /// # Errors
+    /// `NotFound` when there is none of this name.
+    pub(crate) fn show_snapshot(&self, name: &[u8]) -> Result<()> {
+        // Names are given once; whoever holds the key can write what they like, and the newest one counts.
+        let found = self.readable_snapshots()?.into_iter().rev().find(|(_, snapshot)| snapshot.name == name);
+        let Some((_, snapshot)) = found else { return Err(Error::NotFound) };
+        self.take_logged();
+        let versions = &self.medium.versions;
+        let base = versions.published();
+        let trees = Trees { live: snapshot_tree(&snapshot), ..base.trees.clone() };
+        let counters = Counters { inodes: snapshot.inodes, ..base.counters };
+        let _first = self.unlaid.set(base.clone());
+        versions.publish(Arc::new(State { trees, counters, sequence: base.sequence + 1 }));
         Ok(())
     }
 
-    /// Moves or drops some entries of the dead list of `id`; answers whether there were any.
-    fn destroy_step(&self, id: u64, before: Option<(u64, Generation)>) -> Result<bool> {
-        self.operate(DESTROY_STEP as u64, true, |operation| {
-            let mut entries = Vec::new();
-            let from = Key::new(id, kind::DEAD, 0);
-            let to = Key::new(id, kind::DEAD, u64::MAX);
-            operation.trees.references.scan(&self.medium.store, from, to, &mut |key, value| {
-                entries.push((key, DeadValue::decode(value)?));
-                Ok(if entries.len() < DESTROY_STEP { ControlFlow::Continue(()) } else { ControlFlow::Break(()) })
-            })?;
-            for (key, dead) in &entries {
-                operation.changed = true;
-                let edits = &mut operation.global_edits;
-                operation.trees.references.remove(&self.medium.store, edits, *key)?;
-                match before {
-                    Some((older, generation)) if dead.born <= generation => {
-                        let key = Key::new(older, kind::DEAD, key.sub);
-                        let edits = &mut operation.global_edits;
-                        operation.trees.references.insert(&self.medium.store, edits, key, &dead.encode())?;
-                    }
-                    _ => operation.drop_count(dead.run)?,
-                }
+    /// Takes a snapshot's name away, after which nobody reads it any more; [`Self::removal_step`] frees what only it shows. The next commit makes it durable.
+    ///
+    /// # Errors
+    /// `NotFound` when there is none of this id, or it has no name any more.
+    pub(crate) fn forget_snapshot(&self, id: u64) -> Result<()> {
+        let mut removals = self.snapshots.lock();
+        // Which one is newest and which one is before it, is asked within the operation: between two others may come.
+        self.operate(2, true, |operation| {
+            let all = snapshots_of(&operation.trees.snapshots, operation.store)?;
+            let found = all.iter().find(|(other, snapshot)| *other == id && !is_being_removed(snapshot));
+            let Some((_, snapshot)) = found else { return Err(Error::NotFound) };
+            if operation.counters.newest_snapshot_id == id {
+                // From now on what leaves the live tree belongs to the snapshot before, if it is as old as that, and else to nobody.
+                let (newest, generation) = before(&all, id).unwrap_or((0, Generation(0)));
+                operation.counters.newest_snapshot = generation;
+                operation.counters.newest_snapshot_id = newest;
             }
-            Ok(!entries.is_empty())
+            // The empty name says, also after a crash, that the tree is not whole any more.
+            operation.put_snapshot(id, &SnapshotValue { name: Vec::new(), ..snapshot.clone() })
+        })?;
+        *removals = true;
+        Ok(())
+    }
+
+    /// Frees some of what is shown only by snapshots that lost their names, and takes their records away when nothing is left; answers whether there is
+    /// more to do. It goes on where another session was interrupted.
+    pub(crate) fn removal_step(&self) -> Result<bool> {
+        self.step_of(&mut self.snapshots.lock())
+    }
+
+    /// As [`Self::removal_step`], by who has other work to do: it waits for nobody, and what is damaged stays.
+    pub(super) fn removal_step_aside(&self) -> Result<bool> {
+        let Some(mut removals) = self.snapshots.try_lock() else { return Ok(false) };
+        self.step_of(&mut removals).or_else(|error| match error {
+            Error::Damaged(reason) => {
+                tracing::warn!("a removed snapshot keeps its space: {reason}");
+                *removals = false;
+                Ok(false)
+            }
+            error => Err(error),
         })
+    }
+
+    /// `removals`: whether there may be any.
+    fn step_of(&self, removals: &mut bool) -> Result<bool> {
+        *removals = *removals && self.has_begun_removals()?;
+        if *removals {
+            self.operate(2 * REMOVAL_STEP as u64, true, |operation| operation.remove_some_of_snapshot())?;
+        }
+        Ok(*removals)
+    }
+}
+
+impl Operation<'_> {
+    fn put_snapshot(&mut self, id: u64, snapshot: &SnapshotValue) -> Result<()> {
+        self.change_of_snapshots();
+        let key = Key::new(id, kind::SNAPSHOT, 0);
+        self.trees.snapshots.insert(self.store, &mut self.global_edits, key, &snapshot.encode()).map(drop)
+    }
+
+    /// No entry of the log says it.
+    fn change_of_snapshots(&mut self) {
+        self.changed = true;
+        self.needs_commit();
+    }
+
+    /// Moves or drops some entries of the dead list of one that lost its name; the record goes last.
+    fn remove_some_of_snapshot(&mut self) -> Result<()> {
+        let all = snapshots_of(&self.trees.snapshots, self.store)?;
+        let Some((id, _)) = all.iter().find(|(_, snapshot)| is_being_removed(snapshot)) else { return Ok(()) };
+        self.change_of_snapshots();
+        let older = before(&all, *id);
+        let mut entries = Vec::new();
+        let (from, to) = (Key::new(*id, kind::DEAD, 0), Key::new(*id, kind::DEAD, u64::MAX));
+        self.trees.references.scan(self.store, from, to, &mut |key, value| {
+            entries.push((key, DeadValue::decode(value)?));
+            Ok(if entries.len() < REMOVAL_STEP { ControlFlow::Continue(()) } else { ControlFlow::Break(()) })
+        })?;
+        for (key, dead) in &entries {
+            self.trees.references.remove(self.store, &mut self.global_edits, *key)?;
+            match older {
+                Some((older, generation)) if dead.born <= generation => {
+                    let key = Key::new(older, kind::DEAD, key.sub);
+                    self.trees.references.insert(self.store, &mut self.global_edits, key, &dead.encode())?;
+                }
+                _ => self.drop_count(dead.run)?,
+            }
+        }
+        if entries.len() < REMOVAL_STEP {
+            let key = Key::new(*id, kind::SNAPSHOT, 0);
+            self.trees.snapshots.remove(self.store, &mut self.global_edits, key)?;
+        }
+        Ok(())
     }
 }

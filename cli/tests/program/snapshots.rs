@@ -1,0 +1,134 @@
+//! `lockbox snapshot` and `--snapshot` as their users meet them.
+
+use std::fs;
+
+use crate::import_extract::make_tree;
+use crate::support::{Place, describe, noise};
+
+fn text(out: Vec<u8>) -> String {
+    String::from_utf8(out).unwrap()
+}
+
+/// Two moments of a tree, and a third one that is there now; copies of the first two lie beside.
+fn moments() -> Place {
+    let place = Place::new();
+    place.archive("a.lbx");
+    let tree = place.path("tree");
+    make_tree(&tree);
+    fs::write(tree.join("both"), noise(2_000_000)).unwrap();
+    place.good(&["add", "a.lbx", "tree"]);
+    assert_eq!(text(place.good(&["snapshot", "create", "a.lbx", "first"])), "first\n");
+    place.good(&["extract", "a.lbx", "--to", "at first", "--privileges"]);
+    fs::remove_dir_all(tree.join("a")).unwrap();
+    fs::rename(tree.join("dir"), tree.join("renamed")).unwrap();
+    fs::write(tree.join("tiny"), "another one, which is longer").unwrap();
+    place.good(&["add", "--mirror", "a.lbx", "tree"]);
+    place.good(&["snapshot", "create", "a.lbx", "second"]);
+    place.good(&["extract", "a.lbx", "--to", "at second", "--privileges"]);
+    fs::remove_dir_all(&tree).unwrap();
+    fs::create_dir(&tree).unwrap();
+    place.good(&["add", "--mirror", "--from-empty", "--delete-most", "a.lbx", "tree"]);
+    place
+}
+
+fn assert_extracts(place: &Place, name: &str) {
+    let to = format!("again {name}");
+    place.good(&["extract", "a.lbx", "--snapshot", name, "--to", &to, "--privileges"]);
+    assert!(describe(&place.path(&to).join("tree")) == describe(&place.path(format!("at {name}/tree"))), "{name}");
+    fs::remove_dir_all(place.path(&to)).unwrap();
+}
+
+#[test]
+fn what_was_there_at_a_snapshot_is_read_by_every_command_that_reads() {
+    let place = moments();
+    assert_extracts(&place, "first");
+    assert_extracts(&place, "second");
+    assert_eq!(text(place.good(&["cat", "a.lbx", "--snapshot", "first", "tree/tiny"])), "tiny");
+    assert_eq!(text(place.good(&["ls", "a.lbx", "tree/renamed/empty", "--snapshot", "second"])), "");
+    assert_eq!(text(place.good(&["ls", "a.lbx", "--snapshot", "first"])), "tree\n");
+    assert_eq!(text(place.good(&["ls", "a.lbx", "tree"])), "");
+    let tar = place.good(&["export-tar", "a.lbx", "--snapshot", "second", "tree/tiny"]);
+    assert!(tar.windows(28).any(|window| window == b"another one, which is longer"));
+    // Removed in any order, the others stay.
+    place.good(&["snapshot", "rm", "a.lbx", "first"]);
+    assert_extracts(&place, "second");
+    place.good(&["check", "--full", "a.lbx"]);
+    place.good(&["snapshot", "rm", "a.lbx", "second"]);
+    place.good(&["check", "--full", "a.lbx"]);
+    assert_eq!(text(place.good(&["snapshot", "ls", "a.lbx"])), "");
+}
+
+#[test]
+fn the_list_tells_names_times_and_what_removing_gives_back() {
+    let place = moments();
+    let lines = text(place.good(&["snapshot", "ls", "a.lbx"]));
+    let ends: Vec<&str> = lines.lines().filter_map(|line| line.split("  ").last()).collect();
+    assert_eq!(ends, ["first", "second"]);
+    let used = || -> u64 {
+        let info: serde_json::Value = serde_json::from_slice(&place.good(&["info", "--json", "a.lbx"])).unwrap();
+        info["used_bytes"].as_u64().unwrap()
+    };
+    let before = used();
+    let listed: Vec<serde_json::Value> = text(place.good(&["snapshot", "ls", "--json", "a.lbx"]))
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    assert_eq!(listed[0]["name"], "first");
+    assert!(
+        listed[0]["time"].as_str().unwrap().ends_with('Z')
+            && listed[0]["inodes"].as_u64() > listed[1]["inodes"].as_u64()
+    );
+    // Each has its own copy of the 3 MB of `dir/large`, as a mirror makes it of what was renamed; what both have is in neither sum.
+    let held = |listed: &serde_json::Value| listed["held_bytes"].as_u64().unwrap();
+    assert!(listed.iter().all(|one| (3_000_000..4_000_000).contains(&held(one))), "{listed:?}");
+    place.good(&["snapshot", "rm", "a.lbx", "first"]);
+    let listed: serde_json::Value =
+        serde_json::from_slice(&place.good(&["snapshot", "ls", "--json", "a.lbx"])).unwrap();
+    assert!((5_000_000..6_000_000).contains(&held(&listed)), "{listed}");
+    place.good(&["snapshot", "rm", "a.lbx", "second"]);
+    assert!(used() + 8_000_000 <= before);
+}
+
+#[test]
+fn a_name_is_a_time_by_default_and_given_once() {
+    let place = Place::new();
+    place.archive("a.lbx");
+    let name = text(place.good(&["snapshot", "create", "a.lbx"]));
+    assert!(name.len() == 21 && name.starts_with("20") && name.ends_with("Z\n") && !name.contains(':'), "{name}");
+    place.good(&["snapshot", "create", "a.lbx", "kept"]);
+    for (name, complaint) in [
+        ("kept", "the archive has a snapshot 'kept' already"),
+        ("a/b", "no slash"),
+        ("..", "neither '.' nor '..'"),
+        ("", "1 to 255 bytes"),
+        (&"x".repeat(256), "1 to 255 bytes"),
+    ] {
+        let ended = place.run(&["snapshot", "create", "a.lbx", name]);
+        assert!(ended.code == 2 && ended.complaint.contains(complaint), "{name}: {ended:?}");
+    }
+    for arguments in [
+        &["ls", "a.lbx", "--snapshot", "other"][..],
+        &["cat", "a.lbx", "--snapshot", "", "x"],
+        &["snapshot", "rm", "a.lbx", "kept", "other"],
+    ] {
+        let ended = place.run(arguments);
+        assert!(ended.code == 2 && ended.complaint.contains("has no snapshot"), "{ended:?}");
+    }
+    assert_eq!(text(place.good(&["snapshot", "ls", "a.lbx"])).lines().count(), 2);
+}
+
+#[test]
+fn what_would_lose_snapshots_is_refused_and_names_them() {
+    let place = Place::new();
+    place.archive("a.lbx");
+    place.good(&["snapshot", "create", "a.lbx", "kept"]);
+    let before = fs::read(place.path("a.lbx")).unwrap();
+    for arguments in [&["compact", "a.lbx"][..], &["compact", "--dry-run", "a.lbx"], &["key", "rekey", "a.lbx"]] {
+        let ended = place.run(arguments);
+        assert!(ended.code == 2 && ended.complaint.contains("remove these first: kept"), "{ended:?}");
+    }
+    assert!(fs::read(place.path("a.lbx")).unwrap() == before);
+    place.good(&["snapshot", "rm", "a.lbx", "kept"]);
+    place.good(&["compact", "a.lbx"]);
+    place.good(&["check", "--full", "a.lbx"]);
+}

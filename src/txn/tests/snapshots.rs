@@ -1,0 +1,209 @@
+//! Snapshots that are taken and removed while others are, and removals that a crash interrupts.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc;
+use std::time::Duration;
+
+use super::support::*;
+use crate::error::Error;
+use crate::format::{Key, kind};
+use crate::storage::simulated::{Fate, SimulatedStorage};
+use crate::txn::kept::snapshot_tree;
+use crate::txn::{View, Volume};
+
+/// What nobody does who waits for the lock of snapshots, and everybody else in less.
+const NOT_YET: Duration = Duration::from_millis(500);
+
+/// Runs `first`, and `second` in another thread as soon as the first one reads from the storage; the first one goes on when the second has ended, or waits for it.
+fn interleave(
+    storage: &SimulatedStorage,
+    volume: &Arc<Volume>,
+    first: impl FnOnce(&Volume),
+    second: impl Fn(&Volume) + Clone + Send + Sync + 'static,
+) {
+    let began = AtomicBool::new(false);
+    let (weak, (ended, end)) = (Arc::downgrade(volume), mpsc::channel());
+    storage.fail_reads(Some(Box::new(move |_, _| {
+        if !began.swap(true, Ordering::Relaxed)
+            && let Some(volume) = weak.upgrade()
+        {
+            let (second, ended, (done, is_done)) = (second.clone(), ended.clone(), mpsc::channel());
+            std::thread::spawn(move || {
+                second(&volume);
+                drop(volume);
+                let _ = done.send(());
+                let _ = ended.send(());
+            });
+            let _ = is_done.recv_timeout(NOT_YET);
+        }
+        false
+    })));
+    first(volume);
+    end.recv().unwrap();
+    storage.fail_reads(None);
+}
+
+fn assert_kept(volume: &Volume, name: &[u8], expected: &Content) {
+    let listed = volume.snapshots().unwrap();
+    let (_, kept) = listed.iter().find(|(_, kept)| kept.name == name).unwrap();
+    let tree = snapshot_tree(kept);
+    assert_content(volume, View { tree: &tree, store: volume.store(), finger: None }, expected);
+}
+
+/// Entries of all dead lists.
+fn dead(volume: &Volume) -> usize {
+    let mut count = 0;
+    let state = volume.state();
+    let scanned = state.trees.references.scan(volume.store(), Key::MIN, Key::MAX, &mut |key, _| {
+        count += usize::from(key.kind == kind::DEAD);
+        Ok(std::ops::ControlFlow::Continue(()))
+    });
+    scanned.unwrap();
+    count
+}
+
+#[test]
+fn a_snapshot_that_is_taken_while_the_newest_is_removed_keeps_its_pages() {
+    let dice = Dice::new(1);
+    let storage = SimulatedStorage::new();
+    let volume = create(storage.clone(), &dice);
+    put(&volume, 2, 0, 1, 3000).unwrap();
+    let first = volume.take_snapshot(b"first").unwrap();
+    put(&volume, 2, 1, 2, 3000).unwrap();
+    volume.close().unwrap();
+    drop(volume);
+    // Nothing is in memory: whoever looks for snapshots reads.
+    let volume = open(storage.clone(), &dice);
+    interleave(
+        &storage,
+        &volume,
+        |volume| volume.destroy_snapshot(first).unwrap(),
+        |volume| {
+            volume.take_snapshot(b"second").unwrap();
+        },
+    );
+    for slot in 0..2 {
+        assert!(delete(&volume, 2, slot).unwrap());
+    }
+    volume.commit().unwrap();
+    assert_kept(&volume, b"second", &[((2, 0), (1, 3000)), ((2, 1), (2, 3000))].into_iter().collect());
+    assert_sound(&volume);
+}
+
+#[test]
+fn a_snapshot_whose_predecessor_is_removed_meanwhile_leaves_nothing_behind() {
+    let dice = Dice::new(2);
+    let storage = SimulatedStorage::new();
+    let volume = create(storage.clone(), &dice);
+    put(&volume, 2, 0, 1, 3000).unwrap();
+    let first = volume.take_snapshot(b"first").unwrap();
+    let second = volume.take_snapshot(b"second").unwrap();
+    assert!(delete(&volume, 2, 0).unwrap());
+    volume.close().unwrap();
+    drop(volume);
+    let volume = open(storage.clone(), &dice);
+    interleave(
+        &storage,
+        &volume,
+        |volume| volume.destroy_snapshot(second).unwrap(),
+        move |volume| volume.destroy_snapshot(first).unwrap(),
+    );
+    assert_eq!(volume.snapshots().unwrap().len(), 0);
+    assert_eq!(dead(&volume), 0);
+    assert_sound(&volume);
+}
+
+/// Who removes it was killed in the middle: the background of the next session goes on.
+#[test]
+fn a_removal_that_a_crash_interrupted_is_ended_in_the_background() {
+    let dice = Dice::new(3);
+    let storage = SimulatedStorage::new();
+    let volume = create(storage.clone(), &dice);
+    let mut kept = Content::new();
+    for slot in 0..1000 {
+        put(&volume, 2, slot, slot + 1, 3000).unwrap();
+        kept.insert((2, slot), (slot + 1, 3000));
+    }
+    volume.take_snapshot(b"first").unwrap();
+    let expected = kept.clone();
+    for slot in 1000..1300 {
+        put(&volume, 2, slot, slot + 1, 3000).unwrap();
+    }
+    let second = volume.take_snapshot(b"second").unwrap();
+    for slot in 0..1300 {
+        assert!(delete(&volume, 2, slot).unwrap());
+    }
+    volume.forget_snapshot(second).unwrap();
+    assert!(volume.removal_step().unwrap());
+    volume.commit().unwrap();
+    let crashed = storage.crash(&mut |_| Fate::Drop);
+    drop(volume);
+    let volume = open(crashed, &dice);
+    let names = |volume: &Volume| -> Vec<Vec<u8>> {
+        volume.snapshots().unwrap().into_iter().map(|(_, snapshot)| snapshot.name).collect()
+    };
+    assert_eq!(names(&volume), [b"first".to_vec(), Vec::new()], "it was not ended before the crash");
+    assert_kept(&volume, b"first", &expected);
+    assert_sound(&volume);
+    for _ in 0..100 {
+        volume.maintain().unwrap();
+    }
+    assert_eq!(names(&volume), [b"first"]);
+    assert_kept(&volume, b"first", &expected);
+    assert_sound(&volume);
+    let first = volume.snapshots().unwrap()[0].0;
+    assert_nothing_is_left_without(&volume, first);
+}
+
+/// Removes the last snapshot, and closes.
+fn assert_nothing_is_left_without(volume: &Volume, last: u64) {
+    volume.destroy_snapshot(last).unwrap();
+    assert_eq!(dead(volume), 0);
+    volume.close().unwrap();
+    assert!(volume.space().1 <= 16, "blocks leaked: {:?}", volume.space());
+}
+
+/// Of two that lose their names at once, the older one first, the pages go to the one before both.
+#[test]
+fn removals_of_neighbours_do_not_mix() {
+    let dice = Dice::new(4);
+    let volume = create(SimulatedStorage::new(), &dice);
+    let mut kept = Content::new();
+    let mut ids = Vec::new();
+    for slot in 0..3u64 {
+        put(&volume, 2, slot, slot + 1, 3000).unwrap();
+        ids.push(volume.take_snapshot(format!("{slot}").as_bytes()).unwrap());
+        if slot == 0 {
+            kept.insert((2, 0), (1, 3000));
+        }
+    }
+    assert!(delete(&volume, 2, 2).unwrap());
+    volume.forget_snapshot(ids[1]).unwrap();
+    assert!(matches!(volume.forget_snapshot(ids[1]), Err(Error::NotFound)));
+    volume.forget_snapshot(ids[2]).unwrap();
+    assert!(delete(&volume, 2, 1).unwrap());
+    while volume.removal_step().unwrap() {}
+    assert!(delete(&volume, 2, 0).unwrap());
+    volume.commit().unwrap();
+    assert_kept(&volume, b"0", &kept);
+    assert_sound(&volume);
+    assert_nothing_is_left_without(&volume, ids[0]);
+}
+
+#[test]
+fn a_name_is_one_that_a_directory_could_have_and_is_given_once() {
+    let dice = Dice::new(5);
+    let volume = create(SimulatedStorage::new(), &dice);
+    for name in [&b""[..], &[b'a'; 256], b"a/b", b"a\0b", b".", b".."] {
+        assert!(matches!(volume.take_snapshot(name), Err(Error::Invalid(_))), "{name:?}");
+    }
+    for name in [&b"..."[..], &[0xff; 255], b"new\nline"] {
+        volume.take_snapshot(name).unwrap();
+        assert!(matches!(volume.take_snapshot(name), Err(Error::Exists)), "{name:?}");
+    }
+    let id = volume.snapshots().unwrap()[0].0;
+    volume.destroy_snapshot(id).unwrap();
+    volume.take_snapshot(b"...").unwrap();
+    assert_eq!(volume.snapshots().unwrap().len(), 3);
+}
