@@ -143,6 +143,21 @@ mod tests {
         }
     }
 
+    /// A record that names content of another length is moved as one whose content is gone: its copy would be no record.
+    #[test]
+    fn content_of_another_length_is_not_taken_along() {
+        for (bytes, place) in [(8u32, 64u32), (300, 64), (2000, 64), (0, 64), (7, 72)] {
+            let input = segment_seeds().remove(2);
+            let (first, rest) = input[1..].split_at(2 + usize::from(u16::from_le_bytes([input[1], input[2]])));
+            let mut second = rest[..2 + usize::from(u16::from_le_bytes([rest[0], rest[1]]))].to_vec();
+            // Behind the length of two bytes stands what follows the checksum.
+            second[2 + 120 - 8..2 + 124 - 8].copy_from_slice(&bytes.to_le_bytes());
+            second[2 + 124 - 8..2 + 128 - 8].copy_from_slice(&place.to_le_bytes());
+            // The first one again and again, so that there is enough to remove.
+            segment(&[&input[..1], &first.repeat(20), &second].concat());
+        }
+    }
+
     /// A file that looks like the start of a record everywhere costs no hash of a whole record at each place.
     #[test]
     fn a_file_of_false_starts_is_given_up() {

@@ -157,8 +157,14 @@ impl Shard {
         let range = match &found.capsule {
             Where::Buffer(range) => range.clone(),
             Where::Nowhere => return Ok(None),
+            // What somebody forged may name the content of another share, or content of another length: a copy of the record with it
+            // would be no record, and the share would be lost with the segment.
             Where::At(at) => match self.read(Location { at: *at, ..found.location })? {
-                Some(Stored { capsule: Where::Buffer(range), key, .. }) if key == found.key => range,
+                Some(Stored { capsule: Where::Buffer(range), key, .. })
+                    if key == found.key && range.len() == found.share.capsule_bytes as usize =>
+                {
+                    range
+                }
                 _ => return Ok(None),
             },
         };
