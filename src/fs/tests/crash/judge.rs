@@ -4,8 +4,8 @@ use std::collections::HashSet;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-use super::super::support::{cipher, try_open_on};
-use super::workload::{Seen, see};
+use super::super::support::{NAME_KEY, OPTIONS, cipher, try_open_on};
+use super::workload::{Kept, Seen, see, see_tree};
 use crate::env::SeededEnvironment;
 use crate::error::Error;
 use crate::format::page::PageKind;
@@ -14,6 +14,7 @@ use crate::format::{BLOCK, Generation, Key, MIN_BLOCKS, RESERVED, kind};
 use crate::fs::FileSystem;
 use crate::storage::Storage;
 use crate::storage::simulated::{Class, Fault, FaultPlan, SimulatedStorage};
+use crate::txn::{OpenOptions, Volume};
 
 /// Opens; everything promised must hold. The answer has what the user sees.
 pub(super) fn open(
@@ -37,15 +38,23 @@ pub(super) fn open(
     (fs, seen)
 }
 
-/// Structure, counts and space are exact; reclaim and the sweep change nothing that a user sees and leave nothing behind.
-pub(super) fn inspect(fs: &FileSystem, seen: &Seen, environment: &Arc<SeededEnvironment>, deep: bool) {
+/// Structure, counts and space are exact; reclaim and the sweep change nothing that a user sees and leave nothing behind. Answers how many
+/// snapshots were looked at.
+pub(super) fn inspect(
+    (fs, seen): (&FileSystem, &Seen),
+    storage: &Arc<SimulatedStorage>,
+    kept: &Kept,
+    environment: &Arc<SeededEnvironment>,
+    deep: bool,
+) -> u64 {
     let (_, findings) = fs.check_structure(true, &mut |_, _| {}).unwrap();
     assert!(findings.is_empty(), "structure: {findings:?}");
     let findings = fs.volume.check_space(true, &mut |_, _| {}).unwrap();
     assert!(findings.is_empty(), "space: {findings:?}");
     if !deep {
-        return;
+        return 0;
     }
+    assert_kept(fs, storage, kept, environment);
     while fs.maintain().unwrap() {}
     let (after, reachable) = see(fs);
     assert!(after == *seen, "maintenance changed the tree from\n{seen}\nto\n{after}");
@@ -54,23 +63,64 @@ pub(super) fn inspect(fs: &FileSystem, seen: &Seen, environment: &Arc<SeededEnvi
     fs.volume.erase_all().unwrap();
     let findings = fs.volume.check_space(true, &mut |_, _| {}).unwrap();
     assert!(findings.is_empty(), "space after maintenance: {findings:?}");
-    assert_nothing_else_readable(fs, environment);
+    assert_nothing_else_readable(fs, storage, environment);
+    assert_kept(fs, storage, kept, environment)
 }
 
-/// After the sweep no block outside of the accepted root opens as a page of file data.
-fn assert_nothing_else_readable(fs: &FileSystem, environment: &Arc<SeededEnvironment>) {
-    let state = fs.volume.state();
+/// Each snapshot shows what the tree was when it was taken. Answers how many there are.
+fn assert_kept(
+    fs: &FileSystem,
+    storage: &Arc<SimulatedStorage>,
+    kept: &Kept,
+    environment: &Arc<SeededEnvironment>,
+) -> u64 {
+    let all = shown(fs, storage, environment);
+    for (name, fs) in &all {
+        let (shown, expected) = (see_tree(fs).0, &kept[name]);
+        let name = String::from_utf8_lossy(name);
+        assert!(shown == *expected, "snapshot {name} shows\n{shown}\ninstead of\n{expected}");
+    }
+    all.len() as u64
+}
+
+/// Each snapshot by its name, as a mount of it alone would show it.
+fn shown(
+    fs: &FileSystem,
+    storage: &Arc<SimulatedStorage>,
+    environment: &Arc<SeededEnvironment>,
+) -> Vec<(Vec<u8>, Arc<FileSystem>)> {
+    let options = OpenOptions { read_only: true, memory: 4 << 20 };
+    let all = fs.volume.readable_snapshots().unwrap().into_iter();
+    let open = |name: Vec<u8>| {
+        let volume =
+            Volume::open(storage.clone(), cipher(environment.clone()), environment.clone(), 1, &options).unwrap();
+        volume.show_snapshot(&name).unwrap();
+        (name, FileSystem::new(volume, environment.clone(), NAME_KEY, OPTIONS).unwrap())
+    };
+    all.map(|(_, snapshot)| open(snapshot.name)).collect()
+}
+
+/// After the sweep no block outside of the accepted root and its snapshots opens as a page of file data.
+fn assert_nothing_else_readable(
+    fs: &FileSystem,
+    storage: &Arc<SimulatedStorage>,
+    environment: &Arc<SeededEnvironment>,
+) {
     let mut used = HashSet::new();
-    let view = fs.volume.view(&state);
-    view.scan(Key::MIN, Key::MAX, &mut |key, value| {
-        if key.kind == kind::EXTENT {
-            used.insert(Extent::decode(value)?.page.run.address);
-        }
-        Ok(ControlFlow::Continue(()))
-    })
-    .unwrap();
+    let mut note = |fs: &FileSystem| {
+        let state = fs.volume.state();
+        let view = fs.volume.view(&state);
+        view.scan(Key::MIN, Key::MAX, &mut |key, value| {
+            if key.kind == kind::EXTENT {
+                used.insert(Extent::decode(value)?.page.run.address);
+            }
+            Ok(ControlFlow::Continue(()))
+        })
+        .unwrap();
+    };
+    note(fs);
+    shown(fs, storage, environment).iter().for_each(|(_, fs)| note(fs));
     let cipher = cipher(environment.clone());
-    let storage = fs.volume.pager().storage();
     let mut bytes = vec![0; BLOCK as usize];
     for block in RESERVED[0].1..storage.len().unwrap() / BLOCK {
         if (RESERVED[1].0..MIN_BLOCKS).contains(&block) {

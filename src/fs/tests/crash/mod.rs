@@ -1,5 +1,6 @@
 //! Power cuts and process deaths at every operation of a recorded run: what comes back is the tree as it was after a change no older than
-//! the last fsync that returned, sound in structure, counts and space, and its unlinked files are reclaimed.
+//! the last fsync that returned, sound in structure, counts and space, and its unlinked files are reclaimed. Each snapshot shows what the tree was
+//! when it was taken.
 //!
 //! `SEED=17 cargo test -p lockbox --lib fs::tests::crash` runs all states of one seed; a violation names its seed, and the same seed gives
 //! the same states in the same order. The long campaign is
@@ -63,6 +64,7 @@ fn every_crash_gives_the_tree_of_a_moment_no_older_than_the_last_fsync() {
     let tally = campaign(1, 10_000, 400);
     assert!(tally.states >= 10_000 && tally.doubles >= 1000, "{tally:?}");
     // All that can happen did happen.
+    assert!(tally.snapshots > 1000, "{tally:?}");
     assert!(tally.fallbacks > 0 && tally.closed > 0 && tally.read_errors > 0 && tally.failed_barriers > 0, "{tally:?}");
 }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::super::support::HAS_LOG;
 use super::judge;
-use super::workload::{self, Run, Seen, see};
+use super::workload::{self, Kept, Run, Seen, see};
 use crate::env::SeededEnvironment;
 use crate::format::{Generation, ROOT_INO};
 use crate::fs::{Creator, mode};
@@ -39,6 +39,8 @@ pub(super) struct Tally {
     pub(super) fallbacks: u64,
     pub(super) closed: u64,
     pub(super) fsyncs: u64,
+    /// Snapshots whose content was compared with what the tree was when they were taken.
+    pub(super) snapshots: u64,
 }
 
 impl Tally {
@@ -52,6 +54,7 @@ impl Tally {
         self.fallbacks += other.fallbacks;
         self.closed += other.closed;
         self.fsyncs += other.fsyncs;
+        self.snapshots += other.snapshots;
     }
 }
 
@@ -59,14 +62,15 @@ impl fmt::Display for Tally {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "{} states in {} seeds, {} fsyncs; {} second crashes, {} dead processes, {} failed barriers, {} read errors in recovery",
+            "{} states in {} seeds, {} fsyncs; {} second crashes, {} dead processes, {} failed barriers, {} read errors in recovery, {} snapshots",
             self.states,
             self.seeds,
             self.fsyncs,
             self.doubles,
             self.process_deaths,
             self.failed_barriers,
-            self.read_errors
+            self.read_errors,
+            self.snapshots
         )
     }
 }
@@ -223,20 +227,21 @@ fn judge_end(run: &Run, point: &Replay<'_>, end: End, dice: &Arc<SeededEnvironme
         tally.read_errors += u64::from(judge::survives_a_read_error(&storage, &environment, dice.next_u64() % 70));
     }
     if dice.next_u64().is_multiple_of(DOUBLE_EVERY) {
-        die_again(&storage, allowed, promised, &environment, dice, tally);
+        die_again(&storage, (allowed, promised), &run.kept, &environment, dice, tally);
         return;
     }
     let (fs, seen) = judge::open(&storage, &environment, allowed, promised);
     tally.fallbacks += u64::from(fs.volume.fallback().is_some());
     tally.closed += u64::from(fs.volume.durable().closed);
-    judge::inspect(&fs, &seen, &environment, dice.next_u64().is_multiple_of(8));
+    let deep = dice.next_u64().is_multiple_of(8);
+    tally.snapshots += judge::inspect((&fs, &seen), &storage, &run.kept, &environment, deep);
 }
 
 /// The session that recovers is killed by a power cut as well, at any of its operations, also after it made promises of its own.
 fn die_again(
     storage: &Arc<SimulatedStorage>,
-    allowed: &[(usize, Seen)],
-    promised: Generation,
+    (allowed, promised): (&[(usize, Seen)], Generation),
+    kept: &Kept,
     environment: &Arc<SeededEnvironment>,
     dice: &Arc<SeededEnvironment>,
     tally: &mut Tally,
@@ -244,7 +249,7 @@ fn die_again(
     storage.record(64 << 20);
     let (fs, first) = judge::open(storage, environment, allowed, promised);
     let opened = storage.position();
-    judge::inspect(&fs, &first, environment, true);
+    tally.snapshots += judge::inspect((&fs, &first), storage, kept, environment, true);
     let made = fs.make_node(
         ROOT_INO,
         b"of the second session",
@@ -281,7 +286,8 @@ fn die_again(
             } else {
                 judge::open(&second, &environment, allowed, promised)
             };
-            judge::inspect(&fs, &seen, &environment, dice.next_u64().is_multiple_of(8));
+            let deep = dice.next_u64().is_multiple_of(8);
+            tally.snapshots += judge::inspect((&fs, &seen), &second, kept, &environment, deep);
             tally.states += 1;
             tally.doubles += 1;
         }

@@ -1,6 +1,6 @@
 //! Random changes of a file system on a recording storage, and what a user saw after each of them.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hasher};
 use std::ops::{ControlFlow, Range};
 use std::sync::Arc;
@@ -72,12 +72,21 @@ fn describe(fs: &FileSystem, directory: Ino, path: &str, inodes: &mut BTreeSet<I
     }
 }
 
-/// The whole tree as a user sees it, and the inodes that it reaches.
+/// The whole tree as a user sees it with the names of the snapshots, and the inodes that it reaches.
 pub(in crate::fs::tests) fn see(fs: &FileSystem) -> (Seen, BTreeSet<Ino>) {
+    let (mut text, inodes) = see_tree(fs);
+    for (_, snapshot) in fs.volume.readable_snapshots().unwrap() {
+        text.push_str(&format!("snapshot {}\n", String::from_utf8_lossy(&snapshot.name)));
+    }
+    (text.into(), inodes)
+}
+
+/// What a snapshot that is taken now has to show for ever.
+pub(super) fn see_tree(fs: &FileSystem) -> (String, BTreeSet<Ino>) {
     let mut text = String::new();
     let mut inodes = BTreeSet::from([ROOT_INO]);
     describe(fs, ROOT_INO, "", &mut inodes, &mut text);
-    (text.into(), inodes)
+    (text, inodes)
 }
 
 /// A promise: from this operation of the storage on, nothing older than this state may come back.
@@ -93,8 +102,12 @@ pub(super) struct Run {
     pub(super) trace: Trace,
     /// What was seen after each change, and how many operations of the storage had returned by then.
     pub(super) states: Vec<(usize, Seen)>,
+    /// What each snapshot that was ever taken shows; no name is given twice.
+    pub(super) kept: Kept,
     promises: Vec<Promise>,
 }
+
+pub(super) type Kept = BTreeMap<Vec<u8>, String>;
 
 impl Run {
     /// States that recovery may return when the storage stopped after `position` operations, and the least generation: the promised one
@@ -117,6 +130,7 @@ struct Changes<'a> {
     dice: &'a SeededEnvironment,
     directories: Vec<Ino>,
     open: Vec<Ino>,
+    kept: Kept,
     bursts: bool,
 }
 
@@ -190,7 +204,7 @@ impl Changes<'_> {
         let fs = self.fs;
         let (directory, name) = (self.directory(), self.name());
         let file = fs.lookup(directory, &name).ok().filter(|a| a.mode & mode::TYPE == mode::REGULAR).map(|a| a.ino);
-        match self.below(27) {
+        match self.below(30) {
             0..3 => self.create(directory, &name, [0, 10, 300, 3000, 9000, 140_000][self.below(6) as usize]),
             3 => {
                 for n in 0..if self.bursts && self.below(3) == 0 { 180 } else { 5 } {
@@ -244,6 +258,8 @@ impl Changes<'_> {
                 }
             }
             21..25 => self.ranges(file),
+            26 | 27 => return self.take_snapshot(),
+            28 => return self.remove_snapshot(),
             _ => {
                 if let Some(ino) = file {
                     let mode = Some(0o600 + self.below(64) as u32);
@@ -252,6 +268,31 @@ impl Changes<'_> {
             }
         }
         false
+    }
+
+    /// Durable when it returns, as after an fsync.
+    fn take_snapshot(&mut self) -> bool {
+        if self.fs.snapshots().unwrap().len() == 4 {
+            return false;
+        }
+        let name = format!("s{}", self.kept.len()).into_bytes();
+        self.kept.insert(name.clone(), see_tree(self.fs).0);
+        self.fs.take_snapshot(&name).unwrap();
+        true
+    }
+
+    /// Of what it alone showed some is freed at once, and the rest beside what follows.
+    fn remove_snapshot(&self) -> bool {
+        let all = self.fs.snapshots().unwrap();
+        if all.is_empty() {
+            return false;
+        }
+        let (id, ..) = all[self.below(all.len() as u64) as usize];
+        self.fs.remove_snapshots(&[id]).unwrap();
+        for _ in 0..self.below(3) {
+            self.fs.volume.removal_step().unwrap();
+        }
+        true
     }
 
     /// The case that loses files elsewhere: a new file in a new directory in a new directory, and an fsync of the file alone.
@@ -344,8 +385,14 @@ pub(super) fn run(seed: u64) -> Run {
     let promise = |state| Promise { position: storage.position(), state, generation: fs.volume.durable().generation };
     let mut states = vec![(storage.position(), see(&fs).0)];
     let mut promises = vec![promise(0)];
-    let mut changes =
-        Changes { fs: &fs, dice: &dice, directories: vec![ROOT_INO], open: Vec::new(), bursts: seed.is_multiple_of(5) };
+    let mut changes = Changes {
+        fs: &fs,
+        dice: &dice,
+        directories: vec![ROOT_INO],
+        open: Vec::new(),
+        kept: Kept::new(),
+        bursts: seed.is_multiple_of(5),
+    };
     // Long runs pass checkpoints (every 24 commits), short ones let recovery begin from many different chains.
     for _ in 0..30 + 40 * (seed % 4) {
         let wants_fsync = changes.step();
@@ -367,5 +414,5 @@ pub(super) fn run(seed: u64) -> Run {
     }
     let trace = storage.recorded().expect("the storage records");
     assert!(trace.is_complete(), "the recording took too much memory");
-    Run { trace, states, promises }
+    Run { trace, states, kept: changes.kept, promises }
 }
