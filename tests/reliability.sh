@@ -101,7 +101,7 @@ run_crash() { library fs::tests::crash::every; }
 run_crash_long() { STATES=$STATES SEED=${SEED:-1000} library --ignored fs::tests::crash::crash_campaign; }
 run_faults() { library fs::tests::faults; }
 run_damage() { library archive::tests::damage; }
-run_flips() { library --ignored archive::tests::damage::every_flipped_byte; }
+run_flips() { library --ignored every_flipped_byte; }
 run_hostile() { library archive::tests::hostile; }
 run_fuzz() { FULL=1 tests/fuzz.sh "${FUZZ:-5}"; }
 run_kills() { KILLS=${KILLS:-4} CASE_TIMEOUT=${CASE_TIMEOUT:-7200} tests/mount/run.sh killed_under; }

@@ -265,6 +265,98 @@ fn an_altered_entry_is_told_or_was_the_last_one() {
     assert!(last_lost > 4);
 }
 
+/// Fsyncs of one to twelve blocks until no more fit, and what was seen after each; the last one is the newest.
+fn full_log(seed: u64) -> (Vec<u8>, Vec<Arc<str>>) {
+    let (storage, dice, fs) = with_log(seed);
+    let ino = file(&fs, b"file");
+    fs.make_durable().unwrap();
+    let began = generation(&fs);
+    let (mut moments, mut whole) = (vec![see(&fs).0], Vec::new());
+    loop {
+        let length = 1 + (dice.next_u64() % 40_000) as usize;
+        let mut bytes = vec![moments.len() as u8; length];
+        dice.fill_random(&mut bytes[length / 2..]).unwrap();
+        fs.write(ino, dice.next_u64() % 100_000, &bytes).unwrap();
+        fs.sync().unwrap();
+        if generation(&fs) != began {
+            return (whole, moments);
+        }
+        whole = cut(&storage).contents();
+        moments.push(see(&fs).0);
+    }
+}
+
+/// Flips one byte of a full log in the place of another.
+fn judge_flip(whole: &MemoryStorage, at: u64, moments: &[Arc<str>]) -> usize {
+    let flipped = whole.clone();
+    let mut byte = [0];
+    flipped.read_at(at, &mut byte).unwrap();
+    flipped.write_at(at, &[byte[0] ^ 0x10]).unwrap();
+    let reader = open_for_reading(Arc::new(flipped)).unwrap();
+    let last = moments.len() - 1;
+    let seen = see(&reader).0;
+    let Some(told) = reader.volume.fallback() else {
+        // Of the last entry, which may look as if it had never been written, or behind it.
+        assert!(seen == moments[last] || seen == moments[last - 1], "at={at}: nothing is told");
+        return if seen == moments[last] { last + 1 } else { last };
+    };
+    let entry = told.split("entry ").nth(1).and_then(|told| told.split(' ').next()).and_then(|n| n.parse().ok());
+    let entry: usize = entry.unwrap_or_else(|| panic!("at={at}: {told}"));
+    assert!(told.contains("of the log is lost"), "at={at}: {told}");
+    assert_eq!(seen, moments[entry - 1], "at={at}: {told}");
+    entry
+}
+
+/// The exhaustive run; `tests/RELIABILITY.md` has the command.
+#[test]
+#[ignore = "takes half an hour"]
+fn every_flipped_byte_of_a_full_log_is_told() {
+    let (whole, moments) = full_log(61);
+    let every = LOG.0 * BLOCK..(LOG.0 + LOG.1) * BLOCK;
+    let next = std::sync::atomic::AtomicU64::new(LOG.0);
+    let judge_all = || {
+        HAS_LOG.set(true);
+        let whole = MemoryStorage::from_contents(whole.clone());
+        let mut entries = Vec::new();
+        loop {
+            let block = next.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+            if block >= LOG.0 + LOG.1 {
+                return entries;
+            }
+            for at in block * BLOCK..(block + 1) * BLOCK {
+                entries.push((at, judge_flip(&whole, at, &moments)));
+            }
+        }
+    };
+    let mut entries: Vec<(u64, usize)> = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..2).map(|_| scope.spawn(judge_all)).collect();
+        threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect()
+    });
+    entries.sort_unstable();
+    assert_eq!(entries.len() as u64, every.end - every.start);
+    assert!(entries.is_sorted_by_key(|(_, entry)| *entry), "an entry is told to be lost where another one lies");
+    assert!((1..moments.len()).all(|n| entries.iter().any(|(_, entry)| *entry == n)), "an entry could be altered");
+    println!(
+        "summary: {} trials: bytes of a full log of {} entries flipped one by one",
+        entries.len(),
+        moments.len() - 1
+    );
+}
+
+/// Some bytes of each block of what [`every_flipped_byte_of_a_full_log_is_told`] does with all.
+#[test]
+fn flipped_bytes_of_a_full_log_are_told() {
+    let (whole, moments) = full_log(62);
+    let whole = MemoryStorage::from_contents(whole);
+    let mut before = 1;
+    for at in (LOG.0 * BLOCK..(LOG.0 + LOG.1) * BLOCK).step_by(3001) {
+        let entry = judge_flip(&whole, at, &moments);
+        assert!(entry >= before, "entry {entry} is told to be lost where {before} lies");
+        before = entry;
+    }
+    assert!(moments.len() > 20 && before >= moments.len() - 1, "{} entries, {before}", moments.len() - 1);
+}
+
 /// A page of a record that entries extend was durable: its loss is damage and no interrupted commit.
 #[test]
 fn a_commit_that_an_entry_extends_is_never_undone() {
