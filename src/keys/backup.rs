@@ -9,10 +9,15 @@ use super::header::{self, Header};
 use super::seen::{self, Looked};
 use super::vouch::{self, Current};
 use super::{Witness, slots};
+use crate::crypto::SecretKey;
 use crate::crypto::kdf::equal;
+use crate::env::SystemEnvironment;
 use crate::error::{Error, Result};
-use crate::format::header::{Framing, HEADER_BYTES};
-use crate::storage::{FileStorage, LockMode};
+use crate::format::header::{FEATURE_LOG, Framing, HEADER_BYTES};
+use crate::format::{BLOCK, LOG};
+use crate::frame::PageCipher;
+use crate::pager::Pager;
+use crate::storage::{FileStorage, LockMode, Storage};
 
 /// What a restored header is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,9 +57,15 @@ pub fn restore_header(path: &Path, backup: &[u8], access: &KeyAccess<'_>) -> Res
     if let Some(present) = present {
         present.check_writable()?;
     }
+    // Whether there is a log is a fact of the file: a header that is there knows it better than a backup of another time, and without one the log itself.
+    let features = match present {
+        Some(present) => present.framing().features,
+        None => mine.features | features_of_file(storage.clone(), mine.archive, volume_key)?,
+    };
+    let beside = Framing { features, ..mine.clone() };
 
     let looked = Looked::at(&access.seen, volume_key, &mine.archive);
-    let volume = vouch::open(storage.clone(), &mine, volume_key, true, &looked).map_err(|error| match error {
+    let volume = vouch::open(storage.clone(), &beside, volume_key, true, &looked).map_err(|error| match error {
         Error::Damaged(reason) => misfit(Error::damaged(format!(
             "the header backup is of another archive, or the archive's commits are lost as well: {reason}"
         ))),
@@ -77,14 +88,19 @@ pub fn restore_header(path: &Path, backup: &[u8], access: &KeyAccess<'_>) -> Res
     // What replaces a newer header must count as newer, or every program would take it for an older one put back.
     let next = known.checked_add(1).ok_or_else(|| Error::damaged("the archive's header has the highest number"))?;
     let sequence = if newest { mine.sequence } else { next };
-    // Whether there is a log is a fact of the file: a header that is there knows it better than a backup of another time.
-    let features = present.map_or(mine.features, |header| header.framing().features);
-    let framing = Framing { sequence, features, ..mine };
+    let framing = Framing { sequence, ..beside };
     header::write_over(&*storage, whole, &framing, &backup.slots(), volume_key)?;
     let current = Current { volume, looked, replace: false };
     let newest = vouch::vouch(storage, &framing, volume_key, current);
     Witness::new(newest.volume, sequence, newest.looked, newest.replace).remember();
     Ok(Restored { backup: mine.sequence, known })
+}
+
+/// What an archive without a header shows of its feature bits (specification 3.7).
+fn features_of_file(storage: Arc<dyn Storage>, archive: [u8; 16], volume_key: &SecretKey) -> Result<u64> {
+    let cipher = PageCipher::new(volume_key, archive, true, Arc::new(SystemEnvironment));
+    let has_log = storage.len()? >= LOG.1 * BLOCK && Pager::new(storage, cipher, 0).has_entries()?;
+    Ok(if has_log { FEATURE_LOG } else { 0 })
 }
 
 /// Why a backup can never have been of the archive whose header was found, as far as that is to be believed.

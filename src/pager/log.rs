@@ -42,6 +42,18 @@ impl Pager {
         self.storage.evict(LOG.0 * BLOCK, LOG_BLOCKS * BLOCK)
     }
 
+    /// Whether any block of where a log lies begins an entry of this archive, of whichever record. The cipher has a log.
+    pub(crate) fn has_entries(&self) -> Result<bool> {
+        let mut bytes = vec![0; (LOG_BLOCKS * BLOCK) as usize];
+        self.storage.read_at(LOG.0 * BLOCK, &mut bytes)?;
+        for (address, block) in (LOG.0..LOG.1).zip(bytes.chunks(BLOCK as usize)) {
+            if self.cipher.open_entry_head(address, block)?.is_some() {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
     /// The entries that extend the record of this generation and tag, `most` at most. `newest` is the highest generation of a record.
     ///
     /// # Errors

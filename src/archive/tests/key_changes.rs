@@ -385,6 +385,42 @@ fn a_header_backup_opens_an_archive_that_lost_both_copies() {
     assert!(!case.opens(&with_file()));
 }
 
+/// A backup from before the archive had a log (specification 3.7): when no header is left to say that there is one, its entries do.
+#[test]
+fn a_header_backup_without_a_log_does_not_hide_what_the_log_has() {
+    let case = Case::new();
+    let access = secrets("first");
+    let key = keys::unlock(&case.path(), &passphrase("first")).unwrap();
+    let backup = {
+        let present = Header::of_copy(&keys::backup_header(&case.path()).unwrap()).unwrap();
+        let storage = MemoryStorage::from_contents(std::fs::read(case.path()).unwrap());
+        let framing = Framing { features: 0, sequence: present.framing().sequence, ..present.framing().clone() };
+        header::write_over(&storage, None, &framing, &present.slots(), &key.volume_key).unwrap();
+        Header::read(&storage).unwrap().copy_bytes().to_vec()
+    };
+    case.add(&NewKey::KeyFile(&key_file()), "");
+    let archive = case.try_open(&access, &case.seen()).unwrap();
+    let fs = archive.file_system();
+    let ino = super::sample::put(fs, ROOT_INO, b"file", b"before");
+    fs.make_durable().unwrap();
+    fs.write(ino, 0, b"after!").unwrap();
+    fs.sync().unwrap();
+    assert!(fs.usage().log.entries > 0);
+    drop(archive);
+    let mut bytes = std::fs::read(case.path()).unwrap();
+    for start in HEADER_START {
+        let start = (start * BLOCK) as usize;
+        bytes[start..start + HEADER_BYTES].fill(0x55);
+    }
+    std::fs::write(case.path(), bytes).unwrap();
+    let mut accepting = case.access(&access);
+    accepting.seen.accept_older = true;
+    keys::restore_header(&case.path(), &backup, &accepting).unwrap();
+    let archive = case.try_open(&access, &case.seen()).unwrap();
+    assert_eq!(archive.file_system().read(ino, 0, 100).unwrap(), b"after!");
+    assert!(archive.check(true, &mut |_, _| {}).unwrap().findings.is_empty());
+}
+
 #[test]
 fn a_header_backup_of_another_archive_or_a_damaged_one_is_refused() {
     let (case, other) = (Case::new(), Case::new());
