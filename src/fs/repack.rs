@@ -222,8 +222,8 @@ impl Repack {
         if pages.is_empty() {
             return Ok(false);
         }
-        let repacked = match self.repack(&pages, PACK_FILES) {
-            Err(Error::NoSpace(_)) if at_end => self.repack(&pages, FEW),
+        let repacked = match self.repack(&pages) {
+            Err(Error::NoSpace(_)) if at_end => self.repack_into_what_is_kept(&pages),
             repacked => repacked,
         };
         if repacked.is_err() {
@@ -232,14 +232,15 @@ impl Repack {
         repacked.map(|_| true)
     }
 
-    /// With so many parts on a page at most. Of few, each page is a change of its own, so that what the one before made free can be had.
-    fn repack(&self, pages: &[Pointer], parts: usize) -> Result<()> {
-        let all = self.content_left(pages, parts)?;
-        if parts == PACK_FILES {
-            return self.move_to(all, |bytes, parts| self.volume.reserve_data(bytes, parts));
-        }
+    fn repack(&self, pages: &[Pointer]) -> Result<()> {
+        let all = self.content_left(pages, PACK_FILES)?;
+        self.move_to(all, |bytes, parts| self.volume.reserve_data(bytes, parts))
+    }
+
+    /// With few parts on each page, which is a change of its own, so that what the one before made free can be had.
+    fn repack_into_what_is_kept(&self, pages: &[Pointer]) -> Result<()> {
         let kept = |bytes, parts| self.volume.reserve_accepted(groups_for(bytes, parts));
-        all.into_iter().try_for_each(|page| self.move_to(vec![page], kept))
+        self.content_left(pages, FEW)?.into_iter().try_for_each(|page| self.move_to(vec![page], kept))
     }
 
     /// As one change; `reserve` promises room for so many bytes in so many pages.
