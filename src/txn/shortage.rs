@@ -2,14 +2,15 @@
 //!
 //! # The argument
 //! Room is on its way when (a) free blocks are being erased, (b) pages were freed and the commits that let them go have not ended (TXN-1, SPACE-3),
-//! (c) objects that nobody can reach have pages yet, (d) a reader that is about to end can see freed pages. Nothing else ever frees a block.
+//! (c) objects that nobody can reach have pages yet, or snapshots that were removed, (d) a reader that is about to end can see freed pages. Nothing
+//! else ever frees a block.
 //!
 //! - (a) ends by itself: who erases waits for nobody.
 //! - (b) takes two commits at most. A page that was freed before the call was freed by the commit in flight, N, or by the open transaction,
 //!   N + 1 at the latest, and can be taken once N + 2 is durable. The second of two commits that begin after the call is no earlier than that.
 //!   None is made when nothing was freed.
-//! - (c) is finite: each step removes records of an object that gets no new ones. The steps between two attempts double, so that a large object costs
-//!   few commits.
+//! - (c) is finite: each step removes records of an object that gets no new ones, or entries of a dead list that gets no new ones. The steps between two
+//!   attempts double, so that a large object costs few commits.
 //! - (d) has a limit of time, since a reader may take as long as it likes.
 //!
 //! So every wait ends, and one that is refused afterwards was refused with nothing on its way that was freed before the call. The wait is

@@ -133,7 +133,8 @@ impl Reclaim {
         self.step_of(ino, |file| Some(file.lock())).map(|_| true)
     }
 
-    /// One step for the first inode of the queue that nobody is busy with; answers whether there was one. The caller may have files locked.
+    /// One step for the first inode of the queue that nobody is busy with, else for a snapshot that was removed; answers whether there was one. The caller
+    /// may have files locked.
     pub(super) fn step_for_room(&self) -> Result<bool> {
         let waiting = self.queue.waiting.lock().len();
         for _ in 0..waiting {
@@ -142,7 +143,7 @@ impl Reclaim {
                 return Ok(true);
             }
         }
-        Ok(false)
+        self.volume.removal_step_for_room()
     }
 
     /// One step for an inode that was taken out of the queue, and goes back to it when there is more to do; answers whether there was anything.

@@ -228,3 +228,39 @@ fn closing_a_full_archive_repacks_out_of_what_is_kept() {
         assert!(fs.volume.stale_pages().is_empty(), "something was left on a shared page");
     }
 }
+
+/// Also when nothing else is free: removing one is durable, and what it alone showed belongs to the next writer, who waits until it is freed.
+#[test]
+fn a_full_archive_removes_a_snapshot_and_writes_into_what_it_held() {
+    for (seed, pattern) in PATTERNS.into_iter().enumerate() {
+        println!("{pattern:?}");
+        let (storage, fs) = fresh_with(70 + seed as u64, NAME_KEY, OPTIONS);
+        let put = |name: &[u8], seed: u64, length: usize| {
+            let ino = fs.make_node(ROOT_INO, name, mode::REGULAR | 0o600, 0, CREATOR)?.ino;
+            let content = noise(seed, length);
+            for (n, part) in content.chunks(131_072).enumerate() {
+                fs.write(ino, n as u64 * 131_072, part)?;
+            }
+            fs.sync().map(|()| (ino, content))
+        };
+        put(b"held", 1, 4 << 20).unwrap();
+        fs.take_snapshot(b"kept").unwrap();
+        fs.unlink(ROOT_INO, b"held").unwrap();
+        fs.sync().unwrap();
+        fs.volume.limit_size(LIMIT);
+        fill(&fs, pattern, 9);
+        assert!(matches!(put(b"refused", 2, 1 << 20), Err(Error::NoSpace(_))));
+        let _ = fs.unlink(ROOT_INO, b"refused");
+        assert!(matches!(fs.take_snapshot(b"another"), Ok(()) | Err(Error::NoSpace(_))));
+        let ids: Vec<u64> = fs.snapshots().unwrap().iter().map(|(id, ..)| *id).collect();
+        fs.remove_snapshots(&ids).unwrap();
+        let (ino, content) = put(b"new", 3, 2 << 20).unwrap();
+        assert!(fs.read(ino, 0, content.len()).unwrap() == content);
+        assert_sound(&fs);
+        let fs = reopen(&storage, fs);
+        assert!(fs.read(ino, 0, content.len()).unwrap() == content);
+        fs.finish_removals(&mut || Ok(())).unwrap();
+        assert!(fs.volume.snapshots().unwrap().is_empty());
+        assert_eq!(fs.volume.check_space(true, &mut |_, _| {}).unwrap(), []);
+    }
+}

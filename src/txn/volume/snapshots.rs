@@ -152,8 +152,16 @@ impl Volume {
 
     /// As [`Self::removal_step`], by who has other work to do: it waits for nobody, and what is damaged stays.
     pub(super) fn removal_step_aside(&self) -> Result<bool> {
-        let Some(mut removals) = self.snapshots.try_lock() else { return Ok(false) };
-        self.step_of(&mut removals).or_else(|error| match error {
+        self.snapshots.try_lock().map_or(Ok(false), |mut removals| self.step_past_damage(&mut removals))
+    }
+
+    /// As [`Self::removal_step`], by who needs the room that it frees; what is damaged stays. Whoever holds the lock waits neither for room nor for a file.
+    pub(crate) fn removal_step_for_room(&self) -> Result<bool> {
+        self.step_past_damage(&mut self.snapshots.lock())
+    }
+
+    fn step_past_damage(&self, removals: &mut bool) -> Result<bool> {
+        self.step_of(removals).or_else(|error| match error {
             Error::Damaged(reason) => {
                 tracing::warn!("a removed snapshot keeps its space: {reason}");
                 *removals = false;
