@@ -8,12 +8,12 @@ use super::super::create::name_key;
 use super::super::{Archive, CompactOptions, CreateOptions, OpenOptions};
 use super::erasure::recoverable;
 use super::passphrase;
-use super::sample::{Expected, OWNER, cipher, expected, fresh, noise, put};
+use super::sample::{Expected, Listing, OWNER, cipher, expected, fresh, noise, put, read_all};
 use super::{ARCHIVE, key};
 use crate::crypto::kdf::KdfCost;
 use crate::env::SeededEnvironment;
 use crate::error::{Error, Refusal, Result};
-use crate::format::{Ino, ROOT_INO};
+use crate::format::{BLOCK, Ino, ROOT_INO};
 use crate::fs::{FileSystem, FsOptions, RenameMode, SyncProfile, XattrMode, mode};
 use crate::keys::{self, SeenOptions, UnlockedKey};
 use crate::storage::{MemoryStorage, Storage};
@@ -121,6 +121,63 @@ fn what_a_snapshot_shows_never_changes() {
         }
         fs.close().unwrap();
     }
+}
+
+/// A snapshot shows what it did, or an error that says so, wherever a byte is altered.
+#[test]
+fn flipped_bytes_are_noticed_in_what_a_snapshot_shows() {
+    let (storage, fs) = fresh(5);
+    let dice = SeededEnvironment::new(5);
+    let mut kept = Vec::new();
+    for round in 0..3 {
+        for _ in 0..40 {
+            change(&fs, &dice);
+        }
+        let name = format!("round {round}").into_bytes();
+        fs.take_snapshot(&name).unwrap();
+        kept.push((name, expected(&fs)));
+    }
+    fs.close().unwrap();
+    let whole = storage.contents();
+    let (mut lost, mut altered) = (0, 0);
+    for block in (0..whole.len() as u64 / BLOCK).filter(|block| block % 3 == dice.next_u64() % 3) {
+        let at = (block * BLOCK + dice.next_u64() % BLOCK) as usize;
+        let mut bytes = whole.clone();
+        bytes[at] ^= 1 << (dice.next_u64() % 8);
+        altered += 1;
+        for (name, expected) in &kept {
+            let Some(seen) = try_shown(&bytes, name) else {
+                lost += expected.len();
+                continue;
+            };
+            let named = String::from_utf8_lossy(name);
+            for (path, found) in &seen {
+                match found {
+                    Ok(found) => assert_eq!(Some(found), expected.get(path), "{named}, byte {at}"),
+                    Err(Error::Damaged(_)) => lost += 1,
+                    Err(error) => panic!("{named}, byte {at}: {error}"),
+                }
+            }
+            let unread = seen.values().any(Result::is_err);
+            assert!(unread || seen.len() == expected.len(), "{named}, byte {at}: objects are missing without an error");
+        }
+    }
+    assert!(altered > 300 && lost > 100, "altered={altered} lost={lost}");
+}
+
+/// As [`shown`], of what may be damaged.
+fn try_shown(bytes: &[u8], name: &[u8]) -> Option<Listing> {
+    let copy = Arc::new(MemoryStorage::from_contents(bytes.to_vec()));
+    let environment = Arc::new(SeededEnvironment::new(900));
+    let options = txn::OpenOptions { read_only: true, memory: 32 << 20 };
+    let damaged = |error: Error| assert!(matches!(error, Error::Damaged(_)), "{error}");
+    let volume = Volume::open(copy, cipher(), environment.clone(), 1, &options).map_err(damaged).ok()?;
+    volume.show_snapshot(name).map_err(damaged).ok()?;
+    let options = FsOptions { staged_bytes: 8 << 20, sync: SyncProfile::Periodic, pack: true, compress: true };
+    FileSystem::new(volume, environment, name_key(&key(), &ARCHIVE), options)
+        .map_err(damaged)
+        .ok()
+        .map(|fs| read_all(&fs))
 }
 
 #[test]
