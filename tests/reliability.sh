@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
 # Runs the campaigns of tests/RELIABILITY.md and writes their figures into its table, each row with date, commit and machine.
 #
-#   tests/reliability.sh [CAMPAIGN...]     all of them, or those named: crash faults damage hostile fuzz kills
+#   tests/reliability.sh [CAMPAIGN...]     all of them, or those named: crash faults damage hostile fuzz kills writers
 #
 # About ten minutes on two cores. Longer, each as far as its variable says; such a run has a row of its own:
 #   STATES=1000000   crash states (default 10000)        SEED=1000   the first seed of that campaign
-#   FLIPS=all        every byte of the small archive     KILLS=50    kills of the daemon under each load (default 4)
+#   FLIPS=all        every byte of the small archive and of a full log
+#   KILLS=50         kills of the daemon under each load (default 4), and of synced writers (default 40)
 #   EXECUTIONS=100000000  of each decoder, on changed inputs of the corpus, in the place of fuzzing with coverage
 #   FUZZ=3600        seconds for each fuzz target (default 5)
 # RELEASE=1 builds the campaigns optimised, for the long ones. PAGE=FILE writes there instead; PAGE=- only prints.
@@ -97,6 +98,8 @@ count_executions() {
 
 count_kills() { grep -oE '[0-9]+ kills, .*' "$1" | paste -sd ';' | sed 's/;/; /g'; }
 
+last_kills() { grep -oE '^[0-9]+ kills, .*' "$1"; }
+
 run_crash() { library fs::tests::crash::every; }
 run_crash_long() { STATES=$STATES SEED=${SEED:-1000} library --ignored fs::tests::crash::crash_campaign; }
 run_faults() { library fs::tests::faults; }
@@ -106,10 +109,16 @@ run_hostile() { library archive::tests::hostile; }
 run_fuzz() { FULL=1 tests/fuzz.sh "${FUZZ:-5}"; }
 run_kills() { KILLS=${KILLS:-4} CASE_TIMEOUT=${CASE_TIMEOUT:-7200} tests/mount/run.sh killed_under; }
 
+run_writers() {
+    cargo build --quiet ${RELEASE:+--release} --workspace --bins &&
+        unshare --mount --pid --fork --mount-proc --propagation private \
+            tests/campaign/kills.py "${CARGO_TARGET_DIR:-$PWD/target}/$([[ -n ${RELEASE-} ]] && echo release || echo debug)/lockbox" "${KILLS:-40}" "${SEED:-1}"
+}
+
 self=tests/reliability.sh
 optimised=${RELEASE:+RELEASE=1 }
 wanted=("$@")
-[[ $# -gt 0 ]] || wanted=(crash faults damage hostile fuzz kills)
+[[ $# -gt 0 ]] || wanted=(crash faults damage hostile fuzz kills writers)
 for name in "${wanted[@]}"; do
     case $name in
     crash)
@@ -144,6 +153,15 @@ for name in "${wanted[@]}"; do
             campaign kills 'daemon killed under SQLite, git and fio, long' "KILLS=$KILLS $self kills" run_kills count_kills
         else
             campaign kills 'daemon killed under SQLite, git and fio' "$self kills" run_kills count_kills
+        fi
+        ;;
+    writers)
+        if [[ $EUID -ne 0 ]]; then
+            echo 'not run: the kills need root'
+        elif [[ ${KILLS:-40} -gt 40 ]]; then
+            campaign writers 'daemon killed under synced writers, long' "KILLS=$KILLS SEED=${SEED:-1} ${optimised}$self writers" run_writers last_kills
+        else
+            campaign writers 'daemon killed under synced writers' "$self writers" run_writers last_kills
         fi
         ;;
     *)

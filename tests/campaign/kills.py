@@ -205,7 +205,7 @@ def main():
             os._exit(1 if fallen else 0)
         children.append(child)
     failed = [child for child in children if os.waitpid(child, 0)[1] != 0]
-    print(f"{KILLS // STREAMS * STREAMS} kills, {len(failed)} streams with findings")
+    print(f"{KILLS // STREAMS * STREAMS} kills, {STREAMS} archives with {WRITERS} writers each; {len(failed)} archives with findings")
     sys.exit(1 if failed else 0)
 
 
