@@ -110,6 +110,18 @@ pub struct DirectoryEntry<'a> {
     pub cookie: u64,
 }
 
+/// Number of a snapshot, never given to another one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SnapshotId(pub u64);
+
+/// A snapshot that can be read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KeptSnapshot {
+    pub id: SnapshotId,
+    pub name: Vec<u8>,
+    pub time: Timestamp,
+}
+
 /// What statfs(2) tells, in bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct Statistics {

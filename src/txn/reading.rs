@@ -1,22 +1,44 @@
 //! Several searches in one version: those near each other share a descent.
+//!
+//! # Why what a snapshot shows is whole while it is read
+//! Its record is looked up in a published version, and that version is held as long as its tree is used. Where the record has a name, no page that the tree
+//! reaches is free: what leaves the live tree goes to a dead list, and whoever removes the snapshot takes the name away by one operation and frees by
+//! later ones. Those come after the version that is held, so their pages stay as they are until it is let go (TXN-1). Whoever looks the record up
+//! afterwards finds no name. So nothing has to be held between two requests, and nobody who keeps a number of a file keeps its blocks.
+//!
+//! Nodes and cells in memory are shared with readers of the live tree: they are known by address, generation and tag of their page, stored nodes never
+//! change (TREE-2), and what such a pointer names never does (READ-2).
 
 use std::sync::Arc;
 
 use super::state::State;
 use super::view::View;
 use super::volume::Volume;
-use crate::btree::Finger;
+use crate::btree::{Finger, Tree};
+use crate::error::Result;
 
 /// Owns the version together with the place in it, so that neither is used with another.
 pub(crate) struct Reading<'v> {
     volume: &'v Volume,
     state: Arc<State>,
+    /// What is read in place of the version's live tree.
+    kept: Option<Tree>,
     finger: Finger,
 }
 
 impl<'v> Reading<'v> {
     pub(crate) fn of(volume: &'v Volume, state: Arc<State>) -> Reading<'v> {
-        Reading { volume, state, finger: Finger::default() }
+        Reading { volume, state, kept: None, finger: Finger::default() }
+    }
+
+    /// Of what the snapshot of this number shows.
+    ///
+    /// # Errors
+    /// `Stale` when it is gone, or its removal has begun.
+    pub(crate) fn of_snapshot(volume: &'v Volume, id: u64) -> Result<Reading<'v>> {
+        let state = volume.state();
+        let kept = Some(volume.snapshot_tree(&state, id)?);
+        Ok(Reading { volume, state, kept, finger: Finger::default() })
     }
 
     pub(crate) fn state(&self) -> &State {
@@ -24,6 +46,7 @@ impl<'v> Reading<'v> {
     }
 
     pub(crate) fn view(&self) -> View<'_> {
-        View { finger: Some(&self.finger), ..self.volume.view(&self.state) }
+        let live = self.volume.view(&self.state);
+        View { finger: Some(&self.finger), tree: self.kept.as_ref().unwrap_or(live.tree), ..live }
     }
 }

@@ -21,23 +21,12 @@ impl FileSystem {
     /// # Errors
     /// `NotFound`, `NotDirectory`, `NameTooLong`, `Stale` when `directory` no longer exists, or has no name any more.
     pub fn lookup(&self, directory: Ino, name: &[u8]) -> Result<Attributes> {
-        check_name(name)?;
         let state = self.volume.state();
         let view = self.volume.view(&state);
-        // What is held without a name cannot be found again, not even by its number.
-        let parent = Some(inode::load(view, directory)?).filter(|inode| inode.links > 0).ok_or(Error::Stale)?;
-        let ino = match name {
-            // An NFS server asks for `.` of any inode by its bare number.
-            b"." => directory,
-            _ if parent.mode & mode::TYPE != mode::DIRECTORY => return Err(Error::NotDirectory),
-            b".." if directory == ROOT_INO => ROOT_INO,
-            b".." => parent.parent,
-            _ => {
-                let found = directory::find(view, &self.name_key, directory, name)?.ok_or(Error::NotFound)?;
-                return self.attributes_of_entry(view, directory, found.target);
-            }
-        };
-        self.attributes(ino).map_err(or_not_found)
+        match find(view, &self.name_key, directory, name)? {
+            Found::Dots(ino) => self.attributes(ino).map_err(or_not_found),
+            Found::Entry(target) => self.attributes_of_entry(view, directory, target),
+        }
     }
 
     /// From the newest version, because staged sizes belong to it; the name may be gone there, or name something else. So what disagrees
@@ -161,7 +150,32 @@ impl FileSystem {
     }
 }
 
-fn or_not_found(error: Error) -> Error {
+/// What a name leads to.
+pub(super) enum Found {
+    /// `.` and `..` are no entries.
+    Dots(Ino),
+    Entry(Target),
+}
+
+/// Looks for a name as [`FileSystem::lookup`] does.
+pub(super) fn find(view: View<'_>, name_key: &[u8; 16], directory: Ino, name: &[u8]) -> Result<Found> {
+    check_name(name)?;
+    // What is held without a name cannot be found again, not even by its number.
+    let parent = Some(inode::load(view, directory)?).filter(|inode| inode.links > 0).ok_or(Error::Stale)?;
+    match name {
+        // An NFS server asks for `.` of any inode by its bare number.
+        b"." => Ok(Found::Dots(directory)),
+        _ if parent.mode & mode::TYPE != mode::DIRECTORY => Err(Error::NotDirectory),
+        b".." if directory == ROOT_INO => Ok(Found::Dots(ROOT_INO)),
+        b".." => Ok(Found::Dots(parent.parent)),
+        _ => {
+            let found = directory::find(view, name_key, directory, name)?.ok_or(Error::NotFound)?;
+            Ok(Found::Entry(found.target))
+        }
+    }
+}
+
+pub(super) fn or_not_found(error: Error) -> Error {
     match error {
         Error::Stale => Error::NotFound,
         other => other,

@@ -11,7 +11,7 @@ use crate::fs::directory::{self, Directory, FIRST_SEQUENCE, Target, check_name, 
 use crate::fs::packing::compresses;
 use crate::fs::staging::Presence;
 use crate::fs::{Attributes, Creator, FileSystem, extents, inode, mode};
-use crate::txn::{Operation, UnnamedPages};
+use crate::txn::{Operation, UnnamedPages, View, Volume};
 
 /// PATH_MAX without its NUL.
 pub(in crate::fs) const MAX_TARGET: usize = 4095;
@@ -101,30 +101,7 @@ impl FileSystem {
     /// `Invalid` for anything but a symlink.
     pub fn read_link(&self, ino: Ino) -> Result<Vec<u8>> {
         let state = self.volume.state();
-        let view = self.volume.view(&state);
-        let inode = inode::load(view, ino)?;
-        if inode.mode & mode::TYPE != mode::SYMLINK {
-            return Err(Error::invalid("not a symbolic link"));
-        }
-        if let Some(target) = view.get(Key::new(ino.0, kind::INLINE, 0), |value| Ok(value.to_vec()))? {
-            return Ok(target);
-        }
-        let mut target = Vec::new();
-        let (from, to) = (Key::new(ino.0, kind::EXTENT, 0), Key::new(ino.0, kind::EXTENT + 1, 0));
-        view.scan(from, to, &mut |key, value| {
-            let extent = Extent::decode(value)?;
-            let start = target.len();
-            if key.sub != start as u64 || start + extent.length as usize > MAX_TARGET {
-                return Err(Error::damaged(format!("a symlink's extents are out of place: inode={}", ino.0)));
-            }
-            target.resize(start + extent.length as usize, 0);
-            self.volume.read_data(&extent.page, extent.start, &mut target[start..])?;
-            Ok(ControlFlow::Continue(()))
-        })?;
-        if target.is_empty() || target.len() as u64 != inode.size {
-            return Err(Error::damaged(format!("a symlink's target is incomplete: inode={}", ino.0)));
-        }
-        Ok(target)
+        link_target(&self.volume, self.volume.view(&state), ino)
     }
 
     /// Writes the root directory of a new archive (mode 0755, owned by `creator`).
@@ -216,4 +193,31 @@ pub(super) fn new_inode(object: NewObject, parent: Ino, now: Timestamp) -> Inode
         next_piece: 1,
         ..InodeValue::default()
     }
+}
+
+/// As [`FileSystem::read_link`].
+pub(super) fn link_target(volume: &Volume, view: View<'_>, ino: Ino) -> Result<Vec<u8>> {
+    let inode = inode::load(view, ino)?;
+    if inode.mode & mode::TYPE != mode::SYMLINK {
+        return Err(Error::invalid("not a symbolic link"));
+    }
+    if let Some(target) = view.get(Key::new(ino.0, kind::INLINE, 0), |value| Ok(value.to_vec()))? {
+        return Ok(target);
+    }
+    let mut target = Vec::new();
+    let (from, to) = (Key::new(ino.0, kind::EXTENT, 0), Key::new(ino.0, kind::EXTENT + 1, 0));
+    view.scan(from, to, &mut |key, value| {
+        let extent = Extent::decode(value)?;
+        let start = target.len();
+        if key.sub != start as u64 || start + extent.length as usize > MAX_TARGET {
+            return Err(Error::damaged(format!("a symlink's extents are out of place: inode={}", ino.0)));
+        }
+        target.resize(start + extent.length as usize, 0);
+        volume.read_data(&extent.page, extent.start, &mut target[start..])?;
+        Ok(ControlFlow::Continue(()))
+    })?;
+    if target.is_empty() || target.len() as u64 != inode.size {
+        return Err(Error::damaged(format!("a symlink's target is incomplete: inode={}", ino.0)));
+    }
+    Ok(target)
 }

@@ -11,7 +11,7 @@ use crate::fs::extents::{FRAME, Mapped};
 use crate::fs::packing::compresses;
 use crate::fs::staging::{GROUP, INLINE_GROUPS, LockedFile, WHOLE_GROUPS};
 use crate::fs::{FileSystem, SyncProfile, extents, inode};
-use crate::txn::{Reading, Reservation, State, UnnamedPages, View};
+use crate::txn::{Reading, Reservation, State, UnnamedPages, View, Volume};
 
 /// The inode of a regular file in the state of a number. While no other state is published it need not be looked up again.
 #[derive(Clone, Copy)]
@@ -62,74 +62,17 @@ impl FileSystem {
         let view = reading.view();
         let inode = inode::load_regular(view, ino)?;
         let range = offset..wanted.end.min(inode.size.max(overlay.end)).max(offset);
-        let count = (range.end - range.start) as usize;
-        if buffer.is_empty() {
-            *buffer = vec![0; count]; // the allocator has zeros at hand
-        } else if buffer.len() < count {
-            buffer.resize(count, 0);
-        }
-        let out = &mut buffer[..count];
+        let out = room(buffer, (range.end - range.start) as usize);
         let whole = overlay.parts.iter().any(|(at, part)| *at == offset && part.len() == out.len());
         if !whole {
-            self.read_published(view, ino, &inode, &range, out)?;
+            read_published(&self.volume, view, ino, &inode, &range, out)?;
         }
         for (at, part) in &overlay.parts {
             let from = (at - offset) as usize;
             // Staged bytes lie before the overlay's end, hence within the range.
             out[from..from + part.len()].copy_from_slice(part);
         }
-        Ok(count)
-    }
-
-    /// Fills `out`, of any content before, with what extents or inline data say of `range`, and with zeros elsewhere.
-    fn read_published(
-        &self,
-        view: View<'_>,
-        ino: Ino,
-        inode: &InodeValue,
-        range: &Range<u64>,
-        out: &mut [u8],
-    ) -> Result<()> {
-        if inode.bytes == 0 {
-            out.fill(0);
-            return Ok(());
-        }
-        if let Some(content) = extents::inline(view, ino, inode)? {
-            let from = range.start.min(content.len() as u64) as usize;
-            let to = range.end.min(content.len() as u64) as usize;
-            let (stored, rest) = out.split_at_mut(to - from);
-            stored.copy_from_slice(&content[from..to]);
-            rest.fill(0);
-            return Ok(());
-        }
-        // Bytes behind the inode's size do not exist, even where an extent reaches beyond.
-        let visible = range.start..range.end.min(inode.trim).min(inode.size);
-        let mut found = Vec::new();
-        extents::visit(view, ino, visible.clone(), &mut |mapped| {
-            found.push(mapped);
-            Ok(ControlFlow::Continue(()))
-        })?;
-        let part = |mapped: &Mapped| {
-            let (from, to) = (mapped.offset.max(visible.start), mapped.end().min(visible.end));
-            (from, to, mapped.extent.start + (from - mapped.offset) as u32)
-        };
-        self.volume.expect_data(found.iter().map(|mapped| {
-            let (from, to, start) = part(mapped);
-            (&mapped.extent.page, start, (to - from) as u32)
-        }));
-        let mut filled = 0;
-        for mapped in found {
-            let (from, to, start) = part(&mapped);
-            let place = (from - range.start) as usize..(to - range.start) as usize;
-            // Extents come in their order; between them lie holes.
-            if filled < place.start {
-                out[filled..place.start].fill(0);
-            }
-            filled = filled.max(place.end);
-            self.volume.read_data(&mapped.extent.page, start, &mut out[place])?;
-        }
-        out[filled..].fill(0);
-        Ok(())
+        Ok(out.len())
     }
 
     /// As [`FileSystem::accept`], and writes some of what is staged out when there is much.
@@ -317,6 +260,67 @@ impl FileSystem {
         self.volume.bound_unsynced()?;
         Ok(pages)
     }
+}
+
+/// The first `count` bytes of a buffer that grows as needed.
+pub(super) fn room(buffer: &mut Vec<u8>, count: usize) -> &mut [u8] {
+    if buffer.is_empty() {
+        *buffer = vec![0; count]; // the allocator has zeros at hand
+    } else if buffer.len() < count {
+        buffer.resize(count, 0);
+    }
+    &mut buffer[..count]
+}
+
+/// Fills `out`, of any content before, with what extents or inline data say of `range`, and with zeros elsewhere.
+pub(super) fn read_published(
+    volume: &Volume,
+    view: View<'_>,
+    ino: Ino,
+    inode: &InodeValue,
+    range: &Range<u64>,
+    out: &mut [u8],
+) -> Result<()> {
+    if inode.bytes == 0 {
+        out.fill(0);
+        return Ok(());
+    }
+    if let Some(content) = extents::inline(view, ino, inode)? {
+        let from = range.start.min(content.len() as u64) as usize;
+        let to = range.end.min(content.len() as u64) as usize;
+        let (stored, rest) = out.split_at_mut(to - from);
+        stored.copy_from_slice(&content[from..to]);
+        rest.fill(0);
+        return Ok(());
+    }
+    // Bytes behind the inode's size do not exist, even where an extent reaches beyond.
+    let visible = range.start..range.end.min(inode.trim).min(inode.size);
+    let mut found = Vec::new();
+    extents::visit(view, ino, visible.clone(), &mut |mapped| {
+        found.push(mapped);
+        Ok(ControlFlow::Continue(()))
+    })?;
+    let part = |mapped: &Mapped| {
+        let (from, to) = (mapped.offset.max(visible.start), mapped.end().min(visible.end));
+        (from, to, mapped.extent.start + (from - mapped.offset) as u32)
+    };
+    volume.expect_data(found.iter().map(|mapped| {
+        let (from, to, start) = part(mapped);
+        (&mapped.extent.page, start, (to - from) as u32)
+    }));
+    let mut filled = 0;
+    for mapped in found {
+        let (from, to, start) = part(&mapped);
+        let place = (from - range.start) as usize..(to - range.start) as usize;
+        // Extents come in their order; between them lie holes.
+        if filled < place.start {
+            out[filled..place.start].fill(0);
+        }
+        filled = filled.max(place.end);
+        volume.read_data(&mapped.extent.page, start, &mut out[place])?;
+    }
+    out[filled..].fill(0);
+    Ok(())
 }
 
 /// The aligned frames that the range covers; empty when there is none.

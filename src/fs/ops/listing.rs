@@ -41,53 +41,12 @@ impl FileSystem {
         // Asked before the version is taken: what was accepted until then is in it, unless somebody has staged data.
         let nothing_staged = self.staging.is_empty();
         let reading = Reading::of(&self.volume, self.volume.state());
-        let view = reading.view();
-        // A directory that was removed while somebody held it lists nothing, not even itself.
-        let listed = match load_directory(view, directory) {
-            Ok(listed) if listed.links > 0 => listed,
-            Ok(_) | Err(Error::NotFound) => return Ok(()),
-            Err(error) => return Err(error),
+        let attributes = |ino: Ino, inode: &InodeValue| match nothing_staged {
+            true => Ok(Attributes::of_published(ino, inode)),
+            false => self.listed_attributes(reading.state(), ino, inode),
         };
-        // `.` and `..` are no entries: what they are is known, or the inode's word.
-        let attributes = |ino: Ino, inode: Result<InodeValue>| -> Result<Option<Attributes>> {
-            match inode {
-                Ok(inode) if nothing_staged => Ok(Some(attributes_of(ino, &inode, Presence::published(&inode)))),
-                Ok(inode) => self.listed_attributes(reading.state(), ino, &inode).map(Some),
-                Err(Error::Damaged(_)) => Ok(None),
-                Err(error) => Err(error),
-            }
-        };
-        let parent = if directory == ROOT_INO { ROOT_INO } else { listed.parent };
-        for (ino, name, place) in [(directory, &b"."[..], SELF_COOKIE), (parent, b"..", PARENT_COOKIE)] {
-            if cookie < place {
-                let entry = DirectoryEntry { ino, file_type: DIRECTORY_TYPE, name, cookie: place };
-                let found = if with_attributes { attributes(ino, inode::load_named(view, ino))? } else { None };
-                if f(&entry, found.as_ref()).is_break() {
-                    return Ok(());
-                }
-            }
-        }
-        let from = cookie.saturating_add(1).max(FIRST_SEQUENCE);
-        if from >= bound {
-            return Ok(());
-        }
-        let mut unreadable = Ok(());
-        view.scan(list_key(directory, from), list_key(directory, bound), &mut |key, value| {
-            let ListEntry { name, file_type, ino } = match decode_list(value) {
-                Ok(entry) => entry,
-                Err(error) => {
-                    unreadable = Err(error);
-                    return Ok(ControlFlow::Continue(()));
-                }
-            };
-            let target = Target { ino, file_type };
-            let found = match with_attributes {
-                true => attributes(ino, directory::follow(view, directory, target))?,
-                false => None,
-            };
-            Ok(f(&DirectoryEntry { ino, file_type, name, cookie: key.sub }, found.as_ref()))
-        })?;
-        unreadable
+        let attributes: Option<&Described<'_>> = if with_attributes { Some(&attributes) } else { None };
+        list(reading.view(), directory, cookie, bound, attributes, f)
     }
 
     fn listed_attributes(&self, state: &State, ino: Ino, inode: &InodeValue) -> Result<Attributes> {
@@ -112,8 +71,64 @@ impl FileSystem {
     }
 }
 
+/// What is told of an inode that a listing came to.
+pub(super) type Described<'a> = dyn Fn(Ino, &InodeValue) -> Result<Attributes> + 'a;
+
+/// Lists as [`FileSystem::list_directory`] says, with what `attributes` tells of each inode if it is there.
+pub(super) fn list(
+    view: View<'_>,
+    directory: Ino,
+    cookie: u64,
+    bound: u64,
+    attributes: Option<&Described<'_>>,
+    f: &mut dyn FnMut(&DirectoryEntry<'_>, Option<&Attributes>) -> ControlFlow<()>,
+) -> Result<()> {
+    // A directory that was removed while somebody held it lists nothing, not even itself.
+    let listed = match load_directory(view, directory) {
+        Ok(listed) if listed.links > 0 => listed,
+        Ok(_) | Err(Error::NotFound) => return Ok(()),
+        Err(error) => return Err(error),
+    };
+    let described = |ino: Ino, load: &dyn Fn() -> Result<InodeValue>| -> Result<Option<Attributes>> {
+        let Some(attributes) = attributes else { return Ok(None) };
+        match load() {
+            Ok(inode) => attributes(ino, &inode).map(Some),
+            Err(Error::Damaged(_)) => Ok(None),
+            Err(error) => Err(error),
+        }
+    };
+    // `.` and `..` are no entries: what they are is known, or the inode's word.
+    let parent = if directory == ROOT_INO { ROOT_INO } else { listed.parent };
+    for (ino, name, place) in [(directory, &b"."[..], SELF_COOKIE), (parent, b"..", PARENT_COOKIE)] {
+        if cookie < place {
+            let entry = DirectoryEntry { ino, file_type: DIRECTORY_TYPE, name, cookie: place };
+            let found = described(ino, &|| inode::load_named(view, ino))?;
+            if f(&entry, found.as_ref()).is_break() {
+                return Ok(());
+            }
+        }
+    }
+    let from = cookie.saturating_add(1).max(FIRST_SEQUENCE);
+    if from >= bound {
+        return Ok(());
+    }
+    let mut unreadable = Ok(());
+    view.scan(list_key(directory, from), list_key(directory, bound), &mut |key, value| {
+        let ListEntry { name, file_type, ino } = match decode_list(value) {
+            Ok(entry) => entry,
+            Err(error) => {
+                unreadable = Err(error);
+                return Ok(ControlFlow::Continue(()));
+            }
+        };
+        let found = described(ino, &|| directory::follow(view, directory, Target { ino, file_type }))?;
+        Ok(f(&DirectoryEntry { ino, file_type, name, cookie: key.sub }, found.as_ref()))
+    })?;
+    unreadable
+}
+
 /// `NotFound` when it is gone; one that was removed and is held has no links.
-fn load_directory(view: View<'_>, ino: Ino) -> Result<InodeValue> {
+pub(super) fn load_directory(view: View<'_>, ino: Ino) -> Result<InodeValue> {
     let inode = inode::find(view, ino)?.ok_or(Error::NotFound)?;
     if inode.mode & mode::TYPE != mode::DIRECTORY {
         return Err(Error::NotDirectory);

@@ -13,6 +13,7 @@ mod links;
 mod listing;
 mod rename;
 mod seek;
+mod snapshot_view;
 mod snapshots;
 mod statistics;
 mod sync;
@@ -22,6 +23,7 @@ mod xattr;
 
 pub use bulk::{MAX_SMALL_FILE, NewFile};
 pub(super) use create::MAX_TARGET;
+pub use snapshot_view::SnapshotView;
 pub use sync::BegunSync;
 #[cfg(test)]
 pub(super) use xattr::put_entry;

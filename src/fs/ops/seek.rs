@@ -18,7 +18,7 @@ fn ceiling(offset: u64) -> u64 {
 }
 
 /// One version of a file's layout.
-struct Layout<'a> {
+pub(super) struct Layout<'a> {
     view: View<'a>,
     ino: Ino,
     inode: InodeValue,
@@ -48,25 +48,32 @@ impl FileSystem {
 
     fn with_layout<R>(&self, ino: Ino, offset: u64, f: impl FnOnce(&Layout<'_>) -> Result<R>) -> Result<R> {
         let (state, staged) = self.staging.staged_ranges(ino);
-        let view = self.volume.view(&state);
+        f(&Layout::at(self.volume.view(&state), ino, offset, staged)?)
+    }
+}
+
+impl Layout<'_> {
+    /// With what is staged over it.
+    ///
+    /// # Errors
+    /// `NoSuchRange` when `offset` is not before the end of the file, `Invalid` or `IsDirectory` for anything but a regular file.
+    pub(super) fn at(view: View<'_>, ino: Ino, offset: u64, staged: Vec<Range<u64>>) -> Result<Layout<'_>> {
         let inode = inode::load_regular(view, ino)?;
         let size = inode.size.max(staged.last().map_or(0, |range| range.end));
         if offset >= size {
             return Err(Error::NoSuchRange);
         }
         let inline = extents::inline(view, ino, &inode)?.map_or(0, |content| content.len() as u64);
-        f(&Layout { view, ino, inode, inline, staged, size })
+        Ok(Layout { view, ino, inode, inline, staged, size })
     }
-}
 
-impl Layout<'_> {
     /// Where extents can be seen from `offset` on.
     fn visible(&self, offset: u64) -> Range<u64> {
         let end = if self.inode.bytes == 0 { 0 } else { self.inode.trim.min(self.inode.size) };
         offset..end.max(offset)
     }
 
-    fn next_data(&self, offset: u64) -> Result<Option<u64>> {
+    pub(super) fn next_data(&self, offset: u64) -> Result<Option<u64>> {
         if offset < self.inline {
             return Ok(Some(offset));
         }
@@ -76,7 +83,7 @@ impl Layout<'_> {
         Ok(first.map(|start| floor(start).max(offset)))
     }
 
-    fn next_hole(&self, offset: u64) -> Result<u64> {
+    pub(super) fn next_hole(&self, offset: u64) -> Result<u64> {
         let mut at = if offset < self.inline { ceiling(self.inline) } else { offset };
         loop {
             let before = at;

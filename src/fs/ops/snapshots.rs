@@ -1,8 +1,10 @@
 //! Snapshots: moments of the whole tree that are kept.
 
+use std::collections::BTreeMap;
+
 use crate::error::{Error, Result};
 use crate::format::values::SnapshotValue;
-use crate::fs::FileSystem;
+use crate::fs::{FileSystem, KeptSnapshot, SnapshotId, SnapshotView};
 
 impl FileSystem {
     /// Keeps what is there now under a name; durable when it returns. What was deleted before is not kept with it, but for files that are still open.
@@ -30,6 +32,32 @@ impl FileSystem {
             all.push((id, snapshot, self.volume.held_by_snapshot(id)?));
         }
         Ok(all)
+    }
+
+    /// Those that a name leads to, the oldest first.
+    pub fn kept_snapshots(&self) -> Result<Vec<KeptSnapshot>> {
+        // Names are given once; whoever holds the key can write what they like, and the newest one counts.
+        let mut newest = BTreeMap::new();
+        for (id, snapshot) in self.volume.readable_snapshots()? {
+            newest.insert(snapshot.name, (id, snapshot.time));
+        }
+        let kept = |(name, (id, time))| KeptSnapshot { id: SnapshotId(id), name, time };
+        let mut all: Vec<KeptSnapshot> = newest.into_iter().map(kept).collect();
+        all.sort_unstable_by_key(|snapshot| snapshot.id);
+        Ok(all)
+    }
+
+    /// The one of this name.
+    ///
+    /// # Errors
+    /// `NotFound` when there is none.
+    pub fn snapshot_named(&self, name: &[u8]) -> Result<SnapshotId> {
+        self.volume.snapshot_named(name).map(|(id, _)| SnapshotId(id))
+    }
+
+    /// What a snapshot shows, beside the live tree. It may be gone already, which each request finds out.
+    pub fn snapshot_view(&self, id: SnapshotId) -> SnapshotView<'_> {
+        SnapshotView::new(&self.volume, &self.name_key, id)
     }
 
     /// Removes snapshots: durable when it returns, though what they alone showed is still to be freed ([`FileSystem::finish_removals`]).

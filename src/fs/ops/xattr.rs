@@ -37,16 +37,8 @@ impl FileSystem {
     /// # Errors
     /// `NoAttribute`, `Unsupported` for a namespace that is not kept.
     pub fn xattr(&self, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
-        let attribute = classify(name)?;
         let state = self.volume.state();
-        let view = self.volume.view(&state);
-        let inode = inode::load(view, ino)?;
-        match attribute {
-            Attribute::Birth => Ok(format!("{}.{:09}", inode.btime.seconds, inode.btime.nanos).into_bytes()),
-            Attribute::Plain | Attribute::List(_) => {
-                value_of(view, &self.name_key, ino, &inode, name)?.ok_or(Error::NoAttribute)
-            }
-        }
+        read(self.volume.view(&state), &self.name_key, ino, name)
     }
 
     /// As one who may do everything.
@@ -99,14 +91,7 @@ impl FileSystem {
     /// `trusted.` names only for those who may read them, as the kernel's own file systems do; `is_trusted` is asked when there is one.
     pub fn list_xattrs_for(&self, ino: Ino, is_trusted: &dyn Fn() -> bool) -> Result<Vec<u8>> {
         let state = self.volume.state();
-        let view = self.volume.view(&state);
-        let names = names(view, ino, &inode::load(view, ino)?)?;
-        let has_trusted = names.split(|&byte| byte == 0).any(|name| name.starts_with(TRUSTED));
-        if !has_trusted || is_trusted() {
-            return Ok(names);
-        }
-        let shown = names.split_inclusive(|&byte| byte == 0).filter(|name| !name.starts_with(TRUSTED));
-        Ok(shown.flatten().copied().collect())
+        list(self.volume.view(&state), ino, is_trusted)
     }
 
     /// # Errors
@@ -129,6 +114,27 @@ impl FileSystem {
         })?;
         self.finish_change()
     }
+}
+
+/// As [`FileSystem::xattr`].
+pub(super) fn read(view: View<'_>, name_key: &[u8; 16], ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
+    let attribute = classify(name)?;
+    let inode = inode::load(view, ino)?;
+    match attribute {
+        Attribute::Birth => Ok(format!("{}.{:09}", inode.btime.seconds, inode.btime.nanos).into_bytes()),
+        Attribute::Plain | Attribute::List(_) => value_of(view, name_key, ino, &inode, name)?.ok_or(Error::NoAttribute),
+    }
+}
+
+/// As [`FileSystem::list_xattrs_for`].
+pub(super) fn list(view: View<'_>, ino: Ino, is_trusted: &dyn Fn() -> bool) -> Result<Vec<u8>> {
+    let names = names(view, ino, &inode::load(view, ino)?)?;
+    let has_trusted = names.split(|&byte| byte == 0).any(|name| name.starts_with(TRUSTED));
+    if !has_trusted || is_trusted() {
+        return Ok(names);
+    }
+    let shown = names.split_inclusive(|&byte| byte == 0).filter(|name| !name.starts_with(TRUSTED));
+    Ok(shown.flatten().copied().collect())
 }
 
 /// Whether an attribute of this name is kept just as it is: no access control list, nor one that is not stored.

@@ -5,6 +5,7 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use super::Volume;
+use crate::btree::Tree;
 use crate::error::{Error, Result};
 use crate::format::values::{DeadValue, SnapshotValue};
 use crate::format::{BLOCK, Generation, Key, Run, TreeId, kind};
@@ -69,6 +70,27 @@ impl Volume {
         Ok(all)
     }
 
+    /// The number and the record of the one of this name that can be read.
+    ///
+    /// # Errors
+    /// `NotFound` when there is none.
+    pub(crate) fn snapshot_named(&self, name: &[u8]) -> Result<(u64, SnapshotValue)> {
+        // Names are given once; whoever holds the key can write what they like, and the newest one counts.
+        let found = self.readable_snapshots()?.into_iter().rev().find(|(_, snapshot)| snapshot.name == name);
+        found.ok_or(Error::NotFound)
+    }
+
+    /// What the snapshot of this number shows. `state` must be held as long as the tree is used.
+    ///
+    /// # Errors
+    /// `Stale` when that version has none, or only one that is being removed.
+    pub(in crate::txn) fn snapshot_tree(&self, state: &State, id: u64) -> Result<Tree> {
+        let key = Key::new(id, kind::SNAPSHOT, 0);
+        let found = state.trees.snapshots.get(&self.medium.store, key, SnapshotValue::decode)?;
+        let snapshot = found.filter(|snapshot| !is_being_removed(snapshot)).ok_or(Error::Stale)?;
+        Ok(snapshot_tree(&snapshot))
+    }
+
     /// Whether a removal has begun and not ended.
     pub(crate) fn has_begun_removals(&self) -> Result<bool> {
         Ok(self.snapshots()?.iter().any(|(_, snapshot)| is_being_removed(snapshot)))
@@ -107,9 +129,7 @@ impl Volume {
     /// # Errors
     /// `NotFound` when there is none of this name.
     pub(crate) fn show_snapshot(&self, name: &[u8]) -> Result<()> {
-        // Names are given once; whoever holds the key can write what they like, and the newest one counts.
-        let found = self.readable_snapshots()?.into_iter().rev().find(|(_, snapshot)| snapshot.name == name);
-        let Some((_, snapshot)) = found else { return Err(Error::NotFound) };
+        let (_, snapshot) = self.snapshot_named(name)?;
         self.take_logged();
         let versions = &self.medium.versions;
         let base = versions.published();
