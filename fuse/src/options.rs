@@ -67,6 +67,17 @@ pub struct Options {
     pub over_archive: bool,
     /// The snapshot that is shown, for reading.
     pub snapshot: Option<String>,
+    pub snapshot_dir: SnapshotDir,
+}
+
+/// `snapshot-dir=`: whether the root has a directory of the snapshots.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum SnapshotDir {
+    /// Found by name and listed.
+    Shown,
+    /// Found by name.
+    Hidden,
+    Off,
 }
 
 /// `sync=`; the core's type is not made for a message between processes.
@@ -107,6 +118,7 @@ impl Default for Options {
             nofail: false,
             over_archive: false,
             snapshot: None,
+            snapshot_dir: SnapshotDir::Hidden,
         }
     }
 }
@@ -198,6 +210,7 @@ impl Options {
             "atime" => self.access_times = parse_atime(value)?,
             "idle" => self.idle = parse_idle(value)?,
             "snapshot" => self.snapshot = Some(parse_name(name, value)?),
+            "snapshot-dir" | "snapshot_dir" => self.snapshot_dir = parse_snapshot_dir(name, value)?,
             _ => return Ok(false),
         }
         Ok(true)
@@ -283,6 +296,11 @@ impl fmt::Display for Options {
         if let Some(limit) = self.size_limit {
             write!(f, ",size-limit={limit}")?;
         }
+        match self.snapshot_dir {
+            SnapshotDir::Shown => f.write_str(",snapshot-dir=shown")?,
+            SnapshotDir::Hidden => {}
+            SnapshotDir::Off => f.write_str(",snapshot-dir=off")?,
+        }
         match &self.snapshot {
             Some(name) => write!(f, ",snapshot={name}"),
             None => Ok(()),
@@ -296,6 +314,15 @@ fn parse_sync(value: &str) -> Result<Sync, Failure> {
         "periodic" => Ok(Sync::Periodic),
         "always" => Ok(Sync::Always),
         _ => Err(Failure::usage(format!("sync= takes never, periodic or always, not '{value}'"))),
+    }
+}
+
+fn parse_snapshot_dir(name: &str, value: &str) -> Result<SnapshotDir, Failure> {
+    match value {
+        "shown" => Ok(SnapshotDir::Shown),
+        "hidden" => Ok(SnapshotDir::Hidden),
+        "off" => Ok(SnapshotDir::Off),
+        _ => Err(Failure::usage(format!("{name}= takes shown, hidden or off, not '{value}'"))),
     }
 }
 
@@ -417,6 +444,21 @@ mod tests {
         for list in ["snapshot=", "snapshot"] {
             assert_eq!(Options::parse(&[list]).unwrap_err().code, USAGE, "{list}");
         }
+    }
+
+    #[test]
+    fn the_directory_of_snapshots_is_hidden_unless_asked_for() {
+        assert_eq!(Options::parse(&[""]).unwrap().snapshot_dir, SnapshotDir::Hidden);
+        for (list, dir) in [
+            ("snapshot-dir=shown", SnapshotDir::Shown),
+            ("snapshot_dir=off", SnapshotDir::Off),
+            ("snapshot-dir=off,snapshot-dir=hidden", SnapshotDir::Hidden),
+        ] {
+            let options = Options::parse(&[list]).unwrap();
+            assert_eq!(options.snapshot_dir, dir, "{list}");
+            assert_eq!(Options::parse(&[options.to_string()]).unwrap(), options);
+        }
+        assert_eq!(Options::parse(&["snapshot-dir=yes"]).unwrap_err().code, USAGE);
     }
 
     #[test]

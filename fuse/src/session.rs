@@ -31,7 +31,7 @@ use nix::sys::signal::{SigSet, Signal};
 use parking_lot::Mutex;
 use rustix::fs::{CWD, Mode, OFlags, openat};
 
-use crate::adapter::{Activity, Adapter};
+use crate::adapter::{Activity, Adapter, Manner, snapshot_dir};
 use crate::answers::Answers;
 use crate::callers::Callers;
 use crate::ending::{Attached, End, Event, Place, Slot};
@@ -179,11 +179,11 @@ fn start(
         let answers = Answers::new(task.clone(), Arc::clone(slot), Arc::clone(&activity), events.clone(), own_status);
         listening.serve(move |request| answers.respond(&request))?
     };
-    let Options { access_times, threads, .. } = task.options;
+    let Options { access_times, threads, snapshot_dir: asked, .. } = task.options;
+    let manner = Manner { profile, access_times, snapshot_dir: snapshot_dir(&fs, asked) };
     let pace = Pace::new(threads, connection.try_clone().map_err(thread_failed)?);
-    let adapter =
-        Adapter::new(fs, Arc::clone(&cache), Arc::clone(&activity), host, callers, profile, access_times, pace)
-            .map_err(thread_failed)?;
+    let adapter = Adapter::new(fs, Arc::clone(&cache), Arc::clone(&activity), host, callers, manner, pace)
+        .map_err(thread_failed)?;
     let config = kernel::session_config(threads);
     let session = fuser::Session::from_fd(adapter, connection, SessionACL::All, config)
         .map_err(|e| Failure::mount(format!("the kernel did not accept the connection: {e}")))?;

@@ -14,7 +14,18 @@ use crate::callers::Callers;
 use crate::convert::{GENERATION, ino};
 use crate::errno::errno;
 use crate::kernel_cache::{FOR_EVER, KernelCache};
+use crate::options::SnapshotDir;
 use crate::pace::{InFlight, Pace};
+
+/// What the options of a mount say of how it is served.
+#[derive(Clone, Copy)]
+pub struct Manner {
+    pub profile: SyncProfile,
+    /// Opening for reading is noted as access.
+    pub access_times: bool,
+    /// Whether the root has `.snapshots`, and lists it.
+    pub snapshot_dir: SnapshotDir,
+}
 
 /// Serves one archive to the kernel.
 pub struct Adapter {
@@ -27,6 +38,7 @@ pub struct Adapter {
     pub(super) profile: SyncProfile,
     /// Opening for reading is noted as access.
     pub(super) access_times: bool,
+    pub(super) snapshot_dir: SnapshotDir,
     pub(super) open_directories: OpenDirectories,
     pub(super) pace: Arc<Pace>,
     pub(super) syncs: Syncs,
@@ -41,14 +53,26 @@ impl Adapter {
         activity: Arc<Activity>,
         host: OwnedFd,
         callers: Callers,
-        profile: SyncProfile,
-        access_times: bool,
+        manner: Manner,
         pace: Pace,
     ) -> std::io::Result<Adapter> {
         let open_directories = OpenDirectories::default();
         let pace = Arc::new(pace);
         let syncs = Syncs::start(Arc::clone(&fs), Arc::clone(&pace))?;
-        Ok(Adapter { fs, cache, activity, host, callers, profile, access_times, open_directories, pace, syncs })
+        let Manner { profile, access_times, snapshot_dir } = manner;
+        Ok(Adapter {
+            fs,
+            cache,
+            activity,
+            host,
+            callers,
+            profile,
+            access_times,
+            snapshot_dir,
+            open_directories,
+            pace,
+            syncs,
+        })
     }
 
     /// A request that somebody's use of the mount makes.

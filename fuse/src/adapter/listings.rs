@@ -14,12 +14,19 @@ use crate::kernel_cache::FOR_EVER;
 
 impl Adapter {
     pub(super) fn begin_listing(&self, directory: INodeNo, flags: OpenFlags) -> Result<FileHandle> {
-        let bound = self.fs.directory_bound(ino(directory))?;
+        let bound = self.bound_now(directory)?;
         self.activity.directory_opened();
-        if notes_access(flags) {
+        if notes_access(flags) && self.kept(directory).is_none() {
             self.note_access(directory);
         }
         Ok(FileHandle(self.open_directories.open(bound)))
+    }
+
+    fn bound_now(&self, directory: INodeNo) -> Result<u64> {
+        match self.kept(directory) {
+            Some(kept) => kept.bound(),
+            None => self.fs.directory_bound(ino(directory)),
+        }
     }
 
     /// The bound of a listing; reading from the start refreshes it.
@@ -28,7 +35,7 @@ impl Adapter {
         if offset > 0 {
             return Ok(bound);
         }
-        let bound = self.fs.directory_bound(ino(directory))?;
+        let bound = self.bound_now(directory)?;
         self.open_directories.rewind(handle.0, bound);
         Ok(bound)
     }
@@ -41,13 +48,21 @@ impl Adapter {
         reply: &mut ReplyDirectory,
     ) -> Result<()> {
         let bound = self.bound(directory, handle, offset)?;
-        let mut any = false;
+        if let Some(kept) = self.kept(directory) {
+            return kept.list(offset, bound, reply);
+        }
+        let (mut any, mut is_full) = (false, false);
         let listed = self.fs.list_directory(ino(directory), offset, bound, false, &mut |entry, _| {
             any = true;
             let kind = convert::file_type(entry.file_type.into());
-            full(reply.add(INodeNo(entry.ino.0), entry.cookie, kind, OsStr::from_bytes(entry.name)))
+            is_full = reply.add(INodeNo(entry.ino.0), entry.cookie, kind, OsStr::from_bytes(entry.name));
+            full(is_full)
         });
-        or_the_others(listed, any, directory)
+        or_the_others(listed, any, directory)?;
+        if !is_full {
+            self.list_last(directory, offset, reply);
+        }
+        Ok(())
     }
 
     /// With attributes.
@@ -59,7 +74,10 @@ impl Adapter {
         reply: &mut ReplyDirectoryPlus,
     ) -> Result<()> {
         let bound = self.bound(directory, handle, offset)?;
-        let mut any = false;
+        if let Some(kept) = self.kept(directory) {
+            return kept.list_plus(offset, bound, reply);
+        }
+        let (mut any, mut is_full) = (false, false);
         let listed = self.fs.list_directory(ino(directory), offset, bound, true, &mut |entry, attributes| {
             let Some(a) = attributes else {
                 tracing::warn!(directory = directory.0, inode = entry.ino.0, "a listing leaves out a damaged entry");
@@ -72,9 +90,11 @@ impl Adapter {
                 self.cache.invalidate_attributes(INodeNo(a.ino.0));
             }
             let name = OsStr::from_bytes(entry.name);
-            full(reply.add(INodeNo(a.ino.0), entry.cookie, name, &FOR_EVER, &self.cache.told(a), GENERATION))
+            is_full = reply.add(INodeNo(a.ino.0), entry.cookie, name, &FOR_EVER, &self.cache.told(a), GENERATION);
+            full(is_full)
         });
-        or_the_others(listed, any, directory)
+        or_the_others(listed, any, directory)?;
+        if is_full { Ok(()) } else { self.list_last_plus(directory, offset, reply) }
     }
 
     pub(super) fn end_listing(&self, handle: FileHandle) {

@@ -1,7 +1,8 @@
 //! One kernel request, one call of the core, one reply. What the kernel caches of the replies is the subject of [`crate::kernel_cache`].
 //!
 //! The kernel's inode number is the core's and numbers are never reused, so there is no lookup table, FORGET means
-//! nothing but KERNEL-6 and KERNEL-9, and the generation is 0, which also makes NFS handles valid for ever.
+//! nothing but KERNEL-6 and KERNEL-9, and the generation is 0, which also makes NFS handles valid for ever. What lies in `.snapshots` has other
+//! numbers (VIEW-1), and is served by the file `snapshots`.
 
 mod activity;
 mod caller;
@@ -12,10 +13,12 @@ mod open_directories;
 mod privileges;
 mod reply;
 mod seek;
+mod snapshots;
 mod syncs;
 
 pub use activity::Activity;
-pub use context::Adapter;
+pub use context::{Adapter, Manner};
+pub use snapshots::snapshot_dir;
 
 use std::cell::RefCell;
 use std::ffi::OsStr;
@@ -59,6 +62,12 @@ impl fuser::Filesystem for Adapter {
 
     fn lookup(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
         let _in_flight = self.begin();
+        if let Some(kept) = self.kept(parent) {
+            return kept.lookup(name, reply);
+        }
+        if self.is_directory(parent, name) {
+            return self.reply_directory(reply);
+        }
         match self.fs.lookup(ino(parent), name.as_bytes()) {
             // KERNEL-5.
             Err(Error::NotFound) => reply.entry_with_ttls(&FOR_EVER, &FOR_EVER, &convert::no_attributes(), GENERATION),
@@ -68,6 +77,9 @@ impl fuser::Filesystem for Adapter {
 
     fn getattr(&self, _: &Request, number: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
         let _in_flight = self.begin();
+        if let Some(kept) = self.kept(number) {
+            return kept.getattr(reply);
+        }
         match self.cache.attributes(&self.fs, number) {
             Ok((attributes, lifetime)) => reply.attr(&lifetime, &attributes),
             Err(error) => reply.error(errno(&error)),
@@ -104,13 +116,17 @@ impl fuser::Filesystem for Adapter {
             ..SetAttributes::default()
         };
         let outcome = self
-            .with_set_id(request, ino(number), set)
+            .live(number)
+            .and_then(|number| self.with_set_id(request, number, set))
             .and_then(|set| self.cache.set_attributes(&self.fs, ino(number), &set, handle.is_some()));
         self.reply_attributes(outcome, reply);
     }
 
     fn readlink(&self, _: &Request, number: INodeNo, reply: ReplyData) {
         let _in_flight = self.begin();
+        if let Some(kept) = self.kept(number) {
+            return kept.readlink(reply);
+        }
         match self.fs.read_link(ino(number)) {
             Ok(target) => {
                 self.note_access(number);
@@ -132,7 +148,9 @@ impl fuser::Filesystem for Adapter {
     ) {
         let _in_flight = self.begin_change();
         let rdev = convert::from_kernel_device(rdev);
-        let made = self.fs.make_node(ino(parent), name.as_bytes(), mode, rdev, creator(request, umask));
+        let made = self
+            .to_make(parent, name)
+            .and_then(|parent| self.fs.make_node(parent, name.as_bytes(), mode, rdev, creator(request, umask)));
         self.cache.changed_names(self.profile, &made, &[(parent, name)]);
         self.reply_entry(made, reply);
     }
@@ -140,7 +158,9 @@ impl fuser::Filesystem for Adapter {
     fn mkdir(&self, request: &Request, parent: INodeNo, name: &OsStr, mode: u32, umask: u32, reply: ReplyEntry) {
         let _in_flight = self.begin_change();
         let mode = mode & mode::PERMISSIONS;
-        let made = self.fs.make_directory(ino(parent), name.as_bytes(), mode, creator(request, umask));
+        let made = self
+            .to_make(parent, name)
+            .and_then(|parent| self.fs.make_directory(parent, name.as_bytes(), mode, creator(request, umask)));
         self.cache.changed_names(self.profile, &made, &[(parent, name)]);
         self.reply_entry(made, reply);
     }
@@ -148,21 +168,25 @@ impl fuser::Filesystem for Adapter {
     fn symlink(&self, request: &Request, parent: INodeNo, name: &OsStr, target: &Path, reply: ReplyEntry) {
         let _in_flight = self.begin_change();
         let target = target.as_os_str().as_bytes();
-        let made = self.fs.make_symlink(ino(parent), name.as_bytes(), target, creator(request, 0));
+        let made = self
+            .to_make(parent, name)
+            .and_then(|parent| self.fs.make_symlink(parent, name.as_bytes(), target, creator(request, 0)));
         self.cache.changed_names(self.profile, &made, &[(parent, name)]);
         self.reply_entry(made, reply);
     }
 
     fn unlink(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
         let _in_flight = self.begin_change();
-        let removed = self.fs.unlink(ino(parent), name.as_bytes());
+        let removed = self.to_change(parent, name).and_then(|parent| self.fs.unlink(parent, name.as_bytes()));
         self.cache.changed_names(self.profile, &removed, &[(parent, name)]);
         reply_empty(removed, reply);
     }
 
     fn rmdir(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
         let _in_flight = self.begin_change();
-        let removed = self.cache.unlinked.remove_directory(&self.fs, ino(parent), name);
+        let removed = self
+            .to_change(parent, name)
+            .and_then(|parent| self.cache.unlinked.remove_directory(&self.fs, parent, name));
         self.cache.changed_names(self.profile, &removed, &[(parent, name)]);
         reply_empty(removed, reply);
     }
@@ -179,22 +203,29 @@ impl fuser::Filesystem for Adapter {
     ) {
         let _in_flight = self.begin_change();
         let renamed = convert::rename_mode(flags, creator(request, 0)).and_then(|how| {
-            self.cache.unlinked.rename(&self.fs, (ino(parent), name), (ino(new_parent), new_name), how)
+            let (from, to) = (self.to_change(parent, name)?, self.to_change(new_parent, new_name)?);
+            self.cache.unlinked.rename(&self.fs, (from, name), (to, new_name), how)
         });
         self.cache.changed_names(self.profile, &renamed, &[(parent, name), (new_parent, new_name)]);
         reply_empty(renamed, reply);
     }
 
     /// Has no answer.
-    fn forget(&self, _: &Request, number: INodeNo, _: u64) {
-        if let Err(error) = self.cache.unlinked.forget(&self.fs, ino(number)) {
+    fn forget(&self, _: &Request, number: INodeNo, lookups: u64) {
+        if self.kept(number).is_some() {
+            self.cache.views.forget(number.0, lookups);
+        } else if let Err(error) = self.cache.unlinked.forget(&self.fs, ino(number)) {
             tracing::warn!(%error, "a file or directory without a name could not be removed yet");
         }
     }
 
     fn link(&self, _: &Request, number: INodeNo, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
         let _in_flight = self.begin_change();
-        let linked = self.fs.link(ino(number), ino(parent), name.as_bytes());
+        let linked = match self.to_make(parent, name) {
+            Ok(_) if self.kept(number).is_some() => return reply.error(Errno::EXDEV),
+            Ok(parent) => self.fs.link(ino(number), parent, name.as_bytes()),
+            Err(error) => Err(error),
+        };
         self.cache.changed_names(self.profile, &linked, &[(parent, name)]);
         self.reply_entry(linked, reply);
     }
@@ -212,7 +243,9 @@ impl fuser::Filesystem for Adapter {
         reply: ReplyCreate,
     ) {
         let _in_flight = self.begin_change();
-        let made = self.fs.create_and_open(ino(parent), name.as_bytes(), mode, creator(request, umask));
+        let made = self
+            .to_make(parent, name)
+            .and_then(|parent| self.fs.create_and_open(parent, name.as_bytes(), mode, creator(request, umask)));
         self.cache.changed_names(self.profile, &made, &[(parent, name)]);
         match made {
             Ok(a) => {
@@ -227,6 +260,9 @@ impl fuser::Filesystem for Adapter {
 
     fn open(&self, _: &Request, number: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
         let _in_flight = self.begin();
+        if let Some(kept) = self.kept(number) {
+            return kept.open(flags, reply);
+        }
         match self.fs.open(ino(number)) {
             Ok(()) => {
                 self.activity.file_opened();
@@ -256,6 +292,9 @@ impl fuser::Filesystem for Adapter {
         let in_flight = self.begin();
         if size as usize >= LONG_BYTES {
             in_flight.long();
+        }
+        if let Some(kept) = self.kept(number) {
+            return kept.read(offset, size, reply);
         }
         READ.with_borrow_mut(|buffer| match self.fs.read_into(ino(number), offset, size as usize, buffer) {
             Ok(count) => reply.data(&buffer[..count]),
@@ -292,8 +331,11 @@ impl fuser::Filesystem for Adapter {
     }
 
     /// ENOSYS tells the kernel not to ask again; it still writes its pages to us before close(2) returns.
-    fn flush(&self, _: &Request, _: INodeNo, _: FileHandle, _: LockOwner, reply: ReplyEmpty) {
+    fn flush(&self, _: &Request, number: INodeNo, _: FileHandle, _: LockOwner, reply: ReplyEmpty) {
         let in_flight = self.begin();
+        if self.kept(number).is_some() && self.profile == SyncProfile::Always {
+            return reply.ok();
+        }
         if self.profile == SyncProfile::Always {
             in_flight.long();
         }
@@ -313,6 +355,10 @@ impl fuser::Filesystem for Adapter {
         _: bool,
         reply: ReplyEmpty,
     ) {
+        if let Some(kept) = self.kept(number) {
+            let _in_flight = self.begin();
+            return kept.release(reply);
+        }
         let _in_flight = self.begin_change();
         self.activity.file_closed();
         if writes(flags) {
@@ -321,8 +367,8 @@ impl fuser::Filesystem for Adapter {
         reply_empty(self.fs.release(ino(number)), reply);
     }
 
-    fn fsync(&self, _: &Request, _: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
-        self.syncs.answer(&self.begin(), reply);
+    fn fsync(&self, _: &Request, number: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
+        self.make_durable(number, reply);
     }
 
     fn opendir(&self, _: &Request, number: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
@@ -362,8 +408,8 @@ impl fuser::Filesystem for Adapter {
         reply.ok();
     }
 
-    fn fsyncdir(&self, _: &Request, _: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
-        self.syncs.answer(&self.begin(), reply);
+    fn fsyncdir(&self, _: &Request, number: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
+        self.make_durable(number, reply);
     }
 
     fn statfs(&self, _: &Request, _: INodeNo, reply: ReplyStatfs) {
@@ -395,25 +441,32 @@ impl fuser::Filesystem for Adapter {
         let caller = Caller::of(request, &self.callers);
         let set = convert::xattr_mode(flags).and_then(|how| {
             let keeps = |group| caller.keeps_set_gid(group);
-            self.fs.set_xattr_for(ino(number), name.as_bytes(), value, how, &keeps)
+            self.fs.set_xattr_for(self.live(number)?, name.as_bytes(), value, how, &keeps)
         });
         reply_empty(set, reply);
     }
 
     fn getxattr(&self, _: &Request, number: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
         let _in_flight = self.begin();
+        if let Some(kept) = self.kept(number) {
+            return kept.getxattr(name, size, reply);
+        }
         reply_xattr(self.fs.xattr(ino(number), name.as_bytes()), size, reply);
     }
 
     fn listxattr(&self, request: &Request, number: INodeNo, size: u32, reply: ReplyXattr) {
         let _in_flight = self.begin();
         let caller = Caller::of(request, &self.callers);
+        if let Some(kept) = self.kept(number) {
+            return kept.listxattr(&|| caller.is_administrator(), size, reply);
+        }
         reply_xattr(self.fs.list_xattrs_for(ino(number), &|| caller.is_administrator()), size, reply);
     }
 
     fn removexattr(&self, _: &Request, number: INodeNo, name: &OsStr, reply: ReplyEmpty) {
         let _in_flight = self.begin_change();
-        reply_empty(self.fs.remove_xattr(ino(number), name.as_bytes()), reply);
+        let removed = self.live(number).and_then(|number| self.fs.remove_xattr(number, name.as_bytes()));
+        reply_empty(removed, reply);
     }
 
     fn fallocate(
@@ -434,6 +487,9 @@ impl fuser::Filesystem for Adapter {
     fn lseek(&self, _: &Request, number: INodeNo, _: FileHandle, offset: i64, whence: i32, reply: ReplyLseek) {
         let in_flight = self.begin();
         in_flight.long();
+        if let Some(kept) = self.kept(number) {
+            return kept.lseek(offset, whence, reply);
+        }
         seek::Seek { number, offset, whence }.serve(&self.fs, &self.cache, reply);
     }
 
@@ -452,6 +508,9 @@ impl fuser::Filesystem for Adapter {
     ) {
         let in_flight = self.begin();
         in_flight.long();
+        if self.kept(source).is_some() && self.kept(target).is_none() {
+            return reply.error(Errno::EXDEV);
+        }
         reply_copied(self.copy_content(request, (source, from), (target, to), length), reply);
     }
 

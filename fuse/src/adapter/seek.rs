@@ -10,6 +10,24 @@ use crate::convert::ino;
 use crate::errno::errno;
 use crate::kernel_cache::KernelCache;
 
+/// What lseek(2) answers of a file whose data and holes these know.
+pub(super) fn answer(
+    offset: i64,
+    whence: i32,
+    next_data: &dyn Fn(u64) -> Result<u64>,
+    next_hole: &dyn Fn(u64) -> Result<u64>,
+) -> Result<i64> {
+    // No file has anything before its first byte.
+    let from = u64::try_from(offset).map_err(|_| Error::NoSuchRange)?;
+    let found = match whence {
+        nix::libc::SEEK_DATA => next_data(from)?,
+        nix::libc::SEEK_HOLE => next_hole(from)?,
+        _ => return Err(Error::invalid(format!("whence={whence}"))),
+    };
+    // Offsets end at 2^63-1.
+    Ok(i64::try_from(found).unwrap_or(i64::MAX))
+}
+
 /// One question.
 pub(super) struct Seek {
     pub(super) number: INodeNo,
@@ -18,20 +36,11 @@ pub(super) struct Seek {
 }
 
 impl Seek {
-    fn answer(&self, fs: &FileSystem) -> Result<i64> {
-        // No file has anything before its first byte.
-        let from = u64::try_from(self.offset).map_err(|_| Error::NoSuchRange)?;
-        let found = match self.whence {
-            nix::libc::SEEK_DATA => fs.next_data(ino(self.number), from)?,
-            nix::libc::SEEK_HOLE => fs.next_hole(ino(self.number), from)?,
-            _ => return Err(Error::invalid(format!("whence={}", self.whence))),
-        };
-        // Offsets end at 2^63-1.
-        Ok(i64::try_from(found).unwrap_or(i64::MAX))
-    }
-
     fn reply(&self, fs: &FileSystem, reply: ReplyLseek) {
-        match self.answer(fs) {
+        let file = ino(self.number);
+        let found =
+            answer(self.offset, self.whence, &|from| fs.next_data(file, from), &|from| fs.next_hole(file, from));
+        match found {
             Ok(found) => reply.offset(found),
             Err(error) => reply.error(errno(&error)),
         }

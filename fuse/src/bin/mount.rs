@@ -85,6 +85,10 @@ Options:
   idle=TIME                    Unmount when unused that long, such as 10m
   lock-on-suspend              Unmount before the machine sleeps
   snapshot=NAME                Show that snapshot, read-only
+  snapshot-dir=shown|hidden|off
+                               Whether the root has a directory .snapshots of
+                               all snapshots (default hidden: found by name
+                               and not listed)
   nofail                       A missing archive is no failure
   over-archive                 Mount also where that hides the archive, the log,
                                or what the daemon keeps

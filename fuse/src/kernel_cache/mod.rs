@@ -27,6 +27,12 @@
 //! KERNEL-9  A directory that was removed is still there for whoever works in it, has it open or holds a path to it: of these the kernel tells
 //!     nothing but FORGET. So it is held open until then, as in KERNEL-6. What may be asked of it is its attributes; the kernel answers
 //!     by itself that nothing is in it and nothing can be made there.
+//! KERNEL-10  What a snapshot shows never changes, so names, attributes and pages of it are right as long as it is there. It can be removed without
+//!     the kernel's doing. So a name in `.snapshots` is believed for a second: then the kernel asks, is told that it is gone, and drops what it knew
+//!     below it. Who is inside already meets the end with the next request that the kernel does not answer by itself: names and attributes
+//!     are believed for a minute, which costs a walk nothing. Pages of files that are open, and of links, can be read until the kernel drops
+//!     them: they are what the snapshot showed. A missing name in `.snapshots` is not kept at all. KERNEL-5 is about names that are made; in a
+//!     snapshot none are.
 
 mod attributes;
 mod gone;
@@ -34,6 +40,7 @@ mod names;
 mod pages;
 mod times;
 mod unlinked;
+pub(crate) mod views;
 mod writers;
 
 use std::sync::OnceLock;
@@ -42,6 +49,7 @@ use std::time::Duration;
 use fuser::Notifier;
 
 use unlinked::Unlinked;
+use views::Views;
 use writers::Writers;
 
 /// As good as for ever: nothing changes an archive but the mount itself. 34 years; the kernel computes in jiffies.
@@ -52,6 +60,7 @@ pub(crate) const FOR_EVER: Duration = Duration::from_secs(1 << 30);
 pub struct KernelCache {
     writers: Writers,
     pub(crate) unlinked: Unlinked,
+    pub(crate) views: Views,
     /// Set once the session is there.
     notifier: OnceLock<Notifier>,
 }

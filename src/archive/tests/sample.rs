@@ -11,7 +11,9 @@ use crate::error::{Error, Result};
 use crate::format::header::Framing;
 use crate::format::{BLOCK, Generation, Ino, MIN_BLOCKS, ROOT_INO};
 use crate::frame::PageCipher;
-use crate::fs::{Creator, FileSystem, FsOptions, SetAttributes, SyncProfile, XattrMode, mode};
+use crate::fs::{
+    Attributes, Creator, FileSystem, FsOptions, SetAttributes, SnapshotView, SyncProfile, XattrMode, mode,
+};
 use crate::keys::header::{self, Header, empty_slots};
 use crate::storage::{MemoryStorage, Storage};
 use crate::txn::{OpenOptions, Volume};
@@ -116,19 +118,94 @@ pub(super) fn put(fs: &FileSystem, directory: Ino, name: &[u8], content: &[u8]) 
     made.ino
 }
 
+/// What a tree of files is read by.
+trait Reads {
+    /// Names with their inodes, without `.` and `..`; what was read before an error too.
+    fn children(&self, directory: Ino, into: &mut Vec<(Ino, Vec<u8>)>) -> Result<()>;
+    fn attributes(&self, ino: Ino) -> Result<Attributes>;
+    fn read(&self, ino: Ino, length: usize) -> Result<Vec<u8>>;
+    fn read_link(&self, ino: Ino) -> Result<Vec<u8>>;
+    fn xattr_names(&self, ino: Ino) -> Result<Vec<u8>>;
+    fn xattr(&self, ino: Ino, name: &[u8]) -> Result<Vec<u8>>;
+}
+
+impl Reads for FileSystem {
+    fn children(&self, directory: Ino, into: &mut Vec<(Ino, Vec<u8>)>) -> Result<()> {
+        self.list_directory(directory, 2, u64::MAX, false, &mut |entry, _| {
+            into.push((entry.ino, entry.name.to_vec()));
+            ControlFlow::Continue(())
+        })
+    }
+
+    fn attributes(&self, ino: Ino) -> Result<Attributes> {
+        FileSystem::attributes(self, ino)
+    }
+
+    fn read(&self, ino: Ino, length: usize) -> Result<Vec<u8>> {
+        FileSystem::read(self, ino, 0, length)
+    }
+
+    fn read_link(&self, ino: Ino) -> Result<Vec<u8>> {
+        FileSystem::read_link(self, ino)
+    }
+
+    fn xattr_names(&self, ino: Ino) -> Result<Vec<u8>> {
+        self.list_xattrs(ino)
+    }
+
+    fn xattr(&self, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
+        FileSystem::xattr(self, ino, name)
+    }
+}
+
+impl Reads for SnapshotView<'_> {
+    fn children(&self, directory: Ino, into: &mut Vec<(Ino, Vec<u8>)>) -> Result<()> {
+        let bound = self.directory_bound(directory)?;
+        self.list_directory(directory, 2, bound, true, &mut |entry, attributes| {
+            assert_eq!(attributes.map(|found| found.ino), Some(entry.ino));
+            into.push((entry.ino, entry.name.to_vec()));
+            ControlFlow::Continue(())
+        })
+    }
+
+    fn attributes(&self, ino: Ino) -> Result<Attributes> {
+        SnapshotView::attributes(self, ino)
+    }
+
+    fn read(&self, ino: Ino, length: usize) -> Result<Vec<u8>> {
+        let mut out = vec![0xEE; 100];
+        let count = self.read_into(ino, 0, length, &mut out)?;
+        out.truncate(count);
+        Ok(out)
+    }
+
+    fn read_link(&self, ino: Ino) -> Result<Vec<u8>> {
+        SnapshotView::read_link(self, ino)
+    }
+
+    fn xattr_names(&self, ino: Ino) -> Result<Vec<u8>> {
+        self.list_xattrs_for(ino, &|| true)
+    }
+
+    fn xattr(&self, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
+        SnapshotView::xattr(self, ino, name)
+    }
+}
+
 /// Reads every object below the root. A directory that cannot be listed is an error of its own.
 pub(super) fn read_all(fs: &FileSystem) -> Listing {
+    read_tree(fs)
+}
+
+fn read_tree(fs: &impl Reads) -> Listing {
     let mut all = Listing::new();
     read_below(fs, ROOT_INO, b"", &mut all);
     all
 }
 
-fn read_below(fs: &FileSystem, directory: Ino, path: &[u8], into: &mut Listing) {
+fn read_below(fs: &impl Reads, directory: Ino, path: &[u8], into: &mut Listing) {
     let mut children = Vec::new();
-    let listed = fs.list_directory(directory, 2, u64::MAX, false, &mut |entry, _| {
-        children.push((entry.ino, entry.name.to_vec()));
-        ControlFlow::Continue(())
-    });
+    let listed = fs.children(directory, &mut children);
     if let Err(error) = listed {
         into.insert([path, b"/"].concat(), Err(error));
     }
@@ -143,15 +220,15 @@ fn read_below(fs: &FileSystem, directory: Ino, path: &[u8], into: &mut Listing) 
     }
 }
 
-fn read_one(fs: &FileSystem, ino: Ino) -> Result<Seen> {
+fn read_one(fs: &impl Reads, ino: Ino) -> Result<Seen> {
     let attributes = fs.attributes(ino)?;
     let content = match attributes.mode & mode::TYPE {
-        mode::REGULAR => fs.read(ino, 0, attributes.size as usize)?,
+        mode::REGULAR => fs.read(ino, attributes.size as usize)?,
         mode::SYMLINK => fs.read_link(ino)?,
         _ => Vec::new(),
     };
     let mut xattrs = Vec::new();
-    for name in fs.list_xattrs(ino)?.split(|&b| b == 0).filter(|name| !name.is_empty()) {
+    for name in fs.xattr_names(ino)?.split(|&b| b == 0).filter(|name| !name.is_empty()) {
         xattrs.push((name.to_vec(), fs.xattr(ino, name)?));
     }
     let size = if attributes.mode & mode::TYPE == mode::DIRECTORY { 0 } else { attributes.size };
@@ -159,7 +236,12 @@ fn read_one(fs: &FileSystem, ino: Ino) -> Result<Seen> {
 }
 
 pub(super) fn expected(fs: &FileSystem) -> Expected {
-    read_all(fs).into_iter().map(|(path, seen)| (path, seen.unwrap())).collect()
+    read_tree(fs).into_iter().map(|(path, seen)| (path, seen.unwrap())).collect()
+}
+
+/// What a snapshot shows.
+pub(super) fn expected_in(view: &SnapshotView<'_>) -> Expected {
+    read_tree(view).into_iter().map(|(path, seen)| (path, seen.unwrap())).collect()
 }
 
 /// Every kind of object and page, several versions of some, and something deleted.

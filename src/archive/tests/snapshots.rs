@@ -1,6 +1,7 @@
 //! Snapshots of whole archives: what one shows never changes, and what is removed is gone.
 
 use std::collections::BTreeSet;
+use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -8,16 +9,19 @@ use super::super::create::name_key;
 use super::super::{Archive, CompactOptions, CreateOptions, OpenOptions};
 use super::erasure::recoverable;
 use super::passphrase;
-use super::sample::{Expected, Listing, OWNER, cipher, expected, fresh, noise, put, read_all};
+use super::sample::{Expected, Listing, OWNER, cipher, expected, expected_in, fresh, noise, put, read_all};
 use super::{ARCHIVE, key};
 use crate::crypto::kdf::KdfCost;
 use crate::env::SeededEnvironment;
 use crate::error::{Error, Refusal, Result};
-use crate::format::{BLOCK, Ino, ROOT_INO};
-use crate::fs::{FileSystem, FsOptions, RenameMode, SyncProfile, XattrMode, mode};
+use crate::format::values::Extent;
+use crate::format::{BLOCK, Ino, Key, ROOT_INO, kind};
+use crate::fs::{
+    Attributes, DirectoryEntry, FileSystem, FsOptions, RenameMode, SnapshotId, SyncProfile, XattrMode, mode,
+};
 use crate::keys::{self, SeenOptions, UnlockedKey};
 use crate::storage::{MemoryStorage, Storage};
-use crate::txn::{self, Volume};
+use crate::txn::{self, Reading, Volume};
 
 /// What the snapshot shows in a copy of the archive as it lies there.
 fn shown(storage: &MemoryStorage, name: &[u8]) -> Expected {
@@ -99,6 +103,15 @@ fn what_a_snapshot_shows_never_changes() {
             for _ in 0..20 {
                 change(&fs, &dice);
             }
+            // With what is staged over the live tree, and in the log.
+            for (name, expected) in &kept {
+                let id = fs.snapshot_named(name).unwrap();
+                assert!(
+                    expected_in(&fs.snapshot_view(id)) == *expected,
+                    "round {round}: {}",
+                    String::from_utf8_lossy(name)
+                );
+            }
             fs.make_durable().unwrap();
             for (name, expected) in &kept {
                 assert!(shown(&storage, name) == *expected, "round {round}: {}", String::from_utf8_lossy(name));
@@ -178,6 +191,126 @@ fn try_shown(bytes: &[u8], name: &[u8]) -> Option<Listing> {
         .map_err(damaged)
         .ok()
         .map(|fs| read_all(&fs))
+}
+
+#[test]
+fn nothing_that_lies_over_the_live_tree_shows_in_a_view() {
+    let place = Place::new();
+    let archive = place.open();
+    let fs = archive.file_system();
+    let directory = fs.make_directory(ROOT_INO, b"directory", 0o750, OWNER).unwrap().ino;
+    let (small, large) = (put(fs, directory, b"small", b"before"), put(fs, ROOT_INO, b"large", &noise(4, 400_000)));
+    fs.punch_hole(large, 131_072, 65_536, false).unwrap();
+    fs.set_xattr(small, b"user.note", b"old", XattrMode::Set).unwrap();
+    fs.take_snapshot(b"kept").unwrap();
+    let view = fs.snapshot_view(fs.snapshot_named(b"kept").unwrap());
+    let (before, attributes) = (expected_in(&view), view.attributes(small).unwrap());
+    assert_eq!(before[&b"/directory/small"[..]].content, b"before");
+    let unchanged = |step: &str| {
+        assert!(expected_in(&view) == before, "{step}");
+        assert_eq!(view.attributes(small).unwrap(), attributes, "{step}");
+        assert_eq!(view.lookup(directory, b"small").unwrap(), attributes, "{step}");
+        assert_eq!(view.lookup(directory, b"..").unwrap().ino, ROOT_INO, "{step}");
+        assert_eq!((view.next_hole(large, 0).unwrap(), view.next_data(large, 131_072).unwrap()), (131_072, 196_608));
+        assert!(matches!(view.next_data(small, 6), Err(Error::NoSuchRange)), "{step}");
+    };
+    fs.write(small, 0, &noise(9, 20_000)).unwrap();
+    fs.write(large, 140_000, b"into the hole").unwrap();
+    fs.set_xattr(small, b"user.note", b"new", XattrMode::Set).unwrap();
+    put(fs, directory, b"later", b"later");
+    unchanged("staged");
+    fs.sync().unwrap();
+    assert!(fs.usage().log.entries > 0);
+    unchanged("in the log");
+    fs.truncate(large, 10, &mut |_| {}).unwrap();
+    fs.rename(directory, b"small", ROOT_INO, b"moved", RenameMode::Replace).unwrap();
+    fs.unlink(ROOT_INO, b"large").unwrap();
+    assert!(matches!(fs.attributes(large), Err(Error::Stale)));
+    unchanged("gone");
+    fs.purge().unwrap();
+    unchanged("purged");
+    assert!(matches!(view.lookup(directory, b"later"), Err(Error::NotFound)));
+    assert!(matches!(view.lookup(small, b"x"), Err(Error::NotDirectory)));
+    let later = fs.lookup(directory, b"later").unwrap().ino;
+    assert!(matches!(view.attributes(later), Err(Error::Stale)), "its number was given later");
+    assert_sound(fs);
+}
+
+#[test]
+fn a_view_of_a_removed_snapshot_is_stale_and_keeps_nothing() {
+    let (storage, fs) = fresh(4);
+    let large = put(&fs, ROOT_INO, b"large", &noise(1, 300_000));
+    fs.take_snapshot(b"kept").unwrap();
+    fs.unlink(ROOT_INO, b"large").unwrap();
+    let id = fs.snapshot_named(b"kept").unwrap();
+    let view = fs.snapshot_view(id);
+    assert_eq!(view.attributes(large).unwrap().size, 300_000);
+    let mut buffer = Vec::new();
+    assert_eq!(view.read_into(large, 299_000, 5_000, &mut buffer).unwrap(), 1_000);
+    // Who reads at the moment of the removal reads to the end.
+    let reading = Reading::of_snapshot(&fs.volume, id.0).unwrap();
+    fs.remove_snapshots(&[id.0]).unwrap();
+    let stale = |what: &str, result: Result<()>| assert!(matches!(result, Err(Error::Stale)), "{what}: {result:?}");
+    stale("lookup", view.lookup(ROOT_INO, b"large").map(drop));
+    stale("attributes", view.attributes(large).map(drop));
+    stale("read_link", view.read_link(large).map(drop));
+    stale("read", view.read_into(large, 0, 10, &mut buffer).map(drop));
+    stale("next_data", view.next_data(large, 0).map(drop));
+    stale("next_hole", view.next_hole(large, 0).map(drop));
+    stale("xattr", view.xattr(large, b"user.a").map(drop));
+    stale("list_xattrs", view.list_xattrs_for(large, &|| true).map(drop));
+    stale("directory_bound", view.directory_bound(ROOT_INO).map(drop));
+    let nothing = &mut |_: &DirectoryEntry<'_>, _: Option<&Attributes>| ControlFlow::Continue(());
+    stale("list_directory", view.list_directory(ROOT_INO, 0, 9, true, nothing));
+    assert!(matches!(fs.snapshot_named(b"kept"), Err(Error::NotFound)));
+    assert_eq!(fs.kept_snapshots().unwrap(), []);
+    fs.finish_removals(&mut || Ok(())).unwrap();
+    fs.purge().unwrap();
+    for n in 0..20 {
+        put(&fs, ROOT_INO, format!("new{n}").as_bytes(), &noise(n, 100_000));
+    }
+    fs.make_durable().unwrap();
+    let mut extents = Vec::new();
+    reading
+        .view()
+        .scan(Key::new(large.0, kind::EXTENT, 0), Key::new(large.0, kind::EXTENT + 1, 0), &mut |key, value| {
+            extents.push((key.sub, Extent::decode(value)?));
+            Ok(ControlFlow::Continue(()))
+        })
+        .unwrap();
+    fs.forget_plaintext();
+    let mut content = vec![0; 300_000];
+    for (offset, extent) in extents {
+        let place = offset as usize..offset as usize + extent.length as usize;
+        fs.volume.read_data(&extent.page, extent.start, &mut content[place]).unwrap();
+    }
+    assert!(content == noise(1, 300_000), "what the reader saw was used again under it");
+    drop(reading);
+    let held = || recoverable(&(storage.clone() as Arc<dyn Storage>)).contains(&large);
+    assert!(held());
+    fs.purge().unwrap();
+    assert!(!held(), "the view, which is still there, keeps nothing");
+    stale("after all", view.attributes(large).map(drop));
+    assert_sound(&fs);
+}
+
+/// A name may be given again: what knows the number of the first one does not get the second.
+#[test]
+fn a_view_is_of_a_snapshot_and_not_of_a_name() {
+    let (_, fs) = fresh(5);
+    let file = put(&fs, ROOT_INO, b"file", b"first");
+    fs.take_snapshot(b"kept").unwrap();
+    let first = fs.snapshot_named(b"kept").unwrap();
+    fs.remove_snapshots(&[first.0]).unwrap();
+    fs.write(file, 0, b"other").unwrap();
+    fs.take_snapshot(b"kept").unwrap();
+    let second = fs.snapshot_named(b"kept").unwrap();
+    assert_ne!(first, second);
+    assert!(matches!(fs.snapshot_view(first).attributes(file), Err(Error::Stale)));
+    assert_eq!(expected_in(&fs.snapshot_view(second))[&b"/file"[..]].content, b"other");
+    let kept = fs.kept_snapshots().unwrap();
+    assert_eq!(kept.iter().map(|kept| (kept.id, &kept.name[..])).collect::<Vec<_>>(), [(second, &b"kept"[..])]);
+    assert!(matches!(fs.snapshot_view(SnapshotId(99)).attributes(ROOT_INO), Err(Error::Stale)));
 }
 
 #[test]

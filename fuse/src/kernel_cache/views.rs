@@ -1,0 +1,254 @@
+//! The kernel's numbers for what lies in `.snapshots`: each snapshot that somebody came to is a view, with a number of its own in this mount.
+//!
+//! # Invariants
+//! VIEW-1  The upper 16 bits of a number are 0 in the live tree, a view's number in what a snapshot shows, and all ones for `.snapshots` itself. The lower
+//!     48 are the archive's inode number, which has no more (`MAX_INO`, kept by every decoder; what has more is damage, never another file). So
+//!     no two inodes of a mount have one number, and `cmp`(1), hard links and `du`(1) are right within a view.
+//! VIEW-2  A view's number is that of one snapshot as long as the kernel knows an inode of it. Numbers are given in order, and again only when all are
+//!     used up, and then those that the kernel has forgotten. Until then a forgotten one is kept: an NFS server may come back to it.
+//! VIEW-3  The generation of a view's inodes is the number of its snapshot, which no other one of the archive has: a file handle from before,
+//!     from another mount too, either finds the same snapshot or is stale. A snapshot whose number has more than 32 bits has no view, since the kernel
+//!     compares no more.
+//!
+//! A view takes some words of memory, and keeps nothing of the archive.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use fuser::Generation;
+use lockbox::format::{Ino, MAX_INO};
+use lockbox::fs::SnapshotId;
+use lockbox::{Error, Result};
+use parking_lot::RwLock;
+
+/// How long the kernel believes a name in `.snapshots`, and what it was told of that directory (KERNEL-10).
+pub(crate) const NAMES_LIFETIME: Duration = Duration::from_secs(1);
+/// How long it believes names and attributes of what a snapshot shows (KERNEL-10).
+pub(crate) const CONTENT_LIFETIME: Duration = Duration::from_secs(60);
+
+/// Bits of an inode number of the archive.
+const INO_BITS: u32 = MAX_INO.count_ones();
+/// Upper part of the number of `.snapshots`.
+const DIRECTORY: u16 = u16::MAX;
+
+/// What a number of the kernel is one of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    Live,
+    /// `.snapshots`.
+    Directory,
+    /// The inode of what a snapshot shows.
+    View(View, Ino),
+}
+
+/// A snapshot with its number in this mount.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct View {
+    number: u16,
+    id: u32,
+}
+
+impl View {
+    pub(crate) fn snapshot(self) -> SnapshotId {
+        SnapshotId(self.id.into())
+    }
+
+    /// VIEW-3.
+    pub(crate) fn generation(self) -> Generation {
+        Generation(self.id.into())
+    }
+
+    /// The kernel's number of an inode that the snapshot shows.
+    ///
+    /// # Errors
+    /// `Damaged` when the archive's has too many bits (VIEW-1).
+    pub(crate) fn kernel_number(self, ino: Ino) -> Result<u64> {
+        match ino.0 {
+            number @ 1..=MAX_INO => Ok(u64::from(self.number) << INO_BITS | number),
+            number => Err(Error::damaged(format!("an inode number is out of bounds: inode={number}"))),
+        }
+    }
+}
+
+/// The kernel's number of `.snapshots`.
+pub(crate) const fn directory_number() -> u64 {
+    (DIRECTORY as u64) << INO_BITS | 1
+}
+
+/// Whether the number is one of the live tree.
+pub(crate) fn is_live(number: u64) -> bool {
+    number <= MAX_INO
+}
+
+/// The views of one mount.
+#[derive(Default)]
+pub(crate) struct Views(RwLock<Table>);
+
+#[derive(Default)]
+struct Table {
+    /// By their numbers.
+    known: BTreeMap<u16, Known>,
+    by_snapshot: HashMap<u32, u16>,
+}
+
+struct Known {
+    id: u32,
+    /// How often the kernel was told an inode, less what it forgot.
+    lookups: AtomicU64,
+}
+
+impl Views {
+    /// # Errors
+    /// `Stale` for what no view has: the kernel may come with a file handle of another mount.
+    pub(crate) fn place(&self, number: u64) -> Result<Place> {
+        if is_live(number) {
+            return Ok(Place::Live);
+        }
+        if number == directory_number() {
+            return Ok(Place::Directory);
+        }
+        let upper = (number >> INO_BITS) as u16;
+        let table = self.0.read();
+        let known = table.known.get(&upper).ok_or(Error::Stale)?;
+        Ok(Place::View(View { number: upper, id: known.id }, Ino(number & MAX_INO)))
+    }
+
+    /// The view of a snapshot, of which the kernel is about to be told an inode; see [`Views::tell`].
+    ///
+    /// # Errors
+    /// `Unsupported` for a snapshot that can have none (VIEW-3), `NoSpace` when the kernel knows inodes of as many views as there are numbers.
+    pub(crate) fn open(&self, id: SnapshotId) -> Result<View> {
+        let id = u32::try_from(id.0).ok().filter(|id| *id > 0);
+        let id = id.ok_or_else(|| Error::Unsupported("views of snapshots with numbers of more than 32 bits".into()))?;
+        let mut table = self.0.write();
+        let number = match table.by_snapshot.get(&id) {
+            Some(number) => *number,
+            None => table.add(id)?,
+        };
+        let view = View { number, id };
+        table.tell(view).map(|()| view)
+    }
+
+    /// The kernel is about to be told an inode of the view.
+    ///
+    /// # Errors
+    /// `Stale` when the number is another view's by now (VIEW-2).
+    pub(crate) fn tell(&self, view: View) -> Result<()> {
+        self.0.read().tell(view)
+    }
+
+    /// The kernel dropped an inode of which it was told so often, or was not told it after all.
+    pub(crate) fn forget(&self, number: u64, lookups: u64) {
+        if let Some(known) = self.0.read().known.get(&((number >> INO_BITS) as u16)) {
+            let less = |told: u64| Some(told.saturating_sub(lookups));
+            let _before = known.lookups.fetch_update(Ordering::AcqRel, Ordering::Acquire, less);
+        }
+    }
+
+    /// As [`Views::forget`] for one lookup of any inode.
+    pub(crate) fn untell(&self, view: View) {
+        self.forget(u64::from(view.number) << INO_BITS, 1);
+    }
+
+    /// The upper parts of numbers that the kernel may know.
+    pub(crate) fn in_kernel(&self) -> Vec<u64> {
+        let table = self.0.read();
+        let told = table.known.iter().filter(|(_, known)| known.lookups.load(Ordering::Acquire) > 0);
+        told.map(|(number, _)| u64::from(*number) << INO_BITS).collect()
+    }
+}
+
+impl Table {
+    /// VIEW-2.
+    fn add(&mut self, id: u32) -> Result<u16> {
+        let next = self.known.last_key_value().map_or(1, |(last, _)| last + 1);
+        let number = if next < DIRECTORY { next } else { self.take_back()? };
+        self.known.insert(number, Known { id, lookups: AtomicU64::new(0) });
+        self.by_snapshot.insert(id, number);
+        Ok(number)
+    }
+
+    fn take_back(&mut self) -> Result<u16> {
+        let forgotten = self.known.iter().find(|(_, known)| known.lookups.load(Ordering::Acquire) == 0);
+        let Some((number, known)) = forgotten.map(|(number, known)| (*number, known.id)) else {
+            return Err(Error::NoSpace("the kernel knows as many snapshots as there are numbers".into()));
+        };
+        self.by_snapshot.remove(&known);
+        Ok(number)
+    }
+
+    fn tell(&self, view: View) -> Result<()> {
+        let known = self.known.get(&view.number).filter(|known| known.id == view.id).ok_or(Error::Stale)?;
+        known.lookups.fetch_add(1, Ordering::AcqRel);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn file(views: &Views, view: View, ino: u64) -> u64 {
+        let number = view.kernel_number(Ino(ino)).unwrap();
+        assert_eq!(views.place(number).unwrap(), Place::View(view, Ino(ino)));
+        number
+    }
+
+    #[test]
+    fn numbers_of_views_of_the_live_tree_and_of_the_directory_differ() {
+        let views = Views::default();
+        let (a, b) = (views.open(SnapshotId(70_000)).unwrap(), views.open(SnapshotId(4)).unwrap());
+        assert_eq!(views.open(SnapshotId(70_000)).unwrap(), a, "once given it stays");
+        let mut numbers = vec![directory_number(), 1, MAX_INO];
+        for view in [a, b] {
+            numbers.extend([1, 2, MAX_INO].map(|ino| file(&views, view, ino)));
+        }
+        let count = numbers.len();
+        numbers.sort_unstable();
+        numbers.dedup();
+        assert_eq!(numbers.len(), count);
+        assert_eq!(views.place(1).unwrap(), Place::Live);
+        assert_eq!(views.place(MAX_INO).unwrap(), Place::Live);
+        assert_eq!(views.place(directory_number()).unwrap(), Place::Directory);
+        assert_eq!((a.generation(), a.snapshot()), (Generation(70_000), SnapshotId(70_000)));
+    }
+
+    #[test]
+    fn what_no_number_can_hold_is_refused_and_clashes_with_nothing() {
+        let views = Views::default();
+        let view = views.open(SnapshotId(1)).unwrap();
+        for ino in [0, MAX_INO + 1, u64::MAX] {
+            assert!(matches!(view.kernel_number(Ino(ino)), Err(Error::Damaged(_))), "{ino}");
+        }
+        for id in [0, 1 << 32, u64::MAX] {
+            assert!(matches!(views.open(SnapshotId(id)), Err(Error::Unsupported(_))), "{id}");
+        }
+        for number in [2 << INO_BITS | 1, u64::MAX, directory_number() + 1] {
+            assert!(matches!(views.place(number), Err(Error::Stale)), "{number:x}");
+        }
+    }
+
+    #[test]
+    fn a_number_is_given_again_only_when_all_are_used_and_the_kernel_forgot_it() {
+        let views = Views::default();
+        let all = u64::from(DIRECTORY) - 1;
+        let first = views.open(SnapshotId(1)).unwrap();
+        let inode = file(&views, first, 9);
+        for id in 2..=all {
+            views.open(SnapshotId(id)).unwrap();
+        }
+        assert!(matches!(views.open(SnapshotId(all + 1)), Err(Error::NoSpace(_))));
+        views.tell(first).unwrap();
+        views.forget(inode, 1);
+        assert!(matches!(views.open(SnapshotId(all + 1)), Err(Error::NoSpace(_))), "it was told twice");
+        views.forget(inode, 1);
+        assert_eq!(views.place(inode).unwrap(), Place::View(first, Ino(9)), "a file handle may come back to it");
+        assert_eq!(views.in_kernel().len() as u64, all - 1);
+        let other = views.open(SnapshotId(all + 1)).unwrap();
+        assert_eq!(views.place(inode).unwrap(), Place::View(other, Ino(9)));
+        assert_ne!(other.generation(), first.generation(), "the kernel refuses handles by it");
+        assert!(matches!(views.tell(first), Err(Error::Stale)));
+        assert!(matches!(views.open(SnapshotId(1)), Err(Error::NoSpace(_))));
+    }
+}
