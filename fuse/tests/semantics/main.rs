@@ -20,6 +20,7 @@ mod manual;
 mod names;
 mod ranges;
 mod renaming;
+mod snapshots;
 mod space;
 mod support;
 mod times;

@@ -158,6 +158,16 @@ impl Mount {
         self.remount();
     }
 
+    /// Unmounts, keeps what is there under the name, and mounts again.
+    pub(crate) fn take_snapshot(&mut self, name: &str) {
+        self.unmount();
+        let key = keys::unlock(&self.archive(), &Passphrase::new(PASSPHRASE.as_bytes().to_vec())).unwrap();
+        let archive = Archive::open(&self.archive(), &key, &lockbox::archive::OpenOptions::default()).unwrap();
+        archive.take_snapshot(name.as_bytes()).unwrap();
+        archive.close().unwrap();
+        self.mount();
+    }
+
     /// Ends the daemon as `kill -9` does, and mounts what it left.
     pub(crate) fn crash(&mut self) {
         self.kill();

@@ -1,0 +1,141 @@
+//! What a mount shows of the archive's snapshots.
+
+use std::fs::{self, File, Permissions};
+use std::io::Read;
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
+
+use nix::libc::{EEXIST, ENODATA, EROFS, ESTALE, EXDEV, O_DIRECTORY, O_RDONLY};
+use rustix::fs::{XattrFlags, getxattr, setxattr};
+
+use crate::support::{Handle, Mount, code, create, noise, open_with};
+
+/// In the root there is a directory .snapshots, found by name and listed with the mount option snapshot-dir=shown only. It lists the snapshots; each
+/// is the tree as it was, with its modes, owners, attributes and times, whatever was written, removed or purged since. If the archive has an
+/// entry of that name, this is what is found.
+#[test]
+fn a_snapshot_shows_the_tree_as_it_was() {
+    let mut mount = Mount::new();
+    fs::create_dir(mount.path("directory")).unwrap();
+    fs::write(mount.path("directory/file"), noise(1, 300_000)).unwrap();
+    fs::write(mount.path("small"), "before").unwrap();
+    fs::set_permissions(mount.path("small"), Permissions::from_mode(0o640)).unwrap();
+    setxattr(mount.path("small"), "user.note", b"before", XattrFlags::empty()).unwrap();
+    let before = fs::metadata(mount.path("small")).unwrap();
+    mount.take_snapshot("kept");
+    let file = create(mount.path("directory/file"));
+    file.write_all_at(&noise(2, 200_000), 50_000).unwrap();
+    fs::write(mount.path("small"), "after, and longer").unwrap();
+    fs::set_permissions(mount.path("small"), Permissions::from_mode(0o600)).unwrap();
+    setxattr(mount.path("small"), "user.note", b"after", XattrFlags::empty()).unwrap();
+    fs::write(mount.path("new"), "new").unwrap();
+    for step in 0..3 {
+        let kept = |name: &str| mount.path(".snapshots/kept").join(name);
+        assert!(fs::read(kept("directory/file")).unwrap() == noise(1, 300_000), "step {step}");
+        assert_eq!(fs::read_to_string(kept("small")).unwrap(), "before");
+        let now = fs::metadata(kept("small")).unwrap();
+        assert_eq!((now.mode(), now.len(), now.mtime_nsec()), (before.mode(), before.len(), before.mtime_nsec()));
+        let mut value = [0; 20];
+        assert_eq!(getxattr(kept("small"), "user.note", &mut value).unwrap(), 6);
+        assert_eq!(&value[..6], b"before");
+        assert!(!kept("new").exists());
+        let listed = |path| -> Vec<_> { fs::read_dir(path).unwrap().map(|entry| entry.unwrap().file_name()).collect() };
+        assert_eq!(listed(mount.path(".snapshots")), ["kept"]);
+        assert!(!listed(mount.root()).contains(&".snapshots".into()));
+        match step {
+            0 => file.sync_all().unwrap(),
+            _ => {
+                let _ = fs::remove_dir_all(mount.path("directory"));
+                mount.drop_caches();
+            }
+        }
+    }
+    drop(file);
+    mount.remount_with("snapshot-dir=shown");
+    assert!(fs::read_dir(mount.root()).unwrap().any(|entry| entry.unwrap().file_name() == ".snapshots"));
+    mount.remount_with("snapshot-dir=off");
+    fs::write(mount.path(".snapshots"), "mine").unwrap();
+    mount.remount_with("snapshot-dir=shown");
+    assert_eq!(fs::read_to_string(mount.path(".snapshots")).unwrap(), "mine");
+    mount.check();
+}
+
+/// Nothing in .snapshots can be made, changed, removed or moved out of it (EROFS); modes say who may read, and for access(2) also who could write. A link
+/// out of it gets EXDEV, and what would make something of that name in the root EEXIST.
+#[test]
+fn a_snapshot_cannot_be_changed() {
+    let mut mount = Mount::new();
+    fs::write(mount.path("file"), "content").unwrap();
+    mount.take_snapshot("kept");
+    let kept = mount.path(".snapshots/kept");
+    let file = kept.join("file");
+    assert_eq!(code(open_with(&file, 0)), EROFS);
+    assert_eq!(code(fs::write(kept.join("new"), "")), EROFS);
+    assert_eq!(code(fs::create_dir(mount.path(".snapshots/new"))), EROFS);
+    assert_eq!(code(fs::remove_file(&file)), EROFS);
+    assert_eq!(code(fs::remove_dir(&kept)), EROFS);
+    assert_eq!(code(fs::rename(&file, mount.path("out"))), EROFS);
+    assert_eq!(code(fs::rename(mount.path("file"), kept.join("in"))), EROFS);
+    assert_eq!(code(fs::rename(mount.path(".snapshots"), mount.path("out"))), EROFS);
+    assert_eq!(code(fs::set_permissions(&file, Permissions::from_mode(0o600))), EROFS);
+    assert_eq!(code(setxattr(&file, "user.a", b"b", XattrFlags::empty())), EROFS);
+    assert_eq!(code(getxattr(&file, "user.a", &mut [0; 9])), ENODATA);
+    assert_eq!(code(fs::hard_link(&file, mount.path("out"))), EXDEV);
+    assert_eq!(code(fs::create_dir(mount.path(".snapshots"))), EEXIST);
+    assert_eq!(fs::copy(&file, mount.path("out")).unwrap(), 7);
+    assert_eq!(fs::read_to_string(mount.path("out")).unwrap(), "content");
+    mount.check();
+}
+
+/// Files in .snapshots have st_dev of the mount and inode numbers beyond 2^48 that are theirs as long as the mount lasts. A file handle works as long
+/// as the mount and the snapshot do, that of a directory which the kernel forgot only with snapshot-dir=shown; afterwards it gets ESTALE
+/// or the same file, never another one.
+#[test]
+fn numbers_and_handles_of_snapshots_are_their_own() {
+    let mut mount = Mount::with("snapshot-dir=shown");
+    fs::create_dir(mount.path("directory")).unwrap();
+    for content in ["first", "second"] {
+        fs::write(mount.path("directory/file"), content).unwrap();
+        mount.take_snapshot(content);
+    }
+    let kept = |mount: &Mount, name: &str| mount.path(".snapshots").join(name).join("directory/file");
+    let numbers: Vec<u64> = [kept(&mount, "first"), kept(&mount, "second"), mount.path("directory/file")]
+        .iter()
+        .map(|path| fs::metadata(path).unwrap())
+        .inspect(|found| assert_eq!(found.dev(), fs::metadata(mount.root()).unwrap().dev()))
+        .map(|found| found.ino())
+        .collect();
+    assert!(numbers[0] != numbers[1] && numbers[..2].iter().all(|number| *number > 1 << 48), "{numbers:x?}");
+    assert_eq!(numbers[0] & ((1 << 48) - 1), numbers[2]);
+    let handle = Handle::of(&kept(&mount, "first"));
+    let directory = Handle::of(kept(&mount, "first").parent().unwrap());
+    let content = |mount: &Mount| {
+        let mut content = String::new();
+        handle.open(&File::open(mount.root()).unwrap(), O_RDONLY).map(|mut file| {
+            file.read_to_string(&mut content).unwrap();
+            content
+        })
+    };
+    let open_directory = |mount: &Mount| directory.open(&File::open(mount.root()).unwrap(), O_RDONLY | O_DIRECTORY);
+    for _ in 0..2 {
+        assert_eq!(content(&mount).unwrap(), "first");
+        let opened = open_directory(&mount).unwrap();
+        let path = fs::read_link(format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&opened))).unwrap();
+        assert_eq!(path, mount.path(".snapshots/first/directory"));
+        drop(opened);
+        mount.drop_caches();
+        assert_eq!(fs::metadata(kept(&mount, "first")).unwrap().ino(), numbers[0]);
+        mount.drop_caches();
+    }
+    mount.remount_with("");
+    assert_eq!(code(content(&mount)), ESTALE, "no view has the number");
+    // The other one comes first now, so it has the number that the first one had.
+    assert_eq!(fs::metadata(kept(&mount, "second")).unwrap().ino(), numbers[0]);
+    assert_eq!(code(content(&mount)), ESTALE, "another snapshot has the number");
+    mount.drop_caches();
+    assert_eq!(code(content(&mount)), ESTALE);
+    mount.remount();
+    assert!(kept(&mount, "first").exists());
+    assert_eq!(content(&mount).unwrap(), "first");
+    mount.drop_caches();
+    assert_eq!(code(open_directory(&mount)), ESTALE, "the root does not list the way");
+}
