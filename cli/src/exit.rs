@@ -81,6 +81,7 @@ fn advised(refusal: &Refusal) -> String {
         Refusal::UnkeptKey { slot, .. } => &format!("; or use --drop {slot}"),
         Refusal::NoSnapshot { .. } => ": 'lockbox snapshot ls' lists those that it has",
         Refusal::SnapshotExists { .. } => ": choose another name, or remove that one with 'lockbox snapshot rm'",
+        Refusal::NameOfSchedule { .. } => ": choose another name",
     };
     format!("{refusal}{remedy}")
 }

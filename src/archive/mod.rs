@@ -6,6 +6,7 @@ mod create;
 #[cfg(any(test, fuzzing))]
 #[doc(hidden)]
 pub mod fuzzing;
+mod keep;
 mod open;
 mod rekey;
 mod snapshots;
@@ -14,8 +15,9 @@ pub(crate) mod tests;
 
 pub use check::CheckReport;
 pub use compact::{CompactOptions, CompactReport, CompactStep};
+pub use keep::{Keep, KeepRule};
 pub use rekey::{KeepKeys, RekeyOptions, RekeyReport};
-pub use snapshots::Snapshot;
+pub use snapshots::{Moments, Snapshot, name_of_time, time_of_scheduled};
 
 pub use crate::txn::{Finding, FindingKind, Lost, Severity};
 

@@ -43,6 +43,10 @@ pub(super) fn patience(owner: u32, request: &Request) -> Option<Duration> {
         _ if owner == geteuid().as_raw() => None,
         Request::Stop { .. } => Some(END_TIMEOUT),
         Request::Sync | Request::Purge => Some(ERASE_TIMEOUT),
+        // They wait for commits, and a creation for what is left of deleted files to be reclaimed.
+        Request::SnapshotCreate { .. } | Request::SnapshotList { .. } | Request::SnapshotRemove { .. } => {
+            Some(ERASE_TIMEOUT)
+        }
     }
 }
 

@@ -1,4 +1,4 @@
-//! Messages of the daemon's control socket (status, sync, purge, stop), its server and its client.
+//! Messages of the daemon's control socket (status, sync, purge, snapshots, stop), its server and its client.
 //!
 //! One connection carries one request and one answer, each a line of JSON. The socket lies in a directory of mode 0700
 //! that belongs to the daemon's user, so only that user and root reach it.
@@ -6,12 +6,15 @@
 mod client;
 mod places;
 mod server;
+mod snapshots;
 
 pub use client::{ask, connect_within, running};
 pub use places::{Place, Runtime, places, runtime};
 pub use server::{Listening, Server, listen};
+pub use snapshots::{Among, Listed, Name, PAGE, snapshots};
 
 use std::fmt::Write;
+use std::iter;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -38,6 +41,21 @@ pub enum Request {
     Sync,
     /// Commit, then erase everything that is free; answered when done.
     Purge,
+    /// Keep what is there now; answered when durable.
+    SnapshotCreate {
+        name: Name,
+    },
+    /// [`PAGE`] snapshots at most, the oldest first, with ids above `after`; with `held`, what each one holds.
+    SnapshotList {
+        after: u64,
+        held: bool,
+    },
+    /// Remove those with these ids; answered when durable, with what they held still to be freed. An id that is gone is passed over. With `among`,
+    /// nothing is removed when one of those is gone.
+    SnapshotRemove {
+        ids: Vec<u64>,
+        among: Option<Among>,
+    },
 }
 
 /// What the daemon answers.
@@ -48,19 +66,54 @@ pub enum Response {
     Done,
     Busy { message: String },
     Failed { message: String },
+    /// A page of them, and whether there are more.
+    Snapshots { snapshots: Vec<Listed>, more: bool },
+    /// To what is asked about snapshots: it was not done, and why.
+    Refused { why: Why, message: String },
 }
 
+/// Why something was not done, as far as a client acts on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Why {
+    NoSpace,
+    Damaged,
+    /// The snapshots that the choice was made among are not those that there are.
+    Changed,
+    #[serde(other)]
+    Other,
+}
+
+/// What a daemon says, before all else, of a line that it does not know.
+const NOT_UNDERSTOOD: &str = "request not understood";
+
 impl Response {
+    /// The sentence of an answer that is not the one that was hoped for.
+    pub fn complaint(&self) -> String {
+        match self {
+            Response::Failed { message } if message.starts_with(NOT_UNDERSTOOD) => {
+                "the daemon of this mount is older than this program and does not know what is asked: unmount the archive and mount it again".into()
+            }
+            Response::Failed { message } | Response::Busy { message } | Response::Refused { message, .. } => message.clone(),
+            Response::Status(_) | Response::Done | Response::Snapshots { .. } => {
+                "the daemon gave an answer that was not asked for".into()
+            }
+        }
+    }
+
     /// Nobody's daemon gets to fill a screen.
     fn shorten(&mut self) {
         let cut = |text: &mut String| text.truncate(text.floor_char_boundary(MAX_TEXT));
         match self {
             Response::Status(status) => {
-                let Status { archive, archive_id, mount_point, options, latched, fallback, .. } = &mut **status;
-                [archive, archive_id, mount_point, options].into_iter().chain(latched).chain(fallback).for_each(cut);
+                let Status { archive, archive_id, mount_point, options, latched, fallback, schedule, .. } = &mut **status;
+                let schedule = schedule.iter_mut().flat_map(|it| iter::once(&mut it.rules).chain(&mut it.failure));
+                let texts = [archive, archive_id, mount_point, options].into_iter().chain(latched).chain(fallback);
+                texts.chain(schedule).for_each(cut);
             }
-            Response::Busy { message } | Response::Failed { message } => cut(message),
-            Response::Done => {}
+            Response::Busy { message } | Response::Failed { message } | Response::Refused { message, .. } => cut(message),
+            // Names are as long as they may be.
+            Response::Done | Response::Snapshots { .. } => {}
         }
     }
 }
@@ -96,10 +149,27 @@ pub struct Status {
     /// Length of the archive's file and what of it is in use; None while that is being changed.
     pub file_bytes: Option<u64>,
     pub used_bytes: Option<u64>,
+    /// How many snapshots there are, and when the newest one was taken, in seconds since 1970; None where that is not known.
+    pub snapshots: Option<u64>,
+    pub newest_snapshot: Option<i64>,
+    /// None for a mount that takes none by itself.
+    pub schedule: Option<Schedule>,
     /// Why the archive became read-only.
     pub latched: Option<String>,
     /// Why the newest commit was left out when the mount began.
     pub fallback: Option<String>,
+}
+
+/// What a mount does by itself about snapshots.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Schedule {
+    /// As the option says it.
+    pub rules: String,
+    /// From when on a change is reason to take the next one, in seconds since 1970.
+    pub next: i64,
+    /// Why the last attempt failed.
+    pub failure: Option<String>,
 }
 
 /// The caches of a daemon.

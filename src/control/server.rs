@@ -20,7 +20,7 @@ use parking_lot::{Condvar, Mutex};
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, Stat, fstat, openat, statat, unlinkat};
 use rustix::net::Shutdown;
 
-use super::{MAX_LINE, Request, Response, directory, socket_path};
+use super::{MAX_LINE, NOT_UNDERSTOOD, Request, Response, directory, socket_path};
 use crate::error::{Error, Result};
 
 /// A client writes its line at once.
@@ -232,7 +232,7 @@ fn answer(mut stream: UnixStream, shared: &Shared, handler: &Arc<Handler>) -> io
     *shared.unanswered.lock() += 1;
     let response = match serde_json::from_str::<Request>(&line) {
         Ok(request) => handler(request),
-        Err(e) => Response::Failed { message: format!("request not understood: {e}") },
+        Err(e) => Response::Failed { message: format!("{NOT_UNDERSTOOD}: {e}") },
     };
     let written = serde_json::to_vec(&response).map_err(io::Error::from).and_then(|mut bytes| {
         bytes.push(b'\n');

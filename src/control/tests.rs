@@ -139,7 +139,15 @@ fn no_request_reaches_a_process_of_another_user() {
 
 #[test]
 fn who_answers_for_its_status_and_for_nothing_else_is_left_in_time_unless_it_is_ours() {
-    for request in [Request::Sync, Request::Purge, Request::Stop { lazy: false }, Request::Stop { lazy: true }] {
+    for request in [
+        Request::Sync,
+        Request::Purge,
+        Request::Stop { lazy: false },
+        Request::Stop { lazy: true },
+        Request::SnapshotCreate { name: Name::default() },
+        Request::SnapshotList { after: 0, held: true },
+        Request::SnapshotRemove { ids: vec![1], among: None },
+    ] {
         assert_eq!(client::patience(me(), &request), None);
         let limit = client::patience(me() + 1, &request).unwrap();
         assert!((60..=600).contains(&limit.as_secs()), "{request:?}");
@@ -182,8 +190,10 @@ fn a_strangers_text_is_cut() {
             options: long(),
             latched: Some(long()),
             fallback: Some(long()),
+            schedule: Some(Schedule { rules: long(), next: 0, failure: Some(long()) }),
             ..Status::default()
         })),
+        Request::SnapshotCreate { .. } => Response::Refused { why: Why::NoSpace, message: long() },
         Request::Stop { .. } => Response::Busy { message: long() },
         _ => Response::Failed { message: long() },
     };
@@ -193,9 +203,11 @@ fn a_strangers_text_is_cut() {
         (status.options.len(), status.latched.unwrap().len(), status.fallback.unwrap().len()),
         (4096, 4096, 4096)
     );
-    for request in [Request::Sync, Request::Stop { lazy: false }] {
+    let schedule = status.schedule.unwrap();
+    assert_eq!((schedule.rules.len(), schedule.failure.unwrap().len()), (4096, 4096));
+    for request in [Request::Sync, Request::Stop { lazy: false }, Request::SnapshotCreate { name: Name::default() }] {
         match ask(server.socket(), me(), &request).unwrap() {
-            Response::Busy { message } | Response::Failed { message } => assert_eq!(message.len(), 4096),
+            Response::Busy { message } | Response::Failed { message } | Response::Refused { message, .. } => assert_eq!(message.len(), 4096),
             other => panic!("{other:?}"),
         }
     }
@@ -229,4 +241,38 @@ fn what_an_older_daemon_says_is_understood() {
     let Response::Status(status) = serde_json::from_str(line).unwrap() else { panic!("no status") };
     assert_eq!((status.generation, status.since, status.file_bytes), (3, 0, None));
     assert_eq!(status.log, LogUse::default());
+    assert_eq!((status.snapshots, status.newest_snapshot, status.schedule), (None, None, None));
+    let line = r#"{"response":"failed","message":"request not understood: unknown variant `snapshot-list`"}"#;
+    let response: Response = serde_json::from_str(line).unwrap();
+    assert!(response.complaint().contains("older than this program"), "{}", response.complaint());
+    let newer = r#"{"response":"refused","why":"moonlight","message":"no"}"#;
+    assert!(matches!(serde_json::from_str(newer).unwrap(), Response::Refused { why: Why::Other, .. }));
+}
+
+#[test]
+fn a_list_comes_in_pages_and_a_strangers_endless_one_is_left() {
+    let runtime = tempfile::tempdir().unwrap();
+    let server = serve(runtime.path(), &ID, |request| match request {
+        Request::SnapshotList { after, .. } => {
+            let ids = (after + 1..=200).take(PAGE);
+            let listed = ids.map(|id| Listed { id, name: Name(vec![0xff, id as u8]), ..Listed::default() });
+            let snapshots: Vec<Listed> = listed.collect();
+            Response::Snapshots { more: snapshots.last().is_some_and(|last| last.id < 200), snapshots }
+        }
+        _ => Response::Done,
+    });
+    let server = server.unwrap();
+    let all = snapshots(server.socket(), me(), false).unwrap();
+    assert_eq!(all.iter().map(|one| one.id).collect::<Vec<_>>(), (1..=200).collect::<Vec<_>>());
+    assert_eq!(all[76].name, Name(vec![0xff, 77]));
+    server.finish();
+    let endless = |_| Response::Snapshots { snapshots: vec![Listed { id: 1, ..Listed::default() }], more: true };
+    let server = serve(runtime.path(), &ID, endless).unwrap();
+    let error = snapshots(server.socket(), me(), true).unwrap_err();
+    assert!(error.to_string().contains("has no end"), "{error}");
+    server.finish();
+    let server = serve(runtime.path(), &ID, |_| Response::Failed { message: "the archive is being closed".into() });
+    let server = server.unwrap();
+    let error = snapshots(server.socket(), me(), true).unwrap_err();
+    assert!(error.to_string().contains("being closed"), "{error}");
 }

@@ -166,6 +166,14 @@ pub struct CacheUse {
     pub misses: u64,
 }
 
+/// The snapshots that an archive has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SnapshotUse {
+    pub count: u64,
+    /// When the newest one was taken.
+    pub newest: Option<Timestamp>,
+}
+
 /// What fsyncs wrote into the log since the archive was opened; nothing when it has none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]

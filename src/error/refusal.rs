@@ -30,4 +30,6 @@ pub enum Refusal {
     NoSnapshot { name: String },
     #[error("the archive has a snapshot '{name}' already")]
     SnapshotExists { name: String },
+    #[error("'{name}' is a name as mounts with a schedule give and remove by themselves")]
+    NameOfSchedule { name: String },
 }

@@ -1,6 +1,6 @@
 //! The vocabulary of the file system: attributes, requests and entries, free of kernel types.
 
-use crate::error::{CacheUse, LogUse};
+use crate::error::{CacheUse, LogUse, SnapshotUse};
 use crate::format::{Ino, Timestamp};
 
 /// File type and permission bits as in POSIX `st_mode`.
@@ -149,6 +149,8 @@ pub struct Usage {
     /// What of it a power cut would take; 0 when the log has the rest.
     pub volatile_bytes: u64,
     pub log: LogUse,
+    /// None when nobody has looked, or who looked found damage.
+    pub snapshots: Option<SnapshotUse>,
     /// The part of the space map that is loaded.
     pub map_bytes: u64,
     /// Length of the archive's file and what of it is in use; None while the space map is busy.

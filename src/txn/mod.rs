@@ -53,4 +53,4 @@ pub(crate) use reading::Reading;
 pub(crate) use state::State;
 pub(crate) use unnamed::{UnnamedPages, WrittenPiece};
 pub(crate) use view::View;
-pub(crate) use volume::{OpenOptions, Volume};
+pub(crate) use volume::{Choice, OpenOptions, Volume};

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use crate::error::{Error, Result};
 use crate::format::values::SnapshotValue;
 use crate::fs::{FileSystem, KeptSnapshot, SnapshotId, SnapshotView};
+use crate::txn::Choice;
 
 impl FileSystem {
     /// Keeps what is there now under a name; durable when it returns. What was deleted before is not kept with it, but for files that are still open.
@@ -13,16 +14,28 @@ impl FileSystem {
     /// `Exists` when another one has the name, `Invalid` for what is no name and when the archive is being closed, `ReadOnly`, `NoSpace`, `Latched`.
     pub(crate) fn take_snapshot(&self, name: &[u8]) -> Result<()> {
         let _work = self.closing.work()?;
-        if self.volume.read_only() {
-            return Err(Error::ReadOnly("the archive is opened for reading".into()));
-        }
+        self.check_snapshots_writable()?;
         while self.reclaim.step()? {
             self.closing.check()?;
         }
-        // Most of what is staged is written by this, so that writers wait for no more than for an fsync.
+        // What is staged may take the place of packed files, so it is written before those are looked for. What came meanwhile, with what the repacking
+        // changed, is written once more: so little is left to the commit for which writers wait that they wait for no more than for an fsync.
         self.commit_all()?;
         self.repack.noted(&self.closing)?;
+        self.commit_all()?;
         self.volume.take_snapshot(name).map(drop).map_err(|error| self.told(error))
+    }
+
+    /// Whether something was changed since the newest snapshot was taken; true without one. What was accepted is made durable for that.
+    ///
+    /// # Errors
+    /// As [`FileSystem::make_durable`]; `Damaged`.
+    pub(crate) fn differs_from_newest_snapshot(&self) -> Result<bool> {
+        let _work = self.closing.work()?;
+        if self.volume.is_dirty() {
+            self.commit_all()?;
+        }
+        self.volume.differs_from_newest_snapshot()
     }
 
     /// Those that can be read, the oldest first, with their numbers and the bytes that removing each one alone would free.
@@ -60,16 +73,34 @@ impl FileSystem {
         SnapshotView::new(&self.volume, &self.name_key, id)
     }
 
-    /// Removes snapshots: durable when it returns, though what they alone showed is still to be freed ([`FileSystem::finish_removals`]).
+    /// Removes the snapshots that `choose` wants gone of those that there are: durable when it returns, though what they alone showed is still to be freed
+    /// ([`FileSystem::finish_removals`]). Nobody takes or removes one between the choice and the removal.
     ///
     /// # Errors
-    /// `NotFound` when one of them is gone, with those before it removed.
-    pub(crate) fn remove_snapshots(&self, ids: &[u64]) -> Result<()> {
+    /// That of `choose`, with nothing removed; `ReadOnly`, `NoSpace`, `Latched`; `Invalid` when the archive is being closed.
+    pub(crate) fn remove_chosen_snapshots(&self, choose: Choice<'_>) -> Result<()> {
         let _work = self.closing.work()?;
-        for id in ids {
-            self.volume.forget_snapshot(*id)?;
-        }
+        self.check_snapshots_writable()?;
+        self.volume.forget_snapshots(choose)?;
         self.commit_all()
+    }
+
+    /// The same of snapshots by their ids.
+    ///
+    /// # Errors
+    /// `NotFound` when one of them is gone.
+    pub(crate) fn remove_snapshots(&self, ids: &[u64]) -> Result<()> {
+        self.remove_chosen_snapshots(&mut |all| {
+            let is_there = |id: &u64| all.iter().any(|(other, _)| other == id);
+            if ids.iter().all(is_there) { Ok(ids.to_vec()) } else { Err(Error::NotFound) }
+        })
+    }
+
+    fn check_snapshots_writable(&self) -> Result<()> {
+        match self.volume.read_only() {
+            true => Err(Error::ReadOnly("the archive is opened for reading".into())),
+            false => Ok(()),
+        }
     }
 
     /// Frees what removed snapshots alone showed, in steps, before each of which `go_on` is asked. What is left is done in the background of a mount.

@@ -1,6 +1,6 @@
 //! What an open archive holds in memory and on the host, told without waiting for either.
 
-use crate::error::CacheUse;
+use crate::error::{CacheUse, Result};
 use crate::format::{BLOCK, Ino};
 use crate::fs::{FileSystem, Usage};
 
@@ -16,12 +16,21 @@ impl FileSystem {
             dirty_bytes: self.dirty_bytes(),
             volatile_bytes: self.volatile_bytes(),
             log: self.volume.log_use(),
+            snapshots: self.volume.snapshot_use(),
             map_bytes: blocks.as_ref().map_or(0, |(_, memory)| *memory),
             file_bytes: blocks.as_ref().map(|(blocks, _)| blocks.total.saturating_mul(BLOCK)),
             used_bytes: blocks.as_ref().map(|(blocks, _)| blocks.taken.saturating_mul(BLOCK)),
             latched: self.volume.latched().map(str::to_owned),
             fallback: self.volume.fallback(),
         }
+    }
+
+    /// Reads what [`Usage`] tells of snapshots from then on.
+    ///
+    /// # Errors
+    /// `Damaged`, those of the host.
+    pub fn look_at_snapshots(&self) -> Result<()> {
+        self.volume.look_at_snapshots()
     }
 
     /// The highest inode number that was ever given out.

@@ -10,6 +10,8 @@ mod open;
 mod pages;
 mod snapshots;
 
+pub(crate) use snapshots::Choice;
+
 use std::ops::ControlFlow;
 use std::sync::{Arc, OnceLock};
 
@@ -17,7 +19,7 @@ use parking_lot::Mutex;
 
 use crate::btree::NodeStore;
 use crate::env::Environment;
-use crate::error::{CacheUse, Error, LogUse, Result};
+use crate::error::{CacheUse, Error, LogUse, Result, SnapshotUse};
 use crate::format::log::LogMark;
 use crate::format::record::CommitRecord;
 use crate::format::{BLOCK, Generation, Key, Pointer};
@@ -67,6 +69,8 @@ struct Start {
 pub(crate) struct Volume {
     /// Held by who takes or removes a snapshot, also over commits; whether any may be left whose removal has begun.
     snapshots: Mutex<bool>,
+    /// What is told of snapshots to those who must not wait for the host; None before anybody looked.
+    snapshot_use: Mutex<Option<SnapshotUse>>,
     shortage: Shortage,
     committer: Arc<Committer>,
     writer: Arc<Writer>,
@@ -101,6 +105,7 @@ impl Volume {
         Volume {
             // A session that was interrupted may have left one.
             snapshots: Mutex::new(true),
+            snapshot_use: Mutex::default(),
             shortage: Shortage::new(committer.clone(), writer.clone(), allocator.clone()),
             committer,
             writer,

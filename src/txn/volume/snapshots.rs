@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::Volume;
 use crate::btree::Tree;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, SnapshotUse};
 use crate::format::values::{DeadValue, SnapshotValue};
 use crate::format::{BLOCK, Generation, Key, Run, TreeId, kind};
 use crate::txn::commit::Purpose;
@@ -14,6 +14,12 @@ use crate::txn::kept::{before, check_name, is_being_removed, snapshot_tree, snap
 use crate::txn::operation::Operation;
 use crate::txn::references::{self, following};
 use crate::txn::state::{Counters, State, Trees};
+
+/// Who chooses among the snapshots that there are: the ids of those that are to go.
+pub(crate) type Choice<'a> = &'a mut dyn FnMut(&[(u64, SnapshotValue)]) -> Result<Vec<u64>>;
+
+/// Snapshots that one operation takes the names of: each changes a record of up to 400 bytes, so that what is reserved for the nodes stays below 10 MiB.
+const FORGET_STEP: usize = 128;
 
 /// Dead-list entries handled by one operation.
 const REMOVAL_STEP: usize = 256;
@@ -55,7 +61,33 @@ impl Volume {
             })
         })?;
         self.commit()?;
+        self.look_at_snapshots()?;
         Ok(id)
+    }
+
+    /// Reads what [`Self::snapshot_use`] tells from then on; taking and removing does it again.
+    ///
+    /// # Errors
+    /// `Damaged`, those of the host.
+    pub(crate) fn look_at_snapshots(&self) -> Result<()> {
+        let all = self.readable_snapshots()?;
+        let newest = all.last().map(|(_, snapshot)| snapshot.time);
+        *self.snapshot_use.lock() = Some(SnapshotUse { count: all.len() as u64, newest });
+        Ok(())
+    }
+
+    /// How many snapshots there are, asked of memory alone; None when nobody has looked.
+    pub(crate) fn snapshot_use(&self) -> Option<SnapshotUse> {
+        *self.snapshot_use.lock()
+    }
+
+    /// Whether what is durable of the live tree is something else than what the newest snapshot shows; true without one. What only a commit brings
+    /// forward does not count: not the record of the snapshot itself, nor the commits that follow it while nothing is changed, since the pointer to the
+    /// root is changed only by an operation that changes the tree below it (TREE-1).
+    pub(crate) fn differs_from_newest_snapshot(&self) -> Result<bool> {
+        let all = self.readable_snapshots()?;
+        let live = self.durable().roots[TreeId::Live];
+        Ok(all.last().is_none_or(|(_, snapshot)| snapshot.root != live))
     }
 
     /// All snapshots by ascending id; one with an empty name is being removed and its tree must not be read.
@@ -145,23 +177,24 @@ impl Volume {
     /// # Errors
     /// `NotFound` when there is none of this id, or it has no name any more.
     pub(crate) fn forget_snapshot(&self, id: u64) -> Result<()> {
+        self.forget_snapshots(&mut |all| {
+            if all.iter().any(|(other, _)| *other == id) { Ok(vec![id]) } else { Err(Error::NotFound) }
+        })
+    }
+
+    /// As [`Self::forget_snapshot`], of all that `choose` wants gone of those that are there. Nobody takes or removes one between the choice and the end, and
+    /// what is not there is passed over.
+    ///
+    /// # Errors
+    /// That of `choose`, with nothing removed.
+    pub(crate) fn forget_snapshots(&self, choose: Choice<'_>) -> Result<()> {
         let mut removals = self.snapshots.lock();
-        // Which one is newest and which one is before it, is asked within the operation: between two others may come.
-        self.operate(2, true, |operation| {
-            let all = snapshots_of(&operation.trees.snapshots, operation.store)?;
-            let found = all.iter().find(|(other, snapshot)| *other == id && !is_being_removed(snapshot));
-            let Some((_, snapshot)) = found else { return Err(Error::NotFound) };
-            if operation.counters.newest_snapshot_id == id {
-                // From now on what leaves the live tree belongs to the snapshot before, if it is as old as that, and else to nobody.
-                let (newest, generation) = before(&all, id).unwrap_or((0, Generation(0)));
-                operation.counters.newest_snapshot = generation;
-                operation.counters.newest_snapshot_id = newest;
-            }
-            // The empty name says, also after a crash, that the tree is not whole any more.
-            operation.put_snapshot(id, &SnapshotValue { name: Vec::new(), ..snapshot.clone() })
-        })?;
-        *removals = true;
-        Ok(())
+        let chosen = choose(&self.readable_snapshots()?)?;
+        for ids in chosen.chunks(FORGET_STEP) {
+            self.operate(2 * ids.len() as u64, true, |operation| operation.forget_snapshots(ids))?;
+            *removals = true;
+        }
+        self.look_at_snapshots()
     }
 
     /// Frees some of what is shown only by snapshots that lost their names, and takes their records away when nothing is left; answers whether there is
@@ -206,6 +239,27 @@ impl Operation<'_> {
         self.change_of_snapshots();
         let key = Key::new(id, kind::SNAPSHOT, 0);
         self.trees.snapshots.insert(self.store, &mut self.global_edits, key, &snapshot.encode()).map(drop)
+    }
+
+    /// Takes the names of these away.
+    fn forget_snapshots(&mut self, ids: &[u64]) -> Result<()> {
+        // Which one is newest and which one is before it, is asked within the operation.
+        let mut all = snapshots_of(&self.trees.snapshots, self.store)?;
+        for id in ids {
+            let found = all.iter_mut().find(|(other, snapshot)| other == id && !is_being_removed(snapshot));
+            let Some((_, snapshot)) = found else { continue };
+            // The empty name says, also after a crash, that the tree is not whole any more.
+            snapshot.name.clear();
+            let unnamed = snapshot.clone();
+            self.put_snapshot(*id, &unnamed)?;
+            if self.counters.newest_snapshot_id == *id {
+                // From now on what leaves the live tree belongs to the snapshot before, if it is as old as that, and else to nobody.
+                let (newest, generation) = before(&all, *id).unwrap_or((0, Generation(0)));
+                self.counters.newest_snapshot = generation;
+                self.counters.newest_snapshot_id = newest;
+            }
+        }
+        Ok(())
     }
 
     /// No entry of the log says it.

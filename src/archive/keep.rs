@@ -1,0 +1,259 @@
+//! Chooses which snapshots of a series are kept: the newest ones, and one for each of the last hours, days, weeks, months and years.
+//!
+//! A period is one of UTC; a week is one of ISO 8601, from Monday on. Per rule, the newest snapshot of each of the last N periods that have any is kept, and
+//! what any rule keeps is kept. So a period without a snapshot takes nothing away, and the clock of today is not asked: a series that nobody goes on with
+//! loses nothing more.
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::Timestamp;
+
+const HOUR: i64 = 3600;
+const DAY: i64 = 24 * HOUR;
+
+/// What a snapshot is kept for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum KeepRule {
+    /// It is among the newest.
+    Last,
+    /// It is the newest one of its period.
+    Hourly,
+    Daily,
+    Weekly,
+    Monthly,
+    Yearly,
+}
+
+impl KeepRule {
+    /// The shortest period first.
+    pub const ALL: [KeepRule; 6] = [
+        KeepRule::Last,
+        KeepRule::Hourly,
+        KeepRule::Daily,
+        KeepRule::Weekly,
+        KeepRule::Monthly,
+        KeepRule::Yearly,
+    ];
+
+    /// `last`, `hourly` and so on.
+    pub fn word(self) -> &'static str {
+        match self {
+            KeepRule::Last => "last",
+            KeepRule::Hourly => "hourly",
+            KeepRule::Daily => "daily",
+            KeepRule::Weekly => "weekly",
+            KeepRule::Monthly => "monthly",
+            KeepRule::Yearly => "yearly",
+        }
+    }
+
+    /// The number of the period that this moment lies in; for the newest ones each second is one.
+    pub fn period_of(self, time: Timestamp) -> i64 {
+        let seconds = time.seconds;
+        match self {
+            KeepRule::Last => seconds,
+            KeepRule::Hourly => seconds.div_euclid(HOUR),
+            KeepRule::Daily => seconds.div_euclid(DAY),
+            // 1970 began on a Thursday, three days into its week.
+            KeepRule::Weekly => (seconds.div_euclid(DAY) + 3).div_euclid(7),
+            KeepRule::Monthly => {
+                let (year, month) = year_and_month(seconds.div_euclid(DAY));
+                12 * year + month - 1
+            }
+            KeepRule::Yearly => year_and_month(seconds.div_euclid(DAY)).0,
+        }
+    }
+
+    /// When that period begins.
+    pub fn beginning_of(self, period: i64) -> Timestamp {
+        let seconds = match self {
+            KeepRule::Last => period,
+            KeepRule::Hourly => period.saturating_mul(HOUR),
+            KeepRule::Daily => period.saturating_mul(DAY),
+            KeepRule::Weekly => period.saturating_mul(7).saturating_sub(3).saturating_mul(DAY),
+            KeepRule::Monthly => first_day(period.div_euclid(12), period.rem_euclid(12) + 1).saturating_mul(DAY),
+            KeepRule::Yearly => first_day(period, 1).saturating_mul(DAY),
+        };
+        Timestamp { seconds, nanos: 0 }
+    }
+}
+
+/// Days from 1970 to the first of a month of the Gregorian calendar. A year is counted from March on: so the day that is there now and then is its last.
+fn first_day(year: i64, month: i64) -> i64 {
+    let (year, months) = if month > 2 { (year, month - 3) } else { (year.saturating_sub(1), month + 9) };
+    let leaps = year.div_euclid(4) - year.div_euclid(100) + year.div_euclid(400);
+    // March to July and August to December have 153 days each.
+    year.saturating_mul(365).saturating_add(leaps + (153 * months + 2) / 5 - 719_468)
+}
+
+/// The year and the month, from 1 on, of a day counted from 1970.
+fn year_and_month(day: i64) -> (i64, i64) {
+    // 400 years have as many days; the estimate is off by one at most.
+    let mut year = 1970 + day.saturating_mul(400).div_euclid(146_097);
+    while first_day(year, 1) > day {
+        year -= 1;
+    }
+    while first_day(year + 1, 1) <= day {
+        year += 1;
+    }
+    let month = (2..=12).take_while(|month| first_day(year, *month) <= day).last();
+    (year, month.unwrap_or(1))
+}
+
+/// How many snapshots each rule keeps; 0 for a rule that there is not.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Keep([u32; 6]);
+
+impl Keep {
+    /// With this rule as well.
+    #[must_use]
+    pub fn with(mut self, rule: KeepRule, count: u32) -> Keep {
+        self.0[rule as usize] = count;
+        self
+    }
+
+    pub fn count(&self, rule: KeepRule) -> u32 {
+        self.0[rule as usize]
+    }
+
+    /// The rules that there are, the shortest period first.
+    pub fn rules(&self) -> impl Iterator<Item = (KeepRule, u32)> {
+        KeepRule::ALL.into_iter().zip(self.0).filter(|(_, count)| *count > 0)
+    }
+
+    /// For each of the moments (time and name, in any order) which rules keep it: none for those that are to be removed. Of several snapshots of one time the
+    /// last name is the newest.
+    pub fn kept_by<N: Ord>(&self, moments: &[(Timestamp, N)]) -> Vec<Vec<KeepRule>> {
+        let mut newest_first: Vec<usize> = (0..moments.len()).collect();
+        newest_first.sort_by(|a, b| moments[*b].cmp(&moments[*a]));
+        let mut kept = vec![Vec::new(); moments.len()];
+        for (rule, count) in self.rules() {
+            let (mut left, mut period) = (count, None);
+            for &at in &newest_first {
+                let its = rule.period_of(moments[at].0);
+                if left == 0 || (rule != KeepRule::Last && period == Some(its)) {
+                    continue;
+                }
+                (left, period) = (left - 1, Some(its));
+                kept[at].push(rule);
+            }
+        }
+        kept
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+    use crate::env::{Environment, SeededEnvironment};
+
+    fn at(year: i64, month: i64, day: i64, hour: i64) -> Timestamp {
+        Timestamp { seconds: (first_day(year, month) + day - 1) * DAY + hour * HOUR, nanos: 0 }
+    }
+
+    #[test]
+    fn periods_are_those_of_the_calendar() {
+        for (time, text) in [
+            (at(1970, 1, 1, 0), "1970-01-01 00:00:00"),
+            (at(2024, 2, 29, 23), "2024-02-29 23:00:00"),
+            (at(2026, 12, 31, 7), "2026-12-31 07:00:00"),
+            (at(2100, 3, 1, 0), "2100-03-01 00:00:00"),
+            (at(1969, 12, 31, 23), "1969-12-31 23:00:00"),
+        ] {
+            assert_eq!(time.utc(), text);
+            for rule in KeepRule::ALL {
+                let period = rule.period_of(time);
+                let (begins, ends) = (rule.beginning_of(period), rule.beginning_of(period + 1));
+                assert!(begins <= time && time < ends, "{rule:?} {text}");
+                assert_eq!(rule.period_of(begins), period, "{rule:?} {text}");
+                let last = Timestamp { seconds: ends.seconds - 1, nanos: 999_999_999 };
+                assert_eq!(rule.period_of(last), period, "{rule:?} {text}");
+            }
+        }
+        // ISO 8601: the week of 2026-12-31 has the first days of 2027, and ends on a Sunday.
+        let week = |time| KeepRule::Weekly.period_of(time);
+        assert_eq!(week(at(2026, 12, 28, 0)), week(at(2027, 1, 3, 23)));
+        assert_eq!(week(at(2027, 1, 3, 23)) + 1, week(at(2027, 1, 4, 0)));
+        for day in (-800_000..800_000).step_by(53) {
+            let (year, month) = year_and_month(day);
+            let (next_year, next) = if month == 12 { (year + 1, 1) } else { (year, month + 1) };
+            assert!(first_day(year, month) <= day && day < first_day(next_year, next), "{day}");
+        }
+        for rule in KeepRule::ALL {
+            for seconds in [i64::MIN, i64::MAX] {
+                assert!(rule.beginning_of(rule.period_of(Timestamp { seconds, nanos: 0 })).seconds <= seconds);
+            }
+        }
+    }
+
+    #[test]
+    fn what_rules_keep_of_a_series() {
+        // The oldest first, and what keeps each under three sets of rules.
+        let series = [
+            (at(2025, 12, 31, 23), ["", "yearly", ""]),
+            (at(2026, 10, 31, 12), ["", "monthly", ""]),
+            (at(2026, 11, 20, 9), ["daily", "", ""]),
+            (at(2026, 11, 22, 8), ["", "", ""]),
+            (at(2026, 11, 22, 20), ["daily", "weekly", ""]),
+            (at(2026, 11, 23, 5), ["hourly", "", "last"]),
+            (at(2026, 11, 23, 6), ["hourly,daily", "weekly,monthly,yearly", "last,hourly"]),
+        ];
+        let moments: Vec<_> = series.iter().map(|(time, _)| (*time, ())).collect();
+        let none = Keep::default();
+        let sets = [
+            none.with(KeepRule::Hourly, 2).with(KeepRule::Daily, 3),
+            none.with(KeepRule::Weekly, 2).with(KeepRule::Monthly, 2).with(KeepRule::Yearly, 9),
+            none.with(KeepRule::Last, 2).with(KeepRule::Hourly, 1),
+        ];
+        for (number, keep) in sets.iter().enumerate() {
+            let kept = keep.kept_by(&moments);
+            let words = |rules: &Vec<KeepRule>| rules.iter().map(|rule| rule.word()).collect::<Vec<_>>().join(",");
+            let expected: Vec<_> = series.iter().map(|(_, expected)| expected[number]).collect();
+            assert_eq!(kept.iter().map(words).collect::<Vec<_>>(), expected, "{number}");
+        }
+        assert!(none.kept_by(&moments).iter().all(Vec::is_empty), "no rule keeps nothing");
+        let same = [(at(2026, 1, 1, 0), b"b"), (at(2026, 1, 1, 0), b"c"), (at(2026, 1, 1, 0), b"a")];
+        let kept = |rule| none.with(rule, 2).kept_by(&same).iter().map(|rules| !rules.is_empty()).collect::<Vec<_>>();
+        assert_eq!(kept(KeepRule::Hourly), [false, true, false]);
+        assert_eq!(kept(KeepRule::Last), [true, true, false]);
+    }
+
+    /// The same said otherwise: by counting, for each snapshot alone.
+    fn is_kept(rule: KeepRule, count: u32, all: &[(Timestamp, u64)], one: &(Timestamp, u64)) -> bool {
+        if rule == KeepRule::Last {
+            return all.iter().filter(|other| *other > one).count() < count as usize;
+        }
+        let period = rule.period_of(one.0);
+        let same = all.iter().filter(|other| rule.period_of(other.0) == period);
+        let later: BTreeSet<i64> =
+            all.iter().map(|other| rule.period_of(other.0)).filter(|other| *other > period).collect();
+        same.max() == Some(one) && later.len() < count as usize
+    }
+
+    #[test]
+    fn rules_keep_the_newest_of_the_last_periods_that_have_any() {
+        let seed: u64 = std::env::var("SEED").map_or(20_261_123, |seed| seed.parse().unwrap());
+        println!("SEED={seed}");
+        let dice = SeededEnvironment::new(seed);
+        let below = |bound: u64| dice.next_u64() % bound;
+        for _ in 0..300 {
+            // From seconds to years apart.
+            let spread = 1 << (6 + below(24));
+            let base = dice.now().seconds - 500_000_000;
+            let all: Vec<(Timestamp, u64)> = (0..below(40))
+                .map(|name| (Timestamp { seconds: base + below(spread) as i64, nanos: below(2) as u32 }, name))
+                .collect();
+            let mut keep = Keep::default();
+            for rule in KeepRule::ALL {
+                keep = keep.with(rule, (below(9) as u32).saturating_sub(3));
+            }
+            for (one, rules) in all.iter().zip(keep.kept_by(&all)) {
+                let expected: Vec<_> = keep.rules().filter(|(rule, count)| is_kept(*rule, *count, &all, one)).collect();
+                assert_eq!(rules, expected.iter().map(|(rule, _)| *rule).collect::<Vec<_>>(), "{one:?} of {all:?}, {keep:?}");
+            }
+        }
+    }
+}

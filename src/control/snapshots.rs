@@ -1,0 +1,175 @@
+//! Snapshots of a mounted archive in messages, and the client's way through a list of them.
+//!
+//! # Bounds
+//! An answer is one line of at most `MAX_LINE`, so a list comes in pages of [`PAGE`]: whoever wants the next one says which id the last one had. Ids rise and are
+//! never given again, so nothing comes twice, whatever is taken and removed meanwhile. A client goes on only while they rise, takes [`MOST`] at all and
+//! gives a stranger's daemon [`LIST_TIMEOUT`] for all pages together.
+//!
+//! Names are bytes and travel as hexadecimal digits: lossless, and never longer than twice their length, whatever is in them.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use nix::unistd::geteuid;
+use serde::{Deserialize, Serialize};
+
+use super::client::ask_within;
+use super::{Request, Response};
+use crate::error::{Error, Result, Timestamp};
+
+/// Snapshots in an answer: with names of 255 bytes they are 45 KiB.
+pub const PAGE: usize = 64;
+/// Snapshots that a client takes from a daemon: several for each hour of a year, and 20 MiB.
+const MOST: usize = 65_536;
+/// What another user's daemon may take to list all of them.
+const LIST_TIMEOUT: Duration = Duration::from_secs(60);
+/// The longest name, in bytes.
+const MAX_NAME: usize = 255;
+
+/// A snapshot's name.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct Name(pub Vec<u8>);
+
+impl From<Name> for String {
+    fn from(name: Name) -> String {
+        name.0.iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+}
+
+impl TryFrom<String> for Name {
+    type Error = &'static str;
+
+    fn try_from(digits: String) -> std::result::Result<Name, &'static str> {
+        if digits.len() > 2 * MAX_NAME || digits.len() % 2 != 0 {
+            return Err("a name of such a length does not exist");
+        }
+        let digit = |byte: &u8| char::from(*byte).to_digit(16).map(|digit| digit as u8);
+        let bytes = digits.as_bytes().chunks_exact(2).map(|pair| Some(digit(&pair[0])? << 4 | digit(&pair[1])?));
+        bytes.collect::<Option<Vec<u8>>>().map(Name).ok_or("a name is hexadecimal digits")
+    }
+}
+
+/// A snapshot as a daemon tells of it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Listed {
+    pub id: u64,
+    pub name: Name,
+    pub seconds: i64,
+    pub nanos: u32,
+    pub inodes: u64,
+    /// None where it was not asked for.
+    pub held_bytes: Option<u64>,
+}
+
+impl Listed {
+    pub fn time(&self) -> Timestamp {
+        Timestamp { seconds: self.seconds, nanos: self.nanos.min(999_999_999) }
+    }
+}
+
+/// The snapshots that a choice was made among: those up to an id were so many. Since ids are never given again, the same number means that none of them is gone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Among {
+    pub up_to: u64,
+    pub count: u64,
+}
+
+impl Among {
+    /// Of ids that rise.
+    pub fn of(ids: impl Iterator<Item = u64>) -> Among {
+        ids.fold(Among { up_to: 0, count: 0 }, |among, id| Among { up_to: id, count: among.count + 1 })
+    }
+
+    /// Whether these still have all of them.
+    pub fn is_whole(&self, ids: impl Iterator<Item = u64>) -> bool {
+        ids.filter(|id| *id <= self.up_to).count() as u64 == self.count
+    }
+}
+
+/// All snapshots of a mounted archive, the oldest first; with `held`, what each one holds.
+///
+/// # Errors
+/// As [`super::ask`]; `Invalid` when the daemon is older than the question, refuses it or does not keep to the bounds.
+pub fn snapshots(socket: &Path, owner: u32, held: bool) -> Result<Vec<Listed>> {
+    let until = (owner != geteuid().as_raw()).then(|| Instant::now() + LIST_TIMEOUT);
+    let mut all: Vec<Listed> = Vec::new();
+    loop {
+        let after = all.last().map_or(0, |last| last.id);
+        let left = until.map(|until| until.saturating_duration_since(Instant::now()).max(Duration::from_millis(1)));
+        match ask_within(socket, owner, &Request::SnapshotList { after, held }, left)? {
+            Response::Snapshots { snapshots, more } => {
+                if !takes(&mut all, snapshots, more) {
+                    return Err(Error::invalid("the daemon's list of snapshots has no end"));
+                }
+                if !more {
+                    return Ok(all);
+                }
+            }
+            other => return Err(Error::invalid(other.complaint())),
+        }
+    }
+}
+
+/// Takes a page, and answers whether it is one that may follow.
+fn takes(all: &mut Vec<Listed>, page: Vec<Listed>, more: bool) -> bool {
+    let mut last = all.last().map_or(0, |last| last.id);
+    let rises = page.iter().all(|one| std::mem::replace(&mut last, one.id) < one.id);
+    let follows = rises && page.len() <= PAGE && all.len() + page.len() <= MOST && (!more || !page.is_empty());
+    all.extend(page);
+    follows
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_name_goes_and_comes() {
+        let all: Vec<u8> = (1..=255).filter(|byte| *byte != b'/').collect();
+        for name in [&b"monday"[..], b"\xff\n\"\\", "für dich".as_bytes(), &all, &[0xfe; 255]] {
+            let line = serde_json::to_string(&Name(name.to_vec())).unwrap();
+            assert!(line.len() <= 2 * name.len() + 2);
+            assert_eq!(serde_json::from_str::<Name>(&line).unwrap().0, name);
+        }
+        for line in ["\"a\"", "\"zz\"", "\"é\"", "7", &format!("\"{}\"", "00".repeat(256))] {
+            assert!(serde_json::from_str::<Name>(line).is_err(), "{line}");
+        }
+    }
+
+    #[test]
+    fn the_longest_page_fits_into_a_line() {
+        let one = Listed {
+            id: u64::MAX,
+            name: Name(vec![0xff; MAX_NAME]),
+            seconds: i64::MIN,
+            nanos: u32::MAX,
+            inodes: u64::MAX,
+            held_bytes: Some(u64::MAX),
+        };
+        let page = Response::Snapshots { snapshots: vec![one; PAGE], more: true };
+        assert!((serde_json::to_vec(&page).unwrap().len() as u64) < super::super::MAX_LINE);
+    }
+
+    #[test]
+    fn pages_that_do_not_rise_or_do_not_end_are_refused() {
+        let page = |ids: &[u64]| ids.iter().map(|&id| Listed { id, ..Listed::default() }).collect::<Vec<_>>();
+        let mut all = Vec::new();
+        assert!(takes(&mut all, page(&[1, 4]), true) && takes(&mut all, page(&[5]), true));
+        assert!(takes(&mut all, page(&[]), false));
+        assert!(!takes(&mut all.clone(), page(&[]), true), "for ever");
+        assert!(!takes(&mut all.clone(), page(&[5]), true) && !takes(&mut all.clone(), page(&[7, 6]), true));
+        assert!(!takes(&mut all.clone(), page(&(6..80).collect::<Vec<_>>()), true), "too long a page");
+        let mut full = page(&(1..=MOST as u64).collect::<Vec<_>>());
+        assert!(!takes(&mut full, page(&[1 << 20]), true), "too many");
+    }
+
+    #[test]
+    fn what_a_choice_was_made_among_is_whole_while_none_of_it_is_gone() {
+        let among = Among::of([2, 5, 9].into_iter());
+        assert!(among.is_whole([2, 5, 9].into_iter()) && among.is_whole([2, 5, 9, 10].into_iter()));
+        assert!(!among.is_whole([2, 9].into_iter()) && !among.is_whole([2, 5, 10].into_iter()));
+        assert!(Among::of(std::iter::empty()).is_whole([1].into_iter()));
+    }
+}
