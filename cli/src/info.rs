@@ -19,6 +19,8 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let archive = args.archive.read()?;
     let info = archive.info().map_err(|error| Lockbox::failure(&args.archive.archive, error))?;
+    // Their tree alone may be damaged, of which `check` tells more.
+    let snapshots = archive.moments().list().map(|all| all.len());
     let mut out = Output::new();
     if args.json {
         let slots: Vec<_> =
@@ -34,6 +36,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             "file_bytes": info.file_bytes,
             "used_bytes": info.used_bytes,
             "key_slots": slots,
+            "snapshots": snapshots.ok(),
             "fallback": info.fallback,
         }))?;
     } else {
@@ -49,6 +52,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             ("Size of the file", format!("{} bytes", info.file_bytes)),
             ("In use", format!("{} bytes", info.used_bytes)),
             ("Key slots", slots.join(", ")),
+            ("Snapshots", snapshots.map_or_else(|error| format!("not known: {error}"), |count| count.to_string())),
         ] {
             out.line(&format!("{name:<22} {value}"))?;
         }

@@ -22,12 +22,14 @@ mod key;
 mod ls;
 #[cfg(test)]
 mod manual;
+mod moments;
 mod mount;
 mod opening;
 mod output;
 mod passwd;
 mod patterns;
 mod progress;
+mod prune;
 mod purge;
 mod receive;
 mod recovery;

@@ -32,9 +32,6 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
 fn ask(socket: &Path, status: &Status) -> Result<(), Failure> {
     match control::ask(socket, status.uid, &Request::Purge)? {
         Response::Done => Ok(()),
-        Response::Failed { message } | Response::Busy { message } => {
-            Err(Failure::other(format!("{}: {message}", status.mount_point)))
-        }
-        Response::Status(_) => Err(Failure::other("the daemon gave an answer that was not asked for")),
+        other => Err(Failure::other(format!("{}: {}", status.mount_point, other.complaint()))),
     }
 }

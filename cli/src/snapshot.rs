@@ -1,26 +1,35 @@
 //! `lockbox snapshot`: keeps moments of an archive, lists and removes them.
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 use std::time::SystemTime;
 
+use ignore::gitignore::{Gitignore, GitignoreBuilder};
 use lockbox::Error;
-use lockbox::archive::Snapshot;
-use lockbox::error::Timestamp;
+use lockbox::archive::{Snapshot, name_of_time};
+use lockbox::error::{Refusal, Timestamp};
 use lockbox_host::{Program, code};
 use lockbox_terminal::display;
 use serde_json::{Value, json};
 
 use crate::exit::{Failure, Lockbox};
+use crate::moments::Mounted;
 use crate::opening::ArchiveArgs;
 use crate::output::{Output, put_name, rfc3339};
+use crate::prune;
 
-/// Keep moments of an archive, to read them later
+/// Keep moments of an archive, to read them later; the archive may be mounted, and named by its mount point
 #[derive(clap::Subcommand)]
 pub(crate) enum Command {
     Create(CreateArgs),
     Ls(LsArgs),
     Rm(RmArgs),
+    Prune(prune::Args),
 }
+
+/// What the end of an interrupted removal leaves.
+pub(crate) const INTERRUPTED: &str =
+    "interrupted; the snapshots are removed, and the next mount or 'lockbox purge' frees the rest of what they held";
 
 /// Keep everything in an archive as it is now
 #[derive(clap::Args)]
@@ -46,7 +55,7 @@ pub(crate) struct LsArgs {
 pub(crate) struct RmArgs {
     #[command(flatten)]
     archive: ArchiveArgs,
-    /// Names of snapshots
+    /// Names of snapshots, or patterns such as 'auto-2026-10-*' for what has no such name
     #[arg(required = true, value_name = "NAME")]
     names: Vec<OsString>,
 }
@@ -56,31 +65,35 @@ pub(crate) fn run(command: &Command) -> Result<(), Failure> {
         Command::Create(args) => create(args),
         Command::Ls(args) => ls(args),
         Command::Rm(args) => rm(args),
+        Command::Prune(args) => prune::run(args),
     }
 }
 
 fn create(args: &CreateArgs) -> Result<(), Failure> {
-    let failed = |error| Lockbox::failure(&args.archive.archive, error);
-    let archive = args.archive.write()?;
     let name = match &args.name {
         Some(name) => name.as_bytes().to_vec(),
-        None => name_of(Timestamp::from_system(SystemTime::now())).into_bytes(),
+        None => name_of_time(Timestamp::from_system(SystemTime::now())).into_bytes(),
     };
-    archive.take_snapshot(&name).and(archive.close()).map_err(failed)?;
+    match Mounted::find(&args.archive)? {
+        Some(mounted) => mounted.create(&name)?,
+        None => {
+            let archive = args.archive.write()?;
+            let taken = archive.take_snapshot(&name).and(archive.close());
+            taken.map_err(|error| Lockbox::failure(&args.archive.archive, error))?;
+        }
+    }
     let mut out = Output::new();
     out.name(&name)?;
     out.bytes(b"\n")?;
     out.finish()
 }
 
-/// `2026-11-23T05-42-03Z`: as a file may be called everywhere.
-fn name_of(time: Timestamp) -> String {
-    format!("{}Z", time.utc().replace(' ', "T").replace(':', "-"))
-}
-
 fn ls(args: &LsArgs) -> Result<(), Failure> {
     let failed = |error| Lockbox::failure(&args.archive.archive, error);
-    let snapshots = args.archive.read()?.snapshots().map_err(failed)?;
+    let snapshots = match Mounted::find(&args.archive)? {
+        Some(mounted) => mounted.list(true)?,
+        None => args.archive.read()?.snapshots().map_err(failed)?,
+    };
     let mut out = Output::new();
     for snapshot in &snapshots {
         if args.json { out.json(&json_of(snapshot))? } else { row(snapshot, &mut out)? }
@@ -89,8 +102,8 @@ fn ls(args: &LsArgs) -> Result<(), Failure> {
 }
 
 fn row(snapshot: &Snapshot, out: &mut Output) -> Result<(), Failure> {
-    let Snapshot { name, time, inodes, held_bytes } = snapshot;
-    let (inodes, held) = (format!("{inodes} inodes"), format!("{held_bytes} bytes held"));
+    let Snapshot { name, time, inodes, held_bytes, .. } = snapshot;
+    let (inodes, held) = (format!("{inodes} inodes"), format!("{} bytes held", held_bytes.unwrap_or(0)));
     out.line(&format!("{} UTC  {inodes:>16}  {held:>24}  {}", time.utc(), display(name)))
 }
 
@@ -106,18 +119,57 @@ fn json_of(snapshot: &Snapshot) -> Value {
 
 fn rm(args: &RmArgs) -> Result<(), Failure> {
     let failed = |error| Lockbox::failure(&args.archive.archive, error);
-    let names: Vec<Vec<u8>> = args.names.iter().map(|name| name.as_bytes().to_vec()).collect();
+    let wanted = Wanted::new(&args.names)?;
+    if let Some(mounted) = Mounted::find(&args.archive)? {
+        let all = mounted.list(false)?;
+        return mounted.remove(&wanted.among(&all).map_err(failed)?);
+    }
     let (archive, interrupt) = args.archive.write_watched()?;
-    let removed = archive.remove_snapshots(&names, &mut || interrupt.check());
+    let removed = archive.moments().remove(&mut |all| wanted.among(all));
+    let removed = removed.and_then(|()| archive.finish_removals(&mut || interrupt.check()));
     // Closing erases what was freed.
     let closed = archive.close();
     match removed {
         Err(error @ Error::Interrupted(_)) => {
             closed.map_err(failed)?;
-            let sentence = "interrupted; the snapshots are removed, and the next mount or 'lockbox purge' frees the rest of what they held";
-            Err(Failure::new(code(&error), sentence))
+            Err(Failure::new(code(&error), INTERRUPTED))
         }
         removed => removed.and(closed).map_err(failed),
+    }
+}
+
+/// What is to be removed, as it was given.
+struct Wanted<'a>(Vec<(&'a [u8], Option<Gitignore>)>);
+
+impl Wanted<'_> {
+    fn new(names: &[OsString]) -> Result<Wanted<'_>, Failure> {
+        let pattern = |name: &OsStr| {
+            let Some(text) = name.to_str().filter(|text| text.contains(['*', '?', '['])) else { return Ok(None) };
+            let wrong = |_| Failure::usage(format!("'{}' is no pattern", display(name.as_bytes())));
+            let mut rules = GitignoreBuilder::new("/");
+            // From the beginning of the name on, whatever that begins with.
+            rules.add_line(None, &format!("/{text}")).map_err(wrong)?;
+            rules.build().map(Some).map_err(wrong)
+        };
+        Ok(Wanted(names.iter().map(|name| Ok((name.as_bytes(), pattern(name)?))).collect::<Result<_, Failure>>()?))
+    }
+
+    /// The ids of all that is meant: what has the name, else what the pattern matches.
+    fn among(&self, all: &[Snapshot]) -> lockbox::Result<Vec<u64>> {
+        let mut ids = Vec::new();
+        for (name, pattern) in &self.0 {
+            let before = ids.len();
+            ids.extend(all.iter().filter(|one| one.name == *name).map(|one| one.id));
+            if let Some(pattern) = pattern.as_ref().filter(|_| ids.len() == before) {
+                let matches =
+                    |one: &&Snapshot| pattern.matched(Path::new(OsStr::from_bytes(&one.name)), false).is_ignore();
+                ids.extend(all.iter().filter(matches).map(|one| one.id));
+            }
+            if ids.len() == before {
+                return Err(Error::Refused(Refusal::NoSnapshot { name: display(name) }));
+            }
+        }
+        Ok(ids)
     }
 }
 
@@ -126,7 +178,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_by_default_is_a_time_without_colons() {
-        assert_eq!(name_of(Timestamp { seconds: 1, nanos: 5 }), "1970-01-01T00-00-01Z");
+    fn a_name_goes_before_a_pattern_and_each_has_to_mean_something() {
+        let names: [&[u8]; 5] = [b"auto-1", b"auto-2", b"auto-*", b"monday", b"auto-\xff"];
+        let all: Vec<Snapshot> = (1..)
+            .zip(names)
+            .map(|(id, name)| Snapshot {
+                id,
+                name: name.to_vec(),
+                time: Timestamp::default(),
+                inodes: 1,
+                held_bytes: None,
+            })
+            .collect();
+        let meant = |given: &[&str]| {
+            let given: Vec<OsString> = given.iter().map(OsString::from).collect();
+            Wanted::new(&given).unwrap_or_else(|failure| panic!("{failure}")).among(&all)
+        };
+        assert_eq!(meant(&["auto-*"]).unwrap(), [3], "it has that name");
+        assert_eq!(meant(&["auto-?"]).unwrap(), [1, 2, 3, 5]);
+        assert_eq!(meant(&["*day", "auto-[2-9]"]).unwrap(), [4, 2]);
+        assert!(meant(&["day*"]).is_err() && meant(&["monday", "tuesday"]).is_err() && meant(&["!monday*"]).is_err());
+        assert!(Wanted::new(&["a[".into()]).is_err());
     }
 }

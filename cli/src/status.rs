@@ -137,7 +137,7 @@ fn as_json(found: &Found) -> Value {
         "uid": status.uid,
         "options": status.options,
         "read_only": status.read_only,
-        "since": rfc3339(Timestamp { seconds: status.since, nanos: 0 }),
+        "since": moment(status.since),
         "generation": status.generation,
         "commits": status.commits,
         "dirty_bytes": status.dirty_bytes,
@@ -150,9 +150,24 @@ fn as_json(found: &Found) -> Value {
         "peak_resident_bytes": status.peak_resident_bytes,
         "file_bytes": status.file_bytes,
         "used_bytes": status.used_bytes,
+        "snapshots": status.snapshots,
+        "newest_snapshot": status.newest_snapshot.map(moment),
+        "snapshot_schedule": status.schedule.as_ref().map(|schedule| json!({
+            "rules": schedule.rules,
+            "next": moment(schedule.next),
+            "failure": schedule.failure,
+        })),
         "latched": status.latched,
         "fallback": status.fallback,
     })
+}
+
+fn moment(seconds: i64) -> String {
+    rfc3339(Timestamp { seconds, nanos: 0 })
+}
+
+fn utc(seconds: i64) -> String {
+    format!("{} UTC", Timestamp { seconds, nanos: 0 }.utc())
 }
 
 fn count_of(number: u64, one: &str, more: &str) -> String {
@@ -178,7 +193,7 @@ fn lines(found: &Found) -> Vec<(&'static str, String)> {
         ("Archive", shown(Path::new(&status.archive))),
         ("Archive id", status.archive_id.clone()),
         ("Held by", format!("process {} (user {})", status.pid, daemons::user_name(status.uid))),
-        ("Mounted since", format!("{} UTC", Timestamp { seconds: status.since, nanos: 0 }.utc())),
+        ("Mounted since", utc(status.since)),
         ("Options", status.options.clone()),
         ("Generation", format!("{}, {}", status.generation, count(status.commits, "commit"))),
         ("Not yet durable", size(status.dirty_bytes)),
@@ -219,6 +234,16 @@ fn lines(found: &Found) -> Vec<(&'static str, String)> {
             },
         ),
     ];
+    lines.extend(status.snapshots.map(|count| {
+        let newest =
+            status.newest_snapshot.map_or_else(String::new, |newest| format!(", the newest of {}", utc(newest)));
+        ("Snapshots", format!("{count}{newest}"))
+    }));
+    if let Some(schedule) = &status.schedule {
+        let next = format!("{}; the next with the first change after {}", schedule.rules, utc(schedule.next));
+        lines.push(("Snapshot schedule", next));
+        lines.extend(schedule.failure.clone().map(|failure| ("Snapshot failed", failure)));
+    }
     lines.extend(status.latched.clone().map(|reason| ("Read-only because", reason)));
     lines.extend(status.fallback.clone().map(|sentence| ("When mounted", sentence)));
     lines

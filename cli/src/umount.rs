@@ -172,8 +172,7 @@ fn stop(socket: &Path, status: &Status, lazy: bool) -> Result<(), Failure> {
                 format!("{} is busy: {why}; end that use, or use 'lockbox umount --lazy'", status.mount_point),
             ));
         }
-        Response::Failed { message } => return Err(Failure::other(format!("{}: {message}", status.mount_point))),
-        Response::Status(_) => return Err(Failure::other("the daemon gave an answer that was not asked for")),
+        other => return Err(Failure::other(format!("{}: {}", status.mount_point, other.complaint()))),
     }
     let start = Instant::now();
     while runs(status.pid) {

@@ -7,21 +7,33 @@ use std::sync::mpsc::{self, Sender};
 use std::time::SystemTime;
 
 use lockbox::Result;
-use lockbox::archive::Archive;
+use lockbox::archive::{Archive, Moments};
 use lockbox::control::{Caches, Request, Response, Status};
 use lockbox::fs::FileSystem;
 use nix::unistd::geteuid;
 use parking_lot::Mutex;
 
 use crate::adapter::Activity;
-use crate::ending::{Event, Slot};
+use crate::ending::{Event, Place, Slot};
+use crate::kernel_cache::KernelCache;
+use crate::moments;
+use crate::schedule::Schedule;
 use crate::task::Task;
+
+/// What there is while the mount lives.
+pub(crate) struct Living {
+    pub(crate) activity: Arc<Activity>,
+    pub(crate) place: Arc<Place>,
+    pub(crate) cache: Arc<KernelCache>,
+    /// None when it takes no snapshots by itself.
+    pub(crate) schedule: Option<Arc<Schedule>>,
+}
 
 /// What the answers are taken from.
 pub(crate) struct Answers {
     task: Task,
     slot: Slot,
-    activity: Arc<Activity>,
+    living: Living,
     events: Mutex<Sender<Event>>,
     since: i64,
     /// The newest commit when the mount began.
@@ -34,14 +46,17 @@ impl Answers {
     pub(crate) fn new(
         task: Task,
         slot: Slot,
-        activity: Arc<Activity>,
+        living: Living,
         events: Sender<Event>,
         own_status: Option<File>,
     ) -> Answers {
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
         let since = now.map_or(0, |now| i64::try_from(now.as_secs()).unwrap_or(i64::MAX));
+        if let Some(Err(error)) = slot.lock().as_ref().map(|archive| archive.file_system().look_at_snapshots()) {
+            tracing::warn!("the snapshots cannot be counted: {error}");
+        }
         let first_generation = slot.lock().as_ref().map_or(0, |archive| archive.file_system().generation().0);
-        Answers { task, slot, activity, events: Mutex::new(events), since, first_generation, own_status }
+        Answers { task, slot, living, events: Mutex::new(events), since, first_generation, own_status }
     }
 
     pub(crate) fn respond(&self, request: &Request) -> Response {
@@ -52,6 +67,16 @@ impl Answers {
             },
             Request::Sync => self.done(FileSystem::make_durable),
             Request::Purge => self.done(FileSystem::purge),
+            Request::SnapshotCreate { name } => self.about_snapshots(true, |moments| {
+                let collected = moments::collect(&self.living.place, &self.living.cache);
+                moments::done(collected.and_then(|()| moments.create(&name.0)))
+            }),
+            Request::SnapshotList { after, held } => self.about_snapshots(false, |all| {
+                moments::list(all, *after, *held).unwrap_or_else(|error| moments::refused(&error))
+            }),
+            Request::SnapshotRemove { ids, among } => {
+                self.about_snapshots(true, |moments| moments::remove(moments, ids, *among))
+            }
             Request::Stop { lazy } => {
                 let (answer, answered) = mpsc::channel();
                 let _ = self.events.lock().send(Event::Stop { lazy: *lazy, answer });
@@ -67,6 +92,13 @@ impl Answers {
             Some(Ok(())) => Response::Done,
             Some(Err(error)) => Response::Failed { message: error.to_string() },
             None => closing(),
+        }
+    }
+
+    fn about_snapshots(&self, changes: bool, work: impl FnOnce(&Moments) -> Response) -> Response {
+        match moments::read_only(&self.task.options).filter(|_| changes) {
+            Some(refused) => refused,
+            None => moments::of(&self.slot).map_or_else(closing, |moments| work(&moments)),
         }
     }
 
@@ -89,14 +121,17 @@ impl Answers {
             commits: generation.saturating_sub(self.first_generation),
             dirty_bytes: usage.volatile_bytes,
             log: usage.log,
-            open_files: self.activity.open_files(),
-            open_directories: self.activity.open_directories(),
+            open_files: self.living.activity.open_files(),
+            open_directories: self.living.activity.open_directories(),
             memory_bytes: usage.memory(),
             memory_limit: options.memory,
             peak_resident_bytes: self.own_status.as_ref().map_or(0, peak_resident_bytes),
             file_bytes: usage.file_bytes,
             used_bytes: usage.used_bytes,
             caches: Caches { cells: usage.cells, heads: usage.heads, nodes: usage.nodes },
+            snapshots: usage.snapshots.map(|snapshots| snapshots.count),
+            newest_snapshot: usage.snapshots.and_then(|snapshots| snapshots.newest).map(|newest| newest.seconds),
+            schedule: self.living.schedule.as_ref().map(|schedule| schedule.describe()),
             latched: usage.latched,
             fallback: usage.fallback,
         }

@@ -89,6 +89,11 @@ fn setting(device: u64, name: &str) -> String {
     format!("/sys/class/bdi/{}:{}/{name}", major(device), minor(device))
 }
 
+/// Opens the file that tells how many requests of a connection nobody has answered yet. Where fusectl is not mounted there is none.
+pub fn open_waiting(device: u64) -> io::Result<fs::File> {
+    fs::File::open(format!("/sys/fs/fuse/connections/{}/waiting", minor(device)))
+}
+
 /// Opens the file by which a connection is aborted: every request under way and every later one then fails at once.
 pub fn open_abort(device: u64) -> io::Result<fs::File> {
     fs::OpenOptions::new().write(true).open(format!("/sys/fs/fuse/connections/{}/abort", minor(device)))

@@ -4,7 +4,7 @@ use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use lockbox::archive::OpenOptions;
+use lockbox::archive::{Keep, OpenOptions};
 use lockbox::fs::SyncProfile;
 use lockbox::keys::{SeenOptions, UnlockLimits, seen_directory};
 use lockbox_host::secrets::{Cache, Sources, parse_timeout};
@@ -14,7 +14,7 @@ use nix::unistd::geteuid;
 use serde::{Deserialize, Serialize};
 
 use crate::exit::Failure;
-use crate::{fstab, kernel};
+use crate::{fstab, kernel, schedule};
 
 /// Frame cache, node cache, dirty data and space map need some room each; below this the caches thrash.
 const MIN_MEMORY: u64 = 16 << 20;
@@ -68,6 +68,8 @@ pub struct Options {
     /// The snapshot that is shown, for reading.
     pub snapshot: Option<String>,
     pub snapshot_dir: SnapshotDir,
+    /// Which snapshots are taken in the course of time, and how many of them are kept.
+    pub snapshots: Keep,
 }
 
 /// `snapshot-dir=`: whether the root has a directory of the snapshots.
@@ -119,6 +121,7 @@ impl Default for Options {
             over_archive: false,
             snapshot: None,
             snapshot_dir: SnapshotDir::Hidden,
+            snapshots: Keep::default(),
         }
     }
 }
@@ -146,6 +149,11 @@ impl Options {
         for option in lists.iter().flat_map(|list| list.as_ref().split(',')).filter(|option| !option.is_empty()) {
             let (name, known) = match option.split_once('=') {
                 Some((name, value)) => (name, self.set_value(name, value)?),
+                // The list of rules is split at commas like all others.
+                None if option.contains(':') && self.snapshots != Keep::default() => {
+                    self.snapshots = parse_rule(self.snapshots, option)?;
+                    (option, true)
+                }
                 None => (option, self.set_flag(option)),
             };
             if !known && !fstab::is_for_others(option) {
@@ -211,6 +219,8 @@ impl Options {
             "idle" => self.idle = parse_idle(value)?,
             "snapshot" => self.snapshot = Some(parse_name(name, value)?),
             "snapshot-dir" | "snapshot_dir" => self.snapshot_dir = parse_snapshot_dir(name, value)?,
+            "snapshots" if value == "off" => self.snapshots = Keep::default(),
+            "snapshots" => self.snapshots = parse_rule(Keep::default(), value)?,
             _ => return Ok(false),
         }
         Ok(true)
@@ -301,6 +311,9 @@ impl fmt::Display for Options {
             SnapshotDir::Hidden => {}
             SnapshotDir::Off => f.write_str(",snapshot-dir=off")?,
         }
+        if self.snapshots != Keep::default() {
+            write!(f, ",snapshots={}", schedule::words(&self.snapshots))?;
+        }
         match &self.snapshot {
             Some(name) => write!(f, ",snapshot={name}"),
             None => Ok(()),
@@ -349,6 +362,16 @@ fn parse_name(name: &str, value: &str) -> Result<String, Failure> {
     match value {
         "" => Err(Failure::usage(format!("{name}= takes a name"))),
         value => Ok(value.to_owned()),
+    }
+}
+
+/// The rules with one more.
+fn parse_rule(rules: Keep, text: &str) -> Result<Keep, Failure> {
+    match schedule::parse_rule(text) {
+        Some((rule, count)) => Ok(rules.with(rule, count)),
+        None => Err(Failure::usage(format!(
+            "snapshots= takes off, or rules such as hourly:24,daily:7,weekly:4,monthly:12,yearly:5, not '{text}'"
+        ))),
     }
 }
 
@@ -459,6 +482,28 @@ mod tests {
             assert_eq!(Options::parse(&[options.to_string()]).unwrap(), options);
         }
         assert_eq!(Options::parse(&["snapshot-dir=yes"]).unwrap_err().code, USAGE);
+    }
+
+    #[test]
+    fn rules_for_snapshots_are_a_list_within_the_list() {
+        let options = Options::parse(&["snapshots=hourly:24,daily:7,weekly:4,noexec"]).unwrap();
+        assert!(options.to_string().ends_with(",snapshots=hourly:24,daily:7,weekly:4"), "{options}");
+        assert_eq!(Options::parse(&[options.to_string()]).unwrap(), options);
+        let again = Options::parse(&["snapshots=hourly:24,daily:7", "noexec,snapshots=yearly:2,hourly:3"]).unwrap();
+        assert!(again.to_string().ends_with(",snapshots=hourly:3,yearly:2"), "{again}");
+        assert_eq!(Options::parse(&["snapshots=hourly:24,daily:7,snapshots=off"]).unwrap(), Options::default());
+        for list in [
+            "snapshots=",
+            "snapshots=often",
+            "snapshots=hourly",
+            "snapshots=hourly:0",
+            "snapshots=hourly:2,dayly:3",
+            "snapshots=hourly:2,daily:x",
+            "daily:3",
+            "snapshots=off,daily:3",
+        ] {
+            assert_eq!(Options::parse(&[list]).unwrap_err().code, USAGE, "{list}");
+        }
     }
 
     #[test]

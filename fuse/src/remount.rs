@@ -73,11 +73,11 @@ pub fn remount(point: &Path, flags: MsFlags) -> Result<(), Failure> {
     match daemon {
         Some((socket, status)) if read_only => match control::ask(socket, status.uid, &Request::Sync)? {
             Response::Done => Ok(()),
-            Response::Failed { message } | Response::Busy { message } => Err(Failure::other(format!(
-                "{} is read-only, but not all of it is durable: {message}",
-                point.display()
+            other => Err(Failure::other(format!(
+                "{} is read-only, but not all of it is durable: {}",
+                point.display(),
+                other.complaint()
             ))),
-            Response::Status(_) => Err(Failure::other("the daemon gave an answer that was not asked for")),
         },
         None if read_only => Err(Failure::other(format!(
             "{} is read-only, but its daemon is not found and was not asked to make all of it durable",

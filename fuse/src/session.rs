@@ -19,12 +19,13 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Sender};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use fuser::SessionACL;
 use lockbox::Error;
-use lockbox::archive::Archive;
+use lockbox::archive::{Archive, Keep};
 use lockbox::control;
+use lockbox::error::Timestamp;
 use lockbox::keys::UnlockedKey;
 use lockbox_host::{daemons, harden};
 use nix::sys::signal::{SigSet, Signal};
@@ -32,7 +33,7 @@ use parking_lot::Mutex;
 use rustix::fs::{CWD, Mode, OFlags, openat};
 
 use crate::adapter::{Activity, Adapter, Manner, snapshot_dir};
-use crate::answers::Answers;
+use crate::answers::{Answers, Living};
 use crate::callers::Callers;
 use crate::ending::{Attached, End, Event, Place, Slot};
 use crate::exit::Failure;
@@ -40,10 +41,12 @@ use crate::former;
 use crate::idle::{self, Watcher};
 use crate::journal::Target;
 use crate::kernel_cache::KernelCache;
+use crate::moments;
 use crate::mount::Mount;
 use crate::options::Options;
 use crate::pace::Pace;
 use crate::sandbox::{self, Reach};
+use crate::schedule::Schedule;
 use crate::suspend;
 use crate::task::Task;
 use crate::ticker::Ticker;
@@ -90,9 +93,10 @@ pub fn serve(
         }
         ready(&notices)?;
         let thread_failed = |e| Failure::system(format!("cannot start a thread: {e}"));
-        let Running { server, place, cache, activity } = running;
+        let Running { server, place, cache, activity, schedule } = running;
+        let scheduled = schedule.zip(moments::of(&slot));
         let _ticker = (!task.options.read_only)
-            .then(|| Ticker::start(fs, witness, cache, place, task.options.sync_profile()))
+            .then(|| Ticker::start(fs, witness, cache, place, task.options.sync_profile(), scheduled))
             .transpose()
             .map_err(thread_failed)?;
         let idle = task.options.idle.map(Duration::from_secs);
@@ -115,6 +119,7 @@ struct Running {
     place: Arc<Place>,
     cache: Arc<KernelCache>,
     activity: Arc<Activity>,
+    schedule: Option<Arc<Schedule>>,
 }
 
 /// What is there before the mount is.
@@ -175,8 +180,17 @@ fn start(
         confine(&Reach { sockets: listening.directory(), seen: seen.as_ref(), tasks });
     }
     let thread_failed = |e: std::io::Error| Failure::system(format!("cannot start a thread: {e}"));
+    // A mount for reading changes nothing.
+    let keep = if task.options.read_only { Keep::default() } else { task.options.snapshots };
+    let schedule = Schedule::new(keep, || Timestamp::from_system(SystemTime::now())).map(Arc::new);
     let server = {
-        let answers = Answers::new(task.clone(), Arc::clone(slot), Arc::clone(&activity), events.clone(), own_status);
+        let living = Living {
+            activity: Arc::clone(&activity),
+            place: Arc::clone(&place),
+            cache: Arc::clone(&cache),
+            schedule: schedule.clone(),
+        };
+        let answers = Answers::new(task.clone(), Arc::clone(slot), living, events.clone(), own_status);
         listening.serve(move |request| answers.respond(&request))?
     };
     let Options { access_times, threads, snapshot_dir: asked, .. } = task.options;
@@ -214,7 +228,7 @@ fn start(
             }
         })
         .map_err(thread_failed)?;
-    Ok(Running { server, place, cache, activity })
+    Ok(Running { server, place, cache, activity, schedule })
 }
 
 /// Comes before any thread. A machine that refuses a part of it gets its mount all the same, and a line in the log.

@@ -1,4 +1,4 @@
-//! The daemon's clock: background steps and news for the kernel every second, and unless `sync=never` a flush and, a second later, a commit every five.
+//! The daemon's clock: background steps, snapshots that are due and news for the kernel every second, and unless `sync=never` a flush and, a second later, a commit every five.
 //!
 //! # Rules
 //! 1  A commit comes [`ARRIVAL`] after its flush: syncfs(2) on a FUSE mount sends WRITE requests and does not wait until they are
@@ -11,18 +11,19 @@ use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use lockbox::archive::Moments;
 use lockbox::fs::{FileSystem, SyncProfile};
 use lockbox::keys::Witness;
 use lockbox::{Error, Result};
 
-use crate::ending::Place;
+use crate::ending::{ARRIVAL, Place};
 use crate::kernel_cache::KernelCache;
+use crate::moments::collect;
+use crate::schedule;
 
 const STEP: Duration = Duration::from_secs(1);
 /// From one flush of the kernel's pages to the next.
 const PERIOD: Duration = Duration::from_secs(5);
-/// What the pages have for their way from the kernel to us.
-pub(crate) const ARRIVAL: Duration = Duration::from_secs(1);
 /// Until the next time an older copy could pass for the newest; each time costs an fsync beside the archive.
 const REMEMBER: Duration = Duration::from_secs(60);
 /// Background steps in a row before the clock is looked at again.
@@ -41,6 +42,7 @@ impl Ticker {
         cache: Arc<KernelCache>,
         place: Arc<Place>,
         profile: SyncProfile,
+        scheduled: Option<(Arc<schedule::Schedule>, Moments)>,
     ) -> std::io::Result<Ticker> {
         let (stop, stopped) = mpsc::channel();
         let thread = thread::Builder::new().name("ticker".into()).spawn(move || {
@@ -60,6 +62,10 @@ impl Ticker {
                 }
                 let done = clock.maintain();
                 clock.report(done);
+                // Tells of its failures itself.
+                if let Some((snapshots, moments)) = &scheduled {
+                    snapshots.step(moments, || collect(&clock.place, &clock.cache));
+                }
                 clock.tell();
                 if remembered.elapsed() >= REMEMBER {
                     witness.remember();

@@ -71,7 +71,8 @@ fn upper_seeds(name: &str) -> Vec<Vec<u8>> {
         "options" => &[
             "ro,allow_other,nosuid,nodev",
             "sync=always,memory=64M,size-limit=1G,atime=open,threads=4,pack=off,compress=off",
-            "stop_timeout=5,log=/tmp/log,kdf-limit=100,passfile=/pw,sandbox=off,accept-older,snapshot=monday,snapshot-dir=shown",
+            "stop_timeout=5,log=/tmp/log,kdf-limit=100,passfile=/pw,sandbox=off,accept-older,snapshot=monday",
+            "snapshot-dir=shown,snapshots=hourly:24,daily:7",
         ],
         _ => &[],
     };

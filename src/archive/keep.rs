@@ -27,14 +27,8 @@ pub enum KeepRule {
 
 impl KeepRule {
     /// The shortest period first.
-    pub const ALL: [KeepRule; 6] = [
-        KeepRule::Last,
-        KeepRule::Hourly,
-        KeepRule::Daily,
-        KeepRule::Weekly,
-        KeepRule::Monthly,
-        KeepRule::Yearly,
-    ];
+    pub const ALL: [KeepRule; 6] =
+        [KeepRule::Last, KeepRule::Hourly, KeepRule::Daily, KeepRule::Weekly, KeepRule::Monthly, KeepRule::Yearly];
 
     /// `last`, `hourly` and so on.
     pub fn word(self) -> &'static str {
@@ -252,7 +246,11 @@ mod tests {
             }
             for (one, rules) in all.iter().zip(keep.kept_by(&all)) {
                 let expected: Vec<_> = keep.rules().filter(|(rule, count)| is_kept(*rule, *count, &all, one)).collect();
-                assert_eq!(rules, expected.iter().map(|(rule, _)| *rule).collect::<Vec<_>>(), "{one:?} of {all:?}, {keep:?}");
+                assert_eq!(
+                    rules,
+                    expected.iter().map(|(rule, _)| *rule).collect::<Vec<_>>(),
+                    "{one:?} of {all:?}, {keep:?}"
+                );
             }
         }
     }

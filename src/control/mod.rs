@@ -64,12 +64,22 @@ pub enum Request {
 pub enum Response {
     Status(Box<Status>),
     Done,
-    Busy { message: String },
-    Failed { message: String },
+    Busy {
+        message: String,
+    },
+    Failed {
+        message: String,
+    },
     /// A page of them, and whether there are more.
-    Snapshots { snapshots: Vec<Listed>, more: bool },
+    Snapshots {
+        snapshots: Vec<Listed>,
+        more: bool,
+    },
     /// To what is asked about snapshots: it was not done, and why.
-    Refused { why: Why, message: String },
+    Refused {
+        why: Why,
+        message: String,
+    },
 }
 
 /// Why something was not done, as far as a client acts on it.
@@ -106,12 +116,15 @@ impl Response {
         let cut = |text: &mut String| text.truncate(text.floor_char_boundary(MAX_TEXT));
         match self {
             Response::Status(status) => {
-                let Status { archive, archive_id, mount_point, options, latched, fallback, schedule, .. } = &mut **status;
+                let Status { archive, archive_id, mount_point, options, latched, fallback, schedule, .. } =
+                    &mut **status;
                 let schedule = schedule.iter_mut().flat_map(|it| iter::once(&mut it.rules).chain(&mut it.failure));
                 let texts = [archive, archive_id, mount_point, options].into_iter().chain(latched).chain(fallback);
                 texts.chain(schedule).for_each(cut);
             }
-            Response::Busy { message } | Response::Failed { message } | Response::Refused { message, .. } => cut(message),
+            Response::Busy { message } | Response::Failed { message } | Response::Refused { message, .. } => {
+                cut(message)
+            }
             // Names are as long as they may be.
             Response::Done | Response::Snapshots { .. } => {}
         }

@@ -207,7 +207,9 @@ fn a_strangers_text_is_cut() {
     assert_eq!((schedule.rules.len(), schedule.failure.unwrap().len()), (4096, 4096));
     for request in [Request::Sync, Request::Stop { lazy: false }, Request::SnapshotCreate { name: Name::default() }] {
         match ask(server.socket(), me(), &request).unwrap() {
-            Response::Busy { message } | Response::Failed { message } | Response::Refused { message, .. } => assert_eq!(message.len(), 4096),
+            Response::Busy { message } | Response::Failed { message } | Response::Refused { message, .. } => {
+                assert_eq!(message.len(), 4096)
+            }
             other => panic!("{other:?}"),
         }
     }

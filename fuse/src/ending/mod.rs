@@ -26,7 +26,7 @@ use crate::exit::Failure;
 use crate::unmounter::Unmounted;
 
 pub(crate) use event::{Event, Slept};
-pub(crate) use place::{Attached, Place};
+pub(crate) use place::{ARRIVAL, Attached, Place};
 
 /// What those who are cut off have written gets this long to arrive: some tens of MiB that the kernel holds at most, page by page.
 const HAND_OVER: Duration = Duration::from_secs(10);

@@ -4,9 +4,11 @@ use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use lockbox_host::point::Point;
 use nix::mount::MsFlags;
@@ -22,6 +24,12 @@ use crate::unmounter::{Unmounted, Unmounter};
 /// How long a flush may take where it has to wait: with locking before a sleep it has to fit into logind's five seconds.
 const FLUSH: Duration = Duration::from_secs(2);
 
+/// What the pages have for their way from the kernel to us.
+pub(crate) const ARRIVAL: Duration = Duration::from_secs(1);
+
+/// Between two looks at whether they have arrived.
+const LOOK: Duration = Duration::from_millis(2);
+
 /// Longer than any order takes, unless the kernel is stuck.
 const LAST_ORDER: Duration = Duration::from_secs(2);
 
@@ -30,6 +38,8 @@ const LAST_ORDER: Duration = Duration::from_secs(2);
 pub(crate) struct Place {
     /// The kernel's file that aborts the connection, opened while no other connection can have its number.
     abort: Option<File>,
+    /// The kernel's file that tells how many requests are not answered yet, opened at the same time.
+    waiting: Option<File>,
     mounted: Mutex<Mounted>,
     handover: HandOver,
 }
@@ -81,8 +91,8 @@ impl Place {
             let _ = kernel::bound_write_back(device);
         }
         let mounted = Mutex::new(Mounted { there: true, unmounter: Some(unmounter) });
-        let abort = kernel::open_abort(device).ok();
-        let place = Arc::new(Place { abort, mounted, handover: HandOver::new(cache) });
+        let (abort, waiting) = (kernel::open_abort(device).ok(), kernel::open_waiting(device).ok());
+        let place = Arc::new(Place { abort, waiting, mounted, handover: HandOver::new(cache) });
         Ok(Attached { place, connection, read_ahead: ReadAhead::of(device).ok() })
     }
 
@@ -114,6 +124,21 @@ impl Place {
         Ok(())
     }
 
+    /// As [`Place::flush`], and returns when what it sent has arrived: syncfs(2) does not wait for that. The kernel sends a page with a request, and
+    /// counts that from before it is sent until it is answered: so once it counts none, all has arrived. While others go on writing that moment may not
+    /// come, and some kernels do not tell: then [`ARRIVAL`] has to do, as for the periodic commit. Not to be called from an event loop.
+    ///
+    /// # Errors
+    /// When the process that flushes for us is gone.
+    pub(crate) fn collect(&self) -> io::Result<()> {
+        self.flush()?;
+        let until = Instant::now() + ARRIVAL;
+        while Instant::now() < until && !self.waiting.as_ref().is_some_and(none_waits) {
+            thread::sleep(LOOK);
+        }
+        Ok(())
+    }
+
     /// Answers whether there is a path to our mount.
     fn flush_by_path(&self) -> io::Result<bool> {
         let mut mounted = self.mounted.lock();
@@ -140,6 +165,12 @@ fn open_mounted(above: &Point, name: &OsStr) -> io::Result<Point> {
     above.entry(name).inspect_err(|_| {
         let _ = above.detach_entry(name);
     })
+}
+
+/// Whether the kernel's file says that no request waits for its answer.
+fn none_waits(waiting: &File) -> bool {
+    let mut text = [0; 16];
+    waiting.read_at(&mut text, 0).is_ok_and(|length| text[..length].trim_ascii() == b"0")
 }
 
 impl super::Mount for Place {

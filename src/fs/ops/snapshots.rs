@@ -89,6 +89,7 @@ impl FileSystem {
     ///
     /// # Errors
     /// `NotFound` when one of them is gone.
+    #[cfg(test)]
     pub(crate) fn remove_snapshots(&self, ids: &[u64]) -> Result<()> {
         self.remove_chosen_snapshots(&mut |all| {
             let is_there = |id: &u64| all.iter().any(|(other, _)| other == id);

@@ -172,17 +172,19 @@ impl Volume {
         Ok(())
     }
 
-    /// Takes a snapshot's name away, after which nobody reads it any more; [`Self::removal_step`] frees what only it shows. The next commit makes it durable.
+    /// As [`Self::forget_snapshots`] of one.
     ///
     /// # Errors
     /// `NotFound` when there is none of this id, or it has no name any more.
+    #[cfg(test)]
     pub(crate) fn forget_snapshot(&self, id: u64) -> Result<()> {
         self.forget_snapshots(&mut |all| {
             if all.iter().any(|(other, _)| *other == id) { Ok(vec![id]) } else { Err(Error::NotFound) }
         })
     }
 
-    /// As [`Self::forget_snapshot`], of all that `choose` wants gone of those that are there. Nobody takes or removes one between the choice and the end, and
+    /// Takes the names away of all that `choose` wants gone of those that are there, after which nobody reads them any more; [`Self::removal_step`] frees what
+    /// only they show. The next commit makes it durable. Nobody takes or removes one between the choice and the end, and
     /// what is not there is passed over.
     ///
     /// # Errors

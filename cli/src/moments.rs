@@ -1,0 +1,92 @@
+//! The snapshots of an archive that is mounted, asked of its daemon.
+use std::path::PathBuf;
+
+use lockbox::archive::Snapshot;
+use lockbox::control::{self, Among, Name, Request, Response, Status, Why};
+use lockbox_host::{DAMAGED, NO_SPACE, OTHER, shown};
+
+use crate::exit::Failure;
+use crate::opening::ArchiveArgs;
+use crate::runtime;
+
+/// Ids in a request: with 20 digits each they fit into a line that a daemon reads.
+const IDS: usize = 2000;
+
+/// A daemon that serves the archive.
+pub(crate) struct Mounted {
+    socket: PathBuf,
+    status: Status,
+}
+
+impl Mounted {
+    /// The daemon of what was given, when that is a mount point or an archive that this user has mounted; None for a file to be opened.
+    pub(crate) fn find(archive: &ArchiveArgs) -> Result<Option<Mounted>, Failure> {
+        let path = &archive.archive;
+        if let Some((socket, status)) = runtime::find(&runtime::canonical(path), path)? {
+            return Ok(Some(Mounted { socket, status }));
+        }
+        if path.is_dir() {
+            return Err(Failure::other(format!("{} is not the mount point of an archive", shown(path))));
+        }
+        Ok(None)
+    }
+
+    pub(crate) fn create(&self, name: &[u8]) -> Result<(), Failure> {
+        match self.ask(&Request::SnapshotCreate { name: Name(name.to_vec()) })? {
+            Response::Done => Ok(()),
+            other => Err(self.failure(&other)),
+        }
+    }
+
+    pub(crate) fn list(&self, held: bool) -> Result<Vec<Snapshot>, Failure> {
+        let all = control::snapshots(&self.socket, self.status.uid, held)
+            .map_err(|error| Failure::of(&self.status.mount_point, &error))?;
+        let snapshot = |listed: control::Listed| Snapshot {
+            id: listed.id,
+            time: listed.time(),
+            inodes: listed.inodes,
+            held_bytes: listed.held_bytes,
+            name: listed.name.0,
+        };
+        Ok(all.into_iter().map(snapshot).collect())
+    }
+
+    /// Removes those with these ids; those that are gone are passed over.
+    pub(crate) fn remove(&self, ids: &[u64]) -> Result<(), Failure> {
+        for ids in ids.chunks(IDS) {
+            match self.ask(&Request::SnapshotRemove { ids: ids.to_vec(), among: None })? {
+                Response::Done => {}
+                other => return Err(self.failure(&other)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes those with these ids, unless one of `all` that they were chosen among is gone: then nothing more is removed, and the answer is false.
+    pub(crate) fn remove_among(&self, ids: &[u64], all: &[Snapshot]) -> Result<bool, Failure> {
+        let mut gone: &[u64] = &[];
+        for chunk in ids.chunks(IDS) {
+            let left = all.iter().map(|snapshot| snapshot.id).filter(|id| !gone.contains(id));
+            match self.ask(&Request::SnapshotRemove { ids: chunk.to_vec(), among: Some(Among::of(left)) })? {
+                Response::Done => {}
+                Response::Refused { why: Why::Changed, .. } => return Ok(false),
+                other => return Err(self.failure(&other)),
+            }
+            gone = &ids[..gone.len() + chunk.len()];
+        }
+        Ok(true)
+    }
+
+    fn ask(&self, request: &Request) -> Result<Response, Failure> {
+        Ok(control::ask(&self.socket, self.status.uid, request)?)
+    }
+
+    fn failure(&self, response: &Response) -> Failure {
+        let code = match response {
+            Response::Refused { why: Why::NoSpace, .. } => NO_SPACE,
+            Response::Refused { why: Why::Damaged, .. } => DAMAGED,
+            _ => OTHER,
+        };
+        Failure::new(code, format!("{}: {}", self.status.mount_point, response.complaint()))
+    }
+}

@@ -1,0 +1,292 @@
+//! Takes snapshots of a living mount by itself, and removes those that it took when its rules keep them no longer (`snapshots=`).
+//!
+//! # Rules
+//! 1  There is one for each of the shortest periods at most, of the hour, day and so on that the clock shows: their names say when they were taken, so that
+//!    holds over mounts, and also for a clock that was set back.
+//! 2  None is taken while the live tree is what the newest snapshot shows, whoever took that; commits without a change of the tree do not count.
+//! 3  What has another name than it gives is neither counted nor removed: people's snapshots are theirs.
+//! 4  A failure is logged once and shown, and tried again after [`AGAIN`]. The mount goes on.
+
+use lockbox::archive::{Keep, KeepRule, Moments};
+use lockbox::control;
+use lockbox::error::Timestamp;
+use parking_lot::Mutex;
+
+use crate::exit::Failure;
+
+/// Seconds from an attempt that failed to the next one.
+const AGAIN: i64 = 60;
+
+/// What the option said, and how it goes.
+pub(crate) struct Schedule {
+    keep: Keep,
+    rule: KeepRule,
+    clock: Box<dyn Fn() -> Timestamp + Send + Sync>,
+    course: Mutex<Course>,
+}
+
+#[derive(Default)]
+struct Course {
+    /// The period that one was found or taken in.
+    done: Option<i64>,
+    /// When the next one is due, as far as the clock was looked at.
+    next: Timestamp,
+    failure: Option<String>,
+    /// When that was.
+    failed: i64,
+}
+
+/// What came of a look.
+enum Done {
+    /// There is one of this period.
+    There,
+    /// Nothing has changed since the newest.
+    Unchanged,
+}
+
+impl Schedule {
+    /// None for rules that keep nothing.
+    pub(crate) fn new(keep: Keep, clock: impl Fn() -> Timestamp + Send + Sync + 'static) -> Option<Schedule> {
+        let (rule, _) = keep.rules().next()?;
+        let next = rule.beginning_of(rule.period_of(clock()));
+        let course = Mutex::new(Course { next, ..Course::default() });
+        Some(Schedule { keep, rule, clock: Box::new(clock), course })
+    }
+
+    /// Takes one when it is due; called about once a second. `collect` returns when what the kernel caches is with us.
+    pub(crate) fn step(&self, moments: &Moments, collect: impl FnOnce() -> lockbox::Result<()>) {
+        let now = (self.clock)();
+        let period = self.rule.period_of(now);
+        {
+            let course = self.course.lock();
+            let waits = course.failure.is_some() && (0..AGAIN).contains(&now.seconds.saturating_sub(course.failed));
+            if course.done == Some(period) || waits {
+                return;
+            }
+        }
+        // The lock is not held over that: who asks for the status does not wait for the host.
+        let done = self.take(moments, now, collect);
+        let mut course = self.course.lock();
+        match done {
+            Ok(done) => {
+                let there = matches!(done, Done::There);
+                course.done = there.then_some(period);
+                course.next = self.rule.beginning_of(if there { period.saturating_add(1) } else { period });
+                course.failure = None;
+            }
+            Err(error) => {
+                let sentence = Failure::sentence(&error);
+                if course.failure.as_ref() != Some(&sentence) {
+                    tracing::error!("snapshots= could not take or prune a snapshot: {sentence}");
+                }
+                course.next = self.rule.beginning_of(period);
+                (course.failure, course.failed) = (Some(sentence), now.seconds);
+            }
+        }
+    }
+
+    fn take(
+        &self,
+        moments: &Moments,
+        now: Timestamp,
+        collect: impl FnOnce() -> lockbox::Result<()>,
+    ) -> lockbox::Result<Done> {
+        if !moments.has_scheduled(self.rule, now)? {
+            if !moments.has_changed_since()? {
+                return Ok(Done::Unchanged);
+            }
+            collect()?;
+            moments.create_scheduled(now)?;
+        }
+        // Also where an earlier mount took it, which may have had other rules or ended before this.
+        moments.prune_scheduled(&self.keep)?;
+        Ok(Done::There)
+    }
+
+    /// For the status.
+    pub(crate) fn describe(&self) -> control::Schedule {
+        let course = self.course.lock();
+        control::Schedule { rules: words(&self.keep), next: course.next.seconds, failure: course.failure.clone() }
+    }
+}
+
+/// As the option says it: `hourly:24,daily:7`.
+pub(crate) fn words(keep: &Keep) -> String {
+    keep.rules().map(|(rule, count)| format!("{}:{count}", rule.word())).collect::<Vec<_>>().join(",")
+}
+
+/// Reads a rule of the option. None for what is none: no period, or a number that is not from 1 to 100,000.
+pub(crate) fn parse_rule(text: &str) -> Option<(KeepRule, u32)> {
+    let (word, count) = text.split_once(':')?;
+    let rule = KeepRule::ALL.into_iter().find(|rule| *rule != KeepRule::Last && rule.word() == word)?;
+    Some((rule, count.parse().ok().filter(|count| (1..=MOST).contains(count))?))
+}
+
+/// More than anybody lists.
+const MOST: u32 = 100_000;
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
+
+    use lockbox::archive::{Archive, CreateOptions, KdfCost, OpenOptions};
+    use lockbox::crypto::Passphrase;
+    use lockbox::format::{Ino, ROOT_INO};
+    use lockbox::fs::Creator;
+    use lockbox::keys;
+
+    use super::*;
+
+    const HOUR: i64 = 3600;
+    /// 2026-11-23T00:00:00Z
+    const BEGIN: i64 = 1_795_392_000;
+
+    /// An archive with a file, whose schedule has a clock that is set by hand.
+    struct Place {
+        _directory: tempfile::TempDir,
+        archive: Archive,
+        file: Ino,
+        clock: Arc<AtomicI64>,
+        collected: AtomicUsize,
+    }
+
+    impl Place {
+        fn new() -> Place {
+            let directory = tempfile::tempdir().unwrap();
+            let path = directory.path().join("box.lbx");
+            let passphrase = Passphrase::new(b"a passphrase".to_vec());
+            let creator = Creator { uid: 0, gid: 0, umask: None };
+            Archive::create(&path, &passphrase, &CreateOptions { kdf: KdfCost::TEST, creator }).unwrap();
+            let key = keys::unlock(&path, &passphrase).unwrap();
+            let archive = loop {
+                match Archive::open(&path, &key, &OpenOptions::default()) {
+                    // A process that another test begins has what was open here, with its lock, until it executes.
+                    Err(lockbox::Error::InUse(_)) => std::thread::yield_now(),
+                    opened => break opened.unwrap(),
+                }
+            };
+            let file = archive.file_system().create_and_open(ROOT_INO, b"file", 0o644, creator).unwrap().ino;
+            let clock = Arc::new(AtomicI64::new(BEGIN));
+            Place { _directory: directory, archive, file, clock, collected: AtomicUsize::new(0) }
+        }
+
+        fn schedule(&self, rules: &str) -> Schedule {
+            let keep = rules.split(',').fold(Keep::default(), |keep, rule| {
+                let (rule, count) = parse_rule(rule).unwrap();
+                keep.with(rule, count)
+            });
+            let clock = Arc::clone(&self.clock);
+            let now = move || Timestamp { seconds: clock.load(Ordering::SeqCst), nanos: 0 };
+            Schedule::new(keep, now).unwrap()
+        }
+
+        fn write(&self, byte: u8) {
+            self.archive.file_system().write(self.file, 0, &[byte; 100]).unwrap();
+        }
+
+        fn names(&self) -> Vec<String> {
+            let all = self.archive.moments().list().unwrap();
+            all.iter().map(|one| String::from_utf8(one.name.clone()).unwrap()).collect()
+        }
+
+        fn step(&self, schedule: &Schedule, at: i64) -> Vec<String> {
+            self.clock.store(BEGIN + at, Ordering::SeqCst);
+            schedule.step(&self.archive.moments(), || {
+                self.collected.fetch_add(1, Ordering::SeqCst);
+                Ok(())
+            });
+            self.names()
+        }
+    }
+
+    #[test]
+    fn one_is_taken_in_each_period_in_which_something_changes() {
+        let place = Place::new();
+        let schedule = place.schedule("hourly:2,daily:9");
+        let next = || schedule.describe().next - BEGIN;
+        assert_eq!((schedule.describe().rules.as_str(), next()), ("hourly:2,daily:9", 0));
+        assert_eq!(place.step(&schedule, 60), ["auto-2026-11-23T00-01-00Z"]);
+        assert_eq!((next(), place.collected.load(Ordering::SeqCst)), (HOUR, 1));
+        place.write(1);
+        assert_eq!(place.step(&schedule, 3599).len(), 1, "the hour has one");
+        assert_eq!(place.step(&schedule, HOUR).last().unwrap(), "auto-2026-11-23T01-00-00Z");
+        // Its own commit, the confirming ones and another mount's first one are no changes.
+        let fs = place.archive.file_system();
+        while fs.maintain().unwrap() {}
+        fs.make_durable().unwrap();
+        fs.purge().unwrap();
+        assert_eq!(place.step(&schedule, 2 * HOUR + 5).len(), 2, "nothing changed");
+        assert_eq!(next(), 2 * HOUR);
+        assert_eq!(place.step(&place.schedule("hourly:2,daily:9"), 2 * HOUR + 6).len(), 2, "nor for the next mount");
+        place.write(2);
+        assert_eq!(
+            place.step(&schedule, 2 * HOUR + 7),
+            ["auto-2026-11-23T01-00-00Z", "auto-2026-11-23T02-00-07Z"],
+            "the oldest is of no hour and no day that is kept"
+        );
+        place.write(3);
+        assert_eq!(place.step(&schedule, 2 * HOUR + 8).len(), 2);
+        assert_eq!(place.step(&schedule, 26 * HOUR).len(), 2, "the one of the first hour goes");
+        assert_eq!(next(), 27 * HOUR);
+        // A clock that was set back: the hour has one.
+        place.write(4);
+        assert_eq!(place.step(&schedule, 2 * HOUR + 9).len(), 2);
+        assert_eq!(place.step(&schedule, 26 * HOUR + 1).len(), 2);
+        place.archive.file_system().release(place.file).unwrap();
+    }
+
+    #[test]
+    fn what_a_person_named_is_neither_counted_nor_removed() {
+        let place = Place::new();
+        let schedule = place.schedule("daily:1");
+        let moments = place.archive.moments();
+        for name in ["monday", "auto-monday", "auto-2026-11-23", "2026-11-23T00-00-00Z"] {
+            moments.create(name.as_bytes()).unwrap();
+        }
+        assert!(moments.create(b"auto-2026-11-23T00-00-00Z").is_err());
+        assert_eq!(place.step(&schedule, 0).len(), 4, "the newest shows what is there, whoever took it");
+        for day in 0..3 {
+            place.write(day as u8);
+            place.step(&schedule, 24 * HOUR * day);
+        }
+        let expected =
+            ["monday", "auto-monday", "auto-2026-11-23", "2026-11-23T00-00-00Z", "auto-2026-11-25T00-00-00Z"];
+        assert_eq!(place.names(), expected);
+    }
+
+    #[test]
+    fn a_failure_is_shown_and_tried_again() {
+        let place = Place::new();
+        let schedule = place.schedule("hourly:5");
+        let moments = place.archive.moments();
+        let fail = |at: i64, tried: &mut u32| {
+            place.clock.store(BEGIN + at, Ordering::SeqCst);
+            schedule.step(&moments, || {
+                *tried += 1;
+                Err(lockbox::Error::NoSpace("the disk is full".into()))
+            });
+        };
+        let mut tried = 0;
+        fail(0, &mut tried);
+        let failure = schedule.describe().failure.unwrap();
+        assert!(failure.contains("the disk is full") && place.names().is_empty(), "{failure}");
+        fail(AGAIN - 1, &mut tried);
+        assert_eq!(tried, 1, "a minute is left");
+        fail(AGAIN, &mut tried);
+        assert_eq!(tried, 2);
+        assert_eq!(place.step(&schedule, 2 * AGAIN).len(), 1);
+        assert_eq!(schedule.describe().failure, None);
+    }
+
+    #[test]
+    fn rules_are_periods_with_numbers() {
+        assert_eq!(parse_rule("weekly:4"), Some((KeepRule::Weekly, 4)));
+        for text in
+            ["weekly", "weekly:", "weekly:0", "weekly:100001", "weekly:-1", "last:3", "minutely:3", ":3", "Weekly:3"]
+        {
+            assert_eq!(parse_rule(text), None, "{text}");
+        }
+        assert!(Schedule::new(Keep::default(), Timestamp::default).is_none());
+    }
+}
