@@ -92,3 +92,99 @@ pub(crate) fn remove(moments: &Moments, ids: &[u64], among: Option<Among>) -> Re
         removed => done(removed),
     }
 }
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use lockbox::archive::{CreateOptions, KdfCost, OpenOptions};
+    use lockbox::crypto::Passphrase;
+    use lockbox::fs::Creator;
+    use lockbox::keys;
+
+    use super::*;
+
+    pub(crate) const CREATOR: Creator = Creator { uid: 0, gid: 0, umask: None };
+
+    /// An archive for writing, and the directory that it lies in.
+    pub(crate) fn opened() -> (tempfile::TempDir, Archive) {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("box.lbx");
+        let passphrase = Passphrase::new(b"a passphrase".to_vec());
+        Archive::create(&path, &passphrase, &CreateOptions { kdf: KdfCost::TEST, creator: CREATOR }).unwrap();
+        let key = keys::unlock(&path, &passphrase).unwrap();
+        let archive = loop {
+            match Archive::open(&path, &key, &OpenOptions::default()) {
+                // A process that another test begins has what was open here, with its lock, until it executes.
+                Err(Error::InUse(_)) => std::thread::yield_now(),
+                opened => break opened.unwrap(),
+            }
+        };
+        (directory, archive)
+    }
+
+    fn ids(moments: &Moments) -> Vec<u64> {
+        moments.list().unwrap().iter().map(|snapshot| snapshot.id).collect()
+    }
+
+    #[test]
+    fn who_chose_among_snapshots_that_are_gone_removes_nothing() {
+        let (_directory, archive) = opened();
+        let moments = archive.moments();
+        for name in ["a", "b", "c", "d"] {
+            assert!(matches!(done(moments.create(name.as_bytes())), Response::Done));
+        }
+        let all = ids(&moments);
+        let among = Some(Among::of(all.iter().copied()));
+        // Another one removes what the first wants to keep, and a new one comes.
+        assert!(matches!(remove(&moments, &all[..1], among), Response::Done));
+        moments.create(b"e").unwrap();
+        let refused = remove(&moments, &all[1..3], among);
+        assert!(matches!(refused, Response::Refused { why: Why::Changed, .. }), "{refused:?}");
+        assert_eq!(ids(&moments)[..3], all[1..]);
+        // What came since takes nothing from the choice; what is gone without a condition is passed over.
+        let among = Some(Among::of(all[1..].iter().copied()));
+        assert!(matches!(remove(&moments, &all[1..2], among), Response::Done));
+        assert!(matches!(remove(&moments, &all[..3], None), Response::Done));
+        assert_eq!(ids(&moments).len(), 2);
+        assert_eq!(archive.file_system().usage().snapshots.unwrap().count, 2);
+        archive.close().unwrap();
+    }
+
+    #[test]
+    fn pages_go_on_where_the_last_one_ended() {
+        let (_directory, archive) = opened();
+        let moments = archive.moments();
+        for number in 0..PAGE + 3 {
+            moments.create(format!("number {number}").as_bytes()).unwrap();
+        }
+        let page = |after, held| match list(&moments, after, held).unwrap() {
+            Response::Snapshots { snapshots, more } => (snapshots, more),
+            other => panic!("{other:?}"),
+        };
+        let (first, more) = page(0, true);
+        assert_eq!((first.len(), more, first[0].held_bytes), (PAGE, true, Some(0)));
+        let (rest, more) = page(first[PAGE - 1].id, false);
+        assert_eq!((rest.len(), more, rest[0].held_bytes), (3, false, None));
+        assert_eq!(rest[2].name, Name(format!("number {}", PAGE + 2).into_bytes()));
+        archive.close().unwrap();
+    }
+
+    #[test]
+    fn what_is_refused_says_why_as_far_as_a_client_acts_on_it() {
+        let why = |error: Error| match done(Err(error)) {
+            Response::Refused { why, message } => (why, message),
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(why(Error::NoSpace("the disk is full".into())).0, Why::NoSpace);
+        assert_eq!(why(Error::Damaged("page".into())).0, Why::Damaged);
+        assert_eq!(
+            why(Error::invalid("the archive is being closed")),
+            (Why::Other, "the archive is being closed".into())
+        );
+        let latched = why(Error::Latched("barrier".into()));
+        assert!(latched.0 == Why::Other && latched.1.contains("read-only after a failed write"), "{}", latched.1);
+        let refused = |list: &str| read_only(&Options::parse(&[list]).unwrap()).map(|response| response.complaint());
+        assert_eq!(refused("rw"), None);
+        assert!(refused("ro").unwrap().contains("mounted read-only"));
+        assert!(refused("snapshot=monday").unwrap().contains("snapshot 'monday' is mounted here"));
+    }
+}

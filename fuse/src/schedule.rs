@@ -130,13 +130,11 @@ mod tests {
     use std::sync::Arc;
     use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
 
-    use lockbox::archive::{Archive, CreateOptions, KdfCost, OpenOptions};
-    use lockbox::crypto::Passphrase;
+    use lockbox::archive::Archive;
     use lockbox::format::{Ino, ROOT_INO};
-    use lockbox::fs::Creator;
-    use lockbox::keys;
 
     use super::*;
+    use crate::moments::tests::{CREATOR, opened};
 
     const HOUR: i64 = 3600;
     /// 2026-11-23T00:00:00Z
@@ -153,20 +151,8 @@ mod tests {
 
     impl Place {
         fn new() -> Place {
-            let directory = tempfile::tempdir().unwrap();
-            let path = directory.path().join("box.lbx");
-            let passphrase = Passphrase::new(b"a passphrase".to_vec());
-            let creator = Creator { uid: 0, gid: 0, umask: None };
-            Archive::create(&path, &passphrase, &CreateOptions { kdf: KdfCost::TEST, creator }).unwrap();
-            let key = keys::unlock(&path, &passphrase).unwrap();
-            let archive = loop {
-                match Archive::open(&path, &key, &OpenOptions::default()) {
-                    // A process that another test begins has what was open here, with its lock, until it executes.
-                    Err(lockbox::Error::InUse(_)) => std::thread::yield_now(),
-                    opened => break opened.unwrap(),
-                }
-            };
-            let file = archive.file_system().create_and_open(ROOT_INO, b"file", 0o644, creator).unwrap().ino;
+            let (directory, archive) = opened();
+            let file = archive.file_system().create_and_open(ROOT_INO, b"file", 0o644, CREATOR).unwrap().ino;
             let clock = Arc::new(AtomicI64::new(BEGIN));
             Place { _directory: directory, archive, file, clock, collected: AtomicUsize::new(0) }
         }

@@ -89,6 +89,8 @@ Options:
                                Whether the root has a directory .snapshots of
                                all snapshots (default hidden: found by name
                                and not listed)
+  snapshots=hourly:N,daily:N,weekly:N,monthly:N,yearly:N | off
+                               Take snapshots by itself, and keep so many
   nofail                       A missing archive is no failure
   over-archive                 Mount also where that hides the archive, the log,
                                or what the daemon keeps
