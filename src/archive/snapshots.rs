@@ -61,6 +61,14 @@ impl Archive {
         Ok(all.map(|(id, value, held)| Snapshot { held_bytes: Some(held), ..Snapshot::of((id, value)) }).collect())
     }
 
+    /// What the snapshot of this name shows, beside the live tree: for reading, and only as long as nobody removes the snapshot.
+    ///
+    /// # Errors
+    /// `Refused` when there is none.
+    pub fn moment(&self, name: &[u8]) -> Result<Arc<FileSystem>> {
+        self.fs.moment(name).map_err(|error| named(error, name))
+    }
+
     /// As [`Moments::create`].
     ///
     /// # Errors

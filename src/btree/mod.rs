@@ -13,6 +13,7 @@
 
 mod cache;
 mod cursor;
+mod difference;
 mod edit;
 mod finger;
 mod flush;
@@ -24,6 +25,7 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 
 pub(crate) use cache::NodeStore;
+pub(crate) use difference::DifferenceVisitor;
 pub(crate) use finger::Finger;
 use node::Bounds;
 pub(crate) use node::Node;

@@ -28,6 +28,7 @@ pub(crate) use check::{Reading, Structure};
 pub(crate) use directory::name_hash;
 #[cfg(test)]
 pub(crate) use directory::{index_key, list_key};
+pub(crate) use ops::ChangedInode;
 pub use ops::{BegunSync, MAX_SMALL_FILE, NewFile, SnapshotView};
 pub use types::*;
 

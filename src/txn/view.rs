@@ -1,6 +1,6 @@
 //! Read access to one version of the tree of files.
 
-use crate::btree::{Finger, LostVisitor, NodeStore, ScanVisitor, Tree};
+use crate::btree::{DifferenceVisitor, Finger, LostVisitor, NodeStore, ScanVisitor, Tree};
 use crate::error::Result;
 use crate::format::Key;
 
@@ -33,6 +33,11 @@ impl View<'_> {
             Some(finger) => self.tree.scan_near(self.store, finger, from, to, f),
             None => self.tree.scan(self.store, from, to, f),
         }
+    }
+
+    /// What differs from an older version of the same archive, without reading what both share: see [`Tree::differences`].
+    pub(crate) fn differences(&self, older: &View<'_>, f: &mut DifferenceVisitor<'_>) -> Result<()> {
+        self.tree.differences(older.tree, self.store, f)
     }
 
     /// Every entry that can still be read; `lost` gets each node that cannot.

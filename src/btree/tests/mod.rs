@@ -1,6 +1,7 @@
 //! What the tests of the trees share: a medium in memory, seeded randomness and the check of a tree's structure.
 
 mod damage;
+mod difference;
 mod model;
 mod sharing;
 

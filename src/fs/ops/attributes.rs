@@ -77,6 +77,34 @@ impl FileSystem {
         Ok(attributes_of(ino, &inode, self.staging.presence(ino)?.1))
     }
 
+    /// Gives an object the owner, mode, access, modification and birth time that a snapshot shows of another one of the same type. The attributes are
+    /// those already: an access control list says of the mode what the mode says.
+    ///
+    /// # Errors
+    /// `Stale` when one of the two is gone.
+    pub(crate) fn restore_inode(&self, moment: &FileSystem, kept: Ino, target: Ino) -> Result<()> {
+        let state = moment.volume.state();
+        let kept = inode::load(moment.volume.view(&state), kept)?;
+        self.volume.operate(1, false, |op| {
+            let now = self.environment.stamp();
+            let before = inode::load(op.view(), target)?;
+            let alike = inode_flags::NO_PACK | inode_flags::NO_COMPRESS;
+            let restored = InodeValue {
+                mode: (before.mode & mode::TYPE) | (kept.mode & mode::PERMISSIONS),
+                uid: kept.uid,
+                gid: kept.gid,
+                atime: kept.atime,
+                mtime: kept.mtime,
+                ctime: now,
+                btime: kept.btime,
+                flags: (before.flags & !alike) | (kept.flags & alike),
+                ..before
+            };
+            inode::store(op, target, &restored)
+        })?;
+        self.finish_change()
+    }
+
     fn set_size(&self, ino: Ino, size: u64, set: &SetAttributes) -> Result<Attributes> {
         if size > MAX_OFFSET {
             return Err(Error::FileTooLarge);

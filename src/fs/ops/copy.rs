@@ -6,6 +6,15 @@
 //! COPY-2  Nothing staged lies over the target's range when its extents change, and everything accepted of the source before the call is in
 //!     extents or inline data by then.
 //! COPY-3  Every step is one operation, so a copy that fails or stops early leaves the first so many bytes copied and the rest as it was.
+//! COPY-4  A page that a snapshot shows may be shared by the live tree as long as the snapshot has its name, which each step asks in its own operation.
+//!
+//! # Why the counts stay right when the source is a snapshot (COPY-4)
+//! Each extent of the snapshot's tree is one count of its page (EXTENT-1), and while the snapshot has its name nobody takes that count away. Either the
+//! live tree still has the extent; or it has left, and was `born` no later than the snapshot, so `release` put it with its count on the dead list of the
+//! snapshot that was the newest then: this one or a later one. When a later one is removed, what was born no later than the one before it goes to
+//! that one's list, count and all, and this snapshot is not passed over. So the page is in use with a count of at least one, whether or not it is on
+//! a dead list, and one more is right. The new extent is `born` in the open transaction, which is later than every snapshot: its release takes
+//! its own count away, or hands it to a snapshot that was taken since and shows it. No node of the snapshot's tree is used.
 
 use std::ops::{ControlFlow, Range};
 use std::sync::Arc;
@@ -31,9 +40,17 @@ const COPIED_CALL: u64 = 64 << 20;
 /// A part shorter than this is copied: an extent of its own would cost as much and tie up a whole page.
 const LEAST_SHARED: u64 = BLOCK;
 
+/// What is copied.
+#[derive(Clone, Copy)]
+enum Source<'a> {
+    Live(Ino),
+    /// Of a snapshot.
+    Kept(&'a FileSystem, Ino),
+}
+
 /// One copy under way.
 struct Copy<'a> {
-    source: Ino,
+    source: Source<'a>,
     target: &'a Arc<StagedFile>,
     kill_set_id: bool,
 }
@@ -80,6 +97,41 @@ impl FileSystem {
         Ok(copied)
     }
 
+    /// Makes what a snapshot shows of a file, `kept` of `moment`, the content of `target`, an empty file; answers how many bytes were
+    /// copied and not shared. `go_on` is asked now and then.
+    ///
+    /// # Errors
+    /// `Stale` when the snapshot is being removed, `Invalid` when it is one of another archive or these are no regular files, `NoSpace`; what
+    /// `go_on` answers. The target has a part of the content then.
+    pub(crate) fn restore_content(
+        &self,
+        moment: &FileSystem,
+        kept: Ino,
+        target: Ino,
+        go_on: &mut dyn FnMut() -> Result<()>,
+    ) -> Result<u64> {
+        if !self.volume.shares_pages_with(&moment.volume) {
+            return Err(Error::invalid("the snapshot is not one of this archive"));
+        }
+        let size = moment.attributes(kept)?.size;
+        let entry = self.staging.entry(target);
+        let copy = Copy { source: Source::Kept(moment, kept), target: &entry, kill_set_id: false };
+        let (mut done, mut copied) = (0, 0);
+        while done < size {
+            go_on()?;
+            match self.copy_step(&copy, Part { from: done, to: done, length: size - done })? {
+                SourceContent::Shared(length, _) => done += length,
+                SourceContent::Bytes(length) => {
+                    done += length;
+                    copied += length;
+                    self.write_out_early();
+                }
+            }
+        }
+        self.finish_change()?;
+        Ok(copied)
+    }
+
     fn copied_length(&self, source: Ino, from: u64, target: Ino, to: u64, length: u64) -> Result<u64> {
         for ino in [source, target] {
             let state = self.volume.state();
@@ -106,7 +158,7 @@ impl FileSystem {
         kill_set_id: bool,
     ) -> Result<u64> {
         self.land_source(source, target, from..from + wanted)?;
-        let copy = Copy { source, target, kill_set_id };
+        let copy = Copy { source: Source::Live(source), target, kill_set_id };
         let (mut done, mut named, mut copied) = (0, 0, 0);
         while done < wanted && named < CALL && copied < COPIED_CALL {
             let part = Part { from: from + done, to: to + done, length: wanted - done };
@@ -142,7 +194,7 @@ impl FileSystem {
             let state = self.volume.state();
             let view = self.volume.view(&state);
             let inode = inode::load_regular(view, target.ino())?;
-            let found = find(view, copy.source, &inode, &part)?;
+            let found = copy.source.find(view, &inode, &part)?;
             drop(state);
             let shared = match found {
                 SourceContent::Bytes(length) => {
@@ -166,7 +218,10 @@ impl FileSystem {
                 if inode.trim < range.end || has_inline(op.view(), target.ino(), &inode)? {
                     return Ok(None);
                 }
-                let SourceContent::Shared(length, extents) = find(op.view(), copy.source, &inode, &part)? else {
+                if let Source::Kept(moment, _) = copy.source {
+                    op.require_moment(&moment.volume)?; // COPY-4
+                }
+                let SourceContent::Shared(length, extents) = copy.source.find(op.view(), &inode, &part)? else {
                     return Ok(None);
                 };
                 let length = length.min(range.end - range.start);
@@ -187,7 +242,10 @@ impl FileSystem {
 
     /// Copies bytes as a read and a write would.
     fn copy_bytes(&self, copy: &Copy<'_>, target: &LockedFile<'_>, part: &Part, length: u64) -> Result<u64> {
-        let mut data = self.read(copy.source, part.from, length as usize)?;
+        let mut data = match copy.source {
+            Source::Live(source) => self.read(source, part.from, length as usize)?,
+            Source::Kept(moment, kept) => moment.read(kept, part.from, length as usize)?,
+        };
         // The source may have been cut since: what is gone reads as a hole.
         data.resize(length as usize, 0);
         self.write_locked(target, part.to..part.to + length, &data)?;
@@ -228,6 +286,19 @@ impl FileSystem {
             })?;
             if moved {
                 return Ok(());
+            }
+        }
+    }
+}
+
+impl Source<'_> {
+    /// What it has at the beginning of `part`, for a target with this inode; `live` is the version of the live tree.
+    fn find(self, live: View<'_>, target: &InodeValue, part: &Part) -> Result<SourceContent> {
+        match self {
+            Source::Live(source) => find(live, source, target, part),
+            Source::Kept(moment, kept) => {
+                let state = moment.volume.state();
+                find(moment.volume.view(&state), kept, target, part)
             }
         }
     }

@@ -1,6 +1,7 @@
 //! Snapshots: moments of the whole tree that are kept.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use crate::error::{Error, Result};
 use crate::format::values::SnapshotValue;
@@ -36,6 +37,14 @@ impl FileSystem {
             self.commit_all()?;
         }
         self.volume.differs_from_newest_snapshot()
+    }
+
+    /// What the snapshot of this name shows, as a file system of its own for reading. Nobody may remove the snapshot while it is in use.
+    ///
+    /// # Errors
+    /// `NotFound` when there is none.
+    pub(crate) fn moment(&self, name: &[u8]) -> Result<Arc<FileSystem>> {
+        FileSystem::new(self.volume.moment(name)?, self.environment.clone(), self.name_key, self.options)
     }
 
     /// Those that can be read, the oldest first, with their numbers and the bytes that removing each one alone would free.

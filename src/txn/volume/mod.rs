@@ -6,6 +6,7 @@
 #[cfg(test)]
 mod for_tests;
 mod log;
+mod moment;
 mod open;
 mod pages;
 mod snapshots;
@@ -87,6 +88,8 @@ pub(crate) struct Volume {
     logged: Mutex<Option<Logged>>,
     /// What a reader opened, before it laid the log over it or put a snapshot in its place.
     unlaid: OnceLock<Arc<State>>,
+    /// The snapshot that this is a view of, in another open archive.
+    moment: Option<u64>,
 }
 
 impl Volume {
@@ -118,6 +121,7 @@ impl Volume {
             opened_log: log,
             logged: Mutex::default(),
             unlaid: OnceLock::new(),
+            moment: None,
         }
     }
 

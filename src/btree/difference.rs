@@ -1,0 +1,211 @@
+//! Walks two versions of a tree side by side and passes by what they share, so that its time grows with what differs.
+//!
+//! # Why a shared node need not be looked at
+//! A pointer names a page by address, generation and tag, and a node is used only when it opens under just these (TREE-4 and the seal): two parents
+//! with the same pointer name one page, and whoever loads it by either gets the same bytes. These bytes name the node's children by such pointers
+//! in turn, so by induction over the levels everything below is the same. No change goes into a stored node: it makes a new one, on a page of its own
+//! with a tag of its own, and new parents up to the root (TREE-2). A page that was freed and used again has another generation or another tag. So an equal
+//! pointer means equal content, and what the walk does not enter is what both versions have.
+//!
+//! # Why nothing shared is missed
+//! Both sides are walked by ascending keys, and of the two next nodes the one is opened that begins first; of two that begin together the higher one. A node
+//! can equal only one of the other tree that has the same level and fences, and none such is left there once the other side is behind its lower fence.
+//! So a node is opened only when no equal one is to come: those opened lie on paths to entries that differ, or beside splits and merges on these paths.
+
+use std::cmp::Ordering;
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+use super::node::{Body, Bounds, Node};
+use super::{Child, NodeStore, Tree};
+use crate::error::Result;
+use crate::format::{Key, Pointer};
+
+/// Gets a key with what the older tree has there and what the newer one has; they differ.
+pub(crate) type DifferenceVisitor<'a> =
+    dyn FnMut(Key, Option<&[u8]>, Option<&[u8]>) -> Result<ControlFlow<()>> + 'a;
+
+impl Tree {
+    /// Calls `f` with every key whose values differ between `older` and this tree, in ascending order until it breaks. Both are versions of one
+    /// archive's tree, which `store` reads.
+    pub(crate) fn differences(&self, older: &Tree, store: &NodeStore, f: &mut DifferenceVisitor<'_>) -> Result<()> {
+        let (mut old, mut new) = (Side::of(older), Side::of(self));
+        loop {
+            let (Some(one), Some(other)) = (old.next(), new.next()) else { break };
+            match (one, other) {
+                (Item::Entry(leaf, position), Item::Entry(other_leaf, other_position)) => {
+                    let (key, value) = entry(&leaf, position);
+                    let (other_key, other_value) = entry(&other_leaf, other_position);
+                    let order = key.cmp(&other_key);
+                    let flow = match order {
+                        Ordering::Less => f(key, Some(value), None)?,
+                        Ordering::Greater => f(other_key, None, Some(other_value))?,
+                        Ordering::Equal if value != other_value => f(key, Some(value), Some(other_value))?,
+                        Ordering::Equal => ControlFlow::Continue(()),
+                    };
+                    if flow.is_break() {
+                        return Ok(());
+                    }
+                    if order != Ordering::Greater {
+                        old.pass();
+                    }
+                    if order != Ordering::Less {
+                        new.pass();
+                    }
+                }
+                (one, other) => {
+                    // An entry is the lowest of all levels.
+                    let first = one.lower().cmp(&other.lower()).then_with(|| other.height().cmp(&one.height()));
+                    match first {
+                        Ordering::Equal if one.is_shared_with(&other) => {
+                            old.pass();
+                            new.pass();
+                        }
+                        Ordering::Equal => {
+                            old.open(store, one)?;
+                            new.open(store, other)?;
+                        }
+                        Ordering::Less => {
+                            if old.take(store, one, &mut |key, value| f(key, Some(value), None))?.is_break() {
+                                return Ok(());
+                            }
+                        }
+                        Ordering::Greater => {
+                            if new.take(store, other, &mut |key, value| f(key, None, Some(value)))?.is_break() {
+                                return Ok(());
+                            }
+                        }
+                    }
+                }
+            }
+        }
+        while let Some(item) = old.next() {
+            if old.take(store, item, &mut |key, value| f(key, Some(value), None))?.is_break() {
+                return Ok(());
+            }
+        }
+        while let Some(item) = new.next() {
+            if new.take(store, item, &mut |key, value| f(key, None, Some(value)))?.is_break() {
+                return Ok(());
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What a side comes to next: everything of it before was passed.
+enum Item {
+    Below(Child, Bounds),
+    /// Of a leaf.
+    Entry(Arc<Node>, usize),
+}
+
+impl Item {
+    fn lower(&self) -> Key {
+        match self {
+            Item::Below(_, bounds) => bounds.lower,
+            Item::Entry(leaf, position) => entry(leaf, *position).0,
+        }
+    }
+
+    fn height(&self) -> u8 {
+        match self {
+            Item::Below(_, bounds) => bounds.level + 1,
+            Item::Entry(..) => 0,
+        }
+    }
+
+    fn is_shared_with(&self, other: &Item) -> bool {
+        let (Item::Below(one, bounds), Item::Below(other, other_bounds)) = (self, other) else { return false };
+        if (bounds.tree, bounds.level, bounds.upper) != (other_bounds.tree, other_bounds.level, other_bounds.upper) {
+            return false;
+        }
+        match (one, other) {
+            (Child::Resident(one), Child::Resident(other)) if Arc::ptr_eq(one, other) => true,
+            (one, other) => pointer(one).is_some_and(|one| Some(one) == pointer(other)),
+        }
+    }
+}
+
+/// Where a node is stored, if it is.
+fn pointer(child: &Child) -> Option<Pointer> {
+    match child {
+        Child::Stored(pointer) => Some(*pointer),
+        Child::Resident(node) => node.stored.get().copied(),
+    }
+}
+
+fn entry(leaf: &Node, position: usize) -> (Key, &[u8]) {
+    match &leaf.body {
+        Body::Leaf(leaf) => leaf.entry(position),
+        Body::Internal(_) => unreachable!("an entry is an item of a leaf only"),
+    }
+}
+
+/// The way from the root of one tree to where the walk is.
+struct Side<'t> {
+    /// The root, as long as it is not passed.
+    root: Option<(&'t Child, Bounds)>,
+    /// Nodes that were opened, each with the position of what comes next in it.
+    open: Vec<(Arc<Node>, usize)>,
+}
+
+impl<'t> Side<'t> {
+    fn of(tree: &'t Tree) -> Side<'t> {
+        let root = tree.root.as_ref().map(|root| (root, Bounds::root(tree.id as u8, tree.level)));
+        Side { root, open: Vec::new() }
+    }
+
+    fn next(&mut self) -> Option<Item> {
+        if let Some((root, bounds)) = self.root {
+            return Some(Item::Below(root.clone(), bounds));
+        }
+        loop {
+            let (node, at) = self.open.last()?;
+            match &node.body {
+                Body::Leaf(leaf) if *at < leaf.len() => return Some(Item::Entry(node.clone(), *at)),
+                Body::Internal(children) if *at < children.len() => {
+                    return Some(Item::Below(children[*at].1.clone(), node.child_bounds(children, *at)));
+                }
+                _ => self.open.pop(),
+            };
+        }
+    }
+
+    /// Goes on behind what came next.
+    fn pass(&mut self) {
+        if self.root.take().is_none()
+            && let Some((_, at)) = self.open.last_mut()
+        {
+            *at += 1;
+        }
+    }
+
+    /// What is in `item`, which came next, comes next.
+    fn open(&mut self, store: &NodeStore, item: Item) -> Result<()> {
+        let Item::Below(child, bounds) = item else { return Ok(()) };
+        let node = match child {
+            Child::Resident(node) => node,
+            Child::Stored(pointer) => store.load(&pointer, bounds)?,
+        };
+        self.pass();
+        self.open.push((node, 0));
+        Ok(())
+    }
+
+    /// Opens `item`, which came next, or passes it when it is an entry, which the other side does not have.
+    fn take(
+        &mut self,
+        store: &NodeStore,
+        item: Item,
+        f: &mut dyn FnMut(Key, &[u8]) -> Result<ControlFlow<()>>,
+    ) -> Result<ControlFlow<()>> {
+        let Item::Entry(leaf, position) = &item else {
+            return self.open(store, item).map(ControlFlow::Continue);
+        };
+        let (key, value) = entry(leaf, *position);
+        let flow = f(key, value)?;
+        self.pass();
+        Ok(flow)
+    }
+}

@@ -1,0 +1,79 @@
+//! What a snapshot shows, as a volume beside the archive that is open.
+//!
+//! It stands on the pages of that archive and has caches and a version of its own, which never changes. No version of the archive is pinned by it, and none
+//! has to be: as long as a snapshot has its name, neither its nodes nor the pages of its extents are freed (specification section 8). So
+//! whoever holds a moment sees to it that nobody takes the name away meanwhile; where that cannot be known, [`Operation::require_moment`] asks in the
+//! operation itself.
+
+use std::sync::Arc;
+
+use super::{Start, Volume};
+use crate::error::{Error, Result};
+use crate::format::record::{CommitRecord, Roots};
+use crate::format::values::SnapshotValue;
+use crate::format::{Key, TreeId, kind};
+use crate::pager::space::SpaceMap;
+use crate::txn::commit::Session;
+use crate::txn::kept::is_being_removed;
+use crate::txn::operation::Operation;
+
+/// Nodes that are read of it are kept in so many bytes, a quarter of this.
+const MEMORY: u64 = 32 << 20;
+
+impl Volume {
+    /// The snapshot of this name as a volume that can only be read.
+    ///
+    /// # Errors
+    /// `NotFound` when there is none of this name.
+    pub(crate) fn moment(&self, name: &[u8]) -> Result<Arc<Volume>> {
+        // Names are given once; whoever holds the key can write what they like, and the newest one counts.
+        let found = self.readable_snapshots()?.into_iter().rev().find(|(_, snapshot)| snapshot.name == name);
+        let Some((id, snapshot)) = found else { return Err(Error::NotFound) };
+        let durable = self.durable();
+        // The other trees are those of the archive, which go on changing: nothing of them is asked here.
+        let mut roots = Roots::default();
+        roots[TreeId::Live] = snapshot.root;
+        let record = CommitRecord {
+            generation: snapshot.generation,
+            time: snapshot.time,
+            closed: true,
+            roots,
+            next_ino: durable.next_ino,
+            inodes: snapshot.inodes,
+            total_blocks: durable.total_blocks,
+            ..CommitRecord::default()
+        };
+        let pager = self.medium.pager.clone();
+        let start = Start {
+            // Nothing is allocated.
+            space: SpaceMap::new(record.total_blocks, 0, false, pager.reserved()),
+            next_generation: snapshot.generation.next(),
+            record,
+            fallback: None,
+            memory: MEMORY,
+            session: Session { id: durable.session, header_sequence: durable.header_sequence, read_only: true },
+            line: Vec::new(),
+            log: None,
+        };
+        let mut volume = Volume::assemble(pager, self.medium.environment.clone(), start);
+        volume.moment = Some(id);
+        Ok(Arc::new(volume))
+    }
+
+    /// Whether `other` has the same pages: both are views of one open archive.
+    pub(crate) fn shares_pages_with(&self, other: &Volume) -> bool {
+        Arc::ptr_eq(&self.medium.pager, &other.medium.pager)
+    }
+}
+
+impl Operation<'_> {
+    /// Whether the snapshot that `moment` shows still has its name, in this operation.
+    ///
+    /// # Errors
+    /// `Stale` when it has not, or `moment` is none.
+    pub(crate) fn require_moment(&self, moment: &Volume) -> Result<()> {
+        let id = moment.moment.ok_or(Error::Stale)?;
+        let found = self.trees.snapshots.get(self.store, Key::new(id, kind::SNAPSHOT, 0), SnapshotValue::decode)?;
+        if found.is_some_and(|snapshot| !is_being_removed(&snapshot)) { Ok(()) } else { Err(Error::Stale) }
+    }
+}
