@@ -40,6 +40,8 @@ mod secrets;
 mod seen;
 mod share;
 mod snapshot;
+mod snapshot_diff;
+mod snapshot_restore;
 mod status;
 mod umount;
 mod unlocking;

@@ -1,4 +1,4 @@
-//! `lockbox snapshot`: keeps moments of an archive, lists and removes them.
+//! `lockbox snapshot`: keeps moments of an archive, lists and removes them, compares them and brings them back.
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
@@ -16,15 +16,17 @@ use crate::exit::{Failure, Lockbox};
 use crate::moments::Mounted;
 use crate::opening::ArchiveArgs;
 use crate::output::{Output, put_name, rfc3339};
-use crate::prune;
+use crate::{prune, snapshot_diff, snapshot_restore};
 
-/// Keep moments of an archive, to read them later; the archive may be mounted, and named by its mount point
+/// Keep moments of an archive, to read them later or bring them back; the archive may be mounted, and named by its mount point
 #[derive(clap::Subcommand)]
 pub(crate) enum Command {
     Create(CreateArgs),
     Ls(LsArgs),
     Rm(RmArgs),
     Prune(prune::Args),
+    Diff(snapshot_diff::Args),
+    Restore(snapshot_restore::Args),
 }
 
 /// What the end of an interrupted removal leaves.
@@ -66,6 +68,8 @@ pub(crate) fn run(command: &Command) -> Result<(), Failure> {
         Command::Ls(args) => ls(args),
         Command::Rm(args) => rm(args),
         Command::Prune(args) => prune::run(args),
+        Command::Diff(args) => snapshot_diff::run(args),
+        Command::Restore(args) => snapshot_restore::run(args, &name_of_time(Timestamp::from_system(SystemTime::now()))),
     }
 }
 

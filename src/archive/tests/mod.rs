@@ -2,6 +2,7 @@
 
 mod checking;
 mod compaction;
+mod comparing;
 mod damage;
 mod erasure;
 mod golden;
@@ -12,6 +13,7 @@ mod key_changes;
 mod key_slots;
 mod repacking;
 mod rescued_log;
+mod restoring;
 mod sample;
 mod smallest;
 mod snapshots;

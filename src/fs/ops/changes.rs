@@ -47,13 +47,14 @@ impl FileSystem {
             let ino = Ino(key.object);
             if last.as_ref().is_none_or(|last| last.ino != ino) {
                 last.take().map_or(Ok(()), &mut *f)?;
-                while let Some(before) = staged.next_if(|staged| *staged <= ino) {
-                    if before < ino {
-                        f(ChangedInode { ino: before, content: true, ..ChangedInode::default() })?;
-                    }
+                while let Some(before) = staged.next_if(|staged| *staged < ino) {
+                    f(ChangedInode { ino: before, content: true, ..ChangedInode::default() })?;
                 }
             }
-            let changed = last.get_or_insert_with(|| ChangedInode { ino, ..ChangedInode::default() });
+            let changed = last.get_or_insert_with(|| {
+                let content = staged.next_if_eq(&ino).is_some();
+                ChangedInode { ino, content, ..ChangedInode::default() }
+            });
             match key.kind {
                 kind::EXTENT | kind::INLINE => changed.content = true,
                 kind::XATTR | kind::XATTR_PIECE => changed.xattrs = true,

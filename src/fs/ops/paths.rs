@@ -154,7 +154,9 @@ impl<'a> Search<'a> {
             for below in self.look_through(directory)?.unwrap_or_default() {
                 // NAME-5
                 let inode = inode::find(self.view, below)?;
-                if inode.is_some_and(|inode| agrees(directory, Target { ino: below, file_type: DIRECTORY_TYPE }, &inode)) {
+                if inode
+                    .is_some_and(|inode| agrees(directory, Target { ino: below, file_type: DIRECTORY_TYPE }, &inode))
+                {
                     waiting.push(below);
                 }
             }
@@ -216,11 +218,7 @@ impl<'a> Search<'a> {
 }
 
 /// The entries of a directory.
-fn entries(
-    view: View<'_>,
-    directory: Ino,
-    f: &mut dyn FnMut(&[u8], Target) -> ControlFlow<()>,
-) -> Result<()> {
+fn entries(view: View<'_>, directory: Ino, f: &mut dyn FnMut(&[u8], Target) -> ControlFlow<()>) -> Result<()> {
     let end = Key::new(directory.0, kind::DIR_LIST + 1, 0);
     view.scan(list_key(directory, 0), end, &mut |_, value| {
         let entry = decode_list(value)?;

@@ -1,0 +1,71 @@
+//! `lockbox snapshot diff`: tells what changed since a snapshot.
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStrExt;
+
+use lockbox::exchange::{Differing, DifferingKind, compare};
+use lockbox_host::Program;
+use lockbox_terminal::display;
+use serde_json::json;
+
+use crate::exit::{Failure, Lockbox};
+use crate::opening::ArchiveArgs;
+use crate::output::{Output, put_name};
+
+/// Tell which paths differ between two snapshots, or between one and now
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    archive: ArchiveArgs,
+    /// The older snapshot
+    #[arg(value_name = "A")]
+    older: OsString,
+    /// The newer snapshot; by default what is there now
+    #[arg(value_name = "B")]
+    newer: Option<OsString>,
+    /// Print JSON, one object a line
+    #[arg(long)]
+    json: bool,
+}
+
+pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+    let failed = |error| Lockbox::failure(&args.archive.archive, error);
+    let archive = args.archive.read()?;
+    let older = archive.moment(args.older.as_bytes()).map_err(failed)?;
+    let newer = match &args.newer {
+        Some(name) => archive.moment(name.as_bytes()).map_err(failed)?,
+        None => archive.file_system().clone(),
+    };
+    let mut out = Output::new();
+    for differing in compare(&older, &newer, &mut || Ok(())).map_err(failed)? {
+        if args.json { json_of(&differing, &mut out)? } else { line(&differing, &mut out)? }
+    }
+    out.finish()
+}
+
+/// One line, whatever is in the name: `git diff --name-status` has the same letters.
+fn line(differing: &Differing, out: &mut Output) -> Result<(), Failure> {
+    let letter = match differing.kind {
+        DifferingKind::Added => 'A',
+        DifferingKind::Removed => 'D',
+        DifferingKind::Changed => 'M',
+        DifferingKind::TypeChanged => 'T',
+    };
+    out.line(&format!("{letter} {}", display(shown(&differing.path))))
+}
+
+fn json_of(differing: &Differing, out: &mut Output) -> Result<(), Failure> {
+    let change = match differing.kind {
+        DifferingKind::Added => "added",
+        DifferingKind::Removed => "removed",
+        DifferingKind::Changed => "changed",
+        DifferingKind::TypeChanged => "type-changed",
+    };
+    let mut object = json!({ "change": change });
+    put_name(&mut object, "path", shown(&differing.path));
+    out.json(&object)
+}
+
+/// The root has no name.
+fn shown(path: &[u8]) -> &[u8] {
+    if path.is_empty() { b"/" } else { path }
+}

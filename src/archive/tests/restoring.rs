@@ -1,0 +1,527 @@
+//! Bringing back what a snapshot shows: all of it, whatever comes between, and counts and dead lists stay right.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fmt::Write;
+use std::sync::Arc;
+
+use super::super::create::name_key;
+use super::comparing::World;
+use super::sample::{OWNER, cipher, create_on, fresh, noise, open_on, put};
+use super::{ARCHIVE, key};
+use crate::env::SeededEnvironment;
+use crate::error::{Error, Result};
+use crate::exchange::{Entries, Restore, RestoreReport, compare, resolve};
+use crate::format::{Ino, ROOT_INO, Timestamp};
+use crate::fs::{Attributes, FileSystem, FsOptions, RenameMode, SetAttributes, SetTime, SyncProfile, XattrMode, mode};
+use crate::storage::simulated::{Class, Fault, FaultPlan, SimulatedStorage};
+use crate::txn::{OpenOptions, Volume};
+
+const STAGE: &[u8] = b".lockbox-restore";
+
+/// In a description before what other paths may change.
+const NAMES: &str = " names ";
+
+/// All that restoring brings back, by path; files with several names say which names.
+type Described = BTreeMap<Vec<u8>, String>;
+
+fn describe(fs: &FileSystem) -> Described {
+    let mut all = Described::new();
+    let mut first = HashMap::new();
+    let root = fs.attributes(ROOT_INO).unwrap();
+    all.insert(Vec::new(), one(fs, &root, b"", &mut first));
+    below(fs, ROOT_INO, b"", &mut first, &mut all);
+    all
+}
+
+fn one(fs: &FileSystem, is: &Attributes, path: &[u8], first: &mut HashMap<Ino, Vec<u8>>) -> String {
+    let content = match is.mode & mode::TYPE {
+        mode::REGULAR => fs.read(is.ino, 0, is.size as usize).unwrap(),
+        mode::SYMLINK => fs.read_link(is.ino).unwrap(),
+        _ => Vec::new(),
+    };
+    let mut text = format!(
+        "{:o} {} {} {} {} {:?} {:?} {:?}",
+        is.mode, is.uid, is.gid, is.rdev, is.size, is.atime, is.mtime, is.btime
+    );
+    write!(text, " {content:?}").unwrap();
+    if is.mode & mode::TYPE == mode::REGULAR {
+        let mut at = 0;
+        while let Ok(data) = fs.next_data(is.ino, at) {
+            at = fs.next_hole(is.ino, data).unwrap();
+            write!(text, " {data}..{at}").unwrap();
+        }
+    }
+    let list = fs.list_xattrs(is.ino).unwrap();
+    let mut names: Vec<&[u8]> = list.split(|&byte| byte == 0).filter(|name| !name.is_empty()).collect();
+    names.sort_unstable();
+    for name in names {
+        write!(text, " {name:?}={:?}", fs.xattr(is.ino, name).unwrap()).unwrap();
+    }
+    // Names of one file have the same first one.
+    let first = first.entry(is.ino).or_insert_with(|| path.to_vec());
+    write!(text, "{NAMES}{} {first:?}", is.links).unwrap();
+    text
+}
+
+fn below(fs: &FileSystem, directory: Ino, path: &[u8], first: &mut HashMap<Ino, Vec<u8>>, all: &mut Described) {
+    let mut entries: Vec<_> = Entries::new(fs, directory).unwrap().map(Result::unwrap).collect();
+    entries.sort_by(|one, other| one.name.cmp(&other.name));
+    for entry in entries {
+        let path = if path.is_empty() { entry.name } else { [path, b"/", &entry.name].concat() };
+        all.insert(path.clone(), one(fs, &entry.attributes, &path, first));
+        if entry.attributes.is_directory() {
+            below(fs, entry.attributes.ino, &path, first, all);
+        }
+    }
+}
+
+/// What is at and below a path, without what a change of its surroundings changes.
+fn part(all: &Described, path: &[u8]) -> Described {
+    let is_in = |other: &[u8]| other == path || (other.starts_with(path) && other.get(path.len()) == Some(&b'/'));
+    all.iter().filter(|(other, _)| is_in(other)).map(|(path, text)| (path.clone(), text.clone())).collect()
+}
+
+fn assert_same(one: &Described, other: &Described, what: &str) {
+    for path in one.keys().chain(other.keys()) {
+        let cut = |text: Option<&String>| text.map(|text| text.chars().take(300).collect::<String>());
+        let (one, other) = (one.get(path), other.get(path));
+        assert!(one == other, "{what}: {}\n{:?}\n{:?}", String::from_utf8_lossy(path), cut(one), cut(other));
+    }
+}
+
+fn assert_sound(fs: &FileSystem, what: &str) {
+    let (_, findings) = fs.check_structure(true, &mut |_, _| {}).unwrap();
+    assert_eq!(findings.len(), 0, "{what}: {findings:?}");
+    assert_eq!(fs.volume.check_space(true, &mut |_, _| {}).unwrap(), [], "{what}");
+}
+
+fn restore(fs: &FileSystem, name: &[u8], paths: &[&[u8]], to: Option<&[u8]>) -> Result<RestoreReport> {
+    restore_while(fs, name, paths, to, &mut || Ok(()))
+}
+
+fn restore_while(
+    fs: &FileSystem,
+    name: &[u8],
+    paths: &[&[u8]],
+    to: Option<&[u8]>,
+    go_on: &mut dyn FnMut() -> Result<()>,
+) -> Result<RestoreReport> {
+    let moment = fs.moment(name)?;
+    let paths: Vec<Vec<u8>> = paths.iter().map(|path| path.to_vec()).collect();
+    Restore::prepare(fs, &moment, &paths, to)?.run(go_on)
+}
+
+fn remove_snapshots(fs: &FileSystem, name: Option<&[u8]>) {
+    let all = fs.snapshots().unwrap();
+    let wanted = all.iter().filter(|(_, snapshot, _)| name.is_none_or(|name| snapshot.name == name));
+    let ids: Vec<u64> = wanted.map(|(id, ..)| *id).collect();
+    fs.remove_snapshots(&ids).unwrap();
+    fs.finish_removals(&mut || Ok(())).unwrap();
+    fs.purge().unwrap();
+}
+
+fn set_times(fs: &FileSystem, ino: Ino, seconds: i64) {
+    let time = |seconds| Some(SetTime::To(Timestamp { seconds, nanos: 77 }));
+    let set = SetAttributes { atime: time(seconds), mtime: time(seconds + 1), ..SetAttributes::default() };
+    fs.set_attributes(ino, &set).unwrap();
+}
+
+/// An access control list: owner all, user 7 reads, group and mask read, others nothing.
+fn list() -> Vec<u8> {
+    let entries: [(u16, u16, u32); 5] =
+        [(1, 7, u32::MAX), (2, 4, 7), (4, 4, u32::MAX), (0x10, 4, u32::MAX), (0x20, 0, u32::MAX)];
+    let mut bytes = 2u32.to_le_bytes().to_vec();
+    for (tag, permissions, id) in entries {
+        bytes.extend(tag.to_le_bytes());
+        bytes.extend(permissions.to_le_bytes());
+        bytes.extend(id.to_le_bytes());
+    }
+    bytes
+}
+
+/// Every kind of object below `tree`, and a file beside it.
+fn fill(fs: &FileSystem) {
+    let tree = fs.make_directory(ROOT_INO, b"tree", 0o2750, OWNER).unwrap().ino;
+    let deep = fs.make_directory(tree, b"deep", 0o711, OWNER).unwrap().ino;
+    let empty = fs.make_directory(deep, b"empty", 0, OWNER).unwrap().ino;
+    for n in 0..10u64 {
+        put(fs, deep, format!("small{n}").as_bytes(), &noise(n, 1 + 700 * n as usize));
+    }
+    let large = put(fs, tree, b"large", &noise(20, 700_000));
+    put(fs, tree, b"text", &b"all work and no play\n".repeat(20_000));
+    let sparse = put(fs, tree, b"sparse", b"begin");
+    fs.write(sparse, 3_000_000, &noise(21, 100_000)).unwrap();
+    fs.truncate(sparse, 9_000_001, &mut |_| {}).unwrap();
+    fs.link(large, deep, b"another name").unwrap();
+    fs.link(large, ROOT_INO, b"outside").unwrap();
+    fs.make_symlink(tree, b"link", b"deep/small1", OWNER).unwrap();
+    fs.make_symlink(tree, b"long", &[b'x'; 4000], OWNER).unwrap();
+    fs.make_node(tree, b"device", mode::CHARACTER | 0o600, 5 << 20 | 7, OWNER).unwrap();
+    fs.make_node(tree, b"fifo", mode::FIFO | 0o644, 0, OWNER).unwrap();
+    fs.make_node(tree, b"socket", mode::SOCKET | 0o600, 0, OWNER).unwrap();
+    put(fs, tree, b"nothing", b"");
+    put(fs, tree, b"new\nline \xff", b"odd");
+    let set = SetAttributes { mode: Some(0o6711), uid: Some(0), gid: Some(42), ..SetAttributes::default() };
+    fs.set_attributes(large, &set).unwrap();
+    fs.set_xattr(large, b"security.capability", &[1; 20], XattrMode::Set).unwrap();
+    fs.set_xattr(large, b"user.long", &noise(3, 9000), XattrMode::Set).unwrap();
+    fs.set_xattr(sparse, b"system.posix_acl_access", &list(), XattrMode::Set).unwrap();
+    fs.set_xattr(deep, b"system.posix_acl_default", &list(), XattrMode::Set).unwrap();
+    fs.set_xattr(ROOT_INO, b"user.root", b"x", XattrMode::Set).unwrap();
+    put(fs, ROOT_INO, b"file", &noise(4, 20_000));
+    for (n, ino) in [large, sparse, empty, deep, tree, ROOT_INO].into_iter().enumerate() {
+        set_times(fs, ino, 1000 * (n as i64 + 1));
+    }
+}
+
+/// What a bad script does.
+fn wreck(fs: &FileSystem) {
+    let tree = fs.lookup(ROOT_INO, b"tree").unwrap().ino;
+    let deep = fs.lookup(tree, b"deep").unwrap().ino;
+    fs.unlink(tree, b"text").unwrap();
+    fs.write(fs.lookup(tree, b"large").unwrap().ino, 100_000, &noise(30, 200_000)).unwrap();
+    fs.truncate(fs.lookup(tree, b"sparse").unwrap().ino, 3_040_000, &mut |_| {}).unwrap();
+    fs.unlink(deep, b"small3").unwrap();
+    fs.unlink(deep, b"another name").unwrap();
+    fs.rename(deep, b"small4", ROOT_INO, b"small4", RenameMode::NoReplace).unwrap();
+    fs.unlink(ROOT_INO, b"file").unwrap();
+    fs.make_directory(ROOT_INO, b"file", 0o755, OWNER).unwrap();
+    put(fs, deep, b"more", &noise(31, 50_000));
+    fs.remove_xattr(ROOT_INO, b"user.root").unwrap();
+    fs.set_xattr(ROOT_INO, b"user.other", b"y", XattrMode::Set).unwrap();
+    fs.set_attributes(ROOT_INO, &SetAttributes { mode: Some(0o700), ..SetAttributes::default() }).unwrap();
+}
+
+#[test]
+fn the_whole_tree_comes_back_and_outlives_the_snapshots() {
+    let (_, fs) = fresh(1);
+    fill(&fs);
+    fs.take_snapshot(b"good").unwrap();
+    let expected = describe(&fs);
+    wreck(&fs);
+    fs.take_snapshot(b"before").unwrap();
+    let wrecked = describe(&fs);
+    fs.purge().unwrap();
+    let report = restore(&fs, b"good", &[], None).unwrap();
+    assert!(report.copied.files > 10 && report.copied.links == 2 && report.deleted > 20, "{report:?}");
+    assert_same(&describe(&fs), &expected, "restored");
+    assert_eq!(compare(&fs.moment(b"good").unwrap(), &fs, &mut || Ok(())).unwrap(), []);
+    assert_sound(&fs, "with both snapshots");
+    restore(&fs, b"before", &[], None).unwrap();
+    assert_same(&describe(&fs), &wrecked, "and back");
+    restore(&fs, b"good", &[], None).unwrap();
+    remove_snapshots(&fs, Some(b"good"));
+    assert_sound(&fs, "without the source");
+    assert_same(&describe(&fs), &expected, "without the source");
+    assert_same(&describe(&fs.moment(b"before").unwrap()), &wrecked, "the other one");
+    remove_snapshots(&fs, None);
+    assert_sound(&fs, "without snapshots");
+    assert_same(&describe(&fs), &expected, "without snapshots");
+    fs.close().unwrap();
+}
+
+#[test]
+fn large_files_share_their_pages_with_the_snapshot() {
+    let (_, fs) = fresh(1);
+    let large = noise(1, 8 << 20);
+    put(&fs, ROOT_INO, b"large", &large);
+    fs.take_snapshot(b"good").unwrap();
+    fs.unlink(ROOT_INO, b"large").unwrap();
+    fs.purge().unwrap();
+    let before = fs.volume.space().1 * 4096;
+    restore(&fs, b"good", &[b"large"], None).unwrap();
+    fs.purge().unwrap();
+    let more = (fs.volume.space().1 * 4096).saturating_sub(before);
+    assert!(more < 300_000, "{more} bytes more");
+    // Written to, the two part.
+    let ino = fs.lookup(ROOT_INO, b"large").unwrap().ino;
+    fs.write(ino, 1 << 20, &[7; 100_000]).unwrap();
+    fs.make_durable().unwrap();
+    let moment = fs.moment(b"good").unwrap();
+    let kept = moment.lookup(ROOT_INO, b"large").unwrap();
+    assert!(moment.read(kept.ino, 0, large.len()).unwrap() == large);
+    assert_sound(&fs, "written to");
+    remove_snapshots(&fs, None);
+    assert_sound(&fs, "without the snapshot");
+    assert!(fs.read(ino, 0, 1 << 20).unwrap() == large[..1 << 20]);
+}
+
+#[test]
+fn paths_come_back_with_the_directories_above_them() {
+    let (_, fs) = fresh(1);
+    fill(&fs);
+    fs.take_snapshot(b"good").unwrap();
+    let expected = describe(&fs);
+    wreck(&fs);
+    let tree = fs.lookup(ROOT_INO, b"tree").unwrap().ino;
+    // A file in place of a directory, nothing in place of a file, and what lies below another path.
+    restore(&fs, b"good", &[b"file", b"/tree/deep/", b"tree/deep/small3", b"tree/text"], None).unwrap();
+    let now = describe(&fs);
+    for path in [&b"file"[..], b"tree/deep/small3", b"tree/deep/small4", b"tree/text", b"tree/deep/empty"] {
+        assert_same(&part(&now, path), &part(&expected, path), "a path");
+    }
+    assert!(!now.contains_key(&b"tree/deep/more"[..]) && now.contains_key(&b"small4"[..]));
+    assert_eq!(fs.lookup(ROOT_INO, b"tree").unwrap().ino, tree, "what is above stays");
+    assert!(now[&b"tree/large"[..]] != expected[&b"tree/large"[..]], "what was not asked for stays");
+
+    // Without any of the directories above it.
+    let found = fs.lookup(ROOT_INO, b"tree").unwrap();
+    fs.rename(ROOT_INO, b"tree", ROOT_INO, b"away", RenameMode::NoReplace).unwrap();
+    restore(&fs, b"good", &[b"tree/deep/small5"], None).unwrap();
+    let now = describe(&fs);
+    assert_same(&part(&now, b"tree/deep/small5"), &part(&expected, b"tree/deep/small5"), "alone");
+    assert_eq!(now.keys().filter(|path| path.starts_with(b"tree")).count(), 3);
+    let attributes = |fs: &FileSystem| {
+        let deep = resolve(fs, b"tree/deep").unwrap();
+        (deep.mode, deep.uid, deep.mtime, fs.list_xattrs(deep.ino).unwrap())
+    };
+    assert_eq!(attributes(&fs), attributes(&fs.moment(b"good").unwrap()));
+    assert_sound(&fs, "paths");
+    assert!(found.is_directory());
+
+    fs.unlink(resolve(&fs, b"tree/deep").unwrap().ino, b"small5").unwrap();
+    let tree = fs.lookup(ROOT_INO, b"tree").unwrap().ino;
+    fs.remove_directory(tree, b"deep").unwrap();
+    put(&fs, tree, b"deep", b"no directory any more");
+    let before = describe(&fs);
+    for (paths, complaint) in [
+        (&[&b"tree/deep/small1"[..]][..], "no directory any more"),
+        (&[b"none"], "the snapshot has no none"),
+        (&[b"file/below"], "the snapshot has no file/below"),
+        (&[b"tree/../x"], "'..'"),
+    ] {
+        let refused = restore(&fs, b"good", paths, None).unwrap_err();
+        assert!(matches!(&refused, Error::Invalid(text) if text.contains(complaint)), "{refused}");
+    }
+    assert!(matches!(restore(&fs, b"none", &[], None), Err(Error::NotFound)));
+    let unchanged = |now: Described| now.into_iter().filter(|(path, _)| !path.is_empty()).collect::<Described>();
+    assert_same(&unchanged(describe(&fs)), &unchanged(before), "refused");
+}
+
+#[test]
+fn another_directory_takes_them_and_loses_nothing() {
+    let (_, fs) = fresh(1);
+    fill(&fs);
+    fs.take_snapshot(b"good").unwrap();
+    let expected = describe(&fs);
+    wreck(&fs);
+    let wrecked = describe(&fs);
+    restore(&fs, b"good", &[], Some(b"/back/here")).unwrap();
+    let now = describe(&fs);
+    let moved = |path: &[u8]| -> Described {
+        let prefix = b"back/here/".len();
+        let part = part(&now, &[b"back/here/", path].concat());
+        part.into_iter().map(|(path, text)| (path[prefix..].to_vec(), text)).collect()
+    };
+    for path in [&b"tree"[..], b"file"] {
+        assert_same(&alike(moved(path)), &alike(part(&expected, path)), "elsewhere");
+    }
+    assert!(now[&b"back/here/outside"[..]].ends_with(&format!("{NAMES}3 {:?}", b"back/here/outside")));
+    assert!(now[&b"back/here/tree/large"[..]].ends_with(&format!("{NAMES}3 {:?}", b"back/here/outside")));
+    for path in [&b"tree"[..], b"file", b"small4", b"outside"] {
+        assert_same(&part(&now, path), &part(&wrecked, path), "what is there");
+    }
+    let again = restore(&fs, b"good", &[b"file"], Some(b"back/here"));
+    assert!(matches!(again, Err(Error::Invalid(text)) if text.contains("file is there already")));
+    let twice = restore(&fs, b"good", &[b"tree/deep", b"tree/text", b"file"], Some(b"else"));
+    assert!(twice.is_ok());
+    assert!(matches!(restore(&fs, b"good", &[b"file"], Some(b"file/x")), Ok(_) | Err(Error::NotDirectory)));
+    assert_sound(&fs, "elsewhere");
+    assert_same(&describe(&fs.moment(b"good").unwrap()), &expected, "the snapshot");
+}
+
+#[test]
+fn what_only_looks_like_a_leftover_is_the_users() {
+    let (_, fs) = fresh(1);
+    put(&fs, ROOT_INO, b"file", b"x");
+    fs.take_snapshot(b"good").unwrap();
+    let mine = fs.make_directory(ROOT_INO, STAGE, 0o755, OWNER).unwrap().ino;
+    put(&fs, mine, b"mine", b"x");
+    let refused = restore(&fs, b"good", &[b"file"], None);
+    assert!(matches!(refused, Err(Error::Invalid(text)) if text.contains("give it another name")));
+    assert!(fs.lookup(mine, b"mine").is_ok());
+    // Left before it had its mark.
+    fs.unlink(mine, b"mine").unwrap();
+    restore(&fs, b"good", &[b"file"], None).unwrap();
+    assert!(matches!(fs.lookup(ROOT_INO, STAGE), Err(Error::NotFound)));
+    // One that is on its way is not a part of what comes back, even if a snapshot shows it.
+    fs.set_xattr(
+        fs.make_directory(ROOT_INO, STAGE, 0o700, OWNER).unwrap().ino,
+        b"trusted.lockbox.restore",
+        b"1",
+        XattrMode::Set,
+    )
+    .unwrap();
+    fs.take_snapshot(b"with").unwrap();
+    restore(&fs, b"with", &[], None).unwrap();
+    assert!(matches!(fs.lookup(ROOT_INO, STAGE), Err(Error::NotFound)));
+}
+
+/// Without what other paths may change: other names of a file.
+fn alike(all: Described) -> Described {
+    let cut = |text: String| text.split(NAMES).next().unwrap_or_default().to_owned();
+    all.into_iter().map(|(path, text)| (path, cut(text))).collect()
+}
+
+/// Each top of the tree has what it had, or what the snapshot shows.
+fn assert_old_or_new(fs: &FileSystem, old: &Described, new: &Described, what: &str) {
+    let now = describe(fs);
+    for top in [&b"tree"[..], b"file"] {
+        let (now, old, new) = (alike(part(&now, top)), alike(part(old, top)), alike(part(new, top)));
+        assert!(now == old || now == new, "{what}: {} is neither", String::from_utf8_lossy(top));
+    }
+}
+
+#[test]
+fn interrupted_anywhere_each_path_is_old_or_new_and_again_completes_it() {
+    let mut steps = 0;
+    for stop in 0.. {
+        let (storage, fs) = fresh(1);
+        fill(&fs);
+        fs.take_snapshot(b"good").unwrap();
+        let expected = describe(&fs);
+        wreck(&fs);
+        let wrecked = describe(&fs);
+        let mut count = 0;
+        let mut cut = None;
+        let ended = restore_while(&fs, b"good", &[], None, &mut || {
+            count += 1;
+            if count <= stop {
+                return Ok(());
+            }
+            // The power fails here, after a commit of what was done.
+            fs.make_durable()?;
+            cut = Some(storage.contents());
+            Err(Error::Interrupted(2))
+        });
+        let Some(contents) = cut else {
+            steps = stop;
+            break;
+        };
+        assert!(matches!(ended, Err(Error::Interrupted(2))));
+        assert!(matches!(fs.lookup(ROOT_INO, STAGE), Err(Error::NotFound)), "it cleans up");
+        assert_old_or_new(&fs, &wrecked, &expected, "interrupted");
+        let left = open_on(Arc::new(crate::storage::MemoryStorage::from_contents(contents)), false, 5).unwrap();
+        assert!(left.lookup(ROOT_INO, STAGE).is_ok(), "step {stop} leaves a stage");
+        assert_old_or_new(&left, &wrecked, &expected, "after a crash");
+        for fs in [&fs, &left] {
+            restore(fs, b"good", &[], None).unwrap();
+            assert_same(&describe(fs), &expected, "again");
+            if stop % 5 == 0 {
+                assert_sound(fs, "again");
+                remove_snapshots(fs, None);
+                assert_sound(fs, "without the snapshot");
+                assert_same(&describe(fs), &expected, "without the snapshot");
+            }
+        }
+    }
+    assert!(steps > 25, "{steps}");
+}
+
+fn open(storage: Arc<SimulatedStorage>, environment: &Arc<SeededEnvironment>) -> Arc<FileSystem> {
+    let options = OpenOptions { read_only: false, memory: 32 << 20 };
+    let volume = Volume::open(storage, cipher(), environment.clone(), 1, &options).unwrap();
+    let options = FsOptions { staged_bytes: 8 << 20, sync: SyncProfile::Periodic, pack: true, compress: true };
+    FileSystem::new(volume, environment.clone(), name_key(&key(), &ARCHIVE), options).unwrap()
+}
+
+/// A write, a barrier or room fails in its turn; then the process dies, or the power fails.
+#[test]
+fn after_each_fault_and_a_crash_each_path_is_old_or_new_and_again_completes_it() {
+    let mut met = 0;
+    let plans = [(Class::Write, Fault::Eio), (Class::Barrier, Fault::Eio), (Class::Allocate, Fault::NoSpace)];
+    for (class, fault) in plans {
+        for count in (0..).step_by(3) {
+            let environment = Arc::new(SeededEnvironment::new(count + 1));
+            let storage = SimulatedStorage::new();
+            let fs = create_on(storage.clone(), 1);
+            fill(&fs);
+            fs.take_snapshot(b"good").unwrap();
+            let expected = describe(&fs);
+            wreck(&fs);
+            fs.make_durable().unwrap();
+            let wrecked = describe(&fs);
+            storage.inject(Some(FaultPlan { class, count, fault, lasting: fault == Fault::NoSpace }));
+            // Commits come often, so that faults meet each part of it.
+            let mut calls = 0;
+            let ended = restore_while(&fs, b"good", &[], None, &mut || {
+                calls += 1;
+                if calls % 4 == 0 { fs.make_durable() } else { Ok(()) }
+            });
+            let is_met = storage.injected() > 0;
+            storage.inject(None);
+            assert!(is_met || ended.is_ok(), "{ended:?}");
+            drop(fs);
+            if !is_met {
+                break;
+            }
+            met += 1;
+            let cut = storage.crash_random(&mut || environment.next_u64());
+            for storage in [cut, storage.process_death()] {
+                let fs = open(storage, &environment);
+                assert_old_or_new(&fs, &wrecked, &expected, &format!("{class:?} {count}"));
+                restore(&fs, b"good", &[], None).unwrap();
+                assert_same(&describe(&fs), &expected, "again");
+                assert_sound(&fs, "again");
+                remove_snapshots(&fs, None);
+                assert_sound(&fs, "without the snapshot");
+                assert_same(&describe(&fs), &expected, "without the snapshot");
+            }
+        }
+    }
+    assert!(met > 10, "{met}");
+}
+
+/// Restores of any snapshot between any changes; snapshots come and go.
+#[test]
+fn any_snapshot_comes_back_at_any_time() {
+    for seed in 1..=4 {
+        let (_, fs) = fresh(seed);
+        let world = World { fs, dice: SeededEnvironment::new(seed) };
+        let fs = &world.fs;
+        let mut kept: Vec<(Vec<u8>, Described)> = Vec::new();
+        for round in 0..14u64 {
+            for _ in 0..world.below(40) {
+                world.change();
+            }
+            let name = format!("{round}").into_bytes();
+            fs.take_snapshot(&name).unwrap();
+            kept.push((name, describe(fs)));
+            if world.below(3) == 0 {
+                fs.purge().unwrap();
+            }
+            if kept.len() > 4 {
+                let (gone, _) = kept.remove(world.below(5) as usize);
+                remove_snapshots(fs, Some(&gone));
+            }
+            let (name, expected) = &kept[world.below(kept.len() as u64) as usize];
+            restore(fs, name, &[], None).unwrap();
+            assert_same(&describe(fs), expected, &format!("seed {seed}, round {round}"));
+            for (name, expected) in &kept {
+                assert_same(&describe(&fs.moment(name).unwrap()), expected, "a snapshot");
+            }
+            assert_sound(fs, &format!("seed {seed}, round {round}"));
+        }
+        let last = describe(fs);
+        remove_snapshots(fs, None);
+        assert_sound(fs, "without snapshots");
+        assert_same(&describe(fs), &last, "without snapshots");
+    }
+}
+
+/// What has lost its name is not shared with: it may be half freed.
+#[test]
+fn a_snapshot_that_is_being_removed_gives_nothing_back() {
+    let (_, fs) = fresh(1);
+    put(&fs, ROOT_INO, b"large", &noise(1, 500_000));
+    fs.take_snapshot(b"good").unwrap();
+    let moment = fs.moment(b"good").unwrap();
+    let all = fs.snapshots().unwrap();
+    fs.unlink(ROOT_INO, b"large").unwrap();
+    fs.remove_snapshots(&[all[0].0]).unwrap();
+    let failed = Restore::prepare(&fs, &moment, &[b"large".to_vec()], None).unwrap().run(&mut || Ok(()));
+    assert!(matches!(failed, Err(Error::Stale)), "{failed:?}");
+    fs.finish_removals(&mut || Ok(())).unwrap();
+    fs.purge().unwrap();
+    assert_sound(&fs, "removed");
+}

@@ -1,0 +1,119 @@
+//! Makes an object that a snapshot shows anew in the live tree, with everything below it.
+
+use std::collections::HashMap;
+
+use crate::error::{Error, Result};
+use crate::exchange::walk::{Directory, Step, Tree};
+use crate::exchange::{Copied, Entry};
+use crate::format::Ino;
+use crate::fs::{Attributes, Creator, FileSystem, XattrMode, mode};
+
+/// Builds objects of one snapshot. Hard links among all that it builds stay hard links.
+pub(super) struct Builder<'a> {
+    pub(super) live: &'a FileSystem,
+    pub(super) moment: &'a FileSystem,
+    pub(super) go_on: &'a mut dyn FnMut() -> Result<()>,
+    pub(super) copied: Copied,
+    /// New inodes of files with several names, by the number that the snapshot has for them.
+    links: HashMap<Ino, Ino>,
+}
+
+/// What is kept of a directory that is being built: the snapshot's number and the new one.
+type Both = (Ino, Ino);
+
+impl<'a> Builder<'a> {
+    pub(super) fn new(
+        live: &'a FileSystem,
+        moment: &'a FileSystem,
+        go_on: &'a mut dyn FnMut() -> Result<()>,
+    ) -> Builder<'a> {
+        Builder { live, moment, go_on, copied: Copied::default(), links: HashMap::new() }
+    }
+
+    /// Makes `kept` under a name that is free, with all that is below it.
+    pub(super) fn tree(&mut self, kept: &Attributes, parent: Ino, name: &[u8]) -> Result<()> {
+        let made = self.object(kept, parent, name)?;
+        if !kept.is_directory() {
+            return Ok(());
+        }
+        let mut path = Vec::new(); // of no use here
+        let mut tree: Tree<'_, Both> = Tree::below(self.moment, b"", kept.ino, (kept.ino, made))?;
+        while let Some(step) = tree.next(&mut path) {
+            match step? {
+                // Last: every entry changes the times of its directory.
+                Step::Leave(Directory { kept: (kept, made), .. }) => {
+                    self.live.restore_inode(self.moment, kept, made)?;
+                }
+                Step::Entry(Entry { name, attributes }, directory) => {
+                    let parent = directory.kept.1;
+                    let made = self.object(&attributes, parent, &name)?;
+                    if attributes.is_directory() {
+                        tree.descend(self.moment, b"", attributes.ino, (attributes.ino, made))?;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// A directory as the snapshot shows it, but empty; its times are to be set when something was made in it.
+    pub(super) fn object(&mut self, kept: &Attributes, parent: Ino, name: &[u8]) -> Result<Ino> {
+        (self.go_on)()?;
+        if let Some(made) = self.links.get(&kept.ino) {
+            self.live.link(*made, parent, name)?;
+            self.copied.links += 1;
+            return Ok(*made);
+        }
+        // Nobody but its maker enters it before it is complete: it is made within a directory that is closed to others.
+        let creator = Creator { uid: kept.uid, gid: kept.gid, umask: None };
+        let permissions = kept.mode & mode::PERMISSIONS;
+        let made = match kept.mode & mode::TYPE {
+            mode::DIRECTORY => {
+                self.copied.directories += 1;
+                self.live.make_directory(parent, name, permissions, creator)?
+            }
+            mode::SYMLINK => {
+                self.copied.symlinks += 1;
+                self.live.make_symlink(parent, name, &self.moment.read_link(kept.ino)?, creator)?
+            }
+            file_type => {
+                let made = self.live.make_node(parent, name, file_type | permissions, kept.rdev, creator)?;
+                if file_type == mode::REGULAR {
+                    self.live.restore_content(self.moment, kept.ino, made.ino, self.go_on)?;
+                    self.copied.files += 1;
+                    self.copied.bytes += kept.size;
+                } else {
+                    self.copied.others += 1;
+                }
+                made
+            }
+        };
+        self.xattrs(kept.ino, made.ino)?;
+        self.live.restore_inode(self.moment, kept.ino, made.ino)?;
+        if !kept.is_directory() && kept.links > 1 {
+            self.links.insert(kept.ino, made.ino);
+        }
+        Ok(made.ino)
+    }
+
+    /// Gives `made` the extended attributes and access control lists that the snapshot shows, and no others. They set modes, which are to be set after it.
+    pub(super) fn xattrs(&self, kept: Ino, made: Ino) -> Result<()> {
+        let wanted = self.moment.list_xattrs(kept)?;
+        let wanted: Vec<&[u8]> = names(&wanted).collect();
+        for name in names(&self.live.list_xattrs(made)?).filter(|name| !wanted.contains(name)) {
+            match self.live.remove_xattr(made, name) {
+                // Removing a list that another one implied.
+                Ok(()) | Err(Error::NoAttribute) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        for name in wanted {
+            self.live.set_xattr(made, name, &self.moment.xattr(kept, name)?, XattrMode::Set)?;
+        }
+        Ok(())
+    }
+}
+
+fn names(list: &[u8]) -> impl Iterator<Item = &[u8]> {
+    list.split(|&byte| byte == 0).filter(|name| !name.is_empty())
+}
