@@ -22,8 +22,7 @@ use crate::error::Result;
 use crate::format::{Key, Pointer};
 
 /// Gets a key with what the older tree has there and what the newer one has; they differ.
-pub(crate) type DifferenceVisitor<'a> =
-    dyn FnMut(Key, Option<&[u8]>, Option<&[u8]>) -> Result<ControlFlow<()>> + 'a;
+pub(crate) type DifferenceVisitor<'a> = dyn FnMut(Key, Option<&[u8]>, Option<&[u8]>) -> Result<ControlFlow<()>> + 'a;
 
 impl Tree {
     /// Calls `f` with every key whose values differ between `older` and this tree, in ascending order until it breaks. Both are versions of one

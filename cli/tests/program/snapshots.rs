@@ -132,3 +132,70 @@ fn what_would_lose_snapshots_is_refused_and_names_them() {
     place.good(&["compact", "a.lbx"]);
     place.good(&["check", "--full", "a.lbx"]);
 }
+
+#[test]
+fn a_tree_that_was_removed_by_mistake_comes_back() {
+    let place = moments();
+    let told = text(place.good(&["snapshot", "diff", "a.lbx", "first", "second"]));
+    let lines: Vec<&str> = told.lines().collect();
+    assert!(
+        lines.contains(&"D tree/dir") && lines.contains(&"A tree/renamed") && lines.contains(&"M tree/tiny"),
+        "{told}"
+    );
+    assert!(lines.is_sorted_by_key(|line| &line[2..]) && !told.contains("tree/both"), "{told}");
+    let now = text(place.good(&["snapshot", "diff", "a.lbx", "second"]));
+    assert!(now.lines().all(|line| line.starts_with("D tree/") || line == "M tree"), "{now}");
+
+    let before = text(place.good(&["snapshot", "restore", "a.lbx", "first", "tree"]));
+    assert!(before.starts_with("before-restore-20") && before.ends_with("Z\n"), "{before}");
+    assert_eq!(text(place.good(&["snapshot", "diff", "a.lbx", "first"])), "");
+    place.good(&["check", "--full", "a.lbx"]);
+    place.good(&["snapshot", "rm", "a.lbx", "first"]);
+    place.good(&["check", "--full", "a.lbx"]);
+    place.good(&["extract", "a.lbx", "--to", "back", "--privileges"]);
+    assert!(describe(&place.path("back/tree")) == describe(&place.path("at first/tree")));
+
+    // Beside what is there, and all of it.
+    assert_eq!(text(place.good(&["snapshot", "restore", "a.lbx", "second", "tree/renamed", "--to", "beside"])), "");
+    let again = place.run(&["snapshot", "restore", "a.lbx", "second", "tree/renamed", "--to", "/beside/"]);
+    assert!(again.code == 2 && again.complaint.contains("renamed is there already"), "{again:?}");
+    assert_eq!(text(place.good(&["ls", "a.lbx", "beside"])), "renamed\n");
+    place.good(&["snapshot", "restore", "a.lbx", before.trim_end()]);
+    assert_eq!(text(place.good(&["ls", "a.lbx"])), "tree\n");
+    assert_eq!(text(place.good(&["ls", "a.lbx", "tree"])), "");
+    place.good(&["snapshot", "restore", "a.lbx", "second", "/"]);
+    assert_extracts(&place, "second");
+    let kept = text(place.good(&["snapshot", "ls", "a.lbx"]));
+    assert_eq!(kept.lines().filter(|line| line.contains("  before-restore-")).count(), 3, "{kept}");
+    place.good(&["check", "--full", "a.lbx"]);
+
+    for (arguments, complaint) in [
+        (&["snapshot", "restore", "a.lbx", "none"][..], "has no snapshot 'none'"),
+        (&["snapshot", "restore", "a.lbx", "second", "tree/none"], "the snapshot has no tree/none"),
+        (&["snapshot", "diff", "a.lbx", "second", "none"], "has no snapshot 'none'"),
+    ] {
+        let ended = place.run(arguments);
+        assert!(ended.code == 2 && ended.complaint.contains(complaint), "{ended:?}");
+    }
+    assert_eq!(text(place.good(&["snapshot", "ls", "a.lbx"])), kept, "what is refused takes no snapshot");
+}
+
+#[test]
+fn names_that_a_terminal_would_obey_are_told_in_one_line() {
+    let place = Place::new();
+    place.archive("a.lbx");
+    place.good(&["snapshot", "create", "a.lbx", "empty"]);
+    fs::create_dir(place.path("tree")).unwrap();
+    fs::write(place.path("tree").join("one\nD two\x1b[2J"), "x").unwrap();
+    let invalid = <std::ffi::OsStr as std::os::unix::ffi::OsStrExt>::from_bytes(b"caf\xe9");
+    fs::write(place.path("tree").join(invalid), "x").unwrap();
+    place.good(&["add", "a.lbx", "tree"]);
+    let told = text(place.good(&["snapshot", "diff", "a.lbx", "empty"]));
+    assert_eq!(told, "A tree\nA tree/caf\\xe9\nA tree/one\\x0aD two\\x1b[2J\n");
+    let listed: Vec<serde_json::Value> = text(place.good(&["snapshot", "diff", "--json", "a.lbx", "empty"]))
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    assert_eq!(listed[1]["path_hex"], "747265652f636166e9");
+    assert_eq!((&listed[2]["path"], &listed[2]["change"]), (&"tree/one\nD two\x1b[2J".into(), &"added".into()));
+}
