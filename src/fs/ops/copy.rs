@@ -9,7 +9,7 @@
 //! COPY-4  A page that a snapshot shows may be shared by the live tree as long as the snapshot has its name, which each step asks in its own operation.
 //!
 //! # Why the counts stay right when the source is a snapshot (COPY-4)
-//! Each extent of the snapshot's tree is one count of its page (EXTENT-1), and while the snapshot has its name nobody takes that count away. Either the
+//! For each extent of the snapshot's tree there is one count of its page, which nobody takes away while the snapshot has its name. Either the
 //! live tree still has the extent; or it has left, and was `born` no later than the snapshot, so `release` put it with its count on the dead list of the
 //! snapshot that was the newest then: this one or a later one. When a later one is removed, what was born no later than the one before it goes to
 //! that one's list, count and all, and this snapshot is not passed over. So the page is in use with a count of at least one, whether or not it is on
