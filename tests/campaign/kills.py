@@ -15,6 +15,7 @@ import json
 import mmap
 import os
 import random
+import select
 import shutil
 import signal
 import struct
@@ -184,11 +185,16 @@ def stream(index, kills):
             writers.append(child)
         # The moment is the point: any is right.
         time.sleep(dice.uniform(0.005, 0.12))
-        os.kill(status["pid"], signal.SIGKILL)
+        daemon = os.pidfd_open(status["pid"])
+        signal.pidfd_send_signal(daemon, signal.SIGKILL)
         for child in writers:
             if os.waitpid(child, 0)[1] != 0:
                 fell(f"seed {SEED} stream {index} kill {number}: a writer failed by itself")
         run("umount", "-l", point)
+        # Readable when it is gone, and with it the lock of the archive.
+        if not select.select([daemon], [], [], 60)[0]:
+            fell(f"seed {SEED} stream {index} kill {number}: the daemon does not die")
+        os.close(daemon)
         if number % 50 == 49:
             run(LOCKBOX, "check", "--full", archive)
     run(LOCKBOX, "check", "--full", archive)
