@@ -9,6 +9,10 @@ use crate::exit::Failure;
 use crate::opening::ArchiveArgs;
 use crate::runtime;
 
+/// What the end of an interrupted removal leaves.
+pub(crate) const INTERRUPTED: &str =
+    "interrupted; the snapshots are removed, and the next mount or 'lockbox purge' frees the rest of what they held";
+
 /// Ids in a request: with 20 digits each they fit into a line that a daemon reads.
 const IDS: usize = 2000;
 

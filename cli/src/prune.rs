@@ -7,7 +7,7 @@ use lockbox_terminal::display;
 use serde_json::{Value, json};
 
 use crate::exit::{Failure, Lockbox};
-use crate::moments::Mounted;
+use crate::moments::{INTERRUPTED, Mounted};
 use crate::opening::ArchiveArgs;
 use crate::output::{Output, put_name, rfc3339};
 
@@ -125,7 +125,7 @@ fn of_file(args: &Args, keep: &Keep) -> Result<Plan, Failure> {
     match removed {
         Err(error @ Error::Interrupted(_)) => {
             closed.map_err(failed)?;
-            Err(Failure::new(code(&error), crate::snapshot::INTERRUPTED))
+            Err(Failure::new(code(&error), INTERRUPTED))
         }
         removed => removed.and(closed).map(|()| planned).map_err(failed),
     }

@@ -13,7 +13,7 @@ use lockbox_terminal::display;
 use serde_json::{Value, json};
 
 use crate::exit::{Failure, Lockbox};
-use crate::moments::Mounted;
+use crate::moments::{INTERRUPTED, Mounted};
 use crate::opening::ArchiveArgs;
 use crate::output::{Output, put_name, rfc3339};
 use crate::{prune, snapshot_diff, snapshot_restore};
@@ -28,10 +28,6 @@ pub(crate) enum Command {
     Diff(snapshot_diff::Args),
     Restore(snapshot_restore::Args),
 }
-
-/// What the end of an interrupted removal leaves.
-pub(crate) const INTERRUPTED: &str =
-    "interrupted; the snapshots are removed, and the next mount or 'lockbox purge' frees the rest of what they held";
 
 /// Keep everything in an archive as it is now
 #[derive(clap::Args)]

@@ -199,3 +199,43 @@ fn names_that_a_terminal_would_obey_are_told_in_one_line() {
     assert_eq!(listed[1]["path_hex"], "747265652f636166e9");
     assert_eq!((&listed[2]["path"], &listed[2]["change"]), (&"tree/one\nD two\x1b[2J".into(), &"added".into()));
 }
+
+#[test]
+fn patterns_and_rules_remove_what_they_say() {
+    let place = Place::new();
+    place.archive("a.lbx");
+    for name in ["monday", "tuesday", "work 1", "work 2", "work *"] {
+        place.good(&["snapshot", "create", "a.lbx", name]);
+    }
+    let names = || -> Vec<String> {
+        let lines = text(place.good(&["snapshot", "ls", "a.lbx"]));
+        lines.lines().filter_map(|line| line.split("  ").last()).map(str::to_owned).collect()
+    };
+    let ended = place.run(&["snapshot", "rm", "a.lbx", "work ?", "sun*"]);
+    assert!(ended.code == 2 && ended.complaint.contains("has no snapshot 'sun*'"), "{ended:?}");
+    place.good(&["snapshot", "rm", "a.lbx", "work *"]);
+    assert_eq!(names(), ["monday", "tuesday", "work 1", "work 2"], "one has that name");
+    place.good(&["snapshot", "rm", "a.lbx", "work *", "mon*"]);
+    assert_eq!(names(), ["tuesday"]);
+    place.good(&["snapshot", "create", "a.lbx", "newest"]);
+    for (arguments, complaint) in [
+        (&["snapshot", "prune", "a.lbx"][..], "required"),
+        (&["snapshot", "prune", "a.lbx", "--dry-run"], "required"),
+        (&["snapshot", "prune", "a.lbx", "--keep-daily", "0"], "0 is not in 1"),
+    ] {
+        let ended = place.run(arguments);
+        assert!(ended.code == 1 && ended.complaint.contains(complaint), "{ended:?}");
+    }
+    let dry = text(place.good(&["snapshot", "prune", "a.lbx", "--keep-last", "1", "--keep-weekly", "3", "--dry-run"]));
+    let ends: Vec<&str> = dry.lines().map(|line| &line[33..]).collect();
+    assert!(dry.starts_with("remove  20") && ends == ["tuesday", "newest  (last, weekly)"], "{dry}");
+    assert_eq!(names(), ["tuesday", "newest"]);
+    let json = text(place.good(&["snapshot", "prune", "a.lbx", "--keep-yearly", "1", "--json"]));
+    let lines: Vec<serde_json::Value> = json.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!((&lines[0]["kept"], &lines[0]["name"]), (&false.into(), &"tuesday".into()));
+    assert_eq!((&lines[1]["kept"], lines[1]["kept_by"].to_string()), (&true.into(), "[\"yearly\"]".into()));
+    assert_eq!(names(), ["newest"]);
+    let info: serde_json::Value = serde_json::from_slice(&place.good(&["info", "--json", "a.lbx"])).unwrap();
+    assert_eq!(info["snapshots"], 1);
+    assert!(text(place.good(&["info", "a.lbx"])).contains("\nSnapshots              1\n"));
+}

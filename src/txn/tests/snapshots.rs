@@ -164,31 +164,67 @@ fn assert_nothing_is_left_without(volume: &Volume, last: u64) {
     assert!(volume.space().1 <= 16, "blocks leaked: {:?}", volume.space());
 }
 
-/// Of two that lose their names at once, the older one first, the pages go to the one before both.
+/// Of two that lose their names at once, one after the other or in one operation, the pages go to the one before both.
 #[test]
 fn removals_of_neighbours_do_not_mix() {
-    let dice = Dice::new(4);
-    let volume = create(SimulatedStorage::new(), &dice);
-    let mut kept = Content::new();
-    let mut ids = Vec::new();
-    for slot in 0..3u64 {
-        put(&volume, 2, slot, slot + 1, 3000).unwrap();
-        ids.push(volume.take_snapshot(format!("{slot}").as_bytes()).unwrap());
-        if slot == 0 {
-            kept.insert((2, 0), (1, 3000));
+    for one_operation in [false, true] {
+        let dice = Dice::new(4);
+        let volume = create(SimulatedStorage::new(), &dice);
+        let mut kept = Content::new();
+        let mut ids = Vec::new();
+        for slot in 0..3u64 {
+            put(&volume, 2, slot, slot + 1, 3000).unwrap();
+            ids.push(volume.take_snapshot(format!("{slot}").as_bytes()).unwrap());
+            if slot == 0 {
+                kept.insert((2, 0), (1, 3000));
+            }
         }
+        assert!(delete(&volume, 2, 2).unwrap());
+        if one_operation {
+            // One that there is not is passed over.
+            let mut chosen = ids[1..].to_vec();
+            chosen.push(1 << 40);
+            volume.forget_snapshots(&mut |_| Ok(chosen.clone())).unwrap();
+        } else {
+            volume.forget_snapshot(ids[1]).unwrap();
+            assert!(matches!(volume.forget_snapshot(ids[1]), Err(Error::NotFound)));
+            volume.forget_snapshot(ids[2]).unwrap();
+        }
+        assert_eq!(volume.snapshot_use().unwrap().count, 1);
+        assert!(delete(&volume, 2, 1).unwrap());
+        while volume.removal_step().unwrap() {}
+        assert!(delete(&volume, 2, 0).unwrap());
+        volume.commit().unwrap();
+        assert_kept(&volume, b"0", &kept);
+        assert_sound(&volume);
+        assert_nothing_is_left_without(&volume, ids[0]);
     }
-    assert!(delete(&volume, 2, 2).unwrap());
-    volume.forget_snapshot(ids[1]).unwrap();
-    assert!(matches!(volume.forget_snapshot(ids[1]), Err(Error::NotFound)));
-    volume.forget_snapshot(ids[2]).unwrap();
-    assert!(delete(&volume, 2, 1).unwrap());
-    while volume.removal_step().unwrap() {}
+}
+
+/// What commits alone bring forward is no change; staging, deleting and removing the newest is.
+#[test]
+fn the_live_tree_differs_from_the_newest_snapshot_after_a_change_only() {
+    let volume = create(SimulatedStorage::new(), &Dice::new(5));
+    put(&volume, 2, 0, 1, 3000).unwrap();
+    volume.commit().unwrap();
+    let differs = || volume.differs_from_newest_snapshot().unwrap();
+    assert!(differs(), "there is none");
+    volume.take_snapshot(b"first").unwrap();
+    assert!(!differs(), "its own commit");
+    for _ in 0..5 {
+        volume.maintain().unwrap();
+        volume.commit().unwrap();
+    }
+    volume.erase_all().unwrap();
+    assert!(!differs(), "commits without a change");
     assert!(delete(&volume, 2, 0).unwrap());
     volume.commit().unwrap();
-    assert_kept(&volume, b"0", &kept);
-    assert_sound(&volume);
-    assert_nothing_is_left_without(&volume, ids[0]);
+    assert!(differs());
+    let second = volume.take_snapshot(b"second").unwrap();
+    assert!(!differs());
+    volume.destroy_snapshot(second).unwrap();
+    volume.commit().unwrap();
+    assert!(differs(), "the newest is the first again");
 }
 
 #[test]

@@ -61,7 +61,7 @@ impl Volume {
             })
         })?;
         self.commit()?;
-        self.look_at_snapshots()?;
+        self.look_again();
         Ok(id)
     }
 
@@ -74,6 +74,13 @@ impl Volume {
         let newest = all.last().map(|(_, snapshot)| snapshot.time);
         *self.snapshot_use.lock() = Some(SnapshotUse { count: all.len() as u64, newest });
         Ok(())
+    }
+
+    /// What was done is done, whatever is read then: what cannot be read is not known any more.
+    fn look_again(&self) {
+        if self.look_at_snapshots().is_err() {
+            *self.snapshot_use.lock() = None;
+        }
     }
 
     /// How many snapshots there are, asked of memory alone; None when nobody has looked.
@@ -196,7 +203,8 @@ impl Volume {
             self.operate(2 * ids.len() as u64, true, |operation| operation.forget_snapshots(ids))?;
             *removals = true;
         }
-        self.look_at_snapshots()
+        self.look_again();
+        Ok(())
     }
 
     /// Frees some of what is shown only by snapshots that lost their names, and takes their records away when nothing is left; answers whether there is
