@@ -41,7 +41,7 @@ impl TryFrom<String> for Name {
     type Error = &'static str;
 
     fn try_from(digits: String) -> std::result::Result<Name, &'static str> {
-        if digits.len() > 2 * MAX_NAME || digits.len() % 2 != 0 {
+        if digits.len() > 2 * MAX_NAME || !digits.len().is_multiple_of(2) {
             return Err("a name of such a length does not exist");
         }
         let digit = |byte: &u8| char::from(*byte).to_digit(16).map(|digit| digit as u8);
