@@ -17,7 +17,7 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use super::node::{Body, Bounds, Node};
-use super::{Child, NodeStore, Tree};
+use super::{Child, NodeStore, ScanVisitor, Tree};
 use crate::error::Result;
 use crate::format::{Key, Pointer};
 
@@ -193,12 +193,7 @@ impl<'t> Side<'t> {
     }
 
     /// Opens `item`, which came next, or passes it when it is an entry, which the other side does not have.
-    fn take(
-        &mut self,
-        store: &NodeStore,
-        item: Item,
-        f: &mut dyn FnMut(Key, &[u8]) -> Result<ControlFlow<()>>,
-    ) -> Result<ControlFlow<()>> {
+    fn take(&mut self, store: &NodeStore, item: Item, f: &mut ScanVisitor<'_>) -> Result<ControlFlow<()>> {
         let Item::Entry(leaf, position) = &item else {
             return self.open(store, item).map(ControlFlow::Continue);
         };
