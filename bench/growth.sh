@@ -21,23 +21,7 @@ sizes=("$@")
 
 for entries in "${sizes[@]}"; do
     new_archive "$scratch/$entries.lbx"
-    python3 - "$entries" <<'END' | lockbox import-tar --passfile "$scratch/passphrase" "$scratch/$entries.lbx"
-import sys
-entries, out = int(sys.argv[1]), sys.stdout.buffer
-def member(name, kind, mode):
-    header = bytearray(512)
-    header[0:len(name)] = name
-    header[100:108], header[108:116], header[116:124] = b"%07o\0" % mode, b"0000000\0", b"0000000\0"
-    header[124:136], header[136:148], header[148:156] = b"%011o\0" % 0, b"%011o\0" % 1700000000, b" " * 8
-    header[156:157], header[257:265] = kind, b"ustar\00000"
-    header[148:156] = b"%06o\0 " % sum(header)
-    return bytes(header)
-for number in range(entries):
-    if number % 1000 == 0:
-        out.write(member(b"d%d/" % (number // 1000), b"5", 0o755))
-    out.write(member(b"d%d/f%d" % (number // 1000, number), b"0", 0o644))
-out.write(bytes(1024))
-END
+    python3 "$here/many_files.py" "$entries" 0 | lockbox import-tar --passfile "$scratch/passphrase" "$scratch/$entries.lbx"
     mkdir "$scratch/$entries"
     mount_archive "$scratch/$entries.lbx" "$scratch/$entries" "${OPTIONS:-memory=2048M}"
 done

@@ -11,33 +11,14 @@ import sys
 import threading
 import time
 
+from daemons import written
+
 scratch, rounds, names = sys.argv[1], int(sys.argv[2]), sys.argv[3:]
 found = {}
 
 
 def note(row, name, value):
     found.setdefault(row, {}).setdefault(name, []).append(value)
-
-
-def daemon(name):
-    """The process that serves a mount of ours."""
-    for status in glob.glob("/proc/[0-9]*/cmdline"):
-        try:
-            words = open(status, "rb").read().split(b"\0")
-        except OSError:
-            continue
-        if words[0].endswith((b"mount.lockbox", b"mount-lockbox")) and f"{scratch}/{name}".encode() in words:
-            yield int(status.split("/")[2])
-
-
-def written(name):
-    """Bytes that the mount's daemon sent to the disk."""
-    total = 0
-    for pid in daemon(name):
-        for line in open(f"/proc/{pid}/io"):
-            if line.startswith("write_bytes"):
-                total += int(line.split()[1])
-    return total
 
 
 def writers(name, count, each):
@@ -64,7 +45,7 @@ def writers(name, count, each):
     for thread in threads:
         thread.start()
     ready.wait()
-    began, before = time.perf_counter(), written(name)
+    began, before = time.perf_counter(), written(f"{scratch}/{name}")
     for thread in threads:
         thread.join()
     took = time.perf_counter() - began
@@ -74,7 +55,7 @@ def writers(name, count, each):
     note(f"{row}, p50 us", name, latencies[len(latencies) // 2] * 1e6)
     note(f"{row}, p99 us", name, latencies[int(len(latencies) * 0.99)] * 1e6)
     if name in ("lockbox", "before"):
-        note(f"{row}, KiB to the disk for each", name, (written(name) - before) / 1024 / count / each)
+        note(f"{row}, KiB to the disk for each", name, (written(f"{scratch}/{name}") - before) / 1024 / count / each)
 
 
 def transactions(name, mode):
