@@ -133,6 +133,61 @@ case_removing_a_snapshot_of_a_mount_frees_what_it_held() {
     check_full box
 }
 
+# Whoever is in it or has something of it open gets ESTALE for what the kernel does not have, and keeps nothing from being freed.
+case_a_snapshot_that_is_removed_under_its_users_is_gone() {
+    local before
+    new_archive box
+    attach box
+    mkdir "$WORK/box/dir"
+    echo kept >"$WORK/box/dir/file"
+    head -c 30000000 /dev/urandom >"$WORK/box/dir/large"
+    snapshot create "$WORK/box" kept >/dev/null
+    snapshot create "$WORK/box" other >/dev/null
+    echo now >"$WORK/box/dir/file"
+    rm "$WORK/box/dir/large"
+    snapshot rm "$WORK/box" other
+    lockbox purge "$WORK/box"
+    before=$(used)
+    mkfifo "$WORK/go"
+    in_background python3 - "$WORK/box/.snapshots/kept" "$WORK/go" "$WORK/ready" <<'PYTHON'
+import errno
+import os
+import sys
+
+place, go, ready = sys.argv[1:]
+os.chdir(place + "/dir")
+file = os.open("large", os.O_RDONLY)
+directory = os.open(".", os.O_RDONLY)
+assert len(os.pread(file, 10, 0)) == 10
+open(ready, "w").close()
+# Until the snapshot is gone.
+open(go).close()
+
+
+def stale(what, call):
+    try:
+        call()
+    except OSError as error:
+        assert error.errno == errno.ESTALE, (what, error)
+        return
+    raise AssertionError(what + " is answered")
+
+
+stale("content", lambda: os.pread(file, 4096, 20_000_000))
+stale("a listing", lambda: os.listdir(directory))
+stale("a name", lambda: os.stat("never looked up"))
+PYTHON
+    await 20 test -e "$WORK/ready"
+    snapshot rm "$WORK/box" kept
+    await 10 test ! -e "$WORK/box/.snapshots/kept"
+    await 60 freed $((before - 29000000))
+    echo >"$WORK/go"
+    wait "${BACKGROUND[0]}" || fail "who had something of it open was answered otherwise"
+    same "$(cat "$WORK/box/dir/file")" now
+    detach box
+    check_full box
+}
+
 used() {
     lockbox status --json "$WORK/box" | sed 's/.*"used_bytes":\([0-9]*\).*/\1/'
 }
