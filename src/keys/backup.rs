@@ -14,10 +14,9 @@ use crate::crypto::kdf::equal;
 use crate::env::SystemEnvironment;
 use crate::error::{Error, Result};
 use crate::format::header::{FEATURE_LOG, Framing, HEADER_BYTES};
-use crate::format::{BLOCK, LOG};
 use crate::frame::PageCipher;
-use crate::pager::Pager;
 use crate::storage::{FileStorage, LockMode, Storage};
+use crate::txn;
 
 /// What a restored header is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -99,8 +98,7 @@ pub fn restore_header(path: &Path, backup: &[u8], access: &KeyAccess<'_>) -> Res
 /// What an archive without a header shows of its feature bits (specification 3.7).
 fn features_of_file(storage: Arc<dyn Storage>, archive: [u8; 16], volume_key: &SecretKey) -> Result<u64> {
     let cipher = PageCipher::new(volume_key, archive, true, Arc::new(SystemEnvironment));
-    let has_log = storage.len()? >= LOG.1 * BLOCK && Pager::new(storage, cipher, 0).has_entries()?;
-    Ok(if has_log { FEATURE_LOG } else { 0 })
+    Ok(if txn::has_entries(storage, cipher)? { FEATURE_LOG } else { 0 })
 }
 
 /// Why a backup can never have been of the archive whose header was found, as far as that is to be believed.

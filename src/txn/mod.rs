@@ -50,6 +50,7 @@ pub(crate) use lineage::{Descent, Durable, EntryMark, Mark};
 pub(crate) use operation::Operation;
 pub(crate) use publication::Publication;
 pub(crate) use reading::Reading;
+pub(crate) use recovery::has_entries;
 pub(crate) use state::State;
 pub(crate) use unnamed::{UnnamedPages, WrittenPiece};
 pub(crate) use view::View;

@@ -4,6 +4,7 @@
 //! barrier, evict ring and listed pages, read and verify; overwrite a rejected slot, barrier; only then write, erase or truncate anything.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use super::allocator::Allocator;
 use super::commit::{Chain, LogState, read_lists};
@@ -15,7 +16,9 @@ use crate::format::log::LogMark;
 use crate::format::record::CommitRecord;
 use crate::format::values::HistoryValue;
 use crate::format::{BLOCK, Generation, LOG, Pointer, RING_SLOTS, Run, Tag, slot_block};
+use crate::frame::PageCipher;
 use crate::pager::{AuthenticRecord, Pager};
+use crate::storage::Storage;
 
 /// A record whose root may be returned, and what was learned on the way.
 pub(super) struct Recovered {
@@ -128,6 +131,11 @@ pub(super) fn choose(
         pager.barrier()?;
     }
     Ok(recovered)
+}
+
+/// Whether the storage itself shows that there is a log, when no header is left to say so: a block of where one lies begins an entry. The cipher has a log.
+pub(crate) fn has_entries(storage: Arc<dyn Storage>, cipher: PageCipher) -> Result<bool> {
+    Ok(storage.len()? >= LOG.1 * BLOCK && Pager::new(storage, cipher, 0).has_entries()?)
 }
 
 /// Whether an entry of the log extends the record: then its last barrier had returned.
