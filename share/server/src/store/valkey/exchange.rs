@@ -68,8 +68,8 @@ impl Inner {
                 connection = None;
                 outcome = self.bring(&mut connection, &mut jobs);
             }
-            *self.trouble.lock() = outcome.as_ref().err().map(ToString::to_string);
             if let Err(error) = outcome {
+                *self.trouble.lock() = Some(error.to_string());
                 connection = None;
                 let why = match error.code() {
                     Some("OOM") => StoreError::Full,
@@ -134,6 +134,8 @@ impl Inner {
                 return Err(RedisError::from(std::io::Error::other("the server did not sync in time")));
             }
         }
+        // Before anybody has an answer: behind it this could cover the trouble of a later exchange.
+        *self.trouble.lock() = None;
         let mut first = first.into_iter();
         let mut second = Vec::new();
         for (job, wrote) in jobs.drain(..).zip(decided) {
