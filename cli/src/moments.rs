@@ -1,4 +1,5 @@
 //! The snapshots of an archive that is mounted, asked of its daemon.
+use std::collections::HashSet;
 use std::path::PathBuf;
 
 use lockbox::archive::Snapshot;
@@ -68,7 +69,7 @@ impl Mounted {
 
     /// Removes those with these ids, unless one of `all` that they were chosen among is gone: then nothing more is removed, and the answer is false.
     pub(crate) fn remove_among(&self, ids: &[u64], all: &[Snapshot]) -> Result<bool, Failure> {
-        let mut gone: &[u64] = &[];
+        let mut gone = HashSet::new();
         for chunk in ids.chunks(IDS) {
             let left = all.iter().map(|snapshot| snapshot.id).filter(|id| !gone.contains(id));
             match self.ask(&Request::SnapshotRemove { ids: chunk.to_vec(), among: Some(Among::of(left)) })? {
@@ -76,7 +77,7 @@ impl Mounted {
                 Response::Refused { why: Why::Changed, .. } => return Ok(false),
                 other => return Err(self.failure(&other)),
             }
-            gone = &ids[..gone.len() + chunk.len()];
+            gone.extend(chunk);
         }
         Ok(true)
     }

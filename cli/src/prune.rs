@@ -84,8 +84,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
 }
 
 fn plan(all: Vec<Snapshot>, keep: &Keep) -> Plan {
-    let moments: Vec<(Timestamp, &[u8])> = all.iter().map(|snapshot| (snapshot.time, &*snapshot.name)).collect();
-    let kept = keep.kept_by(&moments);
+    let times: Vec<Timestamp> = all.iter().map(|snapshot| snapshot.time).collect();
+    let kept = keep.kept_by(&times);
     all.into_iter().zip(kept).collect()
 }
 

@@ -222,6 +222,16 @@ mod tests {
         place.archive.file_system().release(place.file).unwrap();
     }
 
+    /// What was taken while the clock was ahead takes no place of what is taken since.
+    #[test]
+    fn a_clock_that_was_ahead_costs_no_snapshot() {
+        let place = Place::new();
+        let schedule = place.schedule("daily:1");
+        assert_eq!(place.step(&schedule, 24 * HOUR), ["auto-2026-11-24T00-00-00Z"]);
+        place.write(1);
+        assert_eq!(place.step(&schedule, 60), ["auto-2026-11-23T00-01-00Z"]);
+    }
+
     #[test]
     fn what_a_person_named_is_neither_counted_nor_removed() {
         let place = Place::new();

@@ -3,6 +3,11 @@
 //! A period is one of UTC; a week is one of ISO 8601, from Monday on. Per rule, the newest snapshot of each of the last N periods that have any is kept, and
 //! what any rule keeps is kept. So a period without a snapshot takes nothing away, and the clock of today is not asked: a series that nobody goes on with
 //! loses nothing more.
+//!
+//! Newer is what was taken later, whatever the clock showed then, and later is the period that something newer lies in. So a clock that was ahead for a
+//! while costs no snapshot that is taken after it was put right; the newest one is kept by every rule.
+
+use std::collections::BTreeSet;
 
 use serde::{Deserialize, Serialize};
 
@@ -116,21 +121,16 @@ impl Keep {
         KeepRule::ALL.into_iter().zip(self.0).filter(|(_, count)| *count > 0)
     }
 
-    /// For each of the moments (time and name, in any order) which rules keep it: none for those that are to be removed. Of several snapshots of one time the
-    /// last name is the newest.
-    pub fn kept_by<N: Ord>(&self, moments: &[(Timestamp, N)]) -> Vec<Vec<KeepRule>> {
-        let mut newest_first: Vec<usize> = (0..moments.len()).collect();
-        newest_first.sort_by(|a, b| moments[*b].cmp(&moments[*a]));
-        let mut kept = vec![Vec::new(); moments.len()];
+    /// For each snapshot, by the times of all in the order in which they were taken, which rules keep it: none for those that are to be removed.
+    pub fn kept_by(&self, times: &[Timestamp]) -> Vec<Vec<KeepRule>> {
+        let mut kept = vec![Vec::new(); times.len()];
         for (rule, count) in self.rules() {
-            let (mut left, mut period) = (count, None);
-            for &at in &newest_first {
-                let its = rule.period_of(moments[at].0);
-                if left == 0 || (rule != KeepRule::Last && period == Some(its)) {
-                    continue;
+            let (mut left, mut periods) = (count, BTreeSet::new());
+            for (time, kept) in times.iter().zip(&mut kept).rev() {
+                if left > 0 && (periods.insert(rule.period_of(*time)) || rule == KeepRule::Last) {
+                    left -= 1;
+                    kept.push(rule);
                 }
-                (left, period) = (left - 1, Some(its));
-                kept[at].push(rule);
             }
         }
         kept
@@ -139,8 +139,6 @@ impl Keep {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeSet;
-
     use super::*;
     use crate::env::{Environment, SeededEnvironment};
 
@@ -195,7 +193,7 @@ mod tests {
             (at(2026, 11, 23, 5), ["hourly", "", "last"]),
             (at(2026, 11, 23, 6), ["hourly,daily", "weekly,monthly,yearly", "last,hourly"]),
         ];
-        let moments: Vec<_> = series.iter().map(|(time, _)| (*time, ())).collect();
+        let times: Vec<_> = series.iter().map(|(time, _)| *time).collect();
         let none = Keep::default();
         let sets = [
             none.with(KeepRule::Hourly, 2).with(KeepRule::Daily, 3),
@@ -203,28 +201,31 @@ mod tests {
             none.with(KeepRule::Last, 2).with(KeepRule::Hourly, 1),
         ];
         for (number, keep) in sets.iter().enumerate() {
-            let kept = keep.kept_by(&moments);
+            let kept = keep.kept_by(&times);
             let words = |rules: &Vec<KeepRule>| rules.iter().map(|rule| rule.word()).collect::<Vec<_>>().join(",");
             let expected: Vec<_> = series.iter().map(|(_, expected)| expected[number]).collect();
             assert_eq!(kept.iter().map(words).collect::<Vec<_>>(), expected, "{number}");
         }
-        assert!(none.kept_by(&moments).iter().all(Vec::is_empty), "no rule keeps nothing");
-        let same = [(at(2026, 1, 1, 0), b"b"), (at(2026, 1, 1, 0), b"c"), (at(2026, 1, 1, 0), b"a")];
-        let kept = |rule| none.with(rule, 2).kept_by(&same).iter().map(|rules| !rules.is_empty()).collect::<Vec<_>>();
-        assert_eq!(kept(KeepRule::Hourly), [false, true, false]);
-        assert_eq!(kept(KeepRule::Last), [true, true, false]);
+        assert!(none.kept_by(&times).iter().all(Vec::is_empty), "no rule keeps nothing");
+        // The clock was a day ahead for the second one.
+        let back = [at(2026, 1, 1, 0), at(2026, 1, 2, 0), at(2026, 1, 1, 1), at(2026, 1, 1, 2)];
+        let kept = |rule, count| {
+            let kept = none.with(rule, count).kept_by(&back);
+            kept.iter().map(|rules| !rules.is_empty()).collect::<Vec<_>>()
+        };
+        assert_eq!(kept(KeepRule::Daily, 1), [false, false, false, true]);
+        assert_eq!(kept(KeepRule::Daily, 2), [false, true, false, true]);
+        assert_eq!(kept(KeepRule::Last, 2), [false, false, true, true]);
     }
 
     /// The same said otherwise: by counting, for each snapshot alone.
-    fn is_kept(rule: KeepRule, count: u32, all: &[(Timestamp, u64)], one: &(Timestamp, u64)) -> bool {
+    fn is_kept(rule: KeepRule, count: u32, times: &[Timestamp], at: usize) -> bool {
+        let newer = times[at + 1..].iter().map(|time| rule.period_of(*time));
         if rule == KeepRule::Last {
-            return all.iter().filter(|other| *other > one).count() < count as usize;
+            return newer.count() < count as usize;
         }
-        let period = rule.period_of(one.0);
-        let same = all.iter().filter(|other| rule.period_of(other.0) == period);
-        let later: BTreeSet<i64> =
-            all.iter().map(|other| rule.period_of(other.0)).filter(|other| *other > period).collect();
-        same.max() == Some(one) && later.len() < count as usize
+        let newer: BTreeSet<i64> = newer.collect();
+        !newer.contains(&rule.period_of(times[at])) && newer.len() < count as usize
     }
 
     #[test]
@@ -237,20 +238,20 @@ mod tests {
             // From seconds to years apart.
             let spread = 1 << (6 + below(24));
             let base = dice.now().seconds - 500_000_000;
-            let all: Vec<(Timestamp, u64)> = (0..below(40))
-                .map(|name| (Timestamp { seconds: base + below(spread) as i64, nanos: below(2) as u32 }, name))
+            let mut all: Vec<Timestamp> = (0..below(40))
+                .map(|_| Timestamp { seconds: base + below(spread) as i64, nanos: below(2) as u32 })
                 .collect();
+            // Mostly the clock went on, and sometimes it was set.
+            if below(4) > 0 {
+                all.sort_unstable();
+            }
             let mut keep = Keep::default();
             for rule in KeepRule::ALL {
                 keep = keep.with(rule, (below(9) as u32).saturating_sub(3));
             }
-            for (one, rules) in all.iter().zip(keep.kept_by(&all)) {
-                let expected: Vec<_> = keep.rules().filter(|(rule, count)| is_kept(*rule, *count, &all, one)).collect();
-                assert_eq!(
-                    rules,
-                    expected.iter().map(|(rule, _)| *rule).collect::<Vec<_>>(),
-                    "{one:?} of {all:?}, {keep:?}"
-                );
+            for (at, rules) in keep.kept_by(&all).into_iter().enumerate() {
+                let expected = keep.rules().filter(|(rule, count)| is_kept(*rule, *count, &all, at));
+                assert_eq!(rules, expected.map(|(rule, _)| rule).collect::<Vec<_>>(), "{at} of {all:?}, {keep:?}");
             }
         }
     }

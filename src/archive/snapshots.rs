@@ -77,7 +77,7 @@ impl Archive {
         self.moments().create(name)
     }
 
-    /// Removes the snapshots of these names, all or none, then frees in steps what only they showed; `go_on` is asked before each one. When that ends it, the
+    /// Removes the snapshots of these names, all or, unless a crash or a full host comes between several steps of 128, none; then frees in steps what only they showed; `go_on` is asked before each one. When that ends it, the
     /// snapshots are gone, and a later session or purge frees the rest.
     ///
     /// # Errors
@@ -170,12 +170,11 @@ impl Moments {
     pub fn prune_scheduled(&self, keep: &Keep) -> Result<usize> {
         let mut removed = 0;
         self.remove(&mut |all| {
-            let scheduled: Vec<(&Snapshot, Timestamp)> =
-                all.iter().filter_map(|snapshot| Some((snapshot, time_of_scheduled(&snapshot.name)?))).collect();
-            let moments: Vec<(Timestamp, &[u8])> =
-                scheduled.iter().map(|(snapshot, time)| (*time, &*snapshot.name)).collect();
-            let pairs = scheduled.iter().zip(keep.kept_by(&moments));
-            let gone: Vec<u64> = pairs.filter(|(_, rules)| rules.is_empty()).map(|((one, _), _)| one.id).collect();
+            let scheduled = all.iter().filter_map(|one| Some((one.id, time_of_scheduled(&one.name)?)));
+            let (ids, times): (Vec<u64>, Vec<Timestamp>) = scheduled.unzip();
+            let kept = keep.kept_by(&times);
+            let gone: Vec<u64> =
+                ids.into_iter().zip(kept).filter(|(_, rules)| rules.is_empty()).map(|(id, _)| id).collect();
             removed = gone.len();
             Ok(gone)
         })?;
