@@ -1,4 +1,5 @@
-//! The daemon's clock: background steps, snapshots that are due and news for the kernel every second, and unless `sync=never` a flush and, a second later, a commit every five.
+//! The daemon's clock: background steps and news for the kernel every second, and unless `sync=never` a flush and, a second later, a commit every five; and
+//! beside it, because one may take long, snapshots that are due.
 //!
 //! # Rules
 //! 1  A commit comes [`ARRIVAL`] after its flush: syncfs(2) on a FUSE mount sends WRITE requests and does not wait until they are
@@ -29,10 +30,10 @@ const REMEMBER: Duration = Duration::from_secs(60);
 /// Background steps in a row before the clock is looked at again.
 const STEPS: u32 = 64;
 
-/// A running clock; dropping it stops and joins the thread.
+/// A running clock; dropping it stops and joins its threads.
 pub(crate) struct Ticker {
-    stop: Option<Sender<()>>,
-    thread: Option<JoinHandle<()>>,
+    /// A thread goes on as long as its sender is there.
+    threads: Vec<(Sender<()>, JoinHandle<()>)>,
 }
 
 impl Ticker {
@@ -44,43 +45,54 @@ impl Ticker {
         profile: SyncProfile,
         scheduled: Option<(Arc<schedule::Schedule>, Moments)>,
     ) -> std::io::Result<Ticker> {
-        let (stop, stopped) = mpsc::channel();
-        let thread = thread::Builder::new().name("ticker".into()).spawn(move || {
-            let mut clock = Clock { fs, cache, place, last_error: String::new() };
-            let mut schedule = (profile != SyncProfile::Never).then(|| Schedule::new(Instant::now()));
-            let mut remembered = Instant::now();
-            while stopped.recv_timeout(STEP) == Err(RecvTimeoutError::Timeout) {
-                let done = match schedule.as_mut().and_then(|schedule| schedule.due(Instant::now())) {
-                    Some(Due::Flush) => clock.flush(),
-                    Some(Due::Commit) => clock.commit(),
-                    None => Ok(()),
-                };
-                clock.report(done);
-                // From when the flush ended: what it sent is on its way from then on.
-                if let Some(schedule) = &mut schedule {
-                    schedule.looked(Instant::now());
-                }
-                let done = clock.maintain();
-                clock.report(done);
-                // Tells of its failures itself.
-                if let Some((snapshots, moments)) = &scheduled {
-                    snapshots.step(moments, || collect(&clock.place, &clock.cache));
-                }
-                clock.tell();
-                if remembered.elapsed() >= REMEMBER {
-                    witness.remember();
-                    remembered = Instant::now();
-                }
+        let mut ticker = Ticker { threads: Vec::new() };
+        if let Some((snapshots, moments)) = scheduled {
+            let (cache, place) = (Arc::clone(&cache), Arc::clone(&place));
+            // It waits for what was deleted to be reclaimed, and tells of its failures itself.
+            ticker.each_second("snapshots", move || snapshots.step(&moments, || collect(&place, &cache)))?;
+        }
+        let mut clock = Clock { fs, cache, place, last_error: String::new() };
+        let mut schedule = (profile != SyncProfile::Never).then(|| Schedule::new(Instant::now()));
+        let mut remembered = Instant::now();
+        ticker.each_second("ticker", move || {
+            let done = match schedule.as_mut().and_then(|schedule| schedule.due(Instant::now())) {
+                Some(Due::Flush) => clock.flush(),
+                Some(Due::Commit) => clock.commit(),
+                None => Ok(()),
+            };
+            clock.report(done);
+            // From when the flush ended: what it sent is on its way from then on.
+            if let Some(schedule) = &mut schedule {
+                schedule.looked(Instant::now());
+            }
+            let done = clock.maintain();
+            clock.report(done);
+            clock.tell();
+            if remembered.elapsed() >= REMEMBER {
+                witness.remember();
+                remembered = Instant::now();
             }
         })?;
-        Ok(Ticker { stop: Some(stop), thread: Some(thread) })
+        Ok(ticker)
+    }
+
+    fn each_second(&mut self, name: &str, mut step: impl FnMut() + Send + 'static) -> std::io::Result<()> {
+        let (stop, stopped) = mpsc::channel();
+        let thread = thread::Builder::new().name(name.into()).spawn(move || {
+            while stopped.recv_timeout(STEP) == Err(RecvTimeoutError::Timeout) {
+                step();
+            }
+        })?;
+        self.threads.push((stop, thread));
+        Ok(())
     }
 }
 
 impl Drop for Ticker {
     fn drop(&mut self) {
-        drop(self.stop.take());
-        if let Some(thread) = self.thread.take() {
+        let (stops, threads): (Vec<_>, Vec<_>) = self.threads.drain(..).unzip();
+        drop(stops);
+        for thread in threads {
             let _ = thread.join();
         }
     }
