@@ -9,16 +9,15 @@ use crate::fs::{FileSystem, KeptSnapshot, SnapshotId, SnapshotView};
 use crate::txn::Choice;
 
 impl FileSystem {
-    /// Keeps what is there now under a name; durable when it returns. What was deleted before is not kept with it, but for files that are still open.
+    /// Keeps what is there now under a name; durable when it returns. What was deleted before is not kept with it, but for files that are still open, and for
+    /// what is damaged or found no room to be reclaimed.
     ///
     /// # Errors
     /// `Exists` when another one has the name, `Invalid` for what is no name and when the archive is being closed, `ReadOnly`, `NoSpace`, `Latched`.
     pub(crate) fn take_snapshot(&self, name: &[u8]) -> Result<()> {
         let _work = self.closing.work()?;
         self.check_snapshots_writable()?;
-        while self.reclaim.step()? {
-            self.closing.check()?;
-        }
+        self.reclaim.what_waits(&|| self.closing.check())?;
         // What is staged may take the place of packed files, so it is written before those are looked for. What came meanwhile, with what the repacking
         // changed, is written once more: so little is left to the commit for which writers wait that they wait for no more than for an fsync.
         self.commit_all()?;

@@ -18,7 +18,7 @@ use parking_lot::Mutex;
 use super::inode;
 use super::staging::{LockedFile, StagedFile, Staging};
 use super::writeout::WriteOut;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::format::values::NO_TRIM;
 use crate::format::{Ino, Key, kind};
 use crate::txn::{Operation, Volume};
@@ -131,6 +131,31 @@ impl Reclaim {
     pub(super) fn step(&self) -> Result<bool> {
         let Some(ino) = self.queue.take() else { return Ok(false) };
         self.step_of(ino, |file| Some(file.lock())).map(|_| true)
+    }
+
+    /// Reclaims what waits for it now; what comes meanwhile is left to others. What cannot be reclaimed, because it is damaged or the host is full, is left
+    /// as well, and background work tells of it. `go_on` is asked before each step.
+    ///
+    /// # Errors
+    /// Those of `go_on`, `Latched`.
+    pub(super) fn what_waits(&self, go_on: &dyn Fn() -> Result<()>) -> Result<()> {
+        let waiting = self.queue.waiting.lock().clone();
+        for ino in waiting {
+            while self.queue.waiting.lock().remove(&ino) {
+                go_on().inspect_err(|_| self.add(ino))?;
+                match self.step_of(ino, |file| Some(file.lock())) {
+                    // Nothing of it can go yet, or nothing is left.
+                    Ok(false) => break,
+                    Ok(true) => {}
+                    Err(error @ Error::Latched(_)) => return Err(error),
+                    Err(error) => {
+                        tracing::debug!(%error, inode = ino.0, "what was deleted could not be reclaimed");
+                        break;
+                    }
+                }
+            }
+        }
+        Ok(())
     }
 
     /// One step for the first inode of the queue that nobody is busy with, else for a snapshot that was removed; answers whether there was one. The caller
