@@ -69,7 +69,7 @@ impl Mounted {
 
     /// Removes those with these ids, unless one of `all` that they were chosen among is gone: then nothing more is removed, and the answer is false.
     pub(crate) fn remove_among(&self, ids: &[u64], all: &[Snapshot]) -> Result<bool, Failure> {
-        let mut gone = HashSet::new();
+        let mut gone: HashSet<u64> = HashSet::new();
         for chunk in ids.chunks(IDS) {
             let left = all.iter().map(|snapshot| snapshot.id).filter(|id| !gone.contains(id));
             match self.ask(&Request::SnapshotRemove { ids: chunk.to_vec(), among: Some(Among::of(left)) })? {

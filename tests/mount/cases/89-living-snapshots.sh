@@ -149,7 +149,7 @@ case_a_snapshot_that_is_removed_under_its_users_is_gone() {
     lockbox purge "$WORK/box"
     before=$(used)
     mkfifo "$WORK/go"
-    in_background python3 - "$WORK/box/.snapshots/kept" "$WORK/go" "$WORK/ready" <<'PYTHON'
+    cat >"$WORK/hold.py" <<'PYTHON'
 import errno
 import os
 import sys
@@ -177,6 +177,7 @@ stale("content", lambda: os.pread(file, 4096, 20_000_000))
 stale("a listing", lambda: os.listdir(directory))
 stale("a name", lambda: os.stat("never looked up"))
 PYTHON
+    in_background python3 "$WORK/hold.py" "$WORK/box/.snapshots/kept" "$WORK/go" "$WORK/ready"
     await 20 test -e "$WORK/ready"
     snapshot rm "$WORK/box" kept
     await 10 test ! -e "$WORK/box/.snapshots/kept"
