@@ -17,7 +17,9 @@ use crate::fs::{Attributes, FileSystem, FsOptions, RenameMode, SetAttributes, Se
 use crate::storage::simulated::{Class, Fault, FaultPlan, SimulatedStorage};
 use crate::txn::{OpenOptions, Volume};
 
+/// With what the names of stages begin, and their mark.
 const STAGE: &[u8] = b".lockbox-restore";
+const MARK: &[u8] = b"trusted.lockbox.restore";
 
 /// In a description before what other paths may change.
 const NAMES: &str = " names ";
@@ -333,31 +335,88 @@ fn another_directory_takes_them_and_loses_nothing() {
     assert_same(&describe(&fs.moment(b"good").unwrap()), &expected, "the snapshot");
 }
 
+/// Names at the root that a restore uses when they are free.
+fn stages(fs: &FileSystem) -> Vec<Vec<u8>> {
+    let names = Entries::new(fs, ROOT_INO).unwrap().map(|entry| entry.unwrap().name);
+    names.filter(|name| name.starts_with(STAGE)).collect()
+}
+
+/// What an interrupted restore leaves.
+fn leave_stage(fs: &FileSystem, name: &[u8]) -> Ino {
+    let made = fs.make_directory(ROOT_INO, name, 0o700, OWNER).unwrap().ino;
+    fs.set_xattr(made, MARK, b"1", XattrMode::Set).unwrap();
+    put(fs, made, b"new", b"half built");
+    made
+}
+
 #[test]
 fn what_only_looks_like_a_leftover_is_the_users() {
     let (_, fs) = fresh(1);
     put(&fs, ROOT_INO, b"file", b"x");
     fs.take_snapshot(b"good").unwrap();
-    let mine = fs.make_directory(ROOT_INO, STAGE, 0o755, OWNER).unwrap().ino;
-    put(&fs, mine, b"mine", b"x");
-    let refused = restore(&fs, b"good", &[b"file"], None);
-    assert!(matches!(refused, Err(Error::Invalid(text)) if text.contains("give it another name")));
-    assert!(fs.lookup(mine, b"mine").is_ok());
-    // Left before it had its mark.
-    fs.unlink(mine, b"mine").unwrap();
+    let mine = fs.make_directory(ROOT_INO, b".lockbox-restore-1", 0o755, OWNER).unwrap().ino;
+    fs.make_directory(ROOT_INO, STAGE, 0o755, OWNER).unwrap();
+    put(&fs, ROOT_INO, b".lockbox-restore-2", b"mine");
+    leave_stage(&fs, b".lockbox-restore-3");
+    // The mark alone does not make a stage.
+    fs.set_xattr(fs.make_directory(ROOT_INO, b"marked", 0o700, OWNER).unwrap().ino, MARK, b"1", XattrMode::Set)
+        .unwrap();
     restore(&fs, b"good", &[b"file"], None).unwrap();
-    assert!(matches!(fs.lookup(ROOT_INO, STAGE), Err(Error::NotFound)));
-    // One that is on its way is not a part of what comes back, even if a snapshot shows it.
-    fs.set_xattr(
-        fs.make_directory(ROOT_INO, STAGE, 0o700, OWNER).unwrap().ino,
-        b"trusted.lockbox.restore",
-        b"1",
-        XattrMode::Set,
-    )
-    .unwrap();
+    assert_eq!(stages(&fs).len(), 3, "what was left is gone: {:?}", stages(&fs));
+    assert_eq!(fs.lookup(ROOT_INO, b".lockbox-restore-1").unwrap().ino, mine);
+    assert!(fs.lookup(ROOT_INO, b"marked").is_ok());
+    restore(&fs, b"good", &[], None).unwrap();
+    assert_eq!(stages(&fs).len(), 0, "the snapshot does not have them");
+}
+
+#[test]
+fn objects_of_a_stages_name_come_back_and_leftovers_in_a_snapshot_do_not() {
+    let (_, fs) = fresh(1);
+    put(&fs, ROOT_INO, b"file", b"x");
+    let mut own: Vec<Vec<u8>> = vec![STAGE.to_vec()];
+    own.extend((1..=3).map(|n| format!(".lockbox-restore-{n}").into_bytes()));
+    for name in &own[..3] {
+        put(&fs, fs.make_directory(ROOT_INO, name, 0o755, OWNER).unwrap().ino, b"mine", name);
+    }
+    put(&fs, ROOT_INO, &own[3], b"a file of mine");
+    fs.take_snapshot(b"own").unwrap();
+    let expected = describe(&fs);
+    leave_stage(&fs, b".lockbox-restore-4");
     fs.take_snapshot(b"with").unwrap();
-    restore(&fs, b"with", &[], None).unwrap();
-    assert!(matches!(fs.lookup(ROOT_INO, STAGE), Err(Error::NotFound)));
+    let all = |paths: &[&[u8]], name: &[u8], is_there: bool| {
+        for own in &own {
+            let found = fs.lookup(ROOT_INO, own).unwrap();
+            if found.is_directory() {
+                fs.unlink(found.ino, b"mine").unwrap();
+                fs.remove_directory(ROOT_INO, own).unwrap();
+            } else {
+                fs.unlink(ROOT_INO, own).unwrap();
+            }
+            if is_there {
+                put(&fs, ROOT_INO, own, b"in the way");
+            }
+        }
+        restore(&fs, name, paths, None).unwrap();
+        let without_root = |all: Described| all.into_iter().skip(1).collect::<Described>();
+        assert_same(&without_root(describe(&fs)), &without_root(expected.clone()), "own names");
+    };
+    let paths: Vec<&[u8]> = own.iter().map(Vec::as_slice).collect();
+    for name in [b"own", &b"with"[..]] {
+        for is_there in [false, true] {
+            all(&[], name, is_there);
+            all(&paths, name, is_there);
+        }
+    }
+    for path in [&b".lockbox-restore-4"[..], b".lockbox-restore-4/new"] {
+        let refused = restore(&fs, b"with", &[path], None);
+        assert!(matches!(&refused, Err(Error::Invalid(text)) if text.contains("interrupted")), "{refused:?}");
+    }
+    // A directory that is to take them is no stage either.
+    for name in [STAGE, b".lockbox-restore-4", b".lockbox-restore-5"] {
+        restore(&fs, b"with", &[b"file"], Some(&[name, b"/below"].concat())).unwrap();
+        assert!(resolve(&fs, &[name, b"/below/file"].concat()).is_ok(), "{}", String::from_utf8_lossy(name));
+    }
+    assert_sound(&fs, "own names");
 }
 
 /// Without what other paths may change: other names of a file.
@@ -402,10 +461,10 @@ fn interrupted_anywhere_each_path_is_old_or_new_and_again_completes_it() {
             break;
         };
         assert!(matches!(ended, Err(Error::Interrupted(2))));
-        assert!(matches!(fs.lookup(ROOT_INO, STAGE), Err(Error::NotFound)), "it cleans up");
+        assert_eq!(stages(&fs).len(), 0, "it cleans up");
         assert_old_or_new(&fs, &wrecked, &expected, "interrupted");
         let left = open_on(Arc::new(crate::storage::MemoryStorage::from_contents(contents)), false, 5).unwrap();
-        assert!(left.lookup(ROOT_INO, STAGE).is_ok(), "step {stop} leaves a stage");
+        assert_eq!(stages(&left).len(), 1, "step {stop} leaves a stage");
         assert_old_or_new(&left, &wrecked, &expected, "after a crash");
         for fs in [&fs, &left] {
             restore(fs, b"good", &[], None).unwrap();

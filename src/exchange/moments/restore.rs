@@ -6,6 +6,12 @@
 //! Every commit is one moment of this order (STAGE-3), so after a crash each path has what it had before or all that the snapshot shows, and
 //! what else there is lies in the stage. The next restore finds that by name and mark and deletes it before anything else. No node of the
 //! snapshot's tree becomes one of the live tree's: all inodes and entries are new, and data pages are shared as COPY-4 says.
+//!
+//! # The stage
+//! It is a directory at the root with a name that nothing has which a restore touches: neither the live root nor that of the snapshot has it, and the
+//! directory that takes what is restored is not below it. So no object that is restored has the stage in its way, nor lies in it when that is deleted.
+//! It has its mark from its first moment on, in the operation that makes it, so every commit tells a stage from a directory of the user's with such
+//! a name. A snapshot that was taken of an archive with a leftover shows a stage too: that is nobody's, and is not brought back.
 
 use std::collections::BTreeSet;
 
@@ -15,13 +21,12 @@ use crate::exchange::deletion::delete_tree;
 use crate::exchange::path::{components, if_there, resolve, resolve_or_make};
 use crate::exchange::{Copied, Entries};
 use crate::format::{Ino, ROOT_INO};
-use crate::fs::{Attributes, Creator, FileSystem, RenameMode, XattrMode};
+use crate::fs::{Attributes, Creator, FileSystem, RenameMode};
 use lockbox_terminal::display;
 
-/// The stage's name at the root of the archive.
-const STAGE: &[u8] = b".lockbox-restore";
-/// Only the stage has this attribute. A directory of its name without it is one of the user's, unless it is empty: then it is what was
-/// left when an interruption came before the mark.
+/// With what the stage's name at the root of the archive begins; a number follows.
+const STAGE: &[u8] = b".lockbox-restore-";
+/// Only a stage has this attribute. A directory of such a name without it is one of the user's.
 const MARK: &[u8] = b"trusted.lockbox.restore";
 /// What is being built, and what made way for it.
 const NEW: &[u8] = b"new";
@@ -59,8 +64,8 @@ impl<'a> Restore<'a> {
     /// the whole tree, and the live tree is to have nothing else afterwards, unless there is a `to`. Deletes what an interrupted restore left.
     ///
     /// # Errors
-    /// `Invalid` for a path that the snapshot does not have, and when the archive has a directory of the stage's name that is none;
-    /// `Exists` for what is in the way; what reading and deleting meet.
+    /// `Invalid` for a path that the snapshot does not have or that an interrupted restore had left in it, and for what is in the way; what reading and
+    /// deleting meet.
     pub fn prepare(
         live: &'a FileSystem,
         moment: &'a FileSystem,
@@ -76,6 +81,14 @@ impl<'a> Restore<'a> {
                 }
                 found => drop(found?),
             }
+            if let Some(name) = parts.first()
+                && is_stage(moment, name, &moment.lookup(ROOT_INO, name)?)?
+            {
+                return Err(Error::invalid(format!(
+                    "{} is what an interrupted restore had left when the snapshot was taken, and is not brought back",
+                    display(path)
+                )));
+            }
             tops.insert(parts);
         }
         // The root stands for everything.
@@ -88,7 +101,7 @@ impl<'a> Restore<'a> {
         let tops = tops.iter().filter(|path| !is_below(path)).map(|path| Top { path: path.clone() }).collect();
         let restore = Restore { live, moment, tops, to: to.map(<[u8]>::to_vec), whole: whole && to.is_none() };
         restore.refuse_what_is_in_the_way()?;
-        remove_stage(live)?;
+        remove_stages(live)?;
         Ok(restore)
     }
 
@@ -130,11 +143,12 @@ impl<'a> Restore<'a> {
     /// # Errors
     /// `NotDirectory` for a path whose way leads through something else in the live tree; what reading and writing meet.
     pub fn run(self, go_on: &mut dyn FnMut() -> Result<()>) -> Result<RestoreReport> {
-        let stage = make_stage(self.live)?;
+        let (stage, name) = self.make_stage()?;
         let mut report = RestoreReport::default();
         let restored = self.all(stage, go_on, &mut report);
-        let removed = remove_stage(self.live);
-        restored.and(removed)?;
+        let removed = self.delete(ROOT_INO, &name);
+        restored?;
+        removed?;
         if self.whole {
             let mut nothing = || Ok(());
             Builder::new(self.live, self.moment, &mut nothing).xattrs(ROOT_INO, ROOT_INO)?;
@@ -227,9 +241,26 @@ impl<'a> Restore<'a> {
         resolve(self.moment, &path.join(&b"/"[..]))
     }
 
-    fn delete(&self, stage: Ino, name: &[u8]) -> Result<u64> {
-        let found = self.live.lookup(stage, name)?;
-        delete_tree(self.live, stage, name, &found)
+    /// Under the first name that is free everywhere: see above.
+    fn make_stage(&self) -> Result<(Ino, Vec<u8>)> {
+        let to = self.to.as_ref().map(|to| components(to)).transpose()?.unwrap_or_default();
+        for number in 1u64.. {
+            let name = [STAGE, number.to_string().as_bytes()].concat();
+            let is_free = if_there(self.live.lookup(ROOT_INO, &name))?.is_none()
+                && if_there(self.moment.lookup(ROOT_INO, &name))?.is_none()
+                && to.first().is_none_or(|first| *first != &name[..]);
+            if is_free {
+                let mark = (MARK, &b"1"[..]);
+                let made = self.live.make_marked_directory(ROOT_INO, &name, 0o700, MAKER, mark)?;
+                return Ok((made.ino, name));
+            }
+        }
+        Err(Error::Exists)
+    }
+
+    fn delete(&self, parent: Ino, name: &[u8]) -> Result<u64> {
+        let found = self.live.lookup(parent, name)?;
+        delete_tree(self.live, parent, name, &found)
     }
 }
 
@@ -240,7 +271,8 @@ impl Top {
 }
 
 fn is_stage(fs: &FileSystem, name: &[u8], found: &Attributes) -> Result<bool> {
-    if name != STAGE || !found.is_directory() {
+    let number = name.strip_prefix(STAGE).unwrap_or_default();
+    if number.is_empty() || !number.iter().all(u8::is_ascii_digit) || !found.is_directory() {
         return Ok(false);
     }
     match fs.xattr(found.ino, MARK) {
@@ -249,24 +281,14 @@ fn is_stage(fs: &FileSystem, name: &[u8], found: &Attributes) -> Result<bool> {
     }
 }
 
-/// Deletes what a restore left, if there is something.
-fn remove_stage(live: &FileSystem) -> Result<()> {
-    let Some(found) = if_there(live.lookup(ROOT_INO, STAGE))? else { return Ok(()) };
-    if is_stage(live, STAGE, &found)? {
-        return delete_tree(live, ROOT_INO, STAGE, &found).map(drop);
+/// Deletes what restores left, if there is something.
+fn remove_stages(live: &FileSystem) -> Result<()> {
+    let mut left = Vec::new();
+    for entry in Entries::new(live, ROOT_INO)? {
+        let entry = entry?;
+        if is_stage(live, &entry.name, &entry.attributes)? {
+            left.push(entry);
+        }
     }
-    let in_the_way = || {
-        let text = "the archive has a /.lockbox-restore that no restore has left; give it another name first";
-        Error::invalid(text)
-    };
-    match live.remove_directory(ROOT_INO, STAGE) {
-        Err(Error::NotEmpty | Error::NotDirectory) => Err(in_the_way()),
-        removed => removed,
-    }
-}
-
-fn make_stage(live: &FileSystem) -> Result<Ino> {
-    let made = live.make_directory(ROOT_INO, STAGE, 0o700, MAKER)?;
-    live.set_xattr(made.ino, MARK, b"1", XattrMode::Set)?;
-    Ok(made.ino)
+    left.iter().try_for_each(|entry| delete_tree(live, ROOT_INO, &entry.name, &entry.attributes).map(drop))
 }

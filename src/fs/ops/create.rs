@@ -4,13 +4,14 @@ use std::ops::ControlFlow;
 
 use super::acl::{self, RECORDS_INHERITED};
 use super::attributes::attributes_of;
+use super::xattr;
 use crate::error::{Error, Result, Timestamp};
 use crate::format::values::{Extent, InodeValue, NO_TRIM, inode_flags};
 use crate::format::{Ino, Key, MAX_VALUE, ROOT_INO, kind};
 use crate::fs::directory::{self, Directory, FIRST_SEQUENCE, Target, check_name, is_dot};
 use crate::fs::packing::compresses;
 use crate::fs::staging::Presence;
-use crate::fs::{Attributes, Creator, FileSystem, extents, inode, mode};
+use crate::fs::{Attributes, Creator, FileSystem, XattrMode, extents, inode, mode};
 use crate::txn::{Operation, UnnamedPages, View, Volume};
 
 /// PATH_MAX without its NUL.
@@ -62,6 +63,26 @@ impl FileSystem {
     pub fn make_directory(&self, directory: Ino, name: &[u8], mode: u32, creator: Creator) -> Result<Attributes> {
         let object = NewObject { mode: (mode & mode::PERMISSIONS) | mode::DIRECTORY, rdev: 0, creator };
         self.make(directory, name, object, &mut |_, _, _| Ok(()))
+    }
+
+    /// Makes a directory that has the attribute from its first moment on: no commit shows the one without the other. The value is short enough to lie
+    /// in its record, and the attribute is no access control list.
+    ///
+    /// # Errors
+    /// `Exists`; what operating meets.
+    pub(crate) fn make_marked_directory(
+        &self,
+        directory: Ino,
+        name: &[u8],
+        mode: u32,
+        creator: Creator,
+        mark: (&[u8], &[u8]),
+    ) -> Result<Attributes> {
+        let object = NewObject { mode: (mode & mode::PERMISSIONS) | mode::DIRECTORY, rdev: 0, creator };
+        // The record takes the place of a target's.
+        self.make(directory, name, object, &mut |op, ino, inode| {
+            xattr::put_entry(op, &self.name_key, ino, inode, mark.0, mark.1, XattrMode::Create)
+        })
     }
 
     /// Target of 1..=4095 bytes.
