@@ -12,6 +12,7 @@ use super::{ARCHIVE, key};
 use crate::env::SeededEnvironment;
 use crate::error::{Error, Result};
 use crate::exchange::{Entries, Restore, RestoreReport, compare, resolve};
+use crate::format::values::inode_flags;
 use crate::format::{Ino, ROOT_INO, Timestamp};
 use crate::fs::{Attributes, FileSystem, FsOptions, RenameMode, SetAttributes, SetTime, SyncProfile, XattrMode, mode};
 use crate::storage::simulated::{Class, Fault, FaultPlan, SimulatedStorage};
@@ -417,6 +418,29 @@ fn objects_of_a_stages_name_come_back_and_leftovers_in_a_snapshot_do_not() {
         assert!(resolve(&fs, &[name, b"/below/file"].concat()).is_ok(), "{}", String::from_utf8_lossy(name));
     }
     assert_sound(&fs, "own names");
+}
+
+/// Content that is not to be compressed is not, even when it is written out before the copy of its file is complete.
+#[test]
+fn what_must_not_be_compressed_never_is() {
+    let (_, fs) = fresh(1);
+    let text = b"all work and no play\n".repeat(900);
+    let names: Vec<Vec<u8>> = (0..20).map(|n| format!("file{n}").into_bytes()).collect();
+    for name in &names {
+        let ino = put(&fs, ROOT_INO, name, b"");
+        let plain = inode_flags::NO_COMPRESS | inode_flags::NO_PACK;
+        fs.truncate(ino, 0, &mut |inode| inode.flags |= plain).unwrap();
+        fs.write(ino, 0, &text).unwrap();
+        fs.truncate(ino, 5_000_000, &mut |_| {}).unwrap();
+    }
+    fs.take_snapshot(b"good").unwrap();
+    names.iter().for_each(|name| fs.unlink(ROOT_INO, name).unwrap());
+    fs.purge().unwrap();
+    let before = fs.volume.space().1;
+    restore_while(&fs, b"good", &[], None, &mut || fs.make_durable()).unwrap();
+    fs.purge().unwrap();
+    let more = fs.volume.space().1 - before;
+    assert!(more >= 20 * text.len() as u64 / 4096, "{more} blocks for {} bytes", 20 * text.len());
 }
 
 /// Without what other paths may change: other names of a file.

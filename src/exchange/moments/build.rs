@@ -79,6 +79,7 @@ impl<'a> Builder<'a> {
             file_type => {
                 let made = self.live.make_node(parent, name, file_type | permissions, kept.rdev, creator)?;
                 if file_type == mode::REGULAR {
+                    self.live.restore_storing(self.moment, kept.ino, made.ino)?;
                     self.live.restore_content(self.moment, kept.ino, made.ino, self.go_on)?;
                     self.copied.files += 1;
                     self.copied.bytes += kept.size;

@@ -15,6 +15,9 @@ const GROUP_EXECUTE: u32 = 0o010;
 /// What chown(2) and writes by ordinary users take away together with the set-id bits.
 const CAPABILITY: &[u8] = b"security.capability";
 
+/// Flags of an inode that say how its content is stored.
+const STORING: u32 = inode_flags::NO_PACK | inode_flags::NO_COMPRESS;
+
 impl FileSystem {
     /// `.` and `..` are understood; names are bytes without `/` and NUL, at most 255.
     ///
@@ -77,6 +80,26 @@ impl FileSystem {
         Ok(attributes_of(ino, &inode, self.staging.presence(ino)?.1))
     }
 
+    /// Lets the content of a file be stored as that of the file that a snapshot shows: packed and compressed or not. It comes before the content, which may be
+    /// written out at any time; most files are that way already.
+    ///
+    /// # Errors
+    /// `Stale` when one of the two is gone.
+    pub(crate) fn restore_storing(&self, moment: &FileSystem, kept: Ino, target: Ino) -> Result<()> {
+        let state = moment.volume.state();
+        let wanted = inode::load(moment.volume.view(&state), kept)?.flags & STORING;
+        let state = self.volume.state();
+        if inode::load(self.volume.view(&state), target)?.flags & STORING == wanted {
+            return Ok(());
+        }
+        drop(state);
+        self.volume.operate(1, false, |op| {
+            let before = inode::load(op.view(), target)?;
+            inode::store(op, target, &InodeValue { flags: (before.flags & !STORING) | wanted, ..before })
+        })?;
+        self.finish_change()
+    }
+
     /// Gives an object the owner, mode, access, modification and birth time that a snapshot shows of another one of the same type. The attributes are
     /// those already: an access control list says of the mode what the mode says.
     ///
@@ -88,7 +111,6 @@ impl FileSystem {
         self.volume.operate(1, false, |op| {
             let now = self.environment.stamp();
             let before = inode::load(op.view(), target)?;
-            let alike = inode_flags::NO_PACK | inode_flags::NO_COMPRESS;
             let restored = InodeValue {
                 mode: (before.mode & mode::TYPE) | (kept.mode & mode::PERMISSIONS),
                 uid: kept.uid,
@@ -97,7 +119,7 @@ impl FileSystem {
                 mtime: kept.mtime,
                 ctime: now,
                 btime: kept.btime,
-                flags: (before.flags & !alike) | (kept.flags & alike),
+                flags: (before.flags & !STORING) | (kept.flags & STORING),
                 ..before
             };
             inode::store(op, target, &restored)
