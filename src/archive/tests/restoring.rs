@@ -366,6 +366,7 @@ fn what_only_looks_like_a_leftover_is_the_users() {
     assert_eq!(stages(&fs).len(), 3, "what was left is gone: {:?}", stages(&fs));
     assert_eq!(fs.lookup(ROOT_INO, b".lockbox-restore-1").unwrap().ino, mine);
     assert!(fs.lookup(ROOT_INO, b"marked").is_ok());
+    assert!(fs.lookup(ROOT_INO, STAGE).is_ok(), "an empty directory is the user's too");
     restore(&fs, b"good", &[], None).unwrap();
     assert_eq!(stages(&fs).len(), 0, "the snapshot does not have them");
 }
