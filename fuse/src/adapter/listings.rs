@@ -58,8 +58,7 @@ impl Adapter {
             is_full = reply.add(INodeNo(entry.ino.0), entry.cookie, kind, OsStr::from_bytes(entry.name));
             full(is_full)
         });
-        or_the_others(listed, any, directory)?;
-        if !is_full {
+        if or_the_others(listed, any, directory)? && !is_full {
             self.list_last(directory, offset, reply);
         }
         Ok(())
@@ -93,8 +92,8 @@ impl Adapter {
             is_full = reply.add(INodeNo(a.ino.0), entry.cookie, name, &FOR_EVER, &self.cache.told(a), GENERATION);
             full(is_full)
         });
-        or_the_others(listed, any, directory)?;
-        if is_full { Ok(()) } else { self.list_last_plus(directory, offset, reply) }
+        let is_whole = or_the_others(listed, any, directory)?;
+        if is_full || !is_whole { Ok(()) } else { self.list_last_plus(directory, offset, reply) }
     }
 
     pub(super) fn end_listing(&self, handle: FileHandle) {
@@ -104,12 +103,15 @@ impl Adapter {
 }
 
 /// An entry that cannot be read keeps nobody from the others: it fails a request that has nothing else to say, and is told in the log.
-fn or_the_others(listed: Result<()>, any: bool, directory: INodeNo) -> Result<()> {
+/// Answers whether the listing was read as far as it was asked for. If not, the next request begins at the damage and fails there, so nothing may be
+/// said behind it: who takes a listing for whole may remove elsewhere what it leaves out.
+pub(super) fn or_the_others(listed: Result<()>, any: bool, directory: INodeNo) -> Result<bool> {
     match listed {
+        Ok(()) => Ok(true),
         Err(Error::Damaged(reason)) if any => {
             tracing::warn!(directory = directory.0, reason, "a listing leaves out a damaged entry");
-            Ok(())
+            Ok(false)
         }
-        other => other,
+        Err(error) => Err(error),
     }
 }

@@ -15,11 +15,12 @@ use fuser::{
     ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyLseek, ReplyOpen, ReplyXattr,
 };
 use lockbox::format::{Ino, ROOT_INO};
-use lockbox::fs::{Attributes, FileSystem, KeptSnapshot, SnapshotView, mode};
+use lockbox::fs::{Attributes, FileSystem, KeptSnapshot, SnapshotId, SnapshotView, mode};
 use lockbox::{Error, Result};
 
 use super::READ;
 use super::context::Adapter;
+use super::listings::or_the_others;
 use super::reply::{full, reply_xattr};
 use super::seek;
 use crate::convert::{self, GENERATION, writes};
@@ -221,7 +222,7 @@ impl<'a> Kept<'a> {
             }
             (Object::Shown(shown), name) => {
                 let attributes = shown.describe(&shown.snapshot.lookup(shown.ino, name)?)?;
-                self.adapter.views().tell(shown.view)?;
+                self.adapter.views().tell(shown.view, attributes.ino.0)?;
                 Ok((attributes, shown.view.generation()))
             }
         }
@@ -239,7 +240,11 @@ impl<'a> Kept<'a> {
     }
 
     pub(super) fn readlink(&self, reply: ReplyData) {
-        match self.shown().and_then(|shown| shown.snapshot.read_link(shown.ino)) {
+        let read = |shown: Shown<'_>| {
+            self.adapter.views().read(shown.view);
+            shown.snapshot.read_link(shown.ino)
+        };
+        match self.shown().and_then(read) {
             Ok(target) => reply.data(&target),
             Err(error) => reply.error(errno(&error)),
         }
@@ -249,7 +254,10 @@ impl<'a> Kept<'a> {
     pub(super) fn open(&self, flags: OpenFlags, reply: ReplyOpen) {
         let opened = self.shown().and_then(|shown| match writes(flags) || flags.0 & nix::libc::O_TRUNC != 0 {
             true => Err(Error::ReadOnly("what a snapshot shows".into())),
-            false => shown.snapshot.attributes(shown.ino),
+            false => {
+                self.adapter.views().read(shown.view);
+                shown.snapshot.attributes(shown.ino)
+            }
         });
         match opened {
             Ok(_) => {
@@ -315,14 +323,15 @@ impl<'a> Kept<'a> {
             Object::Directory => return self.list_snapshots(offset, reply),
             Object::Shown(shown) => shown,
         };
-        let mut failed = Ok(());
-        snapshot.list_directory(ino, offset, bound, false, &mut |entry, _| {
+        let (mut any, mut failed) = (false, Ok(()));
+        let listed = snapshot.list_directory(ino, offset, bound, false, &mut |entry, _| {
             let number = match entry.name {
                 b".." if ino == ROOT_INO => Ok(directory_number()),
                 _ => view.kernel_number(entry.ino),
             };
             match number {
                 Ok(number) => {
+                    any = true;
                     let kind = convert::file_type(entry.file_type.into());
                     full(reply.add(INodeNo(number), entry.cookie, kind, OsStr::from_bytes(entry.name)))
                 }
@@ -331,8 +340,8 @@ impl<'a> Kept<'a> {
                     ControlFlow::Break(())
                 }
             }
-        })?;
-        failed
+        });
+        or_the_others(listed.and(failed), any, INodeNo(self.number)).map(drop)
     }
 
     /// With attributes.
@@ -342,8 +351,8 @@ impl<'a> Kept<'a> {
             Object::Shown(shown) => shown,
         };
         let (views, generation) = (self.adapter.views(), shown.view.generation());
-        let mut failed = Ok(());
-        shown.snapshot.list_directory(shown.ino, offset, bound, true, &mut |entry, attributes| {
+        let (mut any, mut failed, mut telling) = (false, Ok(()), views.telling());
+        let listed = shown.snapshot.list_directory(shown.ino, offset, bound, true, &mut |entry, attributes| {
             let Some(a) = attributes else {
                 tracing::warn!(inode = entry.ino.0, "a listing of a snapshot leaves out a damaged entry");
                 return ControlFlow::Continue(());
@@ -357,13 +366,14 @@ impl<'a> Kept<'a> {
             };
             let told = described.and_then(|a| match is_dots {
                 true => Ok(a),
-                false => views.tell(shown.view).map(|()| a),
+                false => telling.tell(shown.view, a.ino.0).map(|()| a),
             });
             match told {
                 Ok(a) => {
+                    any = true;
                     let is_full = reply.add(a.ino, entry.cookie, name, &CONTENT_LIFETIME, &a, generation);
                     if is_full && !is_dots {
-                        views.untell(shown.view);
+                        telling.take_back();
                     }
                     full(is_full)
                 }
@@ -372,8 +382,10 @@ impl<'a> Kept<'a> {
                     ControlFlow::Break(())
                 }
             }
-        })?;
-        failed
+        });
+        or_the_others(listed.and(failed), any, INodeNo(self.number))?;
+        telling.goes_out();
+        Ok(())
     }
 
     /// Those of `.snapshots` that come behind `offset`, with their places.
@@ -390,7 +402,13 @@ impl<'a> Kept<'a> {
             }
         }
         for (cookie, snapshot) in self.snapshots_from(offset)? {
-            let view = self.adapter.views().open(snapshot.id)?;
+            let view = match self.adapter.views().open(snapshot.id) {
+                Err(error) => {
+                    left_out(error, snapshot.id)?;
+                    continue;
+                }
+                Ok(view) => view,
+            };
             // A listing without attributes tells the kernel no inode.
             self.adapter.views().untell(view);
             let number = INodeNo(view.kernel_number(ROOT_INO)?);
@@ -411,26 +429,44 @@ impl<'a> Kept<'a> {
                 }
             }
         }
+        let mut telling = self.adapter.views().telling();
         for (cookie, snapshot) in self.snapshots_from(offset)? {
             let (attributes, generation) = match self.adapter.root_of(snapshot.id) {
-                // It was removed meanwhile.
-                Err(Error::Stale) => continue,
-                found => found?,
+                Err(error) => {
+                    left_out(error, snapshot.id)?;
+                    continue;
+                }
+                Ok(found) => found,
             };
+            telling.counts(attributes.ino.0);
             let name = OsStr::from_bytes(&snapshot.name);
             // One time counts for name and attributes.
             if reply.add(attributes.ino, cookie, name, &NAMES_LIFETIME, &attributes, generation) {
-                self.adapter.views().forget(attributes.ino.0, 1);
-                return Ok(());
+                telling.take_back();
+                break;
             }
         }
+        telling.goes_out();
         Ok(())
+    }
+}
+
+/// A snapshot that cannot be shown keeps nobody from the others: a listing leaves it out, says so in the log, and the name leads to the error.
+fn left_out(error: Error, id: SnapshotId) -> Result<()> {
+    match error {
+        // It was removed meanwhile.
+        Error::Stale => Ok(()),
+        Error::Damaged(_) | Error::Unsupported(_) => {
+            tracing::warn!(snapshot = id.0, %error, "a listing of the snapshots leaves out one that cannot be shown");
+            Ok(())
+        }
+        error => Err(error),
     }
 }
 
 impl Adapter {
     /// The root of what a snapshot shows, of which the kernel counts as told.
-    fn root_of(&self, id: lockbox::fs::SnapshotId) -> Result<Entry> {
+    fn root_of(&self, id: SnapshotId) -> Result<Entry> {
         let attributes = self.fs.snapshot_view(id).attributes(ROOT_INO)?;
         let view = self.views().open(id)?;
         let shown = Shown { view, snapshot: self.fs.snapshot_view(id), ino: ROOT_INO };

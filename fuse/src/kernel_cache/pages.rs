@@ -29,13 +29,13 @@ impl KernelCache {
         }
     }
 
-    /// The same for every inode up to `newest`, then for those of views; answers whether that was done by `until`. Newest inodes first: those are
-    /// likelier to be in the kernel's cache, and time is short.
+    /// The same for every inode up to `newest`, then for those that the kernel was told of views, first of views of which something was read; answers
+    /// whether that was done by `until`. Newest inodes first: those are likelier to be in the kernel's cache, and time is short.
     pub(crate) fn drop_all_pages(&self, newest: u64, until: Instant) -> bool {
         if self.notifier.get().is_none() {
             return true;
         }
-        for view in std::iter::once(0).chain(self.views.in_kernel()) {
+        for (view, newest) in std::iter::once((0, newest)).chain(self.views.in_kernel()) {
             for number in (1..=newest).rev() {
                 self.drop_pages(INodeNo(view | number), 0);
                 if number % 256 == 0 && Instant::now() > until {

@@ -13,11 +13,11 @@
 //! A view takes some words of memory, and keeps nothing of the archive.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use fuser::Generation;
-use lockbox::format::{Ino, MAX_INO};
+use lockbox::format::{Ino, MAX_INO, ROOT_INO};
 use lockbox::fs::SnapshotId;
 use lockbox::{Error, Result};
 use parking_lot::RwLock;
@@ -96,6 +96,48 @@ struct Known {
     id: u32,
     /// How often the kernel was told an inode, less what it forgot.
     lookups: AtomicU64,
+    /// The highest inode number of the archive that the kernel was told.
+    highest: AtomicU64,
+    /// Whether it may have pages of a file or a link: one was opened or read.
+    was_read: AtomicBool,
+}
+
+/// What one reply tells the kernel of views. The kernel hears nothing of it when the request fails instead, so all is taken back unless the reply
+/// goes out: a view that counts as known for ever would keep its number for ever (VIEW-2).
+pub(crate) struct Telling<'a> {
+    views: &'a Views,
+    told: Vec<u64>,
+}
+
+impl Telling<'_> {
+    /// As [`Views::tell`].
+    pub(crate) fn tell(&mut self, view: View, number: u64) -> Result<()> {
+        self.views.tell(view, number)?;
+        self.counts(number);
+        Ok(())
+    }
+
+    /// The inode counts as told already.
+    pub(crate) fn counts(&mut self, number: u64) {
+        self.told.push(number);
+    }
+
+    /// The last one did not fit.
+    pub(crate) fn take_back(&mut self) {
+        if let Some(number) = self.told.pop() {
+            self.views.forget(number, 1);
+        }
+    }
+
+    pub(crate) fn goes_out(mut self) {
+        self.told.clear();
+    }
+}
+
+impl Drop for Telling<'_> {
+    fn drop(&mut self) {
+        self.told.drain(..).for_each(|number| self.views.forget(number, 1));
+    }
 }
 
 impl Views {
@@ -127,15 +169,28 @@ impl Views {
             None => table.add(id)?,
         };
         let view = View { number, id };
-        table.tell(view).map(|()| view)
+        table.tell(view, ROOT_INO.0).map(|()| view)
     }
 
-    /// The kernel is about to be told an inode of the view.
+    /// What a request is about to tell.
+    pub(crate) fn telling(&self) -> Telling<'_> {
+        Telling { views: self, told: Vec::new() }
+    }
+
+    /// The kernel is about to be told an inode of the view, by its own number or the kernel's.
     ///
     /// # Errors
     /// `Stale` when the number is another view's by now (VIEW-2).
-    pub(crate) fn tell(&self, view: View) -> Result<()> {
-        self.0.read().tell(view)
+    pub(crate) fn tell(&self, view: View, number: u64) -> Result<()> {
+        self.0.read().tell(view, number)
+    }
+
+    /// The kernel is about to have pages of a file or a link of the view.
+    pub(crate) fn read(&self, view: View) {
+        let table = self.0.read();
+        if let Some(known) = table.known.get(&view.number).filter(|known| known.id == view.id) {
+            known.was_read.store(true, Ordering::Release);
+        }
     }
 
     /// The kernel dropped an inode of which it was told so often, or was not told it after all.
@@ -151,11 +206,15 @@ impl Views {
         self.forget(u64::from(view.number) << INO_BITS, 1);
     }
 
-    /// The upper parts of numbers that the kernel may know.
-    pub(crate) fn in_kernel(&self) -> Vec<u64> {
+    /// The upper parts of numbers that the kernel may know, each with the highest lower part. First those of which it may have pages.
+    pub(crate) fn in_kernel(&self) -> Vec<(u64, u64)> {
         let table = self.0.read();
         let told = table.known.iter().filter(|(_, known)| known.lookups.load(Ordering::Acquire) > 0);
-        told.map(|(number, _)| u64::from(*number) << INO_BITS).collect()
+        let (mut first, then): (Vec<_>, Vec<_>) = told.partition(|(_, known)| known.was_read.load(Ordering::Acquire));
+        first.extend(then);
+        let numbers =
+            |(number, known): (&u16, &Known)| (u64::from(*number) << INO_BITS, known.highest.load(Ordering::Acquire));
+        first.into_iter().map(numbers).collect()
     }
 }
 
@@ -164,7 +223,8 @@ impl Table {
     fn add(&mut self, id: u32) -> Result<u16> {
         let next = self.known.last_key_value().map_or(1, |(last, _)| last + 1);
         let number = if next < DIRECTORY { next } else { self.take_back()? };
-        self.known.insert(number, Known { id, lookups: AtomicU64::new(0) });
+        let (lookups, highest) = (AtomicU64::new(0), AtomicU64::new(0));
+        self.known.insert(number, Known { id, lookups, highest, was_read: AtomicBool::new(false) });
         self.by_snapshot.insert(id, number);
         Ok(number)
     }
@@ -178,8 +238,9 @@ impl Table {
         Ok(number)
     }
 
-    fn tell(&self, view: View) -> Result<()> {
+    fn tell(&self, view: View, number: u64) -> Result<()> {
         let known = self.known.get(&view.number).filter(|known| known.id == view.id).ok_or(Error::Stale)?;
+        known.highest.fetch_max(number & MAX_INO, Ordering::AcqRel);
         known.lookups.fetch_add(1, Ordering::AcqRel);
         Ok(())
     }
@@ -239,7 +300,7 @@ mod tests {
             views.open(SnapshotId(id)).unwrap();
         }
         assert!(matches!(views.open(SnapshotId(all + 1)), Err(Error::NoSpace(_))));
-        views.tell(first).unwrap();
+        views.tell(first, inode).unwrap();
         views.forget(inode, 1);
         assert!(matches!(views.open(SnapshotId(all + 1)), Err(Error::NoSpace(_))), "it was told twice");
         views.forget(inode, 1);
@@ -248,7 +309,42 @@ mod tests {
         let other = views.open(SnapshotId(all + 1)).unwrap();
         assert_eq!(views.place(inode).unwrap(), Place::View(other, Ino(9)));
         assert_ne!(other.generation(), first.generation(), "the kernel refuses handles by it");
-        assert!(matches!(views.tell(first), Err(Error::Stale)));
+        assert!(matches!(views.tell(first, inode), Err(Error::Stale)));
         assert!(matches!(views.open(SnapshotId(1)), Err(Error::NoSpace(_))));
+    }
+
+    #[test]
+    fn what_a_failed_request_was_about_to_tell_does_not_count() {
+        let views = Views::default();
+        let view = views.open(SnapshotId(1)).unwrap();
+        views.untell(view);
+        let number = file(&views, view, 9);
+        let mut telling = views.telling();
+        telling.tell(view, number).unwrap();
+        telling.counts(file(&views, views.open(SnapshotId(2)).unwrap(), 1));
+        assert_eq!(views.in_kernel().len(), 2);
+        drop(telling);
+        assert_eq!(views.in_kernel(), []);
+        let mut telling = views.telling();
+        telling.tell(view, number).unwrap();
+        telling.tell(view, number).unwrap();
+        telling.take_back();
+        telling.goes_out();
+        assert_eq!(views.in_kernel().len(), 1);
+        views.forget(number, 1);
+        assert_eq!(views.in_kernel(), []);
+    }
+
+    #[test]
+    fn views_that_were_read_come_first_and_each_up_to_its_highest_number() {
+        let views = Views::default();
+        let all: Vec<View> = (1..=3).map(|id| views.open(SnapshotId(id)).unwrap()).collect();
+        for ino in [7, 40, 9] {
+            views.tell(all[1], file(&views, all[1], ino)).unwrap();
+        }
+        views.read(all[2]);
+        let numbers: Vec<(u64, u64)> =
+            views.in_kernel().iter().map(|(upper, highest)| (upper >> INO_BITS, *highest)).collect();
+        assert_eq!(numbers, [(3, 1), (1, 1), (2, 40)]);
     }
 }

@@ -2,9 +2,13 @@
 
 use std::fs::{self, File, Permissions};
 use std::io::Read;
+use std::ops::ControlFlow;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 
-use nix::libc::{EEXIST, ENODATA, EROFS, ESTALE, EXDEV, O_DIRECTORY, O_RDONLY};
+use lockbox::Error;
+use lockbox::format::ROOT_INO;
+use lockbox::fs::FileSystem;
+use nix::libc::{EEXIST, EIO, ENODATA, EROFS, ESTALE, EXDEV, O_DIRECTORY, O_RDONLY};
 use rustix::fs::{XattrFlags, getxattr, setxattr};
 
 use crate::support::{Handle, Mount, code, create, noise, open_with};
@@ -138,4 +142,93 @@ fn numbers_and_handles_of_snapshots_are_their_own() {
     assert_eq!(content(&mount).unwrap(), "first");
     mount.drop_caches();
     assert_eq!(code(open_directory(&mount)), ESTALE, "the root does not list the way");
+}
+
+/// A damaged snapshot is left out of the list in .snapshots, and its name gets EIO. In a directory, there too, all entries before the damage are listed, and
+/// the listing ends with EIO.
+#[test]
+fn damage_hides_only_what_it_hit() {
+    a_damaged_snapshot_hides_no_other_one();
+    damage_in_a_directory_of_a_snapshot_hides_only_what_it_hit();
+    a_root_that_is_listed_in_part_ends_with_an_error_where_it_lists_snapshots();
+}
+
+/// Two snapshots, of which none shares a node with the other one or with the live tree.
+fn two_snapshots_of_many_files() -> Mount {
+    let mut mount = Mount::new();
+    for name in ["first", "second", ""] {
+        for number in 0..600 {
+            fs::write(mount.path(&format!("{number:0>100}")), name).unwrap();
+        }
+        fs::set_permissions(mount.root(), Permissions::from_mode(0o700)).unwrap();
+        fs::write(mount.path("turn"), name).unwrap();
+        if !name.is_empty() {
+            mount.take_snapshot(name);
+        }
+        for number in 0..600 {
+            let (old, new) = (mount.path(&format!("{number:0>100}")), mount.path("moved"));
+            fs::rename(&old, &new).unwrap();
+            fs::rename(&new, &old).unwrap();
+        }
+    }
+    mount
+}
+
+/// How many entries are read, and the error that ends them.
+fn entries(path: &std::path::Path) -> (usize, i32) {
+    let mut entries = fs::read_dir(path).unwrap();
+    for count in 0.. {
+        match entries.next() {
+            Some(Ok(_)) => {}
+            Some(Err(error)) => return (count, code::<()>(Err(error))),
+            None => return (count, 0),
+        }
+    }
+    unreachable!()
+}
+
+fn is_sound(fs: &FileSystem, name: &[u8]) -> bool {
+    fs.snapshot_named(name).is_ok_and(|id| fs.snapshot_view(id).attributes(ROOT_INO).is_ok())
+}
+
+fn a_damaged_snapshot_hides_no_other_one() {
+    let mut mount = two_snapshots_of_many_files();
+    mount.damage("", &|fs| {
+        let first = fs.snapshot_named(b"first").map(|id| fs.snapshot_view(id).attributes(ROOT_INO));
+        matches!(first, Ok(Err(Error::Damaged(_)))) && is_sound(fs, b"second") && fs.attributes(ROOT_INO).is_ok()
+    });
+    let listed: Vec<_> =
+        fs::read_dir(mount.path(".snapshots")).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert_eq!(listed, ["second"]);
+    assert_eq!(code(fs::metadata(mount.path(".snapshots/first"))), EIO);
+    assert_eq!(fs::read_to_string(mount.path(".snapshots/second/turn")).unwrap(), "second");
+}
+
+fn damage_in_a_directory_of_a_snapshot_hides_only_what_it_hit() {
+    let mut mount = two_snapshots_of_many_files();
+    mount.damage("", &|fs| {
+        let Ok(view) = fs.snapshot_named(b"first").map(|id| fs.snapshot_view(id)) else { return false };
+        let mut count = 0;
+        let listed = view.list_directory(ROOT_INO, 0, u64::MAX, false, &mut |_, _| {
+            count += 1;
+            ControlFlow::Continue(())
+        });
+        count > 10 && matches!(listed, Err(Error::Damaged(_)))
+    });
+    let (count, error) = entries(&mount.path(".snapshots/first"));
+    assert!(count > 8 && error == EIO, "{count} entries, then {error}");
+}
+
+fn a_root_that_is_listed_in_part_ends_with_an_error_where_it_lists_snapshots() {
+    let mut mount = two_snapshots_of_many_files();
+    mount.damage("snapshot-dir=shown", &|fs| {
+        let mut count = 0;
+        let listed = fs.list_directory(ROOT_INO, 0, u64::MAX, false, &mut |_, _| {
+            count += 1;
+            ControlFlow::Continue(())
+        });
+        count > 10 && matches!(listed, Err(Error::Damaged(_)))
+    });
+    let (count, error) = entries(&mount.root());
+    assert!(count > 8 && error == EIO, "{count} entries, then {error}");
 }

@@ -11,7 +11,7 @@ use std::ptr::NonNull;
 use lockbox::archive::{Archive, CreateOptions, KdfCost};
 use lockbox::control::{self, Request, Response, Status};
 use lockbox::crypto::Passphrase;
-use lockbox::fs::Creator;
+use lockbox::fs::{Creator, FileSystem};
 use lockbox::keys;
 use nix::libc;
 use nix::mount::{MntFlags, umount2};
@@ -165,6 +165,30 @@ impl Mount {
         let archive = Archive::open(&self.archive(), &key, &lockbox::archive::OpenOptions::default()).unwrap();
         archive.take_snapshot(name.as_bytes()).unwrap();
         archive.close().unwrap();
+        self.mount();
+    }
+
+    /// Unmounts, damages the first block for which the archive then answers `is_meant`, and mounts again with the options.
+    pub(crate) fn damage(&mut self, options: &str, is_meant: &dyn Fn(&FileSystem) -> bool) {
+        self.unmount();
+        let key = keys::unlock(&self.archive(), &Passphrase::new(PASSPHRASE.as_bytes().to_vec())).unwrap();
+        let read = lockbox::archive::OpenOptions { read_only: true, ..Default::default() };
+        let archive = Archive::open(&self.archive(), &key, &read).unwrap();
+        let file = OpenOptions::new().read(true).write(true).open(self.archive()).unwrap();
+        let blocks = file.metadata().unwrap().len() / 4096;
+        let found = (0..blocks).map(|block| block * 4096 + 2000).find(|at| {
+            let before = read_at(&file, *at, 1);
+            file.write_all_at(&[!before[0]], *at).unwrap();
+            archive.file_system().forget_plaintext();
+            let found = is_meant(archive.file_system());
+            if !found {
+                file.write_all_at(&before, *at).unwrap();
+            }
+            found
+        });
+        assert!(found.is_some(), "none of {blocks} blocks is the one");
+        drop(archive);
+        self.options = options.to_owned();
         self.mount();
     }
 
