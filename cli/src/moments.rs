@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use lockbox::archive::Snapshot;
 use lockbox::control::{self, Among, Name, Request, Response, Status, Why};
-use lockbox_host::{DAMAGED, NO_SPACE, OTHER, shown};
+use lockbox_host::{DAMAGED, IN_USE, NO_SPACE, OTHER, shown};
 
 use crate::exit::Failure;
 use crate::opening::ArchiveArgs;
@@ -34,6 +34,21 @@ impl Mounted {
             return Err(Failure::other(format!("{} is not the mount point of an archive", shown(path))));
         }
         Ok(None)
+    }
+
+    /// Refuses a mount point to a command that works on archives that are not mounted; a file that is in use is refused when it is opened.
+    pub(crate) fn refuse(archive: &ArchiveArgs, command: &str) -> Result<(), Failure> {
+        if !archive.archive.is_dir() {
+            return Ok(());
+        }
+        let Some(Mounted { status, .. }) = Mounted::find(archive)? else { return Ok(()) };
+        let point = &status.mount_point;
+        Err(Failure::new(
+            IN_USE,
+            format!(
+                "{point} is mounted: 'lockbox {command}' works on archives that are not; end that with 'lockbox umount {point}'"
+            ),
+        ))
     }
 
     pub(crate) fn create(&self, name: &[u8]) -> Result<(), Failure> {

@@ -8,6 +8,7 @@ use lockbox_terminal::display;
 use serde_json::json;
 
 use crate::exit::{Failure, Lockbox};
+use crate::moments::Mounted;
 use crate::opening::ArchiveArgs;
 use crate::output::{Output, put_name};
 
@@ -29,6 +30,7 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let failed = |error| Lockbox::failure(&args.archive.archive, error);
+    Mounted::refuse(&args.archive, "snapshot diff")?;
     let archive = args.archive.read()?;
     let older = archive.moment(args.older.as_bytes()).map_err(failed)?;
     let newer = match &args.newer {

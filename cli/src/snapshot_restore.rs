@@ -10,6 +10,7 @@ use lockbox_host::{Program, code};
 use lockbox_terminal::display;
 
 use crate::exit::{Failure, Lockbox};
+use crate::moments::Mounted;
 use crate::opening::ArchiveArgs;
 use crate::output::Output;
 
@@ -31,6 +32,7 @@ pub(crate) struct Args {
 /// `now` is the time as a part of a name.
 pub(crate) fn run(args: &Args, now: &str) -> Result<(), Failure> {
     let failed = |error| Lockbox::failure(&args.archive.archive, error);
+    Mounted::refuse(&args.archive, "snapshot restore")?;
     let (archive, interrupt) = args.archive.write_watched()?;
     let mut before = None;
     let restored = restore(args, now, &archive, &mut before, &mut || interrupt.check());
