@@ -1,5 +1,6 @@
 //! The log: an fsync that is one write, and what comes back of it (LOG-1 to LOG-5).
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
@@ -8,7 +9,7 @@ use super::crash::see;
 use super::support::{CREATOR, HAS_LOG, OPTIONS, assert_sound, cipher, create_with, open_on, try_open_on};
 use crate::env::{Environment, SeededEnvironment};
 use crate::error::Error;
-use crate::format::{BLOCK, Ino, LOG, ROOT_INO, slot_block};
+use crate::format::{BLOCK, Ino, LOG, MIN_BLOCKS, ROOT_INO, slot_block};
 use crate::fs::{FileSystem, RenameMode, SetAttributes, mode};
 use crate::storage::simulated::{Class, Fate, Fault, FaultPlan, OpKind, SimulatedStorage};
 use crate::storage::{MemoryStorage, Storage};
@@ -286,7 +287,10 @@ fn full_log(seed: u64) -> (Vec<u8>, Vec<Arc<str>>) {
     }
 }
 
-/// Flips one byte of a full log in the place of another.
+/// The blocks of the log, and those behind it up to the first page (the second header, and half of the ring): what an entry is said to be lost by lies in it.
+const FLIPPED: Range<u64> = LOG.0..MIN_BLOCKS;
+
+/// Flips a byte at `at`, and answers which entry that lost; one more than there are when it lost none.
 fn judge_flip(whole: &MemoryStorage, at: u64, moments: &[Arc<str>]) -> usize {
     let flipped = whole.clone();
     let mut byte = [0];
@@ -312,15 +316,14 @@ fn judge_flip(whole: &MemoryStorage, at: u64, moments: &[Arc<str>]) -> usize {
 #[ignore = "takes half an hour"]
 fn every_flipped_byte_of_a_full_log_is_told() {
     let (whole, moments) = full_log(61);
-    let every = LOG.0 * BLOCK..(LOG.0 + LOG.1) * BLOCK;
-    let next = std::sync::atomic::AtomicU64::new(LOG.0);
+    let next = std::sync::atomic::AtomicU64::new(FLIPPED.start);
     let judge_all = || {
         HAS_LOG.set(true);
         let whole = MemoryStorage::from_contents(whole.clone());
         let mut entries = Vec::new();
         loop {
             let block = next.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-            if block >= LOG.0 + LOG.1 {
+            if block >= FLIPPED.end {
                 return entries;
             }
             for at in block * BLOCK..(block + 1) * BLOCK {
@@ -333,11 +336,11 @@ fn every_flipped_byte_of_a_full_log_is_told() {
         threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect()
     });
     entries.sort_unstable();
-    assert_eq!(entries.len() as u64, every.end - every.start);
+    assert_eq!(entries.len() as u64, (FLIPPED.end - FLIPPED.start) * BLOCK);
     assert!(entries.is_sorted_by_key(|(_, entry)| *entry), "an entry is told to be lost where another one lies");
     assert!((1..moments.len()).all(|n| entries.iter().any(|(_, entry)| *entry == n)), "an entry could be altered");
     println!(
-        "summary: {} trials: bytes of a full log of {} entries flipped one by one",
+        "summary: {} trials: bytes of a full log of {} entries, and of the blocks behind it, flipped one by one",
         entries.len(),
         moments.len() - 1
     );
@@ -349,7 +352,7 @@ fn flipped_bytes_of_a_full_log_are_told() {
     let (whole, moments) = full_log(62);
     let whole = MemoryStorage::from_contents(whole);
     let mut before = 1;
-    for at in (LOG.0 * BLOCK..(LOG.0 + LOG.1) * BLOCK).step_by(3001) {
+    for at in (FLIPPED.start * BLOCK..FLIPPED.end * BLOCK).step_by(3001) {
         let entry = judge_flip(&whole, at, &moments);
         assert!(entry >= before, "entry {entry} is told to be lost where {before} lies");
         before = entry;
