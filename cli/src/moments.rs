@@ -1,18 +1,39 @@
-//! The snapshots of an archive that is mounted, asked of its daemon.
+//! Removes snapshots from an archive that is not mounted, and asks the daemon of one that is.
 use std::collections::HashSet;
 use std::path::PathBuf;
 
+use lockbox::Error;
 use lockbox::archive::Snapshot;
 use lockbox::control::{self, Among, Name, Request, Response, Status, Why};
-use lockbox_host::{DAMAGED, IN_USE, NO_SPACE, OTHER, shown};
+use lockbox_host::{DAMAGED, IN_USE, NO_SPACE, OTHER, Program, code, shown};
 
-use crate::exit::Failure;
+use crate::exit::{Failure, Lockbox};
 use crate::opening::ArchiveArgs;
 use crate::runtime;
 
 /// What the end of an interrupted removal leaves.
-pub(crate) const INTERRUPTED: &str =
+const INTERRUPTED: &str =
     "interrupted; the snapshots are removed, and the next mount or 'lockbox purge' frees the rest of what they held";
+
+/// Removes those that `choose` names from an archive that is not mounted, and frees what they held.
+pub(crate) fn remove_from_file(
+    args: &ArchiveArgs,
+    choose: &mut dyn FnMut(&[Snapshot]) -> lockbox::Result<Vec<u64>>,
+) -> Result<(), Failure> {
+    let failed = |error| Lockbox::failure(&args.archive, error);
+    let (archive, interrupt) = args.write_watched()?;
+    let removed = archive.moments().remove(choose);
+    let removed = removed.and_then(|()| archive.finish_removals(&mut || interrupt.check()));
+    // Closing erases what was freed.
+    let closed = archive.close();
+    match removed {
+        Err(error @ Error::Interrupted(_)) => {
+            closed.map_err(failed)?;
+            Err(Failure::new(code(&error), INTERRUPTED))
+        }
+        removed => removed.and(closed).map_err(failed),
+    }
+}
 
 /// Ids in a request: with 20 digits each they fit into a line that a daemon reads.
 const IDS: usize = 2000;

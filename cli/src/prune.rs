@@ -1,13 +1,12 @@
 //! `lockbox snapshot prune`: removes snapshots but for those that rules keep.
-use lockbox::Error;
 use lockbox::archive::{Keep, KeepRule, Snapshot};
 use lockbox::error::Timestamp;
-use lockbox_host::{Program, code};
+use lockbox_host::Program;
 use lockbox_terminal::display;
 use serde_json::{Value, json};
 
 use crate::exit::{Failure, Lockbox};
-use crate::moments::{INTERRUPTED, Mounted};
+use crate::moments::{self, Mounted};
 use crate::opening::ArchiveArgs;
 use crate::output::{Output, put_name, rfc3339};
 
@@ -112,23 +111,12 @@ fn of_file(args: &Args, keep: &Keep) -> Result<Plan, Failure> {
     if args.dry_run {
         return Ok(plan(args.archive.read()?.moments().list().map_err(failed)?, keep));
     }
-    let (archive, interrupt) = args.archive.write_watched()?;
-    let moments = archive.moments();
     let mut planned = Plan::new();
-    let removed = moments.remove(&mut |all| {
+    moments::remove_from_file(&args.archive, &mut |all| {
         planned = plan(all.to_vec(), keep);
         Ok(gone(&planned))
-    });
-    let removed = removed.and_then(|()| archive.finish_removals(&mut || interrupt.check()));
-    // Closing erases what was freed.
-    let closed = archive.close();
-    match removed {
-        Err(error @ Error::Interrupted(_)) => {
-            closed.map_err(failed)?;
-            Err(Failure::new(code(&error), INTERRUPTED))
-        }
-        removed => removed.and(closed).map(|()| planned).map_err(failed),
-    }
+    })?;
+    Ok(planned)
 }
 
 fn words(rules: &[KeepRule]) -> Vec<&'static str> {

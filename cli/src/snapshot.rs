@@ -8,12 +8,12 @@ use ignore::gitignore::{Gitignore, GitignoreBuilder};
 use lockbox::Error;
 use lockbox::archive::{Snapshot, name_of_time};
 use lockbox::error::{Refusal, Timestamp};
-use lockbox_host::{Program, code};
+use lockbox_host::Program;
 use lockbox_terminal::display;
 use serde_json::{Value, json};
 
 use crate::exit::{Failure, Lockbox};
-use crate::moments::{INTERRUPTED, Mounted};
+use crate::moments::{self, Mounted};
 use crate::opening::ArchiveArgs;
 use crate::output::{Output, put_name, rfc3339};
 use crate::{prune, snapshot_diff, snapshot_restore};
@@ -124,18 +124,7 @@ fn rm(args: &RmArgs) -> Result<(), Failure> {
         let all = mounted.list(false)?;
         return mounted.remove(&wanted.among(&all).map_err(failed)?);
     }
-    let (archive, interrupt) = args.archive.write_watched()?;
-    let removed = archive.moments().remove(&mut |all| wanted.among(all));
-    let removed = removed.and_then(|()| archive.finish_removals(&mut || interrupt.check()));
-    // Closing erases what was freed.
-    let closed = archive.close();
-    match removed {
-        Err(error @ Error::Interrupted(_)) => {
-            closed.map_err(failed)?;
-            Err(Failure::new(code(&error), INTERRUPTED))
-        }
-        removed => removed.and(closed).map_err(failed),
-    }
+    moments::remove_from_file(&args.archive, &mut |all| wanted.among(all))
 }
 
 /// What is to be removed, as it was given.

@@ -9,6 +9,7 @@
 
 use std::collections::BTreeSet;
 
+use lockbox_terminal::civil;
 use serde::{Deserialize, Serialize};
 
 use crate::error::Timestamp;
@@ -57,10 +58,10 @@ impl KeepRule {
             // 1970 began on a Thursday, three days into its week.
             KeepRule::Weekly => (seconds.div_euclid(DAY) + 3).div_euclid(7),
             KeepRule::Monthly => {
-                let (year, month) = year_and_month(seconds.div_euclid(DAY));
+                let (year, month, _) = civil(seconds.div_euclid(DAY));
                 12 * year + month - 1
             }
-            KeepRule::Yearly => year_and_month(seconds.div_euclid(DAY)).0,
+            KeepRule::Yearly => civil(seconds.div_euclid(DAY)).0,
         }
     }
 
@@ -84,20 +85,6 @@ fn first_day(year: i64, month: i64) -> i64 {
     let leaps = year.div_euclid(4) - year.div_euclid(100) + year.div_euclid(400);
     // March to July and August to December have 153 days each.
     year.saturating_mul(365).saturating_add(leaps + (153 * months + 2) / 5 - 719_468)
-}
-
-/// The year and the month, from 1 on, of a day counted from 1970.
-fn year_and_month(day: i64) -> (i64, i64) {
-    // 400 years have as many days; the estimate is off by one at most.
-    let mut year = 1970 + day.saturating_mul(400).div_euclid(146_097);
-    while first_day(year, 1) > day {
-        year -= 1;
-    }
-    while first_day(year + 1, 1) <= day {
-        year += 1;
-    }
-    let month = (2..=12).take_while(|month| first_day(year, *month) <= day).last();
-    (year, month.unwrap_or(1))
 }
 
 /// How many snapshots each rule keeps; 0 for a rule that there is not.
@@ -170,7 +157,7 @@ mod tests {
         assert_eq!(week(at(2026, 12, 28, 0)), week(at(2027, 1, 3, 23)));
         assert_eq!(week(at(2027, 1, 3, 23)) + 1, week(at(2027, 1, 4, 0)));
         for day in (-800_000..800_000).step_by(53) {
-            let (year, month) = year_and_month(day);
+            let (year, month, _) = civil(day);
             let (next_year, next) = if month == 12 { (year + 1, 1) } else { (year, month + 1) };
             assert!(first_day(year, month) <= day && day < first_day(next_year, next), "{day}");
         }

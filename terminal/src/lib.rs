@@ -7,7 +7,7 @@
 mod calendar;
 pub mod quantity;
 
-pub use calendar::utc;
+pub use calendar::{civil, utc};
 
 use std::env;
 use std::ffi::OsString;
