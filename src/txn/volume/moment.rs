@@ -26,9 +26,7 @@ impl Volume {
     /// # Errors
     /// `NotFound` when there is none of this name.
     pub(crate) fn moment(&self, name: &[u8]) -> Result<Arc<Volume>> {
-        // Names are given once; whoever holds the key can write what they like, and the newest one counts.
-        let found = self.readable_snapshots()?.into_iter().rev().find(|(_, snapshot)| snapshot.name == name);
-        let Some((id, snapshot)) = found else { return Err(Error::NotFound) };
+        let (id, snapshot) = self.snapshot_named(name)?;
         let durable = self.durable();
         // The other trees are those of the archive, which go on changing: nothing of them is asked here.
         let mut roots = Roots::default();
