@@ -601,6 +601,23 @@ def decode_pending(f: Fields) -> Pending:
     return Pending(generation, tag, number, f.take(16))
 
 
+class Origin(NamedTuple):
+    """Section 9.1 rule 9: the commit of the archive that a backup shows."""
+
+    session: bytes
+    first: int
+    generation: int
+    tag: bytes
+    time: Time
+
+
+def decode_origin(f: Fields) -> Origin:
+    origin = Origin(f.take(16), f.u64(), f.u64(), f.take(16), f.time())
+    f.zero(4)
+    require(origin.generation > 0, "commit record is of a backup of no commit")
+    return origin
+
+
 class Record(NamedTuple):
     generation: int
     previous_tag: bytes
@@ -624,6 +641,7 @@ class Record(NamedTuple):
     allocated: list[tuple[int, int, bytes]]
     freed: list[tuple[int, int]]
     pending: Pending | None
+    origin: Origin | None
 
 
 def decode_record(data: bytes) -> Record:
@@ -631,20 +649,21 @@ def decode_record(data: bytes) -> Record:
     f = Fields(data, "commit record")
     generation, previous, session, first, sequence, time = f.u64(), f.take(16), f.take(16), f.u64(), f.u64(), f.time()
     flags = f.u32()
-    require(generation > 0 and flags <= 7, "commit record has a wrong generation or flags")
+    require(generation > 0 and flags <= 15, "commit record has a wrong generation or flags")
     roots = [decode_root(f) for _ in range(5)]
     counters = [f.u64() for _ in range(9)]
     require(counters[0] <= MAX_INO + 1, "commit record has a wrong next inode")
     delta = decode_pointer(f.take(32))
     pages, runs = f.u16(), f.u16()
     f.zero(4)
-    require(24 * pages + 8 * runs + 12 * (flags & 4) <= 3672, "commit record has lists beyond its end")
+    require(24 * pages + 8 * runs + 12 * (flags & 4) + 8 * (flags & 8) <= 3672, "commit record has lists beyond its end")
     allocated = [(*decode_run(f.u64(), 64), f.take(16)) for _ in range(pages)]
     freed = [decode_run(f.u64(), 65_535) for _ in range(runs)]
     pending = decode_pending(f) if flags & 4 else None
+    origin = decode_origin(f) if flags & 8 else None
     f.zero(f.left())
     return Record(generation, previous, session, first, sequence, time, flags & 1 == 1, flags & 2 == 2, roots,
-                  *counters, delta, allocated, freed, pending)  # fmt: skip
+                  *counters, delta, allocated, freed, pending, origin)  # fmt: skip
 
 
 # --- section 9.4: entries of the log ----------------------------------------------------------------------------------

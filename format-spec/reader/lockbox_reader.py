@@ -510,6 +510,8 @@ def describe(archive: Archive) -> None:
     print(f"archive     {archive.id.hex()}")
     print(f"header      sequence {archive.header.sequence}, {sum(kind != 0 for kind in archive.header.slots)} key slots")
     print(f"commit      {record.generation}{', closed' if record.closed else ''}")
+    if record.origin:
+        print(f"backup of   commit {record.origin.generation}, {moment(record.origin.time.seconds)}")
     entries = archive.log.entries
     if archive.has_log:
         print(f"log         {len(entries)} entries that count{', of an earlier commit' if record.pending else ''}")

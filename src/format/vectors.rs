@@ -12,7 +12,7 @@ use super::key_slot::{Description, KeySlot, Rewrap};
 use super::log::{ENTRY_HEAD, EntryHead, LogEntry, LogMark};
 use super::node::{NodeEntries, key_at, put_key};
 use super::page::Prologue;
-use super::record::{CommitRecord, DeltaList, Root};
+use super::record::{CommitRecord, DeltaList, Origin, Root};
 use super::values::{
     DeadValue, Extent, HistoryValue, InodeValue, ListEntry, ReferenceValue, SnapshotValue, decode_index, decode_list,
     decode_xattrs, encode_index, encode_list, encode_xattrs,
@@ -179,9 +179,16 @@ fn record(bytes: &[u8]) -> Result<Rendered> {
         "next_dead": it.next_dead, "next_snapshot": it.next_snapshot, "newest_snapshot": it.newest_snapshot.0,
         "newest_snapshot_id": it.newest_snapshot_id, "checkpoint": it.checkpoint.0,
         "delta_list": of_pointer(&it.delta_list), "allocated": allocated, "freed": freed,
-        "pending": it.pending.as_ref().map(of_mark),
+        "pending": it.pending.as_ref().map(of_mark), "origin": it.origin.as_ref().map(of_origin),
     });
     Ok((value, it.encode()))
+}
+
+fn of_origin(it: &Origin) -> Value {
+    json!({
+        "session": hex(&it.session), "first": it.first.0, "generation": it.generation.0, "tag": hex(&it.tag),
+        "time": of_time(it.time),
+    })
 }
 
 fn of_mark(it: &LogMark) -> Value {

@@ -21,8 +21,11 @@ const FREED: usize = 8;
 const TWO_BARRIER: u32 = 1;
 const CLOSED: u32 = 2;
 const LOG_PENDING: u32 = 4;
+const BACKUP: u32 = 8;
 /// Bytes of what is said of a log that is pending: generation and tag of the record, number of the last entry, zero, its tag.
 const PENDING: usize = 48;
+/// Bytes of what a backup says of its origin: session, its first generation, generation, tag, time, zero.
+const ORIGIN: usize = 64;
 /// Bytes of a delta list before its runs.
 const DELTA_HEAD: usize = POINTER + 8;
 
@@ -72,6 +75,17 @@ impl IndexMut<TreeId> for Roots {
     }
 }
 
+/// The record of the archive whose content a backup shows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Origin {
+    pub session: SessionId,
+    /// First generation of the session.
+    pub first: Generation,
+    pub generation: Generation,
+    pub tag: Tag,
+    pub time: Timestamp,
+}
+
 /// Everything that a commit publishes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CommitRecord {
@@ -96,20 +110,22 @@ pub struct CommitRecord {
     pub delta_list: Pointer,
     /// The entries of an older record that this one does not contain, up to the last one.
     pub pending: Option<LogMark>,
+    /// The file is a backup of this moment.
+    pub origin: Option<Origin>,
     pub allocated: Vec<(Run, Tag)>,
     pub freed: Vec<Run>,
 }
 
 impl CommitRecord {
-    /// Whether both lists fit into a record that has no log pending.
+    /// Whether both lists fit into a record that has no log pending and is no backup's.
     pub fn lists_fit(allocated: usize, freed: usize) -> bool {
         allocated * ALLOCATED + freed * FREED <= RECORD_LISTS
     }
 
     /// Whether its lists fit into it.
     pub fn fits(&self) -> bool {
-        let pending = if self.pending.is_some() { PENDING / FREED } else { 0 };
-        Self::lists_fit(self.allocated.len(), self.freed.len() + pending)
+        let behind = Behind { pending: self.pending.is_some(), origin: self.origin.is_some() };
+        Self::lists_fit(self.allocated.len(), self.freed.len() + behind.bytes() / FREED)
     }
 
     /// # Panics
@@ -123,7 +139,12 @@ impl CommitRecord {
         put(&mut out, 40, self.session_first.0.to_le_bytes());
         put(&mut out, 48, self.header_sequence.to_le_bytes());
         put_time(&mut out, 56, self.time);
-        let flags = [(self.two_barrier, TWO_BARRIER), (self.closed, CLOSED), (self.pending.is_some(), LOG_PENDING)];
+        let flags = [
+            (self.two_barrier, TWO_BARRIER),
+            (self.closed, CLOSED),
+            (self.pending.is_some(), LOG_PENDING),
+            (self.origin.is_some(), BACKUP),
+        ];
         let flags = flags.iter().fold(0, |all, (set, flag)| if *set { all | flag } else { all });
         put(&mut out, 68, u32::to_le_bytes(flags));
         for (index, root) in self.roots.0.iter().enumerate() {
@@ -161,6 +182,14 @@ impl CommitRecord {
             put(&mut out, at + 8, pending.record);
             put(&mut out, at + 24, pending.number.to_le_bytes());
             put(&mut out, at + 32, pending.entry);
+            at += PENDING;
+        }
+        if let Some(origin) = &self.origin {
+            put(&mut out, at, origin.session);
+            put(&mut out, at + 16, origin.first.0.to_le_bytes());
+            put(&mut out, at + 24, origin.generation.0.to_le_bytes());
+            put(&mut out, at + 32, origin.tag);
+            put_time(&mut out, at + 48, origin.time);
         }
         out
     }
@@ -171,7 +200,7 @@ impl CommitRecord {
         let bytes: &[u8; RECORD_PLAIN] = exactly(bytes, "commit record")?;
         let generation = Generation(u64_at(bytes, 0));
         let flags = u32_at(bytes, 68);
-        if generation.0 == 0 || flags & !(TWO_BARRIER | CLOSED | LOG_PENDING) != 0 {
+        if generation.0 == 0 || flags & !(TWO_BARRIER | CLOSED | LOG_PENDING | BACKUP) != 0 {
             return Err(Error::damaged(format!(
                 "commit record has unknown flags: generation={} flags={flags}",
                 generation.0
@@ -186,7 +215,8 @@ impl CommitRecord {
             *root = Root::decode(&array_at(bytes, ROOTS_AT + ROOT * index))?;
         }
         zero(&bytes[380..LISTS_AT], "commit record")?;
-        let (allocated, freed, pending) = decode_lists(bytes, flags & LOG_PENDING != 0)?;
+        let behind = Behind { pending: flags & LOG_PENDING != 0, origin: flags & BACKUP != 0 };
+        let (allocated, freed, pending, origin) = decode_lists(bytes, behind)?;
         Ok(CommitRecord {
             generation,
             previous_tag: array_at(bytes, 8),
@@ -208,19 +238,33 @@ impl CommitRecord {
             checkpoint: Generation(u64_at(bytes, 328)),
             delta_list: Pointer::decode(&array_at(bytes, 344))?,
             pending,
+            origin,
             allocated,
             freed,
         })
     }
 }
 
-/// Pages allocated, runs freed, and the log that is pending.
-type Lists = (Vec<(Run, Tag)>, Vec<Run>, Option<LogMark>);
+/// What follows the lists, by the flags.
+#[derive(Clone, Copy)]
+struct Behind {
+    pending: bool,
+    origin: bool,
+}
 
-/// The two lists at the end of a record, and what is said of a pending log; what follows them is zero.
-fn decode_lists(bytes: &[u8; RECORD_PLAIN], is_pending: bool) -> Result<Lists> {
+impl Behind {
+    fn bytes(self) -> usize {
+        usize::from(self.pending) * PENDING + usize::from(self.origin) * ORIGIN
+    }
+}
+
+/// Pages allocated, runs freed, the log that is pending, and what a backup was made of.
+type Lists = (Vec<(Run, Tag)>, Vec<Run>, Option<LogMark>, Option<Origin>);
+
+/// The two lists at the end of a record, and what comes behind them; what follows is zero.
+fn decode_lists(bytes: &[u8; RECORD_PLAIN], behind: Behind) -> Result<Lists> {
     let (allocated, freed) = (usize::from(u16_at(bytes, 376)), usize::from(u16_at(bytes, 378)));
-    if !CommitRecord::lists_fit(allocated, freed + if is_pending { PENDING / FREED } else { 0 }) {
+    if !CommitRecord::lists_fit(allocated, freed + behind.bytes() / FREED) {
         return Err(Error::damaged(format!(
             "commit record has lists beyond its end: allocated={allocated} freed={freed}"
         )));
@@ -228,14 +272,31 @@ fn decode_lists(bytes: &[u8; RECORD_PLAIN], is_pending: bool) -> Result<Lists> {
     // Cannot fail: the sum was checked against what follows LISTS_AT.
     let (pages, rest) = bytes[LISTS_AT..].split_at(allocated * ALLOCATED);
     let (runs, rest) = rest.split_at(freed * FREED);
-    let (pending, rest) = rest.split_at(if is_pending { PENDING } else { 0 });
+    let (pending, rest) = rest.split_at(usize::from(behind.pending) * PENDING);
+    let (origin, rest) = rest.split_at(usize::from(behind.origin) * ORIGIN);
     zero(rest, "commit record")?;
-    let pending = is_pending.then(|| decode_pending(pending)).transpose()?;
+    let pending = behind.pending.then(|| decode_pending(pending)).transpose()?;
+    let origin = behind.origin.then(|| decode_origin(origin)).transpose()?;
     let pages = pages
         .chunks_exact(ALLOCATED)
         .map(|entry| Ok((run_at(entry, MAX_PAGE_BLOCKS)?, array_at(entry, 8))))
         .collect::<Result<_>>()?;
-    Ok((pages, decode_runs(runs)?, pending))
+    Ok((pages, decode_runs(runs)?, pending, origin))
+}
+
+fn decode_origin(bytes: &[u8]) -> Result<Origin> {
+    zero(&bytes[60..], "commit record")?;
+    let origin = Origin {
+        session: array_at(bytes, 0),
+        first: Generation(u64_at(bytes, 16)),
+        generation: Generation(u64_at(bytes, 24)),
+        tag: array_at(bytes, 32),
+        time: time_at(bytes, 48, "commit record")?,
+    };
+    if origin.generation.0 == 0 {
+        return Err(Error::damaged("commit record is of a backup of no commit"));
+    }
+    Ok(origin)
 }
 
 fn decode_pending(bytes: &[u8]) -> Result<LogMark> {

@@ -72,7 +72,45 @@ fn reserved_bytes_and_unknown_flags_of_a_record_are_refused() {
     for at in [69, 105, 380, 383, 384 + 2 * 24 + 8, RECORD_PLAIN - 1] {
         assert!(changed(at, &[0x80]).is_err(), "at={at}");
     }
-    assert!(changed(68, &[4]).is_err());
+    assert!(changed(68, &[4]).is_err() && changed(68, &[16]).is_err());
+}
+
+fn origin() -> Origin {
+    let time = Timestamp { seconds: 1_700_000_000, nanos: 5 };
+    Origin { session: [6; 16], first: Generation(2), generation: Generation(4), tag: [5; 16], time }
+}
+
+#[test]
+fn a_backup_says_of_which_record_it_is_behind_all_else() {
+    let pending = Some(LogMark { generation: Generation(6), record: [7; 16], number: 3, entry: [8; 16] });
+    for pending in [None, pending] {
+        let backup = CommitRecord { origin: Some(origin()), pending, ..record() };
+        let encoded = backup.encode();
+        assert_eq!(CommitRecord::decode(&encoded).unwrap(), backup);
+        let at = LISTS_AT + 2 * ALLOCATED + FREED + pending.map_or(0, |_| PENDING);
+        let mut rubbish = encoded.clone();
+        rubbish[at + 60] = 1;
+        assert!(CommitRecord::decode(&rubbish).is_err());
+        let mut of_nothing = encoded.clone();
+        of_nothing[at + 24..at + 32].fill(0);
+        assert!(CommitRecord::decode(&of_nothing).is_err());
+        // Without the flag the bytes are none that may be there.
+        let mut unmarked = encoded;
+        unmarked[68] &= !8;
+        assert!(CommitRecord::decode(&unmarked).is_err());
+    }
+}
+
+#[test]
+fn a_record_of_a_backup_holds_fewer_pages() {
+    let of = |pages| CommitRecord {
+        origin: Some(origin()),
+        allocated: vec![(Run::new(65, 1), [4; 16]); pages],
+        freed: vec![],
+        ..record()
+    };
+    assert!(of(150).fits() && !of(151).fits());
+    assert_eq!(CommitRecord::decode(&of(150).encode()).unwrap(), of(150));
 }
 
 #[test]
@@ -120,12 +158,12 @@ fn a_delta_list_fills_its_bytes_exactly() {
 proptest! {
     #[test]
     fn records_round_trip(
-        generation in 1..u64::MAX, time in time(), flags in any::<[bool; 2]>(), roots in vec((pointer(), 0..16u8), 5),
+        generation in 1..u64::MAX, time in time(), flags in any::<[bool; 3]>(), roots in vec((pointer(), 0..16u8), 5),
         allocated in vec((run(), any::<[u8; 16]>()), 0..100), freed in vec(run(), 0..150), delta in pointer(),
     ) {
         let mut want = CommitRecord {
             generation: Generation(generation), time, two_barrier: flags[0], closed: flags[1],
-            delta_list: delta, allocated, freed, ..record()
+            delta_list: delta, allocated, freed, origin: flags[2].then(origin), ..record()
         };
         for (root, (pointer, level)) in want.roots.0.iter_mut().zip(roots) {
             *root = Root { pointer, level };
