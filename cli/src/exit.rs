@@ -82,6 +82,7 @@ fn advised(refusal: &Refusal) -> String {
         Refusal::NoSnapshot { .. } => ": 'lockbox snapshot ls' lists those that it has",
         Refusal::SnapshotExists { .. } => ": choose another name, or remove that one with 'lockbox snapshot rm'",
         Refusal::NameOfSchedule { .. } => ": choose another name",
+        Refusal::Destination { .. } => "",
     };
     format!("{refusal}{remedy}")
 }

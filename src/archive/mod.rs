@@ -1,5 +1,6 @@
 //! The archive as a whole: creates, opens, checks and compacts it, gives it another key, and keeps moments of it.
 
+mod backup;
 mod check;
 mod compact;
 mod create;
@@ -13,6 +14,7 @@ mod snapshots;
 #[cfg(test)]
 pub(crate) mod tests;
 
+pub use backup::{BackedUp, BackupSource, BackupStep, BackupWatch, Backups, Beside, Destination};
 pub use check::CheckReport;
 pub use compact::{CompactOptions, CompactReport, CompactStep};
 pub use keep::{Keep, KeepRule};
@@ -24,7 +26,8 @@ pub use crate::txn::{Finding, FindingKind, Lost, Severity};
 use std::sync::Arc;
 
 pub use crate::crypto::kdf::KdfCost;
-use crate::format::{ArchiveId, Generation, SessionId, Timestamp};
+pub use crate::format::Generation;
+use crate::format::{ArchiveId, SessionId, Timestamp};
 use crate::fs::{Creator, FileSystem, FsOptions, SyncProfile};
 use crate::keys::Witness;
 use crate::storage::{FileStorage, Identity, Storage};
@@ -85,10 +88,22 @@ pub struct Info {
     pub used_bytes: u64,
     /// Number and kind of each slot in use.
     pub key_slots: Vec<(u8, u8)>,
+    /// The number and the time of the commit that it is a backup of, if it is one.
+    pub backup_of: Option<(Generation, Timestamp)>,
     /// A sentence when recovery left the newest commit out: it was interrupted, or damaged since.
     pub fallback: Option<String>,
     /// A sentence about each thing outside of the pages that opening it for writing put in order.
     pub mended: Vec<String>,
+}
+
+impl Info {
+    /// What whoever opens it is told: sentences.
+    pub fn notices(&self) -> Vec<String> {
+        let backup = self.backup_of.map(|(generation, time)| {
+            format!("this is a backup: the archive as it was at commit {} on {} UTC", generation.0, time.utc())
+        });
+        backup.into_iter().chain(self.fallback.clone()).chain(self.mended.clone()).collect()
+    }
 }
 
 /// An open archive.

@@ -124,6 +124,7 @@ impl Archive {
             file_bytes: self.storage.len()?,
             used_bytes: volume.space().1.saturating_mul(BLOCK), // the archive's word
             key_slots: self.key_slots.clone(),
+            backup_of: volume.origin().filter(|_| self.read_only()).map(|origin| (origin.generation, origin.time)),
             fallback: volume.fallback(),
             mended: self.mended.clone(),
         })

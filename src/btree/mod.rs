@@ -12,6 +12,7 @@
 //! TREE-5  An encoded node never exceeds NODE_CAPACITY; no node but an empty leaf root is empty.
 
 mod cache;
+mod changed;
 mod cursor;
 mod difference;
 mod edit;
@@ -25,6 +26,7 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 
 pub(crate) use cache::NodeStore;
+pub(crate) use changed::RangeVisitor;
 pub(crate) use difference::DifferenceVisitor;
 pub(crate) use finger::Finger;
 use node::Bounds;

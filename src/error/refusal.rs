@@ -30,6 +30,8 @@ pub enum Refusal {
     NoSnapshot { name: String },
     #[error("the archive has a snapshot '{name}' already")]
     SnapshotExists { name: String },
+    #[error("{why}; it was left as it is")]
+    Destination { why: &'static str },
     #[error("'{name}' is a name as mounts with a schedule give and remove by themselves")]
     NameOfSchedule { name: String },
 }

@@ -242,6 +242,35 @@ pub(crate) fn write_over(
     Ok(())
 }
 
+/// Both copies as they lie in a file, to be those of a copy of the archive.
+///
+/// # Errors
+/// `Damaged` when one of them is lost or older: what writes to the archive puts that in order.
+pub(crate) fn whole_copies(storage: &dyn Storage) -> Result<[Vec<u8>; 2]> {
+    let length = storage.len()?;
+    let copies = [read_copy(storage, length, 0)?, read_copy(storage, length, 1)?];
+    if copies[0].framing.sequence != copies[1].framing.sequence {
+        return Err(Error::damaged("the two copies of the header differ; open the archive for writing once"));
+    }
+    Ok(copies.map(|copy| copy.bytes.to_vec()))
+}
+
+/// Makes the copies of another file of the archive those of this one, if they are not. One that can be used stays until the other one is there (HEADER-1).
+pub(crate) fn write_copies(storage: &dyn Storage, copies: &[Vec<u8>; 2]) -> Result<()> {
+    let length = storage.len()?;
+    let there = [copy_bytes(storage, length, 0)?, copy_bytes(storage, length, 1)?];
+    let whole = |copy: u8| header::decode(&there[usize::from(copy)], copy).is_ok();
+    let last = u8::from(whole(1) && !whole(0));
+    for copy in [1 - last, last] {
+        let bytes = &copies[usize::from(copy)];
+        if there[usize::from(copy)] != *bytes {
+            storage.write_at(HEADER_START[usize::from(copy)] * BLOCK, bytes)?;
+            storage.barrier()?;
+        }
+    }
+    Ok(())
+}
+
 fn in_doubt(error: Error, what: &str) -> Error {
     let context = format!("while the keys of the archive were written, so that {what}");
     match error {

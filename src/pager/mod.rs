@@ -25,7 +25,7 @@ use crate::storage::Storage;
 /// Reads and writes the pages of one open archive.
 pub(crate) struct Pager {
     storage: Arc<dyn Storage>,
-    cipher: PageCipher,
+    cipher: Arc<PageCipher>,
     /// Decompressed cells of which a part was read, by page and number.
     cells: Cache<(Pointer, u32), Arc<Vec<u8>>>,
     heads: Cache<Pointer, Arc<DataHead>>,
@@ -35,11 +35,11 @@ pub(crate) struct Pager {
 
 impl Pager {
     /// `cache_bytes` bounds what is kept of data pages: decompressed cells, and a quarter of it heads.
-    pub(crate) fn new(storage: Arc<dyn Storage>, cipher: PageCipher, cache_bytes: usize) -> Pager {
+    pub(crate) fn new(storage: Arc<dyn Storage>, cipher: impl Into<Arc<PageCipher>>, cache_bytes: usize) -> Pager {
         let heads = cache_bytes / 4;
         Pager {
             storage,
-            cipher,
+            cipher: cipher.into(),
             cells: Cache::new(cache_bytes - heads),
             heads: Cache::new(heads),
             latch: Latch::default(),
@@ -51,7 +51,7 @@ impl Pager {
         &self.storage
     }
 
-    pub(crate) fn cipher(&self) -> &PageCipher {
+    pub(crate) fn cipher(&self) -> &Arc<PageCipher> {
         &self.cipher
     }
 

@@ -125,6 +125,22 @@ impl HostEntry {
         Ok(rustix::fs::renameat(&self.directory, &self.name, &self.directory, &other.name)?)
     }
 
+    /// Moves what has the name to another one of the directory, which nothing has.
+    ///
+    /// # Errors
+    /// `AlreadyExists`.
+    pub fn rename_new(&self, other: &HostEntry) -> io::Result<()> {
+        let (from, to) = (&self.directory, &other.directory);
+        match rustix::fs::renameat_with(from, &self.name, to, &other.name, RenameFlags::NOREPLACE) {
+            // Where the host cannot, a second name is refused when there is one, and the first one goes after that.
+            Err(Errno::INVAL | Errno::NOSYS | Errno::NOTSUP) => {
+                rustix::fs::linkat(from, &self.name, to, &other.name, AtFlags::empty())?;
+                Ok(rustix::fs::unlinkat(from, &self.name, AtFlags::empty())?)
+            }
+            renamed => Ok(renamed?),
+        }
+    }
+
     /// All names of the directory but `.` and `..`.
     pub fn names(&self) -> io::Result<Vec<OsString>> {
         Ok(names(self.opened()?)?.into_iter().map(OsString::from_vec).collect())

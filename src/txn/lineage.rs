@@ -17,6 +17,7 @@
 //! The history is bounded: beyond [`MOST_SESSIONS`] the oldest records go. Of what lies before the oldest record nothing can be said any
 //! more, and that is what is answered ([`Descent::Unknown`]): never a false alarm, but also no alarm for a fork that old.
 
+use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 
 use super::operation::Operation;
@@ -216,6 +217,24 @@ impl Operation<'_> {
         let surplus = usize::saturating_sub(count, MOST_SESSIONS);
         for key in oldest.into_iter().take(surplus) {
             history.remove(store, edits, key)?;
+        }
+        Ok(())
+    }
+
+    /// Makes this volume's history that of another one.
+    pub(super) fn replace_history(&mut self, records: &[(Key, Vec<u8>)]) -> Result<()> {
+        let mut there = BTreeMap::new();
+        self.trees.history.scan(self.store, Key::MIN, Key::MAX, &mut |key, value| {
+            there.insert(key, value.to_vec());
+            Ok(ControlFlow::Continue(()))
+        })?;
+        for (key, value) in records {
+            if there.remove(key).as_ref() != Some(value) {
+                self.insert_history(*key, value)?;
+            }
+        }
+        for key in there.into_keys() {
+            self.trees.history.remove(self.store, &mut self.global_edits, key)?;
         }
         Ok(())
     }

@@ -54,4 +54,4 @@ pub(crate) use recovery::has_entries;
 pub(crate) use state::State;
 pub(crate) use unnamed::{UnnamedPages, WrittenPiece};
 pub(crate) use view::View;
-pub(crate) use volume::{Choice, OpenOptions, Volume};
+pub(crate) use volume::{Choice, OpenOptions, Pinned, Volume};

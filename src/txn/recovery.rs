@@ -230,6 +230,13 @@ impl Recovered {
         line
     }
 
+    /// The first generation that was never used and is higher than `other`, and whose slot is not that of the chosen record: as long as the next record is
+    /// not durable, that one is needed.
+    pub(super) fn generation_after(&self, other: Generation) -> Generation {
+        let next = self.next_generation.max(other.next());
+        if next.slot() == self.record.generation.slot() { next.next() } else { next }
+    }
+
     /// The records from the checkpoint to the chosen one, oldest first; None when one of them is lost, or there is no checkpoint.
     fn chain(&self) -> Option<Vec<&CommitRecord>> {
         if self.record.checkpoint == Generation(0) {

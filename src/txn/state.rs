@@ -8,7 +8,7 @@ use arc_swap::{ArcSwap, Guard};
 use parking_lot::Mutex;
 
 use crate::btree::Tree;
-use crate::format::record::CommitRecord;
+use crate::format::record::{CommitRecord, Origin};
 use crate::format::{Generation, TreeId};
 
 /// The trees that operations change; the space tree belongs to commits alone.
@@ -41,6 +41,8 @@ pub(crate) struct Counters {
     pub(crate) next_snapshot: u64,
     pub(crate) newest_snapshot: Generation,
     pub(crate) newest_snapshot_id: u64,
+    /// What the content of a backup is that of; only who brings a backup up to date goes on with it.
+    pub(crate) origin: Option<Origin>,
 }
 
 /// One published version; holding it pins every block that it can see.
@@ -68,6 +70,7 @@ impl State {
                 next_snapshot: record.next_snapshot,
                 newest_snapshot: record.newest_snapshot,
                 newest_snapshot_id: record.newest_snapshot_id,
+                origin: record.origin,
             },
             sequence: 1,
         }

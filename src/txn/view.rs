@@ -1,8 +1,8 @@
 //! Read access to one version of the tree of files.
 
-use crate::btree::{DifferenceVisitor, Finger, LostVisitor, NodeStore, ScanVisitor, Tree};
+use crate::btree::{DifferenceVisitor, Finger, LostVisitor, NodeStore, RangeVisitor, ScanVisitor, Tree};
 use crate::error::Result;
-use crate::format::Key;
+use crate::format::{Generation, Key};
 
 /// Read access to one version of the live tree; the same for readers and inside an operation.
 #[derive(Clone, Copy)]
@@ -38,6 +38,11 @@ impl View<'_> {
     /// What differs from an older version of the same archive, without reading what both share: see [`Tree::differences`].
     pub(crate) fn differences(&self, older: &View<'_>, f: &mut DifferenceVisitor<'_>) -> Result<()> {
         self.tree.differences(older.tree, self.store, f)
+    }
+
+    /// The ranges of keys outside of which this is what the version of generation `since` was, from which it comes: see [`Tree::changed_since`].
+    pub(crate) fn changed_since(&self, since: Generation, f: &mut RangeVisitor<'_>) -> Result<()> {
+        self.tree.changed_since(self.store, since, f)
     }
 
     /// Every entry that can still be read; `lost` gets each node that cannot.

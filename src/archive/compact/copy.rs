@@ -13,7 +13,7 @@ pub(super) type Watch<'a> = dyn FnMut(u64) -> Result<()> + 'a;
 
 /// Copies what is kept of the live tree, and the history of sessions.
 pub(super) fn copy(from: &Volume, state: &State, to: &Volume, names: &Names, watch: &mut Watch<'_>) -> Result<()> {
-    let mut pages = Pages::new(from, to);
+    let mut pages = Pages::new(from, state, to);
     let mut records = Records::new(from, state)?;
     loop {
         let batch = records.batch()?;

@@ -13,9 +13,9 @@
 
 mod copy;
 mod names;
-mod pages;
+pub(super) mod pages;
 mod records;
-mod replace;
+pub(super) mod replace;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -36,6 +36,9 @@ use crate::keys::seen::{self, Looked};
 use crate::keys::{SeenOptions, UnlockedKey, Witness};
 use crate::storage::{FileStorage, Storage};
 use crate::txn::{self, Descent, Mark, Volume};
+
+/// What the name of an unfinished file says.
+const UNFINISHED: &str = "compact";
 
 /// How to compact.
 #[derive(Clone, Debug, Default)]
@@ -150,8 +153,14 @@ pub(super) fn rewrite(
         old = open(storage.clone(), key, header.framing(), looked.mark(), true)?;
     }
     let target = prepare(&header, key)?;
-    file.remove_leftovers(&|left| is_superseded(left, key, &old.volume));
-    let beside = replace::Beside::new(&file, &SystemEnvironment)?;
+    for name in replace::remove_leftovers(file.entry(), UNFINISHED, &|left| is_superseded(left, key, &old.volume)) {
+        tracing::warn!(
+            name,
+            "this file lies beside the archive and may hold what the archive lacks, or be the archive as it was before 'key rekey': \
+             look at it, then remove it"
+        );
+    }
+    let beside = replace::Beside::new(file.entry(), UNFINISHED, &SystemEnvironment)?;
     step(CompactStep::Created)?;
     let total = used;
     let new = fill(&old, beside.shared(), &target, &mut |done| step(CompactStep::Copying { done, total }))?;

@@ -13,7 +13,7 @@ use crate::format::values::Extent;
 use crate::format::{Ino, Pointer};
 use crate::frame::{self, Content, OpenedPage, PlainPage};
 use crate::fs::ranges::join;
-use crate::txn::Volume;
+use crate::txn::{State, Volume};
 
 /// Items of a page at most (specification 5.3).
 const MAX_ITEMS: usize = 4096;
@@ -28,28 +28,29 @@ struct Shared {
 }
 
 /// Where an extent's bytes are in the new archive.
-pub(super) struct Placed {
-    pub(super) page: Pointer,
-    pub(super) start: u32,
+pub(in crate::archive) struct Placed {
+    pub(in crate::archive) page: Pointer,
+    pub(in crate::archive) start: u32,
     /// The page is new, and so many extents will name it.
-    pub(super) adopt: Option<u32>,
+    pub(in crate::archive) adopt: Option<u32>,
 }
 
 /// Pages of the old archive and their copies.
-pub(super) struct Pages<'a> {
+pub(in crate::archive) struct Pages<'a> {
     from: &'a Volume,
+    state: &'a State,
     to: &'a Volume,
     shared: HashMap<u64, Shared>,
 }
 
 impl<'a> Pages<'a> {
-    pub(super) fn new(from: &'a Volume, to: &'a Volume) -> Pages<'a> {
-        Pages { from, to, shared: HashMap::new() }
+    pub(in crate::archive) fn new(from: &'a Volume, state: &'a State, to: &'a Volume) -> Pages<'a> {
+        Pages { from, state, to, shared: HashMap::new() }
     }
 
     /// To be called with every extent that is kept before the first is placed.
-    pub(super) fn announce(&mut self, extent: &Extent) -> Result<()> {
-        if self.from.count_of_page(&extent.page)? > 1 {
+    pub(in crate::archive) fn announce(&mut self, extent: &Extent) -> Result<()> {
+        if self.from.count_in(self.state, &extent.page)? > 1 {
             let shared = self.shared.entry(extent.page.run.address).or_default();
             shared.extents += 1;
             shared.ranges.push(extent.start..extent.start + extent.length);
@@ -61,7 +62,7 @@ impl<'a> Pages<'a> {
     }
 
     /// Writes the page of `extent`, if it is not there already.
-    pub(super) fn place(&mut self, ino: Ino, offset: u64, extent: &Extent) -> Result<Placed> {
+    pub(in crate::archive) fn place(&mut self, ino: Ino, offset: u64, extent: &Extent) -> Result<Placed> {
         let address = extent.page.run.address;
         let Some(shared) = self.shared.get_mut(&address) else {
             let range = extent.start..extent.start + extent.length;

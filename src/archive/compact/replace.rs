@@ -34,14 +34,14 @@ const DIGITS: usize = 16;
 type Look<'a> = &'a mut dyn FnMut(&HostEntry, &FileStorage) -> io::Result<bool>;
 
 /// The archive under its name, locked.
-pub(super) struct Old {
+pub(in crate::archive) struct Old {
     entry: HostEntry,
     storage: Arc<FileStorage>,
 }
 
 /// The old file that stayed beside the new one, and why.
 #[derive(Debug)]
-pub(super) struct Left {
+pub(in crate::archive) struct Left {
     path: PathBuf,
     error: io::Error,
 }
@@ -51,7 +51,7 @@ impl Left {
     ///
     /// # Errors
     /// After such a change, for which the archive was written anew.
-    pub(super) fn tell(self, old: &Old, rekeyed: bool) -> Result<()> {
+    pub(in crate::archive) fn tell(self, old: &Old, rekeyed: bool) -> Result<()> {
         let Left { path, error } = self;
         if rekeyed {
             let (archive, path) = (old.shown(), path.display());
@@ -68,7 +68,7 @@ impl Left {
 }
 
 /// The unfinished file; removed when dropped before it has the old one's name.
-pub(super) struct Beside {
+pub(in crate::archive) struct Beside {
     storage: Arc<FileStorage>,
     entry: HostEntry,
     finished: std::cell::Cell<bool>,
@@ -77,13 +77,13 @@ pub(super) struct Beside {
 impl Old {
     /// # Errors
     /// As [`FileStorage::open`].
-    pub(super) fn open(path: &Path) -> Result<Old> {
+    pub(in crate::archive) fn open(path: &Path) -> Result<Old> {
         let entry = HostEntry::of(path).map_err(|e| Error::io(format!("opening {}", path.display()), e))?;
         let storage = Arc::new(FileStorage::open_entry(&entry, LockMode::Exclusive)?);
         Ok(Old { entry, storage })
     }
 
-    pub(super) fn storage(&self) -> &Arc<FileStorage> {
+    pub(in crate::archive) fn storage(&self) -> &Arc<FileStorage> {
         &self.storage
     }
 
@@ -91,9 +91,14 @@ impl Old {
         self.entry.path().display()
     }
 
+    /// Names that the file has.
+    pub(in crate::archive) fn links(&self) -> Result<u64> {
+        Ok(stat(&self.storage, &self.entry)?.st_nlink)
+    }
+
     /// Another name would go on naming the old file, and the two would part unnoticed.
     pub(super) fn check_names(&self, break_links: bool) -> Result<()> {
-        let links = stat(&self.storage, &self.entry)?.st_nlink;
+        let links = self.links()?;
         if links > 1 && !break_links {
             return Err(Error::Refused(Refusal::Links { path: self.shown().to_string(), links }));
         }
@@ -105,45 +110,9 @@ impl Old {
         sizes(&self.storage, &self.entry)
     }
 
-    /// What the name of an unfinished file of this archive begins with.
-    fn prefix(&self) -> Vec<u8> {
-        let name = self.entry.name().as_bytes();
-        [b".", &name[..name.len().min(NAME)], b".compact-"].concat()
-    }
-
-    /// Removes what a killed run left behind: files of that name which nobody holds and which are `superseded`. Tells of the others.
-    pub(super) fn remove_leftovers(&self, superseded: &dyn Fn(Arc<FileStorage>) -> Result<bool>) {
-        let prefix = self.prefix();
-        for name in self.entry.names().unwrap_or_default() {
-            let random = name.as_bytes().strip_prefix(&prefix[..]);
-            let ours = random.is_some_and(|r| r.len() == DIGITS && r.iter().all(u8::is_ascii_hexdigit));
-            if !ours {
-                continue;
-            }
-            let shown = display(name.as_bytes());
-            let Ok(entry) = self.entry.beside(name) else { continue };
-            let left = match FileStorage::open_entry(&entry, LockMode::Exclusive) {
-                Ok(left) => Arc::new(left),
-                // Another run is about it.
-                Err(Error::InUse(_)) => continue,
-                Err(error) => {
-                    tracing::warn!(%error, name = shown, "cannot look at what an earlier run may have left");
-                    continue;
-                }
-            };
-            match superseded(left.clone()) {
-                Ok(true) => {
-                    if let Err(error) = entry.remove(&*left) {
-                        tracing::warn!(%error, name = shown, "cannot remove what an earlier run left");
-                    }
-                }
-                Ok(false) | Err(_) => tracing::warn!(
-                    name = shown,
-                    "this file lies beside the archive and may hold what the archive lacks, or be the archive as it was before 'key rekey': \
-                     look at it, then remove it"
-                ),
-            }
-        }
+    /// The name that the file has.
+    pub(in crate::archive) fn entry(&self) -> &HostEntry {
+        &self.entry
     }
 
     /// Somebody put another file in the place of one of ours, which must not be lost.
@@ -152,14 +121,59 @@ impl Old {
     }
 }
 
+/// What the name of an unfinished file begins with that is to become `entry`; `what` is made.
+fn prefix(entry: &HostEntry, what: &str) -> Vec<u8> {
+    let name = entry.name().as_bytes();
+    [b".", &name[..name.len().min(NAME)], b".", what.as_bytes(), b"-"].concat()
+}
+
+/// Looks at what killed runs left behind: files of that name which nobody holds. Removes those that are `superseded`, and answers the names of the others,
+/// fit to be shown.
+pub(in crate::archive) fn remove_leftovers(
+    entry: &HostEntry,
+    what: &str,
+    superseded: &dyn Fn(Arc<FileStorage>) -> Result<bool>,
+) -> Vec<String> {
+    let prefix = prefix(entry, what);
+    let mut others = Vec::new();
+    for name in entry.names().unwrap_or_default() {
+        let random = name.as_bytes().strip_prefix(&prefix[..]);
+        let ours = random.is_some_and(|r| r.len() == DIGITS && r.iter().all(u8::is_ascii_hexdigit));
+        if !ours {
+            continue;
+        }
+        let shown = display(name.as_bytes());
+        let Ok(entry) = entry.beside(name) else { continue };
+        let left = match FileStorage::open_entry(&entry, LockMode::Exclusive) {
+            Ok(left) => Arc::new(left),
+            // Another run is about it.
+            Err(Error::InUse(_)) => continue,
+            Err(error) => {
+                tracing::warn!(%error, name = shown, "cannot look at what an earlier run may have left");
+                continue;
+            }
+        };
+        match superseded(left.clone()) {
+            Ok(true) => {
+                if let Err(error) = entry.remove(&*left) {
+                    tracing::warn!(%error, name = shown, "cannot remove what an earlier run left");
+                }
+            }
+            Ok(false) | Err(_) => others.push(shown),
+        }
+    }
+    others
+}
+
 impl Beside {
-    pub(super) fn new(old: &Old, environment: &dyn Environment) -> Result<Beside> {
+    /// Makes an empty file beside `entry`, with a name that says what is made for that.
+    pub(in crate::archive) fn new(entry: &HostEntry, what: &str, environment: &dyn Environment) -> Result<Beside> {
         let mut random = [0; 8];
         environment.fill_random(&mut random)?;
-        let mut name = old.prefix();
+        let mut name = prefix(entry, what);
         name.extend_from_slice(format!("{:016x}", u64::from_le_bytes(random)).as_bytes());
-        let entry = old.entry.beside(std::ffi::OsStr::from_bytes(&name).to_owned());
-        let entry = entry.map_err(|e| Error::io(format!("writing beside {}", old.shown()), e))?;
+        let beside = entry.beside(std::ffi::OsStr::from_bytes(&name).to_owned());
+        let entry = beside.map_err(|e| Error::io(format!("writing beside {}", entry.path().display()), e))?;
         let storage = Arc::new(FileStorage::create(&entry)?);
         Ok(Beside { storage, entry, finished: std::cell::Cell::new(false) })
     }
@@ -168,7 +182,7 @@ impl Beside {
         &self.storage
     }
 
-    pub(super) fn shared(&self) -> Arc<FileStorage> {
+    pub(in crate::archive) fn shared(&self) -> Arc<FileStorage> {
         self.storage.clone()
     }
 
@@ -177,7 +191,7 @@ impl Beside {
     }
 
     /// Owner, mode and extended attributes (access control lists among them) of the old file; then everything is synced.
-    pub(super) fn take_after(&self, old: &Old) -> Result<()> {
+    pub(in crate::archive) fn take_after(&self, old: &Old) -> Result<()> {
         let new = &*self.storage;
         let cannot = |what: &str| {
             let context = format!("cannot give the new file the {what} of {}", old.shown());
@@ -207,12 +221,28 @@ impl Beside {
         rustix::fs::fsync(new).map_err(|e| Error::io(format!("syncing {}", self.entry.path().display()), e.into()))
     }
 
+    /// Gives the file a name that nothing has, durably.
+    ///
+    /// # Errors
+    /// `InUse` when something has it by now.
+    pub(in crate::archive) fn publish(&self, name: &HostEntry) -> Result<()> {
+        let shown = name.path().display();
+        self.entry.rename_new(name).map_err(|e| match e.kind() {
+            io::ErrorKind::AlreadyExists => {
+                Error::InUse(format!("another file took the name {shown} meanwhile; it was left"))
+            }
+            _ => Error::io(format!("cannot give the new file the name {shown}"), e),
+        })?;
+        self.finished.set(true);
+        name.sync_directory().map_err(|e| Error::io(format!("syncing the directory of {shown}"), e))
+    }
+
     /// COMPACT-4. Returns the old file when it could not be removed.
     ///
     /// # Errors
     /// `InUse` when one of the names is another file's: then each name means what it meant before. When the names were exchanged and cannot be
     /// looked at, that is what the error says.
-    pub(super) fn replace(&self, old: &Old) -> Result<Option<Left>> {
+    pub(in crate::archive) fn replace(&self, old: &Old) -> Result<Option<Left>> {
         self.replace_looking(old, &mut |entry, file| entry.is(file))
     }
 
@@ -329,7 +359,7 @@ mod tests {
         }
 
         fn beside(&self) -> Beside {
-            let beside = Beside::new(&self.old, &SystemEnvironment).unwrap();
+            let beside = Beside::new(self.old.entry(), "compact", &SystemEnvironment).unwrap();
             beside.storage().write_at(0, b"new").unwrap();
             beside
         }

@@ -1,5 +1,6 @@
 //! Header copies and key slots: damage, tampering, hostile parameters, and a crash at any write of a change.
 
+mod backups;
 mod checking;
 mod compaction;
 mod comparing;

@@ -41,7 +41,7 @@ fn assert_sound(fs: &FileSystem) {
 }
 
 /// One change of something, whichever it is.
-fn change(fs: &FileSystem, dice: &SeededEnvironment) {
+pub(super) fn change(fs: &FileSystem, dice: &SeededEnvironment) {
     let below = |bound: u64| dice.next_u64() % bound;
     let name = |n: u64| format!("file{n}").into_bytes();
     let (one, other) = (name(below(24)), name(below(24)));

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::error::{Error, Result};
 use crate::format::values::SnapshotValue;
 use crate::fs::{FileSystem, KeptSnapshot, SnapshotId, SnapshotView};
-use crate::txn::Choice;
+use crate::txn::{Choice, Pinned};
 
 impl FileSystem {
     /// Keeps what is there now under a name; durable when it returns. What was deleted before is not kept with it, but for files that are still open, and for
@@ -24,6 +24,25 @@ impl FileSystem {
         self.repack.noted(&self.closing)?;
         self.commit_all()?;
         self.volume.take_snapshot(name).map(drop).map_err(|error| self.told(error))
+    }
+
+    /// Pins what is there now, made durable for that.
+    ///
+    /// # Errors
+    /// Those of a commit; `Invalid` when the archive is being closed.
+    pub(crate) fn pin(&self) -> Result<Pinned> {
+        let _work = self.closing.work()?;
+        if !self.volume.read_only() {
+            // So that little is left to the commit for which writers wait.
+            self.commit_all()?;
+        }
+        self.volume.pin().map_err(|error| self.told(error))
+    }
+
+    /// # Errors
+    /// `Invalid` when the archive is being closed.
+    pub(crate) fn check_closing(&self) -> Result<()> {
+        self.closing.check()
     }
 
     /// Whether something was changed since the newest snapshot was taken; true without one. What was accepted is made durable for that.

@@ -50,6 +50,8 @@ fn sentence(error: &Error) -> String {
 /// `Older` and `Forked` unless accepted. What the header says is judged also without anything remembered.
 pub(crate) fn judge(volume: &Volume, header_sequence: u64, seen: Option<&Seen>, options: &SeenOptions) -> Result<bool> {
     let record = volume.durable();
+    // Who reads a backup is told of which moment it is, and neither compares nor remembers anything.
+    let seen = seen.filter(|_| !(volume.read_only() && volume.origin().is_some()));
     let known = record.header_sequence.max(seen.map_or(0, |seen| seen.header_sequence));
     if header_sequence < known && !options.accept_older {
         return Err(older_header(header_sequence, known));
@@ -109,7 +111,10 @@ pub(crate) fn older_header(header_sequence: u64, known: u64) -> Error {
 }
 
 fn facts(seen: &Seen, volume: &Volume, time: Timestamp) -> String {
-    let generation = volume.durable().generation;
+    let (generation, time, ends) = match volume.origin() {
+        None => (volume.durable().generation, time, "ends with"),
+        Some(origin) => (origin.generation, origin.time, "is a backup of"),
+    };
     let of_log = |entries: usize| match entries {
         0 => String::new(),
         1 => " and an entry of its log".into(),
@@ -119,7 +124,7 @@ fn facts(seen: &Seen, volume: &Volume, time: Timestamp) -> String {
     // Of another commit they compare with nothing.
     let found = if entries > 0 && seen.mark().generation == generation { volume.opened_entries() } else { 0 };
     format!(
-        "this user saw commit {}{} of the archive on {} UTC, but this file ends with commit {}{} of {} UTC",
+        "this user saw commit {}{} of the archive on {} UTC, but this file {ends} commit {}{} of {} UTC",
         seen.mark().generation.0,
         of_log(entries),
         seen.time.utc(),

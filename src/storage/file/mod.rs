@@ -6,7 +6,7 @@
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::ops::Range;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use nix::errno::Errno;
 use nix::fcntl::{FallocateFlags, FcntlArg, PosixFadviseAdvice, fallocate, fcntl, posix_fadvise};
 use nix::libc;
 use nix::unistd::{Whence, fdatasync, lseek};
-use rustix::fs::{AtFlags, FileType};
+use rustix::fs::{AtFlags, FileType, OFlags};
 
 use super::{HostEntry, Identity, Storage, end_of, truncated};
 use crate::error::{Error, Result};
@@ -44,7 +44,8 @@ pub struct FileStorage {
     file: File,
     /// For messages.
     path: PathBuf,
-    name: Name,
+    /// None where somebody else sees to it.
+    name: Option<Name>,
     read_only: bool,
     /// Length that the file must have at least: the last one set, or a greater one written or seen.
     least: AtomicU64,
@@ -89,7 +90,13 @@ impl FileStorage {
             _ => Error::io(format!("creating {}", path.display()), source),
         })?;
         match lock(&file, LockMode::Exclusive, path) {
-            Ok(()) => Ok(FileStorage { file, path: path.into(), name, read_only: false, least: AtomicU64::new(0) }),
+            Ok(()) => Ok(FileStorage {
+                file,
+                path: path.into(),
+                name: Some(name),
+                read_only: false,
+                least: AtomicU64::new(0),
+            }),
             // Somebody opened the new file at once: it is in their hands.
             Err(error @ Error::InUse(_)) => Err(error),
             Err(error) => {
@@ -133,7 +140,7 @@ impl FileStorage {
                     return Ok(FileStorage {
                         file,
                         path: path.into(),
-                        name,
+                        name: Some(name),
                         read_only: mode == LockMode::Shared,
                         least,
                     });
@@ -144,6 +151,21 @@ impl FileStorage {
             }
         }
         Err(Error::InUse(format!("{} is being replaced again and again", path.display())))
+    }
+
+    /// A file that another process opened, locked and gave to this one; the lock lasts as long as one of the two has it. `path` is for messages.
+    ///
+    /// # Errors
+    /// `NotArchive` unless it is a regular file, `ReadOnly` when it cannot be written.
+    pub fn adopt(file: OwnedFd, path: &Path) -> Result<FileStorage> {
+        let file = regular(Ok(file.into()), LockMode::Exclusive, path)?;
+        let flags =
+            rustix::fs::fcntl_getfl(&file).map_err(|e| Error::io(format!("examining {}", path.display()), e.into()))?;
+        if !flags.contains(OFlags::RDWR) {
+            return Err(Error::ReadOnly(format!("{} was not opened for writing", path.display())));
+        }
+        let least = AtomicU64::new(metadata(&file, path)?.len());
+        Ok(FileStorage { file, path: path.into(), name: None, read_only: false, least })
     }
 
     /// Whether nobody holds the file in a way that conflicts with `mode`. Somebody may take it right after.
@@ -432,7 +454,13 @@ impl Storage for FileStorage {
     fn still_there(&self) -> Result<()> {
         self.check_uncut()?;
         let opened = metadata(&self.file, &self.path)?;
-        match self.name.names(&self.file) {
+        let Some(name) = &self.name else {
+            return match opened.nlink() {
+                0 => Err(Error::damaged(format!("{} was removed", self.path.display()))),
+                _ => Ok(()),
+            };
+        };
+        match name.names(&self.file) {
             // Moved away, the file still has a name, and what is written to it can be found.
             Ok(false) if opened.nlink() == 0 => {
                 return Err(Error::damaged(format!("{} was replaced by another file", self.path.display())));

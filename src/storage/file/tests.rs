@@ -160,7 +160,7 @@ fn the_name_is_looked_up_where_it_was_whatever_hides_the_path() {
     let elsewhere = place.path().join("elsewhere");
     fs::rename(aside.join("a.lbx"), &elsewhere).unwrap();
     std::os::unix::fs::symlink(&elsewhere, aside.join("a.lbx")).unwrap();
-    assert!(!storage.name.names(&storage.file).unwrap());
+    assert!(!storage.name.as_ref().unwrap().names(&storage.file).unwrap());
     storage.still_there().unwrap();
     fs::remove_file(aside.join("a.lbx")).unwrap();
     fs::remove_file(&elsewhere).unwrap();

@@ -147,6 +147,7 @@ impl RecordWriter {
             next_snapshot: state.counters.next_snapshot,
             newest_snapshot: state.counters.newest_snapshot,
             newest_snapshot_id: state.counters.newest_snapshot_id,
+            origin: state.counters.origin,
             ..CommitRecord::default()
         }
     }

@@ -3,6 +3,7 @@
 //! The parts stand in the order of their locks, from the outermost to the innermost: each has those that come after it and can reach no other, so
 //! nothing can be locked against the order. `ARCHITECTURE.md` has the whole table.
 
+mod backup;
 #[cfg(test)]
 mod for_tests;
 mod log;
@@ -11,6 +12,7 @@ mod open;
 mod pages;
 mod snapshots;
 
+pub(crate) use backup::Pinned;
 pub(crate) use snapshots::Choice;
 
 use std::ops::ControlFlow;
@@ -22,8 +24,8 @@ use crate::btree::NodeStore;
 use crate::env::Environment;
 use crate::error::{CacheUse, Error, LogUse, Result, SnapshotUse};
 use crate::format::log::LogMark;
-use crate::format::record::CommitRecord;
-use crate::format::{BLOCK, Generation, Key, Pointer};
+use crate::format::record::{CommitRecord, Origin};
+use crate::format::{BLOCK, Generation, Key};
 use crate::pager::Pager;
 use crate::pager::space::{Blocks, SpaceMap};
 use crate::txn::allocator::{Allocator, Reservation, groups_for, keep_of};
@@ -35,7 +37,6 @@ use crate::txn::log::Logged;
 use crate::txn::medium::Medium;
 use crate::txn::operation::Operation;
 use crate::txn::recovery;
-use crate::txn::references;
 use crate::txn::shortage::{Reclaimer, Shortage};
 use crate::txn::stale::StalePages;
 use crate::txn::state::{State, Versions};
@@ -84,6 +85,8 @@ pub(crate) struct Volume {
     /// What each of them names as pending.
     carried: Vec<Option<LogMark>>,
     opened_log: Option<OpenedLog>,
+    /// What it was a backup of when it was opened.
+    origin: Option<Origin>,
     /// What the log says beyond the record that was opened, until it is laid over that.
     logged: Mutex<Option<Logged>>,
     /// What a reader opened, before it laid the log over it or put a snapshot in its place.
@@ -119,6 +122,7 @@ impl Volume {
             line,
             carried,
             opened_log: log,
+            origin: None,
             logged: Mutex::default(),
             unlaid: OnceLock::new(),
             moment: None,
@@ -143,17 +147,16 @@ impl Volume {
 
     /// Every record of the history.
     pub(crate) fn history(&self) -> Result<Vec<(Key, Vec<u8>)>> {
+        self.history_of(&self.state())
+    }
+
+    fn history_of(&self, state: &State) -> Result<Vec<(Key, Vec<u8>)>> {
         let mut records = Vec::new();
-        self.state().trees.history.scan(&self.medium.store, Key::MIN, Key::MAX, &mut |key, value| {
+        state.trees.history.scan(&self.medium.store, Key::MIN, Key::MAX, &mut |key, value| {
             records.push((key, value.to_vec()));
             Ok(ControlFlow::Continue(()))
         })?;
         Ok(records)
-    }
-
-    /// How many extents (and dead-list entries) name the page at this pointer.
-    pub(crate) fn count_of_page(&self, page: &Pointer) -> Result<u64> {
-        references::count(&self.state().trees.references, &self.medium.store, page.run.address)
     }
 
     /// Of the transaction that takes operations now: nothing in the trees can have been made by a later one.

@@ -70,9 +70,9 @@ impl Volume {
     }
 
     /// An empty volume with the counters of `record`, whose first commit will be `next_generation`.
-    fn begin(
+    pub(super) fn begin(
         storage: Arc<dyn Storage>,
-        cipher: PageCipher,
+        cipher: impl Into<Arc<PageCipher>>,
         environment: Arc<dyn Environment>,
         header_sequence: u64,
         record: CommitRecord,
@@ -128,6 +128,19 @@ impl Volume {
         options: &OpenOptions,
         seen: Option<&Mark>,
     ) -> Result<Arc<Volume>> {
+        Volume::open_as(storage, cipher, environment, header_sequence, options, seen, None)
+    }
+
+    /// `backup_after` says that a backup is opened to be brought up to date, with commits of higher numbers than this one, and stays a backup.
+    pub(super) fn open_as(
+        storage: Arc<dyn Storage>,
+        cipher: impl Into<Arc<PageCipher>>,
+        environment: Arc<dyn Environment>,
+        header_sequence: u64,
+        options: &OpenOptions,
+        seen: Option<&Mark>,
+        backup_after: Option<Generation>,
+    ) -> Result<Arc<Volume>> {
         if storage.read_only() && !options.read_only {
             return Err(Error::ReadOnly("the archive's file cannot be written".into()));
         }
@@ -135,6 +148,11 @@ impl Volume {
         let pager = Arc::new(Pager::new(storage, cipher, (options.memory / 2) as usize));
         let mut recovered = recovery::choose(&pager, writable, &*environment, seen)?;
         let mut record = recovered.record.clone();
+        let origin = record.origin;
+        if writable && backup_after.is_none() {
+            // What is written now is in no backup.
+            record.origin = None;
+        }
         if !record.closed {
             // Numbers of files that were lost with the last session must not come to mean others.
             let next = record.next_ino.saturating_add(INODES_OF_TRANSACTION).min(MAX_INO + 1);
@@ -148,15 +166,16 @@ impl Volume {
         }
         let start = Start {
             space: SpaceMap::new(total, record.used_blocks, !record.closed, pager.reserved()),
-            next_generation: recovered.next_generation,
+            next_generation: backup_after.map_or(recovered.next_generation, |after| recovered.generation_after(after)),
             fallback: recovered.fallback.clone(),
             memory: options.memory,
             session: Session { id: new_session(&*environment)?, header_sequence, read_only: options.read_only },
-            line: recovered.line(),
+            line: origin.map_or_else(|| recovered.line(), |origin| vec![(origin.into(), None)]),
             log: recovered.log.take(),
             record,
         };
-        let volume = Volume::assemble(pager, environment, start);
+        let mut volume = Volume::assemble(pager, environment, start);
+        volume.origin = origin;
         let mut chain = Chain::default();
         let auditor = volume.auditor();
         let whole = recovered.restore_space(&volume.allocator, &volume.medium.pager, &mut chain)?;
@@ -169,6 +188,10 @@ impl Volume {
             }
         }
         drop(auditor);
+        if let Some(origin) = origin {
+            // ORIGIN-2
+            chain.previous_session = backup_after.is_none().then(|| origin.session());
+        }
         volume.committer.set_chain(chain);
         *volume.logged.lock() = recovered.logged.take().map(|(logged, _)| logged);
         Ok(Arc::new(volume))

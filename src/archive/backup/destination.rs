@@ -1,0 +1,118 @@
+//! The file that a backup goes to: what has the name now, locked, or a new file beside it that takes the name when it is done.
+//!
+//! It belongs to whoever asks for the backup, and so do all names: who reads the archive is given open files alone.
+
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+
+use crate::archive::compact::replace::{self, Old};
+use crate::env::SystemEnvironment;
+use crate::error::{Error, Refusal, Result};
+use crate::keys::header;
+use crate::storage::{FileStorage, HostEntry};
+
+/// What the name of an unfinished file says.
+const UNFINISHED: &str = "backup";
+
+/// Where a backup goes.
+pub struct Destination {
+    entry: HostEntry,
+    /// What has the name.
+    old: Option<Old>,
+}
+
+/// A new file beside the destination, removed when it is dropped before it has the name.
+pub struct Beside(replace::Beside);
+
+impl Beside {
+    pub fn file(&self) -> Arc<FileStorage> {
+        self.0.shared()
+    }
+}
+
+impl Destination {
+    /// Links are followed where the file exists.
+    ///
+    /// # Errors
+    /// `InUse` when somebody has it open, those of the host.
+    pub fn open(path: &Path) -> Result<Destination> {
+        let failed = |e| Error::io(format!("cannot look at {}", path.display()), e);
+        match std::fs::canonicalize(path) {
+            Ok(real) => {
+                let old = Old::open(&real)?;
+                Ok(Destination { entry: old.entry().try_clone().map_err(failed)?, old: Some(old) })
+            }
+            Err(e) if e.kind() == io::ErrorKind::NotFound => {
+                let entry = HostEntry::of(path).map_err(failed)?;
+                Ok(Destination { entry, old: None })
+            }
+            Err(e) => Err(failed(e)),
+        }
+    }
+
+    /// The file that has the name.
+    pub fn existing(&self) -> Option<&Arc<FileStorage>> {
+        self.old.as_ref().map(Old::storage)
+    }
+
+    /// A new file that gets no name: it is removed when the answer is dropped.
+    ///
+    /// # Errors
+    /// Those of the host.
+    pub fn temporary() -> Result<Beside> {
+        let directory = std::env::temp_dir();
+        let entry = HostEntry::of(&directory.join("lockbox"))
+            .map_err(|e| Error::io(format!("cannot look at {}", directory.display()), e))?;
+        Destination { entry, old: None }.beside()
+    }
+
+    /// Makes a new file, and removes those that earlier runs left unfinished.
+    ///
+    /// # Errors
+    /// Those of the host.
+    pub fn beside(&self) -> Result<Beside> {
+        // Without a header it is nothing yet (BACKUP-3).
+        let others = replace::remove_leftovers(&self.entry, UNFINISHED, &|left| Ok(!header::is_begun(&*left)?));
+        for name in others {
+            tracing::warn!(
+                name,
+                "this file lies beside the backup, and an earlier run may have left it: look at it, then remove it"
+            );
+        }
+        Ok(Beside(replace::Beside::new(&self.entry, UNFINISHED, &SystemEnvironment)?))
+    }
+
+    /// Says when the name means another file by now than the one that was there.
+    ///
+    /// # Errors
+    /// `InUse`.
+    pub fn check(&self) -> Result<()> {
+        let Some(old) = &self.old else { return Ok(()) };
+        match self.entry.is(&**old.storage()) {
+            Ok(true) => Ok(()),
+            _ => Err(Error::InUse(format!(
+                "the file that was brought up to date has not the name {} any more",
+                self.entry.path().display()
+            ))),
+        }
+    }
+
+    /// Gives the new file the name; the one that had it goes.
+    ///
+    /// # Errors
+    /// `InUse` when the name means another file by now; then nothing was changed.
+    pub fn take(self, beside: Beside) -> Result<()> {
+        let Some(old) = self.old else { return beside.0.publish(&self.entry) };
+        if old.links()? > 1 {
+            return Err(Error::Refused(Refusal::Destination {
+                why: "it has several names (hard links), and the others would keep the old backup",
+            }));
+        }
+        beside.0.take_after(&old)?;
+        if let Some(left) = beside.0.replace(&old)? {
+            left.tell(&old, false)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,178 @@
+//! Copies what changed since the moment that a backup shows (BACKUP-4), and publishes it in one commit (BACKUP-3).
+
+use super::{BackupStep, BackupWatch, batch, extent};
+use crate::archive::compact::pages::Pages;
+use crate::error::{Error, Result};
+use crate::format::record::Origin;
+use crate::format::values::Extent;
+use crate::format::{Generation, Ino, Key, Pointer};
+use crate::txn::{Pinned, Volume};
+
+/// Records that one operation changes at most: with their values and the nodes that they dirty some 100 MiB.
+const MOST_RECORDS: usize = 100_000;
+/// Pages that it brings in at most, as of any transaction.
+const MOST_PAGES: usize = 16_384;
+/// Bytes of values that are held for it at most.
+const MOST_BYTES: usize = 64 << 20;
+/// Records read at once.
+const BATCH: usize = 4096;
+
+/// What one operation will do; its pages are written.
+#[derive(Default)]
+pub(super) struct Prepared {
+    adopted: Vec<(Pointer, u32)>,
+    changes: Vec<Change>,
+    bytes: usize,
+    copied: u64,
+}
+
+struct Change {
+    key: Key,
+    /// The extent that the backup has there.
+    old: Option<Extent>,
+    /// None when the record goes.
+    new: Option<Vec<u8>>,
+}
+
+/// None when it is too much for one commit.
+pub(super) fn prepare(
+    from: &Volume,
+    pinned: &Pinned,
+    base: &Origin,
+    backup: &Volume,
+    watch: &mut BackupWatch<'_>,
+) -> Result<Option<Prepared>> {
+    let (state, shown) = (pinned.state(), backup.state());
+    let (ours, theirs) = (from.view(state), backup.view(&shown));
+    let mut prepared = Prepared::default();
+    let mut fits = true;
+    ours.changed_since(base.generation, &mut |lower, upper| {
+        let mut walk = Pair { at: lower, upper, ours: &ours, theirs: &theirs };
+        while fits && let Some((new, old)) = walk.next()? {
+            prepared.compare(new, old, base.generation)?;
+            fits = prepared.changes.len() <= MOST_RECORDS && prepared.bytes <= MOST_BYTES;
+            watch(BackupStep::Copying { done: 0, total: None })?;
+        }
+        Ok(())
+    })?;
+    if !fits {
+        return Ok(None);
+    }
+    let placed = prepared.place(&mut Pages::new(from, state, backup), watch)?;
+    Ok(placed.then_some(prepared))
+}
+
+impl Prepared {
+    /// `new` is what the moment has in a range of keys, `old` what the backup has there.
+    fn compare(&mut self, new: Records, old: Records, base: Generation) -> Result<()> {
+        let (mut new, mut old) = (new.into_iter().peekable(), old.into_iter().peekable());
+        loop {
+            let order = match (new.peek(), old.peek()) {
+                (Some((key, _)), Some((other, _))) => key.cmp(other),
+                (Some(_), None) => std::cmp::Ordering::Less,
+                (None, Some(_)) => std::cmp::Ordering::Greater,
+                (None, None) => return Ok(()),
+            };
+            let new = if order.is_le() { new.next() } else { None };
+            let old = if order.is_ge() { old.next() } else { None };
+            let Some(key) = new.as_ref().or(old.as_ref()).map(|(key, _)| *key) else { return Ok(()) };
+            self.note(key, new.map(|(_, value)| value), old.map(|(_, value)| value), base)?;
+        }
+    }
+
+    fn note(&mut self, key: Key, new: Option<Vec<u8>>, old: Option<Vec<u8>>, base: Generation) -> Result<()> {
+        let decoded = |value: &Option<Vec<u8>>| value.as_ref().map_or(Ok(None), |value| extent(key, value));
+        let (extent, there) = (decoded(&new)?, decoded(&old)?);
+        let same = match (&extent, &there) {
+            (Some(extent), there) if extent.born <= base => {
+                if there.is_none_or(|there| (there.length, there.born) != (extent.length, extent.born)) {
+                    return Err(Error::damaged(format!(
+                        "the backup lacks what it was said to have: inode={} offset={}; make it anew",
+                        key.object, key.sub
+                    )));
+                }
+                true
+            }
+            (None, None) => new == old,
+            _ => false,
+        };
+        if !same {
+            self.bytes += new.as_ref().map_or(0, Vec::len);
+            self.changes.push(Change { key, old: there, new });
+        }
+        Ok(())
+    }
+
+    /// Writes the pages of new extents; false when they are too many.
+    fn place(&mut self, pages: &mut Pages<'_>, watch: &mut BackupWatch<'_>) -> Result<bool> {
+        let mut total = 0;
+        for Change { key, new, .. } in &self.changes {
+            if let Some(new) = new
+                && let Some(extent) = extent(*key, new)?
+            {
+                total += u64::from(extent.length);
+                pages.announce(&extent)?;
+            }
+        }
+        for Change { key, new, .. } in &mut self.changes {
+            let Some(new) = new else { continue };
+            let Some(extent) = extent(*key, new)? else { continue };
+            let placed = pages.place(Ino(key.object), key.sub, &extent)?;
+            self.adopted.extend(placed.adopt.map(|extents| (placed.page, extents)));
+            *new = Extent { page: placed.page, start: placed.start, ..extent }.encode().to_vec();
+            self.copied += u64::from(extent.length);
+            if self.adopted.len() > MOST_PAGES {
+                return Ok(false);
+            }
+            watch(BackupStep::Copying { done: self.copied, total: Some(total) })?;
+        }
+        Ok(true)
+    }
+
+    /// Answers how many bytes of file data were copied.
+    pub(super) fn publish(self, backup: &Volume, pinned: &Pinned) -> Result<u64> {
+        backup.operate_on_backup(|op| {
+            self.adopted.iter().try_for_each(|(page, extents)| op.adopt(page, *extents))?;
+            for Change { key, old, new } in &self.changes {
+                match new {
+                    Some(new) => drop(op.insert(*key, new)?),
+                    None => drop(op.remove(*key)?),
+                }
+                if let Some(old) = old {
+                    op.release(&old.page, old.born)?;
+                }
+            }
+            op.becomes_backup_of(pinned)
+        })?;
+        backup.close()?;
+        Ok(self.copied)
+    }
+}
+
+type Records = Vec<(Key, Vec<u8>)>;
+
+/// Goes through a range of keys of both trees, part by part.
+struct Pair<'a> {
+    at: Key,
+    upper: Key,
+    ours: &'a crate::txn::View<'a>,
+    theirs: &'a crate::txn::View<'a>,
+}
+
+impl Pair<'_> {
+    /// What both have in the next part; None at the end.
+    fn next(&mut self) -> Result<Option<(Records, Records)>> {
+        if self.at >= self.upper {
+            return Ok(None);
+        }
+        let from = self.at;
+        let (mut to, mut other) = (from, from);
+        let mut ours = batch(self.ours, &mut to, self.upper, BATCH)?;
+        let mut theirs = batch(self.theirs, &mut other, self.upper, BATCH)?;
+        // The part ends where the shorter one does.
+        self.at = to.min(other);
+        ours.retain(|(key, _)| *key < self.at);
+        theirs.retain(|(key, _)| *key < self.at);
+        Ok(Some((ours, theirs)))
+    }
+}

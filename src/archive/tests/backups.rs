@@ -1,0 +1,325 @@
+//! Backups: the moment that they say they show, whatever is written meanwhile, and one of two moments at every crash.
+
+use std::sync::Arc;
+
+use super::super::{BackedUp, BackupSource, BackupStep, Backups};
+use super::sample::{Expected, expected, fresh, open_on, put};
+use super::snapshots::change;
+use crate::env::SeededEnvironment;
+use crate::error::{Error, Refusal, Result};
+use crate::format::ROOT_INO;
+use crate::fs::FileSystem;
+use crate::keys::header::Header;
+use crate::storage::simulated::SimulatedStorage;
+use crate::storage::{MemoryStorage, Storage};
+
+fn source(fs: &Arc<FileSystem>, storage: &Arc<MemoryStorage>) -> BackupSource {
+    Backups::of(fs.clone(), storage.clone()).pin().unwrap()
+}
+
+fn on(_: BackupStep) -> Result<()> {
+    Ok(())
+}
+
+fn filled(source: &BackupSource) -> Arc<MemoryStorage> {
+    let file = Arc::new(MemoryStorage::new());
+    let done = source.fill(&(file.clone() as Arc<dyn Storage>), &mut on).unwrap();
+    assert!(done.whole);
+    file
+}
+
+fn next(source: &BackupSource, file: &Arc<MemoryStorage>) -> Result<Option<BackedUp>> {
+    source.bring_up_to_date(&(file.clone() as Arc<dyn Storage>), &mut on)
+}
+
+fn verify(source: &BackupSource, file: &Arc<MemoryStorage>) {
+    source.verify(&(file.clone() as Arc<dyn Storage>), &mut on).unwrap();
+}
+
+/// What a backup shows, to who reads it and to who goes on with a copy as with an archive.
+fn shown(file: &dyn Storage) -> Expected {
+    let mut bytes = vec![0; file.len().unwrap() as usize];
+    file.read_at(0, &mut bytes).unwrap();
+    let read = open_on(Arc::new(MemoryStorage::from_contents(bytes.clone())), true, 901).unwrap();
+    assert!(read.volume.origin().is_some());
+    let seen = expected(&read);
+    assert_eq!(read.volume.check_space(true, &mut |_, _| {}).unwrap(), []);
+    let copy = Arc::new(MemoryStorage::from_contents(bytes));
+    let written = open_on(copy.clone(), false, 902).unwrap();
+    assert!(expected(&written) == seen);
+    put(&written, ROOT_INO, b"more", b"of it");
+    written.close().unwrap();
+    let again = open_on(copy, true, 903).unwrap();
+    assert_eq!(again.volume.origin(), None, "it was written to");
+    let (_, findings) = again.check_structure(true, &mut |_, _| {}).unwrap();
+    assert_eq!(findings.len(), 0, "{findings:?}");
+    assert_eq!(again.volume.check_space(true, &mut |_, _| {}).unwrap(), []);
+    seen
+}
+
+/// Whatever is changed between two backups, in one session and over several, with snapshots beside.
+#[test]
+fn a_backup_shows_each_moment_that_it_is_brought_to() {
+    for seed in 1..=4 {
+        let (storage, mut fs) = fresh(seed);
+        let dice = SeededEnvironment::new(seed);
+        let mut file = None;
+        for round in 0..14u64 {
+            for _ in 0..dice.next_u64() % 40 {
+                change(&fs, &dice);
+            }
+            match dice.next_u64() % 5 {
+                0 => fs.purge().unwrap(),
+                1 => {
+                    fs.close().unwrap();
+                    fs = open_on(storage.clone(), false, 100 * seed + round).unwrap();
+                }
+                2 => fs.take_snapshot(format!("round {round}").as_bytes()).unwrap(),
+                3 => {
+                    let all = fs.snapshots().unwrap();
+                    fs.remove_snapshots(&all.iter().map(|(id, ..)| *id).collect::<Vec<_>>()).unwrap();
+                    fs.finish_removals(&mut || Ok(())).unwrap();
+                }
+                _ => {}
+            }
+            let (now, moment) = (expected(&fs), source(&fs, &storage));
+            // What comes then is not in it.
+            for _ in 0..dice.next_u64() % 20 {
+                change(&fs, &dice);
+            }
+            let file = file.get_or_insert_with(|| filled(&moment));
+            let done = next(&moment, file).unwrap().unwrap();
+            assert!(!done.whole);
+            verify(&moment, file);
+            assert!(shown(&**file) == now, "seed {seed}, round {round}");
+        }
+        fs.close().unwrap();
+    }
+}
+
+#[test]
+fn what_did_not_change_is_not_copied() {
+    let (storage, fs) = fresh(7);
+    for n in 0..50u64 {
+        put(&fs, ROOT_INO, format!("file{n}").as_bytes(), &super::sample::noise(n, 100_000));
+    }
+    let file = filled(&source(&fs, &storage));
+    let before = file.contents();
+    let done = next(&source(&fs, &storage), &file).unwrap().unwrap();
+    assert_eq!(done.copied_bytes, 0);
+    assert!(file.contents() == before, "nothing was written");
+    let one = fs.lookup(ROOT_INO, b"file7").unwrap().ino;
+    fs.write(one, 5_000, &[1; 10_000]).unwrap();
+    fs.rename(ROOT_INO, b"file8", ROOT_INO, b"moved", crate::fs::RenameMode::Replace).unwrap();
+    let moment = source(&fs, &storage);
+    let done = next(&moment, &file).unwrap().unwrap();
+    assert!(!done.whole && (10_000..150_000).contains(&done.copied_bytes), "{done:?}");
+    verify(&moment, &file);
+    // A log of a file's clones is not a copy for each of them.
+    for n in 0..20 {
+        let clone = put(&fs, ROOT_INO, format!("clone{n}").as_bytes(), b"");
+        fs.copy_range(one, 0, clone, 0, 100_000, false).unwrap();
+    }
+    let fresh_copy = filled(&source(&fs, &storage));
+    assert!(fresh_copy.contents().len() < 8 << 20, "{}", fresh_copy.contents().len());
+    fs.close().unwrap();
+}
+
+fn refused(result: Result<Option<BackedUp>>) -> &'static str {
+    match result {
+        Err(Error::Refused(Refusal::Destination { why })) => why,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_file_that_has_what_the_archive_lacks_is_left() {
+    let (storage, fs) = fresh(8);
+    put(&fs, ROOT_INO, b"one", b"1");
+    fs.make_durable().unwrap();
+    let file = filled(&source(&fs, &storage));
+    let apart = storage.contents();
+    let left = |file: &Arc<MemoryStorage>, fs: &Arc<FileSystem>, storage: &Arc<MemoryStorage>, why: &str| {
+        let before = file.contents();
+        let said = refused(next(&source(fs, storage), file));
+        assert!(said.contains(why), "{said}");
+        assert!(file.contents() == before);
+    };
+    // Written to since.
+    let mine = Arc::new(MemoryStorage::from_contents(file.contents()));
+    let written = open_on(mine.clone(), false, 11).unwrap();
+    put(&written, ROOT_INO, b"mine", b"3");
+    written.close().unwrap();
+    left(&mine, &fs, &storage, "written to since");
+    // The archive itself.
+    left(&Arc::new(MemoryStorage::from_contents(storage.contents())), &fs, &storage, "an archive of its own");
+    // Newer than the archive.
+    put(&fs, ROOT_INO, b"two", b"2");
+    let newer = filled(&source(&fs, &storage));
+    fs.close().unwrap();
+    let older = Arc::new(MemoryStorage::from_contents(apart));
+    let fs = open_on(older.clone(), true, 12).unwrap();
+    left(&newer, &fs, &older, "newer");
+    // Written apart: further than the backup, without what that has.
+    let fs = open_on(older.clone(), false, 13).unwrap();
+    for n in 0..20 {
+        put(&fs, ROOT_INO, format!("other{n}").as_bytes(), b"4");
+        fs.make_durable().unwrap();
+    }
+    left(&newer, &fs, &older, "written apart");
+    // And the one from before both is one of either.
+    next(&source(&fs, &older), &file).unwrap().unwrap();
+    assert!(shown(&*file) == expected(&fs));
+    fs.close().unwrap();
+}
+
+#[test]
+fn more_than_one_commit_can_hold_is_copied_anew() {
+    let (storage, fs) = fresh(9);
+    let file = filled(&source(&fs, &storage));
+    let before = shown(&*file);
+    for n in 0..40_000 {
+        fs.make_node(ROOT_INO, format!("{n}").as_bytes(), crate::fs::mode::REGULAR | 0o600, 0, super::sample::OWNER)
+            .unwrap();
+    }
+    assert_eq!(next(&source(&fs, &storage), &file).unwrap(), None);
+    assert!(shown(&*file) == before);
+    let moment = source(&fs, &storage);
+    verify(&moment, &filled(&moment));
+    fs.close().unwrap();
+}
+
+/// The power fails at any moment of bringing a backup up to date, with any part of what was written since the last barrier on the medium.
+#[test]
+fn a_crash_leaves_the_old_or_the_new_moment() {
+    let (mut old, mut new) = (0, 0);
+    for seed in 1..=6 {
+        let (storage, fs) = fresh(seed);
+        let dice = Arc::new(SeededEnvironment::new(seed));
+        (0..60).for_each(|_| change(&fs, &dice));
+        let file = filled(&source(&fs, &storage));
+        let mut before = expected(&fs);
+        let mut bytes = file.contents();
+        for _ in 0..3 {
+            (0..20).for_each(|_| change(&fs, &dice));
+            let (now, moment) = (expected(&fs), source(&fs, &storage));
+            let simulated = SimulatedStorage::from_contents(&bytes);
+            simulated.record(1 << 20);
+            let brought = moment.bring_up_to_date(&(simulated.clone() as Arc<dyn Storage>), &mut on).unwrap();
+            assert!(brought.is_some());
+            let trace = simulated.recorded().unwrap();
+            let mut replay = trace.replay();
+            while replay.advance() {
+                if !dice.next_u64().is_multiple_of(4) && !replay.at_barrier() {
+                    continue;
+                }
+                let lost = replay.process_death().crash_random(&mut || dice.next_u64());
+                let seen = shown(&*lost);
+                if seen == now {
+                    new += 1;
+                } else {
+                    assert!(seen == before, "seed {seed}: something between two moments");
+                    old += 1;
+                }
+            }
+            bytes = simulated.contents();
+            assert!(shown(&*simulated) == now);
+            before = now;
+        }
+        fs.close().unwrap();
+    }
+    assert!(old > 100 && new > 20, "old={old} new={new}");
+}
+
+/// The number of the archive's commits decides where the next record of the backup lies, and the newest one may lie there: it is needed until the next one
+/// is durable.
+#[test]
+fn the_record_of_the_old_moment_is_not_the_one_that_is_written_over() {
+    let (storage, fs) = fresh(31);
+    let dice = SeededEnvironment::new(31);
+    let file = filled(&source(&fs, &storage));
+    let last = open_on(file.clone(), true, 32).unwrap().volume.durable().generation;
+    let before = expected(&fs);
+    let mut n = 0;
+    while fs.volume.durable().generation.next().slot() != last.slot() {
+        n += 1;
+        put(&fs, ROOT_INO, format!("file{n}").as_bytes(), b"1");
+        fs.make_durable().unwrap();
+    }
+    let moment = source(&fs, &storage);
+    assert_eq!(moment.generation().next().slot(), last.slot());
+    let simulated = SimulatedStorage::from_contents(&file.contents());
+    simulated.record(1 << 20);
+    moment.bring_up_to_date(&(simulated.clone() as Arc<dyn Storage>), &mut on).unwrap().unwrap();
+    let trace = simulated.recorded().unwrap();
+    let mut replay = trace.replay();
+    while replay.advance() {
+        let seen = shown(&*replay.process_death().crash_random(&mut || dice.next_u64()));
+        assert!(seen == before || seen == expected(&fs));
+    }
+    fs.close().unwrap();
+}
+
+/// A host that fails or is full leaves the backup as it was; one that is interrupted too.
+#[test]
+fn a_failure_leaves_the_old_moment() {
+    let (storage, fs) = fresh(21);
+    let dice = SeededEnvironment::new(21);
+    (0..60).for_each(|_| change(&fs, &dice));
+    let file = filled(&source(&fs, &storage));
+    let before = expected(&fs);
+    (0..30).for_each(|_| change(&fs, &dice));
+    let moment = source(&fs, &storage);
+    let bytes = file.contents();
+    let mut steps = 0;
+    moment
+        .bring_up_to_date(&(Arc::new(MemoryStorage::from_contents(bytes.clone())) as Arc<dyn Storage>), &mut |_| {
+            steps += 1;
+            Ok(())
+        })
+        .unwrap();
+    assert!(steps > 10);
+    for last in 0..steps {
+        let file: Arc<dyn Storage> = Arc::new(MemoryStorage::from_contents(bytes.clone()));
+        let mut left = last;
+        let stopped = moment.bring_up_to_date(&file, &mut |_| match left {
+            0 => Err(Error::Interrupted(2)),
+            _ => {
+                left -= 1;
+                Ok(())
+            }
+        });
+        assert!(matches!(stopped, Err(Error::Interrupted(_))), "{stopped:?}");
+        assert!(shown(&*file) == before);
+    }
+    let full = Arc::new(MemoryStorage::from_contents(bytes.clone()));
+    full.set_capacity(Some(full.allocated() + 8192));
+    put(&fs, ROOT_INO, b"large", &super::sample::noise(5, 3 << 20));
+    let moment = source(&fs, &storage);
+    let result = next(&moment, &full);
+    assert!(matches!(result, Err(Error::NoSpace(_))), "{result:?}");
+    full.set_capacity(None);
+    assert!(shown(&*full) == before);
+    next(&moment, &full).unwrap().unwrap();
+    assert!(shown(&*full) == expected(&fs));
+    fs.close().unwrap();
+}
+
+/// The header of the archive is that of its backup, each time.
+#[test]
+fn keys_that_were_changed_are_changed_in_the_backup() {
+    let (storage, fs) = fresh(22);
+    let file = filled(&source(&fs, &storage));
+    fs.close().unwrap();
+    let header = Header::read(&*storage).unwrap();
+    header.replace_slots(&*storage, &[(3, (9, [7; 4096]))], &super::key()).unwrap();
+    let fs = open_on(storage.clone(), false, 23).unwrap();
+    put(&fs, ROOT_INO, b"one", b"1");
+    let moment = source(&fs, &storage);
+    next(&moment, &file).unwrap().unwrap();
+    let there = Header::read(&*file).unwrap();
+    there.authenticate(&super::key()).unwrap();
+    assert_eq!((there.framing().sequence, there.framing().slots[3]), (2, 9));
+    verify(&moment, &file);
+    fs.close().unwrap();
+}

@@ -1,0 +1,219 @@
+//! A moment of an open archive that is copied elsewhere, and the volume of a backup, which says in each record what its content is that of.
+//!
+//! # Invariants
+//! ORIGIN-1  A moment that is pinned is what one durable record says, and its origin is that record. As long as the pin lives, no page that the moment
+//!     reaches is used again: it holds the version, as a reader does. It dies with the process, whatever becomes of the copy.
+//! ORIGIN-2  The line of a backup is that of its origin: its history has the sessions before that one, and none of its own, whose records nobody
+//!     else ever sees. So whoever compares a backup with what they remember compares its origin. The first session that writes to it as to an archive
+//!     records the origin as the session before, and goes on with higher numbers than that (9.1 rule 8).
+//! ORIGIN-3  Origin and content change in one operation, so every record of a backup says of which moment its content is.
+
+use std::sync::Arc;
+
+use super::{OpenOptions, Volume};
+use crate::env::Environment;
+use crate::error::{Error, Result};
+use crate::format::record::{CommitRecord, Origin};
+use crate::format::values::HistoryValue;
+use crate::format::{BLOCK, Generation, Key, MIN_BLOCKS, Pointer};
+use crate::frame::PageCipher;
+use crate::storage::Storage;
+use crate::txn::commit::{Chain, Purpose};
+use crate::txn::lineage::{Descent, Mark};
+use crate::txn::operation::Operation;
+use crate::txn::references;
+use crate::txn::state::{Counters, State};
+
+/// A moment of an archive, which stays readable as long as this lives.
+pub(crate) struct Pinned {
+    state: Arc<State>,
+    origin: Origin,
+    /// The sessions before that of the origin.
+    history: Vec<(Key, Vec<u8>)>,
+}
+
+impl Pinned {
+    pub(crate) fn origin(&self) -> &Origin {
+        &self.origin
+    }
+
+    pub(crate) fn state(&self) -> &State {
+        &self.state
+    }
+
+    /// How many sessions its history has.
+    pub(crate) fn sessions(&self) -> usize {
+        self.history.len()
+    }
+}
+
+impl From<Origin> for Mark {
+    fn from(origin: Origin) -> Mark {
+        let Origin { session, first, generation, tag, .. } = origin;
+        Mark { session, first, generation, tag }
+    }
+}
+
+impl Origin {
+    /// What a history says of its session.
+    pub(super) fn session(&self) -> (Generation, HistoryValue) {
+        (self.first, HistoryValue { session: self.session, last: self.generation, last_tag: self.tag })
+    }
+}
+
+impl Volume {
+    /// What it was a backup of when it was opened.
+    pub(crate) fn origin(&self) -> Option<Origin> {
+        self.origin
+    }
+
+    /// Pins what is there now, made durable for that.
+    ///
+    /// # Errors
+    /// Those of a commit; `Damaged` when the history cannot be read.
+    pub(crate) fn pin(&self) -> Result<Pinned> {
+        let (state, origin) = if self.read_only() { self.opened()? } else { self.committed()? };
+        Ok(Pinned { history: self.history_of(&state)?, state, origin })
+    }
+
+    fn opened(&self) -> Result<(Arc<State>, Origin)> {
+        let mark = self.opened_at().filter(|_| self.unlaid.get().is_none());
+        let Some(Mark { session, first, generation, tag }) = mark else {
+            return Err(Error::invalid(
+                "what is shown here is no commit: the archive was not closed, and is only read, or this is one of its snapshots",
+            ));
+        };
+        let record = self.durable();
+        // Of a backup that is copied the origin stays what it was.
+        let time = record.origin.map_or(record.time, |origin| origin.time);
+        Ok((self.state(), Origin { session, first, generation, tag, time }))
+    }
+
+    fn committed(&self) -> Result<(Arc<State>, Origin)> {
+        self.committer.check_writable()?;
+        self.committer.open_session()?;
+        self.committer.as_leader(|chain| {
+            // No operation may come between the commit and the look at what it published, so the writers wait.
+            let mut transaction = self.writer.lock();
+            self.mark_staged();
+            // When nothing is changed, the newest record of this session says it already.
+            self.committer.commit_locked(Purpose::Changes, chain, &mut transaction)?;
+            let record = self.durable();
+            let origin = Origin {
+                session: record.session,
+                first: record.session_first,
+                generation: record.generation,
+                tag: chain.tag,
+                time: record.time,
+            };
+            Ok((self.state(), origin))
+        })
+    }
+
+    /// Whether what is there now, also by this session's commits, is `origin` or came after it.
+    pub(crate) fn descent_now(&self, origin: &Origin) -> Result<Descent> {
+        let durable = self.durable();
+        if (durable.session, durable.session_first) == (origin.session, origin.first) {
+            // One process that extends its own records.
+            let later = durable.generation >= origin.generation;
+            return Ok(if later { Descent::Continues } else { Descent::Earlier });
+        }
+        Ok(match self.descent_from(&(*origin).into())? {
+            // It is newer than what was opened, and others came in its place since.
+            Descent::Earlier if durable.generation >= origin.generation => Descent::Apart,
+            descent => descent,
+        })
+    }
+
+    /// How many extents (and dead-list entries) name the page in a version.
+    pub(crate) fn count_in(&self, state: &State, page: &Pointer) -> Result<u64> {
+        references::count(&state.trees.references, &self.medium.store, page.run.address)
+    }
+
+    /// What seals the pages of copies of this archive.
+    pub(crate) fn cipher(&self) -> Arc<PageCipher> {
+        self.medium.pager.cipher().clone()
+    }
+
+    /// Makes an empty volume for a copy of what is pinned of this one. `header_sequence` is the number of its headers.
+    pub(crate) fn begin_backup(
+        &self,
+        pinned: &Pinned,
+        storage: Arc<dyn Storage>,
+        environment: Arc<dyn Environment>,
+        header_sequence: u64,
+    ) -> Result<Arc<Volume>> {
+        let counters = pinned.counters();
+        let record = CommitRecord {
+            next_ino: counters.next_ino,
+            inodes: counters.inodes,
+            next_dead: counters.next_dead,
+            next_snapshot: counters.next_snapshot,
+            origin: counters.origin,
+            total_blocks: storage.len()?.max(MIN_BLOCKS * BLOCK) / BLOCK,
+            ..CommitRecord::default()
+        };
+        let next = pinned.origin.generation.next();
+        let volume = Volume::begin(storage, self.cipher(), environment, header_sequence, record, next)?;
+        volume.committer.set_chain(Chain { tag: pinned.origin.tag, ..Chain::default() });
+        Ok(volume)
+    }
+
+    /// Opens another file of this archive to read it.
+    ///
+    /// # Errors
+    /// As [`Volume::open_seen`].
+    pub(crate) fn read_copy(
+        &self,
+        storage: Arc<dyn Storage>,
+        header_sequence: u64,
+        memory: u64,
+    ) -> Result<Arc<Volume>> {
+        let options = OpenOptions { read_only: true, memory };
+        let environment = self.medium.environment.clone();
+        Volume::open_as(storage, self.cipher(), environment, header_sequence, &options, None, None)
+    }
+
+    /// Opens a backup of this archive to make it one of what is pinned.
+    ///
+    /// # Errors
+    /// As [`Volume::open_seen`].
+    pub(crate) fn open_backup(
+        &self,
+        pinned: &Pinned,
+        storage: Arc<dyn Storage>,
+        environment: Arc<dyn Environment>,
+        header_sequence: u64,
+        memory: u64,
+    ) -> Result<Arc<Volume>> {
+        let options = OpenOptions { read_only: false, memory };
+        let after = Some(pinned.origin.generation);
+        Volume::open_as(storage, self.cipher(), environment, header_sequence, &options, None, after)
+    }
+
+    /// One operation on a backup, which may change more than others do: nobody else writes to it. No commit comes before it but those that give freed
+    /// room back, and they have the origin of before.
+    pub(crate) fn operate_on_backup<R>(&self, f: impl FnOnce(&mut Operation<'_>) -> Result<R>) -> Result<R> {
+        self.committer.check_writable()?;
+        self.committer.open_session()?;
+        self.writer.lock().operate(false, f)
+    }
+}
+
+impl Pinned {
+    fn counters(&self) -> Counters {
+        // It has no snapshots.
+        let none = Counters { newest_snapshot: Generation(0), newest_snapshot_id: 0, ..self.state.counters };
+        Counters { origin: Some(self.origin), ..none }
+    }
+}
+
+impl Operation<'_> {
+    /// The trees get what is pinned in this operation: from its publication on the volume is a backup of that (ORIGIN-3).
+    pub(crate) fn becomes_backup_of(&mut self, pinned: &Pinned) -> Result<()> {
+        self.changed = true;
+        self.needs_commit();
+        self.counters = pinned.counters();
+        self.replace_history(&pinned.history)
+    }
+}
