@@ -37,6 +37,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             "used_bytes": info.used_bytes,
             "key_slots": slots,
             "snapshots": snapshots.ok(),
+            "backup_of": info.backup_of.map(|(generation, time)| json!({"generation": generation.0, "time": rfc3339(time)})),
             "fallback": info.fallback,
         }))?;
     } else {

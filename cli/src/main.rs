@@ -1,6 +1,7 @@
 //! The program `lockbox`: parses the command line and runs one command.
 
 mod add;
+mod backup;
 mod cat;
 mod check;
 mod compact;
@@ -81,6 +82,7 @@ enum Command {
     Info(info::Args),
     Check(check::Args),
     Rescue(rescue::Args),
+    Backup(backup::Args),
     Compact(compact::Args),
     Purge(purge::Args),
     Passwd(passwd::Args),
@@ -145,6 +147,7 @@ fn run(command: &Command, cores: CoreLimit) -> Result<(), Failure> {
         Command::Info(args) => info::run(args),
         Command::Check(args) => check::run(args),
         Command::Rescue(args) => rescue::run(args),
+        Command::Backup(args) => backup::run(args),
         Command::Compact(args) => compact::run(args),
         Command::Purge(args) => purge::run(args),
         Command::Passwd(args) => passwd::run(args),

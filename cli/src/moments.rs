@@ -1,10 +1,12 @@
 //! Removes snapshots from an archive that is not mounted, and asks the daemon of one that is.
 use std::collections::HashSet;
-use std::path::PathBuf;
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
 
 use lockbox::Error;
-use lockbox::archive::Snapshot;
+use lockbox::archive::{Generation, Snapshot};
 use lockbox::control::{self, Among, Name, Request, Response, Status, Why};
+use lockbox::error::Timestamp;
 use lockbox_host::{DAMAGED, IN_USE, NO_SPACE, OTHER, Program, code, shown};
 
 use crate::exit::{Failure, Lockbox};
@@ -116,6 +118,36 @@ impl Mounted {
             gone.extend(chunk);
         }
         Ok(true)
+    }
+
+    /// Whether a directory lies in what is mounted.
+    pub(crate) fn contains(&self, directory: &Path) -> bool {
+        let device = |path: &Path| rustix::fs::stat(path).map(|stat| stat.st_dev);
+        device(directory).is_ok_and(|inside| device(Path::new(&self.status.mount_point)) == Ok(inside))
+    }
+
+    /// Has the daemon write into an open file; answers of which moment, the commit, and bytes of file data. None when too much has changed to bring
+    /// the file up to date.
+    pub(crate) fn back_up(
+        &self,
+        file: impl AsFd,
+        whole: bool,
+        verify: bool,
+        destination: &Path,
+        go_on: &dyn Fn() -> lockbox::Result<()>,
+    ) -> Result<Option<(Timestamp, Generation, u64)>, Failure> {
+        let request = Request::Backup { whole, verify };
+        match control::ask_with_file(&self.socket, self.status.uid, &request, file.as_fd(), go_on)? {
+            Response::BackedUp { done } => Ok(done.map(|done| {
+                let time = Timestamp { seconds: done.seconds, nanos: done.nanos.min(999_999_999) };
+                (time, Generation(done.generation), done.copied_bytes)
+            })),
+            Response::Refused { why: why @ (Why::Destination | Why::NoSpace), message } => {
+                let code = if why == Why::NoSpace { NO_SPACE } else { OTHER };
+                Err(Failure::new(code, format!("{}: {message}", shown(destination))))
+            }
+            other => Err(self.failure(&other)),
+        }
     }
 
     fn ask(&self, request: &Request) -> Result<Response, Failure> {

@@ -68,6 +68,15 @@ impl ArchiveArgs {
         Ok((self.open_with(&key, false)?, interrupt))
     }
 
+    /// For backups: one that was not closed is put in order.
+    pub(crate) fn read_for_backup(&self) -> Result<(Archive, Interrupt), Failure> {
+        probe(&self.archive, LockMode::Shared)?;
+        let key = self.unlock(&self.sources)?;
+        let interrupt = Interrupt::watch()?;
+        let opened = Archive::open_for_backup(&self.archive, &key, &self.seen.options());
+        Ok((self.told(opened)?, interrupt))
+    }
+
     pub(crate) fn write(&self) -> Result<Archive, Failure> {
         self.open(false, &self.sources)
     }
@@ -122,16 +131,22 @@ impl ArchiveArgs {
 
     fn open_at(&self, key: &UnlockedKey, read_only: bool, moment: &MomentArgs) -> Result<Archive, Failure> {
         let path = &self.archive;
-        let failed = |error| Lockbox::failure(path, error);
         let options = OpenOptions { read_only, ..OpenOptions::default() };
         let seen = self.seen.options();
         let archive = match &moment.snapshot {
             None => Archive::open_seen(path, key, &options, &seen),
             Some(name) => Archive::open_snapshot(path, key, &options, &seen, name.as_bytes()),
         };
-        let archive = archive.map_err(failed)?;
+        self.told(archive)
+    }
+
+    /// Says what whoever opens it is told.
+    fn told(&self, opened: lockbox::Result<Archive>) -> Result<Archive, Failure> {
+        let path = &self.archive;
+        let failed = |error| Lockbox::failure(path, error);
+        let archive = opened.map_err(failed)?;
         let info = archive.info().map_err(failed)?;
-        for sentence in info.fallback.iter().chain(&info.mended) {
+        for sentence in info.notices() {
             output::complain(&format!("{}: {sentence}", shown(path)));
         }
         Ok(archive)

@@ -8,12 +8,13 @@ use std::time::SystemTime;
 
 use lockbox::Result;
 use lockbox::archive::{Archive, Moments};
-use lockbox::control::{Caches, Request, Response, Status};
+use lockbox::control::{Caches, Client, Request, Response, Status};
 use lockbox::fs::FileSystem;
 use nix::unistd::geteuid;
 use parking_lot::Mutex;
 
 use crate::adapter::Activity;
+use crate::backups;
 use crate::ending::{Event, Place, Slot};
 use crate::kernel_cache::KernelCache;
 use crate::moments;
@@ -59,7 +60,7 @@ impl Answers {
         Answers { task, slot, living, events: Mutex::new(events), since, first_generation, own_status }
     }
 
-    pub(crate) fn respond(&self, request: &Request) -> Response {
+    pub(crate) fn respond(&self, request: &Request, client: Client) -> Response {
         match request {
             Request::Status => match self.slot.lock().as_ref() {
                 Some(archive) => Response::Status(Box::new(self.status(archive))),
@@ -76,6 +77,14 @@ impl Answers {
             }),
             Request::SnapshotRemove { ids, among } => {
                 self.about_snapshots(true, |moments| moments::remove(moments, ids, *among))
+            }
+            Request::Backup { whole, verify } => {
+                let backups = self.slot.lock().as_ref().map(Archive::backups);
+                let Some(backups) = backups else { return closing() };
+                let how = backups::How { whole: *whole, verify: *verify };
+                moments::collect(&self.living.place, &self.living.cache)
+                    .and_then(|()| backups::make(backups, how, client))
+                    .unwrap_or_else(|error| moments::refused(&error))
             }
             Request::Stop { lazy } => {
                 let (answer, answered) = mpsc::channel();

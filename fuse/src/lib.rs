@@ -2,6 +2,7 @@
 
 pub mod adapter;
 mod answers;
+mod backups;
 pub mod callers;
 mod convert;
 pub mod daemon;

@@ -9,6 +9,7 @@
 use lockbox::Error;
 use lockbox::archive::{Archive, Moments, Snapshot};
 use lockbox::control::{Among, Listed, Name, PAGE, Response, Why};
+use lockbox::error::Refusal;
 use lockbox_terminal::display;
 
 use crate::ending::{Place, Slot};
@@ -54,6 +55,8 @@ pub(crate) fn refused(error: &Error) -> Response {
     let why = match error {
         Error::NoSpace(_) => Why::NoSpace,
         Error::Damaged(_) => Why::Damaged,
+        Error::Refused(Refusal::Destination { .. }) => Why::Destination,
+        Error::Interrupted(_) => Why::Interrupted,
         _ => Why::Other,
     };
     let message = match error {

@@ -75,7 +75,7 @@ pub fn serve(
     };
     let archive = archive.map_err(|e| in_use(task, e))?;
     let info = archive.info()?;
-    let mut notices: Vec<String> = info.fallback.into_iter().chain(info.mended).collect();
+    let mut notices = info.notices();
     let fs = Arc::clone(archive.file_system());
     let witness = Arc::clone(archive.witness());
     let slot: Slot = Arc::new(Mutex::new(Some(archive)));
@@ -191,7 +191,7 @@ fn start(
             schedule: schedule.clone(),
         };
         let answers = Answers::new(task.clone(), Arc::clone(slot), living, events.clone(), own_status);
-        listening.serve(move |request| answers.respond(&request))?
+        listening.serve(move |request, client| answers.respond(&request, client))?
     };
     let Options { access_times, threads, snapshot_dir: asked, .. } = task.options;
     let manner = Manner { profile, access_times, snapshot_dir: snapshot_dir(&fs, asked) };

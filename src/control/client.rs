@@ -1,6 +1,8 @@
 //! The client half of the control socket: one question to one daemon, or the status of all.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::BorrowedFd;
 use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -13,7 +15,9 @@ use nix::sys::socket::getsockopt;
 use nix::sys::socket::sockopt::PeerCredentials;
 use nix::unistd::geteuid;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::net::{
+    AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
+};
 
 use super::{MAX_LINE, Place, Request, Response, Status, directory};
 use crate::error::{Error, Result};
@@ -22,6 +26,10 @@ use crate::error::{Error, Result};
 const STATUS_TIMEOUT: Duration = Duration::from_secs(if cfg!(test) { 1 } else { 5 });
 /// What the daemons of one place may take together, so that nobody can keep root's questions waiting for long.
 const PLACE_TIMEOUT: Duration = Duration::from_secs(20);
+/// It reads and writes as much as there is, 10 TiB in this time at a usual disk's speed.
+const BACKUP_TIMEOUT: Duration = Duration::from_secs(24 * 3600);
+/// How often somebody who waits looks whether to go on.
+const LOOK: Duration = Duration::from_millis(200);
 /// Another user's daemon that ends closes an archive, most of which is writing 256 MiB at a usual size of its memory.
 const END_TIMEOUT: Duration = Duration::from_secs(60);
 /// Another user's daemon that erases overwrites what is free, 100 GiB at a usual disk's speed.
@@ -43,6 +51,7 @@ pub(super) fn patience(owner: u32, request: &Request) -> Option<Duration> {
         _ if owner == geteuid().as_raw() => None,
         Request::Stop { .. } => Some(END_TIMEOUT),
         Request::Sync | Request::Purge => Some(ERASE_TIMEOUT),
+        Request::Backup { .. } => Some(BACKUP_TIMEOUT),
         // They wait for commits, and a creation for what is left of deleted files to be reclaimed.
         Request::SnapshotCreate { .. } | Request::SnapshotList { .. } | Request::SnapshotRemove { .. } => {
             Some(ERASE_TIMEOUT)
@@ -50,7 +59,34 @@ pub(super) fn patience(owner: u32, request: &Request) -> Option<Duration> {
     }
 }
 
+/// As [`ask`], with an open file for the daemon; `go_on` is asked while it works.
+///
+/// # Errors
+/// As [`ask`]; that of `go_on`, after which nobody waits for the answer.
+pub fn ask_with_file(
+    socket: &Path,
+    owner: u32,
+    request: &Request,
+    file: BorrowedFd<'_>,
+    go_on: &dyn Fn() -> Result<()>,
+) -> Result<Response> {
+    let answer = exchange(socket, owner, request, &[file], None, go_on);
+    // What ended the wait says more than that it ended.
+    go_on().and(answer)
+}
+
 pub(super) fn ask_within(socket: &Path, owner: u32, request: &Request, limit: Option<Duration>) -> Result<Response> {
+    exchange(socket, owner, request, &[], limit, &|| Ok(()))
+}
+
+fn exchange(
+    socket: &Path,
+    owner: u32,
+    request: &Request,
+    files: &[BorrowedFd<'_>],
+    limit: Option<Duration>,
+    go_on: &dyn Fn() -> Result<()>,
+) -> Result<Response> {
     let at = |what: &str| format!("{what} control socket: path={}", socket.display());
     let address = SocketAddrUnix::new(socket).map_err(|e| Error::io(at("connect to"), e.into()))?;
     let mut stream = connect_within(&address, STATUS_TIMEOUT).map_err(|e| Error::io(at("connect to"), e))?;
@@ -61,10 +97,15 @@ pub(super) fn ask_within(socket: &Path, owner: u32, request: &Request, limit: Op
     let until = limit.map(|limit| Instant::now() + limit);
     let mut line = serde_json::to_vec(request).map_err(|e| Error::invalid(format!("control request: {e}")))?;
     line.push(b'\n');
-    stream.write_all(&line).map_err(|e| Error::io(at("write to"), e))?;
+    let sent = if files.is_empty() {
+        0
+    } else {
+        send_with(&stream, &line, files).map_err(|e| Error::io(at("write to"), e.into()))?
+    };
+    stream.write_all(&line[sent..]).map_err(|e| Error::io(at("write to"), e))?;
 
     let mut answer = String::new();
-    let read = BufReader::new(Patient { stream, until }.take(MAX_LINE)).read_line(&mut answer);
+    let read = BufReader::new(Patient { stream, until, go_on }.take(MAX_LINE)).read_line(&mut answer);
     read.map_err(|e| match (e.kind(), limit) {
         (io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut, Some(limit)) => {
             Error::io(format!("no answer within {} s on {}", limit.as_secs(), socket.display()), e)
@@ -83,6 +124,16 @@ pub(super) fn ask_within(socket: &Path, owner: u32, request: &Request, limit: Op
     Ok(response)
 }
 
+/// Sends the beginning of a line, and files with its first byte; answers how much of it.
+fn send_with(stream: &UnixStream, line: &[u8], files: &[BorrowedFd<'_>]) -> rustix::io::Result<usize> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !control.push(SendAncillaryMessage::ScmRights(files)) {
+        return Err(rustix::io::Errno::NOBUFS);
+    }
+    rustix::net::sendmsg(stream, &[io::IoSlice::new(line)], &mut control, SendFlags::NOSIGNAL)
+}
+
 /// Connects to a socket, but not for ever, as when the one who listens takes no connections. The limit stays that of each write.
 ///
 /// # Errors
@@ -94,19 +145,27 @@ pub fn connect_within(address: &SocketAddrUnix, limit: Duration) -> io::Result<U
     Ok(socket.into())
 }
 
-/// Reads until a point in time, however slowly the bytes come.
-struct Patient {
+/// Reads until a point in time, however slowly the bytes come, and as long as `go_on` says so.
+struct Patient<'a> {
     stream: UnixStream,
     until: Option<Instant>,
+    go_on: &'a dyn Fn() -> Result<()>,
 }
 
-impl Read for Patient {
+impl Read for Patient<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        if let Some(until) = self.until {
-            let left = until.saturating_duration_since(Instant::now());
-            self.stream.set_read_timeout(Some(left)).map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?;
+        loop {
+            (self.go_on)().map_err(|_| io::Error::from(io::ErrorKind::ConnectionAborted))?;
+            let left = self.until.map_or(LOOK, |until| until.saturating_duration_since(Instant::now()));
+            if left.is_zero() {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+            self.stream.set_read_timeout(Some(left.min(LOOK)))?;
+            match self.stream.read(buffer) {
+                Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {}
+                read => return read,
+            }
         }
-        self.stream.read(buffer)
     }
 }
 

@@ -8,9 +8,9 @@ mod places;
 mod server;
 mod snapshots;
 
-pub use client::{ask, connect_within, running};
+pub use client::{ask, ask_with_file, connect_within, running};
 pub use places::{Place, Runtime, places, runtime};
-pub use server::{Listening, Server, listen};
+pub use server::{Client, Listening, Server, listen};
 pub use snapshots::{Among, Listed, Name, PAGE, snapshots};
 
 use std::fmt::Write;
@@ -50,6 +50,12 @@ pub enum Request {
         after: u64,
         held: bool,
     },
+    /// Copy what is there now into the file that comes with this, which is locked: with `whole` it is new, else it is a backup to be brought up to date.
+    /// With `verify` it is read back and compared. Answered when it is durable; the work ends when the client goes.
+    Backup {
+        whole: bool,
+        verify: bool,
+    },
     /// Remove those with these ids; answered when durable, with what they held still to be freed. An id that is gone is passed over. With `among`,
     /// nothing is removed when one of those is gone.
     SnapshotRemove {
@@ -75,11 +81,25 @@ pub enum Response {
         snapshots: Vec<Listed>,
         more: bool,
     },
-    /// To what is asked about snapshots: it was not done, and why.
+    /// What the backup shows; None when too much has changed since the moment that the file shows, and nothing was done.
+    BackedUp {
+        done: Option<BackupDone>,
+    },
+    /// To what is asked about snapshots and backups: it was not done, and why.
     Refused {
         why: Why,
         message: String,
     },
+}
+
+/// A backup that was made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct BackupDone {
+    pub seconds: i64,
+    pub nanos: u32,
+    pub generation: u64,
+    pub copied_bytes: u64,
 }
 
 /// Why something was not done, as far as a client acts on it.
@@ -90,6 +110,9 @@ pub enum Why {
     Damaged,
     /// The snapshots that the choice was made among are not those that there are.
     Changed,
+    /// The file is not the backup that it would have to be.
+    Destination,
+    Interrupted,
     #[serde(other)]
     Other,
 }
@@ -105,7 +128,7 @@ impl Response {
                 "the daemon of this mount is older than this program and does not know what is asked: unmount the archive and mount it again".into()
             }
             Response::Failed { message } | Response::Busy { message } | Response::Refused { message, .. } => message.clone(),
-            Response::Status(_) | Response::Done | Response::Snapshots { .. } => {
+            Response::Status(_) | Response::Done | Response::Snapshots { .. } | Response::BackedUp { .. } => {
                 "the daemon gave an answer that was not asked for".into()
             }
         }
@@ -126,7 +149,7 @@ impl Response {
                 cut(message)
             }
             // Names are as long as they may be.
-            Response::Done | Response::Snapshots { .. } => {}
+            Response::Done | Response::Snapshots { .. } | Response::BackedUp { .. } => {}
         }
     }
 }

@@ -4,7 +4,8 @@
 
 use std::ffi::OsString;
 use std::fs::{self, DirBuilder, Permissions};
-use std::io::{self, BufRead, BufReader, Read, Write};
+use std::io::{self, Write};
+use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -18,7 +19,7 @@ use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 use nix::unistd::geteuid;
 use parking_lot::{Condvar, Mutex};
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, Stat, fstat, openat, statat, unlinkat};
-use rustix::net::Shutdown;
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, Shutdown};
 
 use super::{MAX_LINE, NOT_UNDERSTOOD, Request, Response, directory, socket_path};
 use crate::error::{Error, Result};
@@ -104,7 +105,7 @@ impl Listening {
     /// Those of starting a thread.
     pub fn serve<H>(self, handler: H) -> Result<Server>
     where
-        H: Fn(Request) -> Response + Send + Sync + 'static,
+        H: Fn(Request, Client) -> Response + Send + Sync + 'static,
     {
         let shared = Arc::new(Shared {
             stopping: AtomicBool::new(false),
@@ -124,7 +125,23 @@ impl Listening {
     }
 }
 
-type Handler = dyn Fn(Request) -> Response + Send + Sync;
+type Handler = dyn Fn(Request, Client) -> Response + Send + Sync;
+
+/// Who asks.
+pub struct Client {
+    stream: Option<UnixStream>,
+    /// The file that came with the request.
+    pub file: Option<OwnedFd>,
+}
+
+impl Client {
+    /// Whether nobody waits for the answer any more.
+    pub fn is_gone(&self) -> bool {
+        let Some(stream) = &self.stream else { return false };
+        let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+        matches!(rustix::net::recv(stream, &mut [0; 1], flags), Ok((_, 0)))
+    }
+}
 
 impl Server {
     pub fn socket(&self) -> &Path {
@@ -219,6 +236,28 @@ fn accept(listener: &UnixListener, shared: &Arc<Shared>, handler: &Arc<Handler>)
     }
 }
 
+/// The line that a client sends, and the file that comes with it; what comes behind the line is none of ours.
+fn receive(stream: &UnixStream) -> io::Result<(Vec<u8>, Option<OwnedFd>)> {
+    let (mut line, mut file) = (Vec::new(), None);
+    let mut part = [0; 4096];
+    while (line.len() as u64) < MAX_LINE && !line.ends_with(b"\n") {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let slices = &mut [io::IoSliceMut::new(&mut part)];
+        let received = rustix::net::recvmsg(stream, slices, &mut control, RecvFlags::CMSG_CLOEXEC)?;
+        for message in control.drain() {
+            if let RecvAncillaryMessage::ScmRights(files) = message {
+                file = files.last().or(file);
+            }
+        }
+        if received.bytes == 0 {
+            break;
+        }
+        line.extend_from_slice(&part[..received.bytes]);
+    }
+    Ok((line, file))
+}
+
 fn answer(mut stream: UnixStream, shared: &Shared, handler: &Arc<Handler>) -> io::Result<()> {
     let peer = getsockopt(&stream, PeerCredentials)?.uid();
     if peer != 0 && peer != geteuid().as_raw() {
@@ -226,12 +265,11 @@ fn answer(mut stream: UnixStream, shared: &Shared, handler: &Arc<Handler>) -> io
     }
     stream.set_read_timeout(Some(REQUEST_TIMEOUT))?;
     stream.set_write_timeout(Some(REQUEST_TIMEOUT))?;
-    let mut line = String::new();
-    BufReader::new((&stream).take(MAX_LINE)).read_line(&mut line)?;
+    let (line, file) = receive(&stream)?;
 
     *shared.unanswered.lock() += 1;
-    let response = match serde_json::from_str::<Request>(&line) {
-        Ok(request) => handler(request),
+    let response = match serde_json::from_slice::<Request>(&line) {
+        Ok(request) => handler(request, Client { stream: stream.try_clone().ok(), file }),
         Err(e) => Response::Failed { message: format!("{NOT_UNDERSTOOD}: {e}") },
     };
     let written = serde_json::to_vec(&response).map_err(io::Error::from).and_then(|mut bytes| {

@@ -1,5 +1,6 @@
 //! Both halves of the control socket against each other.
 
+use std::io::{Read, Seek, Write as _};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixListener;
 
@@ -31,7 +32,7 @@ fn serve(
     id: &[u8; 16],
     handler: impl Fn(Request) -> Response + Send + Sync + 'static,
 ) -> crate::Result<Server> {
-    listen(runtime, id)?.serve(handler)
+    listen(runtime, id)?.serve(move |request, _| handler(request))
 }
 
 #[test]
@@ -64,7 +65,7 @@ fn the_socket_is_taken_away_where_it_was_whatever_hides_the_path() {
     let listening = listen(&runtime, &ID).unwrap();
     let waits = std::os::unix::net::UnixStream::connect(socket_path(&runtime, &ID));
     assert!(waits.is_ok(), "before it is served");
-    let server = listening.serve(describe).unwrap();
+    let server = listening.serve(|request, _| describe(request)).unwrap();
     std::fs::rename(&runtime, &aside).unwrap();
     assert!(ask(&socket_path(&aside, &ID), me(), &Request::Sync).is_ok());
     drop(waits);
@@ -152,6 +153,7 @@ fn who_answers_for_its_status_and_for_nothing_else_is_left_in_time_unless_it_is_
         let limit = client::patience(me() + 1, &request).unwrap();
         assert!((60..=600).contains(&limit.as_secs()), "{request:?}");
     }
+    assert!(client::patience(me() + 1, &Request::Backup { whole: true, verify: true }).is_some());
     let runtime = tempfile::tempdir().unwrap();
     let (over, hold) = std::sync::mpsc::channel::<()>();
     let hold = parking_lot::Mutex::new(hold);
@@ -179,6 +181,51 @@ fn who_takes_no_connection_is_left_in_time() {
     nix::sys::socket::listen(&listener, nix::sys::socket::Backlog::new(0).unwrap()).unwrap();
     let _waiting = std::os::unix::net::UnixStream::connect(&socket).unwrap();
     assert!(matches!(ask(&socket, me(), &Request::Stop { lazy: false }), Err(Error::Io { .. })));
+}
+
+/// Also of a long line, which comes in parts.
+#[test]
+fn a_file_comes_with_its_request_and_who_leaves_is_gone() {
+    let runtime = tempfile::tempdir().unwrap();
+    let (sender, left) = std::sync::mpsc::channel();
+    let sender = parking_lot::Mutex::new(sender);
+    let server = listen(runtime.path(), &ID).unwrap().serve(move |request, client| match (request, &client.file) {
+        (Request::Backup { whole: true, .. }, Some(file)) => {
+            assert!(!client.is_gone());
+            std::fs::File::from(file.try_clone().unwrap()).write_all(b"written").unwrap();
+            Response::Done
+        }
+        (Request::Backup { whole: false, .. }, _) => {
+            while !client.is_gone() {
+                std::thread::yield_now();
+            }
+            let _ = sender.lock().send(());
+            Response::Done
+        }
+        (request, None) => describe(request),
+        (request, Some(_)) => panic!("a file with {request:?}"),
+    });
+    let server = server.unwrap();
+    let mut file = tempfile::tempfile().unwrap();
+    let backup = |whole, go_on: &dyn Fn() -> crate::Result<()>| {
+        let request = Request::Backup { whole, verify: false };
+        ask_with_file(server.socket(), me(), &request, std::os::fd::AsFd::as_fd(&file), go_on)
+    };
+    assert!(matches!(backup(true, &|| Ok(())), Ok(Response::Done)));
+    let looks = std::cell::Cell::new(0);
+    let stopped = backup(false, &|| {
+        looks.set(looks.get() + 1);
+        if looks.get() > 1 { Err(Error::Interrupted(2)) } else { Ok(()) }
+    });
+    assert!(matches!(stopped, Err(Error::Interrupted(2))));
+    left.recv().unwrap();
+    let mut text = String::new();
+    file.rewind().unwrap();
+    file.read_to_string(&mut text).unwrap();
+    assert_eq!(text, "written");
+    let ids = vec![u64::MAX; 2000];
+    let remove = Request::SnapshotRemove { ids, among: None };
+    assert!(ask(server.socket(), me(), &remove).is_ok());
 }
 
 #[test]

@@ -477,7 +477,7 @@ mod tests {
         let (asks, asked) = mpsc::channel();
         let listening = control::listen(runtime.path(), &[1; 16]).unwrap();
         let server = listening
-            .serve(move |_| {
+            .serve(move |_, _| {
                 let (answer, answered) = mpsc::channel();
                 events.send(Event::Stop { lazy: false, answer }).unwrap();
                 asks.send(()).unwrap();

@@ -1,0 +1,212 @@
+//! `lockbox backup`: copies a moment of an archive, mounted or not, into a file of its own.
+use std::io::{self, IsTerminal, Write};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use indicatif::HumanBytes;
+use lockbox::archive::{BackedUp, BackupSource, BackupStep, Destination};
+use lockbox::error::Refusal;
+use lockbox::storage::{FileStorage, Identity, Storage};
+use lockbox::{Error, Result as Done};
+use lockbox_host::{IN_USE, Program, code, shown};
+use serde_json::json;
+
+use crate::exit::{Failure, Lockbox};
+use crate::interrupt::Interrupt;
+use crate::moments::Mounted;
+use crate::opening::ArchiveArgs;
+use crate::output::{Output, rfc3339};
+use crate::progress::Bar;
+
+/// Copy an archive as it is now into a file, or bring that file up to now; the archive may be mounted, and written to meanwhile
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    archive: ArchiveArgs,
+    /// The file; - for standard output. One that is there already must be a backup of the archive, and gets what changed since
+    #[arg(value_name = "DEST")]
+    destination: PathBuf,
+    /// Read the backup back and compare it with the archive
+    #[arg(long)]
+    verify: bool,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Bytes that go to standard output at once.
+const PIECE: usize = 1 << 20;
+
+/// What a backup is made of.
+trait Source {
+    /// Fills a new file.
+    fn fill(&mut self, file: &Arc<FileStorage>) -> Result<BackedUp, Failure>;
+    /// Brings a backup up to now; None when too much has changed for that.
+    fn bring_up_to_date(&mut self, file: &Arc<FileStorage>) -> Result<Option<BackedUp>, Failure>;
+}
+
+pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+    let to_output = args.destination.as_os_str() == "-";
+    if to_output && (args.json || io::stdout().is_terminal()) {
+        return Err(Failure::usage("a backup is written to a file or into a pipe, with nothing else beside it"));
+    }
+    let path = &args.archive.archive;
+    if let Some(mounted) = Mounted::find(&args.archive)? {
+        let within = std::fs::canonicalize(
+            args.destination.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new(".")),
+        );
+        if !to_output && within.is_ok_and(|within| mounted.contains(&within)) {
+            return Err(Failure::usage(format!(
+                "{} lies in the archive that is to be backed up",
+                shown(&args.destination)
+            )));
+        }
+        return back_up(args, &mut OfMount { mounted, interrupt: Interrupt::watch()?, args });
+    }
+    let same = |a: &Path, b: &Path| {
+        Some(Identity::from(&rustix::fs::stat(a).ok()?) == Identity::from(&rustix::fs::stat(b).ok()?))
+    };
+    if !to_output && same(path, &args.destination) == Some(true) {
+        return Err(Failure::usage(format!("{} is the archive itself", shown(&args.destination))));
+    }
+    let (archive, interrupt) = args.archive.read_for_backup()?;
+    let source = archive.backups().pin().map_err(|error| Lockbox::failure(path, error))?;
+    back_up(args, &mut OfFile { source, interrupt, bar: Bar::checking(), args })
+}
+
+fn back_up(args: &Args, source: &mut dyn Source) -> Result<(), Failure> {
+    if args.destination.as_os_str() == "-" {
+        let beside = Destination::temporary()?;
+        source.fill(&beside.file())?;
+        return put(&beside.file());
+    }
+    let failed = |error| Lockbox::failure(&args.destination, error);
+    let destination = Destination::open(&args.destination).map_err(failed)?;
+    let brought = destination.existing().map(|file| source.bring_up_to_date(file)).transpose()?.flatten();
+    let done = match brought {
+        Some(done) => {
+            destination.check().map_err(failed)?;
+            done
+        }
+        None => {
+            let beside = destination.beside().map_err(failed)?;
+            let done = source.fill(&beside.file())?;
+            destination.take(beside).map_err(failed)?;
+            done
+        }
+    };
+    tell(args, &done)
+}
+
+fn tell(args: &Args, done: &BackedUp) -> Result<(), Failure> {
+    let BackedUp { time, generation, whole, copied_bytes } = *done;
+    let mut out = Output::new();
+    if args.json {
+        out.json(&json!({
+            "time": rfc3339(time), "generation": generation.0, "whole": whole, "copied_bytes": copied_bytes, "verified": args.verify,
+        }))?;
+    } else {
+        let what = if whole { "everything" } else { "what changed" };
+        let verified = if args.verify { ", and verified" } else { "" };
+        out.line(&format!(
+            "{}: the archive as it was on {} UTC (commit {}); {what} was copied, {} of file data{verified}",
+            shown(&args.destination),
+            time.utc(),
+            generation.0,
+            HumanBytes(copied_bytes)
+        ))?;
+    }
+    out.finish()
+}
+
+/// Writes a file to standard output.
+fn put(file: &FileStorage) -> Result<(), Failure> {
+    let (mut at, end) = (0, file.len()?);
+    let mut out = io::stdout().lock();
+    let mut piece = vec![0; PIECE];
+    while at < end {
+        let length = (end - at).min(PIECE as u64) as usize;
+        file.read_at(at, &mut piece[..length])?;
+        out.write_all(&piece[..length]).map_err(|e| Failure::other(format!("cannot write to standard output: {e}")))?;
+        at += length as u64;
+    }
+    out.flush().map_err(|e| Failure::other(format!("cannot write to standard output: {e}")))
+}
+
+/// What failed, and where.
+fn failure(args: &Args, error: Error) -> Failure {
+    match error {
+        Error::Interrupted(_) => Failure::new(code(&error), "interrupted; the backup is as it was"),
+        Error::Refused(Refusal::Destination { .. }) | Error::NoSpace(_) => Lockbox::failure(&args.destination, error),
+        error => Lockbox::failure(&args.archive.archive, error),
+    }
+}
+
+/// An archive that is open here.
+struct OfFile<'a> {
+    source: BackupSource,
+    interrupt: Interrupt,
+    bar: Bar,
+    args: &'a Args,
+}
+
+impl OfFile<'_> {
+    fn step(&self, step: BackupStep) -> Done<()> {
+        let parts = if self.args.verify { 2 } else { 1 };
+        match step {
+            BackupStep::Copying { done, total: Some(total) } => self.bar.checked(done, parts * total),
+            BackupStep::Copying { .. } => {}
+            BackupStep::Verifying { done, total } => self.bar.checked(total + done, parts * total),
+        }
+        self.interrupt.check()
+    }
+
+    fn verified(&self, file: &Arc<dyn Storage>, done: BackedUp) -> Done<BackedUp> {
+        if self.args.verify {
+            self.source.verify(file, &mut |step| self.step(step))?;
+        }
+        Ok(done)
+    }
+}
+
+impl Source for OfFile<'_> {
+    fn fill(&mut self, file: &Arc<FileStorage>) -> Result<BackedUp, Failure> {
+        let file: Arc<dyn Storage> = file.clone();
+        let filled = self.source.fill(&file, &mut |step| self.step(step));
+        filled.and_then(|done| self.verified(&file, done)).map_err(|error| failure(self.args, error))
+    }
+
+    fn bring_up_to_date(&mut self, file: &Arc<FileStorage>) -> Result<Option<BackedUp>, Failure> {
+        let file: Arc<dyn Storage> = file.clone();
+        let brought = self.source.bring_up_to_date(&file, &mut |step| self.step(step));
+        let verified = brought.and_then(|done| done.map(|done| self.verified(&file, done)).transpose());
+        verified.map_err(|error| failure(self.args, error))
+    }
+}
+
+/// An archive that a daemon has open: that reads it, and writes into the file that it is given.
+struct OfMount<'a> {
+    mounted: Mounted,
+    interrupt: Interrupt,
+    args: &'a Args,
+}
+
+impl OfMount<'_> {
+    fn ask(&self, file: &Arc<FileStorage>, whole: bool) -> Result<Option<BackedUp>, Failure> {
+        let done = self
+            .mounted
+            .back_up(&**file, whole, self.args.verify, &self.args.destination, &|| self.interrupt.check())?;
+        Ok(done.map(|(time, generation, copied_bytes)| BackedUp { time, generation, whole, copied_bytes }))
+    }
+}
+
+impl Source for OfMount<'_> {
+    fn fill(&mut self, file: &Arc<FileStorage>) -> Result<BackedUp, Failure> {
+        let nothing = || Failure::new(IN_USE, "the daemon made no backup");
+        self.ask(file, true)?.ok_or_else(nothing)
+    }
+
+    fn bring_up_to_date(&mut self, file: &Arc<FileStorage>) -> Result<Option<BackedUp>, Failure> {
+        self.ask(file, false)
+    }
+}

@@ -1,0 +1,38 @@
+//! Makes a backup of a living mount in a file that the client opened: no name of the client's is looked up by the daemon, and its own rights open nothing.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use lockbox::archive::{BackedUp, Backups};
+use lockbox::control::{BackupDone, Client, Response};
+use lockbox::storage::{FileStorage, Storage};
+use lockbox::{Error, Result};
+
+pub(crate) struct How {
+    pub(crate) whole: bool,
+    pub(crate) verify: bool,
+}
+
+pub(crate) fn make(backups: Backups, how: How, mut client: Client) -> Result<Response> {
+    let Some(file) = client.file.take() else {
+        return Err(Error::invalid("a backup goes into a file that comes with the request"));
+    };
+    let file: Arc<dyn Storage> = Arc::new(FileStorage::adopt(file, Path::new("the backup"))?);
+    // A backup that nobody waits for keeps nothing from being freed.
+    let watch = &mut |_| if client.is_gone() { Err(Error::Interrupted(0)) } else { Ok(()) };
+    let source = backups.pin()?;
+    let done = match how.whole {
+        true => Some(source.fill(&file, watch)?),
+        false => source.bring_up_to_date(&file, watch)?,
+    };
+    if how.verify && done.is_some() {
+        source.verify(&file, watch)?;
+    }
+    let told = |BackedUp { time, generation, copied_bytes, .. }| BackupDone {
+        seconds: time.seconds,
+        nanos: time.nanos,
+        generation: generation.0,
+        copied_bytes,
+    };
+    Ok(Response::BackedUp { done: done.map(told) })
+}
