@@ -92,6 +92,13 @@ from_an_archive() {
     link=$(share --archive a.lbx folder/plan.pdf)
     receive <<<"$link"
     cmp folder/plan.pdf plan.pdf
+    "$lockbox" snapshot create a.lbx before
+    echo "another plan" >folder/plan.pdf
+    "$lockbox" add --force a.lbx folder
+    link=$(share --archive a.lbx --snapshot before folder/plan.pdf)
+    receive -o of_before <<<"$link"
+    cmp plan.pdf of_before
+    ends 1 share --snapshot before folder/plan.pdf
 }
 
 as_often_as_allowed() {

@@ -19,7 +19,7 @@ use serde_json::json;
 
 use super::serving::{self, ServerArgs};
 use crate::exit::Failure;
-use crate::opening::{ArchiveArgs, regular_file};
+use crate::opening::{ArchiveArgs, MomentArgs, regular_file};
 use crate::output::{Output, complain};
 use crate::progress::Bar;
 
@@ -30,6 +30,7 @@ use crate::progress::Bar;
 #[command(mut_arg("archive", |arg| {
     arg.long("archive").value_name("ARCHIVE").required(false).help("Read PATH from this archive, without a mount")
 }))]
+#[command(mut_arg("snapshot", |arg| arg.requires("archive").help("Read PATH from this snapshot of the archive")))]
 #[command(mut_group("ArchiveArgs", |group| group.arg("archive")))]
 pub(crate) struct Args {
     /// The file to share: an ordinary one or one of a mount; with --archive, a path in the archive
@@ -54,6 +55,8 @@ pub(crate) struct Args {
     server: ServerArgs,
     #[command(flatten)]
     archive: Option<ArchiveArgs>,
+    #[command(flatten)]
+    moment: MomentArgs,
 }
 
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
@@ -68,7 +71,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
             share(args, Client::new(server), &mut source)?
         }
         Some(archive) => {
-            let archive = archive.read()?;
+            let archive = archive.read_at(&args.moment)?;
             let mut source = ArchiveSource::open(&archive, path.as_bytes())?;
             share(args, Client::new(server), &mut source)?
         }
