@@ -100,6 +100,37 @@ def measure(scratch, entries, snapshots, changed, rounds):
     rows.append((f"remove the oldest after {changed:,} files were changed, s (goal 5)", f"{removing:.2f}"))
     rows.append(("p99 of fsync beside it, of the p99 alone (goal 2)", f"{p99(beside) / p99(alone):.2f}" if beside else "no fsync was beside it"))
 
+    # Beside the archive, so on the same disk. What is written is the daemon's.
+    copies = []
+    for number in range(rounds):
+        copy, backup = f"{scratch}/copy", f"{scratch}/backup{number}"
+        began = time.perf_counter()
+        subprocess.run(["cp", "--reflink=never", f"{scratch}/with.lbx", copy], check=True)
+        subprocess.run(["sync", copy], check=True)
+        copied = time.perf_counter() - began
+        os.unlink(copy)
+        copies.append(lockbox("backup", f"{scratch}/with", backup) / copied)
+        if number:
+            os.unlink(backup)
+    rows.append(("first backup, of cp and fsync of the file (goal 1.2)", f"{statistics.median(copies):.2f}"))
+    took, bytes_written = [], []
+    for _ in range(5):
+        change("with", dice.sample(range(entries), min(100, entries)), 100)
+        before = written(f"{scratch}/with")
+        took.append(lockbox("backup", f"{scratch}/with", f"{scratch}/backup0"))
+        bytes_written.append(written(f"{scratch}/with") - before)
+    rows.append(("next backup after 100 changed files, ms, median (goal 200)", f"{statistics.median(took) * 1000:.0f}"))
+    # The changes themselves are written once, with the leaves that they lie in; that commit is counted here as well.
+    rows.append(("bytes written for it, KiB, median (100 files of 1 KiB; goal 3 times what changed)", f"{statistics.median(bytes_written) / 1024:.0f}"))
+    stop, during = threading.Event(), []
+    other = threading.Thread(target=fsyncs, args=("with", stop, during))
+    other.start()
+    lockbox("backup", f"{scratch}/with", f"{scratch}/backup-beside")
+    stop.set()
+    other.join()
+    os.unlink(f"{scratch}/backup-beside")
+    rows.append(("p99 of fsync beside a first backup, of the p99 alone (goal 2)", f"{p99(during) / p99(alone):.2f}" if during else "no fsync was beside it"))
+
     lockbox("snapshot", "create", f"{scratch}/with", "a")
     change("with", dice.sample(range(entries), min(100, entries)), 100)
     lockbox("snapshot", "create", f"{scratch}/with", "b")

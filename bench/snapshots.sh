@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Measures what snapshots of a large archive cost.
+# Measures what snapshots and backups of a large archive cost.
 #
 #   bench/snapshots.sh     needs root; prints a table
 #

@@ -1,11 +1,7 @@
 //! Makes a backup of a living mount in a file that the client opened: no name of the client's is looked up by the daemon, and its own rights open nothing.
 
-use std::path::Path;
-use std::sync::Arc;
-
-use lockbox::archive::{BackedUp, Backups};
+use lockbox::archive::{BackedUp, Backups, Destination};
 use lockbox::control::{BackupDone, Client, Response};
-use lockbox::storage::{FileStorage, Storage};
 use lockbox::{Error, Result};
 
 pub(crate) struct How {
@@ -17,7 +13,7 @@ pub(crate) fn make(backups: Backups, how: How, mut client: Client) -> Result<Res
     let Some(file) = client.file.take() else {
         return Err(Error::invalid("a backup goes into a file that comes with the request"));
     };
-    let file: Arc<dyn Storage> = Arc::new(FileStorage::adopt(file, Path::new("the backup"))?);
+    let file = Destination::given(file)?;
     // A backup that nobody waits for keeps nothing from being freed.
     let watch = &mut |_| if client.is_gone() { Err(Error::Interrupted(0)) } else { Ok(()) };
     let source = backups.pin()?;

@@ -3,6 +3,7 @@
 //! It belongs to whoever asks for the backup, and so do all names: who reads the archive is given open files alone.
 
 use std::io;
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -10,7 +11,7 @@ use crate::archive::compact::replace::{self, Old};
 use crate::env::SystemEnvironment;
 use crate::error::{Error, Refusal, Result};
 use crate::keys::header;
-use crate::storage::{FileStorage, HostEntry};
+use crate::storage::{FileStorage, HostEntry, Storage};
 
 /// What the name of an unfinished file says.
 const UNFINISHED: &str = "backup";
@@ -54,6 +55,14 @@ impl Destination {
     /// The file that has the name.
     pub fn existing(&self) -> Option<&Arc<FileStorage>> {
         self.old.as_ref().map(Old::storage)
+    }
+
+    /// A file that another process opened and locked, and whose name is its work.
+    ///
+    /// # Errors
+    /// As [`FileStorage::adopt`].
+    pub fn given(file: OwnedFd) -> Result<Arc<dyn Storage>> {
+        Ok(Arc::new(FileStorage::adopt(file, Path::new("the backup"))?))
     }
 
     /// A new file that gets no name: it is removed when the answer is dropped.

@@ -216,9 +216,7 @@ impl BackupSource {
             return refused("it is, or is a backup of, another archive");
         }
         if theirs.commitment != ours.commitment {
-            return refused(
-                "it has another volume key ('lockbox key rekey' gave the archive a new one): choose another file, or remove it",
-            );
+            return refused("it has the volume key of before a change of that: choose another file, or remove it");
         }
         if theirs.sequence > ours.sequence {
             return refused("its keys are newer than those of the archive");
