@@ -24,11 +24,29 @@ use crate::format::{Key, Pointer};
 /// Gets a key with what the older tree has there and what the newer one has; they differ.
 pub(crate) type DifferenceVisitor<'a> = dyn FnMut(Key, Option<&[u8]>, Option<&[u8]>) -> Result<ControlFlow<()>> + 'a;
 
+/// A walk over two versions of a tree, and how far it is.
+pub(crate) struct Differences<'t> {
+    old: Side<'t>,
+    new: Side<'t>,
+}
+
 impl Tree {
     /// Calls `f` with every key whose values differ between `older` and this tree, in ascending order until it breaks. Both are versions of one
     /// archive's tree, which `store` reads.
     pub(crate) fn differences(&self, older: &Tree, store: &NodeStore, f: &mut DifferenceVisitor<'_>) -> Result<()> {
-        let (mut old, mut new) = (Side::of(older), Side::of(self));
+        self.differences_since(Some(older)).go_on(store, f)
+    }
+
+    /// The same for a caller who stops in between; without an older tree every key of this one differs.
+    pub(crate) fn differences_since<'t>(&'t self, older: Option<&'t Tree>) -> Differences<'t> {
+        Differences { old: older.map_or(Side { root: None, open: Vec::new() }, Side::of), new: Side::of(self) }
+    }
+}
+
+impl Differences<'_> {
+    /// Calls `f` with what comes next until it breaks; the next call goes on behind the key of that. At the end it calls nothing.
+    pub(crate) fn go_on(&mut self, store: &NodeStore, f: &mut DifferenceVisitor<'_>) -> Result<()> {
+        let Differences { old, new } = self;
         loop {
             let (Some(one), Some(other)) = (old.next(), new.next()) else { break };
             match (one, other) {
@@ -42,14 +60,14 @@ impl Tree {
                         Ordering::Equal if value != other_value => f(key, Some(value), Some(other_value))?,
                         Ordering::Equal => ControlFlow::Continue(()),
                     };
-                    if flow.is_break() {
-                        return Ok(());
-                    }
                     if order != Ordering::Greater {
                         old.pass();
                     }
                     if order != Ordering::Less {
                         new.pass();
+                    }
+                    if flow.is_break() {
+                        return Ok(());
                     }
                 }
                 (one, other) => {

@@ -27,7 +27,7 @@ use std::sync::Arc;
 
 pub(crate) use cache::NodeStore;
 pub(crate) use changed::RangeVisitor;
-pub(crate) use difference::DifferenceVisitor;
+pub(crate) use difference::{DifferenceVisitor, Differences};
 pub(crate) use finger::Finger;
 use node::Bounds;
 pub(crate) use node::Node;

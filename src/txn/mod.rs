@@ -53,5 +53,5 @@ pub(crate) use reading::Reading;
 pub(crate) use recovery::has_entries;
 pub(crate) use state::State;
 pub(crate) use unnamed::{UnnamedPages, WrittenPiece};
-pub(crate) use view::View;
+pub(crate) use view::{Difference, Differing, View};
 pub(crate) use volume::{Choice, OpenOptions, Pinned, Volume};

@@ -1,6 +1,10 @@
 //! Read access to one version of the tree of files.
 
-use crate::btree::{DifferenceVisitor, Finger, LostVisitor, NodeStore, RangeVisitor, ScanVisitor, Tree};
+use std::ops::ControlFlow;
+
+use crate::btree::{
+    DifferenceVisitor, Differences, Finger, LostVisitor, NodeStore, RangeVisitor, ScanVisitor, Tree,
+};
 use crate::error::Result;
 use crate::format::{Generation, Key};
 
@@ -13,7 +17,7 @@ pub(crate) struct View<'a> {
     pub(crate) finger: Option<&'a Finger>,
 }
 
-impl View<'_> {
+impl<'a> View<'a> {
     pub(crate) fn get<R>(&self, key: Key, f: impl FnOnce(&[u8]) -> Result<R>) -> Result<Option<R>> {
         match self.finger {
             Some(finger) => self.tree.get_near(self.store, finger, key, f),
@@ -45,6 +49,11 @@ impl View<'_> {
         self.tree.changed_since(self.store, since, f)
     }
 
+    /// The same in pieces; without an older version every record of this one.
+    pub(crate) fn differences_since(&self, older: Option<&View<'a>>) -> Differing<'a> {
+        Differing { walk: self.tree.differences_since(older.map(|older| older.tree)), store: self.store }
+    }
+
     /// Every entry that can still be read; `lost` gets each node that cannot.
     pub(crate) fn scan_surviving(
         &self,
@@ -52,5 +61,31 @@ impl View<'_> {
         lost: &mut LostVisitor<'_>,
     ) -> Result<()> {
         self.tree.scan_surviving(self.store, f, lost)
+    }
+}
+
+/// A record that differs between two versions, and what each has.
+#[derive(Debug)]
+pub(crate) struct Difference {
+    pub(crate) key: Key,
+    pub(crate) old: Option<Vec<u8>>,
+    pub(crate) new: Option<Vec<u8>>,
+}
+
+/// A walk over what differs between two versions, in ascending order of the keys.
+pub(crate) struct Differing<'a> {
+    walk: Differences<'a>,
+    store: &'a NodeStore,
+}
+
+impl Differing<'_> {
+    /// Up to `most` further records; fewer only at the end.
+    pub(crate) fn batch(&mut self, most: usize) -> Result<Vec<Difference>> {
+        let mut batch = Vec::new();
+        self.walk.go_on(self.store, &mut |key, old, new| {
+            batch.push(Difference { key, old: old.map(<[u8]>::to_vec), new: new.map(<[u8]>::to_vec) });
+            Ok(if batch.len() < most { ControlFlow::Continue(()) } else { ControlFlow::Break(()) })
+        })?;
+        Ok(batch)
     }
 }

@@ -144,6 +144,40 @@ fn what_two_versions_share_is_not_read() {
     }
 }
 
+/// Whoever stops after each few keys is told of each once, whichever side has it.
+#[test]
+fn a_walk_that_was_stopped_goes_on_where_it_was() {
+    for number in Seed::choose(1..4) {
+        let seed = Seed(number);
+        let mut world = World::new(number);
+        world.change(2000, 0);
+        let (before, old) = (world.commit(), world.content.clone());
+        world.change(1500, 6);
+        let (after, new) = (world.tree.clone(), world.content.clone());
+        for (older, newer, wanted) in [
+            (Some(&before), &after, expected(&old, &new)),
+            (Some(&after), &before, expected(&new, &old)),
+            (None, &after, expected(&Content::new(), &new)),
+        ] {
+            let mut walk = newer.differences_since(older);
+            let mut found = Differing::new();
+            loop {
+                let (before, most) = (found.len(), 1 + world.random.below(5) as usize);
+                walk.go_on(&world.store, &mut |key, old, new| {
+                    found.push((key, old.map(<[u8]>::to_vec), new.map(<[u8]>::to_vec)));
+                    let enough = found.len() - before == most;
+                    Ok(if enough { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
+                })
+                .unwrap();
+                if found.len() == before {
+                    break;
+                }
+            }
+            assert!(found == wanted, "seed {}", seed.0);
+        }
+    }
+}
+
 #[test]
 fn a_walk_ends_when_its_visitor_breaks() {
     let mut world = World::new(1);
