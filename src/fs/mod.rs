@@ -118,6 +118,11 @@ impl FileSystem {
         self.volume.lay(&logged, pieces.len(), &mut |view| self.staging.restore(&pieces, view, reserved.take()))
     }
 
+    /// Whether the last session left something to be reclaimed: what was unlinked while it was open, or cut off.
+    pub(crate) fn has_left_over(&self) -> Result<bool> {
+        self.reclaim.has_left_over()
+    }
+
     /// Makes everything durable, reclaims what is unlinked, erases free space and writes the closed record. Nobody has anything open by now,
     /// whoever did not say so is gone. Waits for calls of [`FileSystem::purge`] and [`FileSystem::make_durable`]; later ones fail.
     ///

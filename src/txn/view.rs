@@ -2,9 +2,7 @@
 
 use std::ops::ControlFlow;
 
-use crate::btree::{
-    DifferenceVisitor, Differences, Finger, LostVisitor, NodeStore, RangeVisitor, ScanVisitor, Tree,
-};
+use crate::btree::{DifferenceVisitor, Differences, Finger, LostVisitor, NodeStore, RangeVisitor, ScanVisitor, Tree};
 use crate::error::Result;
 use crate::format::{Generation, Key};
 

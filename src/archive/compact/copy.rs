@@ -1,61 +1,135 @@
-//! Writes the content of one volume into a new one, and compares the two by reading both.
+//! Writes the moments of one volume into a new one, each as what differs from the one before.
+//!
+//! # Why the new archive keeps what it has to
+//! For each snapshot, the oldest first, its tree is made the live tree of the new archive, by changing what differs from the moment before it; then a snapshot
+//! is taken there; at the end comes the live tree. So the new archive has a history like any other, whose commits, snapshots, counts and dead lists were
+//! made by the code that always makes them, and only what differs is written again.
+//!
+//! - *Born* is the generation of the new archive in which the extent came, not that of the old one, whose numbers say nothing of these snapshots. An extent
+//!   that comes with a moment is born after the snapshot before it was taken, and no later than its own, which is what specification section 8 asks for.
+//!   One that stays from moment to moment is no difference and keeps its record.
+//! - An extent that goes was shown by the moment before, so it was born no later than the newest snapshot, and `Operation::release` puts it on the dead list of
+//!   that one with its count. No count is ever taken away. So the count of a page is the number of extents that come with any moment and name it, and is set
+//!   once, when the page is written (`Pages::place`). Until the last of them has come it says too much, which nobody sees (COMPACT-2).
+//! - A page that several extents name, in one moment or in several, is written once, with all that any of them names (`Pages::announce`). The old archive counts
+//!   such a page at least twice: an extent that a snapshot shows keeps its count when it leaves the live tree, and one that names the page in its place
+//!   has another. Where a hostile archive says otherwise the page is written twice, which is as sound.
+//! - Trees are taken as they are, those of snapshots with the orphans and the cuts of their moments: an orphan may have got a name in the next one. Of
+//!   the live tree none are left, because the session before has removed them (COMPACT-1).
+//! - Snapshots get new numbers, from the counter that goes on: one that a program knows of the old file never comes to mean another snapshot.
 
+use super::Watch;
+use super::moments::{Moments, Step};
 use super::names::Names;
 use super::pages::Pages;
-use super::records::Records;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::format::values::Extent;
-use crate::format::{Ino, Key, kind};
-use crate::txn::{State, Volume};
+use crate::format::{Ino, kind};
+use crate::txn::{Difference, Operation, Volume};
 
-/// Called now and then with (bytes of file data done); an error ends the work.
-pub(super) type Watch<'a> = dyn FnMut(u64) -> Result<()> + 'a;
-
-/// Copies what is kept of the live tree, and the history of sessions.
-pub(super) fn copy(from: &Volume, state: &State, to: &Volume, names: &Names, watch: &mut Watch<'_>) -> Result<()> {
-    let mut pages = Pages::new(from, state, to);
-    let mut records = Records::new(from, state)?;
-    loop {
-        let batch = records.batch()?;
-        if batch.is_empty() {
-            break;
+/// Copies all moments, and the history of sessions.
+pub(super) fn copy(from: &Volume, to: &Volume, names: &Names, watch: &mut Watch<'_>) -> Result<()> {
+    let moments = Moments::of(from)?;
+    let state = from.state();
+    let mut pages = Pages::new(from, &state, to);
+    for number in 0..moments.count() {
+        let step = moments.step(number)?;
+        announce(&step, &mut pages, watch).map_err(|error| step.named(error))?;
+    }
+    copy_history(from, to)?;
+    let mut replay = Replay { pages, to, names, done: 0, watch };
+    for number in 0..moments.count() {
+        let step = moments.step(number)?;
+        replay.step(&step).map_err(|error| step.named(error))?;
+        if let Some(kept) = step.kept() {
+            to.take_snapshot_again(kept)?;
         }
-        for (_, value) in batch.iter().filter(|(key, _)| key.kind == kind::EXTENT) {
+    }
+    to.close()
+}
+
+fn announce(step: &Step<'_>, pages: &mut Pages<'_>, watch: &mut Watch<'_>) -> Result<()> {
+    let mut walk = step.walk();
+    loop {
+        let batch = walk.batch()?;
+        if batch.is_empty() {
+            return Ok(());
+        }
+        for value in batch.iter().filter(|one| one.key.kind == kind::EXTENT).filter_map(|one| one.new.as_ref()) {
             pages.announce(&Extent::decode(value)?)?;
         }
         watch(0)?;
     }
-    copy_history(from, to)?;
-    let mut records = Records::new(from, state)?;
-    let mut done = 0;
-    loop {
-        let mut batch = records.batch()?;
-        if batch.is_empty() {
-            break;
-        }
-        let mut adopted = Vec::new();
-        for (key, value) in batch.iter_mut().filter(|(key, _)| key.kind == kind::EXTENT) {
-            let extent = Extent::decode(value)?;
-            let placed = pages.place(Ino(key.object), key.sub, &extent)?;
-            adopted.extend(placed.adopt.map(|extents| (placed.page, extents)));
-            *value = Extent { page: placed.page, start: placed.start, ..extent }.encode().to_vec();
-            done += u64::from(extent.length);
-            watch(done)?;
-        }
-        // A reference count above 1 changes three records at most.
-        let count = batch.len() as u64 + 3 * adopted.len() as u64;
-        to.operate(count, false, |op| {
-            for (page, extents) in &adopted {
-                op.adopt(page, *extents)?;
+}
+
+struct Replay<'a, 'w> {
+    pages: Pages<'a>,
+    to: &'a Volume,
+    names: &'a Names,
+    /// Bytes of file data.
+    done: u64,
+    watch: &'a mut Watch<'w>,
+}
+
+impl Replay<'_, '_> {
+    fn step(&mut self, step: &Step<'_>) -> Result<()> {
+        let mut walk = step.walk();
+        loop {
+            let mut batch = walk.batch()?;
+            if batch.is_empty() {
+                return Ok(());
             }
-            batch.iter().try_for_each(|(key, value)| match names.moves(*key) {
-                true => names.insert(op, *key, value),
-                false => op.insert(*key, value).map(drop),
-            })
-        })?;
-        watch(done)?;
+            let mut adopted = Vec::new();
+            for Difference { key, new, .. } in batch.iter_mut().filter(|one| one.key.kind == kind::EXTENT) {
+                let Some(value) = new else { continue };
+                let extent = Extent::decode(value)?;
+                let placed = self.pages.place(Ino(key.object), key.sub, &extent)?;
+                adopted.extend(placed.adopt.map(|extents| (placed.page, extents)));
+                *value = Extent { page: placed.page, start: placed.start, ..extent }.encode().to_vec();
+                self.done += u64::from(extent.length);
+                (self.watch)(self.done)?;
+            }
+            // Each with an entry of a dead list; a reference count above 1 changes three records at most.
+            let records = 2 * batch.len() as u64 + 3 * adopted.len() as u64;
+            self.to.operate(records, false, |op| {
+                for (page, extents) in &adopted {
+                    op.adopt(page, *extents)?;
+                }
+                batch.iter().try_for_each(|difference| self.change(op, difference))
+            })?;
+            (self.watch)(self.done)?;
+        }
     }
-    to.close()
+
+    fn change(&self, op: &mut Operation<'_>, difference: &Difference) -> Result<()> {
+        let Difference { key, new, .. } = difference;
+        if self.names.moves(*key) {
+            return self.names.change(op, difference);
+        }
+        if key.kind == kind::EXTENT {
+            return change_extent(op, difference);
+        }
+        let is_inode = key.kind == kind::INODE && key.sub == 0;
+        match new {
+            Some(value) if !op.insert(*key, value)? && is_inode => op.inode_made(),
+            None if op.remove(*key)? && is_inode => op.inode_gone(),
+            _ => {}
+        }
+        Ok(())
+    }
+}
+
+/// Its page is placed already, and counted.
+fn change_extent(op: &mut Operation<'_>, Difference { key, new, .. }: &Difference) -> Result<()> {
+    let replaced = op.view().get(*key, Extent::decode)?;
+    match new {
+        Some(value) => {
+            let extent = Extent { born: op.generation(), ..Extent::decode(value)? };
+            op.insert(*key, &extent.encode())?;
+        }
+        None => drop(op.remove(*key)?),
+    }
+    replaced.map_or(Ok(()), |extent| op.release(&extent.page, extent.born))
 }
 
 fn copy_history(from: &Volume, to: &Volume) -> Result<()> {
@@ -65,87 +139,4 @@ fn copy_history(from: &Volume, to: &Volume) -> Result<()> {
         })?;
     }
     Ok(())
-}
-
-/// Reads both: the same records, and the same bytes behind every extent.
-///
-/// # Errors
-/// `Damaged` naming the inode that differs.
-pub(super) fn compare(from: &Volume, to: &Volume, names: &Names, watch: &mut Watch<'_>) -> Result<()> {
-    let (old_state, new_state) = (from.state(), to.state());
-    let mut old = Walk::new(Records::new(from, &old_state)?);
-    let mut new = Walk::new(Records::new(to, &new_state)?);
-    let differs = |key: Key| Error::damaged(format!("the new archive differs: inode={} kind={}", key.object, key.kind));
-    let (mut done, mut moved, mut found) = (0, 0, 0);
-    loop {
-        let ours = old.next(|key, value| match names.moves(key) {
-            true => {
-                moved += names.find(to.view(&new_state), key, value)?.ok_or_else(|| differs(key))?;
-                Ok(false)
-            }
-            false => Ok(true),
-        })?;
-        let theirs = new.next(|key, value| match names.moves(key) {
-            true => {
-                found += Names::count(key, value)?;
-                Ok(false)
-            }
-            false => Ok(true),
-        })?;
-        let ((key, ours), (other, theirs)) = match (ours, theirs) {
-            (Some(ours), Some(theirs)) => (ours, theirs),
-            (None, None) if moved == found => return Ok(()),
-            _ => return Err(Error::damaged("the new archive has another number of records")),
-        };
-        let same = key == other
-            && match key.kind {
-                kind::EXTENT => same_bytes(from, to, &ours, &theirs)?,
-                _ => ours == theirs,
-            };
-        if !same {
-            return Err(differs(key));
-        }
-        if key.kind == kind::EXTENT {
-            done += u64::from(Extent::decode(&ours)?.length);
-            watch(done)?;
-        }
-    }
-}
-
-/// One record after the other.
-struct Walk<'a> {
-    records: Records<'a>,
-    batch: std::vec::IntoIter<(Key, Vec<u8>)>,
-}
-
-impl<'a> Walk<'a> {
-    fn new(records: Records<'a>) -> Walk<'a> {
-        Walk { records, batch: Vec::new().into_iter() }
-    }
-
-    /// The next record that `wanted` says yes to; None at the end.
-    fn next(&mut self, mut wanted: impl FnMut(Key, &[u8]) -> Result<bool>) -> Result<Option<(Key, Vec<u8>)>> {
-        loop {
-            for (key, value) in self.batch.by_ref() {
-                if wanted(key, &value)? {
-                    return Ok(Some((key, value)));
-                }
-            }
-            self.batch = self.records.batch()?.into_iter();
-            if self.batch.len() == 0 {
-                return Ok(None);
-            }
-        }
-    }
-}
-
-fn same_bytes(from: &Volume, to: &Volume, ours: &[u8], theirs: &[u8]) -> Result<bool> {
-    let (ours, theirs) = (Extent::decode(ours)?, Extent::decode(theirs)?);
-    if (ours.length, ours.born) != (theirs.length, theirs.born) {
-        return Ok(false);
-    }
-    let (mut one, mut other) = (vec![0; ours.length as usize], vec![0; ours.length as usize]);
-    from.read_data(&ours.page, ours.start, &mut one)?;
-    to.read_data(&theirs.page, theirs.start, &mut other)?;
-    Ok(one == other)
 }

@@ -2,19 +2,22 @@
 //!
 //! # Order
 //! COMPACT-1  The old file is locked for writing and opened for reading: nothing in it changes before its name goes to the new one.
-//!     What only its log has is brought into its trees before, by a session like others: the new file is made of the trees.
+//!     What only its log has is brought into its trees before, and what was left to be freed is freed, by a session like others: the new file is
+//!     made of the trees, of the snapshots' and then of the live one (`copy.rs` has the argument).
 //! COMPACT-2  The new file lies beside it, is locked, and holds the content, then a closed record. It is no archive yet: its header is still zeros.
-//! COMPACT-3  It is verified from the medium: every page, count and entry by itself, then record by record and byte by byte against the old one.
+//! COMPACT-3  It is verified from the medium: every page, count and entry by itself, then record by record and byte by byte against the old one, the
+//!     live tree and each snapshot; what a moment shares with the one before is read once (`compare.rs` says why that is enough).
 //! COMPACT-4  Owner, mode and extended attributes, fsync, the header with its key slots, fsync, exchange of the names, fsync of the directory, removal
 //!     of the old file's name, fsync of the directory. So a crash leaves the old or the new archive under the name, and at most one file beside it.
 //!     The next run removes that one when it has no header (COMPACT-2) or the archive goes on from its newest commit. Anything else may be
 //!     what another program put there; also the old file after a rekey, which nobody can open any more who has the new key alone.
 //! COMPACT-5  Nothing is done to what a name means at that moment, and no other file becomes the archive: `replace.rs` has the argument.
 
+pub(super) mod compare;
 mod copy;
-mod names;
+mod moments;
+pub(super) mod names;
 pub(super) mod pages;
-mod records;
 pub(super) mod replace;
 
 use std::path::Path;
@@ -51,7 +54,7 @@ pub struct CompactOptions {
     pub seen: SeenOptions,
 }
 
-/// How far it is; bytes of file data, of about `total`.
+/// How far it is; bytes of file data, of about `total`. What several snapshots show counts once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CompactStep {
     Created,
@@ -81,10 +84,10 @@ pub struct CompactReport {
 }
 
 impl Archive {
-    /// Rewrites the archive at `path` (links are followed). `step` is told how far it is; when it fails, everything is left as it was.
+    /// Rewrites the archive at `path` (links are followed), with its snapshots. `step` is told how far it is; when it fails, everything is left as it was.
     ///
     /// # Errors
-    /// `InUse` while it is open elsewhere, `Invalid` for a file with several names, `Unsupported` when there are snapshots, `Damaged` when a page
+    /// `InUse` while it is open elsewhere, `Refused` for a file with several names, `Damaged` when a page of the live tree or of a snapshot
     /// does not open, `NoSpace`, `Older` and `Forked` unless they are accepted.
     pub fn compact(
         path: &Path,
@@ -95,6 +98,9 @@ impl Archive {
         rewrite(path, key, options, &mut Target::same, step)
     }
 }
+
+/// Called now and then with the bytes of file data that are done; an error ends the work.
+type Watch<'a> = dyn FnMut(u64) -> Result<()> + 'a;
 
 /// What the new file is made with.
 pub(super) struct Target {
@@ -120,7 +126,7 @@ fn copied(key: &UnlockedKey) -> UnlockedKey {
     UnlockedKey { archive: key.archive, volume_key: SecretKey::new(*key.volume_key.bytes()) }
 }
 
-/// Writes the live content into a new file that `prepare` describes, once the archive may be used, and puts that in the old one's place.
+/// Writes the content into a new file that `prepare` describes, once the archive may be used, and puts that in the old one's place.
 pub(super) fn rewrite(
     path: &Path,
     key: &UnlockedKey,
@@ -138,14 +144,13 @@ pub(super) fn rewrite(
     let sequence = header.framing().sequence;
     let mut old = open(storage.clone(), key, header.framing(), looked.mark(), true)?;
     let replace = seen::judge(&old.volume, sequence, looked.seen.as_ref(), &options.seen)?;
-    refuse_snapshots(&old.volume)?;
     let (length_before, disk_before) = file.sizes()?;
     // The archive's word; who shows how far it is counts every byte twice.
     let used = old.volume.durable().used_blocks.saturating_add(MIN_BLOCKS).saturating_mul(BLOCK).min(MAX_OFFSET);
     if options.dry_run {
         return Ok(CompactReport { length_before, disk_before, length_after: used, disk_after: used });
     }
-    if old.volume.lays_log() || old.volume.has_begun_removals()? {
+    if old.volume.lays_log() || old.has_left_over()? || old.volume.has_begun_removals()? {
         header.repair(&**storage, &key.volume_key)?;
         let mended = open(storage.clone(), key, header.framing(), looked.mark(), false)?;
         mended.finish_removals(&mut || Ok(()))?;
@@ -239,39 +244,18 @@ fn open(
     FileSystem::new(volume, environment, name_key(&key.volume_key, &key.archive), options.file_system_options())
 }
 
-/// Their trees share pages with the live one in ways that only the references of this file describe.
-fn refuse_snapshots(volume: &Volume) -> Result<()> {
-    let snapshots = volume.readable_snapshots()?;
-    if snapshots.is_empty() {
-        return Ok(());
-    }
-    let names: Vec<String> = snapshots.iter().map(|(_, snapshot)| lockbox_terminal::display(&snapshot.name)).collect();
-    Err(Error::Unsupported(format!(
-        "writing an archive anew would lose its snapshots; remove these first: {}",
-        names.join(", ")
-    )))
-}
-
-fn fill(
-    old: &FileSystem,
-    storage: Arc<FileStorage>,
-    target: &Target,
-    watch: &mut copy::Watch<'_>,
-) -> Result<Arc<Volume>> {
+fn fill(old: &FileSystem, storage: Arc<FileStorage>, target: &Target, watch: &mut Watch<'_>) -> Result<Arc<Volume>> {
     let environment = Arc::new(SystemEnvironment);
     let key = &target.key;
     let cipher = PageCipher::new(&key.volume_key, key.archive, target.framing.has_log(), environment.clone());
-    let state = old.volume.state();
-    let inodes = records::Records::new(&old.volume, &state)?.inodes();
-    let sequence = target.framing.sequence;
-    let new = Volume::continue_from(&old.volume, storage, cipher, environment, sequence, inodes)?;
+    let new = Volume::continue_from(&old.volume, storage, cipher, environment, target.framing.sequence)?;
     let names = Names::new(&old.name_key, &name_key(&key.volume_key, &key.archive));
-    copy::copy(&old.volume, &state, &new, &names, watch)?;
+    copy::copy(&old.volume, &new, &names, watch)?;
     Ok(new)
 }
 
 /// COMPACT-3
-fn verify(old: &FileSystem, storage: Arc<FileStorage>, target: &Target, watch: &mut copy::Watch<'_>) -> Result<()> {
+fn verify(old: &FileSystem, storage: Arc<FileStorage>, target: &Target, watch: &mut Watch<'_>) -> Result<()> {
     storage.barrier()?;
     storage.evict(0, storage.len()?)?;
     let new = open(storage, &target.key, &target.framing, None, true)?;
@@ -281,5 +265,5 @@ fn verify(old: &FileSystem, storage: Arc<FileStorage>, target: &Target, watch: &
         return Err(Error::damaged(format!("the new archive is not sound: {finding}")));
     }
     let names = Names::new(&old.name_key, &new.name_key);
-    copy::compare(&old.volume, &new.volume, &names, watch)
+    compare::compare(&old.volume, &new.volume, &names, watch)
 }

@@ -1,6 +1,6 @@
 //! Carries pages of file data over: what no extent names is left behind, and what several name is written once.
 //!
-//! Memory: about 100 bytes for each page that several extents name.
+//! Memory: about 150 bytes for each page that several extents name, in any of the moments, since a later moment may name what an earlier one had written.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -18,11 +18,12 @@ use crate::txn::{State, Volume};
 /// Items of a page at most (specification 5.3).
 const MAX_ITEMS: usize = 4096;
 
-/// A page that several extents name.
+/// A page that several extents name, in one moment or in several.
 #[derive(Default)]
 struct Shared {
     /// What they name of it, joined and ascending once the page is placed.
     ranges: Vec<Range<u32>>,
+    /// Those that come with any moment.
     extents: u32,
     placed: Option<Pointer>,
 }
@@ -31,7 +32,7 @@ struct Shared {
 pub(in crate::archive) struct Placed {
     pub(in crate::archive) page: Pointer,
     pub(in crate::archive) start: u32,
-    /// The page is new, and so many extents will name it.
+    /// The page is new, and so many extents will come that name it.
     pub(in crate::archive) adopt: Option<u32>,
 }
 
@@ -40,7 +41,8 @@ pub(in crate::archive) struct Pages<'a> {
     from: &'a Volume,
     state: &'a State,
     to: &'a Volume,
-    shared: HashMap<u64, Shared>,
+    /// By what names the page: all moments lie in one file, so none of them takes the place of another.
+    shared: HashMap<Pointer, Shared>,
 }
 
 impl<'a> Pages<'a> {
@@ -48,10 +50,10 @@ impl<'a> Pages<'a> {
         Pages { from, state, to, shared: HashMap::new() }
     }
 
-    /// To be called with every extent that is kept before the first is placed.
+    /// To be called with every extent that comes with a moment before the first is placed.
     pub(in crate::archive) fn announce(&mut self, extent: &Extent) -> Result<()> {
         if self.from.count_in(self.state, &extent.page)? > 1 {
-            let shared = self.shared.entry(extent.page.run.address).or_default();
+            let shared = self.shared.entry(extent.page).or_default();
             shared.extents += 1;
             shared.ranges.push(extent.start..extent.start + extent.length);
             if shared.ranges.len() > 64 {
@@ -63,8 +65,7 @@ impl<'a> Pages<'a> {
 
     /// Writes the page of `extent`, if it is not there already.
     pub(in crate::archive) fn place(&mut self, ino: Ino, offset: u64, extent: &Extent) -> Result<Placed> {
-        let address = extent.page.run.address;
-        let Some(shared) = self.shared.get_mut(&address) else {
+        let Some(shared) = self.shared.get_mut(&extent.page) else {
             let range = extent.start..extent.start + extent.length;
             let page = self.copy(ino, offset, extent, std::slice::from_ref(&range))?;
             return Ok(Placed { page, start: 0, adopt: Some(1) });
@@ -75,7 +76,7 @@ impl<'a> Pages<'a> {
         shared.ranges = join(std::mem::take(&mut shared.ranges));
         let (ranges, extents) = (shared.ranges.clone(), shared.extents);
         let page = self.copy(ino, offset, extent, &ranges)?;
-        if let Some(shared) = self.shared.get_mut(&address) {
+        if let Some(shared) = self.shared.get_mut(&extent.page) {
             shared.placed = Some(page);
         }
         Ok(Placed { page, start: moved(&ranges, extent.start), adopt: Some(extents) })

@@ -53,7 +53,7 @@ impl Case {
         keys::remove(&self.path(), &self.access(&access), &KeyName::parse(name)).map(|removed| removed.slot)
     }
 
-    fn rekey(&self, opened_with: &Secrets, keep: KeepKeys) -> crate::Result<crate::archive::RekeyReport> {
+    pub(super) fn rekey(&self, opened_with: &Secrets, keep: KeepKeys) -> crate::Result<crate::archive::RekeyReport> {
         let prompts = prompts();
         let options = RekeyOptions { keep, break_links: false, dry_run: false, prompts: &prompts };
         Archive::rekey(&self.path(), &self.access(opened_with), &options, &mut |_| Ok(()))

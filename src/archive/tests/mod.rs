@@ -2,6 +2,7 @@
 
 mod backups;
 mod checking;
+mod compacted_snapshots;
 mod compaction;
 mod comparing;
 mod damage;

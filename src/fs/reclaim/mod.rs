@@ -25,6 +25,10 @@ use crate::txn::{Operation, Volume};
 use handles::OpenHandles;
 use records::{is_nameless, orphan_key, orphan_step, trim_step};
 
+/// First key of the records of orphans and trims, and the first one behind them.
+const LEFT_OVER: (Key, Key) =
+    (Key { object: 0, kind: kind::ORPHAN, sub: 0 }, Key { object: 0, kind: kind::TRIM + 1, sub: 0 });
+
 /// Numbers of inodes that have something to be reclaimed.
 #[derive(Default)]
 struct Queue {
@@ -120,11 +124,20 @@ impl Reclaim {
     pub(super) fn add_left_over(&self) -> Result<()> {
         let state = self.volume.state();
         let mut queue = self.queue.waiting.lock();
-        let to = Key::new(0, kind::TRIM + 1, 0);
-        self.volume.view(&state).scan(Key::new(0, kind::ORPHAN, 0), to, &mut |key, _| {
+        self.volume.view(&state).scan(LEFT_OVER.0, LEFT_OVER.1, &mut |key, _| {
             queue.insert(Ino(key.sub));
             Ok(ControlFlow::Continue(()))
         })
+    }
+
+    /// Whether anything is there to be queued by that.
+    pub(super) fn has_left_over(&self) -> Result<bool> {
+        let (state, mut found) = (self.volume.state(), false);
+        self.volume.view(&state).scan(LEFT_OVER.0, LEFT_OVER.1, &mut |_, _| {
+            found = true;
+            Ok(ControlFlow::Break(()))
+        })?;
+        Ok(found)
     }
 
     /// One step for the next inode of the queue; answers whether the queue had any.

@@ -43,20 +43,17 @@ impl Volume {
     }
 
     /// Makes an empty volume in `storage` that goes on from the newest commit of `from`: generations, inode
-    /// numbers and the history of sessions continue, and its first record names that of `from`. `header_sequence` is the number of its headers,
-    /// `inodes` is what will be put into it.
+    /// numbers and the history of sessions continue, and its first record names that of `from`. `header_sequence` is the number of its headers.
     pub(crate) fn continue_from(
         from: &Volume,
         storage: Arc<dyn Storage>,
         cipher: PageCipher,
         environment: Arc<dyn Environment>,
         header_sequence: u64,
-        inodes: u64,
     ) -> Result<Arc<Volume>> {
         let old = from.durable();
         let record = CommitRecord {
             next_ino: old.next_ino,
-            inodes,
             next_dead: old.next_dead,
             next_snapshot: old.next_snapshot,
             total_blocks: storage.len()?.max(MIN_BLOCKS * BLOCK) / BLOCK,

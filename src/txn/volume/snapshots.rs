@@ -8,7 +8,7 @@ use super::Volume;
 use crate::btree::Tree;
 use crate::error::{Error, Result, SnapshotUse};
 use crate::format::values::{DeadValue, SnapshotValue};
-use crate::format::{BLOCK, Generation, Key, Run, TreeId, kind};
+use crate::format::{BLOCK, Generation, Key, Run, Timestamp, TreeId, kind};
 use crate::txn::commit::Purpose;
 use crate::txn::kept::{before, check_name, is_being_removed, snapshot_tree, snapshots_of};
 use crate::txn::operation::Operation;
@@ -39,7 +39,27 @@ impl Volume {
         if self.snapshots()?.iter().any(|(_, other)| other.name == name) {
             return Err(Error::Exists);
         }
-        let id = self.committer.as_leader(|chain| {
+        let id = self.keep(name, None)?;
+        self.commit()?;
+        self.look_again();
+        Ok(id)
+    }
+
+    /// Keeps the present content as what another file of this archive kept under this name at this time, where the name need not be the only one of its kind.
+    /// The next commit makes that durable.
+    ///
+    /// # Errors
+    /// `ReadOnly`, `NoSpace`, `Latched`.
+    pub(crate) fn take_snapshot_again(&self, kept: &SnapshotValue) -> Result<()> {
+        self.committer.check_writable()?;
+        self.committer.open_session()?;
+        let _removals = self.snapshots.lock();
+        self.keep(&kept.name, Some(kept.time)).map(drop)
+    }
+
+    /// By who holds the lock of snapshots; the time is now unless it is given. The next commit makes it durable.
+    fn keep(&self, name: &[u8], time: Option<Timestamp>) -> Result<u64> {
+        self.committer.as_leader(|chain| {
             // No operation may come between the commit and the record that keeps its root, so the writers wait.
             let mut transaction = self.writer.lock();
             self.mark_staged();
@@ -50,7 +70,7 @@ impl Volume {
                 let id = operation.counters.next_snapshot;
                 let value = SnapshotValue {
                     generation: durable.generation,
-                    time: self.medium.environment.now(),
+                    time: time.unwrap_or_else(|| self.medium.environment.now()),
                     root,
                     inodes: operation.counters.inodes,
                     name: name.to_vec(),
@@ -61,10 +81,7 @@ impl Volume {
                 operation.put_snapshot(id, &value)?;
                 Ok(id)
             })
-        })?;
-        self.commit()?;
-        self.look_again();
-        Ok(id)
+        })
     }
 
     /// Reads what [`Self::snapshot_use`] tells from then on; taking and removing does it again.

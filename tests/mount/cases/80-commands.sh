@@ -179,6 +179,10 @@ case_a_compaction_without_room_leaves_the_archive_alone() {
     new_archive box
     head -c 36000000 /dev/urandom >"$WORK/large"
     lockbox add --passfile "$PASSFILE" "$WORK/box.lbx" "$WORK/large"
+    # The second half is what only a snapshot shows.
+    lockbox snapshot create --passfile "$PASSFILE" "$WORK/box.lbx" kept
+    head -c 18000000 "$WORK/large" >"$WORK/half" && mv "$WORK/half" "$WORK/large"
+    lockbox add --force --passfile "$PASSFILE" "$WORK/box.lbx" "$WORK/large"
     cp "$WORK/box.lbx" "$WORK/small/box.lbx"
     before=$(sha256sum <"$WORK/small/box.lbx")
     if lockbox compact --passfile "$PASSFILE" "$WORK/small/box.lbx" 2>"$WORK/complaint"; then
