@@ -7,6 +7,7 @@ It is small rather than fast and never writes to the archive.
 from __future__ import annotations
 
 import argparse
+import copy
 import fcntl
 import getpass
 import heapq
@@ -412,6 +413,17 @@ class Archive:
                 if snapshot.name:
                     yield key.object, snapshot
 
+    def showing(self, name: bytes) -> Archive:
+        """The archive with what the snapshot of this name shows in the place of the live tree and of the log, which belongs to that."""
+        # Ids ascend, and the greatest one counts.
+        named = [snapshot for _, snapshot in self.snapshots() if snapshot.name == name]
+        if not named:
+            raise fmt.ReaderError(f"there is no snapshot {shown(name)}")
+        require(named[-1].root.pointer is not None, f"snapshot has no tree: {shown(name)}")
+        view = copy.copy(self)
+        view.live, view.log = named[-1].root, Log()
+        return view
+
     def walk(self) -> Iterator[tuple[bytes, int, Inode]]:
         """Every path, directories before what is in them."""
         waiting = [(b"", fmt.ROOT_INO, self.inode(fmt.ROOT_INO))]
@@ -425,7 +437,7 @@ class Archive:
 
 
 class Extraction:
-    """Writes the live tree into a new or empty directory."""
+    """Writes the tree that the archive shows into a new or empty directory."""
 
     def __init__(self, archive: Archive, target: str) -> None:
         self.archive, self.target = archive, os.fsencode(target)
@@ -454,7 +466,8 @@ class Extraction:
             action()
         except (fmt.ReaderError, OSError, OverflowError) as error:
             self.problems += 1
-            print(f"{os.fsdecode(place)}: {error}", file=sys.stderr)
+            reason = str(error).encode(errors="surrogateescape")
+            print(f"{shown(place)}: {shown(reason)}", file=sys.stderr)
 
     def _make(self, place: bytes, ino: int, inode: Inode) -> None:
         if ino in self.first_path:
@@ -490,6 +503,13 @@ class Extraction:
         os.utime(place, ns=times, follow_symlinks=False)
 
 
+def shown(text: bytes) -> str:
+    """What a terminal shows and does not obey: bytes that are no text, control characters and marks that reorder stand there as `\\xNN`."""
+    escaped = "surrogateescape"
+    characters = text.decode(errors=escaped)
+    return "".join(c if c.isprintable() else "".join(f"\\x{byte:02x}" for byte in c.encode(errors=escaped)) for c in characters)
+
+
 def moment(seconds: int) -> str:
     try:
         return time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(seconds))
@@ -500,8 +520,8 @@ def moment(seconds: int) -> str:
 def show(archive: Archive) -> None:
     for path, ino, inode in archive.walk():
         when = moment(inode.mtime.seconds)
-        name = os.fsdecode(path) or "."
-        arrow = " -> " + os.fsdecode(archive.target(ino, inode)) if inode.type == fmt.SYMLINK else ""
+        name = shown(path) or "."
+        arrow = " -> " + shown(archive.target(ino, inode)) if inode.type == fmt.SYMLINK else ""
         print(f"{stat.filemode(inode.mode)} {inode.links:3} {inode.uid:5} {inode.gid:5} {inode.size:12} {when} {name}{arrow}")
 
 
@@ -518,8 +538,12 @@ def describe(archive: Archive) -> None:
     print(f"session     {record.session.hex()} since commit {record.session_first}")
     print(f"inodes      {entries[-1].inodes if entries else record.inodes}")
     print(f"blocks      {record.used_blocks} in pages, {record.total_blocks} in the file")
+    print(f"snapshots   {sum(1 for _ in archive.snapshots())}")
+
+
+def list_snapshots(archive: Archive) -> None:
     for number, snapshot in archive.snapshots():
-        print(f"snapshot    {number}: {os.fsdecode(snapshot.name)}, commit {snapshot.generation}, {snapshot.inodes} inodes")
+        print(f"{number:6} {moment(snapshot.time.seconds)} {snapshot.inodes:12} {shown(snapshot.name)}")
 
 
 def content_of(path: str | None) -> bytes | None:
@@ -544,9 +568,16 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--keyfile", metavar="F", help="key file")
     parser.add_argument("--recovery-code", metavar="F", help="file with a recovery code")
     commands = parser.add_subparsers(dest="command", required=True)
-    for name, text in (("ls", "list every path"), ("info", "tell about the archive"), ("extract", "write the tree to DIR")):
+    for name, text in (
+        ("ls", "list every path"),
+        ("info", "tell about the archive"),
+        ("snapshots", "list the snapshots: id, time in UTC, inodes, name"),
+        ("extract", "write the tree to DIR"),
+    ):
         command = commands.add_parser(name, help=text)
         command.add_argument("archive", metavar="ARCHIVE")
+        if name in ("ls", "extract"):
+            command.add_argument("--snapshot", metavar="NAME", type=os.fsencode, help="what this snapshot shows, not what is there now")
         if name == "extract":
             command.add_argument("target", metavar="DIR")
     options = parser.parse_args(arguments)
@@ -556,9 +587,11 @@ def main(arguments: list[str] | None = None) -> int:
             archive = Archive(file, secrets(options))
             for warning in archive.warnings:
                 print(f"warning: {warning}", file=sys.stderr)
+            if getattr(options, "snapshot", None) is not None:
+                archive = archive.showing(options.snapshot)
             if options.command == "extract":
                 return 1 if Extraction(archive, options.target).run() else 0
-            (show if options.command == "ls" else describe)(archive)
+            {"ls": show, "info": describe, "snapshots": list_snapshots}[options.command](archive)
         return 0
     except (BlockingIOError, PermissionError) as error:
         if error.filename:

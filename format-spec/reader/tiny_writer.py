@@ -129,6 +129,11 @@ class Writer:
         index = Key(directory, fmt.DIR_INDEX, self.name_hash(directory, name))
         self.live[index] = self.live.get(index, b"") + struct.pack("<BBQQ", len(name), kind, sequence, ino) + name
 
+    def snapshot(self, number: int, name: bytes, root: bytes | None = None, seconds: int = 5) -> None:
+        """Keeps the tree of the last commit; the next one says so."""
+        value = struct.pack("<QqII", self.generation, seconds, 6, 0) + (self.live_root if root is None else root)
+        self.snapshots[Key(number, fmt.SNAPSHOT, 0)] = value + struct.pack("<QB", 40 + number, len(name)) + name
+
     def _node(self, tree: int, level: int, lower: Key, upper: Key, entries: list[tuple[Key, bytes]]) -> Page:
         body = struct.pack("<BBHI", level, tree, len(entries), 0) + pack_key(lower) + pack_key(upper)
         for key, value in entries:
