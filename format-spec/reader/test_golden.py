@@ -8,7 +8,7 @@ import json
 import tempfile
 import unittest
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import lockbox_format as fmt
 import zstandard
@@ -48,10 +48,23 @@ def seen(archive: Archive) -> dict[str, Any]:
     return found
 
 
+def seen_in_snapshots(archive: Archive) -> list[dict[str, Any]]:
+    return [
+        {
+            "id": number,
+            "name": snapshot.name.hex(),
+            "time": list(snapshot.time),
+            "inodes": snapshot.inodes,
+            "objects": seen(archive.showing(snapshot.name)),
+        }
+        for number, snapshot in archive.snapshots()
+    ]
+
+
 class Golden(unittest.TestCase):
     def test_golden_archives(self) -> None:
         manifests = sorted(GOLDEN.glob("*.json"))
-        self.assertGreaterEqual(len(manifests), 5)
+        self.assertGreaterEqual(len(manifests), 6)
         for path in manifests:
             manifest = json.loads(path.read_text())
             packed = path.with_suffix(".lbx.zst").read_bytes()
@@ -65,6 +78,17 @@ class Golden(unittest.TestCase):
                     self.assertEqual(archive.record.generation, manifest["generation"])
                     self.assertEqual(seen(archive), manifest["objects"])
                     self.assertEqual(len(archive.log.entries) if archive.has_log else 0, manifest.get("entries", 0))
+                    # Archives frozen before snapshots could be read have no list of them.
+                    if "snapshots" in manifest:
+                        self.assertEqual(seen_in_snapshots(archive), manifest["snapshots"])
+            for variant in (variant for variant in manifest["damaged"] if "snapshots" in variant):
+                with self.subTest(archive=path.stem, damaged=variant["what"]), tempfile.TemporaryFile() as file:
+                    file.write(data)
+                    for at in variant["flip"]:
+                        file.seek(at)
+                        file.write(bytes([data[at] ^ 1]))
+                    file.flush()
+                    self.assert_damage_stays_in_snapshots(file, manifest, variant)
             for way in manifest.get("keys", []):
                 if "identity" in way:
                     continue
@@ -79,6 +103,18 @@ class Golden(unittest.TestCase):
                     description = describe(archive.header, way["slot"], unlock(archive.header, secrets))
                     self.assertIsNotNone(description)
                     self.assertEqual(description.label, way["label"])
+
+    def assert_damage_stays_in_snapshots(self, file: BinaryIO, manifest: dict[str, Any], variant: dict[str, Any]) -> None:
+        """Where a manifest says what becomes of snapshots, that and no more is refused."""
+        archive = Archive(file, manifest["passphrases"][0].encode())
+        self.assertEqual(seen(archive), manifest["objects"])
+        whole = {snapshot["name"]: snapshot["objects"] for snapshot in manifest["snapshots"]}
+        for name, outcome in variant["snapshots"].items():
+            if outcome == "read":
+                self.assertEqual(seen(archive.showing(bytes.fromhex(name))), whole[name])
+            else:
+                with self.assertRaises(fmt.Damaged):
+                    seen(archive.showing(bytes.fromhex(name)))
 
 
 if __name__ == "__main__":

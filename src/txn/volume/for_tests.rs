@@ -1,10 +1,12 @@
 //! What tests look at or hold.
 
+use std::ops::ControlFlow;
+
 use parking_lot::Mutex;
 
 use super::Volume;
 use crate::error::Result;
-use crate::format::REGION_BLOCKS;
+use crate::format::{Key, REGION_BLOCKS, kind};
 use crate::pager::Pager;
 use crate::txn::allocator::Allocator;
 use crate::txn::commit::Committer;
@@ -41,6 +43,17 @@ impl Volume {
         self.forget_snapshot(id)?;
         while self.removal_step()? {}
         self.commit().map(drop)
+    }
+
+    /// How many entries the dead list of a snapshot has.
+    pub(crate) fn dead_entries(&self, id: u64) -> Result<u64> {
+        let mut entries = 0;
+        let (from, to) = (Key::new(id, kind::DEAD, 0), Key::new(id, kind::DEAD, u64::MAX));
+        self.state().trees.references.scan(&self.medium.store, from, to, &mut |_, _| {
+            entries += 1;
+            Ok(ControlFlow::Continue(()))
+        })?;
+        Ok(entries)
     }
 
     /// A commit of what is published alone, as one that makes room for what is staged.

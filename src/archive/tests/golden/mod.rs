@@ -1,6 +1,8 @@
 //! Golden archives of format version 1 (`tests/data/golden`): every later program reads them as the manifests say, and refuses the damaged
 //! variants as recorded.
 
+mod snapshots;
+
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -27,7 +29,7 @@ use crate::storage::MemoryStorage;
 
 const PASSPHRASES: [(usize, &str); 3] = [(0, "golden one"), (5, "golden two"), (31, "golden thirty-one")];
 
-const GOLDEN: [&str; 5] = ["objects", "unclosed", "deep", "keys", "log"];
+const GOLDEN: [&str; 6] = ["objects", "unclosed", "deep", "keys", "log", "snapshots"];
 
 fn directory() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/data/golden")
@@ -225,13 +227,17 @@ fn logged() -> (Vec<u8>, Value) {
     assert_eq!(fs.volume.durable().generation, base, "an fsync took a commit");
     let log = fs.volume.log_use();
     assert_eq!(log.entries, steps.len() as u64);
-    let mut bytes = storage.contents();
-    // What no entry takes packs well.
-    for block in LOG.0 + log.used_bytes / BLOCK..LOG.1 {
+    let bytes = without_rest_of_log(storage.contents(), log.used_bytes);
+    (bytes, json!({"entries": log.entries, "objects": listing(&fs).unwrap()}))
+}
+
+/// What no entry takes packs well.
+fn without_rest_of_log(mut bytes: Vec<u8>, used: u64) -> Vec<u8> {
+    for block in LOG.0 + used / BLOCK..LOG.1 {
         let at = (block * BLOCK) as usize;
         bytes[at..at + BLOCK as usize].copy_from_slice(&filler());
     }
-    (bytes, json!({"entries": log.entries, "objects": listing(&fs).unwrap()}))
+    bytes
 }
 
 fn filler() -> Vec<u8> {
@@ -481,6 +487,7 @@ fn golden_archives_are_read_and_refused_as_recorded() {
         assert_eq!(record.closed, manifest["closed"].as_bool().unwrap());
         assert_eq!(record.two_barrier, manifest["two_barrier"].as_bool().unwrap());
         assert_eq!(listing(&fs).unwrap(), manifest["objects"], "{name}");
+        snapshots::assert_shown(&fs, &manifest["snapshots"], name);
         let (_, findings) = fs.check_structure(true, &mut |_, _| {}).unwrap();
         assert!(findings.is_empty(), "{name}: {findings:?}");
         for variant in manifest["damaged"].as_array().unwrap() {
@@ -490,6 +497,14 @@ fn golden_archives_are_read_and_refused_as_recorded() {
             assert_eq!(outcome(&damaged), variant["outcome"], "{name}: {}", variant["what"]);
             if let Some(outcome) = variant["written"].as_str() {
                 assert_eq!(written(&damaged), outcome, "{name}: {}, to be written", variant["what"]);
+            }
+            if let Some(outcomes) = variant["snapshots"].as_object() {
+                assert_eq!(
+                    snapshots::outcomes(&damaged, outcomes.keys()),
+                    variant["snapshots"],
+                    "{name}: {}",
+                    variant["what"]
+                );
             }
         }
     }
@@ -513,6 +528,7 @@ fn golden_archives_are_written_on() {
         let mut now = listing(&fs).unwrap();
         assert_eq!(now.as_object_mut().unwrap().remove(&hex(b"/added")).unwrap()["size"], 18, "{name}");
         assert_eq!(now, manifest["objects"], "{name}, written");
+        snapshots::assert_shown(&fs, &manifest["snapshots"], name);
         let (_, mut findings) = fs.check_structure(true, &mut |_, _| {}).unwrap();
         if name != "deep" {
             // Whose delta list has a page that never was.
