@@ -1,8 +1,10 @@
 //! `lockbox rescue`: saves what is whole in a damaged archive.
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
 use lockbox::Error;
-use lockbox::rescue::{self, Later, RescueOptions, RescueProgress, RescueReport, RescueState, Rescued};
+use lockbox::rescue::{self, KeptSnapshot, Later, RescueOptions, RescueProgress, RescueReport, RescueState, Rescued};
 use lockbox_host::{DAMAGED, Program, code, shown};
 use lockbox_terminal::display;
 use serde_json::json;
@@ -21,6 +23,9 @@ pub(crate) struct Args {
     /// Directory to copy into; made when it is missing, refused when it is not empty
     #[arg(long, value_name = "DIR")]
     to: PathBuf,
+    /// Copy what this snapshot shows, not what is there now
+    #[arg(long, value_name = "NAME")]
+    snapshot: Option<OsString>,
     /// Also write what is left of files that are not whole, to DIR/partial
     #[arg(long)]
     partial: bool,
@@ -35,7 +40,8 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let path = &args.archive.archive;
     let key = args.archive.unlock_damaged()?;
-    let options = RescueOptions { to: args.to.clone(), partial: args.partial, privileges: args.privileges };
+    let snapshot = args.snapshot.as_ref().map(|name| name.as_bytes().to_vec());
+    let options = RescueOptions { to: args.to.clone(), partial: args.partial, privileges: args.privileges, snapshot };
     let interrupt = Interrupt::watch()?;
     let mut out = Output::new();
     let mut failed = None;
@@ -69,7 +75,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     if args.json {
         out.json(&summary_json(&report))?;
     } else {
-        out.line(&summary(&report))?;
+        tell_snapshots(&mut out, &report, args.snapshot.is_some())?;
+        out.line(&summary(&report, args.snapshot.is_some()))?;
     }
     out.finish()?;
     output::complain_of_left(&report.left);
@@ -126,7 +133,34 @@ fn as_json(item: &Rescued<'_>) -> serde_json::Value {
     object
 }
 
-fn summary(report: &RescueReport) -> String {
+/// `rescued`: it is a snapshot that was.
+fn tell_snapshots(out: &mut Output, report: &RescueReport, rescued: bool) -> Result<(), Failure> {
+    for KeptSnapshot { name, time, state, reason, .. } in &report.snapshots {
+        let mut line = format!("{:<8} snapshot {} of {}", word(*state), display(name), time.utc());
+        if !reason.is_empty() {
+            line.push_str(&format!(" ({})", display(reason.as_bytes())));
+        }
+        out.line(&line)?;
+    }
+    if let Some(reason) = &report.snapshots_lost {
+        out.line(&format!("not all snapshots are known: {}", display(reason.as_bytes())))?;
+    }
+    match (report.snapshots_proved, report.snapshots.is_empty()) {
+        (true, true) => {}
+        (true, false) if rescued => {}
+        (true, false) => {
+            out.line("snapshots are not copied unless --snapshot names one; of these only the index was read")?
+        }
+        (false, true) => out.line("nothing that is left proves that there were no snapshots")?,
+        (false, false) => {
+            out.line("the newest list of snapshots may be lost: some may have been removed since, and others taken")?;
+        }
+    }
+    Ok(())
+}
+
+/// `of_snapshot`: it is a snapshot that was rescued.
+fn summary(report: &RescueReport, of_snapshot: bool) -> String {
     format!(
         "{} files, {} directories, {} links and special files whole ({} in an older version, {} perhaps in one, {} without a name); \
          {} partial, {} lost; newest generation {}: {}",
@@ -139,7 +173,7 @@ fn summary(report: &RescueReport) -> String {
         report.partial,
         report.lost,
         report.newest.0,
-        verdict(report)
+        if of_snapshot { verdict_of_snapshot(report) } else { verdict(report) }
     )
 }
 
@@ -157,6 +191,15 @@ fn verdict(report: &RescueReport) -> &'static str {
     }
 }
 
+/// Whether that is all that the snapshot showed.
+fn verdict_of_snapshot(report: &RescueReport) -> &'static str {
+    match report.complete() {
+        true => "complete",
+        false if !report.index_whole => "not all of its index is left, so whole files may be missing",
+        false => "not complete",
+    }
+}
+
 /// For `newer_commits`.
 fn later_word(later: Later) -> &'static str {
     match later {
@@ -164,6 +207,17 @@ fn later_word(later: Later) -> &'static str {
         Later::Possible => "possible",
         Later::Seen => "seen",
     }
+}
+
+fn snapshot_json(snapshot: &KeptSnapshot) -> serde_json::Value {
+    let mut object = json!({
+        "time": output::rfc3339(snapshot.time),
+        "generation": snapshot.generation.0,
+        "state": word(snapshot.state),
+        "reason": snapshot.reason,
+    });
+    output::put_name(&mut object, "name", &snapshot.name);
+    object
 }
 
 fn summary_json(report: &RescueReport) -> serde_json::Value {
@@ -180,6 +234,9 @@ fn summary_json(report: &RescueReport) -> serde_json::Value {
             "index_whole": report.index_whole,
             "log_entries": report.entries,
             "log_entry_lost": report.entries_lost,
+            "snapshots": report.snapshots.iter().map(snapshot_json).collect::<Vec<_>>(),
+            "snapshots_proved": report.snapshots_proved,
+            "snapshots_lost": report.snapshots_lost,
             "newer_commits": later_word(report.later),
             "unnamed": report.unnamed,
             "partial": report.partial,

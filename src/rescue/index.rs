@@ -15,12 +15,14 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 
+use lockbox_terminal::display;
 use lru::LruCache;
 
 use super::Later;
 use super::log::{FoundLog, LaidLog};
 use super::scan::{as_damage, open_found, scan};
-use crate::error::{Error, Result};
+use super::snapshots::{self, FoundRoots, Kept};
+use crate::error::{Error, Refusal, Result};
 use crate::format::data_head::PackedItem;
 use crate::format::node::{self, NodeEntries, NodeView};
 use crate::format::page::{PageKind, Prologue};
@@ -110,6 +112,7 @@ pub(super) struct LeafIndex {
     pub(super) newest: Generation,
     pub(super) later: Later,
     pub(super) log: LaidLog,
+    pub(super) kept: Kept,
 }
 
 /// Collects while the file is scanned.
@@ -121,6 +124,7 @@ struct Collected {
     pages: u64,
     /// Of all pages of file data.
     youngest: Generation,
+    kept: FoundRoots,
 }
 
 impl Collected {
@@ -144,6 +148,7 @@ impl Collected {
                 Err(Error::Damaged(_) | Error::Io { .. }) => {}
                 Err(error) => return Err(error),
             },
+            PageKind::Node if prologue.owner == TreeId::Snapshots as u64 => self.kept.page(pager, run)?,
             PageKind::Node | PageKind::DeltaList => {}
         }
         Ok(())
@@ -182,31 +187,70 @@ impl LeafIndex {
         found.inodes.extend(log.inodes());
         let later = later_commits(&records, newest, found.youngest);
         nodes.retain(|node| node.level == 0);
-        nodes.sort_by_key(|node| (node.lower, node.pointer.generation));
         found.data.retain(|ino, _| !found.inodes.contains(ino));
-        let mut inodes: Vec<u64> = found.inodes.into_iter().collect();
-        inodes.sort_unstable();
-        let width = nodes.len().next_power_of_two();
-        let mut greatest = vec![Key::MIN; 2 * width];
-        for (index, node) in nodes.iter().enumerate() {
-            greatest[width + index] = node.upper;
-        }
-        for index in (1..width).rev() {
-            greatest[index] = greatest[2 * index].max(greatest[2 * index + 1]);
-        }
-        Ok(LeafIndex {
+        let kept = Kept::read(&pager, found.kept, &records, newest)?;
+        let mut index = LeafIndex {
             pager,
-            leaves: nodes,
-            greatest,
+            leaves: Vec::new(),
+            greatest: Vec::new(),
             cache: LruCache::new(KEPT_LEAVES),
-            inodes,
+            inodes: Vec::new(),
             data: found.data,
             pages: found.pages,
             unreadable: scanned.unreadable,
             newest,
             later,
             log,
-        })
+            kept,
+        };
+        index.arrange(nodes, found.inodes);
+        Ok(index)
+    }
+
+    /// With what the snapshot's root leads to, and nothing else (KEPT-1), in the place of all other leaves, of pages that no leaf describes, and of the
+    /// log, which belongs to the live tree. Its generation is the newest then: which commits came later is no matter to it.
+    ///
+    /// # Errors
+    /// `Refused` when none of this name is known, `Damaged` when some of those that there were may not be known.
+    pub(super) fn of_snapshot(mut self, name: &[u8]) -> Result<LeafIndex> {
+        let Some((id, snapshot)) = self.kept.named(name).cloned() else {
+            return Err(match self.kept.lost {
+                None => Error::Refused(Refusal::NoSnapshot { name: display(name) }),
+                Some(reason) => {
+                    let name = display(name);
+                    Error::damaged(format!("not all snapshots are known, and none that is known is {name}: {reason}"))
+                }
+            });
+        };
+        let (mut nodes, mut inodes) = (Vec::new(), HashSet::new());
+        snapshots::leaves(&self.pager, TreeId::Live, &snapshot.root, &mut |pointer, (lower, upper), records| {
+            nodes.push(Node { pointer, level: 0, lower, upper, last: snapshot.generation });
+            inodes.extend(records.iter().map(|(key, _)| key.object).filter(|object| *object != 0));
+            Ok(())
+        })?;
+        self.arrange(nodes, inodes);
+        self.cache.clear();
+        self.data.clear();
+        self.newest = snapshot.generation;
+        self.later = Later::Possible;
+        self.log = LaidLog::default();
+        self.kept = Kept { all: vec![(id, snapshot)], lost: None, ..self.kept };
+        Ok(self)
+    }
+
+    fn arrange(&mut self, mut leaves: Vec<Node>, inodes: HashSet<u64>) {
+        leaves.sort_by_key(|node| (node.lower, node.pointer.generation));
+        self.inodes = inodes.into_iter().collect();
+        self.inodes.sort_unstable();
+        let width = leaves.len().next_power_of_two();
+        let mut greatest = vec![Key::MIN; 2 * width];
+        for (index, node) in leaves.iter().enumerate() {
+            greatest[width + index] = node.upper;
+        }
+        for index in (1..width).rev() {
+            greatest[index] = greatest[2 * index].max(greatest[2 * index + 1]);
+        }
+        (self.leaves, self.greatest) = (leaves, greatest);
     }
 
     /// What is left of the content of `wanted` inodes by the word of the pages themselves, the oldest first. Scans the file once more.

@@ -6,11 +6,14 @@
 //! leaves are known to be those of the newest commit that anything shows (RESCUE-3). Entries of the log that are left are laid over the leaves of the
 //! commit that they extend, and come before those and behind newer ones (`log`). Names come from the directories' own newest whole versions, and where a
 //! directory is not whole from what is left of it; what has no name left goes to `unnamed/INO`.
+//!
+//! A snapshot is rescued by itself, in the place of the live tree, and told of beside it (`snapshots`).
 
 mod index;
 mod log;
 mod object;
 pub(crate) mod scan;
+mod snapshots;
 mod undescribed;
 mod walk;
 mod write;
@@ -22,7 +25,7 @@ use crate::env::{Environment, SystemEnvironment};
 use crate::error::{Error, Result};
 use crate::exchange::stage::{self, Stage};
 use crate::exchange::{LeftOut, Problem, Progress};
-use crate::format::{Generation, Ino};
+use crate::format::{Generation, Ino, Timestamp};
 use crate::frame::PageCipher;
 use crate::keys::UnlockedKey;
 use crate::pager::Pager;
@@ -45,6 +48,8 @@ pub struct RescueOptions {
     pub partial: bool,
     /// Makes devices, and keeps set-id bits and the attributes that give rights, when root rescues.
     pub privileges: bool,
+    /// What the snapshot of this name shows, in place of what is there now.
+    pub snapshot: Option<Vec<u8>>,
 }
 
 /// What became of one object.
@@ -73,6 +78,18 @@ pub struct Rescued<'a> {
     pub unproved: bool,
     /// Why it is not (or not the newest) whole.
     pub reason: &'a str,
+}
+
+/// A snapshot and what is left of its index: of its content nothing is read before it is rescued itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KeptSnapshot {
+    pub id: u64,
+    pub name: Vec<u8>,
+    pub time: Timestamp,
+    pub generation: Generation,
+    pub state: RescueState,
+    /// Why it is not whole.
+    pub reason: String,
 }
 
 /// What is known of commits after the newest one that records and the tree's nodes show.
@@ -110,6 +127,12 @@ pub struct RescueReport {
     pub entries: u64,
     /// An entry of the log is lost that another one came after, so what was made durable last is not all there.
     pub entries_lost: bool,
+    /// The snapshots that are known, the oldest first; of the rescue of a snapshot that one alone.
+    pub snapshots: Vec<KeptSnapshot>,
+    /// Whether they are those of the newest commit.
+    pub snapshots_proved: bool,
+    /// Why there may be others.
+    pub snapshots_lost: Option<String>,
     pub files: u64,
     pub directories: u64,
     pub links: u64,
@@ -130,12 +153,16 @@ pub struct RescueReport {
 }
 
 impl RescueReport {
-    /// Whether what was rescued is all that the commit `newest` had, and nothing shows a newer one; `later` tells whether that proves anything.
+    /// Whether what was rescued is all that the commit `newest` had, and nothing shows a newer one; `later` tells whether that proves anything. Of the
+    /// snapshots that were not rescued themselves, whether they are known and their index is left.
     pub fn complete(&self) -> bool {
         self.partial + self.lost + self.older + self.unproved + self.unreadable_blocks == 0
             && self.index_whole
             && self.later != Later::Seen
             && !self.entries_lost
+            && self.snapshots_lost.is_none()
+            && (self.snapshots_proved || self.snapshots.is_empty())
+            && self.snapshots.iter().all(|snapshot| snapshot.state == RescueState::Whole)
             && self.problems.is_empty()
     }
 }
@@ -144,7 +171,8 @@ impl RescueReport {
 /// an error of `item` or `progress` ends the rescue, and what was rescued until then stays.
 ///
 /// # Errors
-/// `Invalid` for a target that is not empty, `InUse`, failures of the host that end everything. Damage is no error: it is reported.
+/// `Invalid` for a target that is not empty, `InUse`, failures of the host that end everything; `Refused` and `Damaged` when there is no snapshot of the
+/// name, or none is known. All other damage is no error: it is reported.
 pub fn rescue(
     path: &Path,
     key: &UnlockedKey,
@@ -177,6 +205,10 @@ pub(crate) fn rescue_from(
     let index = index::LeafIndex::build(pager.clone(), log, &mut |done, total| {
         progress(&RescueProgress::Scanning(done, total))
     })?;
+    let index = match &options.snapshot {
+        Some(name) => index.of_snapshot(name)?,
+        None => index,
+    };
     let stage = Stage::new(&options.to, environment)?;
     walk::run(index, &pager, &stage, options, item, progress)
 }

@@ -249,3 +249,48 @@ fn patterns_and_rules_remove_what_they_say() {
     assert_eq!(info["snapshots"], 1);
     assert!(text(place.good(&["info", "a.lbx"])).contains("\nSnapshots              1\n"));
 }
+
+/// Each is copied by itself, and a rescue of what is there now says that there are others.
+#[test]
+fn rescue_lists_snapshots_and_copies_the_one_that_is_named() {
+    let place = moments();
+    place.good(&["snapshot", "create", "a.lbx", "\u{1b}[2J"]);
+    let copy = |name: &str| {
+        let to = format!("rescued {name}");
+        let run = place.run(&["rescue", "a.lbx", "--snapshot", name, "--to", &to, "--privileges"]);
+        assert!(describe(&place.path(&to).join("tree")) == describe(&place.path(format!("at {name}/tree"))), "{name}");
+        fs::remove_dir_all(place.path(&to)).unwrap();
+        (run.code, text(run.out))
+    };
+    for name in ["first", "second"] {
+        let (code, out) = copy(name);
+        assert!(code == 0 && out.contains(&format!("whole    snapshot {name} of ")), "{out}");
+        assert!(out.ends_with(": complete\n"), "{out}");
+    }
+    let out = text(place.good(&["rescue", "a.lbx", "--to", "live"]));
+    assert_eq!(fs::read_dir(place.path("live/tree")).unwrap().count(), 0);
+    for line in
+        ["whole    snapshot first of ", "whole    snapshot second of ", "whole    snapshot \\x1b[2J of ", "not copied"]
+    {
+        assert!(out.contains(line), "{out}");
+    }
+    let out = text(place.good(&["rescue", "a.lbx", "--to", "json", "--json"]));
+    let summary: serde_json::Value = serde_json::from_str(out.lines().last().unwrap()).unwrap();
+    let summary = &summary["summary"];
+    assert_eq!(
+        (&summary["snapshots"][1]["name"], &summary["snapshots"][1]["state"]),
+        (&"second".into(), &"whole".into())
+    );
+    assert_eq!((&summary["snapshots_proved"], &summary["snapshots_lost"]), (&true.into(), &serde_json::Value::Null));
+    let missing = place.run(&["rescue", "a.lbx", "--snapshot", "third", "--to", "missing"]);
+    assert!(missing.code != 0 && missing.complaint.contains("third"), "{}", missing.complaint);
+    assert!(!place.path("missing").exists());
+    // Without any commit record.
+    let mut bytes = fs::read(place.path("a.lbx")).unwrap();
+    for block in (33..65).chain(353..385) {
+        bytes[block * 4096..][..4096].fill(0xEE);
+    }
+    fs::write(place.path("a.lbx"), bytes).unwrap();
+    let (code, out) = copy("first");
+    assert!(code == 12 && out.contains("some may have been removed since"), "{out}");
+}

@@ -239,7 +239,7 @@ fn rescued(bytes: &[u8]) -> usize {
     let cipher =
         PageCipher::new(&super::forge::key(), super::forge::ARCHIVE, true, Arc::new(SeededEnvironment::new(4)));
     let storage: Arc<dyn Storage> = Arc::new(MemoryStorage::from_contents(bytes.to_vec()));
-    let options = RescueOptions { to, partial: true, privileges: false };
+    let options = RescueOptions { to, partial: true, privileges: false, snapshot: None };
     let report = rescue_from(storage, cipher, &SeededEnvironment::new(6), &options, &mut |_| Ok(()), &mut |_| Ok(()));
     let beside: Vec<_> = std::fs::read_dir(&parent).into_iter().flatten().flatten().map(|e| e.file_name()).collect();
     assert!(beside.iter().all(|name| name == "to"), "rescue wrote beside its target: {beside:?}");

@@ -48,7 +48,7 @@ fn rescue(sample: &Sample, bytes: Vec<u8>, what: &str) -> Outcome {
     let target = tempfile::tempdir().unwrap();
     let to = target.path().join("to");
     let mut told = Vec::new();
-    let options = RescueOptions { to: to.clone(), partial: true, privileges: false };
+    let options = RescueOptions { to: to.clone(), partial: true, privileges: false, snapshot: None };
     let report = rescue_from(
         Arc::new(MemoryStorage::from_contents(bytes)),
         cipher(),
@@ -374,7 +374,7 @@ type Told = std::collections::BTreeMap<u64, (RescueState, Vec<u8>, Generation)>;
 
 fn rescue_partial(bytes: Vec<u8>, partial: bool) -> (Told, impl Fn(Ino) -> Option<Vec<u8>>) {
     let target = tempfile::tempdir().unwrap();
-    let options = RescueOptions { to: target.path().join("to"), partial, privileges: false };
+    let options = RescueOptions { to: target.path().join("to"), partial, privileges: false, snapshot: None };
     let mut told = Told::new();
     let storage = Arc::new(MemoryStorage::from_contents(bytes));
     let item = &mut |item: &crate::rescue::Rescued<'_>| {

@@ -15,6 +15,7 @@ mod key_changes;
 mod key_slots;
 mod repacking;
 mod rescued_log;
+mod rescued_snapshots;
 mod restoring;
 mod sample;
 mod smallest;

@@ -63,7 +63,7 @@ fn without_records(mut bytes: Vec<u8>) -> Vec<u8> {
 fn rescue(bytes: Vec<u8>, want: &Expected, what: &str) -> (RescueReport, u64) {
     let target = tempfile::tempdir().unwrap();
     let to = target.path().join("to");
-    let options = RescueOptions { to: to.clone(), partial: false, privileges: false };
+    let options = RescueOptions { to: to.clone(), partial: false, privileges: false, snapshot: None };
     let environment = Arc::new(SeededEnvironment::new(4));
     let cipher = PageCipher::new(&key(), ARCHIVE, true, environment.clone());
     let mut doubted = 0;

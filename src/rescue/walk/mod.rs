@@ -119,6 +119,9 @@ pub(super) fn run(
         entries: index.log.entries,
         entries_lost: index.log.lost,
         later: index.later,
+        snapshots: index.kept.judge(pager)?,
+        snapshots_proved: index.kept.proved,
+        snapshots_lost: index.kept.lost.clone(),
         left: LeftOut::extracting(options.privileges),
         ..RescueReport::default()
     };

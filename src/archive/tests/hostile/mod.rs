@@ -137,7 +137,7 @@ fn on_the_host(directory: &std::path::Path, bytes: &[u8]) {
     }
     let options = CompactOptions { dry_run: true, ..CompactOptions::default() };
     let _ = Archive::compact(&file, &unlocked, &options, &mut |_| Ok(()));
-    let options = RescueOptions { to: own.join("rescued"), partial: true, privileges: true };
+    let options = RescueOptions { to: own.join("rescued"), partial: true, privileges: true, snapshot: None };
     let _ = rescue::rescue(&file, &unlocked, &options, &mut |_| Ok(()), &mut |_| Ok(()));
     let names = |directory: &std::path::Path| -> Vec<_> {
         fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().file_name()).collect()
