@@ -1,4 +1,4 @@
-//! Sequences of operations on files, names and attributes, with syncs, deaths of the process and reopening, compared with a model in memory.
+//! Sequences of operations on files, names, attributes and snapshots, with syncs, deaths of the process and reopening, compared with a model in memory.
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -44,13 +44,23 @@ pub(super) fn operations(data: &[u8]) {
     let mut model = Model::default();
     // Every state since the last sync: a crash may leave any of them.
     let mut since = vec![model.clone()];
+    // What each snapshot shows, by name: durable at once.
+    let mut kept: BTreeMap<Vec<u8>, Model> = BTreeMap::new();
     for (step, operation) in data.chunks_exact(6).take(MOST).enumerate() {
         match operation[0] % 16 {
             12 | 13 => {
                 fs.sync().expect("memory does not fail");
                 since.clear();
             }
-            14 => drop(fs.maintain().expect("memory does not fail")),
+            14 if operation[1] % 3 == 0 => drop(fs.maintain().expect("memory does not fail")),
+            14 => {
+                if operation[1] % 3 == 1 {
+                    take_snapshot(&fs, &mut kept, &model, operation[2]);
+                } else {
+                    remove_snapshot(&fs, &mut kept, operation[2]);
+                }
+                since.clear();
+            }
             15 => {
                 drop(fs);
                 let mut state = u64::from(operation[1]) << 8 | step as u64;
@@ -68,6 +78,7 @@ pub(super) fn operations(data: &[u8]) {
                 assert!(at.is_some(), "step {step}: no state since the last sync looks like this: {:?}", found.names);
                 model = found;
                 since.clear();
+                assert_shown(&fs, &kept);
             }
             _ => apply(&fs, &mut model, operation),
         }
@@ -79,10 +90,41 @@ pub(super) fn operations(data: &[u8]) {
     drop(fs);
     let fs = open_on(storage, true).expect("a closed archive opens");
     assert!(observe(&fs) == model, "contents or attributes differ after closing");
+    assert_shown(&fs, &kept);
     let (_, findings) = fs.check_structure(true, &mut |_, _| {}).expect("a check");
     assert!(findings.is_empty(), "{findings:?}");
     let findings = fs.volume.check_space(true, &mut |_, _| {}).expect("a check");
     assert!(findings.is_empty(), "{findings:?}");
+}
+
+fn take_snapshot(fs: &FileSystem, kept: &mut BTreeMap<Vec<u8>, Model>, model: &Model, choice: u8) {
+    let name = vec![b'a' + choice % 4];
+    match fs.take_snapshot(&name) {
+        Ok(()) => assert!(kept.insert(name, model.clone()).is_none(), "a name was given twice"),
+        Err(error) => assert!(matches!(error, Error::Exists) && kept.contains_key(&name), "{error}"),
+    }
+    fs.sync().expect("memory does not fail");
+}
+
+/// One of them, if there is any; what it alone shows is freed at once, or left to be.
+fn remove_snapshot(fs: &FileSystem, kept: &mut BTreeMap<Vec<u8>, Model>, choice: u8) {
+    if let Some(name) = kept.keys().nth(usize::from(choice >> 1) % kept.len().max(1)).cloned() {
+        kept.remove(&name);
+        let id = fs.snapshot_named(&name).expect("a snapshot that was taken");
+        fs.remove_chosen_snapshots(&mut |_| Ok(vec![id.0])).expect("memory does not fail");
+        if choice.is_multiple_of(2) {
+            fs.finish_removals(&mut || Ok(())).expect("memory does not fail");
+        }
+    }
+    fs.sync().expect("memory does not fail");
+}
+
+fn assert_shown(fs: &FileSystem, kept: &BTreeMap<Vec<u8>, Model>) {
+    let names: Vec<Vec<u8>> = fs.kept_snapshots().expect("a list").into_iter().map(|one| one.name).collect();
+    assert!(names.len() == kept.len() && names.iter().all(|name| kept.contains_key(name)), "{names:?}");
+    for (name, shown) in kept {
+        assert!(observe(&fs.moment(name).expect("a snapshot")) == *shown, "a snapshot shows something else");
+    }
 }
 
 /// One change of files, made twice: there and in the model.

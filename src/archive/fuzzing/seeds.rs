@@ -251,12 +251,17 @@ fn edits() -> Vec<Vec<u8>> {
         [&[operation][..], &operands, &[bytes.len() as u8], bytes].concat()
     };
     let mut all = vec![Vec::new()];
-    for operation in 0..10 {
+    for operation in 0..11 {
         all.push(edit(operation, [0, 3, 0, 8, 0, 0], &[1, 2, 3, 4, 5, 6, 7, 8, 9]));
     }
     all.push(edit(9, [0, 0, 0, 5, 0, 6], &pages().swap_remove(2)[..200]));
     all.push([edit(8, [0, 100, 0, 0, 0, 0], &[]), edit(5, [0, 3, 0, 44, 0, 0], &[0xff; 8])].concat());
-    all.push(edit(10, [0; 6], &[]));
+    all.push(edit(10, [0, 1, 0, 0, 0, 0], &[]));
+    // Two snapshots, between which records of the live tree go, and one of another level.
+    let kept = |id, right, name| edit(10, [0, 0, right, id, 0, 0], name);
+    let gone = edit(3, [0, 9, 0, 0, 0, 0], &[]);
+    all.push([kept(7, 1, &b""[..]), gone.clone(), kept(8, 1, b" too"), gone].concat());
+    all.push(kept(7, 0, b""));
     all
 }
 
@@ -264,7 +269,19 @@ fn sequences() -> Vec<Vec<u8>> {
     let mixed: Vec<u8> = (0..60u8).flat_map(|n| [n, n / 3, n.wrapping_mul(37), n % 5, n.wrapping_mul(11), n]).collect();
     let crash =
         [[0, 0, 0, 0, 0, 0], [0, 0, 0, 1, 90, 3], [12, 0, 0, 0, 0, 0], [1, 0, 9, 0, 200, 4], [15, 3, 1, 0, 0, 0]];
-    vec![mixed, crash.concat(), Vec::new()]
+    let kept = [
+        [0, 0, 0, 0, 0, 0],
+        [0, 0, 0, 1, 90, 3],
+        [14, 1, 0, 0, 0, 0],
+        [0, 0, 3, 0, 200, 5],
+        [14, 1, 1, 0, 0, 0],
+        [7, 0, 0, 0, 0, 0],
+        [15, 3, 1, 0, 0, 0],
+        [14, 2, 1, 0, 0, 0],
+        [15, 4, 0, 0, 0, 0],
+        [14, 0, 0, 0, 0, 0],
+    ];
+    vec![mixed, crash.concat(), kept.concat(), Vec::new()]
 }
 
 /// Inputs for the target of this name; none for one that is unknown.

@@ -11,10 +11,10 @@ use super::forge::{Forge, OWNER, open_on};
 use super::pages::plain_page;
 use crate::env::SeededEnvironment;
 use crate::error::{Error, Result};
-use crate::format::values::Extent;
+use crate::format::values::{Extent, is_valid_name};
 use crate::format::{Generation, Ino, Key, ROOT_INO, kind};
 use crate::frame::{Content, PageCipher};
-use crate::fs::{FileSystem, RenameMode, SetAttributes, XattrMode, mode};
+use crate::fs::{FileSystem, KeptSnapshot, RenameMode, SetAttributes, XattrMode, mode};
 use crate::rescue::{RescueOptions, rescue_from};
 use crate::storage::{MemoryStorage, Storage};
 
@@ -22,6 +22,8 @@ use crate::storage::{MemoryStorage, Storage};
 const MOST_EDITS: usize = 16;
 /// Objects that a walk looks at.
 const MOST_OBJECTS: usize = 500;
+/// Snapshots that are read.
+const MOST_SNAPSHOTS: usize = 3;
 /// Bytes read at each place of a file.
 const PIECE: u64 = 64 << 10;
 
@@ -52,7 +54,7 @@ fn edit(forge: &mut Forge, operation: u8, operands: [u8; 6], bytes: &[u8], nodes
     let tree = if tree < 128 { 0 } else { tree % 5 };
     let records = &mut forge.trees[tree];
     let at = (a | b << 8).checked_rem(records.len()).unwrap_or(0);
-    match operation % 10 {
+    match operation % 11 {
         0 if !records.is_empty() => overwrite(&mut records[at].1, c | d << 8, bytes),
         1 if !records.is_empty() => records[at].1 = bytes.to_vec(),
         2 => {
@@ -94,6 +96,15 @@ fn edit(forge: &mut Forge, operation: u8, operands: [u8; 6], bytes: &[u8], nodes
                 *value = Extent { page: pointer, start: d as u32, length: e as u32 * 97 + 1, born }.encode().to_vec();
             }
         }
+        10 if a % 2 == 0 => {
+            // A snapshot of what the edits have made so far, or one with a root that is not where it says.
+            let mut root = forge.live_root();
+            root.level ^= u8::from(b % 4 == 0);
+            let name = [&b"kept"[..], &bytes[..bytes.len().min(200)]].concat();
+            if is_valid_name(&name) {
+                forge.snapshot((c | d << 8) as u64, root, &name);
+            }
+        }
         _ => forge.honest_space = false,
     }
 }
@@ -132,6 +143,10 @@ pub(in crate::archive) fn exercise(bytes: &[u8], rescue: bool) -> usize {
         Err(_) => refusals += 1,
         Ok(fs) => {
             refusals += walk(&fs);
+            refusals += fs.kept_snapshots().map_or(1, |kept| {
+                let walked = |one: &KeptSnapshot| fs.moment(&one.name).map_or(1, |moment| walk(&moment));
+                kept.iter().take(MOST_SNAPSHOTS).map(walked).sum()
+            });
             refusals += check(&fs, true, &mut |_, _| {}).map_or(1, |report| report.findings.len());
             let _ = fs.statistics(1 << 30);
         }
@@ -141,7 +156,7 @@ pub(in crate::archive) fn exercise(bytes: &[u8], rescue: bool) -> usize {
         Ok(fs) => refusals += change(&fs).iter().filter(|result| matches!(result, Err(Error::Damaged(_)))).count(),
     }
     if rescue {
-        refusals += rescued(bytes);
+        refusals += rescued(bytes, None) + rescued(bytes, Some(b"kept"));
     }
     refusals
 }
@@ -231,19 +246,22 @@ fn change(fs: &FileSystem) -> Vec<Result<()>> {
     results
 }
 
-/// Rescues into a directory that is thrown away; nothing may appear beside it.
-fn rescued(bytes: &[u8]) -> usize {
+/// Rescues into a directory that is thrown away; nothing may appear beside it. That there is no such snapshot is nothing wrong.
+fn rescued(bytes: &[u8], snapshot: Option<&[u8]>) -> usize {
     let parent =
         std::env::temp_dir().join(format!("lockbox-fuzzing-{}-{:?}", std::process::id(), std::thread::current().id()));
     let to = parent.join("to");
     let cipher =
         PageCipher::new(&super::forge::key(), super::forge::ARCHIVE, true, Arc::new(SeededEnvironment::new(4)));
     let storage: Arc<dyn Storage> = Arc::new(MemoryStorage::from_contents(bytes.to_vec()));
-    let options = RescueOptions { to, partial: true, privileges: false, snapshot: None };
+    let options = RescueOptions { to, partial: true, privileges: false, snapshot: snapshot.map(<[u8]>::to_vec) };
     let report = rescue_from(storage, cipher, &SeededEnvironment::new(6), &options, &mut |_| Ok(()), &mut |_| Ok(()));
     let beside: Vec<_> = std::fs::read_dir(&parent).into_iter().flatten().flatten().map(|e| e.file_name()).collect();
     assert!(beside.iter().all(|name| name == "to"), "rescue wrote beside its target: {beside:?}");
     // Nothing is left of a directory that nobody else uses; what cannot be removed shows in the next run.
     let _ = std::fs::remove_dir_all(&parent);
-    usize::from(!report.is_ok_and(|report| report.complete()))
+    match report {
+        Err(Error::Refused(_)) => 0,
+        report => usize::from(!report.is_ok_and(|report| report.complete())),
+    }
 }
