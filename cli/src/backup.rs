@@ -43,6 +43,8 @@ trait Source {
     fn fill(&mut self, file: &Arc<FileStorage>) -> Result<BackedUp, Failure>;
     /// Brings a backup up to now; None when too much has changed for that.
     fn bring_up_to_date(&mut self, file: &Arc<FileStorage>) -> Result<Option<BackedUp>, Failure>;
+    /// Whether nobody but this user reads and writes.
+    fn is_ours(&self) -> bool;
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
@@ -52,15 +54,6 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     }
     let path = &args.archive.archive;
     if let Some(mounted) = Mounted::find(&args.archive)? {
-        let within = std::fs::canonicalize(
-            args.destination.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new(".")),
-        );
-        if !to_output && within.is_ok_and(|within| mounted.contains(&within)) {
-            return Err(Failure::usage(format!(
-                "{} lies in the archive that is to be backed up",
-                shown(&args.destination)
-            )));
-        }
         return back_up(args, &mut OfMount { mounted, interrupt: Interrupt::watch()?, args });
     }
     let same = |a: &Path, b: &Path| {
@@ -81,7 +74,7 @@ fn back_up(args: &Args, source: &mut dyn Source) -> Result<(), Failure> {
         return put(&beside.file());
     }
     let failed = |error| Lockbox::failure(&args.destination, error);
-    let destination = Destination::open(&args.destination).map_err(failed)?;
+    let destination = Destination::open(&args.destination, source.is_ours()).map_err(failed)?;
     let brought = destination.existing().map(|file| source.bring_up_to_date(file)).transpose()?.flatten();
     let done = match brought {
         Some(done) => {
@@ -136,7 +129,7 @@ fn put(file: &FileStorage) -> Result<(), Failure> {
 /// What failed, and where.
 fn failure(args: &Args, error: Error) -> Failure {
     match error {
-        Error::Interrupted(_) => Failure::new(code(&error), "interrupted; the backup is as it was"),
+        Error::Interrupted(_) => Failure::new(code(&error), "interrupted; the backup is as it was, or up to date"),
         Error::Refused(Refusal::Destination { .. }) | Error::NoSpace(_) => Lockbox::failure(&args.destination, error),
         error => Lockbox::failure(&args.archive.archive, error),
     }
@@ -182,6 +175,10 @@ impl Source for OfFile<'_> {
         let verified = brought.and_then(|done| done.map(|done| self.verified(&file, done)).transpose());
         verified.map_err(|error| failure(self.args, error))
     }
+
+    fn is_ours(&self) -> bool {
+        true
+    }
 }
 
 /// An archive that a daemon has open: that reads it, and writes into the file that it is given.
@@ -192,7 +189,19 @@ struct OfMount<'a> {
 }
 
 impl OfMount<'_> {
+    /// Another user's daemon may be any program: nothing but an archive of its id is given to it, or gets a name.
+    fn check(&self, file: &FileStorage) -> Result<(), Failure> {
+        let checked = Destination::check_archive(file, &self.mounted.archive_id()?);
+        checked.map_err(|error| failure(self.args, error))
+    }
+
     fn ask(&self, file: &Arc<FileStorage>, whole: bool) -> Result<Option<BackedUp>, Failure> {
+        if self.mounted.holds(&**file) {
+            return Err(Failure::usage(format!(
+                "{} lies in the archive that is to be backed up",
+                shown(&self.args.destination)
+            )));
+        }
         let done = self
             .mounted
             .back_up(&**file, whole, self.args.verify, &self.args.destination, &|| self.interrupt.check())?;
@@ -203,10 +212,16 @@ impl OfMount<'_> {
 impl Source for OfMount<'_> {
     fn fill(&mut self, file: &Arc<FileStorage>) -> Result<BackedUp, Failure> {
         let nothing = || Failure::new(IN_USE, "the daemon made no backup");
-        self.ask(file, true)?.ok_or_else(nothing)
+        let done = self.ask(file, true)?.ok_or_else(nothing)?;
+        self.check(file).map(|()| done)
     }
 
     fn bring_up_to_date(&mut self, file: &Arc<FileStorage>) -> Result<Option<BackedUp>, Failure> {
+        self.check(file)?;
         self.ask(file, false)
+    }
+
+    fn is_ours(&self) -> bool {
+        self.mounted.is_ours()
     }
 }

@@ -7,6 +7,7 @@ use lockbox::Error;
 use lockbox::archive::{Generation, Snapshot};
 use lockbox::control::{self, Among, Name, Request, Response, Status, Why};
 use lockbox::error::Timestamp;
+use lockbox::format::ArchiveId;
 use lockbox_host::{DAMAGED, IN_USE, NO_SPACE, OTHER, Program, code, shown};
 
 use crate::exit::{Failure, Lockbox};
@@ -120,10 +121,21 @@ impl Mounted {
         Ok(true)
     }
 
-    /// Whether a directory lies in what is mounted.
-    pub(crate) fn contains(&self, directory: &Path) -> bool {
-        let device = |path: &Path| rustix::fs::stat(path).map(|stat| stat.st_dev);
-        device(directory).is_ok_and(|inside| device(Path::new(&self.status.mount_point)) == Ok(inside))
+    /// Whether a file lies in what is mounted.
+    pub(crate) fn holds(&self, file: impl AsFd) -> bool {
+        let mounted = rustix::fs::stat(Path::new(&self.status.mount_point)).map(|stat| stat.st_dev);
+        rustix::fs::fstat(file).is_ok_and(|file| mounted == Ok(file.st_dev))
+    }
+
+    /// Whether the daemon is this user's.
+    pub(crate) fn is_ours(&self) -> bool {
+        self.status.uid == nix::unistd::geteuid().as_raw()
+    }
+
+    pub(crate) fn archive_id(&self) -> Result<ArchiveId, Failure> {
+        let digits = Name::try_from(self.status.archive_id.clone()).ok();
+        let id = digits.and_then(|bytes| ArchiveId::try_from(bytes.0).ok());
+        id.ok_or_else(|| Failure::other("the daemon tells no id of its archive"))
     }
 
     /// Has the daemon write into an open file; answers of which moment, the commit, and bytes of file data. None when too much has changed to bring

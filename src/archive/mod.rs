@@ -114,6 +114,8 @@ pub struct Archive {
     archive: ArchiveId,
     witness: Arc<Witness>,
     key_slots: Vec<(u8, u8)>,
+    /// Of both copies of the header as they are to be.
+    header_sums: crate::keys::header::Sums,
     /// What is wrong with the header copy that is not used.
     header_flaw: Option<String>,
     mended: Vec<String>,

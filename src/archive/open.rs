@@ -70,7 +70,7 @@ impl Archive {
         let looked = Looked::at(seen_options, &key.volume_key, &key.archive);
         let mark = looked.mark();
         let volume = Volume::open_seen(storage.clone(), cipher, environment.clone(), sequence, &volume_options, mark)?;
-        let replace = seen::judge(&volume, sequence, looked.seen.as_ref(), seen_options)?;
+        let replace = seen::judge(&volume, sequence, looked.seen.as_ref(), seen_options, options.read_only)?;
         let mut mended = Vec::new();
         if !options.read_only {
             // Before the first record carries the number, and not from an older header that was just refused.
@@ -101,6 +101,7 @@ impl Archive {
             archive: key.archive,
             witness,
             key_slots,
+            header_sums: header.sums(&key.volume_key),
             header_flaw,
             mended,
         })

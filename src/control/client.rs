@@ -70,7 +70,7 @@ pub fn ask_with_file(
     file: BorrowedFd<'_>,
     go_on: &dyn Fn() -> Result<()>,
 ) -> Result<Response> {
-    let answer = exchange(socket, owner, request, &[file], None, go_on);
+    let answer = exchange(socket, owner, request, &[file], patience(owner, request), go_on);
     // What ended the wait says more than that it ended.
     go_on().and(answer)
 }

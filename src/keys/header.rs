@@ -13,7 +13,7 @@
 //!     a header gives it another number.
 
 use crate::crypto::SecretKey;
-use crate::crypto::kdf::{equal, hkdf, hmac_sha256};
+use crate::crypto::kdf::{equal, hkdf, hmac_sha256, sha256};
 use crate::error::{Error, Result};
 use crate::format::header::{self, Framing, HEADER_BYTES, ParsedHeader};
 use crate::format::{ArchiveId, BLOCK, HEADER_START, KEY_SLOTS, MIN_BLOCKS};
@@ -21,6 +21,13 @@ use crate::storage::Storage;
 
 /// One slot as it lies in the file.
 pub(crate) type SlotBlock = [u8; BLOCK as usize];
+
+/// What tells the copies of a header from all others.
+pub(crate) type Sums = [[u8; 32]; 2];
+
+pub(crate) fn sums(copies: &[Vec<u8>; 2]) -> Sums {
+    [&copies[0], &copies[1]].map(|copy| sha256(copy))
+}
 
 /// The slots of one header copy.
 pub(crate) type Slots = Box<[SlotBlock; KEY_SLOTS]>;
@@ -168,6 +175,11 @@ impl Header {
             }
             Ok(_) => None,
         }
+    }
+
+    /// Of both copies as they are when they are in order (HEADER-3).
+    pub(crate) fn sums(&self, volume_key: &SecretKey) -> Sums {
+        sums(&[0, 1].map(|copy| encode_copy(self.framing(), &self.slots(), copy, volume_key)))
     }
 
     /// Writes the copy anew that is lost, altered or older, and says so. The other one must be authentic (HEADER-2).

@@ -41,7 +41,7 @@ impl Current {
         let looked = Looked::at(seen, volume_key, &header.framing().archive);
         let sequence = header.framing().sequence;
         let volume = open(storage, header.framing(), volume_key, true, &looked)?;
-        let replace = seen::judge(&volume, sequence, looked.seen.as_ref(), seen)?;
+        let replace = seen::judge(&volume, sequence, looked.seen.as_ref(), seen, false)?;
         Ok(Current { volume, looked, replace })
     }
 }

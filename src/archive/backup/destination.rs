@@ -10,11 +10,15 @@ use std::sync::Arc;
 use crate::archive::compact::replace::{self, Old};
 use crate::env::SystemEnvironment;
 use crate::error::{Error, Refusal, Result};
-use crate::keys::header;
+use crate::format::ArchiveId;
+use crate::keys::header::{self, Header};
 use crate::storage::{FileStorage, HostEntry, Storage};
 
 /// What the name of an unfinished file says.
 const UNFINISHED: &str = "backup";
+
+pub(super) const OTHER_ARCHIVE: &str = "it is, or is a backup of, another archive";
+pub(super) const NO_ARCHIVE: &str = "it is no archive";
 
 /// Where a backup goes.
 pub struct Destination {
@@ -33,13 +37,14 @@ impl Beside {
 }
 
 impl Destination {
-    /// Links are followed where the file exists.
+    /// `follow` says whether the name may be a link: who lets another user's daemon write there follows none that this user may have put there.
     ///
     /// # Errors
     /// `InUse` when somebody has it open, those of the host.
-    pub fn open(path: &Path) -> Result<Destination> {
+    pub fn open(path: &Path, follow: bool) -> Result<Destination> {
         let failed = |e| Error::io(format!("cannot look at {}", path.display()), e);
-        match std::fs::canonicalize(path) {
+        let there = if follow { std::fs::canonicalize(path) } else { path.symlink_metadata().map(|_| path.into()) };
+        match there {
             Ok(real) => {
                 let old = Old::open(&real)?;
                 Ok(Destination { entry: old.entry().try_clone().map_err(failed)?, old: Some(old) })
@@ -49,6 +54,19 @@ impl Destination {
                 Ok(Destination { entry, old: None })
             }
             Err(e) => Err(failed(e)),
+        }
+    }
+
+    /// Whether a file is one of this archive, as far as its header tells without a key: who has others write into it asks before they do, and before it gets
+    /// a name.
+    ///
+    /// # Errors
+    /// `Refused` when it is not.
+    pub fn check_archive(file: &FileStorage, archive: &ArchiveId) -> Result<()> {
+        match Header::read(file) {
+            Ok(header) if header.framing().archive == *archive => Ok(()),
+            Ok(_) => Err(Error::Refused(Refusal::Destination { why: OTHER_ARCHIVE })),
+            Err(_) => Err(Error::Refused(Refusal::Destination { why: NO_ARCHIVE })),
         }
     }
 

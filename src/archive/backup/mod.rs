@@ -9,7 +9,7 @@
 //!     all the rest is durable, and gets its name after that. In an existing one the pages go where its durable record has free space, and all records
 //!     change in one operation, so in one commit (ORIGIN-3).
 //! BACKUP-4  What was there already is found by what cannot have changed: the moment comes from the origin of the file (it is in its line), so below nodes
-//!     that are no newer than the origin all is as it was (`btree/changed.rs`), and an extent that was born no later names the same bytes (EXTENT-2:
+//!     that are no newer than the origin all is as it was (`btree/changed.rs`), where all commits since count on from it (ORIGIN-2), and an extent that was born no later names the same bytes (EXTENT-2:
 //!     each new extent is born in its own transaction). Where the line cannot be proved, or too much has changed for one commit, everything is copied.
 //! BACKUP-5  A file that is no backup of this archive, or that has what the archive lacks, stays as it is.
 //!
@@ -70,12 +70,15 @@ pub struct BackedUp {
 pub struct Backups {
     fs: Arc<FileSystem>,
     storage: Arc<dyn Storage>,
+    /// Of the copies of the header.
+    sums: Option<header::Sums>,
 }
 
 /// A moment of an open archive, to be copied. As long as it lives, what it reaches keeps its space.
 pub struct BackupSource {
     fs: Arc<FileSystem>,
     storage: Arc<dyn Storage>,
+    sums: Option<header::Sums>,
     pinned: Pinned,
 }
 
@@ -89,28 +92,29 @@ impl Archive {
         let archive = Archive::open_seen(path, key, &options, seen)?;
         let volume = &archive.fs.volume;
         let lays_log = volume.lays_log();
-        if volume.durable().closed && !lays_log {
+        // A backup is only read: whoever writes to it takes its mark away.
+        if (volume.durable().closed && !lays_log) || volume.origin().is_some() {
             return Ok(archive);
         }
         drop(archive);
         let written = Archive::open_seen(path, key, &OpenOptions { read_only: false, ..options }, seen);
         match written.and_then(Archive::close) {
             // What is on the medium can be copied as it is, but for what its log has: that is in no tree.
-            Err(Error::ReadOnly(_)) if !lays_log => {}
+            Err(_) if !lays_log => {}
             closed => closed?,
         }
         Archive::open_seen(path, key, &options, seen)
     }
 
     pub fn backups(&self) -> Backups {
-        Backups { fs: self.fs.clone(), storage: self.storage.clone() }
+        Backups { fs: self.fs.clone(), storage: self.storage.clone(), sums: Some(self.header_sums) }
     }
 }
 
 impl Backups {
     #[cfg(test)]
     pub(super) fn of(fs: Arc<FileSystem>, storage: Arc<dyn Storage>) -> Backups {
-        Backups { fs, storage }
+        Backups { fs, storage, sums: None }
     }
 
     /// Pins what is there now.
@@ -122,7 +126,7 @@ impl Backups {
         // Whoever reads may see a record that is in the host's cache alone; a backup must not name one that a crash undoes.
         self.storage.barrier()?;
         let pinned = self.fs.pin()?;
-        Ok(BackupSource { fs: self.fs, storage: self.storage, pinned })
+        Ok(BackupSource { fs: self.fs, storage: self.storage, sums: self.sums, pinned })
     }
 }
 
@@ -140,6 +144,15 @@ impl BackupSource {
         self.origin().generation
     }
 
+    /// Both copies of the header, which are those that were authentic when the archive was opened: they cannot be changed while it is.
+    fn header(&self) -> Result<[Vec<u8>; 2]> {
+        let copies = header::whole_copies(&*self.storage)?;
+        if self.sums.is_some_and(|sums| sums != header::sums(&copies)) {
+            return Err(Error::damaged("the header was altered since the archive was opened"));
+        }
+        Ok(copies)
+    }
+
     fn backed_up(&self, whole: bool, copied_bytes: u64) -> BackedUp {
         let Origin { time, generation, .. } = *self.origin();
         BackedUp { time, generation, whole, copied_bytes }
@@ -150,7 +163,8 @@ impl BackupSource {
     /// # Errors
     /// Those of reading the archive and writing the file; that of `watch`.
     pub fn fill(&self, file: &Arc<dyn Storage>, watch: &mut BackupWatch<'_>) -> Result<BackedUp> {
-        let copies = header::whole_copies(&*self.storage)?;
+        let _work = self.fs.work()?;
+        let copies = self.header()?;
         let environment = Arc::new(SystemEnvironment);
         let sequence = Header::of_copy(&copies[0])?.framing().sequence;
         let backup = self.volume().begin_backup(&self.pinned, file.clone(), environment, sequence)?;
@@ -165,19 +179,26 @@ impl BackupSource {
     /// `Refused` for a file that is no backup of this archive, or newer than it, or of a copy that was written apart; those of reading the
     /// archive and writing the file; that of `watch`. The file shows what it showed then.
     pub fn bring_up_to_date(&self, file: &Arc<dyn Storage>, watch: &mut BackupWatch<'_>) -> Result<Option<BackedUp>> {
+        let _work = self.fs.work()?;
+        // What is on the medium counts, not what the host's cache has: an earlier run may not have ended well.
+        file.barrier()?;
+        file.evict(0, file.len()?)?;
         let (backup, base, copies) = match self.examine(file)? {
             Examined::Whole => return Ok(None),
             Examined::Next(base, copies) => (self.open(file, &copies)?, base, copies),
         };
+        if backup.origin() != Some(base) {
+            return Err(Error::damaged("the backup: its newest commit is lost; try again"));
+        }
         if base == *self.origin() {
             return Ok(Some(self.backed_up(false, 0)));
         }
+        // The keys of the archive; those that were removed open it no more. Before a record carries the number (9.1 rule 6).
+        header::write_copies(&**file, &copies)?;
         let watch = &mut |step| self.go_on(step, watch);
         let Some(prepared) = next::prepare(self.volume(), &self.pinned, &base, &backup, watch)? else {
             return Ok(None);
         };
-        // The keys of the archive; those that were removed open it no more.
-        header::write_copies(&**file, &copies)?;
         let copied = prepared.publish(&backup, &self.pinned)?;
         Ok(Some(self.backed_up(false, copied)))
     }
@@ -187,6 +208,7 @@ impl BackupSource {
     /// # Errors
     /// `Damaged` naming what differs.
     pub fn verify(&self, file: &Arc<dyn Storage>, watch: &mut BackupWatch<'_>) -> Result<()> {
+        let _work = self.fs.work()?;
         verify::verify(self, file, &mut |step| self.go_on(step, watch))
     }
 
@@ -204,16 +226,16 @@ impl BackupSource {
     /// BACKUP-5, by reading alone.
     fn examine(&self, file: &Arc<dyn Storage>) -> Result<Examined> {
         let refused = |why: &'static str| Err(Error::Refused(Refusal::Destination { why }));
-        let copies = header::whole_copies(&*self.storage)?;
+        let copies = self.header()?;
         let ours = Header::of_copy(&copies[0])?;
         let theirs = match Header::read(&**file) {
-            Err(Error::NotArchive(_)) => return refused("it is no archive"),
+            Err(Error::NotArchive(_)) => return refused(destination::NO_ARCHIVE),
             Err(Error::Damaged(reason)) => return Err(Error::damaged(format!("the backup: {reason}"))),
             theirs => theirs?,
         };
         let (ours, theirs): (&Framing, &Framing) = (ours.framing(), theirs.framing());
         if theirs.archive != ours.archive {
-            return refused("it is, or is a backup of, another archive");
+            return refused(destination::OTHER_ARCHIVE);
         }
         if theirs.commitment != ours.commitment {
             return refused("it has the volume key of before a change of that: choose another file, or remove it");

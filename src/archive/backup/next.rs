@@ -1,5 +1,7 @@
 //! Copies what changed since the moment that a backup shows (BACKUP-4), and publishes it in one commit (BACKUP-3).
 
+use std::collections::HashSet;
+
 use super::{BackupStep, BackupWatch, batch, extent};
 use crate::archive::compact::pages::Pages;
 use crate::error::{Error, Result};
@@ -46,7 +48,9 @@ pub(super) fn prepare(
     let (ours, theirs) = (from.view(state), backup.view(&shown));
     let mut prepared = Prepared::default();
     let mut fits = true;
-    ours.changed_since(base.generation, &mut |lower, upper| {
+    // Every extent is judged by its birth, which is a number of the line; nodes that have others are all looked at.
+    let since = if pinned.counts_on_since(base)? { base.generation } else { Generation(0) };
+    ours.changed_since(since, &mut |lower, upper| {
         let mut walk = Pair { at: lower, upper, ours: &ours, theirs: &theirs };
         while fits && let Some((new, old)) = walk.next()? {
             prepared.compare(new, old, base.generation)?;
@@ -105,14 +109,18 @@ impl Prepared {
 
     /// Writes the pages of new extents; false when they are too many.
     fn place(&mut self, pages: &mut Pages<'_>, watch: &mut BackupWatch<'_>) -> Result<bool> {
-        let mut total = 0;
+        let (mut total, mut named) = (0, HashSet::new());
         for Change { key, new, .. } in &self.changes {
             if let Some(new) = new
                 && let Some(extent) = extent(*key, new)?
             {
                 total += u64::from(extent.length);
+                named.insert(extent.page.run.address);
                 pages.announce(&extent)?;
             }
+        }
+        if named.len() > MOST_PAGES {
+            return Ok(false);
         }
         for Change { key, new, .. } in &mut self.changes {
             let Some(new) = new else { continue };
@@ -121,9 +129,6 @@ impl Prepared {
             self.adopted.extend(placed.adopt.map(|extents| (placed.page, extents)));
             *new = Extent { page: placed.page, start: placed.start, ..extent }.encode().to_vec();
             self.copied += u64::from(extent.length);
-            if self.adopted.len() > MOST_PAGES {
-                return Ok(false);
-            }
             watch(BackupStep::Copying { done: self.copied, total: Some(total) })?;
         }
         Ok(true)

@@ -143,7 +143,7 @@ pub(super) fn rewrite(
     let looked = Looked::at(&options.seen, &key.volume_key, &key.archive);
     let sequence = header.framing().sequence;
     let mut old = open(storage.clone(), key, header.framing(), looked.mark(), true)?;
-    let replace = seen::judge(&old.volume, sequence, looked.seen.as_ref(), &options.seen)?;
+    let replace = seen::judge(&old.volume, sequence, looked.seen.as_ref(), &options.seen, false)?;
     let (length_before, disk_before) = file.sizes()?;
     // The archive's word; who shows how far it is counts every byte twice.
     let used = old.volume.durable().used_blocks.saturating_add(MIN_BLOCKS).saturating_mul(BLOCK).min(MAX_OFFSET);

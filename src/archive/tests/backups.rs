@@ -4,14 +4,18 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use super::super::{BackedUp, BackupSource, BackupStep, Backups};
+use super::super::{
+    Archive, BackedUp, BackupSource, BackupStep, Backups, CompactOptions, CreateOptions, Destination, OpenOptions,
+};
 use super::sample::{Expected, expected, fresh, open_on, put};
 use super::snapshots::change;
+use crate::crypto::kdf::KdfCost;
 use crate::env::SeededEnvironment;
 use crate::error::{Error, Refusal, Result};
 use crate::format::{BLOCK, RING_SLOTS, ROOT_INO, slot_block};
 use crate::fs::FileSystem;
 use crate::keys::header::Header;
+use crate::keys::{self, SeenOptions};
 use crate::storage::simulated::{OpKind, SimulatedStorage};
 use crate::storage::{MemoryStorage, Storage};
 
@@ -260,6 +264,117 @@ fn the_record_of_the_old_moment_is_not_the_one_that_is_written_over() {
     let first = written.lock().iter().copied().find(|block| (0..RING_SLOTS).any(|slot| slot_block(slot) == *block));
     assert_eq!(first, Some(slot_block(moment.generation().next().next().slot())));
     assert!(shown(&*simulated) == expected(&fs));
+    fs.close().unwrap();
+}
+
+/// Two backups by turns, of which one takes the archive's place: its nodes have numbers that the other one's moment knows for others.
+#[test]
+fn a_backup_that_took_the_archives_place_is_backed_up_right() {
+    for seed in 41..=44 {
+        let (mut storage, mut fs) = fresh(seed);
+        let dice = SeededEnvironment::new(seed);
+        for n in 0..200 {
+            put(&fs, ROOT_INO, format!("{n:04}{}", "x".repeat(200)).as_bytes(), b"1");
+        }
+        let (one, other) = (filled(&source(&fs, &storage)), filled(&source(&fs, &storage)));
+        for round in 0..12u64 {
+            for _ in 0..1 + dice.next_u64() % 4 {
+                // What comes and goes between two moments, somewhere in a large directory.
+                let name = format!("{:04}between", dice.next_u64() % 200).into_bytes();
+                match fs.lookup(ROOT_INO, &name) {
+                    Ok(_) => fs.unlink(ROOT_INO, &name).unwrap(),
+                    Err(_) => drop(put(&fs, ROOT_INO, &name, &super::sample::noise(round, 9_000))),
+                }
+                fs.make_durable().unwrap();
+            }
+            let turn = if dice.next_u64().is_multiple_of(2) { &one } else { &other };
+            let moment = source(&fs, &storage);
+            next(&moment, turn).unwrap().unwrap();
+            verify(&moment, turn);
+            if round % 4 == 3 {
+                // The archive is lost, and the newer backup is gone on with. The other one comes from before that.
+                fs.close().unwrap();
+                storage = Arc::new(MemoryStorage::from_contents(turn.contents()));
+                // As a backup it is copied too.
+                let read = open_on(storage.clone(), true, 100 * seed + round).unwrap();
+                let moment = source(&read, &storage);
+                let behind = if Arc::ptr_eq(turn, &one) { &other } else { &one };
+                next(&moment, behind).unwrap().unwrap();
+                verify(&moment, behind);
+                fs = open_on(storage.clone(), false, 200 * seed + round).unwrap();
+            }
+        }
+        fs.close().unwrap();
+    }
+}
+
+/// Who only reads it is told and not alarmed. Who writes, in whatever way, is: it is an older copy of what they saw.
+#[test]
+fn a_backup_in_the_archives_place_alarms_whoever_writes() {
+    let directory = tempfile::tempdir().unwrap();
+    let (path, copy) = (directory.path().join("a.lbx"), directory.path().join("b.lbx"));
+    let creator = crate::fs::Creator { uid: 0, gid: 0, umask: None };
+    let passphrase = super::passphrase("p");
+    Archive::create(&path, &passphrase, &CreateOptions { kdf: KdfCost::TEST, creator }).unwrap();
+    let key = keys::unlock(&path, &passphrase).unwrap();
+    let seen = SeenOptions { directory: Some(directory.path().join("seen")), ..SeenOptions::default() };
+    let backed = Archive::open_for_backup(&path, &key, &seen).unwrap();
+    let destination = Destination::open(&copy, true).unwrap();
+    let beside = destination.beside().unwrap();
+    let file: Arc<dyn Storage> = beside.file();
+    let moment = backed.backups().pin().unwrap();
+    moment.fill(&file, &mut on).unwrap();
+    moment.verify(&file, &mut on).unwrap();
+    drop((moment, file));
+    destination.take(beside).unwrap();
+    drop(backed);
+    let write = |path: &std::path::Path, seen: &SeenOptions| {
+        let archive = Archive::open_seen(path, &key, &OpenOptions::default(), seen)?;
+        put(archive.file_system(), ROOT_INO, format!("{}", archive.info()?.generation.0).as_bytes(), b"1");
+        archive.close()
+    };
+    write(&path, &seen).unwrap();
+    std::fs::copy(&copy, &path).unwrap();
+    let read = Archive::open_seen(&path, &key, &OpenOptions { read_only: true, ..OpenOptions::default() }, &seen);
+    assert!(read.unwrap().info().unwrap().notices()[0].starts_with("this is a backup"));
+    let alarmed = |result: Result<()>| assert!(matches!(result, Err(Error::Older(_))), "{result:?}");
+    alarmed(write(&path, &seen));
+    let compaction = CompactOptions { seen: seen.clone(), ..CompactOptions::default() };
+    alarmed(Archive::compact(&path, &key, &compaction, &mut |_| Ok(())).map(drop));
+    alarmed(keys::repair_header(&path, &key, &seen).map(drop));
+    // Nothing of this was remembered.
+    alarmed(write(&path, &seen));
+    write(&path, &SeenOptions { accept_older: true, ..seen.clone() }).unwrap();
+    write(&path, &seen).unwrap();
+}
+
+/// Interrupted before the records change: the header is the archive's by then, and no record says otherwise.
+#[test]
+fn an_interruption_with_new_keys_leaves_a_backup_that_is_read() {
+    let (storage, fs) = fresh(51);
+    let file = filled(&source(&fs, &storage));
+    fs.close().unwrap();
+    let header = Header::read(&*storage).unwrap();
+    header.replace_slots(&*storage, &[(3, (9, [7; 4096]))], &super::key()).unwrap();
+    let fs = open_on(storage.clone(), false, 52).unwrap();
+    for n in 0..40u64 {
+        put(&fs, ROOT_INO, format!("{n}").as_bytes(), &super::sample::noise(n, 90_000));
+    }
+    let (moment, bytes) = (source(&fs, &storage), file.contents());
+    for last in 0..60 {
+        let file = Arc::new(MemoryStorage::from_contents(bytes.clone()));
+        let mut left = last;
+        let stopped = moment.bring_up_to_date(&(file.clone() as Arc<dyn Storage>), &mut |_| match left {
+            0 => Err(Error::Interrupted(2)),
+            _ => {
+                left -= 1;
+                Ok(())
+            }
+        });
+        let sequence = Header::read(&*file).unwrap().framing().sequence;
+        let read = open_on(file, true, 53).unwrap();
+        assert!(read.volume.durable().header_sequence <= sequence, "after {last} steps: {stopped:?}");
+    }
     fs.close().unwrap();
 }
 

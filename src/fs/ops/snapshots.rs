@@ -39,6 +39,14 @@ impl FileSystem {
         self.volume.pin().map_err(|error| self.told(error))
     }
 
+    /// Keeps the archive from being closed while the answer is there.
+    ///
+    /// # Errors
+    /// `Invalid` when it is being closed.
+    pub(crate) fn work(&self) -> Result<impl Drop + '_> {
+        self.closing.work()
+    }
+
     /// # Errors
     /// `Invalid` when the archive is being closed.
     pub(crate) fn check_closing(&self) -> Result<()> {

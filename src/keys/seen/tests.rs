@@ -69,7 +69,7 @@ impl User {
         let open = txn::OpenOptions { read_only, memory: 32 << 20 };
         let environment = self.environment.clone();
         let volume = Volume::open_seen(storage.clone(), self.cipher(), environment, 1, &open, looked.mark())?;
-        let replace = judge(&volume, 1, looked.seen.as_ref(), options)?;
+        let replace = judge(&volume, 1, looked.seen.as_ref(), options, read_only)?;
         let witness = Witness::new(volume.clone(), 1, looked, replace);
         match volume.take_logged() {
             Some(logged) if read_only => volume.lay_for_reading(&logged, &mut |_| Ok(()))?,
@@ -357,7 +357,7 @@ fn a_log_that_was_written_apart_is_a_fork() {
             let looked = Looked::at(&user.options(), &key(), &ARCHIVE);
             let open = txn::OpenOptions { read_only: true, memory: 32 << 20 };
             let volume = Volume::open(apart.clone(), user.cipher(), user.environment.clone(), 1, &open).unwrap();
-            let judged = judge(&volume, 1, looked.seen.as_ref(), &user.options());
+            let judged = judge(&volume, 1, looked.seen.as_ref(), &user.options(), true);
             assert_eq!(matches!(judged, Err(Error::Forked(_))), fork, "{entries}: {judged:?}");
             assert!(fork || judged.is_ok());
         }
@@ -510,13 +510,13 @@ fn an_older_header_is_refused() {
     let environment: Arc<dyn Environment> = user.environment.clone();
     let volume = Volume::open(storage, user.cipher(), environment, 1, &open).unwrap();
     let none = SeenOptions::default();
-    assert!(!judge(&volume, 1, None, &none).unwrap());
+    assert!(!judge(&volume, 1, None, &none, false).unwrap());
     // Remembered alone: nothing was committed since the change.
     let mark = volume.opened_at().unwrap();
     let seen = Seen { time: Timestamp::default(), header_sequence: 2, trail: vec![mark], entry: None };
-    assert!(matches!(judge(&volume, 1, Some(&seen), &none), Err(Error::Older(text)) if text.contains("header")));
-    assert!(judge(&volume, 1, Some(&seen), &SeenOptions { accept_older: true, ..none.clone() }).unwrap());
-    assert!(!judge(&volume, 2, Some(&seen), &none).unwrap());
+    assert!(matches!(judge(&volume, 1, Some(&seen), &none, false), Err(Error::Older(text)) if text.contains("header")));
+    assert!(judge(&volume, 1, Some(&seen), &SeenOptions { accept_older: true, ..none.clone() }, false).unwrap());
+    assert!(!judge(&volume, 2, Some(&seen), &none, false).unwrap());
     // The record alone: nothing was remembered. Its number is 1.
-    assert!(matches!(judge(&volume, 0, None, &none), Err(Error::Older(_))));
+    assert!(matches!(judge(&volume, 0, None, &none, false), Err(Error::Older(_))));
 }

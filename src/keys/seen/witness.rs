@@ -44,14 +44,20 @@ fn sentence(error: &Error) -> String {
     }
 }
 
-/// Whether the archive may be used, and whether it has to replace what is remembered.
+/// Whether the archive may be used, and whether it has to replace what is remembered. `only_reads`: nothing is written to it by this command.
 ///
 /// # Errors
 /// `Older` and `Forked` unless accepted. What the header says is judged also without anything remembered.
-pub(crate) fn judge(volume: &Volume, header_sequence: u64, seen: Option<&Seen>, options: &SeenOptions) -> Result<bool> {
+pub(crate) fn judge(
+    volume: &Volume,
+    header_sequence: u64,
+    seen: Option<&Seen>,
+    options: &SeenOptions,
+    only_reads: bool,
+) -> Result<bool> {
     let record = volume.durable();
     // Who reads a backup is told of which moment it is, and neither compares nor remembers anything.
-    let seen = seen.filter(|_| !(volume.read_only() && volume.origin().is_some()));
+    let seen = seen.filter(|_| !(only_reads && volume.origin().is_some()));
     let known = record.header_sequence.max(seen.map_or(0, |seen| seen.header_sequence));
     if header_sequence < known && !options.accept_older {
         return Err(older_header(header_sequence, known));

@@ -6,8 +6,12 @@
 //! ORIGIN-2  The line of a backup is that of its origin: its history has the sessions before that one, and none of its own, whose records nobody
 //!     else ever sees. So whoever compares a backup with what they remember compares its origin. The first session that writes to it as to an archive
 //!     records the origin as the session before, and goes on with higher numbers than that (9.1 rule 8).
+//!     The nodes of a backup have its own numbers, which other commits of the line have as well: so of a backup, and of an archive that was one since, no
+//!     number of a node says what was there before. Such an archive shows by a gap of numbers between two sessions, since the first one that
+//!     wrote to it counts on from the backup's own (`Pinned::counts_on_since`).
 //! ORIGIN-3  Origin and content change in one operation, so every record of a backup says of which moment its content is.
 
+use std::cmp::Ordering;
 use std::sync::Arc;
 
 use super::{OpenOptions, Volume};
@@ -28,6 +32,8 @@ use crate::txn::state::{Counters, State};
 pub(crate) struct Pinned {
     state: Arc<State>,
     origin: Origin,
+    /// Its nodes have numbers of their own (ORIGIN-2).
+    of_backup: bool,
     /// The sessions before that of the origin.
     history: Vec<(Key, Vec<u8>)>,
 }
@@ -39,6 +45,23 @@ impl Pinned {
 
     pub(crate) fn state(&self) -> &State {
         &self.state
+    }
+
+    /// Whether all commits since that of `base`, which it comes from, count on from each other: then a node with a number up to that of `base` was there.
+    pub(crate) fn counts_on_since(&self, base: &Origin) -> Result<bool> {
+        if self.of_backup {
+            return Ok(false);
+        }
+        let mut last = None;
+        for (key, value) in &self.history {
+            let value = HistoryValue::decode(value)?;
+            if last.is_some_and(|last: Generation| last >= base.generation && key.sub != last.0 + 1) {
+                return Ok(false);
+            }
+            last = Some(value.last);
+        }
+        // Of the session of the base, which is the present one, nothing is in the history.
+        Ok(last.is_none_or(|last| last < base.generation || self.origin.first.0 == last.0 + 1))
     }
 
     /// How many sessions its history has.
@@ -73,7 +96,7 @@ impl Volume {
     /// Those of a commit; `Damaged` when the history cannot be read.
     pub(crate) fn pin(&self) -> Result<Pinned> {
         let (state, origin) = if self.read_only() { self.opened()? } else { self.committed()? };
-        Ok(Pinned { history: self.history_of(&state)?, state, origin })
+        Ok(Pinned { history: self.history_of(&state)?, of_backup: self.origin.is_some(), state, origin })
     }
 
     fn opened(&self) -> Result<(Arc<State>, Origin)> {
@@ -115,8 +138,12 @@ impl Volume {
         let durable = self.durable();
         if (durable.session, durable.session_first) == (origin.session, origin.first) {
             // One process that extends its own records.
-            let later = durable.generation >= origin.generation;
-            return Ok(if later { Descent::Continues } else { Descent::Earlier });
+            return Ok(match durable.generation.cmp(&origin.generation) {
+                Ordering::Less => Descent::Earlier,
+                // A machine that was set back goes on in one session.
+                Ordering::Equal if self.chain().tag != origin.tag => Descent::Apart,
+                Ordering::Equal | Ordering::Greater => Descent::Continues,
+            });
         }
         Ok(match self.descent_from(&(*origin).into())? {
             // It is newer than what was opened, and others came in its place since.
