@@ -61,10 +61,16 @@ def seen_in_snapshots(archive: Archive) -> list[dict[str, Any]]:
     ]
 
 
+def origin(archive: Archive) -> dict[str, Any] | None:
+    if (of := archive.record.origin) is None:
+        return None
+    return {"session": of.session.hex(), "first": of.first, "generation": of.generation, "tag": of.tag.hex(), "time": list(of.time)}
+
+
 class Golden(unittest.TestCase):
     def test_golden_archives(self) -> None:
         manifests = sorted(GOLDEN.glob("*.json"))
-        self.assertGreaterEqual(len(manifests), 6)
+        self.assertGreaterEqual(len(manifests), 7)
         for path in manifests:
             manifest = json.loads(path.read_text())
             packed = path.with_suffix(".lbx.zst").read_bytes()
@@ -77,6 +83,7 @@ class Golden(unittest.TestCase):
                     archive = Archive(file, passphrase.encode())
                     self.assertEqual(archive.record.generation, manifest["generation"])
                     self.assertEqual(seen(archive), manifest["objects"])
+                    self.assertEqual(origin(archive), manifest.get("backup_of"))
                     self.assertEqual(len(archive.log.entries) if archive.has_log else 0, manifest.get("entries", 0))
                     # Archives frozen before snapshots could be read have no list of them.
                     if "snapshots" in manifest:

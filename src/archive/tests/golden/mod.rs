@@ -1,6 +1,7 @@
 //! Golden archives of format version 1 (`tests/data/golden`): every later program reads them as the manifests say, and refuses the damaged
 //! variants as recorded.
 
+mod backup;
 mod snapshots;
 
 use std::collections::BTreeMap;
@@ -29,7 +30,7 @@ use crate::storage::MemoryStorage;
 
 const PASSPHRASES: [(usize, &str); 3] = [(0, "golden one"), (5, "golden two"), (31, "golden thirty-one")];
 
-const GOLDEN: [&str; 6] = ["objects", "unclosed", "deep", "keys", "log", "snapshots"];
+const GOLDEN: [&str; 7] = ["objects", "unclosed", "deep", "keys", "log", "snapshots", "backup"];
 
 fn directory() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/data/golden")
@@ -488,6 +489,7 @@ fn golden_archives_are_read_and_refused_as_recorded() {
         assert_eq!(record.two_barrier, manifest["two_barrier"].as_bool().unwrap());
         assert_eq!(listing(&fs).unwrap(), manifest["objects"], "{name}");
         snapshots::assert_shown(&fs, &manifest["snapshots"], name);
+        assert_eq!(backup::origin(&fs), manifest["backup_of"], "{name}");
         let (_, findings) = fs.check_structure(true, &mut |_, _| {}).unwrap();
         assert!(findings.is_empty(), "{name}: {findings:?}");
         for variant in manifest["damaged"].as_array().unwrap() {
@@ -525,6 +527,7 @@ fn golden_archives_are_written_on() {
         fs.close().unwrap();
         drop(fs);
         let fs = open_on(storage, true).unwrap();
+        assert_eq!(backup::origin(&fs), Value::Null, "{name}: who writes to a backup makes it an archive");
         let mut now = listing(&fs).unwrap();
         assert_eq!(now.as_object_mut().unwrap().remove(&hex(b"/added")).unwrap()["size"], 18, "{name}");
         assert_eq!(now, manifest["objects"], "{name}, written");
