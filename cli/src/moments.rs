@@ -95,6 +95,14 @@ impl Mounted {
         Ok(all.into_iter().map(snapshot).collect())
     }
 
+    /// Erases what is free.
+    pub(crate) fn purge(&self) -> Result<(), Failure> {
+        match self.ask(&Request::Purge)? {
+            Response::Done => Ok(()),
+            other => Err(self.failure(&other)),
+        }
+    }
+
     /// Removes those with these ids; those that are gone are passed over.
     pub(crate) fn remove(&self, ids: &[u64]) -> Result<(), Failure> {
         for ids in ids.chunks(IDS) {

@@ -1,37 +1,32 @@
 //! `lockbox purge`: erases all freed space now, also of a mounted archive.
-use std::path::Path;
-
-use lockbox::control::{self, Request, Response, Status};
-use lockbox_host::{Program, shown};
+use lockbox_host::Program;
 
 use crate::exit::{Failure, Lockbox};
+use crate::moments::Mounted;
 use crate::opening::ArchiveArgs;
-use crate::runtime;
 
 /// Erase what deleted files left in an archive, now; the archive may be mounted, and named by its mount point
 #[derive(clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]
     archive: ArchiveArgs,
+    /// First remove every snapshot, so that what only they show is erased too
+    #[arg(long)]
+    snapshots: bool,
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
-    let path = &args.archive.archive;
-    if let Some((socket, status)) = runtime::find(&runtime::canonical(path), path)? {
-        return ask(&socket, &status);
-    }
-    if path.is_dir() {
-        return Err(Failure::other(format!("{} is not the mount point of an archive", shown(path))));
+    if let Some(mounted) = Mounted::find(&args.archive)? {
+        if args.snapshots {
+            let ids: Vec<u64> = mounted.list(false)?.iter().map(|snapshot| snapshot.id).collect();
+            mounted.remove(&ids)?;
+        }
+        return mounted.purge();
     }
     let archive = args.archive.write()?;
-    let purged = archive.file_system().purge();
+    let all = &mut |all: &[lockbox::archive::Snapshot]| Ok(all.iter().map(|snapshot| snapshot.id).collect());
+    let removed = if args.snapshots { archive.moments().remove(all) } else { Ok(()) };
+    let purged = removed.and_then(|()| archive.file_system().purge());
     // Closing erases what is left and gives the end of the file back, also when purging failed half-way.
-    purged.and(archive.close()).map_err(|error| Lockbox::failure(path, error))
-}
-
-fn ask(socket: &Path, status: &Status) -> Result<(), Failure> {
-    match control::ask(socket, status.uid, &Request::Purge)? {
-        Response::Done => Ok(()),
-        other => Err(Failure::other(format!("{}: {}", status.mount_point, other.complaint()))),
-    }
+    purged.and(archive.close()).map_err(|error| Lockbox::failure(&args.archive.archive, error))
 }

@@ -294,3 +294,19 @@ fn rescue_lists_snapshots_and_copies_the_one_that_is_named() {
     let (code, out) = copy("first");
     assert!(code == 12 && out.contains("some may have been removed since"), "{out}");
 }
+
+#[test]
+fn a_purge_takes_snapshots_when_it_is_told_to() {
+    let place = moments();
+    let used = |place: &Place| {
+        let info: serde_json::Value = serde_json::from_slice(&place.good(&["info", "--json", "a.lbx"])).unwrap();
+        (info["snapshots"].as_u64().unwrap(), info["used_bytes"].as_u64().unwrap())
+    };
+    place.good(&["purge", "a.lbx"]);
+    let before = used(&place);
+    assert_eq!(before.0, 2);
+    place.good(&["purge", "a.lbx", "--snapshots"]);
+    let after = used(&place);
+    assert!(after.0 == 0 && after.1 < before.1, "{before:?} {after:?}");
+    place.good(&["check", "--full", "a.lbx"]);
+}
