@@ -73,7 +73,10 @@ fn back_up(args: &Args, source: &mut dyn Source) -> Result<(), Failure> {
         source.fill(&beside.file())?;
         return put(&beside.file());
     }
-    let failed = |error| Lockbox::failure(&args.destination, error);
+    let failed = |error| match error {
+        error @ Error::Refused(_) => failure(args, error),
+        error => Lockbox::failure(&args.destination, error),
+    };
     let destination = Destination::open(&args.destination, source.is_ours()).map_err(failed)?;
     let brought = destination.existing().map(|file| source.bring_up_to_date(file)).transpose()?.flatten();
     let done = match brought {
@@ -130,7 +133,10 @@ fn put(file: &FileStorage) -> Result<(), Failure> {
 fn failure(args: &Args, error: Error) -> Failure {
     match error {
         Error::Interrupted(_) => Failure::new(code(&error), "interrupted; the backup is as it was, or up to date"),
-        Error::Refused(Refusal::Destination { .. }) | Error::NoSpace(_) => Lockbox::failure(&args.destination, error),
+        Error::Refused(refusal @ Refusal::Destination { .. }) => {
+            Failure::other(format!("{}: {refusal}", shown(&args.destination)))
+        }
+        Error::NoSpace(_) => Lockbox::failure(&args.destination, error),
         error => Lockbox::failure(&args.archive.archive, error),
     }
 }

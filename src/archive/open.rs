@@ -131,10 +131,10 @@ impl Archive {
         })
     }
 
-    /// Commits, erases free space and writes the closed record; a read-only archive is just left.
+    /// Commits, erases free space and writes the closed record; a read-only archive is just left. Work beside its user ends before.
     pub fn close(self) -> Result<()> {
+        self.fs.close()?;
         if !self.storage.read_only() {
-            self.fs.close()?;
             self.witness.remember();
         }
         Ok(())

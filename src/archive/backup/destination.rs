@@ -99,6 +99,7 @@ impl Destination {
     /// # Errors
     /// Those of the host.
     pub fn beside(&self) -> Result<Beside> {
+        self.old.as_ref().map_or(Ok(()), check_links)?;
         // Without a header it is nothing yet (BACKUP-3).
         let others = replace::remove_leftovers(&self.entry, UNFINISHED, &|left| Ok(!header::is_begun(&*left)?));
         for name in others {
@@ -131,15 +132,22 @@ impl Destination {
     /// `InUse` when the name means another file by now; then nothing was changed.
     pub fn take(self, beside: Beside) -> Result<()> {
         let Some(old) = self.old else { return beside.0.publish(&self.entry) };
-        if old.links()? > 1 {
-            return Err(Error::Refused(Refusal::Destination {
-                why: "it has several names (hard links), and the others would keep the old backup",
-            }));
-        }
+        check_links(&old)?;
         beside.0.take_after(&old)?;
         if let Some(left) = beside.0.replace(&old)? {
             left.tell(&old, false)?;
         }
         Ok(())
+    }
+}
+
+/// # Errors
+/// `Refused` for a file that cannot be replaced under all its names.
+fn check_links(old: &Old) -> Result<()> {
+    match old.links()? {
+        0 | 1 => Ok(()),
+        _ => Err(Error::Refused(Refusal::Destination {
+            why: "it has several names (hard links), and the others would keep the old backup",
+        })),
     }
 }
