@@ -3,8 +3,8 @@
 //! # Why nothing else can differ
 //! Every node names its generation, which its parent's pointer repeats. A version whose record has generation g consists of nodes of g and before, and no
 //! transaction after it makes a node of such a number again (TXN-4) or takes up one again that a version gave up. So a node of g or before was there
-//! in that version, with its fences and all below it (`difference.rs` has the induction), and each key between its fences has the value that it had. What came, went or changed since lies between the
-//! fences of newer leaves: a leaf that loses a key is made anew, and so is the neighbour that takes the range of one that is emptied.
+//! in that version, with its fences and all below it (`difference.rs` has the induction), and each key between its fences has the value that it had. What came,
+//! went or changed since lies between the fences of newer leaves: a leaf that loses a key is made anew, and so is the neighbour that takes the range of one that is emptied.
 
 use super::node::{Body, Bounds};
 use super::{Child, NodeStore, Tree, cursor};

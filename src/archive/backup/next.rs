@@ -7,7 +7,7 @@ use crate::archive::compact::pages::Pages;
 use crate::error::{Error, Result};
 use crate::format::record::Origin;
 use crate::format::values::Extent;
-use crate::format::{Generation, Ino, Key, Pointer};
+use crate::format::{Generation, Key, Pointer, kind};
 use crate::txn::{Pinned, Volume};
 
 /// Records that one operation changes at most: with their values and the nodes that they dirty some 100 MiB.
@@ -123,12 +123,8 @@ impl Prepared {
             return Ok(false);
         }
         for Change { key, new, .. } in &mut self.changes {
-            let Some(new) = new else { continue };
-            let Some(extent) = extent(*key, new)? else { continue };
-            let placed = pages.place(Ino(key.object), key.sub, &extent)?;
-            self.adopted.extend(placed.adopt.map(|extents| (placed.page, extents)));
-            *new = Extent { page: placed.page, start: placed.start, ..extent }.encode().to_vec();
-            self.copied += u64::from(extent.length);
+            let Some(new) = new.as_mut().filter(|_| key.kind == kind::EXTENT) else { continue };
+            self.copied += pages.carry(*key, new, &mut self.adopted)?;
             watch(BackupStep::Copying { done: self.copied, total: Some(total) })?;
         }
         Ok(true)

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::{BackupSource, BackupStep, BackupWatch, batch, extent};
 use crate::archive::OpenOptions;
+use crate::archive::compact::compare::has_same_bytes;
 use crate::env::SystemEnvironment;
 use crate::error::{Error, Result};
 use crate::format::Key;
@@ -57,7 +58,9 @@ fn compare(source: &BackupSource, backup: &Volume, read: &mut dyn FnMut(u64) -> 
                     Some(extent) => {
                         done += u64::from(extent.length);
                         read(done)?;
-                        same_bytes(source.volume(), backup, &extent, &Extent::decode(copy)?)?
+                        let copy = Extent::decode(copy)?;
+                        (extent.length, extent.born) == (copy.length, copy.born)
+                            && has_same_bytes(source.volume(), backup, &extent, &copy)?
                     }
                 };
             if !same {
@@ -65,15 +68,4 @@ fn compare(source: &BackupSource, backup: &Volume, read: &mut dyn FnMut(u64) -> 
             }
         }
     }
-}
-
-/// Whether two extents of two volumes stand for the same bytes.
-pub(crate) fn same_bytes(from: &Volume, to: &Volume, ours: &Extent, theirs: &Extent) -> Result<bool> {
-    if (ours.length, ours.born) != (theirs.length, theirs.born) {
-        return Ok(false);
-    }
-    let (mut one, mut other) = (vec![0; ours.length as usize], vec![0; ours.length as usize]);
-    from.read_data(&ours.page, ours.start, &mut one)?;
-    to.read_data(&theirs.page, theirs.start, &mut other)?;
-    Ok(one == other)
 }

@@ -3,8 +3,7 @@
 use super::{BackupStep, BackupWatch, batch, extent};
 use crate::archive::compact::pages::Pages;
 use crate::error::Result;
-use crate::format::values::Extent;
-use crate::format::{Ino, Key};
+use crate::format::{Key, kind};
 use crate::txn::{Pinned, Volume};
 
 /// Records handed out at once; their values are 3,500 bytes at most.
@@ -36,11 +35,10 @@ pub(super) fn copy(from: &Volume, pinned: &Pinned, to: &Volume, watch: &mut Back
         }
         let mut adopted = Vec::new();
         for (key, value) in &mut records {
-            let Some(extent) = extent(*key, value)? else { continue };
-            let placed = pages.place(Ino(key.object), key.sub, &extent)?;
-            adopted.extend(placed.adopt.map(|extents| (placed.page, extents)));
-            *value = Extent { page: placed.page, start: placed.start, ..extent }.encode().to_vec();
-            done += u64::from(extent.length);
+            if key.kind != kind::EXTENT {
+                continue;
+            }
+            done += pages.carry(*key, value, &mut adopted)?;
             watch(BackupStep::Copying { done, total: Some(total) })?;
         }
         // A reference count above 1 changes three records at most.

@@ -97,10 +97,15 @@ impl Comparison<'_, '_> {
         if ours.length != theirs.length || theirs.born <= self.before || theirs.born > moment {
             return Ok(false);
         }
-        let (mut one, mut other) = (vec![0; ours.length as usize], vec![0; ours.length as usize]);
-        self.from.read_data(&ours.page, ours.start, &mut one)?;
-        self.to.read_data(&theirs.page, theirs.start, &mut other)?;
         self.done += u64::from(ours.length);
-        Ok(one == other)
+        has_same_bytes(self.from, self.to, &ours, &theirs)
     }
+}
+
+/// Whether two extents of one length, each of its volume, stand for the same bytes.
+pub(in crate::archive) fn has_same_bytes(from: &Volume, to: &Volume, ours: &Extent, theirs: &Extent) -> Result<bool> {
+    let (mut one, mut other) = (vec![0; ours.length as usize], vec![0; ours.length as usize]);
+    from.read_data(&ours.page, ours.start, &mut one)?;
+    to.read_data(&theirs.page, theirs.start, &mut other)?;
+    Ok(one == other)
 }

@@ -10,7 +10,7 @@
 //!   One that stays from moment to moment is no difference and keeps its record.
 //! - An extent that goes was shown by the moment before, so it was born no later than the newest snapshot, and `Operation::release` puts it on the dead list of
 //!   that one with its count. No count is ever taken away. So the count of a page is the number of extents that come with any moment and name it, and is set
-//!   once, when the page is written (`Pages::place`). Until the last of them has come it says too much, which nobody sees (COMPACT-2).
+//!   once, when the page is written (`Pages::carry`). Until the last of them has come it says too much, which nobody sees (COMPACT-2).
 //! - A page that several extents name, in one moment or in several, is written once, with all that any of them names (`Pages::announce`). The old archive counts
 //!   such a page at least twice: an extent that a snapshot shows keeps its count when it leaves the live tree, and one that names the page in its place
 //!   has another. Where a hostile archive says otherwise the page is written twice, which is as sound.
@@ -23,8 +23,8 @@ use super::moments::{Moments, Step};
 use super::names::Names;
 use super::pages::Pages;
 use crate::error::Result;
+use crate::format::kind;
 use crate::format::values::Extent;
-use crate::format::{Ino, kind};
 use crate::txn::{Difference, Operation, Volume};
 
 /// Copies all moments, and the history of sessions.
@@ -82,11 +82,7 @@ impl Replay<'_, '_> {
             let mut adopted = Vec::new();
             for Difference { key, new, .. } in batch.iter_mut().filter(|one| one.key.kind == kind::EXTENT) {
                 let Some(value) = new else { continue };
-                let extent = Extent::decode(value)?;
-                let placed = self.pages.place(Ino(key.object), key.sub, &extent)?;
-                adopted.extend(placed.adopt.map(|extents| (placed.page, extents)));
-                *value = Extent { page: placed.page, start: placed.start, ..extent }.encode().to_vec();
-                self.done += u64::from(extent.length);
+                self.done += self.pages.carry(*key, value, &mut adopted)?;
                 (self.watch)(self.done)?;
             }
             // Each with an entry of a dead list; a reference count above 1 changes three records at most.

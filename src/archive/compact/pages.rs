@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 use crate::format::data_head::{Cell, PackedItem};
 use crate::format::page::PageKind;
 use crate::format::values::Extent;
-use crate::format::{Ino, Pointer};
+use crate::format::{Ino, Key, Pointer};
 use crate::frame::{self, Content, OpenedPage, PlainPage};
 use crate::fs::ranges::join;
 use crate::txn::{State, Volume};
@@ -29,11 +29,11 @@ struct Shared {
 }
 
 /// Where an extent's bytes are in the new archive.
-pub(in crate::archive) struct Placed {
-    pub(in crate::archive) page: Pointer,
-    pub(in crate::archive) start: u32,
+struct Placed {
+    page: Pointer,
+    start: u32,
     /// The page is new, and so many extents will come that name it.
-    pub(in crate::archive) adopt: Option<u32>,
+    adopt: Option<u32>,
 }
 
 /// Pages of the old archive and their copies.
@@ -63,8 +63,23 @@ impl<'a> Pages<'a> {
         Ok(())
     }
 
+    /// Makes `value`, the extent at `key`, name its page where that is in the new file, and writes the page if it is not there already: `adopted` gets a new
+    /// one, with how many extents will name it. Answers the bytes of file data.
+    pub(in crate::archive) fn carry(
+        &mut self,
+        key: Key,
+        value: &mut Vec<u8>,
+        adopted: &mut Vec<(Pointer, u32)>,
+    ) -> Result<u64> {
+        let extent = Extent::decode(value)?;
+        let Placed { page, start, adopt } = self.place(Ino(key.object), key.sub, &extent)?;
+        adopted.extend(adopt.map(|extents| (page, extents)));
+        *value = Extent { page, start, ..extent }.encode().to_vec();
+        Ok(u64::from(extent.length))
+    }
+
     /// Writes the page of `extent`, if it is not there already.
-    pub(in crate::archive) fn place(&mut self, ino: Ino, offset: u64, extent: &Extent) -> Result<Placed> {
+    fn place(&mut self, ino: Ino, offset: u64, extent: &Extent) -> Result<Placed> {
         let Some(shared) = self.shared.get_mut(&extent.page) else {
             let range = extent.start..extent.start + extent.length;
             let page = self.copy(ino, offset, extent, std::slice::from_ref(&range))?;
