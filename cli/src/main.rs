@@ -25,6 +25,7 @@ mod ls;
 mod manual;
 mod moments;
 mod mount;
+mod mounted_tree;
 mod opening;
 mod output;
 mod passwd;

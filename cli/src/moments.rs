@@ -1,16 +1,18 @@
 //! Removes snapshots from an archive that is not mounted, and asks the daemon of one that is.
 use std::collections::HashSet;
+use std::ops::ControlFlow;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
 use lockbox::Error;
 use lockbox::archive::{Generation, Snapshot};
-use lockbox::control::{self, Among, Name, Request, Response, Status, Why};
+use lockbox::control::{self, Among, Carried, Difference, Name, Request, Response, Status, TreePath, Why};
 use lockbox::error::Timestamp;
 use lockbox::format::ArchiveId;
-use lockbox_host::{DAMAGED, IN_USE, NO_SPACE, OTHER, Program, code, shown};
+use lockbox_host::{DAMAGED, NO_SPACE, OTHER, Program, code, shown};
 
 use crate::exit::{Failure, Lockbox};
+use crate::mounted_tree::MountedTree;
 use crate::opening::ArchiveArgs;
 use crate::runtime;
 
@@ -58,21 +60,6 @@ impl Mounted {
             return Err(Failure::other(format!("{} is not the mount point of an archive", shown(path))));
         }
         Ok(None)
-    }
-
-    /// Refuses a mount point to a command that works on archives that are not mounted; a file that is in use is refused when it is opened.
-    pub(crate) fn refuse(archive: &ArchiveArgs, command: &str) -> Result<(), Failure> {
-        if !archive.archive.is_dir() {
-            return Ok(());
-        }
-        let Some(Mounted { status, .. }) = Mounted::find(archive)? else { return Ok(()) };
-        let point = &status.mount_point;
-        Err(Failure::new(
-            IN_USE,
-            format!(
-                "{point} is mounted: 'lockbox {command}' works on archives that are not; end that with 'lockbox umount {point}'"
-            ),
-        ))
     }
 
     pub(crate) fn create(&self, name: &[u8]) -> Result<(), Failure> {
@@ -170,6 +157,79 @@ impl Mounted {
         }
     }
 
+    /// Calls `found` with what differs, in parts.
+    pub(crate) fn compare(
+        &self,
+        older: &[u8],
+        newer: Option<&[u8]>,
+        found: &mut dyn FnMut(Vec<Difference>) -> Result<(), Failure>,
+    ) -> Result<(), Failure> {
+        let newer = newer.map(|name| Name(name.to_vec()));
+        let request = Request::SnapshotDiff { older: Name(older.to_vec()), newer };
+        let mut failed = None;
+        let end = control::converse(&self.socket, self.status.uid, &request, &|| Ok(()), &mut |response| {
+            let Response::Differing { found: part } = response else { return Ok(ControlFlow::Break(Some(response))) };
+            match found(part) {
+                Ok(()) => Ok(ControlFlow::Continue(None)),
+                Err(failure) => {
+                    failed = Some(failure);
+                    Ok(ControlFlow::Break(None))
+                }
+            }
+        })?;
+        match (failed, end) {
+            (Some(failure), _) => Err(failure),
+            (None, None | Some(Response::Done)) => Ok(()),
+            (None, Some(other)) => Err(self.failure(&other)),
+        }
+    }
+
+    /// Brings back what a snapshot shows; `before` gets the name of the snapshot that is taken first.
+    pub(crate) fn restore(
+        &self,
+        name: &[u8],
+        paths: Vec<Vec<u8>>,
+        to: Option<&[u8]>,
+        before: &mut Option<Vec<u8>>,
+        go_on: &dyn Fn() -> lockbox::Result<()>,
+    ) -> Result<(), Failure> {
+        let point = &self.status.mount_point;
+        // Names are changed by this process as the daemon says, and only one's own daemon is obeyed.
+        if !self.is_ours() {
+            return Err(Failure::other(format!(
+                "{point} is mounted by user {}: only that user restores there",
+                self.status.uid
+            )));
+        }
+        let tree = MountedTree::open(Path::new(point))?;
+        let path = |path: Vec<u8>| {
+            let path = TreePath(path);
+            if path.fits() { Ok(path) } else { Err(Failure::usage("a path is too long for a mounted archive")) }
+        };
+        let request = Request::SnapshotRestore {
+            name: Name(name.to_vec()),
+            paths: paths.into_iter().map(path).collect::<Result<_, Failure>>()?,
+            to: to.map(|to| path(to.to_vec())).transpose()?,
+        };
+        let end = control::converse(&self.socket, self.status.uid, &request, go_on, &mut |response| {
+            Ok(match response {
+                Response::Kept { name } => {
+                    *before = Some(name.0);
+                    ControlFlow::Continue(None)
+                }
+                Response::Rename { from, to, exchange } => {
+                    ControlFlow::Continue(Some(carried(tree.rename(&from.0, &to.0, exchange))))
+                }
+                Response::MakeDirectory { path } => ControlFlow::Continue(Some(carried(tree.make_directory(&path.0)))),
+                end => ControlFlow::Break(end),
+            })
+        })?;
+        match end {
+            Response::Done => Ok(()),
+            other => Err(self.failure(&other)),
+        }
+    }
+
     fn ask(&self, request: &Request) -> Result<Response, Failure> {
         Ok(control::ask(&self.socket, self.status.uid, request)?)
     }
@@ -182,4 +242,8 @@ impl Mounted {
         };
         Failure::new(code, format!("{}: {}", self.status.mount_point, response.complaint()))
     }
+}
+
+fn carried(result: rustix::io::Result<()>) -> Carried {
+    Carried { errno: result.err().map(rustix::io::Errno::raw_os_error) }
 }

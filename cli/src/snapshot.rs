@@ -65,7 +65,7 @@ pub(crate) fn run(command: &Command) -> Result<(), Failure> {
         Command::Rm(args) => rm(args),
         Command::Prune(args) => prune::run(args),
         Command::Diff(args) => snapshot_diff::run(args),
-        Command::Restore(args) => snapshot_restore::run(args, &name_of_time(Timestamp::from_system(SystemTime::now()))),
+        Command::Restore(args) => snapshot_restore::run(args),
     }
 }
 

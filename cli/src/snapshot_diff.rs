@@ -2,6 +2,7 @@
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
 
+use lockbox::control::Difference;
 use lockbox::exchange::{Differing, DifferingKind, compare};
 use lockbox_host::Program;
 use lockbox_terminal::display;
@@ -30,16 +31,30 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let failed = |error| Lockbox::failure(&args.archive.archive, error);
-    Mounted::refuse(&args.archive, "snapshot diff")?;
+    let mut out = Output::new();
+    let mut tell = |differing: &Differing| {
+        if args.json { json_of(differing, &mut out) } else { line(differing, &mut out) }
+    };
+    let newer = args.newer.as_ref().map(|name| name.as_bytes());
+    if let Some(mounted) = Mounted::find(&args.archive)? {
+        mounted.compare(args.older.as_bytes(), newer, &mut |found| {
+            found.into_iter().try_for_each(|Difference { path, change }| {
+                let kind = DifferingKind::of_name(&change);
+                let kind =
+                    kind.ok_or_else(|| Failure::other("the daemon tells of a change that this program does not know"))?;
+                tell(&Differing { path: path.0, kind })
+            })
+        })?;
+        return out.finish();
+    }
     let archive = args.archive.read()?;
     let older = archive.moment(args.older.as_bytes()).map_err(failed)?;
-    let newer = match &args.newer {
-        Some(name) => archive.moment(name.as_bytes()).map_err(failed)?,
+    let newer = match newer {
+        Some(name) => archive.moment(name).map_err(failed)?,
         None => archive.file_system().clone(),
     };
-    let mut out = Output::new();
     for differing in compare(&older, &newer, &mut || Ok(())).map_err(failed)? {
-        if args.json { json_of(&differing, &mut out)? } else { line(&differing, &mut out)? }
+        tell(&differing)?;
     }
     out.finish()
 }
@@ -56,13 +71,7 @@ fn line(differing: &Differing, out: &mut Output) -> Result<(), Failure> {
 }
 
 fn json_of(differing: &Differing, out: &mut Output) -> Result<(), Failure> {
-    let change = match differing.kind {
-        DifferingKind::Added => "added",
-        DifferingKind::Removed => "removed",
-        DifferingKind::Changed => "changed",
-        DifferingKind::TypeChanged => "type-changed",
-    };
-    let mut object = json!({ "change": change });
+    let mut object = json!({ "change": differing.kind.name() });
     put_name(&mut object, "path", shown(&differing.path));
     out.json(&object)
 }

@@ -9,6 +9,7 @@ use std::time::SystemTime;
 use lockbox::Result;
 use lockbox::archive::{Archive, Moments};
 use lockbox::control::{Caches, Client, Request, Response, Status};
+use lockbox::error::Timestamp;
 use lockbox::fs::FileSystem;
 use nix::unistd::geteuid;
 use parking_lot::Mutex;
@@ -18,6 +19,7 @@ use crate::backups;
 use crate::ending::{Event, Place, Slot};
 use crate::kernel_cache::KernelCache;
 use crate::moments;
+use crate::restores::{self, Turns};
 use crate::schedule::Schedule;
 use crate::task::Task;
 
@@ -36,6 +38,7 @@ pub(crate) struct Answers {
     slot: Slot,
     living: Living,
     events: Mutex<Sender<Event>>,
+    turns: Turns,
     since: i64,
     /// The newest commit when the mount began.
     first_generation: u64,
@@ -57,7 +60,16 @@ impl Answers {
             tracing::warn!("the snapshots cannot be counted: {error}");
         }
         let first_generation = slot.lock().as_ref().map_or(0, |archive| archive.file_system().generation().0);
-        Answers { task, slot, living, events: Mutex::new(events), since, first_generation, own_status }
+        Answers {
+            task,
+            slot,
+            living,
+            events: Mutex::new(events),
+            turns: Turns::default(),
+            since,
+            first_generation,
+            own_status,
+        }
     }
 
     pub(crate) fn respond(&self, request: &Request, client: Client) -> Response {
@@ -77,6 +89,23 @@ impl Answers {
             }),
             Request::SnapshotRemove { ids, among } => {
                 self.about_snapshots(true, |moments| moments::remove(moments, ids, *among))
+            }
+            Request::SnapshotDiff { older, newer } => self.about_snapshots(false, |moments| {
+                let collected = moments::collect(&self.living.place, &self.living.cache);
+                let tell = || restores::tell_differences(moments, &self.turns, &client, older, newer.as_ref());
+                collected.and_then(|()| tell()).unwrap_or_else(|error| moments::refused(&error))
+            }),
+            Request::SnapshotRestore { name, paths, to } => {
+                let fs = self.slot.lock().as_ref().map(|archive| Arc::clone(archive.file_system()));
+                let Some(fs) = fs else { return closing() };
+                self.about_snapshots(true, |moments| {
+                    let wanted = restores::Wanted { name, paths, to: to.as_ref() };
+                    let now = Timestamp::from_system(SystemTime::now());
+                    let cache = &self.living.cache;
+                    let restore = || restores::restore((&fs, moments), (&self.turns, cache), &client, &wanted, now);
+                    let collected = moments::collect(&self.living.place, cache);
+                    collected.and_then(|()| restore()).unwrap_or_else(|error| moments::refused(&error))
+                })
             }
             Request::Backup { whole, verify } => {
                 let backups = self.slot.lock().as_ref().map(Archive::backups);

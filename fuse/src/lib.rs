@@ -26,6 +26,7 @@ pub mod notify;
 pub mod options;
 pub mod pace;
 pub mod remount;
+mod restores;
 mod sandbox;
 mod schedule;
 pub mod session;

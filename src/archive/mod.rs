@@ -19,7 +19,7 @@ pub use check::CheckReport;
 pub use compact::{CompactOptions, CompactReport, CompactStep};
 pub use keep::{Keep, KeepRule};
 pub use rekey::{KeepKeys, RekeyOptions, RekeyReport};
-pub use snapshots::{Moments, Snapshot, name_of_time, time_of_scheduled};
+pub use snapshots::{Moments, Now, Snapshot, name_of_time, time_of_scheduled};
 
 pub use crate::txn::{Finding, FindingKind, Lost, Severity};
 

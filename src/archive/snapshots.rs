@@ -12,6 +12,7 @@ use crate::format::Timestamp;
 use crate::format::values::SnapshotValue;
 use crate::fs::FileSystem;
 use crate::keys::{SeenOptions, UnlockedKey};
+use crate::txn::Pinned;
 
 /// A moment that the archive keeps.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -66,7 +67,7 @@ impl Archive {
     /// # Errors
     /// `Refused` when there is none.
     pub fn moment(&self, name: &[u8]) -> Result<Arc<FileSystem>> {
-        self.fs.moment(name).map_err(|error| named(error, name))
+        self.moments().moment(name)
     }
 
     /// As [`Moments::create`].
@@ -113,7 +114,62 @@ pub struct Moments {
     fs: Arc<FileSystem>,
 }
 
+/// What there is at one moment, while others go on changing the archive.
+pub struct Now {
+    fs: Arc<FileSystem>,
+    _pinned: Option<Pinned>,
+}
+
+impl Now {
+    pub fn file_system(&self) -> &Arc<FileSystem> {
+        &self.fs
+    }
+}
+
 impl Moments {
+    #[cfg(test)]
+    pub(super) fn of(fs: Arc<FileSystem>) -> Moments {
+        Moments { fs }
+    }
+
+    /// What is there now, made durable for that. As long as the answer lives, nothing that it or a snapshot of this time shows is used again.
+    ///
+    /// # Errors
+    /// Those of a commit; `Invalid` when the archive is being closed.
+    pub fn now(&self) -> Result<Now> {
+        // What is only read does not change.
+        if self.fs.volume.read_only() {
+            return Ok(Now { fs: Arc::clone(&self.fs), _pinned: None });
+        }
+        let pinned = self.fs.pin()?;
+        Ok(Now { fs: self.fs.pinned_moment(&pinned)?, _pinned: Some(pinned) })
+    }
+
+    /// As [`Archive::moment`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn moment(&self, name: &[u8]) -> Result<Arc<FileSystem>> {
+        self.fs.moment(name).map_err(|error| named(error, name))
+    }
+
+    /// Keeps what is there before a restore replaces it, under a name that says so and is free; answers the name.
+    ///
+    /// # Errors
+    /// As [`Moments::create`].
+    pub fn create_before_restore(&self, now: Timestamp) -> Result<Vec<u8>> {
+        let name = format!("before-restore-{}", name_of_time(now));
+        for number in 1u64.. {
+            let name = if number == 1 { name.clone() } else { format!("{name}-{number}") }.into_bytes();
+            match self.create(&name) {
+                // Another restore within the same second.
+                Err(Error::Refused(Refusal::SnapshotExists { .. })) => {}
+                created => return created.map(|()| name),
+            }
+        }
+        Err(Error::Exists)
+    }
+
     /// Keeps what is there now under a name; durable when it returns. It takes no space before something changes.
     ///
     /// # Errors

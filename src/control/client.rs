@@ -2,6 +2,7 @@
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::mem::MaybeUninit;
+use std::ops::ControlFlow;
 use std::os::fd::BorrowedFd;
 use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::UnixStream;
@@ -18,8 +19,9 @@ use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{
     AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
 };
+use serde::Serialize;
 
-use super::{MAX_LINE, Place, Request, Response, Status, directory};
+use super::{Carried, MAX_LINE, Place, Request, Response, Status, directory};
 use crate::error::{Error, Result};
 
 /// A daemon answers a status request at once; one that does not is not worth waiting for. It takes a connection and a request as soon.
@@ -53,9 +55,11 @@ pub(super) fn patience(owner: u32, request: &Request) -> Option<Duration> {
         Request::Sync | Request::Purge => Some(ERASE_TIMEOUT),
         Request::Backup { .. } => Some(BACKUP_TIMEOUT),
         // They wait for commits, and a creation for what is left of deleted files to be reclaimed.
-        Request::SnapshotCreate { .. } | Request::SnapshotList { .. } | Request::SnapshotRemove { .. } => {
-            Some(ERASE_TIMEOUT)
-        }
+        Request::SnapshotCreate { .. }
+        | Request::SnapshotList { .. }
+        | Request::SnapshotRemove { .. }
+        | Request::SnapshotDiff { .. }
+        | Request::SnapshotRestore { .. } => Some(ERASE_TIMEOUT),
     }
 }
 
@@ -75,6 +79,33 @@ pub fn ask_with_file(
     go_on().and(answer)
 }
 
+/// As [`ask`] of a daemon that has more to say than one answer: `heard` is called with all that it says, and answers what it is told then, or ends this.
+/// `go_on` is asked meanwhile.
+///
+/// # Errors
+/// As [`ask`]; those of `heard` and `go_on`, after which the daemon knows that nobody listens.
+pub fn converse<T>(
+    socket: &Path,
+    owner: u32,
+    request: &Request,
+    go_on: &dyn Fn() -> Result<()>,
+    heard: &mut dyn FnMut(Response) -> Result<ControlFlow<T, Option<Carried>>>,
+) -> Result<T> {
+    let mut talk = || {
+        let mut conversation = begin(socket, owner, request, &[], patience(owner, request), go_on)?;
+        loop {
+            match heard(conversation.hear()?)? {
+                ControlFlow::Continue(None) => {}
+                ControlFlow::Continue(Some(carried)) => conversation.say(&carried)?,
+                ControlFlow::Break(end) => return Ok(end),
+            }
+        }
+    };
+    let talked = talk();
+    // What ended the wait says more than that it ended.
+    go_on().and(talked)
+}
+
 pub(super) fn ask_within(socket: &Path, owner: u32, request: &Request, limit: Option<Duration>) -> Result<Response> {
     exchange(socket, owner, request, &[], limit, &|| Ok(()))
 }
@@ -87,6 +118,26 @@ fn exchange(
     limit: Option<Duration>,
     go_on: &dyn Fn() -> Result<()>,
 ) -> Result<Response> {
+    begin(socket, owner, request, files, limit, go_on)?.hear()
+}
+
+/// A connection over which a daemon was asked something.
+struct Conversation<'a> {
+    reader: BufReader<Patient<'a>>,
+    socket: &'a Path,
+    limit: Option<Duration>,
+    /// Process and user that listen.
+    peer: (pid_t, u32),
+}
+
+fn begin<'a>(
+    socket: &'a Path,
+    owner: u32,
+    request: &Request,
+    files: &[BorrowedFd<'_>],
+    limit: Option<Duration>,
+    go_on: &'a dyn Fn() -> Result<()>,
+) -> Result<Conversation<'a>> {
     let at = |what: &str| format!("{what} control socket: path={}", socket.display());
     let address = SocketAddrUnix::new(socket).map_err(|e| Error::io(at("connect to"), e.into()))?;
     let mut stream = connect_within(&address, STATUS_TIMEOUT).map_err(|e| Error::io(at("connect to"), e))?;
@@ -95,33 +146,54 @@ fn exchange(
         return Err(Error::NotPermitted);
     }
     let until = limit.map(|limit| Instant::now() + limit);
-    let mut line = serde_json::to_vec(request).map_err(|e| Error::invalid(format!("control request: {e}")))?;
-    line.push(b'\n');
+    let line = line_of(request)?;
     let sent = if files.is_empty() {
         0
     } else {
         send_with(&stream, &line, files).map_err(|e| Error::io(at("write to"), e.into()))?
     };
     stream.write_all(&line[sent..]).map_err(|e| Error::io(at("write to"), e))?;
+    let reader = BufReader::new(Patient { stream, until, go_on });
+    Ok(Conversation { reader, socket, limit, peer: (peer.pid(), peer.uid()) })
+}
 
-    let mut answer = String::new();
-    let read = BufReader::new(Patient { stream, until, go_on }.take(MAX_LINE)).read_line(&mut answer);
-    read.map_err(|e| match (e.kind(), limit) {
-        (io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut, Some(limit)) => {
-            Error::io(format!("no answer within {} s on {}", limit.as_secs(), socket.display()), e)
+fn line_of(what: &impl Serialize) -> Result<Vec<u8>> {
+    let mut line = serde_json::to_vec(what).map_err(|e| Error::invalid(format!("control request: {e}")))?;
+    line.push(b'\n');
+    // A daemon reads no more.
+    if line.len() as u64 > MAX_LINE {
+        return Err(Error::invalid("these are more names than a mounted archive is asked about at once"));
+    }
+    Ok(line)
+}
+
+impl Conversation<'_> {
+    fn hear(&mut self) -> Result<Response> {
+        let at = |what: &str| format!("{what} control socket: path={}", self.socket.display());
+        let mut answer = String::new();
+        let read = self.reader.by_ref().take(MAX_LINE).read_line(&mut answer);
+        read.map_err(|e| match (e.kind(), self.limit) {
+            (io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut, Some(limit)) => {
+                Error::io(format!("no answer within {} s on {}", limit.as_secs(), self.socket.display()), e)
+            }
+            _ => Error::io(at("read from"), e),
+        })?;
+        if answer.is_empty() {
+            return Err(Error::io(at("no answer on"), io::ErrorKind::UnexpectedEof.into()));
         }
-        _ => Error::io(at("read from"), e),
-    })?;
-    if answer.is_empty() {
-        return Err(Error::io(at("no answer on"), io::ErrorKind::UnexpectedEof.into()));
+        let mut response: Response =
+            serde_json::from_str(&answer).map_err(|e| Error::invalid(format!("answer on control socket: {e}")))?;
+        response.shorten();
+        if let Response::Status(status) = &mut response {
+            vouch(status, self.peer.0, self.peer.1);
+        }
+        Ok(response)
     }
-    let mut response: Response =
-        serde_json::from_str(&answer).map_err(|e| Error::invalid(format!("answer on control socket: {e}")))?;
-    response.shorten();
-    if let Response::Status(status) = &mut response {
-        vouch(status, peer.pid(), peer.uid());
+
+    fn say(&mut self, what: &Carried) -> Result<()> {
+        let failed = |e| Error::io(format!("write to control socket: path={}", self.socket.display()), e);
+        self.reader.get_mut().stream.write_all(&line_of(what)?).map_err(failed)
     }
-    Ok(response)
 }
 
 /// Sends the beginning of a line, and files with its first byte; answers how much of it.

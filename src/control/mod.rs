@@ -1,17 +1,20 @@
 //! Messages of the daemon's control socket (status, sync, purge, snapshots, stop), its server and its client.
 //!
-//! One connection carries one request and one answer, each a line of JSON. The socket lies in a directory of mode 0700
+//! One connection carries one request and one answer, each a line of JSON. Before the answer the daemon may say more: parts of it, and what the client is to do
+//! for it, which the client answers with one [`Carried`] each. The socket lies in a directory of mode 0700
 //! that belongs to the daemon's user, so only that user and root reach it.
 
 mod client;
+mod names;
 mod places;
 mod server;
 mod snapshots;
 
-pub use client::{ask, ask_with_file, connect_within, running};
+pub use client::{ask, ask_with_file, connect_within, converse, running};
+pub use names::{Name, TreePath};
 pub use places::{Place, Runtime, places, runtime};
 pub use server::{Client, Listening, Server, listen};
-pub use snapshots::{Among, Listed, Name, PAGE, snapshots};
+pub use snapshots::{Among, Listed, PAGE, snapshots};
 
 use std::fmt::Write;
 use std::iter;
@@ -62,6 +65,32 @@ pub enum Request {
         ids: Vec<u64>,
         among: Option<Among>,
     },
+    /// Tell what differs between two snapshots, or between one and now, in several answers.
+    SnapshotDiff {
+        older: Name,
+        newer: Option<Name>,
+    },
+    /// Bring back what a snapshot shows: these paths of it or everything, in their places or `to` another directory. The client changes names as it is told;
+    /// the work ends when it goes. Answered when it is durable.
+    SnapshotRestore {
+        name: Name,
+        paths: Vec<TreePath>,
+        to: Option<TreePath>,
+    },
+}
+
+/// How what the client was told to do ended: None when it is done, else the number of the error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Carried {
+    pub errno: Option<i32>,
+}
+
+/// A path that differs between two moments.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Difference {
+    pub path: TreePath,
+    /// As `lockbox snapshot diff --json` says it.
+    pub change: String,
 }
 
 /// What the daemon answers.
@@ -84,6 +113,25 @@ pub enum Response {
     /// What the backup shows; None when too much has changed since the moment that the file shows, and nothing was done.
     BackedUp {
         done: Option<BackupDone>,
+    },
+    /// Some of what differs; more follows, or `Done`.
+    Differing {
+        found: Vec<Difference>,
+    },
+    /// A snapshot of what there was before a restore has this name.
+    Kept {
+        name: Name,
+    },
+    /// The client is to rename within the mount, by paths from its root: to a path that nothing has or, with `exchange`, to that of an object which gets the
+    /// other path.
+    Rename {
+        from: TreePath,
+        to: TreePath,
+        exchange: bool,
+    },
+    /// The client is to make a directory in the mount.
+    MakeDirectory {
+        path: TreePath,
     },
     /// To what is asked about snapshots and backups: it was not done, and why.
     Refused {
@@ -128,9 +176,14 @@ impl Response {
                 "the daemon of this mount is older than this program and does not know what is asked: unmount the archive and mount it again".into()
             }
             Response::Failed { message } | Response::Busy { message } | Response::Refused { message, .. } => message.clone(),
-            Response::Status(_) | Response::Done | Response::Snapshots { .. } | Response::BackedUp { .. } => {
-                "the daemon gave an answer that was not asked for".into()
-            }
+            Response::Status(_)
+            | Response::Done
+            | Response::Snapshots { .. }
+            | Response::BackedUp { .. }
+            | Response::Differing { .. }
+            | Response::Kept { .. }
+            | Response::Rename { .. }
+            | Response::MakeDirectory { .. } => "the daemon gave an answer that was not asked for".into(),
         }
     }
 
@@ -148,8 +201,14 @@ impl Response {
             Response::Busy { message } | Response::Failed { message } | Response::Refused { message, .. } => {
                 cut(message)
             }
-            // Names are as long as they may be.
-            Response::Done | Response::Snapshots { .. } | Response::BackedUp { .. } => {}
+            // Names and paths are as long as they may be.
+            Response::Done
+            | Response::Snapshots { .. }
+            | Response::BackedUp { .. }
+            | Response::Differing { .. }
+            | Response::Kept { .. }
+            | Response::Rename { .. }
+            | Response::MakeDirectory { .. } => {}
         }
     }
 }

@@ -4,7 +4,7 @@
 
 use std::ffi::OsString;
 use std::fs::{self, DirBuilder, Permissions};
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 use nix::unistd::geteuid;
@@ -21,11 +21,13 @@ use parking_lot::{Condvar, Mutex};
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, Stat, fstat, openat, statat, unlinkat};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, Shutdown};
 
-use super::{MAX_LINE, NOT_UNDERSTOOD, Request, Response, directory, socket_path};
+use super::{Carried, MAX_LINE, NOT_UNDERSTOOD, Request, Response, directory, socket_path};
 use crate::error::{Error, Result};
 
 /// A client writes its line at once.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
+/// How often somebody who waits looks whether to go on.
+const LOOK: Duration = Duration::from_millis(200);
 /// More connections at a time than any set of commands opens; beyond it new ones are dropped.
 const MAX_CONNECTIONS: usize = 64;
 
@@ -140,6 +142,55 @@ impl Client {
         let Some(stream) = &self.stream else { return false };
         let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
         matches!(rustix::net::recv(stream, &mut [0; 1], flags), Ok((_, 0)))
+    }
+}
+
+impl Client {
+    /// Says something before the answer.
+    ///
+    /// # Errors
+    /// `Interrupted` when nobody listens, or what is said has no place.
+    pub fn tell(&self, what: &Response) -> Result<()> {
+        let told = serde_json::to_vec(what).map_err(io::Error::from).and_then(|mut line| {
+            line.push(b'\n');
+            let mut stream = self.stream.as_ref().ok_or(io::ErrorKind::NotConnected)?;
+            if line.len() as u64 > MAX_LINE { Err(io::ErrorKind::InvalidInput.into()) } else { stream.write_all(&line) }
+        });
+        told.map_err(|error| {
+            tracing::debug!(%error, "a client was not told");
+            Error::Interrupted(0)
+        })
+    }
+
+    /// Has the client do something, and waits for `limit` until it has; `go_on` is asked meanwhile.
+    ///
+    /// # Errors
+    /// `Io` when it could not; `Interrupted` when it is gone or says nothing in time; that of `go_on`.
+    pub fn have_done(&self, what: &Response, limit: Duration, go_on: &dyn Fn() -> Result<()>) -> Result<()> {
+        self.tell(what)?;
+        let Some(stream) = &self.stream else { return Err(Error::Interrupted(0)) };
+        stream.set_read_timeout(Some(LOOK)).map_err(|_| Error::Interrupted(0))?;
+        let until = Instant::now() + limit;
+        let mut line = Vec::new();
+        while !line.ends_with(b"\n") {
+            go_on()?;
+            if Instant::now() > until || line.len() as u64 > MAX_LINE {
+                return Err(Error::Interrupted(0));
+            }
+            let mut part = [0; 256];
+            match (&*stream).read(&mut part) {
+                Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {}
+                Ok(0) | Err(_) => return Err(Error::Interrupted(0)),
+                Ok(count) => line.extend_from_slice(&part[..count]),
+            }
+        }
+        let carried: Carried = serde_json::from_slice(&line).map_err(|_| Error::Interrupted(0))?;
+        match carried.errno {
+            None => Ok(()),
+            Some(errno) => {
+                Err(Error::io("what the client was to do in the mount", io::Error::from_raw_os_error(errno)))
+            }
+        }
     }
 }
 

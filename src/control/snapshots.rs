@@ -4,8 +4,6 @@
 //! An answer is one line of at most `MAX_LINE`, so a list comes in pages of [`PAGE`]: whoever wants the next one says which id the last one had. Ids rise and are
 //! never given again, so nothing comes twice, whatever is taken and removed meanwhile. A client goes on only while they rise, takes [`MOST`] at all and
 //! gives a stranger's daemon [`LIST_TIMEOUT`] for all pages together.
-//!
-//! Names are bytes and travel as hexadecimal digits: lossless, and never longer than twice their length, whatever is in them.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -14,7 +12,7 @@ use nix::unistd::geteuid;
 use serde::{Deserialize, Serialize};
 
 use super::client::ask_within;
-use super::{Request, Response};
+use super::{Name, Request, Response};
 use crate::error::{Error, Result, Timestamp};
 
 /// Snapshots in an answer: with names of 255 bytes they are 45 KiB.
@@ -23,32 +21,6 @@ pub const PAGE: usize = 64;
 const MOST: usize = 65_536;
 /// What another user's daemon may take to list all of them.
 const LIST_TIMEOUT: Duration = Duration::from_secs(60);
-/// The longest name, in bytes.
-const MAX_NAME: usize = 255;
-
-/// A snapshot's name.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
-pub struct Name(pub Vec<u8>);
-
-impl From<Name> for String {
-    fn from(name: Name) -> String {
-        name.0.iter().map(|byte| format!("{byte:02x}")).collect()
-    }
-}
-
-impl TryFrom<String> for Name {
-    type Error = &'static str;
-
-    fn try_from(digits: String) -> std::result::Result<Name, &'static str> {
-        if digits.len() > 2 * MAX_NAME || !digits.len().is_multiple_of(2) {
-            return Err("a name of such a length does not exist");
-        }
-        let digit = |byte: &u8| char::from(*byte).to_digit(16).map(|digit| digit as u8);
-        let bytes = digits.as_bytes().chunks_exact(2).map(|pair| Some(digit(&pair[0])? << 4 | digit(&pair[1])?));
-        bytes.collect::<Option<Vec<u8>>>().map(Name).ok_or("a name is hexadecimal digits")
-    }
-}
 
 /// A snapshot as a daemon tells of it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -123,6 +95,7 @@ fn takes(all: &mut Vec<Listed>, page: Vec<Listed>, more: bool) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use super::super::names::MAX_NAME;
     use super::*;
 
     #[test]

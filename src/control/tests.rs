@@ -1,8 +1,11 @@
 //! Both halves of the control socket against each other.
 
 use std::io::{Read, Seek, Write as _};
+use std::ops::ControlFlow;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixListener;
+use std::sync::mpsc;
+use std::time::Duration;
 
 use super::*;
 use crate::error::{Error, LogUse};
@@ -324,4 +327,85 @@ fn a_list_comes_in_pages_and_a_strangers_endless_one_is_left() {
     let server = server.unwrap();
     let error = snapshots(server.socket(), me(), true).unwrap_err();
     assert!(error.to_string().contains("being closed"), "{error}");
+}
+
+#[test]
+fn a_daemon_has_its_client_do_things_before_it_answers() {
+    let runtime = tempfile::tempdir().unwrap();
+    let waited = Duration::from_secs(60);
+    let listening = listen(runtime.path(), &ID).unwrap();
+    let server = listening.serve(move |_, client| {
+        let path = TreePath(b"a\xff\n".to_vec());
+        let done = client.have_done(&Response::MakeDirectory { path: path.clone() }, waited, &|| Ok(()));
+        client.tell(&Response::Kept { name: Name(b"told".to_vec()) }).unwrap();
+        let failed = client.have_done(&Response::MakeDirectory { path }, waited, &|| Ok(()));
+        // What has no place in a line is not sent in part.
+        let long = vec![Difference { path: TreePath(vec![0; 12 << 10]), change: String::new() }; 3];
+        assert!(client.tell(&Response::Differing { found: long }).is_err());
+        let is_right =
+            done.is_ok() && matches!(&failed, Err(Error::Io { source, .. }) if source.raw_os_error() == Some(17));
+        if is_right { Response::Done } else { Response::Failed { message: format!("{done:?} {failed:?}") } }
+    });
+    let _server = server.unwrap();
+    let (mut made, mut kept) = (0, None);
+    let end = converse(&socket_path(runtime.path(), &ID), me(), &Request::Sync, &|| Ok(()), &mut |response| {
+        Ok(match response {
+            Response::MakeDirectory { path } => {
+                assert_eq!(path.0, b"a\xff\n");
+                made += 1;
+                ControlFlow::Continue(Some(Carried { errno: (made == 2).then_some(17) }))
+            }
+            Response::Kept { name } => {
+                kept = Some(name);
+                ControlFlow::Continue(None)
+            }
+            end => ControlFlow::Break(end),
+        })
+    });
+    assert!(matches!(end, Ok(Response::Done)), "{end:?}");
+    assert_eq!((made, kept), (2, Some(Name(b"told".to_vec()))));
+}
+
+#[test]
+fn a_daemon_waits_for_no_client_that_went_or_says_nothing() {
+    let runtime = tempfile::tempdir().unwrap();
+    let (ended, end) = mpsc::channel();
+    let listening = listen(runtime.path(), &ID).unwrap();
+    let server = listening.serve(move |request, client| {
+        let limit = Duration::from_millis(if matches!(request, Request::Sync) { 60_000 } else { 300 });
+        let done = client.have_done(&Response::MakeDirectory { path: TreePath::default() }, limit, &|| Ok(()));
+        ended.send(done).unwrap();
+        Response::Done
+    });
+    let _server = server.unwrap();
+    let socket = socket_path(runtime.path(), &ID);
+    let went: crate::Result<()> =
+        converse(&socket, me(), &Request::Sync, &|| Ok(()), &mut |_| Err(Error::NotPermitted));
+    assert!(matches!(went, Err(Error::NotPermitted)), "{went:?}");
+    assert!(matches!(end.recv_timeout(Duration::from_secs(30)), Ok(Err(Error::Interrupted(_)))));
+    // It listens, and does nothing.
+    let silent = converse(&socket, me(), &Request::Purge, &|| Ok(()), &mut |response| {
+        Ok(match response {
+            Response::MakeDirectory { .. } => ControlFlow::Continue(None),
+            end => ControlFlow::Break(end),
+        })
+    });
+    assert!(matches!(silent, Ok(Response::Done)), "{silent:?}");
+    assert!(matches!(end.recv_timeout(Duration::from_secs(30)), Ok(Err(Error::Interrupted(_)))));
+    // An interrupted user leaves at once.
+    let left: crate::Result<()> = converse(&socket, me(), &Request::Sync, &|| Err(Error::Interrupted(2)), &mut |_| {
+        Ok(ControlFlow::Continue(None))
+    });
+    assert!(matches!(left, Err(Error::Interrupted(2))), "{left:?}");
+}
+
+#[test]
+fn a_request_that_no_daemon_would_read_is_not_sent() {
+    let runtime = tempfile::tempdir().unwrap();
+    let _server = serve(runtime.path(), &ID, describe).unwrap();
+    let paths = vec![TreePath(vec![b'a'; 4000]); 9];
+    let request = Request::SnapshotRestore { name: Name::default(), paths, to: None };
+    let asked = ask(&socket_path(runtime.path(), &ID), me(), &request);
+    assert!(matches!(&asked, Err(Error::Invalid(text)) if text.contains("at once")), "{asked:?}");
+    assert!(TreePath(vec![0; 12 << 10]).fits() && !TreePath(vec![0; (12 << 10) + 1]).fits());
 }

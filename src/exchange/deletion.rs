@@ -113,8 +113,26 @@ fn delete_keeping_time(fs: &FileSystem, parent: Ino, name: &[u8], found: &Attrib
 
 /// Deletes an object with everything below it, and returns how many objects that was. Takes memory by depth only.
 pub(super) fn delete_tree(fs: &FileSystem, parent: Ino, name: &[u8], found: &Attributes) -> Result<u64> {
-    if !found.is_directory() {
+    delete_tree_telling(fs, parent, name, found, &mut |_| {})
+}
+
+/// The same; calls `left` for each file that has another name, which stays or is still to be deleted.
+pub(super) fn delete_tree_telling(
+    fs: &FileSystem,
+    parent: Ino,
+    name: &[u8],
+    found: &Attributes,
+    left: &mut dyn FnMut(Ino),
+) -> Result<u64> {
+    let mut unlink = |parent, name: &[u8], found: &Attributes| {
         fs.unlink(parent, name)?;
+        if found.links > 1 {
+            left(found.ino);
+        }
+        Ok(())
+    };
+    if !found.is_directory() {
+        unlink(parent, name, found)?;
         return Ok(1);
     }
     let mut count = 0;
@@ -129,7 +147,7 @@ pub(super) fn delete_tree(fs: &FileSystem, parent: Ino, name: &[u8], found: &Att
                     tree.descend(fs, b"", attributes.ino, (parent, name, attributes.ino))?;
                     continue;
                 }
-                fs.unlink(parent, &name)?;
+                unlink(parent, &name, &attributes)?;
             }
         }
         count += 1;

@@ -28,7 +28,7 @@ pub use import::{ImportOptions, ImportReport, import};
 pub use left::{Left, LeftOut};
 pub use listing::{Entries, Entry};
 pub use mirror::{Change, Changed, plan_mirror};
-pub use moments::{Differing, DifferingKind, Restore, RestoreReport, compare};
+pub use moments::{Alone, Differing, DifferingKind, Names, Restore, RestoreReport, compare};
 pub use path::resolve;
 pub use tar::{TarExport, TarImport, TarImportOptions, export_tar, import_tar};
 

@@ -25,13 +25,14 @@ impl Adapter {
     fn bound_now(&self, directory: INodeNo) -> Result<u64> {
         match self.kept(directory) {
             Some(kept) => kept.bound(),
-            None => self.fs.directory_bound(ino(directory)),
+            None => self.cache.check_open(directory).and_then(|()| self.fs.directory_bound(ino(directory))),
         }
     }
 
     /// The bound of a listing; reading from the start refreshes it.
     fn bound(&self, directory: INodeNo, handle: FileHandle, offset: u64) -> Result<u64> {
         let bound = self.open_directories.bound(handle.0).ok_or(Error::Stale)?;
+        self.cache.check_open(directory)?;
         if offset > 0 {
             return Ok(bound);
         }

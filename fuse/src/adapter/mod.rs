@@ -68,7 +68,7 @@ impl fuser::Filesystem for Adapter {
         if self.is_directory(parent, name) {
             return self.reply_directory(reply);
         }
-        match self.fs.lookup(ino(parent), name.as_bytes()) {
+        match self.cache.check_open(parent).and_then(|()| self.fs.lookup(ino(parent), name.as_bytes())) {
             // KERNEL-5.
             Err(Error::NotFound) => reply.entry_with_ttls(&FOR_EVER, &FOR_EVER, &convert::no_attributes(), GENERATION),
             found => self.reply_entry(found, reply),

@@ -33,8 +33,13 @@
 //!     are believed for a minute, which costs a walk nothing. Pages of files that are open, and of links, can be read until the kernel drops
 //!     them: they are what the snapshot showed. A missing name in `.snapshots` is not kept at all. KERNEL-5 is about names that are made; in a
 //!     snapshot none are.
+//! KERNEL-11  It keeps size and times of a file from when it first hears of it (KERNEL-1). So it hears nothing of what a restore builds until that is whole: the
+//!     directory in which it is built answers no question. Names that others may use, the restore has changed by the kernel (KERNEL-5); of those that are its own, of files
+//!     that lose one of several names and of the root's attributes the kernel is told. Directories and files below what was replaced are ESTALE once they are
+//!     deleted, unless they are open; numbers are given once, so no name ever leads to something else.
 
 mod attributes;
+mod built;
 mod gone;
 mod names;
 mod pages;
@@ -44,6 +49,7 @@ pub(crate) mod views;
 mod writers;
 
 use std::sync::OnceLock;
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use fuser::Notifier;
@@ -61,6 +67,8 @@ pub struct KernelCache {
     writers: Writers,
     pub(crate) unlinked: Unlinked,
     pub(crate) views: Views,
+    /// A directory that answers no question; 0 for none (KERNEL-11).
+    hidden: AtomicU64,
     /// Set once the session is there.
     notifier: OnceLock<Notifier>,
 }

@@ -11,7 +11,7 @@ use super::sample::{OWNER, cipher, create_on, fresh, noise, open_on, put};
 use super::{ARCHIVE, key};
 use crate::env::SeededEnvironment;
 use crate::error::{Error, Result};
-use crate::exchange::{Entries, Restore, RestoreReport, compare, resolve};
+use crate::exchange::{Alone, Entries, Restore, RestoreReport, compare, resolve};
 use crate::format::values::inode_flags;
 use crate::format::{Ino, ROOT_INO, Timestamp};
 use crate::fs::{Attributes, FileSystem, FsOptions, RenameMode, SetAttributes, SetTime, SyncProfile, XattrMode, mode};
@@ -114,7 +114,7 @@ fn restore_while(
 ) -> Result<RestoreReport> {
     let moment = fs.moment(name)?;
     let paths: Vec<Vec<u8>> = paths.iter().map(|path| path.to_vec()).collect();
-    Restore::prepare(fs, &moment, &paths, to)?.run(go_on)
+    Restore::prepare(fs, &moment, &paths, to, &mut Alone(fs))?.run(go_on)
 }
 
 fn remove_snapshots(fs: &FileSystem, name: Option<&[u8]>) {
@@ -606,7 +606,8 @@ fn a_snapshot_that_is_being_removed_gives_nothing_back() {
     let all = fs.snapshots().unwrap();
     fs.unlink(ROOT_INO, b"large").unwrap();
     fs.remove_snapshots(&[all[0].0]).unwrap();
-    let failed = Restore::prepare(&fs, &moment, &[b"large".to_vec()], None).unwrap().run(&mut || Ok(()));
+    let mut alone = Alone(&fs);
+    let failed = Restore::prepare(&fs, &moment, &[b"large".to_vec()], None, &mut alone).unwrap().run(&mut || Ok(()));
     assert!(matches!(failed, Err(Error::Stale)), "{failed:?}");
     fs.finish_removals(&mut || Ok(())).unwrap();
     fs.purge().unwrap();

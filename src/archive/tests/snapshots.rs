@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use super::super::create::name_key;
-use super::super::{Archive, CompactOptions, CreateOptions, OpenOptions};
+use super::super::{Archive, CompactOptions, CreateOptions, Moments, OpenOptions};
 use super::erasure::recoverable;
 use super::passphrase;
 use super::sample::{Expected, Listing, OWNER, cipher, expected, expected_in, fresh, noise, put, read_all};
@@ -295,6 +295,34 @@ fn a_view_of_a_removed_snapshot_is_stale_and_keeps_nothing() {
 }
 
 /// A name may be given again: what knows the number of the first one does not get the second.
+/// Without the pin, what is freed meanwhile is written over, and the moments are damaged.
+#[test]
+fn what_was_there_when_it_was_asked_for_is_read_while_all_of_it_goes() {
+    for seed in 1..=4 {
+        let (_, fs) = fresh(seed);
+        let dice = SeededEnvironment::new(seed);
+        (0..60).for_each(|_| change(&fs, &dice));
+        let moments = Moments::of(Arc::clone(&fs));
+        moments.create(b"old").unwrap();
+        (0..60).for_each(|_| change(&fs, &dice));
+        let (old, there) = (expected(&moments.moment(b"old").unwrap()), expected(&fs));
+        let now = moments.now().unwrap();
+        let older = moments.moment(b"old").unwrap();
+        moments.remove(&mut |all| Ok(all.iter().map(|one| one.id).collect())).unwrap();
+        for round in 0..6 {
+            (0..40).for_each(|_| change(&fs, &dice));
+            fs.finish_removals(&mut || Ok(())).unwrap();
+            fs.make_durable().unwrap();
+            while fs.maintain().unwrap() {}
+            assert_eq!(expected(now.file_system()), there, "seed {seed}, round {round}");
+        }
+        assert_eq!(expected(&older), old, "seed {seed}");
+        drop((now, older));
+        fs.purge().unwrap();
+        assert_sound(&fs);
+    }
+}
+
 #[test]
 fn a_view_is_of_a_snapshot_and_not_of_a_name() {
     let (_, fs) = fresh(5);

@@ -28,6 +28,26 @@ pub enum DifferingKind {
     TypeChanged,
 }
 
+impl DifferingKind {
+    pub const ALL: [DifferingKind; 4] =
+        [DifferingKind::Added, DifferingKind::Removed, DifferingKind::Changed, DifferingKind::TypeChanged];
+
+    /// One word, as programs are told.
+    pub fn name(self) -> &'static str {
+        match self {
+            DifferingKind::Added => "added",
+            DifferingKind::Removed => "removed",
+            DifferingKind::Changed => "changed",
+            DifferingKind::TypeChanged => "type-changed",
+        }
+    }
+
+    /// The kind that is called so.
+    pub fn of_name(name: &str) -> Option<DifferingKind> {
+        DifferingKind::ALL.into_iter().find(|kind| kind.name() == name)
+    }
+}
+
 /// A path that means something else in two moments.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Differing {

@@ -6,4 +6,4 @@ mod content;
 mod restore;
 
 pub use compare::{Differing, DifferingKind, compare};
-pub use restore::{Restore, RestoreReport};
+pub use restore::{Alone, Names, Restore, RestoreReport};

@@ -1,11 +1,16 @@
 //! Brings objects of a snapshot back into the live tree.
 //!
 //! # Order
-//! Each object is built with all that is below it in a directory of its own at the root, the stage, which only its maker can enter, and then takes the place
+//! Each object is built with all that is below it within a directory of its own at the root, the stage, which only its maker can enter, and then takes the place
 //! of what is in its way by one rename: exchanged with that where there is something. What was exchanged lies in the stage then and is deleted.
 //! Every commit is one moment of this order (STAGE-3), so after a crash each path has what it had before or all that the snapshot shows, and
 //! what else there is lies in the stage. The next restore finds that by name and mark and deletes it before anything else. No node of the
 //! snapshot's tree becomes one of the live tree's: all inodes and entries are new, and data pages are shared as COPY-4 says.
+//!
+//! # Beside users of the archive
+//! Whoever serves the archive to others believes what they know of its names and objects ([`Names`]). So names that they may know change by `Names` alone; what
+//! is being built lies in a directory of the stage into which nobody can look until it is whole; and each object of the stage has a number of its own for a name.
+//! Files that somebody has open stay what they were, as after any unlink(2).
 //!
 //! # The stage
 //! It is a directory at the root with a name that nothing has which a restore touches: neither the live root nor that of the snapshot has it, and the
@@ -17,8 +22,9 @@ use std::collections::BTreeSet;
 
 use super::build::Builder;
 use crate::error::{Error, Result};
-use crate::exchange::deletion::delete_tree;
-use crate::exchange::path::{components, if_there, resolve, resolve_or_make};
+use crate::exchange::deletion::delete_tree_telling;
+use crate::exchange::path::{components, if_there, resolve};
+use crate::exchange::walk::join;
 use crate::exchange::{Copied, Entries};
 use crate::format::{Ino, ROOT_INO};
 use crate::fs::{Attributes, Creator, FileSystem, RenameMode};
@@ -28,16 +34,74 @@ use lockbox_terminal::display;
 const STAGE: &[u8] = b".lockbox-restore-";
 /// Only a stage has this attribute. A directory of such a name without it is one of the user's.
 const MARK: &[u8] = b"trusted.lockbox.restore";
-/// What is being built, and what made way for it.
-const NEW: &[u8] = b"new";
-const OLD: &[u8] = b"old";
+/// The directory of the stage in which objects are built.
+const BUILDING: &[u8] = b"building";
 /// Whose the stage and directories above a target are, when the snapshot says nothing of them.
 const MAKER: Creator = Creator { uid: 0, gid: 0, umask: None };
+
+/// How names change that others may know, and what they are told of the rest.
+pub trait Names {
+    /// Who renames out of the stage.
+    fn maker(&self) -> Creator {
+        MAKER
+    }
+
+    /// Gives an object of the live tree another path from the root: one that nothing has or, with `exchange`, that of an object which gets its path.
+    ///
+    /// # Errors
+    /// As [`FileSystem::rename`].
+    fn rename(&mut self, from: &[u8], to: &[u8], exchange: bool) -> Result<()>;
+
+    /// Makes a directory.
+    ///
+    /// # Errors
+    /// As [`FileSystem::make_directory`].
+    fn make_directory(&mut self, path: &[u8]) -> Result<()>;
+
+    /// From now on nobody looks into this directory.
+    fn hide(&mut self, directory: Ino);
+
+    /// A name that nobody else uses has come or gone in a directory.
+    fn changed_name(&mut self, directory: Ino, name: &[u8]);
+
+    /// Attributes of an object have changed.
+    fn changed(&mut self, ino: Ino);
+}
+
+/// Of an archive that nobody else uses.
+pub struct Alone<'a>(pub &'a FileSystem);
+
+impl Names for Alone<'_> {
+    fn rename(&mut self, from: &[u8], to: &[u8], exchange: bool) -> Result<()> {
+        let ((from, name), (to, new_name)) = (parent(self.0, from)?, parent(self.0, to)?);
+        let mode = if exchange { RenameMode::Exchange } else { RenameMode::NoReplace };
+        self.0.rename(from, name, to, new_name, mode)
+    }
+
+    fn make_directory(&mut self, path: &[u8]) -> Result<()> {
+        let (directory, name) = parent(self.0, path)?;
+        self.0.make_directory(directory, name, 0o755, MAKER).map(drop)
+    }
+
+    fn hide(&mut self, _: Ino) {}
+
+    fn changed_name(&mut self, _: Ino, _: &[u8]) {}
+
+    fn changed(&mut self, _: Ino) {}
+}
+
+/// The directory of a path, and its name there.
+fn parent<'p>(fs: &FileSystem, path: &'p [u8]) -> Result<(Ino, &'p [u8])> {
+    let slash = path.iter().rposition(|&byte| byte == b'/');
+    let (directory, name) = slash.map_or((&path[..0], path), |at| (&path[..at], &path[at + 1..]));
+    Ok((resolve(fs, directory)?.ino, name))
+}
 
 /// A restore that was checked, and has changed nothing yet but what an interrupted one left.
 pub struct Restore<'a> {
     live: &'a FileSystem,
     moment: &'a FileSystem,
+    names: &'a mut dyn Names,
     tops: Vec<Top>,
     /// Directory of the live tree that takes them; what it has is not replaced.
     to: Option<Vec<u8>>,
@@ -49,6 +113,25 @@ pub struct Restore<'a> {
 struct Top {
     /// In the snapshot.
     path: Vec<Vec<u8>>,
+}
+
+/// Where objects wait for their places.
+struct Stage {
+    ino: Ino,
+    name: Vec<u8>,
+    building: Ino,
+    /// How many names in it were given.
+    given: u64,
+}
+
+impl Stage {
+    /// A name in the stage that nothing had, and its path from the root.
+    fn next(&mut self) -> (Vec<u8>, Vec<u8>) {
+        self.given += 1;
+        let name = self.given.to_string().into_bytes();
+        let path = [&self.name[..], b"/", &name].concat();
+        (name, path)
+    }
 }
 
 /// What a restore did.
@@ -71,6 +154,7 @@ impl<'a> Restore<'a> {
         moment: &'a FileSystem,
         paths: &[Vec<u8>],
         to: Option<&[u8]>,
+        names: &'a mut dyn Names,
     ) -> Result<Restore<'a>> {
         let mut tops = BTreeSet::new();
         for path in paths {
@@ -99,9 +183,10 @@ impl<'a> Restore<'a> {
         // What lies below another one comes with it.
         let is_below = |path: &Vec<Vec<u8>>| (1..path.len()).any(|length| tops.contains(&path[..length]));
         let tops = tops.iter().filter(|path| !is_below(path)).map(|path| Top { path: path.clone() }).collect();
-        let restore = Restore { live, moment, tops, to: to.map(<[u8]>::to_vec), whole: whole && to.is_none() };
+        let to = to.map(|to| Ok(components(to)?.join(&b"/"[..]))).transpose()?;
+        let mut restore = Restore { live, moment, names, tops, whole: whole && to.is_none(), to };
         restore.refuse_what_is_in_the_way()?;
-        remove_stages(live)?;
+        restore.remove_stages()?;
         Ok(restore)
     }
 
@@ -141,46 +226,60 @@ impl<'a> Restore<'a> {
     /// had or all of what the snapshot shows, and doing it again completes it.
     ///
     /// # Errors
-    /// `NotDirectory` for a path whose way leads through something else in the live tree; what reading and writing meet.
-    pub fn run(self, go_on: &mut dyn FnMut() -> Result<()>) -> Result<RestoreReport> {
-        let (stage, name) = self.make_stage()?;
-        let mut report = RestoreReport::default();
-        let restored = self.all(stage, go_on, &mut report);
-        let removed = self.delete(ROOT_INO, &name);
-        restored?;
-        removed?;
-        if self.whole {
-            let mut nothing = || Ok(());
-            Builder::new(self.live, self.moment, &mut nothing).xattrs(ROOT_INO, ROOT_INO)?;
-            self.live.restore_inode(self.moment, ROOT_INO, ROOT_INO)?;
-        }
-        self.live.make_durable()?;
+    /// `NotDirectory` for a path whose way leads through something else in the live tree; what reading, writing and renaming meet; `Invalid` when the archive
+    /// is being closed.
+    pub fn run(mut self, go_on: &mut dyn FnMut() -> Result<()>) -> Result<RestoreReport> {
+        let live = self.live;
+        let report = {
+            let _work = live.work()?;
+            let go_on = &mut || live.check_closing().and_then(|()| go_on());
+            let mut stage = self.make_stage()?;
+            let mut report = RestoreReport::default();
+            let restored = self.all(&mut stage, go_on, &mut report);
+            // Who closes the archive does not wait for that: the next restore finds the stage.
+            live.check_closing()?;
+            let removed = self.delete(ROOT_INO, &stage.name);
+            self.names.changed_name(ROOT_INO, &stage.name);
+            restored?;
+            removed?;
+            if self.whole {
+                let mut nothing = || Ok(());
+                Builder::new(live, self.moment, &mut nothing).xattrs(ROOT_INO, ROOT_INO)?;
+                live.restore_inode(self.moment, ROOT_INO, ROOT_INO)?;
+                self.names.changed(ROOT_INO);
+            }
+            report
+        };
+        live.make_durable()?;
         Ok(report)
     }
 
-    fn all(&self, stage: Ino, go_on: &mut dyn FnMut() -> Result<()>, report: &mut RestoreReport) -> Result<()> {
+    fn all(
+        &mut self,
+        stage: &mut Stage,
+        go_on: &mut dyn FnMut() -> Result<()>,
+        report: &mut RestoreReport,
+    ) -> Result<()> {
         let mut builder = Builder::new(self.live, self.moment, go_on);
-        let target = match &self.to {
-            None => None,
-            Some(to) => {
-                Some(resolve_or_make(self.live, to, |at, name| self.live.make_directory(at, name, 0o755, MAKER))?)
-            }
-        };
-        for top in &self.tops {
-            let result = match target {
-                Some(directory) => self.top_into(&mut builder, stage, top, directory),
-                None => self.top_in_place(&mut builder, stage, top).map(|deleted| report.deleted += deleted),
+        if let Some(to) = &self.to {
+            make_directories(self.live, self.names, to)?;
+        }
+        for top in std::mem::take(&mut self.tops) {
+            let result = match self.to.clone() {
+                Some(directory) => self.top_into(&mut builder, stage, &top, &directory),
+                None => self.top_in_place(&mut builder, stage, &top).map(|deleted| report.deleted += deleted),
             };
             report.copied = builder.copied;
             result?;
         }
         if self.whole {
-            let kept: BTreeSet<&[u8]> = self.tops.iter().map(Top::name).collect::<Result<_>>()?;
+            let kept: BTreeSet<Vec<u8>> = Restore::entries(self.moment)?.into_iter().collect();
             for name in Restore::entries(self.live)? {
-                if !kept.contains(&name[..]) {
+                if !kept.contains(&name) {
                     (builder.go_on)()?;
-                    self.live.rename(ROOT_INO, &name, stage, OLD, RenameMode::NoReplace)?;
-                    report.deleted += self.delete(stage, OLD)?;
+                    let (old, path) = stage.next();
+                    self.names.rename(&name, &path, false)?;
+                    report.deleted += self.delete(stage.ino, &old)?;
                 }
             }
         }
@@ -188,15 +287,16 @@ impl<'a> Restore<'a> {
     }
 
     /// Beside what `directory` has.
-    fn top_into(&self, builder: &mut Builder<'_>, stage: Ino, top: &Top, directory: Ino) -> Result<()> {
-        let kept = self.kept(&top.path)?;
-        builder.tree(&kept, stage, NEW)?;
-        self.live.rename(stage, NEW, directory, top.name()?, RenameMode::NoReplace)
+    fn top_into(&mut self, builder: &mut Builder<'_>, stage: &mut Stage, top: &Top, directory: &[u8]) -> Result<()> {
+        let (_, built) = self.build(builder, stage, top, top.path.len())?;
+        let mut path = directory.to_vec();
+        join(&mut path, top.name()?);
+        self.names.rename(&built, &path, false)
     }
 
     /// Where the snapshot has it; answers how many objects were deleted for it.
-    fn top_in_place(&self, builder: &mut Builder<'_>, stage: Ino, top: &Top) -> Result<u64> {
-        // The directory that takes it; of the way there, what the live tree does not have is built with it.
+    fn top_in_place(&mut self, builder: &mut Builder<'_>, stage: &mut Stage, top: &Top) -> Result<u64> {
+        // How much of the way there is in the live tree; what is not is built with it.
         let (mut directory, mut there) = (ROOT_INO, 0);
         let mut existing = None;
         for name in &top.path {
@@ -214,18 +314,23 @@ impl<'a> Restore<'a> {
                 _ => break,
             }
         }
-        let name = &top.path[there];
-        self.build(builder, stage, top, there + 1)?;
-        if existing.is_none() {
-            return self.live.rename(stage, NEW, directory, name, RenameMode::NoReplace).map(|()| 0);
-        }
-        self.live.rename(stage, NEW, directory, name, RenameMode::Exchange)?;
-        self.delete(stage, NEW)
+        let (name, built) = self.build(builder, stage, top, there + 1)?;
+        let exchange = existing.is_some();
+        self.names.rename(&built, &top.path[..=there].join(&b"/"[..]), exchange)?;
+        if exchange { self.delete(stage.ino, &name) } else { Ok(0) }
     }
 
-    /// Builds the object at `length` names of the path: with all below it, or with the rest of the path alone when that goes on.
-    fn build(&self, builder: &mut Builder<'_>, stage: Ino, top: &Top, length: usize) -> Result<()> {
-        let (mut parent, mut name) = (stage, NEW);
+    /// Builds the object at `length` names of the path: with all below it, or with the rest of the path alone when that goes on. It is in the stage then, under
+    /// the name and the path that are answered.
+    fn build(
+        &mut self,
+        builder: &mut Builder<'_>,
+        stage: &mut Stage,
+        top: &Top,
+        length: usize,
+    ) -> Result<(Vec<u8>, Vec<u8>)> {
+        let (built, path) = stage.next();
+        let (mut parent, mut name) = (stage.building, &built);
         let mut above = Vec::new();
         for end in length..top.path.len() {
             let kept = self.kept(&top.path[..end])?;
@@ -234,7 +339,10 @@ impl<'a> Restore<'a> {
             (parent, name) = (made, &top.path[end]);
         }
         builder.tree(&self.kept(&top.path)?, parent, name)?;
-        above.into_iter().rev().try_for_each(|(kept, made)| self.live.restore_inode(self.moment, kept, made))
+        above.into_iter().rev().try_for_each(|(kept, made)| self.live.restore_inode(self.moment, kept, made))?;
+        self.live.rename(stage.building, &built, stage.ino, &built, RenameMode::NoReplace)?;
+        self.names.changed_name(stage.ino, &built);
+        Ok((built, path))
     }
 
     fn kept(&self, path: &[Vec<u8>]) -> Result<Attributes> {
@@ -242,7 +350,7 @@ impl<'a> Restore<'a> {
     }
 
     /// Under the first name that is free everywhere: see above.
-    fn make_stage(&self) -> Result<(Ino, Vec<u8>)> {
+    fn make_stage(&mut self) -> Result<Stage> {
         let to = self.to.as_ref().map(|to| components(to)).transpose()?.unwrap_or_default();
         for number in 1u64.. {
             let name = [STAGE, number.to_string().as_bytes()].concat();
@@ -250,17 +358,38 @@ impl<'a> Restore<'a> {
                 && if_there(self.moment.lookup(ROOT_INO, &name))?.is_none()
                 && to.first().is_none_or(|first| *first != &name[..]);
             if is_free {
-                let mark = (MARK, &b"1"[..]);
-                let made = self.live.make_marked_directory(ROOT_INO, &name, 0o700, MAKER, mark)?;
-                return Ok((made.ino, name));
+                let maker = self.names.maker();
+                let made = self.live.make_marked_directory(ROOT_INO, &name, 0o700, maker, (MARK, b"1"))?;
+                let building = self.live.make_directory(made.ino, BUILDING, 0o700, maker)?;
+                self.names.hide(building.ino);
+                self.names.changed_name(ROOT_INO, &name);
+                return Ok(Stage { ino: made.ino, name, building: building.ino, given: 0 });
             }
         }
         Err(Error::Exists)
     }
 
-    fn delete(&self, parent: Ino, name: &[u8]) -> Result<u64> {
+    /// Deletes what restores left, if there is something.
+    fn remove_stages(&mut self) -> Result<()> {
+        let _work = self.live.work()?;
+        let mut left = Vec::new();
+        for entry in Entries::new(self.live, ROOT_INO)? {
+            let entry = entry?;
+            if is_stage(self.live, &entry.name, &entry.attributes)? {
+                left.push(entry.name);
+            }
+        }
+        left.iter().try_for_each(|name| {
+            self.delete(ROOT_INO, name)?;
+            self.names.changed_name(ROOT_INO, name);
+            Ok(())
+        })
+    }
+
+    fn delete(&mut self, parent: Ino, name: &[u8]) -> Result<u64> {
         let found = self.live.lookup(parent, name)?;
-        delete_tree(self.live, parent, name, &found)
+        let names = &mut *self.names;
+        delete_tree_telling(self.live, parent, name, &found, &mut |other| names.changed(other))
     }
 }
 
@@ -281,14 +410,16 @@ fn is_stage(fs: &FileSystem, name: &[u8], found: &Attributes) -> Result<bool> {
     }
 }
 
-/// Deletes what restores left, if there is something.
-fn remove_stages(live: &FileSystem) -> Result<()> {
-    let mut left = Vec::new();
-    for entry in Entries::new(live, ROOT_INO)? {
-        let entry = entry?;
-        if is_stage(live, &entry.name, &entry.attributes)? {
-            left.push(entry);
+/// Makes what is missing of the way to a directory.
+fn make_directories(live: &FileSystem, names: &mut dyn Names, path: &[u8]) -> Result<()> {
+    let parts = components(path)?;
+    for length in 1..=parts.len() {
+        let path = parts[..length].join(&b"/"[..]);
+        match if_there(resolve(live, &path))? {
+            None => names.make_directory(&path)?,
+            Some(found) if found.is_directory() => {}
+            Some(_) => return Err(Error::NotDirectory),
         }
     }
-    left.iter().try_for_each(|entry| delete_tree(live, ROOT_INO, &entry.name, &entry.attributes).map(drop))
+    Ok(())
 }

@@ -73,6 +73,14 @@ impl FileSystem {
         FileSystem::new(self.volume.moment(name)?, self.environment.clone(), self.name_key, self.options)
     }
 
+    /// What is pinned, as a file system of its own for reading. The pin has to be held as long as it is in use.
+    ///
+    /// # Errors
+    /// Those of reading its root.
+    pub(crate) fn pinned_moment(&self, pinned: &Pinned) -> Result<Arc<FileSystem>> {
+        FileSystem::new(self.volume.pinned_moment(pinned), self.environment.clone(), self.name_key, self.options)
+    }
+
     /// Those that can be read, the oldest first, with their numbers and the bytes that removing each one alone would free.
     pub(crate) fn snapshots(&self) -> Result<Vec<(u64, SnapshotValue, u64)>> {
         let mut all = Vec::new();

@@ -18,8 +18,8 @@ use super::{OpenOptions, Volume};
 use crate::env::Environment;
 use crate::error::{Error, Result};
 use crate::format::record::{CommitRecord, Origin};
-use crate::format::values::HistoryValue;
-use crate::format::{BLOCK, Generation, Key, MIN_BLOCKS, Pointer};
+use crate::format::values::{HistoryValue, SnapshotValue};
+use crate::format::{BLOCK, Generation, Key, MIN_BLOCKS, Pointer, TreeId};
 use crate::frame::PageCipher;
 use crate::storage::Storage;
 use crate::txn::commit::{Chain, Purpose};
@@ -31,6 +31,8 @@ use crate::txn::state::{Counters, State};
 /// A moment of an archive, which stays readable as long as this lives.
 pub(crate) struct Pinned {
     state: Arc<State>,
+    /// What a snapshot of it would say.
+    content: SnapshotValue,
     origin: Origin,
     /// Its nodes have numbers of their own (ORIGIN-2).
     of_backup: bool,
@@ -45,6 +47,11 @@ impl Pinned {
 
     pub(crate) fn state(&self) -> &State {
         &self.state
+    }
+
+    /// As a snapshot without a name.
+    pub(super) fn content(&self) -> &SnapshotValue {
+        &self.content
     }
 
     /// Whether all commits since that of `base`, which it comes from, count on from each other: then a node with a number up to that of `base` was there.
@@ -95,11 +102,18 @@ impl Volume {
     /// # Errors
     /// Those of a commit; `Damaged` when the history cannot be read.
     pub(crate) fn pin(&self) -> Result<Pinned> {
-        let (state, origin) = if self.read_only() { self.opened()? } else { self.committed()? };
-        Ok(Pinned { history: self.history_of(&state)?, of_backup: self.origin.is_some(), state, origin })
+        let (state, origin, record) = if self.read_only() { self.opened()? } else { self.committed()? };
+        let content = SnapshotValue {
+            generation: record.generation,
+            time: record.time,
+            root: record.roots[TreeId::Live],
+            inodes: record.inodes,
+            name: Vec::new(),
+        };
+        Ok(Pinned { history: self.history_of(&state)?, of_backup: self.origin.is_some(), state, content, origin })
     }
 
-    fn opened(&self) -> Result<(Arc<State>, Origin)> {
+    fn opened(&self) -> Result<(Arc<State>, Origin, Arc<CommitRecord>)> {
         let mark = self.opened_at().filter(|_| self.unlaid.get().is_none());
         let Some(Mark { session, first, generation, tag }) = mark else {
             return Err(Error::invalid(
@@ -109,10 +123,10 @@ impl Volume {
         let record = self.durable();
         // Of a backup that is copied the origin stays what it was.
         let time = record.origin.map_or(record.time, |origin| origin.time);
-        Ok((self.state(), Origin { session, first, generation, tag, time }))
+        Ok((self.state(), Origin { session, first, generation, tag, time }, record))
     }
 
-    fn committed(&self) -> Result<(Arc<State>, Origin)> {
+    fn committed(&self) -> Result<(Arc<State>, Origin, Arc<CommitRecord>)> {
         self.committer.check_writable()?;
         self.committer.open_session()?;
         self.committer.as_leader(|chain| {
@@ -129,7 +143,7 @@ impl Volume {
                 tag: chain.tag,
                 time: record.time,
             };
-            Ok((self.state(), origin))
+            Ok((self.state(), origin, record))
         })
     }
 

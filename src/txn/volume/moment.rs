@@ -1,13 +1,13 @@
-//! What a snapshot shows, as a volume beside the archive that is open.
+//! What a snapshot or a pinned moment shows, as a volume beside the archive that is open.
 //!
 //! It stands on the pages of that archive and has caches and a version of its own, which never changes. No version of the archive is pinned by it, and none
-//! has to be: as long as a snapshot has its name, neither its nodes nor the pages of its extents are freed (specification section 8). So
+//! has to be for a snapshot: as long as it has its name, neither its nodes nor the pages of its extents are freed (specification section 8). So
 //! whoever holds a moment sees to it that nobody takes the name away meanwhile; where that cannot be known, [`Operation::require_moment`] asks in the
 //! operation itself.
 
 use std::sync::Arc;
 
-use super::{Start, Volume};
+use super::{Pinned, Start, Volume};
 use crate::error::{Error, Result};
 use crate::format::record::{CommitRecord, Roots};
 use crate::format::values::SnapshotValue;
@@ -27,6 +27,17 @@ impl Volume {
     /// `NotFound` when there is none of this name.
     pub(crate) fn moment(&self, name: &[u8]) -> Result<Arc<Volume>> {
         let (id, snapshot) = self.snapshot_named(name)?;
+        let mut volume = self.beside(&snapshot);
+        volume.moment = Some(id);
+        Ok(Arc::new(volume))
+    }
+
+    /// What is pinned, as a volume that can only be read. The pin has to be held as long as it is in use.
+    pub(crate) fn pinned_moment(&self, pinned: &Pinned) -> Arc<Volume> {
+        Arc::new(self.beside(pinned.content()))
+    }
+
+    fn beside(&self, snapshot: &SnapshotValue) -> Volume {
         let durable = self.durable();
         // The other trees are those of the archive, which go on changing: nothing of them is asked here.
         let mut roots = Roots::default();
@@ -53,9 +64,7 @@ impl Volume {
             line: Vec::new(),
             log: None,
         };
-        let mut volume = Volume::assemble(pager, self.medium.environment.clone(), start);
-        volume.moment = Some(id);
-        Ok(Arc::new(volume))
+        Volume::assemble(pager, self.medium.environment.clone(), start)
     }
 
     /// Whether `other` has the same pages: both are views of one open archive.

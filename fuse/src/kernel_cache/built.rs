@@ -1,0 +1,49 @@
+//! What a restore makes in the mount without the kernel's doing, and how the kernel comes to know it (KERNEL-11).
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::sync::atomic::Ordering;
+
+use fuser::INodeNo;
+use lockbox::format::Ino;
+use lockbox::{Error, Result};
+
+use super::KernelCache;
+
+impl KernelCache {
+    /// From now on the kernel learns nothing of what is in this directory, nor of what was in the one before.
+    pub(crate) fn hide(&self, directory: Ino) {
+        self.hidden.store(directory.0, Ordering::SeqCst);
+    }
+
+    /// # Errors
+    /// `PermissionDenied` for a directory that is hidden.
+    pub(crate) fn check_open(&self, directory: INodeNo) -> Result<()> {
+        if self.hidden.load(Ordering::SeqCst) == directory.0 { Err(Error::PermissionDenied) } else { Ok(()) }
+    }
+
+    /// Has the kernel forget a name, there or missing. Nobody else makes, removes or renames it meanwhile. Not to be called from an event loop: the
+    /// kernel may hold the directory for a request that waits for us.
+    pub(crate) fn changed_name(&self, directory: Ino, name: &[u8]) {
+        if let Some(notifier) = self.notifier.get() {
+            // The kernel may not know the directory or the name.
+            let _ = notifier.inval_entry(INodeNo(directory.0), OsStr::from_bytes(name));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_directory_is_hidden_and_at_first_none() {
+        let cache = KernelCache::default();
+        let is_open = |ino| cache.check_open(INodeNo(ino)).is_ok();
+        assert!(is_open(1) && is_open(7) && is_open(9));
+        cache.hide(Ino(7));
+        assert!(is_open(1) && !is_open(7));
+        cache.hide(Ino(9));
+        assert!(is_open(7) && !is_open(9), "it is deleted by then");
+    }
+}

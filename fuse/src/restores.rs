@@ -1,0 +1,167 @@
+//! Compares moments of a living mount, and brings back what a snapshot shows.
+//!
+//! # Who changes names
+//! The kernel believes that nobody but it changes names (KERNEL-5), so a restore in a mount has its client rename what was built into its place, through the kernel
+//! and with the rights of who asked. All else is done here, where the kernel does not know it or is told (KERNEL-11). A client that goes ends the restore: each path has
+//! what it had or all that the snapshot shows then.
+//!
+//! What programs had written before they asked is in the snapshot that is taken first. Files that are open stay what they were; what is written to a file that is
+//! replaced goes with it.
+
+use std::time::Duration;
+
+use lockbox::archive::Moments;
+use lockbox::control::{Client, Difference, Name, Response, TreePath};
+use lockbox::error::{Refusal, Timestamp};
+use lockbox::exchange::{Differing, Names, Restore, compare};
+use lockbox::format::Ino;
+use lockbox::fs::{Creator, FileSystem};
+use lockbox::{Error, Result};
+use lockbox_terminal::display;
+use nix::unistd::{getegid, geteuid};
+use parking_lot::Mutex;
+
+use crate::kernel_cache::KernelCache;
+
+/// What a client has for a rename: it may have to wait for others who work in the directory, and who stopped it does not keep the stage for ever.
+const RENAME: Duration = Duration::from_secs(60);
+/// How often who waits for another one looks whether its client is still there.
+const LOOK: Duration = Duration::from_millis(200);
+/// What differs is told in lines of about so many bytes.
+const LINE: usize = 32 << 10;
+
+/// One at a time of each: a restore takes another one's stage for a leftover, and a comparison takes memory.
+#[derive(Default)]
+pub(crate) struct Turns {
+    restore: Mutex<()>,
+    comparison: Mutex<()>,
+}
+
+/// Waits for a turn as long as the client does.
+fn wait<'a>(turn: &'a Mutex<()>, client: &Client) -> Result<impl Drop + 'a> {
+    loop {
+        if let Some(held) = turn.try_lock_for(LOOK) {
+            return Ok(held);
+        }
+        listens(client)?;
+    }
+}
+
+/// # Errors
+/// `Interrupted` when the client is gone.
+fn listens(client: &Client) -> Result<()> {
+    if client.is_gone() { Err(Error::Interrupted(0)) } else { Ok(()) }
+}
+
+/// Tells what differs from `older` to `newer`, or to now.
+pub(crate) fn tell_differences(
+    moments: &Moments,
+    turns: &Turns,
+    client: &Client,
+    older: &Name,
+    newer: Option<&Name>,
+) -> Result<Response> {
+    let _turn = wait(&turns.comparison, client)?;
+    // Before the snapshots are looked up: whoever removes one meanwhile frees nothing that is read here.
+    let now = moments.now()?;
+    let older = moments.moment(&older.0)?;
+    let newer = newer.map(|newer| moments.moment(&newer.0)).transpose()?;
+    let newer = newer.as_ref().unwrap_or(now.file_system());
+    let (mut found, mut bytes) = (Vec::new(), 0);
+    for Differing { path, kind } in compare(&older, newer, &mut || listens(client))? {
+        let path = TreePath(path);
+        if !path.fits() {
+            return Err(Error::invalid("a path that differs is too long to be told by a mount"));
+        }
+        bytes += 2 * path.0.len() + 64;
+        found.push(Difference { path, change: kind.name().to_owned() });
+        if bytes > LINE {
+            client.tell(&Response::Differing { found: std::mem::take(&mut found) })?;
+            bytes = 0;
+        }
+    }
+    client.tell(&Response::Differing { found })?;
+    Ok(Response::Done)
+}
+
+/// What is to be brought back.
+pub(crate) struct Wanted<'a> {
+    pub(crate) name: &'a Name,
+    pub(crate) paths: &'a [TreePath],
+    pub(crate) to: Option<&'a TreePath>,
+}
+
+/// Brings it back; `now` is in the name of the snapshot that is taken first.
+pub(crate) fn restore(
+    (fs, moments): (&FileSystem, &Moments),
+    (turns, cache): (&Turns, &KernelCache),
+    client: &Client,
+    wanted: &Wanted<'_>,
+    now: Timestamp,
+) -> Result<Response> {
+    let _turn = wait(&turns.restore, client)?;
+    let moment = moments.moment(&wanted.name.0)?;
+    let paths: Vec<Vec<u8>> = wanted.paths.iter().map(|path| path.0.clone()).collect();
+    let to = wanted.to.map(|to| &to.0[..]);
+    let mut names = ThroughKernel { client, cache };
+    let restored = Restore::prepare(fs, &moment, &paths, to, &mut names).and_then(|restore| {
+        // In another directory nothing is replaced.
+        if to.is_none() {
+            client.tell(&Response::Kept { name: Name(moments.create_before_restore(now)?) })?;
+        }
+        restore.run(&mut || listens(client))
+    });
+    match restored {
+        Ok(_) => Ok(Response::Done),
+        // What another one freed under our eyes is no damage.
+        Err(Error::Damaged(_) | Error::Stale) if moments.moment(&wanted.name.0).is_err() => {
+            Err(Error::Refused(Refusal::NoSnapshot { name: display(&wanted.name.0) }))
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// Has the client change names.
+struct ThroughKernel<'a> {
+    client: &'a Client,
+    cache: &'a KernelCache,
+}
+
+impl ThroughKernel<'_> {
+    fn have_done(&self, what: &Response, said: impl FnOnce() -> String) -> Result<()> {
+        let done = self.client.have_done(what, RENAME, &|| listens(self.client));
+        done.map_err(|error| match error {
+            Error::Io { source, .. } => Error::Io { context: said(), source },
+            error => error,
+        })
+    }
+}
+
+impl Names for ThroughKernel<'_> {
+    /// Who asked is this user, or root.
+    fn maker(&self) -> Creator {
+        Creator { uid: geteuid().as_raw(), gid: getegid().as_raw(), umask: None }
+    }
+
+    fn rename(&mut self, from: &[u8], to: &[u8], exchange: bool) -> Result<()> {
+        let what = Response::Rename { from: TreePath(from.to_vec()), to: TreePath(to.to_vec()), exchange };
+        self.have_done(&what, || format!("rename {} to {}", display(from), display(to)))
+    }
+
+    fn make_directory(&mut self, path: &[u8]) -> Result<()> {
+        let what = Response::MakeDirectory { path: TreePath(path.to_vec()) };
+        self.have_done(&what, || format!("make the directory {}", display(path)))
+    }
+
+    fn hide(&mut self, directory: Ino) {
+        self.cache.hide(directory);
+    }
+
+    fn changed_name(&mut self, directory: Ino, name: &[u8]) {
+        self.cache.changed_name(directory, name);
+    }
+
+    fn changed(&mut self, ino: Ino) {
+        self.cache.blocks_changed(ino);
+    }
+}
