@@ -102,6 +102,13 @@ impl<'a> Pages<'a> {
         if !matches!(opened.prologue.kind, PageKind::Data | PageKind::Packed) {
             return Err(Error::damaged(format!("page of another kind: block={}", extent.page.run.address)));
         }
+        let length = opened.table()?.plain_length;
+        if ranges.last().is_none_or(|last| last.end > length) {
+            return Err(Error::damaged("an extent reaches beyond its page"));
+        }
+        if ranges.len() == 1 && ranges[0] == (0..length) {
+            return self.to.write_framed(&whole(&opened)?);
+        }
         let kept = plain(&opened, ranges)?;
         self.to.write_framed(&reframed(&opened, ranges, &kept, (ino, offset))?)
     }
@@ -110,17 +117,30 @@ impl<'a> Pages<'a> {
 /// The plain bytes of the ranges, one after the other.
 fn plain(opened: &OpenedPage, ranges: &[Range<u32>]) -> Result<Vec<u8>> {
     let table = opened.table()?;
-    if ranges.last().is_none_or(|last| last.end > table.plain_length) {
-        return Err(Error::damaged("an extent reaches beyond its page"));
-    }
     let mut plain = Vec::with_capacity(table.plain_length as usize);
     for cell in 0..table.cells.len() {
-        plain.extend(opened.read_cell(cell)?);
+        plain.extend_from_slice(&opened.read_cell(cell)?);
     }
-    Ok(ranges.iter().flat_map(|r| &plain[r.start as usize..r.end as usize]).copied().collect())
+    Ok(ranges.iter().map(|range| &plain[range.start as usize..range.end as usize]).collect::<Vec<_>>().concat())
 }
 
-/// The page as it is when all of it is named, else one of `kept`, the bytes of the ranges.
+/// The page as it is: its cells stay as they are compressed.
+fn whole(opened: &OpenedPage) -> Result<PlainPage<'_>> {
+    let (prologue, table) = (opened.prologue, opened.table()?);
+    let stored = |cell: &Cell| (Cow::Borrowed(&opened.body()[cell.at as usize..][..cell.stored as usize]), cell.raw);
+    let cells = table.cells.iter().map(stored).collect();
+    let cell_log2 = table.cell_size.trailing_zeros() as u8; // at most 17
+    Ok(PlainPage {
+        kind: prologue.kind,
+        compressed: false,
+        plain_length: prologue.plain_length,
+        owner: prologue.owner,
+        position: prologue.position,
+        content: Content::Cells { cell_log2, cells, items: table.items.clone() },
+    })
+}
+
+/// A page of `kept`, the bytes of the ranges.
 fn reframed<'a>(
     opened: &'a OpenedPage,
     ranges: &[Range<u32>],
@@ -144,21 +164,6 @@ fn reframed<'a>(
             items.push(PackedItem { ino: Ino(prologue.owner), offset, start: at, length: range.len() as u32 });
         }
         at += range.len() as u32;
-    }
-    if ranges.len() == 1 && ranges[0] == (0..prologue.plain_length) {
-        // The cells stay as they are compressed.
-        let stored =
-            |cell: &Cell| (Cow::Borrowed(&opened.body()[cell.at as usize..][..cell.stored as usize]), cell.raw);
-        let cells = table.cells.iter().map(stored).collect();
-        let cell_log2 = table.cell_size.trailing_zeros() as u8; // at most 17
-        return Ok(PlainPage {
-            kind: prologue.kind,
-            compressed: false,
-            plain_length: prologue.plain_length,
-            owner: prologue.owner,
-            position: prologue.position,
-            content: Content::Cells { cell_log2, cells, items: table.items.clone() },
-        });
     }
     let compress = table.cells.iter().any(|cell| !cell.raw);
     if prologue.kind == PageKind::Data && ranges.len() == 1 {
