@@ -74,7 +74,7 @@ pub(crate) fn list(moments: &Moments, after: u64, held: bool) -> lockbox::Result
     let more = all.len() > PAGE;
     all.truncate(PAGE);
     let describe = |snapshot: Snapshot| {
-        let held_bytes = held.then(|| moments.held_bytes(snapshot.id)).transpose()?;
+        let held_bytes = held.then(|| moments.held_bytes(&|id| id == snapshot.id)).transpose()?;
         let Snapshot { id, name, time, inodes, .. } = snapshot;
         Ok(Listed { id, name: Name(name), seconds: time.seconds, nanos: time.nanos, inodes, held_bytes })
     };

@@ -199,9 +199,9 @@ impl Moments {
         Ok(self.fs.volume.readable_snapshots()?.into_iter().map(Snapshot::of).collect())
     }
 
-    /// Bytes that nothing but the snapshot with this id shows. 0 when it is gone.
-    pub fn held_bytes(&self, id: u64) -> Result<u64> {
-        self.fs.volume.held_by_snapshot(id)
+    /// Bytes that nothing but snapshots of this set shows, be it several of them: what removing all of them gives back. An id that there is not adds nothing.
+    pub fn held_bytes(&self, is_in: &dyn Fn(u64) -> bool) -> Result<u64> {
+        self.fs.volume.held_by_snapshots(is_in)
     }
 
     /// Removes those that `choose` names of what there is, by their ids; durable when it returns, and what only they showed is freed in the background.

@@ -85,7 +85,7 @@ impl FileSystem {
     pub(crate) fn snapshots(&self) -> Result<Vec<(u64, SnapshotValue, u64)>> {
         let mut all = Vec::new();
         for (id, snapshot) in self.volume.readable_snapshots()? {
-            all.push((id, snapshot, self.volume.held_by_snapshot(id)?));
+            all.push((id, snapshot, self.volume.held_by_snapshots(&|other| other == id)?));
         }
         Ok(all)
     }

@@ -1,15 +1,18 @@
 //! What tests look at or hold.
 
+use std::collections::HashMap;
 use std::ops::ControlFlow;
 
 use parking_lot::Mutex;
 
 use super::Volume;
 use crate::error::Result;
-use crate::format::{Key, REGION_BLOCKS, kind};
+use crate::format::values::Extent;
+use crate::format::{BLOCK, Key, Pointer, REGION_BLOCKS, kind};
 use crate::pager::Pager;
 use crate::txn::allocator::Allocator;
 use crate::txn::commit::Committer;
+use crate::txn::kept::snapshot_tree;
 use crate::txn::shortage::Shortage;
 use crate::txn::writer::Writer;
 
@@ -54,6 +57,28 @@ impl Volume {
             Ok(ControlFlow::Continue(()))
         })?;
         Ok(entries)
+    }
+
+    /// Bytes of all pages that the live tree or a snapshot that can be read leads to: nodes and file data. For a volume of which everything is committed.
+    pub(crate) fn shown_bytes(&self) -> Result<u64> {
+        let (state, store) = (self.state(), &self.medium.store);
+        let mut pages = HashMap::new();
+        let kept = self.readable_snapshots()?;
+        for tree in kept.iter().map(|(_, snapshot)| snapshot_tree(snapshot)).chain([state.trees.live.clone()]) {
+            let visit = &mut |pointer: &Pointer, _| {
+                pages.insert(pointer.run.address, pointer.run.blocks);
+                Ok(())
+            };
+            tree.visit_pages(store, visit, &mut |lost| Err(lost.error.clone()))?;
+            tree.scan(store, Key::MIN, Key::MAX, &mut |key, value| {
+                if key.kind == kind::EXTENT {
+                    let run = Extent::decode(value)?.page.run;
+                    pages.insert(run.address, run.blocks);
+                }
+                Ok(ControlFlow::Continue(()))
+            })?;
+        }
+        Ok(pages.values().sum::<u64>() * BLOCK)
     }
 
     /// A commit of what is published alone, as one that makes room for what is staged.

@@ -6,6 +6,7 @@
 mod backup;
 #[cfg(test)]
 mod for_tests;
+mod held;
 mod log;
 mod moment;
 mod open;

@@ -1,6 +1,5 @@
 //! Kept roots: taking, listing and removing snapshots (specification section 8).
 
-use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
@@ -8,11 +7,11 @@ use super::Volume;
 use crate::btree::Tree;
 use crate::error::{Error, Result, SnapshotUse};
 use crate::format::values::{DeadValue, SnapshotValue};
-use crate::format::{BLOCK, Generation, Key, Run, Timestamp, TreeId, kind};
+use crate::format::{Generation, Key, Timestamp, TreeId, kind};
 use crate::txn::commit::Purpose;
 use crate::txn::kept::{before, check_name, is_being_removed, snapshot_tree, snapshots_of};
 use crate::txn::operation::Operation;
-use crate::txn::references::{self, following};
+use crate::txn::references::following;
 use crate::txn::state::{Counters, State, Trees};
 
 /// Who chooses among the snapshots that there are: the ids of those that are to go.
@@ -23,8 +22,6 @@ const FORGET_STEP: usize = 128;
 
 /// Dead-list entries handled by one operation.
 const REMOVAL_STEP: usize = 256;
-/// Dead-list entries read in one version when they are summed up.
-const HELD_STEP: usize = 4096;
 
 impl Volume {
     /// Keeps the present content under `name`; durable when it returns. Answers the snapshot's id.
@@ -152,45 +149,6 @@ impl Volume {
     /// Whether a removal has begun and not ended.
     pub(crate) fn has_begun_removals(&self) -> Result<bool> {
         Ok(self.snapshots()?.iter().any(|(_, snapshot)| is_being_removed(snapshot)))
-    }
-
-    /// Bytes of the pages that this snapshot alone shows: they are on its dead list, no older one shows them, and nothing else names them. It is a figure: each
-    /// piece of the list is asked for in the version of its moment, so that no freed page waits for the end.
-    pub(crate) fn held_by_snapshot(&self, id: u64) -> Result<u64> {
-        let store = &self.medium.store;
-        let mut blocks = 0u64;
-        // Of pages with several counts, how many of them the list has.
-        let mut shared: BTreeMap<Run, u64> = BTreeMap::new();
-        let (mut from, to) = (Key::new(id, kind::DEAD, 0), Key::new(id, kind::DEAD, u64::MAX));
-        loop {
-            let state = self.state();
-            let trees = &state.trees;
-            let older =
-                before(&snapshots_of(&trees.snapshots, store)?, id).map_or(Generation(0), |(_, generation)| generation);
-            let mut read = 0;
-            trees.references.scan(store, from, to, &mut |key, value| {
-                let dead = DeadValue::decode(value)?;
-                if dead.born > older {
-                    match references::count(&trees.references, store, dead.run.address)? {
-                        1 => blocks = blocks.saturating_add(dead.run.blocks),
-                        _ => *shared.entry(dead.run).or_default() += 1,
-                    }
-                }
-                from.sub = key.sub.saturating_add(1);
-                read += 1;
-                Ok(if read < HELD_STEP { ControlFlow::Continue(()) } else { ControlFlow::Break(()) })
-            })?;
-            if read < HELD_STEP {
-                break;
-            }
-        }
-        let state = self.state();
-        for (run, listed) in shared {
-            if references::count(&state.trees.references, store, run.address)? <= listed {
-                blocks = blocks.saturating_add(run.blocks);
-            }
-        }
-        Ok(blocks.saturating_mul(BLOCK))
     }
 
     /// Lets who only reads see the snapshot of this name in place of the live tree, and nothing of the log, which belongs to that. Before anything is read.
