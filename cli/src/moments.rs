@@ -1,19 +1,21 @@
-//! Removes snapshots from an archive that is not mounted, and asks the daemon of one that is.
+//! What commands about snapshots do to an archive that is not mounted, and ask of the daemon of one that is.
 use std::collections::HashSet;
 use std::ops::ControlFlow;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
 use lockbox::Error;
-use lockbox::archive::{Generation, Snapshot};
+use lockbox::archive::{Archive, Generation, Snapshot};
 use lockbox::control::{self, Among, Carried, Difference, Name, Request, Response, Status, TreePath, Why};
 use lockbox::error::Timestamp;
 use lockbox::format::ArchiveId;
 use lockbox_host::{DAMAGED, NO_SPACE, OTHER, Program, code, shown};
+use serde_json::json;
 
 use crate::exit::{Failure, Lockbox};
 use crate::mounted_tree::MountedTree;
 use crate::opening::ArchiveArgs;
+use crate::output::Output;
 use crate::runtime;
 
 /// What the end of an interrupted removal leaves.
@@ -38,6 +40,59 @@ pub(crate) fn remove_from_file(
         }
         removed => removed.and(closed).map_err(failed),
     }
+}
+
+/// An archive whose snapshots are told of, by the daemon that serves it or from the file.
+pub(crate) enum Told<'a> {
+    Mounted(Mounted),
+    File(Box<Archive>, &'a Path),
+}
+
+impl Told<'_> {
+    pub(crate) fn of(args: &ArchiveArgs) -> Result<Told<'_>, Failure> {
+        Ok(match Mounted::find(args)? {
+            Some(mounted) => Told::Mounted(mounted),
+            None => Told::File(Box::new(args.read()?), &args.archive),
+        })
+    }
+
+    /// The oldest first; with `held`, what each one holds.
+    pub(crate) fn list(&self, held: bool) -> Result<Vec<Snapshot>, Failure> {
+        match self {
+            Told::Mounted(mounted) => mounted.list(held),
+            Told::File(archive, path) => {
+                let all = if held { archive.snapshots() } else { archive.moments().list() };
+                all.map_err(|error| Lockbox::failure(path, error))
+            }
+        }
+    }
+
+    /// What removing those of `all` with these ids gives back.
+    pub(crate) fn held(&self, all: &[Snapshot], ids: &HashSet<u64>) -> Result<u64, Failure> {
+        let is_in = |id| ids.contains(&id);
+        match self {
+            Told::Mounted(mounted) => {
+                let ranges = control::ranges(all.iter().map(|snapshot| snapshot.id), is_in);
+                let told = control::held(&mounted.socket, mounted.status.uid, ranges, None);
+                told.map_err(|error| Failure::of(&mounted.status.mount_point, &error))
+            }
+            Told::File(archive, path) => {
+                archive.moments().held_bytes(&is_in).map_err(|error| Lockbox::failure(path, error))
+            }
+        }
+    }
+}
+
+/// The last line of what is told of a set: what removing all of it gives back.
+pub(crate) fn together(count: usize, bytes: u64, json: bool, out: &mut Output) -> Result<(), Failure> {
+    if json {
+        return out.json(&json!({ "snapshots": count, "held_bytes": bytes }));
+    }
+    out.line(&match count {
+        0 => "no snapshot would be removed".to_owned(),
+        1 => format!("1 snapshot; removing it gives back {bytes} bytes"),
+        _ => format!("{count} snapshots; removing all of them gives back {bytes} bytes"),
+    })
 }
 
 /// Ids in a request: with 20 digits each they fit into a line that a daemon reads.

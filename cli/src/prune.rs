@@ -1,12 +1,13 @@
 //! `lockbox snapshot prune`: removes snapshots but for those that rules keep.
+use std::collections::HashSet;
+
 use lockbox::archive::{Keep, KeepRule, Snapshot};
 use lockbox::error::Timestamp;
-use lockbox_host::Program;
 use lockbox_terminal::display;
 use serde_json::{Value, json};
 
-use crate::exit::{Failure, Lockbox};
-use crate::moments::{self, Mounted};
+use crate::exit::Failure;
+use crate::moments::{self, Mounted, Told};
 use crate::opening::ArchiveArgs;
 use crate::output::{Output, put_name, rfc3339};
 
@@ -20,7 +21,7 @@ pub(crate) struct Args {
     archive: ArchiveArgs,
     #[command(flatten)]
     rules: Rules,
-    /// Tell what would be kept and removed, and remove nothing
+    /// Tell what would be kept and removed and what that would give back, and remove nothing
     #[arg(long)]
     dry_run: bool,
     /// Print JSON, one object a line
@@ -71,15 +72,29 @@ type Plan = Vec<(Snapshot, Vec<KeepRule>)>;
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let keep = args.rules.keep();
+    let mut out = Output::new();
+    if args.dry_run {
+        let told = Told::of(&args.archive)?;
+        let all = told.list(false)?;
+        let plan = plan(all.clone(), &keep);
+        let gone: HashSet<u64> = gone(&plan).into_iter().collect();
+        tell(&plan, args.json, &mut out)?;
+        moments::together(gone.len(), told.held(&all, &gone)?, args.json, &mut out)?;
+        return out.finish();
+    }
     let plan = match Mounted::find(&args.archive)? {
-        Some(mounted) => of_mounted(&mounted, &keep, args.dry_run)?,
+        Some(mounted) => of_mounted(&mounted, &keep)?,
         None => of_file(args, &keep)?,
     };
-    let mut out = Output::new();
-    for (snapshot, rules) in &plan {
-        if args.json { out.json(&json_of(snapshot, rules))? } else { row(snapshot, rules, &mut out)? }
-    }
+    tell(&plan, args.json, &mut out)?;
     out.finish()
+}
+
+fn tell(plan: &Plan, json: bool, out: &mut Output) -> Result<(), Failure> {
+    for (snapshot, rules) in plan {
+        if json { out.json(&json_of(snapshot, rules))? } else { row(snapshot, rules, out)? }
+    }
+    Ok(())
 }
 
 fn plan(all: Vec<Snapshot>, keep: &Keep) -> Plan {
@@ -95,11 +110,11 @@ fn gone(plan: &Plan) -> Vec<u64> {
 
 /// Of two who prune at once, each would count on what the other one removes. So nothing is removed when something that was listed is gone: the rules are
 /// asked again.
-fn of_mounted(mounted: &Mounted, keep: &Keep, dry_run: bool) -> Result<Plan, Failure> {
+fn of_mounted(mounted: &Mounted, keep: &Keep) -> Result<Plan, Failure> {
     for _ in 0..ATTEMPTS {
         let plan = plan(mounted.list(false)?, keep);
         let all: Vec<Snapshot> = plan.iter().map(|(snapshot, _)| snapshot.clone()).collect();
-        if dry_run || mounted.remove_among(&gone(&plan), &all)? {
+        if mounted.remove_among(&gone(&plan), &all)? {
             return Ok(plan);
         }
     }
@@ -107,10 +122,6 @@ fn of_mounted(mounted: &Mounted, keep: &Keep, dry_run: bool) -> Result<Plan, Fai
 }
 
 fn of_file(args: &Args, keep: &Keep) -> Result<Plan, Failure> {
-    let failed = |error| Lockbox::failure(&args.archive.archive, error);
-    if args.dry_run {
-        return Ok(plan(args.archive.read()?.moments().list().map_err(failed)?, keep));
-    }
     let mut planned = Plan::new();
     moments::remove_from_file(&args.archive, &mut |all| {
         planned = plan(all.to_vec(), keep);

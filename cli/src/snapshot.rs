@@ -1,4 +1,5 @@
 //! `lockbox snapshot`: keeps moments of an archive, lists and removes them, compares them and brings them back.
+use std::collections::HashSet;
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
@@ -13,7 +14,7 @@ use lockbox_terminal::display;
 use serde_json::{Value, json};
 
 use crate::exit::{Failure, Lockbox};
-use crate::moments::{self, Mounted};
+use crate::moments::{self, Mounted, Told};
 use crate::opening::ArchiveArgs;
 use crate::output::{Output, put_name, rfc3339};
 use crate::{prune, snapshot_diff, snapshot_restore};
@@ -38,11 +39,14 @@ pub(crate) struct CreateArgs {
     name: Option<OsString>,
 }
 
-/// List the snapshots of an archive, the oldest first
+/// List the snapshots of an archive, the oldest first, and what removing them gives back
 #[derive(clap::Args)]
 pub(crate) struct LsArgs {
     #[command(flatten)]
     archive: ArchiveArgs,
+    /// Only these, by names or patterns, and what removing all of them together gives back
+    #[arg(value_name = "NAME")]
+    names: Vec<OsString>,
     /// Print JSON, one object a line
     #[arg(long)]
     json: bool,
@@ -56,6 +60,12 @@ pub(crate) struct RmArgs {
     /// Names of snapshots, or patterns such as 'auto-2026-10-*' for what has no such name
     #[arg(required = true, value_name = "NAME")]
     names: Vec<OsString>,
+    /// Remove nothing, and tell which ones would go and what that would give back
+    #[arg(short = 'n', long)]
+    dry_run: bool,
+    /// Print JSON, one object a line
+    #[arg(long, requires = "dry_run")]
+    json: bool,
 }
 
 pub(crate) fn run(command: &Command) -> Result<(), Failure> {
@@ -89,14 +99,25 @@ fn create(args: &CreateArgs) -> Result<(), Failure> {
 }
 
 fn ls(args: &LsArgs) -> Result<(), Failure> {
-    let failed = |error| Lockbox::failure(&args.archive.archive, error);
-    let snapshots = match Mounted::find(&args.archive)? {
-        Some(mounted) => mounted.list(true)?,
-        None => args.archive.read()?.snapshots().map_err(failed)?,
-    };
+    list(&args.archive, &args.names, args.json)
+}
+
+/// With names, only what they mean, and what that holds together.
+fn list(archive: &ArchiveArgs, names: &[OsString], json: bool) -> Result<(), Failure> {
+    let wanted = Wanted::new(names)?;
+    let told = Told::of(archive)?;
+    let all = told.list(true)?;
+    let mut set = None;
+    if !names.is_empty() {
+        let ids = wanted.among(&all).map_err(|error| Lockbox::failure(&archive.archive, error))?;
+        set = Some(ids.into_iter().collect::<HashSet<u64>>());
+    }
     let mut out = Output::new();
-    for snapshot in &snapshots {
-        if args.json { out.json(&json_of(snapshot))? } else { row(snapshot, &mut out)? }
+    for snapshot in all.iter().filter(|one| set.as_ref().is_none_or(|set| set.contains(&one.id))) {
+        if json { out.json(&json_of(snapshot))? } else { row(snapshot, &mut out)? }
+    }
+    if let Some(set) = &set {
+        moments::together(set.len(), told.held(&all, set)?, json, &mut out)?;
     }
     out.finish()
 }
@@ -118,6 +139,9 @@ fn json_of(snapshot: &Snapshot) -> Value {
 }
 
 fn rm(args: &RmArgs) -> Result<(), Failure> {
+    if args.dry_run {
+        return list(&args.archive, &args.names, args.json);
+    }
     let failed = |error| Lockbox::failure(&args.archive.archive, error);
     let wanted = Wanted::new(&args.names)?;
     if let Some(mounted) = Mounted::find(&args.archive)? {

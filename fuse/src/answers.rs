@@ -87,6 +87,7 @@ impl Answers {
             Request::SnapshotList { after, held } => self.about_snapshots(false, |all| {
                 moments::list(all, *after, *held).unwrap_or_else(|error| moments::refused(&error))
             }),
+            Request::SnapshotHeld { ranges } => self.about_snapshots(false, |moments| moments::held(moments, ranges)),
             Request::SnapshotRemove { ids, among } => {
                 self.about_snapshots(true, |moments| moments::remove(moments, ids, *among))
             }

@@ -81,6 +81,12 @@ pub(crate) fn list(moments: &Moments, after: u64, held: bool) -> lockbox::Result
     Ok(Response::Snapshots { snapshots: all.into_iter().map(describe).collect::<lockbox::Result<_>>()?, more })
 }
 
+/// What those in these ranges of ids hold together.
+pub(crate) fn held(moments: &Moments, ranges: &[(u64, u64)]) -> Response {
+    let held = moments.held_bytes(&|id| ranges.iter().any(|(first, last)| (*first..=*last).contains(&id)));
+    held.map_or_else(|error| refused(&error), |bytes| Response::Held { bytes })
+}
+
 pub(crate) fn remove(moments: &Moments, ids: &[u64], among: Option<Among>) -> Response {
     let mut changed = false;
     let removed = moments.remove(&mut |all| {
@@ -100,6 +106,7 @@ pub(crate) fn remove(moments: &Moments, ids: &[u64], among: Option<Among>) -> Re
 pub(crate) mod tests {
     use lockbox::archive::{CreateOptions, KdfCost, OpenOptions};
     use lockbox::crypto::Passphrase;
+    use lockbox::format::ROOT_INO;
     use lockbox::fs::Creator;
     use lockbox::keys;
 
@@ -149,6 +156,30 @@ pub(crate) mod tests {
         assert!(matches!(remove(&moments, &all[..3], None), Response::Done));
         assert_eq!(ids(&moments).len(), 2);
         assert_eq!(archive.file_system().usage().snapshots.unwrap().count, 2);
+        archive.close().unwrap();
+    }
+
+    #[test]
+    fn what_several_show_is_held_by_them_together() {
+        let (_directory, archive) = opened();
+        let (fs, moments) = (archive.file_system(), archive.moments());
+        let ino = fs.make_node(ROOT_INO, b"file", 0o600, 0, CREATOR).unwrap().ino;
+        let noise: Vec<u8> = (0..1u32 << 16).flat_map(|n| n.wrapping_mul(2_654_435_761).to_le_bytes()).collect();
+        fs.write(ino, 0, &noise).unwrap();
+        for name in ["a", "b", "c"] {
+            moments.create(name.as_bytes()).unwrap();
+        }
+        fs.unlink(ROOT_INO, b"file").unwrap();
+        fs.purge().unwrap();
+        let held = |ranges: &[(u64, u64)]| match held(&moments, ranges) {
+            Response::Held { bytes } => bytes,
+            other => panic!("{other:?}"),
+        };
+        let all = ids(&moments);
+        assert!(held(&[(all[0], all[1])]) < 4096 * 8 && held(&[(all[2], all[2]), (all[0], all[0])]) < 4096 * 8);
+        assert!(held(&[(all[0], all[0]), (all[1], all[2])]) > 50_000);
+        assert_eq!(held(&[(0, u64::MAX)]), held(&[(all[0], all[2])]));
+        assert_eq!(held(&[]), 0);
         archive.close().unwrap();
     }
 

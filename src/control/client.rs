@@ -57,6 +57,7 @@ pub(super) fn patience(owner: u32, request: &Request) -> Option<Duration> {
         // They wait for commits, and a creation for what is left of deleted files to be reclaimed.
         Request::SnapshotCreate { .. }
         | Request::SnapshotList { .. }
+        | Request::SnapshotHeld { .. }
         | Request::SnapshotRemove { .. }
         | Request::SnapshotDiff { .. }
         | Request::SnapshotRestore { .. } => Some(ERASE_TIMEOUT),

@@ -14,7 +14,7 @@ pub use client::{ask, ask_with_file, connect_within, converse, running};
 pub use names::{Name, TreePath};
 pub use places::{Place, Runtime, places, runtime};
 pub use server::{Client, Listening, Server, listen};
-pub use snapshots::{Among, Listed, PAGE, snapshots};
+pub use snapshots::{Among, Listed, PAGE, held, ranges, snapshots};
 
 use std::fmt::Write;
 use std::iter;
@@ -52,6 +52,10 @@ pub enum Request {
     SnapshotList {
         after: u64,
         held: bool,
+    },
+    /// What nothing shows but snapshots whose ids lie in one of these ranges, the ends included.
+    SnapshotHeld {
+        ranges: Vec<(u64, u64)>,
     },
     /// Copy what is there now into the file that comes with this, which is locked: with `whole` it is new, else it is a backup to be brought up to date.
     /// With `verify` it is read back and compared. Answered when it is durable; the work ends when the client goes.
@@ -109,6 +113,10 @@ pub enum Response {
     Snapshots {
         snapshots: Vec<Listed>,
         more: bool,
+    },
+    /// What removing the snapshots that were asked about gives back.
+    Held {
+        bytes: u64,
     },
     /// What the backup shows; None when too much has changed since the moment that the file shows, and nothing was done.
     BackedUp {
@@ -179,6 +187,7 @@ impl Response {
             Response::Status(_)
             | Response::Done
             | Response::Snapshots { .. }
+            | Response::Held { .. }
             | Response::BackedUp { .. }
             | Response::Differing { .. }
             | Response::Kept { .. }
@@ -204,6 +213,7 @@ impl Response {
             // Names and paths are as long as they may be.
             Response::Done
             | Response::Snapshots { .. }
+            | Response::Held { .. }
             | Response::BackedUp { .. }
             | Response::Differing { .. }
             | Response::Kept { .. }

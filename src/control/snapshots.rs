@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use nix::unistd::geteuid;
 use serde::{Deserialize, Serialize};
 
-use super::client::ask_within;
+use super::client::{ask_within, patience};
 use super::{Name, Request, Response};
 use crate::error::{Error, Result, Timestamp};
 
@@ -19,6 +19,8 @@ use crate::error::{Error, Result, Timestamp};
 pub const PAGE: usize = 64;
 /// Snapshots that a client takes from a daemon: several for each hour of a year, and 20 MiB.
 const MOST: usize = 65_536;
+/// Ranges of ids in a question: with 20 digits each end they fit into a line that a daemon reads.
+const MOST_RANGES: usize = 1400;
 /// What another user's daemon may take to list all of them.
 const LIST_TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -84,6 +86,43 @@ pub fn snapshots(socket: &Path, owner: u32, held: bool) -> Result<Vec<Listed>> {
     }
 }
 
+/// What removing the snapshots with ids in these [`ranges`] gives back. The answer may take `limit`, or as long as for [`super::ask`].
+///
+/// # Errors
+/// As [`super::ask`]; `Invalid` when the daemon is older than the question or refuses it, and when the set does not fit into a request.
+pub fn held(
+    socket: &Path,
+    owner: u32,
+    ranges: Vec<(u64, u64)>,
+    limit: Option<Duration>,
+) -> Result<u64> {
+    if ranges.len() > MOST_RANGES {
+        return Err(Error::invalid(format!(
+            "a mounted archive tells what at most {MOST_RANGES} groups of neighbouring snapshots hold together"
+        )));
+    }
+    let request = Request::SnapshotHeld { ranges };
+    let limit = limit.or_else(|| patience(owner, &request));
+    match ask_within(socket, owner, &request, limit)? {
+        Response::Held { bytes } => Ok(bytes),
+        other => Err(Error::invalid(other.complaint())),
+    }
+}
+
+/// The ids of a set as ranges: neighbours among `all`, which rise, are one, since no id between two of them is ever given again.
+pub fn ranges(all: impl Iterator<Item = u64>, is_in: impl Fn(u64) -> bool) -> Vec<(u64, u64)> {
+    let (mut ranges, mut goes_on) = (Vec::<(u64, u64)>::new(), false);
+    for id in all {
+        let was = std::mem::replace(&mut goes_on, is_in(id));
+        match ranges.last_mut() {
+            Some(last) if goes_on && was => last.1 = id,
+            _ if goes_on => ranges.push((id, id)),
+            _ => {}
+        }
+    }
+    ranges
+}
+
 /// Takes a page, and answers whether it is one that may follow.
 fn takes(all: &mut Vec<Listed>, page: Vec<Listed>, more: bool) -> bool {
     let mut last = all.last().map_or(0, |last| last.id);
@@ -136,6 +175,24 @@ mod tests {
         assert!(!takes(&mut all.clone(), page(&(6..80).collect::<Vec<_>>()), true), "too long a page");
         let mut full = page(&(1..=MOST as u64).collect::<Vec<_>>());
         assert!(!takes(&mut full, page(&[1 << 20]), true), "too many");
+    }
+
+    #[test]
+    fn a_set_is_told_in_ranges_that_contain_nothing_else_and_fit_into_a_line() {
+        let all = [2, 5, 9, 10, 40, 41];
+        let told = |set: &[u64]| ranges(all.into_iter(), |id| set.contains(&id));
+        assert_eq!(told(&[]), []);
+        assert_eq!(told(&all), [(2, 41)]);
+        assert_eq!(told(&[2, 9, 10, 41]), [(2, 2), (9, 10), (41, 41)]);
+        for set in 0..64u32 {
+            let is_in = |at: usize| set >> at & 1 == 1;
+            let set: Vec<u64> = all.iter().enumerate().filter(|(at, _)| is_in(*at)).map(|(_, id)| *id).collect();
+            let told = told(&set);
+            let within = all.into_iter().filter(|id| told.iter().any(|(first, last)| (first..=last).contains(&id)));
+            assert_eq!(within.collect::<Vec<_>>(), set);
+        }
+        let longest = Request::SnapshotHeld { ranges: vec![(u64::MAX, u64::MAX); MOST_RANGES] };
+        assert!((serde_json::to_vec(&longest).unwrap().len() as u64) < super::super::MAX_LINE);
     }
 
     #[test]

@@ -150,6 +150,7 @@ fn who_answers_for_its_status_and_for_nothing_else_is_left_in_time_unless_it_is_
         Request::Stop { lazy: true },
         Request::SnapshotCreate { name: Name::default() },
         Request::SnapshotList { after: 0, held: true },
+        Request::SnapshotHeld { ranges: vec![(1, 2)] },
         Request::SnapshotRemove { ids: vec![1], among: None },
     ] {
         assert_eq!(client::patience(me(), &request), None);
@@ -408,4 +409,24 @@ fn a_request_that_no_daemon_would_read_is_not_sent() {
     let asked = ask(&socket_path(runtime.path(), &ID), me(), &request);
     assert!(matches!(&asked, Err(Error::Invalid(text)) if text.contains("at once")), "{asked:?}");
     assert!(TreePath(vec![0; 12 << 10]).fits() && !TreePath(vec![0; (12 << 10) + 1]).fits());
+}
+
+#[test]
+fn what_a_set_holds_is_asked_within_bounds() {
+    let runtime = tempfile::tempdir().unwrap();
+    let server = serve(runtime.path(), &ID, |request| match request {
+        Request::SnapshotHeld { ranges } => Response::Held { bytes: ranges.iter().map(|(from, to)| from + to).sum() },
+        _ => Response::Done,
+    });
+    let server = server.unwrap();
+    assert_eq!(held(server.socket(), me(), vec![(1, 2), (4, 4)], None).unwrap(), 11);
+    let error = held(server.socket(), me(), vec![(1, 2); 5000], None).unwrap_err();
+    assert!(error.to_string().contains("at most 1400 groups"), "{error}");
+    server.finish();
+    // As a daemon says that does not know the question.
+    let older = |_| Response::Failed { message: "request not understood: unknown variant".into() };
+    let server = serve(runtime.path(), &ID, older).unwrap();
+    let error = held(server.socket(), me(), vec![(1, 2)], None).unwrap_err();
+    assert!(error.to_string().contains("older than this program"), "{error}");
+    server.finish();
 }

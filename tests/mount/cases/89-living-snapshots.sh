@@ -111,6 +111,22 @@ case_a_snapshot_that_was_answered_survives_kill_9() {
     check_full box
 }
 
+# Each of them alone gives nothing back.
+case_what_two_snapshots_of_a_mount_show_is_held_by_both_together() {
+    new_archive box
+    attach box
+    head -c 20000000 /dev/urandom >"$WORK/box/large"
+    snapshot create "$WORK/box" one >"$WORK/name"
+    snapshot create "$WORK/box" other >"$WORK/name"
+    rm "$WORK/box/large"
+    snapshot rm --json -n "$WORK/box" '*' | sed 's/.*"held_bytes":\([0-9]*\).*/\1/' >"$WORK/held"
+    same "$(awk '{ print ($1 >= 20000000) }' "$WORK/held" | tr '\n' ' ')" '0 0 1 '
+    same "$(names "$WORK/box")" 'one other '
+    snapshot ls "$WORK/box.lbx" other | grep -q '^1 snapshot; removing it gives back [0-9]* bytes$'
+    snapshot prune --dry-run --keep-last 1 "$WORK/box" | grep -q '^1 snapshot; removing it gives back [0-9]* bytes$'
+    detach box
+}
+
 # What a removed snapshot held is freed in the background, without another word.
 case_removing_a_snapshot_of_a_mount_frees_what_it_held() {
     local before
