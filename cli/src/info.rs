@@ -20,7 +20,11 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let archive = args.archive.read()?;
     let info = archive.info().map_err(|error| Lockbox::failure(&args.archive.archive, error))?;
     // Their tree alone may be damaged, of which `check` tells more.
-    let snapshots = archive.moments().list().map(|all| all.len());
+    let moments = archive.moments();
+    let snapshots = moments.list().and_then(|all| match all.len() {
+        0 => Ok((0, 0)),
+        count => Ok((count, moments.held_bytes(&|_| true)?)),
+    });
     let mut out = Output::new();
     if args.json {
         let slots: Vec<_> =
@@ -36,7 +40,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             "file_bytes": info.file_bytes,
             "used_bytes": info.used_bytes,
             "key_slots": slots,
-            "snapshots": snapshots.ok(),
+            "snapshots": snapshots.as_ref().ok().map(|(count, _)| count),
+            "snapshots_held_bytes": snapshots.as_ref().ok().map(|(_, held)| held),
             "backup_of": info.backup_of.map(|(generation, time)| json!({"generation": generation.0, "time": rfc3339(time)})),
             "fallback": info.fallback,
         }))?;
@@ -53,7 +58,14 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             ("Size of the file", format!("{} bytes", info.file_bytes)),
             ("In use", format!("{} bytes", info.used_bytes)),
             ("Key slots", slots.join(", ")),
-            ("Snapshots", snapshots.map_or_else(|error| format!("not known: {error}"), |count| count.to_string())),
+            (
+                "Snapshots",
+                match snapshots {
+                    Ok((0, _)) => "0".to_owned(),
+                    Ok((count, held)) => format!("{count}, {held} bytes held"),
+                    Err(error) => format!("not known: {error}"),
+                },
+            ),
         ] {
             out.line(&format!("{name:<22} {value}"))?;
         }

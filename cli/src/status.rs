@@ -1,7 +1,8 @@
 //! `lockbox status`: tells which archives are mounted, by whom, and how their daemons fare.
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
-use lockbox::control::Status;
+use lockbox::control::{self, Status};
 use lockbox::error::{CacheUse, Timestamp};
 use lockbox_host::mounts::{self, Mounted};
 use lockbox_host::{daemons, shown};
@@ -10,7 +11,10 @@ use serde_json::{Value, json};
 
 use crate::exit::Failure;
 use crate::output::{Output, rfc3339};
-use crate::runtime;
+use crate::runtime::{self, Daemon};
+
+/// What a daemon reads of its archive to tell what snapshots hold takes less, unless the host is in trouble, which must not hide the rest.
+const HELD_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Show the mounted archives of this user, for root those of all users
 #[derive(clap::Args)]
@@ -25,10 +29,18 @@ pub(crate) struct Args {
 
 /// A mounted archive as this program sees it.
 enum Found {
-    /// Its daemon answered; whether the mount is still in the tree, or detached until its last user is gone.
-    Served(Box<Status>, bool),
+    /// Its daemon answered.
+    Served(Box<Served>),
     /// In the kernel's table, but no daemon answered for it.
     Silent(Mounted),
+}
+
+struct Served {
+    status: Status,
+    /// Whether the mount is still in the tree, or detached until its last user is gone.
+    attached: bool,
+    /// Bytes that only snapshots show. None where the daemon does not know the question, or the host that it asks is slow.
+    held: Option<u64>,
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
@@ -69,8 +81,8 @@ fn unanswered(mounted: &Mounted) -> Failure {
 
 fn one(given: &Path) -> Result<Found, Failure> {
     let what = runtime::canonical(given);
-    if let Some((_, status)) = runtime::find(&what, given)? {
-        return Ok(Found::served(status, &mounts::all()));
+    if let Some(daemon) = runtime::find(&what, given)? {
+        return Ok(Found::served(daemon, &mounts::all()));
     }
     let real = given.canonicalize().unwrap_or_else(|_| what.clone());
     // The name of an archive says something only of a mount of this user's own.
@@ -85,7 +97,7 @@ fn one(given: &Path) -> Result<Found, Failure> {
 fn all() -> Result<Vec<Found>, Failure> {
     let table = mounts::all();
     let mut found: Vec<Found> =
-        runtime::believed()?.into_iter().map(|(_, status)| Found::served(status, &table)).collect();
+        runtime::believed()?.into_iter().map(|daemon| Found::served(daemon, &table)).collect();
     let unanswered = |mounted: &Mounted| !found.iter().any(|other| other.point() == mounted.point);
     let silent: Vec<Found> = mounts::mine().into_iter().filter(unanswered).map(Found::Silent).collect();
     found.extend(silent);
@@ -93,30 +105,34 @@ fn all() -> Result<Vec<Found>, Failure> {
 }
 
 impl Found {
-    fn served(status: Status, table: &[Mounted]) -> Found {
+    fn served((socket, status): Daemon, table: &[Mounted]) -> Found {
         let attached =
             table.iter().any(|mounted| mounted.is_archive() && mounted.point == Path::new(&status.mount_point));
-        Found::Served(Box::new(status), attached)
+        let held = status.snapshots.and_then(|count| match count {
+            0 => Some(0),
+            _ => control::held(&socket, status.uid, vec![(0, u64::MAX)], Some(HELD_TIMEOUT)).ok(),
+        });
+        Found::Served(Box::new(Served { status, attached, held }))
     }
 
     fn point(&self) -> &Path {
         match self {
-            Found::Served(status, _) => Path::new(&status.mount_point),
+            Found::Served(served) => Path::new(&served.status.mount_point),
             Found::Silent(mounted) => &mounted.point,
         }
     }
 
     fn silent(&self) -> Option<&Mounted> {
         match self {
-            Found::Served(..) => None,
+            Found::Served(_) => None,
             Found::Silent(mounted) => Some(mounted),
         }
     }
 }
 
 fn as_json(found: &Found) -> Value {
-    let (status, attached) = match found {
-        Found::Served(status, attached) => (status, *attached),
+    let Served { status, attached, held } = match found {
+        Found::Served(served) => &**served,
         Found::Silent(mounted) => {
             return json!({
                 "state": "silent",
@@ -128,7 +144,7 @@ fn as_json(found: &Found) -> Value {
         }
     };
     json!({
-        "state": if attached { "mounted" } else { "detached" },
+        "state": if *attached { "mounted" } else { "detached" },
         "mount_point": status.mount_point,
         "archive": status.archive,
         "archive_id": status.archive_id,
@@ -151,6 +167,7 @@ fn as_json(found: &Found) -> Value {
         "file_bytes": status.file_bytes,
         "used_bytes": status.used_bytes,
         "snapshots": status.snapshots,
+        "snapshots_held_bytes": held,
         "newest_snapshot": status.newest_snapshot.map(moment),
         "snapshot_schedule": status.schedule.as_ref().map(|schedule| json!({
             "rules": schedule.rules,
@@ -175,8 +192,8 @@ fn count_of(number: u64, one: &str, more: &str) -> String {
 }
 
 fn lines(found: &Found) -> Vec<(&'static str, String)> {
-    let (status, attached) = match found {
-        Found::Served(status, attached) => (status, *attached),
+    let Served { status, attached, held } = match found {
+        Found::Served(served) => &**served,
         Found::Silent(mounted) => {
             let user = mounted.user.map_or_else(|| "unknown".to_owned(), daemons::user_name);
             return vec![
@@ -186,7 +203,7 @@ fn lines(found: &Found) -> Vec<(&'static str, String)> {
             ];
         }
     };
-    let detached = if attached { "" } else { " (detached, served until its last user is gone)" };
+    let detached = if *attached { "" } else { " (detached, served until its last user is gone)" };
     let caches = &status.caches;
     let mut lines = vec![
         ("Mount point", format!("{}{detached}", shown(Path::new(&status.mount_point)))),
@@ -237,7 +254,8 @@ fn lines(found: &Found) -> Vec<(&'static str, String)> {
     lines.extend(status.snapshots.map(|count| {
         let newest =
             status.newest_snapshot.map_or_else(String::new, |newest| format!(", the newest of {}", utc(newest)));
-        ("Snapshots", format!("{count}{newest}"))
+        let held = held.filter(|_| count > 0).map_or_else(String::new, |held| format!(", {} held", size(held)));
+        ("Snapshots", format!("{count}{newest}{held}"))
     }));
     if let Some(schedule) = &status.schedule {
         let next = format!("{}; the next with the first change after {}", schedule.rules, utc(schedule.next));

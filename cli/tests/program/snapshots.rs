@@ -106,6 +106,8 @@ fn before_a_set_is_removed_it_is_told_what_that_gives_back() {
     let all = text(place.good(&["snapshot", "ls", "a.lbx", "*"]));
     let dry = text(place.good(&["snapshot", "rm", "-n", "a.lbx", "*"]));
     assert_eq!(all, dry);
+    assert_eq!(told(&["info", "--json", "a.lbx"])[0]["snapshots_held_bytes"], held);
+    assert!(text(place.good(&["info", "a.lbx"])).contains(&format!("\nSnapshots              2, {held} bytes held\n")));
     let last = format!("2 snapshots; removing all of them gives back {held} bytes");
     assert_eq!(all.lines().last(), Some(last.as_str()));
     assert_eq!(text(place.good(&["snapshot", "ls", "a.lbx", "second", "second"])).lines().count(), 2);
@@ -286,8 +288,8 @@ fn patterns_and_rules_remove_what_they_say() {
     assert_eq!((&lines[1]["kept"], lines[1]["kept_by"].to_string()), (&true.into(), "[\"yearly\"]".into()));
     assert_eq!(names(), ["newest"]);
     let info: serde_json::Value = serde_json::from_slice(&place.good(&["info", "--json", "a.lbx"])).unwrap();
-    assert_eq!(info["snapshots"], 1);
-    assert!(text(place.good(&["info", "a.lbx"])).contains("\nSnapshots              1\n"));
+    assert_eq!((&info["snapshots"], &info["snapshots_held_bytes"]), (&1.into(), &0.into()));
+    assert!(text(place.good(&["info", "a.lbx"])).contains("\nSnapshots              1, 0 bytes held\n"));
 }
 
 /// Each is copied by itself, and a rescue of what is there now says that there are others.

@@ -127,6 +127,37 @@ case_what_two_snapshots_of_a_mount_show_is_held_by_both_together() {
     detach box
 }
 
+# Reads a member of an object of JSON.
+member() {
+    sed "s/.*\"$1\":\([0-9]*\).*/\1/"
+}
+
+case_df_status_info_and_the_list_agree_on_what_snapshots_hold() {
+    local held shown
+    new_archive box
+    attach box
+    lockbox status --json "$WORK/box" | grep -q '"snapshots_held_bytes":0'
+    head -c 20000000 /dev/urandom >"$WORK/box/large"
+    head -c 3000000 /dev/urandom >"$WORK/box/stays"
+    snapshot create "$WORK/box" one >"$WORK/name"
+    snapshot create "$WORK/box" other >"$WORK/name"
+    rm "$WORK/box/large"
+    lockbox purge "$WORK/box"
+    held=$(snapshot ls --json "$WORK/box" '*' | tail -n 1 | member held_bytes)
+    ((held > 20000000 && held < 21000000))
+    lockbox status --json "$WORK/box" >"$WORK/status"
+    same "$(member snapshots_held_bytes <"$WORK/status")" "$held"
+    lockbox status "$WORK/box" | grep -q '^Snapshots  *2, the newest of .*, 19 MiB held$'
+    # What df calls used is what the archive has in use, with what snapshots hold.
+    shown=$(stat --file-system --format '%b %f %S' "$WORK/box" | awk '{ print ($1 - $2) * $3 }')
+    ((shown >= held + 3000000 && shown - $(member used_bytes <"$WORK/status") < 1000000))
+    detach box
+    lockbox info --json --passfile "$PASSFILE" "$WORK/box.lbx" >"$WORK/info"
+    same "$(member snapshots_held_bytes <"$WORK/info")" "$held"
+    same "$(snapshot ls --json --passfile "$PASSFILE" "$WORK/box.lbx" '*' | tail -n 1 | member held_bytes)" "$held"
+    ((shown - $(member used_bytes <"$WORK/info") < 1000000))
+}
+
 # What a removed snapshot held is freed in the background, without another word.
 case_removing_a_snapshot_of_a_mount_frees_what_it_held() {
     local before
