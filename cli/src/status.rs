@@ -96,8 +96,7 @@ fn one(given: &Path) -> Result<Found, Failure> {
 
 fn all() -> Result<Vec<Found>, Failure> {
     let table = mounts::all();
-    let mut found: Vec<Found> =
-        runtime::believed()?.into_iter().map(|daemon| Found::served(daemon, &table)).collect();
+    let mut found: Vec<Found> = runtime::believed()?.into_iter().map(|daemon| Found::served(daemon, &table)).collect();
     let unanswered = |mounted: &Mounted| !found.iter().any(|other| other.point() == mounted.point);
     let silent: Vec<Found> = mounts::mine().into_iter().filter(unanswered).map(Found::Silent).collect();
     found.extend(silent);

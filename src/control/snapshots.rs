@@ -90,12 +90,7 @@ pub fn snapshots(socket: &Path, owner: u32, held: bool) -> Result<Vec<Listed>> {
 ///
 /// # Errors
 /// As [`super::ask`]; `Invalid` when the daemon is older than the question or refuses it, and when the set does not fit into a request.
-pub fn held(
-    socket: &Path,
-    owner: u32,
-    ranges: Vec<(u64, u64)>,
-    limit: Option<Duration>,
-) -> Result<u64> {
+pub fn held(socket: &Path, owner: u32, ranges: Vec<(u64, u64)>, limit: Option<Duration>) -> Result<u64> {
     if ranges.len() > MOST_RANGES {
         return Err(Error::invalid(format!(
             "a mounted archive tells what at most {MOST_RANGES} groups of neighbouring snapshots hold together"

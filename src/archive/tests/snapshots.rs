@@ -172,8 +172,7 @@ fn what_a_set_of_snapshots_holds_is_what_removing_it_frees() {
             assert!(alone <= fs.volume.held_by_snapshots(&|_| true).unwrap());
             let set: Vec<u64> = ids().into_iter().filter(|_| below(5) < 3).collect();
             let held = fs.volume.held_by_snapshots(&|id| set.contains(&id)).unwrap();
-            let each: Vec<u64> =
-                set.iter().map(|one| fs.volume.held_by_snapshots(&|id| id == *one).unwrap()).collect();
+            let each: Vec<u64> = set.iter().map(|one| fs.volume.held_by_snapshots(&|id| id == *one).unwrap()).collect();
             several += u64::from(held > each.iter().sum());
             fs.remove_snapshots(&set).unwrap();
             // What lost its name is shown by nothing; the steps that free it change no figure of what is left.
