@@ -63,6 +63,29 @@ pub(super) fn floor<R, F: FnOnce(Key, &[u8]) -> Result<R>>(
     }
 }
 
+/// Calls `f` with the lower fence of the leaf whose range holds `key`, and of those before it, descending, until it breaks. No leaf is read.
+pub(super) fn fences_before(
+    store: &NodeStore,
+    child: &Child,
+    bounds: Bounds,
+    key: Key,
+    f: &mut dyn FnMut(Key) -> ControlFlow<()>,
+) -> Result<ControlFlow<()>> {
+    if bounds.level == 0 {
+        return Ok(f(bounds.lower));
+    }
+    with_node(store, child, bounds, |node| {
+        let Body::Internal(children) = &node.body else { return Ok(ControlFlow::Continue(())) };
+        for slot in (0..=slot_of(children, key)).rev() {
+            let bounds = node.child_bounds(children, slot);
+            if fences_before(store, &children[slot].1, bounds, key, &mut *f)?.is_break() {
+                return Ok(ControlFlow::Break(()));
+            }
+        }
+        Ok(ControlFlow::Continue(()))
+    })
+}
+
 /// The leaf whose range holds `key`, below `child`.
 pub(super) fn leaf(store: &NodeStore, child: &Child, bounds: Bounds, key: Key) -> Result<Arc<Node>> {
     match child {

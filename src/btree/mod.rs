@@ -123,6 +123,22 @@ impl Tree {
         self.with_root(store, |root| cursor::floor(store, root, key, &mut Some(f))).map(Option::flatten)
     }
 
+    /// Calls `f` with the first key of the range of the leaf that `key` belongs to, and of those before it, descending, until it breaks. It reads no leaf, so
+    /// it tells where entries may be and not that there are any.
+    pub(crate) fn fences_before(
+        &self,
+        store: &NodeStore,
+        key: Key,
+        f: &mut dyn FnMut(Key) -> ControlFlow<()>,
+    ) -> Result<()> {
+        match &self.root {
+            None => Ok(()),
+            Some(root) => {
+                cursor::fences_before(store, root, Bounds::root(self.id as u8, self.level), key, f).map(drop)
+            }
+        }
+    }
+
     /// Calls `f` with every entry in `[from, to)` in ascending order until it breaks.
     pub(crate) fn scan(&self, store: &NodeStore, from: Key, to: Key, f: &mut ScanVisitor<'_>) -> Result<()> {
         if from < to {

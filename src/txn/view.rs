@@ -37,6 +37,11 @@ impl<'a> View<'a> {
         }
     }
 
+    /// See [`Tree::fences_before`].
+    pub(crate) fn fences_before(&self, key: Key, f: &mut dyn FnMut(Key) -> ControlFlow<()>) -> Result<()> {
+        self.tree.fences_before(self.store, key, f)
+    }
+
     /// What differs from an older version of the same archive, without reading what both share: see [`Tree::differences`].
     pub(crate) fn differences(&self, older: &View<'_>, f: &mut DifferenceVisitor<'_>) -> Result<()> {
         self.tree.differences(older.tree, self.store, f)

@@ -336,6 +336,31 @@ fn files_far_from_their_directories_are_found_by_all_their_names() {
     }
 }
 
+/// Files that lie as they were made are found where they have to be, however many there are.
+#[test]
+fn a_name_is_found_by_reading_few_nodes() {
+    let (_, fs) = fresh(1);
+    let mut files = Vec::new();
+    for directory in 0..2u64 {
+        let made = fs.make_directory(ROOT_INO, &[b'a' + directory as u8], 0o755, OWNER).unwrap().ino;
+        // One with few files in it lies between.
+        let small = fs.make_directory(made, b"small", 0o755, OWNER).unwrap().ino;
+        files.push(put(&fs, small, b"file", b"x"));
+        let many: Vec<Ino> = (0..10_000u64).map(|n| put(&fs, made, format!("file{n}").as_bytes(), b"x")).collect();
+        files.push(many[6700]);
+    }
+    fs.take_snapshot(b"s").unwrap();
+    for file in files {
+        let moment = fs.moment(b"s").unwrap();
+        let paths = moment.paths_of(&[file].into_iter().collect()).unwrap();
+        let read = moment.usage().nodes.misses;
+        let names = paths[&file][0].split(|&byte| byte == b'/');
+        let found = names.fold(ROOT_INO, |at, name| moment.lookup(at, name).unwrap().ino);
+        assert_eq!((paths[&file].len(), found), (1, file));
+        assert!(read <= 20, "{read} nodes were read for {:?}", String::from_utf8_lossy(&paths[&file][0]));
+    }
+}
+
 #[test]
 fn moments_of_two_archives_are_not_compared() {
     let directory = tempfile::tempdir().unwrap();

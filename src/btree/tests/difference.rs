@@ -85,6 +85,49 @@ impl World {
     }
 }
 
+/// In descending order, each at or before the key, and between neighbours lies what one leaf has.
+#[test]
+fn fences_lead_back_without_reading_a_leaf() {
+    let mut world = World::new(11);
+    world.change(6000, 0);
+    let generation = Generation(world.generation);
+    let root = world.medium.flush(&world.store, &world.tree, generation);
+    let tree = Tree::from_root(TreeId::Live, &root);
+    let counted = Arc::new(Counted { medium: world.medium.clone(), reads: AtomicUsize::new(0) });
+    let store = NodeStore::over(Arc::clone(&counted) as Arc<dyn NodePages>, 8 << 20);
+    let fences = |key| {
+        let mut fences = Vec::new();
+        tree.fences_before(&store, key, &mut |fence| {
+            fences.push(fence);
+            ControlFlow::Continue(())
+        })
+        .unwrap();
+        fences
+    };
+    let all = fences(Key::MAX);
+    let internal = counted.reads.load(Ordering::Relaxed);
+    let (mut leaves, mut nodes) = (0, 0);
+    let visit = &mut |_: &Pointer, level| {
+        leaves += usize::from(level == 0);
+        nodes += 1;
+        Ok(())
+    };
+    tree.visit_pages(&store, visit, &mut |lost| Err(lost.error)).unwrap();
+    assert!(leaves > 20 && internal == nodes - leaves, "{internal} of {nodes} nodes were read, {leaves} are leaves");
+    assert_eq!(all.len(), leaves);
+    assert!(all.is_sorted_by(|a, b| a > b) && all.last() == Some(&Key::MIN));
+    for key in world.content.keys().step_by(97) {
+        let expected: Vec<Key> = all.iter().copied().filter(|fence| fence <= key).collect();
+        assert_eq!(fences(*key), expected);
+    }
+    let mut first = None;
+    tree.fences_before(&store, Key::MAX, &mut |fence| {
+        assert_eq!(first.replace(fence), None, "it goes on behind a break");
+        ControlFlow::Break(())
+    })
+    .unwrap();
+}
+
 #[test]
 fn differences_are_those_of_two_full_scans() {
     for number in Seed::choose(1..12) {
