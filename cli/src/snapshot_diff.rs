@@ -38,11 +38,11 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let newer = args.newer.as_ref().map(|name| name.as_bytes());
     if let Some(mounted) = Mounted::find(&args.archive)? {
         mounted.compare(args.older.as_bytes(), newer, &mut |found| {
-            found.into_iter().try_for_each(|Difference { path, change }| {
-                let kind = DifferingKind::of_name(&change);
+            found.into_iter().try_for_each(|Difference { path, from, change, changed }| {
+                let kind = DifferingKind::of_name(&change, changed);
                 let kind =
                     kind.ok_or_else(|| Failure::other("the daemon tells of a change that this program does not know"))?;
-                tell(&Differing { path: path.0, kind })
+                tell(&Differing { path: path.0, kind, from: from.map(|from| from.0) })
             })
         })?;
         return out.finish();
@@ -59,19 +59,28 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     out.finish()
 }
 
-/// One line, whatever is in the name: `git diff --name-status` has the same letters.
+/// One line, whatever is in the names: `git status --porcelain` has the same letters.
 fn line(differing: &Differing, out: &mut Output) -> Result<(), Failure> {
-    let letter = match differing.kind {
-        DifferingKind::Added => 'A',
-        DifferingKind::Removed => 'D',
-        DifferingKind::Changed => 'M',
-        DifferingKind::TypeChanged => 'T',
+    let letters = match differing.kind {
+        DifferingKind::Added => "A",
+        DifferingKind::Removed => "D",
+        DifferingKind::Changed => "M",
+        DifferingKind::TypeChanged => "T",
+        DifferingKind::Renamed { changed: false } => "R",
+        DifferingKind::Renamed { changed: true } => "RM",
     };
-    out.line(&format!("{letter} {}", display(shown(&differing.path))))
+    let from = differing.from.as_ref().map_or_else(String::new, |from| format!("{} -> ", display(from)));
+    out.line(&format!("{letters} {from}{}", display(shown(&differing.path))))
 }
 
 fn json_of(differing: &Differing, out: &mut Output) -> Result<(), Failure> {
     let mut object = json!({ "change": differing.kind.name() });
+    if let DifferingKind::Renamed { changed } = differing.kind {
+        object["changed"] = changed.into();
+    }
+    if let Some(from) = &differing.from {
+        put_name(&mut object, "from", from);
+    }
     put_name(&mut object, "path", shown(&differing.path));
     out.json(&object)
 }

@@ -13,7 +13,7 @@ use std::time::Duration;
 use lockbox::archive::Moments;
 use lockbox::control::{Client, Difference, Name, Response, TreePath};
 use lockbox::error::{Refusal, Timestamp};
-use lockbox::exchange::{Differing, Names, Restore, compare};
+use lockbox::exchange::{Differing, DifferingKind, Names, Restore, compare};
 use lockbox::format::Ino;
 use lockbox::fs::{Creator, FileSystem};
 use lockbox::{Error, Result};
@@ -68,13 +68,14 @@ pub(crate) fn tell_differences(
     let newer = newer.map(|newer| moments.moment(&newer.0)).transpose()?;
     let newer = newer.as_ref().unwrap_or(now.file_system());
     let (mut found, mut bytes) = (Vec::new(), 0);
-    for Differing { path, kind } in compare(&older, newer, &mut || listens(client))? {
-        let path = TreePath(path);
-        if !path.fits() {
+    for Differing { path, kind, from } in compare(&older, newer, &mut || listens(client))? {
+        let (path, from) = (TreePath(path), from.map(TreePath));
+        if ![Some(&path), from.as_ref()].into_iter().flatten().all(TreePath::fits) {
             return Err(Error::invalid("a path that differs is too long to be told by a mount"));
         }
-        bytes += 2 * path.0.len() + 64;
-        found.push(Difference { path, change: kind.name().to_owned() });
+        bytes += 2 * path.0.len() + from.as_ref().map_or(0, |from| 2 * from.0.len()) + 96;
+        let changed = matches!(kind, DifferingKind::Renamed { changed: true });
+        found.push(Difference { path, from, change: kind.name().to_owned(), changed });
         if bytes > LINE {
             client.tell(&Response::Differing { found: std::mem::take(&mut found) })?;
             bytes = 0;

@@ -133,9 +133,7 @@ impl Tree {
     ) -> Result<()> {
         match &self.root {
             None => Ok(()),
-            Some(root) => {
-                cursor::fences_before(store, root, Bounds::root(self.id as u8, self.level), key, f).map(drop)
-            }
+            Some(root) => cursor::fences_before(store, root, Bounds::root(self.id as u8, self.level), key, f).map(drop),
         }
     }
 

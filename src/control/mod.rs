@@ -93,8 +93,13 @@ pub struct Carried {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Difference {
     pub path: TreePath,
-    /// As `lockbox snapshot diff --json` says it.
+    /// The path that it had before, when it was renamed.
+    #[serde(default)]
+    pub from: Option<TreePath>,
+    /// As `lockbox snapshot diff --json` says it, like the next one.
     pub change: String,
+    #[serde(default)]
+    pub changed: bool,
 }
 
 /// What the daemon answers.

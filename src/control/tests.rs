@@ -341,7 +341,8 @@ fn a_daemon_has_its_client_do_things_before_it_answers() {
         client.tell(&Response::Kept { name: Name(b"told".to_vec()) }).unwrap();
         let failed = client.have_done(&Response::MakeDirectory { path }, waited, &|| Ok(()));
         // What has no place in a line is not sent in part.
-        let long = vec![Difference { path: TreePath(vec![0; 12 << 10]), change: String::new() }; 3];
+        let long = TreePath(vec![0; 12 << 10]);
+        let long = vec![Difference { path: long, from: None, change: String::new(), changed: false }; 3];
         assert!(client.tell(&Response::Differing { found: long }).is_err());
         let is_right =
             done.is_ok() && matches!(&failed, Err(Error::Io { source, .. }) if source.raw_os_error() == Some(17));

@@ -1,6 +1,6 @@
 //! Comparing moments of an archive: told is what a user sees change, and nothing else.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use super::super::{Archive, CreateOptions, OpenOptions};
@@ -8,25 +8,26 @@ use super::passphrase;
 use super::sample::{OWNER, fresh, noise, put};
 use crate::crypto::kdf::KdfCost;
 use crate::env::SeededEnvironment;
-use crate::exchange::{Differing, DifferingKind, Entries, compare};
+use crate::exchange::{DifferingKind, Entries, compare};
 use crate::format::{Ino, ROOT_INO};
 use crate::fs::{Attributes, FileSystem, RenameMode, SetAttributes, SetTime, XattrMode, mode};
 use crate::keys;
 
-fn told(older: &FileSystem, newer: &FileSystem) -> Vec<(DifferingKind, String)> {
-    let found = compare(older, newer, &mut || Ok(())).unwrap();
-    found.into_iter().map(|Differing { path, kind }| (kind, String::from_utf8(path).unwrap())).collect()
-}
-
 /// Letters and paths, in one line.
 fn short(older: &FileSystem, newer: &FileSystem) -> String {
-    let letter = |kind| match kind {
-        DifferingKind::Added => 'A',
-        DifferingKind::Removed => 'D',
-        DifferingKind::Changed => 'M',
-        DifferingKind::TypeChanged => 'T',
-    };
-    let told = told(older, newer).into_iter().map(|(kind, path)| format!("{} {path}", letter(kind)));
+    let text = |path: Vec<u8>| String::from_utf8(path).unwrap();
+    let told = compare(older, newer, &mut || Ok(())).unwrap().into_iter().map(|one| {
+        let letters = match one.kind {
+            DifferingKind::Added => "A",
+            DifferingKind::Removed => "D",
+            DifferingKind::Changed => "M",
+            DifferingKind::TypeChanged => "T",
+            DifferingKind::Renamed { changed: false } => "R",
+            DifferingKind::Renamed { changed: true } => "RM",
+        };
+        let from = one.from.map_or_else(String::new, |from| format!("{} -> ", text(from)));
+        format!("{letters} {from}{}", text(one.path))
+    });
     told.collect::<Vec<_>>().join(", ")
 }
 
@@ -87,17 +88,14 @@ fn each_kind_of_change_is_told_once_and_by_path() {
     assert!(then.is_err());
     let mtime = old.attributes(link).unwrap().mtime;
     attribute(&fs, again, SetAttributes { mtime: Some(SetTime::To(mtime)), ..SetAttributes::default() });
-    let last = "A a/here, A a/here/too, A a/here/with, T becomes, A becomes/a directory, D gone, D moved, D moved/with";
+    let last = "R moved -> a/here, A a/here/too, T becomes, A becomes/a directory, D gone";
     let newer = fs.moment(b"t").unwrap();
     assert_eq!(short(&newer, &fs), last);
     assert_eq!(short(&old, &newer), middle);
     // The other way round everything is the other way round.
-    assert_eq!(
-        short(&fs, &newer),
-        "D a/here, D a/here/too, D a/here/with, T becomes, D becomes/a directory, A gone, A moved, A moved/with"
-    );
+    assert_eq!(short(&fs, &newer), "D a/here/too, T becomes, D becomes/a directory, A gone, R a/here -> moved");
     attribute(&fs, ROOT_INO, SetAttributes { uid: Some(5), ..SetAttributes::default() });
-    assert!(short(&newer, &fs).starts_with("M , A a/here"));
+    assert!(short(&newer, &fs).starts_with("M , R moved -> a/here"));
 }
 
 /// Small files share pages; when one of them goes the others are written anew elsewhere.
@@ -130,8 +128,9 @@ fn content_that_lies_elsewhere_is_the_same_content() {
     assert_eq!(short(&old, &fs), "M file3, D file7");
 }
 
-/// Everything that a comparison looks at, by path.
-type Described = BTreeMap<Vec<u8>, (u32, String)>;
+/// An object as a comparison looks at it: its number, its kind and all else.
+type One = (Ino, u32, String);
+type Described = BTreeMap<Vec<u8>, One>;
 
 fn describe(fs: &FileSystem) -> Described {
     let mut all = Described::new();
@@ -141,7 +140,7 @@ fn describe(fs: &FileSystem) -> Described {
     all
 }
 
-fn one(fs: &FileSystem, is: &Attributes) -> (u32, String) {
+fn one(fs: &FileSystem, is: &Attributes) -> One {
     let content = match is.mode & mode::TYPE {
         mode::REGULAR => fs.read(is.ino, 0, is.size as usize).unwrap(),
         mode::SYMLINK => fs.read_link(is.ino).unwrap(),
@@ -152,7 +151,7 @@ fn one(fs: &FileSystem, is: &Attributes) -> (u32, String) {
     for name in fs.list_xattrs(is.ino).unwrap().split(|&byte| byte == 0).filter(|name| !name.is_empty()) {
         text.push_str(&format!("{name:?}={:?}", fs.xattr(is.ino, name).unwrap()));
     }
-    (is.mode & mode::TYPE, text)
+    (is.ino, is.mode & mode::TYPE, text)
 }
 
 fn below(fs: &FileSystem, directory: Ino, path: &[u8], all: &mut Described) {
@@ -166,16 +165,63 @@ fn below(fs: &FileSystem, directory: Ino, path: &[u8], all: &mut Described) {
     }
 }
 
-/// What comparing every path tells.
-fn expected(old: &Described, new: &Described) -> Vec<Differing> {
-    let paths: std::collections::BTreeSet<&Vec<u8>> = old.keys().chain(new.keys()).collect();
-    let kind = |path: &Vec<u8>| match (old.get(path), new.get(path)) {
-        (None, _) => Some(DifferingKind::Added),
-        (_, None) => Some(DifferingKind::Removed),
-        (Some(old), Some(new)) if old.0 != new.0 => Some(DifferingKind::TypeChanged),
-        (Some(old), Some(new)) => (old != new).then_some(DifferingKind::Changed),
+/// Where a path of the older moment leads to in the newer one, as what is told of renames says: with the longest beginning of it that was renamed.
+fn renamed(path: &[u8], renames: &BTreeMap<&[u8], &[u8]>) -> Vec<u8> {
+    let ends = (0..=path.len()).rev().filter(|&end| end > 0 && (end == path.len() || path[end] == b'/'));
+    let found = ends.into_iter().find_map(|end| Some([renames.get(&path[..end])?, &path[end..]].concat()));
+    found.unwrap_or_else(|| path.to_vec())
+}
+
+/// Applies what is told to the list of old paths, which has to give the list of new ones, and asks of each object whether all that became of it was told, and no more.
+fn assert_tells(older: &FileSystem, newer: &FileSystem, old: &Described, new: &Described, what: &str) -> usize {
+    let told = compare(older, newer, &mut || Ok(())).unwrap();
+    let what = format!("{what}: {}", short(older, newer));
+    assert!(told.is_sorted_by(|a, b| a < b), "{what}");
+    let of = |kind: DifferingKind| -> BTreeSet<&[u8]> {
+        told.iter().filter(|one| one.kind == kind).map(|one| &one.path[..]).collect()
     };
-    paths.into_iter().filter_map(|path| kind(path).map(|kind| Differing { path: path.clone(), kind })).collect()
+    let (removed, added) = (of(DifferingKind::Removed), of(DifferingKind::Added));
+    let (changed, of_other_type) = (of(DifferingKind::Changed), of(DifferingKind::TypeChanged));
+    let mut renames: BTreeMap<&[u8], &[u8]> = BTreeMap::new();
+    for one in &told {
+        let is_renamed = matches!(one.kind, DifferingKind::Renamed { .. });
+        assert_eq!(one.from.is_some(), is_renamed, "{what}");
+        if let Some(from) = &one.from {
+            assert!(renames.insert(from, &one.path).is_none(), "twice: {what}");
+            assert_eq!(old[from].0, new[&one.path].0, "another object: {what}");
+        }
+    }
+    // Each old path goes or leads to one new path, and all others are added.
+    let mut led_to: BTreeMap<Vec<u8>, &Vec<u8>> = BTreeMap::new();
+    for path in old.keys().filter(|path| !removed.contains(&path[..])) {
+        assert!(led_to.insert(renamed(path, &renames), path).is_none(), "two at one path: {what}");
+    }
+    assert!(removed.iter().all(|path| old.contains_key(*path)), "{what}");
+    let expected: BTreeSet<&[u8]> = new.keys().map(|path| &path[..]).collect();
+    let all: BTreeSet<&[u8]> = led_to.keys().map(|path| &path[..]).chain(added.iter().copied()).collect();
+    assert_eq!(all, expected, "{what}");
+    assert_eq!(led_to.len() + added.len(), new.len(), "told twice: {what}");
+    // What is still there is told exactly when it differs, once, and with the rename when it has one.
+    for (path, from) in &led_to {
+        let ((_, kind, before), (_, new_kind, after)) = (&old[*from], &new[path]);
+        let rename = renames.get(&from[..]).map(|_| of(DifferingKind::Renamed { changed: true }).contains(&path[..]));
+        let tells = (changed.contains(&path[..]), of_other_type.contains(&path[..]), rename.unwrap_or(false));
+        let differs = before != after && kind == new_kind;
+        let expected = (differs && rename.is_none(), kind != new_kind, differs && rename.is_some());
+        assert_eq!(tells, expected, "{}: {what}", String::from_utf8_lossy(path));
+    }
+    // No rename is told that what is told of the directory says already.
+    for (from, to) in &renames {
+        let cut = from.iter().rposition(|&byte| byte == b'/').map_or(0, |at| at + 1);
+        let directory = from[..cut].strip_suffix(b"/").unwrap_or_default();
+        let place = [&renamed(directory, &renames)[..], &from[cut - usize::from(cut > 0)..]].concat();
+        let place = place.strip_prefix(b"/").unwrap_or(&place);
+        assert!(removed.contains(directory) || place != *to, "needless: {what}");
+    }
+    // One object is not removed under one name and added under another.
+    let removed: BTreeSet<Ino> = removed.iter().map(|path| old[*path].0).collect();
+    assert!(added.iter().all(|path| !removed.contains(&new[*path].0)), "{what}");
+    renames.len()
 }
 
 /// A tree that changes by chance.
@@ -257,8 +303,10 @@ impl MapZeros for Vec<u8> {
 }
 
 #[test]
-fn what_is_told_is_what_comparing_every_path_tells() {
-    for seed in 1..=6 {
+fn what_is_told_makes_the_new_paths_of_the_old_ones_and_leaves_nothing_out() {
+    let mut renames = 0;
+    for seed in 1..=8 {
+        println!("seed {seed}");
         let (_, fs) = fresh(seed);
         let world = World { fs, dice: SeededEnvironment::new(seed) };
         let fs = &world.fs;
@@ -275,8 +323,7 @@ fn what_is_told_is_what_comparing_every_path_tells() {
             let live = describe(fs);
             for (moment, described) in &kept {
                 let moment: &Arc<FileSystem> = moment;
-                let told = compare(moment, fs, &mut || Ok(())).unwrap();
-                assert_eq!(told, expected(described, &live), "seed {seed}, round {round}: now");
+                renames += assert_tells(moment, fs, described, &live, &format!("seed {seed}, round {round}: now"));
             }
             let name = format!("{round}").into_bytes();
             fs.take_snapshot(&name).unwrap();
@@ -284,11 +331,87 @@ fn what_is_told_is_what_comparing_every_path_tells() {
         }
         for (one, described) in &kept {
             for (other, also) in &kept {
-                let told = compare(one, other, &mut || Ok(())).unwrap();
-                assert_eq!(told, expected(described, also), "seed {seed}");
+                assert_tells(one, other, described, also, &format!("seed {seed}"));
             }
         }
     }
+    assert!(renames > 50, "{renames}");
+}
+
+/// One line for a directory, whatever is in it; what was renamed and changed is told once; what is in the place of another one is told apart from that.
+#[test]
+fn renames_are_told_as_such() {
+    let (_, fs) = fresh(1);
+    let directory = |parent, name: &[u8]| fs.make_directory(parent, name, 0o755, OWNER).unwrap().ino;
+    let rename = |from: (Ino, &[u8]), to: (Ino, &[u8])| {
+        fs.rename(from.0, from.1, to.0, to.1, RenameMode::Replace).unwrap();
+    };
+    let (a, b) = (directory(ROOT_INO, b"a"), directory(ROOT_INO, b"b"));
+    let inner = directory(a, b"inner");
+    for n in 0..9u64 {
+        put(&fs, inner, format!("file{n}").as_bytes(), &noise(n, 3000));
+    }
+    let log = put(&fs, ROOT_INO, b"log", b"old lines");
+    let linked = put(&fs, ROOT_INO, b"linked", b"x");
+    put(&fs, ROOT_INO, b"lost", b"y");
+    put(&fs, b, b"out", b"z");
+    put(&fs, b, b"stays", b"z");
+    fs.take_snapshot(b"s").unwrap();
+    let old = fs.moment(b"s").unwrap();
+
+    rename((ROOT_INO, b"a"), (b, b"moved"));
+    assert_eq!(short(&old, &fs), "R a -> b/moved");
+    let third = fs.lookup(inner, b"file3").unwrap().ino;
+    fs.write(third, 5, b"changed").unwrap();
+    rename((inner, b"file4"), (inner, b"renamed"));
+    put(&fs, inner, b"new", b"n");
+    fs.unlink(inner, b"file5").unwrap();
+    assert_eq!(
+        short(&old, &fs),
+        "D a/inner/file5, R a -> b/moved, M b/moved/inner/file3, A b/moved/inner/new, R a/inner/file4 -> b/moved/inner/renamed"
+    );
+    fs.take_snapshot(b"t").unwrap();
+    let old = fs.moment(b"t").unwrap();
+    // A log that is rotated, with more lines than before.
+    fs.write(log, 9, b", more").unwrap();
+    rename((ROOT_INO, b"log"), (ROOT_INO, b"log.1"));
+    put(&fs, ROOT_INO, b"log", b"new lines");
+    // A second name of a file that keeps the first one; then the first one goes.
+    fs.link(linked, ROOT_INO, b"second").unwrap();
+    assert_eq!(short(&old, &fs), "A log, RM log -> log.1, A second");
+    fs.unlink(ROOT_INO, b"linked").unwrap();
+    // What is replaced by it is gone.
+    rename((b, b"out"), (ROOT_INO, b"lost"));
+    assert_eq!(short(&old, &fs), "A log, RM log -> log.1, D lost, R b/out -> lost, R linked -> second");
+    // A directory that is made anew with what was in it: nothing was renamed, as the paths show it.
+    fs.take_snapshot(b"u").unwrap();
+    let old = fs.moment(b"u").unwrap();
+    let again = directory(ROOT_INO, b"again");
+    for name in [&b"stays"[..], b"moved"] {
+        rename((b, name), (again, name));
+    }
+    fs.remove_directory(ROOT_INO, b"b").unwrap();
+    rename((ROOT_INO, b"again"), (ROOT_INO, b"b"));
+    assert_eq!(short(&old, &fs), "");
+    let stays = fs.lookup(again, b"stays").unwrap().ino;
+    fs.write(stays, 0, b"!").unwrap();
+    assert_eq!(short(&old, &fs), "M b/stays");
+    // Of several names, one that was taken away and given again stayed, and one that went elsewhere as it was is the one that did.
+    let (one, other) = (directory(ROOT_INO, b"one"), directory(ROOT_INO, b"other"));
+    for (parent, name) in [(one, &b"x"[..]), (one, b"y"), (other, b"x")] {
+        fs.link(linked, parent, name).unwrap();
+    }
+    fs.take_snapshot(b"v").unwrap();
+    let old = fs.moment(b"v").unwrap();
+    for (parent, name) in [(one, &b"x"[..]), (one, b"y"), (other, b"x")] {
+        fs.unlink(parent, name).unwrap();
+    }
+    fs.link(linked, other, b"x").unwrap();
+    fs.link(linked, other, b"y").unwrap();
+    assert_eq!(short(&old, &fs), "D one/x, R one/y -> other/y");
+    fs.unlink(other, b"y").unwrap();
+    fs.link(linked, again, b"x").unwrap();
+    assert_eq!(short(&old, &fs), "R one/x -> b/x, D one/y");
 }
 
 #[test]

@@ -47,15 +47,18 @@ case_what_is_mounted_is_compared_with_its_snapshots() {
     snapshot diff "$WORK/box" good late | sort | same_file "$WORK/living" /dev/stdin
     same "$(snapshot diff --json "$WORK/box" late)" '{"change":"added","path":"single/later"}'
     same "$(snapshot diff "$WORK/box" late late)" ''
+    mv "$WORK/box/tree/mapped" "$WORK/box/moved"
+    same "$(snapshot diff "$WORK/box" late)" "$(printf 'R tree/mapped -> moved\nA single/later')"
+    same "$(snapshot diff --json "$WORK/box" late | grep moved)" '{"change":"renamed","changed":false,"from":"tree/mapped","path":"moved"}'
     expect 2 "no snapshot 'nothing'" snapshot diff "$WORK/box" nothing
     # More than one line of an answer holds, with names that a terminal would obey.
     mkdir "$WORK/box/many"
     for n in $(seq 3000); do : >"$WORK/box/many/$n-"$'\e[31m'"$(printf '%0100d' "$n")"; done
     snapshot diff "$WORK/box" late >"$WORK/many"
-    same "$(wc -l <"$WORK/many")" 3002
+    same "$(wc -l <"$WORK/many")" 3003
     if grep -q $'\e' "$WORK/many"; then fail "a terminal would obey"; fi
     reattach box ro
-    same "$(snapshot diff "$WORK/box" late | wc -l)" 3002
+    same "$(snapshot diff "$WORK/box" late | wc -l)" 3003
     detach box
     lockbox snapshot diff --passfile "$PASSFILE" "$WORK/box.lbx" late | same_file "$WORK/many" /dev/stdin
 }

@@ -158,6 +158,27 @@ case_df_status_info_and_the_list_agree_on_what_snapshots_hold() {
     ((shown - $(member used_bytes <"$WORK/info") < 1000000))
 }
 
+case_what_programs_renamed_is_told_as_renamed() {
+    new_archive box
+    attach box
+    mkdir -p "$WORK/box/dir/deep"
+    echo one | tee "$WORK/box/dir/deep/file" >"$WORK/box/log"
+    echo kept >"$WORK/box/kept"
+    snapshot create "$WORK/box" before >"$WORK/name"
+    mv "$WORK/box/dir" "$WORK/box/$(printf 'new\ndir')"
+    echo more >>"$WORK/box/$(printf 'new\ndir')/deep/file"
+    echo more >>"$WORK/box/log"
+    mv "$WORK/box/log" "$WORK/box/log.1"
+    ln "$WORK/box/kept" "$WORK/box/second"
+    snapshot create "$WORK/box" after >"$WORK/name"
+    detach box
+    same "$(snapshot diff --passfile "$PASSFILE" "$WORK/box.lbx" before after)" \
+        $'RM log -> log.1\nR dir -> new\\x0adir\nM new\\x0adir/deep/file\nA second'
+    snapshot diff --json --passfile "$PASSFILE" "$WORK/box.lbx" before >"$WORK/told"
+    grep -qF '{"change":"renamed","changed":true,"from":"log","path":"log.1"}' "$WORK/told"
+    grep -qF '{"change":"renamed","changed":false,"from":"dir","path":"new\ndir"}' "$WORK/told"
+}
+
 # What a removed snapshot held is freed in the background, without another word.
 case_removing_a_snapshot_of_a_mount_frees_what_it_held() {
     local before
