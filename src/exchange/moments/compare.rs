@@ -189,7 +189,8 @@ impl Comparison<'_> {
             let Some(come) = entries.come.get(ino) else { continue };
             (self.go_on)()?;
             let (old, new) = (attributes(self.older, *ino)?, attributes(self.newer, *ino)?);
-            if !old.zip(new).is_some_and(|(old, new)| kind(&old) == kind(&new)) {
+            let is_one_object = old.zip(new).is_some_and(|(old, new)| kind(&old) == kind(&new));
+            if !is_one_object {
                 continue;
             }
             // Of several names, those that went to another directory as they were.
