@@ -44,14 +44,14 @@ pub(crate) fn remove_from_file(
 
 /// An archive whose snapshots are told of, by the daemon that serves it or from the file.
 pub(crate) enum Told<'a> {
-    Mounted(Mounted),
+    Mounted(Box<Mounted>),
     File(Box<Archive>, &'a Path),
 }
 
 impl Told<'_> {
     pub(crate) fn of(args: &ArchiveArgs) -> Result<Told<'_>, Failure> {
         Ok(match Mounted::find(args)? {
-            Some(mounted) => Told::Mounted(mounted),
+            Some(mounted) => Told::Mounted(Box::new(mounted)),
             None => Told::File(Box::new(args.read()?), &args.archive),
         })
     }
