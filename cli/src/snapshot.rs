@@ -61,7 +61,7 @@ pub(crate) struct RmArgs {
     #[arg(required = true, value_name = "NAME")]
     names: Vec<OsString>,
     /// Remove nothing, and tell which ones would go and what that would give back
-    #[arg(short = 'n', long)]
+    #[arg(long)]
     dry_run: bool,
     /// Print JSON, one object a line
     #[arg(long, requires = "dry_run")]

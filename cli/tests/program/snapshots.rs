@@ -104,7 +104,7 @@ fn before_a_set_is_removed_it_is_told_what_that_gives_back() {
     assert!(both.len() == 3 && both[2]["snapshots"] == 2 && held > alone + 1_900_000, "{both:?}");
     // The same of those that would be removed, by names or rules, and nothing is.
     let all = text(place.good(&["snapshot", "ls", "a.lbx", "*"]));
-    let dry = text(place.good(&["snapshot", "rm", "-n", "a.lbx", "*"]));
+    let dry = text(place.good(&["snapshot", "rm", "--dry-run", "a.lbx", "*"]));
     assert_eq!(all, dry);
     assert_eq!(told(&["info", "--json", "a.lbx"])[0]["snapshots_held_bytes"], held);
     assert!(text(place.good(&["info", "a.lbx"])).contains(&format!("\nSnapshots              2, {held} bytes held\n")));
