@@ -69,9 +69,9 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
 
 fn back_up(args: &Args, source: &mut dyn Source) -> Result<(), Failure> {
     if args.destination.as_os_str() == "-" {
-        let file = Destination::temporary()?;
-        source.fill(&file)?;
-        return put(&file);
+        let beside = Destination::temporary()?;
+        source.fill(&beside.file())?;
+        return put(&beside.file());
     }
     let failed = |error| match error {
         error @ Error::Refused(_) => failure(args, error),

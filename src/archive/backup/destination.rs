@@ -83,18 +83,15 @@ impl Destination {
         Ok(Arc::new(FileStorage::adopt(file, Path::new("the backup"))?))
     }
 
-    /// A new file in the directory for temporary ones that has no name: it is gone when nobody has it open any more.
+    /// A new file that gets no name: it is removed when the answer is dropped.
     ///
     /// # Errors
     /// Those of the host.
-    pub fn temporary() -> Result<Arc<FileStorage>> {
-        Destination::without_name(&std::env::temp_dir())
-    }
-
-    fn without_name(directory: &Path) -> Result<Arc<FileStorage>> {
+    pub fn temporary() -> Result<Beside> {
+        let directory = std::env::temp_dir();
         let entry = HostEntry::of(&directory.join("lockbox"))
             .map_err(|e| Error::io(format!("cannot look at {}", directory.display()), e))?;
-        Destination { entry, old: None }.beside()?.0.without_name()
+        Destination { entry, old: None }.beside()
     }
 
     /// Makes a new file, and removes those that earlier runs left unfinished.
@@ -152,21 +149,5 @@ fn check_links(old: &Old) -> Result<()> {
         _ => Err(Error::Refused(Refusal::Destination {
             why: "it has several names (hard links), and the others would keep the old backup",
         })),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_file_without_a_name_is_nowhere_while_it_is_in_use() {
-        let directory = tempfile::tempdir().unwrap();
-        let file = Destination::without_name(directory.path()).unwrap();
-        assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0);
-        file.write_at(0, &[7; 9000]).unwrap();
-        let mut back = [0; 9000];
-        file.read_at(0, &mut back).unwrap();
-        assert_eq!(back, [7; 9000]);
     }
 }

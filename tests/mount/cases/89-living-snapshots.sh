@@ -119,7 +119,7 @@ case_what_two_snapshots_of_a_mount_show_is_held_by_both_together() {
     snapshot create "$WORK/box" one >"$WORK/name"
     snapshot create "$WORK/box" other >"$WORK/name"
     rm "$WORK/box/large"
-    snapshot rm --json -n "$WORK/box" '*' | sed 's/.*"held_bytes":\([0-9]*\).*/\1/' >"$WORK/held"
+    snapshot rm --json --dry-run "$WORK/box" '*' | sed 's/.*"held_bytes":\([0-9]*\).*/\1/' >"$WORK/held"
     same "$(awk '{ print ($1 >= 20000000) }' "$WORK/held" | tr '\n' ' ')" '0 0 1 '
     same "$(names "$WORK/box")" 'one other '
     snapshot ls "$WORK/box.lbx" other | grep -q '^1 snapshot; removing it gives back [0-9]* bytes$'
