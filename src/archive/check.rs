@@ -4,7 +4,7 @@ use super::Archive;
 use crate::error::Result;
 use crate::format::BLOCK;
 use crate::fs::{FileSystem, Reading, Structure};
-use crate::storage::Storage;
+
 use crate::txn::{Audit, Finding, FindingKind, Severity};
 
 /// What `check` found.

@@ -30,7 +30,7 @@ pub use crate::format::Generation;
 use crate::format::{ArchiveId, SessionId, Timestamp};
 use crate::fs::{Creator, FileSystem, FsOptions, SyncProfile};
 use crate::keys::Witness;
-use crate::storage::{FileStorage, Identity, Storage};
+use crate::storage::{Identity, Storage};
 
 /// How to create an archive.
 pub struct CreateOptions {
@@ -109,8 +109,8 @@ impl Info {
 /// An open archive.
 pub struct Archive {
     fs: Arc<FileSystem>,
-    storage: Arc<FileStorage>,
-    identity: Identity,
+    storage: Arc<dyn Storage>,
+    identity: Option<Identity>,
     archive: ArchiveId,
     witness: Arc<Witness>,
     key_slots: Vec<(u8, u8)>,
@@ -126,8 +126,8 @@ impl Archive {
         &self.fs
     }
 
-    /// What tells the archive's file from every other one of the host.
-    pub fn identity(&self) -> Identity {
+    /// What tells the archive's file from every other one of the host; None where it is no file of the host.
+    pub fn identity(&self) -> Option<Identity> {
         self.identity
     }
 

@@ -13,7 +13,7 @@ use crate::frame::PageCipher;
 use crate::fs::FileSystem;
 use crate::keys::seen::{self, Looked};
 use crate::keys::{LEAST_MEMORY, SeenOptions, UnlockedKey, Witness};
-use crate::storage::{FileStorage, Identity, LockMode, Storage};
+use crate::storage::{FileStorage, Identity, LockMode, Site, Storage};
 use crate::txn::{self, Volume};
 
 impl Archive {
@@ -26,26 +26,26 @@ impl Archive {
     }
 
     /// Locks and opens; a writable open recovers, and mends what is outside of the pages ([`Info::mended`] tells what).
-    pub fn open(path: &Path, key: &UnlockedKey, options: &OpenOptions) -> Result<Archive> {
-        Archive::open_seen(path, key, options, &SeenOptions::default())
+    pub fn open<'a>(site: impl Into<Site<'a>>, key: &UnlockedKey, options: &OpenOptions) -> Result<Archive> {
+        Archive::open_seen(site, key, options, &SeenOptions::default())
     }
 
     /// Like [`Archive::open`], and compares with what this user remembers of the archive.
     ///
     /// # Errors
     /// `Older` and `Forked` unless they are accepted.
-    pub fn open_seen(
-        path: &Path,
+    pub fn open_seen<'a>(
+        site: impl Into<Site<'a>>,
         key: &UnlockedKey,
         options: &OpenOptions,
         seen_options: &SeenOptions,
     ) -> Result<Archive> {
-        Archive::open_at(path, key, options, seen_options, None)
+        Archive::open_at(site.into(), key, options, seen_options, None)
     }
 
     /// With the name of a snapshot, what that shows takes the place of the newest state.
     pub(super) fn open_at(
-        path: &Path,
+        site: Site<'_>,
         key: &UnlockedKey,
         options: &OpenOptions,
         seen_options: &SeenOptions,
@@ -55,7 +55,11 @@ impl Archive {
             return Err(Error::invalid(format!("memory={} is below {LEAST_MEMORY} bytes", options.memory)));
         }
         let lock = if options.read_only { LockMode::Shared } else { LockMode::Exclusive };
-        let storage = Arc::new(FileStorage::open(path, lock)?);
+        let storage: Arc<dyn Storage> = match site {
+            Site::File(path) => Arc::new(FileStorage::open(path, lock)?),
+            Site::Opened(storage) if options.read_only || !storage.read_only() => Arc::clone(storage),
+            Site::Opened(_) => return Err(Error::ReadOnly("the archive can only be read where it is".into())),
+        };
         let mut header = key.read_header(&*storage)?;
         if !options.read_only {
             header.check_writable()?;
@@ -90,14 +94,18 @@ impl Archive {
         fs.attributes(ROOT_INO)?;
         let slots = header.framing().slots;
         let key_slots = (0..).zip(slots).filter(|(_, kind)| *kind != 0).collect();
-        // Under the lock the path names the file that was opened.
-        let stat = rustix::fs::stat(path);
-        let stat = stat.map_err(|e| Error::io(format!("cannot read {}", path.display()), e.into()))?;
+        let identity = match site {
+            // Under the lock the path names the file that was opened.
+            Site::File(path) => Some(Identity::from(
+                &rustix::fs::stat(path).map_err(|e| Error::io(format!("cannot read {}", path.display()), e.into()))?,
+            )),
+            Site::Opened(_) => None,
+        };
         witness.remember();
         Ok(Archive {
             fs,
             storage,
-            identity: Identity::from(&stat),
+            identity,
             archive: key.archive,
             witness,
             key_slots,

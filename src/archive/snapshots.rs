@@ -1,6 +1,5 @@
 //! Snapshots of an archive, by their names and ids.
 
-use std::path::Path;
 use std::sync::Arc;
 
 use lockbox_terminal::display;
@@ -12,6 +11,7 @@ use crate::format::Timestamp;
 use crate::format::values::SnapshotValue;
 use crate::fs::FileSystem;
 use crate::keys::{SeenOptions, UnlockedKey};
+use crate::storage::Site;
 use crate::txn::Pinned;
 
 /// A moment that the archive keeps.
@@ -38,8 +38,8 @@ impl Archive {
     ///
     /// # Errors
     /// `Refused` when there is none, `Invalid` unless the archive is opened for reading.
-    pub fn open_snapshot(
-        path: &Path,
+    pub fn open_snapshot<'a>(
+        site: impl Into<Site<'a>>,
         key: &UnlockedKey,
         options: &OpenOptions,
         seen: &SeenOptions,
@@ -48,7 +48,7 @@ impl Archive {
         if !options.read_only {
             return Err(Error::invalid("a snapshot can only be read"));
         }
-        Archive::open_at(path, key, options, seen, Some(name)).map_err(|error| named(error, name))
+        Archive::open_at(site.into(), key, options, seen, Some(name)).map_err(|error| named(error, name))
     }
 
     /// The moments that the archive keeps, for whoever works on them beside other users of the archive.

@@ -6,14 +6,17 @@ use std::path::Path;
 
 use super::header::Header;
 use crate::error::{Error, Result};
-use crate::storage::Storage;
+use crate::storage::{Site, Storage};
 
-/// The header of the archive at `path`, whoever has it open.
+/// The header of the archive there, whoever has it open.
 ///
 /// # Errors
 /// As [`Header::read`], and `NotArchive` for what is no regular file.
-pub(crate) fn read_header(path: &Path) -> Result<Header> {
-    Header::read(&HeaderFile::open(path)?)
+pub(crate) fn read_header<'a>(site: impl Into<Site<'a>>) -> Result<Header> {
+    match site.into() {
+        Site::File(path) => Header::read(&HeaderFile::open(path)?),
+        Site::Opened(storage) => Header::read(&**storage),
+    }
 }
 
 /// The archive file without a lock: enough to read the header, which survives a concurrent change of one copy.

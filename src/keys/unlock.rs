@@ -8,7 +8,7 @@ use super::slots::{self, KeyKind, OpenedSlot, Secrets, UnlockLimits};
 use crate::crypto::{Passphrase, SecretKey};
 use crate::error::{Error, Result};
 use crate::format::ArchiveId;
-use crate::storage::{FileStorage, LockMode, Storage};
+use crate::storage::{FileStorage, LockMode, Site, Storage};
 
 /// The unlocked volume key with the archive that it belongs to; what a mounting command hands to the daemon.
 pub struct UnlockedKey {
@@ -52,17 +52,21 @@ impl UnlockedKey {
 /// # Errors
 /// `NotFound`/`Io`, `NotArchive`, `UnsupportedVersion`, `Damaged` (both header copies), `WrongKey`, `Unsupported` when a slot
 /// costs more than the limits, `Invalid` when an identity or its plugin fails and nothing else opens.
-pub fn unlock_with(path: &Path, secrets: &Secrets, limits: &UnlockLimits) -> Result<UnlockedKey> {
-    let (header, opened) = open_header(path, secrets, limits)?;
+pub fn unlock_with<'a>(site: impl Into<Site<'a>>, secrets: &Secrets, limits: &UnlockLimits) -> Result<UnlockedKey> {
+    let (header, opened) = open_header(site, secrets, limits)?;
     Ok(UnlockedKey { archive: header.framing().archive, volume_key: opened.volume_key })
 }
 
-/// The header of the archive at `path`, authenticated by the first slot that the secrets open.
+/// The header of the archive there, authenticated by the first slot that the secrets open.
 ///
 /// # Errors
 /// As [`unlock_with`].
-pub(crate) fn open_header(path: &Path, secrets: &Secrets, limits: &UnlockLimits) -> Result<(Header, OpenedSlot)> {
-    let header = read_header(path)?;
+pub(crate) fn open_header<'a>(
+    site: impl Into<Site<'a>>,
+    secrets: &Secrets,
+    limits: &UnlockLimits,
+) -> Result<(Header, OpenedSlot)> {
+    let header = read_header(site)?;
     let opened = slots::unlock(&header, secrets, limits)?;
     header.authenticate(&opened.volume_key)?;
     Ok((header, opened))
@@ -74,16 +78,16 @@ pub fn unlock(path: &Path, passphrase: &Passphrase) -> Result<UnlockedKey> {
 }
 
 /// Number and kind of each key slot in use, readable without a key: tells what to ask for.
-pub fn kinds(path: &Path) -> Result<Vec<(u8, KeyKind)>> {
-    Ok(slots::kinds(&read_header(path)?))
+pub fn kinds<'a>(site: impl Into<Site<'a>>) -> Result<Vec<(u8, KeyKind)>> {
+    Ok(slots::kinds(&read_header(site)?))
 }
 
 /// Whether `key`, which was kept somewhere, is the archive's: authenticates the header under it.
 ///
 /// # Errors
 /// As [`identify`]; `WrongKey` for the key of another archive, or one from before its keys were changed.
-fn check_key(path: &Path, key: &UnlockedKey) -> Result<()> {
-    let header = read_header(path)?;
+fn check_key(site: Site<'_>, key: &UnlockedKey) -> Result<()> {
+    let header = read_header(site)?;
     if header.framing().archive != key.archive {
         return Err(Error::WrongKey);
     }
@@ -91,20 +95,20 @@ fn check_key(path: &Path, key: &UnlockedKey) -> Result<()> {
 }
 
 /// The key that was kept somewhere as these bytes, if it is still the archive's.
-pub fn accept_kept(path: &Path, kept: &[u8]) -> Option<UnlockedKey> {
+pub fn accept_kept<'a>(site: impl Into<Site<'a>>, kept: &[u8]) -> Option<UnlockedKey> {
     let key = UnlockedKey::from_bytes(kept).ok()?;
-    check_key(path, &key).ok().map(|()| key)
+    check_key(site.into(), &key).ok().map(|()| key)
 }
 
 /// Whether a key slot wants a key file and a passphrase together. A header that cannot be read wants nothing.
-pub fn wants_both(path: &Path) -> bool {
-    let kinds = kinds(path).unwrap_or_default();
+pub fn wants_both<'a>(site: impl Into<Site<'a>>) -> bool {
+    let kinds = kinds(site).unwrap_or_default();
     kinds.iter().any(|(_, kind)| *kind == KeyKind::KeyFileAndPassphrase)
 }
 
 /// The archive's id, readable without a key.
-pub fn identify(path: &Path) -> Result<ArchiveId> {
-    Ok(read_header(path)?.framing().archive)
+pub fn identify<'a>(site: impl Into<Site<'a>>) -> Result<ArchiveId> {
+    Ok(read_header(site)?.framing().archive)
 }
 
 /// Like [`unlock_with`] for a file that may be truncated or whose newer header copy may be forged.

@@ -10,6 +10,7 @@ mod image;
 mod memory;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod simulated;
+mod site;
 
 #[cfg(test)]
 pub(crate) use counting::CountingStorage;
@@ -17,6 +18,7 @@ pub use entry::{HostEntry, Identity, names};
 pub use file::{FileStorage, LockMode};
 #[cfg(any(test, fuzzing))]
 pub(crate) use memory::MemoryStorage;
+pub use site::Site;
 
 use std::ops::Range;
 

@@ -21,7 +21,6 @@ mod next;
 mod verify;
 mod whole;
 
-use std::path::Path;
 use std::sync::Arc;
 
 pub use destination::{Beside, Destination};
@@ -36,7 +35,7 @@ use crate::format::{Generation, Key, kind};
 use crate::fs::FileSystem;
 use crate::keys::header::{self, Header};
 use crate::keys::{SeenOptions, UnlockedKey};
-use crate::storage::Storage;
+use crate::storage::{Site, Storage};
 use crate::txn::{Descent, Pinned, Volume};
 
 /// For the backup's own nodes and caches.
@@ -83,13 +82,14 @@ pub struct BackupSource {
 }
 
 impl Archive {
-    /// Opens an archive that nobody has open, to copy what it has. One that was not closed is put in order before, if its file can be written.
+    /// Opens an archive that nobody has open, to copy what it has. A file that was not closed is put in order before, if it can be written.
     ///
     /// # Errors
     /// As [`Archive::open_seen`].
-    pub fn open_for_backup(path: &Path, key: &UnlockedKey, seen: &SeenOptions) -> Result<Archive> {
+    pub fn open_for_backup<'a>(site: impl Into<Site<'a>>, key: &UnlockedKey, seen: &SeenOptions) -> Result<Archive> {
+        let site = site.into();
         let options = OpenOptions { read_only: true, ..OpenOptions::default() };
-        let archive = Archive::open_seen(path, key, &options, seen)?;
+        let archive = Archive::open_seen(site, key, &options, seen)?;
         let volume = &archive.fs.volume;
         let lays_log = volume.lays_log();
         // A backup is only read: whoever writes to it takes its mark away.
@@ -97,13 +97,13 @@ impl Archive {
             return Ok(archive);
         }
         drop(archive);
-        let written = Archive::open_seen(path, key, &OpenOptions { read_only: false, ..options }, seen);
+        let written = Archive::open_seen(site, key, &OpenOptions { read_only: false, ..options }, seen);
         match written.and_then(Archive::close) {
             // What is on the medium can be copied as it is, but for what its log has: that is in no tree.
             Err(_) if !lays_log => {}
             closed => closed?,
         }
-        Archive::open_seen(path, key, &options, seen)
+        Archive::open_seen(site, key, &options, seen)
     }
 
     pub fn backups(&self) -> Backups {

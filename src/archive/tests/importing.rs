@@ -13,12 +13,7 @@ use crate::exchange::{Filter, ImportOptions, import};
 use crate::format::ROOT_INO;
 use crate::fs::{Creator, FileSystem};
 use crate::storage::simulated::{Class, Fault, FaultPlan, SimulatedStorage};
-use crate::storage::{Identity, MemoryStorage, Storage};
-
-/// A file that no source has.
-fn elsewhere() -> Identity {
-    Identity::of(File::open("/").unwrap()).unwrap()
-}
+use crate::storage::{MemoryStorage, Storage};
 
 const DIRECTORIES: usize = 4;
 const FILES: usize = 60;
@@ -76,7 +71,7 @@ fn no_file_is_missing_of_which_nothing_is_told() {
         });
         let fs = open_on(storage.clone(), false, 2).unwrap();
         storage.inject(Some(FaultPlan { class: Class::Allocate, count, fault: Fault::Eio, lasting }));
-        let report = import(&fs, elsewhere(), std::slice::from_ref(&top), &options(), &mut |_| {}).unwrap();
+        let report = import(&fs, None, std::slice::from_ref(&top), &options(), &mut |_| {}).unwrap();
         met += storage.injected();
         storage.inject(None);
         let (files, times) = copied(&fs, &top);
@@ -107,7 +102,7 @@ fn an_import_that_meets_a_full_archive_finishes_its_directories() {
     let storage = SimulatedStorage::from_contents(&header_bytes());
     let fs = create_on(storage.clone(), 1);
     fs.volume.limit_size(storage.len().unwrap() + (2 << 20));
-    let failed = import(&fs, elsewhere(), std::slice::from_ref(&top), &options(), &mut |_| {});
+    let failed = import(&fs, None, std::slice::from_ref(&top), &options(), &mut |_| {});
     assert!(matches!(failed, Err(Error::NoSpace(_))), "{failed:?}");
     let (files, times) = copied(&fs, &top);
     assert!(!files.is_empty() && files.len() < DIRECTORIES * FILES, "{} files", files.len());

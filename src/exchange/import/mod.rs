@@ -68,7 +68,7 @@ pub struct ImportReport {
 /// `NoSpace`, `Latched`, `ReadOnly`, `Damaged`: nothing more can be added; what was added before is whole.
 pub fn import(
     fs: &FileSystem,
-    archive: Identity,
+    archive: Option<Identity>,
     sources: &[PathBuf],
     options: &ImportOptions,
     progress: &mut dyn FnMut(&Progress<'_>),
@@ -101,7 +101,7 @@ struct Import<'a> {
     options: &'a ImportOptions,
     progress: &'a mut dyn FnMut(&Progress<'_>),
     /// The archive's own file, which cannot be added to itself.
-    archive: Identity,
+    archive: Option<Identity>,
     report: ImportReport,
     /// Device and inode of a file with several names: its copy and the names still to come, as far as the count of them goes: sources that
     /// lie in each other bring a name twice.
@@ -187,7 +187,7 @@ impl Import<'_> {
         if self.options.filter.leaves_out(self.path.get(self.top_length + 1..).unwrap_or_default(), is_directory) {
             return Ok(None);
         }
-        if Identity::from(&stat) == self.archive {
+        if Some(Identity::from(&stat)) == self.archive {
             self.report.problems.push(Problem { path: self.path.clone(), cause: Cause::Itself });
             return Ok(None);
         }
