@@ -41,12 +41,13 @@ const fn of(root: &'static str, row: &'static str, called: &'static str) -> Crat
 }
 
 /// Programs follow the library whose directory they lie in. The modules of `src` have rows of their own.
-const CRATES: [Crate; 12] = [
+const CRATES: [Crate; 13] = [
     of("src", "", "lockbox"),
     of("cli/src", "cli", ""),
     of("fuse/src", "fuse", "lockbox_fuse"),
     of("fuse/src/bin", "fuse", ""),
     of("host/src", "host", "lockbox_host"),
+    of("remote/src", "remote", "lockbox_remote"),
     of("terminal/src", "terminal", "lockbox_terminal"),
     of("share/protocol/src", "share/protocol", "lockbox_share_protocol"),
     of("share/client/src", "share/client", "lockbox_share_client"),

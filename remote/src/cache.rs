@@ -1,0 +1,325 @@
+//! What was read of an archive elsewhere, kept on disk from one mount to the next.
+//!
+//! One file for an archive, of a fixed size that it never outgrows: a head, a table, and places for slots. A slot has eight places that it may
+//! lie in, and takes the one that was used longest ago. An entry of the table names the slot and has a sum of it; a slot whose sum is wrong,
+//! after a crash or on a bad disk, is one that is not there. The key in the head names the address, the version and the commits of the
+//! archive: under another one the cache is empty. What lies in it is as sealed as on the server, so it needs no secret.
+//!
+//! Nothing depends on it: a disk that is full or fails, a directory that others can write to, or a file that somebody else uses turn it off.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use parking_lot::Mutex;
+use rustix::fs::{AtFlags, Mode, OFlags, openat};
+use sha2::{Digest, Sha256};
+
+use crate::shelf::SLOT;
+
+const MAGIC: [u8; 8] = *b"lbxcache";
+const VERSION: u32 = 1;
+const HEAD: u64 = 4096;
+/// Number of the slot plus one in little-endian order, and 24 bytes of SHA-256 over number and content.
+const ENTRY: u64 = 32;
+/// Places that a slot may lie in.
+const WAYS: u64 = 8;
+/// More is not taken without being asked for.
+const MOST: u64 = 20 << 30;
+
+/// SHA-256 of what a cache is for.
+pub(crate) type Key = [u8; 32];
+
+pub(crate) struct Cache {
+    file: File,
+    places: u64,
+    table: Mutex<Table>,
+    /// Set by the first failure.
+    off: AtomicBool,
+    hits: AtomicU64,
+}
+
+struct Table {
+    /// The slot of each place, plus one.
+    slots: Vec<u64>,
+    /// When each place was used, by a clock of uses.
+    used: Vec<u32>,
+    clock: u32,
+}
+
+/// The directory of caches: `$XDG_CACHE_HOME/lockbox`, `~/.cache/lockbox`.
+pub(crate) fn directory() -> Option<PathBuf> {
+    let variable = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    variable("XDG_CACHE_HOME").or_else(|| Some(variable("HOME")?.join(".cache"))).map(|path| path.join("lockbox"))
+}
+
+impl Cache {
+    /// The cache of the archive that `name` stands for, empty unless it has this key. None when there can be none, which is told in the log.
+    pub(crate) fn open(directory: &Path, name: &str, key: Key, most: Option<u64>) -> Option<Cache> {
+        match Cache::try_open(directory, name, key, most) {
+            Ok(cache) => cache,
+            Err(error) => {
+                tracing::info!("nothing is kept on disk: {}: {error}", directory.display());
+                None
+            }
+        }
+    }
+
+    fn try_open(directory: &Path, name: &str, key: Key, most: Option<u64>) -> io::Result<Option<Cache>> {
+        let directory = private(directory)?;
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
+        let file = File::from(openat(&directory, format!("{name}.cache"), flags, Mode::RUSR | Mode::WUSR)?);
+        let metadata = file.metadata()?;
+        if !metadata.is_file() || metadata.nlink() != 1 || metadata.uid() != rustix::process::geteuid().as_raw() {
+            return Err(io::Error::other("the cache is not a file of this user's alone"));
+        }
+        // Another mount of the archive goes without.
+        if file.try_lock().is_err() {
+            return Ok(None);
+        }
+        let host = rustix::fs::fstatvfs(&directory)?;
+        let free = host.f_bavail.saturating_mul(host.f_frsize).saturating_add(metadata.blocks() * 512);
+        let places_of = |bytes: u64| bytes.saturating_sub(HEAD) / (SLOT + ENTRY) / WAYS * WAYS;
+        let wanted = places_of(most.unwrap_or_else(|| (free / 10).min(MOST)));
+        let found = read_head(&file).filter(|(found, _)| *found == key).map(|(_, places)| places);
+        // What is free changes from one mount to the next, and is no reason to begin anew.
+        let found = found.filter(|places| match most {
+            Some(_) => *places == wanted,
+            None => *places > 0 && *places <= places_of(MOST) && places % WAYS == 0,
+        });
+        let places = found.unwrap_or(wanted);
+        if places == 0 {
+            return Ok(None);
+        }
+        let mut slots = vec![0; usize::try_from(places).map_err(io::Error::other)?];
+        if found.is_some() && metadata.len() == length(places) {
+            let mut table = vec![0; slots.len() * ENTRY as usize];
+            file.read_exact_at(&mut table, HEAD)?;
+            for (slot, entry) in slots.iter_mut().zip(table.chunks_exact(ENTRY as usize)) {
+                *slot = u64::from_le_bytes(entry[..8].try_into().unwrap_or_default());
+            }
+        } else {
+            file.set_len(0)?;
+            file.set_len(length(places))?;
+            file.write_all_at(&head(&key, places), 0)?;
+        }
+        let used = vec![0; slots.len()];
+        let table = Mutex::new(Table { slots, used, clock: 0 });
+        Ok(Some(Cache { file, places, table, off: AtomicBool::new(false), hits: AtomicU64::new(0) }))
+    }
+
+    /// Fills `out` with the slot when it is there and whole.
+    pub(crate) fn get(&self, slot: u64, out: &mut [u8]) -> bool {
+        let Some(place) = self.table.lock().find(self.set(slot), slot) else { return false };
+        let mut entry = [0; ENTRY as usize];
+        let read = self.file.read_exact_at(&mut entry, HEAD + place * ENTRY);
+        let read = read.and_then(|()| self.file.read_exact_at(out, self.place(place)));
+        let whole = read.is_ok() && entry == self::entry(slot, out);
+        if whole {
+            self.hits.fetch_add(1, Ordering::Relaxed);
+        } else {
+            self.table.lock().forget(place, slot);
+        }
+        whole
+    }
+
+    /// Keeps the slot. Readers of the place that it takes find a wrong sum, or the old slot with its sum.
+    pub(crate) fn put(&self, slot: u64, bytes: &[u8]) {
+        if self.off.load(Ordering::Relaxed) || bytes.len() as u64 > SLOT {
+            return;
+        }
+        // Held over the writes: two slots that take one place would leave the table of one and the content of the other.
+        let mut table = self.table.lock();
+        let place = table.take(self.set(slot), slot);
+        let written = self.file.write_all_at(bytes, self.place(place));
+        let written = written.and_then(|()| self.file.write_all_at(&entry(slot, bytes), HEAD + place * ENTRY));
+        if let Err(error) = written {
+            table.forget(place, slot);
+            self.off.store(true, Ordering::Relaxed);
+            tracing::warn!("nothing more is kept on disk: {error}");
+        }
+    }
+
+    /// Slots that came from here.
+    pub(crate) fn hits(&self) -> u64 {
+        self.hits.load(Ordering::Relaxed)
+    }
+
+    /// The first of the places that the slot may lie in. Neighbours lie side by side, so that a disk reads them in one go.
+    fn set(&self, slot: u64) -> u64 {
+        slot % (self.places / WAYS) * WAYS
+    }
+
+    /// Ways of a set lie far from each other, those of neighbours side by side.
+    fn place(&self, place: u64) -> u64 {
+        let (set, way) = (place / WAYS, place % WAYS);
+        HEAD + self.places * ENTRY + (way * (self.places / WAYS) + set) * SLOT
+    }
+}
+
+impl Table {
+    fn find(&mut self, set: u64, slot: u64) -> Option<u64> {
+        let place = (set..set + WAYS).find(|place| self.slots[*place as usize] == slot + 1)?;
+        self.touch(place);
+        Some(place)
+    }
+
+    fn take(&mut self, set: u64, slot: u64) -> u64 {
+        let place = self.find(set, slot);
+        let oldest =
+            || (set..set + WAYS).min_by_key(|place| (self.slots[*place as usize] != 0, self.used[*place as usize]));
+        let place = place.or_else(oldest).unwrap_or(set);
+        self.slots[place as usize] = slot + 1;
+        self.touch(place);
+        place
+    }
+
+    fn touch(&mut self, place: u64) {
+        self.clock = self.clock.wrapping_add(1);
+        self.used[place as usize] = self.clock;
+    }
+
+    fn forget(&mut self, place: u64, slot: u64) {
+        if self.slots[place as usize] == slot + 1 {
+            self.slots[place as usize] = 0;
+        }
+    }
+}
+
+/// Magic, version, key, count of places.
+fn head(key: &Key, places: u64) -> [u8; 52] {
+    let mut head = [0; 52];
+    head[..8].copy_from_slice(&MAGIC);
+    head[8..12].copy_from_slice(&VERSION.to_le_bytes());
+    head[12..44].copy_from_slice(key);
+    head[44..].copy_from_slice(&places.to_le_bytes());
+    head
+}
+
+fn read_head(file: &File) -> Option<(Key, u64)> {
+    let mut found = [0; 52];
+    file.read_exact_at(&mut found, 0).ok()?;
+    let key = found[12..44].try_into().ok()?;
+    let places = u64::from_le_bytes(found[44..].try_into().ok()?);
+    (found == head(&key, places)).then_some((key, places))
+}
+
+fn length(places: u64) -> u64 {
+    HEAD + places * (ENTRY + SLOT)
+}
+
+fn entry(slot: u64, bytes: &[u8]) -> [u8; ENTRY as usize] {
+    let sum = Sha256::new().chain_update(slot.to_le_bytes()).chain_update(bytes).finalize();
+    let mut entry = [0; ENTRY as usize];
+    entry[..8].copy_from_slice(&(slot + 1).to_le_bytes());
+    entry[8..].copy_from_slice(&sum[..24]);
+    entry
+}
+
+/// The directory, made when it is not there. What lies in one that others own or write to could be a link to anywhere.
+fn private(path: &Path) -> io::Result<OwnedFd> {
+    use std::os::unix::fs::DirBuilderExt;
+    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path)?;
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let directory = rustix::fs::open(path, flags, Mode::empty())?;
+    let stat = rustix::fs::statat(&directory, "", AtFlags::EMPTY_PATH)?;
+    if stat.st_uid != rustix::process::geteuid().as_raw() || stat.st_mode & 0o022 != 0 {
+        return Err(io::Error::other("the directory is not this user's alone"));
+    }
+    Ok(directory)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn slot(number: u64) -> Vec<u8> {
+        (0..SLOT).map(|at| (at.wrapping_mul(31) ^ number) as u8).collect()
+    }
+
+    fn open(place: &Path, key: u8, most: u64) -> Cache {
+        Cache::try_open(&place.join("c"), "a", [key; 32], Some(most)).unwrap().unwrap()
+    }
+
+    fn has(cache: &Cache, number: u64) -> bool {
+        let mut out = vec![0; SLOT as usize];
+        let found = cache.get(number, &mut out);
+        assert!(!found || out == slot(number), "slot {number} is not what was put");
+        found
+    }
+
+    #[test]
+    fn what_was_kept_is_there_after_a_restart_and_not_under_another_key() {
+        let place = tempfile::tempdir().unwrap();
+        let cache = open(place.path(), 1, 8 << 20);
+        (0..20).for_each(|number| cache.put(number, &slot(number)));
+        cache.put(77, &slot(77)[..1000]);
+        assert!(Cache::try_open(&place.path().join("c"), "a", [1; 32], Some(8 << 20)).unwrap().is_none(), "it is used");
+        drop(cache);
+        let cache = open(place.path(), 1, 8 << 20);
+        assert!((0..20).all(|number| has(&cache, number)) && !has(&cache, 20));
+        let mut short = vec![0; 1000];
+        assert!(cache.get(77, &mut short) && short == slot(77)[..1000]);
+        drop(cache);
+        let cache = open(place.path(), 2, 8 << 20);
+        assert!((0..20).all(|number| !has(&cache, number)));
+    }
+
+    #[test]
+    fn it_never_outgrows_its_size_and_keeps_what_is_used() {
+        let place = tempfile::tempdir().unwrap();
+        let most = 4 << 20;
+        let cache = open(place.path(), 1, most);
+        for number in 0..1000 {
+            cache.put(number, &slot(number));
+            assert!(has(&cache, number));
+            assert!(has(&cache, 0), "after {number}");
+        }
+        assert!(cache.file.metadata().unwrap().len() <= most);
+        let kept = (0..1000).filter(|number| has(&cache, *number)).count() as u64;
+        assert_eq!(kept, cache.places);
+    }
+
+    /// Each byte of the file in turn would take long; each that is looked at by itself is one of every kind.
+    #[test]
+    fn a_torn_slot_is_not_there() {
+        let place = tempfile::tempdir().unwrap();
+        let cache = open(place.path(), 1, 1 << 20);
+        cache.put(5, &slot(5));
+        let at = (0..cache.places).find(|at| cache.table.lock().slots[*at as usize] == 6).unwrap();
+        let places: Vec<u64> =
+            [HEAD + at * ENTRY, HEAD + at * ENTRY + 31, cache.place(at), cache.place(at) + SLOT - 1].into();
+        drop(cache);
+        for byte in places {
+            let path = place.path().join("c/a.cache");
+            let file = File::options().read(true).write(true).open(&path).unwrap();
+            let mut old = [0];
+            file.read_exact_at(&mut old, byte).unwrap();
+            file.write_all_at(&[old[0] ^ 1], byte).unwrap();
+            assert!(!has(&open(place.path(), 1, 1 << 20), 5), "byte {byte}");
+            file.write_all_at(&old, byte).unwrap();
+            assert!(has(&open(place.path(), 1, 1 << 20), 5));
+        }
+    }
+
+    #[test]
+    fn what_others_can_write_to_is_not_used() {
+        use std::os::unix::fs::{PermissionsExt, symlink};
+        let place = tempfile::tempdir().unwrap();
+        let (open, victim) = (place.path().join("open"), place.path().join("victim"));
+        std::fs::create_dir(&open).unwrap();
+        std::fs::set_permissions(&open, std::fs::Permissions::from_mode(0o777)).unwrap();
+        assert!(Cache::try_open(&open, "a", [1; 32], Some(1 << 20)).is_err());
+        let own = place.path().join("own");
+        std::fs::write(&victim, b"precious").unwrap();
+        std::fs::create_dir(&own).unwrap();
+        symlink(&victim, own.join("a.cache")).unwrap();
+        assert!(Cache::try_open(&own, "a", [1; 32], Some(1 << 20)).is_err());
+        std::fs::hard_link(&victim, own.join("b.cache")).unwrap();
+        assert!(Cache::try_open(&own, "b", [1; 32], Some(1 << 20)).is_err());
+        assert_eq!(std::fs::read(&victim).unwrap(), b"precious");
+    }
+}

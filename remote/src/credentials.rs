@@ -1,0 +1,237 @@
+//! Who asks an object store, as the tools of that cloud find it out: the environment, the files below `~/.aws`, a program.
+//!
+//! Nothing of it is in arguments, mount options or logs. What instances of machines are given is not asked for: that lies at an address of
+//! the machine's own link.
+
+use std::collections::BTreeMap;
+use std::env;
+use std::fs;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use lockbox::{Error, Result};
+use parking_lot::Mutex;
+use serde::Deserialize;
+use zeroize::Zeroizing;
+
+use crate::source::Trouble;
+
+/// Where a store is, and whose words are signed there.
+pub(crate) struct Place {
+    pub(crate) region: String,
+    /// None for that of the region.
+    pub(crate) endpoint: Option<String>,
+    origin: Origin,
+}
+
+enum Origin {
+    Known(rusty_s3::Credentials),
+    /// A command line whose output is JSON.
+    Program(String),
+    /// A public bucket.
+    Nobody,
+}
+
+const REGION: &str = "us-east-1";
+
+impl Place {
+    /// # Errors
+    /// `Invalid` when a profile is named that the files do not have.
+    pub(crate) fn of_environment() -> Result<Place> {
+        Place::of(&|name| env::var(name).ok().filter(|value| !value.is_empty()), &|path| fs::read_to_string(path).ok())
+    }
+
+    fn of(variable: &dyn Fn(&str) -> Option<String>, file: &dyn Fn(&Path) -> Option<String>) -> Result<Place> {
+        let at = |name: &str, default: &str| {
+            variable(name)
+                .map(PathBuf::from)
+                .or_else(|| variable("HOME").map(|home| PathBuf::from(home).join(".aws").join(default)))
+        };
+        let read = |path: Option<PathBuf>| path.and_then(|path| file(&path)).map(Zeroizing::new).unwrap_or_default();
+        let named = variable("AWS_PROFILE");
+        let profile = named.clone().unwrap_or_else(|| "default".to_owned());
+        let config = read(at("AWS_CONFIG_FILE", "config"));
+        let config = match &*profile {
+            "default" => section(&config, "default"),
+            _ => section(&config, &format!("profile {profile}")),
+        };
+        let secrets = read(at("AWS_SHARED_CREDENTIALS_FILE", "credentials"));
+        let secrets = section(&secrets, &profile);
+        if let (Some(name), None, None) = (&named, &config, &secrets) {
+            return Err(Error::invalid(format!("AWS_PROFILE names {name}, which the files of profiles do not have")));
+        }
+        let (config, secrets) = (config.unwrap_or_default(), secrets.unwrap_or_default());
+        let setting = |names: [&str; 2], key: &str| {
+            names.into_iter().find_map(variable).or_else(|| config.get(key).map(|value| (*value).to_owned()))
+        };
+        let key = |table: &BTreeMap<&str, &str>| {
+            let pair = (table.get("aws_access_key_id")?, table.get("aws_secret_access_key")?);
+            Some(credentials(pair.0, pair.1, table.get("aws_session_token").copied()))
+        };
+        let environment = || {
+            let (id, secret) = (variable("AWS_ACCESS_KEY_ID")?, Zeroizing::new(variable("AWS_SECRET_ACCESS_KEY")?));
+            Some(credentials(&id, &secret, variable("AWS_SESSION_TOKEN").as_deref()))
+        };
+        let known = environment().or_else(|| key(&secrets)).or_else(|| key(&config));
+        let origin = match (known, config.get("credential_process")) {
+            (Some(known), _) => Origin::Known(known),
+            (None, Some(program)) => Origin::Program((*program).to_owned()),
+            (None, None) => Origin::Nobody,
+        };
+        Ok(Place {
+            region: setting(["AWS_REGION", "AWS_DEFAULT_REGION"], "region").unwrap_or_else(|| REGION.to_owned()),
+            endpoint: setting(["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"], "endpoint_url"),
+            origin,
+        })
+    }
+}
+
+fn credentials(id: &str, secret: &str, token: Option<&str>) -> rusty_s3::Credentials {
+    match token {
+        Some(token) => rusty_s3::Credentials::new_with_token(id, secret, token),
+        None => rusty_s3::Credentials::new(id, secret),
+    }
+}
+
+/// The settings below `[name]`; None without it. The files have comments that begin with `#` or `;`.
+fn section<'a>(text: &'a str, name: &str) -> Option<BTreeMap<&'a str, &'a str>> {
+    let mut found = None;
+    let mut inside = false;
+    for line in text.lines().map(str::trim).filter(|line| !line.starts_with(['#', ';'])) {
+        if let Some(title) = line.strip_prefix('[').and_then(|line| line.strip_suffix(']')) {
+            inside = title.split_whitespace().eq(name.split_whitespace());
+            if inside {
+                found.get_or_insert_with(BTreeMap::new);
+            }
+        } else if let (true, Some(settings), Some((key, value))) = (inside, &mut found, line.split_once('=')) {
+            settings.insert(key.trim(), value.trim());
+        }
+    }
+    found
+}
+
+/// How long an answer is taken for the newest: those that expire are valid for a quarter of an hour at least.
+const FRESH: Duration = Duration::from_secs(600);
+/// Longest output of a program.
+const MAX_OUTPUT: u64 = 64 << 10;
+
+/// The newest of what the environment gives.
+pub(crate) struct Credentials {
+    given: Mutex<Option<Given>>,
+}
+
+struct Given {
+    /// None for a public bucket.
+    credentials: Option<Arc<rusty_s3::Credentials>>,
+    at: Instant,
+}
+
+/// What a program prints (the AWS tools' `credential_process`).
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct Printed {
+    access_key_id: String,
+    secret_access_key: String,
+    session_token: Option<String>,
+}
+
+impl Credentials {
+    pub(crate) fn new() -> Credentials {
+        Credentials { given: Mutex::new(None) }
+    }
+
+    /// Those of now; a program may have to be run for them.
+    pub(crate) fn get(&self) -> std::result::Result<Option<Arc<rusty_s3::Credentials>>, Trouble> {
+        let mut given = self.given.lock();
+        if let Some(given) = given.as_ref().filter(|given| given.at.elapsed() < FRESH) {
+            return Ok(given.credentials.clone());
+        }
+        let place = Place::of_environment().map_err(|error| Trouble::Refused(error.to_string()))?;
+        let credentials = match place.origin {
+            Origin::Known(known) => Some(known),
+            Origin::Program(line) => Some(run(&line).map_err(Trouble::Refused)?),
+            Origin::Nobody => None,
+        };
+        let credentials = credentials.map(Arc::new);
+        *given = Some(Given { credentials: credentials.clone(), at: Instant::now() });
+        Ok(credentials)
+    }
+}
+
+/// Has a shell run the line, as the AWS tools do; its output is never repeated.
+fn run(line: &str) -> std::result::Result<rusty_s3::Credentials, String> {
+    let failed = |why: &str| format!("the credential_process of the profile {why}");
+    let mut child = Command::new("/bin/sh")
+        .args(["-c", line])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .map_err(|error| failed(&format!("cannot be run: {error}")))?;
+    let mut output = Zeroizing::new(Vec::with_capacity(MAX_OUTPUT as usize));
+    let read = child.stdout.take().map(|stdout| stdout.take(MAX_OUTPUT).read_to_end(&mut output));
+    let status = child.wait().map_err(|error| failed(&format!("does not end: {error}")))?;
+    if !status.success() || !matches!(read, Some(Ok(_))) {
+        return Err(failed("failed"));
+    }
+    let printed: Printed = serde_json::from_slice(&output).map_err(|_| failed("prints no credentials"))?;
+    let (id, secret) = (printed.access_key_id, Zeroizing::new(printed.secret_access_key));
+    Ok(credentials(&id, &secret, printed.session_token.as_deref()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CONFIG: &str = "# all\n[default]\nregion = eu-central-1\n[profile other]\nregion=us-west-2\nendpoint_url = https://store.example.org\n\
+        credential_process = printf '{\"Version\":1,\"AccessKeyId\":\"made\",\"SecretAccessKey\":\"s\"}'\n";
+    const SECRETS: &str = "[default]\naws_access_key_id = one\naws_secret_access_key = first\n";
+
+    fn place(variables: &[(&str, &str)]) -> Result<Place> {
+        let variable =
+            |name: &str| variables.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned());
+        Place::of(&variable, &|path| match path.to_str() {
+            Some("/h/.aws/config") => Some(CONFIG.into()),
+            Some("/h/.aws/credentials") => Some(SECRETS.into()),
+            _ => None,
+        })
+    }
+
+    fn id(place: &Place) -> Option<String> {
+        match &place.origin {
+            Origin::Known(known) => Some(known.key().to_owned()),
+            Origin::Program(line) => Some(run(line).unwrap().key().to_owned()),
+            Origin::Nobody => None,
+        }
+    }
+
+    #[test]
+    fn credentials_come_from_the_environment_then_from_the_profile() {
+        let found = place(&[("HOME", "/h")]).unwrap();
+        assert_eq!(
+            (found.region.as_str(), &found.endpoint, id(&found).as_deref()),
+            ("eu-central-1", &None, Some("one"))
+        );
+        let found = place(&[("HOME", "/h"), ("AWS_PROFILE", "other")]).unwrap();
+        assert_eq!(found.endpoint.as_deref(), Some("https://store.example.org"));
+        assert_eq!((found.region.as_str(), id(&found).as_deref()), ("us-west-2", Some("made")));
+        let named =
+            [("HOME", "/h"), ("AWS_ACCESS_KEY_ID", "env"), ("AWS_SECRET_ACCESS_KEY", "x"), ("AWS_REGION", "here")];
+        let found = place(&named).unwrap();
+        assert_eq!((found.region.as_str(), id(&found).as_deref()), ("here", Some("env")));
+        let found = place(&[]).unwrap();
+        assert_eq!((found.region.as_str(), id(&found)), (REGION, None));
+        assert!(place(&[("HOME", "/h"), ("AWS_PROFILE", "none")]).is_err());
+    }
+
+    #[test]
+    fn a_program_that_fails_or_prints_something_else_is_told_without_its_output() {
+        for line in ["exit 1", "echo secret", "printf '{}'"] {
+            let told = run(line).err().unwrap();
+            assert!(told.contains("credential_process") && !told.contains("secret"), "{told}");
+        }
+    }
+}

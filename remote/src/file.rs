@@ -1,0 +1,418 @@
+//! A file of a server as a storage for reading.
+//!
+//! The start of the file, which names the newest commit, is fetched at the opening and stays in memory (REMOTE-2). All else comes in slots:
+//! from memory, from the cache on disk, or by requests for as many neighbours as are wanted. Who reads one slot after the other is
+//! read ahead of, by threads of its own, so that a distant server is waited for once and not for each request.
+
+use std::io;
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use lockbox::storage::Storage;
+use lockbox::{Error, Result};
+use parking_lot::{Condvar, Mutex};
+use sha2::{Digest, Sha256};
+
+use crate::address::Address;
+use crate::cache::Cache;
+use crate::http::Http;
+use crate::shelf::{SLOT, Shelf, Slot};
+use crate::source::{Source, Trouble, Version};
+use crate::{Options, failed};
+
+/// Both copies of the header, both rings and the log, and to the end of a slot (specification, 3.1).
+const START: u64 = 1_572_864 + SLOT;
+/// Least slots of a request of somebody who waits: a page of file data has 33 blocks and begins anywhere.
+const LEAST: u64 = 4;
+/// Most slots of one request.
+const MOST: u64 = 64;
+/// Threads that fetch ahead.
+const FETCHERS: usize = 16;
+/// Ranges that wait to be fetched ahead; more are passed over.
+const WAITING: usize = 256;
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
+const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+
+/// What was asked of the server so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct Counts {
+    pub requests: u64,
+    /// Bytes of bodies that were received.
+    pub bytes: u64,
+    /// Slots that came from the cache on disk.
+    pub cache_hits: u64,
+    /// Whether the newest request got no answer.
+    pub away: bool,
+}
+
+/// A file of a server, of the version that was there when it was opened (REMOTE-1).
+pub struct RemoteFile {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    source: Box<dyn Source>,
+    /// For messages.
+    name: String,
+    timeout: Option<Duration>,
+    version: Version,
+    start: Vec<u8>,
+    cache: Option<Cache>,
+    shelf: Mutex<Shelf>,
+    arrived: Condvar,
+    queue: Mutex<Queue>,
+    queued: Condvar,
+    requests: AtomicU64,
+    bytes: AtomicU64,
+    /// What the last request met: 0 for an answer.
+    away: AtomicU64,
+}
+
+#[derive(Default)]
+struct Queue {
+    ranges: std::collections::VecDeque<Range<u64>>,
+    threads: usize,
+    idle: usize,
+    ended: bool,
+}
+
+impl RemoteFile {
+    /// # Errors
+    /// As [`crate::open`].
+    pub(crate) fn open(address: &Address, options: &Options) -> Result<RemoteFile> {
+        RemoteFile::of(Box::new(Http::new(address, options)?), address.to_string(), options)
+    }
+
+    pub(crate) fn of(source: Box<dyn Source>, name: String, options: &Options) -> Result<RemoteFile> {
+        let requests = AtomicU64::new(0);
+        let first = patiently(options.timeout, &mut || {
+            requests.fetch_add(1, Ordering::Relaxed);
+            source.first(START)
+        });
+        let (version, start) = first.map_err(|trouble| told(&name, trouble))?;
+        let cache = options.cache_directory.as_deref().filter(|_| {
+            // Without a tag nobody knows whether what lies there is of this version.
+            options.cache_bytes != Some(0) && version.tag.is_some()
+        });
+        let cache = cache.and_then(|directory| {
+            let file = hexadecimal(&Sha256::digest(name.as_bytes())[..16]);
+            Cache::open(directory, &file, key(&name, &version, &start), options.cache_bytes)
+        });
+        let bytes = AtomicU64::new(start.len() as u64);
+        let inner = Inner {
+            source,
+            name,
+            timeout: options.timeout,
+            version,
+            start,
+            cache,
+            shelf: Mutex::new(Shelf::new()),
+            arrived: Condvar::new(),
+            queue: Mutex::default(),
+            queued: Condvar::new(),
+            requests,
+            bytes,
+            away: AtomicU64::new(0),
+        };
+        Ok(RemoteFile { inner: Arc::new(inner) })
+    }
+
+    pub fn counts(&self) -> Counts {
+        let Inner { requests, bytes, away, cache, .. } = &*self.inner;
+        Counts {
+            requests: requests.load(Ordering::Relaxed),
+            bytes: bytes.load(Ordering::Relaxed),
+            cache_hits: cache.as_ref().map_or(0, Cache::hits),
+            away: away.load(Ordering::Relaxed) != 0,
+        }
+    }
+
+    /// Has slots fetched by the threads for that. A hint: what does not fit is passed over.
+    fn expect(&self, ranges: impl IntoIterator<Item = Range<u64>>) {
+        let mut queue = self.inner.queue.lock();
+        for range in ranges {
+            if queue.ranges.len() < WAITING && !range.is_empty() {
+                queue.ranges.push_back(range);
+                if queue.ranges.len() > queue.idle && queue.threads < FETCHERS {
+                    let inner = Arc::downgrade(&self.inner);
+                    let started = thread::Builder::new().name("fetch".into()).spawn(move || fetch_ahead(&inner));
+                    queue.threads += usize::from(started.is_ok());
+                }
+            }
+        }
+        self.inner.queued.notify_all();
+    }
+}
+
+impl Drop for RemoteFile {
+    fn drop(&mut self) {
+        self.inner.queue.lock().ended = true;
+        self.inner.queued.notify_all();
+    }
+}
+
+/// A thread that fetches ahead, until the file is let go.
+fn fetch_ahead(inner: &Weak<Inner>) {
+    while let Some(inner) = inner.upgrade() {
+        let mut queue = inner.queue.lock();
+        let range = loop {
+            if queue.ended {
+                return;
+            }
+            if let Some(range) = queue.ranges.pop_front() {
+                break range;
+            }
+            queue.idle += 1;
+            inner.queued.wait(&mut queue);
+            queue.idle -= 1;
+        };
+        drop(queue);
+        let mut left = range;
+        loop {
+            let claimed = inner.shelf.lock().claim(left.clone());
+            if claimed.is_empty() {
+                break;
+            }
+            left.start = claimed.end;
+            // Who reads it meets the trouble by itself.
+            if inner.bring(claimed, Duration::ZERO.into()).is_err() {
+                break;
+            }
+        }
+    }
+}
+
+impl Inner {
+    /// Behind the last slot.
+    fn end(&self) -> u64 {
+        self.version.length.div_ceil(SLOT)
+    }
+
+    fn slot_bytes(&self, slots: &Range<u64>) -> Range<u64> {
+        slots.start * SLOT..(slots.end * SLOT).min(self.version.length)
+    }
+
+    /// Fetches slots that were claimed, from the disk or the server, and lays them on the shelf. The claim ends, whatever becomes of it.
+    fn bring(&self, claimed: Range<u64>, timeout: Option<Duration>) -> Result<Vec<Slot>> {
+        let mut slots: Vec<Slot> = Vec::new();
+        let mut at = claimed.start;
+        let mut outcome = Ok(());
+        while at < claimed.end && outcome.is_ok() {
+            if let Some(slot) = self.kept(at) {
+                slots.push(slot);
+                at += 1;
+                continue;
+            }
+            // As far as the disk has none either.
+            let end = (at + 1..claimed.end.min(at + MOST)).find(|slot| self.kept(*slot).is_some());
+            let missing = at..end.unwrap_or(claimed.end.min(at + MOST));
+            match self.request(&missing, timeout) {
+                Ok(fetched) => {
+                    slots.extend(fetched);
+                    at = missing.end;
+                }
+                Err(error) => outcome = Err(error),
+            }
+        }
+        self.shelf.lock().arrived(claimed, &slots);
+        self.arrived.notify_all();
+        outcome.map(|()| slots)
+    }
+
+    fn kept(&self, slot: u64) -> Option<Slot> {
+        let cache = self.cache.as_ref()?;
+        let place = self.slot_bytes(&(slot..slot + 1));
+        let mut bytes = vec![0; (place.end - place.start) as usize];
+        cache.get(slot, &mut bytes).then(|| bytes.into())
+    }
+
+    fn request(&self, slots: &Range<u64>, timeout: Option<Duration>) -> Result<Vec<Slot>> {
+        let range = self.slot_bytes(slots);
+        let mut bytes = vec![0; (range.end - range.start) as usize];
+        let answered = patiently(timeout, &mut || {
+            self.requests.fetch_add(1, Ordering::Relaxed);
+            let answered = self.source.range(&self.version, range.clone(), &mut bytes);
+            self.away.store(matches!(answered, Err(Trouble::Passing(_))).into(), Ordering::Relaxed);
+            answered
+        });
+        answered.map_err(|trouble| told_later(&self.name, trouble))?;
+        self.bytes.fetch_add(bytes.len() as u64, Ordering::Relaxed);
+        let fetched: Vec<Slot> = bytes.chunks(SLOT as usize).map(Slot::from).collect();
+        if let Some(cache) = &self.cache {
+            slots.clone().zip(&fetched).for_each(|(slot, bytes)| cache.put(slot, bytes));
+        }
+        Ok(fetched)
+    }
+
+    /// The slot, from wherever it is. `wanted` is what its reader is going to read beside it.
+    fn slot(&self, slot: u64, wanted: Range<u64>) -> Result<Slot> {
+        let mut shelf = self.shelf.lock();
+        loop {
+            if let Some(found) = shelf.get(slot) {
+                return Ok(found);
+            }
+            if shelf.is_coming(slot) {
+                self.arrived.wait(&mut shelf);
+                continue;
+            }
+            let least = (slot + LEAST).min(self.end());
+            let claimed = shelf.claim(slot..wanted.end.max(least).min(slot + MOST));
+            drop(shelf);
+            // Here and not from the shelf, which may have dropped it again.
+            return self.bring(claimed, self.timeout)?.into_iter().next().ok_or(Error::Stale);
+        }
+    }
+}
+
+impl Storage for RemoteFile {
+    fn len(&self) -> Result<u64> {
+        Ok(self.inner.version.length)
+    }
+
+    fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<()> {
+        let inner = &*self.inner;
+        let length = inner.version.length;
+        let end = offset.checked_add(out.len() as u64).filter(|end| *end <= length).ok_or_else(|| {
+            Error::damaged(format!(
+                "archive is truncated: length={length} needed={}",
+                offset.saturating_add(out.len() as u64)
+            ))
+        })?;
+        if end <= inner.start.len() as u64 {
+            out.copy_from_slice(&inner.start[offset as usize..end as usize]);
+            return Ok(());
+        }
+        let wanted = offset / SLOT..end.div_ceil(SLOT);
+        let ahead = inner.shelf.lock().ahead(wanted.clone(), inner.end());
+        self.expect(ahead);
+        for number in wanted.clone() {
+            let slot = inner.slot(number, wanted.clone())?;
+            let place = number * SLOT..number * SLOT + slot.len() as u64;
+            let part = offset.max(place.start)..end.min(place.end);
+            let from = (part.start - place.start) as usize..(part.end - place.start) as usize;
+            out[(part.start - offset) as usize..(part.end - offset) as usize].copy_from_slice(&slot[from]);
+        }
+        Ok(())
+    }
+
+    fn will_need(&self, offset: u64, length: u64) {
+        let end = offset.saturating_add(length).min(self.inner.version.length);
+        if end > self.inner.start.len() as u64 && offset < end {
+            self.expect(std::iter::once(offset / SLOT..end.div_ceil(SLOT)));
+        }
+    }
+
+    fn write_at(&self, _offset: u64, _data: &[u8]) -> Result<()> {
+        Err(read_only())
+    }
+
+    fn allocate(&self, _offset: u64, _length: u64) -> Result<()> {
+        Err(read_only())
+    }
+
+    fn punch(&self, _offset: u64, _length: u64) -> Result<()> {
+        Err(read_only())
+    }
+
+    fn set_len(&self, _length: u64) -> Result<()> {
+        Err(read_only())
+    }
+
+    /// There is nothing that could be lost.
+    fn barrier(&self) -> Result<()> {
+        Ok(())
+    }
+
+    fn evict(&self, offset: u64, length: u64) -> Result<()> {
+        self.inner.shelf.lock().forget(offset / SLOT..offset.saturating_add(length).div_ceil(SLOT));
+        Ok(())
+    }
+
+    fn next_data(&self, offset: u64) -> Result<Option<Range<u64>>> {
+        let length = self.inner.version.length;
+        Ok((offset < length).then_some(offset..length))
+    }
+
+    fn read_only(&self) -> bool {
+        true
+    }
+}
+
+pub(crate) fn read_only() -> Error {
+    Error::ReadOnly("an archive on a server can only be read".into())
+}
+
+/// What a cache is for: the address, its version, and the commits that the start of the file names. The last is for servers whose tags stay
+/// the same when a file is changed twice within a second.
+fn key(name: &str, version: &Version, start: &[u8]) -> crate::cache::Key {
+    let mut hash = Sha256::new();
+    for part in [name.as_bytes(), version.tag.as_deref().unwrap_or_default().as_bytes(), start] {
+        hash.update((part.len() as u64).to_le_bytes());
+        hash.update(part);
+    }
+    hash.update(version.length.to_le_bytes());
+    hash.finalize().into()
+}
+
+fn hexadecimal(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Tries again what may pass, with pauses that grow and that chance makes unequal, until the time is over.
+fn patiently<T>(
+    timeout: Option<Duration>,
+    attempt: &mut dyn FnMut() -> std::result::Result<T, Trouble>,
+) -> std::result::Result<T, Trouble> {
+    let begun = Instant::now();
+    let mut pause = FIRST_PAUSE;
+    loop {
+        let trouble = match attempt() {
+            Err(trouble @ Trouble::Passing(_)) => trouble,
+            other => return other,
+        };
+        let rest = pause.mul_f64(0.5 + chance() / 2.0);
+        if timeout.is_some_and(|timeout| begun.elapsed() + rest > timeout) {
+            return Err(trouble);
+        }
+        thread::sleep(rest);
+        pause = (pause * 2).min(LONGEST_PAUSE);
+    }
+}
+
+/// From 0 to 1.
+fn chance() -> f64 {
+    f64::from(getrandom::u32().unwrap_or(u32::MAX / 2)) / f64::from(u32::MAX)
+}
+
+/// What the opening says.
+fn told(name: &str, trouble: Trouble) -> Error {
+    match trouble {
+        Trouble::Gone => Error::NotFound,
+        other => told_later(name, other),
+    }
+}
+
+fn told_later(name: &str, trouble: Trouble) -> Error {
+    match trouble {
+        Trouble::Passing(why) => {
+            failed(format!("the server of {name} does not answer: {why}"), io::ErrorKind::TimedOut)
+        }
+        Trouble::Refused(why) => {
+            failed(format!("the server of {name} cannot be asked: {why}"), io::ErrorKind::PermissionDenied)
+        }
+        Trouble::Unusable(why) => {
+            failed(format!("the server of {name} cannot be used: {why}"), io::ErrorKind::Unsupported)
+        }
+        Trouble::Changed => stale(format!(
+            "{name} was changed on its server while it was read; what is there now has to be opened anew"
+        )),
+        Trouble::Gone => stale(format!("{name} was removed from its server")),
+    }
+}
+
+fn stale(context: String) -> Error {
+    Error::Io { context, source: Arc::new(io::ErrorKind::StaleNetworkFileHandle.into()) }
+}

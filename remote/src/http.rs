@@ -1,0 +1,407 @@
+//! Ranges of a file over HTTP, from a web server or a bucket.
+//!
+//! What is asked of a server: to serve ranges, to honour `If-Match`, to answer uncompressed. One that does not is told from a file that is
+//! damaged before its answer's body is read. Requests that are signed follow no redirection; others follow three, over TLS alone.
+
+use std::io::Read;
+use std::net::IpAddr;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+
+use lockbox::{Error, Result};
+use lockbox_terminal::display;
+use parking_lot::Mutex;
+use rusty_s3::{Bucket, S3Action, UrlStyle};
+use ureq::config::Config;
+use ureq::http::{HeaderMap, Response, StatusCode, Uri, header};
+use ureq::tls::{RootCerts, TlsConfig};
+use ureq::unversioned::resolver::{DefaultResolver, ResolvedSocketAddrs, Resolver};
+use ureq::unversioned::transport::{DefaultConnector, NextTimeout};
+use ureq::{Agent, Body};
+use url::Url;
+
+use crate::Options;
+use crate::address::Address;
+use crate::credentials::{Credentials, Place};
+use crate::source::{Source, Trouble, Version};
+
+const CONNECT: Duration = Duration::from_secs(10);
+/// A whole request takes at most this, and longer by what the slowest link that is served needs for its body.
+const REQUEST: Duration = Duration::from_secs(20);
+/// Bytes a second.
+const SLOWEST: u64 = 64 << 10;
+const MAX_REDIRECTIONS: usize = 3;
+/// Connections that wait for the next request: as many as there are readers.
+const CONNECTIONS: usize = 24;
+/// Longest entity tag that is sent back.
+const MAX_TAG: usize = 512;
+/// How long a signature can be used: more than a clock may be wrong on both sides together.
+const SIGNED_FOR: Duration = Duration::from_secs(900);
+
+pub(crate) struct Http {
+    agent: Agent,
+    place: Target,
+    allow_http: bool,
+}
+
+enum Target {
+    Web {
+        address: Url,
+        /// Where its redirections led to.
+        current: Mutex<Url>,
+    },
+    Bucket {
+        bucket: Bucket,
+        key: String,
+        credentials: Credentials,
+    },
+}
+
+impl Http {
+    /// Connects nowhere yet.
+    pub(crate) fn new(address: &Address, options: &Options) -> Result<Http> {
+        let place = match address {
+            Address::Web(url) => {
+                check_scheme(url, options.allow_http)?;
+                Target::Web { address: url.clone(), current: Mutex::new(url.clone()) }
+            }
+            Address::Bucket { bucket, key } => {
+                let place = Place::of_environment()?;
+                let (endpoint, style) = match &place.endpoint {
+                    Some(endpoint) => (endpoint.clone(), UrlStyle::Path),
+                    // The certificate of the service covers no name with dots.
+                    None => {
+                        let style = if bucket.contains('.') { UrlStyle::Path } else { UrlStyle::VirtualHost };
+                        (format!("https://s3.{}.amazonaws.com", place.region), style)
+                    }
+                };
+                let endpoint = Url::parse(&endpoint)
+                    .map_err(|_| Error::invalid(format!("{endpoint} is no address of an object store")))?;
+                check_scheme(&endpoint, options.allow_http)?;
+                let bucket = Bucket::new(endpoint, style, bucket.clone(), place.region.clone())
+                    .map_err(|error| Error::invalid(format!("{address}: {error}")))?;
+                Target::Bucket { bucket, key: key.clone(), credentials: Credentials::new() }
+            }
+        };
+        Ok(Http { agent: agent(options.allow_private), place, allow_http: options.allow_http })
+    }
+
+    /// Sends a request for a range, on condition when there is a version, and gives the answer behind all redirections.
+    fn ask(&self, range: &Range<u64>, version: Option<&Version>) -> std::result::Result<Response<Body>, Trouble> {
+        match &self.place {
+            Target::Bucket { bucket, key, credentials } => {
+                let credentials = credentials.get()?;
+                let action = bucket.get_object(credentials.as_deref(), key);
+                let response = self.send(&action.sign(SIGNED_FOR), range, version)?;
+                if response.status().is_redirection() {
+                    return Err(Trouble::Refused(
+                        "the bucket is in another region; AWS_REGION names the one to ask".into(),
+                    ));
+                }
+                Ok(response)
+            }
+            Target::Web { address, current } => {
+                let known = current.lock().clone();
+                let response = self.follow(&known, range, version, current)?;
+                // What a redirection led to may be for a time only.
+                if known != *address && !matches!(response.status(), StatusCode::PARTIAL_CONTENT) {
+                    return self.follow(address, range, version, current);
+                }
+                Ok(response)
+            }
+        }
+    }
+
+    fn follow(
+        &self,
+        from: &Url,
+        range: &Range<u64>,
+        version: Option<&Version>,
+        current: &Mutex<Url>,
+    ) -> std::result::Result<Response<Body>, Trouble> {
+        let mut url = from.clone();
+        for _ in 0..=MAX_REDIRECTIONS {
+            let response = self.send(&url, range, version)?;
+            if !response.status().is_redirection() {
+                *current.lock() = url;
+                return Ok(response);
+            }
+            let next = response.headers().get(header::LOCATION).and_then(|value| value.to_str().ok());
+            let next = next.and_then(|next| url.join(next).ok());
+            url = next.ok_or_else(|| Trouble::Unusable("it redirects to no address".into()))?;
+            if check_scheme(&url, self.allow_http).is_err() {
+                return Err(Trouble::Unusable("it redirects to an address that is not https".into()));
+            }
+        }
+        Err(Trouble::Unusable("it redirects again and again".into()))
+    }
+
+    fn send(
+        &self,
+        url: &Url,
+        range: &Range<u64>,
+        version: Option<&Version>,
+    ) -> std::result::Result<Response<Body>, Trouble> {
+        let length = range.end - range.start;
+        let mut request = self
+            .agent
+            .get(url.as_str())
+            .header(header::RANGE, format!("bytes={}-{}", range.start, range.end - 1))
+            .header(header::ACCEPT_ENCODING, "identity");
+        match version {
+            Some(Version { tag: Some(tag), .. }) => request = request.header(header::IF_MATCH, tag),
+            Some(Version { modified: Some(time), .. }) => request = request.header(header::IF_UNMODIFIED_SINCE, time),
+            _ => {}
+        }
+        let limit = REQUEST + Duration::from_secs(length / SLOWEST);
+        request.config().timeout_global(Some(limit)).build().call().map_err(|error| trouble(&error))
+    }
+}
+
+impl Source for Http {
+    fn first(&self, count: u64) -> std::result::Result<(Version, Vec<u8>), Trouble> {
+        let response = self.ask(&(0..count), None)?;
+        let answer = Answer::of(&response, 0, count)?;
+        if answer.end < count.min(answer.version.length) {
+            return Err(Trouble::Unusable("it sends less than it was asked for".into()));
+        }
+        let mut bytes = vec![0; usize::try_from(answer.end).unwrap_or_default()];
+        fill(response, &mut bytes)?;
+        Ok((answer.version, bytes))
+    }
+
+    fn range(&self, version: &Version, range: Range<u64>, out: &mut [u8]) -> std::result::Result<(), Trouble> {
+        let response = self.ask(&range, Some(version))?;
+        let answer = Answer::of(&response, range.start, range.end)?;
+        // Some servers do not know the conditions.
+        if answer.version != *version {
+            return Err(Trouble::Changed);
+        }
+        if answer.end != range.end {
+            return Err(Trouble::Unusable("it sends less than it was asked for".into()));
+        }
+        fill(response, out)
+    }
+}
+
+/// What the head of a response promises.
+struct Answer {
+    version: Version,
+    /// End of the bytes that follow, in the file.
+    end: u64,
+}
+
+impl Answer {
+    fn of(response: &Response<Body>, start: u64, most: u64) -> std::result::Result<Answer, Trouble> {
+        let (status, headers) = (response.status(), response.headers());
+        match status {
+            StatusCode::PARTIAL_CONTENT => {}
+            StatusCode::OK => {
+                let why = "it does not serve parts of files (ranges), without which an archive there cannot be read";
+                return Err(Trouble::Unusable(why.into()));
+            }
+            StatusCode::PRECONDITION_FAILED => return Err(Trouble::Changed),
+            StatusCode::RANGE_NOT_SATISFIABLE if start > 0 => return Err(Trouble::Changed),
+            StatusCode::RANGE_NOT_SATISFIABLE => return Err(Trouble::Unusable("the file there is empty".into())),
+            StatusCode::NOT_FOUND | StatusCode::GONE => return Err(Trouble::Gone),
+            StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN | StatusCode::PROXY_AUTHENTICATION_REQUIRED => {
+                return Err(Trouble::Refused(format!("it refuses to serve the file (status {})", status.as_u16())));
+            }
+            StatusCode::REQUEST_TIMEOUT | StatusCode::TOO_MANY_REQUESTS => {
+                return Err(Trouble::Passing(format!("status {}", status.as_u16())));
+            }
+            _ if status.is_server_error() => return Err(Trouble::Passing(format!("status {}", status.as_u16()))),
+            _ => return Err(Trouble::Unusable(format!("it answers with status {}", status.as_u16()))),
+        }
+        if headers.get(header::CONTENT_ENCODING).is_some_and(|encoding| encoding != "identity") {
+            return Err(Trouble::Unusable(
+                "it compresses what it sends, so that parts of the file cannot be asked for".into(),
+            ));
+        }
+        let wrong = || Trouble::Unusable("its answer is not about the range that it was asked for".into());
+        let (first, last, length) = text(headers, header::CONTENT_RANGE).and_then(content_range).ok_or_else(wrong)?;
+        let end = last + 1;
+        if first != start || end > most || end > length || end <= start {
+            return Err(wrong());
+        }
+        // A weak tag stays what it is while bytes change.
+        let is_strong =
+            |tag: &&str| tag.len() >= 2 && tag.len() <= MAX_TAG && tag.starts_with('"') && tag.ends_with('"');
+        let version = Version {
+            length,
+            tag: text(headers, header::ETAG).filter(is_strong).map(str::to_owned),
+            modified: text(headers, header::LAST_MODIFIED).filter(|time| time.len() <= MAX_TAG).map(str::to_owned),
+        };
+        Ok(Answer { version, end })
+    }
+}
+
+fn text(headers: &HeaderMap, name: header::HeaderName) -> Option<&str> {
+    headers.get(name).and_then(|value| value.to_str().ok())
+}
+
+/// First and last byte and the whole length of `bytes 0-9/100`; the numbers are below 2^63.
+fn content_range(text: &str) -> Option<(u64, u64, u64)> {
+    let (range, length) = text.strip_prefix("bytes ")?.split_once('/')?;
+    let (first, last) = range.split_once('-')?;
+    let number = |text: &str| text.trim().parse::<u64>().ok().filter(|number| *number < 1 << 63);
+    Some((number(first)?, number(last)?, number(length)?))
+}
+
+/// Reads just what `out` takes: a body that goes on is cut off with its connection.
+fn fill(response: Response<Body>, out: &mut [u8]) -> std::result::Result<(), Trouble> {
+    let mut body = response.into_body().into_reader();
+    body.read_exact(out).map_err(|error| match error.kind() {
+        std::io::ErrorKind::UnexpectedEof => Trouble::Passing("its answer was cut off".into()),
+        _ => Trouble::Passing(plain(&error.to_string())),
+    })?;
+    // The connection is used again only when its response was read to the end.
+    let _ = body.read(&mut [0]);
+    Ok(())
+}
+
+/// Plain http is readable and changeable by everybody on the way.
+fn check_scheme(url: &Url, allow_http: bool) -> Result<()> {
+    match url.scheme() {
+        "https" => Ok(()),
+        "http" if allow_http => Ok(()),
+        "http" => Err(Error::invalid(format!(
+            "{url}: plain http shows everybody on the way what is read; it needs allow-http"
+        ))),
+        _ => Err(Error::invalid(format!("{}: this kind of address cannot be read", display(url.as_str().as_bytes())))),
+    }
+}
+
+fn agent(allow_private: bool) -> Agent {
+    let tls = TlsConfig::builder()
+        .root_certs(RootCerts::PlatformVerifier)
+        .unversioned_rustls_crypto_provider(Arc::new(rustls::crypto::aws_lc_rs::default_provider()))
+        .build();
+    let config = Agent::config_builder()
+        .http_status_as_error(false)
+        .max_redirects(0)
+        .user_agent(concat!("lockbox/", env!("CARGO_PKG_VERSION")))
+        .timeout_connect(Some(CONNECT))
+        .max_idle_connections(CONNECTIONS)
+        .max_idle_connections_per_host(CONNECTIONS)
+        .input_buffer_size(128 << 10)
+        .tls_config(tls)
+        .build();
+    // A proxy looks the names up, and is its user's choice.
+    let check = !allow_private && config.proxy().is_none();
+    Agent::with_parts(config, DefaultConnector::default(), Public { check, inner: DefaultResolver::default() })
+}
+
+/// Looks names up and refuses addresses that are no public ones: a server must not lead requests into the house of its reader.
+#[derive(Debug)]
+struct Public {
+    check: bool,
+    inner: DefaultResolver,
+}
+
+/// Stands in the error that [`trouble`] looks for.
+const PRIVATE: &str = "a private address";
+
+impl Resolver for Public {
+    fn resolve(
+        &self,
+        uri: &Uri,
+        config: &Config,
+        timeout: NextTimeout,
+    ) -> std::result::Result<ResolvedSocketAddrs, ureq::Error> {
+        let found = self.inner.resolve(uri, config, timeout)?;
+        if self.check && found.iter().any(|address| is_private(address.ip())) {
+            return Err(ureq::Error::Io(std::io::Error::new(std::io::ErrorKind::PermissionDenied, PRIVATE)));
+        }
+        Ok(found)
+    }
+}
+
+/// Of this machine, its links and the networks of a house or a firm (the IANA registries of special-purpose addresses).
+fn is_private(address: IpAddr) -> bool {
+    match address.to_canonical() {
+        IpAddr::V4(v4) => {
+            let [a, b, ..] = v4.octets();
+            v4.is_private()
+                || v4.is_loopback()
+                || v4.is_link_local()
+                || v4.is_broadcast()
+                || v4.is_multicast()
+                || a == 0
+                || (a == 100 && (64..128).contains(&b))
+        }
+        IpAddr::V6(v6) => {
+            v6.is_loopback()
+                || v6.is_unspecified()
+                || v6.is_unique_local()
+                || v6.is_unicast_link_local()
+                || v6.is_multicast()
+        }
+    }
+}
+
+fn trouble(error: &ureq::Error) -> Trouble {
+    use rustls::Error::{General, InvalidCertRevocationList, InvalidCertificate, NoCertificatesPresented};
+    let inner = match error {
+        ureq::Error::Io(error) => error.get_ref(),
+        _ => None,
+    };
+    if inner.is_some_and(|inner| inner.to_string() == PRIVATE) {
+        return Trouble::Refused("it is at a private address, which needs allow-private".into());
+    }
+    let tls = match error {
+        ureq::Error::Rustls(error) => Some(error),
+        _ => inner.and_then(|inner| inner.downcast_ref()),
+    };
+    match tls {
+        // `General` is what the verifier says when it finds no certificates on this system.
+        Some(InvalidCertificate(_) | InvalidCertRevocationList(_) | NoCertificatesPresented | General(_)) => {
+            Trouble::Refused("its certificate is not trusted here; SSL_CERT_FILE names one that is".into())
+        }
+        _ => Trouble::Passing(plain(&error.to_string())),
+    }
+}
+
+/// Without the names of types and the host's numbers of errors; what a stranger wrote is made harmless.
+pub(crate) fn plain(text: &str) -> String {
+    let text = text.strip_prefix("io: ").unwrap_or(text);
+    display(lockbox_terminal::without_numbers(text.to_owned()).as_bytes())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_of_the_house_are_told_from_public_ones() {
+        for private in [
+            "127.0.0.1",
+            "10.1.2.3",
+            "192.168.0.1",
+            "172.16.0.1",
+            "169.254.169.254",
+            "0.0.0.0",
+            "100.64.0.1",
+            "::1",
+            "fe80::1",
+            "fd00::1",
+            "::ffff:10.0.0.1",
+        ] {
+            assert!(is_private(private.parse().unwrap()), "{private}");
+        }
+        for public in ["1.1.1.1", "100.128.0.1", "172.32.0.1", "2606:4700::1111"] {
+            assert!(!is_private(public.parse().unwrap()), "{public}");
+        }
+    }
+
+    #[test]
+    fn content_ranges_are_read_with_bounds() {
+        assert_eq!(content_range("bytes 0-9/100"), Some((0, 9, 100)));
+        for wrong in
+            ["bytes */100", "bytes 0-9/*", "0-9/100", "bytes 9/100", "bytes 0-18446744073709551615/100", "bytes a-b/c"]
+        {
+            assert_eq!(content_range(wrong), None, "{wrong}");
+        }
+    }
+}

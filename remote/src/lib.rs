@@ -1,0 +1,76 @@
+//! Archives of other machines: their sealed bytes from web servers and buckets, as one [`Storage`] for reading.
+//!
+//! Nothing here has a key, and nothing that comes from a server is believed: whoever opens the archive checks every page against the
+//! tree above it. What this crate owes is what a tag cannot give: that bytes of two versions of a file are not mixed, that an answer has a
+//! bound in size and time, that a server which is away is told from a file that is damaged, and that no request goes where its user did
+//! not send it.
+//!
+//! # Invariants
+//! REMOTE-1  All bytes of a [`RemoteFile`] are of the version that its opening found: each request names its length and its entity tag, and an
+//!     answer about another one is refused.
+//! REMOTE-2  The bytes that name the newest commit (headers and rings) come from the server at each opening, never from the cache.
+//! REMOTE-3  A request that failed is never told as damage, and damage never as a failed request.
+//! REMOTE-4  What is kept in memory and on disk, how much one answer may have, and how long one may take, have bounds that no server moves.
+
+mod address;
+mod cache;
+mod credentials;
+mod fetcher;
+mod file;
+mod http;
+mod shelf;
+mod source;
+#[cfg(test)]
+mod tests;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use lockbox::storage::Storage;
+use lockbox::{Error, Result};
+use serde::{Deserialize, Serialize};
+
+pub use address::Address;
+pub use fetcher::{Fetched, serve};
+pub use file::{Counts, RemoteFile};
+
+/// How archives of other machines are read.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Options {
+    /// How long a read waits for a server that does not answer; None for ever.
+    pub timeout: Option<Duration>,
+    /// Most bytes of the cache on disk; 0 for none, None for a tenth of what is free, and 20 GiB at most.
+    pub cache_bytes: Option<u64>,
+    /// Where caches lie; None for none.
+    pub cache_directory: Option<PathBuf>,
+    /// Requests may go over connections that anybody on the way can read and change.
+    pub allow_http: bool,
+    /// Requests may go to this machine and to networks of the house.
+    pub allow_private: bool,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options {
+            timeout: Some(Duration::from_secs(30)),
+            cache_bytes: None,
+            cache_directory: cache::directory(),
+            allow_http: false,
+            allow_private: false,
+        }
+    }
+}
+
+/// Opens the archive's file there for reading.
+///
+/// # Errors
+/// `NotFound`; `Invalid` for an address that needs an option; `Io` when the server refuses, cannot do what is needed, or does not answer in time.
+pub fn open(address: &Address, options: &Options) -> Result<Arc<dyn Storage>> {
+    Ok(Arc::new(RemoteFile::open(address, options)?))
+}
+
+/// A failed request: the file may be as whole as ever.
+fn failed(context: String, kind: std::io::ErrorKind) -> Error {
+    Error::Io { context, source: Arc::new(kind.into()) }
+}

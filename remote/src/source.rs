@@ -1,0 +1,38 @@
+//! What a server is asked for, and what it may answer.
+
+use std::ops::Range;
+
+/// One version of a file, as its server told.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Version {
+    /// Length in bytes.
+    pub(crate) length: u64,
+    /// The strong entity tag with its quotes, where the server has one.
+    pub(crate) tag: Option<String>,
+    /// When it was changed, in the server's words.
+    pub(crate) modified: Option<String>,
+}
+
+/// Why there are no bytes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Trouble {
+    /// May end by itself: no connection, no answer, a cut one, an overloaded server.
+    Passing(String),
+    /// Another version took the file's place.
+    Changed,
+    /// There is no such file.
+    Gone,
+    /// The server does not let this user read it.
+    Refused(String),
+    /// The answer is none that can be used, and the next one will be as this one.
+    Unusable(String),
+}
+
+/// A file of a server.
+pub(crate) trait Source: Send + Sync {
+    /// The first `count` bytes, or all of a shorter file, of whatever version is there now.
+    fn first(&self, count: u64) -> Result<(Version, Vec<u8>), Trouble>;
+
+    /// The bytes of a range inside of the file, in `out`, when it still has this version.
+    fn range(&self, version: &Version, range: Range<u64>, out: &mut [u8]) -> Result<(), Trouble>;
+}
