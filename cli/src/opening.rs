@@ -1,4 +1,5 @@
 //! Opens an archive for a command, cheap checks first: nobody types a passphrase for nothing.
+use std::cell::OnceCell;
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -8,7 +9,8 @@ use lockbox::archive::{Archive, OpenOptions};
 use lockbox::exchange::resolve;
 use lockbox::fs::{Attributes, FileSystem, mode};
 use lockbox::keys::{self, SeenOptions, UnlockedKey};
-use lockbox::storage::{FileStorage, LockMode};
+use lockbox::storage::{FileStorage, LockMode, Site};
+use lockbox_host::elsewhere::{self, Place, RemoteArgs};
 use lockbox_host::secrets::{Cache, Sources};
 use lockbox_host::{Program, shown};
 use lockbox_terminal::display;
@@ -22,7 +24,7 @@ use crate::seen::SeenArgs;
 /// The archive and what opens it
 #[derive(clap::Args)]
 pub(crate) struct ArchiveArgs {
-    /// The archive file
+    /// The archive: a file, or for reading an address such as https://HOST/NAME or s3://BUCKET/NAME
     pub(crate) archive: PathBuf,
     #[command(flatten)]
     sources: Sources,
@@ -32,6 +34,11 @@ pub(crate) struct ArchiveArgs {
     limit: LimitArgs,
     #[command(flatten)]
     seen: SeenArgs,
+    #[command(flatten)]
+    remote: RemoteArgs,
+    /// What is at the address, once it was asked for.
+    #[arg(skip)]
+    elsewhere: OnceCell<Place>,
 }
 
 /// The moment that is read
@@ -48,13 +55,13 @@ impl ArchiveArgs {
     }
 
     pub(crate) fn read_at(&self, moment: &MomentArgs) -> Result<Archive, Failure> {
-        probe(&self.archive, LockMode::Shared)?;
+        self.probe(LockMode::Shared)?;
         self.open_at(&self.unlock(&self.sources)?, true, moment)
     }
 
     /// For commands that take back what is not complete when they are interrupted.
     pub(crate) fn read_watched(&self, moment: &MomentArgs) -> Result<(Archive, Interrupt), Failure> {
-        probe(&self.archive, LockMode::Shared)?;
+        self.probe(LockMode::Shared)?;
         let key = self.unlock(&self.sources)?;
         let interrupt = Interrupt::watch()?;
         Ok((self.open_at(&key, true, moment)?, interrupt))
@@ -62,7 +69,7 @@ impl ArchiveArgs {
 
     /// For commands that leave the rest to a later one when they are interrupted.
     pub(crate) fn write_watched(&self) -> Result<(Archive, Interrupt), Failure> {
-        probe(&self.archive, LockMode::Exclusive)?;
+        self.probe(LockMode::Exclusive)?;
         let key = self.unlock(&self.sources)?;
         let interrupt = Interrupt::watch()?;
         Ok((self.open_with(&key, false)?, interrupt))
@@ -70,10 +77,10 @@ impl ArchiveArgs {
 
     /// For backups: one that was not closed is put in order.
     pub(crate) fn read_for_backup(&self) -> Result<(Archive, Interrupt), Failure> {
-        probe(&self.archive, LockMode::Shared)?;
+        self.probe(LockMode::Shared)?;
         let key = self.unlock(&self.sources)?;
         let interrupt = Interrupt::watch()?;
-        let opened = Archive::open_for_backup(&self.archive, &key, &self.seen.options());
+        let opened = Archive::open_for_backup(self.site()?, &key, &self.seen.options());
         Ok((self.told(opened)?, interrupt))
     }
 
@@ -105,13 +112,12 @@ impl ArchiveArgs {
 
     /// The key of an archive that nobody else has open.
     pub(crate) fn unlock_alone(&self) -> Result<UnlockedKey, Failure> {
-        let path = &self.archive;
-        probe(path, LockMode::Exclusive)?;
+        self.probe(LockMode::Exclusive)?;
         self.unlock(&self.sources)
     }
 
     fn unlock(&self, sources: &Sources) -> Result<UnlockedKey, Failure> {
-        secrets::unlock(&self.archive, sources, &self.cache, &self.limit.limits())
+        secrets::unlock(self.site()?, &self.archive, sources, &self.cache, &self.limit.limits())
     }
 
     /// What this user remembers, for commands that open the archive in their own way.
@@ -120,7 +126,7 @@ impl ArchiveArgs {
     }
 
     fn open(&self, read_only: bool, sources: &Sources) -> Result<Archive, Failure> {
-        probe(&self.archive, if read_only { LockMode::Shared } else { LockMode::Exclusive })?;
+        self.probe(if read_only { LockMode::Shared } else { LockMode::Exclusive })?;
         self.open_with(&self.unlock(sources)?, read_only)
     }
 
@@ -130,14 +136,38 @@ impl ArchiveArgs {
     }
 
     fn open_at(&self, key: &UnlockedKey, read_only: bool, moment: &MomentArgs) -> Result<Archive, Failure> {
-        let path = &self.archive;
+        let site = self.site()?;
         let options = OpenOptions { read_only, ..OpenOptions::default() };
         let seen = self.seen.options();
         let archive = match &moment.snapshot {
-            None => Archive::open_seen(path, key, &options, &seen),
-            Some(name) => Archive::open_snapshot(path, key, &options, &seen, name.as_bytes()),
+            None => Archive::open_seen(site, key, &options, &seen),
+            Some(name) => Archive::open_snapshot(site, key, &options, &seen, name.as_bytes()),
         };
         self.told(archive)
+    }
+
+    /// Where the archive is; what is at an address is asked for the first time.
+    fn site(&self) -> Result<Site<'_>, Failure> {
+        let path = &self.archive;
+        if !elsewhere::is_elsewhere(path) {
+            return Ok(Site::File(path));
+        }
+        if self.elsewhere.get().is_none() {
+            let opened = Place::at(path, &self.remote.remote).map_err(|error| Lockbox::failure(path, error))?;
+            let _ = self.elsewhere.set(opened);
+        }
+        self.elsewhere.get().map(Place::site).ok_or_else(|| Lockbox::failure(path, Error::NotFound))
+    }
+
+    /// Fails at once when there is no archive, or one in use.
+    fn probe(&self, mode: LockMode) -> Result<(), Failure> {
+        match self.site()? {
+            Site::File(path) => probe(path, mode),
+            Site::Opened(_) if mode == LockMode::Exclusive => {
+                Err(Failure::other(format!("{}: an archive at an address can only be read", shown(&self.archive))))
+            }
+            site => keys::identify(site).map(drop).map_err(|error| Lockbox::failure(&self.archive, error)),
+        }
     }
 
     /// Says what whoever opens it is told.

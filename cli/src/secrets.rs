@@ -3,6 +3,7 @@ use std::path::Path;
 
 use lockbox::crypto::Passphrase;
 use lockbox::keys::{self, UnlockLimits, UnlockedKey};
+use lockbox::storage::Site;
 use lockbox_host::secrets::{Cache, Keyring, PassphraseSources, Sources};
 
 use crate::exit::Failure;
@@ -22,14 +23,15 @@ impl LimitArgs {
     }
 }
 
-/// The key of the archive at `path`: what the keyring keeps, or what the secrets open.
+/// The key of the archive there, which the user calls `name`: what the keyring keeps, or what the secrets open.
 pub(crate) fn unlock(
-    path: &Path,
+    site: Site<'_>,
+    name: &Path,
     sources: &Sources,
     cache: &Cache,
     limits: &UnlockLimits,
 ) -> Result<UnlockedKey, Failure> {
-    let (key, refused) = lockbox_host::unlock(path, path, sources, cache, limits)?;
+    let (key, refused) = lockbox_host::unlock(site, name, sources, cache, limits)?;
     if let Some(sentence) = refused {
         output::complain(&sentence);
     }

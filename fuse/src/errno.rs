@@ -38,6 +38,8 @@ fn code(error: &Error) -> Errno {
         Error::ReadOnly(_) | Error::Latched(_) => Errno::EROFS,
         Error::InUse(_) => Errno::EBUSY,
         Error::Interrupted(_) => Errno::EINTR,
+        // What was opened on a server is not there any more.
+        Error::Io { source, .. } if source.kind() == std::io::ErrorKind::StaleNetworkFileHandle => Errno::ESTALE,
         Error::NotArchive(_)
         | Error::UnsupportedVersion(_)
         | Error::WrongKey

@@ -32,6 +32,27 @@ impl<'a> Target<'a> {
     }
 }
 
+/// Stands for standard error where the path of a log is expected; paths of logs are absolute.
+const STANDARD_ERROR: &str = "-";
+
+/// What tells another process of this program where to log, as an argument.
+pub(crate) fn argument<'a>(target: &Target<'a>) -> Option<&'a Path> {
+    match *target {
+        Target::System => None,
+        Target::File(path) => Some(path),
+        Target::Terminal => Some(Path::new(STANDARD_ERROR)),
+    }
+}
+
+/// What such an argument says.
+pub(crate) fn target(argument: Option<&Path>) -> Target<'_> {
+    match argument {
+        None => Target::System,
+        Some(path) if path == Path::new(STANDARD_ERROR) => Target::Terminal,
+        Some(path) => Target::File(path),
+    }
+}
+
 pub(crate) fn filter(verbose: bool) -> EnvFilter {
     EnvFilter::new(if verbose { "info,lockbox=debug,lockbox_fuse=debug" } else { "warn,fuser=error" })
 }

@@ -10,6 +10,7 @@ mod dbus;
 mod ending;
 pub mod errno;
 pub mod exit;
+pub mod fetcher;
 mod filter;
 pub mod former;
 pub mod fstab;

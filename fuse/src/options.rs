@@ -7,6 +7,7 @@ use std::time::Duration;
 use lockbox::archive::{Keep, OpenOptions};
 use lockbox::fs::SyncProfile;
 use lockbox::keys::{SeenOptions, UnlockLimits, seen_directory};
+use lockbox_host::elsewhere::Remote;
 use lockbox_host::secrets::{Cache, Sources, parse_timeout};
 use lockbox_terminal::quantity;
 use nix::mount::MsFlags;
@@ -70,6 +71,8 @@ pub struct Options {
     pub snapshot_dir: SnapshotDir,
     /// Which snapshots are taken in the course of time, and how many of them are kept.
     pub snapshots: Keep,
+    /// How the server of an archive at an address is asked.
+    pub remote: Remote,
 }
 
 /// `snapshot-dir=`: whether the root has a directory of the snapshots.
@@ -122,6 +125,7 @@ impl Default for Options {
             snapshot: None,
             snapshot_dir: SnapshotDir::Hidden,
             snapshots: Keep::default(),
+            remote: Remote::default(),
         }
     }
 }
@@ -154,7 +158,7 @@ impl Options {
                     self.snapshots = parse_rule(self.snapshots, option)?;
                     (option, true)
                 }
-                None => (option, self.set_flag(option)),
+                None => (option, self.set_flag(option) || self.remote.set(option, None).unwrap_or(false)),
             };
             if !known && !fstab::is_for_others(option) {
                 unknown.push(name.to_owned());
@@ -221,7 +225,7 @@ impl Options {
             "snapshot-dir" | "snapshot_dir" => self.snapshot_dir = parse_snapshot_dir(name, value)?,
             "snapshots" if value == "off" => self.snapshots = Keep::default(),
             "snapshots" => self.snapshots = parse_rule(Keep::default(), value)?,
-            _ => return Ok(false),
+            _ => return self.remote.set(name, Some(value)).map_err(Failure::usage),
         }
         Ok(true)
     }

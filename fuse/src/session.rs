@@ -4,7 +4,7 @@
 //! Whatever is needed later is opened before the mount is there: the mount may lie over it, and looking below its own mount is what the
 //! daemon must never do, since the answer would be its own (see [`crate::watch`]). After the mount no path is opened but in /proc, /sys and
 //! /dev, over which nothing is mounted ([`crate::hidden`]).
-//! 1  The archive with its directory, what is remembered of it, the control socket, the bus, the process that unmounts.
+//! 1  The archive with its directory, or the process that fetches it, what is remembered of it, the control socket, the bus, the process that unmounts.
 //! 2  The mount, and the kernel's files for it.
 //! 3  The sandbox, before any other thread.
 //! 4  The event loops, and whatever else runs.
@@ -27,7 +27,8 @@ use lockbox::archive::{Archive, Keep};
 use lockbox::control;
 use lockbox::error::Timestamp;
 use lockbox::keys::UnlockedKey;
-use lockbox_host::{daemons, harden};
+use lockbox_host::elsewhere;
+use lockbox_host::{Program, daemons, harden};
 use nix::sys::signal::{SigSet, Signal};
 use parking_lot::Mutex;
 use rustix::fs::{CWD, Mode, OFlags, openat};
@@ -36,7 +37,8 @@ use crate::adapter::{Activity, Adapter, Manner, snapshot_dir};
 use crate::answers::{Answers, Living};
 use crate::callers::Callers;
 use crate::ending::{Attached, End, Event, Place, Slot};
-use crate::exit::Failure;
+use crate::exit::{Failure, Mounting};
+use crate::fetcher;
 use crate::former;
 use crate::idle::{self, Watcher};
 use crate::journal::Target;
@@ -65,13 +67,19 @@ pub fn serve(
     if !harden::lock_memory() {
         tracing::info!("the limit on locked memory does not allow keeping keys out of swap");
     }
-    let host: OwnedFd = File::open(task.archive().parent().unwrap_or(Path::new("/")))
-        .map_err(|e| Failure::other(format!("cannot open the directory of {}: {e}", task.archive().display())))?
-        .into();
-    let (path, options, seen) = (task.archive(), task.options.open_options(), task.options.seen_options());
+    let path = task.archive();
+    let (host, place) = if elsewhere::is_elsewhere(path) {
+        let fetched = fetcher::start(path, &task.options.remote, &Target::of(&task.options));
+        (None, fetched.map_err(|error| Mounting::failure(path, error))?)
+    } else {
+        let directory = File::open(path.parent().unwrap_or(Path::new("/")))
+            .map_err(|e| Failure::other(format!("cannot open the directory of {}: {e}", path.display())))?;
+        (Some(directory.into()), elsewhere::Place::file(path))
+    };
+    let (options, seen) = (task.options.open_options(), task.options.seen_options());
     let archive = match &task.options.snapshot {
-        None => Archive::open_seen(path, key, &options, &seen),
-        Some(name) => Archive::open_snapshot(path, key, &options, &seen, name.as_bytes()),
+        None => Archive::open_seen(place.site(), key, &options, &seen),
+        Some(name) => Archive::open_snapshot(place.site(), key, &options, &seen, name.as_bytes()),
     };
     let archive = archive.map_err(|e| in_use(task, e))?;
     let info = archive.info()?;
@@ -134,7 +142,7 @@ struct Prepared {
     seen: Option<OwnedFd>,
 }
 
-fn prepare(task: &Task, id: &[u8; 16], host: &OwnedFd) -> Result<Prepared, Failure> {
+fn prepare(task: &Task, id: &[u8; 16], host: Option<&OwnedFd>) -> Result<Prepared, Failure> {
     let listening = control::listen(&daemons::ready_directory()?, id)?;
     let own_status = File::open("/proc/self/status").ok();
     let seen = task.options.seen_options().directory.and_then(|path| File::open(path).ok()).map(OwnedFd::from);
@@ -143,7 +151,7 @@ fn prepare(task: &Task, id: &[u8; 16], host: &OwnedFd) -> Result<Prepared, Failu
     let place = |path: &Path| openat(CWD, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).ok();
     let (log, program) = (task.options.log.as_deref().and_then(place), place(Path::new("/proc/self/exe")));
     let stderr = std::io::stderr();
-    let held = [Some(host), Some(listening.directory()), seen.as_ref(), log.as_ref(), program.as_ref()];
+    let held = [host, Some(listening.directory()), seen.as_ref(), log.as_ref(), program.as_ref()];
     let files = held.into_iter().flatten().map(AsFd::as_fd).chain([stderr.as_fd()]);
     let watch =
         Watch::prepare(files).inspect_err(|error| tracing::info!("the daemon does not watch itself: {error}")).ok();
@@ -154,7 +162,7 @@ fn prepare(task: &Task, id: &[u8; 16], host: &OwnedFd) -> Result<Prepared, Failu
 fn start(
     task: &Task,
     slot: &Slot,
-    host: OwnedFd,
+    host: Option<OwnedFd>,
     signals: SigSet,
     events: &Sender<Event>,
     end: &mut End,
@@ -165,7 +173,7 @@ fn start(
     let fs = fs.ok_or_else(|| Failure::other("the archive is closed"))?;
     let (cache, activity) = (Arc::new(KernelCache::default()), Arc::new(Activity::default()));
     let profile = task.options.sync_profile();
-    let Prepared { listening, unmounter, callers, own_status, watch, seen } = prepare(task, &id, &host)?;
+    let Prepared { listening, unmounter, callers, own_status, watch, seen } = prepare(task, &id, host.as_ref())?;
     let mount = Mount {
         source: &task.archive,
         subtype: "lockbox",

@@ -37,9 +37,6 @@ const DIAL: u8 = b's';
 /// Has no answer.
 const GOOD_BYE: u8 = b'g';
 
-/// Stands for standard error where the path of a log is expected; paths of logs are absolute.
-const STANDARD_ERROR: &str = "-";
-
 /// What became of an attempt.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Unmounted {
@@ -117,16 +114,12 @@ impl Unmounter {
     pub(crate) fn start(point: &Path, log: &Target<'_>) -> io::Result<(Unmounter, Callers)> {
         let (orders, their_orders) = UnixStream::pair()?;
         let (questions, their_questions) = UnixStream::pair()?;
-        let (log, stderr) = match *log {
-            Target::System => (None, Stdio::null()),
-            Target::File(path) => (Some(path), Stdio::null()),
-            Target::Terminal => (Some(Path::new(STANDARD_ERROR)), Stdio::inherit()),
-        };
+        let stderr = if matches!(log, Target::Terminal) { Stdio::inherit() } else { Stdio::null() };
         let child = Command::new("/proc/self/exe")
             .arg0("mount.lockbox")
             .arg(ARGUMENT)
             .arg(point)
-            .args(log)
+            .args(journal::argument(log))
             // A terminal's interrupt is for the daemon alone.
             .process_group(0)
             .stdin(OwnedFd::from(their_orders))
@@ -213,12 +206,7 @@ pub fn run() -> io::Result<()> {
     let point = arguments.next().map(PathBuf::from).ok_or(io::ErrorKind::InvalidInput)?;
     let log = arguments.next().map(PathBuf::from);
     // Opened while it is there: the mount may hide it.
-    let target = match log.as_deref() {
-        None => Target::System,
-        Some(path) if path == Path::new(STANDARD_ERROR) => Target::Terminal,
-        Some(path) => Target::File(path),
-    };
-    journal::start(&target, false).map_err(|failure| io::Error::other(failure.message))?;
+    journal::start(&journal::target(log.as_deref()), false).map_err(|failure| io::Error::other(failure.message))?;
     let mut orders = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
     let questions = UnixStream::from(io::stdout().as_fd().try_clone_to_owned()?);
     // Not waited for: it ends with this process, and without it the daemon is answered that nothing is known.

@@ -7,6 +7,7 @@
 #![deny(unsafe_code)] // but for taking a descriptor over by its number
 
 pub mod daemons;
+pub mod elsewhere;
 mod failure;
 pub mod harden;
 pub mod mounts;

@@ -6,12 +6,13 @@ use std::sync::Arc;
 use lockbox::Error;
 use lockbox::crypto::{KeyFile, Passphrase, Prompts, RecoveryCode};
 use lockbox::keys::{self, Secrets, UnlockLimits, UnlockedKey};
+use lockbox::storage::Site;
 
 use crate::failure::about;
 use crate::secrets::{Cache, Keyring, Sources, ask_openly, confirm_openly};
 use crate::{Failure, Program, WRONG_KEY};
 
-/// Unlocks the archive at `path`, which the user calls `name`, and keeps its key when the user wants that. The second value says why it
+/// Unlocks the archive there, which the user calls `name`, and keeps its key when the user wants that. The second value says why it
 /// could not be kept.
 ///
 /// A key that is kept comes before everything but what the command line names. A key file or an identity is tried without a passphrase,
@@ -20,14 +21,14 @@ use crate::{Failure, Program, WRONG_KEY};
 /// # Errors
 /// Those of the sources and the archive; before anything is asked, when a key is to be kept where none can be.
 pub fn unlock<P: Program>(
-    path: &Path,
+    site: Site<'_>,
     name: &Path,
     sources: &Sources,
     cache: &Cache,
     limits: &UnlockLimits,
 ) -> Result<(UnlockedKey, Option<String>), Failure<P>> {
-    let id = keys::identify(path).map_err(|error| P::failure(path, error))?;
-    Door { lock: &Whole { path, id, limits }, path: name, sources }.open(cache)
+    let id = keys::identify(site).map_err(|error| P::failure(name, error))?;
+    Door { lock: &Whole { site, id, limits }, path: name, sources }.open(cache)
 }
 
 /// Unlocks an archive whose header may be damaged; nothing that is kept is used.
@@ -69,7 +70,7 @@ trait Known: Lock {
 
 /// An archive whose header is whole.
 struct Whole<'a> {
-    path: &'a Path,
+    site: Site<'a>,
     id: [u8; 16],
     limits: &'a UnlockLimits,
 }
@@ -80,17 +81,17 @@ impl Known for Whole<'_> {
     }
 
     fn accept(&self, kept: &[u8]) -> Option<UnlockedKey> {
-        keys::accept_kept(self.path, kept)
+        keys::accept_kept(self.site, kept)
     }
 }
 
 impl Lock for Whole<'_> {
     fn wants_both(&self) -> bool {
-        keys::wants_both(self.path)
+        keys::wants_both(self.site)
     }
 
     fn opens(&self, secrets: &Secrets) -> lockbox::Result<UnlockedKey> {
-        keys::unlock_with(self.path, secrets, self.limits)
+        keys::unlock_with(self.site, secrets, self.limits)
     }
 }
 

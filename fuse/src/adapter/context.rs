@@ -32,8 +32,9 @@ pub struct Adapter {
     pub(super) fs: Arc<FileSystem>,
     pub(super) cache: Arc<KernelCache>,
     pub(super) activity: Arc<Activity>,
-    /// The directory of the archive file, opened before mounting: a path could lead through the mount itself.
-    host: OwnedFd,
+    /// The directory of the archive file, opened before mounting: a path could lead through the mount itself. None for one that is no file of
+    /// this host, to which nothing is written.
+    host: Option<OwnedFd>,
     pub(super) callers: Callers,
     pub(super) profile: SyncProfile,
     /// Opening for reading is noted as access.
@@ -51,7 +52,7 @@ impl Adapter {
         fs: Arc<FileSystem>,
         cache: Arc<KernelCache>,
         activity: Arc<Activity>,
-        host: OwnedFd,
+        host: Option<OwnedFd>,
         callers: Callers,
         manner: Manner,
         pace: Pace,
@@ -119,6 +120,7 @@ impl Adapter {
 
     /// Without an answer of the host nothing can be promised beyond the archive's own free blocks.
     pub(super) fn host_free(&self) -> u64 {
-        nix::sys::statvfs::fstatvfs(&self.host).map_or(0, |s| s.blocks_available() * s.fragment_size())
+        let host = self.host.as_ref().and_then(|host| nix::sys::statvfs::fstatvfs(host).ok());
+        host.map_or(0, |s| s.blocks_available() * s.fragment_size())
     }
 }

@@ -2,16 +2,19 @@
 
 use std::ffi::OsString;
 use std::io::{self, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::Parser;
+use lockbox::Error;
+
 use lockbox_fuse::exit::{Failure, Mounting, called_as_mount_8, mount_8_code};
 use lockbox_fuse::journal::{self, Target};
 use lockbox_fuse::notify::Notify;
 use lockbox_fuse::options::Options;
 use lockbox_fuse::task::Task;
-use lockbox_fuse::{daemon, former, hidden, kept, mount, remount, session, unmounter};
+use lockbox_fuse::{daemon, fetcher, former, hidden, kept, mount, remount, session, unmounter};
+use lockbox_host::elsewhere::{self, Place};
 use lockbox_host::secrets::{Cache, Sources};
 use lockbox_host::{OTHER, Program, USAGE, harden};
 
@@ -114,6 +117,9 @@ fn main() -> ExitCode {
     if std::env::args_os().nth(1).is_some_and(|first| first == unmounter::ARGUMENT) {
         return if unmounter::run().is_ok() { ExitCode::SUCCESS } else { ExitCode::from(OTHER) };
     }
+    if std::env::args_os().nth(1).is_some_and(|first| first == fetcher::ARGUMENT) {
+        return if fetcher::run().is_ok() { ExitCode::SUCCESS } else { ExitCode::from(OTHER) };
+    }
     let arguments = match Arguments::try_parse() {
         Ok(arguments) => arguments,
         Err(error) => {
@@ -166,16 +172,25 @@ fn mount_archive(arguments: &Arguments) -> Result<(), Failure> {
     if arguments.fake {
         return Ok(());
     }
-    let archive = match arguments.archive.canonicalize() {
-        Err(e) if e.kind() == io::ErrorKind::NotFound && options.nofail => return Ok(()),
-        archive => archive.map_err(|e| Failure::other(format!("cannot open {}: {e}", arguments.archive.display())))?,
+    let (archive, place) = match find(&arguments.archive, &options)? {
+        Some(found) => found,
+        None => return Ok(()),
     };
     let point = daemon::prepare_point(&arguments.directory)?;
     hidden::check(&point, &archive, &options)?;
     // Before the passphrase is asked for and worked on for a second.
-    former::wait(&archive, options.read_only, tell)?;
-    let (key, refused) =
-        lockbox_host::unlock(&archive, &arguments.archive, &options.sources, &options.cache, &options.unlock_limits())?;
+    if place.is_elsewhere() {
+        options.read_only = true;
+    } else {
+        former::wait(&archive, options.read_only, tell)?;
+    }
+    let (key, refused) = lockbox_host::unlock(
+        place.site(),
+        &arguments.archive,
+        &options.sources,
+        &options.cache,
+        &options.unlock_limits(),
+    )?;
     if let Some(sentence) = refused {
         tell(&sentence);
     }
@@ -194,6 +209,24 @@ fn mount_archive(arguments: &Arguments) -> Result<(), Failure> {
     daemon::launch(&task, &key)?.iter().for_each(|notice| tell(notice));
     mount::register(task.archive(), task.point());
     Ok(())
+}
+
+/// The archive's absolute path, or its address, and where it is; None when it may be missing, and is.
+fn find(name: &Path, options: &Options) -> Result<Option<(PathBuf, Place)>, Failure> {
+    if elsewhere::is_elsewhere(name) {
+        return match Place::at(name, &options.remote) {
+            Err(Error::NotFound) if options.nofail => Ok(None),
+            opened => Ok(Some((name.to_owned(), opened.map_err(|error| Mounting::failure(name, error))?))),
+        };
+    }
+    match name.canonicalize() {
+        Err(e) if e.kind() == io::ErrorKind::NotFound && options.nofail => Ok(None),
+        Err(e) => Err(Failure::other(format!("cannot open {}: {e}", name.display()))),
+        Ok(path) => {
+            let place = Place::file(&path);
+            Ok(Some((path, place)))
+        }
+    }
 }
 
 fn options(arguments: &Arguments) -> Result<Options, Failure> {
