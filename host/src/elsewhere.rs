@@ -32,6 +32,11 @@ enum Patience {
 }
 
 impl Remote {
+    /// The same, with nothing kept on disk: for a process that hands over to another one, which is to have the cache.
+    pub fn without_cache(&self) -> Remote {
+        Remote { cache_bytes: Some(0), ..self.clone() }
+    }
+
     /// Takes a word of a list of options; whether it is one of these.
     ///
     /// # Errors

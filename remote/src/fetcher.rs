@@ -339,8 +339,10 @@ fn attend(file: &RemoteFile, mut socket: UnixStream) {
 }
 
 /// Kinds of failed requests, by their code less [`KINDS_FROM`].
-const KINDS: [io::ErrorKind; 5] = [
+const KINDS: [io::ErrorKind; 6] = [
+    // The first stands for all that are not here.
     io::ErrorKind::Other,
+    io::ErrorKind::NotFound,
     io::ErrorKind::TimedOut,
     io::ErrorKind::PermissionDenied,
     io::ErrorKind::Unsupported,
@@ -350,9 +352,8 @@ const KINDS_FROM: u32 = 10;
 
 fn code_of(error: &Error) -> (u32, String) {
     match error {
-        Error::NotFound => (1, String::new()),
-        Error::Invalid(sentence) => (2, sentence.clone()),
-        Error::Damaged(sentence) => (3, sentence.clone()),
+        Error::Invalid(sentence) => (1, sentence.clone()),
+        Error::Damaged(sentence) => (2, sentence.clone()),
         Error::Io { context, source } => {
             let kind = KINDS.iter().position(|kind| *kind == source.kind()).unwrap_or(0);
             (KINDS_FROM + kind as u32, context.clone())
@@ -363,9 +364,8 @@ fn code_of(error: &Error) -> (u32, String) {
 
 fn error_of(code: u32, sentence: String) -> Error {
     match code {
-        1 => Error::NotFound,
-        2 => Error::Invalid(sentence),
-        3 => Error::Damaged(sentence),
+        1 => Error::Invalid(sentence),
+        2 => Error::Damaged(sentence),
         _ => {
             let kind = code.checked_sub(KINDS_FROM).and_then(|kind| KINDS.get(kind as usize));
             failed(sentence, *kind.unwrap_or(&io::ErrorKind::Other))
@@ -380,7 +380,7 @@ mod tests {
     #[test]
     fn a_failure_is_the_same_on_the_other_side() {
         for error in [
-            Error::NotFound,
+            failed("cannot open it".into(), io::ErrorKind::NotFound),
             Error::Invalid("why".into()),
             Error::Damaged("where".into()),
             failed("it is away".into(), io::ErrorKind::TimedOut),

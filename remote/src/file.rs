@@ -390,7 +390,7 @@ fn chance() -> f64 {
 /// What the opening says.
 fn told(name: &str, trouble: Trouble) -> Error {
     match trouble {
-        Trouble::Gone => Error::NotFound,
+        Trouble::Gone => failed(format!("cannot open {name}"), io::ErrorKind::NotFound),
         other => told_later(name, other),
     }
 }

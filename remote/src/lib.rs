@@ -65,12 +65,18 @@ impl Default for Options {
 /// Opens the archive's file there for reading.
 ///
 /// # Errors
-/// `NotFound`; `Invalid` for an address that needs an option; `Io` when the server refuses, cannot do what is needed, or does not answer in time.
+/// `Invalid` for an address that needs an option; `Io` when there is no such file (of the kind `NotFound`), and when the server refuses,
+/// cannot do what is needed, or does not answer in time.
 pub fn open(address: &Address, options: &Options) -> Result<Arc<dyn Storage>> {
     Ok(Arc::new(RemoteFile::open(address, options)?))
 }
 
 /// A failed request: the file may be as whole as ever.
 fn failed(context: String, kind: std::io::ErrorKind) -> Error {
-    Error::Io { context, source: Arc::new(kind.into()) }
+    let source = match kind {
+        // In the words in which the host says it of its own files.
+        std::io::ErrorKind::NotFound => rustix::io::Errno::NOENT.into(),
+        other => other.into(),
+    };
+    Error::Io { context, source: Arc::new(source) }
 }

@@ -214,8 +214,8 @@ fn mount_archive(arguments: &Arguments) -> Result<(), Failure> {
 /// The archive's absolute path, or its address, and where it is; None when it may be missing, and is.
 fn find(name: &Path, options: &Options) -> Result<Option<(PathBuf, Place)>, Failure> {
     if elsewhere::is_elsewhere(name) {
-        return match Place::at(name, &options.remote) {
-            Err(Error::NotFound) if options.nofail => Ok(None),
+        return match Place::at(name, &options.remote.without_cache()) {
+            Err(Error::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound && options.nofail => Ok(None),
             opened => Ok(Some((name.to_owned(), opened.map_err(|error| Mounting::failure(name, error))?))),
         };
     }
