@@ -91,14 +91,17 @@ impl Answers {
             Request::SnapshotRemove { ids, among } => {
                 self.about_snapshots(true, |moments| moments::remove(moments, ids, *among))
             }
-            Request::SnapshotDiff { older, newer } => self.about_snapshots(false, |moments| {
-                let collected = moments::collect(&self.living.place, &self.living.cache);
-                let tell = || restores::tell_differences(moments, &self.turns, &client, older, newer.as_ref());
-                collected.and_then(|()| tell()).unwrap_or_else(|error| moments::refused(&error))
-            }),
+            Request::SnapshotDiff { older, newer } => {
+                let Some(fs) = self.file_system() else { return closing() };
+                self.about_snapshots(false, |moments| {
+                    let collected = moments::collect(&self.living.place, &self.living.cache);
+                    let tell =
+                        || restores::tell_differences((&fs, moments), &self.turns, &client, older, newer.as_ref());
+                    collected.and_then(|()| tell()).unwrap_or_else(|error| moments::refused(&error))
+                })
+            }
             Request::SnapshotRestore { name, paths, to } => {
-                let fs = self.slot.lock().as_ref().map(|archive| Arc::clone(archive.file_system()));
-                let Some(fs) = fs else { return closing() };
+                let Some(fs) = self.file_system() else { return closing() };
                 self.about_snapshots(true, |moments| {
                     let wanted = restores::Wanted { name, paths, to: to.as_ref() };
                     let now = Timestamp::from_system(SystemTime::now());
@@ -132,6 +135,11 @@ impl Answers {
             Some(Err(error)) => Response::Failed { message: error.to_string() },
             None => closing(),
         }
+    }
+
+    /// None once the archive is being closed.
+    fn file_system(&self) -> Option<Arc<FileSystem>> {
+        self.slot.lock().as_ref().map(|archive| Arc::clone(archive.file_system()))
     }
 
     fn about_snapshots(&self, changes: bool, work: impl FnOnce(&Moments) -> Response) -> Response {

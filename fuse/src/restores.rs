@@ -8,6 +8,8 @@
 //! What programs had written before they asked is in the snapshot that is taken first. Files that are open stay what they were; what is written to a file that is
 //! replaced goes with it.
 
+use std::collections::hash_map::RandomState;
+use std::hash::{BuildHasher, Hasher};
 use std::time::Duration;
 
 use lockbox::archive::Moments;
@@ -55,34 +57,58 @@ fn listens(client: &Client) -> Result<()> {
 
 /// Tells what differs from `older` to `newer`, or to now.
 pub(crate) fn tell_differences(
-    moments: &Moments,
+    (fs, moments): (&FileSystem, &Moments),
     turns: &Turns,
     client: &Client,
     older: &Name,
     newer: Option<&Name>,
 ) -> Result<Response> {
+    let found = differences((fs, moments), turns, client, older, newer)?;
+    // However slowly it is read: nothing is held for it any more but what is told.
+    let go_on = &|| fs.check_closing().and_then(|()| listens(client));
+    let mut found = found.into_iter().peekable();
+    while found.peek().is_some() {
+        let mut bytes = 0;
+        let line = std::iter::from_fn(|| {
+            bytes += length(found.peek()?);
+            // One alone always fits.
+            if bytes > LINE && bytes > length(found.peek()?) { None } else { found.next() }
+        });
+        client.tell_patiently(&Response::Differing { found: line.collect() }, go_on)?;
+    }
+    Ok(Response::Done)
+}
+
+/// About how many bytes a difference takes in a line.
+fn length(difference: &Difference) -> usize {
+    96 + 2 * difference.path.0.len() + difference.from.as_ref().map_or(0, |from| 2 * from.0.len())
+}
+
+/// All of them. The archive is not closed before that has ended: what is pinned for it could not be erased then.
+fn differences(
+    (fs, moments): (&FileSystem, &Moments),
+    turns: &Turns,
+    client: &Client,
+    older: &Name,
+    newer: Option<&Name>,
+) -> Result<Vec<Difference>> {
     let _turn = wait(&turns.comparison, client)?;
+    let _work = fs.work()?;
     // Before the snapshots are looked up: whoever removes one meanwhile frees nothing that is read here.
     let now = moments.now()?;
     let older = moments.moment(&older.0)?;
     let newer = newer.map(|newer| moments.moment(&newer.0)).transpose()?;
     let newer = newer.as_ref().unwrap_or(now.file_system());
-    let (mut found, mut bytes) = (Vec::new(), 0);
-    for Differing { path, kind, from } in compare(&older, newer, &mut || listens(client))? {
+    let go_on = &mut || fs.check_closing().and_then(|()| listens(client));
+    let told = |Differing { path, kind, from }| {
         let (path, from) = (TreePath(path), from.map(TreePath));
         if ![Some(&path), from.as_ref()].into_iter().flatten().all(TreePath::fits) {
             return Err(Error::invalid("a path that differs is too long to be told by a mount"));
         }
-        bytes += 2 * path.0.len() + from.as_ref().map_or(0, |from| 2 * from.0.len()) + 96;
         let changed = matches!(kind, DifferingKind::Renamed { changed: true });
-        found.push(Difference { path, from, change: kind.name().to_owned(), changed });
-        if bytes > LINE {
-            client.tell(&Response::Differing { found: std::mem::take(&mut found) })?;
-            bytes = 0;
-        }
-    }
-    client.tell(&Response::Differing { found })?;
-    Ok(Response::Done)
+        Ok(Difference { path, from, change: kind.name().to_owned(), changed })
+    };
+    compare(&older, newer, go_on)?.into_iter().map(told).collect()
 }
 
 /// What is to be brought back.
@@ -152,6 +178,11 @@ impl Names for ThroughKernel<'_> {
     fn make_directory(&mut self, path: &[u8]) -> Result<()> {
         let what = Response::MakeDirectory { path: TreePath(path.to_vec()) };
         self.have_done(&what, || format!("make the directory {}", display(path)))
+    }
+
+    /// A client that was stopped may carry out at any time what it was told.
+    fn number(&mut self) -> u64 {
+        RandomState::new().build_hasher().finish() >> 1
     }
 
     fn hide(&mut self, directory: Ino) {

@@ -132,16 +132,17 @@ impl Moments {
         Moments { fs }
     }
 
-    /// What is there now, made durable for that. As long as the answer lives, nothing that it or a snapshot of this time shows is used again.
+    /// What is there now, made durable for that. As long as the answer lives, nothing that it or a snapshot of this time shows is used again, nor
+    /// erased: where the archive may be closed meanwhile, the caller holds [`FileSystem::work`] for longer.
     ///
     /// # Errors
-    /// Those of a commit; `Invalid` when the archive is being closed.
+    /// Those of a commit.
     pub fn now(&self) -> Result<Now> {
         // What is only read does not change.
         if self.fs.volume.read_only() {
             return Ok(Now { fs: Arc::clone(&self.fs), _pinned: None });
         }
-        let pinned = self.fs.pin()?;
+        let pinned = self.fs.pin_at_work()?;
         Ok(Now { fs: self.fs.pinned_moment(&pinned)?, _pinned: Some(pinned) })
     }
 

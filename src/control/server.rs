@@ -145,21 +145,48 @@ impl Client {
     }
 }
 
+fn line(what: &Response) -> io::Result<Vec<u8>> {
+    let mut line = serde_json::to_vec(what)?;
+    line.push(b'\n');
+    if line.len() as u64 > MAX_LINE { Err(io::ErrorKind::InvalidInput.into()) } else { Ok(line) }
+}
+
+fn not_told(error: io::Error) -> Error {
+    tracing::debug!(%error, "a client was not told");
+    Error::Interrupted(0)
+}
+
 impl Client {
     /// Says something before the answer.
     ///
     /// # Errors
     /// `Interrupted` when nobody listens, or what is said has no place.
     pub fn tell(&self, what: &Response) -> Result<()> {
-        let told = serde_json::to_vec(what).map_err(io::Error::from).and_then(|mut line| {
-            line.push(b'\n');
+        let told = line(what).and_then(|line| {
             let mut stream = self.stream.as_ref().ok_or(io::ErrorKind::NotConnected)?;
-            if line.len() as u64 > MAX_LINE { Err(io::ErrorKind::InvalidInput.into()) } else { stream.write_all(&line) }
+            stream.write_all(&line)
         });
-        told.map_err(|error| {
-            tracing::debug!(%error, "a client was not told");
-            Error::Interrupted(0)
-        })
+        told.map_err(not_told)
+    }
+
+    /// The same to a client that may read slowly: it is waited for as long as `go_on` says so.
+    ///
+    /// # Errors
+    /// As there, and that of `go_on`.
+    pub fn tell_patiently(&self, what: &Response, go_on: &dyn Fn() -> Result<()>) -> Result<()> {
+        let line = line(what).map_err(not_told)?;
+        let Some(mut stream) = self.stream.as_ref() else { return Err(Error::Interrupted(0)) };
+        let mut left = &line[..];
+        while !left.is_empty() {
+            match stream.write(left) {
+                Ok(count) => left = &left[count..],
+                Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {
+                    go_on()?
+                }
+                Err(error) => return Err(not_told(error)),
+            }
+        }
+        Ok(())
     }
 
     /// Has the client do something, and waits for `limit` until it has; `go_on` is asked meanwhile.

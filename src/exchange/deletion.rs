@@ -113,26 +113,8 @@ fn delete_keeping_time(fs: &FileSystem, parent: Ino, name: &[u8], found: &Attrib
 
 /// Deletes an object with everything below it, and returns how many objects that was. Takes memory by depth only.
 pub(super) fn delete_tree(fs: &FileSystem, parent: Ino, name: &[u8], found: &Attributes) -> Result<u64> {
-    delete_tree_telling(fs, parent, name, found, &mut |_| {})
-}
-
-/// The same; calls `left` for each file that has another name, which stays or is still to be deleted.
-pub(super) fn delete_tree_telling(
-    fs: &FileSystem,
-    parent: Ino,
-    name: &[u8],
-    found: &Attributes,
-    left: &mut dyn FnMut(Ino),
-) -> Result<u64> {
-    let mut unlink = |parent, name: &[u8], found: &Attributes| {
-        fs.unlink(parent, name)?;
-        if found.links > 1 {
-            left(found.ino);
-        }
-        Ok(())
-    };
     if !found.is_directory() {
-        unlink(parent, name, found)?;
+        fs.unlink(parent, name)?;
         return Ok(1);
     }
     let mut count = 0;
@@ -147,10 +129,68 @@ pub(super) fn delete_tree_telling(
                     tree.descend(fs, b"", attributes.ino, (parent, name, attributes.ino))?;
                     continue;
                 }
-                unlink(parent, &name, &attributes)?;
+                fs.unlink(parent, &name)?;
             }
         }
         count += 1;
+    }
+    Ok(count)
+}
+
+/// How often directories that are not empty, for somebody made something in them meanwhile, are begun again, all together.
+const AGAIN: u32 = 64;
+
+/// The same of a tree that programs may still stand in: what went or moved meanwhile is passed by, for it is somebody's elsewhere, and what comes again and again
+/// stays with the directories above it. Calls `left` for each file that has another name, which stays or is still to be deleted; `go_on` is asked before each object.
+pub(super) fn delete_beside_users(
+    fs: &FileSystem,
+    (parent, name): (Ino, &[u8]),
+    found: &Attributes,
+    left: &mut dyn FnMut(Ino),
+    go_on: &mut dyn FnMut() -> Result<()>,
+) -> Result<u64> {
+    let mut unlink = |parent, name: &[u8], found: &Attributes| match fs.unlink(parent, name) {
+        Err(Error::NotFound | Error::Stale) => Ok(0),
+        unlinked => {
+            unlinked?;
+            if found.links > 1 {
+                left(found.ino);
+            }
+            Ok(1)
+        }
+    };
+    if !found.is_directory() {
+        return unlink(parent, name, found);
+    }
+    let (mut count, mut again) = (0, 0);
+    let mut tree = Tree::below(fs, b"", found.ino, (parent, name.to_vec(), found.ino))?;
+    let mut path = Vec::new(); // of no use here
+    while let Some(step) = tree.next(&mut path) {
+        go_on()?;
+        match step? {
+            Step::Leave(Directory { kept: (parent, name, ino), .. }) => match fs.remove_directory(parent, &name) {
+                Err(Error::NotEmpty) if again < AGAIN => {
+                    again += 1;
+                    tree.descend(fs, b"", ino, (parent, name, ino))?;
+                }
+                Err(Error::NotEmpty | Error::NotFound | Error::Stale) => {}
+                removed => {
+                    removed?;
+                    count += 1;
+                }
+            },
+            // As it is now: entries are listed many at a time.
+            Step::Entry(Entry { name, attributes }, directory) => {
+                let parent = directory.kept.2;
+                match fs.lookup(parent, &name) {
+                    Ok(now) if now.ino != attributes.ino => {}
+                    Ok(now) if now.is_directory() => tree.descend(fs, b"", now.ino, (parent, name, now.ino))?,
+                    Ok(now) => count += unlink(parent, &name, &now)?,
+                    Err(Error::NotFound | Error::Stale) => {}
+                    Err(error) => return Err(error),
+                }
+            }
+        }
     }
     Ok(count)
 }

@@ -11,7 +11,7 @@ use super::sample::{OWNER, cipher, create_on, fresh, noise, open_on, put};
 use super::{ARCHIVE, key};
 use crate::env::SeededEnvironment;
 use crate::error::{Error, Result};
-use crate::exchange::{Alone, Entries, Restore, RestoreReport, compare, resolve};
+use crate::exchange::{Alone, Entries, Names, Restore, RestoreReport, compare, resolve};
 use crate::format::values::inode_flags;
 use crate::format::{Ino, ROOT_INO, Timestamp};
 use crate::fs::{Attributes, FileSystem, FsOptions, RenameMode, SetAttributes, SetTime, SyncProfile, XattrMode, mode};
@@ -612,4 +612,96 @@ fn a_snapshot_that_is_being_removed_gives_nothing_back() {
     fs.finish_removals(&mut || Ok(())).unwrap();
     fs.purge().unwrap();
     assert_sound(&fs, "removed");
+}
+
+/// Somebody who does what he is told when nobody waits for it any more.
+struct Late<'a> {
+    fs: &'a FileSystem,
+    told: Option<(Vec<u8>, Vec<u8>, bool)>,
+    late: usize,
+}
+
+impl Names for Late<'_> {
+    fn rename(&mut self, from: &[u8], to: &[u8], exchange: bool) -> Result<()> {
+        self.told = Some((from.to_vec(), to.to_vec(), exchange));
+        Err(Error::Interrupted(0))
+    }
+
+    fn make_directory(&mut self, path: &[u8]) -> Result<()> {
+        Alone(self.fs).make_directory(path)
+    }
+
+    fn number(&mut self) -> u64 {
+        77
+    }
+
+    fn hide(&mut self, _: Ino) {}
+
+    fn changed_name(&mut self, _: Ino, _: &[u8]) {}
+
+    /// What was built and is not wanted any more is being deleted.
+    fn changed(&mut self, _: Ino) {
+        if let Some((from, to, exchange)) = &self.told {
+            let late = Alone(self.fs).rename(from, to, *exchange);
+            assert!(matches!(late, Err(Error::NotFound)), "{late:?}");
+            self.late += 1;
+        }
+    }
+}
+
+#[test]
+fn a_rename_that_was_given_up_finds_nothing_to_rename() {
+    let (_, fs) = fresh(1);
+    fill(&fs);
+    fs.take_snapshot(b"good").unwrap();
+    wreck(&fs);
+    let wrecked = describe(&fs);
+    let moment = fs.moment(b"good").unwrap();
+    let mut names = Late { fs: &fs, told: None, late: 0 };
+    let restored = Restore::prepare(&fs, &moment, &[b"tree".to_vec()], None, &mut names).unwrap().run(&mut || Ok(()));
+    assert!(matches!(restored, Err(Error::Interrupted(0))));
+    assert!(names.late > 0, "a file with two names is deleted");
+    let (from, to, exchange) = names.told.unwrap();
+    assert!(from.starts_with(b".lockbox-restore-77/"), "{from:?}");
+    assert!(Alone(&fs).rename(&from, &to, exchange).is_err());
+    assert_eq!(stages(&fs).len(), 0);
+    let (before, now) = (alike(part(&wrecked, b"tree")), alike(part(&describe(&fs), b"tree")));
+    assert_same(&before, &now, "what was not restored");
+}
+
+#[test]
+fn programs_that_stand_in_a_replaced_directory_neither_end_a_restore_nor_lose_what_they_moved_out() {
+    let (_, fs) = fresh(1);
+    let tree = fs.make_directory(ROOT_INO, b"tree", 0o755, OWNER).unwrap().ino;
+    put(&fs, tree, b"kept", b"good");
+    fs.take_snapshot(b"good").unwrap();
+    let expected = part(&describe(&fs), b"tree");
+    let important = fs.make_directory(tree, b"important", 0o755, OWNER).unwrap().ino;
+    put(&fs, important, b"letter", b"to be kept");
+    for number in 0..300 {
+        put(&fs, tree, format!("bad{number}").as_bytes(), b"bad");
+    }
+    let (mut asked, mut moved) = (0, false);
+    let go_on = &mut || {
+        asked += 1;
+        // Once the old tree is being deleted, it is no longer what its path names.
+        if fs.lookup(ROOT_INO, b"tree").is_ok_and(|found| found.ino != tree) {
+            if !moved {
+                fs.rename(tree, b"important", ROOT_INO, b"saved", RenameMode::Replace).unwrap();
+                moved = true;
+            }
+            if fs.attributes(tree).is_ok_and(|found| found.links > 0) {
+                put(&fs, tree, format!("new{asked}").as_bytes(), b"of a program");
+            }
+        }
+        Ok(())
+    };
+    restore_while(&fs, b"good", &[b"tree"], None, go_on).unwrap();
+    assert!(moved);
+    assert_same(&part(&describe(&fs), b"tree"), &expected, "what was restored");
+    assert_eq!(fs.read(fs.lookup(important, b"letter").unwrap().ino, 0, 100).unwrap(), b"to be kept");
+    assert_sound(&fs, "beside programs");
+    // Whatever they made at the end is a leftover.
+    restore(&fs, b"good", &[b"tree/kept"], None).unwrap();
+    assert_eq!(stages(&fs).len(), 0);
 }

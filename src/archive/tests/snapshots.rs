@@ -136,7 +136,6 @@ fn what_a_snapshot_shows_never_changes() {
     }
 }
 
-/// A snapshot shows what it did, or an error that says so, wherever a byte is altered.
 /// As the pages that the trees lead to tell, before and after: dead lists are not asked, and the audit proves that nothing else is in use. With other
 /// removals that have begun and not ended.
 #[test]
@@ -190,6 +189,7 @@ fn what_a_set_of_snapshots_holds_is_what_removing_it_frees() {
     }
 }
 
+/// A snapshot shows what it did, or an error that says so, wherever a byte is altered.
 #[test]
 fn flipped_bytes_are_noticed_in_what_a_snapshot_shows() {
     let (storage, fs) = fresh(5);
@@ -347,7 +347,6 @@ fn a_view_of_a_removed_snapshot_is_stale_and_keeps_nothing() {
     assert_sound(&fs);
 }
 
-/// A name may be given again: what knows the number of the first one does not get the second.
 /// Without the pin, what is freed meanwhile is written over, and the moments are damaged.
 #[test]
 fn what_was_there_when_it_was_asked_for_is_read_while_all_of_it_goes() {
@@ -376,6 +375,7 @@ fn what_was_there_when_it_was_asked_for_is_read_while_all_of_it_goes() {
     }
 }
 
+/// A name may be given again: what knows the number of the first one does not get the second.
 #[test]
 fn a_view_is_of_a_snapshot_and_not_of_a_name() {
     let (_, fs) = fresh(5);

@@ -163,7 +163,12 @@ impl Comparison<'_> {
             let changed = changed.contains(&ino);
             let stands_for = self.replaced.get(&from.0).unwrap_or(&from.0);
             if (*stands_for, &from.1) != (to.0, &to.1) {
-                let from = Some(below(&old, &from.1));
+                let from = below(&old, &from.1);
+                // Of a directory that took the place of the one before it nothing is left to be told.
+                if from == new {
+                    continue;
+                }
+                let from = Some(from);
                 self.found.insert(Differing { path: new, kind: DifferingKind::Renamed { changed }, from });
             } else if changed {
                 self.tell(new, DifferingKind::Changed);

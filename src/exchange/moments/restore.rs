@@ -22,7 +22,7 @@ use std::collections::BTreeSet;
 
 use super::build::Builder;
 use crate::error::{Error, Result};
-use crate::exchange::deletion::delete_tree_telling;
+use crate::exchange::deletion::delete_beside_users;
 use crate::exchange::path::{components, if_there, resolve};
 use crate::exchange::walk::join;
 use crate::exchange::{Copied, Entries};
@@ -57,6 +57,11 @@ pub trait Names {
     /// # Errors
     /// As [`FileSystem::make_directory`].
     fn make_directory(&mut self, path: &[u8]) -> Result<()>;
+
+    /// A number for the stage that no earlier one had, where somebody may still be about to use the name of an earlier one.
+    fn number(&mut self) -> u64 {
+        1
+    }
 
     /// From now on nobody looks into this directory.
     fn hide(&mut self, directory: Ino);
@@ -236,9 +241,11 @@ impl<'a> Restore<'a> {
             let mut stage = self.make_stage()?;
             let mut report = RestoreReport::default();
             let restored = self.all(&mut stage, go_on, &mut report);
-            // Who closes the archive does not wait for that: the next restore finds the stage.
-            live.check_closing()?;
-            let removed = self.delete(ROOT_INO, &stage.name);
+            if restored.is_err() {
+                self.withdraw(&stage)?;
+            }
+            // Also when its client is gone. Who closes the archive does not wait for it: the next restore finds the stage.
+            let removed = self.delete(ROOT_INO, &stage.name, &mut || live.check_closing());
             self.names.changed_name(ROOT_INO, &stage.name);
             restored?;
             removed?;
@@ -252,6 +259,15 @@ impl<'a> Restore<'a> {
         };
         live.make_durable()?;
         Ok(report)
+    }
+
+    /// Takes back what somebody was told to rename and may rename at any time: it is where he finds nothing, or in its place already.
+    fn withdraw(&mut self, stage: &Stage) -> Result<()> {
+        let last = stage.given.to_string().into_bytes();
+        match self.live.rename(stage.ino, &last, stage.building, &last, RenameMode::NoReplace) {
+            Err(Error::NotFound | Error::Exists) => Ok(()),
+            withdrawn => withdrawn.map(|()| self.names.changed_name(stage.ino, &last)),
+        }
     }
 
     fn all(
@@ -278,8 +294,11 @@ impl<'a> Restore<'a> {
                 if !kept.contains(&name) {
                     (builder.go_on)()?;
                     let (old, path) = stage.next();
-                    self.names.rename(&name, &path, false)?;
-                    report.deleted += self.delete(stage.ino, &old)?;
+                    match self.names.rename(&name, &path, false) {
+                        Err(error) if is_gone(&error) => continue,
+                        renamed => renamed?,
+                    }
+                    report.deleted += self.delete(stage.ino, &old, builder.go_on)?;
                 }
             }
         }
@@ -315,9 +334,13 @@ impl<'a> Restore<'a> {
             }
         }
         let (name, built) = self.build(builder, stage, top, there + 1)?;
-        let exchange = existing.is_some();
+        // Building took its time.
+        let exchange = match &top.path[there..] {
+            [last] => if_there(self.live.lookup(directory, last))?.is_some(),
+            _ => existing.is_some(),
+        };
         self.names.rename(&built, &top.path[..=there].join(&b"/"[..]), exchange)?;
-        if exchange { self.delete(stage.ino, &name) } else { Ok(0) }
+        if exchange { self.delete(stage.ino, &name, builder.go_on) } else { Ok(0) }
     }
 
     /// Builds the object at `length` names of the path: with all below it, or with the rest of the path alone when that goes on. It is in the stage then, under
@@ -352,7 +375,7 @@ impl<'a> Restore<'a> {
     /// Under the first name that is free everywhere: see above.
     fn make_stage(&mut self) -> Result<Stage> {
         let to = self.to.as_ref().map(|to| components(to)).transpose()?.unwrap_or_default();
-        for number in 1u64.. {
+        for number in self.names.number().. {
             let name = [STAGE, number.to_string().as_bytes()].concat();
             let is_free = if_there(self.live.lookup(ROOT_INO, &name))?.is_none()
                 && if_there(self.moment.lookup(ROOT_INO, &name))?.is_none()
@@ -380,16 +403,17 @@ impl<'a> Restore<'a> {
             }
         }
         left.iter().try_for_each(|name| {
-            self.delete(ROOT_INO, name)?;
+            self.delete(ROOT_INO, name, &mut || self.live.check_closing())?;
             self.names.changed_name(ROOT_INO, name);
             Ok(())
         })
     }
 
-    fn delete(&mut self, parent: Ino, name: &[u8]) -> Result<u64> {
+    /// What others keep from being deleted stays for the next restore.
+    fn delete(&mut self, parent: Ino, name: &[u8], go_on: &mut dyn FnMut() -> Result<()>) -> Result<u64> {
         let found = self.live.lookup(parent, name)?;
         let names = &mut *self.names;
-        delete_tree_telling(self.live, parent, name, &found, &mut |other| names.changed(other))
+        delete_beside_users(self.live, (parent, name), &found, &mut |other| names.changed(other), go_on)
     }
 }
 
@@ -407,6 +431,15 @@ fn is_stage(fs: &FileSystem, name: &[u8], found: &Attributes) -> Result<bool> {
     match fs.xattr(found.ino, MARK) {
         Err(Error::NoAttribute) => Ok(false),
         marked => marked.map(|_| true),
+    }
+}
+
+/// Whether a name that was to be changed is not there.
+fn is_gone(error: &Error) -> bool {
+    match error {
+        Error::NotFound => true,
+        Error::Io { source, .. } => source.kind() == std::io::ErrorKind::NotFound,
+        _ => false,
     }
 }
 

@@ -169,6 +169,9 @@ impl<'a> Search<'a> {
     fn large_before(&mut self, ino: Ino) -> Result<Option<Ino>> {
         let mut found = None;
         let most = self.fences.min(MOST_FENCES);
+        if most == 0 {
+            return Ok(None);
+        }
         let mut passed = 0;
         self.view.fences_before(Key::new(ino.0, 0, 0), &mut |fence| {
             passed += 1;

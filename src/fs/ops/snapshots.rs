@@ -32,6 +32,14 @@ impl FileSystem {
     /// Those of a commit; `Invalid` when the archive is being closed.
     pub(crate) fn pin(&self) -> Result<Pinned> {
         let _work = self.closing.work()?;
+        self.pin_at_work()
+    }
+
+    /// The same for somebody who holds [`FileSystem::work`], and longer than the pin.
+    ///
+    /// # Errors
+    /// Those of a commit.
+    pub(crate) fn pin_at_work(&self) -> Result<Pinned> {
         if !self.volume.read_only() {
             // So that little is left to the commit for which writers wait.
             self.commit_all()?;
@@ -43,13 +51,15 @@ impl FileSystem {
     ///
     /// # Errors
     /// `Invalid` when it is being closed.
-    pub(crate) fn work(&self) -> Result<impl Drop + '_> {
+    pub fn work(&self) -> Result<impl Drop + '_> {
         self.closing.work()
     }
 
+    /// Long work asks now and then, so that closing does not wait for the rest of it.
+    ///
     /// # Errors
     /// `Invalid` when the archive is being closed.
-    pub(crate) fn check_closing(&self) -> Result<()> {
+    pub fn check_closing(&self) -> Result<()> {
         self.closing.check()
     }
 

@@ -245,3 +245,42 @@ case_a_restore_goes_by_who_may() {
     expect 2 'mounted read-only' snapshot restore "$WORK/box" kept
     detach box
 }
+
+# Many differences with long names: more than the sockets and the pipe take.
+many_differences() {
+    new_archive box
+    attach box
+    lockbox snapshot create "$WORK/box" good </dev/null
+    python3 - "$WORK/box" <<'PYTHON'
+import sys
+for n in range(5000):
+    open(f"{sys.argv[1]}/{n:0120}", "w").close()
+PYTHON
+}
+
+case_differences_in_a_mount_are_told_to_who_reads_slowly() {
+    many_differences
+    # Longer than a daemon waits for who reads nothing that was asked for.
+    lockbox snapshot diff "$WORK/box" good </dev/null | {
+        sleep 7
+        cat >"$WORK/told"
+    }
+    same "$(grep -c '^A ' "$WORK/told")" 5000
+    detach box
+}
+
+case_a_comparison_whose_reader_sleeps_keeps_no_mount_and_nothing_deleted() {
+    many_differences
+    head -c 300000 /dev/urandom >"$WORK/box/large"
+    mkfifo "$WORK/pipe"
+    # Both ways: neither end waits for the other one to be opened.
+    exec 7<>"$WORK/pipe"
+    in_background lockbox snapshot diff "$WORK/box" good </dev/null >"$WORK/pipe" 2>"$WORK/said"
+    # The comparison is over when something is told.
+    read -r -u 7
+    detach box
+    attach box
+    detach box
+    exec 7<&-
+    check_full box
+}
