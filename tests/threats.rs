@@ -32,6 +32,7 @@ fn all_tests(root: &Path) -> String {
         "fuse/src",
         "host/src",
         "terminal/src",
+        "remote/src",
         "share/protocol",
         "share/client",
         "share/server",
