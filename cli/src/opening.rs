@@ -36,9 +36,9 @@ pub(crate) struct ArchiveArgs {
     seen: SeenArgs,
     #[command(flatten)]
     remote: RemoteArgs,
-    /// What is at the address, once it was asked for.
+    /// Where it is, once that was asked for: what is at an address is opened once.
     #[arg(skip)]
-    elsewhere: OnceCell<Place>,
+    place: OnceCell<Place>,
 }
 
 /// The moment that is read
@@ -146,17 +146,16 @@ impl ArchiveArgs {
         self.told(archive)
     }
 
-    /// Where the archive is; what is at an address is asked for the first time.
     fn site(&self) -> Result<Site<'_>, Failure> {
+        if let Some(place) = self.place.get() {
+            return Ok(place.site());
+        }
         let path = &self.archive;
-        if !elsewhere::is_elsewhere(path) {
-            return Ok(Site::File(path));
-        }
-        if self.elsewhere.get().is_none() {
-            let opened = Place::at(path, &self.remote.remote).map_err(|error| Lockbox::failure(path, error))?;
-            let _ = self.elsewhere.set(opened);
-        }
-        self.elsewhere.get().map(Place::site).ok_or_else(|| Lockbox::failure(path, Error::NotFound))
+        let place = match elsewhere::is_elsewhere(path) {
+            true => Place::at(path, &self.remote.remote).map_err(|error| Lockbox::failure(path, error))?,
+            false => Place::file(path),
+        };
+        Ok(self.place.get_or_init(|| place).site())
     }
 
     /// Fails at once when there is no archive, or one in use.

@@ -39,6 +39,14 @@ impl Address {
         split(text).is_some()
     }
 
+    /// What [`Address::parse`] reads as this one.
+    pub(crate) fn text(&self) -> String {
+        match self {
+            Address::Web(url) => url.as_str().to_owned(),
+            Address::Bucket { bucket, key } => format!("s3://{bucket}/{key}"),
+        }
+    }
+
     fn web(text: &OsStr) -> std::result::Result<Address, &'static str> {
         let text = text.to_str().ok_or("an address is UTF-8")?;
         let url = Url::parse(text).map_err(|_| "this is no address of a web server")?;
@@ -81,12 +89,10 @@ fn split(text: &OsStr) -> Option<(&str, &[u8])> {
     is_scheme.then(|| (scheme, &bytes[at + 3..]))
 }
 
+/// For messages: a terminal obeys nothing in it.
 impl fmt::Display for Address {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Address::Web(url) => f.write_str(url.as_str()),
-            Address::Bucket { bucket, key } => write!(f, "s3://{bucket}/{}", display(key.as_bytes())),
-        }
+        f.write_str(&display(self.text().as_bytes()))
     }
 }
 
@@ -105,6 +111,12 @@ mod tests {
             ("s3://bucket/path/a.lbx", "s3://bucket/path/a.lbx"),
         ] {
             assert_eq!(Address::parse(OsStr::new(text)).unwrap().unwrap().to_string(), shown);
+        }
+        // What is handed to another process is not what is shown.
+        for text in ["s3://bucket/a\\b\u{1b}[31m.lbx", "s3://bucket/ä.lbx", "https://example.org/a%5Cb.lbx"] {
+            let address = Address::parse(OsStr::new(text)).unwrap().unwrap();
+            assert_eq!(Address::parse(address.text().as_ref()).unwrap().unwrap(), address);
+            assert!(!address.to_string().contains('\u{1b}'));
         }
     }
 

@@ -9,7 +9,6 @@ use std::io::{self, BufRead, BufReader, IoSlice, IoSliceMut, Read, Write};
 use std::mem::MaybeUninit;
 use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixStream;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
@@ -25,7 +24,7 @@ use rustix::net::{
 use serde::{Deserialize, Serialize};
 
 use crate::address::Address;
-use crate::file::{Counts, RemoteFile};
+use crate::file::RemoteFile;
 use crate::{Options, failed};
 
 /// Readers that are served at once.
@@ -33,7 +32,6 @@ const SOCKETS: usize = 16;
 const READ: u32 = 0;
 const NEED: u32 = 1;
 const FORGET: u32 = 2;
-const COUNTS: u32 = 3;
 /// Longest read: four times what a page has.
 const MAX_READ: u32 = 64 << 20;
 /// Longest sentence of a refusal.
@@ -41,7 +39,7 @@ const MAX_SENTENCE: u32 = 64 << 10;
 
 #[derive(Serialize, Deserialize)]
 struct Task {
-    address: Vec<u8>,
+    address: String,
     options: Options,
 }
 
@@ -94,7 +92,7 @@ impl Fetched {
         let pairs: Vec<_> = (0..SOCKETS).map(|_| UnixStream::pair()).collect::<io::Result<_>>().map_err(cannot)?;
         let (ours, theirs): (Vec<_>, Vec<_>) = pairs.into_iter().unzip();
         let theirs: Vec<_> = theirs.iter().map(AsFd::as_fd).collect();
-        let task = Task { address: address.to_string().into_bytes(), options: options.clone() };
+        let task = Task { address: address.text(), options: options.clone() };
         let mut line = serde_json::to_vec(&task).map_err(|error| cannot(error.into()))?;
         line.push(b'\n');
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(SOCKETS))];
@@ -110,18 +108,6 @@ impl Fetched {
             Opened::Length(length) => Ok((length, ours)),
             Opened::Failed(code, sentence) => Err(error_of(code, sentence)),
         }
-    }
-
-    /// What was asked of the server so far.
-    ///
-    /// # Errors
-    /// When the process is gone.
-    pub fn counts(&self) -> Result<Counts> {
-        let answer = self.ask(0, 0, COUNTS, &mut |socket, length| {
-            let mut bytes = vec![0; length.min(MAX_SENTENCE) as usize];
-            socket.read_exact(&mut bytes).map(|()| bytes)
-        })?;
-        serde_json::from_slice(&answer).map_err(|error| Error::io("the process that fetches", error.into()))
     }
 
     fn ask<T>(
@@ -252,7 +238,7 @@ pub fn serve(control: UnixStream) -> io::Result<()> {
     let mut line = vec![first];
     BufReader::new(&control).take(1 << 20).read_until(b'\n', &mut line)?;
     let task: Task = serde_json::from_slice(&line)?;
-    let address = Address::parse(std::ffi::OsStr::from_bytes(&task.address));
+    let address = Address::parse(task.address.as_ref());
     let opened = address.and_then(|address| {
         let address = address.ok_or_else(|| Error::invalid("that is no address"))?;
         RemoteFile::open(&address, &task.options).map(Arc::new)
@@ -315,9 +301,6 @@ fn attend(file: &RemoteFile, mut socket: UnixStream) {
                 Ok(())
             }
             FORGET => file.evict(offset, length.into()),
-            COUNTS => {
-                serde_json::to_writer(&mut buffer, &file.counts()).map_err(|error| Error::io("counts", error.into()))
-            }
             _ => return,
         };
         let code = done.map_or_else(

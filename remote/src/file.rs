@@ -23,8 +23,8 @@ use crate::shelf::{SLOT, Shelf, Slot};
 use crate::source::{Source, Trouble, Version};
 use crate::{Options, failed};
 
-/// Both copies of the header, both rings and the log, and to the end of a slot (specification, 3.1).
-const START: u64 = 1_572_864 + SLOT;
+/// Both copies of the header, both rings and the log have 385 blocks (specification, 3.1); to the end of a slot.
+const START: u64 = (385u64 * 4096).next_multiple_of(SLOT);
 /// Least slots of a request of somebody who waits: a page of file data has 33 blocks and begins anywhere.
 const LEAST: u64 = 4;
 /// Most slots of one request.
@@ -37,19 +37,16 @@ const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
 /// What was asked of the server so far.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-pub struct Counts {
-    pub requests: u64,
-    /// Bytes of bodies that were received.
-    pub bytes: u64,
+#[cfg(test)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Counts {
+    pub(crate) requests: u64,
     /// Slots that came from the cache on disk.
-    pub cache_hits: u64,
-    /// Whether the newest request got no answer.
-    pub away: bool,
+    pub(crate) cache_hits: u64,
 }
 
 /// A file of a server, of the version that was there when it was opened (REMOTE-1).
-pub struct RemoteFile {
+pub(crate) struct RemoteFile {
     inner: Arc<Inner>,
 }
 
@@ -65,10 +62,8 @@ struct Inner {
     arrived: Condvar,
     queue: Mutex<Queue>,
     queued: Condvar,
+    /// For tests: what it costs is exact.
     requests: AtomicU64,
-    bytes: AtomicU64,
-    /// What the last request met: 0 for an answer.
-    away: AtomicU64,
 }
 
 #[derive(Default)]
@@ -98,10 +93,9 @@ impl RemoteFile {
             options.cache_bytes != Some(0) && version.tag.is_some()
         });
         let cache = cache.and_then(|directory| {
-            let file = hexadecimal(&Sha256::digest(name.as_bytes())[..16]);
+            let file: String = Sha256::digest(name.as_bytes())[..16].iter().map(|byte| format!("{byte:02x}")).collect();
             Cache::open(directory, &file, key(&name, &version, &start), options.cache_bytes)
         });
-        let bytes = AtomicU64::new(start.len() as u64);
         let inner = Inner {
             source,
             name,
@@ -114,20 +108,14 @@ impl RemoteFile {
             queue: Mutex::default(),
             queued: Condvar::new(),
             requests,
-            bytes,
-            away: AtomicU64::new(0),
         };
         Ok(RemoteFile { inner: Arc::new(inner) })
     }
 
-    pub fn counts(&self) -> Counts {
-        let Inner { requests, bytes, away, cache, .. } = &*self.inner;
-        Counts {
-            requests: requests.load(Ordering::Relaxed),
-            bytes: bytes.load(Ordering::Relaxed),
-            cache_hits: cache.as_ref().map_or(0, Cache::hits),
-            away: away.load(Ordering::Relaxed) != 0,
-        }
+    #[cfg(test)]
+    pub(crate) fn counts(&self) -> Counts {
+        let cache_hits = self.inner.cache.as_ref().map_or(0, Cache::hits);
+        Counts { requests: self.inner.requests.load(Ordering::Relaxed), cache_hits }
     }
 
     /// Has slots fetched by the threads for that. A hint: what does not fit is passed over.
@@ -234,12 +222,9 @@ impl Inner {
         let mut bytes = vec![0; (range.end - range.start) as usize];
         let answered = patiently(timeout, &mut || {
             self.requests.fetch_add(1, Ordering::Relaxed);
-            let answered = self.source.range(&self.version, range.clone(), &mut bytes);
-            self.away.store(matches!(answered, Err(Trouble::Passing(_))).into(), Ordering::Relaxed);
-            answered
+            self.source.range(&self.version, range.clone(), &mut bytes)
         });
         answered.map_err(|trouble| told_later(&self.name, trouble))?;
-        self.bytes.fetch_add(bytes.len() as u64, Ordering::Relaxed);
         let fetched: Vec<Slot> = bytes.chunks(SLOT as usize).map(Slot::from).collect();
         if let Some(cache) = &self.cache {
             slots.clone().zip(&fetched).for_each(|(slot, bytes)| cache.put(slot, bytes));
@@ -355,10 +340,6 @@ fn key(name: &str, version: &Version, start: &[u8]) -> crate::cache::Key {
     }
     hash.update(version.length.to_le_bytes());
     hash.finalize().into()
-}
-
-fn hexadecimal(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// Tries again what may pass, with pauses that grow and that chance makes unequal, until the time is over.

@@ -33,7 +33,7 @@ use serde::{Deserialize, Serialize};
 
 pub use address::Address;
 pub use fetcher::{Fetched, serve};
-pub use file::{Counts, RemoteFile};
+use file::RemoteFile;
 
 /// How archives of other machines are read.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

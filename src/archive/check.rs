@@ -4,7 +4,6 @@ use super::Archive;
 use crate::error::Result;
 use crate::format::BLOCK;
 use crate::fs::{FileSystem, Reading, Structure};
-
 use crate::txn::{Audit, Finding, FindingKind, Severity};
 
 /// What `check` found.
