@@ -15,6 +15,9 @@ const MOST_IDENTITY_BYTES: usize = 1 << 20;
 /// Most identities that are tried on each slot.
 const MOST_IDENTITIES: usize = 64;
 
+/// How the public keys of SSH begin.
+const PUBLIC_KEYS: [&str; 3] = ["ssh-", "ecdsa-", "sk-"];
+
 /// What a plugin or a protected identity asks its user, answered by the program. None: nobody can be asked.
 pub trait Prompts: Send + Sync {
     fn message(&self, text: &str);
@@ -98,6 +101,9 @@ impl Identities {
         if content.starts_with(b"age-encryption.org/") || content.starts_with(b"-----BEGIN AGE") {
             return Err(Error::Refused(Refusal::EncryptedIdentity { name: name.to_owned() }));
         }
+        if let Some(what) = public(content) {
+            return Err(Error::invalid(format!("{name}: {what}")));
+        }
         if content.trim_ascii_start().starts_with(b"-----BEGIN") {
             self.all.push(Box::new(ssh_identity(content, name, prompts)?));
         } else {
@@ -135,6 +141,29 @@ impl Identities {
         drop(decryptor);
         failed.map_or(Ok(None), Err)
     }
+}
+
+/// Whether a file that is given as identities has the public half of a key, which is no secret and opens nothing.
+pub fn is_public(content: &[u8]) -> bool {
+    public(content).is_some()
+}
+
+fn public(content: &[u8]) -> Option<&'static str> {
+    let mut lines = content.split(|&byte| byte == b'\n').map(<[u8]>::trim_ascii);
+    let first = lines.find(|line| !line.is_empty() && !line.starts_with(b"#"))?;
+    if first.starts_with(b"age1") {
+        return Some("it is a recipient, which opens nothing: give the identity (AGE-SECRET-KEY-1...)");
+    }
+    PUBLIC_KEYS
+        .iter()
+        .any(|kind| first.starts_with(kind.as_bytes()))
+        .then_some("it is a public key, which opens nothing: give the private one")
+}
+
+/// Whether an age file is sealed to an SSH key, which its header tells everybody.
+pub(crate) fn is_for_ssh(file: &[u8]) -> bool {
+    let mut lines = file.split(|&byte| byte == b'\n');
+    lines.nth(1).is_some_and(|stanza| stanza.starts_with(b"-> ssh-"))
 }
 
 fn read_key(mut reader: impl Read) -> Option<SecretKey> {
@@ -187,10 +216,19 @@ impl Recipient {
     /// `Invalid` saying what can be a recipient; secrets that are given by mistake are not quoted.
     pub fn parse(text: &str) -> Result<Recipient> {
         let text = text.trim();
-        if text.starts_with("AGE-SECRET-KEY-") || text.starts_with("AGE-PLUGIN-") {
-            return Err(Error::invalid("this is an identity, which is secret: give the recipient (age1...) instead"));
+        // In either case of letters, as identities are read.
+        let begins = |prefix: &str| text.get(..prefix.len()).is_some_and(|start| start.eq_ignore_ascii_case(prefix));
+        if begins("AGE-SECRET-KEY-") || begins("AGE-PLUGIN-") {
+            return Err(Error::invalid(
+                "this is an identity, which is secret: give its recipient (age1...), which 'age-keygen -y' prints",
+            ));
         }
-        if text.starts_with("ssh-") || text.starts_with("ecdsa-") || text.starts_with("sk-") {
+        if text.starts_with("-----BEGIN") {
+            return Err(Error::invalid(
+                "this is a private key, which is secret: give the public one, as in the file beside it that ends in .pub",
+            ));
+        }
+        if PUBLIC_KEYS.iter().any(|kind| text.starts_with(kind)) {
             return ssh_recipient(text);
         }
         let kind = if let Ok(recipient) = text.parse::<x25519::Recipient>() {
@@ -201,6 +239,10 @@ impl Recipient {
             Kind::TagPq(Box::new(recipient))
         } else if let Ok(recipient) = text.parse::<plugin::Recipient>() {
             Kind::Plugin(recipient)
+        } else if begins("age1") {
+            return Err(Error::invalid(
+                "no age recipient: its check characters do not fit; it was not copied whole, or not exactly",
+            ));
         } else {
             return Err(Error::invalid(
                 "no age recipient: it begins with age1, or is an SSH public key (ssh-ed25519 or ssh-rsa)",

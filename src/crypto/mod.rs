@@ -7,6 +7,7 @@ pub mod kdf;
 mod key_file;
 mod recovery;
 pub mod secret;
+pub(crate) mod words;
 pub mod wrap;
 
 pub use identity::{Identities, NoPrompts, Prompts};

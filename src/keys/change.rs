@@ -10,7 +10,7 @@ use super::unlock::open_header;
 use super::vouch::{Current, check_age, vouch};
 use super::{SeenOptions, UnlockLimits, Witness};
 use crate::crypto::kdf::KdfCost;
-use crate::crypto::{KeyFile, Passphrase, RecoveryCode, SecretKey};
+use crate::crypto::{KeyFile, Passphrase, RecoveryCode, SecretKey, words};
 use crate::env::{Environment, SystemEnvironment};
 use crate::error::{Error, Refusal, Result, Timestamp};
 use crate::format::header::{Framing, SLOT_EMPTY};
@@ -103,10 +103,15 @@ impl KeyName {
         match (found.next(), found.next(), self) {
             (Some(key), None, _) => Ok(usize::from(key.slot)),
             (None, _, KeyName::Slot(slot)) => Err(Error::invalid(format!("key slot {slot} is empty"))),
-            (None, _, KeyName::Label(label)) => Err(Error::invalid(format!(
-                "no key slot has the label {}",
-                lockbox_terminal::display(label.as_bytes())
-            ))),
+            (None, _, KeyName::Label(label)) => {
+                let shown = |label: &str| lockbox_terminal::display(label.as_bytes());
+                let labels: Vec<String> = keys.iter().filter_map(KeyInfo::label).map(shown).collect();
+                let those = match labels.is_empty() {
+                    true => "none has a label".to_owned(),
+                    false => format!("those with a label are {}", labels.join(", ")),
+                };
+                Err(Error::invalid(format!("no key slot has the label {}: {those}", shown(label))))
+            }
             _ => Err(Error::invalid("several key slots have this label: give the number")),
         }
     }
@@ -118,6 +123,14 @@ impl KeyName {
 /// `Io` when the system has no randomness.
 pub fn new_recovery_code() -> Result<RecoveryCode> {
     RecoveryCode::generate(&SystemEnvironment)
+}
+
+/// A new passphrase of six words, for whoever has none.
+///
+/// # Errors
+/// `Io` when the system has no randomness.
+pub fn new_passphrase() -> Result<zeroize::Zeroizing<String>> {
+    words::passphrase(&SystemEnvironment)
 }
 
 /// Random content for a key file.

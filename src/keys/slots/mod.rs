@@ -1,13 +1,16 @@
 //! Tries secrets on the key slots of a header, the cheapest first, within one cost budget.
 
 mod make;
+mod trials;
 #[cfg(test)]
 mod vectors;
 
 pub use make::NewKey;
 pub(crate) use make::{SlotAddress, describe, description, make, rewrap};
 
+use self::trials::{Price, Trials};
 use super::header::Header;
+use crate::crypto::identity::is_for_ssh;
 use crate::crypto::kdf::{self, KdfCost, agree, argon2id, equal, hkdf, hkdf_with, rewrap_public};
 use crate::crypto::{Identities, KeyFile, Passphrase, RecoveryCode, SecretKey, wrap};
 use crate::error::{Error, Refusal, Result, Timestamp};
@@ -54,12 +57,15 @@ pub struct UnlockLimits {
     pub cost_mib: u64,
     /// MiB of one derivation.
     pub memory_mib: u32,
+    /// MiB of all derivations that run side by side. One alone may take more; what a machine has to spare is known to programs only, so
+    /// that they run one after the other by default.
+    pub together_mib: u64,
 }
 
 impl UnlockLimits {
     /// For archives that are trusted: any memory that the format allows.
     pub fn raised(cost_mib: u64) -> UnlockLimits {
-        UnlockLimits { cost_mib, memory_mib: 4096 }
+        UnlockLimits { cost_mib, memory_mib: 4096, together_mib: 0 }
     }
 }
 
@@ -67,7 +73,7 @@ impl Default for UnlockLimits {
     /// Eight slots of 1 GiB and 3 passes each, the least that a calibrated slot has, and a second or two each on common machines: a hostile
     /// header with 32 slots costs as much as that and no more. 1 GiB is the most that a calibrated slot asks for.
     fn default() -> Self {
-        UnlockLimits { cost_mib: 8 * 3 * 1024, memory_mib: 1024 }
+        UnlockLimits { cost_mib: 8 * 3 * 1024, memory_mib: 1024, together_mib: 0 }
     }
 }
 
@@ -79,6 +85,8 @@ pub enum KeyKind {
     KeyFileAndPassphrase,
     RecoveryCode,
     Age,
+    /// An age recipient that is an SSH key.
+    SshKey,
     /// Of a newer program, or malformed.
     Unknown(u8),
 }
@@ -92,6 +100,7 @@ impl KeyKind {
             KeyKind::KeyFileAndPassphrase => "key file and passphrase",
             KeyKind::RecoveryCode => "recovery code",
             KeyKind::Age => "age recipient",
+            KeyKind::SshKey => "SSH key",
             KeyKind::Unknown(_) => "unknown",
         }
     }
@@ -130,6 +139,22 @@ impl Candidate {
         }
     }
 
+    fn price(&self) -> Option<Price> {
+        self.kdf().map(|kdf| Price { cost: cost(kdf), memory_kib: kdf.memory_kib })
+    }
+
+    fn key_kind(&self) -> KeyKind {
+        match (self.kind & !REWRAPPED, &self.parsed) {
+            (SLOT_PASSPHRASE, _) => KeyKind::Passphrase,
+            (SLOT_KEY_FILE, _) if self.kdf().is_some() => KeyKind::KeyFileAndPassphrase,
+            (SLOT_KEY_FILE, _) => KeyKind::KeyFile,
+            (SLOT_RECOVERY, _) => KeyKind::RecoveryCode,
+            (SLOT_AGE, Parsed::Other(slot)) if is_for_ssh(&slot.age) => KeyKind::SshKey,
+            (SLOT_AGE, _) => KeyKind::Age,
+            _ => KeyKind::Unknown(self.kind),
+        }
+    }
+
     /// Order of trials: what costs nothing, what may start a plugin, what is derived.
     fn rank(&self) -> (u8, u64) {
         match self.kdf() {
@@ -140,24 +165,33 @@ impl Candidate {
 
     fn fits(&self, secrets: &Secrets) -> bool {
         let (file, passphrase) = (secrets.key_file.is_some(), secrets.passphrase.is_some());
-        match key_kind(self.kind, self.kdf().is_some()) {
+        match self.key_kind() {
             KeyKind::Passphrase => passphrase,
             KeyKind::KeyFile => file,
             KeyKind::KeyFileAndPassphrase => file && passphrase,
             KeyKind::RecoveryCode => secrets.recovery_code.is_some(),
-            KeyKind::Age => !secrets.identities.is_empty(),
+            KeyKind::Age | KeyKind::SshKey => !secrets.identities.is_empty(),
             KeyKind::Unknown(_) => false,
         }
     }
 
-    /// The slot's content, when it is these secrets' slot.
-    fn attempt(&self, header: &Header, secrets: &Secrets) -> Result<Option<OpenedSlot>> {
+    /// The slot's key-encryption key, if it is these secrets' slot; None when the secret for it is not there.
+    fn key(&self, secrets: &Secrets) -> Result<Option<SecretKey>> {
+        match &self.parsed {
+            Parsed::Passphrase(parsed) => {
+                let derive = |passphrase| argon2id(passphrase, &parsed.salt, kdf_cost(&parsed.kdf));
+                secrets.passphrase.as_ref().map(derive).transpose()
+            }
+            Parsed::Other(parsed) => key_encryption_key(self.kind, parsed, secrets),
+        }
+    }
+
+    /// The slot's content, when this is its key.
+    fn open(&self, header: &Header, mut kek: SecretKey) -> Result<Option<OpenedSlot>> {
         let archive = header.framing().archive;
         let aad = associated_data(b"lockbox/v1/slot", &archive, self.slot, self.kind, &header.slot(self.slot)[..CLEAR]);
         match &self.parsed {
             Parsed::Passphrase(parsed) => {
-                let Some(passphrase) = &secrets.passphrase else { return Ok(None) };
-                let kek = argon2id(passphrase, &parsed.salt, kdf_cost(&parsed.kdf))?;
                 if !equal(&wrap::commitment(&kek, &archive), &parsed.commitment) {
                     return Ok(None);
                 }
@@ -170,7 +204,6 @@ impl Candidate {
                 Ok(Some(OpenedSlot { slot: self.slot, volume_key: secret.volume_key, own: Some(own) }))
             }
             Parsed::Other(parsed) => {
-                let Some(mut kek) = key_encryption_key(self.kind, parsed, secrets)? else { return Ok(None) };
                 if self.kind & REWRAPPED != 0 {
                     kek = received(&kek, &archive, &parsed.ephemeral)?;
                 }
@@ -237,7 +270,8 @@ fn attempts(
     }
     candidates.sort_by_key(Candidate::rank);
     let mut spent = 0u64;
-    let mut any = false;
+    let mut costly = None;
+    let mut affordable = Vec::with_capacity(candidates.len());
     for candidate in candidates {
         if let Some(kdf) = candidate.kdf() {
             // A slot that nothing can open counts for nothing, or it could keep the others from being tried.
@@ -247,23 +281,33 @@ fn attempts(
             }
             spent = spent.saturating_add(cost(kdf));
             if spent > limits.cost_mib || kdf.memory_kib.div_ceil(1024) > limits.memory_mib {
-                // What opened before was within the limit, and is told.
-                return if any { Ok(false) } else { Err(too_costly(candidate.slot, kdf, limits)) };
+                costly = Some(too_costly(candidate.slot, kdf, limits));
+                break;
             }
         }
-        match candidate.attempt(header, secrets) {
-            Ok(Some(slot)) => {
-                any = true;
-                if !found(slot) {
-                    return Ok(true);
+        affordable.push(candidate);
+    }
+    let mut any = false;
+    let mut trials = Trials::new(&affordable, Candidate::price, limits.together_mib.saturating_mul(1024));
+    while let Some(tried) = trials.next(|candidate| candidate.key(secrets)) {
+        for (candidate, key) in tried {
+            match key.and_then(|key| key.map_or(Ok(None), |key| candidate.open(header, key))) {
+                Ok(Some(slot)) => {
+                    any = true;
+                    if !found(slot) {
+                        return Ok(true);
+                    }
                 }
+                Ok(None) => {}
+                Err(error) => failure = Some(error),
             }
-            Ok(None) => {}
-            Err(error) => failure = Some(error),
         }
     }
-    match failure {
-        Some(error) if !any => Err(error),
+    match (costly, failure) {
+        // What opened before was within the limit, and is told.
+        (Some(_), _) if any => Ok(false),
+        (Some(error), _) => Err(error),
+        (None, Some(error)) if !any => Err(error),
         _ => Ok(true),
     }
 }
@@ -298,19 +342,8 @@ pub(crate) fn kinds(header: &Header) -> Vec<(u8, KeyKind)> {
 /// What the slot asks for.
 pub(crate) fn kind_of(header: &Header, slot: usize) -> KeyKind {
     match parse(header, slot) {
-        Ok(Some(candidate)) => key_kind(candidate.kind, candidate.kdf().is_some()),
+        Ok(Some(candidate)) => candidate.key_kind(),
         _ => KeyKind::Unknown(header.framing().slots[slot]),
-    }
-}
-
-fn key_kind(kind: u8, derives: bool) -> KeyKind {
-    match (kind & !REWRAPPED, derives) {
-        (SLOT_PASSPHRASE, _) => KeyKind::Passphrase,
-        (SLOT_KEY_FILE, false) => KeyKind::KeyFile,
-        (SLOT_KEY_FILE, true) => KeyKind::KeyFileAndPassphrase,
-        (SLOT_RECOVERY, _) => KeyKind::RecoveryCode,
-        (SLOT_AGE, _) => KeyKind::Age,
-        _ => KeyKind::Unknown(kind),
     }
 }
 
