@@ -10,6 +10,7 @@ pub mod fuzzing;
 mod keep;
 mod open;
 mod rekey;
+mod relay;
 mod snapshots;
 #[cfg(test)]
 pub(crate) mod tests;

@@ -16,11 +16,15 @@ pub use places::{Place, Runtime, places, runtime};
 pub use server::{Client, Listening, Server, listen};
 pub use snapshots::{Among, Listed, PAGE, held, ranges, snapshots};
 
+use std::ffi::OsStr;
 use std::fmt::Write;
+use std::fs::Metadata;
 use std::iter;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
 
 use crate::error::{CacheUse, LogUse};
 
@@ -36,7 +40,7 @@ const MAX_TEXT: usize = 4096;
 pub enum Request {
     Status,
     /// Unmount, commit, close; the answer comes when the archive is closed, then the daemon exits.
-    /// With `lazy` a busy mount is detached and served until its last user is gone.
+    /// With `lazy` a busy mount is detached and served until its last user is gone, which is answered at once.
     Stop {
         lazy: bool,
     },
@@ -108,6 +112,8 @@ pub struct Difference {
 pub enum Response {
     Status(Box<Status>),
     Done,
+    /// A busy mount is out of the tree and served until its last user is gone; then the archive is closed.
+    Detached,
     Busy {
         message: String,
     },
@@ -171,8 +177,9 @@ pub enum Why {
     Damaged,
     /// The snapshots that the choice was made among are not those that there are.
     Changed,
-    /// The file is not the backup that it would have to be.
+    /// The file is not the backup that it would have to be, or fails.
     Destination,
+    DamagedBackup,
     Interrupted,
     #[serde(other)]
     Other,
@@ -190,7 +197,7 @@ impl Response {
             }
             Response::Failed { message } | Response::Busy { message } | Response::Refused { message, .. } => message.clone(),
             Response::Status(_)
-            | Response::Done
+            | Response::Done | Response::Detached
             | Response::Snapshots { .. }
             | Response::Held { .. }
             | Response::BackedUp { .. }
@@ -217,6 +224,7 @@ impl Response {
             }
             // Names and paths are as long as they may be.
             Response::Done
+            | Response::Detached
             | Response::Snapshots { .. }
             | Response::Held { .. }
             | Response::BackedUp { .. }
@@ -294,15 +302,36 @@ pub struct Caches {
     pub nodes: CacheUse,
 }
 
-/// Where the socket of an archive lies: `runtime/lockbox/<hex id>.sock`.
-pub fn socket_path(runtime: &Path, archive_id: &[u8; 16]) -> PathBuf {
-    let mut name = String::with_capacity(37);
-    for byte in archive_id {
-        // Writing to a String never fails.
-        let _ = write!(name, "{byte:02x}");
+/// The name of the socket of a mounted archive. It says where the archive is and not which: a backup, or what a server shows, has the id of its
+/// origin and may be mounted beside it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SocketName(String);
+
+impl SocketName {
+    /// Of an archive in a file of this host. While a daemon has the file open, no other one gets its numbers.
+    pub fn of_file(file: &Metadata) -> SocketName {
+        SocketName(format!("{:x}-{:x}.sock", file.dev(), file.ino()))
     }
-    name.push_str(".sock");
-    directory(runtime).join(name)
+
+    /// Of an archive at an address. A hash, because a socket's path has room for about 100 bytes.
+    pub fn of_address(address: &OsStr) -> SocketName {
+        let mut name = String::with_capacity(37);
+        for byte in &Sha256::digest(address.as_encoded_bytes())[..16] {
+            // Writing to a String never fails.
+            let _ = write!(name, "{byte:02x}");
+        }
+        SocketName(name + ".sock")
+    }
+
+    /// Whether the socket at this path has this name.
+    pub fn is_of(&self, socket: &Path) -> bool {
+        socket.file_name() == Some(OsStr::new(&self.0))
+    }
+}
+
+/// Where the socket of a mounted archive lies: `runtime/lockbox/NAME`.
+pub fn socket_path(runtime: &Path, name: &SocketName) -> PathBuf {
+    directory(runtime).join(&name.0)
 }
 
 fn directory(runtime: &Path) -> PathBuf {

@@ -21,7 +21,7 @@ use parking_lot::{Condvar, Mutex};
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, Stat, fstat, openat, statat, unlinkat};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, Shutdown};
 
-use super::{Carried, MAX_LINE, NOT_UNDERSTOOD, Request, Response, directory, socket_path};
+use super::{Carried, MAX_LINE, NOT_UNDERSTOOD, Request, Response, SocketName, directory, socket_path};
 use crate::error::{Error, Result};
 
 /// A client writes its line at once.
@@ -80,13 +80,13 @@ struct Shared {
     answered: Condvar,
 }
 
-/// Listens on the archive's socket: who connects waits until it is served. A socket file that nobody answers on is replaced.
+/// Listens on the socket of this name: who connects waits until it is served. A socket file that nobody answers on is replaced.
 ///
 /// # Errors
 /// `InUse` when a daemon answers on the socket, `NotPermitted` when the directory is not ours alone, `Io`.
-pub fn listen(runtime: &Path, archive_id: &[u8; 16]) -> Result<Listening> {
+pub fn listen(runtime: &Path, name: &SocketName) -> Result<Listening> {
     let directory = prepare_directory(&directory(runtime))?;
-    let path = socket_path(runtime, archive_id);
+    let path = socket_path(runtime, name);
     let at = |what: &str| format!("{what} control socket: path={}", path.display());
     let name = path.file_name().unwrap_or_default().to_owned();
     let listener = Arc::new(bind(&path)?);
@@ -192,8 +192,14 @@ impl Client {
     /// Has the client do something, and waits for `limit` until it has; `go_on` is asked meanwhile.
     ///
     /// # Errors
-    /// `Io` when it could not; `Interrupted` when it is gone or says nothing in time; that of `go_on`.
-    pub fn have_done(&self, what: &Response, limit: Duration, go_on: &dyn Fn() -> Result<()>) -> Result<()> {
+    /// That of the host, with what `said` says of it, when it could not; `Interrupted` when it is gone or says nothing in time; that of `go_on`.
+    pub fn have_done(
+        &self,
+        what: &Response,
+        said: &dyn Fn() -> String,
+        limit: Duration,
+        go_on: &dyn Fn() -> Result<()>,
+    ) -> Result<()> {
         self.tell(what)?;
         let Some(stream) = &self.stream else { return Err(Error::Interrupted(0)) };
         stream.set_read_timeout(Some(LOOK)).map_err(|_| Error::Interrupted(0))?;
@@ -214,9 +220,7 @@ impl Client {
         let carried: Carried = serde_json::from_slice(&line).map_err(|_| Error::Interrupted(0))?;
         match carried.errno {
             None => Ok(()),
-            Some(errno) => {
-                Err(Error::io("what the client was to do in the mount", io::Error::from_raw_os_error(errno)))
-            }
+            Some(errno) => Err(Error::io(said(), io::Error::from_raw_os_error(errno))),
         }
     }
 }

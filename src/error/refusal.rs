@@ -16,6 +16,9 @@ pub enum Refusal {
     Links { path: String, links: u64 },
     #[error("the archive's passphrase goes with a key file")]
     PassphraseWithKeyFile,
+    /// Something that was not to be replaced; a clause that says what and where.
+    #[error("{what}")]
+    InTheWay { what: String },
     #[error("several key slots have a passphrase")]
     SeveralPassphrases,
     #[error("key slot {slot} has no passphrase that could be changed: it is a {kind}")]
@@ -32,6 +35,12 @@ pub enum Refusal {
     SnapshotExists { name: String },
     #[error("{why}; it was left as it is")]
     Destination { why: &'static str },
+    /// What an earlier backup left cannot be read, while the archive can.
+    #[error("damaged backup: {detail}; make one under another name, and keep this one until then")]
+    DamagedBackup { detail: String },
+    /// The medium of a backup fails, while the archive goes on.
+    #[error("{detail}")]
+    FailedBackup { detail: String },
     #[error("'{name}' is a name as mounts with a schedule give and remove by themselves")]
     NameOfSchedule { name: String },
 }

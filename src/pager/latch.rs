@@ -26,12 +26,18 @@ use crate::error::{Error, Result};
 /// It is set at most once; the first reason stays.
 #[derive(Default)]
 pub(crate) struct Latch {
+    /// Nothing is logged.
+    quiet: bool,
     reason: OnceLock<String>,
     /// The cause, until somebody who handed over data or asked for its durability was told.
     untold: Mutex<Option<Error>>,
 }
 
 impl Latch {
+    pub(crate) fn quiet() -> Latch {
+        Latch { quiet: true, ..Latch::default() }
+    }
+
     /// # Errors
     /// `Latched` with the first failure, for every later writer.
     pub(crate) fn check(&self) -> Result<()> {
@@ -59,7 +65,7 @@ impl Latch {
             }
             text
         });
-        if first {
+        if first && !self.quiet {
             tracing::error!("archive is read-only from now on: {reason}");
         }
         error

@@ -47,6 +47,11 @@ impl Pager {
         }
     }
 
+    /// Of what is written beside an archive, such as a backup: whoever meets its failure is told, and no log, which is that of the archive.
+    pub(crate) fn quiet(self) -> Pager {
+        Pager { latch: Latch::quiet(), ..self }
+    }
+
     pub(crate) fn storage(&self) -> &Arc<dyn Storage> {
         &self.storage
     }

@@ -1,4 +1,4 @@
-//! Where an archive's bytes are: one trait, and the file, memory and crash-simulating implementations; and names of the host's files.
+//! Where an archive's bytes are: one trait, and the file, memory and crash-simulating implementations, and that of another process; and names of the host's files.
 
 #[cfg(test)]
 mod counting;
@@ -6,6 +6,7 @@ mod entry;
 mod file;
 #[cfg(any(test, fuzzing))]
 mod image;
+pub mod lent;
 #[cfg(any(test, fuzzing))]
 mod memory;
 #[cfg(any(test, fuzzing))]
@@ -16,6 +17,7 @@ mod site;
 pub(crate) use counting::CountingStorage;
 pub use entry::{HostEntry, Identity, names};
 pub use file::{FileStorage, LockMode};
+pub use lent::{Borrowed, lend};
 #[cfg(any(test, fuzzing))]
 pub(crate) use memory::MemoryStorage;
 pub use site::Site;

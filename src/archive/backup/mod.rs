@@ -167,34 +167,33 @@ impl BackupSource {
         let copies = self.header()?;
         let environment = Arc::new(SystemEnvironment);
         let sequence = Header::of_copy(&copies[0])?.framing().sequence;
-        let backup = self.volume().begin_backup(&self.pinned, file.clone(), environment, sequence)?;
+        let backup = self.volume().begin_backup(&self.pinned, file.clone(), environment, sequence);
+        let backup = backup.map_err(in_backup)?;
         let copied = whole::copy(self.volume(), &self.pinned, &backup, &mut |step| self.go_on(step, watch))?;
-        header::write_copies(&**file, &copies)?;
+        header::write_copies(&**file, &copies).map_err(in_backup)?;
         Ok(self.backed_up(true, copied))
     }
 
     /// Makes a backup of this archive one of this moment by copying what changed. None when that is too much for one commit: nothing was changed then.
     ///
     /// # Errors
-    /// `Refused` for a file that is no backup of this archive, or newer than it, or of a copy that was written apart; those of reading the
+    /// `Refused` for a file that is no backup of this archive, or newer than it, or of a copy that was written apart, or damaged; those of reading the
     /// archive and writing the file; that of `watch`. The file shows what it showed then.
     pub fn bring_up_to_date(&self, file: &Arc<dyn Storage>, watch: &mut BackupWatch<'_>) -> Result<Option<BackedUp>> {
         let _work = self.fs.work()?;
-        // What is on the medium counts, not what the host's cache has: an earlier run may not have ended well.
-        file.barrier()?;
-        file.evict(0, file.len()?)?;
+        settle(&**file)?;
         let (backup, base, copies) = match self.examine(file)? {
             Examined::Whole => return Ok(None),
             Examined::Next(base, copies) => (self.open(file, &copies)?, base, copies),
         };
         if backup.origin() != Some(base) {
-            return Err(Error::damaged("the backup: its newest commit is lost; try again"));
+            return Err(in_backup(Error::damaged("its newest commit is lost; try again")));
         }
         if base == *self.origin() {
             return Ok(Some(self.backed_up(false, 0)));
         }
         // The keys of the archive; those that were removed open it no more. Before a record carries the number (9.1 rule 6).
-        header::write_copies(&**file, &copies)?;
+        header::write_copies(&**file, &copies).map_err(in_backup)?;
         let watch = &mut |step| self.go_on(step, watch);
         let Some(prepared) = next::prepare(self.volume(), &self.pinned, &base, &backup, watch)? else {
             return Ok(None);
@@ -206,7 +205,7 @@ impl BackupSource {
     /// Reads a backup of this moment back from the medium and compares it with the archive.
     ///
     /// # Errors
-    /// `Damaged` naming what differs.
+    /// `Refused` for a backup that is damaged or differs; those of reading the archive; that of `watch`.
     pub fn verify(&self, file: &Arc<dyn Storage>, watch: &mut BackupWatch<'_>) -> Result<()> {
         let _work = self.fs.work()?;
         verify::verify(self, file, &mut |step| self.go_on(step, watch))
@@ -220,7 +219,7 @@ impl BackupSource {
     fn open(&self, file: &Arc<dyn Storage>, copies: &[Vec<u8>; 2]) -> Result<Arc<Volume>> {
         let sequence = Header::of_copy(&copies[0])?.framing().sequence;
         let environment = Arc::new(SystemEnvironment);
-        self.volume().open_backup(&self.pinned, file.clone(), environment, sequence, MEMORY)
+        self.volume().open_backup(&self.pinned, file.clone(), environment, sequence, MEMORY).map_err(in_backup)
     }
 
     /// BACKUP-5, by reading alone.
@@ -230,8 +229,7 @@ impl BackupSource {
         let ours = Header::of_copy(&copies[0])?;
         let theirs = match Header::read(&**file) {
             Err(Error::NotArchive(_)) => return refused(destination::NO_ARCHIVE),
-            Err(Error::Damaged(reason)) => return Err(Error::damaged(format!("the backup: {reason}"))),
-            theirs => theirs?,
+            theirs => theirs.map_err(in_backup)?,
         };
         let (ours, theirs): (&Framing, &Framing) = (ours.framing(), theirs.framing());
         if theirs.archive != ours.archive {
@@ -243,10 +241,7 @@ impl BackupSource {
         if theirs.sequence > ours.sequence {
             return refused("its keys are newer than those of the archive");
         }
-        let volume = self.volume().read_copy(file.clone(), theirs.sequence, MEMORY).map_err(|error| match error {
-            Error::Damaged(reason) => Error::damaged(format!("the backup: {reason}")),
-            error => error,
-        })?;
+        let volume = self.volume().read_copy(file.clone(), theirs.sequence, MEMORY).map_err(in_backup)?;
         let Some(base) = volume.origin() else {
             return refused("it is an archive of its own, or a backup that was written to since");
         };
@@ -257,6 +252,23 @@ impl BackupSource {
             Descent::Earlier => refused("it is newer than the archive"),
             Descent::Apart => refused("it has what the archive lacks: the two were written apart from each other"),
         }
+    }
+}
+
+/// What is on the medium counts, not what the host's cache has: an earlier run may not have ended well.
+fn settle(file: &dyn Storage) -> Result<()> {
+    file.barrier().and_then(|()| file.evict(0, file.len()?)).map_err(in_backup)
+}
+
+/// What fails in the backup is not said of the archive, which nothing need be wrong with.
+fn in_backup(error: Error) -> Error {
+    match error {
+        Error::Damaged(detail) => Error::Refused(Refusal::DamagedBackup { detail }),
+        Error::Latched(detail) => Error::Refused(Refusal::FailedBackup { detail }),
+        Error::Io { context, source } => {
+            Error::Refused(Refusal::FailedBackup { detail: format!("{context}: {source}") })
+        }
+        error => error,
     }
 }
 

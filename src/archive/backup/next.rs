@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use super::{BackupStep, BackupWatch, batch, extent};
+use super::{BackupStep, BackupWatch, batch, extent, in_backup};
 use crate::archive::compact::pages::Pages;
 use crate::error::{Error, Result};
 use crate::format::record::Origin;
@@ -62,7 +62,7 @@ pub(super) fn prepare(
     if !fits {
         return Ok(None);
     }
-    let placed = prepared.place(&mut Pages::new(from, state, backup), watch)?;
+    let placed = prepared.place(&mut Pages::new(from, state, backup, in_backup), watch)?;
     Ok(placed.then_some(prepared))
 }
 
@@ -86,14 +86,13 @@ impl Prepared {
 
     fn note(&mut self, key: Key, new: Option<Vec<u8>>, old: Option<Vec<u8>>, base: Generation) -> Result<()> {
         let decoded = |value: &Option<Vec<u8>>| value.as_ref().map_or(Ok(None), |value| extent(key, value));
-        let (extent, there) = (decoded(&new)?, decoded(&old)?);
+        let (extent, there) = (decoded(&new)?, decoded(&old).map_err(in_backup)?);
         let same = match (&extent, &there) {
             (Some(extent), there) if extent.born <= base => {
                 if there.is_none_or(|there| (there.length, there.born) != (extent.length, extent.born)) {
-                    return Err(Error::damaged(format!(
-                        "the backup lacks what it was said to have: inode={} offset={}; make it anew",
-                        key.object, key.sub
-                    )));
+                    let detail =
+                        format!("what it was said to have is not in it: inode={} offset={}", key.object, key.sub);
+                    return Err(in_backup(Error::damaged(detail)));
                 }
                 true
             }
@@ -132,7 +131,7 @@ impl Prepared {
 
     /// Answers how many bytes of file data were copied.
     pub(super) fn publish(self, backup: &Volume, pinned: &Pinned) -> Result<u64> {
-        backup.operate_on_backup(|op| {
+        let changed = backup.operate_on_backup(|op| {
             self.adopted.iter().try_for_each(|(page, extents)| op.adopt(page, *extents))?;
             for Change { key, old, new } in &self.changes {
                 match new {
@@ -144,8 +143,9 @@ impl Prepared {
                 }
             }
             op.becomes_backup_of(pinned)
-        })?;
-        backup.close()?;
+        });
+        changed.map_err(in_backup)?;
+        backup.close().map_err(in_backup)?;
         Ok(self.copied)
     }
 }
@@ -169,7 +169,7 @@ impl Pair<'_> {
         let from = self.at;
         let (mut to, mut other) = (from, from);
         let mut ours = batch(self.ours, &mut to, self.upper, BATCH)?;
-        let mut theirs = batch(self.theirs, &mut other, self.upper, BATCH)?;
+        let mut theirs = batch(self.theirs, &mut other, self.upper, BATCH).map_err(in_backup)?;
         // The part ends where the shorter one does.
         self.at = to.min(other);
         ours.retain(|(key, _)| *key < self.at);

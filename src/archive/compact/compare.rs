@@ -98,14 +98,13 @@ impl Comparison<'_, '_> {
             return Ok(false);
         }
         self.done += u64::from(ours.length);
-        has_same_bytes(self.from, self.to, &ours, &theirs)
+        Ok(bytes(self.from, &ours)? == bytes(self.to, &theirs)?)
     }
 }
 
-/// Whether two extents of one length, each of its volume, stand for the same bytes.
-pub(in crate::archive) fn has_same_bytes(from: &Volume, to: &Volume, ours: &Extent, theirs: &Extent) -> Result<bool> {
-    let (mut one, mut other) = (vec![0; ours.length as usize], vec![0; ours.length as usize]);
-    from.read_data(&ours.page, ours.start, &mut one)?;
-    to.read_data(&theirs.page, theirs.start, &mut other)?;
-    Ok(one == other)
+/// What an extent stands for.
+pub(in crate::archive) fn bytes(volume: &Volume, extent: &Extent) -> Result<Vec<u8>> {
+    let mut bytes = vec![0; extent.length as usize];
+    volume.read_data(&extent.page, extent.start, &mut bytes)?;
+    Ok(bytes)
 }

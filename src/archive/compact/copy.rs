@@ -18,20 +18,23 @@
 //!   the live tree none are left, because the session before has removed them (COMPACT-1).
 //! - Snapshots get new numbers, from the counter that goes on: one that a program knows of the old file never comes to mean another snapshot.
 
+use std::convert::identity;
+
 use super::Watch;
 use super::moments::{Moments, Step};
 use super::names::Names;
 use super::pages::Pages;
+use crate::archive::relay::relay;
 use crate::error::Result;
-use crate::format::kind;
 use crate::format::values::Extent;
+use crate::format::{Pointer, kind};
 use crate::txn::{Difference, Operation, Volume};
 
 /// Copies all moments, and the history of sessions.
 pub(super) fn copy(from: &Volume, to: &Volume, names: &Names, watch: &mut Watch<'_>) -> Result<()> {
     let moments = Moments::of(from)?;
     let state = from.state();
-    let mut pages = Pages::new(from, &state, to);
+    let mut pages = Pages::new(from, &state, to, identity);
     for number in 0..moments.count() {
         let step = moments.step(number)?;
         announce(&step, &mut pages, watch).map_err(|error| step.named(error))?;
@@ -71,48 +74,55 @@ struct Replay<'a, 'w> {
     watch: &'a mut Watch<'w>,
 }
 
+/// What one operation changes; its pages are written.
+type Part = (Vec<Difference>, Vec<(Pointer, u32)>);
+
 impl Replay<'_, '_> {
     fn step(&mut self, step: &Step<'_>) -> Result<()> {
+        let Replay { pages, to, names, done, watch } = self;
         let mut walk = step.walk();
-        loop {
-            let mut batch = walk.batch()?;
-            if batch.is_empty() {
-                return Ok(());
+        let read = |hand_on: &mut dyn FnMut(Part) -> Result<()>| {
+            loop {
+                let mut batch = walk.batch()?;
+                if batch.is_empty() {
+                    return Ok(());
+                }
+                let mut adopted = Vec::new();
+                for Difference { key, new, .. } in batch.iter_mut().filter(|one| one.key.kind == kind::EXTENT) {
+                    let Some(value) = new else { continue };
+                    *done += pages.carry(*key, value, &mut adopted)?;
+                    watch(*done)?;
+                }
+                hand_on((batch, adopted))?;
+                watch(*done)?;
             }
-            let mut adopted = Vec::new();
-            for Difference { key, new, .. } in batch.iter_mut().filter(|one| one.key.kind == kind::EXTENT) {
-                let Some(value) = new else { continue };
-                self.done += self.pages.carry(*key, value, &mut adopted)?;
-                (self.watch)(self.done)?;
-            }
+        };
+        relay(read, |(batch, adopted): Part| {
             // Each with an entry of a dead list; a reference count above 1 changes three records at most.
             let records = 2 * batch.len() as u64 + 3 * adopted.len() as u64;
-            self.to.operate(records, false, |op| {
-                for (page, extents) in &adopted {
-                    op.adopt(page, *extents)?;
-                }
-                batch.iter().try_for_each(|difference| self.change(op, difference))
-            })?;
-            (self.watch)(self.done)?;
-        }
+            to.operate(records, false, |op| {
+                adopted.iter().try_for_each(|(page, extents)| op.adopt(page, *extents))?;
+                batch.iter().try_for_each(|difference| change(op, names, difference))
+            })
+        })
     }
+}
 
-    fn change(&self, op: &mut Operation<'_>, difference: &Difference) -> Result<()> {
-        let Difference { key, new, .. } = difference;
-        if self.names.moves(*key) {
-            return self.names.change(op, difference);
-        }
-        if key.kind == kind::EXTENT {
-            return change_extent(op, difference);
-        }
-        let is_inode = key.kind == kind::INODE && key.sub == 0;
-        match new {
-            Some(value) if !op.insert(*key, value)? && is_inode => op.inode_made(),
-            None if op.remove(*key)? && is_inode => op.inode_gone(),
-            _ => {}
-        }
-        Ok(())
+fn change(op: &mut Operation<'_>, names: &Names, difference: &Difference) -> Result<()> {
+    let Difference { key, new, .. } = difference;
+    if names.moves(*key) {
+        return names.change(op, difference);
     }
+    if key.kind == kind::EXTENT {
+        return change_extent(op, difference);
+    }
+    let is_inode = key.kind == kind::INODE && key.sub == 0;
+    match new {
+        Some(value) if !op.insert(*key, value)? && is_inode => op.inode_made(),
+        None if op.remove(*key)? && is_inode => op.inode_gone(),
+        _ => {}
+    }
+    Ok(())
 }
 
 /// Its page is placed already, and counted.

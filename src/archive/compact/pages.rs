@@ -43,16 +43,30 @@ pub(in crate::archive) struct Pages<'a> {
     to: &'a Volume,
     /// By what names the page: all moments lie in one file, so none of them takes the place of another.
     shared: HashMap<Pointer, Shared>,
+    /// The page that was looked up last, and whether several extents name it: neighbours are often in one page.
+    last: Option<(Pointer, bool)>,
+    /// How a failure of the new file is said.
+    said: fn(Error) -> Error,
 }
 
 impl<'a> Pages<'a> {
-    pub(in crate::archive) fn new(from: &'a Volume, state: &'a State, to: &'a Volume) -> Pages<'a> {
-        Pages { from, state, to, shared: HashMap::new() }
+    pub(in crate::archive) fn new(
+        from: &'a Volume,
+        state: &'a State,
+        to: &'a Volume,
+        said: fn(Error) -> Error,
+    ) -> Pages<'a> {
+        Pages { from, state, to, shared: HashMap::new(), last: None, said }
     }
 
     /// To be called with every extent that comes with a moment before the first is placed.
     pub(in crate::archive) fn announce(&mut self, extent: &Extent) -> Result<()> {
-        if self.from.count_in(self.state, &extent.page)? > 1 {
+        let is_shared = match self.last {
+            Some((page, is_shared)) if page == extent.page => is_shared,
+            _ => self.from.count_in(self.state, &extent.page)? > 1,
+        };
+        self.last = Some((extent.page, is_shared));
+        if is_shared {
             let shared = self.shared.entry(extent.page).or_default();
             shared.extents += 1;
             shared.ranges.push(extent.start..extent.start + extent.length);
@@ -107,10 +121,10 @@ impl<'a> Pages<'a> {
             return Err(Error::damaged("an extent reaches beyond its page"));
         }
         if ranges.len() == 1 && ranges[0] == (0..length) {
-            return self.to.write_framed(&whole(&opened)?);
+            return self.to.write_framed(&whole(&opened)?).map_err(self.said);
         }
         let kept = plain(&opened, ranges)?;
-        self.to.write_framed(&reframed(&opened, ranges, &kept, (ino, offset))?)
+        self.to.write_framed(&reframed(&opened, ranges, &kept, (ino, offset))?).map_err(self.said)
     }
 }
 

@@ -221,6 +221,17 @@ impl Beside {
         rustix::fs::fsync(new).map_err(|e| Error::io(format!("syncing {}", self.entry.path().display()), e.into()))
     }
 
+    /// Takes the name away: the file is gone once nobody has it open, whoever is killed meanwhile.
+    ///
+    /// # Errors
+    /// Those of the host.
+    pub(in crate::archive) fn without_name(self) -> Result<Arc<FileStorage>> {
+        let removed = self.entry.remove(&*self.storage);
+        removed.map_err(|e| Error::io(format!("cannot work in {}", self.entry.path().display()), e))?;
+        self.finished.set(true);
+        Ok(self.storage.clone())
+    }
+
     /// Gives the file a name that nothing has, durably.
     ///
     /// # Errors
@@ -305,6 +316,8 @@ impl Drop for Beside {
     fn drop(&mut self) {
         if !self.finished.get()
             && let Err(error) = self.entry.remove(&*self.storage)
+            // The medium itself fails, which whoever writes there is told; the next run removes what is left.
+            && !matches!(Errno::from_io_error(&error), Some(Errno::IO | Errno::ROFS))
         {
             tracing::warn!(%error, path = %self.entry.path().display(), "cannot remove the unfinished file");
         }

@@ -16,7 +16,7 @@ use crate::format::{BLOCK, RING_SLOTS, ROOT_INO, slot_block};
 use crate::fs::FileSystem;
 use crate::keys::header::Header;
 use crate::keys::{self, SeenOptions};
-use crate::storage::simulated::{OpKind, SimulatedStorage};
+use crate::storage::simulated::{Class, Fault, FaultPlan, OpKind, SimulatedStorage};
 use crate::storage::{MemoryStorage, Storage};
 
 fn source(fs: &Arc<FileSystem>, storage: &Arc<MemoryStorage>) -> BackupSource {
@@ -424,6 +424,110 @@ fn a_failure_leaves_the_old_moment() {
 }
 
 /// The header of the archive is that of its backup, each time.
+/// Who is told that the archive is damaged looks for help where nothing is wrong.
+#[test]
+fn damage_of_the_backup_is_not_said_of_the_archive() {
+    let (storage, fs) = fresh(12);
+    for n in 0..4u64 {
+        put(&fs, ROOT_INO, format!("file{n}").as_bytes(), &super::sample::noise(n, 30_000));
+    }
+    let moment = source(&fs, &storage);
+    let whole = filled(&moment).contents();
+    put(&fs, ROOT_INO, b"later", b"what came then");
+    let later = source(&fs, &storage);
+    let (mut unsound, mut unequal) = (0, 0);
+    for block in 0..whole.len() as u64 / BLOCK {
+        let mut bytes = whole.clone();
+        bytes[(block * BLOCK + 1000) as usize] ^= 4;
+        let flipped = || Arc::new(MemoryStorage::from_contents(bytes.clone()));
+        match next(&later, &flipped()) {
+            Ok(_) => {}
+            Err(Error::Refused(Refusal::DamagedBackup { .. })) => unsound += 1,
+            Err(error) => panic!("block {block}: {error:?}"),
+        }
+        match moment.verify(&(flipped() as Arc<dyn Storage>), &mut on) {
+            Ok(()) => {}
+            Err(Error::Refused(Refusal::DamagedBackup { .. })) => unequal += 1,
+            Err(error) => panic!("block {block}: {error:?}"),
+        }
+    }
+    assert!(unsound > 0 && unequal > unsound, "{unsound} {unequal}");
+    drop((moment, later));
+    fs.close().unwrap();
+}
+
+/// The archive goes on, so nobody is to take it for broken; the backup that was there is it still, or the new one.
+#[test]
+fn a_medium_that_fails_under_a_backup_is_said_of_the_backup() {
+    let (storage, fs) = fresh(14);
+    let write = |from: u64| {
+        for n in from..from + 12 {
+            put(&fs, ROOT_INO, format!("file{n}").as_bytes(), &super::sample::noise(n, 90_000));
+        }
+    };
+    write(0);
+    let (old, earlier) = (expected(&fs), source(&fs, &storage));
+    let bytes = filled(&earlier).contents();
+    write(12);
+    let (new, later) = (expected(&fs), source(&fs, &storage));
+    // Tries it again and again, each time with one operation more before the medium is gone; answers how often that was too early.
+    let pulled = |class, begin: &dyn Fn() -> Arc<SimulatedStorage>, work: &dyn Fn(&Arc<dyn Storage>) -> Result<()>| {
+        for count in 0.. {
+            let file = begin();
+            file.inject(Some(FaultPlan { class, count, fault: Fault::Eio, lasting: true }));
+            let done = work(&(file.clone() as Arc<dyn Storage>));
+            match &done {
+                Ok(()) if file.injected() == 0 => return count,
+                // What may fail unnoticed, such as giving room back.
+                Ok(()) | Err(Error::Refused(Refusal::FailedBackup { .. } | Refusal::DamagedBackup { .. })) => {}
+                Err(error) => panic!("{class:?} {count}: {error:?}"),
+            }
+            file.inject(None);
+            let left = MemoryStorage::from_contents(file.medium_contents());
+            if Header::read(&left).is_ok() {
+                let shows = shown(&left);
+                assert!(shows == new || shows == old && done.is_err(), "{class:?} {count}");
+            }
+        }
+        unreachable!()
+    };
+    for class in [Class::Read, Class::Change] {
+        let there = || SimulatedStorage::from_contents(&bytes);
+        let times = pulled(class, &there, &|file| later.bring_up_to_date(file, &mut on).map(drop));
+        assert!(times > 10, "{class:?}: {times}");
+    }
+    assert!(pulled(Class::Change, &SimulatedStorage::new, &|file| later.fill(file, &mut on).map(drop)) > 30);
+    assert_eq!(fs.volume.latched(), None);
+    drop((earlier, later));
+    fs.close().unwrap();
+}
+
+/// What the backup lacks cannot be had from an archive that lost it, and the backup is as it was.
+#[test]
+fn damage_of_the_archive_is_said_of_it() {
+    let (storage, fs) = fresh(13);
+    put(&fs, ROOT_INO, b"one", &super::sample::noise(1, 30_000));
+    let moment = source(&fs, &storage);
+    let file = filled(&moment);
+    let before = storage.contents();
+    put(&fs, ROOT_INO, b"two", &super::sample::noise(2, 30_000));
+    fs.sync().unwrap();
+    let later = source(&fs, &storage);
+    // What is not in memory: the data that came since.
+    let after = storage.contents();
+    let old = |block: usize| before.get(block..block + BLOCK as usize);
+    for block in (0..after.len()).step_by(BLOCK as usize) {
+        let new = &after[block..block + BLOCK as usize];
+        if block as u64 >= 16 * BLOCK && old(block) != Some(new) {
+            storage.write_at(block as u64 + 2000, &[!new[2000]]).unwrap();
+        }
+    }
+    let backup = file.contents();
+    let error = next(&later, &file).unwrap_err();
+    assert!(matches!(error, Error::Damaged(_)), "{error:?}");
+    assert!(file.contents() == backup);
+}
+
 #[test]
 fn keys_that_were_changed_are_changed_in_the_backup() {
     let (storage, fs) = fresh(22);

@@ -8,6 +8,7 @@ use super::passphrase;
 use super::sample::{OWNER, fresh, noise, put};
 use crate::crypto::kdf::KdfCost;
 use crate::env::SeededEnvironment;
+use crate::error::Error;
 use crate::exchange::{DifferingKind, Entries, compare};
 use crate::format::{Ino, ROOT_INO};
 use crate::fs::{Attributes, FileSystem, RenameMode, SetAttributes, SetTime, XattrMode, mode};
@@ -16,7 +17,7 @@ use crate::keys;
 /// Letters and paths, in one line.
 fn short(older: &FileSystem, newer: &FileSystem) -> String {
     let text = |path: Vec<u8>| String::from_utf8(path).unwrap();
-    let told = compare(older, newer, &mut || Ok(())).unwrap().into_iter().map(|one| {
+    let told = compare(older, newer, &mut |_| Ok(())).unwrap().into_iter().map(|one| {
         let letters = match one.kind {
             DifferingKind::Added => "A",
             DifferingKind::Removed => "D",
@@ -174,7 +175,7 @@ fn renamed(path: &[u8], renames: &BTreeMap<&[u8], &[u8]>) -> Vec<u8> {
 
 /// Applies what is told to the list of old paths, which has to give the list of new ones, and asks of each object whether all that became of it was told, and no more.
 fn assert_tells(older: &FileSystem, newer: &FileSystem, old: &Described, new: &Described, what: &str) -> usize {
-    let told = compare(older, newer, &mut || Ok(())).unwrap();
+    let told = compare(older, newer, &mut |_| Ok(())).unwrap();
     let what = format!("{what}: {}", short(older, newer));
     assert!(told.is_sorted_by(|a, b| a < b), "{what}");
     let of = |kind: DifferingKind| -> BTreeSet<&[u8]> {
@@ -436,7 +437,7 @@ fn files_far_from_their_directories_are_found_by_all_their_names() {
         files.push(made);
     }
     let wanted = files.iter().chain(&directories).copied().collect();
-    let found = fs.paths_of(&wanted).unwrap();
+    let found = fs.paths_of(&wanted, &mut || Ok(())).unwrap();
     let mut names: BTreeMap<Ino, Vec<Vec<u8>>> = BTreeMap::new();
     let mut waiting = vec![(ROOT_INO, Vec::new())];
     names.insert(ROOT_INO, vec![Vec::new()]);
@@ -475,12 +476,43 @@ fn a_name_is_found_by_reading_few_nodes() {
     fs.take_snapshot(b"s").unwrap();
     for file in files {
         let moment = fs.moment(b"s").unwrap();
-        let paths = moment.paths_of(&[file].into_iter().collect()).unwrap();
+        let paths = moment.paths_of(&[file].into_iter().collect(), &mut || Ok(())).unwrap();
         let read = moment.usage().nodes.misses;
         let names = paths[&file][0].split(|&byte| byte == b'/');
         let found = names.fold(ROOT_INO, |at, name| moment.lookup(at, name).unwrap().ino);
         assert_eq!((paths[&file].len(), found), (1, file));
         assert!(read <= 20, "{read} nodes were read for {:?}", String::from_utf8_lossy(&paths[&file][0]));
+    }
+}
+
+/// Whoever waits for it is asked at each step, and told what it holds.
+#[test]
+fn a_comparison_ends_when_it_is_told_to() {
+    let (_, fs) = fresh(2);
+    let directory = fs.make_directory(ROOT_INO, b"d", 0o755, OWNER).unwrap().ino;
+    for n in 0..40u64 {
+        put(&fs, directory, format!("file{n}").as_bytes(), &noise(n, 100));
+    }
+    fs.take_snapshot(b"s").unwrap();
+    let old = fs.moment(b"s").unwrap();
+    for n in 0..20 {
+        fs.unlink(directory, format!("file{n}").as_bytes()).unwrap();
+        fs.rename(directory, format!("file{}", n + 20).as_bytes(), ROOT_INO, b"moved", RenameMode::Replace).unwrap();
+    }
+    let (mut asked, mut most) = (0, 0);
+    let found = compare(&old, &fs, &mut |held| {
+        (asked, most) = (asked + 1, most.max(held));
+        Ok(())
+    })
+    .unwrap();
+    assert!(asked > 40 && most >= found.len() && found.len() >= 40, "{asked} {most} {}", found.len());
+    for step in 0..asked {
+        let mut left = i64::from(step);
+        let ended = compare(&old, &fs, &mut |_| {
+            left -= 1;
+            if left < 0 { Err(Error::Interrupted(2)) } else { Ok(()) }
+        });
+        assert!(matches!(ended, Err(Error::Interrupted(2))), "step {step}");
     }
 }
 
@@ -499,7 +531,7 @@ fn moments_of_two_archives_are_not_compared() {
         })
         .collect();
     let moment = archives[0].moment(b"s").unwrap();
-    assert!(compare(&moment, archives[1].file_system(), &mut || Ok(())).is_err());
-    assert_eq!(compare(&moment, archives[0].file_system(), &mut || Ok(())).unwrap(), []);
+    assert!(compare(&moment, archives[1].file_system(), &mut |_| Ok(())).is_err());
+    assert_eq!(compare(&moment, archives[0].file_system(), &mut |_| Ok(())).unwrap(), []);
     assert!(archives[0].moment(b"t").is_err());
 }

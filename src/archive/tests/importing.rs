@@ -21,7 +21,15 @@ const TIME: u64 = 1_000_000;
 
 fn options() -> ImportOptions {
     let creator = Creator { uid: 0, gid: 0, umask: None };
-    ImportOptions { to: b"/".to_vec(), follow: false, replace: false, creator, filter: Filter::default(), mirror: None }
+    ImportOptions {
+        to: b"/".to_vec(),
+        name: None,
+        follow: false,
+        replace: false,
+        creator,
+        filter: Filter::default(),
+        mirror: None,
+    }
 }
 
 /// Directories of small files that do not compress, all of one old time.

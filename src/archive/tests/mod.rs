@@ -213,6 +213,30 @@ fn the_cost_of_all_trials_together_is_bounded() {
     assert!(slots::unlock(&header, &secrets("two"), &UnlockLimits::raised(13)).is_ok());
 }
 
+#[test]
+fn every_slot_is_tried_however_many_run_side_by_side() {
+    let cost = |mib: u32, passes| KdfCost { memory_kib: mib * 1024, passes, lanes: 1 };
+    let slots = [(0, "one", cost(2, 1)), (3, "two", cost(1, 1)), (7, "same", cost(1, 1)), (8, "three", cost(2, 1))];
+    let storage = archive(&[&slots[..], &[(30, "same", cost(1, 3)), (31, "same", KdfCost::TEST)]].concat());
+    let header = Header::read(&storage).unwrap();
+    for together_mib in [0, 1, 3, 64] {
+        let limits = UnlockLimits { together_mib, ..UnlockLimits::default() };
+        for (slot, word, _) in slots {
+            let opened = slots::unlock_all(&header, &secrets(word), &limits).unwrap();
+            let numbers: Vec<usize> = opened.0.iter().map(|opened| opened.slot).collect();
+            // The cheapest first, whoever ended first.
+            assert_eq!((numbers, opened.1), (if word == "same" { vec![7, 31, 30] } else { vec![slot] }, true));
+        }
+        assert!(matches!(slots::unlock(&header, &secrets("wrong"), &limits), Err(Error::WrongKey)));
+        // What is beyond the budget is not tried beside what is within it.
+        let tight = UnlockLimits { cost_mib: 7, ..limits };
+        let (opened, all) = slots::unlock_all(&header, &secrets("same"), &tight).unwrap();
+        assert_eq!((opened.len(), all), (2, false));
+        let refused = slots::unlock(&header, &secrets("wrong"), &tight).err();
+        assert!(matches!(refused, Some(Error::Refused(Refusal::Costly { slot: 30, .. }))), "{refused:?}");
+    }
+}
+
 /// Would run for minutes and take 4 GiB if anything were derived.
 #[test]
 fn thirty_two_hostile_slots_are_refused_before_any_work() {
@@ -232,7 +256,8 @@ fn thirty_two_hostile_slots_are_refused_before_any_work() {
             header::write_copy(&storage, &framing, &blocks, copy, &key()).unwrap();
         }
         let header = Header::read(&storage).unwrap();
-        let error = slots::unlock(&header, &secrets("one"), &UnlockLimits::default()).err().unwrap();
+        let limits = UnlockLimits { together_mib: u64::MAX, ..UnlockLimits::default() };
+        let error = slots::unlock(&header, &secrets("one"), &limits).err().unwrap();
         // Bounds come first (specification 3.2): what is out of them is damaged, whatever it would cost.
         let bearable = memory_kib == 4 << 20;
         assert!(matches!(error, Error::Refused(Refusal::Costly { .. })) == bearable, "{memory_kib} {passes}: {error}");

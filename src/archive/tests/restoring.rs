@@ -211,7 +211,7 @@ fn the_whole_tree_comes_back_and_outlives_the_snapshots() {
     let report = restore(&fs, b"good", &[], None).unwrap();
     assert!(report.copied.files > 10 && report.copied.links == 2 && report.deleted > 20, "{report:?}");
     assert_same(&describe(&fs), &expected, "restored");
-    assert_eq!(compare(&fs.moment(b"good").unwrap(), &fs, &mut || Ok(())).unwrap(), []);
+    assert_eq!(compare(&fs.moment(b"good").unwrap(), &fs, &mut |_| Ok(())).unwrap(), []);
     assert_sound(&fs, "with both snapshots");
     restore(&fs, b"before", &[], None).unwrap();
     assert_same(&describe(&fs), &wrecked, "and back");

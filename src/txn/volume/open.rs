@@ -75,7 +75,7 @@ impl Volume {
         record: CommitRecord,
         next_generation: Generation,
     ) -> Result<Arc<Volume>> {
-        let pager = Arc::new(Pager::new(storage, cipher, CREATE_MEMORY as usize / 4));
+        let pager = Arc::new(Pager::new(storage, cipher, CREATE_MEMORY as usize / 4).quiet());
         if pager.storage().len()? < record.total_blocks * BLOCK {
             pager.storage().set_len(record.total_blocks * BLOCK)?;
         }
@@ -142,7 +142,8 @@ impl Volume {
             return Err(Error::ReadOnly("the archive's file cannot be written".into()));
         }
         let writable = !options.read_only;
-        let pager = Arc::new(Pager::new(storage, cipher, (options.memory / 2) as usize));
+        let pager = Pager::new(storage, cipher, (options.memory / 2) as usize);
+        let pager = Arc::new(if backup_after.is_some() { pager.quiet() } else { pager });
         let mut recovered = recovery::choose(&pager, writable, &*environment, seen)?;
         let mut record = recovered.record.clone();
         let origin = record.origin;

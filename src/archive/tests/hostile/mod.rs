@@ -125,8 +125,13 @@ fn on_the_host(directory: &std::path::Path, bytes: &[u8]) {
     let unlocked = UnlockedKey { archive: ARCHIVE, volume_key: key() };
     let options = OpenOptions { read_only: true, memory: 16 << 20, ..OpenOptions::default() };
     if let Ok(archive) = Archive::open(&file, &unlocked, &options) {
-        let options =
-            ExtractOptions { to: own.join("extracted"), replace: false, filter: Filter::default(), privileges: true };
+        let options = ExtractOptions {
+            to: own.join("extracted"),
+            name: None,
+            replace: false,
+            filter: Filter::default(),
+            privileges: true,
+        };
         archive.info().unwrap();
         // A refusal is as good as a report.
         let _ = exchange::extract(archive.file_system(), &[], &options, &mut |_| Ok(()));

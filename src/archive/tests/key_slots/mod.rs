@@ -48,8 +48,8 @@ fn all_kinds(identity: &age::x25519::Identity) -> (MemoryStorage, [KeyKind; 6]) 
     })
     .collect();
     Header::read(&storage).unwrap().replace_slots(&storage, &changes, &key()).unwrap();
-    use KeyKind::{Age, KeyFile, KeyFileAndPassphrase, Passphrase, RecoveryCode};
-    (storage, [Passphrase, KeyFile, KeyFileAndPassphrase, RecoveryCode, Age, Age])
+    use KeyKind::{Age, KeyFile, KeyFileAndPassphrase, Passphrase, RecoveryCode, SshKey};
+    (storage, [Passphrase, KeyFile, KeyFileAndPassphrase, RecoveryCode, Age, SshKey])
 }
 
 fn identity_secrets(content: &[u8]) -> Secrets {
@@ -220,7 +220,7 @@ fn what_is_derived_comes_last_and_within_the_budget() {
     let made = slots::make(&place, &NewKey::KeyFile(&key_file(2)), String::new(), &SeededEnvironment::new(1)).unwrap();
     Header::read(&storage).unwrap().replace_slots(&storage, &[(20, made)], &key()).unwrap();
     let header = Header::read(&storage).unwrap();
-    let nothing = UnlockLimits { cost_mib: 0, memory_mib: 0 };
+    let nothing = UnlockLimits { cost_mib: 0, memory_mib: 0, ..UnlockLimits::default() };
     let given = Secrets { key_file: Some(key_file(2)), ..secrets("word") };
     assert_eq!(slots::unlock(&header, &given, &nothing).unwrap().slot, 20);
     let given = Secrets { key_file: Some(key_file(3)), ..secrets("word") };

@@ -1,0 +1,77 @@
+//! One thread reads while another one writes, part by part: to read and seal pages of file data takes about as long as to make the trees that name them.
+
+use std::sync::mpsc;
+use std::thread;
+
+use crate::error::{Error, Result};
+
+/// Parts that were read and wait for the writer.
+const WAITING: usize = 16;
+
+/// Has `write` take each part that `read` hands on, in the same order, on a thread of its own.
+///
+/// # Errors
+/// That of `write`, else that of `read`; either ends both. What was handed on before `read` failed was written.
+pub(super) fn relay<T: Send>(
+    read: impl FnOnce(&mut dyn FnMut(T) -> Result<()>) -> Result<()>,
+    write: impl FnMut(T) -> Result<()> + Send,
+) -> Result<()> {
+    thread::scope(|scope| {
+        let (sender, parts) = mpsc::sync_channel(WAITING);
+        let writer = thread::Builder::new()
+            .name("relay".into())
+            .spawn_scoped(scope, || parts.into_iter().try_for_each(write))
+            .map_err(|error| Error::io("cannot start a thread", error))?;
+        let was_read = read(&mut |part| {
+            // Nobody takes it once the writer has failed; then that is what is told.
+            sender.send(part).map_err(|_| Error::Invalid("nobody takes what is handed on".into()))
+        });
+        drop(sender);
+        let written = writer.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        written.and(was_read)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_come_in_order_and_all_of_them() {
+        let mut seen = Vec::new();
+        let read = |hand_on: &mut dyn FnMut(u32) -> Result<()>| (0..100).try_for_each(hand_on);
+        relay(read, |part| {
+            seen.push(part);
+            Ok(())
+        })
+        .unwrap();
+        assert_eq!(seen, (0..100).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn an_error_of_either_ends_both_and_that_of_the_writer_is_told() {
+        let failed = |what: &str| Error::Invalid(what.into());
+        let mut handed_on = 0;
+        let read = |hand_on: &mut dyn FnMut(u32) -> Result<()>| {
+            loop {
+                hand_on(0)?;
+                handed_on += 1;
+            }
+        };
+        let error = relay(read, |_| Err(failed("writer"))).unwrap_err();
+        assert!(error.to_string().contains("writer"), "{error}");
+        assert!(handed_on <= WAITING + 1);
+
+        let mut written = 0;
+        let read = |hand_on: &mut dyn FnMut(u32) -> Result<()>| {
+            hand_on(1)?;
+            Err(failed("reader"))
+        };
+        let error = relay(read, |_| {
+            written += 1;
+            Ok(())
+        })
+        .unwrap_err();
+        assert!(error.to_string().contains("reader") && written == 1, "{error}");
+    }
+}

@@ -1,0 +1,381 @@
+//! A storage of another process, over sockets between the two.
+//!
+//! Who has the archive's key may be kept from the network, from a directory or from a place that is no file, and somebody else holds that. On each socket a request has
+//! 24 bytes (order and count of 32 bits each, two numbers of 64 bits, little-endian) and, for a write, as many bytes as it counts; it is answered, one at a time,
+//! with a code and a length of 32 bits each and as many bytes: those that were asked for, or a sentence.
+
+use std::io::{self, Read, Write};
+use std::ops::Range;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use parking_lot::{Condvar, Mutex};
+
+use super::Storage;
+use crate::error::{Error, Result};
+
+const READ: u32 = 0;
+const NEED: u32 = 1;
+const FORGET: u32 = 2;
+const LENGTH: u32 = 3;
+const WRITE: u32 = 4;
+const ALLOCATE: u32 = 5;
+const PUNCH: u32 = 6;
+const CUT: u32 = 7;
+const BARRIER: u32 = 8;
+/// Most bytes of one request: four times what a page has.
+const MOST: u32 = 64 << 20;
+/// Longest sentence of a refusal.
+const MAX_SENTENCE: u32 = 64 << 10;
+const REQUEST_BYTES: usize = 24;
+
+/// Another process's storage.
+pub struct Borrowed {
+    /// Only this process writes there.
+    length: AtomicU64,
+    writable: bool,
+    idle: Mutex<Idle>,
+    returned: Condvar,
+    /// Goes after the sockets.
+    keeper: Option<Box<dyn Send + Sync>>,
+}
+
+struct Idle {
+    sockets: Vec<UnixStream>,
+    /// Those in use as well.
+    whole: usize,
+}
+
+struct Request {
+    order: u32,
+    count: u32,
+    first: u64,
+    second: u64,
+}
+
+impl Borrowed {
+    /// What is lent at the other end of these sockets: so many requests are under way at most.
+    ///
+    /// # Errors
+    /// When nobody answers there.
+    pub fn new(sockets: Vec<UnixStream>, writable: bool) -> Result<Borrowed> {
+        let idle = Mutex::new(Idle { whole: sockets.len(), sockets });
+        let length = AtomicU64::new(0);
+        let borrowed = Borrowed { length, writable, idle, returned: Condvar::new(), keeper: None };
+        let mut length = [0; 8];
+        borrowed.ask(&Request { order: LENGTH, count: 0, first: 0, second: 0 }, &[], &mut length)?;
+        borrowed.length.store(u64::from_le_bytes(length), Ordering::Release);
+        Ok(borrowed)
+    }
+
+    /// Drops `keeper` when nothing is borrowed any more and the other side has seen that.
+    pub fn kept_by(mut self, keeper: impl Send + Sync + 'static) -> Borrowed {
+        self.keeper = Some(Box::new(keeper));
+        self
+    }
+
+    fn ask(&self, request: &Request, data: &[u8], out: &mut [u8]) -> Result<()> {
+        let mut socket = self.borrow()?;
+        let mut answered = || -> io::Result<Result<()>> {
+            let mut head = [0; REQUEST_BYTES];
+            head[..4].copy_from_slice(&request.order.to_le_bytes());
+            head[4..8].copy_from_slice(&request.count.to_le_bytes());
+            head[8..16].copy_from_slice(&request.first.to_le_bytes());
+            head[16..].copy_from_slice(&request.second.to_le_bytes());
+            socket.write_all(&head)?;
+            socket.write_all(data)?;
+            let mut head = [0; 8];
+            socket.read_exact(&mut head)?;
+            let (code, length) = (number(&head, 0), number(&head, 4));
+            if code == 0 {
+                return if length as usize == out.len() {
+                    socket.read_exact(out).map(Ok)
+                } else {
+                    Err(io::ErrorKind::InvalidData.into())
+                };
+            }
+            let mut sentence = vec![0; length.min(MAX_SENTENCE) as usize];
+            socket.read_exact(&mut sentence)?;
+            Ok(Err(error_of(code, String::from_utf8_lossy(&sentence).into_owned())))
+        };
+        let answered = answered();
+        let mut idle = self.idle.lock();
+        match answered {
+            Ok(answer) => {
+                idle.sockets.push(socket);
+                self.returned.notify_one();
+                answer
+            }
+            Err(error) => {
+                idle.whole -= 1;
+                self.returned.notify_all();
+                Err(Error::io("the process that lends the archive is gone", error))
+            }
+        }
+    }
+
+    fn borrow(&self) -> Result<UnixStream> {
+        let mut idle = self.idle.lock();
+        loop {
+            if let Some(socket) = idle.sockets.pop() {
+                return Ok(socket);
+            }
+            if idle.whole == 0 {
+                return Err(failed("the process that lends the archive is gone".into(), io::ErrorKind::BrokenPipe));
+            }
+            self.returned.wait(&mut idle);
+        }
+    }
+
+    fn order(&self, order: u32, first: u64, second: u64) -> Result<()> {
+        self.ask(&Request { order, count: 0, first, second }, &[], &mut [])
+    }
+
+    fn check_writable(&self) -> Result<()> {
+        if self.writable { Ok(()) } else { Err(Error::ReadOnly("an archive on a server can only be read".into())) }
+    }
+
+    fn grown(&self, end: u64) {
+        self.length.fetch_max(end, Ordering::AcqRel);
+    }
+}
+
+impl Storage for Borrowed {
+    fn len(&self) -> Result<u64> {
+        Ok(self.length.load(Ordering::Acquire))
+    }
+
+    fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<()> {
+        for (number, part) in (0..).zip(out.chunks_mut(MOST as usize)) {
+            let first = offset + number * u64::from(MOST);
+            self.ask(&Request { order: READ, count: part.len() as u32, first, second: 0 }, &[], part)?;
+        }
+        Ok(())
+    }
+
+    fn will_need(&self, offset: u64, length: u64) {
+        let _ = self.order(NEED, offset, length);
+    }
+
+    fn write_at(&self, offset: u64, data: &[u8]) -> Result<()> {
+        self.check_writable()?;
+        for (number, part) in (0..).zip(data.chunks(MOST as usize)) {
+            let first = offset + number * u64::from(MOST);
+            self.ask(&Request { order: WRITE, count: part.len() as u32, first, second: 0 }, part, &mut [])?;
+            self.grown(first + part.len() as u64);
+        }
+        Ok(())
+    }
+
+    fn allocate(&self, offset: u64, length: u64) -> Result<()> {
+        self.check_writable()?;
+        self.order(ALLOCATE, offset, length)?;
+        self.grown(offset.saturating_add(length));
+        Ok(())
+    }
+
+    fn punch(&self, offset: u64, length: u64) -> Result<()> {
+        self.check_writable()?;
+        self.order(PUNCH, offset, length)
+    }
+
+    fn set_len(&self, length: u64) -> Result<()> {
+        self.check_writable()?;
+        self.order(CUT, length, 0)?;
+        self.length.store(length, Ordering::Release);
+        Ok(())
+    }
+
+    fn barrier(&self) -> Result<()> {
+        // Of what is only read there is nothing that could be lost.
+        if self.writable { self.order(BARRIER, 0, 0) } else { Ok(()) }
+    }
+
+    fn evict(&self, offset: u64, length: u64) -> Result<()> {
+        self.order(FORGET, offset, length)
+    }
+
+    fn next_data(&self, offset: u64) -> Result<Option<Range<u64>>> {
+        let length = self.len()?;
+        Ok((offset < length).then_some(offset..length))
+    }
+
+    fn read_only(&self) -> bool {
+        !self.writable
+    }
+}
+
+/// Lends a storage to the process at the other end, until that is gone or asks for what cannot be understood.
+pub fn lend(storage: &dyn Storage, mut socket: UnixStream) {
+    let mut buffer = Vec::new();
+    let mut head = [0; REQUEST_BYTES];
+    while socket.read_exact(&mut head).is_ok() {
+        let (order, count) = (number(&head, 0), number(&head, 4));
+        let wide = |at: usize| u64::from(number(&head, at)) | u64::from(number(&head, at + 4)) << 32;
+        let (first, second) = (wide(8), wide(16));
+        if count > MOST {
+            return;
+        }
+        buffer.clear();
+        let done = match order {
+            READ => {
+                buffer.resize(count as usize, 0);
+                storage.read_at(first, &mut buffer)
+            }
+            NEED => {
+                storage.will_need(first, second);
+                Ok(())
+            }
+            FORGET => storage.evict(first, second),
+            LENGTH => storage.len().map(|length| buffer.extend(length.to_le_bytes())),
+            WRITE => {
+                let mut data = vec![0; count as usize];
+                if socket.read_exact(&mut data).is_err() {
+                    return;
+                }
+                storage.write_at(first, &data)
+            }
+            ALLOCATE => storage.allocate(first, second),
+            PUNCH => storage.punch(first, second),
+            CUT => storage.set_len(first),
+            BARRIER => storage.barrier(),
+            _ => return,
+        };
+        let code = done.map_or_else(
+            |error| {
+                let (code, sentence) = code_of(&error);
+                buffer = sentence.into_bytes();
+                buffer.truncate(MAX_SENTENCE as usize);
+                code
+            },
+            |()| 0,
+        );
+        let mut head = [0; 8];
+        head[..4].copy_from_slice(&code.to_le_bytes());
+        head[4..].copy_from_slice(&(buffer.len() as u32).to_le_bytes());
+        if socket.write_all(&head).and_then(|()| socket.write_all(&buffer)).is_err() {
+            return;
+        }
+    }
+}
+
+fn number(bytes: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
+}
+
+/// Kinds of failed requests, by their code less [`KINDS_FROM`].
+const KINDS: [io::ErrorKind; 6] = [
+    // The first stands for all that are not here.
+    io::ErrorKind::Other,
+    io::ErrorKind::NotFound,
+    io::ErrorKind::TimedOut,
+    io::ErrorKind::PermissionDenied,
+    io::ErrorKind::Unsupported,
+    io::ErrorKind::StaleNetworkFileHandle,
+];
+const KINDS_FROM: u32 = 10;
+
+/// A code that is not 0, and a sentence.
+pub fn code_of(error: &Error) -> (u32, String) {
+    match error {
+        Error::Invalid(sentence) => (1, sentence.clone()),
+        Error::Damaged(sentence) => (2, sentence.clone()),
+        Error::InUse(sentence) => (3, sentence.clone()),
+        Error::NotArchive(sentence) => (4, sentence.clone()),
+        Error::Unsupported(sentence) => (5, sentence.clone()),
+        Error::NoSpace(sentence) => (6, sentence.clone()),
+        Error::Io { context, source } => {
+            let kind = KINDS.iter().position(|kind| *kind == source.kind()).unwrap_or(0);
+            (KINDS_FROM + kind as u32, context.clone())
+        }
+        other => (KINDS_FROM, other.to_string()),
+    }
+}
+
+/// What [`code_of`] made of an error.
+pub fn error_of(code: u32, sentence: String) -> Error {
+    match code {
+        1 => Error::Invalid(sentence),
+        2 => Error::Damaged(sentence),
+        3 => Error::InUse(sentence),
+        4 => Error::NotArchive(sentence),
+        5 => Error::Unsupported(sentence),
+        6 => Error::NoSpace(sentence),
+        _ => {
+            let kind = code.checked_sub(KINDS_FROM).and_then(|kind| KINDS.get(kind as usize));
+            failed(sentence, *kind.unwrap_or(&io::ErrorKind::Other))
+        }
+    }
+}
+
+fn failed(context: String, kind: io::ErrorKind) -> Error {
+    let source = match kind {
+        // In the words in which the host says it of its own files.
+        io::ErrorKind::NotFound => rustix::io::Errno::NOENT.into(),
+        other => other.into(),
+    };
+    Error::Io { context, source: Arc::new(source) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::storage::MemoryStorage;
+
+    #[test]
+    fn what_is_lent_reads_and_writes_as_the_thing_itself() {
+        let memory = MemoryStorage::new();
+        memory.write_at(0, b"0123456789").unwrap();
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(|| lend(&memory, theirs));
+            let borrowed = Borrowed::new(vec![ours], true).unwrap();
+            assert_eq!(borrowed.len().unwrap(), 10);
+            borrowed.write_at(8, b"abcd").unwrap();
+            borrowed.allocate(10, 10).unwrap();
+            borrowed.set_len(14).unwrap();
+            borrowed.barrier().unwrap();
+            let mut out = [1; 14];
+            borrowed.read_at(0, &mut out).unwrap();
+            assert_eq!(&out, b"01234567abcd\0\0");
+            assert_eq!(borrowed.len().unwrap(), memory.len().unwrap());
+            // A failure is told, and the socket serves on.
+            assert!(matches!(borrowed.read_at(10, &mut out), Err(Error::Damaged(_))));
+            borrowed.evict(0, 14).unwrap();
+            drop(borrowed);
+        });
+    }
+
+    #[test]
+    fn who_lends_for_reading_is_written_to_by_nobody() {
+        let memory = MemoryStorage::new();
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(|| lend(&memory, theirs));
+            let borrowed = Borrowed::new(vec![ours], false).unwrap();
+            assert!(matches!(borrowed.write_at(0, b"a"), Err(Error::ReadOnly(_))));
+            assert!(matches!(borrowed.set_len(5), Err(Error::ReadOnly(_))));
+            drop(borrowed);
+        });
+        assert_eq!(memory.len().unwrap(), 0);
+    }
+
+    #[test]
+    fn a_failure_is_the_same_on_the_other_side() {
+        for error in [
+            failed("cannot open it".into(), io::ErrorKind::NotFound),
+            Error::Invalid("why".into()),
+            Error::Damaged("where".into()),
+            Error::InUse("by whom".into()),
+            Error::NotArchive("what".into()),
+            Error::Unsupported("what".into()),
+            Error::NoSpace("where".into()),
+            failed("it is away".into(), io::ErrorKind::TimedOut),
+            failed("it was changed".into(), io::ErrorKind::StaleNetworkFileHandle),
+        ] {
+            let (code, sentence) = code_of(&error);
+            assert_eq!(format!("{:?}", error_of(code, sentence)), format!("{error:?}"));
+        }
+    }
+}
