@@ -15,7 +15,7 @@ use super::stage::{Stage, identity_of, link_again, make_directory, make_special,
 use super::walk::{Step, Tree};
 use super::{Copied, Entries, Entry, Filter, Problem, Progress, path};
 use crate::env::SystemEnvironment;
-use crate::error::{Error, Result};
+use crate::error::{Error, Refusal, Result};
 use crate::format::{Ino, ROOT_INO};
 use crate::fs::{Attributes, FileSystem, mode};
 use crate::storage::Identity;
@@ -28,6 +28,8 @@ const PIECE: usize = 1 << 20;
 pub struct ExtractOptions {
     /// Directory of the host that takes the items; made when it is missing.
     pub to: PathBuf,
+    /// What the one item is called there; None for names of their own.
+    pub name: Option<Vec<u8>>,
     /// Replace files (and empty directories) that are in the way.
     pub replace: bool,
     /// What below the paths is left out; without paths, what below the root.
@@ -57,7 +59,10 @@ pub fn extract(
     options: &ExtractOptions,
     progress: &mut dyn FnMut(&Progress<'_>) -> Result<()>,
 ) -> Result<ExtractReport> {
-    let (tops, unreadable) = tops(fs, paths)?;
+    let (mut tops, unreadable) = tops(fs, paths)?;
+    if let ([top], Some(name)) = (&mut tops[..], &options.name) {
+        top.name.clone_from(name);
+    }
     let stage = Stage::new(&options.to, &SystemEnvironment)?;
     if !options.replace {
         for top in &tops {
@@ -136,7 +141,8 @@ fn tops(fs: &FileSystem, paths: &[Vec<u8>]) -> Result<(Vec<Entry>, Vec<Error>)> 
 }
 
 fn in_the_way(name: &[u8], target: &std::path::Path) -> Error {
-    Error::invalid(format!("{} exists already in {}", display(name), display_path(target)))
+    let what = format!("{} exists already in {}", display(name), display_path(target));
+    Error::Refused(Refusal::InTheWay { what })
 }
 
 fn display_path(path: &std::path::Path) -> String {

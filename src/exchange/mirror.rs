@@ -14,7 +14,6 @@ use super::attributes::Object;
 use super::deletion::MirrorPlan;
 use super::difference::{Difference, difference};
 use super::host::host_error;
-use super::import::source_name;
 use super::walk::{Step, Tree, Walk, join};
 use super::{Entries, Entry, ImportOptions, path};
 use crate::error::{Error, Result};
@@ -50,7 +49,7 @@ pub fn plan_mirror<'a>(
     let mut planning = Planning { fs, options, changed, plan: MirrorPlan::default(), path: Vec::new(), top_length: 0 };
     let mut names = HashSet::new();
     for source in sources {
-        let name = source_name(source)?;
+        let name = options.name_of(source)?;
         if !names.insert(name.clone()) {
             return Err(Error::invalid(format!("two sources would get the name {}", display(&name))));
         }

@@ -4,6 +4,7 @@
 //! archive pass here.
 
 pub(crate) mod attributes;
+mod copy;
 mod deletion;
 mod difference;
 mod extract;
@@ -14,11 +15,14 @@ mod left;
 mod listing;
 mod mirror;
 mod moments;
+mod naming;
 mod path;
 pub(crate) mod stage;
 mod tar;
+mod trees;
 pub(crate) mod walk;
 
+pub use copy::{copy, rewrite};
 pub use deletion::{Deletion, MirrorPlan};
 pub(crate) use extract::write_all;
 pub use extract::{ExtractOptions, ExtractReport, extract};
@@ -29,8 +33,10 @@ pub use left::{Left, LeftOut};
 pub use listing::{Entries, Entry};
 pub use mirror::{Change, Changed, plan_mirror};
 pub use moments::{Alone, Differing, DifferingKind, Names, Restore, RestoreReport, compare};
-pub use path::resolve;
+pub use naming::{Destination, make_directories, remove, rename};
+pub use path::{components, resolve};
 pub use tar::{TarExport, TarImport, TarImportOptions, export_tar, import_tar};
+pub use trees::{Top, Unlike, UnlikeMetadata, compare_trees};
 
 use std::fmt;
 

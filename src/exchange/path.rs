@@ -24,7 +24,7 @@ pub fn resolve(fs: &FileSystem, path: &[u8]) -> Result<Attributes> {
 /// The object at a path that somebody gave, who is told when there is none.
 pub(super) fn resolve_given(fs: &FileSystem, path: &[u8]) -> Result<Attributes> {
     resolve(fs, path).map_err(|error| match error {
-        Error::NotFound => Error::invalid(format!("the archive has no {}", display(path))),
+        Error::NotFound | Error::NotDirectory => Error::invalid(format!("the archive has no {}", display(path))),
         error => error,
     })
 }
@@ -38,7 +38,10 @@ pub(super) fn if_there<T>(found: Result<T>) -> Result<Option<T>> {
 }
 
 /// The names of a path within the archive.
-pub(super) fn components(path: &[u8]) -> Result<Vec<&[u8]>> {
+///
+/// # Errors
+/// `Invalid` for a path with `..`.
+pub fn components(path: &[u8]) -> Result<Vec<&[u8]>> {
     let names: Vec<&[u8]> = path.split(|&b| b == b'/').filter(|name| !matches!(*name, b"" | b".")).collect();
     if names.contains(&&b".."[..]) {
         return Err(Error::invalid("a path within the archive must not contain '..'"));

@@ -1,4 +1,4 @@
-//! Reads times and sizes as people write them: a number with the letter of a unit.
+//! Reads times and sizes as people write them, a number with the letter of a unit, and shows sizes to them.
 
 use std::time::Duration;
 
@@ -14,9 +14,21 @@ pub fn time(text: &str) -> Option<Duration> {
     scaled(text, unit).map(Duration::from_secs)
 }
 
+/// Of 1024 each.
+const UNITS: &str = "KMGT";
+
 /// Bytes, or `64K`, `64M`, `1G` or `2T`, of 1024 each; small letters mean the same.
 pub fn size(text: &str) -> Option<u64> {
-    scaled(text, |letter| "KMGT".find(letter.to_ascii_uppercase()).map(|power| 1 << (10 * (power + 1))))
+    scaled(text, |letter| UNITS.find(letter.to_ascii_uppercase()).map(|power| 1 << (10 * (power + 1))))
+}
+
+/// `20 KiB`: whole ones of the largest unit of which there are at least ten.
+pub fn readable(bytes: u64) -> String {
+    let powers = (1..).zip(UNITS.chars()).map(|(power, letter)| (bytes >> (10 * power), letter));
+    match powers.take_while(|(count, _)| *count >= 10).last() {
+        Some((count, letter)) => format!("{count} {letter}iB"),
+        None => format!("{bytes} bytes"),
+    }
 }
 
 /// The number times its unit; without a letter it counts as it stands.
@@ -53,6 +65,21 @@ mod tests {
             "\u{1f4a3}",
         ] {
             assert_eq!(time(text), None, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn sizes_are_shown_in_the_unit_that_fits() {
+        for (bytes, text) in [
+            (0, "0 bytes"),
+            (10_239, "10239 bytes"),
+            (10_240, "10 KiB"),
+            (256 << 20, "256 MiB"),
+            (10_239 << 20, "10239 MiB"),
+            (20 << 40, "20 TiB"),
+            (u64::MAX, "16777215 TiB"),
+        ] {
+            assert_eq!(readable(bytes), text);
         }
     }
 

@@ -30,6 +30,8 @@ const PIECE: usize = 1 << 20;
 pub struct ImportOptions {
     /// Directory of the archive that takes the sources; made when it is missing.
     pub to: Vec<u8>,
+    /// What the one source is called there; None for names of their own.
+    pub name: Option<Vec<u8>>,
     /// A source that is a symbolic link stands for what it points to. Links below a source are always kept as links.
     pub follow: bool,
     /// Replace what is in the way, except directories.
@@ -41,6 +43,13 @@ pub struct ImportOptions {
     /// Make what the sources become equal to them: what is unchanged is not written again, and what the plan says is deleted, when all
     /// else is done and nothing failed. A replaced object has its old content or the new one at any moment.
     pub mirror: Option<MirrorPlan>,
+}
+
+impl ImportOptions {
+    /// What a source is called in the archive.
+    pub(super) fn name_of(&self, source: &Path) -> Result<Vec<u8>> {
+        self.name.clone().map_or_else(|| source_name(source), Ok)
+    }
 }
 
 /// What was imported.
@@ -131,7 +140,7 @@ impl Import<'_> {
     fn source(&mut self, source: &Path, directory: Ino) -> Result<()> {
         self.path = source.as_os_str().as_bytes().to_vec();
         self.top_length = self.path.len();
-        let name = match source_name(source) {
+        let name = match self.options.name_of(source) {
             Ok(name) => name,
             Err(error) => return self.note(Err(error)),
         };
@@ -463,7 +472,7 @@ fn make_beside(make: &impl Fn(&[u8]) -> Result<Attributes>) -> Result<(Attribute
 }
 
 /// The name that a source gets: its last part, or that of the real path for `.` and the like.
-pub(super) fn source_name(source: &Path) -> Result<Vec<u8>> {
+fn source_name(source: &Path) -> Result<Vec<u8>> {
     let name = match source.file_name() {
         Some(name) => name.to_owned(),
         None => {

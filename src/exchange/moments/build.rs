@@ -1,4 +1,4 @@
-//! Makes an object that a snapshot shows anew in the live tree, with everything below it.
+//! Makes an object that a snapshot shows, or the live tree itself has, anew in the live tree, with everything below it.
 
 use std::collections::HashMap;
 
@@ -8,12 +8,12 @@ use crate::exchange::{Copied, Entry};
 use crate::format::Ino;
 use crate::fs::{Attributes, Creator, FileSystem, XattrMode, mode};
 
-/// Builds objects of one snapshot. Hard links among all that it builds stay hard links.
-pub(super) struct Builder<'a> {
+/// Builds objects of one snapshot, or of the live tree as that of which `moment` is. Hard links among all that it builds stay hard links.
+pub(in crate::exchange) struct Builder<'a> {
     pub(super) live: &'a FileSystem,
     pub(super) moment: &'a FileSystem,
     pub(super) go_on: &'a mut dyn FnMut() -> Result<()>,
-    pub(super) copied: Copied,
+    pub(in crate::exchange) copied: Copied,
     /// New inodes of files with several names, by the number that the snapshot has for them.
     links: HashMap<Ino, Ino>,
 }
@@ -22,7 +22,7 @@ pub(super) struct Builder<'a> {
 type Both = (Ino, Ino);
 
 impl<'a> Builder<'a> {
-    pub(super) fn new(
+    pub(in crate::exchange) fn new(
         live: &'a FileSystem,
         moment: &'a FileSystem,
         go_on: &'a mut dyn FnMut() -> Result<()>,
@@ -31,7 +31,7 @@ impl<'a> Builder<'a> {
     }
 
     /// Makes `kept` under a name that is free, with all that is below it.
-    pub(super) fn tree(&mut self, kept: &Attributes, parent: Ino, name: &[u8]) -> Result<()> {
+    pub(in crate::exchange) fn tree(&mut self, kept: &Attributes, parent: Ino, name: &[u8]) -> Result<()> {
         let made = self.object(kept, parent, name)?;
         if !kept.is_directory() {
             return Ok(());
@@ -57,7 +57,7 @@ impl<'a> Builder<'a> {
     }
 
     /// A directory as the snapshot shows it, but empty; its times are to be set when something was made in it.
-    pub(super) fn object(&mut self, kept: &Attributes, parent: Ino, name: &[u8]) -> Result<Ino> {
+    pub(in crate::exchange) fn object(&mut self, kept: &Attributes, parent: Ino, name: &[u8]) -> Result<Ino> {
         (self.go_on)()?;
         if let Some(made) = self.links.get(&kept.ino) {
             self.live.link(*made, parent, name)?;
@@ -80,7 +80,7 @@ impl<'a> Builder<'a> {
                 let made = self.live.make_node(parent, name, file_type | permissions, kept.rdev, creator)?;
                 if file_type == mode::REGULAR {
                     self.live.restore_storing(self.moment, kept.ino, made.ino)?;
-                    self.live.restore_content(self.moment, kept.ino, made.ino, self.go_on)?;
+                    self.content(kept, made.ino)?;
                     self.copied.files += 1;
                     self.copied.bytes += kept.size;
                 } else {
@@ -95,6 +95,21 @@ impl<'a> Builder<'a> {
             self.links.insert(kept.ino, made.ino);
         }
         Ok(made.ino)
+    }
+
+    fn content(&mut self, kept: &Attributes, made: Ino) -> Result<()> {
+        if !std::ptr::eq(self.live, self.moment) {
+            return self.live.restore_content(self.moment, kept.ino, made, self.go_on).map(drop);
+        }
+        let mut done = 0;
+        while done < kept.size {
+            (self.go_on)()?;
+            match self.live.copy_range(kept.ino, done, made, done, kept.size - done, false)? {
+                0 => return Err(Error::damaged(format!("the file ends early: size={} end={done}", kept.size))),
+                copied => done += copied,
+            }
+        }
+        Ok(())
     }
 
     /// Gives `made` the extended attributes and access control lists that the snapshot shows, and no others. They set modes, which are to be set after it.

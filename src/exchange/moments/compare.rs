@@ -67,25 +67,27 @@ pub struct Differing {
     pub from: Option<Vec<u8>>,
 }
 
-/// What differs from `older` to `newer`, two moments of one open archive, by ascending path. Takes time and memory by what differs; `go_on` is asked now and
-/// then.
+/// What differs from `older` to `newer`, two moments of one open archive, by ascending path. Takes time and memory by what differs: `go_on` is asked now and
+/// then, and told how many objects, entries and paths are held, some hundred bytes each.
 ///
 /// # Errors
 /// `Invalid` for moments of different archives; what reading meets, and what `go_on` answers.
 pub fn compare(
     older: &FileSystem,
     newer: &FileSystem,
-    go_on: &mut dyn FnMut() -> Result<()>,
+    go_on: &mut dyn FnMut(usize) -> Result<()>,
 ) -> Result<Vec<Differing>> {
-    let mut changes = Vec::new();
+    let (mut changes, mut held) = (Vec::new(), 0);
     newer.changes_since(older, &mut |change| {
+        held += 1 + change.gone.len() + change.come.len();
         changes.push(change);
-        Ok(())
+        go_on(held)
     })?;
     let mut comparison = Comparison {
         older,
         newer,
         go_on,
+        held,
         renamed: Vec::new(),
         gone: HashSet::new(),
         come: HashSet::new(),
@@ -102,7 +104,9 @@ type Entry = (Ino, Vec<u8>);
 struct Comparison<'a> {
     older: &'a FileSystem,
     newer: &'a FileSystem,
-    go_on: &'a mut dyn FnMut() -> Result<()>,
+    go_on: &'a mut dyn FnMut(usize) -> Result<()>,
+    /// What the trees tell, beside what is found.
+    held: usize,
     /// What was renamed: the entries that went and came.
     renamed: Vec<(Ino, Entry, Entry)>,
     gone: HashSet<Entry>,
@@ -120,7 +124,7 @@ impl Comparison<'_> {
         let mut both = BTreeMap::new();
         let mut changed = BTreeSet::new();
         for change in changes {
-            (self.go_on)()?;
+            self.go_on(0)?;
             let (old, new) = (attributes(self.older, change.ino)?, attributes(self.newer, change.ino)?);
             // What only one of them has, an entry tells.
             let (Some(old), Some(new)) = (old, new) else { continue };
@@ -148,7 +152,9 @@ impl Comparison<'_> {
                 new.insert(*ino);
             }
         }
-        let (old, new) = (self.older.paths_of(&old)?, self.newer.paths_of(&new)?);
+        let held = self.held;
+        let go_on = &mut || (self.go_on)(held);
+        let (old, new) = (self.older.paths_of(&old, go_on)?, self.newer.paths_of(&new, go_on)?);
         let one = |paths: &HashMap<Ino, Vec<Vec<u8>>>, ino| paths.get(&ino).and_then(|paths| paths.first()).cloned();
 
         for directory in directories {
@@ -192,7 +198,7 @@ impl Comparison<'_> {
     fn pair(&mut self, entries: &Entered) -> Result<()> {
         for (ino, gone) in &entries.gone {
             let Some(come) = entries.come.get(ino) else { continue };
-            (self.go_on)()?;
+            self.go_on(0)?;
             let (old, new) = (attributes(self.older, *ino)?, attributes(self.newer, *ino)?);
             let is_one_object = old.zip(new).is_some_and(|(old, new)| kind(&old) == kind(&new));
             if !is_one_object {
@@ -215,6 +221,10 @@ impl Comparison<'_> {
             }
         }
         Ok(())
+    }
+
+    fn go_on(&mut self, waiting: usize) -> Result<()> {
+        (self.go_on)(self.held + waiting + self.found.len())
     }
 
     fn tell(&mut self, path: Vec<u8>, kind: DifferingKind) {
@@ -242,7 +252,7 @@ impl Comparison<'_> {
     /// Compares objects in the same place, and what is below them.
     fn pairs(&mut self, mut waiting: Vec<(There, There)>) -> Result<()> {
         while let Some((old, new)) = waiting.pop() {
-            (self.go_on)()?;
+            self.go_on(waiting.len())?;
             match (&old, &new) {
                 (None, None) => continue,
                 (None, Some((path, _))) => self.tell(path.clone(), DifferingKind::Added),

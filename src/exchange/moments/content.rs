@@ -1,16 +1,18 @@
 //! Whether two objects of two moments are alike: what a comparison counts, and what it does not.
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::fs::{Attributes, FileSystem, mode};
 
 /// Bytes of each side that are compared at once.
 const PIECE: u64 = 1 << 20;
+/// Of files no larger than this no holes are looked for: they are read in less time.
+const SMALL: u64 = 64 << 10;
 
 /// An object in its moment.
 #[derive(Clone, Copy)]
-pub(super) struct Seen<'a> {
-    pub(super) fs: &'a FileSystem,
-    pub(super) attributes: &'a Attributes,
+pub(in crate::exchange) struct Seen<'a> {
+    pub(in crate::exchange) fs: &'a FileSystem,
+    pub(in crate::exchange) attributes: &'a Attributes,
 }
 
 /// What of two objects may differ and has to be read.
@@ -24,7 +26,7 @@ impl Suspects {
     pub(super) const ALL: Suspects = Suspects { content: true, xattrs: true };
 }
 
-pub(super) fn kind(attributes: &Attributes) -> u32 {
+pub(in crate::exchange) fn kind(attributes: &Attributes) -> u32 {
     attributes.mode & mode::TYPE
 }
 
@@ -43,14 +45,14 @@ pub(super) fn differ(old: Seen<'_>, new: Seen<'_>, suspects: Suspects) -> Result
         return Ok(true);
     }
     match kind(one) {
-        mode::REGULAR if suspects.content => content_differs(old, new),
+        mode::REGULAR if suspects.content => bytes_differ(&mut { old }, &mut { new }, one.size),
         mode::SYMLINK if suspects.content => Ok(old.fs.read_link(one.ino)? != new.fs.read_link(other.ino)?),
         _ => Ok(false),
     }
 }
 
 /// Names and values, in the order of names.
-fn xattrs(seen: Seen<'_>) -> Result<Vec<(Vec<u8>, Vec<u8>)>> {
+pub(in crate::exchange) fn xattrs(seen: Seen<'_>) -> Result<Vec<(Vec<u8>, Vec<u8>)>> {
     let ino = seen.attributes.ino;
     let names = seen.fs.list_xattrs(ino)?;
     let mut names: Vec<&[u8]> = names.split(|&byte| byte == 0).filter(|name| !name.is_empty()).collect();
@@ -58,27 +60,42 @@ fn xattrs(seen: Seen<'_>) -> Result<Vec<(Vec<u8>, Vec<u8>)>> {
     names.into_iter().map(|name| Ok((name.to_vec(), seen.fs.xattr(ino, name)?))).collect()
 }
 
-/// Both have the same size. Holes of both are passed by.
-fn content_differs(old: Seen<'_>, new: Seen<'_>) -> Result<bool> {
-    let size = old.attributes.size;
-    let (mut one, mut other) = (Vec::new(), Vec::new());
+/// The content of a regular file, wherever it is.
+pub(in crate::exchange) trait Bytes {
+    /// Where there is data at or behind `at`; None when the rest is one hole.
+    fn next_data(&mut self, at: u64) -> Result<Option<u64>>;
+
+    /// Answers how many bytes were read, which is less than `length` at the end only.
+    fn read_into(&mut self, at: u64, length: usize, buffer: &mut Vec<u8>) -> Result<usize>;
+}
+
+impl Bytes for Seen<'_> {
+    fn next_data(&mut self, at: u64) -> Result<Option<u64>> {
+        match self.fs.next_data(self.attributes.ino, at) {
+            Err(Error::NoSuchRange) => Ok(None),
+            found => found.map(Some),
+        }
+    }
+
+    fn read_into(&mut self, at: u64, length: usize, buffer: &mut Vec<u8>) -> Result<usize> {
+        self.fs.read_into(self.attributes.ino, at, length, buffer)
+    }
+}
+
+/// Whether two files of the same size have other bytes. Holes of both are passed by.
+pub(in crate::exchange) fn bytes_differ(one: &mut dyn Bytes, other: &mut dyn Bytes, size: u64) -> Result<bool> {
+    let (mut first, mut second) = (Vec::new(), Vec::new());
     let mut at = 0;
     while at < size {
-        let Some(start) = next_data(old, at)?.into_iter().chain(next_data(new, at)?).min() else { return Ok(false) };
-        let length = PIECE.min(size - start) as usize;
-        let read = old.fs.read_into(old.attributes.ino, start, length, &mut one)?;
-        let other_read = new.fs.read_into(new.attributes.ino, start, length, &mut other)?;
-        if one[..read] != other[..other_read] {
+        let mut data = || Ok::<_, Error>(one.next_data(at)?.into_iter().chain(other.next_data(at)?).min());
+        let Some(start) = (if size <= SMALL { Some(at) } else { data()? }) else { return Ok(false) };
+        let length = PIECE.min(size.saturating_sub(start)) as usize;
+        let read = one.read_into(start, length, &mut first)?;
+        let other_read = other.read_into(start, length, &mut second)?;
+        if first[..read] != second[..other_read] {
             return Ok(true);
         }
         at = start + length as u64;
     }
     Ok(false)
-}
-
-fn next_data(seen: Seen<'_>, at: u64) -> Result<Option<u64>> {
-    match seen.fs.next_data(seen.attributes.ino, at) {
-        Err(crate::error::Error::NoSuchRange) => Ok(None),
-        found => found.map(Some),
-    }
 }

@@ -5,5 +5,7 @@ mod compare;
 mod content;
 mod restore;
 
+pub(super) use build::Builder;
 pub use compare::{Differing, DifferingKind, compare};
+pub(super) use content::{Bytes, Seen, bytes_differ, kind, xattrs};
 pub use restore::{Alone, Names, Restore, RestoreReport};

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use lockbox_terminal::display;
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Refusal, Result};
 use crate::exchange::Entries;
 use crate::exchange::path::if_there;
 use crate::format::Ino;
@@ -40,7 +40,8 @@ impl Install<'_> {
                     Step::Merge(existing) => levels.push((entry.attributes.ino, existing, path)),
                     Step::InTheWay => {
                         let path = display(path.strip_prefix(b"/").unwrap_or_default());
-                        return Err(Error::invalid(format!("nothing was imported: {path} exists already")));
+                        let what = format!("nothing was imported: {path} exists already");
+                        return Err(Error::Refused(Refusal::InTheWay { what }));
                     }
                 }
             }

@@ -34,10 +34,13 @@ pub(crate) type Paths = HashMap<Ino, Vec<Vec<u8>>>;
 type Name = (Ino, Vec<u8>);
 
 impl FileSystem {
-    /// All paths of these inodes as the newest version has them; of one without a name none, and of the root an empty one.
-    pub(crate) fn paths_of(&self, wanted: &BTreeSet<Ino>) -> Result<Paths> {
+    /// All paths of these inodes as the newest version has them; of one without a name none, and of the root an empty one. `go_on` is asked now and then.
+    ///
+    /// # Errors
+    /// What reading meets, and what `go_on` answers.
+    pub(crate) fn paths_of(&self, wanted: &BTreeSet<Ino>, go_on: &mut dyn FnMut() -> Result<()>) -> Result<Paths> {
         let reading = Reading::of(&self.volume, self.volume.state());
-        let mut search = Search::new(reading.view());
+        let mut search = Search::new(reading.view(), go_on);
         for ino in wanted {
             search.want(*ino)?;
         }
@@ -56,12 +59,14 @@ struct Search<'a> {
     /// Of each directory that is on the way of something: where it is named, with its name when that was found.
     above: HashMap<Ino, (Ino, Option<Vec<u8>>)>,
     fences: u64,
+    go_on: &'a mut dyn FnMut() -> Result<()>,
 }
 
 impl<'a> Search<'a> {
-    fn new(view: View<'a>) -> Search<'a> {
+    fn new(view: View<'a>, go_on: &'a mut dyn FnMut() -> Result<()>) -> Search<'a> {
         Search {
             view,
+            go_on,
             files: BTreeMap::new(),
             names: HashMap::new(),
             looked_through: HashSet::new(),
@@ -95,6 +100,7 @@ impl<'a> Search<'a> {
     fn files(&mut self) -> Result<()> {
         let all: Vec<Ino> = self.files.keys().rev().copied().collect();
         for ino in all {
+            (self.go_on)()?;
             // What costs little is tried with all guesses before any directory is looked through.
             let large = self.large_before(ino)?;
             if self.is_found_in_order(ino, large)? {
@@ -189,6 +195,7 @@ impl<'a> Search<'a> {
         if !self.looked_through.insert(directory) {
             return Ok(None);
         }
+        (self.go_on)()?;
         let mut below = Vec::new();
         entries(self.view, directory, &mut |name, target| {
             if target.is_directory() {
@@ -229,6 +236,7 @@ impl<'a> Search<'a> {
             named_in.entry(*parent).or_default().insert(*directory);
         }
         for (parent, mut wanted) in named_in {
+            (self.go_on)()?;
             let above = &mut self.above;
             for directory in wanted.clone() {
                 if let Some(name) = entry_in_order(self.view, parent, directory)? {
