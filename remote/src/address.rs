@@ -13,8 +13,10 @@ use url::Url;
 pub enum Address {
     /// `https://host/path`, or `http://`.
     Web(Url),
-    /// `s3://bucket/key`.
+    /// `s3://bucket/key`: a file, or the objects of an archive below `key/`.
     Bucket { bucket: String, key: String },
+    /// `file:///path`: the objects of an archive in a directory.
+    Directory(Url),
 }
 
 impl Address {
@@ -28,8 +30,9 @@ impl Address {
         let known = match scheme {
             "https" | "http" => Address::web(text),
             "s3" => Address::bucket(rest),
-            "gs" | "az" | "file" => Err("archives on this kind of storage cannot be read yet"),
-            _ => Err("addresses of archives begin with https:// or s3://"),
+            "file" => Address::directory(text),
+            "gs" | "az" => Err("archives on this kind of storage cannot be read yet"),
+            _ => Err("addresses of archives begin with https://, s3:// or file://"),
         };
         known.map(Some).map_err(refused)
     }
@@ -42,7 +45,7 @@ impl Address {
     /// What [`Address::parse`] reads as this one.
     pub(crate) fn text(&self) -> String {
         match self {
-            Address::Web(url) => url.as_str().to_owned(),
+            Address::Web(url) | Address::Directory(url) => url.as_str().to_owned(),
             Address::Bucket { bucket, key } => format!("s3://{bucket}/{key}"),
         }
     }
@@ -63,6 +66,15 @@ impl Address {
             return Err("an address has a host and the path of a file");
         }
         Ok(Address::Web(url))
+    }
+
+    fn directory(text: &OsStr) -> std::result::Result<Address, &'static str> {
+        let url = text.to_str().and_then(|text| Url::parse(text).ok()).ok_or("this is no address of a directory")?;
+        let is_whole = url.query().is_none() && url.fragment().is_none() && url.to_file_path().is_ok();
+        if !is_whole || url.host().is_some() {
+            return Err("an address of a directory is file:///PATH");
+        }
+        Ok(Address::Directory(url))
     }
 
     fn bucket(rest: &[u8]) -> std::result::Result<Address, &'static str> {
@@ -109,6 +121,7 @@ mod tests {
             ("https://example.org/a.lbx", "https://example.org/a.lbx"),
             ("https://example.org:8443/x/a%20b.lbx", "https://example.org:8443/x/a%20b.lbx"),
             ("s3://bucket/path/a.lbx", "s3://bucket/path/a.lbx"),
+            ("file:///srv/a%20b", "file:///srv/a%20b"),
         ] {
             assert_eq!(Address::parse(OsStr::new(text)).unwrap().unwrap().to_string(), shown);
         }
@@ -130,6 +143,9 @@ mod tests {
             ("s3://bucket/", "s3://BUCKET/NAME"),
             ("s3://bu cket/a", "letters, digits"),
             ("gs://bucket/a", "yet"),
+            ("file://host/a", "file:///PATH"),
+            ("file://a", "file:///PATH"),
+            ("file:///a?b", "file:///PATH"),
             ("ftp://host/a", "begin with"),
         ] {
             let told = Address::parse(OsStr::new(text)).unwrap_err().to_string();

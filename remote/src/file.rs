@@ -343,7 +343,7 @@ fn key(name: &str, version: &Version, start: &[u8]) -> crate::cache::Key {
 }
 
 /// Tries again what may pass, with pauses that grow and that chance makes unequal, until the time is over.
-fn patiently<T>(
+pub(crate) fn patiently<T>(
     timeout: Option<Duration>,
     attempt: &mut dyn FnMut() -> std::result::Result<T, Trouble>,
 ) -> std::result::Result<T, Trouble> {
@@ -369,14 +369,14 @@ fn chance() -> f64 {
 }
 
 /// What the opening says.
-fn told(name: &str, trouble: Trouble) -> Error {
+pub(crate) fn told(name: &str, trouble: Trouble) -> Error {
     match trouble {
         Trouble::Gone => failed(format!("cannot open {name}"), io::ErrorKind::NotFound),
         other => told_later(name, other),
     }
 }
 
-fn told_later(name: &str, trouble: Trouble) -> Error {
+pub(crate) fn told_later(name: &str, trouble: Trouble) -> Error {
     match trouble {
         Trouble::Passing(why) => {
             failed(format!("the server of {name} does not answer: {why}"), io::ErrorKind::TimedOut)

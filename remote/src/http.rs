@@ -28,16 +28,16 @@ use crate::source::{Source, Trouble, Version};
 
 const CONNECT: Duration = Duration::from_secs(10);
 /// A whole request takes at most this, and longer by what the slowest link that is served needs for its body.
-const REQUEST: Duration = Duration::from_secs(20);
+pub(crate) const REQUEST: Duration = Duration::from_secs(20);
 /// Bytes a second.
-const SLOWEST: u64 = 64 << 10;
+pub(crate) const SLOWEST: u64 = 64 << 10;
 const MAX_REDIRECTIONS: usize = 3;
 /// Connections that wait for the next request: as many as there are readers.
 const CONNECTIONS: usize = 24;
 /// Longest entity tag that is sent back.
 const MAX_TAG: usize = 512;
 /// How long a signature can be used: more than a clock may be wrong on both sides together.
-const SIGNED_FOR: Duration = Duration::from_secs(900);
+pub(crate) const SIGNED_FOR: Duration = Duration::from_secs(900);
 
 pub(crate) struct Http {
     agent: Agent,
@@ -66,21 +66,9 @@ impl Http {
                 check_scheme(url, options.allow_http)?;
                 Target::Web { address: url.clone(), current: Mutex::new(url.clone()) }
             }
+            Address::Directory(_) => return Err(Error::invalid("a directory is asked for nothing over a network")),
             Address::Bucket { bucket, key } => {
-                let place = Place::of_environment()?;
-                let (endpoint, style) = match &place.endpoint {
-                    Some(endpoint) => (endpoint.clone(), UrlStyle::Path),
-                    // The certificate of the service covers no name with dots.
-                    None => {
-                        let style = if bucket.contains('.') { UrlStyle::Path } else { UrlStyle::VirtualHost };
-                        (format!("https://s3.{}.amazonaws.com", place.region), style)
-                    }
-                };
-                let endpoint = Url::parse(&endpoint)
-                    .map_err(|_| Error::invalid(format!("{endpoint} is no address of an object store")))?;
-                check_scheme(&endpoint, options.allow_http)?;
-                let bucket = Bucket::new(endpoint, style, bucket.clone(), place.region.clone())
-                    .map_err(|error| Error::invalid(format!("{address}: {error}")))?;
+                let bucket = bucket_at(bucket, options)?;
                 Target::Bucket { bucket, key: key.clone(), credentials: Credentials::new() }
             }
         };
@@ -236,12 +224,18 @@ impl Answer {
     }
 }
 
-fn text(headers: &HeaderMap, name: header::HeaderName) -> Option<&str> {
+pub(crate) fn text(headers: &HeaderMap, name: header::HeaderName) -> Option<&str> {
     headers.get(name).and_then(|value| value.to_str().ok())
 }
 
+/// Seconds since 1970 of a time as HTTP writes it.
+pub(crate) fn date(text: &str) -> Option<u64> {
+    let time = httpdate::parse_http_date(text).ok()?;
+    time.duration_since(std::time::UNIX_EPOCH).ok().map(|time| time.as_secs())
+}
+
 /// First and last byte and the whole length of `bytes 0-9/100`; the numbers are below 2^63.
-fn content_range(text: &str) -> Option<(u64, u64, u64)> {
+pub(crate) fn content_range(text: &str) -> Option<(u64, u64, u64)> {
     let (range, length) = text.strip_prefix("bytes ")?.split_once('/')?;
     let (first, last) = range.split_once('-')?;
     let number = |text: &str| text.trim().parse::<u64>().ok().filter(|number| *number < 1 << 63);
@@ -260,6 +254,27 @@ fn fill(response: Response<Body>, out: &mut [u8]) -> std::result::Result<(), Tro
     Ok(())
 }
 
+/// Where a bucket is, as the environment says.
+///
+/// # Errors
+/// `Invalid` for an endpoint or a name that cannot be.
+pub(crate) fn bucket_at(name: &str, options: &Options) -> Result<Bucket> {
+    let place = Place::of_environment()?;
+    let (endpoint, style) = match &place.endpoint {
+        Some(endpoint) => (endpoint.clone(), UrlStyle::Path),
+        // The certificate of the service covers no name with dots.
+        None => {
+            let style = if name.contains('.') { UrlStyle::Path } else { UrlStyle::VirtualHost };
+            (format!("https://s3.{}.amazonaws.com", place.region), style)
+        }
+    };
+    let endpoint =
+        Url::parse(&endpoint).map_err(|_| Error::invalid(format!("{endpoint} is no address of an object store")))?;
+    check_scheme(&endpoint, options.allow_http)?;
+    Bucket::new(endpoint, style, name.to_owned(), place.region.clone())
+        .map_err(|error| Error::invalid(format!("s3://{name}: {error}")))
+}
+
 /// Plain http is readable and changeable by everybody on the way.
 fn check_scheme(url: &Url, allow_http: bool) -> Result<()> {
     match url.scheme() {
@@ -272,7 +287,7 @@ fn check_scheme(url: &Url, allow_http: bool) -> Result<()> {
     }
 }
 
-fn agent(allow_private: bool) -> Agent {
+pub(crate) fn agent(allow_private: bool) -> Agent {
     let tls = TlsConfig::builder()
         .root_certs(RootCerts::PlatformVerifier)
         .unversioned_rustls_crypto_provider(Arc::new(rustls::crypto::aws_lc_rs::default_provider()))
@@ -340,7 +355,7 @@ fn is_private(address: IpAddr) -> bool {
     }
 }
 
-fn trouble(error: &ureq::Error) -> Trouble {
+pub(crate) fn trouble(error: &ureq::Error) -> Trouble {
     use rustls::Error::{General, InvalidCertRevocationList, InvalidCertificate, NoCertificatesPresented};
     let inner = match error {
         ureq::Error::Io(error) => error.get_ref(),

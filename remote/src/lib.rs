@@ -13,6 +13,7 @@
 //! REMOTE-4  What is kept in memory and on disk, how much one answer may have, and how long one may take, have bounds that no server moves.
 
 mod address;
+mod bucket;
 mod cache;
 mod credentials;
 mod fetcher;
@@ -32,7 +33,9 @@ use lockbox::{Error, Result};
 use serde::{Deserialize, Serialize};
 
 pub use address::Address;
-pub use fetcher::{Fetched, serve};
+pub use bucket::Bucket;
+use bucket::{Directory, Objects, S3};
+pub use fetcher::{open_apart, serve};
 use file::RemoteFile;
 
 /// How archives of other machines are read.
@@ -62,13 +65,49 @@ impl Default for Options {
     }
 }
 
-/// Opens the archive's file there for reading.
+/// Opens the archive there for reading.
 ///
 /// # Errors
-/// `Invalid` for an address that needs an option; `Io` when there is no such file (of the kind `NotFound`), and when the server refuses,
-/// cannot do what is needed, or does not answer in time.
+/// `Invalid` for an address that needs an option; `Io` when there is no archive (of the kind `NotFound`), and when the server refuses,
+/// cannot do what is needed, or does not answer in time; `Damaged` for objects in a bucket that do not belong together.
 pub fn open(address: &Address, options: &Options) -> Result<Arc<dyn Storage>> {
-    Ok(Arc::new(RemoteFile::open(address, options)?))
+    Ok(Arc::new(open_file(address, options)?))
+}
+
+fn open_file(address: &Address, options: &Options) -> Result<RemoteFile> {
+    if let Some(objects) = objects(address, options, false)?
+        && let Some(file) = bucket::open(objects, address.to_string(), options)?
+    {
+        return Ok(file);
+    }
+    match address {
+        Address::Directory(_) => Err(failed(format!("cannot open {address}"), std::io::ErrorKind::NotFound)),
+        Address::Web(_) | Address::Bucket { .. } => RemoteFile::open(address, options),
+    }
+}
+
+/// Comes as a writer to the archive whose objects are there, or to a place that has none yet: see [`Bucket`].
+///
+/// # Errors
+/// As of [`open`]; `Invalid` for a place that holds no objects; `InUse` when another writer is there, as far as is known, unless `take_over` is said;
+/// `Unsupported` for a store on which two writers could destroy each other's work.
+pub fn write(address: &Address, options: &Options, take_over: bool) -> Result<Bucket> {
+    let objects = objects(address, options, true)?.ok_or_else(|| {
+        Error::invalid(format!("{address}: a web server can only be read; s3:// and file:// can be written to"))
+    })?;
+    Bucket::open(objects, address.to_string(), options, take_over)
+}
+
+/// The objects at an address that may have some.
+fn objects(address: &Address, options: &Options, make: bool) -> Result<Option<Box<dyn Objects>>> {
+    match address {
+        Address::Web(_) => Ok(None),
+        Address::Bucket { bucket, key } => Ok(Some(Box::new(S3::new(bucket, key, options)?))),
+        Address::Directory(url) => {
+            let path = url.to_file_path().map_err(|()| Error::invalid("an address of a directory is file:///PATH"))?;
+            Ok(Some(Box::new(Directory::open(&path, make)?)))
+        }
+    }
 }
 
 /// A failed request: the file may be as whole as ever.

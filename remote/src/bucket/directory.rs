@@ -1,0 +1,302 @@
+//! The objects below a directory of this host, or of one that this host reaches as a file system.
+//!
+//! An object gets its name by a hard link, which fails when there is one, after all its bytes are on the medium; a file system without hard links is refused.
+//! Everything goes through the directory that was opened: a name that somebody makes a link leads nowhere else.
+
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::time::UNIX_EPOCH;
+
+use lockbox::{Error, Result};
+use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags, linkat, mkdirat, openat2, unlinkat};
+use rustix::io::Errno;
+
+use super::objects::{Created, Listed, Objects, Part};
+use super::store::hex;
+use crate::http::plain;
+use crate::source::Trouble;
+
+type Answer<T> = std::result::Result<T, Trouble>;
+
+/// What a name of an object that is being written begins with: never listed.
+const UNFINISHED: char = '.';
+const INSIDE: ResolveFlags = ResolveFlags::BENEATH.union(ResolveFlags::NO_SYMLINKS).union(ResolveFlags::NO_MAGICLINKS);
+
+pub(crate) struct Directory {
+    root: OwnedFd,
+    /// Whether the file system may have files without names.
+    nameless: bool,
+}
+
+impl Directory {
+    /// # Errors
+    /// Those of the host; with `make` a missing directory is made, but not those above it.
+    pub(crate) fn open(path: &Path, make: bool) -> Result<Directory> {
+        let failed = |error: Errno| Error::io(format!("cannot open {}", path.display()), error.into());
+        let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC;
+        let opened = match rustix::fs::open(path, flags, Mode::empty()) {
+            Err(Errno::NOENT) if make => {
+                match rustix::fs::mkdir(path, Mode::RWXU) {
+                    Ok(()) | Err(Errno::EXIST) => {}
+                    Err(error) => return Err(failed(error)),
+                }
+                rustix::fs::open(path, flags, Mode::empty())
+            }
+            opened => opened,
+        };
+        match opened {
+            Ok(root) => Ok(Directory { root, nameless: true }),
+            Err(Errno::NOTDIR) => Err(Error::NotArchive(format!(
+                "{} is no directory of an archive's objects; an archive that is a file is named by its path",
+                path.display()
+            ))),
+            Err(error) => Err(failed(error)),
+        }
+    }
+
+    fn inside(&self, path: &Path, flags: OFlags) -> rustix::io::Result<OwnedFd> {
+        openat2(&self.root, path, flags | OFlags::CLOEXEC | OFlags::NOFOLLOW, Mode::empty(), INSIDE)
+    }
+
+    /// The directory that an object lies in, made when it is missing, and the object's name there.
+    fn place(&self, name: &str, make: bool) -> Answer<(OwnedFd, String)> {
+        let (above, last) = name.rsplit_once('/').unwrap_or(("", name));
+        let mut at = self.inside(Path::new("."), OFlags::DIRECTORY | OFlags::RDONLY).map_err(trouble)?;
+        for part in above.split('/').filter(|part| !part.is_empty()) {
+            let open = |at: &OwnedFd| {
+                let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+                openat2(at, part, flags, Mode::empty(), INSIDE)
+            };
+            let next = match open(&at) {
+                Err(Errno::NOENT) if make => {
+                    match mkdirat(&at, part, Mode::RWXU) {
+                        Ok(()) | Err(Errno::EXIST) => {}
+                        Err(error) => return Err(trouble(error)),
+                    }
+                    // Or the objects in it are lost with it.
+                    rustix::fs::fsync(&at).map_err(trouble)?;
+                    open(&at)
+                }
+                next => next,
+            };
+            at = next.map_err(trouble)?;
+        }
+        Ok((at, last.to_owned()))
+    }
+}
+
+impl Objects for Directory {
+    fn create(&self, name: &str, bytes: &[u8]) -> Answer<Created> {
+        let (place, name) = self.place(name, true)?;
+        let unfinished = Unfinished::new(&place, self.nameless).map_err(trouble)?;
+        let date = unfinished.write(bytes).map_err(|error| io_trouble(&error))?;
+        let linked = unfinished.link(&place, &name);
+        unfinished.forget(&place);
+        match linked {
+            Ok(()) => {
+                rustix::fs::fsync(&place).map_err(trouble)?;
+                Ok(Created::Made(date))
+            }
+            Err(Errno::EXIST) => {
+                // It may be the caller's own, of an attempt whose end was not seen.
+                rustix::fs::fsync(&place).map_err(trouble)?;
+                Ok(Created::Exists)
+            }
+            Err(Errno::PERM | Errno::OPNOTSUPP | Errno::NOSYS) => Err(Trouble::Unusable(
+                "its file system has no hard links, without which two writers could destroy each other's work".into(),
+            )),
+            Err(error) => Err(trouble(error)),
+        }
+    }
+
+    fn get(&self, name: &str, part: Part) -> Answer<Vec<u8>> {
+        // A FIFO would be waited for.
+        let file = self.inside(Path::new(name), OFlags::RDONLY | OFlags::NONBLOCK).map_err(trouble)?;
+        let mut file = File::from(file);
+        let metadata = file.metadata().map_err(|error| io_trouble(&error))?;
+        if !metadata.is_file() {
+            return Err(Trouble::Unusable("there is something else in an object's place".into()));
+        }
+        let length = metadata.len();
+        let (offset, count) = match part {
+            Part::All(most) if length > most => {
+                return Err(Trouble::Unusable("an object there is longer than it can be".into()));
+            }
+            Part::All(_) => (0, length),
+            Part::Range(offset, count) => (offset, count.min(length.saturating_sub(offset))),
+            Part::Last(most) => (length.saturating_sub(most), length.min(most)),
+        };
+        let mut bytes = Vec::new();
+        let read = file.seek(SeekFrom::Start(offset)).and_then(|_| file.take(count).read_to_end(&mut bytes));
+        read.map_err(|error| io_trouble(&error))?;
+        Ok(bytes)
+    }
+
+    fn list(&self, prefix: &str, after: &str, most: usize) -> Answer<Vec<Listed>> {
+        let (above, first) = prefix.rsplit_once('/').unwrap_or(("", prefix));
+        let path = PathBuf::from(if above.is_empty() { "." } else { above });
+        let directory = match self.inside(&path, OFlags::DIRECTORY | OFlags::RDONLY) {
+            Ok(directory) => directory,
+            Err(Errno::NOENT) => return Ok(Vec::new()),
+            Err(error) => return Err(trouble(error)),
+        };
+        let mut listed = Vec::new();
+        for entry in rustix::fs::Dir::read_from(&directory).map_err(trouble)? {
+            let entry = entry.map_err(trouble)?;
+            let Ok(name) = entry.file_name().to_str() else { continue };
+            if name.starts_with(UNFINISHED) || !name.starts_with(first) {
+                continue;
+            }
+            let whole = if above.is_empty() { name.to_owned() } else { format!("{above}/{name}") };
+            if *whole > *after {
+                listed.push(whole);
+            }
+        }
+        listed.sort_unstable();
+        listed.truncate(most);
+        let with_length = |name: String| {
+            let stat = rustix::fs::statat(&self.root, &*name, AtFlags::SYMLINK_NOFOLLOW);
+            Listed { bytes: stat.map_or(0, |stat| stat.st_size as u64), name }
+        };
+        Ok(listed.into_iter().map(with_length).collect())
+    }
+
+    fn remove(&self, name: &str) -> Answer<()> {
+        let (place, name) = match self.place(name, false) {
+            Err(Trouble::Gone) => return Ok(()),
+            place => place?,
+        };
+        match unlinkat(&place, &*name, AtFlags::empty()) {
+            Ok(()) | Err(Errno::NOENT) => Ok(()),
+            Err(error) => Err(trouble(error)),
+        }
+    }
+}
+
+/// A file that has no name yet, or where the file system makes none such, one that is never listed.
+struct Unfinished {
+    file: File,
+    name: Option<String>,
+}
+
+impl Unfinished {
+    fn new(place: &OwnedFd, nameless: bool) -> rustix::io::Result<Unfinished> {
+        let mode = Mode::RUSR | Mode::WUSR;
+        let flags = OFlags::WRONLY | OFlags::CLOEXEC;
+        if nameless {
+            match openat2(place, ".", flags | OFlags::TMPFILE, mode, INSIDE) {
+                Ok(file) => return Ok(Unfinished { file: file.into(), name: None }),
+                Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::NOENT) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        let mut chance = [0; 16];
+        getrandom::fill(&mut chance).map_err(|_| Errno::AGAIN)?;
+        let name = format!("{UNFINISHED}{}", hex(&chance));
+        let file = openat2(place, &*name, flags | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW, mode, INSIDE)?;
+        Ok(Unfinished { file: file.into(), name: Some(name) })
+    }
+
+    /// All of it, on the medium; with the time of its file system in seconds since 1970.
+    fn write(&self, bytes: &[u8]) -> std::io::Result<Option<u64>> {
+        (&self.file).write_all(bytes)?;
+        self.file.sync_all()?;
+        Ok(self.file.metadata()?.modified()?.duration_since(UNIX_EPOCH).ok().map(|time| time.as_secs()))
+    }
+
+    fn link(&self, place: &OwnedFd, name: &str) -> rustix::io::Result<()> {
+        match &self.name {
+            Some(unfinished) => linkat(place, &**unfinished, place, name, AtFlags::empty()),
+            None => {
+                let descriptor = format!("/proc/self/fd/{}", self.file.as_raw_fd());
+                linkat(rustix::fs::CWD, &*descriptor, place, name, AtFlags::SYMLINK_FOLLOW)
+            }
+        }
+    }
+
+    fn forget(&self, place: &OwnedFd) {
+        if let Some(name) = &self.name {
+            let _ = unlinkat(place, &**name, AtFlags::empty());
+        }
+    }
+}
+
+fn trouble(error: Errno) -> Trouble {
+    io_trouble(&error.into())
+}
+
+/// Nothing of a host's file system passes by itself.
+fn io_trouble(error: &std::io::Error) -> Trouble {
+    match error.kind() {
+        std::io::ErrorKind::NotFound => Trouble::Gone,
+        _ => Trouble::Refused(plain(&error.to_string())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::*;
+
+    #[test]
+    fn of_eight_who_make_an_object_one_does_and_its_bytes_are_there() {
+        for nameless in [true, false] {
+            let place = tempfile::tempdir().unwrap();
+            let root = place.path().join("new");
+            let directory = Directory { nameless, ..Directory::open(&root, true).unwrap() };
+            for round in 0..30 {
+                let name = format!("inc/log/{round:04}");
+                let won = AtomicUsize::new(0);
+                std::thread::scope(|scope| {
+                    for writer in 0..8_u8 {
+                        let (directory, name, won) = (&directory, &name, &won);
+                        scope.spawn(move || match directory.create(name, &[writer; 5000]).unwrap() {
+                            Created::Made(date) => {
+                                assert!(date.is_some());
+                                won.fetch_add(1, Ordering::Relaxed);
+                                assert_eq!(directory.get(name, Part::Last(1)).unwrap(), [writer]);
+                            }
+                            Created::Exists => {}
+                        });
+                    }
+                });
+                assert_eq!(won.into_inner(), 1);
+            }
+            let names = directory.list("inc/log/", "inc/log/0009", 5).unwrap();
+            let names: Vec<_> = names.into_iter().map(|listed| (listed.name, listed.bytes)).collect();
+            assert_eq!(names.first(), Some(&("inc/log/0010".to_owned(), 5000)));
+            assert_eq!(names.len(), 5);
+            let left = std::fs::read_dir(root.join("inc/log")).unwrap().count();
+            assert_eq!(left, 30, "something is left beside the objects");
+            assert_eq!(directory.get("inc/log/0000", Part::Range(4999, 5)).unwrap().len(), 1);
+            assert!(matches!(directory.get("inc/log/0000", Part::All(4999)), Err(Trouble::Unusable(_))));
+            directory.remove("inc/log/0000").unwrap();
+            directory.remove("inc/log/0000").unwrap();
+            assert!(matches!(directory.get("inc/log/0000", Part::All(5000)), Err(Trouble::Gone)));
+            assert_eq!(directory.list("none/", "", 5).unwrap(), []);
+        }
+    }
+
+    #[test]
+    fn nothing_leads_out_of_the_directory_or_is_waited_for() {
+        let place = tempfile::tempdir().unwrap();
+        let root = place.path().join("store");
+        let directory = Directory::open(&root, true).unwrap();
+        std::fs::write(place.path().join("secret"), b"secret").unwrap();
+        std::os::unix::fs::symlink("../secret", root.join("link")).unwrap();
+        std::os::unix::fs::symlink("..", root.join("out")).unwrap();
+        rustix::fs::mknodat(rustix::fs::CWD, root.join("fifo"), rustix::fs::FileType::Fifo, Mode::RWXU, 0).unwrap();
+        for name in ["link", "out/secret", "../secret", "/etc/passwd", "fifo"] {
+            assert!(directory.get(name, Part::All(100)).is_err(), "{name}");
+        }
+        assert!(directory.create("out/made", b"x").is_err());
+        assert!(!place.path().join("made").exists());
+        assert!(directory.remove("out/secret").is_err());
+        assert!(place.path().join("secret").exists());
+        assert!(Directory::open(&root.join("a/b"), true).is_err(), "one directory is made, not those above it");
+        assert!(matches!(Directory::open(&place.path().join("secret"), true), Err(Error::NotArchive(_))));
+    }
+}

@@ -1,0 +1,147 @@
+//! Archives that live in an object store: below one prefix a log of records, and segments and checkpoints that those name.
+//!
+//! # Invariants
+//! BUCKET-1  Every object is made once, under a name that nothing else is ever given, and is never changed. So an answer that comes late, twice or of a process
+//!     that is gone harms nothing, and what was read once is never stale.
+//! BUCKET-2  The archive is what its newest record says: one object, so a commit is there as a whole or not at all. Its success is the store's word about
+//!     that object; no other answer is taken for one.
+//! BUCKET-3  At most one writer's commits follow upon another: each number is taken once, records of writers that came are never removed, and a writer whose
+//!     number was taken commits nothing more.
+//! BUCKET-4  An object is removed only when a durable record has called it dead for as long as a reader may look at an older one, and no name is used again.
+//! BUCKET-5  What comes from the store has bounds, and is compared with the hash that names it before it is believed to be whole; whether it is authentic is for the tags of
+//!     the archive.
+
+mod directory;
+mod layout;
+mod map;
+mod moment;
+mod objects;
+mod owner;
+mod place;
+mod s3;
+mod session;
+mod staged;
+mod store;
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+
+use lockbox::storage::Storage;
+use lockbox::{Error, Result};
+
+pub(crate) use self::directory::Directory;
+use self::layout::{Kind, Owner};
+use self::moment::{Moment, Reading};
+pub(crate) use self::objects::Objects;
+pub(crate) use self::s3::S3;
+use self::session::Session;
+use self::staged::Staged;
+use self::store::Store;
+use crate::Options;
+use crate::file::RemoteFile;
+use crate::source::Trouble;
+
+/// The archive whose objects these are, as its newest record says. None when there is no archive.
+///
+/// # Errors
+/// As [`crate::open`].
+pub(crate) fn open(objects: Box<dyn Objects>, name: String, options: &Options) -> Result<Option<RemoteFile>> {
+    let store = Arc::new(Store { objects, name, timeout: options.timeout });
+    let incarnation = match store.incarnation() {
+        Ok(Some(incarnation)) => incarnation?,
+        // A store that hides what is not there answers with a refusal.
+        Ok(None) | Err(Trouble::Refused(_)) => return Ok(None),
+        Err(trouble) => return Err(store.told(trouble)),
+    };
+    let moment = Moment::newest(&store, &incarnation)?.filter(|moment| moment.trailer.length > 0);
+    let Some(moment) = moment else {
+        let why = "a writer came and has not committed anything yet";
+        return Err(Error::NotArchive(format!("{}: {why}", store.name)));
+    };
+    let reading = Reading::of(store.clone(), incarnation, &moment);
+    RemoteFile::of(Box::new(reading), store.name.clone(), options).map(Some)
+}
+
+/// A writer of an archive in a bucket: nobody sees any of what is written before [`Bucket::publish`].
+pub struct Bucket {
+    session: Session,
+    options: Options,
+    staged: Option<Arc<Staged>>,
+    /// There is nothing left to do for it.
+    gone: bool,
+}
+
+impl Bucket {
+    /// Comes as a writer to the archive there, or to the empty prefix.
+    pub(crate) fn open(objects: Box<dyn Objects>, name: String, options: &Options, take_over: bool) -> Result<Bucket> {
+        let store = Arc::new(Store { objects, name, timeout: options.timeout });
+        let mut session = Session::open(store, Owner::here(), take_over)?;
+        session.clean();
+        Ok(Bucket { session, options: options.clone(), staged: None, gone: false })
+    }
+
+    /// What is there now, to be written to; None for an empty prefix.
+    ///
+    /// # Errors
+    /// Those of requests.
+    pub fn existing(&mut self) -> Result<Option<Arc<dyn Storage>>> {
+        if self.session.length() == 0 {
+            return Ok(None);
+        }
+        self.stage(false).map(Some)
+    }
+
+    /// An empty archive's place, to be filled. What was written before is given up.
+    ///
+    /// # Errors
+    /// Those of requests.
+    pub fn fresh(&mut self) -> Result<Arc<dyn Storage>> {
+        self.stage(true)
+    }
+
+    fn stage(&mut self, empty: bool) -> Result<Arc<dyn Storage>> {
+        if let Some(before) = self.staged.take() {
+            before.abandon();
+        }
+        let staged = Arc::new(Staged::new(&self.session, &self.options, empty)?);
+        self.staged = Some(staged.clone());
+        Ok(staged)
+    }
+
+    /// Returns when nothing is under way.
+    #[cfg(test)]
+    fn settled(&self) {
+        if let Some(staged) = &self.staged {
+            staged.settle(false).unwrap();
+        }
+    }
+
+    /// Makes the archive what was written, and goes: durable when this returns, all of it or nothing.
+    ///
+    /// # Errors
+    /// `InUse` when another writer took over; those of requests. Then the archive is as it was, or as it was to be when the answer was lost.
+    pub fn publish(mut self) -> Result<()> {
+        let Some(staged) = self.staged.take() else { return Ok(()) };
+        let done = staged.publish(&mut self.session);
+        // A record whose fate is not known may name what went up.
+        self.gone = done.is_ok() || self.session.is_undecided();
+        self.staged = Some(staged);
+        done
+    }
+}
+
+/// Without having published: the archive is as it was, and the next writer finds nobody here.
+impl Drop for Bucket {
+    fn drop(&mut self) {
+        if self.gone {
+            return;
+        }
+        if let Some(staged) = self.staged.take() {
+            staged.abandon();
+        }
+        let (map, length) = (self.session.map().clone(), self.session.length());
+        // What fails of it is found out by the next writer.
+        let _ = self.session.commit(map, Vec::new(), length, Kind::Close);
+    }
+}

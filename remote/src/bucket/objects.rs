@@ -1,0 +1,55 @@
+//! What an object store is asked for: four calls, and the names below an archive's prefix.
+
+use crate::source::Trouble;
+
+/// The most names that one answer of a list has.
+pub(crate) const LISTED: usize = 1000;
+
+/// Which bytes of an object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Part {
+    /// All of an object that has so many bytes at most.
+    All(u64),
+    /// Just these: an offset and a length.
+    Range(u64, u64),
+    /// The last ones, or all of a shorter object.
+    Last(u64),
+}
+
+/// What became of a creation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Created {
+    /// The object is durable. With the store's clock in seconds since 1970, where it tells it.
+    Made(Option<u64>),
+    /// There is one of this name, which may be an earlier attempt of the same request: never a verdict by itself.
+    Exists,
+}
+
+/// A name that a list has.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Listed {
+    /// Below the prefix that all calls are about.
+    pub(crate) name: String,
+    pub(crate) bytes: u64,
+}
+
+/// The objects below one prefix of a store. None is ever overwritten: they are made once and removed once.
+///
+/// # Contract
+/// OBJECTS-1  Of any number of creations of one name, before or after a removal of it is asked for, one at most succeeds while the object is there, and it has
+///     all its bytes from then on.
+/// OBJECTS-2  What was created is found by each later `get` and `list`, of whatever process.
+/// OBJECTS-3  After `Trouble::Passing` nothing is known: the request may have been carried out, may yet be, or not.
+pub(crate) trait Objects: Send + Sync {
+    fn create(&self, name: &str, bytes: &[u8]) -> Result<Created, Trouble>;
+
+    /// # Errors
+    /// `Gone` when there is none of the name, `Unusable` when it has not the bytes that are asked for.
+    fn get(&self, name: &str, part: Part) -> Result<Vec<u8>, Trouble>;
+
+    /// The first names in the order of their bytes that begin with `prefix` and are behind `after`, at most [`LISTED`] and `most`.
+    fn list(&self, prefix: &str, after: &str, most: usize) -> Result<Vec<Listed>, Trouble>;
+
+    /// Succeeds as well when there is none.
+    fn remove(&self, name: &str) -> Result<(), Trouble>;
+}

@@ -1,0 +1,67 @@
+//! Who this writer is, for others who find its record, and for itself after it was killed.
+
+use std::fs;
+
+use sha2::{Digest, Sha256};
+
+use super::layout::Owner;
+
+impl Owner {
+    /// This process.
+    pub(crate) fn here() -> Owner {
+        let named = |what: &str| fs::read_to_string(what).unwrap_or_default();
+        // Numbers of processes count in their namespace.
+        let namespace = fs::read_link("/proc/self/ns/pid").unwrap_or_default();
+        let boot = format!("{}{}", named("/proc/sys/kernel/random/boot_id"), namespace.display());
+        let process = std::process::id();
+        Owner {
+            host: rustix::system::uname().nodename().to_string_lossy().into_owned(),
+            machine: hash("machine", &named("/etc/machine-id")),
+            boot: hash("boot", &boot),
+            process,
+            started: started(process).unwrap_or(0),
+        }
+    }
+
+    /// Whether this writer knows that the other one is no more: it was of this machine, and ended with its process or with the machine's last run.
+    pub(super) fn survives(&self, other: &Owner) -> bool {
+        self.machine != [0; 16]
+            && self.machine == other.machine
+            && (self.boot != other.boot || started(other.process) != Some(other.started))
+    }
+}
+
+/// The bucket's owner learns from it whether two records are of one machine, and nothing else. Zeros for a machine that has no name.
+fn hash(what: &str, name: &str) -> [u8; 16] {
+    let mut short = [0; 16];
+    if !name.trim().is_empty() {
+        short.copy_from_slice(&Sha256::digest(format!("lockbox bucket {what} {}", name.trim()))[..16]);
+    }
+    short
+}
+
+/// When a process was started, in ticks; None when there is none of the number (proc_pid_stat(5), field 22).
+fn started(process: u32) -> Option<u64> {
+    let stat = fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
+    // The name of the program, in parentheses, may have anything.
+    stat.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_writer_is_known_to_be_gone_on_its_own_machine_alone() {
+        let here = Owner { machine: [1; 16], boot: [2; 16], ..Owner::here() };
+        assert!(!here.survives(&here), "this process is alive");
+        assert!(here.survives(&Owner { boot: [3; 16], ..here.clone() }), "the machine was started anew");
+        assert!(here.survives(&Owner { started: here.started + 1, ..here.clone() }), "the number has another process");
+        assert!(
+            !here.survives(&Owner { machine: [4; 16], boot: [3; 16], ..here.clone() }),
+            "of others nothing is known"
+        );
+        let nameless = Owner { machine: [0; 16], ..here };
+        assert!(!nameless.survives(&Owner { boot: [3; 16], ..nameless.clone() }));
+    }
+}

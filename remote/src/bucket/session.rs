@@ -1,0 +1,346 @@
+//! One writer of an archive in a bucket, from its coming to its going.
+//!
+//! Who writes is decided by the numbers of records alone: a number is taken by whoever makes the object of that name, and by nobody after. A writer
+//! comes with a record of its own at the next number, which is never removed: the writer before finds the number of its next commit taken,
+//! however long it slept. Clocks and leases decide nothing; they only tell people who is there.
+
+use std::collections::HashSet;
+use std::time::{Instant, SystemTime};
+
+use lockbox::{Error, Result};
+use std::sync::Arc;
+
+use super::layout::{self, Dead, Incarnation, Kind, MAX_DEAD, Owner, Said, Trailer};
+use super::map::Map;
+use super::moment::Moment;
+use super::objects::LISTED;
+use super::place::{Entry, Hash, Id, Place};
+use super::store::{MARKER, Outcome, Store, hex, path, unhex};
+use crate::source::Trouble;
+
+/// Seconds for which what a newer record needs no more stays: a reader of the moment before may be at it.
+pub(crate) const GRACE: u64 = 24 * 3600;
+/// Times that a writer begins anew because others came as well.
+const TRIES: usize = 16;
+/// A checkpoint is made when what changed since the last one has more bytes than this, or than an eighth of the map.
+const CHANGES: usize = 64 << 10;
+const MOST_CHANGES: usize = 1 << 20;
+/// Of one run in changes and in checkpoints.
+const RUN_BYTES: usize = 20;
+
+/// The end of the year 9999: what a stranger wrote is told as a time.
+const LAST_TIME: u64 = 253_402_300_799;
+
+/// Pages that a record itself has: neighbours in the archive.
+pub(super) struct Inline {
+    pub(super) block: u64,
+    pub(super) pages: Vec<u8>,
+}
+
+/// A writer whose record is the newest.
+pub(crate) struct Session {
+    pub(super) store: Arc<Store>,
+    pub(super) incarnation: Incarnation,
+    writer: [u8; 16],
+    owner: Owner,
+    newest: Trailer,
+    map: Map,
+    /// What durable records say is dead.
+    dead: Vec<Dead>,
+    /// What no record names, of a writer that did not end as it should: the next record calls it dead.
+    left: Vec<Id>,
+    /// What the store's clock said last, and when; None when its last answer did not tell.
+    clock: Option<(u64, Instant)>,
+    /// A record that was sent and of which the store has not said whether it is there.
+    undecided: Option<Sent>,
+    fenced: bool,
+    /// Bytes of changes after which a checkpoint is made at the earliest.
+    pub(super) least_changes: usize,
+}
+
+struct Sent {
+    bytes: Vec<u8>,
+    trailer: Trailer,
+    map: Map,
+    dead: Vec<Dead>,
+}
+
+impl Session {
+    /// Comes to the archive here, which is made when there is none.
+    ///
+    /// # Errors
+    /// `InUse` when another writer is there, as far as its newest record tells, and `take_over` was not said; `Unsupported` for a store that
+    /// cannot tell two writers apart; those of requests; `Damaged`.
+    pub(super) fn open(store: Arc<Store>, owner: Owner, take_over: bool) -> Result<Session> {
+        let incarnation = incarnation(&store)?;
+        // Harmless where the store carries it out: the same bytes.
+        store.probe(MARKER, &layout::encode_marker(&incarnation))?;
+        for _ in 0..TRIES {
+            let before = Moment::newest(&store, &incarnation)?;
+            if let Some(before) = &before
+                && before.trailer.kind != Kind::Close
+                && !take_over
+                && !owner.survives(&before.owner)
+            {
+                return Err(in_use(&store, before));
+            }
+            let came = Session::come(&store, incarnation, &owner, before)?;
+            if let Some(session) = came {
+                return Ok(session);
+            }
+        }
+        Err(Error::InUse(format!("{}: other writers come all the time", store.name)))
+    }
+
+    /// None when another one came first.
+    fn come(
+        store: &Arc<Store>,
+        incarnation: Incarnation,
+        owner: &Owner,
+        before: Option<Moment>,
+    ) -> Result<Option<Session>> {
+        let writer = random()?;
+        let is_orderly = before.as_ref().is_none_or(|before| before.trailer.kind == Kind::Close);
+        let (map, dead, newest) = match before {
+            Some(Moment { trailer, map, dead, .. }) => (map, dead, trailer),
+            None => (Map::default(), Vec::new(), nothing(incarnation)),
+        };
+        let mut session = Session {
+            store: store.clone(),
+            incarnation,
+            writer,
+            owner: owner.clone(),
+            newest,
+            map,
+            dead,
+            left: Vec::new(),
+            clock: None,
+            undecided: None,
+            fenced: false,
+            least_changes: CHANGES,
+        };
+        let (map, length) = (session.map.clone(), session.newest.length);
+        match session.record(map, Vec::new(), length, Kind::Open) {
+            Ok(()) => {}
+            Err(_) if session.fenced => return Ok(None),
+            Err(error) => return Err(error),
+        }
+        // Who looked for the newest record a day ago may have been given a number that was free again: then there are higher ones, and this record is
+        // nothing (rule 1). The newest is never removed, so it is seen.
+        let newest = store.newest(&incarnation)?.unwrap_or(0);
+        let ours = session.newest.sequence;
+        if newest < ours {
+            return Err(Error::Unsupported(format!(
+                "{}: the store does not list what was just written there",
+                store.name
+            )));
+        }
+        if newest == ours && !is_orderly {
+            session.left = session.find_left()?;
+        }
+        Ok((newest == ours).then_some(session))
+    }
+
+    /// Segments and checkpoints that nobody names and nobody will: the writer who made them has been overtaken, and a name is not used again. They are
+    /// removed as all that is dead is, for a record of before may have named them.
+    fn find_left(&self) -> Result<Vec<Id>> {
+        let mut named: HashSet<Id> = self.dead.iter().map(|dead| dead.id).chain(self.map.objects()).collect();
+        named.extend(self.newest.checkpoint.map(|(hash, _)| Id::Checkpoint(hash)));
+        let mut left = Vec::new();
+        for (part, id) in [("seg", Id::Segment as fn(Hash) -> Id), ("map", Id::Checkpoint)] {
+            let prefix = format!("{}/{part}/", hex(&self.incarnation));
+            let mut after = String::new();
+            loop {
+                let listed = self.store.list(&prefix, &after, LISTED)?;
+                let names = listed.iter().filter_map(|listed| unhex(listed.name.strip_prefix(&prefix)?));
+                left.extend(names.map(id).filter(|id| !named.contains(id)));
+                match listed.last() {
+                    // A store that lists the same names for ever is not followed.
+                    Some(last) if listed.len() == LISTED && *last.name > *after && left.len() < MAX_DEAD => {
+                        after.clone_from(&last.name);
+                    }
+                    _ => break,
+                }
+            }
+        }
+        Ok(left)
+    }
+
+    pub(super) fn map(&self) -> &Map {
+        &self.map
+    }
+
+    /// Of the archive, in bytes.
+    pub(super) fn length(&self) -> u64 {
+        self.newest.length
+    }
+
+    /// Makes the archive what `map` and `inline` say: durable when this returns, all of it or nothing.
+    ///
+    /// # Errors
+    /// `InUse` when another writer took over: nothing is committed from then on. Those of requests: then it is not known whether this is
+    /// durable, and nothing else can be committed before [`Session::settle`] knows.
+    pub(super) fn commit(&mut self, map: Map, inline: Vec<Inline>, length: u64, kind: Kind) -> Result<()> {
+        if self.undecided.is_some() && !self.fenced {
+            return Err(Error::invalid("the store has not decided about the commit before"));
+        }
+        self.record(map, inline, length, kind)
+    }
+
+    fn record(&mut self, mut map: Map, inline: Vec<Inline>, length: u64, kind: Kind) -> Result<()> {
+        if self.fenced {
+            return self.settle();
+        }
+        let sequence = self.newest.sequence + 1;
+        let total: usize = inline.iter().map(|run| run.pages.len()).sum();
+        let mut pages = Vec::with_capacity(total);
+        let blocks = (total as u64 / layout::BLOCK) as u32;
+        for run in inline {
+            let at = (pages.len() as u64 / layout::BLOCK) as u32;
+            let end = run.block + run.pages.len() as u64 / layout::BLOCK;
+            map.lay(&Entry { blocks: run.block..end, place: Some(Place { id: Id::Log(sequence), blocks, at }) });
+            pages.extend_from_slice(&run.pages);
+        }
+        let mut gone = map.forget_dead();
+        gone.extend(&self.left);
+        // Its pages are forgotten above, when it has some.
+        if self.newest.sequence > 0 && self.newest.kind != Kind::Open && self.newest.blocks == 0 {
+            gone.push(Id::Log(self.newest.sequence));
+        }
+        let mut checkpoint = self.newest.checkpoint;
+        let changes = map.changes();
+        let most = (map.runs() * RUN_BYTES / 8).clamp(self.least_changes, MOST_CHANGES);
+        let changes = if changes.len() * RUN_BYTES > most {
+            gone.extend(checkpoint.map(|(hash, _)| Id::Checkpoint(hash)));
+            let (bytes, hash) = layout::encode_checkpoint(&self.incarnation, &random()?, sequence, &map.entries());
+            if self.store.create(&path(&self.incarnation, &Id::Checkpoint(hash)), &bytes)? == Outcome::Taken {
+                return Err(Error::damaged(format!(
+                    "{}: a checkpoint of the same name with other content",
+                    self.store.name
+                )));
+            }
+            checkpoint = Some((hash, bytes.len() as u64));
+            map.checkpointed();
+            Vec::new()
+        } else {
+            changes
+        };
+        let mut dead = self.dead.clone();
+        dead.extend(gone.into_iter().map(|id| Dead { id, since: 0 }));
+        // What is left out is found by a collection.
+        dead.truncate(MAX_DEAD);
+        let trailer = Trailer {
+            kind,
+            sequence,
+            epoch: self.newest.epoch + u64::from(kind == Kind::Open),
+            writer: self.writer,
+            nonce: random()?,
+            time: SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |time| time.as_secs()),
+            before: self.newest.hash,
+            checkpoint,
+            length,
+            ..nothing(self.incarnation)
+        };
+        let said = Said { changes, dead, owner: self.owner.clone() };
+        let (bytes, trailer) = layout::encode_record(&trailer, &pages, &said);
+        self.undecided = Some(Sent { bytes, trailer, map, dead: said.dead });
+        self.settle()
+    }
+
+    /// Whether a record was sent of which the store has not said whether it is there.
+    pub(super) fn is_undecided(&self) -> bool {
+        self.undecided.is_some()
+    }
+
+    /// Has the store decide about the record that was sent last.
+    ///
+    /// # Errors
+    /// As of [`Session::commit`].
+    pub(super) fn settle(&mut self) -> Result<()> {
+        if self.fenced {
+            return Err(Error::InUse(format!("{}: another writer took over", self.store.name)));
+        }
+        let Some(sent) = &self.undecided else { return Ok(()) };
+        let name = path(&self.incarnation, &Id::Log(sent.trailer.sequence));
+        match self.store.create(&name, &sent.bytes)? {
+            Outcome::Taken => {
+                self.fenced = true;
+                return self.settle();
+            }
+            Outcome::Made(date) => self.clock = date.map(|date| (date, Instant::now())),
+        }
+        if let Some(Sent { trailer, map, dead, .. }) = self.undecided.take() {
+            (self.newest, self.map, self.dead) = (trailer, map, dead);
+            self.left.clear();
+        }
+        self.date();
+        Ok(())
+    }
+
+    /// Gives what is dead since an unknown time the time that the store's clock showed last: durable records said it before. What a machine that was suspended thinks the
+    /// time is would be too early.
+    fn date(&mut self) {
+        if let Some((date, _)) = self.clock {
+            self.dead.iter_mut().filter(|dead| dead.since == 0).for_each(|dead| dead.since = date);
+        }
+    }
+
+    /// Removes what durable records have called dead for longer than the grace. By the store's clock; one that went back removes nothing.
+    /// What cannot be removed now is left for the next writer.
+    pub(super) fn clean(&mut self) {
+        let Some(now) = self.clock.map(|(date, at)| date + at.elapsed().as_secs()) else { return };
+        let (store, incarnation) = (self.store.clone(), self.incarnation);
+        self.dead.retain(|Dead { id, since }| {
+            let is_due = now.checked_sub(*since).is_some_and(|age| age >= GRACE);
+            !is_due || store.remove(&path(&incarnation, id)).is_err()
+        });
+    }
+
+    /// Makes a segment.
+    ///
+    /// # Errors
+    /// Those of requests.
+    pub(super) fn make_segment(store: &Store, incarnation: &Incarnation, id: &Id, bytes: &[u8]) -> Result<()> {
+        match store.create(&path(incarnation, id), bytes)? {
+            Outcome::Made(_) => Ok(()),
+            Outcome::Taken => {
+                Err(Error::damaged(format!("{}: a segment of the same name with other content", store.name)))
+            }
+        }
+    }
+}
+
+/// The incarnation of the archive here, which is made when there is none.
+fn incarnation(store: &Store) -> Result<Incarnation> {
+    for _ in 0..TRIES {
+        if let Some(found) = store.incarnation().map_err(|trouble| store.told(trouble))? {
+            return found;
+        }
+        let made = random()?;
+        match store.create(MARKER, &layout::encode_marker(&made))? {
+            Outcome::Made(_) => return Ok(made),
+            Outcome::Taken => {}
+        }
+    }
+    Err(store.told(Trouble::Unusable("what was just written there is not found".into())))
+}
+
+/// What is before the first record.
+fn nothing(incarnation: Incarnation) -> Trailer {
+    Trailer { incarnation, ..Trailer::default() }
+}
+
+fn in_use(store: &Store, before: &Moment) -> Error {
+    let host = lockbox_terminal::display(before.owner.host.as_bytes());
+    let time = lockbox_terminal::utc(before.trailer.time.min(LAST_TIME) as i64);
+    Error::InUse(format!(
+        "{}: a writer on {host} has it open, or ended without closing it; its newest record is of {time} UTC",
+        store.name
+    ))
+}
+
+pub(super) fn random() -> Result<[u8; 16]> {
+    let mut bytes = [0; 16];
+    getrandom::fill(&mut bytes).map_err(|error| Error::io("no random numbers", std::io::Error::other(error)))?;
+    Ok(bytes)
+}

@@ -1,0 +1,465 @@
+//! An archive in a bucket as a storage for writing, none of which anybody sees before it is published.
+//!
+//! What is written gathers in memory and goes up in segments while more comes, which nothing names yet: garbage until a record does. A barrier has nothing
+//! to do, for one record makes everything visible and durable at once, or nothing ever does. So whoever writes here owes its user no answer before
+//! `publish` has returned.
+
+use std::collections::{BTreeMap, HashMap};
+use std::ops::Range;
+use std::sync::Arc;
+use std::thread;
+
+use lockbox::storage::Storage;
+use lockbox::{Error, Result};
+use parking_lot::{Condvar, Mutex};
+use rangemap::RangeSet;
+
+use super::layout::{self, BLOCK, Incarnation, Kind, MAX_BLOCKS};
+use super::map::Map;
+use super::moment::{Reading, fill};
+use super::place::{Entry, Id, Place};
+use super::session::{Inline, Session, random};
+use super::store::{Store, path};
+use crate::Options;
+use crate::file::{RemoteFile, patiently, told_later};
+
+/// Blocks that gather before they go up: 8 MiB.
+const SEGMENT: usize = 8 << 8;
+/// Segments under way at once; each is in memory.
+const SENDING: usize = 4;
+/// Most blocks that a record itself has: 4 MiB.
+const INLINE: usize = 4 << 8;
+
+type Block = [u8; BLOCK as usize];
+
+/// See above.
+pub(crate) struct Staged {
+    shared: Arc<Shared>,
+    options: Options,
+    /// One after the other: a block of which a part is written is read before, and nothing goes up while the base is made anew.
+    writing: Mutex<()>,
+}
+
+struct Shared {
+    store: Arc<Store>,
+    incarnation: Incarnation,
+    state: Mutex<State>,
+    sent: Condvar,
+}
+
+struct State {
+    /// What has not gone up.
+    dirty: BTreeMap<u64, Box<Block>>,
+    /// The pages of what is going up.
+    sending: HashMap<Id, Arc<Vec<u8>>>,
+    /// What went up and no record names yet.
+    made: Vec<Id>,
+    failed: Option<Error>,
+    /// Where all is but what is dirty.
+    map: Map,
+    length: u64,
+    /// For what is as it was there.
+    base: Option<Arc<RemoteFile>>,
+    /// What is not.
+    changed: RangeSet<u64>,
+}
+
+impl Staged {
+    /// What the session's newest record names, or nothing at all.
+    ///
+    /// # Errors
+    /// Those of requests.
+    pub(super) fn new(session: &Session, options: &Options, empty: bool) -> Result<Staged> {
+        let (map, length) = if empty {
+            // What lies there now ends with the record that names what comes in its place.
+            let mut map = session.map().clone();
+            map.lay(&Entry { blocks: 0..map.end(), place: None });
+            (map, 0)
+        } else {
+            (session.map().clone(), session.length())
+        };
+        let shared = Arc::new(Shared {
+            store: session.store.clone(),
+            incarnation: session.incarnation,
+            state: Mutex::new(State {
+                dirty: BTreeMap::new(),
+                sending: HashMap::new(),
+                made: Vec::new(),
+                failed: None,
+                map,
+                length,
+                base: None,
+                changed: RangeSet::new(),
+            }),
+            sent: Condvar::new(),
+        });
+        let staged = Staged { shared, options: options.clone(), writing: Mutex::new(()) };
+        staged.rebase()?;
+        Ok(staged)
+    }
+
+    /// From now on all is read from the store, ahead of whoever reads one after the other.
+    fn rebase(&self) -> Result<()> {
+        self.settle(true)?;
+        let mut state = self.shared.state.lock();
+        if state.base.is_some() && state.changed.is_empty() {
+            return Ok(());
+        }
+        let reading = Reading {
+            store: self.shared.store.clone(),
+            incarnation: self.shared.incarnation,
+            map: state.map.clone(),
+            length: state.length,
+            tag: super::store::hex(&random()?),
+        };
+        // Nobody comes back to a moment that is in the making.
+        let options = Options { cache_bytes: Some(0), ..self.options.clone() };
+        state.base = match state.length {
+            0 => None,
+            _ => Some(Arc::new(RemoteFile::of(Box::new(reading), self.shared.store.name.clone(), &options)?)),
+        };
+        state.changed = RangeSet::new();
+        Ok(())
+    }
+
+    /// Waits until what is under way is up; with `all`, what gathers goes up first.
+    pub(super) fn settle(&self, all: bool) -> Result<()> {
+        if all {
+            self.send()?;
+        }
+        let mut state = self.shared.state.lock();
+        while !state.sending.is_empty() {
+            self.shared.sent.wait(&mut state);
+        }
+        state.failed.clone().map_or(Ok(()), Err)
+    }
+
+    /// Has what gathered go up as segments.
+    fn send(&self) -> Result<()> {
+        loop {
+            let mut state = self.shared.state.lock();
+            while state.sending.len() >= SENDING {
+                self.shared.sent.wait(&mut state);
+            }
+            if let Some(error) = &state.failed {
+                return Err(error.clone());
+            }
+            let mut gathered = std::mem::take(&mut state.dirty);
+            if let Some(rest) = gathered.keys().nth(MAX_BLOCKS as usize).copied() {
+                state.dirty = gathered.split_off(&rest);
+            }
+            if gathered.is_empty() {
+                return Ok(());
+            }
+            let runs = runs(gathered);
+            let blocks: Vec<Range<u64>> = runs.iter().map(Inline::blocks).collect();
+            let pages: Vec<u8> = runs.into_iter().flat_map(|run| run.pages).collect();
+            let (bytes, hash) = layout::encode_segment(&self.shared.incarnation, &random()?, &blocks, &pages);
+            let id = Id::Segment(hash);
+            let (count, mut at) = ((pages.len() as u64 / BLOCK) as u32, 0);
+            for run in blocks {
+                let length = (run.end - run.start) as u32;
+                state.map.lay(&Entry { blocks: run, place: Some(Place { id, blocks: count, at }) });
+                at += length;
+            }
+            state.sending.insert(id, Arc::new(pages));
+            let shared = self.shared.clone();
+            let sent = thread::Builder::new().name("send".into()).spawn(move || {
+                let made = Session::make_segment(&shared.store, &shared.incarnation, &id, &bytes);
+                let mut state = shared.state.lock();
+                state.sending.remove(&id);
+                match made {
+                    Ok(()) => state.made.push(id),
+                    Err(error) => drop(state.failed.get_or_insert(error)),
+                }
+                shared.sent.notify_all();
+            });
+            if let Err(error) = sent {
+                state.sending.remove(&id);
+                let error = Error::io("cannot start a thread that sends", error);
+                state.failed = Some(error.clone());
+                return Err(error);
+            }
+        }
+    }
+
+    /// Objects of which less than half is needed go: what is needed of them is written anew. Their pages are sealed, so nothing is opened.
+    fn gather_sparse(&self) -> Result<()> {
+        let sparse: Vec<Range<u64>> = {
+            let mut state = self.shared.state.lock();
+            // What is written again is needed no more where it was.
+            let again: Vec<u64> = state.dirty.keys().copied().collect();
+            again.into_iter().for_each(|number| state.map.lay(&Entry { blocks: number..number + 1, place: None }));
+            let ids: HashMap<Id, u64> = state.map.sparse().into_iter().collect();
+            let named = state.map.entries().into_iter();
+            named
+                .filter(|entry| entry.place.is_some_and(|place| ids.contains_key(&place.id)))
+                .map(|entry| entry.blocks)
+                .collect()
+        };
+        let mut buffer = Vec::new();
+        for run in sparse {
+            // In parts that fit.
+            for start in (run.start..run.end).step_by(SEGMENT) {
+                let end = run.end.min(start + SEGMENT as u64);
+                buffer.resize(((end - start) * BLOCK) as usize, 0);
+                let length = self.shared.state.lock().length;
+                let bytes = ((end * BLOCK).min(length) - start * BLOCK) as usize;
+                self.read_at(start * BLOCK, &mut buffer[..bytes])?;
+                self.write_at(start * BLOCK, &buffer[..bytes])?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes the archive what was written here: durable when this returns, all of it or nothing. The writer is gone then.
+    ///
+    /// # Errors
+    /// `InUse` when another writer took over; those of requests.
+    pub(super) fn publish(&self, session: &mut Session) -> Result<()> {
+        self.gather_sparse()?;
+        let fits = self.shared.state.lock().dirty.len() <= INLINE;
+        self.settle(!fits)?;
+        let (map, inline, length) = {
+            let mut state = self.shared.state.lock();
+            let dirty = std::mem::take(&mut state.dirty);
+            (state.map.clone(), runs(dirty), state.length)
+        };
+        session.commit(map, inline, length, Kind::Close)?;
+        self.shared.state.lock().made.clear();
+        Ok(())
+    }
+
+    /// Removes what went up and no record names. What fails is left for a collection.
+    pub(super) fn abandon(&self) {
+        let _ = self.settle(false);
+        let made = std::mem::take(&mut self.shared.state.lock().made);
+        for id in made {
+            let _ = self.shared.store.remove(&path(&self.shared.incarnation, &id));
+        }
+    }
+
+    /// Zeros in a range.
+    fn clear(&self, range: Range<u64>) -> Result<()> {
+        let (first, last) = (range.start.div_ceil(BLOCK), range.end / BLOCK);
+        if first > last {
+            return self.write_part(range.start, &vec![0; (range.end - range.start) as usize]);
+        }
+        // The parts of blocks at both ends.
+        self.write_part(range.start, &vec![0; (first * BLOCK - range.start) as usize])?;
+        self.write_part(last * BLOCK, &vec![0; (range.end - last * BLOCK) as usize])?;
+        let mut state = self.shared.state.lock();
+        state.forget(first..last);
+        Ok(())
+    }
+
+    /// Writes inside of one block.
+    fn write_part(&self, offset: u64, data: &[u8]) -> Result<()> {
+        if data.is_empty() {
+            return Ok(());
+        }
+        let number = offset / BLOCK;
+        let mut block = Box::new([0; BLOCK as usize]);
+        let length = self.shared.state.lock().length;
+        let there = BLOCK.min(length.saturating_sub(number * BLOCK)) as usize;
+        if there > 0 {
+            self.read_at(number * BLOCK, &mut block[..there])?;
+        }
+        let at = (offset - number * BLOCK) as usize;
+        block[at..at + data.len()].copy_from_slice(data);
+        self.shared.state.lock().put(number, block);
+        Ok(())
+    }
+}
+
+impl State {
+    fn put(&mut self, number: u64, block: Box<Block>) {
+        // Zeros need no place.
+        if block.iter().all(|byte| *byte == 0) {
+            return self.forget(number..number + 1);
+        }
+        self.dirty.insert(number, block);
+        self.changed.insert(number..number + 1);
+    }
+
+    fn forget(&mut self, blocks: Range<u64>) {
+        if blocks.is_empty() {
+            return;
+        }
+        let gone: Vec<u64> = self.dirty.range(blocks.clone()).map(|(number, _)| *number).collect();
+        gone.iter().for_each(|number| drop(self.dirty.remove(number)));
+        self.map.lay(&Entry { blocks: blocks.clone(), place: None });
+        self.changed.insert(blocks);
+    }
+}
+
+impl Inline {
+    fn blocks(&self) -> Range<u64> {
+        self.block..self.block + self.pages.len() as u64 / BLOCK
+    }
+}
+
+/// Neighbours together.
+fn runs(blocks: BTreeMap<u64, Box<Block>>) -> Vec<Inline> {
+    let mut runs: Vec<Inline> = Vec::new();
+    for (number, block) in blocks {
+        match runs.last_mut() {
+            Some(run) if run.blocks().end == number => run.pages.extend_from_slice(&*block),
+            _ => runs.push(Inline { block: number, pages: block.to_vec() }),
+        }
+    }
+    runs
+}
+
+impl Storage for Staged {
+    fn len(&self) -> Result<u64> {
+        Ok(self.shared.state.lock().length)
+    }
+
+    fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<()> {
+        let state = self.shared.state.lock();
+        let length = state.length;
+        let end = offset.checked_add(out.len() as u64).filter(|end| *end <= length).ok_or_else(|| {
+            Error::damaged(format!(
+                "archive is truncated: length={length} needed={}",
+                offset.saturating_add(out.len() as u64)
+            ))
+        })?;
+        if out.is_empty() {
+            return Ok(());
+        }
+        let blocks = offset / BLOCK..end.div_ceil(BLOCK);
+        let mut rest = RangeSet::from_iter([blocks.clone()]);
+        let dirty: Vec<(u64, Box<Block>)> =
+            state.dirty.range(blocks.clone()).map(|(n, block)| (*n, block.clone())).collect();
+        dirty.iter().for_each(|(number, _)| rest.remove(*number..number + 1));
+        let (mut old, mut new): (Vec<Range<u64>>, Vec<Entry>) = (Vec::new(), Vec::new());
+        for run in rest.iter() {
+            old.extend(state.changed.gaps(run));
+            let changed = state.changed.overlapping(run);
+            new.extend(changed.flat_map(|other| state.map.parts(run.start.max(other.start)..run.end.min(other.end))));
+        }
+        let (near, far): (Vec<Entry>, Vec<Entry>) =
+            new.into_iter().partition(|part| part.place.is_none_or(|place| state.sending.contains_key(&place.id)));
+        let mut pieces: Vec<(u64, Arc<Vec<u8>>, Range<usize>)> = Vec::new();
+        for Entry { blocks, place } in &near {
+            let count = ((blocks.end - blocks.start) * BLOCK) as usize;
+            match place {
+                None => pieces.push((blocks.start, Arc::new(vec![0; count]), 0..count)),
+                Some(place) => {
+                    let from = (u64::from(place.at) * BLOCK) as usize;
+                    pieces.push((blocks.start, state.sending[&place.id].clone(), from..from + count));
+                }
+            }
+        }
+        pieces.extend(dirty.into_iter().map(|(number, block)| (number, Arc::new(block.to_vec()), 0..BLOCK as usize)));
+        let base = state.base.clone();
+        drop(state);
+        for run in old {
+            let part = (run.start * BLOCK).max(offset)..(run.end * BLOCK).min(end);
+            let into = &mut out[(part.start - offset) as usize..(part.end - offset) as usize];
+            // It ended where the archive did then.
+            let there = base.as_ref().map_or(Ok(0), |base| base.len())?.clamp(part.start, part.end) - part.start;
+            let (there, behind) = into.split_at_mut(there as usize);
+            behind.fill(0);
+            if let Some(base) = base.as_ref().filter(|_| !there.is_empty()) {
+                base.read_at(part.start, there)?;
+            }
+        }
+        for part in far {
+            let range = (part.blocks.start * BLOCK).max(offset)..(part.blocks.end * BLOCK).min(end);
+            let into = &mut out[(range.start - offset) as usize..(range.end - offset) as usize];
+            let Shared { store, incarnation, .. } = &*self.shared;
+            let parts = std::slice::from_ref(&part);
+            let filled = patiently(store.timeout, &mut || fill(store, incarnation, parts, range.clone(), into));
+            filled.map_err(|trouble| told_later(&store.name, trouble))?;
+        }
+        for (number, bytes, from) in pieces {
+            let start = number * BLOCK;
+            let part = start.max(offset)..(start + from.len() as u64).min(end);
+            let from = from.start + (part.start - start) as usize;
+            let length = (part.end - part.start) as usize;
+            let to = (part.start - offset) as usize;
+            out[to..to + length].copy_from_slice(&bytes[from..from + length]);
+        }
+        Ok(())
+    }
+
+    fn will_need(&self, offset: u64, length: u64) {
+        let base = self.shared.state.lock().base.clone();
+        if let Some(base) = base {
+            base.will_need(offset, length);
+        }
+    }
+
+    fn write_at(&self, offset: u64, data: &[u8]) -> Result<()> {
+        let end = offset.checked_add(data.len() as u64).filter(|end| *end <= i64::MAX as u64);
+        let end = end.ok_or_else(|| Error::invalid("a write beyond the largest file"))?;
+        let _writing = self.writing.lock();
+        let mut at = offset;
+        while at < end {
+            let number = at / BLOCK;
+            let next = end.min((number + 1) * BLOCK);
+            let part = &data[(at - offset) as usize..(next - offset) as usize];
+            match part.try_into() {
+                Ok(block) => {
+                    let block: &Block = block;
+                    self.shared.state.lock().put(number, Box::new(*block));
+                }
+                Err(_) => self.write_part(at, part)?,
+            }
+            at = next;
+        }
+        let mut state = self.shared.state.lock();
+        state.length = state.length.max(end);
+        let is_full = state.dirty.len() >= SEGMENT;
+        drop(state);
+        if is_full { self.send() } else { Ok(()) }
+    }
+
+    fn allocate(&self, offset: u64, length: u64) -> Result<()> {
+        let mut state = self.shared.state.lock();
+        state.length = state.length.max(offset.saturating_add(length));
+        Ok(())
+    }
+
+    fn punch(&self, offset: u64, length: u64) -> Result<()> {
+        let _writing = self.writing.lock();
+        let end = offset.saturating_add(length).min(self.len()?);
+        if offset < end { self.clear(offset..end) } else { Ok(()) }
+    }
+
+    fn set_len(&self, length: u64) -> Result<()> {
+        let _writing = self.writing.lock();
+        let now = self.len()?;
+        if length < now {
+            self.clear(length..now.next_multiple_of(BLOCK).min(now))?;
+        }
+        let mut state = self.shared.state.lock();
+        if length < now {
+            state.forget(length.div_ceil(BLOCK)..now.div_ceil(BLOCK));
+        }
+        state.length = length;
+        Ok(())
+    }
+
+    /// Nothing is on the medium before [`Staged::publish`], and nothing is promised before.
+    fn barrier(&self) -> Result<()> {
+        self.shared.state.lock().failed.clone().map_or(Ok(()), Err)
+    }
+
+    /// Of all of it: from here on the store is read. Parts are not dropped: what the store gave was asked for by the hash in its name or is checked by whoever reads.
+    fn evict(&self, offset: u64, length: u64) -> Result<()> {
+        let _writing = self.writing.lock();
+        if offset == 0 && length >= self.len()? { self.rebase() } else { Ok(()) }
+    }
+
+    fn next_data(&self, offset: u64) -> Result<Option<Range<u64>>> {
+        let length = self.len()?;
+        Ok((offset < length).then_some(offset..length))
+    }
+
+    fn read_only(&self) -> bool {
+        false
+    }
+}

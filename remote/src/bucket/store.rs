@@ -1,0 +1,219 @@
+//! The store's four calls with patience, and the names of an archive's objects.
+
+use std::time::Duration;
+
+use lockbox::{Error, Result};
+
+use super::layout::{self, Incarnation, MAX_SAID, Said, TRAILER_BYTES, Trailer};
+use super::map::Map;
+use super::objects::{Created, Objects, Part};
+use super::place::{Hash, Id, Place};
+use crate::file::{patiently, told};
+use crate::source::Trouble;
+
+pub(super) const MARKER: &str = "lockbox";
+/// Bytes of a record's end that come with the first request for it.
+const TAIL: u64 = 256 << 10;
+
+/// The objects below one prefix.
+pub(crate) struct Store {
+    pub(super) objects: Box<dyn Objects>,
+    /// For messages.
+    pub(super) name: String,
+    pub(super) timeout: Option<Duration>,
+}
+
+/// What became of an object that somebody wanted to make.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Outcome {
+    /// It is durable; by the store's clock, where that answered.
+    Made(Option<u64>),
+    /// The name has other content.
+    Taken,
+}
+
+impl Store {
+    /// A call that may be repeated.
+    fn ask<T>(
+        &self,
+        call: &mut dyn FnMut(&dyn Objects) -> std::result::Result<T, Trouble>,
+    ) -> std::result::Result<T, Trouble> {
+        patiently(self.timeout, &mut || call(&*self.objects))
+    }
+
+    pub(super) fn told(&self, trouble: Trouble) -> Error {
+        told(&self.name, trouble)
+    }
+
+    /// The incarnation of the archive here; None when there is none.
+    pub(super) fn incarnation(&self) -> std::result::Result<Option<Result<Incarnation>>, Trouble> {
+        match self.ask(&mut |objects| objects.get(MARKER, Part::All(layout::MARKER_BYTES as u64))) {
+            Ok(bytes) => Ok(Some(layout::decode_marker(&bytes))),
+            Err(Trouble::Gone) => Ok(None),
+            Err(trouble) => Err(trouble),
+        }
+    }
+
+    /// Makes an object, repeating the same bytes until the store has decided. That a name is taken is no verdict: what is there may be
+    /// ours, of an answer that was lost.
+    ///
+    /// # Errors
+    /// Those of requests. After one it is not known whether the object is or will be there.
+    pub(super) fn create(&self, name: &str, bytes: &[u8]) -> Result<Outcome> {
+        let created = self.ask(&mut |objects| objects.create(name, bytes)).map_err(|trouble| self.told(trouble))?;
+        match created {
+            Created::Made(date) => Ok(Outcome::Made(date)),
+            Created::Exists => {
+                // The end of each object has a hash or a nonce, and the hash of a record's pages.
+                let most = bytes.len().min(TRAILER_BYTES) as u64;
+                let there = self.ask(&mut |objects| objects.get(name, Part::Last(most)));
+                let there = there.map_err(|trouble| self.told(trouble))?;
+                Ok(if bytes.ends_with(&there) { Outcome::Made(None) } else { Outcome::Taken })
+            }
+        }
+    }
+
+    /// Finds out whether the store refuses a second object of a name: without that two writers cannot be told apart.
+    ///
+    /// # Errors
+    /// `Unsupported`; those of requests.
+    pub(super) fn probe(&self, name: &str, bytes: &[u8]) -> Result<()> {
+        match self.ask(&mut |objects| objects.create(name, bytes)).map_err(|trouble| self.told(trouble))? {
+            Created::Exists => Ok(()),
+            Created::Made(_) => Err(Error::Unsupported(format!(
+                "{}: the store overwrites what is there although it was asked not to (If-None-Match), so two writers could destroy each other's work",
+                self.name
+            ))),
+        }
+    }
+
+    pub(super) fn get(&self, name: &str, part: Part) -> std::result::Result<Vec<u8>, Trouble> {
+        self.ask(&mut |objects| objects.get(name, part))
+    }
+
+    pub(super) fn remove(&self, name: &str) -> std::result::Result<(), Trouble> {
+        self.ask(&mut |objects| objects.remove(name))
+    }
+
+    pub(super) fn list(&self, prefix: &str, after: &str, most: usize) -> Result<Vec<super::objects::Listed>> {
+        self.ask(&mut |objects| objects.list(prefix, after, most)).map_err(|trouble| self.told(trouble))
+    }
+
+    /// The number of the newest record; None when there is none.
+    ///
+    /// # Errors
+    /// Those of requests; `Damaged` for a name that is none.
+    pub(super) fn newest(&self, incarnation: &Incarnation) -> Result<Option<u64>> {
+        let prefix = format!("{}/log/", hex(incarnation));
+        let listed = self.list(&prefix, "", 1)?;
+        let Some(first) = listed.first() else { return Ok(None) };
+        let number = first.name.strip_prefix(&prefix).filter(|name| name.len() == 16);
+        let number = number.and_then(|number| u64::from_str_radix(number, 16).ok());
+        match number {
+            Some(complement) => Ok(Some(u64::MAX - complement)),
+            None => Err(Error::damaged(format!("{}: an object in the log that is no record of it", self.name))),
+        }
+    }
+
+    /// A record, but for its pages. None when there is none of this number.
+    ///
+    /// # Errors
+    /// Those of requests; `Damaged`.
+    pub(super) fn record(&self, incarnation: &Incarnation, sequence: u64) -> Result<Option<(Trailer, Said)>> {
+        let name = path(incarnation, &Id::Log(sequence));
+        let tail = match self.get(&name, Part::Last(TAIL)) {
+            Ok(tail) => tail,
+            Err(Trouble::Gone) => return Ok(None),
+            Err(trouble) => return Err(self.told(trouble)),
+        };
+        let short = || Error::damaged(format!("{}: a record that ends too early", self.name));
+        let at = tail.len().checked_sub(TRAILER_BYTES).ok_or_else(short)?;
+        let trailer = Trailer::decode(&tail[at..], incarnation)?;
+        if trailer.sequence != sequence {
+            return Err(Error::damaged(format!("{}: a record lies under another's number", self.name)));
+        }
+        let needed = trailer.said_bytes() as usize + TRAILER_BYTES;
+        let whole;
+        let tail = if needed <= tail.len() {
+            &tail[tail.len() - needed..]
+        } else {
+            debug_assert!(needed as u64 <= MAX_SAID + TRAILER_BYTES as u64);
+            whole = self.get(&name, Part::Last(needed as u64)).map_err(|trouble| self.told(trouble))?;
+            if whole.len() != needed {
+                return Err(short());
+            }
+            &whole[..]
+        };
+        let said = layout::decode_said(&trailer, &tail[..needed - TRAILER_BYTES])?;
+        Ok(Some((trailer, said)))
+    }
+
+    /// The map that a record's changes count from.
+    ///
+    /// # Errors
+    /// Those of requests; `Damaged`.
+    pub(super) fn checkpoint(&self, incarnation: &Incarnation, checkpoint: Option<(Hash, u64)>) -> Result<Map> {
+        let Some((hash, length)) = checkpoint else { return Ok(Map::default()) };
+        let bytes = match self.get(&path(incarnation, &Id::Checkpoint(hash)), Part::All(length)) {
+            Ok(bytes) => bytes,
+            Err(Trouble::Gone) => return Err(self.missing(&Id::Checkpoint(hash))),
+            Err(trouble) => return Err(self.told(trouble)),
+        };
+        let mut map = Map::default();
+        layout::decode_checkpoint(incarnation, &hash, &bytes)?.iter().for_each(|entry| map.lay(entry));
+        map.checkpointed();
+        Ok(map)
+    }
+
+    pub(super) fn missing(&self, id: &Id) -> Error {
+        let what = match id {
+            Id::Log(sequence) => format!("record {sequence}"),
+            Id::Segment(hash) => format!("segment {}", hex(hash)),
+            Id::Checkpoint(hash) => format!("checkpoint {}", hex(hash)),
+        };
+        Error::damaged(format!("{}: {what} is missing, which its newest record needs", self.name))
+    }
+
+    /// Blocks of an object.
+    pub(super) fn blocks(
+        &self,
+        incarnation: &Incarnation,
+        place: &Place,
+        out: &mut [u8],
+    ) -> std::result::Result<(), Trouble> {
+        let part = Part::Range(u64::from(place.at) * layout::BLOCK, out.len() as u64);
+        let bytes = self.objects.get(&path(incarnation, &place.id), part)?;
+        if bytes.len() != out.len() {
+            return Err(Trouble::Unusable("it sends less than it was asked for".into()));
+        }
+        out.copy_from_slice(&bytes);
+        Ok(())
+    }
+}
+
+/// The name of an object below the prefix.
+pub(super) fn path(incarnation: &Incarnation, id: &Id) -> String {
+    let incarnation = hex(incarnation);
+    match id {
+        // The newest is listed first.
+        Id::Log(sequence) => format!("{incarnation}/log/{:016x}", u64::MAX - sequence),
+        Id::Segment(hash) => format!("{incarnation}/seg/{}", hex(hash)),
+        Id::Checkpoint(hash) => format!("{incarnation}/map/{}", hex(hash)),
+    }
+}
+
+/// The hash that these digits are.
+pub(super) fn unhex(digits: &str) -> Option<Hash> {
+    let mut hash = Hash::default();
+    if digits.len() != 2 * hash.len() {
+        return None;
+    }
+    for (at, byte) in hash.iter_mut().enumerate() {
+        *byte = u8::from_str_radix(digits.get(2 * at..2 * at + 2)?, 16).ok()?;
+    }
+    Some(hash)
+}
+
+pub(super) fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}

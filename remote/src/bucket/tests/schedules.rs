@@ -1,0 +1,215 @@
+//! Writers, readers and cleaning in every order of their requests: what was acknowledged is what a fresh reader finds, and nothing else is ever found.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+use super::super::layout::{BLOCK, Kind, encode_segment};
+use super::super::moment::{Moment, Reading};
+use super::super::place::{Entry, Id, Place};
+use super::super::session::{GRACE, Inline, Session, random};
+use super::simulated::{Dice, World};
+use super::{seed, somebody, store};
+use crate::source::{Source, Trouble};
+
+const BLOCKS: u64 = 12;
+
+/// What each block has: the number of the commit that wrote it, 0 for none.
+type View = [u64; BLOCKS as usize];
+
+#[derive(Default)]
+struct Truth {
+    /// What the archive is after a commit, and the commit before it.
+    attempts: HashMap<u64, (View, u64)>,
+    /// The newest commit that was acknowledged.
+    acknowledged: u64,
+    commits: u64,
+    reads: u64,
+    removed: u64,
+}
+
+impl Truth {
+    /// Whether `commit` has all that `older` wrote.
+    fn follows(&self, commit: u64, older: u64) -> bool {
+        let mut at = commit;
+        while at != older && at != 0 {
+            at = self.attempts[&at].1;
+        }
+        at == older
+    }
+}
+
+fn block(number: u64) -> Vec<u8> {
+    let mut block = vec![0; BLOCK as usize];
+    block[..8].copy_from_slice(&number.to_le_bytes());
+    block
+}
+
+/// Reads all, and says what is wrong with it. None where nothing could be read.
+fn look(world: &Arc<World>, actor: u64, truth: &Mutex<Truth>) -> Option<View> {
+    let begun = world.with(|state| state.clock);
+    let acknowledged = truth.lock().acknowledged;
+    let store = store(world, actor);
+    let incarnation = store.incarnation().ok()??.unwrap();
+    let newest = Moment::newest(&store, &incarnation);
+    let is_late = || world.with(|state| state.clock) - begun >= GRACE;
+    let moment = match newest {
+        Ok(found) => found,
+        Err(lockbox::Error::Damaged(_)) if is_late() => return None,
+        Err(lockbox::Error::Damaged(why)) => panic!("{why}"),
+        Err(_) => return None,
+    };
+    let Some(moment) = moment else {
+        assert_eq!(acknowledged, 0, "an acknowledged commit is gone");
+        return None;
+    };
+    let reading = Reading::of(store, incarnation, &moment);
+    let bytes = match reading.first(BLOCKS * BLOCK) {
+        Ok((_, bytes)) => bytes,
+        Err(Trouble::Changed) => {
+            assert!(is_late(), "what a reader needs was removed under it");
+            return None;
+        }
+        Err(_) => return None,
+    };
+    let mut view = View::default();
+    for (found, block) in view.iter_mut().zip(bytes.chunks(BLOCK as usize)) {
+        *found = u64::from_le_bytes(block[..8].try_into().unwrap());
+    }
+    let mut truth = truth.lock();
+    truth.reads += 1;
+    match view[0] {
+        0 => assert_eq!(acknowledged, 0, "an acknowledged commit is gone"),
+        commit => {
+            assert_eq!(truth.attempts[&commit].0, view, "parts of two commits");
+            assert!(truth.follows(commit, acknowledged), "{acknowledged} was acknowledged, {commit} is found");
+        }
+    }
+    Some(view)
+}
+
+fn write(world: &Arc<World>, actor: u64, truth: &Mutex<Truth>, dice: &mut Dice) {
+    let Ok(mut session) = Session::open(store(world, actor), somebody(), true) else { return };
+    session.least_changes = 20 * dice.below(8) as usize;
+    // What the session says is there.
+    let reading = Reading {
+        store: session.store.clone(),
+        incarnation: session.incarnation,
+        map: session.map().clone(),
+        length: session.length(),
+        tag: String::new(),
+    };
+    let Ok((_, bytes)) = reading.first(BLOCKS * BLOCK) else { return };
+    let mut view = View::default();
+    for (found, block) in view.iter_mut().zip(bytes.chunks(BLOCK as usize)) {
+        *found = u64::from_le_bytes(block[..8].try_into().unwrap());
+    }
+    for _ in 0..=dice.below(4) {
+        if dice.one_in(3) {
+            let before = world.with(|state| state.objects.len());
+            session.clean();
+            truth.lock().removed += before.saturating_sub(world.with(|state| state.objects.len())) as u64;
+        }
+        let parent = view[0];
+        let commit = {
+            let mut truth = truth.lock();
+            truth.commits += 1;
+            truth.commits
+        };
+        let mut map = session.map().clone();
+        let mut inline = vec![];
+        let mut segment = vec![];
+        view[0] = commit;
+        inline.push(Inline { block: 0, pages: block(commit) });
+        for number in 1..BLOCKS {
+            match dice.below(6) {
+                0 => inline.push(Inline { block: number, pages: block(commit) }),
+                1 => segment.push(number),
+                2 if dice.one_in(3) => {
+                    map.lay(&Entry { blocks: number..number + 1, place: None });
+                    view[number as usize] = 0;
+                    continue;
+                }
+                _ => continue,
+            }
+            view[number as usize] = commit;
+        }
+        if !segment.is_empty() {
+            let runs: Vec<_> = segment.iter().map(|number| *number..number + 1).collect();
+            let pages: Vec<u8> = segment.iter().flat_map(|_| block(commit)).collect();
+            let (bytes, hash) = encode_segment(&session.incarnation, &random().unwrap(), &runs, &pages);
+            let id = Id::Segment(hash);
+            if Session::make_segment(&session.store, &session.incarnation, &id, &bytes).is_err() {
+                return;
+            }
+            for (at, blocks) in (0..).zip(runs) {
+                map.lay(&Entry { blocks, place: Some(Place { id, blocks: segment.len() as u32, at }) });
+            }
+        }
+        truth.lock().attempts.insert(commit, (view, parent));
+        let kind = if dice.one_in(4) { Kind::Close } else { Kind::Commit };
+        let mut done = session.commit(map, inline, BLOCKS * BLOCK, kind);
+        for _ in 0..dice.below(4) {
+            if done.is_ok() || !session.is_undecided() {
+                break;
+            }
+            done = session.settle();
+        }
+        if done.is_err() {
+            return;
+        }
+        let mut truth = truth.lock();
+        // Who was overtaken after its commit may hear of it late.
+        if !truth.follows(truth.acknowledged, commit) {
+            truth.acknowledged = commit;
+        }
+        if kind == Kind::Close {
+            return;
+        }
+    }
+}
+
+fn schedule(seed: u64) -> (u64, u64, u64) {
+    let faults = [0, 10, 25, 60][(seed % 4) as usize];
+    let world = World::new(seed, faults);
+    let truth = Mutex::new(Truth::default());
+    let mut actors: Vec<Box<dyn FnOnce() + Send + '_>> = Vec::new();
+    for actor in 1..=4 {
+        let (world, truth) = (&world, &truth);
+        let mut dice = Dice::of(seed.wrapping_add(actor << 40));
+        actors.push(Box::new(move || {
+            for _ in 0..3 {
+                if actor == 4 {
+                    look(world, actor, truth);
+                } else {
+                    write(world, actor, truth, &mut dice);
+                }
+            }
+        }));
+    }
+    world.play(actors);
+    // A fresh machine, and a store that has no faults any more.
+    world.with(|state| state.faults = 0);
+    let found = look(&world, 9, &truth);
+    let truth = truth.into_inner();
+    assert!(found.is_some() || truth.acknowledged == 0);
+    (truth.commits, truth.reads, truth.removed)
+}
+
+/// `SCHEDULES` says how many; `SEED` is the first one's.
+#[test]
+fn what_was_acknowledged_is_found_by_a_fresh_reader_in_every_order_of_requests() {
+    let first = seed(1);
+    let count = std::env::var("SCHEDULES").map_or(2_000, |count| count.parse().unwrap());
+    let (mut commits, mut reads, mut removed) = (0, 0, 0);
+    for seed in first..first + count {
+        let played = std::panic::catch_unwind(|| schedule(seed));
+        let (more, others, gone) = played.unwrap_or_else(|_| panic!("the schedule of SEED={seed}"));
+        commits += more;
+        reads += others;
+        removed += gone;
+    }
+    println!("{count} schedules, {commits} commits, {reads} reads, {removed} objects removed");
+    assert!(commits > count && reads > count && removed > 0);
+}

@@ -1,0 +1,277 @@
+//! A store whose requests are lost, answered to nobody, carried out late and twice; and actors that take turns at every request, so that each order of their
+//! requests is possible and a seed names one.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use parking_lot::{Condvar, Mutex};
+
+use super::super::objects::{Created, Listed, Objects, Part};
+use super::super::session::GRACE;
+use crate::source::Trouble;
+
+/// Chance, the same for a seed.
+pub(super) struct Dice(u64);
+
+impl Dice {
+    pub(super) fn of(seed: u64) -> Dice {
+        Dice(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ 0xD1B5_4A32_D192_ED03)
+    }
+
+    pub(super) fn below(&mut self, end: u64) -> u64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) % end
+    }
+
+    pub(super) fn one_in(&mut self, count: u64) -> bool {
+        count > 0 && self.below(count) == 0
+    }
+}
+
+/// What a store does wrong, and what it counts.
+pub(super) struct World {
+    state: Mutex<State>,
+    turned: Condvar,
+}
+
+pub(super) struct State {
+    pub(super) objects: BTreeMap<String, Vec<u8>>,
+    /// Creations that are carried out some time.
+    late: Vec<(String, Vec<u8>)>,
+    pub(super) clock: u64,
+    pub(super) dice: Dice,
+    /// One in so many requests meets a fault of each kind; 0 for none.
+    pub(super) faults: u64,
+    /// Whether creations are made although there is an object of the name.
+    pub(super) overwrites: bool,
+    pub(super) requests: Vec<String>,
+    /// Actors that are not done; whose turn it is.
+    actors: Vec<u64>,
+    turn: Option<u64>,
+    turns: u64,
+    /// Until which turn an actor sleeps.
+    asleep: BTreeMap<u64, u64>,
+}
+
+impl World {
+    pub(super) fn new(seed: u64, faults: u64) -> Arc<World> {
+        let state = State {
+            objects: BTreeMap::new(),
+            late: Vec::new(),
+            clock: 1_700_000_000,
+            dice: Dice::of(seed),
+            faults,
+            overwrites: false,
+            requests: Vec::new(),
+            actors: Vec::new(),
+            turn: None,
+            turns: 0,
+            asleep: BTreeMap::new(),
+        };
+        Arc::new(World { state: Mutex::new(state), turned: Condvar::new() })
+    }
+
+    /// The store as an actor of this number sees it.
+    pub(super) fn store(self: &Arc<World>, actor: u64) -> Box<dyn Objects> {
+        Box::new(Seen { world: self.clone(), actor, dead: Mutex::new(false) })
+    }
+
+    pub(super) fn with<T>(&self, look: impl FnOnce(&mut State) -> T) -> T {
+        look(&mut self.state.lock())
+    }
+
+    /// Runs actors side by side, one at a time.
+    pub(super) fn play(self: &Arc<World>, actors: Vec<Box<dyn FnOnce() + Send + '_>>) {
+        {
+            let mut state = self.state.lock();
+            state.actors = (1..=actors.len() as u64).collect();
+            state.next();
+        }
+        std::thread::scope(|scope| {
+            for (number, actor) in (1..).zip(actors) {
+                scope.spawn(move || {
+                    let done = Done { world: self, number };
+                    done.world.wait(number);
+                    actor();
+                });
+            }
+        });
+        self.state.lock().turn = None;
+    }
+
+    fn wait(&self, actor: u64) {
+        let mut state = self.state.lock();
+        while state.turn.is_some_and(|turn| turn != actor) {
+            self.turned.wait(&mut state);
+        }
+    }
+}
+
+/// An actor that ends, in a panic too.
+struct Done<'a> {
+    world: &'a World,
+    number: u64,
+}
+
+impl Drop for Done<'_> {
+    fn drop(&mut self) {
+        let mut state = self.world.state.lock();
+        state.actors.retain(|actor| *actor != self.number);
+        state.next();
+        self.world.turned.notify_all();
+    }
+}
+
+impl State {
+    fn next(&mut self) {
+        self.turns += 1;
+        // Some sleep while others come and go.
+        if let Some(turn) = self.turn.filter(|_| self.dice.one_in(12)) {
+            let until = self.turns + self.dice.below(90);
+            self.asleep.insert(turn, until);
+        }
+        let is_awake = |actor: &&u64| self.asleep.get(actor).is_none_or(|until| *until <= self.turns);
+        let mut ready: Vec<u64> = self.actors.iter().filter(is_awake).copied().collect();
+        if ready.is_empty() {
+            ready.clone_from(&self.actors);
+        }
+        let count = ready.len() as u64;
+        self.turn = (count > 0).then(|| ready[self.dice.below(count) as usize]);
+    }
+
+    fn put(&mut self, name: &str, bytes: &[u8]) -> bool {
+        let is_new = !self.objects.contains_key(name);
+        if is_new || self.overwrites {
+            self.objects.insert(name.to_owned(), bytes.to_vec());
+        }
+        is_new || self.overwrites
+    }
+
+    /// What the world does between two requests.
+    fn passes(&mut self) {
+        self.clock += 1;
+        if self.dice.one_in(self.faults * 2) {
+            self.clock += GRACE + 1;
+        }
+        if !self.late.is_empty() && self.dice.one_in(4) {
+            let at = self.dice.below(self.late.len() as u64) as usize;
+            let (name, bytes) = self.late.swap_remove(at);
+            self.requests.push(format!("late {name}"));
+            self.put(&name, &bytes);
+        }
+    }
+}
+
+/// What one actor sees.
+struct Seen {
+    world: Arc<World>,
+    actor: u64,
+    /// It was killed: nothing that it asks for is carried out any more.
+    dead: Mutex<bool>,
+}
+
+enum Fault {
+    None,
+    /// Not carried out.
+    Lost,
+    /// Carried out, and the answer is lost.
+    Silent,
+    /// Carried out some time.
+    Late,
+}
+
+impl Seen {
+    fn request<T>(
+        &self,
+        what: String,
+        work: impl FnOnce(&mut State, &Fault) -> Result<T, Trouble>,
+    ) -> Result<T, Trouble> {
+        if *self.dead.lock() {
+            return Err(Trouble::Refused("it was killed".into()));
+        }
+        {
+            let mut state = self.world.state.lock();
+            if state.turn.is_some() {
+                state.next();
+                self.world.turned.notify_all();
+            }
+        }
+        self.world.wait(self.actor);
+        let mut state = self.world.state.lock();
+        state.passes();
+        let faults = state.faults;
+        if state.dice.one_in(faults * 4) {
+            *self.dead.lock() = true;
+            return Err(Trouble::Refused("it was killed".into()));
+        }
+        let fault = match state.dice.below(3) {
+            _ if !state.dice.one_in(faults) => Fault::None,
+            0 => Fault::Lost,
+            1 => Fault::Silent,
+            _ => Fault::Late,
+        };
+        let mark = match fault {
+            Fault::None => "",
+            Fault::Lost => " LOST",
+            Fault::Silent => " SILENT",
+            Fault::Late => " LATE",
+        };
+        let line = format!("{} {} {what}{mark}", state.clock, self.actor);
+        if std::env::var_os("TRACE").is_some() {
+            println!("{line}");
+        }
+        state.requests.push(line);
+        let answer = work(&mut state, &fault);
+        match fault {
+            Fault::None => answer,
+            _ => Err(Trouble::Passing("no answer".into())),
+        }
+    }
+}
+
+impl Objects for Seen {
+    fn create(&self, name: &str, bytes: &[u8]) -> Result<Created, Trouble> {
+        self.request(format!("create {name}"), |state, fault| {
+            match fault {
+                Fault::Lost => return Err(Trouble::Gone),
+                Fault::Late => {
+                    state.late.push((name.to_owned(), bytes.to_vec()));
+                    return Err(Trouble::Gone);
+                }
+                Fault::None | Fault::Silent => {}
+            }
+            let made = state.put(name, bytes);
+            Ok(if made { Created::Made(Some(state.clock)) } else { Created::Exists })
+        })
+    }
+
+    fn get(&self, name: &str, part: Part) -> Result<Vec<u8>, Trouble> {
+        self.request(format!("get {name}"), |state, _| {
+            let bytes = state.objects.get(name).ok_or(Trouble::Gone)?;
+            let length = bytes.len() as u64;
+            let range = match part {
+                Part::All(most) if length > most => return Err(Trouble::Unusable("too long".into())),
+                Part::All(_) => 0..length,
+                Part::Range(offset, count) => offset.min(length)..(offset + count).min(length),
+                Part::Last(most) => length.saturating_sub(most)..length,
+            };
+            Ok(bytes[range.start as usize..range.end as usize].to_vec())
+        })
+    }
+
+    fn list(&self, prefix: &str, after: &str, most: usize) -> Result<Vec<Listed>, Trouble> {
+        self.request(format!("list {prefix}"), |state, _| {
+            let found = state.objects.iter().filter(|(name, _)| name.starts_with(prefix) && ***name > *after);
+            Ok(found.take(most).map(|(name, bytes)| Listed { name: name.clone(), bytes: bytes.len() as u64 }).collect())
+        })
+    }
+
+    fn remove(&self, name: &str) -> Result<(), Trouble> {
+        self.request(format!("remove {name}"), |state, fault| {
+            if !matches!(fault, Fault::Lost) {
+                state.objects.remove(name);
+            }
+            Ok(())
+        })
+    }
+}

@@ -1,0 +1,285 @@
+//! The storage for writing against an array of bytes, and what it costs in requests.
+
+use std::sync::Arc;
+
+use lockbox::storage::Storage;
+use lockbox::{Error, Result};
+
+use super::super::layout::Owner;
+use super::super::session::{GRACE, Session};
+use super::super::{Bucket, open};
+use super::simulated::{Dice, World};
+use super::{options, seed, somebody, store};
+
+fn bucket(world: &Arc<World>) -> Bucket {
+    Bucket::open(world.store(1), "s3://b/p".into(), &options(), true).unwrap()
+}
+
+fn whole(storage: &dyn Storage) -> Vec<u8> {
+    let mut bytes = vec![0; storage.len().unwrap() as usize];
+    storage.read_at(0, &mut bytes).unwrap();
+    bytes
+}
+
+fn published(world: &Arc<World>) -> Vec<u8> {
+    whole(&open(world.store(1), "s3://b/p".into(), &options()).unwrap().unwrap())
+}
+
+#[test]
+fn a_bucket_has_the_bytes_that_were_written() {
+    let first = seed(1);
+    for seed in first..first + 40 {
+        let mut dice = Dice::of(seed);
+        let world = World::new(seed, 0);
+        let mut model: Vec<u8> = Vec::new();
+        for _ in 0..4 {
+            let mut bucket = bucket(&world);
+            let staged = match bucket.existing().unwrap() {
+                Some(staged) if !dice.one_in(4) => staged,
+                _ => bucket.fresh().unwrap(),
+            };
+            let mut now = whole(&*staged);
+            assert!(now.is_empty() || now == model, "seed {seed}");
+            for _ in 0..dice.below(60) {
+                change(&mut dice, &*staged, &mut now);
+            }
+            assert!(whole(&*staged) == now, "seed {seed}");
+            if dice.one_in(4) {
+                drop(bucket);
+            } else {
+                bucket.publish().unwrap();
+                model = now;
+            }
+            if !model.is_empty() {
+                assert!(published(&world) == model, "seed {seed}");
+            }
+            world.with(|state| state.clock += dice.below(2 * GRACE));
+        }
+    }
+}
+
+fn change(dice: &mut Dice, staged: &dyn Storage, now: &mut Vec<u8>) {
+    let length = 1 + match dice.below(3) {
+        0 => dice.below(100),
+        1 => dice.below(40_000),
+        // Several segments.
+        _ => dice.below(1 << 20) * 4096 / 1000,
+    };
+    let aligned = if dice.one_in(2) { 4096 } else { 1 };
+    let offset = dice.below(6 << 20) / aligned * aligned;
+    let end = (offset + length) as usize;
+    match dice.below(12) {
+        0 => {
+            staged.punch(offset, length).unwrap();
+            let range = (offset as usize).min(now.len())..end.min(now.len());
+            now[range].fill(0);
+        }
+        1 => {
+            staged.set_len(offset).unwrap();
+            now.resize(offset as usize, 0);
+        }
+        2 => {
+            staged.allocate(offset, length).unwrap();
+            now.resize(now.len().max(end), 0);
+        }
+        3 => staged.evict(0, u64::MAX).unwrap(),
+        4 => {
+            let mut bytes = vec![1; (length as usize).min(now.len().saturating_sub(offset as usize))];
+            if !bytes.is_empty() {
+                staged.read_at(offset, &mut bytes).unwrap();
+                assert!(bytes == now[offset as usize..offset as usize + bytes.len()]);
+            }
+        }
+        _ => {
+            let most = if dice.one_in(5) { 1 } else { 256 };
+            let data: Vec<u8> = (0..length).map(|_| dice.below(most) as u8).collect();
+            staged.write_at(offset, &data).unwrap();
+            now.resize(now.len().max(end), 0);
+            now[offset as usize..end].copy_from_slice(&data);
+        }
+    }
+}
+
+/// The names of objects, by what they are.
+fn counts(world: &World) -> (usize, usize) {
+    world.with(|state| {
+        let count = |part: &str| state.objects.keys().filter(|name| name.contains(part)).count();
+        (count("/log/"), count("/seg/"))
+    })
+}
+
+#[test]
+fn what_is_dead_goes_after_a_day_and_what_is_sparse_is_written_anew() {
+    let world = World::new(1, 0);
+    let fill = |bucket: &mut Bucket, byte: u8, blocks: std::ops::Range<u64>| {
+        let staged = bucket.existing().unwrap().unwrap_or_else(|| bucket.fresh().unwrap());
+        for number in blocks {
+            staged.write_at(number * 4096, &[byte; 4096]).unwrap();
+        }
+    };
+    let mut one = bucket(&world);
+    fill(&mut one, 1, 0..2048);
+    one.publish().unwrap();
+    assert_eq!(counts(&world), (2, 1));
+    // Most of the segment is written again: the rest of it moves along.
+    let mut two = bucket(&world);
+    fill(&mut two, 2, 0..1500);
+    two.publish().unwrap();
+    assert_eq!(counts(&world), (4, 2));
+    let mut wanted = vec![2; 1500 * 4096];
+    wanted.resize(2048 * 4096, 1);
+    assert!(published(&world) == wanted);
+    for _ in 0..2 {
+        // The first of them finds out since when.
+        world.with(|state| state.clock += GRACE + 60);
+        drop(bucket(&world));
+    }
+    let (records, segments) = counts(&world);
+    assert_eq!(segments, 1, "the first segment was dead for a day");
+    // The records of those who came stay.
+    assert_eq!(records, 4 + 2, "{:?}", world.with(|state| state.requests.split_off(0)));
+    assert!(published(&world) == wanted);
+}
+
+#[test]
+fn what_a_killed_writer_left_goes_and_what_is_needed_stays() {
+    let world = World::new(1, 0);
+    let mut one = bucket(&world);
+    one.fresh().unwrap().write_at(0, &vec![1; 9 << 20]).unwrap();
+    one.publish().unwrap();
+    let wanted = published(&world);
+    let needed = counts(&world).1;
+    let mut two = bucket(&world);
+    two.fresh().unwrap().write_at(0, &vec![2; 40 << 20]).unwrap();
+    two.settled();
+    assert!(counts(&world).1 > needed, "nothing went up");
+    // As if it were killed: nothing is taken back.
+    std::mem::forget(two);
+    for _ in 0..2 {
+        drop(bucket(&world));
+        world.with(|state| state.clock += GRACE + 60);
+        assert!(published(&world) == wanted);
+    }
+    drop(bucket(&world));
+    assert_eq!(counts(&world).1, needed);
+    assert!(published(&world) == wanted);
+}
+
+#[test]
+fn requests_are_counted() {
+    let world = World::new(1, 0);
+    let spent = |world: &World| world.with(|state| std::mem::take(&mut state.requests));
+    let mut one = bucket(&world);
+    let staged = one.fresh().unwrap();
+    staged.write_at(0, &vec![7; 2 << 20]).unwrap();
+    let coming = spent(&world);
+    // Marker looked for and made, probed; the newest looked for, the record, the newest again.
+    assert_eq!(coming.len(), 6, "{coming:?}");
+    one.publish().unwrap();
+    let commit = spent(&world);
+    assert_eq!(commit.len(), 1, "{commit:?}");
+    published(&world);
+    let opening = spent(&world);
+    // Marker, list, the record's end, and its pages: the start of the file, and the rest.
+    assert_eq!(opening.len(), 5, "{opening:?}");
+}
+
+#[test]
+fn another_writer_is_told_of_and_can_be_taken_over_from() {
+    let world = World::new(1, 0);
+    let mut one = Session::open(store(&world, 1), somebody(), false).unwrap();
+    let told = Session::open(store(&world, 2), somebody(), false).err().unwrap();
+    assert!(matches!(&told, Error::InUse(why) if why.contains("host")), "{told}");
+    let mut two = Session::open(store(&world, 2), somebody(), true).unwrap();
+    let commit = |session: &mut Session| -> Result<()> {
+        let map = session.map().clone();
+        session.commit(map, Vec::new(), 4096, super::super::layout::Kind::Close)
+    };
+    assert!(matches!(commit(&mut one), Err(Error::InUse(_))));
+    assert!(matches!(commit(&mut one), Err(Error::InUse(_))), "for ever");
+    commit(&mut two).unwrap();
+    Session::open(store(&world, 3), somebody(), false).unwrap();
+}
+
+#[test]
+fn a_writer_that_was_killed_is_followed_on_its_own_machine() {
+    let world = World::new(1, 0);
+    let gone = Owner { machine: [1; 16], boot: [2; 16], started: 1, process: u32::MAX, ..somebody() };
+    drop(Session::open(store(&world, 1), gone, false).unwrap());
+    let here = Owner { machine: [1; 16], boot: [2; 16], ..Owner::here() };
+    Session::open(store(&world, 2), here, false).unwrap();
+}
+
+#[test]
+fn a_store_that_overwrites_is_refused_before_anything_is_written() {
+    let world = World::new(1, 0);
+    world.with(|state| state.overwrites = true);
+    let told = Session::open(store(&world, 1), somebody(), true).err().unwrap();
+    assert!(matches!(told, Error::Unsupported(_)), "{told}");
+    assert_eq!(world.with(|state| state.objects.len()), 1, "the marker alone");
+}
+
+#[test]
+fn an_object_that_is_missing_cut_or_another_is_damage_by_its_name() {
+    let world = World::new(1, 0);
+    let mut one = bucket(&world);
+    let staged = one.fresh().unwrap();
+    staged.write_at(0, &vec![7; 12 << 20]).unwrap();
+    one.publish().unwrap();
+    let names: Vec<String> = world.with(|state| state.objects.keys().cloned().collect());
+    let (mut records, mut others) = (0, 0);
+    for name in &names {
+        let kept = world.with(|state| state.objects[name].clone());
+        let opened = |world: &Arc<World>| open(world.store(1), "s3://b/p".into(), &options());
+        // The newest record has no pages; those of segments are for the tags of the archive.
+        let is_said = name == "lockbox" || *name == newest(&names);
+        for at in (0..kept.len()).filter(|_| is_said) {
+            world.with(|state| state.objects.get_mut(name).unwrap()[at] ^= 1);
+            assert!(matches!(opened(&world), Err(Error::Damaged(_))), "{name} {at}");
+            world.with(|state| state.objects.insert(name.clone(), kept.clone()));
+            records += 1;
+        }
+        world.with(|state| state.objects.get_mut(name).unwrap().truncate(kept.len() / 2));
+        let read = opened(&world).and_then(|file| {
+            let mut all = vec![0; 12 << 20];
+            file.map_or(Ok(()), |file| file.read_at(0, &mut all))
+        });
+        if *name != oldest(&names) {
+            assert!(read.is_err(), "{name}");
+            others += 1;
+        }
+        world.with(|state| state.objects.insert(name.clone(), kept));
+    }
+    assert!(records > 400 && others >= 3, "{records} {others} {names:?}");
+}
+
+fn newest(names: &[String]) -> &str {
+    names.iter().find(|name| name.contains("/log/")).unwrap()
+}
+
+/// Of two records the one that says that a writer came.
+fn oldest(names: &[String]) -> &str {
+    names.iter().rfind(|name| name.contains("/log/")).unwrap()
+}
+
+#[test]
+fn a_record_of_another_incarnation_is_damage() {
+    let world = World::new(1, 0);
+    let mut one = bucket(&world);
+    let staged = one.fresh().unwrap();
+    staged.write_at(0, &[7; 4096]).unwrap();
+    one.publish().unwrap();
+    let other = World::new(2, 0);
+    drop(bucket(&other));
+    // The prefix was emptied and made anew; a record of before is put under the new one's name.
+    let name =
+        |world: &World| world.with(|state| newest(&state.objects.keys().cloned().collect::<Vec<_>>()).to_owned());
+    let old = world.with(|state| state.objects[&name_of(state)].clone());
+    let new = name(&other);
+    other.with(|state| state.objects.insert(new, old));
+    assert!(matches!(open(other.store(1), "s3://b/p".into(), &options()), Err(Error::Damaged(_))));
+}
+
+fn name_of(state: &super::simulated::State) -> String {
+    newest(&state.objects.keys().cloned().collect::<Vec<_>>()).to_owned()
+}

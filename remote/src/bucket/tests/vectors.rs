@@ -1,0 +1,132 @@
+//! The objects byte for byte as format-spec/bucket-vectors.json has them, and rubbish in their place.
+
+use std::path::Path;
+
+use serde_json::{Value, json};
+
+use super::super::layout::{
+    self, Dead, Kind, Owner, Said, TRAILER_BYTES, Trailer, decode_checkpoint, decode_marker, decode_said,
+    encode_checkpoint, encode_marker, encode_record, encode_segment,
+};
+use super::super::place::{Entry, Id, Place};
+use super::super::store::hex;
+use super::seed;
+use super::simulated::Dice;
+
+const INCARNATION: [u8; 16] = [0x11; 16];
+
+fn entries() -> Vec<Entry> {
+    let (segment, record) = (Id::Segment([0x22; 32]), Id::Log(5));
+    vec![
+        Entry { blocks: 0..1, place: Some(Place { id: record, blocks: 3, at: 2 }) },
+        Entry { blocks: 1..100, place: None },
+        Entry { blocks: 100..4000, place: Some(Place { id: segment, blocks: 4096, at: 10 }) },
+        Entry { blocks: 4000..4001, place: Some(Place { id: record, blocks: 3, at: 0 }) },
+    ]
+}
+
+fn record(pages: &[u8]) -> (Vec<u8>, Trailer) {
+    let trailer = Trailer {
+        kind: Kind::Commit,
+        incarnation: INCARNATION,
+        sequence: 6,
+        epoch: 2,
+        writer: [0x33; 16],
+        nonce: [0x44; 16],
+        time: 1_700_000_000,
+        before: [0x55; 32],
+        checkpoint: Some(([0x66; 32], 300)),
+        length: 4001 * 4096,
+        ..Trailer::default()
+    };
+    let dead = vec![
+        Dead { id: Id::Segment([0x77; 32]), since: 1_699_000_000 },
+        Dead { id: Id::Checkpoint([0x88; 32]), since: 0 },
+        Dead { id: Id::Log(4), since: 1_699_000_001 },
+    ];
+    let owner =
+        Owner { host: "laptop".into(), machine: [0x99; 16], boot: [0xaa; 16], process: 1234, started: 5_678_901 };
+    encode_record(&trailer, pages, &Said { changes: entries(), dead, owner })
+}
+
+/// What this program writes.
+fn written() -> Value {
+    let pages: Vec<u8> = (0..3).flat_map(|byte| [byte; 4096]).collect();
+    let (record, _) = record(&pages);
+    let (segment, segment_name) = encode_segment(&INCARNATION, &[0xbb; 16], &[7..8, 20..22], &pages);
+    let no_zeros: Vec<Entry> = entries().into_iter().filter(|entry| entry.place.is_some()).collect();
+    let (checkpoint, checkpoint_name) = encode_checkpoint(&INCARNATION, &[0xcc; 16], 6, &no_zeros);
+    json!({
+        "about": "Objects of ../bucket.md; `pages` are three blocks of the bytes 00, 01 and 02, left out where an object begins with them",
+        "incarnation": hex(&INCARNATION),
+        "marker": hex(&encode_marker(&INCARNATION)),
+        "record": {"number": 6, "behind_pages": hex(&record[pages.len()..])},
+        "segment": {"name": hex(&segment_name), "behind_pages": hex(&segment[pages.len()..])},
+        "checkpoint": {"name": hex(&checkpoint_name), "bytes": hex(&checkpoint)},
+    })
+}
+
+/// `WRITE_VECTORS` writes them anew.
+#[test]
+fn objects_are_the_bytes_of_the_vectors() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../format-spec/bucket-vectors.json");
+    if std::env::var_os("WRITE_VECTORS").is_some() {
+        std::fs::write(&path, format!("{:#}\n", written())).unwrap();
+    }
+    let vectors: Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
+    assert_eq!(written(), vectors);
+}
+
+#[test]
+fn what_is_written_is_read() {
+    let (bytes, trailer) = record(&[0; 8192]);
+    let at = bytes.len() - TRAILER_BYTES;
+    let read = Trailer::decode(&bytes[at..], &INCARNATION).unwrap();
+    assert_eq!(read, trailer);
+    let said = decode_said(&read, &bytes[8192..at]).unwrap();
+    assert_eq!((said.changes, said.owner.host.as_str()), (entries(), "laptop"));
+    assert_eq!(said.dead.len(), 3);
+    let (bytes, name) = encode_checkpoint(&INCARNATION, &[1; 16], 6, &entries());
+    assert_eq!(decode_checkpoint(&INCARNATION, &name, &bytes).unwrap(), entries());
+    assert!(decode_checkpoint(&[0; 16], &name, &bytes).is_err(), "of another incarnation");
+    assert_eq!(decode_marker(&encode_marker(&INCARNATION)).unwrap(), INCARNATION);
+}
+
+/// A store that is an enemy knows the hashes, so what it changes has right ones.
+#[test]
+fn objects_of_an_enemy_are_refused_or_harmless() {
+    use sha2::{Digest, Sha256};
+    let first = seed(1);
+    for seed in first..first + 20_000 {
+        let mut dice = Dice::of(seed);
+        let (bytes, name) = encode_checkpoint(&INCARNATION, &[1; 16], 6, &entries());
+        let mut wrong = bytes.clone();
+        for _ in 0..=dice.below(4) {
+            let at = dice.below(wrong.len() as u64) as usize;
+            wrong[at] = [0, 1, 0x7f, 0x80, 0xff, dice.below(256) as u8][dice.below(6) as usize];
+        }
+        assert!(wrong == bytes || decode_checkpoint(&INCARNATION, &name, &wrong).is_err(), "seed {seed}");
+        let name = Sha256::digest(&wrong).into();
+        if let Ok(entries) = decode_checkpoint(&INCARNATION, &name, &wrong) {
+            let mut behind = 0;
+            for Entry { blocks, place } in entries {
+                assert!(behind <= blocks.start && blocks.start < blocks.end && blocks.end <= 1 << 51, "seed {seed}");
+                let count = blocks.end - blocks.start;
+                assert!(place.is_none_or(|place| u64::from(place.at) + count <= place.blocks.into()), "seed {seed}");
+                assert!(place.is_none_or(|place| place.blocks <= layout::MAX_BLOCKS), "seed {seed}");
+                behind = blocks.end;
+            }
+        }
+        let (bytes, _) = record(&[]);
+        let mut trailer = bytes[bytes.len() - TRAILER_BYTES..].to_vec();
+        let at = dice.below(TRAILER_BYTES as u64 - 32) as usize;
+        trailer[at] = dice.below(256) as u8;
+        let hash = Sha256::digest(&trailer[..TRAILER_BYTES - 32]);
+        trailer[TRAILER_BYTES - 32..].copy_from_slice(&hash);
+        if let Ok(trailer) = Trailer::decode(&trailer, &INCARNATION) {
+            assert!(trailer.said_bytes() <= layout::MAX_SAID, "seed {seed}");
+            // Whatever it says of lengths, nothing is read beyond what is there.
+            let _ = decode_said(&trailer, &bytes[..bytes.len() - TRAILER_BYTES]);
+        }
+    }
+}
