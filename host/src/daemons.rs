@@ -2,14 +2,14 @@
 
 use std::ffi::OsString;
 use std::fs::DirBuilder;
-use std::io::ErrorKind;
+use std::io::{self, ErrorKind};
 use std::os::unix::fs::DirBuilderExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use lockbox::control::{self, Place, Request, Response, Runtime, Status};
+use lockbox::control::{self, Place, Request, Response, Runtime, SocketName, Status};
 use nix::unistd::{Uid, User, geteuid};
 
-use crate::Failure;
+use crate::{Failure, elsewhere};
 
 fn given() -> Option<OsString> {
     std::env::var_os("XDG_RUNTIME_DIR")
@@ -63,10 +63,22 @@ pub enum Holder {
     Nobody,
 }
 
-/// Who holds the archive with this id.
-pub fn holder(archive: &[u8; 16]) -> Holder {
+/// The name of the socket of a daemon that serves the archive at this path or address.
+///
+/// # Errors
+/// When it is a path, and nothing is there.
+pub fn socket_name(archive: &Path) -> io::Result<SocketName> {
+    if elsewhere::is_elsewhere(archive) {
+        return Ok(SocketName::of_address(archive.as_os_str()));
+    }
+    archive.metadata().map(|file| SocketName::of_file(&file))
+}
+
+/// Who holds the archive at this path or address.
+pub fn holder(archive: &Path) -> Holder {
+    let Ok(name) = socket_name(archive) else { return Holder::Nobody };
     let asked = places().into_iter().find_map(|place| {
-        match control::ask(&control::socket_path(&place.runtime, archive), place.owner, &Request::Status) {
+        match control::ask(&control::socket_path(&place.runtime, &name), place.owner, &Request::Status) {
             Ok(Response::Status(status)) => Some(Holder::Serves(status)),
             Ok(Response::Failed { .. }) => Some(Holder::Closes),
             _ => None,

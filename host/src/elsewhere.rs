@@ -122,7 +122,7 @@ fn parse_list(list: &str) -> std::result::Result<Remote, String> {
 mod built {
     use super::*;
 
-    use lockbox_remote::{Address, Fetched, Options};
+    use lockbox_remote::{Address, Bucket, Options};
 
     impl Remote {
         fn options(&self) -> Options {
@@ -155,7 +155,15 @@ mod built {
     }
 
     pub(super) fn open_apart(command: &mut Command, name: &Path, how: &Remote) -> Result<Arc<dyn Storage>> {
-        Ok(Arc::new(Fetched::start(command, &address(name)?, &how.options())?))
+        Ok(Arc::new(lockbox_remote::open_apart(command, &address(name)?, &how.options())?))
+    }
+
+    /// Comes as a writer to the archive at an address, or to a place for one.
+    ///
+    /// # Errors
+    /// As of [`lockbox_remote::write`].
+    pub fn write(name: &Path, how: &Remote, take_over: bool) -> Result<Bucket> {
+        lockbox_remote::write(&address(name)?, &how.options(), take_over)
     }
 
     /// Serves [`Place::apart`] of the process at the other end, until that is gone.
@@ -173,7 +181,7 @@ mod built {
 
     /// Whether this is the address of an archive and not the path of one.
     pub fn is_elsewhere(name: &Path) -> bool {
-        ["https://", "http://", "s3://"]
+        ["https://", "http://", "s3://", "file://"]
             .iter()
             .any(|scheme| name.as_os_str().as_encoded_bytes().starts_with(scheme.as_bytes()))
     }
@@ -190,6 +198,29 @@ mod built {
         Err(lacking())
     }
 
+    /// What nobody has here.
+    pub enum Bucket {}
+
+    impl Bucket {
+        pub fn existing(&mut self) -> Result<Option<Arc<dyn Storage>>> {
+            match *self {}
+        }
+
+        pub fn fresh(&mut self) -> Result<Arc<dyn Storage>> {
+            match *self {}
+        }
+
+        pub fn publish(self) -> Result<()> {
+            match self {}
+        }
+    }
+
+    /// # Errors
+    /// Always.
+    pub fn write(_name: &Path, _how: &Remote, _take_over: bool) -> Result<Bucket> {
+        Err(lacking())
+    }
+
     /// # Errors
     /// Always.
     pub fn fetch(_control: UnixStream) -> io::Result<()> {
@@ -197,7 +228,7 @@ mod built {
     }
 }
 
-pub use built::{fetch, is_elsewhere};
+pub use built::{fetch, is_elsewhere, write};
 use built::{open, open_apart};
 
 #[cfg(test)]

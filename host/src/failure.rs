@@ -27,7 +27,7 @@ pub fn code(error: &Error) -> u8 {
     match error {
         Error::WrongKey => WRONG_KEY,
         Error::NotArchive(_) | Error::UnsupportedVersion(_) => NOT_ARCHIVE,
-        Error::Damaged(_) => DAMAGED,
+        Error::Damaged(_) | Error::Refused(Refusal::DamagedBackup { .. }) => DAMAGED,
         Error::InUse(_) => IN_USE,
         Error::NoSpace(_) => NO_SPACE,
         Error::Older(_) | Error::Forked(_) => OLDER,
@@ -35,6 +35,12 @@ pub fn code(error: &Error) -> u8 {
         Error::Interrupted(signal) => 128 + signal,
         _ => OTHER,
     }
+}
+
+/// Whether the host has no room for what was to be written: a limit on the size of files is a full disk of its own.
+pub fn is_full(error: &io::Error) -> bool {
+    use nix::libc::{EDQUOT, EFBIG, ENOSPC};
+    matches!(error.raw_os_error(), Some(ENOSPC | EDQUOT | EFBIG))
 }
 
 /// A program, as far as what it says is its own: its name, and remedies, which are its commands and options.
@@ -90,7 +96,8 @@ impl<P> Failure<P> {
 
     /// An error of the host while something was done.
     pub fn host(context: impl fmt::Display, error: &io::Error) -> Failure<P> {
-        Failure::other(format!("{context}: {error}"))
+        let code = if is_full(error) { NO_SPACE } else { OTHER };
+        Failure::new(code, format!("{context}: {error}"))
     }
 }
 

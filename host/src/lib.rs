@@ -9,16 +9,21 @@
 pub mod daemons;
 pub mod elsewhere;
 mod failure;
+mod given;
 pub mod harden;
 pub mod mounts;
 pub mod point;
 pub mod proc;
 pub mod secrets;
+mod spare;
 mod unlock;
+mod working;
 
 pub use failure::{DAMAGED, IN_USE, MOUNT_FAILED, NO_SPACE, NOT_ARCHIVE, OLDER, OTHER, USAGE, WRONG_KEY};
-pub use failure::{Failure, Program, code};
-pub use unlock::{Asker, gather, unlock, unlock_damaged};
+pub use failure::{Failure, Program, code, is_full};
+pub use given::{Asker, Given, gather};
+pub use unlock::{unlock, unlock_damaged, unlock_limits};
+pub use working::Working;
 
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;

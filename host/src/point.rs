@@ -9,10 +9,12 @@ use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use nix::mount::{MntFlags, umount2};
-use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, openat};
+use nix::unistd::geteuid;
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, ResolveFlags, openat};
 use rustix::io::Errno;
 
 use crate::mounts::{self, Mounted};
@@ -76,6 +78,66 @@ impl Point {
     pub fn mode(&self) -> io::Result<u32> {
         Ok(rustix::fs::fstat(&self.0)?.st_mode)
     }
+}
+
+/// A directory that was made for a mount, and goes with it. Its parent is held open, and only the directory that was made is removed, by
+/// its number; so whoever may change the path has nothing else removed, and an empty directory at most.
+pub struct Made {
+    parent: Point,
+    name: OsString,
+    number: (u64, u64),
+}
+
+impl Made {
+    /// Makes it, for its user alone; `path` is absolute, and its parent without links.
+    ///
+    /// # Errors
+    /// `PermissionDenied` for root where another user could put something else in its place before it is mounted on; those of the host, also
+    /// when something has the name.
+    pub fn make(path: &Path) -> io::Result<Made> {
+        let parent = path.parent().ok_or(ErrorKind::InvalidInput)?;
+        if geteuid().is_root() && parent.ancestors().any(|above| above.metadata().map_or(true, |it| others_change(&it)))
+        {
+            let why = "other users may change its path, where root makes no directory: make one, and name it";
+            return Err(io::Error::new(ErrorKind::PermissionDenied, why));
+        }
+        let parent = Point::of(parent)?;
+        rustix::fs::mkdirat(&parent.0, path.file_name().ok_or(ErrorKind::InvalidInput)?, Mode::RWXU)?;
+        Made::found(parent, path)
+    }
+
+    /// One that was made before, while nothing is mounted on it.
+    ///
+    /// # Errors
+    /// The host's.
+    pub fn of(path: &Path) -> io::Result<Made> {
+        Made::found(Point::of(path.parent().ok_or(ErrorKind::InvalidInput)?)?, path)
+    }
+
+    fn found(parent: Point, path: &Path) -> io::Result<Made> {
+        let name = path.file_name().ok_or(ErrorKind::InvalidInput)?.to_owned();
+        let number = number_of(&parent, &name)?;
+        Ok(Made { parent, name, number })
+    }
+
+    /// Removes it, unless something is in it, is mounted on it, or has taken its place.
+    pub fn remove(&self) {
+        if number_of(&self.parent, &self.name).is_ok_and(|number| number == self.number) {
+            // What is left there is somebody's.
+            let _ = rustix::fs::unlinkat(&self.parent.0, &self.name, AtFlags::REMOVEDIR);
+        }
+    }
+}
+
+fn number_of(parent: &Point, name: &OsStr) -> io::Result<(u64, u64)> {
+    let found = rustix::fs::statat(&parent.0, name, AtFlags::SYMLINK_NOFOLLOW)?;
+    Ok((found.st_dev, found.st_ino))
+}
+
+/// Whether others than root and this user may exchange what lies in a directory. In a sticky one nobody may who does not own it.
+fn others_change(directory: &fs::Metadata) -> bool {
+    let owned = [0, geteuid().as_raw()].contains(&directory.uid());
+    !owned || (directory.mode() & 0o022 != 0 && directory.mode() & 0o1000 == 0)
 }
 
 /// The kernel's number of the mount to which a link leads.
@@ -160,6 +222,54 @@ mod tests {
         assert_eq!(held.mounted_at(Path::new("/sys")).unwrap(), None, "the path leads elsewhere by now");
         let below = Point::of(Path::new("/proc/self/fd").canonicalize().unwrap().as_path()).unwrap();
         assert_eq!(below.mounted_at(Path::new("/proc/self/fd")).unwrap(), None, "no root of a mount");
+    }
+
+    #[test]
+    fn a_directory_that_was_made_is_removed_and_no_other() {
+        let place = tempfile::tempdir().unwrap();
+        let place = place.path().canonicalize().unwrap();
+        let path = place.join("made");
+        let made = Made::make(&path).unwrap();
+        assert_eq!(path.metadata().unwrap().mode() & 0o777, 0o700);
+        assert_eq!(Made::make(&path).err().map(|e| e.kind()), Some(ErrorKind::AlreadyExists));
+        fs::write(path.join("file"), b"somebody's").unwrap();
+        made.remove();
+        assert!(path.join("file").exists());
+        fs::rename(&path, place.join("away")).unwrap();
+        fs::create_dir(&path).unwrap();
+        made.remove();
+        assert!(path.exists(), "another one of that name");
+        let again = Made::of(&path).unwrap();
+        again.remove();
+        assert!(!path.exists());
+        symlink(&place, &path).unwrap();
+        assert!(Made::make(&path).is_err());
+        again.remove();
+        assert!(path.is_symlink());
+    }
+
+    #[test]
+    fn root_makes_nothing_where_others_may_exchange_it() {
+        let place = tempfile::tempdir().unwrap();
+        let place = place.path().canonicalize().unwrap();
+        let set = |mode| fs::set_permissions(&place, std::os::unix::fs::PermissionsExt::from_mode(mode)).unwrap();
+        for (mode, refused) in [(0o700, false), (0o755, false), (0o1777, false), (0o777, true), (0o775, true)] {
+            set(mode);
+            assert_eq!(others_change(&place.metadata().unwrap()), refused, "{mode:o}");
+            if geteuid().is_root() {
+                let made = Made::make(&place.join("made"));
+                assert_eq!(made.is_err(), refused, "{mode:o}");
+                made.iter().for_each(Made::remove);
+            }
+        }
+        set(0o700);
+        if geteuid().is_root() {
+            std::os::unix::fs::chown(&place, Some(7), None).unwrap();
+            let refused = Made::make(&place.join("made")).err().map(|e| e.kind());
+            assert_eq!(refused, Some(ErrorKind::PermissionDenied), "it is another user's");
+            fs::create_dir(place.join("below")).unwrap();
+            assert!(Made::make(&place.join("below/made")).is_err(), "what is above it is another user's");
+        }
     }
 
     fn mounted(line: &str) -> Mounted {

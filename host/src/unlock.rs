@@ -1,16 +1,22 @@
 //! Unlocks an archive with what the command line names, what the keyring keeps, and what is asked for, in this order.
 
 use std::path::Path;
-use std::sync::Arc;
 
 use lockbox::Error;
-use lockbox::crypto::{KeyFile, Passphrase, Prompts, RecoveryCode};
-use lockbox::keys::{self, Secrets, UnlockLimits, UnlockedKey};
+use lockbox::keys::{self, KeyKind, Secrets, UnlockLimits, UnlockedKey};
 use lockbox::storage::Site;
 
-use crate::failure::about;
-use crate::secrets::{Cache, Keyring, Sources, ask_openly, confirm_openly};
-use crate::{Failure, Program, WRONG_KEY};
+use crate::given::gather;
+use crate::secrets::{Cache, Keyring, Sources};
+use crate::spare::spare_kib;
+use crate::{Failure, Program};
+
+/// What unlocking may cost: as much as ever, or in all as much as the user raised it to. Half of the memory that nothing uses is for derivations
+/// side by side, so that whatever is asked for meanwhile is there.
+pub fn unlock_limits(raised: Option<u64>) -> UnlockLimits {
+    let limits = raised.map_or_else(UnlockLimits::default, UnlockLimits::raised);
+    UnlockLimits { together_mib: spare_kib() / 1024 / 2, ..limits }
+}
 
 /// Unlocks the archive there, which the user calls `name`, and keeps its key when the user wants that. The second value says why it
 /// could not be kept.
@@ -43,21 +49,15 @@ pub fn unlock_damaged<P: Program>(
     Door { lock: &Damaged { path, limits }, path, sources }.ask()
 }
 
-/// What the command line names, and a passphrase when that is nothing: for changes of the keys of the archive at `path`, which nothing
-/// that is kept may make.
-///
-/// # Errors
-/// Those of the sources.
-pub fn gather<P: Program>(path: &Path, sources: &Sources) -> Result<Secrets, Failure<P>> {
-    Ok(gathered::<P>(path, sources)?.0)
-}
-
 /// What secrets are tried on.
 trait Lock {
     /// Whether a key slot wants a key file and a passphrase together.
     fn wants_both(&self) -> bool;
 
     fn opens(&self, secrets: &Secrets) -> lockbox::Result<UnlockedKey>;
+
+    /// What its slots ask for.
+    fn kinds(&self) -> Vec<KeyKind>;
 }
 
 /// A lock whose key may be kept.
@@ -93,6 +93,10 @@ impl Lock for Whole<'_> {
     fn opens(&self, secrets: &Secrets) -> lockbox::Result<UnlockedKey> {
         keys::unlock_with(self.site, secrets, self.limits)
     }
+
+    fn kinds(&self) -> Vec<KeyKind> {
+        kinds_of(self.site)
+    }
 }
 
 /// An archive of which not even the id is certain, so that nothing is kept for it.
@@ -109,6 +113,28 @@ impl Lock for Damaged<'_> {
     fn opens(&self, secrets: &Secrets) -> lockbox::Result<UnlockedKey> {
         keys::unlock_damaged(self.path, secrets, self.limits)
     }
+
+    fn kinds(&self) -> Vec<KeyKind> {
+        kinds_of(Site::File(self.path))
+    }
+}
+
+fn kinds_of(site: Site<'_>) -> Vec<KeyKind> {
+    // A header that is not whole any more has nothing to suggest.
+    keys::kinds(site).unwrap_or_default().into_iter().map(|(_, kind)| kind).collect()
+}
+
+/// What else opens the archive than a passphrase, by kinds alone: what a key is called is for those who open it.
+fn other_ways(kinds: &[KeyKind]) -> Option<String> {
+    let ways = [
+        (KeyKind::RecoveryCode, "a recovery code, typed in place of the passphrase"),
+        (KeyKind::KeyFile, "a key file (--keyfile)"),
+        (KeyKind::KeyFileAndPassphrase, "a key file with its passphrase (--keyfile)"),
+        (KeyKind::SshKey, "an SSH key (--identity)"),
+        (KeyKind::Age, "an age identity (--identity)"),
+    ];
+    let ways: Vec<&str> = ways.iter().filter(|(kind, _)| kinds.contains(kind)).map(|(_, way)| *way).collect();
+    (!ways.is_empty()).then(|| ways.join(", or "))
 }
 
 /// A lock, and where its secrets come from.
@@ -153,21 +179,24 @@ impl<L: Known> Door<'_, L> {
 impl<L: Lock> Door<'_, L> {
     /// Opens the lock with what the command line names or somebody types, and never with what is kept.
     fn ask<P: Program>(&self) -> Result<UnlockedKey, Failure<P>> {
-        let (mut secrets, mut mistyped) = gathered::<P>(self.path, self.sources)?;
-        if let Some(key) = self.attempt(&secrets)? {
-            return Ok(key);
-        }
+        let mut given = gather::<P>(self.path, self.sources)?;
         let alone = self.sources.keyfile.is_some() && !self.sources.passphrase.any_named();
         if alone && self.lock.wants_both() {
-            mistyped = secrets.add_typed(self.sources.passphrase.passphrase(self.path)?.into());
-            if let Some(key) = self.attempt(&secrets)? {
+            if let Some(key) = self.attempt(&given.secrets)? {
                 return Ok(key);
             }
+            given.add_passphrase(self.path, self.sources)?;
         }
-        Err(match mistyped {
-            Some(error) => Failure::new(WRONG_KEY, about::<P>(self.path, Failure::<P>::sentence(&error))),
-            None => P::failure(self.path, Error::WrongKey),
-        })
+        if let Some(key) = given.open::<P, _, _>(self.path, self.sources, |secrets| self.attempt(secrets))? {
+            return Ok(key);
+        }
+        let mut failure = given.wrong(self.path);
+        if given.is_typed(self.sources)
+            && let Some(ways) = other_ways(&self.lock.kinds())
+        {
+            failure.message.push_str(&format!("; it also opens with {ways}"));
+        }
+        Err(failure)
     }
 
     /// Tries all secrets; None when they are the wrong ones.
@@ -177,60 +206,6 @@ impl<L: Lock> Door<'_, L> {
             Err(Error::WrongKey) => Ok(None),
             Err(error) => Err(P::failure(self.path, error)),
         }
-    }
-}
-
-/// What the command line names, and a passphrase when that is nothing, with the reason why what looks like a recovery code is none.
-fn gathered<P: Program>(path: &Path, sources: &Sources) -> Result<(Secrets, Option<Error>), Failure<P>> {
-    sources.check()?;
-    let mut secrets = Secrets::default();
-    if let Some((content, name)) = sources.key_file()? {
-        let read = KeyFile::read(content);
-        let read = read.map_err(|error| Failure::other(format!("{name}: {}", Failure::<P>::sentence(&error))))?;
-        secrets.key_file = Some(read);
-    }
-    let prompts = Asker::<P>::prompts(sources);
-    for (content, name) in sources.identities()? {
-        secrets.identities.add(&content, &name, &prompts)?;
-    }
-    if let Some(code) = sources.recovery_code()? {
-        secrets.recovery_code = Some(RecoveryCode::parse(&code)?);
-    }
-    let mut mistyped = None;
-    if sources.passphrase.any_named() || !sources.names_file() {
-        mistyped = secrets.add_typed(sources.passphrase.passphrase(path)?.into());
-    }
-    Ok((secrets, mistyped))
-}
-
-/// Asks the person at the terminal what plugins and protected identities want to know, when there is a terminal.
-pub struct Asker<P> {
-    sources: Sources,
-    program: std::marker::PhantomData<fn() -> P>,
-}
-
-impl<P: Program> Asker<P> {
-    /// What the sources name is a passphrase for identities as well.
-    pub fn prompts(sources: &Sources) -> Arc<dyn Prompts> {
-        Arc::new(Asker::<P> { sources: sources.clone(), program: std::marker::PhantomData })
-    }
-}
-
-impl<P: Program> Prompts for Asker<P> {
-    fn message(&self, text: &str) {
-        lockbox_terminal::complain(P::NAME, text);
-    }
-
-    fn confirm(&self, question: &str, yes: &str, no: Option<&str>) -> Option<bool> {
-        confirm_openly(question, yes, no)
-    }
-
-    fn public(&self, question: &str) -> Option<String> {
-        ask_openly(&format!("{question} "))
-    }
-
-    fn secret(&self, question: &str) -> Option<Passphrase> {
-        self.sources.answer(&format!("{} ", question.trim_end())).map(Passphrase::from)
     }
 }
 
@@ -309,6 +284,10 @@ mod tests {
             self.given.replace(given);
             if opens { UnlockedKey::from_bytes(&self.key) } else { Err(Error::WrongKey) }
         }
+
+        fn kinds(&self) -> Vec<KeyKind> {
+            Vec::new()
+        }
     }
 
     const KEY_FILE: &str = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
@@ -357,6 +336,17 @@ mod tests {
             assert!(slots.open(&sources, &off));
             assert_eq!(*slots.given.borrow(), given);
         }
+    }
+
+    #[test]
+    fn other_ways_are_kinds_that_the_archive_has() {
+        use KeyKind::{KeyFile, Passphrase, RecoveryCode, SshKey, Unknown};
+        assert_eq!(other_ways(&[Passphrase, Passphrase, Unknown(9)]), None);
+        assert_eq!(
+            other_ways(&[SshKey, KeyFile, Passphrase, KeyFile]).as_deref(),
+            Some("a key file (--keyfile), or an SSH key (--identity)")
+        );
+        assert!(other_ways(&[RecoveryCode]).is_some_and(|way| way.contains("in place of the passphrase")));
     }
 
     #[test]

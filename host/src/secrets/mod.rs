@@ -3,6 +3,7 @@
 //! Nothing in here knows archives: it hands out bytes that are wiped when dropped, or one sentence that says why there are none.
 //! No sentence contains any part of a secret.
 
+mod choice;
 mod error;
 mod keyring;
 mod passphrase;

@@ -9,7 +9,7 @@ use clap::Args;
 
 use super::error::{Error, Result};
 use super::read::{PASSPHRASE, Privacy};
-use super::{Bytes, program, prompt, read};
+use super::{Bytes, choice, program, prompt, read};
 use crate::shown;
 
 /// Where a passphrase comes from, as the command line says; nothing in here is secret.
@@ -35,6 +35,9 @@ pub struct PassphraseSources {
     /// Accept files with secrets that others may read
     #[arg(long)]
     pub passfile_any: bool,
+    /// On a terminal, leave out advice and signs of work
+    #[arg(long)]
+    pub quiet: bool,
     /// Standard input is something else, so the terminal is asked.
     #[arg(skip)]
     pub input_taken: bool,
@@ -104,7 +107,9 @@ impl PassphraseSources {
         push("--passfd", self.passfd.map(|number| OsString::from(number.to_string())).as_deref());
         push("--passcommand", self.passcommand.as_deref());
         push("--credential", self.credential.as_deref());
-        for (name, given) in [("--ask-password", self.ask_password), ("--passfile-any", self.passfile_any)] {
+        for (name, given) in
+            [("--ask-password", self.ask_password), ("--passfile-any", self.passfile_any), ("--quiet", self.quiet)]
+        {
             if given {
                 arguments.push(name.into());
             }
@@ -125,6 +130,7 @@ impl PassphraseSources {
         replace(&mut self.credential, &later.credential);
         self.ask_password |= later.ask_password;
         self.passfile_any |= later.passfile_any;
+        self.quiet |= later.quiet;
     }
 
     /// The passphrase of the archive at `path`, without its line end.
@@ -133,9 +139,19 @@ impl PassphraseSources {
     /// As [`PassphraseSources::check`]; one sentence when the source fails or is empty.
     pub fn passphrase(&self, path: &Path) -> Result<Bytes> {
         match self.source()? {
-            Source::Prompt => checked(prompt::ask(&question(path))?),
+            Source::Prompt => checked(prompt::ask(&question(path))?, TYPED),
             source => self.read(&source, path),
         }
+    }
+
+    /// Whether somebody types it at a terminal.
+    pub fn is_typed(&self) -> bool {
+        matches!(self.source(), Ok(Source::Prompt))
+    }
+
+    /// The passphrase typed once more, after one that is wrong: `why` is said with the question, on the terminal alone.
+    pub(crate) fn once_more(&self, why: &str, path: &Path) -> Result<Bytes> {
+        checked(prompt::ask(&format!("{why}. {}", question(path)))?, TYPED)
     }
 
     /// A passphrase to be set: typed twice at a prompt.
@@ -144,7 +160,7 @@ impl PassphraseSources {
     /// As [`PassphraseSources::passphrase`]; when the two differ.
     pub fn new_passphrase(&self, path: &Path) -> Result<Bytes> {
         match self.source()? {
-            Source::Prompt => checked(prompt::ask_twice(&new_question(path))?),
+            Source::Prompt => self.chosen(path),
             source => self.read(&source, path),
         }
     }
@@ -158,24 +174,31 @@ impl PassphraseSources {
         let source = self.source()?;
         if let Some(file) = new {
             let old = self.passphrase(path)?;
-            return Ok((old, checked(read::file(file, &PASSPHRASE, self.privacy())?)?));
+            return Ok((old, self.of_file(file)?));
         }
         match source {
             Source::Input | Source::Descriptor(0) => two_lines(read::input(&PASSPHRASE)?),
-            _ if io::stdin().is_terminal() => {
-                Ok((self.passphrase(path)?, checked(prompt::ask_twice(&new_question(path))?)?))
-            }
-            source => Ok((self.read(&source, path)?, checked(read::input(&PASSPHRASE)?)?)),
+            _ if io::stdin().is_terminal() => Ok((self.passphrase(path)?, self.chosen(path)?)),
+            source => Ok((self.read(&source, path)?, checked(read::input(&PASSPHRASE)?, INPUT)?)),
         }
+    }
+
+    /// Whether a person sees advice and signs of work.
+    pub fn advises(&self) -> bool {
+        !self.quiet && io::stderr().is_terminal()
+    }
+
+    fn chosen(&self, path: &Path) -> Result<Bytes> {
+        checked(choice::choose(path, self.advises())?, TYPED)
     }
 
     /// What an identity or its plugin wants to know, such as the passphrase of an SSH key.
     pub(crate) fn answer(&self, question: &str) -> Option<Bytes> {
         // Never what opens the archive: a token would take it for its PIN, block itself, and know it.
         let answer = if prompt::has_terminal() {
-            prompt::ask(question).and_then(checked)
+            prompt::ask(question).and_then(|typed| checked(typed, TYPED))
         } else if self.ask_password {
-            program::ask(question.trim_end(), &PASSPHRASE).and_then(checked)
+            program::ask(question.trim_end(), &PASSPHRASE).and_then(|typed| checked(typed, TYPED))
         } else {
             return None;
         };
@@ -187,11 +210,11 @@ impl PassphraseSources {
     /// # Errors
     /// As [`PassphraseSources::new_passphrase`].
     pub fn new_one(&self, file: Option<&Path>, path: &Path) -> Result<Bytes> {
-        checked(match file {
-            Some(file) => read::file(file, &PASSPHRASE, self.privacy())?,
-            None if io::stdin().is_terminal() => prompt::ask_twice(&new_question(path))?,
-            None => read::input(&PASSPHRASE)?,
-        })
+        match file {
+            Some(file) => self.of_file(file),
+            None if io::stdin().is_terminal() => self.chosen(path),
+            None => checked(read::input(&PASSPHRASE)?, INPUT),
+        }
     }
 
     /// Another secret that is no longer than a passphrase: from `file`, or standard input for `-`.
@@ -236,23 +259,28 @@ impl PassphraseSources {
     }
 
     fn read(&self, source: &Source<'_>, path: &Path) -> Result<Bytes> {
-        checked(match source {
-            Source::File(file) => read::file(file, &PASSPHRASE, self.privacy())?,
-            Source::Descriptor(number) => read::descriptor(*number, &PASSPHRASE)?,
-            Source::Command(command, name) => program::shell(command, name, &PASSPHRASE)?,
-            Source::Credential(name) => credential(name)?,
-            Source::AskPassword => program::ask(question(path).trim_end(), &PASSPHRASE)?,
-            Source::Input | Source::Prompt => read::input(&PASSPHRASE)?,
-        })
+        match source {
+            Source::File(file) => self.of_file(file),
+            Source::Descriptor(number) => {
+                checked(read::descriptor(*number, &PASSPHRASE)?, &format!("descriptor {number} had no passphrase"))
+            }
+            Source::Command(command, name) => {
+                checked(program::shell(command, name, &PASSPHRASE)?, &format!("{name} printed no passphrase"))
+            }
+            Source::Credential(name) => checked(credential(name)?, "the credential has no passphrase: it is empty"),
+            Source::AskPassword => checked(program::ask(question(path).trim_end(), &PASSPHRASE)?, TYPED),
+            Source::Input | Source::Prompt => checked(read::input(&PASSPHRASE)?, INPUT),
+        }
+    }
+
+    fn of_file(&self, file: &Path) -> Result<Bytes> {
+        let read = read::file(file, &PASSPHRASE, self.privacy())?;
+        checked(read, &format!("{} has no passphrase: it is empty", shown(file)))
     }
 }
 
 fn question(path: &Path) -> String {
     format!("Passphrase of {}: ", shown(path))
-}
-
-fn new_question(path: &Path) -> String {
-    format!("New passphrase of {}: ", shown(path))
 }
 
 /// One part of a path, and not `.` or `..`.
@@ -275,22 +303,27 @@ fn credential(name: &OsStr) -> Result<Bytes> {
 /// Splits the old passphrase from the new one.
 fn two_lines(mut both: Bytes) -> Result<(Bytes, Bytes)> {
     let Some(end) = both.iter().position(|&b| b == b'\n') else {
-        return Err(Error::source("standard input must have the old and the new passphrase, one a line"));
+        return Err(Error::source(TWO_LINES));
     };
     let mut second = Bytes::new(Vec::with_capacity(both.len()));
     second.extend_from_slice(&both[end + 1..]);
     both.truncate(end + 1);
-    Ok((checked(both)?, checked(second)?))
+    Ok((checked(both, TWO_LINES)?, checked(second, TWO_LINES)?))
 }
+
+/// What is said when there is nothing where a passphrase should be.
+const TYPED: &str = "nothing was typed";
+const INPUT: &str = "standard input had no passphrase: use --passfile, LOCKBOX_PASSCOMMAND or a terminal";
+const TWO_LINES: &str = "standard input must have the old and the new passphrase, one a line";
 
 /// Cuts one line end off.
 ///
 /// # Errors
-/// For what is empty then.
-pub fn checked(bytes: Bytes) -> Result<Bytes> {
+/// `empty` for what is empty then.
+pub fn checked(bytes: Bytes, empty: &str) -> Result<Bytes> {
     let bytes = read::without_line_end(bytes);
     if bytes.is_empty() {
-        return Err(Error::source("the passphrase is empty: use a passfile, LOCKBOX_PASSCOMMAND or a terminal"));
+        return Err(Error::source(empty));
     }
     Ok(bytes)
 }
@@ -302,7 +335,7 @@ mod tests {
 
     #[test]
     fn one_line_end_is_cut_and_nothing_is_refused() {
-        let cut = |text: &str| checked(Bytes::new(text.as_bytes().to_vec())).ok().map(|bytes| bytes.to_vec());
+        let cut = |text: &str| checked(Bytes::new(text.as_bytes().to_vec()), "empty").ok().map(|bytes| bytes.to_vec());
         assert_eq!(cut("abc\n"), Some(b"abc".to_vec()));
         assert_eq!(cut("abc\n\n"), Some(b"abc\n".to_vec()));
         assert_eq!(cut(" abc\r\n"), Some(b" abc".to_vec()));

@@ -129,6 +129,16 @@ pub(crate) fn has_terminal() -> bool {
     File::open(TERMINAL).is_ok()
 }
 
+/// Shows a text of our own, which may be a secret.
+///
+/// # Errors
+/// Without a terminal.
+pub(crate) fn show(text: &str) -> Result<()> {
+    let terminal = OpenOptions::new().write(true).open(TERMINAL);
+    let shown = terminal.and_then(|mut terminal| terminal.write_all(text.as_bytes()));
+    shown.map_err(|e| Error::host("cannot ask on the terminal", &e))
+}
+
 /// Asks for a line that others may see. None without a terminal.
 pub fn ask_openly(question: &str) -> Option<String> {
     let mut terminal = OpenOptions::new().read(true).write(true).open(TERMINAL).ok()?;
@@ -148,9 +158,8 @@ pub fn is_yes(answer: &str) -> bool {
     ["y", "yes"].iter().any(|word| answer.trim().eq_ignore_ascii_case(word))
 }
 
-/// For a passphrase to be set.
-pub(crate) fn ask_twice(question: &str) -> Result<Bytes> {
-    let first = ask(question)?;
+/// Asks for what was typed once more, since nobody sees what is typed.
+pub(crate) fn again(first: Bytes) -> Result<Bytes> {
     let second = ask("The same again: ")?;
     if *first != *second {
         return Err(Error::source("the two passphrases differ; nothing was changed"));

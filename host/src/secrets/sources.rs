@@ -2,14 +2,15 @@
 
 use std::ffi::OsString;
 use std::fs::File;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::Args;
+use lockbox::crypto::identity::is_public;
 
 use super::Bytes;
 use super::error::Result;
 use super::passphrase::PassphraseSources;
-use super::read::{self, What};
+use super::read::{self, Privacy, What};
 use crate::shown;
 
 const IDENTITY: What = What { name: "identity", most: 1 << 20 };
@@ -97,8 +98,18 @@ impl Sources {
     /// # Errors
     /// One sentence when one cannot be read or others may read it.
     pub fn identities(&self) -> Result<Vec<(Bytes, String)>> {
-        let read = |path: &PathBuf| Ok((read::file(path, &IDENTITY, self.passphrase.privacy())?, shown(path)));
+        let read = |path: &PathBuf| Ok((self.identity_file(path)?, shown(path)));
         self.identity.iter().map(read).collect()
+    }
+
+    fn identity_file(&self, path: &Path) -> Result<Bytes> {
+        let private = read::file(path, &IDENTITY, self.passphrase.privacy());
+        // The public half of a key may be read by others, and to protect it is no help: whoever tries it says what it is. A pipe would be waited for.
+        let public = || {
+            let content = path.is_file().then(|| read::file(path, &IDENTITY, Privacy::Waived).ok()).flatten();
+            content.filter(|content| is_public(content))
+        };
+        private.or_else(|error| public().ok_or(error))
     }
 
     /// Answers a question of an identity or its plugin without showing the answer. None when there is nobody to ask.
@@ -129,9 +140,14 @@ mod tests {
         let sources = parse(&given.map(OsString::from));
         assert_eq!(sources.arguments(), given);
         assert_eq!(parse(&sources.arguments()), sources);
-        for given in
-            ["--recovery-code=-", "--passfile=x", "--passcommand=echo a, b", "--credential=name", "--ask-password"]
-        {
+        for given in [
+            "--recovery-code=-",
+            "--passfile=x",
+            "--passcommand=echo a, b",
+            "--credential=name",
+            "--ask-password",
+            "--quiet",
+        ] {
             let sources = parse(&[given.into()]);
             assert_eq!(sources.arguments(), [given]);
         }

@@ -1,0 +1,81 @@
+//! Says on a terminal what takes long, while it takes long.
+
+use std::io::{self, Write};
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+/// When a person begins to wonder; what takes less needs no word.
+const PATIENCE: Duration = Duration::from_secs(1);
+const SENTENCE: &str = "Deriving the key...";
+/// Goes to the beginning of the line and wipes the rest of it.
+const WIPE: &str = "\r\x1b[K";
+
+/// A line on standard error that goes away when this is dropped.
+pub struct Working(Option<(Sender<()>, JoinHandle<()>)>);
+
+impl Working {
+    /// A key is derived. Nothing is shown unless `shows`, which is for persons at a terminal only.
+    pub fn deriving(shows: bool) -> Working {
+        if shows { Working::on(io::stderr(), PATIENCE) } else { Working(None) }
+    }
+
+    fn on(mut terminal: impl Write + Send + 'static, patience: Duration) -> Working {
+        let (done, ends) = channel::<()>();
+        let started = thread::Builder::new().name("working".into()).spawn(move || {
+            if ends.recv_timeout(patience) == Err(RecvTimeoutError::Timeout) {
+                // Nobody is left to tell when the terminal is gone.
+                let _ = terminal.write_all(SENTENCE.as_bytes()).and_then(|()| terminal.flush());
+                let _ = ends.recv();
+                let _ = terminal.write_all(WIPE.as_bytes()).and_then(|()| terminal.flush());
+            }
+        });
+        // Without a thread there is no word, and the work is done all the same.
+        Working(started.ok().map(|thread| (done, thread)))
+    }
+}
+
+impl Drop for Working {
+    fn drop(&mut self) {
+        if let Some((done, thread)) = self.0.take() {
+            drop(done);
+            // What is said next shall not be wiped.
+            let _ = thread.join();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Hands on what is written.
+    struct Screen(Sender<Vec<u8>>);
+
+    impl Write for Screen {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.send(bytes.to_vec()).unwrap();
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn what_takes_long_is_said_and_wiped_when_it_is_done() {
+        let (screen, shown) = channel();
+        let working = Working::on(Screen(screen), Duration::ZERO);
+        assert_eq!(shown.recv().unwrap(), SENTENCE.as_bytes());
+        drop(working);
+        assert_eq!(shown.iter().collect::<Vec<_>>().concat(), WIPE.as_bytes());
+    }
+
+    #[test]
+    fn what_is_done_soon_is_not_said() {
+        let (screen, shown) = channel();
+        drop(Working::on(Screen(screen), Duration::MAX));
+        assert_eq!(shown.iter().count(), 0);
+    }
+}
