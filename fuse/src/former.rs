@@ -11,7 +11,6 @@ use std::time::{Duration, Instant};
 
 use lockbox::archive::Archive;
 use lockbox::control::Status;
-use lockbox::keys;
 use lockbox_host::IN_USE;
 use lockbox_host::daemons::{self, Holder, holder};
 use lockbox_host::mounts::{self, Mounted};
@@ -30,11 +29,9 @@ const POLL: Duration = Duration::from_millis(5);
 /// # Errors
 /// When a daemon of this user has the archive mounted.
 pub fn wait(archive: &Path, read_only: bool, say: impl Fn(&str)) -> Result<(), Failure> {
-    // What is no archive is for the opening to say.
-    let Ok(id) = keys::identify(archive) else { return Ok(()) };
     // What keeps it from being tried is for the opening to say.
     let mut free = || Archive::is_free(archive, read_only).unwrap_or(true);
-    wait_for(&|| holder(&id), &mut free, say)
+    wait_for(&|| holder(archive), &mut free, say)
 }
 
 fn wait_for(holder: &dyn Fn() -> Holder, free: &mut dyn FnMut() -> bool, say: impl Fn(&str)) -> Result<(), Failure> {
@@ -83,7 +80,7 @@ fn is_mounted(status: &Status, table: &[Mounted]) -> bool {
 
 /// The failure to report when a daemon of this user serves the archive.
 pub fn serving(archive: &Path) -> Option<Failure> {
-    match holder(&keys::identify(archive).ok()?) {
+    match holder(archive) {
         Holder::Serves(status) => Some(refusal(&status)),
         Holder::Closes | Holder::Nobody => None,
     }

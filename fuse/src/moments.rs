@@ -55,7 +55,8 @@ pub(crate) fn refused(error: &Error) -> Response {
     let why = match error {
         Error::NoSpace(_) => Why::NoSpace,
         Error::Damaged(_) => Why::Damaged,
-        Error::Refused(Refusal::Destination { .. }) => Why::Destination,
+        Error::Refused(Refusal::Destination { .. } | Refusal::FailedBackup { .. }) => Why::Destination,
+        Error::Refused(Refusal::DamagedBackup { .. }) => Why::DamagedBackup,
         Error::Interrupted(_) => Why::Interrupted,
         _ => Why::Other,
     };

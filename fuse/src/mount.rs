@@ -20,6 +20,7 @@ use nix::errno::Errno;
 use nix::mount::MsFlags;
 use nix::sys::socket::{ControlMessageOwned, MsgFlags, SockaddrStorage, recvmsg};
 use nix::unistd::{getegid, geteuid};
+use rustix::thread::CapabilitySet;
 
 use crate::exit::Failure;
 
@@ -55,7 +56,7 @@ impl Mount<'_> {
         if !Path::new(DEVICE).exists() {
             return Err(Failure::mount(format!("{DEVICE} is missing: load the kernel module with 'modprobe fuse'")));
         }
-        if geteuid().is_root() {
+        if geteuid().is_root() || may_mount() {
             match self.attach_directly() {
                 // Root of a container without the capability: the set-uid program may still do it.
                 Err(AttachError::NotPermitted) => {}
@@ -154,6 +155,11 @@ impl Mount<'_> {
         }
         std::ffi::OsString::from_vec(options)
     }
+}
+
+/// Whoever is not root may have been given the right, as in a namespace of that user's own.
+fn may_mount() -> bool {
+    rustix::thread::capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_ADMIN))
 }
 
 enum AttachError {

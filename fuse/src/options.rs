@@ -242,7 +242,7 @@ impl Options {
     }
 
     pub fn unlock_limits(&self) -> UnlockLimits {
-        self.kdf_limit.map_or_else(UnlockLimits::default, UnlockLimits::raised)
+        lockbox_host::unlock_limits(self.kdf_limit)
     }
 
     /// Where this user remembers archives, and what is accepted although it contradicts that.

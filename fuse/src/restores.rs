@@ -31,6 +31,8 @@ const RENAME: Duration = Duration::from_secs(60);
 const LOOK: Duration = Duration::from_millis(200);
 /// What differs is told in lines of about so many bytes.
 const LINE: usize = 32 << 10;
+/// What is held for a comparison at most: some 300 MiB, as 310 bytes each were seen.
+const MOST_HELD: usize = 1_000_000;
 
 /// One at a time of each: a restore takes another one's stage for a leftover, and a comparison takes memory.
 #[derive(Default)]
@@ -99,7 +101,10 @@ fn differences(
     let older = moments.moment(&older.0)?;
     let newer = newer.map(|newer| moments.moment(&newer.0)).transpose()?;
     let newer = newer.as_ref().unwrap_or(now.file_system());
-    let go_on = &mut || fs.check_closing().and_then(|()| listens(client));
+    let go_on = &mut |held| match held > MOST_HELD {
+        true => Err(Error::invalid("too much differs to be told by a mount: unmount the archive, and ask again")),
+        false => fs.check_closing().and_then(|()| listens(client)),
+    };
     let told = |Differing { path, kind, from }| {
         let (path, from) = (TreePath(path), from.map(TreePath));
         if ![Some(&path), from.as_ref()].into_iter().flatten().all(TreePath::fits) {
@@ -155,12 +160,8 @@ struct ThroughKernel<'a> {
 }
 
 impl ThroughKernel<'_> {
-    fn have_done(&self, what: &Response, said: impl FnOnce() -> String) -> Result<()> {
-        let done = self.client.have_done(what, RENAME, &|| listens(self.client));
-        done.map_err(|error| match error {
-            Error::Io { source, .. } => Error::Io { context: said(), source },
-            error => error,
-        })
+    fn have_done(&self, what: &Response, said: &dyn Fn() -> String) -> Result<()> {
+        self.client.have_done(what, said, RENAME, &|| listens(self.client))
     }
 }
 
@@ -172,12 +173,12 @@ impl Names for ThroughKernel<'_> {
 
     fn rename(&mut self, from: &[u8], to: &[u8], exchange: bool) -> Result<()> {
         let what = Response::Rename { from: TreePath(from.to_vec()), to: TreePath(to.to_vec()), exchange };
-        self.have_done(&what, || format!("rename {} to {}", display(from), display(to)))
+        self.have_done(&what, &|| format!("rename {} to {}", display(from), display(to)))
     }
 
     fn make_directory(&mut self, path: &[u8]) -> Result<()> {
         let what = Response::MakeDirectory { path: TreePath(path.to_vec()) };
-        self.have_done(&what, || format!("make the directory {}", display(path)))
+        self.have_done(&what, &|| format!("make the directory {}", display(path)))
     }
 
     /// A client that was stopped may carry out at any time what it was told.

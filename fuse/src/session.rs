@@ -142,11 +142,13 @@ struct Prepared {
     seen: Option<OwnedFd>,
 }
 
-fn prepare(task: &Task, id: &[u8; 16], host: Option<&OwnedFd>) -> Result<Prepared, Failure> {
-    let listening = control::listen(&daemons::ready_directory()?, id)?;
+fn prepare(task: &Task, host: Option<&OwnedFd>) -> Result<Prepared, Failure> {
+    let name = daemons::socket_name(task.archive())
+        .map_err(|e| Failure::other(format!("cannot look at {}: {e}", task.archive().display())))?;
+    let listening = control::listen(&daemons::ready_directory()?, &name)?;
     let own_status = File::open("/proc/self/status").ok();
     let seen = task.options.seen_options().directory.and_then(|path| File::open(path).ok()).map(OwnedFd::from);
-    let (unmounter, callers) = Unmounter::start(task.point(), &Target::of(&task.options))
+    let (unmounter, callers) = Unmounter::start(task.point(), task.made, &Target::of(&task.options))
         .map_err(|e| Failure::system(format!("cannot start the process that unmounts: {e}")))?;
     let place = |path: &Path| openat(CWD, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).ok();
     let (log, program) = (task.options.log.as_deref().and_then(place), place(Path::new("/proc/self/exe")));
@@ -167,13 +169,11 @@ fn start(
     events: &Sender<Event>,
     end: &mut End,
 ) -> Result<Running, Failure> {
-    let info = slot.lock().as_ref().map(Archive::info).transpose()?;
-    let id = info.map(|info| info.archive).unwrap_or_default();
     let fs = slot.lock().as_ref().map(|archive| Arc::clone(archive.file_system()));
     let fs = fs.ok_or_else(|| Failure::other("the archive is closed"))?;
     let (cache, activity) = (Arc::new(KernelCache::default()), Arc::new(Activity::default()));
     let profile = task.options.sync_profile();
-    let Prepared { listening, unmounter, callers, own_status, watch, seen } = prepare(task, &id, host.as_ref())?;
+    let Prepared { listening, unmounter, callers, own_status, watch, seen } = prepare(task, host.as_ref())?;
     let mount = Mount {
         source: &task.archive,
         subtype: "lockbox",

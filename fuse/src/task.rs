@@ -14,6 +14,9 @@ pub struct Task {
     pub point: OsString,
     pub options: Options,
     pub verbose: bool,
+    /// The mount point was made for this mount, and goes with it.
+    #[serde(default)]
+    pub made: bool,
 }
 
 impl Task {

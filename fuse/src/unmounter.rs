@@ -17,6 +17,7 @@ use std::process::{Child, Command, Stdio};
 use std::thread;
 
 use lockbox_host::mounts::{self, Mounted};
+use lockbox_host::point::Made;
 use nix::sys::signal::SigSet;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use serde::{Deserialize, Serialize};
@@ -28,6 +29,9 @@ use crate::mount::{self, UnmountError};
 
 /// The hidden argument that makes the program the unmounter.
 pub const ARGUMENT: &str = "--unmounter";
+/// The argument that says that the mount point goes with the mount.
+const MADE: &str = "made";
+
 const POLITELY: u8 = b'u';
 const DETACH: u8 = b'd';
 const FLUSH: u8 = b'f';
@@ -111,7 +115,8 @@ pub(crate) struct Unmounter {
 
 impl Unmounter {
     /// Returns when the process waits for orders and questions. `log` is where it says that the daemon is gone.
-    pub(crate) fn start(point: &Path, log: &Target<'_>) -> io::Result<(Unmounter, Callers)> {
+    /// With `made` it removes the mount point once the archive is closed.
+    pub(crate) fn start(point: &Path, made: bool, log: &Target<'_>) -> io::Result<(Unmounter, Callers)> {
         let (orders, their_orders) = UnixStream::pair()?;
         let (questions, their_questions) = UnixStream::pair()?;
         let stderr = if matches!(log, Target::Terminal) { Stdio::inherit() } else { Stdio::null() };
@@ -119,6 +124,7 @@ impl Unmounter {
             .arg0("mount.lockbox")
             .arg(ARGUMENT)
             .arg(point)
+            .arg(if made { MADE } else { "" })
             .args(journal::argument(log))
             // A terminal's interrupt is for the daemon alone.
             .process_group(0)
@@ -204,7 +210,10 @@ pub fn run() -> io::Result<()> {
     SigSet::all().thread_block()?;
     let mut arguments = std::env::args_os().skip(2);
     let point = arguments.next().map(PathBuf::from).ok_or(io::ErrorKind::InvalidInput)?;
+    let made = arguments.next().is_some_and(|word| word == MADE);
     let log = arguments.next().map(PathBuf::from);
+    // While nothing is mounted on it.
+    let made = made.then(|| Made::of(&point)).transpose()?;
     // Opened while it is there: the mount may hide it.
     journal::start(&journal::target(log.as_deref()), false).map_err(|failure| io::Error::other(failure.message))?;
     let mut orders = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
@@ -226,7 +235,7 @@ pub fn run() -> io::Result<()> {
         _ => Unmounted::Failed(format!("there is no order {order}")),
     });
     match parting {
-        Parting::GoodBye => {}
+        Parting::GoodBye => made.iter().for_each(Made::remove),
         Parting::Lost => tracing::error!(
             "{}: the daemon is gone without closing the archive; what was not durable is lost",
             point.display()

@@ -1,12 +1,13 @@
 //! mount.lockbox: mounts a lockbox archive, for people, for mount(8) and for `lockbox mount`.
 
 use std::ffi::OsString;
-use std::io::{self, Write};
+use std::io::{self, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::Parser;
 use lockbox::Error;
+use lockbox::keys::UnlockedKey;
 
 use lockbox_fuse::exit::{Failure, Mounting, called_as_mount_8, mount_8_code};
 use lockbox_fuse::journal::{self, Target};
@@ -15,8 +16,10 @@ use lockbox_fuse::options::Options;
 use lockbox_fuse::task::Task;
 use lockbox_fuse::{daemon, fetcher, former, hidden, kept, mount, remount, session, unmounter};
 use lockbox_host::elsewhere::{self, Place};
+use lockbox_host::point::Made;
 use lockbox_host::secrets::{Cache, Sources};
 use lockbox_host::{OTHER, Program, USAGE, harden};
+use nix::sys::statvfs::FsFlags;
 
 /// Mount a lockbox archive
 ///
@@ -35,6 +38,9 @@ struct Arguments {
     /// Stay in the foreground and log to standard error
     #[arg(long)]
     foreground: bool,
+    /// Make the directory when it is missing, and remove it after the unmount
+    #[arg(long)]
+    make_directory: bool,
     #[command(flatten)]
     sources: Sources,
     #[command(flatten)]
@@ -176,12 +182,21 @@ fn mount_archive(arguments: &Arguments) -> Result<(), Failure> {
         Some(found) => found,
         None => return Ok(()),
     };
-    let point = daemon::prepare_point(&arguments.directory)?;
+    let missing = match arguments.make_directory {
+        true => to_be_made(&arguments.directory)?,
+        false => None,
+    };
+    let made = missing.is_some();
+    let point = missing.map_or_else(|| daemon::prepare_point(&arguments.directory), Ok)?;
     hidden::check(&point, &archive, &options)?;
     // Before the passphrase is asked for and worked on for a second.
     if place.is_elsewhere() {
         options.read_only = true;
     } else {
+        if !options.read_only && is_read_only(&archive) {
+            options.read_only = true;
+            tell(&format!("{} lies on a read-only medium: it is mounted read-only", archive.display()));
+        }
         former::wait(&archive, options.read_only, tell)?;
     }
     let (key, refused) = lockbox_host::unlock(
@@ -194,8 +209,42 @@ fn mount_archive(arguments: &Arguments) -> Result<(), Failure> {
     if let Some(sentence) = refused {
         tell(&sentence);
     }
-    let task =
-        Task { archive: OsString::from(archive), point: OsString::from(point), options, verbose: arguments.verbose };
+    let failed = |e: io::Error| Failure::mount(format!("cannot make the directory {}: {e}", point.display()));
+    if made {
+        // Not held on to: a daemon in the foreground closes what it did not open itself.
+        Made::make(&point).map(drop).map_err(failed)?;
+    }
+    let (archive, point) = (OsString::from(archive), OsString::from(point));
+    let task = Task { archive, point, options, verbose: arguments.verbose, made };
+    let served = serve(&task, &key);
+    match &served {
+        Err(_) if made => drop(Made::of(task.point()).map(|made| made.remove())),
+        Ok(()) if made && !task.options.foreground && io::stderr().is_terminal() => {
+            tell(&format!("made {}, which goes when the archive is unmounted", task.point().display()));
+        }
+        _ => {}
+    }
+    served
+}
+
+/// The path of a mount point that is missing and can be made.
+fn to_be_made(path: &Path) -> Result<Option<PathBuf>, Failure> {
+    match path.symlink_metadata() {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+        _ => return Ok(None),
+    }
+    let failed = |e: io::Error| Failure::mount(format!("mount point {}: {e}", path.display()));
+    let absolute = std::path::absolute(path).map_err(failed)?;
+    let (Some(parent), Some(name)) = (absolute.parent(), absolute.file_name()) else { return Ok(None) };
+    Ok(Some(parent.canonicalize().map_err(failed)?.join(name)))
+}
+
+/// Whether nothing can be written where the archive lies, whoever writes.
+fn is_read_only(archive: &Path) -> bool {
+    nix::sys::statvfs::statvfs(archive).is_ok_and(|host| host.flags().contains(FsFlags::ST_RDONLY))
+}
+
+fn serve(task: &Task, key: &UnlockedKey) -> Result<(), Failure> {
     if task.options.foreground {
         daemon::close_inherited();
         journal::start(&Target::of(&task.options), task.verbose)?;
@@ -204,9 +253,9 @@ fn mount_archive(arguments: &Arguments) -> Result<(), Failure> {
             notify.ready(&task.point().to_string_lossy());
             Ok(())
         };
-        return session::serve(&task, &key, ready, || notify.stopping());
+        return session::serve(task, key, ready, || notify.stopping());
     }
-    daemon::launch(&task, &key)?.iter().for_each(|notice| tell(notice));
+    daemon::launch(task, key)?.iter().for_each(|notice| tell(notice));
     mount::register(task.archive(), task.point());
     Ok(())
 }

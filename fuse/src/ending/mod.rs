@@ -162,8 +162,15 @@ pub(crate) struct Ending {
 
 /// Serves until the event loops have ended.
 fn wait(inbox: &Receiver<Event>, mount: &impl Mount, timeout: Duration) -> Ending {
-    let mut course =
-        Course { mount, timeout, deadline: None, ordered: false, stopped: Vec::new(), sleeping: Vec::new() };
+    let mut course = Course {
+        mount,
+        timeout,
+        deadline: None,
+        ordered: false,
+        detached: false,
+        stopped: Vec::new(),
+        sleeping: Vec::new(),
+    };
     loop {
         let event = match course.deadline {
             Some(at) => inbox.recv_timeout(at.saturating_duration_since(Instant::now())),
@@ -191,6 +198,8 @@ struct Course<'a, M> {
     deadline: Option<Instant>,
     /// The mount went by order of this program.
     ordered: bool,
+    /// It went while it was in use, and its users are served.
+    detached: bool,
     stopped: Vec<Sender<Response>>,
     sleeping: Vec<Sender<Slept>>,
 }
@@ -243,6 +252,7 @@ impl<M: Mount> Course<'_, M> {
     fn unmount(&mut self, detach: bool) -> Unmounted {
         let unmounted = self.mount.unmount(detach);
         self.ordered |= matches!(unmounted, Unmounted::Gone | Unmounted::Detached);
+        self.detached |= unmounted == Unmounted::Detached;
         unmounted
     }
 
@@ -260,16 +270,16 @@ impl<M: Mount> Course<'_, M> {
     fn stop(&mut self, lazy: bool, answer: Sender<Response>) {
         match self.unmount(lazy) {
             Unmounted::Failed(message) => drop(answer.send(Response::Failed { message })),
-            Unmounted::Busy if !lazy => {
+            // Its users may take for ever; nobody who asks for a lazy end waits for them.
+            Unmounted::Gone | Unmounted::Detached if lazy && self.detached => drop(answer.send(Response::Detached)),
+            // Somebody mounted over it, when that was to be lazy.
+            Unmounted::Busy => {
                 drop(answer.send(Response::Busy {
                     message: "something below it is open, is a program's working directory, or is mounted over or below it".into(),
                 }));
             }
-            Unmounted::Gone | Unmounted::Detached | Unmounted::Busy => {
-                // Who asks for a lazy end waits for the last user, however long that takes.
-                if !lazy {
-                    self.deadline.get_or_insert(Instant::now() + self.timeout);
-                }
+            Unmounted::Gone | Unmounted::Detached => {
+                self.deadline.get_or_insert(Instant::now() + self.timeout);
                 self.stopped.push(answer);
             }
         }
@@ -292,7 +302,7 @@ mod tests {
     use std::thread;
 
     use lockbox::archive::{CreateOptions, KdfCost, OpenOptions};
-    use lockbox::control::Request;
+    use lockbox::control::{Request, SocketName};
     use lockbox::crypto::Passphrase;
     use lockbox::format::ROOT_INO;
     use lockbox::fs::Creator;
@@ -409,7 +419,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lazy_stop_waits_for_the_last_user_until_a_signal_comes() {
+    fn a_lazy_stop_of_a_busy_mount_is_answered_at_once_and_its_users_are_served_until_a_signal_comes() {
         let mount = Played { unmounted: Unmounted::Detached, ended: None, asked: RefCell::default() };
         let timeout = Duration::from_secs(60);
         let mut course = Course {
@@ -417,19 +427,23 @@ mod tests {
             timeout,
             deadline: None,
             ordered: false,
+            detached: false,
             stopped: Vec::new(),
             sleeping: Vec::new(),
         };
         let (answer, answered) = mpsc::channel();
         let stop = |lazy| Ok(Event::Stop { lazy, answer: answer.clone() });
         assert_eq!(course.take(stop(true)), None);
-        assert_eq!((course.deadline, course.stopped.len()), (None, 1));
+        assert_eq!((course.deadline, course.stopped.len()), (None, 0));
+        assert!(matches!(answered.try_recv(), Ok(Response::Detached)));
         assert_eq!(course.take(Ok(Event::Signal(Signal::SIGTERM))), None);
         let deadline = course.deadline.unwrap();
         assert!(deadline > Instant::now(), "the first signal");
         assert_eq!(course.take(stop(true)), None);
-        assert_eq!((course.deadline, course.stopped.len()), (Some(deadline), 2));
-        assert!(answered.try_recv().is_err(), "it is answered when the archive is closed");
+        assert!(matches!(answered.try_recv(), Ok(Response::Detached)));
+        assert_eq!(course.take(stop(false)), None);
+        assert_eq!((course.deadline, course.stopped.len()), (Some(deadline), 1));
+        assert!(answered.try_recv().is_err(), "who wants an end is answered when the archive is closed");
     }
 
     /// The slot is what the status is read from. That it is free while the archive is still there is seen in one of many closes.
@@ -475,7 +489,7 @@ mod tests {
         let runtime = tempfile::tempdir().unwrap();
         let (events, inbox) = mpsc::channel();
         let (asks, asked) = mpsc::channel();
-        let listening = control::listen(runtime.path(), &[1; 16]).unwrap();
+        let listening = control::listen(runtime.path(), &SocketName::of_address("a".as_ref())).unwrap();
         let server = listening
             .serve(move |_, _| {
                 let (answer, answered) = mpsc::channel();

@@ -8,10 +8,10 @@ use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use lockbox::Error;
 use lockbox::format::ROOT_INO;
 use lockbox::fs::FileSystem;
-use nix::libc::{EEXIST, EIO, ENODATA, EROFS, ESTALE, EXDEV, O_DIRECTORY, O_RDONLY};
+use nix::libc::{EACCES, EEXIST, EIO, ENODATA, EROFS, ESTALE, EXDEV, O_DIRECTORY, O_RDONLY};
 use rustix::fs::{XattrFlags, getxattr, setxattr};
 
-use crate::support::{Handle, Mount, code, create, noise, open_with};
+use crate::support::{Handle, Map, Mount, code, create, noise, open_with};
 
 /// In the root there is a directory .snapshots, found by name and listed with the mount option snapshot-dir=shown only. It lists the snapshots; each
 /// is the tree as it was, with its modes, owners, attributes and times, whatever was written, removed or purged since. If the archive has an
@@ -142,6 +142,45 @@ fn numbers_and_handles_of_snapshots_are_their_own() {
     assert_eq!(content(&mount).unwrap(), "first");
     mount.drop_caches();
     assert_eq!(code(open_directory(&mount)), ESTALE, "the root does not list the way");
+}
+
+/// A restore in a mount changes names alone: what it brings back is made in a directory of the root, named .lockbox-restore- and a number, and renamed
+/// into its place. Before it is whole nobody looks into what is made there (EACCES). Open files and mappings keep the content that they had; what is
+/// written to them then is in no file that has a name.
+#[test]
+fn a_restore_changes_names_alone() {
+    let mut mount = Mount::new();
+    fs::create_dir(mount.path("directory")).unwrap();
+    fs::write(mount.path("directory/file"), noise(1, 20_000)).unwrap();
+    mount.take_snapshot("kept");
+    fs::write(mount.path("directory/file"), noise(2, 30_000)).unwrap();
+    let file = open_with(mount.path("directory/file"), 0).unwrap();
+    let map = Map::new(&file, 30_000);
+    let mut looked = 0;
+    mount.restore("kept", &mut |from, to| {
+        // Of what is renamed, one name is in the directory of the restore.
+        let stage = [from, to].into_iter().find_map(|path| {
+            let first = path.split('/').next()?;
+            first.starts_with(".lockbox-restore-").then(|| mount.path(first))
+        });
+        let building = stage.unwrap().join("building");
+        assert_eq!(code(fs::read_dir(&building)), EACCES);
+        assert_eq!(code(fs::metadata(building.join("0"))), EACCES);
+        assert!(fs::read(mount.path("directory/file")).unwrap() == noise(2, 30_000));
+        looked += 1;
+    });
+    assert_eq!(looked, 1);
+    assert!(fs::read(mount.path("directory/file")).unwrap() == noise(1, 20_000));
+    let mut held = vec![0; 30_000];
+    file.read_exact_at(&mut held, 0).unwrap();
+    assert!(held == noise(2, 30_000) && (0..30_000).all(|at| map.get(at) == held[at]));
+    file.write_all_at(b"to nobody", 0).unwrap();
+    file.sync_all().unwrap();
+    assert_eq!(map.get(0), b't');
+    mount.drop_caches();
+    assert!(fs::read(mount.path("directory/file")).unwrap() == noise(1, 20_000));
+    drop((file, map));
+    mount.check();
 }
 
 /// A damaged snapshot is left out of the list in .snapshots, and its name gets EIO. In a directory, there too, all entries before the damage are listed, and

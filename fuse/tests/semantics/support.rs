@@ -2,6 +2,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
+use std::ops::ControlFlow;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -9,7 +10,7 @@ use std::process::{Command, Stdio};
 use std::ptr::NonNull;
 
 use lockbox::archive::{Archive, CreateOptions, KdfCost};
-use lockbox::control::{self, Request, Response, Status};
+use lockbox::control::{self, Carried, Name, Request, Response, SocketName, Status};
 use lockbox::crypto::Passphrase;
 use lockbox::fs::{Creator, FileSystem};
 use lockbox::keys;
@@ -17,6 +18,8 @@ use nix::libc;
 use nix::mount::{MntFlags, umount2};
 use nix::sys::mman::{self, MapFlags, MsFlags, ProtFlags};
 use rustix::event::{PollFd, PollFlags, poll};
+use rustix::fs::{CWD, RenameFlags, renameat_with};
+use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 use tempfile::TempDir;
 
@@ -119,10 +122,15 @@ impl Mount {
         self.mounted = true;
     }
 
+    /// The daemon's, and its user.
+    fn socket(&self) -> io::Result<(PathBuf, u32)> {
+        let name = SocketName::of_file(&self.archive().metadata()?);
+        Ok((control::socket_path(&self.runtime(), &name), nix::unistd::geteuid().as_raw()))
+    }
+
     fn ask(&self, request: &Request) -> io::Result<Response> {
-        let id = keys::identify(&self.archive()).map_err(io::Error::other)?;
-        let owner = nix::unistd::geteuid().as_raw();
-        control::ask(&control::socket_path(&self.runtime(), &id), owner, request).map_err(io::Error::other)
+        let (socket, owner) = self.socket()?;
+        control::ask(&socket, owner, request).map_err(io::Error::other)
     }
 
     pub(crate) fn status(&self) -> Status {
@@ -166,6 +174,24 @@ impl Mount {
         archive.take_snapshot(name.as_bytes()).unwrap();
         archive.close().unwrap();
         self.mount();
+    }
+
+    /// Brings back all that a snapshot shows, as a client does that is told so; `renames` is called with the paths of each rename before it.
+    pub(crate) fn restore(&self, name: &str, renames: &mut dyn FnMut(&str, &str)) {
+        let (socket, owner) = self.socket().unwrap();
+        let request = Request::SnapshotRestore { name: Name(name.as_bytes().to_vec()), paths: Vec::new(), to: None };
+        let end = control::converse(&socket, owner, &request, &|| Ok(()), &mut |response| {
+            let Response::Rename { from, to, exchange } = response else {
+                let kept = matches!(response, Response::Kept { .. });
+                return Ok(if kept { ControlFlow::Continue(None) } else { ControlFlow::Break(response) });
+            };
+            let [from, to] = [from, to].map(|path| String::from_utf8(path.0).unwrap());
+            renames(&from, &to);
+            let flags = if exchange { RenameFlags::EXCHANGE } else { RenameFlags::NOREPLACE };
+            let done = renameat_with(CWD, self.path(&from), CWD, self.path(&to), flags);
+            Ok(ControlFlow::Continue(Some(Carried { errno: done.err().map(Errno::raw_os_error) })))
+        });
+        assert!(matches!(end, Ok(Response::Done)), "{end:?}");
     }
 
     /// Unmounts, damages the first block for which the archive then answers `is_meant`, and mounts again with the options.
