@@ -27,9 +27,9 @@ pub(crate) struct Args {
     /// What to copy; directories with everything below them
     #[arg(required = true, value_name = "SRC")]
     sources: Vec<PathBuf>,
-    /// Directory of the archive to copy into; made when it is missing
-    #[arg(long, value_name = "PATH", default_value = "/")]
-    to: OsString,
+    /// Directory of the archive to copy into, which may also be named as ARCHIVE:PATH; made when it is missing; the root by default
+    #[arg(long, value_name = "PATH")]
+    to: Option<OsString>,
     /// Copy what a SRC that is a symbolic link points to
     #[arg(long)]
     follow: bool,
@@ -56,8 +56,15 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+    let (named, mut path) = args.archive.and_paths(&None)?;
+    let to = match (path.pop(), &args.to) {
+        (Some(_), Some(_)) => return Err(Failure::usage("the archive is named with a path, so there is no --to")),
+        (Some(path), None) => path,
+        (None, to) => to.as_ref().map_or_else(Vec::new, |to| to.as_bytes().to_vec()),
+    };
     let mut options = ImportOptions {
-        to: args.to.as_bytes().to_vec(),
+        to,
+        name: None,
         follow: args.follow,
         replace: args.force,
         creator: creator(),
@@ -65,27 +72,40 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         mirror: None,
     };
     if args.dry_run {
-        return tell(args, &args.archive.read()?, &options);
+        return tell(args, &named, &options);
     }
-    let archive = args.archive.write()?;
+    let archive = named.write()?;
     if args.mirror {
-        match plan(args, &archive, &options) {
+        match plan(args, &named, &archive, &options) {
             Ok(plan) => options.mirror = Some(plan),
             Err(failure) => {
-                archive.close().map_err(|error| Lockbox::failure(&args.archive.archive, error))?;
+                archive.close().map_err(|error| Lockbox::failure(&named.archive, error))?;
                 return Err(failure);
             }
         }
     }
+    let report = copy_in(&named, archive, &args.sources, &options)?;
+    if args.json {
+        output::print_json(&summary(args, &report))?;
+    }
+    exit::of_problems(&report.problems).map_or(Ok(()), Err)
+}
+
+/// Copies files into an archive, closes it, and says what of them could not be copied.
+pub(crate) fn copy_in(
+    named: &ArchiveArgs,
+    archive: Archive,
+    sources: &[PathBuf],
+    options: &ImportOptions,
+) -> Result<ImportReport, Failure> {
     let bar = Bar::copying();
-    let imported =
-        exchange::import(archive.file_system(), archive.identity(), &args.sources, &options, &mut |progress| {
-            bar.copied(progress)
-        });
+    let imported = exchange::import(archive.file_system(), archive.identity(), sources, options, &mut |progress| {
+        bar.copied(progress)
+    });
     drop(bar);
     // What was added before a failure is whole, so it is kept.
     let closed = archive.close();
-    let failed = |error| Lockbox::failure(&args.archive.archive, error);
+    let failed = |error| Lockbox::failure(&named.archive, error);
     let report = imported.map_err(failed)?;
     closed.map_err(failed)?;
     output::complain_of(&report.problems);
@@ -99,10 +119,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         }
     }
     output::complain_of_left(&report.left);
-    if args.json {
-        output::print_json(&summary(args, &report))?;
-    }
-    exit::of_problems(&report.problems).map_or(Ok(()), Err)
+    Ok(report)
 }
 
 fn summary(args: &Args, report: &ImportReport) -> Value {
@@ -118,9 +135,9 @@ fn summary(args: &Args, report: &ImportReport) -> Value {
 }
 
 /// What mirroring is to delete, unless that looks like a mistake.
-fn plan(args: &Args, archive: &Archive, options: &ImportOptions) -> Result<MirrorPlan, Failure> {
+fn plan(args: &Args, named: &ArchiveArgs, archive: &Archive, options: &ImportOptions) -> Result<MirrorPlan, Failure> {
     let plan = exchange::plan_mirror(archive.file_system(), &args.sources, options, None)
-        .map_err(|error| Lockbox::failure(&args.archive.archive, error))?;
+        .map_err(|error| Lockbox::failure(&named.archive, error))?;
     match refusal(args, &plan) {
         None => Ok(plan),
         Some(sentence) => {
@@ -157,11 +174,12 @@ fn below(entries: u64) -> String {
 }
 
 /// Tells what mirroring would do.
-fn tell(args: &Args, archive: &Archive, options: &ImportOptions) -> Result<(), Failure> {
+fn tell(args: &Args, named: &ArchiveArgs, options: &ImportOptions) -> Result<(), Failure> {
+    let archive = named.read()?;
     let mut changes = Vec::new();
     let mut changed = |change, path: &[u8]| changes.push((change, path.to_vec()));
     let plan = exchange::plan_mirror(archive.file_system(), &args.sources, options, Some(&mut changed))
-        .map_err(|error| Lockbox::failure(&args.archive.archive, error))?;
+        .map_err(|error| Lockbox::failure(&named.archive, error))?;
     let words = changes.iter().map(|(change, path)| {
         let word = match change {
             Change::Add => "add",

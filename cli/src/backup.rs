@@ -1,31 +1,40 @@
-//! `lockbox backup`: copies a moment of an archive, mounted or not, into a file of its own.
+//! `lockbox backup`: copies a moment of an archive, mounted or not, into a file of its own or into an object store.
 use std::io::{self, IsTerminal, Write};
+use std::net::Shutdown;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::thread;
 
-use indicatif::HumanBytes;
 use lockbox::archive::{BackedUp, BackupSource, BackupStep, Destination};
-use lockbox::error::Refusal;
-use lockbox::storage::{FileStorage, Identity, Storage};
+use lockbox::error::{Refusal, Timestamp};
+use lockbox::format::Generation;
+use lockbox::storage::{FileStorage, Identity, Storage, lend};
 use lockbox::{Error, Result as Done};
+use lockbox_host::elsewhere;
 use lockbox_host::{IN_USE, Program, code, shown};
 use serde_json::json;
 
-use crate::exit::{Failure, Lockbox};
+use crate::exit::{self, Failure, Lockbox};
 use crate::interrupt::Interrupt;
 use crate::moments::Mounted;
 use crate::opening::ArchiveArgs;
 use crate::output::{Output, rfc3339};
 use crate::progress::Bar;
 
-/// Copy an archive as it is now into a file, or bring that file up to now; the archive may be mounted, and written to meanwhile
+/// Copy an archive as it is now into a file or an object store, or bring that up to now; the archive may be mounted, and written to meanwhile
 #[derive(clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]
     archive: ArchiveArgs,
-    /// The file; - for standard output. One that is there already must be a backup of the archive, and gets what changed since
+    /// The file, or the address of a place for objects: s3://BUCKET/NAME or file:///DIRECTORY; - for standard output. A backup that is there already must be
+    /// one of the archive, and gets what changed since
     #[arg(value_name = "DEST")]
     destination: PathBuf,
+    /// Go on although another machine seems to be writing to the backup; what that has not committed is lost to it
+    #[arg(long)]
+    take_over: bool,
     /// Read the backup back and compare it with the archive
     #[arg(long)]
     verify: bool,
@@ -40,11 +49,26 @@ const PIECE: usize = 1 << 20;
 /// What a backup is made of.
 trait Source {
     /// Fills a new file.
-    fn fill(&mut self, file: &Arc<FileStorage>) -> Result<BackedUp, Failure>;
+    fn fill(&mut self, place: &Place) -> Result<BackedUp, Failure>;
     /// Brings a backup up to now; None when too much has changed for that.
-    fn bring_up_to_date(&mut self, file: &Arc<FileStorage>) -> Result<Option<BackedUp>, Failure>;
+    fn bring_up_to_date(&mut self, place: &Place) -> Result<Option<BackedUp>, Failure>;
     /// Whether nobody but this user reads and writes.
     fn is_ours(&self) -> bool;
+}
+
+/// What a backup is written into.
+enum Place {
+    File(Arc<FileStorage>),
+    Elsewhere(Arc<dyn Storage>),
+}
+
+impl Place {
+    fn storage(&self) -> Arc<dyn Storage> {
+        match self {
+            Place::File(file) => file.clone(),
+            Place::Elsewhere(storage) => storage.clone(),
+        }
+    }
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
@@ -70,15 +94,19 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
 fn back_up(args: &Args, source: &mut dyn Source) -> Result<(), Failure> {
     if args.destination.as_os_str() == "-" {
         let beside = Destination::temporary()?;
-        source.fill(&beside.file())?;
-        return put(&beside.file());
+        source.fill(&Place::File(beside.file()))?;
+        return put(&*beside.without_name()?);
+    }
+    if elsewhere::is_elsewhere(&args.destination) {
+        return back_up_elsewhere(args, source);
     }
     let failed = |error| match error {
         error @ Error::Refused(_) => failure(args, error),
         error => Lockbox::failure(&args.destination, error),
     };
     let destination = Destination::open(&args.destination, source.is_ours()).map_err(failed)?;
-    let brought = destination.existing().map(|file| source.bring_up_to_date(file)).transpose()?.flatten();
+    let brought = destination.existing().map(|file| Place::File(file.clone()));
+    let brought = brought.map(|place| source.bring_up_to_date(&place)).transpose()?.flatten();
     let done = match brought {
         Some(done) => {
             destination.check().map_err(failed)?;
@@ -86,11 +114,25 @@ fn back_up(args: &Args, source: &mut dyn Source) -> Result<(), Failure> {
         }
         None => {
             let beside = destination.beside().map_err(failed)?;
-            let done = source.fill(&beside.file())?;
+            let done = source.fill(&Place::File(beside.file()))?;
             destination.take(beside).map_err(failed)?;
             done
         }
     };
+    tell(args, &done)
+}
+
+/// One commit makes all of it visible, so a backup there needs no file beside it.
+fn back_up_elsewhere(args: &Args, source: &mut dyn Source) -> Result<(), Failure> {
+    let failed = |error| Lockbox::failure(&args.destination, error);
+    let mut bucket = elsewhere::write(&args.destination, args.archive.remote(), args.take_over).map_err(failed)?;
+    let there = bucket.existing().map_err(failed)?.map(Place::Elsewhere);
+    let brought = there.map(|place| source.bring_up_to_date(&place)).transpose()?.flatten();
+    let done = match brought {
+        Some(done) => done,
+        None => source.fill(&Place::Elsewhere(bucket.fresh().map_err(failed)?))?,
+    };
+    bucket.publish().map_err(failed)?;
     tell(args, &done)
 }
 
@@ -105,11 +147,11 @@ fn tell(args: &Args, done: &BackedUp) -> Result<(), Failure> {
         let what = if whole { "everything" } else { "what changed" };
         let verified = if args.verify { ", and verified" } else { "" };
         out.line(&format!(
-            "{}: the archive as it was on {} UTC (commit {}); {what} was copied, {} of file data{verified}",
+            "{}: the archive as it was on {} (commit {}); {what} was copied, {} of file data{verified}",
             shown(&args.destination),
-            time.utc(),
+            out.reader.time(time),
             generation.0,
-            HumanBytes(copied_bytes)
+            out.reader.size(copied_bytes)
         ))?;
     }
     out.finish()
@@ -123,18 +165,18 @@ fn put(file: &FileStorage) -> Result<(), Failure> {
     while at < end {
         let length = (end - at).min(PIECE as u64) as usize;
         file.read_at(at, &mut piece[..length])?;
-        out.write_all(&piece[..length]).map_err(|e| Failure::other(format!("cannot write to standard output: {e}")))?;
+        out.write_all(&piece[..length]).map_err(|e| exit::of_output(&e))?;
         at += length as u64;
     }
-    out.flush().map_err(|e| Failure::other(format!("cannot write to standard output: {e}")))
+    out.flush().map_err(|e| exit::of_output(&e))
 }
 
 /// What failed, and where.
 fn failure(args: &Args, error: Error) -> Failure {
     match error {
         Error::Interrupted(_) => Failure::new(code(&error), "interrupted; the backup is as it was, or up to date"),
-        Error::Refused(refusal @ Refusal::Destination { .. }) => {
-            Failure::other(format!("{}: {refusal}", shown(&args.destination)))
+        Error::Refused(Refusal::Destination { .. } | Refusal::DamagedBackup { .. }) => {
+            Failure::of(shown(&args.destination), &error)
         }
         Error::NoSpace(_) => Lockbox::failure(&args.destination, error),
         error => Lockbox::failure(&args.archive.archive, error),
@@ -169,14 +211,14 @@ impl OfFile<'_> {
 }
 
 impl Source for OfFile<'_> {
-    fn fill(&mut self, file: &Arc<FileStorage>) -> Result<BackedUp, Failure> {
-        let file: Arc<dyn Storage> = file.clone();
+    fn fill(&mut self, place: &Place) -> Result<BackedUp, Failure> {
+        let file = place.storage();
         let filled = self.source.fill(&file, &mut |step| self.step(step));
         filled.and_then(|done| self.verified(&file, done)).map_err(|error| failure(self.args, error))
     }
 
-    fn bring_up_to_date(&mut self, file: &Arc<FileStorage>) -> Result<Option<BackedUp>, Failure> {
-        let file: Arc<dyn Storage> = file.clone();
+    fn bring_up_to_date(&mut self, place: &Place) -> Result<Option<BackedUp>, Failure> {
+        let file = place.storage();
         let brought = self.source.bring_up_to_date(&file, &mut |step| self.step(step));
         let verified = brought.and_then(|done| done.map(|done| self.verified(&file, done)).transpose());
         verified.map_err(|error| failure(self.args, error))
@@ -196,35 +238,53 @@ struct OfMount<'a> {
 
 impl OfMount<'_> {
     /// Another user's daemon may be any program: nothing but an archive of its id is given to it, or gets a name.
-    fn check(&self, file: &FileStorage) -> Result<(), Failure> {
-        let checked = Destination::check_archive(file, &self.mounted.archive_id()?);
+    fn check(&self, place: &Place) -> Result<(), Failure> {
+        let checked = Destination::check_archive(&*place.storage(), &self.mounted.archive_id()?);
         checked.map_err(|error| failure(self.args, error))
     }
 
-    fn ask(&self, file: &Arc<FileStorage>, whole: bool) -> Result<Option<BackedUp>, Failure> {
-        if self.mounted.holds(&**file) {
-            return Err(Failure::usage(format!(
-                "{} lies in the archive that is to be backed up",
-                shown(&self.args.destination)
-            )));
-        }
-        let done = self
-            .mounted
-            .back_up(&**file, whole, self.args.verify, &self.args.destination, &|| self.interrupt.check())?;
+    fn ask(&self, place: &Place, whole: bool) -> Result<Option<BackedUp>, Failure> {
+        let done = match place {
+            Place::File(file) if self.mounted.holds(&**file) => {
+                return Err(Failure::usage(format!(
+                    "{} lies in the archive that is to be backed up",
+                    shown(&self.args.destination)
+                )));
+            }
+            Place::File(file) => self.ask_for(&**file, whole)?,
+            // The daemon reaches no network: this process writes for it.
+            Place::Elsewhere(storage) => {
+                let cannot = |error| Failure::other(format!("cannot make a pair of sockets: {error}"));
+                let (ours, theirs) = UnixStream::pair().map_err(cannot)?;
+                let end = ours.try_clone().map_err(cannot)?;
+                thread::scope(|scope| {
+                    scope.spawn(|| lend(&**storage, ours));
+                    let asked = self.ask_for(&theirs, whole);
+                    // Whatever the daemon still has of it: nothing is lent to it any more.
+                    let _ = end.shutdown(Shutdown::Both);
+                    asked
+                })?
+            }
+        };
         Ok(done.map(|(time, generation, copied_bytes)| BackedUp { time, generation, whole, copied_bytes }))
+    }
+
+    fn ask_for(&self, place: impl AsFd, whole: bool) -> Result<Option<(Timestamp, Generation, u64)>, Failure> {
+        let go_on = || self.interrupt.check();
+        self.mounted.back_up(place, whole, self.args.verify, &self.args.destination, &go_on)
     }
 }
 
 impl Source for OfMount<'_> {
-    fn fill(&mut self, file: &Arc<FileStorage>) -> Result<BackedUp, Failure> {
+    fn fill(&mut self, place: &Place) -> Result<BackedUp, Failure> {
         let nothing = || Failure::new(IN_USE, "the daemon made no backup");
-        let done = self.ask(file, true)?.ok_or_else(nothing)?;
-        self.check(file).map(|()| done)
+        let done = self.ask(place, true)?.ok_or_else(nothing)?;
+        self.check(place).map(|()| done)
     }
 
-    fn bring_up_to_date(&mut self, file: &Arc<FileStorage>) -> Result<Option<BackedUp>, Failure> {
-        self.check(file)?;
-        self.ask(file, false)
+    fn bring_up_to_date(&mut self, place: &Place) -> Result<Option<BackedUp>, Failure> {
+        self.check(place)?;
+        self.ask(place, false)
     }
 
     fn is_ours(&self) -> bool {

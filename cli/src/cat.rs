@@ -1,6 +1,5 @@
 //! `lockbox cat`: writes files of an archive to standard output.
 use std::ffi::OsString;
-use std::os::unix::ffi::OsStrExt;
 
 use lockbox::fs::FileSystem;
 use lockbox_terminal::display;
@@ -19,16 +18,20 @@ pub(crate) struct Args {
     archive: ArchiveArgs,
     #[command(flatten)]
     moment: MomentArgs,
-    /// Files of the archive
-    #[arg(required = true, value_name = "PATH")]
+    /// Files of the archive, or each with the archive as ARCHIVE:PATH
+    #[arg(value_name = "PATH")]
     paths: Vec<OsString>,
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
-    let archive = args.archive.read_at(&args.moment)?;
+    let (archive, paths) = args.archive.and_paths(&args.paths)?;
+    if paths.is_empty() {
+        return Err(Failure::usage("say which file of the archive: ARCHIVE PATH or ARCHIVE:PATH"));
+    }
+    let archive = archive.read_at(&args.moment)?;
     let mut out = Output::new();
-    for path in &args.paths {
-        copy(archive.file_system(), path.as_bytes(), &mut out)?;
+    for path in &paths {
+        copy(archive.file_system(), path, &mut out)?;
     }
     out.finish()
 }

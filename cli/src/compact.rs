@@ -1,10 +1,9 @@
 //! `lockbox compact`: rewrites an archive without its free space.
 use std::path::Path;
 
-use indicatif::HumanBytes;
 use lockbox::Error;
 use lockbox::archive::{Archive, CompactOptions, CompactStep};
-use lockbox_host::{code, shown};
+use lockbox_host::{NO_SPACE, code, shown};
 use serde_json::json;
 
 use crate::exit::Failure;
@@ -54,8 +53,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         out.line(&format!(
             "{}: {} on the disk before, {after}{} after",
             shown(path),
-            HumanBytes(report.disk_before),
-            HumanBytes(report.disk_after)
+            out.reader.size(report.disk_before),
+            out.reader.size(report.disk_after)
         ))?;
     }
     out.finish()
@@ -87,6 +86,13 @@ impl Watch {
 pub(crate) fn failure(path: &Path, error: Error) -> Failure {
     match error {
         Error::Interrupted(_) => Failure::new(code(&error), "interrupted; the archive is as it was"),
+        Error::NoSpace(_) => Failure::new(
+            NO_SPACE,
+            format!(
+                "no space left for the new file beside {}; the archive is as it was, and 'lockbox compact --dry-run' tells how much is needed",
+                shown(path)
+            ),
+        ),
         error => unlocking::failure(path, error),
     }
 }

@@ -3,13 +3,16 @@ use std::path::PathBuf;
 
 use lockbox::Error;
 use lockbox::archive::{Archive, CreateOptions};
+use lockbox::crypto::Passphrase;
 use lockbox::fs::Creator;
+use lockbox::keys;
 use lockbox_host::secrets::PassphraseSources;
-use lockbox_host::shown;
+use lockbox_host::{Working, shown};
 use nix::unistd::{getegid, geteuid};
 
 use crate::exit::Failure;
 use crate::kdf::KdfArgs;
+use crate::output;
 use crate::secrets;
 
 /// Create an empty archive
@@ -19,6 +22,9 @@ pub(crate) struct Args {
     archive: PathBuf,
     #[command(flatten)]
     sources: PassphraseSources,
+    /// Make a passphrase of six words and print it, once
+    #[arg(long, conflicts_with_all = ["passfile", "passfd", "passcommand", "credential", "ask_password"])]
+    generate_passphrase: bool,
     #[command(flatten)]
     kdf: KdfArgs,
 }
@@ -30,12 +36,32 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     if path.symlink_metadata().is_ok() {
         return Err(exists());
     }
-    let passphrase = secrets::to_set(&args.sources, path)?;
-    let options = CreateOptions { kdf: args.kdf.cost()?, creator: creator() };
+    let passphrase = match args.generate_passphrase {
+        true => {
+            let words = keys::new_passphrase()?;
+            // Before there is an archive that nobody could open if this cannot be read.
+            output::print(&words)?;
+            Passphrase::new(words.as_bytes().to_vec())
+        }
+        false => secrets::to_set(&args.sources, path)?,
+    };
+    let sees = args.sources.advises();
+    let options = CreateOptions { kdf: args.kdf.cost(sees)?, creator: creator() };
+    let working = Working::deriving(sees);
     Archive::create(path, &passphrase, &options).map_err(|error| match error {
         Error::Exists => exists(),
         error => Failure::at(path, &error),
-    })
+    })?;
+    drop(working);
+    if sees {
+        let name = shown(path);
+        output::show(
+            "Without its passphrase nobody can open it, neither you nor anybody else: there is no other way in.",
+        );
+        output::show(&format!("A second way is a recovery code on paper: lockbox key recovery {name}"));
+        output::show(&format!("Use it as a folder: lockbox mount {name} DIRECTORY"));
+    }
+    Ok(())
 }
 
 /// Whoever runs the program owns what it makes.

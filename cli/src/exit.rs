@@ -1,22 +1,39 @@
 //! How the program ends without success, and what its user can do about an error of the library: its own commands and options.
+use std::io;
 use std::path::Path;
 
 use lockbox::Error;
 use lockbox::archive::FindingKind;
 use lockbox::error::Refusal;
 use lockbox::exchange::{Cause, Problem};
-use lockbox::keys;
 use lockbox_host::daemons::{self, Holder};
+use lockbox_host::mounts::{self, Mounted};
 use lockbox_host::{OTHER, Program, USAGE, code, shown};
 
+/// What was compared is not alike; diff(1) has 1 for that, which is wrong usage here.
+pub(crate) const DIFFERENT: u8 = 3;
 pub(crate) const NO_LINK: u8 = 20;
 pub(crate) const NO_DAEMON: u8 = 21;
+/// As the shells and env(1) say that a program is not there, or cannot be run.
+pub(crate) const NOT_FOUND: u8 = 127;
+pub(crate) const NOT_RUNNABLE: u8 = 126;
 
-/// Shown under the list of commands.
+/// Shown at the end of the whole help.
 pub(crate) const HELP: &str = "\
-Exit codes: 0 success, 1 usage, 2 other error, 10 wrong passphrase, 11 not an archive or unsupported version, \
+Exit codes: 0 success, 1 usage, 2 other error, 3 differences found, 10 wrong passphrase, 11 not an archive or unsupported version, \
 12 damaged, 13 in use, 14 no space, 15 mount failed, 16 older copy or copies written apart, \
 20 a link that opens nothing, 21 no share daemon, 128 and the signal's number when interrupted";
+
+/// What shells show for a program that SIGPIPE ended: this one ignores the signal, and ends without a word as if it did not.
+const READER_GONE: u8 = 128 + 13;
+
+/// The failure to write to standard output. Whoever reads it may have seen enough, which is nobody's fault.
+pub(crate) fn of_output(error: &io::Error) -> Failure {
+    match error.kind() {
+        io::ErrorKind::BrokenPipe => Failure::new(READER_GONE, ""),
+        _ => Failure::host("cannot write to standard output", error),
+    }
+}
 
 /// What umount(8) passes on as its own when it calls this program as umount.lockbox: 1 for wrong usage, 32 for a failure.
 pub(crate) fn umount_8_code(code: u8) -> u8 {
@@ -46,8 +63,7 @@ impl Program for Lockbox {
     /// Names the holder when the archive is in use.
     fn failure(path: &Path, error: Error) -> Failure {
         if let Error::InUse(_) = &error
-            && let Ok(id) = keys::identify(path)
-            && let Holder::Serves(status) = daemons::holder(&id)
+            && let Holder::Serves(status) = daemons::holder(path)
         {
             let point = &status.mount_point;
             return Failure::new(
@@ -57,6 +73,16 @@ impl Program for Lockbox {
                     shown(path),
                     status.pid
                 ),
+            );
+        }
+        // Whatever that directory answers, when it still answers anything.
+        if matches!(error, Error::NotArchive(_) | Error::Io { .. })
+            && let Some(mounted) = mounts::at(&mounts::canonical(path)).ok().flatten().filter(Mounted::is_archive)
+        {
+            let archive = shown(&mounted.source);
+            return Failure::new(
+                code(&error),
+                format!("{} is where {archive} is mounted: name the archive, or use the files there", shown(path)),
             );
         }
         Failure::at(path, &error)
@@ -72,6 +98,7 @@ fn advised(refusal: &Refusal) -> String {
         Refusal::PassphraseWithKeyFile => {
             ": add one that opens alone with 'lockbox key add --recovery-code', or change it with the key file and 'lockbox passwd'"
         }
+        Refusal::InTheWay { .. } => "; use --force to replace it",
         Refusal::SeveralPassphrases => ": say with --slot which one is to get the new one",
         Refusal::NoPassphrase { .. } => "; add one with 'lockbox key add'",
         Refusal::UnknownKey { slot } => &format!(": use --drop {slot}"),
@@ -82,7 +109,7 @@ fn advised(refusal: &Refusal) -> String {
         Refusal::NoSnapshot { .. } => ": 'lockbox snapshot ls' lists those that it has",
         Refusal::SnapshotExists { .. } => ": choose another name, or remove that one with 'lockbox snapshot rm'",
         Refusal::NameOfSchedule { .. } => ": choose another name",
-        Refusal::Destination { .. } => "",
+        Refusal::Destination { .. } | Refusal::DamagedBackup { .. } | Refusal::FailedBackup { .. } => "",
     };
     format!("{refusal}{remedy}")
 }
@@ -97,16 +124,19 @@ pub(crate) fn mending(finding: FindingKind) -> &'static str {
 
 /// The gravest of the failures of single objects, which were shown one by one; None without any.
 pub(crate) fn of_problems(problems: &[Problem]) -> Option<Failure> {
-    let worst = problems
-        .iter()
-        .map(|problem| match &problem.cause {
-            Cause::Changed | Cause::Itself => OTHER,
-            Cause::Failed(error) => code(error),
-        })
-        .max()?;
+    let worst = gravest(problems)?;
     let count = problems.len();
     let objects = if count == 1 { "1 object was" } else { &format!("{count} objects were") };
     Some(Failure::new(worst, format!("{objects} not copied in full; see above")))
+}
+
+/// Their exit code; None without any.
+pub(crate) fn gravest(problems: &[Problem]) -> Option<u8> {
+    let codes = problems.iter().map(|problem| match &problem.cause {
+        Cause::Changed | Cause::Itself => OTHER,
+        Cause::Failed(error) => code(error),
+    });
+    codes.max()
 }
 
 #[cfg(test)]
@@ -133,6 +163,7 @@ mod tests {
             Refusal::EncryptedIdentity { name: path.clone() },
             Refusal::Links { path, links: 2 },
             Refusal::PassphraseWithKeyFile,
+            Refusal::InTheWay { what: "one exists already".into() },
             Refusal::SeveralPassphrases,
             Refusal::NoPassphrase { slot: 1, kind: "key file" },
             Refusal::UnknownKey { slot: 1 },
@@ -143,7 +174,8 @@ mod tests {
         let mut known = Vec::new();
         options(&program, &mut known);
         let remedy = |refusal: &Refusal| advised(refusal)[refusal.to_string().len()..].to_owned();
-        let advice = refusals.iter().map(remedy).chain([mending(FindingKind::Header).to_owned()]);
+        let hints = crate::hints::TABLE.iter().map(|(_, hint)| String::from(*hint));
+        let advice = refusals.iter().map(remedy).chain([mending(FindingKind::Header).to_owned()]).chain(hints);
         for text in advice {
             let words: Vec<&str> = text.split([' ', '\'', ',']).collect();
             let named: Vec<&&str> = words.iter().filter(|word| word.starts_with("--")).collect();

@@ -1,7 +1,6 @@
 //! `lockbox export-tar`: writes files of an archive as a tar to standard output.
 use std::ffi::OsString;
 use std::io::{self, BufWriter, IsTerminal};
-use std::os::unix::ffi::OsStrExt;
 
 use lockbox::exchange;
 use lockbox_host::Program;
@@ -19,7 +18,7 @@ pub(crate) struct Args {
     archive: ArchiveArgs,
     #[command(flatten)]
     moment: MomentArgs,
-    /// What to write, with everything below it; everything by default
+    /// What to write, with everything below it, or each with the archive as ARCHIVE:PATH; everything by default
     #[arg(value_name = "PATH")]
     paths: Vec<OsString>,
     #[command(flatten)]
@@ -27,19 +26,19 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
-    let stdout = io::stdout();
-    if stdout.is_terminal() {
+    if io::stdout().is_terminal() {
         return Err(Failure::usage("a tar is not for a terminal: send it to a file or a program"));
     }
     let filter = args.patterns.filter()?;
-    let archive = args.archive.read_at(&args.moment)?;
-    let paths: Vec<Vec<u8>> = args.paths.iter().map(|path| path.as_bytes().to_vec()).collect();
-    let mut out = BufWriter::with_capacity(256 << 10, stdout.lock());
+    let (named, paths) = args.archive.and_paths(&args.paths)?;
+    let archive = named.read_at(&args.moment)?;
+    let mut out = BufWriter::with_capacity(256 << 10, output::Watched::new());
     let bar = Bar::copying();
     let exported =
         exchange::export_tar(archive.file_system(), &paths, &filter, &mut out, &mut |progress| bar.copied(progress));
     drop(bar);
-    let report = exported.map_err(|error| Lockbox::failure(&args.archive.archive, error))?;
+    let failed = |error| out.get_ref().failure().unwrap_or_else(|| Lockbox::failure(&named.archive, error));
+    let report = exported.map_err(failed)?;
     match report.sockets {
         0 => {}
         1 => output::complain("1 socket was left out, which a tar cannot hold"),

@@ -1,13 +1,14 @@
 //! `lockbox extract`: copies files of an archive out to the host.
 use std::ffi::OsString;
-use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
 use lockbox::Error;
-use lockbox::exchange::{self, ExtractOptions};
+use lockbox::archive::Archive;
+use lockbox::exchange::{self, ExtractOptions, ExtractReport};
 use lockbox_host::{Program, code};
 
 use crate::exit::{self, Failure, Lockbox};
+use crate::interrupt::Interrupt;
 use crate::opening::{ArchiveArgs, MomentArgs};
 use crate::output;
 use crate::patterns::PatternArgs;
@@ -20,7 +21,7 @@ pub(crate) struct Args {
     archive: ArchiveArgs,
     #[command(flatten)]
     moment: MomentArgs,
-    /// What to copy; everything by default
+    /// What to copy, or each with the archive as ARCHIVE:PATH; everything by default
     #[arg(value_name = "PATH")]
     paths: Vec<OsString>,
     /// Directory to copy into; made when it is missing
@@ -42,24 +43,14 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let options = ExtractOptions {
         to: args.to.clone(),
+        name: None,
         replace: args.force,
         filter: args.patterns.filter()?,
         privileges: args.privileges,
     };
-    let (archive, interrupt) = args.archive.read_watched(&args.moment)?;
-    let paths: Vec<Vec<u8>> = args.paths.iter().map(|path| path.as_bytes().to_vec()).collect();
-    let bar = Bar::copying();
-    let extracted = exchange::extract(archive.file_system(), &paths, &options, &mut |progress| {
-        bar.copied(progress);
-        interrupt.check()
-    });
-    drop(bar);
-    let report = extracted.map_err(|error| match error {
-        Error::Interrupted(_) => Failure::new(code(&error), "interrupted; nothing was extracted"),
-        error => Lockbox::failure(&args.archive.archive, error),
-    })?;
-    output::complain_of(&report.problems);
-    output::complain_of_left(&report.left);
+    let (archive, paths) = args.archive.and_paths(&args.paths)?;
+    let (opened, interrupt) = archive.read_watched(&args.moment)?;
+    let report = copy_out(&archive, &opened, &interrupt, &paths, &options)?;
     if args.json {
         let mut summary = output::summary(&report.copied, &report.left);
         summary["privileges_left"] = report.left.privileges.count.into();
@@ -67,4 +58,27 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         output::print_json(&summary)?;
     }
     exit::of_problems(&report.problems).map_or(Ok(()), Err)
+}
+
+/// Copies files out of an archive, and says what of them could not be copied.
+pub(crate) fn copy_out(
+    named: &ArchiveArgs,
+    archive: &Archive,
+    interrupt: &Interrupt,
+    paths: &[Vec<u8>],
+    options: &ExtractOptions,
+) -> Result<ExtractReport, Failure> {
+    let bar = Bar::copying();
+    let extracted = exchange::extract(archive.file_system(), paths, options, &mut |progress| {
+        bar.copied(progress);
+        interrupt.check()
+    });
+    drop(bar);
+    let report = extracted.map_err(|error| match error {
+        Error::Interrupted(_) => Failure::new(code(&error), "interrupted; nothing was extracted"),
+        error => Lockbox::failure(&named.archive, error),
+    })?;
+    output::complain_of(&report.problems);
+    output::complain_of_left(&report.left);
+    Ok(report)
 }

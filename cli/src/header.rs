@@ -1,5 +1,5 @@
 //! `lockbox header`: keeps a copy of an archive's header elsewhere, and puts it back.
-use std::io::Read;
+use std::io::{self, Read};
 use std::path::PathBuf;
 
 use lockbox::keys::{self, Restored};
@@ -50,7 +50,12 @@ pub(crate) fn run(command: &Command) -> Result<(), Failure> {
 
 fn backup(args: &BackupArgs) -> Result<(), Failure> {
     let bytes = keys::backup_header(&args.archive).map_err(|error| unlocking::failure(&args.archive, error))?;
-    let failed = |e: std::io::Error| Failure::host(format!("cannot write {}", shown(&args.file)), &e);
+    let failed = |e: io::Error| match e.kind() {
+        io::ErrorKind::AlreadyExists => {
+            Failure::other(format!("{} exists already; it was left as it is: choose another name", shown(&args.file)))
+        }
+        _ => Failure::host(format!("cannot write {}", shown(&args.file)), &e),
+    };
     HostEntry::of(&args.file).and_then(|entry| entry.write_new(&bytes)).map_err(failed)?;
     output::print(
         "The backup opens with the keys of today, also after they were changed or removed: keep it as safe as the archive, and make a new \
@@ -60,12 +65,11 @@ fn backup(args: &BackupArgs) -> Result<(), Failure> {
 
 fn restore(args: &RestoreArgs) -> Result<(), Failure> {
     let path = &args.archive;
-    let failed = |e: std::io::Error| Failure::host(format!("cannot read {}", shown(&args.file)), &e);
+    let failed = |e: io::Error| Failure::host(format!("cannot read {}", shown(&args.file)), &e);
     let mut bytes = Vec::new();
     std::fs::File::open(&args.file).and_then(|file| file.take(MOST).read_to_end(&mut bytes)).map_err(failed)?;
-    let given = args.unlock.secrets(path)?;
-    let Restored { backup, known } = keys::restore_header(path, &bytes, &args.unlock.access(&given))
-        .map_err(|error| unlocking::failure(path, error))?;
+    let Restored { backup, known } =
+        args.unlock.with_access(path, |access| keys::restore_header(path, &bytes, access))?;
     secrets::forget_kept(path);
     output::print(match backup < known {
         true => "The header is restored. Keys that were removed or changed since the backup open the archive again.",

@@ -26,6 +26,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         count => Ok((count, moments.held_bytes(&|_| true)?)),
     });
     let mut out = Output::new();
+    let reader = out.reader;
     if args.json {
         let slots: Vec<_> =
             info.key_slots.iter().map(|&(n, kind)| json!({"slot": n, "kind": slot_kind(kind)})).collect();
@@ -52,17 +53,17 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             ("Format version", info.format_version.to_string()),
             ("Generation", info.generation.0.to_string()),
             ("Session", hex(&info.session)),
-            ("Last commit", format!("{} UTC", info.committed.utc())),
+            ("Last commit", reader.time(info.committed)),
             ("Closed cleanly", if info.closed { "yes" } else { "no" }.to_owned()),
             ("Files and directories", info.inodes.to_string()),
-            ("Size of the file", format!("{} bytes", info.file_bytes)),
-            ("In use", format!("{} bytes", info.used_bytes)),
+            ("Size of the file", reader.size(info.file_bytes)),
+            ("In use", reader.size(info.used_bytes)),
             ("Key slots", slots.join(", ")),
             (
                 "Snapshots",
                 match snapshots {
                     Ok((0, _)) => "0".to_owned(),
-                    Ok((count, held)) => format!("{count}, {held} bytes held"),
+                    Ok((count, held)) => format!("{count}, {} held", reader.size(held)),
                     Err(error) => format!("not known: {error}"),
                 },
             ),

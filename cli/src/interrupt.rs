@@ -39,9 +39,8 @@ impl Interrupt {
 /// ignored. No other thread may exist yet: it would get the signals.
 pub(crate) fn on_signal(act: impl Fn(u8) + Send + 'static) -> Result<(), Failure> {
     let failed = |why: String| Failure::other(format!("cannot watch for signals: {why}"));
-    let ignored = ignored();
     let wanted = [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP].into_iter();
-    let signals: SigSet = wanted.filter(|&signal| ignored & (1 << (signal as u32 - 1)) == 0).collect();
+    let signals: SigSet = wanted.filter(|&signal| !is_ignored(signal as i32)).collect();
     signals.thread_block().map_err(|e| failed(e.desc().into()))?;
     let watch = move || {
         while let Ok(signal) = signals.wait() {
@@ -51,8 +50,8 @@ pub(crate) fn on_signal(act: impl Fn(u8) + Send + 'static) -> Result<(), Failure
     std::thread::Builder::new().name("signals".into()).spawn(watch).map(drop).map_err(|e| failed(e.to_string()))
 }
 
-/// A bit for each signal that was ignored when the program was started.
-fn ignored() -> u64 {
+/// Whether a signal was ignored when the program was started.
+pub(crate) fn is_ignored(signal: i32) -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    lockbox_host::proc::bits(&status, "SigIgn").unwrap_or(0)
+    lockbox_host::proc::bits(&status, "SigIgn").unwrap_or(0) & (1 << (signal - 1)) != 0
 }

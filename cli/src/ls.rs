@@ -1,7 +1,6 @@
 //! `lockbox ls`: lists the files of an archive.
 use std::collections::HashMap;
 use std::ffi::OsString;
-use std::os::unix::ffi::OsStrExt;
 
 use lockbox::Error;
 use lockbox::exchange::{Entries, Entry, resolve, split_device_number};
@@ -23,9 +22,9 @@ pub(crate) struct Args {
     archive: ArchiveArgs,
     #[command(flatten)]
     moment: MomentArgs,
-    /// A file or directory of the archive
-    #[arg(value_name = "PATH", default_value = "/")]
-    path: OsString,
+    /// A file or directory of the archive, which may also be named as ARCHIVE:PATH; the root by default
+    #[arg(value_name = "PATH")]
+    path: Option<OsString>,
     /// Show mode, links, owner, group, size and time of modification (in UTC)
     #[arg(short)]
     long: bool,
@@ -38,8 +37,14 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
-    let archive = args.archive.read_at(&args.moment)?;
-    let path = args.path.as_bytes();
+    let (archive, paths) = args.archive.and_paths(&args.path)?;
+    let path: &[u8] = match &paths[..] {
+        [] => b"/",
+        [path] if path.is_empty() => b"/",
+        [path] => path,
+        _ => return Err(Failure::usage("one file or directory is listed at a time")),
+    };
+    let archive = archive.read_at(&args.moment)?;
     let fs = archive.file_system();
     let (users, groups) = (HashMap::new(), HashMap::new());
     let mut list = List { fs, args, out: Output::new(), users, groups, unreadable: 0 };
@@ -160,7 +165,7 @@ impl List<'_> {
                 row[2],
                 row[3],
                 row[4],
-                attributes.mtime.utc()
+                self.out.reader.time(attributes.mtime)
             );
             self.out.bytes(text.as_bytes())?;
             self.out.name(&entry.name)?;
@@ -236,7 +241,8 @@ fn join(directory: &[u8], name: &[u8]) -> Vec<u8> {
     path
 }
 
-fn type_name(bits: u32) -> &'static str {
+/// In JSON.
+pub(crate) fn type_name(bits: u32) -> &'static str {
     match bits & mode::TYPE {
         mode::REGULAR => "file",
         mode::DIRECTORY => "directory",

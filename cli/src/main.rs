@@ -6,14 +6,20 @@ mod cat;
 mod check;
 mod compact;
 mod completions;
+mod cp;
 mod create;
+mod diff;
 mod doctor;
+mod edit;
 mod env;
+mod exec;
 mod exit;
 mod export_tar;
 mod extract;
 mod forget;
 mod header;
+mod help;
+mod hints;
 mod import_tar;
 mod in_use;
 mod info;
@@ -23,12 +29,15 @@ mod key;
 mod ls;
 #[cfg(test)]
 mod manual;
+mod mkdir;
 mod moments;
 mod mount;
 mod mounted_tree;
+mod mv;
 mod opening;
 mod output;
 mod passwd;
+mod paths;
 mod patterns;
 mod progress;
 mod prune;
@@ -36,6 +45,7 @@ mod purge;
 mod receive;
 mod recovery;
 mod rescue;
+mod rm;
 mod run;
 mod runtime;
 mod secrets;
@@ -62,7 +72,9 @@ use exit::Failure;
 
 /// Keep files in an encrypted archive: one file that any program uses as a folder
 #[derive(Parser)]
-#[command(name = "lockbox", version, after_help = exit::HELP)]
+#[command(name = "lockbox", version, help_template = help::TEMPLATE)]
+#[command(before_help = help::short(), before_long_help = help::whole())]
+#[command(after_help = help::MORE, after_long_help = exit::HELP)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -80,6 +92,12 @@ enum Command {
     ImportTar(import_tar::Args),
     Ls(ls::Args),
     Cat(cat::Args),
+    Cp(cp::Args),
+    Diff(diff::Args),
+    Edit(edit::Args),
+    Mkdir(mkdir::Args),
+    Mv(mv::Args),
+    Rm(rm::Args),
     Info(info::Args),
     Check(check::Args),
     Rescue(rescue::Args),
@@ -99,6 +117,7 @@ enum Command {
     Snapshot(snapshot::Command),
     Env(env::Args),
     Run(run::Args),
+    Exec(exec::Args),
     Share(share::Args),
     Receive(receive::Args),
 }
@@ -107,16 +126,24 @@ fn main() -> ExitCode {
     let name = std::env::args_os().next().unwrap_or_default();
     let for_umount_8 =
         matches!(Path::new(&name).file_name().and_then(OsStr::to_str), Some("umount.lockbox" | "umount.fuse.lockbox"));
-    let parsed = if for_umount_8 { umount::parse_as_umount_8() } else { Cli::try_parse().map(|cli| cli.command) };
+    let parsed = if for_umount_8 {
+        umount::parse_as_umount_8()
+    } else {
+        Cli::try_parse().map(|cli| cli.command).map_err(|error| hints::hinted(error, std::env::args_os().skip(1)))
+    };
     let command = match parsed {
         Ok(command) => command,
         Err(error) => {
-            // Help and version come as errors too; a message that cannot be shown has no other way out.
-            let _ = match lockbox_terminal::of_arguments(&error.render().to_string()) {
+            let shown = match lockbox_terminal::of_arguments(&error.render().to_string()) {
                 Some(plain) => io::stderr().write_all(plain.as_bytes()),
-                None => error.print(),
+                None => error.print().and_then(|()| io::stdout().flush()),
             };
-            return if error.use_stderr() { USAGE.into() } else { ExitCode::SUCCESS };
+            // Help and version come as errors too.
+            return match shown {
+                _ if error.use_stderr() => USAGE.into(),
+                Ok(()) => ExitCode::SUCCESS,
+                Err(error) => ended(&exit::of_output(&error)),
+            };
         }
     };
     let cores = harden::keep_out_of_core_dumps();
@@ -127,10 +154,18 @@ fn main() -> ExitCode {
     match run(&command, cores) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
-            output::complain(&failure.message);
-            if for_umount_8 { exit::umount_8_code(failure.code) } else { failure.code }.into()
+            let code = ended(&failure);
+            if for_umount_8 { exit::umount_8_code(failure.code).into() } else { code }
         }
     }
+}
+
+/// Says why the program ends without success, unless there is nothing to say.
+fn ended(failure: &Failure) -> ExitCode {
+    if !failure.message.is_empty() {
+        output::complain(&failure.message);
+    }
+    failure.code.into()
 }
 
 fn run(command: &Command, cores: CoreLimit) -> Result<(), Failure> {
@@ -145,6 +180,12 @@ fn run(command: &Command, cores: CoreLimit) -> Result<(), Failure> {
         Command::ImportTar(args) => import_tar::run(args),
         Command::Ls(args) => ls::run(args),
         Command::Cat(args) => cat::run(args),
+        Command::Cp(args) => cp::run(args),
+        Command::Diff(args) => diff::run(args),
+        Command::Edit(args) => edit::run(args),
+        Command::Mkdir(args) => mkdir::run(args),
+        Command::Mv(args) => mv::run(args),
+        Command::Rm(args) => rm::run(args),
         Command::Info(args) => info::run(args),
         Command::Check(args) => check::run(args),
         Command::Rescue(args) => rescue::run(args),
@@ -161,6 +202,7 @@ fn run(command: &Command, cores: CoreLimit) -> Result<(), Failure> {
         Command::Snapshot(command) => snapshot::run(command),
         Command::Env(args) => env::run(args),
         Command::Run(args) => run::run(args, cores),
+        Command::Exec(args) => exec::run(args, cores),
         Command::Share(args) => share::run(args),
         Command::Receive(args) => receive::run(args),
     }

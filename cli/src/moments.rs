@@ -9,6 +9,7 @@ use lockbox::archive::{Archive, Generation, Snapshot};
 use lockbox::control::{self, Among, Carried, Difference, Name, Request, Response, Status, TreePath, Why};
 use lockbox::error::Timestamp;
 use lockbox::format::ArchiveId;
+use lockbox_host::mounts;
 use lockbox_host::{DAMAGED, NO_SPACE, OTHER, Program, code, shown};
 use serde_json::json;
 
@@ -88,10 +89,11 @@ pub(crate) fn together(count: usize, bytes: u64, json: bool, out: &mut Output) -
     if json {
         return out.json(&json!({ "snapshots": count, "held_bytes": bytes }));
     }
+    let bytes = out.reader.size(bytes);
     out.line(&match count {
         0 => "no snapshot would be removed".to_owned(),
-        1 => format!("1 snapshot; removing it gives back {bytes} bytes"),
-        _ => format!("{count} snapshots; removing all of them gives back {bytes} bytes"),
+        1 => format!("1 snapshot; removing it gives back {bytes}"),
+        _ => format!("{count} snapshots; removing all of them gives back {bytes}"),
     })
 }
 
@@ -110,6 +112,11 @@ impl Mounted {
         let path = &archive.archive;
         if let Some((socket, status)) = runtime::find(&runtime::canonical(path), path)? {
             return Ok(Some(Mounted { socket, status }));
+        }
+        // Before it is looked at: a mount that was lost, or is of another user, answers nothing that says so.
+        if let Some(mounted) = mounts::at(&runtime::canonical(path)).ok().flatten().filter(mounts::Mounted::is_archive)
+        {
+            return Err(runtime::unanswered(&mounted));
         }
         if path.is_dir() {
             return Err(Failure::other(format!("{} is not the mount point of an archive", shown(path))));
@@ -204,8 +211,12 @@ impl Mounted {
                 let time = Timestamp { seconds: done.seconds, nanos: done.nanos.min(999_999_999) };
                 (time, Generation(done.generation), done.copied_bytes)
             })),
-            Response::Refused { why: why @ (Why::Destination | Why::NoSpace), message } => {
-                let code = if why == Why::NoSpace { NO_SPACE } else { OTHER };
+            Response::Refused { why: why @ (Why::Destination | Why::DamagedBackup | Why::NoSpace), message } => {
+                let code = match why {
+                    Why::NoSpace => NO_SPACE,
+                    Why::DamagedBackup => DAMAGED,
+                    _ => OTHER,
+                };
                 Err(Failure::new(code, format!("{}: {message}", shown(destination))))
             }
             other => Err(self.failure(&other)),

@@ -18,6 +18,7 @@ use lockbox_terminal::display;
 use crate::exit::{Failure, Lockbox};
 use crate::interrupt::Interrupt;
 use crate::output;
+use crate::paths::{Named, in_one_archive};
 use crate::secrets::{self, LimitArgs};
 use crate::seen::SeenArgs;
 
@@ -26,6 +27,16 @@ use crate::seen::SeenArgs;
 pub(crate) struct ArchiveArgs {
     /// The archive: a file, or for reading an address such as https://HOST/NAME or s3://BUCKET/NAME
     pub(crate) archive: PathBuf,
+    #[command(flatten)]
+    opening: OpeningArgs,
+    /// Where it is, once that was asked for: what is at an address is opened once.
+    #[arg(skip)]
+    place: OnceCell<Place>,
+}
+
+/// What opens archives, whichever they are
+#[derive(clap::Args, Clone)]
+pub(crate) struct OpeningArgs {
     #[command(flatten)]
     sources: Sources,
     #[command(flatten)]
@@ -36,9 +47,12 @@ pub(crate) struct ArchiveArgs {
     seen: SeenArgs,
     #[command(flatten)]
     remote: RemoteArgs,
-    /// Where it is, once that was asked for: what is at an address is opened once.
-    #[arg(skip)]
-    place: OnceCell<Place>,
+}
+
+impl OpeningArgs {
+    pub(crate) fn of(&self, archive: PathBuf) -> ArchiveArgs {
+        ArchiveArgs { archive, opening: self.clone(), place: OnceCell::new() }
+    }
 }
 
 /// The moment that is read
@@ -50,19 +64,34 @@ pub(crate) struct MomentArgs {
 }
 
 impl ArchiveArgs {
+    /// The archive alone, and the paths in it: those behind it, or its own and theirs when each is `ARCHIVE:PATH`.
+    pub(crate) fn and_paths<'p>(
+        &'p self,
+        paths: impl IntoIterator<Item = &'p OsString>,
+    ) -> Result<(ArchiveArgs, Vec<Vec<u8>>), Failure> {
+        let first = self.archive.as_os_str();
+        let (archive, paths) = match Named::of(first)? {
+            Named::Whole(archive) => (archive, paths.into_iter().map(|path| path.as_bytes().to_vec()).collect()),
+            Named::Within { .. } => {
+                in_one_archive(std::iter::once(first).chain(paths.into_iter().map(OsString::as_os_str)))?
+            }
+        };
+        Ok((self.opening.of(archive), paths))
+    }
+
     pub(crate) fn read(&self) -> Result<Archive, Failure> {
-        self.open(true, &self.sources)
+        self.open(true, &self.opening.sources)
     }
 
     pub(crate) fn read_at(&self, moment: &MomentArgs) -> Result<Archive, Failure> {
         self.probe(LockMode::Shared)?;
-        self.open_at(&self.unlock(&self.sources)?, true, moment)
+        self.open_at(&self.unlock(&self.opening.sources)?, true, moment)
     }
 
     /// For commands that take back what is not complete when they are interrupted.
     pub(crate) fn read_watched(&self, moment: &MomentArgs) -> Result<(Archive, Interrupt), Failure> {
         self.probe(LockMode::Shared)?;
-        let key = self.unlock(&self.sources)?;
+        let key = self.unlock(&self.opening.sources)?;
         let interrupt = Interrupt::watch()?;
         Ok((self.open_at(&key, true, moment)?, interrupt))
     }
@@ -70,22 +99,45 @@ impl ArchiveArgs {
     /// For commands that leave the rest to a later one when they are interrupted.
     pub(crate) fn write_watched(&self) -> Result<(Archive, Interrupt), Failure> {
         self.probe(LockMode::Exclusive)?;
-        let key = self.unlock(&self.sources)?;
+        let key = self.unlock(&self.opening.sources)?;
         let interrupt = Interrupt::watch()?;
         Ok((self.open_with(&key, false)?, interrupt))
+    }
+
+    /// The same for a command with signals of its own to watch for, whose standard input is no passphrase.
+    pub(crate) fn write_beside(&self, watch: impl FnOnce() -> Result<(), Failure>) -> Result<Archive, Failure> {
+        self.probe(LockMode::Exclusive)?;
+        let key = self.unlock(&self.sources_without_input())?;
+        watch()?;
+        self.open_with(&key, false)
     }
 
     /// For backups: one that was not closed is put in order.
     pub(crate) fn read_for_backup(&self) -> Result<(Archive, Interrupt), Failure> {
         self.probe(LockMode::Shared)?;
-        let key = self.unlock(&self.sources)?;
+        let key = self.unlock(&self.opening.sources)?;
         let interrupt = Interrupt::watch()?;
-        let opened = Archive::open_for_backup(self.site()?, &key, &self.seen.options());
+        let opened = Archive::open_for_backup(self.site()?, &key, &self.opening.seen.options());
         Ok((self.told(opened)?, interrupt))
     }
 
+    /// How servers are asked, of the archive and of what is named beside it.
+    pub(crate) fn remote(&self) -> &elsewhere::Remote {
+        &self.opening.remote.remote
+    }
+
     pub(crate) fn write(&self) -> Result<Archive, Failure> {
-        self.open(false, &self.sources)
+        self.open(false, &self.opening.sources)
+    }
+
+    /// One durable change. An archive that is left without being closed is as it was, unless so much was changed that a part had to be made
+    /// durable before.
+    pub(crate) fn change<T>(&self, change: impl FnOnce(&FileSystem) -> lockbox::Result<T>) -> Result<T, Failure> {
+        let archive = self.write()?;
+        let changed = change(archive.file_system());
+        changed
+            .and_then(|changed| archive.close().map(|()| changed))
+            .map_err(|error| Lockbox::failure(&self.archive, error))
     }
 
     /// For commands whose standard input is no passphrase.
@@ -98,7 +150,7 @@ impl ArchiveArgs {
     }
 
     fn sources_without_input(&self) -> Sources {
-        let mut sources = self.sources.clone();
+        let mut sources = self.opening.sources.clone();
         sources.passphrase.input_taken = true;
         sources
     }
@@ -107,22 +159,22 @@ impl ArchiveArgs {
     pub(crate) fn unlock_damaged(&self) -> Result<UnlockedKey, Failure> {
         let path = &self.archive;
         FileStorage::open(path, LockMode::Shared).map(drop).map_err(|error| Lockbox::failure(path, error))?;
-        lockbox_host::unlock_damaged(path, &self.sources, &self.limit.limits())
+        lockbox_host::unlock_damaged(path, &self.opening.sources, &self.opening.limit.limits())
     }
 
     /// The key of an archive that nobody else has open.
     pub(crate) fn unlock_alone(&self) -> Result<UnlockedKey, Failure> {
         self.probe(LockMode::Exclusive)?;
-        self.unlock(&self.sources)
+        self.unlock(&self.opening.sources)
     }
 
     fn unlock(&self, sources: &Sources) -> Result<UnlockedKey, Failure> {
-        secrets::unlock(self.site()?, &self.archive, sources, &self.cache, &self.limit.limits())
+        secrets::unlock(self.site()?, &self.archive, sources, &self.opening.cache, &self.opening.limit.limits())
     }
 
     /// What this user remembers, for commands that open the archive in their own way.
     pub(crate) fn seen(&self) -> SeenOptions {
-        self.seen.options()
+        self.opening.seen.options()
     }
 
     fn open(&self, read_only: bool, sources: &Sources) -> Result<Archive, Failure> {
@@ -138,7 +190,7 @@ impl ArchiveArgs {
     fn open_at(&self, key: &UnlockedKey, read_only: bool, moment: &MomentArgs) -> Result<Archive, Failure> {
         let site = self.site()?;
         let options = OpenOptions { read_only, ..OpenOptions::default() };
-        let seen = self.seen.options();
+        let seen = self.opening.seen.options();
         let archive = match &moment.snapshot {
             None => Archive::open_seen(site, key, &options, &seen),
             Some(name) => Archive::open_snapshot(site, key, &options, &seen, name.as_bytes()),
@@ -152,7 +204,7 @@ impl ArchiveArgs {
         }
         let path = &self.archive;
         let place = match elsewhere::is_elsewhere(path) {
-            true => Place::at(path, &self.remote.remote).map_err(|error| Lockbox::failure(path, error))?,
+            true => Place::at(path, &self.opening.remote.remote).map_err(|error| Lockbox::failure(path, error))?,
             false => Place::file(path),
         };
         Ok(self.place.get_or_init(|| place).site())

@@ -1,12 +1,14 @@
-//! What the program shows: lines on standard output, complaints on standard error, times and JSON.
+//! What the program shows: lines on standard output, complaints on standard error, times, sizes and JSON.
 use std::io::{self, IsTerminal, Write};
 
+use jiff::tz::TimeZone;
+use lockbox::Error;
 use lockbox::error::Timestamp;
 use lockbox::exchange::{Cause, Copied, Left, LeftOut, Problem};
-use lockbox_terminal::display;
+use lockbox_terminal::{display, quantity};
 use serde_json::{Value, json};
 
-use crate::exit::Failure;
+use crate::exit::{self, Failure};
 
 /// Shows what went wrong, once, as `lockbox: sentence`.
 pub(crate) fn complain(message: &str) {
@@ -69,6 +71,7 @@ fn reason(problem: &Problem) -> String {
     match &problem.cause {
         Cause::Changed => "the file changed while it was read".to_owned(),
         Cause::Itself => "the archive cannot hold itself".to_owned(),
+        Cause::Failed(Error::Exists) => "file exists; use --force to replace it".to_owned(),
         Cause::Failed(error) => Failure::sentence(error),
     }
 }
@@ -89,17 +92,53 @@ pub(crate) fn start_log() {
     let _ = tracing::subscriber::set_global_default(subscriber);
 }
 
+/// Who reads what is no JSON, and how times and sizes are therefore shown.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Reader {
+    /// Somebody at a terminal.
+    Person,
+    /// Perhaps a script, on a machine in another place.
+    Program,
+}
+
+impl Reader {
+    pub(crate) fn of(stream: &impl IsTerminal) -> Reader {
+        if stream.is_terminal() { Reader::Person } else { Reader::Program }
+    }
+
+    /// For a person in the time of where they are, with its offset; else in UTC.
+    pub(crate) fn time(self, time: Timestamp) -> String {
+        let local = || local(time.seconds, TimeZone::system());
+        let here = if self == Reader::Person { local() } else { None };
+        here.unwrap_or_else(|| format!("{} UTC", time.utc()))
+    }
+
+    /// For a person in a unit that fits; else exactly.
+    pub(crate) fn size(self, bytes: u64) -> String {
+        match self {
+            Reader::Person => quantity::readable(bytes),
+            Reader::Program => format!("{bytes} bytes"),
+        }
+    }
+}
+
+/// None for a year of more than four digits.
+fn local(seconds: i64, zone: TimeZone) -> Option<String> {
+    let time = jiff::Timestamp::from_second(seconds).ok()?.to_zoned(zone);
+    Some(time.strftime("%Y-%m-%d %H:%M:%S %:z").to_string())
+}
+
 /// Standard output, buffered.
 pub(crate) struct Output {
     out: io::BufWriter<io::StdoutLock<'static>>,
-    terminal: bool,
+    pub(crate) reader: Reader,
 }
 
 impl Output {
     pub(crate) fn new() -> Output {
         let out = io::stdout();
-        let terminal = out.is_terminal();
-        Output { out: io::BufWriter::with_capacity(64 << 10, out.lock()), terminal }
+        let reader = Reader::of(&out);
+        Output { out: io::BufWriter::with_capacity(64 << 10, out.lock()), reader }
     }
 
     /// For people, whatever strangers wrote into it.
@@ -115,15 +154,56 @@ impl Output {
 
     /// A name of the archive: as it is for a program, made harmless for a terminal.
     pub(crate) fn name(&mut self, name: &[u8]) -> Result<(), Failure> {
-        if self.terminal { self.bytes(display(name).as_bytes()) } else { self.bytes(name) }
+        match self.reader {
+            Reader::Person => self.bytes(display(name).as_bytes()),
+            Reader::Program => self.bytes(name),
+        }
     }
 
     pub(crate) fn bytes(&mut self, bytes: &[u8]) -> Result<(), Failure> {
-        self.out.write_all(bytes).map_err(|e| Failure::host("cannot write the output", &e))
+        self.out.write_all(bytes).map_err(|e| exit::of_output(&e))
     }
 
     pub(crate) fn finish(mut self) -> Result<(), Failure> {
-        self.out.flush().map_err(|e| Failure::host("cannot write the output", &e))
+        self.out.flush().map_err(|e| exit::of_output(&e))
+    }
+}
+
+/// Standard output for what has its own words for a failed write.
+pub(crate) struct Watched {
+    out: io::StdoutLock<'static>,
+    failed: Option<io::Error>,
+}
+
+impl Watched {
+    pub(crate) fn new() -> Watched {
+        Watched { out: io::stdout().lock(), failed: None }
+    }
+
+    /// The failure to write, when there was one.
+    pub(crate) fn failure(&self) -> Option<Failure> {
+        self.failed.as_ref().map(exit::of_output)
+    }
+
+    fn note<T>(&mut self, done: io::Result<T>) -> io::Result<T> {
+        if let Err(error) = &done
+            && let Some(number) = error.raw_os_error()
+        {
+            self.failed = Some(io::Error::from_raw_os_error(number));
+        }
+        done
+    }
+}
+
+impl Write for Watched {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let done = self.out.write(bytes);
+        self.note(done)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        let done = self.out.flush();
+        self.note(done)
     }
 }
 
@@ -161,6 +241,29 @@ pub(crate) fn rfc3339(time: Timestamp) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_person_sees_the_time_of_the_place_with_its_offset() {
+        let told = |seconds, zone: &str| local(seconds, TimeZone::posix(zone).unwrap());
+        let vienna = "CET-1CEST,M3.5.0,M10.5.0/3";
+        assert_eq!(told(1_795_525_200, vienna).as_deref(), Some("2026-11-24 14:00:00 +01:00"));
+        assert_eq!(told(1_782_907_200, vienna).as_deref(), Some("2026-07-01 14:00:00 +02:00"));
+        assert_eq!(told(-1, "IST-5:30").as_deref(), Some("1970-01-01 05:29:59 +05:30"));
+        assert_eq!(told(0, "EST5").as_deref(), Some("1969-12-31 19:00:00 -05:00"));
+        assert_eq!(told(1 << 60, "UTC0"), None);
+    }
+
+    #[test]
+    fn a_program_gets_exact_sizes_and_times_in_utc() {
+        let time = Timestamp { seconds: 1_795_530_000, nanos: 5 };
+        assert_eq!(Reader::Program.time(time), "2026-11-24 14:20:00 UTC");
+        let huge = Timestamp { seconds: 1 << 50, nanos: 0 };
+        assert_eq!(Reader::Person.time(huge), Reader::Program.time(huge), "no zone has rules for it");
+        assert_eq!(
+            (Reader::Program.size(20 << 20), Reader::Person.size(20 << 20)),
+            ("20971520 bytes".into(), "20 MiB".into())
+        );
+    }
 
     #[test]
     fn times_in_json_have_nanoseconds() {

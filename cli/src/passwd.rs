@@ -1,11 +1,10 @@
 //! `lockbox passwd`: changes the passphrase of an archive.
 use std::path::PathBuf;
 
-use lockbox::keys;
+use lockbox::keys::{self, KeyAccess};
 use lockbox::storage::LockMode;
-use lockbox_host::Program;
 
-use crate::exit::{Failure, Lockbox};
+use crate::exit::Failure;
 use crate::kdf::KdfArgs;
 use crate::opening;
 use crate::output;
@@ -28,11 +27,11 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let path = &args.archive;
-    let failed = |error| Lockbox::failure(path, error);
     opening::probe(path, LockMode::Exclusive)?;
-    let (old, new) = args.unlock.secrets_and_new(args.new_passfile.as_deref(), path)?;
-    let kdf = args.kdf.cost()?;
-    let changed = keys::change_passphrase(path, &args.unlock.access(&old), &new, kdf).map_err(failed)?;
+    let (mut given, new) = args.unlock.given_and_new(args.new_passfile.as_deref(), path)?;
+    let kdf = args.kdf.cost(args.unlock.advises())?;
+    let change = |access: &KeyAccess<'_>| keys::change_passphrase(path, access, &new, kdf);
+    let changed = args.unlock.attempt(path, &mut given, change)?;
     secrets::forget_kept(path);
     let several = match &changed.slots[..] {
         [] | [_] => String::new(),

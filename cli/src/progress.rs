@@ -2,9 +2,9 @@
 use std::io::{self, IsTerminal};
 use std::time::Duration;
 
-use indicatif::{HumanBytes, ProgressBar, ProgressStyle};
+use indicatif::{ProgressBar, ProgressStyle};
 use lockbox::exchange::Progress;
-use lockbox_terminal::display;
+use lockbox_terminal::{display, quantity};
 
 /// Shows nothing when standard error is no terminal.
 pub(crate) struct Bar(Option<ProgressBar>);
@@ -47,7 +47,7 @@ impl Bar {
             bar.set_message(format!(
                 "{} files, {}: {}",
                 progress.files,
-                HumanBytes(progress.bytes),
+                quantity::readable(progress.bytes),
                 display(progress.path)
             ));
         }

@@ -138,7 +138,8 @@ fn row(snapshot: &Snapshot, rules: &[KeepRule], out: &mut Output) -> Result<(), 
     let name = display(&snapshot.name);
     let what = if rules.is_empty() { "remove" } else { "keep" };
     let why = if rules.is_empty() { String::new() } else { format!("  ({})", words(rules).join(", ")) };
-    out.line(&format!("{what:<6}  {} UTC  {name}{why}", snapshot.time.utc()))
+    let time = out.reader.time(snapshot.time);
+    out.line(&format!("{what:<6}  {time}  {name}{why}"))
 }
 
 fn json_of(snapshot: &Snapshot, rules: &[KeepRule]) -> Value {

@@ -176,6 +176,7 @@ fn failure(error: &Error, args: &Args, kept: &Kept) -> Failure {
         Error::Cut { .. } | Error::Damaged(_) if to_stream => {
             failure.message.push_str("; what was written so far is not the whole file");
         }
+        Error::Exists(_) if !args.force => failure.message.push_str("; use --force to replace it"),
         _ => {
             if let Some(told) = kept.sentence() {
                 failure.message.push_str(&format!("; {told}"));

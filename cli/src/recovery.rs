@@ -1,18 +1,18 @@
 //! `lockbox recovery`: opens an archive with a recovery code and sets a new passphrase.
-use std::io::IsTerminal;
+use std::io::{self, IsTerminal};
 use std::path::{Path, PathBuf};
 
 use lockbox::crypto::{Passphrase, RecoveryCode};
 use lockbox::keys::{self, KeyAccess, KeyInfo, KeyKind, KeyName, Secrets};
 use lockbox::storage::LockMode;
 use lockbox_host::secrets::{Bytes, PassphraseSources};
-use lockbox_host::shown;
+use lockbox_host::{Working, shown};
 
 use crate::exit::Failure;
 use crate::kdf::KdfArgs;
 use crate::key::{name_of, row};
 use crate::opening;
-use crate::output;
+use crate::output::{self, Reader};
 use crate::secrets::{self, LimitArgs};
 use crate::seen::SeenArgs;
 use crate::unlocking;
@@ -31,6 +31,9 @@ pub(crate) struct Args {
     /// Accept files with secrets that others may read
     #[arg(long)]
     passfile_any: bool,
+    /// On a terminal, leave out advice and signs of work
+    #[arg(long)]
+    quiet: bool,
     /// The key slot that is to get the passphrase, by number or label; without it the only one with a passphrase, when that has no
     /// label; who is asked for the new passphrase is asked for this too
     #[arg(long, value_name = "SLOT")]
@@ -56,7 +59,11 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         Some(new) => (args.slot(&keys, false)?, new),
         None => (args.slot(&keys, true)?, args.new_passphrase(path)?),
     };
-    let slot = keys::set_passphrase(path, &access, name.as_ref(), &new, args.kdf.cost()?).map_err(failed)?;
+    let sees = args.sources().advises();
+    let kdf = args.kdf.cost(sees)?;
+    let working = Working::deriving(sees);
+    let slot = keys::set_passphrase(path, &access, name.as_ref(), &new, kdf).map_err(failed)?;
+    drop(working);
     secrets::forget_kept(path);
     let shown = keys.iter().find(|key| key.slot == slot).map_or_else(|| format!("{slot} passphrase"), name_of);
     output::print(&format!(
@@ -89,7 +96,16 @@ impl Args {
             ));
         };
         let code = RecoveryCode::parse(&input[..end])?;
-        Ok((code, Some(lockbox_host::secrets::checked(Bytes::new(input[end + 1..].to_vec()))?.into())))
+        Ok((
+            code,
+            Some(
+                lockbox_host::secrets::checked(
+                    Bytes::new(input[end + 1..].to_vec()),
+                    "standard input must have the recovery code and the new passphrase, one a line",
+                )?
+                .into(),
+            ),
+        ))
     }
 
     fn new_passphrase(&self, path: &Path) -> Result<Passphrase, Failure> {
@@ -97,7 +113,7 @@ impl Args {
     }
 
     fn sources(&self) -> PassphraseSources {
-        PassphraseSources { passfile_any: self.passfile_any, ..PassphraseSources::default() }
+        PassphraseSources { passfile_any: self.passfile_any, quiet: self.quiet, ..PassphraseSources::default() }
     }
 
     /// Whose passphrase is replaced; None for a new slot. A slot that somebody gave a name to is never taken without a word.
@@ -135,7 +151,7 @@ impl Args {
 fn choose(keys: &[&KeyInfo]) -> Result<Option<KeyName>, Failure> {
     output::complain("several key slots have a passphrase:");
     for key in keys {
-        output::show(&row(key));
+        output::show(&row(key, Reader::of(&io::stderr())));
     }
     let answer = lockbox_host::secrets::ask_openly("Number or label of the one to be replaced: ").unwrap_or_default();
     let name = KeyName::parse(answer.trim());

@@ -136,7 +136,7 @@ fn as_json(item: &Rescued<'_>) -> serde_json::Value {
 /// `rescued`: it is a snapshot that was.
 fn tell_snapshots(out: &mut Output, report: &RescueReport, rescued: bool) -> Result<(), Failure> {
     for KeptSnapshot { name, time, state, reason, .. } in &report.snapshots {
-        let mut line = format!("{:<8} snapshot {} of {}", word(*state), display(name), time.utc());
+        let mut line = format!("{:<8} snapshot {} of {}", word(*state), display(name), out.reader.time(*time));
         if !reason.is_empty() {
             line.push_str(&format!(" ({})", display(reason.as_bytes())));
         }

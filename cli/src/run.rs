@@ -9,13 +9,9 @@ use nix::errno::Errno;
 use nix::unistd::execvpe;
 use zeroize::{Zeroize, Zeroizing};
 
-use crate::exit::{Failure, Lockbox};
+use crate::exit::{Failure, Lockbox, NOT_FOUND, NOT_RUNNABLE};
 use crate::opening::ArchiveArgs;
 use crate::variables;
-
-/// As the shells and env(1) say that a program is not there, or cannot be run.
-const NOT_FOUND: u8 = 127;
-const NOT_RUNNABLE: u8 = 126;
 
 /// Run a program with the variables of an archive in its environment
 #[derive(clap::Args)]

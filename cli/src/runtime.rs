@@ -3,6 +3,7 @@ use std::path::{Path, PathBuf};
 use std::thread::{self, ScopedJoinHandle};
 
 use lockbox::control::{self, Status};
+pub(crate) use lockbox_host::mounts::canonical;
 use lockbox_host::mounts::{self, Mounted};
 use lockbox_host::{daemons, shown};
 use nix::unistd::geteuid;
@@ -47,7 +48,11 @@ pub(crate) fn find(canonical: &Path, given: &Path) -> Result<Option<Daemon>, Fai
     }
     // The links on the way to a dead mount cannot be followed; those to a living one or to an archive can.
     let Ok(real) = given.canonicalize() else { return Ok(None) };
-    Ok(believed.into_iter().find(|(_, status)| is_meant(status, &real)))
+    // A file that took the place of a mounted one has that one's name, and may be mounted too: whoever serves this very file comes first.
+    let name = daemons::socket_name(&real).ok();
+    let of_another = |socket: &Path| !name.as_ref().is_some_and(|name| name.is_of(socket));
+    let meant = believed.into_iter().filter(|(_, status)| is_meant(status, &real));
+    Ok(meant.min_by_key(|(socket, _)| of_another(socket)))
 }
 
 /// Which archive it serves says a daemon itself, and even the name in the table of mounts is one that its user chose: for another user's
@@ -76,6 +81,21 @@ pub(crate) fn not_found(canonical: &Path, given: &Path) -> Failure {
     ))
 }
 
+/// Why nothing can be asked of a mount that is in the kernel's table.
+pub(crate) fn unanswered(mounted: &Mounted) -> Failure {
+    let point = shown(&mounted.point);
+    let me = geteuid();
+    match mounted.user.filter(|user| !me.is_root() && *user != me.as_raw()) {
+        Some(user) => {
+            let user = daemons::user_name(user);
+            Failure::other(format!("{point} was mounted by user {user}: only {user} and root may ask its daemon"))
+        }
+        None => Failure::other(format!(
+            "no daemon answers for {point}: it died, is stopped or runs elsewhere; 'lockbox umount {point}' tells which"
+        )),
+    }
+}
+
 /// A daemon of another user may say of itself what it likes: what it serves must be that user's mount in the kernel's table.
 fn is_believed(status: &Status, table: &[Mounted]) -> bool {
     let serves = |mounted: &&Mounted| mounted.point == Path::new(&status.mount_point);
@@ -83,18 +103,6 @@ fn is_believed(status: &Status, table: &[Mounted]) -> bool {
         || table.iter().rfind(serves).is_some_and(|mounted| {
             mounted.is_archive() && mounted.user == Some(status.uid) && mounted.source == Path::new(&status.archive)
         })
-}
-
-/// The path as a daemon that was started elsewhere knows it. The last part is not looked at: it may be a mount whose daemon is dead.
-pub(crate) fn canonical(path: &Path) -> PathBuf {
-    let absolute = std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf());
-    match (absolute.parent(), absolute.file_name()) {
-        (Some(parent), Some(name)) => match parent.canonicalize() {
-            Ok(parent) => parent.join(name),
-            Err(_) => absolute,
-        },
-        _ => absolute,
-    }
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@ use crate::exit::Failure;
 use crate::output;
 
 /// What unlocking may cost
-#[derive(clap::Args)]
+#[derive(clap::Args, Clone)]
 pub(crate) struct LimitArgs {
     /// Let all key slots together ask for up to N MiB times passes of key derivation
     #[arg(long, value_name = "N")]
@@ -19,7 +19,7 @@ pub(crate) struct LimitArgs {
 
 impl LimitArgs {
     pub(crate) fn limits(&self) -> UnlockLimits {
-        self.kdf_limit.map_or_else(UnlockLimits::default, UnlockLimits::raised)
+        lockbox_host::unlock_limits(self.kdf_limit)
     }
 }
 

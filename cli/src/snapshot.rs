@@ -124,8 +124,9 @@ fn list(archive: &ArchiveArgs, names: &[OsString], json: bool) -> Result<(), Fai
 
 fn row(snapshot: &Snapshot, out: &mut Output) -> Result<(), Failure> {
     let Snapshot { name, time, inodes, held_bytes, .. } = snapshot;
-    let (inodes, held) = (format!("{inodes} inodes"), format!("{} bytes held", held_bytes.unwrap_or(0)));
-    out.line(&format!("{} UTC  {inodes:>16}  {held:>24}  {}", time.utc(), display(name)))
+    let (inodes, held) = (format!("{inodes} inodes"), format!("{} held", out.reader.size(held_bytes.unwrap_or(0))));
+    let time = out.reader.time(*time);
+    out.line(&format!("{time}  {inodes:>16}  {held:>24}  {}", display(name)))
 }
 
 fn json_of(snapshot: &Snapshot) -> Value {

@@ -53,7 +53,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         Some(name) => archive.moment(name).map_err(failed)?,
         None => archive.file_system().clone(),
     };
-    for differing in compare(&older, &newer, &mut || Ok(())).map_err(failed)? {
+    for differing in compare(&older, &newer, &mut |_| Ok(())).map_err(failed)? {
         tell(&differing)?;
     }
     out.finish()

@@ -1,4 +1,5 @@
 //! `lockbox status`: tells which archives are mounted, by whom, and how their daemons fare.
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -10,7 +11,8 @@ use nix::unistd::geteuid;
 use serde_json::{Value, json};
 
 use crate::exit::Failure;
-use crate::output::{Output, rfc3339};
+use crate::in_use::{self, User};
+use crate::output::{Output, Reader, put_name, rfc3339};
 use crate::runtime::{self, Daemon};
 
 /// What a daemon reads of its archive to tell what snapshots hold takes less, unless the host is in trouble, which must not hide the rest.
@@ -22,7 +24,10 @@ pub(crate) struct Args {
     /// Show this one only: the directory or the archive file
     #[arg(value_name = "DIR|ARCHIVE")]
     what: Option<PathBuf>,
-    /// Print JSON, one object a line
+    /// Tell all of each, with what its daemon holds, instead of a line
+    #[arg(long)]
+    all: bool,
+    /// Print JSON, one object a line, always with everything
     #[arg(long)]
     json: bool,
 }
@@ -39,50 +44,47 @@ struct Served {
     status: Status,
     /// Whether the mount is still in the tree, or detached until its last user is gone.
     attached: bool,
-    /// Bytes that only snapshots show. None where the daemon does not know the question, or the host that it asks is slow.
+    /// The processes that use it, as far as this user may see them.
+    users: Vec<User>,
+    /// Bytes that only snapshots show. None where nobody asked, the daemon does not know the question, or the host that it asks is slow.
     held: Option<u64>,
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+    let whole = args.all || args.json;
     let found = match &args.what {
-        Some(given) => vec![one(given)?],
-        None => all()?,
+        Some(given) => vec![one(given, whole)?],
+        None => all(whole)?,
     };
     let mut out = Output::new();
-    for (number, found) in found.iter().enumerate() {
-        if args.json {
-            out.json(&as_json(found))?;
-            continue;
+    if args.json {
+        found.iter().try_for_each(|found| out.json(&as_json(found)))?;
+    } else if args.all {
+        for (number, found) in found.iter().enumerate() {
+            if number > 0 {
+                out.line("")?;
+            }
+            for (name, value) in lines(found, out.reader) {
+                out.line(&format!("{name:<18} {value}"))?;
+            }
         }
-        if number > 0 {
-            out.line("")?;
-        }
-        for (name, value) in lines(found) {
-            out.line(&format!("{name:<18} {value}"))?;
+    } else {
+        let rows: Vec<[String; 3]> = found.iter().map(|found| row(found, out.reader)).collect();
+        let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
+        let [points, archives] = [0, 1].map(width);
+        for [point, archive, state] in &rows {
+            out.line(&format!("{point:<points$}  {archive:<archives$}  {state}"))?;
         }
     }
     out.finish()?;
-    found.iter().find_map(Found::silent).map_or(Ok(()), |mounted| Err(unanswered(mounted)))
+    found.iter().find_map(Found::silent).map_or(Ok(()), |mounted| Err(runtime::unanswered(mounted)))
 }
 
-fn unanswered(mounted: &Mounted) -> Failure {
-    let point = shown(&mounted.point);
-    let me = geteuid();
-    match mounted.user.filter(|user| !me.is_root() && *user != me.as_raw()) {
-        Some(user) => {
-            let user = daemons::user_name(user);
-            Failure::other(format!("{point} was mounted by user {user}: only {user} and root may ask its daemon"))
-        }
-        None => Failure::other(format!(
-            "no daemon answers for {point}: it died, is stopped or runs elsewhere; 'lockbox umount {point}' tells which"
-        )),
-    }
-}
-
-fn one(given: &Path) -> Result<Found, Failure> {
+/// `whole`: also what takes its daemon some time to tell.
+fn one(given: &Path, whole: bool) -> Result<Found, Failure> {
     let what = runtime::canonical(given);
     if let Some(daemon) = runtime::find(&what, given)? {
-        return Ok(Found::served(daemon, &mounts::all()));
+        return Ok(Found::served(daemon, &mounts::all(), whole));
     }
     let real = given.canonicalize().unwrap_or_else(|_| what.clone());
     // The name of an archive says something only of a mount of this user's own.
@@ -94,9 +96,10 @@ fn one(given: &Path) -> Result<Found, Failure> {
     silent.map(Found::Silent).ok_or_else(|| runtime::not_found(&what, given))
 }
 
-fn all() -> Result<Vec<Found>, Failure> {
+fn all(whole: bool) -> Result<Vec<Found>, Failure> {
     let table = mounts::all();
-    let mut found: Vec<Found> = runtime::believed()?.into_iter().map(|daemon| Found::served(daemon, &table)).collect();
+    let served = |daemon| Found::served(daemon, &table, whole);
+    let mut found: Vec<Found> = runtime::believed()?.into_iter().map(served).collect();
     let unanswered = |mounted: &Mounted| !found.iter().any(|other| other.point() == mounted.point);
     let silent: Vec<Found> = mounts::mine().into_iter().filter(unanswered).map(Found::Silent).collect();
     found.extend(silent);
@@ -104,14 +107,15 @@ fn all() -> Result<Vec<Found>, Failure> {
 }
 
 impl Found {
-    fn served((socket, status): Daemon, table: &[Mounted]) -> Found {
-        let attached =
-            table.iter().any(|mounted| mounted.is_archive() && mounted.point == Path::new(&status.mount_point));
-        let held = status.snapshots.and_then(|count| match count {
+    fn served((socket, status): Daemon, table: &[Mounted], whole: bool) -> Found {
+        let mount =
+            table.iter().rfind(|mounted| mounted.is_archive() && mounted.point == Path::new(&status.mount_point));
+        let users = mount.map(in_use::users).unwrap_or_default();
+        let held = status.snapshots.filter(|_| whole).and_then(|count| match count {
             0 => Some(0),
             _ => control::held(&socket, status.uid, vec![(0, u64::MAX)], Some(HELD_TIMEOUT)).ok(),
         });
-        Found::Served(Box::new(Served { status, attached, held }))
+        Found::Served(Box::new(Served { status, attached: mount.is_some(), users, held }))
     }
 
     fn point(&self) -> &Path {
@@ -130,7 +134,7 @@ impl Found {
 }
 
 fn as_json(found: &Found) -> Value {
-    let Served { status, attached, held } = match found {
+    let Served { status, attached, users, held } = match found {
         Found::Served(served) => &**served,
         Found::Silent(mounted) => {
             return json!({
@@ -158,6 +162,7 @@ fn as_json(found: &Found) -> Value {
         "dirty_bytes": status.dirty_bytes,
         "open_files": status.open_files,
         "open_directories": status.open_directories,
+        "users": users.iter().map(as_user).collect::<Vec<_>>(),
         "caches": status.caches,
         "log": status.log,
         "memory_bytes": status.memory_bytes,
@@ -178,20 +183,65 @@ fn as_json(found: &Found) -> Value {
     })
 }
 
+fn as_user(user: &User) -> Value {
+    let mut object = json!({"pid": user.pid, "kind": user.kind.name()});
+    put_name(&mut object, "name", user.name.as_bytes());
+    put_name(&mut object, "path", user.path.as_os_str().as_bytes());
+    object
+}
+
 fn moment(seconds: i64) -> String {
     rfc3339(Timestamp { seconds, nanos: 0 })
 }
 
-fn utc(seconds: i64) -> String {
-    format!("{} UTC", Timestamp { seconds, nanos: 0 }.utc())
+/// What a mount is and what is to be known of it at once, after its place and its archive.
+fn row(found: &Found, reader: Reader) -> [String; 3] {
+    match found {
+        Found::Served(served) => {
+            let Status { mount_point, archive, .. } = &served.status;
+            [shown(Path::new(mount_point)), shown(Path::new(archive)), state(served, reader)]
+        }
+        Found::Silent(mounted) => {
+            let user = mounted.user.filter(|user| *user != geteuid().as_raw());
+            let user = user.map_or_else(String::new, |user| format!(", user {}", daemons::user_name(user)));
+            [shown(&mounted.point), shown(&mounted.source), format!("no daemon answers{user}")]
+        }
+    }
+}
+
+fn state(served: &Served, reader: Reader) -> String {
+    let Served { status, attached, users, .. } = served;
+    let mut state = String::from(if *attached { "mounted" } else { "detached" });
+    if status.read_only && status.latched.is_none() {
+        state += " read-only";
+    }
+    if !users.is_empty() || status.open_files + status.open_directories > 0 {
+        state += ", busy";
+    }
+    if status.dirty_bytes > 0 {
+        state += &format!(", {} not yet durable", reader.size(status.dirty_bytes));
+    }
+    if status.uid != geteuid().as_raw() {
+        state += &format!(", user {}", daemons::user_name(status.uid));
+    }
+    let snapshot = status.schedule.as_ref().and_then(|schedule| schedule.failure.as_ref());
+    let troubles = [
+        ("read-only because", status.latched.as_ref()),
+        ("when mounted:", status.fallback.as_ref()),
+        ("snapshot failed:", snapshot),
+    ];
+    for (what, why) in troubles {
+        state.extend(why.map(|why| format!("; {what} {why}")));
+    }
+    state
 }
 
 fn count_of(number: u64, one: &str, more: &str) -> String {
     format!("{number} {}", if number == 1 { one } else { more })
 }
 
-fn lines(found: &Found) -> Vec<(&'static str, String)> {
-    let Served { status, attached, held } = match found {
+fn lines(found: &Found, reader: Reader) -> Vec<(&'static str, String)> {
+    let Served { status, attached, users, held } = match found {
         Found::Served(served) => &**served,
         Found::Silent(mounted) => {
             let user = mounted.user.map_or_else(|| "unknown".to_owned(), daemons::user_name);
@@ -202,6 +252,9 @@ fn lines(found: &Found) -> Vec<(&'static str, String)> {
             ];
         }
     };
+    let size = |bytes| reader.size(bytes);
+    let time = |seconds| reader.time(Timestamp { seconds, nanos: 0 });
+    let cache = |CacheUse { bytes, hits, misses }: CacheUse| format!("{}, {hits} hits, {misses} misses", size(bytes));
     let detached = if *attached { "" } else { " (detached, served until its last user is gone)" };
     let caches = &status.caches;
     let mut lines = vec![
@@ -209,7 +262,7 @@ fn lines(found: &Found) -> Vec<(&'static str, String)> {
         ("Archive", shown(Path::new(&status.archive))),
         ("Archive id", status.archive_id.clone()),
         ("Held by", format!("process {} (user {})", status.pid, daemons::user_name(status.uid))),
-        ("Mounted since", utc(status.since)),
+        ("Mounted since", time(status.since)),
         ("Options", status.options.clone()),
         ("Generation", format!("{}, {}", status.generation, count(status.commits, "commit"))),
         ("Not yet durable", size(status.dirty_bytes)),
@@ -230,9 +283,12 @@ fn lines(found: &Found) -> Vec<(&'static str, String)> {
                 count_of(status.open_directories, "directory", "directories")
             ),
         ),
-        ("Cache of data", cache(&caches.cells)),
-        ("Cache of heads", cache(&caches.heads)),
-        ("Cache of nodes", cache(&caches.nodes)),
+    ];
+    lines.extend(users.iter().map(|user| ("Used by", user.to_string())));
+    lines.extend([
+        ("Cache of data", cache(caches.cells)),
+        ("Cache of heads", cache(caches.heads)),
+        ("Cache of nodes", cache(caches.nodes)),
         (
             "Memory",
             format!(
@@ -249,15 +305,15 @@ fn lines(found: &Found) -> Vec<(&'static str, String)> {
                 _ => "being changed".to_owned(),
             },
         ),
-    ];
+    ]);
     lines.extend(status.snapshots.map(|count| {
         let newest =
-            status.newest_snapshot.map_or_else(String::new, |newest| format!(", the newest of {}", utc(newest)));
+            status.newest_snapshot.map_or_else(String::new, |newest| format!(", the newest of {}", time(newest)));
         let held = held.filter(|_| count > 0).map_or_else(String::new, |held| format!(", {} held", size(held)));
         ("Snapshots", format!("{count}{newest}{held}"))
     }));
     if let Some(schedule) = &status.schedule {
-        let next = format!("{}; the next with the first change after {}", schedule.rules, utc(schedule.next));
+        let next = format!("{}; the next with the first change after {}", schedule.rules, time(schedule.next));
         lines.push(("Snapshot schedule", next));
         lines.extend(schedule.failure.clone().map(|failure| ("Snapshot failed", failure)));
     }
@@ -266,31 +322,39 @@ fn lines(found: &Found) -> Vec<(&'static str, String)> {
     lines
 }
 
-fn cache(cache: &CacheUse) -> String {
-    format!("{}, {} hits, {} misses", size(cache.bytes), cache.hits, cache.misses)
-}
-
 fn count(number: u64, thing: &str) -> String {
     format!("{number} {thing}{}", if number == 1 { "" } else { "s" })
 }
 
-/// Bytes with a unit in which they have at least two digits.
-fn size(bytes: u64) -> String {
-    match bytes {
-        0..10_240 => format!("{bytes} bytes"),
-        10_240..10_485_760 => format!("{} KiB", bytes >> 10),
-        _ => format!("{} MiB", bytes >> 20),
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use lockbox::control::Schedule;
+
     use super::*;
 
     #[test]
-    fn sizes_are_shown_in_the_unit_that_fits() {
-        for (bytes, text) in [(0, "0 bytes"), (10_239, "10239 bytes"), (20 << 10, "20 KiB"), (256 << 20, "256 MiB")] {
-            assert_eq!(size(bytes), text);
-        }
+    fn a_line_has_what_is_to_be_known_at_once() {
+        let uid = geteuid().as_raw();
+        let said = |status: Status, attached: bool| {
+            state(&Served { status, attached, users: Vec::new(), held: None }, Reader::Person)
+        };
+        let mine = || Status { uid, ..Status::default() };
+        assert_eq!(said(mine(), true), "mounted");
+        assert_eq!(said(Status { read_only: true, open_directories: 1, ..mine() }, true), "mounted read-only, busy");
+        let unsaved = Status { dirty_bytes: 20 << 10, open_files: 2, uid: uid + 70_000, ..mine() };
+        assert_eq!(said(unsaved, false), format!("detached, busy, 20 KiB not yet durable, user {}", uid + 70_000));
+        let schedule = Some(Schedule { failure: Some("no space".into()), ..Schedule::default() });
+        let latched = Status { read_only: true, latched: Some("a write failed".into()), schedule, ..mine() };
+        assert_eq!(said(latched, true), "mounted; read-only because a write failed; snapshot failed: no space");
+        let fallback = Status { fallback: Some("commit 7 is incomplete".into()), ..mine() };
+        assert_eq!(said(fallback, true), "mounted; when mounted: commit 7 is incomplete");
+    }
+
+    #[test]
+    fn who_uses_a_mount_makes_it_busy_without_an_open_file() {
+        let status = Status { uid: geteuid().as_raw(), ..Status::default() };
+        let user = User { pid: 7, name: "sh".into(), kind: in_use::Kind::WorkingDirectory, path: "/mnt".into() };
+        let served = Served { status, attached: true, users: vec![user], held: None };
+        assert_eq!(state(&served, Reader::Program), "mounted, busy");
     }
 }

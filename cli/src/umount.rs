@@ -1,5 +1,6 @@
 //! `lockbox umount`: ends a mount and returns when everything is on the medium and the daemon has gone.
 use std::fs;
+use std::io::{self, IsTerminal};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::{Arc, mpsc};
@@ -10,6 +11,7 @@ use lockbox::control::{self, Request, Response, Status};
 use lockbox_host::mounts::{self, Mounted};
 use lockbox_host::point::Held;
 use lockbox_host::{IN_USE, OTHER, daemons, shown};
+use lockbox_terminal::quantity;
 use nix::errno::Errno;
 use nix::unistd::geteuid;
 
@@ -22,6 +24,8 @@ use crate::runtime::{self, Daemon};
 const EXIT_DEADLINE: Duration = Duration::from_secs(30);
 /// A stopped or stuck daemon leaves every call on its mount waiting for ever; one that lives answers at once.
 const ANSWER_DEADLINE: Duration = Duration::from_secs(10);
+/// Between two attempts at a busy mount.
+const AGAIN: Duration = Duration::from_millis(200);
 const POLL: Duration = Duration::from_millis(5);
 
 /// Unmount an archive; returns when its last commit is durable
@@ -33,12 +37,21 @@ pub(crate) struct Args {
     /// Unmount all archives of this user, for root those of all users; what is busy is named and stays
     #[arg(long, conflicts_with = "what")]
     all: bool,
-    /// Take a busy mount out of the directory tree now and end it when its last file is closed
+    /// Take a busy mount out of the directory tree now and return; it ends when its last file is closed
     #[arg(long)]
     lazy: bool,
+    /// Wait until a busy mount is not used any more, for TIME at most: a number and s, m, h or d; without it for ever
+    #[arg(long, value_name = "TIME", num_args = 0..=1, require_equals = true, conflicts_with = "lazy", value_parser = time)]
+    wait: Option<Option<Duration>>,
     /// Where no daemon can be asked, unmount all the same, as umount(8) would without this program
     #[arg(skip)]
     plainly: bool,
+}
+
+impl Args {
+    pub(crate) fn of(what: PathBuf, lazy: bool) -> Args {
+        Args { what: Some(what), all: false, lazy, wait: None, plainly: false }
+    }
 }
 
 /// The same under the name that umount(8) calls, with the options that it passes.
@@ -77,11 +90,64 @@ pub(crate) fn parse_as_umount_8() -> Result<crate::Command, clap::Error> {
             ),
         ));
     }
-    Ok(crate::Command::Umount(Args { what: Some(given.what), all: false, lazy: given.lazy, plainly: true }))
+    Ok(crate::Command::Umount(Args { plainly: true, ..Args::of(given.what, given.lazy) }))
+}
+
+fn time(text: &str) -> Result<Duration, String> {
+    quantity::time(text).ok_or_else(|| "a number and s, m, h or d, such as 30s".into())
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
-    let Some(given) = &args.what else { return all(args.lazy) };
+    match (&args.what, args.wait) {
+        (Some(given), None) => one(args, given),
+        (None, None) => all(args.lazy),
+        (Some(given), Some(limit)) => {
+            let place = runtime::canonical(given);
+            let served = runtime::find(&place, given)?.map(|(_, status)| PathBuf::from(status.mount_point));
+            let point = served.unwrap_or(place);
+            let mut tried = false;
+            waited(limit, || {
+                if tried && !mounts::at(&point).is_ok_and(|at| at.is_some_and(|mounted| mounted.is_archive())) {
+                    return gone(&point, given);
+                }
+                tried = true;
+                one(args, given)
+            })
+        }
+        (None, Some(limit)) => waited(limit, || all(false)),
+    }
+}
+
+/// What is to be said when somebody else took the mount away. Its daemon is not asked again: that would cut off who still uses it.
+fn gone(point: &Path, given: &Path) -> Result<(), Failure> {
+    match runtime::find(point, given)? {
+        Some(_) => Err(Failure::new(IN_USE, format!("{} was detached, and its archive is still in use", shown(point)))),
+        None => Ok(()),
+    }
+}
+
+/// Tries again for as long as it is busy. Nothing tells when the last user goes, so it is asked; a refused question changes nothing.
+fn waited(limit: Option<Duration>, mut attempt: impl FnMut() -> Result<(), Failure>) -> Result<(), Failure> {
+    let start = Instant::now();
+    let mut told = !io::stderr().is_terminal();
+    loop {
+        let failure = match attempt() {
+            Err(failure) if failure.code == IN_USE => failure,
+            done => return done,
+        };
+        let left = limit.map(|limit| limit.saturating_sub(start.elapsed()));
+        if left.is_some_and(|left| left.is_zero()) {
+            return Err(failure);
+        }
+        if !told {
+            output::complain(&format!("waiting: {}", failure.message));
+            told = true;
+        }
+        sleep(left.map_or(AGAIN, |left| left.min(AGAIN)));
+    }
+}
+
+fn one(args: &Args, given: &Path) -> Result<(), Failure> {
     let what = runtime::canonical(given);
     match runtime::find(&what, given)? {
         Some((socket, status)) => stop(&socket, &status, args.lazy),
@@ -159,17 +225,39 @@ fn stop(socket: &Path, status: &Status, lazy: bool) -> Result<(), Failure> {
     let point = Path::new(&status.mount_point);
     let theirs = status.uid != geteuid().as_raw();
     let before = mounts::at(point).ok().flatten();
+    // Looked up before: of what is detached nothing is to be seen.
+    let users = before.as_ref().filter(|_| lazy).and_then(in_use::by_whom);
     let named = |error: &lockbox::Error| {
         let user = daemons::user_name(status.uid);
         Failure::other(format!("{} (user {user}): {}", shown(point), Failure::sentence(error)))
     };
     match control::ask(socket, status.uid, &Request::Stop { lazy }).map_err(|error| named(&error))? {
         Response::Done => {}
+        Response::Detached if is_left(theirs, before.as_ref()) => {
+            return Err(Failure::other(format!(
+                "{}: its daemon says that it is detached, but it is not",
+                shown(point)
+            )));
+        }
+        Response::Detached => {
+            if !theirs {
+                forget(point);
+            }
+            let users = users.map(|users| format!(" ({users})")).unwrap_or_default();
+            output::complain(&format!(
+                "{} is detached; its archive stays open until its last user is gone{users}, and 'lockbox status' lists it as long",
+                shown(point)
+            ));
+            return Ok(());
+        }
         Response::Busy { message } => {
             let why = before.as_ref().and_then(in_use::by_whom).unwrap_or(message);
             return Err(Failure::new(
                 IN_USE,
-                format!("{} is busy: {why}; end that use, or use 'lockbox umount --lazy'", status.mount_point),
+                format!(
+                    "{} is busy: {why}; end that use, or use 'lockbox umount' with --wait or --lazy",
+                    status.mount_point
+                ),
             ));
         }
         other => return Err(Failure::other(format!("{}: {}", status.mount_point, other.complaint()))),
@@ -185,14 +273,18 @@ fn stop(socket: &Path, status: &Status, lazy: bool) -> Result<(), Failure> {
         }
         sleep(POLL);
     }
-    // Another user's daemon may say that it is done and not be.
-    if theirs && before.is_some_and(|before| mounts::all().contains(&before)) {
+    if is_left(theirs, before.as_ref()) {
         return Err(Failure::other(format!("{}: its daemon has ended, but it is still mounted", shown(point))));
     }
     if !theirs {
         forget(point);
     }
     Ok(())
+}
+
+/// Whether the mount is still there although another user's daemon says that it is not.
+fn is_left(theirs: bool, before: Option<&Mounted>) -> bool {
+    theirs && before.is_some_and(|before| mounts::all().contains(before))
 }
 
 /// Takes the mount out of the table in which umount(8) finds this program; only root's mounts are in it.

@@ -1,10 +1,11 @@
 //! What opens an archive for a change of its keys: everything that the command line names, and never what the keyring keeps.
 use std::path::{Path, PathBuf};
 
+use lockbox::Error;
 use lockbox::crypto::{KeyFile, Passphrase};
 use lockbox::keys::{self, KeyAccess, KeyKind, Secrets};
 use lockbox_host::secrets::{PassphraseSources, Sources};
-use lockbox_host::{Program, WRONG_KEY, gather, shown};
+use lockbox_host::{Given, Program, WRONG_KEY, gather, shown};
 
 use crate::exit::{Failure, Lockbox};
 use crate::secrets::LimitArgs;
@@ -22,28 +23,75 @@ pub(crate) struct UnlockArgs {
 }
 
 impl UnlockArgs {
-    /// Everything that was given; the passphrase is asked for only when something may need it.
-    pub(crate) fn secrets(&self, archive: &Path) -> Result<Secrets, Failure> {
-        let mut secrets = gather(archive, &self.sources)?;
-        if secrets.passphrase.is_none() && self.needs_passphrase(archive) {
-            secrets.passphrase = Some(self.sources.passphrase.passphrase(archive)?.into());
-        }
-        Ok(secrets)
+    /// Does what a key of the archive allows, with everything that was given. Who typed a wrong passphrase at a terminal has three tries, so
+    /// `action` must change nothing then.
+    ///
+    /// # Errors
+    /// Those of the sources, and those of `action` in the words of [`failure`].
+    pub(crate) fn with_access<T>(
+        &self,
+        archive: &Path,
+        action: impl FnMut(&KeyAccess<'_>) -> lockbox::Result<T>,
+    ) -> Result<T, Failure> {
+        self.attempt(archive, &mut self.given(archive)?, action)
     }
 
-    /// The same and a new passphrase, from `new` or as [`PassphraseSources::old_and_new`] reads them.
-    pub(crate) fn secrets_and_new(&self, new: Option<&Path>, archive: &Path) -> Result<(Secrets, Passphrase), Failure> {
-        self.sources.check()?;
-        let mut files = self.sources.clone();
-        files.passphrase =
-            PassphraseSources { passfile_any: self.sources.passphrase.passfile_any, ..Default::default() };
-        let mut secrets = if self.sources.names_file() { gather(archive, &files)? } else { Secrets::default() };
-        if !self.sources.names_file() || self.sources.passphrase.any_named() || self.needs_passphrase(archive) {
-            let (old, new) = self.sources.passphrase.old_and_new(new, archive)?;
-            secrets.add_typed(old.into());
-            return Ok((secrets, new.into()));
+    /// The same with what was got before.
+    pub(crate) fn attempt<T>(
+        &self,
+        archive: &Path,
+        given: &mut Given,
+        mut action: impl FnMut(&KeyAccess<'_>) -> lockbox::Result<T>,
+    ) -> Result<T, Failure> {
+        let attempt = |secrets: &Secrets| match action(&self.access(secrets)) {
+            Err(Error::WrongKey) => Ok(None),
+            done => done.map(Some),
+        };
+        let done = given.open::<Lockbox, _, _>(archive, &self.sources, attempt);
+        done.and_then(|done| done.ok_or(Error::WrongKey)).map_err(|error| failure(archive, error))
+    }
+
+    /// As [`UnlockArgs::given`], and who typed a wrong passphrase is told before anything else is asked or shown. That derives its key once more
+    /// than the command does, so it is not for programs.
+    pub(crate) fn verified(&self, archive: &Path) -> Result<Given, Failure> {
+        let mut given = self.given(archive)?;
+        if given.is_typed(&self.sources) {
+            self.attempt(archive, &mut given, |access| keys::list(archive, access))?;
         }
-        Ok((secrets, self.sources.passphrase.new_one(new, archive)?.into()))
+        Ok(given)
+    }
+
+    /// Everything that was given; the passphrase is asked for only when something may need it.
+    pub(crate) fn given(&self, archive: &Path) -> Result<Given, Failure> {
+        let mut given = gather::<Lockbox>(archive, &self.sources)?;
+        if given.secrets.passphrase.is_none() && self.needs_passphrase(archive) {
+            given.add_passphrase(archive, &self.sources)?;
+        }
+        Ok(given)
+    }
+
+    /// As [`UnlockArgs::verified`], and a new passphrase, from `new` or as [`PassphraseSources::old_and_new`] reads them.
+    pub(crate) fn given_and_new(&self, new: Option<&Path>, archive: &Path) -> Result<(Given, Passphrase), Failure> {
+        self.sources.check()?;
+        let passphrase = &self.sources.passphrase;
+        if new.is_none() && passphrase.is_typed() {
+            return Ok((self.verified(archive)?, passphrase.new_one(None, archive)?.into()));
+        }
+        let mut files = self.sources.clone();
+        files.passphrase = PassphraseSources { passfile_any: passphrase.passfile_any, ..Default::default() };
+        let mut given =
+            if self.sources.names_file() { gather(archive, &files)? } else { Given::from(Secrets::default()) };
+        if !self.sources.names_file() || passphrase.any_named() || self.needs_passphrase(archive) {
+            let (old, new) = passphrase.old_and_new(new, archive)?;
+            given.add_typed(old.into());
+            return Ok((given, new.into()));
+        }
+        Ok((given, passphrase.new_one(new, archive)?.into()))
+    }
+
+    /// Whether a person sees advice and signs of work.
+    pub(crate) fn advises(&self) -> bool {
+        self.sources.passphrase.advises()
     }
 
     pub(crate) fn access<'a>(&self, secrets: &'a Secrets) -> KeyAccess<'a> {
@@ -54,7 +102,7 @@ impl UnlockArgs {
     pub(crate) fn new_key_file(&self, path: &Path) -> Result<KeyFile, Failure> {
         let passphrase = PassphraseSources { passfile_any: self.sources.passphrase.passfile_any, ..Default::default() };
         let sources = Sources { keyfile: Some(PathBuf::from(path)), passphrase, ..Sources::default() };
-        let gathered = gather(path, &sources)?.key_file;
+        let gathered = gather(path, &sources)?.secrets.key_file;
         gathered.ok_or_else(|| Failure::other(format!("{} is no key file", shown(path))))
     }
 
@@ -68,9 +116,9 @@ impl UnlockArgs {
 }
 
 /// The failure of a change of keys.
-pub(crate) fn failure(path: &Path, error: lockbox::Error) -> Failure {
+pub(crate) fn failure(path: &Path, error: Error) -> Failure {
     match &error {
-        lockbox::Error::WrongKey => {
+        Error::WrongKey => {
             let mut kinds: Vec<&str> =
                 keys::kinds(path).unwrap_or_default().into_iter().map(|(_, kind)| kind.name()).collect();
             kinds.sort_unstable();

@@ -1,11 +1,13 @@
 //! `lockbox key add` and `lockbox key recovery`: one more key that opens an archive.
+use std::io;
 use std::path::{Path, PathBuf};
 
+use lockbox::archive::KdfCost;
 use lockbox::crypto::identity::Recipient;
-use lockbox::keys::{self, NewKey, Secrets};
+use lockbox::keys::{self, KeyAccess, NewKey};
 use lockbox::storage::{HostEntry, LockMode};
 use lockbox_host::secrets::Sources;
-use lockbox_host::{Asker, shown};
+use lockbox_host::{Asker, Given, shown};
 use serde_json::json;
 
 use super::KeyArgs;
@@ -13,7 +15,6 @@ use crate::exit::{Failure, Lockbox};
 use crate::kdf::KdfArgs;
 use crate::opening;
 use crate::output::{self, Output};
-use crate::unlocking;
 
 /// Add a key: a passphrase, or what one of the options names
 #[derive(clap::Args)]
@@ -33,7 +34,8 @@ pub(crate) struct Args {
     #[arg(long, requires = "new_keyfile")]
     with_passphrase: bool,
     /// Add an age recipient (age1...) or an SSH public key
-    #[arg(long, value_name = "RECIPIENT", conflicts_with_all = ["recipient_file", "new_passfile"])]
+    // A private key that is given by mistake begins with dashes: as an unexpected argument it would be shown.
+    #[arg(long, value_name = "RECIPIENT", allow_hyphen_values = true, conflicts_with_all = ["recipient_file", "new_passfile"])]
     recipient: Option<String>,
     /// Add the age recipient or SSH public key in FILE
     #[arg(long, value_name = "FILE", conflicts_with = "new_passfile")]
@@ -65,8 +67,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         return args.add_recipient(&recipient);
     }
     let Some(file) = &args.new_keyfile else {
-        let (secrets, new) = args.key.unlock.secrets_and_new(args.new_passfile.as_deref(), path)?;
-        return tell(args.add(&secrets, &NewKey::Passphrase(&new, args.kdf.cost()?))?);
+        let (given, new) = args.key.unlock.given_and_new(args.new_passfile.as_deref(), path)?;
+        return tell(args.add(given, &NewKey::Passphrase(&new, args.cost()?))?);
     };
     if args.new_passfile.is_some() && !args.with_passphrase {
         return Err(Failure::usage(
@@ -83,8 +85,18 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
 }
 
 impl Args {
+    fn cost(&self) -> Result<KdfCost, Failure> {
+        self.kdf.cost(self.key.unlock.advises())
+    }
+
     fn recipient(&self) -> Result<Option<Recipient>, Failure> {
         let text = match (&self.recipient, &self.recipient_file) {
+            (Some(text), _) if !text.is_empty() && Path::new(text).is_file() => {
+                return Err(Failure::usage(format!(
+                    "--recipient takes the recipient itself; --recipient-file reads it from {}",
+                    shown(Path::new(text))
+                )));
+            }
             (Some(text), _) => text.clone(),
             (None, Some(file)) => first_line(file)?,
             (None, None) => return Ok(None),
@@ -94,8 +106,8 @@ impl Args {
 
     fn add_recipient(&self, recipient: &Recipient) -> Result<(), Failure> {
         let prompts = Asker::<Lockbox>::prompts(&Sources::default());
-        let secrets = self.key.unlock.secrets(&self.key.archive)?;
-        tell(self.add(&secrets, &NewKey::Recipient(recipient, &prompts))?)?;
+        let given = self.key.unlock.given(&self.key.archive)?;
+        tell(self.add(given, &NewKey::Recipient(recipient, &prompts))?)?;
         if recipient.shows() {
             output::complain(
                 "note: who knows this recipient can tell from a copy of the archive that it may open it; only X25519 recipients hide that",
@@ -107,16 +119,15 @@ impl Args {
     fn add_file(&self, file: &lockbox::crypto::KeyFile) -> Result<u8, Failure> {
         let (path, unlock) = (&self.key.archive, &self.key.unlock);
         if !self.with_passphrase {
-            return self.add(&unlock.secrets(path)?, &NewKey::KeyFile(file));
+            return self.add(unlock.given(path)?, &NewKey::KeyFile(file));
         }
-        let (secrets, new) = unlock.secrets_and_new(self.new_passfile.as_deref(), path)?;
-        self.add(&secrets, &NewKey::KeyFileAndPassphrase(file, &new, self.kdf.cost()?))
+        let (given, new) = unlock.given_and_new(self.new_passfile.as_deref(), path)?;
+        self.add(given, &NewKey::KeyFileAndPassphrase(file, &new, self.cost()?))
     }
 
-    fn add(&self, secrets: &Secrets, new: &NewKey<'_>) -> Result<u8, Failure> {
+    fn add(&self, mut given: Given, new: &NewKey<'_>) -> Result<u8, Failure> {
         let path = &self.key.archive;
-        keys::add(path, &self.key.unlock.access(secrets), new, &self.label)
-            .map_err(|error| unlocking::failure(path, error))
+        self.key.unlock.attempt(path, &mut given, |access| keys::add(path, access, new, &self.label))
     }
 }
 
@@ -127,11 +138,9 @@ fn tell(slot: u8) -> Result<(), Failure> {
 pub(crate) fn recovery(args: &RecoveryArgs) -> Result<(), Failure> {
     let path = &args.key.archive;
     opening::probe(path, LockMode::Exclusive)?;
-    let secrets = args.key.unlock.secrets(path)?;
     let code = keys::new_recovery_code()?;
-    let access = args.key.unlock.access(&secrets);
-    let slot = keys::add(path, &access, &NewKey::RecoveryCode(&code), &args.label)
-        .map_err(|error| unlocking::failure(path, error))?;
+    let add = |access: &KeyAccess<'_>| keys::add(path, access, &NewKey::RecoveryCode(&code), &args.label);
+    let slot = args.key.unlock.with_access(path, add)?;
     let text = code.text();
     let mut out = Output::new();
     if args.json {
@@ -150,7 +159,13 @@ pub(crate) fn recovery(args: &RecoveryArgs) -> Result<(), Failure> {
 fn generate(path: &Path) -> Result<(), Failure> {
     let bytes = keys::new_key_file()?;
     let made = HostEntry::of(path).and_then(|entry| entry.write_new(&*bytes));
-    made.map_err(|e| Failure::host(format!("cannot make the key file {}", shown(path)), &e))
+    made.map_err(|e| match e.kind() {
+        io::ErrorKind::AlreadyExists => Failure::other(format!(
+            "{} exists already; it was left as it is: without --generate it is added as it is",
+            shown(path)
+        )),
+        _ => Failure::host(format!("cannot make the key file {}", shown(path)), &e),
+    })
 }
 
 /// The first line that is no comment.
@@ -159,6 +174,10 @@ fn first_line(path: &Path) -> Result<String, Failure> {
     let failed = |e: std::io::Error| Failure::host(format!("cannot read the recipient from {}", shown(path)), &e);
     let file = std::fs::File::open(path).map_err(failed)?;
     let text = std::io::read_to_string(std::io::Read::take(file, MOST)).map_err(failed)?;
+    if text.trim_start().starts_with("-----BEGIN") {
+        // Of several lines; whoever parses it says what it is.
+        return Ok(text);
+    }
     let mut lines = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
     let line = lines.next().ok_or_else(|| Failure::other(format!("{} has no recipient", shown(path))))?;
     match lines.next() {

@@ -31,7 +31,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let keys = keys(&args.key, keys::list)?;
     let mut out = Output::new();
     for key in &keys {
-        if args.json { out.json(&json_of(key))? } else { out.line(&row(key))? }
+        if args.json { out.json(&json_of(key))? } else { out.line(&row(key, out.reader))? }
     }
     out.finish()
 }
@@ -54,8 +54,6 @@ type Lister = fn(&std::path::Path, &KeyAccess<'_>) -> lockbox::Result<Vec<KeyInf
 
 fn keys(args: &KeyArgs, list: Lister) -> Result<Vec<KeyInfo>, Failure> {
     let path = &args.archive;
-    let failed = |error| unlocking::failure(path, error);
-    keys::identify(path).map_err(failed)?;
-    let secrets = args.unlock.secrets(path)?;
-    list(path, &args.unlock.access(&secrets)).map_err(failed)
+    keys::identify(path).map_err(|error| unlocking::failure(path, error))?;
+    args.unlock.with_access(path, |access| list(path, access))
 }

@@ -6,12 +6,13 @@ mod rekey;
 mod rm;
 use std::path::PathBuf;
 
+use lockbox::error::Timestamp;
 use lockbox::keys::KeyInfo;
 use lockbox_terminal::display;
 use serde_json::{Value, json};
 
 use crate::exit::Failure;
-use crate::output::rfc3339;
+use crate::output::{Reader, rfc3339};
 use crate::unlocking::UnlockArgs;
 
 /// Add, list, remove and renew the keys that open an archive
@@ -58,12 +59,13 @@ fn json_of(key: &KeyInfo) -> Value {
 }
 
 /// A line of the list of keys.
-pub(crate) fn row(key: &KeyInfo) -> String {
+pub(crate) fn row(key: &KeyInfo, reader: Reader) -> String {
     let (created, label) = match &key.about {
-        Some(about) => (format!("{} UTC", about.created.utc()), display(about.label.as_bytes())),
+        Some(about) => (reader.time(about.created), display(about.label.as_bytes())),
         None => ("-".to_owned(), "(known to its own secret only)".to_owned()),
     };
-    format!("{:>2}  {:<24} {created:<24} {label}", key.slot, key.kind.name()).trim_end().to_owned()
+    let width = reader.time(Timestamp::default()).len();
+    format!("{:>2}  {:<24} {created:<width$}  {label}", key.slot, key.kind.name()).trim_end().to_owned()
 }
 
 /// `3 key file "usb stick"`

@@ -1,5 +1,4 @@
 //! `lockbox key rekey`: writes an archive under a new volume key.
-use indicatif::HumanBytes;
 use lockbox::archive::{Archive, KeepKeys, RekeyOptions};
 use lockbox::keys::KeyName;
 use lockbox::storage::LockMode;
@@ -39,7 +38,7 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let path = &args.key.archive;
     opening::probe(path, LockMode::Exclusive)?;
-    let given = args.key.unlock.secrets(path)?;
+    let given = args.key.unlock.verified(path)?;
     let prompts = Asker::<Lockbox>::prompts(&Sources::default());
     let names = |given: &[String]| given.iter().map(|text| KeyName::parse(text)).collect();
     let keep = match (&args.only[..], &args.drop[..]) {
@@ -49,7 +48,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     };
     let options = RekeyOptions { keep, break_links: args.break_links, dry_run: args.dry_run, prompts: &prompts };
     let watch = Watch::start()?;
-    let access = args.key.unlock.access(&given);
+    let access = args.key.unlock.access(&given.secrets);
     let done = Archive::rekey(path, &access, &options, &mut |step| watch.step(step));
     drop(watch);
     let report = done.map_err(|error| compact::failure(path, error))?;
@@ -77,8 +76,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     } else {
         out.line(&format!(
             "The archive has a new volume key ({} on the disk before, {} after). Copies made before still open with the old keys.",
-            HumanBytes(report.sizes.disk_before),
-            HumanBytes(report.sizes.disk_after)
+            out.reader.size(report.sizes.disk_before),
+            out.reader.size(report.sizes.disk_after)
         ))?;
     }
     out.finish()

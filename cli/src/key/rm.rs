@@ -7,7 +7,6 @@ use crate::exit::Failure;
 use crate::opening;
 use crate::output;
 use crate::secrets;
-use crate::unlocking;
 
 /// Remove a key, by the number of its slot or by its label
 #[derive(clap::Args)]
@@ -21,9 +20,8 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let path = &args.key.archive;
     opening::probe(path, LockMode::Exclusive)?;
-    let given = args.key.unlock.secrets(path)?;
-    let removed = keys::remove(path, &args.key.unlock.access(&given), &KeyName::parse(&args.slot))
-        .map_err(|error| unlocking::failure(path, error))?;
+    let name = KeyName::parse(&args.slot);
+    let removed = args.key.unlock.with_access(path, |access| keys::remove(path, access, &name))?;
     secrets::forget_kept(path);
     output::print(&format!(
         "Key slot {} is removed. Older copies of the archive still open with it, and who opened it before may have kept the volume key: \

@@ -34,8 +34,9 @@ use crate::progress::Bar;
 #[command(mut_group("ArchiveArgs", |group| group.arg("archive")))]
 pub(crate) struct Args {
     /// The file to share: an ordinary one or one of a mount; with --archive, a path in the archive
+    // Others are taken to be refused in words: left to the parser, they are unknown commands.
     #[arg(required = true)]
-    path: Option<OsString>,
+    path: Vec<OsString>,
     /// How long the link works: a number and s, m, h or d; without it the server's default
     #[arg(long, value_name = "TIME", value_parser = seconds)]
     expires: Option<u64>,
@@ -60,7 +61,11 @@ pub(crate) struct Args {
 }
 
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
-    let Some(path) = &args.path else { return Err(Failure::usage("say which file to share")) };
+    let [path] = &args.path[..] else {
+        return Err(Failure::usage(
+            "a link gives away one file: share them one by one, or put them into one, such as a tar",
+        ));
+    };
     let server = args.server.find()?;
     if !server.is_private() {
         complain(&format!("{server} is not asked over https: others on the way can see and use what is sent"));

@@ -3,7 +3,7 @@ use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 
 use lockbox::keys::state_directory;
-use lockbox_host::{DAMAGED, IN_USE, NO_SPACE, OTHER, daemons};
+use lockbox_host::{DAMAGED, IN_USE, NO_SPACE, OTHER, daemons, is_full};
 use lockbox_share_client::Error;
 use lockbox_share_client::book::{Book, Entry};
 use lockbox_share_client::http::{Client, Server};
@@ -95,12 +95,7 @@ pub(crate) fn failure(error: &Error) -> Failure {
             ErrorCode::NoSpace => NO_SPACE,
             _ => OTHER,
         },
-        // A limit on the size of files is a full disk of its own.
-        Error::Io { source, .. }
-            if matches!(source.raw_os_error(), Some(nix::libc::ENOSPC | nix::libc::EFBIG | nix::libc::EDQUOT)) =>
-        {
-            NO_SPACE
-        }
+        Error::Io { source, .. } if is_full(source) => NO_SPACE,
         _ => OTHER,
     };
     match error {

@@ -73,16 +73,16 @@ fn a_wrong_password_changes_nothing() {
     let archive = place.archive("a.lbx");
     let before = fs::read(&archive).unwrap();
     place.secret("wrong", "incorrect horse");
-    for arguments in [
-        &["ls", "a.lbx"][..],
-        &["add", "a.lbx", "pass"],
-        &["extract", "a.lbx", "--to", "out"],
-        &["check", "a.lbx"],
-        &["passwd", "a.lbx", "--new-passfile", "pass", "--kdf-memory", "1", "--weak-kdf"],
-    ] {
+    for arguments in
+        [&["ls", "a.lbx"][..], &["add", "a.lbx", "pass"], &["extract", "a.lbx", "--to", "out"], &["check", "a.lbx"]]
+    {
         let ended = end(place.command().args(arguments).args(["--passfile", "wrong"]));
         fails(&ended, 10, "a.lbx: wrong passphrase or key");
     }
+    // Whoever changes keys is told what else there is.
+    let change = ["passwd", "a.lbx", "--new-passfile", "pass", "--kdf-memory", "1", "--weak-kdf"];
+    let ended = end(place.command().args(change).args(["--passfile", "wrong"]));
+    fails(&ended, 10, "a.lbx: wrong passphrase or key (it opens with: passphrase)");
     assert!(fs::read(&archive).unwrap() == before);
     assert!(!place.path("out").exists());
 }
@@ -191,7 +191,7 @@ fn an_existing_target_is_left_and_no_stage_stays() {
     fs::create_dir(place.path("out")).unwrap();
     fs::write(place.path("out/one"), "precious").unwrap();
     let ended = place.run(&["extract", "a.lbx", "--to", "out"]);
-    fails(&ended, 2, "one exists already in out");
+    fails(&ended, 2, "one exists already in out; use --force to replace it");
     assert_eq!(names(&place.path("out")), ["one"]);
     assert_eq!(fs::read(place.path("out/one")).unwrap(), b"precious");
     place.good(&["extract", "a.lbx", "--to", "out", "--force"]);
@@ -236,7 +236,7 @@ fn passphrases_come_from_every_source_but_the_command_line() {
     fails(
         &end_with_input(&mut ls(), "\n"),
         2,
-        "the passphrase is empty: use a passfile, LOCKBOX_PASSCOMMAND or a terminal",
+        "standard input had no passphrase: use --passfile, LOCKBOX_PASSCOMMAND or a terminal",
     );
     fails(&end(ls().env("LOCKBOX_PASSCOMMAND", "exit 3")), 2, "LOCKBOX_PASSCOMMAND failed: exit status: 3");
     fs::set_permissions(place.path("pass"), fs::Permissions::from_mode(0o644)).unwrap();

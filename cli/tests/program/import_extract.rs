@@ -144,7 +144,7 @@ fn adding_merges_directories_and_replaces_files_only_when_told() {
     assert_eq!(ended.code, 2);
     assert_eq!(
         ended.complaint,
-        "lockbox: tree/one: file exists\nlockbox: 1 object was not copied in full; see above\n"
+        "lockbox: tree/one: file exists; use --force to replace it\nlockbox: 1 object was not copied in full; see above\n"
     );
     assert_eq!(place.good(&["cat", "a.lbx", "tree/one", "tree/two"]), b"oldtwo");
     place.good(&["add", "a.lbx", "tree", "--force"]);
@@ -181,6 +181,7 @@ fn a_file_that_changes_meanwhile_is_reported() {
     let archive = Archive::open(&path, &key, &Default::default()).unwrap();
     let options = ImportOptions {
         to: Vec::new(),
+        name: None,
         follow: false,
         replace: false,
         creator: Creator { uid: 0, gid: 0, umask: None },
@@ -257,5 +258,5 @@ fn programs_can_read_what_is_printed() {
     let extracted = &json(&["extract", "a.lbx", "--to", "out", "--json"])[0];
     assert_eq!((&extracted["files"], &extracted["bytes"]), (&1.into(), &5.into()));
     let long = place.good(&["ls", "-l", "a.lbx", "tree"]);
-    assert!(long.ends_with(b" 5 2024-02-29 12:21:36 odd\xff\n"), "{}", String::from_utf8_lossy(&long));
+    assert!(long.ends_with(b" 5 2024-02-29 12:21:36 UTC odd\xff\n"), "{}", String::from_utf8_lossy(&long));
 }

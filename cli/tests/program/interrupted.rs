@@ -40,7 +40,7 @@ fn stopped(place: &Place, arguments: &[&str], to: &str, signal: Signal) -> Optio
 fn an_interrupted_extraction_leaves_nothing_behind() {
     let place = filled();
     for signal in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP] {
-        let ended = (0..20).find_map(|n| {
+        let ended = (0..200).find_map(|n| {
             let to = format!("out{n}{signal}");
             let ended = stopped(&place, &["extract", "a.lbx", "--to", &to], &to, signal)?;
             assert_eq!(names(&place.path(&to)), [""; 0]);
@@ -57,7 +57,7 @@ fn an_interrupted_extraction_leaves_nothing_behind() {
 #[test]
 fn what_a_killed_extraction_left_goes_with_the_next_one() {
     let place = filled();
-    for _ in 0..20 {
+    for _ in 0..200 {
         let _ = fs::remove_dir_all(place.path("out"));
         if stopped(&place, &["extract", "a.lbx", "--to", "out"], "out", Signal::SIGKILL).is_none() {
             continue;

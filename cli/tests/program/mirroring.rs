@@ -236,6 +236,7 @@ fn opened(path: &Path) -> Archive {
 fn mirrored(archive: &Archive, sources: &[PathBuf], meanwhile: impl FnOnce()) -> ImportReport {
     let mut options = ImportOptions {
         to: Vec::new(),
+        name: None,
         follow: false,
         replace: false,
         creator: Creator { uid: 0, gid: 0, umask: None },

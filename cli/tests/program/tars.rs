@@ -188,7 +188,10 @@ fn an_import_merges_and_replaces_only_when_told() {
     fs::write(place.path("tree/two"), "two").unwrap();
     let input = tar(&["--create", "--file", "-", "tree"], &place.path(""));
     let ended = import(&place, &["a.lbx"], &input);
-    assert_eq!((ended.code, &ended.complaint[..]), (2, "lockbox: nothing was imported: tree/one exists already\n"));
+    assert_eq!(
+        (ended.code, &ended.complaint[..]),
+        (2, "lockbox: nothing was imported: tree/one exists already; use --force to replace it\n")
+    );
     assert_eq!(place.good(&["ls", "-R", "a.lbx"]), b"/:\ntree\n\n/tree:\none\n");
     imported(&place, &["a.lbx", "--force"], &input);
     assert_eq!(place.good(&["cat", "a.lbx", "tree/one", "tree/two"]), b"newtwo");

@@ -1,0 +1,264 @@
+//! `lockbox exec`: runs a program on an archive that is mounted for it and its children alone.
+//!
+//! # Who sees the content
+//! The mount is made in a mount namespace of its own, whose mounts go to no other. So no path leads there but for processes of that namespace, which are
+//! this command, the daemon, the program and what that starts; and for who may look into these processes by /proc: root, and the same user.
+//!
+//! # When it ends
+//! Whatever the program starts is inherited by this process when its parent ends. So there is nobody left who uses the mount when no child is left.
+use std::ffi::{OsStr, OsString};
+use std::fs::{self, DirBuilder};
+use std::io::{self, IsTerminal};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI32, Ordering};
+use std::thread;
+
+use lockbox::control::{self, Runtime};
+use lockbox_host::harden::{self, CoreLimit};
+use lockbox_host::secrets::{Cache, Sources};
+use lockbox_host::shown;
+use lockbox_terminal::display;
+use nix::errno::Errno;
+use nix::mount::MsFlags;
+use nix::sched::{CloneFlags, unshare};
+use nix::sys::signal::{Signal, kill};
+use nix::sys::wait::{WaitStatus, wait};
+use nix::unistd::{Pid, getegid, geteuid, mkdtemp};
+use rustix::thread::{
+    CapabilitySet, capabilities, clear_ambient_capability_set, configure_capability_in_ambient_set, set_capabilities,
+};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
+use signal_hook::iterator::Signals;
+
+use crate::exit::{Failure, NOT_FOUND, NOT_RUNNABLE};
+use crate::{interrupt, mount, output, umount};
+
+/// Run a program in an archive, which is mounted for it and its children alone
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// The archive file
+    archive: PathBuf,
+    /// Options as in mount(8), such as ro, snapshot=NAME or memory=SIZE
+    #[arg(short = 'o', value_name = "OPTIONS", action = clap::ArgAction::Append)]
+    options: Vec<String>,
+    #[command(flatten)]
+    sources: Sources,
+    #[command(flatten)]
+    cache: Cache,
+    /// The program and its arguments; it begins in the root of the archive
+    #[arg(last = true, required = true, value_name = "PROGRAM")]
+    command: Vec<OsString>,
+}
+
+/// Ends with the exit code of the program, 128 and the signal's number when a signal ended it.
+pub(crate) fn run(args: &Args, cores: CoreLimit) -> Result<(), Failure> {
+    args.sources.check()?;
+    let archive = args.archive.canonicalize().unwrap_or_else(|_| args.archive.clone());
+    // This process sees no secret: the mount program asks for it. What it starts has the limits that were there before.
+    cores.restore();
+    let _ = nix::sys::prctl::set_dumpable(true);
+    harden::undo_outliving_size_limits();
+    let signals = noted_signals()?;
+    let place = Place::make()?;
+    enter_namespace()?;
+    // Not before: a user namespace is entered by a process with one thread.
+    let watch = Watch::begin(signals, &place.0)?;
+    let mut mounting = Command::new(mount::program());
+    for options in &args.options {
+        mounting.arg("-o").arg(options);
+    }
+    mounting.args(args.sources.arguments()).args(args.cache.arguments()).arg("--").arg(&archive).arg(&place.0);
+    // What is in a pipe or a file is for the program.
+    if !io::stdin().is_terminal() {
+        mounting.stdin(Stdio::null());
+    }
+    let mounted = mounting.status().map_err(|error| cannot_run(mounting.get_program(), &error))?;
+    if !mounted.success() {
+        // It said why.
+        return Err(Failure::new(code(mounted), ""));
+    }
+    let ran = watch.check().and_then(|()| go(args, &place.0, &watch));
+    // Who is left can only be somebody who came in by /proc.
+    let unmounted = umount::run(&umount::Args::of(place.0.clone(), false));
+    let status = ran?;
+    unmounted?;
+    match code(status) {
+        0 => Ok(()),
+        code => Err(Failure::new(code, "")),
+    }
+}
+
+/// Runs the program, and returns when no child is left.
+fn go(args: &Args, point: &Path, watch: &Watch) -> Result<ExitStatus, Failure> {
+    let cannot = |what: &str, errno: Errno| Failure::system(format!("cannot {what}: {}", errno.desc()));
+    keep_mounting().map_err(|errno| Failure::host("cannot give up capabilities", &errno.into()))?;
+    nix::sys::prctl::set_child_subreaper(true).map_err(|errno| cannot("inherit processes", errno))?;
+    let Some((program, arguments)) = args.command.split_first() else { return Err(Failure::usage("which program?")) };
+    let child = Command::new(program).args(arguments).current_dir(point).env("PWD", point).spawn();
+    let child = child.map_err(|error| cannot_run(program, &error))?;
+    let child = Pid::from_raw(child.id() as i32); // process ids are below 2^22
+    watch.program.store(child.as_raw(), Ordering::Relaxed);
+    let mut status = None;
+    loop {
+        match wait() {
+            Ok(WaitStatus::Exited(pid, code)) if pid == child => status = Some(ExitStatus::from_raw(code << 8)),
+            Ok(WaitStatus::Signaled(pid, signal, _)) if pid == child => {
+                status = Some(ExitStatus::from_raw(signal as i32));
+            }
+            Ok(_) | Err(Errno::EINTR) => {}
+            Err(Errno::ECHILD) => break,
+            Err(errno) => return Err(cannot("wait for the program", errno)),
+        }
+        if status.is_some() {
+            watch.program.store(ENDED, Ordering::Relaxed);
+        }
+    }
+    status.ok_or_else(|| Failure::other("nobody tells how the program ended"))
+}
+
+/// As shells tell it.
+fn code(status: ExitStatus) -> u8 {
+    let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal));
+    code.and_then(|code| u8::try_from(code).ok()).unwrap_or(u8::MAX)
+}
+
+fn cannot_run(program: &OsStr, error: &io::Error) -> Failure {
+    let code = if error.kind() == io::ErrorKind::NotFound { NOT_FOUND } else { NOT_RUNNABLE };
+    Failure::new(code, format!("cannot run {}: {error}", display(program.as_bytes())))
+}
+
+/// The directory that becomes the mount point; goes with this value.
+struct Place(PathBuf);
+
+impl Place {
+    fn make() -> Result<Place, Failure> {
+        let cannot = |path: &Path, error: &io::Error| {
+            Failure::host(format!("cannot make a directory in {}", shown(path)), error)
+        };
+        let runtime = match control::runtime(std::env::var_os("XDG_RUNTIME_DIR").as_deref(), geteuid().as_raw()) {
+            Runtime::Ready(path) => path,
+            Runtime::Missing(path) => {
+                DirBuilder::new().mode(0o700).create(&path).map_err(|error| cannot(&path, &error))?;
+                path
+            }
+            Runtime::NotPrivate(path) => {
+                return Err(Failure::other(format!(
+                    "{} is not a directory of this user alone: set XDG_RUNTIME_DIR",
+                    shown(&path)
+                )));
+            }
+        };
+        let made = mkdtemp(&runtime.join("lockbox-exec.XXXXXX")).map_err(|errno| cannot(&runtime, &errno.into()))?;
+        Ok(Place(made))
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir(&self.0);
+    }
+}
+
+/// From here on no mount of this process is seen by others. Without the capability to mount, in a user namespace that has it, in which every file and
+/// process is whose it was.
+fn enter_namespace() -> Result<(), Failure> {
+    let (user, group) = (geteuid(), getegid());
+    match unshare(CloneFlags::CLONE_NEWNS) {
+        Ok(()) => {}
+        Err(Errno::EPERM) => {
+            let forbidden = |error: io::Error| {
+                Failure::mount(format!(
+                    "this machine lets users make no namespaces of their own ({error}): run this as root, or see user_namespaces(7) for what turns \
+                     them on; 'lockbox mount' needs none"
+                ))
+            };
+            unshare(CloneFlags::CLONE_NEWUSER | CloneFlags::CLONE_NEWNS).map_err(|errno| forbidden(errno.into()))?;
+            // user_namespaces(7): who may not change groups outside may not map them before giving that up.
+            fs::write("/proc/self/setgroups", "deny").map_err(forbidden)?;
+            fs::write("/proc/self/uid_map", format!("{user} {user} 1")).map_err(forbidden)?;
+            fs::write("/proc/self/gid_map", format!("{group} {group} 1")).map_err(forbidden)?;
+            hand_on_mounting().map_err(|errno| forbidden(errno.into()))?;
+        }
+        Err(errno) => return Err(Failure::host("cannot make a mount namespace", &errno.into())),
+    }
+    let private = MsFlags::MS_REC | MsFlags::MS_PRIVATE;
+    nix::mount::mount(None::<&str>, "/", None::<&str>, private, None::<&str>)
+        .map_err(|errno| Failure::host("cannot keep mounts private", &errno.into()))
+}
+
+/// The mount program gets the capability though its user is not root.
+fn hand_on_mounting() -> rustix::io::Result<()> {
+    let mut sets = capabilities(None)?;
+    sets.inheritable |= CapabilitySet::SYS_ADMIN;
+    set_capabilities(None, sets)?;
+    configure_capability_in_ambient_set(CapabilitySet::SYS_ADMIN, true)
+}
+
+/// The program gets nothing of it.
+fn keep_mounting() -> rustix::io::Result<()> {
+    clear_ambient_capability_set()?;
+    let mut sets = capabilities(None)?;
+    sets.inheritable -= CapabilitySet::SYS_ADMIN;
+    set_capabilities(None, sets)
+}
+
+/// In place of its process id: no program runs yet, and: it has ended.
+const NONE: i32 = 0;
+const ENDED: i32 = -1;
+
+/// What signals do: the program gets those that its terminal does not send it; once it has ended, nobody else is waited for.
+struct Watch {
+    program: Arc<AtomicI32>,
+    came: Arc<AtomicI32>,
+}
+
+/// From here on they end nothing by themselves, but for those that were ignored.
+fn noted_signals() -> Result<Signals, Failure> {
+    let wanted = [SIGINT, SIGQUIT, SIGTERM, SIGHUP].into_iter().filter(|signal| !interrupt::is_ignored(*signal));
+    Signals::new(wanted.collect::<Vec<_>>()).map_err(|error| Failure::host("cannot watch for signals", &error))
+}
+
+impl Watch {
+    fn begin(mut signals: Signals, point: &Path) -> Result<Watch, Failure> {
+        let watch = Watch { program: Arc::new(AtomicI32::new(NONE)), came: Arc::new(AtomicI32::new(0)) };
+        let (program, came, point) = (watch.program.clone(), watch.came.clone(), point.to_path_buf());
+        let act = move || {
+            for signal in signals.forever() {
+                came.store(signal, Ordering::Relaxed);
+                match program.load(Ordering::Relaxed) {
+                    NONE => {}
+                    ENDED => leave(&point, signal),
+                    pid if matches!(signal, SIGTERM | SIGHUP) => {
+                        let _ = Signal::try_from(signal).and_then(|signal| kill(Pid::from_raw(pid), signal));
+                    }
+                    _ => {}
+                }
+            }
+        };
+        let begun = thread::Builder::new().name("signals".into()).spawn(act);
+        begun.map_err(|error| Failure::host("cannot watch for signals", &error))?;
+        Ok(watch)
+    }
+
+    /// One that came before there was a program ends the command.
+    fn check(&self) -> Result<(), Failure> {
+        match self.came.load(Ordering::Relaxed) {
+            0 => Ok(()),
+            signal => Err(Failure::new(128 + signal as u8, "interrupted before the program began")), // at most 15
+        }
+    }
+}
+
+/// The program has ended, and what it started goes on with what it has open.
+fn leave(point: &Path, signal: i32) -> ! {
+    if let Err(failure) = umount::run(&umount::Args::of(point.to_path_buf(), true)) {
+        output::complain(&failure.message);
+    }
+    let _ = fs::remove_dir(point);
+    std::process::exit(128 + signal)
+}

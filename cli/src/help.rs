@@ -1,0 +1,124 @@
+//! The help of the whole program: its commands in groups, each with the sentence that its own help begins with.
+use clap::Subcommand;
+use clap::builder::{StyledStr, Styles};
+
+/// Every command is in one of them; the first has what people do daily.
+const GROUPS: [(&str, &[&str]); 6] = [
+    ("Daily", &["create", "mount", "umount", "status", "add", "extract", "ls", "cat", "exec"]),
+    ("Content", &["cp", "mv", "rm", "mkdir", "edit", "diff", "run", "env"]),
+    ("Keys", &["key", "passwd", "recovery", "forget", "header"]),
+    ("Sharing", &["share", "receive", "export-tar", "import-tar"]),
+    ("Care", &["snapshot", "backup", "info", "check", "rescue", "compact", "purge"]),
+    ("Machine", &["doctor", "completions", OWN]),
+];
+
+/// What the parser adds by itself, behind all others.
+const OWN: &str = "help";
+
+/// The parser knows one list of commands, so the groups stand in the place of what would come before the help.
+pub(crate) const TEMPLATE: &str = "\
+{about-with-newline}
+{usage-heading} {usage}
+{before-help}Options:
+{options}{after-help}";
+
+pub(crate) const MORE: &str = "'lockbox --help' says what each of them does, and 'lockbox help COMMAND' all about one.";
+
+/// What is done daily, and the names of the others.
+pub(crate) fn short() -> StyledStr {
+    let [(daily, commands), others @ ..] = GROUPS;
+    let mut text = headed(daily, &format!("\n{}\n", list(commands)));
+    for (title, commands) in others {
+        text += &headed(title, &format!(" {}", commands.join(", ")));
+    }
+    text.into()
+}
+
+/// Every command with its sentence.
+pub(crate) fn whole() -> StyledStr {
+    // One list, so that all sentences begin in the same column.
+    let mut text = format!("\n{}", list(&GROUPS.map(|(_, commands)| commands).concat()));
+    let literal = Styles::default();
+    let literal = literal.get_literal();
+    for (title, commands) in GROUPS {
+        let first = format!("\n  {literal}{}{literal:#}", commands[0]);
+        text = text.replacen(&first, &format!("\n{}", headed(title, &first)), 1);
+    }
+    text.trim_start().to_owned().into()
+}
+
+fn headed(title: &str, below: &str) -> String {
+    let styles = Styles::default();
+    let header = styles.get_header();
+    // The parser wraps what we give it once more, and does not see that a line begins where a style does.
+    format!("{header}\n{title}:{header:#}{below}")
+}
+
+/// Commands and their sentences, laid out by the parser for the width of the terminal.
+fn list(names: &[&'static str]) -> String {
+    let program = crate::Command::augment_subcommands(clap::Command::new("lockbox"));
+    let listed = names.iter().filter_map(|name| {
+        let about = program.find_subcommand(name)?.get_about()?;
+        Some(clap::Command::new(*name).about(about.clone()))
+    });
+    let mut list = clap::Command::new("lockbox").help_template("{subcommands}").subcommands(listed);
+    list = list.disable_help_subcommand(!names.contains(&OWN));
+    list.render_help().ansi().to_string().trim_end().to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    fn program() -> clap::Command {
+        let mut program = crate::Cli::command();
+        program.build();
+        program
+    }
+
+    #[test]
+    fn every_command_is_in_one_group() {
+        let program = program();
+        let mut has: Vec<&str> =
+            program.get_subcommands().filter(|command| !command.is_hide_set()).map(clap::Command::get_name).collect();
+        let mut grouped = GROUPS.map(|(_, commands)| commands).concat();
+        has.sort_unstable();
+        grouped.sort_unstable();
+        assert_eq!(grouped, has);
+    }
+
+    #[test]
+    fn the_whole_help_has_every_command_with_its_sentence_and_the_exit_codes() {
+        let mut program = program();
+        let help = program.render_long_help().to_string();
+        let mut at = 0;
+        for (title, commands) in GROUPS {
+            let heading = format!("\n\n{title}:\n  {} ", commands[0]);
+            at += help[at..].find(&heading).unwrap_or_else(|| panic!("{title}: {help}"));
+            for name in commands {
+                at += help[at..].find(&format!("\n  {name} ")).unwrap_or_else(|| panic!("{name}: {help}"));
+            }
+        }
+        let words = help.split_whitespace().collect::<Vec<_>>().join(" ");
+        for command in program.get_subcommands() {
+            let about = format!(" {} {}", command.get_name(), command.get_about().unwrap());
+            assert!(words.contains(&about), "{about}: {help}");
+        }
+        assert!(
+            help.contains("\n\nUsage: lockbox <COMMAND>\n\nDaily:") && words.contains("Exit codes: 0 success"),
+            "{help}"
+        );
+        assert!(!help.contains("\n\n\n"), "{help}");
+    }
+
+    #[test]
+    fn the_short_help_has_a_line_for_each_other_group() {
+        let help = program().term_width(80).render_help().to_string();
+        for (title, commands) in &GROUPS[1..] {
+            assert!(help.contains(&format!("\n{title}: {}\n", commands.join(", "))), "{title}: {help}");
+        }
+        assert!(help.contains("\n  status ") && help.lines().count() < 30 && !help.contains("Exit codes"), "{help}");
+    }
+}

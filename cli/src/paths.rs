@@ -1,0 +1,133 @@
+//! How an argument names what is in an archive: `ARCHIVE:PATH`.
+//!
+//! An argument is meant as a whole when something of that name is there, or when it is an address. Else it is split at the first ':' that has the name of a
+//! file before it. What follows is a path from the root of the archive, with or without a '/' in front; nothing is the root. Names are bytes.
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use lockbox::exchange::components;
+use lockbox_host::{elsewhere, shown};
+use lockbox_terminal::display;
+
+use crate::exit::Failure;
+
+/// What an argument names.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Named {
+    /// A file or directory of the host, which may be an archive; or an address.
+    Whole(PathBuf),
+    /// What is in an archive.
+    Within { archive: PathBuf, path: Vec<u8> },
+}
+
+impl Named {
+    pub(crate) fn of(argument: &OsStr) -> Result<Named, Failure> {
+        let whole = Path::new(argument);
+        if elsewhere::is_elsewhere(whole) || whole.symlink_metadata().is_ok() {
+            return Ok(Named::Whole(whole.into()));
+        }
+        let bytes = argument.as_bytes();
+        let colons = bytes.iter().enumerate().filter(|(_, byte)| **byte == b':').map(|(at, _)| at);
+        let archive = |at: usize| Path::new(OsStr::from_bytes(&bytes[..at]));
+        let Some(at) = colons.into_iter().find(|&at| archive(at).is_file()) else {
+            return Ok(Named::Whole(whole.into()));
+        };
+        let path = bytes[at + 1..].to_vec();
+        check(&path)?;
+        Ok(Named::Within { archive: archive(at).into(), path })
+    }
+}
+
+/// Refuses a path that cannot be meant, before anybody types a passphrase for it.
+fn check(path: &[u8]) -> Result<(), Failure> {
+    components(path).map(drop).map_err(|error| Failure::of(display(path), &error))
+}
+
+/// The one archive in which all of the arguments name something, and the paths in it.
+pub(crate) fn in_one_archive<A: AsRef<OsStr>>(
+    arguments: impl IntoIterator<Item = A>,
+) -> Result<(PathBuf, Vec<Vec<u8>>), Failure> {
+    let mut found: Option<PathBuf> = None;
+    let mut paths = Vec::new();
+    for argument in arguments {
+        let argument = argument.as_ref();
+        let Named::Within { archive, path } = Named::of(argument)? else {
+            return Err(Failure::usage(format!(
+                "{} names nothing in an archive: that is ARCHIVE:PATH, with an ARCHIVE that is there",
+                shown(Path::new(argument))
+            )));
+        };
+        match &found {
+            Some(first) if !is_same(first, &archive) => {
+                return Err(Failure::usage(format!(
+                    "{} and {} are two archives, and this is done in one",
+                    shown(first),
+                    shown(&archive)
+                )));
+            }
+            Some(_) => {}
+            None => found = Some(archive),
+        }
+        paths.push(path);
+    }
+    let archive = found.ok_or_else(|| Failure::usage("no archive is named"))?;
+    Ok((archive, paths))
+}
+
+/// Whether two names are those of one file.
+pub(crate) fn is_same(one: &Path, other: &Path) -> bool {
+    let id = |path: &Path| path.metadata().map(|file| (file.dev(), file.ino())).ok();
+    one == other || id(one).is_some_and(|one| Some(one) == id(other))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    fn within(archive: &Path, path: &[u8]) -> Named {
+        Named::Within { archive: archive.into(), path: path.to_vec() }
+    }
+
+    #[test]
+    fn an_argument_is_split_at_the_first_colon_behind_a_file_unless_it_exists_as_a_whole() {
+        let place = tempfile::tempdir().unwrap();
+        let at = |name: &str| place.path().join(name);
+        for file in ["a", "a:b", "a:whole"] {
+            fs::write(at(file), "").unwrap();
+        }
+        fs::create_dir(at("d")).unwrap();
+        let of = |name: &str| Named::of(at(name).as_os_str()).unwrap();
+        assert_eq!(of("a"), Named::Whole(at("a")));
+        assert_eq!(of("a:"), within(&at("a"), b""));
+        assert_eq!(of("a:/x/y"), within(&at("a"), b"/x/y"));
+        assert_eq!(of("a:x:y"), within(&at("a"), b"x:y"));
+        assert_eq!(of("a:b:c"), within(&at("a"), b"b:c"), "of several that fit the first");
+        for whole in ["a:b", "a:whole", "d", "d:x", "none:x", "none"] {
+            assert_eq!(of(whole), Named::Whole(at(whole)));
+        }
+        let mut odd = at("a").into_os_string();
+        odd.push(OsStr::from_bytes(b":\xff\n"));
+        assert_eq!(Named::of(&odd).unwrap(), within(&at("a"), b"\xff\n"));
+        let refused = Named::of(at("a:x/../y").as_os_str()).unwrap_err();
+        assert!(refused.message.contains("must not contain '..'"), "{}", refused.message);
+        let address = OsStr::new("https://host/a:x");
+        assert_eq!(Named::of(address).unwrap(), Named::Whole(address.into()));
+    }
+
+    #[test]
+    fn one_archive_is_one_file_however_it_is_called() {
+        let place = tempfile::tempdir().unwrap();
+        let at = |name: &str| place.path().join(name);
+        fs::write(at("a"), "").unwrap();
+        fs::write(at("b"), "").unwrap();
+        std::os::unix::fs::symlink("a", at("link")).unwrap();
+        let both = |one: &str, other: &str| in_one_archive([at(one), at(other)]);
+        assert_eq!(both("a:x", "link:y").unwrap(), (at("a"), vec![b"x".to_vec(), b"y".to_vec()]));
+        assert!(both("a:x", "b:y").unwrap_err().message.ends_with("are two archives, and this is done in one"));
+        assert!(both("a:x", "b").unwrap_err().message.contains("names nothing in an archive"));
+    }
+}

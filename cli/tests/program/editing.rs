@@ -1,0 +1,161 @@
+//! `lockbox edit`: what the editor changed comes back with everything else as it was, and nothing stays outside.
+
+use std::fs;
+use std::os::unix::fs::{PermissionsExt, symlink};
+
+use nix::sys::signal::Signal;
+use rustix::fs::XattrFlags;
+
+use crate::support::{Ended, Place, describe, end, names, stop};
+
+/// An archive with a file `dir/note` of two names, and `plain`.
+fn filled() -> Place {
+    let place = Place::new();
+    place.archive("a.lbx");
+    fs::create_dir_all(place.path("dir")).unwrap();
+    fs::create_dir(place.path("private")).unwrap();
+    fs::write(place.path("dir/note"), "one\n").unwrap();
+    fs::write(place.path("plain"), "one\n").unwrap();
+    fs::hard_link(place.path("dir/note"), place.path("dir/again")).unwrap();
+    symlink("plain", place.path("link")).unwrap();
+    fs::set_permissions(place.path("plain"), fs::Permissions::from_mode(0o2751)).unwrap();
+    // Some host file systems have none.
+    let _ = rustix::fs::setxattr(place.path("plain"), "user.comment", b"kept", XattrFlags::empty());
+    place.good(&["add", "a.lbx", "dir", "plain", "link"]);
+    place
+}
+
+fn edit(place: &Place, path: &str, editor: &str) -> Ended {
+    let mut command = place.command();
+    command.env("LOCKBOX_PASSFILE", place.path("pass")).env("VISUAL", editor);
+    let ended = end(command.args(["edit", &format!("a.lbx:{path}"), "--in", "private"]));
+    if !ended.complaint.contains("what was edited is in") {
+        assert_eq!(names(&place.path("private")), [""; 0], "{ended:?}");
+    }
+    ended
+}
+
+fn text(place: &Place, path: &str) -> String {
+    String::from_utf8(place.good(&["cat", "a.lbx", path])).unwrap()
+}
+
+#[test]
+fn what_was_changed_comes_back_and_nothing_else_changes() {
+    let place = filled();
+    // Puts another file in the place of this one.
+    let changed = edit(&place, "plain", "sed -i s/one/two/");
+    assert_eq!((changed.code, changed.complaint.as_str()), (0, ""));
+    assert_eq!(text(&place, "plain"), "two\n");
+    let changed = edit(&place, "dir/note", "sed -i '$a more'");
+    assert_eq!((changed.code, changed.complaint.as_str()), (0, ""));
+    assert_eq!(text(&place, "dir/again"), "one\nmore\n");
+    place.good(&["extract", "a.lbx", "--to", "out", "--privileges"]);
+    let (before, after) = (describe(&place.path("plain")), describe(&place.path("out/plain")));
+    let (before, after) = (before.values().next().unwrap(), after.values().next().unwrap());
+    assert_eq!((before.mode, before.owner, &before.xattrs), (after.mode, after.owner, &after.xattrs));
+    assert_ne!(before.modified, after.modified);
+    assert_eq!(describe(&place.path("out/dir"))[std::path::Path::new("note")].links, 2);
+    place.good(&["check", "--full", "a.lbx"]);
+}
+
+#[test]
+fn what_is_missing_is_made_when_something_was_written() {
+    let place = filled();
+    assert_eq!(edit(&place, "dir/new", "true").code, 0);
+    assert_eq!(place.run(&["cat", "a.lbx", "dir/new"]).code, 2);
+    assert_eq!(edit(&place, "dir/new", "echo text >").code, 0, "words of the shell");
+    assert_eq!(text(&place, "dir/new"), "text\n");
+}
+
+#[test]
+fn without_a_change_or_a_good_end_everything_stays() {
+    let place = filled();
+    let listed = || place.good(&["ls", "-R", "--json", "a.lbx"]);
+    let before = listed();
+    for (path, editor, code, words) in [
+        ("plain", "true", 0, ""),
+        ("plain", "touch", 0, ""),
+        (
+            "plain",
+            "sh -c 'echo more >> \"$1\"; exit 3' sh",
+            2,
+            "the editor ended with exit code 3; nothing was changed",
+        ),
+        ("plain", "sh -c 'echo more >> \"$1\"; kill -KILL $$' sh", 2, "the editor was killed; nothing was changed"),
+        ("plain", "sh -c 'rm \"$1\"' sh", 2, "cannot read what was edited"),
+        ("plain", "sh -c 'rm \"$1\"; mkdir \"$1\"' sh", 2, "left no regular file"),
+        ("dir", "true", 2, "is a directory"),
+        ("link", "true", 2, "not a regular file"),
+        ("no/where", "true", 2, "the archive has no no"),
+        ("", "true", 2, "the root of an archive is no file"),
+    ] {
+        let ended = edit(&place, path, editor);
+        assert_eq!(ended.code, code, "{path} {editor}: {}", ended.complaint);
+        assert!(ended.complaint.contains(words), "{path} {editor}: {}", ended.complaint);
+        assert!(listed() == before, "{path} {editor}");
+    }
+}
+
+#[test]
+fn a_signal_ends_the_editor_and_leaves_nothing() {
+    let place = filled();
+    for (signal, code) in [(Signal::SIGTERM, 143), (Signal::SIGHUP, 129)] {
+        let mut command = place.command();
+        command.env("EDITOR", "sh -c 'echo more >> \"$1\"; : > begun; exec sleep 600' sh");
+        let child = place.start(&mut command, &["edit", "a.lbx:plain", "--in", "private"]);
+        let (ended, complaint) = stop(child, signal, || place.path("begun").exists()).unwrap();
+        assert_eq!((ended, complaint.as_str()), (Some(code), "lockbox: interrupted; nothing was changed\n"));
+        assert_eq!(names(&place.path("private")), [""; 0]);
+        assert_eq!(text(&place, "plain"), "one\n");
+        fs::remove_file(place.path("begun")).unwrap();
+    }
+}
+
+#[test]
+fn signals_of_the_keyboard_are_the_editors_business() {
+    let place = filled();
+    let ended = edit(&place, "plain", "sh -c 'kill -INT $PPID; kill -QUIT $PPID; echo more >> \"$1\"' sh");
+    assert_eq!((ended.code, ended.complaint.as_str()), (0, ""));
+    assert_eq!(text(&place, "plain"), "one\nmore\n");
+}
+
+#[test]
+fn what_cannot_be_written_back_is_kept_and_named() {
+    let place = filled();
+    // Nobody can write to an archive that became another file's.
+    let ended = edit(&place, "plain", "sh -c 'echo more >> \"$1\"; : > a.lbx' sh");
+    assert_ne!(ended.code, 0);
+    let kept = ended.complaint.trim_end().rsplit("what was edited is in ").next().unwrap();
+    assert_eq!(fs::read_to_string(place.path(kept)).unwrap(), "one\nmore\n", "{}", ended.complaint);
+}
+
+#[test]
+fn nothing_comes_to_a_disk_unless_it_is_told_to() {
+    let place = filled();
+    let mut command = place.command();
+    command.env("LOCKBOX_PASSFILE", place.path("pass")).env("XDG_RUNTIME_DIR", "/proc").env("EDITOR", "false");
+    let ended = end(command.args(["edit", "a.lbx:plain"]));
+    assert_eq!(ended.code, 2);
+    assert!(ended.complaint.starts_with("lockbox: /proc is not in memory"), "{}", ended.complaint);
+    assert!(ended.complaint.contains("--in"), "{}", ended.complaint);
+}
+
+#[test]
+fn a_directory_where_others_rename_is_no_place_for_what_is_edited() {
+    let place = filled();
+    let mode = |mode| fs::set_permissions(place.path("private"), fs::Permissions::from_mode(mode)).unwrap();
+    mode(0o777);
+    let refused = edit(&place, "plain", "sed -i s/one/two/");
+    assert_eq!(refused.code, 2);
+    assert!(refused.complaint.contains("others may rename what is in"), "{}", refused.complaint);
+    mode(0o1777);
+    assert_eq!(edit(&place, "plain", "sed -i s/one/two/").code, 0);
+    assert_eq!(text(&place, "plain"), "two\n");
+}
+
+#[test]
+fn a_pipe_that_the_editor_leaves_is_not_waited_for() {
+    let place = filled();
+    let left = edit(&place, "plain", "sh -c 'mkfifo \"$(dirname \"$0\")/pipe\"'");
+    assert_eq!((left.code, left.complaint.as_str()), (0, ""));
+}

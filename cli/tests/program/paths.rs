@@ -1,0 +1,342 @@
+//! Commands on paths in an archive: what they do, what they refuse, and that a refusal leaves all as it was.
+
+use std::ffi::{OsStr, OsString};
+use std::fs;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+
+use crate::import_extract::{make_tree, reopen};
+use crate::support::{Place, describe, noise};
+
+/// An archive `a.lbx` with some directories and files.
+fn filled() -> Place {
+    let place = Place::new();
+    place.archive("a.lbx");
+    fs::create_dir_all(place.path("top/sub/deep")).unwrap();
+    for (name, text) in [("top/one", "1"), ("top/two", "2"), ("top/sub/three", "3"), ("top/sub/deep/four", "4")] {
+        fs::write(place.path(name), text).unwrap();
+    }
+    place.good(&["add", "a.lbx", "top"]);
+    place
+}
+
+/// Every path of the archive, sorted.
+fn tree(place: &Place, archive: &str) -> Vec<String> {
+    let listed = String::from_utf8(place.good(&["ls", "-R", "--json", archive])).unwrap();
+    let path = |line: &str| {
+        let object: serde_json::Value = serde_json::from_str(line).unwrap();
+        object["path"].as_str().unwrap().to_owned()
+    };
+    let mut paths: Vec<String> = listed.lines().map(path).collect();
+    paths.sort();
+    paths
+}
+
+fn text(place: &Place, archive: &str, path: &str) -> String {
+    String::from_utf8(place.good(&["cat", archive, path])).unwrap()
+}
+
+/// Runs what must fail with this code and these words, and change nothing.
+fn refused(place: &Place, arguments: &[&str], code: i32, words: &str) {
+    let before = tree(place, "a.lbx");
+    let ended = place.run(arguments);
+    assert_eq!(ended.code, code, "{arguments:?}: {}", ended.complaint);
+    assert!(ended.complaint.contains(words), "{arguments:?}: {}", ended.complaint);
+    assert_eq!(ended.complaint.lines().count(), 1, "{arguments:?}: {}", ended.complaint);
+    assert_eq!(tree(place, "a.lbx"), before, "{arguments:?}");
+}
+
+#[test]
+fn directories_are_made_moved_and_removed_with_what_is_below() {
+    let place = filled();
+    place.good(&["mkdir", "a.lbx:new", "a.lbx:/new/er"]);
+    place.good(&["mkdir", "-p", "a.lbx:x/y/z", "a.lbx:new"]);
+    place.good(&["mv", "a.lbx:top/one", "a.lbx:/top/sub", "a.lbx:x/y"]);
+    place.good(&["mv", "a.lbx:top/two", "a.lbx:second"]);
+    let expected = [
+        "/new",
+        "/new/er",
+        "/second",
+        "/top",
+        "/x",
+        "/x/y",
+        "/x/y/one",
+        "/x/y/sub",
+        "/x/y/sub/deep",
+        "/x/y/sub/deep/four",
+        "/x/y/sub/three",
+        "/x/y/z",
+    ];
+    assert_eq!(tree(&place, "a.lbx"), expected);
+    assert_eq!(text(&place, "a.lbx", "x/y/sub/deep/four"), "4");
+    place.good(&["rm", "-r", "a.lbx:x", "a.lbx:x/y/sub", "a.lbx:second", "a.lbx:new"]);
+    assert_eq!(tree(&place, "a.lbx"), ["/top"]);
+    place.good(&["check", "--full", "a.lbx"]);
+}
+
+#[test]
+fn names_are_bytes() {
+    let place = filled();
+    let argument = |name: &[u8]| OsString::from_vec([b"a.lbx:", name].concat());
+    let odd = b"odd \xff\n:name";
+    place.good(&[OsStr::new("mv"), OsStr::new("a.lbx:top/one"), &argument(odd)]);
+    let listed = place.good(&[OsStr::new("cat"), OsStr::new("a.lbx"), OsStr::from_bytes(odd)]);
+    assert_eq!(listed, b"1");
+    place.good(&[OsStr::new("rm"), &argument(odd)]);
+    assert!(!tree(&place, "a.lbx").iter().any(|path| path.starts_with("/odd")));
+}
+
+#[test]
+fn what_is_refused_leaves_everything_as_it_was() {
+    let place = filled();
+    place.archive("b.lbx");
+    for (arguments, code, words) in [
+        (&["rm", "a.lbx:top/one", "a.lbx:none"][..], 2, "the archive has no none"),
+        (&["rm", "a.lbx:top/one/x"], 2, "the archive has no top/one/x"),
+        (&["rm", "a.lbx:top/one", "a.lbx:top/sub"], 2, "top/sub is a directory; use -r"),
+        (&["rm", "-r", "a.lbx:"], 2, "the root of an archive stays"),
+        (&["rm", "a.lbx:"], 2, "the root of an archive stays"),
+        (&["rm", "a.lbx:top/../x"], 2, "must not contain '..'"),
+        (&["rm", "a.lbx"], 1, "a.lbx names nothing in an archive"),
+        (&["rm", "none.lbx:x"], 1, "none.lbx:x names nothing in an archive"),
+        (&["rm", "a.lbx:top/one", "b.lbx:x"], 1, "are two archives"),
+        (&["mkdir", "a.lbx:ok", "a.lbx:top"], 2, "top is there already"),
+        (&["mkdir", "a.lbx:ok", "a.lbx:no/where"], 2, "the archive has no no"),
+        (&["mkdir", "a.lbx:/"], 2, "is there already"),
+        (&["mkdir", "-p", "a.lbx:ok", "a.lbx:top/one/x"], 2, "top/one/x leads through what is no directory"),
+        (&["mv", "a.lbx:top/one", "a.lbx:top/two"], 2, "two exists already there; use --force to replace it"),
+        (&["mv", "--force", "a.lbx:top/one", "a.lbx:top/one"], 2, "top/one is that already"),
+        (&["mv", "a.lbx:top/one", "a.lbx:top/two/"], 2, "top/two/ is no directory"),
+        (&["mv", "a.lbx:top/one", "a.lbx:top/two/x"], 2, "top/two is no directory"),
+        (&["mv", "a.lbx:top/one", "a.lbx:none/x"], 2, "the archive has no none"),
+        (&["mv", "a.lbx:top/one", "a.lbx:top/two", "a.lbx:none"], 2, "the archive has no none"),
+        (&["mv", "a.lbx:top/one", "a.lbx:none", "a.lbx:top/sub"], 2, "the archive has no none"),
+        (&["mv", "a.lbx:top", "a.lbx:top/sub"], 2, "top would come to lie below itself"),
+        (&["mv", "a.lbx:top/one", "a.lbx:top", "a.lbx:top/sub"], 2, "top would come to lie below itself"),
+        (&["mv", "a.lbx:", "a.lbx:top"], 2, "the root of an archive stays"),
+    ] {
+        refused(&place, arguments, code, words);
+    }
+    place.good(&["check", "--full", "a.lbx"]);
+}
+
+#[test]
+fn a_move_replaces_files_with_force_and_directories_never() {
+    let place = filled();
+    place.good(&["mv", "--force", "a.lbx:top/one", "a.lbx:top/two"]);
+    assert_eq!(text(&place, "a.lbx", "top/two"), "1");
+    place.good(&["mkdir", "-p", "a.lbx:other/two", "a.lbx:other/sub"]);
+    refused(&place, &["mv", "--force", "a.lbx:top/two", "a.lbx:other"], 2, "two is a directory there");
+    refused(&place, &["mv", "--force", "a.lbx:top/sub", "a.lbx:other"], 2, "sub is a directory there");
+}
+
+#[test]
+fn the_room_of_what_was_removed_is_given_back() {
+    let place = filled();
+    fs::write(place.path("large"), noise(4 << 20)).unwrap();
+    place.good(&["add", "a.lbx", "large"]);
+    let room = || place.path("a.lbx").metadata().unwrap().blocks() * 512;
+    let before = room();
+    place.good(&["rm", "a.lbx:large"]);
+    assert!(room() + (3 << 20) < before, "{} of {before} bytes are left", room());
+}
+
+#[test]
+fn reading_commands_and_add_take_the_archive_with_the_path() {
+    let place = filled();
+    assert_eq!(place.good(&["ls", "a.lbx:top/sub"]), place.good(&["ls", "a.lbx", "/top/sub"]));
+    assert_eq!(place.good(&["ls", "a.lbx:"]), b"top\n");
+    assert_eq!(place.good(&["cat", "a.lbx:top/one", "a.lbx:/top/two"]), b"12");
+    place.good(&["extract", "a.lbx:top/one", "a.lbx:top/sub", "--to", "out"]);
+    assert_eq!(fs::read(place.path("out/sub/deep/four")).unwrap(), b"4");
+    assert_eq!(fs::read(place.path("out/one")).unwrap(), b"1");
+    place.good(&["add", "a.lbx:new/dir", "pass"]);
+    assert!(tree(&place, "a.lbx").contains(&"/new/dir/pass".into()));
+    let of_tar = |arguments: &[&str]| place.good(&[&["export-tar"], arguments].concat());
+    assert_eq!(of_tar(&["a.lbx:top/sub"]), of_tar(&["a.lbx", "top/sub"]));
+    for (arguments, code, words) in [
+        (&["add", "a.lbx:new", "pass", "--to", "x"][..], 1, "there is no --to"),
+        (&["ls", "a.lbx:top", "a.lbx:new"], 1, "one file or directory is listed at a time"),
+        (&["cat", "a.lbx:top/one", "top/two"], 1, "top/two names nothing in an archive"),
+        (&["cat", "a.lbx"], 1, "say which file of the archive"),
+        (&["ls", "a.lbx:none"], 2, "none: no such file or directory"),
+    ] {
+        refused(&place, arguments, code, words);
+    }
+    // An archive whose own name has a colon is meant as a whole.
+    fs::rename(place.path("a.lbx"), place.path("a:b.lbx")).unwrap();
+    assert_eq!(place.good(&["cat", "a:b.lbx", "top/one"]), b"1");
+    assert_eq!(place.good(&["cat", "a:b.lbx:top/one"]), b"1");
+}
+
+#[test]
+fn copies_go_in_out_and_around() {
+    let place = filled();
+    fs::write(place.path("file"), "new").unwrap();
+    place.good(&["cp", "file", "a.lbx:"]);
+    place.good(&["cp", "file", "a.lbx:top/renamed"]);
+    place.good(&["cp", "-r", "top", "file", "a.lbx:top/sub"]);
+    assert_eq!(text(&place, "a.lbx", "file"), "new");
+    assert_eq!(text(&place, "a.lbx", "top/renamed"), "new");
+    assert_eq!(text(&place, "a.lbx", "top/sub/top/sub/deep/four"), "4");
+
+    fs::create_dir(place.path("out")).unwrap();
+    place.good(&["cp", "a.lbx:file", "a.lbx:top/one", "out"]);
+    assert_eq!(fs::read(place.path("out/file")).unwrap(), b"new");
+    place.good(&["cp", "a.lbx:top/two", "second"]);
+    place.good(&["cp", "-r", "a.lbx:top/sub", "third"]);
+    place.good(&["cp", "-r", "a.lbx:", "whole"]);
+    assert_eq!(fs::read(place.path("second")).unwrap(), b"2");
+    assert_eq!(fs::read(place.path("third/deep/four")).unwrap(), b"4");
+    assert_eq!(fs::read(place.path("whole/top/sub/three")).unwrap(), b"3");
+
+    place.good(&["cp", "-r", "a.lbx:top/sub/deep", "a.lbx:file", "a.lbx:top"]);
+    place.good(&["cp", "--force", "a.lbx:file", "a.lbx:top/two"]);
+    assert_eq!(text(&place, "a.lbx", "top/deep/four"), "4");
+    assert_eq!(text(&place, "a.lbx", "top/two"), "new");
+    assert_eq!(text(&place, "a.lbx", "top/file"), "new");
+    place.good(&["check", "--full", "a.lbx"]);
+}
+
+#[test]
+fn a_copy_within_keeps_everything_and_shares_what_is_stored() {
+    let place = Place::new();
+    place.archive("a.lbx");
+    let tree = place.path("tree");
+    make_tree(&tree);
+    fs::write(tree.join("dir/largest"), noise(16 << 20)).unwrap();
+    place.good(&["add", "a.lbx", "tree"]);
+    let room = || place.path("a.lbx").metadata().unwrap().blocks() * 512;
+    let before = room();
+    place.good(&["cp", "-r", "a.lbx:tree", "a.lbx:again"]);
+    assert!(room() < before + (6 << 20), "{before} bytes became {}", room());
+    place.good(&["extract", "a.lbx", "again", "--to", "out", "--privileges"]);
+    let (one, other) = (describe(&tree), describe(&place.path("out/again")));
+    assert_eq!(one.keys().collect::<Vec<_>>(), other.keys().collect::<Vec<_>>());
+    for (path, object) in &one {
+        assert_eq!(object, &other[path], "{}", path.display());
+    }
+    place.good(&["check", "--full", "a.lbx"]);
+    reopen(&tree);
+    reopen(&place.path("out/again"));
+}
+
+#[test]
+fn a_copy_that_is_refused_copies_nothing() {
+    let place = filled();
+    place.archive("b.lbx");
+    fs::create_dir(place.path("out")).unwrap();
+    fs::write(place.path("two"), "other").unwrap();
+    for (arguments, code, words) in [
+        (&["cp", "top", "a.lbx:x"][..], 2, "top is a directory; use -r"),
+        (&["cp", "none", "a.lbx:x"], 2, "cannot read none"),
+        (&["cp", "two", "pass", "a.lbx:x"], 2, "the archive has no x"),
+        (&["cp", "two", "a.lbx:no/x"], 2, "the archive has no no"),
+        (&["cp", "two", "a.lbx:x/"], 2, "the archive has no x/"),
+        (&["cp", "a.lbx:top/one", "a.lbx:none", "out"], 2, "the archive has no none"),
+        (&["cp", "a.lbx:top", "out"], 2, "top is a directory; use -r"),
+        (&["cp", "a.lbx:", "out"], 2, "the root of the archive is a directory; use -r"),
+        (&["cp", "a.lbx:top/one", "no/x"], 2, "no is no directory"),
+        (&["cp", "a.lbx:top/one", "a.lbx:top/two", "x"], 2, "x is no directory"),
+        (&["cp", "a.lbx:top/two", "."], 2, "two exists already in .; use --force"),
+        (&["cp", "a.lbx:top/one", "a.lbx:top/two"], 2, "two exists already there; use --force"),
+        (&["cp", "-r", "a.lbx:top", "a.lbx:top/sub"], 2, "top would come to lie below itself"),
+        (&["cp", "-r", "a.lbx:", "a.lbx:x"], 2, "cannot be copied into itself"),
+        (&["cp", "--force", "a.lbx:top/one", "a.lbx:top/one"], 2, "top/one is that already"),
+        (&["cp", "a.lbx:top/one", "b.lbx:x"], 1, "copy with 'lockbox export-tar' of the one"),
+        (&["cp", "a.lbx:top/one", "two", "out"], 1, "copy one after the other"),
+        (&["cp", "two", "out"], 1, "nothing of it is in an archive"),
+    ] {
+        refused(&place, arguments, code, words);
+        assert_eq!(fs::read_dir(place.path("out")).unwrap().count(), 0);
+    }
+    let ended = place.run(&["cp", "two", "a.lbx:top"]);
+    assert_eq!(ended.code, 2);
+    assert!(ended.complaint.contains("use --force to replace it"), "{}", ended.complaint);
+    assert_eq!(text(&place, "a.lbx", "top/two"), "2");
+    place.good(&["cp", "--force", "two", "a.lbx:top"]);
+    assert_eq!(text(&place, "a.lbx", "top/two"), "other");
+}
+
+/// The lines of a comparison that must find something.
+fn differing(place: &Place, arguments: &[&str]) -> Vec<String> {
+    let ended = place.run(arguments);
+    assert_eq!((ended.code, ended.complaint.as_str()), (3, ""), "{arguments:?}");
+    String::from_utf8(ended.out).unwrap().lines().map(str::to_owned).collect()
+}
+
+#[test]
+fn a_comparison_tells_what_is_not_alike_and_nothing_else() {
+    let place = Place::new();
+    place.archive("a.lbx");
+    let tree = place.path("tree");
+    make_tree(&tree);
+    place.good(&["add", "a.lbx", "tree"]);
+    for other in ["tree", "a.lbx:tree"] {
+        assert_eq!(place.good(&["diff", "--metadata", "a.lbx:tree", other]), b"");
+        assert_eq!(place.good(&["diff", "--metadata", other, "a.lbx:tree"]), b"");
+    }
+    // Another byte, with the size and the time of before.
+    let large = tree.join("dir/large");
+    let modified = large.metadata().unwrap().modified().unwrap();
+    let mut content = fs::read(&large).unwrap();
+    content[2_000_000] ^= 1;
+    fs::write(&large, content).unwrap();
+    fs::File::options().write(true).open(&large).unwrap().set_modified(modified).unwrap();
+    fs::write(tree.join("dir/more"), "").unwrap();
+    fs::remove_file(tree.join("and again")).unwrap();
+    fs::remove_file(tree.join("link")).unwrap();
+    symlink("other", tree.join("link")).unwrap();
+    fs::remove_file(tree.join("fifo")).unwrap();
+    fs::create_dir(tree.join("fifo")).unwrap();
+    let at = |path: &str| (format!("a.lbx:/tree/{path}"), format!("tree/{path}"));
+    let differ = |what: &str, path: &str| format!("{what} {} and {} differ", at(path).0, at(path).1);
+    let expected = [
+        "Only in a.lbx:/tree: and again".to_owned(),
+        differ("Files", "dir/large"),
+        "Only in tree/dir: more".to_owned(),
+        format!("File {} is a fifo while file {} is a directory", at("fifo").0, at("fifo").1),
+        differ("Symbolic links", "link"),
+    ];
+    let mut found = differing(&place, &["diff", "a.lbx:tree", "tree"]);
+    found.sort();
+    let mut expected_sorted = expected.to_vec();
+    expected_sorted.sort();
+    assert_eq!(found, expected_sorted);
+
+    place.good(&["cp", "--force", "tree/dir/large", "a.lbx:tree/dir/large"]);
+    assert_eq!(differing(&place, &["diff", "a.lbx:tree/dir", "tree/dir"]), ["Only in tree/dir: more"]);
+    fs::set_permissions(&large, fs::Permissions::from_mode(0o600)).unwrap();
+    assert_eq!(place.good(&["diff", "a.lbx:tree/dir/large", "tree/dir/large"]), b"");
+    let line = "a.lbx:/tree/dir/large and tree/dir/large differ in mode".to_owned();
+    let found = differing(&place, &["diff", "--metadata", "a.lbx:tree/dir/large", "tree/dir/large"]);
+    assert!(found[0].starts_with(&line), "{found:?}");
+    reopen(&tree);
+}
+
+#[test]
+fn archives_are_compared_with_each_other_and_json_tells_the_same() {
+    let place = filled();
+    place.archive("b.lbx");
+    place.good(&["add", "b.lbx", "top"]);
+    place.good(&["rm", "b.lbx:top/one"]);
+    place.good(&["cp", "pass", "b.lbx:top/three"]);
+    fs::write(place.path("two"), "3").unwrap();
+    place.good(&["cp", "--force", "two", "b.lbx:top"]);
+    let ended = place.run(&["diff", "--json", "a.lbx", "b.lbx"]);
+    assert_eq!((ended.code, ended.complaint.as_str()), (3, ""));
+    let objects: Vec<serde_json::Value> =
+        String::from_utf8(ended.out).unwrap().lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let expected = [("top/one", "only-first"), ("top/three", "only-second"), ("top/two", "content")];
+    let found: Vec<(&str, &str)> =
+        objects.iter().map(|o| (o["path"].as_str().unwrap(), o["differs"].as_str().unwrap())).collect();
+    assert_eq!(found, expected);
+    assert_eq!(differing(&place, &["diff", "a.lbx:top/one", "a.lbx:top/two"]).len(), 1);
+    for (arguments, code, words) in [
+        (&["diff", "top", "two"][..], 1, "diff(1) compares those"),
+        (&["diff", "a.lbx", "none"], 2, "cannot read none"),
+        (&["diff", "a.lbx:none", "top"], 2, "the archive has no none"),
+    ] {
+        refused(&place, arguments, code, words);
+    }
+}
