@@ -6,6 +6,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
+mod bench;
 mod bench_http;
 mod bench_store;
 mod compact;
@@ -26,21 +27,8 @@ enum Command {
     Serve(Box<serve::Serve>),
     Doctor(doctor::Doctor),
     Compact(compact::Compact),
-    BenchStore(bench_store::BenchStore),
-    /// Measure how many shares are made each second over HTTP
-    BenchHttp(bench_http::BenchHttp),
-    /// Measure how many shares are fetched each second over HTTP
-    BenchHttpFetch(bench_http::BenchHttp),
-    /// Measure how many shares are made and then fetched each second over HTTP
-    BenchHttpFlow(bench_http::BenchHttp),
-    /// Measure how many simple questions are answered each second over HTTP, and how soon
-    BenchHttpGet(bench_http::BenchHttp),
-    /// Measure how many shares are made each second by batches of a hundred, beside one by one
-    BenchHttpBatch(bench_http::BenchHttp),
-    BenchHttpRange(bench_http::range::BenchRange),
-    /// Answer everything with what stands on standard input, for the measurements
-    #[command(hide = true)]
-    BenchFloor,
+    #[command(subcommand)]
+    Bench(bench::Bench),
 }
 
 fn main() -> ExitCode {
@@ -48,15 +36,8 @@ fn main() -> ExitCode {
     let result = match Arguments::parse().command {
         Command::Serve(arguments) => serve::run(&arguments),
         Command::Doctor(arguments) => doctor::run(&arguments),
-        Command::BenchHttp(arguments) => bench_http::run(&arguments, bench_http::What::Share),
-        Command::BenchHttpFetch(arguments) => bench_http::run(&arguments, bench_http::What::Fetch),
-        Command::BenchHttpFlow(arguments) => bench_http::run(&arguments, bench_http::What::Flow),
-        Command::BenchHttpGet(arguments) => bench_http::run(&arguments, bench_http::What::Get),
-        Command::BenchHttpBatch(arguments) => bench_http::run(&arguments, bench_http::What::Batch),
-        Command::BenchHttpRange(arguments) => bench_http::range::run(&arguments),
-        Command::BenchFloor => bench_http::floor::run(),
-        Command::BenchStore(arguments) => bench_store::run(&arguments),
         Command::Compact(arguments) => compact::run(&arguments),
+        Command::Bench(command) => bench::run(&command),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
@@ -82,10 +63,13 @@ mod tests {
     fn every_command_and_option_is_in_the_manual_page_and_the_page_has_no_others() {
         let mut program = Arguments::command();
         program.build();
+        let shown = |command: &&clap::Command| !command.is_hide_set() && command.get_name() != "help";
+        let mut all: Vec<&clap::Command> = program.get_subcommands().filter(shown).collect();
+        let inner: Vec<_> = all.iter().flat_map(|command| command.get_subcommands()).filter(shown).collect();
+        assert!(inner.len() > 5, "{inner:?}");
+        all.extend(inner);
         let mut has: BTreeSet<String> = BTreeSet::new();
-        for command in
-            program.get_subcommands().filter(|command| !command.is_hide_set() && command.get_name() != "help")
-        {
+        for command in all {
             assert!(
                 PAGE.lines()
                     .any(|line| line.starts_with(".Cm ") && line.split(' ').any(|word| word == command.get_name())),

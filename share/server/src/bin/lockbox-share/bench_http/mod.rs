@@ -95,7 +95,7 @@ pub(crate) fn run(arguments: &BenchHttp, what: What) -> Result<(), String> {
             return Ok(None);
         }
         let mut command = Command::new(&program);
-        command.arg("bench-floor");
+        command.args(["bench", "floor"]);
         let answer = if what == What::Fetch { &sample.claimed } else { &sample.created };
         let server = Server::start(command, Some(answer))?;
         measure(&server, load_of(what, &server, handles, arguments.requests)).map(Some)
