@@ -3,8 +3,9 @@
 
     terminal.py [QUESTION ANSWER]... -- PROGRAM ARGUMENT...
 
-QUESTION is a regular expression; ^C and ^D in an ANSWER are those keys, and every other answer ends with the return key. Ends with the exit
-code of the program, and with 99 when a question was not asked within 30 seconds.
+QUESTION is a regular expression; ^C and ^D in an ANSWER are those keys, and every other answer ends with the return key; \\1 in it is what the
+first group of this or an earlier question found. Ends with the exit code of the program, and with 99 when a question was not asked within 30
+seconds.
 """
 
 import os
@@ -29,7 +30,7 @@ def main():
         os.environ["TERM"] = "xterm"
         os.execvp(command[0], command)
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
-    shown, start, missed = b"", 0, False
+    shown, start, missed, group = b"", 0, False, b"\\1"
     for question, answer in questions:
         deadline = time.time() + DEADLINE
         while not (found := question.search(shown, start)):
@@ -42,7 +43,8 @@ def main():
             break
         start = found.end()
         wait_for_silence(terminal)
-        os.write(terminal, answer)
+        group = found[1] if question.groups else group
+        os.write(terminal, answer.replace(b"\\1", group))
     while not missed and (more := read(terminal, time.time() + 10 * DEADLINE)):
         shown += more
     sys.stdout.buffer.write(shown.replace(b"\r\n", b"\n"))

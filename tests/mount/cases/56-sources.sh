@@ -76,8 +76,8 @@ case_wrong_and_hostile_sources_are_one_sentence() {
     attach_with() { mount.lockbox "$@" box.lbx box; }
     for program in list attach_with; do
         refused 10 'wrong passphrase' "$program" --passfile wrong
-        refused 2 'the passphrase is empty' "$program" --passfile empty
-        refused 2 'the passphrase is empty' "$program" --passfile /dev/null
+        refused 2 'has no passphrase: it is empty' "$program" --passfile empty
+        refused 2 'has no passphrase: it is empty' "$program" --passfile /dev/null
         refused 2 'No such file' "$program" --passfile missing
         refused 2 'Is a directory' "$program" --passfile credentials
         refused 2 'longer than 64 KiB' "$program" --passfile /dev/zero
@@ -86,13 +86,13 @@ case_wrong_and_hostile_sources_are_one_sentence() {
         refused 1 'passfd' "$program" --passfd 1
         refused 2 'longer than 64 KiB' "$program" --passcommand 'yes hush-hush'
         refused 2 'exit status: 3' "$program" --passcommand 'echo hush-hush; exit 3'
-        refused 2 'the passphrase is empty' "$program" --passcommand true
+        refused 2 'printed no passphrase' "$program" --passcommand true
         refused 10 'wrong passphrase' "$program" --passcommand 'echo hush-hush'
         refused 2 'CREDENTIALS_DIRECTORY' "$program" --credential box
         refused 1 'without a path' "$program" --credential ../wrong
         refused 1 'both give the passphrase' "$program" --passfile wrong --passcommand 'echo hush-hush'
         # Nothing on standard input, and none at all.
-        refused 2 'the passphrase is empty' "$program"
+        refused 2 'standard input had no passphrase' "$program"
         refused 2 'is not there to be run' env PATH="$WORK/credentials" "$(type -P lockbox)" ls --ask-password box.lbx
     done
     export CREDENTIALS_DIRECTORY=$WORK/credentials
@@ -108,7 +108,7 @@ case_wrong_and_hostile_sources_are_one_sentence() {
     refused 2 'longer than 64 KiB' list --passfd 7
     exec 8<&- 7<&-
     lockbox ls box.lbx <&- 2>stderr && fail 'a closed standard input opened the archive'
-    grep -q 'the passphrase is empty' stderr
+    grep -q 'standard input had no passphrase' stderr
     ! mountpoint -q box || fail 'mounted all the same'
 }
 
@@ -222,7 +222,7 @@ case_a_key_in_the_keyring_is_used_before_asking_until_it_is_forgotten() {
         note 'no keyrings here: the option is refused'
         return
     fi
-    refused 2 'the passphrase is empty' lockbox ls box.lbx
+    refused 2 'standard input had no passphrase' lockbox ls box.lbx
     refused 1 'takes a time' mount.lockbox -o keyring-cache=never box.lbx box
     mount.lockbox -o "keyring-cache=10m,passfile=$PASSFILE,log=$WORK/box.log" box.lbx box
     echo content >box/file
@@ -241,7 +241,7 @@ case_a_key_in_the_keyring_is_used_before_asking_until_it_is_forgotten() {
     ! grep lockbox: /proc/keys | awk '$4 == "perm" || $5 != "3f000000"' | grep . || fail 'a key without an end, or for others'
     lockbox forget box.lbx | grep -q 'is forgotten'
     lockbox forget box.lbx | grep -q 'was not kept'
-    refused 2 'the passphrase is empty' lockbox ls box.lbx
+    refused 2 'standard input had no passphrase' lockbox ls box.lbx
     # Whoever changed the keys is asked for them again, and who only looked at what would change is not.
     local change
     lockbox key add --passfile "$PASSFILE" --new-keyfile key --generate box.lbx >added
@@ -257,7 +257,7 @@ case_a_key_in_the_keyring_is_used_before_asking_until_it_is_forgotten() {
         # shellcheck disable=SC2086
         lockbox $change >changed
         lockbox forget box.lbx | grep -q 'was not kept' || fail "still kept after: $change"
-        refused 2 'the passphrase is empty' lockbox ls box.lbx
+        refused 2 'standard input had no passphrase' lockbox ls box.lbx
     done
     lockbox ls --keyring-cache 2 --passfile "$PASSFILE" box.lbx >/dev/null
     await 20 empty_again

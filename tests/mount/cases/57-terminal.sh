@@ -1,11 +1,17 @@
 # What a person sees on a terminal: questions, answers that do not show, mistakes, bars that go away, and nothing of that for programs.
 # shellcheck shell=bash disable=SC2317,SC2164
 
-# seen CODE PATTERN [QUESTION ANSWER]... -- COMMAND...: as the terminal shows it, in $WORK/screen. No secret stands there.
+# What is said for as long as a key is derived, which depends on the machine.
+SIGN=$'Deriving the key...\r\e[K'
+
+# seen CODE PATTERN [QUESTION ANSWER]... -- COMMAND...: as the terminal shows it, in $WORK/screen, without the sign that a key is derived. No secret
+# stands there.
 seen() {
-    local code=$1 pattern=$2 got=0
+    local code=$1 pattern=$2 got=0 screen
     shift 2
-    terminal.py "$@" >"$WORK/screen" || got=$?
+    terminal.py "$@" >"$WORK/all" || got=$?
+    screen=$(<"$WORK/all")
+    printf '%s\n' "${screen//"$SIGN"/}" >"$WORK/screen"
     [[ $got -eq $code ]] || fail "exit code $got instead of $code: $(cat "$WORK/screen")"
     grep -Eq -- "$pattern" "$WORK/screen" || fail "nothing like '$pattern' in: $(cat "$WORK/screen")"
     ! grep -Eq 'hush|panicked' "$WORK/screen" || fail "a secret or a panic on the terminal: $(cat "$WORK/screen")"
@@ -13,39 +19,167 @@ seen() {
 
 case_passphrases_are_asked_for_and_never_shown() {
     cd "$WORK"
-    local ask='Passphrase of box.lbx: ' new='New passphrase of box.lbx: ' again='The same again: '
+    local ask='Passphrase of box.lbx: ' plain='New passphrase of box.lbx: ' again='The same again: '
+    local new='New passphrase of box.lbx \(Enter for a generated one\): '
+    # Good enough that nobody is asked whether it is wanted.
+    local good='hush mural stardust pluck'
     local create=(lockbox create --weak-kdf --kdf-memory 1 box.lbx)
-    seen 2 '^lockbox: the two passphrases differ; nothing was changed$' "$new" hush "$again" hush-hush -- "${create[@]}"
-    seen 2 '^lockbox: the passphrase is empty' "$new" '' "$again" '' -- "${create[@]}"
-    seen 130 "^$new" "$new" ^C -- "${create[@]}"
+    seen 2 '^lockbox: the two passphrases differ; nothing was changed$' "$new" "$good" "$again" hush-hush -- "${create[@]}"
+    seen 2 '^lockbox: nothing was typed' "$plain" '' "$again" '' -- "${create[@]}" --quiet
+    seen 130 '^New' "$new" ^C -- "${create[@]}"
     [[ ! -e box.lbx ]] || fail 'something was made'
-    seen 0 "^$new\$" "$new" hush "$again" hush -- "${create[@]}"
-    same "$(cat screen)" "$new
+    seen 0 '^New' "$new" "$good" "$again" "$good" -- "${create[@]}"
+    same "$(cat screen)" "${new//\\/}
+$again
+Without its passphrase nobody can open it, neither you nor anybody else: there is no other way in.
+A second way is a recovery code on paper: lockbox key recovery box.lbx
+Use it as a folder: lockbox mount box.lbx DIRECTORY"
+    rm box.lbx
+    seen 0 "^$plain\$" "$plain" hush "$again" hush -- "${create[@]}" --quiet
+    same "$(cat screen)" "$plain
 $again"
-    seen 10 '^lockbox: box.lbx: wrong passphrase or key$' "$ask" hush-hush -- lockbox ls box.lbx
+    # Three tries, each said to be wrong where it is asked; who types nothing gives up.
+    local wrong="Wrong passphrase. $ask"
+    seen 10 '^lockbox: box.lbx: wrong passphrase or key$' "$ask" hush-hush "$wrong" hushes "$wrong" hushed -- lockbox ls box.lbx
+    same "$(grep -c "$ask" screen)" 3
+    seen 10 '^lockbox: box.lbx: wrong passphrase or key$' "$ask" hush-hush "$wrong" ^D -- lockbox ls box.lbx
+    seen 130 "^$wrong" "$ask" hush-hush "$wrong" ^C -- lockbox ls box.lbx
+    seen 0 "^$wrong\$" "$ask" hush-hush "$wrong" hushes "$wrong" hush -- lockbox ls box.lbx
     seen 2 '^lockbox: nothing was typed$' "$ask" ^D -- lockbox ls box.lbx
     seen 0 "^$ask\$" "$ask" hush -- lockbox ls box.lbx
     mkdir box
-    seen 10 '^mount.lockbox: .*wrong passphrase' "$ask" hush-hush -- mount.lockbox -o "log=$WORK/box.log" box.lbx box
+    seen 10 '^mount.lockbox: .*wrong passphrase' "$ask" hush-hush "$wrong" hushes "$wrong" hushed -- mount.lockbox -o "log=$WORK/box.log" box.lbx box
     seen 0 "^$ask\$" "$ask" hush -- lockbox mount -o "log=$WORK/box.log" box.lbx box
     # What is asked for nothing is not asked for.
     seen 13 'already mounted at' -- lockbox mount box.lbx box
     seen 13 'is in use: process' -- lockbox passwd box.lbx
-    seen 0 '^Mount point  *.*/box$' -- lockbox status box
+    seen 0 '^[^ ]*/box  [^ ]*/box.lbx  mounted$' -- lockbox status box
     detach box
-    seen 0 'The passphrase is changed' "$ask" hush "$new" hushed "$again" hushed -- lockbox passwd --weak-kdf --kdf-memory 1 box.lbx
-    seen 0 'Key slot 1 opens' "$ask" hushed "$new" hush "$again" hush -- lockbox key add --weak-kdf --kdf-memory 1 --label 'a label' box.lbx
-    seen 0 '^ 1  passphrase  .* UTC  a label$' "$ask" hush -- lockbox key ls box.lbx
+    seen 0 'The passphrase is changed' "$ask" hush "$plain" hushed "$again" hushed -- lockbox passwd --quiet --weak-kdf --kdf-memory 1 box.lbx
+    seen 0 'Key slot 1 opens' "$ask" hushed "$plain" hush "$again" hush -- lockbox key add --quiet --weak-kdf --kdf-memory 1 --label 'a label' box.lbx
+    seen 0 '^ 1  passphrase  .* \+00:00  a label$' "$ask" hush -- lockbox key ls box.lbx
+    # What else opens it: kinds, and no labels. A program is told the same as ever, at once.
+    printf 'hush\n' >hush
+    chmod 600 hush
+    lockbox key recovery --passfile hush --label 'in the drawer' box.lbx >/dev/null
+    lockbox key add --passfile hush --new-keyfile stick --generate --label 'the stick' box.lbx >/dev/null
+    seen 10 'or key; it also opens with a recovery code, typed in place of the passphrase, or a key file \(--keyfile\)$' \
+        "$ask" hushes "$wrong" hushes "$wrong" hushes -- lockbox ls box.lbx
+    ! grep -q 'drawer\|the stick' screen || fail 'a label shows'
+    expect 10 'box.lbx: wrong passphrase or key$' sh -c 'echo hushes | lockbox ls box.lbx'
     # Standard input is something else, so the terminal itself is asked.
     seen 0 "^$ask\$" "$ask" hush -- sh -c 'echo value | lockbox env set box.lbx NAME'
     seen 0 '^value$' "$ask" hush -- lockbox env get box.lbx NAME
 }
 
+case_a_weak_passphrase_is_told_and_taken_when_it_is_wanted() {
+    cd "$WORK"
+    local new='New passphrase of box.lbx.*: ' again='The same again: ' good='hush mural stardust pluck'
+    local weak='This passphrase is weak: [a-z ]+ guesses find it\. Use it anyway\? \[y/N\] '
+    local create=(lockbox create --weak-kdf --kdf-memory 1 box.lbx)
+    # Who does not want it is asked for another, as often as needed.
+    seen 0 "^$again\$" "$new" hush "$weak" '' "$new" hush "$weak" n "$new" "$good" "$again" "$good" -- "${create[@]}"
+    rm box.lbx
+    seen 2 'nothing was typed' "$new" hush "$weak" ^D "$new" ^D -- "${create[@]}"
+    seen 130 'is weak' "$new" hush "$weak" ^C -- "${create[@]}"
+    [[ ! -e box.lbx ]] || fail 'something was made'
+    seen 0 "^$again\$" "$new" hush "$weak" y "$again" hush -- "${create[@]}"
+    seen 0 'Key slot 1 opens' 'Passphrase of' hush "$new" hushed "$weak" y "$again" hushed -- lockbox key add --weak-kdf --kdf-memory 1 box.lbx
+    seen 0 'is changed' 'Passphrase of' hush "$new" hushes 'is weak' y "$again" hushes -- lockbox passwd --weak-kdf --kdf-memory 1 box.lbx
+    # The name of the archive is guessed first.
+    rm box.lbx
+    seen 130 'a few guesses find it' "$new" box "$weak" ^C -- "${create[@]}"
+    # Nobody who is no person on a terminal is asked.
+    # shellcheck disable=SC2016
+    seen 0 "^$again\$" "$new" hush "$again" hush -- sh -c '"$@" 2>said' - "${create[@]}"
+    same "$(cat said)" ''
+    same "$(printf 'hush\nhush\n' | lockbox passwd --weak-kdf --kdf-memory 1 box.lbx 2>&1 >said)" ''
+}
+
+case_a_derivation_that_takes_long_is_told_and_programs_see_nothing() {
+    cd "$WORK"
+    local good='hush mural stardust pluck' new='New passphrase of box.lbx.*: ' again='The same again: ' ask='Passphrase of box.lbx: '
+    # 6 GiB go through memory, which takes some seconds.
+    seen 0 'Use it as a folder' "$new" "$good" "$again" "$good" -- lockbox create --kdf-memory 128 --kdf-passes 48 box.lbx
+    grep -qF "$SIGN" all || fail "no sign of work: $(cat all)"
+    ! grep -q 'Deriving' screen || fail 'it stays'
+    seen 0 "^$ask\$" "$ask" "$good" -- lockbox ls box.lbx
+    grep -qF "$SIGN" all || fail "no sign of work: $(cat all)"
+    seen 0 "^$ask\$" "$ask" "$good" -- lockbox ls --quiet box.lbx
+    ! grep -q 'Deriving' all || fail 'not quiet'
+    printf '%s\n' "$good" >hush
+    chmod 600 hush
+    same "$(lockbox ls --passfile hush box.lbx 2>&1)" ''
+    mkdir box
+    seen 0 "^$ask\$" "$ask" "$good" -- lockbox mount -o "log=$WORK/box.log" box.lbx box
+    grep -qF "$SIGN" all || fail "no sign of work: $(cat all)"
+    detach box
+}
+
+case_who_types_nothing_gets_words_to_write_down() {
+    cd "$WORK"
+    local new='New passphrase of box.lbx \(Enter for a generated one\): ' words='\r\n    ([a-z-]+( [a-z-]+){5})\r\n\r\nType it: ' printed
+    local options=(--weak-kdf --kdf-memory 1)
+    # Who cannot type it has not written it down.
+    local not='That is another one. Type it as it stands there: '
+    seen 2 'not the generated passphrase; nothing was changed' "$new" '' "$words" 'hush \1' "$not" '' "$not" hush -- lockbox create "${options[@]}" box.lbx
+    seen 2 'nothing was typed' "$new" '' "$words" ^D -- lockbox create "${options[@]}" box.lbx
+    [[ ! -e box.lbx ]] || fail 'something was made'
+    seen 0 'Write this passphrase down' "$new" '' "$words" hush "$not" '\1' -- lockbox create "${options[@]}" box.lbx
+    printed=$(grep -E '^    ' screen)
+    same "$(grep -c "${printed:4}" screen)" 1 'it is shown once'
+    lockbox ls box.lbx <<<"${printed:4}"
+    seen 0 'is changed' 'Passphrase of' "${printed:4}" "$new" '' "$words" '\1' -- lockbox passwd "${options[@]}" box.lbx
+    expect 10 'wrong passphrase' sh -c 'echo "$1" | lockbox ls box.lbx' - "${printed:4}"
+    lockbox ls box.lbx <<<"$(grep -E '^    ' screen | cut -c 5-)"
+    # For a script, which has nothing typed.
+    lockbox create "${options[@]}" --generate-passphrase made.lbx >words 2>errors
+    same "$(wc -l <words) $(wc -w <words) $(cat errors)" '1 6 '
+    lockbox ls made.lbx <words
+    expect 1 'generate-passphrase' lockbox create --generate-passphrase --passfile words other.lbx
+    expect 14 'No space left' sh -c 'lockbox create --generate-passphrase other.lbx >/dev/full'
+    [[ ! -e other.lbx ]] || fail 'an archive that nobody can open'
+}
+
+case_changes_of_keys_have_three_tries_too() {
+    new_archive box
+    cd "$WORK"
+    local ask='Passphrase of box.lbx: ' new='New passphrase of box.lbx.*: ' again='The same again: ' good='hush mural stardust pluck'
+    local wrong="Wrong passphrase. $ask" right secret command
+    right=$(cat "$PASSFILE")
+    secret=(--weak-kdf --kdf-memory 1)
+    cp box.lbx before.lbx
+    lockbox header backup box.lbx header
+    # Nothing more is asked, and nothing is changed, before the one that opens it is there.
+    for command in passwd 'key add' 'key ls' 'key test' 'key recovery' 'key rekey' 'header restore'; do
+        local rest=()
+        [[ $command != 'header restore' ]] || rest=(header)
+        # shellcheck disable=SC2086
+        seen 10 'box.lbx: wrong passphrase or key \(it opens with: passphrase\)$' \
+            "$ask" hush "$wrong" hushes "$wrong" hushed -- lockbox $command box.lbx "${rest[@]}"
+        ! grep -q "$new" screen || fail "asked for a new one: $command"
+    done
+    seen 10 'wrong passphrase' "$ask" hush "$wrong" hushes "$wrong" ^D -- lockbox key rm box.lbx 0
+    same_file box.lbx before.lbx
+    # A mistyped recovery code is told as what it is.
+    seen 10 'group 1 of the recovery code has a typing error. Passphrase of' \
+        "$ask" 123456-123456-123456-123456-123456-123456-123456-123456-123456 'typing error. Passphrase of box.lbx: ' ^D -- lockbox key ls box.lbx
+    seen 0 'is changed' "$ask" hush "$wrong" "$right" "$new" "$good" "$again" "$good" -- lockbox passwd "${secret[@]}" box.lbx
+    seen 0 'slot 1 opens' "$ask" hushed "$wrong" hush "$wrong" "$good" "$new" "$good" "$again" "$good" -- lockbox key add "${secret[@]}" box.lbx
+    seen 0 '^opens key slot 1 ' "$ask" hush "$wrong" "$good" -- lockbox key test box.lbx
+    seen 0 'slot 1 passphrase is removed' "$ask" hush "$wrong" "$good" -- lockbox key rm box.lbx 1
+    seen 0 'new volume key' "$ask" hush "$wrong" "$good" -- lockbox key rekey box.lbx
+    # The new one may come from a file, and a program has one try.
+    seen 0 'is changed' "$ask" hush "$wrong" "$good" -- lockbox passwd "${secret[@]}" --new-passfile "$PASSFILE" box.lbx
+    expect 10 'wrong passphrase' sh -c 'printf "hush\nhush\n" | lockbox passwd box.lbx'
+    lockbox ls --passfile "$PASSFILE" box.lbx
+}
+
 case_a_recovery_asks_whose_passphrase_is_replaced() {
     new_archive box
     cd "$WORK"
-    local code='Recovery code of box.lbx: ' new='New passphrase of box.lbx: ' again='The same again: '
-    local recover=(lockbox recovery --weak-kdf --kdf-memory 1 box.lbx) digits wrong
+    local code='Recovery code of box.lbx: ' new='New passphrase of box.lbx.*: ' again='The same again: '
+    local recover=(lockbox recovery --weak-kdf --kdf-memory 1 box.lbx) good='hush mural stardust pluck' digits wrong
     digits=$(lockbox key recovery --passfile "$PASSFILE" box.lbx | grep -oE '[0-9]{6}(-[0-9]{6}){8}')
     wrong=$(((${digits:2:1} + 1) % 10))
     cp box.lbx before.lbx
@@ -56,15 +190,15 @@ case_a_recovery_asks_whose_passphrase_is_replaced() {
     same_file box.lbx before.lbx
     lockbox key add --passfile "$PASSFILE" --new-passfile "$PASSFILE" --weak-kdf --kdf-memory 1 --label partner box.lbx >added
     seen 2 'none of them; nothing was changed' "$code" "$digits" 'Number or label.*: ' 1 -- "${recover[@]}"
-    seen 0 '^Key slot 2 passphrase "partner" has the new' "$code" "$digits" 'UTC  partner\r\nNumber or label.*: ' partner \
-        "$new" hush "$again" hush -- "${recover[@]}"
+    seen 0 '^Key slot 2 passphrase "partner" has the new' "$code" "$digits" '\+00:00  partner\r\nNumber or label.*: ' partner \
+        "$new" "$good" "$again" "$good" -- "${recover[@]}"
     ! grep -q "$digits" screen || fail 'the code shows'
-    printf 'hush\n' >hush
+    printf '%s\n' "$good" >hush
     chmod 600 hush
     same "$(lockbox key test --json --passfile hush box.lbx | grep -o '"slot":[0-9]*')" '"slot":2'
     lockbox ls --passfile "$PASSFILE" box.lbx
     # One is taken after a yes.
-    seen 0 '^Key slot 0 passphrase has the new' "$code" "$digits" 'Number or label.*: ' 0 "$new" hush "$again" hush -- "${recover[@]}"
+    seen 0 '^Key slot 0 passphrase has the new' "$code" "$digits" 'Number or label.*: ' 0 "$new" hush 'is weak' y "$again" hush -- "${recover[@]}"
 }
 
 # What is left of a screen on which a bar was drawn: after its last wiping there is text alone.
@@ -88,12 +222,36 @@ case_bars_go_away_and_programs_get_neither_bars_nor_colours() {
     done
     export LOCKBOX_PASSFILE=$PASSFILE
     for command in 'ls -lR box.lbx' 'check --full box.lbx' 'info box.lbx' 'key ls box.lbx' 'extract box.lbx --to again' 'compact box.lbx' \
-        'ls missing.lbx' --help 'key --help' 'frobnicate' doctor status; do
+        'ls missing.lbx' --help 'key --help' 'frobnicate' doctor status 'status --all'; do
         # shellcheck disable=SC2086
         lockbox $command >plain 2>&1 || true
         ! grep -q $'[\x1b\r]' plain || fail "control characters for a program: $command"
         [[ ! -s plain || $(tail -c 1 plain | od -An -tx1) == ' 0a' ]] || fail "no line end: $command"
     done
+}
+
+case_times_and_sizes_are_readable_on_a_terminal_and_exact_elsewhere() {
+    new_archive box
+    cd "$WORK"
+    head -c 30000000 /dev/urandom >large
+    export LOCKBOX_PASSFILE=$PASSFILE TZ=IST-5:30
+    local moment='20..-..-.. ..:..:..'
+    lockbox add box.lbx large
+    seen 0 "^Last commit  *$moment \\+05:30\$" -- lockbox info box.lbx
+    seen 0 '^In use  *2[89] MiB$' -- lockbox info box.lbx
+    lockbox info box.lbx >plain
+    grep -q "^Last commit  *$moment UTC\$" plain
+    grep -Eq '^In use +[0-9]{8} bytes$' plain
+    lockbox snapshot create box.lbx first >/dev/null
+    seen 0 "^$moment \\+05:30 .*  0 bytes held  first\$" -- lockbox snapshot ls box.lbx
+    lockbox snapshot ls box.lbx | grep -q "^$moment UTC .*  0 bytes held  first\$"
+    attach box memory=64M
+    seen 0 "^Mounted since  *$moment \\+05:30\$" -- lockbox status --all box
+    seen 0 '^Memory .* of 64 MiB; ' -- lockbox status --all box
+    lockbox status --all box >plain
+    grep -q "^Mounted since  *$moment UTC\$" plain
+    grep -q '^Memory .* of 67108864 bytes; ' plain
+    detach box
 }
 
 case_a_prompt_that_is_left_by_a_signal_restores_the_echo() {

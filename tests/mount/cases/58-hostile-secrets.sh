@@ -64,7 +64,7 @@ case_no_file_that_is_no_passphrase_opens_or_shows() {
             refused 2 'longer than 64 KiB' "$program" "$option=/dev/zero"
         done
         for option in empty blank crlf /dev/null; do
-            refused 2 'the passphrase is empty' "$program" "--passfile=$option"
+            refused 2 "$option has no passphrase: it is empty" "$program" "--passfile=$option"
         done
         # Any bytes may be a passphrase, and these are none of this archive.
         for option in text nul binary; do
@@ -75,13 +75,13 @@ case_no_file_that_is_no_passphrase_opens_or_shows() {
         done
     done
     refused 2 'may be read by others' env LOCKBOX_PASSFILE=exposed lockbox ls box.lbx
-    refused 2 'the passphrase is empty' env LOCKBOX_PASSFILE=empty lockbox ls box.lbx
+    refused 2 'empty has no passphrase: it is empty' env LOCKBOX_PASSFILE=empty lockbox ls box.lbx
     # The same as files for new secrets.
     add() { lockbox key add --passfile "$PASSFILE" box.lbx "$@"; }
     change() { lockbox passwd --passfile "$PASSFILE" box.lbx "$@"; }
     for program in add change; do
         refused_as_a_file "$program" --new-passfile
-        refused 2 'the passphrase is empty' "$program" --new-passfile=crlf
+        refused 2 'crlf has no passphrase: it is empty' "$program" --new-passfile=crlf
         refused 2 'longer than 64 KiB' "$program" --new-passfile=long
     done
     # Line ends of another system are no part of a passphrase.
@@ -105,7 +105,7 @@ case_no_descriptor_stream_or_program_opens_or_hangs() {
     for program in list attach_with; do
         from() { "$program" --passfd=7 7<"$1"; }
         for name in empty blank crlf; do
-            refused 2 'the passphrase is empty' from $name
+            refused 2 'descriptor 7 had no passphrase' from $name
         done
         for name in text exposed nul binary; do
             refused 10 'wrong passphrase' from $name
@@ -118,7 +118,7 @@ case_no_descriptor_stream_or_program_opens_or_hangs() {
         refused 2 'Bad file' writes
         # Standard input, to the programs as it comes from others.
         streams() { "$program" <"$1"; }
-        refused 2 'the passphrase is empty' streams crlf
+        refused 2 'standard input had no passphrase' streams crlf
         refused 2 'longer than 64 KiB' streams long
         refused 2 'longer than 64 KiB' streams /dev/zero
         refused 2 'Is a directory' streams directory
@@ -128,7 +128,7 @@ case_no_descriptor_stream_or_program_opens_or_hangs() {
         refused 2 'exit status: 3' "$program" --passcommand='printf hush; exit 3'
         refused 2 'signal: 9' "$program" --passcommand='printf hush; kill -9 $$'
         refused 2 'exit status: 127' "$program" --passcommand='exec 2>/dev/null; no-such-program'
-        refused 2 'the passphrase is empty' "$program" --passcommand='printf "\r\n"'
+        refused 2 'printed no passphrase' "$program" --passcommand='printf "\r\n"'
         refused 2 'longer than 64 KiB' "$program" --passcommand='yes hush-hush'
         refused 10 'wrong passphrase' "$program" --passcommand='printf "hush\0hush"'
         # One that was started in the background and goes on with the pipe open would be waited for; its output counts when it ends.
@@ -144,7 +144,7 @@ case_no_descriptor_stream_or_program_opens_or_hangs() {
     for program in list attach_with; do
         refused 2 'systemd-ask-password failed: exit status: 1' agent 'echo hush; exit 1' "$program" --ask-password
         refused 2 'systemd-ask-password failed: signal: 15' agent 'echo hush; kill $$' "$program" --ask-password
-        refused 2 'the passphrase is empty' agent : "$program" --ask-password
+        refused 2 'nothing was typed' agent : "$program" --ask-password
         refused 2 'longer than 64 KiB' agent 'exec yes hush' "$program" --ask-password
         refused 10 'wrong passphrase' agent 'printf "hush\0\377"' "$program" --ask-password
     done
@@ -155,7 +155,7 @@ case_no_descriptor_stream_or_program_opens_or_hangs() {
     for program in list attach_with; do
         refused 2 'No such file' "$program" --credential=missing
         refused 2 'Is a directory' "$program" --credential=directory
-        refused 2 'the passphrase is empty' "$program" --credential=empty
+        refused 2 'the credential has no passphrase: it is empty' "$program" --credential=empty
         refused 2 'longer than 64 KiB' "$program" --credential=long
         refused 10 'wrong passphrase' "$program" --credential=text
         refused 10 'wrong passphrase' "$program" --credential=nul
@@ -246,8 +246,8 @@ assert call(number, b"user", name, os.urandom(length), ctypes.c_size_t(length), 
     }
     for length in 1 47 48 49 256 257 4000; do
         put "$length"
-        refused 2 'the passphrase is empty' list
-        refused 2 'the passphrase is empty' attach_with
+        refused 2 'standard input had no passphrase' list
+        refused 2 'standard input had no passphrase' attach_with
         list --passfile "$PASSFILE"
     done
     list --passfile "$PASSFILE" --keyring-cache 10m

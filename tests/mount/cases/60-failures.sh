@@ -153,6 +153,37 @@ END
     umount "$WORK/host"
 }
 
+case_what_is_written_to_a_full_disk_is_no_space_and_leaves_nothing() {
+    new_archive box
+    head -c 9000000 /dev/urandom >"$WORK/large"
+    lockbox add --passfile "$PASSFILE" "$WORK/box.lbx" "$WORK/large"
+    small_host 8M
+    expect 14 'no space left' lockbox extract --passfile "$PASSFILE" "$WORK/box.lbx" --to "$WORK/host"
+    expect 14 'no space left' lockbox backup --passfile "$PASSFILE" "$WORK/box.lbx" "$WORK/host/backup.lbx"
+    same "$(find "$WORK/host" -mindepth 1 ! -name lost+found)" '' 'something was left'
+    full() { "$@" >"$WORK/host/out"; }
+    expect 14 'no space left' full lockbox export-tar --passfile "$PASSFILE" "$WORK/box.lbx"
+    expect 14 'no space left' full lockbox cat --passfile "$PASSFILE" "$WORK/box.lbx" large
+    umount "$WORK/host"
+}
+
+case_a_mount_that_was_lost_is_told_as_one() {
+    new_archive box
+    attach box
+    kill_daemon box
+    cd "$WORK"
+    expect 2 'no daemon answers for .*/box: it died' lockbox snapshot ls box
+    expect 2 'no daemon answers for .*/box: it died' lockbox backup box copy.lbx
+    # Also while the kernel knows the directory from its cache, or does not.
+    expect '2|11' 'box is where .*/box.lbx is mounted: name the archive' lockbox add --passfile "$PASSFILE" box "$PASSFILE"
+    expect '2|11' 'box is where .*/box.lbx is mounted: name the archive' lockbox info --passfile "$PASSFILE" box
+    lockbox umount box
+    attach box
+    expect 11 'box is where .*/box.lbx is mounted: name the archive' lockbox ls --passfile "$PASSFILE" box
+    cd /
+    detach box
+}
+
 case_create_on_a_full_disk_leaves_nothing_behind() {
     small_host 8M
     dd if=/dev/zero of="$WORK/host/filler" bs=64k status=none || true
@@ -167,7 +198,10 @@ case_a_read_only_directory_is_an_error_but_reading_works() {
     create "$WORK/host/box.lbx"
     mount -o remount,ro "$WORK/host"
     expect 2 'read-only' create "$WORK/host/other.lbx"
-    expect 2 'read-only' mount.lockbox "$WORK/host/box.lbx" "$WORK/point" -o "passfile=$PASSFILE"
+    # Media that cannot be written are mounted read-only, and whoever did not ask for that is told.
+    mount.lockbox "$WORK/host/box.lbx" "$WORK/point" -o "passfile=$PASSFILE" 2>"$WORK/stderr"
+    grep -q 'it is mounted read-only' "$WORK/stderr"
+    lockbox umount "$WORK/point"
     expect 2 'read-only' lockbox add --passfile "$PASSFILE" "$WORK/host/box.lbx" "$PASSFILE"
     mount.lockbox "$WORK/host/box.lbx" "$WORK/point" -o "ro,passfile=$PASSFILE"
     lockbox umount "$WORK/point"

@@ -40,15 +40,15 @@ case_another_users_daemon_is_believed_where_it_is_mounted_only() {
 }
 
 a_false_daemon_names_roots_archive() {
-    local id runtime point=$WORK/users/point
+    local name runtime point=$WORK/users/point
     new_archive box
     new_archive dead
     echo 'not the passphrase' >"$WORK/wrong"
     chmod 600 "$WORK/wrong"
     as_user mkdir "$point"
-    id=$(lockbox info --json --passfile "$PASSFILE" "$WORK/box.lbx" | python3 -c 'import json, sys; print(json.load(sys.stdin)["archive_id"])')
+    name=$(stat -c %D-%i "$WORK/box.lbx").sock
     runtime=/tmp/lockbox-$(id -u "$TEST_USER")
-    impostor "$point" "$WORK/box.lbx" control "$runtime/lockbox/$id.sock" \
+    impostor "$point" "$WORK/box.lbx" control "$runtime/lockbox/$name" \
         "{\"archive\": \"$WORK/box.lbx\", \"mount_point\": \"$point\", \"options\": \"rw\\u001b[31m\\u009b31m\\u202e\", \"latched\": \"\\u001b]0;x\\u0007\\nlockbox: done\"}"
     # The archive is opened, and not what another user says of it believed.
     expect 10 'wrong passphrase' lockbox purge --passfile "$WORK/wrong" "$WORK/box.lbx"
@@ -58,8 +58,9 @@ a_false_daemon_names_roots_archive() {
     attach box
     detach box
     # By its mount point it is asked, and what it says drives no terminal and makes no line of its own.
-    lockbox status "$point" >"$WORK/shown"
+    lockbox status --all "$point" >"$WORK/shown"
     grep -q "user $TEST_USER" "$WORK/shown"
+    terminal.py -- lockbox status --all "$point" >>"$WORK/shown"
     terminal.py -- lockbox status "$point" >>"$WORK/shown"
     lockbox status --json "$point" >"$WORK/json"
     ! LC_ALL=C grep -aP '[\x00-\x09\x0b-\x1f\x7f]|\xc2\x9b|\xe2\x80\xae|^lockbox:' "$WORK/shown" "$WORK/json" ||

@@ -262,6 +262,68 @@ case_umount_8_waits_for_the_daemon() {
     await 30 lockbox check --full --passfile "$PASSFILE" "$WORK/box.lbx"
 }
 
+case_umount_waits_until_nobody_uses_the_mount() {
+    new_archive box
+    attach box
+    exec 7>"$WORK/box/file"
+    expect 13 "box is busy: process $$ " lockbox umount --wait=1s "$WORK/box"
+    expect 13 "box is busy: process $$ " lockbox umount --all --wait=0s
+    expect 1 'such as 30s' lockbox umount --wait=soon "$WORK/box"
+    expect 1 'cannot be used with' lockbox umount --wait --lazy "$WORK/box"
+    # On a terminal it says what it waits for. Twice: the user goes, and somebody else ends the mount.
+    wait_on_a_terminal() {
+        python3 -c '
+import os, pty, subprocess, sys
+ours, theirs = pty.openpty()
+waiting = subprocess.Popen(["lockbox", "umount", "--wait", sys.argv[1]], stdin=subprocess.DEVNULL, stderr=theirs)
+os.close(theirs)
+said = b""
+while b"with --wait" not in said:
+    said += os.read(ours, 1000)
+assert said.startswith(b"lockbox: waiting: ") and b" open; " in said, said
+subprocess.run(sys.argv[2], shell=True, check=True)
+sys.exit(waiting.wait())' "$WORK/box" "$1"
+    }
+    exec 7>&-
+    sleep 600 7>"$WORK/box/file" &
+    BACKGROUND+=($!)
+    await 20 test -e "$WORK/box/file"
+    wait_on_a_terminal "kill $!" || fail 'the wait did not end well'
+    ! mountpoint -q "$WORK/box" || fail 'still mounted'
+    attach box
+    sleep 600 7>"$WORK/box/later" &
+    BACKGROUND+=($!)
+    await 20 test -e "$WORK/box/later"
+    # Asked again, the daemon would cut the user off after a minute.
+    wait_on_a_terminal "lockbox umount --lazy $WORK/box 2>/dev/null; ! mountpoint -q $WORK/box && kill -0 $! && kill $!" ||
+        fail 'the wait did not end well when the mount was gone'
+    ! grep -q 'cut off' "$WORK/box.log" || fail 'the wait cut somebody off'
+}
+
+case_a_lazy_unmount_returns_at_once_and_names_the_users() {
+    local pid
+    new_archive box
+    attach box
+    pid=$(daemon_of "$WORK/box.lbx")
+    exec 7>"$WORK/box/file"
+    # In the foreground, with the file open: it would wait for ever.
+    timeout 60 lockbox umount --lazy "$WORK/box" 2>"$WORK/stderr" 7>&-
+    grep -q "box is detached; its archive stays open until its last user is gone (process $$ (bash) has $WORK/box/file open)" "$WORK/stderr" ||
+        fail "$(cat "$WORK/stderr")"
+    ! mountpoint -q "$WORK/box" || fail 'still mounted'
+    timeout 60 lockbox umount --lazy "$WORK/box.lbx" 2>"$WORK/stderr" || fail 'a second time'
+    echo written >&7
+    exec 7>&-
+    await 30 gone "$pid"
+    # What nobody uses is ended as without the option: when the command returns, the archive is closed.
+    attach box
+    same "$(cat "$WORK/box/file")" written
+    pid=$(daemon_of "$WORK/box.lbx")
+    lockbox umount --lazy "$WORK/box" 2>"$WORK/stderr"
+    same "$(cat "$WORK/stderr")" ''
+    gone "$pid" || fail 'the daemon was not waited for'
+}
+
 case_busy_is_what_is_said_and_a_bind_mount_goes_alone() {
     local pid child
     new_archive box
@@ -274,12 +336,30 @@ case_busy_is_what_is_said_and_a_bind_mount_goes_alone() {
     BACKGROUND+=($!)
     sleeps_inside() { [[ $(cat "/proc/${BACKGROUND[0]}/comm") == sleep && $(readlink "/proc/${BACKGROUND[0]}/cwd") == "$WORK/box" ]]; }
     await 20 sleeps_inside
-    expect 13 "box is busy: process ${BACKGROUND[0]} \(sleep\) has its working directory there" lockbox umount "$WORK/box"
+    expect 13 "box is busy: process ${BACKGROUND[0]} \(sleep\) has its working directory at $WORK/box; end that use" lockbox umount "$WORK/box"
     kill "${BACKGROUND[0]}"
     wait "${BACKGROUND[0]}" || true
     exec 7>"$WORK/box/file"
-    expect 13 "box is busy: process $$ \(bash\) has something open there" lockbox umount "$WORK/box"
+    expect 13 "box is busy: process $$ \(bash\) has $WORK/box/file open" lockbox umount "$WORK/box"
+    same "$(exec 7>&-; lockbox status --all "$WORK/box" | grep '^Used by')" "Used by            process $$ (bash) has $WORK/box/file open"
+    lockbox status --json "$WORK/box" | python3 -c '
+import json, sys
+mount = json.load(sys.stdin)
+assert {"pid": int(sys.argv[1]), "name": "bash", "kind": "file", "path": sys.argv[2] + "/box/file"} in mount["users"], mount["users"]' $$ "$WORK"
+    truncate -s 4096 "$WORK/box/file"
     exec 7>&-
+    # What is mapped, with nothing open any more.
+    in_background python3 -c '
+import mmap, sys, time
+with open(sys.argv[1], "r+b") as file:
+    mapped = mmap.mmap(file.fileno(), 4096)
+file = None
+open(sys.argv[2], "w").close()
+time.sleep(600)' "$WORK/box/file" "$WORK/mapped"
+    await 20 test -e "$WORK/mapped"
+    expect 13 "box is busy: process ${BACKGROUND[-1]} \(python3[^)]*\) has $WORK/box/file (open|mapped into memory)" lockbox umount "$WORK/box"
+    kill "${BACKGROUND[-1]}"
+    wait "${BACKGROUND[-1]}" || true
     mkdir "$WORK/box/below" "$WORK/alias"
     mount -t tmpfs none "$WORK/box/below"
     expect 13 "box is busy: something is mounted at $WORK/box/below" lockbox umount "$WORK/box"
@@ -292,7 +372,7 @@ case_busy_is_what_is_said_and_a_bind_mount_goes_alone() {
     ! mountpoint -q "$WORK/alias" || fail 'the bind mount is still there'
     mount --bind "$WORK/box/below" "$WORK/alias"
     exec 7>"$WORK/alias/file"
-    expect 13 "alias is busy: process $$ \(bash\) has something open there" lockbox umount "$WORK/alias"
+    expect 13 "alias is busy: process $$ \(bash\) has $WORK/alias/file open" lockbox umount "$WORK/alias"
     exec 7>&-
     lockbox umount "$WORK/alias"
     detach box

@@ -85,7 +85,7 @@ import json, sys
 keys = [json.loads(line) for line in sys.stdin]
 assert [key["slot"] for key in keys] == list(range(8)), keys
 assert [key["label"] for key in keys] == ["", "second", "usb stick", "both", "drawer", "native", "ssh", "plugin"], keys
-assert [key["kind"] for key in keys] == ["passphrase", "passphrase", "key file", "key file and passphrase", "recovery code"] + 3 * ["age recipient"]
+assert [key["kind"] for key in keys] == ["passphrase", "passphrase", "key file", "key file and passphrase", "recovery code"] + ["age recipient", "SSH key", "age recipient"]
 assert all(key["created"].endswith("Z") for key in keys) and keys[5]["recipient"].startswith("age1t7rx")'
     for word in 'usb stick' drawer native; do
         ! grep -aq "$word" "$WORK/box.lbx" || fail "the label $word is readable"
@@ -216,7 +216,7 @@ case_wrong_and_hostile_input_of_every_kind_is_one_sentence() {
     expect 2 'too large' key add --new-keyfile /dev/urandom
     expect 2 'is a directory' key add --new-keyfile "$WORK"
     expect 2 'No such file' key add --new-keyfile "$WORK/nothing"
-    expect 2 'File exists' key add --new-keyfile "$WORK/short" --generate
+    expect 2 'short exists already; it was left as it is: without --generate it is added as it is' key add --new-keyfile "$WORK/short" --generate
     expect 2 'begins with age1' key add --recipient hello
     expect 2 'is secret' key add --recipient AGE-SECRET-KEY-1GQ9778VQXMMJVE8SK7J6VT8UJ4HDQAJUVSFCWCM02D8GEWQ72PVQ2Y5J33
     ! grep -q GQ9778 "$WORK/stderr" || fail 'a secret is shown'
@@ -263,7 +263,7 @@ case_a_header_backup_saves_an_archive_without_header() {
     lockbox header backup "$WORK/box.lbx" "$WORK/header"
     lockbox header backup "$WORK/other.lbx" "$WORK/header.other"
     same "$(stat -c '%s %a' "$WORK/header")" '135168 600'
-    expect 2 'File exists' lockbox header backup "$WORK/box.lbx" "$WORK/header"
+    expect 2 'header exists already; it was left as it is: choose another name' lockbox header backup "$WORK/box.lbx" "$WORK/header"
     restore() {
         lockbox header restore --passfile "$PASSFILE" "$WORK/box.lbx" "$@"
     }

@@ -37,16 +37,20 @@ case_status_tells_holder_use_and_memory() {
     python3 -c 'import os, sys; f = os.open(sys.argv[1], os.O_WRONLY); os.pwrite(f, b"x", 5); os.fsync(f)' "$WORK/box/file"
     lockbox status --json "$WORK/box" >"$WORK/status"
     field "$WORK/status" 'o["log"]["entries"] > 0 and o["log"]["bytes"] >= o["log"]["used_bytes"] >= 4096 and o["dirty_bytes"] == 0' | grep -qx True
+    same "$(lockbox status "$WORK/box.lbx")" "$WORK/box  $WORK/box.lbx  mounted, busy"
     exec 7<&-
-    lockbox status "$WORK/box" >"$WORK/status"
+    # The kernel tells the daemon a moment later.
+    is_idle() { [[ $(lockbox status "$WORK/box") == "$WORK/box  $WORK/box.lbx  mounted" ]]; }
+    await 20 is_idle
+    lockbox status --all "$WORK/box" >"$WORK/status"
     grep -q '^Log  *[1-9]' "$WORK/status"
     grep -q "^Held by  *process $pid (user root)" "$WORK/status"
-    grep -q '^Memory .* of 64 MiB' "$WORK/status"
+    grep -q '^Memory .* of 67108864 bytes' "$WORK/status"
     # The mounting command took 128 MiB to derive the key, which is none of the daemon's.
     field "$WORK/memory" '1 << 20 < o["peak_resident_bytes"] < 128 << 20' | grep -qx True
     # All of root's, among them perhaps dead ones of other cases.
     lockbox status >"$WORK/status" || true
-    grep -q "^Mount point  *$WORK/box\$" "$WORK/status"
+    grep -q "^$WORK/box  *$WORK/box.lbx  *mounted\$" "$WORK/status"
     # Detached, and still listed as what it is.
     exec 7<"$WORK/box/file"
     in_background lockbox umount --lazy "$WORK/box" 7<&-
@@ -59,7 +63,9 @@ case_status_tells_holder_use_and_memory() {
     attach box
     kill_daemon box
     expect 2 'no daemon answers' lockbox status "$WORK/box"
-    expect 2 'no daemon answers' lockbox status "$WORK/box.lbx"
+    grep -q "^$WORK/box  $WORK/box.lbx  no daemon answers\$" "$WORK/stdout"
+    expect 2 'no daemon answers' lockbox status --all "$WORK/box.lbx"
+    grep -q '^Held by  *no daemon that answers' "$WORK/stdout"
     lockbox umount "$WORK/box"
 }
 

@@ -121,6 +121,105 @@ case_a_backup_that_is_killed_shows_one_of_two_moments() {
     detach box
 }
 
+# Nobody is to look for damage where there is none.
+case_damage_of_a_backup_is_not_told_of_the_archive() {
+    local from blocks
+    new_archive box
+    attach box
+    head -c 3000000 /dev/urandom >"$WORK/box/large"
+    backup "$WORK/box" "$WORK/copy.lbx" >/dev/null
+    # Header, records and log stay, and name what is not there any more.
+    blocks=$(($(stat -c %s "$WORK/copy.lbx") / 4096))
+    dd if=/dev/zero of="$WORK/copy.lbx" bs=4096 seek=385 count=$((blocks - 385)) conv=notrunc status=none
+    cp "$WORK/copy.lbx" "$WORK/damaged"
+    echo more >"$WORK/box/more"
+    for from in "$WORK/box" "$WORK/box.lbx"; do
+        expect 12 "^lockbox: $WORK/copy.lbx: damaged backup: .*; make one under another name" backup "$from" "$WORK/copy.lbx"
+    done
+    detach box
+    expect 12 "^lockbox: $WORK/copy.lbx: damaged backup: .*; make one under another name" \
+        backup --passfile "$PASSFILE" "$WORK/box.lbx" "$WORK/copy.lbx"
+    cmp "$WORK/copy.lbx" "$WORK/damaged"
+    check_full box
+}
+
+# mount_of FILE|DIR: the mount point that `status` tells.
+mount_of() {
+    lockbox status --json "$1" | python3 -c 'import json, sys; print(json.load(sys.stdin)["mount_point"])'
+}
+
+case_a_backup_is_mounted_beside_its_archive() {
+    local name
+    new_archive box
+    attach box
+    echo before >"$WORK/box/file"
+    backup "$WORK/box" "$WORK/copy.lbx" >/dev/null
+    backup "$WORK/box" "$WORK/third.lbx" >/dev/null
+    mkdir "$WORK/copy" "$WORK/third"
+    attach copy ro
+    # One that is written to is an archive of its own, with the same id.
+    attach third accept-older
+    echo after >"$WORK/box/file"
+    echo third >"$WORK/third/file"
+    same "$(cat "$WORK/box/file" "$WORK/copy/file" "$WORK/third/file" | tr '\n' ' ')" 'after before third '
+    # Each daemon is found by its own file and its own mount point, and answers for that alone.
+    for name in box copy third; do
+        same "$(mount_of "$WORK/$name.lbx")" "$WORK/$name"
+        same "$(mount_of "$WORK/$name")" "$WORK/$name"
+    done
+    same "$(lockbox status --json | grep -o "\"mount_point\": *\"$WORK/[a-z]*" | wc -l)" 3
+    expect 13 "copy.lbx is in use: process $(daemon_of "$WORK/copy.lbx") serves it at $WORK/copy" \
+        lockbox passwd --passfile "$PASSFILE" "$WORK/copy.lbx"
+    mkdir "$WORK/again"
+    expect 13 "already mounted at $WORK/third" mount.lockbox "$WORK/third.lbx" "$WORK/again" -o "passfile=$PASSFILE"
+    lockbox snapshot create "$WORK/box.lbx" of-box
+    lockbox snapshot create "$WORK/third.lbx" of-third
+    same "$(lockbox snapshot ls --json "$WORK/box" | grep -o 'of-[a-z]*')" of-box
+    same "$(lockbox snapshot ls --json "$WORK/third" | grep -o 'of-[a-z]*')" of-third
+    expect 2 'read-only' lockbox snapshot create "$WORK/copy.lbx" of-copy
+    detach third
+    same "$(cat "$WORK/box/file" "$WORK/copy/file" | tr '\n' ' ')" 'after before '
+    # What came to the name of a mounted archive is another file: each is found by its own mount, the name means the new one.
+    mv "$WORK/third.lbx" "$WORK/copy.lbx"
+    mount.lockbox "$WORK/copy.lbx" "$WORK/third" -o "passfile=$PASSFILE,accept-older,accept-fork"
+    same "$(mount_of "$WORK/copy.lbx")" "$WORK/third"
+    same "$(cat "$WORK/third/file" "$WORK/copy/file" | tr '\n' ' ')" 'third before '
+    lockbox umount "$WORK/copy.lbx"
+    ! mountpoint -q "$WORK/third" || fail "the mount of the new file is still there"
+    lockbox umount "$WORK/copy"
+    same "$(mount_of "$WORK/box.lbx")" "$WORK/box"
+    detach box
+    same "$(lockbox cat --passfile "$PASSFILE" --accept-older --accept-fork "$WORK/box.lbx" file)" after
+}
+
+# The one that is waited for is opened by what runs beside: opening a pipe waits for its reader.
+into_pipe() {
+    TMPDIR=$WORK/tmp exec lockbox backup --passfile "$PASSFILE" "$1" - >"$WORK/pipe"
+}
+
+case_a_backup_into_a_pipe_leaves_nothing_behind() {
+    local said killed=$WORK/tmp/.lockbox.pipe-0123456789abcdef
+    new_archive box
+    attach box
+    head -c 3000000 /dev/urandom >"$WORK/box/large"
+    mkdir "$WORK/tmp"
+    mkfifo "$WORK/pipe"
+    for said in "$WORK/box" "$WORK/box.lbx"; do
+        [[ $said == "$WORK/box" ]] || detach box
+        # As a run leaves it that is killed while it makes or verifies the file.
+        cp "$WORK/box.lbx" "$killed"
+        in_background into_pipe "$said"
+        exec 7<"$WORK/pipe"
+        # More than what a pipe holds is still to come.
+        head -c 1 <&7 >/dev/null
+        same "$(ls -A "$WORK/tmp")" '' 'while it is written to the pipe'
+        kill -9 "${BACKGROUND[-1]}"
+        await 20 gone "${BACKGROUND[-1]}"
+        exec 7<&-
+        same "$(ls -A "$WORK/tmp")" '' 'after it was killed'
+    done
+}
+
 case_a_backup_goes_nowhere_but_into_its_own() {
     local before
     new_archive box

@@ -20,7 +20,7 @@ case_a_mount_that_hides_what_the_daemon_needs_is_refused_by_name() {
     refused() {
         expect 15 "$1.*over-archive" mount.lockbox "$2" "$3" -o "passfile=$PASSFILE,log=$home/logs/log"
     }
-    (cd "$home" && expect 15 "holds the archive, $home/box.lbx" lockbox mount --passfile "$PASSFILE" box.lbx .)
+    (cd "$home" && expect 15 "holds the archive, $home/box.lbx" lockbox mount -o nonempty --passfile "$PASSFILE" box.lbx .)
     refused "holds the archive, $home/box.lbx" "$home/box.lbx" "$home"
     refused 'holds the log' "$WORK/box.lbx" "$home"
     refused 'holds what this user remembers' "$WORK/box.lbx" "$WORK/state"

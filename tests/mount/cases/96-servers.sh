@@ -136,6 +136,13 @@ case_an_archive_on_a_web_server_is_mounted_and_its_daemon_reaches_no_network() {
     attach_url
     diff -r "$WORK/src" "$WORK/box"
     grep -q "^$URL/a.lbx $WORK/box fuse.lockbox ro," /proc/self/mounts
+    # Beside a mount of the file that the server has: each has its own daemon, and is found.
+    mkdir "$WORK/local"
+    mount.lockbox "$WORK/www/a.lbx" "$WORK/local" -o "ro,passfile=$PASSFILE,log=$WORK/local.log"
+    lockbox status "$WORK/box" | grep -q "$URL/a.lbx"
+    lockbox status "$WORK/www/a.lbx" | grep -q "$WORK/local"
+    lockbox umount "$WORK/www/a.lbx"
+    mountpoint -q "$WORK/box" || fail "the wrong one was unmounted"
     # As root, to whom modes mean nothing.
     ! touch "$WORK/box/new" 2>/dev/null || fail "it can be written"
     lockbox status --json "$WORK/box" | grep -q "$URL/a.lbx"

@@ -1,0 +1,102 @@
+#!/usr/bin/env bash
+# Backups on a real store that speaks S3: versitygw, of a pinned version, on the loopback address. Needs the programs in $PROGRAMS and Go 1.24 or newer, or
+# the server itself in $VERSITYGW. ROUNDS is how often everything is done (5). All that it makes is in a directory of its own that it removes.
+set -euo pipefail
+VERSION=v1.8.0
+ROUNDS=${ROUNDS:-5}
+PATH=${PROGRAMS:?where the programs are}:$PATH
+WORK=$(mktemp -d "${TMPDIR:-/tmp}/lockbox-versitygw.XXXXXX")
+export LOCKBOX_PASSFILE=$WORK/pass XDG_CACHE_HOME=$WORK/cache XDG_STATE_HOME=$WORK/state
+export AWS_ACCESS_KEY_ID=key AWS_SECRET_ACCESS_KEY=secret AWS_REGION=us-east-1
+export ROOT_ACCESS_KEY=$AWS_ACCESS_KEY_ID ROOT_SECRET_KEY=$AWS_SECRET_ACCESS_KEY
+REMOTE=(--remote allow-http,allow-private)
+SERVER=
+
+stop() {
+    [[ -z $SERVER ]] || { kill "$SERVER" 2>/dev/null; wait "$SERVER" 2>/dev/null; } || true
+    SERVER=
+}
+trap 'stop; rm -rf "$WORK"' EXIT
+
+fail() {
+    echo "FAILED: $*" >&2
+    exit 1
+}
+
+start() {
+    "$VERSITYGW" --quiet --port "127.0.0.1:$PORT" posix "$WORK/store" >"$WORK/server.log" 2>&1 &
+    SERVER=$!
+    until (: >"/dev/tcp/127.0.0.1/$PORT") 2>/dev/null; do
+        kill -0 "$SERVER" 2>/dev/null || fail "the server ended: $(cat "$WORK/server.log")"
+        sleep 0.05
+    done
+}
+
+if [[ -z ${VERSITYGW:-} ]]; then
+    GOBIN=$WORK/bin go install "github.com/versity/versitygw/cmd/versitygw@$VERSION"
+    VERSITYGW=$WORK/bin/versitygw
+fi
+PORT=$(python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
+export AWS_ENDPOINT_URL=http://127.0.0.1:$PORT
+mkdir -p "$WORK/store/bucket" "$WORK/src"
+echo passphrase >"$LOCKBOX_PASSFILE"
+chmod 600 "$LOCKBOX_PASSFILE"
+start
+BOX=$WORK/a.lbx
+lockbox create --weak-kdf --kdf-memory 1 "$BOX"
+
+# equal URL: what is there is what went in.
+equal() {
+    rm -rf "$WORK/out"
+    mkdir "$WORK/out"
+    lockbox extract "${REMOTE[@]}" "$1" --to "$WORK/out" 2>/dev/null
+    diff -r "$WORK/src" "$WORK/out" || fail "$1 differs"
+}
+
+raced=0 killed=0 cut=0
+for ((round = 1; round <= ROUNDS; round++)); do
+    url=s3://bucket/round$round
+    head -c 20000000 /dev/urandom >"$WORK/src/large$round"
+    lockbox add "$BOX" "$WORK/src/large$round"
+    lockbox backup "${REMOTE[@]}" --verify "$BOX" "$url"
+    equal "$url"
+    echo "$round" >"$WORK/src/small$round"
+    lockbox add "$BOX" "$WORK/src/small$round"
+    # Eight at once: those that succeed say the truth, the others name who is there, and the objects belong together.
+    pids=()
+    for _ in 1 2 3 4 5 6 7 8; do
+        lockbox backup "${REMOTE[@]}" --take-over "$BOX" "$url" >"$WORK/said" 2>&1 &
+        pids+=($!)
+    done
+    won=0
+    for pid in "${pids[@]}"; do
+        wait "$pid" && won=$((won + 1))
+    done
+    ((won > 0)) || fail "nobody won: $(cat "$WORK/said")"
+    raced=$((raced + 8))
+    equal "$url"
+    lockbox check --full "${REMOTE[@]}" "$url" 2>/dev/null
+    # Killed, then done.
+    for _ in 1 2 3 4 5; do
+        head -c 3000000 /dev/urandom >"$WORK/src/more$round"
+        lockbox add --force "$BOX" "$WORK/src/more$round"
+        lockbox backup "${REMOTE[@]}" "$BOX" "$url" >/dev/null 2>&1 &
+        pid=$!
+        sleep "0.0$((RANDOM % 9 + 1))"
+        kill -9 "$pid" 2>/dev/null && killed=$((killed + 1))
+        wait "$pid" || true
+        lockbox check "${REMOTE[@]}" "$url" 2>/dev/null
+    done
+    # The server goes in the middle, and comes back while the command waits for it.
+    lockbox backup "${REMOTE[@]}" "$BOX" "$url" >"$WORK/said" 2>&1 &
+    pid=$!
+    stop
+    sleep 1
+    start
+    wait "$pid" || fail "a server that came back: $(cat "$WORK/said")"
+    cut=$((cut + 1))
+    equal "$url"
+    lockbox backup "${REMOTE[@]}" "$url" "$WORK/back$round.lbx" 2>/dev/null
+    lockbox check --full "$WORK/back$round.lbx" 2>/dev/null
+done
+echo "versitygw $VERSION: $ROUNDS rounds, $raced writers at once, $killed killed, $cut times without a server: nothing lost, nothing mixed"

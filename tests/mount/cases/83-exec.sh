@@ -1,0 +1,142 @@
+# Programs that run in an archive which is mounted for them alone.
+# shellcheck shell=bash disable=SC2016,SC2317,SC2164
+
+# Without a passphrase on standard input, which is the program's.
+run_in() {
+    lockbox exec --passfile "$PASSFILE" "$WORK/$1.lbx" -- "${@:2}"
+}
+
+# The same in the background, so that its process id is the command's.
+start_in() {
+    in_background exec lockbox exec --passfile "$PASSFILE" "$WORK/$1.lbx" -- "${@:2}"
+}
+
+# Says where it is, and waits to be told to go on.
+WAITING='pwd >"$0/ready.new"; mv "$0/ready.new" "$0/ready"; until [ -e "$0/go" ]; do sleep 0.02; done'
+
+show() {
+    lockbox cat --passfile "$PASSFILE" "$WORK/box.lbx" "$1"
+}
+
+case_a_program_runs_in_an_archive_that_nobody_else_sees() {
+    local point
+    new_archive box
+    start_in box sh -c "echo content >file; mkdir below; $WAITING" "$WORK"
+    await 30 test -e "$WORK/ready"
+    point=$(cat "$WORK/ready")
+    # To everybody else it is an empty directory, and none of their mounts.
+    same "$(ls -A "$point")" ''
+    ! grep -qF "$point" /proc/self/mountinfo || fail 'the mount is seen outside'
+    expect 13 'in use' lockbox ls --passfile "$PASSFILE" "$WORK/box.lbx"
+    expect 13 'already mounted at' run_in box true
+    touch "$WORK/go"
+    wait "${BACKGROUND[0]}"
+    [[ ! -e $point ]] || fail 'the directory stayed'
+    same "$(show file)" content
+    # What is piped in and out is the program's.
+    same "$(echo piped | run_in box tee below/told)" piped
+    same "$(show below/told)" piped
+    # A program of the archive itself, by its path there; mount options.
+    run_in box sh -c 'printf "#!/bin/sh\necho itself\n" >tool; chmod 755 tool'
+    same "$(run_in box ./tool)" itself
+    expect 2 'Read-only file system' lockbox exec -o ro --passfile "$PASSFILE" "$WORK/box.lbx" -- sh -c 'echo >file'
+    check_full box
+}
+
+case_a_program_in_an_archive_ends_with_its_own_code() {
+    local status=0
+    new_archive box
+    run_in box sh -c 'exit 7' || status=$?
+    same "$status" 7
+    status=0
+    run_in box sh -c 'kill -9 $$' || status=$?
+    same "$status" 137
+    expect 127 'cannot run no-such-program: No such file' run_in box no-such-program
+    expect 126 'cannot run /etc/passwd: Permission denied' run_in box /etc/passwd
+    expect 10 'wrong passphrase' lockbox exec --passcommand 'echo wrong' "$WORK/box.lbx" -- true
+    expect 2 'No such file' lockbox exec --passfile "$PASSFILE" "$WORK/none.lbx" -- true
+    expect 2 'standard input had no passphrase' lockbox exec "$WORK/box.lbx" -- true
+    expect 1 'required|Usage' lockbox exec --passfile "$PASSFILE" "$WORK/box.lbx"
+    same "$(find "$XDG_RUNTIME_DIR" -name 'lockbox-exec.*')" '' 'a directory stayed'
+    lockbox check --passfile "$PASSFILE" "$WORK/box.lbx"
+}
+
+case_an_archive_is_mounted_until_the_last_of_its_programs_ends() {
+    local status=0 pid
+    new_archive box
+    # The one that was started ends, what it started does not.
+    start_in box sh -c "($WAITING; echo late >late) & exit 3" "$WORK"
+    await 30 test -e "$WORK/ready"
+    expect 13 'in use' lockbox ls --passfile "$PASSFILE" "$WORK/box.lbx"
+    touch "$WORK/go"
+    wait "${BACKGROUND[0]}" || status=$?
+    same "$status" 3
+    same "$(show late)" late
+    # Whoever does not want to wait for it gets the terminal back; what is written is kept.
+    rm "$WORK/go" "$WORK/ready"
+    start_in box sh -c "($WAITING; echo later >later; sync -f .) & echo started >started" "$WORK" 2>"$WORK/said"
+    await 30 test -e "$WORK/ready"
+    pid=$(daemon_of "$WORK/box.lbx")
+    # The signal is for the waiting alone: until it does so, it is noted for the program.
+    until_left() { kill -INT "${BACKGROUND[1]}" 2>/dev/null || true; ! kill -0 "${BACKGROUND[1]}" 2>/dev/null; }
+    await 30 until_left
+    status=0
+    wait "${BACKGROUND[1]}" || status=$?
+    same "$status" 130
+    touch "$WORK/go"
+    await 30 gone "$pid"
+    same "$(show started) $(show later)" 'started later'
+    check_full box
+}
+
+case_a_program_in_an_archive_gets_the_signals_that_are_sent() {
+    local status=0 pid
+    new_archive box
+    start_in box sh -c 'trap "echo told >told; exit 9" TERM; '"$WAITING" "$WORK"
+    await 30 test -e "$WORK/ready"
+    # The keyboard's signal goes to all that run in its foreground, so the program has it already.
+    kill -INT "${BACKGROUND[0]}"
+    kill -TERM "${BACKGROUND[0]}"
+    wait "${BACKGROUND[0]}" || status=$?
+    same "$status" 9
+    same "$(show told)" told
+    # Killed, it leaves a mount that only its programs see; by the name of the archive it can be ended.
+    rm "$WORK/ready"
+    start_in box sh -c "echo kept >kept; $WAITING" "$WORK"
+    await 30 test -e "$WORK/ready"
+    pid=$(daemon_of "$WORK/box.lbx")
+    kill -9 "${BACKGROUND[1]}"
+    wait "${BACKGROUND[1]}" || true
+    touch "$WORK/go"
+    await 30 lockbox umount "$WORK/box.lbx" 2>/dev/null
+    await 30 gone "$pid"
+    same "$(show kept)" kept
+    check_full box
+}
+
+case_a_user_needs_no_root_to_run_a_program_in_an_archive() {
+    local point status=0
+    need_user
+    mkdir "$WORK/users"
+    chmod 777 "$WORK/users"
+    install -m 600 -o "$TEST_USER" "$PASSFILE" "$WORK/users/pass"
+    as_user lockbox create --weak-kdf --kdf-memory 1 --passfile "$WORK/users/pass" "$WORK/users/box.lbx"
+    as() { as_user lockbox exec --passfile "$WORK/users/pass" "$WORK/users/box.lbx" -- "$@"; }
+    in_background as sh -c "id -u >id; grep CapEff /proc/self/status >capabilities; $WAITING" "$WORK/users"
+    await 30 test -e "$WORK/users/ready"
+    point=$(cat "$WORK/users/ready")
+    same "$(ls -A "$point")" ''
+    touch "$WORK/users/go"
+    wait "${BACKGROUND[0]}"
+    same "$(as cat id)" "$(id -u "$TEST_USER")"
+    # It is the user it was, with no right that it had not.
+    same "$(as cut -f 2 capabilities)" 0000000000000000
+    same "$(as stat -c %U id)" "$TEST_USER"
+    [[ ! -e $point ]] || fail 'the directory stayed'
+    # Where namespaces are forbidden, that is said. By root of one that may make no other.
+    expect 15 'lets users make no namespaces of their own \(No space left on device\): run this as root' \
+        unshare --user --map-root-user sh -c 'echo 0 >/proc/sys/user/max_user_namespaces && exec setpriv --bounding-set -sys_admin "$@"' sh \
+        lockbox exec --passfile "$PASSFILE" "$WORK/users/box.lbx" -- true
+    lockbox check --full --passfile "$PASSFILE" "$WORK/users/box.lbx" || status=$?
+    same "$status" 0
+}
