@@ -136,10 +136,11 @@ def measure(scratch, entries, snapshots, changed, rounds):
     lockbox("snapshot", "create", f"{scratch}/with", "b")
     lockbox("umount", f"{scratch}/with")
     options = ["--passfile", f"{scratch}/passphrase"]
-    least = [lockbox("info", *options, f"{scratch}/with.lbx") for _ in range(5)]
+    # Of one small file; info would count what snapshots hold.
+    least = [lockbox("cat", *options, f"{scratch}/with.lbx", "d0/f0") for _ in range(5)]
     took = [lockbox("snapshot", "diff", *options, f"{scratch}/with.lbx", "a", "b") for _ in range(5)]
     rows.append(("diff of two that are 100 changes apart, ms (goal 50)", f"{statistics.median(took) * 1000:.1f}"))
-    rows.append(("of that, what any command takes (info)", f"{statistics.median(least) * 1000:.1f}"))
+    rows.append(("of that, what any command takes (cat of a small file)", f"{statistics.median(least) * 1000:.1f}"))
 
     print(f"| {entries:,} files | |")
     print("|---|---:|")

@@ -1,9 +1,12 @@
 """What synced.sh measures: SCRATCH ROUNDS CANDIDATE... ; each candidate is a directory below SCRATCH."""
 
 import glob
+import json
 import os
 import random
+import select
 import shutil
+import signal
 import sqlite3
 import statistics
 import subprocess
@@ -11,7 +14,7 @@ import sys
 import threading
 import time
 
-from daemons import written
+from daemons import daemons, written
 
 scratch, rounds, names = sys.argv[1], int(sys.argv[2]), sys.argv[3:]
 found = {}
@@ -102,6 +105,42 @@ def commits(name):
     note("git add and commit with core.fsync=all, a second", name, 40 / (time.perf_counter() - began))
 
 
+def mounts(archive):
+    """What the log costs whoever mounts after a crash: mounted anew after a clean end, then after a kill when the log of 1 MiB was nearly full."""
+    point = f"{scratch}/crashed"
+    os.makedirs(point, exist_ok=True)
+    mount = ["mount.lockbox", archive, point, "-o", f"passfile={scratch}/passphrase"]
+
+    def timed():
+        began = time.perf_counter()
+        subprocess.run(mount, check=True)
+        os.listdir(point)
+        return (time.perf_counter() - began) * 1000
+
+    subprocess.run(mount, check=True)
+    file = os.open(f"{point}/w", os.O_RDWR | os.O_CREAT, 0o600)
+    os.write(file, os.urandom(16 << 20))
+    os.fsync(file)
+    os.close(file)
+    subprocess.run(["lockbox", "umount", point], check=True)
+    note("mount after a clean end, ms", "lockbox", timed())
+    file, data, places, used = os.open(f"{point}/w", os.O_RDWR), os.urandom(4096), random.Random(1), 0
+    while used < 800 << 10:
+        os.pwrite(file, data, places.randrange(4096) * 4096)
+        os.fsync(file)
+        told = subprocess.run(["lockbox", "status", "--json", point], check=True, capture_output=True)
+        used = json.loads(told.stdout)["log"]["used_bytes"]
+    for daemon in list(daemons(point)):
+        ended = os.pidfd_open(daemon)
+        os.kill(daemon, signal.SIGKILL)
+        select.select([ended], [], [])
+        os.close(ended)
+    os.close(file)
+    subprocess.run(["umount", point], check=True)
+    note("mount after a kill with 800 KiB in the log, ms (goal: 50 more)", "lockbox", timed())
+    subprocess.run(["lockbox", "umount", point], check=True)
+
+
 for number in range(rounds):
     for name in names:
         print(f"round {number + 1} of {rounds}: {name}", file=sys.stderr)
@@ -111,6 +150,7 @@ for number in range(rounds):
         transactions(name, "delete")
         mail(name)
         commits(name)
+    mounts(f"{scratch}/crashed.lbx")
 
 others = [name for name in ("gocryptfs", "before") if name in names]
 print("| | " + " | ".join(names + [f"lockbox / {other}" for other in others]) + " |")

@@ -21,6 +21,7 @@ if [[ -n ${BEFORE-} ]]; then
     "$BEFORE/mount-lockbox" "$scratch/before.lbx" "$scratch/before" -o "passfile=$scratch/passphrase${OPTIONS:+,$OPTIONS}"
     candidates+=(before)
 fi
+new_archive "$scratch/crashed.lbx"
 echo "$(nproc) processors; load before $(cut -d' ' -f1-3 /proc/loadavg)" >&2
 python3 "$here/synced.py" "$scratch" "${ROUNDS:-3}" "${candidates[@]}"
 echo "load after $(cut -d' ' -f1-3 /proc/loadavg)" >&2

@@ -186,6 +186,7 @@ fn import_and_extract(c: &mut Criterion) {
     for (name, source) in [("1,000 x 1 KiB", &sources[0]), ("64 MiB", &sources[1])] {
         let options = ImportOptions {
             to: Vec::new(),
+            name: None,
             follow: false,
             replace: true,
             creator: CREATOR,
@@ -209,8 +210,13 @@ fn import_and_extract(c: &mut Criterion) {
         let to = made.directory.join("out");
         group.bench_function(format!("extract {name}"), |b| {
             let extract = || {
-                let options =
-                    ExtractOptions { to: to.clone(), replace: true, filter: Filter::default(), privileges: false };
+                let options = ExtractOptions {
+                    to: to.clone(),
+                    name: None,
+                    replace: true,
+                    filter: Filter::default(),
+                    privileges: false,
+                };
                 exchange::extract(made.archive().file_system(), std::slice::from_ref(&item), &options, &mut |_| Ok(()))
                     .unwrap()
             };

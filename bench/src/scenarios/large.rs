@@ -38,6 +38,7 @@ fn one(place: &Place, size: u64, data: &str, content: &dyn Fn(u64) -> Vec<u8>) -
         fs::remove_file(&copy)?;
         let options = ImportOptions {
             to: Vec::new(),
+            name: None,
             follow: false,
             replace: true,
             creator: CREATOR,
@@ -69,6 +70,7 @@ fn one(place: &Place, size: u64, data: &str, content: &dyn Fn(u64) -> Vec<u8>) -
         fs::remove_file(&copy)?;
         let options = ExtractOptions {
             to: made.directory().join(format!("out{round}")),
+            name: None,
             replace: false,
             filter: Filter::default(),
             privileges: false,

@@ -32,7 +32,8 @@ fn one(place: &Place, files: usize, data: &str, content: &dyn Fn(usize) -> Vec<u
     report.time("list with attributes", || list(&fs, &directories, files))?;
     report.time("five extractions in memory", || (0..5).try_for_each(|_| read_all(&fs, &directories, &contents)))?;
     let to = made.directory().join("out");
-    let options = ExtractOptions { to: to.clone(), replace: false, filter: Filter::default(), privileges: false };
+    let options =
+        ExtractOptions { to: to.clone(), name: None, replace: false, filter: Filter::default(), privileges: false };
     let archive = made.archive()?;
     report.time("extract to a directory", || {
         Ok(exchange::extract(archive.file_system(), &[], &options, &mut |_| Ok(()))?)
