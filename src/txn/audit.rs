@@ -1,6 +1,7 @@
 //! Recomputes from the trees which blocks are in use and how often each page is named: for `check`, and to rebuild a lost space map.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use super::allocator::Allocator;
@@ -23,8 +24,10 @@ const MAX_FINDINGS: usize = 1000;
 
 /// A page of file data, or one that a dead list keeps.
 struct NamedPage {
-    /// What the first extent says; dead lists tell only the run.
+    /// What the first extent says, of the live tree or else of a snapshot; dead lists tell only the run.
     pointer: Option<Pointer>,
+    /// The snapshot whose extent that is.
+    shown_by: Option<u64>,
     blocks: u64,
     /// Extents and dead-list entries that name it.
     names: u64,
@@ -32,7 +35,7 @@ struct NamedPage {
     plain: u32,
 }
 
-/// What walking all trees found. Memory grows with the number of data pages (about 110 bytes each).
+/// What walking all trees found. Memory grows with the number of data pages (about 130 bytes each).
 #[derive(Default)]
 struct Census {
     used: BTreeMap<u64, Box<RegionBits>>,
@@ -118,9 +121,18 @@ impl Census {
         bits.is_some_and(|bits| bits[(block % REGION_BLOCKS / 64) as usize] >> (block % 64) & 1 == 1)
     }
 
+    /// What a snapshot shows counts nothing, but is read like what the live tree shows. Answers whether all that name the page agree on it.
+    fn show(&mut self, pointer: Pointer, id: u64) -> bool {
+        let Some(page) = self.pages.get_mut(&pointer.run.address) else { return true };
+        if page.pointer.is_none() {
+            (page.pointer, page.shown_by) = (Some(pointer), Some(id));
+        }
+        page.pointer == Some(pointer)
+    }
+
     /// One more name of a page; marks its blocks the first time.
     fn name(&mut self, run: Run, pointer: Option<Pointer>, total: u64) {
-        let new = NamedPage { pointer: None, blocks: run.blocks, names: 0, plain: 0 };
+        let new = NamedPage { pointer: None, shown_by: None, blocks: run.blocks, names: 0, plain: 0 };
         let page = self.pages.entry(run.address).or_insert(new);
         page.names += 1;
         page.pointer = page.pointer.or(pointer);
@@ -153,11 +165,12 @@ impl Auditor<'_> {
         report(compared, FindingKind::Space, &mut census)?;
         let compared = self.compare_counts(&mut census);
         report(compared, FindingKind::Count, &mut census)?;
+        // Before the pages are read: those that only a snapshot shows are named by its extents.
+        let checked = self.check_snapshots(&mut census, total);
+        report(checked, FindingKind::Snapshot, &mut census)?;
         if full {
             self.open_data_pages(&mut census, progress)?;
         }
-        let checked = self.check_snapshots(&mut census, total);
-        report(checked, FindingKind::Snapshot, &mut census)?;
         Ok(Audit { findings: census.findings, of_files: census.of_files, data: DataPages(census.pages) })
     }
 
@@ -299,13 +312,21 @@ impl Auditor<'_> {
         for address in addresses {
             let Some(page) = census.pages.get_mut(&address) else { continue };
             done += page.blocks;
+            let shown_by = page.shown_by;
             if let Some(pointer) = page.pointer {
                 match self.open_data_page(&pointer) {
                     Ok(plain) => page.plain = plain,
-                    Err(error @ (Error::Damaged(_) | Error::Io { .. })) => {
-                        let finding = Finding::new(FindingKind::DataLost, Severity::Lost, error.to_string());
-                        census.find_of_files(finding.on_page(&pointer));
-                    }
+                    Err(error @ (Error::Damaged(_) | Error::Io { .. })) => match shown_by {
+                        Some(id) => {
+                            let text = format!("snapshot {id} shows file data that cannot be read: {error}");
+                            let finding = Finding::new(FindingKind::Snapshot, Severity::Lost, text);
+                            census.find(finding.on_page(&pointer));
+                        }
+                        None => {
+                            let finding = Finding::new(FindingKind::DataLost, Severity::Lost, error.to_string());
+                            census.find_of_files(finding.on_page(&pointer));
+                        }
+                    },
                     Err(error) => return Err(error),
                 }
             }
@@ -327,7 +348,7 @@ impl Auditor<'_> {
         Ok(table.plain_length)
     }
 
-    /// Every page of a kept root must still be in use.
+    /// Every page of a kept root must still be in use, and what a dead list keeps must be shown by its snapshot.
     fn check_snapshots(&self, census: &mut Census, total: u64) -> Result<()> {
         let find = |severity, text: String| Finding::new(FindingKind::Snapshot, severity, text);
         for (id, snapshot) in snapshots_of(&self.state.trees.snapshots, &self.medium.store)? {
@@ -339,11 +360,11 @@ impl Auditor<'_> {
                 continue;
             }
             let tree = snapshot_tree(&snapshot);
-            let (mut runs, mut lost) = (Vec::new(), Vec::new());
+            let (mut shown, mut lost, mut torn) = (HashSet::new(), Vec::new(), Vec::new());
             tree.visit_pages(
                 &self.medium.store,
                 &mut |pointer, _| {
-                    runs.push(pointer.run);
+                    shown.insert(pointer.run);
                     Ok(())
                 },
                 &mut |node| {
@@ -351,27 +372,62 @@ impl Auditor<'_> {
                     Ok(())
                 },
             )?;
+            let whole = lost.is_empty();
             for node in lost {
                 let text = format!("records of snapshot {id} cannot be read: {}", node.error);
                 census.find(find(Severity::Lost, text).on_page(&node.pointer));
             }
             let extents = &mut |key: Key, value: &[u8]| {
                 if key.kind == kind::EXTENT && key.object != 0 {
-                    runs.push(Extent::decode(value)?.page.run);
+                    let page = Extent::decode(value)?.page;
+                    shown.insert(page.run);
+                    if !census.show(page, id) {
+                        torn.push(page.run.address);
+                    }
                 }
                 Ok(())
             };
             let scanned = tree.scan_surviving(&self.medium.store, extents, &mut |_| Ok(()));
+            let whole = whole && scanned.is_ok();
             report(scanned, FindingKind::Snapshot, census)?;
-            for run in runs {
-                let whole = run.is_page_space(total) && (run.address..run.end()).all(|block| census.has(block));
-                if !whole && !census.incomplete {
-                    let text = format!("snapshot {id} shows a page that is not in use: block={}", run.address);
-                    census.find(find(Severity::Wrong, text).at_block(run.address));
-                }
+            for block in torn {
+                let text = format!("snapshot {id} shows a page that others know by another tag: block={block}");
+                census.find(find(Severity::Wrong, text).at_block(block));
+            }
+            let unused =
+                |run: &Run| !(run.is_page_space(total) && (run.address..run.end()).all(|block| census.has(block)));
+            let mut unused: Vec<u64> = shown.iter().filter(|run| unused(run)).map(|run| run.address).collect();
+            unused.sort_unstable();
+            if census.incomplete {
+                unused.clear();
+            }
+            for block in unused {
+                let text = format!("snapshot {id} shows a page that is not in use: block={block}");
+                census.find(find(Severity::Wrong, text).at_block(block));
+            }
+            // Of what could not be read nobody knows what it keeps or shows.
+            if whole && !census.incomplete {
+                self.check_dead_list(id, &shown, census)?;
             }
         }
         Ok(())
+    }
+
+    /// What a dead list keeps and its snapshot does not show stays for ever: it costs space, and what was deleted can still be read with the key.
+    fn check_dead_list(&self, id: u64, shown: &HashSet<Run>, census: &mut Census) -> Result<()> {
+        let key = |sub| Key { object: id, kind: kind::DEAD, sub };
+        let listed = &mut |_: Key, value: &[u8]| {
+            // One that does not decode was told when names were counted.
+            if let Ok(DeadValue { run, .. }) = DeadValue::decode(value)
+                && !shown.contains(&run)
+            {
+                let text = format!("snapshot {id} keeps a page that it does not show: block={}", run.address);
+                census.find(Finding::new(FindingKind::Snapshot, Severity::Minor, text).at_block(run.address));
+            }
+            Ok(ControlFlow::Continue(()))
+        };
+        let scanned = self.state.trees.references.scan(&self.medium.store, key(0), key(u64::MAX), listed);
+        report(scanned, FindingKind::Snapshot, census)
     }
 
     /// Makes the space map anew from the trees, when records of the chain since the checkpoint are lost. Reads every node.

@@ -97,6 +97,67 @@ fn lost_data_is_told_once_with_file_place_and_bytes() {
     assert!(shared > 0, "no page of several files was damaged");
 }
 
+/// Each page that only a snapshot shows, in its turn: told once, as a loss of the snapshot; what the live tree shows too is told as its file's.
+#[test]
+fn a_full_check_reads_what_only_a_snapshot_shows() {
+    let (storage, fs) = fresh(31);
+    put(&fs, ROOT_INO, b"stays", &noise(1, 300_000));
+    put(&fs, ROOT_INO, b"removed", &noise(2, 300_000));
+    fs.sync().unwrap();
+    fs.take_snapshot(b"kept").unwrap();
+    let id = fs.snapshot_named(b"kept").unwrap().0;
+    let removed = fs.lookup(ROOT_INO, b"removed").unwrap().ino;
+    let pages: BTreeSet<(u64, u64, bool)> = extents(&fs)
+        .iter()
+        .map(|(ino, _, extent)| (extent.page.run.address, extent.page.run.blocks, *ino == removed))
+        .collect();
+    fs.unlink(ROOT_INO, b"removed").unwrap();
+    fs.sync().unwrap();
+    // So that the newest commit, whose pages are verified at each opening, has none of them.
+    put(&fs, ROOT_INO, b"later", b"later");
+    fs.sync().unwrap();
+    let whole = storage.contents();
+    assert_eq!(checked(&whole, true).findings, []);
+    assert!(pages.iter().filter(|page| page.2).count() > 1, "{pages:?}");
+    for (address, blocks, only_kept) in pages {
+        let mut bytes = whole.clone();
+        bytes[(address + blocks) as usize * B - 1] ^= 1;
+        bytes[address as usize * B + 5000] ^= 1;
+        assert_eq!(checked(&bytes, false).findings, [], "a quick check reads no data");
+        let found = checked(&bytes, true).findings;
+        assert_eq!(found.len(), 1, "{found:#?}");
+        let kind = if only_kept { FindingKind::Snapshot } else { FindingKind::DataLost };
+        assert_eq!((found[0].kind, found[0].severity, found[0].block), (kind, Severity::Lost, Some(address)));
+        assert_eq!(found[0].detail.starts_with(&format!("snapshot {id} shows file data")), only_kept, "{}", found[0]);
+    }
+}
+
+/// What a snapshot keeps without showing it is never freed while it is there: a check tells it, be it quick.
+#[test]
+fn a_page_that_its_snapshot_does_not_show_is_told() {
+    let (_, fs) = fresh(32);
+    put(&fs, ROOT_INO, b"old", &noise(1, 300_000));
+    fs.take_snapshot(b"one").unwrap();
+    put(&fs, ROOT_INO, b"new", &noise(2, 300_000));
+    fs.take_snapshot(b"two").unwrap();
+    fs.unlink(ROOT_INO, b"new").unwrap();
+    fs.make_durable().unwrap();
+    assert_eq!(check(&fs, true, &mut |_, _| {}).unwrap().findings, []);
+    let [one, two] = [&b"one"[..], b"two"].map(|name| fs.snapshot_named(name).unwrap().0);
+    fs.volume.misplace_dead_entry(two, one).unwrap();
+    fs.make_durable().unwrap();
+    for full in [false, true] {
+        let found = check(&fs, full, &mut |_, _| {}).unwrap().findings;
+        assert_eq!(found.len(), 1, "{found:#?}");
+        assert_eq!((found[0].kind, found[0].severity), (FindingKind::Snapshot, Severity::Minor));
+        assert!(
+            found[0].detail.starts_with(&format!("snapshot {one} keeps a page that it does not show")),
+            "{}",
+            found[0]
+        );
+    }
+}
+
 /// Of a lost node the inodes are told, and no count is called wrong that could not be counted.
 #[test]
 fn lost_records_are_told_with_their_inodes_and_nothing_is_blamed_on_what_is_left() {

@@ -5,11 +5,12 @@ use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use super::super::check::check;
 use super::super::create::name_key;
 use super::super::{Archive, CompactOptions, CreateOptions, Moments, OpenOptions};
 use super::erasure::recoverable;
 use super::passphrase;
-use super::sample::{Expected, Listing, OWNER, cipher, expected, expected_in, fresh, noise, put, read_all};
+use super::sample::{Expected, Listing, OWNER, cipher, expected, expected_in, fresh, noise, open_on, put, read_all};
 use super::{ARCHIVE, key};
 use crate::crypto::kdf::KdfCost;
 use crate::env::SeededEnvironment;
@@ -205,15 +206,17 @@ fn flipped_bytes_are_noticed_in_what_a_snapshot_shows() {
     }
     fs.close().unwrap();
     let whole = storage.contents();
-    let (mut lost, mut altered) = (0, 0);
+    let (mut lost, mut altered, mut told) = (0, 0, 0);
     for block in (0..whole.len() as u64 / BLOCK).filter(|block| block % 3 == dice.next_u64() % 3) {
         let at = (block * BLOCK + dice.next_u64() % BLOCK) as usize;
         let mut bytes = whole.clone();
         bytes[at] ^= 1 << (dice.next_u64() % 8);
         altered += 1;
+        let mut any_unread = false;
         for (name, expected) in &kept {
             let Some(seen) = try_shown(&bytes, name) else {
                 lost += expected.len();
+                any_unread = true;
                 continue;
             };
             let named = String::from_utf8_lossy(name);
@@ -225,10 +228,19 @@ fn flipped_bytes_are_noticed_in_what_a_snapshot_shows() {
                 }
             }
             let unread = seen.values().any(Result::is_err);
+            any_unread |= unread;
             assert!(unread || seen.len() == expected.len(), "{named}, byte {at}: objects are missing without an error");
         }
+        // What somebody cannot read, a full check tells, whichever tree it was of.
+        if any_unread && let Ok(fs) = open_on(Arc::new(MemoryStorage::from_contents(bytes)), true, 901) {
+            told += 1;
+            assert!(
+                !check(&fs, true, &mut |_, _| {}).unwrap().findings.is_empty(),
+                "byte {at} is lost and called sound"
+            );
+        }
     }
-    assert!(altered > 300 && lost > 100, "altered={altered} lost={lost}");
+    assert!(altered > 300 && lost > 100 && told > 50, "altered={altered} lost={lost} told={told}");
 }
 
 /// As [`shown`], of what may be damaged.

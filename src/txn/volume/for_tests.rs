@@ -13,6 +13,7 @@ use crate::pager::Pager;
 use crate::txn::allocator::Allocator;
 use crate::txn::commit::Committer;
 use crate::txn::kept::snapshot_tree;
+use crate::txn::operation::Operation;
 use crate::txn::shortage::Shortage;
 use crate::txn::writer::Writer;
 
@@ -59,6 +60,11 @@ impl Volume {
         Ok(entries)
     }
 
+    /// Hands the first entry of the dead list of one snapshot to another one, whether that shows its page or not.
+    pub(crate) fn misplace_dead_entry(&self, from: u64, to: u64) -> Result<()> {
+        self.operate(2, true, |operation| operation.misplace_dead_entry(from, to))
+    }
+
     /// Bytes of all pages that the live tree or a snapshot that can be read leads to: nodes and file data. For a volume of which everything is committed.
     pub(crate) fn shown_bytes(&self) -> Result<u64> {
         let (state, store) = (self.state(), &self.medium.store);
@@ -95,5 +101,22 @@ impl Volume {
     pub(crate) fn uses_block(&self, block: u64) -> Result<bool> {
         let (number, at) = (block / REGION_BLOCKS, block % REGION_BLOCKS);
         Ok(self.allocator.used_bits(number)?[(at / 64) as usize] >> (at % 64) & 1 == 1)
+    }
+}
+
+impl Operation<'_> {
+    fn misplace_dead_entry(&mut self, from: u64, to: u64) -> Result<()> {
+        let mut first = None;
+        let (lower, upper) = (Key::new(from, kind::DEAD, 0), Key::new(from, kind::DEAD, u64::MAX));
+        self.trees.references.scan(self.store, lower, upper, &mut |key, value| {
+            first = Some((key, value.to_vec()));
+            Ok(ControlFlow::Break(()))
+        })?;
+        let (key, value) = first.expect("an entry");
+        self.needs_commit();
+        self.changed = true;
+        self.trees.references.remove(self.store, &mut self.global_edits, key)?;
+        let key = Key::new(to, kind::DEAD, key.sub);
+        self.trees.references.insert(self.store, &mut self.global_edits, key, &value).map(drop)
     }
 }
