@@ -118,6 +118,7 @@ fn advised(refusal: &Refusal) -> String {
 pub(crate) fn mending(finding: FindingKind) -> &'static str {
     match finding {
         FindingKind::Header => "; 'lockbox check --repair-header' does so now",
+        FindingKind::Log => "; nothing can be added to the archive: 'lockbox rescue' copies out what is left",
         _ => "",
     }
 }
@@ -175,7 +176,11 @@ mod tests {
         options(&program, &mut known);
         let remedy = |refusal: &Refusal| advised(refusal)[refusal.to_string().len()..].to_owned();
         let hints = crate::hints::TABLE.iter().map(|(_, hint)| String::from(*hint));
-        let advice = refusals.iter().map(remedy).chain([mending(FindingKind::Header).to_owned()]).chain(hints);
+        let advice = refusals
+            .iter()
+            .map(remedy)
+            .chain([FindingKind::Header, FindingKind::Log].map(|kind| mending(kind).to_owned()))
+            .chain(hints);
         for text in advice {
             let words: Vec<&str> = text.split([' ', '\'', ',']).collect();
             let named: Vec<&&str> = words.iter().filter(|word| word.starts_with("--")).collect();

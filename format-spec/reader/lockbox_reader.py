@@ -213,6 +213,7 @@ class Archive:
         wanted = pending.number if pending else 0 if record.closed else 255
         block, number, before = fmt.LOG[0], 0, bytes(16)
         problem = "it is not the one that the commit names" if pending else None
+        torn = None
         while number < wanted and block in ours:
             head = ours[block]
             if (head.number, head.previous) != (number + 1, before):
@@ -221,6 +222,7 @@ class Archive:
             try:
                 body = self._open_log(block, data, 1, self._open_log(block, data[:104], 0))
             except Damaged:
+                torn = head
                 break
             try:
                 self.log.lay(fmt.decode_log_entry(body, head.length))
@@ -234,6 +236,8 @@ class Archive:
             problem = problem or "later ones are there"
         if problem:
             self.warnings.append(f"DAMAGED: entry {number + 1} of the log is lost, what was synced from it on is missing: {problem}")
+        elif torn:
+            self.warnings.append(f"entry {torn.number} of the log is incomplete: it was interrupted, or damaged since; what it had may be missing")
         if any(head.generation > newest for head in heads.values()):
             self.warnings.append("DAMAGED: the newest commit record is lost, entries of the log extend it")
 

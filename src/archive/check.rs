@@ -27,7 +27,7 @@ impl Archive {
         Ok(report)
     }
 
-    /// What no page tells: the header copy that is not used, and the end of the file.
+    /// What no page tells: the header copy that is not used, the end of the file, and what of the log is lost.
     fn check_outside(&self) -> Result<Vec<Finding>> {
         let header = self.header_flaw.as_ref().map(|flaw| {
             let detail = format!(
@@ -39,7 +39,11 @@ impl Archive {
             let detail = format!("{what}, and the next writable opening cuts it off");
             Finding::new(FindingKind::Length, Severity::Minor, detail)
         });
-        Ok(header.into_iter().chain(length).collect())
+        let log = self.fs.volume.lost().map(|lost| {
+            let detail = format!("what was durable is lost: {lost}");
+            Finding::new(FindingKind::Log, Severity::Lost, detail)
+        });
+        Ok(header.into_iter().chain(length).chain(log).collect())
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::Pager;
 use crate::env::Environment;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, Timestamp};
 use crate::format::log::{EntryHead, LOG_BLOCKS, LogEntry, LogMark};
 use crate::format::{BLOCK, Generation, LOG, Tag};
 use crate::frame::BegunEntry;
@@ -17,6 +17,8 @@ pub(crate) struct LogContent {
     pub(crate) last: Option<LogMark>,
     /// An entry begins that extends the record, whole or not: it was written when that was durable.
     pub(crate) begun: bool,
+    /// Number and time of an entry behind them that begins and is not whole: it was torn while it was written, or damaged since.
+    pub(crate) torn: Option<(u32, Timestamp)>,
     /// A sentence when an entry is lost that another one came after, or a record that an entry extends.
     pub(crate) lost: Option<String>,
 }
@@ -82,7 +84,10 @@ impl Pager {
                 return Err(Error::damaged(format!("log entry reaches beyond the log: block={address}")));
             }
             let whole = block(address)[..((behind - address) * BLOCK) as usize].to_vec();
-            let Some((body, tag)) = self.cipher.open_entry_body(&begun, address, whole)? else { break };
+            let Some((body, tag)) = self.cipher.open_entry_body(&begun, address, whole)? else {
+                log.torn = Some((number, begun.head.time));
+                break;
+            };
             log.entries.push(LogEntry::decode(&body)?);
             log.tags.push(tag);
             log.last = Some(LogMark { generation, record, number, entry: tag });

@@ -37,12 +37,14 @@ pub enum FindingKind {
     Header,
     /// The file has more than the archive.
     Length,
+    /// An entry of the log, or a commit that entries extend.
+    Log,
     /// There is more than is told.
     More,
 }
 
 impl FindingKind {
-    pub const ALL: [FindingKind; 16] = [
+    pub const ALL: [FindingKind; 17] = [
         FindingKind::DataLost,
         FindingKind::RecordsLost,
         FindingKind::IndexLost,
@@ -58,6 +60,7 @@ impl FindingKind {
         FindingKind::Counter,
         FindingKind::Header,
         FindingKind::Length,
+        FindingKind::Log,
         FindingKind::More,
     ];
 
@@ -79,6 +82,7 @@ impl FindingKind {
             FindingKind::Counter => "counter",
             FindingKind::Header => "header",
             FindingKind::Length => "length",
+            FindingKind::Log => "log",
             FindingKind::More => "more",
         }
     }

@@ -28,8 +28,10 @@ pub(super) struct Recovered {
     pub(super) ring: Vec<AuthenticRecord>,
     /// First generation that was never used.
     pub(super) next_generation: Generation,
-    /// A sentence when the newest record was left out, or an entry of the log is lost.
+    /// A sentence when the newest record was left out, or an entry of the log is lost or incomplete.
     pub(super) fallback: Option<String>,
+    /// A sentence when something is lost that the log proves to have been durable. Only readers go on then.
+    pub(super) lost: Option<String>,
     /// What the log says beyond the record, and up to which entry.
     pub(super) logged: Laid,
     pub(super) log: Option<OpenedLog>,
@@ -100,9 +102,11 @@ pub(super) fn choose(
     let next_generation = newest.record.generation.next();
     let generation_of_newest = newest.record.generation;
     let recovered = |chosen: AuthenticRecord, ring: Vec<AuthenticRecord>, fallback: Option<String>| {
-        let (logged, log, lost) = read_log(pager, &chosen, generation_of_newest, writable)?;
-        let fallback = [fallback, lost].into_iter().flatten().reduce(|one, other| format!("{one}; {other}"));
-        Ok(Recovered { record: chosen.record, tag: chosen.tag, ring, next_generation, fallback, logged, log })
+        let Said { laid, log, lost, torn } = read_log(pager, &chosen, generation_of_newest, writable)?;
+        let told = [fallback, lost.clone(), torn];
+        let fallback = told.into_iter().flatten().reduce(|one, other| format!("{one}; {other}"));
+        let AuthenticRecord { record, tag, .. } = chosen;
+        Ok(Recovered { record, tag, ring, next_generation, fallback, lost, logged: laid, log })
     };
     let Some(reason) = first_flaw(pager, &newest.record, writable)? else { return recovered(newest, ring, None) };
     let remembered = seen.is_some_and(|seen| seen.tag == newest.tag && seen.generation == newest.record.generation);
@@ -150,22 +154,30 @@ fn is_extended(pager: &Pager, record: &AuthenticRecord) -> Result<bool> {
 /// What the log says beyond a record, and up to which entry.
 type Laid = Option<(Logged, LogMark)>;
 
-/// Specification 10.4: what the log says beyond the chosen record, which entries it has, and a sentence when some of it is lost.
+/// What the log says.
+#[derive(Default)]
+struct Said {
+    /// Beyond the record.
+    laid: Laid,
+    /// Which entries it has.
+    log: Option<OpenedLog>,
+    /// A sentence when some of it is lost that was durable.
+    lost: Option<String>,
+    /// A sentence when its last entry was interrupted, or damaged since.
+    torn: Option<String>,
+}
+
+/// Specification 10.4.
 ///
 /// # Errors
 /// `Damaged` for a writer when some of it is lost: what it wrote would bury that.
-fn read_log(
-    pager: &Pager,
-    chosen: &AuthenticRecord,
-    newest: Generation,
-    writable: bool,
-) -> Result<(Laid, Option<OpenedLog>, Option<String>)> {
+fn read_log(pager: &Pager, chosen: &AuthenticRecord, newest: Generation, writable: bool) -> Result<Said> {
     let record = &chosen.record;
     if !pager.cipher().has_log() {
         // An older header was put back.
         return match record.pending {
             Some(_) => Err(Error::damaged("the newest commit needs a log, and the header says that there is none")),
-            None => Ok((None, None, None)),
+            None => Ok(Said::default()),
         };
     }
     if writable {
@@ -185,8 +197,17 @@ fn read_log(
     if let Some(lost) = lost.as_ref().filter(|_| writable) {
         return Err(Error::damaged(format!("what was durable is lost: {lost}")));
     }
+    let torn = log.torn.filter(|_| lost.is_none()).map(|(number, time)| {
+        let sentence = format!(
+            "entry {number} of the log (commit {}) is incomplete: it was interrupted, or damaged since; what was synced at {} UTC may be missing",
+            record.generation.0,
+            time.utc()
+        );
+        tracing::warn!("{sentence}");
+        sentence
+    });
     let opened = OpenedLog { generation, record: tag, tags: log.tags, damaged: lost.is_some() };
-    Ok((Logged::of(log.entries).zip(log.last), Some(opened), lost))
+    Ok(Said { laid: Logged::of(log.entries).zip(log.last), log: Some(opened), lost, torn })
 }
 
 /// Nobody can tell a commit that was interrupted from one that lost a page since: it is told as both, with when its changes were made.

@@ -1,7 +1,7 @@
 //! A golden archive through the program: whichever cipher engine it was built with, it reads what others sealed.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 use sha2::{Digest, Sha256};
@@ -18,14 +18,64 @@ fn the_program_reads_a_golden_archive_with_a_log() {
     assert!(files_read("log") >= 6);
 }
 
-/// Compares regular files with what is recorded of them; answers how many.
-fn files_read(name: &str) -> usize {
+/// What was acknowledged and is lost is never called sound, and what looks like an interrupted write is told as that or damage.
+#[test]
+fn a_check_tells_what_a_damaged_log_lost() {
+    let (place, manifest, passfile) = golden("log");
+    let whole = fs::read(place.path("golden.lbx")).unwrap();
+    let check = |json: bool| {
+        let mut command = place.command();
+        command
+            .env("LOCKBOX_PASSFILE", &passfile)
+            .args(["check", "--full", "golden.lbx"])
+            .args(json.then_some("--json"));
+        let ended = command.output().unwrap();
+        (ended.status.code().unwrap(), ended.stdout, String::from_utf8(ended.stderr).unwrap())
+    };
+    assert_eq!(check(false).0, 0);
+    for case in manifest["damaged"].as_array().unwrap() {
+        let mut bytes = whole.clone();
+        for at in case["flip"].as_array().unwrap() {
+            bytes[at.as_u64().unwrap() as usize] ^= 0xFF;
+        }
+        fs::write(place.path("golden.lbx"), bytes).unwrap();
+        let what = case["what"].as_str().unwrap();
+        let (code, told, complaint) = check(false);
+        let (_, json, _) = check(true);
+        let json: Value = serde_json::from_slice(&json).unwrap();
+        if what == "body of the last entry" {
+            let told = String::from_utf8(told).unwrap();
+            assert!(code == 0 && told.contains("newer changes may be missing"), "{what}: {code} {told}");
+            let fallback = json["fallback"].as_str().unwrap();
+            assert!(fallback.contains("is incomplete: it was interrupted, or damaged since"), "{fallback}");
+            assert_eq!(json["sound"], true);
+            continue;
+        }
+        assert_eq!(code, 12, "{what}: {complaint}");
+        assert!(complaint.contains("what was durable is lost") && complaint.contains("lockbox rescue"), "{complaint}");
+        assert_eq!(
+            (&json["sound"], &json["findings"][0]["kind"]),
+            (&Value::from(false), &Value::from("log")),
+            "{what}"
+        );
+        assert_eq!(json["findings"][0]["severity"], "lost");
+    }
+}
+
+/// A golden archive as golden.lbx in a place of its own, what is recorded of it, and the file of its passphrase.
+fn golden(name: &str) -> (Place, Value, PathBuf) {
     let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/data/golden");
     let manifest: Value = serde_json::from_slice(&fs::read(golden.join(format!("{name}.json"))).unwrap()).unwrap();
     let place = Place::new();
     let packed = fs::read(golden.join(format!("{name}.lbx.zst"))).unwrap();
     fs::write(place.path("golden.lbx"), zstd::decode_all(&packed[..]).unwrap()).unwrap();
     let passfile = place.secret("golden pass", "golden one");
+    (place, manifest, passfile)
+}
+
+/// Compares regular files with what is recorded of them; answers how many.
+fn files_read(name: &str) -> usize {
+    let (place, manifest, passfile) = golden(name);
     let mut read = 0;
     for (path, object) in manifest["objects"].as_object().unwrap() {
         // Regular files, named in hexadecimal; names that are no UTF-8 are another test's.

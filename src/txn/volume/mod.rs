@@ -61,8 +61,10 @@ struct Start {
     space: SpaceMap,
     memory: u64,
     session: Session,
-    /// A sentence when recovery left the newest record out and took the one before.
+    /// A sentence when recovery left the newest record out and took the one before, or an entry of the log.
     fallback: Option<String>,
+    /// A sentence when something is lost that the log proves to have been durable.
+    lost: Option<String>,
     /// The record that was opened and those before it that the ring had, newest first, each with what it names as pending.
     line: Vec<(Mark, Option<LogMark>)>,
     log: Option<OpenedLog>,
@@ -82,6 +84,7 @@ pub(crate) struct Volume {
     /// Second of the last background erase.
     last_erase: Mutex<i64>,
     fallback: Option<String>,
+    lost: Option<String>,
     line: Vec<Mark>,
     /// What each of them names as pending.
     carried: Vec<Option<LogMark>>,
@@ -98,7 +101,7 @@ pub(crate) struct Volume {
 
 impl Volume {
     fn assemble(pager: Arc<Pager>, environment: Arc<dyn Environment>, start: Start) -> Volume {
-        let Start { record, next_generation, space, memory, session, fallback, line, log } = start;
+        let Start { record, next_generation, space, memory, session, fallback, lost, line, log } = start;
         let (line, carried) = line.into_iter().unzip();
         let medium = Arc::new(Medium {
             store: NodeStore::new(pager.clone(), (memory / 4) as usize),
@@ -120,6 +123,7 @@ impl Volume {
             medium,
             last_erase: Mutex::new(0),
             fallback,
+            lost,
             line,
             carried,
             opened_log: log,
@@ -174,7 +178,12 @@ impl Volume {
         self.committer.read_only()
     }
 
-    /// A sentence when recovery left the newest record out and took the one before.
+    /// A sentence when something is lost that the log proves to have been durable: an entry, or the record that entries extend.
+    pub(crate) fn lost(&self) -> Option<&str> {
+        self.lost.as_deref()
+    }
+
+    /// A sentence when recovery left the newest record out and took the one before, or left out entries of the log.
     pub(crate) fn fallback(&self) -> Option<String> {
         self.fallback.clone()
     }
@@ -313,6 +322,10 @@ impl Volume {
     /// Whether everything published is in a commit or an entry of the log.
     pub(crate) fn is_logged(&self) -> bool {
         self.writer.is_logged()
+    }
+
+    pub(crate) fn has_log(&self) -> bool {
+        self.medium.pager.cipher().has_log()
     }
 
     /// What this session wrote into the log.

@@ -59,6 +59,7 @@ impl Volume {
             next_generation: snapshot.generation.next(),
             record,
             fallback: None,
+            lost: None,
             memory: MEMORY,
             session: Session { id: durable.session, header_sequence: durable.header_sequence, read_only: true },
             line: Vec::new(),
