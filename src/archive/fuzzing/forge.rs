@@ -66,8 +66,8 @@ fn cipher(seed: u64) -> PageCipher {
     PageCipher::new(&key(), ARCHIVE, true, Arc::new(SeededEnvironment::new(seed)))
 }
 
-/// Two header copies without any key slot in use.
-pub(in crate::archive) fn with_header() -> Result<MemoryStorage> {
+/// Two header copies without any key slot in use, with these incompatible features.
+pub(in crate::archive) fn with_header(features: u64) -> Result<MemoryStorage> {
     let storage = MemoryStorage::new();
     storage.set_len(MIN_BLOCKS * BLOCK)?;
     let mut blocks = empty_slots();
@@ -76,7 +76,7 @@ pub(in crate::archive) fn with_header() -> Result<MemoryStorage> {
     }
     let commitment = header::commitment(&key(), &ARCHIVE);
     let framing =
-        Framing { copy: 0, features: 0, archive: ARCHIVE, sequence: 1, commitment, slots: [0; 32], mac: [0; 32] };
+        Framing { copy: 0, features, archive: ARCHIVE, sequence: 1, commitment, slots: [0; 32], mac: [0; 32] };
     for copy in 0..2 {
         header::write_copy(&storage, &framing, &blocks, copy, &key())?;
     }
@@ -117,7 +117,7 @@ pub(in crate::archive) fn noise(seed: u64, length: usize) -> Vec<u8> {
 
 /// A small archive with every kind of object and data page.
 fn sample() -> Result<Vec<u8>> {
-    let storage = Arc::new(with_header()?);
+    let storage = Arc::new(with_header(0)?);
     let fs = create_on(storage.clone(), 1)?;
     let put = |directory, name: &[u8], content: &[u8]| -> Result<_> {
         let ino = fs.make_node(directory, name, mode::REGULAR | 0o640, 0, OWNER)?.ino;

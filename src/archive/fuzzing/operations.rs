@@ -5,6 +5,7 @@ use std::ops::ControlFlow;
 
 use super::forge::{OWNER, create_on, open_on, with_header};
 use crate::error::Error;
+use crate::format::header::FEATURE_LOG;
 use crate::format::{Ino, ROOT_INO};
 use crate::fs::{FileSystem, RenameMode, SetAttributes, XattrMode, mode};
 use crate::storage::simulated::SimulatedStorage;
@@ -38,7 +39,9 @@ impl Model {
 }
 
 pub(super) fn operations(data: &[u8]) {
-    let base = with_header().expect("a header");
+    // Half of the inputs have a log: then a sync is mostly an entry of it.
+    let features = if data.len() % 2 == 1 { FEATURE_LOG } else { 0 };
+    let base = with_header(features).expect("a header");
     let mut storage = SimulatedStorage::from_contents(&base.contents());
     let mut fs = create_on(storage.clone(), 1).expect("a new archive");
     let mut model = Model::default();

@@ -12,13 +12,14 @@ use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
 use super::super::fuzzing::{Forge, OWNER, create_on, noise, open_on};
+use super::super::{Archive, CompactOptions, OpenOptions};
 use super::sample::cipher;
 use super::{ARCHIVE, archive, key, opens};
 use crate::crypto::identity::Recipient;
 use crate::crypto::kdf::KdfCost;
 use crate::crypto::{KeyFile, NoPrompts, Passphrase, Prompts, RecoveryCode, SecretKey};
 use crate::env::{Environment, SeededEnvironment};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::format::record::DeltaList;
 use crate::format::{BLOCK, HEADER_START, Ino, LOG, RING_SLOTS, ROOT_INO, Run, TreeId, slot_block};
 use crate::frame::{PageCipher, delta_page};
@@ -538,5 +539,45 @@ fn golden_archives_are_written_on() {
             findings.extend(fs.volume.check_space(true, &mut |_, _| {}).unwrap());
         }
         assert!(findings.is_empty(), "{name}: {findings:?}");
+    }
+}
+
+/// An archive of before logs gets one by compaction, under a header that counts as newer: the one of before, put beside the new content, is refused.
+#[test]
+fn compaction_gives_an_archive_of_before_a_log() {
+    let (bytes, manifest) = frozen("objects");
+    let place = tempfile::tempdir().unwrap();
+    let path = place.path().join("a.lbx");
+    std::fs::write(&path, &bytes).unwrap();
+    let framing = || {
+        let storage = MemoryStorage::from_contents(std::fs::read(&path).unwrap());
+        Header::read(&storage).unwrap().framing().clone()
+    };
+    let old = framing();
+    assert!(!old.has_log());
+    let key = crate::keys::unlock(&path, &super::passphrase(PASSPHRASES[0].1)).unwrap();
+    Archive::compact(&path, &key, &CompactOptions::default(), &mut |_| Ok(())).unwrap();
+    let new = framing();
+    assert!(new.has_log() && new.archive == old.archive);
+    assert_eq!(new.sequence, old.sequence + 1);
+    let archive = Archive::open(&path, &key, &OpenOptions::default()).unwrap();
+    let fs = archive.file_system();
+    assert_eq!(listing(fs).unwrap(), manifest["objects"]);
+    fs.make_node(ROOT_INO, b"later", mode::REGULAR | 0o600, 0, OWNER).unwrap();
+    fs.make_durable().unwrap();
+    let entries = fs.usage().log.entries;
+    fs.make_node(ROOT_INO, b"synced", mode::REGULAR | 0o600, 0, OWNER).unwrap();
+    fs.sync().unwrap();
+    assert_eq!(fs.usage().log.entries, entries + 1);
+    archive.close().unwrap();
+    let mut put_back = std::fs::read(&path).unwrap();
+    for start in HEADER_START {
+        let header = (start * BLOCK) as usize..((start + 33) * BLOCK) as usize;
+        put_back[header.clone()].copy_from_slice(&bytes[header]);
+    }
+    std::fs::write(&path, put_back).unwrap();
+    for read_only in [true, false] {
+        let error = Archive::open(&path, &key, &OpenOptions { read_only, ..OpenOptions::default() }).err().unwrap();
+        assert!(matches!(&error, Error::Older(text) if text.contains("header")), "{error}");
     }
 }

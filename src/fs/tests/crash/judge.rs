@@ -100,7 +100,7 @@ fn shown(
     all.map(|(_, snapshot)| open(snapshot.name)).collect()
 }
 
-/// After the sweep no block outside of the accepted root and its snapshots opens as a page of file data.
+/// After the sweep no block outside of the accepted root and its snapshots opens as a page of file data, and none as an entry of the log.
 fn assert_nothing_else_readable(
     fs: &FileSystem,
     storage: &Arc<SimulatedStorage>,
@@ -120,6 +120,10 @@ fn assert_nothing_else_readable(
     };
     note(fs);
     shown(fs, storage, environment).iter().for_each(|(_, fs)| note(fs));
+    assert!(
+        !fs.volume.pager().cipher().has_log() || !fs.volume.pager().has_entries().unwrap(),
+        "an entry of the log is readable"
+    );
     let cipher = cipher(environment.clone());
     let mut bytes = vec![0; BLOCK as usize];
     for block in RESERVED[0].1..storage.len().unwrap() / BLOCK {
