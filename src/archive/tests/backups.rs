@@ -308,6 +308,151 @@ fn a_backup_that_took_the_archives_place_is_backed_up_right() {
     }
 }
 
+/// BACKUP pins what it copies: no page of it is used again, whatever is overwritten, erased and repacked before and while it is copied.
+#[test]
+fn nothing_that_a_backup_copies_is_used_again_before_it_ends() {
+    let (storage, fs) = fresh(61);
+    let name = |n: u64| format!("file{n}").into_bytes();
+    for n in 0..30 {
+        put(&fs, ROOT_INO, &name(n), &super::sample::noise(n, if n % 2 == 0 { 60_000 } else { 900 }));
+    }
+    let (now, moment) = (expected(&fs), source(&fs, &storage));
+    let used = fs.usage().used_bytes.unwrap();
+    let churn = |round: u64| {
+        for n in 0..30 {
+            let ino = fs.lookup(ROOT_INO, &name(n)).unwrap().ino;
+            fs.write(ino, 0, &super::sample::noise(100 * round + n, 900)).unwrap();
+            fs.truncate(ino, 700, &mut |_| {}).unwrap();
+        }
+        fs.make_durable().unwrap();
+        while fs.maintain().unwrap() {}
+        fs.purge().unwrap();
+    };
+    churn(1);
+    churn(2);
+    let file = Arc::new(MemoryStorage::new());
+    let mut steps = 0;
+    let done = moment.fill(&(file.clone() as Arc<dyn Storage>), &mut |_| {
+        steps += 1;
+        if steps < 4 {
+            churn(2 + steps);
+        }
+        Ok(())
+    });
+    assert!(done.unwrap().whole && steps > 1, "{steps} steps");
+    assert!(shown(&*file) == now);
+    // A backup that is over pins nothing.
+    let pinned = fs.usage().used_bytes.unwrap();
+    drop(moment);
+    churn(9);
+    fs.purge().unwrap();
+    let left = fs.usage().used_bytes.unwrap();
+    assert!(left < used && left <= pinned, "{used} before, {pinned} with the backup, {left} after it");
+    fs.close().unwrap();
+}
+
+/// An archive on the host, its key, and a file that a backup of it goes to.
+struct OnHost {
+    directory: tempfile::TempDir,
+    key: keys::UnlockedKey,
+    seen: SeenOptions,
+}
+
+impl OnHost {
+    fn new() -> OnHost {
+        let directory = tempfile::tempdir().unwrap();
+        let creator = crate::fs::Creator { uid: 0, gid: 0, umask: None };
+        let passphrase = super::passphrase("p");
+        let path = directory.path().join("a.lbx");
+        Archive::create(&path, &passphrase, &CreateOptions { kdf: KdfCost::TEST, creator }).unwrap();
+        let key = keys::unlock(&path, &passphrase).unwrap();
+        let seen = SeenOptions { directory: Some(directory.path().join("seen")), ..SeenOptions::default() };
+        OnHost { directory, key, seen }
+    }
+
+    fn path(&self, name: &str) -> std::path::PathBuf {
+        self.directory.path().join(name)
+    }
+
+    fn open(&self, name: &str, read_only: bool) -> Archive {
+        let options = OpenOptions { read_only, ..OpenOptions::default() };
+        Archive::open_seen(&self.path(name), &self.key, &options, &self.seen).unwrap()
+    }
+
+    /// As the command does; what is there then is what the archive has. Answers what it shows.
+    fn back_up(&self) -> Expected {
+        let backed = Archive::open_for_backup(&self.path("a.lbx"), &self.key, &self.seen).unwrap();
+        let moment = backed.backups().pin().unwrap();
+        let destination = Destination::open(&self.path("backup.lbx"), true).unwrap();
+        let updated = match destination.existing() {
+            Some(file) => moment.bring_up_to_date(&(file.clone() as Arc<dyn Storage>), &mut on).unwrap().is_some(),
+            None => false,
+        };
+        if updated {
+            drop(destination);
+        } else {
+            let beside = destination.beside().unwrap();
+            let file: Arc<dyn Storage> = beside.file();
+            moment.fill(&file, &mut on).unwrap();
+            moment.verify(&file, &mut on).unwrap();
+            drop(file);
+            destination.take(beside).unwrap();
+        }
+        drop((moment, backed));
+        expected(self.open("backup.lbx", true).file_system())
+    }
+}
+
+/// What a killed writer synced lies in the log alone, and is part of the moment.
+#[test]
+fn what_only_the_log_of_a_killed_writer_has_is_backed_up() {
+    let host = OnHost::new();
+    let archive = host.open("a.lbx", false);
+    let fs = archive.file_system();
+    let old = put(fs, ROOT_INO, b"old", &super::sample::noise(1, 200_000));
+    fs.make_durable().unwrap();
+    let entries = fs.usage().log.entries;
+    fs.write(old, 70_000, b"synced").unwrap();
+    put(fs, ROOT_INO, b"new", b"synced too");
+    fs.sync().unwrap();
+    assert!(fs.usage().log.entries > entries);
+    let now = expected(fs);
+    // What is on the host at this moment is what a kill leaves.
+    std::fs::copy(host.path("a.lbx"), host.path("killed.lbx")).unwrap();
+    archive.close().unwrap();
+    std::fs::rename(host.path("killed.lbx"), host.path("a.lbx")).unwrap();
+    let host = OnHost { seen: SeenOptions { accept_older: true, ..host.seen.clone() }, ..host };
+    assert!(host.back_up() == now);
+}
+
+/// The pages of a compacted archive are others, with other births: what did not change since is told from what did all the same.
+#[test]
+fn a_backup_goes_on_over_compactions_of_its_archive() {
+    let host = OnHost::new();
+    let dice = SeededEnvironment::new(71);
+    for round in 0..6u64 {
+        let archive = host.open("a.lbx", false);
+        let fs = archive.file_system();
+        for _ in 0..30 {
+            change(fs, &dice);
+        }
+        if round % 2 == 1 {
+            archive.take_snapshot(format!("round {round}").as_bytes()).unwrap();
+        }
+        let now = expected(fs);
+        archive.close().unwrap();
+        assert!(host.back_up() == now, "round {round}");
+        if round % 2 == 0 {
+            let options = CompactOptions { seen: host.seen.clone(), ..CompactOptions::default() };
+            Archive::compact(&host.path("a.lbx"), &host.key, &options, &mut |_| Ok(())).unwrap();
+            if round == 2 {
+                // Nothing changed since.
+                assert!(host.back_up() == now, "round {round}, compacted");
+            }
+        }
+    }
+}
+
 /// Who only reads it is told and not alarmed. Who writes, in whatever way, is: it is an older copy of what they saw.
 #[test]
 fn a_backup_in_the_archives_place_alarms_whoever_writes() {
