@@ -37,6 +37,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             "session": hex(&info.session),
             "committed": rfc3339(info.committed),
             "closed": info.closed,
+            "log": info.log,
             "inodes": info.inodes,
             "file_bytes": info.file_bytes,
             "used_bytes": info.used_bytes,
@@ -54,7 +55,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             ("Generation", info.generation.0.to_string()),
             ("Session", hex(&info.session)),
             ("Last commit", reader.time(info.committed)),
-            ("Closed cleanly", if info.closed { "yes" } else { "no" }.to_owned()),
+            ("Closed cleanly", yes(info.closed)),
+            ("Log", yes(info.log)),
             ("Files and directories", info.inodes.to_string()),
             ("Size of the file", reader.size(info.file_bytes)),
             ("In use", reader.size(info.used_bytes)),
@@ -72,6 +74,10 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         }
     }
     out.finish()
+}
+
+fn yes(is: bool) -> String {
+    if is { "yes" } else { "no" }.to_owned()
 }
 
 /// Specification 3.1, field "kind of each key slot".

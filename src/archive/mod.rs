@@ -84,6 +84,8 @@ pub struct Info {
     pub session: SessionId,
     pub committed: Timestamp,
     pub closed: bool,
+    /// Whether small fsyncs go into a log (specification 9.4).
+    pub log: bool,
     pub inodes: u64,
     pub file_bytes: u64,
     pub used_bytes: u64,

@@ -129,6 +129,7 @@ impl Archive {
             session: record.session,
             committed: record.time,
             closed: record.closed,
+            log: volume.has_log(),
             inodes: volume.state().inodes(),
             file_bytes: self.storage.len()?,
             used_bytes: volume.space().1.saturating_mul(BLOCK), // the archive's word
