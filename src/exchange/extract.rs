@@ -32,7 +32,7 @@ pub struct ExtractOptions {
     pub name: Option<Vec<u8>>,
     /// Replace files (and empty directories) that are in the way.
     pub replace: bool,
-    /// What below the paths is left out; without paths, what below the root.
+    /// What below the paths is left out; without paths, and for a path of the root, what below that.
     pub filter: Filter,
     /// Makes devices, and keeps set-id bits and the attributes that give rights, when root extracts.
     pub privileges: bool,
@@ -61,13 +61,13 @@ pub fn extract(
 ) -> Result<ExtractReport> {
     let (mut tops, unreadable) = tops(fs, paths)?;
     if let ([top], Some(name)) = (&mut tops[..], &options.name) {
-        top.name.clone_from(name);
+        top.entry.name.clone_from(name);
     }
     let stage = Stage::new(&options.to, &SystemEnvironment)?;
     if !options.replace {
         for top in &tops {
-            if stage.occupied(&top.name)? {
-                return Err(in_the_way(&top.name, &options.to));
+            if stage.occupied(&top.entry.name)? {
+                return Err(in_the_way(&top.entry.name, &options.to));
             }
         }
     }
@@ -75,7 +75,7 @@ pub fn extract(
         fs,
         stage: &stage,
         filter: &options.filter,
-        whole: paths.is_empty(),
+        of_root: false,
         progress,
         report: ExtractReport { left: LeftOut::extracting(options.privileges), ..ExtractReport::default() },
         links: HashMap::new(),
@@ -89,7 +89,7 @@ pub fn extract(
     for top in &tops {
         extract.top(top)?;
     }
-    for top in &tops {
+    for Top { entry: top, .. } in &tops {
         extract.path = top.name.clone();
         // What failed as a whole is not there, and was reported.
         if rustix::fs::statat(stage.directory(), &top.name[..], AtFlags::SYMLINK_NOFOLLOW).is_err() {
@@ -104,19 +104,26 @@ pub fn extract(
     Ok(extract.report)
 }
 
-/// The items that get a name of their own in the target, and why others of the root cannot.
-fn tops(fs: &FileSystem, paths: &[Vec<u8>]) -> Result<(Vec<Entry>, Vec<Error>)> {
-    let mut tops: Vec<Entry> = Vec::new();
+/// An item that gets a name of its own in the target.
+struct Top {
+    entry: Entry,
+    /// It comes with the root: the filter's paths begin with its name, else below it.
+    of_root: bool,
+}
+
+/// The items, and why others of the root cannot be any.
+fn tops(fs: &FileSystem, paths: &[Vec<u8>]) -> Result<(Vec<Top>, Vec<Error>)> {
+    let mut tops: Vec<Top> = Vec::new();
     let mut unreadable = Vec::new();
     let everything = [Vec::new()];
     for path in if paths.is_empty() { &everything } else { paths } {
         let attributes = path::resolve_given(fs, path)?;
         match path::components(path)?.last() {
-            Some(name) => tops.push(Entry { name: name.to_vec(), attributes }),
+            Some(name) => tops.push(Top { entry: Entry { name: name.to_vec(), attributes }, of_root: false }),
             None => {
                 for entry in Entries::new(fs, ROOT_INO)? {
                     match entry {
-                        Ok(entry) => tops.push(entry),
+                        Ok(entry) => tops.push(Top { entry, of_root: true }),
                         Err(error @ Error::Damaged(_)) => unreadable.push(error),
                         Err(error) => return Err(error),
                     }
@@ -124,16 +131,16 @@ fn tops(fs: &FileSystem, paths: &[Vec<u8>]) -> Result<(Vec<Entry>, Vec<Error>)> 
             }
         }
     }
-    tops.sort_by(|a, b| a.name.cmp(&b.name));
-    let twice = tops.windows(2).find(|pair| pair[0].name == pair[1].name);
-    if let Some(pair) = twice.filter(|_| !paths.is_empty()) {
-        return Err(Error::invalid(format!("two items would get the name {}", display(&pair[0].name))));
+    tops.sort_by(|a, b| a.entry.name.cmp(&b.entry.name));
+    let twice = tops.windows(2).find(|pair| pair[0].entry.name == pair[1].entry.name);
+    if let Some(pair) = twice.filter(|_| paths.len() > 1) {
+        return Err(Error::invalid(format!("two items would get the name {}", display(&pair[0].entry.name))));
     }
     // The root cannot have a name twice, unless somebody with the key wrote it so; the others are extracted all the same.
     tops.dedup_by(|later, earlier| {
-        let is_twice = later.name == earlier.name;
+        let is_twice = later.entry.name == earlier.entry.name;
         if is_twice {
-            unreadable.push(Error::damaged(format!("the root has the name {} twice", display(&later.name))));
+            unreadable.push(Error::damaged(format!("the root has the name {} twice", display(&later.entry.name))));
         }
         is_twice
     });
@@ -153,8 +160,8 @@ struct Extract<'a> {
     fs: &'a FileSystem,
     stage: &'a Stage,
     filter: &'a Filter,
-    /// Everything is extracted: the filter's paths begin at the root.
-    whole: bool,
+    /// What is being extracted comes with the root, as [`Top`] says.
+    of_root: bool,
     progress: &'a mut dyn FnMut(&Progress<'_>) -> Result<()>,
     report: ExtractReport,
     /// A file with several names: the path of its first copy below the stage, which one it is, and the names still to come.
@@ -174,9 +181,10 @@ struct Made {
 }
 
 impl<'a> Extract<'a> {
-    fn top(&mut self, top: &Entry) -> Result<()> {
-        self.path.clone_from(&top.name);
-        let first = self.entry(self.stage.directory(), top);
+    fn top(&mut self, top: &Top) -> Result<()> {
+        self.path.clone_from(&top.entry.name);
+        self.of_root = top.of_root;
+        let first = self.entry(self.stage.directory(), &top.entry);
         let mut tree = Tree::new();
         self.descend(&mut tree, first)?;
         while let Some(step) = tree.next(&mut self.path) {
@@ -233,7 +241,7 @@ impl<'a> Extract<'a> {
 
     fn is_left_out(&self, attributes: &Attributes) -> bool {
         let below_top = || self.path.splitn(2, |&b| b == b'/').nth(1);
-        let relative = if self.whole { Some(&self.path[..]) } else { below_top() };
+        let relative = if self.of_root { Some(&self.path[..]) } else { below_top() };
         relative.is_some_and(|path| self.filter.leaves_out(path, attributes.is_directory()))
     }
 

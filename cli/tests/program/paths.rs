@@ -170,6 +170,22 @@ fn reading_commands_and_add_take_the_archive_with_the_path() {
 }
 
 #[test]
+fn patterns_of_an_extraction_begin_below_each_path_and_for_the_root_at_it() {
+    let place = filled();
+    place.good(&["add", "a.lbx", "pass"]);
+    let patterns = ["--exclude", "/top/sub/deep", "--exclude", "/pass", "--exclude", "one"];
+    let expected = ["/top", "/top/sub", "/top/sub/three", "/top/two"];
+    for (to, from) in [("plain", &["a.lbx"][..]), ("colon", &["a.lbx:"]), ("slash", &["a.lbx", "/"])] {
+        place.good(&[&["extract"], from, &["--to", to], &patterns].concat());
+        let found: Vec<String> = describe(&place.path(to)).keys().map(|path| format!("/{}", path.display())).collect();
+        assert_eq!(found[1..], expected, "{from:?}");
+    }
+    place.good(&["extract", "a.lbx:", "a.lbx:top/sub", "--to", "both", "--exclude", "/deep", "--exclude", "/top/sub"]);
+    assert!(!place.path("both/top/sub").exists() && place.path("both/top/one").exists());
+    assert!(!place.path("both/sub/deep").exists() && place.path("both/sub/three").exists());
+}
+
+#[test]
 fn copies_go_in_out_and_around() {
     let place = filled();
     fs::write(place.path("file"), "new").unwrap();
