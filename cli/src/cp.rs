@@ -52,7 +52,10 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             }
             inside(args, archive, &paths, &path)
         }
-        Named::Whole(target) if all => out_of(args, sources, &target),
+        Named::Whole(target) if all => {
+            refuse_missing_archive(&target)?;
+            out_of(args, sources, &target)
+        }
         Named::Whole(_) if none => {
             Err(Failure::usage("nothing of it is in an archive: that is ARCHIVE:PATH, with an ARCHIVE that is there"))
         }
@@ -60,6 +63,18 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             "some of what is to be copied is in an archive and some is not: copy one after the other",
         )),
     }
+}
+
+/// What was meant to go into an archive does not come to the disk as plain text under a name with a colon.
+fn refuse_missing_archive(target: &Path) -> Result<(), Failure> {
+    let name = target.file_name().unwrap_or_default().as_bytes();
+    if !name.contains(&b':') || target.symlink_metadata().is_ok() {
+        return Ok(());
+    }
+    Err(Failure::usage(format!(
+        "{} is not there, and no archive is before its ':'; create it, or choose another name for the copy",
+        shown(target)
+    )))
 }
 
 fn refuse_directory(name: String) -> Failure {

@@ -6,7 +6,7 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 
 use crate::import_extract::{make_tree, reopen};
-use crate::support::{Place, describe, noise};
+use crate::support::{Place, describe, names, noise};
 
 /// An archive `a.lbx` with some directories and files.
 fn filled() -> Place {
@@ -243,6 +243,7 @@ fn a_copy_that_is_refused_copies_nothing() {
     place.archive("b.lbx");
     fs::create_dir(place.path("out")).unwrap();
     fs::write(place.path("two"), "other").unwrap();
+    let before = names(&place.path(""));
     for (arguments, code, words) in [
         (&["cp", "top", "a.lbx:x"][..], 2, "top is a directory; use -r"),
         (&["cp", "none", "a.lbx:x"], 2, "cannot read none"),
@@ -262,8 +263,11 @@ fn a_copy_that_is_refused_copies_nothing() {
         (&["cp", "a.lbx:top/one", "b.lbx:x"], 1, "copy with 'lockbox export-tar' of the one"),
         (&["cp", "a.lbx:top/one", "two", "out"], 1, "copy one after the other"),
         (&["cp", "two", "out"], 1, "nothing of it is in an archive"),
+        (&["cp", "-r", "a.lbx:", "none.lbx:"], 1, "none.lbx: is not there, and no archive is before its ':'"),
+        (&["cp", "a.lbx:top/one", "none.lbx:one"], 1, "create it, or choose another name"),
     ] {
         refused(&place, arguments, code, words);
+        assert_eq!(names(&place.path("")), before, "{arguments:?}");
         assert_eq!(fs::read_dir(place.path("out")).unwrap().count(), 0);
     }
     let ended = place.run(&["cp", "two", "a.lbx:top"]);
