@@ -1,6 +1,6 @@
 //! Plans what making a part of an archive equal to directories of the host would delete, before anything is changed.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
@@ -45,14 +45,11 @@ pub fn plan_mirror<'a>(
     options: &'a ImportOptions,
     changed: Option<&'a mut Changed<'a>>,
 ) -> Result<MirrorPlan> {
+    options.refuse_twins(sources)?;
     let target = path::if_there(path::resolve(fs, &options.to))?;
     let mut planning = Planning { fs, options, changed, plan: MirrorPlan::default(), path: Vec::new(), top_length: 0 };
-    let mut names = HashSet::new();
     for source in sources {
         let name = options.name_of(source)?;
-        if !names.insert(name.clone()) {
-            return Err(Error::invalid(format!("two sources would get the name {}", display(&name))));
-        }
         planning.source(source, target.as_ref(), &name)?;
     }
     Ok(planning.plan)

@@ -216,15 +216,19 @@ fn sources_that_lie_in_each_other_may_have_hard_links() {
 }
 
 #[test]
-fn a_name_that_comes_twice_leaves_no_temporary_name() {
+fn a_file_that_comes_with_two_sources_leaves_no_temporary_name() {
     let place = Place::new();
     place.archive("a.lbx");
-    fs::write(place.path("one"), "one").unwrap();
-    fs::hard_link(place.path("one"), place.path("two")).unwrap();
-    place.good(&["add", "a.lbx", "--force", "one", "one"]);
-    assert_eq!(place.good(&["ls", "a.lbx"]), b"one\n");
-    place.good(&["add", "a.lbx", "--force", "one", "two", "one"]);
-    assert_eq!(place.good(&["ls", "a.lbx"]), b"one\ntwo\n");
+    fs::create_dir(place.path("dir")).unwrap();
+    fs::write(place.path("dir/one"), "one").unwrap();
+    fs::hard_link(place.path("dir/one"), place.path("dir/two")).unwrap();
+    for _ in 0..2 {
+        place.good(&["add", "a.lbx", "--force", "dir", "dir/one"]);
+        assert_eq!(place.good(&["ls", "a.lbx"]), b"dir\none\n");
+    }
+    place.good(&["add", "a.lbx", "--force", "dir/one", "dir", "dir/two"]);
+    assert_eq!(place.good(&["ls", "a.lbx"]), b"dir\none\ntwo\n");
+    assert_eq!(place.good(&["ls", "a.lbx", "dir"]), b"one\ntwo\n");
 }
 
 fn opened(path: &Path) -> Archive {

@@ -243,6 +243,8 @@ fn a_copy_that_is_refused_copies_nothing() {
     place.archive("b.lbx");
     fs::create_dir(place.path("out")).unwrap();
     fs::write(place.path("two"), "other").unwrap();
+    fs::create_dir_all(place.path("other/top")).unwrap();
+    fs::write(place.path("other/two"), "another").unwrap();
     let before = names(&place.path(""));
     for (arguments, code, words) in [
         (&["cp", "top", "a.lbx:x"][..], 2, "top is a directory; use -r"),
@@ -265,6 +267,9 @@ fn a_copy_that_is_refused_copies_nothing() {
         (&["cp", "two", "out"], 1, "nothing of it is in an archive"),
         (&["cp", "-r", "a.lbx:", "none.lbx:"], 1, "none.lbx: is not there, and no archive is before its ':'"),
         (&["cp", "a.lbx:top/one", "none.lbx:one"], 1, "create it, or choose another name"),
+        (&["cp", "--force", "two", "other/two", "a.lbx:top"], 2, "two sources would get the name two"),
+        (&["cp", "-r", "top", "other/top", "a.lbx:"], 2, "two sources would get the name top"),
+        (&["add", "a.lbx", "two", "pass", "./two"], 2, "two sources would get the name two"),
     ] {
         refused(&place, arguments, code, words);
         assert_eq!(names(&place.path("")), before, "{arguments:?}");

@@ -11,6 +11,8 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, SeekFrom, Stat};
 use rustix::io::Errno;
 
+use lockbox_terminal::display;
+
 use super::attributes::{self, Object};
 use super::deletion::MirrorPlan;
 use super::host::{self, attributes_of, device_number, host_error};
@@ -50,6 +52,15 @@ impl ImportOptions {
     pub(super) fn name_of(&self, source: &Path) -> Result<Vec<u8>> {
         self.name.clone().map_or_else(|| source_name(source), Ok)
     }
+
+    /// Of two sources with one name only one would be there in the end. Who has no name is told when it is read.
+    pub(super) fn refuse_twins(&self, sources: &[PathBuf]) -> Result<()> {
+        let mut names = HashSet::new();
+        match sources.iter().filter_map(|source| self.name_of(source).ok()).find(|name| !names.insert(name.clone())) {
+            Some(name) => Err(Error::invalid(format!("two sources would get the name {}", display(&name)))),
+            None => Ok(()),
+        }
+    }
 }
 
 /// What was imported.
@@ -74,7 +85,8 @@ pub struct ImportReport {
 /// merged. What cannot be read is reported and left out; a file that changes meanwhile is kept as it was read, and reported.
 ///
 /// # Errors
-/// `NoSpace`, `Latched`, `ReadOnly`, `Damaged`: nothing more can be added; what was added before is whole.
+/// `Invalid` for two sources of one name, with nothing added. `NoSpace`, `Latched`, `ReadOnly`, `Damaged`: nothing more can be added; what was added
+/// before is whole.
 pub fn import(
     fs: &FileSystem,
     archive: Option<Identity>,
@@ -82,6 +94,7 @@ pub fn import(
     options: &ImportOptions,
     progress: &mut dyn FnMut(&Progress<'_>),
 ) -> Result<ImportReport> {
+    options.refuse_twins(sources)?;
     let directory =
         path::resolve_or_make(fs, &options.to, |parent, name| fs.make_directory(parent, name, 0o755, options.creator))?;
     let mut import = Import {
