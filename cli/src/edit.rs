@@ -61,10 +61,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         // What could not be written back must not get lost: it stays where it is.
         Ok(Some(private)) => {
             let written = write_back(archive.file_system(), path, &private);
-            written.and_then(|()| archive.close()).map_err(|error| {
-                let failure = Lockbox::failure(&named.archive, error);
-                Failure::new(failure.code, format!("{}; what was edited is in {}", failure.message, private.keep()))
-            })
+            let closed = written.and_then(|()| archive.close());
+            closed.map_err(|error| private.keep(Lockbox::failure(&named.archive, error)))
         }
         unchanged => {
             let closed = archive.close().map_err(|error| Lockbox::failure(&named.archive, error));
@@ -112,9 +110,21 @@ fn edit(archive: &Archive, path: &[u8], name: &[u8], place: &Path, watch: &Watch
     if is_there {
         private.fill(fs, path)?;
     }
-    let done = editor(&private.file, watch);
-    watch.check()?;
-    done?;
+    let ended = editor(&private.file, watch)?;
+    let accident = match (watch.check(), ended) {
+        (Err(failure), _) => Some(failure),
+        (Ok(()), WaitStatus::Exited(..)) => None,
+        (Ok(()), _) => Some(Failure::other("the editor was killed; nothing was changed")),
+    };
+    // Nobody said that what was typed is not wanted.
+    if let Some(failure) = accident {
+        return Err(if private.has_more(fs, path) { private.keep(failure) } else { failure });
+    }
+    if let WaitStatus::Exited(_, code) = ended
+        && code != 0
+    {
+        return Err(Failure::other(format!("the editor ended with exit code {code}; nothing was changed")));
+    }
     let failed = |error: &std::io::Error| Failure::host("cannot read what was edited", error);
     let found = match private.file.symlink_metadata() {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound && !is_there => return Ok(None),
@@ -123,15 +133,7 @@ fn edit(archive: &Archive, path: &[u8], name: &[u8], place: &Path, watch: &Watch
     if !found.is_file() {
         return Err(Failure::other("the editor left no regular file; nothing was changed"));
     }
-    if !is_there {
-        return Ok((found.len() > 0).then_some(private));
-    }
-    let mut changed = false;
-    let unread = compare_trees(Top::Archive(fs, path), Top::Host(&private.file), false, &mut |_, _| {
-        changed = true;
-        ControlFlow::Break(())
-    });
-    unread.map_err(|error| Failure::of(display(path), &error))?;
+    let changed = private.differs(fs, path);
     Ok(changed.then_some(private))
 }
 
@@ -191,9 +193,28 @@ impl Private {
         Ok(())
     }
 
-    /// Leaves everything where it is; answers where.
-    fn keep(self) -> String {
-        let kept = shown(&self.file);
+    /// Whether the file is another one than the archive has. What cannot be compared is taken for that: nobody types it again.
+    fn differs(&self, fs: &FileSystem, path: &[u8]) -> bool {
+        if let Err(Error::NotFound) = resolve(fs, path) {
+            return self.file.symlink_metadata().is_ok_and(|found| found.len() > 0);
+        }
+        let mut differs = false;
+        let compared = compare_trees(Top::Archive(fs, path), Top::Host(&self.file), false, &mut |_, _| {
+            differs = true;
+            ControlFlow::Break(())
+        });
+        differs || !compared.is_ok_and(|problems| problems.is_empty())
+    }
+
+    /// Whether anything is here that the archive does not have. Editors keep beside the file what is not yet written to it.
+    fn has_more(&self, fs: &FileSystem, path: &[u8]) -> bool {
+        let mut entries = fs::read_dir(&self.directory).into_iter().flatten().flatten();
+        entries.any(|entry| entry.path() != self.file || self.differs(fs, path))
+    }
+
+    /// Leaves everything where it is, which the failure says then.
+    fn keep(self, failure: Failure) -> Failure {
+        let kept = Failure::new(failure.code, format!("{}; what was edited is in {}", failure.message, shown(&self.file)));
         std::mem::forget(self);
         kept
     }
@@ -238,7 +259,7 @@ fn wipe(path: &Path) {
 /// No process.
 const STARTING: i32 = -1;
 
-/// Signals while somebody edits: those of the keyboard are the editor's business, others end it, and nothing is written back then.
+/// Signals while somebody edits: those of the keyboard are the editor's business, others end it; what was typed is kept then, and not written back.
 #[derive(Default)]
 struct Watch {
     /// The editor's process; STARTING while it is made, or 0.
@@ -281,8 +302,8 @@ fn end(editor: i32, signal: u8) {
     }
 }
 
-/// Runs the editor on the file and waits for it.
-fn editor(file: &Path, watch: &Watch) -> Result<(), Failure> {
+/// Runs the editor on the file, and tells how it ended.
+fn editor(file: &Path, watch: &Watch) -> Result<WaitStatus, Failure> {
     let named = ["VISUAL", "EDITOR"].iter().filter_map(std::env::var_os).find(|editor| !editor.is_empty());
     let named = named.unwrap_or_else(|| USUAL.into());
     // Shell words, as everywhere: EDITOR may have arguments.
@@ -306,13 +327,7 @@ fn editor(file: &Path, watch: &Watch) -> Result<(), Failure> {
         }
     };
     watch.editor.store(0, Ordering::SeqCst);
-    match ended.map_err(cannot)? {
-        WaitStatus::Exited(_, 0) => Ok(()),
-        WaitStatus::Exited(_, code) => {
-            Err(Failure::other(format!("the editor ended with exit code {code}; nothing was changed")))
-        }
-        _ => Err(Failure::other("the editor was killed; nothing was changed")),
-    }
+    ended.map_err(cannot)
 }
 
 /// With no signal blocked or ignored that this program blocks or ignores for itself.

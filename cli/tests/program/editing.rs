@@ -2,9 +2,12 @@
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::PathBuf;
+use std::thread;
 
 use nix::sys::signal::Signal;
 use rustix::fs::XattrFlags;
+use rustix::thread::{CapabilitySet, remove_capability_from_bounding_set};
 
 use crate::support::{Ended, Place, describe, end, names, stop};
 
@@ -81,7 +84,8 @@ fn without_a_change_or_a_good_end_everything_stays() {
             2,
             "the editor ended with exit code 3; nothing was changed",
         ),
-        ("plain", "sh -c 'echo more >> \"$1\"; kill -KILL $$' sh", 2, "the editor was killed; nothing was changed"),
+        ("plain", "sh -c 'kill -KILL $$' sh", 2, "the editor was killed; nothing was changed\n"),
+        ("dir/new", "sh -c 'kill -KILL $$' sh", 2, "the editor was killed; nothing was changed\n"),
         ("plain", "sh -c 'rm \"$1\"' sh", 2, "cannot read what was edited"),
         ("plain", "sh -c 'rm \"$1\"; mkdir \"$1\"' sh", 2, "left no regular file"),
         ("dir", "true", 2, "is a directory"),
@@ -96,19 +100,52 @@ fn without_a_change_or_a_good_end_everything_stays() {
     }
 }
 
+/// What a command kept of what was edited.
+fn kept(complaint: &str) -> PathBuf {
+    let (_, kept) = complaint.trim_end().rsplit_once("; what was edited is in ").unwrap_or_else(|| panic!("{complaint}"));
+    kept.into()
+}
+
+/// Sends it when the editor is at work.
+fn stopped(place: &Place, editor: &str, signal: Signal) -> (Option<i32>, String) {
+    let mut command = place.command();
+    command.env("EDITOR", format!("sh -c '{editor}; : > begun; exec sleep 600' sh"));
+    let child = place.start(&mut command, &["edit", "a.lbx:plain", "--in", "private"]);
+    let ended = stop(child, signal, || place.path("begun").exists()).unwrap();
+    fs::remove_file(place.path("begun")).unwrap();
+    ended
+}
+
 #[test]
-fn a_signal_ends_the_editor_and_leaves_nothing() {
+fn a_signal_ends_the_editor_and_keeps_only_what_was_typed() {
     let place = filled();
     for (signal, code) in [(Signal::SIGTERM, 143), (Signal::SIGHUP, 129)] {
-        let mut command = place.command();
-        command.env("EDITOR", "sh -c 'echo more >> \"$1\"; : > begun; exec sleep 600' sh");
-        let child = place.start(&mut command, &["edit", "a.lbx:plain", "--in", "private"]);
-        let (ended, complaint) = stop(child, signal, || place.path("begun").exists()).unwrap();
-        assert_eq!((ended, complaint.as_str()), (Some(code), "lockbox: interrupted; nothing was changed\n"));
+        let ended = stopped(&place, "true", signal);
+        assert_eq!(ended, (Some(code), "lockbox: interrupted; nothing was changed\n".into()));
         assert_eq!(names(&place.path("private")), [""; 0]);
+        // Written by the editor, or in what it keeps beside the file.
+        for (typed, name) in [("echo more >> \"$1\"", "plain"), ("echo more > \"$1.swp\"", "plain.swp")] {
+            let (ended, complaint) = stopped(&place, typed, signal);
+            assert_eq!(ended, Some(code));
+            assert!(complaint.starts_with("lockbox: interrupted; nothing was changed; "), "{complaint}");
+            let kept = place.path(kept(&complaint)).with_file_name(name);
+            assert!(fs::read_to_string(&kept).unwrap().ends_with("more\n"), "{complaint}");
+            fs::remove_dir_all(kept.parent().unwrap()).unwrap();
+        }
         assert_eq!(text(&place, "plain"), "one\n");
-        fs::remove_file(place.path("begun")).unwrap();
     }
+}
+
+#[test]
+fn what_was_typed_outlives_an_editor_that_is_killed() {
+    let place = filled();
+    for path in ["plain", "dir/new"] {
+        let ended = edit(&place, path, "sh -c 'echo more >> \"$1\"; kill -KILL $$' sh");
+        assert_eq!(ended.code, 2);
+        assert!(ended.complaint.starts_with("lockbox: the editor was killed; nothing was changed; "), "{ended:?}");
+        assert!(fs::read_to_string(place.path(kept(&ended.complaint))).unwrap().ends_with("more\n"));
+    }
+    assert_eq!(text(&place, "plain"), "one\n");
 }
 
 #[test]
@@ -125,8 +162,26 @@ fn what_cannot_be_written_back_is_kept_and_named() {
     // Nobody can write to an archive that became another file's.
     let ended = edit(&place, "plain", "sh -c 'echo more >> \"$1\"; : > a.lbx' sh");
     assert_ne!(ended.code, 0);
-    let kept = ended.complaint.trim_end().rsplit("what was edited is in ").next().unwrap();
+    let kept = kept(&ended.complaint);
     assert_eq!(fs::read_to_string(place.path(kept)).unwrap(), "one\nmore\n", "{}", ended.complaint);
+}
+
+#[test]
+fn what_cannot_be_compared_is_kept_and_named() {
+    let place = filled();
+    // Nobody but root without limits reads what its owner may not read.
+    let unreadable = || {
+        if nix::unistd::geteuid().is_root() {
+            let readers = CapabilitySet::DAC_OVERRIDE | CapabilitySet::DAC_READ_SEARCH;
+            readers.iter().for_each(|reader| remove_capability_from_bounding_set(reader).unwrap());
+        }
+        edit(&place, "plain", "sh -c 'echo two > \"$1\"; chmod 000 \"$1\"' sh")
+    };
+    let ended = thread::scope(|scope| scope.spawn(unreadable).join().unwrap());
+    assert_eq!(ended.code, 2);
+    let kept = place.path(kept(&ended.complaint));
+    fs::set_permissions(&kept, fs::Permissions::from_mode(0o600)).unwrap();
+    assert_eq!(fs::read_to_string(kept).unwrap(), "two\n", "{}", ended.complaint);
 }
 
 #[test]
