@@ -9,6 +9,7 @@
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, DirBuilder};
 use std::io::{self, IsTerminal};
+use std::os::fd::RawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::process::ExitStatusExt;
@@ -24,6 +25,7 @@ use lockbox_host::secrets::{Cache, Sources};
 use lockbox_host::shown;
 use lockbox_terminal::display;
 use nix::errno::Errno;
+use nix::fcntl::OFlag;
 use nix::mount::MsFlags;
 use nix::sched::{CloneFlags, unshare};
 use nix::sys::signal::{Signal, kill};
@@ -82,6 +84,9 @@ pub(crate) fn run(args: &Args, cores: CoreLimit) -> Result<(), Failure> {
         // It said why.
         return Err(Failure::new(code(mounted), ""));
     }
+    if let Some(number) = args.sources.passphrase.passfd {
+        close_inherited(number);
+    }
     let ran = watch.check().and_then(|()| go(args, &place.0, &watch));
     // Who is left can only be somebody who came in by /proc.
     let unmounted = umount::run(&umount::Args::of(place.0.clone(), false));
@@ -90,6 +95,16 @@ pub(crate) fn run(args: &Args, cores: CoreLimit) -> Result<(), Failure> {
     match code(status) {
         0 => Ok(()),
         code => Err(Failure::new(code, "")),
+    }
+}
+
+/// The program is to find no passphrase in what it inherits. What this one opened by itself no other inherits, so that is left alone.
+fn close_inherited(number: RawFd) {
+    let described = fs::read_to_string(format!("/proc/self/fdinfo/{number}")).unwrap_or_default();
+    let flags = described.lines().find_map(|line| line.strip_prefix("flags:"));
+    let flags = flags.and_then(|octal| i32::from_str_radix(octal.trim(), 8).ok());
+    if flags.is_some_and(|flags| !OFlag::from_bits_retain(flags).contains(OFlag::O_CLOEXEC)) {
+        let _ = nix::unistd::close(number);
     }
 }
 

@@ -36,6 +36,8 @@ case_a_program_runs_in_an_archive_that_nobody_else_sees() {
     # What is piped in and out is the program's.
     same "$(echo piped | run_in box tee below/told)" piped
     same "$(show below/told)" piped
+    # But the passphrase is not.
+    same "$(lockbox exec --passfd 7 "$WORK/box.lbx" -- sh -c 'ls /proc/self/fd; ls -l /proc/$$/fd' 7<"$PASSFILE" | grep -E '^7$|passphrase' || true)" ''
     # A program of the archive itself, by its path there; mount options.
     run_in box sh -c 'printf "#!/bin/sh\necho itself\n" >tool; chmod 755 tool'
     same "$(run_in box ./tool)" itself
