@@ -22,7 +22,7 @@ use std::thread;
 use lockbox::control::{self, Runtime};
 use lockbox_host::harden::{self, CoreLimit};
 use lockbox_host::secrets::{Cache, Sources};
-use lockbox_host::shown;
+use lockbox_host::{mounts, shown};
 use lockbox_terminal::display;
 use nix::errno::Errno;
 use nix::fcntl::OFlag;
@@ -71,6 +71,7 @@ pub(crate) fn run(args: &Args, cores: CoreLimit) -> Result<(), Failure> {
     // Not before: a user namespace is entered by a process with one thread.
     let watch = Watch::begin(signals, &place.0)?;
     let mut mounting = Command::new(mount::program());
+    mounting.arg("--for-program");
     for options in &args.options {
         mounting.arg("-o").arg(options);
     }
@@ -86,6 +87,10 @@ pub(crate) fn run(args: &Args, cores: CoreLimit) -> Result<(), Failure> {
     }
     if let Some(number) = args.sources.passphrase.passfd {
         close_inherited(number);
+    }
+    // What a program writes into a directory that is none of the archive would stay there, for everybody.
+    if !mounts::at(&place.0).is_ok_and(|at| at.is_some_and(|mounted| mounted.is_archive())) {
+        return Err(Failure::mount("the archive was not mounted, so nothing was run"));
     }
     let ran = watch.check().and_then(|()| go(args, &place.0, &watch));
     // Who is left can only be somebody who came in by /proc.

@@ -64,6 +64,9 @@ struct Arguments {
     /// As mount(8) passes it
     #[arg(short = 'N', hide = true, value_name = "NAMESPACE")]
     namespace: Option<PathBuf>,
+    /// For the program of `lockbox exec`, which begins when this one has ended and the mount is there
+    #[arg(long, hide = true)]
+    for_program: bool,
 }
 
 const AFTER_HELP: &str = "\
@@ -160,6 +163,9 @@ fn mount_archive(arguments: &Arguments) -> Result<(), Failure> {
             namespace.display()
         )));
     }
+    if arguments.for_program {
+        check_for_program(&arguments.options)?;
+    }
     // The daemon does that for itself.
     let _ = harden::lock_memory_if_plenty();
     if let Some(flags) = remount::requested(&arguments.options)? {
@@ -225,6 +231,19 @@ fn mount_archive(arguments: &Arguments) -> Result<(), Failure> {
         _ => {}
     }
     served
+}
+
+/// Refuses what lets this program end well without a mount, or not end, and what the program would inherit.
+fn check_for_program(lists: &[String]) -> Result<(), Failure> {
+    let mut given = lists.iter().flat_map(|list| list.split(','));
+    let names = ["foreground", "nofail", "remount", "passfd"];
+    match given.find(|option| option.split('=').next().is_some_and(|name| names.contains(&name))) {
+        Some(option) => Err(Failure::usage(format!(
+            "the mount option {} is not for 'lockbox exec', which runs a program in the mount",
+            option.escape_default()
+        ))),
+        None => Ok(()),
+    }
 }
 
 /// The path of a mount point that is missing and can be made.
@@ -346,9 +365,12 @@ mod tests {
         assert!(REMOUNT.contains("remount") && words.contains("remount"));
         let mut command = Arguments::command();
         command.build();
-        for argument in
-            command.get_arguments().filter(|argument| !["help", "version"].contains(&argument.get_id().as_str()))
-        {
+        // What only another program of lockbox says is for nobody to read about.
+        let shown = |argument: &&clap::Arg| {
+            !["help", "version"].contains(&argument.get_id().as_str())
+                && !(argument.is_hide_set() && argument.get_long().is_some())
+        };
+        for argument in command.get_arguments().filter(shown) {
             let long = argument.get_long().map(|long| format!("-{long}"));
             let name = long.or_else(|| argument.get_short().map(String::from));
             missing.extend(name.filter(|name| !words.contains(name)).map(|name| format!("-{name}")));

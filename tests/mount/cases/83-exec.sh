@@ -63,6 +63,21 @@ case_a_program_in_an_archive_ends_with_its_own_code() {
     lockbox check --passfile "$PASSFILE" "$WORK/box.lbx"
 }
 
+case_a_program_never_runs_without_its_archive() {
+    local option
+    new_archive box
+    for option in nofail foreground remount,ro passfd=7; do
+        expect 1 'is not for .lockbox exec.' lockbox exec -o "rw,$option" --passfile "$PASSFILE" "$WORK/none.lbx" -- touch "$WORK/ran"
+    done
+    # Whatever the mount program says.
+    mkdir "$WORK/bin"
+    cp "$(command -v lockbox)" "$WORK/bin"
+    printf '#!/bin/sh\nexit 0\n' >"$WORK/bin/mount.lockbox"
+    chmod 755 "$WORK/bin/mount.lockbox"
+    expect 15 'was not mounted, so nothing was run' "$WORK/bin/lockbox" exec "$WORK/box.lbx" -- touch "$WORK/ran"
+    [[ ! -e $WORK/ran ]] || fail 'the program ran'
+}
+
 case_an_archive_is_mounted_until_the_last_of_its_programs_ends() {
     local status=0 pid
     new_archive box
