@@ -178,6 +178,7 @@ fn mount_archive(arguments: &Arguments) -> Result<(), Failure> {
     options.foreground |= arguments.foreground;
     options.sandbox &= !arguments.no_sandbox;
     options.sources.overridden_by(&arguments.sources);
+    options.sources.passphrase.input_taken = arguments.for_program;
     options.sources.check()?;
     options.cache.keyring_cache = arguments.cache.keyring_cache.or(options.cache.keyring_cache);
     options.log = options.log.map(std::path::absolute).transpose().map_err(|e| Failure::usage(format!("log=: {e}")))?;

@@ -36,6 +36,9 @@ case_a_program_runs_in_an_archive_that_nobody_else_sees() {
     # What is piped in and out is the program's.
     same "$(echo piped | run_in box tee below/told)" piped
     same "$(show below/told)" piped
+    terminal.py 'Passphrase of .*: ' "$PASSPHRASE" -- \
+        sh -c 'echo "into a pipe" | lockbox exec "$0" -- tee below/piped | cat' "$WORK/box.lbx" >"$WORK/screen" || fail "$(cat "$WORK/screen")"
+    same "$(show below/piped)" 'into a pipe'
     # But the passphrase is not.
     same "$(lockbox exec --passfd 7 "$WORK/box.lbx" -- sh -c 'ls /proc/self/fd; ls -l /proc/$$/fd' 7<"$PASSFILE" | grep -E '^7$|passphrase' || true)" ''
     # A program of the archive itself, by its path there; mount options.
@@ -57,7 +60,9 @@ case_a_program_in_an_archive_ends_with_its_own_code() {
     expect 126 'cannot run /etc/passwd: Permission denied' run_in box /etc/passwd
     expect 10 'wrong passphrase' lockbox exec --passcommand 'echo wrong' "$WORK/box.lbx" -- true
     expect 2 'No such file' lockbox exec --passfile "$PASSFILE" "$WORK/none.lbx" -- true
-    expect 2 'standard input had no passphrase' lockbox exec "$WORK/box.lbx" -- true
+    # Without a terminal nobody is asked, and standard input is the program's.
+    expect 1 'standard input is not for the passphrase' setsid --wait lockbox exec "$WORK/box.lbx" -- true
+    expect 1 'standard input is not for the passphrase' lockbox exec --passfd 0 "$WORK/box.lbx" -- true
     expect 1 'required|Usage' lockbox exec --passfile "$PASSFILE" "$WORK/box.lbx"
     same "$(find "$XDG_RUNTIME_DIR" -name 'lockbox-exec.*')" '' 'a directory stayed'
     lockbox check --passfile "$PASSFILE" "$WORK/box.lbx"
