@@ -2,16 +2,18 @@
 //!
 //! # Who sees the content
 //! The mount is made in a mount namespace of its own, whose mounts go to no other. So no path leads there but for processes of that namespace, which are
-//! this command, the daemon, the program and what that starts; and for who may look into these processes by /proc: root, and the same user.
+//! this command, the daemon, the program and what that starts; and for who may look into these processes by /proc: root, and the same user. Who knows the
+//! passphrase or the key (the mount program and the daemon) may be looked into by root alone, as with any mount ([`lockbox_host::namespaces`]).
 //!
 //! # When it ends
 //! Whatever the program starts is inherited by this process when its parent ends. So there is nobody left who uses the mount when no child is left.
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, DirBuilder};
 use std::io::{self, IsTerminal};
-use std::os::fd::RawFd;
+use std::os::fd::{OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::net::UnixStream;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
@@ -21,6 +23,7 @@ use std::thread;
 
 use lockbox::control::{self, Runtime};
 use lockbox_host::harden::{self, CoreLimit};
+use lockbox_host::namespaces::Namespaces;
 use lockbox_host::secrets::{Cache, Sources};
 use lockbox_host::{mounts, shown};
 use lockbox_terminal::display;
@@ -31,9 +34,6 @@ use nix::sched::{CloneFlags, unshare};
 use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitStatus, wait};
 use nix::unistd::{Pid, getegid, geteuid, mkdtemp};
-use rustix::thread::{
-    CapabilitySet, capabilities, clear_ambient_capability_set, configure_capability_in_ambient_set, set_capabilities,
-};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use signal_hook::iterator::Signals;
 
@@ -67,11 +67,9 @@ pub(crate) fn run(args: &Args, cores: CoreLimit) -> Result<(), Failure> {
     harden::undo_outliving_size_limits();
     let signals = noted_signals()?;
     let place = Place::make()?;
-    enter_namespace()?;
-    // Not before: a user namespace is entered by a process with one thread.
-    let watch = Watch::begin(signals, &place.0)?;
+    let (socket, theirs) = UnixStream::pair().map_err(|error| Failure::host("cannot make a socket", &error))?;
     let mut mounting = Command::new(mount::program());
-    mounting.arg("--for-program");
+    mounting.arg("--for-program").stdout(OwnedFd::from(theirs));
     for options in &args.options {
         mounting.arg("-o").arg(options);
     }
@@ -80,7 +78,16 @@ pub(crate) fn run(args: &Args, cores: CoreLimit) -> Result<(), Failure> {
     if !io::stdin().is_terminal() {
         mounting.stdin(Stdio::null());
     }
-    let mounted = mounting.status().map_err(|error| cannot_run(mounting.get_program(), &error))?;
+    // Outside of the namespaces: see [`lockbox_host::namespaces`]. It waits for them before it does anything.
+    let mut begun = mounting.spawn().map_err(|error| cannot_run(mounting.get_program(), &error))?;
+    // A user namespace is entered by a process with one thread.
+    let entered = enter_namespaces().and_then(|namespaces| Ok((namespaces, Watch::begin(signals, &place.0)?)));
+    let (namespaces, watch) = entered.inspect_err(|_| {
+        let _ = begun.kill().and_then(|()| begun.wait());
+    })?;
+    // When it is gone already it said why.
+    let _ = Namespaces::send(Some(&namespaces), &socket);
+    let mounted = begun.wait().map_err(|error| cannot_run(mounting.get_program(), &error))?;
     if !mounted.success() {
         // It said why.
         return Err(Failure::new(code(mounted), ""));
@@ -116,7 +123,6 @@ fn close_inherited(number: RawFd) {
 /// Runs the program, and returns when no child is left.
 fn go(args: &Args, point: &Path, watch: &Watch) -> Result<ExitStatus, Failure> {
     let cannot = |what: &str, errno: Errno| Failure::system(format!("cannot {what}: {}", errno.desc()));
-    keep_mounting().map_err(|errno| Failure::host("cannot give up capabilities", &errno.into()))?;
     nix::sys::prctl::set_child_subreaper(true).map_err(|errno| cannot("inherit processes", errno))?;
     let Some((program, arguments)) = args.command.split_first() else { return Err(Failure::usage("which program?")) };
     let child = Command::new(program).args(arguments).current_dir(point).env("PWD", point).spawn();
@@ -186,10 +192,10 @@ impl Drop for Place {
 
 /// From here on no mount of this process is seen by others. Without the capability to mount, in a user namespace that has it, in which every file and
 /// process is whose it was.
-fn enter_namespace() -> Result<(), Failure> {
+fn enter_namespaces() -> Result<Namespaces, Failure> {
     let (user, group) = (geteuid(), getegid());
-    match unshare(CloneFlags::CLONE_NEWNS) {
-        Ok(()) => {}
+    let of_user = match unshare(CloneFlags::CLONE_NEWNS) {
+        Ok(()) => false,
         Err(Errno::EPERM) => {
             let forbidden = |error: io::Error| {
                 Failure::mount(format!(
@@ -202,29 +208,14 @@ fn enter_namespace() -> Result<(), Failure> {
             fs::write("/proc/self/setgroups", "deny").map_err(forbidden)?;
             fs::write("/proc/self/uid_map", format!("{user} {user} 1")).map_err(forbidden)?;
             fs::write("/proc/self/gid_map", format!("{group} {group} 1")).map_err(forbidden)?;
-            hand_on_mounting().map_err(|errno| forbidden(errno.into()))?;
+            true
         }
         Err(errno) => return Err(Failure::host("cannot make a mount namespace", &errno.into())),
-    }
+    };
     let private = MsFlags::MS_REC | MsFlags::MS_PRIVATE;
     nix::mount::mount(None::<&str>, "/", None::<&str>, private, None::<&str>)
-        .map_err(|errno| Failure::host("cannot keep mounts private", &errno.into()))
-}
-
-/// The mount program gets the capability though its user is not root.
-fn hand_on_mounting() -> rustix::io::Result<()> {
-    let mut sets = capabilities(None)?;
-    sets.inheritable |= CapabilitySet::SYS_ADMIN;
-    set_capabilities(None, sets)?;
-    configure_capability_in_ambient_set(CapabilitySet::SYS_ADMIN, true)
-}
-
-/// The program gets nothing of it.
-fn keep_mounting() -> rustix::io::Result<()> {
-    clear_ambient_capability_set()?;
-    let mut sets = capabilities(None)?;
-    sets.inheritable -= CapabilitySet::SYS_ADMIN;
-    set_capabilities(None, sets)
+        .map_err(|errno| Failure::host("cannot keep mounts private", &errno.into()))?;
+    Namespaces::own(of_user).map_err(|error| Failure::host("cannot open the namespaces", &error))
 }
 
 /// In place of its process id: no program runs yet, and: it has ended.

@@ -1,20 +1,22 @@
 //! Turns the mounting command into a daemon by running the program again, and tells when the mount answers.
 //!
-//! The mounting command has unlocked the archive, with the memory that takes. It hands the task (a line of JSON) and the
-//! key to the daemon's standard input and waits for one line of JSON on its standard output. Nothing secret is ever in
+//! The mounting command has unlocked the archive, with the memory that takes. It hands the namespaces that the daemon is to join, if any, the
+//! task (a line of JSON) and the key to the daemon's standard input and waits for one line of JSON on its standard output. Nothing secret is ever in
 //! arguments, environment or files.
 
 use std::ffi::CStr;
-use std::fs::{File, OpenOptions};
+use std::fs::OpenOptions;
 use std::io::{self, BufRead, BufReader, Read, Write};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
+use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use lockbox::keys::UnlockedKey;
 use lockbox_host::harden;
+use lockbox_host::namespaces::Namespaces;
 use lockbox_host::point::Point;
 use nix::errno::Errno;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
@@ -92,10 +94,11 @@ pub fn prepare_point(path: &Path) -> Result<PathBuf, Failure> {
     prepare_point(&point)
 }
 
-/// Starts the daemon and returns when the mount answers, with what the user should know.
-pub fn launch(task: &Task, key: &UnlockedKey) -> Result<Vec<String>, Failure> {
+/// Starts the daemon and returns when the mount answers, with what the user should know. In `namespaces` who made them has to look for that.
+pub fn launch(task: &Task, key: &UnlockedKey, namespaces: Option<&Namespaces>) -> Result<Vec<String>, Failure> {
     let failed = |e: io::Error| Failure::system(format!("cannot start the daemon: {e}"));
     let before = task.point().metadata().map_err(failed)?.dev();
+    let (stdin, theirs) = UnixStream::pair().map_err(failed)?;
     let mut child = Command::new("/proc/self/exe")
         .arg0("mount.lockbox")
         .arg(ARGUMENT)
@@ -103,16 +106,17 @@ pub fn launch(task: &Task, key: &UnlockedKey) -> Result<Vec<String>, Failure> {
         .arg(&task.point)
         // It asks nobody, and a command may hold what is nobody's business.
         .env_remove("LOCKBOX_PASSCOMMAND")
-        .stdin(Stdio::piped())
+        .stdin(OwnedFd::from(theirs))
         .stdout(Stdio::piped())
         .spawn()
         .map_err(failed)?;
-    if let Some(mut stdin) = child.stdin.take() {
-        let mut line = serde_json::to_vec(task).map_err(|e| failed(e.into()))?;
-        line.push(b'\n');
-        // When the daemon is dead already its exit status says more than a broken pipe.
-        let _ = stdin.write_all(&line).and_then(|()| stdin.write_all(&key.to_bytes()));
-    }
+    let mut line = serde_json::to_vec(task).map_err(|e| failed(e.into()))?;
+    line.push(b'\n');
+    // When the daemon is dead already its exit status says more than a broken pipe.
+    let _ = Namespaces::send(namespaces, &stdin)
+        .and_then(|()| (&stdin).write_all(&line))
+        .and_then(|()| (&stdin).write_all(&key.to_bytes()));
+    drop(stdin);
     let mut line = String::new();
     if let Some(stdout) = child.stdout.take() {
         BufReader::new(stdout).read_line(&mut line).map_err(failed)?;
@@ -125,8 +129,8 @@ pub fn launch(task: &Task, key: &UnlockedKey) -> Result<Vec<String>, Failure> {
         Report::Failed(failure) => Err(failure),
         Report::Ready { notices } => {
             let point = task.point();
-            let answers =
-                point.metadata().is_ok_and(|m| m.dev() != before) && nix::sys::statvfs::statvfs(point).is_ok();
+            let answers = namespaces.is_some()
+                || (point.metadata().is_ok_and(|m| m.dev() != before) && nix::sys::statvfs::statvfs(point).is_ok());
             if answers { Ok(notices) } else { Err(Failure::mount(format!("{} does not answer", point.display()))) }
         }
     }
@@ -151,7 +155,7 @@ fn serve(reported: &mut bool) -> Result<(), Failure> {
     // Refused only when this process leads a group already, as under a supervisor: then it needs no new session.
     let _ = unistd::setsid();
     std::env::set_current_dir("/").map_err(failed)?;
-    let (task, key) = read_task().map_err(failed)?;
+    let (namespaces, task, key) = read_task().map_err(failed)?;
     let null = OpenOptions::new().read(true).write(true).open("/dev/null").map_err(failed)?;
     unistd::dup2_stdin(&null).map_err(|e| failed(e.into()))?;
     let log = journal::start(&Target::of(&task.options), task.verbose)?;
@@ -162,7 +166,7 @@ fn serve(reported: &mut bool) -> Result<(), Failure> {
         let closed = unistd::dup2_stdout(&null).and_then(|()| unistd::dup2_stderr(log.as_ref().unwrap_or(&null)));
         closed.map_err(|e| failed(e.into()))
     };
-    session::serve(&task, &key, ready, || {})
+    session::serve(&task, &key, namespaces, ready, || {})
 }
 
 fn report(report: &Report) -> io::Result<()> {
@@ -174,12 +178,13 @@ fn report(report: &Report) -> io::Result<()> {
 }
 
 /// Reads unbuffered and into memory reserved beforehand, so that the key is in one place and wiped there.
-fn read_task() -> io::Result<(Task, UnlockedKey)> {
+fn read_task() -> io::Result<(Option<Namespaces>, Task, UnlockedKey)> {
     let mut bytes = Zeroizing::new(Vec::with_capacity(MAX_TASK as usize));
-    let stdin = File::from(io::stdin().as_fd().try_clone_to_owned()?);
+    let stdin = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
+    let namespaces = Namespaces::receive(&stdin)?;
     stdin.take(MAX_TASK).read_to_end(&mut bytes)?;
     let line = bytes.iter().position(|&b| b == b'\n').ok_or(io::ErrorKind::UnexpectedEof)?;
     let task = serde_json::from_slice(&bytes[..line])?;
     let key = UnlockedKey::from_bytes(&bytes[line + 1..]).map_err(io::Error::other)?;
-    Ok((task, key))
+    Ok((namespaces, task, key))
 }

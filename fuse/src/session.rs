@@ -4,7 +4,8 @@
 //! Whatever is needed later is opened before the mount is there: the mount may lie over it, and looking below its own mount is what the
 //! daemon must never do, since the answer would be its own (see [`crate::watch`]). After the mount no path is opened but in /proc, /sys and
 //! /dev, over which nothing is mounted ([`crate::hidden`]).
-//! 1  The archive with its directory, or the process that fetches it, what is remembered of it, the control socket, the bus, the process that unmounts.
+//! 1  The process that fetches the archive; the namespaces in which the mount is to be, which whoever has a second thread cannot join; the archive with
+//!    its directory, what is remembered of it, the control socket, the bus, the process that unmounts.
 //! 2  The mount, and the kernel's files for it.
 //! 3  The sandbox, before any other thread.
 //! 4  The event loops, and whatever else runs.
@@ -28,6 +29,7 @@ use lockbox::control;
 use lockbox::error::Timestamp;
 use lockbox::keys::UnlockedKey;
 use lockbox_host::elsewhere;
+use lockbox_host::namespaces::Namespaces;
 use lockbox_host::{Program, daemons, harden};
 use nix::sys::signal::{SigSet, Signal};
 use parking_lot::Mutex;
@@ -60,6 +62,7 @@ use crate::{filter, kernel};
 pub fn serve(
     task: &Task,
     key: &UnlockedKey,
+    namespaces: Option<Namespaces>,
     ready: impl FnOnce(&[String]) -> Result<(), Failure>,
     ending: impl FnOnce(),
 ) -> Result<(), Failure> {
@@ -76,6 +79,9 @@ pub fn serve(
             .map_err(|e| Failure::other(format!("cannot open the directory of {}: {e}", path.display())))?;
         (Some(directory.into()), elsewhere::Place::file(path))
     };
+    if let Some(namespaces) = namespaces {
+        namespaces.join().map_err(|e| Failure::mount(format!("cannot enter the namespace of the program: {e}")))?;
+    }
     let (options, seen) = (task.options.open_options(), task.options.seen_options());
     let archive = match &task.options.snapshot {
         None => Archive::open_seen(place.site(), key, &options, &seen),

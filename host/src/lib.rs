@@ -12,6 +12,7 @@ mod failure;
 mod given;
 pub mod harden;
 pub mod mounts;
+pub mod namespaces;
 pub mod point;
 pub mod proc;
 pub mod secrets;

@@ -2,6 +2,8 @@
 
 use std::ffi::OsString;
 use std::io::{self, IsTerminal, Write};
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -16,6 +18,7 @@ use lockbox_fuse::options::Options;
 use lockbox_fuse::task::Task;
 use lockbox_fuse::{daemon, fetcher, former, hidden, kept, mount, remount, session, unmounter};
 use lockbox_host::elsewhere::{self, Place};
+use lockbox_host::namespaces::Namespaces;
 use lockbox_host::point::Made;
 use lockbox_host::secrets::{Cache, Sources};
 use lockbox_host::{OTHER, Program, USAGE, harden};
@@ -163,9 +166,10 @@ fn mount_archive(arguments: &Arguments) -> Result<(), Failure> {
             namespace.display()
         )));
     }
-    if arguments.for_program {
-        check_for_program(&arguments.options)?;
-    }
+    let namespaces = match arguments.for_program {
+        true => Some(of_program(&arguments.options)?),
+        false => None,
+    };
     // The daemon does that for itself.
     let _ = harden::lock_memory_if_plenty();
     if let Some(flags) = remount::requested(&arguments.options)? {
@@ -223,7 +227,7 @@ fn mount_archive(arguments: &Arguments) -> Result<(), Failure> {
     }
     let (archive, point) = (OsString::from(archive), OsString::from(point));
     let task = Task { archive, point, options, verbose: arguments.verbose, made };
-    let served = serve(&task, &key);
+    let served = serve(&task, &key, namespaces.as_ref());
     match &served {
         Err(_) if made => drop(Made::of(task.point()).map(|made| made.remove())),
         Ok(()) if made && !task.options.foreground && io::stderr().is_terminal() => {
@@ -234,8 +238,9 @@ fn mount_archive(arguments: &Arguments) -> Result<(), Failure> {
     served
 }
 
-/// Refuses what lets this program end well without a mount, or not end, and what the program would inherit.
-fn check_for_program(lists: &[String]) -> Result<(), Failure> {
+/// The namespaces in which the program will be; the command that made them hands them over through standard output, and waits for this one. Refuses what
+/// lets this one end well without a mount, or not end, and what the program would inherit.
+fn of_program(lists: &[String]) -> Result<Namespaces, Failure> {
     let mut given = lists.iter().flat_map(|list| list.split(','));
     let names = ["foreground", "nofail", "remount", "passfd"];
     match given.find(|option| option.split('=').next().is_some_and(|name| names.contains(&name))) {
@@ -243,7 +248,11 @@ fn check_for_program(lists: &[String]) -> Result<(), Failure> {
             "the mount option {} is not for 'lockbox exec', which runs a program in the mount",
             option.escape_default()
         ))),
-        None => Ok(()),
+        None => {
+            let socket = io::stdout().as_fd().try_clone_to_owned().map(UnixStream::from);
+            let received = socket.and_then(|socket| Namespaces::receive(&socket));
+            received.ok().flatten().ok_or_else(|| Failure::usage("no program waits for this mount"))
+        }
     }
 }
 
@@ -264,7 +273,7 @@ fn is_read_only(archive: &Path) -> bool {
     nix::sys::statvfs::statvfs(archive).is_ok_and(|host| host.flags().contains(FsFlags::ST_RDONLY))
 }
 
-fn serve(task: &Task, key: &UnlockedKey) -> Result<(), Failure> {
+fn serve(task: &Task, key: &UnlockedKey, namespaces: Option<&Namespaces>) -> Result<(), Failure> {
     if task.options.foreground {
         daemon::close_inherited();
         journal::start(&Target::of(&task.options), task.verbose)?;
@@ -273,10 +282,12 @@ fn serve(task: &Task, key: &UnlockedKey) -> Result<(), Failure> {
             notify.ready(&task.point().to_string_lossy());
             Ok(())
         };
-        return session::serve(task, key, ready, || notify.stopping());
+        return session::serve(task, key, None, ready, || notify.stopping());
     }
-    daemon::launch(task, key)?.iter().for_each(|notice| tell(notice));
-    mount::register(task.archive(), task.point());
+    daemon::launch(task, key, namespaces)?.iter().for_each(|notice| tell(notice));
+    if namespaces.is_none() {
+        mount::register(task.archive(), task.point());
+    }
     Ok(())
 }
 

@@ -136,8 +136,56 @@ case_a_program_in_an_archive_gets_the_signals_that_are_sent() {
     check_full box
 }
 
+# trace PROCESS [INSIDE]: looks into it as the same user, from outside of the namespaces of INSIDE or with all rights in them.
+trace() {
+    as_user python3 -c '
+import ctypes, os, sys
+libc = ctypes.CDLL(None, use_errno=True)
+process, *inside = sys.argv[1:]
+for name in ("user", "mnt") if inside else ():
+    if libc.setns(os.open(f"/proc/{inside[0]}/ns/{name}", os.O_RDONLY), 0) != 0:
+        sys.exit("no way in")
+with open(f"/proc/{process}/maps") as maps:
+    print(maps.read())
+if libc.ptrace(0x4206, int(process), None, None) != 0:
+    raise PermissionError
+' "$@"
+}
+
+case_who_asks_for_the_passphrase_of_a_program_cannot_be_traced_by_its_user() {
+    need_user
+    mkdir "$WORK/users"
+    chmod 777 "$WORK/users"
+    install -m 600 -o "$TEST_USER" "$PASSFILE" "$WORK/users/pass"
+    as_user lockbox create --weak-kdf --kdf-memory 1 --passfile "$WORK/users/pass" "$WORK/users/box.lbx"
+    cd "$WORK/users"
+    in_background as_user lockbox exec --passcommand ': >asked; until [ -e go ]; do sleep 0.02; done; cat pass' box.lbx -- true
+    await 30 test -e asked
+    expect 1 'PermissionError' trace "$(pgrep -u "$TEST_USER" -f "^[^ ]*mount.lockbox .*$WORK/users/box.lbx")"
+    touch go
+    wait "${BACKGROUND[0]}"
+}
+
+case_a_program_of_a_user_runs_with_a_key_of_the_keyring() {
+    need_user
+    if ! lockbox doctor | grep -q 'keyring .*available'; then
+        note 'no keyrings here'
+        return
+    fi
+    mkdir "$WORK/users"
+    chmod 777 "$WORK/users"
+    install -m 600 -o "$TEST_USER" "$PASSFILE" "$WORK/users/pass"
+    as_user lockbox create --weak-kdf --kdf-memory 1 --passfile "$WORK/users/pass" "$WORK/users/box.lbx"
+    as_user lockbox exec --keyring-cache 10m --passfile "$WORK/users/pass" "$WORK/users/box.lbx" -- true
+    # What a program in the namespace keeps is there for those outside.
+    as_user lockbox ls "$WORK/users/box.lbx" </dev/null
+    as_user lockbox exec "$WORK/users/box.lbx" -- touch made </dev/null
+    same "$(as_user lockbox ls "$WORK/users/box.lbx" </dev/null)" made
+    as_user lockbox forget "$WORK/users/box.lbx"
+}
+
 case_a_user_needs_no_root_to_run_a_program_in_an_archive() {
-    local point status=0
+    local point daemon program status=0
     need_user
     mkdir "$WORK/users"
     chmod 777 "$WORK/users"
@@ -148,6 +196,12 @@ case_a_user_needs_no_root_to_run_a_program_in_an_archive() {
     await 30 test -e "$WORK/users/ready"
     point=$(cat "$WORK/users/ready")
     same "$(ls -A "$point")" ''
+    # The daemon has the key, which is for none of the user's programs, inside or outside.
+    daemon=$(daemon_of "$WORK/users/box.lbx")
+    program=$(pgrep -u "$TEST_USER" -f '^sh -c id -u >id')
+    trace "$program" >"$WORK/maps"
+    expect 1 'PermissionError' trace "$daemon"
+    expect 1 'PermissionError' trace "$daemon" "$program"
     touch "$WORK/users/go"
     wait "${BACKGROUND[0]}"
     same "$(as cat id)" "$(id -u "$TEST_USER")"

@@ -1,0 +1,128 @@
+//! Namespaces that a command makes for its program, and a daemon joins that was begun outside of them.
+//!
+//! # Why a daemon is not begun inside
+//! Who owns a user namespace has every capability in it, to trace processes as well, and that is each program of the user who made it. Whether a process
+//! that is not dumpable may be traced is asked in the user namespace in which execve(2) made its memory, and joining another one later does not change
+//! that. So what knows a passphrase or a key is begun outside, where its user may trace nothing of that kind, and joins with the key in memory. A process
+//! joins a user namespace while it has one thread. What a daemon starts afterwards, the process that unmounts, is begun inside, and knows no secret.
+use std::fs::File;
+use std::io::{self, ErrorKind, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+
+use nix::sched::{CloneFlags, setns};
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
+    recvmsg, sendmsg,
+};
+use rustix::thread::{CapabilitySet, capabilities, configure_capability_in_ambient_set, set_capabilities};
+
+/// A mount namespace, and the user namespace to which it belongs when that is not the first one.
+pub struct Namespaces {
+    user: Option<OwnedFd>,
+    mount: OwnedFd,
+}
+
+impl Namespaces {
+    /// Those of this process; `user`: it has made a user namespace too.
+    ///
+    /// # Errors
+    /// When they cannot be opened.
+    pub fn own(user: bool) -> io::Result<Namespaces> {
+        let open = |name: &str| File::open(format!("/proc/self/ns/{name}")).map(OwnedFd::from);
+        Ok(Namespaces { user: user.then(|| open("user")).transpose()?, mount: open("mnt")? })
+    }
+
+    /// Hands them over to who receives at the other end, or says that there are none.
+    ///
+    /// # Errors
+    /// When that is gone.
+    pub fn send(namespaces: Option<&Namespaces>, socket: &UnixStream) -> io::Result<()> {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        let descriptors = namespaces.into_iter().flat_map(|them| them.user.iter().chain([&them.mount]));
+        let descriptors: Vec<_> = descriptors.map(AsFd::as_fd).collect();
+        if !descriptors.is_empty() {
+            control.push(SendAncillaryMessage::ScmRights(&descriptors));
+        }
+        // A message has a byte at least.
+        sendmsg(socket, &[IoSlice::new(b"n")], &mut control, SendFlags::NOSIGNAL)?;
+        Ok(())
+    }
+
+    /// What the other end hands over, which may be nothing.
+    ///
+    /// # Errors
+    /// `UnexpectedEof` when that end is gone.
+    pub fn receive(socket: &UnixStream) -> io::Result<Option<Namespaces>> {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let mut byte = [0];
+        let received = loop {
+            match recvmsg(socket, &mut [IoSliceMut::new(&mut byte)], &mut control, RecvFlags::CMSG_CLOEXEC) {
+                Err(rustix::io::Errno::INTR) => {}
+                received => break received?,
+            }
+        };
+        if received.bytes == 0 {
+            return Err(ErrorKind::UnexpectedEof.into());
+        }
+        let mut descriptors: Vec<OwnedFd> = Vec::new();
+        for message in control.drain() {
+            if let RecvAncillaryMessage::ScmRights(sent) = message {
+                descriptors.extend(sent);
+            }
+        }
+        let mount = descriptors.pop();
+        Ok(mount.map(|mount| Namespaces { user: descriptors.pop(), mount }))
+    }
+
+    /// Enters them. Of the capabilities that the owner of a user namespace has in it, this process and what it starts keep the one to mount.
+    ///
+    /// # Errors
+    /// The kernel's, such as `InvalidInput` for a process with several threads.
+    pub fn join(&self) -> io::Result<()> {
+        if let Some(user) = &self.user {
+            setns(user, CloneFlags::CLONE_NEWUSER)?;
+        }
+        setns(&self.mount, CloneFlags::CLONE_NEWNS)?;
+        if self.user.is_some() {
+            let mut sets = capabilities(None)?;
+            sets.permitted = CapabilitySet::SYS_ADMIN;
+            sets.effective = CapabilitySet::SYS_ADMIN;
+            sets.inheritable = CapabilitySet::SYS_ADMIN;
+            set_capabilities(None, sets)?;
+            configure_capability_in_ambient_set(CapabilitySet::SYS_ADMIN, true)?;
+        }
+        // A change of credentials may have made it what /proc/sys/fs/suid_dumpable says.
+        nix::sys::prctl::set_dumpable(false)?;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_handed_over_comes_before_the_bytes_that_follow() {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        Namespaces::send(None, &ours).unwrap();
+        assert!(Namespaces::receive(&theirs).unwrap().is_none());
+        for user in [false, true] {
+            let own = Namespaces::own(user).unwrap();
+            Namespaces::send(Some(&own), &ours).unwrap();
+            io::Write::write_all(&mut &ours, b"more").unwrap();
+            let received = Namespaces::receive(&theirs).unwrap().unwrap();
+            let number = |file: &OwnedFd| rustix::fs::fstat(file).unwrap().st_ino;
+            assert_eq!(received.user.as_ref().map(number), own.user.as_ref().map(number));
+            assert_eq!(number(&received.mount), number(&own.mount));
+            let mut more = [0; 4];
+            io::Read::read_exact(&mut &theirs, &mut more).unwrap();
+            assert_eq!(&more, b"more");
+        }
+        drop(ours);
+        assert_eq!(Namespaces::receive(&theirs).err().map(|error| error.kind()), Some(ErrorKind::UnexpectedEof));
+    }
+}
