@@ -32,7 +32,7 @@ use nix::fcntl::OFlag;
 use nix::mount::MsFlags;
 use nix::sched::{CloneFlags, unshare};
 use nix::sys::signal::{Signal, kill};
-use nix::sys::wait::{WaitStatus, wait};
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::{Pid, getegid, geteuid, mkdtemp};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -128,22 +128,29 @@ fn go(args: &Args, point: &Path, watch: &Watch) -> Result<ExitStatus, Failure> {
     let child = Command::new(program).args(arguments).current_dir(point).env("PWD", point).spawn();
     let child = child.map_err(|error| cannot_run(program, &error))?;
     let child = Pid::from_raw(child.id() as i32); // process ids are below 2^22
-    watch.program.store(child.as_raw(), Ordering::Relaxed);
-    let mut status = None;
+    watch.begun(child);
+    let (mut status, mut waits) = (None, false);
     loop {
-        match wait() {
+        let look = (status.is_some() && !waits).then_some(WaitPidFlag::WNOHANG);
+        match waitpid(None, look) {
             Ok(WaitStatus::Exited(pid, code)) if pid == child => status = Some(ExitStatus::from_raw(code << 8)),
             Ok(WaitStatus::Signaled(pid, signal, _)) if pid == child => {
                 status = Some(ExitStatus::from_raw(signal as i32));
+            }
+            Ok(WaitStatus::StillAlive) => {
+                watch.now(OTHERS);
+                waits = true;
+                continue;
             }
             Ok(_) | Err(Errno::EINTR) => {}
             Err(Errno::ECHILD) => break,
             Err(errno) => return Err(cannot("wait for the program", errno)),
         }
-        if status.is_some() {
-            watch.program.store(ENDED, Ordering::Relaxed);
+        if status.is_some() && !waits {
+            watch.now(ENDED);
         }
     }
+    watch.now(ENDED);
     status.ok_or_else(|| Failure::other("nobody tells how the program ended"))
 }
 
@@ -218,14 +225,26 @@ fn enter_namespaces() -> Result<Namespaces, Failure> {
     Namespaces::own(of_user).map_err(|error| Failure::host("cannot open the namespaces", &error))
 }
 
-/// In place of its process id: no program runs yet, and: it has ended.
+/// In place of its process id: no program runs yet; it has ended; it has ended, and others that it started are waited for.
 const NONE: i32 = 0;
 const ENDED: i32 = -1;
+const OTHERS: i32 = -2;
 
-/// What signals do: the program gets those that its terminal does not send it; once it has ended, nobody else is waited for.
+/// What signals do: the program gets those that its terminal does not send it; while others are waited for that it left behind, one ends the waiting. The one
+/// that ended the program may be heard of late, and says nothing about those.
+#[derive(Clone, Default)]
 struct Watch {
     program: Arc<AtomicI32>,
+    /// The last one that came and was not yet passed on, or 0.
     came: Arc<AtomicI32>,
+}
+
+/// What is to be done about one.
+#[derive(Debug, PartialEq, Eq)]
+enum Act {
+    Nothing,
+    PassOn(i32),
+    Leave,
 }
 
 /// From here on they end nothing by themselves, but for those that were ignored.
@@ -236,18 +255,14 @@ fn noted_signals() -> Result<Signals, Failure> {
 
 impl Watch {
     fn begin(mut signals: Signals, point: &Path) -> Result<Watch, Failure> {
-        let watch = Watch { program: Arc::new(AtomicI32::new(NONE)), came: Arc::new(AtomicI32::new(0)) };
-        let (program, came, point) = (watch.program.clone(), watch.came.clone(), point.to_path_buf());
+        let watch = Watch::default();
+        let (noted, point) = (watch.clone(), point.to_path_buf());
         let act = move || {
             for signal in signals.forever() {
-                came.store(signal, Ordering::Relaxed);
-                match program.load(Ordering::Relaxed) {
-                    NONE => {}
-                    ENDED => leave(&point, signal),
-                    pid if matches!(signal, SIGTERM | SIGHUP) => {
-                        let _ = Signal::try_from(signal).and_then(|signal| kill(Pid::from_raw(pid), signal));
-                    }
-                    _ => {}
+                match noted.heard(signal) {
+                    Act::Nothing => {}
+                    Act::PassOn(signal) => noted.pass_on(signal),
+                    Act::Leave => leave(&point, signal),
                 }
             }
         };
@@ -256,9 +271,47 @@ impl Watch {
         Ok(watch)
     }
 
+    fn heard(&self, signal: i32) -> Act {
+        self.came.store(signal, Ordering::SeqCst);
+        match self.program.load(Ordering::SeqCst) {
+            NONE | ENDED => Act::Nothing,
+            OTHERS => Act::Leave,
+            _ => self.taken(),
+        }
+    }
+
+    /// Whoever takes it passes it on, so the program gets it once: this thread, or the one that starts the program.
+    fn taken(&self) -> Act {
+        match self.came.swap(0, Ordering::SeqCst) {
+            signal @ (SIGTERM | SIGHUP) => Act::PassOn(signal),
+            _ => Act::Nothing,
+        }
+    }
+
+    fn pass_on(&self, signal: i32) {
+        let program = self.program.load(Ordering::SeqCst);
+        if program > 0
+            && let Ok(signal) = Signal::try_from(signal)
+        {
+            let _ = kill(Pid::from_raw(program), signal);
+        }
+    }
+
+    /// One that came before that was known is for the program.
+    fn begun(&self, program: Pid) {
+        self.now(program.as_raw());
+        if let Act::PassOn(signal) = self.taken() {
+            self.pass_on(signal);
+        }
+    }
+
+    fn now(&self, program: i32) {
+        self.program.store(program, Ordering::SeqCst);
+    }
+
     /// One that came before there was a program ends the command.
     fn check(&self) -> Result<(), Failure> {
-        match self.came.load(Ordering::Relaxed) {
+        match self.came.load(Ordering::SeqCst) {
             0 => Ok(()),
             signal => Err(Failure::new(128 + signal as u8, "interrupted before the program began")), // at most 15
         }
@@ -272,4 +325,34 @@ fn leave(point: &Path, signal: i32) -> ! {
     }
     let _ = fs::remove_dir(point);
     std::process::exit(128 + signal)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::process::CommandExt;
+
+    use super::*;
+
+    #[test]
+    fn a_signal_that_came_before_the_program_was_known_is_passed_on_once() {
+        let watch = Watch::default();
+        assert_eq!(watch.heard(SIGTERM), Act::Nothing);
+        assert_eq!(watch.check().unwrap_err().code, 143, "nothing was begun");
+        let mut program = Command::new("sleep").arg("600").process_group(0).spawn().unwrap();
+        watch.begun(Pid::from_raw(program.id() as i32));
+        assert_eq!(program.wait().unwrap().signal(), Some(SIGTERM));
+        assert_eq!(watch.taken(), Act::Nothing);
+    }
+
+    #[test]
+    fn a_signal_ends_the_waiting_only_while_others_are_waited_for() {
+        let watch = Watch::default();
+        watch.now(7);
+        assert_eq!(watch.heard(SIGINT), Act::Nothing, "the terminal sends it to the program");
+        assert_eq!(watch.heard(SIGHUP), Act::PassOn(SIGHUP));
+        for (state, act) in [(ENDED, Act::Nothing), (OTHERS, Act::Leave), (ENDED, Act::Nothing)] {
+            watch.now(state);
+            assert_eq!(watch.heard(SIGINT), act, "{state}");
+        }
+    }
 }
