@@ -8,11 +8,10 @@
 //! # When it ends
 //! Whatever the program starts is inherited by this process when its parent ends. So there is nobody left who uses the mount when no child is left.
 use std::ffi::{OsStr, OsString};
-use std::fs::{self, DirBuilder};
+use std::fs;
 use std::io::{self, IsTerminal};
 use std::os::fd::{OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
@@ -21,11 +20,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::thread;
 
-use lockbox::control::{self, Runtime};
 use lockbox_host::harden::{self, CoreLimit};
 use lockbox_host::namespaces::Namespaces;
 use lockbox_host::secrets::{Cache, Sources};
-use lockbox_host::{mounts, shown};
+use lockbox_host::{daemons, mounts, shown};
 use lockbox_terminal::display;
 use nix::errno::Errno;
 use nix::fcntl::OFlag;
@@ -170,23 +168,9 @@ struct Place(PathBuf);
 
 impl Place {
     fn make() -> Result<Place, Failure> {
-        let cannot = |path: &Path, error: &io::Error| {
-            Failure::host(format!("cannot make a directory in {}", shown(path)), error)
-        };
-        let runtime = match control::runtime(std::env::var_os("XDG_RUNTIME_DIR").as_deref(), geteuid().as_raw()) {
-            Runtime::Ready(path) => path,
-            Runtime::Missing(path) => {
-                DirBuilder::new().mode(0o700).create(&path).map_err(|error| cannot(&path, &error))?;
-                path
-            }
-            Runtime::NotPrivate(path) => {
-                return Err(Failure::other(format!(
-                    "{} is not a directory of this user alone: set XDG_RUNTIME_DIR",
-                    shown(&path)
-                )));
-            }
-        };
-        let made = mkdtemp(&runtime.join("lockbox-exec.XXXXXX")).map_err(|errno| cannot(&runtime, &errno.into()))?;
+        let runtime = daemons::ready_directory()?;
+        let made = mkdtemp(&runtime.join("lockbox-exec.XXXXXX"))
+            .map_err(|errno| Failure::host(format!("cannot make a directory in {}", shown(&runtime)), &errno.into()))?;
         Ok(Place(made))
     }
 }
