@@ -34,7 +34,7 @@ pub(crate) const TABLE: &[(&[&str], &str)] = &[
     (&["send", "upload"], "'lockbox share' makes a link with which a file is received once"),
     (&["download", "fetch"], "'lockbox receive' gets the file of a link"),
     (
-        &["--password", "--passphrase", "-p"],
+        &["--password", "--passphrase"],
         "a passphrase is never part of a command line, which others see: it is asked for, or read with --passfile, --passfd \
          or --passcommand",
     ),
@@ -98,6 +98,10 @@ mod tests {
         for (given, meant) in [("moutn", "mount"), ("cehck", "check"), ("list", "ls")] {
             let said = said(&[given, "a.lbx"]);
             assert!(said.contains("similar subcommand") && said.contains(&format!("'{meant}'")), "{said}");
+        }
+        for command in ["cp", "mv", "rm", "exec"] {
+            let said = said(&[command, "-p", "a.lbx:one", "a.lbx:two"]);
+            assert!(said.contains("unexpected argument '-p'") && !said.contains("passphrase"), "{said}");
         }
         // The word of a row means something at its place alone.
         assert!(!said(&["key", "copy", "a.lbx"]).contains("'lockbox cp'"));
