@@ -1,7 +1,7 @@
 //! mount.lockbox: mounts a lockbox archive, for people, for mount(8) and for `lockbox mount`.
 
 use std::ffi::OsString;
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, Write};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -230,7 +230,7 @@ fn mount_archive(arguments: &Arguments) -> Result<(), Failure> {
     let served = serve(&task, &key, namespaces.as_ref());
     match &served {
         Err(_) if made => drop(Made::of(task.point()).map(|made| made.remove())),
-        Ok(()) if made && !task.options.foreground && io::stderr().is_terminal() => {
+        Ok(()) if made && !task.options.foreground && task.options.sources.passphrase.advises() => {
             tell(&format!("made {}, which goes when the archive is unmounted", task.point().display()));
         }
         _ => {}

@@ -62,6 +62,8 @@ case_a_mount_makes_its_directory_and_takes_it_away() {
     terminal.py -- lockbox mount --passfile "$PASSFILE" box point >screen || fail "$(cat screen)"
     same "$(cat screen)" "mount.lockbox: made $WORK/point, which goes when the archive is unmounted"
     lockbox umount point
+    same "$(terminal.py -- lockbox mount --quiet --passfile "$PASSFILE" box point)" ''
+    lockbox umount point
 }
 
 case_a_mount_hides_nothing_unasked() {
