@@ -98,23 +98,24 @@ fn time(text: &str) -> Result<Duration, String> {
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+    let is_untold = io::stderr().is_terminal();
     match (&args.what, args.wait) {
-        (Some(given), None) => one(args, given),
-        (None, None) => all(args.lazy),
+        (Some(given), None) => one(args, given, true),
+        (None, None) => all(args.lazy, true),
         (Some(given), Some(limit)) => {
             let place = runtime::canonical(given);
             let served = runtime::find(&place, given)?.map(|(_, status)| PathBuf::from(status.mount_point));
             let point = served.unwrap_or(place);
             let mut tried = false;
-            waited(limit, || {
+            waited(limit, is_untold, |named| {
                 if tried && !mounts::at(&point).is_ok_and(|at| at.is_some_and(|mounted| mounted.is_archive())) {
                     return gone(&point, given);
                 }
                 tried = true;
-                one(args, given)
+                one(args, given, named)
             })
         }
-        (None, Some(limit)) => waited(limit, || all(false)),
+        (None, Some(limit)) => waited(limit, is_untold, |named| all(false, named)),
     }
 }
 
@@ -126,31 +127,34 @@ fn gone(point: &Path, given: &Path) -> Result<(), Failure> {
     }
 }
 
-/// Tries again for as long as it is busy. Nothing tells when the last user goes, so it is asked; a refused question changes nothing.
-fn waited(limit: Option<Duration>, mut attempt: impl FnMut() -> Result<(), Failure>) -> Result<(), Failure> {
+/// Tries again for as long as it is busy. Nothing tells when the last user goes, so it is asked; a refused question changes nothing. An attempt is told
+/// whether somebody will read who uses the mount, for which all processes are looked at.
+fn waited(
+    limit: Option<Duration>,
+    mut is_untold: bool,
+    mut attempt: impl FnMut(bool) -> Result<(), Failure>,
+) -> Result<(), Failure> {
     let start = Instant::now();
-    let mut told = !io::stderr().is_terminal();
     loop {
-        let failure = match attempt() {
-            Err(failure) if failure.code == IN_USE => failure,
+        let left = limit.map(|limit| limit.saturating_sub(start.elapsed()));
+        let is_last = left.is_some_and(|left| left.is_zero());
+        let failure = match attempt(is_untold || is_last) {
+            Err(failure) if failure.code == IN_USE && !is_last => failure,
             done => return done,
         };
-        let left = limit.map(|limit| limit.saturating_sub(start.elapsed()));
-        if left.is_some_and(|left| left.is_zero()) {
-            return Err(failure);
-        }
-        if !told {
+        if is_untold {
             output::complain(&format!("waiting: {}", failure.message));
-            told = true;
+            is_untold = false;
         }
         sleep(left.map_or(AGAIN, |left| left.min(AGAIN)));
     }
 }
 
-fn one(args: &Args, given: &Path) -> Result<(), Failure> {
+/// `named`: who keeps it is to be told.
+fn one(args: &Args, given: &Path, named: bool) -> Result<(), Failure> {
     let what = runtime::canonical(given);
     match runtime::find(&what, given)? {
-        Some((socket, status)) => stop(&socket, &status, args.lazy),
+        Some((socket, status)) => stop(&socket, &status, args.lazy, named),
         None => match mounts::at(&what).ok().flatten().filter(Mounted::is_archive) {
             Some(mounted) => clear(&mounted, args.lazy, args.plainly),
             None => Err(runtime::not_found(&what, given)),
@@ -160,7 +164,7 @@ fn one(args: &Args, given: &Path) -> Result<(), Failure> {
 
 /// Ends every mount of this user, for root of all users: each that cannot be ended is named, and the others go. All are ended side by side, so
 /// that a daemon that takes its time, or plays with ours, keeps no other mount from its end.
-fn all(lazy: bool) -> Result<(), Failure> {
+fn all(lazy: bool, named: bool) -> Result<(), Failure> {
     let daemons = runtime::believed()?;
     let table = mounts::mine();
     let device = |status: &Status| {
@@ -187,7 +191,7 @@ fn all(lazy: bool) -> Result<(), Failure> {
         }
     }
     let mut failures: Vec<Failure> = thread::scope(|scope| {
-        let running: Vec<_> = jobs.iter().map(|job| scope.spawn(|| job.run(lazy))).collect();
+        let running: Vec<_> = jobs.iter().map(|job| scope.spawn(|| job.run(lazy, named))).collect();
         running
             .into_iter()
             .flat_map(|job| job.join().unwrap_or_else(|_| vec![Failure::other("a mount could not be ended")]))
@@ -213,25 +217,25 @@ struct Job {
 }
 
 impl Job {
-    fn run(&self, lazy: bool) -> Vec<Failure> {
+    fn run(&self, lazy: bool, named: bool) -> Vec<Failure> {
         let cleared = self.clear.iter().filter_map(|mounted| clear(mounted, lazy, false).err());
         let mut failures: Vec<Failure> = cleared.collect();
-        failures.extend(self.stop.as_ref().and_then(|(socket, status)| stop(socket, status, lazy).err()));
+        failures.extend(self.stop.as_ref().and_then(|(socket, status)| stop(socket, status, lazy, named).err()));
         failures
     }
 }
 
-fn stop(socket: &Path, status: &Status, lazy: bool) -> Result<(), Failure> {
+fn stop(socket: &Path, status: &Status, lazy: bool, named: bool) -> Result<(), Failure> {
     let point = Path::new(&status.mount_point);
     let theirs = status.uid != geteuid().as_raw();
     let before = mounts::at(point).ok().flatten();
     // Looked up before: of what is detached nothing is to be seen.
     let users = before.as_ref().filter(|_| lazy).and_then(in_use::by_whom);
-    let named = |error: &lockbox::Error| {
+    let of_its_user = |error: &lockbox::Error| {
         let user = daemons::user_name(status.uid);
         Failure::other(format!("{} (user {user}): {}", shown(point), Failure::sentence(error)))
     };
-    match control::ask(socket, status.uid, &Request::Stop { lazy }).map_err(|error| named(&error))? {
+    match control::ask(socket, status.uid, &Request::Stop { lazy }).map_err(|error| of_its_user(&error))? {
         Response::Done => {}
         Response::Detached if is_left(theirs, before.as_ref()) => {
             return Err(Failure::other(format!(
@@ -251,7 +255,7 @@ fn stop(socket: &Path, status: &Status, lazy: bool) -> Result<(), Failure> {
             return Ok(());
         }
         Response::Busy { message } => {
-            let why = before.as_ref().and_then(in_use::by_whom).unwrap_or(message);
+            let why = before.as_ref().filter(|_| named).and_then(in_use::by_whom).unwrap_or(message);
             return Err(Failure::new(
                 IN_USE,
                 format!(
@@ -421,5 +425,21 @@ mod tests {
     fn a_process_runs_until_it_is_gone() {
         assert!(runs(std::process::id()));
         assert!(!runs(u32::MAX));
+    }
+
+    #[test]
+    fn who_waits_looks_for_users_when_somebody_reads_of_them() {
+        let asked = |limit, is_untold, last| {
+            let mut asked = Vec::new();
+            let ended = waited(limit, is_untold, |named| {
+                asked.push(named);
+                if asked.len() < last { Err(Failure::new(IN_USE, "busy")) } else { Ok(()) }
+            });
+            (asked, ended.map_err(|failure| failure.code))
+        };
+        for is_untold in [false, true] {
+            assert_eq!(asked(None, is_untold, 3), (vec![is_untold, false, false], Ok(())));
+            assert_eq!(asked(Some(Duration::ZERO), is_untold, 3), (vec![true], Err(IN_USE)));
+        }
     }
 }
