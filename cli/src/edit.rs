@@ -4,16 +4,18 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::ops::ControlFlow;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, AtomicU8, Ordering};
 
 use lockbox::Error;
 use lockbox::archive::Archive;
+use lockbox::control::Runtime;
 use lockbox::exchange::{self, Destination, Filter, ImportOptions, Top, compare_trees, components, resolve};
 use lockbox::fs::FileSystem;
-use lockbox_host::{Program, shown};
+use lockbox_host::point::others_exchange;
+use lockbox_host::{Program, daemons, shown};
 use lockbox_terminal::display;
 use nix::spawn::{PosixSpawnAttr, PosixSpawnFileActions, PosixSpawnFlags, posix_spawn};
 use nix::sys::signal::{SigSet, Signal, kill};
@@ -71,25 +73,37 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     }
 }
 
-/// Where the private directory is made.
+/// Where the private directory is made: a path without links, on which nobody else puts another one in its place and reads what comes there.
 fn place(args: &Args) -> Result<PathBuf, Failure> {
-    if let Some(place) = &args.place {
-        return Ok(place.clone());
-    }
+    const REMEDY: &str = "name a directory with --in, which may be on a disk";
     let user = geteuid();
-    let place = match std::env::var_os("XDG_RUNTIME_DIR").filter(|directory| !directory.is_empty()) {
-        Some(directory) => directory.into(),
-        None if user.is_root() => PathBuf::from("/run"),
-        None => PathBuf::from(format!("/run/user/{user}")),
+    let given = std::env::var_os("XDG_RUNTIME_DIR");
+    let place = match (&args.place, daemons::directory()) {
+        (Some(place), _) => place.clone(),
+        (None, Runtime::Ready(place)) if user.is_root() || given.is_some_and(|given| *place == *given) => place,
+        // Sockets of daemons come to /tmp then, which is on a disk mostly.
+        (None, _) => PathBuf::from(format!("/run/user/{user}")),
     };
-    match rustix::fs::statfs(&place) {
-        Ok(found) if IN_MEMORY.contains(&found.f_type) => Ok(place),
-        Ok(_) => Err(Failure::other(format!(
-            "{} is not in memory, and what is edited would come to a disk; if that is right, name a directory with --in",
+    let cannot = |error| {
+        let mut failure = Failure::host(format!("cannot use {}", shown(&place)), &error);
+        failure.message += &format!("; {REMEDY}");
+        failure
+    };
+    let real = place.canonicalize().map_err(cannot)?;
+    let found = rustix::fs::statfs(&real).map_err(|errno| cannot(errno.into()))?;
+    if args.place.is_none() && !IN_MEMORY.contains(&found.f_type) {
+        return Err(Failure::other(format!(
+            "{} is not in memory, and what is edited would come to a disk; if that is right, {REMEDY}",
             shown(&place)
-        ))),
-        Err(errno) => Err(Failure::host(format!("cannot use {}", shown(&place)), &errno.into())),
+        )));
     }
+    if others_exchange(&real) {
+        return Err(Failure::other(format!(
+            "others may rename what is in {} or above it: set XDG_RUNTIME_DIR, or {REMEDY}",
+            shown(&place)
+        )));
+    }
+    Ok(real)
 }
 
 /// The file as it was edited; None when it is as before.
@@ -169,7 +183,6 @@ struct Private {
 
 impl Private {
     fn new(place: &Path, name: &[u8]) -> Result<Private, Failure> {
-        check_owner(place)?;
         let directory = mkdtemp(&place.join("lockbox-edit-XXXXXX"))
             .map_err(|errno| Failure::host(format!("cannot make a directory in {}", shown(place)), &errno.into()))?;
         Ok(Private { file: directory.join(OsStr::from_bytes(name)), directory })
@@ -213,10 +226,10 @@ impl Private {
     }
 
     /// Leaves everything where it is, which the failure says then.
-    fn keep(self, failure: Failure) -> Failure {
-        let kept = Failure::new(failure.code, format!("{}; what was edited is in {}", failure.message, shown(&self.file)));
+    fn keep(self, mut failure: Failure) -> Failure {
+        failure.message += &format!("; what was edited is in {}", shown(&self.file));
         std::mem::forget(self);
-        kept
+        failure
     }
 }
 
@@ -229,20 +242,6 @@ impl Drop for Private {
             output::complain(&format!("cannot remove {}, which has what was edited: {error}", shown(&self.directory)));
         }
     }
-}
-
-/// Whoever may rename what is in a directory puts another one in the place of ours, and reads what comes there.
-fn check_owner(place: &Path) -> Result<(), Failure> {
-    let cannot = |error: &std::io::Error| Failure::host(format!("cannot use {}", shown(place)), error);
-    let found = fs::metadata(place).map_err(|error| cannot(&error))?;
-    let is_ours = found.uid() == geteuid().as_raw() || found.uid() == 0;
-    if !is_ours || (found.mode() & 0o022 != 0 && found.mode() & 0o1000 == 0) {
-        return Err(Failure::other(format!(
-            "others may rename what is in {}: set XDG_RUNTIME_DIR, or name a directory with --in",
-            shown(place)
-        )));
-    }
-    Ok(())
 }
 
 /// Writes zeros over a file, as far as that can be done: it is removed in any case.

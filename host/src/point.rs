@@ -96,8 +96,7 @@ impl Made {
     /// when something has the name.
     pub fn make(path: &Path) -> io::Result<Made> {
         let parent = path.parent().ok_or(ErrorKind::InvalidInput)?;
-        if geteuid().is_root() && parent.ancestors().any(|above| above.metadata().map_or(true, |it| others_change(&it)))
-        {
+        if geteuid().is_root() && others_exchange(parent) {
             let why = "other users may change its path, where root makes no directory: make one, and name it";
             return Err(io::Error::new(ErrorKind::PermissionDenied, why));
         }
@@ -132,6 +131,11 @@ impl Made {
 fn number_of(parent: &Point, name: &OsStr) -> io::Result<(u64, u64)> {
     let found = rustix::fs::statat(&parent.0, name, AtFlags::SYMLINK_NOFOLLOW)?;
     Ok((found.st_dev, found.st_ino))
+}
+
+/// Whether others than root and this user may put something else in the place of what lies in this directory; the path is absolute and without links.
+pub fn others_exchange(directory: &Path) -> bool {
+    directory.ancestors().any(|above| above.metadata().map_or(true, |found| others_change(&found)))
 }
 
 /// Whether others than root and this user may exchange what lies in a directory. In a sticky one nobody may who does not own it.

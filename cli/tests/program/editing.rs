@@ -102,7 +102,8 @@ fn without_a_change_or_a_good_end_everything_stays() {
 
 /// What a command kept of what was edited.
 fn kept(complaint: &str) -> PathBuf {
-    let (_, kept) = complaint.trim_end().rsplit_once("; what was edited is in ").unwrap_or_else(|| panic!("{complaint}"));
+    let (_, kept) =
+        complaint.trim_end().rsplit_once("; what was edited is in ").unwrap_or_else(|| panic!("{complaint}"));
     kept.into()
 }
 
@@ -188,10 +189,10 @@ fn what_cannot_be_compared_is_kept_and_named() {
 fn nothing_comes_to_a_disk_unless_it_is_told_to() {
     let place = filled();
     let mut command = place.command();
-    command.env("LOCKBOX_PASSFILE", place.path("pass")).env("XDG_RUNTIME_DIR", "/proc").env("EDITOR", "false");
+    command.env("LOCKBOX_PASSFILE", place.path("pass")).env("XDG_RUNTIME_DIR", "/proc/self").env("EDITOR", "false");
     let ended = end(command.args(["edit", "a.lbx:plain"]));
     assert_eq!(ended.code, 2);
-    assert!(ended.complaint.starts_with("lockbox: /proc is not in memory"), "{}", ended.complaint);
+    assert!(ended.complaint.starts_with("lockbox: /proc/self is not in memory"), "{}", ended.complaint);
     assert!(ended.complaint.contains("--in"), "{}", ended.complaint);
 }
 
@@ -206,6 +207,39 @@ fn a_directory_where_others_rename_is_no_place_for_what_is_edited() {
     mode(0o1777);
     assert_eq!(edit(&place, "plain", "sed -i s/one/two/").code, 0);
     assert_eq!(text(&place, "plain"), "two\n");
+    // Nor one that others rename with all that is in it.
+    fs::create_dir(place.path("private/inner")).unwrap();
+    mode(0o777);
+    let mut command = place.command();
+    command.env("LOCKBOX_PASSFILE", place.path("pass")).env("VISUAL", "false");
+    let refused = end(command.args(["edit", "a.lbx:plain", "--in", "private/inner"]));
+    assert!(refused.complaint.contains("or above it: set XDG_RUNTIME_DIR, or name"), "{}", refused.complaint);
+    fs::remove_dir(place.path("private/inner")).unwrap();
+    mode(0o700);
+}
+
+#[test]
+fn where_no_directory_is_in_memory_one_is_asked_for() {
+    let place = filled();
+    let mut command = place.command();
+    command.env("LOCKBOX_PASSFILE", place.path("pass")).env("EDITOR", "false");
+    let ended = end(command.args(["edit", "a.lbx:plain", "--in", "none"]));
+    assert_eq!(ended.code, 2);
+    assert_eq!(
+        ended.complaint,
+        "lockbox: cannot use none: No such file or directory; name a directory with --in, which may be on a disk\n"
+    );
+    // As su(1) leaves it behind: another user's, which the daemons of this one pass over too.
+    if nix::unistd::geteuid().is_root() {
+        std::os::unix::fs::chown(place.path("private"), Some(12_345), None).unwrap();
+        command = place.command();
+        command.env("LOCKBOX_PASSFILE", place.path("pass")).env("XDG_RUNTIME_DIR", place.path("private"));
+        let ended = end(command.env("EDITOR", "sed -i s/one/two/").args(["edit", "a.lbx:plain"]));
+        let is_in_memory =
+            rustix::fs::statfs("/run").is_ok_and(|found| [0x0102_1994, 0x8584_58f6].contains(&found.f_type));
+        assert_eq!(ended.code == 0, is_in_memory, "{}", ended.complaint);
+        assert!(is_in_memory || ended.complaint.starts_with("lockbox: /run is not in memory"), "{}", ended.complaint);
+    }
 }
 
 #[test]
