@@ -66,6 +66,16 @@ impl Program for Lockbox {
             && let Holder::Serves(status) = daemons::holder(path)
         {
             let point = &status.mount_point;
+            if daemons::is_out_of_sight(&status) && !mounts::all().iter().any(|it| it.point == Path::new(point)) {
+                return Failure::new(
+                    code(&error),
+                    format!(
+                        "{} is in use: process {} has it mounted in another namespace, as for 'lockbox exec', until the last program there ends",
+                        shown(path),
+                        status.pid
+                    ),
+                );
+            }
             return Failure::new(
                 code(&error),
                 format!(

@@ -147,7 +147,7 @@ fn as_json(found: &Found) -> Value {
         }
     };
     json!({
-        "state": if *attached { "mounted" } else { "detached" },
+        "state": if *attached { "mounted" } else if daemons::is_out_of_sight(status) { "elsewhere" } else { "detached" },
         "mount_point": status.mount_point,
         "archive": status.archive,
         "archive_id": status.archive_id,
@@ -211,9 +211,13 @@ fn row(found: &Found, reader: Reader) -> [String; 3] {
 
 fn state(served: &Served, reader: Reader) -> String {
     let Served { status, attached, users, .. } = served;
-    let mut state = String::from(if *attached { "mounted" } else { "detached" });
+    let is_elsewhere = !attached && daemons::is_out_of_sight(status);
+    let mut state = String::from(if *attached || is_elsewhere { "mounted" } else { "detached" });
     if status.read_only && status.latched.is_none() {
         state += " read-only";
+    }
+    if is_elsewhere {
+        state += " in another namespace, as by 'lockbox exec'";
     }
     if !users.is_empty() || status.open_files + status.open_directories > 0 {
         state += ", busy";
@@ -255,7 +259,11 @@ fn lines(found: &Found, reader: Reader) -> Vec<(&'static str, String)> {
     let size = |bytes| reader.size(bytes);
     let time = |seconds| reader.time(Timestamp { seconds, nanos: 0 });
     let cache = |CacheUse { bytes, hits, misses }: CacheUse| format!("{}, {hits} hits, {misses} misses", size(bytes));
-    let detached = if *attached { "" } else { " (detached, served until its last user is gone)" };
+    let detached = match *attached {
+        true => "",
+        false if daemons::is_out_of_sight(status) => " (in another mount namespace, as by 'lockbox exec')",
+        false => " (detached, served until its last user is gone)",
+    };
     let caches = &status.caches;
     let mut lines = vec![
         ("Mount point", format!("{}{detached}", shown(Path::new(&status.mount_point)))),
@@ -343,6 +351,13 @@ mod tests {
         assert_eq!(said(Status { read_only: true, open_directories: 1, ..mine() }, true), "mounted read-only, busy");
         let unsaved = Status { dirty_bytes: 20 << 10, open_files: 2, uid: uid + 70_000, ..mine() };
         assert_eq!(said(unsaved, false), format!("detached, busy, 20 KiB not yet durable, user {}", uid + 70_000));
+        let elsewhere =
+            Status { mount_namespace: daemons::mount_namespace() + 1, read_only: true, open_files: 1, ..mine() };
+        assert_eq!(
+            said(elsewhere.clone(), false),
+            "mounted read-only in another namespace, as by 'lockbox exec', busy"
+        );
+        assert_eq!(said(elsewhere, true), "mounted read-only, busy", "seen here all the same");
         let schedule = Some(Schedule { failure: Some("no space".into()), ..Schedule::default() });
         let latched = Status { read_only: true, latched: Some("a write failed".into()), schedule, ..mine() };
         assert_eq!(said(latched, true), "mounted; read-only because a write failed; snapshot failed: no space");

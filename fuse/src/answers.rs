@@ -30,6 +30,8 @@ pub(crate) struct Living {
     pub(crate) cache: Arc<KernelCache>,
     /// None when it takes no snapshots by itself.
     pub(crate) schedule: Option<Arc<Schedule>>,
+    /// The mount namespace of this process.
+    pub(crate) namespace: u64,
 }
 
 /// What the answers are taken from.
@@ -161,6 +163,7 @@ impl Answers {
             archive: path.to_string_lossy().into_owned(),
             archive_id: archive.id().iter().map(|byte| format!("{byte:02x}")).collect(),
             mount_point: point.to_string_lossy().into_owned(),
+            mount_namespace: self.living.namespace,
             read_only: options.read_only,
             options: options.to_string(),
             since: self.since,

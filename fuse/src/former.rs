@@ -37,7 +37,7 @@ pub fn wait(archive: &Path, read_only: bool, say: impl Fn(&str)) -> Result<(), F
 fn wait_for(holder: &dyn Fn() -> Holder, free: &mut dyn FnMut() -> bool, say: impl Fn(&str)) -> Result<(), Failure> {
     let found = holder();
     if let Holder::Serves(status) = &found
-        && is_mounted(status, &mounts::all())
+        && (is_mounted(status, &mounts::all()) || daemons::is_out_of_sight(status))
     {
         return Err(refusal(status));
     }
@@ -89,7 +89,11 @@ pub fn serving(archive: &Path) -> Option<Failure> {
 fn refusal(status: &Status) -> Failure {
     let Status { mount_point, pid, uid, .. } = status;
     let user = daemons::user_name(*uid);
-    Failure::new(IN_USE, format!("the archive is already mounted at {mount_point} by process {pid} (user {user})"))
+    let place = match daemons::is_out_of_sight(status) && !is_mounted(status, &mounts::all()) {
+        true => "in another namespace, as by 'lockbox exec',",
+        false => &format!("at {mount_point}"),
+    };
+    Failure::new(IN_USE, format!("the archive is already mounted {place} by process {pid} (user {user})"))
 }
 
 #[cfg(test)]
@@ -128,6 +132,22 @@ mod tests {
             };
             assert!(wait_for(&holder, &mut || true, |_| panic!("nothing is waited for")).is_ok());
             assert_eq!(asked.get(), most, "first of nobody: {first}");
+        }
+    }
+
+    #[test]
+    fn a_mount_of_another_namespace_is_not_waited_for() {
+        let serves = |mount_namespace| {
+            let status = Status { mount_namespace, mount_point: "/no/mount".into(), ..Status::default() };
+            wait_for(&|| Holder::Serves(Box::new(status.clone())), &mut || true, |_| {})
+        };
+        let refused = serves(daemons::mount_namespace() + 1).unwrap_err();
+        assert!(
+            refused.message.contains("mounted in another namespace, as by 'lockbox exec', by process 0"),
+            "{refused}"
+        );
+        for former in [0, daemons::mount_namespace()] {
+            assert!(serves(former).is_ok(), "it was taken away");
         }
     }
 

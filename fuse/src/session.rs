@@ -143,6 +143,8 @@ struct Prepared {
     callers: Callers,
     /// What /proc says of this process.
     own_status: Option<File>,
+    /// The mount namespace.
+    namespace: u64,
     /// None where it could prove nothing.
     watch: Option<Watch>,
     seen: Option<OwnedFd>,
@@ -163,7 +165,8 @@ fn prepare(task: &Task, host: Option<&OwnedFd>) -> Result<Prepared, Failure> {
     let files = held.into_iter().flatten().map(AsFd::as_fd).chain([stderr.as_fd()]);
     let watch =
         Watch::prepare(files).inspect_err(|error| tracing::info!("the daemon does not watch itself: {error}")).ok();
-    Ok(Prepared { listening, unmounter, callers, own_status, watch, seen })
+    let namespace = daemons::mount_namespace();
+    Ok(Prepared { listening, unmounter, callers, own_status, namespace, watch, seen })
 }
 
 /// Starts the control socket, the mount, the event loops and the thread that takes signals.
@@ -179,7 +182,7 @@ fn start(
     let fs = fs.ok_or_else(|| Failure::other("the archive is closed"))?;
     let (cache, activity) = (Arc::new(KernelCache::default()), Arc::new(Activity::default()));
     let profile = task.options.sync_profile();
-    let Prepared { listening, unmounter, callers, own_status, watch, seen } = prepare(task, host.as_ref())?;
+    let Prepared { listening, unmounter, callers, own_status, namespace, watch, seen } = prepare(task, host.as_ref())?;
     let mount = Mount {
         source: &task.archive,
         subtype: "lockbox",
@@ -203,6 +206,7 @@ fn start(
             place: Arc::clone(&place),
             cache: Arc::clone(&cache),
             schedule: schedule.clone(),
+            namespace,
         };
         let answers = Answers::new(task.clone(), Arc::clone(slot), living, events.clone(), own_status);
         listening.serve(move |request, client| answers.respond(&request, client))?

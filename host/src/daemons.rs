@@ -1,9 +1,9 @@
 //! The daemons of mounted archives: where their sockets are, and who holds an archive.
 
 use std::ffi::OsString;
-use std::fs::DirBuilder;
+use std::fs::{self, DirBuilder};
 use std::io::{self, ErrorKind};
-use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use lockbox::control::{self, Place, Request, Response, Runtime, SocketName, Status};
@@ -61,6 +61,17 @@ pub enum Holder {
     Serves(Box<Status>),
     Closes,
     Nobody,
+}
+
+/// The number of this process's mount namespace; 0 where it is not known.
+pub fn mount_namespace() -> u64 {
+    fs::metadata("/proc/self/ns/mnt").map_or(0, |namespace| namespace.ino())
+}
+
+/// Whether a mount that is not in this process's table may be in that of another namespace, as the ones of `lockbox exec` are.
+pub fn is_out_of_sight(status: &Status) -> bool {
+    let own = mount_namespace();
+    ![0, own].contains(&status.mount_namespace) && own != 0
 }
 
 /// The name of the socket of a daemon that serves the archive at this path or address.

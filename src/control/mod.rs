@@ -246,6 +246,8 @@ pub struct Status {
     pub archive: String,
     pub archive_id: String,
     pub mount_point: String,
+    /// The number of the mount namespace in which the daemon is, and the mount was made; 0 where that is not known.
+    pub mount_namespace: u64,
     pub read_only: bool,
     pub options: String,
     /// When the mount began, in seconds since 1970.

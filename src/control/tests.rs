@@ -313,7 +313,7 @@ fn what_an_older_daemon_says_is_understood() {
     let line = r#"{"response":"status","pid":1,"archive":"/a","archive_id":"00","mount_point":"/m","read_only":false,
         "options":"rw","generation":3,"dirty_bytes":0}"#;
     let Response::Status(status) = serde_json::from_str(line).unwrap() else { panic!("no status") };
-    assert_eq!((status.generation, status.since, status.file_bytes), (3, 0, None));
+    assert_eq!((status.generation, status.since, status.file_bytes, status.mount_namespace), (3, 0, None, 0));
     assert_eq!(status.log, LogUse::default());
     assert_eq!((status.snapshots, status.newest_snapshot, status.schedule), (None, None, None));
     let line = r#"{"response":"failed","message":"request not understood: unknown variant `snapshot-list`"}"#;

@@ -28,7 +28,10 @@ case_a_program_runs_in_an_archive_that_nobody_else_sees() {
     same "$(ls -A "$point")" ''
     ! grep -qF "$point" /proc/self/mountinfo || fail 'the mount is seen outside'
     expect 13 'in use' lockbox ls --passfile "$PASSFILE" "$WORK/box.lbx"
-    expect 13 'already mounted at' run_in box true
+    expect 13 "already mounted in another namespace, as by 'lockbox exec', by process" run_in box true
+    expect 13 "has it mounted in another namespace, as for 'lockbox exec'" lockbox ls --passfile "$PASSFILE" "$WORK/box.lbx"
+    grep -q "/box.lbx  mounted in another namespace, as by 'lockbox exec'" <<<"$(lockbox status "$WORK/box.lbx")" || fail 'status does not say so'
+    grep -q '"state":"elsewhere"' <<<"$(lockbox status --json "$WORK/box.lbx")" || fail 'JSON calls it something else'
     touch "$WORK/go"
     wait "${BACKGROUND[0]}"
     [[ ! -e $point ]] || fail 'the directory stayed'
@@ -198,7 +201,7 @@ case_a_user_needs_no_root_to_run_a_program_in_an_archive() {
     same "$(ls -A "$point")" ''
     # The daemon has the key, which is for none of the user's programs, inside or outside.
     daemon=$(daemon_of "$WORK/users/box.lbx")
-    program=$(pgrep -u "$TEST_USER" -f '^sh -c id -u >id')
+    program=$(pgrep -u "$TEST_USER" -f "^sh -c id -u >id.*$WORK/users")
     trace "$program" >"$WORK/maps"
     expect 1 'PermissionError' trace "$daemon"
     expect 1 'PermissionError' trace "$daemon" "$program"
