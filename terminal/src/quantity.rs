@@ -1,4 +1,4 @@
-//! Reads times and sizes as people write them, a number with the letter of a unit, and shows sizes to them.
+//! Reads times and sizes as people write them, a number with the letter of a unit, and shows sizes, rates and how long things take to them.
 
 use std::time::Duration;
 
@@ -28,6 +28,20 @@ pub fn readable(bytes: u64) -> String {
     match powers.take_while(|(count, _)| *count >= 10).last() {
         Some((count, letter)) => format!("{count} {letter}iB"),
         None => format!("{bytes} bytes"),
+    }
+}
+
+/// `20 MiB/s`; none of less than a second, which says little.
+pub fn rate(bytes: u64, time: Duration) -> Option<String> {
+    (time.as_secs() > 0).then(|| format!("{}/s", readable((bytes as f64 / time.as_secs_f64()) as u64)))
+}
+
+/// `12 s`, `3 min 5 s` or `2 h 10 min`: whole ones of two units at most.
+pub fn lasting(time: Duration) -> String {
+    match time.as_secs() {
+        seconds @ ..60 => format!("{seconds} s"),
+        seconds @ ..3600 => format!("{} min {} s", seconds / 60, seconds % 60),
+        seconds => format!("{} h {} min", seconds / 3600, seconds % 3600 / 60),
     }
 }
 
@@ -80,6 +94,25 @@ mod tests {
             (u64::MAX, "16777215 TiB"),
         ] {
             assert_eq!(readable(bytes), text);
+        }
+    }
+
+    #[test]
+    fn rates_and_times_are_shown_in_the_units_that_fit() {
+        let second = Duration::from_secs(1);
+        assert_eq!(rate(3 << 30, 12 * second).as_deref(), Some("256 MiB/s"));
+        assert_eq!(rate(100, Duration::from_millis(1500)).as_deref(), Some("66 bytes/s"));
+        assert_eq!(rate(u64::MAX, second).as_deref(), Some("16777215 TiB/s"));
+        assert_eq!(rate(3 << 30, Duration::from_millis(999)), None);
+        for (seconds, text) in [
+            (0, "0 s"),
+            (59, "59 s"),
+            (60, "1 min 0 s"),
+            (3599, "59 min 59 s"),
+            (3600, "1 h 0 min"),
+            (100_000, "27 h 46 min"),
+        ] {
+            assert_eq!(lasting(seconds * second), text);
         }
     }
 
