@@ -25,7 +25,7 @@ pub(super) fn verify(source: &BackupSource, file: &Arc<dyn Storage>, watch: &mut
         return Err(differs("it is of another moment than it was made of"));
     }
     let total = source.volume().durable().used_blocks.saturating_mul(crate::format::BLOCK);
-    let read = &mut |done| watch(BackupStep::Verifying { done, total: 2 * total });
+    let read = &mut |done| watch(BackupStep::Verifying { done, total });
     compare(source, &volume, read)?;
     // Each page that the records name was read by now.
     let mut findings = volume.check_space(false, &mut |_, _| {}).map_err(in_backup)?;
