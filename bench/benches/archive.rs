@@ -200,7 +200,7 @@ fn import_and_extract(c: &mut Criterion) {
                     made.archive().identity(),
                     std::slice::from_ref(source),
                     &options,
-                    &mut |_| {},
+                    &mut |_| Ok(()),
                 )
                 .unwrap();
                 made.fs().make_durable().unwrap();

@@ -3,6 +3,7 @@ use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
+use lockbox::Error;
 use lockbox::archive::Archive;
 use lockbox::exchange::{self, Change, ImportOptions, ImportReport, MirrorPlan};
 use lockbox_host::{Program, shown};
@@ -11,10 +12,10 @@ use serde_json::{Value, json};
 
 use crate::create::creator;
 use crate::exit::{self, Failure, Lockbox};
+use crate::interrupt::{self, Interrupt};
 use crate::opening::ArchiveArgs;
 use crate::output::{self, Output, put_name};
 use crate::patterns::PatternArgs;
-use crate::progress::Bar;
 
 /// How many deletions are told one by one when mirroring is refused.
 const TOLD: usize = 10;
@@ -74,7 +75,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     if args.dry_run {
         return tell(args, &named, &options);
     }
-    let archive = named.write()?;
+    let (archive, interrupt) = named.write_watched()?;
     if args.mirror {
         match plan(args, &named, &archive, &options) {
             Ok(plan) => options.mirror = Some(plan),
@@ -84,30 +85,44 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             }
         }
     }
-    let report = copy_in(&named, archive, &args.sources, &options)?;
+    let report = copy_in(&named, archive, &interrupt, "added", &args.sources, &options)?;
     if args.json {
         output::print_json(&summary(args, &report))?;
     }
     exit::of_problems(&report.problems).map_or(Ok(()), Err)
 }
 
-/// Copies files into an archive, closes it, and says what of them could not be copied.
+/// Copies files into an archive, closes it, and says what of them could not be copied. `verb`: what they are then.
 pub(crate) fn copy_in(
     named: &ArchiveArgs,
     archive: Archive,
+    interrupt: &Interrupt,
+    verb: &'static str,
     sources: &[PathBuf],
     options: &ImportOptions,
 ) -> Result<ImportReport, Failure> {
-    let bar = Bar::copying();
+    let bar = named.bar();
     let imported = exchange::import(archive.file_system(), archive.identity(), sources, options, &mut |progress| {
-        bar.copied(progress)
+        bar.copied(verb, progress);
+        interrupt.check()
     });
-    drop(bar);
+    bar.wipe();
     // What was added before a failure is whole, so it is kept.
     let closed = archive.close();
     let failed = |error| Lockbox::failure(&named.archive, error);
-    let report = imported.map_err(failed)?;
+    let report = match imported {
+        // That it could not be closed says more.
+        Err(error @ Error::Interrupted(_)) => {
+            closed.map_err(failed)?;
+            let again =
+                if options.replace || options.mirror.is_some() { "" } else { ", and tells what is there already" };
+            let kept = format!("what was {verb} until then is whole and stays, and what was on its way was taken back");
+            return Err(interrupt::failure(&error, &format!("{kept}; the same command goes on{again}")));
+        }
+        imported => imported.map_err(failed)?,
+    };
     closed.map_err(failed)?;
+    bar.done(verb, Some(report.copied.files), report.copied.bytes);
     output::complain_of(&report.problems);
     match report.deletions_skipped {
         0 => {}

@@ -13,11 +13,11 @@ use lockbox::format::Generation;
 use lockbox::storage::{FileStorage, Identity, Storage, lend};
 use lockbox::{Error, Result as Done};
 use lockbox_host::elsewhere;
-use lockbox_host::{IN_USE, Program, code, shown};
+use lockbox_host::{IN_USE, Program, shown};
 use serde_json::json;
 
 use crate::exit::{self, Failure, Lockbox};
-use crate::interrupt::Interrupt;
+use crate::interrupt::{self, Interrupt};
 use crate::moments::Mounted;
 use crate::opening::ArchiveArgs;
 use crate::output::{Output, rfc3339};
@@ -54,6 +54,7 @@ trait Source {
     fn bring_up_to_date(&mut self, place: &Place) -> Result<Option<BackedUp>, Failure>;
     /// Whether nobody but this user reads and writes.
     fn is_ours(&self) -> bool;
+    fn interrupt(&self) -> &Interrupt;
 }
 
 /// What a backup is written into.
@@ -88,14 +89,14 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     }
     let (archive, interrupt) = args.archive.read_for_backup()?;
     let source = archive.backups().pin().map_err(|error| Lockbox::failure(path, error))?;
-    back_up(args, &mut OfFile { source, interrupt, bar: Bar::checking(), args })
+    back_up(args, &mut OfFile { source, interrupt, bar: args.archive.bar(), args })
 }
 
 fn back_up(args: &Args, source: &mut dyn Source) -> Result<(), Failure> {
     if args.destination.as_os_str() == "-" {
         let beside = Destination::temporary()?;
         source.fill(&Place::File(beside.file()))?;
-        return put(&*beside.without_name()?);
+        return put(&*beside.without_name()?, source.interrupt(), &args.archive.bar());
     }
     if elsewhere::is_elsewhere(&args.destination) {
         return back_up_elsewhere(args, source);
@@ -157,8 +158,10 @@ fn tell(args: &Args, done: &BackedUp) -> Result<(), Failure> {
     out.finish()
 }
 
-/// Writes a file to standard output.
-fn put(file: &FileStorage) -> Result<(), Failure> {
+/// Writes a file that has no name to standard output.
+fn put(file: &FileStorage, interrupt: &Interrupt, bar: &Bar) -> Result<(), Failure> {
+    let words = || "what was written is no whole archive; the same command begins anew".to_owned();
+    let at_once = interrupt.ends_at_once(bar, words)?;
     let (mut at, end) = (0, file.len()?);
     let mut out = io::stdout().lock();
     let mut piece = vec![0; PIECE];
@@ -167,14 +170,23 @@ fn put(file: &FileStorage) -> Result<(), Failure> {
         file.read_at(at, &mut piece[..length])?;
         out.write_all(&piece[..length]).map_err(|e| exit::of_output(&e))?;
         at += length as u64;
+        bar.bytes("written", at, end);
     }
-    out.flush().map_err(|e| exit::of_output(&e))
+    out.flush().map_err(|e| exit::of_output(&e))?;
+    drop(at_once);
+    bar.done("written", None, end);
+    Ok(())
 }
 
 /// What failed, and where.
 fn failure(args: &Args, error: Error) -> Failure {
     match error {
-        Error::Interrupted(_) => Failure::new(code(&error), "interrupted; the backup is as it was, or up to date"),
+        Error::Interrupted(_) if args.destination.as_os_str() == "-" => {
+            interrupt::failure(&error, "nothing was written; the same command begins anew")
+        }
+        Error::Interrupted(_) => {
+            interrupt::failure(&error, "the backup is as it was, or up to date; the same command goes on")
+        }
         Error::Refused(Refusal::Destination { .. } | Refusal::DamagedBackup { .. }) => {
             Failure::of(shown(&args.destination), &error)
         }
@@ -193,11 +205,9 @@ struct OfFile<'a> {
 
 impl OfFile<'_> {
     fn step(&self, step: BackupStep) -> Done<()> {
-        let parts = if self.args.verify { 2 } else { 1 };
         match step {
-            BackupStep::Copying { done, total: Some(total) } => self.bar.checked(done, parts * total),
-            BackupStep::Copying { .. } => {}
-            BackupStep::Verifying { done, total } => self.bar.checked(total + done, parts * total),
+            BackupStep::Copying { done, total } => self.bar.bytes("copied", done, total),
+            BackupStep::Verifying { done, total } => self.bar.bytes("compared", done, total),
         }
         self.interrupt.check()
     }
@@ -206,6 +216,7 @@ impl OfFile<'_> {
         if self.args.verify {
             self.source.verify(file, &mut |step| self.step(step))?;
         }
+        self.bar.wipe();
         Ok(done)
     }
 }
@@ -226,6 +237,10 @@ impl Source for OfFile<'_> {
 
     fn is_ours(&self) -> bool {
         true
+    }
+
+    fn interrupt(&self) -> &Interrupt {
+        &self.interrupt
     }
 }
 
@@ -271,7 +286,8 @@ impl OfMount<'_> {
 
     fn ask_for(&self, place: impl AsFd, whole: bool) -> Result<Option<(Timestamp, Generation, u64)>, Failure> {
         let go_on = || self.interrupt.check();
-        self.mounted.back_up(place, whole, self.args.verify, &self.args.destination, &go_on)
+        let done = self.mounted.back_up(place, whole, self.args.verify, &self.args.destination, &go_on);
+        done.or_else(|other| go_on().map_err(|error| failure(self.args, error)).and(Err(other)))
     }
 }
 
@@ -289,5 +305,9 @@ impl Source for OfMount<'_> {
 
     fn is_ours(&self) -> bool {
         self.mounted.is_ours()
+    }
+
+    fn interrupt(&self) -> &Interrupt {
+        &self.interrupt
     }
 }

@@ -1,13 +1,13 @@
 //! `lockbox check`: verifies an archive.
-use lockbox::archive::{Archive, Finding, Lost};
+use lockbox::archive::{Archive, CheckStep, Finding, Lost};
 use lockbox::keys;
 use lockbox_host::{DAMAGED, Program, shown};
 use serde_json::json;
 
 use crate::exit::{self, Failure, Lockbox};
-use crate::opening::ArchiveArgs;
+use crate::interrupt::Interrupt;
+use crate::opening::{ArchiveArgs, MomentArgs};
 use crate::output::{self, Output};
-use crate::progress::Bar;
 
 /// Verify that an archive is sound
 #[derive(clap::Args)]
@@ -27,10 +27,17 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let path = &args.archive.archive;
-    let (archive, repaired) = open(args)?;
-    let bar = Bar::checking();
-    let checked = archive.check(args.full, &mut |done, total| bar.checked(done, total));
-    drop(bar);
+    let (archive, interrupt, repaired) = open(args)?;
+    let bar = args.archive.bar();
+    let words = || {
+        "nothing is known of what was not checked yet, and nothing was changed; the same command begins anew".to_owned()
+    };
+    let at_once = interrupt.ends_at_once(&bar, words)?;
+    let checked = archive.check(args.full, &mut |step| match step {
+        CheckStep::Pages { done, total } => bar.bytes("checked", done, total),
+        CheckStep::Tree { done, total } => bar.entries("looked at", done, total),
+    });
+    drop((at_once, bar));
     let report = checked.map_err(|error| Lockbox::failure(path, error))?;
     let info = archive.info().map_err(|error| Lockbox::failure(path, error))?;
     let mut out = Output::new();
@@ -64,9 +71,10 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
 }
 
 /// The archive, and what was written anew of its header.
-fn open(args: &Args) -> Result<(Archive, Option<String>), Failure> {
+fn open(args: &Args) -> Result<(Archive, Interrupt, Option<String>), Failure> {
     if !args.repair_header {
-        return Ok((args.archive.read()?, None));
+        let (archive, interrupt) = args.archive.read_watched(&MomentArgs::default())?;
+        return Ok((archive, interrupt, None));
     }
     let path = &args.archive.archive;
     let key = args.archive.unlock_alone()?;
@@ -75,7 +83,8 @@ fn open(args: &Args) -> Result<(Archive, Option<String>), Failure> {
     if let Some(repaired) = repaired.as_ref().filter(|_| !args.json) {
         output::complain(&format!("{}: {repaired}", shown(path)));
     }
-    Ok((args.archive.open_with(&key, true)?, repaired))
+    let interrupt = Interrupt::watch()?;
+    Ok((args.archive.open_with(&key, true)?, interrupt, repaired))
 }
 
 fn as_json(finding: &Finding) -> serde_json::Value {

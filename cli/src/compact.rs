@@ -3,15 +3,18 @@ use std::path::Path;
 
 use lockbox::Error;
 use lockbox::archive::{Archive, CompactOptions, CompactStep};
-use lockbox_host::{NO_SPACE, code, shown};
+use lockbox_host::{NO_SPACE, shown};
 use serde_json::json;
 
 use crate::exit::Failure;
-use crate::interrupt::Interrupt;
+use crate::interrupt::{self, Interrupt};
 use crate::opening::ArchiveArgs;
 use crate::output::Output;
 use crate::progress::Bar;
 use crate::unlocking;
+
+/// What becomes of the bytes of a new file.
+const COPIED: &str = "copied and compared";
 
 /// Rewrite an archive without its free space and put the new file in its place
 #[derive(clap::Args)]
@@ -33,7 +36,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let path = &args.archive.archive;
     let key = args.archive.unlock_alone()?;
     // Not before: a prompt for the passphrase can be left as usual.
-    let watch = Watch::start()?;
+    let watch = Watch::start(args.archive.bar())?;
     let seen = args.archive.seen();
     let options = CompactOptions { dry_run: args.dry_run, break_links: args.break_links, seen };
     let done = Archive::compact(path, &key, &options, &mut |step| watch.step(step));
@@ -67,15 +70,15 @@ pub(crate) struct Watch {
 }
 
 impl Watch {
-    pub(crate) fn start() -> Result<Watch, Failure> {
-        Ok(Watch { interrupt: Interrupt::watch()?, bar: Bar::checking() })
+    pub(crate) fn start(bar: Bar) -> Result<Watch, Failure> {
+        Ok(Watch { interrupt: Interrupt::watch()?, bar })
     }
 
     pub(crate) fn step(&self, step: CompactStep) -> lockbox::Result<()> {
         match step {
             // Copying and comparing read the same bytes, so each is half of the work.
-            CompactStep::Copying { done, total } => self.bar.checked(done, 2 * total),
-            CompactStep::Verifying { done, total } => self.bar.checked(total + done, 2 * total),
+            CompactStep::Copying { done, total } => self.bar.bytes(COPIED, done, 2 * total),
+            CompactStep::Verifying { done, total } => self.bar.bytes(COPIED, total + done, 2 * total),
             _ => {}
         }
         self.interrupt.check()
@@ -85,7 +88,7 @@ impl Watch {
 /// What is said when it was not done.
 pub(crate) fn failure(path: &Path, error: Error) -> Failure {
     match error {
-        Error::Interrupted(_) => Failure::new(code(&error), "interrupted; the archive is as it was"),
+        Error::Interrupted(_) => interrupt::failure(&error, "the archive is as it was; the same command begins anew"),
         Error::NoSpace(_) => Failure::new(
             NO_SPACE,
             format!(

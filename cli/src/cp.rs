@@ -3,6 +3,7 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
+use lockbox::Error;
 use lockbox::exchange::{self, Destination, ExtractOptions, Filter, ImportOptions, components, resolve};
 use lockbox::fs::FileSystem;
 use lockbox_host::{Program, shown};
@@ -12,6 +13,7 @@ use crate::add::copy_in;
 use crate::create::creator;
 use crate::exit::{self, Failure, Lockbox};
 use crate::extract::copy_out;
+use crate::interrupt;
 use crate::opening::{MomentArgs, OpeningArgs};
 use crate::paths::{Named, in_one_archive, is_same};
 
@@ -92,7 +94,7 @@ fn into(args: &Args, sources: &[OsString], archive: PathBuf, target: &[u8]) -> R
         }
     }
     let named = args.opening.of(archive);
-    let archive = named.write()?;
+    let (archive, interrupt) = named.write_watched()?;
     let to = Destination::of(archive.file_system(), target, sources.len() > 1);
     let to = to.map_err(|error| Lockbox::failure(&named.archive, error))?;
     let options = ImportOptions {
@@ -104,7 +106,7 @@ fn into(args: &Args, sources: &[OsString], archive: PathBuf, target: &[u8]) -> R
         filter: Filter::default(),
         mirror: None,
     };
-    let report = copy_in(&named, archive, &sources, &options)?;
+    let report = copy_in(&named, archive, &interrupt, "copied", &sources, &options)?;
     exit::of_problems(&report.problems).map_or(Ok(()), Err)
 }
 
@@ -137,22 +139,30 @@ fn out_of(args: &Args, sources: &[OsString], target: &Path) -> Result<(), Failur
     let named = args.opening.of(archive);
     let (opened, interrupt) = named.read_watched(&MomentArgs::default())?;
     refuse_directories(args, opened.file_system(), &paths)?;
-    let report = copy_out(&named, &opened, &interrupt, &paths, &options)?;
+    let report = copy_out(&named, &opened, &interrupt, "copied", &paths, &options)?;
     exit::of_problems(&report.problems).map_or(Ok(()), Err)
 }
 
 /// Within an archive.
 fn inside(args: &Args, archive: PathBuf, paths: &[Vec<u8>], target: &[u8]) -> Result<(), Failure> {
     let named = args.opening.of(archive);
-    let archive = named.write()?;
+    let (archive, interrupt) = named.write_watched()?;
     let fs = archive.file_system();
+    let failed = |error| Lockbox::failure(&named.archive, error);
     let copied = refuse_directories(args, fs, paths).and_then(|()| {
-        let copied =
-            Destination::of(fs, target, paths.len() > 1).and_then(|to| exchange::copy(fs, paths, &to, args.force));
-        copied.map(drop).map_err(|error| Lockbox::failure(&named.archive, error))
+        let to = Destination::of(fs, target, paths.len() > 1);
+        let copied = to.and_then(|to| exchange::copy(fs, paths, &to, args.force, &mut || interrupt.check()));
+        copied.map(drop).map_err(|error| match error {
+            Error::Interrupted(_) => {
+                let kept = "what was copied until then is whole and stays, and what was on its way was taken back";
+                let again = if args.force { "" } else { " and --force" };
+                interrupt::failure(&error, &format!("{kept}; go on with the same command{again}"))
+            }
+            error => failed(error),
+        })
     });
     // What was copied before a failure is whole, so it is kept.
-    let closed = archive.close().map_err(|error| Lockbox::failure(&named.archive, error));
+    let closed = archive.close().map_err(failed);
     copied.and(closed)
 }
 

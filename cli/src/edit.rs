@@ -164,7 +164,7 @@ fn write_back(fs: &FileSystem, path: &[u8], private: &Private) -> Result<(), Err
             filter: Filter::default(),
             mirror: None,
         };
-        let report = exchange::import(fs, None, std::slice::from_ref(&private.file), &options, &mut |_| {})?;
+        let report = exchange::import(fs, None, std::slice::from_ref(&private.file), &options, &mut |_| Ok(()))?;
         return match report.problems.into_iter().next() {
             None => Ok(()),
             Some(problem) => Err(Error::Invalid(problem.to_string())),

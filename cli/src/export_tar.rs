@@ -9,7 +9,6 @@ use crate::exit::{Failure, Lockbox};
 use crate::opening::{ArchiveArgs, MomentArgs};
 use crate::output;
 use crate::patterns::PatternArgs;
-use crate::progress::Bar;
 
 /// Write files and directories as a tar to standard output
 #[derive(clap::Args)]
@@ -31,14 +30,18 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     }
     let filter = args.patterns.filter()?;
     let (named, paths) = args.archive.and_paths(&args.paths)?;
-    let archive = named.read_at(&args.moment)?;
+    let (archive, interrupt) = named.read_watched(&args.moment)?;
     let mut out = BufWriter::with_capacity(256 << 10, output::Watched::new());
-    let bar = Bar::copying();
-    let exported =
-        exchange::export_tar(archive.file_system(), &paths, &filter, &mut out, &mut |progress| bar.copied(progress));
-    drop(bar);
+    let bar = named.bar();
+    let words = || "what was written is no whole tar; the same command begins anew".to_owned();
+    let at_once = interrupt.ends_at_once(&bar, words)?;
+    let exported = exchange::export_tar(archive.file_system(), &paths, &filter, &mut out, &mut |progress| {
+        bar.copied("exported", progress);
+    });
+    drop(at_once);
     let failed = |error| out.get_ref().failure().unwrap_or_else(|| Lockbox::failure(&named.archive, error));
     let report = exported.map_err(failed)?;
+    bar.done("exported", Some(report.copied.files), report.copied.bytes);
     match report.sockets {
         0 => {}
         1 => output::complain("1 socket was left out, which a tar cannot hold"),

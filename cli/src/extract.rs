@@ -5,14 +5,13 @@ use std::path::PathBuf;
 use lockbox::Error;
 use lockbox::archive::Archive;
 use lockbox::exchange::{self, ExtractOptions, ExtractReport};
-use lockbox_host::{Program, code};
+use lockbox_host::Program;
 
 use crate::exit::{self, Failure, Lockbox};
-use crate::interrupt::Interrupt;
+use crate::interrupt::{self, Interrupt};
 use crate::opening::{ArchiveArgs, MomentArgs};
 use crate::output;
 use crate::patterns::PatternArgs;
-use crate::progress::Bar;
 
 /// Copy files and directories out of an archive
 #[derive(clap::Args)]
@@ -50,7 +49,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     };
     let (archive, paths) = args.archive.and_paths(&args.paths)?;
     let (opened, interrupt) = archive.read_watched(&args.moment)?;
-    let report = copy_out(&archive, &opened, &interrupt, &paths, &options)?;
+    let report = copy_out(&archive, &opened, &interrupt, "extracted", &paths, &options)?;
     if args.json {
         let mut summary = output::summary(&report.copied, &report.left);
         summary["privileges_left"] = report.left.privileges.count.into();
@@ -60,24 +59,27 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     exit::of_problems(&report.problems).map_or(Ok(()), Err)
 }
 
-/// Copies files out of an archive, and says what of them could not be copied.
+/// Copies files out of an archive, and says what of them could not be copied. `verb`: what they are then.
 pub(crate) fn copy_out(
     named: &ArchiveArgs,
     archive: &Archive,
     interrupt: &Interrupt,
+    verb: &'static str,
     paths: &[Vec<u8>],
     options: &ExtractOptions,
 ) -> Result<ExtractReport, Failure> {
-    let bar = Bar::copying();
+    let bar = named.bar();
     let extracted = exchange::extract(archive.file_system(), paths, options, &mut |progress| {
-        bar.copied(progress);
+        bar.copied(verb, progress);
         interrupt.check()
     });
-    drop(bar);
     let report = extracted.map_err(|error| match error {
-        Error::Interrupted(_) => Failure::new(code(&error), "interrupted; nothing was extracted"),
+        Error::Interrupted(_) => {
+            interrupt::failure(&error, &format!("nothing was {verb}; the same command begins anew"))
+        }
         error => Lockbox::failure(&named.archive, error),
     })?;
+    bar.done(verb, Some(report.copied.files), report.copied.bytes);
     output::complain_of(&report.problems);
     output::complain_of_left(&report.left);
     Ok(report)

@@ -1,6 +1,8 @@
 //! `lockbox import-tar`: copies the members of a tar on standard input into an archive, all or nothing.
 use std::ffi::OsString;
-use std::io::{self, IsTerminal, Read};
+use std::fs::File;
+use std::io::{self, BufReader, IsTerminal, Read};
+use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
 
 use lockbox::Error;
@@ -9,9 +11,9 @@ use lockbox_host::Program;
 
 use crate::create::creator;
 use crate::exit::{Failure, Lockbox};
+use crate::interrupt::{self, Interrupt};
 use crate::opening::ArchiveArgs;
 use crate::output;
-use crate::progress::Bar;
 
 /// What may follow the end mark and is read, so that the program that writes it does not fail: the rest of a record, and then some.
 const MAX_REST: u64 = 1 << 20;
@@ -37,13 +39,17 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     if stdin.is_terminal() {
         return Err(Failure::usage("a tar is expected on standard input"));
     }
-    let archive = args.archive.write_with_input_taken()?;
+    let (archive, interrupt) = args.archive.write_watched_with_input_taken()?;
     let options = TarImportOptions { to: args.to.as_bytes().to_vec(), replace: args.force, creator: creator() };
-    let mut input = stdin.lock();
-    let bar = Bar::copying();
-    let imported =
-        exchange::import_tar(archive.file_system(), &mut input, &options, &mut |progress| bar.copied(progress));
-    drop(bar);
+    let tar = stdin.as_fd().try_clone_to_owned();
+    let tar = tar.map_err(|error| Failure::host("cannot read standard input", &error))?;
+    let mut input = BufReader::new(Watched { tar: tar.into(), interrupt: &interrupt });
+    let bar = args.archive.bar();
+    let imported = exchange::import_tar(archive.file_system(), &mut input, &options, &mut |progress| {
+        bar.copied("imported", progress);
+        interrupt.check()
+    });
+    bar.wipe();
     if imported.is_ok() {
         // Whoever writes has nothing more to say that matters.
         let _ = io::copy(&mut input.take(MAX_REST), &mut io::sink());
@@ -51,6 +57,16 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     // A refused tar was taken back, which is a change too.
     let closed = archive.close();
     let failed = |error| Lockbox::failure(&args.archive.archive, error);
+    // Whoever writes the tar may have been interrupted with this, and then it ends early.
+    let interrupted = interrupt
+        .check()
+        .err()
+        .filter(|_| matches!(imported, Err(Error::Interrupted(_) | Error::Io { .. } | Error::Invalid(_))));
+    if let Some(error) = interrupted {
+        closed.map_err(failed)?;
+        let words = "nothing was imported, and what had arrived was taken back; the same command with all of the tar begins anew";
+        return Err(interrupt::failure(&error, words));
+    }
     let report = imported.map_err(|error| match error {
         Error::Exists => Failure::other(
             "nothing was imported: the archive has a .lockbox-import-tar in its root that no import left; rename or delete it",
@@ -58,9 +74,23 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         error => failed(error),
     })?;
     closed.map_err(failed)?;
+    bar.done("imported", Some(report.copied.files), report.copied.bytes);
     output::complain_of_left(&report.left);
     if args.json {
         output::print_json(&output::summary(&report.copied, &report.left))?;
     }
     Ok(())
+}
+
+/// The tar, as long as no signal came.
+struct Watched<'a> {
+    tar: File,
+    interrupt: &'a Interrupt,
+}
+
+impl Read for Watched<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.interrupt.readable(&self.tar)?;
+        self.tar.read(buffer)
+    }
 }

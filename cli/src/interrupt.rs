@@ -1,38 +1,120 @@
-//! Signals that end a command: the first lets it take back what is not complete, another one ends it at once.
-use std::sync::Arc;
+//! Signals that end a command: the first lets it take back what is not complete, another one ends it at once. Whoever has nothing to take back says so
+//! and ends at the first.
+use std::io::{self, PipeReader, PipeWriter, Write};
+use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use lockbox::Error;
+use lockbox_host::code;
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{SigSet, Signal};
 
 use crate::exit::Failure;
+use crate::output::complain;
+use crate::progress::Bar;
+
+/// What is said in the place of the work.
+type Words = Box<dyn Fn() -> String + Send>;
 
 /// From its start on SIGINT, SIGTERM and SIGHUP are only noted.
 pub(crate) struct Interrupt {
+    noted: Arc<Noted>,
+    /// Can be read from when a signal came.
+    came: PipeReader,
+}
+
+struct Noted {
     /// The number of the signal that came, or 0.
-    signal: Arc<AtomicU8>,
+    signal: AtomicU8,
+    words: Mutex<Option<Words>>,
+    came: PipeWriter,
+}
+
+impl Noted {
+    fn words(&self) -> MutexGuard<'_, Option<Words>> {
+        // Nothing panics while it is held.
+        self.words.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn come(&self, signal: u8) {
+        // Held to the end: whoever is done meanwhile waits, and says nothing.
+        let words = self.words();
+        if let Some(words) = &*words {
+            complain(&format!("interrupted; {}", words()));
+            std::process::exit((128 + signal).into());
+        }
+        if self.signal.swap(signal, Ordering::Relaxed) != 0 {
+            std::process::exit((128 + signal).into());
+        }
+        // The other end is as old as this one.
+        let _ = (&self.came).write(&[0]);
+    }
 }
 
 impl Interrupt {
     /// Before any other thread is started, and after the last question: a prompt can be left as usual.
     pub(crate) fn watch() -> Result<Interrupt, Failure> {
-        let signal = Arc::new(AtomicU8::new(0));
-        let noted = signal.clone();
-        on_signal(move |came| {
-            if noted.swap(came, Ordering::Relaxed) != 0 {
-                std::process::exit((128 + came).into());
-            }
-        })?;
-        Ok(Interrupt { signal })
+        let (came, writer) = io::pipe().map_err(|error| Failure::host("cannot watch for signals", &error))?;
+        let noted = Arc::new(Noted { signal: AtomicU8::new(0), words: Mutex::new(None), came: writer });
+        let watching = noted.clone();
+        on_signal(move |signal| watching.come(signal))?;
+        Ok(Interrupt { noted, came })
     }
 
     /// Ends the operation that asks when a signal came.
     pub(crate) fn check(&self) -> lockbox::Result<()> {
-        match self.signal.load(Ordering::Relaxed) {
+        match self.noted.signal.load(Ordering::Relaxed) {
             0 => Ok(()),
             signal => Err(Error::Interrupted(signal)),
         }
     }
+
+    /// Until what is returned is dropped, a signal ends the program at once, whatever that waits for: for work that needs nothing taken back.
+    pub(crate) fn ends_at_once(
+        &self,
+        bar: &Bar,
+        words: impl Fn() -> String + Send + 'static,
+    ) -> Result<AtOnce<'_>, Failure> {
+        let wipe = bar.wiper();
+        let mut held = self.noted.words();
+        // It may have come before.
+        self.check().map_err(|error| failure(&error, &words()))?;
+        *held = Some(Box::new(move || {
+            wipe();
+            words()
+        }));
+        Ok(AtOnce(&self.noted))
+    }
+
+    /// Waits until there is something to read, or nothing will be any more.
+    ///
+    /// # Errors
+    /// When a signal came.
+    pub(crate) fn readable(&self, input: &impl AsFd) -> io::Result<()> {
+        let mut either = [input.as_fd(), self.came.as_fd()].map(|fd| PollFd::new(fd, PollFlags::POLLIN));
+        while let Err(errno) = poll(&mut either, PollTimeout::NONE) {
+            if errno != Errno::EINTR {
+                return Err(errno.into());
+            }
+        }
+        self.check().map_err(io::Error::other)
+    }
+}
+
+/// See [`Interrupt::ends_at_once`].
+pub(crate) struct AtOnce<'a>(&'a Noted);
+
+impl Drop for AtOnce<'_> {
+    fn drop(&mut self) {
+        *self.0.words() = None;
+    }
+}
+
+/// How a command ends that was interrupted: what was kept or taken back, and how to go on.
+pub(crate) fn failure(interrupted: &Error, words: &str) -> Failure {
+    Failure::new(code(interrupted), format!("interrupted; {words}"))
 }
 
 /// Calls `act` with the number of each SIGINT, SIGTERM and SIGHUP from now on, in a thread of its own, but for what nohup(1) or a shell had

@@ -19,6 +19,7 @@ use crate::exit::{Failure, Lockbox};
 use crate::interrupt::Interrupt;
 use crate::output;
 use crate::paths::{Named, in_one_archive};
+use crate::progress::Bar;
 use crate::secrets::{self, LimitArgs};
 use crate::seen::SeenArgs;
 
@@ -98,8 +99,17 @@ impl ArchiveArgs {
 
     /// For commands that leave the rest to a later one when they are interrupted.
     pub(crate) fn write_watched(&self) -> Result<(Archive, Interrupt), Failure> {
+        self.write_watched_with(&self.opening.sources)
+    }
+
+    /// The same for commands whose standard input is no passphrase.
+    pub(crate) fn write_watched_with_input_taken(&self) -> Result<(Archive, Interrupt), Failure> {
+        self.write_watched_with(&self.sources_without_input())
+    }
+
+    fn write_watched_with(&self, sources: &Sources) -> Result<(Archive, Interrupt), Failure> {
         self.probe(LockMode::Exclusive)?;
-        let key = self.unlock(&self.opening.sources)?;
+        let key = self.unlock(sources)?;
         let interrupt = Interrupt::watch()?;
         Ok((self.open_with(&key, false)?, interrupt))
     }
@@ -119,6 +129,11 @@ impl ArchiveArgs {
         let interrupt = Interrupt::watch()?;
         let opened = Archive::open_for_backup(self.site()?, &key, &self.opening.seen.options());
         Ok((self.told(opened)?, interrupt))
+    }
+
+    /// Shows how far a command is.
+    pub(crate) fn bar(&self) -> Bar {
+        Bar::new(self.opening.sources.passphrase.quiet)
     }
 
     /// How servers are asked, of the archive and of what is named beside it.

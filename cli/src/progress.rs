@@ -1,70 +1,176 @@
-//! A progress bar, on a terminal only.
-use std::io::{self, IsTerminal};
-use std::time::Duration;
+//! How far a command is, for a person at a terminal: how much of what, how fast, how long still, and a line at its end.
+use std::cell::Cell;
+use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
 use lockbox::exchange::Progress;
 use lockbox_terminal::{display, quantity};
 
-/// Shows nothing when standard error is no terminal.
-pub(crate) struct Bar(Option<ProgressBar>);
+use crate::output;
+
+/// A line on standard error that goes away when the work is done. Nothing is shown where that is no terminal.
+pub(crate) struct Bar {
+    line: Option<ProgressBar>,
+    began: Instant,
+    part: Cell<Option<Part>>,
+}
+
+/// A part of the work that is counted by itself: scanning, then copying.
+#[derive(Clone, Copy)]
+struct Part {
+    verb: &'static str,
+    began: Instant,
+    /// What was there before it began, of a download that goes on.
+    from: u64,
+}
 
 impl Bar {
-    /// For copies, whose end is not known beforehand.
-    pub(crate) fn copying() -> Bar {
-        Bar::new("{spinner} {wide_msg}")
+    /// `quiet`: the user wants no signs of work.
+    pub(crate) fn new(quiet: bool) -> Bar {
+        let line = if quiet { ProgressBar::hidden() } else { ProgressBar::no_length() };
+        let line = (!line.is_hidden()).then(|| match ProgressStyle::with_template("{wide_msg}") {
+            Ok(style) => line.with_style(style),
+            Err(_) => line,
+        });
+        Bar { line, began: Instant::now(), part: Cell::new(None) }
     }
 
-    /// For work with a known end.
-    pub(crate) fn checking() -> Bar {
-        Bar::new("{wide_bar} {percent:>3} %")
+    /// Files that are copied, whose end is not known beforehand.
+    pub(crate) fn copied(&self, verb: &'static str, progress: &Progress<'_>) {
+        self.show(verb, progress.bytes, |done| {
+            let copied = amount(progress.files, progress.bytes);
+            format!("{copied} {verb}{}: {}", rate(done), display(progress.path))
+        });
     }
 
-    /// For one file on its way.
-    pub(crate) fn transferring() -> Bar {
-        Bar::new("{wide_bar} {bytes}/{total_bytes} {bytes_per_sec} {eta}")
+    /// Bytes, of so many where that is known.
+    pub(crate) fn bytes(&self, verb: &'static str, bytes: u64, total: impl Into<Option<u64>>) {
+        self.show(verb, bytes, |done| {
+            let bytes = quantity::readable(bytes);
+            match total.into() {
+                Some(total) => {
+                    format!("{bytes} of {} {verb}{}{}", quantity::readable(total), rate(done), left(done, total))
+                }
+                None => format!("{bytes} {verb}{}", rate(done)),
+            }
+        });
     }
 
-    /// For a scan with a known end, then copies.
-    pub(crate) fn rescuing() -> Bar {
-        Bar::new("{bar:20} {percent:>3} % {wide_msg}")
+    /// Files and directories of so many.
+    pub(crate) fn entries(&self, verb: &'static str, entries: u64, total: u64) {
+        self.show(verb, entries, |done| format!("{entries} of {total} entries {verb}{}", left(done, total)));
     }
 
-    fn new(template: &str) -> Bar {
-        if !io::stderr().is_terminal() {
-            return Bar(None);
-        }
-        let bar = ProgressBar::new(0);
-        if let Ok(style) = ProgressStyle::with_template(template) {
-            bar.set_style(style);
-        }
-        bar.enable_steady_tick(Duration::from_millis(100));
-        Bar(Some(bar))
+    fn show(&self, verb: &'static str, count: u64, told: impl FnOnce(&Done) -> String) {
+        let Some(line) = &self.line else { return };
+        let part = self.part.get().filter(|part| part.verb == verb);
+        let part = part.unwrap_or_else(|| Part { verb, began: Instant::now(), from: count });
+        self.part.set(Some(part));
+        line.set_message(told(&Done { count, new: count.saturating_sub(part.from), time: part.began.elapsed() }));
     }
 
-    pub(crate) fn copied(&self, progress: &Progress<'_>) {
-        if let Some(bar) = &self.0 {
-            bar.set_message(format!(
-                "{} files, {}: {}",
-                progress.files,
-                quantity::readable(progress.bytes),
-                display(progress.path)
-            ));
-        }
+    /// Takes the line away, so that something else can be said.
+    pub(crate) fn wipe(&self) {
+        self.wiper()();
     }
 
-    pub(crate) fn checked(&self, done: u64, total: u64) {
-        if let Some(bar) = &self.0 {
-            bar.set_length(total);
-            bar.set_position(done);
+    /// The same for a thread that ends the program.
+    pub(crate) fn wiper(&self) -> impl Fn() + Send + 'static + use<> {
+        let line = self.line.clone();
+        move || line.iter().for_each(ProgressBar::finish_and_clear)
+    }
+
+    /// The line at the end of a command that says nothing else of how much it did.
+    pub(crate) fn done(&self, verb: &str, files: Option<u64>, bytes: u64) {
+        self.wipe();
+        if self.line.is_some() {
+            output::show(&ended(verb, files, bytes, self.began.elapsed()));
         }
     }
 }
 
 impl Drop for Bar {
     fn drop(&mut self) {
-        if let Some(bar) = &self.0 {
-            bar.finish_and_clear();
-        }
+        self.wipe();
+    }
+}
+
+/// What is done of a part of the work.
+struct Done {
+    count: u64,
+    /// Without what was there before.
+    new: u64,
+    time: Duration,
+}
+
+fn amount(files: u64, bytes: u64) -> String {
+    let bytes = quantity::readable(bytes);
+    if files == 1 { format!("1 file, {bytes}") } else { format!("{files} files, {bytes}") }
+}
+
+fn rate(done: &Done) -> String {
+    quantity::rate(done.new, done.time).map_or_else(String::new, |rate| format!(", {rate}"))
+}
+
+/// How much of it that is, and how long the rest takes if it goes on like this, which the first second does not tell.
+fn left(done: &Done, total: u64) -> String {
+    let rest = total.saturating_sub(done.count);
+    let percent = (done.count.min(total) as f64 * 100.0 / total.max(1) as f64) as u64;
+    if done.new == 0 || done.time.as_secs() == 0 {
+        return format!(" ({percent} %)");
+    }
+    let seconds = done.time.as_secs_f64() * rest as f64 / done.new as f64;
+    // Of a float, at most what it holds.
+    format!(" ({percent} %), {} left", quantity::lasting(Duration::from_secs(seconds.ceil() as u64)))
+}
+
+fn ended(verb: &str, files: Option<u64>, bytes: u64, time: Duration) -> String {
+    let amount = files.map_or_else(|| quantity::readable(bytes), |files| amount(files, bytes));
+    match quantity::rate(bytes, time) {
+        Some(rate) => format!("{verb} {amount} in {} ({rate})", quantity::lasting(time)),
+        None => format!("{verb} {amount}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    fn done(count: u64, new: u64, seconds: u64) -> Done {
+        Done { count, new, time: Duration::from_secs(seconds) }
+    }
+
+    #[test]
+    fn the_rest_takes_as_long_as_what_is_done_tells() {
+        let half = done(300 * MIB, 300 * MIB, 3);
+        assert_eq!(rate(&half) + &left(&half, 600 * MIB), ", 100 MiB/s (50 %), 3 s left");
+        let resumed = done(300 * MIB, 100 * MIB, 1);
+        assert_eq!(rate(&resumed) + &left(&resumed, 600 * MIB), ", 100 MiB/s (50 %), 3 s left");
+        // What is not known yet is not said.
+        let begun = done(300 * MIB, 0, 7);
+        assert_eq!(left(&begun, 600 * MIB), " (50 %)");
+        assert_eq!(left(&done(1, 1, 0), 600), " (0 %)");
+        // The total of a compaction is about what there will be.
+        assert_eq!(left(&done(700, 700, 2), 600), " (100 %), 0 s left");
+        assert_eq!(left(&done(0, 0, 2), 0), " (0 %)");
+        assert!(left(&done(1, 1, 1 << 40), u64::MAX).ends_with(" min left"));
+    }
+
+    #[test]
+    fn the_end_tells_how_fast_it_was_unless_it_was_at_once() {
+        let seconds = Duration::from_secs;
+        assert_eq!(
+            ended("added", Some(1204), 3072 * MIB, seconds(12)),
+            "added 1204 files, 3072 MiB in 12 s (256 MiB/s)"
+        );
+        assert_eq!(ended("added", Some(1), 5, seconds(0)), "added 1 file, 5 bytes");
+        assert_eq!(ended("received", None, 60 * MIB, seconds(1)), "received 60 MiB in 1 s (60 MiB/s)");
+    }
+
+    #[test]
+    fn who_wants_no_signs_of_work_gets_none() {
+        assert!(Bar::new(true).line.is_none());
     }
 }

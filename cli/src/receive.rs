@@ -1,6 +1,7 @@
 //! `lockbox receive`: receives what a one-time link gives away.
 use std::io::{self, IsTerminal, Read};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use lockbox::storage::HostEntry;
@@ -14,13 +15,18 @@ use serde_json::json;
 use zeroize::Zeroizing;
 
 use crate::exit::Failure;
-use crate::interrupt;
+use crate::interrupt::Interrupt;
 use crate::output::{self, complain, hex};
 use crate::progress::Bar;
 use crate::share::serving::{self, ServerArgs};
 
 /// Lines of a link that a terminal is asked for.
 const MAX_LINES: u32 = 6;
+
+/// What an interruption leaves of a download of which nothing arrived.
+const NOTHING: &str = "nothing arrived yet; the same link goes on";
+/// Of one whose hidden file is gone, because all arrived.
+const OVER: &str = "the download was over: the file has its name, or was damaged and is gone";
 
 /// Receive the file of a one-time link
 #[derive(clap::Args)]
@@ -45,6 +51,9 @@ pub(crate) struct Args {
     /// Print JSON
     #[arg(long)]
     json: bool,
+    /// On a terminal, leave out signs of work
+    #[arg(long)]
+    quiet: bool,
     #[command(flatten)]
     server: ServerArgs,
 }
@@ -70,11 +79,23 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let state = serving::state().ok();
     let kept = Kept::default();
     let to_stream = args.output.as_ref().is_some_and(|path| path.as_os_str() == "-");
-    if !to_stream {
-        kept.tell_on_signal()?;
-    }
-    let bar = Bar::transferring();
-    let progress = |done, total| bar.checked(done, total);
+    let (interrupt, bar) = (Interrupt::watch()?, Bar::new(args.quiet));
+    let all = Arc::new(AtomicBool::new(false));
+    let at_once = match to_stream {
+        true => {
+            let all = all.clone();
+            interrupt.ends_at_once(&bar, move || streamed(all.load(Relaxed)))?
+        }
+        // What arrived is worth keeping.
+        false => {
+            let kept = kept.clone();
+            interrupt.ends_at_once(&bar, move || kept.at_interruption())?
+        }
+    };
+    let progress = |done, total| {
+        all.store(done >= total, Relaxed);
+        bar.bytes("received", done, total);
+    };
     let kept_in = |path: &Path| kept.begin(path);
     let options = Options {
         state: state.as_deref(),
@@ -98,8 +119,12 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             receive::to_file(&client, &link, &target, &options)
         }
     };
-    drop(bar);
+    drop(at_once);
+    bar.wipe();
     let receipt = received.map_err(|error| failure(&error, args, &kept))?;
+    if to_stream {
+        bar.done("received", None, receipt.size);
+    }
     tell(args, &receipt)
 }
 
@@ -117,6 +142,12 @@ impl Kept {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn at_interruption(&self) -> String {
+        let began = self.path().clone();
+        let is_over = began.is_some_and(|path| path.symlink_metadata().is_err());
+        self.sentence().unwrap_or_else(|| if is_over { OVER } else { NOTHING }.to_owned())
+    }
+
     /// A sentence on what is left, if anything is; what is empty goes.
     fn sentence(&self) -> Option<String> {
         let path = self.path().clone()?;
@@ -131,16 +162,12 @@ impl Kept {
             )),
         }
     }
+}
 
-    /// What arrived is worth keeping, so a signal ends the program as ever, but not without a word. Before any other thread is started.
-    fn tell_on_signal(&self) -> Result<(), Failure> {
-        let kept = self.clone();
-        interrupt::on_signal(move |signal| {
-            let told = kept.sentence().map_or_else(|| "interrupted".into(), |told| format!("interrupted; {told}"));
-            complain(&told);
-            std::process::exit((128 + signal).into());
-        })
-    }
+/// What an interruption leaves of a download to standard output, when all of it arrived and when not.
+fn streamed(all: bool) -> String {
+    let written = if all { "may be the whole file, which was not certain yet" } else { "is not the whole file" };
+    format!("what was written {written}; the same link begins anew as long as the server keeps the file for it")
 }
 
 /// What is left of others is not this command's to remove.

@@ -1,19 +1,18 @@
 //! `lockbox rescue`: saves what is whole in a damaged archive.
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use lockbox::Error;
 use lockbox::rescue::{self, KeptSnapshot, Later, RescueOptions, RescueProgress, RescueReport, RescueState, Rescued};
-use lockbox_host::{DAMAGED, Program, code, shown};
+use lockbox_host::{DAMAGED, Program, shown};
 use lockbox_terminal::display;
 use serde_json::json;
 
 use crate::exit::{Failure, Lockbox};
-use crate::interrupt::Interrupt;
+use crate::interrupt::{self, Interrupt};
 use crate::opening::ArchiveArgs;
 use crate::output::{self, Output};
-use crate::progress::Bar;
 
 /// Copy what is whole out of a damaged archive
 #[derive(clap::Args)]
@@ -45,7 +44,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let interrupt = Interrupt::watch()?;
     let mut out = Output::new();
     let mut failed = None;
-    let bar = Bar::rescuing();
+    let bar = args.archive.bar();
     let rescued = rescue::rescue(
         path,
         &key,
@@ -58,17 +57,21 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         },
         &mut |progress| {
             match progress {
-                RescueProgress::Scanning(done, total) => bar.checked(*done, *total),
-                RescueProgress::Writing(progress) => bar.copied(progress),
+                RescueProgress::Scanning(done, total) => bar.bytes("searched", *done, *total),
+                RescueProgress::Writing(progress) => bar.copied("rescued", progress),
             }
             interrupt.check()
         },
     );
     drop(bar);
     let report = rescued.map_err(|error| match error {
+        Error::Interrupted(_) if is_empty(&args.to) => {
+            interrupt::failure(&error, "nothing was rescued yet; the same command begins anew")
+        }
         Error::Interrupted(_) => {
-            let kept = format!("interrupted; what was rescued until then is whole and stays in {}", shown(&args.to));
-            Failure::new(code(&error), kept)
+            let to = shown(&args.to);
+            let kept = format!("what was rescued until then is whole and stays in {to}");
+            interrupt::failure(&error, &format!("{kept}; to begin anew, remove {to} or name another directory"))
         }
         error => Lockbox::failure(path, error),
     })?;
@@ -91,6 +94,11 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         DAMAGED,
         format!("{}: not everything could be rescued, or be shown to be the newest; see the list", shown(path)),
     ))
+}
+
+/// Or not there.
+fn is_empty(directory: &Path) -> bool {
+    std::fs::read_dir(directory).map_or(true, |mut entries| entries.next().is_none())
 }
 
 fn word(state: RescueState) -> &'static str {

@@ -8,6 +8,7 @@ use lockbox_host::secrets::{PassphraseSources, Sources};
 use lockbox_host::{Given, Program, WRONG_KEY, gather, shown};
 
 use crate::exit::{Failure, Lockbox};
+use crate::progress::Bar;
 use crate::secrets::LimitArgs;
 use crate::seen::SeenArgs;
 
@@ -23,6 +24,11 @@ pub(crate) struct UnlockArgs {
 }
 
 impl UnlockArgs {
+    /// Shows how far a command is.
+    pub(crate) fn bar(&self) -> Bar {
+        Bar::new(self.sources.passphrase.quiet)
+    }
+
     /// Does what a key of the archive allows, with everything that was given. Who typed a wrong passphrase at a terminal has three tries, so
     /// `action` must change nothing then.
     ///

@@ -18,10 +18,18 @@ pub struct CheckReport {
     pub findings: Vec<Finding>,
 }
 
+/// How far a check is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CheckStep {
+    /// The pages, in bytes; of a full check alone, before the tree.
+    Pages { done: u64, total: u64 },
+    /// The tree of files, in inodes.
+    Tree { done: u64, total: u64 },
+}
+
 impl Archive {
-    /// Verifies structure (quick) or every page, reference and count (full), reading each page of file data once. `progress` gets
-    /// (done, total), first in blocks for the pages and the space, then in inodes for the tree of files.
-    pub fn check(&self, full: bool, progress: &mut dyn FnMut(u64, u64)) -> Result<CheckReport> {
+    /// Verifies structure (quick) or every page, reference and count (full), reading each page of file data once.
+    pub fn check(&self, full: bool, progress: &mut dyn FnMut(CheckStep)) -> Result<CheckReport> {
         let mut report = check(&self.fs, full, progress)?;
         report.findings.splice(0..0, self.check_outside()?);
         Ok(report)
@@ -55,10 +63,14 @@ pub(super) fn partial_block(length: u64) -> Option<String> {
 }
 
 /// [`Archive::check`] of any file system.
-pub(super) fn check(fs: &FileSystem, full: bool, progress: &mut dyn FnMut(u64, u64)) -> Result<CheckReport> {
-    let Audit { mut findings, of_files, data } = fs.volume.audit(full, progress)?;
+pub(super) fn check(fs: &FileSystem, full: bool, progress: &mut dyn FnMut(CheckStep)) -> Result<CheckReport> {
+    let pages = &mut |done: u64, total: u64| {
+        progress(CheckStep::Pages { done: done.saturating_mul(BLOCK), total: total.saturating_mul(BLOCK) });
+    };
+    let Audit { mut findings, of_files, data } = fs.volume.audit(full, pages)?;
     let reading = if full { Reading::But(&data) } else { Reading::Nothing };
-    let Structure { counts, findings: structure, lost_pages } = fs.walk_structure(reading, progress)?;
+    let Structure { counts, findings: structure, lost_pages } =
+        fs.walk_structure(reading, &mut |done, total| progress(CheckStep::Tree { done, total }))?;
     let records_lost = structure.iter().any(|finding| finding.kind == FindingKind::RecordsLost);
     findings.extend(structure);
     // Told by block are only the losses of which no file is known.

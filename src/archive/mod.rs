@@ -16,7 +16,7 @@ mod snapshots;
 pub(crate) mod tests;
 
 pub use backup::{BackedUp, BackupSource, BackupStep, BackupWatch, Backups, Beside, Destination};
-pub use check::CheckReport;
+pub use check::{CheckReport, CheckStep};
 pub use compact::{CompactOptions, CompactReport, CompactStep};
 pub use keep::{Keep, KeepRule};
 pub use rekey::{KeepKeys, RekeyOptions, RekeyReport};

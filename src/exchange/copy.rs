@@ -20,12 +20,19 @@ const BESIDE: &str = ".lockbox-copy-";
 const PIECE: usize = 1 << 20;
 
 /// Copies each of the paths with everything below it to the destination, with owners, modes, times and attributes; hard links among them stay hard links.
-/// What fails in the middle takes the object back that was being copied; those before it stay.
+/// `go_on` is asked before each object and now and then within it. What fails in the middle, or is ended by it, takes back the one of the paths that was
+/// being copied; those before it stay.
 ///
 /// # Errors
 /// `Invalid` or `Refused`, with nothing copied, for a path that is not there, the root, a directory into itself, two objects of one name, and for what is
 /// in the way: anything, or with `replace` directories.
-pub fn copy(fs: &FileSystem, paths: &[Vec<u8>], to: &Destination, replace: bool) -> Result<Copied> {
+pub fn copy(
+    fs: &FileSystem,
+    paths: &[Vec<u8>],
+    to: &Destination,
+    replace: bool,
+    go_on: &mut dyn FnMut() -> Result<()>,
+) -> Result<Copied> {
     let directory = resolve_given(fs, &to.directory)?.ino;
     let mut names = HashSet::new();
     let mut copies = Vec::new();
@@ -50,8 +57,7 @@ pub fn copy(fs: &FileSystem, paths: &[Vec<u8>], to: &Destination, replace: bool)
         }
         copies.push((object, name, existing.is_some()));
     }
-    let mut nothing = || Ok(());
-    let mut builder = Builder::new(fs, fs, &mut nothing);
+    let mut builder = Builder::new(fs, fs, go_on);
     for (object, name, is_there) in &copies {
         let built = if *is_there { free_name(fs, directory)? } else { name.clone() };
         let placed = builder.tree(object, directory, &built).and_then(|()| match is_there {

@@ -52,7 +52,7 @@ fn one(place: &Place, size: u64, data: &str, content: &dyn Fn(u64) -> Vec<u8>) -
                 archive.identity(),
                 std::slice::from_ref(&source),
                 &options,
-                &mut |_| {},
+                &mut |_| Ok(()),
             )?;
             Ok(archive.file_system().make_durable()?)
         })?);

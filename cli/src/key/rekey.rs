@@ -47,7 +47,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         (only, _) => KeepKeys::Only(names(only)),
     };
     let options = RekeyOptions { keep, break_links: args.break_links, dry_run: args.dry_run, prompts: &prompts };
-    let watch = Watch::start()?;
+    let watch = Watch::start(args.key.unlock.bar())?;
     let access = args.key.unlock.access(&given.secrets);
     let done = Archive::rekey(path, &access, &options, &mut |step| watch.step(step));
     drop(watch);

@@ -3,7 +3,10 @@ use std::ffi::OsString;
 use std::io::{self, IsTerminal, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
+use clap::{ArgMatches, Command, FromArgMatches};
 use lockbox::archive::Archive;
 use lockbox::format::Ino;
 use lockbox_share_client::clock;
@@ -19,6 +22,7 @@ use serde_json::json;
 
 use super::serving::{self, ServerArgs};
 use crate::exit::Failure;
+use crate::interrupt::Interrupt;
 use crate::opening::{ArchiveArgs, MomentArgs, regular_file};
 use crate::output::{Output, complain};
 use crate::progress::Bar;
@@ -33,6 +37,9 @@ use crate::progress::Bar;
 #[command(mut_arg("snapshot", |arg| arg.requires("archive").help("Read PATH from this snapshot of the archive")))]
 #[command(mut_group("ArchiveArgs", |group| group.arg("archive")))]
 pub(crate) struct Args {
+    // Before what it is read from is taken away.
+    #[command(flatten)]
+    quiet: Quiet,
     /// The file to share: an ordinary one or one of a mount; with --archive, a path in the archive
     // Others are taken to be refused in words: left to the parser, they are unknown commands.
     #[arg(required = true)]
@@ -60,6 +67,29 @@ pub(crate) struct Args {
     moment: MomentArgs,
 }
 
+/// Whether there is `--quiet`, which comes with what opens archives and counts without one too.
+struct Quiet(bool);
+
+impl clap::Args for Quiet {
+    fn augment_args(command: Command) -> Command {
+        command
+    }
+
+    fn augment_args_for_update(command: Command) -> Command {
+        command
+    }
+}
+
+impl FromArgMatches for Quiet {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Quiet, clap::Error> {
+        Ok(Quiet(matches.get_flag("quiet")))
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        Quiet::from_arg_matches(matches).map(|quiet| *self = quiet)
+    }
+}
+
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let [path] = &args.path[..] else {
         return Err(Failure::usage(
@@ -73,24 +103,32 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let shared = match &args.archive {
         None => {
             let mut source = FileSource::open(Path::new(path)).map_err(|error| serving::failure(&error))?;
-            share(args, Client::new(server), &mut source)?
+            share(args, Client::new(server), &mut source, &Interrupt::watch()?)?
         }
         Some(archive) => {
-            let archive = archive.read_at(&args.moment)?;
+            let (archive, interrupt) = archive.read_watched(&args.moment)?;
             let mut source = ArchiveSource::open(&archive, path.as_bytes())?;
-            share(args, Client::new(server), &mut source)?
+            share(args, Client::new(server), &mut source, &interrupt)?
         }
     };
     print(args, &shared)
 }
 
-fn share(args: &Args, client: Client, source: &mut dyn Source) -> Result<Shared, Failure> {
+fn share(args: &Args, client: Client, source: &mut dyn Source, interrupt: &Interrupt) -> Result<Shared, Failure> {
     // The token first: a share that was made and cannot be revoked would be worse than none.
     let owner = serving::owner(&mut serving::book()?, client.server())?;
-    let bar = Bar::transferring();
+    let bar = Bar::new(args.quiet.0);
     let size = source.size();
     let terms = Terms { expires_in: args.expires, max_claims: args.max_downloads };
-    let shared = sharing::share(&client, &owner, source, terms, &|done| bar.checked(done, size));
+    // Of a small file it is not told when it goes.
+    let whole = Arc::new(AtomicBool::new(true));
+    let is_whole = whole.clone();
+    let at_once = interrupt.ends_at_once(&bar, move || words(is_whole.load(Relaxed)).to_owned())?;
+    let shared = sharing::share(&client, &owner, source, terms, &|done| {
+        whole.store(done >= size, Relaxed);
+        bar.bytes("shared", done, size);
+    });
+    drop((at_once, bar));
     let shared = shared.map_err(|error| serving::failure(&error))?;
     let created = &shared.created;
     let now = std::time::SystemTime::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_secs());
@@ -98,6 +136,16 @@ fn share(args: &Args, client: Client, source: &mut dyn Source) -> Result<Shared,
         .add(client.server(), created.handle, args.label.as_deref(), now.min(created.expires_at), created.expires_at)
         .map_err(|error| serving::failure(&error))?;
     Ok(shared)
+}
+
+/// What an interruption leaves; `whole`: the server may have all of the file.
+fn words(whole: bool) -> &'static str {
+    match whole {
+        true => {
+            "the server may have made a link that nobody knows, which ends by itself; the same command makes another"
+        }
+        false => "nothing was shared; the same command begins anew",
+    }
 }
 
 fn print(args: &Args, shared: &Shared) -> Result<(), Failure> {

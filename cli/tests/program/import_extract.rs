@@ -196,6 +196,7 @@ fn a_file_that_changes_meanwhile_is_reported() {
                 appended = true;
                 OpenOptions::new().append(true).open(&log).unwrap().write_all(b"more").unwrap();
             }
+            Ok(())
         })
         .unwrap();
     assert_eq!((report.copied.files, report.problems.len()), (2, 1));

@@ -1,6 +1,7 @@
-//! Commands that write plain files and are stopped: nothing of a half-done extraction stays.
+//! Commands that are stopped: what they say is kept and taken back is so, and nothing of a half-done extraction stays; and what a terminal shows of them.
 
 use std::fs;
+use std::io::{Read, Write};
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 
@@ -8,6 +9,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use crate::support::{Place, names, noise, stop};
+use crate::terminal::{Shown, got, last_line};
 
 /// An archive that takes a moment to be extracted.
 fn filled() -> Place {
@@ -49,7 +51,7 @@ fn an_interrupted_extraction_leaves_nothing_behind() {
         let (code, complaint) = ended.expect("no extraction could be stopped");
         assert_eq!(
             (code, complaint.as_str()),
-            (Some(128 + signal as i32), "lockbox: interrupted; nothing was extracted\n")
+            (Some(128 + signal as i32), "lockbox: interrupted; nothing was extracted; the same command begins anew\n")
         );
     }
 }
@@ -79,7 +81,7 @@ fn an_interrupted_rescue_keeps_whole_files_alone() {
             continue;
         };
         assert_eq!(code, Some(128 + Signal::SIGTERM as i32));
-        assert!(complaint.ends_with(&format!("stays in {to}\n")), "{complaint}");
+        assert!(complaint.contains(&format!("stays in {to}; ")) || names(&place.path(&to)).is_empty(), "{complaint}");
         for name in names(&place.path(&to)) {
             assert!(name == "tree" || name == "small", "{name:?}");
         }
@@ -90,6 +92,335 @@ fn an_interrupted_rescue_keeps_whole_files_alone() {
         return;
     }
     panic!("no rescue could be stopped");
+}
+
+/// How a command is stopped half-way, and what is to be found then.
+struct Case {
+    arguments: &'static [&'static str],
+    /// What the terminal shows when it is half-way, one of these.
+    shows: &'static [&'static str],
+    says: &'static str,
+    /// What is so then.
+    holds: fn(&Place),
+    /// Doing it again as the sentence says completes it.
+    goes_on: fn(&Place),
+}
+
+/// Each command that shows how far it is, and works on an archive.
+const CASES: &[Case] = &[
+    Case {
+        arguments: &["add", "a.lbx", "more"],
+        shows: &["1 file, 8192 KiB added"],
+        says: "what was added until then is whole and stays, and what was on its way was taken back; \
+               the same command goes on, and tells what is there already",
+        holds: some_added,
+        goes_on: |place| {
+            let there = copied(place, "more").len();
+            let again = place.run(&["add", "a.lbx", "more"]);
+            assert_eq!((again.code, again.complaint.matches("file exists").count()), (2, there), "{}", again.complaint);
+            assert_eq!(copied(place, "more").len(), 4);
+        },
+    },
+    Case {
+        arguments: &["add", "--mirror", "a.lbx", "more"],
+        shows: &["1 file, 8192 KiB added"],
+        says: "what was added until then is whole and stays, and what was on its way was taken back; the same command goes on",
+        holds: some_added,
+        goes_on: |place| {
+            place.good(&["add", "--mirror", "a.lbx", "more"]);
+            assert_eq!(copied(place, "more").len(), 4);
+        },
+    },
+    Case {
+        arguments: &["cp", "-r", "--force", "more", "a.lbx:/"],
+        shows: &["1 file, 8192 KiB copied"],
+        says: "what was copied until then is whole and stays, and what was on its way was taken back; the same command goes on",
+        holds: some_added,
+        goes_on: |place| {
+            place.good(&["cp", "-r", "--force", "more", "a.lbx:/"]);
+            assert_eq!(copied(place, "more").len(), 4);
+        },
+    },
+    Case {
+        arguments: &["cp", "-r", "a.lbx:/tree", "out"],
+        shows: &["1 file, 8192 KiB copied"],
+        says: "nothing was copied; the same command begins anew",
+        holds: unchanged,
+        goes_on: |place| {
+            place.good(&["cp", "-r", "a.lbx:/tree", "out"]);
+            assert_eq!(names(&place.path("out")).len(), 4);
+        },
+    },
+    Case {
+        arguments: &["extract", "a.lbx", "--to", "out"],
+        shows: &["1 file, 8192 KiB extracted"],
+        says: "nothing was extracted; the same command begins anew",
+        holds: |place| assert_eq!(names(&place.path("out")), [""; 0]),
+        goes_on: |place| {
+            place.good(&["extract", "a.lbx", "--to", "out"]);
+            assert_eq!(names(&place.path("out")), ["small", "tree"]);
+        },
+    },
+    Case {
+        arguments: &["check", "--full", "a.lbx"],
+        shows: &["MiB checked"],
+        says: "nothing is known of what was not checked yet, and nothing was changed; the same command begins anew",
+        holds: unchanged,
+        goes_on: |place| {
+            let said = place.good(&["check", "--full", "a.lbx"]);
+            assert!(String::from_utf8(said).unwrap().starts_with("a.lbx: sound"));
+        },
+    },
+    Case {
+        arguments: &["compact", "a.lbx"],
+        shows: &["MiB copied and compared"],
+        says: "the archive is as it was; the same command begins anew",
+        holds: unchanged,
+        goes_on: |place| drop(place.good(&["compact", "a.lbx"])),
+    },
+    Case {
+        arguments: &["key", "rekey", "a.lbx"],
+        shows: &["MiB copied and compared"],
+        says: "the archive is as it was; the same command begins anew",
+        holds: unchanged,
+        goes_on: |place| drop(place.good(&["key", "rekey", "a.lbx"])),
+    },
+    Case {
+        arguments: &["rescue", "a.lbx", "--to", "out"],
+        shows: &["MiB searched"],
+        says: "nothing was rescued yet; the same command begins anew",
+        holds: |place| assert!(!place.path("out").exists() || names(&place.path("out")).is_empty()),
+        goes_on: |place| {
+            place.good(&["rescue", "a.lbx", "--to", "out"]);
+            assert_eq!(names(&place.path("out")), ["small", "tree"]);
+        },
+    },
+    Case {
+        arguments: &["rescue", "a.lbx", "--to", "out"],
+        shows: &["1 file, 8192 KiB rescued", "2 files, 16 MiB rescued", "3 files, 24 MiB rescued"],
+        says: "what was rescued until then is whole and stays in out; to begin anew, remove out or name another directory",
+        holds: |place| {
+            let (ours, theirs) = (place.path("tree"), place.path("out/tree"));
+            let found = names(&theirs);
+            assert!((1..4).contains(&found.len()), "{found:?}");
+            assert!(
+                found.iter().all(|name| fs::read(ours.join(name)).unwrap() == fs::read(theirs.join(name)).unwrap())
+            );
+        },
+        goes_on: |place| {
+            assert_eq!(place.run(&["rescue", "a.lbx", "--to", "out"]).code, 2);
+            place.good(&["rescue", "a.lbx", "--to", "other"]);
+            assert_eq!(names(&place.path("other/tree")).len(), 4);
+        },
+    },
+    Case {
+        arguments: &["backup", "a.lbx", "copy.lbx"],
+        shows: &["MiB copied"],
+        says: "the backup is as it was, or up to date; the same command goes on",
+        holds: |place| {
+            unchanged(place);
+            assert!(!place.path("copy.lbx").exists());
+        },
+        goes_on: |place| {
+            place.good(&["backup", "a.lbx", "copy.lbx"]);
+            assert_eq!(place.run(&["check", "--full", "copy.lbx"]).code, 0);
+        },
+    },
+];
+
+/// An archive with a tree, and a tree that is not in it.
+fn trees() -> Place {
+    let place = Place::new();
+    place.archive("a.lbx");
+    for tree in ["tree", "more"] {
+        fs::create_dir(place.path(tree)).unwrap();
+        for n in 0..4 {
+            fs::write(place.path(format!("{tree}/{n}")), noise((8 << 20) + n)).unwrap();
+        }
+    }
+    fs::write(place.path("small"), "small").unwrap();
+    place.good(&["add", "a.lbx", "tree", "small"]);
+    fs::copy(place.path("a.lbx"), place.path("before")).unwrap();
+    place
+}
+
+/// Names in a directory of the archive, which is sound; what is there is whole.
+fn copied(place: &Place, tree: &str) -> Vec<String> {
+    place.good(&["check", "--full", "a.lbx"]);
+    let listed = String::from_utf8(place.good(&["ls", "a.lbx", tree])).unwrap();
+    let names: Vec<String> = listed.lines().map(str::to_owned).collect();
+    for name in &names {
+        let path = format!("{tree}/{name}");
+        assert!(place.good(&["cat", "a.lbx", &path]) == fs::read(place.path(&path)).unwrap(), "{path}");
+    }
+    names
+}
+
+fn some_added(place: &Place) {
+    let names = copied(place, "more");
+    assert!((1..4).contains(&names.len()), "{names:?}");
+}
+
+fn unchanged(place: &Place) {
+    assert!(fs::read(place.path("a.lbx")).unwrap() == fs::read(place.path("before")).unwrap());
+    let names = names(&place.path(""));
+    let ours = ["a.lbx", "before", "lockbox", "more", "pass", "small", "state", "tree"];
+    assert!(names.iter().all(|name| ours.contains(&name.to_str().unwrap())), "{names:?}");
+}
+
+/// The command of a case when it is half-way. It may be done before on a machine that is busy with other things: then again.
+fn half_way(case: &Case) -> (Place, Shown) {
+    for _ in 0..10 {
+        let place = trees();
+        let mut command = place.command();
+        command.env("LOCKBOX_PASSFILE", place.path("pass")).args(case.arguments).stdout(Stdio::null());
+        let mut shown = Shown::start(&mut command);
+        if shown.until(|text| case.shows.iter().any(|half| text.contains(half))) {
+            return (place, shown);
+        }
+    }
+    panic!("{:?} could not be stopped", case.arguments);
+}
+
+#[test]
+fn whoever_interrupts_is_told_what_was_kept_and_how_to_go_on_and_that_is_true() {
+    for case in CASES {
+        let (place, shown) = half_way(case);
+        let (code, text) = shown.interrupt(Signal::SIGINT);
+        assert_eq!(code, 128 + Signal::SIGINT as i32, "{:?}: {text}", case.arguments);
+        assert_eq!(last_line(&text), format!("lockbox: interrupted; {}", case.says), "{:?}", case.arguments);
+        (case.holds)(&place);
+        (case.goes_on)(&place);
+    }
+}
+
+#[test]
+fn a_tar_that_does_not_go_on_is_not_waited_for_when_the_import_is_interrupted() {
+    let place = trees();
+    let tar = place.good(&["export-tar", "a.lbx", "tree"]);
+    let mut command = place.command();
+    command.stdin(Stdio::piped());
+    let mut child = place.start(&mut command, &["import-tar", "a.lbx", "--to", "more"]);
+    let mut input = child.stdin.take().unwrap();
+    // What the pipe does not hold was read.
+    input.write_all(&tar[..tar.len() / 2]).unwrap();
+    got(&child, Signal::SIGINT);
+    let ended = child.wait_with_output().unwrap();
+    drop(input);
+    let says = "lockbox: interrupted; nothing was imported, and what had arrived was taken back; \
+                the same command with all of the tar begins anew\n";
+    assert_eq!((ended.status.code(), String::from_utf8(ended.stderr).unwrap().as_str()), (Some(130), says));
+    place.good(&["check", "--full", "a.lbx"]);
+    assert_eq!(place.good(&["ls", "a.lbx"]), b"small\ntree\n");
+    fs::write(place.path("whole.tar"), tar).unwrap();
+    let mut command = place.command();
+    command.stdin(fs::File::open(place.path("whole.tar")).unwrap());
+    assert!(place.start(&mut command, &["import-tar", "a.lbx", "--to", "more"]).wait().unwrap().success());
+    assert_eq!(place.good(&["ls", "a.lbx", "more/tree"]), b"0\n1\n2\n3\n");
+}
+
+/// What goes to standard output is stopped while nobody reads it.
+#[test]
+fn an_output_that_nobody_reads_is_not_waited_for_when_its_command_is_interrupted() {
+    let place = trees();
+    for (arguments, says) in [
+        (["backup", "a.lbx", "-"], "what was written is no whole archive; the same command begins anew"),
+        (["export-tar", "a.lbx", "tree"], "what was written is no whole tar; the same command begins anew"),
+    ] {
+        let mut command = place.command();
+        command.env("LOCKBOX_PASSFILE", place.path("pass")).args(arguments);
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut out = child.stdout.take().unwrap();
+        let mut written = vec![0; 1 << 20];
+        out.read_exact(&mut written).unwrap();
+        got(&child, Signal::SIGTERM);
+        let ended = child.wait_with_output().unwrap();
+        let told = String::from_utf8(ended.stderr).unwrap();
+        assert_eq!((ended.status.code(), told), (Some(143), format!("lockbox: interrupted; {says}\n")));
+        out.read_to_end(&mut written).unwrap();
+        let whole = place.good(&arguments);
+        assert!(written.len() < whole.len());
+        unchanged(&place);
+        // Nobody takes it for whole.
+        fs::write(place.path("cut"), written).unwrap();
+        match arguments[0] {
+            "backup" => assert_ne!(place.run(&["check", "cut"]).code, 0),
+            _ => {
+                let mut command = place.command();
+                command.stdin(fs::File::open(place.path("cut")).unwrap());
+                let refused =
+                    place.start(&mut command, &["import-tar", "a.lbx", "--to", "x"]).wait_with_output().unwrap();
+                assert_eq!(refused.status.code(), Some(2));
+            }
+        }
+        fs::remove_file(place.path("cut")).unwrap();
+    }
+}
+
+#[test]
+fn copies_within_an_archive_that_are_interrupted_are_whole_or_not_there() {
+    let place = trees();
+    let arguments = ["cp", "-r", "a.lbx:/tree", "a.lbx:/small", "a.lbx:/new"];
+    for _ in 0..50 {
+        let _ = place.run(&["rm", "-r", "a.lbx:/new"]);
+        place.good(&["mkdir", "a.lbx:/new"]);
+        let child = place.start(&mut place.command(), &arguments);
+        got(&child, Signal::SIGINT);
+        let ended = child.wait_with_output().unwrap();
+        if ended.status.code() == Some(0) {
+            continue;
+        }
+        let says = "lockbox: interrupted; what was copied until then is whole and stays, and what was on its way was taken back; \
+                    go on with the same command and --force\n";
+        assert_eq!((ended.status.code(), String::from_utf8(ended.stderr).unwrap().as_str()), (Some(130), says));
+        place.good(&["check", "--full", "a.lbx"]);
+        let there = String::from_utf8(place.good(&["ls", "a.lbx", "new"])).unwrap();
+        assert!(there.lines().all(|name| name == "tree" || name == "small"), "{there}");
+        if there.contains("tree") {
+            assert_eq!(place.good(&["ls", "a.lbx", "new/tree"]), b"0\n1\n2\n3\n");
+        }
+        return;
+    }
+    panic!("no copy could be stopped");
+}
+
+/// What a person sees, and nobody else.
+#[test]
+fn a_terminal_shows_how_far_it_is_and_one_line_at_the_end() {
+    let place = trees();
+    let run = |arguments: &[&str]| {
+        let mut command = place.command();
+        command.env("LOCKBOX_PASSFILE", place.path("pass")).args(arguments).stdout(Stdio::piped());
+        let (code, text) = Shown::start(&mut command).end();
+        assert_eq!(code, 0, "{arguments:?}: {text}");
+        text
+    };
+    for (arguments, part, end) in [
+        (&["add", "a.lbx", "more"][..], "1 file, 8192 KiB added", "added 4 files, 32 MiB"),
+        (&["cp", "-r", "a.lbx:/more", "out"], "1 file, 8192 KiB copied", "copied 4 files, 32 MiB"),
+        (&["extract", "a.lbx", "--to", "out2"], "1 file, ", "extracted 9 files, 64 MiB"),
+    ] {
+        let text = run(arguments);
+        assert!(text.contains(part), "{arguments:?}: {text}");
+        assert!(last_line(&text).starts_with(end), "{arguments:?}: {text}");
+        assert_eq!(text.matches(end).count(), 1, "{text}");
+    }
+    // Standard output says it.
+    for (arguments, part) in [
+        (&["check", "--full", "a.lbx"][..], " MiB checked"),
+        (&["compact", "a.lbx"], " MiB copied and compared"),
+        (&["rescue", "a.lbx", "--to", "rescued"], " MiB searched"),
+        (&["backup", "a.lbx", "--verify", "copy.lbx"], " MiB compared"),
+    ] {
+        let text = run(arguments);
+        assert!(text.contains(part) && text.contains(" %)"), "{arguments:?}: {text}");
+        assert_eq!(last_line(&text), "", "{arguments:?}");
+    }
+    for arguments in [&["extract", "--quiet", "a.lbx", "--to", "quiet"][..], &["check", "--full", "--quiet", "a.lbx"]] {
+        assert_eq!(run(arguments), "", "{arguments:?}");
+    }
+    // A script is told nothing.
+    place.good(&["extract", "a.lbx", "--to", "script"]);
 }
 
 /// As nohup(1) does.

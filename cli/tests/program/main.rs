@@ -19,4 +19,5 @@ mod sharing;
 mod snapshots;
 mod support;
 mod tars;
+mod terminal;
 mod wrong_usages;

@@ -249,7 +249,7 @@ fn mirrored(archive: &Archive, sources: &[PathBuf], meanwhile: impl FnOnce()) ->
     };
     options.mirror = Some(exchange::plan_mirror(archive.file_system(), sources, &options, None).unwrap());
     meanwhile();
-    exchange::import(archive.file_system(), archive.identity(), sources, &options, &mut |_| {}).unwrap()
+    exchange::import(archive.file_system(), archive.identity(), sources, &options, &mut |_| Ok(())).unwrap()
 }
 
 #[test]

@@ -245,7 +245,7 @@ impl Mount {
         }
         let key = keys::unlock(&self.archive(), &Passphrase::new(PASSPHRASE.as_bytes().to_vec())).unwrap();
         let read = lockbox::archive::OpenOptions { read_only: true, ..Default::default() };
-        let report = Archive::open(&self.archive(), &key, &read).unwrap().check(true, &mut |_, _| {}).unwrap();
+        let report = Archive::open(&self.archive(), &key, &read).unwrap().check(true, &mut |_| {}).unwrap();
         assert!(report.findings.is_empty(), "{:?}", report.findings);
     }
 }

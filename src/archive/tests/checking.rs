@@ -33,7 +33,7 @@ fn open(bytes: Vec<u8>) -> Arc<FileSystem> {
 }
 
 fn checked(bytes: &[u8], full: bool) -> CheckReport {
-    check(&open(bytes.to_vec()), full, &mut |_, _| {}).unwrap()
+    check(&open(bytes.to_vec()), full, &mut |_| {}).unwrap()
 }
 
 /// The path of each inode.
@@ -55,7 +55,7 @@ fn a_full_check_reads_every_page_of_file_data_once_and_a_quick_one_none() {
             extents(&fs).iter().flat_map(|(.., extent)| extent.page.run.address..extent.page.run.end()).collect();
         assert!(data.len() > 20, "only {} blocks of data", data.len());
         storage.take_blocks();
-        assert_eq!(check(&fs, full, &mut |_, _| {}).unwrap().findings, []);
+        assert_eq!(check(&fs, full, &mut |_| {}).unwrap().findings, []);
         let reads = storage.take_blocks();
         for block in data {
             assert_eq!(reads.get(&block).copied().unwrap_or(0), times, "block {block}, full={full}");

@@ -68,7 +68,7 @@ impl Place {
         let fs = archive.file_system();
         assert!(expected(fs) == self.content);
         assert!(expected_in(&fs.snapshot_view(fs.snapshot_named(b"kept").unwrap())) == self.kept);
-        let report = archive.check(true, &mut |_, _| {}).unwrap();
+        let report = archive.check(true, &mut |_| {}).unwrap();
         assert!(report.findings.is_empty(), "{:?}", report.findings);
         let generation = archive.info().unwrap().generation;
         archive.close().unwrap();

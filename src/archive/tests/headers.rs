@@ -68,7 +68,7 @@ fn a_header_from_before_any_change_of_keys_is_refused_at_once() {
             let options = OpenOptions { read_only: true, ..OpenOptions::default() };
             let archive = Archive::open(&case.path(), &key, &options).unwrap();
             assert_eq!(archive.info().unwrap().closed, closed, "{name}");
-            assert_eq!(archive.check(true, &mut |_, _| {}).unwrap().findings, [], "{name}, closed={closed}");
+            assert_eq!(archive.check(true, &mut |_| {}).unwrap().findings, [], "{name}, closed={closed}");
             let ino = archive.file_system().lookup(ROOT_INO, b"file").unwrap().ino;
             assert_eq!(archive.file_system().read(ino, 0, 100).unwrap(), b"content");
         }
@@ -155,7 +155,7 @@ fn read_only() -> OpenOptions {
 /// What a full check finds: kind and severity.
 fn findings(case: &Case, key: &UnlockedKey) -> Vec<(FindingKind, Severity, String)> {
     let archive = Archive::open(&case.path(), key, &read_only()).unwrap();
-    let report = archive.check(true, &mut |_, _| {}).unwrap();
+    let report = archive.check(true, &mut |_| {}).unwrap();
     report.findings.into_iter().map(|finding| (finding.kind, finding.severity, finding.detail)).collect()
 }
 
@@ -210,7 +210,7 @@ fn a_copy_of_the_header_that_was_lost_or_altered_is_found_and_mended() {
         put_back(&case.path(), &copies);
         let archive = Archive::open(&case.path(), &key, &OpenOptions::default()).unwrap();
         assert_eq!(archive.info().unwrap().mended, [said.unwrap()]);
-        assert_eq!(archive.check(true, &mut |_, _| {}).unwrap().findings, []);
+        assert_eq!(archive.check(true, &mut |_| {}).unwrap().findings, []);
         drop(archive);
         assert!(std::fs::read(case.path()).unwrap() == whole, "{what}");
     }

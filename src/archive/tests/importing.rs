@@ -1,4 +1,4 @@
-//! What fails while small files wait is told of, file by file, and leaves no directory unfinished.
+//! What fails while small files wait is told of, file by file, and leaves no directory unfinished; and who ends an import or a copy keeps what is whole.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -8,8 +8,8 @@ use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
 
 use super::sample::{create_on, header_bytes, noise, open_on};
-use crate::error::Error;
-use crate::exchange::{Filter, ImportOptions, import};
+use crate::error::{Error, Result};
+use crate::exchange::{Destination, Entries, Filter, ImportOptions, copy, import};
 use crate::format::ROOT_INO;
 use crate::fs::{Creator, FileSystem};
 use crate::storage::simulated::{Class, Fault, FaultPlan, SimulatedStorage};
@@ -79,7 +79,7 @@ fn no_file_is_missing_of_which_nothing_is_told() {
         });
         let fs = open_on(storage.clone(), false, 2).unwrap();
         storage.inject(Some(FaultPlan { class: Class::Allocate, count, fault: Fault::Eio, lasting }));
-        let report = import(&fs, None, std::slice::from_ref(&top), &options(), &mut |_| {}).unwrap();
+        let report = import(&fs, None, std::slice::from_ref(&top), &options(), &mut |_| Ok(())).unwrap();
         met += storage.injected();
         storage.inject(None);
         let (files, times) = copied(&fs, &top);
@@ -110,9 +110,76 @@ fn an_import_that_meets_a_full_archive_finishes_its_directories() {
     let storage = SimulatedStorage::from_contents(&header_bytes());
     let fs = create_on(storage.clone(), 1);
     fs.volume.limit_size(storage.len().unwrap() + (2 << 20));
-    let failed = import(&fs, None, std::slice::from_ref(&top), &options(), &mut |_| {});
+    let failed = import(&fs, None, std::slice::from_ref(&top), &options(), &mut |_| Ok(()));
     assert!(matches!(failed, Err(Error::NoSpace(_))), "{failed:?}");
     let (files, times) = copied(&fs, &top);
     assert!(!files.is_empty() && files.len() < DIRECTORIES * FILES, "{} files", files.len());
     assert!(times.len() > 1 && times.values().all(|time| *time == TIME as i64), "{times:?}");
+}
+
+/// Ends what asks for the `end`th time.
+fn ending(end: u64) -> impl FnMut() -> Result<()> {
+    let mut asked = 0;
+    move || {
+        asked += 1;
+        if asked == end { Err(Error::Interrupted(2)) } else { Ok(()) }
+    }
+}
+
+#[test]
+fn an_import_that_is_ended_keeps_what_was_read_and_takes_back_what_was_on_its_way() {
+    let host = tempfile::tempdir().unwrap();
+    let top = source(host.path());
+    let large = host.path().join("large");
+    std::fs::write(&large, noise(7, 3 << 20)).unwrap();
+    let sources = [top.clone(), large];
+    let objects = (1 + DIRECTORIES + DIRECTORIES * FILES) as u64;
+    // Before each seventh object, and within the large file, which is told of before it and behind each MiB.
+    for end in (1..=objects).step_by(7).chain(objects + 1..objects + 5) {
+        let fs = create_on(SimulatedStorage::from_contents(&header_bytes()), 1);
+        let mut go_on = ending(end);
+        let mut begun = 0;
+        let ended = import(&fs, None, &sources, &options(), &mut |progress| {
+            go_on()?;
+            begun += u64::from(progress.path.starts_with(top.as_os_str().as_bytes()));
+            Ok(())
+        });
+        assert!(matches!(ended, Err(Error::Interrupted(2))), "{end}: {ended:?}");
+        let (files, times) = copied(&fs, &top);
+        assert_eq!((files.len() + times.len()) as u64, begun, "{end}: all that was begun is there");
+        assert!(times.values().all(|time| *time == TIME as i64), "{end}: {times:?}");
+        let expected: &[&[u8]] = if begun == 0 { &[] } else { &[b"top"] };
+        assert_eq!(names(&fs), expected, "{end}");
+    }
+}
+
+#[test]
+fn a_copy_that_is_ended_keeps_the_paths_before_and_takes_back_the_one_on_its_way() {
+    let host = tempfile::tempdir().unwrap();
+    let top = source(host.path());
+    let mut kept = Vec::new();
+    // A directory is asked about once, and each file before it and for what it holds.
+    let asked = (1 + 2 * FILES) as u64;
+    for end in [1, 2, asked, asked + 1, asked + 2, 2 * asked] {
+        let fs = create_on(SimulatedStorage::from_contents(&header_bytes()), 1);
+        import(&fs, None, std::slice::from_ref(&top), &options(), &mut |_| Ok(())).unwrap();
+        let paths = [b"top/0".to_vec(), b"top/1".to_vec()];
+        let to = Destination::of(&fs, b"/", true).unwrap();
+        let ended = copy(&fs, &paths, &to, false, &mut ending(end));
+        assert!(matches!(ended, Err(Error::Interrupted(2))), "{end}: {ended:?}");
+        kept.push(
+            names(&fs).iter().map(|name| String::from_utf8_lossy(name).into_owned()).collect::<Vec<_>>().join(" "),
+        );
+        if let Ok(first) = fs.lookup(ROOT_INO, b"0") {
+            assert_eq!(Entries::new(&fs, first.ino).unwrap().count(), FILES, "{end}: it is whole");
+        }
+    }
+    assert_eq!(kept, ["top", "top", "top", "0 top", "0 top", "0 top"]);
+}
+
+/// What the root has.
+fn names(fs: &FileSystem) -> Vec<Vec<u8>> {
+    let mut names: Vec<_> = Entries::new(fs, ROOT_INO).unwrap().map(|entry| entry.unwrap().name).collect();
+    names.sort();
+    names
 }

@@ -418,7 +418,7 @@ fn a_header_backup_without_a_log_does_not_hide_what_the_log_has() {
     keys::restore_header(&case.path(), &backup, &accepting).unwrap();
     let archive = case.try_open(&access, &case.seen()).unwrap();
     assert_eq!(archive.file_system().read(ino, 0, 100).unwrap(), b"after!");
-    assert!(archive.check(true, &mut |_, _| {}).unwrap().findings.is_empty());
+    assert!(archive.check(true, &mut |_| {}).unwrap().findings.is_empty());
 }
 
 #[test]

@@ -20,7 +20,7 @@ fn the_smallest_archive_of_the_specification_is_sound_and_can_be_written() {
     let sound = || {
         let options = OpenOptions { read_only: true, ..OpenOptions::default() };
         let archive = Archive::open(&path, &key, &options).unwrap();
-        let report = archive.check(true, &mut |_, _| {}).unwrap();
+        let report = archive.check(true, &mut |_| {}).unwrap();
         assert_eq!(report.findings, []);
         (report.inodes, report.blocks, archive.info().unwrap().closed)
     };

@@ -531,5 +531,5 @@ fn a_compaction_ends_a_removal_that_was_interrupted() {
     Archive::compact(&place.path(), &place.key, &CompactOptions::default(), &mut |_| Ok(())).unwrap();
     let archive = place.open();
     assert_eq!(archive.file_system().volume.snapshots().unwrap(), []);
-    assert_eq!(archive.check(true, &mut |_, _| {}).unwrap().findings, []);
+    assert_eq!(archive.check(true, &mut |_| {}).unwrap().findings, []);
 }

@@ -82,17 +82,18 @@ pub struct ImportReport {
 }
 
 /// Copies each source, with what is below it, under its own name into the directory `options.to`. Existing directories are
-/// merged. What cannot be read is reported and left out; a file that changes meanwhile is kept as it was read, and reported.
+/// merged. What cannot be read is reported and left out; a file that changes meanwhile is kept as it was read, and reported. An error of `progress`
+/// ends it.
 ///
 /// # Errors
-/// `Invalid` for two sources of one name, with nothing added. `NoSpace`, `Latched`, `ReadOnly`, `Damaged`: nothing more can be added; what was added
-/// before is whole.
+/// `Invalid` for two sources of one name, with nothing added. `NoSpace`, `Latched`, `ReadOnly`, `Damaged`, and `Interrupted` of `progress`: nothing
+/// more is added; what was added before is whole, and what was on its way is taken back.
 pub fn import(
     fs: &FileSystem,
     archive: Option<Identity>,
     sources: &[PathBuf],
     options: &ImportOptions,
-    progress: &mut dyn FnMut(&Progress<'_>),
+    progress: &mut dyn FnMut(&Progress<'_>) -> Result<()>,
 ) -> Result<ImportReport> {
     options.refuse_twins(sources)?;
     let directory =
@@ -121,7 +122,7 @@ pub fn import(
 struct Import<'a> {
     fs: &'a FileSystem,
     options: &'a ImportOptions,
-    progress: &'a mut dyn FnMut(&Progress<'_>),
+    progress: &'a mut dyn FnMut(&Progress<'_>) -> Result<()>,
     /// The archive's own file, which cannot be added to itself.
     archive: Option<Identity>,
     report: ImportReport,
@@ -202,7 +203,7 @@ impl Import<'_> {
         parent: Ino,
         name: &[u8],
     ) -> Result<Option<(Names, Kept)>> {
-        (self.progress)(&self.report.copied.progress(&self.path, 0));
+        (self.progress)(&self.report.copied.progress(&self.path, 0))?;
         let flags = if follow { AtFlags::empty() } else { AtFlags::SYMLINK_NOFOLLOW };
         let stat = rustix::fs::statat(&at, host, flags).map_err(host_error("cannot read"))?;
         let is_directory = FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
@@ -376,7 +377,7 @@ impl Import<'_> {
                 self.fs.write(ino, offset, &self.piece[..length])?;
                 offset += length as u64;
                 self.report.copied.bytes += length as u64;
-                (self.progress)(&self.report.copied.progress(&self.path, 0));
+                (self.progress)(&self.report.copied.progress(&self.path, 0))?;
             }
         }
         Ok(size)
@@ -458,9 +459,10 @@ impl Import<'_> {
     }
 }
 
-/// Whether nothing more can be added.
+/// Whether nothing more can be added, or is to be.
 fn ends_import(error: &Error) -> bool {
-    matches!(error, Error::NoSpace(_) | Error::Latched(_) | Error::ReadOnly(_) | Error::Damaged(_))
+    use Error::{Damaged, Interrupted, Latched, NoSpace, ReadOnly};
+    matches!(error, NoSpace(_) | Latched(_) | ReadOnly(_) | Damaged(_) | Interrupted(_))
 }
 
 /// What an object takes from its host file: a link has no mode of its own.

@@ -46,13 +46,13 @@ pub struct TarImport {
 ///
 /// # Errors
 /// `Invalid` for a stream that is no whole tar, or that has a member which would lie outside of the tree, below something that is no
-/// directory, or linked to what the tar does not have; `Exists` naming what is in the way without `replace`: the archive is then as it
+/// directory, or linked to what the tar does not have; `Exists` naming what is in the way without `replace`; that of `progress`: the archive is then as it
 /// was before. `Exists` without a name when the root has something named `.lockbox-import-tar` that no import made. After `NoSpace`, `Latched` and `Damaged`, what the import made may be left in the directory `.lockbox-import-tar`.
 pub fn import_tar(
     fs: &FileSystem,
     input: &mut dyn Read,
     options: &TarImportOptions,
-    progress: &mut dyn FnMut(&Progress<'_>),
+    progress: &mut dyn FnMut(&Progress<'_>) -> Result<()>,
 ) -> Result<TarImport> {
     remove_old_stage(fs)?;
     let private = Creator { umask: None, ..options.creator };
@@ -95,7 +95,7 @@ pub(super) struct DirectoryMetadata {
 struct Import<'a> {
     fs: &'a FileSystem,
     options: &'a TarImportOptions,
-    progress: &'a mut dyn FnMut(&Progress<'_>),
+    progress: &'a mut dyn FnMut(&Progress<'_>) -> Result<()>,
     stage: Ino,
     report: TarImport,
     directories: Vec<DirectoryMetadata>,
@@ -108,7 +108,7 @@ impl Import<'_> {
     fn unpack(&mut self, input: &mut dyn Read) -> Result<()> {
         let mut members = Members::new(input);
         while let Some(member) = members.next()? {
-            (self.progress)(&self.report.copied.progress(&member.name, 0));
+            (self.progress)(&self.report.copied.progress(&member.name, 0))?;
             let shown = display(&member.name);
             self.member(member, &mut members).map_err(|error| match error {
                 Error::Invalid(detail) if detail.starts_with("the tar ") => Error::Invalid(detail),
@@ -202,7 +202,7 @@ impl Import<'_> {
                 self.fs.write(ino, offset, &self.piece[..wanted])?;
                 offset += wanted as u64;
                 self.report.copied.bytes += wanted as u64;
-                (self.progress)(&self.report.copied.progress(&member.name, 0));
+                (self.progress)(&self.report.copied.progress(&member.name, 0))?;
             }
         }
         self.metadata(ino, member, SetAttributes { size: Some(map.size), ..permissions(member) })
