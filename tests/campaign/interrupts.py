@@ -174,6 +174,9 @@ def interrupt(copy, name, arguments, how, delay):
         os.close(read)
     _, said = child.communicate(timeout=120)
     code = child.returncode
+    # One that ends itself, which is not SIGPIPE's 141, says what it left.
+    if code > 128 and how != "pipe" and b"interrupted; " not in said:
+        fell(f"[seed {SEED}] {name} {how}", "ends without a word of what it left:", code, said[:300])
     return (128 - code if code < 0 else code), said.decode(errors="replace").strip()
 
 

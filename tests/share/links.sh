@@ -200,6 +200,57 @@ interrupted_and_told() {
     [[ $(echo $(ls -A in)) == 'big small' ]]
 }
 
+# Waits until a command that watches for signals waits for the daemon, or for who reads what it writes.
+until_it_waits() {
+    until grep -qx signals "/proc/$1"/task/*/comm && [[ $(sed 's/.*) //' "/proc/$1/stat") == S* ]]; do :; done
+}
+
+# Interrupts a command, which says this.
+interrupted() {
+    local code=0
+    kill -INT "$1"
+    wait "$1" || code=$?
+    kill -CONT "$daemon"
+    [[ $code == 130 && $(cat said) == "lockbox: interrupted; $2"* ]] || { echo "$code: $(cat said)"; return 1; }
+}
+
+interrupted_in_each_direction() {
+    local link before
+    trap 'kill -CONT "$daemon"' EXIT
+    head -c 64000000 /dev/urandom >big
+    echo small >small
+    mkdir in
+    mkfifo out
+    # Half of it is with the daemon.
+    before=$(du -sb "$place/store" | cut -f 1)
+    "$lockbox" share big >link 2>said &
+    until (($(du -sb "$place/store" | cut -f 1) > before + 10000000)); do :; done
+    kill -STOP "$daemon"
+    interrupted $! 'nothing was shared; the same command begins anew'
+    [[ ! -s link ]]
+    # Nobody knows whether the daemon has it.
+    kill -STOP "$daemon"
+    "$lockbox" share small >link 2>said &
+    until_it_waits $!
+    interrupted $! 'the server may have made a link that nobody knows, which ends by itself; the same command makes another'
+    [[ ! -s link ]]
+    link=$(share big)
+    # The daemon answers nothing, so nothing can have arrived.
+    kill -STOP "$daemon"
+    "$lockbox" receive --socket "$place/lockbox-share.sock" -o in <<<"$link" 2>said &
+    until compgen -G 'in/.lockbox-*.part' >/dev/null; do :; done
+    until_it_waits $!
+    interrupted $! 'nothing arrived yet; the same link goes on'
+    [[ -z $(ls -A in) ]]
+    # Nobody reads on.
+    "$lockbox" receive --socket "$place/lockbox-share.sock" -o - <<<"$link" >out 2>said &
+    {
+        head -c 1000000 >part
+        interrupted $! 'what was written is not the whole file; the same link begins anew as long as the server keeps the file for it'
+    } <out
+    receive -o - <<<"$link" | cmp - big
+}
+
 watched() {
     local link
     head -c 100000 /dev/urandom >big
@@ -292,6 +343,7 @@ case_ "a share can be taken back" taken_back
 case_ "looking at a link uses nothing up" looking_uses_nothing_up
 case_ "a receiver that ran out of room or was killed goes on" killed_and_gone_on_with
 case_ "a receiver that was stopped says what it keeps, and the next one tells of it" interrupted_and_told
+case_ "who interrupts a sender or a receiver is told what there is and how to go on" interrupted_in_each_direction
 case_ "watching tells what happens" watched
 case_ "a file that changes is not shared" a_changed_file_is_not_shared
 case_ "age alone opens what was received" opened_by_age_alone
