@@ -35,7 +35,10 @@ pub use mirror::{Change, Changed, plan_mirror};
 pub use moments::{Alone, Differing, DifferingKind, Names, Restore, RestoreReport, compare};
 pub use naming::{Destination, make_directories, remove, rename};
 pub use path::{components, resolve};
-pub use tar::{TarExport, TarImport, TarImportOptions, export_tar, import_tar};
+pub use tar::{
+    Packed, TarExport, TarImport, TarImportOptions, Unpacked, export_tar, export_tree, import_tar, pack_tree,
+    unpack_tar,
+};
 pub use trees::{Top, Unlike, UnlikeMetadata, compare_trees};
 
 use std::fmt;

@@ -1,4 +1,4 @@
-//! Writes a part of an archive as a tar stream.
+//! Writes a part of an archive as a tar stream: with all that is known of it, or one directory for other people.
 
 use std::collections::HashMap;
 use std::io::Write;
@@ -49,26 +49,57 @@ pub fn export_tar(
         let attributes = path::resolve_given(fs, given)?;
         tops.push((path::components(given)?.join(&b'/'), attributes));
     }
-    let out = Counted { out, written: 0 };
-    let mut export =
-        Export { fs, filter, progress, out, report: TarExport::default(), links: HashMap::new(), top_length: 0 };
+    let mut export = Export::new(fs, filter, out, progress);
     for (path, attributes) in tops {
         export.top(path, &attributes)?;
     }
-    export.out.zeros(2 * BLOCK as u64)?;
-    export.out.fill(RECORD)?;
-    export.out.flush()?;
+    export.out.end()?;
     Ok(export.report)
 }
 
+/// Writes the directory at `path` for other people: below `name`, and without what is this machine's business, see [`Member::bare`].
+///
+/// # Errors
+/// `Invalid` for a path that is not there, `NotDirectory`, before anything is written; later ones as of [`export_tar`].
+pub fn export_tree(fs: &FileSystem, path: &[u8], name: &[u8], out: &mut dyn Write) -> Result<Packed> {
+    let attributes = path::resolve_given(fs, path)?;
+    if !attributes.is_directory() {
+        return Err(Error::NotDirectory);
+    }
+    let (filter, mut progress) = (Filter::default(), |_: &Progress<'_>| {});
+    let mut export = Export { bare: true, ..Export::new(fs, &filter, out, &mut progress) };
+    export.top(name.to_vec(), &attributes)?;
+    export.out.end()?;
+    Ok(Packed { copied: export.report.copied, special: export.special })
+}
+
+/// What was packed for other people.
+#[derive(Debug, Default)]
+pub struct Packed {
+    pub copied: Copied,
+    /// Sockets, FIFOs and devices, which were left out.
+    pub special: u64,
+}
+
 /// Where the stream goes, and how long it is.
-struct Counted<'a> {
+pub(super) struct Counted<'a> {
     out: &'a mut dyn Write,
     written: u64,
 }
 
-impl Counted<'_> {
-    fn bytes(&mut self, bytes: &[u8]) -> Result<()> {
+impl<'a> Counted<'a> {
+    pub(super) fn new(out: &'a mut dyn Write) -> Counted<'a> {
+        Counted { out, written: 0 }
+    }
+
+    /// The end mark.
+    pub(super) fn end(&mut self) -> Result<()> {
+        self.zeros(2 * BLOCK as u64)?;
+        self.fill(RECORD)?;
+        self.out.flush().map_err(|error| Error::io("cannot write the tar", error))
+    }
+
+    pub(super) fn bytes(&mut self, bytes: &[u8]) -> Result<()> {
         self.out.write_all(bytes).map_err(|error| Error::io("cannot write the tar", error))?;
         self.written += bytes.len() as u64;
         Ok(())
@@ -86,12 +117,8 @@ impl Counted<'_> {
     }
 
     /// Zeros up to the next multiple.
-    fn fill(&mut self, multiple: u64) -> Result<()> {
+    pub(super) fn fill(&mut self, multiple: u64) -> Result<()> {
         self.zeros(self.written.next_multiple_of(multiple) - self.written)
-    }
-
-    fn flush(&mut self) -> Result<()> {
-        self.out.flush().map_err(|error| Error::io("cannot write the tar", error))
     }
 }
 
@@ -105,9 +132,31 @@ struct Export<'a> {
     links: HashMap<Ino, Vec<u8>>,
     /// Of the path of what the user named; the filter's paths begin below it.
     top_length: usize,
+    /// For other people.
+    bare: bool,
+    special: u64,
 }
 
-impl Export<'_> {
+impl<'a> Export<'a> {
+    fn new(
+        fs: &'a FileSystem,
+        filter: &'a Filter,
+        out: &'a mut dyn Write,
+        progress: &'a mut dyn FnMut(&Progress<'_>),
+    ) -> Export<'a> {
+        Export {
+            fs,
+            filter,
+            progress,
+            out: Counted::new(out),
+            report: TarExport::default(),
+            links: HashMap::new(),
+            top_length: 0,
+            bare: false,
+            special: 0,
+        }
+    }
+
     fn top(&mut self, mut path: Vec<u8>, attributes: &Attributes) -> Result<()> {
         self.top_length = path.len() + usize::from(!path.is_empty());
         self.object(&path, attributes)?;
@@ -131,6 +180,10 @@ impl Export<'_> {
     fn object(&mut self, path: &[u8], attributes: &Attributes) -> Result<()> {
         (self.progress)(&self.report.copied.progress(path, 0));
         let kind = attributes.mode & mode::TYPE;
+        if self.bare && !matches!(kind, mode::REGULAR | mode::DIRECTORY | mode::SYMLINK) {
+            self.special += 1;
+            return Ok(());
+        }
         if kind == mode::SOCKET {
             self.report.sockets += 1;
             return Ok(());
@@ -139,11 +192,15 @@ impl Export<'_> {
             if let Some(first) = self.links.get(&attributes.ino) {
                 let first = first.clone();
                 self.report.copied.links += 1;
+                let attributes = if self.bare { &Member::bare(attributes) } else { attributes };
                 return Member::new(path, EntryType::Link, attributes).linked_to(first).write(&mut self.out);
             }
             self.links.insert(attributes.ino, path.to_vec());
         }
-        let member = |kind| Member::new(path, kind, attributes).with_attributes(self.fs, attributes.ino);
+        let member = |kind| match self.bare {
+            true => Ok(Member::new(path, kind, &Member::bare(attributes))),
+            false => Member::new(path, kind, attributes).with_attributes(self.fs, attributes.ino),
+        };
         match kind {
             mode::REGULAR => {
                 let member = member(EntryType::Regular)?;
@@ -235,18 +292,29 @@ impl Export<'_> {
 }
 
 /// A header with its records, before it is written.
-struct Member {
+pub(super) struct Member {
     name: Vec<u8>,
     kind: EntryType,
     attributes: Attributes,
     link: Vec<u8>,
     device: Option<(u32, u32)>,
-    size: u64,
+    pub(super) size: u64,
     records: Vec<u8>,
 }
 
 impl Member {
-    fn new(path: &[u8], kind: EntryType, attributes: &Attributes) -> Member {
+    /// Without what is of no use to other people, and not theirs to know: owners, when it was read, and bits that lend rights.
+    pub(super) fn bare(attributes: &Attributes) -> Attributes {
+        let mode = attributes.mode & (mode::TYPE | mode::ACCESS);
+        Attributes { mode, uid: 0, gid: 0, atime: attributes.mtime, ..*attributes }
+    }
+
+    /// A directory, whose name ends with a slash.
+    pub(super) fn directory(path: &[u8], attributes: &Attributes) -> Member {
+        Member { name: [path, b"/"].concat(), ..Member::new(path, EntryType::Directory, attributes) }
+    }
+
+    pub(super) fn new(path: &[u8], kind: EntryType, attributes: &Attributes) -> Member {
         let attributes = *attributes;
         let mut member = Member {
             name: path.to_vec(),
@@ -266,7 +334,7 @@ impl Member {
         pax::push(&mut self.records, key.as_bytes(), value);
     }
 
-    fn linked_to(mut self, target: Vec<u8>) -> Member {
+    pub(super) fn linked_to(mut self, target: Vec<u8>) -> Member {
         self.link = target;
         self
     }
@@ -287,7 +355,7 @@ impl Member {
         Ok(self)
     }
 
-    fn write(mut self, out: &mut Counted<'_>) -> Result<()> {
+    pub(super) fn write(mut self, out: &mut Counted<'_>) -> Result<()> {
         let Attributes { uid, gid, mtime, .. } = self.attributes;
         if self.name.len() > MAX_SHORT_NAME {
             let name = self.name.clone();

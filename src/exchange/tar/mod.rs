@@ -9,11 +9,15 @@ mod header;
 mod import;
 mod install;
 mod members;
+mod pack;
 mod pax;
 mod sparse;
+mod unpack;
 
-pub use export::{TarExport, export_tar};
+pub use export::{Packed, TarExport, export_tar, export_tree};
 pub use import::{TarImport, TarImportOptions, import_tar};
+pub use pack::pack_tree;
+pub use unpack::{Unpacked, unpack_tar};
 
 /// Unit of a tar stream, in bytes.
 const BLOCK: usize = 512;

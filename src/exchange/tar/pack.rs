@@ -1,0 +1,253 @@
+//! Writes a directory of the host as a tar stream for other people, as `export_tree` does one of an archive.
+
+use std::collections::HashMap;
+use std::io::Write;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, Stat};
+use tar::EntryType;
+
+use lockbox_terminal::display;
+
+use super::BLOCK;
+use super::export::{Counted, Member, Packed};
+use crate::error::{Error, Result};
+use crate::exchange::host::{host_error, timestamps};
+use crate::exchange::walk::join;
+use crate::fs::{Attributes, mode};
+use crate::storage::{Identity, names};
+
+/// Bytes read from the host at once.
+const PIECE: usize = 256 << 10;
+
+/// Writes `directory` with what is below it, under `name`; links in it stay links. Nothing of it may change meanwhile, or what comes out
+/// could be a mixture that never was.
+///
+/// # Errors
+/// `InUse` naming what changed, and failures of the host. A stream that ends by an error has no end mark.
+pub fn pack_tree(directory: &Path, name: &[u8], out: &mut dyn Write) -> Result<Packed> {
+    let flags = OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let top =
+        rustix::fs::openat(CWD, directory, flags, Mode::empty()).map_err(host_error("cannot open the directory"))?;
+    let mut pack = Pack { out: Counted::new(out), report: Packed::default(), links: HashMap::new() };
+    let mut path = name.to_vec();
+    let mut levels = vec![pack.enter(top, &path)?];
+    while let Some(level) = levels.last_mut() {
+        path.truncate(level.path_length);
+        let Some(name) = level.names.pop() else {
+            if version(&stat_of(&level.directory)?) != level.before {
+                return Err(changed(&path));
+            }
+            levels.pop();
+            continue;
+        };
+        join(&mut path, &name);
+        if let Some(directory) = pack.entry(&level.directory, &name, &path).map_err(|error| named(&path, error))? {
+            let below = pack.enter(directory, &path).map_err(|error| named(&path, error))?;
+            levels.push(below);
+        }
+    }
+    pack.out.end()?;
+    Ok(pack.report)
+}
+
+/// What changes when a file or a directory does.
+type Version = (Identity, i64, [(i64, u64); 2]);
+
+fn version(stat: &Stat) -> Version {
+    (Identity::from(stat), stat.st_size, [(stat.st_mtime, stat.st_mtime_nsec), (stat.st_ctime, stat.st_ctime_nsec)])
+}
+
+fn stat_of(file: &OwnedFd) -> Result<Stat> {
+    rustix::fs::fstat(file).map_err(host_error("cannot examine it"))
+}
+
+fn changed(path: &[u8]) -> Error {
+    Error::InUse(format!("{} changed while it was read", display(path)))
+}
+
+fn named(path: &[u8], error: Error) -> Error {
+    match error {
+        Error::Io { context, source } if !context.starts_with("cannot write the tar") => {
+            Error::Io { context: format!("{}: {context}", display(path)), source }
+        }
+        error => error,
+    }
+}
+
+/// A directory on the way down.
+struct Level {
+    directory: OwnedFd,
+    names: Vec<Vec<u8>>,
+    before: Version,
+    path_length: usize,
+}
+
+struct Pack<'a> {
+    out: Counted<'a>,
+    report: Packed,
+    /// A file with several names: the first of them.
+    links: HashMap<(u64, u64), Vec<u8>>,
+}
+
+impl Pack<'_> {
+    fn enter(&mut self, directory: OwnedFd, path: &[u8]) -> Result<Level> {
+        let stat = stat_of(&directory)?;
+        let mut names = names(&directory).map_err(host_error("cannot read the directory"))?;
+        // Taken from the end.
+        names.sort_by(|a, b| b.cmp(a));
+        Member::directory(path, &bare(&stat)).write(&mut self.out)?;
+        self.report.copied.directories += 1;
+        Ok(Level { directory, names, before: version(&stat), path_length: path.len() })
+    }
+
+    /// Writes one object; a directory is opened and returned.
+    fn entry(&mut self, at: &OwnedFd, name: &[u8], path: &[u8]) -> Result<Option<OwnedFd>> {
+        let examined = rustix::fs::statat(at, name, AtFlags::SYMLINK_NOFOLLOW);
+        let stat = examined.map_err(host_error("cannot examine it"))?;
+        match FileType::from_raw_mode(stat.st_mode) {
+            FileType::Directory => {
+                let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+                let opened = rustix::fs::openat(at, name, flags, Mode::empty());
+                Ok(Some(opened.map_err(host_error("cannot open the directory"))?))
+            }
+            FileType::Symlink => {
+                let target =
+                    rustix::fs::readlinkat(at, name, Vec::new()).map_err(host_error("cannot read the link"))?;
+                self.report.copied.symlinks += 1;
+                let member = Member::new(path, EntryType::Symlink, &bare(&stat)).linked_to(target.into_bytes());
+                member.write(&mut self.out).map(|()| None)
+            }
+            FileType::RegularFile => self.file(at, name, path).map(|()| None),
+            _ => {
+                self.report.special += 1;
+                Ok(None)
+            }
+        }
+    }
+
+    fn file(&mut self, at: &OwnedFd, name: &[u8], path: &[u8]) -> Result<()> {
+        // What was put in its place since must not stop the program.
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let file = rustix::fs::openat(at, name, flags, Mode::empty()).map_err(host_error("cannot open it"))?;
+        let stat = stat_of(&file)?;
+        if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
+            return Err(changed(path));
+        }
+        if stat.st_nlink > 1 {
+            if let Some(first) = self.links.get(&(stat.st_dev, stat.st_ino)) {
+                self.report.copied.links += 1;
+                let member = Member::new(path, EntryType::Link, &bare(&stat)).linked_to(first.clone());
+                return member.write(&mut self.out);
+            }
+            self.links.insert((stat.st_dev, stat.st_ino), path.to_vec());
+        }
+        let size = u64::try_from(stat.st_size).unwrap_or_default();
+        let mut member = Member::new(path, EntryType::Regular, &bare(&stat));
+        member.size = size;
+        member.write(&mut self.out)?;
+        let mut piece = vec![0; PIECE];
+        let mut left = size;
+        while left > 0 {
+            let wanted = usize::try_from(left).unwrap_or(PIECE).min(PIECE);
+            match rustix::io::read(&file, &mut piece[..wanted]) {
+                Ok(0) => return Err(changed(path)),
+                Ok(length) => {
+                    self.out.bytes(&piece[..length])?;
+                    left -= length as u64;
+                }
+                Err(rustix::io::Errno::INTR) => {}
+                Err(errno) => return Err(host_error("cannot read it")(errno)),
+            }
+        }
+        self.out.fill(BLOCK as u64)?;
+        if version(&stat_of(&file)?) != version(&stat) {
+            return Err(changed(path));
+        }
+        self.report.copied.files += 1;
+        self.report.copied.bytes += size;
+        Ok(())
+    }
+}
+
+fn bare(stat: &Stat) -> Attributes {
+    let (_, mtime) = timestamps(stat);
+    Member::bare(&Attributes { mode: stat.st_mode & (mode::TYPE | mode::PERMISSIONS), mtime, ..Attributes::default() })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::{PermissionsExt, symlink};
+
+    use super::*;
+
+    /// Does something when a part of the stream is written.
+    struct Meddling<F: FnMut(&[u8])>(F);
+
+    impl<F: FnMut(&[u8])> Write for Meddling<F> {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            (self.0)(bytes);
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn nothing_is_told_of_owners_and_special_files_are_left_out() {
+        let place = tempfile::tempdir().unwrap();
+        let folder = place.path().join("folder");
+        fs::create_dir_all(folder.join("in")).unwrap();
+        fs::write(folder.join("in/run"), "#!").unwrap();
+        fs::set_permissions(folder.join("in/run"), fs::Permissions::from_mode(0o4755)).unwrap();
+        fs::hard_link(folder.join("in/run"), folder.join("same")).unwrap();
+        symlink("in/run", folder.join("link")).unwrap();
+        rustix::fs::mknodat(CWD, folder.join("pipe"), FileType::Fifo, Mode::RUSR, 0).unwrap();
+        let mut tar = Vec::new();
+        let packed = pack_tree(&folder, b"given", &mut tar).unwrap();
+        let counts = (packed.copied.files, packed.copied.directories, packed.copied.links, packed.copied.symlinks);
+        assert_eq!((counts, packed.special), ((1, 2, 1, 1), 1));
+        let mut found = Vec::new();
+        for entry in tar::Archive::new(&tar[..]).entries().unwrap() {
+            let entry = entry.unwrap();
+            let header = entry.header();
+            assert_eq!((header.uid().unwrap(), header.gid().unwrap()), (0, 0));
+            assert_eq!(header.mode().unwrap() & 0o7000, 0);
+            found.push(String::from_utf8(entry.path_bytes().into_owned()).unwrap());
+        }
+        assert_eq!(found, ["given/", "given/in/", "given/in/run", "given/link", "given/same"]);
+    }
+
+    #[test]
+    fn what_changes_meanwhile_is_told() {
+        let changes: [(&str, fn(&Path)); 4] = [
+            ("given/big", |folder| fs::write(folder.join("big"), "x").unwrap()),
+            ("given/big", |folder| {
+                fs::File::options().append(true).open(folder.join("big")).unwrap().write_all(b"x").unwrap();
+            }),
+            ("given", |folder| fs::write(folder.join("another"), "x").unwrap()),
+            ("given", |folder| fs::rename(folder.join("later"), folder.join("sooner")).unwrap()),
+        ];
+        for (what, change) in changes {
+            let place = tempfile::tempdir().unwrap();
+            let folder = place.path().join("folder");
+            fs::create_dir(&folder).unwrap();
+            fs::write(folder.join("big"), vec![b'x'; 3 * PIECE]).unwrap();
+            fs::write(folder.join("later"), "x").unwrap();
+            let mut done = false;
+            let mut out = Meddling(|bytes: &[u8]| {
+                if bytes.len() == PIECE && !done {
+                    done = true;
+                    change(&folder);
+                }
+            });
+            let told = pack_tree(&folder, b"given", &mut out).unwrap_err().to_string();
+            assert!(told.contains("changed while it was read") || told.contains("later"), "{what}: {told}");
+            assert!(told.contains(what), "{what}: {told}");
+        }
+    }
+}

@@ -1,0 +1,239 @@
+//! Unpacks a tar that somebody else made into a new directory of the host, which shows when all of it is there.
+//!
+//! What a stranger chooses is names, content, times and whether a file can be run. Everything belongs to the one who unpacks and is closed to
+//! others; no device or FIFO is made, and no symbolic link that leads out of the directory, so that nothing written below it lands elsewhere.
+
+use std::collections::HashMap;
+use std::io::Read;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+
+use rustix::fs::{AtFlags, Mode, OFlags, Timespec, Timestamps};
+use rustix::io::Errno;
+
+use lockbox_terminal::display;
+
+use super::members::{Kind, Member, Members};
+use super::sparse::Map;
+use crate::env::SystemEnvironment;
+use crate::error::{Error, Result, Timestamp};
+use crate::exchange::Copied;
+use crate::exchange::extract::write_all;
+use crate::exchange::host::host_error;
+use crate::exchange::stage::{Stage, identity_of, link_again, make_directory, make_special, open_again};
+use crate::fs::{Attributes, mode};
+use crate::storage::Identity;
+
+/// Bytes read from the tar and written to the host at once.
+const PIECE: usize = 256 << 10;
+/// How many names are tried when others are taken.
+const MAX_NUMBER: u32 = 1000;
+
+/// What was unpacked.
+#[derive(Debug, Default)]
+pub struct Unpacked {
+    pub copied: Copied,
+    /// The name that the directory got.
+    pub name: Vec<u8>,
+    /// Devices and FIFOs, which were not made.
+    pub special: u64,
+    /// Symbolic links that lead out of the directory, which were not made.
+    pub strays: u64,
+}
+
+/// Unpacks the one directory of a tar into the directory `to` of the host, under the first of the names that `called` gives for 1, 2 and so on
+/// that nothing has; None ends them.
+///
+/// # Errors
+/// `Invalid` for what is no whole tar of one directory, `Exists` when there is no name left, and failures of the host: nothing was made then.
+pub fn unpack_tar(input: &mut dyn Read, to: &Path, called: &dyn Fn(u32) -> Option<Vec<u8>>) -> Result<Unpacked> {
+    let stage = Stage::new(to, &SystemEnvironment)?;
+    let mut unpack = Unpack {
+        stage: &stage,
+        report: Unpacked::default(),
+        directories: HashMap::new(),
+        files: HashMap::new(),
+        piece: vec![0; PIECE],
+    };
+    let mut members = Members::new(input);
+    while let Some(member) = members.next()? {
+        let shown = display(&member.name);
+        unpack.member(member, &mut members).map_err(|error| match error {
+            Error::Invalid(detail) if !detail.starts_with("the tar ") => {
+                Error::invalid(format!("member '{shown}' of the tar: {detail}"))
+            }
+            Error::Io { context, source } => Error::Io { context: format!("{shown}: {context}"), source },
+            error => error,
+        })?;
+    }
+    unpack.times()?;
+    let top = unpack.top()?;
+    // Durable before it has a name, and before the tar goes.
+    rustix::fs::syncfs(stage.directory()).map_err(host_error("cannot write the directory"))?;
+    let mut report = unpack.report;
+    report.name = place(&stage, &top, called)?;
+    match rustix::fs::fsync(stage.target()) {
+        Ok(()) | Err(Errno::INVAL) => Ok(report),
+        Err(errno) => Err(host_error("cannot write the directory")(errno)),
+    }
+}
+
+fn place(stage: &Stage, top: &[u8], called: &dyn Fn(u32) -> Option<Vec<u8>>) -> Result<Vec<u8>> {
+    for number in 1..MAX_NUMBER {
+        let Some(name) = called(number) else { break };
+        match stage.place(top, stage.target(), &name) {
+            Ok(()) => return Ok(name),
+            Err(Errno::EXIST | Errno::NOTEMPTY) => {}
+            Err(errno) => return Err(host_error("cannot move it into place")(errno)),
+        }
+    }
+    Err(Error::Exists)
+}
+
+/// A directory that was made, and the time that it gets when all is in it.
+struct Made {
+    identity: Identity,
+    modified: Option<Timestamp>,
+}
+
+struct Unpack<'a> {
+    stage: &'a Stage,
+    report: Unpacked,
+    /// By their paths below the stage (EXTRACT-1).
+    directories: HashMap<Vec<u8>, Made>,
+    /// The same of files, which further names may follow of.
+    files: HashMap<Vec<u8>, Identity>,
+    piece: Vec<u8>,
+}
+
+impl Unpack<'_> {
+    fn member(&mut self, mut member: Member, members: &mut Members<'_>) -> Result<()> {
+        let path = member.path.join(&b'/');
+        let Some(name) = member.path.pop() else {
+            return Err(Error::invalid("it has no directory of its own"));
+        };
+        if member.path.is_empty() && !matches!(member.kind, Kind::Directory) {
+            return Err(Error::invalid("it lies beside the directory"));
+        }
+        if let Kind::Directory = member.kind {
+            self.directory(&member.path.iter().chain([&name]).map(|name| &name[..]).collect::<Vec<_>>())?;
+            if let Some(made) = self.directories.get_mut(&path) {
+                made.modified = Some(member.modified);
+            }
+            return Ok(());
+        }
+        let at = self.directory(&member.path.iter().map(|name| &name[..]).collect::<Vec<_>>())?;
+        match &member.kind {
+            Kind::File(map) => {
+                let made = self.file(&at, &name, &member, map, members)?;
+                self.files.insert(path, made);
+            }
+            Kind::Link(first) => {
+                let first = first.join(&b'/');
+                let made = self.files.get(&first).ok_or_else(|| {
+                    Error::invalid(format!("it links to '{}', which is no file before it", display(&first)))
+                })?;
+                link_again(self.stage.directory(), &first, *made, &at, &name)?;
+                self.report.copied.links += 1;
+            }
+            Kind::Symlink(target) if leads_out(target, member.path.len()) => self.report.strays += 1,
+            Kind::Symlink(target) => {
+                let attributes = Attributes { mode: mode::SYMLINK, ..Attributes::default() };
+                make_special(&at, &name, &attributes, || Ok(target.clone()))?;
+                set_times(&at, &name, member.modified)?;
+                self.report.copied.symlinks += 1;
+            }
+            Kind::Node(..) => self.report.special += 1,
+            Kind::Directory => {}
+        }
+        Ok(())
+    }
+
+    /// The directory of this path, made with those above it as far as they are missing.
+    fn directory(&mut self, names: &[&[u8]]) -> Result<OwnedFd> {
+        let root = self.stage.directory();
+        let path = names.join(&b'/');
+        if let Some(made) = self.directories.get(&path) {
+            return open_again(root, &path, made.identity);
+        }
+        let Some((name, above)) = names.split_last() else {
+            return root.try_clone().map_err(|error| Error::io("cannot open the directory", error));
+        };
+        let above = self.directory(above)?;
+        let made = make_directory(&above, name)?;
+        self.directories.insert(path, Made { identity: identity_of(&made)?, modified: None });
+        self.report.copied.directories += 1;
+        Ok(made)
+    }
+
+    fn file(
+        &mut self,
+        at: &OwnedFd,
+        name: &[u8],
+        member: &Member,
+        map: &Map,
+        members: &mut Members<'_>,
+    ) -> Result<Identity> {
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let host =
+            rustix::fs::openat(at, name, flags, Mode::RUSR | Mode::WUSR).map_err(host_error("cannot make it"))?;
+        for &(start, length) in &map.parts {
+            let mut offset = start;
+            while offset < start + length {
+                let wanted = usize::try_from(start + length - offset).unwrap_or(PIECE).min(PIECE);
+                let read = members.read(&mut self.piece[..wanted])?;
+                write_all(&host, &self.piece[..read], offset)?;
+                offset += read as u64;
+            }
+        }
+        rustix::fs::ftruncate(&host, map.size).map_err(host_error("cannot set the size"))?;
+        if member.permissions & 0o100 != 0 {
+            rustix::fs::fchmod(&host, Mode::RWXU).map_err(host_error("cannot set the mode"))?;
+        }
+        rustix::fs::futimens(&host, &timestamps(member.modified)).map_err(host_error("cannot set the times"))?;
+        self.report.copied.files += 1;
+        self.report.copied.bytes += map.size;
+        identity_of(&host)
+    }
+
+    /// Each entry that was made in a directory changed its time.
+    fn times(&self) -> Result<()> {
+        for (path, made) in &self.directories {
+            if let Some(modified) = made.modified {
+                let directory = open_again(self.stage.directory(), path, made.identity)?;
+                rustix::fs::futimens(&directory, &timestamps(modified)).map_err(host_error("cannot set the times"))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The name of the one directory.
+    fn top(&self) -> Result<Vec<u8>> {
+        let mut tops = self.directories.keys().filter(|path| !path.contains(&b'/'));
+        match (tops.next(), tops.next()) {
+            (Some(top), None) => Ok(top.clone()),
+            _ => Err(Error::invalid("the tar does not hold one directory")),
+        }
+    }
+}
+
+/// Whether a link in a directory of this depth below the top leads out of it. `..` is followed at the beginning alone, where it means the
+/// directories that were made; behind a name it would depend on where other links lead.
+fn leads_out(target: &[u8], depth: usize) -> bool {
+    let names = target.split(|&byte| byte == b'/').filter(|name| !matches!(*name, b"" | b"."));
+    let up = names.clone().take_while(|name| *name == b"..").count();
+    target.starts_with(b"/") || up >= depth || names.skip(up).any(|name| name == b"..")
+}
+
+fn timestamps(modified: Timestamp) -> Timestamps {
+    let time = Timespec { tv_sec: modified.seconds, tv_nsec: modified.nanos.into() };
+    Timestamps { last_access: time, last_modification: time }
+}
+
+fn set_times(at: &OwnedFd, name: &[u8], modified: Timestamp) -> Result<()> {
+    let set = rustix::fs::utimensat(at, name, &timestamps(modified), AtFlags::SYMLINK_NOFOLLOW);
+    set.map_err(host_error("cannot set the times"))
+}
+
+#[cfg(test)]
+mod tests;
