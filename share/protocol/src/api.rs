@@ -10,6 +10,7 @@
 //! | `GET /v1/limits` | | 200 `Limits` |
 //! | `POST /v1/uploads` | Owner; the ciphertext (an age v1 file) as `application/octet-stream`, with a length or in parts | 201 `Uploaded`; 401, 403, 413, 415, 422, 507 |
 //! | `POST /v1/shares` | Owner; `Create` | 201 `Created`; 401, 403, 413, 415, 422, 507 |
+//! | `POST /v1/look` | `Look` | 200 `Looked`; the failures of a claim |
 //! | `POST /v1/claim` | `Claim` | 200 `Claimed`; 404 without proof; with it 409 leased, 410 consumed, revoked or expired |
 //! | `GET`, `HEAD /v1/shares/HANDLE/ciphertext` | Lease; `Range`, `If-Range`, `If-None-Match` | 200, 206 the ciphertext; 304, 404 no such lease, 410 the lease ended, 416 |
 //! | `POST /v1/shares/HANDLE/complete` | Lease | 204, again as often as it is sent; 404, 410 the lease ended otherwise |
@@ -29,6 +30,7 @@
 //!   A ciphertext that no share took within 15 minutes is thrown away. Both may be sent again when their answer was lost: the same
 //!   ciphertext of the same owner is the same upload while it waits, and the same owner and verifier get the share of an upload
 //!   for 60 s.
+//! - **Look.** What a claim would be answered now, with the same proof and the same limits; nothing changes by it.
 //! - **Claim.** A repeat with the same `claim` id within 60 s gets the same reply. A share whose content is in the capsule is
 //!   consumed by its last claim. One with ciphertext is leased: nobody else is served until the lease ends.
 //! - **Download.** The entity tag is the ciphertext's digest, strong. One range is answered by 206 with `Content-Range`; several
@@ -47,6 +49,8 @@ pub const LIMITS: &str = "/v1/limits";
 pub const UPLOADS: &str = "/v1/uploads";
 /// Shares are made.
 pub const SHARES: &str = "/v1/shares";
+/// Whoever has the link asks whether it opens something.
+pub const LOOK: &str = "/v1/look";
 /// A share is claimed.
 pub const CLAIM: &str = "/v1/claim";
 /// Many are made.

@@ -1,4 +1,4 @@
-//! What the client and the daemon of one-time links say to each other: handles, capsules and messages. No keys, no input and output.
+//! What the client and the daemon of one-time links say to each other: handles, capsules and messages, and who can open a link. No keys, no input and output.
 
 #![forbid(unsafe_code)]
 
@@ -7,5 +7,6 @@ pub mod api;
 pub mod capsule;
 pub mod handle;
 pub mod message;
+pub mod reach;
 mod text;
 pub mod token;

@@ -80,6 +80,23 @@ pub struct Created {
     pub expires_at: UnixSeconds,
 }
 
+/// Asks whether a claim would be accepted, and changes nothing.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Look {
+    /// From the link.
+    pub handle: Handle,
+    /// Derived from the link's secret.
+    pub auth: Auth,
+}
+
+/// It would, at this moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Looked {
+    /// When the share ends by itself.
+    pub expires_at: UnixSeconds,
+}
+
 /// Claims a share: one atomic step.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

@@ -16,6 +16,8 @@ pub enum Route {
     Upload,
     /// `/v1/shares`
     Create,
+    /// `/v1/look`
+    Look,
     /// `/v1/claim`
     Claim,
     /// A ciphertext.
@@ -39,10 +41,11 @@ pub enum Route {
 }
 
 impl Route {
-    const ALL: [(Route, &'static str); 13] = [
+    const ALL: [(Route, &'static str); 14] = [
         (Route::Limits, "limits"),
         (Route::Upload, "upload"),
         (Route::Create, "create"),
+        (Route::Look, "look"),
         (Route::Claim, "claim"),
         (Route::Download, "download"),
         (Route::Complete, "complete"),

@@ -7,7 +7,7 @@ use hyper::body::Incoming;
 use hyper::{Request, StatusCode};
 use lockbox_share_protocol::capsule::Capsule;
 use lockbox_share_protocol::handle::Handle;
-use lockbox_share_protocol::message::{Claim, Claimed, ErrorCode, Lease};
+use lockbox_share_protocol::message::{Claim, Claimed, ErrorCode, Lease, Look, Looked};
 use lockbox_share_protocol::token::ClaimId;
 
 use super::batch;
@@ -17,6 +17,14 @@ use super::refusal::Refusal;
 use super::reply::{self, Reply};
 use crate::limiter::Client;
 use crate::store::{self, Pending, StoreError};
+
+/// `POST /v1/look`. Whoever guesses is as limited as with claims, and learns as much.
+pub(super) async fn look(daemon: &Daemon, client: Client, request: Request<Incoming>) -> Result<Reply, Refusal> {
+    daemon.limiter.admit_claim(client, 1)?;
+    let look: Look = message::json(request, ONE, daemon.settings.body_timeout).await?;
+    let expires = daemon.store.look(look.handle, &look.auth).await.map_err(|error| daemon.refused(client, error))?;
+    Ok(reply::json(StatusCode::OK, &Looked { expires_at: expires.0 / 1000 }))
+}
 
 /// `POST /v1/claim`
 pub(super) async fn claim(daemon: &Daemon, client: Client, request: Request<Incoming>) -> Result<Reply, Refusal> {

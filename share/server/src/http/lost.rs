@@ -24,7 +24,7 @@ use crate::store::memory::MemoryStore;
 use crate::store::spool::Spool;
 use crate::store::{
     Claimed, Figures, Finish, Info, Lease, NewShare, Pending, Periods, Result, ShareStore, SpoolEntry, StoreError,
-    Upkeep,
+    Upkeep, WallTime,
 };
 
 /// A store whose changes become durable when the test says so.
@@ -54,6 +54,10 @@ impl ShareStore for Held {
         }
         self.handles.lock().push(handle);
         self.hold(self.store.create(handle, share))
+    }
+
+    fn look(&self, handle: Handle, auth: &Auth) -> Pending<WallTime> {
+        self.store.look(handle, auth)
     }
 
     fn claim(&self, handle: Handle, auth: &Auth, id: ClaimId) -> Pending<Claimed> {

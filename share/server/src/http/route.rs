@@ -24,6 +24,7 @@ enum Target {
     Limits,
     Uploads,
     Shares,
+    Look,
     Claim,
     BatchCreate,
     BatchClaim,
@@ -39,6 +40,7 @@ impl Target {
             api::LIMITS => Target::Limits,
             api::UPLOADS => Target::Uploads,
             api::SHARES => Target::Shares,
+            api::LOOK => Target::Look,
             api::CLAIM => Target::Claim,
             api::BATCH_CREATE => Target::BatchCreate,
             api::BATCH_CLAIM => Target::BatchClaim,
@@ -56,6 +58,7 @@ impl Target {
             Target::Limits => Route::Limits,
             Target::Uploads => Route::Upload,
             Target::Shares => Route::Create,
+            Target::Look => Route::Look,
             Target::Claim => Route::Claim,
             Target::BatchCreate | Target::BatchClaim | Target::BatchInfo | Target::BatchRevoke => Route::Batch,
             Target::OfShare(OfShare::Info, _) => Route::Info,
@@ -81,7 +84,8 @@ impl Target {
     fn limits_itself(self) -> bool {
         matches!(
             self,
-            Target::Claim
+            Target::Look
+                | Target::Claim
                 | Target::BatchCreate
                 | Target::BatchClaim
                 | Target::BatchInfo
@@ -139,6 +143,7 @@ async fn serve(daemon: &Arc<Daemon>, peer: Peer, target: Target, request: Reques
         Target::Limits => Ok(reply::with_type(StatusCode::OK, "application/json", daemon.limits.clone())),
         Target::Uploads => upload::upload(daemon, peer, client, request).await,
         Target::Shares => create::create(daemon, peer, request).await,
+        Target::Look => claim::look(daemon, client, request).await,
         Target::Claim => claim::claim(daemon, client, request).await,
         Target::BatchCreate => create::batch_create(daemon, peer, client, request).await,
         Target::BatchClaim => claim::batch(daemon, client, request).await,

@@ -67,13 +67,14 @@ pub(crate) fn large(number: u64) -> NewShare {
 
 /// Runs all cases.
 pub(crate) fn suite(make: Make<'_>) {
-    let cases: [(&str, Case); 22] = [
+    let cases: [(&str, Case); 23] = [
         ("what was deposited is given once", what_was_deposited_is_given_once),
         ("a repeated claim gets the same answer", a_repeated_claim_gets_the_same_answer),
         ("a handle is taken once", a_handle_is_taken_once),
         ("bad deposits are refused", bad_deposits_are_refused),
         ("without proof everything is unknown", without_proof_everything_is_unknown),
         ("with proof the answer is true", with_proof_the_answer_is_true),
+        ("a look changes nothing and is answered as a claim", a_look_changes_nothing_and_is_answered_as_a_claim),
         ("all claims that were allowed are given", all_claims_that_were_allowed_are_given),
         ("an unused lease rearms", an_unused_lease_rearms),
         ("telling of a lease changes nothing", telling_of_a_lease_changes_nothing),
@@ -171,6 +172,7 @@ fn without_proof_everything_is_unknown(make: Make<'_>) {
     for number in 1..=6 {
         let unknown = Some(StoreError::Unknown);
         assert_eq!(t.store.claim(handle(number), &auth(99), id(number)).wait().err(), unknown);
+        assert_eq!(t.store.look(handle(number), &auth(99)).wait().err(), unknown);
         assert_eq!(t.store.payload(handle(number), &LeaseToken::new([1; 16])).wait().err(), unknown);
         assert_eq!(t.store.payload(handle(number), &LeaseToken::new([0; 16])).wait().err(), unknown);
         assert_eq!(t.store.finish(handle(number), &LeaseToken::new([0; 16]), Finish::Now).wait().err(), unknown);
@@ -201,6 +203,33 @@ fn with_proof_the_answer_is_true(make: Make<'_>) {
     let expired = Some(StoreError::Expired { at: WallTime(created.at.0 + 60_000) });
     assert_eq!(t.store.claim(handle(3), &auth(3), id(9)).wait().err(), expired);
     assert_eq!(t.store.rearm(handle(3), &owner(3)).wait().err(), expired);
+}
+
+fn a_look_changes_nothing_and_is_answered_as_a_claim(make: Make<'_>) {
+    let t = make(Periods::default());
+    let created = t.store.create(handle(1), small(1)).wait().unwrap();
+    t.store.create(handle(2), large(2)).wait().unwrap();
+    t.store.create(handle(3), NewShare { claims: 2, ..large(3) }).wait().unwrap();
+    let look = |number| t.store.look(handle(number), &auth(number)).wait();
+    let before = t.store.info(handle(1), &owner(1)).wait().unwrap();
+    assert_eq!([look(1), look(1)], [Ok(created.expires), Ok(created.expires)]);
+    assert_eq!(t.store.info(handle(1), &owner(1)).wait().unwrap(), before);
+    let used = t.store.claim(handle(1), &auth(1), id(1)).wait().unwrap().at;
+    // The claim itself would be repeated now, with its id; who looks has none.
+    assert_eq!(look(1), Err(StoreError::Used { at: used }));
+    for number in [2, 3] {
+        t.store.claim(handle(number), &auth(number), id(number)).wait().unwrap();
+    }
+    assert!(matches!(look(2), Err(StoreError::Busy { .. })));
+    assert!(look(3).is_ok());
+    // A lease that ended unused is over for a look as well.
+    t.clock.pass(Duration::from_secs(121));
+    assert!(look(2).is_ok());
+    let revoked = t.store.revoke(handle(2), &owner(2)).wait().unwrap().revoked.unwrap();
+    assert_eq!(look(2), Err(StoreError::Revoked { at: revoked }));
+    t.clock.pass(15 * MINUTE);
+    (t.sweep)();
+    assert!(matches!(look(3), Err(StoreError::Expired { .. })));
 }
 
 fn all_claims_that_were_allowed_are_given(make: Make<'_>) {

@@ -182,6 +182,12 @@ pub trait ShareStore: Upkeep {
     /// `Taken`, `Full`, `Unavailable`, `Invalid`. A payload whose share was not created stays with the caller, who discards it.
     fn create(&self, handle: Handle, share: NewShare) -> Pending<Created>;
 
+    /// When a share ends of which a slot is free. Changes nothing.
+    ///
+    /// # Errors
+    /// Those of [`ShareStore::claim`] but `Full`, to the same proof.
+    fn look(&self, handle: Handle, auth: &Auth) -> Pending<WallTime>;
+
     /// Takes one slot (Store rule 1) and gives the content away.
     ///
     /// # Errors

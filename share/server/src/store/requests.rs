@@ -8,7 +8,7 @@ use lockbox_share_protocol::handle::Handle;
 use lockbox_share_protocol::token::{Auth, ClaimId, LeaseToken, OwnerToken};
 
 use super::contract::{Claimed, Created, Finish, Info, Lease, NewShare, ShareStore, Upkeep};
-use super::error::Result;
+use super::error::{Result, WallTime};
 use super::pending::Pending;
 use super::random::random;
 use super::share::{Rules, Share};
@@ -32,6 +32,7 @@ impl Answer for Claimed {
 impl Answer for Lease {}
 impl Answer for Info {}
 impl Answer for bool {}
+impl Answer for WallTime {}
 
 /// How a store keeps shares.
 pub(crate) trait Keeper: Upkeep {
@@ -53,6 +54,11 @@ impl<K: Keeper> ShareStore for K {
             Ok(()) => self.deposit(handle, share),
             Err(error) => Pending::ready(Err(error)),
         }
+    }
+
+    fn look(&self, handle: Handle, auth: &Auth) -> Pending<WallTime> {
+        let auth = auth.verifier();
+        self.step(handle, move |rules, share| share.look(&auth, rules))
     }
 
     fn claim(&self, handle: Handle, auth: &Auth, id: ClaimId) -> Pending<Claimed> {

@@ -12,7 +12,7 @@ use siphasher::sip128::{Hasher128, SipHasher24};
 use super::cell::{Cell, Ended, Running, Slot};
 use super::clock::{StoreClock, Time};
 use super::contract::{ClaimEvent, Claimed, Created, Finish, Info, Lease, NewShare, Periods, SpoolEntry};
-use super::error::{Result, StoreError};
+use super::error::{Result, StoreError, WallTime};
 
 /// However often its holder asks again, a lease is renewed until here after its claim.
 const LONGEST_LEASE: Duration = Duration::from_secs(24 * 3600);
@@ -85,6 +85,17 @@ impl Share {
         Created { at: clock.wall(self.created), expires: clock.wall(self.expires) }
     }
 
+    /// When it ends, while a slot is free.
+    ///
+    /// # Errors
+    /// `Unknown` without proof; otherwise why nothing can be claimed.
+    pub(crate) fn look(&self, auth: &Verifier, rules: &Rules) -> Result<WallTime> {
+        let mut current = *self;
+        current.open_to(auth, &rules.clock)?;
+        current.must_have_left(&rules.clock)?;
+        Ok(rules.clock.wall(self.expires))
+    }
+
     /// The answer has no capsule yet.
     ///
     /// # Errors
@@ -96,22 +107,12 @@ impl Share {
         rules: &Rules,
         fresh: impl FnOnce() -> Result<[u8; LeaseToken::LENGTH]>,
     ) -> Result<Claimed> {
-        prove(&self.auth, auth)?;
         let Rules { clock, periods } = rules;
-        let now = clock.now();
-        self.cell.end_overdue(now);
-        if let Some(at) = self.revoked {
-            return Err(StoreError::Revoked { at: clock.wall(at) });
-        }
+        let now = self.open_to(auth, clock)?;
         if let Some(slot) = self.cell.repeated(id, now, periods.repeat) {
             return Ok(self.claimed(slot, true, clock));
         }
-        if self.expires <= now {
-            return Err(StoreError::Expired { at: clock.wall(self.expires) });
-        }
-        if self.cell.left() == 0 {
-            return Err(self.taken(clock));
-        }
+        self.must_have_left(clock)?;
         let lease = match self.payload {
             Some(_) => Some((fresh()?, now.after(periods.first_lease))),
             None => None,
@@ -123,6 +124,24 @@ impl Share {
             }
             None => Err(self.taken(clock)),
         }
+    }
+
+    /// The time, for whoever has proof of a share that was not taken back.
+    fn open_to(&mut self, auth: &Verifier, clock: &StoreClock) -> Result<Time> {
+        prove(&self.auth, auth)?;
+        let now = clock.now();
+        self.cell.end_overdue(now);
+        match self.revoked {
+            Some(at) => Err(StoreError::Revoked { at: clock.wall(at) }),
+            None => Ok(now),
+        }
+    }
+
+    fn must_have_left(&self, clock: &StoreClock) -> Result<()> {
+        if self.expires <= clock.now() {
+            return Err(StoreError::Expired { at: clock.wall(self.expires) });
+        }
+        if self.cell.left() == 0 { Err(self.taken(clock)) } else { Ok(()) }
     }
 
     fn claimed(&self, slot: &Slot, repeated: bool, clock: &StoreClock) -> Claimed {

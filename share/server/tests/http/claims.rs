@@ -37,6 +37,34 @@ fn a_thousand_looks_by_preview_agents_leave_the_share_armed() {
     }
 }
 
+#[test]
+fn asking_whether_a_link_opens_something_uses_nothing_up() {
+    let daemon = Daemon::start(&QUICK);
+    let owner = Owner::new();
+    for share in [daemon.share(&owner, &json!({})), daemon.share_file(&owner, &age_file(100))] {
+        let before = daemon.info(&owner, &share);
+        for _ in 0..50 {
+            let looked = daemon.look(&share);
+            assert_eq!((looked.status, &looked.json()), (200, &json!({ "expires_at": share.created.expires_at })));
+        }
+        assert_eq!(daemon.info(&owner, &share), before);
+        assert_eq!(daemon.claim(&share).status, 200);
+        assert_ne!(daemon.look(&share).status, 200);
+    }
+}
+
+/// Else a guesser would have more attempts at the one path than at the other.
+#[test]
+fn who_looks_without_proof_waits_as_who_claims_does() {
+    let daemon = Daemon::start(&["--misses-per-minute", "3", "--requests-per-minute", "1000", "--burst", "1000"]);
+    let owner = Owner::new();
+    let share = daemon.share(&owner, &json!({}));
+    let guess = Share { created: share.created.clone(), auth: [0; 32] };
+    let statuses: Vec<u16> = (0..20).map(|_| daemon.look(&guess).status).collect();
+    assert!(statuses.contains(&404) && statuses.contains(&429), "{statuses:?}");
+    assert_eq!(daemon.claim(&share).status, 429);
+}
+
 fn claim_together(daemon: &Daemon, share: &Share, claimants: usize) -> Vec<u16> {
     let barrier = Barrier::new(claimants);
     std::thread::scope(|scope| {
@@ -108,17 +136,24 @@ fn without_proof_every_answer_is_the_same_and_with_proof_it_is_true() {
         if std::ptr::eq(share, &missing) {
             message["handle"] = json!("0000000000000");
         }
-        let mut answer = daemon.post("/v1/claim", &[], &message);
-        assert_eq!(answer.status, 404);
-        answer.headers.retain(|(name, _)| name != "date");
-        answers.push((answer.headers.clone(), answer.body));
+        let look = json!({ "handle": message["handle"], "auth": message["auth"] });
+        for (path, message) in [("/v1/claim", &message), ("/v1/look", &look)] {
+            let mut answer = daemon.post(path, &[], message);
+            assert_eq!(answer.status, 404);
+            answer.headers.retain(|(name, _)| name != "date");
+            answers.push((answer.headers.clone(), answer.body));
+        }
     }
+    assert_eq!(daemon.metric("lockbox_share_misses_total"), answers.len() as u64);
     assert!(answers.windows(2).all(|pair| pair[0] == pair[1]), "{answers:?}");
     for (share, status, error) in
         [(&used, 410, "consumed"), (&revoked, 410, "revoked"), (&leased, 409, "leased"), (&armed, 200, "")]
     {
+        let looked = daemon.look(share);
+        assert_eq!(looked.status, status);
         let answer = daemon.claim(share);
         assert_eq!(answer.status, status);
+        assert!(error.is_empty() || looked.body == answer.body, "{} {}", looked.text(), answer.text());
         if !error.is_empty() {
             assert_eq!(answer.error(), error);
             assert!(answer.json()["at"].as_u64().unwrap() > 1_700_000_000);

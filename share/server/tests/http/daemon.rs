@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use lockbox_share_protocol::age;
 use lockbox_share_protocol::capsule::{Capsule, Content};
-use lockbox_share_protocol::message::{Claim, Create, Created, Uploaded};
+use lockbox_share_protocol::message::{Claim, Create, Created, Look, Uploaded};
 use lockbox_share_protocol::token::{Auth, ClaimId, Digest, OwnerToken};
 use serde_json::Value;
 use sha2::Digest as _;
@@ -144,6 +144,11 @@ impl Daemon {
 
     pub(crate) fn claim(&self, share: &Share) -> Answer {
         self.post("/v1/claim", &[], &share.claim(random()))
+    }
+
+    pub(crate) fn look(&self, share: &Share) -> Answer {
+        let look = Look { handle: share.created.handle, auth: Auth::new(share.auth) };
+        self.post("/v1/look", &[], &serde_json::to_value(look).unwrap())
     }
 
     pub(crate) fn info(&self, owner: &Owner, share: &Share) -> Value {

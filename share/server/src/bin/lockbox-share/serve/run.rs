@@ -7,6 +7,7 @@ use lockbox_share::http::listen::{self, UnixSocket};
 use lockbox_share::http::running::{self, Open, Running};
 use lockbox_share::http::{Creators, Daemon, tls};
 use lockbox_share_protocol::api::{DEFAULT_PORT, SOCKET_NAME};
+use lockbox_share_protocol::reach::Reach;
 
 use super::host::{connections_that_fit, notify, processors, raise_descriptors, runtime_directory};
 use super::options::{Serve, settings};
@@ -85,6 +86,9 @@ fn start(arguments: &Serve, descriptors: usize) -> Result<(Running, Creators), S
     if settings.max_connections < arguments.max_connections {
         let most = settings.max_connections;
         tracing::warn!("{descriptors} descriptors are enough for {most} connections: raise LimitNOFILE for more");
+    }
+    if let Some(told) = Reach::warning(&settings.public_url) {
+        tracing::warn!("{told}");
     }
     let creators = settings.creators;
     let open: Vec<SocketAddr> = open.into_iter().map(|(address, _)| address).collect();

@@ -1,0 +1,179 @@
+//! Tells from the address at the beginning of a link who can open it.
+
+use std::net::{IpAddr, Ipv6Addr};
+
+/// Names that mean something in one network alone; `home.arpa` is RFC 8375, `internal` and `local` are kept for the same.
+const LOCAL_ENDINGS: [&str; 4] = [".local", ".internal", ".home.arpa", ".lan"];
+/// What whoever runs the daemon can do.
+const WAY: &str = "to reach others it needs a name and a certificate: 'lockbox-share setup' leads through both, \
+    and 'lockbox-share serve --public-url URL' tells a daemon its name";
+
+/// Who can open what begins with an address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reach {
+    /// Nothing in the address is against it.
+    Everybody,
+    /// As [`Reach::Everybody`], but with plain HTTP, over which the page opens nothing.
+    WithoutBrowsers,
+    /// Machines of one network.
+    Network,
+    /// The machine itself.
+    Machine,
+    /// The address stands for all addresses of a machine, and for none that others can use.
+    Nobody,
+}
+
+impl Reach {
+    /// Of a URL with a host; total.
+    pub fn of(url: &str) -> Reach {
+        let host = host(url).to_ascii_lowercase();
+        let name = host.trim_end_matches('.');
+        let reach = match name.parse::<IpAddr>() {
+            Ok(address) => of_address(address.to_canonical()),
+            Err(_) if name == "localhost" || name.ends_with(".localhost") => Reach::Machine,
+            Err(_) if !name.contains('.') || LOCAL_ENDINGS.iter().any(|ending| name.ends_with(ending)) => {
+                Reach::Network
+            }
+            Err(_) => Reach::Everybody,
+        };
+        let is_plain = url.get(..7).is_some_and(|scheme| scheme.eq_ignore_ascii_case("http://"));
+        if reach == Reach::Everybody && is_plain { Reach::WithoutBrowsers } else { reach }
+    }
+
+    /// What is to be said of links that begin with `url`; None when everybody can open them.
+    pub fn warning(url: &str) -> Option<String> {
+        let who = match Reach::of(url) {
+            Reach::Everybody => return None,
+            Reach::WithoutBrowsers => {
+                return Some(format!(
+                    "{url} is plain http: browsers do not open its links, only 'lockbox receive' does; \
+                     'lockbox-share setup' leads to a certificate, and 'lockbox-share serve --public-url https://NAME' names it"
+                ));
+            }
+            Reach::Network => "only who is in the same network opens links of",
+            Reach::Machine => "only who is on the machine of the share daemon opens links of",
+            Reach::Nobody => "nobody on another machine opens links of",
+        };
+        Some(format!("{who} {url}; {WAY}"))
+    }
+}
+
+/// Without scheme, user, port and path.
+fn host(url: &str) -> &str {
+    let behind = url.split_once("://").map_or(url, |(_, behind)| behind);
+    let authority = behind.split(['/', '?', '#']).next().unwrap_or_default();
+    let authority = authority.rsplit_once('@').map_or(authority, |(_, host)| host);
+    match authority.strip_prefix('[') {
+        Some(rest) => rest.split(']').next().unwrap_or_default(),
+        None => authority.split(':').next().unwrap_or_default(),
+    }
+}
+
+fn of_address(address: IpAddr) -> Reach {
+    if address.is_unspecified() {
+        return Reach::Nobody;
+    }
+    if address.is_loopback() {
+        return Reach::Machine;
+    }
+    let is_near = match address {
+        // 100.64.0.0/10 is between a provider and its customers (RFC 6598).
+        IpAddr::V4(v4) => {
+            v4.is_private() || v4.is_link_local() || (v4.octets()[0] == 100 && v4.octets()[1] & 0xc0 == 64)
+        }
+        IpAddr::V6(v6) => Ipv6Addr::is_unique_local(&v6) || v6.is_unicast_link_local(),
+    };
+    if is_near { Reach::Network } else { Reach::Everybody }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_tell_who_can_open_a_link() {
+        for (reach, urls) in [
+            (
+                Reach::Nobody,
+                &["http://0.0.0.0:7377", "https://[::]:7377", "http://0.0.0.0", "http://[::ffff:0.0.0.0]"][..],
+            ),
+            (
+                Reach::Machine,
+                &[
+                    "http://127.0.0.1:7377",
+                    "http://127.8.8.8",
+                    "https://[::1]:1/x",
+                    "http://LOCALHOST:1",
+                    "https://a.localhost",
+                    "https://[::ffff:127.0.0.1]",
+                ],
+            ),
+            (
+                Reach::Network,
+                &[
+                    "http://10.0.0.1",
+                    "https://172.16.0.1",
+                    "https://172.31.255.255:8",
+                    "http://192.168.1.5:7377",
+                    "http://169.254.1.1",
+                    "http://100.64.0.1",
+                    "http://100.127.255.255",
+                    "https://[fd00::1]",
+                    "https://[fe80::1]:7377",
+                    "https://nas.local",
+                    "https://nas.local./x",
+                    "http://nas:7377",
+                    "https://x.home.arpa",
+                ],
+            ),
+            (
+                Reach::WithoutBrowsers,
+                &[
+                    "http://share.example.org",
+                    "HTTP://192.0.2.1",
+                    "http://172.32.0.1",
+                    "http://100.128.0.1",
+                    "http://11.0.0.1",
+                ],
+            ),
+            (
+                Reach::Everybody,
+                &[
+                    "https://share.example.org/links",
+                    "https://203.0.113.1:7377",
+                    "https://[2001:db8::1]",
+                    "https://local.example.org",
+                    "https://127.0.0.1.example.org",
+                    "https://100.63.0.1",
+                ],
+            ),
+        ] {
+            for url in urls {
+                assert_eq!(Reach::of(url), reach, "{url}");
+                assert_eq!(Reach::warning(url).is_none(), reach == Reach::Everybody, "{url}");
+            }
+        }
+        for text in ["", "://", "http://", "[", "http://[", "@", "ö", "http:/ö"] {
+            Reach::of(text);
+        }
+    }
+
+    #[test]
+    fn the_warning_names_the_way() {
+        for (url, who) in [
+            ("http://0.0.0.0:1", "nobody"),
+            ("http://127.0.0.1:1", "on the machine"),
+            ("http://10.0.0.1", "same network"),
+            ("http://a.example", "browsers"),
+        ] {
+            let told = Reach::warning(url).unwrap();
+            assert!(
+                told.contains(who)
+                    && told.contains(url)
+                    && told.contains("lockbox-share setup")
+                    && told.contains("--public-url"),
+                "{told}"
+            );
+        }
+    }
+}
