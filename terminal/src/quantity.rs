@@ -1,17 +1,61 @@
 //! Reads times and sizes as people write them, a number with the letter of a unit, and shows sizes, rates and how long things take to them.
 
+use std::fmt;
 use std::time::Duration;
 
 /// `90`, `90s`, `10m`, `12h` or `2d`.
 pub fn time(text: &str) -> Option<Duration> {
-    let unit = |letter| match letter {
-        's' => Some(1),
-        'm' => Some(60),
-        'h' => Some(3600),
-        'd' => Some(86_400),
-        _ => None,
-    };
-    scaled(text, unit).map(Duration::from_secs)
+    Span::parse(text).map(Span::time)
+}
+
+/// The letters of units of time, their seconds and their words.
+const TIMES: [(char, u64, &str); 4] =
+    [('d', 86_400, "day"), ('h', 3600, "hour"), ('m', 60, "minute"), ('s', 1, "second")];
+
+/// A time in the unit in which somebody named it: two days are not 48 hours to whoever typed `2d`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Span {
+    count: u64,
+    /// One of [`TIMES`].
+    unit: (char, u64, &'static str),
+}
+
+impl Span {
+    /// Reads `90` (seconds), `90s`, `10m`, `12h` or `2d`.
+    pub fn parse(text: &str) -> Option<Span> {
+        let (digits, letter) = match text.char_indices().next_back() {
+            Some((at, letter)) if !letter.is_ascii_digit() => (&text[..at], letter),
+            _ => (text, 's'),
+        };
+        let unit = *TIMES.iter().find(|(known, _, _)| *known == letter)?;
+        let count = digits.parse::<u64>().ok()?;
+        count.checked_mul(unit.1)?;
+        Some(Span { count, unit })
+    }
+
+    /// In the largest unit of which the seconds are whole ones.
+    pub fn of_seconds(seconds: u64) -> Span {
+        let fits = |(_, length, _): &(char, u64, &str)| seconds > 0 && seconds.is_multiple_of(*length);
+        let unit = TIMES.into_iter().find(fits).unwrap_or(TIMES[3]);
+        Span { count: seconds / unit.1, unit }
+    }
+
+    pub fn time(self) -> Duration {
+        Duration::from_secs(self.count * self.unit.1)
+    }
+
+    /// `2 days`
+    pub fn words(self) -> String {
+        let plural = if self.count == 1 { "" } else { "s" };
+        format!("{} {}{plural}", self.count, self.unit.2)
+    }
+}
+
+/// `2d`, as [`Span::parse`] reads it.
+impl fmt::Display for Span {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}{}", self.count, self.unit.0)
+    }
 }
 
 /// Of 1024 each.
@@ -79,6 +123,26 @@ mod tests {
             "\u{1f4a3}",
         ] {
             assert_eq!(time(text), None, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn times_are_told_in_the_unit_in_which_they_were_named() {
+        for (text, words) in [
+            ("2d", "2 days"),
+            ("48h", "48 hours"),
+            ("1h", "1 hour"),
+            ("15m", "15 minutes"),
+            ("90", "90 seconds"),
+            ("1s", "1 second"),
+        ] {
+            let span = Span::parse(text).unwrap();
+            assert_eq!(span.words(), words);
+            assert_eq!(Span::parse(&span.to_string()), Some(span));
+        }
+        for (seconds, text) in [(172_800, "2d"), (7200, "2h"), (900, "15m"), (901, "901s"), (90_000, "25h"), (0, "0s")]
+        {
+            assert_eq!(Span::of_seconds(seconds).to_string(), text);
         }
     }
 
