@@ -134,7 +134,7 @@ stage_page() {
 
 # The share daemon: its interface against its own description, and links from end to end. (Its tests are in the stage "test".)
 stage_share() {
-    build_programs && tests/share.sh && tests/share/links.sh "$target/debug"
+    build_programs && tests/share.sh && tests/share/links.sh "$target/debug" && as_root env CARGO_TARGET_DIR="$target" tests/share/setup.sh "$target/debug"
 }
 
 # libFuzzer with AddressSanitizer: each target for a while, two at a time.

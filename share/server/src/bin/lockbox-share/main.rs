@@ -13,6 +13,7 @@ mod compact;
 mod doctor;
 mod measuring;
 mod serve;
+mod setup;
 
 /// Serve one-time links to sealed files
 #[derive(Parser)]
@@ -25,6 +26,7 @@ struct Arguments {
 #[derive(Subcommand)]
 enum Command {
     Serve(Box<serve::Serve>),
+    Setup(setup::Setup),
     Doctor(doctor::Doctor),
     Compact(compact::Compact),
     #[command(subcommand)]
@@ -35,6 +37,7 @@ fn main() -> ExitCode {
     serve::close_inherited();
     let result = match Arguments::parse().command {
         Command::Serve(arguments) => serve::run(&arguments),
+        Command::Setup(arguments) => setup::run(&arguments),
         Command::Doctor(arguments) => doctor::run(&arguments),
         Command::Compact(arguments) => compact::run(&arguments),
         Command::Bench(command) => bench::run(&command),

@@ -1,0 +1,92 @@
+//! The person at the terminal, if there is one.
+
+use std::io::{self, BufRead, IsTerminal, Write};
+
+use lockbox_terminal::sentence;
+
+/// Who is shown what would be done, and asked.
+pub(super) trait Asks {
+    /// Whether somebody can be asked.
+    fn is_there(&self) -> bool;
+
+    /// Asks until `check` takes the answer; an empty one means `usual`. Without anybody, `usual` is the answer.
+    ///
+    /// # Errors
+    /// When nobody is there and nothing is usual; the sentence names the option that says it.
+    fn ask(
+        &mut self,
+        question: &str,
+        usual: Option<&str>,
+        option: &str,
+        check: &dyn Fn(&str) -> Result<(), String>,
+    ) -> Result<String, String>;
+
+    /// A question for yes or no; None without anybody.
+    fn confirm(&mut self, question: &str) -> Option<bool>;
+
+    /// One sentence or one file.
+    fn tell(&mut self, text: &str);
+}
+
+/// Standard input and output.
+pub(super) struct Terminal {
+    is_there: bool,
+}
+
+impl Terminal {
+    pub(super) fn new() -> Terminal {
+        Terminal { is_there: io::stdin().is_terminal() && io::stdout().is_terminal() }
+    }
+
+    fn answer(&mut self, question: &str) -> Result<String, String> {
+        let failed = |error: io::Error| format!("cannot ask: {error}");
+        let mut out = io::stdout().lock();
+        write!(out, "{question}: ").and_then(|()| out.flush()).map_err(failed)?;
+        let mut line = String::new();
+        match io::stdin().lock().read_line(&mut line).map_err(failed)? {
+            0 => Err("nobody answered; what was not asked about yet is as it was".into()),
+            _ => Ok(line.trim().to_owned()),
+        }
+    }
+}
+
+impl Asks for Terminal {
+    fn is_there(&self) -> bool {
+        self.is_there
+    }
+
+    fn ask(
+        &mut self,
+        question: &str,
+        usual: Option<&str>,
+        option: &str,
+        check: &dyn Fn(&str) -> Result<(), String>,
+    ) -> Result<String, String> {
+        if !self.is_there {
+            return usual.map(str::to_owned).ok_or_else(|| format!("{option} is needed where nobody can be asked"));
+        }
+        let question = usual.map_or_else(|| question.to_owned(), |usual| format!("{question} [{usual}]"));
+        loop {
+            let said = self.answer(&question)?;
+            let said = if said.is_empty() { usual.unwrap_or_default().to_owned() } else { said };
+            match check(&said) {
+                Ok(()) => return Ok(said),
+                Err(told) => self.tell(&told),
+            }
+        }
+    }
+
+    fn confirm(&mut self, question: &str) -> Option<bool> {
+        if !self.is_there {
+            return None;
+        }
+        // Without an answer nothing is done.
+        let said = self.answer(&format!("{question} [y, n]")).unwrap_or_default();
+        Some(["y", "yes"].iter().any(|word| said.eq_ignore_ascii_case(word)))
+    }
+
+    #[allow(clippy::print_stdout)] // the result
+    fn tell(&mut self, text: &str) {
+        text.lines().for_each(|line| println!("{}", sentence(line)));
+    }
+}

@@ -1,0 +1,174 @@
+//! The files of a setup: what nginx, Caddy and systemd are told.
+
+use std::path::{Path, PathBuf};
+
+use super::Proxy;
+
+/// The unit of the package, for machines where no package brought it.
+const UNIT: &str = include_str!("../../../../../../packaging/lockbox-share.service");
+/// The program in it.
+const PACKAGED: &str = "/usr/bin/lockbox-share";
+/// What it is started with in any case.
+const SERVE: &str = "serve --state-dir %S/lockbox-share --unix-socket %t/lockbox-share/lockbox-share.sock";
+const UNIT_NAME: &str = "lockbox-share.service";
+/// Where a package puts units.
+const UNITS: [&str; 2] = ["usr/lib/systemd/system", "lib/systemd/system"];
+
+/// What was said.
+pub(super) struct Plan {
+    pub(super) name: String,
+    pub(super) proxy: Proxy,
+    /// None when the proxy gets its certificate by itself.
+    pub(super) tls: Option<Tls>,
+    pub(super) program: PathBuf,
+}
+
+/// Where a certificate is.
+pub(super) struct Tls {
+    pub(super) certificate: PathBuf,
+    pub(super) key: PathBuf,
+}
+
+/// A file to be written.
+pub(super) struct File {
+    /// From the root.
+    pub(super) path: PathBuf,
+    pub(super) text: String,
+}
+
+impl Plan {
+    pub(super) fn files(&self, root: &Path) -> Vec<File> {
+        let mut files = Vec::new();
+        if !UNITS.iter().any(|directory| root.join(directory).join(UNIT_NAME).exists()) {
+            let text = UNIT.replace(PACKAGED, &self.program.display().to_string());
+            files.push(File { path: format!("etc/systemd/system/{UNIT_NAME}").into(), text });
+        }
+        files.push(File { path: format!("etc/systemd/system/{UNIT_NAME}.d/setup.conf").into(), text: self.drop_in() });
+        match (&self.proxy, &self.tls) {
+            (Proxy::Nginx, Some(tls)) => {
+                files.push(File { path: "etc/nginx/conf.d/lockbox-share.conf".into(), text: self.nginx(tls) });
+            }
+            (Proxy::Caddy, _) => files.push(File { path: "etc/caddy/lockbox-share.caddy".into(), text: self.caddy() }),
+            _ => {}
+        }
+        files
+    }
+
+    fn drop_in(&self) -> String {
+        let (name, program) = (&self.name, self.program.display());
+        let head = "# Written by 'lockbox-share setup'. The empty line takes the packaged command away.\n[Service]\nExecStart=\n";
+        match &self.tls {
+            Some(Tls { certificate, key }) if self.proxy == Proxy::None => {
+                let (certificate, key) = (certificate.display(), key.display());
+                format!(
+                    "{head}ExecStart={program} {SERVE} --public-url https://{name} --listen none \
+                     --tls-listen 0.0.0.0:443 --tls-listen [::]:443 --tls-cert %d/cert.pem --tls-key %d/key.pem\n\
+                     # The daemon has no way to the files itself; it reads them when it starts: restart it after a renewal.\n\
+                     LoadCredential=cert.pem:{certificate}\n\
+                     LoadCredential=key.pem:{key}\n\
+                     # For port 443, which a user namespace could not open.\n\
+                     PrivateUsers=no\n\
+                     CapabilityBoundingSet=CAP_NET_BIND_SERVICE\n\
+                     AmbientCapabilities=CAP_NET_BIND_SERVICE\n"
+                )
+            }
+            _ => format!(
+                "{head}ExecStart={program} {SERVE} --public-url https://{name} --listen 127.0.0.1:7377 \
+                 --trusted-proxy 127.0.0.1\n"
+            ),
+        }
+    }
+
+    fn nginx(&self, tls: &Tls) -> String {
+        let (name, certificate, key) = (&self.name, tls.certificate.display(), tls.key.display());
+        format!(
+            r#"# Written by 'lockbox-share setup'.
+server {{
+    listen 443 ssl;
+    listen [::]:443 ssl;
+    server_name {name};
+    ssl_certificate {certificate};
+    ssl_certificate_key {key};
+    # A log would hold which links are opened from where.
+    access_log off;
+    # Files pass in both directions as they come, however large; the daemon has the limits.
+    client_max_body_size 0;
+    proxy_request_buffering off;
+    proxy_buffering off;
+    location / {{
+        proxy_pass http://127.0.0.1:7377;
+        proxy_http_version 1.1;
+        proxy_set_header Host $host;
+        proxy_set_header X-Forwarded-For $remote_addr;
+        proxy_set_header Connection "";
+        # Whoever watches a share may wait for a minute.
+        proxy_read_timeout 90s;
+        proxy_send_timeout 90s;
+    }}
+}}
+server {{
+    listen 80;
+    listen [::]:80;
+    server_name {name};
+    access_log off;
+    location / {{
+        return 301 https://$host$request_uri;
+    }}
+}}
+"#
+        )
+    }
+
+    fn caddy(&self) -> String {
+        let name = &self.name;
+        format!(
+            "# Written by 'lockbox-share setup'. Caddy gets the certificate, sends plain http to https, and keeps no log of requests.\n\
+             {name} {{\n    reverse_proxy 127.0.0.1:7377 {{\n        # Files pass as they come.\n        flush_interval -1\n    }}\n}}\n"
+        )
+    }
+
+    /// What is not as it should be yet.
+    pub(super) fn advice(&self, root: &Path) -> Vec<String> {
+        let mut advice = Vec::new();
+        if let Some(tls) = &self.tls {
+            let there = |path: &Path| root.join(path.strip_prefix("/").unwrap_or(path)).exists();
+            if let Some(missing) = [&tls.certificate, &tls.key].into_iter().find(|path| !there(path)) {
+                advice.push(format!(
+                    "{} is not there yet: 'certbot certonly --standalone -d {}' gets a certificate while nothing listens on port 80",
+                    missing.display(),
+                    self.name
+                ));
+            }
+        }
+        if ["/home", "/root", "/tmp"].iter().any(|closed| self.program.starts_with(closed)) {
+            advice.push(format!(
+                "the unit cannot see {}: copy the program to /usr/local/bin and name it with --program",
+                self.program.display()
+            ));
+        }
+        advice
+    }
+
+    /// What is left to be done by whoever may.
+    pub(super) fn next(&self) -> Vec<String> {
+        let name = &self.name;
+        let mut next = vec![
+            format!(
+                "1. {name} must lead to this machine (an A or AAAA record), and ports 80 and 443 must be open to others"
+            ),
+            "2. systemctl daemon-reload && systemctl enable --now lockbox-share && systemctl restart lockbox-share"
+                .into(),
+        ];
+        next.extend(match self.proxy {
+            Proxy::Nginx => Some("3. nginx -t && systemctl reload nginx".to_owned()),
+            Proxy::Caddy => Some(
+                "3. put 'import lockbox-share.caddy' into /etc/caddy/Caddyfile, then: systemctl reload caddy".into(),
+            ),
+            Proxy::None => None,
+        });
+        next.push(format!(
+            "then, as root: lockbox share FILE; others open https://{name}, see WHO MAY MAKE SHARES in lockbox-share(8)"
+        ));
+        next
+    }
+}

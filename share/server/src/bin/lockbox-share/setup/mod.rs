@@ -1,0 +1,180 @@
+//! `lockbox-share setup`: leads from a machine to links that others open: a name, a certificate, a proxy, a unit. It shows each file before it
+//! writes it.
+
+mod asking;
+mod files;
+mod writing;
+
+use std::path::{Path, PathBuf};
+
+use clap::{Args, ValueEnum};
+use lockbox_share_protocol::reach::Reach;
+
+use self::asking::Asks;
+use self::files::{Plan, Tls};
+use self::writing::{Outcome, Place};
+
+/// Lead through name, certificate, proxy and unit, so that others can open the links
+///
+/// On a terminal it asks for what the options do not say, and before it writes a file. Without a terminal it shows the files and writes none,
+/// unless --yes is given.
+#[derive(Args)]
+pub(crate) struct Setup {
+    /// Name under which others reach this machine, such as share.example.org
+    #[arg(long, value_name = "NAME", value_parser = host_name)]
+    name: Option<String>,
+    /// What stands in front of the daemon; `none` for its own HTTPS
+    #[arg(long, value_enum)]
+    proxy: Option<Proxy>,
+    /// Certificate chain, PEM, for nginx and for the daemon's own HTTPS
+    #[arg(long, value_name = "FILE", value_parser = absolute)]
+    cert: Option<PathBuf>,
+    /// Its private key, PEM
+    #[arg(long, value_name = "FILE", value_parser = absolute)]
+    key: Option<PathBuf>,
+    /// The program that the unit starts; this one unless given
+    #[arg(long, value_name = "FILE", value_parser = absolute)]
+    program: Option<PathBuf>,
+    /// Directory below which the files go
+    #[arg(long, value_name = "DIR", default_value = "/")]
+    root: PathBuf,
+    /// Show the files and write none
+    #[arg(long, conflicts_with = "yes")]
+    dry_run: bool,
+    /// Write without asking; a file that is there already and differs is left as it is
+    #[arg(long)]
+    yes: bool,
+}
+
+/// What stands in front of the daemon.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Proxy {
+    /// nginx, with a certificate of yours
+    Nginx,
+    /// Caddy, which gets a certificate by itself
+    Caddy,
+    /// Nothing: the daemon itself listens on port 443
+    None,
+}
+
+/// Asks, shows, writes, and says what comes next.
+///
+/// # Errors
+/// When something is not said and nobody can be asked, or a file cannot be written or is left as it is.
+pub(crate) fn run(arguments: &Setup) -> Result<(), String> {
+    setup(arguments, &mut asking::Terminal::new())
+}
+
+fn setup(arguments: &Setup, person: &mut dyn Asks) -> Result<(), String> {
+    let plan = plan(arguments, person)?;
+    for advice in plan.advice(&arguments.root) {
+        person.tell(&advice);
+    }
+    let mut place = Place::new(&arguments.root);
+    let mut left = Vec::new();
+    for file in plan.files(&arguments.root) {
+        let shown = place.show(&file, person)?;
+        if shown == Outcome::Same || arguments.dry_run {
+            continue;
+        }
+        let question = if shown == Outcome::New { "Write it?" } else { "Replace what is there?" };
+        let may = if arguments.yes { shown == Outcome::New } else { person.confirm(question).unwrap_or(false) };
+        if may {
+            place.write(&file)?;
+        } else {
+            left.push(file.path.display().to_string());
+        }
+    }
+    if arguments.dry_run || left.is_empty() {
+        for next in plan.next() {
+            person.tell(&next);
+        }
+        return Ok(());
+    }
+    if !arguments.yes && !person.is_there() {
+        person.tell("nothing was written: --yes writes these files, and on a terminal each is asked about");
+        return Ok(());
+    }
+    Err(format!("not written: {}", left.join(", ")))
+}
+
+/// What the options say, and a person for the rest.
+fn plan(arguments: &Setup, person: &mut dyn Asks) -> Result<Plan, String> {
+    let name = match &arguments.name {
+        Some(name) => name.clone(),
+        None => person.ask(
+            "Name under which others reach this machine, such as share.example.org",
+            None,
+            "--name",
+            &|text| host_name(text).map(drop),
+        )?,
+    };
+    let proxy = match arguments.proxy {
+        Some(proxy) => proxy,
+        None => {
+            let there = |path: &str| arguments.root.join(path).exists();
+            let usual = if there("etc/caddy") {
+                "caddy"
+            } else if there("etc/nginx") {
+                "nginx"
+            } else {
+                "none"
+            };
+            let question = "What stands in front of the daemon: nginx, caddy, or none for its own HTTPS";
+            let said = person.ask(question, Some(usual), "--proxy", &|text| Proxy::from_str(text, true).map(drop))?;
+            Proxy::from_str(&said, true)?
+        }
+    };
+    let tls = if proxy == Proxy::Caddy { None } else { Some(certificate(arguments, &name, person)?) };
+    let program = match &arguments.program {
+        Some(program) => program.clone(),
+        None => {
+            let own = std::env::current_exe().map_err(|error| format!("cannot tell where this program is: {error}"))?;
+            absolute(&own.to_string_lossy()).map_err(|told| format!("{}: {told}; see --program", own.display()))?
+        }
+    };
+    Ok(Plan { name, proxy, tls, program })
+}
+
+/// Where certbot and most others that get certificates put them.
+fn certificate(arguments: &Setup, name: &str, person: &mut dyn Asks) -> Result<Tls, String> {
+    let mut file = |given: &Option<PathBuf>, usual: &str, what: &str, option: &str| match given {
+        Some(path) => Ok(path.clone()),
+        None => {
+            let usual = format!("/etc/letsencrypt/live/{name}/{usual}");
+            person.ask(what, Some(&usual), option, &|text| absolute(text).map(drop)).map(PathBuf::from)
+        }
+    };
+    Ok(Tls {
+        certificate: file(&arguments.cert, "fullchain.pem", "Certificate chain, PEM", "--cert")?,
+        key: file(&arguments.key, "privkey.pem", "Its private key, PEM", "--key")?,
+    })
+}
+
+/// A name with a dot and nothing that a configuration file could take for more than a name.
+fn host_name(text: &str) -> Result<String, String> {
+    let is_part = |part: &str| {
+        let inside = part.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-');
+        (1..=63).contains(&part.len()) && inside && !part.starts_with('-') && !part.ends_with('-')
+    };
+    let is_number = text.rsplit('.').next().is_some_and(|last| last.bytes().all(|byte| byte.is_ascii_digit()));
+    if text.len() > 253 || !text.contains('.') || is_number || !text.split('.').all(is_part) {
+        return Err("a name with a dot is expected, such as share.example.org, without https:// and port".into());
+    }
+    match Reach::of(&format!("https://{text}")) {
+        Reach::Everybody => Ok(text.to_ascii_lowercase()),
+        _ => Err(format!("{text} is a name of one network alone, which others cannot open")),
+    }
+}
+
+/// A path that means the same to every program, and that no configuration file takes for more than a path.
+fn absolute(text: &str) -> Result<PathBuf, String> {
+    let is_plain = text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"/._-+@,".contains(&byte));
+    if !Path::new(text).is_absolute() || !is_plain {
+        return Err("a path from the root is expected, of letters, digits and / . _ - + @ ,".into());
+    }
+    Ok(text.into())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,87 @@
+//! Shows a file beside what is there, and writes it: whole or not at all.
+
+use std::fs;
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+use super::asking::Asks;
+use super::files::File;
+
+/// What a file means to the machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Outcome {
+    New,
+    /// It is there as it would be written.
+    Same,
+    /// Another one is there.
+    Differs,
+}
+
+/// The directory that stands for the root.
+pub(super) struct Place<'a> {
+    root: &'a Path,
+}
+
+impl<'a> Place<'a> {
+    pub(super) fn new(root: &'a Path) -> Place<'a> {
+        Place { root }
+    }
+
+    fn path(&self, file: &File) -> PathBuf {
+        self.root.join(&file.path)
+    }
+
+    /// Shows the file, whatever is there.
+    ///
+    /// # Errors
+    /// When what is there cannot be read, or is no file.
+    pub(super) fn show(&mut self, file: &File, person: &mut dyn Asks) -> Result<Outcome, String> {
+        let path = self.path(file);
+        let outcome = match path.symlink_metadata() {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Outcome::New,
+            Err(error) => return Err(format!("cannot look at {}: {error}", path.display())),
+            Ok(there) if !there.is_file() => {
+                return Err(format!("{} is there and no file: it is left as it is", path.display()));
+            }
+            Ok(_) => match fs::read(&path) {
+                Ok(bytes) if bytes == file.text.as_bytes() => Outcome::Same,
+                Ok(_) => Outcome::Differs,
+                Err(error) => return Err(format!("cannot read {}: {error}", path.display())),
+            },
+        };
+        let how = match outcome {
+            Outcome::New => "new",
+            Outcome::Same => "there already, as it should be",
+            Outcome::Differs => "another one is there",
+        };
+        person.tell(&format!("--- {} ({how})", path.display()));
+        if outcome != Outcome::Same {
+            person.tell(file.text.trim_end());
+        }
+        Ok(outcome)
+    }
+
+    /// Gives the file its name when all of it is on the disk.
+    ///
+    /// # Errors
+    /// When the host fails; what was there is there.
+    pub(super) fn write(&mut self, file: &File) -> Result<(), String> {
+        let path = self.path(file);
+        let failed = |error: io::Error| format!("cannot write {}: {error}", path.display());
+        let directory = path.parent().unwrap_or(self.root);
+        fs::create_dir_all(directory).map_err(failed)?;
+        // A name that neither nginx nor systemd reads; left by an interruption, the next call takes it over.
+        let partial = directory.join(".lockbox-share-setup.new");
+        match fs::remove_file(&partial) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(error)),
+            _ => {}
+        }
+        let mut options = fs::File::options();
+        let opened = options.write(true).create_new(true).mode(0o644).open(&partial).map_err(failed)?;
+        let written = (&opened).write_all(file.text.as_bytes()).and_then(|()| opened.sync_all());
+        let placed = written.and_then(|()| fs::rename(&partial, &path));
+        placed.inspect_err(|_| drop(fs::remove_file(&partial))).map_err(failed)?;
+        fs::File::open(directory).and_then(|directory| directory.sync_all()).map_err(failed)
+    }
+}
