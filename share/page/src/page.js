@@ -124,7 +124,7 @@ function start() {
     }
     history.replaceState(null, "", link.repaired);
     if (!window.isSecureContext) {
-        show({ state: "wrong", title: "This page needs https", text: "Over plain http others on the way could change its script. Nothing was used up." });
+        needsHttps();
         return;
     }
     const note = notes.read(link);
@@ -132,12 +132,58 @@ function start() {
         claimed(link, note).catch((error) => fail(error));
         return;
     }
+    // A claim whose answer was lost holds the link itself.
+    if (note.claim) {
+        waiting(link, note, null);
+        return;
+    }
+    look(link, note);
+}
+
+/** With another port than the usual one, the same port with https is mostly nothing. */
+function needsHttps() {
+    const usual = location.port === "";
+    show({
+        state: "wrong",
+        title: "This page needs https",
+        text: `Over plain http others on the way could change its script. Nothing was used up. ${usual ? "Try the same link with https. If that does not open, use" : "Use"} 'lockbox receive' on the command line, or ask the sender for a link that begins with https://.`,
+        note: "For whoever runs this server: 'lockbox-share setup' leads to a certificate.",
+        primary: usual ? { label: "Try with https", run: () => location.replace(location.href.replace(/^http:/, "https:")) } : undefined,
+    });
+}
+
+/** Tells before the click what the link has come to. */
+async function look(link, note) {
+    try {
+        const until = await server.look(link);
+        if (isShown(link)) waiting(link, note, until);
+    } catch (error) {
+        if (isShown(link)) fail(error, again(error, (next) => {
+            next.disabled = true;
+            look(link, note);
+        }));
+    }
+}
+
+/** Whether the address still has this link: another one may have been put there meanwhile. */
+function isShown(link) {
+    return link.repaired.endsWith(location.hash);
+}
+
+function waiting(link, note, until) {
     show({
         state: "waiting",
         title: "A file is waiting for you",
         text: "Opening it uses this link up. Go on if it was meant for you and you are ready to save the file on this device.",
+        note: until === null ? undefined : `The link works until ${when(until)}.`,
         primary: { label: "Open the file", run: (button) => claim(link, note, button) },
     });
+}
+
+/** What passes by itself can be tried again. */
+function again(error, run) {
+    const passes = error instanceof server.OutOfReach || error.code === "limited" || error.code === "leased";
+    return passes ? { label: "Try again", run } : undefined;
 }
 
 async function claim(link, note, button) {
@@ -153,8 +199,7 @@ async function claim(link, note, button) {
         await claimed(link, note);
     } catch (error) {
         if (error instanceof server.Refused) notes.forget(link);
-        const again = error instanceof server.OutOfReach || error.code === "limited" || error.code === "leased";
-        fail(error, again ? { label: "Try again", run: (next) => claim(link, note, next) } : undefined);
+        fail(error, again(error, (next) => claim(link, note, next)));
     }
 }
 
@@ -173,6 +218,7 @@ async function claimed(link, note) {
         title: "Ready to download",
         text: "The file is reserved for you.",
         meta,
+        note: folderNote(meta),
         primary: { label: "Save the file", run: (button) => download(link, note, capsule, meta, button) },
     });
 }
@@ -182,24 +228,37 @@ function small(link, meta) {
     const saved = () => {
         sink.save(new Blob([meta.content], { type: "application/octet-stream" }), safeName(meta.name));
         forgetLink(link);
-        show({ state: "done", title: "Saved", text: "The file is among your downloads, whole and as it was sealed.", meta, secondary: again });
+        show({ state: "done", title: "Saved", text: "The file is among your downloads, whole and as it was sealed.", meta, secondary: onceMore });
     };
-    const again = { label: "Save it once more", run: saved };
+    const onceMore = { label: "Save it once more", run: saved };
     const text = shownText(meta.content);
-    const ready = { state: "claimed", title: "Here it is", text: "The link is used up: save the file before you leave this page.", meta };
+    const ready = { state: "claimed", title: "Here it is", text: "The link is used up: save the file before you leave this page.", meta, note: folderNote(meta) };
+    const save = { label: "Save the file", run: saved };
+    const copied = { label: "Copy the text", run: (button) => copy(text, button) };
+    if (text !== null && meta.kind === "text") {
+        show({
+            ...ready,
+            text: "The link is used up: this text is here until you leave this page.",
+            meta: undefined,
+            content: text,
+            primary: copied,
+            secondary: { ...save, label: "Save it as a file" },
+        });
+        return;
+    }
     show({
         ...ready,
-        primary: { label: "Save the file", run: saved },
+        primary: save,
         secondary: text === null ? undefined : {
             label: "Show the text",
-            run: () => show({
-                ...ready,
-                content: text,
-                primary: { label: "Save the file", run: saved },
-                secondary: { label: "Copy the text", run: (button) => copy(text, button) },
-            }),
+            run: () => show({ ...ready, content: text, primary: save, secondary: copied }),
         },
     });
+}
+
+/** A directory comes as a tar, which `lockbox receive` unpacks and a page cannot. */
+function folderNote(meta) {
+    return meta.kind === "directory" ? "It is a folder, packed into one tar file: programs that open archives unpack it." : undefined;
 }
 
 async function copy(text, button) {
@@ -246,14 +305,14 @@ async function download(link, note, capsule, meta, button) {
             return;
         }
         const told = error instanceof DOMException && error.name === "QuotaExceededError" ? new sink.TooLarge() : error;
-        const again = error instanceof server.OutOfReach;
-        fail(told, again ? { label: "Try again", run: (next) => download(link, note, capsule, meta, next) } : undefined);
+        const retry = error instanceof server.OutOfReach;
+        fail(told, retry ? { label: "Try again", run: (next) => download(link, note, capsule, meta, next) } : undefined);
         return;
     } finally {
         removeEventListener("beforeunload", leave);
     }
     forgetLink(link);
-    show({ state: "done", title: "Saved", text: "The file arrived whole and as it was sealed. This link is used up.", meta });
+    show({ state: "done", title: "Saved", text: "The file arrived whole and as it was sealed. This link is used up.", meta, note: folderNote(meta) });
     await server.complete(link, note.lease);
 }
 

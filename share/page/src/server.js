@@ -19,6 +19,8 @@ const pause = (milliseconds) => new Promise((resolve) => setTimeout(resolve, mil
 const RANGE = 16 * 1024 * 1024;
 /** A connection without a byte for so long is tried again. */
 const SILENCE = 20_000;
+/** What the link is worth is told before the click when the server says so within this time; else the click tells. */
+const LOOK = 5000;
 const WAITS = [200, 500, 1000, 2000, 4000, 5000];
 const CLAIM_ATTEMPTS = 8;
 
@@ -37,20 +39,37 @@ export function newClaimId() {
     return toBase64(crypto.getRandomValues(new Uint8Array(16)));
 }
 
+const proof = (link) => ({ handle: link.handle, auth: toBase64(authOf(link.secret)) });
+
+async function post(link, path, message, more) {
+    const response = await fetch(`${link.base}${path}`, {
+        method: "POST",
+        headers: { "content-type": "application/json" },
+        body: JSON.stringify(message),
+        cache: "no-store",
+        redirect: "error",
+        ...more,
+    });
+    if (!response.ok) throw await refusal(response);
+    return response.json();
+}
+
+/** The second since 1970 until which the link opens something, or null when the server cannot be asked. Uses nothing up. */
+export async function look(link) {
+    try {
+        return (await post(link, "/v1/look", proof(link), { signal: AbortSignal.timeout(LOOK) })).expires_at;
+    } catch (error) {
+        if (!passes(error)) throw error;
+        return null;
+    }
+}
+
 /** Claims the share: `{ capsule, lease }`. A reply that was lost is asked for again. */
 export async function claim(link, id) {
-    const message = JSON.stringify({ handle: link.handle, auth: toBase64(authOf(link.secret)), claim: id });
+    const message = { ...proof(link), claim: id };
     for (let attempt = 0; ; attempt += 1) {
         try {
-            const response = await fetch(`${link.base}/v1/claim`, {
-                method: "POST",
-                headers: { "content-type": "application/json" },
-                body: message,
-                cache: "no-store",
-                redirect: "error",
-            });
-            if (!response.ok) throw await refusal(response);
-            const { capsule, lease } = await response.json();
+            const { capsule, lease } = await post(link, "/v1/claim", message);
             return { capsule: fromBase64(capsule), lease: lease ?? null };
         } catch (error) {
             if (!passes(error)) throw error;

@@ -10,7 +10,7 @@ import { chromium } from "playwright-core";
 
 const FLAGS = [
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync",
+    "--disable-component-update", "--disable-sync", "--host-resolver-rules=MAP share.test 127.0.0.1",
 ];
 
 export async function until(condition, what, seconds = 60) {
@@ -106,17 +106,22 @@ export async function start({ lockbox, daemon: program }) {
     }
     const environment = { PATH: process.env.PATH, HOME: directory, XDG_STATE_HOME: path("state"), XDG_RUNTIME_DIR: directory };
     const run = promisify(execFile);
-    /** Shares a file and returns what `lockbox share --json` says. */
-    const share = async (file) => {
-        const { stdout } = await run(lockbox, ["share", file, "--socket", socket, "--json"], { env: environment });
+    /** Shares a file or a directory and returns what `lockbox share --json` says. */
+    const share = async (file, ...more) => {
+        const { stdout } = await run(lockbox, ["share", file, "--socket", socket, "--json", ...more], { env: environment });
         return JSON.parse(stdout);
+    };
+    const shareText = async (text) => {
+        const running = run(lockbox, ["share", "--text", "--socket", socket, "--json"], { env: environment });
+        running.child.stdin.end(text);
+        return JSON.parse((await running).stdout);
     };
     const info = async (id) => {
         const { stdout } = await run(lockbox, ["share", "info", id, "--json"], { env: environment });
         return JSON.parse(stdout);
     };
-    const rearm = (id) => run(lockbox, ["share", "rearm", id], { env: environment });
-    return { directory, path, origin, cuts: between.cuts, share, info, rearm, close, log: () => log };
+    const [rearm, revoke] = ["rearm", "revoke"].map((what) => (id) => run(lockbox, ["share", what, id], { env: environment }));
+    return { directory, path, origin, cuts: between.cuts, share, shareText, info, rearm, revoke, close, log: () => log };
 }
 
 /** A browser with a profile of its own. */
