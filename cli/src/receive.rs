@@ -1,20 +1,28 @@
 //! `lockbox receive`: receives what a one-time link gives away.
-use std::io::{self, IsTerminal, Read};
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io::{self, BufReader, IsTerminal, Read, Write};
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use lockbox::exchange;
 use lockbox::storage::HostEntry;
 use lockbox_host::shown;
 use lockbox_share_client::Error;
+use lockbox_share_client::clock;
 use lockbox_share_client::http::{Client, Server};
 use lockbox_share_client::link::{Link, MAX_TEXT};
+use lockbox_share_client::meta::Kind;
 use lockbox_share_client::name;
+use lockbox_share_client::protocol::message::ErrorCode;
 use lockbox_share_client::receive::{self, Options, Receipt, Target};
+use lockbox_terminal::display;
 use serde_json::json;
 use zeroize::Zeroizing;
 
-use crate::exit::Failure;
+use crate::exit::{Failure, NO_DAEMON};
 use crate::interrupt::Interrupt;
 use crate::output::{self, complain, hex};
 use crate::progress::Bar;
@@ -28,7 +36,9 @@ const NOTHING: &str = "nothing arrived yet; the same link goes on";
 /// Of one whose hidden file is gone, because all arrived.
 const OVER: &str = "the download was over: the file has its name, or was damaged and is gone";
 
-/// Receive the file of a one-time link
+/// Receive what a one-time link gives away
+///
+/// A file is saved, a directory unpacked, and a text printed.
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// The link; '-' or nothing reads it from standard input or a prompt, which other users cannot see
@@ -42,6 +52,12 @@ pub(crate) struct Args {
     /// Replace a file that has the name already
     #[arg(long)]
     force: bool,
+    /// Save a directory as the tar that it came as, and a text as a file
+    #[arg(long)]
+    no_unpack: bool,
+    /// Only tell whether the link still opens something; nothing is used up
+    #[arg(long, conflicts_with_all = ["output", "resume", "force", "no_unpack", "ciphertext", "identity"])]
+    check: bool,
     /// Keep the file sealed, as an age file
     #[arg(long)]
     ciphertext: bool,
@@ -76,6 +92,9 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         ));
     }
     let client = Client::new(server);
+    if args.check {
+        return check(args, &client, &link);
+    }
     let state = serving::state().ok();
     let kept = Kept::default();
     let to_stream = args.output.as_ref().is_some_and(|path| path.as_os_str() == "-");
@@ -97,6 +116,12 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         bar.bytes("received", done, total);
     };
     let kept_in = |path: &Path| kept.begin(path);
+    let unpack = |tar: &mut File, name: &str| unpacked(args, tar, name);
+    let text = |text: &[u8]| {
+        bar.wipe();
+        print_text(text)
+    };
+    let opens = !args.no_unpack && !args.ciphertext;
     let options = Options {
         state: state.as_deref(),
         resume: args.resume,
@@ -105,6 +130,9 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         progress: &progress,
         kept_in: &kept_in,
         kept_before: &tell_before,
+        // Whoever names a file for it wants a file.
+        text: (opens && args.output.is_none() && !args.json).then_some(&text),
+        unpack: opens.then_some(&unpack),
     };
     let received = match &args.output {
         Some(_) if to_stream => {
@@ -126,6 +154,65 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         bar.done("received", None, receipt.size);
     }
     tell(args, &receipt)
+}
+
+/// A text is printed exactly, but on a terminal, which it must not drive and where a prompt follows.
+fn print_text(text: &[u8]) -> Result<(), Error> {
+    let mut out = io::stdout().lock();
+    let failed = |source| Error::Io { context: "cannot print the text".into(), source };
+    if !out.is_terminal() {
+        return out.write_all(text).and_then(|()| out.flush()).map_err(failed);
+    }
+    for line in text.strip_suffix(b"\n").unwrap_or(text).split(|&byte| byte == b'\n') {
+        let line = line.strip_suffix(b"\r").unwrap_or(line);
+        writeln!(out, "{}", display(line)).map_err(failed)?;
+    }
+    out.flush().map_err(failed)
+}
+
+/// Unpacks the tar of a directory, and says where it is.
+fn unpacked(args: &Args, tar: &mut File, sent: &str) -> Result<PathBuf, Error> {
+    let to = target(args.output.as_deref(), false);
+    let (directory, exact) = match &to {
+        Target::Directory { path, .. } => (path.clone(), None),
+        Target::File { path, .. } => (path.parent().map_or_else(PathBuf::new, Path::to_path_buf), path.file_name()),
+    };
+    let directory = if directory.as_os_str().is_empty() { PathBuf::from(".") } else { directory };
+    let own = name::safe(sent.strip_suffix(".tar").unwrap_or(sent));
+    let called = |number: u32| match (exact, number) {
+        (Some(name), 1) => Some(name.as_bytes().to_vec()),
+        (Some(_), _) => None,
+        (None, 1) => Some(own.clone().into_bytes()),
+        (None, number) => Some(format!("{own} ({number})").into_bytes()),
+    };
+    let mut input = BufReader::with_capacity(256 << 10, tar);
+    let report = exchange::unpack_tar(&mut input, &directory, &called);
+    let report = report.map_err(|error| Error::Invalid(Failure::sentence(&error)))?;
+    match report.strays {
+        0 => {}
+        1 => complain("1 symbolic link was left out that leads out of the directory"),
+        count => complain(&format!("{count} symbolic links were left out that lead out of the directory")),
+    }
+    if report.special > 0 {
+        complain(&format!("{} devices and FIFOs were left out", report.special));
+    }
+    Ok(match directory.as_os_str() == "." {
+        true => PathBuf::from(OsStr::from_bytes(&report.name)),
+        false => directory.join(OsStr::from_bytes(&report.name)),
+    })
+}
+
+fn check(args: &Args, client: &Client, link: &Link) -> Result<(), Failure> {
+    let until = receive::look(client, link).map_err(|error| match error.code() {
+        Some(ErrorCode::NotFound | ErrorCode::Method) => {
+            Failure::new(NO_DAEMON, "the server is older than this question; only receiving tells")
+        }
+        _ => serving::failure(&error),
+    })?;
+    if args.json {
+        return output::print_json(&json!({ "expires_at": until }));
+    }
+    output::print(&format!("the link opens something until {}", clock::utc(until)))
 }
 
 /// Where what arrived is, until it is whole.
@@ -155,6 +242,10 @@ impl Kept {
             0 => {
                 let _ = std::fs::remove_file(&path);
                 None
+            }
+            // A tar that is being unpacked.
+            _ if !path.file_name().is_some_and(|name| name.as_bytes().starts_with(b".")) => {
+                Some(format!("what arrived is whole, and kept as {}", shown(&path)))
             }
             length => Some(format!(
                 "what arrived ({length} bytes) is kept in {}: go on with --resume and the same link, or remove it",
@@ -203,6 +294,7 @@ fn failure(error: &Error, args: &Args, kept: &Kept) -> Failure {
         Error::Cut { .. } | Error::Damaged(_) if to_stream => {
             failure.message.push_str("; what was written so far is not the whole file");
         }
+        Error::NotUnpacked { .. } => {}
         Error::Exists(_) if !args.force => failure.message.push_str("; use --force to replace it"),
         _ => {
             if let Some(told) = kept.sentence() {
@@ -223,10 +315,18 @@ fn tell(args: &Args, receipt: &Receipt) -> Result<(), Failure> {
             "name": receipt.name,
             "size": receipt.size,
             "sha256": hex(receipt.sha256.as_bytes()),
+            "kind": match receipt.kind {
+                Kind::File => "file",
+                Kind::Text => "text",
+                Kind::Directory => "directory",
+            },
             "confirmed": receipt.confirmed,
         }));
     }
     let Some(path) = &receipt.path else { return Ok(()) };
+    if receipt.kind == Kind::Directory && !args.no_unpack {
+        return output::print(&format!("{}/: {} bytes, unpacked", shown(path), receipt.size));
+    }
     let unlike = name::safe(&receipt.name) != receipt.name;
     let said = if unlike && args.output.is_none() { ", under a name made safe" } else { "" };
     output::print(&format!("{}: {} bytes{said}", shown(path), receipt.size))

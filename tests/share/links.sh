@@ -334,6 +334,139 @@ over_tls() {
     curl --silent --head --cacert cert.pem "https://localhost:$port/v1/limits" | grep -qi '^strict-transport-security: max-age=31536000'
 }
 
+what_comes_on_standard_input() {
+    local link size
+    for size in 0 10 5000000; do
+        head -c "$size" /dev/urandom >sent
+        link=$(share - --name "from a pipe" <sent)
+        receive <<<"$link"
+        cmp sent "from a pipe"
+        rm "from a pipe"
+        # As the program before it in a pipe writes: in parts.
+        link=$( (head -c 9 sent; sleep 0.1; tail -c +10 sent) | share -)
+        receive -o - <<<"$link" | cmp - sent
+    done
+}
+
+a_text() {
+    local link
+    link=$(printf 'meet me\nat the bridge' | share --text)
+    ends 0 receive --check <<<"$link" | grep -q '^the link opens something until 20.* UTC$'
+    [[ $(receive <<<"$link") == $'meet me\nat the bridge' && -z $(ls) ]]
+    ends 20 receive --check <<<"$link"
+    grep -q 'this link was used at 20' "$place/said"
+    link=$(share --text <<<"for a file")
+    receive --json <<<"$link" | grep -q '"kind":"text"'
+    [[ $(cat text.txt) == "for a file" ]]
+}
+
+a_directory() {
+    local link
+    mkdir -p "tree/deep/er" tree/empty
+    head -c 300000 /dev/urandom >tree/deep/er/file
+    ln tree/deep/er/file tree/hard
+    ln -s deep/er/file tree/soft
+    ln -s /etc/passwd tree/stray
+    mkfifo tree/pipe
+    printf '#!/bin/sh\n' >tree/run
+    chmod 777 tree/run
+    find tree -exec touch -hd '2020-02-02 02:02:02.123456789' {} +
+    link=$(share tree)
+    grep -q '1 special file was left out' "$place/said"
+    mkdir in
+    receive -o in <<<"$link" | grep -q '^in/tree/: '
+    grep -q '1 symbolic link was left out that leads out' "$place/said"
+    rm tree/stray tree/pipe
+    diff -r tree in/tree
+    [[ $(stat -c %a in/tree in/tree/run in/tree/deep/er/file in/tree/hard | xargs) == '700 700 600 600' ]]
+    [[ $(stat -c %i in/tree/hard) == $(stat -c %i in/tree/deep/er/file) ]]
+    [[ $(stat -c %y in/tree/deep in/tree/hard | sort -u) == '2020-02-02 02:02:02.123456789 '* ]]
+    # A second one beside it, one under another name, and the tar as it came.
+    share tree | (cd in && receive)
+    share tree | receive -o in/other
+    share tree | receive --no-unpack -o in
+    diff -r tree "in/tree (2)"
+    diff -r tree in/other
+    tar -xf in/tree.tar --one-top-level=in/untarred
+    diff -r tree in/untarred/tree
+    [[ $(ls -A in | wc -l) == 5 ]]
+    # Elsewhere it is one age file of a tar, with the key of the link.
+    link=$(share tree)
+    receive --ciphertext --identity key.txt <<<"$link"
+    age -d -i key.txt tree.tar.age | tar -tf - >listing
+    grep -qx tree/deep/er/file listing
+}
+
+a_directory_of_an_archive() {
+    local link
+    echo "correct horse" >"$LOCKBOX_PASSFILE"
+    chmod 600 "$LOCKBOX_PASSFILE"
+    mkdir -p secret/album/spring
+    head -c 100000 /dev/urandom >secret/album/spring/one.jpg
+    "$lockbox" create a.lbx --kdf-memory 1 --kdf-passes 1 --weak-kdf
+    "$lockbox" add a.lbx secret
+    link=$(share --archive a.lbx secret/album)
+    receive --no-unpack <<<"$link"
+    # Nothing of the path above it, nor of who owned it.
+    ends 1 grep -q 'secret' album.tar
+    tar --numeric-owner -tvf album.tar | grep -q '^drwx.* 0/0 .* album/$'
+    link=$(share --archive a.lbx secret/album --name pictures)
+    receive <<<"$link"
+    diff -r secret/album pictures
+}
+
+a_directory_that_changes_is_not_shared() {
+    local writer code=0
+    mkdir tree
+    head -c 80000000 /dev/zero >tree/big
+    (while :; do echo x >>tree/big; done) &
+    writer=$!
+    share tree >shared.txt || code=$?
+    kill "$writer"
+    wait "$writer" || true
+    [[ $code -eq 2 && ! -s shared.txt ]]
+    tail -n 1 "$place/said" | grep -q 'tree/big changed while it was read'
+}
+
+a_receiver_of_a_directory_that_was_killed_goes_on() {
+    local link pid
+    mkdir tree
+    head -c 64000000 /dev/urandom >tree/big
+    link=$(share tree)
+    mkdir in
+    "$lockbox" receive --socket "$place/lockbox-share.sock" -o in <<<"$link" &
+    pid=$!
+    until [[ -e in/tree || $(stat --format %s in/.lockbox-*.part) -gt 1000000 ]]; do :; done
+    kill -9 "$pid" || true
+    wait "$pid" || true
+    if [[ ! -e in/tree ]]; then receive -o in --resume <<<"$link"; fi
+    diff -r tree in/tree
+    [[ $(ls -A in) == tree ]]
+}
+
+who_can_open_it_is_told() {
+    echo text >note.txt
+    "$lockbox" share note.txt 2>told >link
+    grep -q 'only who is on the machine of the share daemon opens links of http://127.0.0.1:' told
+    grep -q "lockbox-share setup" told
+    grep -q 'WARN.*only who is on the machine of the share daemon' "$place/daemon.log"
+}
+
+times_are_told_as_they_were_typed() {
+    local link id
+    echo text >note.txt
+    link=$("$lockbox" share note.txt --expires 48h 2>told)
+    id=$(id_of "$link")
+    grep -q 'works once, for 48 hours, until 20' told
+    "$lockbox" share ls | grep -q "^$id .* UTC   48h  -$"
+    "$lockbox" share info "$id" | grep -q '^expires .*, 48 hours after it was made$'
+    "$lockbox" share info "$id" --json | grep -q '"lifetime":"48h"'
+    "$lockbox" share note.txt 2>told >link
+    grep -q 'works once, for 15 minutes, until 20' told
+    ends 2 "$lockbox" share note.txt --expires 30d 2>told
+    grep -q 'for at most 7 days, and 30 days were asked for' told
+}
+
 start_daemon
 case_ "files of all sizes arrive once" files_of_all_sizes
 case_ "a file of an archive is shared without a mount" from_an_archive
@@ -344,6 +477,14 @@ case_ "looking at a link uses nothing up" looking_uses_nothing_up
 case_ "a receiver that ran out of room or was killed goes on" killed_and_gone_on_with
 case_ "a receiver that was stopped says what it keeps, and the next one tells of it" interrupted_and_told
 case_ "who interrupts a sender or a receiver is told what there is and how to go on" interrupted_in_each_direction
+case_ "what comes on standard input arrives" what_comes_on_standard_input
+case_ "a text is printed, and its link can be looked at" a_text
+case_ "a directory arrives as one" a_directory
+case_ "a directory of an archive is shared without what is above it" a_directory_of_an_archive
+case_ "a directory that changes is not shared" a_directory_that_changes_is_not_shared
+case_ "a receiver of a directory that was killed goes on" a_receiver_of_a_directory_that_was_killed_goes_on
+case_ "who can open a link is told when it is made" who_can_open_it_is_told
+case_ "times are told as they were typed" times_are_told_as_they_were_typed
 case_ "watching tells what happens" watched
 case_ "a file that changes is not shared" a_changed_file_is_not_shared
 case_ "age alone opens what was received" opened_by_age_alone

@@ -77,8 +77,9 @@ fn print(args: &Args, entries: &[Entry], infos: &[(Handle, Server, Info)]) -> Re
             None => ("unknown", "-".into()),
         };
         let label = entry.label.as_deref().unwrap_or("-");
+        let lifetime = entry.lifetime().map_or_else(|| "-".into(), |span| span.to_string());
         out.line(&format!(
-            "{:<13}  {state:<11}  {left:>3}  {}  {label}",
+            "{:<13}  {state:<11}  {left:>3}  {}  {lifetime:>4}  {label}",
             entry.handle.to_string(),
             clock::utc(entry.expires_at)
         ))?;

@@ -1,5 +1,6 @@
-//! `lockbox share`: gives away one file by a link that works once, and looks after such links.
+//! `lockbox share`: gives away one file, directory or text by a link that works once, and looks after such links.
 
+mod content;
 mod ls;
 mod new;
 mod one;
@@ -11,9 +12,9 @@ use lockbox_share_client::sharing;
 
 use crate::exit::Failure;
 
-/// Give away one file by a link that works once
+/// Give away a file, a directory or a text by a link that works once
 ///
-/// The file is sealed here; the daemon that keeps it cannot read it, nor its name. Whoever has the link opens it, with 'lockbox receive' or a
+/// It is sealed here; the daemon that keeps it cannot read it, nor its name. Whoever has the link opens it, with 'lockbox receive' or a
 /// browser.
 #[derive(clap::Args)]
 #[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]

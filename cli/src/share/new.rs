@@ -1,5 +1,5 @@
-//! `lockbox share PATH`: seals a file, hands it to the daemon and prints the link.
-use std::ffi::OsString;
+//! `lockbox share PATH`: seals a file, a directory or a text, hands it to the daemon and prints the link.
+use std::ffi::{OsStr, OsString};
 use std::io::{self, IsTerminal, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
@@ -8,22 +8,24 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use clap::{ArgMatches, Command, FromArgMatches};
 use lockbox::archive::Archive;
-use lockbox::format::Ino;
+use lockbox::exchange;
 use lockbox_share_client::clock;
 use lockbox_share_client::http::Client;
 use lockbox_share_client::link::Link;
 use lockbox_share_client::protocol::message::MAX_CLAIMS;
+use lockbox_share_client::protocol::reach::Reach;
 use lockbox_share_client::sharing::{self, Shared, Terms};
 use lockbox_share_client::source::{FileSource, Source};
-use lockbox_terminal::quantity;
+use lockbox_terminal::quantity::Span;
 use qrcode::QrCode;
 use qrcode::render::unicode::Dense1x2;
 use serde_json::json;
 
+use super::content::{self, ArchiveSource};
 use super::serving::{self, ServerArgs};
 use crate::exit::Failure;
 use crate::interrupt::Interrupt;
-use crate::opening::{ArchiveArgs, MomentArgs, regular_file};
+use crate::opening::{ArchiveArgs, MomentArgs};
 use crate::output::{Output, complain};
 use crate::progress::Bar;
 
@@ -40,13 +42,19 @@ pub(crate) struct Args {
     // Before what it is read from is taken away.
     #[command(flatten)]
     quiet: Quiet,
-    /// The file to share: an ordinary one or one of a mount; with --archive, a path in the archive
+    /// The file or directory to share, '-' for standard input; with --archive, a path in the archive
     // Others are taken to be refused in words: left to the parser, they are unknown commands.
-    #[arg(required = true)]
+    #[arg(required_unless_present = "text")]
     path: Vec<OsString>,
+    /// Share a text: it is asked for on the terminal, where nobody sees it, or read from standard input
+    #[arg(long, conflicts_with_all = ["path", "archive"])]
+    text: bool,
+    /// What it is called at the receiver's; without it the name that it has here
+    #[arg(long, value_name = "NAME")]
+    name: Option<String>,
     /// How long the link works: a number and s, m, h or d; without it the server's default
-    #[arg(long, value_name = "TIME", value_parser = seconds)]
-    expires: Option<u64>,
+    #[arg(long, value_name = "TIME", value_parser = lifetime)]
+    expires: Option<Span>,
     /// How often the file can be downloaded, 1 to 8
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=i64::from(MAX_CLAIMS)))]
     max_downloads: u8,
@@ -91,30 +99,65 @@ impl FromArgMatches for Quiet {
 }
 
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
-    let [path] = &args.path[..] else {
+    if args.path.len() > 1 {
         return Err(Failure::usage(
-            "a link gives away one file: share them one by one, or put them into one, such as a tar",
+            "a link gives away one thing: share them one by one, or a directory with all of them",
         ));
-    };
+    }
+    if let Some(name) = &args.name {
+        content::check_name(name)?;
+    }
     let server = args.server.find()?;
     if !server.is_private() {
-        complain(&format!("{server} is not asked over https: others on the way can see and use what is sent"));
+        complain(&format!(
+            "{server} is not asked over https: others on the way can see and use what is sent; \
+             whoever runs it gets a certificate with 'lockbox-share setup'"
+        ));
     }
-    let shared = match &args.archive {
-        None => {
-            let mut source = FileSource::open(Path::new(path)).map_err(|error| serving::failure(&error))?;
-            share(args, Client::new(server), &mut source, &Interrupt::watch()?)?
-        }
-        Some(archive) => {
+    let client = Client::new(server);
+    let give = |source: &mut dyn Source| share(args, &client, source, &Interrupt::watch()?);
+    let shared = match (args.path.first(), &args.archive) {
+        (None, _) => give(&mut content::text(args.name.clone().unwrap_or_else(|| "text.txt".into()))?)?,
+        (Some(path), Some(archive)) => {
             let (archive, interrupt) = archive.read_watched(&args.moment)?;
-            let mut source = ArchiveSource::open(&archive, path.as_bytes())?;
-            share(args, Client::new(server), &mut source, &interrupt)?
+            from_archive(args, &archive, path, |source| share(args, &client, source, &interrupt))?
         }
+        (Some(path), None) if path == "-" => {
+            give(&mut content::standard_input(args.name.clone().unwrap_or_else(|| "stdin".into()))?)?
+        }
+        (Some(path), None) => from_host(args, Path::new(path), give)?,
     };
     print(args, &shared)
 }
 
-fn share(args: &Args, client: Client, source: &mut dyn Source, interrupt: &Interrupt) -> Result<Shared, Failure> {
+fn from_host<T>(
+    args: &Args,
+    path: &Path,
+    give: impl FnOnce(&mut dyn Source) -> Result<T, Failure>,
+) -> Result<T, Failure> {
+    if path.is_dir() {
+        let name = args.name.clone().unwrap_or_else(|| content::directory_name(path));
+        return content::with_directory(&name, |top, out| exchange::pack_tree(path, top, out), give);
+    }
+    give(&mut FileSource::open(path, args.name.as_deref()).map_err(|error| serving::failure(&error))?)
+}
+
+fn from_archive<T>(
+    args: &Args,
+    archive: &Archive,
+    path: &OsStr,
+    give: impl FnOnce(&mut dyn Source) -> Result<T, Failure>,
+) -> Result<T, Failure> {
+    let name = args.name.clone().unwrap_or_else(|| content::last_name(path));
+    let fs = archive.file_system();
+    let found = exchange::resolve(fs, path.as_bytes());
+    if found.is_ok_and(|found| found.is_directory()) {
+        return content::with_directory(&name, |top, out| exchange::export_tree(fs, path.as_bytes(), top, out), give);
+    }
+    give(&mut ArchiveSource::open(archive, path.as_bytes(), name)?)
+}
+
+fn share(args: &Args, client: &Client, source: &mut dyn Source, interrupt: &Interrupt) -> Result<Shared, Failure> {
     // The token first: a share that was made and cannot be revoked would be worse than none.
     let owner = serving::owner(&mut serving::book()?, client.server())?;
     let bar = Bar::new(args.quiet.0);
@@ -124,8 +167,9 @@ fn share(args: &Args, client: Client, source: &mut dyn Source, interrupt: &Inter
     let whole = Arc::new(AtomicBool::new(true));
     let is_whole = whole.clone();
     let at_once = interrupt.ends_at_once(&bar, move || words(is_whole.load(Relaxed)).to_owned())?;
-    let shared = sharing::share(&client, &owner, source, terms, &|done| {
-        whole.store(done >= size, Relaxed);
+    let shared = sharing::share(client, &owner, source, terms, &|done| {
+        // Of what has no known end the last piece may always be the one that went.
+        whole.store(size.is_none_or(|size| done >= size), Relaxed);
         bar.bytes("shared", done, size);
     });
     drop((at_once, bar));
@@ -133,7 +177,14 @@ fn share(args: &Args, client: Client, source: &mut dyn Source, interrupt: &Inter
     let created = &shared.created;
     let now = std::time::SystemTime::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_secs());
     serving::book()?
-        .add(client.server(), created.handle, args.label.as_deref(), now.min(created.expires_at), created.expires_at)
+        .add(
+            client.server(),
+            created.handle,
+            args.label.as_deref(),
+            now.min(created.expires_at),
+            created.expires_at,
+            shared.lifetime,
+        )
         .map_err(|error| serving::failure(&error))?;
     Ok(shared)
 }
@@ -159,6 +210,7 @@ fn print(args: &Args, shared: &Shared) -> Result<(), Failure> {
             "size": shared.meta.size,
             "sha256": crate::output::hex(shared.meta.sha256.as_bytes()),
             "expires_at": shared.created.expires_at,
+            "lifetime": shared.lifetime.to_string(),
             "max_downloads": args.max_downloads,
         }))?;
     } else {
@@ -168,11 +220,15 @@ fn print(args: &Args, shared: &Shared) -> Result<(), Failure> {
     if args.qr {
         show_qr(&shared.link)?;
     }
+    if let Some(told) = Reach::warning(shared.link.base()) {
+        complain(&told);
+    }
     if !args.json {
         let times = if args.max_downloads == 1 { "once".into() } else { format!("{} times", args.max_downloads) };
         let expiry = clock::utc(shared.created.expires_at);
         complain(&format!(
-            "works {times}, until {expiry}; take it back with 'lockbox share revoke {}'",
+            "works {times}, for {}, until {expiry}; take it back with 'lockbox share revoke {}'",
+            shared.lifetime.words(),
             shared.created.handle
         ));
     }
@@ -194,50 +250,10 @@ fn show_qr(link: &Link) -> Result<(), Failure> {
     shown.map_err(|error| Failure::host("cannot show the QR code", &error))
 }
 
-/// A time above 0, in seconds.
-fn seconds(text: &str) -> Result<u64, String> {
-    let seconds = quantity::time(text).map(|time| time.as_secs()).filter(|&seconds| seconds > 0);
-    seconds.ok_or_else(|| "a number above 0 and s, m, h or d, such as 15m".into())
-}
-
-/// A file of an archive. The archive is locked against writers as long as it is read.
-struct ArchiveSource<'a> {
-    archive: &'a Archive,
-    name: String,
-    ino: Ino,
-    size: u64,
-    at: u64,
-}
-
-impl<'a> ArchiveSource<'a> {
-    fn open(archive: &'a Archive, path: &[u8]) -> Result<ArchiveSource<'a>, Failure> {
-        let attributes = regular_file(archive.file_system(), path)?;
-        let name = path.split(|&byte| byte == b'/').rfind(|part| !part.is_empty()).unwrap_or_default();
-        let name = String::from_utf8_lossy(name).into_owned();
-        Ok(ArchiveSource { archive, name, ino: attributes.ino, size: attributes.size, at: 0 })
-    }
-}
-
-impl Source for ArchiveSource<'_> {
-    fn name(&self) -> &str {
-        &self.name
-    }
-
-    fn size(&self) -> u64 {
-        self.size
-    }
-
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let part = self.archive.file_system().read(self.ino, self.at, buffer.len());
-        let part = part.map_err(|error| io::Error::other(Failure::sentence(&error)))?;
-        buffer[..part.len()].copy_from_slice(&part);
-        self.at += part.len() as u64;
-        Ok(part.len())
-    }
-
-    fn verify(&mut self) -> Result<(), lockbox_share_client::Error> {
-        Ok(())
-    }
+/// A time above 0.
+fn lifetime(text: &str) -> Result<Span, String> {
+    let span = Span::parse(text).filter(|span| !span.time().is_zero());
+    span.ok_or_else(|| "a number above 0 and s, m, h or d, such as 15m".into())
 }
 
 #[cfg(test)]
@@ -246,10 +262,10 @@ mod tests {
 
     #[test]
     fn times_have_units() {
-        let all = ["90", "90s", "15m", "2h", "7d"].map(|text| seconds(text).ok());
-        assert_eq!(all, [Some(90), Some(90), Some(900), Some(7200), Some(604_800)]);
+        let all = ["90", "90s", "15m", "2h", "7d"].map(|text| lifetime(text).unwrap().time().as_secs());
+        assert_eq!(all, [90, 90, 900, 7200, 604_800]);
         for text in ["", "0", "m", "1w", "-1m", "1.5h", "99999999999999999999d"] {
-            assert!(seconds(text).is_err(), "{text}");
+            assert!(lifetime(text).is_err(), "{text}");
         }
     }
 }

@@ -49,6 +49,7 @@ pub(super) fn json(entry: &Entry, info: Option<&Info>) -> Value {
         "server": entry.server().to_string(),
         "created_at": entry.created_at,
         "expires_at": entry.expires_at,
+        "lifetime": entry.lifetime().map(|span| span.to_string()),
         "state": null,
     });
     if let Some(info) = info {
@@ -76,7 +77,8 @@ pub(super) fn print(entry: &Entry, info: &Info, as_json: bool) -> Result<(), Fai
     out.line(&format!("server      {}", entry.server()))?;
     out.line(&format!("state       {}", state(info.state)))?;
     out.line(&format!("downloads   {} of {} left", info.claims_left, info.max_claims))?;
-    out.line(&format!("expires     {}", clock::utc(info.expires_at)))?;
+    let lifetime = entry.lifetime().map(|span| format!(", {} after it was made", span.words())).unwrap_or_default();
+    out.line(&format!("expires     {}{lifetime}", clock::utc(info.expires_at)))?;
     for (at, what) in events(info) {
         out.line(&format!("{}  {what}", clock::utc(at)))?;
     }

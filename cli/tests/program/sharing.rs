@@ -100,20 +100,42 @@ fn no_secret_is_logged() {
 }
 
 #[test]
-fn only_files_are_shared() {
+fn what_cannot_be_shared_is_named() {
     let place = Place::new();
-    fs::create_dir(place.path("folder")).unwrap();
-    for (what, told) in [("folder", "folder is a directory"), ("none", "cannot open none: No such file")] {
-        let ended = place.run(&["share", what, "--socket", "none.sock"]);
+    rustix::fs::mknodat(rustix::fs::CWD, place.path("pipe"), rustix::fs::FileType::Fifo, rustix::fs::Mode::RWXU, 0)
+        .unwrap();
+    for (what, told) in [("pipe", "pipe is not a regular file"), ("none", "cannot open none: No such file")] {
+        let ended = place.run(&["share", what, "--server", "http://127.0.0.1:9"]);
         assert_eq!(ended.code, 2);
         assert!(ended.complaint.contains(told), "{}", ended.complaint);
     }
     place.archive("a.lbx");
-    place.good(&["add", "a.lbx", "folder"]);
-    for (what, told) in [("folder", "is a directory"), ("none", "no such file")] {
-        let ended = place.run(&["share", "--archive", "a.lbx", what, "--socket", "none.sock"]);
-        assert!(ended.code == 2 && ended.complaint.to_lowercase().contains(told), "{}", ended.complaint);
+    let ended = place.run(&["share", "--archive", "a.lbx", "none", "--server", "http://127.0.0.1:9"]);
+    assert!(ended.code == 2 && ended.complaint.to_lowercase().contains("no such file"), "{}", ended.complaint);
+    // Nothing that a receiver could see.
+    let ended = place.run(&["share", "/", "--server", "http://127.0.0.1:9"]);
+    assert!(ended.code == 1 && ended.complaint.contains("--name"), "{}", ended.complaint);
+}
+
+#[test]
+fn a_text_is_text_and_not_too_long_for_one() {
+    let place = Place::new();
+    let with_input = |input: &str| {
+        end_with_input(place.command().args(["share", "--text", "--server", "http://127.0.0.1:9"]), input)
+    };
+    for (input, code, told) in [
+        ("", 1, "there is no text"),
+        (&"x".repeat(6145), 1, "at most 6144 bytes"),
+        (&"x".repeat(1 << 20), 1, "at most 6144 bytes"),
+        ("the bridge", 21, "cannot be reached"),
+    ] {
+        let ended = with_input(input);
+        assert_eq!(ended.code, code, "{}", ended.complaint);
+        assert!(ended.complaint.contains(told), "{}", ended.complaint);
+        assert!(!ended.complaint.contains("the bridge"));
     }
+    let ended = place.run(&["share", "--text", "meet me", "--server", "http://127.0.0.1:9"]);
+    assert_eq!(ended.code, 1, "a text in an argument can be seen by others");
 }
 
 #[test]
@@ -128,6 +150,10 @@ fn wrong_options_are_usage_errors() {
         &["share", "file", "--server", "example.org"],
         &["share", "file", "--server", "https://x", "--socket", "y"],
         &["share", "info"],
+        &["share", "file", "--name", "a/b"],
+        &["share", "file", "--name", ""],
+        &["share", "file", "--text"],
+        &["receive", "--check", "--output", "x"],
         &["share", "file", "--passfile", "pass"],
     ] {
         let code = place.run(arguments).code;

@@ -96,7 +96,7 @@ const TABLE: &[(&[&str], i32, &str)] = &[
     (
         &["share", "one", "two"],
         1,
-        "a link gives away one file: share them one by one, or put them into one, such as a tar\n",
+        "a link gives away one thing: share them one by one, or a directory with all of them\n",
     ),
     (&["mount"], 1, "the following required arguments were not provided"),
     (&["ls", "out"], 11, "out: not a lockbox archive: it is a directory\n"),

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use lockbox_share_protocol::handle::Handle;
 use lockbox_share_protocol::message::UnixSeconds;
 use lockbox_share_protocol::token::OwnerToken;
+use lockbox_terminal::quantity::Span;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
@@ -31,12 +32,20 @@ pub struct Entry {
     pub created_at: UnixSeconds,
     /// When it ends by itself.
     pub expires_at: UnixSeconds,
+    /// For how long it was made, as its user named it; programs of before did not note it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    lifetime: Option<String>,
 }
 
 impl Entry {
     /// Where it is.
     pub fn server(&self) -> Server {
         named(&self.server)
+    }
+
+    /// For how long it was made, when that is known.
+    pub fn lifetime(&self) -> Option<Span> {
+        Span::parse(self.lifetime.as_deref()?)
     }
 }
 
@@ -126,10 +135,12 @@ impl Book {
         label: Option<&str>,
         created_at: UnixSeconds,
         expires_at: UnixSeconds,
+        lifetime: Span,
     ) -> Result<()> {
         self.pages.shares.retain(|entry| entry.expires_at.saturating_add(KEPT) > created_at);
         let label = label.map(str::to_owned);
-        self.pages.shares.push(Entry { handle, server: name(server), label, created_at, expires_at });
+        let lifetime = Some(lifetime.to_string());
+        self.pages.shares.push(Entry { handle, server: name(server), label, created_at, expires_at, lifetime });
         state::write(&self.path, &self.pages)
     }
 
@@ -168,6 +179,20 @@ mod tests {
         text.parse().unwrap()
     }
 
+    fn day() -> Span {
+        Span::parse("1d").unwrap()
+    }
+
+    #[test]
+    fn a_book_of_a_program_of_before_is_read() {
+        let place = tempfile::tempdir().unwrap();
+        let entry = r#"{"handle":"1000000000001","server":"https://x","created_at":1,"expires_at":2}"#;
+        let text = format!(r#"{{"version":1,"owners":[],"shares":[{entry}]}}"#);
+        fs::write(place.path().join("shares.json"), text).unwrap();
+        let book = Book::open(place.path()).unwrap();
+        assert_eq!(book.entries().map(Entry::lifetime).collect::<Vec<_>>(), [None]);
+    }
+
     #[test]
     fn a_book_remembers_and_forgets() {
         let place = tempfile::tempdir().unwrap();
@@ -178,23 +203,24 @@ mod tests {
             let mut book = Book::open(&directory).unwrap();
             let token = book.owner(&socket).unwrap().to_text();
             assert_ne!(book.owner(&url).unwrap().to_text(), token);
-            book.add(&socket, handle("1000000000001"), Some("tax"), 100, 200).unwrap();
-            book.add(&url, handle("1000000000002"), Some("tax"), 101, 200).unwrap();
-            book.add(&url, handle("1000000000003"), Some("keys"), 102, 200).unwrap();
+            book.add(&socket, handle("1000000000001"), Some("tax"), 100, 200, day()).unwrap();
+            book.add(&url, handle("1000000000002"), Some("tax"), 101, 200, day()).unwrap();
+            book.add(&url, handle("1000000000003"), Some("keys"), 102, 200, day()).unwrap();
             token
         };
         let mut book = Book::open(&directory).unwrap();
+        assert!(book.entries().all(|entry| entry.lifetime() == Some(day())));
         assert_eq!(book.owner(&socket).unwrap().to_text(), token);
         assert_eq!(book.entries().next().unwrap().handle, handle("1000000000003"));
         assert_eq!(book.find("1000000000001").unwrap().server(), socket);
         assert_eq!(book.find("keys").unwrap().server(), url);
         assert!(book.find("tax").unwrap_err().to_string().contains("more than one"));
         assert!(book.find("none").unwrap_err().to_string().contains("no share none"));
-        book.add(&url, handle("1000000000004"), None, 201 + KEPT, 300 + KEPT).unwrap();
+        book.add(&url, handle("1000000000004"), None, 201 + KEPT, 300 + KEPT, day()).unwrap();
         assert_eq!(book.entries().count(), 1);
         // A server may say anything of the time.
-        book.add(&url, handle("1000000000005"), None, 202 + KEPT, u64::MAX).unwrap();
-        book.add(&url, handle("1000000000006"), None, 203 + KEPT, 300 + KEPT).unwrap();
+        book.add(&url, handle("1000000000005"), None, 202 + KEPT, u64::MAX, day()).unwrap();
+        book.add(&url, handle("1000000000006"), None, 203 + KEPT, 300 + KEPT, day()).unwrap();
         assert_eq!(book.entries().count(), 3);
     }
 

@@ -45,6 +45,9 @@ pub enum Error {
     /// The target exists and was not to be replaced.
     #[error("{0} exists already; it was left as it is")]
     Exists(String),
+    /// A directory arrived whole, but could not be unpacked.
+    #[error("what was received is kept as {tar}, for it cannot be unpacked: {reason}")]
+    NotUnpacked { tar: String, reason: String },
     /// The host failed.
     #[error("{context}")]
     Io { context: String, source: io::Error },

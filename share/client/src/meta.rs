@@ -24,9 +24,39 @@ pub struct Meta {
     pub size: u64,
     /// SHA-256 of the content.
     pub sha256: Digest,
+    /// What the sender means a receiver to make of it. Programs that do not know the word take it for a file.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    kind: Option<String>,
 }
 
+/// What a receiver makes of content.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Kind {
+    /// A file.
+    #[default]
+    File,
+    /// A text to be read at once.
+    Text,
+    /// A tar of one directory.
+    Directory,
+}
+
+/// The words of kinds in a description.
+const KINDS: [(Kind, &str); 2] = [(Kind::Text, "text"), (Kind::Directory, "directory")];
+
 impl Meta {
+    /// Describes content.
+    pub fn new(name: String, kind: Kind, size: u64, sha256: Digest) -> Meta {
+        let word = KINDS.iter().find(|(known, _)| *known == kind).map(|(_, word)| (*word).to_owned());
+        Meta { name, size, sha256, kind: word }
+    }
+
+    /// What a receiver makes of the content.
+    pub fn kind(&self) -> Kind {
+        let word = self.kind.as_deref().unwrap_or_default();
+        KINDS.iter().find(|(_, known)| *known == word).map(|(kind, _)| *kind).unwrap_or_default()
+    }
+
     /// The plaintext of a capsule's sealed part.
     pub(crate) fn encode(&self, content: &[u8]) -> Zeroizing<Vec<u8>> {
         let line = self.line();
@@ -66,7 +96,23 @@ mod tests {
     use proptest::prelude::*;
 
     fn meta(name: &str, size: u64) -> Meta {
-        Meta { name: name.to_owned(), size, sha256: Digest::new([7; 32]) }
+        Meta::new(name.to_owned(), Kind::File, size, Digest::new([7; 32]))
+    }
+
+    /// As programs of before wrote it, and as they read what is written now.
+    #[test]
+    fn kinds_are_words_that_older_and_newer_programs_pass_over() {
+        let line = |kind| String::from_utf8(Meta { kind, ..meta("a", 1) }.line().to_vec()).unwrap();
+        assert!(!line(None).contains("kind"));
+        for (kind, word) in KINDS {
+            let described = Meta::new("a".into(), kind, 1, Digest::new([7; 32]));
+            assert!(line(described.kind.clone()).contains(&format!("\"kind\":\"{word}\"")));
+            assert_eq!(described.kind(), kind);
+        }
+        let newer = line(Some("hologram".into()));
+        assert_eq!(Meta::decode(format!("{newer}\n").as_bytes()).unwrap().0.kind(), Kind::File);
+        let older = line(None);
+        assert_eq!(Meta::decode(format!("{older}\n").as_bytes()).unwrap().0, meta("a", 1));
     }
 
     #[test]

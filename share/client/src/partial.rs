@@ -15,6 +15,7 @@ use sha2::{Digest as _, Sha256};
 
 use crate::error::{Error, Result};
 use crate::name;
+use crate::receive::Unpack;
 use crate::state::NOTES_KEPT;
 
 /// How many files of one name get a number before the user is asked to choose another.
@@ -99,7 +100,7 @@ impl Partial {
         }
         let partial = Partial { path, file, former: None };
         // The program that held it until now may have given its name to another one, or removed it.
-        partial.must_be_at(&partial.path).map_err(|_| in_use())?;
+        must_be_at(&partial.file, &partial.path).map_err(|_| in_use())?;
         Ok(partial)
     }
 
@@ -158,10 +159,10 @@ impl Partial {
     }
 
     /// Makes the content durable and gives the file its name.
-    pub(crate) fn finish(mut self, to: &Target, sent_name: &str) -> Result<PathBuf> {
+    pub(crate) fn finish(mut self, to: &Target, sent_name: &str) -> Result<Whole> {
         let failed = || Error::io("cannot write what was received");
         self.file.flush().and_then(|()| self.file.sync_all()).map_err(failed())?;
-        self.must_be_at(&self.path)?;
+        must_be_at(&self.file, &self.path)?;
         let path = match to {
             Target::File { path, replace } => {
                 self.rename(path, *replace)?;
@@ -171,23 +172,12 @@ impl Partial {
                 self.rename_free(directory, &name::safe(sent_name), *replace)?
             }
         };
-        self.must_be_at(&path)?;
+        must_be_at(&self.file, &path)?;
         File::open(to.directory()).and_then(|directory| directory.sync_all()).map_err(failed())?;
         if let Some(former) = self.former {
             former.discard();
         }
-        Ok(path)
-    }
-
-    /// Names are all that a rename knows, and who shares the directory may have put another file under one.
-    fn must_be_at(&self, path: &Path) -> Result<()> {
-        let failed = || Error::io("cannot write what was received");
-        let mine = self.file.metadata().map_err(failed())?;
-        match path.symlink_metadata() {
-            Ok(there) if (there.dev(), there.ino()) == (mine.dev(), mine.ino()) => Ok(()),
-            Ok(_) => Err(Error::Damaged(format!("somebody put another file at {}", path.display()))),
-            Err(error) => Err(failed()(error)),
-        }
+        Ok(Whole { path, file: self.file })
     }
 
     fn rename_free(&self, directory: &Path, name: &str, replace: bool) -> Result<PathBuf> {
@@ -232,6 +222,39 @@ impl Partial {
             former.discard();
         }
         self.discard();
+    }
+}
+
+/// A file that arrived whole and has its name.
+pub(crate) struct Whole {
+    pub(crate) path: PathBuf,
+    file: File,
+}
+
+impl Whole {
+    /// Has its content unpacked, from the beginning.
+    pub(crate) fn unpack(&mut self, unpack: &Unpack<'_>, sent_name: &str) -> Result<PathBuf> {
+        self.file.seek(SeekFrom::Start(0)).map_err(Error::io("cannot read what was received"))?;
+        unpack(&mut self.file, sent_name)
+    }
+
+    /// Takes its name away, unless somebody put another file there.
+    pub(crate) fn remove(self) {
+        if must_be_at(&self.file, &self.path).is_ok() {
+            // What is left over is whole, and says what it is.
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+}
+
+/// Names are all that a rename knows, and who shares the directory may have put another file under one.
+fn must_be_at(file: &File, path: &Path) -> Result<()> {
+    let failed = || Error::io("cannot write what was received");
+    let mine = file.metadata().map_err(failed())?;
+    match path.symlink_metadata() {
+        Ok(there) if (there.dev(), there.ino()) == (mine.dev(), mine.ino()) => Ok(()),
+        Ok(_) => Err(Error::Damaged(format!("somebody put another file at {}", path.display()))),
+        Err(error) => Err(failed()(error)),
     }
 }
 
@@ -322,8 +345,8 @@ mod tests {
         assert!(matches!(received(place.path()).finish(&exactly(false), "x"), Err(Error::Exists(_))));
         assert_eq!(fs::read(&path).unwrap(), b"old");
         let inside = Target::Directory { path: place.path().into(), replace: false };
-        assert_eq!(received(place.path()).finish(&inside, "/x/a.txt").unwrap(), place.path().join("a (2).txt"));
-        assert_eq!(received(place.path()).finish(&inside, "a.txt").unwrap(), place.path().join("a (3).txt"));
+        assert_eq!(received(place.path()).finish(&inside, "/x/a.txt").unwrap().path, place.path().join("a (2).txt"));
+        assert_eq!(received(place.path()).finish(&inside, "a.txt").unwrap().path, place.path().join("a (3).txt"));
         received(place.path()).finish(&exactly(true), "x").unwrap();
         assert_eq!(fs::read(&path).unwrap(), b"new");
     }
@@ -370,7 +393,8 @@ mod tests {
         fs::rename(place.path().join(".lockbox-n.part"), place.path().join("away")).unwrap();
         fs::write(place.path().join(".lockbox-n.part"), "false").unwrap();
         fs::write(place.path().join("a.txt"), "old").unwrap();
-        let told = partial.finish(&Target::File { path: place.path().join("a.txt"), replace: true }, "x").unwrap_err();
+        let target = Target::File { path: place.path().join("a.txt"), replace: true };
+        let told = partial.finish(&target, "x").map(drop).unwrap_err();
         assert!(matches!(told, Error::Damaged(_)), "{told}");
         assert_eq!(fs::read(place.path().join("a.txt")).unwrap(), b"old");
     }

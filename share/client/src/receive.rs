@@ -1,6 +1,6 @@
 //! Receives a share: claims it, opens it while it is downloaded, and names the file when it is whole.
 
-use std::fs;
+use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::thread;
@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use lockbox_share_protocol::api::{self, OfShare};
 use lockbox_share_protocol::capsule::{Capsule, Content};
-use lockbox_share_protocol::message::{Claim, Claimed, ErrorCode};
+use lockbox_share_protocol::message::{Claim, Claimed, ErrorCode, Look, Looked};
 use lockbox_share_protocol::token::{ClaimId, Digest, LeaseToken};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
@@ -18,7 +18,7 @@ use crate::download::{Ciphertext, Download};
 use crate::error::{Error, Result};
 use crate::http::Client;
 use crate::link::Link;
-use crate::meta::Meta;
+use crate::meta::{Kind, Meta};
 use crate::open::{self, Opening};
 pub use crate::partial::Target;
 use crate::partial::{self, Partial};
@@ -65,7 +65,14 @@ pub struct Options<'a> {
     pub kept_in: &'a dyn Fn(&Path),
     /// Told before anything is received that this many bytes of the same link arrived before, and are not gone on with.
     pub kept_before: &'a dyn Fn(&Path, u64),
+    /// Takes a text that is meant to be read at once; without it a text is a file like any other.
+    pub text: Option<&'a dyn Fn(&[u8]) -> Result<()>>,
+    /// Unpacks the tar of a directory and tells where it is; without it the tar is a file like any other.
+    pub unpack: Option<&'a Unpack<'a>>,
 }
+
+/// Gets the tar, read from its beginning, and the sender's name for it.
+pub type Unpack<'a> = dyn Fn(&mut File, &str) -> Result<PathBuf> + 'a;
 
 /// What was received.
 #[derive(Debug)]
@@ -78,8 +85,33 @@ pub struct Receipt {
     pub size: u64,
     /// SHA-256 of what was written.
     pub sha256: Digest,
+    /// What the sender meant it to be.
+    pub kind: Kind,
     /// Whether the daemon heard that everything arrived.
     pub confirmed: bool,
+}
+
+/// What was written.
+struct Written {
+    name: String,
+    kind: Kind,
+    size: u64,
+    sha256: Digest,
+}
+
+impl Written {
+    fn content(meta: Meta) -> Written {
+        Written { kind: meta.kind(), size: meta.size, sha256: meta.sha256, name: meta.name }
+    }
+
+    /// The age file itself, which is no text and no tar.
+    fn sealed(meta: &Meta, size: u64, sha256: Digest) -> Written {
+        Written { name: format!("{}.age", meta.name), kind: Kind::File, size, sha256 }
+    }
+
+    fn receipt(self, path: Option<PathBuf>, confirmed: bool) -> Receipt {
+        Receipt { path, name: self.name, size: self.size, sha256: self.sha256, kind: self.kind, confirmed }
+    }
 }
 
 /// Where notes are below the state directory.
@@ -124,8 +156,15 @@ pub fn to_file(client: &Client, link: &Link, target: &Target, options: &Options<
             return Err(error);
         }
     };
+    if let Some(read) = options.text
+        && let Some((meta, text)) = claimed.text(options)?
+    {
+        read(&text)?;
+        partial.discard_all();
+        return Ok(Written::content(meta).receipt(None, claimed.complete()));
+    }
     let received = claimed.receive(&mut partial, options);
-    let (name, size, sha256) = match received {
+    let written = match received {
         Ok(received) => received,
         Err(error) => {
             if matches!(error, Error::Damaged(_)) {
@@ -134,9 +173,39 @@ pub fn to_file(client: &Client, link: &Link, target: &Target, options: &Options<
             return Err(error);
         }
     };
-    let path = partial.finish(target, &name)?;
-    let confirmed = claimed.complete();
-    Ok(Receipt { path: Some(path), name, size, sha256, confirmed })
+    match options.unpack {
+        Some(unpack) if written.kind == Kind::Directory => {
+            // By the time that it is unpacked the link is used up: whatever happens then, the tar is whole and has a name.
+            let beside = Target::Directory { path: target.directory(), replace: false };
+            let mut tar = partial.finish(&beside, &written.name)?;
+            let confirmed = claimed.complete();
+            (options.kept_in)(&tar.path);
+            match tar.unpack(unpack, &written.name) {
+                Ok(path) => {
+                    tar.remove();
+                    Ok(written.receipt(Some(path), confirmed))
+                }
+                Err(error) => {
+                    Err(Error::NotUnpacked { tar: tar.path.display().to_string(), reason: error.to_string() })
+                }
+            }
+        }
+        _ => {
+            let path = partial.finish(target, &written.name)?.path;
+            let confirmed = claimed.complete();
+            Ok(written.receipt(Some(path), confirmed))
+        }
+    }
+}
+
+/// Asks whether a link still opens something, and uses nothing up; the second since 1970 until which it does.
+///
+/// # Errors
+/// When it does not, or the server is out of reach or of before this question.
+pub fn look(client: &Client, link: &Link) -> Result<u64> {
+    let message = Look { handle: link.handle(), auth: link.secret().auth() };
+    let looked: Looked = client.post(api::LOOK, None, Some(&message))?;
+    Ok(looked.expires_at)
 }
 
 /// Receives into a stream. What was written before an error is authentic but not whole.
@@ -145,10 +214,10 @@ pub fn to_file(client: &Client, link: &Link, target: &Target, options: &Options<
 /// As for [`to_file`].
 pub fn to_stream(client: &Client, link: &Link, output: &mut dyn Write, options: &Options<'_>) -> Result<Receipt> {
     let claimed = Claimant::begin(client, link, options)?;
-    let (name, size, sha256) = claimed.stream(output, options)?;
+    let written = claimed.stream(output, options)?;
     output.flush().map_err(Error::io("cannot write what was received"))?;
     let confirmed = claimed.complete();
-    Ok(Receipt { path: None, name, size, sha256, confirmed })
+    Ok(written.receipt(None, confirmed))
 }
 
 /// Holds a claim that the daemon accepted.
@@ -230,7 +299,7 @@ impl<'a> Claimant<'a> {
         Ok(Download::new(ciphertext, progress))
     }
 
-    fn receive(&self, partial: &mut Partial, options: &Options<'_>) -> Result<(String, u64, Digest)> {
+    fn receive(&self, partial: &mut Partial, options: &Options<'_>) -> Result<Written> {
         let Content::Spooled { size, digest } = self.capsule.content() else {
             return self.stream(partial.file(), options);
         };
@@ -250,22 +319,22 @@ impl<'a> Claimant<'a> {
             opening.skip(partial.file(), before)?;
         }
         opening.copy(&meta, partial.file())?;
-        Ok((meta.name, meta.size, meta.sha256))
+        Ok(Written::content(meta))
     }
 
-    fn stream(&self, output: &mut dyn Write, options: &Options<'_>) -> Result<(String, u64, Digest)> {
+    fn stream(&self, output: &mut dyn Write, options: &Options<'_>) -> Result<Written> {
         let (meta, content) = self.opened()?;
         let failed = || Error::io("cannot write what was received");
         match self.capsule.content() {
             Content::Inline if options.ciphertext => {
                 let sealed = self.capsule.sealed();
                 output.write_all(sealed).map_err(failed())?;
-                Ok((age_name(&meta), sealed.len() as u64, Digest::new(Sha256::digest(sealed).into())))
+                Ok(Written::sealed(&meta, sealed.len() as u64, Digest::new(Sha256::digest(sealed).into())))
             }
             Content::Inline => {
                 open::verify(&meta, &content)?;
                 output.write_all(&content).map_err(failed())?;
-                Ok((meta.name, meta.size, meta.sha256))
+                Ok(Written::content(meta))
             }
             Content::Spooled { size, digest } => {
                 let progress = |position| (options.progress)(position, size);
@@ -274,9 +343,19 @@ impl<'a> Claimant<'a> {
                     return keep(download, &meta, 0, Sha256::new(), output);
                 }
                 Opening::new(self.link.secret(), download)?.copy(&meta, output)?;
-                Ok((meta.name, meta.size, meta.sha256))
+                Ok(Written::content(meta))
             }
         }
+    }
+
+    /// The content, when it came with the claim and is a text to be read.
+    fn text(&self, options: &Options<'_>) -> Result<Option<(Meta, Zeroizing<Vec<u8>>)>> {
+        if options.ciphertext || self.capsule.content() != Content::Inline {
+            return Ok(None);
+        }
+        let (meta, content) = self.opened()?;
+        open::verify(&meta, &content)?;
+        Ok((meta.kind() == Kind::Text).then_some((meta, content)))
     }
 
     /// Tells the daemon that everything arrived, and forgets the link.
@@ -327,10 +406,6 @@ fn worth_repeating(error: &Error) -> bool {
     }
 }
 
-fn age_name(meta: &Meta) -> String {
-    format!("{}.age", meta.name)
-}
-
 /// Writes the ciphertext from `before` on, whose first part is in `hash` already, and compares its digest.
 fn keep(
     mut download: Download<'_>,
@@ -338,7 +413,7 @@ fn keep(
     before: u64,
     mut hash: Sha256,
     output: &mut dyn Write,
-) -> Result<(String, u64, Digest)> {
+) -> Result<Written> {
     let fault = download.fault();
     let failed = |error: io::Error| fault.borrow_mut().take().unwrap_or_else(|| Error::Damaged(error.to_string()));
     download.seek(SeekFrom::Start(before)).map_err(failed)?;
@@ -355,5 +430,5 @@ fn keep(
     if hash.finalize()[..] != digest.as_bytes()[..] {
         return Err(Error::Damaged("its digest is not the one that was sealed".into()));
     }
-    Ok((age_name(meta), size, digest))
+    Ok(Written::sealed(meta, size, digest))
 }

@@ -42,8 +42,9 @@ fn writer<W: Write>(secret: &Secret, output: W) -> Result<StreamWriter<W>> {
 /// # Errors
 /// When the source fails or changes.
 pub fn inline(secret: &Secret, source: &mut dyn Source) -> Result<Option<(Capsule, Meta)>> {
-    let foretold = Meta { name: source.name().to_owned(), size: source.size(), sha256: Digest::new([0; 32]) };
-    if source.size() > MAX_INLINE || foretold.encoded_length() + SEALING > MAX_CAPSULE {
+    let Some(size) = source.size() else { return Ok(None) };
+    let foretold = Meta::new(source.name().to_owned(), source.kind(), size, Digest::new([0; 32]));
+    if size > MAX_INLINE || foretold.encoded_length() + SEALING > MAX_CAPSULE {
         return Ok(None);
     }
     let mut content = Zeroizing::new(Vec::with_capacity(MAX_CAPSULE));
@@ -75,44 +76,56 @@ fn capsule(content: Content, sealed: &[u8]) -> Result<Capsule> {
 /// Content in pieces of [`PIECE`] bytes, verified before the last byte is handed on.
 struct Pieces<'a> {
     source: &'a mut dyn Source,
-    left: u64,
+    /// How many bytes are still to come, when the source knows.
+    left: Option<u64>,
+    done: u64,
+    ended: bool,
     hash: Sha256,
     buffer: Zeroizing<Vec<u8>>,
 }
 
 impl<'a> Pieces<'a> {
     fn new(source: &'a mut dyn Source) -> Pieces<'a> {
-        Pieces { left: source.size(), source, hash: Sha256::new(), buffer: Zeroizing::new(vec![0; PIECE]) }
+        let buffer = Zeroizing::new(vec![0; PIECE]);
+        Pieces { left: source.size(), source, done: 0, ended: false, hash: Sha256::new(), buffer }
     }
 
     /// The next piece, empty at the end.
     fn next(&mut self) -> Result<&[u8]> {
-        let wanted = usize::try_from(self.left).unwrap_or(usize::MAX).min(PIECE);
+        let wanted = self.left.map_or(PIECE, |left| usize::try_from(left).unwrap_or(PIECE).min(PIECE));
         let mut filled = 0;
-        while filled < wanted {
+        let mut at_end = false;
+        while filled < wanted && !at_end {
             match self.source.read(&mut self.buffer[filled..wanted]) {
+                Ok(0) if self.left.is_none() => at_end = true,
                 Ok(0) => return Err(Error::Changed(self.source.name().to_owned())),
                 Ok(count) => filled += count,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => return Err(Error::io(format!("cannot read {}", self.source.name()))(error)),
             }
         }
-        self.left -= filled as u64;
+        self.done += filled as u64;
         self.hash.update(&self.buffer[..filled]);
-        if self.left == 0 && filled > 0 || self.source.size() == 0 {
+        if let Some(left) = &mut self.left {
+            *left -= filled as u64;
+            at_end = *left == 0;
+        }
+        if at_end && !self.ended {
             self.source.verify()?;
+            self.ended = true;
         }
         Ok(&self.buffer[..filled])
     }
 
     /// Once everything was read.
     fn meta(&self) -> Meta {
-        Meta {
-            name: self.source.name().to_owned(),
-            size: self.source.size(),
-            sha256: Digest::new(self.hash.clone().finalize().into()),
-        }
+        let digest = Digest::new(self.hash.clone().finalize().into());
+        Meta::new(self.source.name().to_owned(), self.source.kind(), self.done, digest)
     }
+}
+
+fn too_large(most: u64) -> Error {
+    Error::Invalid(format!("this server takes at most {most} bytes, sealed, and this is more"))
 }
 
 /// Ciphertext that is made while it is read.
@@ -122,7 +135,10 @@ pub struct Sealing<'a> {
     writer: Option<StreamWriter<Outlet>>,
     ready: Rc<RefCell<Vec<u8>>>,
     taken: usize,
-    length: u64,
+    length: Option<u64>,
+    /// Bytes of the ciphertext that were read, and how many there may be.
+    passed: u64,
+    most: u64,
     hash: Sha256,
     failure: Option<Error>,
 }
@@ -142,35 +158,40 @@ impl Write for Outlet {
 }
 
 impl<'a> Sealing<'a> {
-    /// Begins to seal `source`.
+    /// Begins to seal `source` into at most so many bytes.
     ///
     /// # Errors
-    /// When sealing is not possible.
-    pub fn new(secret: &Secret, source: &'a mut dyn Source) -> Result<Sealing<'a>> {
+    /// When sealing is not possible, or there will be too many. A source without a known end fails with that when it is read.
+    pub fn new(secret: &Secret, source: &'a mut dyn Source, most: u64) -> Result<Sealing<'a>> {
         let ready = Rc::new(RefCell::new(Vec::with_capacity(2 * PIECE)));
         let writer = writer(secret, Outlet(ready.clone()))?;
         let head = ready.borrow().len() as u64;
         let size = source.size();
-        let length = head + size + TAG * size.div_ceil(PIECE as u64).max(1);
+        let length = size.map(|size| head + size + TAG * size.div_ceil(PIECE as u64).max(1));
+        if length.is_some_and(|length| length > most) {
+            return Err(too_large(most));
+        }
         Ok(Sealing {
             pieces: Pieces::new(source),
             writer: Some(writer),
             ready,
             taken: 0,
             length,
+            passed: 0,
+            most,
             hash: Sha256::new(),
             failure: None,
         })
     }
 
-    /// Bytes of the ciphertext, known beforehand.
-    pub fn length(&self) -> u64 {
+    /// Bytes of the ciphertext, when they are known beforehand.
+    pub fn length(&self) -> Option<u64> {
         self.length
     }
 
-    /// Bytes of the content that were not sealed yet.
-    pub fn left(&self) -> u64 {
-        self.pieces.left
+    /// Bytes of the content that were sealed.
+    pub fn done(&self) -> u64 {
+        self.pieces.done
     }
 
     /// What made reading fail, more exactly than the reader's error.
@@ -178,9 +199,9 @@ impl<'a> Sealing<'a> {
         self.failure.take()
     }
 
-    /// What was sealed, and the digest of the ciphertext; after everything was read.
-    pub fn finish(self) -> (Meta, Digest) {
-        (self.pieces.meta(), Digest::new(self.hash.finalize().into()))
+    /// What was sealed, and size and digest of the ciphertext; after everything was read.
+    pub fn finish(self) -> (Meta, u64, Digest) {
+        (self.pieces.meta(), self.passed, Digest::new(self.hash.finalize().into()))
     }
 
     /// Makes the next part of the ciphertext.
@@ -188,7 +209,7 @@ impl<'a> Sealing<'a> {
         let Some(writer) = &mut self.writer else { return Ok(()) };
         let piece = self.pieces.next()?;
         writer.write_all(piece).map_err(Error::io("cannot seal"))?;
-        if self.pieces.left == 0
+        if self.pieces.ended
             && let Some(writer) = self.writer.take()
         {
             writer.finish().map_err(Error::io("cannot seal"))?;
@@ -202,7 +223,11 @@ impl Read for Sealing<'_> {
         while self.taken == self.ready.borrow().len() && self.writer.is_some() {
             self.ready.borrow_mut().clear();
             self.taken = 0;
-            if let Err(error) = self.advance() {
+            let advanced = match self.passed > self.most {
+                true => Err(too_large(self.most)),
+                false => self.advance(),
+            };
+            if let Err(error) = advanced {
                 let told = io::Error::other(error.to_string());
                 self.failure = Some(error);
                 return Err(told);
@@ -214,6 +239,7 @@ impl Read for Sealing<'_> {
         buffer[..count].copy_from_slice(&part[..count]);
         self.hash.update(&part[..count]);
         self.taken += count;
+        self.passed += count as u64;
         Ok(count)
     }
 }
@@ -222,10 +248,12 @@ impl Read for Sealing<'_> {
 mod tests {
     use super::*;
 
+    #[derive(Clone)]
     struct Bytes {
         content: Vec<u8>,
         at: usize,
         changes: bool,
+        foretold: bool,
     }
 
     impl Source for Bytes {
@@ -233,8 +261,8 @@ mod tests {
             "bytes"
         }
 
-        fn size(&self) -> u64 {
-            self.content.len() as u64
+        fn size(&self) -> Option<u64> {
+            self.foretold.then_some(self.content.len() as u64)
         }
 
         fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
@@ -250,33 +278,53 @@ mod tests {
     }
 
     fn bytes(length: usize) -> Bytes {
-        Bytes { content: (0..length).map(|i| (i * i / 7) as u8).collect(), at: 0, changes: false }
+        Bytes { content: (0..length).map(|i| (i * i / 7) as u8).collect(), at: 0, changes: false, foretold: true }
     }
 
     fn opened(ciphertext: &[u8]) -> Vec<u8> {
         age::decrypt(&Secret::sample().identity().unwrap(), ciphertext).unwrap()
     }
 
+    const ALL: u64 = u64::MAX;
+
     #[test]
     fn sealed_content_is_an_age_file_of_the_length_foretold() {
         for length in [0, 1, PIECE - 1, PIECE, PIECE + 1, 3 * PIECE, 200_001] {
-            let mut source = bytes(length);
-            let mut sealing = Sealing::new(&Secret::sample(), &mut source).unwrap();
-            let mut ciphertext = Vec::new();
-            sealing.read_to_end(&mut ciphertext).unwrap();
-            assert_eq!(ciphertext.len() as u64, sealing.length(), "{length}");
-            let (meta, digest) = sealing.finish();
-            assert_eq!(digest.as_bytes()[..], Sha256::digest(&ciphertext)[..]);
-            assert_eq!(meta.sha256.as_bytes()[..], Sha256::digest(&source.content)[..]);
-            assert!(opened(&ciphertext) == source.content, "{length}");
+            for foretold in [true, false] {
+                let mut source = Bytes { foretold, ..bytes(length) };
+                let mut sealing = Sealing::new(&Secret::sample(), &mut source, ALL).unwrap();
+                let mut ciphertext = Vec::new();
+                sealing.read_to_end(&mut ciphertext).unwrap();
+                assert_eq!(sealing.length(), foretold.then_some(ciphertext.len() as u64), "{length}");
+                let (meta, size, digest) = sealing.finish();
+                assert_eq!((meta.size, size), (length as u64, ciphertext.len() as u64));
+                assert_eq!(digest.as_bytes()[..], Sha256::digest(&ciphertext)[..]);
+                assert_eq!(meta.sha256.as_bytes()[..], Sha256::digest(&source.content)[..]);
+                assert!(opened(&ciphertext) == source.content, "{length}");
+            }
         }
     }
 
     #[test]
+    fn what_is_too_large_is_told_before_or_as_soon_as_it_is_known() {
+        let mut whole = Vec::new();
+        Sealing::new(&Secret::sample(), &mut bytes(4 * PIECE), ALL).unwrap().read_to_end(&mut whole).unwrap();
+        assert!(Sealing::new(&Secret::sample(), &mut bytes(4 * PIECE), 3 * PIECE as u64).is_err());
+        let mut endless = Bytes { foretold: false, ..bytes(4 * PIECE) };
+        let mut sealing = Sealing::new(&Secret::sample(), &mut endless, PIECE as u64).unwrap();
+        let mut ciphertext = Vec::new();
+        assert!(sealing.read_to_end(&mut ciphertext).is_err());
+        assert!(matches!(sealing.failure(), Some(Error::Invalid(_))));
+        assert!(endless.at < 4 * PIECE, "all of it was read");
+    }
+
+    #[test]
     fn a_changed_source_never_becomes_a_whole_file() {
-        for length in [0, 1, PIECE, 3 * PIECE] {
-            let mut source = Bytes { changes: true, ..bytes(length) };
-            let mut sealing = Sealing::new(&Secret::sample(), &mut source).unwrap();
+        for (length, foretold) in
+            [0, 1, PIECE, 3 * PIECE].map(|length| [(length, true), (length, false)]).as_flattened()
+        {
+            let mut source = Bytes { changes: true, foretold: *foretold, ..bytes(*length) };
+            let mut sealing = Sealing::new(&Secret::sample(), &mut source, ALL).unwrap();
             let mut ciphertext = Vec::new();
             assert!(sealing.read_to_end(&mut ciphertext).is_err());
             assert!(matches!(sealing.failure(), Some(Error::Changed(_))));
@@ -316,7 +364,7 @@ mod tests {
     #[test]
     fn memory_stays_bounded() {
         let mut source = bytes(64 * PIECE);
-        let mut sealing = Sealing::new(&Secret::sample(), &mut source).unwrap();
+        let mut sealing = Sealing::new(&Secret::sample(), &mut source, ALL).unwrap();
         let mut buffer = [0; 1000];
         while sealing.read(&mut buffer).unwrap() > 0 {
             assert!(sealing.ready.borrow().capacity() <= 4 * PIECE);

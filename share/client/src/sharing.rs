@@ -10,6 +10,7 @@ use lockbox_share_protocol::message::{
     Batch, Create, Created, ErrorCode, Info, Limits, MAX_BATCH, Outcome, Results, State, Uploaded,
 };
 use lockbox_share_protocol::token::{OwnerToken, UploadToken};
+use lockbox_terminal::quantity::Span;
 
 use crate::error::{Error, Result};
 use crate::http::Client;
@@ -28,8 +29,8 @@ const PAUSES: [Duration; 3] = [Duration::from_millis(200), Duration::from_secs(1
 /// How a share may be used.
 #[derive(Clone, Copy, Debug)]
 pub struct Terms {
-    /// Lifetime in seconds; without it the server's default.
-    pub expires_in: Option<u64>,
+    /// Lifetime, as somebody named it; without it the server's default.
+    pub expires_in: Option<Span>,
     /// How often it may be claimed.
     pub max_claims: u8,
 }
@@ -42,6 +43,8 @@ pub struct Shared {
     pub created: Created,
     /// What was sealed.
     pub meta: Meta,
+    /// For how long it was made.
+    pub lifetime: Span,
 }
 
 /// Seals `source` to a new secret, uploads it and makes a share of it. `progress` is told how many bytes of the content were sealed.
@@ -65,7 +68,7 @@ pub fn share(
     let message = Create {
         capsule,
         verifier: secret.auth().verifier(),
-        expires_in: terms.expires_in,
+        expires_in: terms.expires_in.map(|span| span.time().as_secs()),
         max_claims: terms.max_claims,
         upload,
     };
@@ -74,7 +77,8 @@ pub fn share(
     if link.handle() != created.handle {
         return Err(client.foreign("its link names another share".into()));
     }
-    Ok(Shared { link, created, meta })
+    let lifetime = terms.expires_in.unwrap_or_else(|| Span::of_seconds(limits.default_expiry));
+    Ok(Shared { link, created, meta, lifetime })
 }
 
 /// When the answer is lost after a long upload, it is asked for again: the server knows the share by its upload and answers as before.
@@ -98,11 +102,11 @@ fn check(client: &Client, limits: &Limits, terms: Terms) -> Result<()> {
         );
     }
     if let Some(wanted) = terms.expires_in
-        && wanted > limits.max_expiry
+        && wanted.time().as_secs() > limits.max_expiry
     {
-        let longest = limits.max_expiry;
+        let (longest, wanted) = (Span::of_seconds(limits.max_expiry).words(), wanted.words());
         return Err(Error::Invalid(format!(
-            "this server keeps shares for at most {longest} s, and {wanted} s were asked for"
+            "this server keeps shares for at most {longest}, and {wanted} were asked for"
         )));
     }
     if terms.max_claims > limits.max_claims {
@@ -120,20 +124,13 @@ fn upload(
     source: &mut dyn Source,
     progress: &dyn Fn(u64),
 ) -> Result<(Capsule, Meta, Option<UploadToken>)> {
-    let size = source.size();
-    let mut sealing = Sealing::new(secret, source)?;
+    let mut sealing = Sealing::new(secret, source, limits.max_ciphertext)?;
     let length = sealing.length();
-    if length > limits.max_ciphertext {
-        let most = limits.max_ciphertext;
-        return Err(Error::Invalid(format!(
-            "this server takes files of at most {most} bytes, and this one has {size}"
-        )));
-    }
-    let mut reported = Reported { sealing: &mut sealing, size, progress };
+    let mut reported = Reported { sealing: &mut sealing, progress };
     let uploaded = client.upload::<Uploaded>(api::UPLOADS, &owner.to_text(), length, &mut reported);
     // The library reports a reader that failed as a connection that did.
     let uploaded = uploaded.map_err(|error| sealing.failure().unwrap_or(error))?;
-    let (meta, digest) = sealing.finish();
+    let (meta, length, digest) = sealing.finish();
     if uploaded.size != length || uploaded.digest != digest {
         return Err(client.foreign("it received other bytes than were sent".into()));
     }
@@ -145,14 +142,13 @@ fn upload(
 /// Reports each part that is read.
 struct Reported<'a, 'b> {
     sealing: &'a mut Sealing<'b>,
-    size: u64,
     progress: &'a dyn Fn(u64),
 }
 
 impl std::io::Read for Reported<'_, '_> {
     fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
         let count = self.sealing.read(buffer)?;
-        (self.progress)(self.size - self.sealing.left());
+        (self.progress)(self.sealing.done());
         Ok(count)
     }
 }

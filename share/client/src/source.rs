@@ -1,4 +1,4 @@
-//! What is shared: content of a known size that must not change while it is read.
+//! What is shared: content that must not change while it is read, or that comes once and is made while it is read.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -7,7 +7,11 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, SystemTime};
 
+use zeroize::Zeroizing;
+
 use crate::error::{Error, Result};
+use crate::meta::Kind;
+use crate::seal::MAX_INLINE;
 
 /// Times of files move in steps of the kernel's tick, 1 to 10 ms: a change in the same tick as the one before does not show.
 const TICK: Duration = Duration::from_millis(20);
@@ -19,8 +23,13 @@ pub trait Source {
     /// How the receiver's file will be called.
     fn name(&self) -> &str;
 
-    /// Bytes of the content.
-    fn size(&self) -> u64;
+    /// What the receiver makes of it.
+    fn kind(&self) -> Kind {
+        Kind::File
+    }
+
+    /// Bytes of the content; None when its end is not known before it comes.
+    fn size(&self) -> Option<u64>;
 
     /// The next bytes.
     ///
@@ -75,11 +84,11 @@ impl Identity {
 }
 
 impl FileSource {
-    /// Opens a file and notes its identity.
+    /// Opens a file and notes its identity; it has another name for its receiver when one is given.
     ///
     /// # Errors
     /// When it cannot be read or is no regular file.
-    pub fn open(path: &Path) -> Result<FileSource> {
+    pub fn open(path: &Path, name: Option<&str>) -> Result<FileSource> {
         let shown = path.display().to_string();
         // A named pipe without a writer must not stop the program.
         let file = File::options()
@@ -87,13 +96,12 @@ impl FileSource {
             .custom_flags(nix::libc::O_NONBLOCK)
             .open(path)
             .map_err(Error::io(format!("cannot open {shown}")))?;
-        let name = path.file_name().map(|name| name.to_string_lossy().into_owned());
+        let own = || path.file_name().map(|name| name.to_string_lossy().into_owned());
+        let name = name.map(str::to_owned).or_else(own);
         let identify = || file.metadata().map_err(Error::io(format!("cannot read {shown}")));
         let metadata = identify()?;
         if metadata.is_dir() {
-            return Err(Error::Invalid(format!(
-                "{shown} is a directory; pack it into one file first, with tar for example"
-            )));
+            return Err(Error::Invalid(format!("{shown} is a directory")));
         }
         if !metadata.is_file() {
             return Err(Error::Invalid(format!("{shown} is not a regular file")));
@@ -114,8 +122,8 @@ impl Source for FileSource {
         &self.name
     }
 
-    fn size(&self) -> u64 {
-        self.before.size
+    fn size(&self) -> Option<u64> {
+        Some(self.before.size)
     }
 
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
@@ -134,6 +142,70 @@ impl Source for FileSource {
     }
 }
 
+/// What comes through a pipe, was typed, or is made while it is read.
+pub struct StreamSource<R> {
+    name: String,
+    kind: Kind,
+    /// What came first, so that little content is known to be little.
+    first: Zeroizing<Vec<u8>>,
+    at: usize,
+    /// What follows; none when that was all.
+    rest: Option<R>,
+}
+
+impl<R: Read> StreamSource<R> {
+    /// Reads until there is too much for a capsule, or nothing more.
+    ///
+    /// # Errors
+    /// When the host fails.
+    pub fn begin(name: String, kind: Kind, mut input: R) -> Result<StreamSource<R>> {
+        let mut first = Zeroizing::new(vec![0; MAX_INLINE as usize + 1]);
+        let mut filled = 0;
+        while filled < first.len() {
+            match input.read(&mut first[filled..]) {
+                Ok(0) => break,
+                Ok(count) => filled += count,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(Error::io(format!("cannot read {name}"))(error)),
+            }
+        }
+        let rest = (filled == first.len()).then_some(input);
+        first.truncate(filled);
+        Ok(StreamSource { name, kind, first, at: 0, rest })
+    }
+}
+
+impl<R: Read> Source for StreamSource<R> {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    fn size(&self) -> Option<u64> {
+        self.rest.is_none().then_some(self.first.len() as u64)
+    }
+
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let left = &self.first[self.at..];
+        match &mut self.rest {
+            Some(rest) if left.is_empty() => rest.read(buffer),
+            _ => {
+                let count = left.len().min(buffer.len());
+                buffer[..count].copy_from_slice(&left[..count]);
+                self.at += count;
+                Ok(count)
+            }
+        }
+    }
+
+    fn verify(&mut self) -> Result<()> {
+        Ok(())
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -144,8 +216,8 @@ mod tests {
         let place = tempfile::tempdir().unwrap();
         let path = place.path().join("file");
         fs::write(&path, "0123456789").unwrap();
-        let mut source = FileSource::open(&path).unwrap();
-        assert_eq!((source.name(), source.size()), ("file", 10));
+        let mut source = FileSource::open(&path, None).unwrap();
+        assert_eq!((source.name(), source.size()), ("file", Some(10)));
         source.read(&mut [0; 5]).unwrap();
         (place, path, source)
     }
@@ -184,7 +256,7 @@ mod tests {
     #[test]
     fn only_regular_files_are_shared() {
         let place = tempfile::tempdir().unwrap();
-        let told = |path: &Path| FileSource::open(path).map(drop).unwrap_err().to_string();
+        let told = |path: &Path| FileSource::open(path, None).map(drop).unwrap_err().to_string();
         assert!(told(place.path()).contains("is a directory"));
         let pipe = place.path().join("pipe");
         nix::unistd::mkfifo(&pipe, nix::sys::stat::Mode::S_IRWXU).unwrap();

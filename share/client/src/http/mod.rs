@@ -168,18 +168,20 @@ impl Client {
         self.accepted(response.map_err(|error| self.unreachable(&error))?)
     }
 
-    /// Sends a body that is read piece by piece.
+    /// Sends a body that is read piece by piece; in chunks without a known length, of which a reader that fails sends no last one.
     pub(crate) fn upload<T: DeserializeOwned>(
         &self,
         path: &str,
         bearer: &str,
-        length: u64,
+        length: Option<u64>,
         body: &mut dyn Read,
     ) -> Result<T> {
         let mut request = self.request(Method::POST, path, Some(bearer))?;
         let headers = request.headers_mut();
         headers.insert(header::CONTENT_TYPE, header::HeaderValue::from_static("application/octet-stream"));
-        headers.insert(header::CONTENT_LENGTH, header::HeaderValue::from(length));
+        if let Some(length) = length {
+            headers.insert(header::CONTENT_LENGTH, header::HeaderValue::from(length));
+        }
         let response = self.agent.run(request.map(|()| SendBody::from_reader(body)));
         self.value(self.accepted(response.map_err(|error| self.unreachable(&error))?)?)
     }

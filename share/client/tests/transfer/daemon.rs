@@ -10,7 +10,7 @@ use std::thread;
 use lockbox_share_client::http::{Client, Server};
 use lockbox_share_client::protocol::capsule::Content;
 use lockbox_share_client::protocol::message::{
-    Claim, Claimed, Create, Created, ErrorCode, Failure, Lease, Limits, Uploaded,
+    Claim, Claimed, Create, Created, ErrorCode, Failure, Lease, Limits, Look, Looked, Uploaded,
 };
 use lockbox_share_client::protocol::token::{Digest, LeaseToken, UploadToken};
 use sha2::{Digest as _, Sha256};
@@ -109,11 +109,31 @@ fn hear(reader: &mut impl BufRead) -> Option<Heard> {
     let value = |name: &str| {
         lines.iter().find_map(|line| line.to_lowercase().strip_prefix(name).map(|rest| rest.trim().to_owned()))
     };
-    let length = value("content-length:").map_or(0, |text| text.parse().unwrap());
-    let mut body = vec![0; length];
-    reader.read_exact(&mut body).ok()?;
+    let body = match value("transfer-encoding: chunked") {
+        Some(_) => chunks(reader)?,
+        None => {
+            let mut body = vec![0; value("content-length:").map_or(0, |text| text.parse().unwrap())];
+            reader.read_exact(&mut body).ok()?;
+            body
+        }
+    };
     let range = value("range: bytes=").map(|text| text.trim_end_matches('-').parse().unwrap());
     Some(Heard { method, path, range, body })
+}
+
+/// A body in chunks; None when the last one does not come.
+fn chunks(reader: &mut impl BufRead) -> Option<Vec<u8>> {
+    let mut body = Vec::new();
+    loop {
+        let mut line = String::new();
+        reader.read_line(&mut line).ok()?;
+        let mut part = vec![0; usize::from_str_radix(line.trim(), 16).ok()? + 2];
+        reader.read_exact(&mut part).ok()?;
+        if part.len() == 2 {
+            return Some(body);
+        }
+        body.extend_from_slice(&part[..part.len() - 2]);
+    }
 }
 
 /// None to hang up.
@@ -138,6 +158,7 @@ fn answer(mut stream: &UnixStream, heard: &Heard, inner: &Mutex<Inner>) -> Optio
             }
             reply
         }
+        ("POST", "/v1/look") => look(&inner, heard),
         ("POST", "/v1/claim") => {
             let reply = claim(&mut inner, heard);
             if inner.faults.lost_claims > 0 {
@@ -211,6 +232,17 @@ fn create(inner: &mut Inner, heard: &Heard) -> Reply {
     };
     inner.shares.insert(handle, create);
     json(201, &created)
+}
+
+fn look(inner: &Inner, heard: &Heard) -> Reply {
+    let look: Look = serde_json::from_slice(&heard.body).unwrap();
+    let handle = look.handle.to_string();
+    match inner.shares.get(&handle) {
+        Some(share) if look.auth.verifier() != share.verifier => refusal(404, ErrorCode::Refused),
+        None => refusal(404, ErrorCode::Refused),
+        Some(_) if inner.claims.contains_key(&handle) => refusal(410, ErrorCode::Consumed),
+        Some(_) => json(200, &Looked { expires_at: 2_000_000_000 }),
+    }
 }
 
 fn claim(inner: &mut Inner, heard: &Heard) -> Reply {

@@ -72,7 +72,8 @@ fn share(base: &str) -> Result<(), Error> {
     std::fs::write(&path, "x").unwrap();
     let terms = Terms { expires_in: None, max_claims: 1 };
     let client = Client::new(Server::parse(base).unwrap());
-    sharing::share(&client, &OwnerToken::new([5; 32]), &mut FileSource::open(&path).unwrap(), terms, &|_| {}).map(drop)
+    sharing::share(&client, &OwnerToken::new([5; 32]), &mut FileSource::open(&path, None).unwrap(), terms, &|_| {})
+        .map(drop)
 }
 
 /// What both sides say to a server.

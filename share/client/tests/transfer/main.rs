@@ -4,6 +4,7 @@
 
 mod daemon;
 mod hostile;
+mod kinds;
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -12,7 +13,7 @@ use std::time::Duration;
 
 use lockbox_share_client::Error;
 use lockbox_share_client::link::Link;
-use lockbox_share_client::meta::Meta;
+use lockbox_share_client::meta::{Kind, Meta};
 use lockbox_share_client::protocol::capsule::Content;
 use lockbox_share_client::protocol::message::ErrorCode;
 use lockbox_share_client::protocol::token::OwnerToken;
@@ -20,7 +21,7 @@ use lockbox_share_client::receive::{self, Options, Receipt, Target};
 use lockbox_share_client::seal;
 use lockbox_share_client::secret::Secret;
 use lockbox_share_client::sharing::{self, Terms};
-use lockbox_share_client::source::FileSource;
+use lockbox_share_client::source::{FileSource, Source};
 use tempfile::TempDir;
 
 use crate::daemon::Daemon;
@@ -37,6 +38,8 @@ fn forgetful() -> Options<'static> {
         progress: &|_, _| {},
         kept_in: &|_| {},
         kept_before: &|_, _| {},
+        text: None,
+        unpack: None,
     }
 }
 
@@ -60,14 +63,17 @@ impl Place {
     /// Shares `length` bytes as `report.bin`.
     fn share(&self, length: usize) -> Link {
         fs::write(self.path("report.bin"), content(length)).unwrap();
-        let mut source = FileSource::open(&self.path("report.bin")).unwrap();
-        let terms = Terms { expires_in: None, max_claims: 1 };
-        let owner = OwnerToken::new([5; 32]);
-        sharing::share(&self.daemon.client(), &owner, &mut source, terms, &|_| {}).unwrap().link
+        self.share_source(&mut FileSource::open(&self.path("report.bin"), None).unwrap()).unwrap()
     }
 
     fn receive(&self, link: &Link, resume: bool) -> Result<Receipt, Error> {
         self.receive_as(link, resume, false)
+    }
+
+    fn share_source(&self, source: &mut dyn Source) -> Result<Link, Error> {
+        let terms = Terms { expires_in: None, max_claims: 1 };
+        let owner = OwnerToken::new([5; 32]);
+        sharing::share(&self.daemon.client(), &owner, source, terms, &|_| {}).map(|shared| shared.link)
     }
 
     fn receive_as(&self, link: &Link, resume: bool, ciphertext: bool) -> Result<Receipt, Error> {
@@ -326,7 +332,7 @@ fn a_description_of_more_than_was_sealed_is_damage() {
     let mut inner = place.daemon.inner.lock().unwrap();
     let share = inner.shares.values_mut().next().unwrap();
     let Content::Spooled { size, digest } = share.capsule.content() else { panic!("the content is beside it") };
-    let meta = Meta { name: "report.bin".into(), size: 1 << 40, sha256: digest };
+    let meta = Meta::new("report.bin".into(), Kind::File, 1 << 40, digest);
     share.capsule = seal::spooled(&secret, &meta, size, digest).unwrap();
     drop(inner);
     let error = place.receive(&link, false).unwrap_err();
